@@ -1,0 +1,16 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build !linux
+
+package boottime
+
+import (
+	"errors"
+	"fmt"
+)
+
+// Now returns an error that wraps [errors.ErrUnsupported].
+func Now() (uint64, error) {
+	return 0, fmt.Errorf("boottime.Now: %w", errors.ErrUnsupported)
+}

@@ -1,0 +1,189 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package childproc lets a test run parts of itself in other processes, which is
+// what otelctx is about: one process reads what another one wrote. The test binary
+// starts itself again, and the two exchange lines.
+//
+// It is for tests only.
+package childproc
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+// roleKey is the environment variable that tells the test binary to be a child.
+const roleKey = "OTELCTX_TEST_CHILD"
+
+// maxLine bounds a line that parent and child exchange.
+const maxLine = 1 << 20
+
+// Main is the body of TestMain. In a child it runs the role that it was started
+// for; in the parent it runs the tests and fails if they leave goroutines behind.
+// It does not return.
+func Main(m *testing.M, roles map[string]func(*Parent)) {
+	name, isChild := os.LookupEnv(roleKey)
+	if !isChild {
+		goleak.VerifyTestMain(m)
+		return
+	}
+	role, ok := roles[name]
+	if !ok {
+		fmt.Fprintf(os.Stderr, "no role %q\n", name)
+		os.Exit(2)
+	}
+	role(&Parent{lines: newScanner(os.Stdin)})
+	os.Exit(0)
+}
+
+func newScanner(r io.Reader) *bufio.Scanner {
+	s := bufio.NewScanner(r)
+	s.Buffer(nil, maxLine)
+	return s
+}
+
+// Parent is a child's end of the conversation. It is not safe for concurrent use.
+type Parent struct{ lines *bufio.Scanner }
+
+// Send sends a line.
+func (*Parent) Send(format string, args ...any) {
+	if _, err := fmt.Printf(format+"\n", args...); err != nil {
+		os.Exit(1)
+	}
+}
+
+// Receive returns the next line. When there is none because the parent is gone or
+// has called [Child.Done], it returns false.
+func (p *Parent) Receive() (string, bool) {
+	if !p.lines.Scan() {
+		return "", false
+	}
+	return p.lines.Text(), true
+}
+
+// Must ends the child, and so its test, if err is not nil.
+func (*Parent) Must(err error) {
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+// Child is a started child. It is not safe for concurrent use.
+type Child struct {
+	t      testing.TB
+	cmd    *exec.Cmd
+	stdin  io.WriteCloser
+	lines  *bufio.Scanner
+	exited bool
+}
+
+// patience is how long a child may take to be done once it has been told to.
+const patience = 30 * time.Second
+
+// Start starts a child in a role. prepare, which may be nil, changes the command
+// before it is started. The child is killed at the end of the test.
+func Start(t testing.TB, role string, prepare func(*exec.Cmd)) *Child {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(self)
+	cmd.Env = append(os.Environ(), roleKey+"="+role)
+	cmd.Stderr = os.Stderr
+	cmd.WaitDelay = patience
+	if prepare != nil {
+		prepare(cmd)
+	}
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	c := &Child{t: t, cmd: cmd, stdin: stdin, lines: newScanner(stdout)}
+	t.Cleanup(c.Kill)
+	return c
+}
+
+// PID returns the child's process id.
+func (c *Child) PID() int { return c.cmd.Process.Pid }
+
+// Send sends a line. It fails the test if the child is gone.
+func (c *Child) Send(format string, args ...any) {
+	c.t.Helper()
+	if _, err := fmt.Fprintf(c.stdin, format+"\n", args...); err != nil {
+		c.t.Fatalf("send to child: %v", err)
+	}
+}
+
+// Receive returns the next line. It fails the test if there is none.
+func (c *Child) Receive() string {
+	c.t.Helper()
+	if !c.lines.Scan() {
+		err := c.lines.Err()
+		c.Kill()
+		c.t.Fatalf("child has ended: %v, %v", err, c.cmd.ProcessState)
+	}
+	return c.lines.Text()
+}
+
+// Expect fails the test if the next line is not want.
+func (c *Child) Expect(want string) {
+	c.t.Helper()
+	if got := c.Receive(); got != want {
+		c.t.Fatalf("child said %q, not %q", got, want)
+	}
+}
+
+// Ask sends a line and returns the answer.
+func (c *Child) Ask(format string, args ...any) string {
+	c.t.Helper()
+	c.Send(format, args...)
+	return c.Receive()
+}
+
+// Done tells the child that nothing more will be sent and waits for its end. It
+// fails the test if that is not an orderly one.
+func (c *Child) Done() {
+	c.t.Helper()
+	if c.exited {
+		return
+	}
+	c.exited = true
+	_ = c.stdin.Close()
+	timeout := time.AfterFunc(patience, func() { _ = c.cmd.Process.Kill() })
+	defer timeout.Stop()
+	var rest strings.Builder
+	for c.lines.Scan() {
+		rest.WriteString(c.lines.Text())
+	}
+	if err := c.cmd.Wait(); err != nil {
+		c.t.Fatalf("child: %v; it still said %q", err, rest.String())
+	}
+}
+
+// Kill kills the child with SIGKILL and waits for its end.
+func (c *Child) Kill() {
+	if c.exited {
+		return
+	}
+	c.exited = true
+	_ = c.cmd.Process.Kill()
+	_ = c.cmd.Wait()
+}

@@ -1,0 +1,158 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package procfs
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"strconv"
+)
+
+// Limits of a maps file. The kernel writes at most PATH_MAX (4096) bytes of a
+// name, up to four for each with its escapes, and vm.max_map_count is 1,048,576
+// where distributions have raised it.
+const (
+	maxMapsLine  = 32 << 10
+	maxMapsLines = 1 << 22
+)
+
+// ErrMalformed is wrapped by every error about contents that the kernel would not
+// have written, or more of them than this package reads.
+var ErrMalformed = errors.New("malformed")
+
+// Mapping is one line of /proc/pid/maps, proc_pid_maps(5).
+type Mapping struct {
+	// Start and End are the first address and the one behind the last.
+	Start, End uint64
+	Perms      Perms
+	Offset     uint64
+	Inode      uint64
+	// Name is what stands behind the inode exactly as the kernel wrote it: a path
+	// with '\n' escaped as \012, a pseudo-path such as [heap], or nothing.
+	Name string
+}
+
+// Perms are the permissions of a mapping.
+type Perms struct{ Read, Write, Exec, Shared bool }
+
+// Maps yields, in the order of their addresses, the mappings out of r for whose
+// name keep returns true. keep must not hold on to the name; the mappings own
+// theirs. Lines that keep declines are not parsed and cost no allocation.
+//
+// It reads at most 4,194,304 lines of at most 32 KiB, one at a time. It ends after
+// the first error: what r returned, or one that wraps [ErrMalformed].
+func Maps(r io.Reader, keep func(name []byte) bool) iter.Seq2[Mapping, error] {
+	return func(yield func(Mapping, error) bool) {
+		s := bufio.NewScanner(r)
+		s.Buffer(make([]byte, 0, 16<<10), maxMapsLine)
+		lines := 0
+		for s.Scan() {
+			if lines++; lines > maxMapsLines {
+				yield(Mapping{}, fmt.Errorf("%w maps: more than %d lines", ErrMalformed, maxMapsLines))
+				return
+			}
+			fields, name := cutName(s.Bytes())
+			if !keep(name) {
+				continue
+			}
+			m, err := parseFields(fields)
+			if err != nil {
+				yield(Mapping{}, fmt.Errorf("%w maps line %d: %w", ErrMalformed, lines, err))
+				return
+			}
+			m.Name = string(name)
+			if !yield(m, nil) {
+				return
+			}
+		}
+		if err := s.Err(); errors.Is(err, bufio.ErrTooLong) {
+			yield(Mapping{}, fmt.Errorf("%w maps line %d: longer than %d bytes", ErrMalformed, lines+1, maxMapsLine))
+		} else if err != nil {
+			yield(Mapping{}, fmt.Errorf("maps: %w", err))
+		}
+	}
+}
+
+// mapsFields is how many fields precede the name: address, perms, offset, dev, inode.
+const mapsFields = 5
+
+// cutName splits a line behind its inode. The kernel pads the gap before the name
+// with spaces, so that a name cannot start with one unless it is longer than the
+// padding; paths start with '/' and pseudo-paths with '['.
+func cutName(line []byte) (fields, name []byte) {
+	end := 0
+	for range mapsFields {
+		i := bytes.IndexByte(line[end:], ' ')
+		if i < 0 {
+			return line, nil
+		}
+		end += i + 1
+	}
+	return line[:end], bytes.TrimLeft(line[end:], " ")
+}
+
+func parseFields(line []byte) (Mapping, error) {
+	// Splitting by hand instead of with bytes.Fields: exactly one space separates
+	// the fields, and anything else is not the kernel's.
+	var f [mapsFields][]byte
+	rest := line
+	for i := range f {
+		var ok bool
+		f[i], rest, ok = bytes.Cut(rest, []byte{' '})
+		if !ok && i < mapsFields-1 {
+			return Mapping{}, fmt.Errorf("%d of %d fields", i+1, mapsFields)
+		}
+	}
+	var m Mapping
+	start, end, ok := bytes.Cut(f[0], []byte{'-'})
+	if !ok {
+		return Mapping{}, fmt.Errorf("address range %q", f[0])
+	}
+	var err error
+	if m.Start, err = strconv.ParseUint(string(start), 16, 64); err != nil {
+		return Mapping{}, fmt.Errorf("start: %w", err)
+	}
+	if m.End, err = strconv.ParseUint(string(end), 16, 64); err != nil {
+		return Mapping{}, fmt.Errorf("end: %w", err)
+	}
+	if m.Start >= m.End {
+		return Mapping{}, fmt.Errorf("address range %q is empty", f[0])
+	}
+	if m.Perms, err = parsePerms(f[1]); err != nil {
+		return Mapping{}, err
+	}
+	if m.Offset, err = strconv.ParseUint(string(f[2]), 16, 64); err != nil {
+		return Mapping{}, fmt.Errorf("offset: %w", err)
+	}
+	if m.Inode, err = strconv.ParseUint(string(f[4]), 10, 64); err != nil {
+		return Mapping{}, fmt.Errorf("inode: %w", err)
+	}
+	return m, nil
+}
+
+func parsePerms(b []byte) (Perms, error) {
+	if len(b) != 4 {
+		return Perms{}, fmt.Errorf("permissions %q", b)
+	}
+	p := Perms{Read: b[0] == 'r', Write: b[1] == 'w', Exec: b[2] == 'x', Shared: b[3] == 's'}
+	if string(b) != p.String() {
+		return Perms{}, fmt.Errorf("permissions %q", b)
+	}
+	return p, nil
+}
+
+// String returns the permissions as the kernel writes them, such as "rw-p".
+func (p Perms) String() string {
+	b := []byte("---p")
+	for i, set := range [...]bool{p.Read, p.Write, p.Exec, p.Shared} {
+		if set {
+			b[i] = "rwxs"[i]
+		}
+	}
+	return string(b)
+}

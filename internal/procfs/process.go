@@ -1,0 +1,108 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package procfs
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"iter"
+	"os"
+	"path/filepath"
+	"strconv"
+	"syscall"
+)
+
+// ErrProcessGone is wrapped by every error about a process that is not there, or
+// no longer.
+var ErrProcessGone = errors.New("no such process")
+
+// FS is a proc file system.
+type FS struct{ root string }
+
+// NewFS returns the proc file system mounted at root, usually /proc.
+func NewFS(root string) FS { return FS{root: root} }
+
+// PIDs yields the ids of the processes there are, in the order of the directory.
+// It ends after the first error.
+func (f FS) PIDs() iter.Seq2[int, error] {
+	return func(yield func(int, error) bool) {
+		dir, err := os.Open(f.root)
+		if err != nil {
+			yield(0, err)
+			return
+		}
+		defer func() { _ = dir.Close() }()
+		for {
+			names, err := dir.Readdirnames(256)
+			for _, name := range names {
+				if pid, err := strconv.Atoi(name); err == nil && pid > 0 && !yield(pid, nil) {
+					return
+				}
+			}
+			if errors.Is(err, io.EOF) {
+				return
+			}
+			if err != nil {
+				yield(0, err)
+				return
+			}
+		}
+	}
+}
+
+// Process is one process in a [FS]. It holds the process's directory open, and so
+// never turns into another process that was given the same id.
+//
+// It is safe for concurrent use.
+type Process struct{ dir *os.Root }
+
+// Process opens the process with id pid. The error wraps [ErrProcessGone] if there
+// is none.
+func (f FS) Process(pid int) (*Process, error) {
+	dir, err := os.OpenRoot(filepath.Join(f.root, strconv.Itoa(pid)))
+	if err != nil {
+		return nil, goneError(err)
+	}
+	return &Process{dir: dir}, nil
+}
+
+// Close releases the directory.
+func (p *Process) Close() error { return p.dir.Close() }
+
+// Alive returns an error that wraps [ErrProcessGone] once the process has been
+// waited for. As long as it returns nil no other process can have had its id.
+func (p *Process) Alive() error {
+	_, err := p.dir.Lstat("stat")
+	return goneError(err)
+}
+
+// Maps yields the mappings of the process as [Maps] does. Reading them needs the
+// same access as a ptrace read (PTRACE_MODE_READ_FSCREDS): without it the error
+// wraps [fs.ErrPermission].
+func (p *Process) Maps(keep func(name []byte) bool) iter.Seq2[Mapping, error] {
+	return func(yield func(Mapping, error) bool) {
+		f, err := p.dir.Open("maps")
+		if err != nil {
+			yield(Mapping{}, goneError(err))
+			return
+		}
+		defer func() { _ = f.Close() }()
+		for m, err := range Maps(f, keep) {
+			if !yield(m, goneError(err)) {
+				return
+			}
+		}
+	}
+}
+
+// goneError adds ErrProcessGone to the errors by which the kernel says so: the
+// entries of a process vanish with it, and those held open read ESRCH.
+func goneError(err error) error {
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) {
+		return fmt.Errorf("%w: %w", ErrProcessGone, err)
+	}
+	return err
+}

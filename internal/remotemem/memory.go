@@ -1,0 +1,15 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package remotemem
+
+import "io"
+
+// Memory is the memory of a process; an offset is an address there. It is safe for
+// concurrent use.
+type Memory struct{ pid int }
+
+var _ io.ReaderAt = Memory{}
+
+// Of returns the memory of the process with id pid, which need not exist.
+func Of(pid int) Memory { return Memory{pid: pid} }

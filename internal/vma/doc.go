@@ -1,0 +1,6 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package vma makes memory that other processes find by its name in
+// /proc/pid/maps. It is the project's one door to the memory system calls.
+package vma

@@ -1,0 +1,33 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build !linux
+
+package vma
+
+import (
+	"errors"
+	"fmt"
+)
+
+// Region cannot be made on this platform.
+type Region struct{}
+
+// New returns an error that wraps [errors.ErrUnsupported].
+func New(string, int) (*Region, error) {
+	return nil, fmt.Errorf("vma.New: %w", errors.ErrUnsupported)
+}
+
+// Bytes returns nil.
+func (*Region) Bytes() []byte { return nil }
+
+// Address returns 0.
+func (*Region) Address() uint64 { return 0 }
+
+// Announce returns an error that wraps [errors.ErrUnsupported].
+func (*Region) Announce() error {
+	return fmt.Errorf("vma.Region.Announce: %w", errors.ErrUnsupported)
+}
+
+// Close does nothing.
+func (*Region) Close() error { return nil }

@@ -1,0 +1,161 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package wire
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"structs"
+	"unsafe"
+)
+
+// Process context, OTEP 4719: a header in a mapping that readers find by its
+// name, and a protobuf payload that the header points at.
+const (
+	// ProcessContextName names the memfd and, by prctl, the mapping.
+	ProcessContextName = "OTEL_CTX"
+	// ProcessContextSignature opens every header.
+	ProcessContextSignature = "OTEL_CTX"
+	// ProcessContextVersion is the format's version.
+	ProcessContextVersion = 2
+	// ProcessContextHeaderSize is the size of the header in bytes.
+	ProcessContextHeaderSize = 32
+	// MaxProcessContextPayload is the largest payload, in bytes, that readers
+	// accept. The OTEP names no limit; this is the one that the OpenTelemetry
+	// eBPF profiler and opentelemetry-go's proposed publisher share.
+	MaxProcessContextPayload = 65536
+)
+
+// ProcessContextHeader is the header of OTEP 4719 ("Header Structure").
+type ProcessContextHeader struct {
+	_ structs.HostLayout
+
+	Signature [8]byte
+	Version   uint32
+	// PayloadSize counts the bytes at Payload.
+	PayloadSize uint32
+	// PublishedAtNS is the CLOCK_BOOTTIME of the publication in nanoseconds; 0
+	// while the header is being changed. Publishers written to the OTEP's first
+	// text store nanoseconds since the epoch.
+	PublishedAtNS uint64
+	// Payload is the payload's address in the publishing process.
+	Payload uint64
+}
+
+// The layout is a contract with readers in other languages: the build breaks if
+// it moves, for the negative of any difference but 0 overflows a uintptr constant.
+const (
+	_ = -(unsafe.Sizeof(ProcessContextHeader{}) ^ ProcessContextHeaderSize)
+	_ = -(unsafe.Offsetof(ProcessContextHeader{}.Signature) ^ 0)
+	_ = -(unsafe.Offsetof(ProcessContextHeader{}.Version) ^ 8)
+	_ = -(unsafe.Offsetof(ProcessContextHeader{}.PayloadSize) ^ 12)
+	_ = -(unsafe.Offsetof(ProcessContextHeader{}.PublishedAtNS) ^ 16)
+	_ = -(unsafe.Offsetof(ProcessContextHeader{}.Payload) ^ 24)
+	_ = -(unsafe.Sizeof(ProcessContextHeader{}.Signature) ^ 8)
+	_ = -(unsafe.Sizeof(ProcessContextHeader{}.Version) ^ 4)
+	_ = -(unsafe.Sizeof(ProcessContextHeader{}.PayloadSize) ^ 4)
+	_ = -(unsafe.Sizeof(ProcessContextHeader{}.PublishedAtNS) ^ 8)
+	_ = -(unsafe.Sizeof(ProcessContextHeader{}.Payload) ^ 8)
+	_ = -(uintptr(len(ProcessContextSignature)) ^ 8)
+)
+
+var (
+	// ErrProcessContextHeader is wrapped by every error that says that bytes are
+	// not the header of a process context.
+	ErrProcessContextHeader = errors.New("not a process context header")
+	// ErrProcessContextUnsigned says that there are only zeros where the signature
+	// belongs, as while a context is published for the first time.
+	ErrProcessContextUnsigned = fmt.Errorf("%w: no signature yet", ErrProcessContextHeader)
+)
+
+// ProcessContextHeaderIn returns the header at the start of b, which the caller
+// has mapped. The header lives as long as b's memory does. It panics if b is too
+// short or not 8-byte aligned: the caller mapped it wrong.
+func ProcessContextHeaderIn(b []byte) *ProcessContextHeader {
+	// Sound: the header holds no Go pointers, the length and the alignment are
+	// checked here, and the result keeps Go memory alive (a mapping, which the
+	// collector does not know, is kept by its owner). It would become unsound
+	// with a field that needs more than 8-byte alignment.
+	p := unsafe.Pointer(unsafe.SliceData(b))
+	if len(b) < ProcessContextHeaderSize || uintptr(p)%8 != 0 {
+		panic(fmt.Sprintf("wire: no room for a process context header in %d bytes at %p", len(b), p))
+	}
+	return (*ProcessContextHeader)(p)
+}
+
+// DecodeProcessContextHeader reads a header out of a copy of its bytes and
+// verifies what step 2 of the OTEP's reading protocol asks for: the signature and
+// the version. It does not judge the other fields, which an update in flight may
+// leave in any state; [ProcessContextHeader.ValidatePayload] does.
+//
+// The error wraps [ErrProcessContextHeader], and may be [ErrProcessContextUnsigned].
+func DecodeProcessContextHeader(b *[ProcessContextHeaderSize]byte) (ProcessContextHeader, error) {
+	h := ProcessContextHeader{
+		Signature:     [8]byte(b[0:8]),
+		Version:       binary.NativeEndian.Uint32(b[8:12]),
+		PayloadSize:   binary.NativeEndian.Uint32(b[12:16]),
+		PublishedAtNS: binary.NativeEndian.Uint64(b[16:24]),
+		Payload:       binary.NativeEndian.Uint64(b[24:32]),
+	}
+	if h.Signature == [8]byte{} {
+		return ProcessContextHeader{}, ErrProcessContextUnsigned
+	}
+	if string(h.Signature[:]) != ProcessContextSignature {
+		return ProcessContextHeader{}, fmt.Errorf("%w: signature %q", ErrProcessContextHeader, h.Signature[:])
+	}
+	if h.Version != ProcessContextVersion {
+		return ProcessContextHeader{}, fmt.Errorf("%w: version %d, supported is %d",
+			ErrProcessContextHeader, h.Version, ProcessContextVersion)
+	}
+	return h, nil
+}
+
+// ValidatePayload reports whether the payload's size and address are ones that a
+// reader may follow: between 1 and [MaxProcessContextPayload] bytes in the lower
+// half of the address space, where user memory is. The error wraps
+// [ErrProcessContextHeader].
+func (h *ProcessContextHeader) ValidatePayload() error {
+	if h.PayloadSize == 0 || h.PayloadSize > MaxProcessContextPayload {
+		return fmt.Errorf("%w: payload of %d bytes, must be 1 to %d",
+			ErrProcessContextHeader, h.PayloadSize, MaxProcessContextPayload)
+	}
+	const userSpaceEnd = 1 << 63
+	if h.Payload == 0 || h.Payload > userSpaceEnd-uint64(h.PayloadSize) {
+		return fmt.Errorf("%w: payload at %#x", ErrProcessContextHeader, h.Payload)
+	}
+	return nil
+}
+
+// IsProcessContextMapping reports whether a line of /proc/pid/maps with this name
+// can be a process context. The names are those that publishing leaves behind:
+//
+//   - /memfd:OTEL_CTX (deleted): a memfd, where the kernel cannot name it
+//   - [anon_shmem:OTEL_CTX]: a memfd that prctl has named
+//   - [anon:OTEL_CTX]: anonymous memory that prctl has named
+//
+// Like the OTEP's reading protocol this asks for a prefix and leaves the verdict
+// to the header.
+func IsProcessContextMapping(name []byte) bool {
+	for _, prefix := range processContextMappings {
+		if len(name) >= len(prefix) && string(name[:len(prefix)]) == prefix {
+			return true
+		}
+	}
+	return false
+}
+
+var processContextMappings = [...]string{
+	"/memfd:" + ProcessContextName,
+	"[anon_shmem:" + ProcessContextName + "]",
+	"[anon:" + ProcessContextName + "]",
+}
+
+// MaxValueNesting is how many arrays and maps an attribute's value may be inside of.
+// OTLP sets no limit; this is the one at which OpenTelemetry SDKs cut values.
+const MaxValueNesting = 64
+
+// AttributeSchemaURL is the key of the attribute of a process context that carries
+// the schema URL of its resource, which the message has no field for.
+const AttributeSchemaURL = "otelctx.resource.schema_url"

@@ -1,0 +1,25 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package reader is what a profiler imports: it reads what a process publishes
+// about itself, from outside and without its help.
+//
+// Today that is the process context of OTEP 4719, which holds the process's
+// OpenTelemetry resource, whatever language and library published it:
+//
+//	p, err := reader.Open(pid)
+//	if err != nil {
+//		return err
+//	}
+//	defer p.Close()
+//	pc, err := p.ProcessContext(ctx)
+//
+// Nothing that is read is trusted. Sizes are capped, pointers are followed only by
+// process_vm_readv, and loops are bounded, so that a hostile process can cause an
+// error but no crash, and no unbounded use of time or memory.
+//
+// Reading takes the permission to ptrace-attach: the same user, as far as the
+// kernel's Yama module does not restrict that, or CAP_SYS_PTRACE. The process ids
+// are those of the caller's PID namespace. Only Linux has process contexts:
+// elsewhere every function returns an error that wraps [errors.ErrUnsupported].
+package reader

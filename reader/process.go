@@ -1,0 +1,165 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package reader
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"iter"
+	"sync"
+	"syscall"
+
+	"github.com/otelctx/otelctx/internal/procfs"
+	"github.com/otelctx/otelctx/internal/remotemem"
+	"github.com/otelctx/otelctx/internal/wire"
+)
+
+// Errors that callers tell apart. An error of this package wraps one of them, or
+// [errors.ErrUnsupported], or the caller's context's error, or else is one that the
+// kernel gave for want of memory, descriptors and the like.
+var (
+	// ErrNoContext says that the process publishes no process context, not yet or
+	// no longer.
+	ErrNoContext = errors.New("no process context")
+	// ErrNotPermitted says that the kernel does not let the caller read the
+	// process.
+	ErrNotPermitted = errors.New("not permitted to read the process")
+	// ErrProcessGone says that there is no such process, or no longer.
+	ErrProcessGone = errors.New("process is gone")
+	// ErrInvalid says that what the process shows as its context cannot be one:
+	// trying again is of no use until it changes.
+	ErrInvalid = errors.New("invalid process context")
+	// ErrBusy says that the context was being updated each time it was looked at:
+	// try again later.
+	ErrBusy = errors.New("process context is being updated")
+)
+
+// Process is a process that is being read. It remembers where the context is, so
+// that reading it again costs four system calls and no look at the process's
+// mappings.
+//
+// It stands for the process that [Open] found and never for a later one with the
+// same id. It is safe for concurrent use. [Process.Close] releases it.
+type Process struct {
+	pid    int
+	target target
+
+	mu sync.Mutex
+	// found is where the context was when last seen; its Name is empty if it has
+	// not been.
+	found procfs.Mapping
+}
+
+// target is the process as the kernel shows it.
+type target interface {
+	// ReadAt reads the process's memory.
+	io.ReaderAt
+	// Maps yields its mappings with a name that keep accepts.
+	Maps(keep func(name []byte) bool) iter.Seq2[procfs.Mapping, error]
+	// Alive returns an error once the process is gone.
+	Alive() error
+	Close() error
+}
+
+// linuxTarget is the target that is no test's.
+type linuxTarget struct {
+	*procfs.Process
+	remotemem.Memory
+}
+
+const procRoot = "/proc"
+
+// Open prepares to read the process with id pid. It reads nothing yet, so that it
+// succeeds also where reading is not permitted. The error wraps [ErrProcessGone]
+// if there is no such process.
+func Open(pid int) (*Process, error) {
+	if err := supported(); err != nil {
+		return nil, err
+	}
+	p := &Process{pid: pid}
+	entry, err := procfs.NewFS(procRoot).Process(pid)
+	if err != nil {
+		return nil, p.classify(err)
+	}
+	p.target = linuxTarget{entry, remotemem.Of(pid)}
+	return p, nil
+}
+
+// PID returns the process's id in the caller's PID namespace.
+func (p *Process) PID() int { return p.pid }
+
+// Close releases the process. It must not be used after that.
+func (p *Process) Close() error { return p.target.Close() }
+
+// Publishers yields every process on the host that publishes a process context and
+// that the caller may read, in the order of /proc. The caller closes them.
+//
+// A process that could not be examined is yielded as an error, mostly one that wraps
+// [ErrNotPermitted] or [ErrInvalid], and the sequence goes on; processes that come
+// and go meanwhile are not errors. The sequence ends after ctx's error, or if
+// processes cannot be listed.
+func Publishers(ctx context.Context) iter.Seq2[*Process, error] {
+	return func(yield func(*Process, error) bool) {
+		if err := supported(); err != nil {
+			yield(nil, err)
+			return
+		}
+		for pid, err := range procfs.NewFS(procRoot).PIDs() {
+			if err == nil {
+				err = ctx.Err()
+			}
+			if err != nil {
+				yield(nil, fmt.Errorf("list processes: %w", err))
+				return
+			}
+			p, err := Open(pid)
+			if err == nil {
+				if err = p.publishes(ctx); err != nil {
+					_ = p.Close()
+					p = nil
+				}
+			}
+			if errors.Is(err, ErrNoContext) || errors.Is(err, ErrProcessGone) {
+				continue
+			}
+			if !yield(p, err) {
+				return
+			}
+		}
+	}
+}
+
+// publishes returns nil if the process has a context, readable now or later.
+func (p *Process) publishes(ctx context.Context) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	err := p.locate(ctx)
+	if errors.Is(err, ErrBusy) {
+		return nil
+	}
+	return err
+}
+
+// classify wraps err with the error that callers tell it by.
+func (p *Process) classify(err error) error {
+	var kind error
+	switch {
+	case errors.Is(err, procfs.ErrProcessGone), errors.Is(err, syscall.ESRCH):
+		kind = ErrProcessGone
+	case errors.Is(err, fs.ErrPermission):
+		kind = ErrNotPermitted
+	case errors.Is(err, syscall.EFAULT), errors.Is(err, procfs.ErrMalformed),
+		errors.Is(err, wire.ErrProcessContextHeader):
+		kind = ErrInvalid
+	default:
+		return p.error(err)
+	}
+	return p.error(fmt.Errorf("%w: %w", kind, err))
+}
+
+// error says which process err is about.
+func (p *Process) error(err error) error { return fmt.Errorf("pid %d: %w", p.pid, err) }

@@ -1,0 +1,301 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package reader
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"syscall"
+	"time"
+
+	processcontextpb "go.opentelemetry.io/proto/otlp/processcontext/v1development"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/otelctx/otelctx/internal/boottime"
+	"github.com/otelctx/otelctx/internal/procfs"
+	"github.com/otelctx/otelctx/internal/wire"
+)
+
+// ProcessContext is one publication of a process context, read whole. It owns its
+// memory.
+type ProcessContext struct {
+	// MappingName is the name of the mapping as the kernel shows it, and
+	// MappingAddress where it starts in the process.
+	MappingName    string
+	MappingAddress uint64
+	// Version is the version of the format, always 2 today.
+	Version uint32
+	// PublishedAtNS tells this publication from others of the process: the cache
+	// key for [Process.Changed]. It is CLOCK_BOOTTIME in nanoseconds, or from
+	// publishers written to OTEP 4719's first text, nanoseconds since the epoch.
+	PublishedAtNS uint64
+	// PayloadSize is the size of the encoded message in bytes.
+	PayloadSize int
+	// Message is what was published. Attributes whose keys are not unique, which
+	// the OTEP forbids, are kept as they came.
+	Message *processcontextpb.ProcessContext
+}
+
+// SchemaURL returns the schema URL of the resource if the publisher gave one, as
+// otelctx does in the attribute otelctx.resource.schema_url, or "".
+func (c *ProcessContext) SchemaURL() string {
+	for _, kv := range c.Message.GetAttributes() {
+		if kv.GetKey() == wire.AttributeSchemaURL {
+			return kv.GetValue().GetStringValue()
+		}
+	}
+	return ""
+}
+
+// Age returns how long ago the context was published. It understands both clocks
+// that publishers use: a time since boot that lies ahead is one since the epoch.
+func (c *ProcessContext) Age() (time.Duration, error) {
+	now, err := boottime.Now()
+	if err != nil {
+		return 0, err
+	}
+	if c.PublishedAtNS > now {
+		now = uint64(time.Now().UnixNano())
+	}
+	if age := now - c.PublishedAtNS; c.PublishedAtNS <= now && age <= math.MaxInt64 {
+		return time.Duration(age), nil
+	}
+	return 0, fmt.Errorf("published at %d ns, which lies ahead", c.PublishedAtNS)
+}
+
+const (
+	// maxAttempts bounds how often a read is tried while the context changes
+	// underneath. The pauses between them add up to about 3 ms.
+	maxAttempts  = 10
+	firstBackoff = 3 * time.Microsecond
+
+	// maxCandidates bounds how many mappings with the right name are looked at.
+	// A process should have one.
+	maxCandidates = 16
+
+	// maxMessageNesting bounds how deep messages nest in a payload: for each level
+	// of a value up to three (map, entry, value), around them the process context,
+	// its resource, an attribute and its value.
+	maxMessageNesting = 3*wire.MaxValueNesting + 4
+)
+
+// ProcessContext returns the context that the process publishes, whole: one that
+// is being updated meanwhile is tried again a bounded number of times within
+// about 3 ms.
+//
+// The error wraps [ErrNoContext], [ErrNotPermitted], [ErrProcessGone],
+// [ErrInvalid] or [ErrBusy], or is ctx's. Two valid contexts in one process are
+// invalid: it could not be told which to believe.
+func (p *Process) ProcessContext(ctx context.Context) (*ProcessContext, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+
+	backoff := firstBackoff
+	for attempt := 1; ; attempt++ {
+		if err := ctx.Err(); err != nil {
+			return nil, p.error(err)
+		}
+		pc, err := p.readOnce(ctx)
+		if err == nil || !errors.Is(err, ErrBusy) || attempt == maxAttempts {
+			return pc, err
+		}
+		time.Sleep(backoff)
+		backoff *= 2
+	}
+}
+
+// Changed reports whether [Process.ProcessContext] would return anything else than
+// the publication with this PublishedAtNS: a newer one, or an error because the
+// context is gone, busy or no longer valid. It costs one system call once the
+// context has been found.
+//
+// The error wraps [ErrProcessGone] or [ErrNotPermitted].
+func (p *Process) Changed(publishedAtNS uint64) (bool, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.found.Name == "" {
+		// Nothing has been read yet, or it went away.
+		return true, p.checkAlive()
+	}
+	h, err := p.readHeader(p.found)
+	if notThere(err) {
+		return true, p.checkAlive()
+	}
+	if err != nil {
+		return false, p.classify(err)
+	}
+	return h.PublishedAtNS != publishedAtNS, nil
+}
+
+// readOnce is one pass through the reading protocol of OTEP 4719.
+func (p *Process) readOnce(ctx context.Context) (*ProcessContext, error) {
+	if p.found.Name == "" {
+		if err := p.locate(ctx); err != nil {
+			return nil, err
+		}
+	}
+	at := p.found
+	before, err := p.readHeader(at)
+	if err != nil {
+		return nil, p.lost(err)
+	}
+	if before.PublishedAtNS == 0 {
+		return nil, p.error(ErrBusy)
+	}
+
+	// What is wrong with the payload may be an update's doing. Judge it only when
+	// the header has been seen to be still the same: all of it, for its fields are
+	// not read in one instant.
+	payload, payloadErr := p.readPayload(&before)
+	after, err := p.readHeader(at)
+	if err != nil {
+		return nil, p.lost(err)
+	}
+	if after != before {
+		return nil, p.error(ErrBusy)
+	}
+	// Memory is read by the id: as long as the process lives it was this one's.
+	if err := p.checkAlive(); err != nil {
+		return nil, err
+	}
+	if payloadErr != nil {
+		return nil, p.classify(payloadErr)
+	}
+	msg, err := decodePayload(payload)
+	if err != nil {
+		return nil, p.error(fmt.Errorf("%w: %w", ErrInvalid, err))
+	}
+	return &ProcessContext{
+		MappingName:    at.Name,
+		MappingAddress: at.Start,
+		Version:        before.Version,
+		PublishedAtNS:  before.PublishedAtNS,
+		PayloadSize:    len(payload),
+		Message:        msg,
+	}, nil
+}
+
+// lost returns the error for a header that was found once and now cannot be read.
+func (p *Process) lost(err error) error {
+	p.found = procfs.Mapping{}
+	if notThere(err) {
+		// Withdrawn or replaced: looking for it again will tell.
+		return p.error(fmt.Errorf("%w: %w", ErrBusy, err))
+	}
+	return p.classify(err)
+}
+
+// notThere reports whether the error of readHeader says that the memory is not
+// mapped or holds something else.
+func notThere(err error) bool {
+	return errors.Is(err, syscall.EFAULT) || errors.Is(err, wire.ErrProcessContextHeader)
+}
+
+func (p *Process) readHeader(m procfs.Mapping) (wire.ProcessContextHeader, error) {
+	var b [wire.ProcessContextHeaderSize]byte
+	if _, err := p.target.ReadAt(b[:], int64(m.Start)); err != nil {
+		return wire.ProcessContextHeader{}, err
+	}
+	return wire.DecodeProcessContextHeader(&b)
+}
+
+func (p *Process) readPayload(h *wire.ProcessContextHeader) ([]byte, error) {
+	if err := h.ValidatePayload(); err != nil {
+		return nil, err
+	}
+	payload := make([]byte, h.PayloadSize)
+	if _, err := p.target.ReadAt(payload, int64(h.Payload)); err != nil {
+		return nil, fmt.Errorf("payload: %w", err)
+	}
+	return payload, nil
+}
+
+func decodePayload(payload []byte) (*processcontextpb.ProcessContext, error) {
+	msg := new(processcontextpb.ProcessContext)
+	opts := proto.UnmarshalOptions{RecursionLimit: maxMessageNesting}
+	if err := opts.Unmarshal(payload, msg); err != nil {
+		return nil, fmt.Errorf("payload: %w", err)
+	}
+	return msg, nil
+}
+
+// locate sets p.found to the one mapping that is a process context.
+func (p *Process) locate(ctx context.Context) error {
+	candidates, err := p.candidates(ctx)
+	if err != nil {
+		return err
+	}
+	var (
+		found      []procfs.Mapping
+		changing   bool
+		rejections error
+	)
+	for _, m := range candidates {
+		h, err := p.readHeader(m)
+		switch {
+		case errors.Is(err, syscall.EFAULT), errors.Is(err, wire.ErrProcessContextUnsigned):
+			// Just withdrawn, or just being published.
+			changing = true
+		case errors.Is(err, wire.ErrProcessContextHeader):
+			rejections = errors.Join(rejections, fmt.Errorf("%s: %w", m.Name, err))
+		case err != nil:
+			return p.classify(err)
+		case h.PublishedAtNS == 0:
+			changing = true
+		default:
+			found = append(found, m)
+		}
+	}
+	switch {
+	case len(found) == 1:
+		p.found = found[0]
+		return nil
+	case len(found) > 1:
+		return p.error(fmt.Errorf("%w: %d of them", ErrInvalid, len(found)))
+	case changing:
+		return p.error(ErrBusy)
+	case rejections != nil:
+		return p.error(fmt.Errorf("%w: %w", ErrInvalid, rejections))
+	default:
+		return p.error(ErrNoContext)
+	}
+}
+
+// candidates returns the mappings that have a context's name.
+func (p *Process) candidates(ctx context.Context) ([]procfs.Mapping, error) {
+	var (
+		candidates []procfs.Mapping
+		lines      int
+	)
+	keep := func(name []byte) bool {
+		lines++
+		// Ask ctx now and then: hostile maps run to millions of lines.
+		return wire.IsProcessContextMapping(name) || lines%4096 == 0 && ctx.Err() != nil
+	}
+	for m, err := range p.target.Maps(keep) {
+		if ctx.Err() != nil {
+			return nil, p.error(ctx.Err())
+		}
+		if err != nil {
+			return nil, p.classify(err)
+		}
+		if !m.Perms.Read || m.Perms.Exec || m.End-m.Start < wire.ProcessContextHeaderSize {
+			continue
+		}
+		if len(candidates) == maxCandidates {
+			return nil, p.error(fmt.Errorf("%w: more than %d mappings of the name", ErrInvalid, maxCandidates))
+		}
+		candidates = append(candidates, m)
+	}
+	return candidates, nil
+}
+
+func (p *Process) checkAlive() error {
+	if err := p.target.Alive(); err != nil {
+		return p.classify(err)
+	}
+	return nil
+}

@@ -1,0 +1,45 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package resourcepublisher publishes a service's OpenTelemetry resource where
+// profilers and other external readers find it: in the process context of OTEP
+// 4719, a small named mapping in the service's own memory. Readers need no help
+// from the service; they see the resource also while it is idle, blocked or
+// deadlocked.
+//
+// One option does it:
+//
+//	tp := sdktrace.NewTracerProvider(
+//		resourcepublisher.WithResource(res),
+//		sdktrace.WithBatcher(exporter),
+//	)
+//
+// [NewPublisher] gives more control: over errors, updates and the time the context
+// is withdrawn.
+//
+// # What is published
+//
+// All attributes of the resource that the filter keeps (see
+// [WithAttributeFilter]), of every type the attribute package has; a resource
+// without any is published empty. What the resource does not hold can be added by
+// [SetAttributes]. The schema URL, which the format has no field for, is published
+// as the attribute otelctx.resource.schema_url beside the resource if it is not
+// empty. The whole is at most [MaxPayloadSize] bytes, and its strings are UTF-8.
+//
+// # One context per process
+//
+// A process has at most one process context (OTEP 4719 treats it as a singleton),
+// whoever publishes it. The first publisher stays until its Shutdown; what happens
+// to a second one is said at [NewPublisher] and [WithResource].
+//
+// # Turning it off
+//
+// With the environment variable OTELCTX_PROCESS_CONTEXT_DISABLED=true (default:
+// false) nothing is published. The option [WithEnabled] overrides it.
+//
+// # Platforms
+//
+// Linux only. Elsewhere [NewPublisher] returns an error that wraps
+// [errors.ErrUnsupported], and [WithResource] reports it and otherwise does what
+// the SDK's does.
+package resourcepublisher

@@ -1,0 +1,80 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package resourcepublisher
+
+import (
+	"fmt"
+	"os"
+	"strings"
+
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/attribute"
+)
+
+// Option configures a [Publisher].
+type Option interface {
+	apply(config) config
+}
+
+type optionFunc func(config) config
+
+func (f optionFunc) apply(c config) config { return f(c) }
+
+type config struct {
+	keep attribute.Filter
+	// enabled is nil for what the environment says.
+	enabled *bool
+}
+
+func newConfig(opts []Option) config {
+	var c config
+	for _, o := range opts {
+		c = o.apply(c)
+	}
+	return c
+}
+
+func (c config) isEnabled() bool {
+	if c.enabled != nil {
+		return *c.enabled
+	}
+	return !disabledByEnv()
+}
+
+// WithAttributeFilter publishes only those attributes of the resource for which
+// keep returns true. Everyone who may read the process's memory may read what is
+// published: use it to keep secrets out, such as those in process.command_args.
+// [attribute.NewDenyKeysFilter] and [attribute.NewAllowKeysFilter] make filters.
+//
+// The default is to publish all of them. The filter applies to every later update
+// too. It does not apply to what [SetAttributes] adds, nor does it change the
+// resource of the TracerProvider. keep is called with a lock held: it must not call
+// this package.
+func WithAttributeFilter(keep attribute.Filter) Option {
+	return optionFunc(func(c config) config {
+		c.keep = keep
+		return c
+	})
+}
+
+// WithEnabled turns publishing on or off, whatever the environment variable
+// OTELCTX_PROCESS_CONTEXT_DISABLED says.
+func WithEnabled(enabled bool) Option {
+	return optionFunc(func(c config) config {
+		c.enabled = &enabled
+		return c
+	})
+}
+
+const disabledKey = "OTELCTX_PROCESS_CONTEXT_DISABLED"
+
+// disabledByEnv reads the variable by OpenTelemetry's rules for booleans: only
+// "true", in any case, is true, and what is neither is worth a warning.
+func disabledByEnv() bool {
+	v := strings.TrimSpace(os.Getenv(disabledKey))
+	if v != "" && !strings.EqualFold(v, "true") && !strings.EqualFold(v, "false") {
+		otel.Handle(fmt.Errorf("%s is %q: want true or false, taken as false", disabledKey, v))
+	}
+	return strings.EqualFold(v, "true")
+}

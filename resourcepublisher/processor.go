@@ -1,0 +1,62 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package resourcepublisher
+
+import (
+	"context"
+	"fmt"
+
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/sdk/resource"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+)
+
+var _ sdktrace.SpanProcessor = (*Publisher)(nil)
+
+// OnStart sees to it that readers are shown the resource that spans carry. If the
+// first span carries another one than is published, it publishes that instead,
+// unless Update has been called: then the caller has chosen. A provider's resource
+// never changes, so that from then on OnStart compares a pointer and does nothing.
+//
+// Registered with several providers the publisher serves the one with the first
+// span. Another one's resource, if it differs, is reported through [otel.Handle].
+func (p *Publisher) OnStart(_ context.Context, s sdktrace.ReadWriteSpan) {
+	if p == nil {
+		return
+	}
+	if r := s.Resource(); r != p.spans.Load() && r != p.other.Load() {
+		p.firstSpan(r)
+	}
+}
+
+// firstSpan is called for the first span of each provider.
+func (p *Publisher) firstSpan(r *resource.Resource) {
+	if err := p.serve(r); err != nil {
+		otel.Handle(err)
+	}
+}
+
+func (p *Publisher) serve(r *resource.Resource) error {
+	process.mu.Lock()
+	defer process.mu.Unlock()
+	if !p.spans.CompareAndSwap(nil, r) {
+		p.other.Store(r)
+		if first := p.spans.Load(); !sameResource(first, r) {
+			return fmt.Errorf("process context is published for the spans of one TracerProvider; "+
+				"another one's resource differs in %q", differences(first, r))
+		}
+		return nil
+	}
+	// Spans may outlive the publisher.
+	if p.region == nil || p.updated || sameResource(p.resource, r) {
+		return nil
+	}
+	return p.publish(r, process.extra)
+}
+
+// OnEnd does nothing.
+func (p *Publisher) OnEnd(sdktrace.ReadOnlySpan) {}
+
+// ForceFlush does nothing: there is nothing that waits.
+func (p *Publisher) ForceFlush(context.Context) error { return nil }
