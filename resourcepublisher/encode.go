@@ -59,7 +59,7 @@ func encode(r *resource.Resource, keep attribute.Filter, extra map[attribute.Key
 		}
 		msg.Attributes = append(msg.Attributes, pb)
 	}
-	slices.SortFunc(msg.Attributes, func(a, b *commonpb.KeyValue) int { return strings.Compare(a.Key, b.Key) })
+	slices.SortFunc(msg.GetAttributes(), func(a, b *commonpb.KeyValue) int { return strings.Compare(a.GetKey(), b.GetKey()) })
 
 	if size := proto.Size(msg); size > MaxPayloadSize {
 		return nil, fmt.Errorf("%w: %d bytes, at most %d", ErrTooLarge, size, MaxPayloadSize)
@@ -169,7 +169,7 @@ func mapValue(kvs []attribute.KeyValue, depth int) (*commonpb.AnyValue, error) {
 			list.Values[i] = pb
 			continue
 		}
-		at[kv.Key] = len(list.Values)
+		at[kv.Key] = len(list.GetValues())
 		list.Values = append(list.Values, pb)
 	}
 	return &commonpb.AnyValue{Value: &commonpb.AnyValue_KvlistValue{KvlistValue: list}}, nil

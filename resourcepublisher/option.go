@@ -14,7 +14,7 @@ import (
 
 // Option configures a [Publisher].
 type Option interface {
-	apply(config) config
+	apply(c config) config
 }
 
 type optionFunc func(config) config

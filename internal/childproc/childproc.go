@@ -98,8 +98,9 @@ func Start(t testing.TB, role string, prepare func(*exec.Cmd)) *Child {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(self)
-	cmd.Env = append(os.Environ(), roleKey+"="+role)
+	cmd := exec.Command(self) //nolint:gosec // G204: it is this very binary
+	// The race detector would hold up every exit for a second.
+	cmd.Env = append(os.Environ(), roleKey+"="+role, "GORACE=atexit_sleep_ms=0 "+os.Getenv("GORACE"))
 	cmd.Stderr = os.Stderr
 	cmd.WaitDelay = patience
 	if prepare != nil {

@@ -48,7 +48,7 @@ type ProcessContextHeader struct {
 // it moves, for the negative of any difference but 0 overflows a uintptr constant.
 const (
 	_ = -(unsafe.Sizeof(ProcessContextHeader{}) ^ ProcessContextHeaderSize)
-	_ = -(unsafe.Offsetof(ProcessContextHeader{}.Signature) ^ 0)
+	_ = -unsafe.Offsetof(ProcessContextHeader{}.Signature)
 	_ = -(unsafe.Offsetof(ProcessContextHeader{}.Version) ^ 8)
 	_ = -(unsafe.Offsetof(ProcessContextHeader{}.PayloadSize) ^ 12)
 	_ = -(unsafe.Offsetof(ProcessContextHeader{}.PublishedAtNS) ^ 16)
@@ -103,7 +103,7 @@ func DecodeProcessContextHeader(b *[ProcessContextHeaderSize]byte) (ProcessConte
 		return ProcessContextHeader{}, ErrProcessContextUnsigned
 	}
 	if string(h.Signature[:]) != ProcessContextSignature {
-		return ProcessContextHeader{}, fmt.Errorf("%w: signature %q", ErrProcessContextHeader, h.Signature[:])
+		return ProcessContextHeader{}, fmt.Errorf("%w: signature %q", ErrProcessContextHeader, string(h.Signature[:]))
 	}
 	if h.Version != ProcessContextVersion {
 		return ProcessContextHeader{}, fmt.Errorf("%w: version %d, supported is %d",

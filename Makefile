@@ -1,0 +1,80 @@
+# Every target works on a clean clone: modules are fetched by their go.sum, tools
+# are built from internal/tools.
+
+GO ?= go
+MODULES := . cmd/otelctx example benchmarks internal/interop
+BIN := bin
+
+# The race detector needs cgo and a C compiler; without one the tests run all the
+# same.
+RACE := $(shell [ "$$($(GO) env CGO_ENABLED)" = 1 ] && command -v "$$($(GO) env CC)" >/dev/null 2>&1 && echo -race)
+
+FUZZTIME ?= 30s
+# Fuzz targets as package:target, each in the root module.
+FUZZ_TARGETS := \
+	./internal/wire:FuzzProcessContextHeader \
+	./internal/procfs:FuzzMaps \
+	./reader:FuzzPayload \
+	./reader:FuzzProcessContext
+
+.PHONY: help
+help: ## Show this list.
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort
+
+.PHONY: demo
+demo: build ## Run a traced service and show what a profiler sees of it.
+	$(BIN)/quickstart -otelctx $(BIN)/otelctx
+
+.PHONY: build
+build: ## Build the command line tool and the example into bin/.
+	cd cmd/otelctx && $(GO) build -o ../../$(BIN)/otelctx .
+	cd example && $(GO) build -o ../$(BIN)/quickstart ./quickstart
+
+.PHONY: test
+test: ## Run all tests of all modules, with the race detector where there is a C compiler.
+	@[ -n "$(RACE)" ] || echo "no C compiler for cgo: testing without the race detector"
+	@set -e; for m in $(MODULES); do echo "== $$m"; (cd $$m && $(GO) test $(RACE) ./...); done
+	@$(MAKE) --no-print-directory fuzz FUZZTIME=2s
+
+.PHONY: fuzz
+fuzz: ## Run each fuzz target for FUZZTIME (30s).
+	@set -e; for t in $(FUZZ_TARGETS); do echo "== $$t"; \
+		$(GO) test -run '^$$' -fuzz "^$${t#*:}$$" -fuzztime $(FUZZTIME) "$${t%:*}"; done
+
+.PHONY: bench
+bench: ## Run the benchmarks.
+	cd benchmarks && $(GO) test -run '^$$' -bench . -benchmem ./...
+
+.PHONY: bench-smoke
+bench-smoke: ## Run each benchmark once.
+	cd benchmarks && $(GO) test -run '^$$' -bench . -benchtime 1x ./...
+
+.PHONY: lint
+lint: $(BIN)/golangci-lint ## Run the linters on all modules.
+	@set -e; for m in $(MODULES); do echo "== $$m"; (cd $$m && $(CURDIR)/$(BIN)/golangci-lint run ./...); done
+
+$(BIN)/golangci-lint: internal/tools/go.mod internal/tools/go.sum
+	cd internal/tools && $(GO) build -o ../../$(BIN)/golangci-lint github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+
+.PHONY: cross
+cross: ## Build and vet everything, tests included, for the platforms without a machine at hand.
+	@set -e; for p in linux/arm64 darwin/arm64 windows/amd64; do for m in $(MODULES); do \
+		echo "== $$p $$m"; \
+		(cd $$m && export GOOS=$${p%/*} GOARCH=$${p#*/} CGO_ENABLED=0 && \
+			$(GO) build ./... && $(GO) vet ./...); done; done
+
+.PHONY: tidy
+tidy: ## Bring go.mod and go.sum of all modules up to date.
+	@set -e; for m in $(MODULES) internal/tools; do (cd $$m && $(GO) mod tidy); done
+
+.PHONY: fmt
+fmt: $(BIN)/golangci-lint ## Format all code.
+	@set -e; for m in $(MODULES); do (cd $$m && $(CURDIR)/$(BIN)/golangci-lint fmt ./...); done
+
+.PHONY: clean-tree
+clean-tree: # Fails if generating or tidying has changed anything.
+	@git diff --exit-code
+	@[ -z "$$(git status --porcelain)" ] || { git status --short; exit 1; }
+
+.PHONY: precommit
+precommit: tidy fmt lint test cross bench-smoke clean-tree ## All that must hold before a commit is sent: what CI runs.

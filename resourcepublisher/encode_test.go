@@ -1,0 +1,80 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package resourcepublisher
+
+import (
+	"flag"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/sdk/resource"
+)
+
+var update = flag.Bool("update", false, "write the golden files")
+
+// TestPayloadBytes holds the bytes that readers in other languages get. Attributes
+// are sorted by key, so that equal contexts have equal bytes.
+func TestPayloadBytes(t *testing.T) {
+	res := resource.NewWithAttributes("https://opentelemetry.io/schemas/1.43.0",
+		attribute.String("service.name", "checkout"),
+		attribute.String("service.instance.id", "627cc493-f310-47de-96bd-71410b7dec09"),
+		attribute.String("secret", "hidden"),
+		attribute.Int("process.pid", 4711),
+		attribute.Bool("bool", true),
+		attribute.Float64("float", -0.5),
+		attribute.KeyValue{Key: "bytes", Value: attribute.ByteSliceValue([]byte{0xff, 0x00})},
+		attribute.KeyValue{Key: "empty"},
+		attribute.StringSlice("process.command_args", []string{"checkout", "-v"}),
+	)
+	extra := map[attribute.Key]attribute.Value{
+		"threadlocal.schema_version":    attribute.StringValue("otelctx_slots_v1"),
+		"threadlocal.attribute_key_map": attribute.StringSliceValue([]string{"http.route"}),
+		"nested": attribute.MapValue(
+			attribute.KeyValue{Key: "list", Value: attribute.SliceValue(attribute.IntValue(1), attribute.BoolValue(false))},
+		),
+	}
+	for range 20 { // the order of a Go map must not show
+		payload, err := encode(res, attribute.NewDenyKeysFilter("secret"), extra)
+		require.NoError(t, err)
+		golden(t, "payload.golden", payload)
+	}
+	payload, err := encode(nil, nil, nil)
+	require.NoError(t, err)
+	assert.Equal(t, []byte{0x0a, 0x00}, payload, "an empty resource, which is not no resource")
+}
+
+func golden(t *testing.T, name string, got []byte) {
+	t.Helper()
+	path := filepath.Join("testdata", name)
+	if *update {
+		require.NoError(t, os.WriteFile(path, got, 0o644))
+	}
+	want, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.Equal(t, want, got)
+}
+
+func FuzzEncode(f *testing.F) {
+	f.Add("key", "value", []byte{1}, int64(1), 0.5, uint8(3))
+	f.Add("", "\xff", []byte(nil), int64(-1), 0.0, uint8(200))
+	f.Fuzz(func(t *testing.T, key, text string, blob []byte, n int64, x float64, depth uint8) {
+		value := attribute.SliceValue(
+			attribute.StringValue(text), attribute.ByteSliceValue(blob), attribute.Int64Value(n), attribute.Float64Value(x))
+		for range depth {
+			value = attribute.MapValue(attribute.KeyValue{Key: attribute.Key(key), Value: value})
+		}
+		kv := attribute.KeyValue{Key: attribute.Key(key), Value: value}
+		payload, err := encode(resource.NewSchemaless(kv), nil, map[attribute.Key]attribute.Value{"x": value})
+		if (payload == nil) == (err == nil) {
+			t.Fatalf("both or neither of a payload and %v", err)
+		}
+		if len(payload) > MaxPayloadSize {
+			t.Fatalf("%d bytes", len(payload))
+		}
+	})
+}

@@ -1,0 +1,68 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package resourcepublisher_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/sdk/resource"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+
+	"github.com/otelctx/otelctx/reader"
+	"github.com/otelctx/otelctx/resourcepublisher"
+)
+
+// show prints what a profiler sees of this process.
+func show() {
+	p, err := reader.Open(os.Getpid())
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer p.Close()
+	pc, err := p.ProcessContext(context.Background())
+	if err != nil {
+		fmt.Println("nothing is published")
+		return
+	}
+	for _, kv := range pc.Message.GetResource().GetAttributes() {
+		fmt.Println(kv.GetKey(), "=", kv.GetValue().GetStringValue())
+	}
+}
+
+func ExampleWithResource() {
+	res := resource.NewSchemaless(attribute.String("service.name", "checkout"))
+	tp := sdktrace.NewTracerProvider(
+		resourcepublisher.WithResource(res),
+		sdktrace.WithSpanProcessor(resourcepublisher.Current()), // withdraws it at Shutdown
+	)
+	show()
+	_ = tp.Shutdown(context.Background())
+	show()
+	// Output:
+	// service.name = checkout
+	// nothing is published
+}
+
+func ExampleNewPublisher() {
+	pub, err := resourcepublisher.NewPublisher(
+		resource.NewSchemaless(attribute.String("service.name", "checkout"), attribute.String("api.key", "s3cret")),
+		resourcepublisher.WithAttributeFilter(attribute.NewDenyKeysFilter("api.key")),
+	)
+	if err != nil {
+		fmt.Println(err) // the service runs on, unseen
+	}
+	defer func() { _ = pub.Shutdown(context.Background()) }()
+	show()
+	if err := pub.Update(resource.NewSchemaless(attribute.String("service.name", "checkout-canary"))); err != nil {
+		fmt.Println(err)
+	}
+	show()
+	// Output:
+	// service.name = checkout
+	// service.name = checkout-canary
+}

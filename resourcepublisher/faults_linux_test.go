@@ -1,0 +1,266 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package resourcepublisher_test
+
+import (
+	"encoding/json"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/sdk/resource"
+
+	"github.com/otelctx/otelctx/internal/childproc"
+	"github.com/otelctx/otelctx/internal/procfs"
+	"github.com/otelctx/otelctx/internal/remotemem"
+	"github.com/otelctx/otelctx/internal/seccomp"
+	"github.com/otelctx/otelctx/internal/vma"
+	"github.com/otelctx/otelctx/internal/wire"
+	"github.com/otelctx/otelctx/reader"
+	"github.com/otelctx/otelctx/resourcepublisher"
+)
+
+// noMmap denies the mapping of a header and two payloads.
+var noMmap = seccomp.NoMmap(2 * (wire.ProcessContextHeaderSize + wire.MaxProcessContextPayload))
+
+// kernelNamesMappings reports whether naming works here (CONFIG_ANON_VMA_NAME).
+func kernelNamesMappings(t *testing.T) bool {
+	t.Helper()
+	region, err := vma.New("otelctx-probe", 1)
+	require.NoError(t, err)
+	defer region.Close()
+	_ = region.Announce()
+	maps, err := os.ReadFile("/proc/self/maps")
+	require.NoError(t, err)
+	return strings.Contains(string(maps), "[anon_shmem:otelctx-probe]")
+}
+
+func TestPublishingUnderSystemCallFilters(t *testing.T) {
+	named := kernelNamesMappings(t)
+	tests := map[string]struct {
+		rules []seccomp.Rule
+		// wantErr is what the error says; empty for success.
+		wantErr string
+		// wantName is the mapping's where publishing succeeds.
+		wantName string
+		// skip is why the case cannot be seen here.
+		skip string
+	}{
+		"nothing denied": {wantName: map[bool]string{false: "/memfd:OTEL_CTX (deleted)", true: "[anon_shmem:OTEL_CTX]"}[named]},
+		"naming denied":  {rules: []seccomp.Rule{seccomp.NoNaming}, wantName: "/memfd:OTEL_CTX (deleted)"},
+		"memfd denied": {
+			rules: []seccomp.Rule{seccomp.NoMemfd}, wantName: "[anon:OTEL_CTX]",
+			skip: map[bool]string{false: "kernel without CONFIG_ANON_VMA_NAME: an anonymous mapping has no name"}[named],
+		},
+		"memfd and naming denied":      {rules: []seccomp.Rule{seccomp.NoMemfd, seccomp.NoNaming}, wantErr: "memfd_create: operation not permitted; prctl PR_SET_VMA_ANON_NAME: invalid argument"},
+		"memfd cannot be sized":        {rules: []seccomp.Rule{seccomp.NoFtruncate, seccomp.NoNaming}, wantErr: "ftruncate memfd: operation not permitted; prctl"},
+		"MFD_NOEXEC_SEAL unknown":      {rules: []seccomp.Rule{seccomp.NoNoexecSeal, seccomp.NoNaming}, wantName: "/memfd:OTEL_CTX (deleted)"},
+		"madvise denied":               {rules: []seccomp.Rule{seccomp.NoDontfork}, wantErr: "madvise MADV_DONTFORK: permission denied"},
+		"madvise denied, no memfd":     {rules: []seccomp.Rule{seccomp.NoDontfork, seccomp.NoMemfd}, wantErr: "madvise MADV_DONTFORK: permission denied"},
+		"mmap denied":                  {rules: []seccomp.Rule{noMmap}, wantErr: "cannot allocate memory"},
+		"mmap denied, no memfd":        {rules: []seccomp.Rule{noMmap, seccomp.NoMemfd}, wantErr: "cannot allocate memory"},
+		"clock denied":                 {rules: []seccomp.Rule{seccomp.NoBoottime}, wantErr: "CLOCK_BOOTTIME: operation not permitted"},
+		"own memory cannot be read":    {rules: []seccomp.Rule{seccomp.NoReadv, seccomp.NoNaming}, wantName: "/memfd:OTEL_CTX (deleted)"},
+		"memfd denied, kernel unnamed": {rules: []seccomp.Rule{seccomp.NoMemfd, seccomp.NoNaming, seccomp.NoReadv}, wantErr: "mapping cannot be named"},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			if tt.skip != "" {
+				t.Skip(tt.skip)
+			}
+			child := childproc.Start(t, "publish under a filter", nil)
+			rules, err := json.Marshal(tt.rules)
+			require.NoError(t, err)
+			child.Send("%s", rules)
+			fds := child.Receive()
+			got := child.Receive()
+			if tt.wantErr != "" {
+				assert.Contains(t, got, tt.wantErr)
+				assert.Empty(t, contextMappings(t, child.PID()), "nothing is left behind")
+			} else {
+				assert.Equal(t, "published", got)
+				pc, err := readPID(child.PID())
+				require.NoError(t, err)
+				assert.Equal(t, tt.wantName, pc.MappingName)
+				assert.Equal(t, map[string]any{"n": int64(1)}, plainMap(pc.Message.GetResource().GetAttributes()))
+			}
+			assert.Equal(t, fds, child.Receive(), "no descriptor is left behind")
+			child.Done()
+		})
+	}
+}
+
+func publishUnderFilter(parent *childproc.Parent) {
+	line, _ := parent.Receive()
+	var rules []seccomp.Rule
+	parent.Must(json.Unmarshal([]byte(line), &rules))
+	fds := func() {
+		entries, err := os.ReadDir("/proc/self/fd")
+		parent.Must(err)
+		parent.Send("%d descriptors", len(entries))
+	}
+	parent.Must(seccomp.Deny(rules...))
+	fds()
+	if _, err := resourcepublisher.NewPublisher(resource.NewSchemaless(attribute.Int("n", 1))); err != nil {
+		parent.Send("%s", strings.ReplaceAll(err.Error(), "\n", "; "))
+	} else {
+		parent.Send("published")
+	}
+	fds()
+	parent.Receive()
+}
+
+// TestAnonymousMapping looks at the fallback where the kernel need not be able to
+// name mappings: the filter pretends that it has.
+func TestAnonymousMapping(t *testing.T) {
+	child := childproc.Start(t, "publish under a filter", nil)
+	rules, err := json.Marshal([]seccomp.Rule{seccomp.NoMemfd, seccomp.SeemingNaming})
+	require.NoError(t, err)
+	child.Send("%s", rules)
+	child.Receive()
+	child.Expect("published")
+	assert.Empty(t, contextMappings(t, child.PID()))
+
+	entry, err := procfs.NewFS("/proc").Process(child.PID())
+	require.NoError(t, err)
+	defer entry.Close()
+	var found []wire.ProcessContextHeader
+	for m, err := range entry.Maps(func(name []byte) bool { return len(name) == 0 }) {
+		require.NoError(t, err)
+		var b [wire.ProcessContextHeaderSize]byte
+		if _, err := remotemem.Of(child.PID()).ReadAt(b[:], int64(m.Start)); err != nil {
+			continue
+		}
+		if h, err := wire.DecodeProcessContextHeader(&b); err == nil {
+			assert.Equal(t, "rw-p", m.Perms.String())
+			assert.Zero(t, m.Inode)
+			assert.NotZero(t, h.PublishedAtNS)
+			found = append(found, h)
+		}
+	}
+	assert.Len(t, found, 1)
+}
+
+func TestFailingUpdateLeavesTheOldContext(t *testing.T) {
+	child := childproc.Start(t, "fail to update", nil)
+	child.Expect("published")
+	before, err := readPID(child.PID())
+	require.NoError(t, err)
+
+	assert.Contains(t, child.Ask("fail"), "CLOCK_BOOTTIME: operation not permitted")
+	after, err := readPID(child.PID())
+	require.NoError(t, err)
+	assert.Equal(t, before, after)
+	assert.Contains(t, child.Ask("set"), "CLOCK_BOOTTIME: operation not permitted")
+	after, err = readPID(child.PID())
+	require.NoError(t, err)
+	assert.Equal(t, before, after)
+	child.Done()
+}
+
+func failToUpdate(parent *childproc.Parent) {
+	p, err := resourcepublisher.NewPublisher(resource.NewSchemaless(attribute.Int("n", 1)))
+	parent.Must(err)
+	parent.Send("published")
+	parent.Receive()
+	parent.Must(seccomp.Deny(seccomp.NoBoottime))
+	parent.Send("%v", p.Update(resource.NewSchemaless(attribute.Int("n", 2))))
+	parent.Receive()
+	parent.Send("%v", resourcepublisher.SetAttributes(attribute.Int("n", 2)))
+	parent.Receive()
+}
+
+func TestChildrenHaveNoContext(t *testing.T) {
+	parent := childproc.Start(t, "fork", nil)
+	pid := func(s string) int {
+		var pid int
+		require.NoError(t, json.Unmarshal([]byte(s), &pid), s)
+		return pid
+	}
+	executed, forked := pid(parent.Receive()), pid(parent.Receive())
+	before, err := readPID(parent.PID())
+	require.NoError(t, err)
+	for _, child := range []int{executed, forked} {
+		_, err = readPID(child)
+		require.ErrorIs(t, err, reader.ErrNoContext)
+		assert.Empty(t, contextMappings(t, child))
+	}
+	parent.Send("end")
+	after, err := readPID(parent.PID())
+	require.NoError(t, err)
+	assert.Equal(t, before, after)
+	parent.Done()
+}
+
+func forkAndExec(parent *childproc.Parent) {
+	_, err := resourcepublisher.NewPublisher(resource.NewSchemaless(attribute.Int("n", 1)))
+	parent.Must(err)
+	executed := exec.Command("sleep", "60")
+	executed.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	parent.Must(executed.Start())
+	parent.Send("%d", executed.Process.Pid)
+	forked := fork()
+	parent.Send("%d", forked)
+	parent.Receive()
+	for _, pid := range []int{executed.Process.Pid, forked} {
+		parent.Must(syscall.Kill(pid, syscall.SIGKILL))
+	}
+	parent.Receive()
+}
+
+// fork forks without exec. The child has one thread and no Go runtime worth the
+// name: it makes raw system calls until it is killed.
+//
+//go:norace
+//go:nosplit
+func fork() int {
+	pid, _, errno := syscall.RawSyscall6(syscall.SYS_CLONE, uintptr(syscall.SIGCHLD), 0, 0, 0, 0, 0)
+	if errno != 0 {
+		return -1
+	}
+	if pid == 0 {
+		const prSetPdeathsig = 1
+		_, _, _ = syscall.RawSyscall(syscall.SYS_PRCTL, prSetPdeathsig, uintptr(syscall.SIGKILL), 0)
+	}
+	for pid == 0 {
+		_, _, _ = syscall.RawSyscall6(syscall.SYS_PPOLL, 0, 0, 0, 0, 0, 0)
+	}
+	return int(pid)
+}
+
+func TestKilledAtAnyTime(t *testing.T) {
+	for range 20 {
+		child := childproc.Start(t, "update for ever", nil)
+		child.Expect("updating")
+		for range 50 {
+			pc, err := readPID(child.PID())
+			if err != nil {
+				require.ErrorIs(t, err, reader.ErrBusy)
+				continue
+			}
+			assert.Len(t, pc.Message.GetResource().GetAttributes(), 1)
+		}
+		child.Kill()
+		_, err := readPID(child.PID())
+		require.ErrorIs(t, err, reader.ErrProcessGone)
+	}
+}
+
+func updateForEver(parent *childproc.Parent) {
+	p, err := resourcepublisher.NewPublisher(resource.NewSchemaless(attribute.Int("n", 0)))
+	parent.Must(err)
+	parent.Send("updating")
+	go func() {
+		parent.Receive()
+		os.Exit(0)
+	}()
+	for n := 0; ; n++ {
+		parent.Must(p.Update(resource.NewSchemaless(attribute.String("n", strings.Repeat("x", n%5000)))))
+	}
+}

@@ -1,0 +1,20 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package resourcepublisher_test
+
+import (
+	"testing"
+
+	"github.com/otelctx/otelctx/internal/childproc"
+)
+
+func TestMain(m *testing.M) {
+	childproc.Main(m, map[string]func(*childproc.Parent){
+		"build a provider":       buildProvider,
+		"publish under a filter": publishUnderFilter,
+		"fail to update":         failToUpdate,
+		"fork":                   forkAndExec,
+		"update for ever":        updateForEver,
+	})
+}

@@ -1,0 +1,408 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package resourcepublisher_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/sdk/resource"
+
+	"github.com/otelctx/otelctx/internal/vma"
+	"github.com/otelctx/otelctx/internal/wire"
+	"github.com/otelctx/otelctx/reader"
+	"github.com/otelctx/otelctx/resourcepublisher"
+)
+
+func procPath(pid int, entry string) string {
+	return filepath.Join("/proc", strconv.Itoa(pid), entry)
+}
+
+// everyType has a value of every type of the attribute package, edge cases
+// included.
+func everyType() []attribute.KeyValue {
+	return []attribute.KeyValue{
+		{Key: "empty"},
+		attribute.Bool("bool", true),
+		attribute.Bool("bool.zero", false),
+		attribute.Int64("int", math.MinInt64),
+		attribute.Int64("int.zero", 0),
+		attribute.Float64("float", 1.5),
+		attribute.Float64("float.nan", math.NaN()),
+		attribute.Float64("float.inf", math.Inf(-1)),
+		attribute.Float64("float.negative zero", math.Copysign(0, -1)),
+		attribute.String("string", "läuft \x00 weiter"),
+		attribute.String("string.empty", ""),
+		{Key: "bytes", Value: attribute.ByteSliceValue([]byte{0xff, 0, 0xfe})},
+		attribute.BoolSlice("bools", []bool{true, false}),
+		attribute.Int64Slice("ints", []int64{1, -2}),
+		attribute.Float64Slice("floats", []float64{0.5, math.Inf(1)}),
+		attribute.StringSlice("strings", []string{"a", "", "c"}),
+		attribute.StringSlice("strings.empty", nil),
+		{Key: "slice", Value: attribute.SliceValue(
+			attribute.IntValue(1), attribute.StringValue("two"), attribute.Value{},
+			attribute.SliceValue(attribute.BoolValue(true)),
+		)},
+		{Key: "map", Value: attribute.MapValue(
+			attribute.String("k", "v"),
+			attribute.KeyValue{Key: "inner", Value: attribute.MapValue(attribute.Int("n", 7))},
+		)},
+	}
+}
+
+func TestPublishesWhatItIsGiven(t *testing.T) {
+	for name, res := range map[string]*resource.Resource{
+		"nil":        nil,
+		"empty":      resource.Empty(),
+		"default":    resource.Default(),
+		"every type": resource.NewSchemaless(everyType()...),
+	} {
+		t.Run(name, func(t *testing.T) {
+			publish(t, res)
+			pc := read(t)
+			assert.Equal(t, plainAttributes(res.Attributes()), plainMap(pc.Message.GetResource().GetAttributes()))
+			assert.Equal(t, uint32(2), pc.Version)
+			assert.NotNil(t, pc.Message.GetResource())
+			assert.Positive(t, pc.PayloadSize)
+			assert.Len(t, contextMappings(t, os.Getpid()), 1)
+		})
+	}
+}
+
+func TestSchemaURLIsPublishedBesideTheResource(t *testing.T) {
+	p := publish(t, resource.NewWithAttributes("https://opentelemetry.io/schemas/1.43.0", attribute.Int("a", 1)))
+	pc := read(t)
+	assert.Equal(t, "https://opentelemetry.io/schemas/1.43.0", pc.SchemaURL())
+	assert.Len(t, pc.Message.GetResource().GetAttributes(), 1)
+
+	require.NoError(t, p.Update(resource.NewSchemaless(attribute.Int("a", 1))))
+	pc = read(t)
+	assert.Empty(t, pc.SchemaURL())
+	assert.Empty(t, pc.Message.GetAttributes())
+}
+
+func TestUpdateReplacesAtOnce(t *testing.T) {
+	p := publish(t, resource.NewSchemaless(attribute.Int("n", 0)))
+	last := read(t)
+	for n := 1; n <= 100; n++ {
+		// Sizes go up and down across the pages.
+		text := strings.Repeat("x", (n*7919)%60_000)
+		require.NoError(t, p.Update(resource.NewSchemaless(attribute.Int("n", n), attribute.String("text", text))))
+		pc := read(t)
+		assert.Equal(t, map[string]any{"n": int64(n), "text": text}, plainMap(pc.Message.GetResource().GetAttributes()))
+		assert.Greater(t, pc.PublishedAtNS, last.PublishedAtNS)
+		assert.Equal(t, last.MappingAddress, pc.MappingAddress)
+		last = pc
+	}
+	assert.Len(t, contextMappings(t, os.Getpid()), 1)
+}
+
+func TestUnencodableResourceLeavesTheOldContext(t *testing.T) {
+	deep := attribute.IntValue(1)
+	for range wire.MaxValueNesting + 1 {
+		deep = attribute.SliceValue(deep)
+	}
+	tests := map[string]struct {
+		bad  attribute.KeyValue
+		want string
+	}{
+		"value is not UTF-8":   {attribute.String("bad", "\xff"), `"bad": value is not valid UTF-8`},
+		"key is not UTF-8":     {attribute.String("\xff", "x"), `"\\xff": key is not valid UTF-8`},
+		"element is not UTF-8": {attribute.StringSlice("bad", []string{"a", "\xff"}), `"bad": element 1: .* UTF-8`},
+		"entry is not UTF-8": {
+			attribute.KeyValue{Key: "bad", Value: attribute.MapValue(attribute.String("in", "\xff"))},
+			`"bad": entry "in": .* UTF-8`,
+		},
+		"too deep":  {attribute.KeyValue{Key: "bad", Value: deep}, `"bad": .* deeper than 64 levels`},
+		"too large": {attribute.String("bad", strings.Repeat("x", 65_536)), `655\d\d bytes, at most 65536`},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			bad := resource.NewSchemaless(tt.bad)
+			_, unpublished := resourcepublisher.NewPublisher(bad)
+			assert.Empty(t, contextMappings(t, os.Getpid()))
+
+			p := publish(t, resource.NewSchemaless(attribute.Int("old", 1)))
+			before := read(t)
+			for _, err := range []error{unpublished, p.Update(bad), resourcepublisher.SetAttributes(tt.bad)} {
+				require.Error(t, err)
+				assert.Regexp(t, tt.want, err.Error())
+				assert.Equal(t, name == "too large", errors.Is(err, resourcepublisher.ErrTooLarge))
+			}
+			assert.Equal(t, before, read(t))
+		})
+	}
+}
+
+func TestPayloadMayBeExactlyTheLimit(t *testing.T) {
+	text := func(n int) *resource.Resource {
+		return resource.NewSchemaless(attribute.String("text", strings.Repeat("x", n)))
+	}
+	p := publish(t, text(1))
+	overhead := 0
+	for n := resourcepublisher.MaxPayloadSize; p.Update(text(n)) != nil; n-- {
+		overhead++
+	}
+	pc := read(t)
+	assert.Equal(t, resourcepublisher.MaxPayloadSize, pc.PayloadSize)
+	assert.Len(t, pc.Message.GetResource().GetAttributes()[0].GetValue().GetStringValue(),
+		resourcepublisher.MaxPayloadSize-overhead)
+}
+
+func TestValuesNestAsDeepAsTheReaderFollows(t *testing.T) {
+	deep := attribute.IntValue(1)
+	for range wire.MaxValueNesting {
+		deep = attribute.MapValue(attribute.KeyValue{Key: "k", Value: deep})
+	}
+	kv := attribute.KeyValue{Key: "deep", Value: deep}
+	publish(t, resource.NewSchemaless(kv))
+	assert.Equal(t, plainAttributes([]attribute.KeyValue{kv}), plainMap(read(t).Message.GetResource().GetAttributes()))
+}
+
+func TestOneContextPerProcess(t *testing.T) {
+	p := publish(t, resource.NewSchemaless(attribute.Int("n", 1)))
+	assert.Same(t, p, resourcepublisher.Current())
+	first := read(t)
+
+	_, err := resourcepublisher.NewPublisher(resource.NewSchemaless(attribute.Int("n", 2)))
+	require.ErrorIs(t, err, resourcepublisher.ErrAlreadyPublished)
+	assert.Equal(t, first, read(t))
+
+	require.NoError(t, p.Shutdown(context.Background()))
+	require.NoError(t, p.Shutdown(context.Background()))
+	assert.Nil(t, resourcepublisher.Current())
+	assert.Empty(t, contextMappings(t, os.Getpid()))
+	_, err = readPID(os.Getpid())
+	require.ErrorIs(t, err, reader.ErrNoContext)
+	require.ErrorIs(t, p.Update(resource.Empty()), resourcepublisher.ErrShutdown)
+
+	second := publish(t, resource.NewSchemaless(attribute.Int("n", 3)))
+	// What is left of the first must not touch the second.
+	require.NoError(t, p.Shutdown(context.Background()))
+	assert.Same(t, second, resourcepublisher.Current())
+	assert.Equal(t, map[string]any{"n": int64(3)}, plainMap(read(t).Message.GetResource().GetAttributes()))
+}
+
+func TestNilPublisherDoesNothing(t *testing.T) {
+	var p *resourcepublisher.Publisher
+	require.NoError(t, p.Shutdown(context.Background()))
+	require.NoError(t, p.ForceFlush(context.Background()))
+	require.ErrorIs(t, p.Update(resource.Empty()), resourcepublisher.ErrShutdown)
+	p.OnStart(context.Background(), nil)
+	p.OnEnd(nil)
+}
+
+func TestRoundsLeaveNothingBehind(t *testing.T) {
+	count := func() (fds, goroutines int) {
+		entries, err := os.ReadDir("/proc/self/fd")
+		require.NoError(t, err)
+		return len(entries), runtime.NumGoroutine()
+	}
+	round := func() {
+		p, err := resourcepublisher.NewPublisher(resource.Default())
+		require.NoError(t, err)
+		require.NoError(t, p.Update(resource.Empty()))
+		require.NoError(t, p.Shutdown(context.Background()))
+	}
+	round()
+	fdsBefore, goroutinesBefore := count()
+	for range 1000 {
+		round()
+	}
+	fds, goroutines := count()
+	assert.Equal(t, fdsBefore, fds)
+	assert.LessOrEqual(t, goroutines, goroutinesBefore)
+	assert.Empty(t, contextMappings(t, os.Getpid()))
+}
+
+func TestExtraAttributes(t *testing.T) {
+	t.Cleanup(func() { assert.NoError(t, resourcepublisher.RemoveAttributes("a", "b", "nested")) })
+	extra := func() map[string]any { return plainMap(read(t).Message.GetAttributes()) }
+
+	// Before the publisher comes up; the last of two equal keys counts.
+	require.NoError(t, resourcepublisher.SetAttributes(attribute.Int("a", 0), attribute.Int("a", 1)))
+	p := publish(t, resource.NewSchemaless(attribute.Int("a", 99)))
+	assert.Equal(t, map[string]any{"a": int64(1)}, extra())
+
+	// While it is up, several at once.
+	nested := attribute.KeyValue{Key: "nested", Value: attribute.MapValue(
+		attribute.KeyValue{Key: "list", Value: attribute.SliceValue(attribute.ByteSliceValue([]byte{1}), attribute.Value{})},
+		attribute.Int("twice", 1), attribute.Int("twice", 2),
+	)}
+	before := read(t)
+	require.NoError(t, resourcepublisher.SetAttributes(attribute.String("b", "x"), nested, attribute.Int("a", 2)))
+	want := map[string]any{
+		"a": int64(2), "b": "x",
+		"nested": map[string]any{"list": []any{[]byte{1}, nil}, "twice": int64(2)},
+	}
+	assert.Equal(t, want, extra())
+	assert.Greater(t, read(t).PublishedAtNS, before.PublishedAtNS)
+
+	// They outlive updates of the resource and the publisher.
+	require.NoError(t, p.Update(resource.Empty()))
+	assert.Equal(t, want, extra())
+	require.NoError(t, p.Shutdown(context.Background()))
+	publish(t, resource.Empty())
+	assert.Equal(t, want, extra())
+
+	// Unknown keys are passed over.
+	require.NoError(t, resourcepublisher.RemoveAttributes("nested", "b", "unknown"))
+	assert.Equal(t, map[string]any{"a": int64(2)}, extra())
+
+	// What cannot be published changes nothing, now and later.
+	require.ErrorIs(t, resourcepublisher.SetAttributes(
+		attribute.Int("a", 3), attribute.String("b", strings.Repeat("x", 70_000)),
+	), resourcepublisher.ErrTooLarge)
+	assert.Equal(t, map[string]any{"a": int64(2)}, extra())
+	for _, key := range []attribute.Key{"", wire.AttributeSchemaURL} {
+		require.ErrorContains(t, resourcepublisher.SetAttributes(key.Int(1)), "reserved")
+	}
+	assert.Equal(t, map[string]any{"a": int64(2)}, extra())
+}
+
+func TestFilterKeepsSecretsOut(t *testing.T) {
+	secret := attribute.String("process.command_args", "--password=s3cret")
+	keep := attribute.NewDenyKeysFilter("process.command_args")
+	p := publish(t, resource.NewSchemaless(secret, attribute.Int("n", 1)), resourcepublisher.WithAttributeFilter(keep))
+	published := func() map[string]any { return plainMap(read(t).Message.GetResource().GetAttributes()) }
+	assert.Equal(t, map[string]any{"n": int64(1)}, published())
+
+	require.NoError(t, p.Update(resource.NewSchemaless(secret, attribute.Int("n", 2))))
+	assert.Equal(t, map[string]any{"n": int64(2)}, published())
+	t.Cleanup(func() { assert.NoError(t, resourcepublisher.RemoveAttributes("x")) })
+	require.NoError(t, resourcepublisher.SetAttributes(attribute.Int("x", 1)))
+	assert.Equal(t, map[string]any{"n": int64(2)}, published())
+}
+
+func TestDisabling(t *testing.T) {
+	tests := []struct {
+		env       string
+		opts      []resourcepublisher.Option
+		published bool
+		reported  int
+	}{
+		{env: "", published: true},
+		{env: "false", published: true},
+		{env: "TRUE", published: false},
+		{env: " true ", published: false},
+		{env: "1", published: true, reported: 1},
+		{env: "true", opts: []resourcepublisher.Option{resourcepublisher.WithEnabled(true)}, published: true},
+		{env: "false", opts: []resourcepublisher.Option{resourcepublisher.WithEnabled(false)}, published: false},
+		{env: "nonsense", opts: []resourcepublisher.Option{resourcepublisher.WithEnabled(true)}, published: true},
+	}
+	for _, tt := range tests {
+		t.Run(fmt.Sprintf("%q with %d options", tt.env, len(tt.opts)), func(t *testing.T) {
+			t.Setenv("OTELCTX_PROCESS_CONTEXT_DISABLED", tt.env)
+			log := handleErrors(t)
+			withdrawAtEnd(t)
+			p, err := resourcepublisher.NewPublisher(nil, tt.opts...)
+			if tt.published {
+				require.NoError(t, err)
+			} else {
+				require.ErrorIs(t, err, resourcepublisher.ErrDisabled)
+				assert.Nil(t, p)
+				// Packages that add to the context need not know.
+				require.NoError(t, resourcepublisher.SetAttributes(attribute.Int("a", 1)))
+				require.NoError(t, resourcepublisher.RemoveAttributes("a"))
+			}
+			assert.Len(t, contextMappings(t, os.Getpid()), map[bool]int{true: 1}[tt.published])
+			assert.Len(t, log.take(), tt.reported)
+		})
+	}
+}
+
+func TestForeignContextIsDetected(t *testing.T) {
+	tests := map[string]struct {
+		header  wire.ProcessContextHeader
+		foreign bool
+	}{
+		"published":       {wire.ProcessContextHeader{Signature: signature("OTEL_CTX"), Version: 2, PublishedAtNS: 1}, true},
+		"withdrawn":       {wire.ProcessContextHeader{Signature: signature("OTEL_CTX"), Version: 2}, false},
+		"another version": {wire.ProcessContextHeader{Signature: signature("OTEL_CTX"), Version: 1, PublishedAtNS: 1}, false},
+		"something else":  {wire.ProcessContextHeader{Signature: signature("OTEL_XXX"), Version: 2, PublishedAtNS: 1}, false},
+		"blank":           {wire.ProcessContextHeader{}, false},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			other, err := vma.New(wire.ProcessContextName, wire.ProcessContextHeaderSize)
+			require.NoError(t, err)
+			defer other.Close()
+			*wire.ProcessContextHeaderIn(other.Bytes()) = tt.header
+			_ = other.Announce()
+
+			p, err := resourcepublisher.NewPublisher(nil)
+			if tt.foreign {
+				require.ErrorIs(t, err, resourcepublisher.ErrForeignContext)
+				require.ErrorContains(t, err, "OTEL_CTX")
+				log := handleErrors(t)
+				resourcepublisher.WithResource(resource.Empty())
+				if errs := log.take(); assert.Len(t, errs, 1) {
+					require.ErrorIs(t, errs[0], resourcepublisher.ErrForeignContext)
+				}
+				assert.Len(t, contextMappings(t, os.Getpid()), 1)
+				require.NoError(t, other.Close())
+				p, err = resourcepublisher.NewPublisher(nil)
+			}
+			require.NoError(t, err)
+			require.NoError(t, p.Shutdown(context.Background()))
+		})
+	}
+}
+
+func signature(s string) [8]byte { return [8]byte([]byte(s)) }
+
+func TestConcurrentUse(t *testing.T) {
+	withdrawAtEnd(t)
+	t.Cleanup(func() { assert.NoError(t, resourcepublisher.RemoveAttributes("extra")) })
+	allowed := []error{
+		resourcepublisher.ErrAlreadyPublished, resourcepublisher.ErrShutdown,
+		reader.ErrNoContext, reader.ErrBusy,
+	}
+	check := func(err error) {
+		for _, a := range allowed {
+			if errors.Is(err, a) {
+				return
+			}
+		}
+		assert.NoError(t, err)
+	}
+	work := []func(int){
+		func(n int) {
+			p, err := resourcepublisher.NewPublisher(resource.NewSchemaless(attribute.Int("n", n)))
+			check(err)
+			check(p.Update(resource.NewSchemaless(attribute.Int("n", -n))))
+		},
+		func(int) { check(resourcepublisher.Current().Shutdown(context.Background())) },
+		func(n int) { check(resourcepublisher.SetAttributes(attribute.Int("extra", n))) },
+		func(int) { check(resourcepublisher.RemoveAttributes("extra")) },
+		func(int) {
+			pc, err := readPID(os.Getpid())
+			check(err)
+			if err == nil {
+				assert.Len(t, pc.Message.GetResource().GetAttributes(), 1)
+			}
+		},
+	}
+	var wg sync.WaitGroup
+	for _, f := range work {
+		wg.Go(func() {
+			for n := range 500 {
+				f(n)
+			}
+		})
+	}
+	wg.Wait()
+}

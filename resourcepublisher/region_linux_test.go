@@ -1,0 +1,74 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package resourcepublisher
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/otel/sdk/resource"
+
+	"github.com/otelctx/otelctx/internal/boottime"
+	"github.com/otelctx/otelctx/internal/wire"
+)
+
+// TestRegionBytes looks at the memory as OTEP 4719 describes it, not as Go does.
+func TestRegionBytes(t *testing.T) {
+	before, err := boottime.Now()
+	require.NoError(t, err)
+	r, err := newRegion([]byte("first payload"))
+	require.NoError(t, err)
+	defer func() { assert.NoError(t, r.withdraw()) }()
+	mem := r.memory.Bytes()
+
+	check := func(payload string, after uint64) uint64 {
+		assert.Equal(t, []byte("OTEL_CTX\x02\x00\x00\x00"), mem[:12])
+		assert.Equal(t, uint32(len(payload)), binary.NativeEndian.Uint32(mem[12:]))
+		publishedAt := binary.NativeEndian.Uint64(mem[16:])
+		assert.Greater(t, publishedAt, after)
+		offset := binary.NativeEndian.Uint64(mem[24:]) - r.memory.Address()
+		assert.Equal(t, payload, string(mem[offset:][:len(payload)]))
+		return publishedAt
+	}
+	at := check("first payload", before)
+	first := bytes.Clone(mem[firstPayload:][:13])
+	require.NoError(t, r.update([]byte("second")))
+	at = check("second", at)
+	assert.Equal(t, first, mem[firstPayload:][:13], "a reader in flight keeps the old payload")
+	require.NoError(t, r.update(make([]byte, wire.MaxProcessContextPayload)))
+	at = check(string(make([]byte, wire.MaxProcessContextPayload)), at)
+	require.NoError(t, r.update(bytes.Repeat([]byte("x"), wire.MaxProcessContextPayload)))
+	check(string(bytes.Repeat([]byte("x"), wire.MaxProcessContextPayload)), at)
+}
+
+func TestTimestampsNeverRepeat(t *testing.T) {
+	r, err := newRegion([]byte("x"))
+	require.NoError(t, err)
+	defer func() { assert.NoError(t, r.withdraw()) }()
+	// A clock that stands still, as far as the region can tell.
+	ahead := r.publishedAt + uint64(time.Hour)
+	r.publishedAt = ahead
+	for i := range uint64(3) {
+		require.NoError(t, r.update([]byte("y")))
+		assert.Equal(t, ahead+1+i, r.header.PublishedAtNS)
+	}
+}
+
+// TestForkedPublisherTouchesNothing stands in for a forked child that goes on
+// running Go: the mapping is not there, and to write to it would be the end.
+func TestForkedPublisherTouchesNothing(t *testing.T) {
+	p, err := NewPublisher(nil)
+	require.NoError(t, err)
+	inherited := p.region
+	p.pid++
+	require.ErrorContains(t, p.Update(resource.Empty()), "forked")
+	require.NoError(t, p.Shutdown(context.Background()))
+	assert.NotZero(t, inherited.header.PublishedAtNS)
+	require.NoError(t, inherited.withdraw())
+}
