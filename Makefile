@@ -39,7 +39,7 @@ test: ## Run all tests of all modules, with the race detector where there is a C
 .PHONY: fuzz
 fuzz: ## Run each fuzz target for FUZZTIME (30s).
 	@set -e; for t in $(FUZZ_TARGETS); do echo "== $$t"; \
-		$(GO) test -run '^$$' -fuzz "^$${t#*:}$$" -fuzztime $(FUZZTIME) "$${t%:*}"; done
+		$(GO) test -run '^$$' -fuzz "^$${t#*:}$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 20x "$${t%:*}"; done
 
 .PHONY: bench
 bench: ## Run the benchmarks.

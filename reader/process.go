@@ -28,7 +28,9 @@ var (
 	// ErrNotPermitted says that the kernel does not let the caller read the
 	// process.
 	ErrNotPermitted = errors.New("not permitted to read the process")
-	// ErrProcessGone says that there is no such process, or no longer.
+	// ErrProcessGone says that there is no such process, or no longer. One that has
+	// died but has not been waited for has no memory left and may as well show
+	// [ErrNoContext].
 	ErrProcessGone = errors.New("process is gone")
 	// ErrInvalid says that what the process shows as its context cannot be one:
 	// trying again is of no use until it changes.
@@ -126,7 +128,7 @@ func Publishers(ctx context.Context) iter.Seq2[*Process, error] {
 			if errors.Is(err, ErrNoContext) || errors.Is(err, ErrProcessGone) {
 				continue
 			}
-			if !yield(p, err) {
+			if !yield(p, err) || err != nil && errors.Is(err, ctx.Err()) {
 				return
 			}
 		}

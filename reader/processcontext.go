@@ -42,22 +42,24 @@ type ProcessContext struct {
 // SchemaURL returns the schema URL of the resource if the publisher gave one, as
 // otelctx does in the attribute otelctx.resource.schema_url, or "".
 func (c *ProcessContext) SchemaURL() string {
+	url := ""
 	for _, kv := range c.Message.GetAttributes() {
 		if kv.GetKey() == wire.AttributeSchemaURL {
-			return kv.GetValue().GetStringValue()
+			url = kv.GetValue().GetStringValue()
 		}
 	}
-	return ""
+	return url
 }
 
 // Age returns how long ago the context was published. It understands both clocks
-// that publishers use: a time since boot that lies ahead is one since the epoch.
+// that publishers use: what would be decades since boot is time since the epoch.
 func (c *ProcessContext) Age() (time.Duration, error) {
 	now, err := boottime.Now()
 	if err != nil {
 		return 0, err
 	}
-	if c.PublishedAtNS > now {
+	const year2000 = 946_684_800_000_000_000
+	if c.PublishedAtNS >= year2000 {
 		now = uint64(time.Now().UnixNano())
 	}
 	if age := now - c.PublishedAtNS; c.PublishedAtNS <= now && age <= math.MaxInt64 {
@@ -68,7 +70,8 @@ func (c *ProcessContext) Age() (time.Duration, error) {
 
 const (
 	// maxAttempts bounds how often a read is tried while the context changes
-	// underneath. The pauses between them add up to about 3 ms.
+	// underneath. The pauses between them add up to 1.5 ms, and to some 10 ms where
+	// timers are coarse.
 	maxAttempts  = 10
 	firstBackoff = 3 * time.Microsecond
 
@@ -78,13 +81,14 @@ const (
 
 	// maxMessageNesting bounds how deep messages nest in a payload: for each level
 	// of a value up to three (map, entry, value), around them the process context,
-	// its resource, an attribute and its value.
-	maxMessageNesting = 3*wire.MaxValueNesting + 4
+	// its resource, an attribute and its value. One level more is that of the
+	// innermost value, which may be a list or a map too.
+	maxMessageNesting = 3*(wire.MaxValueNesting+1) + 4
 )
 
 // ProcessContext returns the context that the process publishes, whole: one that
 // is being updated meanwhile is tried again a bounded number of times within
-// about 3 ms.
+// about 10 ms.
 //
 // The error wraps [ErrNoContext], [ErrNotPermitted], [ErrProcessGone],
 // [ErrInvalid] or [ErrBusy], or is ctx's. Two valid contexts in one process are
@@ -127,7 +131,7 @@ func (p *Process) Changed(publishedAtNS uint64) (bool, error) {
 	if err != nil {
 		return false, p.classify(err)
 	}
-	return h.PublishedAtNS != publishedAtNS, nil
+	return h.PublishedAtNS == 0 || h.PublishedAtNS != publishedAtNS, nil
 }
 
 // readOnce is one pass through the reading protocol of OTEP 4719.
@@ -240,7 +244,12 @@ func (p *Process) locate(ctx context.Context) error {
 			// Just withdrawn, or just being published.
 			changing = true
 		case errors.Is(err, wire.ErrProcessContextHeader):
-			rejections = errors.Join(rejections, fmt.Errorf("%s: %w", m.Name, err))
+			// The name may be made of anything, terminal control sequences included.
+			err = fmt.Errorf("%q: %w", m.Name, err)
+			if rejections != nil {
+				err = fmt.Errorf("%w; %w", rejections, err)
+			}
+			rejections = err
 		case err != nil:
 			return p.classify(err)
 		case h.PublishedAtNS == 0:

@@ -50,6 +50,7 @@ func Maps(r io.Reader, keep func(name []byte) bool) iter.Seq2[Mapping, error] {
 	return func(yield func(Mapping, error) bool) {
 		s := bufio.NewScanner(r)
 		s.Buffer(make([]byte, 0, 16<<10), maxMapsLine)
+		s.Split(scanLines)
 		lines := 0
 		for s.Scan() {
 			if lines++; lines > maxMapsLines {
@@ -76,6 +77,18 @@ func Maps(r io.Reader, keep func(name []byte) bool) iter.Seq2[Mapping, error] {
 			yield(Mapping{}, fmt.Errorf("maps: %w", err))
 		}
 	}
+}
+
+// scanLines is bufio.ScanLines without its taste for carriage returns, with which a
+// name may end.
+func scanLines(data []byte, atEOF bool) (advance int, token []byte, err error) {
+	if i := bytes.IndexByte(data, '\n'); i >= 0 {
+		return i + 1, data[:i], nil
+	}
+	if atEOF && len(data) > 0 {
+		return len(data), data, nil
+	}
+	return 0, nil, nil
 }
 
 // mapsFields is how many fields precede the name: address, perms, offset, dev, inode.

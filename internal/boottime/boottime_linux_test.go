@@ -1,0 +1,74 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package boottime_test
+
+import (
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/otelctx/otelctx/internal/boottime"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func TestNowIsMonotonic(t *testing.T) {
+	var last uint64
+	for range 10_000 {
+		now, err := boottime.Now()
+		require.NoError(t, err)
+		require.Positive(t, now)
+		require.GreaterOrEqual(t, now, last)
+		last = now
+	}
+}
+
+func TestNowPasses(t *testing.T) {
+	const pause = 5 * time.Millisecond
+	before, err := boottime.Now()
+	require.NoError(t, err)
+	time.Sleep(pause)
+	after, err := boottime.Now()
+	require.NoError(t, err)
+	assert.GreaterOrEqual(t, after-before, uint64(pause), "not in nanoseconds")
+}
+
+// uptime is the kernel's own idea of the time since boot, suspension included, in
+// hundredths of a second.
+func uptime(t *testing.T) time.Duration {
+	t.Helper()
+	b, err := os.ReadFile("/proc/uptime")
+	require.NoError(t, err)
+	seconds, _, _ := strings.Cut(string(b), " ")
+	s, err := strconv.ParseFloat(seconds, 64)
+	require.NoError(t, err)
+	return time.Duration(s * float64(time.Second))
+}
+
+func TestNowIsUptime(t *testing.T) {
+	var fs syscall.Statfs_t
+	require.NoError(t, syscall.Statfs("/proc/uptime", &fs))
+	if fs.Type != 0x9fa0 { // PROC_SUPER_MAGIC
+		t.Skip("/proc/uptime is not the kernel's: a container's own takes its place")
+	}
+	const tolerance = 20 * time.Millisecond // two of uptime's units
+	before := uptime(t)
+	ns, err := boottime.Now()
+	require.NoError(t, err)
+	after := uptime(t)
+	now := time.Duration(ns)
+	assert.Greater(t, now, before-tolerance)
+	assert.Less(t, now, after+tolerance)
+}
+
+func TestNowAllocatesNothing(t *testing.T) {
+	assert.Zero(t, testing.AllocsPerRun(100, func() { _, _ = boottime.Now() }))
+}

@@ -1,0 +1,424 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package wire
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/hex"
+	"flag"
+	"math"
+	"math/big"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
+	processcontextpb "go.opentelemetry.io/proto/otlp/processcontext/v1development"
+	resourcepb "go.opentelemetry.io/proto/otlp/resource/v1"
+	"google.golang.org/protobuf/proto"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+// golden compares b with a file of testdata, which holds it as a hex dump: fit to
+// be read in a review.
+func golden(t *testing.T, name string, b []byte) {
+	t.Helper()
+	path := filepath.Join("testdata", name)
+	got := hex.Dump(b)
+	if *update {
+		require.NoError(t, os.MkdirAll("testdata", 0o755))
+		require.NoError(t, os.WriteFile(path, []byte(got), 0o644))
+	}
+	want, err := os.ReadFile(path)
+	require.NoError(t, err)
+	assert.Equal(t, strings.ReplaceAll(string(want), "\r\n", "\n"), got)
+}
+
+// littleEndian skips a test whose golden bytes are those of a little-endian
+// machine, as all supported ones are.
+func littleEndian(t *testing.T) {
+	t.Helper()
+	if binary.NativeEndian.Uint16([]byte{1, 0}) != 1 {
+		t.Skip("this machine is big-endian")
+	}
+}
+
+var header = ProcessContextHeader{
+	Signature:     [8]byte([]byte(ProcessContextSignature)),
+	Version:       ProcessContextVersion,
+	PayloadSize:   0x1234,
+	PublishedAtNS: 0x0123456789abcdef,
+	Payload:       0x00007fedcba98765,
+}
+
+// encodeHeader lays h down as a publisher does: through the struct, in mapped memory.
+func encodeHeader(h ProcessContextHeader) []byte {
+	b := make([]byte, ProcessContextHeaderSize)
+	*ProcessContextHeaderIn(b) = h
+	return b
+}
+
+func TestProcessContextHeaderGolden(t *testing.T) {
+	littleEndian(t)
+	b := encodeHeader(header)
+	golden(t, "processcontext_header.hex", b)
+
+	// The table of the OTEP, once more and by hand.
+	want := []byte{
+		'O', 'T', 'E', 'L', '_', 'C', 'T', 'X', // signature
+		2, 0, 0, 0, // version
+		0x34, 0x12, 0, 0, // payload_size
+		0xef, 0xcd, 0xab, 0x89, 0x67, 0x45, 0x23, 0x01, // published_at_ns
+		0x65, 0x87, 0xa9, 0xcb, 0xed, 0x7f, 0, 0, // payload
+	}
+	require.Equal(t, want, b)
+
+	got, err := DecodeProcessContextHeader((*[ProcessContextHeaderSize]byte)(want))
+	require.NoError(t, err)
+	assert.Equal(t, header, got)
+}
+
+func TestDecodeProcessContextHeader(t *testing.T) {
+	tests := []struct {
+		name     string
+		change   func(b []byte)
+		unsigned bool
+		wantErr  string
+	}{
+		{name: "all zeros", change: func(b []byte) { clear(b) }, unsigned: true, wantErr: "no signature yet"},
+		{name: "signature not written yet", change: func(b []byte) { clear(b[:8]) }, unsigned: true, wantErr: "no signature yet"},
+		{name: "lower case", change: func(b []byte) { copy(b, "otel_ctx") }, wantErr: `signature "otel_ctx"`},
+		{name: "first byte missing", change: func(b []byte) { b[0] = 0 }, wantErr: `signature "\x00TEL_CTX"`},
+		{name: "last byte missing", change: func(b []byte) { b[7] = 0 }, wantErr: `signature "OTEL_CT\x00"`},
+		{name: "byte-swapped signature", change: func(b []byte) { copy(b, "XTC_LETO") }, wantErr: `signature "XTC_LETO"`},
+		{name: "no version", change: func(b []byte) { binary.NativeEndian.PutUint32(b[8:], 0) }, wantErr: "version 0, supported is 2"},
+		{name: "development version", change: func(b []byte) { binary.NativeEndian.PutUint32(b[8:], 1) }, wantErr: "version 1, supported is 2"},
+		{name: "next version", change: func(b []byte) { binary.NativeEndian.PutUint32(b[8:], 3) }, wantErr: "version 3, supported is 2"},
+		{name: "version in the wrong half", change: func(b []byte) { binary.NativeEndian.PutUint32(b[8:], 2<<16) }, wantErr: "version 131072"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			b := encodeHeader(header)
+			tt.change(b)
+			got, err := DecodeProcessContextHeader((*[ProcessContextHeaderSize]byte)(b))
+			require.ErrorIs(t, err, ErrProcessContextHeader)
+			assert.Equal(t, tt.unsigned, err == ErrProcessContextUnsigned) //nolint:errorlint // it must be the very sentinel or none
+			assert.ErrorContains(t, err, tt.wantErr)
+			assert.Zero(t, got)
+		})
+	}
+
+	t.Run("an update in flight is no error", func(t *testing.T) {
+		h := header
+		h.PublishedAtNS, h.PayloadSize, h.Payload = 0, 0, 0
+		got, err := DecodeProcessContextHeader((*[ProcessContextHeaderSize]byte)(encodeHeader(h)))
+		require.NoError(t, err)
+		assert.Equal(t, h, got)
+	})
+}
+
+func TestProcessContextHeaderIn(t *testing.T) {
+	b := make([]byte, 128) // as aligned as a size class of its size
+	h := ProcessContextHeaderIn(b[8:])
+	h.Version = 7
+	assert.Equal(t, uint32(7), binary.NativeEndian.Uint32(b[16:]), "not the caller's memory")
+	assert.NotPanics(t, func() { ProcessContextHeaderIn(b[:ProcessContextHeaderSize]) })
+
+	assert.Panics(t, func() { ProcessContextHeaderIn(nil) })
+	assert.Panics(t, func() { ProcessContextHeaderIn(b[:ProcessContextHeaderSize-1]) })
+	for i := 1; i < 8; i++ {
+		assert.Panics(t, func() { ProcessContextHeaderIn(b[i:]) }, "at an address that is odd by %d", i)
+	}
+}
+
+func TestValidatePayload(t *testing.T) {
+	const top = 1 << 63
+	tests := []struct {
+		name    string
+		size    uint32
+		address uint64
+		wantErr string
+	}{
+		{name: "usual", size: 500, address: 0x7f0000001040},
+		{name: "smallest", size: 1, address: 1},
+		{name: "largest", size: 65536, address: 0xc000123456},
+		{name: "last byte of user space", size: 1, address: top - 1},
+		{name: "largest that ends with user space", size: 65536, address: top - 65536},
+
+		{name: "empty", size: 0, address: 0x7f0000001040, wantErr: "payload of 0 bytes, must be 1 to 65536"},
+		{name: "one too large", size: 65537, address: 0x7f0000001040, wantErr: "payload of 65537 bytes"},
+		{name: "enormous", size: math.MaxUint32, address: 0x7f0000001040, wantErr: "payload of 4294967295 bytes"},
+		{name: "null", size: 500, address: 0, wantErr: "payload at 0x0"},
+		{name: "runs out of user space", size: 2, address: top - 1, wantErr: "payload at 0x7fffffffffffffff"},
+		{name: "kernel half", size: 1, address: top, wantErr: "payload at 0x8000000000000000"},
+		{name: "kernel text", size: 500, address: 0xffffffff81000000, wantErr: "payload at 0xffffffff81000000"},
+		{name: "wraps around", size: 500, address: math.MaxUint64, wantErr: "payload at 0xffffffffffffffff"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			h := header
+			h.PayloadSize, h.Payload = tt.size, tt.address
+			err := h.ValidatePayload()
+			if tt.wantErr == "" {
+				require.NoError(t, err)
+				return
+			}
+			require.ErrorIs(t, err, ErrProcessContextHeader)
+			assert.ErrorContains(t, err, tt.wantErr)
+		})
+	}
+}
+
+var mappingNames = []struct {
+	name string
+	want bool
+}{
+	{"/memfd:OTEL_CTX (deleted)", true},
+	{"/memfd:OTEL_CTX", true},
+	{"[anon_shmem:OTEL_CTX]", true},
+	{"[anon:OTEL_CTX]", true},
+	// Longer ones are the header's to refuse: the OTEP asks for a prefix.
+	{"/memfd:OTEL_CTX_2 (deleted)", true},
+
+	{"", false},
+	{"OTEL_CTX", false},
+	{"/memfd:", false},
+	{"/memfd:OTEL_CT", false},
+	{"/memfd:OTEL-CTX (deleted)", false},
+	{"/memfd:otel_ctx (deleted)", false},
+	{"/memfd:DD_OTEL_CTX (deleted)", false},
+	{"/memfd:OTELCTX_SLOTS (deleted)", false},
+	{"/tmp/memfd:OTEL_CTX (deleted)", false},
+	{" /memfd:OTEL_CTX (deleted)", false},
+	{"memfd:OTEL_CTX (deleted)", false},
+	{"[anon:OTEL_CTX", false},
+	{"[anon:OTEL_CTX2]", false},
+	{"[anon: OTEL_CTX]", false},
+	{"[anon:OTELCTX_SLOTS]", false},
+	{"[anon_shmem:OTEL_CTX", false},
+	{"[anon_shmem:DD_OTEL_CTX]", false},
+	{"[anon_shmem:]", false},
+	{"[heap]", false},
+	{"[stack]", false},
+}
+
+func TestIsProcessContextMapping(t *testing.T) {
+	for _, tt := range mappingNames {
+		assert.Equal(t, tt.want, IsProcessContextMapping([]byte(tt.name)), "%q", tt.name)
+	}
+	assert.False(t, IsProcessContextMapping(nil))
+}
+
+func TestNoAllocations(t *testing.T) {
+	names := make([][]byte, len(mappingNames))
+	for i, tt := range mappingNames {
+		names[i] = []byte(tt.name)
+	}
+	assert.Zero(t, testing.AllocsPerRun(100, func() {
+		for _, name := range names {
+			IsProcessContextMapping(name)
+		}
+	}), "IsProcessContextMapping")
+
+	b := [ProcessContextHeaderSize]byte(encodeHeader(header))
+	var failed bool
+	assert.Zero(t, testing.AllocsPerRun(100, func() {
+		h, err := DecodeProcessContextHeader(&b)
+		failed = failed || err != nil || h.ValidatePayload() != nil
+	}), "a header that is valid")
+	assert.False(t, failed)
+}
+
+// message is a process context as a service has it, and with every type of value.
+func message() *processcontextpb.ProcessContext {
+	str := func(s string) *commonpb.AnyValue {
+		return &commonpb.AnyValue{Value: &commonpb.AnyValue_StringValue{StringValue: s}}
+	}
+	boolean := func(b bool) *commonpb.AnyValue {
+		return &commonpb.AnyValue{Value: &commonpb.AnyValue_BoolValue{BoolValue: b}}
+	}
+	integer := func(i int64) *commonpb.AnyValue {
+		return &commonpb.AnyValue{Value: &commonpb.AnyValue_IntValue{IntValue: i}}
+	}
+	double := func(f float64) *commonpb.AnyValue {
+		return &commonpb.AnyValue{Value: &commonpb.AnyValue_DoubleValue{DoubleValue: f}}
+	}
+	array := func(vs ...*commonpb.AnyValue) *commonpb.AnyValue {
+		return &commonpb.AnyValue{Value: &commonpb.AnyValue_ArrayValue{ArrayValue: &commonpb.ArrayValue{Values: vs}}}
+	}
+	kvlist := func(kvs ...*commonpb.KeyValue) *commonpb.AnyValue {
+		return &commonpb.AnyValue{Value: &commonpb.AnyValue_KvlistValue{KvlistValue: &commonpb.KeyValueList{Values: kvs}}}
+	}
+	bin := func(b ...byte) *commonpb.AnyValue {
+		return &commonpb.AnyValue{Value: &commonpb.AnyValue_BytesValue{BytesValue: b}}
+	}
+	kv := func(k string, v *commonpb.AnyValue) *commonpb.KeyValue { return &commonpb.KeyValue{Key: k, Value: v} }
+
+	return &processcontextpb.ProcessContext{
+		Resource: &resourcepb.Resource{Attributes: []*commonpb.KeyValue{
+			kv("service.name", str("checkout")),
+			kv("service.instance.id", str("627cc493-f310-47de-96bd-71410b7dec09")),
+			kv("telemetry.sdk.language", str("go")),
+			kv("process.command_args", array(str("/bin/checkout"), str("-port=8080"))),
+			kv("process.pid", integer(4711)),
+			kv("bool.true", boolean(true)),
+			kv("bool.false", boolean(false)),
+			kv("int.zero", integer(0)),
+			kv("int.negative", integer(-1)),
+			kv("double", double(0.5)),
+			kv("string.empty", str("")),
+			kv("string.unicode", str("Grüße ✓")),
+			kv("bytes", bin(0, 0xff, 0x80)),
+			kv("bytes.empty", bin()),
+			kv("ints", array(integer(1), integer(300))),
+			kv("array.empty", array()),
+			kv("map", kvlist(kv("inner", kvlist(kv("leaf", boolean(true)))), kv("list", array(double(-2))))),
+			kv("map.empty", kvlist()),
+			kv("nothing", &commonpb.AnyValue{}),
+		}},
+		Attributes: []*commonpb.KeyValue{
+			kv("threadlocal.attribute_key_map", array(str("http.route"), str("user.id"))),
+			kv("threadlocal.schema_version", str("otelctx_slots_v1")),
+		},
+	}
+}
+
+// enc writes protobuf's wire format by the rules of its specification, for want of
+// trust in a round trip.
+type enc []byte
+
+func (e enc) tag(field, wireType uint64) enc { return enc(binary.AppendUvarint(e, field<<3|wireType)) }
+
+func (e enc) varint(field, v uint64) enc { return enc(binary.AppendUvarint(e.tag(field, 0), v)) }
+
+func (e enc) fixed64(field, v uint64) enc {
+	return enc(binary.LittleEndian.AppendUint64(e.tag(field, 1), v))
+}
+
+func (e enc) bytes(field uint64, b string) enc {
+	return append(enc(binary.AppendUvarint(e.tag(field, 2), uint64(len(b)))), b...)
+}
+
+func TestProcessContextPayloadGolden(t *testing.T) {
+	payload, err := proto.MarshalOptions{Deterministic: true}.Marshal(message())
+	require.NoError(t, err)
+	golden(t, "processcontext_payload.hex", payload)
+
+	// The same message from the field numbers of
+	//	opentelemetry/proto/processcontext/v1development, resource/v1 and common/v1.
+	var (
+		str     = func(s string) string { return string(enc(nil).bytes(1, s)) }
+		boolean = func(v uint64) string { return string(enc(nil).varint(2, v)) }
+		integer = func(v int64) string { return string(enc(nil).varint(3, uint64(v))) }
+		double  = func(bits uint64) string { return string(enc(nil).fixed64(4, bits)) }
+		bin     = func(s string) string { return string(enc(nil).bytes(7, s)) }
+		array   = func(values ...string) string {
+			var list enc
+			for _, v := range values {
+				list = list.bytes(1, v)
+			}
+			return string(enc(nil).bytes(5, string(list)))
+		}
+		kv     = func(k, v string) string { return string(enc(nil).bytes(1, k).bytes(2, v)) }
+		kvlist = func(kvs ...string) string {
+			var list enc
+			for _, kv := range kvs {
+				list = list.bytes(1, kv)
+			}
+			return string(enc(nil).bytes(6, string(list)))
+		}
+	)
+	var resource, context enc
+	for _, attribute := range []string{
+		kv("service.name", str("checkout")),
+		kv("service.instance.id", str("627cc493-f310-47de-96bd-71410b7dec09")),
+		kv("telemetry.sdk.language", str("go")),
+		kv("process.command_args", array(str("/bin/checkout"), str("-port=8080"))),
+		kv("process.pid", integer(4711)),
+		kv("bool.true", boolean(1)),
+		kv("bool.false", boolean(0)),
+		kv("int.zero", integer(0)),
+		kv("int.negative", integer(-1)),
+		kv("double", double(0x3fe0_0000_0000_0000)),
+		kv("string.empty", str("")),
+		kv("string.unicode", str("Gr\xc3\xbc\xc3\x9fe \xe2\x9c\x93")),
+		kv("bytes", bin("\x00\xff\x80")),
+		kv("bytes.empty", bin("")),
+		kv("ints", array(integer(1), integer(300))),
+		kv("array.empty", array()),
+		kv("map", kvlist(kv("inner", kvlist(kv("leaf", boolean(1)))), kv("list", array(double(0xc000_0000_0000_0000))))),
+		kv("map.empty", kvlist()),
+		kv("nothing", ""),
+	} {
+		resource = resource.bytes(1, attribute)
+	}
+	context = context.bytes(1, string(resource)).
+		bytes(2, kv("threadlocal.attribute_key_map", array(str("http.route"), str("user.id")))).
+		bytes(2, kv("threadlocal.schema_version", str("otelctx_slots_v1")))
+	require.Equal(t, hex.Dump(context), hex.Dump(payload))
+
+	got := new(processcontextpb.ProcessContext)
+	require.NoError(t, proto.Unmarshal(context, got))
+	assert.True(t, proto.Equal(message(), got), "%v", got)
+}
+
+func FuzzProcessContextHeader(f *testing.F) {
+	seed := func(change func(h *ProcessContextHeader)) {
+		h := header
+		change(&h)
+		f.Add(encodeHeader(h))
+	}
+	seed(func(*ProcessContextHeader) {})
+	seed(func(h *ProcessContextHeader) { *h = ProcessContextHeader{} })
+	seed(func(h *ProcessContextHeader) { h.Signature = [8]byte{} })
+	seed(func(h *ProcessContextHeader) { h.Signature[7] = 0 })
+	seed(func(h *ProcessContextHeader) { h.Version = 1 })
+	seed(func(h *ProcessContextHeader) { h.PublishedAtNS = 0 })
+	for _, size := range []uint32{0, 1, 65536, 65537, math.MaxUint32} {
+		seed(func(h *ProcessContextHeader) { h.PayloadSize = size })
+	}
+	for _, address := range []uint64{0, 1, 1<<63 - 1, 1 << 63, math.MaxUint64} {
+		seed(func(h *ProcessContextHeader) { h.Payload = address })
+	}
+	f.Fuzz(func(t *testing.T, input []byte) {
+		var b [ProcessContextHeaderSize]byte
+		copy(b[:], input)
+		h, err := DecodeProcessContextHeader(&b)
+
+		version := make([]byte, 4)
+		binary.NativeEndian.PutUint32(version, 2)
+		valid := bytes.HasPrefix(b[:], []byte("OTEL_CTX")) && bytes.Equal(b[8:12], version)
+		if valid != (err == nil) {
+			t.Fatalf("% x: %v", b, err)
+		}
+		if err != nil {
+			unsigned := bytes.Equal(b[:8], make([]byte, 8))
+			if h != (ProcessContextHeader{}) {
+				t.Fatalf("% x: an error (%v) and a header: %v", b, err, h)
+			}
+			assert.ErrorIs(t, err, ErrProcessContextHeader)
+			assert.Equal(t, unsigned, err == ErrProcessContextUnsigned) //nolint:errorlint // it must be the very sentinel or none
+			return
+		}
+		assert.Equal(t, b[:], encodeHeader(h))
+
+		// The rule in numbers that do not overflow.
+		size, end := big.NewInt(int64(h.PayloadSize)), new(big.Int).SetUint64(h.Payload)
+		end.Add(end, size)
+		valid = size.Sign() > 0 && size.Cmp(big.NewInt(65536)) <= 0 &&
+			h.Payload != 0 && end.Cmp(new(big.Int).Lsh(big.NewInt(1), 63)) <= 0
+		err = h.ValidatePayload()
+		if valid != (err == nil) {
+			t.Fatalf("%d bytes at %#x: %v", h.PayloadSize, h.Payload, err)
+		}
+		if err != nil {
+			assert.ErrorIs(t, err, ErrProcessContextHeader)
+		}
+	})
+}

@@ -1,0 +1,411 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package reader
+
+import (
+	"bytes"
+	"compress/gzip"
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"reflect"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/otelctx/otelctx/internal/boottime"
+	"github.com/otelctx/otelctx/internal/childproc"
+	"github.com/otelctx/otelctx/internal/vma"
+	"github.com/otelctx/otelctx/internal/wire"
+)
+
+// The children of these tests play publishers of other kinds than otelctx's own:
+// written to other texts of the OTEP, in other languages, hostile, stuck or dead.
+
+func TestMain(m *testing.M) {
+	childproc.Main(m, map[string]func(*childproc.Parent){
+		"publisher":  publisher,
+		"idle":       idle,
+		"nobody":     nobody,
+		"reused-pid": reusedPID,
+	})
+}
+
+// idle publishes nothing.
+func idle(p *childproc.Parent) {
+	p.Send("idle")
+	p.Receive()
+}
+
+// publisher does what it is told, one step a line, and answers each with "ok" or a
+// word about why not.
+func publisher(p *childproc.Parent) {
+	w := new(testWriter)
+	for {
+		line, ok := p.Receive()
+		if !ok {
+			return
+		}
+		words := strings.Fields(line)
+		answer, err := w.do(words[0], words[1:])
+		p.Must(err)
+		p.Send("%s", answer)
+	}
+}
+
+// testWriter lays down a process context step by step.
+type testWriter struct {
+	// memory is where the header is, at address.
+	memory  []byte
+	address uint64
+	region  *vma.Region
+	memfd   *os.File
+	// payload is what the header is to point at.
+	payload        *vma.Region
+	payloadAddress uint64
+	payloadSize    int
+}
+
+func (w *testWriter) header() *wire.ProcessContextHeader {
+	return wire.ProcessContextHeaderIn(w.memory)
+}
+
+func (w *testWriter) do(step string, args []string) (string, error) {
+	switch step {
+	case "map": // how
+		return w.mapMemory(args[0])
+	case "payload": // inside|outside hex
+		payload, err := hex.DecodeString(args[1])
+		if err != nil {
+			return "", err
+		}
+		return "ok", w.writePayload(args[0] == "inside", payload)
+	case "point": // address size
+		_, err := fmt.Sscan(strings.Join(args, " "), &w.payloadAddress, &w.payloadSize)
+		return "ok", err
+	case "seed": // epoch
+		return w.publishLikeTheSeed()
+	case "publish": // since boot
+		return w.publish()
+	case "update-start":
+		atomic.StoreUint64(&w.header().PublishedAtNS, 0)
+		return "ok", nil
+	case "update-end":
+		h := w.header()
+		h.PayloadSize, h.Payload = uint32(w.payloadSize), w.payloadAddress
+		now, err := boottime.Now()
+		atomic.StoreUint64(&h.PublishedAtNS, now)
+		return strconv.FormatUint(now, 10), err
+	case "truncate":
+		return "ok", w.memfd.Truncate(0)
+	case "close":
+		return "ok", w.region.Close()
+	case "undumpable":
+		const setDumpable = 4 // PR_SET_DUMPABLE
+		if _, _, errno := syscall.RawSyscall(syscall.SYS_PRCTL, setDumpable, 0, 0); errno != 0 {
+			return "", errno
+		}
+		return "ok", nil
+	case "exec":
+		self, err := os.Executable()
+		if err != nil {
+			return "", err
+		}
+		if err := os.Setenv(childEnv, "idle"); err != nil {
+			return "", err
+		}
+		return "", syscall.Exec(self, []string{self}, os.Environ())
+	default:
+		return "", fmt.Errorf("no step %q", step)
+	}
+}
+
+// childEnv is the variable by which childproc tells a test binary its role.
+const childEnv = "OTELCTX_TEST_CHILD"
+
+const testMemorySize = 128 << 10
+
+// mapMemory maps memory that is found under a context's name, now or when it is
+// announced.
+func (w *testWriter) mapMemory(how string) (string, error) {
+	var err error
+	w.region, w.memfd = nil, nil // what was mapped stays mapped
+	switch how {
+	case "memfd": // private, and closed again
+		w.region, err = vma.New(wire.ProcessContextName, testMemorySize)
+	case "anonymous":
+		// No descriptor, no memfd.
+		err = withoutDescriptors(func() error {
+			w.region, err = vma.New(wire.ProcessContextName, testMemorySize)
+			return err
+		})
+	case "shared": // mapped as no publisher should, and kept open
+		if w.memfd, err = memfd(wire.ProcessContextName); err != nil {
+			return "", err
+		}
+		if err = w.memfd.Truncate(testMemorySize); err != nil {
+			return "", err
+		}
+		w.memory, err = syscall.Mmap(int(w.memfd.Fd()), 0, testMemorySize,
+			syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_SHARED)
+		if err == nil {
+			w.address = uint64(reflect.ValueOf(w.memory).Pointer())
+		}
+	default:
+		err = fmt.Errorf("no mapping %q", how)
+	}
+	if err != nil {
+		return "", err
+	}
+	if w.region != nil {
+		w.memory, w.address = w.region.Bytes(), w.region.Address()
+	}
+	return strconv.FormatUint(w.address, 10), nil
+}
+
+// withoutDescriptors calls f while this process may open no file.
+func withoutDescriptors(f func() error) error {
+	var limit syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
+		return err
+	}
+	none := limit
+	none.Cur = 0
+	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &none); err != nil {
+		return err
+	}
+	return errors.Join(f(), syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit))
+}
+
+// memfd creates a memory file by the bare system call.
+func memfd(name string) (*os.File, error) {
+	call, ok := map[string]uintptr{"amd64": 319, "arm64": 279}[runtime.GOARCH]
+	if !ok {
+		return nil, errors.ErrUnsupported
+	}
+	b, err := syscall.BytePtrFromString(name)
+	if err != nil {
+		return nil, err
+	}
+	fd, _, errno := syscall.Syscall(call, reflect.ValueOf(b).Pointer(), 0, 0)
+	runtime.KeepAlive(b)
+	if errno != 0 {
+		return nil, errno
+	}
+	return os.NewFile(fd, name), nil
+}
+
+// writePayload puts the payload behind the header or elsewhere in memory.
+func (w *testWriter) writePayload(inside bool, payload []byte) error {
+	w.payloadSize = len(payload)
+	if inside {
+		const at = wire.ProcessContextHeaderSize
+		copy(w.memory[at:], payload)
+		w.payloadAddress = w.address + at
+		return nil
+	}
+	elsewhere, err := vma.New("payload", len(payload))
+	if err != nil {
+		return err
+	}
+	copy(elsewhere.Bytes(), payload)
+	w.payload, w.payloadAddress = elsewhere, elsewhere.Address()
+	return nil
+}
+
+// publishLikeTheSeed publishes in the order of the OTEP's first text: the time is
+// since the epoch, and the signature is written last.
+func (w *testWriter) publishLikeTheSeed() (string, error) {
+	h := w.header()
+	h.Version = wire.ProcessContextVersion
+	h.PublishedAtNS = uint64(time.Now().UnixNano())
+	h.PayloadSize = uint32(w.payloadSize)
+	h.Payload = w.payloadAddress
+	var barrier atomic.Uint64
+	barrier.Add(1)
+	copy(h.Signature[:], wire.ProcessContextSignature)
+	return w.announce(h.PublishedAtNS)
+}
+
+// publish publishes in the order of the OTEP as it was merged.
+func (w *testWriter) publish() (string, error) {
+	now, err := boottime.Now()
+	if err != nil {
+		return "", err
+	}
+	h := w.header()
+	h.Version = wire.ProcessContextVersion
+	h.PayloadSize = uint32(w.payloadSize)
+	h.Payload = w.payloadAddress
+	copy(h.Signature[:], wire.ProcessContextSignature)
+	atomic.StoreUint64(&h.PublishedAtNS, now)
+	return w.announce(now)
+}
+
+// announce names the mapping. The answer to not being able to is "unnamed", else
+// it is when the context was published.
+func (w *testWriter) announce(at uint64) (string, error) {
+	if w.region != nil {
+		if err := w.region.Announce(); err != nil {
+			return "unnamed", nil //nolint:nilerr // for the test to judge
+		}
+	}
+	return strconv.FormatUint(at, 10), nil
+}
+
+// canNameMemory reports whether the kernel says that it can name anonymous memory.
+func canNameMemory() bool {
+	f, err := os.Open("/proc/config.gz")
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	z, err := gzip.NewReader(f)
+	if err != nil {
+		return false
+	}
+	config, err := io.ReadAll(z)
+	return err == nil && bytes.Contains(config, []byte("\nCONFIG_ANON_VMA_NAME=y\n"))
+}
+
+// nobody reads the process that it is told, gives up root's rights, and says what
+// comes of reading it then: with the context found before, and from the start.
+func nobody(p *childproc.Parent) {
+	line, _ := p.Receive()
+	pid, err := strconv.Atoi(line)
+	p.Must(err)
+	found, err := Open(pid)
+	p.Must(err)
+	pc, err := found.ProcessContext(context.Background())
+	p.Must(err)
+
+	p.Must(syscall.Setgroups(nil))
+	p.Must(syscall.Setgid(65534))
+	p.Must(syscall.Setuid(65534))
+
+	_, err = found.Changed(pc.PublishedAtNS)
+	p.Send("%t %v", errors.Is(err, ErrNotPermitted), err)
+	_, err = found.ProcessContext(context.Background())
+	p.Send("%t %v", errors.Is(err, ErrNotPermitted), err)
+	p.Must(found.Close())
+
+	fresh, err := Open(pid)
+	p.Must(err)
+	_, err = fresh.ProcessContext(context.Background())
+	p.Send("%t %v", errors.Is(err, ErrNotPermitted), err)
+	p.Must(fresh.Close())
+
+	reported := 0
+	for process, err := range Publishers(context.Background()) {
+		if process != nil {
+			if process.PID() == pid {
+				p.Send("found, though not permitted to read")
+			}
+			p.Must(process.Close())
+		} else if errors.Is(err, ErrNotPermitted) && strings.HasPrefix(err.Error(), fmt.Sprintf("pid %d: ", pid)) {
+			reported++
+		}
+	}
+	p.Send("reported %d", reported)
+}
+
+// reusedPID runs in a PID namespace of its own, as its first process: where it
+// decides which ids processes get. It reads a publisher, ends it, gives its id to
+// another one and says what comes of reading on.
+func reusedPID(p *childproc.Parent) {
+	p.Must(syscall.Mount("", "/", "", syscall.MS_PRIVATE|syscall.MS_REC, ""))
+	if err := syscall.Mount("proc", "/proc", "proc", 0, ""); err != nil {
+		p.Send("no /proc of its own: %v", err)
+		return
+	}
+	const lastPID = "/proc/sys/kernel/ns_last_pid"
+	if err := os.WriteFile(lastPID, []byte("100"), 0); err != nil {
+		p.Send("no choice of process ids: %v", err)
+		return
+	}
+	// Without random addresses both have their contexts in the same place.
+	runtime.LockOSThread()            // a thread's setting, which its children inherit
+	const addrNoRandomize = 0x0040000 // ADDR_NO_RANDOMIZE
+	if _, _, errno := syscall.RawSyscall(syscall.SYS_PERSONALITY, addrNoRandomize, 0, 0); errno != 0 {
+		p.Must(errno)
+	}
+	first, firstAt := startPlain(p)
+	pid := first.Process.Pid
+	process, err := Open(pid)
+	p.Must(err)
+	pc, err := process.ProcessContext(context.Background())
+	p.Must(err)
+	p.Must(first.Process.Kill())
+	_ = first.Wait()
+
+	var (
+		second   *exec.Cmd
+		secondAt string
+	)
+	for range 300 {
+		// The Go runtime may start a thread in between, and that take the id; and it
+		// has a mind of its own about where things go.
+		p.Must(os.WriteFile(lastPID, []byte(strconv.Itoa(pid-1)), 0))
+		second, secondAt = startPlain(p)
+		if second.Process.Pid == pid && secondAt == firstAt {
+			break
+		}
+		p.Must(second.Process.Kill())
+		_ = second.Wait()
+		second = nil
+	}
+	if second == nil {
+		p.Send("no two processes with the same id and the same addresses")
+		return
+	}
+	changed, err := process.Changed(pc.PublishedAtNS)
+	p.Send("%t %t %v", changed, errors.Is(err, ErrProcessGone), err)
+	_, err = process.ProcessContext(context.Background())
+	p.Send("%t %v", errors.Is(err, ErrProcessGone), err)
+	p.Must(process.Close())
+
+	again, err := Open(pid)
+	p.Must(err)
+	other, err := again.ProcessContext(context.Background())
+	p.Must(err)
+	p.Send("at the same address: %t", other.MappingAddress == pc.MappingAddress)
+	p.Must(again.Close())
+	p.Must(second.Process.Kill())
+	_ = second.Wait()
+}
+
+// startPlain starts a publisher from a child, where there is no test to fail, and
+// returns where its context is.
+func startPlain(p *childproc.Parent) (*exec.Cmd, string) {
+	self, err := os.Executable()
+	p.Must(err)
+	cmd := exec.Command(self)
+	cmd.Env = append(os.Environ(), childEnv+"=publisher")
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	p.Must(err)
+	out, err := cmd.StdoutPipe()
+	p.Must(err)
+	p.Must(cmd.Start())
+	const smallest = "0a00"
+	_, err = io.WriteString(in, "map memfd\npayload inside "+smallest+"\npublish\n")
+	p.Must(err)
+	answers := make([]byte, 0, 256)
+	for bytes.Count(answers, []byte("\n")) < 3 {
+		b := make([]byte, 256)
+		n, err := out.Read(b)
+		p.Must(err)
+		answers = append(answers, b[:n]...)
+	}
+	at, _, _ := strings.Cut(string(answers), "\n")
+	return cmd, at
+}
