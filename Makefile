@@ -14,6 +14,7 @@ FUZZTIME ?= 30s
 FUZZ_TARGETS := \
 	./internal/wire:FuzzProcessContextHeader \
 	./internal/procfs:FuzzMaps \
+	./resourcepublisher:FuzzEncode \
 	./reader:FuzzPayload \
 	./reader:FuzzProcessContext
 
