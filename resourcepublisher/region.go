@@ -20,7 +20,9 @@ import (
 // The fields of the header that change while readers look are stored with
 // sync/atomic. Each such store is visible to other processes after all that
 // precedes it and before the next such store (XCHG on amd64, STLR on arm64), which
-// gives every barrier that OTEP 4719 asks for.
+// gives every barrier that OTEP 4719 asks for. What follows such a store may be seen
+// before it, though: the payload of one update stays behind the last store of the
+// update before only because the publisher's lock lies between them.
 type region struct {
 	memory   *vma.Region
 	header   *wire.ProcessContextHeader

@@ -1,0 +1,129 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package benchmarks
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/ebpf-profiler/libpf"
+	"go.opentelemetry.io/ebpf-profiler/processcontext"
+	"go.opentelemetry.io/ebpf-profiler/remotememory"
+	"go.opentelemetry.io/otel/sdk/resource"
+
+	"github.com/otelctx/otelctx/internal/childproc"
+	"github.com/otelctx/otelctx/reader"
+	"github.com/otelctx/otelctx/resourcepublisher"
+)
+
+var payloads = []struct {
+	name     string
+	resource *resource.Resource
+}{
+	{"typical", typicalResource()},
+	{"60KB", largeResource()},
+}
+
+// BenchmarkPublish publishes and withdraws.
+func BenchmarkPublish(b *testing.B) {
+	for _, p := range payloads {
+		b.Run("payload="+p.name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				pub, err := resourcepublisher.NewPublisher(p.resource)
+				if err != nil {
+					b.Fatal(err)
+				}
+				if err := pub.Shutdown(b.Context()); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// BenchmarkUpdate replaces what is published.
+func BenchmarkUpdate(b *testing.B) {
+	for _, p := range payloads {
+		b.Run("payload="+p.name, func(b *testing.B) {
+			pub := newPublisher(b, typicalResource())
+			b.ReportAllocs()
+			for b.Loop() {
+				if err := pub.Update(p.resource); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// BenchmarkRead reads the typical resource from another process: op=read all of it,
+// op=unchanged only to learn that it is the same as before, op=first including the
+// search for it in the process's mappings.
+func BenchmarkRead(b *testing.B) {
+	child := childproc.Start(b, rolePublisher, nil)
+	child.Expect("published")
+	defer child.Done()
+	ours, err := reader.Open(child.PID())
+	require.NoError(b, err)
+	defer func() { require.NoError(b, ours.Close()) }()
+	pc, err := ours.ProcessContext(b.Context())
+	if errors.Is(err, reader.ErrNotPermitted) {
+		b.Skip(err)
+	}
+	require.NoError(b, err)
+	require.Len(b, pc.Message.GetResource().GetAttributes(), len(typicalAttributes()))
+	address := libpf.Address(pc.MappingAddress)
+	memory := remotememory.NewProcessVirtualMemory(libpf.PID(child.PID()))
+
+	b.Run("op=read/reader=otelctx", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			if _, err := ours.ProcessContext(b.Context()); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run("op=read/reader=ebpf-profiler", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			if _, err := processcontext.Read(address, memory, 0, 0); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run("op=unchanged/reader=otelctx", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			if changed, err := ours.Changed(pc.PublishedAtNS); changed || err != nil {
+				b.Fatal(changed, err)
+			}
+		}
+	})
+	b.Run("op=unchanged/reader=ebpf-profiler", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			//nolint:errorlint // this is the very error, and the comparison is not what is measured
+			if _, err := processcontext.Read(address, memory, pc.PublishedAtNS, 0); err != processcontext.ErrNoUpdate {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run("op=first/reader=otelctx", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			p, err := reader.Open(child.PID())
+			if err != nil {
+				b.Fatal(err)
+			}
+			if _, err := p.ProcessContext(b.Context()); err != nil {
+				b.Fatal(err)
+			}
+			if err := p.Close(); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+}

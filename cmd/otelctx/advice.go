@@ -1,0 +1,71 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"io/fs"
+	"strings"
+
+	"github.com/otelctx/otelctx/reader"
+)
+
+// advice returns what to do about an error of a command, or "" if the error says it
+// all. proc is the proc file system.
+func advice(err error, proc fs.FS) string {
+	switch {
+	case errors.Is(err, reader.ErrNoContext):
+		return `A Go service publishes its context by building its TracerProvider with
+    resourcepublisher.WithResource(res)
+of github.com/otelctx/otelctx/resourcepublisher in place of sdktrace.WithResource(res). If this one does: it may not
+have come to that yet, have shut its publisher down, or be running with OTELCTX_PROCESS_CONTEXT_DISABLED=true.`
+	case errors.Is(err, reader.ErrNotPermitted):
+		return permissionAdvice(proc)
+	case errors.Is(err, reader.ErrProcessGone):
+		return `Run otelctx list to see which processes publish. Process ids are those of the PID namespace that otelctx runs in:
+a container's own ids mean nothing outside of it.`
+	case errors.Is(err, reader.ErrInvalid):
+		return `Trying again is of no use until the process publishes anew: the library that published this, or something that
+wrote over its memory, is at fault.`
+	case errors.Is(err, reader.ErrBusy):
+		return `Try again. If that goes on, the process updates its context all the time, or stopped in the midst of an update.`
+	case errors.Is(err, errors.ErrUnsupported):
+		return "Process contexts can only be read on Linux."
+	default:
+		return ""
+	}
+}
+
+// permissionAdvice returns what reading other processes takes.
+func permissionAdvice(proc fs.FS) string {
+	return `Reading a process takes the capability CAP_SYS_PTRACE, which root has (try sudo), or being the same user as the
+process as far as Yama allows that. ` + yamaState(proc)
+}
+
+// yamaState says what the Yama security module does to processes of the same user.
+// Documentation/admin-guide/LSM/Yama.rst of the kernel describes its modes.
+func yamaState(proc fs.FS) string {
+	const name = "/proc/sys/kernel/yama/ptrace_scope"
+	b, err := fs.ReadFile(proc, "sys/kernel/yama/ptrace_scope")
+	if errors.Is(err, fs.ErrNotExist) {
+		return "There is no " + name + ": Yama does not restrict that here."
+	}
+	if err != nil {
+		return name + " would say how far, but cannot be read."
+	}
+	scope := strings.TrimSpace(string(b))
+	state := name + " is " + escape(scope) + ": "
+	switch scope {
+	case "0":
+		return state + "the same user is enough, unless the process has dropped or gained privileges."
+	case "1":
+		return state + "the same user may read only descendants of its own. Setting it to 0 lifts that."
+	case "2":
+		return state + "only CAP_SYS_PTRACE counts."
+	case "3":
+		return state + "nobody may read, whatever their capabilities, until the machine is restarted."
+	default:
+		return state + "a mode that otelctx does not know."
+	}
+}

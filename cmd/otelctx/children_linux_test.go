@@ -1,0 +1,163 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/sdk/resource"
+	processcontextpb "go.opentelemetry.io/proto/otlp/processcontext/v1development"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/otelctx/otelctx/internal/boottime"
+	"github.com/otelctx/otelctx/internal/childproc"
+	"github.com/otelctx/otelctx/internal/vma"
+	"github.com/otelctx/otelctx/internal/wire"
+	"github.com/otelctx/otelctx/resourcepublisher"
+)
+
+// Roles of child processes.
+const (
+	// rolePublisher is a Go service that publishes.
+	rolePublisher = "publisher"
+	// roleWriter lays down a context of any content, as other libraries may.
+	roleWriter = "writer"
+	// roleHidden publishes and is closed to all but root.
+	roleHidden = "hidden"
+)
+
+// How long to wait for what happens soon, and how often to look.
+const (
+	patience = 10 * time.Second
+	tick     = 5 * time.Millisecond
+)
+
+// startPublisher returns a service with these attributes that has published.
+func startPublisher(t *testing.T, name, instance string) *childproc.Child {
+	t.Helper()
+	c := startIdle(t)
+	require.Equal(t, "published", c.Ask("%s %s", name, instance))
+	return c
+}
+
+// startIdle returns a service that has not published.
+func startIdle(t *testing.T) *childproc.Child {
+	t.Helper()
+	c := childproc.Start(t, rolePublisher, nil)
+	c.Expect("ready")
+	return c
+}
+
+func publisherRole(parent *childproc.Parent) {
+	admitReaders(parent)
+	parent.Send("ready")
+	order, ok := parent.Receive()
+	if !ok {
+		return
+	}
+	name, instance, _ := strings.Cut(order, " ")
+	parent.Must(resourcepublisher.SetAttributes(
+		attribute.String("threadlocal.schema_version", "go_pprof_labels_v1"),
+		attribute.Slice("threadlocal.attribute_key_map", attribute.StringValue("http.route"), attribute.Int64Value(7)),
+		attribute.Map("nested", attribute.Bool("yes", true), attribute.ByteSlice("bytes", []byte{1, 2, 3})),
+	))
+	_, err := resourcepublisher.NewPublisher(resource.NewWithAttributes("https://opentelemetry.io/schemas/1.43.0",
+		attribute.String("service.name", name),
+		attribute.String("service.version", "1.2.3"),
+		attribute.String("service.instance.id", instance),
+		attribute.String("telemetry.sdk.name", "opentelemetry"),
+		attribute.String("telemetry.sdk.language", "go"),
+		attribute.String("telemetry.sdk.version", "1.47.0"),
+		attribute.Int64("limits.memory", 9007199254740993),
+		attribute.Float64Slice("load", []float64{0.5, 1.25, 3}),
+		attribute.Bool("canary", true),
+	))
+	parent.Must(err)
+	parent.Send("published")
+	parent.Receive()
+}
+
+// header is what a writer writes besides the payload.
+type header struct {
+	version     uint32
+	publishedAt uint64
+}
+
+// goodHeader is the header of a context published now.
+func goodHeader(t *testing.T) header {
+	t.Helper()
+	now, err := boottime.Now()
+	require.NoError(t, err)
+	return header{wire.ProcessContextVersion, now}
+}
+
+// startWriter returns a process that shows a context of this content.
+func startWriter(t *testing.T, h header, payload []byte) *childproc.Child {
+	t.Helper()
+	c := childproc.Start(t, roleWriter, nil)
+	require.Equal(t, "written", c.Ask("%d %d %x", h.version, h.publishedAt, payload))
+	return c
+}
+
+// startForeign returns a process of which another library has published pc.
+func startForeign(t *testing.T, pc *processcontextpb.ProcessContext) *childproc.Child {
+	t.Helper()
+	payload, err := proto.Marshal(pc)
+	require.NoError(t, err)
+	return startWriter(t, goodHeader(t), payload)
+}
+
+func writerRole(parent *childproc.Parent) {
+	admitReaders(parent)
+	order, _ := parent.Receive()
+	var (
+		h       header
+		payload []byte
+	)
+	_, err := fmt.Sscanf(order, "%d %d %x", &h.version, &h.publishedAt, &payload)
+	parent.Must(err)
+	memory, err := vma.New(wire.ProcessContextName, wire.ProcessContextHeaderSize+len(payload))
+	parent.Must(err)
+	copy(memory.Bytes()[wire.ProcessContextHeaderSize:], payload)
+	*wire.ProcessContextHeaderIn(memory.Bytes()) = wire.ProcessContextHeader{
+		Signature:     [8]byte([]byte(wire.ProcessContextSignature)),
+		Version:       h.version,
+		PayloadSize:   uint32(len(payload)),
+		PublishedAtNS: h.publishedAt,
+		Payload:       memory.Address() + wire.ProcessContextHeaderSize,
+	}
+	parent.Must(memory.Announce())
+	parent.Send("written")
+	parent.Receive()
+}
+
+func hiddenRole(parent *childproc.Parent) {
+	_, err := resourcepublisher.NewPublisher(resource.Empty())
+	parent.Must(err)
+	if _, _, errno := syscall.RawSyscall(syscall.SYS_PRCTL, syscall.PR_SET_DUMPABLE, 0, 0); errno != 0 {
+		parent.Must(errno)
+	}
+	parent.Send("hidden")
+	parent.Receive()
+}
+
+// admitReaders lets processes of the same user read this one also where Yama would
+// keep them from it: the command and its target are both children of the test.
+func admitReaders(parent *childproc.Parent) {
+	const (
+		prSetPtracer    = 0x59616d61
+		prSetPtracerAny = ^uintptr(0)
+	)
+	// A kernel without Yama does not know the call and needs none.
+	_, _, errno := syscall.RawSyscall(syscall.SYS_PRCTL, prSetPtracer, prSetPtracerAny, 0)
+	if errno != 0 && errno != syscall.EINVAL {
+		parent.Must(errno)
+	}
+}

@@ -1,0 +1,29 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Command otelctx shows what processes publish about themselves in their process
+// context (OTEP 4719): the OpenTelemetry resource of a service, as a profiler sees
+// it, in whatever language the service is written.
+//
+//	otelctx list             # every publishing process on the host
+//	otelctx inspect 1234     # everything that process 1234 publishes
+//
+// It reads the memory of other processes, which takes the same user, as far as the
+// kernel's Yama module allows that, or the capability CAP_SYS_PTRACE. It runs on
+// Linux; elsewhere it says so.
+//
+// What it prints for people quotes whatever a terminal could take for a command, and
+// cuts long values short; it may change between versions. Programs use --json, which
+// does neither and is stable: [document] is the schema.
+//
+// # Exit codes
+//
+//	0  success; for list also if some processes could not be examined
+//	1  any other error, such as an unsupported platform
+//	2  the command line is wrong
+//	3  the process publishes no context
+//	4  not permitted to read the process
+//	5  there is no such process, or no longer
+//	6  what the process publishes is not a valid context
+//	7  the context was being updated each time it was looked at
+package main

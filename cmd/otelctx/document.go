@@ -1,0 +1,172 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math"
+	"unicode"
+	"unicode/utf16"
+
+	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
+
+	"github.com/otelctx/otelctx/reader"
+)
+
+// document is what --json prints of one process context: inspect one, list an array
+// of them, sorted by pid. The schema is stable: fields may be added, but none is
+// ever left out, renamed or given another meaning. Object keys come in this order;
+// those of attributes, which are unique, in byte order.
+//
+// Values of attributes become:
+//
+//   - string, bool: themselves
+//   - int64: a number, exact to the last digit
+//   - double: a number; NaN and the infinities are the strings "NaN", "Infinity" and
+//     "-Infinity"
+//   - bytes: a string, base64 with padding (RFC 4648, section 4)
+//   - array: an array
+//   - map: an object
+//   - empty, and types that this version does not know: null
+//
+// Of attributes and map entries with the same key, which OpenTelemetry forbids but a
+// publisher may send, the last one counts. Nothing is cut short.
+type document struct {
+	PID int `json:"pid"`
+	// Mapping is the name of the memory mapping as /proc/PID/maps shows it. Bytes
+	// in it that are not UTF-8 become U+FFFD.
+	Mapping string `json:"mapping"`
+	Version uint32 `json:"version"`
+	// PublishedAtNS is the publisher's timestamp: nanoseconds of CLOCK_BOOTTIME, or
+	// since the epoch from publishers written to OTEP 4719's first text.
+	PublishedAtNS uint64 `json:"published_at_ns"`
+	// PayloadSize is the size of the published message in bytes.
+	PayloadSize int `json:"payload_size"`
+	// Resource holds the attributes of the resource.
+	Resource map[string]any `json:"resource"`
+	// SchemaURL is the resource's, or "". It comes from the attribute
+	// otelctx.resource.schema_url, which Attributes shows too.
+	SchemaURL string `json:"schema_url"`
+	// Attributes holds what is published beside the resource.
+	Attributes map[string]any `json:"attributes"`
+}
+
+// jsonHelp tells users of --json what they get.
+const jsonHelp = `The schema of --json is stable:
+
+  {pid, mapping, version, published_at_ns, payload_size,
+   resource: {key: value}, schema_url, attributes: {key: value}}
+
+Values: strings, bools and int64 as they are; a double as a number, or as "NaN", "Infinity" or "-Infinity"; bytes as a base64 ` +
+	`string; arrays and maps nested; empty values and unknown types as null. Of duplicate keys the last one counts. ` +
+	`published_at_ns is CLOCK_BOOTTIME, or nanoseconds since the epoch from publishers written to OTEP 4719's first text.`
+
+func newDocument(pid int, pc *reader.ProcessContext) document {
+	return document{
+		PID:           pid,
+		Mapping:       pc.MappingName,
+		Version:       pc.Version,
+		PublishedAtNS: pc.PublishedAtNS,
+		PayloadSize:   pc.PayloadSize,
+		Resource:      jsonObject(pc.Message.GetResource().GetAttributes()),
+		SchemaURL:     pc.SchemaURL(),
+		Attributes:    jsonObject(pc.Message.GetAttributes()),
+	}
+}
+
+func jsonObject(kvs []*commonpb.KeyValue) map[string]any {
+	object := make(map[string]any, len(kvs))
+	for _, kv := range kvs {
+		object[kv.GetKey()] = jsonValue(kv.GetValue())
+	}
+	return object
+}
+
+// jsonValue returns what encoding/json turns into v by the schema of [document]. It
+// recurses as deep as v nests, which the reader has bounded.
+func jsonValue(v *commonpb.AnyValue) any {
+	switch v := v.GetValue().(type) {
+	case *commonpb.AnyValue_StringValue:
+		return v.StringValue
+	case *commonpb.AnyValue_BoolValue:
+		return v.BoolValue
+	case *commonpb.AnyValue_IntValue:
+		return v.IntValue
+	case *commonpb.AnyValue_DoubleValue:
+		return jsonDouble(v.DoubleValue)
+	case *commonpb.AnyValue_BytesValue:
+		// Never nil, which would be null.
+		return append([]byte{}, v.BytesValue...)
+	case *commonpb.AnyValue_ArrayValue:
+		array := make([]any, len(v.ArrayValue.GetValues()))
+		for i, element := range v.ArrayValue.GetValues() {
+			array[i] = jsonValue(element)
+		}
+		return array
+	case *commonpb.AnyValue_KvlistValue:
+		return jsonObject(v.KvlistValue.GetValues())
+	default:
+		return nil
+	}
+}
+
+func jsonDouble(f float64) any {
+	switch {
+	case math.IsNaN(f):
+		return "NaN"
+	case math.IsInf(f, 1):
+		return "Infinity"
+	case math.IsInf(f, -1):
+		return "-Infinity"
+	default:
+		return f
+	}
+}
+
+// writeJSON writes v, indented, and a newline.
+func writeJSON(w io.Writer, v any) error {
+	b, err := encodeJSON(v, "  ")
+	if err != nil {
+		return err
+	}
+	_, err = w.Write(append(b, '\n'))
+	return err
+}
+
+// encodeJSON returns v as JSON of which every character prints. An indent of ""
+// means one line.
+func encodeJSON(v any, indent string) ([]byte, error) {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	e.SetIndent("", indent)
+	if err := e.Encode(v); err != nil {
+		return nil, err
+	}
+	return escapeJSON(bytes.TrimSuffix(b.Bytes(), []byte{'\n'})), nil
+}
+
+// escapeJSON returns the JSON text b with escapes in place of all characters that do
+// not print. encoding/json escapes only the ASCII control characters, but terminals
+// act on others too: C1 control characters, DEL, bidirectional overrides.
+//
+// It may replace them wherever they are, since only strings can hold them.
+func escapeJSON(b []byte) []byte {
+	escaped := make([]byte, 0, len(b))
+	for _, r := range string(b) {
+		switch {
+		case r == '\n' || unicode.IsPrint(r):
+			escaped = append(escaped, string(r)...)
+		case r > 0xFFFF:
+			high, low := utf16.EncodeRune(r)
+			escaped = fmt.Appendf(escaped, `\u%04x\u%04x`, high, low)
+		default:
+			escaped = fmt.Appendf(escaped, `\u%04x`, r)
+		}
+	}
+	return escaped
+}

@@ -1,0 +1,66 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
+	processcontextpb "go.opentelemetry.io/proto/otlp/processcontext/v1development"
+
+	"github.com/otelctx/otelctx/reader"
+)
+
+func TestEncodedJSONPrintsAndMeansTheSame(t *testing.T) {
+	const s = "\x00\x1b\x7f\u0085\u009b\u2028\u202e\u200d\U000e0041\U0001F600 <&> \\ \" \ufffd"
+	b, err := encodeJSON(map[string]any{s: s}, "")
+	require.NoError(t, err)
+	assert.Equal(t, string(b), escape(string(b)))
+	var got map[string]any
+	require.NoError(t, json.Unmarshal(b, &got))
+	assert.Equal(t, map[string]any{s: s}, got)
+}
+
+// A memfd can have any name that begins like a context's.
+func TestMappingNamesAreEscaped(t *testing.T) {
+	pc := &reader.ProcessContext{
+		MappingName: "/memfd:OTEL_CTX\x1b[2J\xff (deleted)",
+		Message:     &processcontextpb.ProcessContext{},
+	}
+	var human, forPrograms strings.Builder
+	require.NoError(t, writeInspection(&human, 1, pc))
+	assert.Contains(t, human.String(), `/memfd:OTEL_CTX\x1b[2J\xff (deleted)`)
+
+	require.NoError(t, writeJSON(&forPrograms, newDocument(1, pc)))
+	assert.Contains(t, forPrograms.String(), `/memfd:OTEL_CTX\u001b[2J\ufffd (deleted)`)
+}
+
+func TestBytesAreNeverNull(t *testing.T) {
+	b, err := encodeJSON(jsonValue(&commonpb.AnyValue{Value: &commonpb.AnyValue_BytesValue{}}), "")
+	require.NoError(t, err)
+	assert.Equal(t, `""`, string(b))
+}
+
+func TestSchemaOfDocument(t *testing.T) {
+	var got strings.Builder
+	require.NoError(t, writeJSON(&got, newDocument(1, &reader.ProcessContext{Message: &processcontextpb.ProcessContext{}})))
+	// Not JSONEq: the order of the keys is promised.
+	assert.JSONEq(t, schemaOfDocument, got.String())
+}
+
+const schemaOfDocument = `{
+  "pid": 1,
+  "mapping": "",
+  "version": 0,
+  "published_at_ns": 0,
+  "payload_size": 0,
+  "resource": {},
+  "schema_url": "",
+  "attributes": {}
+}
+`

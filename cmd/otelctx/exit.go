@@ -1,0 +1,40 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+
+	"github.com/otelctx/otelctx/reader"
+)
+
+// Exit codes. Scripts branch on them: they are part of the interface.
+const (
+	exitOK           = 0
+	exitOther        = 1
+	exitUsage        = 2
+	exitNoContext    = 3
+	exitNotPermitted = 4
+	exitProcessGone  = 5
+	exitInvalid      = 6
+	exitBusy         = 7
+)
+
+// exitCode returns the exit code for an error of a command.
+func exitCode(err error) int {
+	switch {
+	case errors.Is(err, reader.ErrNoContext):
+		return exitNoContext
+	case errors.Is(err, reader.ErrNotPermitted):
+		return exitNotPermitted
+	case errors.Is(err, reader.ErrProcessGone):
+		return exitProcessGone
+	case errors.Is(err, reader.ErrInvalid):
+		return exitInvalid
+	case errors.Is(err, reader.ErrBusy):
+		return exitBusy
+	default:
+		return exitOther
+	}
+}

@@ -1,0 +1,96 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/otelctx/otelctx/reader"
+)
+
+// inspectCommand is otelctx inspect.
+type inspectCommand struct {
+	PID  int  `arg:""                                help:"The process to read." name:"pid"`
+	JSON bool `help:"Print JSON, nothing cut short." name:"json"`
+}
+
+// Help is shown by otelctx inspect --help.
+func (*inspectCommand) Help() string {
+	return "Shows the context's header, the resource and the extra attributes of the process.\n\n" + jsonHelp
+}
+
+// Validate is called by kong.
+func (c *inspectCommand) Validate() error {
+	if c.PID <= 0 {
+		return fmt.Errorf("%d is not a process id", c.PID)
+	}
+	return nil
+}
+
+// Run is called by kong.
+func (c *inspectCommand) Run(s streams) error {
+	p, err := reader.Open(c.PID)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = p.Close() }()
+	pc, err := p.ProcessContext(context.Background())
+	if err != nil {
+		return err
+	}
+	if c.JSON {
+		return writeJSON(s.stdout, newDocument(c.PID, pc))
+	}
+	return writeInspection(s.stdout, c.PID, pc)
+}
+
+// writeInspection writes a context for people.
+func writeInspection(w io.Writer, pid int, pc *reader.ProcessContext) error {
+	d := newDocument(pid, pc)
+	out := fmt.Appendf(nil, "Process context of process %d\n", pid)
+	out = append(out, table([][]string{
+		{"  Version", strconv.FormatUint(uint64(d.Version), 10)},
+		{"  Published", publishedText(pc)},
+		{"  Payload", fmt.Sprintf("%d bytes", d.PayloadSize)},
+		{"  Mapping", fmt.Sprintf("%s at %#x", escape(d.Mapping), pc.MappingAddress)},
+		{"  Schema URL", schemaURLText(d.SchemaURL)},
+	})...)
+	out = appendAttributes(out, "Resource", d.Resource)
+	out = appendAttributes(out, "Extra attributes", d.Attributes)
+	_, err := w.Write(out)
+	return err
+}
+
+func publishedText(pc *reader.ProcessContext) string {
+	age, err := pc.Age()
+	if err != nil {
+		return escape(err.Error())
+	}
+	return fmt.Sprintf("%s (%s ago)", time.Now().Add(-age).UTC().Format(time.DateTime+" MST"), ageText(age))
+}
+
+func schemaURLText(url string) string {
+	if url == "" {
+		return "none"
+	}
+	return valueText(url)
+}
+
+func appendAttributes(out []byte, title string, attributes map[string]any) []byte {
+	if len(attributes) == 0 {
+		return fmt.Appendf(out, "\n%s: none\n", title)
+	}
+	var rows [][]string
+	for _, key := range slices.Sorted(maps.Keys(attributes)) {
+		rows = append(rows, []string{"  " + keyText(key), valueText(attributes[key])})
+	}
+	out = fmt.Appendf(out, "\n%s: %d\n", title, len(attributes))
+	return append(out, table(rows)...)
+}

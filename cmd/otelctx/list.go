@@ -1,0 +1,160 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/otelctx/otelctx/reader"
+)
+
+// listCommand is otelctx list.
+type listCommand struct {
+	JSON bool `help:"Print a JSON array." name:"json"`
+}
+
+// Help is shown by otelctx list --help.
+func (*listCommand) Help() string {
+	return "Shows for every process on the host that publishes a context, and that may be read: its process id, service.name, " +
+		"service.instance.id, telemetry.sdk.language/name/version, and how long ago it published. A - stands for what a " +
+		"process does not say.\n\n" +
+		"Standard output holds only contexts that were read whole. A process that publishes but could not be read has a line " +
+		"on standard error, and so has the number of processes that could not be examined for lack of permission. Neither is " +
+		"an error.\n\n" +
+		"With --json: an array, sorted by pid, of the objects that inspect --json prints.\n\n" + jsonHelp
+}
+
+// publication is the context that a process publishes.
+type publication struct {
+	pid     int
+	context *reader.ProcessContext
+}
+
+// Run is called by kong.
+func (c *listCommand) Run(s streams) error {
+	found := survey(context.Background())
+	if found.failure != nil && len(found.publications) == 0 {
+		return found.failure
+	}
+	if err := c.write(s.stdout, found.publications); err != nil {
+		return err
+	}
+	report(s, found.unreadable)
+	return found.failure
+}
+
+func (c *listCommand) write(w io.Writer, publications []publication) error {
+	if !c.JSON {
+		return writeList(w, publications)
+	}
+	documents := make([]document, 0, len(publications))
+	for _, p := range publications {
+		documents = append(documents, newDocument(p.pid, p.context))
+	}
+	return writeJSON(w, documents)
+}
+
+// findings is what a look at all processes has come to.
+type findings struct {
+	// publications is sorted by pid.
+	publications []publication
+	// unreadable holds why processes could not be read that publish, or may.
+	unreadable []error
+	// failure says that the look was not complete for another reason.
+	failure error
+}
+
+// survey reads the contexts of all processes.
+func survey(ctx context.Context) findings {
+	var f findings
+	for p, err := range reader.Publishers(ctx) {
+		if err != nil {
+			f.add(err)
+			continue
+		}
+		pc, err := p.ProcessContext(ctx)
+		_ = p.Close()
+		if err != nil {
+			f.add(err)
+			continue
+		}
+		f.publications = append(f.publications, publication{p.PID(), pc})
+	}
+	slices.SortFunc(f.publications, func(a, b publication) int { return cmp.Compare(a.pid, b.pid) })
+	return f
+}
+
+// add takes note of an error.
+func (f *findings) add(err error) {
+	switch exitCode(err) {
+	case exitNoContext, exitProcessGone:
+		// Withdrawn since it was found.
+	case exitNotPermitted, exitInvalid, exitBusy:
+		f.unreadable = append(f.unreadable, err)
+	default:
+		f.failure = errors.Join(f.failure, err)
+	}
+}
+
+// report says what the list does not show, and why.
+func report(s streams, unreadable []error) {
+	notPermitted := 0
+	for _, err := range unreadable {
+		if errors.Is(err, reader.ErrNotPermitted) {
+			notPermitted++
+			continue
+		}
+		s.complainf("%v", err)
+	}
+	if notPermitted > 0 {
+		s.complainf("processes that could not be examined for lack of permission: %d", notPermitted)
+		_, _ = fmt.Fprintln(s.stderr, permissionAdvice(os.DirFS("/proc")))
+	}
+}
+
+// writeList writes the contexts as a table for people.
+func writeList(w io.Writer, publications []publication) error {
+	rows := [][]string{{"PID", "SERVICE", "INSTANCE", "SDK", "AGE"}}
+	for _, p := range publications {
+		r := newDocument(p.pid, p.context).Resource
+		age := "?"
+		if d, err := p.context.Age(); err == nil {
+			age = ageText(d)
+		}
+		rows = append(rows, []string{
+			strconv.Itoa(p.pid), cell(r, "service.name"), cell(r, "service.instance.id"), sdkCell(r), age,
+		})
+	}
+	_, err := w.Write(table(rows))
+	return err
+}
+
+// cell returns the value of an attribute for a table.
+func cell(resource map[string]any, key string) string {
+	v, ok := resource[key]
+	if !ok {
+		return "-"
+	}
+	return valueText(v)
+}
+
+func sdkCell(resource map[string]any) string {
+	cells := []string{
+		cell(resource, "telemetry.sdk.language"),
+		cell(resource, "telemetry.sdk.name"),
+		cell(resource, "telemetry.sdk.version"),
+	}
+	if !slices.ContainsFunc(cells, func(c string) bool { return c != "-" }) {
+		return "-"
+	}
+	return strings.Join(cells, "/")
+}

@@ -1,0 +1,74 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/alecthomas/kong"
+)
+
+// cli is the command line.
+type cli struct {
+	List    listCommand      `cmd:""                             help:"List every process on the host that publishes a process context."`
+	Inspect inspectCommand   `cmd:""                             help:"Show everything that one process publishes."`
+	Version kong.VersionFlag `help:"Print the version and exit."`
+}
+
+const description = `Shows what processes publish about themselves in their process context: the OpenTelemetry resource of a ` +
+	`service, as a profiler sees it.
+
+Reading another process takes the same user, as far as the kernel's Yama module allows that, or the capability CAP_SYS_PTRACE.
+
+Exit codes:
+
+  0  success; for list also if some processes could not be examined
+  1  any other error, such as an unsupported platform
+  2  the command line is wrong
+  3  the process publishes no context
+  4  not permitted to read the process
+  5  there is no such process, or no longer
+  6  what the process publishes is not a valid context
+  7  the context was being updated each time it was looked at`
+
+// streams are where commands write to.
+type streams struct{ stdout, stderr io.Writer }
+
+func main() { os.Exit(run(os.Args[1:], streams{os.Stdout, os.Stderr})) }
+
+// run runs the command line args and returns the exit code. --help and --version end
+// the process.
+func run(args []string, s streams) int {
+	var c cli
+	parser := kong.Must(&c,
+		kong.Name("otelctx"),
+		kong.Description(description),
+		kong.Vars{"version": version()},
+		kong.Writers(s.stdout, s.stderr),
+		kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
+	)
+	command, err := parser.Parse(args)
+	if err != nil {
+		s.complainf("%v", err)
+		s.complainf("run otelctx --help to see what there is")
+		return exitUsage
+	}
+	if err := command.Run(s); err != nil {
+		s.complainf("%v", err)
+		if a := advice(err, os.DirFS("/proc")); a != "" {
+			_, _ = fmt.Fprintln(s.stderr, a)
+		}
+		return exitCode(err)
+	}
+	return exitOK
+}
+
+// complainf writes a line to stderr. The message may quote what other processes have
+// chosen.
+func (s streams) complainf(format string, args ...any) {
+	// There is nobody left to tell about an error.
+	_, _ = fmt.Fprintln(s.stderr, "otelctx:", escape(fmt.Sprintf(format, args...)))
+}

@@ -1,0 +1,90 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"os/exec"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/otelctx/otelctx/internal/childproc"
+)
+
+// asCommandKey is the environment variable that makes the test binary be otelctx.
+const asCommandKey = "OTELCTX_TEST_AS_COMMAND"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asCommandKey) != "" {
+		main()
+		return
+	}
+	childproc.Main(m, map[string]func(*childproc.Parent){
+		rolePublisher: publisherRole,
+		roleWriter:    writerRole,
+		roleHidden:    hiddenRole,
+	})
+}
+
+// result is what a user sees of a command that has run.
+type result struct {
+	stdout, stderr string
+	code           int
+}
+
+// otelctx runs the command as a process of its own.
+func otelctx(t *testing.T, args ...string) result {
+	t.Helper()
+	return runCommand(t, exec.Command(executable(t), args...))
+}
+
+// otelctxAsNobody runs the command as a user who may not read the processes of this
+// one, if this one is root, or else as this one.
+func otelctxAsNobody(t *testing.T, args ...string) result {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		return otelctx(t, args...)
+	}
+	// Nobody may be kept out of the directory that the binary is in: start it by the
+	// descriptor that is number 3 in the child.
+	binary, err := os.Open(executable(t))
+	require.NoError(t, err)
+	defer func() { _ = binary.Close() }()
+	cmd := exec.Command("/proc/self/fd/3", args...)
+	cmd.ExtraFiles = []*os.File{binary}
+	const nobody = 65534
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+	return runCommand(t, cmd)
+}
+
+func executable(t *testing.T) string {
+	t.Helper()
+	self, err := os.Executable()
+	require.NoError(t, err)
+	return self
+}
+
+// runCommand runs cmd. What it is not told about stdout and stderr it captures.
+func runCommand(t *testing.T, cmd *exec.Cmd) result {
+	t.Helper()
+	var stdout, stderr bytes.Buffer
+	// Built with -race, a process sleeps for a second before it exits unless told.
+	cmd.Env = append(os.Environ(), asCommandKey+"=1", "GORACE="+os.Getenv("GORACE")+" atexit_sleep_ms=0")
+	if cmd.Stdout == nil {
+		cmd.Stdout = &stdout
+	}
+	cmd.Stderr = &stderr
+	err := cmd.Run()
+	if errors.Is(err, syscall.EPERM) && cmd.SysProcAttr != nil {
+		t.Skip("changing the user needs CAP_SETUID and CAP_SETGID")
+	}
+	if exit := (*exec.ExitError)(nil); !errors.As(err, &exit) {
+		require.NoError(t, err)
+	}
+	return result{stdout.String(), stderr.String(), cmd.ProcessState.ExitCode()}
+}

@@ -1,0 +1,77 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"strings"
+	"testing"
+	"time"
+	"unicode"
+
+	"github.com/stretchr/testify/assert"
+)
+
+func TestEscape(t *testing.T) {
+	for in, want := range map[string]string{
+		"":                                     "",
+		"plain \"text\" \\ Ελλάδα":             "plain \"text\" \\ Ελλάδα",
+		"\x1b[31m":                             `\x1b[31m`,
+		"a\nb\tc":                              `a\nb\tc`,
+		"\u009b31m":                            `\u009b31m`,
+		"\u202eevil":                           `\u202eevil`,
+		"broken \xff":                          `broken \xff`,
+		"replacement \ufffd":                   "replacement \ufffd",
+		"beyond the BMP \U0001F600 \U000E0041": "beyond the BMP \U0001F600 " + `\U000e0041`,
+	} {
+		assert.Equal(t, want, escape(in))
+	}
+}
+
+func TestValueText(t *testing.T) {
+	for want, v := range map[string]any{
+		"plain text":                 "plain text",
+		`""`:                         "",
+		`" padded"`:                  " padded",
+		`"true"`:                     "true",
+		`"\"quoted\""`:               `"quoted"`,
+		`"{}"`:                       "{}",
+		"true":                       true,
+		"-1":                         int64(-1),
+		"null":                       nil,
+		`["a","1",null]`:             []any{"a", "1", nil},
+		`["\u001b\u009b"]`:           []any{"\x1b\u009b"},
+		`{"<a>":"\u007f"}`:           map[string]any{"<a>": "\x7f"},
+		`"AAE=" (base64 of 2 bytes)`: []byte{0, 1},
+		strings.Repeat("ü", 200):     strings.Repeat("ü", 200),
+		strings.Repeat("ü", 200) + "… (201 characters, --json shows all)": strings.Repeat("ü", 201),
+	} {
+		assert.Equal(t, want, valueText(v))
+	}
+}
+
+func TestEveryTextPrints(t *testing.T) {
+	// The planes that hold control and format characters: the basic one and the tags.
+	for r := range rune(0xE1000) {
+		if r > 0xFFFF && r < 0xE0000 || unicode.IsPrint(r) {
+			continue
+		}
+		s := string(r)
+		text := escape(s) + keyText(s) + valueText(s) + valueText([]any{s})
+		if i := strings.IndexFunc(text, func(shown rune) bool { return !unicode.IsPrint(shown) }); i >= 0 {
+			t.Fatalf("%U is shown as %q", r, text[i:])
+		}
+	}
+}
+
+func TestAgeText(t *testing.T) {
+	for d, want := range map[time.Duration]string{
+		0:                             "0s",
+		999 * time.Millisecond:        "0s",
+		61500 * time.Millisecond:      "1m1s",
+		2*time.Hour + 3*time.Minute:   "2h3m",
+		49*time.Hour + 59*time.Minute: "2d1h",
+	} {
+		assert.Equal(t, want, ageText(d))
+	}
+}

@@ -1,0 +1,29 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"runtime"
+	"runtime/debug"
+)
+
+// version returns what --version prints: the module's version, the revision it was
+// built from if the build recorded one, the Go release and the platform.
+func version() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "otelctx, built without module support"
+	}
+	revision := ""
+	for _, s := range info.Settings {
+		switch {
+		case s.Key == "vcs.revision":
+			revision = " " + s.Value + revision
+		case s.Key == "vcs.modified" && s.Value == "true":
+			revision += " (modified)"
+		}
+	}
+	return fmt.Sprintf("otelctx %s%s %s %s/%s", info.Main.Version, revision, info.GoVersion, runtime.GOOS, runtime.GOARCH)
+}

@@ -1,0 +1,105 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os/exec"
+	"strconv"
+)
+
+// demo shows a service to another process and says what happens.
+type demo struct {
+	out io.Writer
+	// otelctx is the command to run.
+	otelctx string
+	// fallback shows what can be shown where otelctx may not read the service.
+	fallback fallback
+}
+
+// runDemo runs the demo with the otelctx command of that name or path.
+func runDemo(ctx context.Context, out io.Writer, otelctx string) error {
+	path, err := exec.LookPath(otelctx)
+	if err != nil {
+		return fmt.Errorf("no otelctx command (%w): build it in cmd/otelctx and say where it is by -otelctx", err)
+	}
+	return (&demo{out: out, otelctx: path, fallback: newFallback(out)}).run(ctx)
+}
+
+// requestsBefore is how many requests the service has served before it is looked at.
+const requestsBefore = 50
+
+// run returns an error if the service, or reading it, failed; not if the kernel
+// forbids to read it.
+func (d *demo) run(ctx context.Context) (err error) {
+	d.sayf(`A service starts. It publishes its OpenTelemetry resource while its TracerProvider is built.`)
+	service, err := startService(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		d.sayf("The service ends. Its context goes with it.")
+		err = errors.Join(err, service.stop())
+	}()
+	for served := int64(0); served < requestsBefore; {
+		a, err := get(ctx, service.url+workPath)
+		if err != nil {
+			return err
+		}
+		served = a.Request
+	}
+	d.sayf("It is process %d, serves %s and has answered %d requests.", service.pid, service.url, requestsBefore)
+
+	d.sayf("Another process, which knows nothing about the service, looks for what publishes on this host:")
+	code, err := d.runOtelctx(ctx, "list")
+	if err != nil {
+		return err
+	}
+	if code != 0 {
+		return fmt.Errorf("otelctx list: exit code %d", code)
+	}
+
+	d.sayf("It reads the one that it wants to know more of, as a profiler does before it samples it:")
+	const exitNotPermitted = 4
+	code, err = d.runOtelctx(ctx, "inspect", strconv.Itoa(service.pid))
+	switch {
+	case err != nil:
+		return err
+	case code == exitNotPermitted:
+		return d.fallback.show(ctx, service.pid)
+	case code != 0:
+		return fmt.Errorf("otelctx inspect: exit code %d", code)
+	}
+	d.sayf("All this was read out of the service's memory, while it was at work and without its help: no port, no\n" +
+		"collector, no file. A profiler puts it on every sample of the process.")
+	return nil
+}
+
+// runOtelctx shows and runs a command, and what it says, and returns its exit code.
+func (d *demo) runOtelctx(ctx context.Context, args ...string) (code int, err error) {
+	cmd := exec.CommandContext(ctx, d.otelctx, args...) //nolint:gosec // The user says what to run.
+	_, _ = fmt.Fprintf(d.out, "\n$ otelctx")
+	for _, arg := range args {
+		_, _ = fmt.Fprintf(d.out, " %s", arg)
+	}
+	_, _ = fmt.Fprintln(d.out)
+	cmd.Stdout = d.out
+	cmd.Stderr = d.out
+	err = cmd.Run()
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) && exit.Exited() {
+		return exit.ExitCode(), nil
+	}
+	return 0, err
+}
+
+// sayf tells the user something.
+func (d *demo) sayf(format string, args ...any) { sayf(d.out, format, args...) }
+
+func sayf(out io.Writer, format string, args ...any) {
+	// A demo that nobody sees need not fail.
+	_, _ = fmt.Fprintf(out, "\n"+format+"\n", args...)
+}

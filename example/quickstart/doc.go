@@ -1,0 +1,22 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Command quickstart shows what a profiler sees of a service that publishes its
+// process context.
+//
+//	quickstart           # the demo: starts the service, reads it with otelctx, ends it
+//	quickstart -serve    # only the service, until SIGINT or SIGTERM
+//
+// What a service of your own needs is in telemetry.go: one option and one span
+// processor. The rest is an ordinary HTTP service, instrumented by otelhttp, that
+// sends itself requests.
+//
+// With -serve, the first line on standard output is pid=N, the second url=URL. They
+// come when the context is published and the service answers, and nothing else
+// follows.
+//
+// Spans are made in either case. They are exported by OTLP over HTTP if
+// OTEL_EXPORTER_OTLP_ENDPOINT or OTEL_EXPORTER_OTLP_TRACES_ENDPOINT says where to;
+// else they go nowhere, which the process context does not mind: it needs no
+// collector.
+package main

@@ -1,0 +1,121 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+
+	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
+
+	"github.com/otelctx/otelctx/reader"
+)
+
+// fallback shows what can be shown of the service where the kernel does not let
+// otelctx read it.
+type fallback struct {
+	out io.Writer
+	// read reads a process from this one.
+	read func(ctx context.Context, pid int) (*reader.ProcessContext, error)
+	// maps opens the list of a process's mappings.
+	maps func(pid int) (io.ReadCloser, error)
+	// ptraceScope returns the mode of the Yama security module.
+	ptraceScope func() ([]byte, error)
+}
+
+func newFallback(out io.Writer) fallback {
+	return fallback{
+		out:         out,
+		read:        readContext,
+		maps:        func(pid int) (io.ReadCloser, error) { return os.Open(fmt.Sprintf("/proc/%d/maps", pid)) },
+		ptraceScope: func() ([]byte, error) { return os.ReadFile("/proc/sys/kernel/yama/ptrace_scope") },
+	}
+}
+
+// readContext is all that it takes to read a process.
+func readContext(ctx context.Context, pid int) (*reader.ProcessContext, error) {
+	p, err := reader.Open(pid)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = p.Close() }()
+	return p.ProcessContext(ctx)
+}
+
+// show returns an error if reading failed for another reason than the kernel's.
+func (f *fallback) show(ctx context.Context, pid int) error {
+	f.explain()
+	sayf(f.out, "This demo has started the service. As its parent it may be allowed to read it, by the package reader:\n")
+	pc, err := f.read(ctx, pid)
+	switch {
+	case err == nil:
+		for _, kv := range pc.Message.GetResource().GetAttributes() {
+			f.linef("%s: %s", kv.GetKey(), valueText(kv.GetValue()))
+		}
+		return nil
+	case errors.Is(err, reader.ErrNotPermitted):
+		f.linef("%v", err)
+		return f.showMapping(pid)
+	default:
+		return err
+	}
+}
+
+// explain says why a process may not read another one of the same user.
+func (f *fallback) explain() {
+	scope, err := f.ptraceScope()
+	if err != nil || strings.TrimSpace(string(scope)) == "0" {
+		sayf(f.out, "The kernel did not let otelctx read the service, and its Yama module is not the reason: another user,\n"+
+			"a sandbox or the container's security profile may be. As root or with CAP_SYS_PTRACE, as profilers run, it works.")
+		return
+	}
+	sayf(f.out, "The kernel did not let otelctx read the service: /proc/sys/kernel/yama/ptrace_scope is %s, which keeps a\n"+
+		"process from reading others of the same user that it has not started. As root or with CAP_SYS_PTRACE, as\n"+
+		"profilers run, it works.", strings.TrimSpace(string(scope)))
+}
+
+// showMapping shows the line by which readers find the context: names of mappings
+// may be seen by more processes than memory.
+func (f *fallback) showMapping(pid int) error {
+	maps, err := f.maps(pid)
+	if err != nil {
+		sayf(f.out, "Neither is it, nor the list of the service's mappings: %v", err)
+		return nil
+	}
+	defer func() { _ = maps.Close() }()
+	sayf(f.out, "It is not. Still, the context is there, in /proc/%d/maps:\n", pid)
+	found := false
+	lines := bufio.NewScanner(maps)
+	for lines.Scan() {
+		if strings.Contains(lines.Text(), "OTEL_CTX") {
+			f.linef("%s", lines.Text())
+			found = true
+		}
+	}
+	if err := lines.Err(); err != nil {
+		return err
+	}
+	if !found {
+		return fmt.Errorf("process %d has no mapping of a process context", pid)
+	}
+	return nil
+}
+
+func (f *fallback) linef(format string, args ...any) {
+	_, _ = fmt.Fprintf(f.out, "  "+format+"\n", args...)
+}
+
+// valueText returns a value of one of the types that the service's resource has.
+func valueText(v *commonpb.AnyValue) string {
+	if _, isString := v.GetValue().(*commonpb.AnyValue_StringValue); isString {
+		return v.GetStringValue()
+	}
+	return strconv.FormatInt(v.GetIntValue(), 10)
+}

@@ -1,0 +1,61 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log"
+	"net/http"
+	"sync"
+	"time"
+)
+
+// load has a few clients send requests to url, one after the other, until ctx is
+// done.
+func load(ctx context.Context, url string) {
+	const (
+		clients = 2
+		// Think time, so that a forgotten service takes little of the machine.
+		pause = 10 * time.Millisecond
+	)
+	var running sync.WaitGroup
+	for range clients {
+		running.Go(func() {
+			for ctx.Err() == nil {
+				if _, err := get(ctx, url); err != nil && ctx.Err() == nil {
+					log.Printf("load: %v", err)
+				}
+				select {
+				case <-ctx.Done():
+				case <-time.After(pause):
+				}
+			}
+		})
+	}
+	running.Wait()
+	http.DefaultClient.CloseIdleConnections()
+}
+
+// get sends one request.
+func get(ctx context.Context, url string) (answer, error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return answer{}, err
+	}
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return answer{}, err
+	}
+	defer func() { _ = response.Body.Close() }()
+	if response.StatusCode != http.StatusOK {
+		return answer{}, fmt.Errorf("GET %s: %s", url, response.Status)
+	}
+	var a answer
+	if err := json.NewDecoder(response.Body).Decode(&a); err != nil {
+		return answer{}, fmt.Errorf("GET %s: %w", url, err)
+	}
+	return a, nil
+}

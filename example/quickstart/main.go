@@ -1,0 +1,32 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+)
+
+func main() {
+	serveOnly := flag.Bool("serve", false, "run only the service, until SIGINT or SIGTERM")
+	otelctx := flag.String("otelctx", "otelctx", "the otelctx command that the demo runs")
+	flag.Parse()
+
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	var err error
+	if *serveOnly {
+		err = serve(ctx, os.Stdout)
+	} else {
+		err = runDemo(ctx, os.Stdout, *otelctx)
+	}
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "quickstart:", err)
+		os.Exit(1)
+	}
+}

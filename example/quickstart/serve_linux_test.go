@@ -1,0 +1,162 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	coltracepb "go.opentelemetry.io/proto/otlp/collector/trace/v1"
+	"google.golang.org/protobuf/proto"
+)
+
+// assertNoService fails if the service that a demo has talked about still runs, and
+// ends it.
+func assertNoService(t *testing.T, output string) {
+	t.Helper()
+	m := regexp.MustCompile(`It is process (\d+)`).FindStringSubmatch(output)
+	if m == nil {
+		return // Never started.
+	}
+	pid, err := strconv.Atoi(m[1])
+	require.NoError(t, err)
+	assert.ErrorIs(t, syscall.Kill(pid, syscall.SIGKILL), syscall.ESRCH)
+}
+
+// service is a started quickstart -serve that has said its two lines.
+type service struct {
+	cmd    *exec.Cmd
+	stdout io.ReadCloser
+	url    string
+}
+
+func startServe(t *testing.T, environ ...string) *service {
+	t.Helper()
+	self, err := os.Executable()
+	require.NoError(t, err)
+	cmd := quickstart(filepath.Dir(self), "-serve")
+	cmd.Path = self
+	cmd.Env = append(cmd.Env, environ...)
+	cmd.Stderr = os.Stderr
+	stdout, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	lines := bufio.NewScanner(stdout)
+	require.True(t, lines.Scan())
+	require.Equal(t, "pid="+strconv.Itoa(cmd.Process.Pid), lines.Text())
+	require.True(t, lines.Scan())
+	url, ok := strings.CutPrefix(lines.Text(), "url=")
+	require.True(t, ok, lines.Text())
+	return &service{cmd, stdout, url}
+}
+
+// signal sends a signal and waits for the end.
+func (s *service) signal(t *testing.T, sig syscall.Signal) {
+	t.Helper()
+	timeout := time.AfterFunc(patience, func() { _ = s.cmd.Process.Kill() })
+	defer timeout.Stop()
+	require.NoError(t, s.cmd.Process.Signal(sig))
+	require.NoError(t, s.cmd.Wait())
+}
+
+func TestServeHasPublishedAndServesOnceItSaysSo(t *testing.T) {
+	s := startServe(t)
+	pc, err := readContext(t.Context(), s.cmd.Process.Pid)
+	require.NoError(t, err)
+	published := map[string]string{}
+	for _, kv := range pc.Message.GetResource().GetAttributes() {
+		published[kv.GetKey()] = valueText(kv.GetValue())
+	}
+	assert.Equal(t, "quickstart", published["service.name"])
+	assert.Equal(t, strconv.Itoa(s.cmd.Process.Pid), published["process.pid"])
+	for _, key := range []string{"service.version", "service.instance.id", "host.name", "telemetry.sdk.name"} {
+		assert.NotEmpty(t, published[key], key)
+	}
+	assert.NotContains(t, published, "process.command_args")
+
+	a, err := get(t.Context(), s.url+workPath)
+	require.NoError(t, err)
+	assert.Positive(t, a.Request)
+	assert.Len(t, a.Digests, 50)
+}
+
+func TestServeEndsInOrderWhenSignalled(t *testing.T) {
+	for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM} {
+		startServe(t).signal(t, sig)
+	}
+}
+
+// Whoever starts the service may read the first line and close the pipe.
+func TestServeOutlivesItsReader(t *testing.T) {
+	s := startServe(t)
+	require.NoError(t, s.stdout.Close())
+	first, err := get(t.Context(), s.url+workPath)
+	require.NoError(t, err)
+	require.Eventually(t, func() bool {
+		now, err := get(t.Context(), s.url+workPath)
+		return err == nil && now.Request > first.Request+20
+	}, patience, 10*time.Millisecond)
+	s.signal(t, syscall.SIGTERM)
+}
+
+func TestServeRunsWithTheEnvironmentsResource(t *testing.T) {
+	s := startServe(t, "OTEL_SERVICE_NAME=renamed", "OTEL_RESOURCE_ATTRIBUTES=deployment.environment.name=test,broken")
+	pc, err := readContext(t.Context(), s.cmd.Process.Pid)
+	require.NoError(t, err)
+	assert.Contains(t, pc.Message.GetResource().String(), `"renamed"`)
+}
+
+func TestServeExportsSpansOfThePublishedResource(t *testing.T) {
+	requests := make(chan *coltracepb.ExportTraceServiceRequest, 100)
+	collector := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		body, err := io.ReadAll(r.Body)
+		request := new(coltracepb.ExportTraceServiceRequest)
+		if err == nil && r.URL.Path == "/v1/traces" && proto.Unmarshal(body, request) == nil {
+			requests <- request
+		}
+	}))
+	defer collector.Close()
+	s := startServe(t, "OTEL_EXPORTER_OTLP_ENDPOINT="+collector.URL, "OTEL_BSP_SCHEDULE_DELAY=50")
+	pc, err := readContext(t.Context(), s.cmd.Process.Pid)
+	require.NoError(t, err)
+
+	select {
+	case request := <-requests:
+		exported := request.GetResourceSpans()[0]
+		want, err := json.Marshal(pc.Message.GetResource().GetAttributes())
+		require.NoError(t, err)
+		got, err := json.Marshal(exported.GetResource().GetAttributes())
+		require.NoError(t, err)
+		assert.JSONEq(t, string(want), string(got))
+		names := map[string]bool{}
+		for _, scope := range exported.GetScopeSpans() {
+			for _, span := range scope.GetSpans() {
+				names[span.GetName()] = true
+			}
+		}
+		assert.Contains(t, names, "digests")
+		assert.Contains(t, names, "query")
+	case <-time.After(patience):
+		t.Fatal("no spans exported")
+	}
+	s.signal(t, syscall.SIGTERM)
+}

@@ -1,0 +1,61 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"sync"
+	"time"
+)
+
+// serve runs the service, with a load on it, until ctx is done. It writes the lines
+// pid=N and url=URL to stdout once everything is published and served.
+func serve(ctx context.Context, stdout io.Writer) (err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+
+	provider, err := newTracerProvider(ctx)
+	if err != nil {
+		return fmt.Errorf("set up tracing: %w", err)
+	}
+	defer func() { err = errors.Join(err, inTime(ctx, provider.Shutdown)) }()
+
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	server := &http.Server{Handler: newHandler(provider), ReadHeaderTimeout: time.Second}
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }()
+	defer func() { err = errors.Join(err, inTime(ctx, server.Shutdown)) }()
+
+	url := "http://" + listener.Addr().String()
+	var loading sync.WaitGroup
+	loading.Go(func() { load(ctx, url+workPath) })
+	defer loading.Wait()
+	defer cancel()
+
+	if _, err := fmt.Fprintf(stdout, "pid=%d\nurl=%s\n", os.Getpid(), url); err != nil {
+		return err
+	}
+	select {
+	case <-ctx.Done():
+		return nil
+	case err := <-served:
+		return err
+	}
+}
+
+// inTime gives an orderly end some time, although ctx is done.
+func inTime(ctx context.Context, shutdown func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	defer cancel()
+	return shutdown(ctx)
+}

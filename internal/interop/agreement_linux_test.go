@@ -1,0 +1,339 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package interop
+
+import (
+	"context"
+	"encoding/base64"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/ebpf-profiler/libpf"
+	"go.opentelemetry.io/ebpf-profiler/processcontext"
+	"go.opentelemetry.io/ebpf-profiler/remotememory"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/sdk/resource"
+	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
+	processcontextpb "go.opentelemetry.io/proto/otlp/processcontext/v1development"
+	resourcepb "go.opentelemetry.io/proto/otlp/resource/v1"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/otelctx/otelctx/internal/childproc"
+	"github.com/otelctx/otelctx/reader"
+	"github.com/otelctx/otelctx/resourcepublisher"
+)
+
+// What the tests tell a child to do. It answers with the message that it has
+// published, in base64, or with an empty line once it has withdrawn it.
+const (
+	cmdPublish  = "publish"  // a resource with every type of attribute and a schema URL
+	cmdUpdate   = "update "  // a resource; the size of the message follows
+	cmdSet      = "set"      // the extra attributes
+	cmdReplace  = "replace"  // one of them
+	cmdRemove   = "remove"   // one of them
+	cmdClear    = "clear"    // the rest of them
+	cmdShutdown = "shutdown" // the publisher
+)
+
+// attr is an attribute and what readers must see of it, written down by hand: the
+// publisher's own conversion is what is tested.
+type attr struct {
+	kv   attribute.KeyValue
+	want *commonpb.KeyValue
+}
+
+// everyType has every type of attribute, in the order of keys.
+var everyType = []attr{
+	{attribute.Bool("bool", true), keyValue("bool", boolean(true))},
+	{attribute.BoolSlice("bools", []bool{true, false}), keyValue("bools", array(boolean(true), boolean(false)))},
+	{attribute.ByteSlice("bytes", []byte{0, 0xff, '\n'}), keyValue("bytes", bytesValue(0, 0xff, '\n'))},
+	{attribute.KeyValue{Key: "empty"}, keyValue("empty", &commonpb.AnyValue{})},
+	{attribute.Float64("float", -0.5), keyValue("float", double(-0.5))},
+	{attribute.Float64Slice("floats", []float64{1.25, 0}), keyValue("floats", array(double(1.25), double(0)))},
+	{attribute.Int64("int", -1<<63), keyValue("int", integer(-1<<63))},
+	{attribute.Int64Slice("ints", []int64{0, 1<<63 - 1}), keyValue("ints", array(integer(0), integer(1<<63-1)))},
+	{
+		attribute.Map("map", attribute.Bool("b", false), attribute.Map("m", attribute.String("s", "x"))),
+		keyValue("map", kvlist(keyValue("b", boolean(false)), keyValue("m", kvlist(keyValue("s", str("x")))))),
+	},
+	{attribute.String("service.name", "wörld"), keyValue("service.name", str("wörld"))},
+	{
+		attribute.Slice("slice", attribute.IntValue(7), attribute.SliceValue(attribute.StringValue("deep")), attribute.Value{}),
+		keyValue("slice", array(integer(7), array(str("deep")), &commonpb.AnyValue{})),
+	},
+	{attribute.StringSlice("strings", []string{"", "€"}), keyValue("strings", array(str(""), str("€")))},
+}
+
+// extraAttributes go beside the resource, in the order of keys.
+var extraAttributes = []attr{
+	{attribute.Int("threadlocal.count", 3), keyValue("threadlocal.count", integer(3))},
+	{
+		attribute.Slice("threadlocal.map", attribute.StringValue("trace"), attribute.ByteSliceValue([]byte{1, 2})),
+		keyValue("threadlocal.map", array(str("trace"), bytesValue(1, 2))),
+	},
+	{
+		attribute.Map("threadlocal.nested", attribute.Slice("list", attribute.MapValue(attribute.Int("at", 64)))),
+		keyValue("threadlocal.nested", kvlist(keyValue("list", array(kvlist(keyValue("at", integer(64))))))),
+	},
+}
+
+const (
+	schemaURL    = "https://opentelemetry.io/schemas/1.37.0"
+	schemaURLKey = "otelctx.resource.schema_url"
+)
+
+func keyValue(key string, v *commonpb.AnyValue) *commonpb.KeyValue {
+	return &commonpb.KeyValue{Key: key, Value: v}
+}
+
+func boolean(v bool) *commonpb.AnyValue {
+	return &commonpb.AnyValue{Value: &commonpb.AnyValue_BoolValue{BoolValue: v}}
+}
+
+func integer(v int64) *commonpb.AnyValue {
+	return &commonpb.AnyValue{Value: &commonpb.AnyValue_IntValue{IntValue: v}}
+}
+
+func double(v float64) *commonpb.AnyValue {
+	return &commonpb.AnyValue{Value: &commonpb.AnyValue_DoubleValue{DoubleValue: v}}
+}
+
+func str(v string) *commonpb.AnyValue {
+	return &commonpb.AnyValue{Value: &commonpb.AnyValue_StringValue{StringValue: v}}
+}
+
+func bytesValue(v ...byte) *commonpb.AnyValue {
+	return &commonpb.AnyValue{Value: &commonpb.AnyValue_BytesValue{BytesValue: v}}
+}
+
+func array(vs ...*commonpb.AnyValue) *commonpb.AnyValue {
+	return &commonpb.AnyValue{Value: &commonpb.AnyValue_ArrayValue{ArrayValue: &commonpb.ArrayValue{Values: vs}}}
+}
+
+func kvlist(kvs ...*commonpb.KeyValue) *commonpb.AnyValue {
+	return &commonpb.AnyValue{Value: &commonpb.AnyValue_KvlistValue{KvlistValue: &commonpb.KeyValueList{Values: kvs}}}
+}
+
+// split returns both halves of attrs.
+func split(attrs []attr) (kvs []attribute.KeyValue, want []*commonpb.KeyValue) {
+	for _, a := range attrs {
+		kvs = append(kvs, a.kv)
+		want = append(want, a.want)
+	}
+	return kvs, want
+}
+
+// sized returns attributes whose message has the given size, or up to 6 bytes less
+// where a length next to them takes another byte.
+func sized(size int) []attr {
+	var attrs []attr
+	if size > 1000 {
+		attrs = everyType
+	}
+	// The key comes after the others.
+	fill := func(n int) []attr {
+		s := strings.Repeat("z", n)
+		return append(slices.Clip(attrs), attr{attribute.String("z.fill", s), keyValue("z.fill", str(s))})
+	}
+	message := func(n int) int {
+		_, want := split(fill(n))
+		return proto.Size(&processcontextpb.ProcessContext{Resource: &resourcepb.Resource{Attributes: want}})
+	}
+	n := max(size-message(0), 0)
+	for n > 0 && message(n) > size {
+		n--
+	}
+	return fill(n)
+}
+
+// publishAsTold is the role of a child that does what the test says.
+func publishAsTold(parent *childproc.Parent) {
+	var (
+		pub  *resourcepublisher.Publisher
+		want processcontextpb.ProcessContext
+	)
+	for {
+		cmd, ok := parent.Receive()
+		if !ok {
+			return
+		}
+		var err error
+		switch size, isUpdate := strings.CutPrefix(cmd, cmdUpdate); {
+		case cmd == cmdPublish:
+			kvs, attrs := split(everyType)
+			want.Resource = &resourcepb.Resource{Attributes: attrs}
+			want.Attributes = []*commonpb.KeyValue{keyValue(schemaURLKey, str(schemaURL))}
+			pub, err = resourcepublisher.NewPublisher(resource.NewWithAttributes(schemaURL, kvs...))
+		case isUpdate:
+			n, atoiErr := strconv.Atoi(size)
+			parent.Must(atoiErr)
+			kvs, attrs := split(sized(n))
+			want.Resource = &resourcepb.Resource{Attributes: attrs}
+			want.Attributes = nil
+			err = pub.Update(resource.NewSchemaless(kvs...))
+		case cmd == cmdSet:
+			var kvs []attribute.KeyValue
+			kvs, want.Attributes = split(extraAttributes)
+			err = resourcepublisher.SetAttributes(kvs...)
+		case cmd == cmdReplace:
+			want.Attributes[1] = keyValue("threadlocal.map", kvlist())
+			err = resourcepublisher.SetAttributes(attribute.Map("threadlocal.map"))
+		case cmd == cmdRemove:
+			want.Attributes = want.GetAttributes()[1:]
+			err = resourcepublisher.RemoveAttributes("threadlocal.count", "threadlocal.none")
+		case cmd == cmdClear:
+			want.Attributes = nil
+			err = resourcepublisher.RemoveAttributes("threadlocal.map", "threadlocal.nested")
+		case cmd == cmdShutdown:
+			parent.Must(pub.Shutdown(context.Background()))
+			parent.Send("")
+			continue
+		default:
+			err = fmt.Errorf("unknown command %q", cmd)
+		}
+		parent.Must(err)
+		b, err := proto.Marshal(&want)
+		parent.Must(err)
+		parent.Send("%s", base64.StdEncoding.EncodeToString(b))
+	}
+}
+
+// subject is an obedient child and those who read it.
+type subject struct {
+	t      *testing.T
+	child  *childproc.Child
+	memory remotememory.RemoteMemory
+	ours   *reader.Process
+	// publishedAtNS is what both readers last saw; address is where.
+	publishedAtNS uint64
+	address       libpf.Address
+}
+
+func newSubject(t *testing.T) *subject {
+	t.Helper()
+	child := start(t, roleObedient)
+	return &subject{
+		t:      t,
+		child:  child,
+		memory: remotememory.NewProcessVirtualMemory(libpf.PID(child.PID())),
+		ours:   open(t, child.PID()),
+	}
+}
+
+// do lets the child publish and returns the size of the message, after it has made
+// sure that both readers see what the child says, that they know it for new, and
+// afterwards for old.
+func (s *subject) do(cmd string) int {
+	s.t.Helper()
+	encoded, err := base64.StdEncoding.DecodeString(s.child.Ask("%s", cmd))
+	require.NoError(s.t, err)
+	want := new(processcontextpb.ProcessContext)
+	require.NoError(s.t, proto.Unmarshal(encoded, want))
+
+	changed, err := s.ours.Changed(s.publishedAtNS)
+	require.NoError(s.t, err)
+	require.True(s.t, changed, "%s: our reader sees no change", cmd)
+
+	address := officialAddress(s.t, s.child.PID())
+	if s.address != 0 {
+		require.Equal(s.t, s.address, address, "the header has moved")
+	}
+	info, err := processcontext.Read(address, s.memory, s.publishedAtNS, 0)
+	require.NoError(s.t, err, "%s: the official reader", cmd)
+	require.Greater(s.t, info.PublishedAtNs, s.publishedAtNS)
+	requireSame(s.t, want, info.Context, "%s: the official reader", cmd)
+	_, err = processcontext.Read(address, s.memory, info.PublishedAtNs, 0)
+	require.ErrorIs(s.t, err, processcontext.ErrNoUpdate, cmd)
+
+	pc, err := s.ours.ProcessContext(s.t.Context())
+	require.NoError(s.t, err, "%s: our reader", cmd)
+	requireSame(s.t, want, pc.Message, "%s: our reader", cmd)
+	require.Equal(s.t, info.PublishedAtNs, pc.PublishedAtNS)
+	require.Equal(s.t, uint64(address), pc.MappingAddress)
+	require.Equal(s.t, len(encoded), pc.PayloadSize)
+	changed, err = s.ours.Changed(pc.PublishedAtNS)
+	require.NoError(s.t, err)
+	require.False(s.t, changed, "%s: our reader sees a change", cmd)
+
+	s.publishedAtNS, s.address = info.PublishedAtNs, address
+	return pc.PayloadSize
+}
+
+// requireSame compares messages without printing 64 KB of them.
+func requireSame(t *testing.T, want, got *processcontextpb.ProcessContext, format, arg string) {
+	t.Helper()
+	if proto.Equal(want, got) {
+		return
+	}
+	w, g := want.String(), got.String()
+	require.Failf(t, "not what was published", format+" saw %.300s (%d bytes), want %.300s (%d bytes)",
+		arg, g, len(g), w, len(w))
+}
+
+// sizes returns 100 sizes of messages from 50 to 65,536 bytes, the readers' limit:
+// growing, shrinking, and to and fro.
+func sizes() []int {
+	const smallest, largest, n = 50, 65535, 33
+	var sizes []int
+	for i := range n {
+		sizes = append(sizes, smallest+i*(largest-smallest)/(n-1))
+	}
+	for i := range n {
+		sizes = append(sizes, largest+1-i*(largest+1-smallest)/(n-1))
+	}
+	for i := range n {
+		small, large := smallest+41*i, largest-137*i
+		sizes = append(sizes, []int{small, large}[i%2])
+	}
+	return append(sizes, largest)
+}
+
+func TestReadersAgreeOnEveryUpdate(t *testing.T) {
+	s := newSubject(t)
+	_, err := s.ours.ProcessContext(t.Context())
+	require.ErrorIs(t, err, reader.ErrNoContext)
+	require.Empty(t, officialAddresses(t, s.child.PID()))
+
+	s.do(cmdPublish)
+	all := sizes()
+	require.Len(t, all, 100)
+	for i, size := range all {
+		got := s.do(cmdUpdate + strconv.Itoa(size))
+		require.LessOrEqual(t, got, size, "update %d", i)
+		require.GreaterOrEqual(t, got, size-6, "update %d", i)
+	}
+
+	s.child.Ask(cmdShutdown)
+	require.Empty(t, officialAddresses(t, s.child.PID()), "mappings after Shutdown")
+	changed, err := s.ours.Changed(s.publishedAtNS)
+	require.NoError(t, err)
+	assert.True(t, changed)
+	_, err = s.ours.ProcessContext(t.Context())
+	require.ErrorIs(t, err, reader.ErrNoContext)
+
+	// It may publish again, elsewhere.
+	s.address = 0
+	s.do(cmdPublish)
+	s.child.Ask(cmdShutdown)
+	require.Empty(t, officialAddresses(t, s.child.PID()), "mappings after Shutdown")
+	s.child.Done()
+}
+
+func TestReadersAgreeOnExtraAttributes(t *testing.T) {
+	s := newSubject(t)
+	s.do(cmdPublish)
+	without := s.do(cmdUpdate + "2000")
+	with := s.do(cmdSet)
+	assert.Greater(t, with, without)
+	assert.Less(t, s.do(cmdReplace), with)
+	s.do(cmdRemove)
+	assert.Equal(t, without, s.do(cmdClear))
+	s.child.Ask(cmdShutdown)
+	s.child.Done()
+}

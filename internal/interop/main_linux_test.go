@@ -1,0 +1,70 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package interop
+
+import (
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/otelctx/otelctx/internal/childproc"
+)
+
+// Roles of child processes.
+const (
+	roleObedient  = "obedient publisher"
+	roleIncessant = "incessant publisher"
+	roleReader    = "incessant reader"
+)
+
+func TestMain(m *testing.M) {
+	childproc.Main(m, map[string]func(*childproc.Parent){
+		roleObedient:  publishAsTold,
+		roleIncessant: publishIncessantly,
+		roleReader:    readIncessantly,
+	})
+}
+
+// start starts a child that this process may read. Where the kernel forbids that it
+// skips the test.
+func start(t *testing.T, role string) *childproc.Child {
+	t.Helper()
+	b, err := os.ReadFile("/proc/sys/kernel/yama/ptrace_scope")
+	if !os.IsNotExist(err) {
+		require.NoError(t, err)
+		scope := strings.TrimSpace(string(b))
+		if scope == "3" || scope == "2" && !hasPtraceCapability(t) {
+			t.Skipf("kernel.yama.ptrace_scope is %s: not even parents may read their children without CAP_SYS_PTRACE, "+
+				"and with 3 nobody may", scope)
+		}
+	}
+	return childproc.Start(t, role, nil)
+}
+
+func hasPtraceCapability(t *testing.T) bool {
+	t.Helper()
+	status, err := os.ReadFile("/proc/self/status")
+	require.NoError(t, err)
+	_, rest, ok := strings.Cut(string(status), "\nCapEff:")
+	require.True(t, ok)
+	line, _, _ := strings.Cut(rest, "\n")
+	caps, err := strconv.ParseUint(strings.TrimSpace(line), 16, 64)
+	require.NoError(t, err)
+	const capSysPtrace = 19
+	return caps>>capSysPtrace&1 != 0
+}
+
+// allowSiblings lets processes of the same user read this one that are not among its
+// ancestors, which Yama forbids in its mode 1. Elsewhere it fails and is not needed.
+func allowSiblings() {
+	const (
+		prSetPtracer    = 0x59616d61
+		prSetPtracerAny = ^uintptr(0)
+	)
+	syscall.RawSyscall(syscall.SYS_PRCTL, prSetPtracer, prSetPtracerAny, 0)
+}
