@@ -131,6 +131,10 @@ func WithAttributeSpace(bytes int) Option {
 	})
 }
 
+// WithRuntime is for the packages of this module: it replaces what is known of the Go
+// runtime.
+func WithRuntime(r *goruntime.Runtime) Option { return withRuntime(r) }
+
 // withRuntime replaces what is known of the Go runtime, for tests of what is
 // refused.
 func withRuntime(r *goruntime.Runtime) Option {

@@ -169,6 +169,21 @@ func (r *Ring) Shows(place Place, spanID uint64) bool {
 	return place != 0 && r.slots.Shows(uint32(place-1), spanID)
 }
 
+// Shown returns the id of the span that the calling goroutine shows, on whatever
+// thread it stored it, or 0. Where goroutine ids are not known, and in layout 1, it
+// is the span that the calling thread shows.
+func (r *Ring) Shown() uint64 {
+	slot, goid := r.slots.Own()
+	if r.homes != nil {
+		home := r.homes[goid&uint64(len(r.homes)-1)].Load()
+		if home == 0 {
+			return 0
+		}
+		slot = home - 1
+	}
+	return r.slots.ShownBy(slot, goid)
+}
+
 // Close takes the ring back: readers do not find it any more. Its addresses stay
 // mapped, to memory without a name, so that a writer that comes late, or was in the
 // middle of it, still has somewhere to write; nobody will read it. Closing again

@@ -162,6 +162,28 @@ func (r *Ring) Shows(slot uint32, spanID uint64) bool {
 	return atomic.LoadUint64(&r.at(uint64(slot)).SpanID) == spanID
 }
 
+// Own returns the slot of the calling thread or goroutine and the id of that
+// goroutine. The thread may be another one when it returns.
+func (r *Ring) Own() (slot uint32, goid uint64) {
+	self := r.runtime.Self()
+	n := uint64(self.TID)
+	if r.byGoroutine == 1 {
+		n = self.Goid
+	}
+	return uint32(n & r.mask), self.Goid
+}
+
+// ShownBy returns the id of the span that a slot shows if a goroutine is its owner,
+// else 0. In layout 1 everybody is.
+func (r *Ring) ShownBy(slot uint32, goid uint64) uint64 {
+	at := r.at(uint64(slot))
+	id := atomic.LoadUint64(&at.SpanID)
+	if id != 0 && !r.layout1 && atomic.LoadUint64(&at.Owner) != goid {
+		return 0
+	}
+	return id
+}
+
 var nothing Span
 
 // at returns a slot. Layouts 1 and 2 share the fields that Shows looks at.
