@@ -26,11 +26,11 @@ const (
 	gWords = 768 / 8
 	mWords = 1024 / 8
 
-	// A round makes four observations, on two threads as a rule. One is enough unless something stays ambiguous.
+	// A round makes four observations, on two threads as a rule. The first is enough as a rule.
 	maxRounds = 5
 
 	// maxYields bounds how long a goroutine runs on to make another start on another thread. Waking one takes 50 to 150 µs,
-	// and this many yields 100 to 300 µs.
+	// this many yields 100 to 300 µs.
 	maxYields = 1024
 )
 
@@ -126,7 +126,8 @@ func calibrate() *Runtime {
 		c.fresh(func() { r = newRuntime(c.confirm(r)) })
 	}
 	for round := 0; round < maxRounds && r == nil && c.refused == nil; round++ {
-		c.pair(func() {
+		lock := round > 0 || runtime.GOMAXPROCS(0) == 1
+		c.pair(lock, func() {
 			c.observe()
 			c.fresh(c.observe)
 		}, func() {
@@ -149,46 +150,43 @@ func (c *calibrator) fresh(f func()) {
 	<-done
 }
 
-// pair runs f on two new goroutines, one after the other and on different threads as a rule, and then each of them runs
-// then, the second first.
+// pair runs f on two new goroutines, one after the other and on different threads, and then each of them runs then, the
+// second first.
 //
-// To get the second onto another thread, the first keeps its own. Running on is the cheap way to do that, and needs
-// another processor to be idle. If none comes to help, the first locks its thread and sleeps. That is the second choice
-// because it costs threads that stay: the runtime's template thread, started with the first LockOSThread of a program
-// without cgo, and perhaps one to run the second goroutine. The goroutine does unlock before it ends. Ending locked would
-// destroy the thread, but that may not be ours: with it would go the children that asked to die with it (Pdeathsig) and
-// C's thread-local state, and the main thread cannot end at all. An idle thread is there for whoever needs the next.
-func (c *calibrator) pair(f, then func()) {
+// To get the second onto another thread, the first keeps its own. Running on is the cheap way to do that; it works if a
+// processor is idle and nothing preempts, and leaves as many threads as any goroutine that is started. The sure way is to
+// lock the thread. That is the second choice because it costs threads that stay: the runtime's template thread, started
+// with the first LockOSThread of a program without cgo, and perhaps one for the second goroutine to run on. The first
+// does unlock before it ends. Ending locked would destroy the thread, but that may not be ours: with it would go the
+// children that asked to die with it (Pdeathsig) and C's thread-local state, and the main thread cannot end at all. An
+// idle thread is there for whoever needs the next.
+func (c *calibrator) pair(lock bool, f, then func()) {
 	c.fresh(func() {
+		if lock {
+			runtime.LockOSThread()
+			defer runtime.UnlockOSThread()
+		}
 		f()
-		var second atomic.Bool
+		var started atomic.Bool
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			second.Store(true)
+			started.Store(true)
 			f()
 			then()
 		}()
-		if runtime.GOMAXPROCS(0) > 1 {
-			for i := 0; i < maxYields && !second.Load(); i++ {
-				// Lets other threads have the CPU. The Go scheduler is not told, so this goroutine keeps its thread. A number
-				// instead of a time: in a synctest bubble clocks stand still.
-				_, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
-			}
+		for i := 0; !lock && i < maxYields && !started.Load(); i++ {
+			// Lets other threads have the CPU. The Go scheduler is not told, so this goroutine keeps its thread. A number
+			// instead of a time: in a synctest bubble clocks stand still.
+			_, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
 		}
-		if second.Load() {
-			<-done
-		} else {
-			runtime.LockOSThread()
-			<-done
-			runtime.UnlockOSThread()
-		}
+		<-done
 		then()
 	})
 }
 
-// observe takes what can be known of the calling goroutine and thread, and narrows all searches by it. They must not be
-// locked to each other: g.lockedm and m.lockedg would look like g.m and m.curg.
+// observe takes what can be known of the calling goroutine and thread, and narrows all searches by it. While they are
+// locked to each other, g.lockedm and m.lockedg look like g.m and m.curg, so some of the goroutines must not be.
 func (c *calibrator) observe() {
 	if c.refused != nil {
 		return
