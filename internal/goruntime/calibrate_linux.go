@@ -26,7 +26,7 @@ const (
 	gWords = 768 / 8
 	mWords = 1024 / 8
 
-	// A round makes four observations, on two threads as a rule. The first is enough as a rule.
+	// A round makes four observations, on two threads at least if all goes well; then one round is enough.
 	maxRounds = 5
 
 	// maxYields bounds how long a goroutine runs on to make another start on another thread. Waking one takes 50 to 150 µs,
@@ -100,7 +100,7 @@ type calibrator struct {
 	tls          search
 
 	refused  error // no observation is possible
-	tpErr    error // the thread pointer is not known
+	noTP     bool  // the thread pointer is not known
 	labelErr error // a LabelMap is not what runtime/pprof uses
 
 	// One observation.
@@ -214,8 +214,7 @@ func (c *calibrator) observe() {
 	slots := c.slots[:c.peekTLS(tlsFirst(), c.slots[:])]
 	Unpin()
 
-	if c.err != nil {
-		c.refused = c.err
+	if c.refused = c.err(); c.refused != nil {
 		return
 	}
 	if !slices.Contains(c.tids, tid) {
@@ -229,7 +228,7 @@ func (c *calibrator) observe() {
 		words := m.words[:m.n]
 		m.procid.narrow(words, tid)
 		// Without cgo, amd64's thread-local storage is a field of m. Its slot of g is no m.curg, though equal here.
-		if i := (c.tp + uintptr(tlsFirst()) - m.m) / wordSize; c.tp != 0 && i < uintptr(len(words)) {
+		if i := (c.tp + uintptr(tlsFirst()) - m.m) / wordSize; !c.noTP && i < uintptr(len(words)) {
 			clear(words[i:min(i+tlsWords, uintptr(len(words)))])
 		}
 		m.curg.narrow(words, g)
@@ -275,10 +274,7 @@ func (c *calibrator) look(m *mCandidate, gwords []uintptr) {
 
 // peekTLS copies the words at the given distance from the thread pointer. It may be called while pinned.
 func (c *calibrator) peekTLS(offset int64, dst []uintptr) int {
-	if c.tpErr == nil {
-		c.tpErr = threadPointer(&c.tp)
-	}
-	if c.tpErr != nil {
+	if c.noTP = c.noTP || !threadPointer(&c.tp); c.noTP {
 		return 0
 	}
 	return c.peek(c.tp+uintptr(offset), dst)
@@ -327,8 +323,8 @@ func (c *calibrator) conclude() (facts [numFacts]fact) {
 		facts[GM] = refuse(GM, err)
 	}
 	switch {
-	case c.tpErr != nil:
-		facts[TLSG] = refuse(TLSG, c.tpErr)
+	case c.noTP:
+		facts[TLSG] = refuse(TLSG, errNoThreadPointer)
 	case len(c.tids) < 2:
 		facts[TLSG] = refuse(TLSG, errOneThread)
 	default:

@@ -6,6 +6,7 @@
 package goruntime
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"reflect"
@@ -206,7 +207,9 @@ func TestManyGoroutines(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	assert.Positive(t, moved.Load(), "no goroutine was seen on two threads: the test shows nothing")
+	if runtime.GOMAXPROCS(0) > 1 {
+		assert.Positive(t, moved.Load(), "no goroutine was seen on two threads: the test shows nothing")
+	}
 }
 
 func TestLockedThreads(t *testing.T) {
@@ -242,6 +245,9 @@ func TestLockedThreads(t *testing.T) {
 // What a reader does with a thread slot: from the published m to the goroutine that runs there now.
 func TestOwner(t *testing.T) {
 	t.Parallel()
+	if runtime.GOMAXPROCS(0) < 2 {
+		t.Skip("looking at a running goroutine takes two processors")
+	}
 	r := calibrated(t)
 	p, err := newPeeker()
 	require.NoError(t, err)
@@ -261,6 +267,7 @@ func TestOwner(t *testing.T) {
 		defer runtime.UnlockOSThread()
 		running <- r.Self()
 		for !stop.Load() {
+			r.Self() // a call is a place to be stopped at, also without preemption by signal
 		}
 		running <- r.Self()
 		<-running // blocks, on a thread that nobody else may use
@@ -303,10 +310,10 @@ func TestThreadPointer(t *testing.T) {
 			defer p.close()
 			tp := new(uintptr)
 			Pin()
-			err = threadPointer(tp)
+			ok := threadPointer(tp)
 			g := p.word(*tp + uintptr(tls))
 			Unpin()
-			assert.NoError(t, err)
+			assert.True(t, ok)
 			assert.Equal(t, trueGoid(t), uint64(p.word(g+uintptr(goid))))
 		})
 	}
@@ -430,14 +437,14 @@ func TestPeek(t *testing.T) {
 	}
 	assert.Equal(t, uintptr(1), p.word(begin))
 	assert.Zero(t, p.word(end))
-	require.NoError(t, p.err)
+	require.NoError(t, p.err())
 
 	_, err = unix.Write(p.w, []byte("out of step"))
 	require.NoError(t, err)
 	require.NoError(t, unix.Close(p.r))
 	p.r = -1
 	assert.Zero(t, p.peek(begin, dst[:1]))
-	assert.ErrorIs(t, p.err, unix.EPIPE)
+	assert.ErrorIs(t, p.err(), unix.EPIPE)
 	assert.Zero(t, p.word(begin), "and stays broken")
 }
 
@@ -487,7 +494,7 @@ func TestRefusals(t *testing.T) {
 		{"m nowhere", func(c *calibrator) { c.ms = nil }, []Fact{GM, MProcid, MCurg}, errNotFound},
 		{"procid twice", func(c *calibrator) { c.ms[0].procid = two }, []Fact{MProcid}, errAmbiguous},
 		{"curg twice", func(c *calibrator) { c.ms[0].curg = two }, []Fact{MCurg}, errAmbiguous},
-		{"thread pointer unknown", func(c *calibrator) { c.tpErr = errTest }, []Fact{TLSG}, errTest},
+		{"thread pointer unknown", func(c *calibrator) { c.noTP = true }, []Fact{TLSG}, errNoThreadPointer},
 		{"g twice in thread-local storage", func(c *calibrator) { c.tls = two }, []Fact{TLSG}, errAmbiguous},
 		{"other labels", func(c *calibrator) { c.labelErr = errTest }, []Fact{LabelList}, errTest},
 	} {
@@ -504,9 +511,8 @@ func TestRefusals(t *testing.T) {
 					assert.NoError(t, err, f)
 				}
 			}
-			if tc.reason != errNotFound && tc.reason != errTest {
-				assert.Equal(t, tc.gone == nil, c.settled())
-			}
+			more := errors.Is(tc.reason, errAmbiguous) || errors.Is(tc.reason, errOneThread)
+			assert.Equal(t, !more, c.settled(), "whether more observations are called for")
 		})
 	}
 }

@@ -84,21 +84,12 @@ func checkLabelMap() error {
 	return nil
 }
 
-// sameLayout reports whether a and b are the same in memory: their strings and slices, which is all that they may consist
-// of, are at the same offsets, and slices have elements of the same layout.
+// sameLayout reports whether a is the same in memory as b, which consists of strings and slices only: the same fields at
+// the same offsets, and slices of the same.
 func sameLayout(a, b reflect.Type) bool {
-	return a.Size() == b.Size() && slices.EqualFunc(leaves(a, 0), leaves(b, 0), func(x, y leaf) bool {
-		if x.offset != y.offset || x.Kind() != y.Kind() {
-			return false
-		}
-		switch x.Kind() {
-		case reflect.String:
-			return true
-		case reflect.Slice:
-			return sameLayout(x.Elem(), y.Elem())
-		default:
-			return false
-		}
+	return slices.EqualFunc(leaves(a, 0), leaves(b, 0), func(x, y leaf) bool {
+		return x.offset == y.offset && x.Kind() == y.Kind() &&
+			(x.Kind() != reflect.Slice || sameLayout(x.Elem(), y.Elem()))
 	})
 }
 

@@ -98,7 +98,8 @@ func TestLabelsInProfile(t *testing.T) {
 	})
 }
 
-// g.labels is all that keeps these records alive, while the collector runs all the time and their memory is in demand.
+// g.labels and a stack that was scanned already are all that keep these records alive in turn, while the collector runs all
+// the time and their memory is in demand. Without write barriers it loses them.
 func TestLabelsDuringGC(t *testing.T) {
 	t.Parallel()
 	calibrated(t)
@@ -106,15 +107,17 @@ func TestLabelsDuringGC(t *testing.T) {
 	defer stop()
 	var next atomic.Uint64
 	var wg sync.WaitGroup
-	for range 50 {
+	for range 200 {
 		wg.Go(func() {
-			for range 200 {
+			for range 20 {
 				n := next.Add(1)
 				SetLabels(unsafe.Pointer(newRecord(n)))
-				for i := range 3 {
-					if i == 2 {
-						runtime.Gosched()
-					}
+				for range 20 {
+					saved := Labels()
+					SetLabels(nil)
+					runtime.Gosched()
+					SetLabels(saved)
+					runtime.Gosched()
 					if !intact(n) {
 						t.Errorf("record %d: %+v", n, (*record)(Labels()))
 						return
