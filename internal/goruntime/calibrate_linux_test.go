@@ -377,17 +377,18 @@ func TestPartial(t *testing.T) {
 	t.Parallel()
 	whole := calibrated(t)
 	for _, tc := range []struct {
+		name       string
 		without    []Fact
 		goid, m    bool
 		fromMemory bool
 	}{
-		{without: []Fact{MProcid}, goid: true, m: true},
-		{without: []Fact{GM}, goid: true},
-		{without: []Fact{GGoid}, m: true, fromMemory: true},
-		{without: []Fact{GLabels, LabelList, MCurg, TLSG}, goid: true, m: true, fromMemory: true},
-		{},
+		{name: "no thread id", without: []Fact{MProcid}, goid: true, m: true},
+		{name: "no m", without: []Fact{GM}, goid: true},
+		{name: "no goroutine id", without: []Fact{GGoid}, m: true, fromMemory: true},
+		{name: "nothing for readers", without: []Fact{GLabels, LabelList, MCurg, TLSG}, goid: true, m: true, fromMemory: true},
+		{name: "nothing"},
 	} {
-		t.Run(fmt.Sprint(tc.without), func(t *testing.T) {
+		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
 			r := whole.Without(errTest, tc.without...)
 			runtime.LockOSThread()

@@ -23,7 +23,8 @@ var (
 // A labelContext shows what runtime/pprof keeps in contexts, whose key and type it does not export. pprof asks its parent
 // context for the key, and takes what that returns for its own.
 type labelContext struct {
-	context.Context
+	context.Context //nolint:containedctx // it is a context
+
 	key, value any
 }
 
@@ -104,8 +105,7 @@ func leaves(t reflect.Type, offset uintptr) []leaf {
 		return []leaf{{t, offset}}
 	}
 	var all []leaf
-	for i := range t.NumField() {
-		f := t.Field(i)
+	for f := range t.Fields() {
 		all = append(all, leaves(f.Type, offset+f.Offset)...)
 	}
 	return all

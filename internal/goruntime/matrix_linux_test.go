@@ -43,10 +43,12 @@ type mode struct {
 	tls     func(off int64) bool // what the offset of g must be like
 }
 
+// next is a newer Go than the oldest supported one, which go.mod names.
+const next = "go1.27.1"
+
 // TestMatrix builds testdata/probe in every mode that this machine has the tools for, and runs it in several
 // environments. The probe compares everything with the truth itself.
 func TestMatrix(t *testing.T) {
-	const next = "go1.27.1"
 	var (
 		cgo     = []string{"CGO_ENABLED=1"}
 		noCgo   = []string{"CGO_ENABLED=0"}
@@ -70,13 +72,13 @@ func TestMatrix(t *testing.T) {
 			needs: program("gcc"), tls: nearest,
 		},
 		{name: "race", env: cgo, args: []string{"-race"}, needs: program("gcc"), tls: beyond},
-		{name: next, env: append(noCgo, "GOTOOLCHAIN="+next), needs: toolchain(next), tls: nearest},
+		{name: next, env: append(noCgo, "GOTOOLCHAIN="+next), needs: toolchain, tls: nearest},
 		{
 			name: next + "-pie", env: append(noCgo, "GOTOOLCHAIN="+next), args: []string{"-buildmode=pie", "-trimpath", "-ldflags=-s -w"},
-			needs: toolchain(next), tls: nearest,
+			needs: toolchain, tls: nearest,
 		},
-		{name: next + "-cgo", env: append(cgo, "GOTOOLCHAIN="+next), needs: both(program("gcc"), toolchain(next)), tls: beyond},
-		{name: next + "-race", env: append(cgo, "GOTOOLCHAIN="+next), args: []string{"-race"}, needs: both(program("gcc"), toolchain(next)), tls: beyond},
+		{name: next + "-cgo", env: append(cgo, "GOTOOLCHAIN="+next), needs: both(program("gcc"), toolchain), tls: beyond},
+		{name: next + "-race", env: append(cgo, "GOTOOLCHAIN="+next), args: []string{"-race"}, needs: both(program("gcc"), toolchain), tls: beyond},
 	}
 	if runtime.GOARCH == "arm64" {
 		for i := range modes {
@@ -106,7 +108,7 @@ func TestMatrix(t *testing.T) {
 			},
 			mode{
 				name: "arm64-" + next, env: append(arm(noCgo...), "GOTOOLCHAIN="+next), run: []string{qemu},
-				needs: both(program(qemu), toolchain(next)), refused: noTLS,
+				needs: both(program(qemu), toolchain), refused: noTLS,
 			},
 		)
 	}
@@ -196,16 +198,14 @@ func program(name string) func() error {
 	}
 }
 
-// toolchain returns a check for a Go version, which the go command fetches if it may.
-func toolchain(version string) func() error {
-	return func() error {
-		cmd := exec.Command("go", "version")
-		cmd.Env = append(os.Environ(), "GOTOOLCHAIN="+version)
-		if out, err := cmd.CombinedOutput(); err != nil {
-			return errors.New("no " + version + ": " + string(out))
-		}
-		return nil
+// toolchain checks for the next Go, which the go command fetches if it may.
+func toolchain() error {
+	cmd := exec.Command("go", "version")
+	cmd.Env = append(os.Environ(), "GOTOOLCHAIN="+next)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return errors.New("no " + next + ": " + string(out))
 	}
+	return nil
 }
 
 func both(a, b func() error) func() error {
