@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strconv"
 	"sync/atomic"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -29,9 +30,8 @@ const (
 	// A round makes four observations, on two threads at least if all goes well; then one round is enough.
 	maxRounds = 5
 
-	// maxYields bounds how long a goroutine runs on to make another start on another thread. Waking one takes 50 to 150 µs,
-	// this many yields 100 to 300 µs.
-	maxYields = 1024
+	// maxWait bounds how long a goroutine runs on to make another start on another thread. To wake one takes 50 to 150 µs.
+	maxWait = 200 * time.Microsecond
 )
 
 var (
@@ -175,14 +175,21 @@ func (c *calibrator) pair(lock bool, f, then func()) {
 			f()
 			then()
 		}()
-		for i := 0; !lock && i < maxYields && !started.Load(); i++ {
-			// Lets other threads have the CPU. The Go scheduler is not told, so this goroutine keeps its thread. A number
-			// instead of a time: in a synctest bubble clocks stand still.
-			_, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+		for end := now() + maxWait; !lock && !started.Load() && now() < end; {
+			// Lets other threads have the CPU. The Go scheduler is not told, so this goroutine keeps its thread.
+			_, _ = unix.RawSyscallNoError(unix.SYS_SCHED_YIELD, 0, 0, 0)
 		}
 		<-done
 		then()
 	})
+}
+
+// now returns the time from some fixed point on. It asks the kernel because the clock of package time stands still in a
+// synctest bubble as long as a goroutine runs.
+func now() time.Duration {
+	var ts unix.Timespec
+	_, _ = unix.RawSyscallNoError(unix.SYS_CLOCK_GETTIME, unix.CLOCK_MONOTONIC, uintptr(unsafe.Pointer(&ts)), 0)
+	return time.Duration(ts.Nano())
 }
 
 // observe takes what can be known of the calling goroutine and thread, and narrows all searches by it. While they are

@@ -50,8 +50,7 @@ func (p *peeker) close() {
 // called while pinned. One caller at a time: the callers are strung together by the order of observations.
 //
 // addr is handed to the kernel as a number only, so neither the collector, nor the race detector, nor checkptr is
-// concerned, whatever it points at. dst must be in the heap, where nothing moves, and is kept alive by being converted
-// in the call itself.
+// concerned, whatever it points at. dst is converted in the call itself, which keeps it alive and in place.
 func (p *peeker) peek(addr uintptr, dst []uintptr) int {
 	if addr%wordSize != 0 || p.broken {
 		return 0
