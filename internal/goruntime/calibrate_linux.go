@@ -10,11 +10,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"runtime"
 	"runtime/pprof"
 	"slices"
 	"strconv"
 	"sync/atomic"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -26,12 +28,11 @@ const (
 	gWords = 768 / 8
 	mWords = 1024 / 8
 
-	// A round makes four observations, on two threads as a rule. One is enough unless something stays ambiguous.
+	// A round makes four observations, on two threads at least if all goes well; then one round is enough.
 	maxRounds = 5
 
-	// maxYields bounds how long a goroutine runs on to make another start on another thread. Waking one takes 50 to 150 µs,
-	// and this many yields 100 to 300 µs.
-	maxYields = 1024
+	// maxWait bounds how long a goroutine runs on to make another start on another thread. To wake one takes 50 to 150 µs.
+	maxWait = 200 * time.Microsecond
 )
 
 var (
@@ -100,7 +101,7 @@ type calibrator struct {
 	tls          search
 
 	refused  error // no observation is possible
-	tpErr    error // the thread pointer is not known
+	noTP     bool  // the thread pointer is not known
 	labelErr error // a LabelMap is not what runtime/pprof uses
 
 	// One observation.
@@ -126,7 +127,8 @@ func calibrate() *Runtime {
 		c.fresh(func() { r = newRuntime(c.confirm(r)) })
 	}
 	for round := 0; round < maxRounds && r == nil && c.refused == nil; round++ {
-		c.pair(func() {
+		lock := round > 0 || runtime.GOMAXPROCS(0) == 1
+		c.pair(lock, func() {
 			c.observe()
 			c.fresh(c.observe)
 		}, func() {
@@ -149,46 +151,52 @@ func (c *calibrator) fresh(f func()) {
 	<-done
 }
 
-// pair runs f on two new goroutines, one after the other and on different threads as a rule, and then each of them runs
-// then, the second first.
+// pair runs f on two new goroutines, one after the other and on different threads, and then each of them runs then, the
+// second first.
 //
-// To get the second onto another thread, the first keeps its own. Running on is the cheap way to do that, and needs
-// another processor to be idle. If none comes to help, the first locks its thread and sleeps. That is the second choice
-// because it costs threads that stay: the runtime's template thread, started with the first LockOSThread of a program
-// without cgo, and perhaps one to run the second goroutine. The goroutine does unlock before it ends. Ending locked would
-// destroy the thread, but that may not be ours: with it would go the children that asked to die with it (Pdeathsig) and
-// C's thread-local state, and the main thread cannot end at all. An idle thread is there for whoever needs the next.
-func (c *calibrator) pair(f, then func()) {
+// To get the second onto another thread, the first keeps its own. Running on is the cheap way to do that; it works if a
+// processor is idle and nothing preempts, and leaves as many threads as any goroutine that is started. The sure way is to
+// lock the thread. That is the second choice because it costs threads that stay: the runtime's template thread, started
+// with the first LockOSThread of a program without cgo, and perhaps one for the second goroutine to run on. The first
+// does unlock before it ends. Ending locked would destroy the thread, but that may not be ours: with it would go the
+// children that asked to die with it (Pdeathsig) and C's thread-local state, and the main thread cannot end at all. An
+// idle thread is there for whoever needs the next.
+func (c *calibrator) pair(lock bool, f, then func()) {
 	c.fresh(func() {
+		if lock {
+			runtime.LockOSThread()
+			defer runtime.UnlockOSThread()
+		}
 		f()
-		var second atomic.Bool
+		var started atomic.Bool
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			second.Store(true)
+			started.Store(true)
 			f()
 			then()
 		}()
-		if runtime.GOMAXPROCS(0) > 1 {
-			for i := 0; i < maxYields && !second.Load(); i++ {
-				// Lets other threads have the CPU. The Go scheduler is not told, so this goroutine keeps its thread. A number
-				// instead of a time: in a synctest bubble clocks stand still.
-				_, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
-			}
+		for end := now() + maxWait; !lock && !started.Load() && now() < end; {
+			// Lets other threads have the CPU. The Go scheduler is not told, so this goroutine keeps its thread.
+			_, _ = unix.RawSyscallNoError(unix.SYS_SCHED_YIELD, 0, 0, 0)
 		}
-		if second.Load() {
-			<-done
-		} else {
-			runtime.LockOSThread()
-			<-done
-			runtime.UnlockOSThread()
-		}
+		<-done
 		then()
 	})
 }
 
-// observe takes what can be known of the calling goroutine and thread, and narrows all searches by it. They must not be
-// locked to each other: g.lockedm and m.lockedg would look like g.m and m.curg.
+// now returns the time from some fixed point on. It asks the kernel because the clock of package time stands still in a
+// synctest bubble as long as a goroutine runs.
+func now() time.Duration {
+	var ts unix.Timespec
+	if _, _, errno := unix.RawSyscall(unix.SYS_CLOCK_GETTIME, unix.CLOCK_MONOTONIC, uintptr(unsafe.Pointer(&ts)), 0); errno != 0 {
+		return math.MaxInt64 // later than any deadline, so nobody waits without a clock
+	}
+	return time.Duration(ts.Nano())
+}
+
+// observe takes what can be known of the calling goroutine and thread, and narrows all searches by it. While they are
+// locked to each other, g.lockedm and m.lockedg look like g.m and m.curg, so some of the goroutines must not be.
 func (c *calibrator) observe() {
 	if c.refused != nil {
 		return
@@ -216,8 +224,7 @@ func (c *calibrator) observe() {
 	slots := c.slots[:c.peekTLS(tlsFirst(), c.slots[:])]
 	Unpin()
 
-	if c.err != nil {
-		c.refused = c.err
+	if c.refused = c.err(); c.refused != nil {
 		return
 	}
 	if !slices.Contains(c.tids, tid) {
@@ -231,7 +238,7 @@ func (c *calibrator) observe() {
 		words := m.words[:m.n]
 		m.procid.narrow(words, tid)
 		// Without cgo, amd64's thread-local storage is a field of m. Its slot of g is no m.curg, though equal here.
-		if i := (c.tp + uintptr(tlsFirst()) - m.m) / wordSize; c.tp != 0 && i < uintptr(len(words)) {
+		if i := (c.tp + uintptr(tlsFirst()) - m.m) / wordSize; !c.noTP && i < uintptr(len(words)) {
 			clear(words[i:min(i+tlsWords, uintptr(len(words)))])
 		}
 		m.curg.narrow(words, g)
@@ -277,10 +284,7 @@ func (c *calibrator) look(m *mCandidate, gwords []uintptr) {
 
 // peekTLS copies the words at the given distance from the thread pointer. It may be called while pinned.
 func (c *calibrator) peekTLS(offset int64, dst []uintptr) int {
-	if c.tpErr == nil {
-		c.tpErr = threadPointer(&c.tp)
-	}
-	if c.tpErr != nil {
+	if c.noTP = c.noTP || !threadPointer(&c.tp); c.noTP {
 		return 0
 	}
 	return c.peek(c.tp+uintptr(offset), dst)
@@ -329,8 +333,8 @@ func (c *calibrator) conclude() (facts [numFacts]fact) {
 		facts[GM] = refuse(GM, err)
 	}
 	switch {
-	case c.tpErr != nil:
-		facts[TLSG] = refuse(TLSG, c.tpErr)
+	case c.noTP:
+		facts[TLSG] = refuse(TLSG, errNoThreadPointer)
 	case len(c.tids) < 2:
 		facts[TLSG] = refuse(TLSG, errOneThread)
 	default:

@@ -19,6 +19,6 @@ func getg() unsafe.Pointer
 
 // gettid asks the kernel. RawSyscall does not tell the scheduler, so it may be used while pinned.
 func gettid() uint32 {
-	tid, _, _ := unix.RawSyscall(unix.SYS_GETTID, 0, 0, 0)
+	tid, _ := unix.RawSyscallNoError(unix.SYS_GETTID, 0, 0, 0)
 	return uint32(tid)
 }

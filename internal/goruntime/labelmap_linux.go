@@ -23,7 +23,8 @@ var (
 // A labelContext shows what runtime/pprof keeps in contexts, whose key and type it does not export. pprof asks its parent
 // context for the key, and takes what that returns for its own.
 type labelContext struct {
-	context.Context
+	context.Context //nolint:containedctx // it is a context
+
 	key, value any
 }
 
@@ -84,21 +85,12 @@ func checkLabelMap() error {
 	return nil
 }
 
-// sameLayout reports whether a and b are the same in memory: their strings and slices, which is all that they may consist
-// of, are at the same offsets, and slices have elements of the same layout.
+// sameLayout reports whether a is the same in memory as b, which consists of strings and slices only: the same fields at
+// the same offsets, and slices of the same.
 func sameLayout(a, b reflect.Type) bool {
-	return a.Size() == b.Size() && slices.EqualFunc(leaves(a, 0), leaves(b, 0), func(x, y leaf) bool {
-		if x.offset != y.offset || x.Kind() != y.Kind() {
-			return false
-		}
-		switch x.Kind() {
-		case reflect.String:
-			return true
-		case reflect.Slice:
-			return sameLayout(x.Elem(), y.Elem())
-		default:
-			return false
-		}
+	return slices.EqualFunc(leaves(a, 0), leaves(b, 0), func(x, y leaf) bool {
+		return x.offset == y.offset && x.Kind() == y.Kind() &&
+			(x.Kind() != reflect.Slice || sameLayout(x.Elem(), y.Elem()))
 	})
 }
 
@@ -113,8 +105,7 @@ func leaves(t reflect.Type, offset uintptr) []leaf {
 		return []leaf{{t, offset}}
 	}
 	var all []leaf
-	for i := range t.NumField() {
-		f := t.Field(i)
+	for f := range t.Fields() {
 		all = append(all, leaves(f.Type, offset+f.Offset)...)
 	}
 	return all

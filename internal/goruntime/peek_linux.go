@@ -6,6 +6,7 @@
 package goruntime
 
 import (
+	"errors"
 	"fmt"
 	"unsafe"
 
@@ -25,7 +26,10 @@ const (
 type peeker struct {
 	r, w int
 	one  [1]uintptr
-	err  error // the pipe is out of step; nothing is read any more
+
+	// Once the pipe is out of step nothing is read any more.
+	broken bool
+	errno  unix.Errno // why, or 0 if fewer bytes went through than were there
 }
 
 func newPeeker() (*peeker, error) {
@@ -46,10 +50,9 @@ func (p *peeker) close() {
 // called while pinned. One caller at a time: the callers are strung together by the order of observations.
 //
 // addr is handed to the kernel as a number only, so neither the collector, nor the race detector, nor checkptr is
-// concerned, whatever it points at. dst must be in the heap, where nothing moves, and is kept alive by being converted
-// in the call itself.
+// concerned, whatever it points at. dst is converted in the call itself, which keeps it alive and in place.
 func (p *peeker) peek(addr uintptr, dst []uintptr) int {
-	if addr%wordSize != 0 || p.err != nil {
+	if addr%wordSize != 0 || p.broken {
 		return 0
 	}
 	done := 0
@@ -65,12 +68,23 @@ func (p *peeker) peek(addr uintptr, dst []uintptr) int {
 			n, _, errno = unix.RawSyscall(unix.SYS_READ, uintptr(p.r), uintptr(unsafe.Pointer(&dst[done])), size)
 		}
 		if errno != 0 || n != size {
-			p.err = fmt.Errorf("pipe: %d of %d bytes: %w", n, size, errno)
+			p.broken, p.errno = true, errno
 			break
 		}
 		done += int(size / wordSize)
 	}
 	return done
+}
+
+// err returns why nothing is read any more, or nil.
+func (p *peeker) err() error {
+	if !p.broken {
+		return nil
+	}
+	if p.errno == 0 {
+		return errors.New("pipe: short write or read")
+	}
+	return fmt.Errorf("pipe: %w", p.errno)
 }
 
 // word returns the word at addr, or 0 if there is none.

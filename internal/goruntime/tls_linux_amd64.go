@@ -6,7 +6,7 @@
 package goruntime
 
 import (
-	"fmt"
+	"errors"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -24,12 +24,12 @@ func tlsgOffset() int64
 // tlsFirst returns the distance from the thread pointer to the first word that may hold g.
 func tlsFirst() int64 { return tlsgOffset() }
 
-// threadPointer stores the FS base of the running thread. It may be called while pinned.
+var errNoThreadPointer = errors.New("arch_prctl(ARCH_GET_FS) failed")
+
+// threadPointer stores the FS base of the running thread, and reports whether it could. It may be called while pinned.
 //
 // The FS base is not read from FS:0 as C does: that word exists only where a C library set it up.
-func threadPointer(tp *uintptr) error {
-	if _, _, errno := unix.RawSyscall(unix.SYS_ARCH_PRCTL, archGetFS, uintptr(unsafe.Pointer(tp)), 0); errno != 0 {
-		return fmt.Errorf("arch_prctl(ARCH_GET_FS): %w", errno)
-	}
-	return nil
+func threadPointer(tp *uintptr) bool {
+	_, _, errno := unix.RawSyscall(unix.SYS_ARCH_PRCTL, archGetFS, uintptr(unsafe.Pointer(tp)), 0)
+	return errno == 0
 }

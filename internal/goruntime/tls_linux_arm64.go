@@ -19,10 +19,9 @@ func tlsFirst() int64 { return 0 }
 
 var errNoThreadPointer = errors.New("this program has no thread-local storage (no cgo): g is in R28 only")
 
-// threadPointer stores the thread pointer of the running thread. It may be called while pinned.
-func threadPointer(tp *uintptr) error {
-	if *tp = tpidr(); *tp == 0 {
-		return errNoThreadPointer
-	}
-	return nil
+// threadPointer stores the thread pointer of the running thread, and reports whether there is one. It may be called while
+// pinned.
+func threadPointer(tp *uintptr) bool {
+	*tp = tpidr()
+	return *tp != 0
 }

@@ -12,6 +12,7 @@ import (
 	"os"
 	"runtime"
 	"runtime/pprof"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -43,9 +44,14 @@ func main() {
 func run(ctx context.Context) {
 	rep := report{Version: runtime.Version(), Offsets: map[string]int64{}, Refused: map[string]string{}}
 	labels, files, threads := goruntime.Labels(), count("/proc/self/fd"), count("/proc/self/task")
+	restore := func() {}
+	if slices.Contains(os.Args, "nofiles") {
+		restore = noFiles()
+	}
 	start := time.Now()
 	rt := goruntime.Calibrate()
 	rep.Micros = time.Since(start).Microseconds()
+	restore()
 	rep.ThreadsLeft = count("/proc/self/task") - threads
 
 	c := &checker{rt: rt, tids: map[int]bool{}}
@@ -88,6 +94,21 @@ func run(ctx context.Context) {
 	if len(rep.Wrong) > 0 {
 		os.Exit(1)
 	}
+}
+
+// noFiles lets the process open nothing more until restore is called.
+func noFiles() (restore func()) {
+	var old unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &old); err != nil {
+		panic(err)
+	}
+	set := func(limit unix.Rlimit) {
+		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+			panic(err)
+		}
+	}
+	set(unix.Rlimit{Max: old.Max})
+	return func() { set(old) }
 }
 
 func count(dir string) int {
