@@ -6,6 +6,7 @@ package ringbuf
 import (
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/otelctx/otelctx/internal/goruntime"
 	"github.com/otelctx/otelctx/internal/wire"
@@ -67,6 +68,10 @@ func newConfig(opts []Option) config {
 
 func (c config) check() error {
 	switch {
+	case c.index != ByThread && c.index != ByGoroutine:
+		return fmt.Errorf("index %d is neither ByThread nor ByGoroutine", c.index)
+	case !validName(c.name):
+		return fmt.Errorf("name %q is not one that mappings can have and readers expect", c.name)
 	case c.capacity < 1 || c.capacity > maxCapacity || c.capacity&(c.capacity-1) != 0:
 		return fmt.Errorf("capacity %d is not a power of two up to %d", c.capacity, maxCapacity)
 	case c.attributeSpace < 0 || c.attributeSpace > wire.MaxThreadContextRecord-wire.ThreadContextRecordSize:
@@ -81,6 +86,17 @@ func (c config) check() error {
 		}
 	}
 	return nil
+}
+
+// validName reports whether the kernel names mappings like this (is_valid_name_char,
+// ANON_VMA_NAME_MAX_LEN), and no reader of process contexts looks into them.
+func validName(name string) bool {
+	for _, c := range []byte(name) {
+		if c < ' ' || c > '~' || strings.IndexByte("[]\\$`", c) >= 0 {
+			return false
+		}
+	}
+	return len(name) < 80 && !strings.HasPrefix(name, wire.ProcessContextName)
 }
 
 // WithCapacity chooses the number of slots, a power of two up to 16,777,216. The
@@ -112,8 +128,9 @@ func WithIndex(i Index) Option {
 }
 
 // WithName chooses the name of the mapping, at most 79 bytes. The default is
-// OTELCTX_SLOTS, or OTELCTX_GSLOTS by goroutine, or DD_OTEL_CTX in layout 1. A name
-// that begins with OTEL_CTX would mislead readers of process contexts.
+// OTELCTX_SLOTS, or OTELCTX_GSLOTS by goroutine, or DD_OTEL_CTX in layout 1. The
+// kernel takes printable ASCII without [, ], \, $ and `. A name that begins with
+// OTEL_CTX would mislead readers of process contexts and is refused.
 func WithName(name string) Option {
 	return optionFunc(func(c config) config {
 		c.name = name

@@ -135,13 +135,10 @@ func (r *Ring) Info() Info { return r.info }
 // another one before is taken back, which needs layout 2 and a runtime whose
 // goroutine ids are known.
 //
-// It returns 0 if another thread with the same slot wrote to it just then; the slot
-// shows what that one stored.
+// It returns 0 if another writer held on to the slot just then; the slot shows what
+// that one stored, or nothing, and never what the goroutine showed before.
 func (r *Ring) Store(s *Span) Place {
 	slot, goid, ok := r.slots.Store(s)
-	if !ok {
-		return 0
-	}
 	place := Place(slot + 1)
 	if r.homes != nil {
 		bucket := goid & uint64(len(r.homes)-1)
@@ -151,6 +148,9 @@ func (r *Ring) Store(s *Span) Place {
 			}
 		}
 	}
+	if !ok {
+		return 0
+	}
 	return place
 }
 
@@ -159,7 +159,7 @@ func (r *Ring) Clear() { r.Store(new(Span)) }
 
 // Replace shows s at place if that still shows the span with this id, and reports
 // whether it did. Who is shown to own the slot stays the same. A nil s shows
-// nothing.
+// nothing. Whatever it returns, place does not show the span any more.
 func (r *Ring) Replace(place Place, spanID uint64, s *Span) bool {
 	return place != 0 && r.slots.Replace(uint32(place-1), spanID, s)
 }

@@ -8,6 +8,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/otelctx/otelctx/internal/remotemem"
 	"github.com/otelctx/otelctx/internal/wire"
@@ -354,12 +355,11 @@ func (l *Look) Aim(number uint64) {
 	}
 }
 
-// Before returns what is to be read first, into memory of the look. It must not be
-// appended to in place.
-func (l *Look) Before() []Part { return l.before[:len(l.before):len(l.before)] }
+// Before returns what is to be read first, into memory of the look.
+func (l *Look) Before() []Part { return slices.Clip(l.before) }
 
 // After returns what is to be read last.
-func (l *Look) After() []Part { return l.after[:len(l.after):len(l.after)] }
+func (l *Look) After() []Part { return slices.Clip(l.after) }
 
 // Slot returns what the slot held from the first half to the second. The error wraps
 // [ErrBusy] if it was being written meanwhile.

@@ -37,18 +37,18 @@ func Attach(ctx context.Context) Attachment {
 	if p == nil {
 		return Attachment{}
 	}
-	l, ok := p.find(trace.SpanContextFromContext(ctx))
-	if !ok {
+	var l live
+	if !p.find(trace.SpanContextFromContext(ctx), &l) {
 		return Attachment{}
 	}
 	a := Attachment{p: p, id: l.id}
 	for i, r := range p.rings {
 		if r != nil {
 			a.before[i] = r.Shown()
-			p.show(i, &l)
+			p.show(i, &l, p.isGuest(&l))
 		}
 	}
-	if r := l.record.Load(); r != nil && !l.ended() {
+	if r := l.record.Get(); r != nil && !l.ended() {
 		a.labels, a.hasLabels = r.Attach(), true
 	}
 	return a
@@ -68,8 +68,9 @@ func (a Attachment) Detach() {
 		if r == nil {
 			continue
 		}
-		if before, ok := a.p.table.find(a.before[i]); ok {
-			a.p.show(i, &before)
+		var before live
+		if a.p.table.find(a.before[i], &before) {
+			a.p.show(i, &before, a.p.isGuest(&before))
 		} else if r.Shown() == a.id {
 			r.Clear()
 		}
@@ -94,8 +95,8 @@ func Refresh(ctx context.Context) {
 	if p == nil || p.rings[threadRing] == nil {
 		return
 	}
-	l, ok := p.find(trace.SpanContextFromContext(ctx))
-	if ok && (l.goid() != 0 && l.goid() == p.runtime.GoroutineID() || p.shows(l.id)) {
-		p.show(threadRing, &l)
+	var l live
+	if p.find(trace.SpanContextFromContext(ctx), &l) && (l.goid() != 0 && l.goid() == p.runtime.GoroutineID() || p.shows(l.id)) {
+		p.show(threadRing, &l, p.isGuest(&l))
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"runtime"
 	"sync"
 	"sync/atomic"
 
@@ -53,6 +54,10 @@ const (
 // one process context to advertise it in, and one label pointer on each goroutine.
 var active atomic.Pointer[SpanProcessor]
 
+// building is held while a SpanProcessor comes up: nobody may find one that is not
+// whole yet.
+var building sync.Mutex
+
 // NewSpanProcessor returns a SpanProcessor that publishes the active span by the
 // carriers that opts choose, and advertises them in the process context, in whatever
 // order that and the SpanProcessor come up.
@@ -70,14 +75,15 @@ func NewSpanProcessor(opts ...Option) (*SpanProcessor, error) {
 }
 
 func newSpanProcessor(c config) (_ *SpanProcessor, err error) {
-	p := &SpanProcessor{runtime: c.runtime, table: newTable()}
-	if !active.CompareAndSwap(nil, p) {
+	building.Lock()
+	defer building.Unlock()
+	if active.Load() != nil {
 		return nil, ErrAlreadyPublishing
 	}
+	p := &SpanProcessor{runtime: c.runtime, table: newTable()}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, p.closeRings())
-			active.Store(nil)
 		}
 	}()
 	common := []ringbuf.Option{ringbuf.WithCapacity(c.capacity), ringbuf.WithRuntime(c.runtime)}
@@ -107,7 +113,11 @@ func newSpanProcessor(c config) (_ *SpanProcessor, err error) {
 	if p.rings == [numRings]*ringbuf.Ring{} && !p.records {
 		return nil, errors.Join(errors.New("no carrier is on"), p.refused)
 	}
-	return p, p.advertise()
+	if err := p.advertise(); err != nil {
+		return nil, err
+	}
+	active.Store(p)
+	return p, nil
 }
 
 // WithPublishing is [sdktrace.WithSpanProcessor] with a [NewSpanProcessor]. An option
@@ -136,53 +146,70 @@ func (p *SpanProcessor) Err() error {
 	return p.refused
 }
 
-// OnStart shows the span on the calling goroutine.
-func (p *SpanProcessor) OnStart(_ context.Context, s sdktrace.ReadWriteSpan) {
+// OnStart shows the span on the calling goroutine. parent is the context that the span
+// was started with.
+func (p *SpanProcessor) OnStart(parent context.Context, s sdktrace.ReadWriteSpan) {
 	if p == nil || p.stopped.Load() {
 		return
 	}
-	span := spanOf(s.SpanContext())
-	st := state{
-		traceIDHigh: span.TraceIDHigh, traceIDLow: span.TraceIDLow, localRoot: span.SpanID,
-		origin: origin(p.runtime.GoroutineID(), span.TraceFlags),
-	}
-	// A remote parent is somebody else's, also where its id is known here.
-	if parent := s.Parent(); parent.HasSpanID() && !parent.IsRemote() {
-		if l, ok := p.find(parent); ok {
-			st.localRoot = l.localRoot
-			if p.shows(l.id) {
-				st.resumes = l.id
-			}
+	// Fields are assigned one by one, here and below: a struct that is made somewhere
+	// else and copied at once would hold up the processor.
+	var l, outer live
+	sc := s.SpanContext()
+	traceID, id := sc.TraceID(), sc.SpanID()
+	l.id = binary.BigEndian.Uint64(id[:])
+	l.traceIDHigh = binary.BigEndian.Uint64(traceID[:8])
+	l.traceIDLow = binary.BigEndian.Uint64(traceID[8:])
+	l.localRoot = l.id
+	l.origin = origin(p.runtime.GoroutineID(), byte(sc.TraceFlags()))
+	if p.hasRings() && p.findParent(parent, &l, &outer) {
+		l.localRoot = outer.localRoot
+		if p.shows(outer.id) {
+			l.resumes = outer.id
 		}
 	}
-	span.LocalRootSpanID = st.localRoot
 
+	var span ringbuf.Span
+	l.show(&span)
 	var places [numRings]ringbuf.Place
 	for i, r := range p.rings {
 		if r != nil {
 			places[i] = r.Store(&span)
 		}
 	}
-	l, ok := p.table.add(span.SpanID, st, places, p.withdraw)
-	if !ok {
+	var record *gorecord.Record
+	if p.records {
+		record = gorecord.Begin(l.traceIDHigh, l.traceIDLow, l.id, l.flags())
+	}
+	if !p.table.add(&l, record, places, p.withdraw) {
 		// It could not be taken back at its end.
+		record.End()
 		for i, r := range p.rings {
 			if r != nil {
-				r.Replace(places[i], span.SpanID, nil)
+				r.Replace(places[i], l.id, nil)
 			}
 		}
 		return
 	}
-	if p.records {
-		r := gorecord.Begin(span.TraceIDHigh, span.TraceIDLow, span.SpanID, span.TraceFlags)
-		l.record.Store(r)
-		if l.ended() {
-			r.End()
-		}
-	}
 	if p.stopped.Load() {
 		p.end(&l)
 	}
+}
+
+// hasRings reports whether there are slots: only they need to know of parents, records
+// lead back to one another.
+func (p *SpanProcessor) hasRings() bool {
+	return p.rings[threadRing] != nil || p.rings[goroutineRing] != nil
+}
+
+// findParent looks for the local parent of a span that is started with ctx, fills l
+// with it, and reports whether it is live. A remote parent is somebody else's, also
+// where its id is known here; and the span of ctx is no parent of one that begins a trace of its own
+// ([trace.WithNewRoot]). It is not the span that is asked because that takes a lock.
+func (p *SpanProcessor) findParent(ctx context.Context, child, l *live) bool {
+	sc := trace.SpanContextFromContext(ctx)
+	return sc.HasSpanID() && !sc.IsRemote() && p.find(sc, l) &&
+		l.traceIDHigh == child.traceIDHigh && l.traceIDLow == child.traceIDLow
 }
 
 // OnEnd takes the span back, wherever it is shown.
@@ -190,9 +217,15 @@ func (p *SpanProcessor) OnEnd(s sdktrace.ReadOnlySpan) {
 	if p == nil {
 		return
 	}
-	if l, ok := p.find(s.SpanContext()); ok {
-		p.end(&l)
+	var l live
+	sc := s.SpanContext()
+	if p.find(sc, &l) && p.end(&l) {
+		return
 	}
+	// It was evicted or never shown, or somebody is about to take it back: that may take
+	// until after the end.
+	id := sc.SpanID()
+	p.table.claimed(binary.BigEndian.Uint64(id[:]), p.hasten)
 }
 
 // ForceFlush does nothing: there is nothing that waits.
@@ -208,8 +241,12 @@ func (p *SpanProcessor) Shutdown(context.Context) error {
 	}
 	p.shutdown.Do(func() {
 		p.stopped.Store(true)
+		// Who starts a span adds it to the table and then looks whether all has
+		// stopped, and the processor may do the latter first. This stops the world:
+		// whoever has not seen by then that all has stopped has added by then.
+		runtime.ReadMemStats(new(runtime.MemStats))
 		err := p.withdrawAdvertisement()
-		p.table.all(p.end)
+		p.table.all(func(l *live) { p.end(l) })
 		p.shutdownErr = errors.Join(err, p.closeRings())
 		active.CompareAndSwap(p, nil)
 	})
@@ -226,12 +263,11 @@ func (p *SpanProcessor) closeRings() error {
 	return errors.Join(errs...)
 }
 
-// find returns a span that is live.
-func (p *SpanProcessor) find(sc trace.SpanContext) (live, bool) {
+// find looks for a span, fills l with it, and reports whether it is live.
+func (p *SpanProcessor) find(sc trace.SpanContext, l *live) bool {
 	id, traceID := sc.SpanID(), sc.TraceID()
-	l, ok := p.table.find(binary.BigEndian.Uint64(id[:]))
-	return l, ok && l.traceIDHigh == binary.BigEndian.Uint64(traceID[:8]) &&
-		l.traceIDLow == binary.BigEndian.Uint64(traceID[8:])
+	return sc.HasTraceID() && p.table.findIn(binary.BigEndian.Uint64(traceID[:8]),
+		binary.BigEndian.Uint64(traceID[8:]), binary.BigEndian.Uint64(id[:]), l)
 }
 
 // shows reports whether the calling goroutine shows a span, by any carrier.
@@ -247,73 +283,84 @@ func (p *SpanProcessor) shows(id uint64) bool {
 	return false
 }
 
-// end ends the life of a span, unless somebody else does.
-func (p *SpanProcessor) end(l *live) {
-	if l.claim() {
-		p.withdraw(l)
-		l.free()
+// end ends the life of a span, unless somebody else does, and reports whether it did.
+func (p *SpanProcessor) end(l *live) bool {
+	if !l.claim() {
+		return false
+	}
+	p.withdraw(l)
+	l.free()
+	return true
+}
+
+// hasten takes a span back whose entry somebody else has claimed, who has that before
+// them too. What the entry holds may be another span's by now: nothing is taken back
+// that is not of the one with this id.
+func (p *SpanProcessor) hasten(l *live) {
+	if r := l.record.Get(); r.Shows(l.id) {
+		r.End()
+	}
+	for i, r := range p.rings {
+		for n := range l.entry.places[i] {
+			if place, _ := placeOf(atomic.LoadUint32(&l.entry.places[i][n])); r != nil {
+				r.Replace(place, l.id, nil)
+			}
+		}
 	}
 }
 
-// withdraw takes a span back whose entry is claimed. Where it is shown its parent is
-// shown again, if the goroutine was showing that before and it is live, or nothing.
+// withdraw takes a span back whose entry is claimed. Where the goroutine that started
+// it shows it, its parent is shown again, if that goroutine was showing it before and
+// it is live; elsewhere nothing is.
 func (p *SpanProcessor) withdraw(l *live) {
-	l.record.Load().End()
+	l.record.Get().End()
 	var parent live
-	ok := false
-	if l.resumes != 0 {
-		parent, ok = p.table.find(l.resumes)
-	}
+	ok := p.table.findIn(l.traceIDHigh, l.traceIDLow, l.resumes, &parent)
+	here := l.goid() != 0 && l.goid() == p.runtime.GoroutineID()
 	for i, r := range p.rings {
 		if r == nil {
 			continue
 		}
-		if ok && r.Shown() == l.id {
+		if ok && here && r.Shown() == l.id {
 			// The goroutine goes on with the parent where it is now, which need not
 			// be where it has shown the span.
-			p.show(i, &parent)
+			p.show(i, &parent, parent.goid() != l.goid())
 		}
 		for n := range l.entry.places[i] {
-			place := ringbuf.Place(atomic.LoadUint32(&l.entry.places[i][n]))
+			place, guest := placeOf(atomic.LoadUint32(&l.entry.places[i][n]))
+			if place == 0 {
+				break // they are noted in their order
+			}
 			if !r.Shows(place, l.id) {
 				continue
 			}
-			if !ok || !parent.note(i, r, place) {
+			if !ok || guest {
 				r.Replace(place, l.id, nil)
 				continue
 			}
-			span := parent.span()
-			r.Replace(place, l.id, &span)
-			takeBackIfEnded(r, &parent, place)
+			var span ringbuf.Span
+			parent.show(&span)
+			if r.Replace(place, l.id, &span) {
+				parent.keep(i, r, place, parent.goid() != l.goid())
+			}
 		}
 	}
 }
 
-// show shows a live span on the calling goroutine, in a ring.
-func (p *SpanProcessor) show(ring int, l *live) {
-	r, span := p.rings[ring], l.span()
-	place := r.Store(&span)
-	if place == 0 {
-		return
-	}
-	if !l.note(ring, r, place) {
-		// Its end would not find it here.
-		r.Replace(place, l.id, nil)
-		return
-	}
-	takeBackIfEnded(r, l, place)
-}
-
-// takeBackIfEnded does what the end of a span has not done if it looked at the span's
-// places before this one was noted. Its end changes the version first and then looks
-// at the places; those who show the span note the place first and then look at the
-// version: one of them sees the other.
-func takeBackIfEnded(r *ringbuf.Ring, l *live, place ringbuf.Place) {
-	if l.ended() {
-		r.Replace(place, l.id, nil)
+// show shows a live span on the calling goroutine, in a ring. A guest is a goroutine
+// other than the one that started the span, which does not go on with its parent when
+// it ends.
+func (p *SpanProcessor) show(ring int, l *live, guest bool) {
+	r := p.rings[ring]
+	var span ringbuf.Span
+	l.show(&span)
+	if place := r.Store(&span); place != 0 {
+		l.keep(ring, r, place, guest)
 	}
 }
 
-func spanOf(sc trace.SpanContext) ringbuf.Span {
-	return ringbuf.SpanOf(sc.TraceID(), sc.SpanID(), [8]byte{}, byte(sc.TraceFlags()))
+// isGuest reports whether the calling goroutine is not the one that started a span, or
+// that is not known.
+func (p *SpanProcessor) isGuest(l *live) bool {
+	return l.goid() == 0 || l.goid() != p.runtime.GoroutineID()
 }

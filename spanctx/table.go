@@ -46,9 +46,9 @@ const (
 type half struct {
 	buckets []bucket
 	entries []entry
-	// records has for each entry the span's record. They are apart because the
-	// garbage collector looks through memory that has pointers.
-	records []atomic.Pointer[gorecord.Record]
+	// records has for each entry the span's record, or nil. They are apart because
+	// the garbage collector looks through memory that has pointers.
+	records []gorecord.Ref
 }
 
 // bucket says which spans are in its entries.
@@ -57,7 +57,7 @@ type bucket struct {
 	keys [ways]uint64
 	// versions count the changes of the entries, above which is the tick of the
 	// last one.
-	versions [ways]atomic.Uint64
+	versions [ways]uint64
 }
 
 // entry takes one cache line.
@@ -82,8 +82,34 @@ func origin(goid uint64, flags uint8) uint64 { return goid<<8 | uint64(flags) }
 
 func (s *state) goid() uint64 { return s.origin >> 8 }
 
-// places are those of a ring where a span may be shown; 0 is none.
+func (s *state) flags() uint8 { return uint8(s.origin) }
+
+// places are those of a ring where a span may be shown; 0 is none. A place is noted as
+// a word: the place, whether it is a guest's, see show, and the last bits of the
+// version, so that who comes late to an entry that has passed to another span cannot
+// take that one's for its own.
 type places [maxPlaces]uint32
+
+const (
+	placeBits  = 25 // of a ring's capacity at most, and one for no place
+	placeMask  = 1<<placeBits - 1
+	guestPlace = 1 << placeBits
+	// versionShift is where the version's bits are, but for the one that claims.
+	versionShift = placeBits + 1
+)
+
+// word returns a place as it is noted for a span as of a version.
+func word(place ringbuf.Place, guest bool, version uint64) uint32 {
+	w := uint32(place) | uint32(version>>1)<<versionShift
+	if guest {
+		w |= guestPlace
+	}
+	return w
+}
+
+func placeOf(word uint32) (place ringbuf.Place, guest bool) {
+	return ringbuf.Place(word & placeMask), word&guestPlace != 0
+}
 
 // live is a span that the table has, as of a version.
 type live struct {
@@ -92,21 +118,19 @@ type live struct {
 	entry *entry
 
 	key     *uint64
-	version *atomic.Uint64
-	record  *atomic.Pointer[gorecord.Record]
+	version *uint64
+	record  *gorecord.Ref
 	id, at  uint64
 }
 
-// span returns what slots show of l.
-func (l *live) span() ringbuf.Span {
-	return ringbuf.Span{
-		TraceIDHigh: l.traceIDHigh, TraceIDLow: l.traceIDLow, SpanID: l.id,
-		LocalRootSpanID: l.localRoot, TraceFlags: uint8(l.origin),
-	}
+// show fills a zero Span with what slots show of l.
+func (l *live) show(s *ringbuf.Span) {
+	s.TraceIDHigh, s.TraceIDLow = l.traceIDHigh, l.traceIDLow
+	s.SpanID, s.LocalRootSpanID, s.TraceFlags = l.id, l.localRoot, l.flags()
 }
 
 // ended reports whether the span is over, or was evicted.
-func (l *live) ended() bool { return l.version.Load() != l.at }
+func (l *live) ended() bool { return atomic.LoadUint64(l.version) != l.at }
 
 func newTable() *table {
 	return &table{small: newHalf(smallBuckets), large: newHalf(largeBuckets)}
@@ -116,33 +140,54 @@ func newHalf(buckets int) half {
 	return half{
 		buckets: make([]bucket, buckets),
 		entries: make([]entry, buckets*ways),
-		records: make([]atomic.Pointer[gorecord.Record], buckets*ways),
+		records: make([]gorecord.Ref, buckets*ways),
 	}
 }
 
-// find returns the span with this id, if it is live.
-func (t *table) find(id uint64) (l live, ok bool) {
-	if l, ok = t.small.find(id); !ok && t.spilled.Load() {
-		l, ok = t.large.find(id)
-	}
-	return l, ok
+// find looks for the span with this id, fills l with it, and reports whether it is
+// live. If it is not, what l holds means nothing.
+func (t *table) find(id uint64, l *live) bool { return t.findIn(0, 0, id, l) }
+
+// findIn is find for the span with this id in a trace: nothing keeps a span id from
+// being used by two. A trace whose id is 0 stands for all.
+func (t *table) findIn(traceIDHigh, traceIDLow, id uint64, l *live) bool {
+	return t.small.find(traceIDHigh, traceIDLow, id, l) ||
+		t.spilled.Load() && t.large.find(traceIDHigh, traceIDLow, id, l)
 }
 
-// add makes a span live that is shown at these places. ok is false if all entries
-// that it may be in are being changed just now. evict is called for a span that has to
-// give way, with its entry claimed.
-func (t *table) add(id uint64, s state, at [numRings]ringbuf.Place, evict func(*live)) (l live, ok bool) {
+// claimed calls f for entries that hold the span with this id and that somebody has
+// claimed, with no more than what there is to know of those from the outside.
+func (t *table) claimed(id uint64, f func(*live)) {
+	for _, h := range []*half{&t.small, &t.large} {
+		b := h.bucket(id)
+		for way := range ways {
+			bucket := &h.buckets[b]
+			if atomic.LoadUint64(&bucket.keys[way]) != id || atomic.LoadUint64(&bucket.versions[way])&1 == 0 {
+				continue
+			}
+			l := live{id: id}
+			h.point(b, way, &l)
+			f(&l)
+		}
+	}
+}
+
+// add makes the span live whose id and state l holds, with its record, shown at these
+// places, and fills l with the rest. It returns false if all entries that it may be in
+// are being changed just now. evict is called for a span that has to give way, with its
+// entry claimed.
+func (t *table) add(l *live, r *gorecord.Record, at [numRings]ringbuf.Place, evict func(*live)) bool {
 	now := t.tick.Load()
-	if id%tickEvery == 0 {
+	if l.id%tickEvery == 0 {
 		now = t.tick.Add(1)
 	}
-	if l, ok := t.small.add(id, s, at, now, nil); ok {
-		return l, true
+	if t.small.add(l, r, at, now, nil) {
+		return true
 	}
 	if !t.spilled.Load() {
 		t.spilled.Store(true)
 	}
-	return t.large.add(id, s, at, now, evict)
+	return t.large.add(l, r, at, now, evict)
 }
 
 // all calls f for every live span.
@@ -150,7 +195,8 @@ func (t *table) all(f func(*live)) {
 	for _, h := range []*half{&t.small, &t.large} {
 		for i := range h.buckets {
 			for way := range ways {
-				if l, ok := h.at(uint64(i), way); ok {
+				var l live
+				if l.id = atomic.LoadUint64(&h.buckets[i].keys[way]); l.id != 0 && h.read(uint64(i), way, &l) {
 					f(&l)
 				}
 			}
@@ -165,65 +211,67 @@ func (h *half) bucket(id uint64) uint64 {
 	return id * spread >> 32 & uint64(len(h.buckets)-1)
 }
 
-// entry returns an entry as it is.
-func (h *half) entry(b uint64, way int) live {
+// point has l be about an entry, as of its version now.
+func (h *half) point(b uint64, way int, l *live) {
 	bucket, n := &h.buckets[b], b*ways+uint64(way)
-	return live{
-		entry: &h.entries[n], record: &h.records[n],
-		key: &bucket.keys[way], version: &bucket.versions[way],
-		id: atomic.LoadUint64(&bucket.keys[way]), at: bucket.versions[way].Load(),
-	}
+	l.entry, l.record = &h.entries[n], &h.records[n]
+	l.key, l.version = &bucket.keys[way], &bucket.versions[way]
+	l.at = atomic.LoadUint64(l.version)
 }
 
-// at returns the span in an entry, if there is one.
-func (h *half) at(b uint64, way int) (l live, ok bool) {
-	l = h.entry(b, way)
-	if l.id == 0 || l.at&1 != 0 {
-		return live{}, false
+// read fills l, which has an id, with the span in an entry, and reports whether it is
+// that with the id and is live.
+func (h *half) read(b uint64, way int, l *live) bool {
+	h.point(b, way, l)
+	if l.at&1 != 0 || atomic.LoadUint64(l.key) != l.id {
+		return false
 	}
-	l.state = l.entry.load()
-	return l, atomic.LoadUint64(l.key) == l.id && !l.ended()
+	l.entry.load(&l.state)
+	return !l.ended()
 }
 
-func (h *half) find(id uint64) (l live, ok bool) {
+func (h *half) find(traceIDHigh, traceIDLow, id uint64, l *live) bool {
+	if id == 0 {
+		return false
+	}
 	b := h.bucket(id)
+	l.id = id
 	for way := range ways {
-		if atomic.LoadUint64(&h.buckets[b].keys[way]) == id {
-			if l, ok := h.at(b, way); ok && l.id == id {
-				return l, true
-			}
+		if atomic.LoadUint64(&h.buckets[b].keys[way]) == id && h.read(b, way, l) &&
+			(l.traceIDLow == traceIDLow && l.traceIDHigh == traceIDHigh || traceIDHigh|traceIDLow == 0) {
+			return true
 		}
 	}
-	return live{}, false
+	return false
 }
 
 // add is the table's. Without evict nothing gives way.
-func (h *half) add(id uint64, s state, places [numRings]ringbuf.Place, now uint64, evict func(*live)) (live, bool) {
-	b := h.bucket(id)
+func (h *half) add(l *live, r *gorecord.Record, places [numRings]ringbuf.Place, now uint64, evict func(*live)) bool {
+	b := h.bucket(l.id)
 	for range ways {
-		l := h.entry(b, h.oldest(b))
-		if l.id != 0 && evict == nil {
-			return live{}, false
+		h.point(b, h.oldest(b), l)
+		if evict == nil && atomic.LoadUint64(l.key) != 0 {
+			return false
 		}
 		if !l.claim() {
 			continue
 		}
-		if l.id = atomic.LoadUint64(l.key); l.id != 0 {
+		if id := atomic.LoadUint64(l.key); id != 0 {
 			if evict == nil {
 				l.release(now)
-				return live{}, false
+				return false
 			}
 			// A copy, for what a function gets that is not known is allocated.
-			victim := l
-			victim.state = l.entry.load()
+			victim := *l
+			victim.id = id
+			victim.entry.load(&victim.state)
 			evict(&victim)
 		}
-		l.id, l.state = id, s
-		l.set(places)
+		l.set(r, places)
 		l.release(now)
-		return l, true
+		return true
 	}
-	return live{}, false
+	return false
 }
 
 // oldest returns the entry of a bucket for a new span: a free one, or that of the
@@ -234,7 +282,7 @@ func (h *half) oldest(b uint64) int {
 		if atomic.LoadUint64(&bucket.keys[way]) == 0 {
 			return way
 		}
-		if bucket.versions[way].Load()>>32 < bucket.versions[oldest].Load()>>32 {
+		if atomic.LoadUint64(&bucket.versions[way])>>32 < atomic.LoadUint64(&bucket.versions[oldest])>>32 {
 			oldest = way
 		}
 	}
@@ -242,54 +290,83 @@ func (h *half) oldest(b uint64) int {
 }
 
 // claim gives the caller the entry to itself, unless it has changed.
-func (l *live) claim() bool { return l.at&1 == 0 && l.version.CompareAndSwap(l.at, l.at|1) }
+func (l *live) claim() bool {
+	return l.at&1 == 0 && atomic.CompareAndSwapUint64(l.version, l.at, l.at|1)
+}
 
 // release gives a claimed entry to all, with the span that it holds now.
 func (l *live) release(now uint64) {
 	l.at = now<<32 | uint64(uint32(l.at)+2)
-	l.version.Store(l.at)
+	putLast(l.version, l.at)
 }
 
 // free gives a claimed entry back, without a span.
 func (l *live) free() {
-	if l.record.Load() != nil {
-		l.record.Store(nil)
-	}
+	l.record.Put(nil)
 	put(l.key, 0)
-	l.release(l.at >> 32)
+	putLast(l.version, l.at>>32<<32|uint64(uint32(l.at)+2))
 }
 
-// note adds a place to the list of a ring, in the stead of one that does not show the
-// span any more. It returns false if there is none.
-func (l *live) note(ring int, r *ringbuf.Ring, place ringbuf.Place) bool {
-	in := &l.entry.places[ring]
+// note adds a place, which shows the span already, to the list of a ring, in the stead
+// of one that does not show the span any more. It returns false if there is none, or
+// the span is over.
+//
+// Each way to succeed is a compare-and-swap. It is what orders the caller's store to
+// the slot before whatever the caller and others look at next; stores alone may be
+// seen late.
+func (l *live) note(ring int, r *ringbuf.Ring, place ringbuf.Place, guest bool) bool {
+	in, noted := &l.entry.places[ring], word(place, guest, l.at)
+	for i := range in {
+		if w := atomic.LoadUint32(&in[i]); (w^noted)&^guestPlace == 0 && atomic.CompareAndSwapUint32(&in[i], w, noted) {
+			return true
+		}
+	}
 	for i := range in {
 		for {
-			p := atomic.LoadUint32(&in[i])
-			if p == uint32(place) {
-				return true
+			w := atomic.LoadUint32(&in[i])
+			if l.ended() {
+				// The list may be another span's by now, whose places are not to be
+				// displaced.
+				return false
 			}
-			if r.Shows(ringbuf.Place(p), l.id) {
+			old, oldGuest := placeOf(w)
+			if r.Shows(old, l.id) {
 				break
 			}
-			if atomic.CompareAndSwapUint32(&in[i], p, uint32(place)) {
-				return true
+			if !atomic.CompareAndSwapUint32(&in[i], w, noted) {
+				continue
 			}
+			// Somebody may have shown the span there since, and have found the place
+			// noted: that was before it was displaced, and so is seen now.
+			if r.Shows(old, l.id) {
+				l.keep(ring, r, old, oldGuest)
+			}
+			return true
 		}
 	}
 	return false
 }
 
-func (e *entry) load() state {
-	return state{
-		traceIDHigh: atomic.LoadUint64(&e.traceIDHigh), traceIDLow: atomic.LoadUint64(&e.traceIDLow),
-		localRoot: atomic.LoadUint64(&e.localRoot), resumes: atomic.LoadUint64(&e.resumes),
-		origin: atomic.LoadUint64(&e.origin),
+// keep notes a place that l is shown at, or if its end would not find it there takes it
+// back.
+//
+// It may be that the end looks at the places before this one is noted. The end changes
+// the version first and then looks; those who show the span show and note it first and
+// then look at the version: one of them sees the other.
+func (l *live) keep(ring int, r *ringbuf.Ring, place ringbuf.Place, guest bool) {
+	if !l.note(ring, r, place, guest) || l.ended() {
+		r.Replace(place, l.id, nil)
 	}
 }
 
+func (e *entry) load(s *state) {
+	s.traceIDHigh, s.traceIDLow = atomic.LoadUint64(&e.traceIDHigh), atomic.LoadUint64(&e.traceIDLow)
+	s.localRoot, s.resumes = atomic.LoadUint64(&e.localRoot), atomic.LoadUint64(&e.resumes)
+	s.origin = atomic.LoadUint64(&e.origin)
+}
+
 // set fills the claimed entry with l.
-func (l *live) set(at [numRings]ringbuf.Place) {
+func (l *live) set(r *gorecord.Record, at [numRings]ringbuf.Place) {
 	e := l.entry
 	put(&e.traceIDHigh, l.traceIDHigh)
 	put(&e.traceIDLow, l.traceIDLow)
@@ -297,10 +374,11 @@ func (l *live) set(at [numRings]ringbuf.Place) {
 	put(&e.resumes, l.resumes)
 	put(&e.origin, l.origin)
 	for ring := range e.places {
-		put32(&e.places[ring][0], uint32(at[ring]))
+		put32(&e.places[ring][0], word(at[ring], false, l.at+2))
 		for i := 1; i < maxPlaces; i++ {
 			put32(&e.places[ring][i], 0)
 		}
 	}
+	l.record.Put(r)
 	put(l.key, l.id)
 }

@@ -5,7 +5,6 @@ package gorecord
 
 import (
 	"encoding/binary"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"structs"
@@ -17,10 +16,10 @@ import (
 )
 
 // Keys of the labels. Profilers read keys of up to 15 bytes and values of up to 47.
-const (
-	traceIDKey = "trace_id"
-	spanIDKey  = "span_id"
-)
+const traceIDKey = "trace_id"
+
+// spanIDKey is "span_id", at an address that no other string has, see of.
+var spanIDKey = string(append([]byte(nil), "span_id"...))
 
 // Offset is where in a Record the record of OTEP 4947 is.
 const Offset = unsafe.Offsetof(Record{}.traceID)
@@ -30,8 +29,6 @@ const (
 	// ten in all. With more of them the list is a second allocation.
 	userLabels = 8
 	ourLabels  = 2
-	// A list ends behind its length with a mark, see of.
-	markLabels = 1
 )
 
 // maxDepth bounds the chain of records that lead back to one another. A span deeper
@@ -58,8 +55,40 @@ type Record struct {
 	// next is another record of the same span, see Attach.
 	next atomic.Pointer[Record]
 
-	hex  [2 * (16 + 8)]byte
-	list [userLabels + ourLabels + markLabels]goruntime.Label
+	// hex is the text of the trace id and of the span id.
+	hex [traceDigits + spanDigits]byte
+}
+
+const (
+	traceDigits = 2 * 16
+	spanDigits  = 2 * 8
+)
+
+// A Record is the beginning of one of these, which end with the room for its labels: a
+// goroutine has rarely any others, and memory is what a record costs most of.
+type (
+	small struct {
+		Record
+		list [ourLabels]goruntime.Label
+	}
+	large struct {
+		Record
+		list [userLabels + ourLabels]goruntime.Label
+	}
+)
+
+// newRecord returns a record and room for the labels of a user who has so many.
+func newRecord(users int) (*Record, []goruntime.Label) {
+	switch {
+	case users == 0:
+		r := new(small)
+		return &r.Record, r.list[:0]
+	case users <= userLabels:
+		r := new(large)
+		return &r.Record, r.list[:0]
+	default:
+		return new(Record), make([]goruntime.Label, 0, users+ourLabels)
+	}
 }
 
 const (
@@ -93,20 +122,26 @@ func Available(r *goruntime.Runtime) error {
 // time if those are more than eight. It must not be called unless [Available]
 // returns nil. Identifiers are big-endian numbers.
 func Begin(traceIDHigh, traceIDLow, spanID uint64, traceFlags uint8) *Record {
-	r := new(Record)
-	r.saved = goruntime.Labels()
-	r.user = r.saved
-	if outer := of(r.saved); outer != nil {
-		r.user = outer.user
-		if r.depth = outer.depth + 1; r.depth == maxDepth {
-			r.depth, r.saved = 0, r.user
+	// What is over by now is nothing to lead back to.
+	saved := goBack(goruntime.Labels())
+	user, depth := saved, uint32(0)
+	if outer := of(saved); outer != nil {
+		user = outer.user
+		if depth = outer.depth + 1; depth == maxDepth {
+			depth, saved = 0, user
 		}
 	}
+	users := labelsAt(user)
+	r, list := newRecord(len(users))
+	r.saved, r.user, r.depth = saved, user, depth
 	binary.BigEndian.PutUint64(r.traceID[:8], traceIDHigh)
 	binary.BigEndian.PutUint64(r.traceID[8:], traceIDLow)
 	binary.BigEndian.PutUint64(r.spanID[:], spanID)
+	putHex(r.hex[:16], traceIDHigh)
+	putHex(r.hex[16:], traceIDLow)
+	putHex(r.hex[traceDigits:], spanID)
 	r.state = stateValid | uint32(traceFlags)<<stateFlagsShift
-	r.setLabels()
+	r.setLabels(list, users)
 	goruntime.SetLabels(unsafe.Pointer(r))
 	return r
 }
@@ -117,9 +152,12 @@ func Begin(traceIDHigh, traceIDLow, spanID uint64, traceFlags uint8) *Record {
 func (r *Record) End() {
 	for ; r != nil; r = r.next.Load() {
 		atomic.AndUint32(&r.state, ^uint32(stateValid))
-		back := goBack(atomic.LoadPointer(&r.saved))
-		// Records that are over are of no use to those that lead back to this one.
-		atomic.StorePointer(&r.saved, back)
+		saved := atomic.LoadPointer(&r.saved)
+		back := goBack(saved)
+		if back != saved {
+			// Records that are over are of no use to those that lead back to this one.
+			atomic.StorePointer(&r.saved, back)
+		}
 		if goruntime.Labels() == unsafe.Pointer(r) {
 			goruntime.SetLabels(back)
 		}
@@ -144,6 +182,10 @@ func (r *Record) Attach() Saved {
 	for n := 1; ; n++ {
 		if last.user == user {
 			goruntime.SetLabels(unsafe.Pointer(last))
+			if !last.Valid() {
+				// It is over by now, and its end cannot know of this goroutine.
+				saved.Detach()
+			}
 			return saved
 		}
 		next := last.next.Load()
@@ -151,9 +193,13 @@ func (r *Record) Attach() Saved {
 			if n > maxAttached {
 				return saved
 			}
-			next = &Record{traceID: r.traceID, spanID: r.spanID, saved: user, user: user}
+			users := labelsAt(user)
+			var list []goruntime.Label
+			next, list = newRecord(len(users))
+			next.traceID, next.spanID, next.hex = r.traceID, r.spanID, r.hex
+			next.saved, next.user = user, user
 			next.state = atomic.LoadUint32(&r.state)
-			next.setLabels()
+			next.setLabels(list, users)
 			if !last.next.CompareAndSwap(nil, next) {
 				next = last.next.Load()
 			}
@@ -182,6 +228,11 @@ func Current() uint64 {
 	return 0
 }
 
+// Shows reports whether r is a record of the span with this id.
+func (r *Record) Shows(spanID uint64) bool {
+	return r != nil && binary.BigEndian.Uint64(r.spanID[:]) == spanID
+}
+
 // Valid reports whether the span of the record is not over.
 func (r *Record) Valid() bool { return atomic.LoadUint32(&r.state)&stateValid != 0 }
 
@@ -198,25 +249,32 @@ func goBack(labels unsafe.Pointer) unsafe.Pointer {
 	return labels
 }
 
-// setLabels makes the list of labels, which is sorted by key: the user's and ours,
-// which come first where the keys are the same.
-func (r *Record) setLabels() {
-	const digits = len(r.traceID) * 2
-	hex.Encode(r.hex[:digits], r.traceID[:])
-	hex.Encode(r.hex[digits:], r.spanID[:])
+// labelsAt returns the labels that a label pointer, which is not a record's, points at.
+func labelsAt(user unsafe.Pointer) []goruntime.Label {
+	if user == nil {
+		return nil
+	}
+	// Sound: the runtime's own label maps have this layout, or Available would have
+	// said so, and nobody changes them.
+	return (*goruntime.LabelMap)(user).List
+}
+
+// setLabels makes the list of labels, which is sorted by key, in empty room for it: the
+// user's and ours, which come first where the keys are the same.
+func (r *Record) setLabels(list, users []goruntime.Label) {
 	// Sound: nothing writes to hex any more, and the strings keep the record.
 	text := unsafe.String(&r.hex[0], len(r.hex))
-	ours := [ourLabels]goruntime.Label{{Key: spanIDKey, Value: text[digits:]}, {Key: traceIDKey, Value: text[:digits]}}
-
-	var users []goruntime.Label
-	if r.user != nil {
-		// Sound: the runtime's own label maps have this layout, or Available would
-		// have said so, and nobody changes them.
-		users = (*goruntime.LabelMap)(r.user).List
+	if len(users) == 0 {
+		// What follows, for a list of none.
+		list = list[:ourLabels]
+		list[0].Key, list[0].Value = spanIDKey, text[traceDigits:]
+		list[1].Key, list[1].Value = traceIDKey, text[:traceDigits]
+		r.labels.List = list
+		return
 	}
-	list := r.list[:0:len(r.list)]
-	if len(users) > userLabels {
-		list = make([]goruntime.Label, 0, len(users)+ourLabels+markLabels)
+	ours := [ourLabels]goruntime.Label{
+		{Key: spanIDKey, Value: text[traceDigits:]},
+		{Key: traceIDKey, Value: text[:traceDigits]},
 	}
 	next := 0
 	for _, l := range users {
@@ -229,31 +287,49 @@ func (r *Record) setLabels() {
 		}
 		list = append(list, l)
 	}
-	list = append(list, ours[next:]...)
-	list[:cap(list)][cap(list)-1] = goruntime.Label{Key: mark, Value: unsafe.String((*byte)(unsafe.Pointer(r)), 1)}
-	r.labels.List = list
+	r.labels.List = append(list, ours[next:]...)
 }
 
-// mark is a string whose bytes have an address that no other string's have.
-var mark = string(append([]byte(nil), "otelctx"...))
+// putHex stores the 16 lower-case hexadecimal digits of v.
+func putHex(to []byte, v uint64) {
+	binary.BigEndian.PutUint64(to[:8], digits(uint32(v>>32)))
+	binary.BigEndian.PutUint64(to[8:16], digits(uint32(v)))
+}
+
+// digits returns the 8 lower-case hexadecimal digits of v, the first in the highest
+// byte: each nibble is moved into a byte of its own, where '0' is added and, from ten
+// on, what is between '9' and 'a'.
+func digits(v uint32) uint64 {
+	const ones = 0x0101010101010101
+	d := uint64(v)
+	d = (d | d<<16) & 0x0000FFFF0000FFFF
+	d = (d | d<<8) & 0x00FF00FF00FF00FF
+	d = (d | d<<4) & (0x0F * ones)
+	letters := (d + 6*ones) >> 4 & ones
+	return d + '0'*ones + letters*('a'-'9'-1)
+}
 
 // of returns the record that labels point at, or nil if they are somebody else's.
 //
-// It tells by what stands at the end of the list's capacity, behind its length: the
-// mark's address and the record's own. Nobody else knows either, and copies of a
-// list's labels do not take along what is behind their length. Sound: labels are nil
-// or begin with a label map, and a slice's capacity may be read to its end.
+// It tells by our label of the span id: its key is at an address that no other string
+// has, and its value is inside of the record. Nobody else knows the one, and whoever
+// copies the label copies the address of a value that is not behind the copy. Sound:
+// labels are nil or begin with a label map.
 func of(labels unsafe.Pointer) *Record {
 	if labels == nil {
 		return nil
 	}
 	list := (*goruntime.LabelMap)(labels).List
-	if cap(list) == 0 {
-		return nil
+	for i := range list {
+		if l := &list[i]; unsafe.StringData(l.Key) == unsafe.StringData(spanIDKey) {
+			if uintptr(unsafe.Pointer(unsafe.StringData(l.Value))) == uintptr(labels)+spanIDText {
+				return (*Record)(labels)
+			}
+			return nil
+		}
 	}
-	last := &list[:cap(list)][cap(list)-1]
-	if unsafe.StringData(last.Key) != unsafe.StringData(mark) || unsafe.Pointer(unsafe.StringData(last.Value)) != labels {
-		return nil
-	}
-	return (*Record)(labels)
+	return nil
 }
+
+// spanIDText is where in a record the text of the span id is.
+const spanIDText = unsafe.Offsetof(Record{}.hex) + traceDigits

@@ -22,6 +22,13 @@ const Supported = true
 //go:noescape
 func store(r *Ring, traceIDHigh, traceIDLow, spanID, localRootSpanID, state uint64) (slot, goid uint64)
 
+// replace claims a slot of layout 2 and, if it shows the span with the id shown, has it
+// show another; owner, thread and m stay. outcome is 1 if it did, 0 if the slot shows
+// something else, or busy if it was claimed. Like store it is not preempted.
+//
+//go:noescape
+func replace(at *wire.Slot2, shown, traceIDHigh, traceIDLow, spanID, localRootSpanID, state uint64) (outcome uint64)
+
 // fill stores the fields of a slot that the caller has claimed and then, not to be
 // seen before them, its state. It is in assembly for its order: on amd64 stores are
 // seen in their order anyhow, where Go offers only a locked instruction for each.

@@ -14,6 +14,8 @@ const Supported = false
 
 func store(*Ring, uint64, uint64, uint64, uint64, uint64) (slot, goid uint64) { return busy, 0 }
 
+func replace(*wire.Slot2, uint64, uint64, uint64, uint64, uint64, uint64) (outcome uint64) { return busy }
+
 func fill(*wire.Slot2, uint64, uint64, uint64, uint64, uint64, uint64, uint32, uint64) {}
 
 func fill1(*wire.Slot2, uint64, uint64, uint64, uint64) {}

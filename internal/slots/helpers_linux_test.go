@@ -59,15 +59,23 @@ func newArea(t testing.TB, s shape, capacity int) *area {
 		t.Skip("there are no rings on this platform")
 	}
 	known := goruntime.Calibrate()
-	require.NoError(t, known.Err(), "calibration works wherever there are rings")
+	for _, fact := range []goruntime.Fact{goruntime.GM, goruntime.GGoid, goruntime.MProcid} {
+		_, err := known.Offset(fact)
+		require.NoError(t, err, "calibration works wherever there are rings")
+	}
 	return newAreaKnowing(t, s, capacity, known)
 }
 
 func newAreaKnowing(t testing.TB, s shape, capacity int, known *goruntime.Runtime) *area {
 	t.Helper()
-	mem, err := unix.Mmap(-1, 0, capacity*s.slotSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	page := unix.Getpagesize()
+	size := (capacity*s.slotSize + page - 1) / page * page
+	mapped, err := unix.Mmap(-1, 0, size+page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	require.NoError(t, err)
-	t.Cleanup(func() { _ = unix.Munmap(mem) })
+	t.Cleanup(func() { _ = unix.Munmap(mapped) })
+	// Whoever goes past the last slot is sent a signal.
+	require.NoError(t, unix.Mprotect(mapped[size:], unix.PROT_NONE))
+	mem := mapped[size-capacity*s.slotSize : size : size]
 	return &area{
 		Ring: New(Config{
 			Memory: mem, SlotSize: s.slotSize, Layout1: s.v1, ByGoroutine: s.goroutines, Runtime: known,

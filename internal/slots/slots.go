@@ -88,7 +88,7 @@ const attempts = 64
 
 // Store shows s in the slot of the calling thread or goroutine and returns that
 // slot, and the id of the calling goroutine if it is known. ok is false if another
-// writer held on to the slot: then it shows what that one wrote.
+// writer held on to the slot: then it shows what that one wrote, or nothing.
 func (r *Ring) Store(s *Span) (slot uint32, goid uint64, ok bool) {
 	if r.fast && len(s.Attributes) == 0 {
 		n, goid := store(r, s.TraceIDHigh, s.TraceIDLow, s.SpanID, s.LocalRootSpanID,
@@ -113,14 +113,17 @@ func (r *Ring) storePinned(s *Span) (slot uint32, goid uint64, ok bool) {
 	at := r.at(n)
 	if ok = r.claim(at); ok {
 		r.write(at, s, self)
+	} else {
+		r.blank(at, atomic.LoadUint64(&at.SpanID))
 	}
 	goruntime.Unpin()
 	return uint32(n & r.mask), self.Goid, ok
 }
 
 // Replace shows s in a slot if that shows the span with this id, and reports
-// whether it did; the owner stays. A nil s shows nothing. It may be called from
-// anywhere.
+// whether it did; the owner stays. A nil s shows nothing. Either way the slot does
+// not show the span any more, if only because it shows nothing where another writer
+// held on to it. It may be called from anywhere.
 func (r *Ring) Replace(slot uint32, spanID uint64, s *Span) bool {
 	if !r.Shows(slot, spanID) {
 		return false
@@ -129,14 +132,23 @@ func (r *Ring) Replace(slot uint32, spanID uint64, s *Span) bool {
 		s = &nothing
 	}
 	at := r.at(uint64(slot))
+	if r.fast && len(s.Attributes) == 0 {
+		outcome := replace(at, spanID, s.TraceIDHigh, s.TraceIDLow, s.SpanID, s.LocalRootSpanID,
+			uint64(s.TraceFlags)<<wire.SlotTraceFlagsShift)
+		if outcome != busy {
+			return outcome == 1
+		}
+	}
 	done := false
 	goruntime.Pin()
 	if r.claim(at) {
-		if done = at.SpanID == spanID; done {
+		if done = r.Shows(slot, spanID); done {
 			r.write(at, s, r.owner(at))
 		} else {
 			r.release(at)
 		}
+	} else {
+		r.blank(at, spanID)
 	}
 	goruntime.Unpin()
 	return done
@@ -153,6 +165,8 @@ func (r *Ring) Evict(slot uint32, bucket, mask uint64) {
 		} else {
 			r.release(at)
 		}
+	} else if id := atomic.LoadUint64(&at.SpanID); atomic.LoadUint64(&at.Owner)&mask == bucket {
+		r.blank(at, id)
 	}
 	goruntime.Unpin()
 }
@@ -174,14 +188,24 @@ func (r *Ring) Own() (slot uint32, goid uint64) {
 }
 
 // ShownBy returns the id of the span that a slot shows if a goroutine is its owner,
-// else 0. In layout 1 everybody is.
+// else 0, also if a writer holds on to the slot. In layout 1 everybody is the owner.
 func (r *Ring) ShownBy(slot uint32, goid uint64) uint64 {
 	at := r.at(uint64(slot))
-	id := atomic.LoadUint64(&at.SpanID)
-	if id != 0 && !r.layout1 && atomic.LoadUint64(&at.Owner) != goid {
-		return 0
+	if r.layout1 {
+		return atomic.LoadUint64(&at.SpanID)
 	}
-	return id
+	for range attempts {
+		state := atomic.LoadUint64(&at.State)
+		id, owner := atomic.LoadUint64(&at.SpanID), atomic.LoadUint64(&at.Owner)
+		if state&wire.SlotInUse != 0 || atomic.LoadUint64(&at.State) != state {
+			continue
+		}
+		if owner != goid {
+			return 0
+		}
+		return id
+	}
+	return 0
 }
 
 var nothing Span
@@ -202,7 +226,19 @@ func (r *Ring) claim(at *wire.Slot2) bool {
 	return false
 }
 
-// release gives a claimed slot back as it was.
+// blank has a slot show nothing if it shows the span with this id. It is for who
+// could not claim the slot: the writer that holds it may be one that lets go without
+// having written, and what is outdated by now must not be shown again.
+//
+// Without a claim it is sound because the whole of it is one step to the id of
+// nothing. If the holder stores an id still, that counts; if it has stored one, that
+// is not the one looked for, or is a missing span instead of a wrong one. A reader
+// that has looked at the other fields already sees the id from before or none.
+func (r *Ring) blank(at *wire.Slot2, spanID uint64) {
+	atomic.CompareAndSwapUint64(&at.SpanID, spanID, 0)
+}
+
+// release gives a claimed slot back as it was, but for the count.
 func (r *Ring) release(at *wire.Slot2) {
 	atomic.StoreUint64(&at.State, at.State&^wire.SlotInUse)
 }

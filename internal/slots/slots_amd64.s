@@ -71,6 +71,50 @@ busy:
 	MOVQ $-1, slot+48(FP)
 	RET
 
+// func replace(at *wire.Slot2, shown, traceIDHigh, traceIDLow, spanID, localRootSpanID, state uint64) (outcome uint64)
+TEXT ·replace(SB), NOSPLIT, $0-64
+	MOVQ at+0(FP), DI
+	MOVQ shown+8(FP), DX
+
+	// Claim, as store does.
+	MOVQ slot_state(DI), AX
+	TESTB $1, AX
+	JNE  busy
+	MOVQ $0x100000001, BX
+	ADDQ AX, BX
+	LOCK
+	CMPXCHGQ BX, slot_state(DI)
+	JNE  busy
+	SHRQ $32, BX
+	SHLQ $32, BX               // seq
+	CMPQ slot_spanID(DI), DX
+	JNE  other
+
+	MOVQ traceIDHigh+16(FP), CX
+	MOVQ CX, slot_traceIDHigh(DI)
+	MOVQ traceIDLow+24(FP), CX
+	MOVQ CX, slot_traceIDLow(DI)
+	MOVQ spanID+32(FP), CX
+	MOVQ CX, slot_spanID(DI)
+	MOVQ localRootSpanID+40(FP), CX
+	MOVQ CX, slot_localRoot(DI)
+	ORQ  state+48(FP), BX
+	MOVQ BX, slot_state(DI)
+	MOVQ $1, outcome+56(FP)
+	RET
+
+other:
+	// Give free as it was, but for seq: AX is the state before the claim.
+	MOVL AX, AX
+	ORQ  AX, BX
+	MOVQ BX, slot_state(DI)
+	MOVQ $0, outcome+56(FP)
+	RET
+
+busy:
+	MOVQ $-1, outcome+56(FP)
+	RET
+
 // func fill(at *wire.Slot2, traceIDHigh, traceIDLow, spanID, localRootSpanID, owner, m uint64, tid uint32, state uint64)
 TEXT ·fill(SB), NOSPLIT, $0-72
 	MOVQ at+0(FP), DI

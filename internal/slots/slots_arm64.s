@@ -77,6 +77,54 @@ busy:
 	MOVD R8, slot+48(FP)
 	RET
 
+// func replace(at *wire.Slot2, shown, traceIDHigh, traceIDLow, spanID, localRootSpanID, state uint64) (outcome uint64)
+TEXT ·replace(SB), NOSPLIT, $0-64
+	MOVD at+0(FP), R6
+	MOVD shown+8(FP), R1
+	ADD  $slot_state, R6, R7
+
+	// Claim, as store does.
+	LDAXR (R7), R8
+	TBNZ  $0, R8, busy
+	MOVD  $0x100000001, R9
+	ADD   R8, R9, R9
+	STLXR R9, (R7), R10
+	CBNZ  R10, busy
+	storeBarrier
+	LSR   $32, R9, R9
+	LSL   $32, R9, R9          // seq
+	MOVD  slot_spanID(R6), R2
+	CMP   R1, R2
+	BNE   other
+
+	MOVD traceIDHigh+16(FP), R2
+	MOVD R2, slot_traceIDHigh(R6)
+	MOVD traceIDLow+24(FP), R2
+	MOVD R2, slot_traceIDLow(R6)
+	MOVD spanID+32(FP), R2
+	MOVD R2, slot_spanID(R6)
+	MOVD localRootSpanID+40(FP), R2
+	MOVD R2, slot_localRoot(R6)
+	MOVD state+48(FP), R2
+	ORR  R2, R9, R9
+	STLR R9, (R7)
+	MOVD $1, R2
+	MOVD R2, outcome+56(FP)
+	RET
+
+other:
+	// Give free as it was, but for seq: R8 is the state before the claim.
+	MOVWU R8, R8
+	ORR   R8, R9, R9
+	STLR  R9, (R7)
+	MOVD  ZR, outcome+56(FP)
+	RET
+
+busy:
+	MOVD $-1, R2
+	MOVD R2, outcome+56(FP)
+	RET
+
 // func fill(at *wire.Slot2, traceIDHigh, traceIDLow, spanID, localRootSpanID, owner, m uint64, tid uint32, state uint64)
 TEXT ·fill(SB), NOSPLIT, $0-72
 	storeBarrier

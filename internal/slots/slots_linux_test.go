@@ -20,22 +20,16 @@ import (
 
 var errTest = errors.New("refused by a test")
 
-// storeByAssembly is Store's fast path and nothing else. A claim may fail without a
-// reason where it is made of a load and a store.
+// storeByAssembly is Store's fast path and nothing else: who stores otherwise has to
+// ask a runtime that knows nothing.
 func (a *area) storeByAssembly(s *Span) (slot uint32, goid uint64, ok bool) {
-	for range 1000 {
-		n, goid := store(a.Ring, s.TraceIDHigh, s.TraceIDLow, s.SpanID, s.LocalRootSpanID, uint64(s.TraceFlags)<<8)
-		if n != busy {
-			return uint32(n), goid, true
-		}
-	}
-	return 0, 0, false
+	r := *a.Ring
+	r.runtime = r.runtime.Without(errTest)
+	return r.Store(s)
 }
 
 // All ways to store leave the same bytes, and those are the format's.
 func TestStoreBytes(t *testing.T) {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
 	for _, s := range shapes() {
 		for _, capacity := range []int{1, 2, 8, 64} {
 			t.Run(s.name+" of "+strconv.Itoa(capacity), func(t *testing.T) {
@@ -113,50 +107,48 @@ func TestStoreOnManyThreads(t *testing.T) {
 	}
 }
 
-// Without an index to go by, and whichever facts about the runtime are missing, the
-// thread id is the kernel's and everything else is left out.
+// Whichever facts about the runtime are missing, the thread id is right and what is
+// not known is left out.
 func TestStoreWithoutTheRuntime(t *testing.T) {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
 	known := newArea(t, shapes()[1], 8).runtime
-	self := here(t)
 	for _, tt := range []struct {
 		name    string
 		without []goruntime.Fact
-		want    goruntime.Self
+		lost    func(*goruntime.Self)
 	}{
-		{"nothing", nil, goruntime.Self{TID: self.TID}},
-		{"goid", []goruntime.Fact{goruntime.GGoid}, goruntime.Self{TID: self.TID, M: self.M}},
-		{"thread id", []goruntime.Fact{goruntime.MProcid}, self},
-		{"m", []goruntime.Fact{goruntime.GM}, goruntime.Self{TID: self.TID, Goid: self.Goid}},
-		{"labels", []goruntime.Fact{goruntime.GLabels}, self},
+		{"all", nil, func(s *goruntime.Self) { s.Goid, s.M = 0, 0 }},
+		{"goid", []goruntime.Fact{goruntime.GGoid}, func(s *goruntime.Self) { s.Goid = 0 }},
+		{"thread id", []goruntime.Fact{goruntime.MProcid}, func(*goruntime.Self) {}},
+		{"m", []goruntime.Fact{goruntime.GM}, func(s *goruntime.Self) { s.M = 0 }},
+		{"labels", []goruntime.Fact{goruntime.GLabels}, func(*goruntime.Self) {}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
+			runtime.LockOSThread()
+			defer runtime.UnlockOSThread()
+			self := here(t)
 			a := newAreaKnowing(t, shapes()[1], 8, known.Without(errTest, tt.without...))
 			assert.Equal(t, tt.name == "labels", a.fast)
 			a.randomize(1)
 			n := a.number(self)
+			tt.lost(&self)
 			old := bytes.Clone(a.slot(n))
 			span := spanOf(1, 0, nil)
 			slot, goid, ok := a.Store(&span)
 			require.True(t, ok)
-			assert.Equal(t, tt.want.Goid, goid)
+			assert.Equal(t, self.Goid, goid)
 			assert.Equal(t, n, int(slot))
-			assert.Equal(t, a.shown(old, &span, tt.want), a.slot(n))
+			assert.Equal(t, a.shown(old, &span, self), a.slot(n))
 		})
 	}
 }
 
 func TestAttributes(t *testing.T) {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	self := goruntime.Self{}
 	for _, s := range shapes()[1:] {
 		t.Run(s.name, func(t *testing.T) {
 			a := newArea(t, s, 4)
 			runtime.LockOSThread()
 			defer runtime.UnlockOSThread()
-			self = here(t)
+			self := here(t)
 			n := a.number(self)
 			for _, size := range []int{0, 1, 7, s.slotSize - 65, s.slotSize - 64, s.slotSize - 63, s.slotSize, 70000} {
 				if size < 0 {
@@ -195,8 +187,6 @@ func TestAttributes(t *testing.T) {
 
 // Every write is counted, once, past the counter's end too.
 func TestSeq(t *testing.T) {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
 	a := newArea(t, shapes()[1], 1)
 	const start = 1<<32 - 50
 	binary.LittleEndian.PutUint32(a.mem[0x1C:], start)
@@ -231,9 +221,6 @@ func (a *area) ops() map[string]func() bool {
 	if !a.v1 {
 		ops["Evict"] = func() bool { a.Evict(0, 0, 0); return false }
 	}
-	if a.fast {
-		ops["assembly"] = func() bool { s := spanOf(1, 0, nil); _, _, ok := a.storeByAssembly(&s); return ok }
-	}
 	return ops
 }
 
@@ -249,9 +236,7 @@ func TestHeldSlot(t *testing.T) {
 				a.mem[0x18] = 1
 				binary.LittleEndian.PutUint64(a.mem[0x10:], 77)
 				want := bytes.Clone(a.mem)
-				if name != "assembly" {
-					clear(want[0x10:0x18])
-				}
+				clear(want[0x10:0x18])
 				for range 100 {
 					assert.False(t, op())
 				}
@@ -269,10 +254,19 @@ func TestHeldSlot(t *testing.T) {
 
 func TestReplace(t *testing.T) {
 	owner := goruntime.Self{Goid: 5, M: 6, TID: 7}
-	for _, s := range shapes() {
-		t.Run(s.name, func(t *testing.T) {
-			a := newArea(t, s, 4)
-			const n = 2
+	for i, s := range append(shapes(), shapes()...) {
+		known := goruntime.Calibrate()
+		name := s.name
+		if i >= len(shapes()) {
+			// Then there is no assembly but for the fields.
+			known, name = known.Without(errTest), name+" without the runtime"
+		}
+		t.Run(name, func(t *testing.T) {
+			if !Supported {
+				t.Skip("there are no rings on this platform")
+			}
+			a := newAreaKnowing(t, s, 4, known)
+			const n = 3
 			slot := a.slot(n)
 			prepare := func() []byte {
 				a.randomize(3)
@@ -293,6 +287,12 @@ func TestReplace(t *testing.T) {
 				assert.False(t, a.Shows(n, 77))
 				assert.True(t, a.Shows(n, span.SpanID))
 				assert.False(t, a.Replace(n, 77, &span), "77 is gone")
+			})
+			t.Run("by another without attributes", func(t *testing.T) {
+				before := prepare()
+				span := Span{1 << 63, 2, 3, 1<<63 | 4, 0xff, nil}
+				assert.True(t, a.Replace(n, 77, &span))
+				assert.Equal(t, replaced(before, &span), a.mem)
 			})
 			t.Run("by nothing", func(t *testing.T) {
 				before := prepare()
@@ -319,7 +319,7 @@ func TestEvict(t *testing.T) {
 	for _, s := range shapes()[1:] {
 		t.Run(s.name, func(t *testing.T) {
 			a := newArea(t, s, 4)
-			const n, owner = 1, 0x12345
+			const n, owner = 3, 0x12345
 			prepare := func() []byte {
 				a.randomize(4)
 				copy(a.slot(n), a.shown(a.slot(n), &Span{SpanID: 77}, goruntime.Self{Goid: owner, M: 1, TID: 2}))
@@ -361,5 +361,43 @@ func TestNothingAllocates(t *testing.T) {
 		} {
 			assert.Zero(t, testing.AllocsPerRun(100, op), "%s, %s", name, s.name)
 		}
+	}
+}
+
+func TestOwnAndShownBy(t *testing.T) {
+	for _, s := range shapes()[:3] {
+		t.Run(s.name, func(t *testing.T) {
+			runtime.LockOSThread()
+			defer runtime.UnlockOSThread()
+			self := here(t)
+			a := newArea(t, s, 1<<12)
+			slot, goid := a.Own()
+			assert.Equal(t, a.number(self), int(slot))
+			assert.Equal(t, self.Goid, goid)
+			assert.Zero(t, a.ShownBy(slot, goid))
+
+			span := spanOf(1, 0, nil)
+			stored, _, ok := a.Store(&span)
+			require.True(t, ok)
+			assert.Equal(t, slot, stored)
+			assert.Equal(t, span.SpanID, a.ShownBy(slot, goid))
+			other := uint64(0)
+			if s.v1 {
+				other = span.SpanID // nobody is known to own it
+			}
+			assert.Equal(t, other, a.ShownBy(slot, goid+1))
+			if !s.v1 {
+				// Another one has begun to write: the id is there, the owner not yet.
+				state := a.slot(int(slot))[0x18:]
+				state[0] = 1
+				binary.LittleEndian.PutUint64(a.slot(int(slot))[0x10:], 77)
+				assert.Zero(t, a.ShownBy(slot, goid))
+				state[0] = 0
+				assert.Equal(t, uint64(77), a.ShownBy(slot, goid))
+				binary.LittleEndian.PutUint64(a.slot(int(slot))[0x10:], span.SpanID)
+			}
+			require.True(t, a.Replace(slot, span.SpanID, nil))
+			assert.Zero(t, a.ShownBy(slot, goid))
+		})
 	}
 }
