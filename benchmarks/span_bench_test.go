@@ -5,12 +5,18 @@ package benchmarks
 
 import (
 	"context"
+	"errors"
+	"runtime"
+	"sync"
 	"testing"
 
+	otelpyroscope "github.com/grafana/otel-profiling-go"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
+
+	"github.com/otelctx/otelctx/spanctx"
 )
 
 // noop is the baseline: a provider without any processor would not even make
@@ -27,36 +33,147 @@ var tracers = []struct {
 	processor string
 	tracer    func(testing.TB) trace.Tracer
 }{
+	{"none", func(tb testing.TB) trace.Tracer { return provider(tb).Tracer("benchmarks") }},
 	{"noop", func(tb testing.TB) trace.Tracer { return tracer(tb, noop{}) }},
 	{"publisher", func(tb testing.TB) trace.Tracer { return tracer(tb, newPublisher(tb, typicalResource())) }},
+	{"slots", func(tb testing.TB) trace.Tracer {
+		return tracer(tb, newSpanProcessor(tb, spanctx.WithGoroutineRecord(false)))
+	}},
+	{"slots1", func(tb testing.TB) trace.Tracer {
+		return tracer(tb, newSpanProcessor(tb, spanctx.WithGoroutineRecord(false), spanctx.WithLayout1()))
+	}},
+	{"gslots", func(tb testing.TB) trace.Tracer {
+		return tracer(tb, newSpanProcessor(tb,
+			spanctx.WithGoroutineRecord(false), spanctx.WithThreadSlots(false), spanctx.WithGoroutineSlots(true)))
+	}},
+	{"record", func(tb testing.TB) trace.Tracer {
+		return tracer(tb, newSpanProcessor(tb, spanctx.WithThreadSlots(false)))
+	}},
+	{"default", func(tb testing.TB) trace.Tracer { return tracer(tb, newSpanProcessor(tb)) }},
+	{"grafana", func(tb testing.TB) trace.Tracer {
+		return otelpyroscope.NewTracerProvider(provider(tb, sdktrace.WithSpanProcessor(noop{}))).Tracer("benchmarks")
+	}},
+}
+
+// provider returns a provider that is shut down at the end of the benchmark or test.
+func provider(tb testing.TB, opts ...sdktrace.TracerProviderOption) *sdktrace.TracerProvider {
+	tb.Helper()
+	tp := sdktrace.NewTracerProvider(append(opts, sdktrace.WithResource(typicalResource()))...)
+	tb.Cleanup(func() { require.NoError(tb, tp.Shutdown(context.Background())) })
+	return tp
 }
 
 func tracer(tb testing.TB, processor sdktrace.SpanProcessor) trace.Tracer {
 	tb.Helper()
-	tp := sdktrace.NewTracerProvider(
-		sdktrace.WithResource(typicalResource()),
-		sdktrace.WithSpanProcessor(processor),
-	)
-	tb.Cleanup(func() { require.NoError(tb, tp.Shutdown(context.Background())) })
-	return tp.Tracer("benchmarks")
+	return provider(tb, sdktrace.WithSpanProcessor(processor)).Tracer("benchmarks")
 }
 
-// BenchmarkSpan starts and ends a span.
+// newSpanProcessor returns a processor with all carriers that it is asked for.
+func newSpanProcessor(tb testing.TB, opts ...spanctx.Option) *spanctx.SpanProcessor {
+	tb.Helper()
+	p, err := spanctx.NewSpanProcessor(opts...)
+	if errors.Is(err, errors.ErrUnsupported) {
+		tb.Skip(err)
+	}
+	require.NoError(tb, err)
+	tb.Cleanup(func() { require.NoError(tb, p.Shutdown(context.Background())) })
+	require.NoError(tb, p.Err())
+	return p
+}
+
+// shapes are the ways in which spans come. Each starts and ends n times as many as it
+// says.
+var shapes = []struct {
+	shape string
+	run   func(ctx context.Context, tracer trace.Tracer, n int)
+}{
+	// One after the other, without parents.
+	{"flat", flat},
+	// One after the other, in a live parent that the goroutine goes back to.
+	{"child", func(ctx context.Context, tracer trace.Tracer, n int) {
+		ctx, parent := tracer.Start(ctx, "request")
+		defer parent.End()
+		flat(ctx, tracer, n)
+	}},
+	// Three spans, one in the other.
+	{"depth3", func(ctx context.Context, tracer trace.Tracer, n int) {
+		for range n {
+			ctx, first := tracer.Start(ctx, "request")
+			ctx, second := tracer.Start(ctx, "work")
+			_, third := tracer.Start(ctx, "query")
+			third.End()
+			second.End()
+			first.End()
+		}
+	}},
+	// Without parents, on as many goroutines as there are processors.
+	{"parallel", func(ctx context.Context, tracer trace.Tracer, n int) {
+		var wg sync.WaitGroup
+		procs := runtime.GOMAXPROCS(0)
+		for i := range procs {
+			wg.Go(func() { flat(ctx, tracer, (n+i)/procs) })
+		}
+		wg.Wait()
+	}},
+}
+
+func flat(ctx context.Context, tracer trace.Tracer, n int) {
+	for range n {
+		_, span := tracer.Start(ctx, "work")
+		span.End()
+	}
+}
+
+// batch is how many spans are started and ended at a time.
+const batch = 2_000
+
+// BenchmarkSpan starts and ends spans, with the processor of the name and, as the
+// baseline, with one that does nothing: beside itself that shows how far to trust the
+// others.
 func BenchmarkSpan(b *testing.B) {
-	for _, t := range tracers {
-		b.Run("processor="+t.processor, func(b *testing.B) {
-			tracer := t.tracer(b)
-			ctx := b.Context()
-			b.ReportAllocs()
-			for b.Loop() {
-				_, span := tracer.Start(ctx, "work")
-				span.End()
-			}
+	for _, s := range shapes {
+		for _, t := range tracers {
+			b.Run("shape="+s.shape+"/processor="+t.processor, func(b *testing.B) {
+				baseline, candidate := tracer(b, noop{}), t.tracer(b)
+				alternate(b, batch,
+					func(n int) { s.run(b.Context(), baseline, n) },
+					func(n int) { s.run(b.Context(), candidate, n) })
+			})
+		}
+	}
+}
+
+func newNoop(testing.TB) sdktrace.SpanProcessor       { return noop{} }
+func newDefault(tb testing.TB) sdktrace.SpanProcessor { return newSpanProcessor(tb) }
+
+// BenchmarkUnsampledSpan starts and ends spans that the sampler drops.
+func BenchmarkUnsampledSpan(b *testing.B) {
+	drop := sdktrace.NeverSample()
+	for _, t := range []struct {
+		recorded, processor string
+		sampler             sdktrace.Sampler
+		new                 func(testing.TB) sdktrace.SpanProcessor
+	}{
+		{"no", "noop", drop, newNoop},
+		{"no", "default", drop, newDefault},
+		{"yes", "noop", spanctx.RecordUnsampled(drop), newNoop},
+		{"yes", "default", spanctx.RecordUnsampled(drop), newDefault},
+	} {
+		b.Run("recorded="+t.recorded+"/processor="+t.processor, func(b *testing.B) {
+			baseline := provider(b, sdktrace.WithSampler(drop), sdktrace.WithSpanProcessor(noop{})).Tracer("benchmarks")
+			candidate := provider(b, sdktrace.WithSampler(t.sampler), sdktrace.WithSpanProcessor(t.new(b))).Tracer("benchmarks")
+			alternate(b, batch,
+				func(n int) { flat(b.Context(), baseline, n) },
+				func(n int) { flat(b.Context(), candidate, n) })
 		})
 	}
 }
 
-func TestPublisherDoesNotAllocateOnTheSpanPath(t *testing.T) {
+// allocationsMore is how many allocations a span may cost more than with a processor
+// that does nothing.
+var allocationsMore = map[string]float64{"publisher": 0, "slots": 0, "slots1": 0, "gslots": 0, "record": 1, "default": 1}
+
+func TestAllocationsOnTheSpanPath(t *testing.T) {
 	allocs := map[string]float64{}
 	for _, tr := range tracers {
 		t.Run(tr.processor, func(t *testing.T) {
@@ -67,8 +184,9 @@ func TestPublisherDoesNotAllocateOnTheSpanPath(t *testing.T) {
 			})
 		})
 	}
-	if _, ok := allocs["publisher"]; !ok {
-		t.Skip("nothing is published on this platform")
+	for processor, more := range allocationsMore {
+		if got, ok := allocs[processor]; ok {
+			assert.InDelta(t, allocs["noop"]+more, got, 0, "allocations per span with processor=%s", processor)
+		}
 	}
-	assert.InDelta(t, allocs["noop"], allocs["publisher"], 0, "allocations per span")
 }

@@ -4,8 +4,9 @@
 // Package reader is what a profiler imports: it reads what a process publishes
 // about itself, from outside and without its help.
 //
-// Today that is the process context of OTEP 4719, which holds the process's
-// OpenTelemetry resource, whatever language and library published it:
+// That is the process context of OTEP 4719, which holds the process's OpenTelemetry
+// resource, whatever language and library published it; and of Go services that use
+// otelctx, and others with slots for their threads, the span that each thread is in:
 //
 //	p, err := reader.Open(pid)
 //	if err != nil {
@@ -13,6 +14,8 @@
 //	}
 //	defer p.Close()
 //	pc, err := p.ProcessContext(ctx)
+//	...
+//	threads, err := p.Threads(ctx)
 //
 // Nothing that is read is trusted. Sizes are capped, pointers are followed only by
 // process_vm_readv, and loops are bounded, so that a hostile process can cause an

@@ -54,6 +54,8 @@ type Process struct {
 	// found is where the context was when last seen; its Name is empty if it has
 	// not been.
 	found procfs.Mapping
+
+	threads threadState
 }
 
 // target is the process as the kernel shows it.
@@ -87,7 +89,8 @@ func Open(pid int) (*Process, error) {
 	if err != nil {
 		return nil, p.classify(err)
 	}
-	p.target = linuxTarget{entry, remotemem.Of(pid)}
+	t := linuxTarget{entry, remotemem.Of(pid)}
+	p.target, p.threads.source = t, t
 	return p, nil
 }
 

@@ -20,6 +20,11 @@ func advice(err error, proc fs.FS) string {
     resourcepublisher.WithResource(res)
 of github.com/otelctx/otelctx/resourcepublisher in place of sdktrace.WithResource(res). If this one does: it may not
 have come to that yet, have shut its publisher down, or be running with OTELCTX_PROCESS_CONTEXT_DISABLED=true.`
+	case errors.Is(err, reader.ErrNoThreadContext):
+		return `A Go service shows its spans by building its TracerProvider with
+    spanctx.WithPublishing()
+of github.com/otelctx/otelctx/spanctx. If this one does: it may not have come to that yet, or have shut its provider
+down. Run otelctx inspect to see what the process says of itself.`
 	case errors.Is(err, reader.ErrNotPermitted):
 		return permissionAdvice(proc)
 	case errors.Is(err, reader.ErrProcessGone):

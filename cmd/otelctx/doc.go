@@ -3,10 +3,11 @@
 
 // Command otelctx shows what processes publish about themselves in their process
 // context (OTEP 4719): the OpenTelemetry resource of a service, as a profiler sees
-// it, in whatever language the service is written.
+// it, in whatever language the service is written; and which spans its threads are in.
 //
 //	otelctx list             # every publishing process on the host
 //	otelctx inspect 1234     # everything that process 1234 publishes
+//	otelctx watch 1234       # the spans that its threads are in, live
 //
 // It reads the memory of other processes, which takes the same user, as far as the
 // kernel's Yama module allows that, or the capability CAP_SYS_PTRACE. It runs on
@@ -18,10 +19,11 @@
 //
 // # Exit codes
 //
-//	0  success; for list also if some processes could not be examined
+//	0  success; for list also if some processes could not be examined, for watch
+//	   also if the process ended while it was watched
 //	1  any other error, such as an unsupported platform
 //	2  the command line is wrong
-//	3  the process publishes no context
+//	3  the process publishes no context, or for watch shows no spans
 //	4  not permitted to read the process
 //	5  there is no such process, or no longer
 //	6  what the process publishes is not a valid context

@@ -53,19 +53,28 @@ type document struct {
 	SchemaURL string `json:"schema_url"`
 	// Attributes holds what is published beside the resource.
 	Attributes map[string]any `json:"attributes"`
+	// Carriers holds the ways in which the process shows which spans its threads are
+	// in.
+	Carriers []carrierDocument `json:"carriers"`
+	// Threads holds those threads, ordered by tid, that are in a span at the time.
+	Threads []threadDocument `json:"threads"`
 }
 
 // jsonHelp tells users of --json what they get.
 const jsonHelp = `The schema of --json is stable:
 
   {pid, mapping, version, published_at_ns, payload_size,
-   resource: {key: value}, schema_url, attributes: {key: value}}
+   resource: {key: value}, schema_url, attributes: {key: value},
+   carriers: [{kind, source, mapping, address, layout, capacity, header_size,
+               slot_size, record_offset, provable, error}],
+   threads: [{tid, own_tid, goroutine, trace_id, span_id, trace_flags,
+              local_root_span_id, carrier, proven, attributes: {key: value}}]}
 
 Values: strings, bools and int64 as they are; a double as a number, or as "NaN", "Infinity" or "-Infinity"; bytes as a base64 ` +
 	`string; arrays and maps nested; empty values and unknown types as null. Of duplicate keys the last one counts. ` +
 	`published_at_ns is CLOCK_BOOTTIME, or nanoseconds since the epoch from publishers written to OTEP 4719's first text.`
 
-func newDocument(pid int, pc *reader.ProcessContext) document {
+func newDocument(pid int, pc *reader.ProcessContext, a activity) document {
 	return document{
 		PID:           pid,
 		Mapping:       pc.MappingName,
@@ -75,6 +84,8 @@ func newDocument(pid int, pc *reader.ProcessContext) document {
 		Resource:      jsonObject(pc.Message.GetResource().GetAttributes()),
 		SchemaURL:     pc.SchemaURL(),
 		Attributes:    jsonObject(pc.Message.GetAttributes()),
+		Carriers:      carrierDocuments(a.carriers),
+		Threads:       threadDocuments(a.threads),
 	}
 }
 

@@ -33,10 +33,10 @@ func TestMappingNamesAreEscaped(t *testing.T) {
 		Message:     &processcontextpb.ProcessContext{},
 	}
 	var human, forPrograms strings.Builder
-	require.NoError(t, writeInspection(&human, 1, pc))
+	require.NoError(t, writeInspection(&human, 1, pc, activity{}))
 	assert.Contains(t, human.String(), `/memfd:OTEL_CTX\x1b[2J\xff (deleted)`)
 
-	require.NoError(t, writeJSON(&forPrograms, newDocument(1, pc)))
+	require.NoError(t, writeJSON(&forPrograms, newDocument(1, pc, activity{})))
 	assert.Contains(t, forPrograms.String(), `/memfd:OTEL_CTX\u001b[2J\ufffd (deleted)`)
 }
 
@@ -48,7 +48,7 @@ func TestBytesAreNeverNull(t *testing.T) {
 
 func TestSchemaOfDocument(t *testing.T) {
 	var got strings.Builder
-	require.NoError(t, writeJSON(&got, newDocument(1, &reader.ProcessContext{Message: &processcontextpb.ProcessContext{}})))
+	require.NoError(t, writeJSON(&got, newDocument(1, &reader.ProcessContext{Message: &processcontextpb.ProcessContext{}}, activity{})))
 	// Not JSONEq: the order of the keys is promised.
 	assert.JSONEq(t, schemaOfDocument, got.String())
 }
@@ -61,6 +61,8 @@ const schemaOfDocument = `{
   "payload_size": 0,
   "resource": {},
   "schema_url": "",
-  "attributes": {}
+  "attributes": {},
+  "carriers": [],
+  "threads": []
 }
 `

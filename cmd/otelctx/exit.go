@@ -24,7 +24,7 @@ const (
 // exitCode returns the exit code for an error of a command.
 func exitCode(err error) int {
 	switch {
-	case errors.Is(err, reader.ErrNoContext):
+	case errors.Is(err, reader.ErrNoContext), errors.Is(err, reader.ErrNoThreadContext):
 		return exitNoContext
 	case errors.Is(err, reader.ErrNotPermitted):
 		return exitNotPermitted

@@ -144,7 +144,7 @@ func TestHelpDocumentsEveryExitCode(t *testing.T) {
 	}
 	for _, command := range []string{"list", "inspect"} {
 		assert.Contains(t, otelctx(t, command, "--help").stdout,
-			"{pid, mapping, version, published_at_ns, payload_size,\n     resource: {key: value}, schema_url, attributes: {key: value}}")
+			"{pid, mapping, version, published_at_ns, payload_size,\n     resource: {key: value}, schema_url, attributes: {key: value},")
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"math"
 	"slices"
 	"strconv"
 	"time"
@@ -23,7 +24,8 @@ type inspectCommand struct {
 
 // Help is shown by otelctx inspect --help.
 func (*inspectCommand) Help() string {
-	return "Shows the context's header, the resource and the extra attributes of the process.\n\n" + jsonHelp
+	return "Shows the context's header, the resource and the extra attributes of the process, how it shows spans, and which " +
+		"threads are in one.\n\n" + jsonHelp
 }
 
 // Validate is called by kong.
@@ -41,19 +43,24 @@ func (c *inspectCommand) Run(s streams) error {
 		return err
 	}
 	defer func() { _ = p.Close() }()
-	pc, err := p.ProcessContext(context.Background())
+	ctx := context.Background()
+	pc, err := p.ProcessContext(ctx)
+	if err != nil {
+		return err
+	}
+	a, err := observe(ctx, p)
 	if err != nil {
 		return err
 	}
 	if c.JSON {
-		return writeJSON(s.stdout, newDocument(c.PID, pc))
+		return writeJSON(s.stdout, newDocument(c.PID, pc, a))
 	}
-	return writeInspection(s.stdout, c.PID, pc)
+	return writeInspection(s.stdout, c.PID, pc, a)
 }
 
 // writeInspection writes a context for people.
-func writeInspection(w io.Writer, pid int, pc *reader.ProcessContext) error {
-	d := newDocument(pid, pc)
+func writeInspection(w io.Writer, pid int, pc *reader.ProcessContext, a activity) error {
+	d := newDocument(pid, pc, a)
 	out := fmt.Appendf(nil, "Process context of process %d\n", pid)
 	out = append(out, table([][]string{
 		{"  Version", strconv.FormatUint(uint64(d.Version), 10)},
@@ -64,6 +71,11 @@ func writeInspection(w io.Writer, pid int, pc *reader.ProcessContext) error {
 	})...)
 	out = appendAttributes(out, "Resource", d.Resource)
 	out = appendAttributes(out, "Extra attributes", d.Attributes)
+	out = appendCarriers(out, a.carriers)
+	if len(a.threads) > 0 {
+		out = fmt.Appendf(out, "\nThreads in a span: %s\n", threadsText(a.threads))
+		out = appendThreads(out, a.threads, math.MaxInt)
+	}
 	_, err := w.Write(out)
 	return err
 }

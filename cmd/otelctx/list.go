@@ -37,11 +37,13 @@ func (*listCommand) Help() string {
 type publication struct {
 	pid     int
 	context *reader.ProcessContext
+	// activity is only for those who ask.
+	activity activity
 }
 
 // Run is called by kong.
 func (c *listCommand) Run(s streams) error {
-	found := survey(context.Background())
+	found := survey(context.Background(), c.JSON)
 	if found.failure != nil && len(found.publications) == 0 {
 		return found.failure
 	}
@@ -58,7 +60,7 @@ func (c *listCommand) write(w io.Writer, publications []publication) error {
 	}
 	documents := make([]document, 0, len(publications))
 	for _, p := range publications {
-		documents = append(documents, newDocument(p.pid, p.context))
+		documents = append(documents, newDocument(p.pid, p.context, p.activity))
 	}
 	return writeJSON(w, documents)
 }
@@ -73,21 +75,26 @@ type findings struct {
 	failure error
 }
 
-// survey reads the contexts of all processes.
-func survey(ctx context.Context) findings {
+// survey reads the contexts of all processes, and which spans they show if active is
+// true.
+func survey(ctx context.Context, active bool) findings {
 	var f findings
 	for p, err := range reader.Publishers(ctx) {
 		if err != nil {
 			f.add(err)
 			continue
 		}
-		pc, err := p.ProcessContext(ctx)
+		found := publication{pid: p.PID()}
+		found.context, err = p.ProcessContext(ctx)
+		if err == nil && active {
+			found.activity, err = observe(ctx, p)
+		}
 		_ = p.Close()
 		if err != nil {
 			f.add(err)
 			continue
 		}
-		f.publications = append(f.publications, publication{p.PID(), pc})
+		f.publications = append(f.publications, found)
 	}
 	slices.SortFunc(f.publications, func(a, b publication) int { return cmp.Compare(a.pid, b.pid) })
 	return f
@@ -125,7 +132,7 @@ func report(s streams, unreadable []error) {
 func writeList(w io.Writer, publications []publication) error {
 	rows := [][]string{{"PID", "SERVICE", "INSTANCE", "SDK", "AGE"}}
 	for _, p := range publications {
-		r := newDocument(p.pid, p.context).Resource
+		r := newDocument(p.pid, p.context, activity{}).Resource
 		age := "?"
 		if d, err := p.context.Age(); err == nil {
 			age = ageText(d)

@@ -28,6 +28,7 @@ func TestMain(m *testing.M) {
 		rolePublisher: publisherRole,
 		roleWriter:    writerRole,
 		roleHidden:    hiddenRole,
+		roleWorker:    workerRole,
 	})
 }
 

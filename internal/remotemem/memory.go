@@ -13,3 +13,10 @@ var _ io.ReaderAt = Memory{}
 
 // Of returns the memory of the process with id pid, which need not exist.
 func Of(pid int) Memory { return Memory{pid: pid} }
+
+// Part is a piece of the memory of a process to be read: len(Data) bytes from
+// Address on. A part without bytes is read by doing nothing.
+type Part struct {
+	Address uint64
+	Data    []byte
+}

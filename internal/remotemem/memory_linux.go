@@ -33,3 +33,77 @@ func (m Memory) ReadAt(p []byte, off int64) (int, error) {
 	}
 	return n, nil
 }
+
+const (
+	// maxParts is how many parts one system call takes: the kernel's IOV_MAX.
+	maxParts = 1024
+	// fewParts is for how many parts the call's arguments are not allocated.
+	fewParts = 24
+)
+
+// ReadParts fills parts, one after the other: every byte of a part is read before
+// any of the next, so that a part tells whether those between it and an earlier one
+// were written meanwhile. Up to 1024 parts take one system call.
+//
+// It stops at the first part that cannot be read to its end and returns how many it
+// has filled whole. That part may be filled to some extent; those behind it are not
+// touched. The error, nil only if all parts are filled, is about that part and wraps
+// what [Memory.ReadAt]'s would.
+//
+// That holds on machines that reorder loads too: the kernel copies the parts in
+// order, and for each takes and gives back references to its pages, atomic
+// operations which order the copies around them.
+func (m Memory) ReadParts(parts []Part) (int, error) {
+	for done := 0; done < len(parts); {
+		next := parts[done:min(done+maxParts, len(parts))]
+		n, err := m.readParts(next)
+		done += n
+		if err != nil {
+			p := parts[done]
+			return done, fmt.Errorf("process_vm_readv of %d bytes at %#x: %w", len(p.Data), p.Address, err)
+		}
+	}
+	return len(parts), nil
+}
+
+// readParts fills at most maxParts parts in one system call.
+func (m Memory) readParts(parts []Part) (int, error) {
+	var (
+		fewLocal  [fewParts]unix.Iovec
+		fewRemote [fewParts]unix.RemoteIovec
+	)
+	local, remote := fewLocal[:0], fewRemote[:0]
+	if len(parts) > fewParts {
+		local, remote = make([]unix.Iovec, 0, len(parts)), make([]unix.RemoteIovec, 0, len(parts))
+	}
+	total := 0
+	for i := range parts {
+		p := &parts[i]
+		if len(p.Data) == 0 {
+			continue
+		}
+		total += len(p.Data)
+		local = append(local, unix.Iovec{Base: &p.Data[0]})
+		local[len(local)-1].SetLen(len(p.Data))
+		remote = append(remote, unix.RemoteIovec{Base: uintptr(p.Address), Len: len(p.Data)})
+	}
+	if total == 0 {
+		return len(parts), nil
+	}
+	n, err := unix.ProcessVMReadv(m.pid, local, remote, 0)
+	if err == nil && n == total {
+		return len(parts), nil
+	}
+	if err == nil {
+		// The kernel tells why it stopped only if it has read nothing; what stops it
+		// midway is a page that cannot be read.
+		err = unix.EFAULT
+	}
+	for i := range parts {
+		if n < len(parts[i].Data) {
+			return i, err
+		}
+		n -= len(parts[i].Data)
+	}
+	return len(parts), err
+}

@@ -14,3 +14,8 @@ import (
 func (Memory) ReadAt([]byte, int64) (int, error) {
 	return 0, fmt.Errorf("remotemem.Memory.ReadAt: %w", errors.ErrUnsupported)
 }
+
+// ReadParts returns an error that wraps [errors.ErrUnsupported].
+func (Memory) ReadParts([]Part) (int, error) {
+	return 0, fmt.Errorf("remotemem.Memory.ReadParts: %w", errors.ErrUnsupported)
+}

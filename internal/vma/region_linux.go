@@ -20,8 +20,9 @@ import (
 type Region struct {
 	mem  []byte
 	name string
-	// memfdErr is why there is no memfd behind the mapping; nil if there is one.
-	memfdErr error
+	// nameless is why there should be a memfd's name to find the mapping by and is
+	// not; nil if there is or need not be.
+	nameless error
 }
 
 // New maps size bytes, rounded up to whole pages, that [Region.Announce] will make
@@ -32,30 +33,58 @@ type Region struct {
 // the system denies memfds is anonymous (OTEP 4719, publication protocol, steps 2
 // to 5). Any failure leaves nothing behind.
 func New(name string, size int) (*Region, error) {
-	page := os.Getpagesize()
-	if size <= 0 || size > (1<<40) {
-		return nil, fmt.Errorf("mapping of %d bytes: %w", size, unix.EINVAL)
+	size, err := wholePages(size)
+	if err != nil {
+		return nil, err
 	}
-	size = (size + page - 1) / page * page
-
 	fd, memfdErr := memfd(name, size)
-	flags := unix.MAP_PRIVATE
-	if memfdErr != nil {
-		fd = -1
-		flags |= unix.MAP_ANONYMOUS
-	}
-	mem, err := unix.Mmap(fd, 0, size, unix.PROT_READ|unix.PROT_WRITE, flags)
-	if fd >= 0 {
+	r, err := newRegion(name, size, fd)
+	if memfdErr == nil {
 		// The mapping keeps the memfd's name; a close that fails has still closed.
 		_ = unix.Close(fd)
 	}
+	if err != nil {
+		return nil, err
+	}
+	r.nameless = memfdErr
+	return r, nil
+}
+
+func wholePages(size int) (int, error) {
+	page := os.Getpagesize()
+	if size <= 0 || size > (1<<40) {
+		return 0, fmt.Errorf("mapping of %d bytes: %w", size, unix.EINVAL)
+	}
+	return (size + page - 1) / page * page, nil
+}
+
+// newRegion maps fd, or anonymous memory if it is negative.
+func newRegion(name string, size, fd int) (*Region, error) {
+	size, err := wholePages(size)
+	if err != nil {
+		return nil, err
+	}
+	flags := unix.MAP_PRIVATE
+	if fd < 0 {
+		flags |= unix.MAP_ANONYMOUS
+	}
+	mem, err := unix.Mmap(fd, 0, size, unix.PROT_READ|unix.PROT_WRITE, flags)
 	if err != nil {
 		return nil, fmt.Errorf("mmap of %d bytes: %w", size, err)
 	}
 	if err := unix.Madvise(mem, unix.MADV_DONTFORK); err != nil {
 		return nil, errors.Join(fmt.Errorf("madvise MADV_DONTFORK: %w", err), munmap(mem))
 	}
-	return &Region{mem: mem, name: name, memfdErr: memfdErr}, nil
+	// Memory is for the pages that are used, not for the huge ones around them. Not
+	// every kernel has huge pages to refuse.
+	_ = unix.Madvise(mem, unix.MADV_NOHUGEPAGE)
+	return &Region{mem: mem, name: name}, nil
+}
+
+// NewAnonymous is [New] without a memfd: unless the kernel can name mappings there
+// is only what the memory holds to find it by, and Announce does not mind.
+func NewAnonymous(name string, size int) (*Region, error) {
+	return newRegion(name, size, -1)
 }
 
 // memfd returns a memory file of the given size.
@@ -106,8 +135,26 @@ func (r *Region) Announce() error {
 	// and in place for the call. The kernel copies the name.
 	_, _, errno := unix.Syscall6(unix.SYS_PRCTL, unix.PR_SET_VMA, unix.PR_SET_VMA_ANON_NAME,
 		uintptr(r.Address()), uintptr(len(r.mem)), uintptr(unsafe.Pointer(name)), 0)
-	if errno != 0 && r.memfdErr != nil {
-		return fmt.Errorf("mapping cannot be named: %w; prctl PR_SET_VMA_ANON_NAME: %w", r.memfdErr, errno)
+	if errno != 0 && r.nameless != nil {
+		return fmt.Errorf("mapping cannot be named: %w; prctl PR_SET_VMA_ANON_NAME: %w", r.nameless, errno)
+	}
+	return nil
+}
+
+// Retire takes the memory's name and contents away and leaves the addresses mapped
+// for ever, so that writers that do not know yet write where nobody reads. It is for
+// memory whose writers cannot be waited for; the region cannot be used after it.
+func (r *Region) Retire() error {
+	if r.mem == nil {
+		return nil
+	}
+	mem := r.mem
+	r.mem = nil
+	// One system call replaces the mapping: at no moment is there none.
+	_, err := unix.MmapPtr(-1, 0, unsafe.Pointer(unsafe.SliceData(mem)), uintptr(len(mem)),
+		unix.PROT_READ|unix.PROT_WRITE, unix.MAP_FIXED|unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+	if err != nil {
+		return fmt.Errorf("replace mapping: %w", err)
 	}
 	return nil
 }

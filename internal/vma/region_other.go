@@ -18,6 +18,11 @@ func New(string, int) (*Region, error) {
 	return nil, fmt.Errorf("vma.New: %w", errors.ErrUnsupported)
 }
 
+// NewAnonymous returns an error that wraps [errors.ErrUnsupported].
+func NewAnonymous(string, int) (*Region, error) {
+	return nil, fmt.Errorf("vma.NewAnonymous: %w", errors.ErrUnsupported)
+}
+
 // Bytes returns nil.
 func (*Region) Bytes() []byte { return nil }
 
@@ -28,6 +33,9 @@ func (*Region) Address() uint64 { return 0 }
 func (*Region) Announce() error {
 	return fmt.Errorf("vma.Region.Announce: %w", errors.ErrUnsupported)
 }
+
+// Retire does nothing.
+func (*Region) Retire() error { return nil }
 
 // Close does nothing.
 func (*Region) Close() error { return nil }

@@ -74,15 +74,21 @@ var (
 // has mapped. The header lives as long as b's memory does. It panics if b is too
 // short or not 8-byte aligned: the caller mapped it wrong.
 func ProcessContextHeaderIn(b []byte) *ProcessContextHeader {
-	// Sound: the header holds no Go pointers, the length and the alignment are
-	// checked here, and the result keeps Go memory alive (a mapping, which the
-	// collector does not know, is kept by its owner). It would become unsound
-	// with a field that needs more than 8-byte alignment.
+	return (*ProcessContextHeader)(headerIn(b, ProcessContextHeaderSize))
+}
+
+// headerIn returns b's memory for a header of size bytes.
+//
+// Sound: headers hold no Go pointers and need no more than 8-byte alignment, which
+// their assertions imply; length and alignment are checked here; and the result
+// keeps Go memory alive (a mapping, which the collector does not know, is kept by
+// its owner).
+func headerIn(b []byte, size uintptr) unsafe.Pointer {
 	p := unsafe.Pointer(unsafe.SliceData(b))
-	if len(b) < ProcessContextHeaderSize || uintptr(p)%8 != 0 {
-		panic(fmt.Sprintf("wire: no room for a process context header in %d bytes at %p", len(b), p))
+	if uintptr(len(b)) < size || uintptr(p)%8 != 0 {
+		panic(fmt.Sprintf("wire: no room for a header of %d bytes in %d bytes at %p", size, len(b), p))
 	}
-	return (*ProcessContextHeader)(p)
+	return p
 }
 
 // DecodeProcessContextHeader reads a header out of a copy of its bytes and

@@ -1,0 +1,290 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package accuracy
+
+import (
+	"encoding/binary"
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/otelctx/otelctx/internal/childproc"
+	"github.com/otelctx/otelctx/internal/remotemem"
+	"github.com/otelctx/otelctx/internal/wire"
+	"github.com/otelctx/otelctx/reader"
+	"github.com/otelctx/otelctx/ringbuf"
+)
+
+var samples = flag.Int("samples", 300, "samples per scenario")
+
+const roleWorkload = "workload"
+
+func TestMain(m *testing.M) {
+	childproc.Main(m, map[string]func(*childproc.Parent){roleWorkload: run})
+}
+
+// The carriers, and what is made of them.
+const (
+	plain  = iota // the slot of the thread, whatever it says of its owner
+	owned         // the same, if the goroutine that runs on the thread is its owner
+	goslot        // the slot of the goroutine
+	record        // the record behind the goroutine's labels
+	numCarriers
+)
+
+var carriers = [numCarriers]string{"thread slots by tid", "thread slots, owner checked", "goroutine slots", "goroutine record"}
+
+// sample is what was seen of a thread: the span that it was in, and those that the
+// carriers say it was in; 0 is none.
+type sample struct {
+	truth uint64
+	given [numCarriers]uint64
+}
+
+// score counts samples of a carrier.
+type score struct {
+	given, right          int // samples that were given a span, and the right one
+	inside                int // samples in a span
+	outside, outsideGiven int // samples outside of all, and those that were given one
+}
+
+func (s *score) add(truth, given uint64) {
+	if given != 0 {
+		s.given++
+		if given == truth {
+			s.right++
+		}
+	}
+	if truth != 0 {
+		s.inside++
+	} else {
+		s.outside++
+		if given != 0 {
+			s.outsideGiven++
+		}
+	}
+}
+
+func (s *score) precision() float64 { return percent(s.right, s.given) }
+
+func (s *score) recall() float64 { return percent(s.right, s.inside) }
+
+func percent(part, whole int) float64 {
+	if whole == 0 {
+		return 100
+	}
+	return 100 * float64(part) / float64(whole)
+}
+
+// TestAccuracy prints how often each carrier is right in each scenario, and fails if one
+// that has to be always right is not.
+func TestAccuracy(t *testing.T) {
+	var table strings.Builder
+	fmt.Fprintln(&table, "| Scenario | carrier | samples | precision | recall | outside, yet given a span |")
+	fmt.Fprintln(&table, "|---|---|--:|--:|--:|--:|")
+	for i, sc := range scenarios {
+		t.Run(sc.name, func(t *testing.T) {
+			scores := measure(t, i)
+			for c, s := range scores {
+				fmt.Fprintf(&table, "| %s | %s | %d | %.2f %% | %.2f %% | %d of %d |\n", sc.name, carriers[c],
+					s.inside+s.outside, s.precision(), s.recall(), s.outsideGiven, s.outside)
+			}
+			assert.InDelta(t, 100, scores[owned].precision(), 0, carriers[owned])
+			assert.InDelta(t, 100, scores[goslot].precision(), 0, carriers[goslot])
+			assert.InDelta(t, 100, scores[record].precision(), 0, carriers[record])
+			assert.GreaterOrEqual(t, scores[record].recall(), 99.9, carriers[record])
+			if !sc.noGoroutineSlots {
+				assert.GreaterOrEqual(t, scores[goslot].recall(), 99.9, carriers[goslot])
+			}
+		})
+	}
+	t.Log("\n" + table.String())
+}
+
+// measure takes samples of a child that works in a scenario.
+func measure(t *testing.T, number int) [numCarriers]score {
+	t.Helper()
+	child := childproc.Start(t, roleWorkload, nil)
+	answer := child.Ask("%s", strconv.Itoa(number))
+	if strings.HasPrefix(answer, "unsupported") {
+		t.Skip(answer)
+	}
+	l := &looker{memory: remotemem.Of(child.PID())}
+	_, err := fmt.Sscan(answer, &l.cells, &l.mCurg, &l.gGoid, &l.gLabels)
+	require.NoError(t, err, answer)
+
+	p, err := reader.Open(child.PID())
+	require.NoError(t, err)
+	defer func() { require.NoError(t, p.Close()) }()
+	found, err := p.Carriers(t.Context())
+	if errors.Is(err, reader.ErrNotPermitted) {
+		t.Skip(err)
+	}
+	require.NoError(t, err)
+	require.Len(t, found, numCarriers-1)
+	l.threads, l.goroutines, l.recordOffset = found[0].Ring, found[1].Ring, uint64(found[2].RecordOffset)
+
+	var scores [numCarriers]score
+	taken := 0
+	for deadline := time.Now().Add(10 * time.Minute); taken < *samples; {
+		require.False(t, time.Now().After(deadline), "%d samples", taken)
+		time.Sleep(time.Duration(200+rand.IntN(1000)) * time.Microsecond)
+		stop(t, child.PID())
+		seen, err := l.look()
+		require.NoError(t, syscall.Kill(child.PID(), syscall.SIGCONT))
+		require.NoError(t, err)
+		taken += len(seen)
+		for _, s := range seen {
+			for c, given := range s.given {
+				scores[c].add(s.truth, given)
+			}
+		}
+	}
+	child.Done()
+	return scores
+}
+
+// stop stops all threads of a child, and returns when they have.
+func stop(t *testing.T, pid int) {
+	t.Helper()
+	require.NoError(t, syscall.Kill(pid, syscall.SIGSTOP))
+	for {
+		var status syscall.WaitStatus
+		_, err := syscall.Wait4(pid, &status, syscall.WUNTRACED, nil)
+		if errors.Is(err, syscall.EINTR) {
+			continue
+		}
+		require.NoError(t, err)
+		require.True(t, status.Stopped(), "child has ended: %v", status)
+		return
+	}
+}
+
+// looker reads a child that is stopped.
+type looker struct {
+	memory                remotemem.Memory
+	cells                 uint64
+	mCurg, gGoid, gLabels uint64
+	recordOffset          uint64
+	threads, goroutines   ringbuf.Info
+}
+
+// look returns what the threads do that burn, and what the carriers say.
+func (l *looker) look() ([]sample, error) {
+	truth, err := l.words(l.cells, len(cells)*cellWords)
+	if err != nil {
+		return nil, err
+	}
+	var all []sample
+	for ; len(truth) > 0; truth = truth[cellWords:] {
+		tid, doing, span, m := truth[0], truth[1], truth[2], truth[3]
+		if tid == 0 || doing == 0 {
+			continue
+		}
+		s := sample{truth: span}
+		if doing == outside {
+			s.truth = 0
+		}
+		if err := l.carriers(&s, tid, m); err != nil {
+			return nil, err
+		}
+		all = append(all, s)
+	}
+	return all, nil
+}
+
+func (l *looker) carriers(s *sample, tid, m uint64) error {
+	g, goid, err := l.running(m)
+	if err != nil {
+		return err
+	}
+	// By thread.
+	slot, err := l.slot(l.threads, tid)
+	if err != nil {
+		return err
+	}
+	s.given[plain] = slot.span
+	if slot.span != 0 && slot.tid == uint32(tid) {
+		_, runs, err := l.running(slot.m)
+		if err != nil {
+			return err
+		}
+		if runs == slot.owner {
+			s.given[owned] = slot.span
+		}
+	}
+	// By goroutine.
+	if slot, err = l.slot(l.goroutines, goid); err != nil {
+		return err
+	}
+	if slot.owner == goid {
+		s.given[goslot] = slot.span
+	}
+	labels, err := l.words(g+l.gLabels, 1)
+	if err != nil || labels[0] == 0 {
+		return err
+	}
+	// Nobody sets other labels here.
+	var b [wire.ThreadContextRecordSize]byte
+	if _, err := l.memory.ReadAt(b[:], int64(labels[0]+l.recordOffset)); err != nil {
+		return err
+	}
+	const valid, spanID = 24, 16
+	if b[valid] == 1 {
+		s.given[record] = binary.BigEndian.Uint64(b[spanID:])
+	}
+	return nil
+}
+
+// running returns the goroutine that runs on a thread, and its id.
+func (l *looker) running(m uint64) (g, goid uint64, err error) {
+	curg, err := l.words(m+l.mCurg, 1)
+	if err != nil || curg[0] == 0 {
+		return 0, 0, err
+	}
+	id, err := l.words(curg[0]+l.gGoid, 1)
+	if err != nil {
+		return 0, 0, err
+	}
+	return curg[0], id[0], nil
+}
+
+type slot struct {
+	span, owner, m uint64
+	tid            uint32
+}
+
+// slot returns what the slot of an id says, nothing if it is being written.
+func (l *looker) slot(ring ringbuf.Info, id uint64) (slot, error) {
+	number := id % uint64(ring.Capacity)
+	w, err := l.words(ring.Address+uint64(ring.HeaderSize)+number*uint64(ring.SlotSize), wire.SlotSize2/8)
+	if err != nil || w[wire.OffsetInUse/8]&wire.SlotInUse != 0 {
+		return slot{}, err
+	}
+	return slot{
+		span: w[wire.OffsetSpanID/8], owner: w[wire.OffsetOwner/8], m: w[wire.OffsetM/8],
+		tid: uint32(w[wire.OffsetTID/8]),
+	}, nil
+}
+
+func (l *looker) words(address uint64, n int) ([]uint64, error) {
+	b := make([]byte, 8*n)
+	if _, err := l.memory.ReadAt(b, int64(address)); err != nil {
+		return nil, err
+	}
+	words := make([]uint64, n)
+	for i := range words {
+		words[i] = binary.NativeEndian.Uint64(b[8*i:])
+	}
+	return words, nil
+}

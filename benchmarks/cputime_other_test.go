@@ -1,0 +1,14 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build !unix
+
+package benchmarks
+
+import "time"
+
+var started = time.Now()
+
+// cpuTime returns the time since the process was started: the processor time is not
+// known here.
+func cpuTime() time.Duration { return time.Since(started) }

@@ -1,0 +1,20 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build !(linux && gc && !android && (amd64 || arm64))
+
+package leaf
+
+import (
+	"errors"
+	"fmt"
+)
+
+// Slots is the memory that a leaf stores to.
+type Slots struct{}
+
+// New returns an error: there is no leaf for this platform.
+func New(int, bool) (*Slots, error) { return nil, fmt.Errorf("leaf.New: %w", errors.ErrUnsupported) }
+
+// Store is not called here.
+func Store(*Slots, uint64, uint64, uint64, uint64, uint64) {}

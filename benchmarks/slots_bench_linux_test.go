@@ -1,0 +1,235 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package benchmarks
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"strconv"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/otelctx/otelctx/benchmarks/internal/leaf"
+	"github.com/otelctx/otelctx/internal/goruntime"
+	"github.com/otelctx/otelctx/ringbuf"
+)
+
+// shownSpan is what is stored.
+var shownSpan = ringbuf.Span{
+	TraceIDHigh: 0x0123456789abcdef, TraceIDLow: 0xfedcba9876543210,
+	SpanID: 0x1122334455667788, LocalRootSpanID: 0x99aabbccddeeff01, TraceFlags: 1,
+}
+
+func newRing(tb testing.TB, opts ...ringbuf.Option) *ringbuf.Ring {
+	tb.Helper()
+	r, err := ringbuf.New(opts...)
+	if errors.Is(err, errors.ErrUnsupported) {
+		tb.Skip(err)
+	}
+	require.NoError(tb, err)
+	tb.Cleanup(func() { require.NoError(tb, r.Close()) })
+	return r
+}
+
+func newLeaf(tb testing.TB, byGoroutine bool) *leaf.Slots {
+	tb.Helper()
+	s, err := leaf.New(ringbuf.DefaultCapacity, byGoroutine)
+	if err != nil {
+		tb.Skip(err)
+	}
+	return s
+}
+
+// rings are the kinds of rings that there are.
+var rings = []struct {
+	layout      int
+	index       string
+	byGoroutine bool
+	opts        []ringbuf.Option
+}{
+	{2, "thread", false, nil},
+	{2, "goroutine", true, []ringbuf.Option{ringbuf.WithIndex(ringbuf.ByGoroutine)}},
+	{1, "thread", false, []ringbuf.Option{ringbuf.WithLayout1()}},
+}
+
+// BenchmarkStore shows a span in the slot of the calling thread or goroutine. The
+// baseline is an assembly function that stores the same fields, those of layout 2,
+// without a claim: beside itself that shows how far to trust the others.
+func BenchmarkStore(b *testing.B) {
+	const stores = 100_000
+	storeLeaf := func(s *leaf.Slots) func(int) {
+		return func(n int) {
+			for range n {
+				leaf.Store(s, shownSpan.TraceIDHigh, shownSpan.TraceIDLow, shownSpan.SpanID,
+					shownSpan.LocalRootSpanID, uint64(shownSpan.TraceFlags)<<8)
+			}
+		}
+	}
+	for _, r := range rings {
+		name := fmt.Sprintf("layout=%d/index=%s", r.layout, r.index)
+		if r.layout == 2 {
+			b.Run(name+"/writer=leaf", func(b *testing.B) {
+				baseline := storeLeaf(newLeaf(b, r.byGoroutine))
+				alternate(b, stores, baseline, storeLeaf(newLeaf(b, r.byGoroutine)))
+			})
+		}
+		b.Run(name+"/writer=ring", func(b *testing.B) {
+			baseline, ring := storeLeaf(newLeaf(b, r.byGoroutine)), newRing(b, r.opts...)
+			alternate(b, stores, baseline, func(n int) {
+				for range n {
+					ring.Store(&shownSpan)
+				}
+			})
+		})
+	}
+}
+
+func TestStoreDoesNotAllocate(t *testing.T) {
+	for _, r := range rings {
+		ring := newRing(t, r.opts...)
+		assert.Zero(t, testing.AllocsPerRun(1000, func() { ring.Store(&shownSpan) }), "layout %d by %s", r.layout, r.index)
+	}
+}
+
+// BenchmarkThreadID asks which thread this is. The baseline is the system call.
+func BenchmarkThreadID(b *testing.B) {
+	r := goruntime.Calibrate()
+	if _, err := r.Offset(goruntime.MProcid); err != nil {
+		b.Skip(err)
+	}
+	gettid := func(n int) {
+		for range n {
+			syscall.Gettid()
+		}
+	}
+	b.Run("from=gettid", func(b *testing.B) { alternate(b, 10_000, gettid, gettid) })
+	b.Run("from=memory", func(b *testing.B) {
+		alternate(b, 10_000, gettid, func(n int) {
+			for range n {
+				r.ThreadID()
+			}
+		})
+	})
+}
+
+// BenchmarkNeighbours stores to a slot while another thread does nothing else than
+// store to the next one. It reports how many times as long that takes as while the other
+// thread stores elsewhere (x-base), which is the price of being neighbours, and as while
+// it sleeps (x-alone), to which hardware threads that share a core add theirs. Rounds in
+// which the other thread did not get about as much done count for nothing: one of the
+// two did not have a processor to itself.
+func BenchmarkNeighbours(b *testing.B) {
+	for _, r := range rings {
+		if r.byGoroutine {
+			continue
+		}
+		b.Run("layout="+strconv.Itoa(r.layout), func(b *testing.B) {
+			if runtime.GOMAXPROCS(0) < 2 {
+				b.Skip("takes two processors")
+			}
+			ring, elsewhere := newRing(b, r.opts...), newRing(b, r.opts...)
+			onOwn, onNeighbour := onNeighbours(b)
+
+			const stores = 20_000
+			store := func(n int) (ns float64) {
+				onOwn(func() {
+					before := time.Now()
+					for range n {
+						ring.Store(&shownSpan)
+					}
+					ns = float64(time.Since(before)) / float64(n)
+				})()
+				return ns
+			}
+			storeBeside := func(n int, other *ringbuf.Ring) (ns float64, ok bool) {
+				var stop atomic.Bool
+				var stored atomic.Int64
+				wait := onNeighbour(func() {
+					for !stop.Load() {
+						for range 64 {
+							other.Store(&shownSpan)
+						}
+						stored.Add(64)
+					}
+				})
+				for stored.Load() == 0 {
+					runtime.Gosched()
+				}
+				before := stored.Load()
+				ns = store(n)
+				beside := stored.Load() - before
+				stop.Store(true)
+				wait()
+				return ns, beside >= int64(n)/2 && beside <= 2*int64(n)
+			}
+			var near, toFar, toAlone []float64
+			b.ResetTimer()
+			for done := 0; done < b.N; done += stores {
+				n := min(stores, b.N-done)
+				alone := store(n)
+				far, ok1 := storeBeside(n, elsewhere)
+				ns, ok2 := storeBeside(n, ring)
+				if ok1 && ok2 {
+					near, toFar, toAlone = append(near, ns), append(toFar, ns/far), append(toAlone, ns/alone)
+				}
+			}
+			b.ReportMetric(median(near), "ns/op")
+			b.ReportMetric(median(toFar), "x-base")
+			b.ReportMetric(median(toAlone), "x-alone")
+			b.ReportMetric(float64(len(near)), "rounds")
+		})
+	}
+}
+
+// onNeighbours returns functions that run others on two threads with neighbouring ids,
+// the first one odd, since the slots of those share a cache line in layout 1; what they
+// return waits for the end.
+func onNeighbours(tb testing.TB) (first, second func(func()) (wait func())) {
+	tb.Helper()
+	type thread struct {
+		id    int
+		calls chan func()
+		done  chan struct{}
+	}
+	threads := map[int]thread{}
+	tb.Cleanup(func() {
+		for _, t := range threads {
+			close(t.calls)
+		}
+	})
+	run := func(t thread) func(func()) func() {
+		return func(f func()) func() {
+			t.calls <- f
+			return func() { <-t.done }
+		}
+	}
+	started := make(chan thread)
+	for range 500 {
+		go func() {
+			runtime.LockOSThread()
+			defer runtime.UnlockOSThread()
+			t := thread{id: syscall.Gettid(), calls: make(chan func()), done: make(chan struct{})}
+			started <- t
+			for f := range t.calls {
+				f()
+				t.done <- struct{}{}
+			}
+		}()
+		t := <-started
+		threads[t.id] = t
+		for _, other := range []int{t.id - 1, t.id + 1} {
+			if o, ok := threads[other]; ok && min(t.id, other)%2 == 1 {
+				return run(t), run(o)
+			}
+		}
+	}
+	tb.Fatal("no two threads with neighbouring ids")
+	return nil, nil
+}

@@ -1,0 +1,222 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/otelctx/otelctx/reader"
+)
+
+// activity is what a process shows of the spans that its threads are in.
+type activity struct {
+	carriers []reader.Carrier
+	// threads are all threads, also those in no span. They are not known if there is
+	// no carrier to read.
+	threads []reader.Thread
+}
+
+// observe reads what a process shows. To show nothing is no error.
+func observe(ctx context.Context, p *reader.Process) (activity, error) {
+	var (
+		a   activity
+		err error
+	)
+	if a.carriers, err = p.Carriers(ctx); err != nil {
+		return activity{}, err
+	}
+	a.threads, err = p.Threads(ctx)
+	if errors.Is(err, reader.ErrNoThreadContext) {
+		err = nil
+	}
+	return a, err
+}
+
+// inSpans returns the threads that are in a span, ordered by their ids.
+func inSpans(threads []reader.Thread) []reader.Thread {
+	var shown []reader.Thread
+	for _, t := range threads {
+		if t.Span != nil {
+			shown = append(shown, t)
+		}
+	}
+	slices.SortFunc(shown, func(a, b reader.Thread) int { return a.TID - b.TID })
+	return shown
+}
+
+// carrierDocument is a way in which a process shows spans, for --json.
+type carrierDocument struct {
+	// Kind is thread_slots, goroutine_slots or goroutine_record. More may come.
+	Kind string `json:"kind"`
+	// Source is advertised, found_by_name or found_by_magic.
+	Source string `json:"source"`
+	// Mapping, Address, Layout, Capacity, HeaderSize and SlotSize describe a ring of
+	// slots, with sizes in bytes; they are "" and 0 for other kinds.
+	Mapping    string `json:"mapping"`
+	Address    uint64 `json:"address"`
+	Layout     int    `json:"layout"`
+	Capacity   int    `json:"capacity"`
+	HeaderSize int    `json:"header_size"`
+	SlotSize   int    `json:"slot_size"`
+	// RecordOffset is how far behind the label pointer a goroutine_record is; else 0.
+	RecordOffset int `json:"record_offset"`
+	// Provable says whether spans found there can be proven.
+	Provable bool `json:"provable"`
+	// Error is why the carrier cannot be read, or "".
+	Error string `json:"error"`
+}
+
+// threadDocument is a thread in a span, for --json.
+type threadDocument struct {
+	// TID is the thread's id in the PID namespace of otelctx, OwnTID that in the
+	// process's own.
+	TID    int `json:"tid"`
+	OwnTID int `json:"own_tid"`
+	// Goroutine is the id of the goroutine on the thread, 0 if it is not known.
+	Goroutine uint64 `json:"goroutine"`
+	// TraceID, SpanID and LocalRootSpanID are lower-case hexadecimal. The last is ""
+	// if it is not known.
+	TraceID         string `json:"trace_id"`
+	SpanID          string `json:"span_id"`
+	TraceFlags      uint8  `json:"trace_flags"`
+	LocalRootSpanID string `json:"local_root_span_id"`
+	// Carrier is the kind of what the span was read from.
+	Carrier string `json:"carrier"`
+	// Proven says whether the span was certainly that of the goroutine on the thread.
+	Proven bool `json:"proven"`
+	// Attributes are what is shown with the span. Bytes in the values that are not
+	// UTF-8 become U+FFFD.
+	Attributes map[string]string `json:"attributes"`
+}
+
+func carrierDocuments(carriers []reader.Carrier) []carrierDocument {
+	documents := make([]carrierDocument, 0, len(carriers))
+	for _, c := range carriers {
+		d := carrierDocument{
+			Kind: c.Kind.String(), Source: c.Source.String(),
+			Mapping: c.Ring.Mapping, Address: c.Ring.Address, Layout: c.Ring.Layout, Capacity: c.Ring.Capacity,
+			HeaderSize: c.Ring.HeaderSize, SlotSize: c.Ring.SlotSize,
+			RecordOffset: c.RecordOffset, Provable: c.Provable,
+		}
+		if c.Err != nil {
+			d.Error = c.Err.Error()
+		}
+		documents = append(documents, d)
+	}
+	return documents
+}
+
+func threadDocuments(threads []reader.Thread) []threadDocument {
+	documents := make([]threadDocument, 0)
+	for _, t := range inSpans(threads) {
+		s := t.Span
+		d := threadDocument{
+			TID: t.TID, OwnTID: t.OwnTID, Goroutine: t.Goroutine,
+			TraceID: hex.EncodeToString(s.TraceID[:]), SpanID: hex.EncodeToString(s.SpanID[:]), TraceFlags: s.TraceFlags,
+			Carrier: s.Carrier.String(), Proven: s.Proven, Attributes: make(map[string]string, len(s.Attributes)),
+		}
+		if s.LocalRootSpanID != [8]byte{} {
+			d.LocalRootSpanID = hex.EncodeToString(s.LocalRootSpanID[:])
+		}
+		for _, a := range s.Attributes {
+			d.Attributes[a.Key] = a.Value
+		}
+		documents = append(documents, d)
+	}
+	return documents
+}
+
+// appendCarriers appends the carriers for people.
+func appendCarriers(out []byte, carriers []reader.Carrier) []byte {
+	if len(carriers) == 0 {
+		return append(out, "\nCarriers of spans: none\n"...)
+	}
+	var rows [][]string
+	for _, d := range carrierDocuments(carriers) {
+		rows = append(rows, []string{"  " + d.Kind, carrierText(&d), carrierState(&d)})
+	}
+	out = fmt.Appendf(out, "\nCarriers of spans: %d\n", len(carriers))
+	return append(out, table(rows)...)
+}
+
+// carrierText returns where a carrier is.
+func carrierText(d *carrierDocument) string {
+	switch {
+	case d.Address != 0:
+		name := d.Mapping
+		if name == "" {
+			name = "no name"
+		}
+		return fmt.Sprintf("layout %d, %d slots of %d bytes at %#x, %s", d.Layout, d.Capacity, d.SlotSize, d.Address, keyText(name))
+	case d.RecordOffset != 0:
+		return fmt.Sprintf("%d bytes behind the label pointer", d.RecordOffset)
+	default:
+		return "-"
+	}
+}
+
+func carrierState(d *carrierDocument) string {
+	state := strings.ReplaceAll(d.Source, "_", " ")
+	switch {
+	case d.Error != "":
+		return state + ", cannot be read: " + cutShort(escape(d.Error), maxValueText)
+	case !d.Provable:
+		return state + ", cannot be proven"
+	default:
+		return state
+	}
+}
+
+// appendThreads appends the threads that are in a span, at most so many, for people.
+func appendThreads(out []byte, threads []reader.Thread, most int) []byte {
+	shown := threadDocuments(threads)
+	if len(shown) == 0 {
+		return out
+	}
+	rows := [][]string{{"  TID", "GOROUTINE", "TRACE ID", "SPAN ID", "LOCAL ROOT", "CARRIER", "ATTRIBUTES"}}
+	for _, d := range shown[:min(len(shown), most)] {
+		rows = append(rows, threadRow(&d))
+	}
+	out = append(out, table(rows)...)
+	if more := len(shown) - most; more > 0 {
+		out = fmt.Appendf(out, "  … and %d more\n", more)
+	}
+	return out
+}
+
+func threadRow(d *threadDocument) []string {
+	tid, goroutine, localRoot, carrier := strconv.Itoa(d.TID), "-", "-", d.Carrier
+	if d.OwnTID != d.TID {
+		tid += fmt.Sprintf(" (own %d)", d.OwnTID)
+	}
+	if d.Goroutine != 0 {
+		goroutine = strconv.FormatUint(d.Goroutine, 10)
+	}
+	if d.LocalRootSpanID != "" {
+		localRoot = d.LocalRootSpanID
+	}
+	if !d.Proven {
+		carrier += ", unproven"
+	}
+	var attributes []string
+	for _, key := range slices.Sorted(maps.Keys(d.Attributes)) {
+		attributes = append(attributes, keyText(key)+"="+cutShort(stringText(d.Attributes[key]), maxKeyText))
+	}
+	if len(attributes) == 0 {
+		attributes = []string{"-"}
+	}
+	return []string{"  " + tid, goroutine, d.TraceID, d.SpanID, localRoot, carrier, strings.Join(attributes, " ")}
+}
+
+// threadsText says how many of the threads are in a span.
+func threadsText(threads []reader.Thread) string {
+	return fmt.Sprintf("%d of %d", len(inSpans(threads)), len(threads))
+}

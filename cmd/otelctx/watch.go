@@ -1,0 +1,189 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/otelctx/otelctx/reader"
+)
+
+// watchCommand is otelctx watch.
+type watchCommand struct {
+	PID      int           `arg:""                                     help:"The process to read."                                  name:"pid"`
+	Interval time.Duration `default:"200ms"                            help:"The time from one look to the next."                   name:"interval"`
+	Count    int           `default:"0"                                help:"End after so many looks; 0 goes on until interrupted." name:"count"`
+	JSON     bool          `help:"Print a line of JSON for each look." name:"json"`
+}
+
+// Help is shown by otelctx watch --help.
+func (*watchCommand) Help() string {
+	return "Shows which spans the threads of the process are in, look by look: on a terminal in place, else one below the " +
+		"other. Threads in no span are counted only. Threads run on while they are looked at: each line holds for a moment, " +
+		"not all for the same one.\n\n" +
+		"A span is unproven if the process does not say whose it is, so that it may be a span that the thread was in before.\n\n" +
+		"It ends on Ctrl-C, after --count looks, or when the process ends, with exit code 0 in each case; but a process that " +
+		"cannot be looked at from the start, for one that it shows no spans, is an error.\n\n" +
+		"With --json each look is a line {pid, time_unix_nano, thread_count, threads: [...]} with threads as inspect --json has them."
+}
+
+const minInterval = time.Millisecond
+
+// Validate is called by kong.
+func (c *watchCommand) Validate() error {
+	switch {
+	case c.PID <= 0:
+		return fmt.Errorf("%d is not a process id", c.PID)
+	case c.Interval < minInterval:
+		return fmt.Errorf("--interval %v is less than %v", c.Interval, minInterval)
+	case c.Count < 0:
+		return fmt.Errorf("--count %d is negative", c.Count)
+	}
+	return nil
+}
+
+// Run is called by kong.
+func (c *watchCommand) Run(s streams) error {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	p, err := reader.Open(c.PID)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = p.Close() }()
+	w := watch{
+		pid: c.PID, interval: c.Interval, count: c.Count, out: s.stdout, write: writeFrame, look: p.Threads,
+	}
+	switch {
+	case c.JSON:
+		w.write = writeJSONFrame
+	case isTerminal(s.stdout):
+		w.write = writeFrameInPlace
+	}
+	ended, err := w.run(ctx)
+	if ended {
+		s.complainf("process %d has ended", c.PID)
+	}
+	return err
+}
+
+// isTerminal reports whether w is a terminal that moves its cursor.
+func isTerminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	if !ok || os.Getenv("TERM") == "dumb" {
+		return false
+	}
+	info, err := f.Stat()
+	return err == nil && info.Mode()&os.ModeCharDevice != 0
+}
+
+// frame is one look.
+type frame struct {
+	pid     int
+	at      time.Time
+	threads []reader.Thread
+	// nothing says that the process shows no spans any more.
+	nothing bool
+}
+
+// watch looks at a process again and again.
+type watch struct {
+	pid      int
+	interval time.Duration
+	count    int // 0 for ever
+	out      io.Writer
+	write    func(io.Writer, frame) error
+	look     func(context.Context) ([]reader.Thread, error)
+}
+
+// run looks until there is a reason to stop. ended says that it is the process's end,
+// after at least one look.
+func (w *watch) run(ctx context.Context) (ended bool, err error) {
+	tick := time.NewTicker(w.interval)
+	defer tick.Stop()
+	for n := 0; ; {
+		f := frame{pid: w.pid, at: time.Now()}
+		f.threads, err = w.look(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return false, nil
+		case err == nil:
+		case n == 0:
+			return false, err
+		case errors.Is(err, reader.ErrProcessGone):
+			return true, nil
+		case errors.Is(err, reader.ErrNoThreadContext):
+			f.nothing = true
+		case !errors.Is(err, reader.ErrBusy):
+			return false, err
+		}
+		// A context that is being updated is one for the next look.
+		if err == nil || f.nothing {
+			if err := w.write(w.out, f); err != nil {
+				return false, err
+			}
+			if n++; n == w.count {
+				return false, nil
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return false, nil
+		case <-tick.C:
+		}
+	}
+}
+
+// maxInPlace is how many threads are shown in place: what is above the top of the
+// terminal cannot be written over.
+const maxInPlace = 40
+
+func writeFrameInPlace(w io.Writer, f frame) error {
+	// To the top left, and from there clear all.
+	_, err := w.Write(appendFrame([]byte("\x1b[H\x1b[J"), f, maxInPlace))
+	return err
+}
+
+func writeFrame(w io.Writer, f frame) error {
+	_, err := w.Write(append(appendFrame(nil, f, math.MaxInt), '\n'))
+	return err
+}
+
+func appendFrame(out []byte, f frame, most int) []byte {
+	out = fmt.Appendf(out, "Process %d at %s: ", f.pid, f.at.Format("15:04:05.000"))
+	if f.nothing {
+		return append(out, "shows no spans any more\n"...)
+	}
+	out = fmt.Appendf(out, "threads in a span: %s\n", threadsText(f.threads))
+	return appendThreads(out, f.threads, most)
+}
+
+// frameDocument is what --json prints of a look.
+type frameDocument struct {
+	PID int `json:"pid"`
+	// TimeUnixNano is when the look began, in nanoseconds since the epoch.
+	TimeUnixNano int64 `json:"time_unix_nano"`
+	// ThreadCount counts all threads, Threads holds those in a span.
+	ThreadCount int              `json:"thread_count"`
+	Threads     []threadDocument `json:"threads"`
+}
+
+func writeJSONFrame(w io.Writer, f frame) error {
+	b, err := encodeJSON(frameDocument{
+		PID: f.pid, TimeUnixNano: f.at.UnixNano(), ThreadCount: len(f.threads), Threads: threadDocuments(f.threads),
+	}, "")
+	if err != nil {
+		return err
+	}
+	_, err = w.Write(append(b, '\n'))
+	return err
+}

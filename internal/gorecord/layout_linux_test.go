@@ -1,0 +1,113 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package gorecord
+
+import (
+	"encoding/binary"
+	"encoding/hex"
+	"fmt"
+	"os"
+	"strconv"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/otelctx/otelctx/internal/goruntime"
+	"github.com/otelctx/otelctx/internal/remotemem"
+)
+
+// read returns memory of this process as a profiler reads it.
+func read(t *testing.T, address uint64, size int) []byte {
+	t.Helper()
+	b := make([]byte, size)
+	_, err := remotemem.Of(os.Getpid()).ReadAt(b, int64(address))
+	require.NoError(t, err)
+	return b
+}
+
+// labelAddress returns what the label pointer of the calling goroutine is.
+func labelAddress(t *testing.T) uint64 {
+	t.Helper()
+	address, err := strconv.ParseUint(fmt.Sprintf("%p", goruntime.Labels()), 0, 64)
+	require.NoError(t, err)
+	return address
+}
+
+func word(b []byte, at int) uint64 { return binary.NativeEndian.Uint64(b[at:]) }
+
+// What a profiler finds behind the label pointer, which it knows by these numbers and
+// not by this package's types.
+func TestLayout(t *testing.T) {
+	needRecords(t)
+	apart(func() {
+		setUser("user", "x", "abc", "")
+		r := Begin(0x0102030405060708, 0x090a0b0c0d0e0f10, 0xa1a2a3a4a5a6a7a8, 0x01)
+		address := labelAddress(t)
+
+		// The runtime's labelMap: a slice of pairs of strings.
+		head := read(t, address, 24)
+		require.EqualValues(t, 4, word(head, 8), "len")
+		list := read(t, word(head, 0), 4*32)
+		var got [][2]string
+		for i := range 4 {
+			pair := list[32*i:]
+			got = append(got, [2]string{
+				string(read(t, word(pair, 0), int(word(pair, 8)))),
+				string(read(t, word(pair, 16), int(word(pair, 24)))),
+			})
+		}
+		assert.Equal(t, [][2]string{
+			{"abc", ""},
+			{"span_id", "a1a2a3a4a5a6a7a8"},
+			{"trace_id", "0102030405060708090a0b0c0d0e0f10"},
+			{"user", "x"},
+		}, got)
+
+		// The record of OTEP 4947.
+		assert.EqualValues(t, 24, Offset)
+		assert.Zero(t, (address+24)%2, "alignment")
+		const (
+			ids     = "0102030405060708090a0b0c0d0e0f10" + "a1a2a3a4a5a6a7a8"
+			valid   = ids + "01" + "01" + "0000"
+			invalid = ids + "00" + "01" + "0000"
+		)
+		record := func() string { return hex.EncodeToString(read(t, address+24, 28)) }
+		assert.Equal(t, valid, record())
+		r.End()
+		assert.Equal(t, invalid, record())
+		assert.NotEqual(t, address, labelAddress(t))
+	})
+}
+
+func TestFlags(t *testing.T) {
+	needRecords(t)
+	apart(func() {
+		for _, flags := range []uint8{0, 1, 2, 0x80, 0xff} {
+			r := Begin(1, 2, 3, flags)
+			b := read(t, labelAddress(t)+24+24, 4)
+			assert.Equal(t, []byte{1, flags, 0, 0}, b)
+			r.End()
+		}
+	})
+}
+
+func TestHex(t *testing.T) {
+	for _, v := range []uint64{
+		0, 1, 9, 10, 15, 16, 0x99, 0x9a, 0xa9, 0xaa, 0x0123456789abcdef, 0xfedcba9876543210, 1 << 63, ^uint64(0),
+		0x9999999999999999, 0xaaaaaaaaaaaaaaaa, 0x00000000ffffffff, 0xffffffff00000000,
+	} {
+		var b [16]byte
+		putHex(b[:], v)
+		assert.Equal(t, fmt.Sprintf("%016x", v), string(b[:]))
+	}
+	// Each byte at each place.
+	for at := range 8 {
+		for v := range uint64(256) {
+			var b [16]byte
+			putHex(b[:], v<<(8*at))
+			assert.Equal(t, fmt.Sprintf("%016x", v<<(8*at)), string(b[:]))
+		}
+	}
+}

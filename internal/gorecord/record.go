@@ -1,0 +1,335 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package gorecord
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"structs"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/otelctx/otelctx/internal/goruntime"
+	"github.com/otelctx/otelctx/internal/wire"
+)
+
+// Keys of the labels. Profilers read keys of up to 15 bytes and values of up to 47.
+const traceIDKey = "trace_id"
+
+// spanIDKey is "span_id", at an address that no other string has, see of.
+var spanIDKey = string(append([]byte(nil), "span_id"...))
+
+// Offset is where in a Record the record of OTEP 4947 is.
+const Offset = unsafe.Offsetof(Record{}.traceID)
+
+const (
+	// userLabels is how many of the user's labels fit into a record: profilers read
+	// ten in all. With more of them the list is a second allocation.
+	userLabels = 8
+	ourLabels  = 2
+)
+
+// maxDepth bounds the chain of records that lead back to one another. A span deeper
+// inside of others leads back to the user's labels.
+const maxDepth = 64
+
+// Record is what the label pointer of a goroutine in a span points at. It does not
+// change once it is installed, but for the valid flag and what it leads back to.
+type Record struct {
+	_ structs.HostLayout
+
+	labels  goruntime.LabelMap
+	traceID [16]byte
+	spanID  [8]byte
+	// state is the rest of the record of OTEP 4947: valid, trace flags, size of
+	// the attributes. One word, so that valid is cleared in one store.
+	state uint32
+
+	depth uint32
+	// saved is the label pointer to go back to, which may be another record's.
+	saved unsafe.Pointer
+	// user is the label pointer to the user's own labels.
+	user unsafe.Pointer
+	// next is another record of the same span, see Attach.
+	next atomic.Pointer[Record]
+
+	// hex is the text of the trace id and of the span id.
+	hex [traceDigits + spanDigits]byte
+}
+
+const (
+	traceDigits = 2 * 16
+	spanDigits  = 2 * 8
+)
+
+// A Record is the beginning of one of these, which end with the room for its labels: a
+// goroutine has rarely any others, and memory is what a record costs most of.
+type (
+	small struct {
+		Record
+		list [ourLabels]goruntime.Label
+	}
+	large struct {
+		Record
+		list [userLabels + ourLabels]goruntime.Label
+	}
+)
+
+// newRecord returns a record and room for the labels of a user who has so many.
+func newRecord(users int) (*Record, []goruntime.Label) {
+	switch {
+	case users == 0:
+		r := new(small)
+		return &r.Record, r.list[:0]
+	case users <= userLabels:
+		r := new(large)
+		return &r.Record, r.list[:0]
+	default:
+		return new(Record), make([]goruntime.Label, 0, users+ourLabels)
+	}
+}
+
+const (
+	_ = -(Offset ^ unsafe.Sizeof(goruntime.LabelMap{}))
+	_ = -(unsafe.Offsetof(Record{}.spanID) - Offset ^ unsafe.Offsetof(wire.ThreadContextRecord{}.SpanID))
+	_ = -(unsafe.Offsetof(Record{}.state) - Offset ^ unsafe.Offsetof(wire.ThreadContextRecord{}.Valid))
+	_ = -unsafe.Offsetof(Record{}.labels)
+)
+
+const (
+	stateValid      = 1
+	stateFlagsShift = 8
+)
+
+// Available returns nil if this runtime's labels are known well enough to install
+// records, or why not.
+func Available(r *goruntime.Runtime) error {
+	_, layout := r.Offset(goruntime.LabelList)
+	_, labels := r.Offset(goruntime.GLabels)
+	if err := errors.Join(layout, labels); err != nil {
+		return fmt.Errorf("goroutine labels: %w", err)
+	}
+	if binary.NativeEndian.Uint16([]byte{1, 0}) != 1 {
+		return fmt.Errorf("goroutine labels on a big-endian machine: %w", errors.ErrUnsupported)
+	}
+	return nil
+}
+
+// Begin makes a span visible on the calling goroutine, in place of what is visible
+// there, with the labels that the user has set there. It allocates once, and a second
+// time if those are more than eight. It must not be called unless [Available]
+// returns nil. Identifiers are big-endian numbers.
+func Begin(traceIDHigh, traceIDLow, spanID uint64, traceFlags uint8) *Record {
+	// What is over by now is nothing to lead back to.
+	saved := goBack(goruntime.Labels())
+	user, depth := saved, uint32(0)
+	if outer := of(saved); outer != nil {
+		user = outer.user
+		if depth = outer.depth + 1; depth == maxDepth {
+			depth, saved = 0, user
+		}
+	}
+	users := labelsAt(user)
+	r, list := newRecord(len(users))
+	r.saved, r.user, r.depth = saved, user, depth
+	binary.BigEndian.PutUint64(r.traceID[:8], traceIDHigh)
+	binary.BigEndian.PutUint64(r.traceID[8:], traceIDLow)
+	binary.BigEndian.PutUint64(r.spanID[:], spanID)
+	putHex(r.hex[:16], traceIDHigh)
+	putHex(r.hex[16:], traceIDLow)
+	putHex(r.hex[traceDigits:], spanID)
+	r.state = stateValid | uint32(traceFlags)<<stateFlagsShift
+	r.setLabels(list, users)
+	goruntime.SetLabels(unsafe.Pointer(r))
+	return r
+}
+
+// End takes the span back, wherever its records are still installed, and on the
+// calling goroutine goes back to what was visible there before, if one of them is
+// installed there. It may be called on any goroutine, and again.
+func (r *Record) End() {
+	for ; r != nil; r = r.next.Load() {
+		atomic.AndUint32(&r.state, ^uint32(stateValid))
+		saved := atomic.LoadPointer(&r.saved)
+		back := goBack(saved)
+		if back != saved {
+			// Records that are over are of no use to those that lead back to this one.
+			atomic.StorePointer(&r.saved, back)
+		}
+		if goruntime.Labels() == unsafe.Pointer(r) {
+			goruntime.SetLabels(back)
+		}
+	}
+}
+
+// maxAttached bounds the records of one span that goroutines with labels of their
+// own have needed.
+const maxAttached = 64
+
+// Attach makes the span of r, which [Begin] returned, visible on the calling
+// goroutine too, with the labels that the user has set there. It returns what
+// [Saved.Detach] goes back to. It allocates only for labels that the span has not been
+// visible with before; after 64 times of that it does nothing.
+func (r *Record) Attach() Saved {
+	saved := Saved{goruntime.Labels()}
+	user := saved.labels
+	if outer := of(user); outer != nil {
+		user = outer.user
+	}
+	last := r
+	for n := 1; ; n++ {
+		if last.user == user {
+			goruntime.SetLabels(unsafe.Pointer(last))
+			if !last.Valid() {
+				// It is over by now, and its end cannot know of this goroutine.
+				saved.Detach()
+			}
+			return saved
+		}
+		next := last.next.Load()
+		if next == nil {
+			if n > maxAttached {
+				return saved
+			}
+			users := labelsAt(user)
+			var list []goruntime.Label
+			next, list = newRecord(len(users))
+			next.traceID, next.spanID, next.hex = r.traceID, r.spanID, r.hex
+			next.saved, next.user = user, user
+			next.state = atomic.LoadUint32(&r.state)
+			next.setLabels(list, users)
+			if !last.next.CompareAndSwap(nil, next) {
+				next = last.next.Load()
+			}
+			// End may have come and gone before it could see this one.
+			if !r.Valid() {
+				atomic.AndUint32(&next.state, ^uint32(stateValid))
+			}
+		}
+		last = next
+	}
+}
+
+// Saved is what was visible on a goroutine.
+type Saved struct{ labels unsafe.Pointer }
+
+// Detach goes back to what [Record.Attach] found on the same goroutine, or if that is
+// a span that is over, to what was before it.
+func (s Saved) Detach() { goruntime.SetLabels(goBack(s.labels)) }
+
+// Current returns the id of the span whose record is installed on the calling
+// goroutine, or 0.
+func Current() uint64 {
+	if r := of(goruntime.Labels()); r != nil && r.Valid() {
+		return binary.BigEndian.Uint64(r.spanID[:])
+	}
+	return 0
+}
+
+// Shows reports whether r is a record of the span with this id.
+func (r *Record) Shows(spanID uint64) bool {
+	return r != nil && binary.BigEndian.Uint64(r.spanID[:]) == spanID
+}
+
+// Valid reports whether the span of the record is not over.
+func (r *Record) Valid() bool { return atomic.LoadUint32(&r.state)&stateValid != 0 }
+
+// goBack returns labels, or if those are of a span that is over what they lead back
+// to.
+func goBack(labels unsafe.Pointer) unsafe.Pointer {
+	for range maxDepth {
+		r := of(labels)
+		if r == nil || r.Valid() {
+			break
+		}
+		labels = atomic.LoadPointer(&r.saved)
+	}
+	return labels
+}
+
+// labelsAt returns the labels that a label pointer, which is not a record's, points at.
+func labelsAt(user unsafe.Pointer) []goruntime.Label {
+	if user == nil {
+		return nil
+	}
+	// Sound: the runtime's own label maps have this layout, or Available would have
+	// said so, and nobody changes them.
+	return (*goruntime.LabelMap)(user).List
+}
+
+// setLabels makes the list of labels, which is sorted by key, in empty room for it: the
+// user's and ours, which come first where the keys are the same.
+func (r *Record) setLabels(list, users []goruntime.Label) {
+	// Sound: nothing writes to hex any more, and the strings keep the record.
+	text := unsafe.String(&r.hex[0], len(r.hex))
+	if len(users) == 0 {
+		// What follows, for a list of none.
+		list = list[:ourLabels]
+		list[0].Key, list[0].Value = spanIDKey, text[traceDigits:]
+		list[1].Key, list[1].Value = traceIDKey, text[:traceDigits]
+		r.labels.List = list
+		return
+	}
+	ours := [ourLabels]goruntime.Label{
+		{Key: spanIDKey, Value: text[traceDigits:]},
+		{Key: traceIDKey, Value: text[:traceDigits]},
+	}
+	next := 0
+	for _, l := range users {
+		for next < len(ours) && ours[next].Key < l.Key {
+			list = append(list, ours[next])
+			next++
+		}
+		if next < len(ours) && ours[next].Key == l.Key {
+			continue
+		}
+		list = append(list, l)
+	}
+	r.labels.List = append(list, ours[next:]...)
+}
+
+// putHex stores the 16 lower-case hexadecimal digits of v.
+func putHex(to []byte, v uint64) {
+	binary.BigEndian.PutUint64(to[:8], digits(uint32(v>>32)))
+	binary.BigEndian.PutUint64(to[8:16], digits(uint32(v)))
+}
+
+// digits returns the 8 lower-case hexadecimal digits of v, the first in the highest
+// byte: each nibble is moved into a byte of its own, where '0' is added and, from ten
+// on, what is between '9' and 'a'.
+func digits(v uint32) uint64 {
+	const ones = 0x0101010101010101
+	d := uint64(v)
+	d = (d | d<<16) & 0x0000FFFF0000FFFF
+	d = (d | d<<8) & 0x00FF00FF00FF00FF
+	d = (d | d<<4) & (0x0F * ones)
+	letters := (d + 6*ones) >> 4 & ones
+	return d + '0'*ones + letters*('a'-'9'-1)
+}
+
+// of returns the record that labels point at, or nil if they are somebody else's.
+//
+// It tells by our label of the span id: its key is at an address that no other string
+// has, and its value is inside of the record. Nobody else knows the one, and whoever
+// copies the label copies the address of a value that is not behind the copy. Sound:
+// labels are nil or begin with a label map.
+func of(labels unsafe.Pointer) *Record {
+	if labels == nil {
+		return nil
+	}
+	list := (*goruntime.LabelMap)(labels).List
+	for i := range list {
+		if l := &list[i]; unsafe.StringData(l.Key) == unsafe.StringData(spanIDKey) {
+			if uintptr(unsafe.Pointer(unsafe.StringData(l.Value))) == uintptr(labels)+spanIDText {
+				return (*Record)(labels)
+			}
+			return nil
+		}
+	}
+	return nil
+}
+
+// spanIDText is where in a record the text of the span id is.
+const spanIDText = unsafe.Offsetof(Record{}.hex) + traceDigits

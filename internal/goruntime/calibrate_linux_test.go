@@ -1,0 +1,598 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux && gc && !android && (amd64 || arm64)
+
+package goruntime
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"reflect"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+	"unsafe"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+// calibrated returns the process's calibration, which must be complete here.
+func calibrated(t testing.TB) *Runtime {
+	t.Helper()
+	r := Calibrate()
+	require.NoError(t, missing(r))
+	return r
+}
+
+// missing returns why r does not know all that it must know on this platform.
+func missing(r *Runtime) error {
+	if _, err := r.Offset(TLSG); runtime.GOARCH == "arm64" && err != nil {
+		r = r.withTLSG() // only programs with cgo have it there
+	}
+	return r.Err()
+}
+
+func (r *Runtime) withTLSG() *Runtime {
+	facts := r.facts
+	facts[TLSG] = fact{}
+	return newRuntime(facts)
+}
+
+// trueGoid is not stackGoid, which is under test as well.
+func trueGoid(t testing.TB) uint64 {
+	buf := make([]byte, 100)
+	var goid uint64
+	_, err := fmt.Sscanf(string(buf[:runtime.Stack(buf, false)]), "goroutine %d [", &goid)
+	assert.NoError(t, err)
+	return goid
+}
+
+// checkSelf compares r with the truth. It fails the test at most once per call, and may run on any goroutine.
+func checkSelf(t testing.TB, r *Runtime) (tid uint32) {
+	goid := trueGoid(t)
+	Pin()
+	self, thread, g := r.Self(), r.ThreadID(), r.GoroutineID()
+	tid = uint32(unix.Gettid()) // x/sys makes it a raw system call
+	Unpin()
+	if self.Goid != goid || self.TID != tid || self.M == 0 || thread != tid || g != goid {
+		t.Errorf("goroutine %d on thread %d: got %+v, thread %d, goroutine %d", goid, tid, self, thread, g)
+	}
+	return tid
+}
+
+func TestCalibrate(t *testing.T) {
+	r := calibrated(t)
+	assert.Same(t, r, Calibrate())
+	for _, f := range []Fact{GM, GGoid, GLabels, MProcid, MCurg} {
+		offset, err := r.Offset(f)
+		require.NoError(t, err)
+		assert.Positive(t, offset, f)
+		assert.Zero(t, offset%8, f)
+	}
+	offset, err := r.Offset(LabelList)
+	require.NoError(t, err)
+	assert.Zero(t, offset)
+}
+
+// A calibration done anew must find the same, whatever else goes on, and leave nothing behind.
+func TestCalibrateAgain(t *testing.T) {
+	r := calibrated(t)
+	stop := busy(t)
+	before := openFiles(t)
+	for range 50 {
+		again := calibrate()
+		require.NoError(t, missing(again))
+		assert.Equal(t, r.facts, again.facts)
+	}
+	assert.Equal(t, before, openFiles(t))
+	stop()
+
+	own := runtime.NumGoroutine()
+	for range 10 {
+		calibrate()
+	}
+	for i := 0; runtime.NumGoroutine() > own; i++ {
+		require.Less(t, i, 5000, "goroutines are left")
+		time.Sleep(time.Millisecond) // the last one may still be on its way out
+	}
+}
+
+func openFiles(t testing.TB) int {
+	entries, err := os.ReadDir("/proc/self/fd")
+	require.NoError(t, err)
+	return len(entries)
+}
+
+// busy keeps processors, the collector and the scheduler occupied until the returned function is called.
+func busy(t testing.TB) (stop func()) {
+	var wg sync.WaitGroup
+	var end atomic.Bool
+	wg.Go(func() {
+		for !end.Load() {
+			runtime.GC()
+		}
+	})
+	for range 2 {
+		wg.Go(func() {
+			for !end.Load() {
+				sink.Store(new([512]byte))
+				runtime.Gosched()
+			}
+		})
+	}
+	stop = sync.OnceFunc(func() {
+		end.Store(true)
+		wg.Wait()
+	})
+	t.Cleanup(stop)
+	return stop
+}
+
+var sink atomic.Pointer[[512]byte]
+
+func TestCalibrateConcurrently(t *testing.T) {
+	t.Parallel()
+	results := make([]*Runtime, 16)
+	var wg sync.WaitGroup
+	for i := range results {
+		wg.Go(func() { results[i] = calibrate() })
+	}
+	wg.Wait()
+	for _, r := range results {
+		require.NoError(t, missing(r))
+		assert.Equal(t, calibrated(t).facts, r.facts)
+	}
+}
+
+// The caller may be locked to its thread; what observes is not.
+func TestCalibrateLocked(t *testing.T) {
+	t.Parallel()
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	require.NoError(t, missing(calibrate()))
+}
+
+// In a bubble, clocks stand still while goroutines run.
+func TestCalibrateInBubble(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		require.NoError(t, missing(calibrate()))
+	})
+}
+
+func TestCalibrateOneProcessor(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	for range 10 {
+		require.NoError(t, missing(calibrate()))
+	}
+}
+
+func TestManyGoroutines(t *testing.T) {
+	t.Parallel()
+	r := calibrated(t)
+	stop := busy(t)
+	defer stop()
+	var moved atomic.Int32
+	var wg sync.WaitGroup
+	for range 5000 {
+		wg.Go(func() {
+			last := checkSelf(t, r)
+			for i := range 4 {
+				// Ways to lose the thread.
+				switch i % 4 {
+				case 0:
+					runtime.Gosched()
+				case 1:
+					time.Sleep(time.Microsecond)
+				case 2:
+					_, _ = os.Stat("/")
+				case 3:
+					wait := make(chan struct{})
+					go close(wait)
+					<-wait
+				}
+				tid := checkSelf(t, r)
+				if tid != last {
+					moved.Add(1)
+				}
+				last = tid
+			}
+		})
+	}
+	wg.Wait()
+	if runtime.GOMAXPROCS(0) > 1 {
+		assert.Positive(t, moved.Load(), "no goroutine was seen on two threads: the test shows nothing")
+	}
+}
+
+func TestLockedThreads(t *testing.T) {
+	t.Parallel()
+	r := calibrated(t)
+	const n = 20
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	tids, ms := map[uint32]bool{}, map[uintptr]bool{}
+	all := make(chan struct{})
+	for i := range n {
+		wg.Go(func() {
+			runtime.LockOSThread()
+			if i%2 == 0 {
+				defer runtime.UnlockOSThread() // the others end with their threads
+			}
+			tid, m := checkSelf(t, r), r.Self().M
+			mu.Lock()
+			tids[tid], ms[m] = true, true
+			if len(tids) == n {
+				close(all)
+			}
+			mu.Unlock()
+			<-all
+			assert.Equal(t, tid, checkSelf(t, r))
+			assert.Equal(t, m, r.Self().M)
+		})
+	}
+	wg.Wait()
+	assert.Len(t, ms, n)
+}
+
+// What a reader does with a thread slot: from the published m to the goroutine that runs there now.
+func TestOwner(t *testing.T) {
+	t.Parallel()
+	if runtime.GOMAXPROCS(0) < 2 {
+		t.Skip("looking at a running goroutine takes two processors")
+	}
+	r := calibrated(t)
+	p, err := newPeeker()
+	require.NoError(t, err)
+	defer p.close()
+	offset := func(f Fact) uintptr {
+		offset, err := r.Offset(f)
+		require.NoError(t, err)
+		return uintptr(offset)
+	}
+
+	running := make(chan Self)
+	var stop atomic.Bool
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		running <- r.Self()
+		for !stop.Load() {
+			r.Self() // a call is a place to be stopped at, also without preemption by signal
+		}
+		running <- r.Self()
+		<-running // blocks, on a thread that nobody else may use
+	}()
+	self := <-running
+	owner := func() uint64 {
+		g := p.word(self.M + offset(MCurg))
+		if g == 0 {
+			return 0
+		}
+		return uint64(p.word(g + offset(GGoid)))
+	}
+	assert.Eventually(t, func() bool { return owner() == self.Goid }, 10*time.Second, time.Millisecond, "while it runs")
+	assert.Equal(t, uintptr(self.TID), p.word(self.M+offset(MProcid)))
+	stop.Store(true)
+	assert.Equal(t, self, <-running)
+	assert.Eventually(t, func() bool { return owner() == 0 }, 10*time.Second, time.Millisecond, "while it waits")
+	running <- self
+	<-done
+}
+
+// The published offset of g must lead an outsider, who has nothing but the thread pointer, to the goroutine.
+func TestThreadPointer(t *testing.T) {
+	t.Parallel()
+	r := calibrated(t)
+	tls, err := r.Offset(TLSG)
+	if err != nil {
+		require.Equal(t, "arm64", runtime.GOARCH, err)
+		t.Skip(err)
+	}
+	goid, err := r.Offset(GGoid)
+	require.NoError(t, err)
+	var wg sync.WaitGroup
+	for range 100 {
+		wg.Go(func() {
+			p, err := newPeeker()
+			if !assert.NoError(t, err) {
+				return
+			}
+			defer p.close()
+			tp := new(uintptr)
+			Pin()
+			ok := threadPointer(tp)
+			g := p.word(*tp + uintptr(tls))
+			Unpin()
+			assert.True(t, ok)
+			assert.Equal(t, trueGoid(t), uint64(p.word(g+uintptr(goid))))
+		})
+	}
+	wg.Wait()
+}
+
+// Pinned, a goroutine must stay on its thread although the collector wants to stop it all the time.
+func TestPin(t *testing.T) {
+	r := calibrated(t)
+	stop := busy(t)
+	defer stop()
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			for range 3000 {
+				Pin()
+				Pin()
+				before, self := gettid(), r.Self()
+				Unpin()
+				var work int
+				for work = 0; work < 20000; work++ {
+					if r.goid == 0 {
+						break
+					}
+				}
+				after, again := gettid(), r.Self()
+				Unpin()
+				if before != after || self != again || work == 0 {
+					t.Errorf("moved from thread %d to %d while pinned", before, after)
+					return
+				}
+				runtime.Gosched()
+			}
+		})
+	}
+	wg.Wait()
+}
+
+func TestNoAllocations(t *testing.T) {
+	r := calibrated(t)
+	labels := new(LabelMap)
+	old := Labels()
+	defer SetLabels(old)
+	partial := r.Without(errTest, MProcid)
+	for name, f := range map[string]func(){
+		"Pin":         func() { Pin(); Unpin() },
+		"Self":        func() { r.Self() },
+		"Self, part":  func() { partial.Self() },
+		"ThreadID":    func() { r.ThreadID() },
+		"GoroutineID": func() { r.GoroutineID() },
+		"Labels":      func() { Labels() },
+		"SetLabels":   func() { SetLabels(unsafe.Pointer(labels)) },
+		"Calibrate":   func() { Calibrate() },
+	} {
+		assert.Zero(t, testing.AllocsPerRun(100, f), name)
+	}
+}
+
+// With facts refused, what remains must be as true as before.
+func TestPartial(t *testing.T) {
+	t.Parallel()
+	whole := calibrated(t)
+	for _, tc := range []struct {
+		name       string
+		without    []Fact
+		goid, m    bool
+		fromMemory bool
+	}{
+		{name: "no thread id", without: []Fact{MProcid}, goid: true, m: true},
+		{name: "no m", without: []Fact{GM}, goid: true},
+		{name: "no goroutine id", without: []Fact{GGoid}, m: true, fromMemory: true},
+		{name: "nothing for readers", without: []Fact{GLabels, LabelList, MCurg, TLSG}, goid: true, m: true, fromMemory: true},
+		{name: "nothing"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			r := whole.Without(errTest, tc.without...)
+			runtime.LockOSThread()
+			defer runtime.UnlockOSThread()
+			want := Self{TID: uint32(unix.Gettid())}
+			if tc.goid {
+				want.Goid = trueGoid(t)
+			}
+			if tc.m {
+				want.M = whole.Self().M
+			}
+			assert.Equal(t, want, r.Self())
+			assert.Equal(t, want.TID, r.ThreadID())
+			assert.Equal(t, want.Goid, r.GoroutineID())
+			assert.Equal(t, tc.fromMemory, r.procid != 0)
+		})
+	}
+}
+
+func TestPeek(t *testing.T) {
+	t.Parallel()
+	p, err := newPeeker()
+	require.NoError(t, err)
+	defer p.close()
+
+	page := unix.Getpagesize()
+	mem, err := unix.Mmap(-1, 0, 3*page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	require.NoError(t, err)
+	defer func() { assert.NoError(t, unix.Munmap(mem)) }()
+	require.NoError(t, unix.Mprotect(mem[2*page:], unix.PROT_NONE))
+	words := unsafe.Slice((*uintptr)(unsafe.Pointer(&mem[0])), 2*page/8)
+	for i := range words {
+		words[i] = uintptr(i) + 1
+	}
+	begin := uintptr(unsafe.Pointer(&mem[0]))
+	end := begin + uintptr(2*page)
+
+	dst := make([]uintptr, 3*page/8)
+	assert.Equal(t, len(words), p.peek(begin, dst), "up to the page that is not there")
+	assert.Equal(t, words, dst[:len(words)])
+	assert.Equal(t, 3, p.peek(end-3*8, dst))
+	assert.Equal(t, words[len(words)-3:], dst[:3])
+	assert.Equal(t, 5, p.peek(begin+uintptr(page)-16, dst[:5]), "across pages that are")
+	assert.Equal(t, words[page/8-2:page/8+3], dst[:5])
+	for _, addr := range []uintptr{0, 8, end, begin + 1, ^uintptr(7), 1 << 63, 1 << 47} {
+		assert.Zero(t, p.peek(addr, dst), "%#x", addr)
+	}
+	assert.Equal(t, uintptr(1), p.word(begin))
+	assert.Zero(t, p.word(end))
+	require.NoError(t, p.err())
+
+	_, err = unix.Write(p.w, []byte("out of step"))
+	require.NoError(t, err)
+	require.NoError(t, unix.Close(p.r))
+	p.r = -1
+	assert.Zero(t, p.peek(begin, dst[:1]))
+	assert.ErrorIs(t, p.err(), unix.EPIPE)
+	assert.Zero(t, p.word(begin), "and stays broken")
+}
+
+func TestSearch(t *testing.T) {
+	t.Parallel()
+	var s search
+	assert.True(t, s.settled())
+	s.narrow([]uintptr{7, 0, 7, 7}, 7)
+	assert.Equal(t, []int{0, 2, 3}, s.at)
+	assert.False(t, s.settled())
+	assert.ErrorIs(t, s.fact(GGoid, 0).err, errAmbiguous)
+	s.narrow([]uintptr{8, 8, 8}, 8)
+	assert.Equal(t, []int{0, 2}, s.at, "what was not read does not match")
+	s.narrow([]uintptr{1, 9, 9, 9}, 9)
+	assert.Equal(t, fact{offset: 16}, s.fact(GGoid, 0))
+	assert.Equal(t, fact{offset: -8}, s.fact(TLSG, -24))
+	s.narrow(nil, 0)
+	assert.ErrorIs(t, s.fact(GGoid, 0).err, errNotFound)
+	s.narrow([]uintptr{1}, 1)
+	assert.Empty(t, s.at, "what was ruled out does not come back")
+}
+
+// Every way in which an observation can fall short must refuse what depends on it, and only that.
+func TestRefusals(t *testing.T) {
+	t.Parallel()
+	one, two := search{true, []int{5}}, search{true, []int{5, 6}}
+	complete := func() *calibrator {
+		return &calibrator{
+			tids: []uintptr{1, 2}, goid: one, labels: one, tls: one,
+			ms: []*mCandidate{{at: 6, procid: one, curg: one}},
+		}
+	}
+	threads := []Fact{GM, MProcid, MCurg, TLSG}
+	for _, tc := range []struct {
+		name   string
+		change func(*calibrator)
+		gone   []Fact
+		reason error
+	}{
+		{"nothing", func(*calibrator) {}, nil, nil},
+		{"no observation", func(c *calibrator) { c.refused = errTest }, append([]Fact{GGoid, GLabels}, threads...), errTest},
+		{"one thread", func(c *calibrator) { c.tids = c.tids[:1] }, threads, errOneThread},
+		{"goid twice", func(c *calibrator) { c.goid = two }, []Fact{GGoid}, errAmbiguous},
+		{"goid nowhere", func(c *calibrator) { c.goid = search{} }, []Fact{GGoid}, errNotFound},
+		{"labels twice", func(c *calibrator) { c.labels = two }, []Fact{GLabels}, errAmbiguous},
+		{"m twice", func(c *calibrator) { c.ms = append(c.ms, c.ms[0]) }, []Fact{GM, MProcid, MCurg}, errAmbiguous},
+		{"m nowhere", func(c *calibrator) { c.ms = nil }, []Fact{GM, MProcid, MCurg}, errNotFound},
+		{"procid twice", func(c *calibrator) { c.ms[0].procid = two }, []Fact{MProcid}, errAmbiguous},
+		{"curg twice", func(c *calibrator) { c.ms[0].curg = two }, []Fact{MCurg}, errAmbiguous},
+		{"thread pointer unknown", func(c *calibrator) { c.noTP = true }, []Fact{TLSG}, errNoThreadPointer},
+		{"g twice in thread-local storage", func(c *calibrator) { c.tls = two }, []Fact{TLSG}, errAmbiguous},
+		{"other labels", func(c *calibrator) { c.labelErr = errTest }, []Fact{LabelList}, errTest},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			c := complete()
+			tc.change(c)
+			r := newRuntime(c.conclude())
+			for _, f := range Facts() {
+				_, err := r.Offset(f)
+				if slices.Contains(tc.gone, f) {
+					assert.ErrorIs(t, err, tc.reason, f)
+				} else {
+					assert.NoError(t, err, f)
+				}
+			}
+			more := errors.Is(tc.reason, errAmbiguous) || errors.Is(tc.reason, errOneThread)
+			assert.Equal(t, !more, c.settled(), "whether more observations are called for")
+		})
+	}
+}
+
+// A wrong result must not get past confirmation. The offsets are those of other fields, which are safe to read.
+func TestConfirm(t *testing.T) {
+	t.Parallel()
+	whole := calibrated(t)
+	for _, f := range []Fact{GM, GGoid, GLabels, MProcid, MCurg, TLSG} {
+		t.Run(f.String(), func(t *testing.T) {
+			t.Parallel()
+			facts := whole.facts
+			if facts[f].err != nil {
+				t.Skip(facts[f].err)
+			}
+			if f == GM {
+				t.Skip("loads through a wrong pointer cannot be made safe")
+			}
+			facts[f].offset -= 8
+			p, err := newPeeker()
+			require.NoError(t, err)
+			defer p.close()
+			c := &calibrator{peeker: p}
+			var confirmed [numFacts]fact
+			c.fresh(func() { confirmed = c.confirm(newRuntime(facts)) })
+			for _, other := range Facts() {
+				if other == f {
+					assert.ErrorContains(t, confirmed[f].err, "not confirmed")
+				} else {
+					assert.Equal(t, whole.facts[other], confirmed[other])
+				}
+			}
+		})
+	}
+}
+
+func TestStackGoid(t *testing.T) {
+	t.Parallel()
+	goid, err := stackGoid()
+	require.NoError(t, err)
+	assert.Equal(t, trueGoid(t), goid)
+}
+
+func TestSameLayout(t *testing.T) {
+	t.Parallel()
+	type named struct{ K, V string }
+	type inner struct{ L []named }
+	want := reflect.TypeFor[LabelMap]()
+	for _, tc := range []struct {
+		value any
+		same  bool
+	}{
+		{LabelMap{}, true},
+		{inner{}, true},
+		{struct{ inner }{}, true},
+		{[]named{}, true},
+		{struct {
+			inner
+			more bool
+		}{}, false},
+		{struct {
+			id int
+			inner
+		}{}, false},
+		{struct{ L []string }{}, false},
+		{struct {
+			L []struct {
+				K, V string
+				unit int
+			}
+		}{}, false},
+		{struct{ L []struct{ K, V []byte } }{}, false},
+		{struct{ L []*named }{}, false},
+		{struct{ L map[string]string }{}, false},
+		{map[string]string{}, false},
+		{[3]uintptr{}, false},
+		{struct{ A, B, C uintptr }{}, false},
+		{"", false},
+	} {
+		assert.Equal(t, tc.same, sameLayout(reflect.TypeOf(tc.value), want), "%T", tc.value)
+	}
+}

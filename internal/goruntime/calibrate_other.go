@@ -1,0 +1,22 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build !(linux && gc && !android && (amd64 || arm64))
+
+package goruntime
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"unsafe"
+)
+
+// getg is never called here: without calibration no offset is known to be applied to it.
+func getg() unsafe.Pointer { return nil }
+
+func gettid() uint32 { return 0 }
+
+func calibrate() *Runtime {
+	return new(Runtime).Without(fmt.Errorf("Calibrate on %s/%s: %w", runtime.GOOS, runtime.GOARCH, errors.ErrUnsupported))
+}

@@ -1,0 +1,204 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package goruntime
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"unsafe"
+)
+
+// A Fact is something about the Go runtime that calibration establishes or refuses.
+type Fact uint8
+
+// The facts. All but the last two are offsets in bytes from the beginning of the runtime's structure.
+const (
+	GM      Fact = iota // g.m: the thread structure that runs this goroutine
+	GGoid               // g.goid: the goroutine id, u64
+	GLabels             // g.labels: the pointer to the goroutine's labels
+	MProcid             // m.procid: the thread id in the process's own PID namespace, u64
+	MCurg               // m.curg: the user goroutine that runs on this thread, also while the thread is on its system stack
+
+	// TLSG is the distance from the thread pointer (FS base, TPIDR_EL0) to the word that holds the address of the current
+	// g. It depends on how the program was linked, and may be negative. While the thread is on its system stack or in a
+	// signal handler, that g is not the user's; m.curg is.
+	TLSG
+
+	// LabelList is the offset of the []Label in the object that g.labels points at. It is established, as 0, only if that
+	// object is laid out as LabelMap.
+	LabelList
+
+	numFacts
+)
+
+// String returns the name of the fact as the runtime's sources would write it.
+func (f Fact) String() string {
+	if f < numFacts {
+		return [numFacts]string{"g.m", "g.goid", "g.labels", "m.procid", "m.curg", "tls.g", "labelMap.list"}[f]
+	}
+	return fmt.Sprintf("fact(%d)", uint8(f))
+}
+
+// Facts returns all facts.
+func Facts() []Fact { return []Fact{GM, GGoid, GLabels, MProcid, MCurg, TLSG, LabelList} }
+
+var errNotCalibrated = errors.New("goruntime: not calibrated")
+
+// A Runtime is what is known of the Go runtime that this process runs on. It never changes once it exists, so that all
+// its methods may be called by any goroutine at any time, without locks. The zero Runtime knows nothing and serves
+// through the fallbacks.
+type Runtime struct {
+	// The offsets of the hot path, apart from the report below so that they share a cache line. 0 means refused: neither
+	// structure has any of these fields first. They come from a calibration or from nowhere: loads through them are what
+	// makes a wrong one dangerous.
+	whole            bool // all three are known
+	gm, goid, procid uintptr
+
+	calibrated bool
+	facts      [numFacts]fact
+}
+
+type fact struct {
+	offset int64
+	err    error
+}
+
+// Calibrate returns what is known of the running Go runtime. The first call in a process finds it out, in well under a
+// millisecond on an idle machine, and the others wait for it; the result never changes. It never returns nil: each fact
+// that could not be established says why, see [Runtime.Offset] and [Runtime.Err].
+//
+// Call it when a component is constructed, not where a span starts. It starts a few goroutines and waits for them, so it
+// must not be called between [Pin] and [Unpin]. When it returns they are gone, and the caller's goroutine is as it was.
+func Calibrate() *Runtime { return calibrateOnce() }
+
+var calibrateOnce = sync.OnceValue(calibrate)
+
+// newRuntime derives the hot path's view from the facts.
+func newRuntime(facts [numFacts]fact) *Runtime {
+	// m's fields are reached through g.m.
+	if err := facts[GM].err; err != nil {
+		for _, f := range []Fact{MProcid, MCurg} {
+			if facts[f].err == nil {
+				facts[f] = fact{err: fmt.Errorf("goruntime: %v: no way to m: %w", f, err)}
+			}
+		}
+	}
+	at := func(f Fact) uintptr {
+		if facts[f].err != nil {
+			return 0
+		}
+		return uintptr(facts[f].offset)
+	}
+	r := &Runtime{gm: at(GM), goid: at(GGoid), procid: at(MProcid), calibrated: true, facts: facts}
+	r.whole = r.gm != 0 && r.goid != 0 && r.procid != 0
+	return r
+}
+
+// Offset returns where f is, or why that is not known.
+func (r *Runtime) Offset(f Fact) (int64, error) {
+	if f >= numFacts {
+		return 0, fmt.Errorf("goruntime: no such fact: %v", f)
+	}
+	if !r.calibrated {
+		return 0, errNotCalibrated
+	}
+	return r.facts[f].offset, r.facts[f].err
+}
+
+// Err returns why facts were refused, all reasons joined, or nil if every fact is known.
+func (r *Runtime) Err() error {
+	if !r.calibrated {
+		return errNotCalibrated
+	}
+	var errs []error
+	for i := range r.facts {
+		errs = append(errs, r.facts[i].err)
+	}
+	return errors.Join(errs...)
+}
+
+// Without returns a Runtime that knows what r knows, except that the given facts, or all if none are given, and those
+// that depend on them, are refused with reason. It lets callers switch a fact off, and lets their tests see every partial
+// result without a way to invent an offset.
+func (r *Runtime) Without(reason error, facts ...Fact) *Runtime {
+	if len(facts) == 0 {
+		facts = Facts()
+	}
+	known := r.facts
+	for f := range numFacts {
+		if !r.calibrated {
+			known[f] = fact{err: errNotCalibrated}
+		}
+	}
+	for _, f := range facts {
+		if f < numFacts {
+			known[f] = fact{err: fmt.Errorf("goruntime: %v: %w", f, reason)}
+		}
+	}
+	return newRuntime(known)
+}
+
+// Self says who is running.
+type Self struct {
+	Goid uint64  // goroutine id; 0 if it is not known
+	M    uintptr // address of the runtime's m of this thread; 0 if it is not known
+	TID  uint32  // thread id in the process's own PID namespace; 0 only on unsupported platforms
+}
+
+// Self returns the running goroutine and thread. Between [Pin] and [Unpin] the three belong together and stay true; else
+// the goroutine may already be on another thread when Self returns. It costs a few loads, and a system call only if the
+// thread id had to be refused; it does not allocate and may be called while pinned.
+//
+// The loads are sound: getg returns the caller's g, which the runtime never moves nor frees; g.m of a running goroutine
+// is never nil and, held as a pointer, keeps its m from the garbage collector even if the thread ends meanwhile; and the
+// offsets were read there before, on goroutines and threads like this one. The race detector does not see the runtime's
+// own writes, so there is nothing for it to check.
+//
+//go:norace
+func (r *Runtime) Self() Self {
+	if !r.whole {
+		return r.partialSelf()
+	}
+	g := getg()
+	m := *(*unsafe.Pointer)(unsafe.Add(g, r.gm))
+	return Self{
+		Goid: *(*uint64)(unsafe.Add(g, r.goid)),
+		M:    uintptr(m),
+		TID:  uint32(*(*uint64)(unsafe.Add(m, r.procid))),
+	}
+}
+
+//go:norace
+func (r *Runtime) partialSelf() Self {
+	s := Self{Goid: r.GoroutineID(), TID: r.ThreadID()}
+	if r.gm != 0 {
+		s.M = *(*uintptr)(unsafe.Add(getg(), r.gm))
+	}
+	return s
+}
+
+// ThreadID returns the id of the running thread, as gettid would: through memory if calibration allowed it, else by that
+// system call. Unless pinned, the goroutine may already be on another thread when it returns. Sound for the reasons given
+// at [Runtime.Self].
+//
+//go:norace
+func (r *Runtime) ThreadID() uint32 {
+	if r.procid == 0 {
+		return gettid()
+	}
+	m := *(*unsafe.Pointer)(unsafe.Add(getg(), r.gm))
+	return uint32(*(*uint64)(unsafe.Add(m, r.procid)))
+}
+
+// GoroutineID returns the id of the running goroutine, or 0 if its place is not known. Ids are never reused and start at
+// 1. Sound for the reasons given at [Runtime.Self].
+//
+//go:norace
+func (r *Runtime) GoroutineID() uint64 {
+	if r.goid == 0 {
+		return 0
+	}
+	return *(*uint64)(unsafe.Add(getg(), r.goid))
+}

@@ -1,0 +1,115 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package goruntime
+
+import (
+	"errors"
+	"runtime"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+var errTest = errors.New("refused by a test")
+
+// supported says where calibration must succeed; a refusal there is a failure, not a reason to skip.
+const supported = runtime.GOOS == "linux" && (runtime.GOARCH == "amd64" || runtime.GOARCH == "arm64")
+
+func TestUnsupported(t *testing.T) {
+	t.Parallel()
+	if supported {
+		t.Skip("this platform is supported")
+	}
+	err := Calibrate().Err()
+	require.ErrorIs(t, err, errors.ErrUnsupported)
+	assert.ErrorContains(t, err, "Calibrate on "+runtime.GOOS+"/"+runtime.GOARCH)
+	assert.Zero(t, Calibrate().Self())
+	for _, f := range Facts() {
+		_, err := Calibrate().Offset(f)
+		assert.ErrorIs(t, err, errors.ErrUnsupported, f)
+	}
+}
+
+func TestZeroRuntime(t *testing.T) {
+	t.Parallel()
+	var r Runtime
+	require.ErrorIs(t, r.Err(), errNotCalibrated)
+	for _, f := range Facts() {
+		_, err := r.Offset(f)
+		assert.ErrorIs(t, err, errNotCalibrated, f)
+	}
+	assert.Zero(t, r.GoroutineID())
+	assert.Zero(t, r.Self().M)
+
+	some := r.Without(errTest, GLabels)
+	_, err := some.Offset(GLabels)
+	assert.ErrorIs(t, err, errTest)
+	_, err = some.Offset(GGoid)
+	assert.ErrorIs(t, err, errNotCalibrated, "refusing one fact must not make the others known")
+}
+
+// Each partial result, made by taking facts away, must leave the others as they were.
+func TestWithout(t *testing.T) {
+	t.Parallel()
+	facts := func(fs ...Fact) []Fact { return fs }
+	for _, tc := range []struct {
+		name          string
+		without, gone []Fact
+		whole         bool
+	}{
+		{name: "thread id", without: facts(MProcid), gone: facts(MProcid)},
+		{name: "goroutine id", without: facts(GGoid), gone: facts(GGoid)},
+		{name: "m and what is in it", without: facts(GM), gone: facts(GM, MProcid, MCurg)},
+		{name: "labels", without: facts(GLabels, LabelList), gone: facts(GLabels, LabelList), whole: true},
+		{name: "what only readers need", without: facts(TLSG, MCurg), gone: facts(TLSG, MCurg), whole: true},
+		{name: "everything", gone: Facts()},
+		{name: "no such fact", without: facts(numFacts), whole: true},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			base := fakeRuntime()
+			r := base.Without(errTest, tc.without...)
+			for _, f := range Facts() {
+				offset, err := r.Offset(f)
+				if slices.Contains(tc.gone, f) {
+					require.ErrorIs(t, err, errTest, f)
+					assert.ErrorContains(t, err, f.String())
+					assert.ErrorContains(t, r.Err(), f.String())
+					assert.Zero(t, offset, f)
+				} else {
+					require.NoError(t, err, f)
+					assert.Equal(t, base.facts[f].offset, offset, f)
+				}
+			}
+			assert.Equal(t, len(tc.gone) == 0 || tc.whole, r.whole)
+			assert.NoError(t, base.Err(), "the original must not change")
+		})
+	}
+}
+
+// fakeRuntime returns a Runtime through which nothing may be loaded.
+func fakeRuntime() *Runtime {
+	var facts [numFacts]fact
+	for f := range numFacts {
+		if f != LabelList {
+			facts[f].offset = 8 * int64(f+1)
+		}
+	}
+	return newRuntime(facts)
+}
+
+func TestFactNames(t *testing.T) {
+	t.Parallel()
+	seen := map[string]bool{}
+	for f := range numFacts {
+		assert.Equal(t, f, Facts()[f])
+		assert.False(t, seen[f.String()], f)
+		seen[f.String()] = true
+	}
+	assert.Equal(t, "fact(99)", Fact(99).String())
+	_, err := fakeRuntime().Offset(99)
+	assert.Error(t, err)
+}

@@ -1,0 +1,112 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux && gc && !android && (amd64 || arm64)
+
+package goruntime
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"runtime/pprof"
+	"slices"
+	"unsafe"
+)
+
+var (
+	errLabelLayout  = errors.New("runtime/pprof does not lay out labels as LabelMap")
+	errLabelPointer = errors.New("the goroutine's label pointer is not the context's labelMap")
+)
+
+// A labelContext shows what runtime/pprof keeps in contexts, whose key and type it does not export. pprof asks its parent
+// context for the key, and takes what that returns for its own.
+type labelContext struct {
+	context.Context //nolint:containedctx // it is a context
+
+	key, value any
+}
+
+func (c *labelContext) Value(key any) any {
+	if c.key == nil {
+		c.key = key
+	}
+	if key == c.key {
+		return c.value
+	}
+	return nil
+}
+
+// checkLabelMap finds out whether a LabelMap is what runtime/pprof takes a goroutine's label pointer for. The type itself
+// says so first, to the last byte, before anything is read through it; then labels go both ways: pprof's are read as a
+// LabelMap, and a LabelMap is read by pprof. It leaves the calling goroutine without labels.
+func checkLabelMap() error {
+	defer pprof.SetGoroutineLabels(context.Background())
+
+	spy := &labelContext{Context: context.Background()}
+	ctx := pprof.WithLabels(spy, pprof.Labels("b", "2", "a", "1"))
+	if spy.key == nil {
+		return fmt.Errorf("%w: labels are not in the context", errLabelLayout)
+	}
+	theirs := reflect.ValueOf(ctx.Value(spy.key))
+	if theirs.Kind() != reflect.Pointer || !sameLayout(theirs.Type().Elem(), reflect.TypeFor[LabelMap]()) {
+		return fmt.Errorf("%w: %v", errLabelLayout, theirs)
+	}
+	// Sound: the two types have the same fields, of the same kinds, at the same offsets.
+	want := []Label{{"a", "1"}, {"b", "2"}}
+	if got := (*LabelMap)(theirs.UnsafePointer()).List; !slices.Equal(got, want) {
+		return fmt.Errorf("%w: read %v instead of %v", errLabelLayout, got, want)
+	}
+	if pprof.SetGoroutineLabels(ctx); Labels() != theirs.UnsafePointer() {
+		return errLabelPointer
+	}
+
+	// The other way round, with an object that goes on after the LabelMap.
+	ours := &struct {
+		LabelMap
+		more [64]byte
+	}{LabelMap: LabelMap{List: []Label{{"c", "3"}, {"d", "4"}}}}
+	spy.value = reflect.NewAt(theirs.Type().Elem(), unsafe.Pointer(ours)).Interface()
+	var got []Label
+	pprof.ForLabels(spy, func(key, value string) bool {
+		got = append(got, Label{key, value})
+		return true
+	})
+	if !slices.Equal(got, ours.List) {
+		return fmt.Errorf("%w: pprof read %v instead of %v", errLabelLayout, got, ours.List)
+	}
+	if pprof.SetGoroutineLabels(spy); Labels() != unsafe.Pointer(ours) {
+		return errLabelPointer
+	}
+	if pprof.SetGoroutineLabels(context.Background()); Labels() != nil {
+		return errLabelPointer
+	}
+	return nil
+}
+
+// sameLayout reports whether a is the same in memory as b, which consists of strings and slices only: the same fields at
+// the same offsets, and slices of the same.
+func sameLayout(a, b reflect.Type) bool {
+	return slices.EqualFunc(leaves(a, 0), leaves(b, 0), func(x, y leaf) bool {
+		return x.offset == y.offset && x.Kind() == y.Kind() &&
+			(x.Kind() != reflect.Slice || sameLayout(x.Elem(), y.Elem()))
+	})
+}
+
+// A leaf is a part of a type that is not itself a struct.
+type leaf struct {
+	reflect.Type
+	offset uintptr
+}
+
+func leaves(t reflect.Type, offset uintptr) []leaf {
+	if t.Kind() != reflect.Struct {
+		return []leaf{{t, offset}}
+	}
+	var all []leaf
+	for f := range t.Fields() {
+		all = append(all, leaves(f.Type, offset+f.Offset)...)
+	}
+	return all
+}

@@ -1,0 +1,179 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux && gc && !android && (amd64 || arm64)
+
+package goruntime
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"runtime/pprof"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+	"unsafe"
+	"weak"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// A record is what callers build: a LabelMap and something behind it.
+type record struct {
+	LabelMap
+	n [4]uint64
+}
+
+func newRecord(n uint64) *record {
+	value := strconv.FormatUint(n, 10)
+	return &record{LabelMap{[]Label{{"otelctx.a", value}, {"otelctx.b", value + value}}}, [4]uint64{n, n, n, n}}
+}
+
+// intact reports whether the running goroutine's labels are newRecord(n), whatever the collector did meanwhile.
+func intact(n uint64) bool {
+	want, got := newRecord(n), (*record)(Labels())
+	return got != nil && got.n == want.n && len(got.List) == 2 && got.List[0] == want.List[0] && got.List[1] == want.List[1]
+}
+
+// alone runs f on a goroutine of its own, whose labels it may change.
+func alone(f func()) {
+	new(calibrator).fresh(func() {
+		SetLabels(nil)
+		f()
+	})
+}
+
+func TestLabelsOfPprof(t *testing.T) {
+	t.Parallel()
+	calibrated(t)
+	alone(func() {
+		assert.Nil(t, Labels())
+		pprof.Do(context.Background(), pprof.Labels("b", "2", "c", "", "a", "1"), func(ctx context.Context) {
+			assert.Equal(t, []Label{{"a", "1"}, {"b", "2"}, {"c", ""}}, (*LabelMap)(Labels()).List)
+			outer := Labels()
+			pprof.Do(ctx, pprof.Labels("b", "3"), func(context.Context) {
+				assert.Equal(t, []Label{{"a", "1"}, {"b", "3"}, {"c", ""}}, (*LabelMap)(Labels()).List)
+			})
+			assert.Equal(t, outer, Labels())
+		})
+		assert.Nil(t, Labels())
+	})
+}
+
+// A profile, which knows nothing of us, must show the labels of our record on its goroutine and on those it starts.
+func TestLabelsInProfile(t *testing.T) {
+	t.Parallel()
+	calibrated(t)
+	profile := func() string {
+		var s strings.Builder
+		assert.NoError(t, pprof.Lookup("goroutine").WriteTo(&s, 1))
+		return s.String()
+	}
+	const want = `{"otelctx.a":"987", "otelctx.b":"987987"}`
+	alone(func() {
+		rec := newRecord(987)
+		SetLabels(unsafe.Pointer(rec))
+		assert.Equal(t, unsafe.Pointer(rec), Labels())
+		assert.Contains(t, profile(), want)
+
+		wait, inherited := make(chan struct{}), make(chan unsafe.Pointer)
+		go func() {
+			inherited <- Labels()
+			<-wait
+		}()
+		assert.Equal(t, unsafe.Pointer(rec), <-inherited)
+		SetLabels(nil)
+		assert.Nil(t, Labels())
+		assert.Contains(t, profile(), want, "inherited labels stay")
+		close(wait)
+		for i := 0; strings.Contains(profile(), want); i++ {
+			require.Less(t, i, 5000, "the labels stay behind")
+			time.Sleep(time.Millisecond)
+		}
+	})
+}
+
+// g.labels and a stack that was scanned already are all that keep these records alive in turn, while the collector runs all
+// the time and their memory is in demand. Without write barriers it loses them.
+func TestLabelsDuringGC(t *testing.T) {
+	t.Parallel()
+	calibrated(t)
+	stop := busy(t)
+	defer stop()
+	var next atomic.Uint64
+	var wg sync.WaitGroup
+	for range 200 {
+		wg.Go(func() {
+			for range 20 {
+				n := next.Add(1)
+				SetLabels(unsafe.Pointer(newRecord(n)))
+				for range 20 {
+					saved := Labels()
+					SetLabels(nil)
+					runtime.Gosched()
+					SetLabels(saved)
+					runtime.Gosched()
+					if !intact(n) {
+						t.Errorf("record %d: %+v", n, (*record)(Labels()))
+						return
+					}
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+func TestLabelsAreCollected(t *testing.T) {
+	calibrated(t)
+	alone(func() {
+		rec := newRecord(1)
+		w := weak.Make(rec)
+		SetLabels(unsafe.Pointer(rec))
+		for range 3 {
+			runtime.GC()
+			assert.True(t, intact(1))
+		}
+		SetLabels(nil)
+		for i := 0; w.Value() != nil; i++ {
+			require.Less(t, i, 100, "the record is kept alive by something else")
+			runtime.GC()
+		}
+	})
+}
+
+// What calibration relies on must hold on the label layout of this very version.
+func TestCheckLabelMap(t *testing.T) {
+	t.Parallel()
+	alone(func() {
+		assert.NoError(t, checkLabelMap())
+		assert.Nil(t, Labels())
+	})
+}
+
+// Calibrating must not touch the labels of the caller, nor of those who wait.
+func TestCalibrateKeepsLabels(t *testing.T) {
+	t.Parallel()
+	alone(func() {
+		rec := unsafe.Pointer(newRecord(5))
+		SetLabels(rec)
+		require.NoError(t, missing(calibrate()))
+		assert.Equal(t, rec, Labels())
+		assert.True(t, intact(5))
+	})
+}
+
+func TestLabelContext(t *testing.T) {
+	t.Parallel()
+	type key struct{ name string }
+	c := &labelContext{Context: context.Background(), value: "it"}
+	assert.Equal(t, "it", c.Value(key{"first"}))
+	assert.Nil(t, c.Value(key{"second"}))
+	assert.Equal(t, "it", c.Value(key{"first"}))
+	assert.Equal(t, fmt.Sprint(key{"first"}), fmt.Sprint(c.key))
+}

@@ -1,0 +1,208 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Command probe calibrates in whatever way it was built, compares the result with what public sources say, and prints a
+// report. It exits with 1 if anything is wrong; a refusal is not wrong, but reported.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"runtime"
+	"runtime/pprof"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/otelctx/otelctx/internal/goruntime"
+)
+
+type report struct {
+	Version     string
+	Micros      int64
+	ThreadsLeft int
+	Threads     int // different threads that the checks ran on
+	Offsets     map[string]int64
+	Refused     map[string]string
+	Wrong       []string
+}
+
+// others are further checks, which depend on how the program was built.
+var others []func(*checker)
+
+func main() {
+	pprof.Do(context.Background(), pprof.Labels("main", "kept"), run)
+}
+
+func run(ctx context.Context) {
+	rep := report{Version: runtime.Version(), Offsets: map[string]int64{}, Refused: map[string]string{}}
+	labels, files, threads := goruntime.Labels(), count("/proc/self/fd"), count("/proc/self/task")
+	restore := func() {}
+	if slices.Contains(os.Args, "nofiles") {
+		restore = noFiles()
+	}
+	start := time.Now()
+	rt := goruntime.Calibrate()
+	rep.Micros = time.Since(start).Microseconds()
+	restore()
+	rep.ThreadsLeft = count("/proc/self/task") - threads
+
+	c := &checker{rt: rt, tids: map[int]bool{}}
+	c.equal("the caller's labels", goruntime.Labels(), labels)
+	c.equal("open files", count("/proc/self/fd"), files)
+	for _, f := range goruntime.Facts() {
+		if offset, err := rt.Offset(f); err != nil {
+			rep.Refused[f.String()] = err.Error()
+		} else {
+			rep.Offsets[f.String()] = offset
+		}
+	}
+
+	var wg sync.WaitGroup
+	for range 500 {
+		wg.Go(c.goroutine)
+	}
+	wg.Wait()
+	// All of these are locked to threads at the same time, the last ones on threads that were made for them.
+	var locked atomic.Int32
+	all := make(chan struct{})
+	for range 8 {
+		wg.Go(func() {
+			runtime.LockOSThread()
+			defer runtime.UnlockOSThread()
+			if locked.Add(1) == 8 {
+				close(all)
+			}
+			<-all
+			c.goroutine()
+		})
+	}
+	wg.Wait()
+	for _, f := range others {
+		f(c)
+	}
+	rep.Wrong, rep.Threads = c.wrong, len(c.tids)
+
+	_ = json.NewEncoder(os.Stdout).Encode(rep)
+	if len(rep.Wrong) > 0 {
+		os.Exit(1)
+	}
+}
+
+// noFiles lets the process open nothing more until restore is called.
+func noFiles() (restore func()) {
+	var old unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &old); err != nil {
+		panic(err)
+	}
+	set := func(limit unix.Rlimit) {
+		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+			panic(err)
+		}
+	}
+	set(unix.Rlimit{Max: old.Max})
+	return func() { set(old) }
+}
+
+func count(dir string) int {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		panic(err)
+	}
+	return len(entries)
+}
+
+type checker struct {
+	rt *goruntime.Runtime
+
+	mu    sync.Mutex
+	tids  map[int]bool
+	wrong []string
+}
+
+func (c *checker) equal(what string, got, want any) {
+	if got != want {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.wrong = append(c.wrong, fmt.Sprintf("%s: %v instead of %v", what, got, want))
+	}
+}
+
+// goroutine compares everything that the goroutine knows of itself with the truth, before and after it was moved about.
+func (c *checker) goroutine() {
+	for range 3 {
+		c.self()
+		time.Sleep(100 * time.Microsecond)
+		runtime.Gosched()
+	}
+	c.labels()
+}
+
+func (c *checker) self() {
+	var buf [64]byte
+	var goid uint64
+	if _, err := fmt.Sscanf(string(buf[:runtime.Stack(buf[:], false)]), "goroutine %d ", &goid); err != nil {
+		panic(err)
+	}
+
+	goruntime.Pin()
+	self := c.rt.Self()
+	tid, _, _ := unix.RawSyscall(unix.SYS_GETTID, 0, 0, 0)
+	again := c.rt.ThreadID()
+	goruntime.Unpin()
+
+	c.mu.Lock()
+	c.tids[int(tid)] = true
+	c.mu.Unlock()
+	c.equal("thread id", self.TID, uint32(tid))
+	c.equal("thread id alone", again, uint32(tid))
+	if c.known(goruntime.GGoid) {
+		c.equal("goroutine id", self.Goid, goid)
+		c.equal("goroutine id alone", c.rt.GoroutineID(), goid)
+	} else {
+		c.equal("unknown goroutine id", self.Goid, uint64(0))
+	}
+	c.equal("m is known", self.M != 0, c.known(goruntime.GM))
+}
+
+func (c *checker) labels() {
+	if !c.known(goruntime.LabelList) {
+		return
+	}
+	// To inherit is the runtime's business, but it shows the pointer on a goroutine that never set it.
+	if list := (*goruntime.LabelMap)(goruntime.Labels()).List; len(list) != 1 || list[0] != (goruntime.Label{Key: "main", Value: "kept"}) {
+		c.equal("inherited labels", fmt.Sprint(list), "main=kept")
+	}
+	rec := &struct {
+		goruntime.LabelMap
+		more [28]byte
+	}{LabelMap: goruntime.LabelMap{List: []goruntime.Label{{Key: "trace_id", Value: strings.Repeat("ab", 16)}}}}
+	old := goruntime.Labels()
+	goruntime.SetLabels(unsafe.Pointer(rec))
+	var profile strings.Builder
+	if goruntime.Labels() != unsafe.Pointer(rec) {
+		c.equal("label pointer", goruntime.Labels(), unsafe.Pointer(rec))
+	}
+	c.mu.Lock() // one profile at a time is enough
+	first := len(c.tids) > 0 && c.rt.ThreadID()%4 == 0
+	c.mu.Unlock()
+	if first {
+		if err := pprof.Lookup("goroutine").WriteTo(&profile, 1); err != nil {
+			panic(err)
+		}
+		c.equal("labels in the profile", strings.Contains(profile.String(), `"trace_id":"`+strings.Repeat("ab", 16)+`"`), true)
+	}
+	goruntime.SetLabels(old)
+}
+
+func (c *checker) known(f goruntime.Fact) bool {
+	_, err := c.rt.Offset(f)
+	return err == nil
+}

@@ -1,0 +1,35 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux && gc && !android
+
+package goruntime
+
+import (
+	"errors"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+const archGetFS = 0x1003 // ARCH_GET_FS, asm/prctl.h
+
+// tlsWords is 1: the linker knows where the g slot is, and calibration only has to confirm it.
+const tlsWords = 1
+
+// tlsgOffset returns the distance from the FS base to g that this program was linked with. It reads no memory but its own
+// code and, in some build modes, the global offset table.
+func tlsgOffset() int64
+
+// tlsFirst returns the distance from the thread pointer to the first word that may hold g.
+func tlsFirst() int64 { return tlsgOffset() }
+
+var errNoThreadPointer = errors.New("arch_prctl(ARCH_GET_FS) failed")
+
+// threadPointer stores the FS base of the running thread, and reports whether it could. It may be called while pinned.
+//
+// The FS base is not read from FS:0 as C does: that word exists only where a C library set it up.
+func threadPointer(tp *uintptr) bool {
+	_, _, errno := unix.RawSyscall(unix.SYS_ARCH_PRCTL, archGetFS, uintptr(unsafe.Pointer(tp)), 0)
+	return errno == 0
+}

@@ -1,0 +1,27 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux && gc && !android
+
+package goruntime
+
+import "errors"
+
+// tlsWords is how far above the thread pointer g is looked for. Only programs with cgo keep a copy of g in thread-local
+// storage, in the block of the executable, which follows the 16 bytes at the thread pointer.
+const tlsWords = 4096 / 8
+
+// tpidr returns the thread pointer, TPIDR_EL0, which user code may read and only threads with a C library set.
+func tpidr() uintptr
+
+// tlsFirst returns the distance from the thread pointer to the first word that may hold g.
+func tlsFirst() int64 { return 0 }
+
+var errNoThreadPointer = errors.New("this program has no thread-local storage (no cgo): g is in R28 only")
+
+// threadPointer stores the thread pointer of the running thread, and reports whether there is one. It may be called while
+// pinned.
+func threadPointer(tp *uintptr) bool {
+	*tp = tpidr()
+	return *tp != 0
+}

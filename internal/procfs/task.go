@@ -1,0 +1,102 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package procfs
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"path"
+	"strconv"
+)
+
+// maxStatus bounds how much of a status file is read. Its longest line is that of
+// the groups, of which there are at most 65536.
+const maxStatus = 1 << 20
+
+// Threads yields the ids of the threads of the process, in the PID namespace of the
+// proc file system. Threads come and go meanwhile. It ends after the first error,
+// which wraps [ErrProcessGone] if the process is gone.
+func (p *Process) Threads() iter.Seq2[int, error] {
+	return func(yield func(int, error) bool) {
+		dir, err := p.dir.Open("task")
+		if err != nil {
+			yield(0, goneError(err))
+			return
+		}
+		defer func() { _ = dir.Close() }()
+		for {
+			names, err := dir.Readdirnames(256)
+			for _, name := range names {
+				if tid, err := strconv.Atoi(name); err == nil && tid > 0 && !yield(tid, nil) {
+					return
+				}
+			}
+			if errors.Is(err, io.EOF) {
+				return
+			}
+			if err != nil {
+				yield(0, goneError(err))
+				return
+			}
+		}
+	}
+}
+
+// ThreadIDs returns the ids that the thread tid has, one for each PID namespace that
+// it is in: first that in the namespace of the proc file system, which is tid, last
+// the one that the thread itself knows. It is the line NSpid of proc_pid_status(5);
+// kernels without PID namespaces have none, and tid is all there is.
+//
+// The error wraps [ErrProcessGone] if the thread is gone.
+func (p *Process) ThreadIDs(tid int) ([]int, error) {
+	f, err := p.dir.Open(path.Join("task", strconv.Itoa(tid), "status"))
+	if err != nil {
+		return nil, goneError(err)
+	}
+	defer func() { _ = f.Close() }()
+	ids, err := nsPIDs(io.LimitReader(f, maxStatus))
+	if err != nil {
+		return nil, goneError(err)
+	}
+	if ids == nil {
+		ids = []int{tid}
+	}
+	return ids, nil
+}
+
+// nsPIDs returns the ids in the line NSpid of a status file, or nil if there is none.
+func nsPIDs(status io.Reader) ([]int, error) {
+	r := bufio.NewReader(status)
+	for {
+		line, continues, err := r.ReadLine()
+		if errors.Is(err, io.EOF) {
+			return nil, nil
+		}
+		if err != nil {
+			return nil, fmt.Errorf("status: %w", err)
+		}
+		fields, found := bytes.CutPrefix(line, []byte("NSpid:"))
+		for continues && err == nil {
+			// What does not fit into the buffer is no line of ids.
+			_, continues, err = r.ReadLine()
+			found = false
+		}
+		if !found {
+			continue
+		}
+		var ids []int
+		for field := range bytes.FieldsSeq(fields) {
+			id, err := strconv.Atoi(string(field))
+			if err != nil || id <= 0 {
+				return nil, fmt.Errorf("%w status: NSpid %q", ErrMalformed, fields)
+			}
+			ids = append(ids, id)
+		}
+		return ids, nil
+	}
+}

@@ -1,0 +1,151 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package remotemem_test
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"math"
+	"os"
+	"reflect"
+	"sync/atomic"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/otelctx/otelctx/internal/remotemem"
+	"github.com/otelctx/otelctx/internal/wire"
+)
+
+// mapReadable maps so many pages that hold a pattern, with a page behind them that
+// cannot be read.
+func mapReadable(t *testing.T, pages int) (mem []byte, address uint64) {
+	t.Helper()
+	page := os.Getpagesize()
+	all, err := syscall.Mmap(-1, 0, (pages+1)*page, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_PRIVATE|syscall.MAP_ANON)
+	require.NoError(t, err)
+	t.Cleanup(func() { assert.NoError(t, syscall.Munmap(all)) })
+	mem = all[:pages*page]
+	for i := range mem {
+		mem[i] = byte(i*7 + i/251 + 1)
+	}
+	require.NoError(t, syscall.Mprotect(all[len(mem):], syscall.PROT_NONE))
+	return mem, uint64(reflect.ValueOf(mem).Pointer())
+}
+
+func self() remotemem.Memory { return remotemem.Of(os.Getpid()) }
+
+func TestReadPartsOfEverySize(t *testing.T) {
+	mem, at := mapReadable(t, 4)
+	// Fewer and more than fit into one call, with parts of no bytes among them.
+	for _, count := range []int{0, 1, 2, 24, 25, 1024, 1025, 3000} {
+		parts := make([]remotemem.Part, count)
+		for i := range parts {
+			parts[i] = remotemem.Part{Address: at + uint64(i*13%(len(mem)-64)), Data: make([]byte, i%33)}
+		}
+		n, err := self().ReadParts(parts)
+		require.NoError(t, err)
+		assert.Equal(t, count, n)
+		for i, p := range parts {
+			from := int(p.Address - at)
+			require.True(t, bytes.Equal(mem[from:from+len(p.Data)], p.Data), "part %d of %d", i, count)
+		}
+	}
+}
+
+func TestReadPartsStopsAtTheFirstThatCannotBeRead(t *testing.T) {
+	mem, at := mapReadable(t, 1)
+	end := at + uint64(len(mem))
+	for _, bad := range []remotemem.Part{
+		{Address: end, Data: make([]byte, 8)},
+		{Address: end - 4, Data: make([]byte, 8)}, // to its end
+		{Address: 0, Data: make([]byte, 1)},
+		{Address: math.MaxUint64 - 4, Data: make([]byte, 8)},
+		{Address: 1 << 63, Data: make([]byte, 8)},
+	} {
+		for _, before := range []int{0, 1, 23, 1023, 1024, 1500} {
+			parts := make([]remotemem.Part, before, before+3)
+			for i := range parts {
+				parts[i] = remotemem.Part{Address: at + uint64(i), Data: make([]byte, 2)}
+			}
+			behind := []byte("untouched")
+			parts = append(parts, bad, remotemem.Part{Address: at, Data: behind}, remotemem.Part{})
+			n, err := self().ReadParts(parts)
+			require.ErrorIs(t, err, syscall.EFAULT, "%#x behind %d", bad.Address, before)
+			assert.Equal(t, before, n, "%#x", bad.Address)
+			assert.Equal(t, "untouched", string(behind))
+			for i, p := range parts[:n] {
+				require.True(t, bytes.Equal(mem[i:i+2], p.Data))
+			}
+		}
+	}
+}
+
+func TestReadPartsWithoutBytes(t *testing.T) {
+	n, err := self().ReadParts([]remotemem.Part{{Address: 1 << 63}, {}, {Data: []byte{}}})
+	require.NoError(t, err)
+	assert.Equal(t, 3, n)
+}
+
+func TestReadPartsOfNoProcess(t *testing.T) {
+	n, err := remotemem.Of(math.MaxInt32).ReadParts([]remotemem.Part{{Address: 4096, Data: make([]byte, 1)}})
+	require.ErrorIs(t, err, syscall.ESRCH)
+	assert.Zero(t, n)
+	require.NotErrorIs(t, err, errors.ErrUnsupported)
+}
+
+// A part is read before those behind it: what always goes up is never lower in a later
+// part.
+func TestReadPartsInOrder(t *testing.T) {
+	mem, at := mapReadable(t, 1)
+	// An atomic counter that other memory sees too.
+	counter := wire.RingHeaderIn(mem)
+	counter.Magic = 0
+	var stop atomic.Bool
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for !stop.Load() {
+			atomic.AddUint32(&counter.Magic, 1)
+		}
+	}()
+	moved := 0
+	var data [16][4]byte
+	parts := make([]remotemem.Part, len(data))
+	for i := range parts {
+		parts[i] = remotemem.Part{Address: at, Data: data[i][:]}
+	}
+	for range 20000 {
+		_, err := self().ReadParts(parts)
+		require.NoError(t, err)
+		for i := 1; i < len(data); i++ {
+			before, after := binary.NativeEndian.Uint32(data[i-1][:]), binary.NativeEndian.Uint32(data[i][:])
+			// By difference, for it wraps around.
+			require.GreaterOrEqual(t, int32(after-before), int32(0))
+			if after != before {
+				moved++
+			}
+		}
+	}
+	stop.Store(true)
+	<-done
+	assert.NotZero(t, moved)
+}
+
+func TestReadPartsDoesNotAllocate(t *testing.T) {
+	_, at := mapReadable(t, 1)
+	parts := make([]remotemem.Part, 12)
+	for i := range parts {
+		parts[i] = remotemem.Part{Address: at + uint64(8*i), Data: make([]byte, 8)}
+	}
+	memory := self()
+	assert.Zero(t, testing.AllocsPerRun(100, func() {
+		if _, err := memory.ReadParts(parts); err != nil {
+			t.Error(err)
+		}
+	}))
+}

@@ -1,0 +1,269 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package slots
+
+import (
+	"math/bits"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/otelctx/otelctx/internal/goruntime"
+	"github.com/otelctx/otelctx/internal/wire"
+)
+
+// Span is what a slot shows. Identifiers are W3C's, read as big-endian numbers. The
+// zero Span shows nothing.
+type Span struct {
+	TraceIDHigh, TraceIDLow uint64
+	SpanID                  uint64
+	LocalRootSpanID         uint64
+	TraceFlags              uint8
+	// Attributes are encoded as OTEP 4947 has them. What does not fit into the
+	// slots is left out whole.
+	Attributes []byte
+}
+
+// Ring is the memory of a ring. Its methods may be called concurrently.
+type Ring struct {
+	// The order of these is known to the assembly, by their names.
+	base             unsafe.Pointer // slot 0
+	mask             uint64
+	shift            uint64 // log2 of the slots' size
+	gm, goid, procid uint64
+	byGoroutine      uint64 // 1 or 0
+
+	layout1 bool
+	// claimed is what a claim adds to a slot's state.
+	claimed uint64
+	// fast says that the assembly has all it needs.
+	fast       bool
+	attributes int
+	runtime    *goruntime.Runtime
+}
+
+// Config says what a ring's memory looks like.
+type Config struct {
+	// Memory holds the slots, a power of two of them, each SlotSize bytes and that
+	// a power of two as well. It stays mapped for ever: writers do not ask.
+	Memory   []byte
+	SlotSize int
+	// Layout1 has slots of layout 1, which are by thread and hold no owner.
+	Layout1     bool
+	ByGoroutine bool
+	Runtime     *goruntime.Runtime
+}
+
+// New returns the ring in c.Memory.
+func New(c Config) *Ring {
+	r := &Ring{
+		base:    unsafe.Pointer(unsafe.SliceData(c.Memory)),
+		mask:    uint64(len(c.Memory)/c.SlotSize - 1),
+		shift:   uint64(bits.TrailingZeros(uint(c.SlotSize))),
+		layout1: c.Layout1,
+		claimed: wire.SlotInUse,
+		runtime: c.Runtime,
+	}
+	if c.ByGoroutine {
+		r.byGoroutine = 1
+	}
+	if !c.Layout1 {
+		r.claimed |= 1 << wire.SlotSeqShift
+		r.attributes = c.SlotSize - wire.SlotAttributes
+	}
+	r.fast = Supported && !c.Layout1
+	for fact, at := range map[goruntime.Fact]*uint64{
+		goruntime.GM: &r.gm, goruntime.GGoid: &r.goid, goruntime.MProcid: &r.procid,
+	} {
+		offset, err := c.Runtime.Offset(fact)
+		*at = uint64(offset)
+		r.fast = r.fast && err == nil
+	}
+	return r
+}
+
+// attempts is how often a writer tries to claim a slot. A claim is held for
+// nanoseconds, unless the kernel takes the processor away just then.
+const attempts = 64
+
+// Store shows s in the slot of the calling thread or goroutine and returns that
+// slot, and the id of the calling goroutine if it is known. ok is false if another
+// writer held on to the slot: then it shows what that one wrote, or nothing.
+func (r *Ring) Store(s *Span) (slot uint32, goid uint64, ok bool) {
+	if r.fast && len(s.Attributes) == 0 {
+		n, goid := store(r, s.TraceIDHigh, s.TraceIDLow, s.SpanID, s.LocalRootSpanID,
+			uint64(s.TraceFlags)<<wire.SlotTraceFlagsShift)
+		if n != busy {
+			return uint32(n), goid, true
+		}
+	}
+	return r.storePinned(s)
+}
+
+// busy is what the assembly returns instead of a slot.
+const busy = ^uint64(0)
+
+func (r *Ring) storePinned(s *Span) (slot uint32, goid uint64, ok bool) {
+	goruntime.Pin()
+	self := r.runtime.Self()
+	n := uint64(self.TID)
+	if r.byGoroutine == 1 {
+		n = self.Goid
+	}
+	at := r.at(n)
+	if ok = r.claim(at); ok {
+		r.write(at, s, self)
+	} else {
+		r.blank(at, atomic.LoadUint64(&at.SpanID))
+	}
+	goruntime.Unpin()
+	return uint32(n & r.mask), self.Goid, ok
+}
+
+// Replace shows s in a slot if that shows the span with this id, and reports
+// whether it did; the owner stays. A nil s shows nothing. Either way the slot does
+// not show the span any more, if only because it shows nothing where another writer
+// held on to it. It may be called from anywhere.
+func (r *Ring) Replace(slot uint32, spanID uint64, s *Span) bool {
+	if !r.Shows(slot, spanID) {
+		return false
+	}
+	if s == nil {
+		s = &nothing
+	}
+	at := r.at(uint64(slot))
+	if r.fast && len(s.Attributes) == 0 {
+		outcome := replace(at, spanID, s.TraceIDHigh, s.TraceIDLow, s.SpanID, s.LocalRootSpanID,
+			uint64(s.TraceFlags)<<wire.SlotTraceFlagsShift)
+		if outcome != busy {
+			return outcome == 1
+		}
+	}
+	done := false
+	goruntime.Pin()
+	if r.claim(at) {
+		if done = r.Shows(slot, spanID); done {
+			r.write(at, s, r.owner(at))
+		} else {
+			r.release(at)
+		}
+	} else {
+		r.blank(at, spanID)
+	}
+	goruntime.Unpin()
+	return done
+}
+
+// Evict has a slot show nothing if its owner's id, masked, is bucket. The ring must
+// be of layout 2.
+func (r *Ring) Evict(slot uint32, bucket, mask uint64) {
+	at := r.at(uint64(slot))
+	goruntime.Pin()
+	if r.claim(at) {
+		if at.Owner&mask == bucket {
+			r.write(at, &nothing, goruntime.Self{})
+		} else {
+			r.release(at)
+		}
+	} else if id := atomic.LoadUint64(&at.SpanID); atomic.LoadUint64(&at.Owner)&mask == bucket {
+		r.blank(at, id)
+	}
+	goruntime.Unpin()
+}
+
+// Shows reports whether a slot showed the span with this id just now.
+func (r *Ring) Shows(slot uint32, spanID uint64) bool {
+	return atomic.LoadUint64(&r.at(uint64(slot)).SpanID) == spanID
+}
+
+// Own returns the slot of the calling thread or goroutine and the id of that
+// goroutine. The thread may be another one when it returns.
+func (r *Ring) Own() (slot uint32, goid uint64) {
+	self := r.runtime.Self()
+	n := uint64(self.TID)
+	if r.byGoroutine == 1 {
+		n = self.Goid
+	}
+	return uint32(n & r.mask), self.Goid
+}
+
+// ShownBy returns the id of the span that a slot shows if a goroutine is its owner,
+// else 0, also if a writer holds on to the slot. In layout 1 everybody is the owner.
+func (r *Ring) ShownBy(slot uint32, goid uint64) uint64 {
+	at := r.at(uint64(slot))
+	if r.layout1 {
+		return atomic.LoadUint64(&at.SpanID)
+	}
+	for range attempts {
+		state := atomic.LoadUint64(&at.State)
+		id, owner := atomic.LoadUint64(&at.SpanID), atomic.LoadUint64(&at.Owner)
+		if state&wire.SlotInUse != 0 || atomic.LoadUint64(&at.State) != state {
+			continue
+		}
+		if owner != goid {
+			return 0
+		}
+		return id
+	}
+	return 0
+}
+
+var nothing Span
+
+// at returns a slot. Layouts 1 and 2 share the fields that Shows looks at.
+func (r *Ring) at(n uint64) *wire.Slot2 {
+	// Sound: n is at most mask, and the memory never goes away.
+	return (*wire.Slot2)(unsafe.Add(r.base, (n&r.mask)<<r.shift))
+}
+
+func (r *Ring) claim(at *wire.Slot2) bool {
+	for range attempts {
+		state := atomic.LoadUint64(&at.State)
+		if state&wire.SlotInUse == 0 && atomic.CompareAndSwapUint64(&at.State, state, state+r.claimed) {
+			return true
+		}
+	}
+	return false
+}
+
+// blank has a slot show nothing if it shows the span with this id. It is for who
+// could not claim the slot: the writer that holds it may be one that lets go without
+// having written, and what is outdated by now must not be shown again.
+//
+// Without a claim it is sound because the whole of it is one step to the id of
+// nothing. If the holder stores an id still, that counts; if it has stored one, that
+// is not the one looked for, or is a missing span instead of a wrong one. A reader
+// that has looked at the other fields already sees the id from before or none.
+func (r *Ring) blank(at *wire.Slot2, spanID uint64) {
+	atomic.CompareAndSwapUint64(&at.SpanID, spanID, 0)
+}
+
+// release gives a claimed slot back as it was, but for the count.
+func (r *Ring) release(at *wire.Slot2) {
+	atomic.StoreUint64(&at.State, at.State&^wire.SlotInUse)
+}
+
+// owner returns who published what a claimed slot shows.
+func (r *Ring) owner(at *wire.Slot2) goruntime.Self {
+	if r.layout1 {
+		return goruntime.Self{}
+	}
+	return goruntime.Self{Goid: at.Owner, M: uintptr(at.M), TID: at.TID}
+}
+
+// write fills a claimed slot and gives it free.
+func (r *Ring) write(at *wire.Slot2, s *Span, owner goruntime.Self) {
+	if r.layout1 {
+		fill1(at, s.TraceIDHigh, s.TraceIDLow, s.SpanID, at.State&^wire.SlotInUse)
+		return
+	}
+	state := at.State>>wire.SlotSeqShift<<wire.SlotSeqShift | uint64(s.TraceFlags)<<wire.SlotTraceFlagsShift
+	if n := len(s.Attributes); n > 0 && n <= r.attributes {
+		state |= uint64(n) << wire.SlotAttrsSizeShift
+		fence()
+		// Sound: the slot goes on for r.attributes bytes behind its fields.
+		copy(unsafe.Slice((*byte)(unsafe.Add(unsafe.Pointer(at), wire.SlotAttributes)), n), s.Attributes)
+	}
+	fill(at, s.TraceIDHigh, s.TraceIDLow, s.SpanID, s.LocalRootSpanID,
+		owner.Goid, uint64(owner.M), owner.TID, state)
+}

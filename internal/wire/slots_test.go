@@ -1,0 +1,196 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package wire
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/hex"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"unsafe"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// handwritten returns the bytes of a file of testdata that was written by hand: in
+// each line the offset of its first byte, the bytes, and behind # what they are.
+func handwritten(t *testing.T, name string) []byte {
+	t.Helper()
+	if binary.NativeEndian.Uint16([]byte{1, 0}) != 1 {
+		t.Skip("this machine is big-endian")
+	}
+	text, err := os.ReadFile(filepath.Join("testdata", name))
+	require.NoError(t, err)
+	var all []byte
+	for line := range strings.Lines(string(text)) {
+		line, _, _ = strings.Cut(line, "#")
+		fields := strings.Fields(line)
+		if len(fields) == 0 {
+			continue
+		}
+		offset, err := strconv.ParseInt(fields[0], 16, 32)
+		require.NoError(t, err, line)
+		require.Len(t, all, int(offset), line)
+		b, err := hex.DecodeString(strings.Join(fields[1:], ""))
+		require.NoError(t, err, line)
+		all = append(all, b...)
+	}
+	return all
+}
+
+// mapped returns size bytes at the start of a page, as far as alignment goes.
+func mapped(size int) []byte {
+	words := make([]uint64, (size+7)/8)
+	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(words))), size)
+}
+
+const (
+	traceHigh = 0x0123456789abcdef
+	traceLow  = 0xfedcba9876543210
+	spanID    = 0x1122334455667788
+	localRoot = 0x99aabbccddeeff01
+)
+
+func TestRingLayout1Golden(t *testing.T) {
+	want := handwritten(t, "ring_layout1.hex")
+	got := mapped(32 + 2*32)
+	*RingHeaderIn(got) = RingHeader{Magic: RingMagic, Layout: RingLayout1, Capacity: 2, SlotSize: SlotSize1}
+	slots := (*[2]Slot1)(unsafe.Pointer(&got[RingHeaderSize1]))
+	slots[0] = Slot1{TraceIDHigh: traceHigh, TraceIDLow: traceLow, SpanID: spanID}
+	slots[1].State = SlotInUse
+	assert.Equal(t, want, got)
+}
+
+func TestRingLayout2Golden(t *testing.T) {
+	want := handwritten(t, "ring_layout2.hex")
+	const slotSize = 128
+	got := mapped(64 + 2*slotSize)
+	*RingHeaderIn(got) = RingHeader{
+		Magic: RingMagic, Layout: RingLayout2, Capacity: 2, SlotSize: slotSize,
+		HeaderSize: RingHeaderSize2, Index: RingByGoroutine,
+	}
+	slot := func(n int) *Slot2 { return (*Slot2)(unsafe.Pointer(&got[RingHeaderSize2+n*slotSize])) }
+	*slot(0) = Slot2{
+		TraceIDHigh: traceHigh, TraceIDLow: traceLow, SpanID: spanID,
+		State: 0x01020304<<SlotSeqShift | 5<<SlotAttrsSizeShift | 1<<SlotTraceFlagsShift,
+		Owner: 12345, LocalRootSpanID: localRoot, M: 0xc02345e000, TID: 1234,
+	}
+	copy(got[RingHeaderSize2+SlotAttributes:], "\x00\x03GET")
+	slot(1).State = 2<<SlotSeqShift | SlotInUse
+	assert.Equal(t, want, got)
+}
+
+func TestThreadContextRecordGolden(t *testing.T) {
+	want := handwritten(t, "threadcontext_record.hex")
+	got := mapped(ThreadContextRecordSize + 7)
+	r := (*ThreadContextRecord)(unsafe.Pointer(&got[0]))
+	binary.BigEndian.PutUint64(r.TraceID[:8], traceHigh)
+	binary.BigEndian.PutUint64(r.TraceID[8:], traceLow)
+	binary.BigEndian.PutUint64(r.SpanID[:], spanID)
+	r.Valid, r.TraceFlags, r.AttrsDataSize = 1, 1, 7
+	copy(got[ThreadContextRecordSize:], "\x00\x03GET\x02\x00")
+	assert.Equal(t, want, got)
+	assert.LessOrEqual(t, len(got), MaxThreadContextRecord)
+}
+
+// Layout 2 begins each slot as layout 1 does, so that the same first 25 bytes mean
+// the same.
+func TestSlotsBeginAlike(t *testing.T) {
+	one, two := handwritten(t, "ring_layout1.hex"), handwritten(t, "ring_layout2.hex")
+	assert.Equal(t, one[32:][:25], two[64:][:25])
+	assert.Equal(t, one[:4], two[:4], "magic")
+}
+
+// The formats' numbers once more, for what is not a byte of a golden file.
+func TestRingConstants(t *testing.T) {
+	assert.Equal(t, "OTEL", string(binary.BigEndian.AppendUint32(nil, RingMagic)))
+	assert.Equal(t, "DD_OTEL_CTX", RingName1)
+	assert.Equal(t, "OTELCTX_SLOTS", ThreadRingName)
+	assert.Equal(t, "OTELCTX_GSLOTS", GoroutineRingName)
+	assert.Equal(t, 0, RingByThread)
+	assert.Equal(t, 640, MaxThreadContextRecord)
+	for _, name := range []string{RingName1, ThreadRingName, GoroutineRingName} {
+		assert.LessOrEqual(t, len(name), 79, "the kernel's limit for names of mappings")
+		for _, found := range []string{"/memfd:" + name + " (deleted)", "[anon:" + name + "]", "[anon_shmem:" + name + "]"} {
+			assert.False(t, IsProcessContextMapping([]byte(found)), "readers of process contexts would look into %s", found)
+		}
+	}
+}
+
+func TestRingHeaderIn(t *testing.T) {
+	page := mapped(64)
+	for _, size := range []int{32, 33, 64} {
+		h := RingHeaderIn(page[:size])
+		assert.Equal(t, unsafe.Pointer(&page[0]), unsafe.Pointer(h), "it is the memory itself")
+	}
+	for name, b := range map[string][]byte{
+		"nil": nil, "empty": page[:0], "a byte short": page[:31], "unaligned": page[1:40], "half aligned": page[4:40],
+	} {
+		assert.Panics(t, func() { RingHeaderIn(b) }, name)
+	}
+}
+
+// What is advertised of a slot's fields is what the golden bytes have there.
+func TestSlotFields(t *testing.T) {
+	type field struct {
+		offset, size uintptr
+		value        uint64
+	}
+	common := map[string]field{
+		"trace_id_high": {0x00, 8, traceHigh},
+		"trace_id_low":  {0x08, 8, traceLow},
+		"span_id":       {0x10, 8, spanID},
+		"in_use":        {0x18, 1, 0},
+	}
+	own := map[string]field{
+		"trace_flags":        {0x19, 1, 1},
+		"attrs_size":         {0x1A, 2, 5},
+		"seq":                {0x1C, 4, 0x01020304},
+		"owner_goid":         {0x20, 8, 12345},
+		"local_root_span_id": {0x28, 8, localRoot},
+		"m":                  {0x30, 8, 0xc02345e000},
+		"tid":                {0x38, 4, 1234},
+		"attrs":              {0x40, 0, 0},
+	}
+	for _, tt := range []struct {
+		layout int
+		file   string
+		slots  int
+		want   []map[string]field
+	}{
+		{RingLayout1, "ring_layout1.hex", 32, []map[string]field{common}},
+		{RingLayout2, "ring_layout2.hex", 64, []map[string]field{common, own}},
+	} {
+		t.Run("layout "+strconv.Itoa(tt.layout), func(t *testing.T) {
+			slot := handwritten(t, tt.file)[tt.slots:]
+			want := map[string]field{}
+			for _, fields := range tt.want {
+				for name, f := range fields {
+					want[name] = f
+				}
+			}
+			taken := map[uintptr]string{}
+			got := map[string]field{}
+			for _, f := range SlotFields(tt.layout) {
+				assert.NotContains(t, got, f.Name)
+				value := bytes.Clone(slot[f.Offset:][:f.Size])
+				got[f.Name] = field{f.Offset, f.Size, binary.LittleEndian.Uint64(append(value, make([]byte, 8)...))}
+				for i := range f.Size {
+					assert.NotContains(t, taken, f.Offset+i, "%s lies in %s", f.Name, taken[f.Offset+i])
+					taken[f.Offset+i] = f.Name
+				}
+			}
+			assert.Equal(t, want, got)
+		})
+	}
+	t.Run("each call returns its own", func(t *testing.T) {
+		SlotFields(RingLayout1)[0].Name = "changed"
+		assert.Equal(t, "trace_id_high", SlotFields(RingLayout1)[0].Name)
+	})
+}

@@ -1,0 +1,40 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package wire
+
+import (
+	"structs"
+	"unsafe"
+)
+
+// ThreadContextRecord is the record of OTEP 4947, without its attributes, which
+// follow it: {key u8, length u8, value} each, the key an index into
+// threadlocal.attribute_key_map.
+type ThreadContextRecord struct {
+	_ structs.HostLayout
+
+	TraceID [16]byte
+	SpanID  [8]byte
+	// Valid is 1 for a record that readers may use.
+	Valid      uint8
+	TraceFlags uint8
+	// AttrsDataSize counts the bytes of the attributes.
+	AttrsDataSize uint16
+}
+
+const (
+	// ThreadContextRecordSize is the size of the record without attributes.
+	ThreadContextRecordSize = 28
+	// MaxThreadContextRecord is the size that a record with its attributes may have.
+	MaxThreadContextRecord = 640
+)
+
+const (
+	_ = -(unsafe.Sizeof(ThreadContextRecord{}) ^ ThreadContextRecordSize)
+	_ = -(unsafe.Offsetof(ThreadContextRecord{}.SpanID) ^ 16)
+	_ = -(unsafe.Offsetof(ThreadContextRecord{}.Valid) ^ 24)
+	_ = -(unsafe.Offsetof(ThreadContextRecord{}.TraceFlags) ^ 25)
+	_ = -(unsafe.Offsetof(ThreadContextRecord{}.AttrsDataSize) ^ 26)
+	_ = -(unsafe.Alignof(ThreadContextRecord{}) ^ 2)
+)

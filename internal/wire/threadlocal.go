@@ -1,0 +1,87 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package wire
+
+// Keys of the attributes beside the resource by which a process says where its
+// active spans are. The first two are OTEP 4947's.
+const (
+	// KeySchemaVersion has the value SchemaGoLabels if the goroutines' labels carry
+	// records, else SchemaSlots.
+	KeySchemaVersion = "threadlocal.schema_version"
+	SchemaGoLabels   = "go_pprof_labels_v1"
+	SchemaSlots      = "otelctx_slots_v1"
+
+	// KeyAttributeKeyMap is an array of strings: what the key bytes of encoded
+	// attributes stand for.
+	KeyAttributeKeyMap = "threadlocal.attribute_key_map"
+
+	// KeyThreadSlots and KeyGoroutineSlots are what the keys of a ring begin with.
+	KeyThreadSlots    = "threadlocal.slots."
+	KeyGoroutineSlots = "threadlocal.goroutine_slots."
+
+	// KeyGo is what the keys that describe the Go runtime begin with.
+	KeyGo = "threadlocal.go."
+)
+
+// How the keys of a ring end. All values are integers but these: mapping is a
+// string, index is IndexThread or IndexGoroutine, fields is a map of the names
+// below to their offsets in a slot.
+const (
+	RingKeyMapping    = "mapping"
+	RingKeyAddress    = "address"
+	RingKeyLayout     = "layout"
+	RingKeyCapacity   = "capacity"
+	RingKeyHeaderSize = "header_size"
+	RingKeySlotSize   = "slot_size"
+	RingKeyIndex      = "index"
+	RingKeyFields     = "fields"
+
+	IndexThread    = "thread"
+	IndexGoroutine = "goroutine"
+)
+
+// How the keys that describe the Go runtime end. All values are integers but the
+// version, which is that of the toolchain. What could not be found out is left out.
+const (
+	GoKeyVersion       = "version"
+	GoKeyTLSGOffset    = "tls_g_offset"
+	GoKeyGMOffset      = "g_m_offset"
+	GoKeyMCurgOffset   = "m_curg_offset"
+	GoKeyMProcidOffset = "m_procid_offset"
+	GoKeyGGoidOffset   = "g_goid_offset"
+	GoKeyGLabelsOffset = "g_labels_offset"
+	// GoKeyRecordOffset is where behind the label pointer the record is.
+	GoKeyRecordOffset = "record_offset"
+)
+
+// Field is a field of a slot, as it is advertised.
+type Field struct {
+	Name   string
+	Offset uintptr
+	// Size is its size in bytes; 0 for the attributes, which say theirs.
+	Size uintptr
+}
+
+// SlotFields returns the fields of a slot of a layout.
+func SlotFields(layout int) []Field {
+	fields := []Field{
+		{"trace_id_high", OffsetTraceIDHigh, 8},
+		{"trace_id_low", OffsetTraceIDLow, 8},
+		{"span_id", OffsetSpanID, 8},
+		{"in_use", OffsetInUse, 1},
+	}
+	if layout == RingLayout1 {
+		return fields
+	}
+	return append(fields,
+		Field{"trace_flags", OffsetTraceFlags, 1},
+		Field{"attrs_size", OffsetAttrsSize, 2},
+		Field{"seq", OffsetSeq, 4},
+		Field{"owner_goid", OffsetOwner, 8},
+		Field{"local_root_span_id", OffsetLocalRootSpanID, 8},
+		Field{"m", OffsetM, 8},
+		Field{"tid", OffsetTID, 4},
+		Field{"attrs", SlotAttributes, 0},
+	)
+}

@@ -1,0 +1,460 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package reader
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
+	processcontextpb "go.opentelemetry.io/proto/otlp/processcontext/v1development"
+
+	"github.com/otelctx/otelctx/internal/wire"
+	"github.com/otelctx/otelctx/ringbuf"
+)
+
+// ErrNoThreadContext says that the process does not show, in a way that this package
+// knows, which spans its threads are in: not yet, no longer, or in one that cannot be
+// right.
+var ErrNoThreadContext = errors.New("no thread context")
+
+// CarrierKind is a way in which a process shows spans.
+type CarrierKind int
+
+const (
+	// ThreadSlots is a ring of slots indexed by thread id.
+	ThreadSlots CarrierKind = iota + 1
+	// GoroutineSlots is a ring of slots indexed by goroutine id.
+	GoroutineSlots
+	// GoroutineRecord is a record behind a goroutine's profiler labels, as OTEP 4947
+	// has it.
+	GoroutineRecord
+)
+
+// String returns the kind as thread_slots, goroutine_slots or goroutine_record.
+func (k CarrierKind) String() string {
+	switch k {
+	case ThreadSlots:
+		return "thread_slots"
+	case GoroutineSlots:
+		return "goroutine_slots"
+	case GoroutineRecord:
+		return "goroutine_record"
+	default:
+		return fmt.Sprintf("CarrierKind(%d)", int(k))
+	}
+}
+
+// CarrierSource is how a carrier was found.
+type CarrierSource int
+
+const (
+	// Advertised carriers are described in the process context.
+	Advertised CarrierSource = iota + 1
+	// FoundByName is for rings whose mapping has the name of one.
+	FoundByName
+	// FoundByMagic is for rings that begin an anonymous mapping.
+	FoundByMagic
+)
+
+// String returns the source as advertised, found_by_name or found_by_magic.
+func (s CarrierSource) String() string {
+	switch s {
+	case Advertised:
+		return "advertised"
+	case FoundByName:
+		return "found_by_name"
+	case FoundByMagic:
+		return "found_by_magic"
+	default:
+		return fmt.Sprintf("CarrierSource(%d)", int(s))
+	}
+}
+
+// Carrier says where a process shows spans.
+type Carrier struct {
+	Kind   CarrierKind
+	Source CarrierSource
+	// Ring is how the slots are laid out; zero for GoroutineRecord.
+	Ring ringbuf.Info
+	// RecordOffset is how far behind the label pointer the record is, for
+	// GoroutineRecord.
+	RecordOffset int
+	// Provable says whether a span found there can be proven to be that of the
+	// goroutine which runs. It takes layout 2 and knowledge of where the Go runtime
+	// keeps goroutines.
+	Provable bool
+	// Err is why the carrier cannot be read, or nil. It may quote what the process
+	// has chosen.
+	Err error
+}
+
+// runtimeOffsets is where the Go runtime of a process keeps what is needed here.
+// Those that are not known are negative.
+type runtimeOffsets struct {
+	mCurg, mProcid, gGoid, gLabels int
+}
+
+// complete reports whether it can be found out which goroutine runs on a thread.
+func (o *runtimeOffsets) complete() bool { return o.mCurg >= 0 && o.gGoid >= 0 }
+
+// Bounds of what can be advertised: g and m have some hundred bytes to some thousand.
+const (
+	maxRuntimeOffset = 1 << 16
+	maxRecordOffset  = 4096
+	// labelListSize is the size of what a record stands behind, a slice of labels.
+	labelListSize = 24
+	maxKeys       = 256
+)
+
+// threadView is what is known of how a process shows spans. It does not change.
+type threadView struct {
+	// context is the process context that it comes from, nil if there was none, and
+	// made when that was looked at.
+	context *ProcessContext
+	made    time.Time
+
+	carriers []Carrier
+	// The carriers that can be read; nil, or for the record a negative offset, if
+	// there are none.
+	threadRing, goroutineRing *ringbuf.View
+	recordOffset              int
+	runtime                   runtimeOffsets
+	// keys has the names of attributes. Where one is not known it is "".
+	keys []string
+}
+
+// usable reports whether there is anything to read.
+func (v *threadView) usable() bool {
+	return v.threadRing != nil || v.goroutineRing != nil || v.recordOffset >= 0
+}
+
+// reasons says why the carriers that there are cannot be read.
+func (v *threadView) reasons() string {
+	var b strings.Builder
+	for _, c := range v.carriers {
+		if c.Err != nil {
+			fmt.Fprintf(&b, ": %v: %v", c.Kind, c.Err)
+		}
+	}
+	return b.String()
+}
+
+// advertisement is what a process context says by its attributes that begin with
+// threadlocal.
+type advertisement map[string]*commonpb.AnyValue
+
+func newAdvertisement(msg *processcontextpb.ProcessContext) advertisement {
+	a := make(advertisement)
+	for _, kv := range msg.GetAttributes() {
+		if strings.HasPrefix(kv.GetKey(), "threadlocal.") {
+			a[kv.GetKey()] = kv.GetValue()
+		}
+	}
+	return a
+}
+
+var errNotAdvertised = errors.New("not advertised")
+
+// integer returns an integer from lowest to highest.
+func (a advertisement) integer(key string, lowest, highest int64) (int64, error) {
+	v, ok := a[key]
+	if !ok {
+		return 0, fmt.Errorf("%s: %w", key, errNotAdvertised)
+	}
+	i, ok := v.GetValue().(*commonpb.AnyValue_IntValue)
+	if !ok {
+		return 0, fmt.Errorf("%s is no integer", key)
+	}
+	if i.IntValue < lowest || i.IntValue > highest {
+		return 0, fmt.Errorf("%s is %d, not from %d to %d", key, i.IntValue, lowest, highest)
+	}
+	return i.IntValue, nil
+}
+
+func (a advertisement) text(key string) (string, error) {
+	v, ok := a[key]
+	if !ok {
+		return "", fmt.Errorf("%s: %w", key, errNotAdvertised)
+	}
+	s, ok := v.GetValue().(*commonpb.AnyValue_StringValue)
+	if !ok {
+		return "", fmt.Errorf("%s is no string", key)
+	}
+	return s.StringValue, nil
+}
+
+// keys returns what the key bytes of encoded attributes stand for. What is no string
+// stays unknown.
+func (a advertisement) keys() []string {
+	values := a[wire.KeyAttributeKeyMap].GetArrayValue().GetValues()
+	keys := make([]string, min(len(values), maxKeys))
+	for i := range keys {
+		keys[i] = values[i].GetStringValue()
+	}
+	return keys
+}
+
+// announces reports whether there is any key that begins with prefix.
+func (a advertisement) announces(prefix string) bool {
+	for key := range a {
+		if strings.HasPrefix(key, prefix) {
+			return true
+		}
+	}
+	return false
+}
+
+// ring returns the ring that is described by the keys that begin with prefix. The
+// info is what was found out, also if there is an error.
+func (a advertisement) ring(prefix string, index ringbuf.Index) (ringbuf.Info, map[string]int, error) {
+	info := ringbuf.Info{Index: index}
+	// What does not fit into these is refused here, what makes no sense by the view.
+	const most = 1 << 30
+	var address, layout, capacity, headerSize, slotSize int64
+	var err error
+	for key, to := range map[string]*int64{
+		wire.RingKeyAddress: &address, wire.RingKeyLayout: &layout, wire.RingKeyCapacity: &capacity,
+		wire.RingKeyHeaderSize: &headerSize, wire.RingKeySlotSize: &slotSize,
+	} {
+		highest := int64(most)
+		if key == wire.RingKeyAddress {
+			highest = 1<<63 - 1
+		}
+		var e error
+		if *to, e = a.integer(prefix+key, 0, highest); e != nil && (err == nil || e.Error() < err.Error()) {
+			// One of them is enough, and always the same one.
+			err = e
+		}
+	}
+	info.Address, info.Layout, info.Capacity = uint64(address), int(layout), int(capacity)
+	info.HeaderSize, info.SlotSize = int(headerSize), int(slotSize)
+	if mapping, e := a.text(prefix + wire.RingKeyMapping); e == nil {
+		info.Mapping = mapping
+	}
+	if err != nil {
+		return info, nil, err
+	}
+	want := wire.IndexThread
+	if index == ringbuf.ByGoroutine {
+		want = wire.IndexGoroutine
+	}
+	if by, err := a.text(prefix + wire.RingKeyIndex); err != nil || by != want {
+		return info, nil, fmt.Errorf("%s is %q instead of %q", prefix+wire.RingKeyIndex, by, want)
+	}
+	fields, err := a.fields(prefix + wire.RingKeyFields)
+	return info, fields, err
+}
+
+func (a advertisement) fields(key string) (map[string]int, error) {
+	list, ok := a[key].GetValue().(*commonpb.AnyValue_KvlistValue)
+	if !ok {
+		return nil, fmt.Errorf("%s is no map", key)
+	}
+	fields := make(map[string]int)
+	for _, kv := range list.KvlistValue.GetValues() {
+		offset, ok := kv.GetValue().GetValue().(*commonpb.AnyValue_IntValue)
+		if !ok {
+			return nil, fmt.Errorf("%s: %q is no integer", key, kv.GetKey())
+		}
+		// Where it may be is the view's business; it must only stay the same number.
+		fields[kv.GetKey()] = int(max(-1, min(offset.IntValue, maxRuntimeOffset)))
+	}
+	return fields, nil
+}
+
+// runtime returns the offsets that are advertised, and why others are not known.
+func (a advertisement) runtime() (runtimeOffsets, error) {
+	var (
+		o    runtimeOffsets
+		errs error
+	)
+	for _, f := range []struct {
+		key string
+		to  *int
+	}{
+		{wire.GoKeyMCurgOffset, &o.mCurg},
+		{wire.GoKeyMProcidOffset, &o.mProcid},
+		{wire.GoKeyGGoidOffset, &o.gGoid},
+		{wire.GoKeyGLabelsOffset, &o.gLabels},
+	} {
+		n, err := a.integer(wire.KeyGo+f.key, 0, maxRuntimeOffset)
+		if err != nil {
+			n = -1
+			if errs == nil {
+				errs = err
+			}
+		}
+		*f.to = int(n)
+	}
+	return o, errs
+}
+
+// newThreadView returns what a process context advertises. pc may be nil.
+func newThreadView(memory ringbuf.Memory, pc *ProcessContext) *threadView {
+	v := &threadView{context: pc, made: time.Now(), recordOffset: -1}
+	a := newAdvertisement(pc.message())
+	v.keys = a.keys()
+	var runtimeErr error
+	v.runtime, runtimeErr = a.runtime()
+
+	if a.announces(wire.KeyThreadSlots) {
+		v.threadRing = v.addRing(memory, a, ThreadSlots, wire.KeyThreadSlots, nil)
+	}
+	if a.announces(wire.KeyGoroutineSlots) {
+		var err error
+		if !v.runtime.complete() {
+			err = runtimeErr
+		}
+		v.goroutineRing = v.addRing(memory, a, GoroutineSlots, wire.KeyGoroutineSlots, err)
+	}
+	if schema, _ := a.text(wire.KeySchemaVersion); schema == wire.SchemaGoLabels {
+		c := Carrier{Kind: GoroutineRecord, Source: Advertised}
+		offset, err := a.integer(wire.KeyGo+wire.GoKeyRecordOffset, labelListSize, maxRecordOffset)
+		c.RecordOffset = int(offset)
+		if err == nil && (!v.runtime.complete() || v.runtime.gLabels < 0) {
+			err = runtimeErr
+		}
+		if c.Err = err; err == nil {
+			c.Provable = true
+			v.recordOffset = c.RecordOffset
+		}
+		v.carriers = append(v.carriers, c)
+	}
+	return v
+}
+
+// addRing adds the carrier that is described by the keys with a prefix and returns its
+// ring, or nil if it cannot be read. err is why that is known before.
+func (v *threadView) addRing(memory ringbuf.Memory, a advertisement, kind CarrierKind, prefix string, err error) *ringbuf.View {
+	index := ringbuf.ByThread
+	if kind == GoroutineSlots {
+		index = ringbuf.ByGoroutine
+	}
+	info, fields, ringErr := a.ring(prefix, index)
+	c := Carrier{Kind: kind, Source: Advertised, Ring: info, Err: errors.Join(ringErr)}
+	var ring *ringbuf.View
+	if ringErr == nil {
+		ring, c.Err = ringbuf.NewView(memory, info, fields)
+	}
+	if c.Err == nil {
+		// A ring that has been closed leaves its addresses mapped, to something else.
+		c.Err = ring.Verify()
+	}
+	if c.Err == nil {
+		c.Err = err
+	}
+	if c.Err != nil {
+		ring = nil
+	}
+	c.Provable = ring != nil && info.Layout != wire.RingLayout1 && v.runtime.complete()
+	v.carriers = append(v.carriers, c)
+	return ring
+}
+
+// message returns what was published, or nil.
+func (c *ProcessContext) message() *processcontextpb.ProcessContext {
+	if c == nil {
+		return nil
+	}
+	return c.Message
+}
+
+// lookAgainAfter is how long a ring that nobody advertises is used before it is looked
+// whether somebody does now, where that takes a look at all mappings.
+const lookAgainAfter = time.Second
+
+// threadView returns how the process shows spans, as known from the last time if that
+// has not changed. The view is never nil if the error is, nor is there one that cannot
+// be used.
+func (p *Process) threadView(ctx context.Context) (*threadView, error) {
+	s := &p.threads
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if v := s.view; v != nil {
+		ok, err := p.stillHolds(v)
+		if err != nil {
+			return nil, err
+		}
+		if ok {
+			return v, nil
+		}
+	}
+	s.view = nil
+	v, err := p.lookForCarriers(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if !v.usable() {
+		return nil, p.error(fmt.Errorf("%w%s", ErrNoThreadContext, v.reasons()))
+	}
+	s.view = v
+	return v, nil
+}
+
+// stillHolds reports whether a view says how the process shows spans now.
+func (p *Process) stillHolds(v *threadView) (bool, error) {
+	if v.context == nil {
+		if time.Since(v.made) > lookAgainAfter {
+			return false, p.checkAlive()
+		}
+	} else if changed, err := p.Changed(v.context.PublishedAtNS); changed || err != nil {
+		return false, err
+	}
+	if v.advertised() {
+		return true, nil
+	}
+	return v.threadRing.Verify() == nil, nil
+}
+
+// advertised reports whether it was the process context that has led to carriers that
+// can be read.
+func (v *threadView) advertised() bool {
+	for _, c := range v.carriers {
+		if c.Source == Advertised && c.Err == nil {
+			return true
+		}
+	}
+	return false
+}
+
+// lookForCarriers returns what is advertised, or if that is nothing of use what is
+// found in memory; the view may be one that cannot be used.
+func (p *Process) lookForCarriers(ctx context.Context) (*threadView, error) {
+	pc, err := p.ProcessContext(ctx)
+	if err != nil && !errors.Is(err, ErrNoContext) {
+		return nil, err
+	}
+	v := newThreadView(p.threads.source, pc)
+	if v.usable() {
+		return v, nil
+	}
+	ring, c, err := p.findRing(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if ring != nil || c.Err != nil {
+		v.threadRing = ring
+		c.Provable = ring != nil && c.Ring.Layout != wire.RingLayout1 && v.runtime.complete()
+		v.carriers = append(v.carriers, c)
+	}
+	return v, nil
+}
+
+// Carriers returns the ways in which the process shows which spans its threads are in:
+// those that it advertises, also if they cannot be read, and if none of them can, a
+// ring that was found in its memory. There may be none.
+//
+// The error wraps [ErrNotPermitted], [ErrProcessGone], [ErrInvalid] or [ErrBusy], or
+// is ctx's.
+func (p *Process) Carriers(ctx context.Context) ([]Carrier, error) {
+	v, err := p.lookForCarriers(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return v.carriers, nil
+}

@@ -1,0 +1,442 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package reader
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math/rand/v2"
+	"os/exec"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/sdk/resource"
+
+	"github.com/otelctx/otelctx/internal/childproc"
+	"github.com/otelctx/otelctx/internal/gorecord"
+	"github.com/otelctx/otelctx/internal/goruntime"
+	"github.com/otelctx/otelctx/internal/vma"
+	"github.com/otelctx/otelctx/internal/wire"
+	"github.com/otelctx/otelctx/resourcepublisher"
+	"github.com/otelctx/otelctx/ringbuf"
+)
+
+// The children of these tests show spans by hand, carrier by carrier, on goroutines
+// that do as they are told.
+
+var threadRoles = map[string]func(*childproc.Parent){
+	"actors": actors,
+	"churn":  churn,
+}
+
+// theSpan is what children show, unless they are told to show another one.
+var theSpan = ringbuf.Span{
+	TraceIDHigh: 0x0102030405060708, TraceIDLow: 0x090a0b0c0d0e0f10, SpanID: 0x1112131415161718,
+	LocalRootSpanID: 0x2122232425262728, TraceFlags: 1,
+}
+
+func traceIDOf(s *ringbuf.Span) (id [16]byte) {
+	binary.BigEndian.PutUint64(id[:8], s.TraceIDHigh)
+	binary.BigEndian.PutUint64(id[8:], s.TraceIDLow)
+	return id
+}
+
+func spanIDOf(id uint64) (b [8]byte) {
+	binary.BigEndian.PutUint64(b[:], id)
+	return b
+}
+
+// service is what a child shows.
+type service struct {
+	runtime           *goruntime.Runtime
+	threads, routines *ringbuf.Ring
+	record            bool
+	attributes        []attribute.KeyValue
+	others            []any // what must stay
+}
+
+// setUp lays down carriers: words of slots, v1, goroutine-slots, record, keys=a+b.
+// "advertise" publishes them, "no-go" leaves out what is known of the runtime.
+func setUp(order string) (*service, error) {
+	s := &service{runtime: goruntime.Calibrate()}
+	if err := s.runtime.Err(); err != nil {
+		return nil, err
+	}
+	offsets := true
+	for word := range strings.FieldsSeq(order) {
+		var err error
+		name, value, _ := strings.Cut(word, "=")
+		switch name {
+		case "slots":
+			s.threads, err = ringbuf.New(ringbuf.WithCapacity(1024), ringbuf.WithAttributeSpace(64))
+		case "v1":
+			s.threads, err = ringbuf.New(ringbuf.WithCapacity(1024), ringbuf.WithLayout1())
+		case "named-v1":
+			err = s.namedV1()
+		case "goroutine-slots":
+			s.routines, err = ringbuf.New(ringbuf.WithCapacity(1024), ringbuf.WithIndex(ringbuf.ByGoroutine))
+		case "record":
+			s.record = true
+		case "keys":
+			s.attributes = append(s.attributes, attribute.StringSlice(wire.KeyAttributeKeyMap, strings.Split(value, "+")))
+		case "no-go":
+			offsets = false
+		case "advertise":
+			err = s.advertise(offsets)
+		case "publish":
+			_, err = resourcepublisher.NewPublisher(resource.Empty())
+		default:
+			err = fmt.Errorf("no carrier %q", name)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	return s, nil
+}
+
+func (s *service) advertise(offsets bool) error {
+	kvs := s.attributes
+	if s.threads != nil {
+		kvs = append(kvs, ringAttributes(wire.KeyThreadSlots, s.threads.Info())...)
+	}
+	if s.routines != nil {
+		kvs = append(kvs, ringAttributes(wire.KeyGoroutineSlots, s.routines.Info())...)
+	}
+	schema := wire.SchemaSlots
+	if s.record {
+		schema = wire.SchemaGoLabels
+		kvs = append(kvs, attribute.Int(wire.KeyGo+wire.GoKeyRecordOffset, int(gorecord.Offset)))
+	}
+	kvs = append(kvs, attribute.String(wire.KeySchemaVersion, schema))
+	for key, fact := range map[string]goruntime.Fact{
+		wire.GoKeyGMOffset: goruntime.GM, wire.GoKeyMCurgOffset: goruntime.MCurg,
+		wire.GoKeyMProcidOffset: goruntime.MProcid, wire.GoKeyGGoidOffset: goruntime.GGoid,
+		wire.GoKeyGLabelsOffset: goruntime.GLabels, wire.GoKeyTLSGOffset: goruntime.TLSG,
+	} {
+		offset, err := s.runtime.Offset(fact)
+		if err != nil {
+			return err
+		}
+		if offsets {
+			kvs = append(kvs, attribute.Int64(wire.KeyGo+key, offset))
+		}
+	}
+	return resourcepublisher.SetAttributes(kvs...)
+}
+
+func ringAttributes(prefix string, info ringbuf.Info) []attribute.KeyValue {
+	index := wire.IndexThread
+	if info.Index == ringbuf.ByGoroutine {
+		index = wire.IndexGoroutine
+	}
+	var fields []attribute.KeyValue
+	for _, f := range wire.SlotFields(info.Layout) {
+		fields = append(fields, attribute.Int(f.Name, int(f.Offset)))
+	}
+	return []attribute.KeyValue{
+		attribute.String(prefix+wire.RingKeyMapping, info.Mapping),
+		attribute.Int64(prefix+wire.RingKeyAddress, int64(info.Address)),
+		attribute.Int(prefix+wire.RingKeyLayout, info.Layout),
+		attribute.Int(prefix+wire.RingKeyCapacity, info.Capacity),
+		attribute.Int(prefix+wire.RingKeyHeaderSize, info.HeaderSize),
+		attribute.Int(prefix+wire.RingKeySlotSize, info.SlotSize),
+		attribute.String(prefix+wire.RingKeyIndex, index),
+		attribute.Map(prefix+wire.RingKeyFields, fields...),
+	}
+}
+
+// namedV1 lays down a ring of layout 1 that is found by its name on every kernel, and
+// shows theSpan on every thread.
+func (s *service) namedV1() error {
+	const capacity = 64
+	region, err := vma.New(wire.RingName1, wire.RingHeaderSize1+capacity*wire.SlotSize1)
+	if err != nil {
+		return err
+	}
+	s.others = append(s.others, region)
+	b := region.Bytes()
+	for i, v := range []uint32{wire.RingMagic, wire.RingLayout1, capacity, wire.SlotSize1} {
+		binary.NativeEndian.PutUint32(b[4*i:], v)
+	}
+	for n := range capacity {
+		slot := b[wire.RingHeaderSize1+n*wire.SlotSize1:]
+		binary.NativeEndian.PutUint64(slot, theSpan.TraceIDHigh)
+		binary.NativeEndian.PutUint64(slot[8:], theSpan.TraceIDLow)
+		binary.NativeEndian.PutUint64(slot[16:], theSpan.SpanID)
+	}
+	return region.Announce()
+}
+
+// show shows a span on the calling goroutine, by all carriers. The result takes it back
+// from where it is.
+func (s *service) show(span *ringbuf.Span) (end func()) {
+	var records []*gorecord.Record
+	if s.record {
+		records = append(records, gorecord.Begin(span.TraceIDHigh, span.TraceIDLow, span.SpanID, span.TraceFlags))
+	}
+	var places [2]ringbuf.Place
+	for i, ring := range []*ringbuf.Ring{s.threads, s.routines} {
+		if ring != nil {
+			places[i] = ring.Store(span)
+		}
+	}
+	return func() {
+		for i, ring := range []*ringbuf.Ring{s.threads, s.routines} {
+			if ring != nil {
+				ring.Replace(places[i], span.SpanID, nil)
+			}
+		}
+		for _, r := range records {
+			r.End()
+		}
+	}
+}
+
+// actors has goroutines that each do one thing at a time.
+func actors(p *childproc.Parent) {
+	order, ok := p.Receive()
+	if !ok {
+		return
+	}
+	s, err := setUp(order)
+	p.Must(err)
+	p.Send("ready")
+	all := map[string]*actor{}
+	for {
+		line, ok := p.Receive()
+		if !ok {
+			return
+		}
+		words := strings.Fields(line)
+		if words[0] == "set-up" {
+			more, err := setUp(strings.Join(words[1:], " "))
+			p.Must(err)
+			s.others = append(s.others, more)
+			p.Send("ok")
+			continue
+		}
+		name := words[1]
+		a := all[name]
+		if a == nil {
+			a = &actor{service: s, orders: make(chan []string), answers: make(chan string)}
+			all[name] = a
+			go a.run()
+		}
+		atomic.StoreUint32(&a.spin, 0)
+		turns := a.turns.Load()
+		a.orders <- append(words[:1:1], words[2:]...)
+		answer := <-a.answers
+		for atomic.LoadUint32(&a.spin) == 1 && a.turns.Load() == turns {
+			time.Sleep(100 * time.Microsecond) // until it really spins
+		}
+		if atomic.LoadUint32(&a.spin) == 1 {
+			answer = fmt.Sprintf("%d %d", a.spinner.TID, a.spinner.Goid)
+		}
+		p.Send("%s", answer)
+	}
+}
+
+type actor struct {
+	service *service
+	orders  chan []string
+	answers chan string
+	spin    uint32
+	turns   atomic.Uint64
+	spinner goruntime.Self // who spins
+	end     func()
+}
+
+// spinning runs on its thread until the next order, without ever being preempted: see
+// startActors. Atomic loads would be calls under the race detector, at which it could be.
+//
+//go:norace
+func (a *actor) spinning() {
+	a.spinner = a.service.runtime.Self()
+	a.turns.Add(1)
+	for load(&a.spin) == 1 {
+	}
+}
+
+//go:norace
+//go:noinline
+func load(p *uint32) uint32 { return *p }
+
+func (a *actor) run() {
+	for order := range a.orders {
+		switch order[0] {
+		case "lock": // stay on this thread
+			runtime.LockOSThread()
+			a.answers <- "ok"
+		case "unlock":
+			runtime.UnlockOSThread()
+			a.answers <- "ok"
+		case "show": // show theSpan, with these attributes
+			span := theSpan
+			for i, value := range order[1:] {
+				span.Attributes = append(span.Attributes, byte(i), byte(len(value)))
+				span.Attributes = append(span.Attributes, value...)
+			}
+			who := a.who()
+			for a.end = a.service.show(&span); a.who() != who; a.end = a.service.show(&span) {
+				a.end() // moved in the middle of it
+				who = a.who()
+			}
+			a.answers <- who
+		case "end":
+			a.end()
+			a.answers <- "ok"
+		case "park": // wait for orders as goroutines do
+			a.answers <- "ok"
+		case "who":
+			a.answers <- a.who()
+		case "spin": // until the next order
+			atomic.StoreUint32(&a.spin, 1)
+			a.answers <- ""
+			a.spinning()
+		case "syscall": // block in the kernel for this many milliseconds
+			ms, _ := strconv.Atoi(order[1])
+			a.answers <- a.who()
+			ts := syscall.NsecToTimespec(int64(ms) * int64(time.Millisecond))
+			_ = syscall.Nanosleep(&ts, nil)
+		case "advertise-now":
+			a.answers <- answer(a.service.advertise(true))
+		case "start-known": // a goroutine that spins until the next order
+			atomic.StoreUint32(&a.spin, 1)
+			go func() {
+				runtime.LockOSThread()
+				defer runtime.UnlockOSThread()
+				if a.service.threads != nil {
+					a.service.threads.Clear()
+				}
+				a.spinning()
+			}()
+			a.answers <- ""
+		case "relabel": // as pprof.Do does
+			relabel()
+			a.answers <- "ok"
+		case "exit":
+			a.answers <- "ok"
+			return
+		}
+	}
+}
+
+func answer(err error) string {
+	if err != nil {
+		return err.Error()
+	}
+	return "ok"
+}
+
+// who returns the thread and the goroutine that call.
+func (a *actor) who() string {
+	goruntime.Pin()
+	self := a.service.runtime.Self()
+	goruntime.Unpin()
+	return fmt.Sprintf("%d %d", self.TID, self.Goid)
+}
+
+// identity is what who says.
+type identity struct {
+	tid  int
+	goid uint64
+}
+
+// startActors starts a child that has set up carriers. Its goroutines are not preempted,
+// so that one that spins stays on its thread, however busy the machine is; the collector,
+// which would wait for it, is off.
+func startActors(t *testing.T, carriers string) *childproc.Child {
+	t.Helper()
+	return readied(t, childproc.Start(t, "actors", notPreempted), carriers)
+}
+
+func notPreempted(cmd *exec.Cmd) {
+	cmd.Env = append(cmd.Env, "GODEBUG=asyncpreemptoff=1", "GOGC=off", "GOMAXPROCS=6")
+}
+
+func readied(t *testing.T, c *childproc.Child, carriers string) *childproc.Child {
+	t.Helper()
+	require.Equal(t, "ready", c.Ask("%s", carriers))
+	return c
+}
+
+func tellf(t *testing.T, c *childproc.Child, format string, args ...any) {
+	t.Helper()
+	require.Equal(t, "ok", c.Ask(format, args...))
+}
+
+func askf(t *testing.T, c *childproc.Child, format string, args ...any) (id identity) {
+	t.Helper()
+	_, err := fmt.Sscan(c.Ask(format, args...), &id.tid, &id.goid)
+	require.NoError(t, err)
+	return id
+}
+
+// Churn: each of many goroutines shows spans that say which goroutine they are of.
+
+const (
+	churnSalt  = 0x9E3779B97F4A7C15
+	churnSalt2 = 0xC2B2AE3D27D4EB4F
+)
+
+// churnSpan returns the nth span of a goroutine. Whatever of it is mixed with another
+// one's does not fit.
+func churnSpan(goid, n uint64) ringbuf.Span {
+	high := goid<<32 | n
+	return ringbuf.Span{
+		TraceIDHigh: high, TraceIDLow: high * churnSalt, SpanID: high*churnSalt2 | 1, LocalRootSpanID: high ^ churnSalt,
+	}
+}
+
+// churn shows spans on goroutines that block, yield, are born and die all the time.
+func churn(p *childproc.Parent) {
+	order, _ := p.Receive()
+	s, err := setUp(order)
+	p.Must(err)
+	var stop atomic.Bool
+	for range 64 {
+		go func() {
+			for !stop.Load() {
+				done := make(chan struct{})
+				go func() {
+					defer close(done)
+					churnOne(s)
+				}()
+				<-done
+			}
+		}()
+	}
+	p.Send("ready")
+	p.Receive()
+	stop.Store(true)
+}
+
+func churnOne(s *service) {
+	goid := s.runtime.GoroutineID()
+	for n := range uint64(20) {
+		span := churnSpan(goid, n+1)
+		end := s.show(&span)
+		work := time.Now().Add(time.Duration(rand.IntN(50)) * time.Microsecond)
+		switch rand.IntN(4) {
+		case 0:
+			time.Sleep(time.Duration(rand.IntN(50)) * time.Microsecond)
+		case 1:
+			runtime.Gosched()
+		case 2:
+			ts := syscall.NsecToTimespec(30_000)
+			_ = syscall.Nanosleep(&ts, nil)
+		}
+		for time.Now().Before(work) {
+		}
+		end()
+	}
+}

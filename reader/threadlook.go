@@ -1,0 +1,467 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package reader
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"syscall"
+
+	"github.com/otelctx/otelctx/internal/wire"
+	"github.com/otelctx/otelctx/ringbuf"
+)
+
+// threadLook finds out which goroutine runs on a thread and which span is shown for it.
+//
+// Everything that matters is read by one call, in this order:
+//
+//	slots, their first halves
+//	record
+//	m.procid, m.curg
+//	g.goid, g.labels
+//	record again
+//	slots, their second halves
+//
+// where a slot is that of the thread or of the goroutine. What is read in the middle is
+// so while all around it stands still. Hence at the moment when m.curg was read, the
+// thread ran that goroutine; it had that id, because it had it before and after, and ids
+// are not used again; and the slot, or the record behind the label pointer, showed the
+// span. A goroutine that moves on and comes back in between does no harm.
+//
+// One part's address is another part's contents: the m is in the slot, the g in the m,
+// the record behind the g. So the call is made with the addresses that were read the
+// last time, and made again with others, if those have changed, a bounded number of
+// times.
+type threadLook struct {
+	memory ringbuf.Memory
+	view   *threadView
+
+	threadSlot, goroutineSlot *ringbuf.Look
+
+	// What the next reading takes for granted. 0 is not known.
+	tid    uint32
+	m      uint64
+	g      uint64
+	goid   uint64
+	labels uint64
+
+	// Groups that cannot be read, see group.
+	unreadable [numGroups]bool
+	// wrongM is an m that turned out to be another thread's or none at all.
+	wrongM uint64
+	// record and again are the object behind labels, from its start to the end of the
+	// record's attributes. checked is what it was when its labels were looked at, and
+	// ours whether they are those of a record.
+	record, again, checked []byte
+	ours                   bool
+	// fallback is the thread with what has been proven so far, while a better carrier
+	// is still looked at.
+	fallback Thread
+
+	parts  []ringbuf.Part
+	groups []group
+
+	procid, curg, goidNow, labelsNow [8]byte
+}
+
+// group is what a part that is read belongs to, and fails with.
+type group int
+
+const (
+	groupThreadSlot group = iota
+	groupGoroutineSlot
+	groupRecord
+	groupM
+	groupG
+	numGroups
+)
+
+const (
+	// maxLooks bounds the readings for one thread. The first ones find addresses, five
+	// at most.
+	maxLooks = 16
+	// addressEnd bounds pointers, so that offsets can be added to them.
+	addressEnd = 1 << 56
+)
+
+func newThreadLook(memory ringbuf.Memory, v *threadView) *threadLook {
+	l := &threadLook{memory: memory, view: v}
+	if v.threadRing != nil {
+		l.threadSlot = v.threadRing.NewLook()
+	}
+	if v.goroutineRing != nil {
+		l.goroutineSlot = v.goroutineRing.NewLook()
+	}
+	return l
+}
+
+// at looks at a thread and fills in its goroutine and its span. m is the address of its
+// m, as far as it is known. The error is the memory's.
+func (l *threadLook) at(t *Thread, m uint64) error {
+	if l.view.runtime.mProcid < 0 || !l.view.runtime.complete() {
+		// Nothing would say that it still is, or what for.
+		m = 0
+	}
+	l.fallback = Thread{TID: t.TID, OwnTID: t.OwnTID}
+	l.tid, l.m, l.g, l.goid, l.labels = uint32(t.OwnTID), m, 0, 0, 0
+	l.unreadable, l.wrongM = [numGroups]bool{}, 0
+	l.checked, l.ours = l.checked[:0], false
+	if l.threadSlot != nil {
+		l.threadSlot.Aim(uint64(t.OwnTID))
+	}
+	for range maxLooks {
+		if err := l.read(); err != nil {
+			failed, ok := l.failed(err)
+			if !ok {
+				return err
+			}
+			l.unreadable[failed] = true
+			if failed == groupM {
+				l.wrongM, l.m = l.m, 0
+				l.unreadable[failed] = false
+			}
+			continue
+		}
+		done, err := l.judge(t)
+		if done || err != nil {
+			return err
+		}
+	}
+	// Never the same twice. What was proven on the way is true all the same.
+	*t = l.fallback
+	return nil
+}
+
+// add adds a part to the next reading.
+func (l *threadLook) add(of group, parts ...ringbuf.Part) {
+	for range parts {
+		l.groups = append(l.groups, of)
+	}
+	l.parts = append(l.parts, parts...)
+}
+
+// read reads everything whose address is known.
+func (l *threadLook) read() error {
+	l.parts, l.groups = l.parts[:0], l.groups[:0]
+	o := &l.view.runtime
+	threadSlot := l.threadSlot != nil && !l.unreadable[groupThreadSlot]
+	goroutineSlot := l.goroutineSlot != nil && l.goid != 0 && !l.unreadable[groupGoroutineSlot]
+	if threadSlot {
+		l.add(groupThreadSlot, l.threadSlot.Before()...)
+	}
+	if goroutineSlot {
+		l.add(groupGoroutineSlot, l.goroutineSlot.Before()...)
+	}
+	if l.hasRecord() {
+		l.add(groupRecord, ringbuf.Part{Address: l.labels, Data: l.record})
+	}
+	if l.m != 0 {
+		if o.mProcid >= 0 {
+			l.add(groupM, ringbuf.Part{Address: l.m + uint64(o.mProcid), Data: l.procid[:]})
+		}
+		l.add(groupM, ringbuf.Part{Address: l.m + uint64(o.mCurg), Data: l.curg[:]})
+	}
+	if l.g != 0 && !l.unreadable[groupG] {
+		l.add(groupG, ringbuf.Part{Address: l.g + uint64(o.gGoid), Data: l.goidNow[:]})
+		if l.view.recordOffset >= 0 {
+			l.add(groupG, ringbuf.Part{Address: l.g + uint64(o.gLabels), Data: l.labelsNow[:]})
+		}
+	}
+	if l.hasRecord() {
+		l.add(groupRecord, ringbuf.Part{Address: l.labels, Data: l.again})
+	}
+	if goroutineSlot {
+		l.add(groupGoroutineSlot, l.goroutineSlot.After()...)
+	}
+	if threadSlot {
+		l.add(groupThreadSlot, l.threadSlot.After()...)
+	}
+	n, err := l.memory.ReadParts(l.parts)
+	if err != nil && n < len(l.groups) {
+		return &readError{l.groups[n], err}
+	}
+	return err
+}
+
+func (l *threadLook) hasRecord() bool { return l.labels != 0 && !l.unreadable[groupRecord] }
+
+// readError is an error of the memory.
+type readError struct {
+	group group
+	err   error
+}
+
+func (e *readError) Error() string { return e.err.Error() }
+func (e *readError) Unwrap() error { return e.err }
+
+// failed returns the group that err is about, if that is that it cannot be read.
+func (*threadLook) failed(err error) (group, bool) {
+	of := (*readError)(nil)
+	if !errors.As(err, &of) || !errors.Is(err, syscall.EFAULT) {
+		return 0, false
+	}
+	return of.group, true
+}
+
+// judge makes of what was read what there is to know of the thread, or if it is not
+// enough sets what to take for granted the next time. The error is the memory's.
+func (l *threadLook) judge(t *Thread) (done bool, err error) {
+	t.Goroutine, t.Span = 0, nil
+	slot, settled := l.slotOfThread()
+	if settled && l.view.runtime.complete() {
+		if m := slot.M; m != 0 && m != l.m && m != l.wrongM && validPointer(m) {
+			l.m, l.g, l.goid, l.labels = m, 0, 0, 0
+			return false, nil
+		}
+	}
+	if l.m == 0 {
+		if settled && slot.ShowsSpan() && !l.provable() {
+			t.Span = spanOf(&slot, ThreadSlots)
+		}
+		return settled, nil
+	}
+	if running, settled := l.goroutine(); !settled || !running {
+		return settled, nil
+	}
+	t.Goroutine = l.goid
+
+	// From here on l.goid ran on the thread when curg was read.
+	recorded, recordSettled, err := l.spanOfRecord()
+	if err != nil {
+		return false, err
+	}
+	own, ownSettled := l.slotOfGoroutine()
+	var candidates []*ThreadSpan
+	if recorded != nil {
+		candidates = append(candidates, recorded)
+	}
+	if own.ShowsSpan() {
+		candidates = append(candidates, spanOf(&own, GoroutineSlots))
+	}
+	if settled && slot.ShowsSpan() && slot.Owner == l.goid && l.provable() && slot.M == l.m {
+		candidates = append(candidates, spanOf(&slot, ThreadSlots))
+	}
+	if len(candidates) == 0 {
+		// There is no span only if nobody was just writing one.
+		return settled && recordSettled && ownSettled, nil
+	}
+	best := candidates[0]
+	best.Proven = true
+	for _, other := range candidates[1:] {
+		if other.TraceID == best.TraceID && other.SpanID == best.SpanID {
+			best.complete(other)
+		}
+	}
+	t.Span = best
+	if !recordSettled || recorded == nil && !ownSettled {
+		l.fallback = *t
+		return false, nil
+	}
+	return true, nil
+}
+
+// provable reports whether the slots of threads have owners that can be checked.
+func (l *threadLook) provable() bool {
+	return l.view.runtime.complete() && l.view.threadRing.Info().Layout != wire.RingLayout1
+}
+
+// slotOfThread returns the thread's slot, zero if it is another thread's or there is
+// none; settled is false if it was being written.
+func (l *threadLook) slotOfThread() (slot ringbuf.Slot, settled bool) {
+	if l.threadSlot == nil || l.unreadable[groupThreadSlot] {
+		return ringbuf.Slot{}, true
+	}
+	slot, err := l.threadSlot.Slot()
+	if err != nil {
+		return ringbuf.Slot{}, false
+	}
+	if l.view.threadRing.Info().Layout != wire.RingLayout1 && slot.TID != l.tid {
+		return ringbuf.Slot{}, true
+	}
+	return slot, true
+}
+
+// slotOfGoroutine returns the goroutine's slot, zero if it is another one's or there is
+// none; settled is false if it was being written.
+func (l *threadLook) slotOfGoroutine() (slot ringbuf.Slot, settled bool) {
+	if l.goroutineSlot == nil || l.unreadable[groupGoroutineSlot] {
+		return ringbuf.Slot{}, true
+	}
+	slot, err := l.goroutineSlot.Slot()
+	if err != nil {
+		return ringbuf.Slot{}, false
+	}
+	if slot.Owner != l.goid {
+		return ringbuf.Slot{}, true
+	}
+	return slot, true
+}
+
+// goroutine reports whether a goroutine was running on the thread, l.goid then. settled
+// is false if that is to be read again.
+func (l *threadLook) goroutine() (running, settled bool) {
+	if l.view.runtime.mProcid >= 0 && native64(l.procid) != uint64(l.tid) {
+		l.wrongM, l.m, l.g, l.goid, l.labels = l.m, 0, 0, 0, 0
+		return false, false
+	}
+	curg := native64(l.curg)
+	if curg == 0 || !validPointer(curg) || l.unreadable[groupG] && curg == l.g {
+		return false, true
+	}
+	if curg != l.g {
+		l.g, l.goid, l.labels = curg, 0, 0
+		l.unreadable[groupG] = false
+		return false, false
+	}
+	if goid := native64(l.goidNow); goid != l.goid {
+		l.goid, l.labels = goid, 0
+		if l.goroutineSlot != nil {
+			l.goroutineSlot.Aim(goid)
+		}
+		l.aimAtLabels()
+		return false, false
+	}
+	return l.goid != 0, true
+}
+
+// aimAtLabels has the record behind the label pointer read the next time.
+func (l *threadLook) aimAtLabels() {
+	if l.view.recordOffset < 0 {
+		return
+	}
+	l.labels = native64(l.labelsNow)
+	if !validPointer(l.labels) {
+		l.labels = 0
+	}
+	l.unreadable[groupRecord] = false
+	l.setRecordSize(0)
+}
+
+// setRecordSize has that many bytes of attributes read the next time.
+func (l *threadLook) setRecordSize(attributes int) {
+	size := l.view.recordOffset + wire.ThreadContextRecordSize + attributes
+	for len(l.record) < size {
+		l.record, l.again = append(l.record, 0), append(l.again, 0)
+	}
+	l.record, l.again = l.record[:size], l.again[:size]
+}
+
+// spanOfRecord returns the span in the record behind the goroutine's label pointer, or
+// nil. settled is false if that is to be read again. The error is the memory's.
+func (l *threadLook) spanOfRecord() (s *ThreadSpan, settled bool, err error) {
+	if l.view.recordOffset < 0 {
+		return nil, true, nil
+	}
+	if now := native64(l.labelsNow); now != l.labels && (now == 0 || validPointer(now)) {
+		l.aimAtLabels()
+		return nil, l.labels == 0, nil
+	}
+	if !l.hasRecord() {
+		return nil, true, nil
+	}
+	if !bytes.Equal(l.record, l.again) {
+		return nil, false, nil
+	}
+	b := l.record[l.view.recordOffset:]
+	s = &ThreadSpan{
+		TraceID: [16]byte(b[0:16]), SpanID: [8]byte(b[16:24]), TraceFlags: b[25], Carrier: GoroutineRecord,
+	}
+	attributes := int(binary.NativeEndian.Uint16(b[26:28]))
+	if b[24] != 1 || s.TraceID == [16]byte{} || s.SpanID == [8]byte{} ||
+		attributes > wire.MaxThreadContextRecord-wire.ThreadContextRecordSize {
+		return nil, true, nil
+	}
+	if !bytes.Equal(l.checked, l.record[:l.view.recordOffset+wire.ThreadContextRecordSize]) {
+		l.checked = append(l.checked[:0], l.record[:l.view.recordOffset+wire.ThreadContextRecordSize]...)
+		if l.ours, err = l.labelled(s); err != nil {
+			return nil, false, err
+		}
+	}
+	if !l.ours {
+		return nil, true, nil
+	}
+	if have := len(b) - wire.ThreadContextRecordSize; have != attributes {
+		l.setRecordSize(attributes)
+		return nil, false, nil
+	}
+	s.encoded = append([]byte(nil), b[wire.ThreadContextRecordSize:]...)
+	return s, true, nil
+}
+
+// Bounds of the labels that are looked at.
+const (
+	labelSize = 32
+	maxLabels = 256
+)
+
+// labelled reports whether the labels that a record stands behind have its ids among
+// their values, as records say of themselves. Behind the labels that anybody else has
+// installed there is whatever the heap has there, which may look like a record.
+//
+// What it reads may have been freed meanwhile; then the ids are not there, or the next
+// reading finds another record. The error is the memory's.
+func (l *threadLook) labelled(s *ThreadSpan) (bool, error) {
+	list, n := binary.NativeEndian.Uint64(l.record), binary.NativeEndian.Uint64(l.record[8:])
+	if !validPointer(list) || n > maxLabels {
+		return false, nil
+	}
+	labels := make([]byte, n*labelSize)
+	if ok, err := l.readAll(ringbuf.Part{Address: list, Data: labels}); !ok {
+		return false, err
+	}
+	const traceDigits, spanDigits = 32, 16
+	var parts []ringbuf.Part
+	for ; len(labels) > 0; labels = labels[labelSize:] {
+		value, size := binary.NativeEndian.Uint64(labels[16:]), binary.NativeEndian.Uint64(labels[24:])
+		if (size == traceDigits || size == spanDigits) && value < addressEnd {
+			parts = append(parts, ringbuf.Part{Address: value, Data: make([]byte, size)})
+		}
+	}
+	if ok, err := l.readAll(parts...); !ok {
+		return false, err
+	}
+	trace, span := hex.EncodeToString(s.TraceID[:]), hex.EncodeToString(s.SpanID[:])
+	var hasTrace, hasSpan bool
+	for _, p := range parts {
+		hasTrace = hasTrace || string(p.Data) == trace
+		hasSpan = hasSpan || string(p.Data) == span
+	}
+	return hasTrace && hasSpan, nil
+}
+
+// readAll reads parts and reports whether they can be read. The error is any other one.
+func (l *threadLook) readAll(parts ...ringbuf.Part) (bool, error) {
+	_, err := l.memory.ReadParts(parts)
+	if errors.Is(err, syscall.EFAULT) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// spanOf returns the span that a slot shows.
+func spanOf(s *ringbuf.Slot, c CarrierKind) *ThreadSpan {
+	return &ThreadSpan{
+		TraceID: s.TraceID, SpanID: s.SpanID, TraceFlags: s.TraceFlags,
+		LocalRootSpanID: s.LocalRootSpanID, Carrier: c, encoded: s.Attributes,
+	}
+}
+
+// complete adds to a span what another carrier knows of it.
+func (s *ThreadSpan) complete(other *ThreadSpan) {
+	if s.LocalRootSpanID == [8]byte{} {
+		s.LocalRootSpanID = other.LocalRootSpanID
+	}
+	if len(s.encoded) == 0 {
+		s.encoded = other.encoded
+	}
+}
+
+// validPointer reports whether p can be that of one of the runtime's structures.
+func validPointer(p uint64) bool { return p != 0 && p < addressEnd && p%8 == 0 }
+
+func native64(b [8]byte) uint64 { return binary.NativeEndian.Uint64(b[:]) }
+
+func putNative32(b []byte, v uint32) { binary.NativeEndian.PutUint32(b, v) }

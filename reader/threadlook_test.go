@@ -1,0 +1,790 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package reader
+
+import (
+	"encoding/binary"
+	"encoding/hex"
+	"fmt"
+	"iter"
+	"math/rand/v2"
+	"slices"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
+	processcontextpb "go.opentelemetry.io/proto/otlp/processcontext/v1development"
+
+	"github.com/otelctx/otelctx/internal/procfs"
+	"github.com/otelctx/otelctx/internal/wire"
+	"github.com/otelctx/otelctx/ringbuf"
+)
+
+// fakeMemory is memory in pieces, in which a script happens while it is
+// read.
+type fakeMemory struct {
+	pieces map[uint64][]byte
+	// beforeWord, if not nil, runs before each eight bytes are read.
+	beforeWord func()
+	// always, if not nil, provides what is not in pieces.
+	always func(address uint64, b []byte) bool
+
+	calls, words int // words of the last call
+	ids          map[int][]int
+}
+
+func (f *fakeMemory) ReadParts(parts []ringbuf.Part) (int, error) {
+	f.calls++
+	f.words = 0
+	for i, p := range parts {
+		if !f.read(p) {
+			return i, fmt.Errorf("fake read of %d bytes at %#x: %w", len(p.Data), p.Address, syscall.EFAULT)
+		}
+	}
+	return len(parts), nil
+}
+
+func (f *fakeMemory) read(p ringbuf.Part) bool {
+	for start, b := range f.pieces {
+		if at := p.Address - start; p.Address >= start && at <= uint64(len(b)) && uint64(len(b))-at >= uint64(len(p.Data)) {
+			for done := 0; done < len(p.Data); done += 8 {
+				f.words++
+				if f.beforeWord != nil {
+					f.beforeWord()
+				}
+				copy(p.Data[done:min(done+8, len(p.Data))], b[at+uint64(done):])
+			}
+			return true
+		}
+	}
+	return f.always != nil && f.always(p.Address, p.Data)
+}
+
+func (f *fakeMemory) Threads() iter.Seq2[int, error] {
+	return func(yield func(int, error) bool) {
+		for tid := range f.ids {
+			if !yield(tid, nil) {
+				return
+			}
+		}
+	}
+}
+
+func (f *fakeMemory) ThreadIDs(tid int) ([]int, error) {
+	ids, ok := f.ids[tid]
+	if !ok {
+		return nil, procfs.ErrProcessGone
+	}
+	return ids, nil
+}
+
+// Where fakes have things, and the runtime keeps them.
+const (
+	fakeRing, fakeGoroutineRing = 0x10_0000, 0x20_0000
+	fakeM                       = 0x30_0000
+	fakeG                       = 0x40_0000 // the first; each has a page
+	fakeHeap                    = 0x50_0000
+	fakeHeapSize                = 1 << 21
+	fakeTID                     = 77
+)
+
+var fakeOffsets = runtimeOffsets{mCurg: 184, mProcid: 64, gGoid: 152, gLabels: 352}
+
+func put64(b []byte, v uint64) { binary.NativeEndian.PutUint64(b, v) }
+
+// world is a process of which one thread is looked at. Goroutines come to it and go,
+// start and end spans there and elsewhere. It does one thing at a time, step by step,
+// and notes what is true after each step.
+type world struct {
+	*fakeMemory
+
+	rand       *rand.Rand
+	goroutines []*worldGoroutine
+	running    *worldGoroutine
+	steps      []func()
+	lastSpan   uint64
+	heap       uint64
+	free       []uint64
+
+	// truths holds the running goroutine and its span, "id span", for each moment.
+	truths map[string]bool
+}
+
+type worldGoroutine struct {
+	g    uint64
+	goid uint64
+	// spans are those that it is in, the innermost last.
+	spans   []uint64
+	records []uint64 // of each of them
+	// next is the span that it will be in when the step that is under way is done.
+	next *uint64
+}
+
+const worldCapacity = 64
+
+func newWorld(seed uint64) *world {
+	w := &world{
+		fakeMemory: &fakeMemory{pieces: map[uint64][]byte{
+			fakeRing:          make([]byte, 64+64*worldCapacity),
+			fakeGoroutineRing: make([]byte, 64+64*worldCapacity),
+			fakeM:             make([]byte, 512),
+			fakeHeap:          make([]byte, fakeHeapSize),
+		}},
+		rand: rand.New(rand.NewPCG(seed, 1)),
+		heap: fakeHeap,
+	}
+	put64(w.pieces[fakeM][fakeOffsets.mProcid:], fakeTID)
+	for i := range uint64(3) {
+		g := fakeG + i*0x1000
+		w.pieces[g] = make([]byte, 512)
+		w.goroutines = append(w.goroutines, &worldGoroutine{g: g})
+		w.spawn(w.goroutines[i], i+1)
+	}
+	return w
+}
+
+func (w *world) spawn(g *worldGoroutine, goid uint64) {
+	g.goid, g.spans, g.records = goid, nil, nil
+	put64(w.pieces[g.g][fakeOffsets.gGoid:], goid)
+	w.setLabels(g)
+}
+
+func (w *world) slots(goid uint64) [][]byte {
+	return [][]byte{
+		w.pieces[fakeRing][64+64*(fakeTID%worldCapacity):][:64],
+		w.pieces[fakeGoroutineRing][64+64*(goid%worldCapacity):][:64],
+	}
+}
+
+// worldTraceID is that of the trace that a span is in.
+func worldTraceID(span uint64) uint64 { return span*1000 + 7 }
+
+// store is the steps of storing a span, which may be 0, in a slot.
+func (w *world) store(slot []byte, owner, span uint64) []func() {
+	m := uint64(fakeM)
+	return []func(){
+		func() {
+			slot[0x18] = 1
+			binary.NativeEndian.PutUint32(slot[0x1c:], binary.NativeEndian.Uint32(slot[0x1c:])+1)
+		},
+		func() {
+			put64(slot[0x08:], 0)
+			if span != 0 {
+				put64(slot[0x08:], worldTraceID(span))
+			}
+		},
+		func() { put64(slot[0x10:], span) },
+		func() { put64(slot[0x20:], owner) },
+		func() {
+			put64(slot[0x28:], span)
+			put64(slot[0x30:], m)
+			binary.NativeEndian.PutUint32(slot[0x38:], fakeTID)
+		},
+		func() { slot[0x18] = 0 },
+	}
+}
+
+// replace is the steps of showing another span where a slot shows one.
+func (w *world) replace(slot []byte, goid, old, span uint64) []func() {
+	if binary.NativeEndian.Uint64(slot[0x10:]) != old || binary.NativeEndian.Uint64(slot[0x20:]) != goid {
+		return nil
+	}
+	return w.store(slot, goid, span)
+}
+
+func (w *world) setLabels(g *worldGoroutine) {
+	labels := uint64(0)
+	if n := len(g.records); n > 0 {
+		labels = g.records[n-1]
+	}
+	put64(w.pieces[g.g][fakeOffsets.gLabels:], labels)
+}
+
+const worldRecordSize = 256
+
+// newRecord returns the address of a record, as gorecord lays it out; perhaps one that
+// another record was at before.
+func (w *world) newRecord(span uint64) uint64 {
+	at := w.heap
+	if n := len(w.free); n > 0 {
+		at, w.free = w.free[n-1], w.free[:n-1]
+	} else {
+		w.heap += worldRecordSize
+	}
+	b := w.pieces[fakeHeap][at-fakeHeap:][:worldRecordSize]
+	const list, text = 64, 128
+	put64(b, at+list)
+	put64(b[8:], 2)
+	binary.BigEndian.PutUint64(b[24+8:], worldTraceID(span))
+	binary.BigEndian.PutUint64(b[24+16:], span)
+	b[24+24] = 1
+	hex.Encode(b[text:], b[24:48])
+	for i, label := range []struct{ at, size uint64 }{{text + 32, 16}, {text, 32}} {
+		put64(b[list+32*i+16:], at+label.at)
+		put64(b[list+32*i+24:], label.size)
+	}
+	return at
+}
+
+// act begins something.
+func (w *world) act() {
+	g := w.goroutines[w.rand.IntN(len(w.goroutines))]
+	switch what := w.rand.IntN(10); {
+	case what < 3: // another goroutine's turn on the thread, or nobody's
+		w.steps = append(w.steps, func() {
+			w.running = g
+			curg := g.g
+			if w.rand.IntN(4) == 0 {
+				w.running, curg = nil, 0
+			}
+			put64(w.pieces[fakeM][fakeOffsets.mCurg:], curg)
+		})
+	case what < 6: // start a span
+		w.lastSpan++
+		span := w.lastSpan
+		w.steps = append(w.steps, func() { g.next = &span })
+		slots := w.slots(g.goid)
+		if g == w.running {
+			w.steps = append(w.steps, w.store(slots[0], g.goid, span)...)
+		} else if len(g.spans) > 0 { // on another thread, which takes this one's back
+			w.steps = append(w.steps, w.replace(slots[0], g.goid, g.spans[len(g.spans)-1], 0)...)
+		}
+		w.steps = append(w.steps, w.store(slots[1], g.goid, span)...)
+		w.steps = append(w.steps, func() {
+			g.records = append(g.records, w.newRecord(span))
+			w.setLabels(g)
+		}, func() { g.spans, g.next = append(g.spans, span), nil })
+	case what < 9 && len(g.spans) > 0: // end a span
+		span, parent := g.spans[len(g.spans)-1], uint64(0)
+		if len(g.spans) > 1 {
+			parent = g.spans[len(g.spans)-2]
+		}
+		w.steps = append(w.steps, func() { g.next = &parent })
+		for _, slot := range w.slots(g.goid) {
+			w.steps = append(w.steps, w.replace(slot, g.goid, span, parent)...)
+		}
+		record := g.records[len(g.records)-1]
+		elsewhere := w.rand.IntN(2) == 0
+		w.steps = append(w.steps, func() { w.pieces[fakeHeap][record-fakeHeap+24+24] = 0 }, func() {
+			g.records = g.records[:len(g.records)-1]
+			if elsewhere {
+				return // by another goroutine, which does not touch this one's labels
+			}
+			w.setLabels(g)
+			w.free = append(w.free, record) // collected at once
+		}, func() { g.spans, g.next = g.spans[:len(g.spans)-1], nil })
+	case what == 9 && g != w.running: // the goroutine ends, and its g is another one's
+		w.steps = append(w.steps, func() {
+			w.free = append(w.free, g.records...)
+			w.spawn(g, g.goid+uint64(len(w.goroutines)))
+		})
+	}
+}
+
+func (w *world) step() {
+	if len(w.steps) == 0 {
+		w.act()
+	}
+	if len(w.steps) > 0 {
+		do := w.steps[0]
+		w.steps = w.steps[1:]
+		do()
+	}
+	w.note()
+}
+
+func (w *world) note() {
+	if w.running == nil || w.truths == nil {
+		return
+	}
+	span := uint64(0)
+	if n := len(w.running.spans); n > 0 {
+		span = w.running.spans[n-1]
+	}
+	w.truths[fmt.Sprint(w.running.goid, span)] = true
+	if w.running.next != nil {
+		w.truths[fmt.Sprint(w.running.goid, *w.running.next)] = true
+	}
+}
+
+// worldView is how the world shows spans; which has t, g, r for the carriers.
+func (w *world) view(t testing.TB, which string) *threadView {
+	t.Helper()
+	v := &threadView{recordOffset: -1, runtime: fakeOffsets}
+	var err error
+	for _, c := range which {
+		info := ringbuf.Info{Address: fakeRing, Layout: 2, Capacity: worldCapacity, HeaderSize: 64, SlotSize: 64}
+		switch c {
+		case 't':
+			v.threadRing, err = ringbuf.NewView(w, info, nil)
+		case 'g':
+			info.Address, info.Index = fakeGoroutineRing, ringbuf.ByGoroutine
+			v.goroutineRing, err = ringbuf.NewView(w, info, nil)
+		case 'r':
+			v.recordOffset = 24
+		}
+		require.NoError(t, err)
+	}
+	return v
+}
+
+// Whatever happens between whichever words that are read: what is proven was true at a
+// moment of the reading.
+func TestWhatIsProvenWasTrue(t *testing.T) {
+	for _, which := range []string{"t", "tg", "tr", "tgr", "g", "r", "gr"} {
+		t.Run(which, func(t *testing.T) {
+			shown, idle := 0, 0
+			for seed := range uint64(12) {
+				w := newWorld(seed)
+				l := newThreadLook(w, w.view(t, which))
+				// From a world that stands still to one in which much happens at once.
+				pace := []int{1000, 300, 100, 40, 15, 5}[seed%6]
+				for range 400 {
+					for range w.rand.IntN(40) {
+						w.step()
+					}
+					w.truths = map[string]bool{}
+					w.note()
+					w.beforeWord = func() {
+						for w.rand.IntN(pace) == 0 {
+							w.step()
+							if w.rand.IntN(8) == 0 {
+								break
+							}
+						}
+					}
+					thread := Thread{TID: fakeTID, OwnTID: fakeTID}
+					before := w.calls
+					require.NoError(t, l.at(&thread, fakeM))
+					require.LessOrEqual(t, w.calls-before, 3*maxLooks)
+					w.beforeWord = nil
+					s := thread.Span
+					if s == nil {
+						idle++
+						continue
+					}
+					shown++
+					id := binary.BigEndian.Uint64(s.SpanID[:])
+					require.True(t, s.Proven)
+					require.Equal(t, worldTraceID(id), binary.BigEndian.Uint64(s.TraceID[8:]))
+					if s.LocalRootSpanID != [8]byte{} {
+						require.Equal(t, s.SpanID, s.LocalRootSpanID)
+					}
+					require.Contains(t, w.truths, fmt.Sprint(thread.Goroutine, id), "%v, seed %d", s.Carrier, seed)
+				}
+			}
+			t.Logf("%d shown, %d not", shown, idle)
+			assert.Greater(t, shown, 300)
+		})
+	}
+}
+
+// stillWorld is a world in which goroutine 1 runs in span 1.
+func stillWorld(t *testing.T) *world {
+	t.Helper()
+	w := newWorld(1)
+	g := w.goroutines[0]
+	w.running = g
+	put64(w.pieces[fakeM][fakeOffsets.mCurg:], g.g)
+	for _, slot := range w.slots(g.goid) {
+		for _, do := range w.store(slot, g.goid, 1) {
+			do()
+		}
+	}
+	g.spans, g.records = []uint64{1}, []uint64{w.newRecord(1)}
+	w.setLabels(g)
+	return w
+}
+
+func (w *world) look(t *testing.T, which string, m uint64) Thread {
+	t.Helper()
+	thread := Thread{TID: fakeTID, OwnTID: fakeTID}
+	require.NoError(t, newThreadLook(w, w.view(t, which)).at(&thread, m))
+	return thread
+}
+
+func TestLookThatStandsStill(t *testing.T) {
+	for which, want := range map[string]CarrierKind{
+		"t": ThreadSlots, "tg": GoroutineSlots, "tr": GoroutineRecord, "tgr": GoroutineRecord, "g": GoroutineSlots, "r": GoroutineRecord,
+	} {
+		w := stillWorld(t)
+		thread := w.look(t, which, fakeM)
+		require.NotNil(t, thread.Span, which)
+		assert.Equal(t, want, thread.Span.Carrier)
+		assert.Equal(t, uint64(1), thread.Goroutine)
+		assert.Equal(t, spanIDBytes(1), thread.Span.SpanID)
+		assert.LessOrEqual(t, w.calls, 8, which)
+	}
+}
+
+func spanIDBytes(id uint64) (b [8]byte) {
+	binary.BigEndian.PutUint64(b[:], id)
+	return b
+}
+
+// Everything that can be wrong about a thread leaves it without the span.
+func TestWrongIsWorseThanMissing(t *testing.T) {
+	for name, test := range map[string]struct {
+		which  string
+		change func(w *world)
+	}{
+		"slot of another thread":       {"t", func(w *world) { w.slots(1)[0][0x38]++ }},
+		"slot of another goroutine":    {"t", func(w *world) { w.slots(1)[0][0x20]++ }},
+		"slot without an m":            {"t", func(w *world) { put64(w.slots(1)[0][0x30:], 0) }},
+		"m of another thread":          {"tgr", func(w *world) { w.pieces[fakeM][fakeOffsets.mProcid]++ }},
+		"m that is not there":          {"tgr", func(w *world) { put64(w.slots(1)[0][0x30:], 0x99_0000) }},
+		"m in the kernel":              {"t", func(w *world) { put64(w.slots(1)[0][0x30:], 1<<63) }},
+		"no goroutine":                 {"tgr", func(w *world) { put64(w.pieces[fakeM][fakeOffsets.mCurg:], 0) }},
+		"goroutine that is not there":  {"tgr", func(w *world) { put64(w.pieces[fakeM][fakeOffsets.mCurg:], 0x99_0000) }},
+		"another goroutine":            {"tgr", func(w *world) { put64(w.pieces[fakeM][fakeOffsets.mCurg:], fakeG+0x1000) }},
+		"goroutine without an id":      {"tgr", func(w *world) { put64(w.pieces[fakeG][fakeOffsets.gGoid:], 0) }},
+		"slot being written":           {"t", func(w *world) { w.slots(1)[0][0x18] = 1 }},
+		"goroutine slot being written": {"g", func(w *world) { w.slots(1)[1][0x18] = 1 }},
+		"goroutine slot of another":    {"g", func(w *world) { w.slots(1)[1][0x20]++ }},
+		"no labels":                    {"r", func(w *world) { put64(w.pieces[fakeG][fakeOffsets.gLabels:], 0) }},
+		"wild labels":                  {"r", func(w *world) { put64(w.pieces[fakeG][fakeOffsets.gLabels:], 0x99_0000) }},
+		"record is over":               {"r", func(w *world) { w.pieces[fakeHeap][24+24] = 0 }},
+		"record valid in another way":  {"r", func(w *world) { w.pieces[fakeHeap][24+24] = 2 }},
+		"record of no trace":           {"r", func(w *world) { clear(w.pieces[fakeHeap][24:40]) }},
+		"record of no span":            {"r", func(w *world) { clear(w.pieces[fakeHeap][40:48]) }},
+		"record too large":             {"r", func(w *world) { binary.NativeEndian.PutUint16(w.pieces[fakeHeap][24+26:], 613) }},
+		"other labels":                 {"r", func(w *world) { w.pieces[fakeHeap][128]++ }},
+		"labels of another span":       {"r", func(w *world) { w.pieces[fakeHeap][128+32+15]++ }},
+		"no list of labels":            {"r", func(w *world) { put64(w.pieces[fakeHeap], 0) }},
+		"wild list of labels":          {"r", func(w *world) { put64(w.pieces[fakeHeap], 0x99_0000) }},
+		"endless list of labels":       {"r", func(w *world) { put64(w.pieces[fakeHeap][8:], maxLabels+1) }},
+		"wild label":                   {"r", func(w *world) { put64(w.pieces[fakeHeap][64+16:], 0x99_0000) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := stillWorld(t)
+			test.change(w)
+			for _, m := range []uint64{0, fakeM} {
+				if m == fakeM && name == "slot without an m" {
+					continue // then the thread is known to be it by its procid
+				}
+				assert.Nil(t, w.look(t, test.which, m).Span)
+			}
+			assert.Less(t, w.calls, 6*maxLooks)
+		})
+	}
+}
+
+// A record may be read while the goroutine is away, and be over when it comes back.
+func TestSpanThatEndsElsewhereMeanwhile(t *testing.T) {
+	for _, whole := range []bool{false, true} {
+		w := stillWorld(t)
+		curg := w.pieces[fakeM][fakeOffsets.mCurg:]
+		const recordWords = (24 + wire.ThreadContextRecordSize + 7) / 8
+		w.beforeWord = func() {
+			switch {
+			case w.calls != 3:
+			case w.words == 1:
+				put64(curg, 0)
+			case w.words == recordWords+1:
+				if whole {
+					w.pieces[fakeHeap][24+24] = 0
+				}
+				put64(curg, fakeG)
+			}
+		}
+		span := w.look(t, "r", fakeM).Span
+		assert.Equal(t, !whole, span != nil)
+		assert.GreaterOrEqual(t, w.calls, 3)
+	}
+}
+
+// One carrier that cannot be read does not hide the others.
+func TestCarriersFailByThemselves(t *testing.T) {
+	for name, change := range map[string]func(w *world){
+		"record":          func(w *world) { put64(w.pieces[fakeG][fakeOffsets.gLabels:], 0x99_0000) },
+		"goroutine slots": func(w *world) { w.slots(1)[1][0x18] = 1 },
+		"thread slots":    func(w *world) { delete(w.pieces, fakeRing) },
+	} {
+		w := stillWorld(t)
+		change(w)
+		thread := w.look(t, "tgr", fakeM)
+		require.NotNil(t, thread.Span, name)
+		assert.True(t, thread.Span.Proven)
+	}
+}
+
+func TestRecordWithAttributes(t *testing.T) {
+	w := stillWorld(t)
+	encoded := []byte("\x00\x02ab\x01\x01c")
+	b := w.pieces[fakeHeap]
+	// The list of labels and its text move out of the way.
+	copy(b[1024:], b[64:worldRecordSize])
+	put64(b, fakeHeap+1024)
+	put64(b[1024+16:], fakeHeap+1024+64+32)
+	put64(b[1024+32+16:], fakeHeap+1024+64)
+	binary.NativeEndian.PutUint16(b[24+26:], uint16(len(encoded)))
+	copy(b[24+28:], encoded)
+	thread := w.look(t, "r", fakeM)
+	require.NotNil(t, thread.Span)
+	assert.Equal(t, encoded, thread.Span.encoded)
+}
+
+func TestDecodeAttributes(t *testing.T) {
+	keys := []string{"a", "", "c"}
+	for encoded, want := range map[string]struct {
+		attributes []ThreadAttribute
+		all        bool
+	}{
+		"":                      {nil, true},
+		"\x00":                  {nil, true},
+		"\x00\x00":              {[]ThreadAttribute{{"a", ""}}, true},
+		"\x00\x01x\x02\x01y":    {[]ThreadAttribute{{"a", "x"}, {"c", "y"}}, true},
+		"\x00\x01x\x00\x01y":    {[]ThreadAttribute{{"a", "y"}}, true},
+		"\x00\x01x\x02\x05y":    {[]ThreadAttribute{{"a", "x"}}, true},
+		"\x01\x01x\x02\x01y":    {[]ThreadAttribute{{"c", "y"}}, false},
+		"\xff\x01x\x02\x01\xfe": {[]ThreadAttribute{{"c", "\xfe"}}, false},
+	} {
+		attributes, all := decodeAttributes([]byte(encoded), keys)
+		assert.Equal(t, want.attributes, attributes, "%q", encoded)
+		assert.Equal(t, want.all, all, "%q", encoded)
+	}
+}
+
+func TestOwnIDsInANamespace(t *testing.T) {
+	for _, test := range []struct {
+		ids        map[int][]int
+		want       []int
+		namespaced bool
+	}{
+		{map[int][]int{4: {4}, 5: {5}}, []int{4, 5}, false},
+		{map[int][]int{1004: {1004, 40, 1}, 1005: {1005, 41, 2}}, []int{1, 2}, true},
+	} {
+		source := &fakeMemory{ids: test.ids}
+		p := &Process{threads: threadState{source: source}}
+		for range 2 {
+			threads, err := p.listThreads(t.Context())
+			require.NoError(t, err)
+			var own []int
+			for _, thread := range threads {
+				own = append(own, thread.OwnTID)
+			}
+			slices.Sort(own)
+			assert.Equal(t, test.want, own)
+			assert.Equal(t, test.namespaced, p.threads.namespaced)
+		}
+	}
+}
+
+func intValue(i int64) *commonpb.AnyValue {
+	return &commonpb.AnyValue{Value: &commonpb.AnyValue_IntValue{IntValue: i}}
+}
+
+func textValue(s string) *commonpb.AnyValue {
+	return &commonpb.AnyValue{Value: &commonpb.AnyValue_StringValue{StringValue: s}}
+}
+
+// goodAdvertisement advertises the rings of a world and its records.
+func goodAdvertisement() map[string]*commonpb.AnyValue {
+	a := map[string]*commonpb.AnyValue{
+		wire.KeySchemaVersion:                      textValue(wire.SchemaGoLabels),
+		wire.KeyGo + wire.GoKeyMCurgOffset:         intValue(184),
+		wire.KeyGo + wire.GoKeyMProcidOffset:       intValue(64),
+		wire.KeyGo + wire.GoKeyGGoidOffset:         intValue(152),
+		wire.KeyGo + wire.GoKeyGLabelsOffset:       intValue(352),
+		wire.KeyGo + wire.GoKeyRecordOffset:        intValue(24),
+		wire.KeyThreadSlots + wire.RingKeyIndex:    textValue(wire.IndexThread),
+		wire.KeyThreadSlots + wire.RingKeyMapping:  textValue("T"),
+		wire.KeyGoroutineSlots + wire.RingKeyIndex: textValue(wire.IndexGoroutine),
+	}
+	fields := &commonpb.KeyValueList{}
+	for _, f := range wire.SlotFields(2) {
+		fields.Values = append(fields.Values, &commonpb.KeyValue{Key: f.Name, Value: intValue(int64(f.Offset))})
+	}
+	for prefix, address := range map[string]int64{wire.KeyThreadSlots: fakeRing, wire.KeyGoroutineSlots: fakeGoroutineRing} {
+		a[prefix+wire.RingKeyAddress] = intValue(address)
+		a[prefix+wire.RingKeyLayout] = intValue(2)
+		a[prefix+wire.RingKeyCapacity] = intValue(worldCapacity)
+		a[prefix+wire.RingKeyHeaderSize] = intValue(64)
+		a[prefix+wire.RingKeySlotSize] = intValue(64)
+		a[prefix+wire.RingKeyFields] = &commonpb.AnyValue{Value: &commonpb.AnyValue_KvlistValue{KvlistValue: fields}}
+	}
+	return a
+}
+
+func contextOf(a map[string]*commonpb.AnyValue) *ProcessContext {
+	msg := &processcontextpb.ProcessContext{}
+	for key, value := range a {
+		msg.Attributes = append(msg.Attributes, &commonpb.KeyValue{Key: key, Value: value})
+	}
+	return &ProcessContext{Message: msg}
+}
+
+// headed is a world whose rings have headers.
+func headed(t *testing.T) *world {
+	t.Helper()
+	w := stillWorld(t)
+	for i, at := range []uint64{fakeRing, fakeGoroutineRing} {
+		for j, v := range []uint32{wire.RingMagic, 2, worldCapacity, 64, 64, uint32(i)} {
+			binary.NativeEndian.PutUint32(w.pieces[at][4*j:], v)
+		}
+	}
+	return w
+}
+
+// usableKinds returns the carriers that can be read, and how many there are.
+func usableKinds(v *threadView) (kinds []CarrierKind, all int) {
+	for _, c := range v.carriers {
+		if c.Err == nil {
+			kinds = append(kinds, c.Kind)
+		}
+	}
+	return kinds, len(v.carriers)
+}
+
+func TestAdvertisement(t *testing.T) {
+	all := []CarrierKind{ThreadSlots, GoroutineSlots, GoroutineRecord}
+	for name, test := range map[string]struct {
+		change func(a map[string]*commonpb.AnyValue)
+		want   []CarrierKind
+	}{
+		"good":            {func(map[string]*commonpb.AnyValue) {}, all},
+		"more than known": {func(a map[string]*commonpb.AnyValue) { a["threadlocal.slots.color"] = textValue("red") }, all},
+		"other schema":    {func(a map[string]*commonpb.AnyValue) { a[wire.KeySchemaVersion] = textValue("tlsdesc_v1_dev") }, all[:2]},
+		"no offsets": {func(a map[string]*commonpb.AnyValue) {
+			for _, key := range []string{wire.GoKeyMCurgOffset, wire.GoKeyGGoidOffset} {
+				delete(a, wire.KeyGo+key)
+			}
+		}, all[:1]},
+		"wild offset":      {func(a map[string]*commonpb.AnyValue) { a[wire.KeyGo+wire.GoKeyMCurgOffset] = intValue(-8) }, all[:1]},
+		"far offset":       {func(a map[string]*commonpb.AnyValue) { a[wire.KeyGo+wire.GoKeyGGoidOffset] = intValue(1 << 40) }, all[:1]},
+		"no label offset":  {func(a map[string]*commonpb.AnyValue) { delete(a, wire.KeyGo+wire.GoKeyGLabelsOffset) }, all[:2]},
+		"record in labels": {func(a map[string]*commonpb.AnyValue) { a[wire.KeyGo+wire.GoKeyRecordOffset] = intValue(8) }, all[:2]},
+		"record far away":  {func(a map[string]*commonpb.AnyValue) { a[wire.KeyGo+wire.GoKeyRecordOffset] = intValue(5000) }, all[:2]},
+		"no address":       {func(a map[string]*commonpb.AnyValue) { delete(a, wire.KeyThreadSlots+wire.RingKeyAddress) }, all[1:]},
+		"address as text":  {func(a map[string]*commonpb.AnyValue) { a[wire.KeyThreadSlots+wire.RingKeyAddress] = textValue("1") }, all[1:]},
+		"wild address":     {func(a map[string]*commonpb.AnyValue) { a[wire.KeyThreadSlots+wire.RingKeyAddress] = intValue(-1) }, all[1:]},
+		"other address": {func(a map[string]*commonpb.AnyValue) {
+			a[wire.KeyThreadSlots+wire.RingKeyAddress] = intValue(fakeRing + 8)
+		}, all[1:]},
+		"capacity":       {func(a map[string]*commonpb.AnyValue) { a[wire.KeyThreadSlots+wire.RingKeyCapacity] = intValue(3) }, all[1:]},
+		"other capacity": {func(a map[string]*commonpb.AnyValue) { a[wire.KeyThreadSlots+wire.RingKeyCapacity] = intValue(32) }, all[1:]},
+		"slot size":      {func(a map[string]*commonpb.AnyValue) { a[wire.KeyThreadSlots+wire.RingKeySlotSize] = intValue(1 << 40) }, all[1:]},
+		"index": {func(a map[string]*commonpb.AnyValue) {
+			a[wire.KeyThreadSlots+wire.RingKeyIndex] = textValue("goroutine")
+		}, all[1:]},
+		"no fields": {func(a map[string]*commonpb.AnyValue) { delete(a, wire.KeyThreadSlots+wire.RingKeyFields) }, all[1:]},
+		"field as text": {func(a map[string]*commonpb.AnyValue) {
+			a[wire.KeyThreadSlots+wire.RingKeyFields] = &commonpb.AnyValue{Value: &commonpb.AnyValue_KvlistValue{
+				KvlistValue: &commonpb.KeyValueList{Values: []*commonpb.KeyValue{{Key: "seq", Value: textValue("x")}}},
+			}}
+		}, all[1:]},
+		"nothing": {func(a map[string]*commonpb.AnyValue) { clear(a) }, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := goodAdvertisement()
+			test.change(a)
+			v := newThreadView(headed(t), contextOf(a))
+			kinds, _ := usableKinds(v)
+			assert.Equal(t, test.want, kinds, "%+v", v.carriers)
+			assert.Equal(t, len(test.want) > 0, v.usable())
+			for _, c := range v.carriers {
+				assert.Equal(t, Advertised, c.Source)
+				if c.Err != nil {
+					assert.False(t, c.Provable)
+				}
+			}
+		})
+	}
+}
+
+func TestAdvertisedKeys(t *testing.T) {
+	values := make([]*commonpb.AnyValue, 300)
+	for i := range values {
+		values[i] = textValue(fmt.Sprint("k", i))
+	}
+	values[1] = intValue(7)
+	array := &commonpb.AnyValue{Value: &commonpb.AnyValue_ArrayValue{ArrayValue: &commonpb.ArrayValue{Values: values}}}
+	keys := newAdvertisement(contextOf(map[string]*commonpb.AnyValue{wire.KeyAttributeKeyMap: array}).Message).keys()
+	assert.Len(t, keys, 256)
+	assert.Equal(t, "k0", keys[0])
+	assert.Empty(t, keys[1])
+	assert.Empty(t, newAdvertisement(contextOf(nil).Message).keys())
+}
+
+func TestClosedRingIsNotRead(t *testing.T) {
+	w := headed(t)
+	clear(w.pieces[fakeRing])
+	v := newThreadView(w, contextOf(goodAdvertisement()))
+	kinds, all := usableKinds(v)
+	assert.Equal(t, []CarrierKind{GoroutineSlots, GoroutineRecord}, kinds)
+	assert.Equal(t, 3, all)
+	require.ErrorIs(t, v.carriers[0].Err, ringbuf.ErrNotRing)
+}
+
+func TestRingNames(t *testing.T) {
+	for name, want := range map[string]int{
+		"/memfd:OTELCTX_SLOTS (deleted)": 0, "[anon:OTELCTX_SLOTS]": 0, "[anon_shmem:OTELCTX_SLOTS]": 0,
+		"/memfd:DD_OTEL_CTX (deleted)": 1, "/memfd:DD_OTEL_CTX": 1, "[anon:DD_OTEL_CTX]": 1,
+		"": -1, "[anon:DD_OTEL_CTX2]": -1, "/memfd:OTELCTX_SLOTS2 (deleted)": -1, "/DD_OTEL_CTX": -1, "[anon:OTEL_CTX]": -1,
+	} {
+		assert.Equal(t, want, ringName([]byte(name)), name)
+	}
+}
+
+// FuzzThreads looks at a thread of a process whose memory is made of the input, over
+// and over, as the advertisement that the input is too says: it comes to an end, in
+// time, and what it returns is in order.
+func FuzzThreads(f *testing.F) {
+	f.Add(uint64(1), []byte{1, 2, 3, 4, 5, 6, 7, 8}, uint16(184), uint16(24), byte(7))
+	f.Add(uint64(2), []byte{0, 0, 0x50, 0, 0, 0, 0, 0, 1}, uint16(0), uint16(4096), byte(7))
+	f.Add(uint64(3), []byte{0, 0, 0x10, 0, 0, 0, 0, 0}, uint16(8), uint16(32), byte(1))
+	f.Fuzz(func(t *testing.T, seed uint64, pattern []byte, offset, record uint16, which byte) {
+		if len(pattern) == 0 {
+			return
+		}
+		r := rand.New(rand.NewPCG(seed, 2))
+		memory := &fakeMemory{always: func(address uint64, b []byte) bool {
+			for i := range b {
+				b[i] = pattern[(address+uint64(i))%uint64(len(pattern))]
+				if seed%2 == 0 && r.IntN(50) == 0 {
+					b[i] ^= byte(r.Uint32())
+				}
+			}
+			return seed%3 != 0 || address%5 != 0
+		}}
+		a := goodAdvertisement()
+		a[wire.KeyGo+wire.GoKeyMCurgOffset] = intValue(int64(offset))
+		a[wire.KeyGo+wire.GoKeyGGoidOffset] = intValue(int64(offset) / 2)
+		a[wire.KeyGo+wire.GoKeyRecordOffset] = intValue(int64(record))
+		v := newThreadView(headed(t), contextOf(a))
+		// The same, of this memory.
+		w := world{fakeMemory: memory}
+		var names []rune
+		for i, c := range "tgr" {
+			if which>>i&1 == 1 && (c != 'r' || v.recordOffset >= 0) {
+				names = append(names, c)
+			}
+		}
+		mixed := w.view(t, string(names))
+		mixed.runtime = v.runtime
+		if mixed.recordOffset >= 0 {
+			mixed.recordOffset = v.recordOffset
+		}
+		if v.runtime.mCurg < 0 || v.runtime.gGoid < 0 || v.runtime.gLabels < 0 {
+			mixed.goroutineRing, mixed.recordOffset = nil, -1
+		}
+		thread := Thread{TID: fakeTID, OwnTID: fakeTID}
+		start := time.Now()
+		require.NoError(t, newThreadLook(memory, mixed).at(&thread, fakeM))
+		require.Less(t, time.Since(start), 5*time.Second)
+		require.LessOrEqual(t, memory.calls, 3*maxLooks)
+		if s := thread.Span; s != nil {
+			require.NotZero(t, s.SpanID)
+			require.NotZero(t, s.TraceID)
+			require.LessOrEqual(t, len(s.encoded), wire.MaxThreadContextRecord)
+			decodeAttributes(s.encoded, []string{"a"})
+			if s.Proven {
+				require.NotZero(t, thread.Goroutine)
+			}
+		}
+	})
+}

@@ -1,0 +1,243 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package reader
+
+import (
+	"context"
+	"errors"
+	"iter"
+	"sync"
+
+	"github.com/otelctx/otelctx/internal/procfs"
+	"github.com/otelctx/otelctx/ringbuf"
+)
+
+// Thread is a thread of a process, at one time.
+type Thread struct {
+	// TID is its id in the caller's PID namespace, OwnTID that in the namespace of the
+	// process itself.
+	TID, OwnTID int
+	// Goroutine is the id of the goroutine that runs on the thread or waits on it for a
+	// system call. 0: there is none, or it is not known.
+	Goroutine uint64
+	// Span is the span that the thread is in, nil if there is none or none that can be
+	// told.
+	Span *ThreadSpan
+}
+
+// ThreadSpan is the span that a thread is in.
+type ThreadSpan struct {
+	TraceID    [16]byte
+	SpanID     [8]byte
+	TraceFlags byte
+	// LocalRootSpanID is the id of the outermost span of the trace in the process;
+	// zeros where that is not known.
+	LocalRootSpanID [8]byte
+	// Attributes are what the process shows with the span, of those whose names it
+	// says, in no particular order, each name once.
+	Attributes []ThreadAttribute
+	// Carrier is what the span was read from.
+	Carrier CarrierKind
+	// Proven says that at one moment of the reading the thread ran Thread.Goroutine
+	// and the process showed this span for that goroutine. If it is false all that is
+	// known is that the span was shown for the thread: its goroutine may have moved on
+	// since, and in slots of layout 1 it may even be another thread's.
+	Proven bool
+
+	// encoded are the attributes as OTEP 4947 has them.
+	encoded []byte
+}
+
+// ThreadAttribute is an attribute of a [ThreadSpan]. The value is whatever bytes the
+// process shows; it should be UTF-8.
+type ThreadAttribute struct{ Key, Value string }
+
+// threadTarget is what of a process, as the kernel shows it, only its threads need.
+type threadTarget interface {
+	ringbuf.Memory
+	// Threads yields the ids of its threads.
+	Threads() iter.Seq2[int, error]
+	// ThreadIDs returns the ids of a thread, the one that it knows itself by last.
+	ThreadIDs(tid int) ([]int, error)
+}
+
+var _ threadTarget = linuxTarget{}
+
+// threadState is what a Process remembers for [Process.Threads].
+type threadState struct {
+	source threadTarget
+
+	mu   sync.Mutex
+	view *threadView
+	// namespaced says whether the process's own thread ids are others than the
+	// caller's. It stays as it is for the life of a process.
+	namespaced, namespaceKnown bool
+	// ms has the address of the runtime's m for the threads that were seen last, by
+	// their own ids.
+	ms map[int]uint64
+}
+
+// maxThreads bounds how many threads of a process are looked at.
+const maxThreads = 1 << 17
+
+// Threads returns the threads of the process, each with the span that it is in, and
+// which of several carriers shows that one. They are read one after the other while
+// the process runs on: what is said of a thread holds for one moment, and another one
+// for each. At most 131,072 threads are returned.
+//
+// A span is proven, see [ThreadSpan.Proven], by the identity of the goroutine that
+// published it, while nothing that was read for it changed. Where that can be had and
+// fails there is no span: the goroutine may have moved to another thread or be gone, or
+// things may have changed each time they were looked at. Spans are shown unproven only
+// if the process uses slots of layout 1, or does not say where the Go runtime keeps
+// goroutines.
+//
+// Which goroutine a thread runs is known to profilers that interrupt the thread. A
+// reader in another process has to find the runtime's m of the thread first, whose
+// address the thread slots of layout 2 have: a process without thread slots shows no
+// spans here, and a thread shows none before it has once published one.
+//
+// How carriers are found is remembered, and looked at again when the process publishes
+// its context anew. Then a process costs one system call, and a thread between one and
+// about eight. Without an advertisement it takes a look at all mappings, each time
+// until a ring is found.
+//
+// The error wraps [ErrNoThreadContext] if the process shows no spans in a way that can
+// be read, or [ErrNotPermitted], [ErrProcessGone], [ErrInvalid] or [ErrBusy], or is
+// ctx's.
+func (p *Process) Threads(ctx context.Context) ([]Thread, error) {
+	v, err := p.threadView(ctx)
+	if err != nil {
+		return nil, err
+	}
+	threads, err := p.listThreads(ctx)
+	if err != nil {
+		return nil, err
+	}
+	known := p.knownMs()
+	ms := make(map[int]uint64, len(threads))
+	look := newThreadLook(p.threads.source, v)
+	for i := range threads {
+		if err := ctx.Err(); err != nil {
+			return nil, p.error(err)
+		}
+		t := &threads[i]
+		if err := look.at(t, known[t.OwnTID]); err != nil {
+			return nil, p.classify(err)
+		}
+		if look.m != 0 {
+			ms[t.OwnTID] = look.m
+		}
+	}
+	// Memory is read by the id: as long as the process lives it was this one's.
+	if err := p.checkAlive(); err != nil {
+		return nil, err
+	}
+	p.threads.mu.Lock()
+	p.threads.ms = ms
+	p.threads.mu.Unlock()
+	p.nameAttributes(ctx, v, threads)
+	return threads, nil
+}
+
+func (p *Process) knownMs() map[int]uint64 {
+	p.threads.mu.Lock()
+	defer p.threads.mu.Unlock()
+	return p.threads.ms
+}
+
+// listThreads returns the threads with their ids.
+func (p *Process) listThreads(ctx context.Context) ([]Thread, error) {
+	var threads []Thread
+	for tid, err := range p.threads.source.Threads() {
+		if err == nil {
+			err = ctx.Err()
+		}
+		if err != nil {
+			return nil, p.classify(err)
+		}
+		own, err := p.ownTID(tid)
+		if errors.Is(err, procfs.ErrProcessGone) {
+			continue // The thread is gone. If the process is too, that will be noticed.
+		}
+		if err != nil {
+			return nil, p.classify(err)
+		}
+		threads = append(threads, Thread{TID: tid, OwnTID: own})
+		if len(threads) == maxThreads {
+			break
+		}
+	}
+	return threads, nil
+}
+
+// ownTID returns the id by which a thread knows itself.
+func (p *Process) ownTID(tid int) (int, error) {
+	s := &p.threads
+	s.mu.Lock()
+	known, namespaced := s.namespaceKnown, s.namespaced
+	s.mu.Unlock()
+	if known && !namespaced {
+		return tid, nil
+	}
+	ids, err := s.source.ThreadIDs(tid)
+	if err != nil {
+		return 0, err
+	}
+	if !known {
+		s.mu.Lock()
+		s.namespaceKnown, s.namespaced = true, len(ids) > 1
+		s.mu.Unlock()
+	}
+	return ids[len(ids)-1], nil
+}
+
+// nameAttributes decodes the attributes of all spans. If one has a key that is not
+// known, the process may have published it since: then it looks once.
+func (p *Process) nameAttributes(ctx context.Context, v *threadView, threads []Thread) {
+	keys, refreshed := v.keys, false
+	for i := range threads {
+		s := threads[i].Span
+		if s == nil || len(s.encoded) == 0 {
+			continue
+		}
+		var known bool
+		s.Attributes, known = decodeAttributes(s.encoded, keys)
+		if !known && !refreshed {
+			refreshed = true
+			// If that fails the attribute has no name, which is how it was.
+			if pc, err := p.ProcessContext(ctx); err == nil {
+				keys = newAdvertisement(pc.Message).keys()
+				s.Attributes, _ = decodeAttributes(s.encoded, keys)
+			}
+		}
+	}
+}
+
+// decodeAttributes decodes {key u8, length u8, value} entries, of which the last one
+// with a key counts. all is whether all keys are among keys. It stops at an entry that
+// is not there to its end.
+func decodeAttributes(encoded []byte, keys []string) (attributes []ThreadAttribute, all bool) {
+	all = true
+	at := make(map[string]int)
+	for len(encoded) >= 2 {
+		key, size := int(encoded[0]), int(encoded[1])
+		if len(encoded) < 2+size {
+			break
+		}
+		value := string(encoded[2 : 2+size])
+		encoded = encoded[2+size:]
+		if key >= len(keys) || keys[key] == "" {
+			all = false
+			continue
+		}
+		if i, ok := at[keys[key]]; ok {
+			attributes[i].Value = value
+			continue
+		}
+		at[keys[key]] = len(attributes)
+		attributes = append(attributes, ThreadAttribute{keys[key], value})
+	}
+	return attributes, all
+}

@@ -1,0 +1,448 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package reader
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime/pprof"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/otelctx/otelctx/internal/childproc"
+	"github.com/otelctx/otelctx/internal/wire"
+)
+
+// relabel replaces the labels of the goroutine, as pprof.Do does.
+func relabel() {
+	pprof.SetGoroutineLabels(pprof.WithLabels(context.Background(), pprof.Labels("mine", "only")))
+}
+
+// openChild opens a child for the length of the test.
+func openChild(t *testing.T, c *childproc.Child) *Process {
+	t.Helper()
+	p, err := Open(c.PID())
+	require.NoError(t, err)
+	t.Cleanup(func() { assert.NoError(t, p.Close()) })
+	return p
+}
+
+// threadsOf reads the threads of a process.
+func threadsOf(t *testing.T, p *Process) []Thread {
+	t.Helper()
+	threads, err := p.Threads(t.Context())
+	require.NoError(t, err)
+	require.NotEmpty(t, threads)
+	return threads
+}
+
+// withSpans returns the threads that show spans.
+func withSpans(threads []Thread) []Thread {
+	var shown []Thread
+	for _, t := range threads {
+		if t.Span != nil {
+			shown = append(shown, t)
+		}
+	}
+	return shown
+}
+
+// proven is what a thread shows that is in theSpan.
+func proven(who identity, c CarrierKind) Thread {
+	return Thread{
+		TID: who.tid, OwnTID: who.tid, Goroutine: who.goid,
+		Span: &ThreadSpan{
+			TraceID: traceIDOf(&theSpan), SpanID: spanIDOf(theSpan.SpanID), TraceFlags: 1,
+			LocalRootSpanID: spanIDOf(theSpan.LocalRootSpanID), Carrier: c, Proven: true,
+		},
+	}
+}
+
+func TestThreadsOfEachCarrier(t *testing.T) {
+	for carriers, want := range map[string]CarrierKind{
+		"slots":                        ThreadSlots,
+		"slots goroutine-slots":        GoroutineSlots,
+		"slots record":                 GoroutineRecord,
+		"slots goroutine-slots record": GoroutineRecord,
+	} {
+		t.Run(carriers, func(t *testing.T) {
+			c := startActors(t, carriers+" advertise publish")
+			p := openChild(t, c)
+			assert.Empty(t, withSpans(threadsOf(t, p)))
+
+			tellf(t, c, "lock a")
+			askf(t, c, "show a")
+			who := askf(t, c, "spin a")
+			for range 100 {
+				require.Equal(t, []Thread{proven(who, want)}, withSpans(threadsOf(t, p)))
+			}
+			tellf(t, c, "end a")
+			who = askf(t, c, "spin a")
+			for range 100 {
+				threads := threadsOf(t, p)
+				require.Empty(t, withSpans(threads))
+				require.Contains(t, threads, Thread{TID: who.tid, OwnTID: who.tid, Goroutine: who.goid})
+			}
+			tellf(t, c, "park a")
+			c.Done()
+		})
+	}
+}
+
+// showsRaw fails the test unless the slot of a thread shows theSpan, whoever runs there.
+func showsRaw(t *testing.T, p *Process, tid int) {
+	t.Helper()
+	v, err := p.threadView(t.Context())
+	require.NoError(t, err)
+	s, err := v.threadRing.Read(uint64(tid))
+	require.NoError(t, err)
+	require.Equal(t, spanIDOf(theSpan.SpanID), s.SpanID)
+}
+
+func TestGoroutineThatWaitsIsOnNoThread(t *testing.T) {
+	c := startActors(t, "slots goroutine-slots record advertise publish")
+	p := openChild(t, c)
+	tellf(t, c, "lock a")
+	who := askf(t, c, "show a")
+	tellf(t, c, "park a")
+	for range 100 {
+		require.Empty(t, withSpans(threadsOf(t, p)))
+	}
+	showsRaw(t, p, who.tid)
+	assert.Equal(t, who.goid, askf(t, c, "spin a").goid)
+	require.Equal(t, []Thread{proven(who, GoroutineRecord)}, withSpans(threadsOf(t, p)))
+	tellf(t, c, "park a")
+	c.Done()
+}
+
+func TestGoroutineThatMovedTakesItsSpanAlong(t *testing.T) {
+	for carriers, want := range map[string]CarrierKind{
+		"slots": 0, "slots goroutine-slots": GoroutineSlots, "slots record": GoroutineRecord,
+	} {
+		t.Run(carriers, func(t *testing.T) {
+			c := startActors(t, carriers+" advertise publish")
+			p := openChild(t, c)
+			// A thread has to show a span once for its m to be known.
+			const others = 3
+			for i := range others {
+				tellf(t, c, "lock %d", i)
+				askf(t, c, "show %d", i)
+				tellf(t, c, "end %d", i)
+				tellf(t, c, "unlock %d", i)
+			}
+			moved := false
+			for try := range 200 {
+				before := askf(t, c, "show a")
+				askf(t, c, "spin %d", try%others) // perhaps there
+				after := askf(t, c, "spin a")
+				if before.tid != after.tid {
+					showsRaw(t, p, before.tid)
+					shown := withSpans(threadsOf(t, p))
+					if want == 0 {
+						require.Empty(t, shown)
+						moved = true
+					} else if len(shown) > 0 { // else its m was not known
+						require.Equal(t, []Thread{proven(after, want)}, withoutLocalRoot(shown, want))
+						moved = true
+					}
+				}
+				tellf(t, c, "end a")
+				tellf(t, c, "park %d", try%others)
+				if moved {
+					break
+				}
+			}
+			require.True(t, moved, "the goroutine has never moved to a thread that is known")
+			c.Done()
+		})
+	}
+}
+
+// withoutLocalRoot gives spans of a record the local root that only slots have, which
+// the thread that they moved to does not show.
+func withoutLocalRoot(threads []Thread, c CarrierKind) []Thread {
+	for _, t := range threads {
+		if c == GoroutineRecord && t.Span.LocalRootSpanID == [8]byte{} {
+			t.Span.LocalRootSpanID = spanIDOf(theSpan.LocalRootSpanID)
+		}
+	}
+	return threads
+}
+
+func TestOwnerIsGone(t *testing.T) {
+	c := startActors(t, "slots goroutine-slots record advertise publish")
+	p := openChild(t, c)
+	who := askf(t, c, "show a")
+	tellf(t, c, "exit a")
+	for i := range 5 { // whoever gets its thread and its g
+		askf(t, c, "spin %d", i)
+	}
+	for range 100 {
+		require.Empty(t, withSpans(threadsOf(t, p)))
+	}
+	showsRaw(t, p, who.tid)
+	for i := range 5 {
+		tellf(t, c, "park %d", i)
+	}
+	c.Done()
+}
+
+func TestGoroutineInSystemCall(t *testing.T) {
+	c := startActors(t, "slots record advertise publish")
+	p := openChild(t, c)
+	tellf(t, c, "lock a")
+	askf(t, c, "show a")
+	who := askf(t, c, "syscall a 500")
+	assert.Eventually(t, func() bool {
+		shown := withSpans(threadsOf(t, p))
+		return len(shown) == 1 && shown[0].TID == who.tid && shown[0].Goroutine == who.goid
+	}, 400*time.Millisecond, time.Millisecond)
+	tellf(t, c, "park a")
+	c.Done()
+}
+
+func TestOnlyRecordsAreInherited(t *testing.T) {
+	for carriers, inherited := range map[string]bool{"slots goroutine-slots": false, "slots record": true} {
+		t.Run(carriers, func(t *testing.T) {
+			c := startActors(t, carriers+" advertise publish")
+			p := openChild(t, c)
+			tellf(t, c, "lock a")
+			self := askf(t, c, "show a")
+			// The thread of the goroutine that is started becomes known by a span of its
+			// own, which is over.
+			who := askf(t, c, "start-known a")
+			require.NotEqual(t, self.goid, who.goid)
+			for range 100 {
+				shown := withSpans(threadsOf(t, p))
+				if !inherited {
+					require.Empty(t, shown)
+					continue
+				}
+				require.Equal(t, []Thread{proven(who, GoroutineRecord)}, withoutLocalRoot(shown, GoroutineRecord))
+			}
+			tellf(t, c, "end a")
+			require.Empty(t, withSpans(threadsOf(t, p)))
+			c.Done()
+		})
+	}
+}
+
+// A goroutine with other labels has no record, whatever is behind those.
+func TestRecordUnderOtherLabels(t *testing.T) {
+	c := startActors(t, "slots record advertise publish")
+	p := openChild(t, c)
+	tellf(t, c, "lock a")
+	askf(t, c, "show a")
+	tellf(t, c, "relabel a")
+	who := askf(t, c, "spin a")
+	for range 100 {
+		require.Equal(t, []Thread{proven(who, ThreadSlots)}, withSpans(threadsOf(t, p)))
+	}
+	tellf(t, c, "park a")
+	c.Done()
+}
+
+func TestAttributesOfThreads(t *testing.T) {
+	c := startActors(t, "slots keys=http.route+user advertise publish")
+	p := openChild(t, c)
+	tellf(t, c, "lock a")
+	askf(t, c, "show a /cart alice unnamed")
+	who := askf(t, c, "spin a")
+	shown := withSpans(threadsOf(t, p))
+	require.Len(t, shown, 1)
+	assert.Equal(t, who.goid, shown[0].Goroutine)
+	assert.Equal(t, []ThreadAttribute{{"http.route", "/cart"}, {"user", "alice"}}, shown[0].Span.Attributes)
+
+	tellf(t, c, "set-up keys=http.route+user+tenant advertise")
+	shown = withSpans(threadsOf(t, p))
+	require.Len(t, shown, 1)
+	assert.Equal(t, []ThreadAttribute{{"http.route", "/cart"}, {"user", "alice"}, {"tenant", "unnamed"}}, shown[0].Span.Attributes)
+	tellf(t, c, "park a")
+	c.Done()
+}
+
+// A service in a container knows its threads by other ids than its host does.
+func TestThreadsInOwnPIDNamespace(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("a PID namespace needs CAP_SYS_ADMIN")
+	}
+	c := readied(t, childproc.Start(t, "actors", func(cmd *exec.Cmd) {
+		notPreempted(cmd)
+		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}
+	}), "slots record advertise publish")
+	p := openChild(t, c)
+	tellf(t, c, "lock a")
+	askf(t, c, "show a")
+	who := askf(t, c, "spin a")
+	require.Less(t, who.tid, 100, "not in a PID namespace of its own")
+	shown := withSpans(threadsOf(t, p))
+	require.Len(t, shown, 1)
+	assert.Equal(t, who.tid, shown[0].OwnTID)
+	assert.NotEqual(t, who.tid, shown[0].TID)
+	assert.DirExists(t, fmt.Sprintf("/proc/%d/task/%d", c.PID(), shown[0].TID))
+	assert.Equal(t, proven(who, GoroutineRecord).Span, shown[0].Span)
+	tellf(t, c, "park a")
+	c.Done()
+}
+
+// Without owners, or without a way to check them, spans are shown but not as proven.
+func TestUnprovenSpans(t *testing.T) {
+	for carriers, want := range map[string]Carrier{
+		"v1 advertise publish":          {Source: Advertised},
+		"slots no-go advertise publish": {Source: Advertised},
+		"v1 publish":                    {Source: FoundByMagic},
+		"v1":                            {Source: FoundByMagic},
+		"slots":                         {Source: FoundByName},
+	} {
+		t.Run(carriers, func(t *testing.T) {
+			c := startActors(t, carriers)
+			p := openChild(t, c)
+			tellf(t, c, "lock a")
+			askf(t, c, "show a")
+			who := askf(t, c, "spin a")
+
+			found, err := p.Carriers(t.Context())
+			require.NoError(t, err)
+			require.Len(t, found, 1)
+			assert.Equal(t, ThreadSlots, found[0].Kind)
+			assert.False(t, found[0].Provable)
+			assert.Equal(t, 1024, found[0].Ring.Capacity)
+			if strings.HasPrefix(carriers, "v1") && found[0].Source == FoundByName {
+				found[0].Source = FoundByMagic // a kernel that can name anonymous memory
+			}
+			assert.Equal(t, want.Source, found[0].Source)
+
+			span := proven(who, ThreadSlots).Span
+			span.Proven = false
+			if strings.HasPrefix(carriers, "v1") {
+				span.TraceFlags, span.LocalRootSpanID = 0, [8]byte{}
+			}
+			for range 50 {
+				require.Equal(t, []Thread{{TID: who.tid, OwnTID: who.tid, Span: span}}, withSpans(threadsOf(t, p)))
+			}
+			tellf(t, c, "end a")
+			askf(t, c, "spin a")
+			assert.Empty(t, withSpans(threadsOf(t, p)))
+			tellf(t, c, "park a")
+			c.Done()
+		})
+	}
+}
+
+func TestRingFoundByItsName(t *testing.T) {
+	c := startActors(t, "named-v1")
+	p := openChild(t, c)
+	threads := threadsOf(t, p)
+	assert.Len(t, withSpans(threads), len(threads), "every slot shows a span")
+	found, err := p.Carriers(t.Context())
+	require.NoError(t, err)
+	require.Len(t, found, 1)
+	assert.Equal(t, FoundByName, found[0].Source)
+	assert.Contains(t, found[0].Ring.Mapping, wire.RingName1)
+	c.Done()
+}
+
+func TestAdvertisementThatComesLater(t *testing.T) {
+	c := startActors(t, "slots publish")
+	p := openChild(t, c)
+	tellf(t, c, "lock a")
+	askf(t, c, "show a")
+	askf(t, c, "spin a")
+	shown := withSpans(threadsOf(t, p))
+	require.Len(t, shown, 1)
+	assert.False(t, shown[0].Span.Proven)
+
+	tellf(t, c, "advertise-now a")
+	who := askf(t, c, "spin a")
+	require.Equal(t, []Thread{proven(who, ThreadSlots)}, withSpans(threadsOf(t, p)))
+	tellf(t, c, "park a")
+	c.Done()
+}
+
+func TestNoThreadContext(t *testing.T) {
+	for _, carriers := range []string{"", "publish"} {
+		c := startActors(t, carriers)
+		p := openChild(t, c)
+		_, err := p.Threads(t.Context())
+		require.ErrorIs(t, err, ErrNoThreadContext, carriers)
+		require.NotErrorIs(t, err, ErrNoContext)
+		found, err := p.Carriers(t.Context())
+		require.NoError(t, err)
+		assert.Empty(t, found)
+		c.Done()
+	}
+}
+
+func TestThreadsOfAProcessThatEnds(t *testing.T) {
+	c := startActors(t, "slots advertise publish")
+	p := openChild(t, c)
+	threadsOf(t, p)
+	// Killed and not waited for, it has no memory any more.
+	require.NoError(t, syscall.Kill(c.PID(), syscall.SIGKILL))
+	require.Eventually(t, func() bool {
+		_, err := p.Threads(t.Context())
+		return errors.Is(err, ErrProcessGone) || errors.Is(err, ErrNoThreadContext)
+	}, 10*time.Second, time.Millisecond)
+	c.Kill()
+	_, err := p.Threads(t.Context())
+	require.ErrorIs(t, err, ErrProcessGone)
+	require.NotErrorIs(t, err, ErrNoThreadContext)
+}
+
+// Goroutines that block, migrate and die with spans are read all the while: a span that
+// is called proven is whole, and its goroutine's.
+func TestProvenUnderChurn(t *testing.T) {
+	for carriers, kind := range map[string]CarrierKind{
+		"slots": ThreadSlots, "slots goroutine-slots": GoroutineSlots, "slots record": GoroutineRecord,
+	} {
+		t.Run(carriers, func(t *testing.T) {
+			c := readied(t, childproc.Start(t, "churn", nil), carriers+" advertise publish")
+			p := openChild(t, c)
+			shown, ofKind := 0, 0
+			// So many, however long it takes on a busy machine.
+			for end := time.Now().Add(30 * time.Second); ofKind < 5000 && time.Now().Before(end); {
+				for _, thread := range withSpans(threadsOf(t, p)) {
+					shown++
+					if thread.Span.Carrier == kind {
+						ofKind++
+					}
+					high := binary.BigEndian.Uint64(thread.Span.TraceID[:])
+					want := churnSpan(high>>32, high&0xffffffff)
+					require.True(t, thread.Span.Proven)
+					require.Equal(t, high>>32, thread.Goroutine)
+					require.Equal(t, traceIDOf(&want), thread.Span.TraceID)
+					require.Equal(t, spanIDOf(want.SpanID), thread.Span.SpanID)
+					if thread.Span.LocalRootSpanID != [8]byte{} {
+						require.Equal(t, spanIDOf(want.LocalRootSpanID), thread.Span.LocalRootSpanID)
+					}
+				}
+			}
+			t.Logf("%d spans, %d by %v", shown, ofKind, kind)
+			require.Greater(t, ofKind, 100)
+			c.Done()
+		})
+	}
+}
+
+func TestThreadsCancelled(t *testing.T) {
+	c := startActors(t, "slots advertise publish")
+	p := openChild(t, c)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := p.Threads(ctx)
+	require.ErrorIs(t, err, context.Canceled)
+	threadsOf(t, p)
+	_, err = p.Threads(ctx)
+	require.ErrorIs(t, err, context.Canceled)
+	c.Done()
+}

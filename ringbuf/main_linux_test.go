@@ -1,0 +1,18 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package ringbuf
+
+import (
+	"testing"
+
+	"github.com/otelctx/otelctx/internal/childproc"
+)
+
+func TestMain(m *testing.M) {
+	childproc.Main(m, map[string]func(*childproc.Parent){
+		"show a span":     showASpan,
+		"store for ever":  storeForEver,
+		"use much memory": useMuchMemory,
+	})
+}

@@ -1,0 +1,162 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package ringbuf
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/otelctx/otelctx/internal/goruntime"
+	"github.com/otelctx/otelctx/internal/wire"
+)
+
+// Option configures a [Ring].
+type Option interface {
+	apply(c config) config
+}
+
+type optionFunc func(config) config
+
+func (f optionFunc) apply(c config) config { return f(c) }
+
+// Index is what the number of a slot is taken from, modulo the capacity.
+type Index int
+
+const (
+	// ByThread takes the thread id, as the process's own PID namespace has it.
+	ByThread Index = wire.RingByThread
+	// ByGoroutine takes the goroutine id.
+	ByGoroutine Index = wire.RingByGoroutine
+)
+
+// DefaultCapacity is the capacity of rings for which none is chosen.
+const DefaultCapacity = 65536
+
+// maxCapacity bounds the size of a ring, which is address space.
+const maxCapacity = 1 << 24
+
+type config struct {
+	capacity       int
+	layout         int
+	index          Index
+	name           string
+	attributeSpace int
+	runtime        *goruntime.Runtime
+}
+
+func newConfig(opts []Option) config {
+	c := config{capacity: DefaultCapacity, layout: wire.RingLayout2}
+	for _, o := range opts {
+		c = o.apply(c)
+	}
+	if c.runtime == nil {
+		c.runtime = goruntime.Calibrate()
+	}
+	if c.name == "" {
+		c.name = wire.ThreadRingName
+		if c.index == ByGoroutine {
+			c.name = wire.GoroutineRingName
+		}
+		if c.layout == wire.RingLayout1 {
+			c.name = wire.RingName1
+		}
+	}
+	return c
+}
+
+func (c config) check() error {
+	switch {
+	case c.index != ByThread && c.index != ByGoroutine:
+		return fmt.Errorf("index %d is neither ByThread nor ByGoroutine", c.index)
+	case !validName(c.name):
+		return fmt.Errorf("name %q is not one that mappings can have and readers expect", c.name)
+	case c.capacity < 1 || c.capacity > maxCapacity || c.capacity&(c.capacity-1) != 0:
+		return fmt.Errorf("capacity %d is not a power of two up to %d", c.capacity, maxCapacity)
+	case c.attributeSpace < 0 || c.attributeSpace > wire.MaxThreadContextRecord-wire.ThreadContextRecordSize:
+		return fmt.Errorf("attribute space of %d bytes, at most %d", c.attributeSpace,
+			wire.MaxThreadContextRecord-wire.ThreadContextRecordSize)
+	case c.layout == wire.RingLayout1 && (c.index != ByThread || c.attributeSpace != 0):
+		return errors.New("layout 1 is by thread and without attributes")
+	}
+	if c.index == ByGoroutine {
+		if _, err := c.runtime.Offset(goruntime.GGoid); err != nil {
+			return fmt.Errorf("index by goroutine: %w", err)
+		}
+	}
+	return nil
+}
+
+// validName reports whether the kernel names mappings like this (is_valid_name_char,
+// ANON_VMA_NAME_MAX_LEN), and no reader of process contexts looks into them.
+func validName(name string) bool {
+	for _, c := range []byte(name) {
+		if c < ' ' || c > '~' || strings.IndexByte("[]\\$`", c) >= 0 {
+			return false
+		}
+	}
+	return len(name) < 80 && !strings.HasPrefix(name, wire.ProcessContextName)
+}
+
+// WithCapacity chooses the number of slots, a power of two up to 16,777,216. The
+// default is 65,536. Threads or goroutines whose ids are equal modulo the capacity
+// share a slot, which then shows the one that stored last.
+func WithCapacity(slots int) Option {
+	return optionFunc(func(c config) config {
+		c.capacity = slots
+		return c
+	})
+}
+
+// WithLayout1 chooses the slots of layout 1, for readers of Datadog's OTEL context
+// storage: 32 bytes, without owner, and findable as DD_OTEL_CTX or by the magic
+// number in anonymous memory. It needs ByThread. The default is layout 2.
+func WithLayout1() Option {
+	return optionFunc(func(c config) config {
+		c.layout = wire.RingLayout1
+		return c
+	})
+}
+
+// WithIndex chooses by what a slot is found. The default is [ByThread].
+func WithIndex(i Index) Option {
+	return optionFunc(func(c config) config {
+		c.index = i
+		return c
+	})
+}
+
+// WithName chooses the name of the mapping, at most 79 bytes. The default is
+// OTELCTX_SLOTS, or OTELCTX_GSLOTS by goroutine, or DD_OTEL_CTX in layout 1. The
+// kernel takes printable ASCII without [, ], \, $ and `. A name that begins with
+// OTEL_CTX would mislead readers of process contexts and is refused.
+func WithName(name string) Option {
+	return optionFunc(func(c config) config {
+		c.name = name
+		return c
+	})
+}
+
+// WithAttributeSpace has each slot hold encoded attributes of this many bytes, at
+// most 612, and what rounding the slot up to a power of two adds. The default is
+// none.
+func WithAttributeSpace(bytes int) Option {
+	return optionFunc(func(c config) config {
+		c.attributeSpace = bytes
+		return c
+	})
+}
+
+// WithRuntime is for the packages of this module: it replaces what is known of the Go
+// runtime.
+func WithRuntime(r *goruntime.Runtime) Option { return withRuntime(r) }
+
+// withRuntime replaces what is known of the Go runtime, for tests of what is
+// refused.
+func withRuntime(r *goruntime.Runtime) Option {
+	return optionFunc(func(c config) config {
+		c.runtime = r
+		return c
+	})
+}

@@ -1,0 +1,113 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package ringbuf
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/otelctx/otelctx/internal/goruntime"
+	"github.com/otelctx/otelctx/internal/slots"
+)
+
+var errTest = errors.New("refused by a test")
+
+func TestUnsupported(t *testing.T) {
+	if slots.Supported {
+		t.Skip("this platform is supported")
+	}
+	r, err := New()
+	require.ErrorIs(t, err, errors.ErrUnsupported)
+	assert.ErrorContains(t, err, "ringbuf.New")
+	assert.Nil(t, r)
+}
+
+func TestOptionsRefused(t *testing.T) {
+	known := goruntime.Calibrate()
+	for _, tt := range []struct {
+		name string
+		opts []Option
+		want string
+	}{
+		{"no capacity", []Option{WithCapacity(0)}, "capacity 0 is not a power of two"},
+		{"negative capacity", []Option{WithCapacity(-4)}, "capacity -4 is not a power of two"},
+		{"three slots", []Option{WithCapacity(3)}, "capacity 3 is not a power of two"},
+		{"one more than a power", []Option{WithCapacity(65537)}, "capacity 65537 is not a power of two"},
+		{"too many slots", []Option{WithCapacity(1 << 25)}, "capacity 33554432 is not a power of two up to 16777216"},
+		{"negative attribute space", []Option{WithAttributeSpace(-1)}, "attribute space of -1 bytes"},
+		{"too much attribute space", []Option{WithAttributeSpace(613)}, "attribute space of 613 bytes, at most 612"},
+		{"layout 1 by goroutine", []Option{WithLayout1(), WithIndex(ByGoroutine)}, "layout 1 is by thread"},
+		{"layout 1 with attributes", []Option{WithLayout1(), WithAttributeSpace(1)}, "layout 1 is by thread and without attributes"},
+		{"no such index", []Option{WithIndex(2)}, "index 2 is neither"},
+		{"negative index", []Option{WithIndex(-1)}, "index -1 is neither"},
+		{"a process context", []Option{WithName("OTEL_CTX")}, `name "OTEL_CTX" is not one`},
+		{"like a process context", []Option{WithName("OTEL_CTX_SLOTS")}, `name "OTEL_CTX_SLOTS" is not one`},
+		{"long name", []Option{WithName(strings.Repeat("n", 80))}, "nnn\" is not one"},
+		{"bracket in the name", []Option{WithName("a]")}, `name "a]" is not one`},
+		{"dollar in the name", []Option{WithName("$HOME")}, `name "$HOME" is not one`},
+		{"newline in the name", []Option{WithName("a\nb")}, `name "a\nb" is not one`},
+		{"zero in the name", []Option{WithName("a\x00b")}, `name "a\x00b" is not one`},
+		{"name beyond ASCII", []Option{WithName("größe")}, `name "größe" is not one`},
+		{"no goroutine ids", []Option{
+			WithIndex(ByGoroutine), withRuntime(known.Without(errTest, goruntime.GGoid)),
+		}, "index by goroutine: goruntime: g.goid: refused by a test"},
+		{"nothing known", []Option{WithIndex(ByGoroutine), withRuntime(known.Without(errTest))}, errTest.Error()},
+		{"not calibrated", []Option{WithIndex(ByGoroutine), withRuntime(new(goruntime.Runtime))}, "not calibrated"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			assert.ErrorContains(t, newConfig(tt.opts).check(), tt.want)
+			if slots.Supported {
+				r, err := New(tt.opts...)
+				assert.ErrorContains(t, err, "ringbuf: ")
+				assert.ErrorContains(t, err, tt.want)
+				assert.Nil(t, r)
+			}
+		})
+	}
+}
+
+func TestOptionsAccepted(t *testing.T) {
+	for _, opts := range [][]Option{
+		nil,
+		{WithCapacity(1)},
+		{WithCapacity(1 << 24)},
+		{WithAttributeSpace(0)},
+		{WithAttributeSpace(612)},
+		{WithName("OTEL")},
+		{WithName("a name with spaces")},
+		{WithName(strings.Repeat("n", 79))},
+		{WithIndex(2), WithIndex(ByThread)},
+		{WithLayout1()},
+		{WithLayout1(), WithAttributeSpace(0), WithIndex(ByThread)},
+	} {
+		assert.NoError(t, newConfig(opts).check())
+	}
+}
+
+func TestNames(t *testing.T) {
+	for want, opts := range map[string][]Option{
+		"OTELCTX_SLOTS":  nil,
+		"OTELCTX_GSLOTS": {WithIndex(ByGoroutine)},
+		"DD_OTEL_CTX":    {WithLayout1()},
+		"mine":           {WithIndex(ByGoroutine), WithName("mine")},
+		"yours":          {WithName("yours"), WithLayout1()},
+	} {
+		assert.Equal(t, want, newConfig(opts).name)
+	}
+}
+
+func TestSpanOf(t *testing.T) {
+	got := SpanOf(
+		[16]byte{0x01, 0x23, 0x45, 0x67, 0x89, 0xab, 0xcd, 0xef, 0xfe, 0xdc, 0xba, 0x98, 0x76, 0x54, 0x32, 0x10},
+		[8]byte{0x11, 0x22, 0x33, 0x44, 0x55, 0x66, 0x77, 0x88},
+		[8]byte{0x99, 0xaa, 0xbb, 0xcc, 0xdd, 0xee, 0xff, 0x01}, 0x81)
+	assert.Equal(t, Span{
+		TraceIDHigh: 0x0123456789abcdef, TraceIDLow: 0xfedcba9876543210,
+		SpanID: 0x1122334455667788, LocalRootSpanID: 0x99aabbccddeeff01, TraceFlags: 0x81,
+	}, got)
+}

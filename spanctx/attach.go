@@ -1,0 +1,102 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package spanctx
+
+import (
+	"context"
+
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/otelctx/otelctx/internal/gorecord"
+)
+
+// Attachment is what [Attach] has changed.
+type Attachment struct {
+	p *SpanProcessor
+	// id is the span that was attached.
+	id uint64
+	// before are the spans that the rings showed, or 0.
+	before [numRings]uint64
+	// labels are those of before, if hasLabels.
+	labels    gorecord.Saved
+	hasLabels bool
+}
+
+// Attach shows the span of ctx on the calling goroutine, until Detach or the end of the
+// span. It is for goroutines that work for a span that another goroutine has started,
+// such as those of a pool:
+//
+//	defer spanctx.Attach(ctx).Detach()
+//
+// It does nothing if ctx has no span, or one that is over, remote, or not recording,
+// or if no SpanProcessor is active. In slots a span is shown at up to three places at a
+// time; the goroutine record has no such limit.
+func Attach(ctx context.Context) Attachment {
+	p := active.Load()
+	if p == nil {
+		return Attachment{}
+	}
+	var l live
+	if !p.find(trace.SpanContextFromContext(ctx), &l) {
+		return Attachment{}
+	}
+	a := Attachment{p: p, id: l.id}
+	for i, r := range p.rings {
+		if r != nil {
+			a.before[i] = r.Shown()
+			p.show(i, &l, p.isGuest(&l))
+		}
+	}
+	if r := l.record.Get(); r != nil && !l.ended() {
+		a.labels, a.hasLabels = r.Attach(), true
+	}
+	return a
+}
+
+// Detach shows again what the goroutine showed before [Attach], as far as that is not
+// over. It must be called on the same goroutine, and attachments be detached in the
+// reverse order. The zero Attachment detaches nothing.
+func (a Attachment) Detach() {
+	if a.p == nil {
+		return
+	}
+	if a.hasLabels {
+		a.labels.Detach()
+	}
+	for i, r := range a.p.rings {
+		if r == nil {
+			continue
+		}
+		var before live
+		if a.p.table.find(a.before[i], &before) {
+			a.p.show(i, &before, a.p.isGuest(&before))
+		} else if r.Shown() == a.id {
+			r.Clear()
+		}
+	}
+}
+
+// Go runs fn on a goroutine of its own, with the span of ctx attached.
+func Go(ctx context.Context, fn func(context.Context)) {
+	go func() {
+		defer Attach(ctx).Detach()
+		fn(ctx)
+	}()
+}
+
+// Refresh shows the span of ctx in the slot of the thread that the calling goroutine
+// is on now. It is for thread slots only: after a call that blocked, Go may run the
+// goroutine on another thread, whose slot knows nothing of it until a span starts or
+// ends. It does nothing unless the goroutine is one that shows the span, or started
+// it.
+func Refresh(ctx context.Context) {
+	p := active.Load()
+	if p == nil || p.rings[threadRing] == nil {
+		return
+	}
+	var l live
+	if p.find(trace.SpanContextFromContext(ctx), &l) && (l.goid() != 0 && l.goid() == p.runtime.GoroutineID() || p.shows(l.id)) {
+		p.show(threadRing, &l, p.isGuest(&l))
+	}
+}

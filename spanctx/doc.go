@@ -1,0 +1,57 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package spanctx publishes the active span for external profilers: which span the
+// code that they interrupt belongs to, exact while Go moves goroutines between
+// threads. It is a span processor; one option enables it:
+//
+//	tp := sdktrace.NewTracerProvider(
+//		resourcepublisher.WithResource(res),
+//		spanctx.WithPublishing(),
+//		sdktrace.WithBatcher(exporter),
+//	)
+//
+// # Carriers
+//
+// A span is shown in up to three ways, which readers choose from:
+//
+//   - The goroutine record, behind the goroutine's profiler labels (on by default):
+//     exact, inherited by goroutines that are started inside the span, and seen as
+//     ordinary labels trace_id and span_id by runtime/pprof and every profiler that
+//     reads Go's labels. See OTEP 4947.
+//   - Thread slots (on by default), a ring indexed by thread id, see package ringbuf:
+//     for readers that know nothing of goroutines. Go moves goroutines between
+//     threads whenever they block; a slot says which goroutine it is about, so that a
+//     reader can tell when it no longer holds.
+//   - Goroutine slots (off by default), a ring indexed by goroutine id: exact, but not
+//     inherited.
+//
+// What is shown where is advertised in the process context by attributes that begin
+// with threadlocal., as soon as package resourcepublisher publishes one.
+//
+// # What a span's life looks like
+//
+// From the end of its start on, a span is shown on the goroutine that started it. A
+// span that is started while another is shown on that goroutine, and as its child,
+// covers it; at its end the parent is shown again. After the end of a span, on
+// whichever goroutine that is called, no reader ever sees it. Where that is in doubt
+// nothing is shown: missing is better than wrong.
+//
+// A goroutine that works for a span that another one has started, and did not inherit
+// it, shows it by [Attach] or [Go]. A remote parent is never shown; it is not active
+// in this process.
+//
+// # Unsampled spans
+//
+// A span processor is called for recording spans only. By default those are the
+// sampled ones, and work below unsampled spans is shown as below none. See
+// [RecordUnsampled].
+//
+// # Limits
+//
+// 65,536 spans are live at a time in the table that ends are looked up in; beyond
+// that the oldest are shown no more. pprof.Do and pprof.SetGoroutineLabels replace
+// all labels of the goroutine, the record's included: until their end, and after
+// pprof.Do until the next span starts or ends, the record is not there, while the
+// slots still are.
+package spanctx

@@ -1,0 +1,366 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package spanctx
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+	"sync/atomic"
+
+	"go.opentelemetry.io/otel"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/otelctx/otelctx/internal/gorecord"
+	"github.com/otelctx/otelctx/internal/goruntime"
+	"github.com/otelctx/otelctx/ringbuf"
+)
+
+// ErrAlreadyPublishing says that this process has a SpanProcessor already.
+var ErrAlreadyPublishing = errors.New("active spans are already published")
+
+// SpanProcessor publishes the active span. [NewSpanProcessor] makes one. It may be
+// registered with several TracerProviders, and is safe for concurrent use.
+type SpanProcessor struct {
+	runtime *goruntime.Runtime
+	table   *table
+	// rings are nil where those slots are off.
+	rings   [numRings]*ringbuf.Ring
+	records bool
+	// refused is why carriers that were asked for are off.
+	refused error
+
+	stopped  atomic.Bool
+	shutdown sync.Once
+	// shutdownErr is guarded by shutdown.
+	shutdownErr error
+}
+
+var _ sdktrace.SpanProcessor = (*SpanProcessor)(nil)
+
+// The rings of a SpanProcessor.
+const (
+	threadRing = iota
+	goroutineRing
+	numRings
+)
+
+// active is the SpanProcessor of this process, or nil. There is one because there is
+// one process context to advertise it in, and one label pointer on each goroutine.
+var active atomic.Pointer[SpanProcessor]
+
+// building is held while a SpanProcessor comes up: nobody may find one that is not
+// whole yet.
+var building sync.Mutex
+
+// NewSpanProcessor returns a SpanProcessor that publishes the active span by the
+// carriers that opts choose, and advertises them in the process context, in whatever
+// order that and the SpanProcessor come up.
+//
+// A carrier that this Go runtime does not allow for is left off; [SpanProcessor.Err]
+// says why. The error wraps [ErrAlreadyPublishing], or [errors.ErrUnsupported] where
+// nothing can be published; else it names the option that cannot be met, what keeps
+// the advertisement from being published, or the system call that failed.
+func NewSpanProcessor(opts ...Option) (*SpanProcessor, error) {
+	p, err := newSpanProcessor(newConfig(opts))
+	if err != nil {
+		return nil, fmt.Errorf("publish active spans: %w", err)
+	}
+	return p, nil
+}
+
+func newSpanProcessor(c config) (_ *SpanProcessor, err error) {
+	building.Lock()
+	defer building.Unlock()
+	if active.Load() != nil {
+		return nil, ErrAlreadyPublishing
+	}
+	p := &SpanProcessor{runtime: c.runtime, table: newTable()}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, p.closeRings())
+		}
+	}()
+	common := []ringbuf.Option{ringbuf.WithCapacity(c.capacity), ringbuf.WithRuntime(c.runtime)}
+	if c.threadSlots {
+		opts := common
+		if c.layout1 {
+			opts = append(opts[:len(opts):len(opts)], ringbuf.WithLayout1())
+		}
+		if p.rings[threadRing], err = ringbuf.New(opts...); err != nil {
+			return nil, err
+		}
+	}
+	if c.goroutineSlots {
+		if _, refused := c.runtime.Offset(goruntime.GGoid); refused != nil {
+			p.refused = errors.Join(p.refused, fmt.Errorf("goroutine slots are off: %w", refused))
+		} else if p.rings[goroutineRing], err = ringbuf.New(append(common, ringbuf.WithIndex(ringbuf.ByGoroutine))...); err != nil {
+			return nil, err
+		}
+	}
+	if c.goroutineRecord {
+		refused := gorecord.Available(c.runtime)
+		p.records = refused == nil
+		if refused != nil {
+			p.refused = errors.Join(p.refused, fmt.Errorf("goroutine record is off: %w", refused))
+		}
+	}
+	if p.rings == [numRings]*ringbuf.Ring{} && !p.records {
+		return nil, errors.Join(errors.New("no carrier is on"), p.refused)
+	}
+	if err := p.advertise(); err != nil {
+		return nil, err
+	}
+	active.Store(p)
+	return p, nil
+}
+
+// WithPublishing is [sdktrace.WithSpanProcessor] with a [NewSpanProcessor]. An option
+// cannot return an error: it goes to [otel.Handle], and so does the reason for each
+// carrier that is left off; the provider is none the worse for it. Where the process
+// has a SpanProcessor already, the provider shares that one, and opts do not count;
+// the Shutdown of either provider ends it for both.
+func WithPublishing(opts ...Option) sdktrace.TracerProviderOption {
+	p, err := NewSpanProcessor(opts...)
+	switch {
+	case errors.Is(err, ErrAlreadyPublishing):
+		p = active.Load()
+	case err != nil:
+		otel.Handle(err)
+	case p.Err() != nil:
+		otel.Handle(p.Err())
+	}
+	return sdktrace.WithSpanProcessor(p)
+}
+
+// Err returns why carriers that were asked for are off, all reasons joined, or nil.
+func (p *SpanProcessor) Err() error {
+	if p == nil {
+		return nil
+	}
+	return p.refused
+}
+
+// OnStart shows the span on the calling goroutine. parent is the context that the span
+// was started with.
+func (p *SpanProcessor) OnStart(parent context.Context, s sdktrace.ReadWriteSpan) {
+	if p == nil || p.stopped.Load() {
+		return
+	}
+	// Fields are assigned one by one, here and below: a struct that is made somewhere
+	// else and copied at once would hold up the processor.
+	var l, outer live
+	sc := s.SpanContext()
+	traceID, id := sc.TraceID(), sc.SpanID()
+	l.id = binary.BigEndian.Uint64(id[:])
+	l.traceIDHigh = binary.BigEndian.Uint64(traceID[:8])
+	l.traceIDLow = binary.BigEndian.Uint64(traceID[8:])
+	l.localRoot = l.id
+	l.origin = origin(p.runtime.GoroutineID(), byte(sc.TraceFlags()))
+	if p.hasRings() && p.findParent(parent, &l, &outer) {
+		l.localRoot = outer.localRoot
+		if p.shows(outer.id) {
+			l.resumes = outer.id
+		}
+	}
+
+	var span ringbuf.Span
+	l.show(&span)
+	var places [numRings]ringbuf.Place
+	for i, r := range p.rings {
+		if r != nil {
+			places[i] = r.Store(&span)
+		}
+	}
+	var record *gorecord.Record
+	if p.records {
+		record = gorecord.Begin(l.traceIDHigh, l.traceIDLow, l.id, l.flags())
+	}
+	if !p.table.add(&l, record, places, p.withdraw) {
+		// It could not be taken back at its end.
+		record.End()
+		for i, r := range p.rings {
+			if r != nil {
+				r.Replace(places[i], l.id, nil)
+			}
+		}
+		return
+	}
+	if p.stopped.Load() {
+		p.end(&l)
+	}
+}
+
+// hasRings reports whether there are slots: only they need to know of parents, records
+// lead back to one another.
+func (p *SpanProcessor) hasRings() bool {
+	return p.rings[threadRing] != nil || p.rings[goroutineRing] != nil
+}
+
+// findParent looks for the local parent of a span that is started with ctx, fills l
+// with it, and reports whether it is live. A remote parent is somebody else's, also
+// where its id is known here; and the span of ctx is no parent of one that begins a trace of its own
+// ([trace.WithNewRoot]). It is not the span that is asked because that takes a lock.
+func (p *SpanProcessor) findParent(ctx context.Context, child, l *live) bool {
+	sc := trace.SpanContextFromContext(ctx)
+	return sc.HasSpanID() && !sc.IsRemote() && p.find(sc, l) &&
+		l.traceIDHigh == child.traceIDHigh && l.traceIDLow == child.traceIDLow
+}
+
+// OnEnd takes the span back, wherever it is shown.
+func (p *SpanProcessor) OnEnd(s sdktrace.ReadOnlySpan) {
+	if p == nil {
+		return
+	}
+	var l live
+	sc := s.SpanContext()
+	if p.find(sc, &l) && p.end(&l) {
+		return
+	}
+	// It was evicted or never shown, or somebody is about to take it back: that may take
+	// until after the end.
+	id := sc.SpanID()
+	p.table.claimed(binary.BigEndian.Uint64(id[:]), p.hasten)
+}
+
+// ForceFlush does nothing: there is nothing that waits.
+func (p *SpanProcessor) ForceFlush(context.Context) error { return nil }
+
+// Shutdown takes everything back: the advertisement, the spans that are still shown,
+// and the slots. It does so even when ctx is done, since it does not wait for
+// anything; ctx is not used. Spans may start and end meanwhile and afterwards; they
+// are not shown. Later calls return what the first one did.
+func (p *SpanProcessor) Shutdown(context.Context) error {
+	if p == nil {
+		return nil
+	}
+	p.shutdown.Do(func() {
+		p.stopped.Store(true)
+		// Who starts a span adds it to the table and then looks whether all has
+		// stopped, and the processor may do the latter first. This stops the world:
+		// whoever has not seen by then that all has stopped has added by then.
+		runtime.ReadMemStats(new(runtime.MemStats))
+		err := p.withdrawAdvertisement()
+		p.table.all(func(l *live) { p.end(l) })
+		p.shutdownErr = errors.Join(err, p.closeRings())
+		active.CompareAndSwap(p, nil)
+	})
+	return p.shutdownErr
+}
+
+func (p *SpanProcessor) closeRings() error {
+	var errs []error
+	for _, r := range p.rings {
+		if r != nil {
+			errs = append(errs, r.Close())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// find looks for a span, fills l with it, and reports whether it is live.
+func (p *SpanProcessor) find(sc trace.SpanContext, l *live) bool {
+	id, traceID := sc.SpanID(), sc.TraceID()
+	return sc.HasTraceID() && p.table.findIn(binary.BigEndian.Uint64(traceID[:8]),
+		binary.BigEndian.Uint64(traceID[8:]), binary.BigEndian.Uint64(id[:]), l)
+}
+
+// shows reports whether the calling goroutine shows a span, by any carrier.
+func (p *SpanProcessor) shows(id uint64) bool {
+	if p.records && gorecord.Current() == id {
+		return true
+	}
+	for _, r := range p.rings {
+		if r != nil && r.Shown() == id {
+			return true
+		}
+	}
+	return false
+}
+
+// end ends the life of a span, unless somebody else does, and reports whether it did.
+func (p *SpanProcessor) end(l *live) bool {
+	if !l.claim() {
+		return false
+	}
+	p.withdraw(l)
+	l.free()
+	return true
+}
+
+// hasten takes a span back whose entry somebody else has claimed, who has that before
+// them too. What the entry holds may be another span's by now: nothing is taken back
+// that is not of the one with this id.
+func (p *SpanProcessor) hasten(l *live) {
+	if r := l.record.Get(); r.Shows(l.id) {
+		r.End()
+	}
+	for i, r := range p.rings {
+		for n := range l.entry.places[i] {
+			if place, _ := placeOf(atomic.LoadUint32(&l.entry.places[i][n])); r != nil {
+				r.Replace(place, l.id, nil)
+			}
+		}
+	}
+}
+
+// withdraw takes a span back whose entry is claimed. Where the goroutine that started
+// it shows it, its parent is shown again, if that goroutine was showing it before and
+// it is live; elsewhere nothing is.
+func (p *SpanProcessor) withdraw(l *live) {
+	l.record.Get().End()
+	var parent live
+	ok := p.table.findIn(l.traceIDHigh, l.traceIDLow, l.resumes, &parent)
+	here := l.goid() != 0 && l.goid() == p.runtime.GoroutineID()
+	for i, r := range p.rings {
+		if r == nil {
+			continue
+		}
+		if ok && here && r.Shown() == l.id {
+			// The goroutine goes on with the parent where it is now, which need not
+			// be where it has shown the span.
+			p.show(i, &parent, parent.goid() != l.goid())
+		}
+		for n := range l.entry.places[i] {
+			place, guest := placeOf(atomic.LoadUint32(&l.entry.places[i][n]))
+			if place == 0 {
+				break // they are noted in their order
+			}
+			if !r.Shows(place, l.id) {
+				continue
+			}
+			if !ok || guest {
+				r.Replace(place, l.id, nil)
+				continue
+			}
+			var span ringbuf.Span
+			parent.show(&span)
+			if r.Replace(place, l.id, &span) {
+				parent.keep(i, r, place, parent.goid() != l.goid())
+			}
+		}
+	}
+}
+
+// show shows a live span on the calling goroutine, in a ring. A guest is a goroutine
+// other than the one that started the span, which does not go on with its parent when
+// it ends.
+func (p *SpanProcessor) show(ring int, l *live, guest bool) {
+	r := p.rings[ring]
+	var span ringbuf.Span
+	l.show(&span)
+	if place := r.Store(&span); place != 0 {
+		l.keep(ring, r, place, guest)
+	}
+}
+
+// isGuest reports whether the calling goroutine is not the one that started a span, or
+// that is not known.
+func (p *SpanProcessor) isGuest(l *live) bool {
+	return l.goid() == 0 || l.goid() != p.runtime.GoroutineID()
+}

@@ -1,0 +1,384 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package spanctx
+
+import (
+	"sync/atomic"
+
+	"github.com/otelctx/otelctx/internal/gorecord"
+	"github.com/otelctx/otelctx/ringbuf"
+)
+
+// table knows the spans that are shown, by their id: what the end of a span, which
+// may come on any goroutine, needs to take it back from all places. It has room for
+// so many and no more, allocates nothing and has no locks.
+//
+// It is two tables, for the sake of the processor's caches: a small one that most
+// services never fill, and a large one for what does not fit. Where that has no room
+// either, the oldest of the spans that are in question is shown no more: spans that
+// are never ended cost others nothing.
+type table struct {
+	small, large half
+	// spilled is set once the large one has been used.
+	spilled atomic.Bool
+	// tick is the age of the table, in units of about tickEvery spans.
+	tick atomic.Uint64
+}
+
+const (
+	smallBuckets = 1 << 8
+	largeBuckets = 1 << 13
+	ways         = 8
+	tickEvery    = 64
+
+	// maxPlaces is at how many places of a ring a span may be shown at a time.
+	maxPlaces = 3
+)
+
+// half is one of the two tables. A span's id tells the bucket that it is in.
+//
+// An entry's version, its lower half, is odd while one goroutine has it to itself, which it gets by
+// compare-and-swap: to take it, to give it back or to evict. All others read the
+// fields and then look whether the version is still the same. The lists of places are
+// open to all: to note a place in an entry that has meanwhile passed to another span
+// does no harm, since a place is taken back only from the span that it shows.
+type half struct {
+	buckets []bucket
+	entries []entry
+	// records has for each entry the span's record, or nil. They are apart because
+	// the garbage collector looks through memory that has pointers.
+	records []gorecord.Ref
+}
+
+// bucket says which spans are in its entries.
+type bucket struct {
+	// keys are the spans' ids; 0 is none.
+	keys [ways]uint64
+	// versions count the changes of the entries, above which is the tick of the
+	// last one.
+	versions [ways]uint64
+}
+
+// entry takes one cache line.
+type entry struct {
+	state
+	places [numRings]places
+}
+
+// state is what the table knows of a span.
+type state struct {
+	traceIDHigh, traceIDLow uint64
+	localRoot               uint64
+	// resumes is the id of the parent if the goroutine was showing that when it
+	// started the span, and so will go back to it; else 0.
+	resumes uint64
+	// origin is the id of the goroutine that started the span, 0 if that is not
+	// known, above the trace flags, which are the lowest byte.
+	origin uint64
+}
+
+func origin(goid uint64, flags uint8) uint64 { return goid<<8 | uint64(flags) }
+
+func (s *state) goid() uint64 { return s.origin >> 8 }
+
+func (s *state) flags() uint8 { return uint8(s.origin) }
+
+// places are those of a ring where a span may be shown; 0 is none. A place is noted as
+// a word: the place, whether it is a guest's, see show, and the last bits of the
+// version, so that who comes late to an entry that has passed to another span cannot
+// take that one's for its own.
+type places [maxPlaces]uint32
+
+const (
+	placeBits  = 25 // of a ring's capacity at most, and one for no place
+	placeMask  = 1<<placeBits - 1
+	guestPlace = 1 << placeBits
+	// versionShift is where the version's bits are, but for the one that claims.
+	versionShift = placeBits + 1
+)
+
+// word returns a place as it is noted for a span as of a version.
+func word(place ringbuf.Place, guest bool, version uint64) uint32 {
+	w := uint32(place) | uint32(version>>1)<<versionShift
+	if guest {
+		w |= guestPlace
+	}
+	return w
+}
+
+func placeOf(word uint32) (place ringbuf.Place, guest bool) {
+	return ringbuf.Place(word & placeMask), word&guestPlace != 0
+}
+
+// live is a span that the table has, as of a version.
+type live struct {
+	// state is a copy of the entry's.
+	state
+	entry *entry
+
+	key     *uint64
+	version *uint64
+	record  *gorecord.Ref
+	id, at  uint64
+}
+
+// show fills a zero Span with what slots show of l.
+func (l *live) show(s *ringbuf.Span) {
+	s.TraceIDHigh, s.TraceIDLow = l.traceIDHigh, l.traceIDLow
+	s.SpanID, s.LocalRootSpanID, s.TraceFlags = l.id, l.localRoot, l.flags()
+}
+
+// ended reports whether the span is over, or was evicted.
+func (l *live) ended() bool { return atomic.LoadUint64(l.version) != l.at }
+
+func newTable() *table {
+	return &table{small: newHalf(smallBuckets), large: newHalf(largeBuckets)}
+}
+
+func newHalf(buckets int) half {
+	return half{
+		buckets: make([]bucket, buckets),
+		entries: make([]entry, buckets*ways),
+		records: make([]gorecord.Ref, buckets*ways),
+	}
+}
+
+// find looks for the span with this id, fills l with it, and reports whether it is
+// live. If it is not, what l holds means nothing.
+func (t *table) find(id uint64, l *live) bool { return t.findIn(0, 0, id, l) }
+
+// findIn is find for the span with this id in a trace: nothing keeps a span id from
+// being used by two. A trace whose id is 0 stands for all.
+func (t *table) findIn(traceIDHigh, traceIDLow, id uint64, l *live) bool {
+	return t.small.find(traceIDHigh, traceIDLow, id, l) ||
+		t.spilled.Load() && t.large.find(traceIDHigh, traceIDLow, id, l)
+}
+
+// claimed calls f for entries that hold the span with this id and that somebody has
+// claimed, with no more than what there is to know of those from the outside.
+func (t *table) claimed(id uint64, f func(*live)) {
+	for _, h := range []*half{&t.small, &t.large} {
+		b := h.bucket(id)
+		for way := range ways {
+			bucket := &h.buckets[b]
+			if atomic.LoadUint64(&bucket.keys[way]) != id || atomic.LoadUint64(&bucket.versions[way])&1 == 0 {
+				continue
+			}
+			l := live{id: id}
+			h.point(b, way, &l)
+			f(&l)
+		}
+	}
+}
+
+// add makes the span live whose id and state l holds, with its record, shown at these
+// places, and fills l with the rest. It returns false if all entries that it may be in
+// are being changed just now. evict is called for a span that has to give way, with its
+// entry claimed.
+func (t *table) add(l *live, r *gorecord.Record, at [numRings]ringbuf.Place, evict func(*live)) bool {
+	now := t.tick.Load()
+	if l.id%tickEvery == 0 {
+		now = t.tick.Add(1)
+	}
+	if t.small.add(l, r, at, now, nil) {
+		return true
+	}
+	if !t.spilled.Load() {
+		t.spilled.Store(true)
+	}
+	return t.large.add(l, r, at, now, evict)
+}
+
+// all calls f for every live span.
+func (t *table) all(f func(*live)) {
+	for _, h := range []*half{&t.small, &t.large} {
+		for i := range h.buckets {
+			for way := range ways {
+				var l live
+				if l.id = atomic.LoadUint64(&h.buckets[i].keys[way]); l.id != 0 && h.read(uint64(i), way, &l) {
+					f(&l)
+				}
+			}
+		}
+	}
+}
+
+// bucket returns the number of the bucket that an id may be in.
+func (h *half) bucket(id uint64) uint64 {
+	// Ids are random, as W3C asks; multiplying serves generators that count.
+	const spread = 0x9E3779B97F4A7C15
+	return id * spread >> 32 & uint64(len(h.buckets)-1)
+}
+
+// point has l be about an entry, as of its version now.
+func (h *half) point(b uint64, way int, l *live) {
+	bucket, n := &h.buckets[b], b*ways+uint64(way)
+	l.entry, l.record = &h.entries[n], &h.records[n]
+	l.key, l.version = &bucket.keys[way], &bucket.versions[way]
+	l.at = atomic.LoadUint64(l.version)
+}
+
+// read fills l, which has an id, with the span in an entry, and reports whether it is
+// that with the id and is live.
+func (h *half) read(b uint64, way int, l *live) bool {
+	h.point(b, way, l)
+	if l.at&1 != 0 || atomic.LoadUint64(l.key) != l.id {
+		return false
+	}
+	l.entry.load(&l.state)
+	return !l.ended()
+}
+
+func (h *half) find(traceIDHigh, traceIDLow, id uint64, l *live) bool {
+	if id == 0 {
+		return false
+	}
+	b := h.bucket(id)
+	l.id = id
+	for way := range ways {
+		if atomic.LoadUint64(&h.buckets[b].keys[way]) == id && h.read(b, way, l) &&
+			(l.traceIDLow == traceIDLow && l.traceIDHigh == traceIDHigh || traceIDHigh|traceIDLow == 0) {
+			return true
+		}
+	}
+	return false
+}
+
+// add is the table's. Without evict nothing gives way.
+func (h *half) add(l *live, r *gorecord.Record, places [numRings]ringbuf.Place, now uint64, evict func(*live)) bool {
+	b := h.bucket(l.id)
+	for range ways {
+		h.point(b, h.oldest(b), l)
+		if evict == nil && atomic.LoadUint64(l.key) != 0 {
+			return false
+		}
+		if !l.claim() {
+			continue
+		}
+		if id := atomic.LoadUint64(l.key); id != 0 {
+			if evict == nil {
+				l.release(now)
+				return false
+			}
+			// A copy, for what a function gets that is not known is allocated.
+			victim := *l
+			victim.id = id
+			victim.entry.load(&victim.state)
+			evict(&victim)
+		}
+		l.set(r, places)
+		l.release(now)
+		return true
+	}
+	return false
+}
+
+// oldest returns the entry of a bucket for a new span: a free one, or that of the
+// oldest span.
+func (h *half) oldest(b uint64) int {
+	bucket, oldest := &h.buckets[b], 0
+	for way := range ways {
+		if atomic.LoadUint64(&bucket.keys[way]) == 0 {
+			return way
+		}
+		if atomic.LoadUint64(&bucket.versions[way])>>32 < atomic.LoadUint64(&bucket.versions[oldest])>>32 {
+			oldest = way
+		}
+	}
+	return oldest
+}
+
+// claim gives the caller the entry to itself, unless it has changed.
+func (l *live) claim() bool {
+	return l.at&1 == 0 && atomic.CompareAndSwapUint64(l.version, l.at, l.at|1)
+}
+
+// release gives a claimed entry to all, with the span that it holds now.
+func (l *live) release(now uint64) {
+	l.at = now<<32 | uint64(uint32(l.at)+2)
+	putLast(l.version, l.at)
+}
+
+// free gives a claimed entry back, without a span.
+func (l *live) free() {
+	l.record.Put(nil)
+	put(l.key, 0)
+	putLast(l.version, l.at>>32<<32|uint64(uint32(l.at)+2))
+}
+
+// note adds a place, which shows the span already, to the list of a ring, in the stead
+// of one that does not show the span any more. It returns false if there is none, or
+// the span is over.
+//
+// Each way to succeed is a compare-and-swap. It is what orders the caller's store to
+// the slot before whatever the caller and others look at next; stores alone may be
+// seen late.
+func (l *live) note(ring int, r *ringbuf.Ring, place ringbuf.Place, guest bool) bool {
+	in, noted := &l.entry.places[ring], word(place, guest, l.at)
+	for i := range in {
+		if w := atomic.LoadUint32(&in[i]); (w^noted)&^guestPlace == 0 && atomic.CompareAndSwapUint32(&in[i], w, noted) {
+			return true
+		}
+	}
+	for i := range in {
+		for {
+			w := atomic.LoadUint32(&in[i])
+			if l.ended() {
+				// The list may be another span's by now, whose places are not to be
+				// displaced.
+				return false
+			}
+			old, oldGuest := placeOf(w)
+			if r.Shows(old, l.id) {
+				break
+			}
+			if !atomic.CompareAndSwapUint32(&in[i], w, noted) {
+				continue
+			}
+			// Somebody may have shown the span there since, and have found the place
+			// noted: that was before it was displaced, and so is seen now.
+			if r.Shows(old, l.id) {
+				l.keep(ring, r, old, oldGuest)
+			}
+			return true
+		}
+	}
+	return false
+}
+
+// keep notes a place that l is shown at, or if its end would not find it there takes it
+// back.
+//
+// It may be that the end looks at the places before this one is noted. The end changes
+// the version first and then looks; those who show the span show and note it first and
+// then look at the version: one of them sees the other.
+func (l *live) keep(ring int, r *ringbuf.Ring, place ringbuf.Place, guest bool) {
+	if !l.note(ring, r, place, guest) || l.ended() {
+		r.Replace(place, l.id, nil)
+	}
+}
+
+func (e *entry) load(s *state) {
+	s.traceIDHigh, s.traceIDLow = atomic.LoadUint64(&e.traceIDHigh), atomic.LoadUint64(&e.traceIDLow)
+	s.localRoot, s.resumes = atomic.LoadUint64(&e.localRoot), atomic.LoadUint64(&e.resumes)
+	s.origin = atomic.LoadUint64(&e.origin)
+}
+
+// set fills the claimed entry with l.
+func (l *live) set(r *gorecord.Record, at [numRings]ringbuf.Place) {
+	e := l.entry
+	put(&e.traceIDHigh, l.traceIDHigh)
+	put(&e.traceIDLow, l.traceIDLow)
+	put(&e.localRoot, l.localRoot)
+	put(&e.resumes, l.resumes)
+	put(&e.origin, l.origin)
+	for ring := range e.places {
+		put32(&e.places[ring][0], word(at[ring], false, l.at+2))
+		for i := 1; i < maxPlaces; i++ {
+			put32(&e.places[ring][i], 0)
+		}
+	}
+	l.record.Put(r)
+	put(l.key, l.id)
+}
