@@ -15,6 +15,8 @@ FUZZ_TARGETS := \
 	./internal/wire:FuzzProcessContextHeader \
 	./internal/procfs:FuzzMaps \
 	./resourcepublisher:FuzzEncode \
+	./ringbuf:FuzzView \
+	./reader:FuzzThreads \
 	./reader:FuzzPayload \
 	./reader:FuzzProcessContext
 

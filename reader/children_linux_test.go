@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"reflect"
@@ -32,12 +33,14 @@ import (
 // written to other texts of the OTEP, in other languages, hostile, stuck or dead.
 
 func TestMain(m *testing.M) {
-	childproc.Main(m, map[string]func(*childproc.Parent){
+	roles := map[string]func(*childproc.Parent){
 		"publisher":  publisher,
 		"idle":       idle,
 		"nobody":     nobody,
 		"reused-pid": reusedPID,
-	})
+	}
+	maps.Copy(roles, threadRoles)
+	childproc.Main(m, roles)
 }
 
 // idle publishes nothing.

@@ -14,7 +14,9 @@ const Supported = false
 
 func store(*Ring, uint64, uint64, uint64, uint64, uint64) (slot, goid uint64) { return busy, 0 }
 
-func replace(*wire.Slot2, uint64, uint64, uint64, uint64, uint64, uint64) (outcome uint64) { return busy }
+func replace(*wire.Slot2, uint64, uint64, uint64, uint64, uint64, uint64) (outcome uint64) {
+	return busy
+}
 
 func fill(*wire.Slot2, uint64, uint64, uint64, uint64, uint64, uint64, uint32, uint64) {}
 

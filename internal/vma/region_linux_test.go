@@ -94,7 +94,7 @@ func TestRegion(t *testing.T) {
 			r, err := New(testName, size)
 			require.NoError(t, err)
 			defer r.Close()
-			require.NoError(t, r.memfdErr)
+			require.NoError(t, r.nameless)
 			require.NoError(t, r.Announce())
 
 			b := r.Bytes()
@@ -228,7 +228,7 @@ func TestNames(t *testing.T) {
 			err = r.Announce()
 			if !tt.announced {
 				require.Error(t, err)
-				require.Error(t, r.memfdErr, "anonymous memory serves instead")
+				require.Error(t, r.nameless, "anonymous memory serves instead")
 				return
 			}
 			require.NoError(t, err)
@@ -264,7 +264,7 @@ func noDescriptors(p *childproc.Parent) {
 		}
 	}
 	r.Bytes()[len(r.Bytes())-1] = 1
-	p.Send("%v", r.memfdErr)
+	p.Send("%v", r.nameless)
 	p.Send("%s %d %q", at.Perms, at.Inode, at.Name)
 	p.Send("%v", announced)
 	p.Must(r.Close())
