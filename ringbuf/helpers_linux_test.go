@@ -140,20 +140,24 @@ func headersIn(t testing.TB, pid int) []uint64 {
 }
 
 // threadID is the kernel's, of a caller that is locked to its thread.
-func threadID(t testing.TB) int {
-	t.Helper()
+func threadID() int {
 	link, err := os.Readlink("/proc/thread-self")
-	require.NoError(t, err)
+	if err != nil {
+		panic(err)
+	}
 	tid, err := strconv.Atoi(link[strings.LastIndexByte(link, '/')+1:])
-	require.NoError(t, err)
+	if err != nil {
+		panic(err)
+	}
 	return tid
 }
 
-func goroutineID(t testing.TB) uint64 {
-	t.Helper()
+func goroutineID() uint64 {
 	var buf [64]byte
 	id, err := strconv.ParseUint(string(bytes.Fields(buf[:runtime.Stack(buf[:], false)])[1]), 10, 64)
-	require.NoError(t, err)
+	if err != nil {
+		panic(err)
+	}
 	return id
 }
 

@@ -191,6 +191,10 @@ func (r *Ring) Shown() uint64 {
 func (r *Ring) Close() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if b := r.region.Bytes(); b != nil {
+		// Should the mapping have to stay, it is no ring to anybody.
+		atomic.StoreUint32(&wire.RingHeaderIn(b).Magic, 0)
+	}
 	if err := r.region.Retire(); err != nil {
 		return fmt.Errorf("ringbuf: close: %w", err)
 	}

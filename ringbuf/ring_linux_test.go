@@ -31,20 +31,32 @@ func TestNew(t *testing.T) {
 		want Info
 	}{
 		{"default", nil, Info{Mapping: "OTELCTX_SLOTS", Layout: 2, Capacity: 65536, HeaderSize: 64, SlotSize: 64}},
-		{"by goroutine", []Option{WithIndex(ByGoroutine)},
-			Info{Mapping: "OTELCTX_GSLOTS", Layout: 2, Capacity: 65536, HeaderSize: 64, SlotSize: 64, Index: ByGoroutine}},
+		{
+			"by goroutine",
+			[]Option{WithIndex(ByGoroutine)},
+			Info{Mapping: "OTELCTX_GSLOTS", Layout: 2, Capacity: 65536, HeaderSize: 64, SlotSize: 64, Index: ByGoroutine},
+		},
 		{"layout 1", []Option{WithLayout1()}, Info{Mapping: "DD_OTEL_CTX", Layout: 1, Capacity: 65536, HeaderSize: 32, SlotSize: 32}},
 		{"one slot", []Option{WithCapacity(1)}, Info{Mapping: "OTELCTX_SLOTS", Layout: 2, Capacity: 1, HeaderSize: 64, SlotSize: 64}},
-		{"one slot of layout 1", []Option{WithCapacity(1), WithLayout1()},
-			Info{Mapping: "DD_OTEL_CTX", Layout: 1, Capacity: 1, HeaderSize: 32, SlotSize: 32}},
+		{
+			"one slot of layout 1",
+			[]Option{WithCapacity(1), WithLayout1()},
+			Info{Mapping: "DD_OTEL_CTX", Layout: 1, Capacity: 1, HeaderSize: 32, SlotSize: 32},
+		},
 		{"name", []Option{WithName("a name")}, Info{Mapping: "a name", Layout: 2, Capacity: 65536, HeaderSize: 64, SlotSize: 64}},
-		{"as many slots as there may be", []Option{WithCapacity(1 << 24), WithLayout1()},
-			Info{Mapping: "DD_OTEL_CTX", Layout: 1, Capacity: 1 << 24, HeaderSize: 32, SlotSize: 32}},
+		{
+			"as many slots as there may be",
+			[]Option{WithCapacity(1 << 24), WithLayout1()},
+			Info{Mapping: "DD_OTEL_CTX", Layout: 1, Capacity: 1 << 24, HeaderSize: 32, SlotSize: 32},
+		},
 		{"1 byte", []Option{WithCapacity(8), WithAttributeSpace(1)}, Info{Mapping: "OTELCTX_SLOTS", Layout: 2, Capacity: 8, HeaderSize: 64, SlotSize: 128}},
 		{"64 bytes", []Option{WithCapacity(8), WithAttributeSpace(64)}, Info{Mapping: "OTELCTX_SLOTS", Layout: 2, Capacity: 8, HeaderSize: 64, SlotSize: 128}},
 		{"65 bytes", []Option{WithCapacity(8), WithAttributeSpace(65)}, Info{Mapping: "OTELCTX_SLOTS", Layout: 2, Capacity: 8, HeaderSize: 64, SlotSize: 256}},
-		{"612 bytes", []Option{WithCapacity(8), WithAttributeSpace(612), WithIndex(ByGoroutine)},
-			Info{Mapping: "OTELCTX_GSLOTS", Layout: 2, Capacity: 8, HeaderSize: 64, SlotSize: 1024, Index: ByGoroutine}},
+		{
+			"612 bytes",
+			[]Option{WithCapacity(8), WithAttributeSpace(612), WithIndex(ByGoroutine)},
+			Info{Mapping: "OTELCTX_GSLOTS", Layout: 2, Capacity: 8, HeaderSize: 64, SlotSize: 1024, Index: ByGoroutine},
+		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			r := newRing(t, tt.opts...)
@@ -181,10 +193,11 @@ func TestSeenByAnotherProcess(t *testing.T) {
 func TestByGoroutine(t *testing.T) {
 	moreProcessors(t)
 	r := newRing(t, WithIndex(ByGoroutine), WithCapacity(1<<12))
+	assert.Empty(t, r.homes, "there is nothing to take back")
 	var done sync.WaitGroup
 	for i := range uint64(32) {
 		done.Go(func() {
-			self := goroutineID(t)
+			self := goroutineID()
 			for n := range uint64(50) {
 				span := spanFrom(i<<32 | n)
 				place := r.Store(&span)
@@ -215,16 +228,16 @@ func onTwoThreads(t *testing.T, first, second func(tid int)) {
 		ran, keep, done := make(chan struct{}), make(chan struct{}), make(chan struct{})
 		go func() {
 			defer close(done)
-			one = here(t, func() { first(threadID(t)) })
+			one = lockedTo(func() { first(threadID()) })
 			go func() {
 				runtime.LockOSThread()
 				defer runtime.UnlockOSThread()
-				taken = threadID(t)
+				taken = threadID()
 				close(ran)
 				<-keep
 			}()
 			<-ran
-			two = here(t, func() { second(threadID(t)) })
+			two = lockedTo(func() { second(threadID()) })
 		}()
 		<-done
 		close(keep)
@@ -235,13 +248,12 @@ func onTwoThreads(t *testing.T, first, second func(tid int)) {
 	t.Fatal("no goroutine has changed threads")
 }
 
-// here runs f locked to its thread and returns that.
-func here(t *testing.T, f func()) int {
-	t.Helper()
+// lockedTo runs f locked to its thread and returns that.
+func lockedTo(f func()) int {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	f()
-	return threadID(t)
+	return threadID()
 }
 
 // A goroutine shows a span on one thread at a time.
@@ -280,6 +292,30 @@ func TestOneSlotForEachGoroutine(t *testing.T) {
 	}
 }
 
+// Slots of layout 1 do not say who owns them, so that nothing is taken back, nor asked
+// of others' slots.
+func TestLayout1TakesNothingBack(t *testing.T) {
+	r := newRing(t, WithLayout1())
+	one, two := spanFrom(1), spanFrom(2)
+	var before Place
+	onTwoThreads(t, func(int) {
+		before = r.Store(&one)
+		assert.Equal(t, one.SpanID, r.Shown())
+	}, func(tid int) {
+		if Place(tid%65536+1) == before {
+			return
+		}
+		assert.Zero(t, r.Shown(), "on this thread")
+		old := slotSeen(t, os.Getpid(), r.Info(), int(before-1))
+		if now := r.Store(&two); assert.NotZero(t, now) {
+			assert.Equal(t, two.SpanID, r.Shown())
+			assert.True(t, r.Replace(now, two.SpanID, nil))
+		}
+		assert.Zero(t, r.Shown())
+		assert.Equal(t, old, slotSeen(t, os.Getpid(), r.Info(), int(before-1)))
+	})
+}
+
 // Where the slot of the new thread is held by another writer, so that nothing can be
 // stored there, the old one is taken back all the same.
 func TestOneSlotEvenIfTheNextIsHeld(t *testing.T) {
@@ -311,7 +347,7 @@ func TestLeftSlotIsNotTakenFromOthers(t *testing.T) {
 		// As another goroutine on the old thread would have left it.
 		slot := r.region.Bytes()[r.info.HeaderSize+int(before-1)*r.info.SlotSize:]
 		binary.LittleEndian.PutUint64(slot[0x10:], 77)
-		binary.LittleEndian.PutUint64(slot[0x20:], goroutineID(t)+1)
+		binary.LittleEndian.PutUint64(slot[0x20:], goroutineID()+1)
 		assert.NotZero(t, r.Store(&two))
 		assert.True(t, r.Shows(before, 77))
 	})
@@ -610,15 +646,15 @@ func TestWithoutTheRuntime(t *testing.T) {
 				r := newRing(t, append(layout, withRuntime(known))...)
 				span := spanFrom(1)
 				place := r.Store(&span)
-				assert.Equal(t, Place(threadID(t)%65536+1), place)
+				assert.Equal(t, Place(threadID()%65536+1), place)
 				assert.Equal(t, span.SpanID, r.Shown())
 				slot := slotSeen(t, os.Getpid(), r.Info(), int(place-1))
 				assert.Equal(t, span.TraceIDLow, binary.LittleEndian.Uint64(slot[0x08:]))
 				if r.Info().Layout == 2 {
-					assert.Equal(t, uint32(threadID(t)), binary.LittleEndian.Uint32(slot[0x38:]))
+					assert.Equal(t, uint32(threadID()), binary.LittleEndian.Uint32(slot[0x38:]))
 					want := uint64(0)
 					if _, err := known.Offset(goruntime.GGoid); err == nil {
-						want = goroutineID(t)
+						want = goroutineID()
 					}
 					assert.Equal(t, want, binary.LittleEndian.Uint64(slot[0x20:]))
 				}

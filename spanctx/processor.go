@@ -208,7 +208,7 @@ func (p *SpanProcessor) hasRings() bool {
 // ([trace.WithNewRoot]). It is not the span that is asked because that takes a lock.
 func (p *SpanProcessor) findParent(ctx context.Context, child, l *live) bool {
 	sc := trace.SpanContextFromContext(ctx)
-	return sc.HasSpanID() && !sc.IsRemote() && p.find(sc, l) &&
+	return sc.HasSpanID() && p.find(sc, l) &&
 		l.traceIDHigh == child.traceIDHigh && l.traceIDLow == child.traceIDLow
 }
 
@@ -263,10 +263,11 @@ func (p *SpanProcessor) closeRings() error {
 	return errors.Join(errs...)
 }
 
-// find looks for a span, fills l with it, and reports whether it is live.
+// find looks for a span of this process, fills l with it, and reports whether it is
+// live.
 func (p *SpanProcessor) find(sc trace.SpanContext, l *live) bool {
 	id, traceID := sc.SpanID(), sc.TraceID()
-	return sc.HasTraceID() && p.table.findIn(binary.BigEndian.Uint64(traceID[:8]),
+	return sc.HasTraceID() && !sc.IsRemote() && p.table.findIn(binary.BigEndian.Uint64(traceID[:8]),
 		binary.BigEndian.Uint64(traceID[8:]), binary.BigEndian.Uint64(id[:]), l)
 }
 
@@ -298,7 +299,7 @@ func (p *SpanProcessor) end(l *live) bool {
 // that is not of the one with this id.
 func (p *SpanProcessor) hasten(l *live) {
 	if r := l.record.Get(); r.Shows(l.id) {
-		r.End()
+		r.EndAsGuest()
 	}
 	for i, r := range p.rings {
 		for n := range l.entry.places[i] {
@@ -313,15 +314,23 @@ func (p *SpanProcessor) hasten(l *live) {
 // it shows it, its parent is shown again, if that goroutine was showing it before and
 // it is live; elsewhere nothing is.
 func (p *SpanProcessor) withdraw(l *live) {
-	l.record.Get().End()
+	// Asked before that is over: on the thread that the goroutine was on before it
+	// blocked, the slot may be another goroutine's by now, and tell nothing any more.
+	innermost := p.records && l.resumes != 0 && gorecord.Current() == l.id
+	here := l.goid() == p.runtime.GoroutineID()
+	if here {
+		l.record.Get().End()
+	} else {
+		l.record.Get().EndAsGuest()
+	}
 	var parent live
-	ok := p.table.findIn(l.traceIDHigh, l.traceIDLow, l.resumes, &parent)
-	here := l.goid() != 0 && l.goid() == p.runtime.GoroutineID()
+	ok := l.resumes != 0 && p.table.findIn(l.traceIDHigh, l.traceIDLow, l.resumes, &parent)
+	here = here && ok && l.goid() != 0
 	for i, r := range p.rings {
 		if r == nil {
 			continue
 		}
-		if ok && here && r.Shown() == l.id {
+		if here && (innermost || r.Shown() == l.id) {
 			// The goroutine goes on with the parent where it is now, which need not
 			// be where it has shown the span.
 			p.show(i, &parent, parent.goid() != l.goid())

@@ -149,7 +149,14 @@ func Begin(traceIDHigh, traceIDLow, spanID uint64, traceFlags uint8) *Record {
 // End takes the span back, wherever its records are still installed, and on the
 // calling goroutine goes back to what was visible there before, if one of them is
 // installed there. It may be called on any goroutine, and again.
-func (r *Record) End() {
+func (r *Record) End() { r.end(false) }
+
+// EndAsGuest is End on a goroutine that [Begin] was not called on. If a record of the span
+// is installed there, by [Record.Attach] or inherited, what was visible on the other
+// goroutine before was never visible on this one, which goes back to the user's labels.
+func (r *Record) EndAsGuest() { r.end(true) }
+
+func (r *Record) end(guest bool) {
 	for ; r != nil; r = r.next.Load() {
 		atomic.AndUint32(&r.state, ^uint32(stateValid))
 		saved := atomic.LoadPointer(&r.saved)
@@ -159,6 +166,9 @@ func (r *Record) End() {
 			atomic.StorePointer(&r.saved, back)
 		}
 		if goruntime.Labels() == unsafe.Pointer(r) {
+			if guest {
+				back = r.user
+			}
 			goruntime.SetLabels(back)
 		}
 	}

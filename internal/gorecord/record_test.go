@@ -133,18 +133,13 @@ func TestNesting(t *testing.T) {
 			open = append(open, begin(depth+1))
 			assertShows(t, depth+1, "user", "x")
 		}
-		// The inner ones lead back one by one, but no further than the chain goes.
+		// The inner ones lead back one by one, as far as the chain goes.
 		for depth := uint64(3 * maxDepth); depth > 0; depth-- {
 			open[depth-1].End()
-			if (depth-1)%maxDepth != 0 {
+			if depth > 2*maxDepth+1 {
 				assertShows(t, depth-1, "user", "x")
 			} else {
 				assertShows(t, 0, "user", "x")
-			}
-			if depth > 1 && Current() == 0 {
-				// From here on nothing is shown: those that are shallower never were shown
-				// again.
-				open[0].End()
 			}
 		}
 		assertShows(t, 0, "user", "x")
@@ -172,8 +167,7 @@ func TestOutOfOrder(t *testing.T) {
 
 		// One that is begun on top of one that is over leads back to what that did.
 		a, b = begin(1), begin(2)
-		var ended sync1
-		ended.do(b.End)
+		apart(b.End)
 		assert.Zero(t, Current(), "it is over, on this goroutine too")
 		c = begin(3)
 		assertShows(t, 3)
@@ -183,11 +177,6 @@ func TestOutOfOrder(t *testing.T) {
 		assert.Equal(t, before, goruntime.Labels())
 	})
 }
-
-// sync1 does something on another goroutine.
-type sync1 struct{}
-
-func (sync1) do(f func()) { apart(f) }
 
 func TestEndTwice(t *testing.T) {
 	needRecords(t)
@@ -226,8 +215,45 @@ func TestEndOnAnotherGoroutine(t *testing.T) {
 		// Its labels stay until the goroutine next does something.
 		begin(3).End()
 		assertShows(t, 1, "user", "x")
+		// However often that happens, what is still open is led back to.
+		for range 3 * maxDepth {
+			apart(begin(4).End)
+		}
+		begin(5).End()
+		assertShows(t, 1, "user", "x")
 		a.End()
 		assertShows(t, 0, "user", "x")
+	})
+}
+
+// Who ends a span that was begun elsewhere does not go back to what was visible there.
+func TestEndAsGuest(t *testing.T) {
+	needRecords(t)
+	apart(func() {
+		setUser("user", "x")
+		a, b := begin(1), begin(2)
+		inherits := make(chan struct{})
+		go func() {
+			defer close(inherits)
+			assertShows(t, 2, "user", "x")
+			b.EndAsGuest()
+			assertShows(t, 0, "user", "x")
+		}()
+		<-inherits
+		assert.False(t, b.Valid())
+		c := begin(3)
+		apart(func() {
+			setUser("other", "y")
+			saved := c.Attach()
+			c.EndAsGuest()
+			assertShows(t, 0, "other", "y")
+			saved.Detach()
+			assertShows(t, 0, "other", "y")
+			own := begin(4)
+			a.EndAsGuest()
+			assertShows(t, 4, "other", "y")
+			own.End()
+		})
 	})
 }
 

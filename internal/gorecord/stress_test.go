@@ -112,7 +112,7 @@ func TestAttachWhileItEnds(t *testing.T) {
 	needRecords(t)
 	old := runtime.GOMAXPROCS(max(4, runtime.NumCPU()))
 	defer runtime.GOMAXPROCS(old)
-	rounds := scaled(100_000)
+	rounds := scaled(5_000)
 	const workers = 3
 	var current atomic.Pointer[Record]
 	var round atomic.Int64
@@ -120,14 +120,14 @@ func TestAttachWhileItEnds(t *testing.T) {
 	var done sync.WaitGroup
 	for w := range workers {
 		done.Go(func() {
+			// Labels of its own, so that each span needs a record for them, and so many
+			// that making it takes a while.
+			setUser(append(manyLabels(200), "w", strconv.Itoa(w))...)
 			for n := int64(1); n <= int64(rounds); n++ {
 				for round.Load() < n {
 					runtime.Gosched()
 				}
 				r := current.Load()
-				// Labels of its own each time, so that a record is needed.
-				goruntime.SetLabels(nil)
-				setUser("w", strconv.Itoa(w))
 				saved := r.Attach()
 				saved.Detach()
 				left.Add(-1)
@@ -140,7 +140,7 @@ func TestAttachWhileItEnds(t *testing.T) {
 			left.Store(workers)
 			current.Store(r)
 			round.Store(n + 1)
-			for range n % 64 {
+			for range n * 37 % 8192 {
 				_ = r.Valid()
 			}
 			r.End()

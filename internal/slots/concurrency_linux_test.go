@@ -35,7 +35,7 @@ func moreProcessors(t *testing.T) {
 }
 
 // yield lets other threads run, such as one that holds a slot.
-func yield() { _, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0) }
+func yield() { unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0) }
 
 // A writer stores spans whose every field follows from one number, which starts with
 // who it is and counts what it has stored.
@@ -119,7 +119,7 @@ func testNothingTorn(t *testing.T, a *area, locked bool) {
 				runtime.LockOSThread()
 				defer runtime.UnlockOSThread()
 			}
-			w.self = here(t)
+			w.self = here()
 			random := rand.New(rand.NewPCG(w.id, 1))
 			ready.Done()
 			ready.Wait()
@@ -267,6 +267,30 @@ func TestSeqUnderContention(t *testing.T) {
 	}
 }
 
+// The same of what replaces spans by assembly.
+func TestSeqOfReplace(t *testing.T) {
+	moreProcessors(t)
+	a := newArea(t, shapes()[1], 1)
+	require.True(t, a.fast)
+	_, _, ok := a.Store(&Span{SpanID: 77})
+	require.True(t, ok)
+	var done sync.WaitGroup
+	var replaced atomic.Uint32
+	for range 8 {
+		done.Go(func() {
+			n := uint32(0)
+			for range 5 * reads() {
+				if replace(a.at(0), 77, 0, 0, 77, 0, 0) == 1 {
+					n++
+				}
+			}
+			replaced.Add(n)
+		})
+	}
+	done.Wait()
+	assert.Equal(t, 1+replaced.Load(), seqOf(a.mem))
+}
+
 // Replace replaces what it was asked to and not what has come there since.
 func TestReplaceLooksAgain(t *testing.T) {
 	const replaced = 1 << 63
@@ -286,10 +310,14 @@ func TestReplaceLooksAgain(t *testing.T) {
 				})
 			}
 			for i := range uint64(5 * reads()) {
-				if _, _, ok := a.Store(&Span{SpanID: i + 1}); !ok {
-					continue
+				if _, _, ok := a.Store(&Span{SpanID: i + 1}); !ok || i%2 == 0 {
+					continue // at once, so that somebody is still about to replace this one
 				}
-				if shown := atomic.LoadUint64(&a.at(0).SpanID) &^ replaced; shown != i+1 && shown != 0 {
+				shown := i + 1
+				for n := 0; n < 20 && (shown == i+1 || shown == 0); n++ {
+					shown = atomic.LoadUint64(&a.at(0).SpanID) &^ replaced
+				}
+				if shown != i+1 && shown != 0 {
 					t.Errorf("%d is shown instead of %d", shown, i+1)
 					break
 				}
@@ -312,7 +340,7 @@ func TestShownByOne(t *testing.T) {
 			var done sync.WaitGroup
 			for i := range uint64(len(goids)) {
 				done.Go(func() {
-					self := goid(t)
+					self := goid()
 					goids[i].Store(self)
 					for n := uint64(1); !stop.Load(); n++ {
 						_, _, _ = a.Store(&Span{SpanID: i<<countBits | n})
@@ -443,7 +471,7 @@ func TestStoreFollowsGoroutines(t *testing.T) {
 	var moved atomic.Int64
 	for i := range uint64(16) {
 		done.Go(func() {
-			self := goid(t)
+			self := goid()
 			last := 0
 			for n := range uint64(200) {
 				s := spanOf(i<<countBits|n, 0, nil)

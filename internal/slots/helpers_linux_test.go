@@ -129,22 +129,22 @@ func (a *area) shown(old []byte, s *Span, owner goruntime.Self) []byte {
 }
 
 // here says by public means who runs. The caller is locked to its thread.
-func here(t testing.TB) goruntime.Self {
-	t.Helper()
+func here() goruntime.Self {
 	return goruntime.Self{
-		Goid: goid(t),
+		Goid: goid(),
 		TID:  uint32(unix.Gettid()),
 		// There is no public source of it. That it is m is shown where it is found.
 		M: goruntime.Calibrate().Self().M,
 	}
 }
 
-func goid(t testing.TB) uint64 {
-	t.Helper()
+func goid() uint64 {
 	var buf [64]byte
 	header := buf[:runtime.Stack(buf[:], false)]
 	id, err := strconv.ParseUint(string(bytes.Fields(header)[1]), 10, 64)
-	require.NoError(t, err)
+	if err != nil {
+		panic(err)
+	}
 	return id
 }
 

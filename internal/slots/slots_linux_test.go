@@ -43,7 +43,7 @@ func TestStoreBytes(t *testing.T) {
 				}
 				runtime.LockOSThread()
 				defer runtime.UnlockOSThread()
-				self := here(t)
+				self := here()
 				for way, store := range ways {
 					for i := range uint64(100) {
 						a.randomize(i)
@@ -84,7 +84,7 @@ func TestStoreOnManyThreads(t *testing.T) {
 				go func() {
 					runtime.LockOSThread()
 					defer runtime.UnlockOSThread()
-					self := here(t)
+					self := here()
 					for _, store := range []func(*Span) (uint32, uint64, bool){a.Store, a.storePinned} {
 						span := spanOf(i, 0, nil)
 						old := bytes.Clone(a.slot(a.number(self)))
@@ -125,7 +125,7 @@ func TestStoreWithoutTheRuntime(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			runtime.LockOSThread()
 			defer runtime.UnlockOSThread()
-			self := here(t)
+			self := here()
 			a := newAreaKnowing(t, shapes()[1], 8, known.Without(errTest, tt.without...))
 			assert.Equal(t, tt.name == "labels", a.fast)
 			a.randomize(1)
@@ -148,7 +148,7 @@ func TestAttributes(t *testing.T) {
 			a := newArea(t, s, 4)
 			runtime.LockOSThread()
 			defer runtime.UnlockOSThread()
-			self := here(t)
+			self := here()
 			n := a.number(self)
 			for _, size := range []int{0, 1, 7, s.slotSize - 65, s.slotSize - 64, s.slotSize - 63, s.slotSize, 70000} {
 				if size < 0 {
@@ -294,6 +294,23 @@ func TestReplace(t *testing.T) {
 				assert.True(t, a.Replace(n, 77, &span))
 				assert.Equal(t, replaced(before, &span), a.mem)
 			})
+			t.Run("what came in between, by assembly", func(t *testing.T) {
+				if !a.fast {
+					t.Skip("there is no such assembly")
+				}
+				prepare()
+				slot[0x19], slot[0x1A] = 0xA5, 3
+				want := bytes.Clone(a.mem)
+				outcome := busy
+				for outcome == busy {
+					// A claim may fail without a reason.
+					outcome = replace(a.at(n), 78, 1, 2, 3, 4, 5<<8)
+				}
+				assert.Zero(t, outcome)
+				at := n * a.slotSize
+				binary.LittleEndian.PutUint32(want[at+0x1C:], seqOf(want[at:])+1)
+				assert.Equal(t, want, a.mem, "only the claim is counted")
+			})
 			t.Run("by nothing", func(t *testing.T) {
 				before := prepare()
 				assert.True(t, a.Replace(n, 77, nil))
@@ -369,7 +386,7 @@ func TestOwnAndShownBy(t *testing.T) {
 		t.Run(s.name, func(t *testing.T) {
 			runtime.LockOSThread()
 			defer runtime.UnlockOSThread()
-			self := here(t)
+			self := here()
 			a := newArea(t, s, 1<<12)
 			slot, goid := a.Own()
 			assert.Equal(t, a.number(self), int(slot))

@@ -122,10 +122,10 @@ func TestRetireUnderWriters(t *testing.T) {
 						}
 					})
 				}
-				for writes.Load() < 1000 { //nolint:revive // they run on other threads
+				for writes.Load() < 1000 {
 				}
 				require.NoError(t, r.Retire())
-				for before := writes.Load(); writes.Load() < before+1000; { //nolint:revive // as above
+				for before := writes.Load(); writes.Load() < before+1000; {
 				}
 				stop.Store(true)
 				done.Wait()

@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"encoding/hex"
+	"maps"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -171,9 +172,7 @@ func TestSlotFields(t *testing.T) {
 			slot := handwritten(t, tt.file)[tt.slots:]
 			want := map[string]field{}
 			for _, fields := range tt.want {
-				for name, f := range fields {
-					want[name] = f
-				}
+				maps.Copy(want, fields)
 			}
 			taken := map[uintptr]string{}
 			got := map[string]field{}

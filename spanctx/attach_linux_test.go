@@ -1,0 +1,322 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package spanctx
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/otelctx/otelctx/internal/goruntime"
+)
+
+func TestAttach(t *testing.T) {
+	for name, opts := range map[string][]Option{
+		"everything": everything(),
+		"slots":      everything(WithGoroutineRecord(false)),
+		"record":     {WithThreadSlots(false)},
+		"few slots":  everything(WithCapacity(1)),
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := serve(t, opts...)
+			ctx, root := s.root()
+			_, other := s.root()
+			apart(func() {
+				s.assertShows(t, nil, nil)
+				outer := Attach(ctx)
+				s.assertShows(t, root, root)
+				again := Attach(ctx)
+				s.assertShows(t, root, root)
+				again.Detach()
+				s.assertShows(t, root, root)
+
+				ctxA, a := s.start(ctx)
+				s.assertShows(t, a, root)
+				back := Attach(ctx)
+				s.assertShows(t, root, root)
+				back.Detach()
+				s.assertShows(t, a, root)
+				ctxB, b := s.start(ctxA)
+				s.assertShows(t, b, root)
+				b.End()
+				s.assertShows(t, a, root)
+				assert.Equal(t, Attachment{}, Attach(ctxB), "it is over")
+				s.assertShows(t, a, root)
+				a.End()
+				s.assertShows(t, root, root)
+				outer.Detach()
+				s.assertShows(t, nil, nil)
+
+				for _, none := range []context.Context{context.Background(), ctxA} {
+					nothing := Attach(none)
+					assert.Equal(t, Attachment{}, nothing)
+					nothing.Detach()
+					s.assertShows(t, nil, nil)
+				}
+			})
+			root.End()
+			other.End()
+			s.assertNowhere(t)
+		})
+	}
+}
+
+// A pool's worker shows the spans that it works for, and nothing of their parents, which
+// it never showed, whoever ends them and whenever.
+func TestWorkerShowsNoParent(t *testing.T) {
+	s := serve(t, everything()...)
+	for name, end := range map[string]func(end func()){
+		"worker ends it":  func(end func()) { end() },
+		"starter ends it": nil,
+		"another one":     apart,
+	} {
+		t.Run(name, func(t *testing.T) {
+			apart(func() {
+				ctx, parent := s.root()
+				ctx, span := s.start(ctx)
+				attached, ended := make(chan struct{}), make(chan struct{})
+				done := make(chan struct{})
+				go apart(func() {
+					defer close(done)
+					a := Attach(ctx)
+					s.assertShows(t, span, parent)
+					close(attached)
+					if end != nil {
+						end(func() { span.End() })
+					}
+					<-ended
+					s.assertShows(t, nil, nil)
+					a.Detach()
+					s.assertShows(t, nil, nil)
+				})
+				<-attached
+				if end == nil {
+					span.End()
+				} else {
+					for s.shown(t).thread == number(span) {
+						runtime.Gosched()
+					}
+				}
+				close(ended)
+				<-done
+				assert.Equal(t, number(parent), s.shown(t).thread)
+				assert.Equal(t, number(parent), s.shown(t).goroutine)
+				parent.End()
+			})
+			s.assertNowhere(t)
+		})
+	}
+}
+
+// What was attached on top of a span that is over by the time of Detach leaves nothing
+// behind.
+func TestDetachFromEnded(t *testing.T) {
+	s := serve(t, everything()...)
+	ctx, root := s.root()
+	apart(func() {
+		ctxA, own := s.root()
+		a := Attach(ctx)
+		s.assertShows(t, root, root)
+		apart(func() { own.End() })
+		a.Detach()
+		s.assertShows(t, nil, nil)
+		assert.Equal(t, Attachment{}, Attach(ctxA))
+
+		// The span ends before the attachment does.
+		ctxB, own := s.root()
+		_, inner := s.start(ctxB)
+		a = Attach(ctxB)
+		s.assertShows(t, own, own)
+		own.End()
+		a.Detach()
+		s.assertShows(t, inner, own)
+		inner.End()
+		s.assertShows(t, nil, nil)
+	})
+	root.End()
+	s.assertNowhere(t)
+}
+
+// A goroutine with pprof labels of its own keeps those, and gets them back.
+func TestAttachManyGoroutines(t *testing.T) {
+	s := serve(t, everything()...)
+	ctx, root := s.root()
+	const goroutines = 20
+	var attached, done sync.WaitGroup
+	ended := make(chan struct{})
+	byThread, byGoroutine, byRecord := make([]bool, goroutines), make([]bool, goroutines), make([]bool, goroutines)
+	for i := range goroutines {
+		attached.Add(1)
+		done.Go(func() {
+			apart(func() {
+				defer Attach(ctx).Detach()
+				is := s.shown(t)
+				byThread[i], byGoroutine[i] = is.thread == number(root), is.goroutine == number(root)
+				byRecord[i] = is.record == number(root)
+				attached.Done()
+				<-ended
+				s.assertShows(t, nil, nil)
+			})
+		})
+	}
+	attached.Wait()
+	count := func(bs []bool) (n int) {
+		for _, b := range bs {
+			if b {
+				n++
+			}
+		}
+		return n
+	}
+	// The main goroutine, which may share its thread with none of them, shows it too.
+	assert.LessOrEqual(t, count(byThread), maxPlaces)
+	assert.Positive(t, count(byThread))
+	assert.Equal(t, maxPlaces-1, count(byGoroutine), "and the one that started it")
+	assert.Equal(t, goroutines, count(byRecord))
+	root.End()
+	s.assertNowhere(t)
+	close(ended)
+	done.Wait()
+	s.assertNowhere(t)
+	goruntime.SetLabels(nil)
+}
+
+// Places where it is not shown any more make room for others.
+func TestAttachInTurn(t *testing.T) {
+	s := serve(t, everything()...)
+	ctx, root := s.root()
+	for range 50 {
+		apart(func() {
+			a := Attach(ctx)
+			s.assertShows(t, root, root)
+			a.Detach()
+			s.assertShows(t, nil, nil)
+		})
+	}
+	root.End()
+	s.assertNowhere(t)
+}
+
+func TestGo(t *testing.T) {
+	s := serve(t, everything()...)
+	ctx, root := s.root()
+	ctx = context.WithValue(ctx, key{}, "value")
+	done := make(chan struct{})
+	apart(func() {
+		Go(ctx, func(ctx context.Context) {
+			defer close(done)
+			runtime.LockOSThread()
+			defer runtime.UnlockOSThread()
+			assert.Equal(t, "value", ctx.Value(key{}))
+			Refresh(ctx)
+			s.assertShows(t, root, root)
+			_, child := s.start(ctx)
+			s.assertShows(t, child, root)
+			child.End()
+			s.assertShows(t, root, root)
+		})
+		<-done
+	})
+	root.End()
+	s.assertNowhere(t)
+}
+
+type key struct{}
+
+func TestRefresh(t *testing.T) {
+	s := serve(t, WithGoroutineRecord(false))
+	apart(func() {
+		ctx, a := s.root()
+		s.assertShows(t, a, a)
+		// As if another goroutine had used the thread.
+		s.p.rings[threadRing].Clear()
+		s.assertShows(t, nil, nil)
+		Refresh(ctx)
+		s.assertShows(t, a, a)
+		Refresh(ctx)
+		s.assertShows(t, a, a)
+		Refresh(context.Background())
+		s.assertShows(t, a, a)
+		apart(func() {
+			// It is not this goroutine's.
+			Refresh(ctx)
+			s.assertShows(t, nil, nil)
+			attached := Attach(ctx)
+			s.assertShows(t, a, a)
+			Refresh(ctx)
+			s.assertShows(t, a, a)
+			attached.Detach()
+			s.assertShows(t, nil, nil)
+		})
+		a.End()
+		Refresh(ctx)
+		s.assertShows(t, nil, nil)
+	})
+	s.assertNowhere(t)
+}
+
+// Refresh knows a goroutine that shows the span by its record only.
+func TestRefreshInherited(t *testing.T) {
+	s := serve(t)
+	apart(func() {
+		ctx, a := s.root()
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			runtime.LockOSThread()
+			defer runtime.UnlockOSThread()
+			assert.Equal(t, shown{record: number(a)}, s.shown(t))
+			Refresh(ctx)
+			s.assertShows(t, a, a)
+		}()
+		<-done
+		a.End()
+	})
+	s.assertNowhere(t)
+}
+
+// Without goroutine ids slots are the thread's: nested spans resume all the same.
+func TestWithoutGoroutineIDs(t *testing.T) {
+	refused := errors.New("refused for a test")
+	s := serve(t, withRuntime(goruntime.Calibrate().Without(refused)))
+	require.ErrorIs(t, s.p.Err(), refused)
+	at := func() uint64 {
+		var id uint64
+		require.NoError(t, s.rings[threadRing].each(func(_ int, at slot) { id = at.spanID }))
+		return id
+	}
+	apart(func() {
+		ctx, a := s.root()
+		assert.Equal(t, number(a), at())
+		ctxB, b := s.start(ctx)
+		assert.Equal(t, number(b), at())
+		b.End()
+		assert.Equal(t, number(a), at())
+		_, b = s.start(ctx)
+		apart(func() { b.End() })
+		assert.Equal(t, number(a), at())
+		assert.Equal(t, Attachment{}, Attach(ctxB))
+		Attach(ctx).Detach()
+		a.End()
+		s.assertNowhere(t)
+
+		// A worker goes on with nothing.
+		ctx, a = s.root()
+		ctx, b = s.start(ctx)
+		apart(func() {
+			attached := Attach(ctx)
+			assert.Equal(t, 2, s.places(number(b)))
+			b.End()
+			assert.Equal(t, 1, s.places(number(a)), "where it was started")
+			attached.Detach()
+		})
+		a.End()
+	})
+	s.assertNowhere(t)
+}

@@ -1,0 +1,305 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package spanctx
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"os"
+	"runtime"
+	"strconv"
+	"sync/atomic"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/otelctx/otelctx/internal/childproc"
+	"github.com/otelctx/otelctx/internal/gorecord"
+	"github.com/otelctx/otelctx/internal/goruntime"
+	"github.com/otelctx/otelctx/internal/remotemem"
+	"github.com/otelctx/otelctx/ringbuf"
+)
+
+// Roles of child processes.
+const (
+	roleAdvertiser   = "advertiser"
+	roleOneProcessor = "one processor"
+	roleLockstep     = "lockstep"
+	roleHammer       = "hammer"
+)
+
+func TestMain(m *testing.M) {
+	childproc.Main(m, map[string]func(*childproc.Parent){
+		roleAdvertiser:   beAdvertiser,
+		roleOneProcessor: beOneProcessor,
+		roleLockstep:     beLockstep,
+		roleHammer:       beHammer,
+	})
+}
+
+// scaled returns n times what the environment variable OTELCTX_STRESS says (default 1),
+// and a tenth of that under the race detector or with -short.
+func scaled(n int) int {
+	if by, err := strconv.Atoi(os.Getenv("OTELCTX_STRESS")); err == nil {
+		n *= by
+	}
+	if underRace {
+		n /= 10
+	}
+	if testing.Short() {
+		n /= 10
+	}
+	return n
+}
+
+// mix is a bijection that looks random.
+func mix(x uint64) uint64 {
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return x ^ x>>31
+}
+
+// derivedIDs generates ids that can be told to belong together: the upper bits of a
+// span id are the number of its trace, from which all of the trace id follows.
+type derivedIDs struct{ traces, spans atomic.Uint64 }
+
+const spanBits = 24
+
+func (d *derivedIDs) NewIDs(ctx context.Context) (trace.TraceID, trace.SpanID) {
+	id := traceID(d.traces.Add(1))
+	return id, d.NewSpanID(ctx, id)
+}
+
+func (d *derivedIDs) NewSpanID(_ context.Context, t trace.TraceID) trace.SpanID {
+	n := binary.BigEndian.Uint64(t[8:])
+	var id trace.SpanID
+	binary.BigEndian.PutUint64(id[:], n<<spanBits|d.spans.Add(1)&(1<<spanBits-1))
+	return id
+}
+
+// traceID returns the trace id of a trace's number.
+func traceID(n uint64) (id trace.TraceID) {
+	binary.BigEndian.PutUint64(id[:8], mix(n))
+	binary.BigEndian.PutUint64(id[8:], n)
+	return id
+}
+
+// number returns a span id as slots have it.
+func number(s trace.Span) uint64 {
+	id := s.SpanContext().SpanID()
+	return binary.BigEndian.Uint64(id[:])
+}
+
+// service is a process that traces.
+type service struct {
+	t      testing.TB
+	p      *SpanProcessor
+	tracer trace.Tracer
+	rings  [numRings]*memory
+}
+
+// serve starts tracing for the length of the test.
+func serve(t testing.TB, opts ...Option) *service {
+	t.Helper()
+	p, err := NewSpanProcessor(opts...)
+	require.NoError(t, err)
+	tp := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(p), sdktrace.WithIDGenerator(new(derivedIDs)))
+	t.Cleanup(func() { require.NoError(t, tp.Shutdown(context.Background())) })
+	s := &service{t: t, p: p, tracer: tp.Tracer("test")}
+	for i, r := range p.rings {
+		if r != nil {
+			s.rings[i] = &memory{Memory: remotemem.Of(os.Getpid()), info: r.Info()}
+		}
+	}
+	return s
+}
+
+// start starts a span.
+func (s *service) start(ctx context.Context, opts ...trace.SpanStartOption) (context.Context, trace.Span) {
+	return s.tracer.Start(ctx, "span", opts...)
+}
+
+// root starts a span without parent.
+func (s *service) root() (context.Context, trace.Span) { return s.start(context.Background()) }
+
+// slot is what a slot holds.
+type slot struct {
+	traceIDHigh, traceIDLow, spanID uint64
+	flags                           uint8
+	seq                             uint32
+	owner, localRoot, m             uint64
+	tid                             uint32
+}
+
+// memory is a ring as a profiler finds it in memory: by what is said about it, and with
+// the offsets of the format, which are written out here once more.
+type memory struct {
+	remotemem.Memory
+	info ringbuf.Info
+	buf  []byte
+}
+
+func (m *memory) decode(b []byte) (s slot, free bool) {
+	at := binary.LittleEndian
+	s.traceIDHigh, s.traceIDLow, s.spanID = at.Uint64(b[0x00:]), at.Uint64(b[0x08:]), at.Uint64(b[0x10:])
+	if m.info.Layout == 2 {
+		s.flags, s.seq = b[0x19], at.Uint32(b[0x1c:])
+		s.owner, s.localRoot, s.m, s.tid = at.Uint64(b[0x20:]), at.Uint64(b[0x28:]), at.Uint64(b[0x30:]), at.Uint32(b[0x38:])
+	}
+	return s, b[0x18] == 0
+}
+
+func (m *memory) address(n int) uint64 {
+	return m.info.Address + uint64(m.info.HeaderSize) + uint64(n)*uint64(m.info.SlotSize)
+}
+
+// at reads a slot that nobody writes to.
+func (m *memory) at(t testing.TB, n uint64) slot {
+	t.Helper()
+	b := make([]byte, m.info.SlotSize)
+	_, err := m.ReadAt(b, int64(m.address(int(n%uint64(m.info.Capacity)))))
+	require.NoError(t, err)
+	s, free := m.decode(b)
+	require.True(t, free)
+	return s
+}
+
+// each calls f for every slot that has a span id, written to or not.
+func (m *memory) each(f func(n int, s slot)) error {
+	if m.buf == nil {
+		m.buf = make([]byte, m.info.Capacity*m.info.SlotSize)
+	}
+	if _, err := m.ReadAt(m.buf, int64(m.address(0))); err != nil {
+		return err
+	}
+	for n := range m.info.Capacity {
+		if s, _ := m.decode(m.buf[n*m.info.SlotSize:]); s.spanID != 0 {
+			f(n, s)
+		}
+	}
+	return nil
+}
+
+// places returns how many slots show a span, in all rings.
+func (s *service) places(id uint64) (n int) {
+	for _, m := range s.rings {
+		if m != nil {
+			require.NoError(s.t, m.each(func(_ int, at slot) {
+				if at.spanID == id {
+					n++
+				}
+			}))
+		}
+	}
+	return n
+}
+
+// assertNowhere checks that no slot shows anything.
+func (s *service) assertNowhere(t testing.TB) bool {
+	t.Helper()
+	ok := true
+	for i, m := range s.rings {
+		if m != nil {
+			require.NoError(t, m.each(func(n int, at slot) {
+				ok = assert.Fail(t, "shown", "ring %d, slot %d: %+v", i, n, at)
+			}))
+		}
+	}
+	return ok
+}
+
+// apart runs f on a goroutine of its own that has its thread to itself and no labels,
+// and waits for it.
+func apart(f func()) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		goruntime.SetLabels(nil)
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		f()
+	}()
+	<-done
+}
+
+// goid returns the id of the calling goroutine.
+func goid() uint64 {
+	var buf [64]byte
+	fields := bytes.Fields(buf[:runtime.Stack(buf[:], false)])
+	id, err := strconv.ParseUint(string(fields[1]), 10, 64)
+	if err != nil {
+		panic(err)
+	}
+	return id
+}
+
+// shown is what is shown of the calling goroutine, which is locked to its thread.
+type shown struct{ thread, goroutine, record uint64 }
+
+func (s *service) shown(t testing.TB) (is shown) {
+	t.Helper()
+	self, tid := goid(), uint64(syscall.Gettid())
+	if m := s.rings[threadRing]; m != nil {
+		if at := m.at(t, tid); m.info.Layout == 1 || at.owner == self && uint64(at.tid) == tid {
+			is.thread = at.spanID
+		}
+	}
+	if m := s.rings[goroutineRing]; m != nil {
+		if at := m.at(t, self); at.owner == self {
+			is.goroutine = at.spanID
+		}
+	}
+	if s.p.records {
+		is.record = gorecord.Current()
+	}
+	return is
+}
+
+// assertShows checks that the calling goroutine, which is locked to its thread, shows a
+// span by all carriers, or with nil none, and what belongs to it.
+func (s *service) assertShows(t testing.TB, span, localRoot trace.Span) bool {
+	t.Helper()
+	if span == nil {
+		return assert.Equal(t, shown{}, s.shown(t))
+	}
+	want := shown{}
+	if s.rings[threadRing] != nil {
+		want.thread = number(span)
+	}
+	if s.rings[goroutineRing] != nil {
+		want.goroutine = number(span)
+	}
+	if s.p.records {
+		want.record = number(span)
+	}
+	ok := assert.Equal(t, want, s.shown(t))
+	id := span.SpanContext().TraceID()
+	for i, index := range [numRings]uint64{uint64(syscall.Gettid()), goid()} {
+		m := s.rings[i]
+		if m == nil {
+			continue
+		}
+		at := m.at(t, index)
+		ok = assert.Equal(t, binary.BigEndian.Uint64(id[:8]), at.traceIDHigh) && ok
+		ok = assert.Equal(t, binary.BigEndian.Uint64(id[8:]), at.traceIDLow) && ok
+		if m.info.Layout == 2 {
+			ok = assert.Equal(t, number(localRoot), at.localRoot, "local root") && ok
+			ok = assert.EqualValues(t, span.SpanContext().TraceFlags(), at.flags, "flags") && ok
+			ok = assert.NotZero(t, at.m) && ok
+		}
+	}
+	return ok
+}
+
+// everything turns all carriers on.
+func everything(opts ...Option) []Option {
+	return append([]Option{WithGoroutineSlots(true)}, opts...)
+}
+
+func selfMemory() remotemem.Memory { return remotemem.Of(os.Getpid()) }

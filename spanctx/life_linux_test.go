@@ -1,0 +1,559 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package spanctx
+
+import (
+	"context"
+	"encoding/binary"
+	"runtime"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/otelctx/otelctx/internal/goruntime"
+)
+
+func TestNested(t *testing.T) {
+	s := serve(t, everything()...)
+	apart(func() {
+		s.assertShows(t, nil, nil)
+		ctx, a := s.root()
+		s.assertShows(t, a, a)
+		ctxB, b := s.start(ctx)
+		s.assertShows(t, b, a)
+		_, c := s.start(ctxB)
+		s.assertShows(t, c, a)
+		c.End()
+		s.assertShows(t, b, a)
+		b.End()
+		s.assertShows(t, a, a)
+		for range 3 { // siblings
+			_, d := s.start(ctx)
+			s.assertShows(t, d, a)
+			d.End()
+			s.assertShows(t, a, a)
+		}
+		a.End()
+		s.assertShows(t, nil, nil)
+		_, e := s.root()
+		s.assertShows(t, e, e)
+		e.End()
+		s.assertShows(t, nil, nil)
+	})
+	s.assertNowhere(t)
+}
+
+// Of roots on one goroutine the last one is shown, and when it ends nothing leads the
+// slots back to one that is none of its ancestors. The record knows what was there.
+func TestUnrelatedRoots(t *testing.T) {
+	s := serve(t, everything()...)
+	apart(func() {
+		_, a := s.root()
+		_, b := s.root()
+		s.assertShows(t, b, b)
+		a.End()
+		s.assertShows(t, b, b)
+		b.End()
+		s.assertShows(t, nil, nil)
+
+		_, a = s.root()
+		_, b = s.root()
+		b.End()
+		assert.Equal(t, shown{record: number(a)}, s.shown(t))
+		a.End()
+		s.assertShows(t, nil, nil)
+	})
+	s.assertNowhere(t)
+}
+
+func TestParallelGoroutines(t *testing.T) {
+	s := serve(t, everything()...)
+	var all sync.WaitGroup
+	ctx, root := s.root()
+	for range 50 {
+		all.Go(func() {
+			apart(func() {
+				for range 20 {
+					ctx, child := s.start(ctx)
+					s.assertShows(t, child, root)
+					runtime.Gosched()
+					_, grandchild := s.start(ctx)
+					s.assertShows(t, grandchild, root)
+					grandchild.End()
+					s.assertShows(t, child, root)
+					child.End()
+					// The root was never shown here.
+					if !s.assertShows(t, nil, nil) {
+						break
+					}
+				}
+			})
+		})
+	}
+	all.Wait()
+	root.End()
+	s.assertNowhere(t)
+}
+
+// A remote parent is not active here, even where a span with its very id is.
+func TestRemoteParent(t *testing.T) {
+	s := serve(t, everything()...)
+	apart(func() {
+		ctx, local := s.root()
+		remote := local.SpanContext().WithRemote(true)
+		_, child := s.start(trace.ContextWithSpanContext(ctx, remote))
+		require.Equal(t, local.SpanContext().TraceID(), child.SpanContext().TraceID())
+		s.assertShows(t, child, child)
+		child.End()
+		// Slots do not go back to it; nor was anything attached.
+		assert.Equal(t, shown{record: number(local)}, s.shown(t))
+		local.End()
+		s.assertShows(t, nil, nil)
+
+		foreign := trace.ContextWithRemoteSpanContext(context.Background(), remote)
+		assert.Equal(t, Attachment{}, Attach(foreign))
+		s.assertShows(t, nil, nil)
+		ctx, child = s.start(foreign)
+		s.assertShows(t, child, child)
+		_, grandchild := s.start(ctx)
+		s.assertShows(t, grandchild, child)
+		grandchild.End()
+		s.assertShows(t, child, child)
+		child.End()
+		s.assertShows(t, nil, nil)
+	})
+	s.assertNowhere(t)
+}
+
+// Attach and Refresh do not believe a context that says that a live span is remote: it is
+// another process's, whose ids happen to be the same.
+func TestAttachRemote(t *testing.T) {
+	s := serve(t, everything()...)
+	_, local := s.root()
+	remote := trace.ContextWithRemoteSpanContext(context.Background(), local.SpanContext())
+	apart(func() {
+		Attach(remote)
+		s.assertShows(t, nil, nil)
+		Refresh(remote)
+		s.assertShows(t, nil, nil)
+	})
+	local.End()
+}
+
+func TestNewRoot(t *testing.T) {
+	s := serve(t, everything()...)
+	apart(func() {
+		ctx, a := s.root()
+		ctx, b := s.start(ctx, trace.WithNewRoot())
+		require.NotEqual(t, a.SpanContext().TraceID(), b.SpanContext().TraceID())
+		s.assertShows(t, b, b)
+		_, c := s.start(ctx)
+		s.assertShows(t, c, b)
+		c.End()
+		s.assertShows(t, b, b)
+		b.End()
+		assert.Equal(t, shown{record: number(a)}, s.shown(t))
+		a.End()
+		s.assertShows(t, nil, nil)
+	})
+	s.assertNowhere(t)
+}
+
+// Nothing keeps a generator from using a span id in two traces.
+func TestSpanIDInTwoTraces(t *testing.T) {
+	s := serve(t, everything()...)
+	tp := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(s.p), sdktrace.WithIDGenerator(new(sameSpanID)))
+	s.tracer = tp.Tracer("test")
+	var spans []trace.Span
+	for range 5 {
+		apart(func() {
+			_, span := s.root()
+			s.assertShows(t, span, span)
+			spans = append(spans, span)
+		})
+	}
+	for _, span := range spans {
+		span.End()
+	}
+	s.assertNowhere(t)
+	var l live
+	assert.False(t, s.p.table.find(7, &l), "all ends were noticed")
+}
+
+type sameSpanID struct{ derivedIDs }
+
+func (d *sameSpanID) NewIDs(ctx context.Context) (trace.TraceID, trace.SpanID) {
+	return traceID(d.traces.Add(1)), d.NewSpanID(ctx, trace.TraceID{})
+}
+
+func (*sameSpanID) NewSpanID(context.Context, trace.TraceID) trace.SpanID { return trace.SpanID{7: 7} }
+
+func TestOutOfOrder(t *testing.T) {
+	s := serve(t, everything()...)
+	apart(func() {
+		ctx, a := s.root()
+		ctx, b := s.start(ctx)
+		_, c := s.start(ctx)
+		b.End()
+		s.assertShows(t, c, a)
+		c.End()
+		// Its parent is over; the record knows what was before that.
+		assert.Equal(t, shown{record: number(a)}, s.shown(t))
+		a.End()
+		s.assertShows(t, nil, nil)
+
+		ctx, a = s.root()
+		ctx, b = s.start(ctx)
+		_, c = s.start(ctx)
+		a.End()
+		s.assertShows(t, c, a)
+		c.End()
+		s.assertShows(t, b, a)
+		b.End()
+		s.assertShows(t, nil, nil)
+	})
+	s.assertNowhere(t)
+}
+
+func TestEndTwice(t *testing.T) {
+	s := serve(t, everything()...)
+	apart(func() {
+		ctx, a := s.root()
+		_, b := s.start(ctx)
+		b.End()
+		b.End()
+		s.p.OnEnd(b.(sdktrace.ReadOnlySpan))
+		s.assertShows(t, a, a)
+		_, c := s.start(ctx)
+		b.End()
+		s.p.OnEnd(b.(sdktrace.ReadOnlySpan))
+		s.assertShows(t, c, a)
+		c.End()
+		a.End()
+		a.End()
+		s.p.OnEnd(a.(sdktrace.ReadOnlySpan))
+		s.assertShows(t, nil, nil)
+	})
+}
+
+func TestEndOnAnotherGoroutine(t *testing.T) {
+	s := serve(t, everything()...)
+	apart(func() {
+		ctx, a := s.root()
+		_, b := s.start(ctx)
+		apart(func() {
+			_, other := s.root()
+			b.End()
+			s.assertShows(t, other, other)
+			other.End()
+			s.assertShows(t, nil, nil)
+		})
+		// In slots others can show the parent again; labels they cannot touch.
+		assert.Equal(t, shown{thread: number(a), goroutine: number(a)}, s.shown(t))
+		_, c := s.start(ctx)
+		s.assertShows(t, c, a)
+		c.End()
+		s.assertShows(t, a, a)
+		apart(func() { a.End() })
+		s.assertShows(t, nil, nil)
+	})
+	s.assertNowhere(t)
+}
+
+// A child that is started elsewhere does not make its goroutine show the parent, which
+// it never showed.
+func TestParentElsewhere(t *testing.T) {
+	s := serve(t, everything()...)
+	apart(func() {
+		ctx, parent := s.root()
+		apart(func() {
+			_, child := s.start(ctx)
+			s.assertShows(t, child, parent)
+			child.End()
+			s.assertShows(t, nil, nil)
+			_, child = s.start(ctx)
+			apart(func() { child.End() })
+			s.assertShows(t, nil, nil)
+		})
+		s.assertShows(t, parent, parent)
+		parent.End()
+	})
+	s.assertNowhere(t)
+}
+
+// A goroutine started inside of a span inherits its record. Slots are shown of what it
+// starts, and of what it then goes back to.
+func TestInherited(t *testing.T) {
+	s := serve(t, everything()...)
+	apart(func() {
+		ctx, a := s.root()
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			runtime.LockOSThread()
+			defer runtime.UnlockOSThread()
+			assert.Equal(t, shown{record: number(a)}, s.shown(t))
+			_, b := s.start(ctx)
+			s.assertShows(t, b, a)
+			b.End()
+			s.assertShows(t, a, a)
+			ended := make(chan struct{})
+			go func() {
+				defer close(ended)
+				a.End()
+			}()
+			<-ended
+			s.assertShows(t, nil, nil)
+		}()
+		<-done
+		s.assertShows(t, nil, nil)
+	})
+	s.assertNowhere(t)
+}
+
+// Goroutines, and threads, that exit in a span leave it behind until it ends.
+func TestExitInSpan(t *testing.T) {
+	s := serve(t, everything()...)
+	var spans []trace.Span
+	for i := range 20 {
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			if i%2 == 0 {
+				runtime.LockOSThread() // and the thread is gone with the goroutine
+			}
+			ctx, a := s.root()
+			_, b := s.start(ctx)
+			spans = append(spans, a, b)
+		}()
+		<-done
+	}
+	runtime.GC()
+	for _, span := range spans {
+		span.End()
+		assert.Zero(t, s.places(number(span)))
+	}
+	s.assertNowhere(t)
+}
+
+func TestLockOSThread(t *testing.T) {
+	s := serve(t, everything()...)
+	apart(func() { // locks
+		runtime.LockOSThread()
+		ctx, a := s.root()
+		s.assertShows(t, a, a)
+		runtime.UnlockOSThread()
+		time.Sleep(time.Millisecond)
+		s.assertShows(t, a, a)
+		_, b := s.start(ctx)
+		apart(func() {
+			_, c := s.root()
+			s.assertShows(t, c, c)
+			c.End()
+		})
+		s.assertShows(t, b, a)
+		b.End()
+		a.End()
+		s.assertShows(t, nil, nil)
+	})
+	s.assertNowhere(t)
+}
+
+// bareSpan is all of a span that a processor asks for.
+type bareSpan struct {
+	sdktrace.ReadWriteSpan
+	sc trace.SpanContext
+}
+
+func (s *bareSpan) SpanContext() trace.SpanContext { return s.sc }
+
+func newBareSpan(n uint64) *bareSpan {
+	s := new(bareSpan)
+	s.set(n)
+	return s
+}
+
+func (s *bareSpan) set(n uint64) {
+	var id trace.SpanID
+	binary.BigEndian.PutUint64(id[:], n)
+	s.sc = trace.NewSpanContext(trace.SpanContextConfig{
+		TraceID: traceID(n >> spanBits), SpanID: id, TraceFlags: trace.FlagsSampled,
+	})
+}
+
+// Spans that are never ended cost what the table costs and no more, and do not keep
+// others from being shown. Of the record alone internal/gorecord has ten million; with
+// OTELCTX_STRESS=5 it is ten million here too.
+func TestNeverEnded(t *testing.T) {
+	for name, tt := range map[string]struct {
+		opts  []Option
+		spans int
+	}{
+		"slots":      {everything(WithGoroutineRecord(false)), 10_000_000},
+		"everything": {everything(), 2_000_000},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := serve(t, tt.opts...)
+			apart(func() { testNeverEnded(t, s, uint64(scaled(tt.spans))) })
+			// Most were evicted and so are not shown.
+			n := 0
+			for _, m := range s.rings {
+				require.NoError(t, m.each(func(int, slot) { n++ }))
+			}
+			assert.LessOrEqual(t, n, 2)
+		})
+	}
+}
+
+func testNeverEnded(t *testing.T, s *service, spans uint64) {
+	heap := func() int64 {
+		var m runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&m)
+		return int64(m.HeapAlloc)
+	}
+	span := newBareSpan(1)
+	fill := func(from, to uint64) {
+		for n := from; n < to; n++ {
+			span.set(n<<spanBits | mix(n)&(1<<spanBits-1))
+			s.p.OnStart(context.Background(), span)
+		}
+	}
+	warm := spans / 10
+	fill(1, warm)
+	before := heap()
+	fill(warm, spans)
+	assert.Less(t, heap()-before, int64(4<<20))
+
+	// Its records lead back no further than they are bounded.
+	goruntime.SetLabels(nil)
+	ctx, a := s.root()
+	s.assertShows(t, a, a)
+	_, b := s.start(ctx)
+	s.assertShows(t, b, a)
+	b.End()
+	s.assertShows(t, a, a)
+	a.End()
+	assert.Zero(t, s.places(number(a))+s.places(number(b)))
+}
+
+// Slots that all goroutines and threads share: each shows what was stored last, and
+// nothing that is over.
+func TestFewSlots(t *testing.T) {
+	for _, capacity := range []int{1, 4} {
+		s := serve(t, everything(WithCapacity(capacity))...)
+		var all sync.WaitGroup
+		for range 16 {
+			all.Go(func() {
+				for n := range scaled(20_000) {
+					ctx, a := s.root()
+					_, b := s.start(ctx)
+					if n%64 == 0 {
+						runtime.Gosched()
+					}
+					switch n % 3 {
+					case 0:
+						b.End()
+						a.End()
+					case 1:
+						a.End()
+						b.End()
+					default:
+						done := make(chan struct{})
+						go func() {
+							defer close(done)
+							defer Attach(ctx).Detach()
+							b.End()
+						}()
+						<-done
+						a.End()
+					}
+				}
+			})
+		}
+		all.Wait()
+		s.assertNowhere(t)
+		require.NoError(t, s.p.Shutdown(context.Background()))
+	}
+}
+
+func TestRecordUnsampled(t *testing.T) {
+	for name, tt := range map[string]struct {
+		sampler sdktrace.Sampler
+		// recorded and sampled are what becomes of spans without a parent.
+		recorded, sampled bool
+	}{
+		"never":              {sdktrace.NeverSample(), false, false},
+		"never, recorded":    {RecordUnsampled(sdktrace.NeverSample()), true, false},
+		"always, recorded":   {RecordUnsampled(sdktrace.AlwaysSample()), true, true},
+		"ratio 0, recorded":  {RecordUnsampled(sdktrace.TraceIDRatioBased(0)), true, false},
+		"parent, outside":    {RecordUnsampled(sdktrace.ParentBased(sdktrace.NeverSample())), true, false},
+		"parent, inside":     {sdktrace.ParentBased(RecordUnsampled(sdktrace.NeverSample())), true, false},
+		"parent of sampled":  {RecordUnsampled(sdktrace.ParentBased(sdktrace.AlwaysSample())), true, true},
+		"recorded, recorded": {RecordUnsampled(RecordUnsampled(sdktrace.NeverSample())), true, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			exporter := tracetest.NewInMemoryExporter()
+			s := serve(t, everything()...)
+			tp := sdktrace.NewTracerProvider(
+				sdktrace.WithSampler(tt.sampler), sdktrace.WithSpanProcessor(s.p), sdktrace.WithSyncer(exporter))
+			s.tracer = tp.Tracer("test")
+			apart(func() {
+				ctx, a := s.root()
+				assert.Equal(t, tt.recorded, a.IsRecording())
+				assert.Equal(t, tt.sampled, a.SpanContext().IsSampled())
+				_, b := s.start(ctx)
+				assert.Equal(t, tt.sampled, b.SpanContext().IsSampled(), "children are sampled as before")
+				switch {
+				case !tt.recorded:
+					s.assertShows(t, nil, nil)
+				case b.IsRecording():
+					s.assertShows(t, b, a)
+				default:
+					// Asked for children, a ParentBased sampler asks nobody.
+					require.Equal(t, "parent, inside", name)
+					s.assertShows(t, a, a)
+				}
+				b.End()
+				if tt.recorded {
+					s.assertShows(t, a, a)
+				}
+				a.End()
+				s.assertShows(t, nil, nil)
+			})
+			if tt.sampled {
+				assert.Len(t, exporter.GetSpans(), 2)
+			} else {
+				assert.Empty(t, exporter.GetSpans())
+			}
+		})
+	}
+	assert.Equal(t, "RecordUnsampled{AlwaysOffSampler}", RecordUnsampled(sdktrace.NeverSample()).Description())
+}
+
+// A remote parent decides for a sampler that asks it.
+func TestRecordUnsampledBelowRemote(t *testing.T) {
+	s := serve(t, everything()...)
+	tp := sdktrace.NewTracerProvider(
+		sdktrace.WithSampler(RecordUnsampled(sdktrace.ParentBased(sdktrace.AlwaysSample()))), sdktrace.WithSpanProcessor(s.p))
+	s.tracer = tp.Tracer("test")
+	for _, flags := range []trace.TraceFlags{0, trace.FlagsSampled} {
+		remote := trace.NewSpanContext(trace.SpanContextConfig{
+			TraceID: traceID(5), SpanID: trace.SpanID{1}, TraceFlags: flags, Remote: true,
+		})
+		apart(func() {
+			_, span := s.start(trace.ContextWithSpanContext(context.Background(), remote))
+			assert.Equal(t, flags, span.SpanContext().TraceFlags())
+			s.assertShows(t, span, span)
+			span.End()
+			s.assertShows(t, nil, nil)
+		})
+	}
+}

@@ -1,0 +1,372 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package spanctx
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/otel"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+
+	"github.com/otelctx/otelctx/internal/gorecord"
+	"github.com/otelctx/otelctx/internal/goruntime"
+	"github.com/otelctx/otelctx/ringbuf"
+)
+
+func TestCarriers(t *testing.T) {
+	for name, tt := range map[string]struct {
+		opts []Option
+		// What is on.
+		thread, goroutine, record bool
+		layout, capacity          int
+		mapping                   string
+	}{
+		"default":        {nil, true, false, true, 2, 65536, "OTELCTX_SLOTS"},
+		"everything":     {[]Option{WithGoroutineSlots(true)}, true, true, true, 2, 65536, "OTELCTX_SLOTS"},
+		"thread slots":   {[]Option{WithGoroutineRecord(false)}, true, false, false, 2, 65536, "OTELCTX_SLOTS"},
+		"record":         {[]Option{WithThreadSlots(false)}, false, false, true, 0, 0, ""},
+		"goroutine only": {[]Option{WithThreadSlots(false), WithGoroutineRecord(false), WithGoroutineSlots(true)}, false, true, false, 0, 0, ""},
+		"capacity":       {[]Option{WithCapacity(16), WithGoroutineSlots(true)}, true, true, true, 2, 16, "OTELCTX_SLOTS"},
+		"layout 1":       {[]Option{WithLayout1(), WithGoroutineSlots(true)}, true, true, true, 1, 65536, "DD_OTEL_CTX"},
+		"last counts": {
+			[]Option{WithThreadSlots(false), WithThreadSlots(true), WithGoroutineSlots(true), WithGoroutineSlots(false)},
+			true, false, true, 2, 65536, "OTELCTX_SLOTS",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := serve(t, tt.opts...)
+			require.NoError(t, s.p.Err())
+			assert.Equal(t, tt.thread, s.p.rings[threadRing] != nil)
+			assert.Equal(t, tt.goroutine, s.p.rings[goroutineRing] != nil)
+			assert.Equal(t, tt.record, s.p.records)
+			if tt.thread {
+				info := s.p.rings[threadRing].Info()
+				assert.Equal(t, tt.layout, info.Layout)
+				assert.Equal(t, tt.capacity, info.Capacity)
+				assert.Equal(t, tt.mapping, info.Mapping)
+				assert.Equal(t, ringbuf.ByThread, info.Index)
+			}
+			if tt.goroutine {
+				info := s.p.rings[goroutineRing].Info()
+				assert.Equal(t, 2, info.Layout)
+				assert.Equal(t, "OTELCTX_GSLOTS", info.Mapping)
+				assert.Equal(t, ringbuf.ByGoroutine, info.Index)
+			}
+			apart(func() {
+				ctx, a := s.root()
+				s.assertShows(t, a, a)
+				_, b := s.start(ctx)
+				s.assertShows(t, b, a)
+				b.End()
+				s.assertShows(t, a, a)
+				a.End()
+				s.assertShows(t, nil, nil)
+			})
+			s.assertNowhere(t)
+			require.NoError(t, s.p.ForceFlush(context.Background()))
+		})
+	}
+}
+
+func TestNoCarrier(t *testing.T) {
+	p, err := NewSpanProcessor(WithThreadSlots(false), WithGoroutineRecord(false))
+	assert.Nil(t, p)
+	assert.ErrorContains(t, err, "publish active spans: no carrier is on")
+
+	refused := errors.New("refused for a test")
+	p, err = NewSpanProcessor(everything(WithThreadSlots(false), withRuntime(goruntime.Calibrate().Without(refused)))...)
+	assert.Nil(t, p)
+	assert.ErrorContains(t, err, "no carrier is on")
+	assert.ErrorIs(t, err, refused)
+	serve(t) // they have left nothing behind
+}
+
+func TestOptionsThatCannotBeMet(t *testing.T) {
+	for _, capacity := range []int{0, -1, 3, 1 << 25} {
+		p, err := NewSpanProcessor(WithCapacity(capacity))
+		assert.Nil(t, p)
+		assert.ErrorContains(t, err, fmt.Sprintf("capacity %d", capacity))
+	}
+	// The first ring is taken back when the second cannot be had.
+	serve(t)
+	maps, err := os.ReadFile("/proc/self/maps")
+	require.NoError(t, err)
+	assert.LessOrEqual(t, strings.Count(string(maps), "OTELCTX_SLOTS"), 1)
+}
+
+func TestRefusedCalibration(t *testing.T) {
+	refused := errors.New("refused for a test")
+	for name, tt := range map[string]struct {
+		facts             []goruntime.Fact
+		goroutine, record bool
+		reasons           []string
+	}{
+		"everything":    {nil, false, false, []string{"goroutine slots are off", "goroutine record is off", "g.goid", "g.labels"}},
+		"goid":          {[]goruntime.Fact{goruntime.GGoid}, false, true, []string{"goroutine slots are off", "g.goid"}},
+		"g.m":           {[]goruntime.Fact{goruntime.GM}, true, true, nil},
+		"labels":        {[]goruntime.Fact{goruntime.GLabels}, true, false, []string{"goroutine record is off", "g.labels"}},
+		"label list":    {[]goruntime.Fact{goruntime.LabelList}, true, false, []string{"goroutine record is off", "labelMap.list"}},
+		"readers' only": {[]goruntime.Fact{goruntime.TLSG, goruntime.MCurg}, true, true, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := serve(t, everything(withRuntime(goruntime.Calibrate().Without(refused, tt.facts...)))...)
+			if tt.reasons == nil {
+				require.NoError(t, s.p.Err())
+			} else {
+				require.ErrorIs(t, s.p.Err(), refused)
+			}
+			for _, reason := range tt.reasons {
+				assert.ErrorContains(t, s.p.Err(), reason)
+			}
+			assert.Equal(t, tt.goroutine, s.p.rings[goroutineRing] != nil)
+			assert.Equal(t, tt.record, s.p.records)
+			apart(func() {
+				at := func(want uint64) {
+					t.Helper()
+					is := s.shown(t)
+					require.NotNil(t, s.rings[threadRing])
+					var ids []uint64
+					require.NoError(t, s.rings[threadRing].each(func(_ int, at slot) { ids = append(ids, at.spanID) }))
+					if want == 0 {
+						assert.Empty(t, ids)
+					} else {
+						assert.Equal(t, []uint64{want}, ids, "thread slots work all the same")
+					}
+					if tt.goroutine {
+						assert.Equal(t, want, is.goroutine)
+					}
+					if tt.record {
+						assert.Equal(t, want, is.record)
+					} else {
+						assert.Zero(t, gorecord.Current())
+					}
+				}
+				ctx, a := s.root()
+				at(number(a))
+				_, b := s.start(ctx)
+				at(number(b))
+				b.End()
+				at(number(a))
+				a.End()
+				at(0)
+			})
+		})
+	}
+}
+
+// TestAlreadyPublishing also has many try at once: one of them gets it, and nobody is
+// given one that is not whole.
+func TestAlreadyPublishing(t *testing.T) {
+	for range 20 {
+		var won atomic.Int32
+		var winner atomic.Pointer[SpanProcessor]
+		var all sync.WaitGroup
+		for range 8 {
+			all.Go(func() {
+				p, err := NewSpanProcessor(WithCapacity(64))
+				if err == nil {
+					won.Add(1)
+					winner.Store(p)
+					return
+				}
+				assert.Nil(t, p)
+				assert.ErrorIs(t, err, ErrAlreadyPublishing)
+			})
+			all.Go(func() {
+				tp := sdktrace.NewTracerProvider()
+				ctx, span := tp.Tracer("").Start(context.Background(), "span")
+				Refresh(ctx)
+				Attach(ctx).Detach()
+				span.End()
+			})
+		}
+		all.Wait()
+		require.EqualValues(t, 1, won.Load())
+		require.NoError(t, winner.Load().Shutdown(context.Background()))
+		require.NoError(t, winner.Load().Shutdown(context.Background()), "again")
+	}
+	s := serve(t)
+	_, span := s.root()
+	assert.Positive(t, s.places(number(span)))
+	span.End()
+	goruntime.SetLabels(nil)
+}
+
+// handled collects what goes to the error handler.
+func handled(t *testing.T) *[]error {
+	t.Helper()
+	errs := new([]error)
+	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { *errs = append(*errs, err) }))
+	t.Cleanup(func() { otel.SetErrorHandler(otel.ErrorHandlerFunc(func(error) {})) })
+	return errs
+}
+
+func TestWithPublishing(t *testing.T) {
+	errs := handled(t)
+	tp := sdktrace.NewTracerProvider(WithPublishing(WithCapacity(64)))
+	p := active.Load()
+	require.NotNil(t, p)
+	// A second one shares it.
+	tp2 := sdktrace.NewTracerProvider(WithPublishing(WithThreadSlots(false)))
+	assert.Same(t, p, active.Load())
+	assert.Empty(t, *errs)
+	apart(func() {
+		for _, tp := range []*sdktrace.TracerProvider{tp, tp2} {
+			_, span := tp.Tracer("").Start(context.Background(), "span")
+			assert.Equal(t, number(span), gorecord.Current())
+			assert.Equal(t, number(span), p.rings[threadRing].Shown())
+			span.End()
+			assert.Zero(t, gorecord.Current())
+			assert.Zero(t, p.rings[threadRing].Shown())
+		}
+	})
+	require.NoError(t, tp2.Shutdown(context.Background()))
+	assert.Nil(t, active.Load())
+	apart(func() {
+		ctx, span := tp.Tracer("").Start(context.Background(), "span")
+		assert.Zero(t, gorecord.Current())
+		Attach(ctx).Detach()
+		Refresh(ctx)
+		span.End()
+	})
+	require.NoError(t, tp.Shutdown(context.Background()))
+	assert.Empty(t, *errs)
+}
+
+func TestWithPublishingReports(t *testing.T) {
+	errs := handled(t)
+	tp := sdktrace.NewTracerProvider(WithPublishing(WithCapacity(3)))
+	require.Len(t, *errs, 1)
+	assert.ErrorContains(t, (*errs)[0], "capacity 3")
+	_, span := tp.Tracer("").Start(context.Background(), "span")
+	assert.True(t, span.IsRecording(), "the provider is none the worse for it")
+	span.End()
+	require.NoError(t, tp.ForceFlush(context.Background()))
+	require.NoError(t, tp.Shutdown(context.Background()))
+
+	*errs = nil
+	refused := errors.New("refused for a test")
+	tp = sdktrace.NewTracerProvider(WithPublishing(everything(withRuntime(goruntime.Calibrate().Without(refused)))...))
+	require.Len(t, *errs, 1, "once")
+	assert.ErrorIs(t, (*errs)[0], refused)
+	assert.NotNil(t, active.Load())
+	require.NoError(t, tp.Shutdown(context.Background()))
+}
+
+func TestNilProcessor(t *testing.T) {
+	var p *SpanProcessor
+	tp := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(p))
+	_, span := tp.Tracer("").Start(context.Background(), "span")
+	span.End()
+	require.NoError(t, p.Err())
+	require.NoError(t, tp.ForceFlush(context.Background()))
+	require.NoError(t, tp.Shutdown(context.Background()))
+}
+
+// Shutdown takes back what is shown, and works with a context that is done.
+func TestShutdown(t *testing.T) {
+	p, err := NewSpanProcessor(everything()...)
+	require.NoError(t, err)
+	tp := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(p))
+	cancelled, cancel := context.WithCancel(context.Background())
+	cancel()
+	apart(func() {
+		ctx, a := tp.Tracer("").Start(context.Background(), "a")
+		_, b := tp.Tracer("").Start(ctx, "b")
+		attached := make(chan struct{})
+		step := make(chan struct{})
+		go apart(func() {
+			at := Attach(ctx)
+			assert.Equal(t, number(a), gorecord.Current())
+			step <- struct{}{}
+			<-step
+			assert.Zero(t, gorecord.Current())
+			at.Detach()
+			assert.Zero(t, gorecord.Current())
+			close(attached)
+		})
+		<-step
+		apart(func() { require.NoError(t, p.Shutdown(cancelled)) })
+		assert.Zero(t, gorecord.Current())
+		step <- struct{}{}
+		<-attached
+		b.End()
+		a.End()
+		_, c := tp.Tracer("").Start(ctx, "c")
+		assert.Zero(t, gorecord.Current())
+		c.End()
+		goruntime.SetLabels(nil)
+	})
+	maps, err := os.ReadFile("/proc/self/maps")
+	require.NoError(t, err)
+	assert.NotContains(t, string(maps), "OTELCTX_")
+	serve(t)
+}
+
+// Shutdown while a thousand goroutines start, attach and end spans.
+func TestShutdownUnderLoad(t *testing.T) {
+	for range max(3, scaled(20)) {
+		p, err := NewSpanProcessor(everything(WithCapacity(256))...)
+		require.NoError(t, err)
+		tp := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(p))
+		tracer := tp.Tracer("")
+		var all, started sync.WaitGroup
+		var stop atomic.Bool
+		for i := range 1000 {
+			started.Add(1)
+			all.Go(func() {
+				defer goruntime.SetLabels(nil)
+				for n := 0; ; n++ {
+					ctx, a := tracer.Start(context.Background(), "a")
+					ctxB, b := tracer.Start(ctx, "b")
+					at := Attach(ctx)
+					if n == 0 {
+						started.Done()
+					}
+					runtime.Gosched()
+					Refresh(ctxB)
+					at.Detach()
+					if i%2 == 0 {
+						b.End()
+						a.End()
+					} else {
+						a.End()
+						b.End()
+					}
+					if assert.Zero(t, gorecord.Current()); stop.Load() {
+						break
+					}
+				}
+				_, late := tracer.Start(context.Background(), "late")
+				assert.Zero(t, gorecord.Current(), "it was shut down before")
+				late.End()
+			})
+		}
+		started.Wait()
+		require.NoError(t, p.Shutdown(context.Background()))
+		stop.Store(true)
+		all.Wait()
+		for i := range p.rings {
+			r := p.rings[i].Info()
+			m := &memory{info: r}
+			m.Memory = selfMemory()
+			require.NoError(t, m.each(func(int, slot) {}), "late writers still have somewhere to write")
+		}
+		maps, err := os.ReadFile("/proc/self/maps")
+		require.NoError(t, err)
+		assert.NotContains(t, string(maps), "OTELCTX_")
+		p.table.all(func(l *live) { assert.Fail(t, "shown", "%x", l.id) })
+		require.NoError(t, tp.Shutdown(context.Background()))
+	}
+}
