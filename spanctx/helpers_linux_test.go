@@ -50,7 +50,7 @@ func scaled(n int) int {
 		n *= by
 	}
 	if underRace {
-		n /= 10
+		n /= 20
 	}
 	if testing.Short() {
 		n /= 10

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -90,7 +91,7 @@ func newSpanProcessor(c config) (_ *SpanProcessor, err error) {
 	if c.threadSlots {
 		opts := common
 		if c.layout1 {
-			opts = append(opts[:len(opts):len(opts)], ringbuf.WithLayout1())
+			opts = append(slices.Clip(opts), ringbuf.WithLayout1())
 		}
 		if p.rings[threadRing], err = ringbuf.New(opts...); err != nil {
 			return nil, err

@@ -82,10 +82,8 @@ func assertShows(t testing.TB, id uint64, user ...string) bool {
 }
 
 // setUser sets labels of the calling goroutine as a user does.
-func setUser(kvs ...string) context.Context {
-	ctx := pprof.WithLabels(context.Background(), pprof.Labels(kvs...))
-	pprof.SetGoroutineLabels(ctx)
-	return ctx
+func setUser(kvs ...string) {
+	pprof.SetGoroutineLabels(pprof.WithLabels(context.Background(), pprof.Labels(kvs...)))
 }
 
 // heap returns how many bytes are reachable.

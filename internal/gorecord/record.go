@@ -297,7 +297,8 @@ func (r *Record) setLabels(list, users []goruntime.Label) {
 		}
 		list = append(list, l)
 	}
-	r.labels.List = append(list, ours[next:]...)
+	list = append(list, ours[next:]...)
+	r.labels.List = list
 }
 
 // putHex stores the 16 lower-case hexadecimal digits of v.

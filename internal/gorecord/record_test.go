@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"runtime"
 	"runtime/pprof"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -416,19 +417,19 @@ func TestEndOfAttached(t *testing.T) {
 			done = append(done, make(chan struct{}))
 			go func() {
 				defer close(done[i])
-				setUser("worker", fmt.Sprint(i%5))
+				setUser("worker", strconv.Itoa(i%5))
 				saved := r.Attach()
-				assertShows(t, 1, "worker", fmt.Sprint(i%5))
+				assertShows(t, 1, "worker", strconv.Itoa(i%5))
 				close(attached[i])
 				<-ended
 				assert.Zero(t, Current())
 				saved.Detach()
-				assertShows(t, 0, "worker", fmt.Sprint(i%5))
+				assertShows(t, 0, "worker", strconv.Itoa(i%5))
 				// Too late.
 				r.Attach().Detach()
-				assertShows(t, 0, "worker", fmt.Sprint(i%5))
+				assertShows(t, 0, "worker", strconv.Itoa(i%5))
 				saved = r.Attach()
-				assertShows(t, 0, "worker", fmt.Sprint(i%5))
+				assertShows(t, 0, "worker", strconv.Itoa(i%5))
 				saved.Detach()
 			}()
 			<-attached[i]
@@ -450,13 +451,13 @@ func TestAttachIsBounded(t *testing.T) {
 		shownOn := 0
 		apart(func() {
 			for i := range 1000 {
-				setUser("worker", fmt.Sprint(i))
+				setUser("worker", strconv.Itoa(i))
 				saved := r.Attach()
 				if Current() == 1 {
 					shownOn++
 				}
 				saved.Detach()
-				assertShows(t, 0, "worker", fmt.Sprint(i))
+				assertShows(t, 0, "worker", strconv.Itoa(i))
 			}
 		})
 		assert.Equal(t, maxAttached, shownOn)
