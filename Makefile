@@ -52,6 +52,10 @@ bench: ## Run the benchmarks.
 bench-smoke: ## Run each benchmark once.
 	cd benchmarks && $(GO) test -run '^$$' -bench . -benchtime 1x ./...
 
+.PHONY: accuracy
+accuracy: ## Measure which spans readers see, carrier by carrier: at least 5,000 samples each.
+	cd benchmarks && $(GO) test ./accuracy -run TestAccuracy -v -samples 5000 -timeout 60m
+
 .PHONY: lint
 lint: $(BIN)/golangci-lint ## Run the linters on all modules.
 	@set -e; for m in $(MODULES); do echo "== $$m"; (cd $$m && $(CURDIR)/$(BIN)/golangci-lint run ./...); done

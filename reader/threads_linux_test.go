@@ -115,6 +115,8 @@ func TestGoroutineThatWaitsIsOnNoThread(t *testing.T) {
 	tellf(t, c, "lock a")
 	who := askf(t, c, "show a")
 	tellf(t, c, "park a")
+	// It says so just before it waits.
+	require.Eventually(t, func() bool { return len(withSpans(threadsOf(t, p))) == 0 }, 10*time.Second, time.Millisecond)
 	for range 100 {
 		require.Empty(t, withSpans(threadsOf(t, p)))
 	}
