@@ -52,7 +52,7 @@ func New(name string, size int) (*Region, error) {
 
 func wholePages(size int) (int, error) {
 	page := os.Getpagesize()
-	if size <= 0 || size > (1<<40) {
+	if size <= 0 || int64(size) > 1<<40 {
 		return 0, fmt.Errorf("mapping of %d bytes: %w", size, unix.EINVAL)
 	}
 	return (size + page - 1) / page * page, nil
