@@ -33,6 +33,14 @@ func own(n int) []attribute.KeyValue {
 	return list
 }
 
+// skipUnderRace skips tests of how much is allocated.
+func skipUnderRace(t *testing.T) {
+	t.Helper()
+	if underRace {
+		t.Skip("the race detector makes pools allocate at random")
+	}
+}
+
 // allocations returns how many f makes once what is remembered has been.
 func allocations(f func()) float64 {
 	f()
@@ -49,6 +57,7 @@ func (ignore) ForceFlush(context.Context) error                { return nil }
 
 // TestSpanAllocations compares with the bare SDK, which is given the same by hand.
 func TestSpanAllocations(t *testing.T) {
+	skipUnderRace(t)
 	bare, scoped := newTracer(t, sdktrace.WithSpanProcessor(ignore{})), newTracer(t, sdktrace.WithSpanProcessor(ignore{}), WithSampler(nil))
 	ctx := ContextWithAttributes(t.Context(), three...)
 	start := func(tracer trace.Tracer, ctx context.Context, lists ...[]attribute.KeyValue) float64 { //nolint:revive // the context is what differs
@@ -76,6 +85,7 @@ func TestSpanAllocations(t *testing.T) {
 
 // TestLogAllocations compares with the bare SDK, which is given the same by hand.
 func TestLogAllocations(t *testing.T) {
+	skipUnderRace(t)
 	lp := newLogProvider(t, sdklog.WithProcessor(processor{onEmit: func(*sdklog.Record) {}}))
 	bare, scoped := lp.Logger("test"), NewLoggerProvider(lp).Logger("test")
 	ctx := ContextWithAttributes(t.Context(), three...)
@@ -98,6 +108,7 @@ func TestLogAllocations(t *testing.T) {
 
 // TestMetricAllocations compares with the bare SDK, which is given the same by hand.
 func TestMetricAllocations(t *testing.T) {
+	skipUnderRace(t)
 	mp, _ := newMeterProvider(t)
 	wrapped := NewMeterProvider(mp, "http.app", "tenant", "shard")
 	ctx := ContextWithAttributes(t.Context(), three...)
@@ -158,6 +169,7 @@ func newMeasure(mp metric.MeterProvider, kind string) (func(context.Context, []m
 // TestFreshContextAllocations counts what each request costs that has a context of its
 // own, with two measurements in it: no more than to give the same by hand each time.
 func TestFreshContextAllocations(t *testing.T) {
+	skipUnderRace(t)
 	mp, _ := newMeterProvider(t)
 	bare, err := newMeasure(mp, "counter")
 	require.NoError(t, err)

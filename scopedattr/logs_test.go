@@ -289,7 +289,7 @@ func TestLogDuplicates(t *testing.T) {
 func TestLogRecordKept(t *testing.T) { eachWay(t, testLogRecordKept) }
 
 func testLogRecordKept(t *testing.T) {
-	for _, n := range []int{0, 3, 5, 6, 9} {
+	for _, n := range []int{0, 3, 5, 6, 10} {
 		var list []attribute.KeyValue
 		for i := range n {
 			list = append(list, attribute.Int(fmt.Sprint("r", i), i))

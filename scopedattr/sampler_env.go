@@ -32,10 +32,10 @@ func defaultSampler() sdktrace.Sampler {
 }
 
 // samplerRatio returns the ratio of the environment: 1 if there is none that the SDK would
-// take.
+// take. Above 1 it is the same as 1.
 func samplerRatio() float64 {
 	ratio, err := strconv.ParseFloat(strings.TrimSpace(os.Getenv("OTEL_TRACES_SAMPLER_ARG")), 64)
-	if err != nil || ratio < 0 || ratio > 1 {
+	if err != nil || ratio < 0 {
 		return 1
 	}
 	return ratio

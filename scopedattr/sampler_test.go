@@ -7,11 +7,13 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"os"
 	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
@@ -224,11 +226,14 @@ func TestSpanLimits(t *testing.T) {
 // TestSpanInvalidAttributes counts what cannot be set once, as without the context.
 func TestSpanInvalidAttributes(t *testing.T) {
 	rec := newRecorder(nil)
-	_, span := newTracer(t, WithSampler(nil), sdktrace.WithSpanProcessor(rec)).Start(
-		with(t.Context(), attrs{"a": "1"}), "work", trace.WithAttributes(attribute.String("", "x"), attribute.String("b", "2")))
-	span.End()
-	assert.Equal(t, attrs{"a": "1", "b": "2"}, asAttrs(t, rec.Ended()[0].Attributes()))
-	assert.Equal(t, 1, rec.Ended()[0].DroppedAttributes())
+	tracer := newTracer(t, WithSampler(nil), sdktrace.WithSpanProcessor(rec))
+	for i, n := range []int{1, fewAttributes} {
+		_, span := tracer.Start(with(t.Context(), attrs{"a": "1"}), "work",
+			trace.WithAttributes(append(names("s", n).list(), attribute.String("", "x"))...))
+		span.End()
+		assert.Equal(t, names("s", n).and(attrs{"a": "1"}), asAttrs(t, rec.Ended()[i].Attributes()))
+		assert.Equal(t, 1, rec.Ended()[i].DroppedAttributes())
+	}
 }
 
 func TestSpanValueLimit(t *testing.T) {
@@ -315,6 +320,29 @@ func TestSamplerByAttribute(t *testing.T) {
 	wg.Wait()
 }
 
+// clearing is a sampler that writes to what it is shown.
+type clearing struct{ sdktrace.Sampler }
+
+func (c clearing) ShouldSample(p sdktrace.SamplingParameters) sdktrace.SamplingResult {
+	for i := range p.Attributes {
+		p.Attributes[i] = attribute.Int("cleared", i)
+	}
+	return c.Sampler.ShouldSample(p)
+}
+
+// TestSamplerWrites has a sampler write to what it is shown: to nothing that is used
+// again.
+func TestSamplerWrites(t *testing.T) {
+	rec := newRecorder(nil)
+	tracer := newTracer(t, WithSampler(clearing{sdktrace.AlwaysSample()}), sdktrace.WithSpanProcessor(rec))
+	ctx := with(t.Context(), attrs{"a": "1", "b": "2"})
+	for i := range 2 {
+		_, span := tracer.Start(ctx, "work", trace.WithAttributes(attribute.Int("s", 1)))
+		span.End()
+		assert.Equal(t, attrs{"a": "1", "b": "2", "s": "1"}, asAttrs(t, rec.Ended()[i].Attributes()))
+	}
+}
+
 // TestSamplerInsideOthers has a sampler above that records what this one drops.
 func TestSamplerInsideOthers(t *testing.T) {
 	rec := newRecorder(nil)
@@ -350,6 +378,9 @@ func (f fixedID) NewSpanID(context.Context, trace.TraceID) trace.SpanID { return
 
 // TestSamplerFromEnvironment compares with a provider that has no such option.
 func TestSamplerFromEnvironment(t *testing.T) {
+	// The provider reports what is wrong in the environment, each time.
+	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(error) {}))
+	t.Cleanup(func() { otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { fmt.Fprintln(os.Stderr, err) })) })
 	for _, env := range [][2]string{
 		{}, {"always_on"}, {"always_off"}, {" Always_OFF "}, {"traceidratio", "0.25"}, {"traceidratio"}, {"traceidratio", " 0 "},
 		{"traceidratio", "-1"}, {"traceidratio", "1.5"}, {"traceidratio", "NaN"}, {"traceidratio", "x"}, {"parentbased_always_on"}, {"parentbased_always_off"},
