@@ -60,7 +60,7 @@ func TestSpanAllocations(t *testing.T) {
 	skipUnderRace(t)
 	bare, scoped := newTracer(t, sdktrace.WithSpanProcessor(ignore{})), newTracer(t, sdktrace.WithSpanProcessor(ignore{}), WithSampler(nil))
 	ctx := ContextWithAttributes(t.Context(), three...)
-	start := func(tracer trace.Tracer, ctx context.Context, lists ...[]attribute.KeyValue) float64 { //nolint:revive // the context is what differs
+	start := func(tracer trace.Tracer, ctx context.Context, lists ...[]attribute.KeyValue) float64 {
 		return allocations(func() {
 			var opts []trace.SpanStartOption
 			for _, list := range lists {
@@ -89,7 +89,7 @@ func TestLogAllocations(t *testing.T) {
 	lp := newLogProvider(t, sdklog.WithProcessor(processor{onEmit: func(*sdklog.Record) {}}))
 	bare, scoped := lp.Logger("test"), NewLoggerProvider(lp).Logger("test")
 	ctx := ContextWithAttributes(t.Context(), three...)
-	emit := func(logger log.Logger, ctx context.Context, lists ...[]attribute.KeyValue) float64 { //nolint:revive // the context is what differs
+	emit := func(logger log.Logger, ctx context.Context, lists ...[]attribute.KeyValue) float64 {
 		return allocations(func() {
 			var record log.Record
 			for _, list := range lists {
@@ -113,7 +113,7 @@ func TestMetricAllocations(t *testing.T) {
 	wrapped := NewMeterProvider(mp, "http.app", "tenant", "shard")
 	ctx := ContextWithAttributes(t.Context(), three...)
 	for _, kind := range []string{"counter", "histogram"} {
-		measure := func(mp metric.MeterProvider, ctx context.Context, lists ...[]attribute.KeyValue) (built, made float64) { //nolint:revive // the context is what differs
+		measure := func(mp metric.MeterProvider, ctx context.Context, lists ...[]attribute.KeyValue) (built, made float64) {
 			i, err := newMeasure(mp, kind)
 			require.NoError(t, err)
 			all := slices.Concat(lists...)

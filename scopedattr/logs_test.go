@@ -7,7 +7,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -45,8 +47,9 @@ func (e *logExporter) attributes(t *testing.T) []attribute.KeyValue {
 	return recordAttributes(&e.records[0])
 }
 
+// recordAttributes returns the attributes of the API's record, or the SDK's.
 func recordAttributes(r interface {
-	WalkAttributes(func(attribute.KeyValue) bool)
+	WalkAttributes(visit func(attribute.KeyValue) bool)
 },
 ) []attribute.KeyValue {
 	list := []attribute.KeyValue{}
@@ -105,9 +108,12 @@ func TestLogs(t *testing.T) {
 		{"the later of the context's wins", []attrs{{"a": "outer", "b": "outer"}, {"a": "inner"}}, nil, attrs{"a": "inner", "b": "outer"}},
 		{"beside the record's", []attrs{{"a": "ctx"}}, attrs{"b": "record"}, attrs{"a": "ctx", "b": "record"}},
 		{"the record's win", []attrs{{"a": "ctx", "b": "ctx"}}, attrs{"a": "record"}, attrs{"a": "record", "b": "ctx"}},
-		{"also beyond the record's inline attributes", []attrs{{"g": "ctx", "h": "ctx"}},
+		{
+			"also beyond the record's inline attributes",
+			[]attrs{{"g": "ctx", "h": "ctx"}},
 			attrs{"a": "1", "b": "2", "c": "3", "d": "4", "e": "5", "f": "6", "g": "7"},
-			attrs{"a": "1", "b": "2", "c": "3", "d": "4", "e": "5", "f": "6", "g": "7", "h": "ctx"}},
+			attrs{"a": "1", "b": "2", "c": "3", "d": "4", "e": "5", "f": "6", "g": "7", "h": "ctx"},
+		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			logger, exporter := newLogger(t)
@@ -192,29 +198,22 @@ func TestLogProcessorOrder(t *testing.T) {
 				"export":  sdklog.NewSimpleProcessor(e),
 			}
 			var opts []sdklog.LoggerProviderOption
-			want := attrs{"a": "ctx", "secret": "ctx"}
-			wantSeen, wantExported := attrs{}, attrs{}
+			// What a record has at each place.
+			want, has := map[string]attrs{}, attrs{"a": "ctx", "secret": "ctx"}
 			for _, place := range places {
 				opts = append(opts, sdklog.WithProcessor(processors[place]))
 				switch place {
 				case "remove":
-					want = attrs{"a": want["a"]}
+					delete(has, "secret")
 				case "replace":
-					want["a"] = "processor"
+					has["a"] = "processor"
 				}
-				for into, at := range map[*attrs]string{&wantSeen: "see", &wantExported: "export"} {
-					if place == at {
-						*into = attrs{}
-						for k, v := range want {
-							(*into)[k] = v
-						}
-					}
-				}
+				want[place] = maps.Clone(has)
 			}
 			logger := NewLoggerProvider(newLogProvider(t, opts...)).Logger("test")
 			logger.Emit(with(t.Context(), attrs{"a": "ctx", "secret": "ctx"}), newRecord())
-			assert.Equal(t, wantSeen, seen)
-			assert.Equal(t, wantExported, asAttrs(t, e.attributes(t)))
+			assert.Equal(t, want["see"], seen)
+			assert.Equal(t, want["export"], asAttrs(t, e.attributes(t)))
 		})
 	}
 }
@@ -229,7 +228,7 @@ func TestLogBatch(t *testing.T) {
 	for i := range 4 {
 		wg.Go(func() {
 			for range 50 {
-				logger.Emit(with(ctx, attrs{"b": fmt.Sprint(i)}), newRecord(attribute.Int("n", i)))
+				logger.Emit(with(ctx, attrs{"b": strconv.Itoa(i)}), newRecord(attribute.Int("n", i)))
 			}
 		})
 	}
@@ -304,7 +303,7 @@ func testLogRecordKept(t *testing.T) {
 		for i := range 4 {
 			wg.Go(func() {
 				for range 20 {
-					logger.Emit(with(t.Context(), attrs{"a": fmt.Sprint(i), "b": fmt.Sprint(i)}), record)
+					logger.Emit(with(t.Context(), attrs{"a": strconv.Itoa(i), "b": strconv.Itoa(i)}), record)
 				}
 			})
 		}

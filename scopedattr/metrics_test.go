@@ -6,6 +6,7 @@ package scopedattr
 import (
 	"context"
 	"fmt"
+	"strconv"
 	"sync"
 	"testing"
 
@@ -213,7 +214,7 @@ func TestMetricsBeforeViews(t *testing.T) {
 		counter, err := NewMeterProvider(mp, "a").Meter("test").Int64Counter("x")
 		require.NoError(t, err)
 		for i := range 10 {
-			counter.Add(with(ctx, attrs{"a": fmt.Sprint(i)}), 1)
+			counter.Add(with(ctx, attrs{"a": strconv.Itoa(i)}), 1)
 		}
 		assert.Equal(t, map[attribute.Set]float64{
 			attrs{"a": "0"}.set(): 1, attrs{"a": "1"}.set(): 1,
@@ -270,7 +271,7 @@ func TestMetricsReusedOption(t *testing.T) {
 	ctx := with(t.Context(), attrs{"a": "ctx"})
 	o := option(nil)
 	for i := range 4 {
-		o.(interface{ Set(set attribute.Set) }).Set(attrs{"b": fmt.Sprint(i % 2)}.set())
+		o.(interface{ Set(set attribute.Set) }).Set(attrs{"b": strconv.Itoa(i % 2)}.set())
 		counter.Add(ctx, 1, o)
 	}
 	assert.Equal(t, map[attribute.Set]float64{
@@ -350,7 +351,7 @@ func TestMetricNilContext(t *testing.T) {
 		mp, reader := newMeterProvider(t)
 		measure, err := instrument(NewMeterProvider(mp, "a").Meter("test"))
 		require.NoError(t, err)
-		measure(nil, 1, option(attrs{"b": "call"})) //nolint:staticcheck // SA1012: what is tested
+		measure(nil, 1, option(attrs{"b": "call"}))
 		assert.Equal(t, map[attribute.Set]float64{attrs{"b": "call"}.set(): 1}, collect(t, reader)["x"])
 	}
 }
@@ -409,9 +410,9 @@ func TestMetricsManySets(t *testing.T) {
 	want := map[attribute.Set]float64{}
 	ctxs := make([]context.Context, contexts)
 	for i := range contexts {
-		ctxs[i] = with(t.Context(), attrs{"a": fmt.Sprint(i)})
+		ctxs[i] = with(t.Context(), attrs{"a": strconv.Itoa(i)})
 		for j := range calls {
-			want[attrs{"a": fmt.Sprint(i), "b": fmt.Sprint(j)}.set()] = 4 * rounds
+			want[attrs{"a": strconv.Itoa(i), "b": strconv.Itoa(j)}.set()] = 4 * rounds
 		}
 	}
 	var wg sync.WaitGroup
@@ -420,7 +421,7 @@ func TestMetricsManySets(t *testing.T) {
 			for range rounds {
 				for i := range contexts {
 					for j := range calls {
-						counter.Add(ctxs[i], 1, option(attrs{"b": fmt.Sprint(j)}))
+						counter.Add(ctxs[i], 1, option(attrs{"b": strconv.Itoa(j)}))
 					}
 				}
 			}

@@ -382,9 +382,23 @@ func TestSamplerFromEnvironment(t *testing.T) {
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(error) {}))
 	t.Cleanup(func() { otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { fmt.Fprintln(os.Stderr, err) })) })
 	for _, env := range [][2]string{
-		{}, {"always_on"}, {"always_off"}, {" Always_OFF "}, {"traceidratio", "0.25"}, {"traceidratio"}, {"traceidratio", " 0 "},
-		{"traceidratio", "-1"}, {"traceidratio", "1.5"}, {"traceidratio", "NaN"}, {"traceidratio", "x"}, {"parentbased_always_on"}, {"parentbased_always_off"},
-		{"parentbased_traceidratio", "0.25"}, {"parentbased_traceidratio"}, {"parentbased_traceidratio", "2"}, {"unknown"},
+		{},
+		{"always_on"},
+		{"always_off"},
+		{" Always_OFF "},
+		{"traceidratio", "0.25"},
+		{"traceidratio"},
+		{"traceidratio", " 0 "},
+		{"traceidratio", "-1"},
+		{"traceidratio", "1.5"},
+		{"traceidratio", "NaN"},
+		{"traceidratio", "x"},
+		{"parentbased_always_on"},
+		{"parentbased_always_off"},
+		{"parentbased_traceidratio", "0.25"},
+		{"parentbased_traceidratio"},
+		{"parentbased_traceidratio", "2"},
+		{"unknown"},
 	} {
 		t.Run(env[0]+" "+env[1], func(t *testing.T) {
 			t.Setenv("OTEL_TRACES_SAMPLER", env[0])

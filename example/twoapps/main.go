@@ -50,13 +50,14 @@ func run(ctx context.Context, stdout io.Writer, requests int) (err error) {
 
 // serve runs the server until all requests have been answered.
 func serve(ctx context.Context, t *telemetry, requests int) (err error) {
-	handler, err := newServer(t)
-	if err != nil {
-		return err
-	}
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return err
+	}
+	url := "http://" + listener.Addr().String()
+	handler, err := newServer(t, url)
+	if err != nil {
+		return errors.Join(err, listener.Close())
 	}
 	server := &http.Server{Handler: handler, ReadHeaderTimeout: time.Second}
 	served := make(chan error, 1)
@@ -70,7 +71,7 @@ func serve(ctx context.Context, t *telemetry, requests int) (err error) {
 	}()
 	for _, r := range []string{"/shop/?user=ann", "/shop/?user=bob", "/blog/?user=ann"} {
 		for range requests {
-			if err := get(ctx, http.DefaultClient, "http://"+listener.Addr().String()+r); err != nil {
+			if err := get(ctx, http.DefaultClient, url+r); err != nil {
 				return err
 			}
 		}

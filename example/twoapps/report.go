@@ -79,13 +79,14 @@ func (r *report) rows(ctx context.Context) (map[row]uint64, error) {
 
 // writeRows writes a table.
 func writeRows(w io.Writer, rows map[row]uint64) error {
+	// Errors come when the table is flushed.
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(table, "SIGNAL\tHTTP.APP\tENDUSER.ID\tNAME\tCOUNT")
+	_, _ = fmt.Fprintln(table, "SIGNAL\tHTTP.APP\tENDUSER.ID\tNAME\tCOUNT")
 	order := map[string]int{"span": 0, "log": 1, "metric": 2}
 	for _, r := range slices.SortedFunc(maps.Keys(rows), func(a, b row) int {
 		return cmp.Or(cmp.Compare(order[a.signal], order[b.signal]), cmp.Compare(a.app, b.app), cmp.Compare(a.user, b.user), cmp.Compare(a.name, b.name))
 	}) {
-		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%d\n", r.signal, r.app, r.user, r.name, rows[r])
+		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%d\n", r.signal, r.app, r.user, r.name, rows[r])
 	}
 	return table.Flush()
 }

@@ -26,15 +26,18 @@ const (
 	userKey = attribute.Key("enduser.id")
 )
 
-// newServer returns the server that hosts the applications, and the service that they
-// ask.
-func newServer(t *telemetry) (http.Handler, error) {
+// authPath is where the service is that both applications ask.
+const authPath = "/auth/"
+
+// newServer returns the handler of the server at url, which hosts the applications, and
+// the service that they ask.
+func newServer(t *telemetry, url string) (http.Handler, error) {
 	mux := http.NewServeMux()
-	mux.Handle("/auth/", t.instrument(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+	mux.Handle(authPath, t.instrument(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.WriteHeader(http.StatusNoContent)
 	})))
 	for _, name := range []string{"shop", "blog"} {
-		app, err := newApplication(t)
+		app, err := newApplication(t, url+authPath)
 		if err != nil {
 			return nil, err
 		}
@@ -59,9 +62,10 @@ type application struct {
 	logger *slog.Logger
 	pages  metric.Int64Counter
 	client *http.Client
+	auth   string // where to ask
 }
 
-func newApplication(t *telemetry) (*application, error) {
+func newApplication(t *telemetry, auth string) (*application, error) {
 	pages, err := t.meters.Meter("app").Int64Counter("app.pages")
 	if err != nil {
 		return nil, err
@@ -71,12 +75,13 @@ func newApplication(t *telemetry) (*application, error) {
 		logger: otelslog.NewLogger("app", otelslog.WithLoggerProvider(t.loggers)),
 		pages:  pages,
 		client: &http.Client{Transport: t.transport()},
+		auth:   auth,
 	}, nil
 }
 
 func (a *application) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	ctx := r.Context()
-	if err := get(ctx, a.client, "http://"+r.Host+"/auth/"); err != nil {
+	if err := get(ctx, a.client, a.auth); err != nil {
 		a.logger.ErrorContext(ctx, "no answer from auth", "error", err)
 		http.Error(w, "try again later", http.StatusBadGateway)
 		return

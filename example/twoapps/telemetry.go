@@ -39,7 +39,7 @@ func newTelemetry(ctx context.Context) (*telemetry, error) {
 	r := newReport()
 	spans := []sdktrace.TracerProviderOption{
 		// In place of sdktrace.WithSampler. nil is what it would be without.
-		scopedattr.WithSampler(nil), //nolint:contextcheck // Options take no context.
+		scopedattr.WithSampler(nil),
 		sdktrace.WithSyncer(spanReport{r}),
 	}
 	logs := []sdklog.LoggerProviderOption{sdklog.WithProcessor(sdklog.NewSimpleProcessor(logReport{r}))}
