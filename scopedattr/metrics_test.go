@@ -5,7 +5,6 @@ package scopedattr
 
 import (
 	"context"
-	"fmt"
 	"strconv"
 	"sync"
 	"testing"

@@ -13,14 +13,7 @@ import (
 // WithSampler is [sdktrace.WithSampler] with a [NewSampler] around s: spans of the
 // TracerProvider have the attributes of the context that they are started with. It
 // takes that option's place; of several the last one holds, as ever.
-//
-// nil stands for the sampler that the provider has without the option: what
-// OTEL_TRACES_SAMPLER and OTEL_TRACES_SAMPLER_ARG say, by default one that samples
-// what has no parent and follows the parent elsewhere.
 func WithSampler(s sdktrace.Sampler) sdktrace.TracerProviderOption {
-	if s == nil {
-		s = defaultSampler()
-	}
 	return sdktrace.WithSampler(NewSampler(s))
 }
 
@@ -37,8 +30,15 @@ func WithSampler(s sdktrace.Sampler) sdktrace.TracerProviderOption {
 // above decides by itself does not see the attributes. Spans that do not record have
 // none.
 //
+// nil stands for the sampler that a provider has without an option: what
+// OTEL_TRACES_SAMPLER and OTEL_TRACES_SAMPLER_ARG say, by default one that samples
+// what has no parent and follows the parent elsewhere.
+//
 // The sampler is safe for concurrent use if s is.
 func NewSampler(s sdktrace.Sampler) sdktrace.Sampler {
+	if s == nil {
+		s = defaultSampler()
+	}
 	few := fewAttributes
 	if limit := sdktrace.NewSpanLimits().AttributeCountLimit; limit >= 0 {
 		few = min(few, limit)
