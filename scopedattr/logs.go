@@ -31,7 +31,7 @@ func NewLoggerProvider(next log.LoggerProvider) log.LoggerProvider {
 	if next == nil {
 		next = lognoop.NewLoggerProvider()
 	}
-	return loggerProvider{next}
+	return &loggerProvider{next}
 }
 
 // loggerProvider embeds the one that it wraps, as all types here do: a method that the API
@@ -39,14 +39,14 @@ func NewLoggerProvider(next log.LoggerProvider) log.LoggerProvider {
 type loggerProvider struct{ log.LoggerProvider }
 
 // Logger returns a logger that adds the context's attributes.
-func (p loggerProvider) Logger(name string, opts ...log.LoggerOption) log.Logger {
-	return logger{p.LoggerProvider.Logger(name, opts...)}
+func (p *loggerProvider) Logger(name string, opts ...log.LoggerOption) log.Logger {
+	return &logger{p.LoggerProvider.Logger(name, opts...)}
 }
 
 type logger struct{ log.Logger }
 
 // Emit adds what record lacks of the context's attributes.
-func (l logger) Emit(ctx context.Context, record log.Record) {
+func (l *logger) Emit(ctx context.Context, record log.Record) {
 	if s := scopeOf(ctx); s != nil {
 		record = s.addedTo(record)
 	}

@@ -59,9 +59,18 @@ type mergedSets struct {
 	scoped, call attribute.Set
 }
 
-// addOptions returns what takes the place of a call's options.
+// addOptions returns what takes the place of a call's options: opts itself where ctx has
+// no attributes.
 func (m *measurer) addOptions(ctx context.Context, opts []metric.AddOption) []metric.AddOption {
-	scoped := m.measure(ctx)
+	if s := scopeOf(ctx); s != nil {
+		return m.addScoped(s, opts)
+	}
+	return opts
+}
+
+// addScoped returns the options with what m adds of s.
+func (m *measurer) addScoped(s *scope, opts []metric.AddOption) []metric.AddOption {
+	scoped := m.measured(s)
 	switch {
 	case scoped == nil:
 		return opts
@@ -76,7 +85,15 @@ func (m *measurer) addOptions(ctx context.Context, opts []metric.AddOption) []me
 
 // recordOptions is addOptions for measurements that are recorded.
 func (m *measurer) recordOptions(ctx context.Context, opts []metric.RecordOption) []metric.RecordOption {
-	scoped := m.measure(ctx)
+	if s := scopeOf(ctx); s != nil {
+		return m.recordScoped(s, opts)
+	}
+	return opts
+}
+
+// recordScoped is addScoped for measurements that are recorded.
+func (m *measurer) recordScoped(s *scope, opts []metric.RecordOption) []metric.RecordOption {
+	scoped := m.measured(s)
 	switch {
 	case scoped == nil:
 		return opts
@@ -96,12 +113,8 @@ func isExperimental[O any](opt O) bool {
 	return ok
 }
 
-// measure returns what m adds with ctx, or nil.
-func (m *measurer) measure(ctx context.Context) *measured {
-	s := scopeOf(ctx)
-	if s == nil {
-		return nil
-	}
+// measured returns what m adds of s, or nil.
+func (m *measurer) measured(s *scope) *measured {
 	first := s.measured.first.Load()
 	found := first
 	for found != nil && found.by != m {

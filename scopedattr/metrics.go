@@ -36,7 +36,7 @@ func NewMeterProvider(next metric.MeterProvider, keys ...attribute.Key) metric.M
 	if next == nil {
 		next = metricnoop.NewMeterProvider()
 	}
-	return meterProvider{next, newMeasurer(keys)}
+	return &meterProvider{next, newMeasurer(keys)}
 }
 
 type meterProvider struct {
@@ -46,8 +46,8 @@ type meterProvider struct {
 }
 
 // Meter returns a meter whose synchronous instruments add the context's attributes.
-func (p meterProvider) Meter(name string, opts ...metric.MeterOption) metric.Meter {
-	return meter{p.MeterProvider.Meter(name, opts...), p.measurer}
+func (p *meterProvider) Meter(name string, opts ...metric.MeterOption) metric.Meter {
+	return &meter{p.MeterProvider.Meter(name, opts...), p.measurer}
 }
 
 // meter makes the synchronous instruments; those that observe are the wrapped meter's, which
@@ -58,44 +58,44 @@ type meter struct {
 	*measurer
 }
 
-func (m meter) Int64Counter(name string, opts ...metric.Int64CounterOption) (metric.Int64Counter, error) {
+func (m *meter) Int64Counter(name string, opts ...metric.Int64CounterOption) (metric.Int64Counter, error) {
 	i, err := m.Meter.Int64Counter(name, opts...)
-	return int64Counter{i, m.measurer}, err
+	return &int64Counter{i, m.measurer}, err
 }
 
-func (m meter) Int64UpDownCounter(name string, opts ...metric.Int64UpDownCounterOption) (metric.Int64UpDownCounter, error) {
+func (m *meter) Int64UpDownCounter(name string, opts ...metric.Int64UpDownCounterOption) (metric.Int64UpDownCounter, error) {
 	i, err := m.Meter.Int64UpDownCounter(name, opts...)
-	return int64UpDownCounter{i, m.measurer}, err
+	return &int64UpDownCounter{i, m.measurer}, err
 }
 
-func (m meter) Int64Histogram(name string, opts ...metric.Int64HistogramOption) (metric.Int64Histogram, error) {
+func (m *meter) Int64Histogram(name string, opts ...metric.Int64HistogramOption) (metric.Int64Histogram, error) {
 	i, err := m.Meter.Int64Histogram(name, opts...)
-	return int64Histogram{i, m.measurer}, err
+	return &int64Histogram{i, m.measurer}, err
 }
 
-func (m meter) Int64Gauge(name string, opts ...metric.Int64GaugeOption) (metric.Int64Gauge, error) {
+func (m *meter) Int64Gauge(name string, opts ...metric.Int64GaugeOption) (metric.Int64Gauge, error) {
 	i, err := m.Meter.Int64Gauge(name, opts...)
-	return int64Gauge{i, m.measurer}, err
+	return &int64Gauge{i, m.measurer}, err
 }
 
-func (m meter) Float64Counter(name string, opts ...metric.Float64CounterOption) (metric.Float64Counter, error) {
+func (m *meter) Float64Counter(name string, opts ...metric.Float64CounterOption) (metric.Float64Counter, error) {
 	i, err := m.Meter.Float64Counter(name, opts...)
-	return float64Counter{i, m.measurer}, err
+	return &float64Counter{i, m.measurer}, err
 }
 
-func (m meter) Float64UpDownCounter(name string, opts ...metric.Float64UpDownCounterOption) (metric.Float64UpDownCounter, error) {
+func (m *meter) Float64UpDownCounter(name string, opts ...metric.Float64UpDownCounterOption) (metric.Float64UpDownCounter, error) {
 	i, err := m.Meter.Float64UpDownCounter(name, opts...)
-	return float64UpDownCounter{i, m.measurer}, err
+	return &float64UpDownCounter{i, m.measurer}, err
 }
 
-func (m meter) Float64Histogram(name string, opts ...metric.Float64HistogramOption) (metric.Float64Histogram, error) {
+func (m *meter) Float64Histogram(name string, opts ...metric.Float64HistogramOption) (metric.Float64Histogram, error) {
 	i, err := m.Meter.Float64Histogram(name, opts...)
-	return float64Histogram{i, m.measurer}, err
+	return &float64Histogram{i, m.measurer}, err
 }
 
-func (m meter) Float64Gauge(name string, opts ...metric.Float64GaugeOption) (metric.Float64Gauge, error) {
+func (m *meter) Float64Gauge(name string, opts ...metric.Float64GaugeOption) (metric.Float64Gauge, error) {
 	i, err := m.Meter.Float64Gauge(name, opts...)
-	return float64Gauge{i, m.measurer}, err
+	return &float64Gauge{i, m.measurer}, err
 }
 
 type (
@@ -141,34 +141,34 @@ type (
 	}
 )
 
-func (i int64Counter) Add(ctx context.Context, v int64, opts ...metric.AddOption) {
+func (i *int64Counter) Add(ctx context.Context, v int64, opts ...metric.AddOption) {
 	i.Int64Counter.Add(ctx, v, i.addOptions(ctx, opts)...)
 }
 
-func (i int64UpDownCounter) Add(ctx context.Context, v int64, opts ...metric.AddOption) {
+func (i *int64UpDownCounter) Add(ctx context.Context, v int64, opts ...metric.AddOption) {
 	i.Int64UpDownCounter.Add(ctx, v, i.addOptions(ctx, opts)...)
 }
 
-func (i int64Histogram) Record(ctx context.Context, v int64, opts ...metric.RecordOption) {
+func (i *int64Histogram) Record(ctx context.Context, v int64, opts ...metric.RecordOption) {
 	i.Int64Histogram.Record(ctx, v, i.recordOptions(ctx, opts)...)
 }
 
-func (i int64Gauge) Record(ctx context.Context, v int64, opts ...metric.RecordOption) {
+func (i *int64Gauge) Record(ctx context.Context, v int64, opts ...metric.RecordOption) {
 	i.Int64Gauge.Record(ctx, v, i.recordOptions(ctx, opts)...)
 }
 
-func (i float64Counter) Add(ctx context.Context, v float64, opts ...metric.AddOption) {
+func (i *float64Counter) Add(ctx context.Context, v float64, opts ...metric.AddOption) {
 	i.Float64Counter.Add(ctx, v, i.addOptions(ctx, opts)...)
 }
 
-func (i float64UpDownCounter) Add(ctx context.Context, v float64, opts ...metric.AddOption) {
+func (i *float64UpDownCounter) Add(ctx context.Context, v float64, opts ...metric.AddOption) {
 	i.Float64UpDownCounter.Add(ctx, v, i.addOptions(ctx, opts)...)
 }
 
-func (i float64Histogram) Record(ctx context.Context, v float64, opts ...metric.RecordOption) {
+func (i *float64Histogram) Record(ctx context.Context, v float64, opts ...metric.RecordOption) {
 	i.Float64Histogram.Record(ctx, v, i.recordOptions(ctx, opts)...)
 }
 
-func (i float64Gauge) Record(ctx context.Context, v float64, opts ...metric.RecordOption) {
+func (i *float64Gauge) Record(ctx context.Context, v float64, opts ...metric.RecordOption) {
 	i.Float64Gauge.Record(ctx, v, i.recordOptions(ctx, opts)...)
 }

@@ -43,7 +43,7 @@ func NewSampler(s sdktrace.Sampler) sdktrace.Sampler {
 	if limit := sdktrace.NewSpanLimits().AttributeCountLimit; limit >= 0 {
 		few = min(few, limit)
 	}
-	return sampler{s, few}
+	return &sampler{s, few}
 }
 
 // fewAttributes is how many attributes a span has room for, whatever limit a provider is
@@ -57,15 +57,19 @@ type sampler struct {
 }
 
 // ShouldSample shows the sampler the context's attributes, and hands them to the span.
+func (s *sampler) ShouldSample(p sdktrace.SamplingParameters) sdktrace.SamplingResult {
+	if scope := scopeOf(p.ParentContext); scope != nil {
+		return s.shouldSample(p, scope)
+	}
+	return s.Sampler.ShouldSample(p)
+}
+
+// shouldSample does that where the context has attributes.
 //
 // The SDK sets the result's attributes before those given at Start. For these to get
 // their places first where there may be too many, they are in the result as well, before
 // the context's.
-func (s sampler) ShouldSample(p sdktrace.SamplingParameters) sdktrace.SamplingResult {
-	scope := scopeOf(p.ParentContext)
-	if scope == nil {
-		return s.Sampler.ShouldSample(p)
-	}
+func (s *sampler) shouldSample(p sdktrace.SamplingParameters, scope *scope) sdktrace.SamplingResult {
 	all, missing := scope.below(p.Attributes)
 	p.Attributes = all
 	result := s.Sampler.ShouldSample(p)
@@ -113,7 +117,7 @@ func merge(over, under []attribute.KeyValue) []attribute.KeyValue {
 }
 
 // Description says what the sampler does.
-func (s sampler) Description() string {
+func (s *sampler) Description() string {
 	return fmt.Sprintf("ContextScopedAttributes{%s}", s.Sampler.Description())
 }
 

@@ -453,7 +453,7 @@ func FuzzSpan(f *testing.F) {
 			limits.AttributeCountLimit = -1
 		}
 		wrapped := func(s sdktrace.Sampler) sdktrace.Sampler { // as with that limit in the environment
-			w := NewSampler(s).(sampler)
+			w := NewSampler(s).(*sampler)
 			if limits.AttributeCountLimit >= 0 {
 				w.few = min(w.few, limits.AttributeCountLimit)
 			}
