@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"strconv"
 	"sync"
 	"testing"
 
@@ -210,7 +211,7 @@ func TestSpanLimits(t *testing.T) {
 				limits.AttributeCountLimit = tt.limit
 				opts = append(opts, sdktrace.WithRawSpanLimits(limits))
 			} else {
-				t.Setenv("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", fmt.Sprint(tt.limit))
+				t.Setenv("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", strconv.Itoa(tt.limit))
 			}
 			rec := newRecorder(nil)
 			tracer := newTracer(t, append(opts, sdktrace.WithSpanProcessor(rec),
