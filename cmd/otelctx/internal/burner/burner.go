@@ -59,16 +59,8 @@ var Work func(iterations int)
 // spaces, and the line "publish" by "published".
 func Run(parent *childproc.Parent) {
 	order, _ := parent.Receive()
-	words := strings.Fields(order)
-	b := &burner{started: slices.Contains(words, Started), inC: slices.Contains(words, InC)}
-	if !slices.Contains(words, Silent) && !slices.Contains(words, Later) {
-		parent.Must(b.publish(words))
-	} else {
-		b.tracer.Store(&tracer{sdktrace.NewTracerProvider(sdktrace.WithIDGenerator(&b.ids)).Tracer("burner")})
-	}
-	for range workers {
-		go b.work()
-	}
+	b, err := Start(strings.Fields(order)...)
+	parent.Must(err)
 	parent.Send("burning")
 	for {
 		line, ok := parent.Receive()
@@ -76,7 +68,7 @@ func Run(parent *childproc.Parent) {
 		case !ok:
 			return
 		case command == "publish":
-			parent.Must(b.publish(words))
+			parent.Must(b.publish())
 			parent.Send("published")
 		default:
 			parent.Send("%s", names(rest))
@@ -84,10 +76,28 @@ func Run(parent *childproc.Parent) {
 	}
 }
 
+// Start starts to burn, as words say, until the end of the process.
+func Start(words ...string) (*Burner, error) {
+	b := &Burner{words: words}
+	b.started, b.inC = b.has(Started), b.has(InC)
+	b.tracer.Store(&tracer{sdktrace.NewTracerProvider(sdktrace.WithIDGenerator(&b.ids)).Tracer("burner")})
+	if !b.has(Silent) && !b.has(Later) {
+		if err := b.publish(); err != nil {
+			return nil, err
+		}
+	}
+	for range workers {
+		go b.work()
+	}
+	return b, nil
+}
+
 // workers is more than there are processors, so that goroutines change threads.
 const workers = 6
 
-type burner struct {
+// Burner is a burner that burns.
+type Burner struct {
+	words   []string
 	tracer  atomic.Pointer[tracer]
 	ids     ids
 	started bool
@@ -96,13 +106,14 @@ type burner struct {
 
 type tracer struct{ trace.Tracer }
 
-func (b *burner) publish(words []string) error {
-	has := func(word string) bool { return slices.Contains(words, word) }
+func (b *Burner) has(word string) bool { return slices.Contains(b.words, word) }
+
+func (b *Burner) publish() error {
 	opts := []spanctx.Option{
-		spanctx.WithGoroutineRecord(has(Records)), spanctx.WithGoroutineSlots(has(GoroutineSlots)),
-		spanctx.WithThreadSlots(has(ThreadSlots) || has(Layout1)),
+		spanctx.WithGoroutineRecord(b.has(Records)), spanctx.WithGoroutineSlots(b.has(GoroutineSlots)),
+		spanctx.WithThreadSlots(b.has(ThreadSlots) || b.has(Layout1)),
 	}
-	if has(Layout1) {
+	if b.has(Layout1) {
 		opts = append(opts, spanctx.WithLayout1())
 	}
 	processor, err := spanctx.NewSpanProcessor(opts...)
@@ -126,13 +137,20 @@ func names(addresses string) string {
 	var all []string
 	for _, text := range strings.Fields(addresses) {
 		address, err := strconv.ParseUint(text, 16, 64)
-		name := "?"
-		if f := runtime.FuncForPC(uintptr(address)); err == nil && f != nil {
-			name = f.Name()
+		if err != nil {
+			address = 0
 		}
-		all = append(all, name)
+		all = append(all, Name(address))
 	}
 	return strings.Join(all, " ")
+}
+
+// Name returns the function of this process that an address is in, "?" if there is none.
+func Name(address uint64) string {
+	if f := runtime.FuncForPC(uintptr(address)); f != nil {
+		return f.Name()
+	}
+	return "?"
 }
 
 // ids numbers spans from 1. The number is in the last bytes of the span's id, and that
@@ -162,7 +180,7 @@ func Number(id [8]byte) uint64 { return binary.BigEndian.Uint64(id[:]) &^ mark }
 
 // work serves requests: in a span, in a child of it, and outside of any, giving up the
 // thread in between.
-func (b *burner) work() {
+func (b *Burner) work() {
 	for {
 		b.burn(trace.SpanContext{})
 		pause()
@@ -197,7 +215,7 @@ func pause() { time.Sleep(time.Duration(rand.IntN(300)) * time.Microsecond) }
 const pathBits = 20
 
 // burn burns in a span, or outside of any.
-func (b *burner) burn(sc trace.SpanContext) {
+func (b *Burner) burn(sc trace.SpanContext) {
 	number := uint64(0)
 	if sc.HasSpanID() {
 		number = Number(sc.SpanID())
