@@ -10,6 +10,7 @@ require (
 	go.opentelemetry.io/otel/sdk v1.47.0
 	go.opentelemetry.io/proto/otlp v1.11.1
 	go.opentelemetry.io/proto/otlp/processcontext/v1development v0.4.0
+	go.opentelemetry.io/proto/otlp/profiles/v1development v0.4.0
 	google.golang.org/protobuf v1.36.12
 )
 
