@@ -27,7 +27,12 @@ const ScopeName = "github.com/otelctx/otelctx/cmd/otelctx"
 const (
 	typeCPU         = "cpu"
 	unitNanoseconds = "nanoseconds"
+	typeSamples     = "samples"
+	unitCount       = "count"
 )
+
+// profileIDSize is in bytes.
+const profileIDSize = 16
 
 // Options are about a whole recording.
 type Options struct {
@@ -150,7 +155,7 @@ func (b *Builder) Add(resource Resource, s Sample) {
 }
 
 func newProfileID() []byte {
-	id := make([]byte, 16)
+	id := make([]byte, profileIDSize)
 	_, _ = rand.Read(id) // never fails
 	return id
 }

@@ -103,15 +103,18 @@ func (d *dictionary) string(s string) int32 {
 	return i
 }
 
+// stack leaves out locations of which nothing is known, not even an address.
 func (d *dictionary) stack(stack []*symbols.Location) int32 {
 	d.key = d.key[:0]
 	for _, l := range stack {
-		d.key = appendIndex(d.key, d.location(l))
+		if i := d.location(l); i != 0 {
+			d.key = appendIndex(d.key, i)
+		}
 	}
 	if i, ok := d.stacks[string(d.key)]; ok {
 		return i
 	}
-	indices := make([]int32, len(stack))
+	indices := make([]int32, len(d.key)/4)
 	for n := range indices {
 		indices[n] = int32(binary.LittleEndian.Uint32(d.key[n*4:]))
 	}
@@ -141,8 +144,7 @@ func (d *dictionary) location(l *symbols.Location) int32 {
 }
 
 // locationByContent finds the location that is the same as m: symbols may have
-// forgotten a location and found it again. One without any content is the one at index
-// 0, not known.
+// forgotten a location and found it again. It returns 0 for one without any content.
 func (d *dictionary) locationByContent(m *profilespb.Location) int32 {
 	if m.GetMappingIndex() == 0 && m.GetAddress() == 0 && len(m.GetLines()) == 0 && len(m.GetAttributeIndices()) == 0 {
 		return 0
