@@ -33,6 +33,21 @@ build: ## Build the command line tool and the example into bin/.
 	cd cmd/otelctx && $(GO) build -o ../../$(BIN)/otelctx .
 	cd example && $(GO) build -o ../$(BIN)/quickstart ./quickstart
 
+# The packages of Debian 12 that compile the BPF program, each with what of it is
+# needed. Another clang makes other objects, which serve as well but are not the same.
+GENERATORS := clang:/usr/bin/clang llvm:/usr/bin/llvm-strip libbpf-dev:/usr/include/bpf/bpf_helpers.h
+
+.PHONY: generate
+generate: ## Compile the BPF program anew, with clang 14.
+	@missing=; for g in $(GENERATORS); do [ -e "$${g#*:}" ] || missing="$$missing $${g%%:*}"; done; \
+		[ -z "$$missing" ] || { echo "generate: install these packages of Debian 12:$$missing" >&2; exit 1; }
+	@clang --version | grep -q 'version 14\.' || { echo "generate: clang is not version 14, Debian 12's" >&2; exit 1; }
+	cd cmd/otelctx && $(GO) generate ./...
+
+.PHONY: generated
+generated: generate ## Fail if the committed objects are not what their source makes.
+	@git diff --exit-code --stat -- '*_bpfel.o' '*_bpfel.go' || { echo "generated: commit what make generate has made" >&2; exit 1; }
+
 .PHONY: test
 test: ## Run all tests of all modules, with the race detector where there is a C compiler.
 	@[ -n "$(RACE)" ] || echo "no C compiler for cgo: testing without the race detector"
@@ -83,5 +98,8 @@ clean-tree: # Fails if generating or tidying has changed anything.
 	@git diff --exit-code
 	@[ -z "$$(git status --porcelain)" ] || { git status --short; exit 1; }
 
+# Without clang the objects cannot be checked, and need not be if their source is the same.
+GENERATED := $(shell command -v clang >/dev/null 2>&1 && echo generated)
+
 .PHONY: precommit
-precommit: tidy fmt lint test cross bench-smoke clean-tree ## All that must hold before a commit is sent: what CI runs.
+precommit: tidy $(GENERATED) fmt lint test cross bench-smoke clean-tree ## All that must hold before a commit is sent: what CI runs.
