@@ -26,7 +26,7 @@ help: ## Show this list.
 
 .PHONY: demo
 demo: build ## Run a traced service and show what a profiler sees of it.
-	$(BIN)/quickstart -otelctx $(BIN)/otelctx
+	$(BIN)/quickstart -otelctx $(BIN)/otelctx -profile $(BIN)/quickstart.pb.gz
 
 .PHONY: build
 build: ## Build the command line tool and the example into bin/.

@@ -25,15 +25,15 @@ import (
 
 // recordCommand is otelctx record.
 type recordCommand struct {
-	PID       int           `arg:""                                                                                                        help:"The process to record."                                                                  name:"pid"           optional:""`
-	All       bool          `help:"Record every process that publishes a context, also those that come to it meanwhile."                   name:"all"`
-	Duration  time.Duration `default:"10s"                                                                                                 help:"How long to record; 0 goes on until interrupted, or until the process ends."             name:"duration"`
-	Frequency int           `default:"99"                                                                                                  help:"How many samples to take in a second of CPU time."                                       name:"freq"`
-	Output    string        `help:"Write the profile to a file: pprof if the name ends in .pb.gz or .pprof, OTLP JSON if in .json, else OTLP protobuf." name:"output" placeholder:"FILE"                                                         short:"o"`
-	Endpoint  *string       `help:"Send the profile to a collector by OTLP/gRPC; if empty, to where OTEL_EXPORTER_OTLP_PROFILES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT says." name:"otlp-endpoint"                                     placeholder:"URL"`
-	Kernel    bool          `help:"Record the kernel's part of stacks too."                                                                name:"kernel"`
-	Top       int           `default:"10"                                                                                                  help:"How many spans and traces to show; 0 shows all."                                         name:"top"`
-	JSON      bool          `help:"Print a JSON object instead of tables."                                                                 name:"json"`
+	PID       int           `arg:""                                                                                      help:"The process to record."                                                      name:"pid"         optional:""`
+	All       bool          `help:"Record every process that publishes a context, also those that come to it meanwhile." name:"all"`
+	Duration  time.Duration `default:"10s"                                                                               help:"How long to record; 0 goes on until interrupted, or until the process ends." name:"duration"`
+	Frequency int           `default:"99"                                                                                help:"How many samples to take in a second of CPU time."                           name:"freq"`
+	Output    string        `help:"Write the profile to a file, in the format that its name ends in."                    name:"output"                                                                      placeholder:"FILE" short:"o"`
+	Endpoint  *string       `help:"Send the profile to a collector by OTLP/gRPC."                                        name:"otlp-endpoint"                                                               placeholder:"URL"`
+	Kernel    bool          `help:"Record the kernel's part of stacks too."                                              name:"kernel"`
+	Top       int           `default:"10"                                                                                help:"How many spans and traces to show; 0 shows all."                             name:"top"`
+	JSON      bool          `help:"Print a JSON object instead of tables."                                               name:"json"`
 }
 
 // Help is shown by otelctx record --help.
@@ -45,7 +45,10 @@ func (*recordCommand) Help() string {
 		"layout 1 alone, or do not say where the Go runtime keeps goroutines, it may be another one: such samples are counted " +
 		"as unproven, and have the attribute otelctx.span.unproven in the profile.\n\n" +
 		"It ends after --duration, on Ctrl-C, or when the process ends, and writes what there is, with exit code 0 in each " +
-		"case. A second Ctrl-C ends it at once.\n\n" + recordPrivileges + "\n\n" +
+		"case. A second Ctrl-C ends it at once.\n\n" +
+		"A file is pprof if its name ends in .pb.gz, .pprof.gz or .pprof, OTLP JSON if in .json, and else OTLP protobuf. An empty " +
+		"--otlp-endpoint is where OTEL_EXPORTER_OTLP_PROFILES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT says; the other " +
+		"OTEL_EXPORTER_OTLP_ variables count in any case.\n\n" + recordPrivileges + "\n\n" +
 		"With --json: {pid, start_time_unix_nano, duration_nano, frequency, samples, attributed, unproven, lost, ended,\n" +
 		"processes: [{pid, service, samples, attributed}],\n" +
 		"spans: [{service, trace_id, span_id, samples, unproven, cpu_nano}],\n" +

@@ -67,6 +67,12 @@ type traceUseDocument struct {
 	CPUNano int64  `json:"cpu_nano"`
 }
 
+// Heads of columns.
+const (
+	columnCPU   = "  CPU"
+	columnShare = "SHARE"
+)
+
 // cpu returns the CPU time that samples stand for.
 func (c *recordCommand) cpu(samples uint64) time.Duration {
 	return time.Duration(samples) * (time.Second / time.Duration(c.Frequency))
@@ -125,7 +131,7 @@ func (c *recordCommand) writeText(w io.Writer, r *recording.Result) error {
 		{"  Lost", cpuText(c.cpu(d.Lost)), groupDigits(d.Lost) + " samples"},
 	})...)
 	if c.PID == 0 && len(d.Processes) > 0 {
-		rows := [][]string{{"  CPU", "SHARE", "IN SPANS", "PID", "SERVICE"}}
+		rows := [][]string{{columnCPU, columnShare, "IN SPANS", "PID", columnService}}
 		for _, p := range top(c, d.Processes) {
 			rows = append(rows, []string{
 				"  " + cpuText(c.cpu(p.Samples)), shareText(p.Samples, d.Samples), shareText(p.Attributed, p.Samples),
@@ -135,7 +141,7 @@ func (c *recordCommand) writeText(w io.Writer, r *recording.Result) error {
 		out = append(append(out, "\nTop processes by CPU time\n"...), table(rows)...)
 	}
 	if len(d.Spans) > 0 {
-		rows := [][]string{{"  CPU", "SHARE", "SERVICE", "SPAN ID", "TRACE ID"}}
+		rows := [][]string{{columnCPU, columnShare, columnService, columnSpanID, columnTraceID}}
 		for _, u := range d.Spans {
 			id := u.SpanID
 			if u.Unproven > 0 {
@@ -146,7 +152,7 @@ func (c *recordCommand) writeText(w io.Writer, r *recording.Result) error {
 			})
 		}
 		out = append(append(out, "\nTop spans by CPU time\n"...), table(rows)...)
-		rows = [][]string{{"  CPU", "SHARE", "SERVICE", "SPANS", "TRACE ID"}}
+		rows = [][]string{{columnCPU, columnShare, columnService, "SPANS", columnTraceID}}
 		for _, u := range d.Traces {
 			rows = append(rows, []string{
 				"  " + cpuText(c.cpu(u.Samples)), shareText(u.Samples, d.Samples), keyText(u.Service), strconv.Itoa(u.Spans), u.TraceID,

@@ -11,7 +11,6 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
-	"math/rand/v2"
 	"runtime"
 	"slices"
 	"strconv"
@@ -135,7 +134,7 @@ func (b *Burner) publish() error {
 // names returns the functions that addresses are in.
 func names(addresses string) string {
 	var all []string
-	for _, text := range strings.Fields(addresses) {
+	for text := range strings.FieldsSeq(addresses) {
 		address, err := strconv.ParseUint(text, 16, 64)
 		if err != nil {
 			address = 0
@@ -183,22 +182,22 @@ func Number(id [8]byte) uint64 { return binary.BigEndian.Uint64(id[:]) &^ mark }
 func (b *Burner) work() {
 	for {
 		b.burn(trace.SpanContext{})
-		pause()
+		b.pause()
 		tracer := b.tracer.Load()
 		ctx, span := tracer.Start(context.Background(), "request")
 		b.burn(span.SpanContext())
-		pause()
+		b.pause()
 		b.burn(span.SpanContext())
 		_, child := tracer.Start(ctx, "query")
 		b.burn(child.SpanContext())
-		pause()
+		b.pause()
 		b.burn(child.SpanContext())
 		child.End()
 		if b.started {
 			var wg sync.WaitGroup
 			wg.Go(func() {
 				b.burn(span.SpanContext())
-				pause()
+				b.pause()
 				b.burn(span.SpanContext())
 			})
 			wg.Wait()
@@ -209,7 +208,11 @@ func (b *Burner) work() {
 	}
 }
 
-func pause() { time.Sleep(time.Duration(rand.IntN(300)) * time.Microsecond) }
+// pause gives the thread to others, now longer, now shorter.
+func (b *Burner) pause() {
+	const most = 300
+	time.Sleep(time.Duration(b.ids.last.Load()*7%most) * time.Microsecond)
+}
 
 // pathBits is how many bits of a number the stack has.
 const pathBits = 20

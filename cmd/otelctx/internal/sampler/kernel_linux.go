@@ -45,7 +45,7 @@ func startTimers(frequency, program int) (_ timers, err error) {
 		}
 		if errors.Is(err, unix.EINVAL) {
 			return nil, fmt.Errorf("perf_event_open at a frequency of %d, where kernel.perf_event_max_sample_rate is %s: %w",
-				frequency, sysctl("kernel/perf_event_max_sample_rate"), err)
+				frequency, maxSampleRate(), err)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("perf_event_open on processor %d: %w", cpu, err)
@@ -136,9 +136,9 @@ func explain(err error) error {
 	}
 }
 
-// sysctl returns a parameter of the kernel for people.
-func sysctl(name string) string {
-	b, err := os.ReadFile("/proc/sys/" + name)
+// maxSampleRate returns kernel.perf_event_max_sample_rate for people.
+func maxSampleRate() string {
+	b, err := os.ReadFile("/proc/sys/kernel/perf_event_max_sample_rate")
 	if err != nil {
 		return "not known"
 	}

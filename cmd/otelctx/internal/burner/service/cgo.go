@@ -20,9 +20,10 @@ static void __attribute__((noinline)) burn(long iterations) {
 	}
 	threadLocal[2] = x;
 }
+
+// Go calls it burn, too.
 */
 import "C"
 
-import "github.com/otelctx/otelctx/cmd/otelctx/internal/burner"
-
-func init() { burner.Work = func(iterations int) { C.burn(C.long(iterations)) } }
+// work burns in C.
+var work = func(iterations int) { C.burn(C.long(iterations)) }

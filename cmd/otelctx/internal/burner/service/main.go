@@ -10,4 +10,7 @@ import (
 	"github.com/otelctx/otelctx/internal/childproc"
 )
 
-func main() { childproc.Main(nil, map[string]func(*childproc.Parent){burner.Role: burner.Run}) }
+func main() {
+	burner.Work = work
+	childproc.Main(nil, map[string]func(*childproc.Parent){burner.Role: burner.Run})
+}
