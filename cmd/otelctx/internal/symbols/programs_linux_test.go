@@ -90,12 +90,8 @@ type (
 		Line     int
 		Inlined  bool
 	}
-	place struct {
-		PC     uint64
-		Frames []frame
-	}
 	report struct {
 		Stack []frame
-		Text  []place
+		Text  [][]frame
 	}
 )
