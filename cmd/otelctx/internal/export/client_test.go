@@ -145,9 +145,9 @@ func TestExportTimeout(t *testing.T) {
 func TestExportPartialSuccess(t *testing.T) {
 	s := &server{partial: &collectorpb.ExportProfilesPartialSuccess{RejectedProfiles: 1, ErrorMessage: "too old"}}
 	err := client(t, "http://"+s.listen(t)).Export(t.Context(), recording(t, 1))
-	var partial *PartialSuccess
+	var partial *PartialSuccessError
 	require.ErrorAs(t, err, &partial)
-	assert.Equal(t, PartialSuccess{Rejected: 1, Message: "too old"}, *partial)
+	assert.Equal(t, PartialSuccessError{Rejected: 1, Message: "too old"}, *partial)
 	assert.Equal(t, 1, s.attempts)
 }
 

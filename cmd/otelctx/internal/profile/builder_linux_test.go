@@ -80,7 +80,7 @@ func TestData(t *testing.T) {
 	assert.Equal(t, map[string]string{"profile.frame.type": "native"}, attributes(d, second.GetAttributeIndices()))
 
 	m := d.GetMappingTable()[first.GetMappingIndex()]
-	assert.EqualValues(t, []uint64{0x1000, 0x2000, 0x100}, []uint64{m.GetMemoryStart(), m.GetMemoryLimit(), m.GetFileOffset()})
+	assert.Equal(t, []uint64{0x1000, 0x2000, 0x100}, []uint64{m.GetMemoryStart(), m.GetMemoryLimit(), m.GetFileOffset()})
 	assert.Equal(t, "/bin/shop", text(m.GetFilenameStrindex()))
 	assert.Equal(t, map[string]string{
 		"process.executable.build_id.gnu": "ab", "process.executable.build_id.go": "x/y",
@@ -180,7 +180,9 @@ func TestOdd(t *testing.T) {
 		Time: start,
 		Link: &Link{TraceID: [16]byte{1}}, // no span
 		Stack: []*symbols.Location{
-			{}, {Address: 1}, {Address: 1, Lines: []symbols.Line{{Function: "\xff"}, {Function: "\xfe"}}},
+			{},
+			{Address: 1},
+			{Address: 1, Lines: []symbols.Line{{Function: "\xff"}, {Function: "\xfe"}}},
 			{Mapping: &symbols.Mapping{}, Address: 2},
 		},
 		Attributes: []*commonpb.KeyValue{{Key: "\xff"}, {}, StringAttribute("\xfe", ""), StringAttribute("k", "1"), StringAttribute("k", "2")},

@@ -166,7 +166,7 @@ func TestCheck(t *testing.T) {
 
 		{"resource is set", "resource 0: not set", func(p parts) { p.resource.Resource = nil }},
 		{"resource's keys are unique", "twice", func(p parts) {
-			p.resource.Resource.Attributes = append(p.resource.Resource.Attributes, p.resource.Resource.Attributes[0])
+			p.resource.Resource.Attributes = append(p.resource.Resource.Attributes, p.resource.GetResource().GetAttributes()[0])
 		}},
 		{"resource's keys are set", `key ""`, func(p parts) { p.resource.Resource.Attributes[0].Key = "" }},
 		{"resource's keys are none of strings", "refers to string", func(p parts) { p.resource.Resource.Attributes[0].KeyStrindex = 1 }},
@@ -205,7 +205,7 @@ func TestCheck(t *testing.T) {
 		}},
 		{"samples are combined", "not combined", func(p parts) {
 			same := proto.CloneOf(p.sample)
-			same.AttributeIndices[0], same.AttributeIndices[1] = same.AttributeIndices[1], same.AttributeIndices[0]
+			same.AttributeIndices[0], same.AttributeIndices[1] = same.GetAttributeIndices()[1], same.GetAttributeIndices()[0]
 			p.profile.Samples = append(p.profile.Samples, same)
 		}},
 	} {

@@ -175,7 +175,8 @@ func TestSameLocation(t *testing.T) {
 	require.NoError(t, err)
 	defer func() { require.NoError(t, process.Close()) }()
 	pc := uint64(here())
-	assert.Same(t, process.Locate(pc, true), process.Locate(pc, true))
-	assert.Same(t, process.Locate(pc, true), process.Locate(pc+1, false))
-	assert.NotSame(t, process.Locate(pc, true), process.Locate(pc, false))
+	l := process.Locate(pc, true)
+	assert.Same(t, l, process.Locate(pc, true))
+	assert.Same(t, l, process.Locate(pc+1, false))
+	assert.NotSame(t, l, process.Locate(pc, false))
 }
