@@ -74,14 +74,14 @@ func (c *Client) Close() error {
 	return nil
 }
 
-// PartialSuccess is the error of an export of which the collector did not accept
+// PartialSuccessError is the error of an export of which the collector did not accept
 // everything. If Rejected is 0 it did, and Message is a warning.
-type PartialSuccess struct {
+type PartialSuccessError struct {
 	Rejected int64 // profiles
 	Message  string
 }
 
-func (p *PartialSuccess) Error() string {
+func (p *PartialSuccessError) Error() string {
 	if p.Rejected == 0 {
 		return "the collector warns: " + p.Message
 	}
@@ -91,7 +91,7 @@ func (p *PartialSuccess) Error() string {
 // Export sends data, and tries again for as long as the timeout allows where the
 // protocol says that it may help. What is too large for one request is sent in
 // several, which have profiles with ids of their own; if one of them fails the rest
-// is sent nevertheless. The error wraps a *PartialSuccess where the collector gave one.
+// is sent nevertheless. The error wraps a *PartialSuccessError where the collector gave one.
 func (c *Client) Export(ctx context.Context, data *profilespb.ProfilesData) error {
 	parts, err := profile.Split(data, c.maxRequest)
 	if err != nil {
@@ -129,7 +129,7 @@ func (c *Client) send(ctx context.Context, data *profilespb.ProfilesData) error 
 		return fmt.Errorf("export to %s: %w", c.config.target, answer)
 	}
 	if p := response.GetPartialSuccess(); p.GetRejectedProfiles() != 0 || p.GetErrorMessage() != "" {
-		return &PartialSuccess{Rejected: p.GetRejectedProfiles(), Message: p.GetErrorMessage()}
+		return &PartialSuccessError{Rejected: p.GetRejectedProfiles(), Message: p.GetErrorMessage()}
 	}
 	return nil
 }

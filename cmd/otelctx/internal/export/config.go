@@ -6,6 +6,7 @@ package export
 import (
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"fmt"
 	"net/url"
 	"os"
@@ -162,8 +163,8 @@ func parseHeaders(text string) (metadata.MD, error) {
 		key = strings.TrimSpace(key)
 		value, err := url.PathUnescape(strings.TrimSpace(value))
 		if !ok || key == "" || err != nil {
-			// Headers hold secrets: the message does not repeat the value.
-			return nil, fmt.Errorf("header %q is not key=value, percent-encoded", key)
+			// Headers hold secrets: the message repeats nothing of them.
+			return nil, errors.New("not key=value pairs between commas, with the values percent-encoded")
 		}
 		headers.Append(key, value)
 	}

@@ -98,8 +98,9 @@ func (d *dictionary) string(s string) int32 {
 	if i, ok := d.strings[valid]; ok {
 		return i
 	}
-	i := add(&d.tables.StringTable, strings.Clone(valid))
-	d.strings[d.tables.StringTable[i]] = i
+	valid = strings.Clone(valid) // not a part of something larger
+	i := add(&d.tables.StringTable, valid)
+	d.strings[valid] = i
 	return i
 }
 

@@ -10,6 +10,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"slices"
 	"unicode"
 )
 
@@ -126,10 +127,8 @@ func (f *elfFile) content(s *section) part {
 // named returns the first section with one of these names, or nil.
 func (f *elfFile) named(names ...string) *section {
 	for i := range f.sections {
-		for _, name := range names {
-			if f.sections[i].name == name {
-				return &f.sections[i]
-			}
+		if slices.Contains(names, f.sections[i].name) {
+			return &f.sections[i]
 		}
 	}
 	return nil

@@ -199,7 +199,7 @@ func (f *elfFile) relocations() func(yield func(relocation) bool) {
 		left := maxRelocations
 		for i := range f.sections {
 			s := &f.sections[i]
-			if elf.SectionType(s.Type) != elf.SHT_RELA || elf.SectionFlag(s.Flags)&elf.SHF_ALLOC == 0 {
+			if elf.SectionType(s.Type) != elf.SHT_RELA || elf.SectionFlag(s.Flags)&elf.SHF_ALLOC == 0 { //nolint:misspell // ELF's word
 				continue
 			}
 			content := f.content(s)

@@ -37,13 +37,10 @@ func build(t *testing.T, source string, args ...string) string {
 }
 
 // start runs a program until the end of the test, and decodes its report.
-func start(t *testing.T, path string, report any, prepare ...func(*exec.Cmd)) *program {
+func start(t *testing.T, path string, report any) *program {
 	t.Helper()
 	cmd := exec.Command(path)
 	cmd.Stderr = os.Stderr
-	for _, p := range prepare {
-		p(cmd)
-	}
 	stdin, err := cmd.StdinPipe()
 	require.NoError(t, err)
 	stdout, err := cmd.StdoutPipe()
@@ -90,12 +87,8 @@ type (
 		Line     int
 		Inlined  bool
 	}
-	place struct {
-		PC     uint64
-		Frames []frame
-	}
 	report struct {
 		Stack []frame
-		Text  []place
+		Text  [][]frame
 	}
 )

@@ -28,11 +28,8 @@ type Frame struct {
 	Inlined bool
 }
 
-// Place is an instruction, with the functions inlined there.
-type Place struct {
-	PC     uint64
-	Frames []Frame
-}
+// Place is the frames of one instruction. The first is where it is.
+type Place []Frame
 
 // Report is the first line of the output.
 type Report struct {
@@ -114,9 +111,10 @@ func text() []Place {
 	low, high := codeRange()
 	var found []Place
 	for pc := low; pc < high; pc += 61 {
-		// A return address is the one behind the call. The second, which is none, has the
-		// runtime find the frames that the first is inlined in.
-		found = append(found, Place{uint64(pc), frames([]uintptr{pc + 1, 1})})
+		// A return address is the one behind the call; the frame says if the runtime took
+		// it for one. The second, which is none, has the runtime find the frames that the
+		// first is inlined in.
+		found = append(found, frames([]uintptr{pc + 1, 1}))
 	}
 	return found
 }
