@@ -18,6 +18,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+	"unsafe"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/sdk/resource"
@@ -25,6 +26,8 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/otelctx/otelctx/internal/childproc"
+	"github.com/otelctx/otelctx/internal/goruntime"
+	"github.com/otelctx/otelctx/internal/wire"
 	"github.com/otelctx/otelctx/resourcepublisher"
 	"github.com/otelctx/otelctx/spanctx"
 )
@@ -39,8 +42,13 @@ const (
 	GoroutineSlots = "goroutine-slots"
 	ThreadSlots    = "thread-slots"
 	Layout1        = "layout-1"
-	// Started has half of the work done by goroutines that are started in spans.
+	// Started has work done by goroutines that are started in spans and outlive them.
 	Started = "started"
+	// FewSlots has goroutines and threads share slots.
+	FewSlots = "few-slots"
+	// Forged has goroutines show outside of spans what is a span's record but for its
+	// labels.
+	Forged = "forged"
 	// InC has work done in C, in a program that can.
 	InC = "in-c"
 	// Silent has nothing published.
@@ -78,7 +86,7 @@ func Run(parent *childproc.Parent) {
 // Start starts to burn, as words say, until the end of the process.
 func Start(words ...string) (*Burner, error) {
 	b := &Burner{words: words}
-	b.started, b.inC = b.has(Started), b.has(InC)
+	b.started, b.inC, b.forged = b.has(Started), b.has(InC), b.has(Forged)
 	b.tracer.Store(&tracer{sdktrace.NewTracerProvider(sdktrace.WithIDGenerator(&b.ids)).Tracer("burner")})
 	if !b.has(Silent) && !b.has(Later) {
 		if err := b.publish(); err != nil {
@@ -101,6 +109,19 @@ type Burner struct {
 	ids     ids
 	started bool
 	inC     bool
+	forged  bool
+}
+
+// forged is what labels point at that are not a record's, where the heap goes on after
+// them like a record. Sound: it begins with a label map.
+var forged = &struct {
+	goruntime.LabelMap
+	wire.ThreadContextRecord
+}{
+	goruntime.LabelMap{List: []goruntime.Label{
+		{Key: "span_id", Value: "ab5eedca00000002"}, {Key: "trace_id", Value: "ab5eedca00000000ab5eedca00000001"},
+	}},
+	wire.ThreadContextRecord{TraceID: [16]byte{1}, SpanID: [8]byte{2}, Valid: 1},
 }
 
 type tracer struct{ trace.Tracer }
@@ -111,6 +132,9 @@ func (b *Burner) publish() error {
 	opts := []spanctx.Option{
 		spanctx.WithGoroutineRecord(b.has(Records)), spanctx.WithGoroutineSlots(b.has(GoroutineSlots)),
 		spanctx.WithThreadSlots(b.has(ThreadSlots) || b.has(Layout1)),
+	}
+	if b.has(FewSlots) {
+		opts = append(opts, spanctx.WithCapacity(4))
 	}
 	if b.has(Layout1) {
 		opts = append(opts, spanctx.WithLayout1())
@@ -193,18 +217,26 @@ func (b *Burner) work() {
 		b.pause()
 		b.burn(child.SpanContext())
 		child.End()
+		ended := make(chan struct{})
+		var inSpan, after sync.WaitGroup
 		if b.started {
-			var wg sync.WaitGroup
-			wg.Go(func() {
+			inSpan.Add(1)
+			after.Go(func() {
 				b.burn(span.SpanContext())
 				b.pause()
 				b.burn(span.SpanContext())
+				inSpan.Done()
+				<-ended
+				// What it has inherited is over.
+				b.burn(trace.SpanContext{})
 			})
-			wg.Wait()
 		}
+		inSpan.Wait()
 		b.burn(span.SpanContext())
 		span.End()
+		close(ended)
 		b.burn(trace.SpanContext{})
+		after.Wait()
 	}
 }
 
@@ -222,6 +254,9 @@ func (b *Burner) burn(sc trace.SpanContext) {
 	number := uint64(0)
 	if sc.HasSpanID() {
 		number = Number(sc.SpanID())
+	} else if b.forged {
+		defer goruntime.SetLabels(goruntime.Labels())
+		goruntime.SetLabels(unsafe.Pointer(forged))
 	}
 	spin := burnGo
 	if b.inC && Work != nil {

@@ -167,6 +167,9 @@ func TestSpans(t *testing.T) {
 	}{
 		"record":                         {[]string{burner.Records}, reader.GoroutineRecord, true, exact, false},
 		"record, inherited":              {[]string{burner.Records, burner.Started}, reader.GoroutineRecord, true, exact, false},
+		"record, others' labels":         {[]string{burner.Records, burner.Forged}, reader.GoroutineRecord, true, exact, false},
+		"few goroutine slots":            {[]string{burner.GoroutineSlots, burner.FewSlots}, reader.GoroutineSlots, true, some, false},
+		"few thread slots":               {[]string{burner.ThreadSlots, burner.FewSlots}, reader.ThreadSlots, true, some, false},
 		"goroutine slots":                {[]string{burner.GoroutineSlots}, reader.GoroutineSlots, true, exact, false},
 		"thread slots":                   {[]string{burner.ThreadSlots}, reader.ThreadSlots, true, most, false},
 		"layout 1":                       {[]string{burner.Layout1}, reader.ThreadSlots, false, some, true},
@@ -190,13 +193,17 @@ func TestSpans(t *testing.T) {
 				assert.Zero(t, v.stray)
 			}
 			assert.GreaterOrEqual(t, float64(v.found), test.recall*float64(v.inside))
+			others := 0
 			for _, one := range samples {
 				assert.Equal(t, c.PID(), one.PID)
 				if one.Span != nil {
-					require.Equal(t, test.carrier, one.Span.Carrier)
-					require.Equal(t, test.proven, one.Span.Proven)
+					assert.Equal(t, test.proven, one.Span.Proven)
+					if one.Span.Carrier != test.carrier {
+						others++ // A span that is just being published has not come to all of them.
+					}
 				}
 			}
+			assert.Less(t, others, v.inside/50)
 			assert.Zero(t, s.Lost())
 		})
 	}
@@ -227,9 +234,14 @@ func TestServiceInPIDNamespace(t *testing.T) {
 	}
 }
 
+// patience is how long samples may take to come.
+const patience = 30 * time.Second
+
 // take returns the next so many samples.
 func take(t testing.TB, s *Sampler, n int) []Sample {
 	t.Helper()
+	timeout := time.AfterFunc(patience, func() { _ = s.Stop() })
+	defer timeout.Stop()
 	samples := make([]Sample, n)
 	for i := range samples {
 		require.NoError(t, s.Read(&samples[i]))
@@ -325,6 +337,7 @@ func selfRole(parent *childproc.Parent) {
 	layout, err := p.ThreadLayout(context.Background())
 	parent.Must(err)
 	parent.Must(s.Watch(os.Getpid(), layout))
+	time.AfterFunc(patience, func() { _ = s.Stop() })
 	samples := make([]Sample, 1500)
 	for i := range samples {
 		parent.Must(s.Read(&samples[i]))
