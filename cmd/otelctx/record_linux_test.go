@@ -6,9 +6,11 @@
 package main
 
 import (
+	"context"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -21,8 +23,10 @@ import (
 	pprof "github.com/google/pprof/profile"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	collectorpb "go.opentelemetry.io/proto/otlp/collector/profiles/v1development"
 	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
 	profilespb "go.opentelemetry.io/proto/otlp/profiles/v1development"
+	"google.golang.org/grpc"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
@@ -227,6 +231,55 @@ func TestRecordWithoutContext(t *testing.T) {
 		"process.executable.name": filepath.Base(executable(t)),
 	}, resource)
 	assert.Equal(t, filepath.Base(executable(t)), d.Processes[0].Service)
+}
+
+// collector takes profiles.
+type collector struct {
+	collectorpb.UnimplementedProfilesServiceServer
+
+	requests chan *collectorpb.ExportProfilesServiceRequest
+}
+
+func (c *collector) Export(_ context.Context, r *collectorpb.ExportProfilesServiceRequest) (*collectorpb.ExportProfilesServiceResponse, error) {
+	c.requests <- r
+	return &collectorpb.ExportProfilesServiceResponse{}, nil
+}
+
+func TestRecordToCollector(t *testing.T) {
+	needSampling(t)
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	received := &collector{requests: make(chan *collectorpb.ExportProfilesServiceRequest, 1)}
+	server := grpc.NewServer()
+	collectorpb.RegisterProfilesServiceServer(server, received)
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }()
+	t.Cleanup(func() {
+		server.Stop()
+		assert.NoError(t, <-served)
+	})
+	endpoint := "http://" + listener.Addr().String()
+	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
+	c := startBurner(t, nil, burner.Records)
+	for _, flag := range []string{"--otlp-endpoint=" + endpoint, "--otlp-endpoint="} {
+		recorded(t, pidOf(c), "--duration=300ms", flag)
+		r := <-received.requests
+		data := &profilespb.ProfilesData{ResourceProfiles: r.GetResourceProfiles(), Dictionary: r.GetDictionary()}
+		require.NoError(t, profile.Check(data))
+		assert.Equal(t, "burner", resourceOf(t, data)["service.name"])
+		assert.Greater(t, len(data.GetDictionary().GetLinkTable()), 3)
+	}
+
+	// What cannot be sent is not lost.
+	server.Stop()
+	file := filepath.Join(t.TempDir(), "p.pb.gz")
+	t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "500")
+	got := otelctx(t, "record", pidOf(c), "--duration=300ms", "--otlp-endpoint=", "--output", file)
+	assert.Equal(t, exitOther, got.code)
+	assert.Contains(t, got.stderr, "export to ")
+	assert.Contains(t, got.stdout, "Top spans by CPU time")
+	assert.Contains(t, got.stdout, "Wrote "+file)
+	assert.FileExists(t, file)
 }
 
 func TestRecordMarksWhatIsNotProven(t *testing.T) {

@@ -8,8 +8,10 @@
 package burner
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
+	"encoding/hex"
 	"fmt"
 	"runtime"
 	"slices"
@@ -49,6 +51,8 @@ const (
 	// Forged has goroutines show outside of spans what is a span's record but for its
 	// labels.
 	Forged = "forged"
+	// Crafted has a goroutine burn in CraftedSpan, shown by a record with attributes.
+	Crafted = "crafted"
 	// InC has work done in C, in a program that can.
 	InC = "in-c"
 	// Silent has nothing published.
@@ -96,7 +100,45 @@ func Start(words ...string) (*Burner, error) {
 	for range workers {
 		go b.work()
 	}
+	if b.has(Crafted) {
+		go burnCrafted()
+	}
 	return b, nil
+}
+
+// CraftedSpan is the id of a span that no burner starts, and CraftedAttributes are its
+// attributes as OTEP 4947 encodes them, as many as a record may have.
+var (
+	CraftedSpan       = [8]byte{0xCF, 1, 2, 3, 4, 5, 6, 7}
+	CraftedAttributes = bytes.Repeat([]byte{0, 100 - 2, 'x', 'y'}, MaxAttributes/4)
+)
+
+// MaxAttributes is how many bytes of attributes a record may have.
+const MaxAttributes = wire.MaxThreadContextRecord - wire.ThreadContextRecordSize
+
+// burnCrafted burns behind labels as a span's record has them. Sound: they begin with a
+// label map, which lives as long as this does.
+func burnCrafted() {
+	r := &struct {
+		goruntime.LabelMap
+		wire.ThreadContextRecord
+		attributes [MaxAttributes]byte
+	}{
+		ThreadContextRecord: wire.ThreadContextRecord{
+			TraceID: [16]byte{0xCF}, SpanID: CraftedSpan, Valid: 1, TraceFlags: 1, AttrsDataSize: MaxAttributes,
+		},
+	}
+	copy(r.attributes[:], CraftedAttributes)
+	r.List = []goruntime.Label{
+		{Key: "user", Value: "of the same length"[:16]},
+		{Key: "span_id", Value: hex.EncodeToString(r.SpanID[:])},
+		{Key: "trace_id", Value: hex.EncodeToString(r.TraceID[:])},
+	}
+	goruntime.SetLabels(unsafe.Pointer(r))
+	for {
+		burnGo()
+		runtime.KeepAlive(r)
+	}
 }
 
 // workers is more than there are processors, so that goroutines change threads.

@@ -6,6 +6,7 @@
 package sampler
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -15,7 +16,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -29,10 +32,11 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/burner"
 	"github.com/otelctx/otelctx/internal/childproc"
 	"github.com/otelctx/otelctx/reader"
+	slotring "github.com/otelctx/otelctx/ringbuf"
 )
 
 func TestMain(m *testing.M) {
-	childproc.Main(m, map[string]func(*childproc.Parent){burner.Role: burner.Run, roleSelf: selfRole})
+	childproc.Main(m, map[string]func(*childproc.Parent){burner.Role: burner.Run, roleSelf: selfRole, roleRing: ringRole})
 }
 
 // open returns a sampler. The test is skipped if this user may not have one.
@@ -236,6 +240,69 @@ func TestServiceInPIDNamespace(t *testing.T) {
 
 // patience is how long samples may take to come.
 const patience = 30 * time.Second
+
+// What is shown with a span comes along, byte by byte, and from slots what else they have.
+func TestAttributes(t *testing.T) {
+	s := open(t, Config{Frequency: testFrequency})
+	c := startBurner(t, nil, burner.Records, burner.Crafted)
+	require.NoError(t, s.Watch(c.PID(), layoutOf(t, c.PID())))
+	n := 0
+	for _, one := range take(t, s, 2000) {
+		if one.Span == nil || one.Span.SpanID != burner.CraftedSpan {
+			continue
+		}
+		n++
+		require.Equal(t, &Span{
+			TraceID: [16]byte{0xCF}, SpanID: burner.CraftedSpan, TraceFlags: 1, Attributes: burner.CraftedAttributes,
+			Carrier: reader.GoroutineRecord, Proven: true,
+		}, one.Span)
+	}
+	assert.Greater(t, n, 50)
+}
+
+func TestAttributesOfSlots(t *testing.T) {
+	for _, size := range []int{7, 64, 612} {
+		s := open(t, Config{Frequency: testFrequency})
+		c := childproc.Start(t, roleRing, nil)
+		require.Equal(t, "shown", c.Ask("%d", size))
+		require.NoError(t, s.Watch(c.PID(), layoutOf(t, c.PID())))
+		n := 0
+		for _, one := range take(t, s, 300) {
+			if one.Span == nil {
+				continue
+			}
+			n++
+			// A ring that is only found says nothing of the Go runtime.
+			require.Equal(t, &Span{
+				TraceID: [16]byte{7: 1, 15: 2}, SpanID: [8]byte{7: 3}, LocalRootSpanID: [8]byte{7: 4}, TraceFlags: 1,
+				Attributes: bytes.Repeat([]byte{'a'}, size), Carrier: reader.ThreadSlots,
+			}, one.Span)
+		}
+		assert.Greater(t, n, 200)
+	}
+}
+
+// roleRing has a ring that nobody advertises, and burns on a thread that shows a span
+// with attributes in it.
+const roleRing = "ring"
+
+func ringRole(parent *childproc.Parent) {
+	order, _ := parent.Receive()
+	size, err := strconv.Atoi(order)
+	parent.Must(err)
+	ring, err := slotring.New(slotring.WithAttributeSpace(size))
+	parent.Must(err)
+	go func() {
+		runtime.LockOSThread()
+		ring.Store(&slotring.Span{
+			TraceIDHigh: 1, TraceIDLow: 2, SpanID: 3, LocalRootSpanID: 4, TraceFlags: 1, Attributes: bytes.Repeat([]byte{'a'}, size),
+		})
+		parent.Send("shown")
+		for { //nolint:revive // It burns.
+		}
+	}()
+	parent.Receive()
+}
 
 // take returns the next so many samples.
 func take(t testing.TB, s *Sampler, n int) []Sample {
