@@ -20,6 +20,7 @@ import (
 // program is a child process that has reported about itself.
 type program struct {
 	t      *testing.T
+	cmd    *exec.Cmd
 	path   string
 	pid    int
 	stdin  io.WriteCloser
@@ -50,7 +51,7 @@ func start(t *testing.T, path string, report any) *program {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 	})
-	p := &program{t: t, path: path, pid: cmd.Process.Pid, stdin: stdin, stdout: bufio.NewReader(stdout)}
+	p := &program{t: t, cmd: cmd, path: path, pid: cmd.Process.Pid, stdin: stdin, stdout: bufio.NewReader(stdout)}
 	require.NoError(t, json.Unmarshal([]byte(p.line()), report))
 	return p
 }
@@ -67,6 +68,13 @@ func (p *program) ask(command string) string {
 	_, err := fmt.Fprintln(p.stdin, command)
 	require.NoError(p.t, err)
 	return p.line()
+}
+
+// end ends the program, and waits until it is gone.
+func (p *program) end() {
+	p.t.Helper()
+	require.NoError(p.t, p.stdin.Close())
+	require.NoError(p.t, p.cmd.Wait())
 }
 
 // open opens the process of p until the end of the test.
