@@ -19,7 +19,7 @@ import (
 
 // program is a child process that has reported about itself.
 type program struct {
-	t      *testing.T
+	t      testing.TB
 	cmd    *exec.Cmd
 	path   string
 	pid    int
@@ -28,7 +28,7 @@ type program struct {
 }
 
 // build builds a program of testdata, as the arguments to go build say.
-func build(t *testing.T, source string, args ...string) string {
+func build(t testing.TB, source string, args ...string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), source)
 	cmd := exec.Command("go", append(append([]string{"build", "-o", path}, args...), "./testdata/"+source)...)
@@ -38,7 +38,7 @@ func build(t *testing.T, source string, args ...string) string {
 }
 
 // start runs a program until the end of the test, and decodes its report.
-func start(t *testing.T, path string, report any) *program {
+func start(t testing.TB, path string, report any) *program {
 	t.Helper()
 	cmd := exec.Command(path)
 	cmd.Stderr = os.Stderr
