@@ -108,7 +108,8 @@ func parseKallsyms(r io.Reader) (symbols []kernelSymbol, start, limit uint64, er
 	return slices.Clip(symbols), start, limit, nil
 }
 
-// Locate returns what is known about address in the kernel. The same address gives the
+// Locate returns what is known about address in the kernel: that of an instruction.
+// Who has a return address asks for the one before it, which is of the call. The same address gives the
 // same pointer for as long as the bound of the cache allows. It never returns nil.
 func (k *Kernel) Locate(address uint64) *Location {
 	if l, ok := k.locations[address]; ok {

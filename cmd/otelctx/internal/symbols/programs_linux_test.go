@@ -38,10 +38,13 @@ func build(t testing.TB, source string, args ...string) string {
 }
 
 // start runs a program until the end of the test, and decodes its report.
-func start(t testing.TB, path string, report any) *program {
+func start(t testing.TB, path string, report any, prepare ...func(*exec.Cmd)) *program {
 	t.Helper()
 	cmd := exec.Command(path)
 	cmd.Stderr = os.Stderr
+	for _, p := range prepare {
+		p(cmd)
+	}
 	stdin, err := cmd.StdinPipe()
 	require.NoError(t, err)
 	stdout, err := cmd.StdoutPipe()
