@@ -2,7 +2,7 @@
 # are built from internal/tools.
 
 GO ?= go
-MODULES := . cmd/otelctx example benchmarks internal/interop
+MODULES := . cmd/otelctx cmd/otelctx/internal/collectortest example benchmarks internal/interop
 BIN := bin
 
 # The race detector needs cgo and a C compiler; without one the tests run all the
@@ -10,7 +10,7 @@ BIN := bin
 RACE := $(shell [ "$$($(GO) env CGO_ENABLED)" = 1 ] && command -v "$$($(GO) env CC)" >/dev/null 2>&1 && echo -race)
 
 FUZZTIME ?= 30s
-# Fuzz targets as package:target, each in the root module.
+# Fuzz targets as package:target.
 FUZZ_TARGETS := \
 	./internal/wire:FuzzProcessContextHeader \
 	./internal/procfs:FuzzMaps \
@@ -18,7 +18,9 @@ FUZZ_TARGETS := \
 	./ringbuf:FuzzView \
 	./reader:FuzzThreads \
 	./reader:FuzzPayload \
-	./reader:FuzzProcessContext
+	./reader:FuzzProcessContext \
+	./cmd/otelctx/internal/symbols:FuzzImage \
+	./cmd/otelctx/internal/profile:FuzzCheck
 
 .PHONY: help
 help: ## Show this list.
@@ -57,7 +59,7 @@ test: ## Run all tests of all modules, with the race detector where there is a C
 .PHONY: fuzz
 fuzz: ## Run each fuzz target for FUZZTIME (30s).
 	@set -e; for t in $(FUZZ_TARGETS); do echo "== $$t"; \
-		$(GO) test -run '^$$' -fuzz "^$${t#*:}$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 20x "$${t%:*}"; done
+		(cd "$${t%:*}" && $(GO) test -run '^$$' -fuzz "^$${t#*:}$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 20x .); done
 
 .PHONY: bench
 bench: ## Run the benchmarks.

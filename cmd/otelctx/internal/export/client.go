@@ -28,6 +28,13 @@ import (
 // otherwise, less some room for the request's frame.
 const maxRequest = 4<<20 - 4<<10
 
+// The version of the profiles' schema, which OTLP has a client name in each request
+// for as long as the schema may change.
+const (
+	schemaVersionHeader = "otlp-profiles-development-version"
+	schemaVersion       = "1"
+)
+
 // Client sends profiles to a collector by OTLP/gRPC. It is safe for concurrent use.
 type Client struct {
 	config     config
@@ -107,7 +114,9 @@ func (c *Client) Export(ctx context.Context, data *profilespb.ProfilesData) erro
 func (c *Client) send(ctx context.Context, data *profilespb.ProfilesData) error {
 	ctx, cancel := context.WithTimeout(ctx, c.config.timeout)
 	defer cancel()
-	ctx = metadata.NewOutgoingContext(ctx, c.config.headers)
+	headers := c.config.headers.Copy()
+	headers.Set(schemaVersionHeader, schemaVersion)
+	ctx = metadata.NewOutgoingContext(ctx, headers)
 	var options []grpc.CallOption
 	if c.config.compressor != "" {
 		options = append(options, grpc.UseCompressor(c.config.compressor))

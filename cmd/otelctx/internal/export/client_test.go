@@ -101,6 +101,7 @@ func TestExport(t *testing.T) {
 	got := &profilespb.ProfilesData{ResourceProfiles: s.requests[0].GetResourceProfiles(), Dictionary: s.requests[0].GetDictionary()}
 	assert.True(t, proto.Equal(data, got))
 	assert.Equal(t, []string{"secret"}, s.headers.Get("api-key"))
+	assert.Equal(t, []string{"1"}, s.headers.Get("otlp-profiles-development-version"))
 	assert.Equal(t, []string{"gzip"}, s.headers.Get("grpc-accept-encoding"))
 	assert.Contains(t, s.headers.Get("user-agent")[0], "OTel-OTLP-Exporter-otelctx/")
 }

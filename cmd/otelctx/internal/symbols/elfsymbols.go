@@ -17,7 +17,7 @@ const (
 	// maxSymbols bounds the functions that are kept of a file: 24 bytes each.
 	maxSymbols = 1 << 20
 	// maxSymbolEntries bounds the entries of symbol tables that are looked at.
-	maxSymbolEntries = 1 << 23
+	maxSymbolEntries = 1 << 22
 	// maxOverlap bounds the functions that are looked at that begin before an address.
 	maxOverlap = 16
 	// maxMangled and maxDemangledBits bound demangling, whose results can be much longer
@@ -44,6 +44,7 @@ type elfFunction struct {
 // out: it is not known where they end.
 func (f *elfFile) readSymbols() *elfSymbols {
 	symbols := &elfSymbols{}
+	left := uint64(maxSymbolEntries)
 	for i := range f.sections {
 		s := &f.sections[i]
 		kind := elf.SectionType(s.Type)
@@ -55,7 +56,7 @@ func (f *elfFile) readSymbols() *elfSymbols {
 			table = 1
 		}
 		symbols.names[table] = f.content(&f.sections[s.Link])
-		symbols.read(f.content(s), table == 1)
+		left = symbols.read(f.content(s), table == 1, left)
 	}
 	slices.SortStableFunc(symbols.functions, func(a, b elfFunction) int {
 		return cmp.Or(cmp.Compare(a.address, b.address), cmp.Compare(a.rank, b.rank))
@@ -64,11 +65,13 @@ func (f *elfFile) readSymbols() *elfSymbols {
 	return symbols
 }
 
-func (s *elfSymbols) read(table part, dynamic bool) {
+// read reads one table of at most left entries, and returns how many are left for
+// others.
+func (s *elfSymbols) read(table part, dynamic bool, left uint64) uint64 {
 	var b [elf.Sym64Size]byte
-	for i := range uint64(maxSymbolEntries) {
+	for i := range left {
 		if !table.read(i*elf.Sym64Size, b[:]) || len(s.functions) >= maxSymbols {
-			return
+			return left - i
 		}
 		symbol := elf.Sym64{
 			Name: binary.LittleEndian.Uint32(b[0:]), Info: b[4], Shndx: binary.LittleEndian.Uint16(b[6:]),
@@ -89,6 +92,7 @@ func (s *elfSymbols) read(table part, dynamic bool) {
 		}
 		s.functions = append(s.functions, f)
 	}
+	return 0
 }
 
 // lookup returns the name of the function that address is in: of several the one that

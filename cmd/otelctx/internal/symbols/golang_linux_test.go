@@ -4,11 +4,14 @@
 package symbols
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -128,9 +131,30 @@ func TestGoExec(t *testing.T) {
 	other := build(t, "prog", "-gcflags=all=-l")
 	var after report
 	require.NoError(t, jsonLine(p.ask(other), &after))
-	require.NoError(t, process.Refresh())
+	// Nobody says so: it is found within a second.
+	process.readAt = process.readAt.Add(-2 * staleInterval)
+	process.Locate(after.Stack[0].PC, true)
 	requireStack(t, process, after.Stack)
 	requireText(t, process, after.Text)
+}
+
+// TestGoContainer looks into a mount namespace with another root.
+func TestGoContainer(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("changing the root takes CAP_SYS_CHROOT and CAP_SYS_ADMIN")
+	}
+	var r report
+	built := build(t, "prog", "-ldflags=-s -w")
+	p := start(t, "/"+filepath.Base(built), &r, func(cmd *exec.Cmd) {
+		cmd.SysProcAttr = &syscall.SysProcAttr{Chroot: filepath.Dir(built), Cloneflags: syscall.CLONE_NEWNS}
+	})
+	process := p.open()
+	requireStack(t, process, r.Stack)
+
+	// Without map_files too.
+	f, err := process.openOther(fmt.Sprintf("/proc/%d/", p.pid), process.find(r.Stack[0].PC))
+	require.NoError(t, err)
+	require.NoError(t, f.Close())
 }
 
 func goBuildID(t *testing.T, path string) string {

@@ -73,8 +73,9 @@ func (f *elfFile) goTable() (*goTable, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, candidate := range f.moduleCandidates(s) {
-		if words, ok := f.moduleWords(candidate); ok && t.adopt(s.Addr, words) {
+	relocations := f.relocations()
+	for _, candidate := range f.moduleCandidates(s, relocations) {
+		if words, ok := f.moduleWords(candidate, relocations); ok && t.adopt(s.Addr, words) {
 			t.findInlineTrees(f, words)
 			return t, nil
 		}
@@ -146,18 +147,12 @@ func (t *goTable) adopt(address uint64, words *[moduleWordCount]uint64) bool {
 
 // moduleCandidates returns the addresses where moduledata may be: at the start of the
 // section that Go 1.26 gives it, or else wherever there is the address of the table, s.
-func (f *elfFile) moduleCandidates(s *section) []uint64 {
+func (f *elfFile) moduleCandidates(s *section, relocations []relocation) []uint64 {
 	if module := f.named(".go.module"); module != nil {
 		return []uint64{module.Addr}
 	}
-	var candidates []uint64
-	for i := range f.sections {
-		switch f.sections[i].name {
-		case ".data", ".noptrdata", ".data.rel.ro":
-			candidates = append(candidates, f.pointersTo(s.Addr, &f.sections[i])...)
-		}
-	}
-	for r := range f.relocations() {
+	candidates := f.pointersTo(s.Addr)
+	for _, r := range relocations {
 		if r.addend == s.Addr && len(candidates) < maxModuleCandidates {
 			candidates = append(candidates, r.address)
 		}
@@ -167,22 +162,31 @@ func (f *elfFile) moduleCandidates(s *section) []uint64 {
 
 const (
 	maxModuleCandidates = 64
-	// maxModuleSearch bounds the bytes of a section in which moduledata is looked for.
+	// maxModuleSearch bounds the bytes in which moduledata is looked for.
 	maxModuleSearch = 64 << 20
-	maxRelocations  = 1 << 22
+	// maxRelocations bounds those that are held while a file is opened: 16 bytes each.
+	maxRelocations = 1 << 21
 )
 
-// pointersTo returns the addresses in section s at which there is target.
-func (f *elfFile) pointersTo(target uint64, s *section) []uint64 {
+// pointersTo returns the addresses in sections for data at which there is target.
+func (f *elfFile) pointersTo(target uint64) []uint64 {
 	var found []uint64
-	content := f.content(s)
-	for offset := uint64(0); offset < min(content.size, maxModuleSearch) && len(found) < maxModuleCandidates; offset += 8 {
-		word, ok := content.uint64(offset)
-		if !ok {
-			break
+	left := maxModuleSearch / 8
+	for i := range f.sections {
+		s := &f.sections[i]
+		if s.name != ".data" && s.name != ".noptrdata" && s.name != ".data.rel.ro" {
+			continue
 		}
-		if word == target {
-			found = append(found, s.Addr+offset)
+		content := f.content(s)
+		for offset := uint64(0); left > 0 && len(found) < maxModuleCandidates; offset += 8 {
+			left--
+			word, ok := content.uint64(offset)
+			if !ok {
+				break
+			}
+			if word == target {
+				found = append(found, s.Addr+offset)
+			}
 		}
 	}
 	return found
@@ -191,35 +195,32 @@ func (f *elfFile) pointersTo(target uint64, s *section) []uint64 {
 // relocation puts addend, as it is in the file's own numbers, at address.
 type relocation struct{ address, addend uint64 }
 
-// relocations yields the relocations of a position-independent file that add nothing
+// relocations returns the relocations of a position-independent file that add nothing
 // but the address where it is loaded.
-func (f *elfFile) relocations() func(yield func(relocation) bool) {
-	return func(yield func(relocation) bool) {
-		var b [24]byte // elf.Rela64
-		left := maxRelocations
-		for i := range f.sections {
-			s := &f.sections[i]
-			if elf.SectionType(s.Type) != elf.SHT_RELA || elf.SectionFlag(s.Flags)&elf.SHF_ALLOC == 0 { //nolint:misspell // ELF's word
-				continue
-			}
-			content := f.content(s)
-			for offset := uint64(0); left > 0 && content.read(offset, b[:]); offset += uint64(len(b)) {
-				left--
-				kind := binary.LittleEndian.Uint64(b[8:])
-				if kind != uint64(elf.R_X86_64_RELATIVE) && kind != uint64(elf.R_AARCH64_RELATIVE) {
-					continue
-				}
-				if !yield(relocation{binary.LittleEndian.Uint64(b[0:]), binary.LittleEndian.Uint64(b[16:])}) {
-					return
-				}
+func (f *elfFile) relocations() []relocation {
+	var found []relocation
+	var b [24]byte // elf.Rela64
+	left := maxRelocations
+	for i := range f.sections {
+		s := &f.sections[i]
+		if elf.SectionType(s.Type) != elf.SHT_RELA || elf.SectionFlag(s.Flags)&elf.SHF_ALLOC == 0 { //nolint:misspell // ELF's word
+			continue
+		}
+		content := f.content(s)
+		for offset := uint64(0); left > 0 && content.read(offset, b[:]); offset += uint64(len(b)) {
+			left--
+			kind := binary.LittleEndian.Uint64(b[8:])
+			if kind == uint64(elf.R_X86_64_RELATIVE) || kind == uint64(elf.R_AARCH64_RELATIVE) {
+				found = append(found, relocation{binary.LittleEndian.Uint64(b[0:]), binary.LittleEndian.Uint64(b[16:])})
 			}
 		}
 	}
+	return found
 }
 
 // moduleWords returns what the memory at address has in a process, in the file's own
 // numbers.
-func (f *elfFile) moduleWords(address uint64) (*[moduleWordCount]uint64, bool) {
+func (f *elfFile) moduleWords(address uint64, relocations []relocation) (*[moduleWordCount]uint64, bool) {
 	words := new([moduleWordCount]uint64)
 	content := f.memory(address)
 	for i := range words {
@@ -228,7 +229,7 @@ func (f *elfFile) moduleWords(address uint64) (*[moduleWordCount]uint64, bool) {
 			return nil, false
 		}
 	}
-	for r := range f.relocations() {
+	for _, r := range relocations {
 		if offset := r.address - address; offset < moduleWordCount*8 && offset%8 == 0 {
 			words[offset/8] = r.addend
 		}
@@ -241,19 +242,36 @@ const (
 	// their trees are at an address, and inlineSearch how many functions to find those.
 	inlineProbe  = 32
 	inlineSearch = 1 << 16
+	// maxInlined bounds the calls that are looked at in one function.
+	maxInlined = 1 << 12
 )
+
+// probe is a function whose inlined calls are looked at.
+type probe struct {
+	goFunction
+	count int32 // of inlined calls
+}
 
 // findInlineTrees finds the one word behind the known ones of moduledata that is the
 // address of the inline trees (gofunc). Its place has changed with Go's versions: it
 // is the word with which what functions refer to makes sense. Without it, inlined
 // calls stay unknown.
 func (t *goTable) findInlineTrees(f *elfFile, words *[moduleWordCount]uint64) {
-	var probes []goFunction
+	var probes []probe
 	for i := range min(t.count, inlineSearch) {
-		if fn, ok := t.function(i); ok && fn.inlines && fn.inlineIndex != 0 {
-			if probes = append(probes, fn); len(probes) == inlineProbe {
-				break
-			}
+		fn, ok := t.function(i)
+		if !ok || !fn.inlines {
+			continue
+		}
+		p := probe{goFunction: fn}
+		for v := range t.values(fn.inlineIndex, fn.entry) {
+			p.count = min(max(p.count, v.value+1), maxInlined)
+		}
+		if p.count == 0 {
+			continue
+		}
+		if probes = append(probes, p); len(probes) == inlineProbe {
+			break
 		}
 	}
 	if len(probes) == 0 {
@@ -265,8 +283,8 @@ func (t *goTable) findInlineTrees(f *elfFile, words *[moduleWordCount]uint64) {
 			continue
 		}
 		good := true
-		for _, fn := range probes {
-			good = good && t.sensible(fn, trees)
+		for _, p := range probes {
+			good = good && t.sensible(p, trees)
 		}
 		if good {
 			t.inlineTrees = trees
@@ -275,26 +293,22 @@ func (t *goTable) findInlineTrees(f *elfFile, words *[moduleWordCount]uint64) {
 	}
 }
 
-// sensible reports whether all calls inlined in fn make sense if the trees are there:
-// names begin where another ends, and calls are inside the function.
-func (t *goTable) sensible(fn goFunction, trees part) bool {
-	last := int32(-1)
-	for v := range t.values(fn.inlineIndex, fn.entry) {
-		last = max(last, v.value)
-	}
-	for i := range last + 1 {
-		call, ok := inlinedCall(fn, trees, i)
-		if !ok || uint64(call.parent) >= fn.limit-fn.entry {
+// sensible reports whether the calls inlined in a function make sense if the trees are
+// there: names begin where another ends, and calls are inside the function.
+func (t *goTable) sensible(p probe, trees part) bool {
+	for i := range p.count {
+		call, ok := inlinedCall(p.goFunction, trees, i)
+		if !ok || uint64(call.parent) >= p.limit-p.entry {
 			return false
 		}
 		if before, ok := t.names.uint8(uint64(call.name) - 1); call.name != 0 && (!ok || before != 0) {
 			return false
 		}
-		if name, ok := t.names.text(uint64(call.name)); !ok || name == "" {
+		if first, ok := t.names.uint8(uint64(call.name)); !ok || first == 0 {
 			return false
 		}
 	}
-	return last >= 0
+	return true
 }
 
 // goCall is the runtime's inlinedCall: a call of the function called name, at the

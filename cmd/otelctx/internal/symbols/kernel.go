@@ -44,21 +44,24 @@ type kernelSymbol struct {
 // error says so (it may wrap ErrKernelHidden), and the Kernel, never nil, knows the
 // name of nothing.
 func OpenKernel() (*Kernel, error) {
-	none := &Kernel{locations: map[uint64]*Location{}}
+	k := &Kernel{locations: map[uint64]*Location{}}
 	f, err := os.Open("/proc/kallsyms")
 	if err != nil {
-		return none, err
+		return k, err
 	}
 	defer func() { _ = f.Close() }()
 	symbols, start, limit, err := parseKallsyms(f)
 	if err != nil {
-		return none, err
+		return k, err
 	}
-	none.symbols = symbols
+	k.symbols = symbols
 	if start < limit {
-		none.mapping = &Mapping{Start: start, Limit: limit, Path: kernelPath}
+		k.mapping = &Mapping{Start: start, Limit: limit, Path: kernelPath}
+		if notes, err := os.ReadFile("/sys/kernel/notes"); err == nil {
+			k.mapping.GNUBuildID, _ = parseNotes(notes)
+		}
 	}
-	return none, nil
+	return k, nil
 }
 
 // kernelPath is what perf and pprof call the kernel.
@@ -105,7 +108,8 @@ func parseKallsyms(r io.Reader) (symbols []kernelSymbol, start, limit uint64, er
 	return slices.Clip(symbols), start, limit, nil
 }
 
-// Locate returns what is known about address in the kernel. The same address gives the
+// Locate returns what is known about address in the kernel: that of an instruction.
+// Who has a return address asks for the one before it, which is of the call. The same address gives the
 // same pointer for as long as the bound of the cache allows. It never returns nil.
 func (k *Kernel) Locate(address uint64) *Location {
 	if l, ok := k.locations[address]; ok {

@@ -19,7 +19,8 @@ import (
 
 // program is a child process that has reported about itself.
 type program struct {
-	t      *testing.T
+	t      testing.TB
+	cmd    *exec.Cmd
 	path   string
 	pid    int
 	stdin  io.WriteCloser
@@ -27,7 +28,7 @@ type program struct {
 }
 
 // build builds a program of testdata, as the arguments to go build say.
-func build(t *testing.T, source string, args ...string) string {
+func build(t testing.TB, source string, args ...string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), source)
 	cmd := exec.Command("go", append(append([]string{"build", "-o", path}, args...), "./testdata/"+source)...)
@@ -37,10 +38,13 @@ func build(t *testing.T, source string, args ...string) string {
 }
 
 // start runs a program until the end of the test, and decodes its report.
-func start(t *testing.T, path string, report any) *program {
+func start(t testing.TB, path string, report any, prepare ...func(*exec.Cmd)) *program {
 	t.Helper()
 	cmd := exec.Command(path)
 	cmd.Stderr = os.Stderr
+	for _, p := range prepare {
+		p(cmd)
+	}
 	stdin, err := cmd.StdinPipe()
 	require.NoError(t, err)
 	stdout, err := cmd.StdoutPipe()
@@ -50,7 +54,7 @@ func start(t *testing.T, path string, report any) *program {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 	})
-	p := &program{t: t, path: path, pid: cmd.Process.Pid, stdin: stdin, stdout: bufio.NewReader(stdout)}
+	p := &program{t: t, cmd: cmd, path: path, pid: cmd.Process.Pid, stdin: stdin, stdout: bufio.NewReader(stdout)}
 	require.NoError(t, json.Unmarshal([]byte(p.line()), report))
 	return p
 }
@@ -67,6 +71,13 @@ func (p *program) ask(command string) string {
 	_, err := fmt.Fprintln(p.stdin, command)
 	require.NoError(p.t, err)
 	return p.line()
+}
+
+// end ends the program, and waits until it is gone.
+func (p *program) end() {
+	p.t.Helper()
+	require.NoError(p.t, p.stdin.Close())
+	require.NoError(p.t, p.cmd.Wait())
 }
 
 // open opens the process of p until the end of the test.
