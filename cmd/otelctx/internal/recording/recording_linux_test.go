@@ -116,7 +116,7 @@ func TestExit(t *testing.T) {
 
 // What a process says of itself holds, and the kernel adds what it does not say.
 func TestResources(t *testing.T) {
-	text := func(key, value string) *commonpb.KeyValue { return profile.StringAttribute(key, value) }
+	text := profile.StringAttribute
 	layout := func(kvs ...*commonpb.KeyValue) *reader.ThreadLayout {
 		return &reader.ThreadLayout{Context: &reader.ProcessContext{
 			Message: &processcontextpb.ProcessContext{Resource: &resourcepb.Resource{Attributes: kvs}},

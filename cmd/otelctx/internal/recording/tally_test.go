@@ -30,8 +30,10 @@ func TestTally(t *testing.T) {
 		Samples: 8, Attributed: 6, Unproven: 1,
 		Processes: []ProcessUse{{10, "a", 6, 5}, {20, "b", 2, 1}},
 		Spans: []SpanUse{
-			{"a", [16]byte{1}, [8]byte{2}, 2, 0}, {"a", [16]byte{2}, [8]byte{3}, 2, 1},
-			{"a", [16]byte{1}, [8]byte{1}, 1, 0}, {"b", [16]byte{1}, [8]byte{9}, 1, 0},
+			{"a", [16]byte{1}, [8]byte{2}, 2, 0},
+			{"a", [16]byte{2}, [8]byte{3}, 2, 1},
+			{"a", [16]byte{1}, [8]byte{1}, 1, 0},
+			{"b", [16]byte{1}, [8]byte{9}, 1, 0},
 		},
 		Traces: []TraceUse{{"a", [16]byte{1}, 2, 3}, {"a", [16]byte{2}, 1, 2}, {"b", [16]byte{1}, 1, 1}},
 	}, r)

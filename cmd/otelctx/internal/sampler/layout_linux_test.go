@@ -55,7 +55,8 @@ func TestLayouts(t *testing.T) {
 		"broken and layout 1":  {runtime, []reader.Carrier{broken, layout1}, bits(programFeatureHAS_THREAD_SLOTS)},
 		"not all of the runtime": {
 			reader.RuntimeOffsets{GM: -1, GGoid: 152, GLabels: 352, MCurg: 184, MProcid: -1},
-			[]reader.Carrier{record}, bits(programFeatureHAS_GOROUTINE, programFeatureHAS_RECORD),
+			[]reader.Carrier{record},
+			bits(programFeatureHAS_GOROUTINE, programFeatureHAS_RECORD),
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
