@@ -81,7 +81,8 @@ func Record(ctx context.Context, c Config) (*Result, error) {
 		}
 	}
 	var err error
-	if r.targets, err = openTargets(ctx, &c); err != nil {
+	// An end before the beginning is a recording of nothing.
+	if r.targets, err = openTargets(context.WithoutCancel(ctx), &c); err != nil {
 		return nil, err
 	}
 	defer r.targets.close()
