@@ -389,7 +389,9 @@ static __always_inline __u64 m_of(const struct layout *l, __u64 g, __u32 tid)
 }
 
 // find_m returns the m of the thread, or 0. The g that the thread itself points at may be
-// the one of a system stack or of a signal handler; its m is the same.
+// the one of a system stack or of a signal handler; its m is the same. Programs for arm64
+// without cgo point at it by a register only, which is not looked for under the kernel's;
+// then the thread's slot leads to the m, if the thread has ever published.
 static __always_inline __u64 find_m(struct bpf_perf_event_data *ctx, struct task_struct *task, const struct layout *l,
 				    const struct slot *s, __u32 tid)
 {
