@@ -138,9 +138,8 @@ ffffffffa0000100 b last	[nf_tables]
 `
 
 func TestKallsyms(t *testing.T) {
-	symbols, begin, limit, err := parseKallsyms(strings.NewReader(kallsyms))
-	require.NoError(t, err)
-	k := &Kernel{mapping: &Mapping{Start: begin, Limit: limit, Path: kernelPath}, symbols: symbols, locations: map[uint64]*Location{}}
+	k := &Kernel{locations: map[uint64]*Location{}}
+	require.NoError(t, k.parse(strings.NewReader(kallsyms)))
 	for address, want := range map[uint64]string{
 		0xffffffff80ffffff: "",
 		0xffffffff81000000: "_stext",
@@ -160,14 +159,12 @@ func TestKallsyms(t *testing.T) {
 		} else {
 			assert.Equal(t, []Line{{Function: want}}, l.Lines, "%#x", address)
 		}
-		assert.Equal(t, address >= begin && address < limit, l.Mapping != nil, "%#x", address)
+		assert.Equal(t, address >= 0xffffffff81000000 && address < 0xffffffff81000400, l.Mapping != nil, "%#x", address)
 	}
 
-	_, _, _, err = parseKallsyms(strings.NewReader("0000000000000000 T _stext\n0000000000000000 T x\n"))
-	require.ErrorIs(t, err, ErrKernelHidden)
+	require.ErrorIs(t, k.parse(strings.NewReader("0000000000000000 T _stext\n0000000000000000 T x\n")), ErrKernelHidden)
 	for _, malformed := range []string{"", "x", "ffffffff81000000", "ffffffff81000000 T", "g T x"} {
-		_, _, _, err = parseKallsyms(strings.NewReader(malformed))
-		require.Error(t, err, malformed)
+		require.Error(t, k.parse(strings.NewReader(malformed)), malformed)
 	}
 }
 
