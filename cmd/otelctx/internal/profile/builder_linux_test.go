@@ -151,6 +151,16 @@ func TestDataAgain(t *testing.T) {
 	addSamples(t, b)
 	assert.True(t, proto.Equal(before, data))
 	require.NoError(t, Check(b.Data(start.Add(duration))))
+
+	b = New(Options{Start: start, Frequency: frequency})
+	for i := range 3 {
+		b.Add(mustResource(t), Sample{Time: start.Add(time.Duration(i + 1))})
+	}
+	data = b.Data(start.Add(duration))
+	before = proto.Clone(data)
+	b.Add(mustResource(t), Sample{Time: start})
+	b.Data(start.Add(duration))
+	assert.True(t, proto.Equal(before, data), "times are sorted in a copy")
 }
 
 // TestRange has samples from outside the recording's time.
@@ -234,4 +244,19 @@ func TestSplit(t *testing.T) {
 	}
 	_, err = Split(data, 300)
 	require.Error(t, err)
+
+	// One sample with many times, and so one profile in each part.
+	b := New(Options{Start: start, Frequency: frequency})
+	for i := range 1000 {
+		b.Add(mustResource(t), Sample{Time: start.Add(time.Duration(i)), Link: &linkA})
+	}
+	parts, err := Split(b.Data(start.Add(duration)), 4000)
+	require.NoError(t, err)
+	ids := map[string]bool{}
+	for _, part := range parts {
+		require.NoError(t, Check(part))
+		ids[string(onlyProfile(t, part).GetProfileId())] = true
+	}
+	assert.Greater(t, len(parts), 2)
+	assert.Len(t, ids, len(parts))
 }

@@ -128,6 +128,7 @@ func TestGoExec(t *testing.T) {
 	p := start(t, build(t, "prog"), &r)
 	process := p.open()
 	requireStack(t, process, r.Stack)
+	requireText(t, process, r.Text)
 	other := build(t, "prog", "-gcflags=all=-l")
 	var after report
 	require.NoError(t, jsonLine(p.ask(other), &after))

@@ -42,8 +42,14 @@ func TestEndless(t *testing.T) {
 			Type:  uint16(elf.ET_DYN), Machine: uint16(elf.EM_X86_64),
 			Phoff: 64, Phentsize: 56, Phnum: 0xffff, Shoff: 64, Shentsize: 64, Shnum: 0xffff, Shstrndx: 1,
 		}
+		// Two tables of symbols, one of relocations.
+		all := elf.Section64{Size: 1 << 62, Flags: uint64(elf.SHF_ALLOC)}
 		var b bytes.Buffer
 		require.NoError(t, binary.Write(&b, binary.LittleEndian, header))
+		for _, kind := range []elf.SectionType{elf.SHT_SYMTAB, elf.SHT_DYNSYM, elf.SHT_RELA} {
+			all.Type = uint32(kind)
+			require.NoError(t, binary.Write(&b, binary.LittleEndian, all))
+		}
 		runtime.GC()
 		runtime.ReadMemStats(&before)
 		i := &image{}
@@ -51,6 +57,7 @@ func TestEndless(t *testing.T) {
 		require.NotNil(t, i.elf)
 		_, _ = i.elf.buildIDs()
 		_, _ = i.lookup(1 << 20)
+		assert.LessOrEqual(t, len(i.elf.relocations()), maxRelocations)
 		runtime.ReadMemStats(&after)
 		assert.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(512<<20), "fill %d: in all", fill)
 		runtime.GC()
@@ -83,6 +90,52 @@ func TestOlderGo(t *testing.T) {
 		require.NoError(t, err)
 		assert.Equal(t, want.text, got.text)
 		assert.Equal(t, want.inlineTrees.start, got.inlineTrees.start)
+	}
+}
+
+// TestRelocated has the addresses in moduledata only in the relocations, as linkers may
+// leave them.
+func TestRelocated(t *testing.T) {
+	content, err := os.ReadFile(build(t, "prog", "-buildmode=pie", "-ldflags=-s -w"))
+	require.NoError(t, err)
+	f, err := parseELF(whole(bytes.NewReader(content)))
+	require.NoError(t, err)
+	want, err := f.goTable()
+	require.NoError(t, err)
+	module := f.named(".go.module")
+	cleared := 0
+	for _, r := range f.relocations() {
+		if r.address-module.Addr < module.Size {
+			clear(content[module.Off+r.address-module.Addr:][:8])
+			cleared++
+		}
+	}
+	assert.Greater(t, cleared, 20)
+	f, err = parseELF(whole(bytes.NewReader(content)))
+	require.NoError(t, err)
+	got, err := f.goTable()
+	require.NoError(t, err)
+	assert.Equal(t, want.text, got.text)
+	assert.Equal(t, want.inlineTrees.start, got.inlineTrees.start)
+}
+
+// TestWrongModule has moduledata that does not agree with the table in one word: no
+// names, rather than wrong ones.
+func TestWrongModule(t *testing.T) {
+	content, err := os.ReadFile("/proc/self/exe")
+	require.NoError(t, err)
+	f, err := parseELF(whole(bytes.NewReader(content)))
+	require.NoError(t, err)
+	module := f.content(f.named(".go.module")).start
+	for _, word := range []uint64{
+		moduleHeader, moduleNames, moduleUnits, moduleFiles, moduleByPC, moduleTable,
+		moduleFuncTab, moduleFuncTab + 1, moduleMinPC, moduleMaxPC, moduleText,
+	} {
+		file := &patched{file: bytes.NewReader(content), at: int64(module + word*8), patch: []byte{content[module+word*8] ^ 0x10}}
+		f, err := parseELF(whole(file))
+		require.NoError(t, err)
+		_, err = f.goTable()
+		require.ErrorIs(t, err, errNoGoTable, "word %d", word)
 	}
 }
 
