@@ -4,6 +4,7 @@
 package profile
 
 import (
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -205,6 +206,34 @@ func TestOdd(t *testing.T) {
 	assert.Zero(t, s.GetLinkIndex())
 	assert.Len(t, data.GetDictionary().GetStackTable()[s.GetStackIndex()].GetLocationIndices(), 3)
 	assert.Equal(t, map[string]string{"k": "2"}, attributes(data.GetDictionary(), s.GetAttributeIndices()))
+}
+
+// TestNoRoom adds more names and attributes than a builder holds.
+func TestNoRoom(t *testing.T) {
+	b := New(Options{Start: start, Frequency: frequency})
+	b.dictionary.text = maxText - 1000
+	for i := range 100 {
+		text := fmt.Sprintf("%0100d", i)
+		b.Add(mustResource(t), Sample{
+			Time: start,
+			Stack: []*symbols.Location{{
+				Mapping: &symbols.Mapping{Start: 1, Limit: 1000, Path: text, GNUBuildID: text, GoBuildID: text},
+				Address: uint64(i + 1), Lines: []symbols.Line{{Function: "a" + text}, {Function: "b" + text, File: text}},
+			}},
+			Attributes: []*commonpb.KeyValue{StringAttribute(text, text)},
+		})
+	}
+	data := b.Data(start.Add(duration))
+	require.NoError(t, Check(data))
+	assert.Equal(t, 100*b.period, total(data))
+	size := 0
+	for _, s := range data.GetDictionary().GetStringTable() {
+		size += len(s)
+	}
+	assert.Less(t, size, 1100)
+	locations := data.GetDictionary().GetLocationTable()
+	assert.Len(t, locations[1].GetLines(), 2)
+	assert.Empty(t, locations[100].GetLines())
 }
 
 func TestSplit(t *testing.T) {

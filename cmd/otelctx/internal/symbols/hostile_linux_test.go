@@ -164,6 +164,11 @@ func TestBoundedCache(t *testing.T) {
 		process.Locate(a+1<<20, false)
 		require.LessOrEqual(t, len(process.locations), maxLocations)
 	}
+	// A few large ones.
+	for a := range uint64(10_000) {
+		process.keep(&Location{Address: a, Lines: []Line{{Function: strings.Repeat("x", maxName)}}})
+	}
+	assert.Less(t, len(process.locations), maxHeld/maxName)
 }
 
 // TestGone looks at a process that has ended meanwhile, and at none.
