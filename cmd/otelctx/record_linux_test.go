@@ -108,8 +108,8 @@ func assertTrue(t *testing.T, file string) {
 		}
 	}
 	t.Logf("%d samples inside, %d outside of spans", inside, outside)
-	assert.Greater(t, inside, 100)
-	assert.Greater(t, outside, 50)
+	assert.Greater(t, inside, 30)
+	assert.Greater(t, outside, 10)
 }
 
 func TestRecord(t *testing.T) {
@@ -303,7 +303,7 @@ func TestRecordInPIDNamespace(t *testing.T) {
 		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS}
 	}, burner.Records)
 	file := filepath.Join(t.TempDir(), "p.pb.gz")
-	d, _ := recorded(t, pidOf(c), "--duration=500ms", "--freq=997", "--output", file)
+	d, _ := recorded(t, pidOf(c), "--duration=1s", "--freq=997", "--output", file)
 	assert.Greater(t, d.Attributed, d.Samples/2)
 	assertTrue(t, file)
 }
@@ -352,7 +352,7 @@ func TestRecordInterrupted(t *testing.T) {
 			time.Sleep(time.Second)
 			require.NoError(t, r.cmd.Process.Signal(sig))
 			d, _ := r.wait(t)
-			assert.Greater(t, d.Samples, uint64(100))
+			assert.Greater(t, d.Samples, uint64(30))
 			assertTrue(t, file)
 		}
 	}
@@ -373,7 +373,7 @@ func TestRecordUntilProcessEnds(t *testing.T) {
 			d, stderr := r.wait(t)
 			assert.True(t, d.Ended)
 			assert.Contains(t, stderr, "has ended")
-			assert.Greater(t, d.Samples, uint64(100))
+			assert.Greater(t, d.Samples, uint64(30))
 			assertTrue(t, file)
 		})
 	}
@@ -400,7 +400,7 @@ func TestRecordAll(t *testing.T) {
 			}
 		}
 		assert.Equal(t, "burner", found.Service)
-		assert.Greater(t, found.Attributed, uint64(50))
+		assert.Greater(t, found.Attributed, uint64(10))
 	}
 	for _, p := range d.Processes {
 		assert.NotEqual(t, silent.PID(), p.PID)

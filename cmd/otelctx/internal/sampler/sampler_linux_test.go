@@ -75,11 +75,9 @@ func layoutOf(t testing.TB, pid int) *reader.ThreadLayout {
 // divisor of anything.
 const testFrequency = 1499
 
-// record samples for a while and returns what there is.
-func record(t testing.TB, s *Sampler, d time.Duration) []Sample {
+// rest returns the samples that there still are when sampling has been stopped.
+func rest(t testing.TB, s *Sampler) []Sample {
 	t.Helper()
-	stop := time.AfterFunc(d, func() { assert.NoError(t, s.Stop()) })
-	defer stop.Stop()
 	var samples []Sample
 	for {
 		var one Sample
@@ -187,7 +185,7 @@ func TestSpans(t *testing.T) {
 			s := open(t, Config{Frequency: testFrequency})
 			c := startBurner(t, nil, test.words...)
 			require.NoError(t, s.Watch(c.PID(), layoutOf(t, c.PID())))
-			samples := record(t, s, 1500*time.Millisecond)
+			samples := take(t, s, 2000)
 			v := judge(c, samples)
 			t.Logf("%+v", v)
 			require.Greater(t, v.inside, 200)
@@ -494,8 +492,7 @@ func TestWatchAgain(t *testing.T) {
 	require.NoError(t, s.Unwatch(c.PID()))
 	require.NoError(t, s.Unwatch(c.PID()), "no more")
 	require.NoError(t, s.Stop())
-	rest := record(t, s, time.Minute)
-	assert.Less(t, len(rest), testFrequency, "what was waiting")
+	assert.Less(t, len(rest(t, s)), testFrequency, "what was waiting")
 }
 
 // What is not read in time is lost, and counted.
@@ -506,9 +503,9 @@ func TestLost(t *testing.T) {
 	require.Eventually(t, func() bool { return s.Lost() > 100 }, 10*time.Second, 10*time.Millisecond)
 	require.NoError(t, s.Stop())
 	lost := s.Lost()
-	rest := record(t, s, time.Minute)
-	assert.NotEmpty(t, rest)
-	assert.Less(t, len(rest), 50)
+	read := rest(t, s)
+	assert.NotEmpty(t, read)
+	assert.Less(t, len(read), 50)
 	require.NoError(t, s.Close())
 	assert.Equal(t, lost, s.Lost(), "known after the end")
 }
