@@ -232,6 +232,7 @@ func TestWithoutThreadLocalStorage(t *testing.T) {
 
 // A service in a PID namespace of its own knows its threads by other ids.
 func TestServiceInPIDNamespace(t *testing.T) {
+	needNamespaces(t)
 	for name, words := range map[string][]string{
 		"record":       {burner.Records},
 		"thread slots": {burner.ThreadSlots},
@@ -336,12 +337,20 @@ func take(t testing.TB, s *Sampler, n int) []Sample {
 	return samples
 }
 
+func needNamespaces(t *testing.T) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("a PID namespace needs CAP_SYS_ADMIN")
+	}
+}
+
 func inPIDNamespace(cmd *exec.Cmd) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS}
 }
 
 // A sampler in a PID namespace of its own has other ids than the kernel's for everything.
 func TestSamplerInPIDNamespace(t *testing.T) {
+	needNamespaces(t)
 	open(t, Config{Frequency: 1})
 	c := childproc.Start(t, roleSelf, inPIDNamespace)
 	var v map[string]int
@@ -525,6 +534,28 @@ func TestKernelStacks(t *testing.T) {
 		}
 		assert.Equal(t, asked, with > 0, with)
 	}
+}
+
+// Samples stand for all of the CPU time that there was, user's and kernel's.
+func TestCPUTime(t *testing.T) {
+	s := open(t, Config{Frequency: testFrequency})
+	c := startBurner(t, nil, burner.Records)
+	used := func() time.Duration {
+		// The clock of another process's CPU time, as clock_getcpuclockid(3) makes it.
+		const sched = 2
+		var ts unix.Timespec
+		require.NoError(t, unix.ClockGettime(int32(^c.PID()<<3|sched), &ts))
+		return time.Duration(ts.Nano())
+	}
+	before := used()
+	require.NoError(t, s.Watch(c.PID(), nil))
+	time.Sleep(2 * time.Second)
+	require.NoError(t, s.Unwatch(c.PID()))
+	want := used() - before
+	require.NoError(t, s.Stop())
+	got := time.Duration(len(rest(t, s))) * time.Second / testFrequency
+	assert.Zero(t, s.Lost())
+	assert.InEpsilon(t, want, got, 0.1, "%v of %v", got, want)
 }
 
 // Times are the wall clock's, and in the order of each processor.
