@@ -341,6 +341,8 @@ func startRecord(t *testing.T, args ...string) *running {
 
 func (r *running) wait(t *testing.T) (recordDocument, string) {
 	t.Helper()
+	timeout := time.AfterFunc(time.Minute, func() { _ = r.cmd.Process.Kill() })
+	defer timeout.Stop()
 	require.NoError(t, r.cmd.Wait(), r.stderr.String())
 	return decodeRecord(t, r.stdout.String()), r.stderr.String()
 }
