@@ -412,16 +412,21 @@ func TestRecordAll(t *testing.T) {
 	}
 }
 
-// A process that is recorded alone may begin to publish too.
+// A process that is recorded alone may begin to publish too, or to publish more.
 func TestRecordNoticesPublication(t *testing.T) {
 	needSampling(t)
-	c := startBurner(t, nil, burner.Records, burner.Later)
-	r := startRecord(t, pidOf(c), "--duration=4s")
-	require.Equal(t, "published", c.Ask("publish"))
-	d, _ := r.wait(t)
-	assert.Greater(t, d.Attributed, d.Samples/4)
-	require.Len(t, d.Processes, 2, "by what it is called, before and after")
-	assert.Equal(t, "burner", d.Processes[0].Service)
+	for words, names := range map[string]int{
+		burner.Later: 2, // what it is called before and after
+		burner.Words(burner.Later, burner.ResourceFirst): 1,
+	} {
+		c := startBurner(t, nil, burner.Records, words)
+		r := startRecord(t, pidOf(c), "--duration=4s")
+		require.Equal(t, "published", c.Ask("publish"))
+		d, _ := r.wait(t)
+		assert.Greater(t, d.Attributed, d.Samples/4, words)
+		require.Len(t, d.Processes, names, words)
+		assert.Equal(t, "burner", d.Processes[0].Service)
+	}
 }
 
 func TestRecordUsage(t *testing.T) {
