@@ -439,8 +439,8 @@ func selfRole(parent *childproc.Parent) {
 		parent.Must(s.Read(&samples[i]))
 	}
 	v := judgeBy(burner.Name, samples)
-	parent.Send(`{"pid":%d,"samples":%d,"undecided":%d,"inside":%d,"found":%d,"wrong":%d,"outside":%d,"stray":%d}`,
-		samples[0].PID, v.samples, v.undecided, v.inside, v.found, v.wrong, v.outside, v.stray)
+	parent.Send(`{"age":%d,"pid":%d,"samples":%d,"undecided":%d,"inside":%d,"found":%d,"wrong":%d,"outside":%d,"stray":%d}`,
+		time.Since(samples[0].Time), samples[0].PID, v.samples, v.undecided, v.inside, v.found, v.wrong, v.outside, v.stray)
 	parent.Receive()
 }
 
@@ -572,6 +572,27 @@ func TestTimes(t *testing.T) {
 		assert.WithinRange(t, one.Time, before.Add(-time.Millisecond), time.Now().Add(time.Millisecond))
 		assert.NotEmpty(t, one.Comm)
 	}
+}
+
+// In a time namespace the clock that the program reads is another one than ours.
+func TestTimesInTimeNamespace(t *testing.T) {
+	open(t, Config{Frequency: 1})
+	unshare, err := exec.LookPath("unshare")
+	if err != nil {
+		t.Skip(err)
+	}
+	if out, err := exec.Command(unshare, "--time", "--boottime=100000", "true").CombinedOutput(); err != nil {
+		t.Skipf("a time namespace needs a kernel with those, and CAP_SYS_ADMIN: %s", out)
+	}
+	c := childproc.Start(t, roleSelf, func(cmd *exec.Cmd) {
+		cmd.Args = []string{unshare, "--time", "--boottime=100000", cmd.Path}
+		cmd.Path = unshare
+	})
+	var v map[string]int
+	require.NoError(t, json.Unmarshal([]byte(c.Ask("%s", burner.Records)), &v))
+	assert.Less(t, v["age"], int(patience))
+	assert.GreaterOrEqual(t, v["age"], 0)
+	c.Done()
 }
 
 func TestOpenRefuses(t *testing.T) {
