@@ -551,7 +551,8 @@ func TestAdvertisedInAnyOrder(t *testing.T) {
 			{"publisher", true, true},
 		},
 		"down twice": {
-			{"publisher processor processor-down processor-down", true, false},
+			{"publisher processor processor-down", true, false},
+			{"processor-down", true, false},
 			{"processor", true, true},
 		},
 		"options of one provider": {

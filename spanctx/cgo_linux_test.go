@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -49,13 +50,12 @@ type cgoChild struct {
 
 func startCgo(t *testing.T, exe, carriers string, kind reader.CarrierKind) *cgoChild {
 	t.Helper()
-	c := &cgoChild{kind: kind, Child: childproc.Start(t, "", func(cmd *exec.Cmd) {
+	child := childproc.Start(t, "", func(cmd *exec.Cmd) {
 		cmd.Path, cmd.Args = exe, append([]string{exe}, strings.Fields(carriers)...)
 		cmd.Env = append(cmd.Env, "GOMAXPROCS=4")
-	})}
-	c.ask(t, "look") // it is up
-	c.outside = lookAt(t, c.Child.PID())
-	return c
+	})
+	child.Ask("who is it") // which it can answer when all is set up
+	return &cgoChild{child, lookAt(t, child.PID()), kind}
 }
 
 // cgoIdentity is who has answered.
@@ -197,7 +197,7 @@ func testCallback(t *testing.T, c *cgoChild) {
 			c.shows(t, is, "")
 			c.ask(t, "called: end")
 			c.showsNothing(t)
-			require.Equal(t, fmt.Sprint(tid), c.Ask("called: return"))
+			require.Equal(t, strconv.Itoa(tid), c.Ask("called: return"))
 			c.showsNothing(t)
 		}
 		require.Equal(t, "0", c.Ask("end C thread"))
