@@ -82,6 +82,15 @@ func (w *worker) trace() (ctxs [kinds]context.Context, spans [kinds]trace.Span) 
 	return ctxs, spans
 }
 
+// roots starts as many spans, each of a trace of its own. What they leave in the slot is
+// another one's in every word.
+func (w *worker) roots() (spans [kinds]trace.Span) {
+	for i := range spans {
+		_, spans[i] = w.tracer.Start(w.ctx, "span")
+	}
+	return spans
+}
+
 // newTracer sets a child up: everything is on, and published.
 func newTracer(parent *childproc.Parent, capacity int) trace.Tracer {
 	_, err := resourcepublisher.NewPublisher(resource.Empty())
@@ -364,7 +373,7 @@ func TestEndedIsShownToNoProcess(t *testing.T) {
 
 const (
 	hammerWorkers  = 10_000
-	hammerCapacity = 16
+	hammerCapacity = 8
 )
 
 // hammered is what a worker of the hammer tells of itself: the last round of which each
@@ -376,7 +385,7 @@ type hammered struct {
 
 // beHammer starts and ends spans on 10,000 goroutines until it is told to stop.
 func beHammer(parent *childproc.Parent) {
-	runtime.GOMAXPROCS(3)
+	runtime.GOMAXPROCS(2)
 	tracer := newTracer(parent, hammerCapacity)
 	all := new([hammerWorkers]hammered)
 	var stop atomic.Bool
@@ -404,6 +413,10 @@ func hammerOn(w *worker, h *hammered, helper chan func(), stop *atomic.Bool) {
 	h.goid.Store(goruntime.Calibrate().GoroutineID())
 	random := rand.New(rand.NewPCG(4, uint64(w.number)))
 	for !stop.Load() {
+		for _, span := range w.roots() {
+			span.End()
+		}
+		h.over[0].Store(w.traces)
 		ctxs, spans := w.trace()
 		switch random.IntN(8) {
 		case 0:
