@@ -17,6 +17,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -182,6 +183,12 @@ func showIn(t *testing.T, c *childproc.Child) (is truth) {
 		_, err := hex.Decode(id.to, []byte(id.from))
 		require.NoError(t, err)
 	}
+	// It has answered just before it waits. Until then it may be on no thread.
+	require.Eventually(t, func() bool {
+		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/syscall", c.PID(), is.tid))
+		require.NoError(t, err)
+		return strings.HasPrefix(string(b), strconv.Itoa(syscall.SYS_READ)+" ")
+	}, 10*time.Second, time.Millisecond)
 	return is
 }
 
