@@ -43,7 +43,7 @@ func TestLayout(t *testing.T) {
 	needRecords(t)
 	apart(func() {
 		setUser("user", "x", "abc", "")
-		r := Begin(0x0102030405060708, 0x090a0b0c0d0e0f10, 0xa1a2a3a4a5a6a7a8, 0x01)
+		r := Begin(0x0102030405060708, 0x090a0b0c0d0e0f10, 0xa1a2a3a4a5a6a7a8, 0x01, nil)
 		address := labelAddress(t)
 
 		// The runtime's labelMap: a slice of pairs of strings.
@@ -66,14 +66,14 @@ func TestLayout(t *testing.T) {
 		}, got)
 
 		// The record of OTEP 4947.
-		assert.EqualValues(t, 24, Offset)
-		assert.Zero(t, (address+24)%2, "alignment")
+		assert.EqualValues(t, 100, Offset)
+		assert.Zero(t, (address+100)%2, "alignment")
 		const (
 			ids     = "0102030405060708090a0b0c0d0e0f10" + "a1a2a3a4a5a6a7a8"
 			valid   = ids + "01" + "01" + "0000"
 			invalid = ids + "00" + "01" + "0000"
 		)
-		record := func() string { return hex.EncodeToString(read(t, address+24, 28)) }
+		record := func() string { return hex.EncodeToString(read(t, address+100, 28)) }
 		assert.Equal(t, valid, record())
 		r.End()
 		assert.Equal(t, invalid, record())
@@ -85,8 +85,8 @@ func TestFlags(t *testing.T) {
 	needRecords(t)
 	apart(func() {
 		for _, flags := range []uint8{0, 1, 2, 0x80, 0xff} {
-			r := Begin(1, 2, 3, flags)
-			b := read(t, labelAddress(t)+24+24, 4)
+			r := Begin(1, 2, 3, flags, nil)
+			b := read(t, labelAddress(t)+100+24, 4)
 			assert.Equal(t, []byte{1, flags, 0, 0}, b)
 			r.End()
 		}
