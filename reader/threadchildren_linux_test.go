@@ -181,7 +181,7 @@ func (s *service) namedV1() error {
 func (s *service) show(span *ringbuf.Span) (end func()) {
 	var records []*gorecord.Record
 	if s.record {
-		records = append(records, gorecord.Begin(span.TraceIDHigh, span.TraceIDLow, span.SpanID, span.TraceFlags))
+		records = append(records, gorecord.Begin(span.TraceIDHigh, span.TraceIDLow, span.SpanID, span.TraceFlags, nil))
 	}
 	var places [2]ringbuf.Place
 	for i, ring := range []*ringbuf.Ring{s.threads, s.routines} {

@@ -257,7 +257,7 @@ func TestEndWhileEvicted(t *testing.T) {
 		require.True(t, s.p.find(span.SpanContext(), &l))
 		require.True(t, l.claim())
 		s.p.withdraw(&l)
-		record := gorecord.Begin(1, 2, 3, 0)
+		record := gorecord.Begin(1, 2, 3, 0, nil)
 		l.record.Put(record)
 		span.End()
 		assert.True(t, record.Valid(), "it is not that span's")

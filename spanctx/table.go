@@ -4,6 +4,7 @@
 package spanctx
 
 import (
+	"bytes"
 	"sync/atomic"
 
 	"github.com/otelctx/otelctx/internal/gorecord"
@@ -46,9 +47,18 @@ const (
 type half struct {
 	buckets []bucket
 	entries []entry
-	// records has for each entry the span's record, or nil. They are apart because
-	// the garbage collector looks through memory that has pointers.
-	records []gorecord.Ref
+	// pointers are those of the entries. They are apart because the garbage collector
+	// looks through memory that has pointers.
+	pointers []pointers
+}
+
+// pointers are those of an entry.
+type pointers struct {
+	// record is the span's, or nil.
+	record gorecord.Ref
+	// attributes are what slots show with the span, unless its record says that. They
+	// are dropped when it is shown with others, since it is not known where.
+	attributes atomic.Pointer[gorecord.Attributes]
 }
 
 // bucket says which spans are in its entries.
@@ -119,11 +129,12 @@ type live struct {
 
 	key     *uint64
 	version *uint64
-	record  *gorecord.Ref
-	id, at  uint64
+	*pointers
+
+	id, at uint64
 }
 
-// show fills a zero Span with what slots show of l.
+// show fills a zero Span with what slots show of l, but for the attributes.
 func (l *live) show(s *ringbuf.Span) {
 	s.TraceIDHigh, s.TraceIDLow = l.traceIDHigh, l.traceIDLow
 	s.SpanID, s.LocalRootSpanID, s.TraceFlags = l.id, l.localRoot, l.flags()
@@ -132,15 +143,48 @@ func (l *live) show(s *ringbuf.Span) {
 // ended reports whether the span is over, or was evicted.
 func (l *live) ended() bool { return atomic.LoadUint64(l.version) != l.at }
 
+// shownWith returns the attributes that a goroutine shows with l when it goes back to it,
+// where r is the record that is installed, or nil. They are none if that cannot be told.
+func (l *live) shownWith(r *gorecord.Record) []byte {
+	if r.Shows(l.id) {
+		return r.Attributes()
+	}
+	if own := l.record.Get(); own != nil {
+		if !own.Shows(l.id) || own.Attached() {
+			return nil
+		}
+		return own.Attributes()
+	}
+	a := l.attributes.Load()
+	if a == nil || l.ended() {
+		return nil
+	}
+	return a.Encoded()
+}
+
+// showWith notes that slots are about to show l with attributes, and returns those that
+// it was known to be shown with so far, unless a record says that.
+func (l *live) showWith(a *gorecord.Attributes) *gorecord.Attributes {
+	own := l.attributes.Load()
+	if own == nil || l.ended() {
+		return nil
+	}
+	if !bytes.Equal(own.Encoded(), a.Encoded()) {
+		// Should the entry be another span's by now, that one's are missing.
+		l.attributes.CompareAndSwap(own, nil)
+	}
+	return own
+}
+
 func newTable() *table {
 	return &table{small: newHalf(smallBuckets), large: newHalf(largeBuckets)}
 }
 
 func newHalf(buckets int) half {
 	return half{
-		buckets: make([]bucket, buckets),
-		entries: make([]entry, buckets*ways),
-		records: make([]gorecord.Ref, buckets*ways),
+		buckets:  make([]bucket, buckets),
+		entries:  make([]entry, buckets*ways),
+		pointers: make([]pointers, buckets*ways),
 	}
 }
 
@@ -172,22 +216,22 @@ func (t *table) claimed(id uint64, f func(*live)) {
 	}
 }
 
-// add makes the span live whose id and state l holds, with its record, shown at these
+// add makes the span live whose id and state l holds, with its pointers, shown at these
 // places, and fills l with the rest. It returns false if all entries that it may be in
 // are being changed just now. evict is called for a span that has to give way, with its
 // entry claimed.
-func (t *table) add(l *live, r *gorecord.Record, at [numRings]ringbuf.Place, evict func(*live)) bool {
+func (t *table) add(l *live, with carried, at [numRings]ringbuf.Place, evict func(*live)) bool {
 	now := t.tick.Load()
 	if l.id%tickEvery == 0 {
 		now = t.tick.Add(1)
 	}
-	if t.small.add(l, r, at, now, nil) {
+	if t.small.add(l, with, at, now, nil) {
 		return true
 	}
 	if !t.spilled.Load() {
 		t.spilled.Store(true)
 	}
-	return t.large.add(l, r, at, now, evict)
+	return t.large.add(l, with, at, now, evict)
 }
 
 // all calls f for every live span.
@@ -214,7 +258,7 @@ func (h *half) bucket(id uint64) uint64 {
 // point has l be about an entry, as of its version now.
 func (h *half) point(b uint64, way int, l *live) {
 	bucket, n := &h.buckets[b], b*ways+uint64(way)
-	l.entry, l.record = &h.entries[n], &h.records[n]
+	l.entry, l.pointers = &h.entries[n], &h.pointers[n]
 	l.key, l.version = &bucket.keys[way], &bucket.versions[way]
 	l.at = atomic.LoadUint64(l.version)
 }
@@ -246,7 +290,7 @@ func (h *half) find(traceIDHigh, traceIDLow, id uint64, l *live) bool {
 }
 
 // add is the table's. Without evict nothing gives way.
-func (h *half) add(l *live, r *gorecord.Record, places [numRings]ringbuf.Place, now uint64, evict func(*live)) bool {
+func (h *half) add(l *live, with carried, places [numRings]ringbuf.Place, now uint64, evict func(*live)) bool {
 	b := h.bucket(l.id)
 	for range ways {
 		h.point(b, h.oldest(b), l)
@@ -267,7 +311,7 @@ func (h *half) add(l *live, r *gorecord.Record, places [numRings]ringbuf.Place, 
 			victim.entry.load(&victim.state)
 			evict(&victim)
 		}
-		l.set(r, places)
+		l.set(with, places)
 		l.release(now)
 		return true
 	}
@@ -302,7 +346,7 @@ func (l *live) release(now uint64) {
 
 // free gives a claimed entry back, without a span.
 func (l *live) free() {
-	l.record.Put(nil)
+	l.carry(carried{})
 	put(l.key, 0)
 	putLast(l.version, l.at>>32<<32|uint64(uint32(l.at)+2))
 }
@@ -365,8 +409,22 @@ func (e *entry) load(s *state) {
 	s.origin = atomic.LoadUint64(&e.origin)
 }
 
+// carried is what the pointers of an entry point at.
+type carried struct {
+	record     *gorecord.Record
+	attributes *gorecord.Attributes
+}
+
+// carry sets the pointers of the claimed entry.
+func (l *live) carry(c carried) {
+	l.record.Put(c.record)
+	if l.attributes.Load() != c.attributes {
+		l.attributes.Store(c.attributes)
+	}
+}
+
 // set fills the claimed entry with l.
-func (l *live) set(r *gorecord.Record, at [numRings]ringbuf.Place) {
+func (l *live) set(with carried, at [numRings]ringbuf.Place) {
 	e := l.entry
 	put(&e.traceIDHigh, l.traceIDHigh)
 	put(&e.traceIDLow, l.traceIDLow)
@@ -379,6 +437,6 @@ func (l *live) set(r *gorecord.Record, at [numRings]ringbuf.Place) {
 			put32(&e.places[ring][i], 0)
 		}
 	}
-	l.record.Put(r)
+	l.carry(with)
 	put(l.key, l.id)
 }

@@ -71,9 +71,6 @@ func (m *KeyMap) Of(ctx context.Context) *gorecord.Attributes {
 	return p.attributes
 }
 
-// maxValue is the size that a value may have, whose size is a byte.
-const maxValue = 255
-
 func (m *KeyMap) encode(s *Scope) *gorecord.Attributes {
 	var entries []gorecord.Attribute
 	for i, key := range m.keys {
@@ -82,7 +79,7 @@ func (m *KeyMap) encode(s *Scope) *gorecord.Attributes {
 		})
 		if ok {
 			entries = append(entries, gorecord.Attribute{
-				Index: uint8(i), Key: string(key), Value: gorecord.Cut(s.attrs[at].Value.String(), maxValue),
+				Index: uint8(i), Key: string(key), Value: s.attrs[at].Value.String(),
 			})
 		}
 	}
