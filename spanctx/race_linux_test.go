@@ -284,7 +284,7 @@ func TestNoteComesLate(t *testing.T) {
 			require.True(t, s.p.find(young.SpanContext(), &l2))
 			require.Same(t, l.entry, l2.entry, "free entries are used in their order")
 			apart(func() {
-				s.p.show(goroutineRing, &l, true)
+				s.p.show(goroutineRing, &l, nil, true)
 				s.assertShows(t, nil, nil)
 			})
 			for place := range ringbuf.Place(10) {

@@ -62,12 +62,11 @@ type pointers struct {
 }
 
 // bucket says which spans are in its entries.
-type bucket struct {
-	// keys are the spans' ids; 0 is none.
-	keys [ways]uint64
-	// versions count the changes of the entries, above which is the tick of the
-	// last one.
-	versions [ways]uint64
+type bucket [ways]struct {
+	// key is the span's id; 0 is none.
+	key uint64
+	// version counts the changes of the entry, above which is the tick of the last one.
+	version uint64
 }
 
 // entry takes one cache line.
@@ -206,7 +205,7 @@ func (t *table) claimed(id uint64, f func(*live)) {
 		b := h.bucket(id)
 		for way := range ways {
 			bucket := &h.buckets[b]
-			if atomic.LoadUint64(&bucket.keys[way]) != id || atomic.LoadUint64(&bucket.versions[way])&1 == 0 {
+			if atomic.LoadUint64(&bucket[way].key) != id || atomic.LoadUint64(&bucket[way].version)&1 == 0 {
 				continue
 			}
 			l := live{id: id}
@@ -240,7 +239,7 @@ func (t *table) all(f func(*live)) {
 		for i := range h.buckets {
 			for way := range ways {
 				var l live
-				if l.id = atomic.LoadUint64(&h.buckets[i].keys[way]); l.id != 0 && h.read(uint64(i), way, &l) {
+				if l.id = atomic.LoadUint64(&h.buckets[i][way].key); l.id != 0 && h.read(uint64(i), way, &l) {
 					f(&l)
 				}
 			}
@@ -259,7 +258,7 @@ func (h *half) bucket(id uint64) uint64 {
 func (h *half) point(b uint64, way int, l *live) {
 	bucket, n := &h.buckets[b], b*ways+uint64(way)
 	l.entry, l.pointers = &h.entries[n], &h.pointers[n]
-	l.key, l.version = &bucket.keys[way], &bucket.versions[way]
+	l.key, l.version = &bucket[way].key, &bucket[way].version
 	l.at = atomic.LoadUint64(l.version)
 }
 
@@ -281,7 +280,7 @@ func (h *half) find(traceIDHigh, traceIDLow, id uint64, l *live) bool {
 	b := h.bucket(id)
 	l.id = id
 	for way := range ways {
-		if atomic.LoadUint64(&h.buckets[b].keys[way]) == id && h.read(b, way, l) &&
+		if atomic.LoadUint64(&h.buckets[b][way].key) == id && h.read(b, way, l) &&
 			(l.traceIDLow == traceIDLow && l.traceIDHigh == traceIDHigh || traceIDHigh|traceIDLow == 0) {
 			return true
 		}
@@ -323,10 +322,10 @@ func (h *half) add(l *live, with carried, places [numRings]ringbuf.Place, now ui
 func (h *half) oldest(b uint64) int {
 	bucket, oldest := &h.buckets[b], 0
 	for way := range ways {
-		if atomic.LoadUint64(&bucket.keys[way]) == 0 {
+		if atomic.LoadUint64(&bucket[way].key) == 0 {
 			return way
 		}
-		if atomic.LoadUint64(&bucket.versions[way])>>32 < atomic.LoadUint64(&bucket.versions[oldest])>>32 {
+		if atomic.LoadUint64(&bucket[way].version)>>32 < atomic.LoadUint64(&bucket[oldest].version)>>32 {
 			oldest = way
 		}
 	}

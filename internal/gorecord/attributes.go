@@ -95,11 +95,6 @@ func (a *Attributes) Encoded() []byte {
 	return a.encoded
 }
 
-// isShort reports whether a short record has room for a, beside no labels of a user's.
-func (a *Attributes) isShort() bool {
-	return len(a.encoded) <= shortAttributes && len(a.labels) <= shortLabels
-}
-
 // Cut returns the beginning of s, at most so many bytes, without the first part of a
 // character whose rest would be cut off.
 func Cut(s string, size int) string {

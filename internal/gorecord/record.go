@@ -80,6 +80,12 @@ type (
 		attributes [shortAttributes]byte
 		list       [shortLabels]goruntime.Label
 	}
+	medium struct {
+		Record
+
+		attributes [mediumAttributes]byte
+		list       [shortLabels]goruntime.Label
+	}
 	labelled struct {
 		Record
 
@@ -94,12 +100,14 @@ type (
 )
 
 const (
-	shortAttributes = 64
-	shortLabels     = 5
+	shortAttributes  = 32
+	mediumAttributes = 96
+	shortLabels      = 5
 )
 
-// newRecord returns a record with the attributes a, and the room for its labels and for
-// those of a user who has so many.
+// newRecord returns a record with the attributes a, and the list of its labels: those of
+// a, but for the values of ours, or if that is empty the room for them and for those of a
+// user who has so many.
 func newRecord(users int, a *Attributes) (*Record, []goruntime.Label) {
 	switch {
 	case a == nil && users == 0:
@@ -110,12 +118,17 @@ func newRecord(users int, a *Attributes) (*Record, []goruntime.Label) {
 		return &r.Record, r.list[:0]
 	case a == nil:
 		return new(Record), make([]goruntime.Label, 0, users+ourLabels)
-	case users == 0 && a.isShort():
+	case users == 0 && len(a.encoded) <= shortAttributes && len(a.labels) <= shortLabels:
 		r := new(short)
 		// All of both, which is quicker than to see how much it is.
 		r.attributes = [shortAttributes]byte(a.encoded[:shortAttributes])
 		r.list = a.short
-		return &r.Record, r.list[:0]
+		return &r.Record, r.list[:len(a.labels)]
+	case users == 0 && len(a.encoded) <= mediumAttributes && len(a.labels) <= shortLabels:
+		r := new(medium)
+		copy(r.attributes[:], a.encoded)
+		r.list = a.short
+		return &r.Record, r.list[:len(a.labels)]
 	default:
 		r := new(full)
 		copy(r.attributes[:], a.encoded)
@@ -130,6 +143,7 @@ const (
 	_ = -(Offset % 2)
 	_ = -(unsafe.Sizeof(Record{}) - Offset ^ wire.ThreadContextRecordSize)
 	_ = -(unsafe.Offsetof(short{}.attributes) ^ unsafe.Sizeof(Record{}))
+	_ = -(unsafe.Offsetof(medium{}.attributes) ^ unsafe.Sizeof(Record{}))
 	_ = -(unsafe.Offsetof(full{}.attributes) ^ unsafe.Sizeof(Record{}))
 	_ = -(unsafe.Offsetof(Record{}.spanID) - Offset ^ unsafe.Offsetof(wire.ThreadContextRecord{}.SpanID))
 	_ = -(unsafe.Offsetof(Record{}.state) - Offset ^ unsafe.Offsetof(wire.ThreadContextRecord{}.Valid))
@@ -348,9 +362,9 @@ func labelsAt(user unsafe.Pointer) []goruntime.Label {
 	return (*goruntime.LabelMap)(user).List
 }
 
-// setLabels makes the list of labels, which is sorted by key, in the room for it that
-// newRecord has returned: the user's, the attributes' and ours, which come first where the
-// keys are the same.
+// setLabels makes the list of labels, which is sorted by key, of what newRecord has
+// returned: the user's, the attributes' and ours, which come first where the keys are the
+// same.
 func (r *Record) setLabels(list, users []goruntime.Label, a *Attributes) {
 	// Sound: nothing writes to hex any more, and the strings keep the record.
 	text := unsafe.String(&r.hex[0], len(r.hex))
@@ -361,8 +375,7 @@ func (r *Record) setLabels(list, users []goruntime.Label, a *Attributes) {
 		list = list[:ourLabels]
 		list[0].Key, list[0].Value = spanIDKey, spanID
 		list[1].Key, list[1].Value = traceIDKey, traceID
-	case len(users) == 0 && a.isShort():
-		list = list[:len(a.labels)] // they are there
+	case len(list) > 0:
 		list[a.spanID].Value, list[a.traceID].Value = spanID, traceID
 	default:
 		var ours [userLabels + ourLabels]goruntime.Label
