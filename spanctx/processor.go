@@ -227,11 +227,7 @@ func (p *SpanProcessor) RefusedAttributeKeys() int {
 
 // attributesOf returns the attributes of ctx that are published, or nil.
 func (p *SpanProcessor) attributesOf(ctx context.Context) *gorecord.Attributes {
-	keys := p.keys.Load()
-	if keys == nil {
-		return nil
-	}
-	return keys.Of(ctx)
+	return p.keys.Load().Of(ctx)
 }
 
 // installed returns the record that is installed on the calling goroutine, or nil.

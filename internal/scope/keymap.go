@@ -59,6 +59,9 @@ type published struct {
 // Of returns what ctx has of the keys, or nil if that is nothing. It is encoded once for
 // each Scope, and again for each map.
 func (m *KeyMap) Of(ctx context.Context) *gorecord.Attributes {
+	if m == nil {
+		return nil // and ctx is not even looked at
+	}
 	s := From(ctx)
 	if s == nil {
 		return nil
