@@ -8,7 +8,9 @@ import (
 	"encoding/hex"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -109,5 +111,61 @@ func TestHex(t *testing.T) {
 			putHex(b[:], v<<(8*at))
 			assert.Equal(t, fmt.Sprintf("%016x", v<<(8*at)), string(b[:]))
 		}
+	}
+}
+
+// golden returns the bytes of a file of package wire that was written by hand.
+func golden(t *testing.T, name string) (all []byte) {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("..", "wire", "testdata", name))
+	require.NoError(t, err)
+	for line := range strings.Lines(string(text)) {
+		line, _, _ = strings.Cut(line, "#")
+		if fields := strings.Fields(line); len(fields) > 0 {
+			b, err := hex.DecodeString(strings.Join(fields[1:], ""))
+			require.NoError(t, err, line)
+			all = append(all, b...)
+		}
+	}
+	return all
+}
+
+// A record with attributes in whatever object it begins is the one of the format.
+func TestGolden(t *testing.T) {
+	needRecords(t)
+	want := golden(t, "threadcontext_record.hex")
+	a := NewAttributes([]Attribute{{0, "method", "GET"}, {2, "empty", ""}})
+	for _, users := range []int{0, 1, 8, 9} {
+		apart(func() {
+			if users > 0 {
+				setUser(manyLabels(users)...)
+			}
+			r := Begin(0x0123456789abcdef, 0xfedcba9876543210, 0x1122334455667788, 1, a)
+			assert.Equal(t, want, read(t, labelAddress(t)+100, len(want)), "%d labels of the user", users)
+			setUser("other", "x")
+			r.Attach(a)
+			assert.Equal(t, want, read(t, labelAddress(t)+100, len(want)), "attached")
+			r.End()
+		})
+	}
+	// The objects for more.
+	for _, size := range []int{32 - 9, 33 - 9, 96 - 9, 97 - 9, 612 - 9 - 2*257} {
+		all := []Attribute{{0, "method", "GET"}, {2, "empty", ""}, {3, "fill", strings.Repeat("x", size)}}
+		encoded := "\x00\x03GET\x02\x00\x03" + string(byte(size)) + strings.Repeat("x", size)
+		if size == 612-9-2*257 {
+			for i := range byte(2) {
+				all = append(all, Attribute{4 + i, "more", strings.Repeat("y", 255)})
+				encoded += string([]byte{4 + i, 255}) + strings.Repeat("y", 255)
+			}
+			require.Len(t, encoded, 612)
+		}
+		apart(func() {
+			r := Begin(0x0123456789abcdef, 0xfedcba9876543210, 0x1122334455667788, 1, NewAttributes(all))
+			got := read(t, labelAddress(t)+100, 28+len(encoded))
+			assert.Equal(t, want[:26], got[:26])
+			assert.EqualValues(t, len(encoded), binary.NativeEndian.Uint16(got[26:]))
+			assert.Equal(t, encoded, string(got[28:]))
+			r.End()
+		})
 	}
 }

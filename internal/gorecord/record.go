@@ -86,6 +86,12 @@ type (
 		attributes [mediumAttributes]byte
 		list       [shortLabels]goruntime.Label
 	}
+	wide struct {
+		Record
+
+		attributes [mediumAttributes]byte
+		list       [userLabels + ourLabels]goruntime.Label
+	}
 	labelled struct {
 		Record
 
@@ -129,6 +135,10 @@ func newRecord(users int, a *Attributes) (*Record, []goruntime.Label) {
 		copy(r.attributes[:], a.encoded)
 		r.list = a.short
 		return &r.Record, r.list[:len(a.labels)]
+	case users <= userLabels && len(a.encoded) <= mediumAttributes:
+		r := new(wide)
+		copy(r.attributes[:], a.encoded)
+		return &r.Record, r.list[:0]
 	default:
 		r := new(full)
 		copy(r.attributes[:], a.encoded)
@@ -144,6 +154,7 @@ const (
 	_ = -(unsafe.Sizeof(Record{}) - Offset ^ wire.ThreadContextRecordSize)
 	_ = -(unsafe.Offsetof(short{}.attributes) ^ unsafe.Sizeof(Record{}))
 	_ = -(unsafe.Offsetof(medium{}.attributes) ^ unsafe.Sizeof(Record{}))
+	_ = -(unsafe.Offsetof(wide{}.attributes) ^ unsafe.Sizeof(Record{}))
 	_ = -(unsafe.Offsetof(full{}.attributes) ^ unsafe.Sizeof(Record{}))
 	_ = -(unsafe.Offsetof(Record{}.spanID) - Offset ^ unsafe.Offsetof(wire.ThreadContextRecord{}.SpanID))
 	_ = -(unsafe.Offsetof(Record{}.state) - Offset ^ unsafe.Offsetof(wire.ThreadContextRecord{}.Valid))
