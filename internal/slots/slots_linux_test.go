@@ -6,10 +6,13 @@ package slots
 import (
 	"bytes"
 	"encoding/binary"
+	"encoding/hex"
 	"errors"
 	"math/rand/v2"
+	"os"
 	"runtime"
 	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -214,6 +217,37 @@ func TestAttributes(t *testing.T) {
 			require.True(t, ok)
 			assert.Zero(t, binary.LittleEndian.Uint16(a.slot(n)[0x1A:]))
 		})
+	}
+}
+
+// What is written with attributes is the slot of the format, but for who wrote it.
+func TestGolden(t *testing.T) {
+	text, err := os.ReadFile("../wire/testdata/ring_layout2.hex")
+	require.NoError(t, err)
+	var want []byte
+	for line := range strings.Lines(string(text)) {
+		line, _, _ = strings.Cut(line, "#")
+		if fields := strings.Fields(line); len(fields) > 0 {
+			b, err := hex.DecodeString(strings.Join(fields[1:], ""))
+			require.NoError(t, err)
+			want = append(want, b...)
+		}
+	}
+	want = want[0x40:][:0x80]
+	attributes := append(make([]byte, 0, 8), "\x00\x03GET"...)
+	span := Span{0x0123456789abcdef, 0xfedcba9876543210, 0x1122334455667788, 0x99aabbccddeeff01, 1, attributes}
+	a := newArea(t, shape{slotSize: 0x80, goroutines: true}, 1)
+	for name, write := range map[string]func(){
+		"assembly": func() { _, _, ok := a.storeByAssembly(&span); require.True(t, ok) },
+		"pinned":   func() { _, _, ok := a.Store(&span); require.True(t, ok) },
+		"Replace":  func() { a.mem[0x10] = 1; require.True(t, a.Replace(0, 1, &span)) },
+	} {
+		clear(a.mem)
+		binary.LittleEndian.PutUint32(a.mem[0x1C:], 0x01020303)
+		write()
+		copy(a.mem[0x20:0x28], want[0x20:])
+		copy(a.mem[0x30:0x40], want[0x30:])
+		assert.Equal(t, want, a.mem, name)
 	}
 }
 
