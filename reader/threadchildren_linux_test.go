@@ -35,6 +35,7 @@ import (
 var threadRoles = map[string]func(*childproc.Parent){
 	"actors": actors,
 	"churn":  churn,
+	"scoped": scopedService,
 }
 
 // theSpan is what children show, unless they are told to show another one.
