@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -115,7 +116,7 @@ func (s *scoped) do(order string, words []string) {
 		ctx, span = s.tracer.Start(ctx, "span")
 		undo = func() { span.End() }
 		id := span.SpanContext().SpanID()
-		s.answer = fmt.Sprint(binary.BigEndian.Uint64(id[:]))
+		s.answer = strconv.FormatUint(binary.BigEndian.Uint64(id[:]), 10)
 	case "attach":
 		attached := spanctx.Attach(ctx)
 		undo = attached.Detach
@@ -152,7 +153,7 @@ func TestScopedAttributes(t *testing.T) {
 				span := shown[0].Span
 				assert.True(t, span.Proven)
 				assert.Equal(t, carrier, span.Carrier)
-				assert.Equal(t, id, fmt.Sprint(binary.BigEndian.Uint64(span.SpanID[:])))
+				assert.Equal(t, id, strconv.FormatUint(binary.BigEndian.Uint64(span.SpanID[:]), 10))
 				var got []string
 				for _, a := range span.Attributes {
 					got = append(got, a.Key+"="+a.Value)

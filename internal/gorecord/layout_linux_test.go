@@ -153,10 +153,9 @@ func TestGolden(t *testing.T) {
 		all := []Attribute{{0, "method", "GET"}, {2, "empty", ""}, {3, "fill", strings.Repeat("x", size)}}
 		encoded := "\x00\x03GET\x02\x00\x03" + string(byte(size)) + strings.Repeat("x", size)
 		if size == 612-9-2*257 {
-			for i := range byte(2) {
-				all = append(all, Attribute{4 + i, "more", strings.Repeat("y", 255)})
-				encoded += string([]byte{4 + i, 255}) + strings.Repeat("y", 255)
-			}
+			most := strings.Repeat("y", 255)
+			all = append(all, Attribute{4, "more", most}, Attribute{5, "more yet", most})
+			encoded += "\x04\xff" + most + "\x05\xff" + most
 			require.Len(t, encoded, 612)
 		}
 		apart(func() {

@@ -280,16 +280,18 @@ func TestInherited(t *testing.T) {
 			child.End()
 			assertShows(t, 0, "user", "x")
 		}()
-		idle := make(chan struct{})
+		idle, begun := make(chan struct{}), make(chan struct{})
 		go func() {
 			defer close(idle)
 			assertShows(t, 1, "user", "x")
+			close(begun)
 			<-done
 			assert.Zero(t, Current(), "it is over for those too that do nothing")
 			begin(5).End()
 			assertShows(t, 0, "user", "x")
 		}()
 		<-steps
+		<-begun
 		a.End()
 		steps <- struct{}{}
 		<-done
