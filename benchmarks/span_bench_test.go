@@ -55,17 +55,6 @@ var tracers = []struct {
 	{"keys3", func(tb testing.TB) trace.Tracer {
 		return tracer(tb, newSpanProcessor(tb, spanctx.WithAttributeKeys("http.app", "http.route", "tenant")))
 	}},
-	{"xdefscoped", func(tb testing.TB) trace.Tracer { return tracer(tb, newSpanProcessor(tb)) }},
-	{"xnoopscoped", func(tb testing.TB) trace.Tracer { return tracer(tb, noop{}) }},
-	{"xslots3scoped", func(tb testing.TB) trace.Tracer {
-		return tracer(tb, newSpanProcessor(tb, spanctx.WithGoroutineRecord(false), spanctx.WithAttributeKeys("http.app", "http.route", "tenant")))
-	}},
-	{"xrec3scoped", func(tb testing.TB) trace.Tracer {
-		return tracer(tb, newSpanProcessor(tb, spanctx.WithThreadSlots(false), spanctx.WithAttributeKeys("http.app", "http.route", "tenant")))
-	}},
-	{"xkeysbare", func(tb testing.TB) trace.Tracer {
-		return tracer(tb, newSpanProcessor(tb, spanctx.WithAttributeKeys("http.app", "http.route", "tenant")))
-	}},
 	{"grafana", func(tb testing.TB) trace.Tracer {
 		return otelpyroscope.NewTracerProvider(provider(tb, sdktrace.WithSpanProcessor(noop{}))).Tracer("benchmarks")
 	}},
@@ -159,7 +148,7 @@ func BenchmarkSpan(b *testing.B) {
 			b.Run("shape="+s.shape+"/processor="+t.processor, func(b *testing.B) {
 				baseline, candidate := tracer(b, noop{}), t.tracer(b)
 				ctx := b.Context()
-				if t.processor == "keys3" || t.processor[0]=='x' && t.processor != "xkeysbare" {
+				if t.processor == "keys3" {
 					ctx = scoped(ctx)
 				}
 				alternate(b, batch,
