@@ -8,8 +8,11 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"runtime"
 	"runtime/pprof"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 
@@ -222,6 +225,61 @@ func TestEndOfAttachedAttributes(t *testing.T) {
 		s.assertShows(t, nil, nil)
 		assert.Empty(t, labels(t, a))
 	})
+	s.assertNowhere(t)
+}
+
+// Attach with attributes of its own, while another goroutine ends the span: whoever comes
+// second, no record of the span stays valid.
+func TestAttachAttributesWhileItEnds(t *testing.T) {
+	s := serve(t, WithCapacity(64), WithAttributeKeys("app"))
+	old := runtime.GOMAXPROCS(max(4, runtime.NumCPU()))
+	defer runtime.GOMAXPROCS(old)
+	type round struct {
+		ctx   context.Context
+		begun atomic.Bool
+		left  chan *gorecord.Record
+	}
+	rounds := make(chan *round)
+	var worker sync.WaitGroup
+	worker.Go(func() {
+		// So many labels that to make a record of them takes a while.
+		var kvs []string
+		for i := range 200 {
+			kvs = append(kvs, fmt.Sprint("key", i), "value")
+		}
+		pprof.SetGoroutineLabels(pprof.WithLabels(context.Background(), pprof.Labels(kvs...)))
+		for r := range rounds {
+			r.begun.Store(true)
+			attached := Attach(r.ctx)
+			r.left <- gorecord.Installed()
+			attached.Detach()
+		}
+	})
+	missed, seen := 0, 0
+	for n := range max(500, scaled(10_000)) {
+		apart(func() {
+			ctx, span := s.root()
+			r := &round{ctx: with(ctx, "app", "x"), left: make(chan *gorecord.Record, 1)}
+			root := gorecord.Installed()
+			rounds <- r
+			for !r.begun.Load() {
+				runtime.Gosched()
+			}
+			for range n * 37 % 4096 {
+				_ = root.Valid()
+			}
+			span.End()
+			if at := <-r.left; at != nil {
+				seen++
+				assert.False(t, at.Valid(), "its span is over")
+			} else {
+				missed++
+			}
+		})
+	}
+	close(rounds)
+	worker.Wait()
+	t.Logf("attached %d times, too late %d times", seen, missed)
 	s.assertNowhere(t)
 }
 
