@@ -300,8 +300,9 @@ func (p *SpanProcessor) hasRings() bool {
 // span that is asked because that takes a lock.
 func (p *SpanProcessor) follow(ctx context.Context, child *live) {
 	sc := trace.SpanContextFromContext(ctx)
-	id := sc.SpanID()
-	if parent := binary.BigEndian.Uint64(id[:]); parent != 0 && !sc.IsRemote() {
+	traceID, id := sc.TraceID(), sc.SpanID()
+	if parent := binary.BigEndian.Uint64(id[:]); parent != 0 && !sc.IsRemote() &&
+		binary.BigEndian.Uint64(traceID[:8]) == child.traceIDHigh && binary.BigEndian.Uint64(traceID[8:]) == child.traceIDLow {
 		p.followLocal(parent, child)
 	}
 }
@@ -310,6 +311,8 @@ func (p *SpanProcessor) follow(ctx context.Context, child *live) {
 func (p *SpanProcessor) followLocal(id uint64, child *live) {
 	var l live
 	if !p.table.findIn(child.traceIDHigh, child.traceIDLow, id, &l) {
+		// It is over or has been evicted, or it is not recorded: only it would know.
+		child.localRoot = 0
 		return
 	}
 	child.localRoot = l.localRoot
