@@ -10,6 +10,8 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/log"
 	lognoop "go.opentelemetry.io/otel/log/noop"
+
+	"github.com/otelctx/otelctx/internal/scope"
 )
 
 // NewLoggerProvider returns a provider whose loggers add to each record the attributes
@@ -47,16 +49,16 @@ type logger struct{ log.Logger }
 
 // Emit adds what record lacks of the context's attributes.
 func (l *logger) Emit(ctx context.Context, record log.Record) {
-	if s := scopeOf(ctx); s != nil {
-		record = s.addedTo(record)
+	if s := scope.From(ctx); s != nil {
+		record = addedTo(record, s.Attrs())
 	}
 	l.Logger.Emit(ctx, record)
 }
 
-// addedTo returns a record with those attributes that record lacks. Records that are
+// addedTo returns a record with those of scoped that record lacks. Records that are
 // passed by value share the attributes that do not fit into them, and the room behind
 // these: to add to one would be seen in the others.
-func (s *scope) addedTo(record log.Record) log.Record {
+func addedTo(record log.Record, scoped []attribute.KeyValue) log.Record {
 	var buf [32]attribute.KeyValue
 	all := buf[:0]
 	record.WalkAttributes(func(kv attribute.KeyValue) bool {
@@ -64,7 +66,7 @@ func (s *scope) addedTo(record log.Record) log.Record {
 		return true
 	})
 	n := len(all)
-	for _, kv := range s.attrs {
+	for _, kv := range scoped {
 		if !hasKey(all[:n], kv.Key) {
 			all = append(all, kv)
 		}

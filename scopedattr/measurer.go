@@ -11,6 +11,8 @@ import (
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
+
+	"github.com/otelctx/otelctx/internal/scope"
 )
 
 // measurer puts the allowed attributes of contexts below those of measurements, for one
@@ -38,7 +40,9 @@ func newOptions(set attribute.Set) options {
 	return options{[1]metric.AddOption{o}, [1]metric.RecordOption{o}}
 }
 
-// measured is what a measurer adds of one scope.
+// measured is what a measurer adds of one scope. A scope has a list of those of all
+// measurers that have met it, which are as many as MeterProviders: hardly ever more than
+// one.
 type measured struct {
 	options
 
@@ -47,10 +51,6 @@ type measured struct {
 	none bool // set is empty
 	next *measured
 }
-
-// measuredList holds what the measurers that have met a scope add of it. There are as
-// many as MeterProviders: hardly ever more than one.
-type measuredList struct{ first atomic.Pointer[measured] }
 
 // mergedSets is a call's set over a scope's.
 type mergedSets struct {
@@ -62,14 +62,14 @@ type mergedSets struct {
 // addOptions returns what takes the place of a call's options: opts itself where ctx has
 // no attributes.
 func (m *measurer) addOptions(ctx context.Context, opts []metric.AddOption) []metric.AddOption {
-	if s := scopeOf(ctx); s != nil {
+	if s := scope.From(ctx); s != nil {
 		return m.addScoped(s, opts)
 	}
 	return opts
 }
 
 // addScoped returns the options with what m adds of s.
-func (m *measurer) addScoped(s *scope, opts []metric.AddOption) []metric.AddOption {
+func (m *measurer) addScoped(s *scope.Scope, opts []metric.AddOption) []metric.AddOption {
 	scoped := m.measured(s)
 	switch {
 	case scoped == nil:
@@ -85,14 +85,14 @@ func (m *measurer) addScoped(s *scope, opts []metric.AddOption) []metric.AddOpti
 
 // recordOptions is addOptions for measurements that are recorded.
 func (m *measurer) recordOptions(ctx context.Context, opts []metric.RecordOption) []metric.RecordOption {
-	if s := scopeOf(ctx); s != nil {
+	if s := scope.From(ctx); s != nil {
 		return m.recordScoped(s, opts)
 	}
 	return opts
 }
 
 // recordScoped is addScoped for measurements that are recorded.
-func (m *measurer) recordScoped(s *scope, opts []metric.RecordOption) []metric.RecordOption {
+func (m *measurer) recordScoped(s *scope.Scope, opts []metric.RecordOption) []metric.RecordOption {
 	scoped := m.measured(s)
 	switch {
 	case scoped == nil:
@@ -114,20 +114,22 @@ func isExperimental[O any](opt O) bool {
 }
 
 // measured returns what m adds of s, or nil.
-func (m *measurer) measured(s *scope) *measured {
-	first := s.measured.first.Load()
+func (m *measurer) measured(s *scope.Scope) *measured {
+	noted := s.Measured.Load()
+	first, _ := noted.(*measured)
 	found := first
 	for found != nil && found.by != m {
 		found = found.next
 	}
 	if found == nil {
-		set, _ := s.set.Filter(m.allowed)
+		all := s.Set()
+		set, _ := all.Filter(m.allowed)
 		found = &measured{by: m, set: set, none: set.Len() == 0, next: first}
 		if !found.none {
 			found.options = newOptions(set)
 		}
 		// Where another goroutine was first the next measurement finds its result.
-		s.measured.first.CompareAndSwap(first, found)
+		s.Measured.CompareAndSwap(noted, found)
 	}
 	if found.none {
 		return nil

@@ -8,6 +8,8 @@ import (
 
 	"go.opentelemetry.io/otel/attribute"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+
+	"github.com/otelctx/otelctx/internal/scope"
 )
 
 // WithSampler is [sdktrace.WithSampler] with a [NewSampler] around s: spans of the
@@ -58,8 +60,8 @@ type sampler struct {
 
 // ShouldSample shows the sampler the context's attributes, and hands them to the span.
 func (s *sampler) ShouldSample(p sdktrace.SamplingParameters) sdktrace.SamplingResult {
-	if scope := scopeOf(p.ParentContext); scope != nil {
-		return s.shouldSample(p, scope)
+	if scoped := scope.From(p.ParentContext); scoped != nil {
+		return s.shouldSample(p, scoped.Attrs())
 	}
 	return s.Sampler.ShouldSample(p)
 }
@@ -69,8 +71,8 @@ func (s *sampler) ShouldSample(p sdktrace.SamplingParameters) sdktrace.SamplingR
 // The SDK sets the result's attributes before those given at Start. For these to get
 // their places first where there may be too many, they are in the result as well, before
 // the context's.
-func (s *sampler) shouldSample(p sdktrace.SamplingParameters, scope *scope) sdktrace.SamplingResult {
-	all, missing := scope.below(p.Attributes)
+func (s *sampler) shouldSample(p sdktrace.SamplingParameters, scoped []attribute.KeyValue) sdktrace.SamplingResult {
+	all, missing := below(p.Attributes, scoped)
 	p.Attributes = all
 	result := s.Sampler.ShouldSample(p)
 	if len(missing) == 0 {
@@ -87,13 +89,13 @@ func (s *sampler) shouldSample(p sdktrace.SamplingParameters, scope *scope) sdkt
 	return result
 }
 
-// below returns over followed by those attributes of s whose keys over does not have, and
+// below returns over followed by those of under whose keys over does not have, and
 // these once more by themselves. The two and over share nothing, since samplers may sort
 // what they are shown.
-func (s *scope) below(over []attribute.KeyValue) (all, missing []attribute.KeyValue) {
-	list := make([]attribute.KeyValue, len(over), len(over)+2*len(s.attrs))
+func below(over, under []attribute.KeyValue) (all, missing []attribute.KeyValue) {
+	list := make([]attribute.KeyValue, len(over), len(over)+2*len(under))
 	copy(list, over)
-	for _, kv := range s.attrs {
+	for _, kv := range under {
 		if !hasKey(over, kv.Key) {
 			list = append(list, kv)
 		}

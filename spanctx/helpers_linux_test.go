@@ -28,23 +28,21 @@ import (
 
 // Roles of child processes.
 const (
-	roleAdvertiser   = "advertiser"
-	roleOneProcessor = "one processor"
-	roleLockstep     = "lockstep"
-	roleHammer       = "hammer"
+	roleAdvertiser = "advertiser"
+	roleLockstep   = "lockstep"
+	roleHammer     = "hammer"
 )
 
 func TestMain(m *testing.M) {
 	childproc.Main(m, map[string]func(*childproc.Parent){
-		roleAdvertiser:   beAdvertiser,
-		roleOneProcessor: beOneProcessor,
-		roleLockstep:     beLockstep,
-		roleHammer:       beHammer,
+		roleAdvertiser: beAdvertiser,
+		roleLockstep:   beLockstep,
+		roleHammer:     beHammer,
 	})
 }
 
 // scaled returns n times what the environment variable OTELCTX_STRESS says (default 1),
-// and a tenth of that under the race detector or with -short.
+// and a twentieth of that under the race detector, a tenth with -short.
 func scaled(n int) int {
 	if by, err := strconv.Atoi(os.Getenv("OTELCTX_STRESS")); err == nil {
 		n *= by
@@ -135,6 +133,7 @@ type slot struct {
 	seq                             uint32
 	owner, localRoot, m             uint64
 	tid                             uint32
+	attributes                      string
 }
 
 // memory is a ring as a profiler finds it in memory: by what is said about it, and with
@@ -151,6 +150,7 @@ func (m *memory) decode(b []byte) (s slot, free bool) {
 	if m.info.Layout == 2 {
 		s.flags, s.seq = b[0x19], at.Uint32(b[0x1c:])
 		s.owner, s.localRoot, s.m, s.tid = at.Uint64(b[0x20:]), at.Uint64(b[0x28:]), at.Uint64(b[0x30:]), at.Uint32(b[0x38:])
+		s.attributes = string(b[0x40:min(m.info.SlotSize, 0x40+int(at.Uint16(b[0x1a:])))])
 	}
 	return s, b[0x18] == 0
 }
