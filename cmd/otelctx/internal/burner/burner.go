@@ -64,6 +64,9 @@ const (
 // Work done in C, if the program can.
 var Work func(iterations int)
 
+// Processors see the spans of those that publish too, if the program has any.
+var Processors []sdktrace.SpanProcessor
+
 // Run is the body of the role. It reads a line of words, answers "burning", and burns
 // until the parent is gone. Meanwhile it answers the line "names", with addresses in
 // hexadecimal behind it, by the names of the functions that those are in, joined by
@@ -193,6 +196,9 @@ func (b *Burner) publish() error {
 		sdktrace.WithSpanProcessor(processor),
 		sdktrace.WithIDGenerator(&b.ids),
 	)
+	for _, p := range Processors {
+		provider.RegisterSpanProcessor(p)
+	}
 	b.tracer.Store(&tracer{provider.Tracer("burner")})
 	return nil
 }

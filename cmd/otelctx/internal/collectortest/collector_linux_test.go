@@ -18,6 +18,8 @@ import (
 	"go.opentelemetry.io/collector/pdata/pcommon"
 	"go.opentelemetry.io/collector/pdata/pprofile"
 	"go.opentelemetry.io/collector/pdata/pprofile/pprofileotlp"
+	"go.opentelemetry.io/collector/pdata/ptrace"
+	"go.opentelemetry.io/collector/pdata/ptrace/ptraceotlp"
 	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
 	profilespb "go.opentelemetry.io/proto/otlp/profiles/v1development"
 	"google.golang.org/grpc"
@@ -27,12 +29,29 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/symbols"
 )
 
-// collector is the collector's OTLP service for profiles, which keeps what it gets.
+// collector is the collector's OTLP services for profiles and traces, as its receiver
+// registers them, which keep what they get.
 type collector struct {
 	pprofileotlp.UnimplementedGRPCServer
 
+	traces traces
+	mu     sync.Mutex
+	got    []pprofile.Profiles
+}
+
+type traces struct {
+	ptraceotlp.UnimplementedGRPCServer
+
 	mu  sync.Mutex
-	got []pprofile.Profiles
+	got []ptrace.Traces
+}
+
+// Export is called with what the collector has decoded.
+func (t *traces) Export(_ context.Context, r ptraceotlp.ExportRequest) (ptraceotlp.ExportResponse, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.got = append(t.got, r.Traces())
+	return ptraceotlp.NewExportResponse(), nil
 }
 
 // Export is called with what the collector has decoded.
@@ -50,6 +69,7 @@ func (c *collector) listen(t *testing.T) string {
 	require.NoError(t, err)
 	s := grpc.NewServer()
 	pprofileotlp.RegisterGRPCServer(s, c)
+	ptraceotlp.RegisterGRPCServer(s, &c.traces)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
