@@ -66,7 +66,7 @@ func (r *recording) interrupt(t *testing.T) { require.NoError(t, r.cmd.Process.S
 // result is what comes of a recording.
 type result struct {
 	// What otelctx record --json says.
-	Samples, Lost int
+	Samples, Lost           int
 	profilespb.ProfilesData `json:"-"`
 	// used is the processor time that the recorder has used.
 	used time.Duration

@@ -115,13 +115,12 @@ func (s *service) handle(_ http.ResponseWriter, r *http.Request) {
 	s.burnFor(r.Context())
 }
 
-// handleChild blocks once, in a child span.
+// handleChild blocks once, at the end of a child span.
 func (s *service) handleChild(_ http.ResponseWriter, r *http.Request) {
 	s.burnFor(r.Context())
 	ctx, child := s.Start(r.Context(), "query")
 	s.burnFor(ctx)
 	block()
-	s.burnFor(ctx)
 	child.End()
 	s.burnFor(r.Context())
 }
@@ -313,4 +312,3 @@ func newService(tp *sdktrace.TracerProvider, t truth, workers int) *service {
 	}
 	return s
 }
-
