@@ -62,11 +62,10 @@ func (v throughput) over(a, b throughput) throughput {
 	return throughput{2 * v.perSecond / (a.perSecond + b.perSecond), 2 * v.perCPUSecond / (a.perCPUSecond + b.perCPUSecond)}
 }
 
-// TestOverhead prints what is left of a saturated HTTP service's throughput while it is
+// testOverhead prints what is left of a saturated HTTP service's throughput while it is
 // recorded: windows in which it is stand between windows in which it is not, and are
 // compared with those two. What the recorder takes to begin and to end is in none.
-func TestOverhead(t *testing.T) {
-	r := buildRecorder(t)
+func (r recorder) testOverhead(t *testing.T) {
 	child, _ := startWorkload(t, busiest, byDefault, filepath.Join(t.TempDir(), "spans"))
 	pid := strconv.Itoa(child.PID())
 	ratios := map[string][]throughput{}
@@ -113,11 +112,10 @@ func quartiles(v []float64) string {
 	return fmt.Sprintf("%.4f (%.4f to %.4f)", at(0.5), at(0.25), at(0.75))
 }
 
-// TestLong records two busy services for long: each sample that the BPF program says it has
+// testLong records two busy services for long: each sample that the BPF program says it has
 // taken must have been read, or be said to be lost. It prints what that takes, and fails
 // if it is too much.
-func TestLong(t *testing.T) {
-	r := buildRecorder(t)
+func (r recorder) testLong(t *testing.T) {
 	for i := range 2 {
 		startWorkload(t, busiest, byDefault, filepath.Join(t.TempDir(), strconv.Itoa(i)))
 	}

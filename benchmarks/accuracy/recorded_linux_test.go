@@ -18,13 +18,23 @@ import (
 // frequency is how often is sampled in a second, no divisor of anything.
 const frequency = 997
 
-// TestRecorded prints how often otelctx record is right, by what the process publishes,
-// and fails if one that has to be always right is not.
-func TestRecorded(t *testing.T) {
+// TestRecorder is about otelctx record.
+func TestRecorder(t *testing.T) {
 	r := buildRecorder(t)
+	t.Run("Accuracy", r.testAccuracy)
+	t.Run("Overhead", r.testOverhead)
+	t.Run("Long", r.testLong)
+}
+
+// testAccuracy prints how often it is right, by what the process publishes, and fails if
+// one that has to be always right is not.
+func (r recorder) testAccuracy(t *testing.T) {
 	var text table
 	text.header()
 	for i, sc := range scenarios {
+		if !sc.brief && !*full {
+			continue
+		}
 		t.Run(sc.name, func(t *testing.T) {
 			for _, m := range r.measure(t, i) {
 				text.add(sc.name, m.name, m.score)

@@ -104,7 +104,7 @@ func (r *recording) descriptor(t *testing.T, is func(fd, to string) bool) string
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
 		require.True(t, time.Now().Before(deadline), "the recorder does not begin")
 		fds, err := os.ReadDir(dir)
-		require.NoError(t, err, r.stderr.String())
+		require.NoError(t, err)
 		for _, fd := range fds {
 			if to, err := os.Readlink(filepath.Join(dir, fd.Name())); err == nil && is(fd.Name(), to) {
 				return fd.Name()

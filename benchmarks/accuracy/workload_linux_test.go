@@ -36,6 +36,9 @@ type scenario struct {
 	work func(*service)
 	// noGoroutineSlots says that goroutine slots cannot know of all spans here.
 	noGoroutineSlots bool
+	// brief says that it is one of the few that otelctx record is measured in unless
+	// it is asked for all.
+	brief bool
 }
 
 // service is what runs in the child.
@@ -58,13 +61,13 @@ var scenarios = []scenario{
 	{name: "HTTP, concurrency 8", workers: 8, work: (*service).get},
 	{name: "HTTP, concurrency 64", workers: 64, work: (*service).get},
 	{name: "HTTP, concurrency 1, child spans", workers: 1, work: (*service).getChild},
-	{name: "HTTP, concurrency 8, child spans", workers: 8, work: (*service).getChild},
+	{name: "HTTP, concurrency 8, child spans", workers: 8, work: (*service).getChild, brief: true},
 	{name: "HTTP, concurrency 64, child spans", workers: 64, work: (*service).getChild},
-	{name: "a goroutine started inside", workers: 4, work: (*service).start, noGoroutineSlots: true},
+	{name: "a goroutine started inside", workers: 4, work: (*service).start, noGoroutineSlots: true, brief: true},
 	{name: "a goroutine by spanctx.Go", workers: 4, work: (*service).attach},
-	{name: "End on another goroutine", workers: 4, work: (*service).endElsewhere},
+	{name: "End on another goroutine", workers: 4, work: (*service).endElsewhere, brief: true},
 	{name: "64 slots, 256 goroutines", capacity: 64, workers: 256, work: (*service).request, noGoroutineSlots: true},
-	{name: "4 slots, 16 goroutines", capacity: 4, workers: 16, work: (*service).request, noGoroutineSlots: true},
+	{name: "4 slots, 16 goroutines", capacity: 4, workers: 16, work: (*service).request, noGoroutineSlots: true, brief: true},
 }
 
 // busiest is the number of the scenario that costs are measured in.
@@ -279,6 +282,7 @@ func run(parent *childproc.Parent) {
 	for {
 		switch line, ok := parent.Receive(); {
 		case !ok:
+			s.over.Store(true)
 			parent.Must(p.Shutdown(context.Background()))
 			parent.Must(pub.Shutdown(context.Background()))
 			return
