@@ -138,7 +138,11 @@ func (r *Ring) Info() Info { return r.info }
 // It returns 0 if another writer held on to the slot just then; the slot shows what
 // that one stored, or nothing, and never what the goroutine showed before.
 func (r *Ring) Store(s *Span) Place {
-	slot, goid, ok := r.slots.Store(s)
+	n, goid := r.slots.StoreFast(s)
+	slot, ok := uint32(n), true
+	if n == slots.Busy {
+		slot, goid, ok = r.slots.Store(s)
+	}
 	place := Place(slot + 1)
 	if r.homes != nil {
 		bucket := goid & uint64(len(r.homes)-1)

@@ -49,8 +49,10 @@
 //
 // # Limits
 //
-// 65,536 spans are live at a time in the table that ends are looked up in; beyond
-// that the oldest are shown no more. pprof.Do and pprof.SetGoroutineLabels replace
+// The table that ends are looked up in has room for 65,536 spans, in buckets of 8: from
+// about 30,000 live spans on some are shown no more, the oldest of a full bucket. An
+// [Attach] or the end of a child that runs while another goroutine ends the span to be
+// shown may show that until it returns. pprof.Do and pprof.SetGoroutineLabels replace
 // all labels of the goroutine, the record's included: until their end, and after
 // pprof.Do until the next span starts or ends, the record is not there, while the
 // slots still are.

@@ -209,8 +209,8 @@ func (p *SpanProcessor) hasRings() bool {
 // ([trace.WithNewRoot]). It is not the span that is asked because that takes a lock.
 func (p *SpanProcessor) findParent(ctx context.Context, child, l *live) bool {
 	sc := trace.SpanContextFromContext(ctx)
-	return sc.HasSpanID() && p.find(sc, l) &&
-		l.traceIDHigh == child.traceIDHigh && l.traceIDLow == child.traceIDLow
+	id := sc.SpanID()
+	return !sc.IsRemote() && p.table.findIn(child.traceIDHigh, child.traceIDLow, binary.BigEndian.Uint64(id[:]), l)
 }
 
 // OnEnd takes the span back, wherever it is shown.
@@ -220,13 +220,14 @@ func (p *SpanProcessor) OnEnd(s sdktrace.ReadOnlySpan) {
 	}
 	var l live
 	sc := s.SpanContext()
-	if p.find(sc, &l) && p.end(&l) {
+	traceID, spanID := sc.TraceID(), sc.SpanID()
+	id := binary.BigEndian.Uint64(spanID[:])
+	if p.table.findIn(binary.BigEndian.Uint64(traceID[:8]), binary.BigEndian.Uint64(traceID[8:]), id, &l) && p.end(&l) {
 		return
 	}
 	// It was evicted or never shown, or somebody is about to take it back: that may take
 	// until after the end.
-	id := sc.SpanID()
-	p.table.claimed(binary.BigEndian.Uint64(id[:]), p.hasten)
+	p.table.claimed(id, p.hasten)
 }
 
 // ForceFlush does nothing: there is nothing that waits.

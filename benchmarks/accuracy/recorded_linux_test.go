@@ -74,7 +74,7 @@ type measured struct {
 type sight struct {
 	inside bool
 	number uint64
-	given  identity
+	given  span
 }
 
 // measure has services work in a scenario, one for each publication, and records them
@@ -104,7 +104,7 @@ func (r recorder) measure(t *testing.T, number int) []*measured {
 		taken = least
 	}
 	for _, m := range ms {
-		m.child.Send("flush")
+		m.child.Send("write")
 	}
 	for _, m := range ms {
 		m.judge(t)
@@ -133,16 +133,16 @@ func (m *measured) look(r *result) {
 // written which spans there were.
 func (m *measured) judge(t *testing.T) {
 	t.Helper()
-	m.child.Expect("flushed")
+	m.child.Expect("written")
 	m.child.Done()
-	spans, err := readIdentities(m.path)
+	spans, err := readSpans(m.path)
 	require.NoError(t, err)
 	for _, s := range m.seen {
 		if !s.inside {
-			m.add(false, s.given != identity{}, false)
+			m.add(false, s.given != span{}, false)
 			continue
 		}
 		require.Less(t, s.number, uint64(len(spans)))
-		m.add(true, s.given != identity{}, s.given == spans[s.number])
+		m.add(true, s.given != span{}, s.given == spans[s.number])
 	}
 }

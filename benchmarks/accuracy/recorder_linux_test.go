@@ -118,7 +118,7 @@ type observation struct {
 	// names are the functions of the stack, the innermost first.
 	names []string
 	// given is the span that is said, zeros for none.
-	given identity
+	given span
 	// proven is not known of no span.
 	proven bool
 }

@@ -4,69 +4,69 @@
 package accuracy
 
 import (
-	"bufio"
-	"errors"
-	"io"
+	"encoding/binary"
+	"fmt"
 	"os"
 	"strings"
-	"sync"
+	"sync/atomic"
 
 	"go.opentelemetry.io/otel/trace"
 )
 
 // spelled is a truth that the stack tells. Each time that something burns in a span it
 // gets a number, and the functions that are called one from the other spell that: there
-// is one for each hexadecimal digit. Which span the number stands for is in a file.
+// is one for each hexadecimal digit. Which span the number stands for is kept, without
+// anything that goroutines could wait for.
 type spelled struct {
-	mu    sync.Mutex
-	file  *os.File
-	spans *bufio.Writer
-	next  uint64
-	err   error
+	spans []identity
+	next  atomic.Uint64
 }
 
-// numberDigits is how many digits a number has.
-const numberDigits = 6
+const (
+	// numberDigits is how many digits a number has.
+	numberDigits = 6
+	// maxNumbers is how many numbers there are. What is kept of those that are not
+	// used takes no memory but addresses.
+	maxNumbers = 1 << 22
+)
 
-// identity is a span's, as it is in the file: by the number of what burned in it.
-type identity struct {
+// identity is a span's, in words of its bytes: the trace's id and its own.
+type identity struct{ trace0, trace1, span atomic.Uint64 }
+
+// span is a span's identity.
+type span struct {
 	trace trace.TraceID
 	span  trace.SpanID
 }
 
-const identitySize = 24
+const spanSize = 24
 
-// newSpelled returns a truth whose spans are written to a file.
-func newSpelled(path string) (*spelled, error) {
-	file, err := os.Create(path)
-	if err != nil {
-		return nil, err
-	}
-	return &spelled{file: file, spans: bufio.NewWriterSize(file, 1<<20)}, nil
-}
+func newSpelled() *spelled { return &spelled{spans: make([]identity, maxNumbers)} }
 
 // number returns the number of what is about to burn in a span.
 func (s *spelled) number(sc trace.SpanContext) uint64 {
-	id := identity{sc.TraceID(), sc.SpanID()}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	n := s.next
-	s.next++
-	if n >= 1<<(4*numberDigits) {
-		s.err = errors.New("no more numbers")
-		return 0
-	}
-	// An error stays until it is flushed.
-	_, _ = s.spans.Write(id.trace[:])
-	_, _ = s.spans.Write(id.span[:])
-	return n
+	traceID, spanID := sc.TraceID(), sc.SpanID()
+	n := s.next.Add(1) - 1
+	i := &s.spans[n%maxNumbers]
+	i.trace0.Store(binary.BigEndian.Uint64(traceID[:]))
+	i.trace1.Store(binary.BigEndian.Uint64(traceID[8:]))
+	i.span.Store(binary.BigEndian.Uint64(spanID[:]))
+	return n % maxNumbers
 }
 
-// flush writes what there is to the file.
-func (s *spelled) flush() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return errors.Join(s.err, s.spans.Flush())
+// write writes the spans to a file, in the order of their numbers.
+func (s *spelled) write(path string) error {
+	n := s.next.Load()
+	if n > maxNumbers {
+		return fmt.Errorf("%d numbers are more than %d", n, maxNumbers)
+	}
+	b := make([]byte, 0, n*spanSize)
+	for i := range s.spans[:n] {
+		for _, word := range []*atomic.Uint64{&s.spans[i].trace0, &s.spans[i].trace1, &s.spans[i].span} {
+			b = binary.BigEndian.AppendUint64(b, word.Load())
+		}
+	}
+	return os.WriteFile(path, b, 0o600)
 }
 
 func (s *spelled) burn(sc trace.SpanContext) {
@@ -77,18 +77,15 @@ func (s *spelled) burn(sc trace.SpanContext) {
 	burnInside(s.number(sc))
 }
 
-// readIdentities returns the spans in a file, by number.
-func readIdentities(path string) ([]identity, error) {
+// readSpans returns the spans in a file, by number.
+func readSpans(path string) ([]span, error) {
 	b, err := os.ReadFile(path)
 	if err != nil {
 		return nil, err
 	}
-	if len(b)%identitySize != 0 {
-		return nil, io.ErrUnexpectedEOF
-	}
-	all := make([]identity, len(b)/identitySize)
+	all := make([]span, len(b)/spanSize)
 	for i := range all {
-		one := b[i*identitySize:]
+		one := b[i*spanSize:]
 		copy(all[i].trace[:], one)
 		copy(all[i].span[:], one[len(trace.TraceID{}):])
 	}

@@ -228,7 +228,7 @@ var facts = []goruntime.Fact{goruntime.MCurg, goruntime.GGoid, goruntime.GLabels
 // run is the child. It is told the numbers of a scenario and of a publication, and the
 // file for the truth that its stack tells or "-" for the one that it notes, and answers
 // where the cells and the facts are. Then it works in the scenario until it is told no
-// more or "flush", which it answers when the file is whole. It answers "used" by how many
+// more or "write", which it answers when the file is written. It answers "used" by how many
 // requests it has answered, and how many nanoseconds of CPU time and of time it has used.
 func run(parent *childproc.Parent) {
 	var (
@@ -243,8 +243,7 @@ func run(parent *childproc.Parent) {
 		told *spelled
 	)
 	if path != "-" {
-		told, err = newSpelled(path)
-		parent.Must(err)
+		told = newSpelled()
 		t = told
 	}
 	runtime.GOMAXPROCS(4) // more than processors, so that goroutines change threads
@@ -286,10 +285,10 @@ func run(parent *childproc.Parent) {
 			parent.Must(p.Shutdown(context.Background()))
 			parent.Must(pub.Shutdown(context.Background()))
 			return
-		case line == "flush":
+		case line == "write":
 			s.over.Store(true)
-			parent.Must(told.flush())
-			parent.Send("flushed")
+			parent.Must(told.write(path))
+			parent.Send("written")
 		case line == "used":
 			var u syscall.Rusage
 			parent.Must(syscall.Getrusage(syscall.RUSAGE_SELF, &u))

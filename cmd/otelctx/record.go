@@ -131,6 +131,10 @@ func (c *recordCommand) record(s streams) (*recording.Result, error) {
 		bar := newProgress(s.stderr, c.Duration)
 		defer bar.done()
 		config.Progress = bar.show
+		config.Warn = func(err error) {
+			_ = bar.bar.Clear()
+			s.complainf("%v", err)
+		}
 	}
 	// From the first signal on the next one is nobody's but the system's.
 	context.AfterFunc(ctx, stop)

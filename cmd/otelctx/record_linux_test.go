@@ -108,8 +108,8 @@ func assertTrue(t *testing.T, file string) {
 		}
 	}
 	t.Logf("%d samples inside, %d outside of spans", inside, outside)
-	assert.Greater(t, inside, 100)
-	assert.Greater(t, outside, 50)
+	assert.Greater(t, inside, 30)
+	assert.Greater(t, outside, 10)
 }
 
 func TestRecord(t *testing.T) {
@@ -298,12 +298,15 @@ func TestRecordMarksWhatIsNotProven(t *testing.T) {
 }
 
 func TestRecordInPIDNamespace(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("a PID namespace needs CAP_SYS_ADMIN")
+	}
 	needSampling(t)
 	c := startBurner(t, func(cmd *exec.Cmd) {
 		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS}
 	}, burner.Records)
 	file := filepath.Join(t.TempDir(), "p.pb.gz")
-	d, _ := recorded(t, pidOf(c), "--duration=500ms", "--freq=997", "--output", file)
+	d, _ := recorded(t, pidOf(c), "--duration=1s", "--freq=997", "--output", file)
 	assert.Greater(t, d.Attributed, d.Samples/2)
 	assertTrue(t, file)
 }
@@ -338,6 +341,8 @@ func startRecord(t *testing.T, args ...string) *running {
 
 func (r *running) wait(t *testing.T) (recordDocument, string) {
 	t.Helper()
+	timeout := time.AfterFunc(time.Minute, func() { _ = r.cmd.Process.Kill() })
+	defer timeout.Stop()
 	require.NoError(t, r.cmd.Wait(), r.stderr.String())
 	return decodeRecord(t, r.stdout.String()), r.stderr.String()
 }
@@ -352,7 +357,7 @@ func TestRecordInterrupted(t *testing.T) {
 			time.Sleep(time.Second)
 			require.NoError(t, r.cmd.Process.Signal(sig))
 			d, _ := r.wait(t)
-			assert.Greater(t, d.Samples, uint64(100))
+			assert.Greater(t, d.Samples, uint64(30))
 			assertTrue(t, file)
 		}
 	}
@@ -373,7 +378,7 @@ func TestRecordUntilProcessEnds(t *testing.T) {
 			d, stderr := r.wait(t)
 			assert.True(t, d.Ended)
 			assert.Contains(t, stderr, "has ended")
-			assert.Greater(t, d.Samples, uint64(100))
+			assert.Greater(t, d.Samples, uint64(30))
 			assertTrue(t, file)
 		})
 	}
@@ -400,23 +405,28 @@ func TestRecordAll(t *testing.T) {
 			}
 		}
 		assert.Equal(t, "burner", found.Service)
-		assert.Greater(t, found.Attributed, uint64(50))
+		assert.Greater(t, found.Attributed, uint64(10))
 	}
 	for _, p := range d.Processes {
 		assert.NotEqual(t, silent.PID(), p.PID)
 	}
 }
 
-// A process that is recorded alone may begin to publish too.
+// A process that is recorded alone may begin to publish too, or to publish more.
 func TestRecordNoticesPublication(t *testing.T) {
 	needSampling(t)
-	c := startBurner(t, nil, burner.Records, burner.Later)
-	r := startRecord(t, pidOf(c), "--duration=4s")
-	require.Equal(t, "published", c.Ask("publish"))
-	d, _ := r.wait(t)
-	assert.Greater(t, d.Attributed, d.Samples/4)
-	require.Len(t, d.Processes, 2, "by what it is called, before and after")
-	assert.Equal(t, "burner", d.Processes[0].Service)
+	for words, names := range map[string]int{
+		burner.Later: 2, // what it is called before and after
+		burner.Words(burner.Later, burner.ResourceFirst): 1,
+	} {
+		c := startBurner(t, nil, burner.Records, words)
+		r := startRecord(t, pidOf(c), "--duration=4s")
+		require.Equal(t, "published", c.Ask("publish"))
+		d, _ := r.wait(t)
+		assert.Greater(t, d.Attributed, d.Samples/4, words)
+		require.Len(t, d.Processes, names, words)
+		assert.Equal(t, "burner", d.Processes[0].Service)
+	}
 }
 
 func TestRecordUsage(t *testing.T) {

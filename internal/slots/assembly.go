@@ -10,8 +10,9 @@ import "github.com/otelctx/otelctx/internal/wire"
 // Supported says whether rings can be written on this platform.
 const Supported = true
 
-// store claims the slot of the calling thread or goroutine, fills it, gives it free
-// and returns its number, or busy if it was claimed. r must be fast.
+// store fills the slot of the calling thread or goroutine and returns its number, or
+// Busy if it is not for it to do: if r is not fast, s has attributes, somebody else was
+// writing, or the thread has yet to enter.
 //
 // Sound for the reasons that goruntime gives for its own loads through these
 // offsets; the slot is inside of r's memory for every id, which stays mapped. Go
@@ -20,14 +21,14 @@ const Supported = true
 // preempts assembly functions.
 //
 //go:noescape
-func store(r *Ring, traceIDHigh, traceIDLow, spanID, localRootSpanID, state uint64) (slot, goid uint64)
+func store(r *Ring, s *Span) (slot, goid uint64)
 
-// replace claims a slot of layout 2 and, if it shows the span with the id shown, has it
-// show another; owner, thread and m stay. outcome is 1 if it did, 0 if the slot shows
-// something else, or busy if it was claimed. Like store it is not preempted.
+// replace has a slot of r show another span if it shows the one with the id shown;
+// owner, thread and m stay. outcome is 1 if it did, 0 if the slot shows something else,
+// or Busy where store returns that. Like store it is not preempted.
 //
 //go:noescape
-func replace(at *wire.Slot2, shown, traceIDHigh, traceIDLow, spanID, localRootSpanID, state uint64) (outcome uint64)
+func replace(r *Ring, at *wire.Slot2, shown uint64, s *Span) (outcome uint64)
 
 // fill stores the fields of a slot that the caller has claimed and then, not to be
 // seen before them, its state. It is in assembly for its order: on amd64 stores are

@@ -12,11 +12,9 @@ import "github.com/otelctx/otelctx/internal/wire"
 // Supported says whether rings can be written on this platform.
 const Supported = false
 
-func store(*Ring, uint64, uint64, uint64, uint64, uint64) (slot, goid uint64) { return busy, 0 }
+func store(*Ring, *Span) (slot, goid uint64) { return Busy, 0 }
 
-func replace(*wire.Slot2, uint64, uint64, uint64, uint64, uint64, uint64) (outcome uint64) {
-	return busy
-}
+func replace(*Ring, *wire.Slot2, uint64, *Span) (outcome uint64) { return Busy }
 
 func fill(*wire.Slot2, uint64, uint64, uint64, uint64, uint64, uint64, uint32, uint64) {}
 

@@ -125,7 +125,7 @@ func testNothingTorn(t *testing.T, a *area, locked bool) {
 			ready.Wait()
 			for !stop.Load() {
 				s := w.next(a)
-				slot, goid, ok := a.Store(&s)
+				slot, goid, ok := a.store(&s)
 				if goid != w.self.Goid {
 					t.Errorf("Store returned goroutine %d", goid)
 				}
@@ -149,7 +149,7 @@ func testNothingTorn(t *testing.T, a *area, locked bool) {
 					bucket := random.Uint64() & a.mask
 					a.Evict(uint32(random.Uint64()&a.mask), bucket, a.mask)
 				case 4:
-					_, _, _ = a.Store(&Span{})
+					_, _, _ = a.store(&Span{})
 				case 5:
 					if random.IntN(8) == 0 {
 						yield()
@@ -157,7 +157,7 @@ func testNothingTorn(t *testing.T, a *area, locked bool) {
 					runtime.Gosched()
 				case 6:
 					s := w.next(a)
-					_, _, _ = a.storePinned(&s)
+					_, _, _ = a.Store(&s)
 				}
 			}
 		})
@@ -213,7 +213,7 @@ func TestLayout1(t *testing.T) {
 				done.Go(func() {
 					for j := range uint64(200) {
 						s := spanOf(i<<countBits|j, 0, nil)
-						slot, _, ok := a.Store(&s)
+						slot, _, ok := a.store(&s)
 						if ok && j%3 == 0 {
 							s2 := spanOf(i<<countBits|j|1<<30, 0, nil)
 							a.Replace(slot, s.SpanID, &s2)
@@ -250,7 +250,7 @@ func TestSeqUnderContention(t *testing.T) {
 					buf := make([]byte, 1024)
 					for j := range uint64(2 * reads()) {
 						s := spanOf(i<<countBits|j, a.attributes, buf)
-						if _, _, done := a.Store(&s); done {
+						if _, _, done := a.store(&s); done {
 							ok++
 						}
 					}
@@ -272,7 +272,7 @@ func TestSeqOfReplace(t *testing.T) {
 	moreProcessors(t)
 	a := newArea(t, shapes()[1], 1)
 	require.True(t, a.fast)
-	_, _, ok := a.Store(&Span{SpanID: 77})
+	_, _, ok := a.store(&Span{SpanID: 77})
 	require.True(t, ok)
 	var done sync.WaitGroup
 	var replaced atomic.Uint32
@@ -280,7 +280,7 @@ func TestSeqOfReplace(t *testing.T) {
 		done.Go(func() {
 			n := uint32(0)
 			for range 5 * reads() {
-				if replace(a.at(0), 77, 0, 0, 77, 0, 0) == 1 {
+				if replace(a.Ring, a.at(0), 77, &Span{SpanID: 77}) == 1 {
 					n++
 				}
 			}
@@ -310,7 +310,7 @@ func TestReplaceLooksAgain(t *testing.T) {
 				})
 			}
 			for i := range uint64(5 * reads()) {
-				if _, _, ok := a.Store(&Span{SpanID: i + 1}); !ok || i%2 == 0 {
+				if _, _, ok := a.store(&Span{SpanID: i + 1}); !ok || i%2 == 0 {
 					continue // at once, so that somebody is still about to replace this one
 				}
 				shown := i + 1
@@ -343,7 +343,7 @@ func TestShownByOne(t *testing.T) {
 					self := goid()
 					goids[i].Store(self)
 					for n := uint64(1); !stop.Load(); n++ {
-						_, _, _ = a.Store(&Span{SpanID: i<<countBits | n})
+						_, _, _ = a.store(&Span{SpanID: i<<countBits | n})
 						if id := a.ShownBy(0, self); id != 0 && id>>countBits != i {
 							t.Errorf("goroutine %d is said to show a span of %d", i, id>>countBits)
 							return
@@ -396,7 +396,7 @@ func TestTakenBackIsNotShown(t *testing.T) {
 			var missed int
 			for i := range uint64(reads() / 2) {
 				s := spanOf(i, 0, nil)
-				if _, _, ok := a.Store(&s); !ok {
+				if _, _, ok := a.store(&s); !ok {
 					missed++
 					assert.False(t, a.Shows(0, mix(i+1)), "nor what was there before")
 				}
@@ -422,8 +422,8 @@ func TestStoreStaysOnItsThread(t *testing.T) {
 		name  string
 		store func(*area, *Span) (uint32, uint64, bool)
 	}{
-		{"Store", func(a *area, s *Span) (uint32, uint64, bool) { return a.Store(s) }},
-		{"storePinned", func(a *area, s *Span) (uint32, uint64, bool) { return a.storePinned(s) }},
+		{"either", (*area).store},
+		{"pinned", func(a *area, s *Span) (uint32, uint64, bool) { return a.Store(s) }},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			a := newArea(t, shapes()[1], 1<<16)
@@ -439,7 +439,7 @@ func TestStoreStaysOnItsThread(t *testing.T) {
 						}
 						// Nobody else is on this thread, so that nobody else writes here.
 						goruntime.Pin()
-						slot, _, ok := a.Store(&s)
+						slot, _, ok := a.store(&s)
 						for range 20 {
 							ok = ok && a.Shows(slot, s.SpanID)
 						}
@@ -477,7 +477,7 @@ func TestStoreFollowsGoroutines(t *testing.T) {
 				s := spanOf(i<<countBits|n, 0, nil)
 				goruntime.Pin()
 				tid, _, _ := unix.RawSyscall(unix.SYS_GETTID, 0, 0, 0)
-				slot, goid, ok := a.Store(&s)
+				slot, goid, ok := a.store(&s)
 				var v view
 				read := a.read(int(slot), &v)
 				goruntime.Unpin()

@@ -14,6 +14,14 @@
 // slot free, in_use 0. A reader that finds in_use 0 and the same seq before and
 // after it has read the fields has read one write's.
 //
+// A slot that is found by thread belongs to one thread nearly always, and
+// compare-and-swap would be half of what a write costs. So the first thread that
+// stores there has the slot to itself, and does without: it only looks whether that
+// still holds. Others may have the slot show nothing, which is one
+// compare-and-swap of the span's id. To store there they first make the slot a shared
+// one, by the kernel's help (internal/membarrier) and for good; in a shared slot all
+// claim. Where the kernel has no such help all slots are shared ones.
+//
 // Nothing may preempt a writer between the look at its thread id and its last
 // store: on another thread it would write into a stranger's slot. The fast path is
 // one assembly function; Go preempts those never, since it has no maps of their

@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"sync/atomic"
 	"testing"
+	"time"
 	"unsafe"
 
 	"github.com/stretchr/testify/require"
@@ -18,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/otelctx/otelctx/internal/goruntime"
+	"github.com/otelctx/otelctx/internal/membarrier"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -76,18 +78,31 @@ func newAreaKnowing(t testing.TB, s shape, capacity int, known *goruntime.Runtim
 	// Whoever goes past the last slot is sent a signal.
 	require.NoError(t, unix.Mprotect(mapped[size:], unix.PROT_NONE))
 	mem := mapped[size-capacity*s.slotSize : size : size]
-	return &area{
+	a := &area{
 		Ring: New(Config{
 			Memory: mem, SlotSize: s.slotSize, Layout1: s.v1, ByGoroutine: s.goroutines, Runtime: known,
 		}),
 		shape: s, mem: mem,
 	}
+	if a.exclusive == 1 {
+		require.Eventually(t, membarrier.Private, time.Minute, time.Millisecond, "until the process is registered")
+	}
+	return a
+}
+
+// store is what all writers do.
+func (a *area) store(s *Span) (slot uint32, goid uint64, ok bool) {
+	if n, goid := a.StoreFast(s); n != Busy {
+		return uint32(n), goid, true
+	}
+	return a.Store(s)
 }
 
 // slot returns the memory of a slot.
 func (a *area) slot(n int) []byte { return a.mem[n*a.slotSize:][:a.slotSize:a.slotSize] }
 
-// randomize fills the memory with what no writer would leave, but for in_use.
+// randomize fills the memory with what no writer would leave, but for in_use, and that
+// threads share it.
 func (a *area) randomize(seed uint64) {
 	fill := rand.NewChaCha8([32]byte{byte(seed), byte(seed >> 8)})
 	_, _ = fill.Read(a.mem)
@@ -95,6 +110,8 @@ func (a *area) randomize(seed uint64) {
 		a.slot(n)[0x18] = 0
 		if a.v1 {
 			clear(a.slot(n)[0x19:])
+		} else {
+			binary.LittleEndian.PutUint32(a.slot(n)[0x3C:], revoked|shared)
 		}
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"unsafe"
 
 	"github.com/otelctx/otelctx/internal/goruntime"
+	"github.com/otelctx/otelctx/internal/membarrier"
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
@@ -32,6 +33,7 @@ type Ring struct {
 	shift            uint64 // log2 of the slots' size
 	gm, goid, procid uint64
 	byGoroutine      uint64 // 1 or 0
+	exclusive        uint64 // 1 if slots may have a thread to themselves, or 0
 
 	layout1 bool
 	// claimed is what a claim adds to a slot's state.
@@ -79,31 +81,39 @@ func New(c Config) *Ring {
 		*at = uint64(offset)
 		r.fast = r.fast && err == nil
 	}
+	if r.fast && !c.ByGoroutine && membarrier.Announce() {
+		r.exclusive = 1
+	}
 	return r
 }
+
+// What wire.Slot2.Sharing holds of a slot that is by thread.
+const (
+	// revoked: a thread may not begin to write any more without a claim.
+	revoked = 1 << 0
+	// shared: no thread is still writing without a claim. It stays so.
+	shared = 1 << 1
+	// writing: the thread that has the slot to itself is at it, or about to find that
+	// it was revoked. That thread stores this half of the word and nobody else does.
+	writing = 1 << 16
+)
 
 // attempts is how often a writer tries to claim a slot. A claim is held for
 // nanoseconds, unless the kernel takes the processor away just then.
 const attempts = 64
 
+// StoreFast is Store where that takes a few loads and stores only, and small enough to
+// become part of its caller. Else it has done nothing and returns [Busy] instead of a
+// slot: Store has to do it.
+func (r *Ring) StoreFast(s *Span) (slot, goid uint64) { return store(r, s) }
+
+// Busy is what there is instead of a slot.
+const Busy = ^uint64(0)
+
 // Store shows s in the slot of the calling thread or goroutine and returns that
 // slot, and the id of the calling goroutine if it is known. ok is false if another
 // writer held on to the slot: then it shows what that one wrote, or nothing.
 func (r *Ring) Store(s *Span) (slot uint32, goid uint64, ok bool) {
-	if r.fast && len(s.Attributes) == 0 {
-		n, goid := store(r, s.TraceIDHigh, s.TraceIDLow, s.SpanID, s.LocalRootSpanID,
-			uint64(s.TraceFlags)<<wire.SlotTraceFlagsShift)
-		if n != busy {
-			return uint32(n), goid, true
-		}
-	}
-	return r.storePinned(s)
-}
-
-// busy is what the assembly returns instead of a slot.
-const busy = ^uint64(0)
-
-func (r *Ring) storePinned(s *Span) (slot uint32, goid uint64, ok bool) {
 	goruntime.Pin()
 	self := r.runtime.Self()
 	n := uint64(self.TID)
@@ -111,7 +121,7 @@ func (r *Ring) storePinned(s *Span) (slot uint32, goid uint64, ok bool) {
 		n = self.Goid
 	}
 	at := r.at(n)
-	if ok = r.claim(at); ok {
+	if ok = r.enter(at, self.TID) && r.claim(at); ok {
 		r.write(at, s, self)
 	} else {
 		r.blank(at, atomic.LoadUint64(&at.SpanID))
@@ -132,23 +142,20 @@ func (r *Ring) Replace(slot uint32, spanID uint64, s *Span) bool {
 		s = &nothing
 	}
 	at := r.at(uint64(slot))
-	if r.fast && len(s.Attributes) == 0 {
-		outcome := replace(at, spanID, s.TraceIDHigh, s.TraceIDLow, s.SpanID, s.LocalRootSpanID,
-			uint64(s.TraceFlags)<<wire.SlotTraceFlagsShift)
-		if outcome != busy {
-			return outcome == 1
-		}
+	if outcome := replace(r, at, spanID, s); outcome != Busy {
+		return outcome == 1
 	}
-	done := false
+	var done bool
 	goruntime.Pin()
-	if r.claim(at) {
+	// To show nothing there takes no claim.
+	if (r.entered(at, r.runtime.ThreadID()) || s != &nothing && r.share(at)) && r.claim(at) {
 		if done = r.Shows(slot, spanID); done {
 			r.write(at, s, r.owner(at))
 		} else {
 			r.release(at)
 		}
 	} else {
-		r.blank(at, spanID)
+		done = r.blank(at, spanID) && s == &nothing
 	}
 	goruntime.Unpin()
 	return done
@@ -159,7 +166,7 @@ func (r *Ring) Replace(slot uint32, spanID uint64, s *Span) bool {
 func (r *Ring) Evict(slot uint32, bucket, mask uint64) {
 	at := r.at(uint64(slot))
 	goruntime.Pin()
-	if r.claim(at) {
+	if r.entered(at, r.runtime.ThreadID()) && r.claim(at) {
 		if at.Owner&mask == bucket {
 			r.write(at, &nothing, goruntime.Self{})
 		} else {
@@ -216,6 +223,50 @@ func (r *Ring) at(n uint64) *wire.Slot2 {
 	return (*wire.Slot2)(unsafe.Add(r.base, (n&r.mask)<<r.shift))
 }
 
+// enter has the pinned thread with this id take part in a slot: as the only one to
+// store there if nobody else has so far, else as one of several. It reports whether the
+// thread may claim the slot now.
+func (r *Ring) enter(at *wire.Slot2, tid uint32) bool {
+	if r.entered(at, tid) {
+		return true
+	}
+	// Sound: the id and what is said of sharing are neighbours and 8-byte aligned.
+	holder := (*uint64)(unsafe.Pointer(&at.TID))
+	if atomic.LoadUint64(holder) == 0 && atomic.CompareAndSwapUint64(holder, 0, uint64(tid)) {
+		return true
+	}
+	return r.share(at)
+}
+
+// entered reports whether the pinned thread with this id may claim a slot.
+func (r *Ring) entered(at *wire.Slot2, tid uint32) bool {
+	if r.exclusive == 0 {
+		return true
+	}
+	sharing := atomic.LoadUint32(&at.Sharing)
+	return sharing&shared != 0 || sharing&revoked == 0 && atomic.LoadUint32(&at.TID) == tid
+}
+
+// share ends it that one thread has a slot to itself, and reports whether it could.
+//
+// That thread says that it is writing, and then looks whether it still may; here it is
+// said that it may not, and then looked whether the thread is writing. Between the two
+// there is a barrier on both sides, of which the thread does not know: either it has
+// seen that it may not, or it is seen writing.
+func (r *Ring) share(at *wire.Slot2) bool {
+	atomic.OrUint32(&at.Sharing, revoked)
+	if !membarrier.Private() {
+		return false
+	}
+	for range attempts {
+		if atomic.LoadUint32(&at.Sharing)&writing == 0 {
+			atomic.OrUint32(&at.Sharing, shared)
+			return true
+		}
+	}
+	return false
+}
+
 func (r *Ring) claim(at *wire.Slot2) bool {
 	for range attempts {
 		state := atomic.LoadUint64(&at.State)
@@ -226,16 +277,17 @@ func (r *Ring) claim(at *wire.Slot2) bool {
 	return false
 }
 
-// blank has a slot show nothing if it shows the span with this id. It is for who
-// could not claim the slot: the writer that holds it may be one that lets go without
-// having written, and what is outdated by now must not be shown again.
+// blank has a slot show nothing if it shows the span with this id, and reports whether
+// it did. It is for who could not claim the slot: the writer that holds it may be one
+// that lets go without having written, and what is outdated by now must not be shown
+// again; or the slot is another thread's.
 //
 // Without a claim it is sound because the whole of it is one step to the id of
 // nothing. If the holder stores an id still, that counts; if it has stored one, that
 // is not the one looked for, or is a missing span instead of a wrong one. A reader
 // that has looked at the other fields already sees the id from before or none.
-func (r *Ring) blank(at *wire.Slot2, spanID uint64) {
-	atomic.CompareAndSwapUint64(&at.SpanID, spanID, 0)
+func (r *Ring) blank(at *wire.Slot2, spanID uint64) bool {
+	return atomic.CompareAndSwapUint64(&at.SpanID, spanID, 0)
 }
 
 // release gives a claimed slot back as it was, but for the count.

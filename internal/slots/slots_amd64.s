@@ -16,103 +16,181 @@
 #define slot_m 0x30
 #define slot_tid 0x38
 
-// func store(r *Ring, traceIDHigh, traceIDLow, spanID, localRootSpanID, state uint64) (slot, goid uint64)
-TEXT ·store(SB), NOSPLIT, $0-64
+// The halves of wire.Slot2.Sharing, and what they hold: see slots.go.
+#define slot_revoked 0x3C
+#define slot_writing 0x3E
+#define SHARED $2
+
+// SELF loads g into R8, m into R9, the goroutine's id into R10 and the thread's into R11.
+#define SELF(ring) \
+	MOVQ (TLS), R8 \
+	MOVQ Ring_gm(ring), AX \
+	MOVQ (R8)(AX*1), R9 \
+	MOVQ Ring_goid(ring), AX \
+	MOVQ (R8)(AX*1), R10 \
+	MOVQ Ring_procid(ring), AX \
+	MOVL (R9)(AX*1), R11
+
+// CLAIM turns in_use of the slot at R12 from 0 to 1 and counts seq up, in one step. It
+// leaves the state before in AX and that after in BX.
+#define CLAIM(busy) \
+	MOVQ slot_state(R12), AX \
+	TESTB $1, AX \
+	JNE  busy \
+	MOVQ $0x100000001, BX \
+	ADDQ AX, BX \
+	LOCK \
+	CMPXCHGQ BX, slot_state(R12) \
+	JNE  busy
+
+// ENTER does the same for the thread that has the slot to itself, after it has said so
+// and found that it still has. Who stands in its way if it has not is explained at
+// Ring.share.
+#define ENTER(leave) \
+	MOVW $1, slot_writing(R12) \
+	CMPW slot_revoked(R12), $0 \
+	JNE  leave \
+	MOVQ slot_state(R12), AX \
+	TESTB $1, AX \
+	JNE  leave \
+	MOVQ $0x100000001, BX \
+	ADDQ AX, BX
+
+// FREE gives the slot free: seq as claimed, the flags of the Span at SI, no attributes,
+// in_use 0. Stores are seen in their order (x86-TSO).
+#define FREE \
+	MOVBLZX Span_TraceFlags(SI), AX \
+	SHLL $8, AX \
+	SHRQ $32, BX \
+	SHLQ $32, BX \
+	ORQ  AX, BX \
+	MOVQ BX, slot_state(R12)
+
+// STORE_IDS stores those of the Span at SI.
+#define STORE_IDS \
+	MOVQ Span_TraceIDHigh(SI), AX \
+	MOVQ AX, slot_traceIDHigh(R12) \
+	MOVQ Span_TraceIDLow(SI), AX \
+	MOVQ AX, slot_traceIDLow(R12) \
+	MOVQ Span_SpanID(SI), AX \
+	MOVQ AX, slot_spanID(R12) \
+	MOVQ Span_LocalRootSpanID(SI), AX \
+	MOVQ AX, slot_localRoot(R12)
+
+// func store(r *Ring, s *Span) (slot, goid uint64)
+TEXT ·store(SB), NOSPLIT, $0-32
 	MOVQ r+0(FP), DI
-	MOVQ (TLS), R8             // g
-	MOVQ Ring_gm(DI), AX
-	MOVQ (R8)(AX*1), R9        // m
-	MOVQ Ring_goid(DI), AX
-	MOVQ (R8)(AX*1), R10       // goid
-	MOVQ Ring_procid(DI), AX
-	MOVL (R9)(AX*1), R11       // tid
+	MOVQ s+8(FP), SI
+	CMPB Ring_fast(DI), $0
+	JEQ  busy
+	CMPQ (Span_Attributes+8)(SI), $0 // their length
+	JNE  busy
+	SELF(DI)
 
 	MOVQ R11, R12
 	CMPQ Ring_byGoroutine(DI), $0
 	CMOVQNE R10, R12
 	ANDQ Ring_mask(DI), R12    // slot
-	MOVQ R12, slot+48(FP)
-	MOVQ R10, goid+56(FP)
+	MOVQ R12, slot+16(FP)
+	MOVQ R10, goid+24(FP)
 	MOVQ Ring_shift(DI), CX
 	SHLQ CX, R12
 	ADDQ Ring_base(DI), R12
 
-	// Claim: in_use 0 -> 1 and seq + 1 in one step.
-	MOVQ slot_state(R12), AX
-	TESTB $1, AX
-	JNE  busy
-	MOVQ $0x100000001, BX
-	ADDQ AX, BX
-	LOCK
-	CMPXCHGQ BX, slot_state(R12)
-	JNE  busy
+	CMPQ Ring_exclusive(DI), $0
+	JEQ  claim
+	CMPL slot_tid(R12), R11
+	JNE  stranger
 
-	MOVQ traceIDHigh+8(FP), AX
-	MOVQ AX, slot_traceIDHigh(R12)
-	MOVQ traceIDLow+16(FP), AX
-	MOVQ AX, slot_traceIDLow(R12)
-	MOVQ spanID+24(FP), AX
-	MOVQ AX, slot_spanID(R12)
+	ENTER(leave)
+	MOVQ BX, slot_state(R12)
+	STORE_IDS
 	MOVQ R10, slot_owner(R12)
-	MOVQ localRootSpanID+32(FP), AX
-	MOVQ AX, slot_localRoot(R12)
+	MOVQ R9, slot_m(R12)
+	FREE
+	MOVW $0, slot_writing(R12)
+	RET
+
+leave:
+	MOVW $0, slot_writing(R12)
+
+stranger:
+	TESTB SHARED, slot_revoked(R12)
+	JEQ  busy
+
+claim:
+	CLAIM(busy)
+	STORE_IDS
+	MOVQ R10, slot_owner(R12)
 	MOVQ R9, slot_m(R12)
 	MOVL R11, slot_tid(R12)
-
-	// Give free: seq as claimed, flags as given, no attributes, in_use 0. Stores
-	// are seen in their order (x86-TSO).
-	SHRQ $32, BX
-	SHLQ $32, BX
-	ORQ  state+40(FP), BX
-	MOVQ BX, slot_state(R12)
+	FREE
 	RET
 
 busy:
-	MOVQ $-1, slot+48(FP)
+	MOVQ $-1, slot+16(FP)
 	RET
 
-// func replace(at *wire.Slot2, shown, traceIDHigh, traceIDLow, spanID, localRootSpanID, state uint64) (outcome uint64)
-TEXT ·replace(SB), NOSPLIT, $0-64
-	MOVQ at+0(FP), DI
-	MOVQ shown+8(FP), DX
+// func replace(r *Ring, at *wire.Slot2, shown uint64, s *Span) (outcome uint64)
+TEXT ·replace(SB), NOSPLIT, $0-40
+	MOVQ r+0(FP), DI
+	MOVQ at+8(FP), R12
+	MOVQ shown+16(FP), DX
+	MOVQ s+24(FP), SI
+	CMPB Ring_fast(DI), $0
+	JEQ  busy
+	CMPQ (Span_Attributes+8)(SI), $0
+	JNE  busy
 
-	// Claim, as store does.
-	MOVQ slot_state(DI), AX
-	TESTB $1, AX
-	JNE  busy
-	MOVQ $0x100000001, BX
-	ADDQ AX, BX
-	LOCK
-	CMPXCHGQ BX, slot_state(DI)
-	JNE  busy
-	SHRQ $32, BX
-	SHLQ $32, BX               // seq
-	CMPQ slot_spanID(DI), DX
+	CMPQ Ring_exclusive(DI), $0
+	JEQ  claim
+	SELF(DI)
+	CMPL slot_tid(R12), R11
+	JNE  stranger
+
+	ENTER(leave)
+	CMPQ slot_spanID(R12), DX
+	JNE  ownOther
+	MOVQ BX, slot_state(R12)
+	STORE_IDS
+	FREE
+	MOVW $0, slot_writing(R12)
+	MOVQ $1, outcome+32(FP)
+	RET
+
+ownOther:
+	MOVW $0, slot_writing(R12)
+	MOVQ $0, outcome+32(FP)
+	RET
+
+leave:
+	MOVW $0, slot_writing(R12)
+
+stranger:
+	TESTB SHARED, slot_revoked(R12)
+	JEQ  busy
+
+claim:
+	CLAIM(busy)
+	CMPQ slot_spanID(R12), DX
 	JNE  other
-
-	MOVQ traceIDHigh+16(FP), CX
-	MOVQ CX, slot_traceIDHigh(DI)
-	MOVQ traceIDLow+24(FP), CX
-	MOVQ CX, slot_traceIDLow(DI)
-	MOVQ spanID+32(FP), CX
-	MOVQ CX, slot_spanID(DI)
-	MOVQ localRootSpanID+40(FP), CX
-	MOVQ CX, slot_localRoot(DI)
-	ORQ  state+48(FP), BX
-	MOVQ BX, slot_state(DI)
-	MOVQ $1, outcome+56(FP)
+	STORE_IDS
+	FREE
+	MOVQ $1, outcome+32(FP)
 	RET
 
 other:
-	// Give free as it was, but for seq: AX is the state before the claim.
+	// As it was, but for seq: AX is the state before the claim.
 	MOVL AX, AX
+	SHRQ $32, BX
+	SHLQ $32, BX
 	ORQ  AX, BX
-	MOVQ BX, slot_state(DI)
-	MOVQ $0, outcome+56(FP)
+	MOVQ BX, slot_state(R12)
+	MOVQ $0, outcome+32(FP)
 	RET
 
 busy:
-	MOVQ $-1, outcome+56(FP)
+	MOVQ $-1, outcome+32(FP)
 	RET
 
 // func fill(at *wire.Slot2, traceIDHigh, traceIDLow, spanID, localRootSpanID, owner, m uint64, tid uint32, state uint64)

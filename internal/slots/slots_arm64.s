@@ -19,110 +19,198 @@
 // A claim must be seen before the stores that it announces: DMB ISHST orders stores.
 #define storeBarrier DMB $0xa
 
-// func store(r *Ring, traceIDHigh, traceIDLow, spanID, localRootSpanID, state uint64) (slot, goid uint64)
-TEXT ·store(SB), NOSPLIT, $0-64
-	MOVD r+0(FP), R0
-	MOVD Ring_gm(R0), R1
-	MOVD (g)(R1), R2           // m
-	MOVD Ring_goid(R0), R1
-	MOVD (g)(R1), R3           // goid
-	MOVD Ring_procid(R0), R1
-	MOVWU (R2)(R1), R4         // tid
+// The halves of wire.Slot2.Sharing, and what they hold: see slots.go.
+#define slot_revoked 0x3C
+#define slot_writing 0x3E
+#define SHARED_BIT $1
 
-	MOVD Ring_byGoroutine(R0), R5
-	CMP  $0, R5
-	CSEL EQ, R4, R3, R6
-	MOVD Ring_mask(R0), R5
-	AND  R5, R6, R6            // slot
-	MOVD R6, slot+48(FP)
-	MOVD R3, goid+56(FP)
-	MOVD Ring_shift(R0), R5
-	LSL  R5, R6, R6
-	MOVD Ring_base(R0), R5
-	ADD  R5, R6, R6
-	ADD  $slot_state, R6, R7
+// SELF loads m into R2, the goroutine's id into R3 and the thread's into R4.
+#define SELF(ring) \
+	MOVD Ring_gm(ring), R1 \
+	MOVD (g)(R1), R2 \
+	MOVD Ring_goid(ring), R1 \
+	MOVD (g)(R1), R3 \
+	MOVD Ring_procid(ring), R1 \
+	MOVWU (R2)(R1), R4
 
-	// Claim: in_use 0 -> 1 and seq + 1 in one step. A failing store-exclusive may
-	// be spurious; the caller tries again.
-	LDAXR (R7), R8
-	TBNZ  $0, R8, busy
-	MOVD  $0x100000001, R9
-	ADD   R8, R9, R9
-	STLXR R9, (R7), R10
-	CBNZ  R10, busy
+// CLAIM turns in_use of the slot at R6, whose state is at R7, from 0 to 1 and counts
+// seq up, in one step. It leaves the state before in R8 and that after in R9. A failing
+// store-exclusive may be spurious; the caller tries again.
+#define CLAIM(busy) \
+	LDAXR (R7), R8 \
+	TBNZ  $0, R8, busy \
+	MOVD  $0x100000001, R9 \
+	ADD   R8, R9, R9 \
+	STLXR R9, (R7), R10 \
+	CBNZ  R10, busy \
 	storeBarrier
 
-	MOVD traceIDHigh+8(FP), R8
-	MOVD R8, slot_traceIDHigh(R6)
-	MOVD traceIDLow+16(FP), R8
-	MOVD R8, slot_traceIDLow(R6)
-	MOVD spanID+24(FP), R8
-	MOVD R8, slot_spanID(R6)
-	MOVD R3, slot_owner(R6)
-	MOVD localRootSpanID+32(FP), R8
+// ENTER does the same for the thread that has the slot to itself, after it has said so
+// and found that it still has. Who stands in its way if it has not is explained at
+// Ring.share. The caller stores R9.
+#define ENTER(leave) \
+	MOVD  $1, R8 \
+	MOVH  R8, slot_writing(R6) \
+	MOVHU slot_revoked(R6), R8 \
+	CBNZ  R8, leave \
+	MOVD  (R7), R8 \
+	TBNZ  $0, R8, leave \
+	MOVD  $0x100000001, R9 \
+	ADD   R8, R9, R9
+
+// LEAVE is seen after all that was stored before.
+#define LEAVE \
+	ADD   $slot_writing, R6, R8 \
+	STLRH ZR, (R8)
+
+// STORE_IDS stores those of the Span at R5.
+#define STORE_IDS \
+	MOVD Span_TraceIDHigh(R5), R8 \
+	MOVD R8, slot_traceIDHigh(R6) \
+	MOVD Span_TraceIDLow(R5), R8 \
+	MOVD R8, slot_traceIDLow(R6) \
+	MOVD Span_SpanID(R5), R8 \
+	MOVD R8, slot_spanID(R6) \
+	MOVD Span_LocalRootSpanID(R5), R8 \
 	MOVD R8, slot_localRoot(R6)
+
+// FREE gives the slot free: seq as claimed, the flags of the Span at R5, no attributes,
+// in_use 0.
+#define FREE \
+	LSR   $32, R9, R9 \
+	LSL   $32, R9, R9 \
+	MOVBU Span_TraceFlags(R5), R8 \
+	ORR   R8<<8, R9, R9 \
+	STLR  R9, (R7)
+
+// func store(r *Ring, s *Span) (slot, goid uint64)
+TEXT ·store(SB), NOSPLIT, $0-32
+	MOVD  r+0(FP), R0
+	MOVD  s+8(FP), R5
+	MOVBU Ring_fast(R0), R1
+	CBZ   R1, busy
+	MOVD  (Span_Attributes+8)(R5), R1 // their length
+	CBNZ  R1, busy
+	SELF(R0)
+
+	MOVD Ring_byGoroutine(R0), R1
+	CMP  $0, R1
+	CSEL EQ, R4, R3, R6
+	MOVD Ring_mask(R0), R1
+	AND  R1, R6, R6            // slot
+	MOVD R6, slot+16(FP)
+	MOVD R3, goid+24(FP)
+	MOVD Ring_shift(R0), R1
+	LSL  R1, R6, R6
+	MOVD Ring_base(R0), R1
+	ADD  R1, R6, R6
+	ADD  $slot_state, R6, R7
+
+	MOVD  Ring_exclusive(R0), R1
+	CBZ   R1, claim
+	MOVWU slot_tid(R6), R1
+	CMPW  R1, R4
+	BNE   stranger
+
+	ENTER(leave)
+	MOVD R9, (R7)
+	storeBarrier
+	STORE_IDS
+	MOVD R3, slot_owner(R6)
+	MOVD R2, slot_m(R6)
+	FREE
+	LEAVE
+	RET
+
+leave:
+	LEAVE
+
+stranger:
+	MOVHU slot_revoked(R6), R1
+	TBZ   SHARED_BIT, R1, busy
+
+claim:
+	CLAIM(busy)
+	STORE_IDS
+	MOVD R3, slot_owner(R6)
 	MOVD R2, slot_m(R6)
 	MOVW R4, slot_tid(R6)
-
-	// Give free: seq as claimed, flags as given, no attributes, in_use 0.
-	LSR  $32, R9, R9
-	LSL  $32, R9, R9
-	MOVD state+40(FP), R8
-	ORR  R8, R9, R9
-	STLR R9, (R7)
+	FREE
 	RET
 
 busy:
 	MOVD $-1, R8
-	MOVD R8, slot+48(FP)
+	MOVD R8, slot+16(FP)
 	RET
 
-// func replace(at *wire.Slot2, shown, traceIDHigh, traceIDLow, spanID, localRootSpanID, state uint64) (outcome uint64)
-TEXT ·replace(SB), NOSPLIT, $0-64
-	MOVD at+0(FP), R6
-	MOVD shown+8(FP), R1
-	ADD  $slot_state, R6, R7
+// func replace(r *Ring, at *wire.Slot2, shown uint64, s *Span) (outcome uint64)
+TEXT ·replace(SB), NOSPLIT, $0-40
+	MOVD  r+0(FP), R0
+	MOVD  at+8(FP), R6
+	MOVD  shown+16(FP), R11
+	MOVD  s+24(FP), R5
+	ADD   $slot_state, R6, R7
+	MOVBU Ring_fast(R0), R1
+	CBZ   R1, busy
+	MOVD  (Span_Attributes+8)(R5), R1
+	CBNZ  R1, busy
 
-	// Claim, as store does.
-	LDAXR (R7), R8
-	TBNZ  $0, R8, busy
-	MOVD  $0x100000001, R9
-	ADD   R8, R9, R9
-	STLXR R9, (R7), R10
-	CBNZ  R10, busy
+	MOVD  Ring_exclusive(R0), R1
+	CBZ   R1, claim
+	SELF(R0)
+	MOVWU slot_tid(R6), R1
+	CMPW  R1, R4
+	BNE   stranger
+
+	ENTER(leave)
+	MOVD slot_spanID(R6), R1
+	CMP  R11, R1
+	BNE  ownOther
+	MOVD R9, (R7)
 	storeBarrier
-	LSR   $32, R9, R9
-	LSL   $32, R9, R9          // seq
-	MOVD  slot_spanID(R6), R2
-	CMP   R1, R2
-	BNE   other
+	STORE_IDS
+	FREE
+	LEAVE
+	MOVD $1, R1
+	MOVD R1, outcome+32(FP)
+	RET
 
-	MOVD traceIDHigh+16(FP), R2
-	MOVD R2, slot_traceIDHigh(R6)
-	MOVD traceIDLow+24(FP), R2
-	MOVD R2, slot_traceIDLow(R6)
-	MOVD spanID+32(FP), R2
-	MOVD R2, slot_spanID(R6)
-	MOVD localRootSpanID+40(FP), R2
-	MOVD R2, slot_localRoot(R6)
-	MOVD state+48(FP), R2
-	ORR  R2, R9, R9
-	STLR R9, (R7)
-	MOVD $1, R2
-	MOVD R2, outcome+56(FP)
+ownOther:
+	LEAVE
+	MOVD ZR, outcome+32(FP)
+	RET
+
+leave:
+	LEAVE
+
+stranger:
+	MOVHU slot_revoked(R6), R1
+	TBZ   SHARED_BIT, R1, busy
+
+claim:
+	CLAIM(busy)
+	MOVD slot_spanID(R6), R1
+	CMP  R11, R1
+	BNE  other
+	STORE_IDS
+	FREE
+	MOVD $1, R1
+	MOVD R1, outcome+32(FP)
 	RET
 
 other:
-	// Give free as it was, but for seq: R8 is the state before the claim.
+	// As it was, but for seq: R8 is the state before the claim.
 	MOVWU R8, R8
+	LSR   $32, R9, R9
+	LSL   $32, R9, R9
 	ORR   R8, R9, R9
 	STLR  R9, (R7)
-	MOVD  ZR, outcome+56(FP)
+	MOVD  ZR, outcome+32(FP)
 	RET
 
 busy:
-	MOVD $-1, R2
-	MOVD R2, outcome+56(FP)
+	MOVD $-1, R1
+	MOVD R1, outcome+32(FP)
 	RET
 
 // func fill(at *wire.Slot2, traceIDHigh, traceIDLow, spanID, localRootSpanID, owner, m uint64, tid uint32, state uint64)

@@ -89,7 +89,9 @@ type Slot2 struct {
 	// M is the address of the runtime's m of the publishing thread.
 	M   uint64
 	TID uint32
-	_   uint32
+	// Sharing is what the threads of the process tell each other about who may write;
+	// nothing to readers.
+	Sharing uint32
 }
 
 // The parts of Slot2.State.
@@ -141,6 +143,7 @@ const (
 	_ = -(OffsetLocalRootSpanID ^ 0x28)
 	_ = -(OffsetM ^ 0x30)
 	_ = -(OffsetTID ^ 0x38)
+	_ = -(unsafe.Offsetof(Slot2{}.Sharing) ^ 0x3C)
 )
 
 // RingHeaderIn returns the header at the start of b, which the caller has mapped. It

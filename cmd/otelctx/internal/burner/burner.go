@@ -57,15 +57,14 @@ const (
 	InC = "in-c"
 	// Silent has nothing published.
 	Silent = "silent"
-	// Later has nothing published before the line "publish" comes.
-	Later = "later"
+	// Later has nothing published before the line "publish" comes, but for the resource
+	// with ResourceFirst.
+	Later         = "later"
+	ResourceFirst = "resource-first"
 )
 
 // Work done in C, if the program can.
 var Work func(iterations int)
-
-// Processors see the spans of those that publish too, if the program has any.
-var Processors []sdktrace.SpanProcessor
 
 // Run is the body of the role. It reads a line of words, answers "burning", and burns
 // until the parent is gone. Meanwhile it answers the line "names", with addresses in
@@ -95,6 +94,11 @@ func Start(words ...string) (*Burner, error) {
 	b := &Burner{words: words}
 	b.started, b.inC, b.forged = b.has(Started), b.has(InC), b.has(Forged)
 	b.tracer.Store(&tracer{sdktrace.NewTracerProvider(sdktrace.WithIDGenerator(&b.ids)).Tracer("burner")})
+	if b.has(ResourceFirst) {
+		if _, err := resourcepublisher.NewPublisher(theResource()); err != nil {
+			return nil, err
+		}
+	}
 	if !b.has(Silent) && !b.has(Later) {
 		if err := b.publish(); err != nil {
 			return nil, err
@@ -191,16 +195,16 @@ func (b *Burner) publish() error {
 	if err != nil {
 		return err
 	}
-	provider := sdktrace.NewTracerProvider(
-		resourcepublisher.WithResource(resource.NewSchemaless(attribute.String("service.name", "burner"))),
-		sdktrace.WithSpanProcessor(processor),
-		sdktrace.WithIDGenerator(&b.ids),
-	)
-	for _, p := range Processors {
-		provider.RegisterSpanProcessor(p)
+	options := []sdktrace.TracerProviderOption{sdktrace.WithSpanProcessor(processor), sdktrace.WithIDGenerator(&b.ids)}
+	if !b.has(ResourceFirst) {
+		options = append(options, resourcepublisher.WithResource(theResource()))
 	}
-	b.tracer.Store(&tracer{provider.Tracer("burner")})
+	b.tracer.Store(&tracer{sdktrace.NewTracerProvider(options...).Tracer("burner")})
 	return nil
+}
+
+func theResource() *resource.Resource {
+	return resource.NewSchemaless(attribute.String("service.name", "burner"))
 }
 
 // names returns the functions that addresses are in.

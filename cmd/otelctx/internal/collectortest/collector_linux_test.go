@@ -4,12 +4,9 @@
 package collectortest
 
 import (
-	"context"
-	"net"
 	"os"
 	"path/filepath"
 	"runtime"
-	"sync"
 	"testing"
 	"time"
 
@@ -17,70 +14,13 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.opentelemetry.io/collector/pdata/pcommon"
 	"go.opentelemetry.io/collector/pdata/pprofile"
-	"go.opentelemetry.io/collector/pdata/pprofile/pprofileotlp"
-	"go.opentelemetry.io/collector/pdata/ptrace"
-	"go.opentelemetry.io/collector/pdata/ptrace/ptraceotlp"
 	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
 	profilespb "go.opentelemetry.io/proto/otlp/profiles/v1development"
-	"google.golang.org/grpc"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/export"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/symbols"
 )
-
-// collector is the collector's OTLP services for profiles and traces, as its receiver
-// registers them, which keep what they get.
-type collector struct {
-	pprofileotlp.UnimplementedGRPCServer
-
-	traces traces
-	mu     sync.Mutex
-	got    []pprofile.Profiles
-}
-
-type traces struct {
-	ptraceotlp.UnimplementedGRPCServer
-
-	mu  sync.Mutex
-	got []ptrace.Traces
-}
-
-// Export is called with what the collector has decoded.
-func (t *traces) Export(_ context.Context, r ptraceotlp.ExportRequest) (ptraceotlp.ExportResponse, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.got = append(t.got, r.Traces())
-	return ptraceotlp.NewExportResponse(), nil
-}
-
-// Export is called with what the collector has decoded.
-func (c *collector) Export(_ context.Context, r pprofileotlp.ExportRequest) (pprofileotlp.ExportResponse, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.got = append(c.got, r.Profiles())
-	return pprofileotlp.NewExportResponse(), nil
-}
-
-// listen serves c until the end of the test, and returns the endpoint.
-func (c *collector) listen(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	s := grpc.NewServer()
-	pprofileotlp.RegisterGRPCServer(s, c)
-	ptraceotlp.RegisterGRPCServer(s, &c.traces)
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		_ = s.Serve(l)
-	}()
-	t.Cleanup(func() {
-		s.Stop()
-		<-done
-	})
-	return "http://" + l.Addr().String()
-}
 
 // link returns the span number n.
 func link(n byte) *profile.Link {
@@ -123,13 +63,13 @@ func record(t *testing.T) *profilespb.ProfilesData {
 // TestReceived sends a recording to the collector.
 func TestReceived(t *testing.T) {
 	data := record(t)
-	c := &collector{}
-	client, err := export.NewClient(c.listen(t))
+	c := startCollector(t)
+	client, err := export.NewClient(c.endpoint)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, client.Close()) }()
 	require.NoError(t, client.Export(t.Context(), data))
-	require.Len(t, c.got, 1)
-	requireSame(t, data, c.got[0])
+	require.Len(t, c.profiles, 1)
+	requireSame(t, data, c.profiles[0])
 }
 
 // TestFiles has the collector's decoders read the files.
@@ -160,14 +100,14 @@ func TestLarge(t *testing.T) {
 	for i := range samples {
 		b.Add(resource, profile.Sample{Time: start.Add(time.Duration(i)), Link: link(1)})
 	}
-	c := &collector{}
-	client, err := export.NewClient(c.listen(t))
+	c := startCollector(t)
+	client, err := export.NewClient(c.endpoint)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, client.Close()) }()
 	require.NoError(t, client.Export(t.Context(), b.Data(start.Add(time.Second))))
-	assert.Greater(t, len(c.got), 1)
+	assert.Greater(t, len(c.profiles), 1)
 	total := 0
-	for _, p := range c.got {
+	for _, p := range c.profiles {
 		total += p.ResourceProfiles().At(0).ScopeProfiles().At(0).Profiles().At(0).Samples().At(0).Values().Len()
 	}
 	assert.Equal(t, samples, total)

@@ -6,127 +6,134 @@ package collectortest
 import (
 	"context"
 	"errors"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	"go.opentelemetry.io/collector/pdata/pprofile"
+	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracegrpc"
+	"go.opentelemetry.io/otel/sdk/resource"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/burner"
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/sampler"
 	"github.com/otelctx/otelctx/internal/childproc"
+	"github.com/otelctx/otelctx/resourcepublisher"
+	"github.com/otelctx/otelctx/spanctx"
 )
 
+// roleService is a service with spans that burn and spans that wait.
+const roleService = "service"
+
 func TestMain(m *testing.M) {
-	childproc.Main(m, map[string]func(*childproc.Parent){roleExporter: exporter})
+	childproc.Main(m, map[string]func(*childproc.Parent){roleService: service})
 }
 
-// roleExporter is a burner that exports all its spans.
-const roleExporter = "exporter"
-
-func exporter(parent *childproc.Parent) {
-	client, err := otlptracegrpc.New(context.Background())
+// service exports its spans to the endpoint that it is told, and works until it is told
+// that this is enough.
+func service(parent *childproc.Parent) {
+	endpoint, _ := parent.Receive()
+	ctx := context.Background()
+	exporter, err := otlptracegrpc.New(ctx, otlptracegrpc.WithEndpointURL(endpoint))
 	parent.Must(err)
-	processor := sdktrace.NewBatchSpanProcessor(client, sdktrace.WithBlocking())
-	burner.Processors = []sdktrace.SpanProcessor{processor}
-	burner.Run(parent)
-	parent.Must(processor.Shutdown(context.Background()))
+	tp := sdktrace.NewTracerProvider(
+		resourcepublisher.WithResource(resource.NewSchemaless(attribute.String("service.name", "join"))),
+		spanctx.WithPublishing(),
+		sdktrace.WithBatcher(exporter, sdktrace.WithBlocking()),
+	)
+	tracer := tp.Tracer("join")
+	enough := make(chan struct{})
+	go func() {
+		defer close(enough)
+		_, _ = parent.Receive()
+	}()
+	parent.Send("working")
+	for working := true; working; {
+		select {
+		case <-enough:
+			working = false
+		default:
+		}
+		ctx, request := tracer.Start(ctx, "request")
+		burn(3 * time.Millisecond)
+		_, wait := tracer.Start(ctx, "wait")
+		time.Sleep(time.Millisecond)
+		wait.End()
+		_, query := tracer.Start(ctx, "query")
+		burn(5 * time.Millisecond)
+		query.End()
+		request.End()
+	}
+	parent.Must(tp.Shutdown(ctx))
+	parent.Send("exported")
 }
 
-// spans returns the spans that were received, by their numbers.
-func (t *traces) spans() map[uint64]profile.Link {
-	all := map[uint64]profile.Link{}
-	for _, traces := range t.got {
-		for _, rs := range traces.ResourceSpans().All() {
-			for _, ss := range rs.ScopeSpans().All() {
-				for _, s := range ss.Spans().All() {
-					all[burner.Number(s.SpanID())] = profile.Link{TraceID: s.TraceID(), SpanID: s.SpanID()}
-				}
-			}
+//go:noinline
+func burn(d time.Duration) {
+	for end := time.Now().Add(d); time.Now().Before(end); {
+		for range 1000 {
+			burned++
 		}
 	}
-	return all
 }
 
-// recordTo has otelctx record a process and send that to a collector. The test is
-// skipped, with what is missing, if this user may not record.
-func recordTo(t *testing.T, endpoint string, pid int) {
-	t.Helper()
-	exe := filepath.Join(t.TempDir(), "otelctx")
-	build := exec.Command("go", "build", "-o", exe, ".")
-	build.Dir = filepath.Join("..", "..")
-	out, err := build.CombinedOutput()
-	require.NoError(t, err, string(out))
-	out, err = exec.Command(exe, "record", strconv.Itoa(pid), "--duration=2s", "--freq=997", "--otlp-endpoint="+endpoint).CombinedOutput()
-	const notPermitted = 4
-	if exit := new(exec.ExitError); errors.As(err, &exit) && exit.ExitCode() == notPermitted {
-		t.Skip(string(out))
-	}
-	require.NoError(t, err, string(out))
-}
+var burned int
 
-// A service exports its spans to a collector, and otelctx sends its profile to the same
-// one: each link is a span that the service has exported, and each of those that it burned
-// in by what the stack says is a link.
+// The collector's receiver gets the spans of a service from the service and its profile
+// from otelctx record: what samples are linked to are those spans, and those of them
+// that burned are what samples are linked to.
 func TestJoin(t *testing.T) {
-	receiver := &collector{}
-	endpoint := receiver.listen(t)
-	c := childproc.Start(t, roleExporter, func(cmd *exec.Cmd) {
-		cmd.Env = append(cmd.Environ(), "OTEL_EXPORTER_OTLP_ENDPOINT="+endpoint)
-	})
-	require.Equal(t, "burning", c.Ask("%s", burner.Words(burner.Records, burner.ThreadSlots, burner.Started)))
-	recordTo(t, endpoint, c.PID())
-	c.Done()
+	if s, err := sampler.Open(sampler.Config{Frequency: 99}); errors.Is(err, sampler.ErrNotPermitted) || errors.Is(err, errors.ErrUnsupported) {
+		t.Skip(err)
+	} else {
+		require.NoError(t, err)
+		require.NoError(t, s.Close())
+	}
+	program := filepath.Join(t.TempDir(), "otelctx")
+	build := exec.Command("go", "build", "-o", program, ".")
+	build.Dir = filepath.Join("..", "..") // its module has all that it takes
+	output, err := build.CombinedOutput()
+	require.NoError(t, err, string(output))
 
-	exported := receiver.traces.spans()
-	linked, burned := map[profile.Link]bool{}, map[profile.Link]bool{}
-	for _, p := range receiver.got {
-		require.Equal(t, 1, p.ResourceProfiles().Len())
-		resource := p.ResourceProfiles().At(0)
-		name, _ := resource.Resource().Attributes().Get("service.name")
-		require.Equal(t, "burner", name.Str())
-		d := p.Dictionary()
-		for _, s := range resource.ScopeProfiles().At(0).Profiles().At(0).Samples().All() {
-			l := d.LinkTable().At(int(s.LinkIndex()))
-			link := profile.Link{TraceID: l.TraceID(), SpanID: l.SpanID()}
-			if s.LinkIndex() != 0 {
-				linked[link] = true
-			}
-			truth, ok := burner.Truth(namesOf(d, s.StackIndex()))
-			switch {
-			case !ok:
-			case truth == 0:
-				assert.Zero(t, s.LinkIndex())
-			default:
-				require.Contains(t, exported, truth)
-				assert.Equal(t, exported[truth], link)
-				burned[exported[truth]] = true
-			}
+	c := startCollector(t)
+	child := childproc.Start(t, roleService, nil)
+	child.Send("%s", c.endpoint)
+	child.Expect("working")
+	record := exec.Command(program, "record", strconv.Itoa(child.PID()), "--duration", "4s", "--freq", "499", "--otlp-endpoint", c.endpoint)
+	record.Stderr = os.Stderr
+	table, err := record.Output()
+	require.NoError(t, err)
+	child.Send("enough")
+	child.Expect("exported")
+	child.Done()
+
+	exported := c.exported()
+	linked, without := c.linked()
+	samples, byName := 0, map[string]int{}
+	for s, n := range linked {
+		samples += n
+		assert.Contains(t, exported, s, "a sample is linked to what is no span of the service")
+		byName[exported[s]] += n
+	}
+	burning, seen := 0, 0
+	for s, name := range exported {
+		if name == "wait" {
+			continue
+		}
+		burning++
+		if linked[s] > 0 {
+			seen++
 		}
 	}
-	for link := range linked {
-		require.Equal(t, link, exported[burner.Number(link.SpanID)], "a link that is no span")
-	}
-	for span := range burned {
-		require.Contains(t, linked, span)
-	}
-	t.Logf("%d spans exported, %d of them links, %d by the stack", len(exported), len(linked), len(burned))
-	assert.Greater(t, len(burned), 20)
-}
-
-// namesOf returns the names of a stack's functions, the innermost first.
-func namesOf(d pprofile.ProfilesDictionary, stack int32) []string {
-	var names []string
-	for _, f := range gotStack(d, stack) {
-		if len(f.function) == 0 {
-			names = append(names, "?")
-		}
-		names = append(names, f.function...)
-	}
-	return names
+	t.Logf("%d spans, %d of them burning; %d samples linked to %d spans (%v), %d to none\n%s",
+		len(exported), burning, samples, len(linked), byName, without, table)
+	assert.Greater(t, samples, 500)
+	assert.Less(t, without, samples/10, "the service does hardly anything outside of spans")
+	assert.Greater(t, byName["query"], byName["request"]/2)
+	assert.Less(t, byName["wait"], samples/20)
+	assert.Greater(t, seen, burning/4, "the recording is shorter than the service's life, and spans than a few samples' time")
 }

@@ -152,13 +152,18 @@ func TestExportPartialSuccess(t *testing.T) {
 	assert.Equal(t, 1, s.attempts)
 }
 
-// TestExportLarge sends what is too large for one request, to a server with the limit
-// that servers have.
+// TestExportLarge sends what is too large for one request, to a server with a low
+// limit.
 func TestExportLarge(t *testing.T) {
-	data := recording(t, 100_000)
-	require.Greater(t, proto.Size(data), 4<<20)
+	const limit = 64 << 10
+	data := recording(t, 2000)
+	require.Greater(t, proto.Size(data), limit)
 	s := &server{}
-	require.NoError(t, client(t, "http://"+s.listen(t)).Export(t.Context(), data))
+	address := s.listen(t, grpc.MaxRecvMsgSize(limit))
+	c := client(t, "http://"+address)
+	require.Error(t, c.Export(t.Context(), data), "the limit is the server's")
+	c.maxRequest = limit
+	require.NoError(t, c.Export(t.Context(), data))
 	assert.Greater(t, len(s.requests), 1)
 	samples := 0
 	for _, r := range s.requests {
@@ -168,7 +173,7 @@ func TestExportLarge(t *testing.T) {
 			samples += len(sample.GetTimestampsUnixNano())
 		}
 	}
-	assert.Equal(t, 200_000, samples)
+	assert.Equal(t, 4000, samples)
 }
 
 // TestExportTLS has both sides show their certificates.

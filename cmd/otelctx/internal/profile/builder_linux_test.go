@@ -4,6 +4,7 @@
 package profile
 
 import (
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -151,6 +152,16 @@ func TestDataAgain(t *testing.T) {
 	addSamples(t, b)
 	assert.True(t, proto.Equal(before, data))
 	require.NoError(t, Check(b.Data(start.Add(duration))))
+
+	b = New(Options{Start: start, Frequency: frequency})
+	for i := range 3 {
+		b.Add(mustResource(t), Sample{Time: start.Add(time.Duration(i + 1))})
+	}
+	data = b.Data(start.Add(duration))
+	before = proto.Clone(data)
+	b.Add(mustResource(t), Sample{Time: start})
+	b.Data(start.Add(duration))
+	assert.True(t, proto.Equal(before, data), "times are sorted in a copy")
 }
 
 // TestRange has samples from outside the recording's time.
@@ -197,6 +208,34 @@ func TestOdd(t *testing.T) {
 	assert.Equal(t, map[string]string{"k": "2"}, attributes(data.GetDictionary(), s.GetAttributeIndices()))
 }
 
+// TestNoRoom adds more names and attributes than a builder holds.
+func TestNoRoom(t *testing.T) {
+	b := New(Options{Start: start, Frequency: frequency})
+	b.dictionary.text = maxText - 1000
+	for i := range 100 {
+		text := fmt.Sprintf("%0100d", i)
+		b.Add(mustResource(t), Sample{
+			Time: start,
+			Stack: []*symbols.Location{{
+				Mapping: &symbols.Mapping{Start: 1, Limit: 1000, Path: text, GNUBuildID: text, GoBuildID: text},
+				Address: uint64(i + 1), Lines: []symbols.Line{{Function: "a" + text}, {Function: "b" + text, File: text}},
+			}},
+			Attributes: []*commonpb.KeyValue{StringAttribute(text, text)},
+		})
+	}
+	data := b.Data(start.Add(duration))
+	require.NoError(t, Check(data))
+	assert.Equal(t, 100*b.period, total(data))
+	size := 0
+	for _, s := range data.GetDictionary().GetStringTable() {
+		size += len(s)
+	}
+	assert.Less(t, size, 1100)
+	locations := data.GetDictionary().GetLocationTable()
+	assert.Len(t, locations[1].GetLines(), 2)
+	assert.Empty(t, locations[100].GetLines())
+}
+
 func TestSplit(t *testing.T) {
 	data := record(t)
 	same, err := Split(data, proto.Size(data))
@@ -234,4 +273,19 @@ func TestSplit(t *testing.T) {
 	}
 	_, err = Split(data, 300)
 	require.Error(t, err)
+
+	// One sample with many times, and so one profile in each part.
+	b := New(Options{Start: start, Frequency: frequency})
+	for i := range 1000 {
+		b.Add(mustResource(t), Sample{Time: start.Add(time.Duration(i)), Link: &linkA})
+	}
+	parts, err := Split(b.Data(start.Add(duration)), 4000)
+	require.NoError(t, err)
+	ids := map[string]bool{}
+	for _, part := range parts {
+		require.NoError(t, Check(part))
+		ids[string(onlyProfile(t, part).GetProfileId())] = true
+	}
+	assert.Greater(t, len(parts), 2)
+	assert.Len(t, ids, len(parts))
 }

@@ -15,9 +15,14 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/symbols"
 )
 
-// maxKnownLocations bounds the locations that are known by their pointer. Beyond it
-// they are found by their content.
-const maxKnownLocations = 1 << 17
+const (
+	// maxKnownLocations bounds the locations that are known by their pointer. Beyond it
+	// they are found by their content.
+	maxKnownLocations = 1 << 17
+	// maxText bounds the bytes of strings and attributes, which come from the processes
+	// and their files. Beyond it new ones are left out: functions are unknown then.
+	maxText = 64 << 20
+)
 
 // dictionary holds the tables that profiles refer to. Whatever is asked for its index
 // is in there from then on, once: callers must use the index. Index 0 of each is the
@@ -38,6 +43,8 @@ type dictionary struct {
 	attributeSets [][]int32
 	setNumbers    map[string]int32
 
+	text int // bytes in strings and attributes
+
 	key     []byte // scratch space
 	inner   []byte // scratch space of what a key needs first
 	indices []int32
@@ -48,7 +55,7 @@ type functionKey struct{ name, file int32 }
 func newDictionary() *dictionary {
 	d := &dictionary{
 		strings:    map[string]int32{"": 0},
-		functions:  map[functionKey]int32{{}: 0},
+		functions:  map[functionKey]int32{},
 		mappings:   map[symbols.Mapping]int32{{}: 0},
 		known:      map[*symbols.Location]int32{},
 		locations:  map[string]int32{},
@@ -89,6 +96,9 @@ func add[T any](table *[]T, value T) int32 {
 	return int32(len(*table) - 1)
 }
 
+// room reports whether there is room for new strings and attributes with size bytes.
+func (d *dictionary) room(size int) bool { return d.text+size <= maxText }
+
 // string makes s valid UTF-8, which it need not be: names come from foreign files.
 func (d *dictionary) string(s string) int32 {
 	if i, ok := d.strings[s]; ok {
@@ -98,6 +108,7 @@ func (d *dictionary) string(s string) int32 {
 	if i, ok := d.strings[valid]; ok {
 		return i
 	}
+	d.text += len(valid)
 	valid = strings.Clone(valid) // not a part of something larger
 	i := add(&d.tables.StringTable, valid)
 	d.strings[valid] = i
@@ -130,11 +141,13 @@ func (d *dictionary) location(l *symbols.Location) int32 {
 		return i
 	}
 	m := &profilespb.Location{MappingIndex: d.mapping(l.Mapping), Address: l.Address}
-	for _, line := range l.Lines {
-		m.Lines = append(m.Lines, &profilespb.Line{FunctionIndex: d.function(line), Line: int64(line.Line)})
+	if d.canName(l.Lines) {
+		for _, line := range l.Lines {
+			m.Lines = append(m.Lines, &profilespb.Line{FunctionIndex: d.function(line), Line: int64(line.Line)})
+		}
 	}
 	if l.Type != "" {
-		m.AttributeIndices = []int32{d.attribute(StringAttribute(string(semconv.ProfileFrameTypeKey), l.Type))}
+		m.AttributeIndices = d.appendAttribute(nil, StringAttribute(string(semconv.ProfileFrameTypeKey), l.Type))
 	}
 	i := d.locationByContent(m)
 	if len(d.known) >= maxKnownLocations {
@@ -168,6 +181,19 @@ func (d *dictionary) locationByContent(m *profilespb.Location) int32 {
 	return i
 }
 
+// canName reports whether all of lines have names for which there is room: some of a
+// chain of calls would be a wrong one.
+func (d *dictionary) canName(lines []symbols.Line) bool {
+	size := 0
+	for _, line := range lines {
+		if line.Function == "" {
+			return false
+		}
+		size += len(line.Function) + len(line.File)
+	}
+	return d.room(size)
+}
+
 func (d *dictionary) function(line symbols.Line) int32 {
 	key := functionKey{name: d.string(line.Function), file: d.string(line.File)}
 	if i, ok := d.functions[key]; ok {
@@ -185,15 +211,20 @@ func (d *dictionary) mapping(m *symbols.Mapping) int32 {
 	if i, ok := d.mappings[*m]; ok {
 		return i
 	}
+	const attributes = 400 // bytes that two take besides their values, at most
+	bare := symbols.Mapping{Start: m.Start, Limit: m.Limit, FileOffset: m.FileOffset}
+	if *m != bare && !d.room(len(m.Path)+attributes+3*(len(m.GNUBuildID)+len(m.GoBuildID))) {
+		return d.mapping(&bare)
+	}
 	message := &profilespb.Mapping{
 		MemoryStart: m.Start, MemoryLimit: m.Limit, FileOffset: m.FileOffset,
 		FilenameStrindex: d.string(m.Path),
 	}
 	if m.GNUBuildID != "" {
-		message.AttributeIndices = append(message.AttributeIndices, d.attribute(StringAttribute(string(semconv.ProcessExecutableBuildIDGNUKey), m.GNUBuildID)))
+		message.AttributeIndices = d.appendAttribute(message.GetAttributeIndices(), StringAttribute(string(semconv.ProcessExecutableBuildIDGNUKey), m.GNUBuildID))
 	}
 	if m.GoBuildID != "" {
-		message.AttributeIndices = append(message.AttributeIndices, d.attribute(StringAttribute(string(semconv.ProcessExecutableBuildIDGoKey), m.GoBuildID)))
+		message.AttributeIndices = d.appendAttribute(message.GetAttributeIndices(), StringAttribute(string(semconv.ProcessExecutableBuildIDGoKey), m.GoBuildID))
 	}
 	i := add(&d.tables.MappingTable, message)
 	d.mappings[*m] = i
@@ -220,9 +251,7 @@ func (d *dictionary) attributeSet(attributes []*commonpb.KeyValue) int32 {
 	}
 	d.indices = d.indices[:0]
 	for _, a := range unique(attributes) {
-		if i := d.attribute(a); i != 0 {
-			d.indices = append(d.indices, i)
-		}
+		d.indices = d.appendAttribute(d.indices, a)
 	}
 	slices.Sort(d.indices)
 	d.key = d.key[:0]
@@ -237,8 +266,16 @@ func (d *dictionary) attributeSet(attributes []*commonpb.KeyValue) int32 {
 	return i
 }
 
-// attribute returns 0, none, for an attribute without a key, and for one that cannot
-// be encoded, for strings that are not UTF-8.
+// appendAttribute appends the index of a, if it has one.
+func (d *dictionary) appendAttribute(indices []int32, a *commonpb.KeyValue) []int32 {
+	if i := d.attribute(a); i != 0 {
+		return append(indices, i)
+	}
+	return indices
+}
+
+// attribute returns 0, none, for an attribute without a key, for one that cannot be
+// encoded, for strings that are not UTF-8, and if there is no more room.
 func (d *dictionary) attribute(a *commonpb.KeyValue) int32 {
 	var err error
 	if d.inner, err = marshal.MarshalAppend(d.inner[:0], a); err != nil || a.GetKey() == "" {
@@ -247,7 +284,11 @@ func (d *dictionary) attribute(a *commonpb.KeyValue) int32 {
 	if i, ok := d.attributes[string(d.inner)]; ok {
 		return i
 	}
+	if !d.room(2 * len(d.inner)) {
+		return 0
+	}
 	key := string(d.inner)
+	d.text += len(key)
 	i := add(&d.tables.AttributeTable, &profilespb.KeyValueAndUnit{KeyStrindex: d.string(a.GetKey()), Value: a.GetValue()})
 	d.attributes[key] = i
 	return i

@@ -4,10 +4,12 @@
 package profile
 
 import (
+	"cmp"
 	"encoding/hex"
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/google/pprof/profile"
 	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
@@ -110,7 +112,18 @@ func (c *converter) tables() {
 		markSymbolized(to)
 		c.locations[i+1] = to
 	}
-	c.to.Mapping, c.to.Function, c.to.Location = c.mappings[1:], c.functions[1:], c.locations[1:]
+	c.to.Mapping, c.to.Function, c.to.Location = slices.Clone(c.mappings[1:]), c.functions[1:], c.locations[1:]
+	// pprof takes the first mapping for that of the program, and it may have been the
+	// kernel that was sampled first.
+	slices.SortStableFunc(c.to.Mapping, func(a, b *profile.Mapping) int { return cmp.Compare(pseudo(a), pseudo(b)) })
+}
+
+// pseudo returns 1 for a mapping of no file, such as the kernel's, else 0.
+func pseudo(m *profile.Mapping) int {
+	if m.File == "" || strings.HasPrefix(m.File, "[") {
+		return 1
+	}
+	return 0
 }
 
 // markSymbolized tells pprof what is known of the mapping's code, so that it does not

@@ -129,3 +129,20 @@ func TestPprofTool(t *testing.T) {
 	}
 	assert.NotContains(t, string(output), "secret", "an attribute that tells no services apart")
 }
+
+// The program is what pprof takes for it, wherever the first sample was.
+func TestPprofMain(t *testing.T) {
+	kernel := &symbols.Mapping{Start: 0xffffffff81000000, Limit: 0xffffffff82000000, Path: "[kernel.kallsyms]"}
+	program := &symbols.Mapping{Start: 0x401000, Limit: 0x500000, Path: "/usr/bin/shop"}
+	b := New(Options{Start: start, Frequency: frequency})
+	b.Add(mustResource(t), Sample{Time: start, Stack: []*symbols.Location{
+		{Mapping: kernel, Address: 0xffffffff81000010, Type: symbols.TypeKernel},
+		{Mapping: program, Address: 0x401234, Type: symbols.TypeGo},
+	}})
+	p, err := Pprof(b.Data(start.Add(duration)))
+	require.NoError(t, err)
+	require.Len(t, p.Mapping, 2)
+	assert.Equal(t, "/usr/bin/shop", p.Mapping[0].File)
+	assert.Equal(t, "[kernel.kallsyms]", p.Mapping[1].File)
+	require.NoError(t, p.CheckValid())
+}

@@ -152,7 +152,10 @@ func (r *recording) read() error {
 // add adds a sample to the profiles.
 func (r *recording) add(t *target, s *sampler.Sample) {
 	stack := make([]*symbols.Location, 0, len(s.Kernel)+len(s.User))
-	for _, address := range s.Kernel {
+	for i, address := range s.Kernel {
+		if i > 0 {
+			address-- // of the call, not of where it returns to
+		}
 		stack = append(stack, r.kernel.Locate(address))
 	}
 	for i, address := range s.User {

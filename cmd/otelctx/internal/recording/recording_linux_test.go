@@ -61,7 +61,7 @@ func TestSamplesAreInTheProfileOrLost(t *testing.T) {
 		}
 		assert.Equal(t, r.Samples, samples)
 		assert.Equal(t, lossy, r.Lost > 0, "%d lost of %d", r.Lost, r.Samples+r.Lost)
-		assert.Greater(t, r.Samples+r.Lost, uint64(200))
+		assert.Greater(t, r.Samples+r.Lost, uint64(50))
 	}
 }
 

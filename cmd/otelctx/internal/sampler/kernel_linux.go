@@ -8,11 +8,15 @@ package sampler
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"strings"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
+
+	"github.com/otelctx/otelctx/internal/boottime"
 )
 
 // timers are the events that interrupt, one of each processor.
@@ -88,6 +92,30 @@ func pidNamespace() (uint32, error) {
 		return 0, nil
 	}
 	return uint32(st.Ino), nil
+}
+
+// kernelBoottime returns CLOCK_BOOTTIME in nanoseconds as the kernel has it, which in a
+// time namespace, time_namespaces(7), is not what processes are told.
+func kernelBoottime() (uint64, error) {
+	now, err := boottime.Now()
+	if err != nil {
+		return 0, err
+	}
+	const name = "/proc/self/timens_offsets"
+	b, err := os.ReadFile(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return now, nil // A kernel without time namespaces.
+	}
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(b)) {
+		var seconds, nanoseconds int64
+		if _, err := fmt.Sscanf(line, "boottime %d %d", &seconds, &nanoseconds); err == nil {
+			return now - uint64(seconds*int64(time.Second)+nanoseconds), nil
+		}
+	}
+	return 0, fmt.Errorf("%s: no boottime in %q", name, b)
 }
 
 // needed are the capabilities that sampling takes.

@@ -5,7 +5,10 @@
 
 package sampler
 
-import "github.com/otelctx/otelctx/reader"
+import (
+	"github.com/otelctx/otelctx/internal/wire"
+	"github.com/otelctx/otelctx/reader"
+)
 
 // noField is where slots have fields that they do not have.
 const noField = 1024
@@ -70,6 +73,12 @@ func (l *programLayout) setRuntime(o *reader.RuntimeOffsets) {
 }
 
 func newRing(c *reader.Carrier) programRing {
+	end := 0
+	for _, f := range wire.SlotFields(wire.RingLayout2) {
+		if offset, ok := c.Fields[f.Name]; ok && f.Size > 0 {
+			end = max(end, offset+int(f.Size))
+		}
+	}
 	field := func(name string) uint16 {
 		if offset, ok := c.Fields[name]; ok {
 			return uint16(offset)
@@ -80,6 +89,7 @@ func newRing(c *reader.Carrier) programRing {
 		Slots:           c.Ring.Address + uint64(c.Ring.HeaderSize),
 		Mask:            uint32(c.Ring.Capacity - 1),
 		SlotSize:        uint32(c.Ring.SlotSize),
+		FieldsSize:      uint32(end),
 		TraceIdHigh:     field("trace_id_high"),
 		TraceIdLow:      field("trace_id_low"),
 		SpanId:          field("span_id"),

@@ -82,6 +82,7 @@ type programRing struct {
 	Slots           uint64
 	Mask            uint32
 	SlotSize        uint32
+	FieldsSize      uint32
 	TraceIdHigh     uint16
 	TraceIdLow      uint16
 	SpanId          uint16
@@ -94,6 +95,7 @@ type programRing struct {
 	M               uint16
 	Tid             uint16
 	Attrs           uint16
+	_               [4]byte
 }
 
 type programWork struct {

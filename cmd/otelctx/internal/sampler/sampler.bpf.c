@@ -65,6 +65,7 @@ struct ring {
 	__u64 slots; // the address of the first one
 	__u32 mask; // how many there are, less 1
 	__u32 slot_size;
+	__u32 fields_size; // up to where fields other than the attributes go
 	__u16 trace_id_high, trace_id_low, span_id, in_use, trace_flags, attrs_size, seq;
 	__u16 owner_goid, local_root_span_id, m, tid, attrs;
 };
@@ -240,11 +241,26 @@ static __always_inline __u32 own_tid(struct task_struct *task)
 
 #define FIELD(w, type, offset) (*(type *)&(w)->slot[(offset) & (2 * SLOT_SIZE - 1)])
 
+// read_attributes reads the attributes of a slot whose fields have been read, if it has
+// any. Those that cannot all be there are not there.
+static __always_inline bool read_attributes(struct work *w, const struct ring *r, __u64 at)
+{
+	__u32 size = FIELD(w, __u16, r->attrs_size), offset = r->attrs;
+
+	if (!size || offset >= NO_FIELD || offset + size > r->slot_size)
+		return true;
+	barrier_var(size);
+	if (size > MAX_ATTRIBUTES)
+		return true;
+	return read_user(&w->slot[offset & (SLOT_SIZE - 1)], size, at + offset);
+}
+
 // try_slot reads a slot once, and returns false if it was being written or cannot be
-// read.
+// read. It reads nothing that has not been written: the page may not be there yet, and
+// cannot be provided here.
 static __always_inline bool try_slot(struct work *w, const struct ring *r, __u64 at)
 {
-	__u32 seq = 0, seq_after = 0, size = r->slot_size;
+	__u32 seq = 0, seq_after = 0, size = r->fields_size;
 	__u8 in_use, in_use_after;
 	bool counts = r->seq != NO_FIELD;
 
@@ -258,7 +274,7 @@ static __always_inline bool try_slot(struct work *w, const struct ring *r, __u64
 	if (!read_user(&in_use, sizeof(in_use), at + r->in_use) || in_use)
 		return false;
 	ordered(w);
-	if (!read_user(w->slot, size, at))
+	if (!read_user(w->slot, size, at) || !read_attributes(w, r, at))
 		return false;
 	ordered(w);
 	if (!counts) {
@@ -391,7 +407,9 @@ static __always_inline __u64 m_of(const struct layout *l, __u64 g, __u32 tid)
 }
 
 // find_m returns the m of the thread, or 0. The g that the thread itself points at may be
-// the one of a system stack or of a signal handler; its m is the same.
+// the one of a system stack or of a signal handler; its m is the same. Programs for arm64
+// without cgo point at it by a register only, which is not looked for under the kernel's;
+// then the thread's slot leads to the m, if the thread has ever published.
 static __always_inline __u64 find_m(struct bpf_perf_event_data *ctx, struct task_struct *task, const struct layout *l,
 				    const struct slot *s, __u32 tid)
 {

@@ -42,6 +42,8 @@ type Config struct {
 // Sample is a thread of a watched process as it was interrupted. Process and thread ids
 // are those of the caller's PID namespace.
 type Sample struct {
+	// Time is that of CLOCK_BOOTTIME, told as the wall clock's by how those two stood
+	// when the sampler was opened: it goes on evenly when the wall clock is set.
 	Time time.Time
 	// PID and TID are the ids of process and thread, OwnTID is the id by which the
 	// thread knows itself, in the innermost PID namespace that it is in.

@@ -17,7 +17,6 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/ringbuf"
 
-	"github.com/otelctx/otelctx/internal/boottime"
 	"github.com/otelctx/otelctx/reader"
 )
 
@@ -80,7 +79,7 @@ func Open(c Config) (_ *Sampler, err error) {
 	}
 	s.ring.SetDeadline(time.Now().Add(pollInterval))
 	s.base = time.Now()
-	if s.bootBase, err = boottime.Now(); err != nil {
+	if s.bootBase, err = kernelBoottime(); err != nil {
 		return nil, err
 	}
 	if s.timers, err = startTimers(c.Frequency, s.objects.Sample.FD()); err != nil {

@@ -4,6 +4,7 @@
 package symbols
 
 import (
+	"debug/elf"
 	"fmt"
 	"os"
 	"os/exec"
@@ -128,6 +129,7 @@ func TestGoExec(t *testing.T) {
 	p := start(t, build(t, "prog"), &r)
 	process := p.open()
 	requireStack(t, process, r.Stack)
+	requireText(t, process, r.Text)
 	other := build(t, "prog", "-gcflags=all=-l")
 	var after report
 	require.NoError(t, jsonLine(p.ask(other), &after))
@@ -155,6 +157,42 @@ func TestGoContainer(t *testing.T) {
 	f, err := process.openOther(fmt.Sprintf("/proc/%d/", p.pid), process.find(r.Stack[0].PC))
 	require.NoError(t, err)
 	require.NoError(t, f.Close())
+}
+
+// TestGoMachines compares files for all machines with their own symbols.
+func TestGoMachines(t *testing.T) {
+	for _, arch := range []string{"amd64", "arm64"} {
+		for _, mode := range []string{"exe", "pie"} {
+			t.Run(arch+" "+mode, func(t *testing.T) {
+				path := buildFor(t, arch, "prog", "-buildmode="+mode)
+				file, err := os.Open(path)
+				require.NoError(t, err)
+				defer func() { require.NoError(t, file.Close()) }()
+				i := &image{}
+				i.parse(file)
+				require.NotNil(t, i.golang)
+				require.NotNil(t, i.golang.inlineTrees.pieces)
+				symbols, err := elf.NewFile(file)
+				require.NoError(t, err)
+				all, err := symbols.Symbols()
+				require.NoError(t, err)
+				compared := 0
+				for _, s := range all {
+					if elf.ST_TYPE(s.Info) != elf.STT_FUNC || s.Value < i.golang.text || s.Value >= i.golang.limit || s.Size == 0 {
+						continue
+					}
+					lines, kind := i.lookup(s.Value + s.Size - 1)
+					require.Equal(t, TypeGo, kind)
+					require.NotEmpty(t, lines, s.Name)
+					// The runtime's names have no mark of the calling convention, and a middle dot.
+					got := strings.ReplaceAll(lines[len(lines)-1].Function, "·", ".")
+					require.Equal(t, printable(strings.TrimSuffix(s.Name, ".abi0")), got)
+					compared++
+				}
+				assert.Greater(t, compared, 1000)
+			})
+		}
+	}
 }
 
 func goBuildID(t *testing.T, path string) string {

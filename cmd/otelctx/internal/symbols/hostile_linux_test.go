@@ -42,8 +42,14 @@ func TestEndless(t *testing.T) {
 			Type:  uint16(elf.ET_DYN), Machine: uint16(elf.EM_X86_64),
 			Phoff: 64, Phentsize: 56, Phnum: 0xffff, Shoff: 64, Shentsize: 64, Shnum: 0xffff, Shstrndx: 1,
 		}
+		// Two tables of symbols, one of relocations.
+		all := elf.Section64{Size: 1 << 62, Flags: uint64(elf.SHF_ALLOC)}
 		var b bytes.Buffer
 		require.NoError(t, binary.Write(&b, binary.LittleEndian, header))
+		for _, kind := range []elf.SectionType{elf.SHT_SYMTAB, elf.SHT_DYNSYM, elf.SHT_RELA} { //nolint:misspell // ELF's word
+			all.Type = uint32(kind)
+			require.NoError(t, binary.Write(&b, binary.LittleEndian, all))
+		}
 		runtime.GC()
 		runtime.ReadMemStats(&before)
 		i := &image{}
@@ -51,6 +57,7 @@ func TestEndless(t *testing.T) {
 		require.NotNil(t, i.elf)
 		_, _ = i.elf.buildIDs()
 		_, _ = i.lookup(1 << 20)
+		assert.LessOrEqual(t, len(i.elf.relocations()), maxRelocations)
 		runtime.ReadMemStats(&after)
 		assert.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(512<<20), "fill %d: in all", fill)
 		runtime.GC()
@@ -86,6 +93,52 @@ func TestOlderGo(t *testing.T) {
 	}
 }
 
+// TestRelocated has the addresses in moduledata only in the relocations, as linkers may
+// leave them.
+func TestRelocated(t *testing.T) {
+	content, err := os.ReadFile(build(t, "prog", "-buildmode=pie", "-ldflags=-s -w"))
+	require.NoError(t, err)
+	f, err := parseELF(whole(bytes.NewReader(content)))
+	require.NoError(t, err)
+	want, err := f.goTable()
+	require.NoError(t, err)
+	module := f.named(".go.module")
+	cleared := 0
+	for _, r := range f.relocations() {
+		if r.address-module.Addr < module.Size {
+			clear(content[module.Off+r.address-module.Addr:][:8])
+			cleared++
+		}
+	}
+	assert.Greater(t, cleared, 20)
+	f, err = parseELF(whole(bytes.NewReader(content)))
+	require.NoError(t, err)
+	got, err := f.goTable()
+	require.NoError(t, err)
+	assert.Equal(t, want.text, got.text)
+	assert.Equal(t, want.inlineTrees.start, got.inlineTrees.start)
+}
+
+// TestWrongModule has moduledata that does not agree with the table in one word: no
+// names, rather than wrong ones.
+func TestWrongModule(t *testing.T) {
+	content, err := os.ReadFile("/proc/self/exe")
+	require.NoError(t, err)
+	f, err := parseELF(whole(bytes.NewReader(content)))
+	require.NoError(t, err)
+	module := f.content(f.named(".go.module")).start
+	for _, word := range []uint64{
+		moduleHeader, moduleNames, moduleUnits, moduleFiles, moduleByPC, moduleTable,
+		moduleFuncTab, moduleFuncTab + 1, moduleMinPC, moduleMaxPC, moduleText,
+	} {
+		file := &patched{file: bytes.NewReader(content), at: int64(module + word*8), patch: []byte{content[module+word*8] ^ 0x10}}
+		f, err := parseELF(whole(file))
+		require.NoError(t, err)
+		_, err = f.goTable()
+		require.ErrorIs(t, err, errNoGoTable, "word %d", word)
+	}
+}
+
 // TestNoModule has a table, but nothing that says where it counts from: no names.
 func TestNoModule(t *testing.T) {
 	file, err := os.Open("/proc/self/exe")
@@ -111,6 +164,11 @@ func TestBoundedCache(t *testing.T) {
 		process.Locate(a+1<<20, false)
 		require.LessOrEqual(t, len(process.locations), maxLocations)
 	}
+	// A few large ones.
+	for a := range uint64(10_000) {
+		process.keep(&Location{Address: a, Lines: []Line{{Function: strings.Repeat("x", maxName)}}})
+	}
+	assert.Less(t, len(process.locations), maxHeld/maxName)
 }
 
 // TestGone looks at a process that has ended meanwhile, and at none.
@@ -138,9 +196,8 @@ ffffffffa0000100 b last	[nf_tables]
 `
 
 func TestKallsyms(t *testing.T) {
-	symbols, begin, limit, err := parseKallsyms(strings.NewReader(kallsyms))
-	require.NoError(t, err)
-	k := &Kernel{mapping: &Mapping{Start: begin, Limit: limit, Path: kernelPath}, symbols: symbols, locations: map[uint64]*Location{}}
+	k := &Kernel{locations: map[uint64]*Location{}}
+	require.NoError(t, k.parse(strings.NewReader(kallsyms)))
 	for address, want := range map[uint64]string{
 		0xffffffff80ffffff: "",
 		0xffffffff81000000: "_stext",
@@ -160,14 +217,12 @@ func TestKallsyms(t *testing.T) {
 		} else {
 			assert.Equal(t, []Line{{Function: want}}, l.Lines, "%#x", address)
 		}
-		assert.Equal(t, address >= begin && address < limit, l.Mapping != nil, "%#x", address)
+		assert.Equal(t, address >= 0xffffffff81000000 && address < 0xffffffff81000400, l.Mapping != nil, "%#x", address)
 	}
 
-	_, _, _, err = parseKallsyms(strings.NewReader("0000000000000000 T _stext\n0000000000000000 T x\n"))
-	require.ErrorIs(t, err, ErrKernelHidden)
+	require.ErrorIs(t, k.parse(strings.NewReader("0000000000000000 T _stext\n0000000000000000 T x\n")), ErrKernelHidden)
 	for _, malformed := range []string{"", "x", "ffffffff81000000", "ffffffff81000000 T", "g T x"} {
-		_, _, _, err = parseKallsyms(strings.NewReader(malformed))
-		require.Error(t, err, malformed)
+		require.Error(t, k.parse(strings.NewReader(malformed)), malformed)
 	}
 }
 

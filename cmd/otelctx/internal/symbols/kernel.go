@@ -50,16 +50,11 @@ func OpenKernel() (*Kernel, error) {
 		return k, err
 	}
 	defer func() { _ = f.Close() }()
-	symbols, start, limit, err := parseKallsyms(f)
-	if err != nil {
+	if err := k.parse(f); err != nil {
 		return k, err
 	}
-	k.symbols = symbols
-	if start < limit {
-		k.mapping = &Mapping{Start: start, Limit: limit, Path: kernelPath}
-		if notes, err := os.ReadFile("/sys/kernel/notes"); err == nil {
-			k.mapping.GNUBuildID, _ = parseNotes(notes)
-		}
+	if notes, err := os.ReadFile("/sys/kernel/notes"); err == nil && k.mapping != nil {
+		k.mapping.GNUBuildID, _ = parseNotes(notes)
 	}
 	return k, nil
 }
@@ -67,10 +62,12 @@ func OpenKernel() (*Kernel, error) {
 // kernelPath is what perf and pprof call the kernel.
 const kernelPath = "[kernel.kallsyms]"
 
-// parseKallsyms returns the symbols by address, and the range of the kernel's own
-// code.
-func parseKallsyms(r io.Reader) (symbols []kernelSymbol, start, limit uint64, err error) {
-	s := bufio.NewScanner(r)
+// parse reads the symbols, and the range of the kernel's own code. After an error k is
+// as it was.
+func (k *Kernel) parse(kallsyms io.Reader) error {
+	s := bufio.NewScanner(kallsyms)
+	var symbols []kernelSymbol
+	var start, limit uint64
 	hidden := true
 	for s.Scan() && len(symbols) < maxKallsyms {
 		// ffffffff81000000 T _stext, and for a module's "\t[name]" behind it.
@@ -78,7 +75,7 @@ func parseKallsyms(r io.Reader) (symbols []kernelSymbol, start, limit uint64, er
 		hex, rest, ok := strings.Cut(line, " ")
 		address, err := strconv.ParseUint(hex, 16, 64)
 		if !ok || err != nil || len(rest) < 3 || rest[1] != ' ' {
-			return nil, 0, 0, fmt.Errorf("malformed kallsyms line %q", line)
+			return fmt.Errorf("malformed kallsyms line %q", line)
 		}
 		hidden = hidden && address == 0
 		name, module, _ := strings.Cut(rest[2:], "\t")
@@ -96,16 +93,20 @@ func parseKallsyms(r io.Reader) (symbols []kernelSymbol, start, limit uint64, er
 		symbols = append(symbols, kernelSymbol{address, name})
 	}
 	if err := s.Err(); err != nil {
-		return nil, 0, 0, fmt.Errorf("kallsyms: %w", err)
+		return fmt.Errorf("kallsyms: %w", err)
 	}
 	if len(symbols) == 0 {
-		return nil, 0, 0, errors.New("kallsyms has no symbols")
+		return errors.New("kallsyms has no symbols")
 	}
 	if hidden {
-		return nil, 0, 0, ErrKernelHidden
+		return ErrKernelHidden
 	}
 	slices.SortStableFunc(symbols, func(a, b kernelSymbol) int { return cmp.Compare(a.address, b.address) })
-	return slices.Clip(symbols), start, limit, nil
+	k.symbols = slices.Clip(symbols)
+	if start < limit {
+		k.mapping = &Mapping{Start: start, Limit: limit, Path: kernelPath}
+	}
+	return nil
 }
 
 // Locate returns what is known about address in the kernel: that of an instruction.

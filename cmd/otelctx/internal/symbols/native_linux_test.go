@@ -109,6 +109,28 @@ func TestOpenOther(t *testing.T) {
 	assert.Positive(t, opened)
 }
 
+// TestOverlap has functions inside others, and several at one place.
+func TestOverlap(t *testing.T) {
+	names := "\x00outer\x00inner\x00__alias\x00_local\x00weak@@VERSION_1\x00"
+	at := func(name string) uint32 { return uint32(strings.Index(names, "\x00"+name) + 1) }
+	s := &elfSymbols{names: [2]part{whole(strings.NewReader(names))}, functions: []elfFunction{
+		{address: 100, size: 100, name: at("outer")},
+		{address: 110, size: 20, name: at("__alias")},
+		{address: 110, size: 20, name: at("inner")},
+		{address: 110, size: 30, name: at("_local"), rank: 2},
+		{address: 300, size: 10, name: at("weak"), rank: 1},
+		{address: 300, size: 10, name: at("_local"), rank: 2},
+	}}
+	for address, want := range map[uint64]string{
+		99: "", 100: "outer", 109: "outer", 110: "inner", 129: "inner", 130: "_local", 140: "outer",
+		199: "outer", 200: "", 300: "weak", 309: "weak", 310: "",
+	} {
+		got, ok := s.lookup(address)
+		assert.Equal(t, want, got, address)
+		assert.Equal(t, want != "", ok, address)
+	}
+}
+
 func TestDemangled(t *testing.T) {
 	for name, want := range map[string]string{
 		"qsort":                                "qsort",

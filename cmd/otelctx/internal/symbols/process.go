@@ -14,9 +14,10 @@ import (
 )
 
 const (
-	// maxLocations bounds the locations that are kept for a process. Beyond it all are
-	// forgotten and found again when asked for.
+	// maxLocations and maxHeld, in bytes, bound the locations that are kept for a process.
+	// Beyond one of them all are forgotten, and found again when asked for.
 	maxLocations = 1 << 16
+	maxHeld      = 32 << 20
 	// maxMappings bounds the executable mappings that are looked at.
 	maxMappings = 1 << 16
 	// missInterval is the least time between two looks at the mappings because of an
@@ -34,6 +35,7 @@ type Process struct {
 	mappings  []*mapped // by address
 	readAt    time.Time
 	locations map[uint64]*Location
+	held      int // about how many bytes locations take; some may be gone already
 }
 
 // mapped is a mapping with the file behind it.
@@ -88,11 +90,23 @@ func (p *Process) Locate(address uint64, leaf bool) *Location {
 		m = p.find(address)
 	}
 	l := p.locate(m, address)
-	if len(p.locations) >= maxLocations {
-		clear(p.locations)
-	}
-	p.locations[address] = l
+	p.keep(l)
 	return l
+}
+
+// keep keeps l for the next time.
+func (p *Process) keep(l *Location) {
+	const location, line = 100, 50 // bytes, about
+	size := location
+	for _, l := range l.Lines {
+		size += line + len(l.Function) + len(l.File)
+	}
+	if len(p.locations) >= maxLocations || p.held+size > maxHeld {
+		clear(p.locations)
+		p.held = 0
+	}
+	p.held += size
+	p.locations[l.Address] = l
 }
 
 // Refresh reads the mappings of the process, and forgets what was known about those

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -30,8 +31,15 @@ type program struct {
 // build builds a program of testdata, as the arguments to go build say.
 func build(t testing.TB, source string, args ...string) string {
 	t.Helper()
+	return buildFor(t, runtime.GOARCH, source, args...)
+}
+
+// buildFor builds it for another machine.
+func buildFor(t testing.TB, arch, source string, args ...string) string {
+	t.Helper()
 	path := filepath.Join(t.TempDir(), source)
 	cmd := exec.Command("go", append(append([]string{"build", "-o", path}, args...), "./testdata/"+source)...)
+	cmd.Env = append(os.Environ(), "GOARCH="+arch)
 	output, err := cmd.CombinedOutput()
 	require.NoError(t, err, "%s: %s", cmd, output)
 	return path

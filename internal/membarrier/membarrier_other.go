@@ -1,0 +1,12 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build !linux
+
+package membarrier
+
+// Announce reports that there is no [Private].
+func Announce() bool { return false }
+
+// Private does nothing and returns false.
+func Private() bool { return false }
