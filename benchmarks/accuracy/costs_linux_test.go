@@ -47,9 +47,11 @@ func useOf(t *testing.T, c *childproc.Child) (u use) {
 // its processor time.
 type throughput struct{ perSecond, perCPUSecond float64 }
 
-// throughputOf measures a window.
+// throughputOf measures a window, when another one has passed: what has begun or ended
+// meanwhile is to be over.
 func throughputOf(t *testing.T, c *childproc.Child) throughput {
 	t.Helper()
+	time.Sleep(*window)
 	before := useOf(t, c)
 	time.Sleep(*window)
 	after := useOf(t, c)
@@ -75,8 +77,6 @@ func (r recorder) testOverhead(t *testing.T) {
 		for _, f := range []int{99, frequency} {
 			one := r.start(t, pid, fmt.Sprintf("--freq=%d", f), "--duration=0")
 			one.sampling(t)
-			// It gets to know the functions first.
-			time.Sleep(*window)
 			with := throughputOf(t, child)
 			one.interrupt(t)
 			require.Positive(t, one.wait(t).Samples)
