@@ -157,8 +157,8 @@ func (r recorder) testLong(t *testing.T) {
 	assert.Equal(t, taken, got.Samples+got.Lost)
 	assert.Equal(t, lost, got.Lost)
 	assert.GreaterOrEqual(t, int(after.RunCount), taken)
-	assert.Less(t, perSample.Seconds()*99, 0.002)
 	if *long >= 30*time.Second {
+		assert.Less(t, perSample.Seconds()*99, 0.002)
 		assert.Less(t, share(got.used+after.Runtime), 5.0)
 		assert.Less(t, late, 2*early)
 	}
