@@ -35,6 +35,7 @@ import (
 var threadRoles = map[string]func(*childproc.Parent){
 	"actors": actors,
 	"churn":  churn,
+	"scoped": scopedService,
 }
 
 // theSpan is what children show, unless they are told to show another one.
@@ -181,7 +182,7 @@ func (s *service) namedV1() error {
 func (s *service) show(span *ringbuf.Span) (end func()) {
 	var records []*gorecord.Record
 	if s.record {
-		records = append(records, gorecord.Begin(span.TraceIDHigh, span.TraceIDLow, span.SpanID, span.TraceFlags))
+		records = append(records, gorecord.Begin(span.TraceIDHigh, span.TraceIDLow, span.SpanID, span.TraceFlags, nil))
 	}
 	var places [2]ringbuf.Place
 	for i, ring := range []*ringbuf.Ring{s.threads, s.routines} {

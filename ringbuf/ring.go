@@ -21,7 +21,10 @@ import (
 // LocalRootSpanID, each a W3C identifier read as a big-endian number, TraceFlags,
 // and Attributes in the encoding of OTEP 4947. The zero Span shows nothing.
 //
-// Attributes that do not fit into the ring's attribute space are left out whole.
+// Of attributes that do not fit into the ring's attribute space all together, those that
+// do, one after the other, are shown. They are stored the quicker way if the capacity of
+// Attributes is a multiple of 8 bytes, or has room for the rest of the last 8: what is
+// there may get into the slot, where readers pass over it.
 type Span = slots.Span
 
 // SpanOf returns the Span with these identifiers.

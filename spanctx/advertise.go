@@ -10,6 +10,7 @@ import (
 
 	"github.com/otelctx/otelctx/internal/gorecord"
 	"github.com/otelctx/otelctx/internal/goruntime"
+	"github.com/otelctx/otelctx/internal/scope"
 	"github.com/otelctx/otelctx/internal/wire"
 	"github.com/otelctx/otelctx/resourcepublisher"
 	"github.com/otelctx/otelctx/ringbuf"
@@ -36,7 +37,7 @@ func (p *SpanProcessor) advertisement() []attribute.KeyValue {
 	}
 	kvs := []attribute.KeyValue{
 		attribute.String(wire.KeySchemaVersion, schema),
-		attribute.StringSlice(wire.KeyAttributeKeyMap, []string{}),
+		keyMapAttribute(p.keys.Load()),
 	}
 	for i, prefix := range [numRings]attribute.Key{wire.KeyThreadSlots, wire.KeyGoroutineSlots} {
 		if r := p.rings[i]; r != nil {
@@ -44,6 +45,15 @@ func (p *SpanProcessor) advertisement() []attribute.KeyValue {
 		}
 	}
 	return append(kvs, p.goAttributes()...)
+}
+
+// keyMapAttribute says which keys the key bytes of attributes stand for.
+func keyMapAttribute(m *scope.KeyMap) attribute.KeyValue {
+	keys := make([]string, len(m.Keys()))
+	for i, key := range m.Keys() {
+		keys[i] = string(key)
+	}
+	return attribute.StringSlice(wire.KeyAttributeKeyMap, keys)
 }
 
 func ringAttributes(prefix attribute.Key, info ringbuf.Info) []attribute.KeyValue {

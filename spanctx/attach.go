@@ -18,6 +18,9 @@ type Attachment struct {
 	id uint64
 	// before are the spans that the rings showed, or 0.
 	before [numRings]uint64
+	// own are the attributes of the span that was attached as slots showed them before,
+	// if that is known.
+	own *gorecord.Attributes
 	// labels are those of before, if hasLabels.
 	labels    gorecord.Saved
 	hasLabels bool
@@ -28,6 +31,10 @@ type Attachment struct {
 // such as those of a pool:
 //
 //	defer spanctx.Attach(ctx).Detach()
+//
+// The span is shown with the context-scoped attributes of ctx, of those whose keys are
+// published, also where the goroutine shows it already: that is how to publish what has
+// been added to a context since the span was started.
 //
 // It does nothing if ctx has no span, or one that is over, remote, or not recording,
 // or if no SpanProcessor is active. In slots a span is shown at up to three places at a
@@ -42,14 +49,21 @@ func Attach(ctx context.Context) Attachment {
 		return Attachment{}
 	}
 	a := Attachment{p: p, id: l.id}
+	attributes := p.attributesOf(ctx)
+	a.own = l.showWith(attributes)
 	for i, r := range p.rings {
 		if r != nil {
 			a.before[i] = r.Shown()
-			p.show(i, &l, p.isGuest(&l))
+			p.show(i, &l, attributes.Encoded(), p.isGuest(&l))
 		}
 	}
 	if r := l.record.Get(); r != nil && !l.ended() {
-		a.labels, a.hasLabels = r.Attach(), true
+		a.labels, a.hasLabels = r.Attach(attributes), true
+		// Its end changes the version by compare-and-swap before it looks at the records.
+		if l.ended() {
+			r.EndAsGuest()
+			a.labels.Detach()
+		}
 	}
 	return a
 }
@@ -64,13 +78,18 @@ func (a Attachment) Detach() {
 	if a.hasLabels {
 		a.labels.Detach()
 	}
+	installed := a.p.installed()
 	for i, r := range a.p.rings {
 		if r == nil {
 			continue
 		}
 		var before live
 		if a.p.table.find(a.before[i], &before) {
-			a.p.show(i, &before, a.p.isGuest(&before))
+			attributes := before.shownWith(installed)
+			if attributes == nil && before.id == a.id {
+				attributes = a.own.Encoded()
+			}
+			a.p.show(i, &before, attributes, a.p.isGuest(&before))
 		} else if r.Shown() == a.id {
 			r.Clear()
 		}
@@ -89,7 +108,8 @@ func Go(ctx context.Context, fn func(context.Context)) {
 // is on now. It is for thread slots only: after a call that blocked, Go may run the
 // goroutine on another thread, whose slot knows nothing of it until a span starts or
 // ends. It does nothing unless the goroutine is one that shows the span, or started
-// it.
+// it. The attributes stay those that the goroutine's record has, if that is of the span;
+// else they are those of ctx.
 func Refresh(ctx context.Context) {
 	p := active.Load()
 	if p == nil || p.rings[threadRing] == nil {
@@ -97,6 +117,10 @@ func Refresh(ctx context.Context) {
 	}
 	var l live
 	if p.find(trace.SpanContextFromContext(ctx), &l) && (l.goid() != 0 && l.goid() == p.runtime.GoroutineID() || p.shows(l.id)) {
-		p.show(threadRing, &l, p.isGuest(&l))
+		attributes := p.attributesOf(ctx).Encoded()
+		if r := p.installed(); r.Shows(l.id) {
+			attributes = r.Attributes()
+		}
+		p.show(threadRing, &l, attributes, p.isGuest(&l))
 	}
 }

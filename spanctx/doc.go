@@ -41,6 +41,15 @@
 // it, shows it by [Attach] or [Go]. A remote parent is never shown; it is not active
 // in this process.
 //
+// # Attributes
+//
+// [WithAttributeKeys] publishes, with each span, chosen ones of the context-scoped
+// attributes (package scopedattr, OTEP 4931) of the context that it is started with: in
+// the goroutine record, as profiler labels, and in slots, encoded as OTEP 4947 has it.
+// They are encoded once for each context that has added some. A context that has got
+// others since is published by [Attach], without a span of its own; after Detach, and
+// where a goroutine goes back to the parent of a span, they are what they were before.
+//
 // # Unsampled spans
 //
 // A span processor is called for recording spans only. By default those are the
@@ -56,4 +65,10 @@
 // all labels of the goroutine, the record's included: until their end, and after
 // pprof.Do until the next span starts or ends, the record is not there, while the
 // slots still are.
+//
+// A span that is attached with 64 different sets of attributes or labels of goroutines
+// has no record for more: with those, only slots show it. Without the goroutine record it
+// is not known what a goroutine that was attached with other attributes than the span's
+// own showed before: slots show the span without attributes when the goroutine goes back
+// to it from a child, or from an Attach within the Attach.
 package spanctx

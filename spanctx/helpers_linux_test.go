@@ -133,6 +133,7 @@ type slot struct {
 	seq                             uint32
 	owner, localRoot, m             uint64
 	tid                             uint32
+	attributes                      string
 }
 
 // memory is a ring as a profiler finds it in memory: by what is said about it, and with
@@ -149,6 +150,7 @@ func (m *memory) decode(b []byte) (s slot, free bool) {
 	if m.info.Layout == 2 {
 		s.flags, s.seq = b[0x19], at.Uint32(b[0x1c:])
 		s.owner, s.localRoot, s.m, s.tid = at.Uint64(b[0x20:]), at.Uint64(b[0x28:]), at.Uint64(b[0x30:]), at.Uint32(b[0x38:])
+		s.attributes = string(b[0x40:min(m.info.SlotSize, 0x40+int(at.Uint16(b[0x1a:])))])
 	}
 	return s, b[0x18] == 0
 }

@@ -166,6 +166,23 @@ func TestNewRoot(t *testing.T) {
 	s.assertNowhere(t)
 }
 
+// Below a span that is over nobody knows any more which one is the local root.
+func TestBelowOneThatIsOver(t *testing.T) {
+	s := serve(t, everything()...)
+	apart(func() {
+		ctx, a := s.root()
+		a.End()
+		ctx, b := s.start(ctx)
+		s.assertShows(t, b, trace.SpanFromContext(t.Context())) // whose id is 0
+		_, c := s.start(ctx)
+		s.assertShows(t, c, trace.SpanFromContext(t.Context()))
+		c.End()
+		b.End()
+		s.assertShows(t, nil, nil)
+	})
+	s.assertNowhere(t)
+}
+
 // Nothing keeps a generator from using a span id in two traces.
 func TestSpanIDInTwoTraces(t *testing.T) {
 	s := serve(t, everything()...)

@@ -120,7 +120,7 @@ func idOf(traceID [16]byte, spanID [8]byte) (id, error) {
 }
 
 // idOfSlot is idOf for what slots show, in a ring, as their number says. The local root
-// may be a span whose parent the table had no room for.
+// is not known, and 0, below spans that the table had no room for.
 func idOfSlot(ring int, number uint64, capacity int, s *ringbuf.Slot) (id, error) {
 	i, err := idOf(s.TraceID, s.SpanID)
 	index := uint64(s.TID)
@@ -128,7 +128,8 @@ func idOfSlot(ring int, number uint64, capacity int, s *ringbuf.Slot) (id, error
 		index = s.Owner
 	}
 	root, rootErr := idOf(s.TraceID, s.LocalRootSpanID)
-	if err != nil || rootErr != nil || root.kind > i.kind || s.TraceFlags != byte(trace.FlagsSampled) ||
+	known := rootErr == nil && root.kind == 1
+	if err != nil || !known && (s.LocalRootSpanID != [8]byte{} || i.kind == 1) || s.TraceFlags != byte(trace.FlagsSampled) ||
 		index%uint64(capacity) != number || s.Owner == 0 || s.TID == 0 || s.M == 0 {
 		return i, fmt.Errorf("slot %d: %+v", number, *s)
 	}

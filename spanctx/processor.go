@@ -14,11 +14,14 @@ import (
 	"sync/atomic"
 
 	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/attribute"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/otelctx/otelctx/internal/gorecord"
 	"github.com/otelctx/otelctx/internal/goruntime"
+	"github.com/otelctx/otelctx/internal/scope"
+	"github.com/otelctx/otelctx/resourcepublisher"
 	"github.com/otelctx/otelctx/ringbuf"
 )
 
@@ -33,8 +36,14 @@ type SpanProcessor struct {
 	// rings are nil where those slots are off.
 	rings   [numRings]*ringbuf.Ring
 	records bool
+	// keys are those of the attributes that are published with spans; nil is none. They
+	// change with building held.
+	keys atomic.Pointer[scope.KeyMap]
 	// refused is why carriers that were asked for are off.
 	refused error
+
+	refusedKeys atomic.Int64
+	refusing    sync.Once
 
 	stopped  atomic.Bool
 	shutdown sync.Once
@@ -63,45 +72,53 @@ var building sync.Mutex
 // carriers that opts choose, and advertises them in the process context, in whatever
 // order that and the SpanProcessor come up.
 //
+// Where the process has a SpanProcessor already nothing changes, opts included: who has
+// that one can add keys of attributes to it, see [SpanProcessor.AddAttributeKeys].
+//
 // A carrier that this Go runtime does not allow for is left off; [SpanProcessor.Err]
 // says why. The error wraps [ErrAlreadyPublishing], or [errors.ErrUnsupported] where
 // nothing can be published; else it names the option that cannot be met, what keeps
 // the advertisement from being published, or the system call that failed.
 func NewSpanProcessor(opts ...Option) (*SpanProcessor, error) {
-	p, err := newSpanProcessor(newConfig(opts))
+	p, refusedKeys, err := newSpanProcessor(newConfig(opts))
 	if err != nil {
 		return nil, fmt.Errorf("publish active spans: %w", err)
 	}
+	p.refuse(refusedKeys)
 	return p, nil
 }
 
-func newSpanProcessor(c config) (_ *SpanProcessor, err error) {
+func newSpanProcessor(c config) (_ *SpanProcessor, refusedKeys int, err error) {
 	building.Lock()
 	defer building.Unlock()
 	if active.Load() != nil {
-		return nil, ErrAlreadyPublishing
+		return nil, 0, ErrAlreadyPublishing
 	}
 	p := &SpanProcessor{runtime: c.runtime, table: newTable()}
+	keys, refusedKeys := p.keys.Load().Append(c.keys...)
+	p.keys.Store(keys)
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, p.closeRings())
 		}
 	}()
-	common := []ringbuf.Option{ringbuf.WithCapacity(c.capacity), ringbuf.WithRuntime(c.runtime)}
+	common := []ringbuf.Option{
+		ringbuf.WithCapacity(c.capacity), ringbuf.WithAttributeSpace(c.space), ringbuf.WithRuntime(c.runtime),
+	}
 	if c.threadSlots {
 		opts := common
 		if c.layout1 {
-			opts = append(slices.Clip(opts), ringbuf.WithLayout1())
+			opts = append(slices.Clip(opts), ringbuf.WithLayout1(), ringbuf.WithAttributeSpace(0))
 		}
 		if p.rings[threadRing], err = ringbuf.New(opts...); err != nil {
-			return nil, err
+			return nil, 0, err
 		}
 	}
 	if c.goroutineSlots {
 		if _, refused := c.runtime.Offset(goruntime.GGoid); refused != nil {
 			p.refused = errors.Join(p.refused, fmt.Errorf("goroutine slots are off: %w", refused))
 		} else if p.rings[goroutineRing], err = ringbuf.New(append(common, ringbuf.WithIndex(ringbuf.ByGoroutine))...); err != nil {
-			return nil, err
+			return nil, 0, err
 		}
 	}
 	if c.goroutineRecord {
@@ -112,25 +129,29 @@ func newSpanProcessor(c config) (_ *SpanProcessor, err error) {
 		}
 	}
 	if p.rings == [numRings]*ringbuf.Ring{} && !p.records {
-		return nil, errors.Join(errors.New("no carrier is on"), p.refused)
+		return nil, 0, errors.Join(errors.New("no carrier is on"), p.refused)
 	}
 	if err := p.advertise(); err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	active.Store(p)
-	return p, nil
+	return p, refusedKeys, nil
 }
 
 // WithPublishing is [sdktrace.WithSpanProcessor] with a [NewSpanProcessor]. An option
 // cannot return an error: it goes to [otel.Handle], and so does the reason for each
 // carrier that is left off; the provider is none the worse for it. Where the process
-// has a SpanProcessor already, the provider shares that one, and opts do not count;
-// the Shutdown of either provider ends it for both.
+// has a SpanProcessor already, the provider shares that one, and of opts only
+// [WithAttributeKeys] counts, whose keys are added; the Shutdown of either provider ends
+// it for both.
 func WithPublishing(opts ...Option) sdktrace.TracerProviderOption {
 	p, err := NewSpanProcessor(opts...)
 	switch {
 	case errors.Is(err, ErrAlreadyPublishing):
 		p = active.Load()
+		if err := p.AddAttributeKeys(newConfig(opts).keys...); err != nil {
+			otel.Handle(err)
+		}
 	case err != nil:
 		otel.Handle(err)
 	case p.Err() != nil:
@@ -147,6 +168,76 @@ func (p *SpanProcessor) Err() error {
 	return p.refused
 }
 
+// AddAttributeKeys publishes attributes with more keys from now on, see
+// [WithAttributeKeys]; keys that are published already are passed over. They are
+// advertised first, and never taken back before Shutdown, after which this does nothing.
+// Spans that have started before show what they have shown so far. Slots have room for attributes only if
+// the SpanProcessor came up with some, see [WithAttributeSpace].
+//
+// The error says why the keys cannot be advertised, such as
+// [resourcepublisher.ErrTooLarge]; then nothing has changed. That there is no room for
+// more than 256 is no error: see [SpanProcessor.RefusedAttributeKeys].
+func (p *SpanProcessor) AddAttributeKeys(keys ...attribute.Key) error {
+	if p == nil {
+		return nil
+	}
+	refused, err := p.addKeys(keys)
+	if err != nil {
+		return fmt.Errorf("publish attribute keys: %w", err)
+	}
+	p.refuse(refused)
+	return nil
+}
+
+func (p *SpanProcessor) addKeys(keys []attribute.Key) (refused int, err error) {
+	building.Lock()
+	defer building.Unlock()
+	if p.stopped.Load() {
+		return 0, nil
+	}
+	more, refused := p.keys.Load().Append(keys...)
+	if more != p.keys.Load() {
+		if err := resourcepublisher.SetAttributes(keyMapAttribute(more)); err != nil {
+			return 0, err
+		}
+		p.keys.Store(more)
+	}
+	return refused, nil
+}
+
+// refuse counts keys for which there is no room, and reports the first ones.
+func (p *SpanProcessor) refuse(keys int) {
+	if keys == 0 {
+		return
+	}
+	p.refusedKeys.Add(int64(keys))
+	p.refusing.Do(func() {
+		otel.Handle(fmt.Errorf("publish attribute keys: %d of them are refused, there are %d already", keys, scope.MaxKeys))
+	})
+}
+
+// RefusedAttributeKeys returns how many keys were refused since there were 256 already;
+// one that is tried again counts again.
+func (p *SpanProcessor) RefusedAttributeKeys() int {
+	if p == nil {
+		return 0
+	}
+	return int(p.refusedKeys.Load())
+}
+
+// attributesOf returns the attributes of ctx that are published, or nil.
+func (p *SpanProcessor) attributesOf(ctx context.Context) *gorecord.Attributes {
+	return p.keys.Load().Of(ctx)
+}
+
+// installed returns the record that is installed on the calling goroutine, or nil.
+func (p *SpanProcessor) installed() *gorecord.Record {
+	if !p.records {
+		return nil
+	}
+	return gorecord.Installed()
+}
+
 // OnStart shows the span on the calling goroutine. parent is the context that the span
 // was started with.
 func (p *SpanProcessor) OnStart(parent context.Context, s sdktrace.ReadWriteSpan) {
@@ -155,7 +246,7 @@ func (p *SpanProcessor) OnStart(parent context.Context, s sdktrace.ReadWriteSpan
 	}
 	// Fields are assigned one by one, here and below: a struct that is made somewhere
 	// else and copied at once would hold up the processor.
-	var l, outer live
+	var l live
 	sc := s.SpanContext()
 	traceID, id := sc.TraceID(), sc.SpanID()
 	l.id = binary.BigEndian.Uint64(id[:])
@@ -163,28 +254,28 @@ func (p *SpanProcessor) OnStart(parent context.Context, s sdktrace.ReadWriteSpan
 	l.traceIDLow = binary.BigEndian.Uint64(traceID[8:])
 	l.localRoot = l.id
 	l.origin = origin(p.runtime.GoroutineID(), byte(sc.TraceFlags()))
-	if p.hasRings() && p.findParent(parent, &l, &outer) {
-		l.localRoot = outer.localRoot
-		if p.shows(outer.id) {
-			l.resumes = outer.id
-		}
+	if p.hasRings() {
+		p.follow(parent, &l)
 	}
 
+	attributes := p.attributesOf(parent)
 	var span ringbuf.Span
 	l.show(&span)
+	span.Attributes = attributes.Encoded()
 	var places [numRings]ringbuf.Place
 	for i, r := range p.rings {
 		if r != nil {
 			places[i] = r.Store(&span)
 		}
 	}
-	var record *gorecord.Record
+	with := carried{attributes: attributes}
 	if p.records {
-		record = gorecord.Begin(l.traceIDHigh, l.traceIDLow, l.id, l.flags())
+		with.record = gorecord.Begin(l.traceIDHigh, l.traceIDLow, l.id, l.flags(), attributes)
+		with.attributes = nil // the record has them
 	}
-	if !p.table.add(&l, record, places, p.withdraw) {
+	if !p.table.add(&l, with, places, p.withdraw) {
 		// It could not be taken back at its end.
-		record.End()
+		with.record.End()
 		for i, r := range p.rings {
 			if r != nil {
 				r.Replace(places[i], l.id, nil)
@@ -203,14 +294,31 @@ func (p *SpanProcessor) hasRings() bool {
 	return p.rings[threadRing] != nil || p.rings[goroutineRing] != nil
 }
 
-// findParent looks for the local parent of a span that is started with ctx, fills l
-// with it, and reports whether it is live. A remote parent is somebody else's, also
-// where its id is known here; and the span of ctx is no parent of one that begins a trace of its own
-// ([trace.WithNewRoot]). It is not the span that is asked because that takes a lock.
-func (p *SpanProcessor) findParent(ctx context.Context, child, l *live) bool {
+// follow has a span that is started with ctx follow its local parent, if that is live. A
+// remote parent is somebody else's, also where its id is known here; and the span of ctx
+// is no parent of one that begins a trace of its own ([trace.WithNewRoot]). It is not the
+// span that is asked because that takes a lock.
+func (p *SpanProcessor) follow(ctx context.Context, child *live) {
 	sc := trace.SpanContextFromContext(ctx)
-	id := sc.SpanID()
-	return !sc.IsRemote() && p.table.findIn(child.traceIDHigh, child.traceIDLow, binary.BigEndian.Uint64(id[:]), l)
+	traceID, id := sc.TraceID(), sc.SpanID()
+	if parent := binary.BigEndian.Uint64(id[:]); parent != 0 && !sc.IsRemote() &&
+		binary.BigEndian.Uint64(traceID[:8]) == child.traceIDHigh && binary.BigEndian.Uint64(traceID[8:]) == child.traceIDLow {
+		p.followLocal(parent, child)
+	}
+}
+
+// followLocal is apart so that spans without a parent need no room for one.
+func (p *SpanProcessor) followLocal(id uint64, child *live) {
+	var l live
+	if !p.table.findIn(child.traceIDHigh, child.traceIDLow, id, &l) {
+		// It is over or has been evicted, or it is not recorded: only it would know.
+		child.localRoot = 0
+		return
+	}
+	child.localRoot = l.localRoot
+	if p.shows(id) {
+		child.resumes = id
+	}
 }
 
 // OnEnd takes the span back, wherever it is shown.
@@ -247,7 +355,9 @@ func (p *SpanProcessor) Shutdown(context.Context) error {
 		// stopped, and the processor may do the latter first. This stops the world:
 		// whoever has not seen by then that all has stopped has added by then.
 		runtime.ReadMemStats(new(runtime.MemStats))
+		building.Lock() // nobody adds keys to it any more
 		err := p.withdrawAdvertisement()
+		building.Unlock()
 		p.table.all(func(l *live) { p.end(l) })
 		p.shutdownErr = errors.Join(err, p.closeRings())
 		active.CompareAndSwap(p, nil)
@@ -320,13 +430,22 @@ func (p *SpanProcessor) withdraw(l *live) {
 	// blocked, the slot may be another goroutine's by now, and tell nothing any more.
 	innermost := p.records && l.resumes != 0 && gorecord.Current() == l.id
 	here := l.goid() == p.runtime.GoroutineID()
+	record := l.record.Get()
 	if here {
-		l.record.Get().End()
+		record.End()
 	} else {
-		l.record.Get().EndAsGuest()
+		record.EndAsGuest()
+	}
+	if l.resumes == 0 {
+		p.clear(l)
+		return
 	}
 	var parent live
-	ok := l.resumes != 0 && p.table.findIn(l.traceIDHigh, l.traceIDLow, l.resumes, &parent)
+	ok := p.table.findIn(l.traceIDHigh, l.traceIDLow, l.resumes, &parent)
+	var attributes []byte
+	if ok && p.keys.Load() != nil {
+		attributes = parent.shownWith(record.Outer())
+	}
 	here = here && ok && l.goid() != 0
 	for i, r := range p.rings {
 		if r == nil {
@@ -335,7 +454,7 @@ func (p *SpanProcessor) withdraw(l *live) {
 		if here && (innermost || r.Shown() == l.id) {
 			// The goroutine goes on with the parent where it is now, which need not
 			// be where it has shown the span.
-			p.show(i, &parent, parent.goid() != l.goid())
+			p.show(i, &parent, attributes, parent.goid() != l.goid())
 		}
 		for n := range l.entry.places[i] {
 			place, guest := placeOf(atomic.LoadUint32(&l.entry.places[i][n]))
@@ -351,6 +470,7 @@ func (p *SpanProcessor) withdraw(l *live) {
 			}
 			var span ringbuf.Span
 			parent.show(&span)
+			span.Attributes = attributes
 			if r.Replace(place, l.id, &span) {
 				parent.keep(i, r, place, parent.goid() != l.goid())
 			}
@@ -358,13 +478,30 @@ func (p *SpanProcessor) withdraw(l *live) {
 	}
 }
 
-// show shows a live span on the calling goroutine, in a ring. A guest is a goroutine
+// clear has no slot show a span whose entry is claimed.
+func (p *SpanProcessor) clear(l *live) {
+	for i, r := range p.rings {
+		if r == nil {
+			continue
+		}
+		for n := range l.entry.places[i] {
+			place, _ := placeOf(atomic.LoadUint32(&l.entry.places[i][n]))
+			if place == 0 {
+				break // they are noted in their order
+			}
+			r.Replace(place, l.id, nil)
+		}
+	}
+}
+
+// show shows a live span on the calling goroutine, in a ring, with attributes. A guest is a goroutine
 // other than the one that started the span, which does not go on with its parent when
 // it ends.
-func (p *SpanProcessor) show(ring int, l *live, guest bool) {
+func (p *SpanProcessor) show(ring int, l *live, attributes []byte, guest bool) {
 	r := p.rings[ring]
 	var span ringbuf.Span
 	l.show(&span)
+	span.Attributes = attributes
 	if place := r.Store(&span); place != 0 {
 		l.keep(ring, r, place, guest)
 	}

@@ -257,7 +257,7 @@ func TestEndWhileEvicted(t *testing.T) {
 		require.True(t, s.p.find(span.SpanContext(), &l))
 		require.True(t, l.claim())
 		s.p.withdraw(&l)
-		record := gorecord.Begin(1, 2, 3, 0)
+		record := gorecord.Begin(1, 2, 3, 0, nil)
 		l.record.Put(record)
 		span.End()
 		assert.True(t, record.Valid(), "it is not that span's")
@@ -284,7 +284,7 @@ func TestNoteComesLate(t *testing.T) {
 			require.True(t, s.p.find(young.SpanContext(), &l2))
 			require.Same(t, l.entry, l2.entry, "free entries are used in their order")
 			apart(func() {
-				s.p.show(goroutineRing, &l, true)
+				s.p.show(goroutineRing, &l, nil, true)
 				s.assertShows(t, nil, nil)
 			})
 			for place := range ringbuf.Place(10) {

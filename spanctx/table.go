@@ -4,6 +4,7 @@
 package spanctx
 
 import (
+	"bytes"
 	"sync/atomic"
 
 	"github.com/otelctx/otelctx/internal/gorecord"
@@ -46,18 +47,26 @@ const (
 type half struct {
 	buckets []bucket
 	entries []entry
-	// records has for each entry the span's record, or nil. They are apart because
-	// the garbage collector looks through memory that has pointers.
-	records []gorecord.Ref
+	// pointers are those of the entries. They are apart because the garbage collector
+	// looks through memory that has pointers.
+	pointers []pointers
+}
+
+// pointers are those of an entry.
+type pointers struct {
+	// record is the span's, or nil.
+	record gorecord.Ref
+	// attributes are what slots show with the span, unless its record says that. They
+	// are dropped when it is shown with others, since it is not known where.
+	attributes atomic.Pointer[gorecord.Attributes]
 }
 
 // bucket says which spans are in its entries.
-type bucket struct {
-	// keys are the spans' ids; 0 is none.
-	keys [ways]uint64
-	// versions count the changes of the entries, above which is the tick of the
-	// last one.
-	versions [ways]uint64
+type bucket [ways]struct {
+	// key is the span's id; 0 is none.
+	key uint64
+	// version counts the changes of the entry, above which is the tick of the last one.
+	version uint64
 }
 
 // entry takes one cache line.
@@ -119,11 +128,12 @@ type live struct {
 
 	key     *uint64
 	version *uint64
-	record  *gorecord.Ref
-	id, at  uint64
+	*pointers
+
+	id, at uint64
 }
 
-// show fills a zero Span with what slots show of l.
+// show fills a zero Span with what slots show of l, but for the attributes.
 func (l *live) show(s *ringbuf.Span) {
 	s.TraceIDHigh, s.TraceIDLow = l.traceIDHigh, l.traceIDLow
 	s.SpanID, s.LocalRootSpanID, s.TraceFlags = l.id, l.localRoot, l.flags()
@@ -132,15 +142,48 @@ func (l *live) show(s *ringbuf.Span) {
 // ended reports whether the span is over, or was evicted.
 func (l *live) ended() bool { return atomic.LoadUint64(l.version) != l.at }
 
+// shownWith returns the attributes that a goroutine shows with l when it goes back to it,
+// where r is the record that is installed, or nil. They are none if that cannot be told.
+func (l *live) shownWith(r *gorecord.Record) []byte {
+	if r.Shows(l.id) {
+		return r.Attributes()
+	}
+	if own := l.record.Get(); own != nil {
+		if !own.Shows(l.id) || own.Attached() {
+			return nil
+		}
+		return own.Attributes()
+	}
+	a := l.attributes.Load()
+	if a == nil || l.ended() {
+		return nil
+	}
+	return a.Encoded()
+}
+
+// showWith notes that slots are about to show l with attributes, and returns those that
+// it was known to be shown with so far, unless a record says that.
+func (l *live) showWith(a *gorecord.Attributes) *gorecord.Attributes {
+	own := l.attributes.Load()
+	if own == nil || l.ended() {
+		return nil
+	}
+	if !bytes.Equal(own.Encoded(), a.Encoded()) {
+		// Should the entry be another span's by now, that one's are missing.
+		l.attributes.CompareAndSwap(own, nil)
+	}
+	return own
+}
+
 func newTable() *table {
 	return &table{small: newHalf(smallBuckets), large: newHalf(largeBuckets)}
 }
 
 func newHalf(buckets int) half {
 	return half{
-		buckets: make([]bucket, buckets),
-		entries: make([]entry, buckets*ways),
-		records: make([]gorecord.Ref, buckets*ways),
+		buckets:  make([]bucket, buckets),
+		entries:  make([]entry, buckets*ways),
+		pointers: make([]pointers, buckets*ways),
 	}
 }
 
@@ -162,7 +205,7 @@ func (t *table) claimed(id uint64, f func(*live)) {
 		b := h.bucket(id)
 		for way := range ways {
 			bucket := &h.buckets[b]
-			if atomic.LoadUint64(&bucket.keys[way]) != id || atomic.LoadUint64(&bucket.versions[way])&1 == 0 {
+			if atomic.LoadUint64(&bucket[way].key) != id || atomic.LoadUint64(&bucket[way].version)&1 == 0 {
 				continue
 			}
 			l := live{id: id}
@@ -172,22 +215,22 @@ func (t *table) claimed(id uint64, f func(*live)) {
 	}
 }
 
-// add makes the span live whose id and state l holds, with its record, shown at these
+// add makes the span live whose id and state l holds, with its pointers, shown at these
 // places, and fills l with the rest. It returns false if all entries that it may be in
 // are being changed just now. evict is called for a span that has to give way, with its
 // entry claimed.
-func (t *table) add(l *live, r *gorecord.Record, at [numRings]ringbuf.Place, evict func(*live)) bool {
+func (t *table) add(l *live, with carried, at [numRings]ringbuf.Place, evict func(*live)) bool {
 	now := t.tick.Load()
 	if l.id%tickEvery == 0 {
 		now = t.tick.Add(1)
 	}
-	if t.small.add(l, r, at, now, nil) {
+	if t.small.add(l, with, at, now, nil) {
 		return true
 	}
 	if !t.spilled.Load() {
 		t.spilled.Store(true)
 	}
-	return t.large.add(l, r, at, now, evict)
+	return t.large.add(l, with, at, now, evict)
 }
 
 // all calls f for every live span.
@@ -196,7 +239,7 @@ func (t *table) all(f func(*live)) {
 		for i := range h.buckets {
 			for way := range ways {
 				var l live
-				if l.id = atomic.LoadUint64(&h.buckets[i].keys[way]); l.id != 0 && h.read(uint64(i), way, &l) {
+				if l.id = atomic.LoadUint64(&h.buckets[i][way].key); l.id != 0 && h.read(uint64(i), way, &l) {
 					f(&l)
 				}
 			}
@@ -214,8 +257,8 @@ func (h *half) bucket(id uint64) uint64 {
 // point has l be about an entry, as of its version now.
 func (h *half) point(b uint64, way int, l *live) {
 	bucket, n := &h.buckets[b], b*ways+uint64(way)
-	l.entry, l.record = &h.entries[n], &h.records[n]
-	l.key, l.version = &bucket.keys[way], &bucket.versions[way]
+	l.entry, l.pointers = &h.entries[n], &h.pointers[n]
+	l.key, l.version = &bucket[way].key, &bucket[way].version
 	l.at = atomic.LoadUint64(l.version)
 }
 
@@ -237,7 +280,7 @@ func (h *half) find(traceIDHigh, traceIDLow, id uint64, l *live) bool {
 	b := h.bucket(id)
 	l.id = id
 	for way := range ways {
-		if atomic.LoadUint64(&h.buckets[b].keys[way]) == id && h.read(b, way, l) &&
+		if atomic.LoadUint64(&h.buckets[b][way].key) == id && h.read(b, way, l) &&
 			(l.traceIDLow == traceIDLow && l.traceIDHigh == traceIDHigh || traceIDHigh|traceIDLow == 0) {
 			return true
 		}
@@ -246,7 +289,7 @@ func (h *half) find(traceIDHigh, traceIDLow, id uint64, l *live) bool {
 }
 
 // add is the table's. Without evict nothing gives way.
-func (h *half) add(l *live, r *gorecord.Record, places [numRings]ringbuf.Place, now uint64, evict func(*live)) bool {
+func (h *half) add(l *live, with carried, places [numRings]ringbuf.Place, now uint64, evict func(*live)) bool {
 	b := h.bucket(l.id)
 	for range ways {
 		h.point(b, h.oldest(b), l)
@@ -267,7 +310,7 @@ func (h *half) add(l *live, r *gorecord.Record, places [numRings]ringbuf.Place, 
 			victim.entry.load(&victim.state)
 			evict(&victim)
 		}
-		l.set(r, places)
+		l.set(with, places)
 		l.release(now)
 		return true
 	}
@@ -279,10 +322,10 @@ func (h *half) add(l *live, r *gorecord.Record, places [numRings]ringbuf.Place, 
 func (h *half) oldest(b uint64) int {
 	bucket, oldest := &h.buckets[b], 0
 	for way := range ways {
-		if atomic.LoadUint64(&bucket.keys[way]) == 0 {
+		if atomic.LoadUint64(&bucket[way].key) == 0 {
 			return way
 		}
-		if atomic.LoadUint64(&bucket.versions[way])>>32 < atomic.LoadUint64(&bucket.versions[oldest])>>32 {
+		if atomic.LoadUint64(&bucket[way].version)>>32 < atomic.LoadUint64(&bucket[oldest].version)>>32 {
 			oldest = way
 		}
 	}
@@ -302,7 +345,7 @@ func (l *live) release(now uint64) {
 
 // free gives a claimed entry back, without a span.
 func (l *live) free() {
-	l.record.Put(nil)
+	l.carry(carried{})
 	put(l.key, 0)
 	putLast(l.version, l.at>>32<<32|uint64(uint32(l.at)+2))
 }
@@ -365,8 +408,22 @@ func (e *entry) load(s *state) {
 	s.origin = atomic.LoadUint64(&e.origin)
 }
 
+// carried is what the pointers of an entry point at.
+type carried struct {
+	record     *gorecord.Record
+	attributes *gorecord.Attributes
+}
+
+// carry sets the pointers of the claimed entry.
+func (l *live) carry(c carried) {
+	l.record.Put(c.record)
+	if l.attributes.Load() != c.attributes {
+		l.attributes.Store(c.attributes)
+	}
+}
+
 // set fills the claimed entry with l.
-func (l *live) set(r *gorecord.Record, at [numRings]ringbuf.Place) {
+func (l *live) set(with carried, at [numRings]ringbuf.Place) {
 	e := l.entry
 	put(&e.traceIDHigh, l.traceIDHigh)
 	put(&e.traceIDLow, l.traceIDLow)
@@ -379,6 +436,6 @@ func (l *live) set(r *gorecord.Record, at [numRings]ringbuf.Place) {
 			put32(&e.places[ring][i], 0)
 		}
 	}
-	l.record.Put(r)
+	l.carry(with)
 	put(l.key, l.id)
 }

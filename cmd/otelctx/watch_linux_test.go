@@ -27,19 +27,21 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 
 	"github.com/otelctx/otelctx/internal/childproc"
+	"github.com/otelctx/otelctx/internal/scope"
 	"github.com/otelctx/otelctx/reader"
 	"github.com/otelctx/otelctx/resourcepublisher"
 	"github.com/otelctx/otelctx/spanctx"
 )
 
-// roleWorker is a traced service that is in one span, on one thread, all the time.
+// roleWorker is a traced service that is in one span, on one thread, all the time, with
+// attributes of its context.
 const roleWorker = "worker"
 
 func workerRole(parent *childproc.Parent) {
 	admitReaders(parent)
 	tp := sdktrace.NewTracerProvider(
 		resourcepublisher.WithResource(resource.NewSchemaless(attribute.String("service.name", "worker"))),
-		spanctx.WithPublishing(),
+		spanctx.WithPublishing(spanctx.WithAttributeKeys("tenant", "http.app", "not.set")),
 	)
 	var stop uint32
 	working := make(chan string)
@@ -48,6 +50,7 @@ func workerRole(parent *childproc.Parent) {
 		defer close(ended)
 		runtime.LockOSThread()
 		ctx, outer := tp.Tracer("test").Start(context.Background(), "outer")
+		ctx = scope.With(ctx, attribute.String("http.app", "the shop"), attribute.Int("tenant", 7), attribute.Bool("secret", true))
 		_, inner := tp.Tracer("test").Start(ctx, "inner")
 		sc := inner.SpanContext()
 		working <- fmt.Sprintf("%d %s %s %s", syscall.Gettid(), sc.TraceID(), sc.SpanID(), outer.SpanContext().SpanID())
@@ -106,7 +109,8 @@ func startWorker(t *testing.T) *worker {
 func (w *worker) thread(goroutine uint64) threadDocument {
 	return threadDocument{
 		TID: w.tid, OwnTID: w.tid, Goroutine: goroutine, TraceID: w.traceID, SpanID: w.spanID, TraceFlags: 1,
-		LocalRootSpanID: w.rootSpan, Carrier: "goroutine_record", Proven: true, Attributes: map[string]string{},
+		LocalRootSpanID: w.rootSpan, Carrier: "goroutine_record", Proven: true,
+		Attributes: map[string]string{"http.app": "the shop", "tenant": "7"},
 	}
 }
 
@@ -115,10 +119,10 @@ func TestInspectShowsThreadsAndCarriers(t *testing.T) {
 	human := otelctx(t, "inspect", w.pid)
 	require.Zero(t, human.code, human.stderr)
 	assert.Regexp(t, `(?m)^Carriers of spans: 2$`, human.stdout)
-	assert.Regexp(t, `(?m)^  thread_slots +layout 2, 65536 slots of 64 bytes at 0x[0-9a-f]+, OTELCTX_SLOTS +advertised$`, human.stdout)
-	assert.Regexp(t, `(?m)^  goroutine_record +24 bytes behind the label pointer +advertised$`, human.stdout)
+	assert.Regexp(t, `(?m)^  thread_slots +layout 2, 65536 slots of 256 bytes at 0x[0-9a-f]+, OTELCTX_SLOTS +advertised$`, human.stdout)
+	assert.Regexp(t, `(?m)^  goroutine_record +100 bytes behind the label pointer +advertised$`, human.stdout)
 	assert.Regexp(t, `(?m)^Threads in a span: 1 of \d+$`, human.stdout)
-	assert.Regexp(t, fmt.Sprintf(`(?m)^  %d +\d+ +%s +%s +%s +goroutine_record +-$`, w.tid, w.traceID, w.spanID, w.rootSpan), human.stdout)
+	assert.Regexp(t, fmt.Sprintf(`(?m)^  %d +\d+ +%s +%s +%s +goroutine_record +http\.app=the shop tenant="7"$`, w.tid, w.traceID, w.spanID, w.rootSpan), human.stdout)
 
 	var d document
 	got := otelctx(t, "inspect", w.pid, "--json")
@@ -131,9 +135,9 @@ func TestInspectShowsThreadsAndCarriers(t *testing.T) {
 	assert.Equal(t, []carrierDocument{
 		{
 			Kind: "thread_slots", Source: "advertised", Mapping: "OTELCTX_SLOTS", Layout: 2, Capacity: 65536,
-			HeaderSize: 64, SlotSize: 64, Provable: true,
+			HeaderSize: 64, SlotSize: 256, Provable: true,
 		},
-		{Kind: "goroutine_record", Source: "advertised", RecordOffset: 24, Provable: true},
+		{Kind: "goroutine_record", Source: "advertised", RecordOffset: 100, Provable: true},
 	}, d.Carriers)
 
 	require.Equal(t, "ended", w.Ask("end"))
@@ -158,7 +162,7 @@ func TestWatchCounts(t *testing.T) {
 	for _, look := range looks {
 		assert.Regexp(t, fmt.Sprintf(`^Process %s at \d\d:\d\d:\d\d\.\d\d\d: threads in a span: 1 of \d+\n`+
 			`  TID +GOROUTINE +TRACE ID +SPAN ID +LOCAL ROOT +CARRIER +ATTRIBUTES\n`+
-			`  %d +\d+ +%s +%s +%s +goroutine_record +-$`, w.pid, w.tid, w.traceID, w.spanID, w.rootSpan), look)
+			`  %d +\d+ +%s +%s +%s +goroutine_record +http\.app=the shop tenant="7"$`, w.pid, w.tid, w.traceID, w.spanID, w.rootSpan), look)
 	}
 
 	got = otelctx(t, "watch", w.pid, "--count", "2", "--interval", "1ms", "--json")

@@ -10,5 +10,6 @@
 // profiler, Parca, Pyroscope) finds the user's labels and two more, trace_id and
 // span_id. Behind that is the record of OTEP 4947, whose valid flag is cleared where
 // it stands when the span ends: whoever still has the pointer cannot be taken to be
-// in a span that is over.
+// in a span that is over. Attributes that are shown with the span follow that record, and
+// are labels too as far as profilers read them.
 package gorecord

@@ -42,7 +42,7 @@ func apart(f func()) {
 }
 
 // begin begins a span of which all follows from its id.
-func begin(id uint64) *Record { return Begin(^id, id*3, id, 1) }
+func begin(id uint64) *Record { return Begin(^id, id*3, id, 1, nil) }
 
 // shown returns the labels of the calling goroutine.
 func shown() []goruntime.Label { return labelsAt(goruntime.Labels()) }

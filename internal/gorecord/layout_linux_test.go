@@ -8,7 +8,9 @@ import (
 	"encoding/hex"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -43,7 +45,7 @@ func TestLayout(t *testing.T) {
 	needRecords(t)
 	apart(func() {
 		setUser("user", "x", "abc", "")
-		r := Begin(0x0102030405060708, 0x090a0b0c0d0e0f10, 0xa1a2a3a4a5a6a7a8, 0x01)
+		r := Begin(0x0102030405060708, 0x090a0b0c0d0e0f10, 0xa1a2a3a4a5a6a7a8, 0x01, nil)
 		address := labelAddress(t)
 
 		// The runtime's labelMap: a slice of pairs of strings.
@@ -66,14 +68,14 @@ func TestLayout(t *testing.T) {
 		}, got)
 
 		// The record of OTEP 4947.
-		assert.EqualValues(t, 24, Offset)
-		assert.Zero(t, (address+24)%2, "alignment")
+		assert.EqualValues(t, 100, Offset)
+		assert.Zero(t, (address+100)%2, "alignment")
 		const (
 			ids     = "0102030405060708090a0b0c0d0e0f10" + "a1a2a3a4a5a6a7a8"
 			valid   = ids + "01" + "01" + "0000"
 			invalid = ids + "00" + "01" + "0000"
 		)
-		record := func() string { return hex.EncodeToString(read(t, address+24, 28)) }
+		record := func() string { return hex.EncodeToString(read(t, address+100, 28)) }
 		assert.Equal(t, valid, record())
 		r.End()
 		assert.Equal(t, invalid, record())
@@ -85,8 +87,8 @@ func TestFlags(t *testing.T) {
 	needRecords(t)
 	apart(func() {
 		for _, flags := range []uint8{0, 1, 2, 0x80, 0xff} {
-			r := Begin(1, 2, 3, flags)
-			b := read(t, labelAddress(t)+24+24, 4)
+			r := Begin(1, 2, 3, flags, nil)
+			b := read(t, labelAddress(t)+100+24, 4)
 			assert.Equal(t, []byte{1, flags, 0, 0}, b)
 			r.End()
 		}
@@ -109,5 +111,60 @@ func TestHex(t *testing.T) {
 			putHex(b[:], v<<(8*at))
 			assert.Equal(t, fmt.Sprintf("%016x", v<<(8*at)), string(b[:]))
 		}
+	}
+}
+
+// golden returns the bytes of a file of package wire that was written by hand.
+func golden(t *testing.T, name string) (all []byte) {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("..", "wire", "testdata", name))
+	require.NoError(t, err)
+	for line := range strings.Lines(string(text)) {
+		line, _, _ = strings.Cut(line, "#")
+		if fields := strings.Fields(line); len(fields) > 0 {
+			b, err := hex.DecodeString(strings.Join(fields[1:], ""))
+			require.NoError(t, err, line)
+			all = append(all, b...)
+		}
+	}
+	return all
+}
+
+// A record with attributes in whatever object it begins is the one of the format.
+func TestGolden(t *testing.T) {
+	needRecords(t)
+	want := golden(t, "threadcontext_record.hex")
+	a := NewAttributes([]Attribute{{0, "method", "GET"}, {2, "empty", ""}})
+	for _, users := range []int{0, 1, 8, 9} {
+		apart(func() {
+			if users > 0 {
+				setUser(manyLabels(users)...)
+			}
+			r := Begin(0x0123456789abcdef, 0xfedcba9876543210, 0x1122334455667788, 1, a)
+			assert.Equal(t, want, read(t, labelAddress(t)+100, len(want)), "%d labels of the user", users)
+			setUser("other", "x")
+			r.Attach(a)
+			assert.Equal(t, want, read(t, labelAddress(t)+100, len(want)), "attached")
+			r.End()
+		})
+	}
+	// The objects for more.
+	for _, size := range []int{32 - 9, 33 - 9, 96 - 9, 97 - 9, 612 - 9 - 2*257} {
+		all := []Attribute{{0, "method", "GET"}, {2, "empty", ""}, {3, "fill", strings.Repeat("x", size)}}
+		encoded := "\x00\x03GET\x02\x00\x03" + string(byte(size)) + strings.Repeat("x", size)
+		if size == 612-9-2*257 {
+			most := strings.Repeat("y", 255)
+			all = append(all, Attribute{4, "more", most}, Attribute{5, "more yet", most})
+			encoded += "\x04\xff" + most + "\x05\xff" + most
+			require.Len(t, encoded, 612)
+		}
+		apart(func() {
+			r := Begin(0x0123456789abcdef, 0xfedcba9876543210, 0x1122334455667788, 1, NewAttributes(all))
+			got := read(t, labelAddress(t)+100, 28+len(encoded))
+			assert.Equal(t, want[:26], got[:26])
+			assert.EqualValues(t, len(encoded), binary.NativeEndian.Uint16(got[26:]))
+			assert.Equal(t, encoded, string(got[28:]))
+			r.End()
+		})
 	}
 }

@@ -13,3 +13,6 @@ import "unsafe"
 //
 //go:noinline
 func putPointer(p *unsafe.Pointer, to unsafe.Pointer) { *p = to }
+
+// put32 is the same for the state of a record.
+func put32(p *uint32, v uint32) { *p = v }

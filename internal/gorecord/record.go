@@ -4,6 +4,7 @@
 package gorecord
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -40,23 +41,23 @@ const maxDepth = 64
 type Record struct {
 	_ structs.HostLayout
 
-	labels  goruntime.LabelMap
-	traceID [16]byte
-	spanID  [8]byte
-	// state is the rest of the record of OTEP 4947: valid, trace flags, size of
-	// the attributes. One word, so that valid is cleared in one store.
-	state uint32
-
-	depth uint32
+	labels goruntime.LabelMap
 	// saved is the label pointer to go back to, which may be another record's.
 	saved unsafe.Pointer
 	// user is the label pointer to the user's own labels.
 	user unsafe.Pointer
 	// next is another record of the same span, see Attach.
 	next atomic.Pointer[Record]
-
 	// hex is the text of the trace id and of the span id.
-	hex [traceDigits + spanDigits]byte
+	hex   [traceDigits + spanDigits]byte
+	depth uint32
+
+	// The record of OTEP 4947, which is last for the attributes that follow it.
+	traceID [16]byte
+	spanID  [8]byte
+	// state is valid, trace flags, size of the attributes. One word, so that valid is
+	// cleared in one store.
+	state uint32
 }
 
 const (
@@ -64,35 +65,97 @@ const (
 	spanDigits  = 2 * 8
 )
 
-// A Record is the beginning of one of these, which end with the room for its labels: a
-// goroutine has rarely any others, and memory is what a record costs most of.
+// A Record is the beginning of one of these, which go on with the room for its attributes
+// and end with that for its labels: a goroutine has rarely any others, and few attributes
+// if any, and memory is what a record costs most of.
 type (
-	small struct {
+	bare struct {
 		Record
+
 		list [ourLabels]goruntime.Label
 	}
-	large struct {
+	short struct {
 		Record
+
+		attributes [shortAttributes]byte
+		list       [shortLabels]goruntime.Label
+	}
+	medium struct {
+		Record
+
+		attributes [mediumAttributes]byte
+		list       [shortLabels]goruntime.Label
+	}
+	wide struct {
+		Record
+
+		attributes [mediumAttributes]byte
+		list       [userLabels + ourLabels]goruntime.Label
+	}
+	labelled struct {
+		Record
+
 		list [userLabels + ourLabels]goruntime.Label
+	}
+	full struct {
+		Record
+
+		attributes [(maxEncoded + wordSize - 1) / wordSize * wordSize]byte
+		list       [userLabels + ourLabels]goruntime.Label
 	}
 )
 
-// newRecord returns a record and room for the labels of a user who has so many.
-func newRecord(users int) (*Record, []goruntime.Label) {
+const (
+	shortAttributes  = 32
+	mediumAttributes = 96
+	shortLabels      = 5
+)
+
+// newRecord returns a record with the attributes a, and the list of its labels: those of
+// a, but for the values of ours, or if that is empty the room for them and for those of a
+// user who has so many.
+func newRecord(users int, a *Attributes) (*Record, []goruntime.Label) {
 	switch {
-	case users == 0:
-		r := new(small)
+	case a == nil && users == 0:
+		r := new(bare)
 		return &r.Record, r.list[:0]
-	case users <= userLabels:
-		r := new(large)
+	case a == nil && users <= userLabels:
+		r := new(labelled)
+		return &r.Record, r.list[:0]
+	case a == nil:
+		return new(Record), make([]goruntime.Label, 0, users+ourLabels)
+	case users == 0 && len(a.encoded) <= shortAttributes && len(a.labels) <= shortLabels:
+		r := new(short)
+		// All of both, which is quicker than to see how much it is.
+		r.attributes = [shortAttributes]byte(a.encoded[:shortAttributes])
+		r.list = a.short
+		return &r.Record, r.list[:len(a.labels)]
+	case users == 0 && len(a.encoded) <= mediumAttributes && len(a.labels) <= shortLabels:
+		r := new(medium)
+		copy(r.attributes[:], a.encoded)
+		r.list = a.short
+		return &r.Record, r.list[:len(a.labels)]
+	case users <= userLabels && len(a.encoded) <= mediumAttributes:
+		r := new(wide)
+		copy(r.attributes[:], a.encoded)
 		return &r.Record, r.list[:0]
 	default:
-		return new(Record), make([]goruntime.Label, 0, users+ourLabels)
+		r := new(full)
+		copy(r.attributes[:], a.encoded)
+		if users > userLabels {
+			return &r.Record, make([]goruntime.Label, 0, users+ourLabels)
+		}
+		return &r.Record, r.list[:0]
 	}
 }
 
 const (
-	_ = -(Offset ^ unsafe.Sizeof(goruntime.LabelMap{}))
+	_ = -(Offset % 2)
+	_ = -(unsafe.Sizeof(Record{}) - Offset ^ wire.ThreadContextRecordSize)
+	_ = -(unsafe.Offsetof(short{}.attributes) ^ unsafe.Sizeof(Record{}))
+	_ = -(unsafe.Offsetof(medium{}.attributes) ^ unsafe.Sizeof(Record{}))
+	_ = -(unsafe.Offsetof(wide{}.attributes) ^ unsafe.Sizeof(Record{}))
+	_ = -(unsafe.Offsetof(full{}.attributes) ^ unsafe.Sizeof(Record{}))
 	_ = -(unsafe.Offsetof(Record{}.spanID) - Offset ^ unsafe.Offsetof(wire.ThreadContextRecord{}.SpanID))
 	_ = -(unsafe.Offsetof(Record{}.state) - Offset ^ unsafe.Offsetof(wire.ThreadContextRecord{}.Valid))
 	_ = -unsafe.Offsetof(Record{}.labels)
@@ -101,7 +164,16 @@ const (
 const (
 	stateValid      = 1
 	stateFlagsShift = 8
+	stateSizeShift  = 16
 )
+
+// attributesSize returns how many bytes the attributes of r are.
+func (r *Record) attributesSize() int {
+	if r == nil {
+		return 0
+	}
+	return int(atomic.LoadUint32(&r.state) >> stateSizeShift)
+}
 
 // Available returns nil if this runtime's labels are known well enough to install
 // records, or why not.
@@ -118,10 +190,12 @@ func Available(r *goruntime.Runtime) error {
 }
 
 // Begin makes a span visible on the calling goroutine, in place of what is visible
-// there, with the labels that the user has set there. It allocates once, and a second
-// time if those are more than eight. It must not be called unless [Available]
-// returns nil. Identifiers are big-endian numbers.
-func Begin(traceIDHigh, traceIDLow, spanID uint64, traceFlags uint8) *Record {
+// there, with attributes and the labels that the user has set there. Of the attributes as
+// many are labels as leave room for all of the user's, and take the place of those with
+// the same keys. It allocates once, and a second time if the user's labels are more than
+// eight. It must not be called unless [Available] returns nil. Identifiers are big-endian
+// numbers.
+func Begin(traceIDHigh, traceIDLow, spanID uint64, traceFlags uint8, a *Attributes) *Record {
 	// What is over by now is nothing to lead back to.
 	saved := goBack(goruntime.Labels())
 	user, depth := saved, uint32(0)
@@ -132,7 +206,7 @@ func Begin(traceIDHigh, traceIDLow, spanID uint64, traceFlags uint8) *Record {
 		}
 	}
 	users := labelsAt(user)
-	r, list := newRecord(len(users))
+	r, list := newRecord(len(users), a)
 	r.saved, r.user, r.depth = saved, user, depth
 	binary.BigEndian.PutUint64(r.traceID[:8], traceIDHigh)
 	binary.BigEndian.PutUint64(r.traceID[8:], traceIDLow)
@@ -140,8 +214,8 @@ func Begin(traceIDHigh, traceIDLow, spanID uint64, traceFlags uint8) *Record {
 	putHex(r.hex[:16], traceIDHigh)
 	putHex(r.hex[16:], traceIDLow)
 	putHex(r.hex[traceDigits:], spanID)
-	r.state = stateValid | uint32(traceFlags)<<stateFlagsShift
-	r.setLabels(list, users)
+	r.state = stateValid | uint32(traceFlags)<<stateFlagsShift | uint32(len(a.Encoded()))<<stateSizeShift
+	r.setLabels(list, users, a)
 	goruntime.SetLabels(unsafe.Pointer(r))
 	return r
 }
@@ -158,7 +232,8 @@ func (r *Record) EndAsGuest() { r.end(true) }
 
 func (r *Record) end(guest bool) {
 	for ; r != nil; r = r.next.Load() {
-		atomic.AndUint32(&r.state, ^uint32(stateValid))
+		// Whoever else stores here stores the same.
+		put32(&r.state, atomic.LoadUint32(&r.state)&^stateValid)
 		saved := atomic.LoadPointer(&r.saved)
 		back := goBack(saved)
 		if back != saved {
@@ -175,22 +250,30 @@ func (r *Record) end(guest bool) {
 }
 
 // maxAttached bounds the records of one span that goroutines with labels of their
-// own have needed.
+// own, or other attributes, have needed.
 const maxAttached = 64
 
 // Attach makes the span of r, which [Begin] returned, visible on the calling
-// goroutine too, with the labels that the user has set there. It returns what
-// [Saved.Detach] goes back to. It allocates only for labels that the span has not been
-// visible with before; after 64 times of that it does nothing.
-func (r *Record) Attach() Saved {
+// goroutine too, with attributes that may be others and the labels that the user has set
+// there. It returns what [Saved.Detach] goes back to. It allocates only for labels and
+// attributes that the span has not been visible with before; after 64 times of that it
+// does nothing, but to take back what is visible of the span with other attributes.
+//
+// An End that runs meanwhile may not see what Attach adds. Who cannot rule that out looks
+// whether the span is over after Attach returns, by a word that was changed by
+// compare-and-swap before End was called, and if it is calls [Record.EndAsGuest]: either
+// Attach's own compare-and-swap came before that one, and End sees what was added, or it
+// is seen here that the span is over.
+func (r *Record) Attach(a *Attributes) Saved {
 	saved := Saved{goruntime.Labels()}
 	user := saved.labels
-	if outer := of(user); outer != nil {
+	outer := of(user)
+	if outer != nil {
 		user = outer.user
 	}
 	last := r
 	for n := 1; ; n++ {
-		if last.user == user {
+		if last.user == user && bytes.Equal(last.Attributes(), a.Encoded()) {
 			goruntime.SetLabels(unsafe.Pointer(last))
 			if !last.Valid() {
 				// It is over by now, and its end cannot know of this goroutine.
@@ -201,26 +284,35 @@ func (r *Record) Attach() Saved {
 		next := last.next.Load()
 		if next == nil {
 			if n > maxAttached {
+				if outer != nil && outer.spanID == r.spanID {
+					goruntime.SetLabels(user)
+				}
 				return saved
 			}
-			users := labelsAt(user)
-			var list []goruntime.Label
-			next, list = newRecord(len(users))
-			next.traceID, next.spanID, next.hex = r.traceID, r.spanID, r.hex
-			next.saved, next.user = user, user
-			next.state = atomic.LoadUint32(&r.state)
-			next.setLabels(list, users)
+			next = r.copy(user, a)
 			if !last.next.CompareAndSwap(nil, next) {
 				next = last.next.Load()
-			}
-			// End may have come and gone before it could see this one.
-			if !r.Valid() {
-				atomic.AndUint32(&next.state, ^uint32(stateValid))
 			}
 		}
 		last = next
 	}
 }
+
+// copy returns a record of the same span for a user's labels and with attributes.
+func (r *Record) copy(user unsafe.Pointer, a *Attributes) *Record {
+	users := labelsAt(user)
+	c, list := newRecord(len(users), a)
+	c.traceID, c.spanID, c.hex = r.traceID, r.spanID, r.hex
+	c.saved, c.user = user, user
+	const sizes = ^uint32(1<<stateSizeShift - 1)
+	c.state = atomic.LoadUint32(&r.state)&^sizes | uint32(len(a.Encoded()))<<stateSizeShift
+	c.setLabels(list, users, a)
+	return c
+}
+
+// Attached reports whether the span of r, which [Begin] returned, was visible with other
+// labels or attributes than there.
+func (r *Record) Attached() bool { return r.next.Load() != nil }
 
 // Saved is what was visible on a goroutine.
 type Saved struct{ labels unsafe.Pointer }
@@ -236,6 +328,18 @@ func Current() uint64 {
 		return binary.BigEndian.Uint64(r.spanID[:])
 	}
 	return 0
+}
+
+// Installed returns the record that is installed on the calling goroutine, or nil.
+func Installed() *Record { return of(goruntime.Labels()) }
+
+// Outer returns the record that the goroutine which [Begin] was called on goes back to
+// when r ends, or nil.
+func (r *Record) Outer() *Record {
+	if r == nil {
+		return nil
+	}
+	return of(goBack(atomic.LoadPointer(&r.saved)))
 }
 
 // Shows reports whether r is a record of the span with this id.
@@ -269,36 +373,59 @@ func labelsAt(user unsafe.Pointer) []goruntime.Label {
 	return (*goruntime.LabelMap)(user).List
 }
 
-// setLabels makes the list of labels, which is sorted by key, in empty room for it: the
-// user's and ours, which come first where the keys are the same.
-func (r *Record) setLabels(list, users []goruntime.Label) {
+// setLabels makes the list of labels, which is sorted by key, of what newRecord has
+// returned: the user's, the attributes' and ours, which come first where the keys are the
+// same.
+func (r *Record) setLabels(list, users []goruntime.Label, a *Attributes) {
 	// Sound: nothing writes to hex any more, and the strings keep the record.
 	text := unsafe.String(&r.hex[0], len(r.hex))
-	if len(users) == 0 {
+	spanID, traceID := text[traceDigits:], text[:traceDigits]
+	switch {
+	case len(users) == 0 && a == nil:
 		// What follows, for a list of none.
 		list = list[:ourLabels]
-		list[0].Key, list[0].Value = spanIDKey, text[traceDigits:]
-		list[1].Key, list[1].Value = traceIDKey, text[:traceDigits]
-		r.labels.List = list
-		return
+		list[0].Key, list[0].Value = spanIDKey, spanID
+		list[1].Key, list[1].Value = traceIDKey, traceID
+	case len(list) > 0:
+		list[a.spanID].Value, list[a.traceID].Value = spanID, traceID
+	default:
+		var ours [userLabels + ourLabels]goruntime.Label
+		list = merge(list, a.fitting(ours[:0], userLabels-len(users), spanID, traceID), users)
 	}
-	ours := [ourLabels]goruntime.Label{
-		{Key: spanIDKey, Value: text[traceDigits:]},
-		{Key: traceIDKey, Value: text[:traceDigits]},
+	r.labels.List = list
+}
+
+// fitting appends our labels, and those of a for which there is room beside them.
+func (a *Attributes) fitting(list []goruntime.Label, room int, spanID, traceID string) []goruntime.Label {
+	if a == nil {
+		return append(list, goruntime.Label{Key: spanIDKey, Value: spanID}, goruntime.Label{Key: traceIDKey, Value: traceID})
 	}
-	next := 0
-	for _, l := range users {
-		for next < len(ours) && ours[next].Key < l.Key {
-			list = append(list, ours[next])
-			next++
-		}
-		if next < len(ours) && ours[next].Key == l.Key {
+	for i, l := range a.labels {
+		switch {
+		case i == a.spanID:
+			l.Value = spanID
+		case i == a.traceID:
+			l.Value = traceID
+		case int(a.ranks[i]) > room:
 			continue
 		}
 		list = append(list, l)
 	}
-	list = append(list, ours[next:]...)
-	r.labels.List = list
+	return list
+}
+
+// merge appends both lists, which are sorted, so that the whole is. Of two labels with the
+// same key it takes ours.
+func merge(list, ours, users []goruntime.Label) []goruntime.Label {
+	for _, l := range users {
+		for len(ours) > 0 && ours[0].Key < l.Key {
+			list, ours = append(list, ours[0]), ours[1:]
+		}
+		if len(ours) == 0 || ours[0].Key != l.Key {
+			list = append(list, l)
+		}
+	}
+	return append(list, ours...)
 }
 
 // putHex stores the 16 lower-case hexadecimal digits of v.

@@ -245,7 +245,7 @@ func TestEndAsGuest(t *testing.T) {
 		c := begin(3)
 		apart(func() {
 			setUser("other", "y")
-			saved := c.Attach()
+			saved := c.Attach(nil)
 			c.EndAsGuest()
 			assertShows(t, 0, "other", "y")
 			saved.Detach()
@@ -280,16 +280,18 @@ func TestInherited(t *testing.T) {
 			child.End()
 			assertShows(t, 0, "user", "x")
 		}()
-		idle := make(chan struct{})
+		idle, begun := make(chan struct{}), make(chan struct{})
 		go func() {
 			defer close(idle)
 			assertShows(t, 1, "user", "x")
+			close(begun)
 			<-done
 			assert.Zero(t, Current(), "it is over for those too that do nothing")
 			begin(5).End()
 			assertShows(t, 0, "user", "x")
 		}()
 		<-steps
+		<-begun
 		a.End()
 		steps <- struct{}{}
 		<-done
@@ -357,7 +359,7 @@ func TestAttach(t *testing.T) {
 		go func() {
 			defer close(inherits)
 			before := goruntime.Labels()
-			saved := r.Attach()
+			saved := r.Attach(nil)
 			assert.Equal(t, before, goruntime.Labels(), "it shows it already")
 			saved.Detach()
 			assertShows(t, 1, "user", "x")
@@ -371,17 +373,17 @@ func TestAttach(t *testing.T) {
 					goruntime.SetLabels(nil)
 				}
 				before := goruntime.Labels()
-				saved := r.Attach()
+				saved := r.Attach(nil)
 				if len(user) > 0 && user[0] == "span_id" {
 					assertShows(t, 1)
 				} else {
 					assertShows(t, 1, user...)
 				}
-				again := r.Attach()
+				again := r.Attach(nil)
 				again.Detach()
 				inner := begin(2)
 				assert.EqualValues(t, 2, Current())
-				assert.Zero(t, testing.AllocsPerRun(10, func() { r.Attach().Detach() }), "these labels are known")
+				assert.Zero(t, testing.AllocsPerRun(10, func() { r.Attach(nil).Detach() }), "these labels are known")
 				inner.End()
 				assert.EqualValues(t, 1, Current())
 				saved.Detach()
@@ -391,11 +393,11 @@ func TestAttach(t *testing.T) {
 			// In a span of its own.
 			goruntime.SetLabels(nil)
 			own := begin(3)
-			saved := r.Attach()
+			saved := r.Attach(nil)
 			assertShows(t, 1)
 			saved.Detach()
 			assertShows(t, 3)
-			saved = r.Attach()
+			saved = r.Attach(nil)
 			apart(own.End)
 			saved.Detach()
 			assertShows(t, 0)
@@ -418,7 +420,7 @@ func TestEndOfAttached(t *testing.T) {
 			go func() {
 				defer close(done[i])
 				setUser("worker", strconv.Itoa(i%5))
-				saved := r.Attach()
+				saved := r.Attach(nil)
 				assertShows(t, 1, "worker", strconv.Itoa(i%5))
 				close(attached[i])
 				<-ended
@@ -426,9 +428,9 @@ func TestEndOfAttached(t *testing.T) {
 				saved.Detach()
 				assertShows(t, 0, "worker", strconv.Itoa(i%5))
 				// Too late.
-				r.Attach().Detach()
+				r.Attach(nil).Detach()
 				assertShows(t, 0, "worker", strconv.Itoa(i%5))
-				saved = r.Attach()
+				saved = r.Attach(nil)
 				assertShows(t, 0, "worker", strconv.Itoa(i%5))
 				saved.Detach()
 			}()
@@ -452,7 +454,7 @@ func TestAttachIsBounded(t *testing.T) {
 		apart(func() {
 			for i := range 1000 {
 				setUser("worker", strconv.Itoa(i))
-				saved := r.Attach()
+				saved := r.Attach(nil)
 				if Current() == 1 {
 					shownOn++
 				}

@@ -115,7 +115,7 @@ func TestAttachWhileItEnds(t *testing.T) {
 	rounds := scaled(5_000)
 	const workers = 3
 	var current atomic.Pointer[Record]
-	var round atomic.Int64
+	var round, ended atomic.Int64
 	var left atomic.Int64
 	var done sync.WaitGroup
 	for w := range workers {
@@ -128,7 +128,10 @@ func TestAttachWhileItEnds(t *testing.T) {
 					runtime.Gosched()
 				}
 				r := current.Load()
-				saved := r.Attach()
+				saved := r.Attach(nil)
+				if ended.Load() == n {
+					r.EndAsGuest()
+				}
 				saved.Detach()
 				left.Add(-1)
 			}
@@ -143,6 +146,7 @@ func TestAttachWhileItEnds(t *testing.T) {
 			for range n * 37 % 8192 {
 				_ = r.Valid()
 			}
+			ended.CompareAndSwap(n, n+1)
 			r.End()
 			for left.Load() > 0 {
 				runtime.Gosched()
@@ -193,7 +197,7 @@ func TestCollector(t *testing.T) {
 					if n%2 == 0 {
 						begin(id | 2).End()
 					}
-					saved := a.Attach()
+					saved := a.Attach(nil)
 					assertShows(t, id, "worker", worker)
 					saved.Detach()
 					assertShows(t, id|1, "worker", worker)

@@ -11,8 +11,8 @@ import "github.com/otelctx/otelctx/internal/wire"
 const Supported = true
 
 // store fills the slot of the calling thread or goroutine and returns its number, or
-// Busy if it is not for it to do: if r is not fast, s has attributes, somebody else was
-// writing, or the thread has yet to enter.
+// Busy if it is not for it to do: if r is not fast, the attributes of s do not fit or
+// do not end with a word, somebody else was writing, or the thread has yet to enter.
 //
 // Sound for the reasons that goruntime gives for its own loads through these
 // offsets; the slot is inside of r's memory for every id, which stays mapped. Go

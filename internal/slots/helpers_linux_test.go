@@ -138,11 +138,31 @@ func (a *area) shown(old []byte, s *Span, owner goruntime.Self) []byte {
 	put.PutUint64(b[0x28:], s.LocalRootSpanID)
 	put.PutUint64(b[0x30:], uint64(owner.M))
 	put.PutUint32(b[0x38:], owner.TID)
-	if n := len(s.Attributes); n <= a.slotSize-0x40 {
-		put.PutUint16(b[0x1A:], uint16(n))
-		copy(b[0x40:], s.Attributes)
+	attributes, space := s.Attributes, a.slotSize-0x40
+	if len(attributes) > space {
+		attributes = nil
+		for _, entry := range entries(s.Attributes) {
+			if len(attributes)+len(entry) <= space {
+				attributes = append(attributes, entry...)
+			}
+		}
+	}
+	put.PutUint16(b[0x1A:], uint16(len(attributes)))
+	copy(b[0x40:], attributes)
+	if words := (len(attributes) + 7) / 8 * 8; len(attributes) == len(s.Attributes) && cap(attributes) >= words {
+		copy(b[0x40:], attributes[:words])
 	}
 	return b
+}
+
+// entries returns the entries of encoded attributes.
+func entries(encoded []byte) (all [][]byte) {
+	for len(encoded) > 1 && 2+int(encoded[1]) <= len(encoded) {
+		size := 2 + int(encoded[1])
+		all = append(all, encoded[:size])
+		encoded = encoded[size:]
+	}
+	return all
 }
 
 // here says by public means who runs. The caller is locked to its thread.

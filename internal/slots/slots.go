@@ -20,8 +20,12 @@ type Span struct {
 	SpanID                  uint64
 	LocalRootSpanID         uint64
 	TraceFlags              uint8
-	// Attributes are encoded as OTEP 4947 has them. What does not fit into the
-	// slots is left out whole.
+	// Attributes are encoded as OTEP 4947 has them. Where they do not fit into the slots
+	// all together, those that do, one after the other, are shown.
+	//
+	// They are written the quicker way if their capacity is a multiple of 8 bytes, or
+	// room for the rest of the last 8: what is there may get into the slot, behind the
+	// attributes.
 	Attributes []byte
 }
 
@@ -310,12 +314,34 @@ func (r *Ring) write(at *wire.Slot2, s *Span, owner goruntime.Self) {
 		return
 	}
 	state := at.State>>wire.SlotSeqShift<<wire.SlotSeqShift | uint64(s.TraceFlags)<<wire.SlotTraceFlagsShift
-	if n := len(s.Attributes); n > 0 && n <= r.attributes {
-		state |= uint64(n) << wire.SlotAttrsSizeShift
+	if len(s.Attributes) > 0 && r.attributes > 0 {
 		fence()
 		// Sound: the slot goes on for r.attributes bytes behind its fields.
-		copy(unsafe.Slice((*byte)(unsafe.Add(unsafe.Pointer(at), wire.SlotAttributes)), n), s.Attributes)
+		n := fit(unsafe.Slice((*byte)(unsafe.Add(unsafe.Pointer(at), wire.SlotAttributes)), r.attributes), s.Attributes)
+		state |= uint64(n) << wire.SlotAttrsSizeShift
 	}
 	fill(at, s.TraceIDHigh, s.TraceIDLow, s.SpanID, s.LocalRootSpanID,
 		owner.Goid, uint64(owner.M), owner.TID, state)
+}
+
+// fit copies encoded attributes, or if there is not room for all of them those for which
+// there is, and returns how many bytes that is.
+func fit(to, attributes []byte) (n int) {
+	if n = len(attributes); n <= len(to) {
+		// The rest of the last word goes along, as by assembly.
+		copy(to, attributes[:min(cap(attributes), (n+7)&^7)])
+		return n
+	}
+	n = 0
+	for len(attributes) >= 2 {
+		size := 2 + int(attributes[1])
+		if size > len(attributes) {
+			break
+		}
+		if size <= len(to)-n {
+			n += copy(to[n:], attributes[:size])
+		}
+		attributes = attributes[size:]
+	}
+	return n
 }

@@ -15,6 +15,7 @@
 #define slot_localRoot 0x28
 #define slot_m 0x30
 #define slot_tid 0x38
+#define slot_attributes 0x40
 
 // The halves of wire.Slot2.Sharing, and what they hold: see slots.go.
 #define slot_revoked 0x3C
@@ -56,15 +57,44 @@
 	MOVQ $0x100000001, BX \
 	ADDQ AX, BX
 
-// FREE gives the slot free: seq as claimed, the flags of the Span at SI, no attributes,
-// in_use 0. Stores are seen in their order (x86-TSO).
+// FREE gives the slot free: seq as claimed, the flags of the Span at SI and the size of
+// its attributes, in_use 0. Stores are seen in their order (x86-TSO).
 #define FREE \
 	MOVBLZX Span_TraceFlags(SI), AX \
 	SHLL $8, AX \
 	SHRQ $32, BX \
 	SHLQ $32, BX \
 	ORQ  AX, BX \
+	MOVQ (Span_Attributes+8)(SI), AX \
+	SHLL $16, AX \
+	ORQ  AX, BX \
 	MOVQ BX, slot_state(R12)
+
+// FITS goes to busy if the attributes of the Span at SI, of which whole words are copied,
+// do not fit into the slots of the ring at DI, or the last word is not there to its end.
+#define FITS(busy) \
+	MOVQ (Span_Attributes+8)(SI), AX \
+	CMPQ AX, Ring_attributes(DI) \
+	JHI  busy \
+	ADDQ $7, AX \
+	ANDQ $~7, AX \
+	CMPQ AX, (Span_Attributes+16)(SI) \
+	JHI  busy
+
+// STORE_ATTRIBUTES copies those of the Span at SI, from the last word to the first.
+#define STORE_ATTRIBUTES(next, none) \
+	MOVQ (Span_Attributes+8)(SI), CX \
+	TESTQ CX, CX \
+	JEQ  none \
+	MOVQ Span_Attributes(SI), R13 \
+	DECQ CX \
+	ANDQ $~7, CX \
+next: \
+	MOVQ (R13)(CX*1), AX \
+	MOVQ AX, slot_attributes(R12)(CX*1) \
+	SUBQ $8, CX \
+	JCC  next \
+none:
 
 // STORE_IDS stores those of the Span at SI.
 #define STORE_IDS \
@@ -83,8 +113,7 @@ TEXT ·store(SB), NOSPLIT, $0-32
 	MOVQ s+8(FP), SI
 	CMPB Ring_fast(DI), $0
 	JEQ  busy
-	CMPQ (Span_Attributes+8)(SI), $0 // their length
-	JNE  busy
+	FITS(busy)
 	SELF(DI)
 
 	MOVQ R11, R12
@@ -105,6 +134,7 @@ TEXT ·store(SB), NOSPLIT, $0-32
 	ENTER(leave)
 	MOVQ BX, slot_state(R12)
 	STORE_IDS
+	STORE_ATTRIBUTES(ownNext, ownNone)
 	MOVQ R10, slot_owner(R12)
 	MOVQ R9, slot_m(R12)
 	FREE
@@ -121,6 +151,7 @@ stranger:
 claim:
 	CLAIM(busy)
 	STORE_IDS
+	STORE_ATTRIBUTES(next, none)
 	MOVQ R10, slot_owner(R12)
 	MOVQ R9, slot_m(R12)
 	MOVL R11, slot_tid(R12)
@@ -139,8 +170,7 @@ TEXT ·replace(SB), NOSPLIT, $0-40
 	MOVQ s+24(FP), SI
 	CMPB Ring_fast(DI), $0
 	JEQ  busy
-	CMPQ (Span_Attributes+8)(SI), $0
-	JNE  busy
+	FITS(busy)
 
 	CMPQ Ring_exclusive(DI), $0
 	JEQ  claim
@@ -153,6 +183,7 @@ TEXT ·replace(SB), NOSPLIT, $0-40
 	JNE  ownOther
 	MOVQ BX, slot_state(R12)
 	STORE_IDS
+	STORE_ATTRIBUTES(ownNext, ownNone)
 	FREE
 	MOVW $0, slot_writing(R12)
 	MOVQ $1, outcome+32(FP)
@@ -175,6 +206,7 @@ claim:
 	CMPQ slot_spanID(R12), DX
 	JNE  other
 	STORE_IDS
+	STORE_ATTRIBUTES(next, none)
 	FREE
 	MOVQ $1, outcome+32(FP)
 	RET

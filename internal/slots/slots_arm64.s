@@ -15,6 +15,7 @@
 #define slot_localRoot 0x28
 #define slot_m 0x30
 #define slot_tid 0x38
+#define slot_attributes 0x40
 
 // A claim must be seen before the stores that it announces: DMB ISHST orders stores.
 #define storeBarrier DMB $0xa
@@ -74,14 +75,44 @@
 	MOVD Span_LocalRootSpanID(R5), R8 \
 	MOVD R8, slot_localRoot(R6)
 
-// FREE gives the slot free: seq as claimed, the flags of the Span at R5, no attributes,
-// in_use 0.
+// FREE gives the slot free: seq as claimed, the flags of the Span at R5 and the size of
+// its attributes, in_use 0.
 #define FREE \
 	LSR   $32, R9, R9 \
 	LSL   $32, R9, R9 \
 	MOVBU Span_TraceFlags(R5), R8 \
 	ORR   R8<<8, R9, R9 \
+	MOVD  (Span_Attributes+8)(R5), R8 \
+	ORR   R8<<16, R9, R9 \
 	STLR  R9, (R7)
+
+// FITS goes to busy if the attributes of the Span at R5, of which whole words are copied,
+// do not fit into the slots of the ring at R0, or the last word is not there to its end.
+#define FITS(busy) \
+	MOVD (Span_Attributes+8)(R5), R8 \
+	MOVD Ring_attributes(R0), R1 \
+	CMP  R1, R8 \
+	BHI  busy \
+	ADD  $7, R8, R8 \
+	AND  $~7, R8, R8 \
+	MOVD (Span_Attributes+16)(R5), R1 \
+	CMP  R1, R8 \
+	BHI  busy
+
+// STORE_ATTRIBUTES copies those of the Span at R5, from the last word to the first.
+#define STORE_ATTRIBUTES(next, none) \
+	MOVD (Span_Attributes+8)(R5), R8 \
+	CBZ  R8, none \
+	MOVD Span_Attributes(R5), R12 \
+	ADD  $slot_attributes, R6, R13 \
+	SUB  $1, R8, R8 \
+	AND  $~7, R8, R8 \
+next: \
+	MOVD (R12)(R8), R14 \
+	MOVD R14, (R13)(R8) \
+	SUBS $8, R8, R8 \
+	BPL  next \
+none:
 
 // func store(r *Ring, s *Span) (slot, goid uint64)
 TEXT ·store(SB), NOSPLIT, $0-32
@@ -89,8 +120,7 @@ TEXT ·store(SB), NOSPLIT, $0-32
 	MOVD  s+8(FP), R5
 	MOVBU Ring_fast(R0), R1
 	CBZ   R1, busy
-	MOVD  (Span_Attributes+8)(R5), R1 // their length
-	CBNZ  R1, busy
+	FITS(busy)
 	SELF(R0)
 
 	MOVD Ring_byGoroutine(R0), R1
@@ -116,6 +146,7 @@ TEXT ·store(SB), NOSPLIT, $0-32
 	MOVD R9, (R7)
 	storeBarrier
 	STORE_IDS
+	STORE_ATTRIBUTES(ownNext, ownNone)
 	MOVD R3, slot_owner(R6)
 	MOVD R2, slot_m(R6)
 	FREE
@@ -132,6 +163,7 @@ stranger:
 claim:
 	CLAIM(busy)
 	STORE_IDS
+	STORE_ATTRIBUTES(next, none)
 	MOVD R3, slot_owner(R6)
 	MOVD R2, slot_m(R6)
 	MOVW R4, slot_tid(R6)
@@ -152,8 +184,7 @@ TEXT ·replace(SB), NOSPLIT, $0-40
 	ADD   $slot_state, R6, R7
 	MOVBU Ring_fast(R0), R1
 	CBZ   R1, busy
-	MOVD  (Span_Attributes+8)(R5), R1
-	CBNZ  R1, busy
+	FITS(busy)
 
 	MOVD  Ring_exclusive(R0), R1
 	CBZ   R1, claim
@@ -169,6 +200,7 @@ TEXT ·replace(SB), NOSPLIT, $0-40
 	MOVD R9, (R7)
 	storeBarrier
 	STORE_IDS
+	STORE_ATTRIBUTES(ownNext, ownNone)
 	FREE
 	LEAVE
 	MOVD $1, R1
@@ -193,6 +225,7 @@ claim:
 	CMP  R11, R1
 	BNE  other
 	STORE_IDS
+	STORE_ATTRIBUTES(next, none)
 	FREE
 	MOVD $1, R1
 	MOVD R1, outcome+32(FP)

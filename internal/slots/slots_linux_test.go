@@ -6,10 +6,13 @@ package slots
 import (
 	"bytes"
 	"encoding/binary"
+	"encoding/hex"
 	"errors"
 	"math/rand/v2"
+	"os"
 	"runtime"
 	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -49,6 +52,9 @@ func TestStoreBytes(t *testing.T) {
 						span := Span{
 							TraceIDHigh: rand.Uint64(), TraceIDLow: rand.Uint64(), SpanID: rand.Uint64(),
 							LocalRootSpanID: rand.Uint64(), TraceFlags: uint8(rand.Uint32()),
+						}
+						if i > 1 && !s.v1 {
+							span.Attributes = spanOf(i, s.slotSize-64, make([]byte, 1024)).Attributes
 						}
 						switch i {
 						case 0:
@@ -140,6 +146,7 @@ func TestStoreWithoutTheRuntime(t *testing.T) {
 	}
 }
 
+// Whole attributes are shown, as many as there is room for, by whichever way.
 func TestAttributes(t *testing.T) {
 	for _, s := range shapes()[1:] {
 		t.Run(s.name, func(t *testing.T) {
@@ -148,30 +155,60 @@ func TestAttributes(t *testing.T) {
 			defer runtime.UnlockOSThread()
 			self := here()
 			n := a.number(self)
-			for _, size := range []int{0, 1, 7, s.slotSize - 65, s.slotSize - 64, s.slotSize - 63, s.slotSize, 70000} {
+			space := s.slotSize - 64
+			sizes := []int{0, 1, 7, 8, 9, 16, space - 9, space - 8, space - 7, space - 1, space, space + 1, space + 8, s.slotSize, 70000}
+			for _, size := range sizes {
 				if size < 0 {
 					continue
 				}
-				for _, way := range []string{"Store", "Replace"} {
-					a.randomize(uint64(size))
+				for _, room := range []int{0, 7, 8, 16} {
+					attributes := bytes.Repeat([]byte{0xA7}, size+room)[:size]
+					// Entries of all sizes, of which some fit where others do not.
+					for at, length := 0, byte(200); at+1 < size; at, length = at+2+int(length), length-7 {
+						attributes[at+1] = length
+					}
 					span := spanOf(uint64(size), 0, nil)
-					span.Attributes = bytes.Repeat([]byte{0xA7}, size)
-					if way == "Replace" {
+					span.Attributes = attributes
+					words := (size + 7) / 8 * 8
+					quick := size <= space && words <= cap(attributes)
+					shows := func(before []byte, by string) {
+						t.Helper()
+						want := bytes.Clone(before)
+						copy(want[n*s.slotSize:], a.shown(before[n*s.slotSize:][:s.slotSize], &span, self))
+						require.Equal(t, want, a.mem, "%s of %d bytes with room for %d", by, size, room)
+					}
+					for by, store := range map[string]func(*Span) (uint32, uint64, bool){
+						"pinned": a.Store, "assembly": a.storeByAssembly, "either": a.store,
+					} {
+						a.randomize(uint64(size))
+						before := bytes.Clone(a.mem)
+						_, _, ok := store(&span)
+						require.Equal(t, quick || by != "assembly", ok, "%s of %d bytes with room for %d", by, size, room)
+						if ok {
+							shows(before, by)
+						}
+					}
+					show77 := func() []byte {
+						a.randomize(uint64(size))
 						binary.LittleEndian.PutUint64(a.slot(n)[0x10:], 77)
 						binary.LittleEndian.PutUint64(a.slot(n)[0x20:], self.Goid)
 						binary.LittleEndian.PutUint64(a.slot(n)[0x30:], uint64(self.M))
 						binary.LittleEndian.PutUint32(a.slot(n)[0x38:], self.TID)
+						return bytes.Clone(a.mem)
 					}
-					before := bytes.Clone(a.mem)
-					if way == "Store" {
-						_, _, ok := a.store(&span)
-						require.True(t, ok)
-					} else {
-						require.True(t, a.Replace(uint32(n), 77, &span))
+					before := show77()
+					require.True(t, a.Replace(uint32(n), 77, &span))
+					shows(before, "Replace")
+					before = show77()
+					outcome := replace(a.Ring, a.at(uint64(n)), 77, &span)
+					for range 10 { // a claim may fail without a reason
+						if outcome == Busy {
+							outcome = replace(a.Ring, a.at(uint64(n)), 77, &span)
+						}
 					}
-					want := bytes.Clone(before)
-					copy(want[n*s.slotSize:], a.shown(before[n*s.slotSize:][:s.slotSize], &span, self))
-					require.Equal(t, want, a.mem, "%s of %d bytes", way, size)
+					if require.Equal(t, quick, outcome == 1, "replace of %d bytes with room for %d", size, room); quick {
+						shows(before, "replace")
+					}
 				}
 			}
 			// What a slot showed before does not show through.
@@ -181,6 +218,69 @@ func TestAttributes(t *testing.T) {
 			assert.Zero(t, binary.LittleEndian.Uint16(a.slot(n)[0x1A:]))
 		})
 	}
+}
+
+// What is written with attributes is the slot of the format, but for who wrote it.
+func TestGolden(t *testing.T) {
+	text, err := os.ReadFile("../wire/testdata/ring_layout2.hex")
+	require.NoError(t, err)
+	var want []byte
+	for line := range strings.Lines(string(text)) {
+		line, _, _ = strings.Cut(line, "#")
+		if fields := strings.Fields(line); len(fields) > 0 {
+			b, err := hex.DecodeString(strings.Join(fields[1:], ""))
+			require.NoError(t, err)
+			want = append(want, b...)
+		}
+	}
+	want = want[0x40:][:0x80]
+	attributes := append(make([]byte, 0, 8), "\x00\x03GET"...)
+	span := Span{0x0123456789abcdef, 0xfedcba9876543210, 0x1122334455667788, 0x99aabbccddeeff01, 1, attributes}
+	a := newArea(t, shape{slotSize: 0x80, goroutines: true}, 1)
+	for name, write := range map[string]func(){
+		"assembly": func() { _, _, ok := a.storeByAssembly(&span); require.True(t, ok) },
+		"pinned":   func() { _, _, ok := a.Store(&span); require.True(t, ok) },
+		"Replace":  func() { a.mem[0x10] = 1; require.True(t, a.Replace(0, 1, &span)) },
+	} {
+		clear(a.mem)
+		binary.LittleEndian.PutUint32(a.mem[0x1C:], 0x01020303)
+		write()
+		copy(a.mem[0x20:0x28], want[0x20:])
+		copy(a.mem[0x30:0x40], want[0x30:])
+		assert.Equal(t, want, a.mem, name)
+	}
+}
+
+// FuzzFit compares what is shown of attributes with what is read of it.
+func FuzzFit(f *testing.F) {
+	f.Add([]byte("\x00\x01a\x01\x02bc"), uint16(4))
+	f.Add([]byte("\x00\x05a\x01\x02bc"), uint16(8))
+	f.Add(bytes.Repeat([]byte("\x07\x03abc"), 30), uint16(64))
+	f.Fuzz(func(t *testing.T, encoded []byte, space uint16) {
+		to := make([]byte, int(space)%1024&^7)
+		n := fit(to, encoded)
+		if len(encoded) <= len(to) {
+			assert.Equal(t, encoded, to[:n:n])
+			return
+		}
+		left := entries(encoded)
+		shown := entries(to[:n])
+		total := 0
+		for _, entry := range left {
+			if total+len(entry) > len(to) {
+				continue
+			}
+			require.NotEmpty(t, shown, "%x is missing", entry)
+			require.Equal(t, entry, shown[0])
+			shown = shown[1:]
+			total += len(entry)
+		}
+		assert.Empty(t, shown)
+		assert.Equal(t, total, n)
+		for _, b := range to[n:] {
+			assert.Zero(t, b)
+		}
+	})
 }
 
 // Every write is counted, once, past the counter's end too.

@@ -1,0 +1,77 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package scope
+
+import (
+	"context"
+	"sync/atomic"
+
+	"go.opentelemetry.io/otel/attribute"
+)
+
+// contextKey finds the Scope in a context.
+type contextKey struct{}
+
+// Scope is the attributes that a context carries. It never changes, but for what is
+// noted in it, and is safe for concurrent use.
+type Scope struct {
+	set attribute.Set
+	// attrs are the set's, sorted by key.
+	attrs []attribute.KeyValue
+	// published is what was encoded last of it.
+	published atomic.Pointer[published]
+}
+
+// With returns a context that has attrs beside the attributes that ctx has already.
+// Where keys are equal attrs win, and the last of them. ctx, and whatever else was
+// derived from it, stays as it is.
+//
+// Attributes without a key are dropped. Without any other, ctx itself is returned. A
+// nil ctx stands for [context.Background]. attrs may be reused after the call.
+func With(ctx context.Context, attrs ...attribute.KeyValue) context.Context {
+	if ctx == nil {
+		ctx = context.Background()
+	}
+	above := From(ctx).Attrs()
+	merged := make([]attribute.KeyValue, len(above), len(above)+len(attrs))
+	copy(merged, above)
+	for _, kv := range attrs {
+		if kv.Valid() {
+			merged = append(merged, kv)
+		}
+	}
+	if len(merged) == len(above) {
+		return ctx
+	}
+	// The last of equal keys wins in a set.
+	set := attribute.NewSet(merged...)
+	return context.WithValue(ctx, contextKey{}, &Scope{set: set, attrs: set.ToSlice()})
+}
+
+// From returns the Scope of ctx, or nil if it has none or is nil.
+func From(ctx context.Context) *Scope {
+	if ctx == nil {
+		return nil
+	}
+	s, _ := ctx.Value(contextKey{}).(*Scope)
+	return s
+}
+
+// Attributes returns the attributes that ctx has by [With]: the empty set if it has none,
+// or is nil.
+func Attributes(ctx context.Context) attribute.Set {
+	if s := From(ctx); s != nil {
+		return s.set
+	}
+	return *attribute.EmptySet()
+}
+
+// Attrs returns the attributes of s, sorted by key, none twice; those of nil are none.
+// The caller must not change them.
+func (s *Scope) Attrs() []attribute.KeyValue {
+	if s == nil {
+		return nil
+	}
+	return s.attrs
+}

@@ -1,0 +1,211 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package reader
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/sdk/resource"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/otelctx/otelctx/internal/childproc"
+	"github.com/otelctx/otelctx/internal/goruntime"
+	"github.com/otelctx/otelctx/internal/scope"
+	"github.com/otelctx/otelctx/resourcepublisher"
+	"github.com/otelctx/otelctx/spanctx"
+)
+
+// scopedService is a service that traces with context-scoped attributes, on a goroutine
+// that does as it is told and is busy in between.
+func scopedService(p *childproc.Parent) {
+	order, _ := p.Receive()
+	opts := []spanctx.Option{spanctx.WithAttributeKeys("http.app", "tenant")}
+	switch order {
+	case "slots":
+		opts = append(opts, spanctx.WithGoroutineRecord(false))
+	case "goroutine-slots":
+		opts = append(opts, spanctx.WithGoroutineRecord(false), spanctx.WithGoroutineSlots(true))
+	}
+	processor, err := spanctx.NewSpanProcessor(opts...)
+	p.Must(err)
+	_, err = resourcepublisher.NewPublisher(resource.Empty())
+	p.Must(err)
+	s := &scoped{
+		tracer:    sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(processor)).Tracer("test"),
+		processor: processor, ctx: []context.Context{context.Background()},
+		orders: make(chan []string, 1),
+	}
+	go s.run()
+	for line, ok := "", true; ok; line, ok = p.Receive() {
+		turns := s.turns.Load()
+		s.orders <- strings.Fields(line)
+		atomic.StoreUint32(&s.busy, 0)
+		for s.turns.Load() == turns {
+			time.Sleep(100 * time.Microsecond)
+		}
+		p.Must(s.err)
+		p.Send("%s", s.answer)
+	}
+}
+
+type scoped struct {
+	tracer    trace.Tracer
+	processor *spanctx.SpanProcessor
+	// ctx are the contexts, one in the other, undo what takes them back.
+	ctx  []context.Context
+	undo []func()
+
+	orders chan []string
+	turns  atomic.Uint64
+	busy   uint32
+	err    error
+	answer string
+}
+
+func (s *scoped) run() {
+	runtime.LockOSThread()
+	for order := range s.orders {
+		s.err, s.answer = nil, ""
+		if len(order) > 0 {
+			s.do(order[0], order[1:])
+		}
+		if s.answer == "" {
+			self := goruntime.Calibrate().Self()
+			s.answer = fmt.Sprintf("%d %d", self.TID, self.Goid)
+		}
+		atomic.StoreUint32(&s.busy, 1)
+		s.turns.Add(1)
+		s.spin()
+	}
+}
+
+// spin keeps its thread, see startActors.
+//
+//go:norace
+func (s *scoped) spin() {
+	for load(&s.busy) == 1 {
+	}
+}
+
+// do does what it is told: scope key=value..., start, attach, undo, keys key...
+func (s *scoped) do(order string, words []string) {
+	ctx := s.ctx[len(s.ctx)-1]
+	undo := func() {}
+	switch order {
+	case "scope":
+		for _, word := range words {
+			key, value, _ := strings.Cut(word, "=")
+			ctx = scope.With(ctx, attribute.String(key, value))
+		}
+	case "start":
+		var span trace.Span
+		ctx, span = s.tracer.Start(ctx, "span")
+		undo = func() { span.End() }
+		id := span.SpanContext().SpanID()
+		s.answer = strconv.FormatUint(binary.BigEndian.Uint64(id[:]), 10)
+	case "attach":
+		attached := spanctx.Attach(ctx)
+		undo = attached.Detach
+	case "undo":
+		s.undo[len(s.undo)-1]()
+		s.undo, s.ctx = s.undo[:len(s.undo)-1], s.ctx[:len(s.ctx)-1]
+		return
+	case "keys":
+		var keys []attribute.Key
+		for _, word := range words {
+			keys = append(keys, attribute.Key(word))
+		}
+		s.err = s.processor.AddAttributeKeys(keys...)
+		return
+	}
+	s.ctx, s.undo = append(s.ctx, ctx), append(s.undo, undo)
+}
+
+// A reader in another process sees the attributes of the contexts as they come and go, and
+// learns keys that are published after it has begun.
+func TestScopedAttributes(t *testing.T) {
+	for order, carrier := range map[string]CarrierKind{
+		"default": GoroutineRecord, "slots": ThreadSlots, "goroutine-slots": GoroutineSlots,
+	} {
+		t.Run(order, func(t *testing.T) {
+			c := childproc.Start(t, "scoped", notPreempted)
+			who := askf(t, c, "%s", order)
+			p := openChild(t, c)
+			shows := func(id string, kvs ...string) {
+				t.Helper()
+				shown := withSpans(threadsOf(t, p))
+				require.Len(t, shown, 1)
+				assert.Equal(t, who.goid, shown[0].Goroutine)
+				span := shown[0].Span
+				assert.True(t, span.Proven)
+				assert.Equal(t, carrier, span.Carrier)
+				assert.Equal(t, id, strconv.FormatUint(binary.BigEndian.Uint64(span.SpanID[:]), 10))
+				var got []string
+				for _, a := range span.Attributes {
+					got = append(got, a.Key+"="+a.Value)
+				}
+				slices.Sort(got)
+				assert.Equal(t, kvs, got)
+			}
+			c.Ask("scope http.app=shop user=alice")
+			parent := c.Ask("start")
+			shows(parent, "http.app=shop")
+			c.Ask("scope tenant=7 http.app=cart")
+			shows(parent, "http.app=shop")
+			child := c.Ask("start")
+			shows(child, "http.app=cart", "tenant=7")
+			c.Ask("undo")
+			shows(parent, "http.app=shop")
+			c.Ask("attach")
+			shows(parent, "http.app=cart", "tenant=7")
+			c.Ask("undo")
+			shows(parent, "http.app=shop")
+
+			c.Ask("keys user")
+			shows(parent, "http.app=shop")
+			child = c.Ask("start")
+			shows(child, "http.app=cart", "tenant=7", "user=alice")
+			c.Ask("keys more")
+			c.Ask("undo")
+			c.Ask("scope more=1 user= tenant=" + strings.Repeat("é", 40))
+			child = c.Ask("start")
+			shows(child, "http.app=cart", "more=1", "tenant="+strings.Repeat("é", 40), "user=")
+			c.Done()
+		})
+	}
+}
+
+// The key map that a reader has read before is read again for a key that is not in it.
+func TestKeysAreRefreshed(t *testing.T) {
+	c := childproc.Start(t, "scoped", notPreempted)
+	c.Ask("default")
+	p := openChild(t, c)
+	c.Ask("scope http.app=shop user=alice")
+	c.Ask("start")
+	old, err := p.threadView(t.Context())
+	require.NoError(t, err)
+	assert.Equal(t, []string{"http.app", "tenant"}, old.keys)
+	c.Ask("keys user")
+	c.Ask("start")
+	threads := withSpans(threadsOf(t, p))
+	require.Len(t, threads, 1)
+	// As if they had been published between the reading of the keys and of the span.
+	threads[0].Span.Attributes = nil
+	p.nameAttributes(t.Context(), old, threads)
+	assert.Equal(t, []ThreadAttribute{{"http.app", "shop"}, {"user", "alice"}}, threads[0].Span.Attributes)
+	c.Done()
+}

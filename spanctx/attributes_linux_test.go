@@ -1,0 +1,535 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package spanctx
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"runtime"
+	"runtime/pprof"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/sdk/resource"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/otelctx/otelctx/internal/gorecord"
+	"github.com/otelctx/otelctx/internal/scope"
+	"github.com/otelctx/otelctx/internal/wire"
+	"github.com/otelctx/otelctx/resourcepublisher"
+)
+
+// with returns a context with these keys and values, by turns.
+func with(ctx context.Context, kvs ...string) context.Context {
+	for i := 0; i < len(kvs); i += 2 {
+		ctx = scope.With(ctx, attribute.String(kvs[i], kvs[i+1]))
+	}
+	return ctx
+}
+
+// advertisedKeys returns the key map that is advertised.
+func advertisedKeys(t *testing.T, p *SpanProcessor) []string {
+	t.Helper()
+	for _, kv := range p.advertisement() {
+		if kv.Key == wire.KeyAttributeKeyMap {
+			return kv.Value.AsStringSlice()
+		}
+	}
+	require.Fail(t, "no key map is advertised")
+	return nil
+}
+
+// decoded returns attributes by their keys.
+func decoded(t testing.TB, keys []attribute.Key, encoded string) map[string]string {
+	t.Helper()
+	m := map[string]string{}
+	for len(encoded) > 0 {
+		size := 2 + int(encoded[1])
+		m[string(keys[encoded[0]])] = encoded[2:size]
+		encoded = encoded[size:]
+	}
+	return m
+}
+
+// labels returns what runtime/pprof says of the labels of the goroutines that show a span,
+// but for its ids.
+func labels(t testing.TB, span trace.Span) (all []map[string]string) {
+	t.Helper()
+	var b bytes.Buffer
+	require.NoError(t, pprof.Lookup("goroutine").WriteTo(&b, 1))
+	for line := range strings.Lines(b.String()) {
+		if text, ok := strings.CutPrefix(line, "# labels: "); ok {
+			m := map[string]string{}
+			require.NoError(t, json.Unmarshal([]byte(text), &m))
+			if m["span_id"] == span.SpanContext().SpanID().String() && m["trace_id"] == span.SpanContext().TraceID().String() {
+				delete(m, "span_id")
+				delete(m, "trace_id")
+				all = append(all, m)
+			}
+		}
+	}
+	return all
+}
+
+// assertAttributes checks that the calling goroutine, which is locked to its thread, shows
+// a span by all carriers, and with it these attributes.
+func (s *service) assertAttributes(t testing.TB, span trace.Span, kvs ...string) {
+	t.Helper()
+	want := map[string]string{}
+	for i := 0; i < len(kvs); i += 2 {
+		want[kvs[i]] = kvs[i+1]
+	}
+	keys := s.p.keys.Load().Keys()
+	for i, index := range [numRings]uint64{uint64(syscall.Gettid()), goid()} {
+		if m := s.rings[i]; m != nil {
+			at := m.at(t, index)
+			assert.Equal(t, number(span), at.spanID)
+			assert.Equal(t, want, decoded(t, keys, at.attributes), "ring %d", i)
+		}
+	}
+	if s.p.records {
+		assert.Equal(t, number(span), gorecord.Current())
+		assert.Equal(t, want, decoded(t, keys, string(gorecord.Installed().Attributes())), "record")
+		assert.Contains(t, labels(t, span), want, "labels")
+	}
+}
+
+func carriers() map[string][]Option {
+	return map[string][]Option{
+		"everything": everything(),
+		"default":    nil,
+		"slots":      everything(WithGoroutineRecord(false)),
+		"record":     {WithThreadSlots(false)},
+		"few slots":  everything(WithCapacity(1)),
+	}
+}
+
+// Spans are shown with the attributes of the contexts that they were started with, and
+// so they are again when their children end.
+func TestAttributesOfSpans(t *testing.T) {
+	for name, opts := range carriers() {
+		t.Run(name, func(t *testing.T) {
+			s := serve(t, append(opts, WithAttributeKeys("app", "tenant"), WithAttributeKeys("user"))...)
+			assert.Equal(t, []string{"app", "tenant", "user"}, advertisedKeys(t, s.p))
+			apart(func() {
+				ctx := with(context.Background(), "app", "shop", "secret", "x")
+				ctx, a := s.start(ctx)
+				s.assertAttributes(t, a, "app", "shop")
+				ctxB, b := s.start(with(ctx, "tenant", "7", "app", "shop/2"))
+				s.assertAttributes(t, b, "app", "shop/2", "tenant", "7")
+				_, c := s.start(ctxB)
+				s.assertAttributes(t, c, "app", "shop/2", "tenant", "7")
+				c.End()
+				s.assertAttributes(t, b, "app", "shop/2", "tenant", "7")
+				b.End()
+				s.assertAttributes(t, a, "app", "shop")
+				_, none := s.root()
+				s.assertAttributes(t, none)
+				none.End()
+				// It is a root of its own.
+				_, e := s.start(ctx)
+				s.assertAttributes(t, e, "app", "shop")
+				e.End()
+				a.End()
+				s.assertShows(t, nil, nil)
+			})
+			s.assertNowhere(t)
+		})
+	}
+}
+
+// A context that has got other attributes since its span was started is published by
+// Attach, on the goroutine of the span and on others.
+func TestAttachAttributes(t *testing.T) {
+	for name, opts := range carriers() {
+		t.Run(name, func(t *testing.T) {
+			s := serve(t, append(opts, WithAttributeKeys("app", "step"))...)
+			apart(func() {
+				ctx, a := s.start(with(context.Background(), "app", "shop"))
+				one := with(ctx, "step", "1")
+				s.assertAttributes(t, a, "app", "shop")
+				outer := Attach(one)
+				s.assertAttributes(t, a, "app", "shop", "step", "1")
+				inner := Attach(with(one, "step", "2"))
+				s.assertAttributes(t, a, "app", "shop", "step", "2")
+				if s.p.records {
+					_, sibling := s.start(ctx)
+					s.assertAttributes(t, sibling, "app", "shop")
+					sibling.End()
+					s.assertAttributes(t, a, "app", "shop", "step", "2")
+					inner.Detach()
+					s.assertAttributes(t, a, "app", "shop", "step", "1")
+					ctxChild, child := s.start(one)
+					s.assertAttributes(t, child, "app", "shop", "step", "1")
+					Refresh(ctxChild)
+					s.assertAttributes(t, child, "app", "shop", "step", "1")
+					Refresh(with(ctxChild, "app", "not attached"))
+					s.assertAttributes(t, child, "app", "shop", "step", "1")
+					child.End()
+					s.assertAttributes(t, a, "app", "shop", "step", "1")
+					Refresh(ctx)
+					s.assertAttributes(t, a, "app", "shop", "step", "1")
+				} else {
+					// It is not known what was shown before: nothing is, rather than what is wrong.
+					inner.Detach()
+					s.assertAttributes(t, a)
+				}
+				outer.Detach()
+				s.assertAttributes(t, a, "app", "shop")
+				done := make(chan struct{})
+				go apart(func() {
+					defer close(done)
+					attached := Attach(one)
+					s.assertAttributes(t, a, "app", "shop", "step", "1")
+					_, child := s.start(with(ctx, "app", "worker"))
+					s.assertAttributes(t, child, "app", "worker")
+					child.End()
+					if s.p.records {
+						s.assertAttributes(t, a, "app", "shop", "step", "1")
+					}
+					attached.Detach()
+					s.assertShows(t, nil, nil)
+				})
+				<-done
+				a.End()
+				s.assertShows(t, nil, nil)
+				assert.Equal(t, Attachment{}, Attach(one))
+			})
+			s.assertNowhere(t)
+		})
+	}
+}
+
+// The end of a span that is attached with other attributes takes it back everywhere.
+func TestEndOfAttachedAttributes(t *testing.T) {
+	s := serve(t, everything(WithAttributeKeys("app"))...)
+	apart(func() {
+		ctx, a := s.root()
+		first := Attach(with(ctx, "app", "1"))
+		second := Attach(with(ctx, "app", "2"))
+		apart(func() { a.End() })
+		s.assertShows(t, nil, nil)
+		assert.Zero(t, s.places(number(a)))
+		second.Detach()
+		first.Detach()
+		s.assertShows(t, nil, nil)
+		assert.Empty(t, labels(t, a))
+	})
+	s.assertNowhere(t)
+}
+
+// Attach with attributes of its own, while another goroutine ends the span: whoever comes
+// second, no record of the span stays valid.
+func TestAttachAttributesWhileItEnds(t *testing.T) {
+	s := serve(t, WithCapacity(64), WithAttributeKeys("app"))
+	old := runtime.GOMAXPROCS(max(4, runtime.NumCPU()))
+	defer runtime.GOMAXPROCS(old)
+	type round struct {
+		ctx   context.Context
+		begun atomic.Bool
+		left  chan *gorecord.Record
+	}
+	rounds := make(chan *round)
+	var worker sync.WaitGroup
+	worker.Go(func() {
+		// So many labels that to make a record of them takes a while.
+		var kvs []string
+		for i := range 200 {
+			kvs = append(kvs, fmt.Sprint("key", i), "value")
+		}
+		pprof.SetGoroutineLabels(pprof.WithLabels(context.Background(), pprof.Labels(kvs...)))
+		for r := range rounds {
+			r.begun.Store(true)
+			attached := Attach(r.ctx)
+			r.left <- gorecord.Installed()
+			attached.Detach()
+		}
+	})
+	missed, seen := 0, 0
+	for n := range max(500, scaled(10_000)) {
+		apart(func() {
+			ctx, span := s.root()
+			r := &round{ctx: with(ctx, "app", "x"), left: make(chan *gorecord.Record, 1)}
+			root := gorecord.Installed()
+			rounds <- r
+			for !r.begun.Load() {
+				runtime.Gosched()
+			}
+			for range n * 37 % 4096 {
+				_ = root.Valid()
+			}
+			span.End()
+			if at := <-r.left; at != nil {
+				seen++
+				assert.False(t, at.Valid(), "its span is over")
+			} else {
+				missed++
+			}
+		})
+	}
+	close(rounds)
+	worker.Wait()
+	t.Logf("attached %d times, too late %d times", seen, missed)
+	s.assertNowhere(t)
+}
+
+// What does not fit is left out, attribute by attribute.
+func TestAttributesThatDoNotFit(t *testing.T) {
+	long := strings.Repeat("x", 200)
+	s := serve(t, everything(WithAttributeKeys("a", "b", "c", "d"))...)
+	assert.Equal(t, 256, s.p.rings[threadRing].Info().SlotSize)
+	ctx := with(context.Background(), "a", long, "b", "1", "c", long, "d", "2")
+	apart(func() {
+		_, span := s.start(ctx)
+		at := s.rings[threadRing].at(t, uint64(syscall.Gettid()))
+		assert.Equal(t, "\x01\x011\x03\x012", at.attributes)
+		want := "\x00\xc8" + long + "\x01\x011\x02\xc8" + long + "\x03\x012"
+		assert.Equal(t, want, string(gorecord.Installed().Attributes()))
+		ctxB, child := s.start(trace.ContextWithSpan(context.Background(), span))
+		assert.Empty(t, s.rings[threadRing].at(t, uint64(syscall.Gettid())).attributes)
+		_ = ctxB
+		child.End()
+		assert.Equal(t, "\x01\x011\x03\x012", s.rings[threadRing].at(t, uint64(syscall.Gettid())).attributes)
+		span.End()
+	})
+	require.NoError(t, s.p.Shutdown(context.Background()))
+
+	s = serve(t, WithAttributeKeys("a", "b"), WithAttributeSpace(612))
+	assert.Equal(t, 1024, s.p.rings[threadRing].Info().SlotSize)
+	apart(func() {
+		_, span := s.start(ctx)
+		s.assertRings(t, span, "a", long, "b", "1")
+		span.End()
+	})
+}
+
+// assertRings is assertAttributes without the labels, which are cut.
+func (s *service) assertRings(t testing.TB, span trace.Span, kvs ...string) {
+	t.Helper()
+	want := map[string]string{}
+	for i := 0; i < len(kvs); i += 2 {
+		want[kvs[i]] = kvs[i+1]
+	}
+	at := s.rings[threadRing].at(t, uint64(syscall.Gettid()))
+	assert.Equal(t, number(span), at.spanID)
+	assert.Equal(t, want, decoded(t, s.p.keys.Load().Keys(), at.attributes))
+}
+
+// Without keys nothing is looked up, and slots are as they were.
+func TestNoAttributeKeys(t *testing.T) {
+	s := serve(t, everything(WithAttributeKeys())...)
+	assert.Equal(t, []string{}, advertisedKeys(t, s.p))
+	for _, r := range s.p.rings {
+		assert.Equal(t, 64, r.Info().SlotSize)
+	}
+	apart(func() {
+		_, span := s.start(untouched{with(context.Background(), "app", "shop")})
+		s.assertAttributes(t, span)
+		span.End()
+	})
+	// They have room for none either when keys come later.
+	require.NoError(t, s.p.AddAttributeKeys("app"))
+	apart(func() {
+		_, span := s.start(with(context.Background(), "app", "shop"))
+		assert.Equal(t, "\x00\x04shop", string(gorecord.Installed().Attributes()))
+		assert.Empty(t, s.rings[threadRing].at(t, uint64(syscall.Gettid())).attributes)
+		span.End()
+	})
+}
+
+// untouched is a context whose scope nobody asks for.
+type untouched struct{ context.Context }
+
+func (c untouched) Value(key any) any {
+	if strings.Contains(fmt.Sprintf("%T", key), "scope.") {
+		panic("asked for the scope")
+	}
+	return c.Context.Value(key)
+}
+
+// Layout 1 has no room for attributes, and the other carriers have them all the same.
+func TestAttributesWithLayout1(t *testing.T) {
+	s := serve(t, everything(WithLayout1(), WithAttributeKeys("app"))...)
+	assert.Equal(t, 32, s.p.rings[threadRing].Info().SlotSize)
+	apart(func() {
+		_, span := s.start(with(context.Background(), "app", "shop"))
+		assert.Equal(t, "\x00\x04shop", string(gorecord.Installed().Attributes()))
+		assert.Equal(t, "\x00\x04shop", s.rings[goroutineRing].at(t, goid()).attributes)
+		span.End()
+	})
+}
+
+// Keys that come later are added, whose spans have them from then on.
+func TestAddAttributeKeys(t *testing.T) {
+	errs := handled(t)
+	s := serve(t, everything(WithAttributeKeys("a"))...)
+	ctx := with(context.Background(), "a", "1", "b", "2", "c", "3")
+	apart(func() {
+		_, old := s.start(ctx)
+		s.assertAttributes(t, old, "a", "1")
+		require.NoError(t, s.p.AddAttributeKeys("b", "a", ""))
+		assert.Equal(t, []string{"a", "b"}, advertisedKeys(t, s.p))
+		s.assertAttributes(t, old, "a", "1")
+		_, young := s.start(ctx)
+		s.assertAttributes(t, young, "a", "1", "b", "2")
+		young.End()
+		old.End()
+
+		// Another provider that shares the processor.
+		tp := sdktrace.NewTracerProvider(WithPublishing(WithAttributeKeys("c", "b"), WithThreadSlots(false)))
+		assert.Equal(t, []string{"a", "b", "c"}, advertisedKeys(t, s.p))
+		_, span := tp.Tracer("").Start(ctx, "span")
+		s.assertAttributes(t, span, "a", "1", "b", "2", "c", "3")
+		span.End()
+	})
+	// Who is refused leaves everything as it is.
+	_, err := NewSpanProcessor(WithAttributeKeys("d"))
+	require.ErrorIs(t, err, ErrAlreadyPublishing)
+	assert.Equal(t, []string{"a", "b", "c"}, advertisedKeys(t, s.p))
+	assert.Empty(t, *errs)
+	require.NoError(t, s.p.Shutdown(context.Background()))
+	require.NoError(t, s.p.AddAttributeKeys("d"))
+	assert.Equal(t, []string{"a", "b", "c"}, advertisedKeys(t, s.p), "it is over")
+}
+
+func TestTooManyAttributeKeys(t *testing.T) {
+	errs := handled(t)
+	var keys []attribute.Key
+	for i := range 257 {
+		keys = append(keys, attribute.Key(fmt.Sprintf("key.%d", i)))
+	}
+	s := serve(t, everything(WithAttributeKeys(keys...))...)
+	assert.Len(t, advertisedKeys(t, s.p), 256)
+	assert.Equal(t, 1, s.p.RefusedAttributeKeys())
+	require.Len(t, *errs, 1)
+	require.ErrorContains(t, (*errs)[0], "publish attribute keys: 1 of them are refused, there are 256 already")
+	require.NoError(t, s.p.AddAttributeKeys("more", "and more", "key.7"))
+	WithPublishing(WithAttributeKeys("yet more"))
+	assert.Equal(t, 4, s.p.RefusedAttributeKeys())
+	assert.Len(t, *errs, 1, "once")
+	apart(func() {
+		_, span := s.start(with(context.Background(), "key.255", "last", "key.256", "refused", "key.0", "first"))
+		s.assertAttributes(t, span, "key.255", "last", "key.0", "first")
+		span.End()
+	})
+	// Names that make the process context too large are an error, and change nothing.
+	p := s.p
+	require.NoError(t, p.Shutdown(context.Background()))
+	s = serve(t, WithAttributeKeys("a"))
+	publisher, err := resourcepublisher.NewPublisher(resource.Empty())
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, publisher.Shutdown(context.Background())) })
+	require.ErrorIs(t, s.p.AddAttributeKeys(attribute.Key(strings.Repeat("k", 1<<17))), resourcepublisher.ErrTooLarge)
+	assert.Equal(t, []string{"a"}, advertisedKeys(t, s.p))
+
+	var none *SpanProcessor
+	assert.NoError(t, none.AddAttributeKeys("a"))
+	assert.Zero(t, none.RefusedAttributeKeys())
+}
+
+func TestAttributesAllocateNothingMore(t *testing.T) {
+	if underRace {
+		t.Skip("the race detector allocates")
+	}
+	ctx := with(context.Background(), "a", "1", "b", "2", "c", "3")
+	for name, opts := range carriers() {
+		t.Run(name, func(t *testing.T) {
+			per := func(opts ...Option) float64 {
+				s := serve(t, opts...)
+				defer func() { require.NoError(t, s.p.Shutdown(context.Background())) }()
+				return testing.AllocsPerRun(1000, func() {
+					ctx, a := s.start(ctx)
+					_, b := s.start(ctx)
+					b.End()
+					a.End()
+				})
+			}
+			assert.Equal(t, per(opts...), per(append(opts, WithAttributeKeys("a", "b", "c"))...))
+		})
+	}
+}
+
+// Attributes come and go with spans on many goroutines, and nobody ever shows a span with
+// another one's.
+func TestAttributesUnderLoad(t *testing.T) {
+	for name, opts := range map[string][]Option{
+		"everything": everything(WithCapacity(16)),
+		"slots":      everything(WithGoroutineRecord(false), WithCapacity(16)),
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := serve(t, append(opts, WithAttributeKeys("trace"))...)
+			done := make(chan struct{})
+			const workers = 8
+			for range workers {
+				go func() {
+					defer func() { done <- struct{}{} }()
+					for n := range max(50, scaled(2000)) {
+						ctx, a := s.root()
+						// The attribute says which trace it is of.
+						own := with(ctx, "trace", a.SpanContext().TraceID().String())
+						at := Attach(own)
+						ctxB, b := s.start(own)
+						if n%3 == 0 {
+							handed := make(chan struct{})
+							Go(ctxB, func(ctx context.Context) {
+								_, c := s.start(ctx)
+								c.End()
+								if n%2 == 0 {
+									b.End()
+								}
+								close(handed)
+							})
+							<-handed
+						}
+						b.End()
+						at.Detach()
+						a.End()
+					}
+				}()
+			}
+			looks, shown := 0, 0
+			for left := workers; left > 0; {
+				select {
+				case <-done:
+					left--
+				default:
+				}
+				for _, m := range s.rings {
+					b := make([]byte, m.info.Capacity*m.info.SlotSize)
+					again := bytes.Clone(b)
+					_, err := m.ReadAt(b, int64(m.address(0)))
+					require.NoError(t, err)
+					_, err = m.ReadAt(again, int64(m.address(0)))
+					require.NoError(t, err)
+					for n := range m.info.Capacity {
+						one := b[n*m.info.SlotSize:][:m.info.SlotSize]
+						at, free := m.decode(one)
+						if !free || at.spanID == 0 || !bytes.Equal(one, again[n*m.info.SlotSize:][:m.info.SlotSize]) {
+							continue
+						}
+						looks++
+						if at.attributes != "" {
+							shown++
+							want := fmt.Sprintf("\x00\x20%016x%016x", at.traceIDHigh, at.traceIDLow)
+							if !assert.Equal(t, want, at.attributes) {
+								return
+							}
+						}
+					}
+				}
+			}
+			s.assertNowhere(t)
+			t.Logf("%d slots looked at, %d with attributes", looks, shown)
+		})
+	}
+}
