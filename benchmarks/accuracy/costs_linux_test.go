@@ -26,7 +26,7 @@ import (
 
 var (
 	rounds = flag.Int("rounds", 1, "how many times to measure the throughput at each frequency")
-	window = flag.Duration("window", 300*time.Millisecond, "how long to measure the throughput at a time")
+	window = flag.Duration("window", 200*time.Millisecond, "how long to measure the throughput at a time")
 	long   = flag.Duration("long", time.Second, "how long the long recording is")
 )
 

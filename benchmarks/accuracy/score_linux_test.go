@@ -14,7 +14,7 @@ import (
 
 // What takes long in full is short in go test ./...
 var (
-	samples = flag.Int("samples", 100, "samples per scenario and carrier")
+	samples = flag.Int("samples", 50, "samples per scenario and carrier")
 	full    = flag.Bool("full", false, "measure otelctx record in all scenarios")
 )
 
