@@ -74,8 +74,9 @@ bench-smoke: ## Run each benchmark once.
 	cd benchmarks && $(GO) test -run '^$$' -bench . -benchtime 1x ./...
 
 .PHONY: accuracy
-accuracy: ## Measure which spans readers see, carrier by carrier: at least 5,000 samples each.
-	cd benchmarks && $(GO) test ./accuracy -run TestAccuracy -v -samples 5000 -timeout 60m
+accuracy: ## Measure which spans are seen, at least 5,000 samples for each carrier, and what recording costs.
+	cd benchmarks && $(GO) test ./accuracy -v -full -samples 5000 -rounds 20 -window 1s -long 30s -timeout 60m
+	cd cmd/otelctx && $(GO) test ./internal/sampler -v -run '^$$' -bench Sample -benchtime 5000x
 
 .PHONY: lint
 lint: $(BIN)/golangci-lint ## Run the linters on all modules.

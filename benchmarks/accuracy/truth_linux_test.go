@@ -8,12 +8,38 @@ import (
 	"reflect"
 	"sync/atomic"
 	"syscall"
-	"time"
 
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/otelctx/otelctx/internal/goruntime"
 )
+
+// truth burns the processor, and has it known meanwhile what for.
+type truth interface {
+	// burn burns in sc's span, or outside of all if sc has none.
+	burn(sc trace.SpanContext)
+}
+
+// Burning takes so many pieces of some ten microseconds: long enough to be seen, and
+// short enough for many requests.
+const (
+	pieces     = 8
+	iterations = 20_000
+)
+
+//go:noinline
+func spin(x uint64) uint64 {
+	x |= 1
+	for range iterations {
+		x ^= x << 13
+		x ^= x >> 7
+		x ^= x << 17
+	}
+	return x
+}
+
+// sink keeps the compiler from finding out that nothing comes of it.
+var sink atomic.Uint64
 
 // cell says what a thread does.
 type cell struct {
@@ -42,27 +68,22 @@ var cells [64]cell
 // cellsAddress is where in the process the cells are.
 func cellsAddress() uint64 { return uint64(reflect.ValueOf(&cells).Pointer()) }
 
-// aWhile is long enough to be seen, and short enough for many requests.
-const aWhile = 200 * time.Microsecond
+// noted is a truth that is noted in the cells. The goroutine stays on its thread for a
+// piece, and pieces alone are noted.
+type noted struct{}
 
-// burn uses the processor for a while, in sc's span or outside of all if sc has none.
-// It does so in pieces of some ten microseconds, in which the goroutine stays on its
-// thread and which alone are noted.
-func burn(sc trace.SpanContext) {
+func (noted) burn(sc trace.SpanContext) {
 	doing, id := uint64(outside), sc.SpanID()
 	if sc.HasSpanID() {
 		doing = inside
 	}
 	span := binary.BigEndian.Uint64(id[:])
-	for start := time.Now(); time.Since(start) < aWhile; {
+	for range pieces {
 		goruntime.Pin()
 		piece(doing, span)
 		goruntime.Unpin()
 	}
 }
-
-// sink keeps the compiler from finding out that nothing comes of it.
-var sink atomic.Uint64
 
 func piece(doing, span uint64) {
 	tid, _, _ := syscall.RawSyscall(syscall.SYS_GETTID, 0, 0, 0)
@@ -73,12 +94,7 @@ func piece(doing, span uint64) {
 	c.span.Store(span)
 	c.m.Store(uint64(goruntime.Calibrate().Self().M))
 	c.doing.Store(doing)
-	x := uint64(tid)
-	for range 20_000 {
-		x ^= x << 13
-		x ^= x >> 7
-		x ^= x << 17
-	}
+	x := spin(uint64(tid))
 	c.doing.Store(0)
 	c.tid.Store(0)
 	sink.Store(x)

@@ -6,13 +6,15 @@ package accuracy
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
 	"runtime"
-	"strconv"
 	"sync"
+	"sync/atomic"
+	"syscall"
 	"time"
 
 	"go.opentelemetry.io/contrib/instrumentation/net/http/otelhttp"
@@ -28,176 +30,242 @@ import (
 // scenario is a way to work in spans.
 type scenario struct {
 	name     string
-	capacity int // of the rings
+	capacity int // of the rings, 0 for the usual one
 	workers  int
 	// work does the work of one request, over and over, on each of the workers.
 	work func(*service)
 	// noGoroutineSlots says that goroutine slots cannot know of all spans here.
 	noGoroutineSlots bool
+	// brief says that it is one of the few that otelctx record is measured in unless
+	// it is asked for all.
+	brief bool
 }
 
 // service is what runs in the child.
 type service struct {
 	trace.Tracer
+	truth
 
 	client *http.Client
 	url    string
+	// served is how many requests have been answered.
+	served atomic.Uint64
+	// ends has what ender is to do.
+	ends chan func()
+	// over says that no more requests are wanted.
+	over atomic.Bool
 }
-
-const defaultCapacity = 65536
 
 var scenarios = []scenario{
-	{name: "a blocking call", capacity: defaultCapacity, workers: 8, work: blocking},
-	{name: "a blocking call in a child span", capacity: defaultCapacity, workers: 8, work: blockingChild},
-	{name: "keep-alive connections", capacity: defaultCapacity, workers: 8, work: (*service).get},
-	{name: "a goroutine started inside", capacity: defaultCapacity, workers: 4, work: started, noGoroutineSlots: true},
-	{name: "a goroutine by spanctx.Go", capacity: defaultCapacity, workers: 4, work: attached},
-	{name: "End on another goroutine", capacity: defaultCapacity, workers: 4, work: endElsewhere},
-	{name: "64 slots, 256 goroutines", capacity: 64, workers: 256, work: blocking, noGoroutineSlots: true},
-	{name: "4 slots, 16 goroutines", capacity: 4, workers: 16, work: blocking, noGoroutineSlots: true},
+	{name: "HTTP, concurrency 1", workers: 1, work: (*service).get},
+	{name: "HTTP, concurrency 8", workers: 8, work: (*service).get},
+	{name: "HTTP, concurrency 64", workers: 64, work: (*service).get},
+	{name: "HTTP, concurrency 1, child spans", workers: 1, work: (*service).getChild},
+	{name: "HTTP, concurrency 8, child spans", workers: 8, work: (*service).getChild, brief: true},
+	{name: "HTTP, concurrency 64, child spans", workers: 64, work: (*service).getChild},
+	{name: "a goroutine started inside", workers: 4, work: (*service).start, noGoroutineSlots: true, brief: true},
+	{name: "a goroutine by spanctx.Go", workers: 4, work: (*service).attach},
+	{name: "End on another goroutine", workers: 4, work: (*service).endElsewhere, brief: true},
+	{name: "64 slots, 256 goroutines", capacity: 64, workers: 256, work: (*service).request, noGoroutineSlots: true},
+	{name: "4 slots, 16 goroutines", capacity: 4, workers: 16, work: (*service).request, noGoroutineSlots: true, brief: true},
 }
+
+// busiest is the number of the scenario that costs are measured in.
+const busiest = 4
 
 // block gives the thread to others.
 func block() { time.Sleep(time.Duration(rand.IntN(400)) * time.Microsecond) }
 
-func none() { burn(trace.SpanContext{}) }
+// burnFor burns in the span of ctx.
+func (s *service) burnFor(ctx context.Context) { s.burn(trace.SpanContextFromContext(ctx)) }
 
-func blocking(s *service) {
-	none()
-	_, span := s.Start(context.Background(), "request")
-	burn(span.SpanContext())
-	block()
-	burn(span.SpanContext())
-	span.End()
-	none()
-	block()
-}
+// burnForNone burns outside of all spans.
+func (s *service) burnForNone() { s.burn(trace.SpanContext{}) }
 
-func blockingChild(s *service) {
-	none()
+// request is a request without a network.
+func (s *service) request() {
+	s.burnForNone()
 	ctx, span := s.Start(context.Background(), "request")
-	burn(span.SpanContext())
-	_, child := s.Start(ctx, "query")
-	burn(child.SpanContext())
-	block()
-	child.End()
-	burn(span.SpanContext())
+	s.handle(nil, new(http.Request).WithContext(ctx))
 	span.End()
-	none()
+	s.burnForNone()
 	block()
 }
 
-// get is the client's half; handle is the server's.
-func (s *service) get() {
-	none()
-	r, err := s.client.Get(s.url)
+// childPath is where child spans are.
+const childPath = "/child"
+
+func (s *service) get()      { s.ask("") }
+func (s *service) getChild() { s.ask(childPath) }
+
+// ask is the client's half of a request over the network; handle and handleChild are the
+// server's.
+func (s *service) ask(path string) {
+	s.burnForNone()
+	r, err := s.client.Get(s.url + path)
 	if err != nil {
 		return
 	}
 	_, _ = io.Copy(io.Discard, r.Body)
 	_ = r.Body.Close()
+	s.served.Add(1)
 }
 
-func handle(_ http.ResponseWriter, r *http.Request) {
-	sc := trace.SpanContextFromContext(r.Context())
-	burn(sc)
+// handle blocks once.
+func (s *service) handle(_ http.ResponseWriter, r *http.Request) {
+	s.burnFor(r.Context())
 	block()
-	burn(sc)
+	s.burnFor(r.Context())
 }
 
-func started(s *service) {
-	none()
-	_, span := s.Start(context.Background(), "request")
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		burn(span.SpanContext())
+// handleChild blocks once, at the end of a child span.
+func (s *service) handleChild(_ http.ResponseWriter, r *http.Request) {
+	s.burnFor(r.Context())
+	ctx, child := s.Start(r.Context(), "query")
+	s.burnFor(ctx)
+	block()
+	child.End()
+	s.burnFor(r.Context())
+}
+
+// start starts a goroutine that works in the span, and goes on after its end.
+func (s *service) start() {
+	s.burnForNone()
+	ctx, span := s.Start(context.Background(), "request")
+	done, ended := make(chan struct{}), make(chan struct{})
+	var rest sync.WaitGroup
+	rest.Go(func() {
+		s.burnFor(ctx)
 		block()
-		burn(span.SpanContext())
+		s.burnFor(ctx)
+		close(done)
+		<-ended
+		s.burnForNone()
 	})
-	burn(span.SpanContext())
-	wg.Wait()
+	s.burnFor(ctx)
+	<-done
 	span.End()
-	none()
+	close(ended)
+	s.burnForNone()
+	rest.Wait()
 }
 
-func attached(s *service) {
-	none()
+func (s *service) attach() {
+	s.burnForNone()
 	ctx, span := s.Start(context.Background(), "request")
 	done := make(chan struct{})
 	spanctx.Go(ctx, func(ctx context.Context) {
 		defer close(done)
-		burn(trace.SpanContextFromContext(ctx))
+		s.burnFor(ctx)
 		block()
-		burn(trace.SpanContextFromContext(ctx))
+		s.burnFor(ctx)
 	})
-	burn(span.SpanContext())
+	s.burnFor(ctx)
 	<-done
 	span.End()
-	none()
+	s.burnForNone()
 }
 
-// enders end spans that others have started.
-var enders = sync.OnceValue(func() chan<- func() {
-	ends := make(chan func())
-	for range 2 {
-		go func() {
-			for end := range ends {
-				none()
-				end()
-				none()
-			}
-		}()
+// ender ends spans that others have started.
+func (s *service) ender() {
+	for end := range s.ends {
+		s.burnForNone()
+		end()
+		s.burnForNone()
 	}
-	return ends
-})
+}
 
-func endElsewhere(s *service) {
-	ends := enders() // before there is a span that they could inherit
-	none()
-	_, span := s.Start(context.Background(), "request")
-	burn(span.SpanContext())
+func (s *service) endElsewhere() {
+	s.burnForNone()
+	ctx, span := s.Start(context.Background(), "request")
+	s.burnFor(ctx)
 	ended := make(chan struct{})
-	ends <- func() {
+	s.ends <- func() {
 		span.End()
 		close(ended)
 	}
 	<-ended
-	none()
-	none()
+	s.burnForNone()
+	s.burnForNone()
 }
 
-// facts are the offsets that the parent needs.
+// publication is a choice of carriers.
+type publication struct {
+	name    string
+	options []spanctx.Option
+	// exact says that no span may be missed, but for scenario.noGoroutineSlots if
+	// slots are all there is; proven, that none may be wrong.
+	exact, slots, proven bool
+}
+
+var publications = []publication{
+	{name: "thread slots, owner checked", options: []spanctx.Option{spanctx.WithGoroutineRecord(false)}, proven: true},
+	{
+		name: "goroutine slots", exact: true, slots: true, proven: true,
+		options: []spanctx.Option{
+			spanctx.WithThreadSlots(false), spanctx.WithGoroutineRecord(false), spanctx.WithGoroutineSlots(true),
+		},
+	},
+	{name: "goroutine record", options: []spanctx.Option{spanctx.WithThreadSlots(false)}, exact: true, proven: true},
+	{name: "default", exact: true, proven: true},
+	{
+		name:    "thread slots of layout 1, unproven",
+		options: []spanctx.Option{spanctx.WithGoroutineRecord(false), spanctx.WithLayout1()},
+	},
+	{name: "all", options: []spanctx.Option{spanctx.WithGoroutineSlots(true)}},
+}
+
+// byDefault and all are the numbers of publications: of the usual carriers and of all
+// that go together, which the recorder is not asked to tell apart.
+const (
+	byDefault = 3
+	all       = 5
+)
+
+// facts are the offsets that who stops the child needs.
 var facts = []goruntime.Fact{goruntime.MCurg, goruntime.GGoid, goruntime.GLabels}
 
-// run is the child: it works in the scenario whose number it is told, until it is told
-// no more.
+// run is the child. It is told the numbers of a scenario and of a publication, and the
+// file for the truth that its stack tells or "-" for the one that it notes, and answers
+// where the cells and the facts are. Then it works in the scenario until it is told no
+// more or "write", which it answers when the file is written. It answers "used" by how many
+// requests it has answered, and how many nanoseconds of CPU time and of time it has used.
 func run(parent *childproc.Parent) {
+	var (
+		number, carriers int
+		path             string
+	)
 	line, _ := parent.Receive()
-	number, err := strconv.Atoi(line)
+	_, err := fmt.Sscan(line, &number, &carriers, &path)
 	parent.Must(err)
-	sc := scenarios[number]
+	var (
+		t    truth = noted{}
+		told *spelled
+	)
+	if path != "-" {
+		told = newSpelled()
+		t = told
+	}
 	runtime.GOMAXPROCS(4) // more than processors, so that goroutines change threads
 
 	pub, err := resourcepublisher.NewPublisher(nil)
 	parent.Must(err)
-	p, err := spanctx.NewSpanProcessor(spanctx.WithGoroutineSlots(true), spanctx.WithCapacity(sc.capacity))
+	sc := scenarios[number]
+	options := publications[carriers].options
+	if sc.capacity != 0 {
+		options = append(options, spanctx.WithCapacity(sc.capacity))
+	}
+	p, err := spanctx.NewSpanProcessor(options...)
 	if errors.Is(err, errors.ErrUnsupported) {
 		parent.Send("unsupported: %v", err)
 		return
 	}
 	parent.Must(err)
 	parent.Must(p.Err())
-	tp := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(p))
-	server := httptest.NewServer(otelhttp.NewHandler(http.HandlerFunc(handle), "request",
-		otelhttp.WithTracerProvider(tp)))
-	s := &service{
-		Tracer: tp.Tracer("accuracy"),
-		client: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: sc.workers}},
-		url:    server.URL,
-	}
+	s := newService(sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(p)), t, sc.workers)
 	for range sc.workers {
 		go func() {
-			for {
+			for !s.over.Load() {
 				sc.work(s)
 			}
 		}()
@@ -208,8 +276,42 @@ func run(parent *childproc.Parent) {
 		parent.Must(err)
 		offsets[i] = offset
 	}
+	begin := time.Now()
 	parent.Send("%d %d %d %d", append([]any{cellsAddress()}, offsets...)...)
-	parent.Receive()
-	parent.Must(p.Shutdown(context.Background()))
-	parent.Must(pub.Shutdown(context.Background()))
+	for {
+		switch line, ok := parent.Receive(); {
+		case !ok:
+			s.over.Store(true)
+			parent.Must(p.Shutdown(context.Background()))
+			parent.Must(pub.Shutdown(context.Background()))
+			return
+		case line == "write":
+			s.over.Store(true)
+			parent.Must(told.write(path))
+			parent.Send("written")
+		case line == "used":
+			var u syscall.Rusage
+			parent.Must(syscall.Getrusage(syscall.RUSAGE_SELF, &u))
+			parent.Send("%d %d %d", s.served.Load(), u.Utime.Nano()+u.Stime.Nano(), time.Since(begin))
+		}
+	}
+}
+
+// newService returns a service with a server, for so many workers. There are no spans
+// yet that its goroutines could inherit.
+func newService(tp *sdktrace.TracerProvider, t truth, workers int) *service {
+	s := &service{
+		Tracer: tp.Tracer("accuracy"),
+		truth:  t,
+		client: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: workers}},
+		ends:   make(chan func()),
+	}
+	mux := http.NewServeMux()
+	mux.HandleFunc("/", s.handle)
+	mux.HandleFunc(childPath, s.handleChild)
+	s.url = httptest.NewServer(otelhttp.NewHandler(mux, "request", otelhttp.WithTracerProvider(tp))).URL
+	for range 2 {
+		go s.ender()
+	}
+	return s
 }

@@ -23,8 +23,9 @@ const (
 )
 
 type programCounts struct {
-	_    structs.HostLayout
-	Lost uint64
+	_     structs.HostLayout
+	Taken uint64
+	Lost  uint64
 }
 
 type programFeature uint32

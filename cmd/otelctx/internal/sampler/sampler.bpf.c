@@ -126,8 +126,10 @@ struct work {
 	__u64 fence;
 };
 
+// counts are how many samples of watched processes were taken, and how many of them could
+// not be left to the reader.
 struct counts {
-	__u64 lost;
+	__u64 taken, lost;
 };
 
 // watched has the number of the layout of each process that is watched, by its id in the
@@ -560,23 +562,16 @@ static __always_inline __u16 stack(void *ctx, struct event *e, __u32 at, __u64 f
 	return size > 0 ? size & 1023 : 0;
 }
 
-static __always_inline void submit(struct event *e)
+// submit returns false if the event is lost.
+static __always_inline bool submit(struct event *e)
 {
 	__u64 size = sizeof(e->h) + e->h.user_size + e->h.kernel_size + e->h.attrs_size;
 	__u64 wake = BPF_RB_NO_WAKEUP;
-	struct counts *c;
-	__u32 zero = 0;
 
 	if (bpf_ringbuf_query(&events, BPF_RB_AVAIL_DATA) >= wake_at)
 		wake = BPF_RB_FORCE_WAKEUP;
 	barrier_var(size);
-	if (size > sizeof(*e))
-		return;
-	if (bpf_ringbuf_output(&events, e, size, wake) == 0)
-		return;
-	c = bpf_map_lookup_elem(&counted, &zero);
-	if (c)
-		c->lost++;
+	return size <= sizeof(*e) && bpf_ringbuf_output(&events, e, size, wake) == 0;
 }
 
 SEC("perf_event")
@@ -584,6 +579,7 @@ int sample(struct bpf_perf_event_data *ctx)
 {
 	struct task_struct *task = (struct task_struct *)bpf_get_current_task();
 	struct layout *l;
+	struct counts *c;
 	struct event *e;
 	struct work *w;
 	__u32 zero = 0, pid = 0, tid = 0, *number;
@@ -595,10 +591,12 @@ int sample(struct bpf_perf_event_data *ctx)
 		return 0;
 	l = bpf_map_lookup_elem(&layouts, number);
 	w = bpf_map_lookup_elem(&works, &zero);
+	c = bpf_map_lookup_elem(&counted, &zero);
 	// The layout's place may just have been given to another process.
-	if (!l || !w || l->pid != pid)
+	if (!l || !w || !c || l->pid != pid)
 		return 0;
 
+	c->taken++;
 	e = &w->event;
 	__builtin_memset(&e->h, 0, sizeof(e->h));
 	e->h.pid = pid;
@@ -611,6 +609,7 @@ int sample(struct bpf_perf_event_data *ctx)
 	if (kernel_stacks)
 		e->h.kernel_size = stack(ctx, e, e->h.user_size, 0);
 	find_span(ctx, task, l, w);
-	submit(e);
+	if (!submit(e))
+		c->lost++;
 	return 0;
 }

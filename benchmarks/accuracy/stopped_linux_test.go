@@ -6,11 +6,8 @@ package accuracy
 import (
 	"encoding/binary"
 	"errors"
-	"flag"
 	"fmt"
 	"math/rand/v2"
-	"strconv"
-	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -18,20 +15,11 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/otelctx/otelctx/internal/childproc"
 	"github.com/otelctx/otelctx/internal/remotemem"
 	"github.com/otelctx/otelctx/internal/wire"
 	"github.com/otelctx/otelctx/reader"
 	"github.com/otelctx/otelctx/ringbuf"
 )
-
-var samples = flag.Int("samples", 300, "samples per scenario")
-
-const roleWorkload = "workload"
-
-func TestMain(m *testing.M) {
-	childproc.Main(m, map[string]func(*childproc.Parent){roleWorkload: run})
-}
 
 // The carriers, and what is made of them.
 const (
@@ -51,53 +39,16 @@ type sample struct {
 	given [numCarriers]uint64
 }
 
-// score counts samples of a carrier.
-type score struct {
-	given, right          int // samples that were given a span, and the right one
-	inside                int // samples in a span
-	outside, outsideGiven int // samples outside of all, and those that were given one
-}
-
-func (s *score) add(truth, given uint64) {
-	if given != 0 {
-		s.given++
-		if given == truth {
-			s.right++
-		}
-	}
-	if truth != 0 {
-		s.inside++
-	} else {
-		s.outside++
-		if given != 0 {
-			s.outsideGiven++
-		}
-	}
-}
-
-func (s *score) precision() float64 { return percent(s.right, s.given) }
-
-func (s *score) recall() float64 { return percent(s.right, s.inside) }
-
-func percent(part, whole int) float64 {
-	if whole == 0 {
-		return 100
-	}
-	return 100 * float64(part) / float64(whole)
-}
-
-// TestAccuracy prints how often each carrier is right in each scenario, and fails if one
-// that has to be always right is not.
-func TestAccuracy(t *testing.T) {
-	var table strings.Builder
-	fmt.Fprintln(&table, "| Scenario | carrier | samples | precision | recall | outside, yet given a span |")
-	fmt.Fprintln(&table, "|---|---|--:|--:|--:|--:|")
+// TestStopped prints how often each carrier is right in each scenario by who stops the
+// process to look at it, and fails if one that has to be always right is not.
+func TestStopped(t *testing.T) {
+	var text table
+	text.header()
 	for i, sc := range scenarios {
 		t.Run(sc.name, func(t *testing.T) {
 			scores := measure(t, i)
 			for c, s := range scores {
-				fmt.Fprintf(&table, "| %s | %s | %d | %.2f %% | %.2f %% | %d of %d |\n", sc.name, carriers[c],
-					s.inside+s.outside, s.precision(), s.recall(), s.outsideGiven, s.outside)
+				text.add(sc.name, carriers[c], s)
 			}
 			assert.InDelta(t, 100, scores[owned].precision(), 0, carriers[owned])
 			assert.InDelta(t, 100, scores[goslot].precision(), 0, carriers[goslot])
@@ -108,17 +59,13 @@ func TestAccuracy(t *testing.T) {
 			}
 		})
 	}
-	t.Log("\n" + table.String())
+	t.Log(text.String())
 }
 
 // measure takes samples of a child that works in a scenario.
 func measure(t *testing.T, number int) [numCarriers]score {
 	t.Helper()
-	child := childproc.Start(t, roleWorkload, nil)
-	answer := child.Ask("%s", strconv.Itoa(number))
-	if strings.HasPrefix(answer, "unsupported") {
-		t.Skip(answer)
-	}
+	child, answer := startWorkload(t, number, all, "-")
 	l := &looker{memory: remotemem.Of(child.PID())}
 	_, err := fmt.Sscan(answer, &l.cells, &l.mCurg, &l.gGoid, &l.gLabels)
 	require.NoError(t, err, answer)
@@ -146,7 +93,7 @@ func measure(t *testing.T, number int) [numCarriers]score {
 		taken += len(seen)
 		for _, s := range seen {
 			for c, given := range s.given {
-				scores[c].add(s.truth, given)
+				scores[c].add(s.truth != 0, given != 0, given == s.truth)
 			}
 		}
 	}
