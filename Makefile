@@ -2,7 +2,7 @@
 # are built from internal/tools.
 
 GO ?= go
-MODULES := . cmd/otelctx example benchmarks internal/interop
+MODULES := . cmd/otelctx cmd/otelctx/internal/collectortest example benchmarks internal/interop
 BIN := bin
 
 # The race detector needs cgo and a C compiler; without one the tests run all the
@@ -10,7 +10,7 @@ BIN := bin
 RACE := $(shell [ "$$($(GO) env CGO_ENABLED)" = 1 ] && command -v "$$($(GO) env CC)" >/dev/null 2>&1 && echo -race)
 
 FUZZTIME ?= 30s
-# Fuzz targets as package:target, each in the root module.
+# Fuzz targets as package:target.
 FUZZ_TARGETS := \
 	./internal/wire:FuzzProcessContextHeader \
 	./internal/procfs:FuzzMaps \
@@ -18,7 +18,9 @@ FUZZ_TARGETS := \
 	./ringbuf:FuzzView \
 	./reader:FuzzThreads \
 	./reader:FuzzPayload \
-	./reader:FuzzProcessContext
+	./reader:FuzzProcessContext \
+	./cmd/otelctx/internal/symbols:FuzzImage \
+	./cmd/otelctx/internal/profile:FuzzCheck
 
 .PHONY: help
 help: ## Show this list.
@@ -26,12 +28,27 @@ help: ## Show this list.
 
 .PHONY: demo
 demo: build ## Run a traced service and show what a profiler sees of it.
-	$(BIN)/quickstart -otelctx $(BIN)/otelctx
+	$(BIN)/quickstart -otelctx $(BIN)/otelctx -profile $(BIN)/quickstart.pb.gz
 
 .PHONY: build
 build: ## Build the command line tool and the example into bin/.
 	cd cmd/otelctx && $(GO) build -o ../../$(BIN)/otelctx .
 	cd example && $(GO) build -o ../$(BIN)/quickstart ./quickstart
+
+# The packages of Debian 12 that compile the BPF program, each with what of it is
+# needed. Another clang makes other objects, which serve as well but are not the same.
+GENERATORS := clang:/usr/bin/clang llvm:/usr/bin/llvm-strip libbpf-dev:/usr/include/bpf/bpf_helpers.h
+
+.PHONY: generate
+generate: ## Compile the BPF program anew, with clang 14.
+	@missing=; for g in $(GENERATORS); do [ -e "$${g#*:}" ] || missing="$$missing $${g%%:*}"; done; \
+		[ -z "$$missing" ] || { echo "generate: install these packages of Debian 12:$$missing" >&2; exit 1; }
+	@clang --version | grep -q 'version 14\.' || { echo "generate: clang is not version 14, Debian 12's" >&2; exit 1; }
+	cd cmd/otelctx && $(GO) generate ./...
+
+.PHONY: generated
+generated: generate ## Fail if the committed objects are not what their source makes.
+	@git diff --exit-code --stat -- '*_bpfel.o' '*_bpfel.go' || { echo "generated: commit what make generate has made" >&2; exit 1; }
 
 .PHONY: test
 test: ## Run all tests of all modules, with the race detector where there is a C compiler.
@@ -42,7 +59,7 @@ test: ## Run all tests of all modules, with the race detector where there is a C
 .PHONY: fuzz
 fuzz: ## Run each fuzz target for FUZZTIME (30s).
 	@set -e; for t in $(FUZZ_TARGETS); do echo "== $$t"; \
-		$(GO) test -run '^$$' -fuzz "^$${t#*:}$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 20x "$${t%:*}"; done
+		(cd "$${t%:*}" && $(GO) test -run '^$$' -fuzz "^$${t#*:}$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 20x .); done
 
 .PHONY: bench
 bench: ## Run the benchmarks.
@@ -83,5 +100,8 @@ clean-tree: # Fails if generating or tidying has changed anything.
 	@git diff --exit-code
 	@[ -z "$$(git status --porcelain)" ] || { git status --short; exit 1; }
 
+# Without clang the objects cannot be checked, and need not be if their source is the same.
+GENERATED := $(shell command -v clang >/dev/null 2>&1 && echo generated)
+
 .PHONY: precommit
-precommit: tidy fmt lint test cross bench-smoke clean-tree ## All that must hold before a commit is sent: what CI runs.
+precommit: tidy $(GENERATED) fmt lint test cross bench-smoke clean-tree ## All that must hold before a commit is sent: what CI runs.

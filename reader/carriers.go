@@ -81,6 +81,10 @@ type Carrier struct {
 	Source CarrierSource
 	// Ring is how the slots are laid out; zero for GoroutineRecord.
 	Ring ringbuf.Info
+	// Fields has the offset of each field that slots have by its name, such as
+	// span_id; nil for GoroutineRecord, and if the carrier cannot be read. The names
+	// are those that rings are advertised with.
+	Fields map[string]int
 	// RecordOffset is how far behind the label pointer the record is, for
 	// GoroutineRecord.
 	RecordOffset int
@@ -93,16 +97,29 @@ type Carrier struct {
 	Err error
 }
 
-// runtimeOffsets is where the Go runtime of a process keeps what is needed here.
-// Those that are not known are negative.
-type runtimeOffsets struct {
-	mCurg, mProcid, gGoid, gLabels int
+// RuntimeOffsets is where the Go runtime of a process keeps what is needed to tell
+// which goroutine a thread runs, in bytes. Those that are not known are negative, but
+// for TLSG.
+type RuntimeOffsets struct {
+	// GM, GGoid and GLabels are offsets in the runtime's g: of the pointer to the m
+	// that runs it, of its id, and of its profiler labels.
+	GM, GGoid, GLabels int
+	// MCurg and MProcid are offsets in the runtime's m: of the pointer to the user's
+	// goroutine that it runs, and of the thread's id in the process's own PID
+	// namespace.
+	MCurg, MProcid int
+	// TLSG is the distance from the thread pointer to the word that points at the
+	// current g, which on a system stack is not the user's. It may be negative, and
+	// counts only if TLSGKnown is true.
+	TLSG      int64
+	TLSGKnown bool
 }
 
 // complete reports whether it can be found out which goroutine runs on a thread.
-func (o *runtimeOffsets) complete() bool { return o.mCurg >= 0 && o.gGoid >= 0 }
+func (o *RuntimeOffsets) complete() bool { return o.MCurg >= 0 && o.GGoid >= 0 }
 
-// Bounds of what can be advertised: g and m have some hundred bytes to some thousand.
+// Bounds of what can be advertised: g and m have some hundred bytes to some thousand,
+// and thread-local storage hardly more.
 const (
 	maxRuntimeOffset = 1 << 16
 	maxRecordOffset  = 4096
@@ -123,7 +140,7 @@ type threadView struct {
 	// there are none.
 	threadRing, goroutineRing *ringbuf.View
 	recordOffset              int
-	runtime                   runtimeOffsets
+	runtime                   RuntimeOffsets
 	// keys has the names of attributes. Where one is not known it is "".
 	keys []string
 }
@@ -268,19 +285,19 @@ func (a advertisement) fields(key string) (map[string]int, error) {
 }
 
 // runtime returns the offsets that are advertised, and why others are not known.
-func (a advertisement) runtime() (runtimeOffsets, error) {
+func (a advertisement) runtime() (RuntimeOffsets, error) {
 	var (
-		o    runtimeOffsets
+		o    RuntimeOffsets
 		errs error
 	)
 	for _, f := range []struct {
 		key string
 		to  *int
 	}{
-		{wire.GoKeyMCurgOffset, &o.mCurg},
-		{wire.GoKeyMProcidOffset, &o.mProcid},
-		{wire.GoKeyGGoidOffset, &o.gGoid},
-		{wire.GoKeyGLabelsOffset, &o.gLabels},
+		{wire.GoKeyMCurgOffset, &o.MCurg},
+		{wire.GoKeyMProcidOffset, &o.MProcid},
+		{wire.GoKeyGGoidOffset, &o.GGoid},
+		{wire.GoKeyGLabelsOffset, &o.GLabels},
 	} {
 		n, err := a.integer(wire.KeyGo+f.key, 0, maxRuntimeOffset)
 		if err != nil {
@@ -290,6 +307,15 @@ func (a advertisement) runtime() (runtimeOffsets, error) {
 			}
 		}
 		*f.to = int(n)
+	}
+	// Readers from outside do without these two: that they are not known is no reason
+	// for anything.
+	o.GM = -1
+	if n, err := a.integer(wire.KeyGo+wire.GoKeyGMOffset, 0, maxRuntimeOffset); err == nil {
+		o.GM = int(n)
+	}
+	if n, err := a.integer(wire.KeyGo+wire.GoKeyTLSGOffset, -maxRuntimeOffset, maxRuntimeOffset); err == nil {
+		o.TLSG, o.TLSGKnown = n, true
 	}
 	return o, errs
 }
@@ -316,7 +342,7 @@ func newThreadView(memory ringbuf.Memory, pc *ProcessContext) *threadView {
 		c := Carrier{Kind: GoroutineRecord, Source: Advertised}
 		offset, err := a.integer(wire.KeyGo+wire.GoKeyRecordOffset, labelListSize, maxRecordOffset)
 		c.RecordOffset = int(offset)
-		if err == nil && (!v.runtime.complete() || v.runtime.gLabels < 0) {
+		if err == nil && (!v.runtime.complete() || v.runtime.GLabels < 0) {
 			err = runtimeErr
 		}
 		if c.Err = err; err == nil {
@@ -351,6 +377,7 @@ func (v *threadView) addRing(memory ringbuf.Memory, a advertisement, kind Carrie
 	if c.Err != nil {
 		ring = nil
 	}
+	c.Fields = ring.Fields()
 	c.Provable = ring != nil && info.Layout != wire.RingLayout1 && v.runtime.complete()
 	v.carriers = append(v.carriers, c)
 	return ring

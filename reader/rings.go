@@ -147,6 +147,7 @@ func (p *Process) onlyRing(mappings []procfs.Mapping) (*ringbuf.View, Carrier, e
 			only = ring
 			c.Ring = ring.Info()
 			c.Ring.Mapping = m.Name
+			c.Fields = ring.Fields()
 		}
 	}
 	return only, c, nil

@@ -101,7 +101,7 @@ func newThreadLook(memory ringbuf.Memory, v *threadView) *threadLook {
 // at looks at a thread and fills in its goroutine and its span. m is the address of its
 // m, as far as it is known. The error is the memory's.
 func (l *threadLook) at(t *Thread, m uint64) error {
-	if l.view.runtime.mProcid < 0 || !l.view.runtime.complete() {
+	if l.view.runtime.MProcid < 0 || !l.view.runtime.complete() {
 		// Nothing would say that it still is, or what for.
 		m = 0
 	}
@@ -159,15 +159,15 @@ func (l *threadLook) read() error {
 		l.add(groupRecord, ringbuf.Part{Address: l.labels, Data: l.record})
 	}
 	if l.m != 0 {
-		if o.mProcid >= 0 {
-			l.add(groupM, ringbuf.Part{Address: l.m + uint64(o.mProcid), Data: l.procid[:]})
+		if o.MProcid >= 0 {
+			l.add(groupM, ringbuf.Part{Address: l.m + uint64(o.MProcid), Data: l.procid[:]})
 		}
-		l.add(groupM, ringbuf.Part{Address: l.m + uint64(o.mCurg), Data: l.curg[:]})
+		l.add(groupM, ringbuf.Part{Address: l.m + uint64(o.MCurg), Data: l.curg[:]})
 	}
 	if l.g != 0 && !l.unreadable[groupG] {
-		l.add(groupG, ringbuf.Part{Address: l.g + uint64(o.gGoid), Data: l.goidNow[:]})
+		l.add(groupG, ringbuf.Part{Address: l.g + uint64(o.GGoid), Data: l.goidNow[:]})
 		if l.view.recordOffset >= 0 {
-			l.add(groupG, ringbuf.Part{Address: l.g + uint64(o.gLabels), Data: l.labelsNow[:]})
+			l.add(groupG, ringbuf.Part{Address: l.g + uint64(o.GLabels), Data: l.labelsNow[:]})
 		}
 	}
 	if l.hasRecord() {
@@ -303,7 +303,7 @@ func (l *threadLook) slotOfGoroutine() (slot ringbuf.Slot, settled bool) {
 // goroutine reports whether a goroutine was running on the thread, l.goid then. settled
 // is false if that is to be read again.
 func (l *threadLook) goroutine() (running, settled bool) {
-	if l.view.runtime.mProcid >= 0 && native64(l.procid) != uint64(l.tid) {
+	if l.view.runtime.MProcid >= 0 && native64(l.procid) != uint64(l.tid) {
 		l.wrongM, l.m, l.g, l.goid, l.labels = l.m, 0, 0, 0, 0
 		return false, false
 	}

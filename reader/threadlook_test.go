@@ -92,7 +92,7 @@ const (
 	fakeTID                     = 77
 )
 
-var fakeOffsets = runtimeOffsets{mCurg: 184, mProcid: 64, gGoid: 152, gLabels: 352}
+var fakeOffsets = RuntimeOffsets{MCurg: 184, MProcid: 64, GGoid: 152, GLabels: 352}
 
 func put64(b []byte, v uint64) { binary.NativeEndian.PutUint64(b, v) }
 
@@ -137,7 +137,7 @@ func newWorld(seed uint64) *world {
 		rand: rand.New(rand.NewPCG(seed, 1)),
 		heap: fakeHeap,
 	}
-	put64(w.pieces[fakeM][fakeOffsets.mProcid:], fakeTID)
+	put64(w.pieces[fakeM][fakeOffsets.MProcid:], fakeTID)
 	for i := range uint64(3) {
 		g := fakeG + i*0x1000
 		w.pieces[g] = make([]byte, 512)
@@ -149,7 +149,7 @@ func newWorld(seed uint64) *world {
 
 func (w *world) spawn(g *worldGoroutine, goid uint64) {
 	g.goid, g.spans, g.records = goid, nil, nil
-	put64(w.pieces[g.g][fakeOffsets.gGoid:], goid)
+	put64(w.pieces[g.g][fakeOffsets.GGoid:], goid)
 	w.setLabels(g)
 }
 
@@ -201,7 +201,7 @@ func (w *world) setLabels(g *worldGoroutine) {
 	if n := len(g.records); n > 0 {
 		labels = g.records[n-1]
 	}
-	put64(w.pieces[g.g][fakeOffsets.gLabels:], labels)
+	put64(w.pieces[g.g][fakeOffsets.GLabels:], labels)
 }
 
 const worldRecordSize = 256
@@ -241,7 +241,7 @@ func (w *world) act() {
 			if w.rand.IntN(4) == 0 {
 				w.running, curg = nil, 0
 			}
-			put64(w.pieces[fakeM][fakeOffsets.mCurg:], curg)
+			put64(w.pieces[fakeM][fakeOffsets.MCurg:], curg)
 		})
 	case what < 6: // start a span
 		w.lastSpan++
@@ -389,7 +389,7 @@ func stillWorld(t *testing.T) *world {
 	w := newWorld(1)
 	g := w.goroutines[0]
 	w.running = g
-	put64(w.pieces[fakeM][fakeOffsets.mCurg:], g.g)
+	put64(w.pieces[fakeM][fakeOffsets.MCurg:], g.g)
 	for _, slot := range w.slots(g.goid) {
 		for _, do := range w.store(slot, g.goid, 1) {
 			do()
@@ -435,18 +435,18 @@ func TestWrongIsWorseThanMissing(t *testing.T) {
 		"slot of another thread":       {"t", func(w *world) { w.slots(1)[0][0x38]++ }},
 		"slot of another goroutine":    {"t", func(w *world) { w.slots(1)[0][0x20]++ }},
 		"slot without an m":            {"t", func(w *world) { put64(w.slots(1)[0][0x30:], 0) }},
-		"m of another thread":          {"tgr", func(w *world) { w.pieces[fakeM][fakeOffsets.mProcid]++ }},
+		"m of another thread":          {"tgr", func(w *world) { w.pieces[fakeM][fakeOffsets.MProcid]++ }},
 		"m that is not there":          {"tgr", func(w *world) { put64(w.slots(1)[0][0x30:], 0x99_0000) }},
 		"m in the kernel":              {"t", func(w *world) { put64(w.slots(1)[0][0x30:], 1<<63) }},
-		"no goroutine":                 {"tgr", func(w *world) { put64(w.pieces[fakeM][fakeOffsets.mCurg:], 0) }},
-		"goroutine that is not there":  {"tgr", func(w *world) { put64(w.pieces[fakeM][fakeOffsets.mCurg:], 0x99_0000) }},
-		"another goroutine":            {"tgr", func(w *world) { put64(w.pieces[fakeM][fakeOffsets.mCurg:], fakeG+0x1000) }},
-		"goroutine without an id":      {"tgr", func(w *world) { put64(w.pieces[fakeG][fakeOffsets.gGoid:], 0) }},
+		"no goroutine":                 {"tgr", func(w *world) { put64(w.pieces[fakeM][fakeOffsets.MCurg:], 0) }},
+		"goroutine that is not there":  {"tgr", func(w *world) { put64(w.pieces[fakeM][fakeOffsets.MCurg:], 0x99_0000) }},
+		"another goroutine":            {"tgr", func(w *world) { put64(w.pieces[fakeM][fakeOffsets.MCurg:], fakeG+0x1000) }},
+		"goroutine without an id":      {"tgr", func(w *world) { put64(w.pieces[fakeG][fakeOffsets.GGoid:], 0) }},
 		"slot being written":           {"t", func(w *world) { w.slots(1)[0][0x18] = 1 }},
 		"goroutine slot being written": {"g", func(w *world) { w.slots(1)[1][0x18] = 1 }},
 		"goroutine slot of another":    {"g", func(w *world) { w.slots(1)[1][0x20]++ }},
-		"no labels":                    {"r", func(w *world) { put64(w.pieces[fakeG][fakeOffsets.gLabels:], 0) }},
-		"wild labels":                  {"r", func(w *world) { put64(w.pieces[fakeG][fakeOffsets.gLabels:], 0x99_0000) }},
+		"no labels":                    {"r", func(w *world) { put64(w.pieces[fakeG][fakeOffsets.GLabels:], 0) }},
+		"wild labels":                  {"r", func(w *world) { put64(w.pieces[fakeG][fakeOffsets.GLabels:], 0x99_0000) }},
 		"record is over":               {"r", func(w *world) { w.pieces[fakeHeap][24+24] = 0 }},
 		"record valid in another way":  {"r", func(w *world) { w.pieces[fakeHeap][24+24] = 2 }},
 		"record of no trace":           {"r", func(w *world) { clear(w.pieces[fakeHeap][24:40]) }},
@@ -477,7 +477,7 @@ func TestWrongIsWorseThanMissing(t *testing.T) {
 func TestSpanThatEndsElsewhereMeanwhile(t *testing.T) {
 	for _, whole := range []bool{false, true} {
 		w := stillWorld(t)
-		curg := w.pieces[fakeM][fakeOffsets.mCurg:]
+		curg := w.pieces[fakeM][fakeOffsets.MCurg:]
 		const recordWords = (24 + wire.ThreadContextRecordSize + 7) / 8
 		w.beforeWord = func() {
 			switch {
@@ -500,7 +500,7 @@ func TestSpanThatEndsElsewhereMeanwhile(t *testing.T) {
 // One carrier that cannot be read does not hide the others.
 func TestCarriersFailByThemselves(t *testing.T) {
 	for name, change := range map[string]func(w *world){
-		"record":          func(w *world) { put64(w.pieces[fakeG][fakeOffsets.gLabels:], 0x99_0000) },
+		"record":          func(w *world) { put64(w.pieces[fakeG][fakeOffsets.GLabels:], 0x99_0000) },
 		"goroutine slots": func(w *world) { w.slots(1)[1][0x18] = 1 },
 		"thread slots":    func(w *world) { delete(w.pieces, fakeRing) },
 	} {
@@ -769,7 +769,7 @@ func FuzzThreads(f *testing.F) {
 		if mixed.recordOffset >= 0 {
 			mixed.recordOffset = v.recordOffset
 		}
-		if v.runtime.mCurg < 0 || v.runtime.gGoid < 0 || v.runtime.gLabels < 0 {
+		if v.runtime.MCurg < 0 || v.runtime.GGoid < 0 || v.runtime.GLabels < 0 {
 			mixed.goroutineRing, mixed.recordOffset = nil, -1
 		}
 		thread := Thread{TID: fakeTID, OwnTID: fakeTID}

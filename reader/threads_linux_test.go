@@ -20,6 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/otelctx/otelctx/internal/childproc"
+	"github.com/otelctx/otelctx/internal/goruntime"
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
@@ -271,6 +272,64 @@ func TestAttributesOfThreads(t *testing.T) {
 	assert.Equal(t, []ThreadAttribute{{"http.route", "/cart"}, {"user", "alice"}, {"tenant", "unnamed"}}, shown[0].Span.Attributes)
 	tellf(t, c, "park a")
 	c.Done()
+}
+
+// What profilers are to read themselves is where the process itself has it: this is
+// another process of the same program.
+func TestThreadLayout(t *testing.T) {
+	c := startActors(t, "slots goroutine-slots record keys=http.route+user advertise publish")
+	l, err := openChild(t, c).ThreadLayout(t.Context())
+	require.NoError(t, err)
+	require.NotNil(t, l.Context)
+	assert.NotZero(t, l.Context.PublishedAtNS)
+	want := func(f goruntime.Fact) int {
+		offset, err := goruntime.Calibrate().Offset(f)
+		require.NoError(t, err)
+		return int(offset)
+	}
+	assert.Equal(t, RuntimeOffsets{
+		GM: want(goruntime.GM), GGoid: want(goruntime.GGoid), GLabels: want(goruntime.GLabels),
+		MCurg: want(goruntime.MCurg), MProcid: want(goruntime.MProcid), TLSG: int64(want(goruntime.TLSG)), TLSGKnown: true,
+	}, l.Runtime)
+	kinds := map[CarrierKind]map[string]int{}
+	for _, carrier := range l.Carriers {
+		require.NoError(t, carrier.Err)
+		kinds[carrier.Kind] = carrier.Fields
+	}
+	fields := map[string]int{}
+	for _, f := range wire.SlotFields(wire.RingLayout2) {
+		fields[f.Name] = int(f.Offset)
+	}
+	assert.Equal(t, fields, kinds[ThreadSlots])
+	assert.Equal(t, fields, kinds[GoroutineSlots])
+	assert.Contains(t, kinds, GoroutineRecord)
+	assert.Nil(t, kinds[GoroutineRecord])
+
+	shown, all := l.Attributes([]byte{1, 2, 'm', 'e', 0, 1, '/'})
+	assert.Equal(t, []ThreadAttribute{{"user", "me"}, {"http.route", "/"}}, shown)
+	assert.True(t, all)
+	shown, all = l.Attributes([]byte{2, 1, '?'})
+	assert.Empty(t, shown)
+	assert.False(t, all)
+	c.Done()
+}
+
+// That there is nothing is no error.
+func TestThreadLayoutOfNothing(t *testing.T) {
+	for order, source := range map[string]CarrierSource{"publish": 0, "": 0, "slots": FoundByName} {
+		c := startActors(t, order)
+		l, err := openChild(t, c).ThreadLayout(t.Context())
+		require.NoError(t, err)
+		assert.Equal(t, order == "publish", l.Context != nil)
+		assert.Equal(t, RuntimeOffsets{GM: -1, GGoid: -1, GLabels: -1, MCurg: -1, MProcid: -1}, l.Runtime)
+		if source == 0 {
+			assert.Empty(t, l.Carriers)
+		} else if assert.Len(t, l.Carriers, 1) {
+			assert.Equal(t, source, l.Carriers[0].Source)
+			assert.Contains(t, l.Carriers[0].Fields, "span_id")
+		}
+		c.Done()
+	}
 }
 
 // A service in a container knows its threads by other ids than its host does.

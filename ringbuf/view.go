@@ -203,6 +203,21 @@ func (v *View) setFields(fields map[string]int) error {
 // Info returns how the ring is laid out.
 func (v *View) Info() Info { return v.info }
 
+// Fields returns the offset in a slot of each field that slots have, by its name, in a
+// map of the caller's own. That of a nil view is nil.
+func (v *View) Fields() map[string]int {
+	if v == nil {
+		return nil
+	}
+	fields := make(map[string]int, numFields)
+	for f, known := range wire.SlotFields(wire.RingLayout2) {
+		if v.fields[f] >= 0 {
+			fields[known.Name] = v.fields[f]
+		}
+	}
+	return fields
+}
+
 // Verify reads the ring's header and returns nil if it is that of the ring that v is a
 // view of. The error wraps [ErrNotRing] if there is another one or none.
 func (v *View) Verify() error {

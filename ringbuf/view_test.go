@@ -502,6 +502,24 @@ func TestFieldsOfViews(t *testing.T) {
 	}
 }
 
+// A view says which fields slots have, where they are advertised as elsewhere too.
+func TestFieldsOfAView(t *testing.T) {
+	m := newViewMemory(info1(4))
+	v, err := NewView(m, info1(4), nil)
+	require.NoError(t, err)
+	want := map[string]int{"trace_id_high": 0, "trace_id_low": 8, "span_id": 16, "in_use": 24}
+	assert.Equal(t, want, v.Fields())
+	v.Fields()["span_id"] = 1
+	assert.Equal(t, want, v.Fields(), "the caller's own")
+
+	advertised := map[string]int{"trace_id_high": 8, "trace_id_low": 0, "span_id": 16, "in_use": 24, "seq": 28, "m": 40, "what": 1}
+	v, err = NewView(m, info2(4, 64, ByThread), advertised)
+	require.NoError(t, err)
+	delete(advertised, "what")
+	assert.Equal(t, advertised, v.Fields())
+	assert.Nil(t, (*View)(nil).Fields())
+}
+
 // FuzzView looks at a slot in memory of any content, laid out in any way, that changes
 // in the middle. The oracle reads the same by itself.
 func FuzzView(f *testing.F) {

@@ -28,23 +28,21 @@ import (
 
 // Roles of child processes.
 const (
-	roleAdvertiser   = "advertiser"
-	roleOneProcessor = "one processor"
-	roleLockstep     = "lockstep"
-	roleHammer       = "hammer"
+	roleAdvertiser = "advertiser"
+	roleLockstep   = "lockstep"
+	roleHammer     = "hammer"
 )
 
 func TestMain(m *testing.M) {
 	childproc.Main(m, map[string]func(*childproc.Parent){
-		roleAdvertiser:   beAdvertiser,
-		roleOneProcessor: beOneProcessor,
-		roleLockstep:     beLockstep,
-		roleHammer:       beHammer,
+		roleAdvertiser: beAdvertiser,
+		roleLockstep:   beLockstep,
+		roleHammer:     beHammer,
 	})
 }
 
 // scaled returns n times what the environment variable OTELCTX_STRESS says (default 1),
-// and a tenth of that under the race detector or with -short.
+// and a twentieth of that under the race detector, a tenth with -short.
 func scaled(n int) int {
 	if by, err := strconv.Atoi(os.Getenv("OTELCTX_STRESS")); err == nil {
 		n *= by

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"strings"
 
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/sampler"
 	"github.com/otelctx/otelctx/reader"
 )
 
@@ -25,6 +26,8 @@ have come to that yet, have shut its publisher down, or be running with OTELCTX_
     spanctx.WithPublishing()
 of github.com/otelctx/otelctx/spanctx. If this one does: it may not have come to that yet, or have shut its provider
 down. Run otelctx inspect to see what the process says of itself.`
+	case errors.Is(err, sampler.ErrNotPermitted):
+		return samplingAdvice(proc)
 	case errors.Is(err, reader.ErrNotPermitted):
 		return permissionAdvice(proc)
 	case errors.Is(err, reader.ErrProcessGone):
@@ -36,7 +39,7 @@ wrote over its memory, is at fault.`
 	case errors.Is(err, reader.ErrBusy):
 		return `Try again. If that goes on, the process updates its context all the time, or stopped in the midst of an update.`
 	case errors.Is(err, errors.ErrUnsupported):
-		return "Process contexts can only be read on Linux."
+		return "Process contexts can only be read on Linux, and recorded there from 5.11 on, with BTF, on amd64 and arm64."
 	default:
 		return ""
 	}
@@ -46,6 +49,14 @@ wrote over its memory, is at fault.`
 func permissionAdvice(proc fs.FS) string {
 	return `Reading a process takes the capability CAP_SYS_PTRACE, which root has (try sudo), or being the same user as the
 process as far as Yama allows that. ` + yamaState(proc)
+}
+
+// samplingAdvice returns what recording takes.
+func samplingAdvice(proc fs.FS) string {
+	return `Recording takes the capabilities CAP_BPF and CAP_PERFMON. Root has them (try sudo), or give them to the command:
+    sudo setcap cap_bpf,cap_perfmon+ep "$(command -v otelctx)"
+With these it records processes of the same user; add cap_sys_ptrace for those of others. In a container they are to be
+given to the container, and count if that is not in a user namespace of its own. ` + "\n" + permissionAdvice(proc)
 }
 
 // yamaState says what the Yama security module does to processes of the same user.

@@ -6,6 +6,7 @@ package main
 import (
 	"errors"
 
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/sampler"
 	"github.com/otelctx/otelctx/reader"
 )
 
@@ -26,7 +27,7 @@ func exitCode(err error) int {
 	switch {
 	case errors.Is(err, reader.ErrNoContext), errors.Is(err, reader.ErrNoThreadContext):
 		return exitNoContext
-	case errors.Is(err, reader.ErrNotPermitted):
+	case errors.Is(err, reader.ErrNotPermitted), errors.Is(err, sampler.ErrNotPermitted):
 		return exitNotPermitted
 	case errors.Is(err, reader.ErrProcessGone):
 		return exitProcessGone

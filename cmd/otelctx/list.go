@@ -130,7 +130,7 @@ func report(s streams, unreadable []error) {
 
 // writeList writes the contexts as a table for people.
 func writeList(w io.Writer, publications []publication) error {
-	rows := [][]string{{"PID", "SERVICE", "INSTANCE", "SDK", "AGE"}}
+	rows := [][]string{{"PID", columnService, "INSTANCE", "SDK", "AGE"}}
 	for _, p := range publications {
 		r := newDocument(p.pid, p.context, activity{}).Resource
 		age := "?"

@@ -16,22 +16,24 @@ type cli struct {
 	List    listCommand      `cmd:""                             help:"List every process on the host that publishes a process context."`
 	Inspect inspectCommand   `cmd:""                             help:"Show everything that one process publishes."`
 	Watch   watchCommand     `cmd:""                             help:"Show live which spans the threads of one process are in."`
+	Record  recordCommand    `cmd:""                             help:"Record what processes use the CPU for, span by span."`
 	Version kong.VersionFlag `help:"Print the version and exit."`
 }
 
 const description = `Shows what processes publish about themselves in their process context: the OpenTelemetry resource of a ` +
-	`service and the spans that its threads are in, as a profiler sees them.
+	`service and the spans that its threads are in, as a profiler sees them; and records profiles of them.
 
-Reading another process takes the same user, as far as the kernel's Yama module allows that, or the capability CAP_SYS_PTRACE.
+Reading another process takes the same user, as far as the kernel's Yama module allows that, or the capability CAP_SYS_PTRACE. ` +
+	`Recording takes the capabilities CAP_BPF and CAP_PERFMON too.
 
 Exit codes:
 
   0  success; for list also if some processes could not be examined, for watch
-     also if the process ended while it was watched
+     and record also if the process ended meanwhile
   1  any other error, such as an unsupported platform
   2  the command line is wrong
   3  the process publishes no context, or for watch shows no spans
-  4  not permitted to read the process
+  4  not permitted to read the process, or for record to sample
   5  there is no such process, or no longer
   6  what the process publishes is not a valid context
   7  the context was being updated each time it was looked at`

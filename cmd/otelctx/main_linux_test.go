@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/burner"
 	"github.com/otelctx/otelctx/internal/childproc"
 )
 
@@ -29,6 +30,7 @@ func TestMain(m *testing.M) {
 		roleWriter:    writerRole,
 		roleHidden:    hiddenRole,
 		roleWorker:    workerRole,
+		burner.Role:   burner.Run,
 	})
 }
 

@@ -32,6 +32,13 @@ func escape(s string) string {
 	return b.String()
 }
 
+// Heads of columns that several tables have.
+const (
+	columnService = "SERVICE"
+	columnTraceID = "TRACE ID"
+	columnSpanID  = "SPAN ID"
+)
+
 // The most characters of a key and of a value that people are shown.
 const (
 	maxKeyText   = 60

@@ -181,7 +181,7 @@ func appendThreads(out []byte, threads []reader.Thread, most int) []byte {
 	if len(shown) == 0 {
 		return out
 	}
-	rows := [][]string{{"  TID", "GOROUTINE", "TRACE ID", "SPAN ID", "LOCAL ROOT", "CARRIER", "ATTRIBUTES"}}
+	rows := [][]string{{"  TID", "GOROUTINE", columnTraceID, columnSpanID, "LOCAL ROOT", "CARRIER", "ATTRIBUTES"}}
 	for _, d := range shown[:min(len(shown), most)] {
 		rows = append(rows, threadRow(&d))
 	}

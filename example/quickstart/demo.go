@@ -8,8 +8,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
+	"time"
 )
 
 // demo shows a service to another process and says what happens.
@@ -19,15 +22,20 @@ type demo struct {
 	otelctx string
 	// fallback shows what can be shown where otelctx may not read the service.
 	fallback fallback
+	// profile is the file to record to, "" for one in a new directory.
+	profile  string
+	duration time.Duration
 }
 
-// runDemo runs the demo with the otelctx command of that name or path.
-func runDemo(ctx context.Context, out io.Writer, otelctx string) error {
+// runDemo runs the demo with the otelctx command of that name or path, which records for
+// that long to a file, or if its name is "" to one in a new directory.
+func runDemo(ctx context.Context, out io.Writer, otelctx, profile string, duration time.Duration) error {
 	path, err := exec.LookPath(otelctx)
 	if err != nil {
 		return fmt.Errorf("no otelctx command (%w): build it in cmd/otelctx and say where it is by -otelctx", err)
 	}
-	return (&demo{out: out, otelctx: path, fallback: newFallback(out)}).run(ctx)
+	d := &demo{out: out, otelctx: path, fallback: newFallback(out), profile: profile, duration: duration}
+	return d.run(ctx)
 }
 
 // requestsBefore is how many requests the service has served before it is looked at.
@@ -64,7 +72,6 @@ func (d *demo) run(ctx context.Context) (err error) {
 	}
 
 	d.sayf("It reads the one that it wants to know more of, as a profiler does before it samples it:")
-	const exitNotPermitted = 4
 	code, err = d.runOtelctx(ctx, "inspect", strconv.Itoa(service.pid))
 	switch {
 	case err != nil:
@@ -76,6 +83,39 @@ func (d *demo) run(ctx context.Context) (err error) {
 	}
 	d.sayf("All this was read out of the service's memory, while it was at work and without its help: no port, no\n" +
 		"collector, no file. A profiler puts it on every sample of the process.")
+	return d.record(ctx, service.pid)
+}
+
+// exitNotPermitted is the exit code of otelctx where the kernel forbids what it is to do.
+const exitNotPermitted = 4
+
+// record records what the service uses the processor for. That this is not permitted is
+// no error.
+func (d *demo) record(ctx context.Context, pid int) error {
+	file := d.profile
+	if file == "" {
+		dir, err := os.MkdirTemp("", "quickstart-")
+		if err != nil {
+			return err
+		}
+		// Nothing is left behind but a profile.
+		defer func() { _ = os.Remove(dir) }()
+		file = filepath.Join(dir, "profile.pb.gz")
+	}
+	d.sayf("Such a profiler is otelctx itself. It samples the service for %v: which spans use the processor?", d.duration)
+	code, err := d.runOtelctx(ctx, "record", strconv.Itoa(pid), "--duration", d.duration.String(), "--freq", "997",
+		"--top", "5", "--output", file)
+	switch {
+	case err != nil:
+		return err
+	case code == exitNotPermitted:
+		d.sayf("Sampling is not permitted here; what is missing stands above. With it, as root for one, this shows the\n" +
+			"spans that use most of the processor, and writes a profile to look at.")
+		return nil
+	case code != 0:
+		return fmt.Errorf("otelctx record: exit code %d", code)
+	}
+	d.sayf("Each span is a request to the service, or a part of one. A few ask for more than the others: here they are.")
 	return nil
 }
 

@@ -4,10 +4,10 @@
 // Command quickstart shows what a profiler sees of a service that publishes its
 // process context.
 //
-//	quickstart           # the demo: starts the service, reads it with otelctx, ends it
+//	quickstart           # the demo: starts the service, reads and records it with otelctx, ends it
 //	quickstart -serve    # only the service, until SIGINT or SIGTERM
 //
-// What a service of your own needs is in telemetry.go: one option and one span
+// What a service of your own needs is in telemetry.go: two options and a span
 // processor. The rest is an ordinary HTTP service, instrumented by otelhttp, that
 // sends itself requests.
 //

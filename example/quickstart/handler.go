@@ -9,6 +9,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"net/http"
+	"strconv"
 	"sync/atomic"
 	"time"
 
@@ -16,8 +17,14 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// workPath is the service's only path.
+// workPath is the service's only path. The query parameter digests says how much to do.
 const workPath = "/work"
+
+// How many digests a request has, unless it says, and at most.
+const (
+	fewDigests = 50
+	maxDigests = 500
+)
 
 // answer is what the service answers.
 type answer struct {
@@ -33,10 +40,18 @@ func newHandler(provider trace.TracerProvider) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET "+workPath, func(w http.ResponseWriter, r *http.Request) {
 		n := requests.Add(1)
+		count := fewDigests
+		if asked := r.FormValue("digests"); asked != "" {
+			var err error
+			if count, err = strconv.Atoi(asked); err != nil || count < 1 || count > maxDigests {
+				http.Error(w, "digests is not from 1 to "+strconv.Itoa(maxDigests), http.StatusBadRequest)
+				return
+			}
+		}
 		query(r.Context(), tracer)
 		w.Header().Set("Content-Type", "application/json")
 		// An error means that the client has gone.
-		_ = json.NewEncoder(w).Encode(answer{Request: n, Digests: digests(r.Context(), tracer, n)})
+		_ = json.NewEncoder(w).Encode(answer{Request: n, Digests: digests(r.Context(), tracer, n, count)})
 	})
 	return otelhttp.NewHandler(mux, "http.server", otelhttp.WithTracerProvider(provider))
 }
@@ -49,11 +64,11 @@ func query(ctx context.Context, tracer trace.Tracer) {
 }
 
 // digests keeps the processor busy: each digest is of the JSON of those before.
-func digests(ctx context.Context, tracer trace.Tracer, request int64) []string {
+func digests(ctx context.Context, tracer trace.Tracer, request int64, count int) []string {
 	_, span := tracer.Start(ctx, "digests")
 	defer span.End()
 	chain := answer{Request: request}
-	for range 50 {
+	for range count {
 		b, err := json.Marshal(chain)
 		if err != nil {
 			span.RecordError(err)

@@ -20,12 +20,18 @@ func load(ctx context.Context, url string) {
 		clients = 2
 		// Think time, so that a forgotten service takes little of the machine.
 		pause = 10 * time.Millisecond
+		// Every so many requests one asks for much more than the others.
+		heavy = 50
 	)
 	var running sync.WaitGroup
 	for range clients {
 		running.Go(func() {
-			for ctx.Err() == nil {
-				if _, err := get(ctx, url); err != nil && ctx.Err() == nil {
+			for n := 1; ctx.Err() == nil; n++ {
+				target := url
+				if n%heavy == 0 {
+					target += fmt.Sprintf("?digests=%d", maxDigests)
+				}
+				if _, err := get(ctx, target); err != nil && ctx.Err() == nil {
 					log.Printf("load: %v", err)
 				}
 				select {

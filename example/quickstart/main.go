@@ -10,11 +10,14 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+	"time"
 )
 
 func main() {
 	serveOnly := flag.Bool("serve", false, "run only the service, until SIGINT or SIGTERM")
 	otelctx := flag.String("otelctx", "otelctx", "the otelctx command that the demo runs")
+	profile := flag.String("profile", "", "the file that the demo records to, profile.pb.gz in a new directory by default")
+	duration := flag.Duration("duration", 10*time.Second, "how long the demo records")
 	flag.Parse()
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -22,7 +25,7 @@ func main() {
 	if *serveOnly {
 		err = serve(ctx, os.Stdout)
 	} else {
-		err = runDemo(ctx, os.Stdout, *otelctx)
+		err = runDemo(ctx, os.Stdout, *otelctx, *profile, *duration)
 	}
 	stop()
 	if err != nil {

@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -23,6 +24,8 @@ import (
 	"github.com/stretchr/testify/require"
 	coltracepb "go.opentelemetry.io/proto/otlp/collector/trace/v1"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/otelctx/otelctx/reader"
 )
 
 // assertNoService fails if the service that a demo has talked about still runs, and
@@ -97,6 +100,26 @@ func TestServeHasPublishedAndServesOnceItSaysSo(t *testing.T) {
 	require.NoError(t, err)
 	assert.Positive(t, a.Request)
 	assert.Len(t, a.Digests, 50)
+
+	a, err = get(t.Context(), s.url+workPath+"?digests=7")
+	require.NoError(t, err)
+	assert.Len(t, a.Digests, 7)
+	for _, wrong := range []string{"0", "501", "many"} {
+		_, err = get(t.Context(), s.url+workPath+"?digests="+wrong)
+		require.ErrorContains(t, err, "400 Bad Request")
+	}
+}
+
+// Profilers find the span that a thread is in.
+func TestServeShowsItsSpans(t *testing.T) {
+	s := startServe(t)
+	p, err := reader.Open(s.cmd.Process.Pid)
+	require.NoError(t, err)
+	defer func() { _ = p.Close() }()
+	require.Eventually(t, func() bool {
+		threads, err := p.Threads(t.Context())
+		return err == nil && slices.ContainsFunc(threads, func(th reader.Thread) bool { return th.Span != nil && th.Span.Proven })
+	}, patience, time.Millisecond)
 }
 
 func TestServeEndsInOrderWhenSignalled(t *testing.T) {

@@ -14,6 +14,7 @@ import (
 	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
 
 	"github.com/otelctx/otelctx/resourcepublisher"
+	"github.com/otelctx/otelctx/spanctx"
 )
 
 // newTracerProvider returns a TracerProvider whose resource profilers can read from
@@ -33,6 +34,8 @@ func newTracerProvider(ctx context.Context) (*sdktrace.TracerProvider, error) {
 		resourcepublisher.WithResource(res), //nolint:contextcheck // Options take no context.
 		// Withdraws it when the provider shuts down.
 		sdktrace.WithSpanProcessor(resourcepublisher.Current()),
+		// The active span is published too, per thread and per goroutine.
+		spanctx.WithPublishing(),
 	}
 	return sdktrace.NewTracerProvider(append(options, exporting...)...), nil
 }

@@ -1,0 +1,422 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package burner is a service that uses the processor in spans and outside of any, and
+// whose stack says at every moment in which: the truth for tests of what samples it.
+//
+// It is for tests only, in child processes.
+package burner
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"encoding/hex"
+	"fmt"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/sdk/resource"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/otelctx/otelctx/internal/childproc"
+	"github.com/otelctx/otelctx/internal/goruntime"
+	"github.com/otelctx/otelctx/internal/wire"
+	"github.com/otelctx/otelctx/resourcepublisher"
+	"github.com/otelctx/otelctx/spanctx"
+)
+
+// Role is the name of the child's role.
+const Role = "burner"
+
+// What a burner is told when it is started, in a line of words.
+const (
+	// Records, GoroutineSlots, ThreadSlots and Layout1 choose carriers.
+	Records        = "records"
+	GoroutineSlots = "goroutine-slots"
+	ThreadSlots    = "thread-slots"
+	Layout1        = "layout-1"
+	// Started has work done by goroutines that are started in spans and outlive them.
+	Started = "started"
+	// FewSlots has goroutines and threads share slots.
+	FewSlots = "few-slots"
+	// Forged has goroutines show outside of spans what is a span's record but for its
+	// labels.
+	Forged = "forged"
+	// Crafted has a goroutine burn in CraftedSpan, shown by a record with attributes.
+	Crafted = "crafted"
+	// InC has work done in C, in a program that can.
+	InC = "in-c"
+	// Silent has nothing published.
+	Silent = "silent"
+	// Later has nothing published before the line "publish" comes, but for the resource
+	// with ResourceFirst.
+	Later         = "later"
+	ResourceFirst = "resource-first"
+)
+
+// Work done in C, if the program can.
+var Work func(iterations int)
+
+// Run is the body of the role. It reads a line of words, answers "burning", and burns
+// until the parent is gone. Meanwhile it answers the line "names", with addresses in
+// hexadecimal behind it, by the names of the functions that those are in, joined by
+// spaces, and the line "publish" by "published".
+func Run(parent *childproc.Parent) {
+	order, _ := parent.Receive()
+	b, err := Start(strings.Fields(order)...)
+	parent.Must(err)
+	parent.Send("burning")
+	for {
+		line, ok := parent.Receive()
+		switch command, rest, _ := strings.Cut(line, " "); {
+		case !ok:
+			return
+		case command == "publish":
+			parent.Must(b.publish())
+			parent.Send("published")
+		default:
+			parent.Send("%s", names(rest))
+		}
+	}
+}
+
+// Start starts to burn, as words say, until the end of the process.
+func Start(words ...string) (*Burner, error) {
+	b := &Burner{words: words}
+	b.started, b.inC, b.forged = b.has(Started), b.has(InC), b.has(Forged)
+	b.tracer.Store(&tracer{sdktrace.NewTracerProvider(sdktrace.WithIDGenerator(&b.ids)).Tracer("burner")})
+	if b.has(ResourceFirst) {
+		if _, err := resourcepublisher.NewPublisher(theResource()); err != nil {
+			return nil, err
+		}
+	}
+	if !b.has(Silent) && !b.has(Later) {
+		if err := b.publish(); err != nil {
+			return nil, err
+		}
+	}
+	for range workers {
+		go b.work()
+	}
+	if b.has(Crafted) {
+		go burnCrafted()
+	}
+	return b, nil
+}
+
+// CraftedSpan is the id of a span that no burner starts, and CraftedAttributes are its
+// attributes as OTEP 4947 encodes them, as many as a record may have.
+var (
+	CraftedSpan       = [8]byte{0xCF, 1, 2, 3, 4, 5, 6, 7}
+	CraftedAttributes = bytes.Repeat([]byte{0, 100 - 2, 'x', 'y'}, MaxAttributes/4)
+)
+
+// MaxAttributes is how many bytes of attributes a record may have.
+const MaxAttributes = wire.MaxThreadContextRecord - wire.ThreadContextRecordSize
+
+// burnCrafted burns behind labels as a span's record has them. Sound: they begin with a
+// label map, which lives as long as this does.
+func burnCrafted() {
+	r := &struct {
+		goruntime.LabelMap
+		wire.ThreadContextRecord
+		attributes [MaxAttributes]byte
+	}{
+		ThreadContextRecord: wire.ThreadContextRecord{
+			TraceID: [16]byte{0xCF}, SpanID: CraftedSpan, Valid: 1, TraceFlags: 1, AttrsDataSize: MaxAttributes,
+		},
+	}
+	copy(r.attributes[:], CraftedAttributes)
+	r.List = []goruntime.Label{
+		{Key: "user", Value: "of the same length"[:16]},
+		{Key: "span_id", Value: hex.EncodeToString(r.SpanID[:])},
+		{Key: "trace_id", Value: hex.EncodeToString(r.TraceID[:])},
+	}
+	goruntime.SetLabels(unsafe.Pointer(r))
+	for {
+		burnGo()
+		runtime.KeepAlive(r)
+	}
+}
+
+// workers is more than there are processors, so that goroutines change threads.
+const workers = 6
+
+// Burner is a burner that burns.
+type Burner struct {
+	words   []string
+	tracer  atomic.Pointer[tracer]
+	ids     ids
+	started bool
+	inC     bool
+	forged  bool
+}
+
+// forged is what labels point at that are not a record's, where the heap goes on after
+// them like a record. Sound: it begins with a label map.
+var forged = &struct {
+	goruntime.LabelMap
+	wire.ThreadContextRecord
+}{
+	goruntime.LabelMap{List: []goruntime.Label{
+		{Key: "span_id", Value: "ab5eedca00000002"}, {Key: "trace_id", Value: "ab5eedca00000000ab5eedca00000001"},
+	}},
+	wire.ThreadContextRecord{TraceID: [16]byte{1}, SpanID: [8]byte{2}, Valid: 1},
+}
+
+type tracer struct{ trace.Tracer }
+
+func (b *Burner) has(word string) bool { return slices.Contains(b.words, word) }
+
+func (b *Burner) publish() error {
+	opts := []spanctx.Option{
+		spanctx.WithGoroutineRecord(b.has(Records)), spanctx.WithGoroutineSlots(b.has(GoroutineSlots)),
+		spanctx.WithThreadSlots(b.has(ThreadSlots) || b.has(Layout1)),
+	}
+	if b.has(FewSlots) {
+		opts = append(opts, spanctx.WithCapacity(4))
+	}
+	if b.has(Layout1) {
+		opts = append(opts, spanctx.WithLayout1())
+	}
+	processor, err := spanctx.NewSpanProcessor(opts...)
+	if err == nil {
+		err = processor.Err()
+	}
+	if err != nil {
+		return err
+	}
+	options := []sdktrace.TracerProviderOption{sdktrace.WithSpanProcessor(processor), sdktrace.WithIDGenerator(&b.ids)}
+	if !b.has(ResourceFirst) {
+		options = append(options, resourcepublisher.WithResource(theResource()))
+	}
+	b.tracer.Store(&tracer{sdktrace.NewTracerProvider(options...).Tracer("burner")})
+	return nil
+}
+
+func theResource() *resource.Resource {
+	return resource.NewSchemaless(attribute.String("service.name", "burner"))
+}
+
+// names returns the functions that addresses are in.
+func names(addresses string) string {
+	var all []string
+	for text := range strings.FieldsSeq(addresses) {
+		address, err := strconv.ParseUint(text, 16, 64)
+		if err != nil {
+			address = 0
+		}
+		all = append(all, Name(address))
+	}
+	return strings.Join(all, " ")
+}
+
+// Name returns the function of this process that an address is in, "?" if there is none.
+func Name(address uint64) string {
+	if f := runtime.FuncForPC(uintptr(address)); f != nil {
+		return f.Name()
+	}
+	return "?"
+}
+
+// ids numbers spans from 1. The number is in the last bytes of the span's id, and that
+// of a trace's first span in those of the trace's.
+type ids struct{ last atomic.Uint64 }
+
+func (i *ids) NewIDs(context.Context) (trace.TraceID, trace.SpanID) {
+	n := i.last.Add(1)
+	var id trace.TraceID
+	binary.BigEndian.PutUint64(id[:8], mark)
+	binary.BigEndian.PutUint64(id[8:], mark|n)
+	return id, spanID(n)
+}
+
+func (i *ids) NewSpanID(context.Context, trace.TraceID) trace.SpanID { return spanID(i.last.Add(1)) }
+
+// mark keeps ids from looking like anything else.
+const mark = 0xAB5E_EDCA_0000_0000
+
+func spanID(n uint64) (id trace.SpanID) {
+	binary.BigEndian.PutUint64(id[:], mark|n)
+	return id
+}
+
+// Number returns the number of the span with an id, 0 for none.
+func Number(id [8]byte) uint64 { return binary.BigEndian.Uint64(id[:]) &^ mark }
+
+// work serves requests: in a span, in a child of it, and outside of any, giving up the
+// thread in between.
+func (b *Burner) work() {
+	for {
+		b.burn(trace.SpanContext{})
+		b.pause()
+		tracer := b.tracer.Load()
+		ctx, span := tracer.Start(context.Background(), "request")
+		b.burn(span.SpanContext())
+		b.pause()
+		b.burn(span.SpanContext())
+		_, child := tracer.Start(ctx, "query")
+		b.burn(child.SpanContext())
+		b.pause()
+		b.burn(child.SpanContext())
+		child.End()
+		ended := make(chan struct{})
+		var inSpan, after sync.WaitGroup
+		if b.started {
+			inSpan.Add(1)
+			after.Go(func() {
+				b.burn(span.SpanContext())
+				b.pause()
+				b.burn(span.SpanContext())
+				inSpan.Done()
+				<-ended
+				// What it has inherited is over.
+				b.burn(trace.SpanContext{})
+			})
+		}
+		inSpan.Wait()
+		b.burn(span.SpanContext())
+		span.End()
+		close(ended)
+		b.burn(trace.SpanContext{})
+		after.Wait()
+	}
+}
+
+// pause gives the thread to others, now longer, now shorter.
+func (b *Burner) pause() {
+	const most = 300
+	time.Sleep(time.Duration(b.ids.last.Load()*7%most) * time.Microsecond)
+}
+
+// pathBits is how many bits of a number the stack has.
+const pathBits = 20
+
+// burn burns in a span, or outside of any.
+func (b *Burner) burn(sc trace.SpanContext) {
+	number := uint64(0)
+	if sc.HasSpanID() {
+		number = Number(sc.SpanID())
+	} else if b.forged {
+		defer goruntime.SetLabels(goruntime.Labels())
+		goruntime.SetLabels(unsafe.Pointer(forged))
+	}
+	spin := burnGo
+	if b.inC && Work != nil {
+		spin = burnElsewhere
+	}
+	top(number&(1<<pathBits-1), spin)
+}
+
+// A frame of top, pathBits frames of zero and one, and a frame of bottom: the number
+// with its lowest bit first. Whatever is called there is beyond. There are frames of path
+// in between.
+//
+//go:noinline
+func top(number uint64, spin func()) {
+	path(number, pathBits, spin)
+	sink.Add(1)
+}
+
+//go:noinline
+func path(number uint64, left int, spin func()) {
+	switch {
+	case left == 0:
+		bottom(spin)
+	case number&1 == 0:
+		zero(number, left, spin)
+	default:
+		one(number, left, spin)
+	}
+}
+
+//go:noinline
+func zero(number uint64, left int, spin func()) {
+	path(number>>1, left-1, spin)
+	sink.Add(1)
+}
+
+//go:noinline
+func one(number uint64, left int, spin func()) {
+	path(number>>1, left-1, spin)
+	sink.Add(1)
+}
+
+//go:noinline
+func bottom(spin func()) {
+	spin()
+	sink.Add(1)
+}
+
+// sink keeps calls from being the last thing that a function does.
+var sink atomic.Uint64
+
+const iterations = 100_000
+
+//go:noinline
+func burnGo() {
+	x := sink.Load() | 1
+	for range iterations {
+		x ^= x << 13
+		x ^= x >> 7
+		x ^= x << 17
+	}
+	sink.Store(x)
+}
+
+func burnElsewhere() { Work(iterations) }
+
+const pkg = "github.com/otelctx/otelctx/cmd/otelctx/internal/burner."
+
+// Truth returns the number of the span that a stack, its functions' names with the
+// innermost first, was in: 0 if it was in none. ok is whether the stack says.
+func Truth(names []string) (number uint64, ok bool) {
+	names = slices.DeleteFunc(slices.Clone(names), func(name string) bool { return name == pkg+"path" })
+	last := slices.Index(names, pkg+"top")
+	end := last - 1 - pathBits
+	// A function without a frame of its own hides its caller.
+	if end < 0 || names[end] != pkg+"bottom" && names[end] != pkg+"burnGo" {
+		return 0, false
+	}
+	for bit := range pathBits {
+		switch names[last-1-bit] {
+		case pkg + "one":
+			number |= 1 << bit
+		case pkg + "zero":
+		default:
+			return 0, false
+		}
+	}
+	return number, true
+}
+
+// Same reports whether a span's number is the one that a stack can say.
+func Same(number, truth uint64) bool { return number&(1<<pathBits-1) == truth }
+
+// Words joins what a burner is told.
+func Words(words ...string) string { return strings.Join(words, " ") }
+
+// Names asks a burner for the names of the functions that addresses are in.
+func Names(c *childproc.Child, addresses []uint64) map[uint64]string {
+	const most = 10_000 // for one line
+	known := make(map[uint64]string, len(addresses))
+	for part := range slices.Chunk(addresses, most) {
+		var line strings.Builder
+		for _, a := range part {
+			_, _ = fmt.Fprintf(&line, " %x", a)
+		}
+		for i, name := range strings.Fields(c.Ask("names%s", line.String())) {
+			known[part[i]] = name
+		}
+	}
+	return known
+}

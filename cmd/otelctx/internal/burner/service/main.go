@@ -1,0 +1,16 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Command service is a burner, for tests of programs that are built in other ways than
+// the tests themselves.
+package main
+
+import (
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/burner"
+	"github.com/otelctx/otelctx/internal/childproc"
+)
+
+func main() {
+	burner.Work = work
+	childproc.Main(nil, map[string]func(*childproc.Parent){burner.Role: burner.Run})
+}

@@ -1,0 +1,139 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package collectortest
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracegrpc"
+	"go.opentelemetry.io/otel/sdk/resource"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/sampler"
+	"github.com/otelctx/otelctx/internal/childproc"
+	"github.com/otelctx/otelctx/resourcepublisher"
+	"github.com/otelctx/otelctx/spanctx"
+)
+
+// roleService is a service with spans that burn and spans that wait.
+const roleService = "service"
+
+func TestMain(m *testing.M) {
+	childproc.Main(m, map[string]func(*childproc.Parent){roleService: service})
+}
+
+// service exports its spans to the endpoint that it is told, and works until it is told
+// that this is enough.
+func service(parent *childproc.Parent) {
+	endpoint, _ := parent.Receive()
+	ctx := context.Background()
+	exporter, err := otlptracegrpc.New(ctx, otlptracegrpc.WithEndpointURL(endpoint))
+	parent.Must(err)
+	tp := sdktrace.NewTracerProvider(
+		resourcepublisher.WithResource(resource.NewSchemaless(attribute.String("service.name", "join"))),
+		spanctx.WithPublishing(),
+		sdktrace.WithBatcher(exporter, sdktrace.WithBlocking()),
+	)
+	tracer := tp.Tracer("join")
+	enough := make(chan struct{})
+	go func() {
+		defer close(enough)
+		_, _ = parent.Receive()
+	}()
+	parent.Send("working")
+	for working := true; working; {
+		select {
+		case <-enough:
+			working = false
+		default:
+		}
+		ctx, request := tracer.Start(ctx, "request")
+		burn(3 * time.Millisecond)
+		_, wait := tracer.Start(ctx, "wait")
+		time.Sleep(time.Millisecond)
+		wait.End()
+		_, query := tracer.Start(ctx, "query")
+		burn(5 * time.Millisecond)
+		query.End()
+		request.End()
+	}
+	parent.Must(tp.Shutdown(ctx))
+	parent.Send("exported")
+}
+
+//go:noinline
+func burn(d time.Duration) {
+	for end := time.Now().Add(d); time.Now().Before(end); {
+		for range 1000 {
+			burned++
+		}
+	}
+}
+
+var burned int
+
+// The collector's receiver gets the spans of a service from the service and its profile
+// from otelctx record: what samples are linked to are those spans, and those of them
+// that burned are what samples are linked to.
+func TestJoin(t *testing.T) {
+	if s, err := sampler.Open(sampler.Config{Frequency: 99}); errors.Is(err, sampler.ErrNotPermitted) || errors.Is(err, errors.ErrUnsupported) {
+		t.Skip(err)
+	} else {
+		require.NoError(t, err)
+		require.NoError(t, s.Close())
+	}
+	program := filepath.Join(t.TempDir(), "otelctx")
+	build := exec.Command("go", "build", "-o", program, ".")
+	build.Dir = filepath.Join("..", "..") // its module has all that it takes
+	output, err := build.CombinedOutput()
+	require.NoError(t, err, string(output))
+
+	c := startCollector(t)
+	child := childproc.Start(t, roleService, nil)
+	child.Send("%s", c.endpoint)
+	child.Expect("working")
+	record := exec.Command(program, "record", strconv.Itoa(child.PID()), "--duration", "4s", "--freq", "499", "--otlp-endpoint", c.endpoint)
+	record.Stderr = os.Stderr
+	table, err := record.Output()
+	require.NoError(t, err)
+	child.Send("enough")
+	child.Expect("exported")
+	child.Done()
+
+	exported := c.exported()
+	linked, without := c.linked()
+	samples, byName := 0, map[string]int{}
+	for s, n := range linked {
+		samples += n
+		assert.Contains(t, exported, s, "a sample is linked to what is no span of the service")
+		byName[exported[s]] += n
+	}
+	burning, seen := 0, 0
+	for s, name := range exported {
+		if name == "wait" {
+			continue
+		}
+		burning++
+		if linked[s] > 0 {
+			seen++
+		}
+	}
+	t.Logf("%d spans, %d of them burning; %d samples linked to %d spans (%v), %d to none\n%s",
+		len(exported), burning, samples, len(linked), byName, without, table)
+	assert.Greater(t, samples, 500)
+	assert.Less(t, without, samples/10, "the service does hardly anything outside of spans")
+	assert.Greater(t, byName["query"], byName["request"]/2)
+	assert.Less(t, byName["wait"], samples/20)
+	assert.Greater(t, seen, burning/4, "the recording is shorter than the service's life, and spans than a few samples' time")
+}

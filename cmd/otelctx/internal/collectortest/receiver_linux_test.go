@@ -1,0 +1,130 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package collectortest
+
+import (
+	"context"
+	"net"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/collector/component/componenttest"
+	"go.opentelemetry.io/collector/config/configoptional"
+	"go.opentelemetry.io/collector/consumer"
+	"go.opentelemetry.io/collector/consumer/xconsumer"
+	"go.opentelemetry.io/collector/pdata/pprofile"
+	"go.opentelemetry.io/collector/pdata/ptrace"
+	"go.opentelemetry.io/collector/receiver/otlpreceiver"
+	"go.opentelemetry.io/collector/receiver/receivertest"
+	"go.opentelemetry.io/collector/receiver/xreceiver"
+)
+
+// collector is what stands behind the collector's OTLP receiver, and keeps what it gets.
+type collector struct {
+	// endpoint is where the receiver listens for OTLP/gRPC.
+	endpoint string
+
+	mu       sync.Mutex
+	profiles []pprofile.Profiles
+	traces   []ptrace.Traces
+}
+
+// startCollector starts the collector's OTLP receiver with pipelines of traces and
+// profiles, until the end of the test.
+func startCollector(t *testing.T) *collector {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	address := l.Addr().String()
+	require.NoError(t, l.Close())
+
+	factory := otlpreceiver.NewFactory()
+	config := factory.CreateDefaultConfig().(*otlpreceiver.Config)
+	require.NotNil(t, config.Protocols.GRPC.GetOrInsertDefault())
+	config.Protocols.GRPC.Get().NetAddr.Endpoint = address
+	config.Protocols.HTTP = configoptional.None[otlpreceiver.HTTPConfig]()
+
+	c := &collector{endpoint: "http://" + address}
+	traces, err := consumer.NewTraces(func(_ context.Context, td ptrace.Traces) error {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		kept := ptrace.NewTraces()
+		td.CopyTo(kept)
+		c.traces = append(c.traces, kept)
+		return nil
+	})
+	require.NoError(t, err)
+	profiles, err := xconsumer.NewProfiles(func(_ context.Context, pd pprofile.Profiles) error {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		kept := pprofile.NewProfiles()
+		pd.CopyTo(kept)
+		c.profiles = append(c.profiles, kept)
+		return nil
+	})
+	require.NoError(t, err)
+	settings := receivertest.NewNopSettings(factory.Type())
+	// Both pipelines share one receiver.
+	ofTraces, err := factory.CreateTraces(t.Context(), settings, config, traces)
+	require.NoError(t, err)
+	ofProfiles, err := factory.(xreceiver.Factory).CreateProfiles(t.Context(), settings, config, profiles)
+	require.NoError(t, err)
+	host := componenttest.NewNopHost()
+	require.NoError(t, ofTraces.Start(t.Context(), host))
+	require.NoError(t, ofProfiles.Start(t.Context(), host))
+	t.Cleanup(func() {
+		require.NoError(t, ofTraces.Shutdown(context.Background()))
+		require.NoError(t, ofProfiles.Shutdown(context.Background()))
+	})
+	return c
+}
+
+// span is a span by its ids.
+type span struct {
+	traceID [16]byte
+	spanID  [8]byte
+}
+
+// exported returns the spans that have come, with their names.
+func (c *collector) exported() map[span]string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	spans := map[span]string{}
+	for _, td := range c.traces {
+		for _, r := range td.ResourceSpans().All() {
+			for _, scope := range r.ScopeSpans().All() {
+				for _, s := range scope.Spans().All() {
+					spans[span{s.TraceID(), s.SpanID()}] = s.Name()
+				}
+			}
+		}
+	}
+	return spans
+}
+
+// linked returns the spans that samples have come for, with how many.
+func (c *collector) linked() (spans map[span]int, without int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	spans = map[span]int{}
+	for _, pd := range c.profiles {
+		for _, r := range pd.ResourceProfiles().All() {
+			for _, scope := range r.ScopeProfiles().All() {
+				for _, p := range scope.Profiles().All() {
+					for _, s := range p.Samples().All() {
+						n := s.TimestampsUnixNano().Len()
+						if s.LinkIndex() == 0 {
+							without += n
+							continue
+						}
+						l := pd.Dictionary().LinkTable().At(int(s.LinkIndex()))
+						spans[span{l.TraceID(), l.SpanID()}] += n
+					}
+				}
+			}
+		}
+	}
+	return spans, without
+}

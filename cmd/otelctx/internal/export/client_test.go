@@ -1,0 +1,223 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package export
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"math/big"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	collectorpb "go.opentelemetry.io/proto/otlp/collector/profiles/v1development"
+	profilespb "go.opentelemetry.io/proto/otlp/profiles/v1development"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
+)
+
+// server is a collector that answers as it is told.
+type server struct {
+	collectorpb.UnimplementedProfilesServiceServer
+
+	mu       sync.Mutex
+	answers  []error // one for each request; then success
+	partial  *collectorpb.ExportProfilesPartialSuccess
+	requests []*collectorpb.ExportProfilesServiceRequest
+	headers  metadata.MD
+	attempts int
+}
+
+func (s *server) Export(ctx context.Context, r *collectorpb.ExportProfilesServiceRequest) (*collectorpb.ExportProfilesServiceResponse, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.attempts++
+	s.headers, _ = metadata.FromIncomingContext(ctx)
+	if len(s.answers) > 0 {
+		err := s.answers[0]
+		s.answers = s.answers[1:]
+		return nil, err
+	}
+	s.requests = append(s.requests, r)
+	return &collectorpb.ExportProfilesServiceResponse{PartialSuccess: s.partial}, nil
+}
+
+// listen serves s until the end of the test, and returns the address.
+func (s *server) listen(t *testing.T, options ...grpc.ServerOption) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	g := grpc.NewServer(options...)
+	collectorpb.RegisterProfilesServiceServer(g, s)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = g.Serve(l)
+	}()
+	t.Cleanup(func() {
+		g.Stop()
+		<-done
+	})
+	return l.Addr().String()
+}
+
+func client(t *testing.T, endpoint string) *Client {
+	t.Helper()
+	c, err := NewClient(endpoint)
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		require.NoError(t, c.Close())
+		require.NoError(t, c.Close())
+	})
+	return c
+}
+
+func TestExport(t *testing.T) {
+	t.Setenv("OTEL_EXPORTER_OTLP_HEADERS", "api-key=secret")
+	t.Setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip")
+	s := &server{}
+	data := recording(t, 3)
+	require.NoError(t, client(t, "http://"+s.listen(t)).Export(t.Context(), data))
+	require.Len(t, s.requests, 1)
+	got := &profilespb.ProfilesData{ResourceProfiles: s.requests[0].GetResourceProfiles(), Dictionary: s.requests[0].GetDictionary()}
+	assert.True(t, proto.Equal(data, got))
+	assert.Equal(t, []string{"secret"}, s.headers.Get("api-key"))
+	assert.Equal(t, []string{"1"}, s.headers.Get("otlp-profiles-development-version"))
+	assert.Equal(t, []string{"gzip"}, s.headers.Get("grpc-accept-encoding"))
+	assert.Contains(t, s.headers.Get("user-agent")[0], "OTel-OTLP-Exporter-otelctx/")
+}
+
+func TestExportRetries(t *testing.T) {
+	exhausted, err := status.New(codes.ResourceExhausted, "later").WithDetails(&errdetails.RetryInfo{RetryDelay: durationpb.New(time.Millisecond)})
+	require.NoError(t, err)
+	s := &server{answers: []error{status.Error(codes.Unavailable, "starting"), exhausted.Err()}}
+	require.NoError(t, client(t, "http://"+s.listen(t)).Export(t.Context(), recording(t, 1)))
+	assert.Equal(t, 3, s.attempts)
+}
+
+func TestExportDoesNotRetry(t *testing.T) {
+	for _, code := range []codes.Code{codes.InvalidArgument, codes.Unauthenticated, codes.PermissionDenied, codes.ResourceExhausted, codes.Unimplemented, codes.Internal} {
+		s := &server{answers: []error{status.Error(code, "because")}}
+		err := client(t, "http://"+s.listen(t)).Export(t.Context(), recording(t, 1))
+		require.ErrorContains(t, err, "because")
+		assert.Equal(t, code, status.Code(err))
+		assert.Equal(t, 1, s.attempts, code)
+	}
+}
+
+// TestExportTimeout has a collector that is never ready.
+func TestExportTimeout(t *testing.T) {
+	t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "300")
+	unavailable := make([]error, 1000)
+	for i := range unavailable {
+		unavailable[i] = status.Error(codes.Unavailable, "starting")
+	}
+	s := &server{answers: unavailable}
+	begin := time.Now()
+	err := client(t, "http://"+s.listen(t)).Export(t.Context(), recording(t, 1))
+	require.ErrorContains(t, err, "starting")
+	assert.Less(t, time.Since(begin), 5*time.Second)
+
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.Error(t, client(t, "http://127.0.0.1:1").Export(ctx, recording(t, 1)))
+	require.Error(t, client(t, "http://127.0.0.1:1").Export(t.Context(), recording(t, 1)), "nobody listens")
+}
+
+func TestExportPartialSuccess(t *testing.T) {
+	s := &server{partial: &collectorpb.ExportProfilesPartialSuccess{RejectedProfiles: 1, ErrorMessage: "too old"}}
+	err := client(t, "http://"+s.listen(t)).Export(t.Context(), recording(t, 1))
+	var partial *PartialSuccessError
+	require.ErrorAs(t, err, &partial)
+	assert.Equal(t, PartialSuccessError{Rejected: 1, Message: "too old"}, *partial)
+	assert.Equal(t, 1, s.attempts)
+}
+
+// TestExportLarge sends what is too large for one request, to a server with a low
+// limit.
+func TestExportLarge(t *testing.T) {
+	const limit = 64 << 10
+	data := recording(t, 2000)
+	require.Greater(t, proto.Size(data), limit)
+	s := &server{}
+	address := s.listen(t, grpc.MaxRecvMsgSize(limit))
+	c := client(t, "http://"+address)
+	require.Error(t, c.Export(t.Context(), data), "the limit is the server's")
+	c.maxRequest = limit
+	require.NoError(t, c.Export(t.Context(), data))
+	assert.Greater(t, len(s.requests), 1)
+	samples := 0
+	for _, r := range s.requests {
+		part := &profilespb.ProfilesData{ResourceProfiles: r.GetResourceProfiles(), Dictionary: r.GetDictionary()}
+		require.NoError(t, profile.Check(part))
+		for _, sample := range part.GetResourceProfiles()[0].GetScopeProfiles()[0].GetProfiles()[0].GetSamples() {
+			samples += len(sample.GetTimestampsUnixNano())
+		}
+	}
+	assert.Equal(t, 4000, samples)
+}
+
+// TestExportTLS has both sides show their certificates.
+func TestExportTLS(t *testing.T) {
+	certificate, certificatePath, keyPath := newCertificate(t)
+	pool := x509.NewCertPool()
+	pool.AddCert(certificate.Leaf)
+	s := &server{}
+	address := s.listen(t, grpc.Creds(credentials.NewTLS(&tls.Config{
+		MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{certificate},
+		ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: pool,
+	})))
+	t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "300")
+	require.Error(t, client(t, "https://"+address).Export(t.Context(), recording(t, 1)), "an authority that nobody knows")
+	t.Setenv("OTEL_EXPORTER_OTLP_CERTIFICATE", certificatePath)
+	require.Error(t, client(t, "https://"+address).Export(t.Context(), recording(t, 1)), "no certificate of the client")
+	t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "10000")
+	t.Setenv("OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE", certificatePath)
+	t.Setenv("OTEL_EXPORTER_OTLP_PROFILES_CLIENT_KEY", keyPath)
+	require.NoError(t, client(t, "https://"+address).Export(t.Context(), recording(t, 1)))
+	require.NoError(t, client(t, address).Export(t.Context(), recording(t, 1)), "without a scheme")
+	assert.Len(t, s.requests, 2)
+}
+
+// newCertificate returns a certificate that is its own authority, with its files.
+func newCertificate(t *testing.T) (certificate tls.Certificate, certificatePath, keyPath string) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	require.NoError(t, err)
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, IsCA: true, BasicConstraintsValid: true,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+		KeyUsage:    x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	require.NoError(t, err)
+	keyDER, err := x509.MarshalPKCS8PrivateKey(key)
+	require.NoError(t, err)
+	dir := t.TempDir()
+	certificatePath, keyPath = filepath.Join(dir, "certificate.pem"), filepath.Join(dir, "key.pem")
+	require.NoError(t, os.WriteFile(certificatePath, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o600))
+	require.NoError(t, os.WriteFile(keyPath, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER}), 0o600))
+	certificate, err = tls.LoadX509KeyPair(certificatePath, keyPath)
+	require.NoError(t, err)
+	return certificate, certificatePath, keyPath
+}

@@ -1,0 +1,172 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package export
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/encoding/gzip"
+	"google.golang.org/grpc/metadata"
+)
+
+const (
+	defaultEndpoint = "http://localhost:4317"
+	defaultTimeout  = 10 * time.Second
+	protocolGRPC    = "grpc"
+)
+
+// config is how to reach a collector.
+type config struct {
+	target      string // for gRPC
+	credentials credentials.TransportCredentials
+	headers     metadata.MD
+	timeout     time.Duration
+	compressor  string // empty for none
+}
+
+// environment looks up an environment variable; one that is empty counts as not set.
+type environment func(name string) string
+
+// setting returns the value of the OTLP exporter's variable for profiles, or else
+// that for all signals, and the variable's name.
+func (e environment) setting(name string) (value, variable string) {
+	for _, variable := range []string{"OTEL_EXPORTER_OTLP_PROFILES_" + name, "OTEL_EXPORTER_OTLP_" + name} {
+		if value := strings.TrimSpace(e(variable)); value != "" {
+			return value, variable
+		}
+	}
+	return "", ""
+}
+
+// newConfig returns what the environment says, with the endpoint of the command line
+// before it, if there is one.
+func newConfig(endpoint string, env environment) (config, error) {
+	c := config{timeout: defaultTimeout}
+	if endpoint == "" {
+		endpoint, _ = env.setting("ENDPOINT")
+		// Whoever has set another protocol means an endpoint of that.
+		if protocol, variable := env.setting("PROTOCOL"); protocol != "" && protocol != protocolGRPC {
+			return config{}, fmt.Errorf("%s is %q, profiles are sent by %s: name an endpoint for that", variable, protocol, protocolGRPC)
+		}
+	}
+	if endpoint == "" {
+		endpoint = defaultEndpoint
+	}
+	secure, err := c.setTarget(endpoint, env)
+	if err != nil {
+		return config{}, err
+	}
+	c.credentials = insecure.NewCredentials()
+	if secure {
+		if c.credentials, err = transportCredentials(env); err != nil {
+			return config{}, err
+		}
+	}
+	if text, variable := env.setting("TIMEOUT"); text != "" {
+		ms, err := strconv.ParseUint(text, 10, 31)
+		if err != nil || ms == 0 {
+			return config{}, fmt.Errorf("%s is %q, not a number of milliseconds", variable, text)
+		}
+		c.timeout = time.Duration(ms) * time.Millisecond
+	}
+	switch text, variable := env.setting("COMPRESSION"); text {
+	case "", "none":
+	case gzip.Name:
+		c.compressor = gzip.Name
+	default:
+		return config{}, fmt.Errorf("%s is %q, not gzip or none", variable, text)
+	}
+	text, variable := env.setting("HEADERS")
+	if c.headers, err = parseHeaders(text); err != nil {
+		return config{}, fmt.Errorf("%s: %w", variable, err)
+	}
+	return c, nil
+}
+
+// setTarget sets the target, and reports whether the connection is to be secure: a
+// scheme of http or https decides, and else the environment, where the default is
+// that it is.
+func (c *config) setTarget(endpoint string, env environment) (secure bool, err error) {
+	scheme, _, found := strings.Cut(endpoint, "://")
+	if scheme = strings.ToLower(scheme); found && (scheme == "http" || scheme == "https") {
+		u, err := url.Parse(endpoint)
+		if err != nil {
+			return false, fmt.Errorf("endpoint: %w", err)
+		}
+		if u.Hostname() == "" {
+			return false, fmt.Errorf("endpoint %q has no host", endpoint)
+		}
+		c.target = u.Host
+		return scheme == "https", nil
+	}
+	c.target = endpoint
+	text, variable := env.setting("INSECURE")
+	switch strings.ToLower(text) {
+	case "", "false":
+		return true, nil
+	case "true":
+		return false, nil
+	default:
+		return false, fmt.Errorf("%s is %q, not true or false", variable, text)
+	}
+}
+
+// transportCredentials returns those for TLS: the system's authorities, or else those
+// in CERTIFICATE, and the client's certificate, if there is one.
+func transportCredentials(env environment) (credentials.TransportCredentials, error) {
+	c := &tls.Config{MinVersion: tls.VersionTLS12}
+	if path, variable := env.setting("CERTIFICATE"); path != "" {
+		pem, err := os.ReadFile(path) //nolint:gosec // G304: the user names it
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", variable, err)
+		}
+		c.RootCAs = x509.NewCertPool()
+		if !c.RootCAs.AppendCertsFromPEM(pem) {
+			return nil, fmt.Errorf("%s: no certificate in %s", variable, path)
+		}
+	}
+	certificate, certificateVariable := env.setting("CLIENT_CERTIFICATE")
+	key, keyVariable := env.setting("CLIENT_KEY")
+	if (certificate == "") != (key == "") {
+		return nil, fmt.Errorf("%s%s is set without its counterpart: it takes both the client's certificate and key", certificateVariable, keyVariable)
+	}
+	if certificate != "" {
+		pair, err := tls.LoadX509KeyPair(certificate, key)
+		if err != nil {
+			return nil, fmt.Errorf("%s and %s: %w", certificateVariable, keyVariable, err)
+		}
+		c.Certificates = []tls.Certificate{pair}
+	}
+	return credentials.NewTLS(c), nil
+}
+
+// parseHeaders parses key=value pairs between commas, values percent-encoded, as the
+// OTLP exporter's specification has them.
+func parseHeaders(text string) (metadata.MD, error) {
+	headers := metadata.MD{}
+	for pair := range strings.SplitSeq(text, ",") {
+		if pair = strings.TrimSpace(pair); pair == "" {
+			continue
+		}
+		key, value, ok := strings.Cut(pair, "=")
+		key = strings.TrimSpace(key)
+		value, err := url.PathUnescape(strings.TrimSpace(value))
+		if !ok || key == "" || err != nil {
+			// Headers hold secrets: the message repeats nothing of them.
+			return nil, errors.New("not key=value pairs between commas, with the values percent-encoded")
+		}
+		headers.Append(key, value)
+	}
+	return headers, nil
+}

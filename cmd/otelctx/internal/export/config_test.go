@@ -1,0 +1,91 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package export
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc/metadata"
+)
+
+func TestConfig(t *testing.T) {
+	const general, profiles = "OTEL_EXPORTER_OTLP_", "OTEL_EXPORTER_OTLP_PROFILES_"
+	for _, c := range []struct {
+		name     string
+		endpoint string
+		env      map[string]string
+		target   string
+		secure   bool
+	}{
+		{name: "default", target: "localhost:4317"},
+		{name: "general", env: map[string]string{general + "ENDPOINT": "http://a:1"}, target: "a:1"},
+		{name: "profiles", env: map[string]string{general + "ENDPOINT": "http://a:1", profiles + "ENDPOINT": "https://b:2/path"}, target: "b:2", secure: true},
+		{name: "empty counts as not set", env: map[string]string{general + "ENDPOINT": "http://a:1", profiles + "ENDPOINT": ""}, target: "a:1"},
+		{name: "command line", endpoint: "HTTP://c:3", env: map[string]string{profiles + "ENDPOINT": "https://b:2"}, target: "c:3"},
+		{name: "scheme before INSECURE", endpoint: "https://c:3", env: map[string]string{general + "INSECURE": "true"}, target: "c:3", secure: true},
+		{name: "scheme before not INSECURE", endpoint: "http://c:3", env: map[string]string{general + "INSECURE": "false"}, target: "c:3"},
+		{name: "no scheme", endpoint: "c:3", target: "c:3", secure: true},
+		{name: "no scheme, insecure", endpoint: "c:3", env: map[string]string{general + "INSECURE": "True"}, target: "c:3"},
+		{name: "no scheme, insecure but for profiles", endpoint: "c:3", env: map[string]string{general + "INSECURE": "true", profiles + "INSECURE": "false"}, target: "c:3", secure: true},
+		{name: "gRPC's scheme", endpoint: "dns:///c:3", target: "dns:///c:3", secure: true},
+		{name: "other protocol with an endpoint for gRPC", endpoint: "http://c:3", env: map[string]string{general + "PROTOCOL": "http/protobuf"}, target: "c:3"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			got, err := newConfig(c.endpoint, func(name string) string { return c.env[name] })
+			require.NoError(t, err)
+			assert.Equal(t, c.target, got.target)
+			assert.Equal(t, map[bool]string{true: "tls", false: "insecure"}[c.secure], got.credentials.Info().SecurityProtocol)
+			assert.Equal(t, 10*time.Second, got.timeout)
+			assert.Empty(t, got.compressor)
+			assert.Empty(t, got.headers)
+		})
+	}
+}
+
+func TestConfigSettings(t *testing.T) {
+	env := map[string]string{
+		"OTEL_EXPORTER_OTLP_HEADERS":              "general=1",
+		"OTEL_EXPORTER_OTLP_PROFILES_HEADERS":     " Api-Key = a%2Cb%20c , x=y=z,",
+		"OTEL_EXPORTER_OTLP_TIMEOUT":              "1500",
+		"OTEL_EXPORTER_OTLP_PROFILES_COMPRESSION": "gzip",
+	}
+	got, err := newConfig("", func(name string) string { return env[name] })
+	require.NoError(t, err)
+	assert.Equal(t, metadata.MD{"api-key": {"a,b c"}, "x": {"y=z"}}, got.headers)
+	assert.Equal(t, 1500*time.Millisecond, got.timeout)
+	assert.Equal(t, "gzip", got.compressor)
+}
+
+func TestConfigErrors(t *testing.T) {
+	for name, c := range map[string]struct {
+		variable, value, endpoint, want string
+	}{
+		"timeout":       {variable: "TIMEOUT", value: "10s", want: "OTEL_EXPORTER_OTLP_TIMEOUT"},
+		"zero timeout":  {variable: "TIMEOUT", value: "0", want: "OTEL_EXPORTER_OTLP_TIMEOUT"},
+		"compression":   {variable: "PROFILES_COMPRESSION", value: "zstd", want: "OTEL_EXPORTER_OTLP_PROFILES_COMPRESSION"},
+		"headers":       {variable: "HEADERS", value: "secret", want: "OTEL_EXPORTER_OTLP_HEADERS"},
+		"encoding":      {variable: "HEADERS", value: "key=se%cret", want: "percent-encoded"},
+		"protocol":      {variable: "PROTOCOL", value: "http/protobuf", want: "grpc"},
+		"insecure":      {variable: "INSECURE", value: "yes", endpoint: "host:1", want: "OTEL_EXPORTER_OTLP_INSECURE"},
+		"certificate":   {variable: "CERTIFICATE", value: "/nowhere", endpoint: "https://host", want: "OTEL_EXPORTER_OTLP_CERTIFICATE"},
+		"no PEM":        {variable: "CERTIFICATE", value: "/dev/null", endpoint: "https://host", want: "no certificate"},
+		"only a key":    {variable: "CLIENT_KEY", value: "/nowhere", endpoint: "https://host", want: "counterpart"},
+		"no host":       {endpoint: "http://", want: "no host"},
+		"malformed URL": {endpoint: "http://[", want: "endpoint"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := newConfig(c.endpoint, func(name string) string {
+				if name == "OTEL_EXPORTER_OTLP_"+c.variable {
+					return c.value
+				}
+				return ""
+			})
+			require.ErrorContains(t, err, c.want)
+			assert.NotContains(t, err.Error(), "cret", "headers are secrets")
+		})
+	}
+}

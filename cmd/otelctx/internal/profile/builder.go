@@ -1,0 +1,233 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package profile
+
+import (
+	"crypto/rand"
+	"encoding/binary"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
+	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
+	profilespb "go.opentelemetry.io/proto/otlp/profiles/v1development"
+	resourcepb "go.opentelemetry.io/proto/otlp/resource/v1"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/symbols"
+)
+
+// ScopeName is the instrumentation scope of the profiles.
+const ScopeName = "github.com/otelctx/otelctx/cmd/otelctx"
+
+// The type and unit of samples and of the period between them.
+const (
+	typeCPU         = "cpu"
+	unitNanoseconds = "nanoseconds"
+	typeSamples     = "samples"
+	unitCount       = "count"
+)
+
+// profileIDSize is in bytes.
+const profileIDSize = 16
+
+// Options are about a whole recording.
+type Options struct {
+	// Start is when the recording began.
+	Start time.Time
+	// Frequency is how many samples are taken in a second of CPU time.
+	Frequency int
+	// Version is that of the scope, and may be empty.
+	Version string
+}
+
+// Resource is what a profile is about. Those with the same attributes and schema URL
+// are equal (==), in whatever order the attributes were.
+type Resource struct{ encoded, schemaURL string }
+
+// NewResource returns the resource with these attributes. Of several with one key the
+// last counts. It fails if they cannot be encoded, for strings that are not UTF-8.
+func NewResource(attributes []*commonpb.KeyValue, schemaURL string) (Resource, error) {
+	encoded, err := marshal.Marshal(&resourcepb.Resource{Attributes: unique(attributes)})
+	if err != nil {
+		return Resource{}, fmt.Errorf("encode resource: %w", err)
+	}
+	return Resource{encoded: string(encoded), schemaURL: strings.ToValidUTF8(schemaURL, "�")}, nil
+}
+
+// marshal gives equal messages equal bytes.
+var marshal = proto.MarshalOptions{Deterministic: true}
+
+// unique returns attributes by key, the last of each.
+func unique(attributes []*commonpb.KeyValue) []*commonpb.KeyValue {
+	if len(attributes) < 2 {
+		return attributes
+	}
+	sorted := slices.Clone(attributes)
+	slices.Reverse(sorted)
+	slices.SortStableFunc(sorted, func(a, b *commonpb.KeyValue) int { return strings.Compare(a.GetKey(), b.GetKey()) })
+	return slices.CompactFunc(sorted, func(a, b *commonpb.KeyValue) bool { return a.GetKey() == b.GetKey() })
+}
+
+// Link is the span that a sample belongs to.
+type Link struct {
+	TraceID [16]byte
+	SpanID  [8]byte
+}
+
+// Sample is one sample: a CPU was running a thread at one time.
+type Sample struct {
+	Time time.Time
+	// Stack is the leaf first. It is not kept.
+	Stack []*symbols.Location
+	// Link is nil if the sample belongs to no known span. It is not kept.
+	Link *Link
+	// Attributes say more. Of several with one key the last counts. They are not kept.
+	Attributes []*commonpb.KeyValue
+}
+
+// Builder makes profiles of samples. What it holds grows by the different stacks,
+// links and attributes, and by 16 bytes a sample. It is not safe for concurrent use.
+type Builder struct {
+	options     Options
+	period      int64 // nanoseconds of CPU time that a sample stands for
+	first, last int64 // times of samples in Unix nanoseconds; 0 without samples
+	dictionary  *dictionary
+	byResource  map[Resource]*resourceSamples
+	resources   []*resourceSamples
+}
+
+// resourceSamples are the samples of one resource.
+type resourceSamples struct {
+	resource Resource
+	id       []byte
+	byKey    map[sampleKey]*combined
+	samples  []*combined
+}
+
+// sampleKey is the identity of a sample in the format.
+type sampleKey struct{ stack, attributes, link int32 }
+
+// combined is all samples with one identity.
+type combined struct {
+	sampleKey
+	times []uint64
+}
+
+// New returns a builder without samples. A frequency below 1 counts as 1.
+func New(options Options) *Builder {
+	return &Builder{
+		options:    options,
+		period:     int64(time.Second) / int64(max(options.Frequency, 1)),
+		dictionary: newDictionary(),
+		byResource: map[Resource]*resourceSamples{},
+	}
+}
+
+// Add adds a sample of what resource is about.
+func (b *Builder) Add(resource Resource, s Sample) {
+	r, ok := b.byResource[resource]
+	if !ok {
+		r = &resourceSamples{resource: resource, id: newProfileID(), byKey: map[sampleKey]*combined{}}
+		b.byResource[resource] = r
+		b.resources = append(b.resources, r)
+	}
+	key := sampleKey{
+		stack:      b.dictionary.stack(s.Stack),
+		attributes: b.dictionary.attributeSet(s.Attributes),
+		link:       b.dictionary.link(s.Link),
+	}
+	c, ok := r.byKey[key]
+	if !ok {
+		c = &combined{sampleKey: key}
+		r.byKey[key] = c
+		r.samples = append(r.samples, c)
+	}
+	at := max(s.Time.UnixNano(), 1)
+	c.times = append(c.times, uint64(at))
+	if b.first == 0 || at < b.first {
+		b.first = at
+	}
+	b.last = max(b.last, at)
+}
+
+func newProfileID() []byte {
+	id := make([]byte, profileIDSize)
+	_, _ = rand.Read(id) // never fails
+	return id
+}
+
+// Data returns a profile of all samples so far for each resource, in the order in
+// which resources and samples came. end is when the recording ended; samples from
+// before its start or after its end, by a clock's difference, widen its range. More
+// samples may be added afterwards, and what was returned does not change; the messages
+// of the dictionary are shared between calls, and nobody may change them.
+func (b *Builder) Data(end time.Time) *profilespb.ProfilesData {
+	start, limit := b.options.Start.UnixNano(), end.UnixNano()
+	if b.first != 0 {
+		start, limit = min(start, b.first), max(limit, b.last+1)
+	}
+	limit = max(limit, start)
+	data := &profilespb.ProfilesData{}
+	var valueType *profilespb.ValueType
+	if len(b.resources) > 0 { // a dictionary has no strings that nothing uses
+		valueType = &profilespb.ValueType{
+			TypeStrindex: b.dictionary.string(typeCPU),
+			UnitStrindex: b.dictionary.string(unitNanoseconds),
+		}
+	}
+	for _, r := range b.resources {
+		data.ResourceProfiles = append(data.ResourceProfiles, &profilespb.ResourceProfiles{
+			Resource:  r.resource.message(),
+			SchemaUrl: r.resource.schemaURL,
+			ScopeProfiles: []*profilespb.ScopeProfiles{{
+				Scope:     &commonpb.InstrumentationScope{Name: ScopeName, Version: b.options.Version},
+				SchemaUrl: semconv.SchemaURL,
+				Profiles: []*profilespb.Profile{{
+					SampleType:   valueType,
+					PeriodType:   valueType,
+					Period:       b.period,
+					Samples:      r.messages(b.dictionary, b.period),
+					TimeUnixNano: uint64(start),
+					DurationNano: uint64(limit - start),
+					ProfileId:    r.id,
+				}},
+			}},
+		})
+	}
+	data.Dictionary = b.dictionary.message()
+	return data
+}
+
+func (r Resource) message() *resourcepb.Resource {
+	m := &resourcepb.Resource{}
+	if err := proto.Unmarshal([]byte(r.encoded), m); err != nil {
+		panic("profile: a resource that was encoded does not decode: " + err.Error())
+	}
+	return m
+}
+
+// messages returns the samples, each with the period as the value at every time.
+func (r *resourceSamples) messages(d *dictionary, period int64) []*profilespb.Sample {
+	samples := make([]*profilespb.Sample, len(r.samples))
+	for i, c := range r.samples {
+		times := slices.Clone(c.times)
+		slices.Sort(times)
+		samples[i] = &profilespb.Sample{
+			StackIndex:         c.stack,
+			AttributeIndices:   d.attributeSets[c.attributes],
+			LinkIndex:          c.link,
+			Values:             slices.Repeat([]int64{period}, len(times)),
+			TimestampsUnixNano: times,
+		}
+	}
+	return samples
+}
+
+// appendIndex appends an index to a key.
+func appendIndex(key []byte, index int32) []byte {
+	return binary.LittleEndian.AppendUint32(key, uint32(index))
+}

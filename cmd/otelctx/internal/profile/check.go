@@ -1,0 +1,467 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package profile
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"unicode/utf8"
+
+	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
+	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
+	profilespb "go.opentelemetry.io/proto/otlp/profiles/v1development"
+	resourcepb "go.opentelemetry.io/proto/otlp/resource/v1"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/symbols"
+)
+
+// Check returns an error for each way, up to a limit, in which data is not as the
+// builder of this package makes it: for what the format demands or recommends (MUST
+// and SHOULD in profiles.proto v0.4.0), and for what this package promises beyond
+// that. Nothing in data is trusted.
+//
+// The format's rules: index 0 of each table is the zero value; indices are inside
+// their table; tables have neither duplicates nor entries that nothing uses; keys of
+// attributes are unique; ids have their length; a sample has as many values as times,
+// its times are inside the profile's range, and no two samples have one identity;
+// original_payload comes with its format.
+//
+// The promises: one profile for each resource; samples of CPU time, each value the
+// period; ids of profiles are set and unique; a link is to a valid span or index 0;
+// what is unknown has no lines; addresses are in their mapping; attributes do not refer
+// to strings of the dictionary where they could; original_payload is left unset.
+func Check(data *profilespb.ProfilesData) error {
+	c := checker{dictionary: data.GetDictionary()}
+	c.tables()
+	if len(c.errs) == 0 { // indices can be followed
+		c.profiles(data.GetResourceProfiles())
+		c.orphans()
+	}
+	return errors.Join(c.errs...)
+}
+
+// maxProblems bounds the errors that are returned.
+const maxProblems = 100
+
+// checker collects problems.
+type checker struct {
+	dictionary *profilespb.ProfilesDictionary
+	used       usage
+	errs       []error
+}
+
+// usage tells of each entry of each table whether anything refers to it.
+type usage struct{ mappings, locations, functions, links, strings, attributes, stacks []bool }
+
+func (c *checker) problem(format string, args ...any) {
+	if len(c.errs) < maxProblems {
+		c.errs = append(c.errs, fmt.Errorf(format, args...))
+	}
+}
+
+// inside reports whether there is an entry index in a table with as many entries as
+// used. It is a problem if there is none.
+func (c *checker) inside(used []bool, index int32, what string, args ...any) bool {
+	if index < 0 || int(index) >= len(used) {
+		c.problem("%s: index %d of %d", fmt.Sprintf(what, args...), index, len(used))
+		return false
+	}
+	return true
+}
+
+// tables checks the dictionary by itself: the zero values, indices and duplicates.
+func (c *checker) tables() {
+	d := c.dictionary
+	if d == nil {
+		c.problem("no dictionary")
+		return
+	}
+	c.used = usage{
+		mappings:   make([]bool, len(d.GetMappingTable())),
+		locations:  make([]bool, len(d.GetLocationTable())),
+		functions:  make([]bool, len(d.GetFunctionTable())),
+		links:      make([]bool, len(d.GetLinkTable())),
+		strings:    make([]bool, len(d.GetStringTable())),
+		attributes: make([]bool, len(d.GetAttributeTable())),
+		stacks:     make([]bool, len(d.GetStackTable())),
+	}
+	checkTable(c, "mapping", d.GetMappingTable(), zeroMessage, encode, c.mapping)
+	checkTable(c, "location", d.GetLocationTable(), zeroMessage, encode, c.location)
+	checkTable(c, "function", d.GetFunctionTable(), zeroMessage, encode, c.function)
+	checkTable(c, "link", d.GetLinkTable(), zeroLink, encode, c.link)
+	checkTable(c, "string", d.GetStringTable(), func(s string) bool { return s == "" }, func(s string) string { return s }, c.string)
+	checkTable(c, "attribute", d.GetAttributeTable(), zeroMessage, encode, c.attribute)
+	checkTable(c, "stack", d.GetStackTable(), zeroMessage, encode, c.stack)
+}
+
+// checkTable checks that entry 0 of table is zero, that no other is the same as
+// another by its key, and each other than 0 with check.
+func checkTable[T any](c *checker, name string, table []T, zero func(T) bool, key func(T) string, check func(name string, entry T)) {
+	if len(table) == 0 || !zero(table[0]) {
+		c.problem("%s table: index 0 is not the zero value", name)
+	}
+	if len(table) > math.MaxInt32 {
+		c.problem("%s table: %d entries", name, len(table))
+	}
+	seen := make(map[string]int, len(table))
+	for i, entry := range table {
+		if other, ok := seen[key(entry)]; ok {
+			c.problem("%s %d is a duplicate of %d", name, i, other)
+		}
+		seen[key(entry)] = i
+		if i > 0 {
+			check(fmt.Sprintf("%s %d", name, i), entry)
+		}
+	}
+}
+
+func zeroMessage[T proto.Message](m T) bool { return m.ProtoReflect().IsValid() && proto.Size(m) == 0 }
+
+// zeroLink takes ids of no bytes and ids of zeros for the zero value, as the format
+// does.
+func zeroLink(l *profilespb.Link) bool {
+	return l != nil && allZero(l.GetTraceId()) && allZero(l.GetSpanId())
+}
+
+func allZero(b []byte) bool {
+	return !slices.ContainsFunc(b, func(x byte) bool { return x != 0 })
+}
+
+// encode returns the same for equal messages. What does not encode, strings that are
+// not UTF-8, is a problem of its own elsewhere.
+func encode[T proto.Message](m T) string {
+	b, _ := marshal.Marshal(m)
+	return string(b)
+}
+
+// The checks of one entry look only at indices that it has itself, in order that they
+// can be used where other entries are wrong.
+
+func (c *checker) string(name, s string) {
+	if !utf8.ValidString(s) {
+		c.problem("%s is not UTF-8: %q", name, s)
+	}
+}
+
+func (c *checker) mapping(name string, m *profilespb.Mapping) {
+	if m.GetMemoryStart() >= m.GetMemoryLimit() {
+		c.problem("%s: range %#x-%#x is empty", name, m.GetMemoryStart(), m.GetMemoryLimit())
+	}
+	c.inside(c.used.strings, m.GetFilenameStrindex(), "%s: file name", name)
+	c.attributeIndices(name, m.GetAttributeIndices())
+}
+
+func (c *checker) location(name string, l *profilespb.Location) {
+	if c.inside(c.used.mappings, l.GetMappingIndex(), "%s: mapping", name) && l.GetMappingIndex() != 0 {
+		m := c.dictionary.GetMappingTable()[l.GetMappingIndex()]
+		if l.GetAddress() < m.GetMemoryStart() || l.GetAddress() > m.GetMemoryLimit() {
+			c.problem("%s: address %#x is not in its mapping %#x-%#x", name, l.GetAddress(), m.GetMemoryStart(), m.GetMemoryLimit())
+		}
+	}
+	for i, line := range l.GetLines() {
+		if c.inside(c.used.functions, line.GetFunctionIndex(), "%s: line %d: function", name, i) && line.GetFunctionIndex() == 0 {
+			c.problem("%s: line %d is of no function", name, i)
+		}
+		if line.GetLine() < 0 || line.GetColumn() < 0 {
+			c.problem("%s: line %d: place %d:%d", name, i, line.GetLine(), line.GetColumn())
+		}
+	}
+	c.attributeIndices(name, l.GetAttributeIndices())
+}
+
+func (c *checker) function(name string, f *profilespb.Function) {
+	if c.inside(c.used.strings, f.GetNameStrindex(), "%s: name", name) && f.GetNameStrindex() == 0 {
+		c.problem("%s has no name", name)
+	}
+	c.inside(c.used.strings, f.GetSystemNameStrindex(), "%s: system name", name)
+	c.inside(c.used.strings, f.GetFilenameStrindex(), "%s: file name", name)
+	if f.GetStartLine() < 0 {
+		c.problem("%s: starts in line %d", name, f.GetStartLine())
+	}
+}
+
+func (c *checker) link(name string, l *profilespb.Link) {
+	if len(l.GetTraceId()) != len(Link{}.TraceID) || allZero(l.GetTraceId()) {
+		c.problem("%s: trace id %x is not valid", name, l.GetTraceId())
+	}
+	if len(l.GetSpanId()) != len(Link{}.SpanID) || allZero(l.GetSpanId()) {
+		c.problem("%s: span id %x is not valid", name, l.GetSpanId())
+	}
+}
+
+func (c *checker) attribute(name string, a *profilespb.KeyValueAndUnit) {
+	if c.inside(c.used.strings, a.GetKeyStrindex(), "%s: key", name) && a.GetKeyStrindex() == 0 {
+		c.problem("%s has no key", name)
+	}
+	c.inside(c.used.strings, a.GetUnitStrindex(), "%s: unit", name)
+	c.value(name, a.GetValue())
+}
+
+func (c *checker) stack(name string, s *profilespb.Stack) {
+	for i, l := range s.GetLocationIndices() {
+		if c.inside(c.used.locations, l, "%s: location %d", name, i) && l == 0 {
+			c.problem("%s: location %d is index 0, which stands for none", name, i)
+		}
+	}
+}
+
+// value checks an attribute's value. It may be unset.
+func (c *checker) value(name string, v *commonpb.AnyValue) {
+	switch v := v.GetValue().(type) {
+	case *commonpb.AnyValue_StringValueStrindex:
+		c.problem("%s: value refers to string %d", name, v.StringValueStrindex)
+	case *commonpb.AnyValue_StringValue:
+		if !utf8.ValidString(v.StringValue) {
+			c.problem("%s: value is not UTF-8: %q", name, v.StringValue)
+		}
+	case *commonpb.AnyValue_ArrayValue:
+		for _, element := range v.ArrayValue.GetValues() {
+			c.value(name, element)
+		}
+	case *commonpb.AnyValue_KvlistValue:
+		c.keyValues(name, v.KvlistValue.GetValues())
+	}
+}
+
+// keyValues checks attributes that are not in the dictionary.
+func (c *checker) keyValues(name string, attributes []*commonpb.KeyValue) {
+	seen := map[string]bool{}
+	for _, a := range attributes {
+		key := a.GetKey()
+		if a.GetKeyStrindex() != 0 {
+			c.problem("%s: key %q refers to string %d", name, key, a.GetKeyStrindex())
+		}
+		if key == "" || !utf8.ValidString(key) {
+			c.problem("%s: key %q", name, key)
+		}
+		if seen[key] {
+			c.problem("%s: key %q twice", name, key)
+		}
+		seen[key] = true
+		c.value(fmt.Sprintf("%s: %q", name, key), a.GetValue())
+	}
+}
+
+// attributeIndices checks what refers to attributes of the dictionary.
+func (c *checker) attributeIndices(name string, indices []int32) {
+	seen := map[int32]bool{}
+	for _, i := range indices {
+		if !c.inside(c.used.attributes, i, "%s: attribute", name) {
+			continue
+		}
+		if i == 0 {
+			c.problem("%s: attribute index 0, which stands for none", name)
+		}
+		a := c.dictionary.GetAttributeTable()[i]
+		key := a.GetKeyStrindex()
+		if seen[key] {
+			c.problem("%s: attribute key %d twice", name, key)
+		}
+		seen[key] = true
+		if key > 0 && int(key) < len(c.used.strings) {
+			c.known(name, c.dictionary.GetStringTable()[key], a.GetValue())
+		}
+	}
+}
+
+// known checks the attributes whose values are laid down.
+func (c *checker) known(name, key string, v *commonpb.AnyValue) {
+	switch key {
+	case string(semconv.ProfileFrameTypeKey):
+		if !slices.Contains(frameTypes, v.GetStringValue()) {
+			c.problem("%s: %s is %v", name, key, v)
+		}
+	case string(semconv.ProcessExecutableBuildIDGNUKey), string(semconv.ProcessExecutableBuildIDGoKey):
+		if v.GetStringValue() == "" {
+			c.problem("%s: %s is %v", name, key, v)
+		}
+	}
+}
+
+// frameTypes are the values of profile.frame.type that symbols finds.
+var frameTypes = []string{symbols.TypeGo, symbols.TypeNative, symbols.TypeKernel}
+
+// profiles checks everything outside of the dictionary.
+func (c *checker) profiles(resources []*profilespb.ResourceProfiles) {
+	seen, ids := map[string]bool{}, map[string]bool{}
+	for i, r := range resources {
+		name := fmt.Sprintf("resource %d", i)
+		if r.GetResource() == nil {
+			c.problem("%s: not set", name)
+		}
+		c.keyValues(name, r.GetResource().GetAttributes())
+		key := r.GetSchemaUrl() + "\x00" + encode(&resourcepb.Resource{Attributes: unique(r.GetResource().GetAttributes())})
+		if seen[key] {
+			c.problem("%s: there is another profile of the same resource", name)
+		}
+		seen[key] = true
+		if len(r.GetScopeProfiles()) != 1 || len(r.GetScopeProfiles()[0].GetProfiles()) != 1 {
+			c.problem("%s: not exactly one profile", name)
+		}
+		for _, s := range r.GetScopeProfiles() {
+			c.keyValues(name+": scope", s.GetScope().GetAttributes())
+			for _, p := range s.GetProfiles() {
+				c.profile(name, p)
+				if ids[string(p.GetProfileId())] {
+					c.problem("%s: profile id %x is another profile's", name, p.GetProfileId())
+				}
+				ids[string(p.GetProfileId())] = true
+			}
+		}
+	}
+}
+
+func (c *checker) profile(name string, p *profilespb.Profile) {
+	if len(p.GetProfileId()) != profileIDSize || allZero(p.GetProfileId()) {
+		c.problem("%s: profile id %x is not valid", name, p.GetProfileId())
+	}
+	if (p.GetOriginalPayloadFormat() == "") != (len(p.GetOriginalPayload()) == 0) {
+		c.problem("%s: original payload and its format are not set together", name)
+	}
+	if p.GetOriginalPayloadFormat() != "" || len(p.GetOriginalPayload()) != 0 {
+		c.problem("%s: original payload is set", name)
+	}
+	c.valueType(name+": sample type", p.GetSampleType())
+	c.valueType(name+": period type", p.GetPeriodType())
+	if p.GetPeriod() <= 0 {
+		c.problem("%s: period is %d", name, p.GetPeriod())
+	}
+	c.attributeIndices(name, p.GetAttributeIndices())
+	c.useAttributes(p.GetAttributeIndices())
+	if p.GetTimeUnixNano() == 0 || p.GetTimeUnixNano() > math.MaxInt64 || p.GetDurationNano() > math.MaxInt64-p.GetTimeUnixNano() {
+		c.problem("%s: range %d+%d ns", name, p.GetTimeUnixNano(), p.GetDurationNano())
+	}
+	identities := map[string]int{}
+	for i, s := range p.GetSamples() {
+		name := fmt.Sprintf("%s: sample %d", name, i)
+		c.sample(name, p, s)
+		key := identity(s)
+		if other, ok := identities[key]; ok {
+			c.problem("%s: not combined with sample %d, which has the same stack, attributes and link", name, other)
+		}
+		identities[key] = i
+	}
+}
+
+func (c *checker) valueType(name string, t *profilespb.ValueType) {
+	if !c.inside(c.used.strings, t.GetTypeStrindex(), "%s", name) || !c.inside(c.used.strings, t.GetUnitStrindex(), "%s: unit", name) {
+		return
+	}
+	c.used.strings[t.GetTypeStrindex()], c.used.strings[t.GetUnitStrindex()] = true, true
+	table := c.dictionary.GetStringTable()
+	if table[t.GetTypeStrindex()] != typeCPU || table[t.GetUnitStrindex()] != unitNanoseconds {
+		c.problem("%s: %q in %q, not %q in %q", name, table[t.GetTypeStrindex()], table[t.GetUnitStrindex()], typeCPU, unitNanoseconds)
+	}
+}
+
+func (c *checker) sample(name string, p *profilespb.Profile, s *profilespb.Sample) {
+	values, times := s.GetValues(), s.GetTimestampsUnixNano()
+	if len(values) == 0 && len(times) == 0 {
+		c.problem("%s: neither values nor times", name)
+	}
+	if len(values) != len(times) {
+		c.problem("%s: %d values, %d times", name, len(values), len(times))
+	}
+	for _, v := range values {
+		if v != p.GetPeriod() {
+			c.problem("%s: value %d is not the period, %d", name, v, p.GetPeriod())
+		}
+	}
+	for _, t := range times {
+		if t < p.GetTimeUnixNano() || t-p.GetTimeUnixNano() >= p.GetDurationNano() {
+			c.problem("%s: time %d is not in %d+%d", name, t, p.GetTimeUnixNano(), p.GetDurationNano())
+		}
+	}
+	if c.inside(c.used.links, s.GetLinkIndex(), "%s: link", name) {
+		c.used.links[s.GetLinkIndex()] = true
+	}
+	c.attributeIndices(name, s.GetAttributeIndices())
+	c.useAttributes(s.GetAttributeIndices())
+	if c.inside(c.used.stacks, s.GetStackIndex(), "%s: stack", name) {
+		c.useStack(s.GetStackIndex())
+	}
+}
+
+// identity returns what samples with one identity have in common, in the format's
+// words: stack_index, set_of(attribute_indices), link_index.
+func identity(s *profilespb.Sample) string {
+	key := appendIndex(appendIndex(nil, s.GetStackIndex()), s.GetLinkIndex())
+	indices := slices.Clone(s.GetAttributeIndices())
+	slices.Sort(indices)
+	for _, i := range slices.Compact(indices) {
+		key = appendIndex(key, i)
+	}
+	return string(key)
+}
+
+// The use functions follow indices of the dictionary, which are known to be inside
+// their tables, and of which each is followed once.
+
+func (c *checker) useStack(i int32) {
+	if c.used.stacks[i] {
+		return
+	}
+	c.used.stacks[i] = true
+	for _, i := range c.dictionary.GetStackTable()[i].GetLocationIndices() {
+		c.useLocation(i)
+	}
+}
+
+func (c *checker) useLocation(i int32) {
+	if c.used.locations[i] {
+		return
+	}
+	c.used.locations[i] = true
+	l := c.dictionary.GetLocationTable()[i]
+	c.useAttributes(l.GetAttributeIndices())
+	for _, line := range l.GetLines() {
+		c.used.functions[line.GetFunctionIndex()] = true
+		f := c.dictionary.GetFunctionTable()[line.GetFunctionIndex()]
+		c.used.strings[f.GetNameStrindex()] = true
+		c.used.strings[f.GetSystemNameStrindex()] = true
+		c.used.strings[f.GetFilenameStrindex()] = true
+	}
+	c.used.mappings[l.GetMappingIndex()] = true
+	m := c.dictionary.GetMappingTable()[l.GetMappingIndex()]
+	c.used.strings[m.GetFilenameStrindex()] = true
+	c.useAttributes(m.GetAttributeIndices())
+}
+
+// useAttributes ignores indices that are a problem already.
+func (c *checker) useAttributes(indices []int32) {
+	for _, i := range indices {
+		if i < 0 || int(i) >= len(c.used.attributes) || c.used.attributes[i] {
+			continue
+		}
+		c.used.attributes[i] = true
+		a := c.dictionary.GetAttributeTable()[i]
+		c.used.strings[a.GetKeyStrindex()] = true
+		c.used.strings[a.GetUnitStrindex()] = true
+	}
+}
+
+// orphans checks that everything in the dictionary is used.
+func (c *checker) orphans() {
+	for _, table := range []struct {
+		name string
+		used []bool
+	}{
+		{"mapping", c.used.mappings},
+		{"location", c.used.locations},
+		{"function", c.used.functions},
+		{"link", c.used.links},
+		{"string", c.used.strings},
+		{"attribute", c.used.attributes},
+		{"stack", c.used.stacks},
+	} {
+		for i, used := range table.used {
+			if i > 0 && !used {
+				c.problem("%s %d is an orphan", table.name, i)
+			}
+		}
+	}
+}

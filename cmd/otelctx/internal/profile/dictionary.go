@@ -1,0 +1,309 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package profile
+
+import (
+	"encoding/binary"
+	"slices"
+	"strings"
+
+	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
+	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
+	profilespb "go.opentelemetry.io/proto/otlp/profiles/v1development"
+
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/symbols"
+)
+
+const (
+	// maxKnownLocations bounds the locations that are known by their pointer. Beyond it
+	// they are found by their content.
+	maxKnownLocations = 1 << 17
+	// maxText bounds the bytes of strings and attributes, which come from the processes
+	// and their files. Beyond it new ones are left out: functions are unknown then.
+	maxText = 64 << 20
+)
+
+// dictionary holds the tables that profiles refer to. Whatever is asked for its index
+// is in there from then on, once: callers must use the index. Index 0 of each is the
+// zero value.
+type dictionary struct {
+	tables profilespb.ProfilesDictionary
+
+	strings    map[string]int32
+	functions  map[functionKey]int32
+	mappings   map[symbols.Mapping]int32
+	known      map[*symbols.Location]int32
+	locations  map[string]int32 // by all that they refer to
+	stacks     map[string]int32 // by their locations
+	links      map[Link]int32
+	attributes map[string]int32 // encoded
+
+	// attributeSets are sets of attributes by number, the empty one first.
+	attributeSets [][]int32
+	setNumbers    map[string]int32
+
+	text int // bytes in strings and attributes
+
+	key     []byte // scratch space
+	inner   []byte // scratch space of what a key needs first
+	indices []int32
+}
+
+type functionKey struct{ name, file int32 }
+
+func newDictionary() *dictionary {
+	d := &dictionary{
+		strings:    map[string]int32{"": 0},
+		functions:  map[functionKey]int32{},
+		mappings:   map[symbols.Mapping]int32{{}: 0},
+		known:      map[*symbols.Location]int32{},
+		locations:  map[string]int32{},
+		stacks:     map[string]int32{"": 0},
+		links:      map[Link]int32{},
+		attributes: map[string]int32{},
+
+		attributeSets: [][]int32{nil},
+		setNumbers:    map[string]int32{"": 0},
+	}
+	d.tables.StringTable = []string{""}
+	d.tables.FunctionTable = []*profilespb.Function{{}}
+	d.tables.MappingTable = []*profilespb.Mapping{{}}
+	d.tables.LocationTable = []*profilespb.Location{{}}
+	d.tables.StackTable = []*profilespb.Stack{{}}
+	// Of full length, as the format asks: some decoders know no other.
+	d.tables.LinkTable = []*profilespb.Link{{TraceId: make([]byte, len(Link{}.TraceID)), SpanId: make([]byte, len(Link{}.SpanID))}}
+	d.tables.AttributeTable = []*profilespb.KeyValueAndUnit{{}}
+	return d
+}
+
+// message returns the tables as they are now.
+func (d *dictionary) message() *profilespb.ProfilesDictionary {
+	return &profilespb.ProfilesDictionary{
+		StringTable:    slices.Clone(d.tables.GetStringTable()),
+		FunctionTable:  slices.Clone(d.tables.GetFunctionTable()),
+		MappingTable:   slices.Clone(d.tables.GetMappingTable()),
+		LocationTable:  slices.Clone(d.tables.GetLocationTable()),
+		StackTable:     slices.Clone(d.tables.GetStackTable()),
+		LinkTable:      slices.Clone(d.tables.GetLinkTable()),
+		AttributeTable: slices.Clone(d.tables.GetAttributeTable()),
+	}
+}
+
+// add appends value to table, and returns its index.
+func add[T any](table *[]T, value T) int32 {
+	*table = append(*table, value)
+	return int32(len(*table) - 1)
+}
+
+// room reports whether there is room for new strings and attributes with size bytes.
+func (d *dictionary) room(size int) bool { return d.text+size <= maxText }
+
+// string makes s valid UTF-8, which it need not be: names come from foreign files.
+func (d *dictionary) string(s string) int32 {
+	if i, ok := d.strings[s]; ok {
+		return i
+	}
+	valid := strings.ToValidUTF8(s, "�")
+	if i, ok := d.strings[valid]; ok {
+		return i
+	}
+	d.text += len(valid)
+	valid = strings.Clone(valid) // not a part of something larger
+	i := add(&d.tables.StringTable, valid)
+	d.strings[valid] = i
+	return i
+}
+
+// stack leaves out locations of which nothing is known, not even an address.
+func (d *dictionary) stack(stack []*symbols.Location) int32 {
+	d.key = d.key[:0]
+	for _, l := range stack {
+		if i := d.location(l); i != 0 {
+			d.key = appendIndex(d.key, i)
+		}
+	}
+	if i, ok := d.stacks[string(d.key)]; ok {
+		return i
+	}
+	indices := make([]int32, len(d.key)/4)
+	for n := range indices {
+		indices[n] = int32(binary.LittleEndian.Uint32(d.key[n*4:]))
+	}
+	i := add(&d.tables.StackTable, &profilespb.Stack{LocationIndices: indices})
+	d.stacks[string(d.key)] = i
+	return i
+}
+
+// location uses no scratch space that stack does.
+func (d *dictionary) location(l *symbols.Location) int32 {
+	if i, ok := d.known[l]; ok {
+		return i
+	}
+	m := &profilespb.Location{MappingIndex: d.mapping(l.Mapping), Address: l.Address}
+	if d.canName(l.Lines) {
+		for _, line := range l.Lines {
+			m.Lines = append(m.Lines, &profilespb.Line{FunctionIndex: d.function(line), Line: int64(line.Line)})
+		}
+	}
+	if l.Type != "" {
+		m.AttributeIndices = d.appendAttribute(nil, StringAttribute(string(semconv.ProfileFrameTypeKey), l.Type))
+	}
+	i := d.locationByContent(m)
+	if len(d.known) >= maxKnownLocations {
+		clear(d.known)
+	}
+	d.known[l] = i
+	return i
+}
+
+// locationByContent finds the location that is the same as m: symbols may have
+// forgotten a location and found it again. It returns 0 for one without any content.
+func (d *dictionary) locationByContent(m *profilespb.Location) int32 {
+	if m.GetMappingIndex() == 0 && m.GetAddress() == 0 && len(m.GetLines()) == 0 && len(m.GetAttributeIndices()) == 0 {
+		return 0
+	}
+	key := appendIndex(nil, m.GetMappingIndex())
+	key = binary.LittleEndian.AppendUint64(key, m.GetAddress())
+	for _, i := range m.GetAttributeIndices() {
+		key = appendIndex(key, i)
+	}
+	key = append(key, ':')
+	for _, line := range m.GetLines() {
+		key = appendIndex(key, line.GetFunctionIndex())
+		key = binary.LittleEndian.AppendUint64(key, uint64(line.GetLine()))
+	}
+	if i, ok := d.locations[string(key)]; ok {
+		return i
+	}
+	i := add(&d.tables.LocationTable, m)
+	d.locations[string(key)] = i
+	return i
+}
+
+// canName reports whether all of lines have names for which there is room: some of a
+// chain of calls would be a wrong one.
+func (d *dictionary) canName(lines []symbols.Line) bool {
+	size := 0
+	for _, line := range lines {
+		if line.Function == "" {
+			return false
+		}
+		size += len(line.Function) + len(line.File)
+	}
+	return d.room(size)
+}
+
+func (d *dictionary) function(line symbols.Line) int32 {
+	key := functionKey{name: d.string(line.Function), file: d.string(line.File)}
+	if i, ok := d.functions[key]; ok {
+		return i
+	}
+	i := add(&d.tables.FunctionTable, &profilespb.Function{NameStrindex: key.name, FilenameStrindex: key.file})
+	d.functions[key] = i
+	return i
+}
+
+func (d *dictionary) mapping(m *symbols.Mapping) int32 {
+	if m == nil {
+		return 0
+	}
+	if i, ok := d.mappings[*m]; ok {
+		return i
+	}
+	const attributes = 400 // bytes that two take besides their values, at most
+	bare := symbols.Mapping{Start: m.Start, Limit: m.Limit, FileOffset: m.FileOffset}
+	if *m != bare && !d.room(len(m.Path)+attributes+3*(len(m.GNUBuildID)+len(m.GoBuildID))) {
+		return d.mapping(&bare)
+	}
+	message := &profilespb.Mapping{
+		MemoryStart: m.Start, MemoryLimit: m.Limit, FileOffset: m.FileOffset,
+		FilenameStrindex: d.string(m.Path),
+	}
+	if m.GNUBuildID != "" {
+		message.AttributeIndices = d.appendAttribute(message.GetAttributeIndices(), StringAttribute(string(semconv.ProcessExecutableBuildIDGNUKey), m.GNUBuildID))
+	}
+	if m.GoBuildID != "" {
+		message.AttributeIndices = d.appendAttribute(message.GetAttributeIndices(), StringAttribute(string(semconv.ProcessExecutableBuildIDGoKey), m.GoBuildID))
+	}
+	i := add(&d.tables.MappingTable, message)
+	d.mappings[*m] = i
+	return i
+}
+
+// link takes a link without a valid id for none.
+func (d *dictionary) link(l *Link) int32 {
+	if l == nil || l.TraceID == [16]byte{} || l.SpanID == [8]byte{} {
+		return 0
+	}
+	if i, ok := d.links[*l]; ok {
+		return i
+	}
+	i := add(&d.tables.LinkTable, &profilespb.Link{TraceId: slices.Clone(l.TraceID[:]), SpanId: slices.Clone(l.SpanID[:])})
+	d.links[*l] = i
+	return i
+}
+
+// attributeSet returns the number of the set of attributes.
+func (d *dictionary) attributeSet(attributes []*commonpb.KeyValue) int32 {
+	if len(attributes) == 0 {
+		return 0
+	}
+	d.indices = d.indices[:0]
+	for _, a := range unique(attributes) {
+		d.indices = d.appendAttribute(d.indices, a)
+	}
+	slices.Sort(d.indices)
+	d.key = d.key[:0]
+	for _, i := range d.indices {
+		d.key = appendIndex(d.key, i)
+	}
+	if i, ok := d.setNumbers[string(d.key)]; ok {
+		return i
+	}
+	i := add(&d.attributeSets, slices.Clone(d.indices))
+	d.setNumbers[string(d.key)] = i
+	return i
+}
+
+// appendAttribute appends the index of a, if it has one.
+func (d *dictionary) appendAttribute(indices []int32, a *commonpb.KeyValue) []int32 {
+	if i := d.attribute(a); i != 0 {
+		return append(indices, i)
+	}
+	return indices
+}
+
+// attribute returns 0, none, for an attribute without a key, for one that cannot be
+// encoded, for strings that are not UTF-8, and if there is no more room.
+func (d *dictionary) attribute(a *commonpb.KeyValue) int32 {
+	var err error
+	if d.inner, err = marshal.MarshalAppend(d.inner[:0], a); err != nil || a.GetKey() == "" {
+		return 0
+	}
+	if i, ok := d.attributes[string(d.inner)]; ok {
+		return i
+	}
+	if !d.room(2 * len(d.inner)) {
+		return 0
+	}
+	key := string(d.inner)
+	d.text += len(key)
+	i := add(&d.tables.AttributeTable, &profilespb.KeyValueAndUnit{KeyStrindex: d.string(a.GetKey()), Value: a.GetValue()})
+	d.attributes[key] = i
+	return i
+}
+
+// StringAttribute returns an attribute with a string, made valid UTF-8.
+func StringAttribute(key, value string) *commonpb.KeyValue {
+	return &commonpb.KeyValue{Key: key, Value: &commonpb.AnyValue{
+		Value: &commonpb.AnyValue_StringValue{StringValue: strings.ToValidUTF8(value, "�")},
+	}}
+}
+
+// IntAttribute returns an attribute with a number.
+func IntAttribute(key string, value int64) *commonpb.KeyValue {
+	return &commonpb.KeyValue{Key: key, Value: &commonpb.AnyValue{
+		Value: &commonpb.AnyValue_IntValue{IntValue: value},
+	}}
+}

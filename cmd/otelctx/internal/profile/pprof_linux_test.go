@@ -1,0 +1,148 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package profile
+
+import (
+	"bytes"
+	"encoding/hex"
+	"flag"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/google/pprof/profile"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
+
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/symbols"
+)
+
+var update = flag.Bool("update", false, "write golden files")
+
+// fixed returns a builder with a recording that is the same on every machine.
+func fixed(t testing.TB) *Builder {
+	t.Helper()
+	binary := &symbols.Mapping{Start: 0x401000, Limit: 0x500000, FileOffset: 0x1000, Path: "/usr/bin/shop", GoBuildID: "a/b/c/d"}
+	libc := &symbols.Mapping{Start: 0x7f0000001000, Limit: 0x7f0000200000, Path: "/lib/libc.so.6", GNUBuildID: "c0ffee"}
+	outer := &symbols.Location{Mapping: binary, Address: 0x401234, Type: symbols.TypeGo, Lines: []symbols.Line{
+		{Function: "main.inlined", File: "main.go", Line: 12}, {Function: "main.main", File: "main.go", Line: 3},
+	}}
+	native := &symbols.Location{Mapping: libc, Address: 0x7f0000001500, Type: symbols.TypeNative, Lines: []symbols.Line{{Function: "qsort"}}}
+	unknown := &symbols.Location{Mapping: libc, Address: 0x7f0000001600, Type: symbols.TypeNative}
+	kernel := &symbols.Location{Address: 0xffffffff81000010, Type: symbols.TypeKernel, Lines: []symbols.Line{{Function: "do_syscall_64"}}}
+	b := New(Options{Start: start, Frequency: frequency})
+	shop := mustResource(t, StringAttribute("service.name", "shop"), StringAttribute("secret", "x"), IntAttribute("process.pid", 7))
+	other := mustResource(t, StringAttribute("service.name", "other"))
+	for i := range 4 {
+		at := start.Add(time.Duration(i) * time.Second)
+		b.Add(shop, Sample{Time: at, Stack: []*symbols.Location{native, outer}, Link: &linkA, Attributes: []*commonpb.KeyValue{IntAttribute("thread.id", 9)}})
+		b.Add(shop, Sample{Time: at, Stack: []*symbols.Location{outer}, Link: &linkB})
+	}
+	b.Add(shop, Sample{Time: start, Stack: []*symbols.Location{kernel, unknown, outer}})
+	b.Add(other, Sample{Time: start, Stack: []*symbols.Location{outer}})
+	return b
+}
+
+// TestPprofGolden compares with what the file had when somebody looked at it.
+func TestPprofGolden(t *testing.T) {
+	p, err := Pprof(fixed(t).Data(start.Add(duration)))
+	require.NoError(t, err)
+	const golden = "testdata/pprof.golden"
+	if *update {
+		require.NoError(t, os.WriteFile(golden, []byte(p.String()), 0o644))
+	}
+	want, err := os.ReadFile(golden)
+	require.NoError(t, err)
+	assert.Equal(t, string(want), p.String())
+
+	var b bytes.Buffer
+	require.NoError(t, p.Write(&b))
+	again, err := profile.Parse(&b)
+	require.NoError(t, err)
+	require.NoError(t, again.CheckValid())
+	assert.Equal(t, string(want), again.String())
+	for i, m := range again.Mapping {
+		assert.True(t, m.HasFunctions, "mapping %d", i)
+	}
+}
+
+// TestPprofTotals compares a real recording with its conversion.
+func TestPprofTotals(t *testing.T) {
+	data := record(t)
+	p, err := Pprof(data)
+	require.NoError(t, err)
+	var samples, nanoseconds, linked int64
+	for _, s := range p.Sample {
+		samples += s.Value[0]
+		nanoseconds += s.Value[1]
+		if len(s.Label["span_id"]) == 1 {
+			linked += s.Value[0]
+			assert.Equal(t, []string{hex.EncodeToString(linkA.TraceID[:])}, s.Label["trace_id"])
+		}
+	}
+	assert.EqualValues(t, 128, samples)
+	assert.Equal(t, total(data), nanoseconds)
+	assert.EqualValues(t, 2*(21+21), linked)
+	assert.Equal(t, period, p.Period)
+}
+
+// TestPprofTool has the tool of the Go distribution filter by span, trace, service and
+// thread.
+func TestPprofTool(t *testing.T) {
+	p, err := Pprof(fixed(t).Data(start.Add(duration)))
+	require.NoError(t, err)
+	path := filepath.Join(t.TempDir(), "cpu.pb.gz")
+	f, err := os.Create(path)
+	require.NoError(t, err)
+	require.NoError(t, p.Write(f))
+	require.NoError(t, f.Close())
+	for _, c := range []struct {
+		filter string
+		count  string
+	}{
+		{"", "10"},
+		{"-tagfocus=span_id=" + hex.EncodeToString(linkA.SpanID[:]), "4"},
+		{"-tagignore=span_id=" + hex.EncodeToString(linkA.SpanID[:]), "6"},
+		{"-tagfocus=trace_id=" + hex.EncodeToString(linkA.TraceID[:]), "8"},
+		{"-tagfocus=span_id=^" + hex.EncodeToString(linkB.SpanID[:]) + "$", "4"},
+		{"-tagfocus=service.name=other", "1"},
+		{"-tagfocus=process.pid=7", "9"},
+		{"-tagfocus=thread.id=9", "4"},
+	} {
+		args := []string{"tool", "pprof", "-symbolize=none", "-sample_index=samples", "-top", "-flat"}
+		if c.filter != "" {
+			args = append(args, c.filter)
+		}
+		output, err := exec.Command("go", append(args, path)...).CombinedOutput()
+		require.NoError(t, err, "%s", output)
+		total := "Showing nodes accounting for " + c.count + ","
+		assert.Contains(t, string(output), total, "%s: %s", c.filter, output)
+	}
+	output, err := exec.Command("go", "tool", "pprof", "-symbolize=none", "-tags", path).CombinedOutput()
+	require.NoError(t, err)
+	for _, tag := range []string{"trace_id:", "span_id:", "service.name:", "process.pid:", "thread.id:"} {
+		assert.Contains(t, string(output), tag)
+	}
+	assert.NotContains(t, string(output), "secret", "an attribute that tells no services apart")
+}
+
+// The program is what pprof takes for it, wherever the first sample was.
+func TestPprofMain(t *testing.T) {
+	kernel := &symbols.Mapping{Start: 0xffffffff81000000, Limit: 0xffffffff82000000, Path: "[kernel.kallsyms]"}
+	program := &symbols.Mapping{Start: 0x401000, Limit: 0x500000, Path: "/usr/bin/shop"}
+	b := New(Options{Start: start, Frequency: frequency})
+	b.Add(mustResource(t), Sample{Time: start, Stack: []*symbols.Location{
+		{Mapping: kernel, Address: 0xffffffff81000010, Type: symbols.TypeKernel},
+		{Mapping: program, Address: 0x401234, Type: symbols.TypeGo},
+	}})
+	p, err := Pprof(b.Data(start.Add(duration)))
+	require.NoError(t, err)
+	require.Len(t, p.Mapping, 2)
+	assert.Equal(t, "/usr/bin/shop", p.Mapping[0].File)
+	assert.Equal(t, "[kernel.kallsyms]", p.Mapping[1].File)
+	require.NoError(t, p.CheckValid())
+}

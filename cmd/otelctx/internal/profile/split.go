@@ -1,0 +1,221 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package profile
+
+import (
+	"fmt"
+
+	profilespb "go.opentelemetry.io/proto/otlp/profiles/v1development"
+	"google.golang.org/protobuf/proto"
+)
+
+// Split returns data in parts of at most limit bytes as protobuf, each complete in
+// itself: with a dictionary of what its samples use, and with new ids for its profiles,
+// which are different ones. Data that is small enough is returned as it is, and larger
+// data must be as [Check] accepts it. A sample that is too large by itself is divided
+// by time; it is an error if even one time with its stack is.
+func Split(data *profilespb.ProfilesData, limit int) ([]*profilespb.ProfilesData, error) {
+	if proto.Size(data) <= limit {
+		return []*profilespb.ProfilesData{data}, nil
+	}
+	if err := Check(data); err != nil {
+		return nil, err
+	}
+	return split(data, limit)
+}
+
+func split(data *profilespb.ProfilesData, limit int) ([]*profilespb.ProfilesData, error) {
+	size := proto.Size(data)
+	if size <= limit {
+		return []*profilespb.ProfilesData{data}, nil
+	}
+	times := 0
+	for s := range samplesOf(data) {
+		times += len(s.GetTimestampsUnixNano())
+	}
+	if times < 2 {
+		return nil, fmt.Errorf("one sample takes %d bytes, more than %d", size, limit)
+	}
+	var parts []*profilespb.ProfilesData
+	for _, half := range [][2]int{{0, times / 2}, {times / 2, times}} {
+		more, err := split(extract(data, half[0], half[1]), limit)
+		if err != nil {
+			return nil, err
+		}
+		parts = append(parts, more...)
+	}
+	return parts, nil
+}
+
+func samplesOf(data *profilespb.ProfilesData) func(yield func(*profilespb.Sample) bool) {
+	return func(yield func(*profilespb.Sample) bool) {
+		for _, r := range data.GetResourceProfiles() {
+			for _, s := range r.GetScopeProfiles() {
+				for _, p := range s.GetProfiles() {
+					for _, sample := range p.GetSamples() {
+						if !yield(sample) {
+							return
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
+// extract returns data with the times from number from on and before number to,
+// counted through all samples, and nothing that only others need.
+func extract(data *profilespb.ProfilesData, from, to int) *profilespb.ProfilesData {
+	e := extractor{from: data.GetDictionary(), to: newDictionary()}
+	result := &profilespb.ProfilesData{}
+	at := 0 // number of the next time
+	for _, r := range data.GetResourceProfiles() {
+		// Check has seen that there is one of each.
+		scope := r.GetScopeProfiles()[0]
+		p := scope.GetProfiles()[0]
+		var samples []*profilespb.Sample
+		for _, s := range p.GetSamples() {
+			n := len(s.GetTimestampsUnixNano())
+			first, limit := min(max(from-at, 0), n), min(max(to-at, 0), n)
+			if at += n; first < limit {
+				samples = append(samples, e.sample(s, first, limit))
+			}
+		}
+		if samples == nil {
+			continue
+		}
+		result.ResourceProfiles = append(result.ResourceProfiles, &profilespb.ResourceProfiles{
+			Resource:  r.GetResource(),
+			SchemaUrl: r.GetSchemaUrl(),
+			ScopeProfiles: []*profilespb.ScopeProfiles{{
+				Scope:     scope.GetScope(),
+				SchemaUrl: scope.GetSchemaUrl(),
+				Profiles: []*profilespb.Profile{{
+					SampleType:             e.valueType(p.GetSampleType()),
+					PeriodType:             e.valueType(p.GetPeriodType()),
+					Period:                 p.GetPeriod(),
+					Samples:                samples,
+					TimeUnixNano:           p.GetTimeUnixNano(),
+					DurationNano:           p.GetDurationNano(),
+					ProfileId:              newProfileID(),
+					DroppedAttributesCount: p.GetDroppedAttributesCount(),
+					AttributeIndices:       e.attributes(p.GetAttributeIndices()),
+				}},
+			}},
+		})
+	}
+	result.Dictionary = &e.to.tables
+	return result
+}
+
+// extractor copies entries of one dictionary, which has no duplicates, to another as
+// they are asked for.
+type extractor struct {
+	from *profilespb.ProfilesDictionary
+	to   *dictionary
+	// The new indices by the old ones.
+	mappings, locations, functions, links, stacks, attributeTable map[int32]int32
+}
+
+// copyEntry returns the index in table of what had index i, and puts there what copy
+// makes of it at the first time.
+func copyEntry[T any](known *map[int32]int32, i int32, table *[]T, copyOf func() T) int32 {
+	if i == 0 {
+		return 0
+	}
+	if j, ok := (*known)[i]; ok {
+		return j
+	}
+	if *known == nil {
+		*known = map[int32]int32{}
+	}
+	j := add(table, copyOf())
+	(*known)[i] = j
+	return j
+}
+
+func (e *extractor) string(i int32) int32 { return e.to.string(e.from.GetStringTable()[i]) }
+
+func (e *extractor) valueType(t *profilespb.ValueType) *profilespb.ValueType {
+	return &profilespb.ValueType{TypeStrindex: e.string(t.GetTypeStrindex()), UnitStrindex: e.string(t.GetUnitStrindex())}
+}
+
+// sample returns s with its times from first on and before limit.
+func (e *extractor) sample(s *profilespb.Sample, first, limit int) *profilespb.Sample {
+	return &profilespb.Sample{
+		StackIndex:         e.stack(s.GetStackIndex()),
+		AttributeIndices:   e.attributes(s.GetAttributeIndices()),
+		LinkIndex:          e.link(s.GetLinkIndex()),
+		Values:             s.GetValues()[first:limit],
+		TimestampsUnixNano: s.GetTimestampsUnixNano()[first:limit],
+	}
+}
+
+func (e *extractor) stack(i int32) int32 {
+	return copyEntry(&e.stacks, i, &e.to.tables.StackTable, func() *profilespb.Stack {
+		return &profilespb.Stack{LocationIndices: mapIndices(e.from.GetStackTable()[i].GetLocationIndices(), e.location)}
+	})
+}
+
+func (e *extractor) location(i int32) int32 {
+	return copyEntry(&e.locations, i, &e.to.tables.LocationTable, func() *profilespb.Location {
+		l := e.from.GetLocationTable()[i]
+		c := &profilespb.Location{
+			MappingIndex:     e.mapping(l.GetMappingIndex()),
+			Address:          l.GetAddress(),
+			AttributeIndices: e.attributes(l.GetAttributeIndices()),
+		}
+		for _, line := range l.GetLines() {
+			c.Lines = append(c.Lines, &profilespb.Line{FunctionIndex: e.function(line.GetFunctionIndex()), Line: line.GetLine(), Column: line.GetColumn()})
+		}
+		return c
+	})
+}
+
+func (e *extractor) function(i int32) int32 {
+	return copyEntry(&e.functions, i, &e.to.tables.FunctionTable, func() *profilespb.Function {
+		f := e.from.GetFunctionTable()[i]
+		return &profilespb.Function{
+			NameStrindex:       e.string(f.GetNameStrindex()),
+			SystemNameStrindex: e.string(f.GetSystemNameStrindex()),
+			FilenameStrindex:   e.string(f.GetFilenameStrindex()),
+			StartLine:          f.GetStartLine(),
+		}
+	})
+}
+
+func (e *extractor) mapping(i int32) int32 {
+	return copyEntry(&e.mappings, i, &e.to.tables.MappingTable, func() *profilespb.Mapping {
+		m := e.from.GetMappingTable()[i]
+		return &profilespb.Mapping{
+			MemoryStart: m.GetMemoryStart(), MemoryLimit: m.GetMemoryLimit(), FileOffset: m.GetFileOffset(),
+			FilenameStrindex: e.string(m.GetFilenameStrindex()),
+			AttributeIndices: e.attributes(m.GetAttributeIndices()),
+		}
+	})
+}
+
+func (e *extractor) link(i int32) int32 {
+	return copyEntry(&e.links, i, &e.to.tables.LinkTable, func() *profilespb.Link { return e.from.GetLinkTable()[i] })
+}
+
+func (e *extractor) attributes(indices []int32) []int32 {
+	return mapIndices(indices, func(i int32) int32 {
+		return copyEntry(&e.attributeTable, i, &e.to.tables.AttributeTable, func() *profilespb.KeyValueAndUnit {
+			a := e.from.GetAttributeTable()[i]
+			return &profilespb.KeyValueAndUnit{KeyStrindex: e.string(a.GetKeyStrindex()), Value: a.GetValue(), UnitStrindex: e.string(a.GetUnitStrindex())}
+		})
+	})
+}
+
+func mapIndices(indices []int32, newIndex func(int32) int32) []int32 {
+	if len(indices) == 0 {
+		return nil
+	}
+	mapped := make([]int32, len(indices))
+	for n, i := range indices {
+		mapped[n] = newIndex(i)
+	}
+	return mapped
+}

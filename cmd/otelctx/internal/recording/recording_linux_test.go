@@ -1,0 +1,171 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build amd64 || arm64
+
+package recording
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
+	processcontextpb "go.opentelemetry.io/proto/otlp/processcontext/v1development"
+	resourcepb "go.opentelemetry.io/proto/otlp/resource/v1"
+
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/burner"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/sampler"
+	"github.com/otelctx/otelctx/internal/childproc"
+	"github.com/otelctx/otelctx/reader"
+)
+
+func TestMain(m *testing.M) {
+	childproc.Main(m, map[string]func(*childproc.Parent){burner.Role: burner.Run})
+}
+
+// record records, unless this user may not.
+func record(t *testing.T, ctx context.Context, c Config) *Result {
+	t.Helper()
+	r, err := Record(ctx, c)
+	if errors.Is(err, sampler.ErrNotPermitted) {
+		t.Skip(err)
+	}
+	require.NoError(t, err)
+	require.NoError(t, profile.Check(r.Data))
+	return r
+}
+
+// Every sample is in the profile or counted as lost.
+func TestSamplesAreInTheProfileOrLost(t *testing.T) {
+	c := childproc.Start(t, burner.Role, nil)
+	require.Equal(t, "burning", c.Ask("%s", burner.Words(burner.Records)))
+	for size, lossy := range map[int]bool{0: false, os.Getpagesize(): true} {
+		r := record(t, t.Context(), Config{
+			PID: c.PID(), Duration: time.Second, Sampler: sampler.Config{Frequency: 997, BufferSize: size},
+		})
+		samples := uint64(0)
+		for _, rp := range r.Data.GetResourceProfiles() {
+			for _, s := range rp.GetScopeProfiles()[0].GetProfiles()[0].GetSamples() {
+				samples += uint64(len(s.GetTimestampsUnixNano()))
+			}
+		}
+		assert.Equal(t, r.Samples, samples)
+		assert.Equal(t, lossy, r.Lost > 0, "%d lost of %d", r.Lost, r.Samples+r.Lost)
+		assert.Greater(t, r.Samples+r.Lost, uint64(50))
+	}
+}
+
+func TestProgress(t *testing.T) {
+	c := childproc.Start(t, burner.Role, nil)
+	require.Equal(t, "burning", c.Ask("%s", burner.Words(burner.Silent)))
+	var (
+		mu      sync.Mutex
+		elapsed []time.Duration
+		last    uint64
+	)
+	r := record(t, t.Context(), Config{
+		PID: c.PID(), Duration: time.Second, Sampler: sampler.Config{Frequency: 99},
+		Progress: func(d time.Duration, samples uint64) {
+			mu.Lock()
+			defer mu.Unlock()
+			elapsed, last = append(elapsed, d), samples
+		},
+	})
+	assert.Greater(t, len(elapsed), 3)
+	assert.IsIncreasing(t, elapsed)
+	assert.Positive(t, last)
+	assert.LessOrEqual(t, last, r.Samples)
+}
+
+func TestCancelled(t *testing.T) {
+	c := childproc.Start(t, burner.Role, nil)
+	require.Equal(t, "burning", c.Ask("%s", burner.Words(burner.Silent)))
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	r := record(t, ctx, Config{PID: c.PID(), Sampler: sampler.Config{Frequency: 99}})
+	assert.False(t, r.Ended)
+	assert.Less(t, r.End.Sub(r.Start), 10*time.Second)
+	<-ctx.Done()
+	r = record(t, ctx, Config{PID: c.PID(), Sampler: sampler.Config{Frequency: 99}})
+	assert.Less(t, r.Samples, uint64(10), "over before it has begun")
+}
+
+func TestExit(t *testing.T) {
+	cmd := exec.Command("sleep", "100")
+	require.NoError(t, cmd.Start())
+	e, err := watchExit(cmd.Process.Pid)
+	require.NoError(t, err)
+	defer e.close()
+	assert.False(t, e.happened())
+	require.NoError(t, cmd.Process.Kill())
+	// Before anybody has waited for it.
+	assert.Eventually(t, e.happened, 10*time.Second, time.Millisecond)
+	_ = cmd.Wait()
+	assert.True(t, e.happened())
+	_, err = watchExit(1 << 30)
+	require.Error(t, err)
+}
+
+// What a process says of itself holds, and the kernel adds what it does not say.
+func TestResources(t *testing.T) {
+	text := profile.StringAttribute
+	layout := func(kvs ...*commonpb.KeyValue) *reader.ThreadLayout {
+		return &reader.ThreadLayout{Context: &reader.ProcessContext{
+			Message: &processcontextpb.ProcessContext{Resource: &resourcepb.Resource{Attributes: kvs}},
+		}}
+	}
+	exe, err := os.Executable()
+	require.NoError(t, err)
+	path, name, pid := text("process.executable.path", exe), text("process.executable.name", filepath.Base(exe)), os.Getpid()
+	own := profile.IntAttribute("process.pid", int64(pid))
+	for service, test := range map[string]struct {
+		layout *reader.ThreadLayout
+		want   []*commonpb.KeyValue
+	}{
+		filepath.Base(exe): {nil, []*commonpb.KeyValue{own, path, name}},
+		"checkout":         {layout(text("service.name", "checkout")), []*commonpb.KeyValue{text("service.name", "checkout"), own, path, name}},
+		"said": {
+			layout(text("process.executable.name", "said"), profile.IntAttribute("process.pid", 1)),
+			[]*commonpb.KeyValue{path, text("process.executable.name", "said"), profile.IntAttribute("process.pid", 1)},
+		},
+	} {
+		t.Run(service, func(t *testing.T) {
+			got, err := newPublished(pid, test.layout)
+			require.NoError(t, err)
+			want, err := profile.NewResource(test.want, "")
+			require.NoError(t, err)
+			assert.Equal(t, want, got.resource)
+			assert.Equal(t, service, got.service)
+		})
+	}
+}
+
+func TestSampleAttributes(t *testing.T) {
+	got := map[string]string{}
+	for _, kv := range sampleAttributes(&sampler.Sample{
+		TID: 7, Comm: "worker",
+		Span: &sampler.Span{LocalRootSpanID: [8]byte{0xAB}, Attributes: []byte{0, 2, 'h', 'i'}},
+	}, new(reader.ThreadLayout)) {
+		switch v := kv.GetValue().GetValue().(type) {
+		case *commonpb.AnyValue_StringValue:
+			got[kv.GetKey()] = v.StringValue
+		case *commonpb.AnyValue_IntValue:
+			got[kv.GetKey()] = strconv.FormatInt(v.IntValue, 10)
+		case *commonpb.AnyValue_BoolValue:
+			got[kv.GetKey()] = strconv.FormatBool(v.BoolValue)
+		}
+	}
+	assert.Equal(t, map[string]string{
+		"thread.id": "7", "thread.name": "worker", "otelctx.local_root_span_id": "ab00000000000000", "otelctx.span.unproven": "true",
+	}, got, "and no attribute whose name is not known")
+}

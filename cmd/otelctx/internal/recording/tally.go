@@ -1,0 +1,121 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package recording
+
+import (
+	"bytes"
+	"cmp"
+	"slices"
+
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/sampler"
+)
+
+// ProcessUse is how much of the processor a process has used, in samples.
+type ProcessUse struct {
+	PID int
+	// Service is the service's name, or else that of the executable.
+	Service string
+	// Samples is all there are, Attributed those of which a span is known.
+	Samples, Attributed uint64
+}
+
+// SpanUse is how much of the processor was used in a span, in samples, not counting its
+// children.
+type SpanUse struct {
+	Service string
+	TraceID [16]byte
+	SpanID  [8]byte
+	Samples uint64
+	// Unproven is in how many of them it may have been another span.
+	Unproven uint64
+}
+
+// TraceUse is how much of the processor was used in the spans of a trace, of one
+// service, in samples.
+type TraceUse struct {
+	Service string
+	TraceID [16]byte
+	// Spans is in how many of its spans.
+	Spans   int
+	Samples uint64
+}
+
+// tally counts samples.
+type tally struct {
+	processes map[processKey]*ProcessUse
+	spans     map[spanKey]*SpanUse
+}
+
+type processKey struct {
+	pid     int
+	service string
+}
+
+type spanKey struct {
+	service string
+	traceID [16]byte
+	spanID  [8]byte
+}
+
+func newTally() *tally {
+	return &tally{processes: make(map[processKey]*ProcessUse), spans: make(map[spanKey]*SpanUse)}
+}
+
+func (t *tally) add(pid int, service string, s *sampler.Sample) {
+	p := t.processes[processKey{pid, service}]
+	if p == nil {
+		p = &ProcessUse{PID: pid, Service: service}
+		t.processes[processKey{pid, service}] = p
+	}
+	p.Samples++
+	if s.Span == nil {
+		return
+	}
+	p.Attributed++
+	key := spanKey{service, s.Span.TraceID, s.Span.SpanID}
+	u := t.spans[key]
+	if u == nil {
+		u = &SpanUse{Service: service, TraceID: key.traceID, SpanID: key.spanID}
+		t.spans[key] = u
+	}
+	u.Samples++
+	if !s.Span.Proven {
+		u.Unproven++
+	}
+}
+
+// report fills in what has been counted.
+func (t *tally) report(r *Result) {
+	for _, p := range t.processes {
+		r.Processes = append(r.Processes, *p)
+		r.Samples += p.Samples
+		r.Attributed += p.Attributed
+	}
+	traces := make(map[spanKey]*TraceUse)
+	for _, u := range t.spans {
+		r.Spans = append(r.Spans, *u)
+		r.Unproven += u.Unproven
+		key := spanKey{service: u.Service, traceID: u.TraceID}
+		if traces[key] == nil {
+			traces[key] = &TraceUse{Service: u.Service, TraceID: u.TraceID}
+		}
+		traces[key].Spans++
+		traces[key].Samples += u.Samples
+	}
+	for _, u := range traces {
+		r.Traces = append(r.Traces, *u)
+	}
+	// Most first, and what is equal in an order that is always the same.
+	slices.SortFunc(r.Processes, func(a, b ProcessUse) int {
+		return cmp.Or(cmp.Compare(b.Samples, a.Samples), cmp.Compare(a.PID, b.PID), cmp.Compare(a.Service, b.Service))
+	})
+	slices.SortFunc(r.Spans, func(a, b SpanUse) int {
+		return cmp.Or(cmp.Compare(b.Samples, a.Samples), cmp.Compare(a.Service, b.Service),
+			bytes.Compare(a.TraceID[:], b.TraceID[:]), bytes.Compare(a.SpanID[:], b.SpanID[:]))
+	})
+	slices.SortFunc(r.Traces, func(a, b TraceUse) int {
+		return cmp.Or(cmp.Compare(b.Samples, a.Samples), cmp.Compare(a.Service, b.Service),
+			bytes.Compare(a.TraceID[:], b.TraceID[:]))
+	})
+}

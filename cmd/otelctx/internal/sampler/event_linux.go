@@ -1,0 +1,62 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build amd64 || arm64
+
+package sampler
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"github.com/otelctx/otelctx/reader"
+)
+
+var (
+	errMalformed = errors.New("malformed sample")
+	headerSize   = binary.Size(programHeader{})
+)
+
+// decode fills s, but for its time, with what the program has said. It reuses the memory
+// of the stacks. The time is that of CLOCK_BOOTTIME in nanoseconds.
+func (s *Sample) decode(b []byte) (bootNS uint64, err error) {
+	var h programHeader
+	if _, err := binary.Decode(b, binary.NativeEndian, &h); err != nil {
+		return 0, fmt.Errorf("%w: %w", errMalformed, err)
+	}
+	data := b[headerSize:]
+	user, kernel := int(h.UserSize), int(h.KernelSize)
+	if user+kernel+int(h.AttrsSize) > len(data) {
+		return 0, fmt.Errorf("%w: %d bytes", errMalformed, len(b))
+	}
+	*s = Sample{
+		PID: int(h.Pid), TID: int(h.Tid), OwnTID: int(h.OwnTid), CPU: int(h.Cpu), Goroutine: h.Goid,
+		User: addresses(s.User[:0], data[:user]), Kernel: addresses(s.Kernel[:0], data[user:user+kernel]),
+	}
+	comm, _, _ := bytes.Cut(h.Comm[:], []byte{0})
+	s.Comm = string(comm)
+	if h.Carrier != uint8(programCarrierNO_CARRIER) {
+		s.Span = &Span{
+			TraceFlags: h.TraceFlags, Carrier: reader.CarrierKind(h.Carrier), Proven: h.Proven != 0,
+			Attributes: bytes.Clone(data[user+kernel:][:h.AttrsSize]),
+		}
+		binary.NativeEndian.PutUint64(s.Span.TraceID[:8], h.TraceId[0])
+		binary.NativeEndian.PutUint64(s.Span.TraceID[8:], h.TraceId[1])
+		binary.NativeEndian.PutUint64(s.Span.SpanID[:], h.SpanId)
+		binary.NativeEndian.PutUint64(s.Span.LocalRootSpanID[:], h.LocalRootSpanId)
+	}
+	return h.Time, nil
+}
+
+// addresses appends the frames in b to frames. The kernel ends a stack with zeros where
+// it can follow it no longer.
+func addresses(frames []uint64, b []byte) []uint64 {
+	for ; len(b) >= 8; b = b[8:] {
+		if address := binary.NativeEndian.Uint64(b); address != 0 {
+			frames = append(frames, address)
+		}
+	}
+	return frames
+}

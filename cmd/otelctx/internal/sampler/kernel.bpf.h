@@ -1,0 +1,78 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
+
+// What sampler.bpf.c uses of the kernel. Of its structs these have only the fields that
+// are read; where those are is filled in when the program is loaded, from the running
+// kernel's BTF (preserve_access_index).
+
+typedef unsigned char __u8;
+typedef unsigned short __u16;
+typedef unsigned int __u32;
+typedef unsigned long long __u64;
+typedef signed char __s8;
+typedef short __s16;
+typedef int __s32;
+typedef long long __s64;
+typedef __u16 __be16;
+typedef __u32 __be32;
+typedef __u32 __wsum;
+
+enum {
+	BPF_MAP_TYPE_HASH = 1,
+	BPF_MAP_TYPE_ARRAY = 2,
+	BPF_MAP_TYPE_PERCPU_ARRAY = 6,
+	BPF_MAP_TYPE_RINGBUF = 27,
+
+	BPF_F_USER_STACK = 1 << 8,
+
+	BPF_RB_NO_WAKEUP = 1,
+	BPF_RB_FORCE_WAKEUP = 2,
+	BPF_RB_AVAIL_DATA = 0,
+};
+
+#pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
+
+struct ns_common {
+	unsigned int inum;
+};
+
+struct pid_namespace {
+	struct ns_common ns;
+};
+
+struct upid {
+	int nr;
+	struct pid_namespace *ns;
+};
+
+struct pid {
+	unsigned int level;
+	struct upid numbers[1];
+};
+
+struct thread_struct {
+#if defined(__TARGET_ARCH_x86)
+	unsigned long fsbase;
+#elif defined(__TARGET_ARCH_arm64)
+	struct {
+		unsigned long tp_value;
+	} uw;
+#endif
+};
+
+struct task_struct {
+	struct task_struct *group_leader;
+	struct pid *thread_pid;
+	struct thread_struct thread;
+};
+
+#pragma clang attribute pop
+
+// What a program of a perf_event gets: the registers that were interrupted. They are
+// part of the kernel's interface to user space, so that they stay where they are.
+struct bpf_perf_event_data {
+#if defined(__TARGET_ARCH_arm64)
+	__u64 regs[31];
+	__u64 sp, pc, pstate;
+#endif
+};

@@ -1,0 +1,106 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build amd64 || arm64
+
+package sampler
+
+import (
+	"github.com/otelctx/otelctx/internal/wire"
+	"github.com/otelctx/otelctx/reader"
+)
+
+// noField is where slots have fields that they do not have.
+const noField = 1024
+
+// newLayout returns what the program is to know of a process. layout may be nil.
+//
+// What can be proven is all that is looked at where there is any: a thread's slot that
+// nobody can check would only add what may be wrong. Carriers have been checked by
+// package reader, whose bounds are the program's.
+func newLayout(pid int, layout *reader.ThreadLayout) programLayout {
+	l := programLayout{Pid: uint32(pid)}
+	if layout == nil {
+		return l
+	}
+	provable := false
+	for _, c := range layout.Carriers {
+		provable = provable || c.Err == nil && c.Provable
+	}
+	if provable {
+		l.setRuntime(&layout.Runtime)
+	}
+	for _, c := range layout.Carriers {
+		if c.Err != nil || c.Provable != provable {
+			continue
+		}
+		switch c.Kind {
+		case reader.ThreadSlots:
+			l.add(programFeatureHAS_THREAD_SLOTS)
+			if provable {
+				l.add(programFeatureHAS_OWNERS)
+			}
+			l.Threads = newRing(&c)
+		case reader.GoroutineSlots:
+			l.add(programFeatureHAS_GOROUTINE_SLOTS)
+			l.Goroutines = newRing(&c)
+		case reader.GoroutineRecord:
+			l.add(programFeatureHAS_RECORD)
+			l.G_labels, l.RecordOffset = uint32(layout.Runtime.GLabels), uint32(c.RecordOffset)
+		}
+	}
+	return l
+}
+
+func (l *programLayout) add(f programFeature) { l.Has |= uint32(f) }
+
+// setRuntime stores how the running goroutine is found.
+func (l *programLayout) setRuntime(o *reader.RuntimeOffsets) {
+	l.add(programFeatureHAS_GOROUTINE)
+	l.M_curg, l.G_goid = uint32(o.MCurg), uint32(o.GGoid)
+	if o.TLSGKnown {
+		l.add(programFeatureHAS_TLS_G)
+		l.TlsG = o.TLSG
+	}
+	if o.GM >= 0 {
+		l.add(programFeatureHAS_G_M)
+		l.G_m = uint32(o.GM)
+	}
+	if o.MProcid >= 0 {
+		l.add(programFeatureHAS_M_PROCID)
+		l.M_procid = uint32(o.MProcid)
+	}
+}
+
+func newRing(c *reader.Carrier) programRing {
+	end := 0
+	for _, f := range wire.SlotFields(wire.RingLayout2) {
+		if offset, ok := c.Fields[f.Name]; ok && f.Size > 0 {
+			end = max(end, offset+int(f.Size))
+		}
+	}
+	field := func(name string) uint16 {
+		if offset, ok := c.Fields[name]; ok {
+			return uint16(offset)
+		}
+		return noField
+	}
+	return programRing{
+		Slots:           c.Ring.Address + uint64(c.Ring.HeaderSize),
+		Mask:            uint32(c.Ring.Capacity - 1),
+		SlotSize:        uint32(c.Ring.SlotSize),
+		FieldsSize:      uint32(end),
+		TraceIdHigh:     field("trace_id_high"),
+		TraceIdLow:      field("trace_id_low"),
+		SpanId:          field("span_id"),
+		InUse:           field("in_use"),
+		TraceFlags:      field("trace_flags"),
+		AttrsSize:       field("attrs_size"),
+		Seq:             field("seq"),
+		OwnerGoid:       field("owner_goid"),
+		LocalRootSpanId: field("local_root_span_id"),
+		M:               field("m"),
+		Tid:             field("tid"),
+		Attrs:           field("attrs"),
+	}
+}

@@ -1,0 +1,145 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build amd64 || arm64
+
+package sampler
+
+import (
+	"encoding/binary"
+	"errors"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/otelctx/otelctx/reader"
+	"github.com/otelctx/otelctx/ringbuf"
+)
+
+func bits(features ...programFeature) (has uint32) {
+	for _, f := range features {
+		has |= uint32(f)
+	}
+	return has
+}
+
+// What the program is told depends on what can be proven.
+func TestLayouts(t *testing.T) {
+	runtime := reader.RuntimeOffsets{GM: 48, GGoid: 152, GLabels: 352, MCurg: 184, MProcid: 64, TLSG: -8, TLSGKnown: true}
+	unknown := reader.RuntimeOffsets{GM: -1, GGoid: -1, GLabels: -1, MCurg: -1, MProcid: -1}
+	ring := ringbuf.Info{Address: 0x1000, Capacity: 8, HeaderSize: 64, SlotSize: 96}
+	var (
+		record    = reader.Carrier{Kind: reader.GoroutineRecord, RecordOffset: 24, Provable: true}
+		slots     = reader.Carrier{Kind: reader.ThreadSlots, Ring: ring, Provable: true, Fields: map[string]int{"m": 48}}
+		goroutine = reader.Carrier{Kind: reader.GoroutineSlots, Ring: ring, Provable: true}
+		layout1   = reader.Carrier{Kind: reader.ThreadSlots, Ring: ring}
+		broken    = reader.Carrier{Kind: reader.GoroutineRecord, RecordOffset: 24, Provable: true, Err: errors.New("broken")}
+	)
+	all := []programFeature{
+		programFeatureHAS_GOROUTINE, programFeatureHAS_TLS_G, programFeatureHAS_G_M, programFeatureHAS_M_PROCID,
+	}
+	for name, test := range map[string]struct {
+		runtime  reader.RuntimeOffsets
+		carriers []reader.Carrier
+		want     uint32
+	}{
+		"nothing":              {runtime, nil, 0},
+		"record":               {runtime, []reader.Carrier{record}, bits(append(all, programFeatureHAS_RECORD)...)},
+		"thread slots":         {runtime, []reader.Carrier{slots}, bits(append(all, programFeatureHAS_THREAD_SLOTS, programFeatureHAS_OWNERS)...)},
+		"goroutine slots":      {runtime, []reader.Carrier{goroutine}, bits(append(all, programFeatureHAS_GOROUTINE_SLOTS)...)},
+		"layout 1":             {runtime, []reader.Carrier{layout1}, bits(programFeatureHAS_THREAD_SLOTS)},
+		"layout 1, no runtime": {unknown, []reader.Carrier{layout1}, bits(programFeatureHAS_THREAD_SLOTS)},
+		"record and layout 1":  {runtime, []reader.Carrier{layout1, record}, bits(append(all, programFeatureHAS_RECORD)...)},
+		"broken":               {runtime, []reader.Carrier{broken}, 0},
+		"broken and layout 1":  {runtime, []reader.Carrier{broken, layout1}, bits(programFeatureHAS_THREAD_SLOTS)},
+		"not all of the runtime": {
+			reader.RuntimeOffsets{GM: -1, GGoid: 152, GLabels: 352, MCurg: 184, MProcid: -1},
+			[]reader.Carrier{record},
+			bits(programFeatureHAS_GOROUTINE, programFeatureHAS_RECORD),
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := newLayout(7, &reader.ThreadLayout{Carriers: test.carriers, Runtime: test.runtime})
+			assert.Equal(t, test.want, got.Has)
+			assert.Equal(t, uint32(7), got.Pid)
+		})
+	}
+	assert.Equal(t, programLayout{Pid: 7}, newLayout(7, nil))
+
+	got := newLayout(7, &reader.ThreadLayout{Carriers: []reader.Carrier{record, slots}, Runtime: runtime})
+	assert.Equal(t, programLayout{
+		Pid: 7, Has: got.Has, TlsG: -8, G_m: 48, G_goid: 152, G_labels: 352, M_curg: 184, M_procid: 64, RecordOffset: 24,
+		Threads: programRing{
+			Slots: 0x1040, Mask: 7, SlotSize: 96, FieldsSize: 56, TraceIdHigh: noField, TraceIdLow: noField, SpanId: noField, InUse: noField,
+			TraceFlags: noField, AttrsSize: noField, Seq: noField, OwnerGoid: noField, LocalRootSpanId: noField,
+			M: 48, Tid: noField, Attrs: noField,
+		},
+	}, got)
+}
+
+// The carriers of the program are numbered as those of package reader.
+func TestCarrierNumbers(t *testing.T) {
+	assert.Equal(t, int(reader.ThreadSlots), int(programCarrierTHREAD_SLOTS))
+	assert.Equal(t, int(reader.GoroutineSlots), int(programCarrierGOROUTINE_SLOTS))
+	assert.Equal(t, int(reader.GoroutineRecord), int(programCarrierGOROUTINE_RECORD))
+}
+
+func encodeEvent(t testing.TB, h programHeader, data ...byte) []byte {
+	t.Helper()
+	b, err := binary.Append(nil, binary.NativeEndian, h)
+	require.NoError(t, err)
+	return append(b, data...)
+}
+
+func TestDecode(t *testing.T) {
+	var data []byte
+	for _, address := range []uint64{11, 12, 0, 21, 22} {
+		data = binary.NativeEndian.AppendUint64(data, address)
+	}
+	data = append(data, 1, 2, 'h', 'i')
+	h := programHeader{
+		Time: 5, Goid: 6, Pid: 1, Tid: 2, OwnTid: 3, Cpu: 4, UserSize: 24, KernelSize: 16, AttrsSize: 4,
+		Comm: [16]uint8{'a', 'b'}, Carrier: uint8(programCarrierGOROUTINE_RECORD), Proven: 1, TraceFlags: 1,
+	}
+	for i, to := range []*uint64{&h.TraceId[0], &h.TraceId[1], &h.SpanId, &h.LocalRootSpanId} {
+		*to = binary.NativeEndian.Uint64([]byte{byte(i), 1, 2, 3, 4, 5, 6, 7})
+	}
+	var s Sample
+	at, err := s.decode(encodeEvent(t, h, data...))
+	require.NoError(t, err)
+	assert.Equal(t, uint64(5), at)
+	assert.Equal(t, Sample{
+		PID: 1, TID: 2, OwnTID: 3, CPU: 4, Comm: "ab", User: []uint64{11, 12}, Kernel: []uint64{21, 22}, Goroutine: 6,
+		Span: &Span{
+			TraceID: [16]byte{0, 1, 2, 3, 4, 5, 6, 7, 1, 1, 2, 3, 4, 5, 6, 7}, SpanID: [8]byte{2, 1, 2, 3, 4, 5, 6, 7},
+			LocalRootSpanID: [8]byte{3, 1, 2, 3, 4, 5, 6, 7}, TraceFlags: 1, Attributes: []byte{1, 2, 'h', 'i'},
+			Carrier: reader.GoroutineRecord, Proven: true,
+		},
+	}, s)
+
+	// The memory of stacks is used again, and nothing else is left.
+	stack := &s.User[0]
+	_, err = s.decode(encodeEvent(t, programHeader{UserSize: 8}, 9, 0, 0, 0, 0, 0, 0, 0))
+	require.NoError(t, err)
+	assert.Same(t, stack, &s.User[0])
+	assert.Equal(t, Sample{User: []uint64{9}, Kernel: []uint64{}}, s)
+}
+
+func FuzzDecode(f *testing.F) {
+	f.Add([]byte{})
+	f.Add(encodeEvent(f, programHeader{UserSize: 8, KernelSize: 8, AttrsSize: 1}, make([]byte, 17)...))
+	f.Add(encodeEvent(f, programHeader{UserSize: 0xFFFF, AttrsSize: 0xFFFF, Carrier: 9}))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var s Sample
+		if _, err := s.decode(b); err != nil {
+			require.ErrorIs(t, err, errMalformed)
+			return
+		}
+		n := headerSize + 8*(len(s.User)+len(s.Kernel))
+		if s.Span != nil {
+			n += len(s.Span.Attributes)
+		}
+		require.LessOrEqual(t, n, len(b))
+	})
+}

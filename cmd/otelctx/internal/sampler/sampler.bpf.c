@@ -1,0 +1,616 @@
+//go:build ignore
+
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
+
+// Samples threads: where they are, and by what their process advertises, in which span.
+//
+// It runs in the interrupt of a cpu-clock event, in the context of the thread that was
+// interrupted. That thread cannot go on meanwhile; other threads of the process can, so
+// that what they may write is looked at before and after.
+
+#include <stdbool.h>
+
+#include "kernel.bpf.h"
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_core_read.h>
+
+// The kernel lets only programs under the GPL read memory.
+char _license[] SEC("license") = "GPL";
+
+// How many processes can be watched.
+#define MAX_PROCESSES 4096
+// The kernel follows at most 127 frames unless it is told otherwise.
+#define MAX_FRAMES 127
+#define STACK_SIZE (MAX_FRAMES * 8)
+// What a slot may be long, and the place of fields that slots do not have, which reads
+// as zeros.
+#define SLOT_SIZE 1024
+#define NO_FIELD SLOT_SIZE
+// The attributes of a record (OTEP 4947) or slot.
+#define MAX_ATTRIBUTES 1023
+#define MAX_RECORD_ATTRIBUTES 612
+#define RECORD_SIZE 28
+#define MAX_LABELS 64
+#define MAX_NAMESPACES 33 // MAX_PID_NS_LEVEL and the first one
+#define SLOT_ATTEMPTS 3
+
+// The carriers, numbered as in package reader.
+enum carrier {
+	NO_CARRIER,
+	THREAD_SLOTS,
+	GOROUTINE_SLOTS,
+	GOROUTINE_RECORD,
+};
+
+// What there is in a process, in layout.has.
+enum feature {
+	HAS_TLS_G = 1 << 0, // tls_g
+	HAS_GOROUTINE = 1 << 1, // m_curg, g_goid
+	HAS_G_M = 1 << 2,
+	HAS_M_PROCID = 1 << 3,
+	HAS_RECORD = 1 << 4, // g_labels, record_offset
+	HAS_THREAD_SLOTS = 1 << 5,
+	HAS_GOROUTINE_SLOTS = 1 << 6,
+	// The thread slots say whose they are, and that can be checked.
+	HAS_OWNERS = 1 << 7,
+};
+
+// Types that Go is to know although nothing is declared of them.
+const enum carrier *for_go_carrier __attribute__((unused));
+const enum feature *for_go_feature __attribute__((unused));
+
+// ring says where slots are and what is where in them.
+struct ring {
+	__u64 slots; // the address of the first one
+	__u32 mask; // how many there are, less 1
+	__u32 slot_size;
+	__u32 fields_size; // up to where fields other than the attributes go
+	__u16 trace_id_high, trace_id_low, span_id, in_use, trace_flags, attrs_size, seq;
+	__u16 owner_goid, local_root_span_id, m, tid, attrs;
+};
+
+// layout says what one process advertises.
+struct layout {
+	__u32 pid;
+	__u32 has;
+	__s64 tls_g;
+	__u32 g_m, g_goid, g_labels, m_curg, m_procid, record_offset;
+	struct ring threads, goroutines;
+};
+
+// header is a sample without what varies in size.
+struct header {
+	__u64 time; // CLOCK_BOOTTIME in nanoseconds
+	__u64 goid;
+	__u64 trace_id[2], span_id, local_root_span_id; // in the order of their bytes
+	__u32 pid, tid, own_tid, cpu;
+	__u16 user_size, kernel_size, attrs_size;
+	__u8 carrier; // enum carrier
+	__u8 proven;
+	__u8 trace_flags;
+	__u8 comm[16];
+	__u8 _pad[7];
+};
+
+// event is a sample. data has the user's stack, the kernel's and the attributes, one
+// behind the other, of the sizes in bytes that the header says.
+struct event {
+	struct header h;
+	__u8 data[3 * 1024];
+};
+
+// record is the record of OTEP 4947 without its attributes.
+struct record {
+	__u64 trace_id[2];
+	__u64 span_id;
+	__u8 valid;
+	__u8 trace_flags;
+	__u16 attrs_size;
+};
+
+// slot is what a slot holds.
+struct slot {
+	__u64 trace_id_high, trace_id_low, span_id, owner_goid, local_root_span_id, m;
+	__u32 tid;
+	__u16 attrs_size;
+	__u8 trace_flags;
+};
+
+// work is the memory of one CPU.
+struct work {
+	struct event event;
+	// The slot that was read last, and zeros from NO_FIELD on.
+	__u8 slot[2 * SLOT_SIZE + 8];
+	__u8 label[32];
+	__u64 fence;
+};
+
+struct counts {
+	__u64 lost;
+};
+
+// watched has the number of the layout of each process that is watched, by its id in the
+// PID namespace of who watches.
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, MAX_PROCESSES);
+	__type(key, __u32);
+	__type(value, __u32);
+} watched SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MAX_PROCESSES);
+	__type(key, __u32);
+	__type(value, struct layout);
+} layouts SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct work);
+} works SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct counts);
+} counted SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1 << 20); // the loader chooses
+} events SEC(".maps");
+
+// Set by the loader.
+volatile const __u32 pid_namespace; // the number of the watcher's; 0 for the first one
+volatile const bool kernel_stacks;
+volatile const __u32 wake_at; // bytes in events from which on the reader is woken
+
+static __always_inline bool read_user(void *to, __u32 size, __u64 from)
+{
+	return bpf_probe_read_user(to, size, (void *)from) == 0;
+}
+
+static __always_inline bool valid_pointer(__u64 p)
+{
+	return p && p < (1ULL << 56) && p % 8 == 0;
+}
+
+// ordered keeps loads before it before those behind it.
+static __always_inline void ordered(struct work *w)
+{
+#if defined(__TARGET_ARCH_arm64)
+	__sync_fetch_and_add(&w->fence, 1);
+#else
+	barrier(); // the machine does
+#endif
+}
+
+static __always_inline struct upid upid_at(struct pid *pid, __u32 level)
+{
+	struct upid upid = {};
+	void *at = (void *)pid + bpf_core_field_offset(struct pid, numbers) + level * bpf_core_type_size(struct upid);
+
+	bpf_core_read(&upid.nr, sizeof(upid.nr), &((struct upid *)at)->nr);
+	bpf_core_read(&upid.ns, sizeof(upid.ns), &((struct upid *)at)->ns);
+	return upid;
+}
+
+// identify stores the ids of the running thread in the watcher's PID namespace, and
+// returns false if it has none there.
+static __always_inline bool identify(struct task_struct *task, __u32 *process, __u32 *thread)
+{
+	__u64 id = bpf_get_current_pid_tgid();
+	struct pid *pid;
+	__u32 last, level;
+
+	if (!id)
+		return false; // the idle task
+	if (!pid_namespace) {
+		*process = id >> 32;
+		*thread = id;
+		return true;
+	}
+	pid = BPF_CORE_READ(task, thread_pid);
+	last = BPF_CORE_READ(pid, level);
+	for (level = 0; level < MAX_NAMESPACES && level <= last; level++) {
+		struct upid upid = upid_at(pid, level);
+
+		if (BPF_CORE_READ(upid.ns, ns.inum) != pid_namespace)
+			continue;
+		*thread = upid.nr;
+		*process = upid_at(BPF_CORE_READ(task, group_leader, thread_pid), level).nr;
+		return true;
+	}
+	return false;
+}
+
+// own_tid returns the id by which the thread knows itself.
+static __always_inline __u32 own_tid(struct task_struct *task)
+{
+	struct pid *pid = BPF_CORE_READ(task, thread_pid);
+
+	return upid_at(pid, BPF_CORE_READ(pid, level)).nr;
+}
+
+#define FIELD(w, type, offset) (*(type *)&(w)->slot[(offset) & (2 * SLOT_SIZE - 1)])
+
+// read_attributes reads the attributes of a slot whose fields have been read, if it has
+// any. Those that cannot all be there are not there.
+static __always_inline bool read_attributes(struct work *w, const struct ring *r, __u64 at)
+{
+	__u32 size = FIELD(w, __u16, r->attrs_size), offset = r->attrs;
+
+	if (!size || offset >= NO_FIELD || offset + size > r->slot_size)
+		return true;
+	barrier_var(size);
+	if (size > MAX_ATTRIBUTES)
+		return true;
+	return read_user(&w->slot[offset & (SLOT_SIZE - 1)], size, at + offset);
+}
+
+// try_slot reads a slot once, and returns false if it was being written or cannot be
+// read. It reads nothing that has not been written: the page may not be there yet, and
+// cannot be provided here.
+static __always_inline bool try_slot(struct work *w, const struct ring *r, __u64 at)
+{
+	__u32 seq = 0, seq_after = 0, size = r->fields_size;
+	__u8 in_use, in_use_after;
+	bool counts = r->seq != NO_FIELD;
+
+	if (size > SLOT_SIZE)
+		return false;
+	// The count comes before the claim: a writer that has counted has claimed, and
+	// if it is found to have let go it has written all.
+	if (counts && !read_user(&seq, sizeof(seq), at + r->seq))
+		return false;
+	ordered(w);
+	if (!read_user(&in_use, sizeof(in_use), at + r->in_use) || in_use)
+		return false;
+	ordered(w);
+	if (!read_user(w->slot, size, at) || !read_attributes(w, r, at))
+		return false;
+	ordered(w);
+	if (!counts) {
+		// Nobody counts: the same twice is what can be had.
+		__u64 high, low, span;
+
+		if (!read_user(&high, 8, at + r->trace_id_high) || high != FIELD(w, __u64, r->trace_id_high) ||
+		    !read_user(&low, 8, at + r->trace_id_low) || low != FIELD(w, __u64, r->trace_id_low) ||
+		    !read_user(&span, 8, at + r->span_id) || span != FIELD(w, __u64, r->span_id))
+			return false;
+		ordered(w);
+	}
+	if (!read_user(&in_use_after, sizeof(in_use_after), at + r->in_use) || in_use_after)
+		return false;
+	ordered(w);
+	if (counts && (!read_user(&seq_after, sizeof(seq_after), at + r->seq) || seq_after != seq ||
+		       FIELD(w, __u32, r->seq) != seq))
+		return false;
+	return FIELD(w, __u8, r->in_use) == 0;
+}
+
+// read_slot reads the slot of a thread or goroutine, whoever it belongs to. It returns
+// false if there is no telling what it holds.
+static __always_inline bool read_slot(struct work *w, const struct ring *r, __u64 number, struct slot *s)
+{
+	__u64 at = r->slots + (number & r->mask) * r->slot_size;
+	int i;
+
+	for (i = 0; i < SLOT_ATTEMPTS; i++) {
+		if (!try_slot(w, r, at))
+			continue;
+		s->trace_id_high = FIELD(w, __u64, r->trace_id_high);
+		s->trace_id_low = FIELD(w, __u64, r->trace_id_low);
+		s->span_id = FIELD(w, __u64, r->span_id);
+		s->owner_goid = FIELD(w, __u64, r->owner_goid);
+		s->local_root_span_id = FIELD(w, __u64, r->local_root_span_id);
+		s->m = FIELD(w, __u64, r->m);
+		s->tid = FIELD(w, __u32, r->tid);
+		s->attrs_size = FIELD(w, __u16, r->attrs_size);
+		s->trace_flags = FIELD(w, __u8, r->trace_flags);
+		return true;
+	}
+	return false;
+}
+
+static __always_inline bool shows_span(const struct slot *s)
+{
+	return (s->trace_id_high || s->trace_id_low) && s->span_id;
+}
+
+// room returns where in an event's data the attributes go.
+static __always_inline __u8 *room(struct event *e)
+{
+	__u32 at = (__u32)e->h.user_size + e->h.kernel_size;
+
+	return &e->data[at & 2047];
+}
+
+// give_attributes stores those of the slot that was read last.
+static __always_inline void give_attributes(struct work *w, const struct ring *r, const struct slot *s)
+{
+	__u32 size = s->attrs_size, at = r->attrs;
+
+	// Attributes that cannot all be there are not there.
+	if (!size || size > MAX_ATTRIBUTES || at >= NO_FIELD || at + size > r->slot_size)
+		return;
+	barrier_var(size);
+	if (size > MAX_ATTRIBUTES)
+		return;
+	if (bpf_probe_read_kernel(room(&w->event), size, &w->slot[at & (SLOT_SIZE - 1)]) == 0)
+		w->event.h.attrs_size = size;
+}
+
+// give stores a span, whose ids are in the order of their bytes. What is stored of
+// another one is gone.
+static __always_inline void give(struct event *e, __u64 trace0, __u64 trace1, __u64 span, enum carrier carrier)
+{
+	if (e->h.trace_id[0] != trace0 || e->h.trace_id[1] != trace1 || e->h.span_id != span)
+		e->h.local_root_span_id = e->h.attrs_size = 0;
+	e->h.trace_id[0] = trace0;
+	e->h.trace_id[1] = trace1;
+	e->h.span_id = span;
+	e->h.carrier = carrier;
+}
+
+// give_slot stores the span of the slot that was read last.
+static __always_inline void give_slot(struct work *w, const struct ring *r, const struct slot *s,
+				      enum carrier carrier, bool proven)
+{
+	struct event *e = &w->event;
+
+	give(e, __builtin_bswap64(s->trace_id_high), __builtin_bswap64(s->trace_id_low),
+	     __builtin_bswap64(s->span_id), carrier);
+	if (s->local_root_span_id)
+		e->h.local_root_span_id = __builtin_bswap64(s->local_root_span_id);
+	e->h.trace_flags = s->trace_flags;
+	e->h.proven = proven;
+	give_attributes(w, r, s);
+}
+
+static __always_inline __u64 thread_pointer(struct task_struct *task)
+{
+#if defined(__TARGET_ARCH_x86)
+	return BPF_CORE_READ(task, thread.fsbase);
+#elif defined(__TARGET_ARCH_arm64)
+	return BPF_CORE_READ(task, thread.uw.tp_value);
+#endif
+}
+
+// runs_on reports whether m is the runtime's m of the thread, as far as it can be told.
+static __always_inline bool runs_on(const struct layout *l, __u64 m, __u32 tid)
+{
+	__u64 procid;
+
+	if (!valid_pointer(m))
+		return false;
+	if (!(l->has & HAS_M_PROCID))
+		return true;
+	return read_user(&procid, sizeof(procid), m + l->m_procid) && procid == tid;
+}
+
+// m_of returns the m of a g that runs on the thread, or 0.
+static __always_inline __u64 m_of(const struct layout *l, __u64 g, __u32 tid)
+{
+	__u64 m;
+
+	if (!(l->has & HAS_G_M) || !valid_pointer(g) || !read_user(&m, sizeof(m), g + l->g_m) || !runs_on(l, m, tid))
+		return 0;
+	return m;
+}
+
+// find_m returns the m of the thread, or 0. The g that the thread itself points at may be
+// the one of a system stack or of a signal handler; its m is the same. Programs for arm64
+// without cgo point at it by a register only, which is not looked for under the kernel's;
+// then the thread's slot leads to the m, if the thread has ever published.
+static __always_inline __u64 find_m(struct bpf_perf_event_data *ctx, struct task_struct *task, const struct layout *l,
+				    const struct slot *s, __u32 tid)
+{
+	__u64 g, m = 0;
+
+	if (l->has & HAS_TLS_G && read_user(&g, sizeof(g), thread_pointer(task) + l->tls_g))
+		m = m_of(l, g, tid);
+#if defined(__TARGET_ARCH_arm64)
+	// Go code keeps g in R28; what else may be in there is not taken for one.
+	if (!m && l->has & HAS_M_PROCID)
+		m = m_of(l, ctx->regs[28], tid);
+#endif
+	if (!m && l->has & HAS_M_PROCID && s->tid == tid && runs_on(l, s->m, tid))
+		m = s->m;
+	return m;
+}
+
+// find_goroutine returns the user's goroutine that the thread runs, or waits for a
+// system call for, and its id; 0 if there is none.
+static __always_inline __u64 find_goroutine(const struct layout *l, __u64 m, __u64 *goid)
+{
+	__u64 g, back;
+
+	if (!m || !read_user(&g, sizeof(g), m + l->m_curg) || !valid_pointer(g) ||
+	    !read_user(goid, sizeof(*goid), g + l->g_goid) || !*goid)
+		return 0;
+	if (l->has & HAS_G_M && (!read_user(&back, sizeof(back), g + l->g_m) || back != m))
+		return 0;
+	return g;
+}
+
+// digits returns the 8 lower-case hexadecimal digits of the bytes of v, as they are in
+// memory: each nibble is moved into a byte of its own, where '0' is added and, from ten
+// on, what is between '9' and 'a'.
+static __always_inline __u64 digits(__u32 v)
+{
+	const __u64 ones = 0x0101010101010101ULL;
+	__u64 d = __builtin_bswap32(v), letters;
+
+	d = (d | d << 16) & 0x0000FFFF0000FFFFULL;
+	d = (d | d << 8) & 0x00FF00FF00FF00FFULL;
+	d = (d | d << 4) & (0x0F * ones);
+	letters = (d + 6 * ones) >> 4 & ones;
+	return __builtin_bswap64(d + '0' * ones + letters * ('a' - '9' - 1));
+}
+
+// labelled reports whether the labels that a record stands behind have its ids among
+// their values, as records say of themselves. Behind the labels that anybody else has
+// installed there is whatever the heap has there, which may look like a record.
+static __always_inline bool labelled(struct work *w, __u64 labels, const struct record *r)
+{
+	struct {
+		__u64 list, n;
+	} slice;
+	struct {
+		__u64 at, size;
+	} value;
+	__u64 *text = (__u64 *)w->label;
+	__u64 trace0 = digits(r->trace_id[0]), trace1 = digits(r->trace_id[0] >> 32);
+	__u64 trace2 = digits(r->trace_id[1]), trace3 = digits(r->trace_id[1] >> 32);
+	__u64 span0 = digits(r->span_id), span1 = digits(r->span_id >> 32);
+	bool has_trace = false, has_span = false;
+	__u32 i;
+
+	if (!read_user(&slice, sizeof(slice), labels) || !valid_pointer(slice.list))
+		return false;
+	for (i = 0; i < MAX_LABELS; i++) {
+		if (i >= slice.n || !read_user(&value, sizeof(value), slice.list + 32 * i + 16))
+			return false;
+		if (value.size == 16 && read_user(text, 16, value.at))
+			has_span |= text[0] == span0 && text[1] == span1;
+		else if (value.size == 32 && read_user(text, 32, value.at))
+			has_trace |= text[0] == trace0 && text[1] == trace1 && text[2] == trace2 && text[3] == trace3;
+		if (has_trace && has_span)
+			return true;
+	}
+	return false;
+}
+
+// give_record stores the span of the record behind a goroutine's labels, if there is
+// one.
+static __always_inline void give_record(struct work *w, const struct layout *l, __u64 g)
+{
+	struct event *e = &w->event;
+	struct record r;
+	__u64 labels, at;
+	__u32 size;
+	__u8 valid;
+
+	if (!read_user(&labels, sizeof(labels), g + l->g_labels) || !valid_pointer(labels))
+		return;
+	at = labels + l->record_offset;
+	if (!read_user(&r, RECORD_SIZE, at) || r.valid != 1 || (!r.trace_id[0] && !r.trace_id[1]) || !r.span_id ||
+	    r.attrs_size > MAX_RECORD_ATTRIBUTES || !labelled(w, labels, &r))
+		return;
+	ordered(w);
+	// Its span may have ended meanwhile, on another thread. All else does not change.
+	if (!read_user(&valid, sizeof(valid), at + __builtin_offsetof(struct record, valid)) || valid != 1)
+		return;
+	give(e, r.trace_id[0], r.trace_id[1], r.span_id, GOROUTINE_RECORD);
+	e->h.trace_flags = r.trace_flags;
+	e->h.proven = true;
+	size = r.attrs_size;
+	barrier_var(size);
+	if (size && size <= MAX_RECORD_ATTRIBUTES)
+		e->h.attrs_size = read_user(room(e), size, at + RECORD_SIZE) ? size : 0;
+}
+
+// find_span stores the span that the thread is in, by the best carrier that shows one:
+// the goroutine's record, the goroutine's slot, the thread's slot if the goroutine that
+// runs has written it, and the thread's slot all the same where nobody can tell. They are
+// looked at from the last to the first, so that what is left of a worse one is what the
+// better one does not say of the same span.
+static __always_inline void find_span(struct bpf_perf_event_data *ctx, struct task_struct *task, const struct layout *l,
+				      struct work *w)
+{
+	struct event *e = &w->event;
+	struct slot of_thread = {}, of_goroutine = {};
+	__u32 tid = e->h.own_tid;
+	__u64 m, g;
+
+	if (l->has & HAS_THREAD_SLOTS && !read_slot(w, &l->threads, tid, &of_thread))
+		__builtin_memset(&of_thread, 0, sizeof(of_thread));
+	if (!(l->has & HAS_GOROUTINE)) {
+		if (shows_span(&of_thread) && (of_thread.tid == tid || l->threads.tid == NO_FIELD))
+			give_slot(w, &l->threads, &of_thread, THREAD_SLOTS, false);
+		return;
+	}
+	m = find_m(ctx, task, l, &of_thread, tid);
+	g = find_goroutine(l, m, &e->h.goid);
+	if (!g) {
+		e->h.goid = 0;
+		return;
+	}
+	if (l->has & HAS_OWNERS && shows_span(&of_thread) && of_thread.tid == tid && of_thread.m == m &&
+	    of_thread.owner_goid == e->h.goid)
+		give_slot(w, &l->threads, &of_thread, THREAD_SLOTS, true);
+	if (l->has & HAS_GOROUTINE_SLOTS && read_slot(w, &l->goroutines, e->h.goid, &of_goroutine) &&
+	    shows_span(&of_goroutine) && of_goroutine.owner_goid == e->h.goid)
+		give_slot(w, &l->goroutines, &of_goroutine, GOROUTINE_SLOTS, true);
+	if (l->has & HAS_RECORD)
+		give_record(w, l, g);
+}
+
+// stack stores a stack at an offset of an event's data and returns its size in bytes.
+static __always_inline __u16 stack(void *ctx, struct event *e, __u32 at, __u64 flags)
+{
+	long size = bpf_get_stack(ctx, &e->data[at & 1023], STACK_SIZE, flags);
+
+	return size > 0 ? size & 1023 : 0;
+}
+
+static __always_inline void submit(struct event *e)
+{
+	__u64 size = sizeof(e->h) + e->h.user_size + e->h.kernel_size + e->h.attrs_size;
+	__u64 wake = BPF_RB_NO_WAKEUP;
+	struct counts *c;
+	__u32 zero = 0;
+
+	if (bpf_ringbuf_query(&events, BPF_RB_AVAIL_DATA) >= wake_at)
+		wake = BPF_RB_FORCE_WAKEUP;
+	barrier_var(size);
+	if (size > sizeof(*e))
+		return;
+	if (bpf_ringbuf_output(&events, e, size, wake) == 0)
+		return;
+	c = bpf_map_lookup_elem(&counted, &zero);
+	if (c)
+		c->lost++;
+}
+
+SEC("perf_event")
+int sample(struct bpf_perf_event_data *ctx)
+{
+	struct task_struct *task = (struct task_struct *)bpf_get_current_task();
+	struct layout *l;
+	struct event *e;
+	struct work *w;
+	__u32 zero = 0, pid = 0, tid = 0, *number;
+
+	if (!identify(task, &pid, &tid))
+		return 0;
+	number = bpf_map_lookup_elem(&watched, &pid);
+	if (!number)
+		return 0;
+	l = bpf_map_lookup_elem(&layouts, number);
+	w = bpf_map_lookup_elem(&works, &zero);
+	// The layout's place may just have been given to another process.
+	if (!l || !w || l->pid != pid)
+		return 0;
+
+	e = &w->event;
+	__builtin_memset(&e->h, 0, sizeof(e->h));
+	e->h.pid = pid;
+	e->h.tid = tid;
+	e->h.time = bpf_ktime_get_boot_ns();
+	e->h.cpu = bpf_get_smp_processor_id();
+	e->h.own_tid = own_tid(task);
+	bpf_get_current_comm(e->h.comm, sizeof(e->h.comm));
+	e->h.user_size = stack(ctx, e, 0, BPF_F_USER_STACK);
+	if (kernel_stacks)
+		e->h.kernel_size = stack(ctx, e, e->h.user_size, 0);
+	find_span(ctx, task, l, w);
+	submit(e);
+	return 0;
+}

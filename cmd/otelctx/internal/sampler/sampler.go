@@ -1,0 +1,86 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package sampler
+
+import (
+	"errors"
+	"time"
+
+	"github.com/otelctx/otelctx/reader"
+)
+
+var (
+	// ErrNotPermitted says that the kernel does not let the caller sample. The error
+	// around it names what is missing.
+	ErrNotPermitted = errors.New("not permitted to sample")
+	// ErrTooManyProcesses says that no more than [MaxProcesses] can be watched.
+	ErrTooManyProcesses = errors.New("too many processes to sample")
+)
+
+const (
+	// MaxProcesses is how many processes can be watched at a time.
+	MaxProcesses = 4096
+	// MaxFrames is how many frames of a stack there are at most, also where the
+	// kernel would give more (kernel.perf_event_max_stack).
+	MaxFrames = 127
+)
+
+// Config says how to sample.
+type Config struct {
+	// Frequency is how many samples are taken of each processor in a second, at least
+	// 1 and at most what kernel.perf_event_max_sample_rate says.
+	Frequency int
+	// KernelStacks has samples hold the kernel's part of the stack too.
+	KernelStacks bool
+	// BufferSize is how many bytes of samples wait to be read before others are lost,
+	// a power of two and a multiple of the page size. 0 is enough for a reader that
+	// is no more than a second late.
+	BufferSize int
+}
+
+// Sample is a thread of a watched process as it was interrupted. Process and thread ids
+// are those of the caller's PID namespace.
+type Sample struct {
+	// Time is that of CLOCK_BOOTTIME, told as the wall clock's by how those two stood
+	// when the sampler was opened: it goes on evenly when the wall clock is set.
+	Time time.Time
+	// PID and TID are the ids of process and thread, OwnTID is the id by which the
+	// thread knows itself, in the innermost PID namespace that it is in.
+	PID, TID, OwnTID int
+	// CPU is the number of the processor.
+	CPU int
+	// Comm is the name of the thread, at most 15 bytes of any content.
+	Comm string
+	// User and Kernel are the addresses of the stack's frames, the innermost first:
+	// where it is, then where calls return to. They may be cut short, and User is as
+	// good as the program's frame pointers. Kernel is empty unless the thread was in
+	// the kernel and the kernel's stack was asked for.
+	User, Kernel []uint64
+	// Goroutine is the id of the user's goroutine that the thread ran or waited for
+	// a system call for; 0 if there was none, or it is not known.
+	Goroutine uint64
+	// Span is the span that the thread was in, nil if there was none or none that
+	// can be told.
+	Span *Span
+}
+
+// Span is the span that a thread was in.
+type Span struct {
+	TraceID [16]byte
+	SpanID  [8]byte
+	// LocalRootSpanID is the id of the outermost span of the trace in the process;
+	// zeros where that is not known.
+	LocalRootSpanID [8]byte
+	TraceFlags      byte
+	// Attributes are those of the span as OTEP 4947 encodes them, which
+	// [reader.ThreadLayout.Attributes] decodes.
+	Attributes []byte
+	// Carrier is what the span was read from.
+	Carrier reader.CarrierKind
+	// Proven says that the process showed this span for the goroutine that the thread
+	// ran. If it is false all that is known is that the span was shown for the
+	// thread: its goroutine may have moved on since, and in slots of layout 1 it may
+	// even be another thread's.
+	Proven bool
+}

@@ -1,0 +1,663 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build amd64 || arm64
+
+package sampler
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/burner"
+	"github.com/otelctx/otelctx/internal/childproc"
+	"github.com/otelctx/otelctx/reader"
+	slotring "github.com/otelctx/otelctx/ringbuf"
+)
+
+func TestMain(m *testing.M) {
+	childproc.Main(m, map[string]func(*childproc.Parent){burner.Role: burner.Run, roleSelf: selfRole, roleRing: ringRole})
+}
+
+// open returns a sampler. The test is skipped if this user may not have one.
+func open(t testing.TB, c Config) *Sampler {
+	t.Helper()
+	s, err := Open(c)
+	if errors.Is(err, ErrNotPermitted) {
+		t.Skip(err)
+	}
+	require.NoError(t, err)
+	t.Cleanup(func() { assert.NoError(t, s.Close()) })
+	return s
+}
+
+// startBurner returns a burner that burns.
+func startBurner(t testing.TB, prepare func(*exec.Cmd), words ...string) *childproc.Child {
+	t.Helper()
+	c := childproc.Start(t, burner.Role, prepare)
+	require.Equal(t, "burning", c.Ask("%s", burner.Words(words...)))
+	return c
+}
+
+// layoutOf returns where a process shows its spans.
+func layoutOf(t testing.TB, pid int) *reader.ThreadLayout {
+	t.Helper()
+	p, err := reader.Open(pid)
+	require.NoError(t, err)
+	defer func() { _ = p.Close() }()
+	l, err := p.ThreadLayout(t.Context())
+	require.NoError(t, err)
+	return l
+}
+
+// testFrequency is more than usual, for the sake of the time that tests take, and no
+// divisor of anything.
+const testFrequency = 1499
+
+// rest returns the samples that there still are when sampling has been stopped.
+func rest(t testing.TB, s *Sampler) []Sample {
+	t.Helper()
+	var samples []Sample
+	for {
+		var one Sample
+		err := s.Read(&one)
+		if errors.Is(err, io.EOF) {
+			return samples
+		}
+		require.NoError(t, err)
+		samples = append(samples, one)
+	}
+}
+
+// verdict is what samples of a burner have come to.
+type verdict struct {
+	// undecided have no stack that says what is true.
+	samples, undecided int
+	// inside and outside are those in a span and in none by the truth, found and
+	// wrong those of which that span and another one is said, stray those outside
+	// for which any is.
+	inside, found, wrong int
+	outside, stray       int
+}
+
+// judge judges samples of a child.
+func judge(c *childproc.Child, samples []Sample) verdict {
+	unique := map[uint64]bool{}
+	for _, s := range samples {
+		for _, a := range s.User {
+			unique[a] = true
+		}
+	}
+	names := burner.Names(c, slices.Collect(maps.Keys(unique)))
+	return judgeBy(func(a uint64) string { return names[a] }, samples)
+}
+
+func judgeBy(name func(uint64) string, samples []Sample) verdict {
+	v := verdict{samples: len(samples)}
+	for _, s := range samples {
+		var names []string
+		for _, a := range s.User {
+			names = append(names, name(a))
+		}
+		truth, ok := burner.Truth(names)
+		switch {
+		case !ok:
+			v.undecided++
+		case truth == 0:
+			v.outside++
+			if s.Span != nil {
+				v.stray++
+			}
+		default:
+			v.inside++
+			if s.Span == nil {
+				break
+			}
+			if n := burner.Number(s.Span.SpanID); burner.Same(n, truth) {
+				v.found++
+			} else {
+				v.wrong++
+			}
+		}
+	}
+	return v
+}
+
+// assertExact fails if any span was missed or wrong, or if too little was seen.
+func assertExact(t *testing.T, v verdict) {
+	t.Helper()
+	t.Logf("%+v", v)
+	require.Greater(t, v.inside, 200)
+	require.Greater(t, v.outside, 100)
+	assert.Less(t, v.undecided, v.samples/4)
+	assert.Equal(t, v.inside, v.found)
+	assert.Zero(t, v.wrong)
+	assert.Zero(t, v.stray)
+}
+
+// Every carrier alone, and together: which of them is believed, and how right it is.
+func TestSpans(t *testing.T) {
+	const exact, most, some = 1, 0.3, 0.0
+	for name, test := range map[string]struct {
+		words   []string
+		carrier reader.CarrierKind
+		proven  bool
+		// recall is how much of what is in spans must be found at least.
+		recall float64
+		// wrong says that spans may be wrong.
+		wrong bool
+	}{
+		"record":                         {[]string{burner.Records}, reader.GoroutineRecord, true, exact, false},
+		"record, inherited":              {[]string{burner.Records, burner.Started}, reader.GoroutineRecord, true, exact, false},
+		"record, others' labels":         {[]string{burner.Records, burner.Forged}, reader.GoroutineRecord, true, exact, false},
+		"few goroutine slots":            {[]string{burner.GoroutineSlots, burner.FewSlots}, reader.GoroutineSlots, true, some, false},
+		"few thread slots":               {[]string{burner.ThreadSlots, burner.FewSlots}, reader.ThreadSlots, true, some, false},
+		"goroutine slots":                {[]string{burner.GoroutineSlots}, reader.GoroutineSlots, true, exact, false},
+		"thread slots":                   {[]string{burner.ThreadSlots}, reader.ThreadSlots, true, most, false},
+		"layout 1":                       {[]string{burner.Layout1}, reader.ThreadSlots, false, some, true},
+		"record before all":              {[]string{burner.Records, burner.GoroutineSlots, burner.ThreadSlots}, reader.GoroutineRecord, true, exact, false},
+		"goroutine before thread slots":  {[]string{burner.GoroutineSlots, burner.ThreadSlots}, reader.GoroutineSlots, true, exact, false},
+		"record before layout 1":         {[]string{burner.Records, burner.Layout1}, reader.GoroutineRecord, true, exact, false},
+		"goroutine slots before layout1": {[]string{burner.GoroutineSlots, burner.Layout1}, reader.GoroutineSlots, true, exact, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := open(t, Config{Frequency: testFrequency})
+			c := startBurner(t, nil, test.words...)
+			require.NoError(t, s.Watch(c.PID(), layoutOf(t, c.PID())))
+			samples := take(t, s, 2000)
+			v := judge(c, samples)
+			t.Logf("%+v", v)
+			require.Greater(t, v.inside, 200)
+			require.Greater(t, v.outside, 100)
+			assert.Less(t, v.undecided, v.samples/4)
+			if !test.wrong {
+				assert.Zero(t, v.wrong)
+				assert.Zero(t, v.stray)
+			}
+			assert.GreaterOrEqual(t, float64(v.found), test.recall*float64(v.inside))
+			others := 0
+			for _, one := range samples {
+				assert.Equal(t, c.PID(), one.PID)
+				if one.Span != nil {
+					assert.Equal(t, test.proven, one.Span.Proven)
+					if one.Span.Carrier != test.carrier {
+						others++ // A span that is just being published has not come to all of them.
+					}
+				}
+			}
+			assert.Less(t, others, v.inside/50)
+			assert.Zero(t, s.Lost())
+		})
+	}
+}
+
+// Where it is not known at what a thread keeps its goroutine, as on arm64 without cgo, its
+// slot leads there once it has published: less may be found, and nothing wrong.
+func TestWithoutThreadLocalStorage(t *testing.T) {
+	if runtime.GOARCH != "amd64" {
+		t.Skip("goroutines are found in a register")
+	}
+	s := open(t, Config{Frequency: testFrequency})
+	c := startBurner(t, nil, burner.Records, burner.ThreadSlots)
+	layout := layoutOf(t, c.PID())
+	layout.Runtime.TLSGKnown = false
+	require.NoError(t, s.Watch(c.PID(), layout))
+	v := judge(c, take(t, s, 1500))
+	t.Logf("%+v", v)
+	assert.Greater(t, v.found, v.inside/4)
+	assert.Zero(t, v.wrong)
+	assert.Zero(t, v.stray)
+}
+
+// A service in a PID namespace of its own knows its threads by other ids.
+func TestServiceInPIDNamespace(t *testing.T) {
+	needNamespaces(t)
+	for name, words := range map[string][]string{
+		"record":       {burner.Records},
+		"thread slots": {burner.ThreadSlots},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := open(t, Config{Frequency: testFrequency})
+			c := startBurner(t, inPIDNamespace, words...)
+			require.NoError(t, s.Watch(c.PID(), layoutOf(t, c.PID())))
+			samples := take(t, s, 1000)
+			v := judge(c, samples)
+			t.Logf("%+v", v)
+			assert.Greater(t, v.found, v.inside/4)
+			assert.Zero(t, v.wrong)
+			assert.Zero(t, v.stray)
+			for _, one := range samples {
+				require.Equal(t, c.PID(), one.PID)
+				require.Less(t, one.OwnTID, 100)
+				require.DirExists(t, fmt.Sprintf("/proc/%d/task/%d", c.PID(), one.TID))
+			}
+		})
+	}
+}
+
+// patience is how long samples may take to come.
+const patience = 30 * time.Second
+
+// What is shown with a span comes along, byte by byte, and from slots what else they have.
+func TestAttributes(t *testing.T) {
+	s := open(t, Config{Frequency: testFrequency})
+	c := startBurner(t, nil, burner.Records, burner.Crafted)
+	require.NoError(t, s.Watch(c.PID(), layoutOf(t, c.PID())))
+	n := 0
+	for _, one := range take(t, s, 2000) {
+		if one.Span == nil || one.Span.SpanID != burner.CraftedSpan {
+			continue
+		}
+		n++
+		require.Equal(t, &Span{
+			TraceID: [16]byte{0xCF}, SpanID: burner.CraftedSpan, TraceFlags: 1, Attributes: burner.CraftedAttributes,
+			Carrier: reader.GoroutineRecord, Proven: true,
+		}, one.Span)
+	}
+	assert.Greater(t, n, 50)
+}
+
+func TestAttributesOfSlots(t *testing.T) {
+	for _, size := range []int{7, 64, 612} {
+		s := open(t, Config{Frequency: testFrequency})
+		c := childproc.Start(t, roleRing, nil)
+		require.Equal(t, "shown", c.Ask("%d", size))
+		require.NoError(t, s.Watch(c.PID(), layoutOf(t, c.PID())))
+		n := 0
+		for _, one := range take(t, s, 300) {
+			if one.Span == nil {
+				continue
+			}
+			n++
+			// A ring that is only found says nothing of the Go runtime.
+			require.Equal(t, &Span{
+				TraceID: [16]byte{7: 1, 15: 2}, SpanID: [8]byte{7: 3}, LocalRootSpanID: [8]byte{7: 4}, TraceFlags: 1,
+				Attributes: bytes.Repeat([]byte{'a'}, size), Carrier: reader.ThreadSlots,
+			}, one.Span)
+		}
+		assert.Greater(t, n, 200)
+	}
+}
+
+// roleRing has a ring that nobody advertises, and burns on a thread that shows a span
+// with attributes in it. Behind a header of 64 bytes every fourth slot of 1,024 crosses
+// into another page, which is not there before it is written: it is the one of such a
+// thread.
+const roleRing = "ring"
+
+var burnt atomic.Uint64
+
+func ringRole(parent *childproc.Parent) {
+	order, _ := parent.Receive()
+	size, err := strconv.Atoi(order)
+	parent.Must(err)
+	ring, err := slotring.New(slotring.WithAttributeSpace(size))
+	parent.Must(err)
+	var found atomic.Bool
+	for range 16 {
+		go func() {
+			runtime.LockOSThread()
+			if syscall.Gettid()%4 != 3 || found.Swap(true) {
+				select {}
+			}
+			ring.Store(&slotring.Span{
+				TraceIDHigh: 1, TraceIDLow: 2, SpanID: 3, LocalRootSpanID: 4, TraceFlags: 1, Attributes: bytes.Repeat([]byte{'a'}, size),
+			})
+			parent.Send("shown")
+			for {
+				burnt.Add(1)
+			}
+		}()
+	}
+	parent.Receive()
+}
+
+// take returns the next so many samples.
+func take(t testing.TB, s *Sampler, n int) []Sample {
+	t.Helper()
+	timeout := time.AfterFunc(patience, func() { _ = s.Stop() })
+	defer timeout.Stop()
+	samples := make([]Sample, n)
+	for i := range samples {
+		require.NoError(t, s.Read(&samples[i]))
+	}
+	return samples
+}
+
+func needNamespaces(t *testing.T) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("a PID namespace needs CAP_SYS_ADMIN")
+	}
+}
+
+func inPIDNamespace(cmd *exec.Cmd) {
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS}
+}
+
+// A sampler in a PID namespace of its own has other ids than the kernel's for everything.
+func TestSamplerInPIDNamespace(t *testing.T) {
+	needNamespaces(t)
+	open(t, Config{Frequency: 1})
+	c := childproc.Start(t, roleSelf, inPIDNamespace)
+	var v map[string]int
+	require.NoError(t, json.Unmarshal([]byte(c.Ask("own-proc %s", burner.Records)), &v))
+	assert.Equal(t, 1, v["pid"])
+	assertExact(t, fromJSON(v))
+	c.Done()
+}
+
+// CAP_BPF and CAP_PERFMON are all that it takes to sample processes of the same user.
+func TestCapabilitiesThatSuffice(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("changing the user and giving it capabilities needs CAP_SETUID, CAP_SETGID and CAP_SETPCAP")
+	}
+	open(t, Config{Frequency: 1})
+	for name, test := range map[string]struct {
+		caps    []uintptr
+		missing string
+	}{
+		"both":             {[]uintptr{unix.CAP_BPF, unix.CAP_PERFMON}, ""},
+		"only CAP_BPF":     {[]uintptr{unix.CAP_BPF}, "without CAP_PERFMON"},
+		"only CAP_PERFMON": {[]uintptr{unix.CAP_PERFMON}, "without CAP_BPF"},
+		"none":             {nil, "without CAP_BPF and CAP_PERFMON"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := childproc.Start(t, roleSelf, asNobody(t, test.caps))
+			answer := c.Ask("%s", burner.Records)
+			defer c.Done()
+			if test.missing != "" {
+				assert.Equal(t, ErrNotPermitted.Error()+": "+test.missing, answer)
+				return
+			}
+			var v map[string]int
+			require.NoError(t, json.Unmarshal([]byte(answer), &v), answer)
+			assertExact(t, fromJSON(v))
+		})
+	}
+}
+
+// asNobody runs a copy of the test binary, where everybody can, as an ordinary user with
+// capabilities.
+func asNobody(t *testing.T, caps []uintptr) func(*exec.Cmd) {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "sampler-test") // t.TempDir is closed to others
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	require.NoError(t, os.Chmod(dir, 0o755))
+	self, err := os.ReadFile("/proc/self/exe")
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "test"), self, 0o755))
+	return func(cmd *exec.Cmd) {
+		const nobody = 65534
+		cmd.Path = filepath.Join(dir, "test")
+		cmd.Dir = "/"
+		cmd.SysProcAttr = &syscall.SysProcAttr{
+			Credential: &syscall.Credential{Uid: nobody, Gid: nobody}, AmbientCaps: caps,
+		}
+	}
+}
+
+// roleSelf is a burner that samples itself.
+const roleSelf = "self"
+
+func selfRole(parent *childproc.Parent) {
+	order, _ := parent.Receive()
+	words, own := strings.CutPrefix(order, "own-proc ")
+	if own {
+		parent.Must(syscall.Mount("", "/", "", syscall.MS_REC|syscall.MS_PRIVATE, ""))
+		parent.Must(syscall.Mount("proc", "/proc", "proc", 0, ""))
+	}
+	s, err := Open(Config{Frequency: testFrequency})
+	if err != nil {
+		parent.Send("%v", err)
+		return
+	}
+	_, err = burner.Start(words)
+	parent.Must(err)
+	p, err := reader.Open(os.Getpid())
+	parent.Must(err)
+	layout, err := p.ThreadLayout(context.Background())
+	parent.Must(err)
+	parent.Must(s.Watch(os.Getpid(), layout))
+	time.AfterFunc(patience, func() { _ = s.Stop() })
+	samples := make([]Sample, 1500)
+	for i := range samples {
+		parent.Must(s.Read(&samples[i]))
+	}
+	v := judgeBy(burner.Name, samples)
+	parent.Send(`{"age":%d,"pid":%d,"samples":%d,"undecided":%d,"inside":%d,"found":%d,"wrong":%d,"outside":%d,"stray":%d}`,
+		time.Since(samples[0].Time), samples[0].PID, v.samples, v.undecided, v.inside, v.found, v.wrong, v.outside, v.stray)
+	parent.Receive()
+}
+
+func fromJSON(v map[string]int) verdict {
+	return verdict{v["samples"], v["undecided"], v["inside"], v["found"], v["wrong"], v["outside"], v["stray"]}
+}
+
+// Programs that are built in other ways keep goroutines elsewhere.
+func TestBuildModes(t *testing.T) {
+	open(t, Config{Frequency: 1})
+	for name, test := range map[string]struct {
+		env   string
+		args  []string
+		needs string
+		words []string
+	}{
+		"pie":            {"CGO_ENABLED=0", []string{"-buildmode=pie"}, "", []string{burner.Records}},
+		"stripped":       {"CGO_ENABLED=0", []string{"-ldflags=-s -w"}, "", []string{burner.GoroutineSlots}},
+		"cgo":            {"CGO_ENABLED=1", nil, "gcc", []string{burner.Records}},
+		"cgo, in C":      {"CGO_ENABLED=1", nil, "gcc", []string{burner.Records, burner.InC}},
+		"cgo, pie, in C": {"CGO_ENABLED=1", []string{"-buildmode=pie"}, "gcc", []string{burner.GoroutineSlots, burner.InC}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if test.needs != "" {
+				if _, err := exec.LookPath(test.needs); err != nil {
+					t.Skip(err)
+				}
+			}
+			exe := filepath.Join(t.TempDir(), "service")
+			build := exec.Command("go", append(append([]string{"build", "-o", exe}, test.args...), "../burner/service")...)
+			build.Env = append(os.Environ(), test.env)
+			out, err := build.CombinedOutput()
+			require.NoError(t, err, string(out))
+			s := open(t, Config{Frequency: testFrequency})
+			c := startBurner(t, func(cmd *exec.Cmd) { cmd.Path = exe }, test.words...)
+			require.NoError(t, s.Watch(c.PID(), layoutOf(t, c.PID())))
+			assertExact(t, judge(c, take(t, s, 1500)))
+		})
+	}
+}
+
+// A process that shows nothing is sampled without spans, and may begin to show them.
+func TestWatchAgain(t *testing.T) {
+	s := open(t, Config{Frequency: testFrequency})
+	c := startBurner(t, nil, burner.Later, burner.Records)
+	require.NoError(t, s.Watch(c.PID(), nil))
+	for _, one := range take(t, s, 500) {
+		require.Nil(t, one.Span)
+		require.Zero(t, one.Goroutine)
+		require.NotEmpty(t, one.User)
+	}
+	require.NoError(t, s.Watch(c.PID(), layoutOf(t, c.PID())), "of nothing")
+	assert.Equal(t, "published", c.Ask("publish"))
+	require.NoError(t, s.Watch(c.PID(), layoutOf(t, c.PID())))
+	for start := time.Now(); take(t, s, 1)[0].Span == nil; {
+		require.Less(t, time.Since(start), 10*time.Second)
+	}
+	require.NoError(t, s.Unwatch(c.PID()))
+	require.NoError(t, s.Unwatch(c.PID()), "no more")
+	require.NoError(t, s.Stop())
+	assert.Less(t, len(rest(t, s)), testFrequency, "what was waiting")
+}
+
+// What is not read in time is lost, and counted.
+func TestLost(t *testing.T) {
+	s := open(t, Config{Frequency: testFrequency, BufferSize: os.Getpagesize()})
+	c := startBurner(t, nil, burner.Records)
+	require.NoError(t, s.Watch(c.PID(), nil))
+	require.Eventually(t, func() bool { return s.Lost() > 100 }, 10*time.Second, 10*time.Millisecond)
+	require.NoError(t, s.Stop())
+	lost := s.Lost()
+	read := rest(t, s)
+	assert.NotEmpty(t, read)
+	assert.Less(t, len(read), 50)
+	require.NoError(t, s.Close())
+	assert.Equal(t, lost, s.Lost(), "known after the end")
+}
+
+func TestKernelStacks(t *testing.T) {
+	for _, asked := range []bool{true, false} {
+		s := open(t, Config{Frequency: testFrequency, KernelStacks: asked})
+		c := startBurner(t, nil, burner.Records)
+		require.NoError(t, s.Watch(c.PID(), nil))
+		with := 0
+		for _, one := range take(t, s, 3000) {
+			if len(one.Kernel) > 0 {
+				with++
+				assert.Greater(t, one.Kernel[0], uint64(1)<<63)
+				assert.NotEmpty(t, one.User)
+			}
+		}
+		assert.Equal(t, asked, with > 0, with)
+	}
+}
+
+// Samples stand for all of the CPU time that there was, user's and kernel's.
+func TestCPUTime(t *testing.T) {
+	s := open(t, Config{Frequency: testFrequency})
+	c := startBurner(t, nil, burner.Records)
+	used := func() time.Duration {
+		// The clock of another process's CPU time, as clock_getcpuclockid(3) makes it.
+		const sched = 2
+		var ts unix.Timespec
+		require.NoError(t, unix.ClockGettime(int32(^c.PID()<<3|sched), &ts))
+		return time.Duration(ts.Nano())
+	}
+	before := used()
+	require.NoError(t, s.Watch(c.PID(), nil))
+	time.Sleep(2 * time.Second)
+	require.NoError(t, s.Unwatch(c.PID()))
+	want := used() - before
+	require.NoError(t, s.Stop())
+	got := time.Duration(len(rest(t, s))) * time.Second / testFrequency
+	assert.Zero(t, s.Lost())
+	assert.InEpsilon(t, want, got, 0.1, "%v of %v", got, want)
+}
+
+// Times are the wall clock's, and in the order of each processor.
+func TestTimes(t *testing.T) {
+	s := open(t, Config{Frequency: testFrequency})
+	c := startBurner(t, nil, burner.Silent)
+	before := time.Now()
+	require.NoError(t, s.Watch(c.PID(), nil))
+	samples := take(t, s, 500)
+	last := map[int]time.Time{}
+	for _, one := range samples {
+		assert.True(t, one.Time.After(last[one.CPU]))
+		last[one.CPU] = one.Time
+		assert.WithinRange(t, one.Time, before.Add(-time.Millisecond), time.Now().Add(time.Millisecond))
+		assert.NotEmpty(t, one.Comm)
+	}
+}
+
+// In a time namespace the clock that the program reads is another one than ours.
+func TestTimesInTimeNamespace(t *testing.T) {
+	open(t, Config{Frequency: 1})
+	unshare, err := exec.LookPath("unshare")
+	if err != nil {
+		t.Skip(err)
+	}
+	if out, err := exec.Command(unshare, "--time", "--boottime=100000", "true").CombinedOutput(); err != nil {
+		t.Skipf("a time namespace needs a kernel with those, and CAP_SYS_ADMIN: %s", out)
+	}
+	c := childproc.Start(t, roleSelf, func(cmd *exec.Cmd) {
+		cmd.Args = []string{unshare, "--time", "--boottime=100000", cmd.Path}
+		cmd.Path = unshare
+	})
+	var v map[string]int
+	require.NoError(t, json.Unmarshal([]byte(c.Ask("%s", burner.Records)), &v))
+	assert.Less(t, v["age"], int(patience))
+	assert.GreaterOrEqual(t, v["age"], 0)
+	c.Done()
+}
+
+func TestOpenRefuses(t *testing.T) {
+	open(t, Config{Frequency: 1})
+	_, err := Open(Config{})
+	require.ErrorContains(t, err, "a frequency of 0")
+	_, err = Open(Config{Frequency: 1 << 30})
+	require.ErrorContains(t, err, "kernel.perf_event_max_sample_rate is ")
+	_, err = Open(Config{Frequency: 1, BufferSize: 5000})
+	require.Error(t, err)
+}
+
+// The cost of a sample, and of what is interrupted of other processes, is the kernel's own
+// count of the time that the program runs.
+func BenchmarkSample(b *testing.B) {
+	for _, bench := range []struct {
+		name  string
+		words []string
+	}{
+		{"none", []string{burner.Silent}},
+		{"record", []string{burner.Records}},
+		{"record+thread-slots", []string{burner.Records, burner.ThreadSlots}},
+		{"goroutine-slots", []string{burner.GoroutineSlots}},
+		{"thread-slots", []string{burner.ThreadSlots}},
+		{"layout-1", []string{burner.Layout1}},
+	} {
+		b.Run("carrier="+bench.name, func(b *testing.B) {
+			s := open(b, Config{Frequency: testFrequency})
+			stats, err := ebpf.EnableStats(unix.BPF_STATS_RUN_TIME)
+			require.NoError(b, err)
+			defer func() { _ = stats.Close() }()
+			c := startBurner(b, nil, bench.words...)
+			// Of a process that is not watched first.
+			runs, ns := cost(b, s, func() { time.Sleep(200 * time.Millisecond) })
+			other := ns / runs
+			require.NoError(b, s.Watch(c.PID(), layoutOf(b, c.PID())))
+			take(b, s, 200)
+			n := 0.0
+			runs, ns = cost(b, s, func() {
+				for b.Loop() {
+					take(b, s, 1)
+					n++
+				}
+			})
+			b.ReportMetric((ns-(runs-n)*other)/n, "bpf-ns/sample")
+			b.ReportMetric(other, "bpf-ns/other")
+		})
+	}
+}
+
+// cost returns how often the program has run while f did, and for how many nanoseconds.
+func cost(b *testing.B, s *Sampler, f func()) (runs, ns float64) {
+	b.Helper()
+	before, err := s.objects.Sample.Stats()
+	require.NoError(b, err)
+	f()
+	after, err := s.objects.Sample.Stats()
+	require.NoError(b, err)
+	return float64(after.RunCount - before.RunCount), float64((after.Runtime - before.Runtime).Nanoseconds())
+}

@@ -1,0 +1,40 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build !linux || !(amd64 || arm64)
+
+package sampler
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+
+	"github.com/otelctx/otelctx/reader"
+)
+
+// Sampler samples processes, where that is possible.
+type Sampler struct{}
+
+var errUnsupported = fmt.Errorf("sampler on %s/%s: %w", runtime.GOOS, runtime.GOARCH, errors.ErrUnsupported)
+
+// Open returns an error that wraps [errors.ErrUnsupported].
+func Open(Config) (*Sampler, error) { return nil, errUnsupported }
+
+// Watch returns an error that wraps [errors.ErrUnsupported].
+func (*Sampler) Watch(int, *reader.ThreadLayout) error { return errUnsupported }
+
+// Unwatch returns an error that wraps [errors.ErrUnsupported].
+func (*Sampler) Unwatch(int) error { return errUnsupported }
+
+// Read returns an error that wraps [errors.ErrUnsupported].
+func (*Sampler) Read(*Sample) error { return errUnsupported }
+
+// Stop returns an error that wraps [errors.ErrUnsupported].
+func (*Sampler) Stop() error { return errUnsupported }
+
+// Lost returns 0.
+func (*Sampler) Lost() uint64 { return 0 }
+
+// Close does nothing.
+func (*Sampler) Close() error { return nil }

@@ -1,0 +1,51 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package symbols
+
+import (
+	"testing"
+)
+
+// BenchmarkLocate looks up addresses of a program that is built the usual way: each
+// for the first time, with its functions and all that is inlined there, or again. The
+// first time costs once for each address in a recording.
+func BenchmarkLocate(b *testing.B) {
+	var r report
+	p := start(b, build(b, "prog"), &r)
+	process := p.open()
+	var addresses []uint64
+	for _, frames := range r.Text {
+		addresses = append(addresses, frames[0].PC)
+	}
+	b.Run("again=false", func(b *testing.B) {
+		b.ReportAllocs()
+		i := 0
+		for b.Loop() {
+			if i%len(addresses) == 0 {
+				clear(process.locations)
+			}
+			process.Locate(addresses[i%len(addresses)], true)
+			i++
+		}
+	})
+	b.Run("again=true", func(b *testing.B) {
+		b.ReportAllocs()
+		i := 0
+		for b.Loop() {
+			process.Locate(addresses[i%1000], i%20 == 0)
+			i++
+		}
+	})
+	b.Run("open", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			process, err := Open(p.pid)
+			if err != nil {
+				b.Fatal(err)
+			}
+			process.Locate(addresses[0], true)
+			_ = process.Close()
+		}
+	})
+}

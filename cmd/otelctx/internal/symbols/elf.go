@@ -1,0 +1,208 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package symbols
+
+import (
+	"bytes"
+	"debug/elf"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"slices"
+	"unicode"
+)
+
+// The caps of what is read of an ELF file: far above what linkers make.
+const (
+	maxSegments = 256
+	maxSections = 1 << 14
+	maxNotes    = 64 << 10 // bytes of one segment
+)
+
+var errNotELF = errors.New("not an ELF file of a 64-bit little-endian machine")
+
+// elfFile is an ELF file's headers. debug/elf would read them too, but holds as much in
+// memory as the file likes.
+type elfFile struct {
+	file     part
+	segments []elf.Prog64
+	sections []section
+}
+
+// section is a section's header, with its name if that is one of those looked for.
+type section struct {
+	elf.Section64
+	name string
+}
+
+// The sections that are looked for by their names.
+var sectionNames = map[string]bool{
+	".gopclntab": true, ".data.rel.ro.gopclntab": true, ".go.module": true,
+	".data": true, ".noptrdata": true, ".data.rel.ro": true,
+}
+
+// parseELF reads the headers of file.
+func parseELF(file part) (*elfFile, error) {
+	var ident [elf.EI_NIDENT]byte
+	if !file.read(0, ident[:]) || !bytes.HasPrefix(ident[:], []byte(elf.ELFMAG)) ||
+		elf.Class(ident[elf.EI_CLASS]) != elf.ELFCLASS64 || elf.Data(ident[elf.EI_DATA]) != elf.ELFDATA2LSB {
+		return nil, errNotELF
+	}
+	var header elf.Header64
+	if !decode(file, 0, &header) {
+		return nil, errNotELF
+	}
+	switch elf.Machine(header.Machine) {
+	case elf.EM_X86_64, elf.EM_AARCH64:
+	default:
+		return nil, fmt.Errorf("%w: %v", errNotELF, elf.Machine(header.Machine))
+	}
+	f := &elfFile{file: file}
+	for i := range min(uint64(header.Phnum), maxSegments) {
+		var s elf.Prog64
+		if !decode(file, header.Phoff+i*uint64(header.Phentsize), &s) {
+			return nil, errors.New("program headers are cut off")
+		}
+		f.segments = append(f.segments, s)
+	}
+	f.readSections(&header)
+	return f, nil
+}
+
+// readSections reads the section headers, as many as there are: a file without any is
+// as good as one whose are cut off.
+func (f *elfFile) readSections(header *elf.Header64) {
+	if header.Shoff == 0 {
+		return
+	}
+	count, names := uint64(header.Shnum), uint64(header.Shstrndx)
+	var first elf.Section64
+	if !decode(f.file, header.Shoff, &first) {
+		return
+	}
+	if count == 0 { // too many for the field
+		count = first.Size
+	}
+	if names == uint64(elf.SHN_XINDEX) {
+		names = uint64(first.Link)
+	}
+	for i := range min(count, maxSections) {
+		var s elf.Section64
+		if !decode(f.file, header.Shoff+i*uint64(header.Shentsize), &s) {
+			break
+		}
+		f.sections = append(f.sections, section{Section64: s})
+	}
+	if names >= uint64(len(f.sections)) {
+		return
+	}
+	table := f.content(&f.sections[names])
+	for i := range f.sections {
+		if name, ok := table.text(uint64(f.sections[i].Name)); ok && sectionNames[name] {
+			f.sections[i].name = name
+		}
+	}
+}
+
+// decode decodes a structure of the ELF format.
+func decode(p part, offset uint64, to any) bool {
+	b := make([]byte, binary.Size(to))
+	if !p.read(offset, b) {
+		return false
+	}
+	_, err := binary.Decode(b, binary.LittleEndian, to)
+	return err == nil
+}
+
+// content returns what a section has in the file, nothing for one that is compressed.
+func (f *elfFile) content(s *section) part {
+	if elf.SectionType(s.Type) == elf.SHT_NOBITS || elf.SectionFlag(s.Flags)&elf.SHF_COMPRESSED != 0 {
+		return f.file.sub(0, 0)
+	}
+	return f.file.sub(s.Off, s.Size)
+}
+
+// named returns the first section with one of these names, or nil.
+func (f *elfFile) named(names ...string) *section {
+	for i := range f.sections {
+		if slices.Contains(names, f.sections[i].name) {
+			return &f.sections[i]
+		}
+	}
+	return nil
+}
+
+// address returns the address, in the file's own numbers, of the code at offset in the
+// file.
+func (f *elfFile) address(offset uint64) (uint64, bool) {
+	for _, s := range f.segments {
+		if elf.ProgType(s.Type) == elf.PT_LOAD && elf.ProgFlag(s.Flags)&elf.PF_X != 0 && offset >= s.Off && offset-s.Off < s.Filesz {
+			return offset - s.Off + s.Vaddr, true
+		}
+	}
+	return 0, false
+}
+
+// memory returns what the file has for the memory from address on, up to the end of
+// the segment.
+func (f *elfFile) memory(address uint64) part {
+	for _, s := range f.segments {
+		if elf.ProgType(s.Type) == elf.PT_LOAD && address >= s.Vaddr && address-s.Vaddr < s.Filesz {
+			return f.file.sub(s.Off, s.Filesz).from(address - s.Vaddr)
+		}
+	}
+	return f.file.sub(0, 0)
+}
+
+// buildIDs returns the GNU build id, in hex, and Go's, as far as there are any.
+func (f *elfFile) buildIDs() (gnu, golang string) {
+	for _, s := range f.segments {
+		// Those with an alignment of 8 have other notes, in another layout.
+		if elf.ProgType(s.Type) != elf.PT_NOTE || s.Align == 8 {
+			continue
+		}
+		content := make([]byte, min(s.Filesz, maxNotes))
+		if !f.file.read(s.Off, content) {
+			continue
+		}
+		g, o := parseNotes(content)
+		gnu, golang = max(gnu, g), max(golang, o)
+	}
+	return gnu, golang
+}
+
+const (
+	noteGNUBuildID = 3
+	noteGoBuildID  = 4
+	maxGNUBuildID  = 64  // bytes
+	maxGoBuildID   = 256 // bytes
+)
+
+// parseNotes returns the build ids that are among notes.
+func parseNotes(notes []byte) (gnu, golang string) {
+	const header = 12
+	for len(notes) >= header {
+		nameSize, size := uint64(binary.LittleEndian.Uint32(notes)), uint64(binary.LittleEndian.Uint32(notes[4:]))
+		kind := binary.LittleEndian.Uint32(notes[8:])
+		start := header + (nameSize+3)&^3
+		end := start + size
+		if end > uint64(len(notes)) {
+			break
+		}
+		name, content := notes[header:header+nameSize], notes[start:end]
+		switch {
+		case string(name) == "GNU\x00" && kind == noteGNUBuildID && size <= maxGNUBuildID:
+			gnu = hex.EncodeToString(content)
+		case string(name) == "Go\x00\x00" && kind == noteGoBuildID && size <= maxGoBuildID && isPrintable(content):
+			golang = string(content)
+		}
+		notes = notes[min((end+3)&^3, uint64(len(notes))):]
+	}
+	return gnu, golang
+}
+
+func isPrintable(b []byte) bool {
+	return !bytes.ContainsFunc(b, func(r rune) bool { return r > unicode.MaxASCII || !unicode.IsPrint(r) })
+}

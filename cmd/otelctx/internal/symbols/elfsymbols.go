@@ -1,0 +1,163 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package symbols
+
+import (
+	"cmp"
+	"debug/elf"
+	"encoding/binary"
+	"slices"
+	"strings"
+
+	"github.com/ianlancetaylor/demangle"
+)
+
+const (
+	// maxSymbols bounds the functions that are kept of a file: 24 bytes each.
+	maxSymbols = 1 << 20
+	// maxSymbolEntries bounds the entries of symbol tables that are looked at.
+	maxSymbolEntries = 1 << 22
+	// maxOverlap bounds the functions that are looked at that begin before an address.
+	maxOverlap = 16
+	// maxMangled and maxDemangledBits bound demangling, whose results can be much longer
+	// than what they are made of: bytes, and the power of two.
+	maxMangled       = 1 << 10
+	maxDemangledBits = 12
+)
+
+// elfSymbols are the functions of an ELF file by address.
+type elfSymbols struct {
+	functions []elfFunction
+	names     [2]part // of .symtab and of .dynsym
+}
+
+// elfFunction is a function, with the size that the file gives it.
+type elfFunction struct {
+	address, size uint64
+	name          uint32 // offset
+	dynamic       bool   // whether the name is in names[1]
+	rank          uint8  // low for a symbol that others use
+}
+
+// readSymbols reads the functions in .symtab and .dynsym. Those without a size are left
+// out: it is not known where they end.
+func (f *elfFile) readSymbols() *elfSymbols {
+	symbols := &elfSymbols{}
+	left := uint64(maxSymbolEntries)
+	for i := range f.sections {
+		s := &f.sections[i]
+		kind := elf.SectionType(s.Type)
+		if kind != elf.SHT_SYMTAB && kind != elf.SHT_DYNSYM || uint64(s.Link) >= uint64(len(f.sections)) {
+			continue
+		}
+		table := 0
+		if kind == elf.SHT_DYNSYM {
+			table = 1
+		}
+		symbols.names[table] = f.content(&f.sections[s.Link])
+		left = symbols.read(f.content(s), table == 1, left)
+	}
+	slices.SortStableFunc(symbols.functions, func(a, b elfFunction) int {
+		return cmp.Or(cmp.Compare(a.address, b.address), cmp.Compare(a.rank, b.rank))
+	})
+	symbols.functions = slices.Clip(symbols.functions)
+	return symbols
+}
+
+// read reads one table of at most left entries, and returns how many are left for
+// others.
+func (s *elfSymbols) read(table part, dynamic bool, left uint64) uint64 {
+	var b [elf.Sym64Size]byte
+	for i := range left {
+		if !table.read(i*elf.Sym64Size, b[:]) || len(s.functions) >= maxSymbols {
+			return left - i
+		}
+		symbol := elf.Sym64{
+			Name: binary.LittleEndian.Uint32(b[0:]), Info: b[4], Shndx: binary.LittleEndian.Uint16(b[6:]),
+			Value: binary.LittleEndian.Uint64(b[8:]), Size: binary.LittleEndian.Uint64(b[16:]),
+		}
+		kind := elf.ST_TYPE(symbol.Info)
+		if kind != elf.STT_FUNC && kind != elf.STT_GNU_IFUNC ||
+			elf.SectionIndex(symbol.Shndx) == elf.SHN_UNDEF || symbol.Size == 0 {
+			continue
+		}
+		f := elfFunction{address: symbol.Value, size: symbol.Size, name: symbol.Name, dynamic: dynamic}
+		switch elf.ST_BIND(symbol.Info) {
+		case elf.STB_GLOBAL:
+		case elf.STB_WEAK:
+			f.rank = 1
+		default:
+			f.rank = 2
+		}
+		s.functions = append(s.functions, f)
+	}
+	return 0
+}
+
+// lookup returns the name of the function that address is in: of several the one that
+// begins last, of those global ones before weak ones before local ones, and of those
+// the one with the fewest underscores in front (malloc before __libc_malloc).
+func (s *elfSymbols) lookup(address uint64) (string, bool) {
+	i, _ := slices.BinarySearchFunc(s.functions, address, func(f elfFunction, a uint64) int {
+		if f.address <= a {
+			return -1
+		}
+		return 1
+	})
+	for range maxOverlap {
+		if i--; i < 0 {
+			break
+		}
+		if f := s.functions[i]; address-f.address < f.size {
+			return s.best(f.address, address)
+		}
+	}
+	return "", false
+}
+
+// best returns the best name of the functions that begin at start and reach beyond
+// address.
+func (s *elfSymbols) best(start, address uint64) (string, bool) {
+	i, _ := slices.BinarySearchFunc(s.functions, start, func(f elfFunction, a uint64) int { return cmp.Compare(f.address, a) })
+	best, underscores, rank := "", 0, uint8(0)
+	for ; i < len(s.functions) && s.functions[i].address == start; i++ {
+		f := s.functions[i]
+		if address-start >= f.size || best != "" && f.rank > rank {
+			continue
+		}
+		name, ok := s.name(f)
+		if !ok || name == "" {
+			continue
+		}
+		n := len(name) - len(strings.TrimLeft(name, "_"))
+		if best == "" || n < underscores {
+			best, underscores, rank = name, n, f.rank
+		}
+	}
+	return demangled(best), best != ""
+}
+
+// name returns the name of f as it is in the file, less a version behind it.
+func (s *elfSymbols) name(f elfFunction) (string, bool) {
+	names := s.names[0]
+	if f.dynamic {
+		names = s.names[1]
+	}
+	if names.pieces == nil {
+		return "", false
+	}
+	name, ok := names.text(uint64(f.name))
+	if i := strings.IndexByte(name, '@'); i > 0 {
+		name = name[:i]
+	}
+	return name, ok
+}
+
+// demangled returns name as its C++ or Rust source has it, or else as it is.
+func demangled(name string) string {
+	if len(name) > maxMangled {
+		return name
+	}
+	return demangle.Filter(name, demangle.MaxLength(maxDemangledBits))
+}

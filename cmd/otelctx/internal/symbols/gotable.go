@@ -1,0 +1,501 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package symbols
+
+import (
+	"debug/elf"
+	"encoding/binary"
+	"errors"
+	"strings"
+)
+
+// The layout of the runtime's table, as Go has had it since 1.20: the structures
+// pcHeader, functab, _func and inlinedCall of package runtime.
+const (
+	goTableMagic   = 0xfffffff1
+	goHeaderSize   = 8 + 8*8
+	goFuncSize     = 44
+	goFuncTabEntry = 8
+	// Indices of the tables that a function refers to.
+	goPCDataInlTreeIndex = 2
+	goFuncDataInlTree    = 3
+	goInlinedCallSize    = 16
+)
+
+// Caps of what is followed in the table.
+const (
+	maxGoFunctions   = 1 << 24
+	maxGoSteps       = 1 << 18 // of one function's table by program counter
+	maxGoInlineDepth = 64
+)
+
+var errNoGoTable = errors.New("no table of Go functions that is understood")
+
+// goTable is the table of functions, files and lines that the Go runtime has of
+// itself, for its own tracebacks. debug/gosym reads it as well, but knows nothing of
+// inlined calls, and holds all functions in memory.
+type goTable struct {
+	table     part // all of it
+	functions part // functab, and the functions behind it
+	names     part
+	units     part // cutab: file names by compilation unit
+	files     part
+	byPC      part // pctab
+	count     uint64
+	quantum   uint64
+
+	// text is the address that program counters in the table count from, and limit the
+	// one behind the last function.
+	text, limit uint64
+	// inlineTrees is where the functions' inline trees are; without pieces if unknown.
+	inlineTrees part
+}
+
+// goFunction is the runtime's _func.
+type goFunction struct {
+	entry, limit   uint64
+	name           uint32
+	pcfile, pcline uint32
+	unit           uint32
+	inlineIndex    uint32 // in byPC; 0 for none
+	inlineTree     uint64 // in inlineTrees
+	inlines        bool
+}
+
+// goTable finds the table of Go functions and where it counts from, or fails.
+func (f *elfFile) goTable() (*goTable, error) {
+	s := f.named(".gopclntab", ".data.rel.ro.gopclntab")
+	if s == nil {
+		return nil, errNoGoTable
+	}
+	t, err := parseGoTable(f.content(s))
+	if err != nil {
+		return nil, err
+	}
+	relocations := f.relocations()
+	for _, candidate := range f.moduleCandidates(s, relocations) {
+		if words, ok := f.moduleWords(candidate, relocations); ok && t.adopt(s.Addr, words) {
+			t.findInlineTrees(f, words)
+			return t, nil
+		}
+	}
+	// Without it any address to count from would be a guess, and every name with it.
+	return nil, errNoGoTable
+}
+
+// parseGoTable parses the header of the table.
+func parseGoTable(content part) (*goTable, error) {
+	var b [goHeaderSize]byte
+	if !content.read(0, b[:]) || binary.LittleEndian.Uint32(b[:]) != goTableMagic ||
+		b[4] != 0 || b[5] != 0 || b[6] != 1 && b[6] != 4 || b[7] != 8 {
+		return nil, errNoGoTable
+	}
+	word := func(i int) uint64 { return binary.LittleEndian.Uint64(b[8+8*i:]) }
+	t := &goTable{
+		table: content, quantum: uint64(b[6]), count: word(0),
+		names: content.from(word(3)), units: content.from(word(4)), files: content.from(word(5)),
+		byPC: content.from(word(6)), functions: content.from(word(7)),
+	}
+	if t.count == 0 || t.count > maxGoFunctions {
+		return nil, errNoGoTable
+	}
+	return t, nil
+}
+
+// moduleWordCount is how many words of the runtime's moduledata are looked at.
+const moduleWordCount = 64
+
+// The words of moduledata whose place has been the same since Go 1.18.
+const (
+	moduleHeader  = 0
+	moduleNames   = 1 // a slice, as those below
+	moduleUnits   = 4
+	moduleFiles   = 7
+	moduleByPC    = 10
+	moduleTable   = 13
+	moduleFuncTab = 16
+	moduleMinPC   = 20
+	moduleMaxPC   = 21
+	moduleText    = 22
+	moduleEndText = 23
+)
+
+// adopt takes text from moduledata, if that is what words are: those which the
+// runtime's own check wants to agree with the table at address do so.
+func (t *goTable) adopt(address uint64, words *[moduleWordCount]uint64) bool {
+	first, ok := t.functions.uint32(0)
+	last, ok2 := t.functions.uint32(t.count * goFuncTabEntry)
+	at := func(p part) uint64 { return address + p.start - t.table.start }
+	if !ok || !ok2 || words[moduleHeader] != address ||
+		words[moduleNames] != at(t.names) || words[moduleUnits] != at(t.units) ||
+		words[moduleFiles] != at(t.files) || words[moduleByPC] != at(t.byPC) ||
+		words[moduleTable] != at(t.functions) || words[moduleFuncTab] != at(t.functions) ||
+		words[moduleFuncTab+1] != t.count+1 {
+		return false
+	}
+	// The runtime puts text that the linker divided, of more than 32 bits, together by a
+	// list: there the last of these does not hold.
+	text := words[moduleText]
+	if words[moduleMinPC] != text+uint64(first) || words[moduleMaxPC] != text+uint64(last) ||
+		words[moduleMinPC] >= words[moduleMaxPC] || words[moduleMaxPC] > words[moduleEndText] {
+		return false
+	}
+	t.text, t.limit = text, words[moduleMaxPC]
+	return true
+}
+
+// moduleCandidates returns the addresses where moduledata may be: at the start of the
+// section that Go 1.26 gives it, or else wherever there is the address of the table, s.
+func (f *elfFile) moduleCandidates(s *section, relocations []relocation) []uint64 {
+	if module := f.named(".go.module"); module != nil {
+		return []uint64{module.Addr}
+	}
+	candidates := f.pointersTo(s.Addr)
+	for _, r := range relocations {
+		if r.addend == s.Addr && len(candidates) < maxModuleCandidates {
+			candidates = append(candidates, r.address)
+		}
+	}
+	return candidates
+}
+
+const (
+	maxModuleCandidates = 64
+	// maxModuleSearch bounds the bytes in which moduledata is looked for.
+	maxModuleSearch = 64 << 20
+	// maxRelocations bounds those that are held while a file is opened: 16 bytes each.
+	maxRelocations = 1 << 21
+)
+
+// pointersTo returns the addresses in sections for data at which there is target.
+func (f *elfFile) pointersTo(target uint64) []uint64 {
+	var found []uint64
+	left := maxModuleSearch / 8
+	for i := range f.sections {
+		s := &f.sections[i]
+		if s.name != ".data" && s.name != ".noptrdata" && s.name != ".data.rel.ro" {
+			continue
+		}
+		content := f.content(s)
+		for offset := uint64(0); left > 0 && len(found) < maxModuleCandidates; offset += 8 {
+			left--
+			word, ok := content.uint64(offset)
+			if !ok {
+				break
+			}
+			if word == target {
+				found = append(found, s.Addr+offset)
+			}
+		}
+	}
+	return found
+}
+
+// relocation puts addend, as it is in the file's own numbers, at address.
+type relocation struct{ address, addend uint64 }
+
+// relocations returns the relocations of a position-independent file that add nothing
+// but the address where it is loaded.
+func (f *elfFile) relocations() []relocation {
+	var found []relocation
+	var b [24]byte // elf.Rela64
+	left := maxRelocations
+	for i := range f.sections {
+		s := &f.sections[i]
+		if elf.SectionType(s.Type) != elf.SHT_RELA || elf.SectionFlag(s.Flags)&elf.SHF_ALLOC == 0 { //nolint:misspell // ELF's word
+			continue
+		}
+		content := f.content(s)
+		for offset := uint64(0); left > 0 && content.read(offset, b[:]); offset += uint64(len(b)) {
+			left--
+			kind := binary.LittleEndian.Uint64(b[8:])
+			if kind == uint64(elf.R_X86_64_RELATIVE) || kind == uint64(elf.R_AARCH64_RELATIVE) {
+				found = append(found, relocation{binary.LittleEndian.Uint64(b[0:]), binary.LittleEndian.Uint64(b[16:])})
+			}
+		}
+	}
+	return found
+}
+
+// moduleWords returns what the memory at address has in a process, in the file's own
+// numbers.
+func (f *elfFile) moduleWords(address uint64, relocations []relocation) (*[moduleWordCount]uint64, bool) {
+	words := new([moduleWordCount]uint64)
+	content := f.memory(address)
+	for i := range words {
+		var ok bool
+		if words[i], ok = content.uint64(uint64(i) * 8); !ok {
+			return nil, false
+		}
+	}
+	for _, r := range relocations {
+		if offset := r.address - address; offset < moduleWordCount*8 && offset%8 == 0 {
+			words[offset/8] = r.addend
+		}
+	}
+	return words, true
+}
+
+const (
+	// inlineProbe is how many functions with inlined calls are looked at to tell whether
+	// their trees are at an address, and inlineSearch how many functions to find those.
+	inlineProbe  = 32
+	inlineSearch = 1 << 16
+	// maxInlined bounds the calls that are looked at in one function.
+	maxInlined = 1 << 12
+)
+
+// probe is a function whose inlined calls are looked at.
+type probe struct {
+	goFunction
+	count int32 // of inlined calls
+}
+
+// findInlineTrees finds the one word behind the known ones of moduledata that is the
+// address of the inline trees (gofunc). Its place has changed with Go's versions: it
+// is the word with which what functions refer to makes sense. Without it, inlined
+// calls stay unknown.
+func (t *goTable) findInlineTrees(f *elfFile, words *[moduleWordCount]uint64) {
+	var probes []probe
+	for i := range min(t.count, inlineSearch) {
+		fn, ok := t.function(i)
+		if !ok || !fn.inlines {
+			continue
+		}
+		p := probe{goFunction: fn}
+		for v := range t.values(fn.inlineIndex, fn.entry) {
+			p.count = min(max(p.count, v.value+1), maxInlined)
+		}
+		if p.count == 0 {
+			continue
+		}
+		if probes = append(probes, p); len(probes) == inlineProbe {
+			break
+		}
+	}
+	if len(probes) == 0 {
+		return
+	}
+	for _, word := range words[moduleEndText+1:] {
+		trees := f.memory(word)
+		if trees.size == 0 {
+			continue
+		}
+		good := true
+		for _, p := range probes {
+			good = good && t.sensible(p, trees)
+		}
+		if good {
+			t.inlineTrees = trees
+			return
+		}
+	}
+}
+
+// sensible reports whether the calls inlined in a function make sense if the trees are
+// there: names begin where another ends, and calls are inside the function.
+func (t *goTable) sensible(p probe, trees part) bool {
+	for i := range p.count {
+		call, ok := inlinedCall(p.goFunction, trees, i)
+		if !ok || uint64(call.parent) >= p.limit-p.entry {
+			return false
+		}
+		if before, ok := t.names.uint8(uint64(call.name) - 1); call.name != 0 && (!ok || before != 0) {
+			return false
+		}
+		if first, ok := t.names.uint8(uint64(call.name)); !ok || first == 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// goCall is the runtime's inlinedCall: a call of the function called name, at the
+// offset parent from the function that it is inlined in.
+type goCall struct{ name, parent uint32 }
+
+func inlinedCall(fn goFunction, trees part, index int32) (goCall, bool) {
+	var b [goInlinedCallSize]byte
+	if !trees.read(fn.inlineTree+uint64(index)*goInlinedCallSize, b[:]) || b[1] != 0 || b[2] != 0 || b[3] != 0 {
+		return goCall{}, false
+	}
+	return goCall{name: binary.LittleEndian.Uint32(b[4:]), parent: binary.LittleEndian.Uint32(b[8:])}, true
+}
+
+// function reads function i.
+func (t *goTable) function(i uint64) (goFunction, bool) {
+	var pair [goFuncTabEntry + 4]byte
+	var b [goFuncSize]byte
+	if i >= t.count || !t.functions.read(i*goFuncTabEntry, pair[:]) {
+		return goFunction{}, false
+	}
+	entry, offset, next := binary.LittleEndian.Uint32(pair[0:]), uint64(binary.LittleEndian.Uint32(pair[4:])), binary.LittleEndian.Uint32(pair[8:])
+	if entry >= next || !t.functions.read(offset, b[:]) || binary.LittleEndian.Uint32(b[0:]) != entry {
+		return goFunction{}, false
+	}
+	word := func(at int) uint32 { return binary.LittleEndian.Uint32(b[at:]) }
+	fn := goFunction{
+		entry: t.text + uint64(entry), limit: t.text + uint64(next),
+		name: word(4), pcfile: word(20), pcline: word(24), unit: word(32),
+	}
+	tables, data := uint64(word(28)), b[43]
+	if tables > goPCDataInlTreeIndex {
+		fn.inlineIndex, _ = t.functions.uint32(offset + goFuncSize + goPCDataInlTreeIndex*4)
+	}
+	if data > goFuncDataInlTree {
+		tree, ok := t.functions.uint32(offset + goFuncSize + tables*4 + goFuncDataInlTree*4)
+		fn.inlineTree, fn.inlines = uint64(tree), ok && tree != ^uint32(0)
+	}
+	return fn, true
+}
+
+// find returns the function that address is in.
+func (t *goTable) find(address uint64) (goFunction, bool) {
+	if address < t.text || address >= t.limit {
+		return goFunction{}, false
+	}
+	offset := address - t.text
+	low, high := uint64(0), t.count // functions before low begin at or before address
+	for low < high {
+		middle := (low + high) / 2
+		entry, ok := t.functions.uint32(middle * goFuncTabEntry)
+		if !ok {
+			return goFunction{}, false
+		}
+		if uint64(entry) <= offset {
+			low = middle + 1
+		} else {
+			high = middle
+		}
+	}
+	fn, ok := t.function(low - 1)
+	if !ok || address < fn.entry || address >= fn.limit {
+		return goFunction{}, false
+	}
+	return fn, true
+}
+
+// pcValue is the value that a table by program counter has before limit.
+type pcValue struct {
+	value int32
+	limit uint64
+}
+
+// values yields the values of the table at offset of byPC of a function that begins at
+// entry.
+func (t *goTable) values(offset uint32, entry uint64) func(yield func(pcValue) bool) {
+	return func(yield func(pcValue) bool) {
+		if offset == 0 {
+			return
+		}
+		at, pc, value := uint64(offset), entry, int32(-1)
+		for step := range maxGoSteps {
+			change, n, ok := t.varint(at)
+			if !ok || change == 0 && step > 0 {
+				return
+			}
+			at += n
+			advance, n, ok := t.varint(at)
+			if !ok {
+				return
+			}
+			at += n
+			// Signed, with the sign in the lowest bit.
+			value += int32(-(change & 1) ^ (change >> 1))
+			pc += uint64(advance) * t.quantum
+			if !yield(pcValue{value, pc}) {
+				return
+			}
+		}
+	}
+}
+
+// varint reads a number of 7 bits a byte in byPC, and returns how many there are.
+func (t *goTable) varint(at uint64) (value uint32, n uint64, ok bool) {
+	for shift := 0; shift < 32; shift += 7 {
+		b, ok := t.byPC.uint8(at + n)
+		if !ok {
+			return 0, 0, false
+		}
+		n++
+		value |= uint32(b&0x7f) << shift
+		if b&0x80 == 0 {
+			return value, n, true
+		}
+	}
+	return 0, 0, false
+}
+
+// value returns the value at address in a table of a function that begins at entry,
+// or -1 if it has none there.
+func (t *goTable) value(offset uint32, entry, address uint64) int32 {
+	for v := range t.values(offset, entry) {
+		if address < v.limit {
+			return v.value
+		}
+	}
+	return -1
+}
+
+// lookup returns the function that address is in, with the calls inlined there before
+// it. Where the inlined calls are not known it returns the function alone, without
+// file and line, which are those of the innermost call.
+func (t *goTable) lookup(address uint64) ([]Line, bool) {
+	fn, ok := t.find(address)
+	if !ok {
+		return nil, false
+	}
+	outer, ok := t.names.text(uint64(fn.name))
+	if !ok || outer == "" {
+		return nil, false
+	}
+	var lines []Line
+	for range maxGoInlineDepth {
+		index := int32(-1)
+		if fn.inlines {
+			index = t.value(fn.inlineIndex, fn.entry, address)
+		}
+		file, line := t.place(fn, address)
+		if index < 0 {
+			return append(lines, Line{Function: printable(outer), File: file, Line: line}), true
+		}
+		call, ok := goCall{}, t.inlineTrees.pieces != nil
+		if ok {
+			call, ok = inlinedCall(fn, t.inlineTrees, index)
+		}
+		name, named := t.names.text(uint64(call.name))
+		if !ok || !named || name == "" || uint64(call.parent) >= fn.limit-fn.entry {
+			break
+		}
+		lines = append(lines, Line{Function: printable(name), File: file, Line: line})
+		address = fn.entry + uint64(call.parent)
+	}
+	return []Line{{Function: printable(outer)}}, true
+}
+
+// place returns the file and line of the instruction at address, or nothing and 0.
+func (t *goTable) place(fn goFunction, address uint64) (file string, line int) {
+	number, at := t.value(fn.pcfile, fn.entry, address), t.value(fn.pcline, fn.entry, address)
+	if number < 0 || at < 0 {
+		return "", 0
+	}
+	offset, ok := t.units.uint32((uint64(fn.unit) + uint64(number)) * 4)
+	if !ok || offset == ^uint32(0) {
+		return "", 0
+	}
+	if file, ok = t.files.text(uint64(offset)); !ok {
+		return "", 0
+	}
+	return file, int(at)
+}
+
+// printable returns a function's name as the runtime prints it: without the types that
+// it was made for, between the outermost brackets.
+func printable(name string) string {
+	i, j := strings.IndexByte(name, '['), strings.LastIndexByte(name, ']')
+	if i < 0 || j <= i {
+		return name
+	}
+	return name[:i] + "[...]" + name[j+1:]
+}

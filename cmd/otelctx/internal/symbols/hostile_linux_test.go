@@ -1,0 +1,252 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package symbols
+
+import (
+	"bytes"
+	"debug/elf"
+	"encoding/binary"
+	"os"
+	"runtime"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// endless is a file without an end: content, and then the same byte for ever.
+type endless struct {
+	content []byte
+	fill    byte
+}
+
+func (e endless) ReadAt(b []byte, offset int64) (int, error) {
+	for i := range b {
+		b[i] = e.fill
+		if at := offset + int64(i); at < int64(len(e.content)) {
+			b[i] = e.content[at]
+		}
+	}
+	return len(b), nil
+}
+
+// TestEndless opens files that say that everything in them is as large as can be.
+func TestEndless(t *testing.T) {
+	var before, after runtime.MemStats
+	for _, fill := range []byte{0, 1, 2, 4, 6, 0x7f, 0xff} {
+		header := elf.Header64{
+			Ident: [16]byte{0x7f, 'E', 'L', 'F', byte(elf.ELFCLASS64), byte(elf.ELFDATA2LSB)},
+			Type:  uint16(elf.ET_DYN), Machine: uint16(elf.EM_X86_64),
+			Phoff: 64, Phentsize: 56, Phnum: 0xffff, Shoff: 64, Shentsize: 64, Shnum: 0xffff, Shstrndx: 1,
+		}
+		// Two tables of symbols, one of relocations.
+		all := elf.Section64{Size: 1 << 62, Flags: uint64(elf.SHF_ALLOC)}
+		var b bytes.Buffer
+		require.NoError(t, binary.Write(&b, binary.LittleEndian, header))
+		for _, kind := range []elf.SectionType{elf.SHT_SYMTAB, elf.SHT_DYNSYM, elf.SHT_RELA} { //nolint:misspell // ELF's word
+			all.Type = uint32(kind)
+			require.NoError(t, binary.Write(&b, binary.LittleEndian, all))
+		}
+		runtime.GC()
+		runtime.ReadMemStats(&before)
+		i := &image{}
+		i.parse(endless{b.Bytes(), fill})
+		require.NotNil(t, i.elf)
+		_, _ = i.elf.buildIDs()
+		_, _ = i.lookup(1 << 20)
+		assert.LessOrEqual(t, len(i.elf.relocations()), maxRelocations)
+		runtime.ReadMemStats(&after)
+		assert.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(512<<20), "fill %d: in all", fill)
+		runtime.GC()
+		runtime.ReadMemStats(&after)
+		assert.Less(t, int64(after.HeapAlloc)-int64(before.HeapAlloc), int64(64<<20), "fill %d: what stays", fill)
+		runtime.KeepAlive(i)
+	}
+}
+
+// TestOlderGo finds moduledata as in files from before Go 1.26, which have no section
+// for it: by the address that stands there, or by its relocation.
+func TestOlderGo(t *testing.T) {
+	for _, args := range [][]string{{"-ldflags=-s -w"}, {"-buildmode=pie", "-ldflags=-s -w"}} {
+		file, err := os.Open(build(t, "prog", args...))
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, file.Close()) })
+		f, err := parseELF(whole(file))
+		require.NoError(t, err)
+		want, err := f.goTable()
+		require.NoError(t, err)
+		for i := range f.sections {
+			switch f.sections[i].name {
+			case ".go.module":
+				f.sections[i].name = ".noptrdata"
+			case ".noptrdata":
+				f.sections[i].name = ""
+			}
+		}
+		got, err := f.goTable()
+		require.NoError(t, err)
+		assert.Equal(t, want.text, got.text)
+		assert.Equal(t, want.inlineTrees.start, got.inlineTrees.start)
+	}
+}
+
+// TestRelocated has the addresses in moduledata only in the relocations, as linkers may
+// leave them.
+func TestRelocated(t *testing.T) {
+	content, err := os.ReadFile(build(t, "prog", "-buildmode=pie", "-ldflags=-s -w"))
+	require.NoError(t, err)
+	f, err := parseELF(whole(bytes.NewReader(content)))
+	require.NoError(t, err)
+	want, err := f.goTable()
+	require.NoError(t, err)
+	module := f.named(".go.module")
+	cleared := 0
+	for _, r := range f.relocations() {
+		if r.address-module.Addr < module.Size {
+			clear(content[module.Off+r.address-module.Addr:][:8])
+			cleared++
+		}
+	}
+	assert.Greater(t, cleared, 20)
+	f, err = parseELF(whole(bytes.NewReader(content)))
+	require.NoError(t, err)
+	got, err := f.goTable()
+	require.NoError(t, err)
+	assert.Equal(t, want.text, got.text)
+	assert.Equal(t, want.inlineTrees.start, got.inlineTrees.start)
+}
+
+// TestWrongModule has moduledata that does not agree with the table in one word: no
+// names, rather than wrong ones.
+func TestWrongModule(t *testing.T) {
+	content, err := os.ReadFile("/proc/self/exe")
+	require.NoError(t, err)
+	f, err := parseELF(whole(bytes.NewReader(content)))
+	require.NoError(t, err)
+	module := f.content(f.named(".go.module")).start
+	for _, word := range []uint64{
+		moduleHeader, moduleNames, moduleUnits, moduleFiles, moduleByPC, moduleTable,
+		moduleFuncTab, moduleFuncTab + 1, moduleMinPC, moduleMaxPC, moduleText,
+	} {
+		file := &patched{file: bytes.NewReader(content), at: int64(module + word*8), patch: []byte{content[module+word*8] ^ 0x10}}
+		f, err := parseELF(whole(file))
+		require.NoError(t, err)
+		_, err = f.goTable()
+		require.ErrorIs(t, err, errNoGoTable, "word %d", word)
+	}
+}
+
+// TestNoModule has a table, but nothing that says where it counts from: no names.
+func TestNoModule(t *testing.T) {
+	file, err := os.Open("/proc/self/exe")
+	require.NoError(t, err)
+	defer func() { require.NoError(t, file.Close()) }()
+	f, err := parseELF(whole(file))
+	require.NoError(t, err)
+	for i := range f.sections {
+		if f.sections[i].name != ".gopclntab" {
+			f.sections[i].name = ""
+		}
+	}
+	_, err = f.goTable()
+	require.ErrorIs(t, err, errNoGoTable)
+}
+
+// TestBoundedCache asks for more addresses than are kept.
+func TestBoundedCache(t *testing.T) {
+	process, err := Open(os.Getpid())
+	require.NoError(t, err)
+	defer func() { require.NoError(t, process.Close()) }()
+	for a := range uint64(maxLocations + 10) {
+		process.Locate(a+1<<20, false)
+		require.LessOrEqual(t, len(process.locations), maxLocations)
+	}
+	// A few large ones.
+	for a := range uint64(10_000) {
+		process.keep(&Location{Address: a, Lines: []Line{{Function: strings.Repeat("x", maxName)}}})
+	}
+	assert.Less(t, len(process.locations), maxHeld/maxName)
+}
+
+// TestGone looks at a process that has ended meanwhile, and at none.
+func TestGone(t *testing.T) {
+	var r report
+	p := start(t, build(t, "prog"), &r)
+	process := p.open()
+	requireStack(t, process, r.Stack)
+	p.end()
+	require.Error(t, process.Refresh())
+	requireStack(t, process, r.Stack)
+	assert.Empty(t, process.Locate(1<<20, true).Lines)
+	_, err := Open(p.pid)
+	require.Error(t, err)
+}
+
+const kallsyms = `ffffffff81000000 T _stext
+ffffffff81000000 T first
+ffffffff81000100 t second
+ffffffff81000200 d data
+ffffffff81000300 W third
+ffffffff81000400 T _etext
+ffffffffa0000000 t of_module	[nf_tables]
+ffffffffa0000100 b last	[nf_tables]
+`
+
+func TestKallsyms(t *testing.T) {
+	k := &Kernel{locations: map[uint64]*Location{}}
+	require.NoError(t, k.parse(strings.NewReader(kallsyms)))
+	for address, want := range map[uint64]string{
+		0xffffffff80ffffff: "",
+		0xffffffff81000000: "_stext",
+		0xffffffff810000ff: "_stext",
+		0xffffffff81000100: "second",
+		0xffffffff81000250: "",
+		0xffffffff810003ff: "third",
+		0xffffffff81000400: "",
+		0xffffffffa0000010: "of_module [nf_tables]",
+		0xffffffffa0000200: "",
+	} {
+		l := k.Locate(address)
+		assert.Same(t, l, k.Locate(address))
+		assert.Equal(t, TypeKernel, l.Type)
+		if want == "" {
+			assert.Empty(t, l.Lines, "%#x", address)
+		} else {
+			assert.Equal(t, []Line{{Function: want}}, l.Lines, "%#x", address)
+		}
+		assert.Equal(t, address >= 0xffffffff81000000 && address < 0xffffffff81000400, l.Mapping != nil, "%#x", address)
+	}
+
+	require.ErrorIs(t, k.parse(strings.NewReader("0000000000000000 T _stext\n0000000000000000 T x\n")), ErrKernelHidden)
+	for _, malformed := range []string{"", "x", "ffffffff81000000", "ffffffff81000000 T", "g T x"} {
+		require.Error(t, k.parse(strings.NewReader(malformed)), malformed)
+	}
+}
+
+// TestKernel names an address that the kernel itself tells.
+func TestKernel(t *testing.T) {
+	k, err := OpenKernel()
+	require.NotNil(t, k)
+	if err != nil {
+		require.Empty(t, k.Locate(0xffffffff81000000).Lines)
+		t.Skip(err)
+	}
+	content, err := os.ReadFile("/proc/kallsyms")
+	require.NoError(t, err)
+	for line := range strings.Lines(string(content)) {
+		fields := strings.Fields(line)
+		if len(fields) == 3 && fields[2] == "vfs_read" {
+			address, err := strconv.ParseUint(fields[0], 16, 64)
+			require.NoError(t, err)
+			l := k.Locate(address + 4)
+			assert.Equal(t, []Line{{Function: "vfs_read"}}, l.Lines)
+			require.NotNil(t, l.Mapping)
+			assert.Regexp(t, "^[0-9a-f]{40}$", l.Mapping.GNUBuildID)
+			return
+		}
+	}
+	t.Fatal("no vfs_read")
+}

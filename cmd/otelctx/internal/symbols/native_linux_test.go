@@ -1,0 +1,143 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package symbols
+
+import (
+	"encoding/json"
+	"os"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+func jsonLine(line string, to any) error { return json.Unmarshal([]byte(line), to) }
+
+func here() uintptr { return reflect.ValueOf(here).Pointer() }
+
+type cgoReport struct {
+	Native, Libc, Go uint64
+	GoFile           string
+	GoLine           int
+}
+
+// TestNative names C functions of a Go program and of a library.
+func TestNative(t *testing.T) {
+	needCompiler(t)
+	for _, b := range []struct {
+		name     string
+		args     []string
+		stripped bool
+	}{
+		{name: "plain"},
+		{name: "PIE", args: []string{"-buildmode=pie"}},
+		{name: "stripped", args: []string{"-ldflags=-s -w"}, stripped: true},
+		{name: "PIE stripped", args: []string{"-buildmode=pie", "-ldflags=-s -w"}, stripped: true},
+	} {
+		t.Run(b.name, func(t *testing.T) {
+			var r cgoReport
+			p := start(t, build(t, "cgo", b.args...), &r)
+			process := p.open()
+
+			l := process.Locate(r.Native, true)
+			assert.Equal(t, TypeNative, l.Type)
+			assert.Equal(t, p.path, l.Mapping.Path)
+			if b.stripped {
+				assert.Empty(t, l.Lines, "no file tells the name")
+			} else {
+				assert.Equal(t, []Line{{Function: "native_code"}}, l.Lines)
+			}
+
+			l = process.Locate(r.Libc, true)
+			assert.Equal(t, TypeNative, l.Type)
+			assert.Equal(t, []Line{{Function: "qsort"}}, l.Lines)
+			assert.Contains(t, l.Mapping.Path, "libc")
+			assert.Regexp(t, "^[0-9a-f]{40}$", l.Mapping.GNUBuildID)
+			assert.Empty(t, l.Mapping.GoBuildID)
+
+			l = process.Locate(r.Go, true)
+			assert.Equal(t, TypeGo, l.Type)
+			assert.Equal(t, []Line{{"main.goCode", r.GoFile, r.GoLine}}, l.Lines)
+		})
+	}
+}
+
+// TestVDSO names the functions that the kernel gives each process.
+func TestVDSO(t *testing.T) {
+	process, err := Open(os.Getpid())
+	require.NoError(t, err)
+	defer func() { require.NoError(t, process.Close()) }()
+	var names []string
+	for _, m := range process.mappings {
+		if m.Path != vdso {
+			continue
+		}
+		for a := m.Start; a < m.Limit; a += 4 {
+			l := process.Locate(a, true)
+			assert.Equal(t, TypeNative, l.Type)
+			for _, line := range l.Lines {
+				names = append(names, line.Function)
+			}
+		}
+	}
+	assert.Contains(t, strings.Join(names, " "), "clock_gettime")
+}
+
+// TestOpenOther opens files without map_files, as for who is not root.
+func TestOpenOther(t *testing.T) {
+	process, err := Open(os.Getpid())
+	require.NoError(t, err)
+	defer func() { require.NoError(t, process.Close()) }()
+	opened := 0
+	for _, m := range process.mappings {
+		if m.inode == 0 {
+			continue
+		}
+		f, err := process.openOther("/proc/self/", m)
+		require.NoError(t, err, m.Path)
+		opened++
+		require.NoError(t, f.Close())
+
+		changed := *m
+		changed.inode++
+		_, err = process.openOther("/proc/self/", &changed)
+		require.Error(t, err, "another file at the same path")
+	}
+	assert.Positive(t, opened)
+}
+
+// TestOverlap has functions inside others, and several at one place.
+func TestOverlap(t *testing.T) {
+	names := "\x00outer\x00inner\x00__alias\x00_local\x00weak@@VERSION_1\x00"
+	at := func(name string) uint32 { return uint32(strings.Index(names, "\x00"+name) + 1) }
+	s := &elfSymbols{names: [2]part{whole(strings.NewReader(names))}, functions: []elfFunction{
+		{address: 100, size: 100, name: at("outer")},
+		{address: 110, size: 20, name: at("__alias")},
+		{address: 110, size: 20, name: at("inner")},
+		{address: 110, size: 30, name: at("_local"), rank: 2},
+		{address: 300, size: 10, name: at("weak"), rank: 1},
+		{address: 300, size: 10, name: at("_local"), rank: 2},
+	}}
+	for address, want := range map[uint64]string{
+		99: "", 100: "outer", 109: "outer", 110: "inner", 129: "inner", 130: "_local", 140: "outer",
+		199: "outer", 200: "", 300: "weak", 309: "weak", 310: "",
+	} {
+		got, ok := s.lookup(address)
+		assert.Equal(t, want, got, address)
+		assert.Equal(t, want != "", ok, address)
+	}
+}
+
+func TestDemangled(t *testing.T) {
+	for name, want := range map[string]string{
+		"qsort":                                "qsort",
+		"_ZN3foo3barEi":                        "foo::bar(int)",
+		"_RNvNtCs1234_7mycrate3foo3bar":        "mycrate::foo::bar",
+		"_Z" + strings.Repeat("x", maxMangled): "_Z" + strings.Repeat("x", maxMangled),
+	} {
+		assert.Equal(t, want, demangled(name))
+	}
+}

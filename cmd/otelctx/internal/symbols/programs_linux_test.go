@@ -1,0 +1,113 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package symbols
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// program is a child process that has reported about itself.
+type program struct {
+	t      testing.TB
+	cmd    *exec.Cmd
+	path   string
+	pid    int
+	stdin  io.WriteCloser
+	stdout *bufio.Reader
+}
+
+// build builds a program of testdata, as the arguments to go build say.
+func build(t testing.TB, source string, args ...string) string {
+	t.Helper()
+	return buildFor(t, runtime.GOARCH, source, args...)
+}
+
+// buildFor builds it for another machine.
+func buildFor(t testing.TB, arch, source string, args ...string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), source)
+	cmd := exec.Command("go", append(append([]string{"build", "-o", path}, args...), "./testdata/"+source)...)
+	cmd.Env = append(os.Environ(), "GOARCH="+arch)
+	output, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s: %s", cmd, output)
+	return path
+}
+
+// start runs a program until the end of the test, and decodes its report.
+func start(t testing.TB, path string, report any, prepare ...func(*exec.Cmd)) *program {
+	t.Helper()
+	cmd := exec.Command(path)
+	cmd.Stderr = os.Stderr
+	for _, p := range prepare {
+		p(cmd)
+	}
+	stdin, err := cmd.StdinPipe()
+	require.NoError(t, err)
+	stdout, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	p := &program{t: t, cmd: cmd, path: path, pid: cmd.Process.Pid, stdin: stdin, stdout: bufio.NewReader(stdout)}
+	require.NoError(t, json.Unmarshal([]byte(p.line()), report))
+	return p
+}
+
+func (p *program) line() string {
+	p.t.Helper()
+	line, err := p.stdout.ReadString('\n')
+	require.NoError(p.t, err)
+	return strings.TrimSuffix(line, "\n")
+}
+
+func (p *program) ask(command string) string {
+	p.t.Helper()
+	_, err := fmt.Fprintln(p.stdin, command)
+	require.NoError(p.t, err)
+	return p.line()
+}
+
+// end ends the program, and waits until it is gone.
+func (p *program) end() {
+	p.t.Helper()
+	require.NoError(p.t, p.stdin.Close())
+	require.NoError(p.t, p.cmd.Wait())
+}
+
+// open opens the process of p until the end of the test.
+func (p *program) open() *Process {
+	p.t.Helper()
+	process, err := Open(p.pid)
+	require.NoError(p.t, err)
+	p.t.Cleanup(func() { require.NoError(p.t, process.Close()) })
+	return process
+}
+
+// What prog reports.
+type (
+	frame struct {
+		PC       uint64
+		Function string
+		File     string
+		Line     int
+		Inlined  bool
+	}
+	report struct {
+		Stack []frame
+		Text  [][]frame
+	}
+)

@@ -1,0 +1,143 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Command prog tells of itself what the runtime knows of its code: of a stack with
+// inlined calls, and of addresses throughout its text. It waits for its input to end,
+// and does what it reads there.
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"os"
+	"reflect"
+	"runtime"
+	"sort"
+	"syscall"
+	"unsafe"
+)
+
+// Frame is one frame as the runtime has it.
+type Frame struct {
+	PC       uint64 // of the call
+	Function string
+	File     string
+	Line     int
+	// Inlined says that the next frame is the one that it is inlined in.
+	Inlined bool
+}
+
+// Place is the frames of one instruction. The first is where it is.
+type Place []Frame
+
+// Report is the first line of the output.
+type Report struct {
+	Stack []Frame
+	Text  []Place
+}
+
+type stack struct{ pcs []uintptr }
+
+func (s *stack) record() { s.pcs = s.pcs[:runtime.Callers(0, s.pcs[:64])] }
+
+func inlinedTwice(s *stack) { s.record() }
+func inlinedOnce(s *stack)  { inlinedTwice(s) }
+
+//go:noinline
+func generic[T fmt.Stringer](s *stack, v T) string {
+	inlinedOnce(s)
+	return v.String()
+}
+
+type number int
+
+func (n number) String() string { return fmt.Sprint(int(n)) }
+
+type recorder interface{ do(s *stack) }
+
+func (n number) do(s *stack) {
+	f := func() { _ = generic(s, n) }
+	f()
+}
+
+// leaf has no frame of its own, and nothing after its first instructions.
+//
+//go:noinline
+func leaf(a, b int) int { return a + b }
+
+func main() {
+	s := &stack{pcs: make([]uintptr, 64)}
+	var r recorder = number(leaf(1, 2))
+	values := []int{2, 1}
+	sort.Slice(values, func(i, j int) bool { // through the standard library
+		r.do(s)
+		return values[i] < values[j]
+	})
+	report := Report{Stack: frames(s.pcs), Text: text()}
+	if err := json.NewEncoder(os.Stdout).Encode(report); err != nil {
+		panic(err)
+	}
+	input := bufio.NewScanner(os.Stdin)
+	for input.Scan() {
+		switch command := input.Text(); command {
+		case "map":
+			fmt.Println(mapCode())
+		default:
+			// Another program takes the place of this one, in the same process.
+			if err := syscall.Exec(command, []string{command}, os.Environ()); err != nil {
+				panic(err)
+			}
+		}
+	}
+}
+
+func frames(pcs []uintptr) []Frame {
+	var found []Frame
+	iterator := runtime.CallersFrames(pcs)
+	for {
+		f, more := iterator.Next()
+		if f.PC != 0 {
+			found = append(found, Frame{uint64(f.PC), f.Function, f.File, f.Line, f.Func == nil})
+		}
+		if !more {
+			return found
+		}
+	}
+}
+
+// text returns what the runtime knows of addresses through all of its code.
+func text() []Place {
+	low, high := codeRange()
+	var found []Place
+	for pc := low; pc < high; pc += 61 {
+		// A return address is the one behind the call; the frame says if the runtime took
+		// it for one. The second, which is none, has the runtime find the frames that the
+		// first is inlined in.
+		found = append(found, frames([]uintptr{pc + 1, 1}))
+	}
+	return found
+}
+
+// codeRange returns a range of addresses around main's with functions of the runtime's
+// at both sides.
+func codeRange() (low, high uintptr) {
+	at := reflect.ValueOf(main).Pointer()
+	low, high = at, at
+	for runtime.FuncForPC(low-1) != nil {
+		low--
+	}
+	for runtime.FuncForPC(high) != nil {
+		high++
+	}
+	return low, high
+}
+
+// mapCode maps memory that may be executed, with nothing in it, and returns its address.
+func mapCode() uint64 {
+	b, err := syscall.Mmap(-1, 0, os.Getpagesize(), syscall.PROT_READ|syscall.PROT_EXEC, syscall.MAP_ANON|syscall.MAP_PRIVATE)
+	if err != nil {
+		panic(err)
+	}
+	return uint64(uintptr(unsafe.Pointer(&b[0])))
+}

@@ -1,0 +1,508 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build amd64 || arm64
+
+package main
+
+import (
+	"context"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	pprof "github.com/google/pprof/profile"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	collectorpb "go.opentelemetry.io/proto/otlp/collector/profiles/v1development"
+	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
+	profilespb "go.opentelemetry.io/proto/otlp/profiles/v1development"
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/burner"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/sampler"
+	"github.com/otelctx/otelctx/internal/childproc"
+)
+
+// needSampling skips the test if this user may not sample.
+func needSampling(t *testing.T) {
+	t.Helper()
+	s, err := sampler.Open(sampler.Config{Frequency: 1})
+	if errors.Is(err, sampler.ErrNotPermitted) {
+		t.Skip(err)
+	}
+	require.NoError(t, err)
+	require.NoError(t, s.Close())
+}
+
+func startBurner(t *testing.T, prepare func(*exec.Cmd), words ...string) *childproc.Child {
+	t.Helper()
+	c := childproc.Start(t, burner.Role, prepare)
+	require.Equal(t, "burning", c.Ask("%s", burner.Words(words...)))
+	return c
+}
+
+func pidOf(c *childproc.Child) string { return strconv.Itoa(c.PID()) }
+
+// recorded runs otelctx record --json, which must go well.
+func recorded(t *testing.T, args ...string) (recordDocument, result) {
+	t.Helper()
+	got := otelctx(t, append([]string{"record", "--json", "--top=0"}, args...)...)
+	require.Zero(t, got.code, got.stderr)
+	return decodeRecord(t, got.stdout), got
+}
+
+func decodeRecord(t *testing.T, text string) recordDocument {
+	t.Helper()
+	var d recordDocument
+	decoder := json.NewDecoder(strings.NewReader(text))
+	decoder.DisallowUnknownFields()
+	require.NoError(t, decoder.Decode(&d), text)
+	return d
+}
+
+// assertTrue fails if a profile says anything of a burner that is not so.
+func assertTrue(t *testing.T, file string) {
+	t.Helper()
+	f, err := os.Open(file)
+	require.NoError(t, err)
+	defer func() { _ = f.Close() }()
+	p, err := pprof.Parse(f)
+	require.NoError(t, err)
+	inside, outside := 0, 0
+	for _, s := range p.Sample {
+		var names []string
+		for _, l := range s.Location {
+			name := "?"
+			if len(l.Line) > 0 {
+				name = l.Line[0].Function.Name
+			}
+			names = append(names, name)
+		}
+		truth, ok := burner.Truth(names)
+		if !ok {
+			continue
+		}
+		if truth == 0 {
+			outside += int(s.Value[0])
+			assert.Empty(t, s.Label["span_id"])
+			continue
+		}
+		inside += int(s.Value[0])
+		if assert.Len(t, s.Label["span_id"], 1) {
+			var id [8]byte
+			_, err := hex.Decode(id[:], []byte(s.Label["span_id"][0]))
+			require.NoError(t, err)
+			require.True(t, burner.Same(burner.Number(id), truth))
+		}
+	}
+	t.Logf("%d samples inside, %d outside of spans", inside, outside)
+	assert.Greater(t, inside, 30)
+	assert.Greater(t, outside, 10)
+}
+
+func TestRecord(t *testing.T) {
+	needSampling(t)
+	c := startBurner(t, nil, burner.Records, burner.ThreadSlots)
+	file := filepath.Join(t.TempDir(), "profile.pb.gz")
+	d, got := recorded(t, pidOf(c), "--duration=1s", "--freq=997", "--output", file)
+	assert.Empty(t, got.stderr)
+	assertTrue(t, file)
+
+	assert.Equal(t, c.PID(), d.PID)
+	assert.InDelta(t, time.Second, d.DurationNano, float64(500*time.Millisecond))
+	assert.WithinDuration(t, time.Now(), time.Unix(0, d.StartTimeUnixNano), patience)
+	assert.Equal(t, 997, d.Frequency)
+	assert.Greater(t, d.Attributed, d.Samples/2)
+	assert.Less(t, d.Attributed, d.Samples)
+	assert.Zero(t, d.Unproven)
+	assert.Zero(t, d.Lost)
+	assert.False(t, d.Ended)
+	assert.Equal(t, []processUseDocument{{c.PID(), "burner", d.Samples, d.Attributed}}, d.Processes)
+	inSpans, inTraces, spans := uint64(0), uint64(0), 0
+	for _, u := range d.Spans {
+		assert.Equal(t, "burner", u.Service)
+		assert.Len(t, u.SpanID, 16)
+		assert.Equal(t, int64(u.Samples)*(1_000_000_000/997), u.CPUNano)
+		inSpans += u.Samples
+	}
+	for _, u := range d.Traces {
+		assert.Len(t, u.TraceID, 32)
+		inTraces += u.Samples
+		spans += u.Spans
+	}
+	assert.Equal(t, d.Attributed, inSpans)
+	assert.Equal(t, d.Attributed, inTraces)
+	assert.Len(t, d.Spans, spans)
+	assert.Greater(t, len(d.Spans), len(d.Traces))
+}
+
+func TestRecordForPeople(t *testing.T) {
+	needSampling(t)
+	c := startBurner(t, nil, burner.Records)
+	file := filepath.Join(t.TempDir(), "it's.pb.gz")
+	got := otelctx(t, "record", pidOf(c), "--duration=500ms", "-o", file, "--top=3", "--kernel")
+	require.Zero(t, got.code, got.stderr)
+	assert.Regexp(t, `^Recorded process \d+, burner for [\d.]+m?s at 99 Hz\n  CPU time +\d\.\d{3}s  \d+ samples\n  In spans +\d\.\d{3}s  \d+\.\d%\n  Lost +0\.000s  0 samples\n`, got.stdout)
+	assert.Regexp(t, `(?m)^Top spans by CPU time\n  CPU +SHARE +SERVICE +SPAN ID +TRACE ID\n(  \d\.\d{3}s +\d+\.\d% +burner +ab5eedca[0-9a-f]{8} +ab5eedca[0-9a-f]{24}\n){3}\nTop traces`, got.stdout)
+	assert.Contains(t, got.stdout, "\nLook at it with: go tool pprof -http=localhost:0 '")
+	assert.FileExists(t, file)
+}
+
+// resourceOf returns the attributes of the only resource as text.
+func resourceOf(t *testing.T, data *profilespb.ProfilesData) map[string]string {
+	t.Helper()
+	require.Len(t, data.GetResourceProfiles(), 1)
+	resource := map[string]string{}
+	for _, kv := range data.GetResourceProfiles()[0].GetResource().GetAttributes() {
+		text := kv.GetValue().GetStringValue()
+		if i, ok := kv.GetValue().GetValue().(*commonpb.AnyValue_IntValue); ok {
+			text = strconv.FormatInt(i.IntValue, 10)
+		}
+		resource[kv.GetKey()] = text
+	}
+	return resource
+}
+
+func TestRecordOTLPFiles(t *testing.T) {
+	needSampling(t)
+	c := startBurner(t, nil, burner.Records)
+	dir := t.TempDir()
+	file := filepath.Join(dir, "p.json")
+	recorded(t, pidOf(c), "--duration=300ms", "--output", file)
+	b, err := os.ReadFile(file)
+	require.NoError(t, err)
+	assert.True(t, json.Valid(b))
+	assert.Contains(t, string(b), `"spanId":"ab5eedca`)
+
+	file = filepath.Join(dir, "p.otlp")
+	d, _ := recorded(t, pidOf(c), "--duration=300ms", "--output", file)
+	b, err = os.ReadFile(file)
+	require.NoError(t, err)
+	var data profilespb.ProfilesData
+	require.NoError(t, proto.Unmarshal(b, &data))
+	require.NoError(t, profile.Check(&data))
+	resource := resourceOf(t, &data)
+	assert.Equal(t, "burner", resource["service.name"])
+	assert.Equal(t, pidOf(c), resource["process.pid"])
+	assert.Equal(t, filepath.Base(executable(t)), resource["process.executable.name"])
+	samples := 0
+	for _, s := range data.GetResourceProfiles()[0].GetScopeProfiles()[0].GetProfiles()[0].GetSamples() {
+		samples += len(s.GetTimestampsUnixNano())
+	}
+	assert.Equal(t, int(d.Samples), samples)
+}
+
+// A process that publishes nothing has a profile without links, and no other resource
+// than the kernel knows.
+func TestRecordWithoutContext(t *testing.T) {
+	needSampling(t)
+	c := startBurner(t, nil, burner.Silent)
+	file := filepath.Join(t.TempDir(), "p.otlp")
+	d, got := recorded(t, pidOf(c), "--duration=300ms", "--output", file)
+	assert.Empty(t, got.stderr)
+	assert.Positive(t, d.Samples)
+	assert.Zero(t, d.Attributed)
+	assert.Empty(t, d.Spans)
+	b, err := os.ReadFile(file)
+	require.NoError(t, err)
+	var data profilespb.ProfilesData
+	require.NoError(t, proto.Unmarshal(b, &data))
+	require.NoError(t, profile.Check(&data))
+	assert.Len(t, data.GetDictionary().GetLinkTable(), 1, "the zero value")
+	resource := resourceOf(t, &data)
+	assert.Equal(t, map[string]string{
+		"process.pid":             pidOf(c),
+		"process.executable.path": executable(t),
+		"process.executable.name": filepath.Base(executable(t)),
+	}, resource)
+	assert.Equal(t, filepath.Base(executable(t)), d.Processes[0].Service)
+}
+
+// collector takes profiles.
+type collector struct {
+	collectorpb.UnimplementedProfilesServiceServer
+
+	requests chan *collectorpb.ExportProfilesServiceRequest
+}
+
+func (c *collector) Export(_ context.Context, r *collectorpb.ExportProfilesServiceRequest) (*collectorpb.ExportProfilesServiceResponse, error) {
+	c.requests <- r
+	return &collectorpb.ExportProfilesServiceResponse{}, nil
+}
+
+func TestRecordToCollector(t *testing.T) {
+	needSampling(t)
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	received := &collector{requests: make(chan *collectorpb.ExportProfilesServiceRequest, 1)}
+	server := grpc.NewServer()
+	collectorpb.RegisterProfilesServiceServer(server, received)
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }()
+	t.Cleanup(func() {
+		server.Stop()
+		assert.NoError(t, <-served)
+	})
+	endpoint := "http://" + listener.Addr().String()
+	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
+	c := startBurner(t, nil, burner.Records)
+	for _, flag := range []string{"--otlp-endpoint=" + endpoint, "--otlp-endpoint="} {
+		recorded(t, pidOf(c), "--duration=300ms", flag)
+		r := <-received.requests
+		data := &profilespb.ProfilesData{ResourceProfiles: r.GetResourceProfiles(), Dictionary: r.GetDictionary()}
+		require.NoError(t, profile.Check(data))
+		assert.Equal(t, "burner", resourceOf(t, data)["service.name"])
+		assert.Greater(t, len(data.GetDictionary().GetLinkTable()), 3)
+	}
+
+	// What cannot be sent is not lost.
+	server.Stop()
+	file := filepath.Join(t.TempDir(), "p.pb.gz")
+	t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "500")
+	got := otelctx(t, "record", pidOf(c), "--duration=300ms", "--otlp-endpoint=", "--output", file)
+	assert.Equal(t, exitOther, got.code)
+	assert.Contains(t, got.stderr, "export to ")
+	assert.Contains(t, got.stdout, "Top spans by CPU time")
+	assert.Contains(t, got.stdout, "Wrote "+file)
+	assert.FileExists(t, file)
+}
+
+func TestRecordMarksWhatIsNotProven(t *testing.T) {
+	needSampling(t)
+	c := startBurner(t, nil, burner.Layout1)
+	file := filepath.Join(t.TempDir(), "p.pb.gz")
+	d, got := recorded(t, pidOf(c), "--duration=500ms", "--freq=997", "--output", file)
+	assert.Positive(t, d.Unproven)
+	assert.Equal(t, d.Attributed, d.Unproven)
+	assert.Contains(t, got.stderr, "not proven")
+	f, err := os.Open(file)
+	require.NoError(t, err)
+	defer func() { _ = f.Close() }()
+	p, err := pprof.Parse(f)
+	require.NoError(t, err)
+	for _, s := range p.Sample {
+		assert.Equal(t, len(s.Label["span_id"]) > 0, len(s.Label["otelctx.span.unproven"]) > 0)
+	}
+}
+
+func TestRecordInPIDNamespace(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("a PID namespace needs CAP_SYS_ADMIN")
+	}
+	needSampling(t)
+	c := startBurner(t, func(cmd *exec.Cmd) {
+		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS}
+	}, burner.Records)
+	file := filepath.Join(t.TempDir(), "p.pb.gz")
+	d, _ := recorded(t, pidOf(c), "--duration=1s", "--freq=997", "--output", file)
+	assert.Greater(t, d.Attributed, d.Samples/2)
+	assertTrue(t, file)
+}
+
+// running is a command that runs.
+type running struct {
+	cmd            *exec.Cmd
+	stdout, stderr *strings.Builder
+}
+
+// startRecord starts otelctx record and returns when it samples.
+func startRecord(t *testing.T, args ...string) *running {
+	t.Helper()
+	r := &running{exec.Command(executable(t), append([]string{"record", "--json", "--top=0"}, args...)...), new(strings.Builder), new(strings.Builder)}
+	r.cmd.Env = append(os.Environ(), asCommandKey+"=1", "GORACE=atexit_sleep_ms=0 "+os.Getenv("GORACE"))
+	r.cmd.Stdout, r.cmd.Stderr = r.stdout, r.stderr
+	require.NoError(t, r.cmd.Start())
+	t.Cleanup(func() { _ = r.cmd.Process.Kill() })
+	// It samples once it has the program, which has this many descriptors at least.
+	require.Eventually(t, func() bool {
+		fds, err := os.ReadDir("/proc/" + strconv.Itoa(r.cmd.Process.Pid) + "/fd")
+		for _, fd := range fds {
+			to, _ := os.Readlink("/proc/" + strconv.Itoa(r.cmd.Process.Pid) + "/fd/" + fd.Name())
+			if to == "anon_inode:[perf_event]" {
+				return true
+			}
+		}
+		return err != nil
+	}, patience, tick)
+	return r
+}
+
+func (r *running) wait(t *testing.T) (recordDocument, string) {
+	t.Helper()
+	timeout := time.AfterFunc(time.Minute, func() { _ = r.cmd.Process.Kill() })
+	defer timeout.Stop()
+	require.NoError(t, r.cmd.Wait(), r.stderr.String())
+	return decodeRecord(t, r.stdout.String()), r.stderr.String()
+}
+
+func TestRecordInterrupted(t *testing.T) {
+	needSampling(t)
+	c := startBurner(t, nil, burner.Records)
+	for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM} {
+		for _, duration := range []string{"1h", "0"} {
+			file := filepath.Join(t.TempDir(), "p.pb.gz")
+			r := startRecord(t, pidOf(c), "--duration", duration, "--freq=997", "-o", file)
+			time.Sleep(time.Second)
+			require.NoError(t, r.cmd.Process.Signal(sig))
+			d, _ := r.wait(t)
+			assert.Greater(t, d.Samples, uint64(30))
+			assertTrue(t, file)
+		}
+	}
+}
+
+func TestRecordUntilProcessEnds(t *testing.T) {
+	needSampling(t)
+	for name, end := range map[string]func(*childproc.Child){
+		"waited for": (*childproc.Child).Kill,
+		"zombie":     func(c *childproc.Child) { _ = syscall.Kill(c.PID(), syscall.SIGKILL) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := startBurner(t, nil, burner.Records)
+			file := filepath.Join(t.TempDir(), "p.pb.gz")
+			r := startRecord(t, pidOf(c), "--duration=1h", "--freq=997", "-o", file)
+			time.Sleep(time.Second)
+			end(c)
+			d, stderr := r.wait(t)
+			assert.True(t, d.Ended)
+			assert.Contains(t, stderr, "has ended")
+			assert.Greater(t, d.Samples, uint64(30))
+			assertTrue(t, file)
+		})
+	}
+}
+
+// Processes come, begin to publish, and go.
+func TestRecordAll(t *testing.T) {
+	needSampling(t)
+	early := startBurner(t, nil, burner.Records)
+	later := startBurner(t, nil, burner.Records, burner.Later)
+	silent := startBurner(t, nil, burner.Silent)
+	r := startRecord(t, "--all", "--duration=6s", "--freq=499")
+	appeared := startBurner(t, nil, burner.Records)
+	require.Equal(t, "published", later.Ask("publish"))
+	time.Sleep(3 * time.Second)
+	early.Kill()
+	d, _ := r.wait(t)
+	assert.Zero(t, d.PID)
+	for _, c := range []*childproc.Child{early, later, appeared} {
+		found := processUseDocument{}
+		for _, p := range d.Processes {
+			if p.PID == c.PID() {
+				found = p
+			}
+		}
+		assert.Equal(t, "burner", found.Service)
+		assert.Greater(t, found.Attributed, uint64(10))
+	}
+	for _, p := range d.Processes {
+		assert.NotEqual(t, silent.PID(), p.PID)
+	}
+}
+
+// A process that is recorded alone may begin to publish too, or to publish more.
+func TestRecordNoticesPublication(t *testing.T) {
+	needSampling(t)
+	for words, names := range map[string]int{
+		burner.Later: 2, // what it is called before and after
+		burner.Words(burner.Later, burner.ResourceFirst): 1,
+	} {
+		c := startBurner(t, nil, burner.Records, words)
+		r := startRecord(t, pidOf(c), "--duration=4s")
+		require.Equal(t, "published", c.Ask("publish"))
+		d, _ := r.wait(t)
+		assert.Greater(t, d.Attributed, d.Samples/4, words)
+		require.Len(t, d.Processes, names, words)
+		assert.Equal(t, "burner", d.Processes[0].Service)
+	}
+}
+
+func TestRecordUsage(t *testing.T) {
+	for _, args := range [][]string{
+		{}, {"0"}, {"-1"}, {"1", "--all"}, {"1", "--freq=0"}, {"1", "--duration=-1s"}, {"1", "--top=-1"}, {"one"},
+	} {
+		got := otelctx(t, append([]string{"record"}, args...)...)
+		assert.Equal(t, exitUsage, got.code, args)
+	}
+	got := otelctx(t, "record", "1", "--output=/nonexistent/file")
+	assert.Equal(t, exitOther, got.code)
+	assert.Contains(t, got.stderr, "--output: ")
+	got = otelctx(t, "record", "1", "--otlp-endpoint=http://%zz")
+	assert.Equal(t, exitOther, got.code)
+	assert.Contains(t, got.stderr, "--otlp-endpoint: ")
+}
+
+func TestRecordProcessGone(t *testing.T) {
+	got := otelctx(t, "record", "2147483647")
+	assert.Equal(t, exitProcessGone, got.code)
+}
+
+func TestRecordWithoutPrivileges(t *testing.T) {
+	c := startBurner(t, nil, burner.Silent)
+	for _, args := range [][]string{{pidOf(c)}, {"--all"}} {
+		got := otelctxAsNobody(t, append([]string{"record", "--duration=100ms"}, args...)...)
+		if os.Geteuid() != 0 && got.code == exitOK {
+			t.Skip("this user may sample")
+		}
+		assert.Equal(t, exitNotPermitted, got.code)
+		assert.Empty(t, got.stdout)
+		assert.Contains(t, got.stderr, "not permitted to sample: without CAP_BPF and CAP_PERFMON")
+		assert.Contains(t, got.stderr, "sudo setcap cap_bpf,cap_perfmon+ep")
+		assert.Contains(t, got.stderr, "CAP_SYS_PTRACE")
+		assert.Contains(t, got.stderr, yamaState(os.DirFS("/proc")))
+	}
+}
+
+// Two capabilities are enough for processes of the same user, and not for others'.
+func TestRecordWithTwoCapabilities(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("changing the user and giving it capabilities needs CAP_SETUID, CAP_SETGID and CAP_SETPCAP")
+	}
+	needSampling(t)
+	paranoid, err := os.ReadFile("/proc/sys/kernel/perf_event_paranoid")
+	require.NoError(t, err)
+	t.Logf("kernel.perf_event_paranoid is %s", strings.TrimSpace(string(paranoid)))
+	dir, err := os.MkdirTemp("", "record-test") // t.TempDir is closed to others
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	require.NoError(t, os.Chmod(dir, 0o777))
+	binary := filepath.Join(dir, "otelctx")
+	self, err := os.ReadFile("/proc/self/exe")
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(binary, self, 0o755))
+	const (
+		nobody     = 65534
+		capPerfmon = 38
+		capBPF     = 39
+	)
+	as := func(cmd *exec.Cmd, caps ...uintptr) {
+		cmd.Path, cmd.Dir = binary, "/"
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}, AmbientCaps: caps}
+	}
+	theirs := startBurner(t, func(cmd *exec.Cmd) { as(cmd) }, burner.Records, burner.ThreadSlots)
+	file := filepath.Join(dir, "p.pb.gz")
+	cmd := exec.Command(binary, "record", pidOf(theirs), "--duration=1s", "--freq=997", "--output", file)
+	as(cmd, capBPF, capPerfmon)
+	got := runCommand(t, cmd)
+	require.Zero(t, got.code, got.stderr)
+	assertTrue(t, file)
+
+	ours := startBurner(t, nil, burner.Silent)
+	cmd = exec.Command(binary, "record", pidOf(ours))
+	as(cmd, capBPF, capPerfmon)
+	got = runCommand(t, cmd)
+	assert.Equal(t, exitNotPermitted, got.code)
+	assert.Contains(t, got.stderr, "not permitted to read the process")
+}

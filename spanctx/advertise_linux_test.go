@@ -1,0 +1,608 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package spanctx
+
+import (
+	"context"
+	"debug/buildinfo"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/sdk/resource"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
+
+	"github.com/otelctx/otelctx/internal/childproc"
+	"github.com/otelctx/otelctx/internal/goruntime"
+	"github.com/otelctx/otelctx/reader"
+	"github.com/otelctx/otelctx/resourcepublisher"
+)
+
+// advertiser is a child that brings things up and takes them down as it is told, one
+// word after the other.
+type advertiser struct {
+	opts      []Option
+	processor *SpanProcessor
+	publisher *resourcepublisher.Publisher
+	provider  *sdktrace.TracerProvider
+	// wake has the goroutine that shows a span end it, which then answers.
+	wake   int
+	answer chan string
+	errs   []error
+}
+
+func beAdvertiser(parent *childproc.Parent) {
+	a := new(advertiser)
+	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { a.errs = append(a.errs, err) }))
+	for {
+		line, ok := parent.Receive()
+		if !ok {
+			return
+		}
+		said := "ok"
+		for word := range strings.FieldsSeq(line) {
+			more, err := a.do(word)
+			if err = errors.Join(append(a.errs, err)...); err != nil {
+				more = strconv.Quote(err.Error())
+			}
+			a.errs = nil
+			if more != "" {
+				said = more
+			}
+		}
+		parent.Send("%s", said)
+	}
+}
+
+// do does what a word says, and returns what there is to answer.
+func (a *advertiser) do(word string) (answer string, err error) {
+	ctx := context.Background()
+	name, value, _ := strings.Cut(word, "=")
+	on := value == "on"
+	switch name {
+	// Options for what comes up next.
+	case "thread":
+		a.opts = append(a.opts, WithThreadSlots(on))
+	case "goroutine":
+		a.opts = append(a.opts, WithGoroutineSlots(on))
+	case "record":
+		a.opts = append(a.opts, WithGoroutineRecord(on))
+	case "layout1":
+		a.opts = append(a.opts, WithLayout1())
+	case "capacity":
+		n, _ := strconv.Atoi(value)
+		a.opts = append(a.opts, WithCapacity(n))
+	case "without":
+		var facts []goruntime.Fact
+		for _, f := range goruntime.Facts() {
+			if slices.Contains(strings.Split(value, ","), f.String()) {
+				facts = append(facts, f)
+			}
+		}
+		a.opts = append(a.opts, withRuntime(goruntime.Calibrate().Without(errors.New("refused for a test"), facts...)))
+
+	case "processor":
+		a.processor, err = NewSpanProcessor(a.opts...)
+		a.opts = nil
+		a.provider = sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(a.processor))
+		if err == nil && a.processor.Err() != nil {
+			answer = strconv.Quote(a.processor.Err().Error())
+		}
+	case "processor-down":
+		err = a.processor.Shutdown(ctx)
+	case "publisher":
+		a.publisher, err = resourcepublisher.NewPublisher(resource.Empty())
+	case "publisher-update":
+		err = a.publisher.Update(resource.NewSchemaless(attribute.String("service.name", "updated")))
+	case "publisher-down":
+		err = a.publisher.Shutdown(ctx)
+	case "own-attribute":
+		err = resourcepublisher.SetAttributes(attribute.String("mine", "kept"))
+	case "provider":
+		opts := map[string]sdktrace.TracerProviderOption{
+			"publishing": WithPublishing(WithCapacity(64)), "resource": resourcepublisher.WithResource(resource.Empty()),
+		}
+		a.provider = sdktrace.NewTracerProvider(opts["publishing"], opts["resource"])
+	case "provider-down":
+		err = a.provider.Shutdown(ctx)
+	case "publishing":
+		a.provider = sdktrace.NewTracerProvider(WithPublishing())
+	case "resource":
+		sdktrace.NewTracerProvider(resourcepublisher.WithResource(resource.Empty()))
+
+	case "show":
+		a.answer = make(chan string)
+		go a.show()
+		answer = <-a.answer
+	case "end":
+		if _, err := syscall.Write(a.wake, []byte{1}); err != nil {
+			return "", err
+		}
+		answer = <-a.answer
+	default:
+		err = fmt.Errorf("no word %q", word)
+	}
+	return answer, err
+}
+
+// show shows a span inside of another one, and waits in the kernel until it is woken.
+// What it answers is the truth, from where the kernel, the runtime and the SDK have it.
+func (a *advertiser) show() {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	pipe := make([]int, 2)
+	if err := syscall.Pipe(pipe); err != nil {
+		a.answer <- err.Error()
+		return
+	}
+	a.wake = pipe[1]
+	ctx, outer := a.provider.Tracer("test").Start(context.Background(), "outer")
+	_, inner := a.provider.Tracer("test").Start(ctx, "inner")
+	sc := inner.SpanContext()
+	a.answer <- fmt.Sprint(syscall.Gettid(), goid(), sc.TraceID(), sc.SpanID(), outer.SpanContext().SpanID(), byte(sc.TraceFlags()))
+	n, err := syscall.Read(pipe[0], make([]byte, 1))
+	inner.End()
+	outer.End()
+	a.answer <- fmt.Sprint(n, err)
+	_, _ = syscall.Close(pipe[0]), syscall.Close(pipe[1])
+}
+
+// truth is what show says.
+type truth struct {
+	tid, goid   uint64
+	traceID     [16]byte
+	span, outer [8]byte
+	flags       byte
+}
+
+func showIn(t *testing.T, c *childproc.Child) (is truth) {
+	t.Helper()
+	var traceID, span, outer string
+	said := c.Ask("show")
+	_, err := fmt.Sscan(said, &is.tid, &is.goid, &traceID, &span, &outer, &is.flags)
+	require.NoError(t, err, said)
+	for _, id := range []struct {
+		to   []byte
+		from string
+	}{{is.traceID[:], traceID}, {is.span[:], span}, {is.outer[:], outer}} {
+		_, err := hex.Decode(id.to, []byte(id.from))
+		require.NoError(t, err)
+	}
+	// It has answered just before it waits. Until then it may be on no thread.
+	require.Eventually(t, func() bool {
+		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/syscall", c.PID(), is.tid))
+		require.NoError(t, err)
+		return strings.HasPrefix(string(b), strconv.Itoa(syscall.SYS_READ)+" ")
+	}, 10*time.Second, time.Millisecond)
+	return is
+}
+
+// The fields of slots, which are the same for the first four.
+var (
+	fields1 = map[string]uint64{"trace_id_high": 0, "trace_id_low": 8, "span_id": 16, "in_use": 24}
+	fields2 = map[string]uint64{
+		"trace_id_high": 0, "trace_id_low": 8, "span_id": 16, "in_use": 24, "trace_flags": 0x19, "attrs_size": 0x1a,
+		"seq": 0x1c, "owner_goid": 0x20, "local_root_span_id": 0x28, "m": 0x30, "tid": 0x38,
+	}
+)
+
+const goOffsets = 6 // that are advertised when all is known
+
+// Everything that is advertised, for every choice of carriers, is what another process
+// finds in the memory of this one, and all of it is taken back.
+func TestAdvertisement(t *testing.T) {
+	ring := func(layout, capacity, headerSize, slotSize uint64, fields map[string]uint64) *wantRing {
+		return &wantRing{layout, capacity, headerSize, slotSize, fields}
+	}
+	ring2 := ring(2, 65536, 64, 64, fields2)
+	const schemaSlots, schemaLabels = "otelctx_slots_v1", "go_pprof_labels_v1"
+	for name, tt := range map[string]wantAdvertised{
+		"default":         {"", schemaLabels, ring2, nil, goOffsets, ""},
+		"everything":      {"goroutine=on", schemaLabels, ring2, ring2, goOffsets, ""},
+		"thread slots":    {"record=off", schemaSlots, ring2, nil, goOffsets, ""},
+		"goroutine slots": {"thread=off record=off goroutine=on", schemaSlots, nil, ring2, goOffsets, ""},
+		"all slots":       {"record=off goroutine=on", schemaSlots, ring2, ring2, goOffsets, ""},
+		"record":          {"thread=off", schemaLabels, nil, nil, goOffsets, ""},
+		"layout 1":        {"layout1", schemaLabels, ring(1, 65536, 32, 32, fields1), nil, goOffsets, ""},
+		"layout 1 alone":  {"layout1 record=off", schemaSlots, ring(1, 65536, 32, 32, fields1), nil, goOffsets, ""},
+		"capacity": {
+			"capacity=8 goroutine=on", schemaLabels, ring(2, 8, 64, 64, fields2), ring(2, 8, 64, 64, fields2), goOffsets, "",
+		},
+		// What is not known is not said. Thread ids come by system call then.
+		"nothing known":  {"goroutine=on without=", schemaSlots, ring2, nil, 0, "goroutine record is off"},
+		"no goid":        {"goroutine=on without=g.goid", schemaLabels, ring2, nil, goOffsets - 1, "goroutine slots are off"},
+		"no labels":      {"goroutine=on without=g.labels", schemaSlots, ring2, ring2, goOffsets - 1, "goroutine record is off"},
+		"no thread id":   {"without=m.procid", schemaLabels, ring2, nil, goOffsets - 1, ""},
+		"no m":           {"without=g.m", schemaLabels, ring2, nil, goOffsets - 3, ""},
+		"no label lists": {"without=labelMap.list", schemaSlots, ring2, nil, goOffsets, "goroutine record is off"},
+	} {
+		t.Run(name, func(t *testing.T) { testAdvertisement(t, &tt) })
+	}
+}
+
+type wantAdvertised struct {
+	words, schema     string
+	thread, goroutine *wantRing
+	goOffsets         int
+	refused           string
+}
+
+type wantRing struct {
+	layout, capacity, headerSize, slotSize uint64
+	fields                                 map[string]uint64
+}
+
+func testAdvertisement(t *testing.T, tt *wantAdvertised) {
+	c := childproc.Start(t, roleAdvertiser, nil)
+	require.Equal(t, "ok", c.Ask("publisher own-attribute"))
+	o := lookAt(t, c.PID())
+	o.assertWithdrawn(t)
+	if said := c.Ask("%s processor", tt.words); tt.refused != "" {
+		require.Contains(t, said, tt.refused)
+		require.Contains(t, said, "refused for a test")
+	} else {
+		require.Equal(t, "ok", said)
+	}
+	o.look(t)
+
+	// The keys, all of them and no others.
+	assert.Equal(t, tt.schema, o.ad["threadlocal.schema_version"].GetStringValue())
+	keyMap, ok := o.ad["threadlocal.attribute_key_map"].GetValue().(*commonpb.AnyValue_ArrayValue)
+	require.True(t, ok, "attribute_key_map")
+	assert.Empty(t, keyMap.ArrayValue.GetValues())
+	keys := 2 + 1 + tt.goOffsets // and the version of Go
+	for _, r := range []*wantRing{tt.thread, tt.goroutine} {
+		if r != nil {
+			keys += 8
+		}
+	}
+	if tt.schema == "go_pprof_labels_v1" {
+		assert.EqualValues(t, 24, o.integer(t, "threadlocal.go.record_offset"), "behind a slice")
+		keys++
+	}
+	assert.Len(t, o.ad, keys)
+	exe, err := os.Executable()
+	require.NoError(t, err)
+	build, err := buildinfo.ReadFile(exe)
+	require.NoError(t, err)
+	assert.Equal(t, build.GoVersion, o.ad["threadlocal.go.version"].GetStringValue())
+	o.assertKnownOffsets(t)
+
+	known := func(name string) bool { return o.ad["threadlocal.go."+name+"_offset"] != nil }
+	carriers, err := o.Carriers(t.Context())
+	require.NoError(t, err)
+	for _, c := range carriers {
+		assert.Equal(t, reader.Advertised, c.Source)
+		if c.Kind != reader.ThreadSlots {
+			// These take knowing which goroutine a thread runs.
+			readable := known("m_curg") && known("g_goid")
+			assert.Equal(t, readable, c.Err == nil, "%v: %v", c.Kind, c.Err)
+		}
+	}
+
+	is := showIn(t, c)
+	if tt.thread != nil {
+		name := "OTELCTX_SLOTS"
+		if tt.thread.layout == 1 {
+			name = "DD_OTEL_CTX"
+		}
+		o.assertRing(t, "threadlocal.slots.", name, "thread", tt.thread)
+		o.assertSlot(t, "threadlocal.slots.", is.tid, &is)
+		if tt.thread.layout == 2 {
+			assert.EqualValues(t, 2, o.slot(t, "threadlocal.slots.", is.tid)["seq"], "spans have been stored there")
+		}
+	}
+	if tt.goroutine != nil {
+		o.assertRing(t, "threadlocal.goroutine_slots.", "OTELCTX_GSLOTS", "goroutine", tt.goroutine)
+		o.assertSlot(t, "threadlocal.goroutine_slots.", is.goid, &is)
+	}
+	if tt.thread != nil && tt.thread.layout == 2 && tt.goOffsets == goOffsets {
+		o.assertGo(t, &is, tt.schema == "go_pprof_labels_v1")
+	}
+	o.assertThreads(t, &is, tt)
+
+	require.Equal(t, "1 <nil>", c.Ask("end"))
+	if tt.thread != nil {
+		assert.Zero(t, o.slot(t, "threadlocal.slots.", is.tid)["span_id"])
+	}
+	if tt.goroutine != nil {
+		assert.Zero(t, o.slot(t, "threadlocal.goroutine_slots.", is.goid)["span_id"])
+	}
+	require.Equal(t, "ok", c.Ask("processor-down"))
+	o.assertWithdrawn(t)
+	pc, err := o.ProcessContext(t.Context())
+	require.NoError(t, err)
+	require.Len(t, pc.Message.GetAttributes(), 1)
+	assert.Equal(t, "mine", pc.Message.GetAttributes()[0].GetKey(), "others' attributes stay")
+	c.Done()
+}
+
+// goldenOffsets are those of the versions of Go that there are, by hand.
+var goldenOffsets = map[string]map[string]uint64{
+	"go1.26 amd64": {"g_m": 48, "g_goid": 152, "g_labels": 352, "m_procid": 64, "m_curg": 184},
+}
+
+// assertKnownOffsets compares with what is known of this version of Go.
+func (o *outside) assertKnownOffsets(t *testing.T) {
+	t.Helper()
+	version := strings.Join(strings.SplitN(runtime.Version(), ".", 3)[:2], ".")
+	for name, want := range goldenOffsets[version+" "+runtime.GOARCH] {
+		if key := "threadlocal.go." + name + "_offset"; o.ad[key] != nil {
+			assert.Equal(t, want, o.integer(t, key), name)
+		}
+	}
+}
+
+// assertRing compares what is said of a ring with its header and its mapping.
+func (o *outside) assertRing(t *testing.T, prefix, name, index string, want *wantRing) {
+	t.Helper()
+	assert.Equal(t, want.layout, o.integer(t, prefix+"layout"))
+	assert.Equal(t, want.capacity, o.integer(t, prefix+"capacity"))
+	assert.Equal(t, want.headerSize, o.integer(t, prefix+"header_size"))
+	assert.Equal(t, want.slotSize, o.integer(t, prefix+"slot_size"))
+	assert.Equal(t, index, o.ad[prefix+"index"].GetStringValue())
+	assert.Equal(t, name, o.ad[prefix+"mapping"].GetStringValue())
+	fields := make(map[string]uint64)
+	for _, kv := range o.ad[prefix+"fields"].GetKvlistValue().GetValues() {
+		fields[kv.GetKey()] = uint64(kv.GetValue().GetIntValue())
+	}
+	assert.Equal(t, want.fields, fields)
+
+	address := o.integer(t, prefix+"address")
+	header := o.bytes(t, address, 32)
+	var words []uint32
+	for ; len(header) > 0; header = header[4:] {
+		words = append(words, binary.NativeEndian.Uint32(header))
+	}
+	inHeader := []uint32{0x4F54454C, uint32(want.layout), uint32(want.capacity), uint32(want.slotSize), 0, 0, 0, 0}
+	if want.layout == 2 {
+		inHeader[4] = uint32(want.headerSize)
+		if index == "goroutine" {
+			inHeader[5] = 1
+		}
+	}
+	assert.Equal(t, inHeader, words)
+
+	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", o.PID()))
+	require.NoError(t, err)
+	for line := range strings.Lines(string(maps)) {
+		var from, to uint64
+		if _, err := fmt.Sscanf(line, "%x-%x", &from, &to); err != nil || from != address {
+			continue
+		}
+		assert.GreaterOrEqual(t, to-from, want.headerSize+want.capacity*want.slotSize)
+		if want.layout == 2 {
+			assert.Contains(t, line, name)
+		}
+		return
+	}
+	assert.Fail(t, "no mapping begins where it is said to")
+}
+
+// slot reads the slot of an id, by what is advertised alone.
+func (o *outside) slot(t *testing.T, prefix string, id uint64) map[string]uint64 {
+	t.Helper()
+	at := o.integer(t, prefix+"address") + o.integer(t, prefix+"header_size") +
+		id%o.integer(t, prefix+"capacity")*o.integer(t, prefix+"slot_size")
+	b := o.bytes(t, at, int(o.integer(t, prefix+"slot_size")))
+	sizes := map[string]int{"in_use": 1, "trace_flags": 1, "attrs_size": 2, "seq": 4, "tid": 4}
+	s := make(map[string]uint64)
+	for _, kv := range o.ad[prefix+"fields"].GetKvlistValue().GetValues() {
+		var word [8]byte
+		size, ok := sizes[kv.GetKey()]
+		if !ok {
+			size = 8
+		}
+		copy(word[:], b[kv.GetValue().GetIntValue():][:size])
+		s[kv.GetKey()] = binary.LittleEndian.Uint64(word[:])
+	}
+	return s
+}
+
+// assertSlot checks that the slot of an id shows what the process says that it shows.
+func (o *outside) assertSlot(t *testing.T, prefix string, id uint64, is *truth) {
+	t.Helper()
+	want := map[string]uint64{
+		"trace_id_high": binary.BigEndian.Uint64(is.traceID[:8]), "trace_id_low": binary.BigEndian.Uint64(is.traceID[8:]),
+		"span_id": binary.BigEndian.Uint64(is.span[:]), "in_use": 0,
+	}
+	got := o.slot(t, prefix, id)
+	if o.integer(t, prefix+"layout") == 2 {
+		want["trace_flags"], want["attrs_size"], want["tid"] = uint64(is.flags), 0, is.tid
+		want["local_root_span_id"] = binary.BigEndian.Uint64(is.outer[:])
+		want["owner_goid"] = is.goid
+		if o.ad["threadlocal.go.g_goid_offset"] == nil {
+			want["owner_goid"] = 0
+		}
+		assert.NotZero(t, got["seq"])
+		assert.Equal(t, o.ad["threadlocal.go.g_m_offset"] != nil, got["m"] != 0)
+		delete(got, "seq")
+		delete(got, "m")
+	}
+	assert.Equal(t, want, got, prefix)
+}
+
+// assertGo follows what is advertised of the Go runtime from the m in the thread's slot.
+func (o *outside) assertGo(t *testing.T, is *truth, record bool) {
+	t.Helper()
+	offset := func(name string) uint64 { return o.integer(t, "threadlocal.go."+name+"_offset") }
+	m := o.slot(t, "threadlocal.slots.", is.tid)["m"]
+	assert.Equal(t, is.tid, o.word(t, m+offset("m_procid")))
+	g := o.word(t, m+offset("m_curg"))
+	assert.Equal(t, m, o.word(t, g+offset("g_m")))
+	assert.Equal(t, is.goid, o.word(t, g+offset("g_goid")))
+	if pointer, ok := threadPointer(t, int(is.tid)); ok {
+		assert.Equal(t, g, o.word(t, pointer+offset("tls_g")))
+	}
+	labels := o.word(t, g+offset("g_labels"))
+	if !record {
+		assert.Zero(t, labels)
+		return
+	}
+	assert.Equal(t, &goRecord{is.traceID, is.span, true, is.flags}, o.record(t, g))
+	// What every profiler sees that reads Go's labels.
+	text := func(at uint64) string { return string(o.bytes(t, o.word(t, at), int(o.word(t, at+8)))) }
+	list := o.word(t, labels)
+	require.EqualValues(t, 2, o.word(t, labels+8))
+	assert.Equal(t, []string{"span_id", hex.EncodeToString(is.span[:]), "trace_id", hex.EncodeToString(is.traceID[:])},
+		[]string{text(list), text(list + 16), text(list + 32), text(list + 48)})
+}
+
+// assertThreads checks what package reader makes of it.
+func (o *outside) assertThreads(t *testing.T, is *truth, tt *wantAdvertised) {
+	t.Helper()
+	threads, err := o.Threads(t.Context())
+	switch {
+	case tt.thread == nil && tt.goroutine == nil && tt.schema != "go_pprof_labels_v1":
+		require.ErrorIs(t, err, reader.ErrNoThreadContext)
+		return
+	case err != nil:
+		require.NoError(t, err)
+	}
+	known := func(name string) bool { return o.ad["threadlocal.go."+name+"_offset"] != nil }
+	var shown []reader.Thread
+	for _, thread := range threads {
+		if thread.Span != nil {
+			shown = append(shown, thread)
+		}
+	}
+	if tt.thread == nil || tt.thread.layout == 2 && known("m_curg") && known("g_goid") && !known("g_m") {
+		assert.Empty(t, shown, "nothing leads to the goroutine")
+		return
+	}
+	require.Len(t, shown, 1)
+	provable := tt.thread.layout == 2 && known("m_curg") && known("g_goid")
+	assert.EqualValues(t, is.tid, shown[0].TID)
+	assert.Equal(t, provable, shown[0].Span.Proven)
+	if provable {
+		assert.Equal(t, is.goid, shown[0].Goroutine)
+	}
+	assert.Equal(t, is.traceID, shown[0].Span.TraceID)
+	assert.Equal(t, is.span, shown[0].Span.SpanID)
+	if tt.thread.layout == 2 {
+		assert.Equal(t, is.outer, shown[0].Span.LocalRootSpanID)
+	}
+}
+
+func TestNothingToAdvertise(t *testing.T) {
+	for words, reason := range map[string]string{
+		"thread=off record=off":                     "no carrier is on",
+		"thread=off goroutine=on without=":          "no carrier is on",
+		"thread=off record=off layout1":             "no carrier is on",
+		"thread=off without=g.labels":               "goroutine record is off",
+		"capacity=3":                                "capacity 3",
+		"thread=off goroutine=on capacity=16777217": "capacity 16777217",
+	} {
+		t.Run(words, func(t *testing.T) {
+			c := childproc.Start(t, roleAdvertiser, nil)
+			require.Equal(t, "ok", c.Ask("publisher"))
+			assert.Contains(t, c.Ask("%s processor", words), reason)
+			o := lookAt(t, c.PID())
+			o.assertWithdrawn(t)
+			maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", c.PID()))
+			require.NoError(t, err)
+			assert.NotContains(t, string(maps), "OTELCTX_")
+			require.Equal(t, "ok", c.Ask("processor"), "the next one is none the worse for it")
+			o.look(t)
+			assert.NotEmpty(t, o.ad)
+			c.Done()
+		})
+	}
+}
+
+// In whatever order processor and publisher come up, go down and come up again, what is
+// advertised is there as long as both are.
+func TestAdvertisedInAnyOrder(t *testing.T) {
+	type step struct {
+		words                 string
+		published, advertised bool
+	}
+	for name, steps := range map[string][]step{
+		"processor first": {
+			{"processor", false, false},
+			{"publisher", true, true},
+			{"publisher-update", true, true},
+			{"processor-down", true, false},
+			{"publisher-down", false, false},
+			{"publisher", true, false},
+		},
+		"publisher first": {
+			{"publisher", true, false},
+			{"processor", true, true},
+			{"publisher-down", false, false},
+			{"publisher", true, true},
+			{"processor-down", true, false},
+			{"goroutine=on processor", true, true},
+			{"publisher-down", false, false},
+			{"processor-down", false, false},
+			{"publisher", true, false},
+		},
+		"down while there is no publisher": {
+			{"publisher processor publisher-down processor-down", false, false},
+			{"record=off processor", false, false},
+			{"publisher", true, true},
+		},
+		"down twice": {
+			{"publisher processor processor-down", true, false},
+			{"processor-down", true, false},
+			{"processor", true, true},
+		},
+		"options of one provider": {
+			{"provider", true, true},
+			{"provider-down", true, false},
+			{"provider", true, true},
+		},
+		"processor's option first": {
+			{"publishing", false, false},
+			{"resource", true, true},
+			{"provider-down", true, false},
+		},
+		"publisher's option first": {
+			{"resource", true, false},
+			{"publishing", true, true},
+			{"provider-down", true, false},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := childproc.Start(t, roleAdvertiser, nil)
+			p, err := reader.Open(c.PID())
+			require.NoError(t, err)
+			defer func() { require.NoError(t, p.Close()) }()
+			for _, s := range steps {
+				require.Equal(t, "ok", c.Ask("%s", s.words), s.words)
+				pc, err := p.ProcessContext(t.Context())
+				if !s.published {
+					require.ErrorIs(t, err, reader.ErrNoContext, s.words)
+					continue
+				}
+				require.NoError(t, err, s.words)
+				if !s.advertised {
+					assert.Empty(t, pc.Message.GetAttributes(), s.words)
+					continue
+				}
+				// It is about the rings that there are now: lookAt verifies their headers.
+				o := lookAt(t, c.PID())
+				assert.NotEmpty(t, o.ad, s.words)
+				is := showIn(t, c)
+				o.assertSlot(t, "threadlocal.slots.", is.tid, &is)
+				require.Equal(t, "1 <nil>", c.Ask("end"))
+			}
+			c.Done()
+		})
+	}
+}

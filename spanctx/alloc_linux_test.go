@@ -1,0 +1,96 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package spanctx
+
+import (
+	"context"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/trace"
+)
+
+// idle is a span processor that does nothing.
+type idle struct{}
+
+func (idle) OnStart(context.Context, sdktrace.ReadWriteSpan) {}
+func (idle) OnEnd(sdktrace.ReadOnlySpan)                     {}
+func (idle) Shutdown(context.Context) error                  { return nil }
+func (idle) ForceFlush(context.Context) error                { return nil }
+
+// allocations returns how many objects three spans inside of each other cost from their
+// start to their end.
+func allocations(tracer trace.Tracer) float64 {
+	return testing.AllocsPerRun(2000, func() {
+		ctx, a := tracer.Start(context.Background(), "a")
+		ctx, b := tracer.Start(ctx, "b")
+		_, c := tracer.Start(ctx, "c")
+		c.End()
+		b.End()
+		a.End()
+	})
+}
+
+// To show a span costs no allocation by slots, and one by the record.
+func TestAllocations(t *testing.T) {
+	const spans = 3
+	for name, tt := range map[string]struct {
+		opts    []Option
+		records float64
+	}{
+		"thread slots":    {[]Option{WithGoroutineRecord(false)}, 0},
+		"goroutine slots": {[]Option{WithGoroutineRecord(false), WithThreadSlots(false), WithGoroutineSlots(true)}, 0},
+		"all slots":       {everything(WithGoroutineRecord(false)), 0},
+		"layout 1":        {[]Option{WithGoroutineRecord(false), WithLayout1()}, 0},
+		"one slot":        {everything(WithGoroutineRecord(false), WithCapacity(1)), 0},
+		"record":          {[]Option{WithThreadSlots(false)}, 1},
+		"default":         {nil, 1},
+		"everything":      {everything(), 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			tp := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(idle{}), sdktrace.WithIDGenerator(new(derivedIDs)))
+			s := serve(t, tt.opts...)
+			apart(func() {
+				before, with := allocations(tp.Tracer("test")), allocations(s.tracer)
+				t.Logf("%v allocations for a span, %v of them to show it", with/spans, (with-before)/spans)
+				assert.LessOrEqual(t, with-before, spans*tt.records)
+
+				ctx, span := s.root()
+				zero := map[string]func(){
+					"Refresh":                  func() { Refresh(ctx) },
+					"Refresh without a span":   func() { Refresh(context.Background()) },
+					"Attach":                   func() { Attach(ctx).Detach() },
+					"Attach without a span":    func() { Attach(context.Background()).Detach() },
+					"Attach twice":             func() { a := Attach(ctx); Attach(ctx).Detach(); a.Detach() },
+					"the end of unknown spans": func() { s.p.OnEnd(unknown) },
+				}
+				for what, f := range zero {
+					assert.Zero(t, testing.AllocsPerRun(1000, f), what)
+				}
+				apart(func() { // which has not started the span
+					for what, f := range zero {
+						assert.Zero(t, testing.AllocsPerRun(1000, f), what)
+					}
+				})
+				done := make(chan struct{})
+				f := func(context.Context) { done <- struct{}{} }
+				plain := testing.AllocsPerRun(1000, func() {
+					go f(ctx)
+					<-done
+				})
+				with = testing.AllocsPerRun(1000, func() {
+					Go(ctx, f)
+					<-done
+				})
+				t.Logf("%v allocations for Go, %v for go", with, plain)
+				assert.LessOrEqual(t, with-plain, 1.0, "what the goroutine is started with")
+				span.End()
+			})
+			s.assertNowhere(t)
+		})
+	}
+}
+
+var unknown = newBareSpan(1<<spanBits | 1)

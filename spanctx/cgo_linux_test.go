@@ -1,0 +1,207 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package spanctx
+
+import (
+	"bytes"
+	"encoding/hex"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/otelctx/otelctx/internal/childproc"
+	"github.com/otelctx/otelctx/reader"
+)
+
+// buildCgo builds testdata/cgo, or skips the test where there is no way to.
+func buildCgo(t *testing.T) string {
+	t.Helper()
+	cc, err := exec.Command("go", "env", "CC").Output()
+	if err != nil {
+		t.Skipf("no go tool: %v", err)
+	}
+	if _, err := exec.LookPath(string(bytes.TrimSpace(cc))); err != nil {
+		t.Skipf("no C compiler: %v", err)
+	}
+	exe := filepath.Join(t.TempDir(), "cgo")
+	build := exec.Command("go", "build", "-o", exe, "./testdata/cgo")
+	build.Env = append(os.Environ(), "CGO_ENABLED=1")
+	out, err := build.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	return exe
+}
+
+// cgoChild is a running testdata/cgo.
+type cgoChild struct {
+	*childproc.Child
+	*outside
+	// kind is the carrier that spans are seen by.
+	kind reader.CarrierKind
+}
+
+func startCgo(t *testing.T, exe, carriers string, kind reader.CarrierKind) *cgoChild {
+	t.Helper()
+	child := childproc.Start(t, "", func(cmd *exec.Cmd) {
+		cmd.Path, cmd.Args = exe, append([]string{exe}, strings.Fields(carriers)...)
+		cmd.Env = append(cmd.Env, "GOMAXPROCS=4")
+	})
+	child.Ask("who is it") // which it can answer when all is set up
+	return &cgoChild{child, lookAt(t, child.PID()), kind}
+}
+
+// cgoIdentity is who has answered.
+type cgoIdentity struct {
+	tid  int
+	goid uint64
+	span [8]byte
+}
+
+func (c *cgoChild) ask(t *testing.T, order string) (is cgoIdentity) {
+	t.Helper()
+	said := c.Ask("%s", order)
+	var span string
+	_, err := fmt.Sscan(said, &is.tid, &is.goid, &span)
+	require.NoError(t, err, said)
+	_, err = hex.Decode(is.span[:], []byte(span))
+	require.NoError(t, err, said)
+	return is
+}
+
+// shows looks at the threads until one shows the span, and checks each time that nothing
+// else is shown. A goroutine that is not locked may be moved at any time to a thread that
+// has shown nothing yet, and so is not known to readers; refresh is the order that makes
+// up for that, or "" if there is no need.
+func (c *cgoChild) shows(t *testing.T, is cgoIdentity, refresh string) {
+	t.Helper()
+	seen := 0
+	for end := time.Now().Add(10 * time.Second); seen < 20 && time.Now().Before(end); {
+		if refresh != "" {
+			c.ask(t, refresh)
+		}
+		if c.showsNow(t, is) {
+			seen++
+		}
+	}
+	require.Equal(t, 20, seen, "not seen")
+}
+
+// showsNow looks at the threads once, and reports whether one of them shows the span.
+func (c *cgoChild) showsNow(t *testing.T, is cgoIdentity) (seen bool) {
+	t.Helper()
+	threads, err := c.Threads(t.Context())
+	require.NoError(t, err)
+	for _, thread := range threads {
+		if thread.Span == nil {
+			continue
+		}
+		require.Equal(t, is.span, thread.Span.SpanID)
+		require.Equal(t, is.goid, thread.Goroutine)
+		require.Equal(t, c.kind, thread.Span.Carrier)
+		require.True(t, thread.Span.Proven)
+		require.False(t, seen, "one goroutine on two threads")
+		if is.tid != 0 {
+			require.Equal(t, is.tid, thread.TID)
+		}
+		seen = true
+	}
+	return seen
+}
+
+// showsNothing looks at the threads, some times.
+func (c *cgoChild) showsNothing(t *testing.T) {
+	t.Helper()
+	for range 50 {
+		require.False(t, c.showsNow(t, cgoIdentity{}))
+	}
+}
+
+// Spans are shown before, during and after calls of C, and on threads that C has made and
+// that call back into Go.
+func TestCgo(t *testing.T) {
+	exe := buildCgo(t)
+	for carriers, kind := range map[string]reader.CarrierKind{
+		"threads": reader.ThreadSlots, "goroutines": reader.GoroutineSlots, "record": reader.GoroutineRecord,
+	} {
+		t.Run(carriers, func(t *testing.T) {
+			for _, locked := range []bool{false, true} {
+				t.Run(fmt.Sprintf("locked=%t", locked), func(t *testing.T) {
+					testCallsOfC(t, startCgo(t, exe, carriers, kind), locked)
+				})
+			}
+			t.Run("called back", func(t *testing.T) { testCallback(t, startCgo(t, exe, carriers, kind)) })
+		})
+	}
+}
+
+func testCallsOfC(t *testing.T, c *cgoChild, locked bool) {
+	refresh := "refresh"
+	if locked {
+		c.ask(t, "lock")
+		refresh = ""
+	}
+	for _, order := range []string{"sleep in C", "spin in C"} {
+		is := c.ask(t, "start")
+		if !locked {
+			is.tid = 0 // it may be moved
+		}
+		c.shows(t, is, refresh)
+		during := false
+		for try := 0; try < 10 && !during; try++ {
+			in := c.ask(t, order)
+			require.Equal(t, is.goid, in.goid)
+			if locked {
+				require.Equal(t, is.tid, in.tid)
+			}
+			during = c.showsNow(t, in)
+			for range 50 {
+				require.Equal(t, during, c.showsNow(t, in), "it is in C all the time")
+			}
+			if locked {
+				require.True(t, during)
+			}
+			assert.Equal(t, is.goid, c.ask(t, "leave C").goid)
+			c.shows(t, is, refresh)
+		}
+		require.True(t, during, "it was moved on its way to C, each time")
+		c.ask(t, "end")
+		c.showsNothing(t)
+		c.ask(t, order)
+		c.showsNothing(t)
+		c.ask(t, "leave C")
+		c.showsNothing(t)
+	}
+	c.Done()
+}
+
+func testCallback(t *testing.T, c *cgoChild) {
+	for range 2 {
+		var tid int
+		_, err := fmt.Sscan(c.Ask("C thread"), &tid)
+		require.NoError(t, err)
+		c.showsNothing(t)
+		for range 3 {
+			is := c.ask(t, "call back")
+			require.Equal(t, tid, is.tid)
+			c.showsNothing(t)
+			is = c.ask(t, "called: start")
+			require.Equal(t, tid, is.tid)
+			c.shows(t, is, "")
+			c.ask(t, "called: end")
+			c.showsNothing(t)
+			require.Equal(t, strconv.Itoa(tid), c.Ask("called: return"))
+			c.showsNothing(t)
+		}
+		require.Equal(t, "0", c.Ask("end C thread"))
+		c.showsNothing(t)
+	}
+	c.Done()
+}

@@ -1,0 +1,151 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package spanctx_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"runtime"
+	"syscall"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/sdk/resource"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/otelctx/otelctx/reader"
+	"github.com/otelctx/otelctx/resourcepublisher"
+	"github.com/otelctx/otelctx/spanctx"
+)
+
+// show prints what a profiler sees of the thread that calls, and whether that is span.
+func show(span trace.Span) {
+	p, err := reader.Open(os.Getpid())
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer p.Close()
+	// Whatever the goroutine shows, it does so on this thread.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	spanctx.Refresh(trace.ContextWithSpan(context.Background(), span))
+	threads, err := p.Threads(context.Background())
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for _, t := range threads {
+		if t.OwnTID != syscall.Gettid() {
+			continue
+		}
+		if t.Span == nil {
+			fmt.Println("no span")
+			return
+		}
+		own := span.SpanContext()
+		fmt.Printf("%v: the span: %t, proven: %t, sampled: %t\n", t.Span.Carrier,
+			own.TraceID() == t.Span.TraceID && own.SpanID() == t.Span.SpanID, t.Span.Proven, t.Span.TraceFlags&1 == 1)
+	}
+}
+
+// newProvider is what a service does to be seen by profilers.
+func newProvider(opts ...sdktrace.TracerProviderOption) *sdktrace.TracerProvider {
+	return sdktrace.NewTracerProvider(append(opts,
+		resourcepublisher.WithResource(resource.NewSchemaless(attribute.String("service.name", "checkout"))),
+		spanctx.WithPublishing(),
+	)...)
+}
+
+func ExampleWithPublishing() {
+	tp := sdktrace.NewTracerProvider(
+		resourcepublisher.WithResource(resource.NewSchemaless(attribute.String("service.name", "checkout"))),
+		spanctx.WithPublishing(),
+	)
+	defer tp.Shutdown(context.Background())
+
+	_, span := tp.Tracer("shop").Start(context.Background(), "GET /cart")
+	show(span)
+	span.End()
+	show(span)
+	// Output:
+	// goroutine_record: the span: true, proven: true, sampled: true
+	// no span
+}
+
+func ExampleNewSpanProcessor() {
+	p, err := spanctx.NewSpanProcessor(spanctx.WithGoroutineRecord(false), spanctx.WithGoroutineSlots(true))
+	if err != nil {
+		fmt.Println(err) // the service runs on, unseen
+		return
+	}
+	fmt.Println("carriers that are off though asked for:", p.Err())
+	tp := sdktrace.NewTracerProvider(
+		resourcepublisher.WithResource(resource.NewSchemaless(attribute.String("service.name", "checkout"))),
+		sdktrace.WithSpanProcessor(p),
+	)
+	defer tp.Shutdown(context.Background())
+
+	_, span := tp.Tracer("shop").Start(context.Background(), "GET /cart")
+	defer span.End()
+	show(span)
+	// Output:
+	// carriers that are off though asked for: <nil>
+	// goroutine_slots: the span: true, proven: true, sampled: true
+}
+
+// A worker of a pool shows the span that it works for just now.
+func ExampleAttach() {
+	tp := newProvider()
+	defer tp.Shutdown(context.Background())
+	work, done := make(chan context.Context), make(chan struct{})
+	go func() {
+		for ctx := range work {
+			func() {
+				defer spanctx.Attach(ctx).Detach()
+				show(trace.SpanFromContext(ctx))
+			}()
+			show(trace.SpanFromContext(ctx))
+		}
+		close(done)
+	}()
+
+	ctx, span := tp.Tracer("shop").Start(context.Background(), "GET /cart")
+	work <- ctx
+	close(work)
+	<-done
+	span.End()
+	// Output:
+	// goroutine_record: the span: true, proven: true, sampled: true
+	// no span
+}
+
+func ExampleGo() {
+	tp := newProvider()
+	defer tp.Shutdown(context.Background())
+	ctx, span := tp.Tracer("shop").Start(context.Background(), "GET /cart")
+	defer span.End()
+
+	done := make(chan struct{})
+	spanctx.Go(ctx, func(ctx context.Context) {
+		show(trace.SpanFromContext(ctx))
+		close(done)
+	})
+	<-done
+	// Output:
+	// goroutine_record: the span: true, proven: true, sampled: true
+}
+
+// Spans that are not sampled are seen by profilers all the same.
+func ExampleRecordUnsampled() {
+	tp := newProvider(sdktrace.WithSampler(spanctx.RecordUnsampled(sdktrace.NeverSample())))
+	defer tp.Shutdown(context.Background())
+
+	_, span := tp.Tracer("shop").Start(context.Background(), "GET /cart")
+	defer span.End()
+	show(span)
+	// Output:
+	// goroutine_record: the span: true, proven: true, sampled: false
+}

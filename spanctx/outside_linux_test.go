@@ -1,0 +1,174 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package spanctx
+
+import (
+	"encoding/binary"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
+
+	"github.com/otelctx/otelctx/internal/goruntime"
+	"github.com/otelctx/otelctx/internal/remotemem"
+	"github.com/otelctx/otelctx/reader"
+	"github.com/otelctx/otelctx/ringbuf"
+)
+
+// outside is another process as a profiler sees it, which knows what that one advertises
+// and nothing else.
+type outside struct {
+	*reader.Process
+	memory remotemem.Memory
+	// ad is what is advertised.
+	ad map[string]*commonpb.AnyValue
+	// rings are nil where they are not advertised.
+	rings [numRings]*ringbuf.View
+}
+
+// lookAt opens a process that publishes a context, for the length of the test.
+func lookAt(t testing.TB, pid int) *outside {
+	t.Helper()
+	p, err := reader.Open(pid)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, p.Close()) })
+	o := &outside{Process: p, memory: remotemem.Of(pid)}
+	o.look(t)
+	return o
+}
+
+// look reads what is advertised now.
+func (o *outside) look(t testing.TB) {
+	t.Helper()
+	o.ad, o.rings = make(map[string]*commonpb.AnyValue), [numRings]*ringbuf.View{}
+	pc, err := o.ProcessContext(t.Context())
+	require.NoError(t, err)
+	for _, kv := range pc.Message.GetAttributes() {
+		if strings.HasPrefix(kv.GetKey(), "threadlocal.") {
+			require.NotContains(t, o.ad, kv.GetKey(), "twice")
+			o.ad[kv.GetKey()] = kv.GetValue()
+		}
+	}
+	carriers, err := o.Carriers(t.Context())
+	require.NoError(t, err)
+	for _, c := range carriers {
+		if c.Kind == reader.GoroutineRecord || c.Source != reader.Advertised {
+			continue
+		}
+		if c.Kind == reader.ThreadSlots {
+			require.NoError(t, c.Err)
+		}
+		ring := map[reader.CarrierKind]int{reader.ThreadSlots: threadRing, reader.GoroutineSlots: goroutineRing}[c.Kind]
+		o.rings[ring], err = ringbuf.NewView(o.memory, c.Ring, nil)
+		require.NoError(t, err)
+	}
+}
+
+// integer returns an advertised integer.
+func (o *outside) integer(t testing.TB, key string) uint64 {
+	t.Helper()
+	require.Contains(t, o.ad, key)
+	v, ok := o.ad[key].GetValue().(*commonpb.AnyValue_IntValue)
+	require.True(t, ok, "%s is %v", key, o.ad[key])
+	return uint64(v.IntValue)
+}
+
+// word reads a word of the process's memory.
+func (o *outside) word(t testing.TB, address uint64) uint64 {
+	t.Helper()
+	return binary.NativeEndian.Uint64(o.bytes(t, address, 8))
+}
+
+func (o *outside) bytes(t testing.TB, address uint64, n int) []byte {
+	t.Helper()
+	b := make([]byte, n)
+	_, err := o.memory.ReadAt(b, int64(address))
+	require.NoError(t, err)
+	return b
+}
+
+// scan reads all slots of a ring by one system call.
+type scan struct {
+	memory remotemem.Memory
+	looks  []*ringbuf.Look
+	parts  []ringbuf.Part
+}
+
+// scans returns one for each ring.
+func (o *outside) scans() (all [numRings]*scan) {
+	for i, view := range o.rings {
+		all[i] = &scan{memory: o.memory}
+		for n := range uint64(view.Info().Capacity) {
+			l := view.NewLook()
+			l.Aim(n)
+			all[i].looks = append(all[i].looks, l)
+			all[i].parts = append(append(all[i].parts, l.Before()...), l.After()...)
+		}
+	}
+	return all
+}
+
+// read calls f for each slot. The error is that the slot was being written.
+func (s *scan) read(t testing.TB, f func(n uint64, slot *ringbuf.Slot, err error)) {
+	t.Helper()
+	_, err := s.memory.ReadParts(s.parts)
+	require.NoError(t, err)
+	for n, l := range s.looks {
+		slot, err := l.Slot()
+		f(uint64(n), &slot, err)
+	}
+}
+
+// goRecord is the record that OTEP 4947 asks for, read from a goroutine that holds
+// still.
+type goRecord struct {
+	traceID [16]byte
+	spanID  [8]byte
+	valid   bool
+	flags   byte
+}
+
+// record reads the record of the goroutine whose g is at an address, by the advertised
+// offsets. It returns nil if the goroutine has no labels: in these tests it has no others
+// than records'.
+func (o *outside) record(t testing.TB, g uint64) *goRecord {
+	t.Helper()
+	labels := o.word(t, g+o.integer(t, "threadlocal.go.g_labels_offset"))
+	if labels == 0 {
+		return nil
+	}
+	b := o.bytes(t, labels+o.integer(t, "threadlocal.go.record_offset"), 28)
+	r := &goRecord{valid: b[24] == 1, flags: b[25]}
+	require.LessOrEqual(t, b[24], byte(1))
+	copy(r.traceID[:], b)
+	copy(r.spanID[:], b[16:])
+	return r
+}
+
+// currentG returns the address of the calling goroutine's g, which never changes. It
+// must be locked to its thread.
+func currentG() (uint64, error) {
+	rt := goruntime.Calibrate()
+	curg, err := rt.Offset(goruntime.MCurg)
+	if err != nil {
+		return 0, err
+	}
+	var b [8]byte
+	if _, err := selfMemory().ReadAt(b[:], int64(rt.Self().M)+curg); err != nil {
+		return 0, fmt.Errorf("m.curg: %w", err)
+	}
+	return binary.NativeEndian.Uint64(b[:]), nil
+}
+
+// assertWithdrawn checks that nothing is advertised.
+func (o *outside) assertWithdrawn(t testing.TB) {
+	t.Helper()
+	o.look(t)
+	assert.Empty(t, o.ad)
+	_, err := o.Threads(t.Context())
+	assert.ErrorIs(t, err, reader.ErrNoThreadContext)
+}

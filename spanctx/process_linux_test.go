@@ -1,0 +1,519 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package spanctx
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/otel/sdk/resource"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/otelctx/otelctx/internal/childproc"
+	"github.com/otelctx/otelctx/internal/goruntime"
+	"github.com/otelctx/otelctx/resourcepublisher"
+	"github.com/otelctx/otelctx/ringbuf"
+)
+
+// In these tests a child process traces, and the test reads it from the outside. Every
+// id says what belongs to it: a trace's number is that of the worker that started it and
+// how many that one had started by then; the number makes the whole trace id, and with
+// which span of the trace it is, from 1 on, the span id.
+
+const (
+	roundBits = 26
+	// kinds is how many spans a trace has: the root, its child, and that one's.
+	kinds = 3
+)
+
+// ownIDs generates these ids for spans that are started by a worker.
+type ownIDs struct{}
+
+type workerKey struct{}
+
+func (g ownIDs) NewIDs(ctx context.Context) (trace.TraceID, trace.SpanID) {
+	w := ctx.Value(workerKey{}).(*worker)
+	w.traces++
+	w.spans = 0
+	id := traceID(uint64(w.number)<<roundBits | w.traces)
+	return id, g.NewSpanID(ctx, id)
+}
+
+func (ownIDs) NewSpanID(ctx context.Context, t trace.TraceID) (id trace.SpanID) {
+	w := ctx.Value(workerKey{}).(*worker)
+	w.spans++
+	binary.BigEndian.PutUint64(id[:], binary.BigEndian.Uint64(t[8:])<<spanBits|w.spans)
+	return id
+}
+
+// worker is a goroutine of a child that traces.
+type worker struct {
+	number        int
+	traces, spans uint64
+	ctx           context.Context
+	tracer        trace.Tracer
+}
+
+func newWorker(number int, tracer trace.Tracer) *worker {
+	w := &worker{number: number, tracer: tracer}
+	w.ctx = context.WithValue(context.Background(), workerKey{}, w)
+	return w
+}
+
+// trace starts the spans of a trace, each inside of the one before it.
+func (w *worker) trace() (ctxs [kinds]context.Context, spans [kinds]trace.Span) {
+	ctx := w.ctx
+	for i := range spans {
+		ctx, spans[i] = w.tracer.Start(ctx, "span")
+		ctxs[i] = ctx
+	}
+	return ctxs, spans
+}
+
+// roots starts as many spans, each of a trace of its own. What they leave in the slot is
+// another one's in every word.
+func (w *worker) roots() (spans [kinds]trace.Span) {
+	for i := range spans {
+		_, spans[i] = w.tracer.Start(w.ctx, "span")
+	}
+	return spans
+}
+
+// newTracer sets a child up: everything is on, and published.
+func newTracer(parent *childproc.Parent, capacity int) trace.Tracer {
+	_, err := resourcepublisher.NewPublisher(resource.Empty())
+	parent.Must(err)
+	p, err := NewSpanProcessor(everything(WithCapacity(capacity))...)
+	parent.Must(err)
+	parent.Must(p.Err())
+	return sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(p), sdktrace.WithIDGenerator(ownIDs{})).Tracer("test")
+}
+
+// id is what the id of a span says.
+type id struct {
+	worker int
+	round  uint64
+	kind   int
+}
+
+// idOf returns what ids say, and an error if they do not belong together.
+func idOf(traceID [16]byte, spanID [8]byte) (id, error) {
+	high, n := binary.BigEndian.Uint64(traceID[:8]), binary.BigEndian.Uint64(traceID[8:])
+	span := binary.BigEndian.Uint64(spanID[:])
+	i := id{int(n >> roundBits), n & (1<<roundBits - 1), int(span & (1<<spanBits - 1))}
+	if high != mix(n) || span>>spanBits != n || i.kind < 1 || i.kind > kinds || i.round == 0 {
+		return i, fmt.Errorf("trace %x, span %x", traceID, spanID)
+	}
+	return i, nil
+}
+
+// idOfSlot is idOf for what slots show, in a ring, as their number says. The local root
+// may be a span whose parent the table had no room for.
+func idOfSlot(ring int, number uint64, capacity int, s *ringbuf.Slot) (id, error) {
+	i, err := idOf(s.TraceID, s.SpanID)
+	index := uint64(s.TID)
+	if ring == goroutineRing {
+		index = s.Owner
+	}
+	root, rootErr := idOf(s.TraceID, s.LocalRootSpanID)
+	if err != nil || rootErr != nil || root.kind > i.kind || s.TraceFlags != byte(trace.FlagsSampled) ||
+		index%uint64(capacity) != number || s.Owner == 0 || s.TID == 0 || s.M == 0 {
+		return i, fmt.Errorf("slot %d: %+v", number, *s)
+	}
+	return i, nil
+}
+
+const (
+	lockstepWorkers  = 32
+	lockstepCapacity = 64
+	// inheritors are the goroutines that each worker starts inside of its spans: those of
+	// this round and of the one before.
+	inheritors = 2
+)
+
+// lockstep is a child that goes on by one round whenever it is told to: every worker ends
+// the root of its last trace, and starts a new one, of which it ends all but the root. All
+// of that is over when the child answers.
+type lockstep struct {
+	workers [lockstepWorkers]*worker
+	// roots are the contexts of the spans that are open.
+	roots [lockstepWorkers]atomic.Pointer[context.Context]
+	// gs are the addresses of the g of each worker, and then of the goroutines that were
+	// started inside of its spans.
+	gs     [lockstepWorkers * (1 + inheritors)]atomic.Uint64
+	round  atomic.Uint64
+	done   sync.WaitGroup
+	helper chan func()
+	failed atomic.Bool
+}
+
+func beLockstep(parent *childproc.Parent) {
+	runtime.GOMAXPROCS(4)
+	l := &lockstep{helper: make(chan func())}
+	tracer := newTracer(parent, lockstepCapacity)
+	go func() {
+		for f := range l.helper {
+			f()
+		}
+	}()
+	next := make([]chan struct{}, lockstepWorkers)
+	for i := range l.workers {
+		l.workers[i] = newWorker(i, tracer)
+		next[i] = make(chan struct{})
+		go l.work(l.workers[i], next[i])
+	}
+	parent.Send("%p", &l.gs)
+	for {
+		if _, ok := parent.Receive(); !ok {
+			return
+		}
+		l.done.Add(lockstepWorkers)
+		l.round.Add(1)
+		for i, c := range next {
+			if i > 0 || !waitsBusily(l.round.Load()-1) {
+				c <- struct{}{}
+			}
+		}
+		l.done.Wait()
+		if l.failed.Load() {
+			return
+		}
+		parent.Send("done")
+	}
+}
+
+// waitsBusily reports whether the first worker waits busily at the end of a round: what it
+// shows is shown of a running thread.
+func waitsBusily(round uint64) bool { return round%8 == 0 }
+
+// note notes the calling goroutine's g.
+func (l *lockstep) note(at int) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	g, err := currentG()
+	if err != nil {
+		fmt.Println(err) // which is not what the parent expects
+		l.failed.Store(true)
+	}
+	l.gs[at].Store(g)
+}
+
+func (l *lockstep) work(w *worker, next chan struct{}) {
+	random := rand.New(rand.NewPCG(3, uint64(w.number)))
+	if w.number%4 == 1 {
+		runtime.LockOSThread()
+	}
+	l.note(w.number)
+	var (
+		root     trace.Span
+		attached Attachment
+		release  [inheritors]chan struct{}
+	)
+	// anywhere has a span end on this goroutine or on another one.
+	anywhere := func(ctx context.Context, span trace.Span) {
+		switch random.IntN(4) {
+		case 0:
+			ended := make(chan struct{})
+			l.helper <- func() { span.End(); close(ended) }
+			<-ended
+		case 1:
+			ended := make(chan struct{})
+			Go(ctx, func(context.Context) { span.End(); close(ended) })
+			<-ended
+		default:
+			span.End()
+		}
+	}
+	for round := uint64(1); ; round++ {
+		if w.number == 0 && waitsBusily(round-1) {
+			for n := 1; l.round.Load() < round; n++ {
+				if n%10_000 == 0 {
+					runtime.Gosched()
+				}
+			}
+		} else {
+			<-next
+		}
+		detachFirst := random.IntN(2) == 0
+		if detachFirst {
+			attached.Detach()
+		}
+		if root != nil {
+			anywhere(*l.roots[w.number].Load(), root)
+		}
+		if !detachFirst {
+			attached.Detach()
+		}
+		ctxs, spans := w.trace()
+		root = spans[0]
+		l.roots[w.number].Store(&ctxs[0])
+		if r := release[round%inheritors]; r != nil {
+			close(r)
+		}
+		// This one was started inside of all three.
+		r, started := make(chan struct{}), make(chan struct{})
+		release[round%inheritors] = r
+		go func() {
+			l.note(lockstepWorkers*(1+int(round%inheritors)) + w.number)
+			if random.IntN(2) == 0 {
+				spans[2].End()
+			}
+			close(started)
+			<-r
+		}()
+		<-started
+		order := [2]int{2, 1}
+		if random.IntN(4) == 0 {
+			order = [2]int{1, 2}
+		}
+		for _, kind := range order {
+			anywhere(ctxs[kind], spans[kind])
+		}
+		attached = Attachment{}
+		if random.IntN(3) == 0 {
+			// Another one's root, which ends while it is shown here; or one that is over.
+			if ctx := l.roots[random.IntN(lockstepWorkers)].Load(); ctx != nil {
+				attached = Attach(*ctx)
+			}
+		}
+		l.done.Done()
+	}
+}
+
+// After the end of a span another process finds it nowhere: not in a slot, not in a
+// record, and not on a thread. The service stands still while it is looked at.
+func TestEndedIsShownToNoProcess(t *testing.T) {
+	c := childproc.Start(t, roleLockstep, nil)
+	var gsAt uint64
+	_, err := fmt.Sscanf(c.Receive(), "0x%x", &gsAt)
+	require.NoError(t, err)
+	o := lookAt(t, c.PID())
+	goidAt := o.integer(t, "threadlocal.go.g_goid_offset")
+	scans := o.scans()
+
+	const perRound = lockstepWorkers * kinds
+	rounds := uint64(max(100_000, scaled(100_000))/perRound + 2)
+	if testing.Short() {
+		rounds /= 10
+	}
+	var bySlot, byRecord, byThread, invalid, ended int
+	for round := uint64(1); round <= rounds; round++ {
+		require.Equal(t, "done", c.Ask("go"))
+		check := func(where string, i id, err error) {
+			t.Helper()
+			require.NoError(t, err, where)
+			if i.kind != 1 || i.round != round {
+				t.Fatalf("%s: %+v is shown after round %d", where, i, round)
+			}
+		}
+		for ring, scan := range scans {
+			scan.read(t, func(n uint64, s *ringbuf.Slot, err error) {
+				require.NoError(t, err, "nobody writes")
+				if s.ShowsSpan() {
+					i, err := idOfSlot(ring, n, lockstepCapacity, s)
+					check("slot", i, err)
+					bySlot++
+				}
+			})
+		}
+		gs := o.bytes(t, gsAt, 8*lockstepWorkers*(1+inheritors))
+		for ; len(gs) > 0; gs = gs[8:] {
+			g := binary.NativeEndian.Uint64(gs)
+			if g == 0 {
+				continue // of a round that is to come
+			}
+			require.NotZero(t, o.word(t, g+goidAt))
+			r := o.record(t, g)
+			if r == nil {
+				continue
+			}
+			i, err := idOf(r.traceID, r.spanID)
+			if !r.valid {
+				invalid++
+				continue
+			}
+			check("record", i, err)
+			byRecord++
+		}
+		if waitsBusily(round) {
+			threads, err := o.Threads(t.Context())
+			require.NoError(t, err)
+			for _, thread := range threads {
+				if s := thread.Span; s != nil {
+					i, err := idOf(s.TraceID, s.SpanID)
+					check("thread", i, err)
+					require.True(t, s.Proven)
+					byThread++
+				}
+			}
+		}
+		ended = int(round)*perRound - lockstepWorkers
+	}
+	t.Logf("%d spans ended; roots were shown %d times by slots, %d by records, %d by threads; %d records of ended spans",
+		ended, bySlot, byRecord, byThread, invalid)
+	// There was something to see.
+	assert.Greater(t, bySlot, int(rounds)*lockstepWorkers/8)
+	assert.Greater(t, byRecord, int(rounds)*lockstepWorkers/16)
+	assert.Positive(t, byThread)
+	assert.Positive(t, invalid)
+	c.Done()
+}
+
+const (
+	hammerWorkers  = 10_000
+	hammerCapacity = 8
+)
+
+// hammered is what a worker of the hammer tells of itself: the last round of which each
+// kind of span is over, and its goroutine's id.
+type hammered struct {
+	over [kinds]atomic.Uint64
+	goid atomic.Uint64
+}
+
+// beHammer starts and ends spans on 10,000 goroutines until it is told to stop.
+func beHammer(parent *childproc.Parent) {
+	runtime.GOMAXPROCS(2)
+	tracer := newTracer(parent, hammerCapacity)
+	all := new([hammerWorkers]hammered)
+	var stop atomic.Bool
+	var running sync.WaitGroup
+	helper := make(chan func())
+	for range 4 {
+		go func() {
+			for f := range helper {
+				f()
+			}
+		}()
+	}
+	for i := range all {
+		running.Go(func() { hammerOn(newWorker(i, tracer), &all[i], helper, &stop) })
+	}
+	parent.Send("%p", all)
+	parent.Receive()
+	stop.Store(true)
+	running.Wait()
+	parent.Send("stopped")
+	parent.Receive()
+}
+
+func hammerOn(w *worker, h *hammered, helper chan func(), stop *atomic.Bool) {
+	h.goid.Store(goruntime.Calibrate().GoroutineID())
+	random := rand.New(rand.NewPCG(4, uint64(w.number)))
+	for !stop.Load() {
+		for _, span := range w.roots() {
+			span.End()
+		}
+		h.over[0].Store(w.traces)
+		ctxs, spans := w.trace()
+		switch random.IntN(8) {
+		case 0:
+			time.Sleep(time.Microsecond)
+		case 1, 2:
+			runtime.Gosched()
+		case 3:
+			Refresh(ctxs[2])
+		}
+		order := [kinds]int{2, 1, 0}
+		if random.IntN(8) == 0 {
+			order = [kinds]int{0, 2, 1}
+		}
+		for _, kind := range order {
+			if random.IntN(16) == 0 {
+				ended := make(chan struct{})
+				helper <- func() { spans[kind].End(); close(ended) }
+				<-ended
+			} else {
+				spans[kind].End()
+			}
+			h.over[kind].Store(w.traces)
+		}
+		if random.IntN(4) == 0 {
+			runtime.Gosched()
+		}
+	}
+}
+
+// While 10,000 goroutines start and end spans, another process reads every slot, again
+// and again. It never takes a torn slot for a whole one, and never sees a span of which it
+// had been told before it looked that it was over.
+func TestSlotsUnderFire(t *testing.T) {
+	c := childproc.Start(t, roleHammer, nil)
+	var at uint64
+	_, err := fmt.Sscanf(c.Receive(), "0x%x", &at)
+	require.NoError(t, err)
+	o := lookAt(t, c.PID())
+
+	const size = 8 * (kinds + 1)
+	told := make([]byte, size*hammerWorkers)
+	tell := func(worker, what int) uint64 {
+		return binary.NativeEndian.Uint64(told[worker*size+8*what:])
+	}
+	want := scaled(1_000_000)
+	var accepted, busy, empty, looks int
+	scans := o.scans()
+	shown := make(map[int]bool)
+	for accepted < want {
+		if looks%8 == 0 { // it is the longest of reads
+			_, err := o.memory.ReadAt(told, int64(at))
+			require.NoError(t, err)
+		}
+		looks++
+		for ring, scan := range scans {
+			scan.read(t, func(n uint64, s *ringbuf.Slot, err error) {
+				if errors.Is(err, ringbuf.ErrBusy) {
+					busy++
+					return
+				}
+				require.NoError(t, err)
+				if !s.ShowsSpan() {
+					empty++
+					return
+				}
+				accepted++
+				i, err := idOfSlot(ring, n, hammerCapacity, s)
+				require.NoError(t, err, "torn: ring %d", ring)
+				shown[i.worker] = true
+				require.Less(t, i.worker, hammerWorkers)
+				if over := tell(i.worker, i.kind-1); i.round <= over {
+					t.Fatalf("%+v is shown after its end, by ring %d, slot %d: over are those up to %d", i, ring, n, over)
+				}
+				if goid := tell(i.worker, kinds); goid != 0 && goid != s.Owner {
+					t.Fatalf("%+v is shown as goroutine %d's, not %d's", i, s.Owner, goid)
+				}
+			})
+		}
+	}
+	require.Equal(t, "stopped", c.Ask("stop"))
+	_, err = o.memory.ReadAt(told, int64(at))
+	require.NoError(t, err)
+	var spans uint64
+	for w := range hammerWorkers {
+		for kind := range kinds {
+			spans += tell(w, kind)
+		}
+	}
+	for ring, scan := range scans {
+		scan.read(t, func(n uint64, s *ringbuf.Slot, err error) {
+			require.NoError(t, err, "nobody writes")
+			require.False(t, s.ShowsSpan(), "ring %d, slot %d: all are over", ring, n)
+		})
+	}
+	t.Logf("%d spans of %d goroutines; %d reads accepted with a span of %d of these, %d without, %d busy, in %d looks at all",
+		spans, hammerWorkers, accepted, len(shown), empty, busy, looks)
+	assert.Greater(t, len(shown), 10)
+	assert.Greater(t, spans, uint64(hammerWorkers))
+	c.Done()
+}

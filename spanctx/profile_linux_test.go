@@ -1,0 +1,348 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package spanctx
+
+import (
+	"bytes"
+	"context"
+	"maps"
+	"runtime"
+	"runtime/pprof"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/pprof/profile"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/otelctx/otelctx/internal/gorecord"
+)
+
+// What code runs, and for whom, is told by the functions on its stack: that of a burner,
+// and that which says what the burner has set up.
+
+var burners = []func(func()){burner0, burner1, burner2, burner3}
+
+//go:noinline
+func burner0(f func()) { f() }
+
+//go:noinline
+func burner1(f func()) { f() }
+
+//go:noinline
+func burner2(f func()) { f() }
+
+//go:noinline
+func burner3(f func()) { f() }
+
+//go:noinline
+func burnBare() { burn() } // no labels
+
+//go:noinline
+func burnOwn() { burn() } // the burner's own label
+
+//go:noinline
+func burnSpan() { burn() } // that, and a span's
+
+//go:noinline
+func burnChild() { burn() } // that, and those of a span inside of the span
+
+//go:noinline
+func burnAttached() { burn() } // those of a span that another goroutine has started
+
+//go:noinline
+func burnInner() { burn() } // a label that was set inside of a span
+
+//go:noinline
+func burnInnerChild() { burn() } // that, and those of a span inside of there
+
+func burn() {
+	// Nothing in between that is C's: there, the race detector's is, samples have no stack.
+	var sum uint64
+	for end := time.Now().Add(time.Millisecond); time.Now().Before(end); {
+		for n := range uint64(10_000) {
+			sum += mix(n)
+		}
+	}
+	sink.Store(sum)
+}
+
+var sink atomic.Uint64
+
+// burning is what is known of a span by who has started it.
+type burning struct {
+	burner, function, traceID string
+	ended                     atomic.Pointer[time.Time]
+}
+
+// fire is all that burns.
+type fire struct {
+	*service
+	// spans are known by the text of their ids.
+	spans sync.Map
+}
+
+// in starts a span, burns in it, and returns what ends it.
+func (f *fire) in(ctx context.Context, burner, function string) (context.Context, func()) {
+	ctx, span := f.start(ctx)
+	b := &burning{burner: burner, function: function, traceID: span.SpanContext().TraceID().String()}
+	f.spans.Store(span.SpanContext().SpanID().String(), b)
+	return ctx, func() {
+		span.End()
+		now := time.Now()
+		b.ended.Store(&now)
+	}
+}
+
+// burnOnce goes through all there is to burn in.
+func (f *fire) burnOnce(name string) {
+	burnBare()
+	pprof.Do(context.Background(), pprof.Labels("own", name), func(ctx context.Context) {
+		burnOwn()
+		ctxSpan, end := f.in(ctx, name, "burnSpan")
+		burnSpan()
+		_, endChild := f.in(ctxSpan, name, "burnChild")
+		burnChild()
+		endChild()
+		burnSpan()
+		pprof.Do(ctxSpan, pprof.Labels("own", "inner"), func(ctx context.Context) {
+			burnInner()
+			_, endChild := f.in(ctx, name, "burnInnerChild")
+			burnInnerChild()
+			endChild()
+			burnInner()
+		})
+		burnOwn() // pprof.Do sets the labels of its context
+		_, endChild = f.in(ctxSpan, name, "burnChild")
+		burnChild()
+		endChild()
+		burnOwn()
+		end()
+		burnOwn()
+	})
+	burnBare()
+	// A goroutine that does not inherit a span and works for it, and one that does.
+	work, done := make(chan func()), make(chan struct{})
+	worker := func() {
+		burners[name[0]-'0'](func() { (<-work)() })
+		done <- struct{}{}
+	}
+	go worker()
+	ctx, end := f.in(context.Background(), name, "burnAttached")
+	go worker()
+	for range 2 {
+		work <- func() {
+			a := Attach(ctx)
+			burnAttached()
+			a.Detach()
+		}
+	}
+	<-done
+	<-done
+	end()
+	burnBare()
+}
+
+// While spans run, CPU profiles and goroutine profiles are taken as services take them.
+// All code that is seen there has the labels of the span that it works for, and those
+// that it has set itself, and nothing of a span that is over.
+func TestProfiles(t *testing.T) {
+	for name, locked := range map[string]bool{"goroutines": false, "locked to threads": true} {
+		t.Run(name, func(t *testing.T) {
+			f := &fire{service: serve(t)}
+			var stop atomic.Bool
+			var all sync.WaitGroup
+			for i, burner := range burners {
+				all.Go(func() {
+					if locked {
+						runtime.LockOSThread()
+						defer runtime.UnlockOSThread()
+					}
+					pprof.SetGoroutineLabels(context.Background())
+					for !stop.Load() {
+						burner(func() { f.burnOnce(string(rune('0' + i))) })
+					}
+				})
+			}
+			all.Go(func() {
+				for !stop.Load() {
+					runtime.GC()
+					time.Sleep(5 * time.Millisecond)
+				}
+			})
+			cpu, goroutines := make(map[string]int), make(map[string]int)
+			// On a busy machine a profile may be empty.
+			for n := 0; n < max(4, scaled(4)) || len(cpu) == 0 && n < 20; n++ {
+				f.profileCPU(t, cpu, goroutines)
+			}
+			stop.Store(true)
+			all.Wait()
+			t.Logf("samples of the processor: %v, of goroutines: %v", cpu, goroutines)
+			for _, function := range []string{
+				"burnBare", "burnOwn", "burnSpan", "burnChild", "burnAttached", "burnInner", "burnInnerChild",
+			} {
+				assert.Positive(t, cpu[function]+goroutines[function], function)
+			}
+			assert.NotEmpty(t, cpu)
+			assert.NotEmpty(t, goroutines)
+			assert.Zero(t, gorecord.Current())
+		})
+	}
+}
+
+// profileCPU takes a CPU profile, and meanwhile goroutine profiles.
+func (f *fire) profileCPU(t *testing.T, cpu, goroutines map[string]int) {
+	t.Helper()
+	var profiled bytes.Buffer
+	var taken []*bytes.Buffer
+	var from []time.Time
+	start := time.Now()
+	require.NoError(t, pprof.StartCPUProfile(&profiled))
+	for time.Since(start) < 500*time.Millisecond {
+		taken, from = append(taken, new(bytes.Buffer)), append(from, time.Now())
+		require.NoError(t, pprof.Lookup("goroutine").WriteTo(taken[len(taken)-1], 0))
+		time.Sleep(10 * time.Millisecond)
+	}
+	pprof.StopCPUProfile()
+	f.check(t, &profiled, start, cpu)
+	for i := range taken {
+		f.check(t, taken[i], from[i], goroutines)
+	}
+}
+
+// check compares the labels of all samples of burners with what those have set up, and
+// counts the samples by function.
+func (f *fire) check(t *testing.T, encoded *bytes.Buffer, from time.Time, counts map[string]int) {
+	t.Helper()
+	p, err := profile.Parse(encoded)
+	require.NoError(t, err)
+	for _, s := range p.Sample {
+		burner, function := burnerOf(s)
+		if burner == "" || function == "" {
+			continue // setting up
+		}
+		counts[function]++
+		got := make(map[string]string)
+		for key, values := range s.Label {
+			require.Len(t, values, 1, key)
+			got[key] = values[0]
+		}
+		want := make(map[string]string)
+		switch function {
+		case "burnOwn", "burnSpan", "burnChild":
+			want["own"] = burner
+		case "burnInner", "burnInnerChild":
+			want["own"] = "inner"
+		}
+		switch function {
+		case "burnSpan", "burnChild", "burnAttached", "burnInnerChild":
+			known, ok := f.spans.Load(got["span_id"])
+			require.True(t, ok, "%s of %s has labels %v", function, burner, got)
+			b := known.(*burning)
+			require.Equal(t, [2]string{burner, function}, [2]string{b.burner, b.function}, "whose span it is")
+			if ended := b.ended.Load(); ended != nil {
+				require.False(t, ended.Before(from), "the span was over")
+			}
+			want["trace_id"], want["span_id"] = b.traceID, got["span_id"]
+		}
+		require.True(t, maps.Equal(want, got), "%s of %s has labels %v, not %v", function, burner, got, want)
+	}
+}
+
+// burnerOf returns what the functions of a sample's stack tell.
+func burnerOf(s *profile.Sample) (burner, function string) {
+	for _, l := range s.Location {
+		for _, line := range l.Line {
+			name := line.Function.Name[strings.LastIndexByte(line.Function.Name, '.')+1:]
+			if n, ok := strings.CutPrefix(name, "burner"); ok {
+				burner = n
+			} else if strings.HasPrefix(name, "burn") && name != "burn" && name != "burnOnce" {
+				function = name
+			}
+		}
+	}
+	return burner, function
+}
+
+// A span that is started with a user's labels on the goroutine keeps them, whichever way
+// they were set, and gives them back; a label of the user's with a key of ours is hidden
+// meanwhile.
+func TestUsersLabels(t *testing.T) {
+	s := serve(t)
+	labelsOf := func() map[string][]string {
+		var encoded bytes.Buffer
+		require.NoError(t, pprof.Lookup("goroutine").WriteTo(&encoded, 0))
+		p, err := profile.Parse(&encoded)
+		require.NoError(t, err)
+		for _, sample := range p.Sample {
+			for _, l := range sample.Location {
+				for _, line := range l.Line {
+					if strings.HasSuffix(line.Function.Name, ".userWithLabels") {
+						return sample.Label
+					}
+				}
+			}
+		}
+		require.Fail(t, "the goroutine is not in the profile")
+		return nil
+	}
+	of := func(span trace.Span, users ...string) map[string][]string {
+		m := map[string][]string{
+			"span_id": {span.SpanContext().SpanID().String()}, "trace_id": {span.SpanContext().TraceID().String()},
+		}
+		for i := 0; i < len(users); i += 2 {
+			if m[users[i]] == nil {
+				m[users[i]] = []string{users[i+1]}
+			}
+		}
+		return m
+	}
+	for _, users := range [][]string{
+		{"a", "1"},
+		{"a", "1", "span", "2", "t", "3", "trace_id2", "4", "z", "5"},
+		{"span_id", "mine", "trace_id", "mine", "user", "kept"},
+		{"a", "1", "b", "2", "c", "3", "d", "4", "e", "5", "f", "6", "g", "7", "h", "8", "i", "9", "j", "10"},
+	} {
+		apart(func() {
+			userWithLabels(func() {
+				own := make(map[string][]string)
+				for i := 0; i < len(users); i += 2 {
+					own[users[i]] = []string{users[i+1]}
+				}
+				pprof.SetGoroutineLabels(pprof.WithLabels(context.Background(), pprof.Labels(users...)))
+				assert.Equal(t, own, labelsOf())
+				ctx, a := s.root()
+				assert.Equal(t, of(a, users...), labelsOf())
+				_, b := s.start(ctx)
+				assert.Equal(t, of(b, users...), labelsOf())
+				pprof.Do(ctx, pprof.Labels("inside", "x"), func(ctx context.Context) {
+					assert.Equal(t, map[string][]string{"inside": {"x"}}, labelsOf())
+					_, c := s.start(ctx)
+					assert.Equal(t, of(c, "inside", "x"), labelsOf())
+					c.End()
+					assert.Equal(t, map[string][]string{"inside": {"x"}}, labelsOf())
+				})
+				assert.Empty(t, labelsOf(), "those of the context that pprof.Do was given")
+				b.End()
+				a.End()
+				assert.Empty(t, labelsOf())
+				pprof.SetGoroutineLabels(pprof.WithLabels(context.Background(), pprof.Labels(users...)))
+				ctx, a = s.root()
+				_, b = s.start(ctx)
+				a.End()
+				assert.Equal(t, of(b, users...), labelsOf())
+				b.End()
+				assert.Equal(t, own, labelsOf(), "and nothing of a span")
+			})
+		})
+	}
+	s.assertNowhere(t)
+}
+
+//go:noinline
+func userWithLabels(f func()) { f() }

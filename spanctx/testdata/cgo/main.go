@@ -1,0 +1,210 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Command cgo shows spans on goroutines that call C, and on threads that C has made. It
+// does what it is told on its standard input, an order a line, and answers each with a
+// line that says who it was: thread id, goroutine id and span id.
+package main
+
+/*
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+extern void inCallback(void);
+
+// in_c is the thread that is in spin_in_c or sleep_in_c, or waits as c_thread, or 0.
+static long in_c;
+static int go_on;
+
+static long entered_c(void) { return __atomic_load_n(&in_c, __ATOMIC_SEQ_CST); }
+static void leave_c(int how) { __atomic_store_n(&go_on, how, __ATOMIC_SEQ_CST); }
+static long thread_id(void) { return syscall(SYS_gettid); }
+
+static int wait_in_c(int pause) {
+	int how;
+	__atomic_store_n(&in_c, thread_id(), __ATOMIC_SEQ_CST);
+	while (!(how = __atomic_load_n(&go_on, __ATOMIC_SEQ_CST)))
+		if (pause)
+			usleep(pause);
+	__atomic_store_n(&go_on, 0, __ATOMIC_SEQ_CST);
+	__atomic_store_n(&in_c, 0, __ATOMIC_SEQ_CST);
+	return how;
+}
+
+static void spin_in_c(void) { wait_in_c(0); }
+static void sleep_in_c(void) { wait_in_c(1000); }
+
+// c_thread calls back into Go whenever it is left with 1, and ends when it is with 2.
+static void *c_thread(void *arg) {
+	while (wait_in_c(100) == 1)
+		inCallback();
+	return arg;
+}
+
+static pthread_t thread;
+static int start_thread(void) { return pthread_create(&thread, 0, c_thread, 0); }
+static int join_thread(void) { return pthread_join(thread, 0); }
+*/
+import "C"
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"strings"
+	"sync/atomic"
+
+	"go.opentelemetry.io/otel/sdk/resource"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/otelctx/otelctx/resourcepublisher"
+	"github.com/otelctx/otelctx/spanctx"
+)
+
+// actor does as it is told: it waits busily for the next order, so that it is seen.
+type actor struct {
+	orders, answers chan string
+	ordered         atomic.Bool
+	ctx             context.Context
+	span            trace.Span
+}
+
+var (
+	tracer trace.Tracer
+	// called is the actor that inCallback is.
+	called = newActor()
+)
+
+func newActor() *actor {
+	return &actor{orders: make(chan string), answers: make(chan string), ctx: context.Background()}
+}
+
+func main() {
+	var record, goroutines bool
+	for _, arg := range os.Args[1:] {
+		record, goroutines = record || arg == "record", goroutines || arg == "goroutines"
+	}
+	_, err := resourcepublisher.NewPublisher(resource.Empty())
+	must(err)
+	p, err := spanctx.NewSpanProcessor(spanctx.WithGoroutineRecord(record), spanctx.WithGoroutineSlots(goroutines))
+	must(errors.Join(err, p.Err()))
+	tracer = sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(p)).Tracer("test")
+
+	a := newActor()
+	go a.act()
+	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
+		fmt.Println(direct(a, in.Text()))
+	}
+}
+
+func must(err error) {
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+// direct has an order carried out and returns the answer.
+func direct(a *actor, order string) string {
+	switch order {
+	case "spin in C", "sleep in C":
+		_, who, _ := strings.Cut(a.tell(order), " ")
+		return waitForC() + " " + who // it may have been moved until then
+	case "leave C":
+		C.leave_c(1)
+		return <-a.answers
+	case "C thread":
+		if C.start_thread() != 0 {
+			return "no thread"
+		}
+		return waitForC()
+	case "call back":
+		C.leave_c(1)
+		return <-called.answers
+	case "end C thread":
+		C.leave_c(2)
+		return fmt.Sprint(C.join_thread())
+	}
+	if order, ok := strings.CutPrefix(order, "called: "); ok {
+		answer := called.tell(order)
+		if order == "return" {
+			return waitForC()
+		}
+		return answer
+	}
+	return a.tell(order)
+}
+
+// waitForC waits until a thread is in C and says which.
+func waitForC() string {
+	for C.entered_c() == 0 {
+		runtime.Gosched()
+	}
+	return fmt.Sprint(C.entered_c())
+}
+
+func (a *actor) tell(order string) string {
+	a.ordered.Store(true)
+	a.orders <- order
+	return <-a.answers
+}
+
+func (a *actor) act() {
+	for a.once(<-a.orders) {
+		for !a.ordered.Load() {
+		}
+	}
+}
+
+// once carries out one order. It returns false if that is to return.
+func (a *actor) once(order string) bool {
+	a.ordered.Store(false)
+	switch order {
+	case "lock":
+		runtime.LockOSThread()
+	case "start":
+		a.ctx, a.span = tracer.Start(context.Background(), "span")
+	case "refresh":
+		spanctx.Refresh(a.ctx)
+	case "end":
+		a.span.End()
+	case "spin in C":
+		a.answers <- a.who()
+		spanctx.Refresh(a.ctx)
+		C.spin_in_c()
+	case "sleep in C":
+		a.answers <- a.who()
+		spanctx.Refresh(a.ctx)
+		C.sleep_in_c()
+	case "return":
+		a.answers <- a.who()
+		return false
+	}
+	a.answers <- a.who()
+	return true
+}
+
+// who says who it is that calls.
+func (a *actor) who() string {
+	var buf [64]byte
+	goid := bytes.Fields(buf[:runtime.Stack(buf[:], false)])[1]
+	span := trace.SpanID{}
+	if a.span != nil {
+		span = a.span.SpanContext().SpanID()
+	}
+	return fmt.Sprintf("%d %s %v", C.thread_id(), goid, span)
+}
+
+//export inCallback
+func inCallback() {
+	called.ordered.Store(false)
+	called.answers <- called.who()
+	called.act()
+}
