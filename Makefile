@@ -2,7 +2,7 @@
 # are built from internal/tools.
 
 GO ?= go
-MODULES := . cmd/otelctx cmd/otelctx/internal/collectortest example benchmarks internal/interop
+MODULES := . cmd/otelctx cmd/otelctx/internal/collectortest example benchmarks internal/interop internal/collector
 BIN := bin
 
 # The race detector needs cgo and a C compiler; without one the tests run all the
@@ -15,6 +15,10 @@ FUZZ_TARGETS := \
 	./internal/wire:FuzzProcessContextHeader \
 	./internal/procfs:FuzzMaps \
 	./resourcepublisher:FuzzEncode \
+	./scopedattr:FuzzContext \
+	./scopedattr:FuzzSpan \
+	./scopedattr:FuzzLog \
+	./scopedattr:FuzzMeasurement \
 	./ringbuf:FuzzView \
 	./reader:FuzzThreads \
 	./reader:FuzzPayload \

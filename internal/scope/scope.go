@@ -21,6 +21,8 @@ type Scope struct {
 	attrs []attribute.KeyValue
 	// published is what was encoded last of it.
 	published atomic.Pointer[published]
+	// Measured is for what package scopedattr adds of it to measurements.
+	Measured atomic.Value
 }
 
 // With returns a context that has attrs beside the attributes that ctx has already.
@@ -61,10 +63,15 @@ func From(ctx context.Context) *Scope {
 // Attributes returns the attributes that ctx has by [With]: the empty set if it has none,
 // or is nil.
 func Attributes(ctx context.Context) attribute.Set {
-	if s := From(ctx); s != nil {
-		return s.set
+	return From(ctx).Set()
+}
+
+// Set returns the attributes of s; those of nil are the empty set.
+func (s *Scope) Set() attribute.Set {
+	if s == nil {
+		return *attribute.EmptySet()
 	}
-	return *attribute.EmptySet()
+	return s.set
 }
 
 // Attrs returns the attributes of s, sorted by key, none twice; those of nil are none.

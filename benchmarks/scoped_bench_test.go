@@ -1,0 +1,258 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package benchmarks
+
+import (
+	"context"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/log"
+	"go.opentelemetry.io/otel/metric"
+	sdklog "go.opentelemetry.io/otel/sdk/log"
+	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/otelctx/otelctx/scopedattr"
+)
+
+// three are the attributes that a context has, or that are given by hand.
+var three = []attribute.KeyValue{
+	attribute.String("http.app", "shop"), attribute.String("tenant.class", "gold"), attribute.Int("shard", 7),
+}
+
+// own are attributes of the span, the record or the measurement itself.
+var own = []attribute.KeyValue{
+	attribute.String("http.request.method", "GET"), attribute.String("http.route", "/cart/{id}"),
+	attribute.Int("http.response.status_code", 200), attribute.Bool("cached", true),
+}
+
+// layer is the key of a value that a context has besides.
+type layer int
+
+// requestContexts returns a context of six layers, as a handler has it, without
+// scoped attributes and with three, which were set outside of half of them.
+func requestContexts(ctx context.Context) (bare, scoped context.Context) {
+	scoped = ctx
+	for i := range layer(6) {
+		ctx, scoped = context.WithValue(ctx, i, i), context.WithValue(scoped, i, i)
+		if i == 2 {
+			scoped = scopedattr.ContextWithAttributes(scoped, three...)
+		}
+	}
+	return ctx, scoped
+}
+
+// beside measures do beside the bare SDK. It is called with the bare or the scoped
+// instrument, a context, and attributes for it to give by hand.
+//
+//   - attributes=bare: the bare SDK beside itself, without attributes besides its own;
+//   - attributes=none: scopedattr beside that, none being set;
+//   - attributes=hand: the bare SDK that is given three by hand, beside that;
+//   - attributes=context: three are set on the context, beside those given by hand.
+func beside[T any](b *testing.B, bare, scoped T, do func(ctx context.Context, with T, hand bool, n int)) {
+	b.Helper()
+	without, ctx := requestContexts(b.Context())
+	plain := func(n int) { do(without, bare, false, n) }
+	hand := func(n int) { do(without, bare, true, n) }
+	for _, c := range []struct {
+		attributes          string
+		baseline, candidate func(int)
+	}{
+		{"bare", plain, plain},
+		{"none", plain, func(n int) { do(without, scoped, false, n) }},
+		{"hand", plain, hand},
+		{"context", hand, func(n int) { do(ctx, scoped, false, n) }},
+	} {
+		b.Run("attributes="+c.attributes, func(b *testing.B) { alternate(b, batch, c.baseline, c.candidate) })
+	}
+}
+
+// BenchmarkScopedSpan starts and ends spans.
+func BenchmarkScopedSpan(b *testing.B) {
+	for _, o := range []struct {
+		own  string
+		list []attribute.KeyValue
+	}{{"0", nil}, {"4", own}} {
+		b.Run("own="+o.own, func(b *testing.B) {
+			bare := provider(b, sdktrace.WithSpanProcessor(noop{})).Tracer("benchmarks")
+			scoped := provider(b, sdktrace.WithSpanProcessor(noop{}), scopedattr.WithSampler(nil)).Tracer("benchmarks")
+			beside(b, bare, scoped, func(ctx context.Context, tracer trace.Tracer, hand bool, n int) {
+				for range n {
+					var span trace.Span
+					switch {
+					case hand && o.list != nil:
+						_, span = tracer.Start(ctx, "work", trace.WithAttributes(o.list...), trace.WithAttributes(three...))
+					case hand:
+						_, span = tracer.Start(ctx, "work", trace.WithAttributes(three...))
+					case o.list != nil:
+						_, span = tracer.Start(ctx, "work", trace.WithAttributes(o.list...))
+					default:
+						_, span = tracer.Start(ctx, "work")
+					}
+					span.End()
+				}
+			})
+		})
+	}
+}
+
+// noopLogs is a processor that does nothing.
+type noopLogs struct{}
+
+func (noopLogs) OnEmit(context.Context, *sdklog.Record) error           { return nil }
+func (noopLogs) Enabled(context.Context, sdklog.EnabledParameters) bool { return true }
+func (noopLogs) Shutdown(context.Context) error                         { return nil }
+func (noopLogs) ForceFlush(context.Context) error                       { return nil }
+
+// BenchmarkScopedLog makes and emits records.
+func BenchmarkScopedLog(b *testing.B) {
+	for _, o := range []struct {
+		own  string
+		list []attribute.KeyValue
+	}{{"0", nil}, {"4", own}} {
+		b.Run("own="+o.own, func(b *testing.B) {
+			lp := sdklog.NewLoggerProvider(sdklog.WithProcessor(noopLogs{}))
+			b.Cleanup(func() { require.NoError(b, lp.Shutdown(context.Background())) })
+			beside(b, lp.Logger("benchmarks"), scopedattr.NewLoggerProvider(lp).Logger("benchmarks"),
+				func(ctx context.Context, logger log.Logger, hand bool, n int) {
+					for range n {
+						var record log.Record
+						record.SetBody(attribute.StringValue("work"))
+						record.AddAttributes(o.list...)
+						if hand {
+							record.AddAttributes(three...)
+						}
+						logger.Emit(ctx, record)
+					}
+				})
+		})
+	}
+}
+
+// measurement measures 1 with an instrument.
+type measurement func(ctx context.Context, options metric.MeasurementOption)
+
+// measurements makes each kind of synchronous instrument.
+var measurements = []struct {
+	instrument string
+	of         func(metric.Meter) (measurement, error)
+}{
+	{"int64counter", func(m metric.Meter) (measurement, error) {
+		i, err := m.Int64Counter("int64counter")
+		return adding(i.Add), err
+	}},
+	{"int64updowncounter", func(m metric.Meter) (measurement, error) {
+		i, err := m.Int64UpDownCounter("int64updowncounter")
+		return adding(i.Add), err
+	}},
+	{"int64histogram", func(m metric.Meter) (measurement, error) {
+		i, err := m.Int64Histogram("int64histogram")
+		return recording(i.Record), err
+	}},
+	{"int64gauge", func(m metric.Meter) (measurement, error) {
+		i, err := m.Int64Gauge("int64gauge")
+		return recording(i.Record), err
+	}},
+	{"float64counter", func(m metric.Meter) (measurement, error) {
+		i, err := m.Float64Counter("float64counter")
+		return adding(i.Add), err
+	}},
+	{"float64updowncounter", func(m metric.Meter) (measurement, error) {
+		i, err := m.Float64UpDownCounter("float64updowncounter")
+		return adding(i.Add), err
+	}},
+	{"float64histogram", func(m metric.Meter) (measurement, error) {
+		i, err := m.Float64Histogram("float64histogram")
+		return recording(i.Record), err
+	}},
+	{"float64gauge", func(m metric.Meter) (measurement, error) {
+		i, err := m.Float64Gauge("float64gauge")
+		return recording(i.Record), err
+	}},
+}
+
+func adding[N int64 | float64](add func(context.Context, N, ...metric.AddOption)) measurement {
+	return func(ctx context.Context, o metric.MeasurementOption) {
+		if o == nil {
+			add(ctx, 1)
+			return
+		}
+		add(ctx, 1, o)
+	}
+}
+
+func recording[N int64 | float64](record func(context.Context, N, ...metric.RecordOption)) measurement {
+	return func(ctx context.Context, o metric.MeasurementOption) {
+		if o == nil {
+			record(ctx, 1)
+			return
+		}
+		record(ctx, 1, o)
+	}
+}
+
+// BenchmarkScopedMeasurement measures with each instrument. By hand, and as the
+// measurement's own, it is given a set that is made once (set=ready), or attributes
+// each time (set=made).
+func BenchmarkScopedMeasurement(b *testing.B) {
+	for _, m := range measurements {
+		for _, o := range []struct {
+			own  string
+			list []attribute.KeyValue
+		}{{"0", nil}, {"4", own}} {
+			for _, set := range []string{"ready", "made"} {
+				if set == "made" && m.instrument != "int64counter" && m.instrument != "float64histogram" {
+					continue // as these two
+				}
+				b.Run("instrument="+m.instrument+"/own="+o.own+"/set="+set, func(b *testing.B) {
+					mp := sdkmetric.NewMeterProvider(sdkmetric.WithReader(sdkmetric.NewManualReader()))
+					b.Cleanup(func() { require.NoError(b, mp.Shutdown(context.Background())) })
+					bare, err := m.of(mp.Meter("benchmarks"))
+					require.NoError(b, err)
+					var keys []attribute.Key
+					for _, kv := range three {
+						keys = append(keys, kv.Key)
+					}
+					scoped, err := m.of(scopedattr.NewMeterProvider(mp, keys...).Meter("benchmarks"))
+					require.NoError(b, err)
+					both := append(append([]attribute.KeyValue(nil), o.list...), three...)
+					lists := map[bool][]attribute.KeyValue{false: o.list, true: both}
+					ready := map[bool]metric.MeasurementOption{true: metric.WithAttributes(both...)}
+					if o.list != nil {
+						ready[false] = metric.WithAttributes(o.list...)
+					}
+					beside(b, bare, scoped, func(ctx context.Context, measure measurement, hand bool, n int) {
+						list, option := lists[hand], ready[hand]
+						for range n {
+							if set == "made" && len(list) > 0 {
+								option = metric.WithAttributes(list...)
+							}
+							measure(ctx, option)
+						}
+					})
+				})
+			}
+		}
+	}
+}
+
+// BenchmarkContextWithAttributes sets three attributes on a context: where it has none,
+// and where it has three others.
+func BenchmarkContextWithAttributes(b *testing.B) {
+	for _, have := range []string{"0", "3"} {
+		b.Run("have="+have, func(b *testing.B) {
+			ctx := b.Context()
+			if have == "3" {
+				ctx = scopedattr.ContextWithAttributes(ctx, own[:3]...)
+			}
+			b.ReportAllocs()
+			for b.Loop() {
+				scopedattr.ContextWithAttributes(ctx, three...)
+			}
+		})
+	}
+}

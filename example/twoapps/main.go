@@ -1,0 +1,80 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+)
+
+func main() {
+	requests := flag.Int("requests", 1, "how many times each user asks")
+	flag.Parse()
+
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := run(ctx, os.Stdout, *requests)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "twoapps:", err)
+		os.Exit(1)
+	}
+}
+
+// run serves the applications, has each user ask so many times, and writes what came of
+// it.
+func run(ctx context.Context, stdout io.Writer, requests int) (err error) {
+	t, err := newTelemetry(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, t.shutdown(ctx)) }()
+	if err := serve(ctx, t, requests); err != nil {
+		return err
+	}
+	rows, err := t.report.rows(ctx)
+	if err != nil {
+		return err
+	}
+	return writeRows(stdout, rows)
+}
+
+// serve runs the server until all requests have been answered.
+func serve(ctx context.Context, t *telemetry, requests int) (err error) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	url := "http://" + listener.Addr().String()
+	handler, err := newServer(t, url)
+	if err != nil {
+		return errors.Join(err, listener.Close())
+	}
+	server := &http.Server{Handler: handler, ReadHeaderTimeout: time.Second}
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }()
+	defer func() {
+		// Waits for requests that are answered and not yet done.
+		err = errors.Join(err, server.Shutdown(context.WithoutCancel(ctx)))
+		if end := <-served; !errors.Is(end, http.ErrServerClosed) {
+			err = errors.Join(err, end)
+		}
+	}()
+	for _, r := range []string{"/shop/?user=ann", "/shop/?user=bob", "/blog/?user=ann"} {
+		for range requests {
+			if err := get(ctx, http.DefaultClient, url+r); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,135 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+
+	"go.opentelemetry.io/contrib/bridges/otelslog"
+	"go.opentelemetry.io/contrib/instrumentation/net/http/otelhttp"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/otelctx/otelctx/scopedattr"
+)
+
+// What a request belongs to. The first has few values, and is on metrics too.
+const (
+	appKey  = attribute.Key("http.app")
+	userKey = attribute.Key("enduser.id")
+)
+
+// authPath is where the service is that both applications ask.
+const authPath = "/auth/"
+
+// newServer returns the handler of the server at url, which hosts the applications, and
+// the service that they ask.
+func newServer(t *telemetry, url string) (http.Handler, error) {
+	mux := http.NewServeMux()
+	mux.Handle(authPath, t.instrument(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(http.StatusNoContent)
+	})))
+	for _, name := range []string{"shop", "blog"} {
+		app, err := newApplication(t, url+authPath)
+		if err != nil {
+			return nil, err
+		}
+		mux.Handle("/"+name+"/", hosted(name, t.instrument(app)))
+	}
+	return mux, nil
+}
+
+// hosted gives everything below the context of a request the name of the application and
+// of the user. That is all that there is to it: neither the application nor the
+// libraries know of these attributes.
+func hosted(app string, next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		ctx := scopedattr.ContextWithAttributes(r.Context(), appKey.String(app), userKey.String(r.FormValue("user")))
+		next.ServeHTTP(w, r.WithContext(ctx))
+	})
+}
+
+// application is what is hosted, twice.
+type application struct {
+	tracer trace.Tracer
+	logger *slog.Logger
+	pages  metric.Int64Counter
+	client *http.Client
+	auth   string // where to ask
+}
+
+func newApplication(t *telemetry, auth string) (*application, error) {
+	pages, err := t.meters.Meter("app").Int64Counter("app.pages")
+	if err != nil {
+		return nil, err
+	}
+	return &application{
+		tracer: t.tracers.Tracer("app"),
+		logger: otelslog.NewLogger("app", otelslog.WithLoggerProvider(t.loggers)),
+		pages:  pages,
+		client: &http.Client{Transport: t.transport()},
+		auth:   auth,
+	}, nil
+}
+
+func (a *application) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	ctx := r.Context()
+	if err := get(ctx, a.client, a.auth); err != nil {
+		a.logger.ErrorContext(ctx, "no answer from auth", "error", err)
+		http.Error(w, "try again later", http.StatusBadGateway)
+		return
+	}
+	page := a.render(ctx)
+	a.pages.Add(ctx, 1, metric.WithAttributes(attribute.String("layout", "wide")))
+	a.logger.InfoContext(ctx, "rendered a page", "bytes", len(page))
+	// An error means that the client has gone.
+	_, _ = io.WriteString(w, page)
+}
+
+// render keeps the processor busy.
+func (a *application) render(ctx context.Context) string {
+	_, span := a.tracer.Start(ctx, "render")
+	defer span.End()
+	var sum [sha256.Size]byte
+	for range 10_000 {
+		sum = sha256.Sum256(sum[:])
+	}
+	return fmt.Sprintf("%x\n", sum)
+}
+
+// get asks for url.
+func get(ctx context.Context, client *http.Client, url string) error {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
+	if err != nil {
+		return err
+	}
+	response, err := client.Do(request)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = response.Body.Close() }()
+	if response.StatusCode >= http.StatusBadRequest {
+		return fmt.Errorf("%s: %s", url, response.Status)
+	}
+	_, err = io.Copy(io.Discard, response.Body)
+	return err
+}
+
+// instrument makes a span, and measurements, of each request.
+func (t *telemetry) instrument(next http.Handler) http.Handler {
+	return otelhttp.NewHandler(next, "serve",
+		otelhttp.WithTracerProvider(t.tracers), otelhttp.WithMeterProvider(t.meters), otelhttp.WithPropagators(t.propagator))
+}
+
+// transport does that where requests leave, and tells the other side of the trace.
+func (t *telemetry) transport() http.RoundTripper {
+	return otelhttp.NewTransport(http.DefaultTransport,
+		otelhttp.WithTracerProvider(t.tracers), otelhttp.WithMeterProvider(t.meters), otelhttp.WithPropagators(t.propagator))
+}

@@ -1,0 +1,77 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"os"
+
+	"go.opentelemetry.io/otel/exporters/otlp/otlplog/otlploghttp"
+	"go.opentelemetry.io/otel/exporters/otlp/otlpmetric/otlpmetrichttp"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
+	"go.opentelemetry.io/otel/log"
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/propagation"
+	sdklog "go.opentelemetry.io/otel/sdk/log"
+	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/otelctx/otelctx/scopedattr"
+)
+
+// telemetry is what the server is instrumented with.
+type telemetry struct {
+	tracers    trace.TracerProvider
+	loggers    log.LoggerProvider
+	meters     metric.MeterProvider
+	propagator propagation.TextMapPropagator
+
+	report   *report
+	shutdown func(context.Context) error
+}
+
+// newTelemetry returns providers of all three signals that carry what the context has:
+// one line for each.
+func newTelemetry(ctx context.Context) (*telemetry, error) {
+	r := newReport()
+	spans := []sdktrace.TracerProviderOption{
+		// In place of sdktrace.WithSampler. nil is what it would be without.
+		scopedattr.WithSampler(nil),
+		sdktrace.WithSyncer(spanReport{r}),
+	}
+	logs := []sdklog.LoggerProviderOption{sdklog.WithProcessor(sdklog.NewSimpleProcessor(logReport{r}))}
+	metrics := []sdkmetric.Option{sdkmetric.WithReader(r.reader)}
+	if os.Getenv("OTEL_EXPORTER_OTLP_ENDPOINT") != "" {
+		spanExporter, err := otlptracehttp.New(ctx)
+		if err != nil {
+			return nil, err
+		}
+		logExporter, err := otlploghttp.New(ctx)
+		if err != nil {
+			return nil, err
+		}
+		metricExporter, err := otlpmetrichttp.New(ctx)
+		if err != nil {
+			return nil, err
+		}
+		spans = append(spans, sdktrace.WithBatcher(spanExporter))
+		logs = append(logs, sdklog.WithProcessor(sdklog.NewBatchProcessor(logExporter)))
+		metrics = append(metrics, sdkmetric.WithReader(sdkmetric.NewPeriodicReader(metricExporter)))
+	}
+	tp, lp, mp := sdktrace.NewTracerProvider(spans...), sdklog.NewLoggerProvider(logs...), sdkmetric.NewMeterProvider(metrics...)
+	return &telemetry{
+		tracers: tp,
+		loggers: scopedattr.NewLoggerProvider(lp),
+		// Each user would be a time series of its own: only the application is allowed.
+		meters:     scopedattr.NewMeterProvider(mp, appKey),
+		propagator: propagation.NewCompositeTextMapPropagator(propagation.TraceContext{}, propagation.Baggage{}),
+		report:     r,
+		shutdown: func(ctx context.Context) error {
+			ctx = context.WithoutCancel(ctx) // The end of the service, which is to be exported.
+			return errors.Join(tp.Shutdown(ctx), lp.Shutdown(ctx), mp.Shutdown(ctx))
+		},
+	}, nil
+}

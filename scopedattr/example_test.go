@@ -1,0 +1,127 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package scopedattr_test
+
+import (
+	"context"
+	"fmt"
+	"log"
+
+	"go.opentelemetry.io/otel/attribute"
+	otellog "go.opentelemetry.io/otel/log"
+	"go.opentelemetry.io/otel/metric"
+	sdklog "go.opentelemetry.io/otel/sdk/log"
+	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/otelctx/otelctx/scopedattr"
+)
+
+func ExampleContextWithAttributes() {
+	ctx := scopedattr.ContextWithAttributes(context.Background(),
+		attribute.String("http.app", "shop"), attribute.String("tenant", "unknown"))
+	// As soon as it is known; what has ctx still has the old one.
+	inner := scopedattr.ContextWithAttributes(ctx, attribute.String("tenant", "acme"))
+
+	for _, ctx := range []context.Context{ctx, inner} {
+		set := scopedattr.AttributesFromContext(ctx)
+		fmt.Println(set.Encoded(attribute.DefaultEncoder()))
+	}
+	// Output:
+	// http.app=shop,tenant=unknown
+	// http.app=shop,tenant=acme
+}
+
+func ExampleWithSampler() {
+	exporter := tracetest.NewInMemoryExporter()
+	tp := sdktrace.NewTracerProvider(
+		scopedattr.WithSampler(sdktrace.ParentBased(sdktrace.AlwaysSample())), // in place of sdktrace.WithSampler
+		sdktrace.WithSyncer(exporter),
+	)
+	tracer := tp.Tracer("example")
+
+	ctx := scopedattr.ContextWithAttributes(context.Background(), attribute.String("http.app", "shop"))
+	ctx, server := tracer.Start(ctx, "GET /cart")
+	_, query := tracer.Start(ctx, "query", trace.WithAttributes(attribute.String("db.system.name", "sqlite")))
+	query.End()
+	server.End()
+
+	for _, span := range exporter.GetSpans() {
+		set := attribute.NewSet(span.Attributes...)
+		fmt.Println(span.Name, set.Encoded(attribute.DefaultEncoder()))
+	}
+	if err := tp.Shutdown(context.Background()); err != nil {
+		log.Fatal(err)
+	}
+	// Output:
+	// query db.system.name=sqlite,http.app=shop
+	// GET /cart http.app=shop
+}
+
+// printer exports log records to standard output.
+type printer struct{}
+
+func (printer) Export(_ context.Context, records []sdklog.Record) error {
+	for _, r := range records {
+		fmt.Print(r.Body().AsString())
+		r.WalkAttributes(func(kv attribute.KeyValue) bool {
+			fmt.Printf(" %s=%s", kv.Key, kv.Value.String())
+			return true
+		})
+		fmt.Println()
+	}
+	return nil
+}
+func (printer) Shutdown(context.Context) error   { return nil }
+func (printer) ForceFlush(context.Context) error { return nil }
+
+func ExampleNewLoggerProvider() {
+	lp := sdklog.NewLoggerProvider(sdklog.WithProcessor(sdklog.NewSimpleProcessor(printer{})))
+	// What log bridges are given.
+	logger := scopedattr.NewLoggerProvider(lp).Logger("example")
+
+	ctx := scopedattr.ContextWithAttributes(context.Background(), attribute.String("http.app", "shop"))
+	var record otellog.Record
+	record.SetBody(attribute.StringValue("the cart is empty"))
+	record.AddAttributes(attribute.Int("items", 0))
+	logger.Emit(ctx, record)
+
+	if err := lp.Shutdown(context.Background()); err != nil {
+		log.Fatal(err)
+	}
+	// Output:
+	// the cart is empty items=0 http.app=shop
+}
+
+func ExampleNewMeterProvider() {
+	reader := sdkmetric.NewManualReader()
+	mp := sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))
+	// What instrumentation is given. Users are too many for a metric.
+	requests, err := scopedattr.NewMeterProvider(mp, "http.app").Meter("example").Int64Counter("requests")
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	ctx := scopedattr.ContextWithAttributes(context.Background(),
+		attribute.String("http.app", "shop"), attribute.String("enduser.id", "ann"))
+	requests.Add(ctx, 1, metric.WithAttributes(attribute.Int("status", 200)))
+	requests.Add(ctx, 1, metric.WithAttributes(attribute.Int("status", 200)))
+
+	var rm metricdata.ResourceMetrics
+	if err := reader.Collect(context.Background(), &rm); err != nil {
+		log.Fatal(err)
+	}
+	sum, ok := rm.ScopeMetrics[0].Metrics[0].Data.(metricdata.Sum[int64])
+	for _, point := range sum.DataPoints {
+		fmt.Println(ok, point.Attributes.Encoded(attribute.DefaultEncoder()), point.Value)
+	}
+	if err := mp.Shutdown(context.Background()); err != nil {
+		log.Fatal(err)
+	}
+	// Output:
+	// true http.app=shop,status=200 2
+}

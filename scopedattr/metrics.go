@@ -1,0 +1,174 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package scopedattr
+
+import (
+	"context"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+	metricnoop "go.opentelemetry.io/otel/metric/noop"
+)
+
+// NewMeterProvider returns a provider whose synchronous instruments add to each
+// measurement the attributes with one of keys that the context of the measurement
+// has, unless the call gives that key itself, and hand it to those of next. It is what
+// instrumentation, or [otel.SetMeterProvider], is given; ForceFlush and Shutdown are
+// called on next.
+//
+// keys is the list of what is allowed on metrics; without keys nothing is added. Each
+// value that an attribute takes is another time series of every instrument, so that keys
+// should be those with few values: the name of an application or the class of a tenant,
+// not a user or a request.
+//
+// Attributes are added before views, the instrument's advice and cardinality limits
+// see the measurement. Enabled, asynchronous instruments and callbacks are next's. So
+// are nil contexts, which have no attributes. What instruments of next offer beyond
+// the API's interfaces is not passed on; those of the SDK v1.47.0 offer nothing, there
+// is no binding of attributes. nil stands for a provider that does nothing.
+//
+// To add attributes takes no allocation for those combinations of the context's
+// attributes and the call's that come up often: it remembers up to 1,024 of them.
+//
+// [otel.SetMeterProvider]: https://pkg.go.dev/go.opentelemetry.io/otel#SetMeterProvider
+func NewMeterProvider(next metric.MeterProvider, keys ...attribute.Key) metric.MeterProvider {
+	if next == nil {
+		next = metricnoop.NewMeterProvider()
+	}
+	return &meterProvider{next, newMeasurer(keys)}
+}
+
+type meterProvider struct {
+	metric.MeterProvider
+
+	*measurer
+}
+
+// Meter returns a meter whose synchronous instruments add the context's attributes.
+func (p *meterProvider) Meter(name string, opts ...metric.MeterOption) metric.Meter {
+	return &meter{p.MeterProvider.Meter(name, opts...), p.measurer}
+}
+
+// meter makes the synchronous instruments; those that observe are the wrapped meter's, which
+// RegisterCallback depends on.
+type meter struct {
+	metric.Meter
+
+	*measurer
+}
+
+func (m *meter) Int64Counter(name string, opts ...metric.Int64CounterOption) (metric.Int64Counter, error) {
+	i, err := m.Meter.Int64Counter(name, opts...)
+	return &int64Counter{i, m.measurer}, err
+}
+
+func (m *meter) Int64UpDownCounter(name string, opts ...metric.Int64UpDownCounterOption) (metric.Int64UpDownCounter, error) {
+	i, err := m.Meter.Int64UpDownCounter(name, opts...)
+	return &int64UpDownCounter{i, m.measurer}, err
+}
+
+func (m *meter) Int64Histogram(name string, opts ...metric.Int64HistogramOption) (metric.Int64Histogram, error) {
+	i, err := m.Meter.Int64Histogram(name, opts...)
+	return &int64Histogram{i, m.measurer}, err
+}
+
+func (m *meter) Int64Gauge(name string, opts ...metric.Int64GaugeOption) (metric.Int64Gauge, error) {
+	i, err := m.Meter.Int64Gauge(name, opts...)
+	return &int64Gauge{i, m.measurer}, err
+}
+
+func (m *meter) Float64Counter(name string, opts ...metric.Float64CounterOption) (metric.Float64Counter, error) {
+	i, err := m.Meter.Float64Counter(name, opts...)
+	return &float64Counter{i, m.measurer}, err
+}
+
+func (m *meter) Float64UpDownCounter(name string, opts ...metric.Float64UpDownCounterOption) (metric.Float64UpDownCounter, error) {
+	i, err := m.Meter.Float64UpDownCounter(name, opts...)
+	return &float64UpDownCounter{i, m.measurer}, err
+}
+
+func (m *meter) Float64Histogram(name string, opts ...metric.Float64HistogramOption) (metric.Float64Histogram, error) {
+	i, err := m.Meter.Float64Histogram(name, opts...)
+	return &float64Histogram{i, m.measurer}, err
+}
+
+func (m *meter) Float64Gauge(name string, opts ...metric.Float64GaugeOption) (metric.Float64Gauge, error) {
+	i, err := m.Meter.Float64Gauge(name, opts...)
+	return &float64Gauge{i, m.measurer}, err
+}
+
+type (
+	int64Counter struct {
+		metric.Int64Counter
+
+		*measurer
+	}
+	int64UpDownCounter struct {
+		metric.Int64UpDownCounter
+
+		*measurer
+	}
+	int64Histogram struct {
+		metric.Int64Histogram
+
+		*measurer
+	}
+	int64Gauge struct {
+		metric.Int64Gauge
+
+		*measurer
+	}
+	float64Counter struct {
+		metric.Float64Counter
+
+		*measurer
+	}
+	float64UpDownCounter struct {
+		metric.Float64UpDownCounter
+
+		*measurer
+	}
+	float64Histogram struct {
+		metric.Float64Histogram
+
+		*measurer
+	}
+	float64Gauge struct {
+		metric.Float64Gauge
+
+		*measurer
+	}
+)
+
+func (i *int64Counter) Add(ctx context.Context, v int64, opts ...metric.AddOption) {
+	i.Int64Counter.Add(ctx, v, i.addOptions(ctx, opts)...)
+}
+
+func (i *int64UpDownCounter) Add(ctx context.Context, v int64, opts ...metric.AddOption) {
+	i.Int64UpDownCounter.Add(ctx, v, i.addOptions(ctx, opts)...)
+}
+
+func (i *int64Histogram) Record(ctx context.Context, v int64, opts ...metric.RecordOption) {
+	i.Int64Histogram.Record(ctx, v, i.recordOptions(ctx, opts)...)
+}
+
+func (i *int64Gauge) Record(ctx context.Context, v int64, opts ...metric.RecordOption) {
+	i.Int64Gauge.Record(ctx, v, i.recordOptions(ctx, opts)...)
+}
+
+func (i *float64Counter) Add(ctx context.Context, v float64, opts ...metric.AddOption) {
+	i.Float64Counter.Add(ctx, v, i.addOptions(ctx, opts)...)
+}
+
+func (i *float64UpDownCounter) Add(ctx context.Context, v float64, opts ...metric.AddOption) {
+	i.Float64UpDownCounter.Add(ctx, v, i.addOptions(ctx, opts)...)
+}
+
+func (i *float64Histogram) Record(ctx context.Context, v float64, opts ...metric.RecordOption) {
+	i.Float64Histogram.Record(ctx, v, i.recordOptions(ctx, opts)...)
+}
+
+func (i *float64Gauge) Record(ctx context.Context, v float64, opts ...metric.RecordOption) {
+	i.Float64Gauge.Record(ctx, v, i.recordOptions(ctx, opts)...)
+}
