@@ -66,6 +66,14 @@
 // pprof.Do until the next span starts or ends, the record is not there, while the
 // slots still are.
 //
+// Readers that look at labels alone, as runtime/pprof does, find those of a span that is
+// over on goroutines that have inherited them, and where another goroutine has ended it,
+// until a span starts or ends there. The record itself is taken back at once.
+//
+// Go runs callbacks of C threads on goroutines that it uses again, labels included: a
+// span that a callback leaves open is shown on its thread until it ends, and on another
+// one that gets the goroutine later.
+//
 // A span that is attached with 64 different sets of attributes or labels of goroutines
 // has no record for more: with those, only slots show it. Without the goroutine record it
 // is not known what a goroutine that was attached with other attributes than the span's
