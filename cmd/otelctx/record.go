@@ -51,7 +51,7 @@ func (*recordCommand) Help() string {
 		"OTEL_EXPORTER_OTLP_ variables count in any case.\n\n" + recordPrivileges + "\n\n" +
 		"With --json: {pid, start_time_unix_nano, duration_nano, frequency, samples, attributed, unproven, lost, ended,\n" +
 		"processes: [{pid, service, samples, attributed}],\n" +
-		"spans: [{service, trace_id, span_id, samples, unproven, cpu_nano}],\n" +
+		"spans: [{service, trace_id, span_id, samples, unproven, cpu_nano, attributes: {KEY: VALUE}}],\n" +
 		"traces: [{service, trace_id, spans, samples, cpu_nano}]}. pid is 0 for --all. A sample stands for cpu_nano / samples " +
 		"of CPU time."
 }

@@ -153,9 +153,8 @@ func TestResources(t *testing.T) {
 func TestSampleAttributes(t *testing.T) {
 	got := map[string]string{}
 	for _, kv := range sampleAttributes(&sampler.Sample{
-		TID: 7, Comm: "worker",
-		Span: &sampler.Span{LocalRootSpanID: [8]byte{0xAB}, Attributes: []byte{0, 2, 'h', 'i'}},
-	}, new(reader.ThreadLayout)) {
+		TID: 7, Comm: "worker", Span: &sampler.Span{LocalRootSpanID: [8]byte{0xAB}},
+	}, []reader.ThreadAttribute{{Key: "http.app", Value: "shop"}}) {
 		switch v := kv.GetValue().GetValue().(type) {
 		case *commonpb.AnyValue_StringValue:
 			got[kv.GetKey()] = v.StringValue
@@ -166,6 +165,7 @@ func TestSampleAttributes(t *testing.T) {
 		}
 	}
 	assert.Equal(t, map[string]string{
-		"thread.id": "7", "thread.name": "worker", "otelctx.local_root_span_id": "ab00000000000000", "otelctx.span.unproven": "true",
-	}, got, "and no attribute whose name is not known")
+		"thread.id": "7", "thread.name": "worker", "http.app": "shop",
+		"otelctx.local_root_span_id": "ab00000000000000", "otelctx.span.unproven": "true",
+	}, got)
 }
