@@ -34,9 +34,7 @@ const authPath = "/auth/"
 // the service that they ask.
 func newServer(t *telemetry, url string) (http.Handler, error) {
 	mux := http.NewServeMux()
-	mux.Handle(authPath, t.instrument(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		w.WriteHeader(http.StatusNoContent)
-	})))
+	mux.Handle(authPath, t.instrument(http.HandlerFunc(auth)))
 	for name, page := range map[string]page{"shop": (*application).shop, "blog": (*application).blog} {
 		app, err := newApplication(t, page, url+authPath)
 		if err != nil {
@@ -45,6 +43,12 @@ func newServer(t *telemetry, url string) (http.Handler, error) {
 		mux.Handle("/"+name+"/", hosted(name, t.instrument(app)))
 	}
 	return mux, nil
+}
+
+// auth lets everybody in.
+func auth(w http.ResponseWriter, _ *http.Request) {
+	work("password")
+	w.WriteHeader(http.StatusNoContent)
 }
 
 // hosted gives everything below the context of a request the name of the application and
