@@ -198,11 +198,11 @@ func TestAllKeys(t *testing.T) {
 	c.Ask("scope http.app=shop key.2=third key.255=last key.256=refused")
 	c.Ask("start")
 	threadsOf(t, p) // and so it has read the first keys
-	order := "keys"
+	var keys []string
 	for i := 2; i <= scope.MaxKeys; i++ {
-		order += fmt.Sprintf(" key.%d", i)
+		keys = append(keys, fmt.Sprintf("key.%d", i))
 	}
-	c.Ask("%s", order)
+	c.Ask("keys %s", strings.Join(keys, " "))
 	c.Ask("start")
 	threads := withSpans(threadsOf(t, p))
 	require.Len(t, threads, 1)
