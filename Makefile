@@ -12,6 +12,7 @@ RACE := $(shell [ "$$($(GO) env CGO_ENABLED)" = 1 ] && command -v "$$($(GO) env 
 FUZZTIME ?= 30s
 # Fuzz targets as package:target.
 FUZZ_TARGETS := \
+	./internal/scope:FuzzEncode \
 	./internal/wire:FuzzProcessContextHeader \
 	./internal/procfs:FuzzMaps \
 	./resourcepublisher:FuzzEncode \

@@ -18,16 +18,17 @@ import (
 // is one for each hexadecimal digit. Which span the number stands for is kept, without
 // anything that goroutines could wait for.
 type spelled struct {
-	spans []identity
-	next  atomic.Uint64
+	// chunks are there as far as they are needed.
+	chunks [maxNumbers / chunkSize]atomic.Pointer[[chunkSize]identity]
+	next   atomic.Uint64
 }
 
 const (
-	// numberDigits is how many digits a number has.
+	// numberDigits is how many digits a number has, maxNumbers how many numbers
+	// there are.
 	numberDigits = 6
-	// maxNumbers is how many numbers there are. What is kept of those that are not
-	// used takes no memory but addresses.
-	maxNumbers = 1 << 22
+	maxNumbers   = 1 << (4 * numberDigits)
+	chunkSize    = 1 << 14
 )
 
 // identity is a span's, in words of its bytes: the trace's id and its own.
@@ -41,17 +42,24 @@ type span struct {
 
 const spanSize = 24
 
-func newSpelled() *spelled { return &spelled{spans: make([]identity, maxNumbers)} }
+// at returns where the identity of the span with a number is.
+func (s *spelled) at(number uint64) *identity {
+	chunk := &s.chunks[number/chunkSize]
+	if chunk.Load() == nil {
+		chunk.CompareAndSwap(nil, new([chunkSize]identity))
+	}
+	return &chunk.Load()[number%chunkSize]
+}
 
 // number returns the number of what is about to burn in a span.
 func (s *spelled) number(sc trace.SpanContext) uint64 {
 	traceID, spanID := sc.TraceID(), sc.SpanID()
-	n := s.next.Add(1) - 1
-	i := &s.spans[n%maxNumbers]
+	n := (s.next.Add(1) - 1) % maxNumbers
+	i := s.at(n)
 	i.trace0.Store(binary.BigEndian.Uint64(traceID[:]))
 	i.trace1.Store(binary.BigEndian.Uint64(traceID[8:]))
 	i.span.Store(binary.BigEndian.Uint64(spanID[:]))
-	return n % maxNumbers
+	return n
 }
 
 // write writes the spans to a file, in the order of their numbers.
@@ -61,8 +69,9 @@ func (s *spelled) write(path string) error {
 		return fmt.Errorf("%d numbers are more than %d", n, maxNumbers)
 	}
 	b := make([]byte, 0, n*spanSize)
-	for i := range s.spans[:n] {
-		for _, word := range []*atomic.Uint64{&s.spans[i].trace0, &s.spans[i].trace1, &s.spans[i].span} {
+	for number := range n {
+		i := s.at(number)
+		for _, word := range []*atomic.Uint64{&i.trace0, &i.trace1, &i.span} {
 			b = binary.BigEndian.AppendUint64(b, word.Load())
 		}
 	}

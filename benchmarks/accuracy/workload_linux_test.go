@@ -243,7 +243,7 @@ func run(parent *childproc.Parent) {
 		told *spelled
 	)
 	if path != "-" {
-		told = newSpelled()
+		told = new(spelled)
 		t = told
 	}
 	runtime.GOMAXPROCS(4) // more than processors, so that goroutines change threads

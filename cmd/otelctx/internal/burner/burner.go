@@ -28,6 +28,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/otelctx/otelctx/internal/childproc"
+	"github.com/otelctx/otelctx/internal/gorecord"
 	"github.com/otelctx/otelctx/internal/goruntime"
 	"github.com/otelctx/otelctx/internal/scope"
 	"github.com/otelctx/otelctx/internal/wire"
@@ -133,7 +134,9 @@ const MaxAttributes = wire.MaxThreadContextRecord - wire.ThreadContextRecordSize
 func burnCrafted() {
 	r := &struct {
 		goruntime.LabelMap
+		between
 		wire.ThreadContextRecord
+
 		attributes [MaxAttributes]byte
 	}{
 		ThreadContextRecord: wire.ThreadContextRecord{
@@ -172,13 +175,17 @@ type Burner struct {
 // them like a record. Sound: it begins with a label map.
 var forged = &struct {
 	goruntime.LabelMap
+	between
 	wire.ThreadContextRecord
 }{
-	goruntime.LabelMap{List: []goruntime.Label{
+	LabelMap: goruntime.LabelMap{List: []goruntime.Label{
 		{Key: "span_id", Value: "ab5eedca00000002"}, {Key: "trace_id", Value: "ab5eedca00000000ab5eedca00000001"},
 	}},
-	wire.ThreadContextRecord{TraceID: [16]byte{1}, SpanID: [8]byte{2}, Valid: 1},
+	ThreadContextRecord: wire.ThreadContextRecord{TraceID: [16]byte{1}, SpanID: [8]byte{2}, Valid: 1},
 }
+
+// between is what is between a record's labels and where it is advertised.
+type between [gorecord.Offset - unsafe.Sizeof(goruntime.LabelMap{})]byte
 
 type tracer struct {
 	trace.Tracer
