@@ -76,7 +76,7 @@ bench-smoke: ## Run each benchmark once.
 
 .PHONY: accuracy
 accuracy: ## Measure which spans are seen, at least 5,000 samples for each carrier, and what recording costs.
-	cd benchmarks && $(GO) test ./accuracy -v -full -samples 5000 -rounds 20 -window 1s -long 30s -timeout 60m
+	cd benchmarks && $(GO) test ./accuracy -count 1 -v -full -samples 5000 -rounds 20 -window 1s -long 30s -timeout 60m
 	cd cmd/otelctx && $(GO) test ./internal/sampler -v -run '^$$' -bench Sample -benchtime 5000x
 
 .PHONY: lint

@@ -4,6 +4,7 @@ go 1.26.0
 
 require (
 	github.com/cilium/ebpf v0.22.0
+	github.com/google/pprof v0.0.0-20260906184651-6331bc6350fe
 	github.com/grafana/otel-profiling-go v0.7.0
 	github.com/otelctx/otelctx v0.0.0
 	github.com/prometheus/procfs v0.23.0

@@ -189,6 +189,27 @@ func TestScopedAttributes(t *testing.T) {
 	}
 }
 
+// There are 256 keys, the last of which is as good as the first. One more is refused, and
+// so is not there.
+func TestAllKeys(t *testing.T) {
+	c := childproc.Start(t, "scoped", notPreempted)
+	c.Ask("default")
+	p := openChild(t, c)
+	c.Ask("scope http.app=shop key.2=third key.255=last key.256=refused")
+	c.Ask("start")
+	threadsOf(t, p) // and so it has read the first keys
+	var keys []string
+	for i := 2; i <= scope.MaxKeys; i++ {
+		keys = append(keys, fmt.Sprintf("key.%d", i))
+	}
+	c.Ask("keys %s", strings.Join(keys, " "))
+	c.Ask("start")
+	threads := withSpans(threadsOf(t, p))
+	require.Len(t, threads, 1)
+	assert.Equal(t, []ThreadAttribute{{"http.app", "shop"}, {"key.2", "third"}, {"key.255", "last"}}, threads[0].Span.Attributes)
+	c.Done()
+}
+
 // The key map that a reader has read before is read again for a key that is not in it.
 func TestKeysAreRefreshed(t *testing.T) {
 	c := childproc.Start(t, "scoped", notPreempted)

@@ -29,14 +29,20 @@ type recorder struct{ exe, dir string }
 // not record.
 func buildRecorder(t *testing.T) recorder {
 	t.Helper()
-	r := recorder{dir: t.TempDir()}
-	r.exe = filepath.Join(r.dir, "otelctx")
-	build := exec.Command("go", "build", "-o", r.exe, ".")
-	build.Dir = filepath.Join("..", "..", "cmd", "otelctx")
-	out, err := build.CombinedOutput()
-	require.NoError(t, err, string(out))
+	r := recorder{exe: build(t, "cmd", "otelctx"), dir: t.TempDir()}
 	r.start(t, strconv.Itoa(os.Getpid()), "--duration=1ms").wait(t)
 	return r
+}
+
+// build builds the program in a directory of the repository and returns its path.
+func build(t *testing.T, directory ...string) string {
+	t.Helper()
+	exe := filepath.Join(t.TempDir(), directory[len(directory)-1])
+	cmd := exec.Command("go", "build", "-o", exe, ".")
+	cmd.Dir = filepath.Join(append([]string{"..", ".."}, directory...)...)
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, string(out))
+	return exe
 }
 
 // recording is a recorder that runs.
@@ -46,10 +52,16 @@ type recording struct {
 	stdout, stderr bytes.Buffer
 }
 
-// start starts it. It is killed at the end of the test.
+// start starts it, with OTLP for its output. It is killed at the end of the test.
 func (r recorder) start(t *testing.T, args ...string) *recording {
 	t.Helper()
-	one := &recording{file: filepath.Join(r.dir, "profile.otlp")}
+	return r.startTo(t, "profile.otlp", args...)
+}
+
+// startTo starts it with an output in the format that name ends in.
+func (r recorder) startTo(t *testing.T, name string, args ...string) *recording {
+	t.Helper()
+	one := &recording{file: filepath.Join(r.dir, name)}
 	args = append([]string{"record", "--json", "--top=1", "--output", one.file}, args...)
 	one.cmd = exec.Command(r.exe, args...)
 	one.cmd.Stdout, one.cmd.Stderr = &one.stdout, &one.stderr
@@ -75,8 +87,18 @@ type result struct {
 // exitNotPermitted is the exit code that says that a capability is missing.
 const exitNotPermitted = 4
 
-// wait waits for the end of a recording, which must be a good one.
+// wait waits for the end of a recording, which must be a good one, and reads the OTLP.
 func (r *recording) wait(t *testing.T) *result {
+	t.Helper()
+	one := r.end(t)
+	b, err := os.ReadFile(r.file)
+	require.NoError(t, err)
+	require.NoError(t, proto.Unmarshal(b, &one.ProfilesData))
+	return one
+}
+
+// end is wait without the OTLP.
+func (r *recording) end(t *testing.T) *result {
 	t.Helper()
 	err := r.cmd.Wait()
 	if exit := new(exec.ExitError); errors.As(err, &exit) && exit.ExitCode() == exitNotPermitted {
@@ -85,9 +107,6 @@ func (r *recording) wait(t *testing.T) *result {
 	require.NoError(t, err, r.stderr.String())
 	one := &result{used: r.cmd.ProcessState.UserTime() + r.cmd.ProcessState.SystemTime()}
 	require.NoError(t, json.Unmarshal(r.stdout.Bytes(), one))
-	b, err := os.ReadFile(r.file)
-	require.NoError(t, err)
-	require.NoError(t, proto.Unmarshal(b, &one.ProfilesData))
 	return one
 }
 
@@ -121,6 +140,8 @@ type observation struct {
 	given span
 	// proven is not known of no span.
 	proven bool
+	// app is the attribute http.app.
+	app string
 }
 
 // observations calls f with what a recording says of a process, and with how many times.
@@ -165,8 +186,11 @@ func observe(d *profilespb.ProfilesDictionary, s *profilespb.Sample) observation
 	copy(o.given.span[:], link.GetSpanId())
 	for _, i := range s.GetAttributeIndices() {
 		a := d.GetAttributeTable()[i]
-		if d.GetStringTable()[a.GetKeyStrindex()] == "otelctx.span.unproven" && a.GetValue().GetBoolValue() {
-			o.proven = false
+		switch d.GetStringTable()[a.GetKeyStrindex()] {
+		case "otelctx.span.unproven":
+			o.proven = !a.GetValue().GetBoolValue()
+		case appKey:
+			o.app = a.GetValue().GetStringValue()
 		}
 	}
 	return o

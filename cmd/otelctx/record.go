@@ -41,6 +41,7 @@ func (*recordCommand) Help() string {
 	return "Samples what processes use the processor for, each sample with the span that the thread was in at that moment, and " +
 		"shows which spans and traces used most. Processes need not publish anything to be recorded, but then there are no " +
 		"spans. What they begin to publish meanwhile is noticed within a second.\n\n" +
+		"What attributes a process publishes with its spans are on the samples: in OTLP as attributes, in pprof as tags.\n\n" +
 		"A sample's span is the one of the goroutine that ran, or none. Only of processes that show their spans in slots of " +
 		"layout 1 alone, or do not say where the Go runtime keeps goroutines, it may be another one: such samples are counted " +
 		"as unproven, and have the attribute otelctx.span.unproven in the profile.\n\n" +
@@ -51,7 +52,7 @@ func (*recordCommand) Help() string {
 		"OTEL_EXPORTER_OTLP_ variables count in any case.\n\n" + recordPrivileges + "\n\n" +
 		"With --json: {pid, start_time_unix_nano, duration_nano, frequency, samples, attributed, unproven, lost, ended,\n" +
 		"processes: [{pid, service, samples, attributed}],\n" +
-		"spans: [{service, trace_id, span_id, samples, unproven, cpu_nano}],\n" +
+		"spans: [{service, trace_id, span_id, samples, unproven, cpu_nano, attributes: {KEY: VALUE}}],\n" +
 		"traces: [{service, trace_id, spans, samples, cpu_nano}]}. pid is 0 for --all. A sample stands for cpu_nano / samples " +
 		"of CPU time."
 }

@@ -148,6 +148,50 @@ func TestRecord(t *testing.T) {
 	assert.Greater(t, len(d.Spans), len(d.Traces))
 }
 
+// The attributes of a span's context are on all samples in it, also if their keys are
+// published while it is recorded.
+func TestRecordAttributes(t *testing.T) {
+	needSampling(t)
+	for _, carrier := range []string{burner.Records, burner.GoroutineSlots, burner.ThreadSlots} {
+		t.Run(carrier, func(t *testing.T) {
+			c := startBurner(t, nil, carrier, burner.Keyed)
+			file := filepath.Join(t.TempDir(), "profile.pb.gz")
+			d, _ := recorded(t, pidOf(c), "--duration=1s", "--freq=997", "--output", file)
+			require.Greater(t, d.Attributed, uint64(30))
+			for _, u := range d.Spans {
+				assert.Len(t, u.Attributes, 1, "as long as keys are new")
+			}
+			f, err := os.Open(file)
+			require.NoError(t, err)
+			defer func() { _ = f.Close() }()
+			p, err := pprof.Parse(f)
+			require.NoError(t, err)
+			keys, named, unnamed := map[string]bool{}, 0, 0
+			for _, s := range p.Sample {
+				shown := 0
+				for key, values := range s.Label {
+					if number, ok := strings.CutPrefix(key, "key."); ok {
+						shown++
+						keys[key] = true
+						assert.Equal(t, []string{number}, values)
+					}
+				}
+				switch {
+				case len(s.Label["span_id"]) == 0:
+					assert.Zero(t, shown)
+				case shown == 1:
+					named += int(s.Value[0])
+				default:
+					unnamed += int(s.Value[0])
+				}
+			}
+			t.Logf("%d samples with %d keys, %d without", named, len(keys), unnamed)
+			assert.Greater(t, len(keys), 10)
+			assert.Zero(t, unnamed)
+		})
+	}
+}
+
 func TestRecordForPeople(t *testing.T) {
 	needSampling(t)
 	c := startBurner(t, nil, burner.Records)

@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"time"
 
@@ -56,6 +57,8 @@ type spanUseDocument struct {
 	Unproven uint64 `json:"unproven"`
 	// CPUNano is the CPU time that the samples stand for, in nanoseconds.
 	CPUNano int64 `json:"cpu_nano"`
+	// Attributes are what was last shown with the span, as in [threadDocument].
+	Attributes map[string]string `json:"attributes"`
 }
 
 type traceUseDocument struct {
@@ -71,6 +74,8 @@ type traceUseDocument struct {
 const (
 	columnCPU   = "  CPU"
 	columnShare = "SHARE"
+
+	columnAttributes = "ATTRIBUTES"
 )
 
 // cpu returns the CPU time that samples stand for.
@@ -98,7 +103,7 @@ func (c *recordCommand) document(r *recording.Result) recordDocument {
 	for _, u := range top(c, r.Spans) {
 		d.Spans = append(d.Spans, spanUseDocument{
 			Service: u.Service, TraceID: hex.EncodeToString(u.TraceID[:]), SpanID: hex.EncodeToString(u.SpanID[:]),
-			Samples: u.Samples, Unproven: u.Unproven, CPUNano: int64(c.cpu(u.Samples)),
+			Samples: u.Samples, Unproven: u.Unproven, CPUNano: int64(c.cpu(u.Samples)), Attributes: attributesObject(u.Attributes),
 		})
 	}
 	for _, u := range top(c, r.Traces) {
@@ -141,27 +146,40 @@ func (c *recordCommand) writeText(w io.Writer, r *recording.Result) error {
 		out = append(append(out, "\nTop processes by CPU time\n"...), table(rows)...)
 	}
 	if len(d.Spans) > 0 {
-		rows := [][]string{{columnCPU, columnShare, columnService, columnSpanID, columnTraceID}}
-		for _, u := range d.Spans {
-			id := u.SpanID
-			if u.Unproven > 0 {
-				id += ", unproven"
-			}
-			rows = append(rows, []string{
-				"  " + cpuText(c.cpu(u.Samples)), shareText(u.Samples, d.Samples), keyText(u.Service), id, u.TraceID,
-			})
-		}
-		out = append(append(out, "\nTop spans by CPU time\n"...), table(rows)...)
-		rows = [][]string{{columnCPU, columnShare, columnService, "SPANS", columnTraceID}}
-		for _, u := range d.Traces {
-			rows = append(rows, []string{
-				"  " + cpuText(c.cpu(u.Samples)), shareText(u.Samples, d.Samples), keyText(u.Service), strconv.Itoa(u.Spans), u.TraceID,
-			})
-		}
-		out = append(append(out, "\nTop traces by CPU time\n"...), table(rows)...)
+		out = c.appendSpans(out, &d)
 	}
 	_, err := w.Write(out)
 	return err
+}
+
+// appendSpans appends the spans and traces for people.
+func (c *recordCommand) appendSpans(out []byte, d *recordDocument) []byte {
+	rows := [][]string{{columnCPU, columnShare, columnService, columnSpanID, columnTraceID}}
+	// Most services publish none.
+	attributes := slices.ContainsFunc(d.Spans, func(u spanUseDocument) bool { return len(u.Attributes) > 0 })
+	if attributes {
+		rows[0] = append(rows[0], columnAttributes)
+	}
+	for _, u := range d.Spans {
+		id := u.SpanID
+		if u.Unproven > 0 {
+			id += ", unproven"
+		}
+		rows = append(rows, []string{
+			"  " + cpuText(c.cpu(u.Samples)), shareText(u.Samples, d.Samples), keyText(u.Service), id, u.TraceID,
+		})
+		if attributes {
+			rows[len(rows)-1] = append(rows[len(rows)-1], attributesText(u.Attributes))
+		}
+	}
+	out = append(append(out, "\nTop spans by CPU time\n"...), table(rows)...)
+	rows = [][]string{{columnCPU, columnShare, columnService, "SPANS", columnTraceID}}
+	for _, u := range d.Traces {
+		rows = append(rows, []string{
+			"  " + cpuText(c.cpu(u.Samples)), shareText(u.Samples, d.Samples), keyText(u.Service), strconv.Itoa(u.Spans), u.TraceID,
+		})
+	}
+	return append(append(out, "\nTop traces by CPU time\n"...), table(rows)...)
 }
 
 func cpuText(d time.Duration) string { return fmt.Sprintf("%.3fs", d.Seconds()) }

@@ -121,13 +121,10 @@ func threadDocuments(threads []reader.Thread) []threadDocument {
 		d := threadDocument{
 			TID: t.TID, OwnTID: t.OwnTID, Goroutine: t.Goroutine,
 			TraceID: hex.EncodeToString(s.TraceID[:]), SpanID: hex.EncodeToString(s.SpanID[:]), TraceFlags: s.TraceFlags,
-			Carrier: s.Carrier.String(), Proven: s.Proven, Attributes: make(map[string]string, len(s.Attributes)),
+			Carrier: s.Carrier.String(), Proven: s.Proven, Attributes: attributesObject(s.Attributes),
 		}
 		if s.LocalRootSpanID != [8]byte{} {
 			d.LocalRootSpanID = hex.EncodeToString(s.LocalRootSpanID[:])
-		}
-		for _, a := range s.Attributes {
-			d.Attributes[a.Key] = a.Value
 		}
 		documents = append(documents, d)
 	}
@@ -181,7 +178,7 @@ func appendThreads(out []byte, threads []reader.Thread, most int) []byte {
 	if len(shown) == 0 {
 		return out
 	}
-	rows := [][]string{{"  TID", "GOROUTINE", columnTraceID, columnSpanID, "LOCAL ROOT", "CARRIER", "ATTRIBUTES"}}
+	rows := [][]string{{"  TID", "GOROUTINE", columnTraceID, columnSpanID, "LOCAL ROOT", "CARRIER", columnAttributes}}
 	for _, d := range shown[:min(len(shown), most)] {
 		rows = append(rows, threadRow(&d))
 	}
@@ -206,14 +203,28 @@ func threadRow(d *threadDocument) []string {
 	if !d.Proven {
 		carrier += ", unproven"
 	}
-	var attributes []string
-	for _, key := range slices.Sorted(maps.Keys(d.Attributes)) {
-		attributes = append(attributes, keyText(key)+"="+cutShort(stringText(d.Attributes[key]), maxKeyText))
+	return []string{"  " + tid, goroutine, d.TraceID, d.SpanID, localRoot, carrier, attributesText(d.Attributes)}
+}
+
+// attributesObject returns the attributes of a span for --json.
+func attributesObject(attributes []reader.ThreadAttribute) map[string]string {
+	object := make(map[string]string, len(attributes))
+	for _, a := range attributes {
+		object[a.Key] = a.Value
 	}
+	return object
+}
+
+// attributesText returns the attributes of a span for people.
+func attributesText(attributes map[string]string) string {
 	if len(attributes) == 0 {
-		attributes = []string{"-"}
+		return "-"
 	}
-	return []string{"  " + tid, goroutine, d.TraceID, d.SpanID, localRoot, carrier, strings.Join(attributes, " ")}
+	var text []string
+	for _, key := range slices.Sorted(maps.Keys(attributes)) {
+		text = append(text, keyText(key)+"="+cutShort(stringText(attributes[key]), maxKeyText))
+	}
+	return strings.Join(text, " ")
 }
 
 // threadsText says how many of the threads are in a span.

@@ -4,10 +4,12 @@
 // Command twoapps is one HTTP server that hosts two applications, shop and blog, and
 // tells them apart in its telemetry: the attribute http.app is set once for each
 // request, on its context, and is then on all spans, log records and measurements of
-// the request, whichever library makes them.
+// the request, whichever library makes them. It is also published with each span, for
+// profilers.
 //
 //	twoapps              # answers 2 requests for one, 1 for the other, and ends
 //	twoapps -requests 10 # 10 times as many
+//	twoapps -requests 0  # goes on until it is interrupted: something to profile
 //
 // Both applications ask a third service, auth, by HTTP. It happens to run in the same
 // server, but http.app is not propagated: it does not have it.

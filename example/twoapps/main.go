@@ -18,7 +18,7 @@ import (
 )
 
 func main() {
-	requests := flag.Int("requests", 1, "how many times each user asks")
+	requests := flag.Int("requests", 1, "how many times each user asks; 0: until interrupted")
 	flag.Parse()
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -30,8 +30,8 @@ func main() {
 	}
 }
 
-// run serves the applications, has each user ask so many times, and writes what came of
-// it.
+// run serves the applications, has each user ask so many times or until ctx is done, and
+// writes what came of it.
 func run(ctx context.Context, stdout io.Writer, requests int) (err error) {
 	t, err := newTelemetry(ctx)
 	if err != nil {
@@ -41,14 +41,15 @@ func run(ctx context.Context, stdout io.Writer, requests int) (err error) {
 	if err := serve(ctx, t, requests); err != nil {
 		return err
 	}
-	rows, err := t.report.rows(ctx)
+	rows, err := t.report.rows(context.WithoutCancel(ctx))
 	if err != nil {
 		return err
 	}
 	return writeRows(stdout, rows)
 }
 
-// serve runs the server until all requests have been answered.
+// serve runs the server until all requests have been answered. Users do not wait for each
+// other.
 func serve(ctx context.Context, t *telemetry, requests int) (err error) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -69,11 +70,23 @@ func serve(ctx context.Context, t *telemetry, requests int) (err error) {
 			err = errors.Join(err, end)
 		}
 	}()
-	for _, r := range []string{"/shop/?user=ann", "/shop/?user=bob", "/blog/?user=ann"} {
-		for range requests {
-			if err := get(ctx, http.DefaultClient, url+r); err != nil {
-				return err
-			}
+	users := []string{"/shop/?user=ann", "/shop/?user=bob", "/blog/?user=ann"}
+	asked := make(chan error, len(users))
+	for _, page := range users {
+		go func() { asked <- ask(ctx, url+page, requests) }()
+	}
+	for range users {
+		err = errors.Join(err, <-asked)
+	}
+	return err
+}
+
+// ask asks for url so many times, or if that is 0 until ctx is done.
+func ask(ctx context.Context, url string, requests int) error {
+	for i := 0; (i < requests || requests == 0) && ctx.Err() == nil; i++ {
+		// What has been asked is waited for.
+		if err := get(context.WithoutCancel(ctx), http.DefaultClient, url); err != nil {
+			return err
 		}
 	}
 	return nil

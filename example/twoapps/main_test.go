@@ -30,10 +30,10 @@ func TestRun(t *testing.T) {
 		"metric - - http.server.request.body.size":  "6",
 		"metric - - http.server.response.body.size": "6",
 	}
-	for _, of := range []struct{ app, user string }{{"shop", "ann"}, {"shop", "bob"}, {"blog", "ann"}} {
+	for _, of := range []struct{ app, user, works string }{{"shop", "ann", "search"}, {"shop", "bob", "search"}, {"blog", "ann", "render"}} {
 		want["span "+of.app+" "+of.user+" server GET /"+of.app+"/"] = "2"
 		want["span "+of.app+" "+of.user+" client HTTP GET"] = "2"
-		want["span "+of.app+" "+of.user+" internal render"] = "2"
+		want["span "+of.app+" "+of.user+" internal "+of.works] = "2"
 		want["log "+of.app+" "+of.user+" rendered a page"] = "2"
 	}
 	for app, count := range map[string]string{"shop": "4", "blog": "2"} {

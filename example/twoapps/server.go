@@ -10,6 +10,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"sync"
 
 	"go.opentelemetry.io/contrib/bridges/otelslog"
 	"go.opentelemetry.io/contrib/instrumentation/net/http/otelhttp"
@@ -33,17 +34,21 @@ const authPath = "/auth/"
 // the service that they ask.
 func newServer(t *telemetry, url string) (http.Handler, error) {
 	mux := http.NewServeMux()
-	mux.Handle(authPath, t.instrument(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		w.WriteHeader(http.StatusNoContent)
-	})))
-	for _, name := range []string{"shop", "blog"} {
-		app, err := newApplication(t, url+authPath)
+	mux.Handle(authPath, t.instrument(http.HandlerFunc(auth)))
+	for name, page := range map[string]page{"shop": (*application).shop, "blog": (*application).blog} {
+		app, err := newApplication(t, page, url+authPath)
 		if err != nil {
 			return nil, err
 		}
 		mux.Handle("/"+name+"/", hosted(name, t.instrument(app)))
 	}
 	return mux, nil
+}
+
+// auth lets everybody in.
+func auth(w http.ResponseWriter, _ *http.Request) {
+	work("password")
+	w.WriteHeader(http.StatusNoContent)
 }
 
 // hosted gives everything below the context of a request the name of the application and
@@ -56,8 +61,9 @@ func hosted(app string, next http.Handler) http.Handler {
 	})
 }
 
-// application is what is hosted, twice.
+// application is what is hosted, twice, with a page of its own.
 type application struct {
+	page   page
 	tracer trace.Tracer
 	logger *slog.Logger
 	pages  metric.Int64Counter
@@ -65,12 +71,16 @@ type application struct {
 	auth   string // where to ask
 }
 
-func newApplication(t *telemetry, auth string) (*application, error) {
+// page returns what the user sees.
+type page func(a *application, ctx context.Context) string
+
+func newApplication(t *telemetry, page page, auth string) (*application, error) {
 	pages, err := t.meters.Meter("app").Int64Counter("app.pages")
 	if err != nil {
 		return nil, err
 	}
 	return &application{
+		page:   page,
 		tracer: t.tracers.Tracer("app"),
 		logger: otelslog.NewLogger("app", otelslog.WithLoggerProvider(t.loggers)),
 		pages:  pages,
@@ -86,22 +96,42 @@ func (a *application) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "try again later", http.StatusBadGateway)
 		return
 	}
-	page := a.render(ctx)
+	page := a.page(a, ctx)
 	a.pages.Add(ctx, 1, metric.WithAttributes(attribute.String("layout", "wide")))
 	a.logger.InfoContext(ctx, "rendered a page", "bytes", len(page))
 	// An error means that the client has gone.
 	_, _ = io.WriteString(w, page)
 }
 
-// render keeps the processor busy.
-func (a *application) render(ctx context.Context) string {
+// shop is the page of the shop: two goroutines look in its two warehouses.
+func (a *application) shop(ctx context.Context) string {
+	_, span := a.tracer.Start(ctx, "search")
+	defer span.End()
+	var found [2][]byte
+	var searching sync.WaitGroup
+	for i := range found {
+		// A goroutine begins in the span of the one that starts it.
+		searching.Go(func() { found[i] = work("warehouse") })
+	}
+	searching.Wait()
+	return fmt.Sprintf("%x\n", found)
+}
+
+// blog is the page of the blog: it works in the span of the request and in one below.
+func (a *application) blog(ctx context.Context) string {
+	text := work("article")
 	_, span := a.tracer.Start(ctx, "render")
 	defer span.End()
-	var sum [sha256.Size]byte
+	return fmt.Sprintf("%x\n", work(string(text)))
+}
+
+// work keeps the processor busy.
+func work(on string) []byte {
+	sum := sha256.Sum256([]byte(on))
 	for range 10_000 {
 		sum = sha256.Sum256(sum[:])
 	}
-	return fmt.Sprintf("%x\n", sum)
+	return sum[:]
 }
 
 // get asks for url.

@@ -16,10 +16,14 @@ import (
 	"go.opentelemetry.io/otel/propagation"
 	sdklog "go.opentelemetry.io/otel/sdk/log"
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/resource"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/otelctx/otelctx/resourcepublisher"
 	"github.com/otelctx/otelctx/scopedattr"
+	"github.com/otelctx/otelctx/spanctx"
 )
 
 // telemetry is what the server is instrumented with.
@@ -33,17 +37,23 @@ type telemetry struct {
 	shutdown func(context.Context) error
 }
 
-// newTelemetry returns providers of all three signals that carry what the context has:
-// one line for each.
+// newTelemetry returns providers of all three signals that carry what the context has,
+// and publishes it for profilers: one line for each.
 func newTelemetry(ctx context.Context) (*telemetry, error) {
-	r := newReport()
+	r, res := newReport(), resource.NewSchemaless(semconv.ServiceName("twoapps"))
 	spans := []sdktrace.TracerProviderOption{
+		// In place of sdktrace.WithResource: profilers see whose spans they are, until the
+		// provider shuts down.
+		resourcepublisher.WithResource(res), //nolint:contextcheck // Options take no context.
+		sdktrace.WithSpanProcessor(resourcepublisher.Current()),
+		// They see the active span, too, and this attribute of its context.
+		spanctx.WithPublishing(spanctx.WithAttributeKeys(appKey)),
 		// In place of sdktrace.WithSampler. nil is what it would be without.
 		scopedattr.WithSampler(nil),
 		sdktrace.WithSyncer(spanReport{r}),
 	}
-	logs := []sdklog.LoggerProviderOption{sdklog.WithProcessor(sdklog.NewSimpleProcessor(logReport{r}))}
-	metrics := []sdkmetric.Option{sdkmetric.WithReader(r.reader)}
+	logs := []sdklog.LoggerProviderOption{sdklog.WithResource(res), sdklog.WithProcessor(sdklog.NewSimpleProcessor(logReport{r}))}
+	metrics := []sdkmetric.Option{sdkmetric.WithResource(res), sdkmetric.WithReader(r.reader)}
 	if os.Getenv("OTEL_EXPORTER_OTLP_ENDPOINT") != "" {
 		spanExporter, err := otlptracehttp.New(ctx)
 		if err != nil {

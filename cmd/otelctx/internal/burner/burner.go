@@ -30,8 +30,10 @@ import (
 	"github.com/otelctx/otelctx/internal/childproc"
 	"github.com/otelctx/otelctx/internal/gorecord"
 	"github.com/otelctx/otelctx/internal/goruntime"
+	"github.com/otelctx/otelctx/internal/scope"
 	"github.com/otelctx/otelctx/internal/wire"
 	"github.com/otelctx/otelctx/resourcepublisher"
+	"github.com/otelctx/otelctx/scopedattr"
 	"github.com/otelctx/otelctx/spanctx"
 )
 
@@ -56,6 +58,9 @@ const (
 	Crafted = "crafted"
 	// InC has work done in C, in a program that can.
 	InC = "in-c"
+	// Keyed has spans shown with one attribute, whose key is a new one every few requests:
+	// key.0=0, then key.1=1 and so on.
+	Keyed = "keyed"
 	// Silent has nothing published.
 	Silent = "silent"
 	// Later has nothing published before the line "publish" comes, but for the resource
@@ -94,7 +99,7 @@ func Run(parent *childproc.Parent) {
 func Start(words ...string) (*Burner, error) {
 	b := &Burner{words: words}
 	b.started, b.inC, b.forged = b.has(Started), b.has(InC), b.has(Forged)
-	b.tracer.Store(&tracer{sdktrace.NewTracerProvider(sdktrace.WithIDGenerator(&b.ids)).Tracer("burner")})
+	b.tracer.Store(&tracer{sdktrace.NewTracerProvider(sdktrace.WithIDGenerator(&b.ids)).Tracer("burner"), nil})
 	if b.has(ResourceFirst) {
 		if _, err := resourcepublisher.NewPublisher(theResource()); err != nil {
 			return nil, err
@@ -156,12 +161,14 @@ const workers = 6
 
 // Burner is a burner that burns.
 type Burner struct {
-	words   []string
-	tracer  atomic.Pointer[tracer]
-	ids     ids
-	started bool
-	inC     bool
-	forged  bool
+	words  []string
+	tracer atomic.Pointer[tracer]
+	ids    ids
+	// requests counts them.
+	requests atomic.Uint64
+	started  bool
+	inC      bool
+	forged   bool
 }
 
 // forged is what labels point at that are not a record's, where the heap goes on after
@@ -180,7 +187,12 @@ var forged = &struct {
 // between is what is between a record's labels and where it is advertised.
 type between [gorecord.Offset - unsafe.Sizeof(goruntime.LabelMap{})]byte
 
-type tracer struct{ trace.Tracer }
+type tracer struct {
+	trace.Tracer
+
+	// processor publishes the spans, nil if there is none.
+	processor *spanctx.SpanProcessor
+}
 
 func (b *Burner) has(word string) bool { return slices.Contains(b.words, word) }
 
@@ -191,6 +203,9 @@ func (b *Burner) publish() error {
 	}
 	if b.has(FewSlots) {
 		opts = append(opts, spanctx.WithCapacity(4))
+	}
+	if b.has(Keyed) {
+		opts = append(opts, spanctx.WithAttributeKeys("key.0"))
 	}
 	if b.has(Layout1) {
 		opts = append(opts, spanctx.WithLayout1())
@@ -206,7 +221,7 @@ func (b *Burner) publish() error {
 	if !b.has(ResourceFirst) {
 		options = append(options, resourcepublisher.WithResource(theResource()))
 	}
-	b.tracer.Store(&tracer{sdktrace.NewTracerProvider(options...).Tracer("burner")})
+	b.tracer.Store(&tracer{sdktrace.NewTracerProvider(options...).Tracer("burner"), processor})
 	return nil
 }
 
@@ -267,7 +282,7 @@ func (b *Burner) work() {
 		b.burn(trace.SpanContext{})
 		b.pause()
 		tracer := b.tracer.Load()
-		ctx, span := tracer.Start(context.Background(), "request")
+		ctx, span := tracer.Start(b.context(tracer.processor), "request")
 		b.burn(span.SpanContext())
 		b.pause()
 		b.burn(span.SpanContext())
@@ -297,6 +312,20 @@ func (b *Burner) work() {
 		b.burn(trace.SpanContext{})
 		after.Wait()
 	}
+}
+
+// context returns the context of a request.
+func (b *Burner) context(processor *spanctx.SpanProcessor) context.Context {
+	ctx := context.Background()
+	if !b.has(Keyed) {
+		return ctx
+	}
+	const requestsPerKey = 20
+	number := min(b.requests.Add(1)/requestsPerKey, scope.MaxKeys-1)
+	key := attribute.Key(fmt.Sprintf("key.%d", number))
+	// What is refused is missing in the profile.
+	_ = processor.AddAttributeKeys(key)
+	return scopedattr.ContextWithAttributes(ctx, key.String(strconv.FormatUint(number, 10)))
 }
 
 // pause gives the thread to others, now longer, now shorter.

@@ -81,8 +81,9 @@ const unprovenKey = "otelctx.span.unproven"
 // hexadecimal.
 const localRootKey = "otelctx.local_root_span_id"
 
-// sampleAttributes returns what a sample says beside its stack and its span.
-func sampleAttributes(s *sampler.Sample, layout *reader.ThreadLayout) []*commonpb.KeyValue {
+// sampleAttributes returns what a sample says beside its stack and its span, whose
+// attributes are shown.
+func sampleAttributes(s *sampler.Sample, shown []reader.ThreadAttribute) []*commonpb.KeyValue {
 	kvs := []*commonpb.KeyValue{
 		profile.IntAttribute(string(semconv.ThreadIDKey), int64(s.TID)),
 		profile.StringAttribute(string(semconv.ThreadNameKey), s.Comm),
@@ -90,11 +91,8 @@ func sampleAttributes(s *sampler.Sample, layout *reader.ThreadLayout) []*commonp
 	if s.Span == nil {
 		return kvs
 	}
-	if layout != nil && len(s.Span.Attributes) > 0 {
-		shown, _ := layout.Attributes(s.Span.Attributes)
-		for _, a := range shown {
-			kvs = append(kvs, profile.StringAttribute(a.Key, a.Value))
-		}
+	for _, a := range shown {
+		kvs = append(kvs, profile.StringAttribute(a.Key, a.Value))
 	}
 	if s.Span.LocalRootSpanID != [8]byte{} {
 		kvs = append(kvs, profile.StringAttribute(localRootKey, fmt.Sprintf("%x", s.Span.LocalRootSpanID)))

@@ -117,7 +117,8 @@ func (r *recording) run(ctx context.Context) (*Result, error) {
 	defer cancel()
 	var supervising sync.WaitGroup
 	supervising.Go(func() { r.supervise(ctx) })
-	err := r.read()
+	// What was sampled before the end is read after it.
+	err := r.read(context.WithoutCancel(ctx))
 	cancel()
 	supervising.Wait()
 	if err != nil {
@@ -135,7 +136,7 @@ func (r *recording) run(ctx context.Context) (*Result, error) {
 }
 
 // read reads samples until there are no more.
-func (r *recording) read() error {
+func (r *recording) read(ctx context.Context) error {
 	var s sampler.Sample
 	for {
 		err := r.targets.sampler.Read(&s)
@@ -145,12 +146,12 @@ func (r *recording) read() error {
 		if err != nil {
 			return err
 		}
-		r.targets.use(s.PID, func(t *target) { r.add(t, &s) })
+		r.targets.use(s.PID, func(t *target) { r.add(ctx, t, &s) })
 	}
 }
 
 // add adds a sample to the profiles.
-func (r *recording) add(t *target, s *sampler.Sample) {
+func (r *recording) add(ctx context.Context, t *target, s *sampler.Sample) {
 	stack := make([]*symbols.Location, 0, len(s.Kernel)+len(s.User))
 	for i, address := range s.Kernel {
 		if i > 0 {
@@ -163,12 +164,13 @@ func (r *recording) add(t *target, s *sampler.Sample) {
 		// at which it took over.
 		stack = append(stack, t.symbols.Locate(address, i == 0))
 	}
-	sample := profile.Sample{Time: s.Time, Stack: stack, Attributes: sampleAttributes(s, t.layout)}
+	shown := t.attributes(ctx, s.Span)
+	sample := profile.Sample{Time: s.Time, Stack: stack, Attributes: sampleAttributes(s, shown)}
 	if s.Span != nil {
 		sample.Link = &profile.Link{TraceID: s.Span.TraceID, SpanID: s.Span.SpanID}
 	}
 	r.builder.Add(t.resource, sample)
-	r.tally.add(t.pid, t.service, s)
+	r.tally.add(t.pid, t.service, s, shown)
 	r.samples.Add(1)
 }
 

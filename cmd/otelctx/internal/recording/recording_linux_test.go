@@ -18,6 +18,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/sdk/resource"
 	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
 	processcontextpb "go.opentelemetry.io/proto/otlp/processcontext/v1development"
 	resourcepb "go.opentelemetry.io/proto/otlp/resource/v1"
@@ -27,6 +29,7 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/sampler"
 	"github.com/otelctx/otelctx/internal/childproc"
 	"github.com/otelctx/otelctx/reader"
+	"github.com/otelctx/otelctx/resourcepublisher"
 )
 
 func TestMain(m *testing.M) {
@@ -150,12 +153,39 @@ func TestResources(t *testing.T) {
 	}
 }
 
+// Names that are not known are looked for if the process has published since, but not all
+// the time if that fails.
+func TestNamesOfAttributes(t *testing.T) {
+	p, err := reader.Open(os.Getpid())
+	require.NoError(t, err)
+	defer func() { _ = p.Close() }()
+	one := &target{reader: p, published: &published{
+		layout: &reader.ThreadLayout{Context: &reader.ProcessContext{PublishedAtNS: 1}},
+	}}
+	publisher, err := resourcepublisher.NewPublisher(resource.Empty())
+	require.NoError(t, err)
+	defer func() { assert.NoError(t, publisher.Shutdown(context.Background())) }()
+	require.NoError(t, resourcepublisher.SetAttributes(attribute.StringSlice("threadlocal.attribute_key_map", []string{"http.app"})))
+	defer func() { assert.NoError(t, resourcepublisher.RemoveAttributes("threadlocal.attribute_key_map")) }()
+
+	span := &sampler.Span{Attributes: []byte{0, 2, 'h', 'i'}}
+	one.namesAgain = time.Now().Add(time.Hour)
+	assert.Empty(t, one.attributes(t.Context(), span))
+	assert.Nil(t, one.names)
+	one.namesAgain = time.Now()
+	assert.Equal(t, []reader.ThreadAttribute{{Key: "http.app", Value: "hi"}}, one.attributes(t.Context(), span))
+	names := one.names
+	span.Attributes[0] = 1
+	assert.Empty(t, one.attributes(t.Context(), span))
+	assert.Same(t, names, one.names, "nothing has been published since")
+	assert.Empty(t, one.attributes(t.Context(), nil))
+}
+
 func TestSampleAttributes(t *testing.T) {
 	got := map[string]string{}
 	for _, kv := range sampleAttributes(&sampler.Sample{
-		TID: 7, Comm: "worker",
-		Span: &sampler.Span{LocalRootSpanID: [8]byte{0xAB}, Attributes: []byte{0, 2, 'h', 'i'}},
-	}, new(reader.ThreadLayout)) {
+		TID: 7, Comm: "worker", Span: &sampler.Span{LocalRootSpanID: [8]byte{0xAB}},
+	}, []reader.ThreadAttribute{{Key: "http.app", Value: "shop"}}) {
 		switch v := kv.GetValue().GetValue().(type) {
 		case *commonpb.AnyValue_StringValue:
 			got[kv.GetKey()] = v.StringValue
@@ -166,6 +196,7 @@ func TestSampleAttributes(t *testing.T) {
 		}
 	}
 	assert.Equal(t, map[string]string{
-		"thread.id": "7", "thread.name": "worker", "otelctx.local_root_span_id": "ab00000000000000", "otelctx.span.unproven": "true",
-	}, got, "and no attribute whose name is not known")
+		"thread.id": "7", "thread.name": "worker", "http.app": "shop",
+		"otelctx.local_root_span_id": "ab00000000000000", "otelctx.span.unproven": "true",
+	}, got)
 }

@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/sampler"
+	"github.com/otelctx/otelctx/reader"
 )
 
 // ProcessUse is how much of the processor a process has used, in samples.
@@ -29,6 +30,8 @@ type SpanUse struct {
 	Samples uint64
 	// Unproven is in how many of them it may have been another span.
 	Unproven uint64
+	// Attributes are what was last shown with the span.
+	Attributes []reader.ThreadAttribute
 }
 
 // TraceUse is how much of the processor was used in the spans of a trace, of one
@@ -62,7 +65,8 @@ func newTally() *tally {
 	return &tally{processes: make(map[processKey]*ProcessUse), spans: make(map[spanKey]*SpanUse)}
 }
 
-func (t *tally) add(pid int, service string, s *sampler.Sample) {
+// add counts a sample, whose span is shown with attributes.
+func (t *tally) add(pid int, service string, s *sampler.Sample, shown []reader.ThreadAttribute) {
 	p := t.processes[processKey{pid, service}]
 	if p == nil {
 		p = &ProcessUse{PID: pid, Service: service}
@@ -80,6 +84,7 @@ func (t *tally) add(pid int, service string, s *sampler.Sample) {
 		t.spans[key] = u
 	}
 	u.Samples++
+	u.Attributes = shown
 	if !s.Span.Proven {
 		u.Unproven++
 	}

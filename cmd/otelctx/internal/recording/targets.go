@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io/fs"
 	"sync"
+	"time"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/sampler"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/symbols"
@@ -39,6 +40,10 @@ type target struct {
 	symbols *symbols.Process
 	exit    exit
 	*published
+	// names is the last layout that was looked at for the names of attributes; nil for
+	// that of published. There is no look for names before namesAgain.
+	names      *reader.ThreadLayout
+	namesAgain time.Time
 
 	// goneFor is for how many looks it has been known that the process has ended.
 	// What is waiting of its samples may still be read.
@@ -91,6 +96,35 @@ func (t *target) close() {
 	_ = t.reader.Close()
 	_ = t.symbols.Close()
 	t.exit.close()
+}
+
+// attributes returns the attributes of a sample's span. Processes publish a name before
+// they use it: for one that is not known it looks at once whether they have published
+// since, and does not wait for the next poll.
+func (t *target) attributes(ctx context.Context, s *sampler.Span) []reader.ThreadAttribute {
+	if s == nil || t.layout == nil || len(s.Attributes) == 0 {
+		return nil
+	}
+	by := t.layout
+	if t.names != nil {
+		by = t.names
+	}
+	shown, all := by.Attributes(s.Attributes)
+	if all || by.Context == nil || time.Now().Before(t.namesAgain) {
+		return shown
+	}
+	if changed, err := t.reader.Changed(by.Context.PublishedAtNS); err != nil || !changed {
+		return shown
+	}
+	now, err := t.reader.ThreadLayout(ctx)
+	if err != nil {
+		// Not for each sample: to find that out may take a while.
+		t.namesAgain = time.Now().Add(pollInterval)
+		return shown
+	}
+	t.names = now
+	shown, _ = now.Attributes(s.Attributes)
+	return shown
 }
 
 // use calls f with the process with an id, if that is recorded. f keeps others from
@@ -225,7 +259,7 @@ func (ts *targets) refresh(ctx context.Context, t *target) {
 		return // It may be about to change.
 	case err == nil:
 		ts.mu.Lock()
-		t.published = now
+		t.published, t.names = now, nil
 		ts.mu.Unlock()
 		err = ts.sampler.Watch(t.pid, now.layout)
 	}
