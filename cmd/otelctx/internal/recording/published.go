@@ -84,15 +84,18 @@ const localRootKey = "otelctx.local_root_span_id"
 // sampleAttributes returns what a sample says beside its stack and its span, whose
 // attributes are shown.
 func sampleAttributes(s *sampler.Sample, shown []reader.ThreadAttribute) []*commonpb.KeyValue {
-	kvs := []*commonpb.KeyValue{
-		profile.IntAttribute(string(semconv.ThreadIDKey), int64(s.TID)),
-		profile.StringAttribute(string(semconv.ThreadNameKey), s.Comm),
-	}
-	if s.Span == nil {
-		return kvs
-	}
+	var kvs []*commonpb.KeyValue
+	// First, for the last of equal keys counts: what the process shows does not stand for
+	// what was seen.
 	for _, a := range shown {
 		kvs = append(kvs, profile.StringAttribute(a.Key, a.Value))
+	}
+	kvs = append(kvs,
+		profile.IntAttribute(string(semconv.ThreadIDKey), int64(s.TID)),
+		profile.StringAttribute(string(semconv.ThreadNameKey), s.Comm),
+	)
+	if s.Span == nil {
+		return kvs
 	}
 	if s.Span.LocalRootSpanID != [8]byte{} {
 		kvs = append(kvs, profile.StringAttribute(localRootKey, fmt.Sprintf("%x", s.Span.LocalRootSpanID)))

@@ -185,7 +185,7 @@ func TestSampleAttributes(t *testing.T) {
 	got := map[string]string{}
 	for _, kv := range sampleAttributes(&sampler.Sample{
 		TID: 7, Comm: "worker", Span: &sampler.Span{LocalRootSpanID: [8]byte{0xAB}},
-	}, []reader.ThreadAttribute{{Key: "http.app", Value: "shop"}}) {
+	}, []reader.ThreadAttribute{{Key: "http.app", Value: "shop"}, {Key: "thread.name", Value: "another"}}) {
 		switch v := kv.GetValue().GetValue().(type) {
 		case *commonpb.AnyValue_StringValue:
 			got[kv.GetKey()] = v.StringValue
