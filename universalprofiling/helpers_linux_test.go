@@ -6,7 +6,7 @@ package universalprofiling
 import (
 	"context"
 	"errors"
-	"os"
+
 	"runtime"
 	"sync"
 	"testing"
@@ -29,8 +29,7 @@ import (
 
 func TestMain(m *testing.M) {
 	childproc.Main(m, map[string]func(*childproc.Parent){
-		roleService: serveParent,
-		roleRefused: refusedParent,
+		roleRefused: refuse,
 	})
 }
 
@@ -192,7 +191,3 @@ func environment(t *testing.T, name, value string) {
 	t.Helper()
 	t.Setenv("ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_"+name, value)
 }
-
-func must(t testing.TB, err error) { t.Helper(); require.NoError(t, err) }
-
-var _ = os.Getpid

@@ -74,7 +74,11 @@ func newSettings(opts []Option) settings {
 	for _, o := range opts {
 		c = o.apply(c)
 	}
-	s := settings{mode: Auto, bufferSize: DefaultBufferSize, resource: c.resource, runtime: c.runtime}
+	s := settings{mode: Auto, bufferSize: DefaultBufferSize, runtime: c.runtime}
+	if c.resource != nil {
+		// What the TracerProvider makes of it, which meets the same errors.
+		s.resource, _ = resource.Merge(resource.Environment(), c.resource)
+	}
 	invalid := func(name string, value any, want string, instead any) {
 		otel.Handle(fmt.Errorf("universal profiling: %s is %q: want %s, taken as %v", name, fmt.Sprint(value), want, instead))
 	}

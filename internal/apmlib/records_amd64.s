@@ -6,16 +6,17 @@
 #include "go_asm.h"
 #include "textflag.h"
 
-// Offsets in wire.ProfilingThread, which asserts them, as 8-byte words: neither the ids
-// nor the flags are aligned, and none of them leaves the cache line.
-#define thread_state 0
-#define thread_flags 8
-#define thread_traceIDHigh 9
-#define thread_traceIDLow 17
-#define thread_spanID 25
-#define thread_transactionID 33
-#define thread_key 48
-#define thread_owner 56
+// Offsets from wire.ProfilingThreadRecord, as 8-byte words, of its fields and of those
+// around it in wire.ProfilingThread, which asserts them: neither the ids nor the flags
+// are aligned, and none of them leaves the cache line.
+#define record_state -4
+#define record_flags 4
+#define record_traceIDHigh 5
+#define record_traceIDLow 13
+#define record_spanID 21
+#define record_transactionID 29
+#define record_key 44
+#define record_owner 52
 
 // A segment prefix: the next instruction's address counts from the FS base.
 #define FS BYTE $0x64
@@ -46,7 +47,7 @@ TEXT ·store(SB), NOSPLIT, $0-40
 
 	// The word is nobody else's, but should it be: what it leads to has to be a record.
 	MOVQ R12, R13
-	SUBQ Records_base(DI), R13
+	SUBQ Records_first(DI), R13
 	CMPQ R13, Records_size(DI)
 	JAE  busy
 	TESTQ $63, R13
@@ -57,24 +58,24 @@ TEXT ·store(SB), NOSPLIT, $0-40
 	MOVQ (R8)(AX*1), R10
 
 	// Stores are seen in their order (x86-TSO), by what interrupts this thread anyhow.
-	MOVL thread_state(R12), BX
+	MOVL record_state(R12), BX
 	INCL BX
 	BTSQ $32, BX // layout-minor-version 1, valid 0
-	MOVQ BX, thread_state(R12)
+	MOVQ BX, record_state(R12)
 	MOVQ Span_SpanID(SI), DX
-	MOVQ DX, thread_key(R12)
-	MOVQ DX, thread_spanID(R12)
+	MOVQ DX, record_key(R12)
+	MOVQ DX, record_spanID(R12)
 	MOVQ Span_TraceIDHigh(SI), AX
-	MOVQ AX, thread_traceIDHigh(R12)
+	MOVQ AX, record_traceIDHigh(R12)
 	MOVQ Span_TraceIDLow(SI), AX
-	MOVQ AX, thread_traceIDLow(R12)
+	MOVQ AX, record_traceIDLow(R12)
 	MOVQ Span_TransactionID(SI), AX
-	MOVQ AX, thread_transactionID(R12)
+	MOVQ AX, record_transactionID(R12)
 	MOVB Span_TraceFlags(SI), AX
-	MOVB AX, thread_flags(R12)
-	MOVQ R10, thread_owner(R12)
+	MOVB AX, record_flags(R12)
+	MOVQ R10, record_owner(R12)
 	ORQ  Span_state(SI), BX // valid, and trace-present or not
-	MOVQ BX, thread_state(R12)
+	MOVQ BX, record_state(R12)
 
 	// Where the goroutine shows what.
 	SHRQ $6, R13

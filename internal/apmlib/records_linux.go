@@ -48,13 +48,14 @@ type Place uint32
 // All methods may be called concurrently.
 type Records struct {
 	// The names of these are known to the assembly.
-	base     unsafe.Pointer // the first record
-	size     uint64         // of all records
-	word     int64          // where the thread-local word is
-	goid     uint64         // where in g its id is
+	first    uintptr // what the first thread's word holds: where its record is
+	size     uint64  // of all records
+	word     int64   // where the thread-local word is
+	goid     uint64  // where in g its id is
 	homes    unsafe.Pointer
 	homeMask uint64
 
+	base    unsafe.Pointer // of the memory
 	place   place
 	runtime *goruntime.Runtime
 	memory  []home
@@ -108,6 +109,7 @@ func newRecords(mem []byte, runtime *goruntime.Runtime) (*Records, error) {
 		homeMask: numHomes - 1, place: p, runtime: runtime, memory: make([]home, numHomes),
 		records: map[uint32]Place{}, sweepAt: firstSweep,
 	}
+	r.first = uintptr(r.base) + unsafe.Offsetof(wire.ProfilingThread{}.Record)
 	r.homes = unsafe.Pointer(unsafe.SliceData(r.memory))
 	return r, nil
 }
@@ -249,7 +251,7 @@ func (r *Records) enter() error {
 // bind has the word of the calling thread, which is pinned, lead to the record.
 func (r *Records) bind(place Place) error {
 	t := r.at(place)
-	record := uintptr(unsafe.Pointer(t))
+	record := uintptr(unsafe.Pointer(&t.Record))
 	if err := r.place.check(r.runtime, record); err != nil {
 		return err
 	}

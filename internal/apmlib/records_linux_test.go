@@ -65,7 +65,7 @@ func (r *Records) seen() *wire.ProfilingThreadRecord {
 	if w == 0 {
 		return nil
 	}
-	record := *(*wire.ProfilingThreadRecord)(unsafe.Add(r.base, w-uintptr(r.base)+4))
+	record := *(*wire.ProfilingThreadRecord)(unsafe.Add(r.base, w-uintptr(r.base)))
 	return &record
 }
 
@@ -242,15 +242,15 @@ func TestAForeignWordIsLeftAlone(t *testing.T) {
 	fresh := func() *Records {
 		r := l.Records()
 		return &Records{
-			base: r.base, size: r.size, word: r.word, goid: r.goid, homes: r.homes, homeMask: r.homeMask,
+			first: r.first, base: r.base, size: r.size, word: r.word, goid: r.goid, homes: r.homes, homeMask: r.homeMask,
 			place: r.place, runtime: r.runtime, memory: r.memory, records: map[uint32]Place{}, sweepAt: firstSweep, used: 1000,
 		}
 	}
 	locked(func() {
 		before := threadWord(l.Records().word)
 		defer setThreadWord(l.Records().word, before)
-		for _, foreign := range []uintptr{1, uintptr(unsafe.Pointer(l)), uintptr(l.Records().base) + 7, uintptr(l.Records().base) - 64,
-			uintptr(l.Records().base) + uintptr(l.Records().size)} {
+		for _, foreign := range []uintptr{1, uintptr(unsafe.Pointer(l)), l.Records().first + 7, l.Records().first - 64,
+			l.Records().first + uintptr(l.Records().size)} {
 			r := fresh()
 			setThreadWord(r.word, foreign)
 			assert.Zero(t, r.Store(random()))

@@ -22,7 +22,7 @@ import (
 func store(r *Records, s *Span) (place, old, goid uint64) {
 	goruntime.Pin()
 	defer goruntime.Unpin()
-	at := uint64(threadWord(r.word)) - uint64(uintptr(r.base))
+	at := uint64(threadWord(r.word) - r.first)
 	if at >= r.size || at%wire.ProfilingThreadSize != 0 {
 		return 0, 0, 0
 	}
