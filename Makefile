@@ -13,6 +13,7 @@ FUZZTIME ?= 30s
 # Fuzz targets as package:target.
 FUZZ_TARGETS := \
 	./internal/wire:FuzzProcessContextHeader \
+	./internal/wire:FuzzProfilingMessage \
 	./internal/procfs:FuzzMaps \
 	./resourcepublisher:FuzzEncode \
 	./ringbuf:FuzzView \
