@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/hex"
 	"fmt"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -168,7 +169,7 @@ func TestAFullQueueExportsAtOnce(t *testing.T) {
 	s := newService(t, WithBufferSize(3))
 	s.send(registration(30 * time.Second))
 	for n := range 6 {
-		_, span := s.tracer.Start(t.Context(), fmt.Sprint(n))
+		_, span := s.tracer.Start(t.Context(), strconv.Itoa(n))
 		s.sample(span, byte(n), 1)
 		span.End()
 	}
@@ -202,7 +203,7 @@ func TestAutoWaitsForARegistration(t *testing.T) {
 
 func TestDisabledDoesNothing(t *testing.T) {
 	s := newService(t, WithEnabled(Disabled))
-	assert.Same(t, s.exported, s.Integration.NewExporter(s.exported), "no exporter of its own")
+	assert.Same(t, s.exported, s.NewExporter(s.exported), "no exporter of its own")
 	_, span := s.tracer.Start(t.Context(), "span")
 	span.End()
 	assert.Equal(t, []string{"span"}, names(s))
@@ -379,7 +380,7 @@ func TestTwoExporters(t *testing.T) {
 	supported(t)
 	s := newService(t)
 	second := newRecorder()
-	s.provider.RegisterSpanProcessor(sdktrace.NewSimpleSpanProcessor(s.Integration.NewExporter(second)))
+	s.provider.RegisterSpanProcessor(sdktrace.NewSimpleSpanProcessor(s.NewExporter(second)))
 	_, span := s.tracer.Start(t.Context(), "span")
 	s.sample(span, 1, 2)
 	span.End()

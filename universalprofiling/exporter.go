@@ -73,7 +73,7 @@ var _ sdktrace.SpanExporter = (*exporter)(nil)
 func (e *exporter) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpan) error {
 	out := make([]sdktrace.ReadOnlySpan, 0, len(spans))
 	for _, s := range spans {
-		if !e.keep(s) {
+		if !e.keep(s) { //nolint:contextcheck // what waits is exported when ctx is over
 			out = append(out, s)
 		}
 	}
@@ -155,11 +155,11 @@ func (e *exporter) rearm() {
 // for goes on waiting.
 func (e *exporter) release(ctx context.Context, all bool) error {
 	if err := e.lock(ctx); err != nil {
-		e.rearm()
+		e.rearm() //nolint:contextcheck // as above
 		return err
 	}
 	defer e.unlock()
-	defer e.rearm()
+	defer e.rearm() //nolint:contextcheck // as above
 	var errs []error
 	for ctx.Err() == nil {
 		spans := e.due(all)

@@ -100,7 +100,7 @@ func TestFlushingHonoursItsContext(t *testing.T) {
 	s := newService(t)
 	r := newRecorder()
 	r.export = func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
-	e := s.Integration.NewExporter(r)
+	e := s.NewExporter(r)
 	s.provider.RegisterSpanProcessor(sdktrace.NewSimpleSpanProcessor(e))
 	_, span := s.tracer.Start(t.Context(), "span")
 	span.End()
@@ -117,7 +117,7 @@ func TestFlushingHonoursItsContext(t *testing.T) {
 func TestWhatCannotBeExportedAtShutdownIsTold(t *testing.T) {
 	s := newService(t)
 	r := newRecorder()
-	e := s.Integration.NewExporter(r)
+	e := s.NewExporter(r)
 	s.provider.RegisterSpanProcessor(sdktrace.NewSimpleSpanProcessor(e))
 	_, span := s.tracer.Start(t.Context(), "span")
 	span.End()
@@ -136,7 +136,7 @@ func TestErrorsOfExportsThatWaitedAreReported(t *testing.T) {
 	r := newRecorder()
 	failure := errors.New("refused")
 	r.export = func(context.Context) error { return failure }
-	s.provider.RegisterSpanProcessor(sdktrace.NewSimpleSpanProcessor(s.Integration.NewExporter(r)))
+	s.provider.RegisterSpanProcessor(sdktrace.NewSimpleSpanProcessor(s.NewExporter(r)))
 	_, span := s.tracer.Start(t.Context(), "span")
 	span.End()
 	require.Eventually(t, func() bool { return len(handled()) == 1 }, 10*time.Second, time.Millisecond)
@@ -149,7 +149,7 @@ func TestExportersUnderFire(t *testing.T) {
 	s := newService(t, WithBufferSize(50))
 	s.send(registration(time.Millisecond))
 	r := newRecorder()
-	s.provider.RegisterSpanProcessor(sdktrace.NewSimpleSpanProcessor(s.Integration.NewExporter(r)))
+	s.provider.RegisterSpanProcessor(sdktrace.NewSimpleSpanProcessor(s.NewExporter(r)))
 	var wg, background sync.WaitGroup
 	var stop atomic.Bool
 	background.Go(func() {

@@ -6,7 +6,6 @@ package universalprofiling
 import (
 	"context"
 	"errors"
-
 	"runtime"
 	"sync"
 	"testing"

@@ -300,23 +300,19 @@ func TestHostAgentTellsTheService(t *testing.T) {
 	time.Sleep(300 * time.Millisecond) // there is no answer to wait for
 	tid, err := strconv.Atoi(child.Ask("actor"))
 	require.NoError(t, err)
-	for {
-		var trace, span, transaction string
-		var flags int
-		for transaction == "" || flags != 1 {
-			if _, err := fmt.Sscan(child.Ask("change 0"), &trace, &span, &transaction, &flags); err != nil {
-				transaction = ""
-			}
+	var trace, span, transaction string
+	for flags := 0; flags != 1; {
+		if _, err := fmt.Sscan(child.Ask("change 0"), &trace, &span, &transaction, &flags); err != nil {
+			flags = 0
 		}
-		require.Equal(t, strings.Join([]string{trace, span, transaction, "1"}, " "), agent.thread(tid))
-		message := wire.ProfilingCorrelation{StackTraceID: [16]byte{1, 2, 3}, Count: 2}
-		_, err = hex.Decode(message.TraceID[:], []byte(trace))
-		require.NoError(t, err)
-		_, err = hex.Decode(message.TransactionID[:], []byte(transaction))
-		require.NoError(t, err)
-		require.NoError(t, send(message.Encode()))
-		break
 	}
+	require.Equal(t, strings.Join([]string{trace, span, transaction, "1"}, " "), agent.thread(tid))
+	message := wire.ProfilingCorrelation{StackTraceID: [16]byte{1, 2, 3}, Count: 2}
+	_, err = hex.Decode(message.TraceID[:], []byte(trace))
+	require.NoError(t, err)
+	_, err = hex.Decode(message.TransactionID[:], []byte(transaction))
+	require.NoError(t, err)
+	require.NoError(t, send(message.Encode()))
 	time.Sleep(300 * time.Millisecond)
 	child.Send("change 0")
 	for seen := false; !seen; {
@@ -342,8 +338,7 @@ func TestHostAgentTellsTheService(t *testing.T) {
 	child.Send("shutdown")
 	for !strings.HasPrefix(child.Receive(), "shut down <nil>") {
 	}
-	_, _, _, ok = agent.process()
-	assert.False(t, ok, "the storage is withdrawn")
+	assert.Zero(t, agent.word(agent.storage), "the storage is withdrawn")
 	assert.NoFileExists(t, socket)
 	assert.Equal(t, "nothing", agent.thread(tid))
 	assert.Equal(t, attach(t, child.PID()).storage, agent.storage, "the library stays")

@@ -5,10 +5,10 @@ package universalprofiling
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -127,7 +127,7 @@ func newIntegration(s settings) (_ *Integration, err error) {
 // socketName is the name of the socket's file. It is one for the life of the process: a
 // profiler that has read it goes on sending there when another Integration follows.
 var socketName = sync.OnceValue(func() string {
-	return fmt.Sprintf("otelctx-%d-%08x.sock", os.Getpid(), rand.Uint32())
+	return fmt.Sprintf("otelctx-%d-%s.sock", os.Getpid(), rand.Text()[:8])
 })
 
 // socketDirs returns the directories for the socket in the order in which they are

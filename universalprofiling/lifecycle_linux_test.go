@@ -200,7 +200,7 @@ func TestShutdownWhileSpansRun(t *testing.T) {
 		})
 	}
 	time.Sleep(20 * time.Millisecond)
-	require.NoError(t, s.Integration.Shutdown(t.Context()))
+	require.NoError(t, s.Shutdown(t.Context()))
 	s.table.all(func(l *live) {
 		if l.origin&ended == 0 {
 			assert.False(t, l.place() != 0 && s.records.Shows(l.place(), l.id))
@@ -290,11 +290,11 @@ func TestProcessStorage(t *testing.T) {
 }
 
 func storageOf(texts ...string) string {
-	b := "\x01\x00"
+	b := []byte{1, 0}
 	for _, text := range texts {
-		b += string([]byte{byte(len(text)), 0, 0, 0}) + text
+		b = append(append(b, byte(len(text)), 0, 0, 0), text...)
 	}
-	return b
+	return string(b)
 }
 
 func TestNilDoesNothing(t *testing.T) {

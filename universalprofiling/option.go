@@ -101,18 +101,17 @@ func newSettings(opts []Option) settings {
 
 	wantSize := "a number from 1 to " + strconv.Itoa(maxBufferSize)
 	valid := func(n int) bool { return n >= 1 && n <= maxBufferSize }
-	if c.bufferSize == nil {
-		if v := strings.TrimSpace(os.Getenv(bufferSizeKey)); v != "" {
-			if n, err := strconv.Atoi(v); err == nil && valid(n) {
-				s.bufferSize = n
-			} else {
-				invalid(bufferSizeKey, v, wantSize, DefaultBufferSize)
-			}
-		}
-	} else if valid(*c.bufferSize) {
+	switch v := strings.TrimSpace(os.Getenv(bufferSizeKey)); {
+	case c.bufferSize != nil && valid(*c.bufferSize):
 		s.bufferSize = *c.bufferSize
-	} else {
+	case c.bufferSize != nil:
 		invalid("WithBufferSize", *c.bufferSize, wantSize, DefaultBufferSize)
+	case v != "":
+		if n, err := strconv.Atoi(v); err == nil && valid(n) {
+			s.bufferSize = n
+		} else {
+			invalid(bufferSizeKey, v, wantSize, DefaultBufferSize)
+		}
 	}
 
 	s.socketDir = os.Getenv(socketDirKey)

@@ -4,7 +4,6 @@
 package apmlib
 
 import (
-	"bytes"
 	"debug/elf"
 	"encoding/binary"
 	"fmt"
@@ -92,7 +91,7 @@ func Generate(machine elf.Machine, pageSize int) (*Image, error) {
 	}
 	place(hashSection, 4*4+8+4+4*(numSymbols-1), 8)
 	place(symbolSection, numSymbols*symbolSize, 8)
-	place(stringSection, uint64(len(strings.bytes())), 1)
+	place(stringSection, uint64(len(strings)), 1)
 	place(relaSection, relaSize, 8)
 	textEnd := at
 	at = uint64(pageSize)
@@ -131,7 +130,7 @@ func Generate(machine elf.Machine, pageSize int) (*Image, error) {
 	describe(gotSection, ".got", elf.SHT_PROGBITS, data, 0, 0, wordSize)
 	describe(dataSection, ".data", elf.SHT_PROGBITS, data, 0, 0, 0)
 	describe(nameSection, ".shstrtab", elf.SHT_STRTAB, 0, 0, 0, 0)
-	place(nameSection, uint64(len(names.bytes())), 1)
+	place(nameSection, uint64(len(names)), 1)
 	sections[nameSection].Addr = 0
 	at = (at + 7) &^ 7
 
@@ -176,10 +175,10 @@ func Generate(machine elf.Machine, pageSize int) (*Image, error) {
 	f.put(headerSize, load)
 	f.put(sections[hashSection].Off, hashTable())
 	f.put(sections[symbolSection].Off, symbols)
-	f.put(sections[stringSection].Off, strings.bytes())
+	f.put(sections[stringSection].Off, []byte(strings))
 	f.put(sections[relaSection].Off, rela)
 	f.put(sections[dynamicSection].Off, dynamic)
-	f.put(sections[nameSection].Off, names.bytes())
+	f.put(sections[nameSection].Off, []byte(names))
 	f.put(at, sections)
 	return &Image{
 		File: f.b, Text: pageSize,
@@ -211,21 +210,16 @@ func hashTable() gnuHash {
 }
 
 // stringTable is a string table: strings that end with a zero, after an empty one.
-type stringTable struct{ bytes.Buffer }
+type stringTable []byte
 
 // add returns where the string is.
 func (t *stringTable) add(s string) uint32 {
-	t.bytes()
-	at := t.Len()
-	t.WriteString(s + "\x00")
-	return uint32(at)
-}
-
-func (t *stringTable) bytes() []byte {
-	if t.Len() == 0 {
-		t.WriteByte(0)
+	if len(*t) == 0 {
+		*t = append(*t, 0)
 	}
-	return t.Bytes()
+	at := len(*t)
+	*t = append(append(*t, s...), 0)
+	return uint32(at)
 }
 
 type file struct{ b []byte }

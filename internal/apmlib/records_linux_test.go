@@ -249,8 +249,10 @@ func TestAForeignWordIsLeftAlone(t *testing.T) {
 	locked(func() {
 		before := threadWord(l.Records().word)
 		defer setThreadWord(l.Records().word, before)
-		for _, foreign := range []uintptr{1, uintptr(unsafe.Pointer(l)), l.Records().first + 7, l.Records().first - 64,
-			l.Records().first + uintptr(l.Records().size)} {
+		for _, foreign := range []uintptr{
+			1, uintptr(unsafe.Pointer(l)), l.Records().first + 7, l.Records().first - 64,
+			l.Records().first + uintptr(l.Records().size),
+		} {
 			r := fresh()
 			setThreadWord(r.word, foreign)
 			assert.Zero(t, r.Store(random()))

@@ -210,14 +210,14 @@ func TestProfilerReadsUniversalProfiling(t *testing.T) {
 		for _, r := range (<-received).GetResourceSpans() {
 			for _, s := range r.GetScopeSpans() {
 				for _, span := range s.GetSpans() {
-					text := span.GetName()
+					words := []string{span.GetName()}
 					for _, kv := range span.GetAttributes() {
-						text += " " + kv.GetKey()
+						words = append(words, kv.GetKey())
 						for _, v := range kv.GetValue().GetArrayValue().GetValues() {
-							text += " " + v.GetStringValue()
+							words = append(words, v.GetStringValue())
 						}
 					}
-					exported = append(exported, text)
+					exported = append(exported, strings.Join(words, " "))
 				}
 			}
 		}

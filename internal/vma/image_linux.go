@@ -67,6 +67,7 @@ func (i *Image) Signal(name string) {
 	}
 	// Sound: the pointers are converted in the argument list, which keeps them alive
 	// and in place for the call. Its failure is what is expected.
-	_, _, _ = unix.Syscall6(unix.SYS_PRCTL, unix.PR_SET_VMA, unix.PR_SET_VMA_ANON_NAME,
+	_, _, _ = unix.Syscall6(unix.SYS_PRCTL, unix.PR_SET_VMA, //nolint:dogsled // see above
+		unix.PR_SET_VMA_ANON_NAME,
 		uintptr(unsafe.Pointer(unsafe.SliceData(i.mem))), uintptr(os.Getpagesize()), uintptr(unsafe.Pointer(b)), 0)
 }

@@ -6,6 +6,8 @@
 package cgoword
 
 // extern void *otelctx_thread_word(void);
+//
+// // It is in word_linux.c.
 import "C"
 
 // Address returns where the calling thread's word is. The caller has to be locked to
