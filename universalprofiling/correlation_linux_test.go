@@ -53,8 +53,8 @@ func TestStackTraceIDs(t *testing.T) {
 	}, stackTraceIDs(span))
 	assert.Contains(t, span.Attributes, attribute.String("kept", "yes"))
 	assert.Equal(t, Stats{Correlations: 3}, s.Stats())
-	assert.Empty(t, s.correlations.samples, "it is forgotten")
-	assert.Zero(t, s.correlations.all)
+	transactions, samples := s.remembered()
+	assert.Zero(t, transactions+samples, "it is forgotten")
 }
 
 // What comes while the transaction waits counts, and it is the transaction's alone.
@@ -326,7 +326,7 @@ func TestAHostileSender(t *testing.T) {
 	_, other := s.tracer.Start(t.Context(), "other")
 	flood := func(span trace.Span) {
 		sc := span.SpanContext()
-		for n := range 200_000 {
+		for n := range 3_000 {
 			c := wire.ProfilingCorrelation{TraceID: sc.TraceID(), TransactionID: sc.SpanID(), Count: uint16(n)}
 			c.StackTraceID[0], c.StackTraceID[1], c.StackTraceID[2] = byte(n), byte(n>>8), byte(n>>16)
 			s.take(c.Encode(), true)
@@ -334,23 +334,25 @@ func TestAHostileSender(t *testing.T) {
 		}
 	}
 	flood(victim)
-	assert.LessOrEqual(t, s.correlations.all, maxSamples)
+	_, samples := s.remembered()
+	assert.LessOrEqual(t, samples, maxSamples)
 	for n := range 40 {
 		_, span := s.tracer.Start(t.Context(), fmt.Sprint("more ", n))
 		flood(span)
 		defer span.End()
 	}
 	few := 41 * fewSamples
-	assert.LessOrEqual(t, s.correlations.all, maxAllSamples+few)
+	size, samples := s.remembered()
+	assert.LessOrEqual(t, samples, maxAllSamples+few)
 	assert.Positive(t, s.Stats().Dropped)
 	assert.Len(t, handled(), 1)
 
 	// Transactions that there are not take nothing.
-	size := len(s.correlations.samples)
 	for n := range 100_000 {
 		s.take(wire.ProfilingCorrelation{TraceID: [16]byte{byte(n), byte(n >> 8), byte(n >> 16), 1}, Count: 1}.Encode(), true)
 	}
-	assert.Len(t, s.correlations.samples, size)
+	after, _ := s.remembered()
+	assert.Equal(t, size, after)
 
 	s.sample(other, 7, 3)
 	victim.End()
@@ -371,8 +373,9 @@ func TestSamplesOfTransactionsThatAreNeverExported(t *testing.T) {
 		require.True(t, c.add(k, [16]byte{1}, 1))
 		c.mu.Unlock()
 	}
-	assert.LessOrEqual(t, len(c.samples), firstSweep+1)
-	assert.Equal(t, len(c.samples), c.all)
+	transactions, samples := s.remembered()
+	assert.LessOrEqual(t, transactions, firstSweep+1)
+	assert.Equal(t, transactions, samples)
 }
 
 // Each exporter gets what there is.
@@ -388,5 +391,6 @@ func TestTwoExporters(t *testing.T) {
 	assert.Len(t, stackTraceIDs(s.wait(1)[0]), 2)
 	require.Len(t, second.spans(), 1)
 	assert.Contains(t, second.spans()[0].Attributes(), stackTraceIDsKey.StringSlice(stackTraceIDs(s.wait(1)[0])))
-	assert.Empty(t, s.correlations.samples)
+	transactions, _ := s.remembered()
+	assert.Zero(t, transactions)
 }

@@ -107,6 +107,13 @@ func (s *service) deliver(b []byte) {
 	require.Eventually(s.t, func() bool { return s.handled() > before }, 10*time.Second, time.Millisecond)
 }
 
+// remembered is of how many transactions there are samples, and how many.
+func (s *service) remembered() (transactions, samples int) {
+	s.correlations.mu.Lock()
+	defer s.correlations.mu.Unlock()
+	return len(s.correlations.samples), s.correlations.all
+}
+
 // sample has the profiler report a stack trace of a transaction.
 func (s *service) sample(transaction trace.Span, stackTrace byte, count uint16) {
 	s.t.Helper()
