@@ -141,12 +141,9 @@ func (a *hostAgent) process() (name, environment, socket string, ok bool) {
 	return text(), text(), text(), true
 }
 
-// base returns the thread pointer of a thread. It stops the thread for that, once.
-func (a *hostAgent) base(tid int) uint64 {
+// interrupted stops a thread, calls f and lets the thread go on.
+func (a *hostAgent) interrupted(tid int, f func()) {
 	a.t.Helper()
-	if base, ok := a.bases[tid]; ok {
-		return base
-	}
 	// The kernel has a tracer be a thread.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -158,11 +155,21 @@ func (a *hostAgent) base(tid int) uint64 {
 	require.NoError(a.t, unix.PtraceInterrupt(tid))
 	_, err := unix.Wait4(tid, nil, unix.WALL, nil)
 	require.NoError(a.t, err)
-	var regs unix.PtraceRegs
-	require.NoError(a.t, unix.PtraceGetRegs(tid, &regs))
-	require.NoError(a.t, unix.PtraceDetach(tid))
-	a.bases[tid] = regs.Fs_base
-	return regs.Fs_base
+	defer func() { require.NoError(a.t, unix.PtraceDetach(tid)) }()
+	f()
+}
+
+// base returns the thread pointer of a thread. It stops the thread for that, once.
+func (a *hostAgent) base(tid int) uint64 {
+	a.t.Helper()
+	if _, ok := a.bases[tid]; !ok {
+		a.interrupted(tid, func() {
+			var regs unix.PtraceRegs
+			require.NoError(a.t, unix.PtraceGetRegs(tid, &regs))
+			a.bases[tid] = regs.Fs_base
+		})
+	}
+	return a.bases[tid]
 }
 
 // thread returns what a thread shows, in the words of the service.
@@ -281,6 +288,43 @@ func TestHostAgentSeesSpans(t *testing.T) {
 			})
 		}
 	}
+}
+
+// A thread that is interrupted at any instruction shows one span or none, or says that it
+// is about to change what it shows.
+func TestHostAgentInterruptsThreads(t *testing.T) {
+	child, _ := startService(t, build(t, "", false), "ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_ENABLED=auto")
+	agent := attach(t, child.PID())
+	tid, err := strconv.Atoi(child.Ask("spin"))
+	require.NoError(t, err)
+	word := agent.base(tid) + uint64(agent.tls)
+	require.Eventually(t, func() bool { return agent.word(word) != 0 }, 10*time.Second, time.Millisecond)
+	counts := map[string]int{}
+	agent.interrupted(tid, func() {
+		for last, ends := "", 0; ends < 5; {
+			b := agent.read(agent.word(word), 37)
+			now := "a span"
+			switch {
+			case b[2] == 0:
+				now = "not valid"
+			case b[3] == 0:
+				now = "nothing"
+			case string(b[5:21]) == string(b[21:29])+string(b[21:29]) && string(b[29:37]) == string(b[21:29]):
+			default:
+				t.Fatalf("mixed: %x", b)
+			}
+			if now == "nothing" && last == "not valid" {
+				ends++
+			}
+			last = now
+			counts[now]++
+			require.NoError(t, unix.PtraceSingleStep(tid))
+			_, err := unix.Wait4(tid, nil, unix.WALL, nil)
+			require.NoError(t, err)
+		}
+	})
+	t.Log(counts)
+	assert.Len(t, counts, 3)
 }
 
 // A profiler finds the process, says that it is there, and tells of samples.

@@ -6,6 +6,7 @@
 package apmlib
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"runtime"
@@ -101,7 +102,8 @@ func (p place) check(r *goruntime.Runtime, ours uintptr) error {
 	return nil
 }
 
-// onThreads runs f n times, each on a thread of its own, and joins the errors.
+// onThreads runs f n times, each on a thread of its own, and returns an error if there
+// is any.
 func onThreads(n int, f func(n int) error) error {
 	errs := make([]error, n)
 	var all, done sync.WaitGroup
@@ -117,5 +119,5 @@ func onThreads(n int, f func(n int) error) error {
 		})
 	}
 	done.Wait()
-	return errors.Join(errs...)
+	return cmp.Or(errs...)
 }

@@ -8,6 +8,7 @@ package main
 import (
 	"bufio"
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
@@ -72,6 +73,7 @@ func main() {
 	tp := sdktrace.NewTracerProvider(
 		sdktrace.WithResource(res),
 		sdktrace.WithSampler(some{}),
+		sdktrace.WithIDGenerator(&repeating{}),
 		universalprofiling.WithIntegration(universalprofiling.WithResource(res)),
 		sdktrace.WithSyncer(universalprofiling.NewExporter(printer{})),
 	)
@@ -90,6 +92,10 @@ func main() {
 			n, _ := strconv.Atoi(arg)
 			actors[n].orders <- order
 			fmt.Println(<-actors[n].answers)
+		case "spin":
+			tid := make(chan int)
+			go spin(tp.Tracer("spin"), tid)
+			fmt.Println(<-tid)
 		case "flush":
 			fmt.Println("flushed", tp.ForceFlush(context.Background()))
 		case "shutdown":
@@ -98,11 +104,35 @@ func main() {
 	}
 }
 
-// some samples half of the traces and records the others.
+// spin starts and ends spans for ever on a thread of its own.
+func spin(tracer trace.Tracer, tid chan<- int) {
+	runtime.LockOSThread()
+	tid <- syscall.Gettid()
+	for {
+		_, span := tracer.Start(context.Background(), "spin")
+		span.End()
+	}
+}
+
+// repeating makes ids of local roots that tell each other: the trace id is the span's
+// id twice.
+type repeating struct{}
+
+func (g *repeating) NewIDs(ctx context.Context) (trace.TraceID, trace.SpanID) {
+	id := g.NewSpanID(ctx, trace.TraceID{})
+	return trace.TraceID(append(id[:], id[:]...)), id
+}
+
+func (*repeating) NewSpanID(context.Context, trace.TraceID) (id trace.SpanID) {
+	binary.NativeEndian.PutUint64(id[:], rand.Uint64()|1<<32)
+	return id
+}
+
+// some samples half of the traces and records the others, and all of those that spin.
 type some struct{}
 
 func (some) ShouldSample(p sdktrace.SamplingParameters) sdktrace.SamplingResult {
-	if p.TraceID[0]&1 == 0 {
+	if p.TraceID[0]&1 == 0 && p.Name != "spin" {
 		return sdktrace.SamplingResult{Decision: sdktrace.RecordAndSample}
 	}
 	return sdktrace.SamplingResult{Decision: sdktrace.RecordOnly}
