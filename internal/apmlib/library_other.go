@@ -54,6 +54,9 @@ func (*Records) Store(*Span) Place { return 0 }
 // Shown returns 0.
 func (*Records) Shown() uint64 { return 0 }
 
+// Shows returns false.
+func (*Records) Shows(Place, uint64) bool { return false }
+
 // Clear does nothing.
 func (*Records) Clear(Place, uint64) {}
 
