@@ -14,6 +14,7 @@ FUZZTIME ?= 30s
 FUZZ_TARGETS := \
 	./internal/scope:FuzzEncode \
 	./internal/wire:FuzzProcessContextHeader \
+	./internal/wire:FuzzProfilingMessage \
 	./internal/procfs:FuzzMaps \
 	./resourcepublisher:FuzzEncode \
 	./scopedattr:FuzzContext \

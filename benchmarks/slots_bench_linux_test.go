@@ -17,7 +17,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/otelctx/otelctx/benchmarks/internal/leaf"
+	"github.com/otelctx/otelctx/internal/apmlib"
 	"github.com/otelctx/otelctx/internal/goruntime"
+	"github.com/otelctx/otelctx/internal/wire"
 	"github.com/otelctx/otelctx/ringbuf"
 )
 
@@ -99,6 +101,29 @@ func BenchmarkStore(b *testing.B) {
 			})
 		})
 	}
+}
+
+// BenchmarkThreadRecord shows a span in the calling thread's record for Universal
+// Profiling, which a few loads lead to. The baseline is that of BenchmarkStore.
+func BenchmarkThreadRecord(b *testing.B) {
+	library, err := apmlib.Install([]string{b.TempDir()}, wire.ProfilingProcessStorage{}.Encode(), goruntime.Calibrate())
+	if err != nil {
+		b.Skip(err)
+	}
+	records, baseline := library.Records(), newLeaf(b, false)
+	span := apmlib.Span{TraceIDHigh: 1, TraceIDLow: 2, SpanID: 3, TransactionID: 4, TraceFlags: 1}
+	span.Show()
+	alternate(b, 100_000, func(n int) {
+		for range n {
+			leaf.Store(baseline, shownSpan.TraceIDHigh, shownSpan.TraceIDLow, shownSpan.SpanID,
+				shownSpan.LocalRootSpanID, uint64(shownSpan.TraceFlags)<<8)
+		}
+	}, func(n int) {
+		for range n {
+			records.Store(&span)
+		}
+	})
+	records.Store(nil)
 }
 
 func TestStoreDoesNotAllocate(t *testing.T) {

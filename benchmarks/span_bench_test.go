@@ -15,10 +15,12 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.opentelemetry.io/otel/attribute"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/otelctx/otelctx/internal/scope"
 	"github.com/otelctx/otelctx/spanctx"
+	"github.com/otelctx/otelctx/universalprofiling"
 )
 
 // noop is the baseline: a provider without any processor would not even make
@@ -54,6 +56,12 @@ var tracers = []struct {
 	{"default", func(tb testing.TB) trace.Tracer { return tracer(tb, newSpanProcessor(tb)) }},
 	{"keys3", func(tb testing.TB) trace.Tracer {
 		return tracer(tb, newSpanProcessor(tb, spanctx.WithAttributeKeys("http.app", "http.route", "tenant")))
+	}},
+	{"universal", func(tb testing.TB) trace.Tracer { return tracer(tb, newIntegration(tb, universalprofiling.Auto)) }},
+	{"universal-kept", func(tb testing.TB) trace.Tracer {
+		i := newIntegration(tb, universalprofiling.Enabled)
+		_ = i.NewExporter(tracetest.NewNoopExporter()) // which transactions wait for from their end on
+		return tracer(tb, i)
 	}},
 	{"grafana", func(tb testing.TB) trace.Tracer {
 		return otelpyroscope.NewTracerProvider(provider(tb, sdktrace.WithSpanProcessor(noop{}))).Tracer("benchmarks")
@@ -91,6 +99,17 @@ func newSpanProcessor(tb testing.TB, opts ...spanctx.Option) *spanctx.SpanProces
 	tb.Cleanup(func() { require.NoError(tb, p.Shutdown(context.Background())) })
 	require.NoError(tb, p.Err())
 	return p
+}
+
+// newIntegration returns an integration for Universal Profiling.
+func newIntegration(tb testing.TB, mode universalprofiling.Mode) *universalprofiling.Integration {
+	tb.Helper()
+	i, err := universalprofiling.New(universalprofiling.WithEnabled(mode), universalprofiling.WithSocketDir(tb.TempDir()))
+	if err != nil {
+		tb.Skip(err)
+	}
+	tb.Cleanup(func() { require.NoError(tb, i.Shutdown(context.Background())) })
+	return i
 }
 
 // shapes are the ways in which spans come. Each starts and ends n times as many as it
@@ -187,7 +206,7 @@ func BenchmarkUnsampledSpan(b *testing.B) {
 
 // allocationsMore is how many allocations a span may cost more than with a processor
 // that does nothing.
-var allocationsMore = map[string]float64{"publisher": 0, "slots": 0, "slots1": 0, "gslots": 0, "record": 1, "default": 1, "keys3": 1}
+var allocationsMore = map[string]float64{"publisher": 0, "slots": 0, "slots1": 0, "gslots": 0, "record": 1, "default": 1, "keys3": 1, "universal": 0, "universal-kept": 0}
 
 func TestAllocationsOnTheSpanPath(t *testing.T) {
 	allocs := map[string]float64{}

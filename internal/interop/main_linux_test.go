@@ -4,6 +4,7 @@
 package interop
 
 import (
+	"maps"
 	"os"
 	"strconv"
 	"strings"
@@ -23,11 +24,13 @@ const (
 )
 
 func TestMain(m *testing.M) {
-	childproc.Main(m, map[string]func(*childproc.Parent){
+	roles := map[string]func(*childproc.Parent){
 		roleObedient:  publishAsTold,
 		roleIncessant: publishIncessantly,
 		roleReader:    readIncessantly,
-	})
+	}
+	maps.Copy(roles, moreRoles)
+	childproc.Main(m, roles)
 }
 
 // start starts a child that this process may read. Where the kernel forbids that it

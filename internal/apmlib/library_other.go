@@ -1,0 +1,64 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build !(linux && gc && !android && (amd64 || arm64))
+
+package apmlib
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+
+	"github.com/otelctx/otelctx/internal/goruntime"
+)
+
+// Supported says whether there may be thread-local words on this platform.
+const Supported = false
+
+// Library cannot be had on this platform.
+type Library struct{}
+
+// Install returns an error that wraps [errors.ErrUnsupported].
+func Install([]string, []byte, *goruntime.Runtime) (*Library, error) {
+	return nil, fmt.Errorf("universal profiling on %s/%s: %w", runtime.GOOS, runtime.GOARCH, errors.ErrUnsupported)
+}
+
+// SetStorage does nothing.
+func (*Library) SetStorage([]byte) {}
+
+// Withdraw does nothing.
+func (*Library) Withdraw() {}
+
+// Records returns nil.
+func (*Library) Records() *Records { return nil }
+
+// Span is what a record shows.
+type Span struct {
+	TraceIDHigh, TraceIDLow, SpanID, TransactionID uint64
+	TraceFlags                                     uint8
+}
+
+// Show does nothing.
+func (*Span) Show() {}
+
+// Place is a record that a span was stored in; 0 is none.
+type Place uint32
+
+// Records are none on this platform.
+type Records struct{}
+
+// Store returns 0.
+func (*Records) Store(*Span) Place { return 0 }
+
+// Shown returns 0.
+func (*Records) Shown() uint64 { return 0 }
+
+// Shows returns false.
+func (*Records) Shows(Place, uint64) bool { return false }
+
+// Clear does nothing.
+func (*Records) Clear(Place, uint64) {}
+
+// Err returns nil.
+func (*Records) Err() error { return nil }

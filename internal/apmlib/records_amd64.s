@@ -1,0 +1,98 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux && gc && !android
+
+#include "go_asm.h"
+#include "textflag.h"
+
+// Offsets from wire.ProfilingThreadRecord, as 8-byte words, of its fields and of those
+// around it in wire.ProfilingThread, which asserts them: neither the ids nor the flags
+// are aligned, and none of them leaves the cache line.
+#define record_state -4
+#define record_flags 4
+#define record_traceIDHigh 5
+#define record_traceIDLow 13
+#define record_spanID 21
+#define record_transactionID 29
+#define record_key 44
+#define record_owner 52
+
+// A segment prefix: the next instruction's address counts from the FS base.
+#define FS BYTE $0x64
+
+// func threadWord(offset int64) uintptr
+TEXT ·threadWord(SB), NOSPLIT, $0-16
+	MOVQ offset+0(FP), AX
+	FS
+	MOVQ (AX), CX
+	MOVQ CX, ret+8(FP)
+	RET
+
+// func setThreadWord(offset int64, v uintptr)
+TEXT ·setThreadWord(SB), NOSPLIT, $0-16
+	MOVQ offset+0(FP), AX
+	MOVQ v+8(FP), CX
+	FS
+	MOVQ CX, (AX)
+	RET
+
+// func store(r *Records, s *Span) (place, old, goid uint64)
+TEXT ·store(SB), NOSPLIT, $0-40
+	MOVQ r+0(FP), DI
+	MOVQ s+8(FP), SI
+	MOVQ Records_word(DI), AX
+	FS
+	MOVQ (AX), R12
+
+	// The word is nobody else's, but should it be: what it leads to has to be a record.
+	MOVQ R12, R13
+	SUBQ Records_first(DI), R13
+	CMPQ R13, Records_size(DI)
+	JAE  busy
+	TESTQ $63, R13
+	JNE  busy
+
+	MOVQ (TLS), R8
+	MOVQ Records_goid(DI), AX
+	MOVQ (R8)(AX*1), R10
+
+	// Stores are seen in their order (x86-TSO), by what interrupts this thread anyhow.
+	MOVL record_state(R12), BX
+	INCL BX
+	BTSQ $32, BX // layout-minor-version 1, valid 0
+	MOVQ BX, record_state(R12)
+	MOVQ Span_SpanID(SI), DX
+	MOVQ DX, record_key(R12)
+	MOVQ DX, record_spanID(R12)
+	MOVQ Span_TraceIDHigh(SI), AX
+	MOVQ AX, record_traceIDHigh(R12)
+	MOVQ Span_TraceIDLow(SI), AX
+	MOVQ AX, record_traceIDLow(R12)
+	MOVQ Span_TransactionID(SI), AX
+	MOVQ AX, record_transactionID(R12)
+	MOVB Span_TraceFlags(SI), AX
+	MOVB AX, record_flags(R12)
+	MOVQ R10, record_owner(R12)
+	ORQ  Span_state(SI), BX // valid, and trace-present or not
+	MOVQ BX, record_state(R12)
+
+	// Where the goroutine shows what.
+	SHRQ $6, R13
+	INCQ R13
+	MOVQ R10, R9
+	ANDQ Records_homeMask(DI), R9
+	SHLQ $5, R9 // home__size
+	ADDQ Records_homes(DI), R9
+	MOVQ home_place(R9), AX
+	MOVQ R10, home_goid(R9)
+	MOVQ DX, home_span(R9)
+	MOVQ R13, home_place(R9)
+	MOVQ R13, place+16(FP)
+	MOVQ AX, old+24(FP)
+	MOVQ R10, goid+32(FP)
+	RET
+
+busy:
+	MOVQ $0, place+16(FP)
+	RET

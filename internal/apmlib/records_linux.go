@@ -1,0 +1,303 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux && gc && !android && (amd64 || arm64)
+
+package apmlib
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/otelctx/otelctx/internal/goruntime"
+	"github.com/otelctx/otelctx/internal/wire"
+)
+
+// Span is what a record shows. The words hold W3C's bytes in their order, so that
+// storing a word stores the bytes. [Span.Show] completes it; the zero Span may not be
+// stored.
+type Span struct {
+	TraceIDHigh, TraceIDLow uint64
+	SpanID                  uint64
+	// TransactionID is the id of the local root span.
+	TransactionID uint64
+	TraceFlags    uint8
+	// state is what the record's first word says of the rest.
+	state uint64
+}
+
+// Show has the Span shown by records that it is stored in.
+func (s *Span) Show() { s.state = wire.ProfilingValid | wire.ProfilingTracePresent }
+
+// nothing is the Span that shows that there is none.
+var nothing = Span{state: wire.ProfilingValid}
+
+// Place is a record that a span was stored in; 0 is none.
+type Place uint32
+
+// Records are the records of all threads: each thread has one from the first span on
+// that is shown there, found by its thread-local word, and nobody else stores there.
+// Others may have it show nothing, in one step.
+//
+// All methods may be called concurrently.
+type Records struct {
+	// The names of these are known to the assembly.
+	first    uintptr // what the first thread's word holds: where its record is
+	size     uint64  // of all records
+	word     int64   // where the thread-local word is
+	goid     uint64  // where in g its id is
+	homes    unsafe.Pointer
+	homeMask uint64
+
+	base    unsafe.Pointer // of the memory
+	place   place
+	runtime *goruntime.Runtime
+	memory  []home
+
+	// failed is why nothing is shown any more, or nil.
+	failed atomic.Pointer[error]
+
+	mu sync.Mutex
+	// records has the place of each thread that has one, free those that nobody has
+	// any more, and used is how many there ever were.
+	records map[uint32]Place
+	free    []Place
+	used    Place
+	// sweepAt is how many records there may be before those of dead threads are
+	// looked for.
+	sweepAt int
+}
+
+// home says what a goroutine shows, by its id modulo their number, and where.
+// Goroutines that share a home take back each other's, if it comes to that.
+type home struct {
+	goid, span, place uint64
+	_                 uint64
+}
+
+const (
+	maxThreads = 1 << 16
+	numHomes   = 1 << 16
+	firstSweep = 1 << 10
+	// attempts is how often something is tried that only a thread which moves or
+	// writes just now keeps from being done.
+	attempts = 64
+)
+
+// newRecords returns the records in mem, which stays mapped for ever. The error says
+// why threads cannot have any.
+func newRecords(mem []byte, runtime *goruntime.Runtime) (*Records, error) {
+	goid, err := runtime.Offset(goruntime.GGoid)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := runtime.Offset(goruntime.MProcid); err != nil {
+		return nil, err
+	}
+	p, err := findWord(runtime)
+	if err != nil {
+		return nil, fmt.Errorf("no thread-local word: %w", err)
+	}
+	r := &Records{
+		base: unsafe.Pointer(unsafe.SliceData(mem)), size: uint64(len(mem)), word: p.offset, goid: uint64(goid),
+		homeMask: numHomes - 1, place: p, runtime: runtime, memory: make([]home, numHomes),
+		records: map[uint32]Place{}, sweepAt: firstSweep,
+	}
+	r.first = uintptr(r.base) + unsafe.Offsetof(wire.ProfilingThread{}.Record)
+	r.homes = unsafe.Pointer(unsafe.SliceData(r.memory))
+	return r, nil
+}
+
+// Store shows s on the calling thread, with nil nothing, and returns the place. A
+// goroutine shows a span on one thread at a time: what it showed on another one is
+// taken back. It returns 0 if nothing can be shown on this thread.
+func (r *Records) Store(s *Span) Place {
+	if s == nil {
+		s = &nothing
+	}
+	place, old, goid := store(r, s)
+	if place == 0 {
+		if place, old, goid = r.storeFirst(s); place == 0 {
+			return 0
+		}
+	}
+	if old != place && old != 0 {
+		r.evict(Place(old), goid)
+	}
+	return Place(place)
+}
+
+// storeFirst is store for a thread that has no record yet.
+func (r *Records) storeFirst(s *Span) (place, old, goid uint64) {
+	for range attempts {
+		if r.failed.Load() != nil {
+			return 0, 0, 0
+		}
+		if err := r.enter(); err != nil {
+			// Where one thread's word is in use, whoever uses it may come to others.
+			r.failed.CompareAndSwap(nil, &err)
+			return 0, 0, 0
+		}
+		if place, old, goid = store(r, s); place != 0 {
+			break
+		}
+	}
+	return place, old, goid
+}
+
+// Err returns why nothing is shown any more, or nil.
+func (r *Records) Err() error {
+	if err := r.failed.Load(); err != nil {
+		return *err
+	}
+	return nil
+}
+
+// Shown returns the id of the span that the calling goroutine has shown last, on
+// whatever thread, or 0.
+func (r *Records) Shown() uint64 {
+	goid := r.runtime.GoroutineID()
+	h := r.home(goid)
+	// A goroutine whose home this is as well may be about to write it. The id is for
+	// comparing, and no other goroutine has shown the span that this one asks for.
+	if atomic.LoadUint64(&h.goid) != goid {
+		return 0
+	}
+	return atomic.LoadUint64(&h.span)
+}
+
+// Clear has a record show nothing if it shows the span with this id.
+func (r *Records) Clear(at Place, id uint64) {
+	if at != 0 {
+		t := r.at(at)
+		r.clearIf(t, func() bool { return atomic.LoadUint64(&t.Key) == id })
+	}
+}
+
+// Shows reports whether a record showed the span with this id just now.
+func (r *Records) Shows(at Place, id uint64) bool {
+	t := r.at(at)
+	return atomic.LoadUint64(&t.Key) == id && atomic.LoadUint64(stateOf(t))&wire.ProfilingTracePresent != 0
+}
+
+// evict has a record show nothing if the goroutine, or one with the same home, shows
+// something there.
+func (r *Records) evict(at Place, goid uint64) {
+	t := r.at(at)
+	r.clearIf(t, func() bool { return (atomic.LoadUint64(&t.Owner)^goid)&r.homeMask == 0 })
+}
+
+// clearIf has a record show nothing if it shows something that the condition holds
+// for. It is one step from a state that counts the writes: if the thread has begun to
+// write since, what is there now is another matter. Where it is at it for long, what
+// will be there is not what was asked for: who shows a span looks behind that whether
+// it is over.
+func (r *Records) clearIf(t *wire.ProfilingThread, condition func() bool) {
+	for range attempts {
+		state := atomic.LoadUint64(stateOf(t))
+		if !condition() {
+			return
+		}
+		if state&wire.ProfilingValid == 0 {
+			continue
+		}
+		if state&wire.ProfilingTracePresent == 0 ||
+			atomic.CompareAndSwapUint64(stateOf(t), state, state&^wire.ProfilingTracePresent) {
+			return
+		}
+	}
+}
+
+// at returns a record; place is not 0.
+func (r *Records) at(place Place) *wire.ProfilingThread {
+	// Sound: places are inside of the memory, which never goes away.
+	return (*wire.ProfilingThread)(unsafe.Add(r.base, uintptr(place-1)*wire.ProfilingThreadSize))
+}
+
+// stateOf returns the first word of a record and what precedes it.
+func stateOf(t *wire.ProfilingThread) *uint64 {
+	// Sound: records are aligned to cache lines, and the word has all its bytes there.
+	return (*uint64)(unsafe.Pointer(t))
+}
+
+func (r *Records) home(goid uint64) *home { return &r.memory[goid&r.homeMask] }
+
+// enter gives the calling thread a record, or one that it is on meanwhile.
+func (r *Records) enter() error {
+	for range attempts {
+		tid := r.runtime.ThreadID()
+		place, err := r.take(tid)
+		if err != nil {
+			return err
+		}
+		goruntime.Pin()
+		if r.runtime.ThreadID() != tid || atomic.LoadUint32(&r.at(place).TID) != tid {
+			goruntime.Unpin()
+			continue
+		}
+		err = r.bind(place)
+		goruntime.Unpin()
+		return err
+	}
+	return nil
+}
+
+// bind has the word of the calling thread, which is pinned, lead to the record.
+func (r *Records) bind(place Place) error {
+	t := r.at(place)
+	record := uintptr(unsafe.Pointer(&t.Record))
+	if err := r.place.check(r.runtime, record); err != nil {
+		return err
+	}
+	// Whole before it is to be found. Nobody else stores to it.
+	t.Key, t.Owner = 0, 0
+	atomic.StoreUint64(stateOf(t), uint64(t.Seq)+1|wire.ProfilingVersionBit|wire.ProfilingValid)
+	setThreadWord(r.word, record)
+	return nil
+}
+
+// take returns the record of a thread, which is a new one if it has none.
+func (r *Records) take(tid uint32) (Place, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	// One that a dead thread had with the same id will do.
+	if place, ok := r.records[tid]; ok {
+		return place, nil
+	}
+	if len(r.records) >= r.sweepAt {
+		r.sweep()
+	}
+	var place Place
+	if n := len(r.free); n > 0 {
+		place, r.free = r.free[n-1], r.free[:n-1]
+	} else if uint64(r.used)*wire.ProfilingThreadSize < r.size {
+		r.used++
+		place = r.used
+	} else {
+		return 0, errors.New("more threads than there are records")
+	}
+	atomic.StoreUint32(&r.at(place).TID, tid)
+	r.records[tid] = place
+	return place, nil
+}
+
+// sweep frees the records of dead threads.
+func (r *Records) sweep() {
+	pid := os.Getpid()
+	for tid, place := range r.records {
+		if err := unix.Tgkill(pid, int(tid), 0); errors.Is(err, unix.ESRCH) {
+			t := r.at(place)
+			r.clearIf(t, func() bool { return true })
+			atomic.StoreUint32(&t.TID, 0)
+			delete(r.records, tid)
+			r.free = append(r.free, place)
+		}
+	}
+	r.sweepAt = min(max(firstSweep, 2*len(r.records)), maxThreads)
+}

@@ -1,0 +1,400 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build amd64 || arm64
+
+package apmlib
+
+import (
+	"encoding/binary"
+	"errors"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"unsafe"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/otelctx/otelctx/internal/goruntime"
+	"github.com/otelctx/otelctx/internal/wire"
+)
+
+// library returns the library of this process.
+func library(t testing.TB) *Library {
+	t.Helper()
+	l, err := Install([]string{os.TempDir()}, wire.ProfilingProcessStorage{ServiceName: "test"}.Encode(), goruntime.Calibrate())
+	if err != nil && runtime.GOARCH == "arm64" {
+		t.Skip(err)
+	}
+	require.NoError(t, err)
+	return l
+}
+
+// locked runs f on a goroutine of its own that has its thread to itself, and waits.
+func locked(f func()) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		f()
+	}()
+	<-done
+}
+
+func random() *Span {
+	s := &Span{
+		TraceIDHigh: rand.Uint64(), TraceIDLow: rand.Uint64(), SpanID: rand.Uint64(), TransactionID: rand.Uint64(),
+		TraceFlags: uint8(rand.Uint32()),
+	}
+	s.Show()
+	return s
+}
+
+// seen returns what the calling thread, which is locked, shows, by its word alone.
+func (r *Records) seen() *wire.ProfilingThreadRecord {
+	w := threadWord(r.word)
+	if w == 0 {
+		return nil
+	}
+	record := *(*wire.ProfilingThreadRecord)(unsafe.Add(r.base, w-uintptr(r.base)))
+	return &record
+}
+
+func assertSeen(t testing.TB, r *Records, s *Span) {
+	t.Helper()
+	got := r.seen()
+	require.NotNil(t, got)
+	want := wire.ProfilingThreadRecord{LayoutMinorVersion: [2]byte{1, 0}, Valid: 1}
+	if s == nil {
+		assert.Equal(t, want.Valid, got.Valid)
+		assert.Zero(t, got.TracePresent)
+		assert.Equal(t, want.LayoutMinorVersion, got.LayoutMinorVersion)
+		return
+	}
+	want.TracePresent, want.TraceFlags = 1, s.TraceFlags
+	binary.NativeEndian.PutUint64(want.TraceID[:8], s.TraceIDHigh)
+	binary.NativeEndian.PutUint64(want.TraceID[8:], s.TraceIDLow)
+	binary.NativeEndian.PutUint64(want.SpanID[:], s.SpanID)
+	binary.NativeEndian.PutUint64(want.TransactionID[:], s.TransactionID)
+	assert.Equal(t, &want, got)
+}
+
+func TestRecordsShowWhatIsStored(t *testing.T) {
+	r := library(t).Records()
+	for range 3 {
+		locked(func() {
+			for range 100 {
+				s := random()
+				place := r.Store(s)
+				require.NotZero(t, place)
+				assertSeen(t, r, s)
+				assert.Equal(t, s.SpanID, r.Shown())
+				assert.True(t, r.Shows(place, s.SpanID))
+				assert.False(t, r.Shows(place, s.SpanID+1))
+				assert.EqualValues(t, syscall.Gettid(), r.at(place).TID)
+			}
+			place := r.Store(nil)
+			assertSeen(t, r, nil)
+			assert.Zero(t, r.Shown())
+			assert.False(t, r.Shows(place, 0))
+		})
+	}
+}
+
+func TestEachThreadHasItsOwnRecord(t *testing.T) {
+	r := library(t).Records()
+	const threads = 20
+	var places sync.Map
+	var stored, checked sync.WaitGroup
+	stored.Add(threads)
+	checked.Add(threads)
+	for range threads {
+		go locked(func() {
+			defer checked.Done()
+			s := random()
+			place := r.Store(s)
+			_, taken := places.LoadOrStore(place, true)
+			assert.False(t, taken, "two threads share a record")
+			stored.Done()
+			stored.Wait()
+			assertSeen(t, r, s)
+			r.Store(nil)
+		})
+	}
+	checked.Wait()
+}
+
+func TestClear(t *testing.T) {
+	r := library(t).Records()
+	locked(func() {
+		s := random()
+		place := r.Store(s)
+		r.Clear(place, s.SpanID+1)
+		assertSeen(t, r, s)
+		r.Clear(0, s.SpanID)
+		assertSeen(t, r, s)
+		done := make(chan struct{})
+		go locked(func() { r.Clear(place, s.SpanID); close(done) })
+		<-done
+		assertSeen(t, r, nil)
+		assert.False(t, r.Shows(place, s.SpanID))
+		s = random()
+		r.Store(s)
+		assertSeen(t, r, s)
+		r.Store(nil)
+	})
+}
+
+// What a goroutine shows on another thread is taken back where it was.
+func TestAGoroutineOwnsOneRecord(t *testing.T) {
+	r := library(t).Records()
+	var first Place
+	s := random()
+	hold, held := make(chan struct{}), make(chan struct{})
+	runtime.LockOSThread()
+	first = r.Store(s)
+	tid := syscall.Gettid()
+	runtime.UnlockOSThread()
+	// Have another goroutine take this thread.
+	for range 1000 {
+		got := make(chan bool)
+		go func() {
+			runtime.LockOSThread()
+			defer runtime.UnlockOSThread()
+			if syscall.Gettid() == tid {
+				got <- true
+				<-hold
+				close(held)
+				return
+			}
+			got <- false
+		}()
+		if <-got {
+			break
+		}
+	}
+	defer func() { close(hold); <-held }()
+	if syscall.Gettid() == tid {
+		t.Skip("the goroutine was not moved")
+	}
+	require.True(t, r.Shows(first, s.SpanID))
+	other := random()
+	second := r.Store(other)
+	require.NotEqual(t, first, second)
+	assert.False(t, r.Shows(first, s.SpanID))
+	assert.Equal(t, other.SpanID, r.Shown())
+	r.Store(nil)
+}
+
+// Threads come and go; their records serve those that come next.
+func TestRecordsOfDeadThreads(t *testing.T) {
+	mem := make([]wire.ProfilingThread, 4)
+	r := &Records{
+		base: unsafe.Pointer(&mem[0]), size: 4 * wire.ProfilingThreadSize,
+		records: map[uint32]Place{}, sweepAt: 4,
+	}
+	const dead = 1 << 30 // beyond what ids can be
+	for tid := uint32(dead); tid < dead+4; tid++ {
+		place, err := r.take(tid)
+		require.NoError(t, err)
+		*stateOf(r.at(place)) |= wire.ProfilingValid | wire.ProfilingTracePresent
+		again, err := r.take(tid)
+		require.NoError(t, err)
+		assert.Equal(t, place, again)
+	}
+	live := uint32(os.Getpid()) // the main thread's
+	place, err := r.take(live)
+	require.NoError(t, err)
+	assert.Equal(t, live, r.at(place).TID)
+	assert.Zero(t, *stateOf(r.at(place))&wire.ProfilingTracePresent, "nothing is left of the dead thread")
+	assert.Len(t, r.records, 1)
+	assert.Len(t, r.free, 3)
+
+	// One of many that are alive.
+	r.sweepAt = 1
+	r.free, r.used = nil, 4
+	_, err = r.take(dead + 10)
+	require.Error(t, err, "none is free")
+}
+
+func TestStoreDoesNotAllocate(t *testing.T) {
+	r := library(t).Records()
+	s := random()
+	r.Store(s)
+	assert.Zero(t, testing.AllocsPerRun(1000, func() { r.Store(s) }))
+	place := r.Store(s)
+	assert.Zero(t, testing.AllocsPerRun(1000, func() { r.Store(s); r.Clear(place, s.SpanID) }))
+	r.Store(nil)
+}
+
+// A word that somebody else uses is left alone, and nothing is shown any more.
+func TestAForeignWordIsLeftAlone(t *testing.T) {
+	l := library(t)
+	fresh := func() *Records {
+		r := l.Records()
+		return &Records{
+			first: r.first, base: r.base, size: r.size, word: r.word, goid: r.goid, homes: r.homes, homeMask: r.homeMask,
+			place: r.place, runtime: r.runtime, memory: r.memory, records: map[uint32]Place{}, sweepAt: firstSweep, used: 1000,
+		}
+	}
+	locked(func() {
+		before := threadWord(l.Records().word)
+		defer setThreadWord(l.Records().word, before)
+		for _, foreign := range []uintptr{
+			1, uintptr(unsafe.Pointer(l)), l.Records().first + 7, l.Records().first - 64,
+			l.Records().first + uintptr(l.Records().size),
+		} {
+			r := fresh()
+			setThreadWord(r.word, foreign)
+			assert.Zero(t, r.Store(random()))
+			assert.Equal(t, foreign, threadWord(r.word))
+			assert.ErrorIs(t, r.Err(), errWordInUse)
+			setThreadWord(r.word, 0)
+			assert.Zero(t, r.Store(random()), "it stays so")
+		}
+	})
+	t.Run("another thread pointer", func(t *testing.T) {
+		r := fresh()
+		r.place.inM = 8
+		locked(func() {
+			assert.ErrorIs(t, r.place.check(r.runtime, 0), errNotInM)
+		})
+	})
+}
+
+func TestWhatIsNotKnownIsRefused(t *testing.T) {
+	reason := errors.New("the reason")
+	for _, f := range []goruntime.Fact{goruntime.GGoid, goruntime.MProcid, goruntime.GM, goruntime.TLSG} {
+		if _, ok := cWord(); ok && f == goruntime.TLSG {
+			continue // C's word does not depend on it
+		}
+		_, err := newRecords(nil, goruntime.Calibrate().Without(reason, f))
+		assert.ErrorIs(t, err, reason, "%v", f)
+	}
+}
+
+// A record is whole whenever the thread that it belongs to is interrupted: other
+// threads clear and look, and what is valid is never mixed.
+func TestRecordsAreWhole(t *testing.T) {
+	r := library(t).Records()
+	var place atomic.Uint32
+	var id atomic.Uint64
+	var stop atomic.Bool
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		locked(func() {
+			for !stop.Load() {
+				s := random()
+				s.TraceIDHigh, s.TraceIDLow, s.TransactionID = s.SpanID, s.SpanID, s.SpanID
+				place.Store(uint32(r.Store(s)))
+				id.Store(s.SpanID)
+			}
+			r.Store(nil)
+		})
+	})
+	wg.Go(func() {
+		for range 200_000 {
+			if at := Place(place.Load()); at != 0 {
+				r.Clear(at, id.Load())
+			}
+		}
+		stop.Store(true)
+	})
+	for !stop.Load() {
+		at := Place(place.Load())
+		if at == 0 {
+			continue
+		}
+		x := r.at(at)
+		before := atomic.LoadUint64(stateOf(x))
+		record := x.Record
+		if atomic.LoadUint64(stateOf(x)) != before || before&wire.ProfilingValid == 0 || before&wire.ProfilingTracePresent == 0 {
+			continue
+		}
+		if string(record.SpanID[:]) != string(record.TransactionID[:]) || string(record.TraceID[:8]) != string(record.SpanID[:]) ||
+			string(record.TraceID[8:]) != string(record.SpanID[:]) {
+			t.Errorf("mixed: %+v", record)
+			stop.Store(true)
+		}
+	}
+	wg.Wait()
+}
+
+// The library is there once, what is executed is mapped last and the file is gone.
+func TestInstall(t *testing.T) {
+	l := library(t)
+	again, err := Install(nil, wire.ProfilingProcessStorage{ServiceName: "again"}.Encode(), nil)
+	require.NoError(t, err)
+	assert.Same(t, l, again)
+	storage := func() string {
+		at := atomic.LoadUint64(l.pointer)
+		for _, s := range l.storages {
+			if uint64(uintptr(unsafe.Pointer(&s[0]))) == at {
+				return string(s[6:][:binary.NativeEndian.Uint32(s[2:])])
+			}
+		}
+		return ""
+	}
+	assert.Equal(t, "again", storage())
+	l.SetStorage(wire.ProfilingProcessStorage{ServiceName: "third"}.Encode())
+	assert.Equal(t, "third", storage())
+	l.SetStorage(make([]byte, storageSpace+1))
+	assert.Equal(t, "third", storage(), "what is too long stays out")
+	_, err = Install(nil, make([]byte, storageSpace+1), nil)
+	require.Error(t, err)
+	l.Withdraw()
+	assert.Empty(t, storage())
+
+	maps, err := os.ReadFile("/proc/self/maps")
+	require.NoError(t, err)
+	var perms []string
+	for line := range strings.Lines(string(maps)) {
+		if fields := strings.Fields(line); libraryPath.MatchString(line) {
+			perms = append(perms, fields[1])
+			assert.NoFileExists(t, fields[5])
+		}
+	}
+	assert.Equal(t, []string{"r-xp", "rw-p"}, perms)
+}
+
+// Where no directory serves, the error says of each what failed.
+func TestInstallSaysWhichDirectoriesFailed(t *testing.T) {
+	one := library(t)
+	l := &Library{records: one.records, storages: [2][]byte{make([]byte, storageSpace), make([]byte, storageSpace)}}
+	missing := filepath.Join(t.TempDir(), "missing")
+	err := l.mapFromFirst([]string{missing, "/proc"}, nil)
+	require.Error(t, err)
+	assert.ErrorContains(t, err, missing)
+	assert.ErrorContains(t, err, "/proc")
+
+	dir := t.TempDir()
+	if err := unix.Mount("tmpfs", dir, "tmpfs", unix.MS_NOEXEC, ""); err != nil {
+		t.Skipf("no mounting, which takes CAP_SYS_ADMIN: %v", err)
+	}
+	t.Cleanup(func() { require.NoError(t, unix.Unmount(dir, unix.MNT_DETACH)) })
+	err = l.mapFromFirst([]string{dir}, nil)
+	require.ErrorIs(t, err, os.ErrPermission)
+	assert.ErrorContains(t, err, dir)
+	left, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	assert.Empty(t, left)
+}
+
+func BenchmarkStore(b *testing.B) {
+	r := library(b).Records()
+	s := random()
+	b.ReportAllocs()
+	for b.Loop() {
+		r.Store(s)
+	}
+	r.Store(nil)
+}

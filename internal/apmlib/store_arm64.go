@@ -1,0 +1,50 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux && gc && !android
+
+package apmlib
+
+import (
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/otelctx/otelctx/internal/goruntime"
+	"github.com/otelctx/otelctx/internal/wire"
+)
+
+// store fills the record of the calling thread, and returns its place, the place where
+// the goroutine showed something before, and the goroutine's id. A place of 0 says
+// that the thread has no record yet.
+//
+// The thread that is interrupted sees its own stores in their order, and so does what
+// interrupts it there.
+func store(r *Records, s *Span) (place, old, goid uint64) {
+	goruntime.Pin()
+	defer goruntime.Unpin()
+	at := uint64(threadWord(r.word) - r.first)
+	if at >= r.size || at%wire.ProfilingThreadSize != 0 {
+		return 0, 0, 0
+	}
+	goid = r.runtime.GoroutineID()
+	place = at/wire.ProfilingThreadSize + 1
+	t := r.at(Place(place))
+	state := uint64(uint32(atomic.LoadUint64(stateOf(t)))+1) | wire.ProfilingVersionBit
+	atomic.StoreUint64(stateOf(t), state)
+	atomic.StoreUint64(&t.Key, s.SpanID)
+	put := func(field unsafe.Pointer, v uint64) { *(*[8]byte)(field) = *(*[8]byte)(unsafe.Pointer(&v)) }
+	put(unsafe.Pointer(&t.Record.SpanID), s.SpanID)
+	put(unsafe.Pointer(&t.Record.TraceID[0]), s.TraceIDHigh)
+	put(unsafe.Pointer(&t.Record.TraceID[8]), s.TraceIDLow)
+	put(unsafe.Pointer(&t.Record.TransactionID), s.TransactionID)
+	t.Record.TraceFlags = s.TraceFlags
+	atomic.StoreUint64(&t.Owner, goid)
+	atomic.StoreUint64(stateOf(t), state|s.state)
+
+	h := r.home(goid)
+	old = atomic.LoadUint64(&h.place)
+	atomic.StoreUint64(&h.goid, goid)
+	atomic.StoreUint64(&h.span, s.SpanID)
+	atomic.StoreUint64(&h.place, place)
+	return place, old, goid
+}

@@ -1,0 +1,3 @@
+module github.com/open-telemetry/sig-profiling/profcheck
+
+go 1.26.0

@@ -1,0 +1,179 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package profilersocket
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// serve serves a socket until the end of the test and returns what it has got.
+func serve(t *testing.T, s *Socket, size int) (got func() []string) {
+	t.Helper()
+	var mu sync.Mutex
+	var all []string
+	done := make(chan error)
+	go func() {
+		done <- s.Serve(size, func(b []byte, whole bool) {
+			mu.Lock()
+			defer mu.Unlock()
+			m := string(b)
+			if !whole {
+				m += "..."
+			}
+			all = append(all, m)
+		})
+	}()
+	t.Cleanup(func() {
+		require.NoError(t, s.Stop())
+		require.NoError(t, <-done)
+		require.NoError(t, s.Close())
+		assert.NoFileExists(t, s.Path())
+	})
+	return func() []string {
+		mu.Lock()
+		defer mu.Unlock()
+		return append([]string{}, all...)
+	}
+}
+
+func sender(t *testing.T) (send func(path, message string) error) {
+	t.Helper()
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, unix.Close(fd)) })
+	return func(path, message string) error {
+		return unix.Sendto(fd, []byte(message), unix.MSG_DONTWAIT, &unix.SockaddrUnix{Name: path})
+	}
+}
+
+func TestMessages(t *testing.T) {
+	s, err := Listen(t.TempDir(), "s")
+	require.NoError(t, err)
+	got, send := serve(t, s, 16), sender(t)
+	want := []string{"one", "", "sixteen bytes 16", "seventeen bytes ..."}
+	for _, m := range []string{"one", "", "sixteen bytes 16", "seventeen bytes 17"} {
+		require.NoError(t, send(s.Path(), m))
+	}
+	require.Eventually(t, func() bool { return len(got()) == len(want) }, 10*time.Second, time.Millisecond)
+	assert.Equal(t, want, got())
+	require.NoError(t, send(s.Path(), "later"))
+	require.Eventually(t, func() bool { return len(got()) == len(want)+1 }, 10*time.Second, time.Millisecond)
+}
+
+func TestOnlyTheOwnerMaySend(t *testing.T) {
+	old := unix.Umask(0)
+	defer unix.Umask(old)
+	s, err := Listen(t.TempDir(), "s")
+	require.NoError(t, err)
+	stat, err := os.Lstat(s.Path())
+	require.NoError(t, err)
+	assert.Equal(t, os.ModeSocket|0o600, stat.Mode())
+	require.NoError(t, s.Close())
+}
+
+func TestPaths(t *testing.T) {
+	dir := t.TempDir()
+	longest := strings.Repeat("n", MaxPath-len(dir)-1)
+	s, err := Listen(dir, longest)
+	require.NoError(t, err)
+	assert.Len(t, s.Path(), 107)
+	require.NoError(t, s.Close())
+	_, err = Listen(dir, longest+"n")
+	require.ErrorContains(t, err, "108 bytes, at most 107")
+	_, err = Listen(filepath.Join(dir, "missing"), "s")
+	require.ErrorIs(t, err, os.ErrNotExist)
+	_, err = Listen("/proc", "s")
+	require.Error(t, err)
+
+	t.Chdir(dir)
+	s, err = Listen(".", "relative")
+	require.NoError(t, err)
+	assert.True(t, filepath.IsAbs(s.Path()))
+	_, err = Listen(dir, "relative")
+	require.ErrorIs(t, err, unix.EADDRINUSE)
+	assert.FileExists(t, s.Path(), "somebody else's stays")
+	require.NoError(t, s.Close())
+	assert.NoFileExists(t, s.Path())
+}
+
+// What does not fit into the queue is refused; what was taken arrives.
+func TestAFullSocket(t *testing.T) {
+	s, err := Listen(t.TempDir(), "s")
+	require.NoError(t, err)
+	send := sender(t)
+	taken := 0
+	for range 10_000 {
+		if err := send(s.Path(), "message"); err != nil {
+			require.ErrorIs(t, err, unix.EAGAIN)
+			break
+		}
+		taken++
+	}
+	require.Positive(t, taken)
+	got := serve(t, s, 16)
+	require.Eventually(t, func() bool { return len(got()) == taken }, 10*time.Second, time.Millisecond)
+	require.NoError(t, send(s.Path(), "more"))
+	require.Eventually(t, func() bool { return len(got()) == taken+1 }, 10*time.Second, time.Millisecond)
+}
+
+// A profiler sends dozens at a time and does not wait. It is the kernel that says how
+// many of them find a place.
+func TestBursts(t *testing.T) {
+	s, err := Listen(t.TempDir(), "s")
+	require.NoError(t, err)
+	got, send := serve(t, s, 16), sender(t)
+	taken, refused := 0, 0
+	for range 100 {
+		for range 50 {
+			if err := send(s.Path(), "message"); err != nil {
+				require.ErrorIs(t, err, unix.EAGAIN)
+				refused++
+				continue
+			}
+			taken++
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+	require.Eventually(t, func() bool { return len(got()) == taken }, 10*time.Second, time.Millisecond)
+	t.Logf("%d of %d refused", refused, taken+refused)
+}
+
+func TestStop(t *testing.T) {
+	for name, busy := range map[string]bool{"while idle": false, "after a message": true} {
+		t.Run(name, func(t *testing.T) {
+			s, err := Listen(t.TempDir(), "s")
+			require.NoError(t, err)
+			done := make(chan error)
+			go func() { done <- s.Serve(16, func([]byte, bool) {}) }()
+			send := sender(t)
+			if busy {
+				require.NoError(t, send(s.Path(), "so that it is at it"))
+			}
+			time.Sleep(time.Millisecond)
+			require.NoError(t, s.Stop())
+			select {
+			case err := <-done:
+				require.NoError(t, err)
+			case <-time.After(10 * time.Second):
+				t.Fatal("it goes on")
+			}
+			assert.NoFileExists(t, s.Path())
+			require.ErrorIs(t, send(s.Path(), "late"), unix.ENOENT)
+			require.NoError(t, s.Stop())
+			require.NoError(t, s.Close())
+		})
+	}
+}

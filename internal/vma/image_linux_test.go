@@ -1,0 +1,95 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package vma
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+func imageFile(t *testing.T, size int) *os.File {
+	t.Helper()
+	f, err := os.Create(filepath.Join(t.TempDir(), "image"))
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, f.Close()) })
+	b := make([]byte, size)
+	for i := range b {
+		b[i] = byte(i / os.Getpagesize())
+	}
+	_, err = f.Write(b)
+	require.NoError(t, err)
+	return f
+}
+
+func permissionsOf(t *testing.T, path string) (perms []string) {
+	t.Helper()
+	maps, err := os.ReadFile("/proc/self/maps")
+	require.NoError(t, err)
+	for line := range strings.Lines(string(maps)) {
+		if strings.HasSuffix(line, path+"\n") {
+			perms = append(perms, strings.Fields(line)[1])
+		}
+	}
+	return perms
+}
+
+func TestMapImage(t *testing.T) {
+	page := os.Getpagesize()
+	f := imageFile(t, page+100)
+	image, err := MapImage(f, page, func(mem []byte) {
+		assert.Len(t, mem, 2*page)
+		assert.Equal(t, []string{"rw-p"}, permissionsOf(t, f.Name()), "what is executed comes last")
+		assert.Equal(t, byte(1), mem[page])
+		mem[page+8] = 42
+	})
+	require.NoError(t, err)
+	assert.Equal(t, []string{"r-xp", "rw-p"}, permissionsOf(t, f.Name()))
+	assert.Equal(t, byte(0), image.Bytes()[0])
+	assert.Equal(t, byte(42), image.Bytes()[page+8])
+	b, err := os.ReadFile(f.Name())
+	require.NoError(t, err)
+	assert.Equal(t, byte(1), b[page+8], "the file stays as it is")
+
+	image.Signal("OTEL_CTX")
+	maps, err := os.ReadFile("/proc/self/maps")
+	require.NoError(t, err)
+	assert.NotContains(t, string(maps), "OTEL_CTX", "it is no process context")
+	require.NoError(t, unix.Munmap(image.mem))
+}
+
+func TestMapImageRefuses(t *testing.T) {
+	page := os.Getpagesize()
+	called := func([]byte) { t.Error("prepared") }
+	for name, tt := range map[string]struct{ size, text int }{
+		"empty": {0, page}, "text only": {page, page}, "no text": {2 * page, 0}, "part of a page": {2 * page, 100},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := MapImage(imageFile(t, tt.size), tt.text, called)
+			assert.ErrorIs(t, err, unix.EINVAL)
+		})
+	}
+}
+
+// A file system without execution has no code mapped, and nothing stays.
+func TestMapImageWithoutExecution(t *testing.T) {
+	dir := t.TempDir()
+	if err := unix.Mount("tmpfs", dir, "tmpfs", unix.MS_NOEXEC, ""); err != nil {
+		t.Skipf("no mounting, which takes CAP_SYS_ADMIN: %v", err)
+	}
+	t.Cleanup(func() { require.NoError(t, unix.Unmount(dir, unix.MNT_DETACH)) })
+	page := os.Getpagesize()
+	f, err := os.Create(filepath.Join(dir, "image"))
+	require.NoError(t, err)
+	defer func() { require.NoError(t, f.Close()) }()
+	require.NoError(t, f.Truncate(int64(2*page)))
+	_, err = MapImage(f, page, func([]byte) {})
+	require.ErrorIs(t, err, os.ErrPermission)
+	assert.Empty(t, permissionsOf(t, f.Name()))
+}

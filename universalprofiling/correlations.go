@@ -1,0 +1,357 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package universalprofiling
+
+import (
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/sdk/resource"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+
+	"github.com/otelctx/otelctx/internal/wire"
+)
+
+const (
+	// defaultDelay is how long transactions wait before a registration says.
+	defaultDelay = time.Second
+	// maxDelay bounds what a registration says: who may send is any process of the
+	// user.
+	maxDelay = 30 * time.Second
+
+	// maxSamples is how many stack trace ids a transaction may have, and maxAllSamples
+	// how many all transactions have that have more than fewSamples: one that is
+	// flooded leaves room for others.
+	maxSamples    = 1 << 16
+	maxAllSamples = 1 << 20
+	fewSamples    = 1 << 6
+)
+
+// stackTraceIDsKey is the attribute of transactions.
+const stackTraceIDsKey = attribute.Key("elastic.profiler_stack_trace_ids")
+
+const hostIDKey = attribute.Key("host.id")
+
+// began is when the package began. Times are counted from there, in nanoseconds.
+var began = time.Now()
+
+func now() uint64 { return uint64(time.Since(began)) + 1 }
+
+// Stats counts what became of a profiler's messages.
+type Stats struct {
+	// Registrations and Correlations are the messages that were of use.
+	Registrations, Correlations uint64
+	// Malformed are messages that were cut off or otherwise not what they should be,
+	// and UnknownTypes those of types that are not known.
+	Malformed, UnknownTypes uint64
+	// UnknownTransactions are correlations of transactions that there are not, or not
+	// any more, and Early those that came before a registration in the mode Auto, or
+	// with no exporter that they could be for.
+	UnknownTransactions, Early uint64
+	// Dropped are samples beyond what a transaction, or all of them, may have.
+	Dropped uint64
+	// NotDeferred are transactions that found the queue full.
+	NotDeferred uint64
+}
+
+// counters are Stats as they are counted.
+type counters struct {
+	registrations, correlations, malformed, unknownTypes atomic.Uint64
+	unknownTransactions, early, dropped, notDeferred     atomic.Uint64
+}
+
+// Stats returns what has become of messages so far.
+func (i *Integration) Stats() Stats {
+	if i == nil {
+		return Stats{}
+	}
+	c := &i.correlations.counters
+	return Stats{
+		Registrations: c.registrations.Load(), Correlations: c.correlations.Load(),
+		Malformed: c.malformed.Load(), UnknownTypes: c.unknownTypes.Load(),
+		UnknownTransactions: c.unknownTransactions.Load(), Early: c.early.Load(),
+		Dropped: c.dropped.Load(), NotDeferred: c.notDeferred.Load(),
+	}
+}
+
+// correlations are what is known of transactions from a profiler.
+type correlations struct {
+	counters counters
+	table    *table
+	// registered says that a profiler is known to be there, or taken for that.
+	registered atomic.Bool
+	// delay is how long transactions wait, in nanoseconds.
+	delay atomic.Int64
+	// flushed is a time: what ended before does not wait.
+	flushed atomic.Uint64
+	// exporters is how many there are.
+	exporters atomic.Uint64
+	// hostID is the profiler's, or nil.
+	hostID atomic.Pointer[string]
+	// completed is the last resource that the host id was added to.
+	completed atomic.Pointer[completedResource]
+
+	mu sync.Mutex
+	// samples has the transactions that have any, and all is how many those have in
+	// all.
+	samples map[transactionKey]*samples
+	all     int
+	// sweepAt is how many transactions there may be before those that are forgotten
+	// are looked for.
+	sweepAt int
+	waiting []*exporter
+}
+
+type transactionKey struct{ traceIDHigh, traceIDLow, id uint64 }
+
+// samples are those of a transaction: how often each stack trace was seen.
+type samples struct {
+	counts map[[16]byte]int
+	total  int
+}
+
+type completedResource struct{ from, to *resource.Resource }
+
+const firstSweep = 1 << 10
+
+func (c *correlations) start(t *table, s settings) {
+	c.table = t
+	c.registered.Store(s.mode == Enabled)
+	c.delay.Store(int64(defaultDelay))
+	c.samples, c.sweepAt = map[transactionKey]*samples{}, firstSweep
+}
+
+// on reports whether transactions are correlated.
+func (c *correlations) on() bool { return c.registered.Load() && c.exporters.Load() > 0 }
+
+// receive takes messages until the socket is stopped.
+func (i *Integration) receive() {
+	defer close(i.received)
+	if err := i.socket.Serve(wire.MaxProfilingMessage, i.take); err != nil {
+		i.warned.once(warnSocket, fmt.Errorf("the profiler is not heard any more: %w", err))
+	}
+}
+
+// take takes a message.
+func (i *Integration) take(b []byte, whole bool) {
+	c := &i.correlations
+	if !whole {
+		c.counters.malformed.Add(1)
+		return
+	}
+	message, err := wire.ParseProfilingMessage(b)
+	switch {
+	case errors.Is(err, wire.ErrProfilingMessageType):
+		c.counters.unknownTypes.Add(1)
+	case err != nil:
+		c.counters.malformed.Add(1)
+	}
+	switch m := message.(type) {
+	case wire.ProfilingRegistration:
+		c.counters.registrations.Add(1)
+		i.register(m)
+	case wire.ProfilingCorrelation:
+		i.correlate(m)
+	}
+}
+
+// register takes a registration.
+func (i *Integration) register(m wire.ProfilingRegistration) {
+	c := &i.correlations
+	delay := time.Duration(m.SamplesDelayMS) * time.Millisecond
+	if delay > maxDelay {
+		i.warned.once(warnDelay, fmt.Errorf("the profiler asks to wait for %v: transactions wait for %v", delay, maxDelay))
+		delay = maxDelay
+	}
+	c.delay.Store(int64(delay))
+	if m.HostID != "" {
+		// The first one stays: resources do not change, and hosts do not either.
+		if !c.hostID.CompareAndSwap(nil, &m.HostID) && *c.hostID.Load() != m.HostID {
+			i.warnHostID(m.HostID, *c.hostID.Load())
+		}
+		if r := i.service.Load(); r != nil {
+			i.complete(r)
+		}
+	}
+	c.registered.Store(true)
+	c.wake()
+}
+
+func (i *Integration) warnHostID(profiler, other string) {
+	i.warned.once(warnHostID, fmt.Errorf("the profiler reports with %s %q, and spans with %q: some correlations will not work",
+		hostIDKey, profiler, other))
+}
+
+// correlate takes a correlation.
+func (i *Integration) correlate(m wire.ProfilingCorrelation) {
+	c := &i.correlations
+	if !c.on() {
+		c.counters.early.Add(1)
+		return
+	}
+	k := transactionKey{number(m.TraceID[:8]), number(m.TraceID[8:]), number(m.TransactionID[:])}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var l live
+	if !c.table.findRoot(k.traceIDHigh, k.traceIDLow, k.id, &l) || uint8(l.origin)&1 == 0 {
+		c.counters.unknownTransactions.Add(1)
+		return
+	}
+	c.counters.correlations.Add(1)
+	if !c.add(k, m.StackTraceID, int(m.Count)) {
+		c.counters.dropped.Add(uint64(m.Count))
+		i.warned.once(warnSamples, errors.New("more samples than there is room for: transactions will not have all of them"))
+	}
+}
+
+// add adds so many samples of a stack trace to a transaction, all or none.
+func (c *correlations) add(k transactionKey, stackTrace [16]byte, count int) bool {
+	if count == 0 {
+		return true
+	}
+	s := c.samples[k]
+	if s == nil {
+		if len(c.samples) >= c.sweepAt {
+			c.sweep()
+		}
+		s = &samples{counts: map[[16]byte]int{}}
+	}
+	if s.total+count > maxSamples || s.total+count > fewSamples && c.all+count > maxAllSamples {
+		return false
+	}
+	c.samples[k] = s
+	s.counts[stackTrace] += count
+	s.total += count
+	c.all += count
+	return true
+}
+
+// sweep forgets the samples of transactions that have given way to spans, or were
+// started and never exported.
+func (c *correlations) sweep() {
+	for k := range c.samples {
+		var l live
+		if !c.table.find(k.traceIDHigh, k.traceIDLow, k.id, &l) {
+			c.forget(k)
+		}
+	}
+	c.sweepAt = max(firstSweep, 2*len(c.samples))
+}
+
+func (c *correlations) forget(k transactionKey) {
+	if s := c.samples[k]; s != nil {
+		c.all -= s.total
+		delete(c.samples, k)
+	}
+}
+
+func keyOf(s sdktrace.ReadOnlySpan) transactionKey {
+	sc := s.SpanContext()
+	traceID, id := sc.TraceID(), sc.SpanID()
+	return transactionKey{number(traceID[:8]), number(traceID[8:]), number(id[:])}
+}
+
+// endOf returns when a transaction has ended, if that is known.
+func (c *correlations) endOf(k transactionKey) (at uint64, ok bool) {
+	var l live
+	if !c.table.findRoot(k.traceIDHigh, k.traceIDLow, k.id, &l) || l.origin&ended == 0 {
+		return 0, false
+	}
+	return l.resumes, true
+}
+
+// collect returns the stack trace ids of a transaction that an exporter exports. Behind
+// the last exporter it is forgotten.
+func (c *correlations) collect(k transactionKey) (ids []string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var l live
+	if !c.table.findRoot(k.traceIDHigh, k.traceIDLow, k.id, &l) || l.origin&ended == 0 {
+		c.forget(k)
+		return nil
+	}
+	if s := c.samples[k]; s != nil {
+		ids = make([]string, 0, s.total)
+		for stackTrace, count := range s.counts {
+			id := base64.RawURLEncoding.EncodeToString(stackTrace[:])
+			for range count {
+				ids = append(ids, id)
+			}
+		}
+		slices.Sort(ids) // in any order, but always the same
+	}
+	// Only who holds the lock changes it.
+	if left := atomic.AddUint64(&l.entry.exports, ^uint64(0)); left == 0 {
+		c.forget(k)
+		if l.claim() {
+			l.free()
+		}
+	}
+	return ids
+}
+
+// complete returns the resource that spans with this one are exported with: with the
+// profiler's host.id if it has none.
+func (i *Integration) complete(r *resource.Resource) *resource.Resource {
+	c := &i.correlations
+	id := c.hostID.Load()
+	if id == nil {
+		return r
+	}
+	if last := c.completed.Load(); last != nil && last.from == r {
+		return last.to
+	}
+	to := r
+	if own, ok := r.Set().Value(hostIDKey); !ok {
+		// Resources of one schema merge; this one has none.
+		to, _ = resource.Merge(r, resource.NewSchemaless(hostIDKey.String(*id)))
+	} else if own.String() != *id {
+		i.warnHostID(*id, own.String())
+	}
+	c.completed.Store(&completedResource{r, to})
+	return to
+}
+
+// wake has exporters look again at what waits.
+func (c *correlations) wake() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, e := range c.waiting {
+		e.rearm()
+	}
+}
+
+// release has all exporters export what waits.
+func (c *correlations) release(ctx context.Context) error {
+	c.mu.Lock()
+	waiting := slices.Clone(c.waiting)
+	c.mu.Unlock()
+	var errs []error
+	for _, e := range waiting {
+		errs = append(errs, e.release(ctx, true))
+	}
+	return errors.Join(errs...)
+}
+
+// enter and leave are called at the start and the end of an exporter.
+func (c *correlations) enter(e *exporter) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.waiting = append(c.waiting, e)
+	c.exporters.Store(uint64(len(c.waiting)))
+}
+
+func (c *correlations) leave(e *exporter) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.waiting = slices.DeleteFunc(c.waiting, func(w *exporter) bool { return w == e })
+	c.exporters.Store(uint64(len(c.waiting)))
+}

@@ -1,0 +1,79 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package universalprofiling is the service's side of Elastic's Universal Profiling
+// integration. A profiler that knows it, such as the OpenTelemetry eBPF profiler, links
+// its samples to the spans in which they were taken; and it tells the service which
+// stack traces those were, which the service exports with its transactions:
+//
+//	tp := sdktrace.NewTracerProvider(
+//		sdktrace.WithResource(res),
+//		universalprofiling.WithIntegration(universalprofiling.WithResource(res)),
+//		sdktrace.WithBatcher(universalprofiling.NewExporter(exporter)),
+//	)
+//
+// It takes neither cgo nor a shared library that is shipped.
+//
+// # What a profiler sees
+//
+// From the end of its start on, a span is shown on the thread of the goroutine that
+// started it, together with its transaction, which is the local root span: the one that
+// has no parent in this process. At the end of a span its parent is shown again if the
+// goroutine was showing it before and it is live; otherwise nothing. After the end of a
+// span it is not shown on any thread, on whichever goroutine End was called.
+//
+// The format has no place for goroutines. Go moves them between threads when they
+// block, and runs others on the thread meanwhile: until a span starts or ends there,
+// that thread shows the span of the goroutine that was there before. A goroutine that
+// is locked to its thread is exact. Package spanctx has carriers that are exact always,
+// for readers that know them.
+//
+// # What the profiler says
+//
+// A profiler sends messages to a socket whose path it has read. A registration tells
+// how long its samples take, and the host.id that it reports with: spans are exported
+// with that if their resource has none. A correlation names a stack trace of a
+// transaction and how often it was seen: the ids of all of them become the attribute
+// elastic.profiler_stack_trace_ids of the transaction.
+//
+// For these to arrive in time, sampled transactions, and nothing else, are exported
+// only when the delay has passed since their end: that of the registration, or one
+// second. They wait in a queue of fixed size; what finds it full is exported at once.
+// ForceFlush and Shutdown export what waits.
+//
+// # Configuration
+//
+//   - ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_ENABLED: true, false or auto, the
+//     default; [WithEnabled] overrides it. With auto, spans are shown and the socket is
+//     open, but nothing is correlated or deferred before a registration has come. The
+//     OpenTelemetry eBPF profiler does not send any so far: say true for it.
+//   - ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_SOCKET_DIR: the directory of the
+//     socket; [WithSocketDir] overrides it. The default is the first of XDG_RUNTIME_DIR
+//     and [os.TempDir] that serves. The profiler has to see it in the file system of
+//     the process, which it does in containers too. The socket's path may have 107
+//     bytes.
+//   - ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_BUFFER_SIZE: how many transactions
+//     wait at most, 8096 by default; [WithBufferSize] overrides it.
+//
+// What is neither is reported to [otel.Handle], and the default is taken.
+//
+// # Losses
+//
+// The kernel keeps net.unix.max_dgram_qlen messages, 10 by default, for a socket that is
+// not read at once. What a profiler sends beyond that is lost at its end, and cannot be
+// counted at this one. On hosts whose profiler sends in large bursts a higher limit
+// helps; it holds for sockets made afterwards:
+//
+//	sysctl -w net.unix.max_dgram_qlen=512
+//
+// What arrives and is of no use is counted, see [Integration.Stats].
+//
+// # Where it works
+//
+// On linux/amd64, with and without cgo, and on linux/arm64 with cgo: without it there is
+// no thread-local memory for the format to use. Nothing is taken for granted: the Go
+// runtime's structures are verified when the integration starts and on each thread, and
+// where they are not what is expected the reason is reported and nothing is shown. Some
+// file system has to allow code to be mapped from it, for the moment of the start: of
+// the socket's directory, XDG_RUNTIME_DIR, os.TempDir and /dev/shm the first one serves.
+package universalprofiling

@@ -1,0 +1,274 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package universalprofiling
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/sdk/resource"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+)
+
+const (
+	// maxBatch is how many transactions are exported at a time.
+	maxBatch = 512
+	// exportTimeout bounds the export of what has waited, as the SDK's batch processor
+	// does by default.
+	exportTimeout = 30 * time.Second
+)
+
+// NewExporter returns an exporter for the TracerProvider of the process's [Integration],
+// which has to be there already: the option [WithIntegration] has to be made before. It
+// exports to next: sampled transactions when their delay has passed, with the stack
+// trace ids that the profiler has told of, and all other spans at once.
+//
+// Without an Integration, or with one that is disabled, it returns next. The exporter
+// does not call next concurrently; its own methods may be.
+func NewExporter(next sdktrace.SpanExporter) sdktrace.SpanExporter {
+	return active.Load().NewExporter(next)
+}
+
+// NewExporter is the function of that name, for this Integration.
+func (i *Integration) NewExporter(next sdktrace.SpanExporter) sdktrace.SpanExporter {
+	if i.off() {
+		return next
+	}
+	e := &exporter{i: i, next: next, turn: make(chan struct{}, 1)}
+	i.correlations.enter(e)
+	return e
+}
+
+// exporter keeps transactions back.
+type exporter struct {
+	i    *Integration
+	next sdktrace.SpanExporter
+	// turn is held by who calls next.
+	turn chan struct{}
+
+	mu sync.Mutex
+	// queue is first in, first out.
+	queue  []deferred
+	closed bool
+	// timer goes off when the first one's delay has passed; nil if none waits.
+	timer *time.Timer
+}
+
+type deferred struct {
+	span    sdktrace.ReadOnlySpan
+	endedAt uint64
+}
+
+var _ sdktrace.SpanExporter = (*exporter)(nil)
+
+// ExportSpans exports spans, except for transactions that wait: what becomes of their
+// export later goes to [otel.Handle].
+func (e *exporter) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpan) error {
+	out := make([]sdktrace.ReadOnlySpan, 0, len(spans))
+	for _, s := range spans {
+		if !e.keep(s) { //nolint:contextcheck // what waits is exported when ctx is over
+			out = append(out, s)
+		}
+	}
+	if len(out) == 0 {
+		return nil
+	}
+	if err := e.lock(ctx); err != nil {
+		return err
+	}
+	defer e.unlock()
+	return e.export(ctx, out)
+}
+
+// isTransaction reports whether s is a local root.
+func isTransaction(s sdktrace.ReadOnlySpan) bool {
+	return !s.Parent().IsValid() || s.Parent().IsRemote()
+}
+
+// keep keeps a span back if it has to wait, and reports whether it does.
+func (e *exporter) keep(s sdktrace.ReadOnlySpan) bool {
+	c := &e.i.correlations
+	if !c.registered.Load() || !s.SpanContext().IsSampled() || !isTransaction(s) {
+		return false
+	}
+	endedAt, ok := c.endOf(keyOf(s))
+	if !ok || endedAt <= c.flushed.Load() || now() >= endedAt+uint64(c.delay.Load()) {
+		return false
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.closed {
+		return false
+	}
+	if len(e.queue) >= e.i.settings.bufferSize {
+		c.counters.notDeferred.Add(1)
+		e.i.warned.once(warnFull, fmt.Errorf("the queue of %d transactions is full: their profiling data may be incomplete",
+			e.i.settings.bufferSize))
+		return false
+	}
+	e.queue = append(e.queue, deferred{s, endedAt})
+	e.arm()
+	return true
+}
+
+// arm has the timer go off when the first transaction's delay has passed. mu is held.
+func (e *exporter) arm() {
+	if e.timer != nil || len(e.queue) == 0 || e.closed {
+		return
+	}
+	wait := int64(e.queue[0].endedAt) + e.i.correlations.delay.Load() - int64(now())
+	e.timer = time.AfterFunc(time.Duration(max(wait, 0)), func() {
+		e.mu.Lock()
+		e.timer = nil
+		e.mu.Unlock()
+		ctx, cancel := context.WithTimeout(context.Background(), exportTimeout)
+		defer cancel()
+		if err := e.release(ctx, false); err != nil {
+			otel.Handle(err)
+		}
+	})
+}
+
+// disarm undoes arm. mu is held.
+func (e *exporter) disarm() {
+	if e.timer != nil && e.timer.Stop() {
+		e.timer = nil
+	}
+}
+
+// rearm has the timer go by the delay as it is now.
+func (e *exporter) rearm() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.disarm()
+	e.arm()
+}
+
+// release exports those that have waited long enough, or all. What ctx leaves no time
+// for goes on waiting.
+func (e *exporter) release(ctx context.Context, all bool) error {
+	if err := e.lock(ctx); err != nil {
+		e.rearm() //nolint:contextcheck // as above
+		return err
+	}
+	defer e.unlock()
+	defer e.rearm() //nolint:contextcheck // as above
+	var errs []error
+	for ctx.Err() == nil {
+		spans := e.due(all)
+		if len(spans) == 0 {
+			return errors.Join(errs...)
+		}
+		errs = append(errs, e.export(ctx, spans))
+	}
+	return errors.Join(append(errs, ctx.Err())...)
+}
+
+// due takes a batch of those that have waited long enough, or of all.
+func (e *exporter) due(all bool) (spans []sdktrace.ReadOnlySpan) {
+	c := &e.i.correlations
+	t, delay := now(), uint64(c.delay.Load())
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	n := 0
+	for n < min(len(e.queue), maxBatch) && (all || t >= e.queue[n].endedAt+delay || e.queue[n].endedAt <= c.flushed.Load()) {
+		spans = append(spans, e.queue[n].span)
+		n++
+	}
+	// Deleting from the front of a slice would keep the spans alive.
+	clear(e.queue[:n])
+	if e.queue = e.queue[n:]; len(e.queue) == 0 {
+		e.queue = nil
+	}
+	return spans
+}
+
+// export exports spans as they are to be. The caller has the turn.
+func (e *exporter) export(ctx context.Context, spans []sdktrace.ReadOnlySpan) error {
+	for n, s := range spans {
+		spans[n] = e.i.finish(s)
+	}
+	return e.next.ExportSpans(ctx, spans)
+}
+
+func (e *exporter) lock(ctx context.Context) error {
+	select {
+	case e.turn <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (e *exporter) unlock() { <-e.turn }
+
+// Shutdown exports what waits, and shuts next down, as far as ctx allows.
+func (e *exporter) Shutdown(ctx context.Context) error {
+	e.mu.Lock()
+	closed := e.closed
+	e.closed = true
+	e.disarm()
+	e.mu.Unlock()
+	if closed {
+		return nil
+	}
+	err := e.release(ctx, true)
+	e.i.correlations.leave(e)
+	e.mu.Lock()
+	if n := len(e.queue); n > 0 {
+		err = errors.Join(err, fmt.Errorf("universal profiling: %d transactions are not exported", n))
+		e.queue = nil
+	}
+	e.mu.Unlock()
+	// An export that the timer has begun is over by then, or has no time left either.
+	if lockErr := e.lock(ctx); lockErr == nil {
+		defer e.unlock()
+	}
+	return errors.Join(err, e.next.Shutdown(ctx))
+}
+
+// MarshalLog is what the SDK logs of the exporter.
+func (e *exporter) MarshalLog() any {
+	return struct{ Type, Next string }{"universalprofiling", fmt.Sprintf("%T", e.next)}
+}
+
+// finish returns s as it is exported.
+func (i *Integration) finish(s sdktrace.ReadOnlySpan) sdktrace.ReadOnlySpan {
+	var ids []string
+	if s.SpanContext().IsSampled() && isTransaction(s) {
+		ids = i.correlations.collect(keyOf(s))
+	}
+	own := s.Resource()
+	r := i.complete(own)
+	if len(ids) == 0 && r == own {
+		return s
+	}
+	return &finished{s, ids, r}
+}
+
+// finished is a span with what the profiler has told.
+type finished struct {
+	sdktrace.ReadOnlySpan
+
+	ids      []string
+	resource *resource.Resource
+}
+
+// Attributes returns those of the span and its stack traces.
+func (f *finished) Attributes() []attribute.KeyValue {
+	attributes := f.ReadOnlySpan.Attributes()
+	if len(f.ids) == 0 {
+		return attributes
+	}
+	return append(slices.Clip(attributes), stackTraceIDsKey.StringSlice(f.ids))
+}
+
+// Resource returns that of the span, with a host id.
+func (f *finished) Resource() *resource.Resource { return f.resource }

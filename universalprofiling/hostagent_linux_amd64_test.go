@@ -1,0 +1,393 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package universalprofiling
+
+import (
+	"debug/elf"
+	"encoding/binary"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/otelctx/otelctx/internal/childproc"
+	"github.com/otelctx/otelctx/internal/procfs"
+	"github.com/otelctx/otelctx/internal/remotemem"
+	"github.com/otelctx/otelctx/internal/wire"
+)
+
+// hostAgent is a reader that does what the specification's does. Of this module it uses
+// only what reads maps and memory: formats and names are written out.
+type hostAgent struct {
+	t      *testing.T
+	pid    int
+	memory remotemem.Memory
+	// storage is where the pointer to the process storage is, and tls how far from its
+	// thread pointer a thread has the pointer to its record.
+	storage uint64
+	tls     int64
+	// bases are the thread pointers.
+	bases map[int]uint64
+}
+
+var libraryPath = regexp.MustCompile(`.*/elastic-jvmti-linux-([\w-]*)\.so`)
+
+// attach finds the library in a process. It reads the file that is mapped, which nobody
+// finds in a directory any more.
+func attach(t *testing.T, pid int) *hostAgent {
+	t.Helper()
+	process, err := procfs.NewFS("/proc").Process(pid)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, process.Close()) }()
+	a := &hostAgent{t: t, pid: pid, memory: remotemem.Of(pid), bases: map[int]uint64{}}
+	var found []procfs.Mapping
+	for m, err := range process.Maps(func([]byte) bool { return true }) {
+		require.NoError(t, err)
+		if m.Perms.Exec && libraryPath.MatchString(m.Name) {
+			found = append(found, m)
+		}
+		require.False(t, m.Perms.Exec && m.Perms.Write, "%+v", m)
+	}
+	require.Len(t, found, 1)
+	m := found[0]
+	require.True(t, strings.HasSuffix(m.Name, " (deleted)"), m.Name)
+	f, err := elf.Open(fmt.Sprintf("/proc/%d/map_files/%x-%x", pid, m.Start, m.End))
+	if errors.Is(err, fs.ErrPermission) {
+		t.Skipf("opening mapped files takes CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE: %v", err)
+	}
+	require.NoError(t, err)
+	defer func() { require.NoError(t, f.Close()) }()
+
+	bias, known := uint64(0), false
+	for _, p := range f.Progs {
+		if p.Type == elf.PT_LOAD && p.Flags&elf.PF_X != 0 && p.Off == m.Offset {
+			bias, known = m.Start-p.Vaddr, true
+		}
+	}
+	require.True(t, known)
+	symbols, err := f.DynamicSymbols()
+	require.NoError(t, err)
+	for _, s := range symbols {
+		if s.Name == "elastic_apm_profiling_correlation_process_storage_v1" {
+			a.storage = bias + s.Value
+		}
+	}
+	require.NotZero(t, a.storage)
+	descriptor := uint64(0)
+	for _, s := range f.Sections {
+		if s.Type != elf.SHT_RELA {
+			continue
+		}
+		b, err := s.Data()
+		require.NoError(t, err)
+		for ; len(b) >= 24; b = b[24:] {
+			info := f.ByteOrder.Uint64(b[8:])
+			if elf.R_X86_64(info&0xffffffff) == elf.R_X86_64_TLSDESC &&
+				symbols[info>>32-1].Name == "elastic_apm_profiling_correlation_tls_v1" {
+				descriptor = bias + f.ByteOrder.Uint64(b)
+			}
+		}
+	}
+	require.NotZero(t, descriptor)
+	a.tls = int64(a.word(descriptor + 8))
+	return a
+}
+
+func (a *hostAgent) read(at uint64, size int) []byte {
+	a.t.Helper()
+	b := make([]byte, size)
+	_, err := a.memory.ReadAt(b, int64(at))
+	require.NoError(a.t, err)
+	return b
+}
+
+func (a *hostAgent) word(at uint64) uint64 {
+	a.t.Helper()
+	return binary.NativeEndian.Uint64(a.read(at, 8))
+}
+
+// process reads the process storage; ok is false if there is none.
+func (a *hostAgent) process() (name, environment, socket string, ok bool) {
+	a.t.Helper()
+	at := a.word(a.storage)
+	if at == 0 {
+		return "", "", "", false
+	}
+	require.EqualValues(a.t, 1, binary.NativeEndian.Uint16(a.read(at, 2)))
+	at += 2
+	text := func() string {
+		n := binary.NativeEndian.Uint32(a.read(at, 4))
+		require.Less(a.t, n, uint32(1024))
+		b := a.read(at+4, int(n))
+		at += 4 + uint64(n)
+		return string(b)
+	}
+	return text(), text(), text(), true
+}
+
+// interrupted stops a thread, calls f and lets the thread go on.
+func (a *hostAgent) interrupted(tid int, f func()) {
+	a.t.Helper()
+	// The kernel has a tracer be a thread.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if err := unix.PtraceSeize(tid); errors.Is(err, unix.EPERM) {
+		a.t.Skipf("no ptrace: %v", err)
+	} else {
+		require.NoError(a.t, err)
+	}
+	require.NoError(a.t, unix.PtraceInterrupt(tid))
+	_, err := unix.Wait4(tid, nil, unix.WALL, nil)
+	require.NoError(a.t, err)
+	defer func() { require.NoError(a.t, unix.PtraceDetach(tid)) }()
+	f()
+}
+
+// base returns the thread pointer of a thread. It stops the thread for that, once.
+func (a *hostAgent) base(tid int) uint64 {
+	a.t.Helper()
+	if _, ok := a.bases[tid]; !ok {
+		a.interrupted(tid, func() {
+			var regs unix.PtraceRegs
+			require.NoError(a.t, unix.PtraceGetRegs(tid, &regs))
+			a.bases[tid] = regs.Fs_base
+		})
+	}
+	return a.bases[tid]
+}
+
+// thread returns what a thread shows, in the words of the service.
+func (a *hostAgent) thread(tid int) string {
+	a.t.Helper()
+	at := a.word(a.base(tid) + uint64(a.tls))
+	if at == 0 {
+		return "no record"
+	}
+	b := a.read(at, 37)
+	switch {
+	case binary.NativeEndian.Uint16(b) != 1:
+		return fmt.Sprintf("layout-minor-version %d", binary.NativeEndian.Uint16(b))
+	case b[2] != 1:
+		return "not valid"
+	case b[3] == 0:
+		return "nothing"
+	}
+	return fmt.Sprintf("%s %s %s %d", hex.EncodeToString(b[5:21]), hex.EncodeToString(b[21:29]), hex.EncodeToString(b[29:37]), b[4])
+}
+
+// build builds the service.
+func build(t *testing.T, toolchain string, cgo bool, flags ...string) string {
+	t.Helper()
+	goTool, err := exec.LookPath("go")
+	if err != nil {
+		t.Skipf("no go tool: %v", err)
+	}
+	enabled := "0"
+	if cgo {
+		enabled = "1"
+		if _, err := exec.LookPath("gcc"); err != nil {
+			t.Skipf("no C compiler: %v", err)
+		}
+	}
+	if toolchain != "" {
+		version := exec.Command(goTool, "version")
+		version.Env = append(os.Environ(), "GOTOOLCHAIN="+toolchain)
+		if out, err := version.CombinedOutput(); err != nil {
+			t.Skipf("no %s: %v: %s", toolchain, err, out)
+		}
+	}
+	exe := filepath.Join(t.TempDir(), "service")
+	cmd := exec.Command(goTool, append(append([]string{"build", "-o", exe}, flags...), "./testdata/service")...)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED="+enabled)
+	if toolchain != "" {
+		cmd.Env = append(cmd.Env, "GOTOOLCHAIN="+toolchain)
+	}
+	out, err := cmd.CombinedOutput()
+	if err != nil && strings.Contains(string(out), "cannot find -lc") {
+		t.Skip("no static C library")
+	}
+	require.NoError(t, err, "%s", out)
+	return exe
+}
+
+// startService starts the service and returns the Go version that it says it has.
+func startService(t *testing.T, exe string, env ...string) (child *childproc.Child, version string) {
+	t.Helper()
+	child = childproc.Start(t, "", func(cmd *exec.Cmd) {
+		cmd.Path, cmd.Args = exe, []string{exe}
+		cmd.Env = append(append(cmd.Env, "ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_SOCKET_DIR="+t.TempDir()), env...)
+	})
+	_, version, ok := strings.Cut(child.Receive(), "ready ")
+	require.True(t, ok)
+	return child, version
+}
+
+// However a service is built, the host agent sees exactly what each thread is in.
+func TestHostAgentSeesSpans(t *testing.T) {
+	for _, toolchain := range []string{"", "go1.27.1"} {
+		for _, tt := range []struct {
+			name  string
+			cgo   bool
+			flags []string
+		}{
+			{"static", false, nil},
+			{"PIE", false, []string{"-buildmode=pie"}},
+			{"cgo", true, nil},
+			{"cgo PIE", true, []string{"-buildmode=pie"}},
+			{"cgo static", true, []string{"-ldflags=-linkmode=external -extldflags=-static"}},
+		} {
+			name := tt.name + " " + toolchain
+			changes := 500
+			if tt.name == "static" && toolchain == "" || tt.name == "cgo" && toolchain == "" {
+				changes = 10_000
+			}
+			t.Run(name, func(t *testing.T) {
+				child, version := startService(t, build(t, toolchain, tt.cgo, tt.flags...))
+				if toolchain != "" {
+					require.Equal(t, toolchain, version)
+				}
+				agent := attach(t, child.PID())
+				const actors = 4
+				var tids [actors]int
+				for n := range tids {
+					var err error
+					tids[n], err = strconv.Atoi(child.Ask("actor"))
+					require.NoError(t, err)
+					require.Equal(t, "no record", agent.thread(tids[n]))
+				}
+				var last [actors]string
+				for n := range last {
+					last[n] = "no record"
+				}
+				for n := range changes {
+					who := rand.IntN(actors)
+					child.Send("change %d", who)
+					for last[who] = child.Receive(); strings.HasPrefix(last[who], "exported "); {
+						last[who] = child.Receive()
+					}
+					require.Equal(t, last[who], agent.thread(tids[who]), "change %d", n)
+					if n%50 == 0 {
+						for other := range last {
+							require.Equal(t, last[other], agent.thread(tids[other]), "it is not disturbed")
+						}
+					}
+				}
+			})
+		}
+	}
+}
+
+// A thread that is interrupted at any instruction shows one span or none, or says that it
+// is about to change what it shows.
+func TestHostAgentInterruptsThreads(t *testing.T) {
+	child, _ := startService(t, build(t, "", false), "ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_ENABLED=auto")
+	agent := attach(t, child.PID())
+	tid, err := strconv.Atoi(child.Ask("spin"))
+	require.NoError(t, err)
+	word := agent.base(tid) + uint64(agent.tls)
+	require.Eventually(t, func() bool { return agent.word(word) != 0 }, 10*time.Second, time.Millisecond)
+	counts := map[string]int{}
+	agent.interrupted(tid, func() {
+		for last, ends := "", 0; ends < 5; {
+			b := agent.read(agent.word(word), 37)
+			now := "a span"
+			switch {
+			case b[2] == 0:
+				now = "not valid"
+			case b[3] == 0:
+				now = "nothing"
+			case string(b[5:21]) == string(b[21:29])+string(b[21:29]) && string(b[29:37]) == string(b[21:29]):
+			default:
+				t.Fatalf("mixed: %x", b)
+			}
+			if now == "nothing" && last == "not valid" {
+				ends++
+			}
+			last = now
+			counts[now]++
+			require.NoError(t, unix.PtraceSingleStep(tid))
+			_, err := unix.Wait4(tid, nil, unix.WALL, nil)
+			require.NoError(t, err)
+		}
+	})
+	t.Log(counts)
+	assert.Len(t, counts, 3)
+}
+
+// A profiler finds the process, says that it is there, and tells of samples.
+func TestHostAgentTellsTheService(t *testing.T) {
+	child, _ := startService(t, build(t, "", false))
+	agent := attach(t, child.PID())
+	name, environment, socket, ok := agent.process()
+	require.True(t, ok)
+	assert.Equal(t, "shop", name)
+	assert.Equal(t, "test", environment)
+	stat, err := os.Lstat(socket)
+	require.NoError(t, err)
+	assert.Equal(t, os.ModeSocket|0o600, stat.Mode())
+
+	send := sender(t, socket)
+	require.NoError(t, send(wire.ProfilingRegistration{SamplesDelayMS: 100, HostID: "the host"}.Encode()))
+	time.Sleep(300 * time.Millisecond) // there is no answer to wait for
+	tid, err := strconv.Atoi(child.Ask("actor"))
+	require.NoError(t, err)
+	var trace, span, transaction string
+	for flags := 0; flags != 1; {
+		if _, err := fmt.Sscan(child.Ask("change 0"), &trace, &span, &transaction, &flags); err != nil {
+			flags = 0
+		}
+	}
+	require.Equal(t, strings.Join([]string{trace, span, transaction, "1"}, " "), agent.thread(tid))
+	message := wire.ProfilingCorrelation{StackTraceID: [16]byte{1, 2, 3}, Count: 2}
+	_, err = hex.Decode(message.TraceID[:], []byte(trace))
+	require.NoError(t, err)
+	_, err = hex.Decode(message.TransactionID[:], []byte(transaction))
+	require.NoError(t, err)
+	require.NoError(t, send(message.Encode()))
+	time.Sleep(300 * time.Millisecond)
+	child.Send("change 0")
+	for seen := false; !seen; {
+		line := child.Receive()
+		data, ok := strings.CutPrefix(line, "exported ")
+		if !ok {
+			if child.Send("change 0"); line == "nothing" {
+				time.Sleep(150 * time.Millisecond)
+			}
+			continue
+		}
+		var e struct {
+			HostID      string
+			StackTraces []string
+		}
+		require.NoError(t, json.Unmarshal([]byte(data), &e))
+		assert.Equal(t, "the host", e.HostID)
+		if len(e.StackTraces) > 0 {
+			assert.Equal(t, []string{"AQIDAAAAAAAAAAAAAAAAAA", "AQIDAAAAAAAAAAAAAAAAAA"}, e.StackTraces)
+			seen = true
+		}
+	}
+	child.Send("shutdown")
+	for !strings.HasPrefix(child.Receive(), "shut down <nil>") {
+	}
+	assert.Zero(t, agent.word(agent.storage), "the storage is withdrawn")
+	assert.NoFileExists(t, socket)
+	assert.Equal(t, "nothing", agent.thread(tid))
+	assert.Equal(t, attach(t, child.PID()).storage, agent.storage, "the library stays")
+	child.Done()
+}

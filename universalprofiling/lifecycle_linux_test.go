@@ -1,0 +1,333 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package universalprofiling
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/sdk/resource"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/otelctx/otelctx/internal/childproc"
+)
+
+const roleRefused = "refused"
+
+// refuse is a child that has no library so far. It says what keeps it from having one.
+func refuse(parent *childproc.Parent) {
+	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { parent.Send("handled %s", oneLine(err)) }))
+	for {
+		order, ok := parent.Receive()
+		if !ok {
+			return
+		}
+		var opts []Option
+		switch order {
+		case "runtime":
+			opts = append(opts, without())
+		case "directories":
+			for _, name := range []string{"TMPDIR", "XDG_RUNTIME_DIR"} {
+				parent.Must(os.Setenv(name, "/missing/"+name))
+			}
+			opts = append(opts, WithSocketDir("/missing"))
+		}
+		tp := sdktrace.NewTracerProvider(WithIntegration(opts...))
+		_, span := tp.Tracer("test").Start(context.Background(), "span")
+		span.End()
+		parent.Must(tp.Shutdown(context.Background()))
+		maps, err := os.ReadFile("/proc/self/maps")
+		parent.Must(err)
+		parent.Send("library=%t recording=%t", strings.Contains(string(maps), "elastic-jvmti"), span.SpanContext().IsValid())
+	}
+}
+
+func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
+
+// Where it cannot work the service runs on, and the reason is reported once.
+func TestRefusals(t *testing.T) {
+	supported(t)
+	child := childproc.Start(t, roleRefused, func(*exec.Cmd) {})
+	for order, want := range map[string][]string{
+		"runtime":     {errReason.Error()},
+		"directories": {"/missing", "/missing/TMPDIR", "/missing/XDG_RUNTIME_DIR"},
+	} {
+		said := child.Ask("%s", order)
+		require.True(t, strings.HasPrefix(said, "handled "), said)
+		for _, w := range want {
+			assert.Contains(t, said, w)
+		}
+		child.Expect("library=false recording=true")
+	}
+	child.Done()
+}
+
+func TestThereIsOneIntegration(t *testing.T) {
+	handled := errorsHandled(t)
+	s := newService(t)
+	_, err := New()
+	require.ErrorIs(t, err, ErrAlreadyIntegrated)
+	tp := sdktrace.NewTracerProvider(WithIntegration())
+	_, span := tp.Tracer("other").Start(t.Context(), "span")
+	s.shownHere(span)
+	span.End()
+	s.shownHere(nil)
+	require.NoError(t, tp.Shutdown(t.Context()))
+	_, span = s.tracer.Start(t.Context(), "span")
+	s.shownHere(nil)
+	span.End()
+	assert.Empty(t, handled())
+
+	// Another one may follow, with the same library and the same socket.
+	path := s.socket.Path()
+	next, err := New(WithSocketDir(filepath.Dir(path)))
+	require.NoError(t, err)
+	assert.Equal(t, path, next.socket.Path())
+	assert.Same(t, s.library, next.library)
+	require.NoError(t, next.Shutdown(t.Context()))
+	require.NoError(t, next.Shutdown(t.Context()))
+}
+
+func TestWhatAGoroutineShows(t *testing.T) {
+	s := newService(t)
+	locked(func() {
+		ctx, root := s.tracer.Start(t.Context(), "root")
+		s.shownHere(root)
+		ctx, child := s.tracer.Start(ctx, "child")
+		s.shownHere(child)
+		_, grandchild := s.tracer.Start(ctx, "grandchild")
+		s.shownHere(grandchild)
+		grandchild.End()
+		s.shownHere(child)
+		child.End()
+		s.shownHere(root)
+		root.End()
+		s.shownHere(nil)
+
+		t.Run("parent first", func(t *testing.T) {
+			ctx, root := s.tracer.Start(t.Context(), "root")
+			_, child := s.tracer.Start(ctx, "child")
+			root.End()
+			s.shownHere(child)
+			child.End()
+			s.shownHere(nil)
+		})
+		t.Run("in between", func(t *testing.T) {
+			ctx, root := s.tracer.Start(t.Context(), "root")
+			ctx, child := s.tracer.Start(ctx, "child")
+			_, grandchild := s.tracer.Start(ctx, "grandchild")
+			child.End()
+			grandchild.End()
+			s.shownHere(nil)
+			root.End()
+		})
+		t.Run("remote parent", func(t *testing.T) {
+			ctx := trace.ContextWithRemoteSpanContext(t.Context(), root.SpanContext())
+			_, span := s.tracer.Start(ctx, "span")
+			span.End()
+			s.shownHere(nil)
+		})
+	})
+}
+
+// The end of a span takes it back wherever it is called.
+func TestEndOnAnotherGoroutine(t *testing.T) {
+	s := newService(t)
+	locked(func() {
+		ctx, root := s.tracer.Start(t.Context(), "root")
+		_, child := s.tracer.Start(ctx, "child")
+		id := child.SpanContext().SpanID()
+		var l live
+		traceID := child.SpanContext().TraceID()
+		require.True(t, s.table.findLive(number(traceID[:8]), number(traceID[8:]), number(id[:]), &l))
+		require.True(t, s.records.Shows(l.place(), number(id[:])))
+		assert.NotEqual(t, l.transaction, l.id)
+		locked(func() { child.End() })
+		assert.False(t, s.records.Shows(l.place(), number(id[:])))
+		root.End()
+	})
+}
+
+func TestSpansThatGiveWay(t *testing.T) {
+	s := newService(t)
+	// More than there is room for are started and never ended.
+	var first trace.Span
+	for range 3 * largeBuckets * ways {
+		_, span := s.tracer.Start(t.Context(), "span")
+		if first == nil {
+			first = span
+		}
+	}
+	_, last := s.tracer.Start(t.Context(), "last")
+	s.shownHere(last)
+	first.End()
+	s.shownHere(last)
+	last.End()
+	s.shownHere(nil)
+}
+
+func TestShutdownWhileSpansRun(t *testing.T) {
+	s := newService(t)
+	var wg sync.WaitGroup
+	stop := make(chan struct{})
+	for range 4 {
+		wg.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				ctx, span := s.tracer.Start(context.Background(), "span")
+				_, child := s.tracer.Start(ctx, "child")
+				child.End()
+				span.End()
+			}
+		})
+	}
+	time.Sleep(20 * time.Millisecond)
+	require.NoError(t, s.Shutdown(t.Context()))
+	s.table.all(func(l *live) {
+		if l.origin&ended == 0 {
+			assert.False(t, l.place() != 0 && s.records.Shows(l.place(), l.id))
+		}
+	})
+	close(stop)
+	wg.Wait()
+}
+
+func TestConfiguration(t *testing.T) {
+	for _, tt := range []struct {
+		name, variable, value string
+		opts                  []Option
+		want                  settings
+		reported              string
+	}{
+		{"defaults", "", "", nil, settings{mode: Auto, bufferSize: 8096}, ""},
+		{"true", "ENABLED", "true", nil, settings{mode: Enabled, bufferSize: 8096}, ""},
+		{"True", "ENABLED", " True ", nil, settings{mode: Enabled, bufferSize: 8096}, ""},
+		{"false", "ENABLED", "false", nil, settings{mode: Disabled, bufferSize: 8096}, ""},
+		{"auto", "ENABLED", "auto", nil, settings{mode: Auto, bufferSize: 8096}, ""},
+		{"neither", "ENABLED", "yes", nil, settings{mode: Auto, bufferSize: 8096}, "ENABLED is \"yes\""},
+		{"option wins", "ENABLED", "false", []Option{WithEnabled(Enabled)}, settings{mode: Enabled, bufferSize: 8096}, ""},
+		{"option is not valid", "", "", []Option{WithEnabled(7)}, settings{mode: Auto, bufferSize: 8096}, "WithEnabled is \"7\""},
+		{"directory", "SOCKET_DIR", "/run/x", nil, settings{socketDir: "/run/x", bufferSize: 8096}, ""},
+		{"directory by option", "SOCKET_DIR", "/run/x", []Option{WithSocketDir("/y")}, settings{socketDir: "/y", bufferSize: 8096}, ""},
+		{"size", "BUFFER_SIZE", "10", nil, settings{bufferSize: 10}, ""},
+		{"size of 0", "BUFFER_SIZE", "0", nil, settings{bufferSize: 8096}, "BUFFER_SIZE is \"0\""},
+		{"size below 0", "BUFFER_SIZE", "-1", nil, settings{bufferSize: 8096}, "BUFFER_SIZE is \"-1\""},
+		{"no number", "BUFFER_SIZE", "many", nil, settings{bufferSize: 8096}, "BUFFER_SIZE is \"many\""},
+		{"size by option", "BUFFER_SIZE", "many", []Option{WithBufferSize(5)}, settings{bufferSize: 5}, ""},
+		{"size by option is not valid", "", "", []Option{WithBufferSize(0)}, settings{bufferSize: 8096}, "WithBufferSize is \"0\""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			handled := errorsHandled(t)
+			if tt.variable != "" {
+				environment(t, tt.variable, tt.value)
+			}
+			got := newSettings(tt.opts)
+			got.runtime = nil
+			assert.Equal(t, tt.want, got)
+			if tt.reported == "" {
+				assert.Empty(t, handled())
+				return
+			}
+			require.Len(t, handled(), 1)
+			assert.ErrorContains(t, handled()[0], tt.reported)
+		})
+	}
+}
+
+// A directory that does not serve is reported, and the default is taken.
+func TestSocketDirectoryThatDoesNotServe(t *testing.T) {
+	handled := errorsHandled(t)
+	s := newService(t, WithSocketDir("/missing"))
+	require.Len(t, handled(), 1)
+	assert.ErrorContains(t, handled()[0], "/missing")
+	assert.NotContains(t, s.socket.Path(), "missing")
+	assert.FileExists(t, s.socket.Path())
+}
+
+func TestProcessStorage(t *testing.T) {
+	supported(t)
+	name, _ := resource.Default().Set().Value("service.name")
+	t.Setenv("OTEL_RESOURCE_ATTRIBUTES", "service.name=env,deployment.environment=staging")
+	for _, tt := range []struct {
+		name, service, environment string
+		opts                       []Option
+	}{
+		{"default", name.AsString(), "", nil},
+		{"given", "shop", "staging", []Option{WithResource(serviceResource())}},
+		{"environment", "shop", "prod", []Option{WithResource(serviceResource(attribute.String("deployment.environment.name", "prod")))}},
+		{"older name", "shop", "prod", []Option{WithResource(serviceResource(attribute.String("deployment.environment", "prod")))}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := newService(t, tt.opts...)
+			assert.Equal(t, storageOf(tt.service, tt.environment, s.socket.Path()), string(s.storage()))
+		})
+	}
+	t.Run("of the first span", func(t *testing.T) {
+		t.Setenv("OTEL_RESOURCE_ATTRIBUTES", "")
+		s := newServiceWith(t, []sdktrace.TracerProviderOption{sdktrace.WithResource(serviceResource())})
+		_, span := s.tracer.Start(t.Context(), "span")
+		span.End()
+		assert.Equal(t, storageOf("shop", "", s.socket.Path()), string(s.storage()))
+	})
+}
+
+func storageOf(texts ...string) string {
+	b := []byte{1, 0}
+	for _, text := range texts {
+		b = append(append(b, byte(len(text)), 0, 0, 0), text...)
+	}
+	return string(b)
+}
+
+func TestNilDoesNothing(t *testing.T) {
+	var i *Integration
+	i.OnStart(t.Context(), nil)
+	i.OnEnd(nil)
+	require.NoError(t, errors.Join(i.ForceFlush(t.Context()), i.Shutdown(t.Context())))
+	assert.Equal(t, Stats{}, i.Stats())
+	r := newRecorder()
+	assert.Same(t, r, i.NewExporter(r))
+	assert.Same(t, r, NewExporter(r))
+	assert.Contains(t, fmt.Sprint((&exporter{next: r}).MarshalLog()), "recorder")
+}
+
+func TestNoAllocations(t *testing.T) {
+	s := newService(t)
+	bare := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(nothingProcessor{})).Tracer("test")
+	integrated := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(s.Integration)).Tracer("test")
+	measure := func(tracer trace.Tracer) float64 {
+		return testing.AllocsPerRun(1000, func() {
+			ctx, span := tracer.Start(t.Context(), "span")
+			_, child := tracer.Start(ctx, "child")
+			child.End()
+			span.End()
+		})
+	}
+	want := measure(bare)
+	assert.InDelta(t, want, measure(integrated), 0)
+}
+
+type nothingProcessor struct{}
+
+func (nothingProcessor) OnStart(context.Context, sdktrace.ReadWriteSpan) {}
+func (nothingProcessor) OnEnd(sdktrace.ReadOnlySpan)                     {}
+func (nothingProcessor) Shutdown(context.Context) error                  { return nil }
+func (nothingProcessor) ForceFlush(context.Context) error                { return nil }

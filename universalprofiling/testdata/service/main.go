@@ -1,0 +1,186 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Command service starts and ends spans on threads of its own. It does what it is told
+// on its standard input, an order a line, and answers each with a line.
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/sdk/resource"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/otelctx/otelctx/universalprofiling"
+)
+
+// printer prints what is exported.
+type printer struct{}
+
+// exported is a span as it is printed.
+type exported struct {
+	Name        string
+	HostID      string
+	StackTraces []string
+}
+
+func (printer) ExportSpans(_ context.Context, spans []sdktrace.ReadOnlySpan) error {
+	for _, s := range spans {
+		e := exported{Name: s.Name()}
+		if v, ok := s.Resource().Set().Value("host.id"); ok {
+			e.HostID = v.AsString()
+		}
+		for _, kv := range s.Attributes() {
+			if kv.Key == "elastic.profiler_stack_trace_ids" {
+				e.StackTraces = kv.Value.AsStringSlice()
+			}
+		}
+		b, err := json.Marshal(e)
+		if err != nil {
+			return err
+		}
+		fmt.Printf("exported %s\n", b)
+	}
+	return nil
+}
+
+func (printer) Shutdown(context.Context) error { return nil }
+
+// actor is a goroutine that has a thread to itself.
+type actor struct{ orders, answers chan string }
+
+var tracer trace.Tracer
+
+func main() {
+	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}))
+	res := resource.NewSchemaless(attribute.String("service.name", "shop"), attribute.String("deployment.environment.name", "test"))
+	tp := sdktrace.NewTracerProvider(
+		sdktrace.WithResource(res),
+		sdktrace.WithSampler(some{}),
+		sdktrace.WithIDGenerator(&repeating{}),
+		universalprofiling.WithIntegration(universalprofiling.WithResource(res)),
+		sdktrace.WithSyncer(universalprofiling.NewExporter(printer{})),
+	)
+	tracer = tp.Tracer("test")
+	var actors []*actor
+	fmt.Println("ready", runtime.Version())
+	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
+		order, arg, _ := strings.Cut(in.Text(), " ")
+		switch order {
+		case "actor":
+			a := &actor{make(chan string), make(chan string)}
+			actors = append(actors, a)
+			go a.act()
+			fmt.Println(<-a.answers)
+		case "change":
+			n, _ := strconv.Atoi(arg)
+			actors[n].orders <- order
+			fmt.Println(<-actors[n].answers)
+		case "spin":
+			tid := make(chan int)
+			go spin(tp.Tracer("spin"), tid)
+			fmt.Println(<-tid)
+		case "flush":
+			fmt.Println("flushed", tp.ForceFlush(context.Background()))
+		case "shutdown":
+			fmt.Println("shut down", tp.Shutdown(context.Background()))
+		}
+	}
+}
+
+// spin starts and ends spans for ever on a thread of its own.
+func spin(tracer trace.Tracer, tid chan<- int) {
+	runtime.LockOSThread()
+	tid <- syscall.Gettid()
+	for {
+		_, span := tracer.Start(context.Background(), "spin")
+		span.End()
+	}
+}
+
+// repeating makes ids of local roots that tell each other: the trace id is the span's
+// id twice.
+type repeating struct{}
+
+func (g *repeating) NewIDs(ctx context.Context) (trace.TraceID, trace.SpanID) {
+	id := g.NewSpanID(ctx, trace.TraceID{})
+	return trace.TraceID(append(id[:], id[:]...)), id
+}
+
+func (*repeating) NewSpanID(context.Context, trace.TraceID) (id trace.SpanID) {
+	binary.NativeEndian.PutUint64(id[:], rand.Uint64()|1<<32)
+	return id
+}
+
+// some samples half of the traces and records the others, and all of those that spin.
+type some struct{}
+
+func (some) ShouldSample(p sdktrace.SamplingParameters) sdktrace.SamplingResult {
+	if p.TraceID[0]&1 == 0 && p.Name != "spin" {
+		return sdktrace.SamplingResult{Decision: sdktrace.RecordAndSample}
+	}
+	return sdktrace.SamplingResult{Decision: sdktrace.RecordOnly}
+}
+
+func (some) Description() string { return "some" }
+
+// act says its thread's id and then changes its spans each time it is told to: it starts
+// one, or ends the innermost. It answers with what has to be shown then: nothing, or
+// trace id, span id, transaction id and flags.
+func (a *actor) act() {
+	runtime.LockOSThread()
+	a.answers <- strconv.Itoa(syscall.Gettid())
+	type level struct {
+		ctx  context.Context
+		span trace.Span
+	}
+	var open []level
+	for range a.orders {
+		switch depth := len(open); {
+		case depth == 0 || depth < 5 && rand.IntN(2) == 0:
+			ctx := context.Background()
+			if depth > 0 {
+				ctx = open[depth-1].ctx
+			}
+			ctx, span := tracer.Start(ctx, "span")
+			open = append(open, level{ctx, span})
+		default:
+			end := open[depth-1].span
+			open = open[:depth-1]
+			if rand.IntN(20) == 0 {
+				// On a goroutine of its own: its parent is not known there.
+				done := make(chan struct{})
+				go func() { end.End(); close(done) }()
+				<-done
+				for _, l := range open {
+					l.span.End()
+				}
+				open = nil
+			} else {
+				end.End()
+			}
+		}
+		if len(open) == 0 {
+			a.answers <- "nothing"
+			continue
+		}
+		sc := open[len(open)-1].span.SpanContext()
+		a.answers <- fmt.Sprintf("%s %s %s %d", sc.TraceID(), sc.SpanID(), open[0].span.SpanContext().SpanID(), sc.TraceFlags())
+	}
+}
