@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 
 	"github.com/otelctx/otelctx/internal/gorecord"
+	"github.com/otelctx/otelctx/internal/ordered"
 	"github.com/otelctx/otelctx/ringbuf"
 )
 
@@ -340,14 +341,14 @@ func (l *live) claim() bool {
 // release gives a claimed entry to all, with the span that it holds now.
 func (l *live) release(now uint64) {
 	l.at = now<<32 | uint64(uint32(l.at)+2)
-	putLast(l.version, l.at)
+	ordered.PutLast(l.version, l.at)
 }
 
 // free gives a claimed entry back, without a span.
 func (l *live) free() {
 	l.carry(carried{})
-	put(l.key, 0)
-	putLast(l.version, l.at>>32<<32|uint64(uint32(l.at)+2))
+	ordered.Put(l.key, 0)
+	ordered.PutLast(l.version, l.at>>32<<32|uint64(uint32(l.at)+2))
 }
 
 // note adds a place, which shows the span already, to the list of a ring, in the stead
@@ -425,17 +426,17 @@ func (l *live) carry(c carried) {
 // set fills the claimed entry with l.
 func (l *live) set(with carried, at [numRings]ringbuf.Place) {
 	e := l.entry
-	put(&e.traceIDHigh, l.traceIDHigh)
-	put(&e.traceIDLow, l.traceIDLow)
-	put(&e.localRoot, l.localRoot)
-	put(&e.resumes, l.resumes)
-	put(&e.origin, l.origin)
+	ordered.Put(&e.traceIDHigh, l.traceIDHigh)
+	ordered.Put(&e.traceIDLow, l.traceIDLow)
+	ordered.Put(&e.localRoot, l.localRoot)
+	ordered.Put(&e.resumes, l.resumes)
+	ordered.Put(&e.origin, l.origin)
 	for ring := range e.places {
-		put32(&e.places[ring][0], word(at[ring], false, l.at+2))
+		ordered.Put32(&e.places[ring][0], word(at[ring], false, l.at+2))
 		for i := 1; i < maxPlaces; i++ {
-			put32(&e.places[ring][i], 0)
+			ordered.Put32(&e.places[ring][i], 0)
 		}
 	}
 	l.carry(with)
-	put(l.key, l.id)
+	ordered.Put(l.key, l.id)
 }

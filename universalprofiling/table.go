@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 
 	"github.com/otelctx/otelctx/internal/apmlib"
+	"github.com/otelctx/otelctx/internal/ordered"
 )
 
 // table knows the spans that are shown, and the transactions that have ended and are
@@ -258,21 +259,21 @@ func (l *live) claim() bool {
 // release gives a claimed entry to all, with the span that it holds now.
 func (l *live) release(now uint64) {
 	l.as = now<<32 | uint64(uint32(l.as)+2)
-	putLast(&l.entry.version, l.as)
+	ordered.PutLast(&l.entry.version, l.as)
 }
 
 // free gives a claimed entry back, without a span.
 func (l *live) free() {
-	put(l.key, 0)
+	ordered.Put(l.key, 0)
 	l.release(l.as >> 32)
 }
 
 // end has a claimed entry say that the transaction has ended, at a time, and waits for
 // so many exporters, and gives it to all.
 func (l *live) end(at, exports uint64) {
-	put(&l.entry.resumes, at)
-	put(&l.entry.exports, exports)
-	put(&l.entry.origin, l.origin|ended)
+	ordered.Put(&l.entry.resumes, at)
+	ordered.Put(&l.entry.exports, exports)
+	ordered.Put(&l.entry.origin, l.origin|ended)
 	l.release(l.as >> 32)
 }
 
@@ -313,11 +314,11 @@ func (e *entry) load(s *state) {
 // set fills the claimed entry with l.
 func (l *live) set(at apmlib.Place) {
 	e := l.entry
-	put(&e.traceIDHigh, l.traceIDHigh)
-	put(&e.traceIDLow, l.traceIDLow)
-	put(&e.transaction, l.transaction)
-	put(&e.resumes, l.resumes)
-	put(&e.origin, l.origin)
-	put(&e.at, word(at, l.as+2))
-	put(l.key, l.id)
+	ordered.Put(&e.traceIDHigh, l.traceIDHigh)
+	ordered.Put(&e.traceIDLow, l.traceIDLow)
+	ordered.Put(&e.transaction, l.transaction)
+	ordered.Put(&e.resumes, l.resumes)
+	ordered.Put(&e.origin, l.origin)
+	ordered.Put(&e.at, word(at, l.as+2))
+	ordered.Put(l.key, l.id)
 }

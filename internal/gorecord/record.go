@@ -13,6 +13,7 @@ import (
 	"unsafe"
 
 	"github.com/otelctx/otelctx/internal/goruntime"
+	"github.com/otelctx/otelctx/internal/ordered"
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
@@ -233,7 +234,7 @@ func (r *Record) EndAsGuest() { r.end(true) }
 func (r *Record) end(guest bool) {
 	for ; r != nil; r = r.next.Load() {
 		// Whoever else stores here stores the same.
-		put32(&r.state, atomic.LoadUint32(&r.state)&^stateValid)
+		ordered.Put32(&r.state, atomic.LoadUint32(&r.state)&^stateValid)
 		saved := atomic.LoadPointer(&r.saved)
 		back := goBack(saved)
 		if back != saved {

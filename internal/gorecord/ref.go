@@ -6,6 +6,8 @@ package gorecord
 import (
 	"sync/atomic"
 	"unsafe"
+
+	"github.com/otelctx/otelctx/internal/ordered"
 )
 
 // Ref is a variable that holds a Record or nil. One at a time may put; everybody may
@@ -19,6 +21,6 @@ func (r *Ref) Get() *Record { return (*Record)(atomic.LoadPointer(&r.p)) }
 // before what it stores afterwards if that is atomic.
 func (r *Ref) Put(to *Record) {
 	if r.Get() != to {
-		putPointer(&r.p, unsafe.Pointer(to))
+		ordered.PutPointer(&r.p, unsafe.Pointer(to))
 	}
 }

@@ -1,0 +1,25 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build !race
+
+package ordered
+
+import "unsafe"
+
+// Put stores to a field, to be seen before what a call or an atomic operation stores
+// later.
+func Put(field *uint64, v uint64) { *field = v }
+
+// Put32 is [Put] for 32 bits.
+func Put32(field *uint32, v uint32) { *field = v }
+
+// PutPointer stores a pointer, to be seen after what was stored before.
+//
+//go:noinline
+func PutPointer(field *unsafe.Pointer, to unsafe.Pointer) { *field = to }
+
+// PutLast stores what is to be seen after all that was stored before.
+//
+//go:noinline
+func PutLast(field *uint64, v uint64) { *field = v }
