@@ -112,7 +112,8 @@ func WithCapacity(slots int) Option {
 //
 // Readers learn the keys from the process context. There are at most 256 of them in a
 // process, whose order stays: what is more is refused, which is reported to [otel.Handle]
-// once, and counted, see [SpanProcessor.RefusedAttributeKeys].
+// once, and counted, see [SpanProcessor.RefusedAttributeKeys]. A SpanProcessor that comes
+// up after the Shutdown of another one begins anew.
 func WithAttributeKeys(keys ...attribute.Key) Option {
 	keys = slices.Clone(keys)
 	return optionFunc(func(c config) config {

@@ -273,7 +273,7 @@ func (p *SpanProcessor) OnStart(parent context.Context, s sdktrace.ReadWriteSpan
 		with.record = gorecord.Begin(l.traceIDHigh, l.traceIDLow, l.id, l.flags(), attributes)
 		with.attributes = nil // the record has them
 	}
-	if !p.table.add(&l, with, places, p.withdraw) {
+	if !p.table.add(&l, with, places, p.evict) {
 		// It could not be taken back at its end.
 		with.record.End()
 		for i, r := range p.rings {
@@ -431,11 +431,7 @@ func (p *SpanProcessor) withdraw(l *live) {
 	innermost := p.records && l.resumes != 0 && gorecord.Current() == l.id
 	here := l.goid() == p.runtime.GoroutineID()
 	record := l.record.Get()
-	if here {
-		record.End()
-	} else {
-		record.EndAsGuest()
-	}
+	endRecord(record, here)
 	if l.resumes == 0 {
 		p.clear(l)
 		return
@@ -475,6 +471,23 @@ func (p *SpanProcessor) withdraw(l *live) {
 				parent.keep(i, r, place, parent.goid() != l.goid())
 			}
 		}
+	}
+}
+
+// evict takes a span back that has to give way to another one, and whose entry is
+// claimed. Nothing is shown in its stead: it is another goroutine's, which may just be
+// ending the parent and would not see that this is shown again.
+func (p *SpanProcessor) evict(l *live) {
+	endRecord(l.record.Get(), l.goid() == p.runtime.GoroutineID())
+	p.clear(l)
+}
+
+// endRecord ends a record, on the goroutine that began it or on another one.
+func endRecord(r *gorecord.Record, here bool) {
+	if here {
+		r.End()
+	} else {
+		r.EndAsGuest()
 	}
 }
 
