@@ -203,7 +203,7 @@ func (f *elfFile) relocations() []relocation {
 	left := maxRelocations
 	for i := range f.sections {
 		s := &f.sections[i]
-		if elf.SectionType(s.Type) != elf.SHT_RELA || elf.SectionFlag(s.Flags)&elf.SHF_ALLOC == 0 { //nolint:misspell // ELF's word
+		if elf.SectionType(s.Type) != elf.SHT_RELA || elf.SectionFlag(s.Flags)&elf.SHF_ALLOC == 0 {
 			continue
 		}
 		content := f.content(s)

@@ -46,7 +46,7 @@ func TestEndless(t *testing.T) {
 		all := elf.Section64{Size: 1 << 62, Flags: uint64(elf.SHF_ALLOC)}
 		var b bytes.Buffer
 		require.NoError(t, binary.Write(&b, binary.LittleEndian, header))
-		for _, kind := range []elf.SectionType{elf.SHT_SYMTAB, elf.SHT_DYNSYM, elf.SHT_RELA} { //nolint:misspell // ELF's word
+		for _, kind := range []elf.SectionType{elf.SHT_SYMTAB, elf.SHT_DYNSYM, elf.SHT_RELA} {
 			all.Type = uint32(kind)
 			require.NoError(t, binary.Write(&b, binary.LittleEndian, all))
 		}
