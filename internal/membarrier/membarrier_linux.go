@@ -5,6 +5,7 @@ package membarrier
 
 import (
 	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 )
@@ -28,11 +29,16 @@ var announce = sync.OnceValue(func() bool {
 		return false
 	}
 	go func() {
-		// Should it fail, so will Private.
-		_, _, _ = unix.Syscall(unix.SYS_MEMBARRIER, registerPrivateExpedited, 0, 0)
+		_, _, errno := unix.Syscall(unix.SYS_MEMBARRIER, registerPrivateExpedited, 0, 0)
+		ready.Store(errno == 0)
 	}()
 	return true
 })
+
+var ready atomic.Bool
+
+// Ready reports whether the process is registered, so that [Private] works from now on.
+func Ready() bool { return ready.Load() }
 
 // Private has every thread of the process pass a full memory barrier: of what a thread
 // did before some instruction of its own, everything is seen by the caller when this

@@ -8,5 +8,8 @@ package membarrier
 // Announce reports that there is no [Private].
 func Announce() bool { return false }
 
+// Ready reports that it never is.
+func Ready() bool { return false }
+
 // Private does nothing and returns false.
 func Private() bool { return false }

@@ -220,9 +220,8 @@ func TestRevocation(t *testing.T) {
 	t.Logf("%d stores without a claim, %d refused, %d claims failed", unclaimed, refused, failed)
 }
 
-// As long as the process is not registered with the kernel a slot that is another
-// thread's is not written to.
-func TestNoBarrierYet(t *testing.T) {
+// As long as the thread that has a slot to itself is at it, nobody else writes there.
+func TestRevocationWaits(t *testing.T) {
 	a := newArea(t, shapes()[1], 1)
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

@@ -85,7 +85,7 @@ func newAreaKnowing(t testing.TB, s shape, capacity int, known *goruntime.Runtim
 		shape: s, mem: mem,
 	}
 	if a.exclusive == 1 {
-		require.Eventually(t, membarrier.Private, time.Minute, time.Millisecond, "until the process is registered")
+		require.Eventually(t, membarrier.Ready, time.Minute, time.Millisecond, "until the process is registered")
 	}
 	return a
 }

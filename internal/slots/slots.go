@@ -258,6 +258,9 @@ func (r *Ring) entered(at *wire.Slot2, tid uint32) bool {
 // there is a barrier on both sides, of which the thread does not know: either it has
 // seen that it may not, or it is seen writing.
 func (r *Ring) share(at *wire.Slot2) bool {
+	if !membarrier.Ready() {
+		return false // and the thread keeps the slot
+	}
 	atomic.OrUint32(&at.Sharing, revoked)
 	if !membarrier.Private() {
 		return false
