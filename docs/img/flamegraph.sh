@@ -1,4 +1,7 @@
 #!/bin/sh
+# Copyright The otelctx Authors
+# SPDX-License-Identifier: Apache-2.0
+
 # Makes flamegraph.png: what one request to the quickstart example used the processor for.
 # It records the example, as root, and has pprof show the samples of the trace that used
 # most of it. make pictures runs it; it takes chromium and what make demo takes.

@@ -1,9 +1,9 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package creader is a reader in C, creader.c, which shares no code with otelctx: it has
-// been written from docs/wire-format.md. It prints which service a process is and which
-// spans its threads are in, as their slots show them:
+// Package creader is a reader in C, creader.c, which shares no code with otelctx and goes
+// by docs/wire-format.md. It prints which service a process is and which spans its
+// threads are in, as their slots show them:
 //
 //	cc -std=c11 -o creader creader.c
 //	./creader PID
