@@ -140,7 +140,7 @@ var sdk = reflect.TypeFor[sdktrace.TracerProvider]().PkgPath()
 // fields are the offsets in a [trace.SpanContext], if it has these and their types are
 // the expected ones.
 var fields = func() (f struct {
-	known                                bool
+	known                               bool
 	traceID, spanID, traceFlags, remote uintptr
 }) {
 	f.known = field[trace.TraceID](&f.traceID, "traceID") && field[trace.SpanID](&f.spanID, "spanID") &&
