@@ -5,7 +5,6 @@ package spanctx
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"runtime"
@@ -21,6 +20,7 @@ import (
 	"github.com/otelctx/otelctx/internal/gorecord"
 	"github.com/otelctx/otelctx/internal/goruntime"
 	"github.com/otelctx/otelctx/internal/scope"
+	"github.com/otelctx/otelctx/internal/sdkspan"
 	"github.com/otelctx/otelctx/resourcepublisher"
 	"github.com/otelctx/otelctx/ringbuf"
 )
@@ -94,7 +94,8 @@ func newSpanProcessor(c config) (_ *SpanProcessor, refusedKeys int, err error) {
 	if active.Load() != nil {
 		return nil, 0, ErrAlreadyPublishing
 	}
-	p := &SpanProcessor{runtime: c.runtime, table: newTable()}
+	p := &SpanProcessor{runtime: c.runtime}
+	p.table = newTable(smallBuckets, largeBuckets, p.evict)
 	keys, refusedKeys := p.keys.Load().Append(c.keys...)
 	p.keys.Store(keys)
 	defer func() {
@@ -247,15 +248,14 @@ func (p *SpanProcessor) OnStart(parent context.Context, s sdktrace.ReadWriteSpan
 	// Fields are assigned one by one, here and below: a struct that is made somewhere
 	// else and copied at once would hold up the processor.
 	var l live
-	sc := s.SpanContext()
-	traceID, id := sc.TraceID(), sc.SpanID()
-	l.id = binary.BigEndian.Uint64(id[:])
-	l.traceIDHigh = binary.BigEndian.Uint64(traceID[:8])
-	l.traceIDLow = binary.BigEndian.Uint64(traceID[8:])
+	var id sdkspan.ID
+	sdkspan.Started(s, &id)
+	l.id, l.traceIDHigh, l.traceIDLow = id.SpanID, id.TraceIDHigh, id.TraceIDLow
 	l.localRoot = l.id
-	l.origin = origin(p.runtime.GoroutineID(), byte(sc.TraceFlags()))
+	l.origin = origin(p.runtime.GoroutineID(), id.TraceFlags)
+	var outer uint64
 	if p.hasRings() {
-		p.follow(parent, &l)
+		outer = p.follow(parent, &l)
 	}
 
 	attributes := p.attributesOf(parent)
@@ -263,17 +263,23 @@ func (p *SpanProcessor) OnStart(parent context.Context, s sdktrace.ReadWriteSpan
 	l.show(&span)
 	span.Attributes = attributes.Encoded()
 	var places [numRings]ringbuf.Place
-	for i, r := range p.rings {
-		if r != nil {
-			places[i] = r.Store(&span)
+	resumes := false
+	for i := range p.rings {
+		if r := p.rings[i]; r != nil {
+			var shown uint64
+			places[i], shown = r.Swap(&span)
+			resumes = resumes || shown == outer
 		}
+	}
+	if outer != 0 && !resumes && !(p.records && gorecord.Current() == outer) {
+		l.resumes = 0
 	}
 	with := carried{attributes: attributes}
 	if p.records {
 		with.record = gorecord.Begin(l.traceIDHigh, l.traceIDLow, l.id, l.flags(), attributes)
 		with.attributes = nil // the record has them
 	}
-	if !p.table.add(&l, with, places, p.evict) {
+	if !p.table.add(&l, with, &places) {
 		// It could not be taken back at its end.
 		with.record.End()
 		for i, r := range p.rings {
@@ -294,31 +300,30 @@ func (p *SpanProcessor) hasRings() bool {
 	return p.rings[threadRing] != nil || p.rings[goroutineRing] != nil
 }
 
-// follow has a span that is started with ctx follow its local parent, if that is live. A
+// follow has a span that is started with ctx follow its local parent, if that is live, and
+// returns the id of that or 0: the goroutine is to go back to it if it shows it. A
 // remote parent is somebody else's, also where its id is known here; and the span of ctx
 // is no parent of one that begins a trace of its own ([trace.WithNewRoot]). It is not the
 // span that is asked because that takes a lock.
-func (p *SpanProcessor) follow(ctx context.Context, child *live) {
-	sc := trace.SpanContextFromContext(ctx)
-	traceID, id := sc.TraceID(), sc.SpanID()
-	if parent := binary.BigEndian.Uint64(id[:]); parent != 0 && !sc.IsRemote() &&
-		binary.BigEndian.Uint64(traceID[:8]) == child.traceIDHigh && binary.BigEndian.Uint64(traceID[8:]) == child.traceIDLow {
-		p.followLocal(parent, child)
+func (p *SpanProcessor) follow(ctx context.Context, child *live) (parent uint64) {
+	var id sdkspan.ID
+	if sdkspan.Current(ctx, &id) && id.SpanID != 0 && !id.Remote &&
+		id.TraceIDHigh == child.traceIDHigh && id.TraceIDLow == child.traceIDLow {
+		return p.followLocal(id.SpanID, child)
 	}
+	return 0
 }
 
 // followLocal is apart so that spans without a parent need no room for one.
-func (p *SpanProcessor) followLocal(id uint64, child *live) {
+func (p *SpanProcessor) followLocal(id uint64, child *live) (parent uint64) {
 	var l live
 	if !p.table.findIn(child.traceIDHigh, child.traceIDLow, id, &l) {
 		// It is over or has been evicted, or it is not recorded: only it would know.
 		child.localRoot = 0
-		return
+		return 0
 	}
-	child.localRoot = l.localRoot
-	if p.shows(id) {
-		child.resumes = id
-	}
+	child.localRoot, child.resumes = l.localRoot, l.ref()
+	return id
 }
 
 // OnEnd takes the span back, wherever it is shown.
@@ -327,15 +332,16 @@ func (p *SpanProcessor) OnEnd(s sdktrace.ReadOnlySpan) {
 		return
 	}
 	var l live
-	sc := s.SpanContext()
-	traceID, spanID := sc.TraceID(), sc.SpanID()
-	id := binary.BigEndian.Uint64(spanID[:])
-	if p.table.findIn(binary.BigEndian.Uint64(traceID[:8]), binary.BigEndian.Uint64(traceID[8:]), id, &l) && p.end(&l) {
+	var id sdkspan.ID
+	sdkspan.Ended(s, &id)
+	if p.table.take(id.TraceIDHigh, id.TraceIDLow, id.SpanID, &l) {
+		p.withdraw(&l)
+		l.free()
 		return
 	}
 	// It was evicted or never shown, or somebody is about to take it back: that may take
 	// until after the end.
-	p.table.claimed(id, p.hasten)
+	p.table.claimed(id.SpanID, p.hasten)
 }
 
 // ForceFlush does nothing: there is nothing that waits.
@@ -378,9 +384,8 @@ func (p *SpanProcessor) closeRings() error {
 // find looks for a span of this process, fills l with it, and reports whether it is
 // live.
 func (p *SpanProcessor) find(sc trace.SpanContext, l *live) bool {
-	id, traceID := sc.SpanID(), sc.TraceID()
-	return sc.HasTraceID() && !sc.IsRemote() && p.table.findIn(binary.BigEndian.Uint64(traceID[:8]),
-		binary.BigEndian.Uint64(traceID[8:]), binary.BigEndian.Uint64(id[:]), l)
+	id := sdkspan.Of(sc)
+	return sc.HasTraceID() && !id.Remote && p.table.findIn(id.TraceIDHigh, id.TraceIDLow, id.SpanID, l)
 }
 
 // shows reports whether the calling goroutine shows a span, by any carrier.
@@ -426,49 +431,59 @@ func (p *SpanProcessor) hasten(l *live) {
 // it shows it, its parent is shown again, if that goroutine was showing it before and
 // it is live; elsewhere nothing is.
 func (p *SpanProcessor) withdraw(l *live) {
-	// Asked before that is over: on the thread that the goroutine was on before it
-	// blocked, the slot may be another goroutine's by now, and tell nothing any more.
-	innermost := p.records && l.resumes != 0 && gorecord.Current() == l.id
-	here := l.goid() == p.runtime.GoroutineID()
 	record := l.record.Get()
-	endRecord(record, here)
-	if l.resumes == 0 {
+	here := l.entry.goid() == p.runtime.GoroutineID()
+	if l.entry.resumes == 0 {
 		p.clear(l)
-		return
+	} else {
+		p.resume(l, record, here)
 	}
+	endRecord(record, here)
+}
+
+// resume has slots go back to the parent of a span whose entry is claimed, or if that is
+// over show nothing. It is called before the span's record is over, and here says whether
+// the calling goroutine is the one that started the span.
+func (p *SpanProcessor) resume(l *live, record *gorecord.Record, here bool) {
 	var parent live
-	ok := p.table.findIn(l.traceIDHigh, l.traceIDLow, l.resumes, &parent)
-	var attributes []byte
-	if ok && p.keys.Load() != nil {
-		attributes = parent.shownWith(record.Outer())
+	var span ringbuf.Span // the zero one if that is over
+	ok := p.table.follow(l.entry.resumes, &parent)
+	if ok {
+		parent.show(&span)
+		if p.keys.Load() != nil {
+			span.Attributes = parent.shownWith(record.Outer())
+		}
 	}
-	here = here && ok && l.goid() != 0
-	for i, r := range p.rings {
+	for i := range p.rings {
+		r := p.rings[i]
 		if r == nil {
 			continue
 		}
-		if here && (innermost || r.Shown() == l.id) {
+		var now ringbuf.Place
+		if goid := l.entry.goid(); ok && here && goid != 0 {
 			// The goroutine goes on with the parent where it is now, which need not
-			// be where it has shown the span.
-			p.show(i, &parent, attributes, parent.goid() != l.goid())
+			// be where it has shown the span. On the thread that it was on before it
+			// blocked, the slot may be another goroutine's by now, and tell nothing any
+			// more: then its record does.
+			if now = r.SwapOver(l.id, &span); now == 0 && p.records && gorecord.Current() == l.id {
+				now = r.Store(&span)
+			}
+			if now != 0 {
+				parent.keep(i, r, now, parent.goid() != goid)
+			}
 		}
 		for n := range l.entry.places[i] {
 			place, guest := placeOf(atomic.LoadUint32(&l.entry.places[i][n]))
 			if place == 0 {
 				break // they are noted in their order
 			}
-			if !r.Shows(place, l.id) {
+			if place == now || !r.Shows(place, l.id) {
 				continue
 			}
 			if !ok || guest {
 				r.Replace(place, l.id, nil)
-				continue
-			}
-			var span ringbuf.Span
-			parent.show(&span)
-			span.Attributes = attributes
-			if r.Replace(place, l.id, &span) {
-				parent.keep(i, r, place, parent.goid() != l.goid())
+			} else if r.Replace(place, l.id, &span) {
+				parent.keep(i, r, place, parent.goid() != l.entry.goid())
 			}
 		}
 	}
@@ -484,6 +499,9 @@ func (p *SpanProcessor) evict(l *live) {
 
 // endRecord ends a record, on the goroutine that began it or on another one.
 func endRecord(r *gorecord.Record, here bool) {
+	if r == nil {
+		return
+	}
 	if here {
 		r.End()
 	} else {
@@ -493,7 +511,8 @@ func endRecord(r *gorecord.Record, here bool) {
 
 // clear has no slot show a span whose entry is claimed.
 func (p *SpanProcessor) clear(l *live) {
-	for i, r := range p.rings {
+	for i := range p.rings {
+		r := p.rings[i]
 		if r == nil {
 			continue
 		}

@@ -95,7 +95,7 @@ func TestOverlappingEnds(t *testing.T) {
 			s := serve(t, opts...)
 			if name == "few entries" {
 				// Entries are used again at once.
-				s.p.table = &table{small: newHalf(1), large: newHalf(1)}
+				s.p.table = newTable(1, 1, s.p.evict)
 			}
 			crew := newCrew(5, 1)
 			defer crew.close()
@@ -190,7 +190,7 @@ func testOverlappingEnds(t *testing.T, s *service, crew *crew, n int) bool {
 func TestEviction(t *testing.T) {
 	moreProcessors(t)
 	s := serve(t, everything(WithCapacity(64))...)
-	s.p.table = &table{small: newHalf(1), large: newHalf(1)}
+	s.p.table = newTable(1, 1, s.p.evict)
 	var all sync.WaitGroup
 	var shownOnce atomic.Int64
 	for range 12 {
@@ -238,7 +238,7 @@ func TestEviction(t *testing.T) {
 // span does not leave it at that.
 func TestEndWhileEvicted(t *testing.T) {
 	s := serve(t, everything()...)
-	s.p.table = &table{small: newHalf(1), large: newHalf(1)}
+	s.p.table = newTable(1, 1, s.p.evict)
 	apart(func() {
 		_, span := s.root()
 		var l live
@@ -271,7 +271,7 @@ func TestEndWhileEvicted(t *testing.T) {
 // alone.
 func TestNoteComesLate(t *testing.T) {
 	s := serve(t, everything(WithCapacity(4096))...)
-	s.p.table = &table{small: newHalf(1), large: newHalf(1)}
+	s.p.table = newTable(1, 1, s.p.evict)
 	r := s.p.rings[goroutineRing]
 	apart(func() {
 		for range 200 {

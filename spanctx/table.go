@@ -22,6 +22,7 @@ import (
 // are never ended cost others nothing.
 type table struct {
 	small, large half
+	evict        func(*live)
 	// spilled is set once the large one has been used.
 	spilled atomic.Bool
 	// tick is the age of the table, in units of about tickEvery spans.
@@ -46,6 +47,8 @@ const (
 // open to all: to note a place in an entry that has meanwhile passed to another span
 // does no harm, since a place is taken back only from the span that it shows.
 type half struct {
+	// first is the number of the first entry, of those of both tables.
+	first   uint64
 	buckets []bucket
 	entries []entry
 	// pointers are those of the entries. They are apart because the garbage collector
@@ -63,7 +66,10 @@ type pointers struct {
 }
 
 // bucket says which spans are in its entries.
-type bucket [ways]struct {
+type bucket [ways]cell
+
+// cell is the half of an entry that is looked for.
+type cell struct {
 	// key is the span's id; 0 is none.
 	key uint64
 	// version counts the changes of the entry, above which is the tick of the last one.
@@ -80,9 +86,9 @@ type entry struct {
 type state struct {
 	traceIDHigh, traceIDLow uint64
 	localRoot               uint64
-	// resumes is the id of the parent if the goroutine was showing that when it
+	// resumes is the parent's ref if the goroutine was showing the parent when it
 	// started the span, and so will go back to it; else 0.
-	resumes uint64
+	resumes ref
 	// origin is the id of the goroutine that started the span, 0 if that is not
 	// known, above the trace flags, which are the lowest byte.
 	origin uint64
@@ -121,18 +127,30 @@ func placeOf(word uint32) (place ringbuf.Place, guest bool) {
 	return ringbuf.Place(word & placeMask), word&guestPlace != 0
 }
 
+// ref finds the entry of a span again, as long as it is that one's: the number of the entry
+// is its lower bits, from 1 on, and above are as many as fit of the version. 0 is none.
+type ref uint64
+
+const (
+	refBits = 17
+	refMask = 1<<refBits - 1
+
+	_ = uint(refMask - (smallBuckets+largeBuckets)*ways)
+)
+
 // live is a span that the table has, as of a version.
 type live struct {
-	// state is a copy of the entry's.
+	// state is a copy of the entry's. Who has claimed the entry looks there.
 	state
 	entry *entry
-
-	key     *uint64
-	version *uint64
+	*cell
 	*pointers
 
-	id, at uint64
+	id, at, number uint64
 }
+
+// ref returns what finds l again.
+func (l *live) ref() ref { return ref(l.at<<refBits | l.number) }
 
 // show fills a zero Span with what slots show of l, but for the attributes.
 func (l *live) show(s *ringbuf.Span) {
@@ -141,7 +159,7 @@ func (l *live) show(s *ringbuf.Span) {
 }
 
 // ended reports whether the span is over, or was evicted.
-func (l *live) ended() bool { return atomic.LoadUint64(l.version) != l.at }
+func (l *live) ended() bool { return atomic.LoadUint64(&l.version) != l.at }
 
 // shownWith returns the attributes that a goroutine shows with l when it goes back to it,
 // where r is the record that is installed, or nil. They are none if that cannot be told.
@@ -176,12 +194,17 @@ func (l *live) showWith(a *gorecord.Attributes) *gorecord.Attributes {
 	return own
 }
 
-func newTable() *table {
-	return &table{small: newHalf(smallBuckets), large: newHalf(largeBuckets)}
+// newTable returns a table that has so many buckets, each a power of two. evict takes a
+// span back that has to give way, whose entry is claimed.
+func newTable(small, large int, evict func(*live)) *table {
+	t := &table{small: newHalf(1, small), evict: evict}
+	t.large = newHalf(t.small.first+uint64(len(t.small.entries)), large)
+	return t
 }
 
-func newHalf(buckets int) half {
+func newHalf(first uint64, buckets int) half {
 	return half{
+		first:    first,
 		buckets:  make([]bucket, buckets),
 		entries:  make([]entry, buckets*ways),
 		pointers: make([]pointers, buckets*ways),
@@ -197,6 +220,28 @@ func (t *table) find(id uint64, l *live) bool { return t.findIn(0, 0, id, l) }
 func (t *table) findIn(traceIDHigh, traceIDLow, id uint64, l *live) bool {
 	return t.small.find(traceIDHigh, traceIDLow, id, l) ||
 		t.spilled.Load() && t.large.find(traceIDHigh, traceIDLow, id, l)
+}
+
+// take is findIn and claim in one. What l holds is the entry's, but for the state.
+func (t *table) take(traceIDHigh, traceIDLow, id uint64, l *live) bool {
+	return t.small.take(traceIDHigh, traceIDLow, id, l) ||
+		t.spilled.Load() && t.large.take(traceIDHigh, traceIDLow, id, l)
+}
+
+// follow fills l with the span that has a ref, and reports whether it is live.
+func (t *table) follow(r ref, l *live) bool {
+	h, n := &t.small, uint64(r)&refMask
+	if n >= t.large.first {
+		h = &t.large
+	}
+	n -= h.first
+	h.point(n/ways, int(n%ways), l)
+	l.id = atomic.LoadUint64(&l.key)
+	if l.ref() != r || l.at&1 != 0 {
+		return false
+	}
+	l.entry.load(&l.state)
+	return !l.ended()
 }
 
 // claimed calls f for entries that hold the span with this id and that somebody has
@@ -218,20 +263,19 @@ func (t *table) claimed(id uint64, f func(*live)) {
 
 // add makes the span live whose id and state l holds, with its pointers, shown at these
 // places, and fills l with the rest. It returns false if all entries that it may be in
-// are being changed just now. evict is called for a span that has to give way, with its
-// entry claimed.
-func (t *table) add(l *live, with carried, at [numRings]ringbuf.Place, evict func(*live)) bool {
+// are being changed just now.
+func (t *table) add(l *live, with carried, at *[numRings]ringbuf.Place) bool {
 	now := t.tick.Load()
 	if l.id%tickEvery == 0 {
 		now = t.tick.Add(1)
 	}
-	if t.small.add(l, with, at, now, nil) {
+	if t.small.add(l, with, at, now) {
 		return true
 	}
 	if !t.spilled.Load() {
 		t.spilled.Store(true)
 	}
-	return t.large.add(l, with, at, now, evict)
+	return t.large.add(l, with, at, now) || t.large.displace(l, with, at, now, t.evict)
 }
 
 // all calls f for every live span.
@@ -257,17 +301,17 @@ func (h *half) bucket(id uint64) uint64 {
 
 // point has l be about an entry, as of its version now.
 func (h *half) point(b uint64, way int, l *live) {
-	bucket, n := &h.buckets[b], b*ways+uint64(way)
-	l.entry, l.pointers = &h.entries[n], &h.pointers[n]
-	l.key, l.version = &bucket[way].key, &bucket[way].version
-	l.at = atomic.LoadUint64(l.version)
+	n := b*ways + uint64(way)
+	l.cell, l.entry, l.pointers = &h.buckets[b][way], &h.entries[n], &h.pointers[n]
+	l.number = h.first + n
+	l.at = atomic.LoadUint64(&l.version)
 }
 
 // read fills l, which has an id, with the span in an entry, and reports whether it is
 // that with the id and is live.
 func (h *half) read(b uint64, way int, l *live) bool {
 	h.point(b, way, l)
-	if l.at&1 != 0 || atomic.LoadUint64(l.key) != l.id {
+	if l.at&1 != 0 || atomic.LoadUint64(&l.key) != l.id {
 		return false
 	}
 	l.entry.load(&l.state)
@@ -289,22 +333,59 @@ func (h *half) find(traceIDHigh, traceIDLow, id uint64, l *live) bool {
 	return false
 }
 
-// add is the table's. Without evict nothing gives way.
-func (h *half) add(l *live, with carried, places [numRings]ringbuf.Place, now uint64, evict func(*live)) bool {
-	b := h.bucket(l.id)
-	for range ways {
-		h.point(b, h.oldest(b), l)
-		if evict == nil && atomic.LoadUint64(l.key) != 0 {
-			return false
+// take is the table's.
+func (h *half) take(traceIDHigh, traceIDLow, id uint64, l *live) bool {
+	if id == 0 {
+		return false
+	}
+	b := h.bucket(id)
+	l.id = id
+	for way := range ways {
+		if atomic.LoadUint64(&h.buckets[b][way].key) != id {
+			continue
 		}
+		h.point(b, way, l)
+		// If the version is still the same then, all of this was the span's.
+		if atomic.LoadUint64(&l.key) == id && atomic.LoadUint64(&l.entry.traceIDLow) == traceIDLow &&
+			atomic.LoadUint64(&l.entry.traceIDHigh) == traceIDHigh && l.claim() {
+			return true
+		}
+	}
+	return false
+}
+
+// add is the table's, as long as there is a free entry.
+func (h *half) add(l *live, with carried, places *[numRings]ringbuf.Place, now uint64) bool {
+	b := h.bucket(l.id)
+	for way := range ways {
+		if atomic.LoadUint64(&h.buckets[b][way].key) != 0 {
+			continue
+		}
+		h.point(b, way, l)
 		if !l.claim() {
 			continue
 		}
-		if id := atomic.LoadUint64(l.key); id != 0 {
-			if evict == nil {
-				l.release(now)
-				return false
-			}
+		free := atomic.LoadUint64(&l.key) == 0
+		if free {
+			l.set(with, places)
+		}
+		l.release(now)
+		if free {
+			return true
+		}
+	}
+	return false
+}
+
+// displace is add in the stead of the oldest span.
+func (h *half) displace(l *live, with carried, places *[numRings]ringbuf.Place, now uint64, evict func(*live)) bool {
+	b := h.bucket(l.id)
+	for range ways {
+		h.point(b, h.oldest(b), l)
+		if !l.claim() {
+			continue
+		}
+		if id := atomic.LoadUint64(&l.key); id != 0 {
 			// A copy, for what a function gets that is not known is allocated.
 			victim := *l
 			victim.id = id
@@ -335,20 +416,20 @@ func (h *half) oldest(b uint64) int {
 
 // claim gives the caller the entry to itself, unless it has changed.
 func (l *live) claim() bool {
-	return l.at&1 == 0 && atomic.CompareAndSwapUint64(l.version, l.at, l.at|1)
+	return l.at&1 == 0 && atomic.CompareAndSwapUint64(&l.version, l.at, l.at|1)
 }
 
 // release gives a claimed entry to all, with the span that it holds now.
 func (l *live) release(now uint64) {
 	l.at = now<<32 | uint64(uint32(l.at)+2)
-	ordered.PutLast(l.version, l.at)
+	ordered.PutLast(&l.version, l.at)
 }
 
 // free gives a claimed entry back, without a span.
 func (l *live) free() {
 	l.carry(carried{})
-	ordered.Put(l.key, 0)
-	ordered.PutLast(l.version, l.at>>32<<32|uint64(uint32(l.at)+2))
+	ordered.Put(&l.key, 0)
+	ordered.PutLast(&l.version, l.at>>32<<32|uint64(uint32(l.at)+2))
 }
 
 // note adds a place, which shows the span already, to the list of a ring, in the stead
@@ -405,7 +486,7 @@ func (l *live) keep(ring int, r *ringbuf.Ring, place ringbuf.Place, guest bool) 
 
 func (e *entry) load(s *state) {
 	s.traceIDHigh, s.traceIDLow = atomic.LoadUint64(&e.traceIDHigh), atomic.LoadUint64(&e.traceIDLow)
-	s.localRoot, s.resumes = atomic.LoadUint64(&e.localRoot), atomic.LoadUint64(&e.resumes)
+	s.localRoot, s.resumes = atomic.LoadUint64(&e.localRoot), ref(atomic.LoadUint64((*uint64)(&e.resumes)))
 	s.origin = atomic.LoadUint64(&e.origin)
 }
 
@@ -424,12 +505,12 @@ func (l *live) carry(c carried) {
 }
 
 // set fills the claimed entry with l.
-func (l *live) set(with carried, at [numRings]ringbuf.Place) {
+func (l *live) set(with carried, at *[numRings]ringbuf.Place) {
 	e := l.entry
 	ordered.Put(&e.traceIDHigh, l.traceIDHigh)
 	ordered.Put(&e.traceIDLow, l.traceIDLow)
 	ordered.Put(&e.localRoot, l.localRoot)
-	ordered.Put(&e.resumes, l.resumes)
+	ordered.Put((*uint64)(&e.resumes), uint64(l.resumes))
 	ordered.Put(&e.origin, l.origin)
 	for ring := range e.places {
 		ordered.Put32(&e.places[ring][0], word(at[ring], false, l.at+2))
@@ -438,5 +519,5 @@ func (l *live) set(with carried, at [numRings]ringbuf.Place) {
 		}
 	}
 	l.carry(with)
-	ordered.Put(l.key, l.id)
+	ordered.Put(&l.key, l.id)
 }
