@@ -21,6 +21,7 @@ import (
 	"github.com/otelctx/otelctx/internal/goruntime"
 	"github.com/otelctx/otelctx/internal/scope"
 	"github.com/otelctx/otelctx/internal/sdkspan"
+	"github.com/otelctx/otelctx/internal/spantable"
 	"github.com/otelctx/otelctx/resourcepublisher"
 	"github.com/otelctx/otelctx/ringbuf"
 )
@@ -95,7 +96,7 @@ func newSpanProcessor(c config) (_ *SpanProcessor, refusedKeys int, err error) {
 		return nil, 0, ErrAlreadyPublishing
 	}
 	p := &SpanProcessor{runtime: c.runtime}
-	p.table = newTable(smallBuckets, largeBuckets, p.evict)
+	p.table = newTable(spantable.SmallBuckets, spantable.LargeBuckets, p.evict)
 	keys, refusedKeys := p.keys.Load().Append(c.keys...)
 	p.keys.Store(keys)
 	defer func() {
@@ -250,9 +251,9 @@ func (p *SpanProcessor) OnStart(parent context.Context, s sdktrace.ReadWriteSpan
 	var l live
 	var id sdkspan.ID
 	sdkspan.Started(s, &id)
-	l.id, l.traceIDHigh, l.traceIDLow = id.SpanID, id.TraceIDHigh, id.TraceIDLow
-	l.localRoot = l.id
-	l.origin = origin(p.runtime.GoroutineID(), id.TraceFlags)
+	l.ID, l.traceIDHigh, l.traceIDLow = id.SpanID, id.TraceIDHigh, id.TraceIDLow
+	l.localRoot = l.ID
+	l.origin = originOf(p.runtime.GoroutineID(), id.TraceFlags)
 	var outer uint64
 	if p.hasRings() {
 		outer = p.follow(parent, &l)
@@ -276,21 +277,22 @@ func (p *SpanProcessor) OnStart(parent context.Context, s sdktrace.ReadWriteSpan
 	}
 	with := carried{attributes: attributes}
 	if p.records {
-		with.record = gorecord.Begin(l.traceIDHigh, l.traceIDLow, l.id, l.flags(), attributes)
+		with.record = gorecord.Begin(l.traceIDHigh, l.traceIDLow, l.ID, l.origin.flags(), attributes)
 		with.attributes = nil // the record has them
 	}
-	if !p.table.add(&l, with, &places) {
+	if !p.table.Reserve(l.ID, &l.span) {
 		// It could not be taken back at its end.
 		with.record.End()
 		for i, r := range p.rings {
 			if r != nil {
-				r.Replace(places[i], l.id, nil)
+				r.Replace(places[i], l.ID, nil)
 			}
 		}
 		return
 	}
+	l.store(with, &places)
 	if p.stopped.Load() {
-		p.end(&l)
+		p.end(&l.span)
 	}
 }
 
@@ -317,12 +319,12 @@ func (p *SpanProcessor) follow(ctx context.Context, child *live) (parent uint64)
 // followLocal is apart so that spans without a parent need no room for one.
 func (p *SpanProcessor) followLocal(id uint64, child *live) (parent uint64) {
 	var l live
-	if !p.table.findIn(child.traceIDHigh, child.traceIDLow, id, &l) {
+	if !p.table.Find(child.traceIDHigh, child.traceIDLow, id, &l.span) || !l.load() {
 		// It is over or has been evicted, or it is not recorded: only it would know.
 		child.localRoot = 0
 		return 0
 	}
-	child.localRoot, child.resumes = l.localRoot, l.ref()
+	child.localRoot, child.resumes = l.localRoot, l.Ref()
 	return id
 }
 
@@ -331,17 +333,17 @@ func (p *SpanProcessor) OnEnd(s sdktrace.ReadOnlySpan) {
 	if p == nil {
 		return
 	}
-	var l live
+	var l span
 	var id sdkspan.ID
 	sdkspan.Ended(s, &id)
-	if p.table.take(id.TraceIDHigh, id.TraceIDLow, id.SpanID, &l) {
+	if p.table.Take(id.TraceIDHigh, id.TraceIDLow, id.SpanID, &l) {
 		p.withdraw(&l)
-		l.free()
+		free(&l)
 		return
 	}
 	// It was evicted or never shown, or somebody is about to take it back: that may take
 	// until after the end.
-	p.table.claimed(id.SpanID, p.hasten)
+	p.table.Claimed(id.SpanID, p.hasten)
 }
 
 // ForceFlush does nothing: there is nothing that waits.
@@ -364,7 +366,7 @@ func (p *SpanProcessor) Shutdown(context.Context) error {
 		building.Lock() // nobody adds keys to it any more
 		err := p.withdrawAdvertisement()
 		building.Unlock()
-		p.table.all(func(l *live) { p.end(l) })
+		p.table.All(func(l *span) { p.end(l) })
 		p.shutdownErr = errors.Join(err, p.closeRings())
 		active.CompareAndSwap(p, nil)
 	})
@@ -385,7 +387,7 @@ func (p *SpanProcessor) closeRings() error {
 // live.
 func (p *SpanProcessor) find(sc trace.SpanContext, l *live) bool {
 	id := sdkspan.Of(sc)
-	return sc.HasTraceID() && !id.Remote && p.table.findIn(id.TraceIDHigh, id.TraceIDLow, id.SpanID, l)
+	return sc.HasTraceID() && !id.Remote && p.table.Find(id.TraceIDHigh, id.TraceIDLow, id.SpanID, &l.span) && l.load()
 }
 
 // shows reports whether the calling goroutine shows a span, by any carrier.
@@ -402,26 +404,26 @@ func (p *SpanProcessor) shows(id uint64) bool {
 }
 
 // end ends the life of a span, unless somebody else does, and reports whether it did.
-func (p *SpanProcessor) end(l *live) bool {
-	if !l.claim() {
+func (p *SpanProcessor) end(l *span) bool {
+	if !l.Claim() {
 		return false
 	}
 	p.withdraw(l)
-	l.free()
+	free(l)
 	return true
 }
 
 // hasten takes a span back whose entry somebody else has claimed, who has that before
 // them too. What the entry holds may be another span's by now: nothing is taken back
 // that is not of the one with this id.
-func (p *SpanProcessor) hasten(l *live) {
-	if r := l.record.Get(); r.Shows(l.id) {
+func (p *SpanProcessor) hasten(l *span) {
+	if r := l.Pointers().record.Get(); r.Shows(l.ID) {
 		r.EndAsGuest()
 	}
 	for i, r := range p.rings {
-		for n := range l.entry.places[i] {
-			if place, _ := placeOf(atomic.LoadUint32(&l.entry.places[i][n])); r != nil {
-				r.Replace(place, l.id, nil)
+		for n := range l.Data().places[i] {
+			if place, _ := placeOf(atomic.LoadUint32(&l.Data().places[i][n])); r != nil {
+				r.Replace(place, l.ID, nil)
 			}
 		}
 	}
@@ -430,10 +432,10 @@ func (p *SpanProcessor) hasten(l *live) {
 // withdraw takes a span back whose entry is claimed. Where the goroutine that started
 // it shows it, its parent is shown again, if that goroutine was showing it before and
 // it is live; elsewhere nothing is.
-func (p *SpanProcessor) withdraw(l *live) {
-	record := l.record.Get()
-	here := l.entry.goid() == p.runtime.GoroutineID()
-	if l.entry.resumes == 0 {
+func (p *SpanProcessor) withdraw(l *span) {
+	record, e := l.Pointers().record.Get(), l.Data()
+	here := e.origin.goid() == p.runtime.GoroutineID()
+	if e.resumes == 0 {
 		p.clear(l)
 	} else {
 		p.resume(l, record, here)
@@ -444,10 +446,11 @@ func (p *SpanProcessor) withdraw(l *live) {
 // resume has slots go back to the parent of a span whose entry is claimed, or if that is
 // over show nothing. It is called before the span's record is over, and here says whether
 // the calling goroutine is the one that started the span.
-func (p *SpanProcessor) resume(l *live, record *gorecord.Record, here bool) {
+func (p *SpanProcessor) resume(l *span, record *gorecord.Record, here bool) {
+	e := l.Data()
 	var parent live
 	var span ringbuf.Span // the zero one if that is over
-	ok := p.table.follow(l.entry.resumes, &parent)
+	ok := p.table.Follow(e.resumes, &parent.span) && parent.load()
 	if ok {
 		parent.show(&span)
 		if p.keys.Load() != nil {
@@ -460,30 +463,30 @@ func (p *SpanProcessor) resume(l *live, record *gorecord.Record, here bool) {
 			continue
 		}
 		var now ringbuf.Place
-		if goid := l.entry.goid(); ok && here && goid != 0 {
+		if goid := e.origin.goid(); ok && here && goid != 0 {
 			// The goroutine goes on with the parent where it is now, which need not
 			// be where it has shown the span. On the thread that it was on before it
 			// blocked, the slot may be another goroutine's by now, and tell nothing any
 			// more: then its record does.
-			if now = r.SwapOver(l.id, &span); now == 0 && p.records && gorecord.Current() == l.id {
+			if now = r.SwapOver(l.ID, &span); now == 0 && p.records && gorecord.Current() == l.ID {
 				now = r.Store(&span)
 			}
 			if now != 0 {
-				parent.keep(i, r, now, parent.goid() != goid)
+				parent.keep(i, r, now, parent.origin.goid() != goid)
 			}
 		}
-		for n := range l.entry.places[i] {
-			place, guest := placeOf(atomic.LoadUint32(&l.entry.places[i][n]))
+		for n := range e.places[i] {
+			place, guest := placeOf(atomic.LoadUint32(&e.places[i][n]))
 			if place == 0 {
 				break // they are noted in their order
 			}
-			if place == now || !r.Shows(place, l.id) {
+			if place == now || !r.Shows(place, l.ID) {
 				continue
 			}
 			if !ok || guest {
-				r.Replace(place, l.id, nil)
-			} else if r.Replace(place, l.id, &span) {
-				parent.keep(i, r, place, parent.goid() != l.entry.goid())
+				r.Replace(place, l.ID, nil)
+			} else if r.Replace(place, l.ID, &span) {
+				parent.keep(i, r, place, parent.origin.goid() != e.origin.goid())
 			}
 		}
 	}
@@ -492,8 +495,8 @@ func (p *SpanProcessor) resume(l *live, record *gorecord.Record, here bool) {
 // evict takes a span back that has to give way to another one, and whose entry is
 // claimed. Nothing is shown in its stead: it is another goroutine's, which may just be
 // ending the parent and would not see that this is shown again.
-func (p *SpanProcessor) evict(l *live) {
-	endRecord(l.record.Get(), l.goid() == p.runtime.GoroutineID())
+func (p *SpanProcessor) evict(l *span) {
+	endRecord(l.Pointers().record.Get(), l.Data().origin.goid() == p.runtime.GoroutineID())
 	p.clear(l)
 }
 
@@ -510,18 +513,18 @@ func endRecord(r *gorecord.Record, here bool) {
 }
 
 // clear has no slot show a span whose entry is claimed.
-func (p *SpanProcessor) clear(l *live) {
+func (p *SpanProcessor) clear(l *span) {
 	for i := range p.rings {
 		r := p.rings[i]
 		if r == nil {
 			continue
 		}
-		for n := range l.entry.places[i] {
-			place, _ := placeOf(atomic.LoadUint32(&l.entry.places[i][n]))
+		for n := range l.Data().places[i] {
+			place, _ := placeOf(atomic.LoadUint32(&l.Data().places[i][n]))
 			if place == 0 {
 				break // they are noted in their order
 			}
-			r.Replace(place, l.id, nil)
+			r.Replace(place, l.ID, nil)
 		}
 	}
 }
@@ -542,5 +545,5 @@ func (p *SpanProcessor) show(ring int, l *live, attributes []byte, guest bool) {
 // isGuest reports whether the calling goroutine is not the one that started a span, or
 // that is not known.
 func (p *SpanProcessor) isGuest(l *live) bool {
-	return l.goid() == 0 || l.goid() != p.runtime.GoroutineID()
+	return l.origin.goid() == 0 || l.origin.goid() != p.runtime.GoroutineID()
 }
