@@ -421,8 +421,9 @@ func (p *SpanProcessor) hasten(l *span) {
 		r.EndAsGuest()
 	}
 	for i, r := range p.rings {
-		for n := range l.Data().places[i] {
-			if place, _ := placeOf(atomic.LoadUint32(&l.Data().places[i][n])); r != nil {
+		at := &l.Data().places[i]
+		for n := range at {
+			if place, _ := placeOf(atomic.LoadUint32(&at[n])); r != nil {
 				r.Replace(place, l.ID, nil)
 			}
 		}
@@ -475,8 +476,9 @@ func (p *SpanProcessor) resume(l *span, record *gorecord.Record, here bool) {
 				parent.keep(i, r, now, parent.origin.goid() != goid)
 			}
 		}
-		for n := range e.places[i] {
-			place, guest := placeOf(atomic.LoadUint32(&e.places[i][n]))
+		at := &e.places[i]
+		for n := range at {
+			place, guest := placeOf(atomic.LoadUint32(&at[n]))
 			if place == 0 {
 				break // they are noted in their order
 			}
@@ -519,8 +521,9 @@ func (p *SpanProcessor) clear(l *span) {
 		if r == nil {
 			continue
 		}
-		for n := range l.Data().places[i] {
-			place, _ := placeOf(atomic.LoadUint32(&l.Data().places[i][n]))
+		at := &l.Data().places[i]
+		for n := range at {
+			place, _ := placeOf(atomic.LoadUint32(&at[n]))
 			if place == 0 {
 				break // they are noted in their order
 			}
