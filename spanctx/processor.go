@@ -272,7 +272,7 @@ func (p *SpanProcessor) OnStart(parent context.Context, s sdktrace.ReadWriteSpan
 			resumes = resumes || shown == outer
 		}
 	}
-	if outer != 0 && !resumes && !(p.records && gorecord.Current() == outer) {
+	if outer != 0 && !resumes && (!p.records || gorecord.Current() != outer) {
 		l.resumes = 0
 	}
 	with := carried{attributes: attributes}
@@ -366,7 +366,7 @@ func (p *SpanProcessor) Shutdown(context.Context) error {
 		building.Lock() // nobody adds keys to it any more
 		err := p.withdrawAdvertisement()
 		building.Unlock()
-		p.table.All(func(l *span) { p.end(l) })
+		p.table.All(p.end)
 		p.shutdownErr = errors.Join(err, p.closeRings())
 		active.CompareAndSwap(p, nil)
 	})
@@ -403,14 +403,12 @@ func (p *SpanProcessor) shows(id uint64) bool {
 	return false
 }
 
-// end ends the life of a span, unless somebody else does, and reports whether it did.
-func (p *SpanProcessor) end(l *span) bool {
-	if !l.Claim() {
-		return false
+// end ends the life of a span, unless somebody else does.
+func (p *SpanProcessor) end(l *span) {
+	if l.Claim() {
+		p.withdraw(l)
+		free(l)
 	}
-	p.withdraw(l)
-	free(l)
-	return true
 }
 
 // hasten takes a span back whose entry somebody else has claimed, who has that before

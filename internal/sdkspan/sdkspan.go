@@ -142,7 +142,8 @@ var sdk = reflect.TypeFor[sdktrace.TracerProvider]().PkgPath()
 var fields = func() (f struct {
 	known                               bool
 	traceID, spanID, traceFlags, remote uintptr
-}) {
+},
+) {
 	f.known = field[trace.TraceID](&f.traceID, "traceID") && field[trace.SpanID](&f.spanID, "spanID") &&
 		field[trace.TraceFlags](&f.traceFlags, "traceFlags") && field[bool](&f.remote, "remote")
 	return f
