@@ -21,7 +21,6 @@ import (
 	"github.com/otelctx/otelctx/internal/goruntime"
 	"github.com/otelctx/otelctx/internal/scope"
 	"github.com/otelctx/otelctx/internal/sdkspan"
-	"github.com/otelctx/otelctx/internal/spantable"
 	"github.com/otelctx/otelctx/resourcepublisher"
 	"github.com/otelctx/otelctx/ringbuf"
 )
@@ -96,7 +95,7 @@ func newSpanProcessor(c config) (_ *SpanProcessor, refusedKeys int, err error) {
 		return nil, 0, ErrAlreadyPublishing
 	}
 	p := &SpanProcessor{runtime: c.runtime}
-	p.table = newTable(spantable.SmallBuckets, spantable.LargeBuckets, p.evict)
+	p.table = newTable(p.evict)
 	keys, refusedKeys := p.keys.Load().Append(c.keys...)
 	p.keys.Store(keys)
 	defer func() {
