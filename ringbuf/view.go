@@ -235,12 +235,14 @@ func (v *View) Verify() error {
 // Slot is what a slot held at one time.
 type Slot struct {
 	// TraceID and SpanID are the span that is shown, zeros if none is; see
-	// [Slot.ShowsSpan]. LocalRootSpanID is zeros where that is not known.
+	// [Slot.ShowsSpan]. LocalRootSpanID is zeros where that is not known. TraceFlags
+	// are those of W3C trace contexts, 1 for sampled, and 0 in layout 1.
 	TraceID         [16]byte
 	SpanID          [8]byte
 	LocalRootSpanID [8]byte
 	TraceFlags      byte
-	// Attributes are encoded as OTEP 4947 has them.
+	// Attributes are encoded as OTEP 4947 has them: entries {key u8, length u8, value}.
+	// They are a copy.
 	Attributes []byte
 	// Owner is the id of the goroutine that published the span, TID that of its
 	// thread then, as the process's own PID namespace has it, and M the address of
