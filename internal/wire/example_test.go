@@ -31,11 +31,11 @@ func ExampleDecodeProcessContextHeader() {
 // The offsets that a ring's carrier is advertised with.
 func ExampleSlotFields() {
 	for _, f := range wire.SlotFields(wire.RingLayout1) {
-		fmt.Println(f)
+		fmt.Printf("%s: %d bytes at %d\n", f.Name, f.Size, f.Offset)
 	}
 	// Output:
-	// {trace_id_high 0}
-	// {trace_id_low 8}
-	// {span_id 16}
-	// {in_use 24}
+	// trace_id_high: 8 bytes at 0
+	// trace_id_low: 8 bytes at 8
+	// span_id: 8 bytes at 16
+	// in_use: 1 bytes at 24
 }
