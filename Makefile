@@ -115,8 +115,8 @@ licenses: $(BIN)/go-licenses ## Fail if a dependency has a license that is not l
 reproducible: ## Build the command line tool of the last commit in two places, and fail if it is not the same.
 	@set -e; tmp=$$(mktemp -d); trap 'rm -rf "$$tmp"' EXIT; \
 		for d in here some/where/else; do \
-			git clone -q . "$$tmp/$$d"; \
-			(cd "$$tmp/$$d/cmd/otelctx" && GOCACHE="$$tmp/$$d/cache" CGO_ENABLED=0 $(GO) build -trimpath -o "$$tmp/$$d/otelctx" .); \
+			git clone -q . "$$tmp/$$d/tree"; \
+			(cd "$$tmp/$$d/tree/cmd/otelctx" && GOCACHE="$$tmp/$$d/cache" CGO_ENABLED=0 $(GO) build -trimpath -o "$$tmp/$$d/otelctx" .); \
 		done; \
 		(cd "$$tmp" && sha256sum here/otelctx some/where/else/otelctx); \
 		cmp "$$tmp/here/otelctx" "$$tmp/some/where/else/otelctx"
