@@ -17,9 +17,10 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// Span is what a slot shows: TraceIDHigh and TraceIDLow, SpanID and
-// LocalRootSpanID, each a W3C identifier read as a big-endian number, TraceFlags,
-// and Attributes in the encoding of OTEP 4947. The zero Span shows nothing.
+// Span is what a slot shows: TraceIDHigh and TraceIDLow, SpanID and LocalRootSpanID, each
+// a uint64 that is a W3C identifier, or a half of one, read as a big-endian number;
+// TraceFlags, a byte; and Attributes, a []byte in the encoding of OTEP 4947. [SpanOf] makes
+// one. The zero Span shows nothing.
 //
 // Of attributes that do not fit into the ring's attribute space all together, those that
 // do, one after the other, are shown. They are stored the quicker way if the capacity of

@@ -33,8 +33,8 @@ type Memory interface {
 	ReadParts(parts []Part) (int, error)
 }
 
-// Part is a piece of the memory of a process to be read: len(Data) bytes from
-// Address on.
+// Part is a piece of the memory of a process to be read into Data, a []byte: len(Data)
+// bytes from Address, a uint64, on. A part without bytes is read by doing nothing.
 type Part = remotemem.Part
 
 // View is a reader's view of a ring in the memory of another process. It trusts
