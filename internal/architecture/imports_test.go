@@ -95,7 +95,7 @@ var linked = map[string]string{
 // never says what must not get into whom, by whatever way and whatever the tables allow.
 var never = []struct{ who, what, why string }{
 	{"reader ringbuf", "otel otel/sdk otel/trace otel/log otel/metric", "a profiler gets no SDK with its reader"},
-	{"reader ringbuf", "resourcepublisher spanctx scopedattr universalprofiling internal/gorecord internal/scope internal/apmlib", "a reader shares no code with the writers but formats"},
+	{"reader ringbuf", "resourcepublisher spanctx scopedattr universalprofiling internal/gorecord internal/scope internal/apmlib", "readers share formats with writers, and the ring"},
 	{"cmd/otelctx", "resourcepublisher spanctx scopedattr universalprofiling internal/gorecord internal/scope internal/apmlib", "the command line tool publishes nothing"},
 	{"resourcepublisher spanctx ringbuf scopedattr universalprofiling reader cmd/otelctx", "internal/childproc internal/seccomp stretchr/testify go.uber.org/goleak", "these are for tests"},
 }
