@@ -84,10 +84,11 @@ accuracy: ## Measure which spans are seen, at least 5,000 samples for each carri
 lint: $(BIN)/golangci-lint ## Run the linters on all modules.
 	@set -e; for m in $(MODULES); do echo "== $$m"; (cd $$m && $(CURDIR)/$(BIN)/golangci-lint run ./...); done
 
+$(BIN)/apidiff: TOOL = golang.org/x/exp/cmd/apidiff
 $(BIN)/golangci-lint: TOOL = github.com/golangci/golangci-lint/v2/cmd/golangci-lint
 $(BIN)/govulncheck: TOOL = golang.org/x/vuln/cmd/govulncheck
 $(BIN)/go-licenses: TOOL = github.com/google/go-licenses/v2
-$(BIN)/golangci-lint $(BIN)/govulncheck $(BIN)/go-licenses: internal/tools/go.mod internal/tools/go.sum
+$(BIN)/apidiff $(BIN)/golangci-lint $(BIN)/govulncheck $(BIN)/go-licenses: internal/tools/go.mod internal/tools/go.sum
 	cd internal/tools && $(GO) build -o ../../$@ $(TOOL)
 
 VULNDB ?= https://vuln.go.dev
@@ -120,6 +121,17 @@ reproducible: ## Build the command line tool of the last commit in two places, a
 		done; \
 		(cd "$$tmp" && sha256sum here/otelctx some/where/else/otelctx); \
 		cmp "$$tmp/here/otelctx" "$$tmp/some/where/else/otelctx"
+
+API_BASE ?= $(shell git describe --tags --abbrev=0 --match 'v[0-9]*' 2>/dev/null)
+APIDIFF ?= -incompatible=false
+
+.PHONY: api
+api: $(BIN)/apidiff ## Say how the library's API differs from that of the last release, or of API_BASE.
+	@[ -n "$(API_BASE)" ] || { echo "api: there is no release yet: say API_BASE=commit" >&2; exit 1; }
+	@set -e; tmp=$$(mktemp -d); trap 'rm -rf "$$tmp"' EXIT; \
+		git clone -q . "$$tmp/base"; git -C "$$tmp/base" checkout -q --detach "$(API_BASE)"; \
+		{ (cd "$$tmp/base" && "$(CURDIR)/$(BIN)/apidiff" -m -w "$$tmp/export" .) && \
+			$(BIN)/apidiff -m $(APIDIFF) "$$tmp/export" .; } 2>"$$tmp/messages" || { cat "$$tmp/messages" >&2; exit 1; }
 
 .PHONY: release-check
 release-check: ## Make the next release in a copy, and use it as a stranger does.
