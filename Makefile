@@ -80,6 +80,11 @@ accuracy: ## Measure which spans are seen, at least 5,000 samples for each carri
 	cd benchmarks && $(GO) test ./accuracy -count 1 -v -full -samples 5000 -rounds 20 -window 1s -long 30s -timeout 60m
 	cd cmd/otelctx && $(GO) test ./internal/sampler -v -run '^$$' -bench Sample -benchtime 5000x
 
+.PHONY: pictures
+pictures: build ## Draw the pictures of docs/img anew, with graphviz and chromium, as root.
+	dot -Tsvg docs/img/architecture.dot -o docs/img/architecture.svg
+	docs/img/flamegraph.sh
+
 .PHONY: lint
 lint: $(BIN)/golangci-lint ## Run the linters on all modules.
 	@set -e; for m in $(MODULES); do echo "== $$m"; (cd $$m && $(CURDIR)/$(BIN)/golangci-lint run ./...); done

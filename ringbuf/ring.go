@@ -143,24 +143,56 @@ func (r *Ring) Info() Info { return r.info }
 // It returns 0 if another writer held on to the slot just then; the slot shows what
 // that one stored, or nothing, and never what the goroutine showed before.
 func (r *Ring) Store(s *Span) Place {
-	n, goid := r.slots.StoreFast(s)
+	place, _ := r.Swap(s)
+	return place
+}
+
+// Swap is Store, and returns the id of the span that the goroutine showed so far as
+// well, see [Ring.Shown], or 0.
+func (r *Ring) Swap(s *Span) (place Place, shown uint64) {
+	n, goid, shown := r.slots.StoreFast(s, 0)
 	slot, ok := uint32(n), true
 	if n == slots.Busy {
-		slot, goid, ok = r.slots.Store(s)
+		slot, goid, shown, ok = r.slots.Store(s)
 	}
-	place := Place(slot + 1)
-	if r.homes != nil {
-		bucket := goid & uint64(len(r.homes)-1)
-		if home := &r.homes[bucket]; home.Load() != uint32(place) {
-			if old := home.Swap(uint32(place)); old != 0 && old != uint32(place) {
-				r.slots.Evict(old-1, bucket, uint64(len(r.homes)-1))
-			}
-		}
+	if elsewhere := r.move(Place(slot+1), goid); elsewhere != 0 {
+		shown = elsewhere
 	}
 	if !ok {
+		return 0, shown
+	}
+	return Place(slot + 1), shown
+}
+
+// SwapOver is Store if the goroutine shows the span with this id, see [Ring.Shown], and
+// else does nothing and returns 0.
+func (r *Ring) SwapOver(shown uint64, s *Span) Place {
+	if n, goid, _ := r.slots.StoreFast(s, shown); n != slots.Busy {
+		r.move(Place(n+1), goid)
+		return Place(n + 1)
+	}
+	if r.Shown() != shown {
 		return 0
 	}
-	return place
+	return r.Store(s)
+}
+
+// move notes where a goroutine has stored a span, takes back what it shows elsewhere, and
+// returns the id of that or 0.
+func (r *Ring) move(to Place, goid uint64) (shown uint64) {
+	if r.homes == nil {
+		return 0
+	}
+	bucket := goid & uint64(len(r.homes)-1)
+	home := &r.homes[bucket]
+	if home.Load() == uint32(to) {
+		return 0
+	}
+	if old := home.Swap(uint32(to)); old != 0 && old != uint32(to) {
+		shown = r.slots.ShownBy(old-1, goid)
+		r.slots.Evict(old-1, bucket, uint64(len(r.homes)-1))
+	}
+	return shown
 }
 
 // Clear shows nothing in the slot of the calling thread or goroutine.

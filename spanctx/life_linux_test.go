@@ -18,6 +18,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/otelctx/otelctx/internal/goruntime"
+	"github.com/otelctx/otelctx/internal/spantable"
 )
 
 func TestNested(t *testing.T) {
@@ -201,7 +202,7 @@ func TestSpanIDInTwoTraces(t *testing.T) {
 	}
 	s.assertNowhere(t)
 	var l live
-	assert.False(t, s.p.table.find(7, &l), "all ends were noticed")
+	assert.False(t, s.p.table.Find(0, 0, 7, &l.span), "all ends were noticed")
 }
 
 type sameSpanID struct{ derivedIDs }
@@ -444,7 +445,7 @@ func testNeverEnded(t *testing.T, s *service, spans uint64) {
 		}
 	}
 	// Until the table is full it gains records.
-	const warm = 4 * largeBuckets * ways
+	const warm = 4 * spantable.Room
 	fill(1, warm)
 	before := heap()
 	fill(warm, warm+spans)

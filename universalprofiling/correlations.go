@@ -17,6 +17,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/resource"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 
+	"github.com/otelctx/otelctx/internal/sdkspan"
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
@@ -201,7 +202,7 @@ func (i *Integration) correlate(m wire.ProfilingCorrelation) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	var l live
-	if !c.table.findRoot(k.traceIDHigh, k.traceIDLow, k.id, &l) || uint8(l.origin)&1 == 0 {
+	if !findRoot(c.table, k.traceIDHigh, k.traceIDLow, k.id, &l) || l.origin.flags()&sampled == 0 {
 		c.counters.unknownTransactions.Add(1)
 		return
 	}
@@ -239,7 +240,7 @@ func (c *correlations) add(k transactionKey, stackTrace [16]byte, count int) boo
 func (c *correlations) sweep() {
 	for k := range c.samples {
 		var l live
-		if !c.table.find(k.traceIDHigh, k.traceIDLow, k.id, &l) {
+		if !find(c.table, k.traceIDHigh, k.traceIDLow, k.id, &l) {
 			c.forget(k)
 		}
 	}
@@ -254,15 +255,15 @@ func (c *correlations) forget(k transactionKey) {
 }
 
 func keyOf(s sdktrace.ReadOnlySpan) transactionKey {
-	sc := s.SpanContext()
-	traceID, id := sc.TraceID(), sc.SpanID()
-	return transactionKey{number(traceID[:8]), number(traceID[8:]), number(id[:])}
+	var id sdkspan.ID
+	sdkspan.Ended(s, &id)
+	return transactionKey{stored(id.TraceIDHigh), stored(id.TraceIDLow), stored(id.SpanID)}
 }
 
 // endOf returns when a transaction has ended, if that is known.
 func (c *correlations) endOf(k transactionKey) (at uint64, ok bool) {
 	var l live
-	if !c.table.findRoot(k.traceIDHigh, k.traceIDLow, k.id, &l) || l.origin&ended == 0 {
+	if !findRoot(c.table, k.traceIDHigh, k.traceIDLow, k.id, &l) || l.origin&ended == 0 {
 		return 0, false
 	}
 	return l.resumes, true
@@ -274,7 +275,7 @@ func (c *correlations) collect(k transactionKey) (ids []string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	var l live
-	if !c.table.findRoot(k.traceIDHigh, k.traceIDLow, k.id, &l) || l.origin&ended == 0 {
+	if !findRoot(c.table, k.traceIDHigh, k.traceIDLow, k.id, &l) || l.origin&ended == 0 {
 		c.forget(k)
 		return nil
 	}
@@ -289,10 +290,10 @@ func (c *correlations) collect(k transactionKey) (ids []string) {
 		slices.Sort(ids) // in any order, but always the same
 	}
 	// Only who holds the lock changes it.
-	if left := atomic.AddUint64(&l.entry.exports, ^uint64(0)); left == 0 {
+	if left := atomic.AddUint64(&l.Data().exports, ^uint64(0)); left == 0 {
 		c.forget(k)
-		if l.claim() {
-			l.free()
+		if l.Claim() {
+			l.Free()
 		}
 	}
 	return ids

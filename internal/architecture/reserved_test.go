@@ -16,7 +16,7 @@ import (
 // place says why it is sound there.
 var reserved = map[string]string{
 	"unsafe": "internal/wire internal/vma internal/ordered internal/slots internal/gorecord internal/goruntime internal/apmlib " +
-		"internal/profilersocket " +
+		"internal/profilersocket internal/sdkspan " +
 		// Tests, and programs that are tested.
 		"internal/seccomp internal/interop internal/goruntime/testdata/probe cmd/otelctx/internal/burner " +
 		"cmd/otelctx/internal/symbols/testdata/prog benchmarks/internal/leaf",
@@ -25,8 +25,8 @@ var reserved = map[string]string{
 	// C: a thread-local variable for programs that have cgo anyway, and programs that are tested.
 	"C": "internal/apmlib/cgoword internal/goruntime/testdata/probe spanctx/testdata/cgo " +
 		"cmd/otelctx/internal/burner/service cmd/otelctx/internal/symbols/testdata/cgo",
-	// C in files of its own: the same, and the BPF program.
-	".c": "internal/apmlib/cgoword internal/apmlib/testdata cmd/otelctx/internal/sampler",
+	// C in files of its own: the same, the BPF program, and a reader for those who write C.
+	".c": "internal/apmlib/cgoword internal/apmlib/testdata cmd/otelctx/internal/sampler example/creader",
 	".h": "cmd/otelctx/internal/sampler",
 	// Where tests make system calls that package syscall does not have. Those of other
 	// code are in [graph].
