@@ -89,12 +89,65 @@ pictures: build ## Draw the pictures of docs/img anew, with graphviz and chromiu
 lint: $(BIN)/golangci-lint ## Run the linters on all modules.
 	@set -e; for m in $(MODULES); do echo "== $$m"; (cd $$m && $(CURDIR)/$(BIN)/golangci-lint run ./...); done
 
-$(BIN)/golangci-lint: internal/tools/go.mod internal/tools/go.sum
-	cd internal/tools && $(GO) build -o ../../$(BIN)/golangci-lint github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+$(BIN)/apidiff: TOOL = golang.org/x/exp/cmd/apidiff
+$(BIN)/golangci-lint: TOOL = github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+$(BIN)/govulncheck: TOOL = golang.org/x/vuln/cmd/govulncheck
+$(BIN)/go-licenses: TOOL = github.com/google/go-licenses/v2
+$(BIN)/apidiff $(BIN)/golangci-lint $(BIN)/govulncheck $(BIN)/go-licenses: internal/tools/go.mod internal/tools/go.sum
+	cd internal/tools && $(GO) build -o ../../$@ $(TOOL)
+
+VULNDB ?= https://vuln.go.dev
+
+.PHONY: vuln
+vuln: $(BIN)/govulncheck ## Fail if a known vulnerability can be reached, as the database at VULNDB knows them.
+	@set -e; for m in $(MODULES); do echo "== $$m"; $(BIN)/govulncheck -C $$m -db $(VULNDB) -test ./...; done
+
+# What is linked into services and into the command line tool, and what tests may need
+# beside that. The names are those of SPDX.
+LICENSES := Apache-2.0,BSD-2-Clause,BSD-3-Clause,ISC,MIT
+LICENSES_OF_TESTS := $(LICENSES),MPL-2.0
+# Without the warnings about what is not written in Go, which has the license beside it.
+CHECK_LICENSES = $(CURDIR)/$(BIN)/go-licenses check ./... --ignore github.com/otelctx/otelctx \
+	--logtostderr=false --log_file=/dev/null --stderrthreshold=3 --allowed_licenses
+
+.PHONY: licenses
+licenses: $(BIN)/go-licenses ## Fail if a dependency has a license that is not listed, or none.
+	@set -e; for m in . cmd/otelctx; do for p in $(PLATFORMS) linux/amd64; do echo "== $$p $$m"; \
+		(cd $$m && GOOS=$${p%/*} GOARCH=$${p#*/} CGO_ENABLED=0 $(CHECK_LICENSES) $(LICENSES)); done; done
+	@set -e; for m in $(MODULES); do echo "== tests $$m"; \
+		(cd $$m && $(CHECK_LICENSES) $(LICENSES_OF_TESTS) --include_tests); done
+
+.PHONY: reproducible
+reproducible: ## Build the command line tool of the last commit in two places, and fail if it is not the same.
+	@set -e; tmp=$$(mktemp -d); trap 'rm -rf "$$tmp"' EXIT; \
+		for d in here some/where/else; do \
+			git clone -q . "$$tmp/$$d/tree"; \
+			(cd "$$tmp/$$d/tree/cmd/otelctx" && GOCACHE="$$tmp/$$d/cache" CGO_ENABLED=0 $(GO) build -trimpath -o "$$tmp/$$d/otelctx" .); \
+		done; \
+		(cd "$$tmp" && sha256sum here/otelctx some/where/else/otelctx); \
+		cmp "$$tmp/here/otelctx" "$$tmp/some/where/else/otelctx"
+
+API_BASE ?= $(shell git describe --tags --abbrev=0 --match 'v[0-9]*' 2>/dev/null)
+APIDIFF ?= -incompatible=false
+
+.PHONY: api
+api: $(BIN)/apidiff ## Say how the library's API differs from that of the last release, or of API_BASE.
+	@[ -n "$(API_BASE)" ] || { echo "api: there is no release yet: say API_BASE=commit" >&2; exit 1; }
+	@set -e; tmp=$$(mktemp -d); trap 'rm -rf "$$tmp"' EXIT; \
+		git clone -q . "$$tmp/base"; git -C "$$tmp/base" checkout -q --detach "$(API_BASE)"; \
+		{ (cd "$$tmp/base" && "$(CURDIR)/$(BIN)/apidiff" -m -w "$$tmp/export" .) && \
+			$(BIN)/apidiff -m $(APIDIFF) "$$tmp/export" .; } 2>"$$tmp/messages" || { cat "$$tmp/messages" >&2; exit 1; }
+
+.PHONY: release-check
+release-check: ## Make the next release in a copy, and use it as a stranger does.
+	.ci/release-check
+
+# Those without a machine at hand.
+PLATFORMS := linux/arm64 darwin/arm64 windows/amd64
 
 .PHONY: cross
 cross: ## Build and vet everything, tests included, for the platforms without a machine at hand.
-	@set -e; for p in linux/arm64 darwin/arm64 windows/amd64; do for m in $(MODULES); do \
+	@set -e; for p in $(PLATFORMS); do for m in $(MODULES); do \
 		echo "== $$p $$m"; \
 		(cd $$m && export GOOS=$${p%/*} GOARCH=$${p#*/} CGO_ENABLED=0 && \
 			$(GO) build -o /dev/null ./... && $(GO) vet ./...); done; done
@@ -116,4 +169,4 @@ clean-tree: # Fails if generating or tidying has changed anything.
 GENERATED := $(shell command -v clang >/dev/null 2>&1 && echo generated)
 
 .PHONY: precommit
-precommit: tidy $(GENERATED) fmt lint test cross bench-smoke clean-tree ## All that must hold before a commit is sent: what CI runs.
+precommit: tidy $(GENERATED) fmt lint licenses test cross bench-smoke clean-tree ## All that must hold before a commit is sent: what CI runs.

@@ -12,7 +12,7 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// Option configures a [Ring].
+// Option configures a [Ring]. Of several that say the same thing the last one counts.
 type Option interface {
 	apply(c config) config
 }

@@ -12,7 +12,8 @@ import (
 	"github.com/otelctx/otelctx/ringbuf"
 )
 
-// Option configures a [SpanProcessor].
+// Option configures a [SpanProcessor]. Of several that say the same thing the last one
+// counts, but for [WithAttributeKeys].
 type Option interface {
 	apply(c config) config
 }
