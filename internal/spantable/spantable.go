@@ -296,13 +296,11 @@ func (h *half[E, P]) reserve(s *Span[E, P]) bool {
 		if atomic.LoadUint64(&h.buckets[b][way].key) != 0 {
 			continue
 		}
-		if h.point(b, way, s); !s.Claim() {
-			continue
-		}
-		if atomic.LoadUint64(&s.cell.key) == 0 {
+		// It is claimed as of a version that it was free in: a span that has come since
+		// is nobody's to claim, not even for a moment.
+		if h.point(b, way, s); atomic.LoadUint64(&s.cell.key) == 0 && s.Claim() {
 			return true
 		}
-		s.Release()
 	}
 	return false
 }
