@@ -191,10 +191,13 @@ func (t *Table[E, P]) Follow(r Ref, s *Span[E, P]) bool {
 }
 
 // Reserve claims an entry for a new span with this id, for Commit or Free. It returns
-// false if all entries that it may be in are being changed just now.
+// false if all entries that it may be in are being changed just now, or the id is 0.
 func (t *Table[E, P]) Reserve(id uint64, s *Span[E, P]) bool {
 	now := t.tick.Load()
 	if id%tickEvery == 0 {
+		if id == 0 {
+			return false // no entry could be told from a free one
+		}
 		now = t.tick.Add(1)
 	}
 	s.ID = id

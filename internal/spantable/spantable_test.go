@@ -142,6 +142,7 @@ func TestNoEntryIsFree(t *testing.T) {
 	assert.True(t, tt.Reserve(100, &s))
 	s.Free()
 	assert.Empty(t, tt.ids())
+	assert.False(t, tt.Reserve(0, &s), "no id")
 }
 
 // A Ref counts in the table that the entry is in, at its limits too.
