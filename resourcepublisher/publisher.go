@@ -42,9 +42,10 @@ type Publisher struct {
 	// pid is the process that published. A child by fork has no mapping to write to.
 	pid int
 
-	// spans is the resource of the first span seen, see OnStart; other is the last
-	// one that was not its.
-	spans, other atomic.Pointer[resource.Resource]
+	// spans is the resource of the first span seen, see OnStart; others are those of
+	// other providers' spans, which change with process.mu held.
+	spans  atomic.Pointer[resource.Resource]
+	others atomic.Pointer[[]*resource.Resource]
 
 	// The rest is guarded by process.mu.
 

@@ -199,10 +199,13 @@ func (t *Table[E, P]) Follow(r Ref, s *Span[E, P]) bool {
 }
 
 // Reserve claims an entry for a new span with this id, for Commit or Free. It returns
-// false if all entries that it may be in are being changed just now.
+// false if all entries that it may be in are being changed just now, or the id is 0.
 func (t *Table[E, P]) Reserve(id uint64, s *Span[E, P]) bool {
 	now := t.tick.Load()
 	if id%tickEvery == 0 {
+		if id == 0 {
+			return false // no entry could be told from a free one
+		}
 		now = t.tick.Add(1)
 	}
 	s.ID = id
@@ -310,13 +313,11 @@ func (l *level[E, P]) reserve(s *Span[E, P]) bool {
 		if atomic.LoadUint64(&l.buckets[b][way].key) != 0 {
 			continue
 		}
-		if l.point(b, way, s); !s.Claim() {
-			continue
-		}
-		if atomic.LoadUint64(&s.cell.key) == 0 {
+		// It is claimed as of a version that it was free in: a span that has come since
+		// is nobody's to claim, not even for a moment.
+		if l.point(b, way, s); atomic.LoadUint64(&s.cell.key) == 0 && s.Claim() {
 			return true
 		}
-		s.Release()
 	}
 	return false
 }

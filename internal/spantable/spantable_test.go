@@ -142,6 +142,7 @@ func TestNoEntryIsFree(t *testing.T) {
 	assert.True(t, tt.Reserve(100, &s))
 	s.Free()
 	assert.Empty(t, tt.ids())
+	assert.False(t, tt.Reserve(0, &s), "no id")
 }
 
 // A Ref counts in the table that the entry is in, at its limits too.
@@ -235,4 +236,33 @@ func TestManyAtOnce(t *testing.T) {
 		}
 		wg.Wait()
 	}
+}
+
+// An entry that holds a span is the span's alone until that gives way: whoever looks for
+// a free one does not touch it, not even for a moment, in which its end would miss it.
+func TestALiveSpanIsLeftAlone(t *testing.T) {
+	tt := newTestTable([levels]int{1, 1, 1}, nil)
+	for i := range uint64(ways - 1) {
+		tt.add(t, 1, 100+i) // leaves one entry to fight for
+	}
+	var wg sync.WaitGroup
+	for g := range uint64(4) {
+		wg.Go(func() {
+			for range 500_000 {
+				s := testSpan{ID: g + 1}
+				if !tt.levels[0].reserve(&s) {
+					continue
+				}
+				s.At = s.next()
+				s.Commit(1, 1)
+				var found testSpan
+				if !tt.Take(1, 1, g+1, &found) || found.At != s.At {
+					t.Error("somebody has claimed it")
+					return
+				}
+				found.Free()
+			}
+		})
+	}
+	wg.Wait()
 }
