@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/otelctx/otelctx/internal/goruntime"
+	"github.com/otelctx/otelctx/internal/ringoption"
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
@@ -148,9 +149,9 @@ func WithAttributeSpace(bytes int) Option {
 	})
 }
 
-// WithRuntime is for the packages of this module: it replaces what is known of the Go
-// runtime.
-func WithRuntime(r *goruntime.Runtime) Option { return withRuntime(r) }
+func init() { //nolint:gochecknoinits // the way to an option that users do not see
+	ringoption.WithRuntime = func(r *goruntime.Runtime) any { return withRuntime(r) }
+}
 
 // withRuntime replaces what is known of the Go runtime, for tests of what is
 // refused.

@@ -19,6 +19,7 @@ import (
 
 	"github.com/otelctx/otelctx/internal/gorecord"
 	"github.com/otelctx/otelctx/internal/goruntime"
+	"github.com/otelctx/otelctx/internal/ringoption"
 	"github.com/otelctx/otelctx/internal/scope"
 	"github.com/otelctx/otelctx/internal/sdkspan"
 	"github.com/otelctx/otelctx/resourcepublisher"
@@ -103,9 +104,8 @@ func newSpanProcessor(c config) (_ *SpanProcessor, refusedKeys int, err error) {
 			err = errors.Join(err, p.closeRings())
 		}
 	}()
-	common := []ringbuf.Option{
-		ringbuf.WithCapacity(c.capacity), ringbuf.WithAttributeSpace(c.space), ringbuf.WithRuntime(c.runtime),
-	}
+	withRuntime, _ := ringoption.WithRuntime(c.runtime).(ringbuf.Option)
+	common := []ringbuf.Option{ringbuf.WithCapacity(c.capacity), ringbuf.WithAttributeSpace(c.space), withRuntime}
 	if c.threadSlots {
 		opts := common
 		if c.layout1 {

@@ -33,17 +33,18 @@ var graph = map[string]string{
 	"internal/slots":          "internal/goruntime internal/membarrier internal/wire",
 	"internal/gorecord":       "internal/goruntime internal/ordered internal/wire",
 	"internal/scope":          "internal/gorecord otel",
+	"internal/ringoption":     "internal/goruntime",
 	"internal/sdkspan":        "otel/sdk otel/trace",
 	"internal/spantable":      "internal/ordered",
 	"internal/apmlib":         "internal/apmlib/cgoword internal/goruntime internal/vma internal/wire x/sys",
 	"internal/apmlib/cgoword": "",
 	"resourcepublisher":       "internal/boottime internal/procfs internal/remotemem internal/vma internal/wire otel otel/sdk proto/otlp proto/otlp/processcontext/v1development protobuf",
-	"spanctx":                 "internal/gorecord internal/goruntime internal/ordered internal/scope internal/sdkspan internal/spantable internal/wire otel otel/sdk otel/trace resourcepublisher ringbuf",
+	"spanctx":                 "internal/gorecord internal/goruntime internal/ordered internal/ringoption internal/scope internal/sdkspan internal/spantable internal/wire otel otel/sdk otel/trace resourcepublisher ringbuf",
 	"scopedattr":              "internal/scope otel otel/log otel/metric otel/sdk",
 	"universalprofiling":      "internal/apmlib internal/goruntime internal/ordered internal/profilersocket internal/sdkspan internal/spantable internal/wire otel otel/sdk otel/trace",
 
 	// The ring is a writer and, by its View, a reader.
-	"ringbuf": "internal/goruntime internal/remotemem internal/slots internal/vma internal/wire",
+	"ringbuf": "internal/goruntime internal/remotemem internal/ringoption internal/slots internal/vma internal/wire",
 
 	// Readers.
 	"reader": "internal/boottime internal/procfs internal/remotemem internal/wire proto/otlp proto/otlp/processcontext/v1development protobuf ringbuf",
