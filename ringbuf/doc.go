@@ -16,8 +16,8 @@
 // attributes they are larger. [Info] and [View.Fields] say where everything is. Numbers
 // are in the byte order of the machine, identifiers among them: each is the number, or
 // for trace ids the two, that its bytes make in big-endian order. Attributes are in the
-// encoding of [OTEP 4947]. Layout 1 has slots of 32 bytes, for readers of Datadog's OTEL
-// context storage.
+// encoding of [OTEP 4947]. Layout 1 has slots of 32 bytes, for readers that know the first
+// design of Datadog's OTEL context storage.
 //
 // # Lifetime
 //

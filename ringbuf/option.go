@@ -110,9 +110,9 @@ func WithCapacity(slots int) Option {
 	})
 }
 
-// WithLayout1 chooses the slots of layout 1, for readers of Datadog's OTEL context
-// storage: 32 bytes, without owner, and findable as DD_OTEL_CTX or by the magic
-// number in anonymous memory. It needs ByThread. The default is layout 2.
+// WithLayout1 chooses the slots of layout 1, for readers that know the first design of
+// Datadog's OTEL context storage: 32 bytes, without owner, and findable as DD_OTEL_CTX or
+// by the magic number in anonymous memory. It needs ByThread. The default is layout 2.
 func WithLayout1() Option {
 	return optionFunc(func(c config) config {
 		c.layout = wire.RingLayout1
