@@ -44,7 +44,8 @@ type SpanProcessor struct {
 	refused error
 
 	refusedKeys atomic.Int64
-	refusing    sync.Once
+	// toldRefused is whether the first of them have been reported.
+	toldRefused atomic.Bool
 
 	stopped  atomic.Bool
 	shutdown sync.Once
@@ -213,9 +214,9 @@ func (p *SpanProcessor) refuse(keys int) {
 		return
 	}
 	p.refusedKeys.Add(int64(keys))
-	p.refusing.Do(func() {
+	if !p.toldRefused.Swap(true) {
 		otel.Handle(fmt.Errorf("publish attribute keys: %d of them are refused, there are %d already", keys, scope.MaxKeys))
-	})
+	}
 }
 
 // RefusedAttributeKeys returns how many keys were refused since there were 256 already;
