@@ -472,7 +472,7 @@ func (p *SpanProcessor) resume(l *span, record *gorecord.Record, here bool) {
 				now = r.Store(&span)
 			}
 			if now != 0 {
-				parent.keep(i, r, now, parent.origin.goid() != goid)
+				parent.keepHere(i, r, now, parent.origin.goid() != goid)
 			}
 		}
 		at := &e.places[i]
@@ -540,7 +540,7 @@ func (p *SpanProcessor) show(ring int, l *live, attributes []byte, guest bool) {
 	l.show(&span)
 	span.Attributes = attributes
 	if place := r.Store(&span); place != 0 {
-		l.keep(ring, r, place, guest)
+		l.keepHere(ring, r, place, guest)
 	}
 }
 
