@@ -44,7 +44,8 @@ type SpanProcessor struct {
 	refused error
 
 	refusedKeys atomic.Int64
-	refusing    sync.Once
+	// toldRefused is whether the first of them have been reported.
+	toldRefused atomic.Bool
 
 	stopped  atomic.Bool
 	shutdown sync.Once
@@ -212,9 +213,9 @@ func (p *SpanProcessor) refuse(keys int) {
 		return
 	}
 	p.refusedKeys.Add(int64(keys))
-	p.refusing.Do(func() {
+	if !p.toldRefused.Swap(true) {
 		otel.Handle(fmt.Errorf("publish attribute keys: %d of them are refused, there are %d already", keys, scope.MaxKeys))
-	})
+	}
 }
 
 // RefusedAttributeKeys returns how many keys were refused since there were 256 already;
@@ -470,7 +471,7 @@ func (p *SpanProcessor) resume(l *span, record *gorecord.Record, here bool) {
 				now = r.Store(&span)
 			}
 			if now != 0 {
-				parent.keep(i, r, now, parent.origin.goid() != goid)
+				parent.keepHere(i, r, now, parent.origin.goid() != goid)
 			}
 		}
 		at := &e.places[i]
@@ -538,7 +539,7 @@ func (p *SpanProcessor) show(ring int, l *live, attributes []byte, guest bool) {
 	l.show(&span)
 	span.Attributes = attributes
 	if place := r.Store(&span); place != 0 {
-		l.keep(ring, r, place, guest)
+		l.keepHere(ring, r, place, guest)
 	}
 }
 

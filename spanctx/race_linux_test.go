@@ -185,6 +185,38 @@ func testOverlappingEnds(t *testing.T, s *service, crew *crew, n int) bool {
 	return s.assertNowhere(t) && ok
 }
 
+// A goroutine that a span is attached to, in the slot that it was started in, does not go
+// on with its parent, as the goroutine does that started it.
+func TestGuestsShowNoParent(t *testing.T) {
+	moreProcessors(t)
+	for name, opts := range map[string][]Option{
+		"threads":    {WithCapacity(1), WithGoroutineRecord(false)},
+		"goroutines": {WithCapacity(1), WithGoroutineRecord(false), WithThreadSlots(false), WithGoroutineSlots(true)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := serve(t, opts...)
+			crew := newCrew(2, 1)
+			defer crew.close()
+			for range max(20_000, scaled(100_000)) {
+				ctx, parent := s.root()
+				ctx, child := s.start(ctx)
+				crew.run(func(func()) { child.End() }, func(func()) {
+					Attach(ctx).Detach()
+					for _, r := range s.p.rings {
+						if r != nil && r.Shown() != 0 {
+							t.Errorf("the guest shows %x after it has gone, its host's parent is %x", r.Shown(), number(parent))
+						}
+					}
+				})
+				parent.End()
+				if t.Failed() {
+					return
+				}
+			}
+		})
+	}
+}
+
 // More spans than the table has entries: those that have to give way are shown no more,
 // and none is after its end, though others may just be taking it back or have its entry
 // by now.
