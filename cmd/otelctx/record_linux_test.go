@@ -186,7 +186,7 @@ func TestRecordAttributes(t *testing.T) {
 				}
 			}
 			t.Logf("%d samples with %d keys, %d without", named, len(keys), unnamed)
-			assert.Greater(t, len(keys), 10)
+			assert.Greater(t, len(keys), 2)
 			assert.Zero(t, unnamed)
 		})
 	}
@@ -454,6 +454,27 @@ func TestRecordAll(t *testing.T) {
 	for _, p := range d.Processes {
 		assert.NotEqual(t, silent.PID(), p.PID)
 	}
+}
+
+// A process that makes readers wait keeps none from being recorded.
+func TestRecordGoesOnWithoutAnAnswer(t *testing.T) {
+	needSampling(t)
+	stalling := startStalling(t)
+	c := startBurner(t, nil, burner.Records, burner.ThreadSlots)
+	d, got := recorded(t, "--all", "--duration=3s", "--freq=499")
+	assert.Contains(t, got.stderr, "otelctx: pid "+pidOf(stalling)+": "+noAnswer+"\n")
+	assert.InDelta(t, 3*time.Second, d.DurationNano, float64(time.Second))
+	attributed := uint64(0)
+	for _, p := range d.Processes {
+		if p.PID == c.PID() {
+			attributed = p.Attributed
+		}
+	}
+	assert.Positive(t, attributed)
+
+	// What it uses the processor for does not take its memory.
+	_, got = recorded(t, pidOf(stalling), "--duration=1s")
+	assert.Contains(t, got.stderr, noAnswer)
 }
 
 // A process that is recorded alone may begin to publish too, or to publish more.
