@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command collector is an OpenTelemetry Collector, made of the collector's own modules:
-// the OTLP receiver, the file exporter and the debug exporter. Without --config it does
+// the OTLP receiver, the memory limiter, and the file and debug exporters. Without --config it does
 // what config.yaml beside this file says.
 //
 //	collector --feature-gates=service.profilesSupport

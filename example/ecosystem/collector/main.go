@@ -8,6 +8,7 @@ import (
 	"os"
 
 	"github.com/open-telemetry/opentelemetry-collector-contrib/exporter/fileexporter"
+	"github.com/spf13/cobra"
 	"go.opentelemetry.io/collector/component"
 	"go.opentelemetry.io/collector/confmap"
 	"go.opentelemetry.io/collector/confmap/provider/envprovider"
@@ -16,6 +17,8 @@ import (
 	"go.opentelemetry.io/collector/exporter"
 	"go.opentelemetry.io/collector/exporter/debugexporter"
 	"go.opentelemetry.io/collector/otelcol"
+	"go.opentelemetry.io/collector/processor"
+	"go.opentelemetry.io/collector/processor/memorylimiterprocessor"
 	"go.opentelemetry.io/collector/receiver"
 	"go.opentelemetry.io/collector/receiver/otlpreceiver"
 	"go.opentelemetry.io/collector/service/telemetry/otelconftelemetry"
@@ -30,7 +33,14 @@ const version = "0.162.0"
 var config string
 
 func main() {
-	command := otelcol.NewCommand(otelcol.CollectorSettings{
+	if newCommand().Execute() != nil {
+		os.Exit(1) // The command has said why.
+	}
+}
+
+// newCommand returns the collector's command line.
+func newCommand() *cobra.Command {
+	return otelcol.NewCommand(otelcol.CollectorSettings{
 		BuildInfo: component.BuildInfo{
 			Command:     "collector",
 			Description: "OpenTelemetry Collector that writes traces and profiles to files",
@@ -44,17 +54,18 @@ func main() {
 			},
 		}},
 	})
-	if command.Execute() != nil {
-		os.Exit(1) // The command has said why.
-	}
 }
 
 // components returns what a configuration may be made of.
 func components() (otelcol.Factories, error) {
-	receivers, err := otelcol.MakeFactoryMap[receiver.Factory](otlpreceiver.NewFactory())
-	if err != nil {
-		return otelcol.Factories{}, err
+	factories := otelcol.Factories{Telemetry: otelconftelemetry.NewFactory()}
+	var err error
+	if factories.Receivers, err = otelcol.MakeFactoryMap[receiver.Factory](otlpreceiver.NewFactory()); err != nil {
+		return factories, err
 	}
-	exporters, err := otelcol.MakeFactoryMap[exporter.Factory](fileexporter.NewFactory(), debugexporter.NewFactory())
-	return otelcol.Factories{Telemetry: otelconftelemetry.NewFactory(), Receivers: receivers, Exporters: exporters}, err
+	if factories.Processors, err = otelcol.MakeFactoryMap[processor.Factory](memorylimiterprocessor.NewFactory()); err != nil {
+		return factories, err
+	}
+	factories.Exporters, err = otelcol.MakeFactoryMap[exporter.Factory](fileexporter.NewFactory(), debugexporter.NewFactory())
+	return factories, err
 }

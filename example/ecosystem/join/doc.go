@@ -20,6 +20,7 @@
 // garbage collector, the runtime's scheduler and what is not instrumented, is shown as
 // "(no span)".
 //
-// With -json: {recorded_nano, cpu_nano, no_span_cpu_nano, not_exported_cpu_nano,
+// With -json: {recorded_nano, cpu_nano,
+// services: [{service, cpu_nano, no_span_cpu_nano, not_exported_cpu_nano}],
 // spans: [{service, name, spans, wall_nano, cpu_nano}]}.
 package main

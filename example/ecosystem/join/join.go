@@ -5,22 +5,28 @@ package main
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"time"
 )
 
 // result is what there is to say of spans and profiles together. Times are in
-// nanoseconds.
+// nanoseconds. What used the processor most comes first.
 type result struct {
 	// Recorded is for how long at least one instance was recorded.
 	Recorded time.Duration `json:"recorded_nano"`
-	// CPU is all CPU time, NoSpan what of it belongs to no span, NotExported what belongs
-	// to spans that are not known.
+	CPU      time.Duration `json:"cpu_nano"`
+	Services []service     `json:"services"`
+	Spans    []use         `json:"spans"`
+}
+
+// service is what a service took: CPU altogether, NoSpan of it in no span, and NotExported
+// in spans that are not known.
+type service struct {
+	Service     string        `json:"service"`
 	CPU         time.Duration `json:"cpu_nano"`
 	NoSpan      time.Duration `json:"no_span_cpu_nano"`
 	NotExported time.Duration `json:"not_exported_cpu_nano"`
-	// Spans has what used the processor most first.
-	Spans []use `json:"spans"`
 }
 
 // use is what the spans of one name took.
@@ -36,20 +42,47 @@ type use struct {
 
 // join puts CPU time beside wall time.
 func join(spans map[spanID]span, r *recording) *result {
-	j := &result{NoSpan: r.noSpan, CPU: r.noSpan}
+	j := &result{Services: services(spans, r), Spans: uses(spans, r)}
+	for _, s := range j.Services {
+		j.CPU += s.CPU
+	}
 	var all []interval
-	intervals := map[instance][]interval{}
-	for of, recorded := range r.intervals {
-		intervals[of] = merge(recorded)
+	for _, recorded := range r.intervals {
 		all = append(all, recorded...)
 	}
 	for _, i := range merge(all) {
 		j.Recorded += i.end.Sub(i.start)
 	}
+	return j
+}
+
+// services returns what each service that was recorded took.
+func services(spans map[spanID]span, r *recording) []service {
+	byName := map[string]*service{}
+	for of := range r.intervals {
+		byName[of.service] = &service{Service: of.service, CPU: r.noSpan[of.service], NoSpan: r.noSpan[of.service]}
+	}
+	for id, used := range r.cpu {
+		byName[used.service].CPU += used.time
+		if _, exported := spans[id]; !exported {
+			byName[used.service].NotExported += used.time
+		}
+	}
+	return sorted(byName, func(a, b *service) int {
+		return cmp.Or(cmp.Compare(b.CPU, a.CPU), cmp.Compare(a.Service, b.Service))
+	})
+}
+
+// uses returns what the spans took that were in progress while they were recorded.
+func uses(spans map[spanID]span, r *recording) []use {
+	intervals := map[instance][]interval{}
+	for of, recorded := range r.intervals {
+		intervals[of] = merge(recorded)
+	}
 	byName := map[[2]string]*use{}
 	for id, s := range spans {
 		wall, during := overlap(s.interval, intervals[s.instance])
-		if !during && r.cpu[id] == 0 {
+		if !during && r.cpu[id].time == 0 {
 			continue
 		}
 		name := [2]string{s.instance.service, s.name}
@@ -58,28 +91,26 @@ func join(spans map[spanID]span, r *recording) *result {
 		}
 		byName[name].Spans++
 		byName[name].Wall += wall
-		byName[name].CPU += r.cpu[id]
+		byName[name].CPU += r.cpu[id].time
 	}
-	for id, used := range r.cpu {
-		j.CPU += used
-		if _, exported := spans[id]; !exported {
-			j.NotExported += used
-		}
-	}
-	for _, u := range byName {
-		j.Spans = append(j.Spans, *u)
-	}
-	slices.SortFunc(j.Spans, func(a, b use) int {
+	return sorted(byName, func(a, b *use) int {
 		return cmp.Or(cmp.Compare(b.CPU, a.CPU), cmp.Compare(b.Wall, a.Wall), cmp.Compare(a.Service, b.Service), cmp.Compare(a.Name, b.Name))
 	})
-	return j
+}
+
+// sorted returns the values of m in that order.
+func sorted[K comparable, V any](m map[K]*V, compare func(a, b *V) int) []V {
+	values := make([]V, 0, len(m))
+	for _, v := range slices.SortedFunc(maps.Values(m), compare) {
+		values = append(values, *v)
+	}
+	return values
 }
 
 // merge returns the intervals by time, those that overlap or touch as one.
 func merge(intervals []interval) []interval {
-	sorted := slices.SortedFunc(slices.Values(intervals), func(a, b interval) int { return a.start.Compare(b.start) })
 	var merged []interval
-	for _, i := range sorted {
+	for _, i := range slices.SortedFunc(slices.Values(intervals), func(a, b interval) int { return a.start.Compare(b.start) }) {
 		if last := len(merged) - 1; last >= 0 && !i.start.After(merged[last].end) {
 			if i.end.After(merged[last].end) {
 				merged[last].end = i.end

@@ -148,8 +148,9 @@ shop     request         3      0.350s  116.67ms  0.100s  28.6%     47.6%
 blog     request         1      0.400s  400.00ms  0.040s  10.0%     19.0%
 shop     query           1      0.100s  100.00ms  0.005s  5.0%      2.4%
 shop     instant         1      0.000s  0.00ms    0.000s  -         0.0%
--        (not exported)  -      -       -         0.015s  -         7.1%
--        (no span)       -      -       -         0.050s  -         23.8%
+shop     (not exported)  -      -       -         0.015s  -         7.1%
+shop     (no span)       -      -       -         0.040s  -         19.0%
+blog     (no span)       -      -       -         0.010s  -         4.8%
 `, out.String())
 
 	out.Reset()
@@ -158,8 +159,10 @@ shop     instant         1      0.000s  0.00ms    0.000s  -         0.0%
 	require.NoError(t, json.Unmarshal(out.Bytes(), &got))
 	assert.Equal(t, 3e9, got["recorded_nano"])
 	assert.Equal(t, 210e6, got["cpu_nano"])
-	assert.Equal(t, 50e6, got["no_span_cpu_nano"])
-	assert.Equal(t, 15e6, got["not_exported_cpu_nano"])
+	assert.Equal(t, []any{
+		map[string]any{"service": "shop", "cpu_nano": 160e6, "no_span_cpu_nano": 40e6, "not_exported_cpu_nano": 15e6},
+		map[string]any{"service": "blog", "cpu_nano": 50e6, "no_span_cpu_nano": 10e6, "not_exported_cpu_nano": 0.0},
+	}, got["services"])
 	assert.Equal(t, map[string]any{"service": "shop", "name": "request", "spans": 3.0, "wall_nano": 350e6, "cpu_nano": 100e6},
 		got["spans"].([]any)[0])
 }

@@ -40,9 +40,15 @@ type interval struct{ start, end time.Time }
 type recording struct {
 	// intervals are when instances were recorded, in no order. They may overlap.
 	intervals map[instance][]interval
-	// cpu is the CPU time of spans, noSpan that of none.
-	cpu    map[spanID]time.Duration
-	noSpan time.Duration
+	// cpu is the CPU time of spans, noSpan that of each service in none.
+	cpu    map[spanID]spanCPU
+	noSpan map[string]time.Duration
+}
+
+// spanCPU is the CPU time of a span, and whose span it is.
+type spanCPU struct {
+	service string
+	time    time.Duration
 }
 
 // instanceOf returns whose resource that is.
@@ -82,7 +88,7 @@ func readTraces(path string) (map[spanID]span, error) {
 
 // readProfiles reads a file of profiles. That one of them is not of CPU time is an error.
 func readProfiles(path string) (*recording, error) {
-	r := &recording{intervals: map[instance][]interval{}, cpu: map[spanID]time.Duration{}}
+	r := &recording{intervals: map[instance][]interval{}, cpu: map[spanID]spanCPU{}, noSpan: map[string]time.Duration{}}
 	err := eachLine(path, func(line []byte) error {
 		data, err := (&pprofile.JSONUnmarshaler{}).UnmarshalProfiles(line)
 		if err != nil {
@@ -117,10 +123,11 @@ func (r *recording) add(d pprofile.ProfilesDictionary, of instance, p pprofile.P
 		used := unit * time.Duration(total(s))
 		link := d.LinkTable().At(int(s.LinkIndex()))
 		if link.SpanID().IsEmpty() {
-			r.noSpan += used
+			r.noSpan[of.service] += used
 			continue
 		}
-		r.cpu[spanID{link.TraceID(), link.SpanID()}] += used
+		id := spanID{link.TraceID(), link.SpanID()}
+		r.cpu[id] = spanCPU{of.service, r.cpu[id].time + used}
 	}
 	return nil
 }

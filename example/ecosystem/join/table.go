@@ -13,7 +13,10 @@ import (
 
 // writeTable writes j for people.
 func writeTable(w io.Writer, j *result) error {
-	inSpans := j.CPU - j.NoSpan
+	inSpans := j.CPU
+	for _, s := range j.Services {
+		inSpans -= s.NoSpan
+	}
 	if _, err := fmt.Fprintf(w, "Recorded for %s: %s of CPU time, %s of it in spans\n\n",
 		seconds(j.Recorded), seconds(j.CPU), percent(inSpans, j.CPU)); err != nil {
 		return err
@@ -25,13 +28,15 @@ func writeTable(w io.Writer, j *result) error {
 		_, _ = fmt.Fprintf(t, "%s\t%s\t%d\t%s\t%s\t%s\t%s\t%s\n", quoted(u.Service), quoted(u.Name), u.Spans,
 			seconds(u.Wall), milliseconds(mean), seconds(u.CPU), percent(u.CPU, u.Wall), percent(u.CPU, j.CPU))
 	}
-	rest := func(name string, cpu time.Duration) {
-		_, _ = fmt.Fprintf(t, "-\t%s\t-\t-\t-\t%s\t-\t%s\n", name, seconds(cpu), percent(cpu, j.CPU))
+	rest := func(service, name string, cpu time.Duration) {
+		_, _ = fmt.Fprintf(t, "%s\t%s\t-\t-\t-\t%s\t-\t%s\n", quoted(service), name, seconds(cpu), percent(cpu, j.CPU))
 	}
-	if j.NotExported > 0 {
-		rest("(not exported)", j.NotExported)
+	for _, s := range j.Services {
+		if s.NotExported > 0 {
+			rest(s.Service, "(not exported)", s.NotExported)
+		}
+		rest(s.Service, "(no span)", s.NoSpan)
 	}
-	rest("(no span)", j.NoSpan)
 	return t.Flush()
 }
 

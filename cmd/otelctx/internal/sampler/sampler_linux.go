@@ -96,7 +96,11 @@ func (s *Sampler) load(c Config) error {
 	}
 	size := c.BufferSize
 	if size == 0 {
-		size = bufferSize(c.Frequency)
+		processors, err := ebpf.PossibleCPU()
+		if err != nil {
+			return err
+		}
+		size = bufferSize(c.Frequency, processors)
 	}
 	spec.Maps[programMapEvents].MaxEntries = uint32(size)
 	namespace, err := pidNamespace()
@@ -121,10 +125,10 @@ func (s *Sampler) load(c Config) error {
 
 // bufferSize returns the size of a buffer that takes what a second brings forth: samples
 // with stacks of common depth, of all processors.
-func bufferSize(frequency int) int {
+func bufferSize(frequency, processors int) int {
 	const sampleSize = 640
 	size := os.Getpagesize()
-	for processors := ebpf.MustPossibleCPU(); size < sampleSize*frequency*processors && size < 64<<20; {
+	for size < sampleSize*frequency*processors && size < 64<<20 {
 		size *= 2
 	}
 	return size
