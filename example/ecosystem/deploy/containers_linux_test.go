@@ -256,18 +256,18 @@ func testContainers(t *testing.T, bin string) {
 	assert.NotRegexp(t, `(?m)^contained +\(not exported\)`, string(joined))
 }
 
-// Without any one of its capabilities the recorder sees nothing of the service, and says
-// which is missing.
+// With anything less the recorder sees nothing of the service, and says what is missing.
 func testContainersWithLess(t *testing.T, bin string) {
 	t.Helper()
 	objects := manifests(t)
 	startService(t, filepath.Join(bin, "quickstart"), &find[*appsv1.Deployment](t, objects, "quickstart").Spec.Template.Spec,
 		"OTEL_SERVICE_NAME=contained")
-	record := func(t *testing.T, without string, withoutMounts ...string) (stdout, stderr string, code int) {
+	record := func(t *testing.T, change func(*corev1.PodSpec), withoutMounts ...string) (stdout, stderr string, code int) {
 		t.Helper()
 		pod := find[*appsv1.DaemonSet](t, objects, "otelctx").Spec.Template.Spec.DeepCopy()
-		has := &pod.Containers[0].SecurityContext.Capabilities.Add
-		*has = slices.DeleteFunc(*has, func(c corev1.Capability) bool { return string(c) == without })
+		if change != nil {
+			change(pod)
+		}
 		spec := containerSpec(t, pod, []string{"/otelctx", "record", "--all", "--duration=1s", "--freq=499"}, nil)
 		spec.Mounts = slices.DeleteFunc(spec.Mounts, func(m specs.Mount) bool { return slices.Contains(withoutMounts, m.Destination) })
 		cmd := container(t, spec, filepath.Join(bin, "otelctx"))
@@ -276,26 +276,40 @@ func testContainersWithLess(t *testing.T, bin string) {
 		_ = cmd.Run()
 		return out.String(), errs.String(), cmd.ProcessState.ExitCode()
 	}
-	stdout, stderr, code := record(t, "")
-	if code == 4 {
+	const notPermitted = 4
+	stdout, stderr, code := record(t, nil)
+	if code == notPermitted {
 		t.Skip(stderr) // Root is not what it could be.
 	}
 	require.Zero(t, code, stderr)
 	require.Contains(t, stdout, "contained")
 	for _, capability := range capabilities {
-		t.Run(capability, func(t *testing.T) {
-			stdout, stderr, code := record(t, capability)
+		t.Run("no "+capability, func(t *testing.T) {
+			stdout, stderr, code := record(t, func(pod *corev1.PodSpec) {
+				has := pod.Containers[0].SecurityContext.Capabilities
+				has.Add = slices.DeleteFunc(has.Add, func(c corev1.Capability) bool { return string(c) == capability })
+			})
 			assert.NotContains(t, stdout, "contained")
 			assert.Contains(t, stderr, "CAP_"+capability)
 			if capability == "SYS_PTRACE" {
 				assert.Zero(t, code, "it records those that it may")
 				return
 			}
-			assert.Equal(t, 4, code, stderr)
+			assert.Equal(t, notPermitted, code, stderr)
 		})
 	}
+	t.Run("not root", func(t *testing.T) {
+		_, stderr, code := record(t, func(pod *corev1.PodSpec) { *pod.Containers[0].SecurityContext.RunAsUser = 65532 })
+		assert.Equal(t, notPermitted, code)
+		assert.Contains(t, stderr, "without CAP_BPF and CAP_PERFMON")
+	})
+	t.Run("not the host's processes", func(t *testing.T) {
+		stdout, stderr, code := record(t, func(pod *corev1.PodSpec) { pod.HostPID = false })
+		assert.Zero(t, code, stderr)
+		assert.NotContains(t, stdout, "contained")
+	})
 	t.Run("no sysfs", func(t *testing.T) {
-		_, stderr, code := record(t, "", "/sys")
+		_, stderr, code := record(t, nil, "/sys")
 		assert.Equal(t, 1, code)
 		assert.Contains(t, stderr, "otelctx: open /sys/")
 	})
