@@ -78,8 +78,7 @@ func Open(c Config) (_ *Sampler, err error) {
 		return nil, fmt.Errorf("ring buffer: %w", err)
 	}
 	s.ring.SetDeadline(time.Now().Add(pollInterval))
-	s.base = time.Now()
-	if s.bootBase, err = kernelBoottime(); err != nil {
+	if s.base, s.bootBase, err = sameMoment(); err != nil {
 		return nil, err
 	}
 	if s.timers, err = startTimers(c.Frequency, s.objects.Sample.FD()); err != nil {
