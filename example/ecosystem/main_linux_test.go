@@ -82,25 +82,28 @@ func script(t *testing.T, body string) string {
 
 // What goes wrong is said, ends what runs and leaves no files behind.
 func TestFails(t *testing.T) {
+	fails := script(t, "exit 7")
 	for name, test := range map[string]struct {
-		flag, command, want string
-		code                int
+		args []string
+		want string
+		code int
 	}{
-		"no collector":              {"-collector", "none", "executable file not found", 1},
-		"the collector ends":        {"-collector", script(t, "exit 7"), "has not come to listen", 1},
-		"the service ends":          {"-quickstart", script(t, "exit 7"), "the service has ended before it served", 1},
-		"the service says nonsense": {"-quickstart", script(t, "echo hello; exec sleep 60"), `the service said "hello", not pid=`, 1},
-		"recording fails":           {"-otelctx", script(t, "exit 7"), "exit status 7", 1},
-		"recording not permitted":   {"-otelctx", script(t, "echo not permitted >&2; exit 4"), "not permitted", exitNotPermitted},
-		"joining fails":             {"-join", script(t, "exit 7"), "exit status 7", 1},
+		"no collector":              {[]string{"-collector", "none"}, "executable file not found", 1},
+		"the collector ends":        {[]string{"-collector", fails}, "has not come to listen", 1},
+		"the service ends":          {[]string{"-quickstart", fails}, "the service has ended before it served", 1},
+		"the service says nonsense": {[]string{"-quickstart", script(t, "echo hello; exec sleep 60")}, `the service said "hello", not pid=`, 1},
+		"the service ends early": {
+			[]string{"-quickstart", script(t, "echo pid=$$"), "-otelctx", script(t, "while kill -0 $2; do sleep 0.1; done; sleep 0.5")},
+			"has ended too early: exit status 0", 1,
+		},
+		"recording fails":         {[]string{"-otelctx", fails}, "exit status 7", 1},
+		"recording not permitted": {[]string{"-otelctx", script(t, "echo not permitted >&2; exit 4")}, "not permitted", exitNotPermitted},
+		"joining fails":           {[]string{"-otelctx", script(t, "exit 0"), "-join", fails}, "exit status 7", 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			temp := t.TempDir()
 			t.Setenv("TMPDIR", temp)
-			args := []string{"-duration", "100ms", test.flag, test.command}
-			if test.flag == "-join" {
-				args = append(args, "-otelctx", script(t, "exit 0"))
-			}
+			args := append([]string{"-duration", "100ms"}, test.args...)
 			_, stderr, code := ecosystem(t, args...)
 			assert.Equal(t, test.code, code)
 			assert.Contains(t, stderr, test.want)

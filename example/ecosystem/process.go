@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"sync/atomic"
 	"syscall"
 	"time"
 )
@@ -21,9 +22,9 @@ type process struct {
 	name    string
 	command *exec.Cmd
 	cancel  context.CancelFunc
-	// ended is closed when it has ended; err is then what Wait said.
+	// told is set when it is told to end, ended is closed when it has.
+	told  atomic.Bool
 	ended chan struct{}
-	err   error
 }
 
 // newProcess returns a command that is told to end by SIGTERM, when ctx is done or
@@ -34,7 +35,10 @@ func newProcess(ctx context.Context, environ []string, name string, args ...stri
 	p.command = exec.CommandContext(ctx, name, args...) //nolint:gosec // The user says what to run.
 	p.command.Env = append(os.Environ(), environ...)
 	p.command.Stderr = os.Stderr
-	p.command.Cancel = func() error { return p.command.Process.Signal(syscall.SIGTERM) }
+	p.command.Cancel = func() error {
+		p.told.Store(true)
+		return p.command.Process.Signal(syscall.SIGTERM)
+	}
 	p.command.WaitDelay = patience
 	return p
 }
@@ -55,7 +59,7 @@ func (p *process) start() error {
 		return fmt.Errorf("%s: %w", p.name, err)
 	}
 	go func() {
-		p.err = p.command.Wait()
+		_ = p.command.Wait() // How it ended is in its state.
 		close(p.ended)
 	}()
 	return nil
@@ -66,18 +70,18 @@ func (p *process) stop() error {
 	early := false
 	select {
 	case <-p.ended:
-		early = true
+		early = !p.told.Load()
 	default:
 	}
 	p.cancel()
 	<-p.ended
-	switch {
+	switch state := p.command.ProcessState; {
 	case early:
-		return fmt.Errorf("%s has ended too early: %w", p.name, p.err)
-	case !p.command.ProcessState.Success():
-		return fmt.Errorf("%s: %w", p.name, p.err)
+		return fmt.Errorf("%s has ended too early: %v", p.name, state)
+	case !state.Success():
+		return fmt.Errorf("%s: %v", p.name, state)
 	default:
-		return nil // Wait's error only says that it was told to end.
+		return nil
 	}
 }
 

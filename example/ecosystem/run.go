@@ -67,16 +67,21 @@ func (r *runner) record(ctx context.Context) (err error) {
 
 	r.sayf("A service starts. It sends its spans to the collector, and itself requests.")
 	service := r.command(ctx, []string{"OTEL_EXPORTER_OTLP_ENDPOINT=http://" + http}, r.service, "-serve")
-	stdout, err := service.command.StdoutPipe()
+	stdout, theirs, err := os.Pipe() // Not StdoutPipe, which loses what it has said if it has ended.
 	if err != nil {
 		return err
 	}
-	if err := service.start(); err != nil {
+	defer func() { _ = stdout.Close() }()
+	service.command.Stdout = theirs
+	err = errors.Join(service.start(), theirs.Close())
+	if err != nil {
 		return err
 	}
 	// Before the collector: what it has not sent yet it sends now.
 	defer func() { err = errors.Join(err, service.stop()) }()
+	timeout := time.AfterFunc(patience, service.cancel)
 	pid, err := readPID(stdout)
+	timeout.Stop()
 	if err != nil {
 		return err
 	}
