@@ -2,7 +2,7 @@
 # are built from internal/tools.
 
 GO ?= go
-MODULES := . cmd/otelctx cmd/otelctx/internal/collectortest example benchmarks internal/interop internal/collector
+MODULES := . cmd/otelctx cmd/otelctx/internal/collectortest example example/ecosystem benchmarks internal/interop internal/collector
 BIN := bin
 
 # The race detector needs cgo and a C compiler; without one the tests run all the
@@ -35,6 +35,11 @@ help: ## Show this list.
 .PHONY: demo
 demo: build ## Run a traced service and show what a profiler sees of it.
 	$(BIN)/quickstart -otelctx $(BIN)/otelctx -profile $(BIN)/quickstart.pb.gz
+
+.PHONY: ecosystem
+ecosystem: build ## Send a service's spans and its profile to a collector, and show CPU time beside wall time for each span name.
+	cd example/ecosystem && $(GO) build -o ../../$(BIN)/ . ./collector ./join
+	$(BIN)/ecosystem -collector $(BIN)/collector -quickstart $(BIN)/quickstart -otelctx $(BIN)/otelctx -join $(BIN)/join
 
 .PHONY: build
 build: ## Build the command line tool and the example into bin/.
