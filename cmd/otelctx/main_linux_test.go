@@ -30,6 +30,7 @@ func TestMain(m *testing.M) {
 		roleWriter:    writerRole,
 		roleHidden:    hiddenRole,
 		roleWorker:    workerRole,
+		roleFiltered:  filteredRole,
 		burner.Role:   burner.Run,
 	})
 }

@@ -459,6 +459,9 @@ func fromJSON(v map[string]int) verdict {
 // Programs that are built in other ways keep goroutines elsewhere.
 func TestBuildModes(t *testing.T) {
 	open(t, Config{Frequency: 1})
+	if _, err := exec.LookPath("go"); err != nil {
+		t.Skipf("no go tool: %v", err)
+	}
 	for name, test := range map[string]struct {
 		env   string
 		args  []string
@@ -599,7 +602,7 @@ func TestTimesInTimeNamespace(t *testing.T) {
 	open(t, Config{Frequency: 1})
 	unshare, err := exec.LookPath("unshare")
 	if err != nil {
-		t.Skip(err)
+		t.Skipf("no unshare command: %v", err)
 	}
 	if out, err := exec.Command(unshare, "--time", "--boottime=100000", "true").CombinedOutput(); err != nil {
 		t.Skipf("a time namespace needs a kernel with those, and CAP_SYS_ADMIN: %s", out)
