@@ -100,7 +100,9 @@ func (a *archive) download(ctx context.Context, name string) ([]string, error) {
 			return nil, err
 		}
 		about := parseFields(shown)
-		file := filepath.Join(a.dir, "packages", filepath.Base(about["Filename"]))
+		// As apt names it.
+		v := strings.ReplaceAll(about["Version"], ":", "%3a")
+		file := filepath.Join(a.dir, "packages", about["Package"]+"_"+v+"_"+about["Architecture"]+".deb")
 		if !hasSum(file, about["SHA256"]) {
 			progress("fetch %s", filepath.Base(file))
 			if _, err := a.run(ctx, "apt-get", "download", "-q", todo[0]); err != nil {

@@ -50,7 +50,7 @@ var commands = []string{"sleep", "true"}
 const (
 	commandsSuite   = "bookworm"
 	commandsPackage = "busybox-static"
-	commandsFile    = "busybox"
+	commandsFile    = "bin/busybox"
 )
 
 // Where things are in a guest.
@@ -131,9 +131,9 @@ func (p *payload) addCommands(ctx context.Context, a *archive, dir string) error
 	if err != nil {
 		return err
 	}
-	all := filepath.Join(dir, commandsFile)
+	all := filepath.Join(dir, filepath.Base(commandsFile))
 	err = eachFile(ctx, files[0], func(name string, content io.Reader) error {
-		if path.Base(name) != commandsFile {
+		if name != commandsFile {
 			return nil
 		}
 		out, err := os.Create(all)
