@@ -75,8 +75,14 @@ func (r *result) judge() (err error) {
 		}
 		r.rows = append(r.rows, row)
 	}
-	if !r.run.done {
+	for _, line := range r.run.stray {
+		fail("the kernel: %s", line)
+	}
+	switch {
+	case r.run.failed != "":
 		fail("the machine did not come to the end: %s", r.run.failed)
+	case !r.run.done:
+		fail("the machine did not come to the end")
 	}
 	return nil
 }

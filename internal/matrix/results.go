@@ -26,7 +26,8 @@ type run struct {
 	done bool
 	// failed is why the guest gave up.
 	failed string
-	// stray are lines that are nobody's: the kernel's, if it is in trouble.
+	// stray are lines between the programs, from when there are facts: the kernel's, which
+	// has been told to be quiet unless it is in trouble.
 	stray []string
 }
 
@@ -86,7 +87,7 @@ func parse(console []byte) (*run, error) {
 			r.done = true
 		case current != nil:
 			current.output = append(append(current.output, line...), '\n')
-		case strings.TrimSpace(line) != "":
+		case len(r.facts) > 0 && strings.TrimSpace(line) != "" && !r.done:
 			r.stray = append(r.stray, line)
 		}
 	}
