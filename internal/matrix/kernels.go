@@ -22,20 +22,31 @@ type kernel struct {
 // kernels are those of the matrix, from old to new.
 var kernels = []kernel{
 	// Older than what recording takes: it must say so.
-	{name: "5.10", suite: "bullseye", arch: amd64, image: "linux-image-amd64"},
-	{name: "6.1", suite: "bookworm", arch: amd64, image: "linux-image-amd64"},
-	{name: "6.12", suite: "trixie", arch: amd64, image: "linux-image-amd64"},
+	{name: "5.10", suite: debian11, arch: amd64, image: image + amd64},
+	{name: "6.1", suite: debian12, arch: amd64, image: image + amd64},
 	{
-		name: "6.12-named", suite: "trixie", arch: amd64, image: "linux-image-cloud-amd64",
-		source: "linux-source-6.12", options: []string{"ANON_VMA_NAME"},
+		name: "6.12-named", suite: debian13, arch: amd64, image: image + "cloud-" + amd64,
+		source: "linux-source-6.12", options: []string{optionNames},
 	},
-	{name: "7.3", suite: "trixie-backports", arch: amd64, image: "linux-image-amd64"},
-	{name: "arm64-6.1", suite: "bookworm", arch: arm64, image: "linux-image-arm64"},
-	{name: "arm64-6.12", suite: "trixie", arch: arm64, image: "linux-image-arm64"},
+	{name: "newest", suite: debian13 + "-backports", arch: amd64, image: image + amd64},
+	{name: "arm64-6.1", suite: debian12, arch: arm64, image: image + arm64},
 }
+
+// Releases of Debian.
+const (
+	debian11 = "bullseye"
+	debian12 = "bookworm"
+	debian13 = "trixie"
+)
+
+// image is what the names of the packages start with that depend on an image.
+const image = "linux-image-"
 
 // Architectures.
 const (
 	amd64 = "amd64"
 	arm64 = "arm64"
 )
+
+// optionNames is the option for names of memory without a file.
+const optionNames = "ANON_VMA_NAME"

@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -39,6 +40,9 @@ var packages = []string{
 	"cmd/otelctx/internal/sampler",
 }
 
+// formats has golden bytes for the tests of other packages.
+const formats = "internal/wire"
+
 // demo is the name of the program that is not a test: the example, which publishes,
 // inspects and records by itself.
 const demo = "demo"
@@ -48,7 +52,7 @@ var commands = []string{"sleep", "true"}
 
 // commandsPackage has them, at commandsFile.
 const (
-	commandsSuite   = "bookworm"
+	commandsSuite   = debian12
 	commandsPackage = "busybox-static"
 	commandsFile    = "bin/busybox"
 )
@@ -102,13 +106,16 @@ func compile(ctx context.Context, tree, dir, arch string, short bool, only func(
 		if err := build(pkg, test, "test", "-c"); err != nil {
 			return nil, err
 		}
-		if err := p.add(filepath.Join(tree, pkg, "testdata"), path.Join(at, "testdata")); err != nil {
-			return nil, err
-		}
 		p.plan.Programs = append(p.plan.Programs, plan.Program{
 			Name: pkg, Dir: at, Path: test, Timeout: programTimeout,
 			Args: []string{"-test.v=test2json", fmt.Sprintf("-test.timeout=%v", testTimeout), fmt.Sprintf("-test.short=%t", short)},
 		})
+	}
+	for _, pkg := range append(slices.Clone(packages), formats) {
+		const data = "testdata"
+		if err := p.add(filepath.Join(tree, pkg, data), path.Join(guestTree, pkg, data)); err != nil {
+			return nil, err
+		}
 	}
 	if only(demo) {
 		if err := build("cmd/otelctx", guestCommand, "build"); err != nil {

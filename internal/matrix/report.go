@@ -39,7 +39,7 @@ type row struct {
 
 // judge counts, and finds out what is wrong.
 func (r *result) judge() (err error) {
-	if r.named, err = r.kernel.has("ANON_VMA_NAME"); err != nil {
+	if r.named, err = r.kernel.has(optionNames); err != nil {
 		return err
 	}
 	r.skips = map[string][]string{}

@@ -96,7 +96,9 @@ func parse(console []byte) (*run, error) {
 
 // event is one of those of go tool test2json.
 type event struct {
-	Action, Test, Output string
+	Action string `json:"Action"`
+	Test   string `json:"Test"`
+	Output string `json:"Output"`
 }
 
 // decode finds out what became of the tests in the program's output.
@@ -159,9 +161,9 @@ type excuse struct {
 // excuses are all reasons for which tests may be skipped.
 var excuses = []excuse{
 	{
-		why: regexp.MustCompile(`CONFIG_ANON_VMA_NAME`), lacks: "CONFIG_ANON_VMA_NAME",
+		why: regexp.MustCompile("CONFIG_" + optionNames), lacks: "CONFIG_" + optionNames,
 		holds: func(b *bootable) (bool, error) {
-			has, err := b.has("ANON_VMA_NAME")
+			has, err := b.has(optionNames)
 			return !has, err
 		},
 	},

@@ -12,18 +12,19 @@ const Path = "/plan.json"
 
 // Plan is what a guest runs, one after another.
 type Plan struct {
-	Programs []Program
+	Programs []Program `json:"programs"`
 }
 
 // Program is one program that a guest runs.
 type Program struct {
 	// Name is how the host knows it, without spaces.
-	Name string
+	Name string `json:"name"`
 	// Path is the executable's, and Dir the working directory.
-	Path, Dir string
-	Args      []string
+	Path string   `json:"path"`
+	Dir  string   `json:"dir"`
+	Args []string `json:"args"`
 	// Timeout is when it is killed.
-	Timeout time.Duration
+	Timeout time.Duration `json:"timeout_ns"`
 }
 
 // The lines of the guest. What is between start and end the program has written, to
