@@ -156,8 +156,9 @@ func (b *bootable) build(ctx context.Context, source, dir string) error {
 	return os.RemoveAll(tree)
 }
 
-// configure returns a configuration with the kernel's options and without modules, none
-// of which a machine of the matrix loads, nor Debian's keys for them.
+// configure returns a configuration with the kernel's options, a release that tells it
+// from Debian's, and without modules, none of which a machine of the matrix loads, nor
+// Debian's keys for them.
 func (b *bootable) configure(config string) []byte {
 	var out strings.Builder
 	for line := range strings.Lines(config) {
@@ -167,7 +168,7 @@ func (b *bootable) configure(config string) []byte {
 		out.WriteString(line)
 	}
 	// The last assignment counts.
-	out.WriteString("CONFIG_MODULES=n\nCONFIG_SYSTEM_TRUSTED_KEYRING=n\nCONFIG_SYSTEM_TRUSTED_KEYS=\"\"\n")
+	out.WriteString("CONFIG_LOCALVERSION=\"-named\"\nCONFIG_MODULES=n\nCONFIG_SYSTEM_TRUSTED_KEYRING=n\nCONFIG_SYSTEM_TRUSTED_KEYS=\"\"\n")
 	for _, option := range b.options {
 		out.WriteString("CONFIG_" + option + "=y\n")
 	}

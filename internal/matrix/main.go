@@ -51,7 +51,7 @@ func start(ctx context.Context, args []string) error {
 	flags.StringVar(&c.report, "o", "", "the file for the report, instead of standard output")
 	kernels := flags.String("kernels", ".", "which kernels, as a regular expression")
 	programs := flags.String("programs", ".", "which programs, as a regular expression")
-	flags.BoolVar(&c.short, "short", true, "have tests that repeat repeat less, since emulation is slow")
+	flags.BoolVar(&c.short, "short", true, "run the tests with -short, since emulation is slow")
 	flags.DurationVar(&c.timeout, "timeout", 90*time.Minute, "when a machine is given up")
 	if err := flags.Parse(args); err != nil {
 		return err
@@ -68,7 +68,7 @@ func start(ctx context.Context, args []string) error {
 		if c.report == "" {
 			fmt.Print(report)
 		} else {
-			err = errors.Join(err, os.WriteFile(c.report, []byte(report), 0o644)) //nolint:gosec // G306: a document
+			err = errors.Join(err, os.WriteFile(c.report, []byte(report), 0o644))
 		}
 	}
 	return err

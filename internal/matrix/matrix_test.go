@@ -137,7 +137,7 @@ func TestPack(t *testing.T) {
 func TestConfigure(t *testing.T) {
 	b := &bootable{kernel: kernel{options: []string{"ANON_VMA_NAME"}}}
 	assert.Equal(t, "CONFIG_SMP=y\n# CONFIG_XFS_FS is not set\n# CONFIG_ANON_VMA_NAME is not set\n"+
-		"CONFIG_MODULES=n\nCONFIG_SYSTEM_TRUSTED_KEYRING=n\nCONFIG_SYSTEM_TRUSTED_KEYS=\"\"\nCONFIG_ANON_VMA_NAME=y\n",
+		"CONFIG_LOCALVERSION=\"-named\"\nCONFIG_MODULES=n\nCONFIG_SYSTEM_TRUSTED_KEYRING=n\nCONFIG_SYSTEM_TRUSTED_KEYS=\"\"\nCONFIG_ANON_VMA_NAME=y\n",
 		string(b.configure("CONFIG_SMP=y\nCONFIG_XFS_FS=m\n# CONFIG_ANON_VMA_NAME is not set\n")))
 }
 

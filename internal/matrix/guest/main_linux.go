@@ -55,6 +55,9 @@ func run() error {
 	return nil
 }
 
+// memory is the file system that is nowhere else.
+const memory = "tmpfs"
+
 // mounts are those of an ordinary system that tests look at.
 var mounts = []struct {
 	kind, at string
@@ -66,9 +69,9 @@ var mounts = []struct {
 	{kind: "sysfs", at: "/sys", mode: 0o555},
 	{kind: "devtmpfs", at: "/dev", mode: 0o755},
 	{kind: "devpts", at: "/dev/pts", mode: 0o755, optional: true},
-	{kind: "tmpfs", at: "/dev/shm", mode: 0o1777},
-	{kind: "tmpfs", at: "/tmp", mode: 0o1777},
-	{kind: "tmpfs", at: "/run", mode: 0o755},
+	{kind: memory, at: "/dev/shm", mode: 0o1777},
+	{kind: memory, at: "/tmp", mode: 0o1777},
+	{kind: memory, at: "/run", mode: 0o755},
 	{kind: "bpf", at: "/sys/fs/bpf", mode: 0o700},
 	{kind: "tracefs", at: "/sys/kernel/tracing", mode: 0o700},
 	{kind: "debugfs", at: "/sys/kernel/debug", mode: 0o700, optional: true},
