@@ -27,6 +27,9 @@ type config struct {
 	timeout                            time.Duration
 }
 
+// emulation is the accelerator of QEMU's that is none.
+const emulation = "tcg"
+
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := start(ctx, os.Args[1:])
@@ -47,7 +50,7 @@ func start(ctx context.Context, args []string) error {
 	flags.StringVar(&c.tree, "tree", "../..", "the work tree")
 	flags.StringVar(&c.cache, "cache", filepath.Join(cache, "otelctx-matrix"), "where packages, kernels and logs are kept")
 	flags.StringVar(&c.mirror, "mirror", "http://deb.debian.org/debian", "the mirror of Debian's archive")
-	flags.StringVar(&c.accel, "accel", "tcg", "what runs the processors, for QEMU; kvm where that is to be had")
+	flags.StringVar(&c.accel, "accel", emulation, "what runs the processors, for QEMU; kvm where that is to be had")
 	flags.StringVar(&c.report, "o", "", "the file for the report, instead of standard output")
 	kernels := flags.String("kernels", ".", "which kernels, as a regular expression")
 	programs := flags.String("programs", ".", "which programs, as a regular expression")
@@ -116,6 +119,9 @@ func (c config) fill(ctx context.Context, arch string) (string, error) {
 	p, err := compile(ctx, c.tree, dir, arch, c.short, c.programs.MatchString)
 	if err != nil {
 		return "", err
+	}
+	if c.accel == emulation {
+		p.plan.Environment = append(p.plan.Environment, "OTELCTX_TEST_EMULATED=1")
 	}
 	a, err := c.archive(ctx, commandsSuite, arch)
 	if err != nil {

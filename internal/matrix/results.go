@@ -170,7 +170,11 @@ var excuses = []excuse{
 	{why: regexp.MustCompile(`no go tool`), lacks: "the go tool, to build programs with"},
 	{why: regexp.MustCompile(`no C compiler`), lacks: "a C compiler"},
 	{why: regexp.MustCompile(`no unshare command`), lacks: "the unshare command"},
+	{why: regexp.MustCompile(`an emulated processor's timer is late`), lacks: "timers that are in time"},
+	// What no machine has.
 	{why: regexp.MustCompile(`this platform is supported`), lacks: "nothing: the test is for platforms without support"},
+	{why: regexp.MustCompile(`there is no such assembly`), lacks: "nothing: not each combination has assembly to be tested"},
+	{why: regexp.MustCompile(`loads through a wrong pointer cannot be made safe`), lacks: "nothing: not each fact of the runtime can be got wrong safely"},
 }
 
 // excused returns what a machine lacks if that explains a skip.

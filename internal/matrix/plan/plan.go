@@ -13,6 +13,8 @@ const Path = "/plan.json"
 // Plan is what a guest runs, one after another.
 type Plan struct {
 	Programs []Program `json:"programs"`
+	// Environment is theirs beside what the guest adds.
+	Environment []string `json:"environment"`
 }
 
 // Program is one program that a guest runs.

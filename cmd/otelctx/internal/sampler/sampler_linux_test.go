@@ -144,13 +144,24 @@ func judgeBy(name func(uint64) string, samples []Sample) verdict {
 	return v
 }
 
+// assertDecided fails if too few samples tell what is true. Emulated, the runtime's own
+// work takes far longer than what it does for the burner.
+func assertDecided(t *testing.T, v verdict) {
+	t.Helper()
+	most := v.samples / 4
+	if childproc.Emulated() {
+		most = v.samples * 3 / 4
+	}
+	assert.Less(t, v.undecided, most)
+}
+
 // assertExact fails if any span was missed or wrong, or if too little was seen.
 func assertExact(t *testing.T, v verdict) {
 	t.Helper()
 	t.Logf("%+v", v)
 	require.Greater(t, v.inside, 200)
 	require.Greater(t, v.outside, 100)
-	assert.Less(t, v.undecided, v.samples/4)
+	assertDecided(t, v)
 	assert.Equal(t, v.inside, v.found)
 	assert.Zero(t, v.wrong)
 	assert.Zero(t, v.stray)
@@ -190,7 +201,7 @@ func TestSpans(t *testing.T) {
 			t.Logf("%+v", v)
 			require.Greater(t, v.inside, 200)
 			require.Greater(t, v.outside, 100)
-			assert.Less(t, v.undecided, v.samples/4)
+			assertDecided(t, v)
 			if !test.wrong {
 				assert.Zero(t, v.wrong)
 				assert.Zero(t, v.stray)
@@ -296,6 +307,9 @@ func TestAttributesOfSlots(t *testing.T) {
 				Attributes: bytes.Repeat([]byte{'a'}, size), Carrier: reader.ThreadSlots,
 			}, one.Span)
 		}
+		if childproc.Emulated() {
+			n += 100 // Threads of the runtime take more of the time.
+		}
 		assert.Greater(t, n, 200)
 	}
 }
@@ -389,6 +403,12 @@ func TestCapabilitiesThatSuffice(t *testing.T) {
 			defer c.Done()
 			if test.missing != "" {
 				assert.Equal(t, ErrNotPermitted.Error()+": "+test.missing, answer)
+				return
+			}
+			if paranoid := sysctl("perf_event_paranoid"); paranoid > "2" && answer[0] != '{' {
+				// Debian's kernels and their kin.
+				assert.Contains(t, answer, ErrNotPermitted.Error())
+				assert.Contains(t, answer, "perf_event_open where kernel.perf_event_paranoid is "+paranoid+": permission denied")
 				return
 			}
 			var v map[string]int
@@ -561,6 +581,9 @@ func TestKernelStacks(t *testing.T) {
 
 // Samples stand for all of the CPU time that there was, user's and kernel's.
 func TestCPUTime(t *testing.T) {
+	if childproc.Emulated() {
+		t.Skip("an emulated processor's timer is late")
+	}
 	s := open(t, Config{Frequency: testFrequency})
 	c := startBurner(t, nil, burner.Records)
 	used := func() time.Duration {
