@@ -156,7 +156,11 @@ func TestRecordAttributes(t *testing.T) {
 		t.Run(carrier, func(t *testing.T) {
 			c := startBurner(t, nil, carrier, burner.Keyed)
 			file := filepath.Join(t.TempDir(), "profile.pb.gz")
-			d, _ := recorded(t, pidOf(c), "--duration=1s", "--freq=997", "--output", file)
+			duration := "--duration=1s"
+			if childproc.Emulated() {
+				duration = "--duration=10s" // as many spans
+			}
+			d, _ := recorded(t, pidOf(c), duration, "--freq=997", "--output", file)
 			require.Greater(t, d.Attributed, uint64(30))
 			for _, u := range d.Spans {
 				assert.Len(t, u.Attributes, 1, "as long as keys are new")

@@ -153,6 +153,13 @@ func permitted() error {
 	return fmt.Errorf("%w: without %s", ErrNotPermitted, strings.Join(missing, " and "))
 }
 
+// unlockMemory lets this process lock as much memory as it likes. Linux before 5.11 counts
+// what programs and their maps take as that; more than the usual limit takes
+// CAP_SYS_RESOURCE.
+func unlockMemory() error {
+	return unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY})
+}
+
 // explain wraps what the kernel says when it does not permit something, or does not know
 // it.
 func explain(err error) error {

@@ -217,7 +217,11 @@ func TestSpans(t *testing.T) {
 					}
 				}
 			}
-			assert.Less(t, others, v.inside/50)
+			most := v.inside / 50
+			if childproc.Emulated() {
+				most = v.inside / 8 // Publishing takes more of the time.
+			}
+			assert.Less(t, others, most)
 			assert.Zero(t, s.Lost())
 		})
 	}
