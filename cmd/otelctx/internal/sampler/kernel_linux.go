@@ -180,7 +180,7 @@ func explain(err error) error {
 
 // sysctl returns a setting of the kernel for people.
 func sysctl(name string) string {
-	b, err := os.ReadFile("/proc/sys/kernel/" + name)
+	b, err := fs.ReadFile(os.DirFS("/proc/sys/kernel"), name)
 	if err != nil {
 		return "not known"
 	}
