@@ -40,7 +40,7 @@ wrote over its memory, is at fault.`
 	case errors.Is(err, reader.ErrBusy):
 		return `Try again. If that goes on, the process updates its context all the time, or stopped in the midst of an update.`
 	case errors.Is(err, errors.ErrUnsupported):
-		return "Process contexts can only be read on Linux, and recorded there from 5.11 on, with BTF, on amd64 and arm64."
+		return "Process contexts can only be read on Linux, and recorded there from 5.10 on (arm64: 5.12), with BTF, on amd64 and arm64."
 	default:
 		return ""
 	}
