@@ -14,6 +14,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"strings"
 	"syscall"
 	"time"
@@ -50,7 +51,7 @@ func start(ctx context.Context, args []string) error {
 	flags.StringVar(&c.tree, "tree", "../..", "the work tree")
 	flags.StringVar(&c.cache, "cache", filepath.Join(cache, "otelctx-matrix"), "where packages, kernels and logs are kept")
 	flags.StringVar(&c.mirror, "mirror", "http://deb.debian.org/debian", "the mirror of Debian's archive")
-	flags.StringVar(&c.accel, "accel", emulation, "what runs the processors, for QEMU; kvm where that is to be had")
+	flags.StringVar(&c.accel, "accel", emulation, "what runs the processors of this architecture, for QEMU; kvm where that is to be had")
 	flags.StringVar(&c.report, "o", "", "the file for the report, instead of standard output")
 	kernels := flags.String("kernels", ".", "which kernels, as a regular expression")
 	programs := flags.String("programs", ".", "which programs, as a regular expression")
@@ -120,7 +121,7 @@ func (c config) fill(ctx context.Context, arch string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if c.accel == emulation {
+	if c.accelFor(arch) == emulation {
 		p.plan.Environment = append(p.plan.Environment, "OTELCTX_TEST_EMULATED=1")
 	}
 	a, err := c.archive(ctx, commandsSuite, arch)
@@ -158,12 +159,12 @@ func (c config) one(ctx context.Context, k kernel, files string) (*result, error
 	var console bytes.Buffer
 	ctx, cancel := context.WithTimeout(ctx, c.timeout)
 	defer cancel()
-	bootErr := b.boot(ctx, files, c.accel, io.MultiWriter(&console, log))
+	bootErr := b.boot(ctx, files, c.accelFor(k.arch), io.MultiWriter(&console, log))
 	told, err := parse(console.Bytes())
 	if err = errors.Join(bootErr, err); err != nil {
 		return nil, err
 	}
-	r := &result{kernel: b, run: told, emulator: "QEMU " + v + ", " + c.accel, took: time.Since(start)}
+	r := &result{kernel: b, run: told, emulator: "QEMU " + v + ", " + c.accelFor(k.arch), took: time.Since(start)}
 	for _, p := range told.programs {
 		if p.name == demo {
 			continue
@@ -173,6 +174,15 @@ func (c config) one(ctx context.Context, k kernel, files string) (*result, error
 		}
 	}
 	return r, r.judge()
+}
+
+// accelFor returns what runs the processors of an architecture: those of another one than
+// the host's are emulated.
+func (c config) accelFor(arch string) string {
+	if arch != runtime.GOARCH {
+		return emulation
+	}
+	return c.accel
 }
 
 // failure returns what failed in a machine, or nil.
