@@ -2,7 +2,7 @@
 # are built from internal/tools.
 
 GO ?= go
-MODULES := . cmd/otelctx cmd/otelctx/internal/collectortest example example/ecosystem benchmarks internal/interop internal/collector
+MODULES := . cmd/otelctx cmd/otelctx/internal/collectortest example example/ecosystem benchmarks internal/interop internal/collector internal/matrix
 BIN := bin
 
 # The race detector needs cgo and a C compiler; without one the tests run all the
@@ -30,7 +30,7 @@ FUZZ_TARGETS := \
 
 .PHONY: help
 help: ## Show this list.
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort
 
 .PHONY: demo
 demo: build ## Run a traced service and show what a profiler sees of it.
@@ -89,6 +89,27 @@ accuracy: ## Measure which spans are seen, at least 5,000 samples for each carri
 pictures: build ## Draw the pictures of docs/img anew, with graphviz and chromium, as root.
 	dot -Tsvg docs/img/architecture.dot -o docs/img/architecture.svg
 	docs/img/flamegraph.sh
+
+# What the matrix is run with, such as -kernels, -accel or -mirror (see internal/matrix).
+MATRIX ?=
+
+.PHONY: matrix
+matrix: test-arm64 ## Run the tests that depend on the kernel in emulated machines with Debian's kernels.
+	cd internal/matrix && $(GO) run . $(MATRIX)
+
+# The others start programs of their own architecture or read other processes, as
+# emulated programs cannot: those run in the matrix, on kernels for arm64. With cgo
+# universalprofiling is supported, and one of those.
+ARM64_PACKAGES := ./internal/boottime ./internal/gorecord ./internal/goruntime ./internal/profilersocket ./internal/scope \
+	./internal/sdkspan ./internal/slots ./internal/spantable ./internal/wire ./scopedattr ./universalprofiling
+ARM64_CGO := $(shell command -v aarch64-linux-gnu-gcc >/dev/null 2>&1 && echo 1)
+
+.PHONY: test-arm64
+test-arm64: ## Run the tests for arm64 that an emulated program can run, by qemu-aarch64.
+	GOARCH=arm64 CGO_ENABLED=0 $(GO) test -short -exec qemu-aarch64 $(ARM64_PACKAGES)
+	@[ -n "$(ARM64_CGO)" ] || echo "no aarch64-linux-gnu-gcc: testing without cgo only"
+	$(if $(ARM64_CGO),GOARCH=arm64 CGO_ENABLED=1 CC=aarch64-linux-gnu-gcc \
+		$(GO) test -short -exec "qemu-aarch64 -L /usr/aarch64-linux-gnu" $(filter-out ./universalprofiling,$(ARM64_PACKAGES)))
 
 .PHONY: lint
 lint: $(BIN)/golangci-lint ## Run the linters on all modules.

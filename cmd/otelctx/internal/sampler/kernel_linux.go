@@ -50,7 +50,10 @@ func startTimers(frequency, program int) (_ timers, err error) {
 		}
 		if errors.Is(err, unix.EINVAL) {
 			return nil, fmt.Errorf("perf_event_open at a frequency of %d, where kernel.perf_event_max_sample_rate is %s: %w",
-				frequency, maxSampleRate(), err)
+				frequency, sysctl("perf_event_max_sample_rate"), err)
+		}
+		if errors.Is(err, unix.EACCES) {
+			return nil, fmt.Errorf("perf_event_open where kernel.perf_event_paranoid is %s: %w", sysctl("perf_event_paranoid"), err)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("perf_event_open on processor %d: %w", cpu, err)
@@ -170,13 +173,24 @@ func permitted() error {
 	return fmt.Errorf("%w: without %s", ErrNotPermitted, strings.Join(missing, " and "))
 }
 
+// unlockMemory lets this process lock as much memory as it likes. Linux before 5.11 counts
+// what programs and their maps take as that; more than the usual limit takes
+// CAP_SYS_RESOURCE.
+func unlockMemory() error {
+	return unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY})
+}
+
 // explain wraps what the kernel says when it does not permit something, or does not know
 // it.
 func explain(err error) error {
+	var refused *ebpf.VerifierError
 	switch {
+	case errors.As(err, &refused) && len(refused.Log) > 0:
+		// It says EACCES as well, whoever asks.
+		return fmt.Errorf("%w: the kernel's verifier does not accept the program: %w", errors.ErrUnsupported, err)
 	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
-		return fmt.Errorf("%w, although CAP_BPF and CAP_PERFMON are there (a user namespace, a seccomp profile or the "+
-			"lockdown mode may be in the way): %w", ErrNotPermitted, err)
+		return fmt.Errorf("%w, although CAP_BPF and CAP_PERFMON are there (a user namespace, a seccomp profile, the "+
+			"lockdown mode or, above 2, kernel.perf_event_paranoid may be in the way): %w", ErrNotPermitted, err)
 	case errors.Is(err, ebpf.ErrNotSupported):
 		return fmt.Errorf("%w: %w", errors.ErrUnsupported, err)
 	default:
@@ -184,9 +198,9 @@ func explain(err error) error {
 	}
 }
 
-// maxSampleRate returns kernel.perf_event_max_sample_rate for people.
-func maxSampleRate() string {
-	b, err := os.ReadFile("/proc/sys/kernel/perf_event_max_sample_rate")
+// sysctl returns a setting of the kernel for people.
+func sysctl(name string) string {
+	b, err := fs.ReadFile(os.DirFS("/proc/sys/kernel"), name)
 	if err != nil {
 		return "not known"
 	}

@@ -12,6 +12,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -71,7 +72,11 @@ func Open(c Config) (_ *Sampler, err error) {
 			err = errors.Join(explain(err), s.Close())
 		}
 	}()
-	if err := s.load(c); err != nil {
+	err = s.load(c)
+	if errors.Is(err, syscall.EPERM) && unlockMemory() == nil {
+		err = s.load(c)
+	}
+	if err != nil {
 		return nil, err
 	}
 	if s.ring, err = ringbuf.NewReader(s.objects.Events); err != nil {
