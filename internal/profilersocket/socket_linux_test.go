@@ -129,6 +129,34 @@ func TestAFullSocket(t *testing.T) {
 	require.Eventually(t, func() bool { return len(got()) == taken+1 }, 10*time.Second, time.Millisecond)
 }
 
+// Messages that come one by one, without a pause that would end a burst, do not wait for
+// one.
+func TestATrickle(t *testing.T) {
+	s, err := Listen(t.TempDir(), "s")
+	require.NoError(t, err)
+	got, send := serve(t, s, 16), sender(t)
+	stop := make(chan struct{})
+	var sending sync.WaitGroup
+	sending.Go(func() {
+		for tick := time.NewTicker(quiet / 5); ; {
+			select {
+			case <-stop:
+				tick.Stop()
+				return
+			case <-tick.C:
+				assert.NoError(t, send(s.Path(), "message"))
+			}
+		}
+	})
+	defer sending.Wait()
+	defer close(stop)
+	for range 3 {
+		before := len(got())
+		// A batch takes twice as long.
+		require.Eventually(t, func() bool { return len(got()) > before }, batch*quiet/5/2, time.Millisecond)
+	}
+}
+
 // A profiler sends dozens at a time and does not wait. It is the kernel that says how
 // many of them find a place.
 func TestBursts(t *testing.T) {
