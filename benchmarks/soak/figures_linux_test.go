@@ -1,0 +1,155 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package soak
+
+import (
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/procfs"
+	"github.com/stretchr/testify/require"
+)
+
+// curves are those of the service and of the reader that stays.
+type curves struct {
+	service, reader process
+	// heap and goroutines are what the service says of itself.
+	heap, goroutines *curve
+}
+
+// process has the curves of a process, as the kernel has it.
+type process struct {
+	procfs.Proc
+
+	resident, threads, descriptors, mappings *curve
+}
+
+// What is flat: a leak of a few KiB with each update exceeds it in ten minutes, as do a
+// descriptor, mapping, thread or goroutine in a minute, or some bytes with each span.
+var (
+	flatMemory     = limits{growth: 1 * mebibyte, spread: 8 * mebibyte}
+	flatHeap       = limits{growth: mebibyte / 2, spread: 4 * mebibyte}
+	flatCount      = limits{growth: 3, spread: 8}
+	flatGoroutines = limits{growth: 3, spread: 24} // they change with the load
+)
+
+// inTime returns the limits for the time that there is. What is short is still a bit cold,
+// but a leak with each of its fifty updates exceeds them all the same.
+func (l limits) inTime() limits {
+	const times = 4
+	if short() {
+		return limits{times * l.growth, times * l.spread}
+	}
+	return l
+}
+
+func (s *soak) curves(t *testing.T, w standing) *curves {
+	t.Helper()
+	return &curves{
+		service: newProcess(t, "service", s.child.PID()), reader: newProcess(t, "reader", w.cmd.Process.Pid),
+		heap:       &curve{name: "service, live heap", unit: memory, limits: flatHeap.inTime()},
+		goroutines: &curve{name: "service, goroutines", limits: flatGoroutines.inTime()},
+	}
+}
+
+// notInRace returns the limits where the race detector, which keeps memory of its own for
+// what the process has ever used, does not stand in the way.
+func (l limits) notInRace() limits {
+	if raceEnabled {
+		return limits{math.Inf(1), math.Inf(1)}
+	}
+	return l.inTime()
+}
+
+func newProcess(t *testing.T, name string, pid int) process {
+	t.Helper()
+	p, err := procfs.NewProc(pid)
+	require.NoError(t, err)
+	return process{
+		Proc:        p,
+		resident:    &curve{name: name + ", resident memory", unit: memory, limits: flatMemory.notInRace()},
+		threads:     &curve{name: name + ", threads", limits: flatCount.inTime()},
+		descriptors: &curve{name: name + ", descriptors", limits: flatCount.inTime()},
+		mappings:    &curve{name: name + ", mappings", limits: flatCount.notInRace()},
+	}
+}
+
+// all returns all curves.
+func (c *curves) all() []*curve {
+	return slices.Concat(
+		[]*curve{c.service.resident, c.heap, c.goroutines, c.service.threads, c.service.descriptors, c.service.mappings},
+		[]*curve{c.reader.resident, c.reader.threads, c.reader.descriptors, c.reader.mappings},
+	)
+}
+
+// add adds a point to each curve.
+func (c *curves) add(t *testing.T, at time.Duration, r report) {
+	t.Helper()
+	c.heap.add(at, float64(r.Heap))
+	c.goroutines.add(at, float64(r.Goroutines))
+	for _, p := range []process{c.service, c.reader} {
+		status, err := p.NewStatus()
+		require.NoError(t, err)
+		p.resident.add(at, float64(status.VmRSS))
+		stat, err := p.Stat()
+		require.NoError(t, err)
+		p.threads.add(at, float64(stat.NumThreads))
+		descriptors, err := p.FileDescriptorsLen()
+		require.NoError(t, err)
+		p.descriptors.add(at, float64(descriptors))
+		maps, err := p.ProcMaps()
+		require.NoError(t, err)
+		p.mappings.add(at, float64(len(maps)))
+	}
+}
+
+// writeTables writes how flat curves are, and the curves themselves.
+func writeTables(write func(string, ...any), curves []*curve) {
+	write("| second half | median | fitted growth | allowed | most above the median | allowed |\n|---|--:|--:|--:|--:|--:|\n")
+	for _, c := range curves {
+		s := c.settled()
+		write("| %s | %s | %s | %s | %s | %s |\n", c.name, c.unit.text(s.median), c.unit.text(s.growth),
+			c.unit.text(c.limits.growth), c.unit.text(s.spread()), c.unit.text(c.limits.spread))
+	}
+	const columns = 10
+	last := curves[0].at[len(curves[0].at)-1]
+	write("\n| at")
+	for i := range columns + 1 {
+		write(" | %v", time.Duration(last*float64(i)/columns*float64(time.Second)).Round(time.Second/10))
+	}
+	write(" |\n|---%s|\n", strings.Repeat("|--:", columns+1))
+	for _, c := range curves {
+		write("| %s", c.name)
+		for i := range columns + 1 {
+			write(" | %s", c.unit.text(c.near(last*float64(i)/columns)))
+		}
+		write(" |\n")
+	}
+}
+
+// writeCounts writes how much there was of everything.
+func (s *soak) writeCounts(write func(string, ...any), r report) {
+	s.count("requests answered", r.Requests)
+	s.count("requests failed", r.Failed)
+	s.count("spans of the service", r.Spans)
+	s.count("spans exported", r.Exported)
+	s.count("updates of the resource", uint64(len(s.begun)-1))
+	s.count("errors that went to otel.Handle", r.Handled)
+	s.count("faults", uint64(s.found))
+	s.count("messages of a profiler that came", r.Stats.Registrations+r.Stats.Correlations)
+	s.count("messages about transactions that were over", r.Stats.UnknownTransactions)
+	s.count("transactions exported with stack traces", r.Correlated)
+	write("\n| what | how many |\n|---|--:|\n")
+	for _, what := range slices.Sorted(maps.Keys(s.counts)) {
+		write("| %s | %s |\n", what, fmt.Sprint(s.counts[what]))
+	}
+	if r.Without != "" {
+		write("\nThe Universal Profiling integration is off: %s\n", r.Without)
+	}
+}
