@@ -9,6 +9,8 @@ BIN := bin
 # same.
 RACE := $(shell [ "$$($(GO) env CGO_ENABLED)" = 1 ] && command -v "$$($(GO) env CC)" >/dev/null 2>&1 && echo -race)
 
+SOAK_TIME ?= 10m
+
 FUZZTIME ?= 30s
 # Fuzz targets as package:target.
 FUZZ_TARGETS := \
@@ -79,6 +81,11 @@ bench-smoke: ## Run each benchmark once.
 accuracy: ## Measure which spans are seen, at least 5,000 samples for each carrier, and what recording costs.
 	cd benchmarks && $(GO) test ./accuracy -count 1 -v -full -samples 5000 -rounds 20 -window 1s -long 30s -timeout 60m
 	cd cmd/otelctx && $(GO) test ./internal/sampler -v -run '^$$' -bench Sample -benchtime 5000x
+
+.PHONY: soak
+soak: ## Run a service for SOAK_TIME (10m) while readers come and go; fail if anything grows or is wrong.
+	@mkdir -p $(BIN)
+	cd benchmarks && $(GO) test ./soak -count 1 -v -run '^TestSoak$$' -soak $(SOAK_TIME) -chart $(CURDIR)/$(BIN)/soak.svg -timeout 0
 
 .PHONY: lint
 lint: $(BIN)/golangci-lint ## Run the linters on all modules.

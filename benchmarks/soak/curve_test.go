@@ -53,7 +53,7 @@ func (c *curve) add(at time.Duration, value float64) {
 }
 
 // leastPoints is of how many points can be said that they are flat.
-const leastPoints = 20
+const leastPoints = 10
 
 // settled is the second half of a curve's time, of which it is said whether it is flat:
 // what comes before is warming up.
@@ -89,7 +89,7 @@ func (c *curve) problems() []string {
 		return []string{fmt.Sprintf("%s: %d points are too few", c.name, s.points)}
 	}
 	var all []string
-	// Not greater, and not not a number either.
+	// What is not a number is not flat either.
 	if !(s.growth <= c.limits.growth) {
 		all = append(all, fmt.Sprintf("%s: grows by %s, more than %s", c.name, c.unit.text(s.growth), c.unit.text(c.limits.growth)))
 	}

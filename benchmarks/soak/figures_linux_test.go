@@ -4,10 +4,10 @@
 package soak
 
 import (
-	"fmt"
 	"maps"
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -137,6 +137,7 @@ func writeTables(write func(string, ...any), curves []*curve) {
 func (s *soak) writeCounts(write func(string, ...any), r report) {
 	s.count("requests answered", r.Requests)
 	s.count("requests failed", r.Failed)
+	s.count("requests, the slowest in milliseconds", uint64(r.Slowest.Milliseconds()))
 	s.count("spans of the service", r.Spans)
 	s.count("spans exported", r.Exported)
 	s.count("updates of the resource", uint64(len(s.begun)-1))
@@ -147,7 +148,7 @@ func (s *soak) writeCounts(write func(string, ...any), r report) {
 	s.count("transactions exported with stack traces", r.Correlated)
 	write("\n| what | how many |\n|---|--:|\n")
 	for _, what := range slices.Sorted(maps.Keys(s.counts)) {
-		write("| %s | %s |\n", what, fmt.Sprint(s.counts[what]))
+		write("| %s | %s |\n", what, strconv.FormatUint(s.counts[what], 10))
 	}
 	if r.Without != "" {
 		write("\nThe Universal Profiling integration is off: %s\n", r.Without)

@@ -65,7 +65,7 @@ func TestTooFewPointsAreNotFlat(t *testing.T) {
 	}
 	require.Empty(t, c.problems())
 	c.at, c.value = c.at[2:], c.value[2:]
-	require.Equal(t, []string{"short: 19 points are too few"}, c.problems())
+	require.Equal(t, []string{"short: 9 points are too few"}, c.problems())
 }
 
 func TestSettled(t *testing.T) {

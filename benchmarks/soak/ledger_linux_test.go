@@ -11,9 +11,12 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
 	"sync/atomic"
+	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
 	"go.opentelemetry.io/otel/attribute"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
@@ -155,6 +158,7 @@ var (
 func (l *ledger) check(s shown) error {
 	number := numberOf(s.SpanID)
 	e, err := l.read(number)
+	lane := string(bytes.TrimRight(e.Lane[:], "\x00"))
 	switch {
 	case err != nil:
 		return fmt.Errorf("%w: %v, number %d: %w", errNoSuchSpan, s, number, err)
@@ -162,8 +166,8 @@ func (l *ledger) check(s shown) error {
 		return fmt.Errorf("%w: %v, number %d", errNoSuchSpan, s, number)
 	case e.TraceID != s.TraceID:
 		return fmt.Errorf("%w: %v, not of %x", errAnotherTrace, s, e.TraceID)
-	case string(bytes.TrimRight(e.Lane[:], "\x00")) != s.Lane:
-		return fmt.Errorf("%w: %v, not %q", errAnotherLane, s, e.Lane)
+	case lane != s.Lane:
+		return fmt.Errorf("%w: %v, not %q", errAnotherLane, s, lane)
 	case e.Begun > s.To:
 		return fmt.Errorf("%w: %v, it began %v later", errNotLive, s, time.Duration(e.Begun-s.To))
 	case e.Ended != 0 && e.Ended < s.From:
@@ -184,4 +188,66 @@ func (l *ledger) open(last uint64) (n int, err error) {
 		}
 	}
 	return n, nil
+}
+
+// The ledger tells what was so from what was not.
+func TestLedger(t *testing.T) {
+	l, err := openLedger(filepath.Join(t.TempDir(), ledgerName))
+	require.NoError(t, err)
+	defer func() { require.NoError(t, l.file.Close()) }()
+	tracer := sdktrace.NewTracerProvider(sdktrace.WithIDGenerator(l), sdktrace.WithSpanProcessor(l)).Tracer("")
+	now := func() int64 { return time.Now().UnixNano() }
+
+	before := now()
+	ctx, span := tracer.Start(scopedattr.ContextWithAttributes(t.Context(), attribute.String(laneKey, "lane-1")), "")
+	_, child := tracer.Start(ctx, "")
+	_, other := tracer.Start(t.Context(), "")
+	live := now()
+	s := shown{span.SpanContext().TraceID(), span.SpanContext().SpanID(), "lane-1", live, live}
+	require.NoError(t, l.check(s))
+	require.NoError(t, l.check(shown{s.TraceID, child.SpanContext().SpanID(), "lane-1", live, live}))
+	require.NoError(t, l.check(shown{other.SpanContext().TraceID(), other.SpanContext().SpanID(), "", live, live}))
+
+	wrong := s
+	wrong.TraceID = other.SpanContext().TraceID()
+	require.ErrorIs(t, l.check(wrong), errAnotherTrace)
+	for _, lane := range []string{"", "lane-2", "lane-1 "} {
+		wrong = s
+		wrong.Lane = lane
+		require.ErrorIs(t, l.check(wrong), errAnotherLane)
+	}
+	for _, id := range [][8]byte{{}, {1}} {
+		wrong = s
+		wrong.SpanID = id
+		require.ErrorIs(t, l.check(wrong), errNoSuchSpan)
+	}
+
+	open, err := l.open(l.last.Load())
+	require.NoError(t, err)
+	require.Equal(t, 3, open)
+	span.End()
+	ended := now()
+	open, err = l.open(l.last.Load())
+	require.NoError(t, err)
+	require.Equal(t, 2, open)
+	for _, tt := range []struct {
+		from, to int64
+		so       bool
+	}{
+		{live, live, true},
+		{before, ended, true},
+		{live, ended, true},
+		{before, live, true},
+		{before, before, false},
+		{ended, ended, false},
+		{ended, ended + 1e9, false},
+	} {
+		s.From, s.To = tt.from, tt.to
+		if err := l.check(s); tt.so {
+			require.NoError(t, err)
+		} else {
+			require.ErrorIs(t, err, errNotLive)
+		}
+	}
+	require.Zero(t, l.failed.Load())
 }

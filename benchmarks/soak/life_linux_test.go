@@ -9,7 +9,11 @@ import (
 	"os/exec"
 	"sync/atomic"
 	"syscall"
+	"testing"
 	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 )
 
 // fate is what becomes of a reader.
@@ -118,4 +122,51 @@ func (l *lines) Write(b []byte) (int, error) {
 		l.each(line)
 		l.rest = append(l.rest[:0], rest...)
 	}
+}
+
+// A life tells an end that is its fate from one that is not.
+func TestLives(t *testing.T) {
+	ready := func() bool { return true }
+	for _, tt := range []struct {
+		script string
+		fate   fate
+		code   int
+		err    string
+	}{
+		{"exit 0", finishes, 0, ""},
+		{"echo because >&2; exit 3", finishes, 3, "left to finish: exit status 3: because"},
+		{"kill -KILL $$", finishes, 0, "left to finish: signal: killed"},
+		{"exec sleep 60", killed, -1, ""},
+		{"exit 0", killed, 0, ""},
+		{"exit 3", killed, 3, "killed: exit status 3"},
+		{"sleep 0.3", resumed, 0, ""},
+		{"exec sleep 60", buried, -1, ""},
+		{"trap 'exit 0' INT; while true; do sleep 0.01; done", interrupted, 0, ""},
+		{"exec sleep 60", interrupted, 0, "interrupted: signal: interrupt"},
+	} {
+		t.Run(tt.fate.String()+", "+tt.script, func(t *testing.T) {
+			l := life{
+				cmd: exec.Command("sh", "-c", tt.script), fate: tt.fate, ready: ready,
+				after: 100 * time.Millisecond, hold: 50 * time.Millisecond,
+			}
+			code, err := l.live()
+			assert.Equal(t, tt.code, code)
+			if tt.err == "" {
+				require.NoError(t, err)
+			} else {
+				require.ErrorContains(t, err, tt.err)
+			}
+		})
+	}
+}
+
+func TestLines(t *testing.T) {
+	var got []string
+	l := lines{each: func(line []byte) { got = append(got, string(line)) }}
+	for _, part := range []string{"o", "ne\n", "two\n\nfo", "ur\nrest"} {
+		n, err := l.Write([]byte(part))
+		require.NoError(t, err)
+		require.Len(t, part, n)
+	}
+	require.Equal(t, []string{"one", "two", "", "four"}, got)
 }

@@ -20,8 +20,8 @@ import (
 	"time"
 
 	"github.com/prometheus/procfs"
-	profilespb "go.opentelemetry.io/proto/otlp/profiles/v1development"
 	"go.opentelemetry.io/otel/trace"
+	profilespb "go.opentelemetry.io/proto/otlp/profiles/v1development"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/otelctx/otelctx/internal/childproc"
@@ -50,9 +50,10 @@ func (s *soak) kinds() []kind {
 }
 
 // comeAndGo has readers of a kind live one after the other, with each fate in its turn,
-// until ctx is done.
+// until ctx is done, and at least until one has been killed.
 func (s *soak) comeAndGo(ctx context.Context, k kind) {
-	for f := finishes; ctx.Err() == nil; f = (f + 1) % numFates {
+	for n := finishes; ctx.Err() == nil || n <= killed; n++ {
+		f := n % numFates
 		if err := k.once(f); err != nil {
 			s.fault("%s, %w", k.name, err)
 		}

@@ -52,8 +52,9 @@ const ledgerName = "ledger"
 type report struct {
 	// Heap is what was live at the last garbage collection, in bytes.
 	Heap, Goroutines uint64
-	// Requests have been answered, Failed have not.
+	// Requests have been answered, Failed have not. Slowest is how long the slowest took.
 	Requests, Failed uint64
+	Slowest          time.Duration
 	// Spans have been started, Exported has those that were exported, and Correlated
 	// those of them with stack traces that a profiler has told of.
 	Spans, Exported, Correlated uint64
@@ -90,6 +91,7 @@ type service struct {
 	load, rest, pool sync.WaitGroup
 
 	requests, failed atomic.Uint64
+	slowest          atomic.Int64
 }
 
 // serve is the service's role. It reads an order, answers "serving" and serves, under
@@ -219,10 +221,16 @@ func (s *service) ask(client int) {
 		paths = append(paths, path)
 	}
 	for n := client; !s.over.Load(); n++ {
+		begin := time.Now()
 		if err := s.get(s.url + paths[n%len(paths)]); err != nil {
 			s.failed.Add(1)
 		} else {
 			s.requests.Add(1)
+		}
+		for took := int64(time.Since(begin)); ; {
+			if slowest := s.slowest.Load(); took <= slowest || s.slowest.CompareAndSwap(slowest, took) {
+				break
+			}
 		}
 		time.Sleep(rand.N(15 * time.Millisecond))
 	}
@@ -349,7 +357,7 @@ func (s *service) report() report {
 	metrics.Read(samples)
 	r := report{
 		Heap: samples[0].Value.Uint64(), Goroutines: samples[1].Value.Uint64(),
-		Requests: s.requests.Load(), Failed: s.failed.Load() + s.ledger.failed.Load(),
+		Requests: s.requests.Load(), Failed: s.failed.Load() + s.ledger.failed.Load(), Slowest: time.Duration(s.slowest.Load()),
 		Spans: s.ledger.last.Load(), Exported: s.exporter.spans.Load(), Correlated: s.exporter.correlated.Load(),
 		Without: s.without, Stats: s.integration.Stats(),
 	}

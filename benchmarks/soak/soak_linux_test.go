@@ -33,7 +33,7 @@ import (
 
 // What takes long in full is short in go test ./...
 var (
-	duration = flag.Duration("soak", 4*time.Second, "how long to soak")
+	duration = flag.Duration("soak", 3*time.Second, "how long to soak")
 	chart    = flag.String("chart", "", "the SVG file to draw the curves in")
 )
 
@@ -113,6 +113,29 @@ func (s *soak) judgeContext(by string, p published) {
 	}
 }
 
+// Who reads a generation must have been able to.
+func TestGenerations(t *testing.T) {
+	for _, tt := range []struct {
+		p      published
+		faults int
+	}{
+		{published{From: 10, To: 11}, 0},
+		{published{From: 10, To: 25}, 0},
+		{published{From: 10, To: 25, Generation: 1}, 0},
+		{published{From: 22, To: 25, Generation: 1, Beside: 0}, 0},
+		{published{From: 35, To: 36, Generation: 1, Beside: 1}, 0},
+		{published{From: 45, To: 46, Generation: 2, Beside: 2}, 0},
+		{published{From: 31, To: 33, Beside: 1}, 1},
+		{published{From: 31, To: 33, Generation: 1}, 1},
+		{published{From: 10, To: 19, Generation: 1}, 1},
+		{published{From: 10, To: 50, Generation: 3, Beside: -1}, 2},
+	} {
+		s := soak{begun: []int64{0, 20, 40}, done: []int64{5, 30}, counts: map[string]uint64{}}
+		s.judgeContext("test", tt.p)
+		assert.Equal(t, tt.faults, s.found, "%+v", tt.p)
+	}
+}
+
 // update has the service publish the next generation.
 func (s *soak) update() {
 	s.mu.Lock()
@@ -167,9 +190,10 @@ func TestSoak(t *testing.T) {
 	}
 	readers.Wait()
 	watched.end(s)
-	r := s.end(t)
+	r := s.report(t)
+	defer func() { t.Log(s.text(r, c.all())) }()
+	r = s.end(t)
 
-	t.Log(s.text(r, c.all()))
 	if *chart != "" {
 		require.NoError(t, drawChart(*chart, c.all()))
 	}
@@ -284,9 +308,8 @@ func (s *soak) end(t *testing.T) report {
 	s.child.Send("shutdown")
 	s.child.Expect("down")
 	const exitNoContext, exitProcessGone = 3, 5
-	for _, command := range []string{"inspect", "watch"} {
-		s.exits(t, exitNoContext, command)
-	}
+	s.exits(t, exitNoContext, "inspect")
+	s.exits(t, exitNoContext, "watch", "--count=1")
 	fs, err := procfs.NewProc(s.child.PID())
 	require.NoError(t, err)
 	maps, err := fs.ProcMaps()
@@ -311,12 +334,12 @@ func (s *soak) end(t *testing.T) report {
 }
 
 // exits runs a command that must have this exit code.
-func (s *soak) exits(t *testing.T, code int, command string) {
+func (s *soak) exits(t *testing.T, code int, args ...string) {
 	t.Helper()
-	out, err := s.command(command).CombinedOutput()
+	out, err := s.command(args...).CombinedOutput()
 	exit := new(exec.ExitError)
-	require.ErrorAs(t, err, &exit, string(out))
-	assert.Equal(t, code, exit.ExitCode(), "%s: %s", command, out)
+	require.ErrorAs(t, err, &exit, "%q: %s", args, out)
+	assert.Equal(t, code, exit.ExitCode(), "%q: %s", args, out)
 }
 
 // nothingShown fails the test if the service, in which there is no span, shows any: by
