@@ -39,23 +39,14 @@ var (
 	flatGoroutines = limits{growth: 3, spread: 24} // they change with the load
 )
 
-// inTime returns the limits for the time that there is. What is short is still a bit cold,
-// but a leak with each of its fifty updates exceeds them all the same.
+// inTime returns the limits for the time that there is. What is short is still cold, but a
+// descriptor with each of its fifty updates exceeds them all the same, as do 100 KiB.
 func (l limits) inTime() limits {
-	const times = 4
+	const times = 10
 	if short() {
 		return limits{times * l.growth, times * l.spread}
 	}
 	return l
-}
-
-func (s *soak) curves(t *testing.T, w standing) *curves {
-	t.Helper()
-	return &curves{
-		service: newProcess(t, "service", s.child.PID()), reader: newProcess(t, "reader", w.cmd.Process.Pid),
-		heap:       &curve{name: "service, live heap", unit: memory, limits: flatHeap.inTime()},
-		goroutines: &curve{name: "service, goroutines", limits: flatGoroutines.inTime()},
-	}
 }
 
 // notInRace returns the limits where the race detector, which keeps memory of its own for
@@ -65,6 +56,15 @@ func (l limits) notInRace() limits {
 		return limits{math.Inf(1), math.Inf(1)}
 	}
 	return l.inTime()
+}
+
+func (s *soak) curves(t *testing.T, w standing) *curves {
+	t.Helper()
+	return &curves{
+		service: newProcess(t, "service", s.child.PID()), reader: newProcess(t, "reader", w.cmd.Process.Pid),
+		heap:       &curve{name: "service, live heap", unit: memory, limits: flatHeap.inTime()},
+		goroutines: &curve{name: "service, goroutines", limits: flatGoroutines.inTime()},
+	}
 }
 
 func newProcess(t *testing.T, name string, pid int) process {

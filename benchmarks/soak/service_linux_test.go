@@ -345,7 +345,6 @@ func (s *service) quiet() error {
 	s.load.Wait()
 	s.rest.Wait()
 	err := s.server.Shutdown(context.Background())
-	s.client.CloseIdleConnections()
 	close(s.ends)
 	close(s.jobs)
 	s.pool.Wait()
