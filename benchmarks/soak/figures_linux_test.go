@@ -30,40 +30,44 @@ type process struct {
 	resident, threads, descriptors, mappings *curve
 }
 
-// What is flat: a leak of a few KiB with each update exceeds it in ten minutes, as do a
-// descriptor, mapping, thread or goroutine in a minute, or some bytes with each span.
+// allowance is what is flat in a long time, and in one so short that much is still cold.
+type allowance struct{ long, short limits }
+
+// What is flat. In ten minutes a leak of a few KiB with each update exceeds it, a
+// descriptor or goroutine in a minute, a mapping in twenty seconds, or some bytes with each
+// span; in a short time, one of those with each of its fifty updates, or 100 KiB.
 var (
-	flatMemory     = limits{growth: 1 * mebibyte, spread: 8 * mebibyte}
-	flatHeap       = limits{growth: mebibyte / 2, spread: 4 * mebibyte}
-	flatCount      = limits{growth: 3, spread: 8}
-	flatGoroutines = limits{growth: 3, spread: 24} // they change with the load
+	flatMemory     = allowance{limits{1 * mebibyte, 8 * mebibyte}, limits{10 * mebibyte, 80 * mebibyte}}
+	flatHeap       = allowance{limits{mebibyte / 2, 4 * mebibyte}, limits{5 * mebibyte, 40 * mebibyte}}
+	flatCount      = allowance{limits{3, 8}, limits{30, 80}}
+	flatGoroutines = allowance{limits{3, 24}, limits{30, 80}} // they change with the load
+	// flatMappings leave room for those of threads: each has four where there is cgo.
+	flatMappings = allowance{limits{4 * 3, 4 * 8}, limits{40, 80}}
 )
 
-// inTime returns the limits for the time that there is. What is short is still cold, but a
-// descriptor with each of its fifty updates exceeds them all the same, as do 100 KiB.
-func (l limits) inTime() limits {
-	const times = 10
+// limits returns the limits for the time that there is.
+func (a allowance) limits() limits {
 	if short() {
-		return limits{times * l.growth, times * l.spread}
+		return a.short
 	}
-	return l
+	return a.long
 }
 
 // notInRace returns the limits where the race detector, which keeps memory of its own for
 // what the process has ever used, does not stand in the way.
-func (l limits) notInRace() limits {
+func (a allowance) notInRace() limits {
 	if raceEnabled {
 		return limits{math.Inf(1), math.Inf(1)}
 	}
-	return l.inTime()
+	return a.limits()
 }
 
 func (s *soak) curves(t *testing.T, w standing) *curves {
 	t.Helper()
 	return &curves{
 		service: newProcess(t, "service", s.child.PID()), reader: newProcess(t, "reader", w.cmd.Process.Pid),
-		heap:       &curve{name: "service, live heap", unit: memory, limits: flatHeap.inTime()},
-		goroutines: &curve{name: "service, goroutines", limits: flatGoroutines.inTime()},
+		heap:       &curve{name: "service, live heap", unit: memory, limits: flatHeap.limits()},
+		goroutines: &curve{name: "service, goroutines", limits: flatGoroutines.limits()},
 	}
 }
 
@@ -74,9 +78,9 @@ func newProcess(t *testing.T, name string, pid int) process {
 	return process{
 		Proc:        p,
 		resident:    &curve{name: name + ", resident memory", unit: memory, limits: flatMemory.notInRace()},
-		threads:     &curve{name: name + ", threads", limits: flatCount.inTime()},
-		descriptors: &curve{name: name + ", descriptors", limits: flatCount.inTime()},
-		mappings:    &curve{name: name + ", mappings", limits: flatCount.notInRace()},
+		threads:     &curve{name: name + ", threads", limits: flatCount.limits()},
+		descriptors: &curve{name: name + ", descriptors", limits: flatCount.limits()},
+		mappings:    &curve{name: name + ", mappings", limits: flatMappings.notInRace()},
 	}
 }
 

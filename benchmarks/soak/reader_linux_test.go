@@ -12,7 +12,11 @@ import (
 	"os/signal"
 	"time"
 
+	"go.opentelemetry.io/ebpf-profiler/libpf"
+	"go.opentelemetry.io/ebpf-profiler/processcontext"
+	"go.opentelemetry.io/ebpf-profiler/remotememory"
 	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
+	processcontextpb "go.opentelemetry.io/proto/otlp/processcontext/v1development"
 
 	"github.com/otelctx/otelctx/internal/childproc"
 	"github.com/otelctx/otelctx/internal/remotemem"
@@ -33,9 +37,8 @@ type errand struct {
 
 // visit is what a reader has found, from opening a process to closing it.
 type visit struct {
-	// Context is what was published.
-	Context published
-	Spans   []sight
+	Contexts []published
+	Spans    []sight
 	// Busy counts what could not be read because it was being written.
 	Busy int
 	// Errors are all others.
@@ -44,6 +47,8 @@ type visit struct {
 
 // published is the process context between two times of the wall clock, in nanoseconds.
 type published struct {
+	// By is who has read it.
+	By       string
 	From, To int64
 	// Generation is that of the resource, Beside that of the attributes beside it.
 	Generation, Beside int
@@ -97,16 +102,16 @@ func (v *visitor) visit() (err error) {
 	}
 	defer func() { err = errors.Join(err, v.p.Close()) }()
 	ctx := context.Background()
-	v.found.Context.From = time.Now().UnixNano()
+	p := published{By: byReader, From: time.Now().UnixNano()}
 	pc, err := v.p.ProcessContext(ctx)
-	v.found.Context.To = time.Now().UnixNano()
+	p.To = time.Now().UnixNano()
 	if err != nil {
 		return v.busy(err, reader.ErrBusy)
 	}
-	if v.found.Context.Generation, err = generationOf(textsOf(pc.Message.GetResource().GetAttributes())); err != nil {
+	if err := v.take(p, pc.Message); err != nil {
 		return err
 	}
-	if v.found.Context.Beside, err = generationOf(textsOf(pc.Message.GetAttributes())); err != nil {
+	if err := v.official(pc.MappingAddress); err != nil {
 		return err
 	}
 	if v.layout, err = v.p.ThreadLayout(ctx); err != nil {
@@ -118,6 +123,28 @@ func (v *visitor) visit() (err error) {
 		}
 	}
 	return nil
+}
+
+// official reads the process context at an address by the packages of the OpenTelemetry
+// eBPF profiler.
+func (v *visitor) official(address uint64) error {
+	memory := remotememory.NewProcessVirtualMemory(libpf.PID(v.pid))
+	p := published{By: byOfficial, From: time.Now().UnixNano()}
+	info, err := processcontext.Read(libpf.Address(address), memory, 0, 0)
+	p.To = time.Now().UnixNano()
+	if err != nil {
+		return v.busy(err, processcontext.ErrConcurrentUpdate)
+	}
+	return v.take(p, info.Context)
+}
+
+// take takes note of a process context.
+func (v *visitor) take(p published, message *processcontextpb.ProcessContext) error {
+	err := p.tell(textsOf(message.GetResource().GetAttributes()), textsOf(message.GetAttributes()))
+	if err == nil {
+		v.found.Contexts = append(v.found.Contexts, p)
+	}
+	return err
 }
 
 // busy takes note of err if it is one that says that something is being written.
@@ -212,6 +239,17 @@ func textsOf(kvs []*commonpb.KeyValue) map[string]any {
 		}
 	}
 	return texts
+}
+
+// tell tells the generations from what was read.
+func (p *published) tell(resource, beside map[string]any) (err error) {
+	if p.Generation, err = generationOf(resource); err != nil {
+		return fmt.Errorf("%s: resource: %w", p.By, err)
+	}
+	if p.Beside, err = generationOf(beside); err != nil {
+		return fmt.Errorf("%s: beside it: %w", p.By, err)
+	}
+	return nil
 }
 
 // generationOf returns the generation of attributes in JSON, or an error if they are of

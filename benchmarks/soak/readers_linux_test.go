@@ -47,10 +47,10 @@ func (s *soak) kinds() []kind {
 	// Who ends by itself, soon, cannot be told to.
 	brief := []fate{finishes, killed, resumed, buried}
 	return []kind{
-		{"otelctx inspect", s.inspect, brief, s.unit / 2},
-		{"otelctx watch", s.watch, all, s.unit / 2},
-		{"otelctx record", s.record, all, s.unit / 2},
-		{"package reader", s.visit, all, s.unit / 2},
+		{byInspect, s.inspect, brief, s.unit / 2},
+		{byWatch, s.watch, all, s.unit / 2},
+		{byRecord, s.record, all, s.unit / 2},
+		{byReader, s.visit, all, s.unit / 2},
 	}
 }
 
@@ -135,15 +135,12 @@ func (s *soak) inspect(f fate) error {
 	if err := json.Unmarshal(out.Bytes(), &d); err != nil {
 		return err
 	}
-	p := published{From: from, To: to}
-	if p.Generation, err = generationOf(d.Resource); err != nil {
+	p := published{By: byInspect, From: from, To: to}
+	if err := p.tell(d.Resource, d.Attributes); err != nil {
 		return err
 	}
-	if p.Beside, err = generationOf(d.Attributes); err != nil {
-		return err
-	}
-	s.judgeContext("otelctx inspect", p)
-	s.judgeThreads("otelctx inspect", d.Threads, from, to)
+	s.judgeContext(p)
+	s.judgeThreads(byInspect, d.Threads, from, to)
 	return nil
 }
 
@@ -158,12 +155,12 @@ func (s *soak) watch(f fate) error {
 	out := &lines{each: func(line []byte) {
 		next := new(frame)
 		if err := json.Unmarshal(line, next); err != nil {
-			s.fault("otelctx watch: %w", err)
+			s.fault("%s: %w", byWatch, err)
 			return
 		}
 		if last != nil {
 			// A look was over when the next one began.
-			s.judgeThreads("otelctx watch", last.Threads, last.TimeUnixNano, next.TimeUnixNano)
+			s.judgeThreads(byWatch, last.Threads, last.TimeUnixNano, next.TimeUnixNano)
 		}
 		last = next
 	}}
@@ -175,7 +172,7 @@ func (s *soak) watch(f fate) error {
 	l.cmd.Stdout = out
 	code, err := l.live()
 	if last != nil {
-		s.judgeThreads("otelctx watch", last.Threads, last.TimeUnixNano, time.Now().UnixNano())
+		s.judgeThreads(byWatch, last.Threads, last.TimeUnixNano, time.Now().UnixNano())
 	}
 	if code == exitBusy {
 		s.count(busyReads, 1)
@@ -216,8 +213,8 @@ func (s *soak) record(f fate) error {
 	if err := json.Unmarshal(out.Bytes(), &d); err != nil {
 		return err
 	}
-	s.count("samples of otelctx record", d.Samples)
-	s.count("samples of otelctx record that were lost", d.Lost)
+	s.count("samples of "+byRecord, d.Samples)
+	s.count("samples of "+byRecord+" that were lost", d.Lost)
 	if d.Unproven != 0 {
 		return fmt.Errorf("%d samples are not proven", d.Unproven)
 	}
@@ -281,7 +278,7 @@ func (s *soak) judgeSample(d *profilespb.ProfilesDictionary, sample *profilespb.
 	}
 	for _, at := range sample.GetTimestampsUnixNano() {
 		one.From, one.To = int64(at)-clockError.Nanoseconds(), int64(at)+clockError.Nanoseconds()
-		s.judge("otelctx record", one)
+		s.judge(byRecord, one)
 	}
 }
 
@@ -312,16 +309,16 @@ func (s *soak) reader(out *lines, e errand) (*life, error) {
 func (s *soak) judgeVisit(line []byte) {
 	var v visit
 	if err := json.Unmarshal(line, &v); err != nil {
-		s.fault("package reader: %w", err)
+		s.fault("%s: %w", byReader, err)
 		return
 	}
 	for _, e := range v.Errors {
-		s.fault("package reader: %s", e)
+		s.fault("%s: %s", byReader, e)
 	}
-	s.count("visits of package reader", 1)
+	s.count("visits of "+byReader, 1)
 	s.count(busyReads, uint64(v.Busy))
-	if v.Context.Generation != 0 || v.Context.Beside != 0 {
-		s.judgeContext("package reader", v.Context)
+	for _, p := range v.Contexts {
+		s.judgeContext(p)
 	}
 	for _, one := range v.Spans {
 		s.judge(one.By, one.shown)

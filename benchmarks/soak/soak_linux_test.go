@@ -32,10 +32,7 @@ import (
 )
 
 // What takes long in full is short in go test ./...
-var (
-	duration = flag.Duration("soak", 3*time.Second, "how long to soak")
-	chart    = flag.String("chart", "", "the SVG file to draw the curves in")
-)
+var duration = flag.Duration("soak", 3*time.Second, "how long to soak")
 
 func TestMain(m *testing.M) {
 	childproc.Main(m, map[string]func(*childproc.Parent){roleService: serve, roleReader: read})
@@ -89,6 +86,16 @@ const (
 // written.
 const busyReads = "reads that met an update"
 
+// Who reads.
+const (
+	byReader  = "package reader"
+	byInspect = "otelctx inspect"
+	byWatch   = "otelctx watch"
+	byRecord  = "otelctx record"
+	// byOfficial are the packages of the OpenTelemetry eBPF profiler.
+	byOfficial = "the eBPF profiler's packages"
+)
+
 // judge compares what was shown with what was so.
 func (s *soak) judge(by string, one shown) {
 	s.count(spansBy+by, 1)
@@ -98,17 +105,17 @@ func (s *soak) judge(by string, one shown) {
 }
 
 // judgeContext compares what was published with what had been.
-func (s *soak) judgeContext(by string, p published) {
-	s.count(contextsBy+by, 1)
+func (s *soak) judgeContext(p published) {
+	s.count(contextsBy+p.By, 1)
 	s.mu.Lock()
 	begun, done := s.begun, s.done
 	s.mu.Unlock()
 	for _, number := range []int{p.Generation, p.Beside} {
 		switch {
 		case number < 0 || number >= len(begun) || begun[number] > p.To:
-			s.fault("%s: generation %d before it was there", by, number)
+			s.fault("%s: generation %d before it was there", p.By, number)
 		case number+1 < len(done) && done[number+1] < p.From:
-			s.fault("%s: generation %d %v after the next one", by, number, time.Duration(p.From-done[number+1]))
+			s.fault("%s: generation %d %v after the next one", p.By, number, time.Duration(p.From-done[number+1]))
 		}
 	}
 }
@@ -131,7 +138,7 @@ func TestGenerations(t *testing.T) {
 		{published{From: 10, To: 50, Generation: 3, Beside: -1}, 2},
 	} {
 		s := soak{begun: []int64{0, 20, 40}, done: []int64{5, 30}, counts: map[string]uint64{}}
-		s.judgeContext("test", tt.p)
+		s.judgeContext(tt.p)
 		assert.Equal(t, tt.faults, s.found, "%+v", tt.p)
 	}
 }
@@ -194,9 +201,6 @@ func TestSoak(t *testing.T) {
 	defer func() { t.Log(s.text(r, c.all())) }()
 	r = s.end(t)
 
-	if *chart != "" {
-		require.NoError(t, drawChart(*chart, c.all()))
-	}
 	for _, curve := range c.all() {
 		for _, problem := range curve.problems() {
 			assert.Fail(t, "not flat", problem)
@@ -253,7 +257,7 @@ func (s *soak) watched(t *testing.T) standing {
 // end ends it in order.
 func (w standing) end(s *soak) {
 	if err := errors.Join(w.cmd.Process.Signal(os.Interrupt), w.cmd.Wait()); err != nil {
-		s.fault("package reader, standing: %w", err)
+		s.fault("%s, standing: %w", byReader, err)
 	}
 }
 
@@ -403,7 +407,8 @@ func (s *soak) verdict(t *testing.T, r report) {
 	}
 	for _, what := range []string{
 		spansBy + "reader, goroutine_record", spansBy + "thread_slots", spansBy + "goroutine_slots",
-		spansBy + "otelctx watch", spansBy + "otelctx record", contextsBy + "otelctx inspect", contextsBy + "package reader",
+		spansBy + byWatch, spansBy + byRecord, contextsBy + byInspect, contextsBy + byReader,
+		contextsBy + byOfficial,
 	} {
 		assert.Positive(t, s.counts[what], what)
 	}
