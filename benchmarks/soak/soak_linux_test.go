@@ -183,9 +183,7 @@ func TestSoak(t *testing.T) {
 		readers.Go(func() { s.comeAndGo(ctx, k) })
 	}
 	readers.Go(func() { s.correlate(ctx) })
-	// The readers' time is a little longer than that in which is looked whether all is flat.
-	interval := min(*duration/100, time.Second)
-	tick := time.NewTicker(interval)
+	tick := time.NewTicker(min(*duration/100, time.Second))
 	defer tick.Stop()
 	for ctx.Err() == nil {
 		s.update()
@@ -195,7 +193,7 @@ func TestSoak(t *testing.T) {
 		case <-tick.C:
 		}
 	}
-	readers.Wait()
+	readers.Wait() // They live their lives to the end.
 	watched.end(s)
 	r := s.report(t)
 	defer func() { t.Log(s.text(r, c.all())) }()
