@@ -5,6 +5,7 @@ package soak
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"time"
 
@@ -34,7 +35,7 @@ func (u unit) text(v float64) string {
 	if u == memory {
 		return fmt.Sprintf("%.2f MiB", v/mebibyte)
 	}
-	return fmt.Sprintf("%.1f", v)
+	return fmt.Sprintf("%.1f", math.Round(10*v)/10+0) // never -0
 }
 
 // limits is what a flat curve keeps, once it has settled.

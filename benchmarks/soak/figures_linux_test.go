@@ -7,7 +7,6 @@ import (
 	"maps"
 	"math"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -150,11 +149,28 @@ func (s *soak) writeCounts(write func(string, ...any), r report) {
 	s.count("messages of a profiler that came", r.Stats.Registrations+r.Stats.Correlations)
 	s.count("messages about transactions that were over", r.Stats.UnknownTransactions)
 	s.count("transactions exported with stack traces", r.Correlated)
+	s.writeLives(write)
 	write("\n| what | how many |\n|---|--:|\n")
 	for _, what := range slices.Sorted(maps.Keys(s.counts)) {
-		write("| %s | %s |\n", what, strconv.FormatUint(s.counts[what], 10))
+		write("| %s | %d |\n", what, s.counts[what])
 	}
 	if r.Without != "" {
 		write("\nThe Universal Profiling integration is off: %s\n", r.Without)
+	}
+}
+
+// writeLives writes how many readers have had which fate.
+func (s *soak) writeLives(write func(string, ...any)) {
+	write("\n| readers")
+	for f := range numFates {
+		write(" | %v", f)
+	}
+	write(" |\n|---%s|\n", strings.Repeat("|--:", int(numFates)))
+	for _, k := range s.kinds() {
+		write("| %s", k.name)
+		for f := range numFates {
+			write(" | %d", s.lives[k.name][f])
+		}
+		write(" |\n")
 	}
 }

@@ -30,10 +30,11 @@ const (
 	interrupted
 	// buried is stopped, and killed before it goes on.
 	buried
+	numFates
 )
 
 func (f fate) String() string {
-	return [...]string{"left to finish", "killed", "stopped and resumed", "interrupted", "stopped and killed"}[f]
+	return [numFates]string{"left to finish", "killed", "stopped and resumed", "interrupted", "stopped and killed"}[f]
 }
 
 // life is the life of a reader's process.

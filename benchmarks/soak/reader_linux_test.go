@@ -170,7 +170,7 @@ func (v *visitor) look(ctx context.Context) error {
 				return fmt.Errorf("not proven: %+v", s)
 			}
 			v.found.Spans = append(v.found.Spans, sight{
-				shown{s.TraceID, s.SpanID, laneOf(s.Attributes), from, to}, "reader, " + s.Carrier.String(), s.LocalRootSpanID,
+				shown{s.TraceID, s.SpanID, laneOf(s.Attributes), from, to}, byReaderFrom + s.Carrier.String(), s.LocalRootSpanID,
 			})
 		}
 	}
@@ -210,7 +210,7 @@ func (v *visitor) slot(c *reader.Carrier, id uint64) error {
 		return fmt.Errorf("%v: unknown attributes: %x", c.Kind, s.Attributes)
 	}
 	v.found.Spans = append(v.found.Spans, sight{
-		shown{s.TraceID, s.SpanID, laneOf(attributes), from, to}, c.Kind.String(), s.LocalRootSpanID,
+		shown{s.TraceID, s.SpanID, laneOf(attributes), from, to}, byLook + c.Kind.String(), s.LocalRootSpanID,
 	})
 	return nil
 }

@@ -63,7 +63,7 @@ func (s *soak) comeAndGo(ctx context.Context, k kind) {
 		if err := k.once(f); err != nil {
 			s.fault("%s, %w", k.name, err)
 		}
-		s.count(k.name+", "+f.String(), 1)
+		s.lived(k.name, f)
 		sleep(ctx, rand.N(k.pause))
 	}
 }

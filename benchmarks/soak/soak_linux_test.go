@@ -56,6 +56,8 @@ type soak struct {
 	faults []error
 	found  int
 	counts map[string]uint64
+	// lives are how many readers of a kind have had each fate.
+	lives map[string]*[numFates]int
 	// begun and done are when each generation was about to be published, and when it was.
 	begun, done []int64
 }
@@ -76,6 +78,12 @@ func (s *soak) count(what string, n uint64) {
 	s.counts[what] += n
 }
 
+func (s *soak) lived(name string, f fate) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.lives[name][f]++
+}
+
 // spansBy and contextsBy begin the names of counts of what was shown, by whom.
 const (
 	spansBy    = "spans shown by "
@@ -92,6 +100,10 @@ const (
 	byInspect = "otelctx inspect"
 	byWatch   = "otelctx watch"
 	byRecord  = "otelctx record"
+	// byReaderFrom begins the name of package reader as it reads a carrier, and byLook that of
+	// who looks at its slots alone.
+	byReaderFrom = byReader + " from "
+	byLook       = "a look at "
 	// byOfficial are the packages of the OpenTelemetry eBPF profiler.
 	byOfficial = "the eBPF profiler's packages"
 )
@@ -167,7 +179,10 @@ func (s *soak) report(t *testing.T) (r report) {
 func TestSoak(t *testing.T) {
 	s := &soak{
 		dir: t.TempDir(), unit: min(max(*duration/10, 300*time.Millisecond), 3*time.Second),
-		sampled: make(chan sight, 1), counts: map[string]uint64{},
+		sampled: make(chan sight, 1), counts: map[string]uint64{}, lives: map[string]*[numFates]int{},
+	}
+	for _, k := range s.kinds() {
+		s.lives[k.name] = new([numFates]int)
 	}
 	s.otelctx = program.Build(t, "cmd", "otelctx")
 	mayRecord(t, s.otelctx)
@@ -404,15 +419,16 @@ func (s *soak) verdict(t *testing.T, r report) {
 		assert.Zero(t, r.Stats.Malformed+r.Stats.UnknownTypes)
 	}
 	for _, what := range []string{
-		spansBy + "reader, goroutine_record", spansBy + "thread_slots", spansBy + "goroutine_slots",
+		spansBy + byReaderFrom + reader.GoroutineRecord.String(),
+		spansBy + byLook + reader.ThreadSlots.String(), spansBy + byLook + reader.GoroutineSlots.String(),
 		spansBy + byWatch, spansBy + byRecord, contextsBy + byInspect, contextsBy + byReader,
 		contextsBy + byOfficial,
 	} {
 		assert.Positive(t, s.counts[what], what)
 	}
 	for _, k := range s.kinds() {
-		assert.Positive(t, s.counts[k.name+", "+finishes.String()], k.name)
-		assert.Positive(t, s.counts[k.name+", "+killed.String()], k.name)
+		assert.Positive(t, s.lives[k.name][finishes], k.name)
+		assert.Positive(t, s.lives[k.name][killed], k.name)
 	}
 }
 
