@@ -9,6 +9,8 @@ BIN := bin
 # same.
 RACE := $(shell [ "$$($(GO) env CGO_ENABLED)" = 1 ] && command -v "$$($(GO) env CC)" >/dev/null 2>&1 && echo -race)
 
+SOAK_TIME ?= 10m
+
 FUZZTIME ?= 30s
 # Fuzz targets as package:target.
 FUZZ_TARGETS := \
@@ -110,6 +112,10 @@ test-arm64: ## Run the tests for arm64 that an emulated program can run, by qemu
 	@[ -n "$(ARM64_CGO)" ] || echo "no aarch64-linux-gnu-gcc: testing without cgo only"
 	$(if $(ARM64_CGO),GOARCH=arm64 CGO_ENABLED=1 CC=aarch64-linux-gnu-gcc \
 		$(GO) test -short -exec "qemu-aarch64 -L /usr/aarch64-linux-gnu" $(filter-out ./universalprofiling,$(ARM64_PACKAGES)))
+
+.PHONY: soak
+soak: ## Run a service for SOAK_TIME (10m) while readers come and go; fail if anything grows or is wrong.
+	cd benchmarks && $(GO) test ./soak -count 1 -v -run '^TestSoak$$' -soak $(SOAK_TIME) -timeout 0
 
 .PHONY: lint
 lint: $(BIN)/golangci-lint ## Run the linters on all modules.
