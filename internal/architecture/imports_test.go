@@ -50,21 +50,32 @@ var graph = map[string]string{
 	"reader": "internal/boottime internal/procfs internal/remotemem internal/wire proto/otlp proto/otlp/processcontext/v1development protobuf ringbuf",
 
 	// The command line tool, which is a reader.
-	"cmd/otelctx":                    "alecthomas/kong cmd/otelctx/internal/export cmd/otelctx/internal/recording cmd/otelctx/internal/sampler proto/otlp reader schollz/progressbar/v3",
-	"cmd/otelctx/internal/recording": "cmd/otelctx/internal/profile cmd/otelctx/internal/sampler cmd/otelctx/internal/symbols internal/procfs otel proto/otlp proto/otlp/profiles/v1development reader x/sys",
+	"cmd/otelctx":                    "alecthomas/kong cmd/otelctx/internal/export cmd/otelctx/internal/patient cmd/otelctx/internal/recording cmd/otelctx/internal/sampler internal/procfs proto/otlp reader schollz/progressbar/v3",
+	"cmd/otelctx/internal/patient":   "",
+	"cmd/otelctx/internal/recording": "cmd/otelctx/internal/patient cmd/otelctx/internal/profile cmd/otelctx/internal/sampler cmd/otelctx/internal/symbols internal/procfs otel proto/otlp proto/otlp/profiles/v1development reader x/sys",
 	"cmd/otelctx/internal/sampler":   "cilium/ebpf internal/boottime internal/wire reader x/sys",
 	"cmd/otelctx/internal/symbols":   "ianlancetaylor/demangle internal/procfs internal/remotemem",
 	"cmd/otelctx/internal/profile":   "cmd/otelctx/internal/symbols google/pprof otel proto/otlp proto/otlp/profiles/v1development protobuf",
 	"cmd/otelctx/internal/export":    "cenkalti/backoff/v5 cmd/otelctx/internal/profile genproto/googleapis/rpc google/renameio/v2 grpc proto/otlp/collector/profiles/v1development proto/otlp/profiles/v1development protobuf",
 
 	// Examples, by the public API alone, or in C.
-	"example/creader":    "",
-	"example/quickstart": "contrib/instrumentation/net/http/otelhttp otel otel/exporters/otlp/otlptrace/otlptracehttp otel/sdk otel/trace proto/otlp reader resourcepublisher spanctx",
-	"example/twoapps":    "contrib/bridges/otelslog contrib/instrumentation/net/http/otelhttp otel otel/exporters/otlp/otlplog/otlploghttp otel/exporters/otlp/otlpmetric/otlpmetrichttp otel/exporters/otlp/otlptrace/otlptracehttp otel/log otel/metric otel/sdk otel/sdk/log otel/sdk/metric otel/trace resourcepublisher scopedattr spanctx",
+	"example/creader":             "",
+	"example/ecosystem":           "",
+	"example/ecosystem/collector": "collector/component collector/confmap collector/confmap/provider/envprovider collector/confmap/provider/fileprovider collector/confmap/provider/yamlprovider collector/exporter collector/exporter/debugexporter collector/otelcol collector/processor collector/processor/memorylimiterprocessor collector/receiver collector/receiver/otlpreceiver collector/service open-telemetry/opentelemetry-collector-contrib/exporter/fileexporter spf13/cobra",
+	"example/ecosystem/deploy":    "",
+	"example/ecosystem/join":      "collector/pdata collector/pdata/pprofile",
+	"example/quickstart":          "contrib/instrumentation/net/http/otelhttp otel otel/exporters/otlp/otlptrace/otlptracehttp otel/sdk otel/trace proto/otlp reader resourcepublisher spanctx",
+	"example/twoapps":             "contrib/bridges/otelslog contrib/instrumentation/net/http/otelhttp otel otel/exporters/otlp/otlplog/otlploghttp otel/exporters/otlp/otlpmetric/otlpmetrichttp otel/exporters/otlp/otlptrace/otlptracehttp otel/log otel/metric otel/sdk otel/sdk/log otel/sdk/metric otel/trace resourcepublisher scopedattr spanctx",
+
+	// The virtual machines of the matrix.
+	"internal/matrix":       "internal/matrix/plan u-root/u-root",
+	"internal/matrix/guest": "internal/matrix/plan x/sys",
+	"internal/matrix/plan":  "",
 
 	// For tests, or nothing but tests.
 	"internal/childproc":                  "go.uber.org/goleak",
 	"internal/seccomp":                    "x/sys",
+	"internal/userfault":                  "x/sys",
 	"cmd/otelctx/internal/burner":         "internal/childproc internal/gorecord internal/goruntime internal/scope internal/wire otel otel/sdk otel/trace resourcepublisher scopedattr spanctx",
 	"cmd/otelctx/internal/burner/service": "cmd/otelctx/internal/burner internal/childproc",
 	"cmd/otelctx/internal/collectortest":  "",
@@ -77,6 +88,8 @@ var graph = map[string]string{
 	"benchmarks":                          "",
 	"benchmarks/accuracy":                 "",
 	"benchmarks/internal/leaf":            "internal/goruntime internal/wire",
+	"benchmarks/internal/program":         "",
+	"benchmarks/soak":                     "",
 }
 
 // sdk is what a program with the SDK for traces has anyway.
@@ -103,7 +116,7 @@ var never = []struct{ who, what, why string }{
 	{"reader ringbuf", "otel otel/sdk otel/trace otel/log otel/metric", "a profiler gets no SDK with its reader"},
 	{"reader ringbuf", "resourcepublisher spanctx scopedattr universalprofiling internal/gorecord internal/scope internal/apmlib", "readers share formats with writers, and the ring"},
 	{"cmd/otelctx", "resourcepublisher spanctx scopedattr universalprofiling internal/gorecord internal/scope internal/apmlib", "the command line tool publishes nothing"},
-	{"resourcepublisher spanctx ringbuf scopedattr universalprofiling reader cmd/otelctx", "internal/childproc internal/mdtable internal/seccomp stretchr/testify go.uber.org/goleak", "these are for tests"},
+	{"resourcepublisher spanctx ringbuf scopedattr universalprofiling reader cmd/otelctx", "internal/childproc internal/mdtable internal/seccomp internal/userfault stretchr/testify go.uber.org/goleak", "these are for tests"},
 }
 
 func TestImports(t *testing.T) {

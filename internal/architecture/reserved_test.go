@@ -18,7 +18,7 @@ var reserved = map[string]string{
 	"unsafe": "internal/wire internal/vma internal/ordered internal/slots internal/gorecord internal/goruntime internal/apmlib " +
 		"internal/profilersocket internal/sdkspan " +
 		// Tests, and programs that are tested.
-		"internal/seccomp internal/interop internal/goruntime/testdata/probe cmd/otelctx/internal/burner " +
+		"internal/seccomp internal/userfault internal/interop internal/goruntime/testdata/probe cmd/otelctx/internal/burner " +
 		"cmd/otelctx/internal/symbols/testdata/prog benchmarks/internal/leaf",
 	// Assembly.
 	".s": "internal/goruntime internal/slots internal/apmlib benchmarks/internal/leaf",
@@ -47,7 +47,8 @@ var memoryCalls = map[string]string{
 	"internal/vma":       "Madvise MemfdCreate Mmap MmapPtr Munmap SYS_PRCTL",
 	"internal/remotemem": "ProcessVMReadv",
 	// The numbers of the calls that it has fail, for tests, and what that takes.
-	"internal/seccomp": "Prctl SYS_MADVISE SYS_MEMFD_CREATE SYS_MMAP SYS_PRCTL SYS_PROCESS_VM_READV",
+	"internal/userfault": "SYS_USERFAULTFD",
+	"internal/seccomp":   "Prctl SYS_MADVISE SYS_MEMFD_CREATE SYS_MMAP SYS_PRCTL SYS_PROCESS_VM_READV",
 }
 
 // memoryCall matches the names that are about memory.
