@@ -217,7 +217,7 @@ func TestRecordRepeatedly(t *testing.T) {
 	needSampling(t)
 	received, _, endpoint := startCollector(t)
 	startBurner(t, nil, burner.Records)
-	r := startRecord(t, "--all", "--repeat", "--duration=300ms", "--otlp-endpoint", endpoint)
+	r := startRecord(t, "--all", "--repeat", "--duration=300ms", "--freq=997", "--otlp-endpoint", endpoint)
 	var until uint64
 	for n := range 5 {
 		var request *collectorpb.ExportProfilesServiceRequest
@@ -227,6 +227,7 @@ func TestRecordRepeatedly(t *testing.T) {
 			t.Fatal("no profile has come, the last one was number ", n)
 		}
 		received.refuse.Store(n == 1) // the answer to the next one
+		require.NotEmpty(t, request.GetResourceProfiles())
 		p := request.GetResourceProfiles()[0].GetScopeProfiles()[0].GetProfiles()[0]
 		assert.GreaterOrEqual(t, p.GetTimeUnixNano(), until, "profiles overlap")
 		if n > 0 {
@@ -360,7 +361,7 @@ func TestRecordToCollector(t *testing.T) {
 	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
 	c := startBurner(t, nil, burner.Records)
 	for _, flag := range []string{"--otlp-endpoint=" + endpoint, "--otlp-endpoint="} {
-		recorded(t, pidOf(c), "--duration=300ms", flag)
+		recorded(t, pidOf(c), "--duration=300ms", "--freq=997", flag)
 		r := <-received.requests
 		data := &profilespb.ProfilesData{ResourceProfiles: r.GetResourceProfiles(), Dictionary: r.GetDictionary()}
 		require.NoError(t, profile.Check(data))
