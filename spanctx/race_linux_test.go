@@ -340,25 +340,24 @@ func TestNote(t *testing.T) {
 	ctx, span := s.root()
 	var l live
 	require.True(t, s.p.find(span.SpanContext(), &l))
-	show := func(attached *[]Attachment, step chan bool) {
+	show := func(step chan bool) {
 		a := Attach(ctx)
 		step <- r.Shown() == l.ID
 		<-step
 		a.Detach()
 		close(step)
-		_ = attached
 	}
 	var steps []chan bool
 	for n := range 6 {
 		step := make(chan bool)
-		go show(nil, step)
+		go show(step)
 		assert.Equal(t, n < maxPlaces-1, <-step)
 		steps = append(steps, step)
 	}
 	steps[0] <- true
 	<-steps[0]
 	step := make(chan bool)
-	go show(nil, step)
+	go show(step)
 	assert.True(t, <-step, "one has made room")
 	assert.Equal(t, maxPlaces, s.places(l.ID))
 	span.End()
