@@ -169,7 +169,7 @@ func (p *Publisher) Shutdown(context.Context) error {
 }
 
 // Current returns the publisher whose context readers see now, such as the one
-// that [WithResource] has made, or nil.
+// that [WithResource] has made, or nil. It may be kept, and used, after its Shutdown.
 func Current() *Publisher {
 	process.mu.Lock()
 	defer process.mu.Unlock()

@@ -26,8 +26,8 @@ type table = spantable.Table[entry, pointers]
 
 type span = spantable.Span[entry, pointers]
 
-func newTable(small, large int, evict func(*span)) *table {
-	return spantable.New(small, large, evict, nil)
+func newTable(evict func(*span)) *table {
+	return spantable.New(spantable.Buckets, evict, nil)
 }
 
 // entry is what the table knows of a span, beside its ids. With those it takes one cache

@@ -19,9 +19,9 @@ import (
 
 	"github.com/otelctx/otelctx/internal/gorecord"
 	"github.com/otelctx/otelctx/internal/goruntime"
+	"github.com/otelctx/otelctx/internal/ringoption"
 	"github.com/otelctx/otelctx/internal/scope"
 	"github.com/otelctx/otelctx/internal/sdkspan"
-	"github.com/otelctx/otelctx/internal/spantable"
 	"github.com/otelctx/otelctx/resourcepublisher"
 	"github.com/otelctx/otelctx/ringbuf"
 )
@@ -97,7 +97,7 @@ func newSpanProcessor(c config) (_ *SpanProcessor, refusedKeys int, err error) {
 		return nil, 0, ErrAlreadyPublishing
 	}
 	p := &SpanProcessor{runtime: c.runtime}
-	p.table = newTable(spantable.SmallBuckets, spantable.LargeBuckets, p.evict)
+	p.table = newTable(p.evict)
 	keys, refusedKeys := p.keys.Load().Append(c.keys...)
 	p.keys.Store(keys)
 	defer func() {
@@ -105,9 +105,8 @@ func newSpanProcessor(c config) (_ *SpanProcessor, refusedKeys int, err error) {
 			err = errors.Join(err, p.closeRings())
 		}
 	}()
-	common := []ringbuf.Option{
-		ringbuf.WithCapacity(c.capacity), ringbuf.WithAttributeSpace(c.space), ringbuf.WithRuntime(c.runtime),
-	}
+	withRuntime, _ := ringoption.WithRuntime(c.runtime).(ringbuf.Option)
+	common := []ringbuf.Option{ringbuf.WithCapacity(c.capacity), ringbuf.WithAttributeSpace(c.space), withRuntime}
 	if c.threadSlots {
 		opts := common
 		if c.layout1 {

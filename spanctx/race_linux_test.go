@@ -18,6 +18,7 @@ import (
 
 	"github.com/otelctx/otelctx/internal/gorecord"
 	"github.com/otelctx/otelctx/internal/goruntime"
+	"github.com/otelctx/otelctx/internal/spantable"
 	"github.com/otelctx/otelctx/ringbuf"
 )
 
@@ -95,7 +96,7 @@ func TestOverlappingEnds(t *testing.T) {
 			s := serve(t, opts...)
 			if name == "few entries" {
 				// Entries are used again at once.
-				s.p.table = newTable(1, 1, s.p.evict)
+				s.p.table = fewEntries(s.p)
 			}
 			crew := newCrew(5, 1)
 			defer crew.close()
@@ -222,7 +223,7 @@ func TestGuestsShowNoParent(t *testing.T) {
 func TestEviction(t *testing.T) {
 	moreProcessors(t)
 	s := serve(t, everything(WithCapacity(64))...)
-	s.p.table = newTable(1, 1, s.p.evict)
+	s.p.table = fewEntries(s.p)
 	var all sync.WaitGroup
 	var shownOnce atomic.Int64
 	for range 12 {
@@ -266,11 +267,16 @@ func TestEviction(t *testing.T) {
 	s.p.table.All(func(l *span) { assert.Fail(t, "in the table", "%x", l.ID) })
 }
 
+// fewEntries is a table whose entries are used again at once.
+func fewEntries(p *SpanProcessor) *table {
+	return spantable.New([...]int{1, 1, 1}, p.evict, nil)
+}
+
 // An entry that is being evicted by somebody who does not get on with it: the end of the
 // span does not leave it at that.
 func TestEndWhileEvicted(t *testing.T) {
 	s := serve(t, everything()...)
-	s.p.table = newTable(1, 1, s.p.evict)
+	s.p.table = fewEntries(s.p)
 	apart(func() {
 		_, span := s.root()
 		var l live
@@ -303,7 +309,7 @@ func TestEndWhileEvicted(t *testing.T) {
 // alone.
 func TestNoteComesLate(t *testing.T) {
 	s := serve(t, everything(WithCapacity(4096))...)
-	s.p.table = newTable(1, 1, s.p.evict)
+	s.p.table = fewEntries(s.p)
 	r := s.p.rings[goroutineRing]
 	apart(func() {
 		for range 200 {

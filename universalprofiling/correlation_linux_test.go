@@ -274,6 +274,8 @@ func TestHostID(t *testing.T) {
 		handled := errorsHandled(t)
 		s := newService(t, WithResource(serviceResource(attribute.String("host.id", "mine"))))
 		s.send(registration(0))
+		// It is counted before it is told.
+		require.Eventually(t, func() bool { return len(handled()) > 0 }, 10*time.Second, time.Millisecond)
 		assert.Len(t, handled(), 1)
 	})
 	t.Run("is empty", func(t *testing.T) {

@@ -8,70 +8,69 @@
 
 #define _GNU_SOURCE
 #include <dirent.h>
+#include <err.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/uio.h>
 #include <unistd.h>
 
-struct bytes { const uint8_t *at, *end; };
 struct header { char signature[8]; uint32_t version, size; uint64_t published_at, payload; };
 struct ring { uint32_t magic, layout, capacity, slot_size, header_size, index; };
 struct slot {
-	uint64_t trace_id_high, trace_id_low, span_id;
-	uint8_t in_use, trace_flags; uint16_t attrs_size; uint32_t seq;
+	uint64_t trace_id_high, trace_id_low, span_id; uint8_t in_use, trace_flags; uint16_t attrs_size; uint32_t seq;
 	uint64_t owner_goid, local_root_span_id, m; uint32_t tid, sharing;
 };
-static pid_t pid;
+struct field { uint64_t value; const uint8_t *at, *end; }; // of protobuf: an integer, or bytes
 static uint8_t payload[65536];
-static struct ring ring;
-static uint64_t first_slot, m_procid, m_curg, g_goid; // an address and three offsets
+static struct field context = {0, payload, payload}; // the message in it
+static int mem; // the memory of the process
 
 static int read_at(uint64_t address, void *to, size_t size) {
-	struct iovec local = {to, size}, remote = {(void *)(uintptr_t)address, size};
-	return process_vm_readv(pid, &local, 1, &remote, 1, 0) == (ssize_t)size;
+	return pread(mem, to, size, (off_t)address) == (ssize_t)size;
+}
+static uint64_t number_at(uint64_t address, size_t size) {
+	uint64_t number = 0;
+	return read_at(address, &number, size) ? number : 0;
+}
+// Finds the first line with a text in a file of /proc/PID.
+static int find_line(const char *path, const char *text, char line[4096]) {
+	int found = 0;
+	FILE *file = fopen(path, "r");
+	while (file && !found && fgets(line, 4096, file)) found = strstr(line, text) != NULL;
+	if (file) fclose(file);
+	return found;
 }
 
-static uint64_t varint(struct bytes *b) {
-	uint64_t v = 0;
-	for (int shift = 0; b->at < b->end && shift < 64; shift += 7) {
-		v |= (uint64_t)(*b->at & 127) << shift;
-		if (*b->at++ < 128) return v;
+static uint64_t varint(struct field *message) {
+	uint64_t value = 0;
+	for (int shift = 0, more = 1; more && shift < 64 && message->at < message->end; shift += 7) {
+		value |= (uint64_t)(*message->at & 127) << shift;
+		more = *message->at++ & 128;
 	}
-	b->at = b->end; // It is cut off: nothing follows.
-	return 0;
+	return value;
 }
-// Takes the next field off a message and returns its number, or 0 if there is none.
-static uint64_t next(struct bytes *b, uint64_t *v, struct bytes *sub) {
-	uint64_t key = varint(b), type = key & 7, size = type == 1 ? 8 : type == 5 ? 4 : 0;
-	*v = type == 0 ? varint(b) : 0;
-	if (type == 2) size = varint(b);
-	if (type == 3 || type == 4 || type > 5 || size > (uint64_t)(b->end - b->at)) return 0;
-	*sub = (struct bytes){b->at, b->at + size};
-	b->at += size;
-	return key >> 3;
-}
-// Finds the last field of a number, or of those that are KeyValues the AnyValue of a key.
-static struct bytes find(struct bytes b, uint64_t number, const char *key, uint64_t *v) {
-	struct bytes found = {b.end, b.end}, sub;
-	for (uint64_t n, x; (n = next(&b, &x, &sub));) {
-		if (n != number) continue;
-		struct bytes name = key ? find(sub, 1, NULL, v) : sub;
-		if (key && ((size_t)(name.end - name.at) != strlen(key) || memcmp(name.at, key, strlen(key)))) continue;
-		found = key ? find(sub, 2, NULL, v) : sub;
-		*v = x;
+// Returns the last field of a number; with a key, the last of those KeyValues that has it.
+static struct field get(struct field message, uint64_t number, const char *key) {
+	struct field found = {0};
+	while (message.at < message.end) {
+		uint64_t tag = varint(&message), type = tag & 7, value = type == 0 || type == 2 ? varint(&message) : 0;
+		uint64_t size = type == 2 ? value : type == 1 ? 8 : type == 5 ? 4 : 0;
+		if (size > (uint64_t)(message.end - message.at)) break;
+		struct field f = {value, message.at, message.at + size}, name = key ? get(f, 1, NULL) : f;
+		size_t length = name.end - name.at;
+		if (tag >> 3 == number && (!key || (length == strlen(key) && !memcmp(name.at, key, length)))) found = f;
+		message.at = f.end;
 	}
 	return found;
 }
-static uint64_t integer(struct bytes message, const char *key) {
-	uint64_t v = 0;
-	find(find(message, 2, key, &v), 3, NULL, &v);
-	return v;
+static uint64_t integer(const char *key) {
+	return get(get(get(context, 2, key), 2, NULL), 3, NULL).value;
 }
 
-// Reads the process context at an address and returns its payload's size, or 0.
-static size_t read_context(uint64_t address) {
+// Reads the payload of the process context at an address and returns its size, or 0.
+static size_t read_payload(uint64_t address) {
 	for (int i = 0; i < 10; i++, usleep(500)) {
 		struct header h, again;
 		if (!read_at(address, &h, sizeof h) || memcmp(h.signature, "OTEL_CTX", 8) || h.version != 2) return 0;
@@ -80,73 +79,40 @@ static size_t read_context(uint64_t address) {
 	}
 	return 0;
 }
-static size_t find_context(void) {
-	char path[64], *line = NULL;
-	size_t room = 0, size = 0;
-	snprintf(path, sizeof path, "/proc/%d/maps", pid);
-	FILE *maps = fopen(path, "r");
-	while (!size && maps && getline(&line, &room, maps) > 0) {
-		uint64_t start; // of /memfd:OTEL_CTX, [anon_shmem:OTEL_CTX] or [anon:OTEL_CTX]
-		if (strstr(line, ":OTEL_CTX") && sscanf(line, "%" SCNx64, &start) == 1) size = read_context(start);
-	}
-	free(line);
-	if (maps) fclose(maps);
-	return size;
-}
-
-static int find_slots(struct bytes message) {
-	uint64_t address = integer(message, "threadlocal.slots.address");
-	m_procid = integer(message, "threadlocal.go.m_procid_offset");
-	m_curg = integer(message, "threadlocal.go.m_curg_offset");
-	g_goid = integer(message, "threadlocal.go.g_goid_offset");
-	if (!m_procid || !m_curg || !g_goid || !read_at(address, &ring, sizeof ring)) return 0;
-	first_slot = address + ring.header_size;
-	return ring.magic == 0x4F54454C && ring.layout == 2 && ring.index == 0 && ring.slot_size >= sizeof(struct slot) &&
-	       ring.capacity && !(ring.capacity & (ring.capacity - 1));
-}
-// Reads a thread's slot, and returns whether it shows a span of the goroutine that the
-// thread ran at a moment when it was shown.
-static int find_span(uint32_t tid, struct slot *s) {
-	uint64_t slot = first_slot + (uint64_t)(tid & (ring.capacity - 1)) * ring.slot_size, procid, curg, goid;
-	for (int i = 0; i < 8; i++) {
-		uint32_t seq, seq_after;
-		uint8_t in_use, in_use_after;
-		if (!read_at(slot + 0x1C, &seq, 4) || !read_at(slot + 0x18, &in_use, 1) || !read_at(slot, s, sizeof *s)) return 0;
-		int owned = s->tid == tid && s->span_id && (s->trace_id_high | s->trace_id_low) &&
-			    read_at(s->m + m_procid, &procid, 8) && procid == tid && read_at(s->m + m_curg, &curg, 8) &&
-			    read_at(curg + g_goid, &goid, 8) && goid == s->owner_goid;
-		if (!read_at(slot + 0x18, &in_use_after, 1) || !read_at(slot + 0x1C, &seq_after, 4)) return 0;
-		if (!in_use && !s->in_use && !in_use_after && seq == s->seq && seq == seq_after) return owned;
-	}
-	return 0;
-}
-// Returns the id by which a thread knows itself: that of the innermost PID namespace.
-static uint32_t own_id(int tid) {
-	char path[64], line[256], *last;
-	uint32_t own = tid;
-	snprintf(path, sizeof path, "/proc/%d/task/%d/status", pid, tid);
-	FILE *status = fopen(path, "r");
-	while (status && fgets(line, sizeof line, status))
-		if (!strncmp(line, "NSpid:", 6) && (last = strrchr(line, '\t'))) own = strtoul(last, NULL, 10);
-	if (status) fclose(status);
-	return own;
+// Prints the span in a thread's slot if its goroutine ran on the thread while it was there.
+static void show_span(const char *thread, uint32_t tid) {
+	struct ring ring;
+	struct slot s;
+	uint64_t address = integer("threadlocal.slots.address");
+	if (!read_at(address, &ring, sizeof ring) || ring.magic != 0x4F54454C || ring.layout != 2 || !ring.capacity) return;
+	address += ring.header_size + (uint64_t)(tid % ring.capacity) * ring.slot_size;
+	uint64_t seq = number_at(address + 0x1C, 4), in_use = number_at(address + 0x18, 1);
+	if (!read_at(address, &s, sizeof s)) return;
+	uint64_t procid = number_at(s.m + integer("threadlocal.go.m_procid_offset"), 8);
+	uint64_t curg = number_at(s.m + integer("threadlocal.go.m_curg_offset"), 8);
+	uint64_t goid = number_at(curg + integer("threadlocal.go.g_goid_offset"), 8);
+	in_use |= s.in_use | number_at(address + 0x18, 1);
+	if (in_use || s.seq != seq || number_at(address + 0x1C, 4) != seq) return; // It is being written.
+	if (s.span_id && (s.trace_id_high | s.trace_id_low) && s.tid == tid && procid == tid && goid && goid == s.owner_goid)
+		printf("thread %s trace %016" PRIx64 "%016" PRIx64 " span %016" PRIx64 " goroutine %" PRIu64 "\n", thread,
+		       s.trace_id_high, s.trace_id_low, s.span_id, goid);
 }
 
 int main(int argc, char **argv) {
-	char path[64];
-	struct slot s;
-	uint64_t v;
-	if (argc != 2 || (pid = atoi(argv[1])) <= 0) return fprintf(stderr, "usage: creader PID\n"), 2;
-	struct bytes message = {payload, payload + find_context()};
-	if (message.at == message.end) return fprintf(stderr, "creader: no process context to be read\n"), 1;
-	struct bytes name = find(find(find(message, 1, NULL, &v), 1, "service.name", &v), 1, NULL, &v);
+	char path[300], line[4096];
+	if (argc != 2) errx(2, "usage: creader PID");
+	snprintf(path, sizeof path, "/proc/%d", atoi(argv[1]));
+	if (chdir(path) || (mem = open("mem", O_RDONLY)) < 0) err(1, "%s", path);
+	if (find_line("maps", ":OTEL_CTX", line)) context.end += read_payload(strtoull(line, NULL, 16));
+	if (context.at == context.end) errx(1, "no process context to be read");
+	struct field name = get(get(get(get(context, 1, NULL), 1, "service.name"), 2, NULL), 1, NULL);
 	for (printf("service "); name.at < name.end; name.at++) putchar(*name.at < ' ' || *name.at > '~' ? '?' : *name.at);
 	putchar('\n');
-	snprintf(path, sizeof path, "/proc/%d/task", pid);
-	DIR *tasks = find_slots(message) ? opendir(path) : NULL;
-	for (struct dirent *e; tasks && (e = readdir(tasks));)
-		if (atoi(e->d_name) && find_span(own_id(atoi(e->d_name)), &s))
-			printf("thread %s trace %016" PRIx64 "%016" PRIx64 " span %016" PRIx64 " goroutine %" PRIu64 "\n", e->d_name,
-			       s.trace_id_high, s.trace_id_low, s.span_id, s.owner_goid);
+	DIR *tasks = opendir("task");
+	for (struct dirent *e; tasks && (e = readdir(tasks));) {
+		snprintf(path, sizeof path, "task/%s/status", e->d_name);
+		// Slots go by the id that a thread has for itself, in the innermost PID namespace.
+		if (e->d_name[0] != '.' && find_line(path, "NSpid:\t", line)) show_span(e->d_name, atoi(strrchr(line, '\t')));
+	}
 	return tasks ? closedir(tasks) : 0;
 }

@@ -205,6 +205,19 @@ func TestAgreesWithTheGoReader(t *testing.T) {
 	}
 }
 
+// The documentation says how short it is.
+func TestHasAHundredLinesOfCode(t *testing.T) {
+	source, err := os.ReadFile("creader.c")
+	require.NoError(t, err)
+	code := 0
+	for line := range strings.Lines(string(source)) {
+		if line = strings.TrimSpace(line); line != "" && !strings.HasPrefix(line, "//") {
+			code++
+		}
+	}
+	assert.LessOrEqual(t, code, 100)
+}
+
 func TestWithoutContext(t *testing.T) {
 	program := compile(t)
 	c := childproc.Start(t, "stranger", nil)
