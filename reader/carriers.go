@@ -363,9 +363,9 @@ func (v *threadView) addRing(memory ringbuf.Memory, a advertisement, kind Carrie
 		index = ringbuf.ByGoroutine
 	}
 	info, fields, ringErr := a.ring(prefix, index)
-	c := Carrier{Kind: kind, Source: Advertised, Ring: info, Err: errors.Join(ringErr)}
+	c := Carrier{Kind: kind, Source: Advertised, Ring: info, Err: ringErr}
 	var ring *ringbuf.View
-	if ringErr == nil {
+	if c.Err == nil {
 		ring, c.Err = ringbuf.NewView(memory, info, fields)
 	}
 	if c.Err == nil {

@@ -210,6 +210,15 @@ func (r *Ring) Shows(place Place, spanID uint64) bool {
 	return place != 0 && r.slots.Shows(uint32(place-1), spanID)
 }
 
+// ShownBy returns the id of the span that place shows if it is of the goroutine with this
+// id, else 0, also while it is being written. In layout 1 it is everybody's.
+func (r *Ring) ShownBy(place Place, goid uint64) uint64 {
+	if place == 0 {
+		return 0
+	}
+	return r.slots.ShownBy(uint32(place-1), goid)
+}
+
 // Shown returns the id of the span that the calling goroutine shows, on whatever
 // thread it stored it, or 0. Where goroutine ids are not known, and in layout 1, it
 // is the span that the calling thread shows.

@@ -270,6 +270,8 @@ func TestOneSlotForEachGoroutine(t *testing.T) {
 				before = r.Store(&one)
 				assert.Equal(t, Place(tid%65536+1), before)
 				assert.True(t, r.Shows(before, one.SpanID))
+				assert.Equal(t, one.SpanID, r.ShownBy(before, goroutineID()))
+				assert.Zero(t, r.ShownBy(before, goroutineID()+1))
 			}, func(tid int) {
 				if Place(tid%65536+1) == before {
 					return // it has stayed: to be tried again
@@ -674,6 +676,7 @@ func TestNoPlace(t *testing.T) {
 	r := newRing(t, WithCapacity(1))
 	assert.False(t, r.Replace(0, 0, nil))
 	assert.False(t, r.Shows(0, 0))
+	assert.Zero(t, r.ShownBy(0, 1))
 }
 
 func TestNothingAllocates(t *testing.T) {

@@ -314,9 +314,10 @@ func (v *View) belongs(s *Slot, id uint64) bool {
 // slot stood still, all that was read between the halves was so while the slot held
 // what it held. It is not safe for concurrent use.
 //
-// In layout 2 that is certain, since every write is counted. In layout 1 it is not: a
-// look finds the same twice, at its beginning and at its end, and the slot not being
-// written.
+// In layout 2 that is certain, since every write is counted, but for one: that a span was
+// taken back, which is its id alone, may not be. Then the slot held it until some moment
+// after the first half. In layout 1 it is not certain: a look finds the same twice, at its
+// beginning and at its end, and the slot not being written.
 type Look struct {
 	view   *View
 	number uint32

@@ -483,7 +483,9 @@ func (p *SpanProcessor) resume(l *span, record *gorecord.Record, here bool) {
 			if place == now || !r.Shows(place, l.ID) {
 				continue
 			}
-			if !ok || guest {
+			// It may be a guest's also where it is not noted so: the goroutine that
+			// started the span may have come late to note that it was there before.
+			if !ok || guest || r.ShownBy(place, e.origin.goid()) != l.ID {
 				r.Replace(place, l.ID, nil)
 			} else if r.Replace(place, l.ID, &span) {
 				parent.keep(i, r, place, parent.origin.goid() != e.origin.goid())

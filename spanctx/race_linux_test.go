@@ -217,6 +217,33 @@ func TestGuestsShowNoParent(t *testing.T) {
 	}
 }
 
+// The goroutine that started a span comes late to note that it shows it, where a guest
+// does meanwhile: the guest does not go on with the parent for that.
+func TestNoteOfTheHostComesLate(t *testing.T) {
+	s := serve(t, WithThreadSlots(false), WithGoroutineRecord(false), WithGoroutineSlots(true), WithCapacity(1))
+	r := s.p.rings[goroutineRing]
+	for _, elsewhere := range []bool{false, true} {
+		ctx, parent := s.root()
+		ctx, child := s.start(ctx)
+		var l live
+		require.True(t, s.p.find(child.SpanContext(), &l))
+		apart(func() {
+			a := Attach(ctx)
+			require.Equal(t, number(child), r.Shown())
+			require.True(t, l.note(goroutineRing, r, 1, false))
+			if elsewhere {
+				apart(func() { child.End() })
+				assert.Zero(t, r.Shown())
+				a.Detach()
+			}
+		})
+		child.End()
+		assert.Zero(t, s.places(number(parent)), "elsewhere: %v", elsewhere)
+		parent.End()
+		s.assertNowhere(t)
+	}
+}
+
 // More spans than the table has entries: those that have to give way are shown no more,
 // and none is after its end, though others may just be taking it back or have its entry
 // by now.
@@ -346,25 +373,24 @@ func TestNote(t *testing.T) {
 	ctx, span := s.root()
 	var l live
 	require.True(t, s.p.find(span.SpanContext(), &l))
-	show := func(attached *[]Attachment, step chan bool) {
+	show := func(step chan bool) {
 		a := Attach(ctx)
 		step <- r.Shown() == l.ID
 		<-step
 		a.Detach()
 		close(step)
-		_ = attached
 	}
 	var steps []chan bool
 	for n := range 6 {
 		step := make(chan bool)
-		go show(nil, step)
+		go show(step)
 		assert.Equal(t, n < maxPlaces-1, <-step)
 		steps = append(steps, step)
 	}
 	steps[0] <- true
 	<-steps[0]
 	step := make(chan bool)
-	go show(nil, step)
+	go show(step)
 	assert.True(t, <-step, "one has made room")
 	assert.Equal(t, maxPlaces, s.places(l.ID))
 	span.End()

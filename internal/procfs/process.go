@@ -35,10 +35,18 @@ func (f FS) PIDs() iter.Seq2[int, error] {
 			return
 		}
 		defer func() { _ = dir.Close() }()
+		ids(dir)(yield)
+	}
+}
+
+// ids yields the entries of a directory that are ids, in its order. It ends after the
+// first error.
+func ids(dir *os.File) iter.Seq2[int, error] {
+	return func(yield func(int, error) bool) {
 		for {
 			names, err := dir.Readdirnames(256)
 			for _, name := range names {
-				if pid, err := strconv.Atoi(name); err == nil && pid > 0 && !yield(pid, nil) {
+				if id, err := strconv.Atoi(name); err == nil && id > 0 && !yield(id, nil) {
 					return
 				}
 			}

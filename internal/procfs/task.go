@@ -29,18 +29,8 @@ func (p *Process) Threads() iter.Seq2[int, error] {
 			return
 		}
 		defer func() { _ = dir.Close() }()
-		for {
-			names, err := dir.Readdirnames(256)
-			for _, name := range names {
-				if tid, err := strconv.Atoi(name); err == nil && tid > 0 && !yield(tid, nil) {
-					return
-				}
-			}
-			if errors.Is(err, io.EOF) {
-				return
-			}
-			if err != nil {
-				yield(0, goneError(err))
+		for tid, err := range ids(dir) {
+			if !yield(tid, goneError(err)) {
 				return
 			}
 		}

@@ -32,8 +32,6 @@ type shape struct {
 	slotSize   int
 }
 
-func (s shape) String() string { return s.name }
-
 // shapes are all there are.
 func shapes() []shape {
 	all := []shape{{name: "layout 1", v1: true, slotSize: 32}}
