@@ -9,11 +9,8 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
-	"path/filepath"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/schollz/progressbar/v3"
@@ -84,7 +81,7 @@ func (c *recordCommand) Validate() error {
 func (c *recordCommand) Run(s streams) error {
 	// What cannot go well is known before there is anything to lose.
 	if c.Output != "" {
-		if _, err := os.Stat(filepath.Dir(c.Output)); err != nil {
+		if err := export.CheckFile(c.Output); err != nil {
 			return fmt.Errorf("--output: %w", err)
 		}
 	}
@@ -121,8 +118,8 @@ func (c *recordCommand) Run(s streams) error {
 
 // record records, and shows how far that is on a terminal.
 func (c *recordCommand) record(s streams) (*recording.Result, error) {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
+	ctx, release := untilInterrupted()
+	defer release()
 	config := recording.Config{
 		PID: c.PID, Duration: c.Duration, Version: version(),
 		Sampler: sampler.Config{Frequency: c.Frequency, KernelStacks: c.Kernel},
@@ -137,8 +134,6 @@ func (c *recordCommand) record(s streams) (*recording.Result, error) {
 			s.complainf("%v", err)
 		}
 	}
-	// From the first signal on the next one is nobody's but the system's.
-	context.AfterFunc(ctx, stop)
 	return recording.Record(ctx, config)
 }
 
