@@ -43,7 +43,7 @@ func WriteFile(path string, data *profilespb.ProfilesData) error {
 func CheckFile(path string) error {
 	path, regular := target(path)
 	if !regular {
-		f, err := os.OpenFile(path, os.O_WRONLY, 0)
+		f, err := os.OpenFile(path, os.O_WRONLY, 0) //nolint:gosec // G304: the user says where to write.
 		if err != nil {
 			return err
 		}
