@@ -17,9 +17,10 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// Span is what a slot shows: TraceIDHigh and TraceIDLow, SpanID and
-// LocalRootSpanID, each a W3C identifier read as a big-endian number, TraceFlags,
-// and Attributes in the encoding of OTEP 4947. The zero Span shows nothing.
+// Span is what a slot shows: TraceIDHigh and TraceIDLow, SpanID and LocalRootSpanID, each
+// a uint64 that is a W3C identifier, or a half of one, read as a big-endian number;
+// TraceFlags, a byte; and Attributes, a []byte in the encoding of OTEP 4947. [SpanOf] makes
+// one. The zero Span shows nothing.
 //
 // Of attributes that do not fit into the ring's attribute space all together, those that
 // do, one after the other, are shown. They are stored the quicker way if the capacity of
@@ -38,7 +39,8 @@ func SpanOf(traceID [16]byte, spanID, localRootSpanID [8]byte, traceFlags byte) 
 	}
 }
 
-// Place is a slot that a span was stored in; 0 is none.
+// Place is a slot that a span was stored in; 0 is none. It is of use to the ring that
+// returned it, and any goroutine may keep it and use it.
 type Place uint32
 
 // Ring is a ring of slots. [New] makes one. It is safe for concurrent use.
@@ -70,7 +72,7 @@ type Info struct {
 }
 
 // New returns a ring that shows nothing yet. Only those of its pages cost memory
-// that spans are stored in.
+// that spans are stored in. Its addresses stay in use until the process ends.
 //
 // The error names the option that cannot be met or the system call that failed, or
 // wraps [errors.ErrUnsupported]; then nothing is left behind.
@@ -226,7 +228,8 @@ func (r *Ring) Shown() uint64 {
 // Close takes the ring back: readers do not find it any more. Its addresses stay
 // mapped, to memory without a name, so that a writer that comes late, or was in the
 // middle of it, still has somewhere to write; nobody will read it. Closing again
-// does nothing.
+// does nothing. The error names the system call that failed: then the mapping is
+// still there, but no ring to readers any more.
 func (r *Ring) Close() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -96,7 +96,8 @@ func (a Attachment) Detach() {
 	}
 }
 
-// Go runs fn on a goroutine of its own, with the span of ctx attached.
+// Go runs fn with ctx on a goroutine of its own, with the span of ctx attached until fn
+// returns. It returns at once, and fn runs whether there is anything to show or not.
 func Go(ctx context.Context, fn func(context.Context)) {
 	go func() {
 		defer Attach(ctx).Detach()

@@ -26,8 +26,8 @@ type table = spantable.Table[entry, pointers]
 
 type span = spantable.Span[entry, pointers]
 
-func newTable(small, large int, evict func(*span)) *table {
-	return spantable.New(small, large, evict, nil)
+func newTable(evict func(*span)) *table {
+	return spantable.New(spantable.Buckets, evict, nil)
 }
 
 // entry is what the table knows of a span, beside its ids. With those it takes one cache
@@ -189,14 +189,25 @@ func (l *live) note(ring int, r *ringbuf.Ring, place ringbuf.Place, guest bool) 
 }
 
 // keep notes a place that l is shown at, or if its end would not find it there takes it
-// back.
+// back and returns false.
 //
 // It may be that the end looks at the places before this one is noted. The end changes
 // the version first and then looks; those who show the span show and note it first and
 // then look at the version: one of them sees the other.
-func (l *live) keep(ring int, r *ringbuf.Ring, place ringbuf.Place, guest bool) {
+func (l *live) keep(ring int, r *ringbuf.Ring, place ringbuf.Place, guest bool) bool {
 	if !l.note(ring, r, place, guest) || l.Changed() {
 		r.Replace(place, l.ID, nil)
+		return false
+	}
+	return true
+}
+
+// keepHere is keep for a place where the calling goroutine has just shown l. Before a
+// guest's place is noted, the end of l may take it for one of the goroutine that started
+// l, and go on there to the parent, which the guest is not in.
+func (l *live) keepHere(ring int, r *ringbuf.Ring, place ringbuf.Place, guest bool) {
+	if !l.keep(ring, r, place, guest) && guest {
+		r.Clear()
 	}
 }
 

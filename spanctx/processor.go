@@ -19,9 +19,9 @@ import (
 
 	"github.com/otelctx/otelctx/internal/gorecord"
 	"github.com/otelctx/otelctx/internal/goruntime"
+	"github.com/otelctx/otelctx/internal/ringoption"
 	"github.com/otelctx/otelctx/internal/scope"
 	"github.com/otelctx/otelctx/internal/sdkspan"
-	"github.com/otelctx/otelctx/internal/spantable"
 	"github.com/otelctx/otelctx/resourcepublisher"
 	"github.com/otelctx/otelctx/ringbuf"
 )
@@ -44,7 +44,8 @@ type SpanProcessor struct {
 	refused error
 
 	refusedKeys atomic.Int64
-	refusing    sync.Once
+	// toldRefused is whether the first of them have been reported.
+	toldRefused atomic.Bool
 
 	stopped  atomic.Bool
 	shutdown sync.Once
@@ -96,7 +97,7 @@ func newSpanProcessor(c config) (_ *SpanProcessor, refusedKeys int, err error) {
 		return nil, 0, ErrAlreadyPublishing
 	}
 	p := &SpanProcessor{runtime: c.runtime}
-	p.table = newTable(spantable.SmallBuckets, spantable.LargeBuckets, p.evict)
+	p.table = newTable(p.evict)
 	keys, refusedKeys := p.keys.Load().Append(c.keys...)
 	p.keys.Store(keys)
 	defer func() {
@@ -104,9 +105,8 @@ func newSpanProcessor(c config) (_ *SpanProcessor, refusedKeys int, err error) {
 			err = errors.Join(err, p.closeRings())
 		}
 	}()
-	common := []ringbuf.Option{
-		ringbuf.WithCapacity(c.capacity), ringbuf.WithAttributeSpace(c.space), ringbuf.WithRuntime(c.runtime),
-	}
+	withRuntime, _ := ringoption.WithRuntime(c.runtime).(ringbuf.Option)
+	common := []ringbuf.Option{ringbuf.WithCapacity(c.capacity), ringbuf.WithAttributeSpace(c.space), withRuntime}
 	if c.threadSlots {
 		opts := common
 		if c.layout1 {
@@ -213,9 +213,9 @@ func (p *SpanProcessor) refuse(keys int) {
 		return
 	}
 	p.refusedKeys.Add(int64(keys))
-	p.refusing.Do(func() {
+	if !p.toldRefused.Swap(true) {
 		otel.Handle(fmt.Errorf("publish attribute keys: %d of them are refused, there are %d already", keys, scope.MaxKeys))
-	})
+	}
 }
 
 // RefusedAttributeKeys returns how many keys were refused since there were 256 already;
@@ -471,7 +471,7 @@ func (p *SpanProcessor) resume(l *span, record *gorecord.Record, here bool) {
 				now = r.Store(&span)
 			}
 			if now != 0 {
-				parent.keep(i, r, now, parent.origin.goid() != goid)
+				parent.keepHere(i, r, now, parent.origin.goid() != goid)
 			}
 		}
 		at := &e.places[i]
@@ -539,7 +539,7 @@ func (p *SpanProcessor) show(ring int, l *live, attributes []byte, guest bool) {
 	l.show(&span)
 	span.Attributes = attributes
 	if place := r.Store(&span); place != 0 {
-		l.keep(ring, r, place, guest)
+		l.keepHere(ring, r, place, guest)
 	}
 }
 

@@ -18,6 +18,7 @@ import (
 
 	"github.com/otelctx/otelctx/internal/gorecord"
 	"github.com/otelctx/otelctx/internal/goruntime"
+	"github.com/otelctx/otelctx/internal/spantable"
 	"github.com/otelctx/otelctx/ringbuf"
 )
 
@@ -95,7 +96,7 @@ func TestOverlappingEnds(t *testing.T) {
 			s := serve(t, opts...)
 			if name == "few entries" {
 				// Entries are used again at once.
-				s.p.table = newTable(1, 1, s.p.evict)
+				s.p.table = fewEntries(s.p)
 			}
 			crew := newCrew(5, 1)
 			defer crew.close()
@@ -184,13 +185,45 @@ func testOverlappingEnds(t *testing.T, s *service, crew *crew, n int) bool {
 	return s.assertNowhere(t) && ok
 }
 
+// A goroutine that a span is attached to, in the slot that it was started in, does not go
+// on with its parent, as the goroutine does that started it.
+func TestGuestsShowNoParent(t *testing.T) {
+	moreProcessors(t)
+	for name, opts := range map[string][]Option{
+		"threads":    {WithCapacity(1), WithGoroutineRecord(false)},
+		"goroutines": {WithCapacity(1), WithGoroutineRecord(false), WithThreadSlots(false), WithGoroutineSlots(true)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := serve(t, opts...)
+			crew := newCrew(2, 1)
+			defer crew.close()
+			for range max(20_000, scaled(100_000)) {
+				ctx, parent := s.root()
+				ctx, child := s.start(ctx)
+				crew.run(func(func()) { child.End() }, func(func()) {
+					Attach(ctx).Detach()
+					for _, r := range s.p.rings {
+						if r != nil && r.Shown() != 0 {
+							t.Errorf("the guest shows %x after it has gone, its host's parent is %x", r.Shown(), number(parent))
+						}
+					}
+				})
+				parent.End()
+				if t.Failed() {
+					return
+				}
+			}
+		})
+	}
+}
+
 // More spans than the table has entries: those that have to give way are shown no more,
 // and none is after its end, though others may just be taking it back or have its entry
 // by now.
 func TestEviction(t *testing.T) {
 	moreProcessors(t)
 	s := serve(t, everything(WithCapacity(64))...)
-	s.p.table = newTable(1, 1, s.p.evict)
+	s.p.table = fewEntries(s.p)
 	var all sync.WaitGroup
 	var shownOnce atomic.Int64
 	for range 12 {
@@ -234,11 +267,16 @@ func TestEviction(t *testing.T) {
 	s.p.table.All(func(l *span) { assert.Fail(t, "in the table", "%x", l.ID) })
 }
 
+// fewEntries is a table whose entries are used again at once.
+func fewEntries(p *SpanProcessor) *table {
+	return spantable.New([...]int{1, 1, 1}, p.evict, nil)
+}
+
 // An entry that is being evicted by somebody who does not get on with it: the end of the
 // span does not leave it at that.
 func TestEndWhileEvicted(t *testing.T) {
 	s := serve(t, everything()...)
-	s.p.table = newTable(1, 1, s.p.evict)
+	s.p.table = fewEntries(s.p)
 	apart(func() {
 		_, span := s.root()
 		var l live
@@ -271,7 +309,7 @@ func TestEndWhileEvicted(t *testing.T) {
 // alone.
 func TestNoteComesLate(t *testing.T) {
 	s := serve(t, everything(WithCapacity(4096))...)
-	s.p.table = newTable(1, 1, s.p.evict)
+	s.p.table = fewEntries(s.p)
 	r := s.p.rings[goroutineRing]
 	apart(func() {
 		for range 200 {

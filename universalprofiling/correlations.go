@@ -199,21 +199,32 @@ func (i *Integration) correlate(m wire.ProfilingCorrelation) {
 		return
 	}
 	k := transactionKey{number(m.TraceID[:8]), number(m.TraceID[8:]), number(m.TransactionID[:])}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	var l live
-	if !findRoot(c.table, k.traceIDHigh, k.traceIDLow, k.id, &l) || l.origin.flags()&sampled == 0 {
+	known, added := c.addIfKnown(k, m.StackTraceID, int(m.Count))
+	if !known {
 		c.counters.unknownTransactions.Add(1)
 		return
 	}
 	c.counters.correlations.Add(1)
-	if !c.add(k, m.StackTraceID, int(m.Count)) {
+	if !added {
 		c.counters.dropped.Add(uint64(m.Count))
+		// Without the lock: who is told may trace that, and export it at once.
 		i.warned.once(warnSamples, errors.New("more samples than there is room for: transactions will not have all of them"))
 	}
 }
 
-// add adds so many samples of a stack trace to a transaction, all or none.
+// addIfKnown adds so many samples of a stack trace to a transaction, if it is known and
+// there is room for them.
+func (c *correlations) addIfKnown(k transactionKey, stackTrace [16]byte, count int) (known, added bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var l live
+	if !findRoot(c.table, k.traceIDHigh, k.traceIDLow, k.id, &l) || l.origin.flags()&sampled == 0 {
+		return false, false
+	}
+	return true, c.add(k, stackTrace, count)
+}
+
+// add adds them, all or none. mu is held.
 func (c *correlations) add(k transactionKey, stackTrace [16]byte, count int) bool {
 	if count == 0 {
 		return true

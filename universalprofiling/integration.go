@@ -109,7 +109,7 @@ func newIntegration(s settings) (_ *Integration, err error) {
 	i := &Integration{
 		settings: s, runtime: s.runtime, received: make(chan struct{}),
 	}
-	i.table = newTable(spantable.SmallBuckets, spantable.LargeBuckets, i.evict)
+	i.table = newTable(i.evict)
 	i.correlations.start(i.table, s)
 	// A profiler that reads the storage has to find the socket there.
 	if i.socket, err = listen(socketDirs(s.socketDir)); err != nil {

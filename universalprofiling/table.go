@@ -18,8 +18,8 @@ type table = spantable.Table[entry, struct{}]
 
 type span = spantable.Span[entry, struct{}]
 
-func newTable(small, large int, evict func(*span)) *table {
-	return spantable.New(small, large, evict, func(e *entry) bool {
+func newTable(evict func(*span)) *table {
+	return spantable.New(spantable.Buckets, evict, func(e *entry) bool {
 		return origin(atomic.LoadUint64((*uint64)(&e.origin)))&ended != 0
 	})
 }

@@ -6,6 +6,7 @@ package main
 import (
 	"errors"
 	"io/fs"
+	"strconv"
 	"strings"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/sampler"
@@ -39,7 +40,7 @@ wrote over its memory, is at fault.`
 	case errors.Is(err, reader.ErrBusy):
 		return `Try again. If that goes on, the process updates its context all the time, or stopped in the midst of an update.`
 	case errors.Is(err, errors.ErrUnsupported):
-		return "Process contexts can only be read on Linux, and recorded there from 5.11 on, with BTF, on amd64 and arm64."
+		return "Process contexts can only be read on Linux, and recorded there from 5.10 on (arm64: 5.12), with BTF, on amd64 and arm64."
 	default:
 		return ""
 	}
@@ -56,7 +57,24 @@ func samplingAdvice(proc fs.FS) string {
 	return `Recording takes the capabilities CAP_BPF and CAP_PERFMON. Root has them (try sudo), or give them to the command:
     sudo setcap cap_bpf,cap_perfmon+ep "$(command -v otelctx)"
 With these it records processes of the same user; add cap_sys_ptrace for those of others. In a container they are to be
-given to the container, and count if that is not in a user namespace of its own. ` + "\n" + permissionAdvice(proc)
+given to the container, and count if that is not in a user namespace of its own. ` + "\n" + paranoia(proc) + permissionAdvice(proc)
+}
+
+// paranoia says what more recording takes where the kernel.perf_event_paranoid setting is
+// one that Debian and its kin have added to the kernel's, or nothing.
+func paranoia(proc fs.FS) string {
+	const name = "sys/kernel/perf_event_paranoid"
+	b, err := fs.ReadFile(proc, name)
+	if err != nil {
+		return ""
+	}
+	setting := strings.TrimSpace(string(b))
+	if n, err := strconv.Atoi(setting); err != nil || n <= 2 {
+		return ""
+	}
+	return "/proc/" + name + " is " + setting + `, of which the kernels of Debian and Ubuntu make that CAP_PERFMON does not count: there it takes root
+(CAP_SYS_ADMIN), or to set it to 2.
+`
 }
 
 // yamaState says what the Yama security module does to processes of the same user.

@@ -7,11 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"strings"
 	"testing"
 	"testing/fstest"
 
 	"github.com/stretchr/testify/assert"
 
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/sampler"
 	"github.com/otelctx/otelctx/reader"
 )
 
@@ -38,6 +40,22 @@ func TestPermissionAdviceNamesThePtraceScope(t *testing.T) {
 func TestPermissionAdviceWhenTheScopeCannotBeRead(t *testing.T) {
 	proc := fstest.MapFS{"sys/kernel/yama/ptrace_scope": {Mode: fs.ModeDir}} // A directory cannot.
 	assert.Contains(t, permissionAdvice(proc), "cannot be read")
+}
+
+func TestSamplingAdviceNamesTheParanoia(t *testing.T) {
+	for setting, named := range map[string]bool{"": false, "-1\n": false, "2\n": false, "3\n": true, "4\n": true, "none\n": false} {
+		proc := fstest.MapFS{}
+		if setting != "" {
+			proc["sys/kernel/perf_event_paranoid"] = &fstest.MapFile{Data: []byte(setting)}
+		}
+		got := advice(fmt.Errorf("open: %w", sampler.ErrNotPermitted), proc)
+		assert.Contains(t, got, "CAP_PERFMON")
+		if named {
+			assert.Contains(t, got, "/proc/sys/kernel/perf_event_paranoid is "+strings.TrimSpace(setting)+", ")
+		} else {
+			assert.NotContains(t, got, "perf_event_paranoid")
+		}
+	}
 }
 
 func TestUnsupportedPlatform(t *testing.T) {

@@ -41,7 +41,7 @@ const (
 
 // How long to wait for what happens soon, and how often to look.
 const (
-	patience = 10 * time.Second
+	patience = time.Minute
 	tick     = 5 * time.Millisecond
 )
 

@@ -31,6 +31,7 @@ func TestMain(m *testing.M) {
 		roleStalling:  stallingRole,
 		roleHidden:    hiddenRole,
 		roleWorker:    workerRole,
+		roleFiltered:  filteredRole,
 		burner.Role:   burner.Run,
 	})
 }

@@ -112,6 +112,9 @@ func TestMatrix(t *testing.T) {
 			},
 		)
 	}
+	if err := program("go")(); err != nil {
+		t.Skipf("no go tool: %v", err)
+	}
 	for _, m := range modes {
 		t.Run(m.name, func(t *testing.T) {
 			if testing.Short() && m.name != "static" {

@@ -5,9 +5,9 @@
 // goroutine, needs to find what its start has left. A [Table] has room for so many spans
 // and no more, allocates nothing once it is there, and has no locks.
 //
-// It is two tables, for the sake of the processor's caches: a small one that most
-// services never fill, and a large one for what does not fit. A span's id tells the
-// bucket that it is in. Where the large one has no room either, the span that matters
+// It is several tables, for the sake of the processor's caches: a small one that fits into
+// the first of them, and larger ones for what does not fit there. A span's id tells the
+// bucket that it is in. Where the last one has no room either, the span that matters
 // least of those in question gives way: spans that are never ended cost others nothing.
 //
 // # Who may do what
@@ -24,14 +24,15 @@ import (
 	"github.com/otelctx/otelctx/internal/ordered"
 )
 
-// How large the tables are that [New] makes for a service.
+// Buckets is how many each of the tables has that [New] makes for a service: for 256
+// spans, for 2,048 and for 65,536.
+var Buckets = [levels]int{1 << 5, 1 << 8, 1 << 13}
+
 const (
-	SmallBuckets = 1 << 8
-	LargeBuckets = 1 << 13
-
 	// Room is for how many spans there is room then.
-	Room = (SmallBuckets + LargeBuckets) * ways
+	Room = (1<<5 + 1<<8 + 1<<13) * ways
 
+	levels    = 3
 	ways      = 8
 	tickEvery = 64
 )
@@ -40,40 +41,42 @@ const (
 // those that there are. They are apart because the garbage collector looks through memory
 // that has pointers. [New] makes one. It is safe for concurrent use.
 type Table[E, P any] struct {
-	small, large half[E, P]
-	evict        func(*Span[E, P])
-	spare        func(*E) bool
-	// spilled is set once the large one has been used.
-	spilled atomic.Bool
+	levels [levels]level[E, P]
+	// used is how many of them have been used.
+	used  atomic.Int32
+	evict func(*Span[E, P])
+	spare func(*E) bool
 	// tick is the age of the table, in units of about tickEvery spans.
 	tick atomic.Uint64
 }
 
-// New returns a table of so many buckets, each a power of two. A span that has to give way
-// to another one is told to evict, with its entry claimed. Of several the oldest does, or
-// if spare is not nil the oldest of those of which it says that they can be spared.
-func New[E, P any](small, large int, evict func(*Span[E, P]), spare func(*E) bool) *Table[E, P] {
-	t := &Table[E, P]{small: newHalf[E, P](1, small), evict: evict, spare: spare}
-	t.large = newHalf[E, P](t.small.first+uint64(len(t.small.entries)), large)
+// New returns a table whose levels have so many buckets, each a power of two. A span that
+// has to give way to another one is told to evict, with its entry claimed. Of several the
+// oldest does, or if spare is not nil the oldest of those of which it says that they can be
+// spared.
+func New[E, P any](buckets [levels]int, evict func(*Span[E, P]), spare func(*E) bool) *Table[E, P] {
+	t := &Table[E, P]{evict: evict, spare: spare}
+	first := uint64(1)
+	for i, n := range buckets {
+		t.levels[i] = level[E, P]{
+			first:    first,
+			buckets:  make([]bucket, n),
+			entries:  make([]entry[E], n*ways),
+			pointers: make([]P, n*ways),
+		}
+		first += uint64(n * ways)
+	}
+	t.used.Store(1)
 	return t
 }
 
-// half is one of the two tables.
-type half[E, P any] struct {
-	// first is the number of the first entry, of those of both tables.
+// level is one of the tables.
+type level[E, P any] struct {
+	// first is the number of the first entry, of those of all levels.
 	first    uint64
 	buckets  []bucket
 	entries  []entry[E]
 	pointers []P
-}
-
-func newHalf[E, P any](first uint64, buckets int) half[E, P] {
-	return half[E, P]{
-		first:    first,
-		buckets:  make([]bucket, buckets),
-		entries:  make([]entry[E], buckets*ways),
-		pointers: make([]P, buckets*ways),
-	}
 }
 
 // bucket says which spans are in its entries.
@@ -168,60 +171,78 @@ func (s *Span[E, P]) next() uint64 { return s.At>>32<<32 | uint64(uint32(s.At)+2
 // it is there. If it is not, what s holds means nothing. Nothing keeps a span id from
 // being used in two traces; one whose id is 0 stands for all.
 func (t *Table[E, P]) Find(traceIDHigh, traceIDLow, id uint64, s *Span[E, P]) bool {
-	return t.small.find(traceIDHigh, traceIDLow, id, s) ||
-		t.spilled.Load() && t.large.find(traceIDHigh, traceIDLow, id, s)
+	for i := range t.inUse() {
+		if t.levels[i].find(traceIDHigh, traceIDLow, id, s) {
+			return true
+		}
+	}
+	return false
 }
 
 // Take is Find and Claim in one.
 func (t *Table[E, P]) Take(traceIDHigh, traceIDLow, id uint64, s *Span[E, P]) bool {
-	return t.small.take(traceIDHigh, traceIDLow, id, s) ||
-		t.spilled.Load() && t.large.take(traceIDHigh, traceIDLow, id, s)
+	// That it has the version still means that all of this was the span's.
+	return t.Find(traceIDHigh, traceIDLow, id, s) && s.Claim()
 }
 
 // Follow is Find for a Ref.
 func (t *Table[E, P]) Follow(r Ref, s *Span[E, P]) bool {
-	h, n := &t.small, uint64(r)&refMask
-	if n >= t.large.first {
-		h = &t.large
+	n := uint64(r) & refMask
+	l := &t.levels[0]
+	for i := 1; i < levels && n >= t.levels[i].first; i++ {
+		l = &t.levels[i]
 	}
-	n -= h.first
-	h.point(n/ways, int(n%ways), s)
+	n -= l.first
+	l.point(n/ways, int(n%ways), s)
 	s.ID = atomic.LoadUint64(&s.cell.key)
 	return s.Ref() == r
 }
 
 // Reserve claims an entry for a new span with this id, for Commit or Free. It returns
-// false if all entries that it may be in are being changed just now.
+// false if all entries that it may be in are being changed just now, or the id is 0.
 func (t *Table[E, P]) Reserve(id uint64, s *Span[E, P]) bool {
 	now := t.tick.Load()
 	if id%tickEvery == 0 {
+		if id == 0 {
+			return false // no entry could be told from a free one
+		}
 		now = t.tick.Add(1)
 	}
 	s.ID = id
-	if !t.small.reserve(s) {
-		if !t.spilled.Load() {
-			t.spilled.Store(true)
-		}
-		if !t.large.reserve(s) && !t.large.displace(t, s) {
-			return false
-		}
+	if !t.reserve(s) && !t.levels[levels-1].displace(t, s) {
+		return false
 	}
 	s.At = now<<32 | uint64(uint32(s.next()))
 	return true
 }
 
+func (t *Table[E, P]) reserve(s *Span[E, P]) bool {
+	for i := range t.levels {
+		for used := t.used.Load(); used <= int32(i); used = t.used.Load() {
+			t.used.CompareAndSwap(used, used+1)
+		}
+		if t.levels[i].reserve(s) {
+			return true
+		}
+	}
+	return false
+}
+
+func (t *Table[E, P]) inUse() int { return int(t.used.Load()) }
+
 // Claimed calls f for entries that hold the span with this id and that somebody has
 // claimed: what they hold may be about to be another span's.
 func (t *Table[E, P]) Claimed(id uint64, f func(*Span[E, P])) {
-	for _, h := range []*half[E, P]{&t.small, &t.large} {
-		b := h.bucket(id)
+	for i := range t.levels {
+		l := &t.levels[i]
+		b := l.bucket(id)
 		for way := range ways {
-			c := &h.buckets[b][way]
+			c := &l.buckets[b][way]
 			if atomic.LoadUint64(&c.key) != id || atomic.LoadUint64(&c.version)&1 == 0 {
 				continue
 			}
 			s := Span[E, P]{ID: id}
-			h.point(b, way, &s)
+			l.point(b, way, &s)
 			f(&s)
 		}
 	}
@@ -229,11 +250,12 @@ func (t *Table[E, P]) Claimed(id uint64, f func(*Span[E, P])) {
 
 // All calls f for every span that there is.
 func (t *Table[E, P]) All(f func(*Span[E, P])) {
-	for _, h := range []*half[E, P]{&t.small, &t.large} {
-		for b := range h.buckets {
+	for i := range t.levels {
+		l := &t.levels[i]
+		for b := range l.buckets {
 			for way := range ways {
 				var s Span[E, P]
-				h.point(uint64(b), way, &s)
+				l.point(uint64(b), way, &s)
 				if s.ID = atomic.LoadUint64(&s.cell.key); s.ID != 0 && s.At&1 == 0 {
 					f(&s)
 				}
@@ -243,17 +265,17 @@ func (t *Table[E, P]) All(f func(*Span[E, P])) {
 }
 
 // bucket returns the number of the bucket that an id may be in.
-func (h *half[E, P]) bucket(id uint64) uint64 {
+func (l *level[E, P]) bucket(id uint64) uint64 {
 	// Ids are random, as W3C asks; multiplying serves generators that count.
 	const spread = 0x9E3779B97F4A7C15
-	return id * spread >> 32 & uint64(len(h.buckets)-1)
+	return id * spread >> 32 & uint64(len(l.buckets)-1)
 }
 
 // point has s be about an entry, as of its version now.
-func (h *half[E, P]) point(b uint64, way int, s *Span[E, P]) {
+func (l *level[E, P]) point(b uint64, way int, s *Span[E, P]) {
 	n := b*ways + uint64(way)
-	s.cell, s.entry, s.pointers = &h.buckets[b][way], &h.entries[n], &h.pointers[n]
-	s.number = h.first + n
+	s.cell, s.entry, s.pointers = &l.buckets[b][way], &l.entries[n], &l.pointers[n]
+	s.number = l.first + n
 	s.At = atomic.LoadUint64(&s.cell.version)
 }
 
@@ -267,51 +289,44 @@ func (s *Span[E, P]) is(traceIDHigh, traceIDLow, id uint64) bool {
 	return low == traceIDLow && high == traceIDHigh || traceIDHigh|traceIDLow == 0
 }
 
-func (h *half[E, P]) find(traceIDHigh, traceIDLow, id uint64, s *Span[E, P]) bool {
+func (l *level[E, P]) find(traceIDHigh, traceIDLow, id uint64, s *Span[E, P]) bool {
 	if id == 0 {
 		return false
 	}
-	b := h.bucket(id)
+	b := l.bucket(id)
 	s.ID = id
 	for way := range ways {
-		if atomic.LoadUint64(&h.buckets[b][way].key) != id {
+		if atomic.LoadUint64(&l.buckets[b][way].key) != id {
 			continue
 		}
-		if h.point(b, way, s); s.is(traceIDHigh, traceIDLow, id) {
+		if l.point(b, way, s); s.is(traceIDHigh, traceIDLow, id) {
 			return true
 		}
 	}
 	return false
 }
 
-func (h *half[E, P]) take(traceIDHigh, traceIDLow, id uint64, s *Span[E, P]) bool {
-	// That it has the version still means that all of this was the span's.
-	return h.find(traceIDHigh, traceIDLow, id, s) && s.Claim()
-}
-
 // reserve claims a free entry, if there is one.
-func (h *half[E, P]) reserve(s *Span[E, P]) bool {
-	b := h.bucket(s.ID)
+func (l *level[E, P]) reserve(s *Span[E, P]) bool {
+	b := l.bucket(s.ID)
 	for way := range ways {
-		if atomic.LoadUint64(&h.buckets[b][way].key) != 0 {
+		if atomic.LoadUint64(&l.buckets[b][way].key) != 0 {
 			continue
 		}
-		if h.point(b, way, s); !s.Claim() {
-			continue
-		}
-		if atomic.LoadUint64(&s.cell.key) == 0 {
+		// It is claimed as of a version that it was free in: a span that has come since
+		// is nobody's to claim, not even for a moment.
+		if l.point(b, way, s); atomic.LoadUint64(&s.cell.key) == 0 && s.Claim() {
 			return true
 		}
-		s.Release()
 	}
 	return false
 }
 
 // displace claims the entry of a span that has to give way.
-func (h *half[E, P]) displace(t *Table[E, P], s *Span[E, P]) bool {
-	b := h.bucket(s.ID)
+func (l *level[E, P]) displace(t *Table[E, P], s *Span[E, P]) bool {
+	b := l.bucket(s.ID)
 	for range ways {
-		h.point(b, h.victim(b, t.spare), s)
+		l.point(b, l.victim(b, t.spare), s)
 		if !s.Claim() {
 			continue
 		}
@@ -328,15 +343,15 @@ func (h *half[E, P]) displace(t *Table[E, P], s *Span[E, P]) bool {
 
 // victim returns the entry of a bucket for a new span: a free one, or that of the oldest
 // span, or of the oldest that can be spared.
-func (h *half[E, P]) victim(b uint64, spare func(*E) bool) int {
+func (l *level[E, P]) victim(b uint64, spare func(*E) bool) int {
 	victim, least := 0, ^uint64(0)
 	for way := range ways {
-		c := &h.buckets[b][way]
+		c := &l.buckets[b][way]
 		if atomic.LoadUint64(&c.key) == 0 {
 			return way
 		}
 		rank := atomic.LoadUint64(&c.version) >> 32
-		if spare != nil && !spare(&h.entries[b*ways+uint64(way)].data) {
+		if spare != nil && !spare(&l.entries[b*ways+uint64(way)].data) {
 			rank |= 1 << 32
 		}
 		if rank < least {

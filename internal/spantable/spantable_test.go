@@ -24,9 +24,9 @@ type testTable struct {
 
 type testSpan = Span[payload, atomic.Pointer[payload]]
 
-func newTestTable(small, large int, spare func(*payload) bool) *testTable {
+func newTestTable(buckets [levels]int, spare func(*payload) bool) *testTable {
 	t := &testTable{}
-	t.Table = New(small, large, func(s *testSpan) { t.evicted = append(t.evicted, s.ID) }, spare)
+	t.Table = New(buckets, func(s *testSpan) { t.evicted = append(t.evicted, s.ID) }, spare)
 	return t
 }
 
@@ -54,7 +54,7 @@ func (tt *testTable) ids() (ids []uint64) {
 }
 
 func TestLifeOfASpan(t *testing.T) {
-	tt := newTestTable(2, 2, nil)
+	tt := newTestTable([levels]int{2, 2, 2}, nil)
 	s := tt.add(t, 1, 7)
 	assert.True(t, tt.has(1, 7))
 	assert.False(t, tt.has(2, 7), "another trace's")
@@ -104,21 +104,21 @@ func TestWhoGivesWay(t *testing.T) {
 		"the oldest if none of them": func(*payload) bool { return false },
 	} {
 		t.Run(name, func(t *testing.T) {
-			tt := newTestTable(1, 1, spare)
+			tt := newTestTable([levels]int{1, 1, 1}, spare)
 			// Ids that are multiples of tickEvery make the table older.
 			var ids []uint64
-			for i := range uint64(2 * ways) {
+			for i := range uint64(levels * ways) {
 				id := (i+1)*tickEvery | i%2
 				tt.tick.Add(1)
 				ids = append(ids, id)
 				tt.add(t, 1, id)
 			}
 			assert.Empty(t, tt.evicted)
-			assert.True(t, tt.spilled.Load())
+			assert.EqualValues(t, levels, tt.used.Load())
 			assert.ElementsMatch(t, ids, tt.ids())
-			want := ids[ways] // the first in the large table, and even
+			want := ids[(levels-1)*ways] // the first in the last level, and even
 			if name == "the oldest that can" {
-				want = ids[ways+1]
+				want = ids[(levels-1)*ways+1]
 			}
 			tt.add(t, 1, 1<<40)
 			assert.Equal(t, []uint64{want}, tt.evicted)
@@ -129,9 +129,9 @@ func TestWhoGivesWay(t *testing.T) {
 }
 
 func TestNoEntryIsFree(t *testing.T) {
-	tt := newTestTable(1, 1, nil)
+	tt := newTestTable([levels]int{1, 1, 1}, nil)
 	var held []testSpan
-	for i := range uint64(2 * ways) {
+	for i := range uint64(levels * ways) {
 		s := tt.add(t, 1, i+1)
 		require.True(t, s.Claim())
 		held = append(held, s)
@@ -142,17 +142,23 @@ func TestNoEntryIsFree(t *testing.T) {
 	assert.True(t, tt.Reserve(100, &s))
 	s.Free()
 	assert.Empty(t, tt.ids())
+	assert.False(t, tt.Reserve(0, &s), "no id")
 }
 
 // A Ref counts in the table that the entry is in, at its limits too.
 func TestRefs(t *testing.T) {
-	tt := newTestTable(SmallBuckets, LargeBuckets, nil)
-	assert.Len(t, tt.small.entries, SmallBuckets*ways)
-	for _, h := range []*half[payload, atomic.Pointer[payload]]{&tt.small, &tt.large} {
-		for _, b := range []uint64{0, uint64(len(h.buckets) - 1)} {
+	tt := newTestTable(Buckets, nil)
+	entries := 0
+	for i := range tt.levels {
+		entries += len(tt.levels[i].entries)
+	}
+	assert.Equal(t, Room, entries)
+	for i := range tt.levels {
+		l := &tt.levels[i]
+		for _, b := range []uint64{0, uint64(len(l.buckets) - 1)} {
 			for _, way := range []int{0, ways - 1} {
 				var s, found testSpan
-				h.point(b, way, &s)
+				l.point(b, way, &s)
 				s.cell.key, s.cell.version, s.At = 5, 1<<40|2, 1<<40|2
 				require.True(t, tt.Follow(s.Ref(), &found))
 				assert.Same(t, s.entry, found.entry)
@@ -164,7 +170,7 @@ func TestRefs(t *testing.T) {
 }
 
 func TestNothingIsAllocated(t *testing.T) {
-	tt := newTestTable(SmallBuckets, LargeBuckets, nil)
+	tt := newTestTable(Buckets, nil)
 	var s testSpan
 	assert.Zero(t, testing.AllocsPerRun(100, func() {
 		tt.Reserve(7, &s)
@@ -180,7 +186,7 @@ func TestNothingIsAllocated(t *testing.T) {
 // What is found is one span's, or was changed.
 func TestManyAtOnce(t *testing.T) {
 	for _, buckets := range []int{1, 64} {
-		tt := New(buckets, buckets, func(*Span[payload, struct{}]) {}, nil)
+		tt := New([levels]int{buckets, buckets, buckets}, func(*Span[payload, struct{}]) {}, nil)
 		var wg sync.WaitGroup
 		var stop atomic.Bool
 		var found atomic.Int64
@@ -230,4 +236,33 @@ func TestManyAtOnce(t *testing.T) {
 		}
 		wg.Wait()
 	}
+}
+
+// An entry that holds a span is the span's alone until that gives way: whoever looks for
+// a free one does not touch it, not even for a moment, in which its end would miss it.
+func TestALiveSpanIsLeftAlone(t *testing.T) {
+	tt := newTestTable([levels]int{1, 1, 1}, nil)
+	for i := range uint64(ways - 1) {
+		tt.add(t, 1, 100+i) // leaves one entry to fight for
+	}
+	var wg sync.WaitGroup
+	for g := range uint64(4) {
+		wg.Go(func() {
+			for range 500_000 {
+				s := testSpan{ID: g + 1}
+				if !tt.levels[0].reserve(&s) {
+					continue
+				}
+				s.At = s.next()
+				s.Commit(1, 1)
+				var found testSpan
+				if !tt.Take(1, 1, g+1, &found) || found.At != s.At {
+					t.Error("somebody has claimed it")
+					return
+				}
+				found.Free()
+			}
+		})
+	}
+	wg.Wait()
 }

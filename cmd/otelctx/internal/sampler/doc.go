@@ -9,8 +9,9 @@
 // process: the goroutine that it runs is found where the thread itself finds it, and
 // stands still.
 //
-// It needs Linux 5.11 (arm64: 5.12) with BTF, and the capabilities CAP_BPF and
-// CAP_PERFMON. Elsewhere [Open] returns an error that wraps [errors.ErrUnsupported].
+// It needs Linux 5.10 (arm64: 5.12) with BTF, and the capabilities CAP_BPF and
+// CAP_PERFMON; before 5.11 CAP_SYS_RESOURCE too, or as much memory that may be locked as
+// its maps take. Elsewhere [Open] returns an error that wraps [errors.ErrUnsupported].
 package sampler
 
 // The objects and the code around them are committed, so that building takes no

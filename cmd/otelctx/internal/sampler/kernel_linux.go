@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"os"
 	"strings"
 	"time"
@@ -49,7 +50,10 @@ func startTimers(frequency, program int) (_ timers, err error) {
 		}
 		if errors.Is(err, unix.EINVAL) {
 			return nil, fmt.Errorf("perf_event_open at a frequency of %d, where kernel.perf_event_max_sample_rate is %s: %w",
-				frequency, maxSampleRate(), err)
+				frequency, sysctl("perf_event_max_sample_rate"), err)
+		}
+		if errors.Is(err, unix.EACCES) {
+			return nil, fmt.Errorf("perf_event_open where kernel.perf_event_paranoid is %s: %w", sysctl("perf_event_paranoid"), err)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("perf_event_open on processor %d: %w", cpu, err)
@@ -118,6 +122,25 @@ func kernelBoottime() (uint64, error) {
 	return 0, fmt.Errorf("%s: no boottime in %q", name, b)
 }
 
+// sameMoment returns one moment on two clocks: time's, and [kernelBoottime]. Of a few looks
+// at both it takes the shortest, since this process may have to wait in between, and all
+// samples would be that much too early.
+func sameMoment() (now time.Time, boot uint64, err error) {
+	const looks = 5
+	shortest := time.Duration(math.MaxInt64)
+	for range looks {
+		before := time.Now()
+		then, err := kernelBoottime()
+		if err != nil {
+			return time.Time{}, 0, err
+		}
+		if took := time.Since(before); took < shortest {
+			shortest, now, boot = took, before, then
+		}
+	}
+	return now, boot, nil
+}
+
 // needed are the capabilities that sampling takes.
 var needed = []struct {
 	name string
@@ -150,13 +173,24 @@ func permitted() error {
 	return fmt.Errorf("%w: without %s", ErrNotPermitted, strings.Join(missing, " and "))
 }
 
+// unlockMemory lets this process lock as much memory as it likes. Linux before 5.11 counts
+// what programs and their maps take as that; more than the usual limit takes
+// CAP_SYS_RESOURCE.
+func unlockMemory() error {
+	return unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY})
+}
+
 // explain wraps what the kernel says when it does not permit something, or does not know
 // it.
 func explain(err error) error {
+	var refused *ebpf.VerifierError
 	switch {
+	case errors.As(err, &refused) && len(refused.Log) > 0:
+		// It says EACCES as well, whoever asks.
+		return fmt.Errorf("%w: the kernel's verifier does not accept the program: %w", errors.ErrUnsupported, err)
 	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
-		return fmt.Errorf("%w, although CAP_BPF and CAP_PERFMON are there (a user namespace, a seccomp profile or the "+
-			"lockdown mode may be in the way): %w", ErrNotPermitted, err)
+		return fmt.Errorf("%w, although CAP_BPF and CAP_PERFMON are there (a user namespace, a seccomp profile, the "+
+			"lockdown mode or, above 2, kernel.perf_event_paranoid may be in the way): %w", ErrNotPermitted, err)
 	case errors.Is(err, ebpf.ErrNotSupported):
 		return fmt.Errorf("%w: %w", errors.ErrUnsupported, err)
 	default:
@@ -164,9 +198,9 @@ func explain(err error) error {
 	}
 }
 
-// maxSampleRate returns kernel.perf_event_max_sample_rate for people.
-func maxSampleRate() string {
-	b, err := os.ReadFile("/proc/sys/kernel/perf_event_max_sample_rate")
+// sysctl returns a setting of the kernel for people.
+func sysctl(name string) string {
+	b, err := fs.ReadFile(os.DirFS("/proc/sys/kernel"), name)
 	if err != nil {
 		return "not known"
 	}

@@ -172,6 +172,10 @@ volatile const __u32 pid_namespace; // the number of the watcher's; 0 for the fi
 volatile const bool kernel_stacks;
 volatile const __u32 wake_at; // bytes in events from which on the reader is woken
 
+// BOUND has a size that is at most mask, a power of 2 less 1, be seen to be so. Not every
+// verifier draws that from a comparison, least of all from one of 32 bits.
+#define BOUND(size, mask) asm volatile("%0 &= %1" : "+r"(size) : "i"(mask))
+
 static __always_inline bool read_user(void *to, __u32 size, __u64 from)
 {
 	return bpf_probe_read_user(to, size, (void *)from) == 0;
@@ -245,13 +249,11 @@ static __always_inline __u32 own_tid(struct task_struct *task)
 // any. Those that cannot all be there are not there.
 static __always_inline bool read_attributes(struct work *w, const struct ring *r, __u64 at)
 {
-	__u32 size = FIELD(w, __u16, r->attrs_size), offset = r->attrs;
+	__u64 size = FIELD(w, __u16, r->attrs_size), offset = r->attrs;
 
-	if (!size || offset >= NO_FIELD || offset + size > r->slot_size)
+	if (!size || size > MAX_ATTRIBUTES || offset >= NO_FIELD || offset + size > r->slot_size)
 		return true;
-	barrier_var(size);
-	if (size > MAX_ATTRIBUTES)
-		return true;
+	BOUND(size, MAX_ATTRIBUTES);
 	return read_user(&w->slot[offset & (SLOT_SIZE - 1)], size, at + offset);
 }
 
@@ -336,14 +338,12 @@ static __always_inline __u8 *room(struct event *e)
 // give_attributes stores those of the slot that was read last.
 static __always_inline void give_attributes(struct work *w, const struct ring *r, const struct slot *s)
 {
-	__u32 size = s->attrs_size, at = r->attrs;
+	__u64 size = s->attrs_size, at = r->attrs;
 
 	// Attributes that cannot all be there are not there.
 	if (!size || size > MAX_ATTRIBUTES || at >= NO_FIELD || at + size > r->slot_size)
 		return;
-	barrier_var(size);
-	if (size > MAX_ATTRIBUTES)
-		return;
+	BOUND(size, MAX_ATTRIBUTES);
 	if (bpf_probe_read_kernel(room(&w->event), size, &w->slot[at & (SLOT_SIZE - 1)]) == 0)
 		w->event.h.attrs_size = size;
 }
@@ -495,8 +495,7 @@ static __always_inline void give_record(struct work *w, const struct layout *l, 
 {
 	struct event *e = &w->event;
 	struct record r;
-	__u64 labels, at;
-	__u32 size;
+	__u64 labels, at, size;
 	__u8 valid;
 
 	if (!read_user(&labels, sizeof(labels), g + l->g_labels) || !valid_pointer(labels))
@@ -512,9 +511,9 @@ static __always_inline void give_record(struct work *w, const struct layout *l, 
 	give(e, r.trace_id[0], r.trace_id[1], r.span_id, GOROUTINE_RECORD);
 	e->h.trace_flags = r.trace_flags;
 	e->h.proven = true;
-	size = r.attrs_size;
-	barrier_var(size);
-	if (size && size <= MAX_RECORD_ATTRIBUTES)
+	size = r.attrs_size; // at most MAX_RECORD_ATTRIBUTES, as has been seen
+	BOUND(size, MAX_ATTRIBUTES);
+	if (size)
 		e->h.attrs_size = read_user(room(e), size, at + RECORD_SIZE) ? size : 0;
 }
 
