@@ -62,7 +62,7 @@ func startIdle(t *testing.T) *childproc.Child {
 }
 
 func publisherRole(parent *childproc.Parent) {
-	admitReaders(parent)
+	parent.AdmitReaders()
 	parent.Send("ready")
 	order, ok := parent.Receive()
 	if !ok {
@@ -121,7 +121,7 @@ func startForeign(t *testing.T, pc *processcontextpb.ProcessContext) *childproc.
 }
 
 func writerRole(parent *childproc.Parent) {
-	admitReaders(parent)
+	parent.AdmitReaders()
 	order, _ := parent.Receive()
 	var (
 		h       header
@@ -160,7 +160,7 @@ func startStalling(t *testing.T) *childproc.Child {
 }
 
 func stallingRole(parent *childproc.Parent) {
-	admitReaders(parent)
+	parent.AdmitReaders()
 	memory, err := vma.New(wire.ProcessContextName, os.Getpagesize())
 	parent.Must(err)
 	err = userfault.Stall(memory.Bytes())
@@ -186,18 +186,4 @@ func hiddenRole(parent *childproc.Parent) {
 	}
 	parent.Send("hidden")
 	parent.Receive()
-}
-
-// admitReaders lets processes of the same user read this one also where Yama would
-// keep them from it: the command and its target are both children of the test.
-func admitReaders(parent *childproc.Parent) {
-	const (
-		prSetPtracer    = 0x59616d61
-		prSetPtracerAny = ^uintptr(0)
-	)
-	// A kernel without Yama does not know the call and needs none.
-	_, _, errno := syscall.RawSyscall(syscall.SYS_PRCTL, prSetPtracer, prSetPtracerAny, 0)
-	if errno != 0 && errno != syscall.EINVAL {
-		parent.Must(errno)
-	}
 }

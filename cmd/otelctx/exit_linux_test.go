@@ -62,6 +62,12 @@ func TestExitUsage(t *testing.T) {
 	}
 }
 
+func TestUsageNamesWhatIsMissing(t *testing.T) {
+	for _, command := range []string{"inspect", "watch"} {
+		assert.Contains(t, otelctx(t, command).stderr, "expected the id of a process", command)
+	}
+}
+
 func TestExitNoContext(t *testing.T) {
 	got := inspect(t, startIdle(t))
 	assert.Equal(t, exitNoContext, got.code)

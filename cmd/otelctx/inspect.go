@@ -5,6 +5,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -29,11 +30,19 @@ func (*inspectCommand) Help() string {
 }
 
 // Validate is called by kong.
-func (c *inspectCommand) Validate() error {
-	if c.PID <= 0 {
-		return fmt.Errorf("%d is not a process id", c.PID)
+func (c *inspectCommand) Validate() error { return validatePID(c.PID) }
+
+// validatePID returns an error if there can be no process with this id. An id that the
+// command line lacks is 0.
+func validatePID(pid int) error {
+	switch {
+	case pid == 0:
+		return errors.New("expected the id of a process")
+	case pid < 0:
+		return fmt.Errorf("%d is not a process id", pid)
+	default:
+		return nil
 	}
-	return nil
 }
 
 // Run is called by kong.

@@ -80,7 +80,7 @@ func needNaming(t *testing.T) {
 }
 
 func filteredRole(parent *childproc.Parent) {
-	admitReaders(parent)
+	parent.AdmitReaders()
 	order, _ := parent.Receive()
 	var rules []seccomp.Rule
 	parent.Must(json.Unmarshal([]byte(order), &rules))

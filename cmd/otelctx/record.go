@@ -9,11 +9,8 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
-	"path/filepath"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/schollz/progressbar/v3"
@@ -88,7 +85,7 @@ func (c *recordCommand) Validate() error {
 func (c *recordCommand) Run(s streams) error {
 	// What cannot go well is known before there is anything to lose.
 	if c.Output != "" {
-		if _, err := os.Stat(filepath.Dir(c.Output)); err != nil {
+		if err := export.CheckFile(c.Output); err != nil {
 			return fmt.Errorf("--output: %w", err)
 		}
 	}
@@ -100,10 +97,8 @@ func (c *recordCommand) Run(s streams) error {
 		}
 		defer func() { _ = client.Close() }()
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	// From the first signal on the next one is nobody's but the system's.
-	context.AfterFunc(ctx, stop)
+	ctx, release := untilInterrupted()
+	defer release()
 	for {
 		result, err := c.record(ctx, s)
 		if err != nil {

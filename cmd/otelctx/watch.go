@@ -10,8 +10,6 @@ import (
 	"io"
 	"math"
 	"os"
-	"os/signal"
-	"syscall"
 	"time"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/patient"
@@ -42,20 +40,19 @@ const minInterval = time.Millisecond
 // Validate is called by kong.
 func (c *watchCommand) Validate() error {
 	switch {
-	case c.PID <= 0:
-		return fmt.Errorf("%d is not a process id", c.PID)
 	case c.Interval < minInterval:
 		return fmt.Errorf("--interval %v is less than %v", c.Interval, minInterval)
 	case c.Count < 0:
 		return fmt.Errorf("--count %d is negative", c.Count)
+	default:
+		return validatePID(c.PID)
 	}
-	return nil
 }
 
 // Run is called by kong.
 func (c *watchCommand) Run(s streams) error {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
+	ctx, release := untilInterrupted()
+	defer release()
 	p, err := reader.Open(c.PID)
 	if err != nil {
 		return err

@@ -38,7 +38,7 @@ import (
 const roleWorker = "worker"
 
 func workerRole(parent *childproc.Parent) {
-	admitReaders(parent)
+	parent.AdmitReaders()
 	tp := sdktrace.NewTracerProvider(
 		resourcepublisher.WithResource(resource.NewSchemaless(attribute.String("service.name", "worker"))),
 		spanctx.WithPublishing(spanctx.WithAttributeKeys("tenant", "http.app", "not.set")),

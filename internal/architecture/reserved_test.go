@@ -46,9 +46,11 @@ var linknames = map[string]string{
 var memoryCalls = map[string]string{
 	"internal/vma":       "Madvise MemfdCreate Mmap MmapPtr Munmap SYS_PRCTL",
 	"internal/remotemem": "ProcessVMReadv",
-	// The numbers of the calls that it has fail, for tests, and what that takes.
+	// For tests.
+	"internal/childproc": "SYS_PRCTL",
 	"internal/userfault": "SYS_USERFAULTFD",
-	"internal/seccomp":   "Prctl SYS_MADVISE SYS_MEMFD_CREATE SYS_MMAP SYS_PRCTL SYS_PROCESS_VM_READV",
+	// The numbers of the calls that it has fail, for tests, and what that takes.
+	"internal/seccomp": "Prctl SYS_MADVISE SYS_MEMFD_CREATE SYS_MMAP SYS_PRCTL SYS_PROCESS_VM_READV",
 }
 
 // memoryCall matches the names that are about memory.

@@ -125,7 +125,7 @@ const longestPause = 500 * time.Microsecond
 // on the first line updates until there is a second, which it answers with the last
 // number.
 func publishIncessantly(parent *childproc.Parent) {
-	allowSiblings()
+	parent.AdmitReaders()
 	pub, err := resourcepublisher.NewPublisher(numbered(0))
 	parent.Must(err)
 	parent.Send("published")

@@ -8,7 +8,6 @@ import (
 	"os"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -60,14 +59,4 @@ func hasPtraceCapability(t *testing.T) bool {
 	require.NoError(t, err)
 	const capSysPtrace = 19
 	return caps>>capSysPtrace&1 != 0
-}
-
-// allowSiblings lets processes of the same user read this one that are not among its
-// ancestors, which Yama forbids in its mode 1. Elsewhere it fails and is not needed.
-func allowSiblings() {
-	const (
-		prSetPtracer    = 0x59616d61
-		prSetPtracerAny = ^uintptr(0)
-	)
-	syscall.RawSyscall(syscall.SYS_PRCTL, prSetPtracer, prSetPtracerAny, 0)
 }

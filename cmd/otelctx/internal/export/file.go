@@ -5,6 +5,7 @@ package export
 
 import (
 	"bytes"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -30,13 +31,39 @@ func WriteFile(path string, data *profilespb.ProfilesData) error {
 	if err != nil {
 		return err
 	}
-	if target, err := filepath.EvalSymlinks(path); err == nil {
-		path = target
-	}
-	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
+	path, regular := target(path)
+	if !regular {
 		return os.WriteFile(path, content, filePerms)
 	}
 	return maybe.WriteFile(path, content, filePerms)
+}
+
+// CheckFile returns an error if [WriteFile] could not write to the file with this name
+// now. It leaves nothing behind.
+func CheckFile(path string) error {
+	path, regular := target(path)
+	if !regular {
+		f, err := os.OpenFile(path, os.O_WRONLY, 0) //nolint:gosec // G304: the user says where to write.
+		if err != nil {
+			return err
+		}
+		return f.Close()
+	}
+	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"*")
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Close(), os.Remove(f.Name()))
+}
+
+// target returns where to write what is meant for path, and whether that is a regular
+// file or will be one.
+func target(path string) (file string, regular bool) {
+	if link, err := filepath.EvalSymlinks(path); err == nil {
+		path = link
+	}
+	info, err := os.Stat(path)
+	return path, err != nil || info.Mode().IsRegular()
 }
 
 func encode(path string, data *profilespb.ProfilesData) ([]byte, error) {

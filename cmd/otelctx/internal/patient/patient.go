@@ -34,10 +34,10 @@ var given = struct {
 
 // Call calls f, which reads the process with id pid, and returns what f returns. If that
 // takes longer than limit, the error wraps [ErrNoAnswer], and if ctx is done meanwhile it
-// is ctx's; f then goes on, on a goroutine that nobody waits for, until the process lets
-// it go, and what it returns is dropped. Until then further calls for the process fail at
-// once; and as long as 16 processes keep calls waiting so do those for others, with an
-// error that wraps [ErrTooMany].
+// wraps ctx's; f then goes on, on a goroutine that nobody waits for, until the process
+// lets it go, and what it returns is dropped. As long as it takes longer than limit,
+// further calls for the process fail at once; and as long as 16 processes do that, so do
+// those for others, with an error that wraps [ErrTooMany].
 //
 // Call is safe for concurrent use. What f touches must be so too.
 func Call[T any](ctx context.Context, pid int, limit time.Duration, f func() (T, error)) (T, error) {
@@ -53,15 +53,18 @@ func Call[T any](ctx context.Context, pid int, limit time.Duration, f func() (T,
 		defer close(answered)
 		value, err = f()
 	}()
-	if reason := wait(ctx, limit, answered); reason != nil {
+	reason := wait(ctx, limit, answered)
+	if reason == nil {
+		return value, err
+	}
+	if errors.Is(reason, ErrNoAnswer) {
 		count(pid, 1)
 		go func() {
 			<-answered
 			count(pid, -1)
 		}()
-		return none, fmt.Errorf("pid %d: %w", pid, reason)
 	}
-	return value, err
+	return none, fmt.Errorf("pid %d: %w", pid, reason)
 }
 
 // wait waits until there is an answer, and returns why not if there is none.

@@ -1,0 +1,31 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+)
+
+// sameSignal is how long after a signal another one is taken for the same: timeout(1), for
+// one, sends it to the command and to its process group.
+const sameSignal = 300 * time.Millisecond
+
+// untilInterrupted returns a context that the first SIGINT or SIGTERM ends. The next one is
+// nobody's but the system's. release is to be called when the context is needed no more.
+func untilInterrupted() (ctx context.Context, release func()) {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, func() {
+		time.Sleep(sameSignal)
+		stop()
+	})
+	return ctx, func() {
+		if ctx.Err() == nil {
+			stop()
+		}
+	}
+}
