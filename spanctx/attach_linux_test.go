@@ -9,11 +9,13 @@ import (
 	"runtime"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/otelctx/otelctx/internal/goruntime"
+	"github.com/otelctx/otelctx/internal/membarrier"
 )
 
 func TestAttach(t *testing.T) {
@@ -71,6 +73,7 @@ func TestAttach(t *testing.T) {
 // it never showed, whoever ends them and whenever.
 func TestWorkerShowsNoParent(t *testing.T) {
 	s := serve(t, everything()...)
+	require.Eventually(t, membarrier.Ready, time.Minute, time.Millisecond, "until threads can share slots")
 	for name, end := range map[string]func(end func()){
 		"worker ends it":  func(end func()) { end() },
 		"starter ends it": nil,
