@@ -121,7 +121,7 @@ func TestRecord(t *testing.T) {
 	assertTrue(t, file)
 
 	assert.Equal(t, c.PID(), d.PID)
-	assert.InDelta(t, time.Second, d.DurationNano, float64(500*time.Millisecond))
+	assert.InDelta(t, time.Second, d.DurationNano, float64(asLong(500*time.Millisecond)))
 	assert.WithinDuration(t, time.Now(), time.Unix(0, d.StartTimeUnixNano), patience)
 	assert.Equal(t, 997, d.Frequency)
 	assert.Greater(t, d.Attributed, d.Samples/2)
