@@ -359,7 +359,7 @@ func TestRecordInPIDNamespace(t *testing.T) {
 	needSampling(t)
 	c := startBurner(t, func(cmd *exec.Cmd) {
 		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS}
-	}, burner.Records)
+	}, burner.Records, burner.ThreadSlots) // of which arm64 needs both
 	file := filepath.Join(t.TempDir(), "p.pb.gz")
 	d, _ := recorded(t, pidOf(c), "--duration=1s", "--freq=997", "--output", file)
 	assert.Greater(t, d.Attributed, d.Samples/2)
