@@ -112,6 +112,17 @@ func assertTrue(t *testing.T, file string) {
 	assert.Greater(t, outside, 10)
 }
 
+// assertMuch fails if too few of the samples are in spans. Emulated, the runtime's own work
+// takes more of the time.
+func assertMuch(t *testing.T, attributed, samples uint64) {
+	t.Helper()
+	least := samples / 2
+	if childproc.Emulated() {
+		least = samples / 5
+	}
+	assert.Greater(t, attributed, least)
+}
+
 func TestRecord(t *testing.T) {
 	needSampling(t)
 	c := startBurner(t, nil, burner.Records, burner.ThreadSlots)
@@ -124,7 +135,7 @@ func TestRecord(t *testing.T) {
 	assert.InDelta(t, time.Second, d.DurationNano, float64(asLong(500*time.Millisecond)))
 	assert.WithinDuration(t, time.Now(), time.Unix(0, d.StartTimeUnixNano), patience)
 	assert.Equal(t, 997, d.Frequency)
-	assert.Greater(t, d.Attributed, d.Samples/2)
+	assertMuch(t, d.Attributed, d.Samples)
 	assert.Less(t, d.Attributed, d.Samples)
 	assert.Zero(t, d.Unproven)
 	assert.Zero(t, d.Lost)
@@ -362,7 +373,7 @@ func TestRecordInPIDNamespace(t *testing.T) {
 	}, burner.Records, burner.ThreadSlots) // of which arm64 needs both
 	file := filepath.Join(t.TempDir(), "p.pb.gz")
 	d, _ := recorded(t, pidOf(c), "--duration=1s", "--freq=997", "--output", file)
-	assert.Greater(t, d.Attributed, d.Samples/2)
+	assertMuch(t, d.Attributed, d.Samples)
 	assertTrue(t, file)
 }
 
