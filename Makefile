@@ -2,12 +2,14 @@
 # are built from internal/tools.
 
 GO ?= go
-MODULES := . cmd/otelctx cmd/otelctx/internal/collectortest example benchmarks internal/interop internal/collector internal/matrix
+MODULES := . cmd/otelctx cmd/otelctx/internal/collectortest example example/ecosystem benchmarks internal/interop internal/collector internal/matrix
 BIN := bin
 
 # The race detector needs cgo and a C compiler; without one the tests run all the
 # same.
 RACE := $(shell [ "$$($(GO) env CGO_ENABLED)" = 1 ] && command -v "$$($(GO) env CC)" >/dev/null 2>&1 && echo -race)
+
+SOAK_TIME ?= 10m
 
 FUZZTIME ?= 30s
 # Fuzz targets as package:target.
@@ -35,6 +37,11 @@ help: ## Show this list.
 .PHONY: demo
 demo: build ## Run a traced service and show what a profiler sees of it.
 	$(BIN)/quickstart -otelctx $(BIN)/otelctx -profile $(BIN)/quickstart.pb.gz
+
+.PHONY: ecosystem
+ecosystem: build ## Send a service's spans and its profile to a collector, and show CPU time beside wall time for each span name.
+	cd example/ecosystem && $(GO) build -o ../../$(BIN)/ . ./collector ./join
+	$(BIN)/ecosystem -collector $(BIN)/collector -quickstart $(BIN)/quickstart -otelctx $(BIN)/otelctx -join $(BIN)/join
 
 .PHONY: build
 build: ## Build the command line tool and the example into bin/.
@@ -80,6 +87,11 @@ accuracy: ## Measure which spans are seen, at least 5,000 samples for each carri
 	cd benchmarks && $(GO) test ./accuracy -count 1 -v -full -samples 5000 -rounds 20 -window 1s -long 30s -timeout 60m
 	cd cmd/otelctx && $(GO) test ./internal/sampler -v -run '^$$' -bench Sample -benchtime 5000x
 
+.PHONY: pictures
+pictures: build ## Draw the pictures of docs/img anew, with graphviz and chromium, as root.
+	dot -Tsvg docs/img/architecture.dot -o docs/img/architecture.svg
+	docs/img/flamegraph.sh
+
 # What the matrix is run with, such as -kernels, -accel or -mirror (see internal/matrix).
 MATRIX ?=
 
@@ -91,7 +103,7 @@ matrix: test-arm64 ## Run the tests that depend on the kernel in emulated machin
 # emulated programs cannot: those run in the matrix, on kernels for arm64. With cgo
 # universalprofiling is supported, and one of those.
 ARM64_PACKAGES := ./internal/boottime ./internal/gorecord ./internal/goruntime ./internal/profilersocket ./internal/scope \
-	./internal/slots ./internal/wire ./scopedattr ./universalprofiling
+	./internal/sdkspan ./internal/slots ./internal/spantable ./internal/wire ./scopedattr ./universalprofiling
 ARM64_CGO := $(shell command -v aarch64-linux-gnu-gcc >/dev/null 2>&1 && echo 1)
 
 .PHONY: test-arm64
@@ -101,16 +113,76 @@ test-arm64: ## Run the tests for arm64 that an emulated program can run, by qemu
 	$(if $(ARM64_CGO),GOARCH=arm64 CGO_ENABLED=1 CC=aarch64-linux-gnu-gcc \
 		$(GO) test -short -exec "qemu-aarch64 -L /usr/aarch64-linux-gnu" $(filter-out ./universalprofiling,$(ARM64_PACKAGES)))
 
+.PHONY: soak
+soak: ## Run a service for SOAK_TIME (10m) while readers come and go; fail if anything grows or is wrong.
+	cd benchmarks && $(GO) test ./soak -count 1 -v -run '^TestSoak$$' -soak $(SOAK_TIME) -timeout 0
+
 .PHONY: lint
 lint: $(BIN)/golangci-lint ## Run the linters on all modules.
 	@set -e; for m in $(MODULES); do echo "== $$m"; (cd $$m && $(CURDIR)/$(BIN)/golangci-lint run ./...); done
 
-$(BIN)/golangci-lint: internal/tools/go.mod internal/tools/go.sum
-	cd internal/tools && $(GO) build -o ../../$(BIN)/golangci-lint github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+$(BIN)/apidiff: TOOL = golang.org/x/exp/cmd/apidiff
+$(BIN)/golangci-lint: TOOL = github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+$(BIN)/govulncheck: TOOL = golang.org/x/vuln/cmd/govulncheck
+$(BIN)/go-licenses: TOOL = github.com/google/go-licenses/v2
+$(BIN)/apidiff $(BIN)/golangci-lint $(BIN)/govulncheck $(BIN)/go-licenses: internal/tools/go.mod internal/tools/go.sum
+	cd internal/tools && $(GO) build -o ../../$@ $(TOOL)
+
+VULNDB ?= https://vuln.go.dev
+
+.PHONY: vuln
+vuln: $(BIN)/govulncheck ## Fail if a known vulnerability can be reached, as the database at VULNDB knows them.
+	@set -e; for m in $(MODULES); do echo "== $$m"; $(BIN)/govulncheck -C $$m -db $(VULNDB) -test ./...; done
+
+# What is linked into services and into the command line tool, and what tests may need
+# beside that. The names are those of SPDX.
+LICENSES := Apache-2.0,BSD-2-Clause,BSD-3-Clause,ISC,MIT
+LICENSES_OF_TESTS := $(LICENSES),MPL-2.0,CC-BY-4.0
+# Freetype, which the soak's chart is drawn with, has a choice of two licenses, which is
+# not recognized; the FreeType License is BSD's with a credit.
+LICENSES_READ := --ignore github.com/golang/freetype
+# Without the warnings about what is not written in Go, which has the license beside it.
+CHECK_LICENSES = $(CURDIR)/$(BIN)/go-licenses check ./... --ignore github.com/otelctx/otelctx \
+	--logtostderr=false --log_file=/dev/null --stderrthreshold=3 --allowed_licenses
+
+.PHONY: licenses
+licenses: $(BIN)/go-licenses ## Fail if a dependency has a license that is not listed, or none.
+	@set -e; for m in . cmd/otelctx; do for p in $(PLATFORMS) linux/amd64; do echo "== $$p $$m"; \
+		(cd $$m && GOOS=$${p%/*} GOARCH=$${p#*/} CGO_ENABLED=0 $(CHECK_LICENSES) $(LICENSES)); done; done
+	@set -e; for m in $(MODULES); do echo "== tests $$m"; \
+		(cd $$m && $(CHECK_LICENSES) $(LICENSES_OF_TESTS) --include_tests $(LICENSES_READ)); done
+
+.PHONY: reproducible
+reproducible: ## Build the command line tool of the last commit in two places, and fail if it is not the same.
+	@set -e; tmp=$$(mktemp -d); trap 'rm -rf "$$tmp"' EXIT; \
+		for d in here some/where/else; do \
+			git clone -q . "$$tmp/$$d/tree"; \
+			(cd "$$tmp/$$d/tree/cmd/otelctx" && GOCACHE="$$tmp/$$d/cache" CGO_ENABLED=0 $(GO) build -trimpath -o "$$tmp/$$d/otelctx" .); \
+		done; \
+		(cd "$$tmp" && sha256sum here/otelctx some/where/else/otelctx); \
+		cmp "$$tmp/here/otelctx" "$$tmp/some/where/else/otelctx"
+
+API_BASE ?= $(shell git describe --tags --abbrev=0 --match 'v[0-9]*' 2>/dev/null)
+APIDIFF ?= -incompatible=false
+
+.PHONY: api
+api: $(BIN)/apidiff ## Say how the library's API differs from that of the last release, or of API_BASE.
+	@[ -n "$(API_BASE)" ] || { echo "api: there is no release yet: say API_BASE=commit" >&2; exit 1; }
+	@set -e; tmp=$$(mktemp -d); trap 'rm -rf "$$tmp"' EXIT; \
+		git clone -q . "$$tmp/base"; git -C "$$tmp/base" checkout -q --detach "$(API_BASE)"; \
+		{ (cd "$$tmp/base" && "$(CURDIR)/$(BIN)/apidiff" -m -w "$$tmp/export" .) && \
+			$(BIN)/apidiff -m $(APIDIFF) "$$tmp/export" .; } 2>"$$tmp/messages" || { cat "$$tmp/messages" >&2; exit 1; }
+
+.PHONY: release-check
+release-check: ## Make the next release in a copy, and use it as a stranger does.
+	.ci/release-check
+
+# Those without a machine at hand.
+PLATFORMS := linux/arm64 darwin/arm64 windows/amd64
 
 .PHONY: cross
 cross: ## Build and vet everything, tests included, for the platforms without a machine at hand.
-	@set -e; for p in linux/arm64 darwin/arm64 windows/amd64; do for m in $(MODULES); do \
+	@set -e; for p in $(PLATFORMS); do for m in $(MODULES); do \
 		echo "== $$p $$m"; \
 		(cd $$m && export GOOS=$${p%/*} GOARCH=$${p#*/} CGO_ENABLED=0 && \
 			$(GO) build -o /dev/null ./... && $(GO) vet ./...); done; done
@@ -132,4 +204,4 @@ clean-tree: # Fails if generating or tidying has changed anything.
 GENERATED := $(shell command -v clang >/dev/null 2>&1 && echo generated)
 
 .PHONY: precommit
-precommit: tidy $(GENERATED) fmt lint test cross bench-smoke clean-tree ## All that must hold before a commit is sent: what CI runs.
+precommit: tidy $(GENERATED) fmt lint licenses test cross bench-smoke clean-tree ## All that must hold before a commit is sent: what CI runs.

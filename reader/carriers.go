@@ -22,7 +22,7 @@ import (
 // right.
 var ErrNoThreadContext = errors.New("no thread context")
 
-// CarrierKind is a way in which a process shows spans.
+// CarrierKind is a way in which a process shows spans. Zero is none.
 type CarrierKind int
 
 const (
@@ -49,7 +49,7 @@ func (k CarrierKind) String() string {
 	}
 }
 
-// CarrierSource is how a carrier was found.
+// CarrierSource is how a carrier was found. Zero is not at all.
 type CarrierSource int
 
 const (
@@ -77,6 +77,7 @@ func (s CarrierSource) String() string {
 
 // Carrier says where a process shows spans.
 type Carrier struct {
+	// Kind is the way in which spans are shown, Source how it was found.
 	Kind   CarrierKind
 	Source CarrierSource
 	// Ring is how the slots are laid out; zero for GoroutineRecord.

@@ -4,7 +4,7 @@
 // Package reader is what a profiler imports: it reads what a process publishes
 // about itself, from outside and without its help.
 //
-// That is the process context of OTEP 4719, which holds the process's OpenTelemetry
+// That is the process context of [OTEP 4719], which holds the process's OpenTelemetry
 // resource, whatever language and library published it; and of Go services that use
 // otelctx, and others with slots for their threads, the span that each thread is in:
 //
@@ -25,4 +25,9 @@
 // kernel's Yama module does not restrict that, or CAP_SYS_PTRACE. The process ids
 // are those of the caller's PID namespace. Only Linux has process contexts:
 // elsewhere every function returns an error that wraps [errors.ErrUnsupported].
+//
+// Everything in this package may be called concurrently. What it returns is the
+// caller's own, to keep and to change.
+//
+// [OTEP 4719]: https://github.com/open-telemetry/opentelemetry-specification/blob/main/oteps/profiles/4719-process-ctx.md
 package reader

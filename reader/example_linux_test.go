@@ -8,12 +8,16 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/sdk/resource"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/otelctx/otelctx/reader"
 	"github.com/otelctx/otelctx/resourcepublisher"
+	"github.com/otelctx/otelctx/spanctx"
 )
 
 // The example reads its own process. A profiler reads others in the same way.
@@ -109,4 +113,102 @@ func ExampleProcess_Changed() {
 	// Output:
 	// false <nil>
 	// true <nil>
+}
+
+// A look at what each thread is doing. The process is the example's own, with one span.
+func ExampleProcess_Threads() {
+	ctx := context.Background()
+	tp := sdktrace.NewTracerProvider(
+		resourcepublisher.WithResource(resource.NewSchemaless(attribute.String("service.name", "checkout"))),
+		sdktrace.WithSpanProcessor(resourcepublisher.Current()),
+		spanctx.WithPublishing(),
+	)
+	defer tp.Shutdown(ctx)
+	// The example's goroutine stays where it is while it is looked at.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	_, span := tp.Tracer("shop").Start(ctx, "GET /cart")
+	defer span.End()
+
+	p, err := reader.Open(os.Getpid())
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer p.Close()
+	threads, err := p.Threads(ctx)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for _, t := range threads {
+		if t.Span == nil {
+			continue // most threads have nothing to do
+		}
+		fmt.Println("the span:", trace.SpanID(t.Span.SpanID) == span.SpanContext().SpanID())
+		fmt.Println("from the", t.Span.Carrier, "proven:", t.Span.Proven)
+	}
+	// Output:
+	// the span: true
+	// from the goroutine_record proven: true
+}
+
+// What a BPF program has to know to find the span of the thread that it interrupts.
+func ExampleProcess_ThreadLayout() {
+	ctx := context.Background()
+	tp := sdktrace.NewTracerProvider(
+		resourcepublisher.WithResource(resource.NewSchemaless(attribute.String("service.name", "checkout"))),
+		sdktrace.WithSpanProcessor(resourcepublisher.Current()),
+		spanctx.WithPublishing(),
+	)
+	defer tp.Shutdown(ctx)
+
+	p, err := reader.Open(os.Getpid())
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer p.Close()
+	layout, err := p.ThreadLayout(ctx)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for _, c := range layout.Carriers {
+		switch c.Kind {
+		case reader.ThreadSlots, reader.GoroutineSlots:
+			fmt.Printf("%v, %v: %d slots of %d bytes, the span id at %d\n",
+				c.Kind, c.Source, c.Ring.Capacity, c.Ring.SlotSize, c.Fields["span_id"])
+		case reader.GoroutineRecord:
+			fmt.Printf("%v, %v: behind the labels: %t\n", c.Kind, c.Source, c.RecordOffset > 0)
+		}
+	}
+	fmt.Println("goroutines can be told:", layout.Runtime.GGoid >= 0)
+	// Output:
+	// thread_slots, advertised: 65536 slots of 64 bytes, the span id at 16
+	// goroutine_record, advertised: behind the labels: true
+	// goroutines can be told: true
+}
+
+// Every process that says who it is. The example looks for its own among them.
+func ExamplePublishers() {
+	ctx := context.Background()
+	pub, err := resourcepublisher.NewPublisher(resource.NewSchemaless(attribute.String("service.name", "checkout")))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer pub.Shutdown(ctx)
+
+	for p, err := range reader.Publishers(ctx) {
+		if err != nil {
+			continue // one that cannot be examined, for want of permission mostly
+		}
+		if pc, err := p.ProcessContext(ctx); err == nil && p.PID() == os.Getpid() {
+			fmt.Println(pc.Message.GetResource().GetAttributes()[0].GetValue().GetStringValue())
+		}
+		p.Close()
+	}
+	// Output:
+	// checkout
 }

@@ -45,7 +45,8 @@ var (
 // mappings.
 //
 // It stands for the process that [Open] found and never for a later one with the
-// same id. It is safe for concurrent use. [Process.Close] releases it.
+// same id. For that it holds one file descriptor until [Process.Close]. It is safe for
+// concurrent use.
 type Process struct {
 	pid    int
 	target target
@@ -97,11 +98,13 @@ func Open(pid int) (*Process, error) {
 // PID returns the process's id in the caller's PID namespace.
 func (p *Process) PID() int { return p.pid }
 
-// Close releases the process. It must not be used after that.
+// Close releases the process and its file descriptor. It must not be used after that,
+// but for closing it again, which does nothing.
 func (p *Process) Close() error { return p.target.Close() }
 
-// Publishers yields every process on the host that publishes a process context and
-// that the caller may read, in the order of /proc. The caller closes them.
+// Publishers yields every process that publishes a process context and that the caller
+// may read, of those in its PID namespace, in the order of /proc. The caller closes
+// them. It looks at the mappings of all processes each time the sequence is ranged over.
 //
 // A process that could not be examined is yielded as an error, mostly one that wraps
 // [ErrNotPermitted] or [ErrInvalid], and the sequence goes on; processes that come

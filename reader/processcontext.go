@@ -53,6 +53,8 @@ func (c *ProcessContext) SchemaURL() string {
 
 // Age returns how long ago the context was published. It understands both clocks
 // that publishers use: what would be decades since boot is time since the epoch.
+// The error says that the time lies ahead, as after a move to another machine, or that
+// the clock cannot be read.
 func (c *ProcessContext) Age() (time.Duration, error) {
 	now, err := boottime.Now()
 	if err != nil {

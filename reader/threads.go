@@ -28,6 +28,8 @@ type Thread struct {
 
 // ThreadSpan is the span that a thread is in.
 type ThreadSpan struct {
+	// TraceID and SpanID are the span's, in the order of their bytes in W3C trace
+	// contexts, and so are TraceFlags: 1 for sampled, and 0 in slots of layout 1.
 	TraceID    [16]byte
 	SpanID     [8]byte
 	TraceFlags byte
@@ -49,9 +51,12 @@ type ThreadSpan struct {
 	encoded []byte
 }
 
-// ThreadAttribute is an attribute of a [ThreadSpan]. The value is whatever bytes the
-// process shows; it should be UTF-8.
-type ThreadAttribute struct{ Key, Value string }
+// ThreadAttribute is an attribute of a [ThreadSpan].
+type ThreadAttribute struct {
+	// Key is the attribute's name. Value is whatever bytes the process shows, at most
+	// 255; it should be UTF-8.
+	Key, Value string
+}
 
 // threadTarget is what of a process, as the kernel shows it, only its threads need.
 type threadTarget interface {

@@ -2,10 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package resourcepublisher publishes a service's OpenTelemetry resource where
-// profilers and other external readers find it: in the process context of OTEP
-// 4719, a small named mapping in the service's own memory. Readers need no help
-// from the service; they see the resource also while it is idle, blocked or
-// deadlocked.
+// profilers and other external readers find it: in the process context of [OTEP 4719],
+// a small named mapping in the service's own memory. Readers need no help from the
+// service; they see the resource also while it is idle, blocked or deadlocked.
 //
 // One option does it:
 //
@@ -30,7 +29,10 @@
 //
 // A process has at most one process context (OTEP 4719 treats it as a singleton),
 // whoever publishes it. The first publisher stays until its Shutdown; what happens
-// to a second one is said at [NewPublisher] and [WithResource].
+// to a second one is said at [NewPublisher] and [WithResource]. Forked children have
+// none before they publish their own.
+//
+// Everything in this package may be called concurrently.
 //
 // # Turning it off
 //
@@ -42,4 +44,6 @@
 // Linux only. Elsewhere [NewPublisher] returns an error that wraps
 // [errors.ErrUnsupported], and [WithResource] reports it and otherwise does what
 // the SDK's does.
+//
+// [OTEP 4719]: https://github.com/open-telemetry/opentelemetry-specification/blob/main/oteps/profiles/4719-process-ctx.md
 package resourcepublisher

@@ -20,8 +20,8 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// MaxPayloadSize is the largest process context, encoded, in bytes. It is the limit
-// of the OpenTelemetry eBPF profiler.
+// MaxPayloadSize is the largest process context, encoded, in bytes: 65,536, the limit of
+// the OpenTelemetry eBPF profiler.
 const MaxPayloadSize = wire.MaxProcessContextPayload
 
 // ErrTooLarge is wrapped by the error for a process context of more than

@@ -66,3 +66,44 @@ func ExampleNewPublisher() {
 	// service.name = checkout
 	// service.name = checkout-canary
 }
+
+// What is of use to external readers, but is no part of the resource.
+func ExampleSetAttributes() {
+	pub, err := resourcepublisher.NewPublisher(resource.NewSchemaless(attribute.String("service.name", "checkout")))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer func() { _ = pub.Shutdown(context.Background()) }()
+	if err := resourcepublisher.SetAttributes(attribute.String("deployment.ring", "canary")); err != nil {
+		fmt.Println(err)
+	}
+	showExtra()
+	if err := resourcepublisher.RemoveAttributes("deployment.ring"); err != nil {
+		fmt.Println(err)
+	}
+	showExtra()
+	// Output:
+	// 1 attributes beside the resource
+	// deployment.ring = canary
+	// 0 attributes beside the resource
+}
+
+// showExtra prints what a profiler sees of this process beside its resource.
+func showExtra() {
+	p, err := reader.Open(os.Getpid())
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer p.Close()
+	pc, err := p.ProcessContext(context.Background())
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(len(pc.Message.GetAttributes()), "attributes beside the resource")
+	for _, kv := range pc.Message.GetAttributes() {
+		fmt.Println(kv.GetKey(), "=", kv.GetValue().GetStringValue())
+	}
+}

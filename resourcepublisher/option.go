@@ -12,7 +12,8 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 )
 
-// Option configures a [Publisher].
+// Option configures a [Publisher]. Of several that say the same thing the last one
+// counts.
 type Option interface {
 	apply(c config) config
 }

@@ -6,6 +6,7 @@ package resourcepublisher
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/sdk/resource"
@@ -20,14 +21,24 @@ var _ sdktrace.SpanProcessor = (*Publisher)(nil)
 // never changes, so that from then on OnStart compares a pointer and does nothing.
 //
 // Registered with several providers the publisher serves the one with the first
-// span. Another one's resource, if it differs, is reported through [otel.Handle].
+// span. The resources of others that differ, of up to 16, are reported through
+// [otel.Handle], each once.
 func (p *Publisher) OnStart(_ context.Context, s sdktrace.ReadWriteSpan) {
 	if p == nil {
 		return
 	}
-	if r := s.Resource(); r != p.spans.Load() && r != p.other.Load() {
+	if r := s.Resource(); r != p.spans.Load() && !p.knows(r) {
 		p.firstSpan(r)
 	}
+}
+
+// maxOthers bounds how many other providers are looked at.
+const maxOthers = 16
+
+// knows reports whether there is nothing to do any more for another provider's r.
+func (p *Publisher) knows(r *resource.Resource) bool {
+	others := p.others.Load()
+	return others != nil && (len(*others) == maxOthers || slices.Contains(*others, r))
 }
 
 // firstSpan is called for the first span of each provider.
@@ -41,7 +52,15 @@ func (p *Publisher) serve(r *resource.Resource) error {
 	process.mu.Lock()
 	defer process.mu.Unlock()
 	if !p.spans.CompareAndSwap(nil, r) {
-		p.other.Store(r)
+		if r == p.spans.Load() || p.knows(r) {
+			return nil // by another goroutine's span
+		}
+		var others []*resource.Resource
+		if known := p.others.Load(); known != nil {
+			others = *known
+		}
+		others = append(slices.Clip(others), r)
+		p.others.Store(&others)
 		if first := p.spans.Load(); !sameResource(first, r) {
 			return fmt.Errorf("process context is published for the spans of one TracerProvider; "+
 				"another one's resource differs in %q", differences(first, r))

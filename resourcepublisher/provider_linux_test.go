@@ -199,6 +199,26 @@ func TestProcessorCorrectsTheResource(t *testing.T) {
 		}
 		assert.Equal(t, before, read(t))
 	})
+	t.Run("of one provider out of many", func(t *testing.T) {
+		p := publish(t, of(0))
+		var tps []*sdktrace.TracerProvider
+		for n := range 30 {
+			tps = append(tps, sdktrace.NewTracerProvider(sdktrace.WithResource(of(n)), sdktrace.WithSpanProcessor(p)))
+		}
+		for range 5 {
+			for _, tp := range tps[:5] {
+				span(tp)
+			}
+		}
+		assert.Len(t, log.take(), 4, "each is reported once")
+		for range 5 {
+			for _, tp := range tps {
+				span(tp)
+			}
+		}
+		assert.Len(t, log.take(), 16-4, "and not without end")
+		assert.Equal(t, int64(0), published())
+	})
 	t.Run("that cannot be published", func(t *testing.T) {
 		p := publish(t, of(1))
 		bad := resource.NewSchemaless(attribute.String("bad", "\xff"))

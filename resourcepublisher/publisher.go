@@ -42,9 +42,10 @@ type Publisher struct {
 	// pid is the process that published. A child by fork has no mapping to write to.
 	pid int
 
-	// spans is the resource of the first span seen, see OnStart; other is the last
-	// one that was not its.
-	spans, other atomic.Pointer[resource.Resource]
+	// spans is the resource of the first span seen, see OnStart; others are those of
+	// other providers' spans, which change with process.mu held.
+	spans  atomic.Pointer[resource.Resource]
+	others atomic.Pointer[[]*resource.Resource]
 
 	// The rest is guarded by process.mu.
 
@@ -168,7 +169,7 @@ func (p *Publisher) Shutdown(context.Context) error {
 }
 
 // Current returns the publisher whose context readers see now, such as the one
-// that [WithResource] has made, or nil.
+// that [WithResource] has made, or nil. It may be kept, and used, after its Shutdown.
 func Current() *Publisher {
 	process.mu.Lock()
 	defer process.mu.Unlock()

@@ -10,6 +10,26 @@
 // nothing. A slot is written whole or not at all: threads whose ids share a slot
 // never mix.
 //
+// # What a slot looks like
+//
+// Layout 2, the default, has slots of 64 bytes and says whose they are. With room for
+// attributes they are larger. [Info] and [View.Fields] say where everything is. Numbers
+// are in the byte order of the machine, identifiers among them: each is the number, or
+// for trace ids the two, that its bytes make in big-endian order. Attributes are in the
+// encoding of [OTEP 4947]. Layout 1 has slots of 32 bytes, for readers that know the first
+// design of Datadog's OTEL context storage.
+//
+// # Lifetime
+//
+// The addresses of a ring, its header and capacity times the size of a slot, are never
+// used for anything else, also after [Ring.Close]: writers do not look whether it is
+// still there. Make a ring once in the life of a process, not once for each task.
+//
+// # Where it works
+//
 // The package knows nothing of OpenTelemetry's API. It works on Linux, on amd64 and
 // arm64; elsewhere [New] returns an error that wraps [errors.ErrUnsupported].
+// A [View] works everywhere: it is up to its [Memory] to read that of another process.
+//
+// [OTEP 4947]: https://github.com/open-telemetry/opentelemetry-specification/blob/main/oteps/profiles/4947-thread-ctx.md
 package ringbuf

@@ -4,8 +4,11 @@
 package ringbuf_test
 
 import (
+	"errors"
 	"fmt"
+	"os"
 	"runtime"
+	"syscall"
 
 	"github.com/otelctx/otelctx/ringbuf"
 )
@@ -57,4 +60,53 @@ func ExampleWithIndex() {
 	// Output:
 	// OTELCTX_GSLOTS: slots of 256 bytes
 	// the goroutine shows 2
+}
+
+// memory is a process's, as /proc shows it to those who may debug the process.
+type memory struct{ file *os.File }
+
+// ReadParts reads one part after the other.
+func (m memory) ReadParts(parts []ringbuf.Part) (int, error) {
+	for i, p := range parts {
+		if _, err := m.file.ReadAt(p.Data, int64(p.Address)); err != nil {
+			return i, err
+		}
+	}
+	return len(parts), nil
+}
+
+// What a profiler sees. The process whose ring it looks into is the example's own.
+func ExampleView() {
+	ring, err := ringbuf.New(ringbuf.WithCapacity(1024))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer ring.Close()
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	span := ringbuf.SpanOf([16]byte{15: 1}, [8]byte{7: 2}, [8]byte{7: 2}, 1)
+	ring.Store(&span)
+
+	file, err := os.Open("/proc/self/mem")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer file.Close()
+	info := ring.Info() // what the process advertises
+	view, err := ringbuf.FindView(memory{file}, info.Address, uint64(info.HeaderSize+info.Capacity*info.SlotSize))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	slot, err := view.Read(uint64(syscall.Gettid()))
+	fmt.Printf("span %x of trace %x: %v\n", slot.SpanID, slot.TraceID, err)
+
+	ring.Clear()
+	_, err = view.Read(uint64(syscall.Gettid()))
+	fmt.Println(errors.Is(err, ringbuf.ErrEmpty))
+	// Output:
+	// span 0000000000000002 of trace 00000000000000000000000000000001: <nil>
+	// true
 }

@@ -9,10 +9,11 @@ import (
 	"strings"
 
 	"github.com/otelctx/otelctx/internal/goruntime"
+	"github.com/otelctx/otelctx/internal/ringoption"
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// Option configures a [Ring].
+// Option configures a [Ring]. Of several that say the same thing the last one counts.
 type Option interface {
 	apply(c config) config
 }
@@ -109,9 +110,9 @@ func WithCapacity(slots int) Option {
 	})
 }
 
-// WithLayout1 chooses the slots of layout 1, for readers of Datadog's OTEL context
-// storage: 32 bytes, without owner, and findable as DD_OTEL_CTX or by the magic
-// number in anonymous memory. It needs ByThread. The default is layout 2.
+// WithLayout1 chooses the slots of layout 1, for readers that know the first design of
+// Datadog's OTEL context storage: 32 bytes, without owner, and findable as DD_OTEL_CTX or
+// by the magic number in anonymous memory. It needs ByThread. The default is layout 2.
 func WithLayout1() Option {
 	return optionFunc(func(c config) config {
 		c.layout = wire.RingLayout1
@@ -148,9 +149,9 @@ func WithAttributeSpace(bytes int) Option {
 	})
 }
 
-// WithRuntime is for the packages of this module: it replaces what is known of the Go
-// runtime.
-func WithRuntime(r *goruntime.Runtime) Option { return withRuntime(r) }
+func init() { //nolint:gochecknoinits // the way to an option that users do not see
+	ringoption.WithRuntime = func(r *goruntime.Runtime) any { return withRuntime(r) }
+}
 
 // withRuntime replaces what is known of the Go runtime, for tests of what is
 // refused.

@@ -17,9 +17,10 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// Span is what a slot shows: TraceIDHigh and TraceIDLow, SpanID and
-// LocalRootSpanID, each a W3C identifier read as a big-endian number, TraceFlags,
-// and Attributes in the encoding of OTEP 4947. The zero Span shows nothing.
+// Span is what a slot shows: TraceIDHigh and TraceIDLow, SpanID and LocalRootSpanID, each
+// a uint64 that is a W3C identifier, or a half of one, read as a big-endian number;
+// TraceFlags, a byte; and Attributes, a []byte in the encoding of OTEP 4947. [SpanOf] makes
+// one. The zero Span shows nothing.
 //
 // Of attributes that do not fit into the ring's attribute space all together, those that
 // do, one after the other, are shown. They are stored the quicker way if the capacity of
@@ -38,7 +39,8 @@ func SpanOf(traceID [16]byte, spanID, localRootSpanID [8]byte, traceFlags byte) 
 	}
 }
 
-// Place is a slot that a span was stored in; 0 is none.
+// Place is a slot that a span was stored in; 0 is none. It is of use to the ring that
+// returned it, and any goroutine may keep it and use it.
 type Place uint32
 
 // Ring is a ring of slots. [New] makes one. It is safe for concurrent use.
@@ -70,7 +72,7 @@ type Info struct {
 }
 
 // New returns a ring that shows nothing yet. Only those of its pages cost memory
-// that spans are stored in.
+// that spans are stored in. Its addresses stay in use until the process ends.
 //
 // The error names the option that cannot be met or the system call that failed, or
 // wraps [errors.ErrUnsupported]; then nothing is left behind.
@@ -141,24 +143,56 @@ func (r *Ring) Info() Info { return r.info }
 // It returns 0 if another writer held on to the slot just then; the slot shows what
 // that one stored, or nothing, and never what the goroutine showed before.
 func (r *Ring) Store(s *Span) Place {
-	n, goid := r.slots.StoreFast(s)
+	place, _ := r.Swap(s)
+	return place
+}
+
+// Swap is Store, and returns the id of the span that the goroutine showed so far as
+// well, see [Ring.Shown], or 0.
+func (r *Ring) Swap(s *Span) (place Place, shown uint64) {
+	n, goid, shown := r.slots.StoreFast(s, 0)
 	slot, ok := uint32(n), true
 	if n == slots.Busy {
-		slot, goid, ok = r.slots.Store(s)
+		slot, goid, shown, ok = r.slots.Store(s)
 	}
-	place := Place(slot + 1)
-	if r.homes != nil {
-		bucket := goid & uint64(len(r.homes)-1)
-		if home := &r.homes[bucket]; home.Load() != uint32(place) {
-			if old := home.Swap(uint32(place)); old != 0 && old != uint32(place) {
-				r.slots.Evict(old-1, bucket, uint64(len(r.homes)-1))
-			}
-		}
+	if elsewhere := r.move(Place(slot+1), goid); elsewhere != 0 {
+		shown = elsewhere
 	}
 	if !ok {
+		return 0, shown
+	}
+	return Place(slot + 1), shown
+}
+
+// SwapOver is Store if the goroutine shows the span with this id, see [Ring.Shown], and
+// else does nothing and returns 0.
+func (r *Ring) SwapOver(shown uint64, s *Span) Place {
+	if n, goid, _ := r.slots.StoreFast(s, shown); n != slots.Busy {
+		r.move(Place(n+1), goid)
+		return Place(n + 1)
+	}
+	if r.Shown() != shown {
 		return 0
 	}
-	return place
+	return r.Store(s)
+}
+
+// move notes where a goroutine has stored a span, takes back what it shows elsewhere, and
+// returns the id of that or 0.
+func (r *Ring) move(to Place, goid uint64) (shown uint64) {
+	if r.homes == nil {
+		return 0
+	}
+	bucket := goid & uint64(len(r.homes)-1)
+	home := &r.homes[bucket]
+	if home.Load() == uint32(to) {
+		return 0
+	}
+	if old := home.Swap(uint32(to)); old != 0 && old != uint32(to) {
+		shown = r.slots.ShownBy(old-1, goid)
+		r.slots.Evict(old-1, bucket, uint64(len(r.homes)-1))
+	}
+	return shown
 }
 
 // Clear shows nothing in the slot of the calling thread or goroutine.
@@ -194,7 +228,8 @@ func (r *Ring) Shown() uint64 {
 // Close takes the ring back: readers do not find it any more. Its addresses stay
 // mapped, to memory without a name, so that a writer that comes late, or was in the
 // middle of it, still has somewhere to write; nobody will read it. Closing again
-// does nothing.
+// does nothing. The error names the system call that failed: then the mapping is
+// still there, but no ring to readers any more.
 func (r *Ring) Close() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()

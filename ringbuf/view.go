@@ -33,8 +33,8 @@ type Memory interface {
 	ReadParts(parts []Part) (int, error)
 }
 
-// Part is a piece of the memory of a process to be read: len(Data) bytes from
-// Address on.
+// Part is a piece of the memory of a process to be read into Data, a []byte: len(Data)
+// bytes from Address, a uint64, on. A part without bytes is read by doing nothing.
 type Part = remotemem.Part
 
 // View is a reader's view of a ring in the memory of another process. It trusts
@@ -235,12 +235,14 @@ func (v *View) Verify() error {
 // Slot is what a slot held at one time.
 type Slot struct {
 	// TraceID and SpanID are the span that is shown, zeros if none is; see
-	// [Slot.ShowsSpan]. LocalRootSpanID is zeros where that is not known.
+	// [Slot.ShowsSpan]. LocalRootSpanID is zeros where that is not known. TraceFlags
+	// are those of W3C trace contexts, 1 for sampled, and 0 in layout 1.
 	TraceID         [16]byte
 	SpanID          [8]byte
 	LocalRootSpanID [8]byte
 	TraceFlags      byte
-	// Attributes are encoded as OTEP 4947 has them.
+	// Attributes are encoded as OTEP 4947 has them: entries {key u8, length u8, value}.
+	// They are a copy.
 	Attributes []byte
 	// Owner is the id of the goroutine that published the span, TID that of its
 	// thread then, as the process's own PID namespace has it, and M the address of

@@ -35,6 +35,11 @@
 //     cardinality limits see the result, as if the call had given all of it.
 //     Asynchronous instruments have no context: they never get any.
 //
+// # Concurrency
+//
+// Everything in this package may be called concurrently. What it puts around a sampler or
+// a provider is as safe for concurrent use as that is, and the SDK's are.
+//
 // # Scope
 //
 // The attributes stay in the process: nothing propagates them, and a remote child

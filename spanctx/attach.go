@@ -48,7 +48,7 @@ func Attach(ctx context.Context) Attachment {
 	if !p.find(trace.SpanContextFromContext(ctx), &l) {
 		return Attachment{}
 	}
-	a := Attachment{p: p, id: l.id}
+	a := Attachment{p: p, id: l.ID}
 	attributes := p.attributesOf(ctx)
 	a.own = l.showWith(attributes)
 	for i, r := range p.rings {
@@ -57,10 +57,10 @@ func Attach(ctx context.Context) Attachment {
 			p.show(i, &l, attributes.Encoded(), p.isGuest(&l))
 		}
 	}
-	if r := l.record.Get(); r != nil && !l.ended() {
+	if r := l.Pointers().record.Get(); r != nil && !l.Changed() {
 		a.labels, a.hasLabels = r.Attach(attributes), true
 		// Its end changes the version by compare-and-swap before it looks at the records.
-		if l.ended() {
+		if l.Changed() {
 			r.EndAsGuest()
 			a.labels.Detach()
 		}
@@ -84,9 +84,9 @@ func (a Attachment) Detach() {
 			continue
 		}
 		var before live
-		if a.p.table.find(a.before[i], &before) {
+		if a.p.table.Find(0, 0, a.before[i], &before.span) && before.load() {
 			attributes := before.shownWith(installed)
-			if attributes == nil && before.id == a.id {
+			if attributes == nil && before.ID == a.id {
 				attributes = a.own.Encoded()
 			}
 			a.p.show(i, &before, attributes, a.p.isGuest(&before))
@@ -96,7 +96,8 @@ func (a Attachment) Detach() {
 	}
 }
 
-// Go runs fn on a goroutine of its own, with the span of ctx attached.
+// Go runs fn with ctx on a goroutine of its own, with the span of ctx attached until fn
+// returns. It returns at once, and fn runs whether there is anything to show or not.
 func Go(ctx context.Context, fn func(context.Context)) {
 	go func() {
 		defer Attach(ctx).Detach()
@@ -116,9 +117,9 @@ func Refresh(ctx context.Context) {
 		return
 	}
 	var l live
-	if p.find(trace.SpanContextFromContext(ctx), &l) && (l.goid() != 0 && l.goid() == p.runtime.GoroutineID() || p.shows(l.id)) {
+	if p.find(trace.SpanContextFromContext(ctx), &l) && (l.origin.goid() != 0 && l.origin.goid() == p.runtime.GoroutineID() || p.shows(l.ID)) {
 		attributes := p.attributesOf(ctx).Encoded()
-		if r := p.installed(); r.Shows(l.id) {
+		if r := p.installed(); r.Shows(l.ID) {
 			attributes = r.Attributes()
 		}
 		p.show(threadRing, &l, attributes, p.isGuest(&l))

@@ -18,6 +18,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/sdk/resource"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
@@ -422,6 +423,15 @@ func TestTooManyAttributeKeys(t *testing.T) {
 		s.assertAttributes(t, span, "key.255", "last", "key.0", "first")
 		span.End()
 	})
+	// Who is told may ask for more.
+	var told atomic.Int64
+	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(error) {
+		told.Add(1)
+		assert.NoError(t, s.p.AddAttributeKeys("still more"))
+	}))
+	s.p.toldRefused.Store(false)
+	require.NoError(t, s.p.AddAttributeKeys("one more"))
+	assert.EqualValues(t, 1, told.Load())
 	// Names that make the process context too large are an error, and change nothing.
 	p := s.p
 	require.NoError(t, p.Shutdown(context.Background()))

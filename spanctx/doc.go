@@ -18,7 +18,7 @@
 //   - The goroutine record, behind the goroutine's profiler labels (on by default):
 //     exact, inherited by goroutines that are started inside the span, and seen as
 //     ordinary labels trace_id and span_id by runtime/pprof and every profiler that
-//     reads Go's labels. See OTEP 4947.
+//     reads Go's labels. See [OTEP 4947].
 //   - Thread slots (on by default), a ring indexed by thread id, see package ringbuf:
 //     for readers that know nothing of goroutines. Go moves goroutines between
 //     threads whenever they block; a slot says which goroutine it is about, so that a
@@ -28,6 +28,9 @@
 //
 // What is shown where is advertised in the process context by attributes that begin
 // with threadlocal., as soon as package resourcepublisher publishes one.
+//
+// A process has at most one SpanProcessor at a time. Everything in this package may be
+// called concurrently, on any goroutine; only Detach is bound to one.
 //
 // # What a span's life looks like
 //
@@ -58,7 +61,7 @@
 //
 // # Limits
 //
-// The table that ends are looked up in has room for 65,536 spans, in buckets of 8: from
+// The table that ends are looked up in has room for 67,840 spans, in buckets of 8: from
 // about 30,000 live spans on some are shown no more, the oldest of a full bucket. An
 // [Attach] or the end of a child that runs while another goroutine ends the span to be
 // shown may show that until it returns. pprof.Do and pprof.SetGoroutineLabels replace
@@ -79,4 +82,12 @@
 // is not known what a goroutine that was attached with other attributes than the span's
 // own showed before: slots show the span without attributes when the goroutine goes back
 // to it from a child, or from an Attach within the Attach.
+//
+// # Platforms
+//
+// Linux on amd64 and arm64. Elsewhere [NewSpanProcessor] returns an error that wraps
+// [errors.ErrUnsupported], [WithPublishing] reports it, and [Attach], [Go] and [Refresh]
+// show nothing.
+//
+// [OTEP 4947]: https://github.com/open-telemetry/opentelemetry-specification/blob/main/oteps/profiles/4947-thread-ctx.md
 package spanctx

@@ -17,6 +17,7 @@ import (
 
 	"github.com/otelctx/otelctx/reader"
 	"github.com/otelctx/otelctx/resourcepublisher"
+	"github.com/otelctx/otelctx/scopedattr"
 	"github.com/otelctx/otelctx/spanctx"
 )
 
@@ -148,4 +149,40 @@ func ExampleRecordUnsampled() {
 	show(span)
 	// Output:
 	// goroutine_record: the span: true, proven: true, sampled: false
+}
+
+// Context-scoped attributes are published with the spans that are started below them.
+func ExampleWithAttributeKeys() {
+	tp := sdktrace.NewTracerProvider(
+		resourcepublisher.WithResource(resource.NewSchemaless(attribute.String("service.name", "checkout"))),
+		spanctx.WithPublishing(spanctx.WithAttributeKeys("http.app")),
+	)
+	defer tp.Shutdown(context.Background())
+
+	// The example's goroutine stays on the thread that it looks at.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	ctx := scopedattr.ContextWithAttributes(context.Background(),
+		attribute.String("http.app", "shop"), attribute.String("enduser.id", "ann"))
+	_, span := tp.Tracer("shop").Start(ctx, "GET /cart")
+	defer span.End()
+
+	p, err := reader.Open(os.Getpid())
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer p.Close()
+	threads, err := p.Threads(context.Background())
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for _, t := range threads {
+		if t.Span != nil && t.OwnTID == syscall.Gettid() {
+			fmt.Println(t.Span.Attributes)
+		}
+	}
+	// Output:
+	// [{http.app shop}]
 }

@@ -17,7 +17,9 @@ import (
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/otelctx/otelctx/internal/gorecord"
 	"github.com/otelctx/otelctx/internal/goruntime"
+	"github.com/otelctx/otelctx/internal/spantable"
 )
 
 func TestNested(t *testing.T) {
@@ -201,7 +203,7 @@ func TestSpanIDInTwoTraces(t *testing.T) {
 	}
 	s.assertNowhere(t)
 	var l live
-	assert.False(t, s.p.table.find(7, &l), "all ends were noticed")
+	assert.False(t, s.p.table.Find(0, 0, 7, &l.span), "all ends were noticed")
 }
 
 type sameSpanID struct{ derivedIDs }
@@ -211,6 +213,28 @@ func (d *sameSpanID) NewIDs(ctx context.Context) (trace.TraceID, trace.SpanID) {
 }
 
 func (*sameSpanID) NewSpanID(context.Context, trace.TraceID) trace.SpanID { return trace.SpanID{7: 7} }
+
+// Nor from having no ids at all: what cannot be found again at its end is not shown.
+func TestWithoutSpanID(t *testing.T) {
+	s := serve(t, everything()...)
+	tp := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(s.p), sdktrace.WithIDGenerator(new(noSpanID)))
+	apart(func() {
+		_, span := tp.Tracer("test").Start(context.Background(), "span")
+		require.True(t, span.IsRecording())
+		s.assertShows(t, nil, nil)
+		span.End()
+		if r := gorecord.Installed(); r != nil {
+			assert.False(t, r.Valid(), "the record of a span that is over")
+		}
+	})
+	s.assertNowhere(t)
+}
+
+type noSpanID struct{ derivedIDs }
+
+func (d *noSpanID) NewIDs(context.Context) (trace.TraceID, trace.SpanID) {
+	return traceID(d.traces.Add(1)), trace.SpanID{}
+}
 
 func TestOutOfOrder(t *testing.T) {
 	s := serve(t, everything()...)
@@ -444,7 +468,7 @@ func testNeverEnded(t *testing.T, s *service, spans uint64) {
 		}
 	}
 	// Until the table is full it gains records.
-	const warm = 4 * largeBuckets * ways
+	const warm = 4 * spantable.Room
 	fill(1, warm)
 	before := heap()
 	fill(warm, warm+spans)

@@ -12,7 +12,8 @@ import (
 	"github.com/otelctx/otelctx/ringbuf"
 )
 
-// Option configures a [SpanProcessor].
+// Option configures a [SpanProcessor]. Of several that say the same thing the last one
+// counts, but for [WithAttributeKeys].
 type Option interface {
 	apply(c config) config
 }
@@ -76,7 +77,7 @@ func WithGoroutineRecord(on bool) Option {
 	})
 }
 
-// WithLayout1 gives the thread slots layout 1, for readers of Datadog's OTEL context
+// WithLayout1 gives the thread slots layout 1, for readers that know the first design of Datadog's OTEL context
 // storage, see [ringbuf.WithLayout1]. Slots of that layout do not say whose they are:
 // a goroutine that blocks leaves its span behind on the thread. The default is
 // layout 2.

@@ -5,7 +5,6 @@ package spanctx
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"runtime"
@@ -20,7 +19,9 @@ import (
 
 	"github.com/otelctx/otelctx/internal/gorecord"
 	"github.com/otelctx/otelctx/internal/goruntime"
+	"github.com/otelctx/otelctx/internal/ringoption"
 	"github.com/otelctx/otelctx/internal/scope"
+	"github.com/otelctx/otelctx/internal/sdkspan"
 	"github.com/otelctx/otelctx/resourcepublisher"
 	"github.com/otelctx/otelctx/ringbuf"
 )
@@ -43,7 +44,8 @@ type SpanProcessor struct {
 	refused error
 
 	refusedKeys atomic.Int64
-	refusing    sync.Once
+	// toldRefused is whether the first of them have been reported.
+	toldRefused atomic.Bool
 
 	stopped  atomic.Bool
 	shutdown sync.Once
@@ -94,7 +96,8 @@ func newSpanProcessor(c config) (_ *SpanProcessor, refusedKeys int, err error) {
 	if active.Load() != nil {
 		return nil, 0, ErrAlreadyPublishing
 	}
-	p := &SpanProcessor{runtime: c.runtime, table: newTable()}
+	p := &SpanProcessor{runtime: c.runtime}
+	p.table = newTable(p.evict)
 	keys, refusedKeys := p.keys.Load().Append(c.keys...)
 	p.keys.Store(keys)
 	defer func() {
@@ -102,9 +105,8 @@ func newSpanProcessor(c config) (_ *SpanProcessor, refusedKeys int, err error) {
 			err = errors.Join(err, p.closeRings())
 		}
 	}()
-	common := []ringbuf.Option{
-		ringbuf.WithCapacity(c.capacity), ringbuf.WithAttributeSpace(c.space), ringbuf.WithRuntime(c.runtime),
-	}
+	withRuntime, _ := ringoption.WithRuntime(c.runtime).(ringbuf.Option)
+	common := []ringbuf.Option{ringbuf.WithCapacity(c.capacity), ringbuf.WithAttributeSpace(c.space), withRuntime}
 	if c.threadSlots {
 		opts := common
 		if c.layout1 {
@@ -211,9 +213,9 @@ func (p *SpanProcessor) refuse(keys int) {
 		return
 	}
 	p.refusedKeys.Add(int64(keys))
-	p.refusing.Do(func() {
+	if !p.toldRefused.Swap(true) {
 		otel.Handle(fmt.Errorf("publish attribute keys: %d of them are refused, there are %d already", keys, scope.MaxKeys))
-	})
+	}
 }
 
 // RefusedAttributeKeys returns how many keys were refused since there were 256 already;
@@ -247,15 +249,14 @@ func (p *SpanProcessor) OnStart(parent context.Context, s sdktrace.ReadWriteSpan
 	// Fields are assigned one by one, here and below: a struct that is made somewhere
 	// else and copied at once would hold up the processor.
 	var l live
-	sc := s.SpanContext()
-	traceID, id := sc.TraceID(), sc.SpanID()
-	l.id = binary.BigEndian.Uint64(id[:])
-	l.traceIDHigh = binary.BigEndian.Uint64(traceID[:8])
-	l.traceIDLow = binary.BigEndian.Uint64(traceID[8:])
-	l.localRoot = l.id
-	l.origin = origin(p.runtime.GoroutineID(), byte(sc.TraceFlags()))
+	var id sdkspan.ID
+	sdkspan.Started(s, &id)
+	l.ID, l.traceIDHigh, l.traceIDLow = id.SpanID, id.TraceIDHigh, id.TraceIDLow
+	l.localRoot = l.ID
+	l.origin = originOf(p.runtime.GoroutineID(), id.TraceFlags)
+	var outer uint64
 	if p.hasRings() {
-		p.follow(parent, &l)
+		outer = p.follow(parent, &l)
 	}
 
 	attributes := p.attributesOf(parent)
@@ -263,28 +264,35 @@ func (p *SpanProcessor) OnStart(parent context.Context, s sdktrace.ReadWriteSpan
 	l.show(&span)
 	span.Attributes = attributes.Encoded()
 	var places [numRings]ringbuf.Place
-	for i, r := range p.rings {
-		if r != nil {
-			places[i] = r.Store(&span)
+	resumes := false
+	for i := range p.rings {
+		if r := p.rings[i]; r != nil {
+			var shown uint64
+			places[i], shown = r.Swap(&span)
+			resumes = resumes || shown == outer
 		}
+	}
+	if outer != 0 && !resumes && (!p.records || gorecord.Current() != outer) {
+		l.resumes = 0
 	}
 	with := carried{attributes: attributes}
 	if p.records {
-		with.record = gorecord.Begin(l.traceIDHigh, l.traceIDLow, l.id, l.flags(), attributes)
+		with.record = gorecord.Begin(l.traceIDHigh, l.traceIDLow, l.ID, l.origin.flags(), attributes)
 		with.attributes = nil // the record has them
 	}
-	if !p.table.add(&l, with, places, p.evict) {
+	if !p.table.Reserve(l.ID, &l.span) {
 		// It could not be taken back at its end.
 		with.record.End()
 		for i, r := range p.rings {
 			if r != nil {
-				r.Replace(places[i], l.id, nil)
+				r.Replace(places[i], l.ID, nil)
 			}
 		}
 		return
 	}
+	l.store(with, &places)
 	if p.stopped.Load() {
-		p.end(&l)
+		p.end(&l.span)
 	}
 }
 
@@ -294,31 +302,30 @@ func (p *SpanProcessor) hasRings() bool {
 	return p.rings[threadRing] != nil || p.rings[goroutineRing] != nil
 }
 
-// follow has a span that is started with ctx follow its local parent, if that is live. A
+// follow has a span that is started with ctx follow its local parent, if that is live, and
+// returns the id of that or 0: the goroutine is to go back to it if it shows it. A
 // remote parent is somebody else's, also where its id is known here; and the span of ctx
 // is no parent of one that begins a trace of its own ([trace.WithNewRoot]). It is not the
 // span that is asked because that takes a lock.
-func (p *SpanProcessor) follow(ctx context.Context, child *live) {
-	sc := trace.SpanContextFromContext(ctx)
-	traceID, id := sc.TraceID(), sc.SpanID()
-	if parent := binary.BigEndian.Uint64(id[:]); parent != 0 && !sc.IsRemote() &&
-		binary.BigEndian.Uint64(traceID[:8]) == child.traceIDHigh && binary.BigEndian.Uint64(traceID[8:]) == child.traceIDLow {
-		p.followLocal(parent, child)
+func (p *SpanProcessor) follow(ctx context.Context, child *live) (parent uint64) {
+	var id sdkspan.ID
+	if sdkspan.Current(ctx, &id) && id.SpanID != 0 && !id.Remote &&
+		id.TraceIDHigh == child.traceIDHigh && id.TraceIDLow == child.traceIDLow {
+		return p.followLocal(id.SpanID, child)
 	}
+	return 0
 }
 
 // followLocal is apart so that spans without a parent need no room for one.
-func (p *SpanProcessor) followLocal(id uint64, child *live) {
+func (p *SpanProcessor) followLocal(id uint64, child *live) (parent uint64) {
 	var l live
-	if !p.table.findIn(child.traceIDHigh, child.traceIDLow, id, &l) {
+	if !p.table.Find(child.traceIDHigh, child.traceIDLow, id, &l.span) || !l.load() {
 		// It is over or has been evicted, or it is not recorded: only it would know.
 		child.localRoot = 0
-		return
+		return 0
 	}
-	child.localRoot = l.localRoot
-	if p.shows(id) {
-		child.resumes = id
-	}
+	child.localRoot, child.resumes = l.localRoot, l.Ref()
+	return id
 }
 
 // OnEnd takes the span back, wherever it is shown.
@@ -326,16 +333,17 @@ func (p *SpanProcessor) OnEnd(s sdktrace.ReadOnlySpan) {
 	if p == nil {
 		return
 	}
-	var l live
-	sc := s.SpanContext()
-	traceID, spanID := sc.TraceID(), sc.SpanID()
-	id := binary.BigEndian.Uint64(spanID[:])
-	if p.table.findIn(binary.BigEndian.Uint64(traceID[:8]), binary.BigEndian.Uint64(traceID[8:]), id, &l) && p.end(&l) {
+	var l span
+	var id sdkspan.ID
+	sdkspan.Ended(s, &id)
+	if p.table.Take(id.TraceIDHigh, id.TraceIDLow, id.SpanID, &l) {
+		p.withdraw(&l)
+		free(&l)
 		return
 	}
 	// It was evicted or never shown, or somebody is about to take it back: that may take
 	// until after the end.
-	p.table.claimed(id, p.hasten)
+	p.table.Claimed(id.SpanID, p.hasten)
 }
 
 // ForceFlush does nothing: there is nothing that waits.
@@ -358,7 +366,7 @@ func (p *SpanProcessor) Shutdown(context.Context) error {
 		building.Lock() // nobody adds keys to it any more
 		err := p.withdrawAdvertisement()
 		building.Unlock()
-		p.table.all(func(l *live) { p.end(l) })
+		p.table.All(p.end)
 		p.shutdownErr = errors.Join(err, p.closeRings())
 		active.CompareAndSwap(p, nil)
 	})
@@ -378,9 +386,8 @@ func (p *SpanProcessor) closeRings() error {
 // find looks for a span of this process, fills l with it, and reports whether it is
 // live.
 func (p *SpanProcessor) find(sc trace.SpanContext, l *live) bool {
-	id, traceID := sc.SpanID(), sc.TraceID()
-	return sc.HasTraceID() && !sc.IsRemote() && p.table.findIn(binary.BigEndian.Uint64(traceID[:8]),
-		binary.BigEndian.Uint64(traceID[8:]), binary.BigEndian.Uint64(id[:]), l)
+	id := sdkspan.Of(sc)
+	return sc.HasTraceID() && !id.Remote && p.table.Find(id.TraceIDHigh, id.TraceIDLow, id.SpanID, &l.span) && l.load()
 }
 
 // shows reports whether the calling goroutine shows a span, by any carrier.
@@ -396,27 +403,26 @@ func (p *SpanProcessor) shows(id uint64) bool {
 	return false
 }
 
-// end ends the life of a span, unless somebody else does, and reports whether it did.
-func (p *SpanProcessor) end(l *live) bool {
-	if !l.claim() {
-		return false
+// end ends the life of a span, unless somebody else does.
+func (p *SpanProcessor) end(l *span) {
+	if l.Claim() {
+		p.withdraw(l)
+		free(l)
 	}
-	p.withdraw(l)
-	l.free()
-	return true
 }
 
 // hasten takes a span back whose entry somebody else has claimed, who has that before
 // them too. What the entry holds may be another span's by now: nothing is taken back
 // that is not of the one with this id.
-func (p *SpanProcessor) hasten(l *live) {
-	if r := l.record.Get(); r.Shows(l.id) {
+func (p *SpanProcessor) hasten(l *span) {
+	if r := l.Pointers().record.Get(); r.Shows(l.ID) {
 		r.EndAsGuest()
 	}
 	for i, r := range p.rings {
-		for n := range l.entry.places[i] {
-			if place, _ := placeOf(atomic.LoadUint32(&l.entry.places[i][n])); r != nil {
-				r.Replace(place, l.id, nil)
+		at := &l.Data().places[i]
+		for n := range at {
+			if place, _ := placeOf(atomic.LoadUint32(&at[n])); r != nil {
+				r.Replace(place, l.ID, nil)
 			}
 		}
 	}
@@ -425,50 +431,62 @@ func (p *SpanProcessor) hasten(l *live) {
 // withdraw takes a span back whose entry is claimed. Where the goroutine that started
 // it shows it, its parent is shown again, if that goroutine was showing it before and
 // it is live; elsewhere nothing is.
-func (p *SpanProcessor) withdraw(l *live) {
-	// Asked before that is over: on the thread that the goroutine was on before it
-	// blocked, the slot may be another goroutine's by now, and tell nothing any more.
-	innermost := p.records && l.resumes != 0 && gorecord.Current() == l.id
-	here := l.goid() == p.runtime.GoroutineID()
-	record := l.record.Get()
-	endRecord(record, here)
-	if l.resumes == 0 {
+func (p *SpanProcessor) withdraw(l *span) {
+	record, e := l.Pointers().record.Get(), l.Data()
+	here := e.origin.goid() == p.runtime.GoroutineID()
+	if e.resumes == 0 {
 		p.clear(l)
-		return
+	} else {
+		p.resume(l, record, here)
 	}
+	endRecord(record, here)
+}
+
+// resume has slots go back to the parent of a span whose entry is claimed, or if that is
+// over show nothing. It is called before the span's record is over, and here says whether
+// the calling goroutine is the one that started the span.
+func (p *SpanProcessor) resume(l *span, record *gorecord.Record, here bool) {
+	e := l.Data()
 	var parent live
-	ok := p.table.findIn(l.traceIDHigh, l.traceIDLow, l.resumes, &parent)
-	var attributes []byte
-	if ok && p.keys.Load() != nil {
-		attributes = parent.shownWith(record.Outer())
+	var span ringbuf.Span // the zero one if that is over
+	ok := p.table.Follow(e.resumes, &parent.span) && parent.load()
+	if ok {
+		parent.show(&span)
+		if p.keys.Load() != nil {
+			span.Attributes = parent.shownWith(record.Outer())
+		}
 	}
-	here = here && ok && l.goid() != 0
-	for i, r := range p.rings {
+	for i := range p.rings {
+		r := p.rings[i]
 		if r == nil {
 			continue
 		}
-		if here && (innermost || r.Shown() == l.id) {
+		var now ringbuf.Place
+		if goid := e.origin.goid(); ok && here && goid != 0 {
 			// The goroutine goes on with the parent where it is now, which need not
-			// be where it has shown the span.
-			p.show(i, &parent, attributes, parent.goid() != l.goid())
+			// be where it has shown the span. On the thread that it was on before it
+			// blocked, the slot may be another goroutine's by now, and tell nothing any
+			// more: then its record does.
+			if now = r.SwapOver(l.ID, &span); now == 0 && p.records && gorecord.Current() == l.ID {
+				now = r.Store(&span)
+			}
+			if now != 0 {
+				parent.keepHere(i, r, now, parent.origin.goid() != goid)
+			}
 		}
-		for n := range l.entry.places[i] {
-			place, guest := placeOf(atomic.LoadUint32(&l.entry.places[i][n]))
+		at := &e.places[i]
+		for n := range at {
+			place, guest := placeOf(atomic.LoadUint32(&at[n]))
 			if place == 0 {
 				break // they are noted in their order
 			}
-			if !r.Shows(place, l.id) {
+			if place == now || !r.Shows(place, l.ID) {
 				continue
 			}
 			if !ok || guest {
-				r.Replace(place, l.id, nil)
-				continue
-			}
-			var span ringbuf.Span
-			parent.show(&span)
-			span.Attributes = attributes
-			if r.Replace(place, l.id, &span) {
-				parent.keep(i, r, place, parent.goid() != l.goid())
+				r.Replace(place, l.ID, nil)
+			} else if r.Replace(place, l.ID, &span) {
+				parent.keep(i, r, place, parent.origin.goid() != e.origin.goid())
 			}
 		}
 	}
@@ -477,13 +495,16 @@ func (p *SpanProcessor) withdraw(l *live) {
 // evict takes a span back that has to give way to another one, and whose entry is
 // claimed. Nothing is shown in its stead: it is another goroutine's, which may just be
 // ending the parent and would not see that this is shown again.
-func (p *SpanProcessor) evict(l *live) {
-	endRecord(l.record.Get(), l.goid() == p.runtime.GoroutineID())
+func (p *SpanProcessor) evict(l *span) {
+	endRecord(l.Pointers().record.Get(), l.Data().origin.goid() == p.runtime.GoroutineID())
 	p.clear(l)
 }
 
 // endRecord ends a record, on the goroutine that began it or on another one.
 func endRecord(r *gorecord.Record, here bool) {
+	if r == nil {
+		return
+	}
 	if here {
 		r.End()
 	} else {
@@ -492,17 +513,19 @@ func endRecord(r *gorecord.Record, here bool) {
 }
 
 // clear has no slot show a span whose entry is claimed.
-func (p *SpanProcessor) clear(l *live) {
-	for i, r := range p.rings {
+func (p *SpanProcessor) clear(l *span) {
+	for i := range p.rings {
+		r := p.rings[i]
 		if r == nil {
 			continue
 		}
-		for n := range l.entry.places[i] {
-			place, _ := placeOf(atomic.LoadUint32(&l.entry.places[i][n]))
+		at := &l.Data().places[i]
+		for n := range at {
+			place, _ := placeOf(atomic.LoadUint32(&at[n]))
 			if place == 0 {
 				break // they are noted in their order
 			}
-			r.Replace(place, l.id, nil)
+			r.Replace(place, l.ID, nil)
 		}
 	}
 }
@@ -516,12 +539,12 @@ func (p *SpanProcessor) show(ring int, l *live, attributes []byte, guest bool) {
 	l.show(&span)
 	span.Attributes = attributes
 	if place := r.Store(&span); place != 0 {
-		l.keep(ring, r, place, guest)
+		l.keepHere(ring, r, place, guest)
 	}
 }
 
 // isGuest reports whether the calling goroutine is not the one that started a span, or
 // that is not known.
 func (p *SpanProcessor) isGuest(l *live) bool {
-	return l.goid() == 0 || l.goid() != p.runtime.GoroutineID()
+	return l.origin.goid() == 0 || l.origin.goid() != p.runtime.GoroutineID()
 }

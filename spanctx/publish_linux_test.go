@@ -366,7 +366,7 @@ func TestShutdownUnderLoad(t *testing.T) {
 		maps, err := os.ReadFile("/proc/self/maps")
 		require.NoError(t, err)
 		assert.NotContains(t, string(maps), "OTELCTX_")
-		p.table.all(func(l *live) { assert.Fail(t, "shown", "%x", l.id) })
+		p.table.All(func(l *span) { assert.Fail(t, "shown", "%x", l.ID) })
 		require.NoError(t, tp.Shutdown(context.Background()))
 	}
 }

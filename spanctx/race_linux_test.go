@@ -18,6 +18,7 @@ import (
 
 	"github.com/otelctx/otelctx/internal/gorecord"
 	"github.com/otelctx/otelctx/internal/goruntime"
+	"github.com/otelctx/otelctx/internal/spantable"
 	"github.com/otelctx/otelctx/ringbuf"
 )
 
@@ -95,7 +96,7 @@ func TestOverlappingEnds(t *testing.T) {
 			s := serve(t, opts...)
 			if name == "few entries" {
 				// Entries are used again at once.
-				s.p.table = &table{small: newHalf(1), large: newHalf(1)}
+				s.p.table = fewEntries(s.p)
 			}
 			crew := newCrew(5, 1)
 			defer crew.close()
@@ -184,13 +185,45 @@ func testOverlappingEnds(t *testing.T, s *service, crew *crew, n int) bool {
 	return s.assertNowhere(t) && ok
 }
 
+// A goroutine that a span is attached to, in the slot that it was started in, does not go
+// on with its parent, as the goroutine does that started it.
+func TestGuestsShowNoParent(t *testing.T) {
+	moreProcessors(t)
+	for name, opts := range map[string][]Option{
+		"threads":    {WithCapacity(1), WithGoroutineRecord(false)},
+		"goroutines": {WithCapacity(1), WithGoroutineRecord(false), WithThreadSlots(false), WithGoroutineSlots(true)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := serve(t, opts...)
+			crew := newCrew(2, 1)
+			defer crew.close()
+			for range max(20_000, scaled(100_000)) {
+				ctx, parent := s.root()
+				ctx, child := s.start(ctx)
+				crew.run(func(func()) { child.End() }, func(func()) {
+					Attach(ctx).Detach()
+					for _, r := range s.p.rings {
+						if r != nil && r.Shown() != 0 {
+							t.Errorf("the guest shows %x after it has gone, its host's parent is %x", r.Shown(), number(parent))
+						}
+					}
+				})
+				parent.End()
+				if t.Failed() {
+					return
+				}
+			}
+		})
+	}
+}
+
 // More spans than the table has entries: those that have to give way are shown no more,
 // and none is after its end, though others may just be taking it back or have its entry
 // by now.
 func TestEviction(t *testing.T) {
 	moreProcessors(t)
 	s := serve(t, everything(WithCapacity(64))...)
-	s.p.table = &table{small: newHalf(1), large: newHalf(1)}
+	s.p.table = fewEntries(s.p)
 	var all sync.WaitGroup
 	var shownOnce atomic.Int64
 	for range 12 {
@@ -231,38 +264,43 @@ func TestEviction(t *testing.T) {
 	all.Wait()
 	assert.Positive(t, shownOnce.Load())
 	s.assertNowhere(t)
-	s.p.table.all(func(l *live) { assert.Fail(t, "in the table", "%x", l.id) })
+	s.p.table.All(func(l *span) { assert.Fail(t, "in the table", "%x", l.ID) })
+}
+
+// fewEntries is a table whose entries are used again at once.
+func fewEntries(p *SpanProcessor) *table {
+	return spantable.New([...]int{1, 1, 1}, p.evict, nil)
 }
 
 // An entry that is being evicted by somebody who does not get on with it: the end of the
 // span does not leave it at that.
 func TestEndWhileEvicted(t *testing.T) {
 	s := serve(t, everything()...)
-	s.p.table = &table{small: newHalf(1), large: newHalf(1)}
+	s.p.table = fewEntries(s.p)
 	apart(func() {
 		_, span := s.root()
 		var l live
 		require.True(t, s.p.find(span.SpanContext(), &l))
-		require.True(t, l.claim()) // and then nothing, for now
+		require.True(t, l.Claim()) // and then nothing, for now
 		s.assertShows(t, span, span)
 		span.End()
 		s.assertShows(t, nil, nil)
 		assert.Zero(t, s.places(number(span)))
-		s.p.withdraw(&l)
-		l.free()
+		s.p.withdraw(&l.span)
+		free(&l.span)
 		s.assertShows(t, nil, nil)
 
 		// The same when the entry is about to be another span's.
 		_, span = s.root()
 		require.True(t, s.p.find(span.SpanContext(), &l))
-		require.True(t, l.claim())
-		s.p.withdraw(&l)
+		require.True(t, l.Claim())
+		s.p.withdraw(&l.span)
 		record := gorecord.Begin(1, 2, 3, 0, nil)
-		l.record.Put(record)
+		l.Pointers().record.Put(record)
 		span.End()
 		assert.True(t, record.Valid(), "it is not that span's")
 		record.End()
-		l.free()
+		free(&l.span)
 	})
 	s.assertNowhere(t)
 }
@@ -271,7 +309,7 @@ func TestEndWhileEvicted(t *testing.T) {
 // alone.
 func TestNoteComesLate(t *testing.T) {
 	s := serve(t, everything(WithCapacity(4096))...)
-	s.p.table = &table{small: newHalf(1), large: newHalf(1)}
+	s.p.table = fewEntries(s.p)
 	r := s.p.rings[goroutineRing]
 	apart(func() {
 		for range 200 {
@@ -282,7 +320,7 @@ func TestNoteComesLate(t *testing.T) {
 			_, young := s.root()
 			var l2 live
 			require.True(t, s.p.find(young.SpanContext(), &l2))
-			require.Same(t, l.entry, l2.entry, "free entries are used in their order")
+			require.Same(t, l.Data(), l2.Data(), "free entries are used in their order")
 			apart(func() {
 				s.p.show(goroutineRing, &l, nil, true)
 				s.assertShows(t, nil, nil)
@@ -310,7 +348,7 @@ func TestNote(t *testing.T) {
 	require.True(t, s.p.find(span.SpanContext(), &l))
 	show := func(attached *[]Attachment, step chan bool) {
 		a := Attach(ctx)
-		step <- r.Shown() == l.id
+		step <- r.Shown() == l.ID
 		<-step
 		a.Detach()
 		close(step)
@@ -328,9 +366,9 @@ func TestNote(t *testing.T) {
 	step := make(chan bool)
 	go show(nil, step)
 	assert.True(t, <-step, "one has made room")
-	assert.Equal(t, maxPlaces, s.places(l.id))
+	assert.Equal(t, maxPlaces, s.places(l.ID))
 	span.End()
-	assert.Zero(t, s.places(l.id))
+	assert.Zero(t, s.places(l.ID))
 	for _, step := range append(steps[1:], step) {
 		step <- true
 		<-step

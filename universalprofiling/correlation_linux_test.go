@@ -9,11 +9,13 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
@@ -363,6 +365,29 @@ func TestAHostileSender(t *testing.T) {
 	spans := s.wait(2)
 	assert.LessOrEqual(t, len(stackTraceIDs(spans[0])), maxSamples)
 	assert.Equal(t, []string{"BwAAAAAAAAAAAAAAAAAAAA", "BwAAAAAAAAAAAAAAAAAAAA", "BwAAAAAAAAAAAAAAAAAAAA"}, stackTraceIDs(spans[1]))
+}
+
+// Who is told of an error may trace that, and export what it traces at once.
+func TestWarningsAreGivenWithoutLocks(t *testing.T) {
+	s := newService(t)
+	s.send(registration(0))
+	before := otel.GetErrorHandler()
+	var told atomic.Bool
+	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(error) {
+		_, span := s.tracer.Start(context.Background(), "what is wrong")
+		span.End()
+		told.Store(true)
+	}))
+	t.Cleanup(func() { otel.SetErrorHandler(before) })
+	_, span := s.tracer.Start(t.Context(), "transaction")
+	defer span.End()
+	sc := span.SpanContext()
+	for n := range byte(2) {
+		c := wire.ProfilingCorrelation{TraceID: sc.TraceID(), TransactionID: sc.SpanID(), StackTraceID: [16]byte{n}, Count: maxSamples - 1}
+		require.NoError(t, s.sendRaw(c.Encode()))
+	}
+	require.Eventually(t, told.Load, 10*time.Second, time.Millisecond)
+	assert.Equal(t, []string{"what is wrong"}, names(s))
 }
 
 // Transactions that are never exported are forgotten when there are many.

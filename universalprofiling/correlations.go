@@ -17,6 +17,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/resource"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 
+	"github.com/otelctx/otelctx/internal/sdkspan"
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
@@ -198,21 +199,32 @@ func (i *Integration) correlate(m wire.ProfilingCorrelation) {
 		return
 	}
 	k := transactionKey{number(m.TraceID[:8]), number(m.TraceID[8:]), number(m.TransactionID[:])}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	var l live
-	if !c.table.findRoot(k.traceIDHigh, k.traceIDLow, k.id, &l) || uint8(l.origin)&1 == 0 {
+	known, added := c.addIfKnown(k, m.StackTraceID, int(m.Count))
+	if !known {
 		c.counters.unknownTransactions.Add(1)
 		return
 	}
 	c.counters.correlations.Add(1)
-	if !c.add(k, m.StackTraceID, int(m.Count)) {
+	if !added {
 		c.counters.dropped.Add(uint64(m.Count))
+		// Without the lock: who is told may trace that, and export it at once.
 		i.warned.once(warnSamples, errors.New("more samples than there is room for: transactions will not have all of them"))
 	}
 }
 
-// add adds so many samples of a stack trace to a transaction, all or none.
+// addIfKnown adds so many samples of a stack trace to a transaction, if it is known and
+// there is room for them.
+func (c *correlations) addIfKnown(k transactionKey, stackTrace [16]byte, count int) (known, added bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var l live
+	if !findRoot(c.table, k.traceIDHigh, k.traceIDLow, k.id, &l) || l.origin.flags()&sampled == 0 {
+		return false, false
+	}
+	return true, c.add(k, stackTrace, count)
+}
+
+// add adds them, all or none. mu is held.
 func (c *correlations) add(k transactionKey, stackTrace [16]byte, count int) bool {
 	if count == 0 {
 		return true
@@ -239,7 +251,7 @@ func (c *correlations) add(k transactionKey, stackTrace [16]byte, count int) boo
 func (c *correlations) sweep() {
 	for k := range c.samples {
 		var l live
-		if !c.table.find(k.traceIDHigh, k.traceIDLow, k.id, &l) {
+		if !find(c.table, k.traceIDHigh, k.traceIDLow, k.id, &l) {
 			c.forget(k)
 		}
 	}
@@ -254,15 +266,15 @@ func (c *correlations) forget(k transactionKey) {
 }
 
 func keyOf(s sdktrace.ReadOnlySpan) transactionKey {
-	sc := s.SpanContext()
-	traceID, id := sc.TraceID(), sc.SpanID()
-	return transactionKey{number(traceID[:8]), number(traceID[8:]), number(id[:])}
+	var id sdkspan.ID
+	sdkspan.Ended(s, &id)
+	return transactionKey{stored(id.TraceIDHigh), stored(id.TraceIDLow), stored(id.SpanID)}
 }
 
 // endOf returns when a transaction has ended, if that is known.
 func (c *correlations) endOf(k transactionKey) (at uint64, ok bool) {
 	var l live
-	if !c.table.findRoot(k.traceIDHigh, k.traceIDLow, k.id, &l) || l.origin&ended == 0 {
+	if !findRoot(c.table, k.traceIDHigh, k.traceIDLow, k.id, &l) || l.origin&ended == 0 {
 		return 0, false
 	}
 	return l.resumes, true
@@ -274,7 +286,7 @@ func (c *correlations) collect(k transactionKey) (ids []string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	var l live
-	if !c.table.findRoot(k.traceIDHigh, k.traceIDLow, k.id, &l) || l.origin&ended == 0 {
+	if !findRoot(c.table, k.traceIDHigh, k.traceIDLow, k.id, &l) || l.origin&ended == 0 {
 		c.forget(k)
 		return nil
 	}
@@ -289,10 +301,10 @@ func (c *correlations) collect(k transactionKey) (ids []string) {
 		slices.Sort(ids) // in any order, but always the same
 	}
 	// Only who holds the lock changes it.
-	if left := atomic.AddUint64(&l.entry.exports, ^uint64(0)); left == 0 {
+	if left := atomic.AddUint64(&l.Data().exports, ^uint64(0)); left == 0 {
 		c.forget(k)
-		if l.claim() {
-			l.free()
+		if l.Claim() {
+			l.Free()
 		}
 	}
 	return ids

@@ -1,10 +1,11 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package universalprofiling is the service's side of Elastic's Universal Profiling
-// integration. A profiler that knows it, such as the OpenTelemetry eBPF profiler, links
-// its samples to the spans in which they were taken; and it tells the service which
-// stack traces those were, which the service exports with its transactions:
+// Package universalprofiling is the service's side of Elastic's
+// [Universal Profiling integration]. A profiler that knows it, such as the OpenTelemetry
+// eBPF profiler, links its samples to the spans in which they were taken; and it tells
+// the service which stack traces those were, which the service exports with its
+// transactions:
 //
 //	tp := sdktrace.NewTracerProvider(
 //		sdktrace.WithResource(res),
@@ -76,4 +77,8 @@
 // where they are not what is expected the reason is reported and nothing is shown. Some
 // file system has to allow code to be mapped from it, for the moment of the start: of
 // the socket's directory, XDG_RUNTIME_DIR, os.TempDir and /dev/shm the first one serves.
+//
+// Everything in this package may be called concurrently.
+//
+// [Universal Profiling integration]: https://github.com/elastic/apm/blob/main/specs/agents/universal-profiling-integration.md
 package universalprofiling

@@ -102,20 +102,28 @@ func (e *exporter) keep(s sdktrace.ReadOnlySpan) bool {
 	if !ok || endedAt <= c.flushed.Load() || now() >= endedAt+uint64(c.delay.Load()) {
 		return false
 	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.closed {
-		return false
-	}
-	if len(e.queue) >= e.i.settings.bufferSize {
+	kept, full := e.enqueue(deferred{s, endedAt})
+	if full {
 		c.counters.notDeferred.Add(1)
 		e.i.warned.once(warnFull, fmt.Errorf("the queue of %d transactions is full: their profiling data may be incomplete",
 			e.i.settings.bufferSize))
-		return false
 	}
-	e.queue = append(e.queue, deferred{s, endedAt})
+	return kept
+}
+
+// enqueue keeps d, unless that is not possible any more or the queue is full.
+func (e *exporter) enqueue(d deferred) (kept, full bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.closed {
+		return false, false
+	}
+	if len(e.queue) >= e.i.settings.bufferSize {
+		return false, true
+	}
+	e.queue = append(e.queue, d)
 	e.arm()
-	return true
+	return true, false
 }
 
 // arm has the timer go off when the first transaction's delay has passed. mu is held.

@@ -24,6 +24,8 @@ import (
 	"github.com/otelctx/otelctx/internal/apmlib"
 	"github.com/otelctx/otelctx/internal/goruntime"
 	"github.com/otelctx/otelctx/internal/profilersocket"
+	"github.com/otelctx/otelctx/internal/sdkspan"
+	"github.com/otelctx/otelctx/internal/spantable"
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
@@ -105,8 +107,9 @@ func newIntegration(s settings) (_ *Integration, err error) {
 		return nil, errors.ErrUnsupported
 	}
 	i := &Integration{
-		settings: s, runtime: s.runtime, table: newTable(), received: make(chan struct{}),
+		settings: s, runtime: s.runtime, received: make(chan struct{}),
 	}
+	i.table = newTable(i.evict)
 	i.correlations.start(i.table, s)
 	// A profiler that reads the storage has to find the socket there.
 	if i.socket, err = listen(socketDirs(s.socketDir)); err != nil {
@@ -199,10 +202,6 @@ func (i *Integration) storage() []byte {
 // off reports whether spans are not to be shown.
 func (i *Integration) off() bool { return i == nil || i.records == nil || i.stopped.Load() }
 
-// number reads an id in the machine's byte order: as long as the bytes are to be stored
-// again it does not matter.
-func number(b []byte) uint64 { return binary.NativeEndian.Uint64(b) }
-
 // OnStart shows the span on the calling goroutine's thread. parent is the context that
 // the span was started with.
 func (i *Integration) OnStart(parent context.Context, s sdktrace.ReadWriteSpan) {
@@ -212,33 +211,56 @@ func (i *Integration) OnStart(parent context.Context, s sdktrace.ReadWriteSpan) 
 	if i.service.Load() == nil {
 		i.serve(s.Resource())
 	}
-	var l, outer live
-	sc := s.SpanContext()
-	traceID, id := sc.TraceID(), sc.SpanID()
-	l.id, l.traceIDHigh, l.traceIDLow = number(id[:]), number(traceID[:8]), number(traceID[8:])
-	l.transaction = l.id
-	l.origin = i.runtime.GoroutineID()<<goidShift | uint64(sc.TraceFlags())
-	// A remote parent is another process's. The span of a context is no parent of one
-	// that begins a trace of its own. It is not the span that is asked because that
-	// takes a lock.
-	above := trace.SpanContextFromContext(parent)
-	if aboveID := above.SpanID(); above.TraceID() != traceID || above.IsRemote() || !aboveID.IsValid() {
-		l.origin |= localRoot
-	} else if i.table.findLive(l.traceIDHigh, l.traceIDLow, number(aboveID[:]), &outer) {
-		l.transaction = outer.transaction
-		if i.records.Shown() == outer.id {
-			l.resumes = outer.id
-		}
-	}
+	var l live
+	var id sdkspan.ID
+	sdkspan.Started(s, &id)
+	l.ID, l.traceIDHigh, l.traceIDLow = stored(id.SpanID), stored(id.TraceIDHigh), stored(id.TraceIDLow)
+	l.transaction = l.ID
+	l.origin = origin(i.runtime.GoroutineID()<<goidShift | uint64(id.TraceFlags))
+	i.follow(parent, &l)
 	at := i.show(&l)
-	if !i.table.add(&l, at, i.evict) {
+	if !i.table.Reserve(l.ID, &l.span) {
 		// It could not be taken back at its end.
-		i.records.Clear(at, l.id)
+		i.records.Clear(at, l.ID)
 		return
 	}
+	l.store(at)
 	if i.stopped.Load() {
 		i.end(&l, 0)
 	}
+}
+
+// follow has a span that is started with ctx follow its local parent. A remote parent is
+// another process's. The span of a context is no parent of one that begins a trace of its
+// own. It is not the span that is asked because that takes a lock.
+func (i *Integration) follow(ctx context.Context, child *live) {
+	var id sdkspan.ID
+	if !sdkspan.Current(ctx, &id) || id.SpanID == 0 || id.Remote ||
+		stored(id.TraceIDHigh) != child.traceIDHigh || stored(id.TraceIDLow) != child.traceIDLow {
+		child.origin |= localRoot
+		return
+	}
+	var parent live
+	if findLive(i.table, child.traceIDHigh, child.traceIDLow, stored(id.SpanID), &parent) {
+		child.transaction = parent.transaction
+		if i.records.Shown() == parent.ID {
+			child.resumes = uint64(parent.Ref())
+		}
+	}
+}
+
+// sampled is the trace flag that says so.
+const sampled = uint8(trace.FlagsSampled)
+
+// number reads an id in the machine's byte order, in which its bytes are stored again for
+// the profiler.
+func number(b []byte) uint64 { return binary.NativeEndian.Uint64(b) }
+
+// stored returns number for an id that was read as a big-endian number.
+func stored(id uint64) uint64 {
+	var b [8]byte
+	binary.BigEndian.PutUint64(b[:], id)
+	return number(b[:])
 }
 
 // serve takes the resource of the first span for the service's, if none was given.
@@ -254,7 +276,7 @@ func (i *Integration) show(l *live) apmlib.Place {
 	// at once would hold up the processor.
 	var s apmlib.Span
 	s.TraceIDHigh, s.TraceIDLow = l.traceIDHigh, l.traceIDLow
-	s.SpanID, s.TransactionID, s.TraceFlags = l.id, l.transaction, uint8(l.origin)
+	s.SpanID, s.TransactionID, s.TraceFlags = l.ID, l.transaction, l.origin.flags()
 	s.Show()
 	at := i.records.Store(&s)
 	if at == 0 {
@@ -266,9 +288,9 @@ func (i *Integration) show(l *live) apmlib.Place {
 }
 
 // evict takes back what has to give way to another span.
-func (i *Integration) evict(l *live) {
-	if l.origin&ended == 0 {
-		i.records.Clear(l.place(), l.id)
+func (i *Integration) evict(s *span) {
+	if s.Data().origin&ended == 0 {
+		i.records.Clear(place(s), s.ID)
 	}
 }
 
@@ -279,12 +301,11 @@ func (i *Integration) OnEnd(s sdktrace.ReadOnlySpan) {
 		return
 	}
 	var l live
-	sc := s.SpanContext()
-	traceID, spanID := sc.TraceID(), sc.SpanID()
-	id := number(spanID[:])
-	if i.table.findLive(number(traceID[:8]), number(traceID[8:]), id, &l) {
+	var id sdkspan.ID
+	sdkspan.Ended(s, &id)
+	if findLive(i.table, stored(id.TraceIDHigh), stored(id.TraceIDLow), stored(id.SpanID), &l) {
 		exports := uint64(0)
-		if l.origin&localRoot != 0 && sc.IsSampled() && i.correlations.on() {
+		if l.origin&localRoot != 0 && id.TraceFlags&sampled != 0 && i.correlations.on() {
 			exports = i.correlations.exporters.Load()
 		}
 		if i.end(&l, exports) {
@@ -292,20 +313,20 @@ func (i *Integration) OnEnd(s sdktrace.ReadOnlySpan) {
 		}
 	}
 	// It has given way, or is about to: that may take until after the end.
-	i.table.claimed(id, func(at apmlib.Place) { i.records.Clear(at, id) })
+	i.table.Claimed(stored(id.SpanID), func(s *span) { i.records.Clear(place(s), s.ID) })
 }
 
 // end ends the life of a span, unless somebody else does, and reports whether it did. A
 // transaction that so many exporters wait for is kept.
 func (i *Integration) end(l *live, exports uint64) bool {
-	if !l.claim() {
+	if !l.Claim() {
 		return false
 	}
 	i.withdraw(l)
 	if exports > 0 {
 		l.end(now(), exports)
 	} else {
-		l.free()
+		l.Free()
 	}
 	return true
 }
@@ -314,16 +335,16 @@ func (i *Integration) end(l *live, exports uint64) bool {
 // goes on, its parent is shown again, if that goroutine was showing it before and it is
 // live; elsewhere nothing is.
 func (i *Integration) withdraw(l *live) {
-	if l.goid() == i.runtime.GoroutineID() && i.records.Shown() == l.id {
+	if l.origin.goid() == i.runtime.GoroutineID() && i.records.Shown() == l.ID {
 		var parent live
-		if l.resumes == 0 || !i.table.findLive(l.traceIDHigh, l.traceIDLow, l.resumes, &parent) {
+		if l.resumes == 0 || !i.table.Follow(spantable.Ref(l.resumes), &parent.span) || !parent.load() || parent.origin&ended != 0 {
 			i.records.Store(nil)
 		} else if at := i.show(&parent); at != 0 && !parent.note(at) {
 			// It has ended meanwhile.
-			i.records.Clear(at, parent.id)
+			i.records.Clear(at, parent.ID)
 		}
 	}
-	i.records.Clear(l.place(), l.id)
+	i.records.Clear(place(&l.span), l.ID)
 }
 
 // ForceFlush exports what the exporters keep back, as far as ctx allows, and has them
@@ -356,9 +377,9 @@ func (i *Integration) Shutdown(ctx context.Context) error {
 		// stopped, and the processor may do the latter first. This stops the world:
 		// whoever has not seen by then that all has stopped has added by then.
 		runtime.ReadMemStats(new(runtime.MemStats))
-		i.table.all(func(l *live) {
-			if l.origin&ended == 0 {
-				i.end(l, 0)
+		i.table.All(func(s *span) {
+			if l := (live{span: *s}); l.load() && l.origin&ended == 0 {
+				i.end(&l, 0)
 			}
 		})
 		i.shutdownErr = errors.Join(err, i.socket.Close(), i.correlations.release(ctx))

@@ -24,6 +24,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/otelctx/otelctx/internal/childproc"
+	"github.com/otelctx/otelctx/internal/spantable"
 )
 
 const roleRefused = "refused"
@@ -157,11 +158,11 @@ func TestEndOnAnotherGoroutine(t *testing.T) {
 		id := child.SpanContext().SpanID()
 		var l live
 		traceID := child.SpanContext().TraceID()
-		require.True(t, s.table.findLive(number(traceID[:8]), number(traceID[8:]), number(id[:]), &l))
-		require.True(t, s.records.Shows(l.place(), number(id[:])))
-		assert.NotEqual(t, l.transaction, l.id)
+		require.True(t, findLive(s.table, number(traceID[:8]), number(traceID[8:]), number(id[:]), &l))
+		require.True(t, s.records.Shows(place(&l.span), number(id[:])))
+		assert.NotEqual(t, l.transaction, l.ID)
 		locked(func() { child.End() })
-		assert.False(t, s.records.Shows(l.place(), number(id[:])))
+		assert.False(t, s.records.Shows(place(&l.span), number(id[:])))
 		root.End()
 	})
 }
@@ -170,7 +171,7 @@ func TestSpansThatGiveWay(t *testing.T) {
 	s := newService(t)
 	// More than there is room for are started and never ended.
 	var first trace.Span
-	for range 3 * largeBuckets * ways {
+	for range 3 * spantable.Room {
 		_, span := s.tracer.Start(t.Context(), "span")
 		if first == nil {
 			first = span
@@ -205,9 +206,9 @@ func TestShutdownWhileSpansRun(t *testing.T) {
 	}
 	time.Sleep(20 * time.Millisecond)
 	require.NoError(t, s.Shutdown(t.Context()))
-	s.table.all(func(l *live) {
-		if l.origin&ended == 0 {
-			assert.False(t, l.place() != 0 && s.records.Shows(l.place(), l.id))
+	s.table.All(func(l *span) {
+		if l.Data().origin&ended == 0 {
+			assert.False(t, place(l) != 0 && s.records.Shows(place(l), l.ID))
 		}
 	})
 	close(stop)

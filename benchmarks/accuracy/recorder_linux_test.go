@@ -20,6 +20,8 @@ import (
 	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
 	profilespb "go.opentelemetry.io/proto/otlp/profiles/v1development"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/otelctx/otelctx/benchmarks/internal/program"
 )
 
 // recorder is otelctx record, as a user has it.
@@ -29,20 +31,9 @@ type recorder struct{ exe, dir string }
 // not record.
 func buildRecorder(t *testing.T) recorder {
 	t.Helper()
-	r := recorder{exe: build(t, "cmd", "otelctx"), dir: t.TempDir()}
+	r := recorder{exe: program.Build(t, "cmd", "otelctx"), dir: t.TempDir()}
 	r.start(t, strconv.Itoa(os.Getpid()), "--duration=1ms").wait(t)
 	return r
-}
-
-// build builds the program in a directory of the repository and returns its path.
-func build(t *testing.T, directory ...string) string {
-	t.Helper()
-	exe := filepath.Join(t.TempDir(), directory[len(directory)-1])
-	cmd := exec.Command("go", "build", "-o", exe, ".")
-	cmd.Dir = filepath.Join(append([]string{"..", ".."}, directory...)...)
-	out, err := cmd.CombinedOutput()
-	require.NoError(t, err, string(out))
-	return exe
 }
 
 // recording is a recorder that runs.

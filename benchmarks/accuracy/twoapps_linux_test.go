@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/otelctx/otelctx/benchmarks/internal/program"
 	"github.com/otelctx/otelctx/reader"
 )
 
@@ -80,7 +81,7 @@ func (a appScores) add(o observation, times int) {
 // end of the test it is interrupted, and must end well.
 func startTwoApps(t *testing.T) int {
 	t.Helper()
-	cmd := exec.Command(build(t, "example", "twoapps"), "-requests=0")
+	cmd := exec.Command(program.Build(t, "example", "twoapps"), "-requests=0")
 	var out strings.Builder
 	cmd.Stdout, cmd.Stderr = &out, &out
 	require.NoError(t, cmd.Start())

@@ -4,7 +4,10 @@
 package main
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"strings"
 	"syscall"
 	"testing"
@@ -18,6 +21,7 @@ import (
 
 	"github.com/otelctx/otelctx/internal/boottime"
 	"github.com/otelctx/otelctx/internal/childproc"
+	"github.com/otelctx/otelctx/internal/userfault"
 	"github.com/otelctx/otelctx/internal/vma"
 	"github.com/otelctx/otelctx/internal/wire"
 	"github.com/otelctx/otelctx/resourcepublisher"
@@ -29,6 +33,8 @@ const (
 	rolePublisher = "publisher"
 	// roleWriter lays down a context of any content, as other libraries may.
 	roleWriter = "writer"
+	// roleStalling has the memory of a context, and does not let anybody read it.
+	roleStalling = "stalling"
 	// roleHidden publishes and is closed to all but root.
 	roleHidden = "hidden"
 )
@@ -135,6 +141,40 @@ func writerRole(parent *childproc.Parent) {
 	}
 	parent.Must(memory.Announce())
 	parent.Send("written")
+	parent.Receive()
+}
+
+// startStalling returns a process that makes those who read its context wait.
+func startStalling(t *testing.T) *childproc.Child {
+	t.Helper()
+	c := childproc.Start(t, roleStalling, nil)
+	said := c.Receive()
+	switch said {
+	case "not permitted":
+		t.Skip("to handle the page faults of others takes CAP_SYS_PTRACE")
+	case "not supported":
+		t.Skip("the kernel has no userfaultfd")
+	}
+	require.Equal(t, "stalling", said)
+	return c
+}
+
+func stallingRole(parent *childproc.Parent) {
+	admitReaders(parent)
+	memory, err := vma.New(wire.ProcessContextName, os.Getpagesize())
+	parent.Must(err)
+	err = userfault.Stall(memory.Bytes())
+	switch {
+	case errors.Is(err, fs.ErrPermission) && os.Geteuid() != 0:
+		parent.Send("not permitted")
+		return
+	case errors.Is(err, errors.ErrUnsupported):
+		parent.Send("not supported")
+		return
+	}
+	parent.Must(err)
+	parent.Must(memory.Announce())
+	parent.Send("stalling")
 	parent.Receive()
 }
 

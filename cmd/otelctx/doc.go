@@ -29,4 +29,5 @@
 //	5  there is no such process, or no longer
 //	6  what the process publishes is not a valid context
 //	7  the context was being updated each time it was looked at
+//	8  the process makes those who read it wait, and was given up
 package main

@@ -6,6 +6,7 @@ package main
 import (
 	"errors"
 
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/patient"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/sampler"
 	"github.com/otelctx/otelctx/reader"
 )
@@ -20,6 +21,7 @@ const (
 	exitProcessGone  = 5
 	exitInvalid      = 6
 	exitBusy         = 7
+	exitNoAnswer     = 8
 )
 
 // exitCode returns the exit code for an error of a command.
@@ -35,6 +37,8 @@ func exitCode(err error) int {
 		return exitInvalid
 	case errors.Is(err, reader.ErrBusy):
 		return exitBusy
+	case errors.Is(err, patient.ErrNoAnswer):
+		return exitNoAnswer
 	default:
 		return exitOther
 	}

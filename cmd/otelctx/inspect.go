@@ -38,24 +38,14 @@ func (c *inspectCommand) Validate() error {
 
 // Run is called by kong.
 func (c *inspectCommand) Run(s streams) error {
-	p, err := reader.Open(c.PID)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = p.Close() }()
-	ctx := context.Background()
-	pc, err := p.ProcessContext(ctx)
-	if err != nil {
-		return err
-	}
-	a, err := observe(ctx, p)
+	found, err := read(context.Background(), c.PID, true)
 	if err != nil {
 		return err
 	}
 	if c.JSON {
-		return writeJSON(s.stdout, newDocument(c.PID, pc, a))
+		return writeJSON(s.stdout, newDocument(found.pid, found.context, found.activity))
 	}
-	return writeInspection(s.stdout, c.PID, pc, a)
+	return writeInspection(s.stdout, found.pid, found.context, found.activity)
 }
 
 // writeInspection writes a context for people.

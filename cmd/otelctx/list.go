@@ -14,6 +14,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/patient"
+	"github.com/otelctx/otelctx/internal/procfs"
 	"github.com/otelctx/otelctx/reader"
 )
 
@@ -28,8 +30,8 @@ func (*listCommand) Help() string {
 		"service.instance.id, telemetry.sdk.language/name/version, and how long ago it published. A - stands for what a " +
 		"process does not say.\n\n" +
 		"Standard output holds only contexts that were read whole. A process that publishes but could not be read has a line " +
-		"on standard error, and so has the number of processes that could not be examined for lack of permission. Neither is " +
-		"an error.\n\n" +
+		"on standard error; so has one that makes those who read it wait for more than " + patient.Limit.String() + ", and the number of " +
+		"processes that could not be examined for lack of permission. None of that is an error.\n\n" +
 		"With --json: an array, sorted by pid, of the objects that inspect --json prints.\n\n" + jsonHelp
 }
 
@@ -79,33 +81,53 @@ type findings struct {
 // true.
 func survey(ctx context.Context, active bool) findings {
 	var f findings
-	for p, err := range reader.Publishers(ctx) {
+	// Where reading is not supported there is nothing to list either.
+	self, err := reader.Open(os.Getpid())
+	if err != nil {
+		return findings{failure: err}
+	}
+	_ = self.Close()
+	for pid, err := range procfs.NewFS("/proc").PIDs() {
 		if err != nil {
-			f.add(err)
+			f.failure = errors.Join(f.failure, fmt.Errorf("list processes: %w", err))
+			break
+		}
+		found, err := read(ctx, pid, active)
+		if err == nil {
+			f.publications = append(f.publications, found)
 			continue
 		}
-		found := publication{pid: p.PID()}
-		found.context, err = p.ProcessContext(ctx)
-		if err == nil && active {
-			found.activity, err = observe(ctx, p)
+		f.add(err)
+		if errors.Is(err, patient.ErrTooMany) {
+			break
 		}
-		_ = p.Close()
-		if err != nil {
-			f.add(err)
-			continue
-		}
-		f.publications = append(f.publications, found)
 	}
 	slices.SortFunc(f.publications, func(a, b publication) int { return cmp.Compare(a.pid, b.pid) })
 	return f
+}
+
+// read reads the context of a process, and which spans it shows if active is true.
+func read(ctx context.Context, pid int, active bool) (publication, error) {
+	return patient.Call(ctx, pid, patient.Limit, func() (publication, error) {
+		p, err := reader.Open(pid)
+		if err != nil {
+			return publication{}, err
+		}
+		defer func() { _ = p.Close() }()
+		found := publication{pid: pid}
+		if found.context, err = p.ProcessContext(ctx); err == nil && active {
+			found.activity, err = observe(ctx, p)
+		}
+		return found, err
+	})
 }
 
 // add takes note of an error.
 func (f *findings) add(err error) {
 	switch exitCode(err) {
 	case exitNoContext, exitProcessGone:
-		// Withdrawn since it was found.
-	case exitNotPermitted, exitInvalid, exitBusy:
+		// Most processes publish nothing, and any may end.
+	case exitNotPermitted, exitInvalid, exitBusy, exitNoAnswer:
 		f.unreadable = append(f.unreadable, err)
 	default:
 		f.failure = errors.Join(f.failure, err)

@@ -36,7 +36,8 @@ Exit codes:
   4  not permitted to read the process, or for record to sample
   5  there is no such process, or no longer
   6  what the process publishes is not a valid context
-  7  the context was being updated each time it was looked at`
+  7  the context was being updated each time it was looked at
+  8  the process makes those who read it wait, and was given up`
 
 // streams are where commands write to.
 type streams struct{ stdout, stderr io.Writer }

@@ -28,6 +28,7 @@ func TestMain(m *testing.M) {
 	childproc.Main(m, map[string]func(*childproc.Parent){
 		rolePublisher: publisherRole,
 		roleWriter:    writerRole,
+		roleStalling:  stallingRole,
 		roleHidden:    hiddenRole,
 		roleWorker:    workerRole,
 		roleFiltered:  filteredRole,

@@ -31,6 +31,7 @@ type recordCommand struct {
 	Frequency int           `default:"99"                                                                                help:"How many samples to take in a second of CPU time."                           name:"freq"`
 	Output    string        `help:"Write the profile to a file, in the format that its name ends in."                    name:"output"                                                                      placeholder:"FILE" short:"o"`
 	Endpoint  *string       `help:"Send the profile to a collector by OTLP/gRPC."                                        name:"otlp-endpoint"                                                               placeholder:"URL"`
+	Repeat    bool          `help:"Record again and again, each time for --duration, and send each profile."             name:"repeat"`
 	Kernel    bool          `help:"Record the kernel's part of stacks too."                                              name:"kernel"`
 	Top       int           `default:"10"                                                                                help:"How many spans and traces to show; 0 shows all."                             name:"top"`
 	JSON      bool          `help:"Print a JSON object instead of tables."                                               name:"json"`
@@ -46,7 +47,8 @@ func (*recordCommand) Help() string {
 		"layout 1 alone, or do not say where the Go runtime keeps goroutines, it may be another one: such samples are counted " +
 		"as unproven, and have the attribute otelctx.span.unproven in the profile.\n\n" +
 		"It ends after --duration, on Ctrl-C, or when the process ends, and writes what there is, with exit code 0 in each " +
-		"case. A second Ctrl-C ends it at once.\n\n" +
+		"case. A second Ctrl-C ends it at once. With --repeat, which takes --all and --otlp-endpoint, --duration does not end " +
+		"it, nor does a collector that does not take a profile: that one is lost.\n\n" +
 		"A file is pprof if its name ends in .pb.gz, .pprof.gz or .pprof, OTLP JSON if in .json, and else OTLP protobuf. An empty " +
 		"--otlp-endpoint is where OTEL_EXPORTER_OTLP_PROFILES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT says; the other " +
 		"OTEL_EXPORTER_OTLP_ variables count in any case.\n\n" + recordPrivileges + "\n\n" +
@@ -76,6 +78,8 @@ func (c *recordCommand) Validate() error {
 		return fmt.Errorf("--freq %d is less than 1", c.Frequency)
 	case c.Top < 0:
 		return fmt.Errorf("--top %d is negative", c.Top)
+	case c.Repeat && (!c.All || c.Endpoint == nil || c.Output != "" || c.Duration == 0):
+		return errors.New("--repeat takes --all, --otlp-endpoint and a --duration, and no --output")
 	}
 	return nil
 }
@@ -96,10 +100,27 @@ func (c *recordCommand) Run(s streams) error {
 		}
 		defer func() { _ = client.Close() }()
 	}
-	result, err := c.record(s)
-	if err != nil {
-		return err
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	// From the first signal on the next one is nobody's but the system's.
+	context.AfterFunc(ctx, stop)
+	for {
+		result, err := c.record(ctx, s)
+		if err != nil {
+			return err
+		}
+		err = c.deliver(s, client, result)
+		if !c.Repeat || ctx.Err() != nil {
+			return err
+		}
+		if err != nil {
+			s.complainf("%v", err)
+		}
 	}
+}
+
+// deliver sends, writes and shows a recording. client may be nil.
+func (c *recordCommand) deliver(s streams, client *export.Client, result *recording.Result) error {
 	var errs []error
 	if c.Output != "" {
 		errs = append(errs, export.WriteFile(c.Output, result.Data))
@@ -120,9 +141,7 @@ func (c *recordCommand) Run(s streams) error {
 }
 
 // record records, and shows how far that is on a terminal.
-func (c *recordCommand) record(s streams) (*recording.Result, error) {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
+func (c *recordCommand) record(ctx context.Context, s streams) (*recording.Result, error) {
 	config := recording.Config{
 		PID: c.PID, Duration: c.Duration, Version: version(),
 		Sampler: sampler.Config{Frequency: c.Frequency, KernelStacks: c.Kernel},
@@ -137,8 +156,6 @@ func (c *recordCommand) record(s streams) (*recording.Result, error) {
 			s.complainf("%v", err)
 		}
 	}
-	// From the first signal on the next one is nobody's but the system's.
-	context.AfterFunc(ctx, stop)
 	return recording.Record(ctx, config)
 }
 

@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/patient"
 	"github.com/otelctx/otelctx/reader"
 )
 
@@ -61,7 +62,10 @@ func (c *watchCommand) Run(s streams) error {
 	}
 	defer func() { _ = p.Close() }()
 	w := watch{
-		pid: c.PID, interval: c.Interval, count: c.Count, out: s.stdout, write: writeFrame, look: p.Threads,
+		pid: c.PID, interval: c.Interval, count: c.Count, out: s.stdout, write: writeFrame,
+		look: func(ctx context.Context) ([]reader.Thread, error) {
+			return patient.Call(ctx, c.PID, patient.Limit, func() ([]reader.Thread, error) { return p.Threads(ctx) })
+		},
 	}
 	switch {
 	case c.JSON:

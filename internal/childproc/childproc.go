@@ -98,17 +98,27 @@ type Child struct {
 // patience is how long a child may take to be done once it has been told to.
 const patience = 30 * time.Second
 
-// Start starts a child in a role. prepare, which may be nil, changes the command
-// before it is started. The child is killed at the end of the test.
-func Start(t testing.TB, role string, prepare func(*exec.Cmd)) *Child {
-	t.Helper()
+// Command returns the command that runs a role in another process, for who has another
+// conversation with it than a [Child] has.
+func Command(role string) (*exec.Cmd, error) {
 	self, err := os.Executable()
 	if err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
 	cmd := exec.Command(self) //nolint:gosec // G204: it is this very binary
 	// The race detector would hold up every exit for a second.
 	cmd.Env = append(os.Environ(), roleKey+"="+role, "GORACE=atexit_sleep_ms=0 "+os.Getenv("GORACE"))
+	return cmd, nil
+}
+
+// Start starts a child in a role. prepare, which may be nil, changes the command
+// before it is started. The child is killed at the end of the test.
+func Start(t testing.TB, role string, prepare func(*exec.Cmd)) *Child {
+	t.Helper()
+	cmd, err := Command(role)
+	if err != nil {
+		t.Fatal(err)
+	}
 	cmd.Stderr = os.Stderr
 	cmd.WaitDelay = patience
 	if prepare != nil {

@@ -198,9 +198,9 @@ func Available(r *goruntime.Runtime) error {
 // numbers.
 func Begin(traceIDHigh, traceIDLow, spanID uint64, traceFlags uint8, a *Attributes) *Record {
 	// What is over by now is nothing to lead back to.
-	saved := goBack(goruntime.Labels())
+	saved, outer := goBack(goruntime.Labels())
 	user, depth := saved, uint32(0)
-	if outer := of(saved); outer != nil {
+	if outer != nil {
 		user = outer.user
 		if depth = outer.depth + 1; depth == maxDepth {
 			depth, saved = 0, user
@@ -212,8 +212,12 @@ func Begin(traceIDHigh, traceIDLow, spanID uint64, traceFlags uint8, a *Attribut
 	binary.BigEndian.PutUint64(r.traceID[:8], traceIDHigh)
 	binary.BigEndian.PutUint64(r.traceID[8:], traceIDLow)
 	binary.BigEndian.PutUint64(r.spanID[:], spanID)
-	putHex(r.hex[:16], traceIDHigh)
-	putHex(r.hex[16:], traceIDLow)
+	if outer != nil && outer.traceID == r.traceID {
+		*(*[traceDigits]byte)(r.hex[:]) = [traceDigits]byte(outer.hex[:])
+	} else {
+		putHex(r.hex[:16], traceIDHigh)
+		putHex(r.hex[16:], traceIDLow)
+	}
 	putHex(r.hex[traceDigits:], spanID)
 	r.state = stateValid | uint32(traceFlags)<<stateFlagsShift | uint32(len(a.Encoded()))<<stateSizeShift
 	r.setLabels(list, users, a)
@@ -236,7 +240,7 @@ func (r *Record) end(guest bool) {
 		// Whoever else stores here stores the same.
 		ordered.Put32(&r.state, atomic.LoadUint32(&r.state)&^stateValid)
 		saved := atomic.LoadPointer(&r.saved)
-		back := goBack(saved)
+		back, _ := goBack(saved)
 		if back != saved {
 			// Records that are over are of no use to those that lead back to this one.
 			atomic.StorePointer(&r.saved, back)
@@ -320,7 +324,10 @@ type Saved struct{ labels unsafe.Pointer }
 
 // Detach goes back to what [Record.Attach] found on the same goroutine, or if that is
 // a span that is over, to what was before it.
-func (s Saved) Detach() { goruntime.SetLabels(goBack(s.labels)) }
+func (s Saved) Detach() {
+	labels, _ := goBack(s.labels)
+	goruntime.SetLabels(labels)
+}
 
 // Current returns the id of the span whose record is installed on the calling
 // goroutine, or 0.
@@ -340,7 +347,8 @@ func (r *Record) Outer() *Record {
 	if r == nil {
 		return nil
 	}
-	return of(goBack(atomic.LoadPointer(&r.saved)))
+	_, outer := goBack(atomic.LoadPointer(&r.saved))
+	return outer
 }
 
 // Shows reports whether r is a record of the span with this id.
@@ -351,17 +359,15 @@ func (r *Record) Shows(spanID uint64) bool {
 // Valid reports whether the span of the record is not over.
 func (r *Record) Valid() bool { return atomic.LoadUint32(&r.state)&stateValid != 0 }
 
-// goBack returns labels, or if those are of a span that is over what they lead back
-// to.
-func goBack(labels unsafe.Pointer) unsafe.Pointer {
-	for range maxDepth {
-		r := of(labels)
-		if r == nil || r.Valid() {
-			break
-		}
+// goBack returns labels, or if those are of a span that is over what they lead back to,
+// and the record that they are, or nil.
+func goBack(labels unsafe.Pointer) (unsafe.Pointer, *Record) {
+	r := of(labels)
+	for n := 0; n < maxDepth && r != nil && !r.Valid(); n++ {
 		labels = atomic.LoadPointer(&r.saved)
+		r = of(labels)
 	}
-	return labels
+	return labels, r
 }
 
 // labelsAt returns the labels that a label pointer, which is not a record's, points at.

@@ -24,6 +24,9 @@ const (
 	batch = 256
 	// quiet is how long there has to be no message for a burst to be over.
 	quiet = 50 * time.Millisecond
+	// most is how long messages that never stop coming are received before they are
+	// handled: much less than profilers have transactions wait for them.
+	most = 100 * time.Millisecond
 	// idle is after how many quiet times the next burst is waited for without coming
 	// back for it: ten seconds, which is longer than profilers take from one to the next.
 	idle = 200
@@ -105,9 +108,12 @@ func (s *Socket) Serve(size int, handle func(b []byte, whole bool)) error {
 				return err
 			}
 		}
-		// Sound: the pointer is converted in the argument list, which keeps messages
-		// alive and in place, and with it all that it leads to.
-		n, _, errno := unix.Syscall6(unix.SYS_RECVMMSG, uintptr(s.fd), uintptr(unsafe.Pointer(&messages[0])), batch, 0, 0, 0)
+		// The kernel looks at the time behind each message, and says what is left of it.
+		left := unix.NsecToTimespec(int64(most))
+		// Sound: the pointers are converted in the argument list, which keeps messages
+		// and left alive and in place, and with messages all that it leads to.
+		n, _, errno := unix.Syscall6(unix.SYS_RECVMMSG, uintptr(s.fd), uintptr(unsafe.Pointer(&messages[0])), batch, 0,
+			uintptr(unsafe.Pointer(&left)), 0)
 		switch errno {
 		case 0:
 			silent = 0

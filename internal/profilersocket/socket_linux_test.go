@@ -19,9 +19,11 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// serve serves a socket until the end of the test and returns what it has got.
-func serve(t *testing.T, s *Socket, size int) (got func() []string) {
+// serve serves a socket until the end of the test, by up to 16 bytes of each message, and
+// returns what it has got.
+func serve(t *testing.T, s *Socket) (got func() []string) {
 	t.Helper()
+	const size = 16
 	var mu sync.Mutex
 	var all []string
 	done := make(chan error)
@@ -62,7 +64,7 @@ func sender(t *testing.T) (send func(path, message string) error) {
 func TestMessages(t *testing.T) {
 	s, err := Listen(t.TempDir(), "s")
 	require.NoError(t, err)
-	got, send := serve(t, s, 16), sender(t)
+	got, send := serve(t, s), sender(t)
 	want := []string{"one", "", "sixteen bytes 16", "seventeen bytes ..."}
 	for _, m := range []string{"one", "", "sixteen bytes 16", "seventeen bytes 17"} {
 		require.NoError(t, send(s.Path(), m))
@@ -123,10 +125,38 @@ func TestAFullSocket(t *testing.T) {
 		taken++
 	}
 	require.Positive(t, taken)
-	got := serve(t, s, 16)
+	got := serve(t, s)
 	require.Eventually(t, func() bool { return len(got()) == taken }, 10*time.Second, time.Millisecond)
 	require.NoError(t, send(s.Path(), "more"))
 	require.Eventually(t, func() bool { return len(got()) == taken+1 }, 10*time.Second, time.Millisecond)
+}
+
+// Messages that come one by one, without a pause that would end a burst, do not wait for
+// one.
+func TestATrickle(t *testing.T) {
+	s, err := Listen(t.TempDir(), "s")
+	require.NoError(t, err)
+	got, send := serve(t, s), sender(t)
+	stop := make(chan struct{})
+	var sending sync.WaitGroup
+	sending.Go(func() {
+		for tick := time.NewTicker(quiet / 5); ; {
+			select {
+			case <-stop:
+				tick.Stop()
+				return
+			case <-tick.C:
+				assert.NoError(t, send(s.Path(), "message"))
+			}
+		}
+	})
+	defer sending.Wait()
+	defer close(stop)
+	for range 3 {
+		before := len(got())
+		// A batch takes twice as long.
+		require.Eventually(t, func() bool { return len(got()) > before }, batch*quiet/5/2, time.Millisecond)
+	}
 }
 
 // A profiler sends dozens at a time and does not wait. It is the kernel that says how
@@ -134,7 +164,7 @@ func TestAFullSocket(t *testing.T) {
 func TestBursts(t *testing.T) {
 	s, err := Listen(t.TempDir(), "s")
 	require.NoError(t, err)
-	got, send := serve(t, s, 16), sender(t)
+	got, send := serve(t, s), sender(t)
 	taken, refused := 0, 0
 	for range 100 {
 		for range 50 {

@@ -157,7 +157,7 @@ func testNothingTorn(t *testing.T, a *area, locked bool) {
 					runtime.Gosched()
 				case 6:
 					s := w.next(a)
-					_, _, _ = a.Store(&s)
+					_, _, _ = a.storePinned(&s)
 				}
 			}
 		})
@@ -423,7 +423,7 @@ func TestStoreStaysOnItsThread(t *testing.T) {
 		store func(*area, *Span) (uint32, uint64, bool)
 	}{
 		{"either", (*area).store},
-		{"pinned", func(a *area, s *Span) (uint32, uint64, bool) { return a.Store(s) }},
+		{"pinned", (*area).storePinned},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			a := newArea(t, shapes()[1], 1<<16)

@@ -38,7 +38,7 @@ func TestExclusiveBytes(t *testing.T) {
 			self := here()
 			n := a.number(self)
 			last := uint64(77)
-			for i, way := range map[uint64]func(*Span) (uint32, uint64, bool){0: a.storeByAssembly, 1: a.Store} {
+			for i, way := range map[uint64]func(*Span) (uint32, uint64, bool){0: a.storeByAssembly, 1: a.storePinned} {
 				a.randomize(i)
 				a.give(n, self.TID)
 				before := bytes.Clone(a.mem)
@@ -159,7 +159,7 @@ func TestRevocation(t *testing.T) {
 		owner = here()
 		for x := uint64(1); !stop.Load(); x++ {
 			s := spanOf(x, 0, nil)
-			if n, _ := a.StoreFast(&s); n == Busy {
+			if n, _, _ := a.StoreFast(&s, 0); n == Busy {
 				refused++
 			} else if atomic.LoadUint32(&at.Sharing) == 0 {
 				unclaimed++
@@ -167,7 +167,7 @@ func TestRevocation(t *testing.T) {
 			other := spanOf(x, 0, nil)
 			replace(a.Ring, at, s.SpanID, &other)
 			if x == 1 {
-				_, _, ok := a.Store(&s)
+				_, _, ok := a.storePinned(&s)
 				assert.True(t, ok, "it is nobody's")
 				close(given)
 			}

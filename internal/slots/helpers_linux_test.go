@@ -92,10 +92,16 @@ func newAreaKnowing(t testing.TB, s shape, capacity int, known *goruntime.Runtim
 
 // store is what all writers do.
 func (a *area) store(s *Span) (slot uint32, goid uint64, ok bool) {
-	if n, goid := a.StoreFast(s); n != Busy {
+	if n, goid, _ := a.StoreFast(s, 0); n != Busy {
 		return uint32(n), goid, true
 	}
-	return a.Store(s)
+	return a.storePinned(s)
+}
+
+// storePinned is what they do where the assembly cannot.
+func (a *area) storePinned(s *Span) (slot uint32, goid uint64, ok bool) {
+	slot, goid, _, ok = a.Store(s)
+	return slot, goid, ok
 }
 
 // slot returns the memory of a slot.

@@ -108,16 +108,18 @@ const attempts = 64
 
 // StoreFast is Store where that takes a few loads and stores only, and small enough to
 // become part of its caller. Else it has done nothing and returns [Busy] instead of a
-// slot: Store has to do it.
-func (r *Ring) StoreFast(s *Span) (slot, goid uint64) { return store(r, s) }
+// slot: Store has to do it. It has done nothing too if over is not 0 and not the span that
+// the slot shows of the calling goroutine.
+func (r *Ring) StoreFast(s *Span, over uint64) (slot, goid, shown uint64) { return store(r, s, over) }
 
 // Busy is what there is instead of a slot.
 const Busy = ^uint64(0)
 
-// Store shows s in the slot of the calling thread or goroutine and returns that
-// slot, and the id of the calling goroutine if it is known. ok is false if another
-// writer held on to the slot: then it shows what that one wrote, or nothing.
-func (r *Ring) Store(s *Span) (slot uint32, goid uint64, ok bool) {
+// Store shows s in the slot of the calling thread or goroutine and returns that slot, the
+// id of the calling goroutine if it is known, and that of the span that the slot has shown
+// so far if it was that goroutine's (in layout 1 everybody's), else 0. ok is false if
+// another writer held on to the slot: then it shows what that one wrote, or nothing.
+func (r *Ring) Store(s *Span) (slot uint32, goid, shown uint64, ok bool) {
 	goruntime.Pin()
 	self := r.runtime.Self()
 	n := uint64(self.TID)
@@ -126,12 +128,15 @@ func (r *Ring) Store(s *Span) (slot uint32, goid uint64, ok bool) {
 	}
 	at := r.at(n)
 	if ok = r.enter(at, self.TID) && r.claim(at); ok {
+		if r.owner(at).Goid == self.Goid || r.layout1 {
+			shown = atomic.LoadUint64(&at.SpanID)
+		}
 		r.write(at, s, self)
 	} else {
 		r.blank(at, atomic.LoadUint64(&at.SpanID))
 	}
 	goruntime.Unpin()
-	return uint32(n & r.mask), self.Goid, ok
+	return uint32(n & r.mask), self.Goid, shown, ok
 }
 
 // Replace shows s in a slot if that shows the span with this id, and reports

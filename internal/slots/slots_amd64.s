@@ -70,6 +70,14 @@
 	ORQ  AX, BX \
 	MOVQ BX, slot_state(R12)
 
+// RESTORE gives a slot free as it was before CLAIM, but for seq.
+#define RESTORE \
+	MOVL AX, AX \
+	SHRQ $32, BX \
+	SHLQ $32, BX \
+	ORQ  AX, BX \
+	MOVQ BX, slot_state(R12)
+
 // FITS goes to busy if the attributes of the Span at SI, of which whole words are copied,
 // do not fit into the slots of the ring at DI, or the last word is not there to its end.
 #define FITS(busy) \
@@ -107,8 +115,20 @@ none:
 	MOVQ Span_LocalRootSpanID(SI), AX \
 	MOVQ AX, slot_localRoot(R12)
 
-// func store(r *Ring, s *Span) (slot, goid uint64)
-TEXT ·store(SB), NOSPLIT, $0-32
+// SHOWN leaves in DX the span that the slot at R12 shows if the goroutine at R10 is its
+// owner, else 0, and goes to other if over is another one, but for 0.
+#define SHOWN(over, other) \
+	XORL DX, DX \
+	CMPQ slot_owner(R12), R10 \
+	CMOVQEQ slot_spanID(R12), DX \
+	MOVQ over, CX \
+	TESTQ CX, CX \
+	JEQ  3(PC) \
+	CMPQ CX, DX \
+	JNE  other
+
+// func store(r *Ring, s *Span, over uint64) (slot, goid, shown uint64)
+TEXT ·store(SB), NOSPLIT, $0-48
 	MOVQ r+0(FP), DI
 	MOVQ s+8(FP), SI
 	CMPB Ring_fast(DI), $0
@@ -120,8 +140,8 @@ TEXT ·store(SB), NOSPLIT, $0-32
 	CMPQ Ring_byGoroutine(DI), $0
 	CMOVQNE R10, R12
 	ANDQ Ring_mask(DI), R12    // slot
-	MOVQ R12, slot+16(FP)
-	MOVQ R10, goid+24(FP)
+	MOVQ R12, slot+24(FP)
+	MOVQ R10, goid+32(FP)
 	MOVQ Ring_shift(DI), CX
 	SHLQ CX, R12
 	ADDQ Ring_base(DI), R12
@@ -132,6 +152,7 @@ TEXT ·store(SB), NOSPLIT, $0-32
 	JNE  stranger
 
 	ENTER(leave)
+	SHOWN(over+16(FP), leave)
 	MOVQ BX, slot_state(R12)
 	STORE_IDS
 	STORE_ATTRIBUTES(ownNext, ownNone)
@@ -139,7 +160,12 @@ TEXT ·store(SB), NOSPLIT, $0-32
 	MOVQ R9, slot_m(R12)
 	FREE
 	MOVW $0, slot_writing(R12)
+	MOVQ DX, shown+40(FP)
 	RET
+
+other:
+	RESTORE
+	JMP  busy
 
 leave:
 	MOVW $0, slot_writing(R12)
@@ -150,16 +176,18 @@ stranger:
 
 claim:
 	CLAIM(busy)
+	SHOWN(over+16(FP), other)
 	STORE_IDS
 	STORE_ATTRIBUTES(next, none)
 	MOVQ R10, slot_owner(R12)
 	MOVQ R9, slot_m(R12)
 	MOVL R11, slot_tid(R12)
 	FREE
+	MOVQ DX, shown+40(FP)
 	RET
 
 busy:
-	MOVQ $-1, slot+16(FP)
+	MOVQ $-1, slot+24(FP)
 	RET
 
 // func replace(r *Ring, at *wire.Slot2, shown uint64, s *Span) (outcome uint64)
@@ -212,12 +240,7 @@ claim:
 	RET
 
 other:
-	// As it was, but for seq: AX is the state before the claim.
-	MOVL AX, AX
-	SHRQ $32, BX
-	SHLQ $32, BX
-	ORQ  AX, BX
-	MOVQ BX, slot_state(R12)
+	RESTORE
 	MOVQ $0, outcome+32(FP)
 	RET
 

@@ -86,6 +86,14 @@
 	ORR   R8<<16, R9, R9 \
 	STLR  R9, (R7)
 
+// RESTORE gives a slot free as it was before CLAIM, but for seq.
+#define RESTORE \
+	MOVWU R8, R8 \
+	LSR   $32, R9, R9 \
+	LSL   $32, R9, R9 \
+	ORR   R8, R9, R9 \
+	STLR  R9, (R7)
+
 // FITS goes to busy if the attributes of the Span at R5, of which whole words are copied,
 // do not fit into the slots of the ring at R0, or the last word is not there to its end.
 #define FITS(busy) \
@@ -114,8 +122,21 @@ next: \
 	BPL  next \
 none:
 
-// func store(r *Ring, s *Span) (slot, goid uint64)
-TEXT ·store(SB), NOSPLIT, $0-32
+// SHOWN leaves in R15 the span that the slot at R6 shows if the goroutine at R3 is its
+// owner, else 0, and goes to other if over is another one, but for 0.
+#define SHOWN(over, other, any) \
+	MOVD slot_owner(R6), R1 \
+	MOVD slot_spanID(R6), R15 \
+	CMP  R1, R3 \
+	CSEL EQ, R15, ZR, R15 \
+	MOVD over, R1 \
+	CBZ  R1, any \
+	CMP  R1, R15 \
+	BNE  other \
+any:
+
+// func store(r *Ring, s *Span, over uint64) (slot, goid, shown uint64)
+TEXT ·store(SB), NOSPLIT, $0-48
 	MOVD  r+0(FP), R0
 	MOVD  s+8(FP), R5
 	MOVBU Ring_fast(R0), R1
@@ -128,8 +149,8 @@ TEXT ·store(SB), NOSPLIT, $0-32
 	CSEL EQ, R4, R3, R6
 	MOVD Ring_mask(R0), R1
 	AND  R1, R6, R6            // slot
-	MOVD R6, slot+16(FP)
-	MOVD R3, goid+24(FP)
+	MOVD R6, slot+24(FP)
+	MOVD R3, goid+32(FP)
 	MOVD Ring_shift(R0), R1
 	LSL  R1, R6, R6
 	MOVD Ring_base(R0), R1
@@ -143,6 +164,7 @@ TEXT ·store(SB), NOSPLIT, $0-32
 	BNE   stranger
 
 	ENTER(leave)
+	SHOWN(over+16(FP), leave, ownAny)
 	MOVD R9, (R7)
 	storeBarrier
 	STORE_IDS
@@ -151,7 +173,12 @@ TEXT ·store(SB), NOSPLIT, $0-32
 	MOVD R2, slot_m(R6)
 	FREE
 	LEAVE
+	MOVD R15, shown+40(FP)
 	RET
+
+other:
+	RESTORE
+	B    busy
 
 leave:
 	LEAVE
@@ -162,17 +189,19 @@ stranger:
 
 claim:
 	CLAIM(busy)
+	SHOWN(over+16(FP), other, any)
 	STORE_IDS
 	STORE_ATTRIBUTES(next, none)
 	MOVD R3, slot_owner(R6)
 	MOVD R2, slot_m(R6)
 	MOVW R4, slot_tid(R6)
 	FREE
+	MOVD R15, shown+40(FP)
 	RET
 
 busy:
 	MOVD $-1, R8
-	MOVD R8, slot+16(FP)
+	MOVD R8, slot+24(FP)
 	RET
 
 // func replace(r *Ring, at *wire.Slot2, shown uint64, s *Span) (outcome uint64)
@@ -232,12 +261,7 @@ claim:
 	RET
 
 other:
-	// As it was, but for seq: R8 is the state before the claim.
-	MOVWU R8, R8
-	LSR   $32, R9, R9
-	LSL   $32, R9, R9
-	ORR   R8, R9, R9
-	STLR  R9, (R7)
+	RESTORE
 	MOVD  ZR, outcome+32(FP)
 	RET
 

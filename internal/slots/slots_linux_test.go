@@ -8,6 +8,7 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"os"
 	"runtime"
@@ -25,7 +26,7 @@ var errTest = errors.New("refused by a test")
 
 // storeByAssembly is store without the way that is for all that it leaves.
 func (a *area) storeByAssembly(s *Span) (slot uint32, goid uint64, ok bool) {
-	n, goid := a.StoreFast(s)
+	n, goid, _ := a.StoreFast(s, 0)
 	return uint32(n), goid, n != Busy
 }
 
@@ -35,7 +36,7 @@ func TestStoreBytes(t *testing.T) {
 		for _, capacity := range []int{1, 2, 8, 64} {
 			t.Run(s.name+" of "+strconv.Itoa(capacity), func(t *testing.T) {
 				a := newArea(t, s, capacity)
-				ways := map[string]func(*Span) (uint32, uint64, bool){"either": a.store, "pinned": a.Store}
+				ways := map[string]func(*Span) (uint32, uint64, bool){"either": a.store, "pinned": a.storePinned}
 				if !s.v1 {
 					require.True(t, a.fast)
 					ways["assembly"] = a.storeByAssembly
@@ -89,7 +90,7 @@ func TestStoreOnManyThreads(t *testing.T) {
 					runtime.LockOSThread()
 					defer runtime.UnlockOSThread()
 					self := here()
-					for _, store := range []func(*Span) (uint32, uint64, bool){a.store, a.Store} {
+					for _, store := range []func(*Span) (uint32, uint64, bool){a.store, a.storePinned} {
 						span := spanOf(i, 0, nil)
 						old := bytes.Clone(a.slot(a.number(self)))
 						slot, _, ok := store(&span)
@@ -178,7 +179,7 @@ func TestAttributes(t *testing.T) {
 						require.Equal(t, want, a.mem, "%s of %d bytes with room for %d", by, size, room)
 					}
 					for by, store := range map[string]func(*Span) (uint32, uint64, bool){
-						"pinned": a.Store, "assembly": a.storeByAssembly, "either": a.store,
+						"pinned": a.storePinned, "assembly": a.storeByAssembly, "either": a.store,
 					} {
 						a.randomize(uint64(size))
 						before := bytes.Clone(a.mem)
@@ -239,7 +240,7 @@ func TestGolden(t *testing.T) {
 	a := newArea(t, shape{slotSize: 0x80, goroutines: true}, 1)
 	for name, write := range map[string]func(){
 		"assembly": func() { _, _, ok := a.storeByAssembly(&span); require.True(t, ok) },
-		"pinned":   func() { _, _, ok := a.Store(&span); require.True(t, ok) },
+		"pinned":   func() { _, _, ok := a.storePinned(&span); require.True(t, ok) },
 		"Replace":  func() { a.mem[0x10] = 1; require.True(t, a.Replace(0, 1, &span)) },
 	} {
 		clear(a.mem)
@@ -295,7 +296,7 @@ func TestSeq(t *testing.T) {
 			_, _, ok := a.store(&span)
 			require.True(t, ok)
 		case 1:
-			_, _, ok := a.Store(&span)
+			_, _, ok := a.storePinned(&span)
 			require.True(t, ok)
 		case 2:
 			last := spanOf(uint64(i-1), 0, nil)
@@ -312,7 +313,7 @@ func TestSeq(t *testing.T) {
 func (a *area) ops() map[string]func() bool {
 	ops := map[string]func() bool{
 		"either":      func() bool { s := spanOf(1, 0, nil); _, _, ok := a.store(&s); return ok },
-		"pinned":      func() bool { s := spanOf(1, 0, nil); _, _, ok := a.Store(&s); return ok },
+		"pinned":      func() bool { s := spanOf(1, 0, nil); _, _, ok := a.storePinned(&s); return ok },
 		"Replace":     func() bool { s := spanOf(1, 0, nil); return a.Replace(0, 77, &s) },
 		"Replace nil": func() bool { return a.Replace(0, 77, nil) },
 	}
@@ -465,7 +466,7 @@ func TestNothingAllocates(t *testing.T) {
 		for name, op := range map[string]func(){
 			"either":          func() { a.store(&plain) },
 			"with attributes": func() { a.store(&full) },
-			"pinned":          func() { a.Store(&plain) },
+			"pinned":          func() { a.storePinned(&plain) },
 			"Replace":         func() { a.store(&plain); a.Replace(0, plain.SpanID, &full) },
 			"Replace nil":     func() { a.store(&plain); a.Replace(0, plain.SpanID, nil) },
 			"Shows":           func() { a.Shows(0, 1) },
@@ -515,5 +516,82 @@ func TestOwnAndShownBy(t *testing.T) {
 			require.True(t, a.Replace(slot, span.SpanID, nil))
 			assert.Zero(t, a.ShownBy(slot, goid))
 		})
+	}
+}
+
+// What a slot has shown so far is told if it was the calling goroutine's, and a span is
+// stored over another one only if it was that.
+func TestStoreOver(t *testing.T) {
+	for _, s := range shapes() {
+		for _, exclusive := range []uint64{0, 1} {
+			if exclusive == 1 && (s.goroutines || s.v1) {
+				continue
+			}
+			t.Run(fmt.Sprintf("%s, exclusive %d", s.name, exclusive), func(t *testing.T) {
+				a := newArea(t, s, 4)
+				a.exclusive = exclusive
+				runtime.LockOSThread()
+				defer runtime.UnlockOSThread()
+				self := here()
+				n := a.number(self)
+				one, two := spanOf(1, 0, nil), spanOf(2, 0, nil)
+				shownBy := func(goid uint64) {
+					a.randomize(3)
+					if exclusive == 1 {
+						a.give(n, self.TID)
+					}
+					at := a.at(uint64(n))
+					if !s.v1 {
+						at.Owner = goid
+					}
+					at.SpanID = one.SpanID
+				}
+
+				shownBy(self.Goid)
+				_, _, shown, ok := a.Store(&two)
+				require.True(t, ok)
+				assert.Equal(t, one.SpanID, shown)
+				shownBy(self.Goid + 1)
+				_, _, shown, ok = a.Store(&two)
+				require.True(t, ok)
+				if s.v1 {
+					assert.Equal(t, one.SpanID, shown, "everybody's")
+					return
+				}
+				assert.Zero(t, shown)
+
+				shownBy(self.Goid)
+				slot, goid, shown := a.StoreFast(&two, 0)
+				assert.Equal(t, []uint64{uint64(n), self.Goid, one.SpanID}, []uint64{slot, goid, shown})
+				shownBy(self.Goid + 1)
+				slot, _, shown = a.StoreFast(&two, 0)
+				assert.Equal(t, []uint64{uint64(n), 0}, []uint64{slot, shown})
+
+				shownBy(self.Goid)
+				slot, goid, shown = a.StoreFast(&two, one.SpanID)
+				assert.Equal(t, []uint64{uint64(n), self.Goid, one.SpanID}, []uint64{slot, goid, shown})
+				assert.Equal(t, two.SpanID, a.ShownBy(uint32(n), self.Goid))
+
+				// Else all is as it was, but for the count, and free.
+				for _, goid := range []uint64{self.Goid, self.Goid + 1} {
+					shownBy(goid)
+					at := a.at(uint64(n))
+					before := bytes.Clone(a.mem)
+					over := one.SpanID
+					if goid == self.Goid {
+						over++
+					}
+					slot, _, _ = a.StoreFast(&two, over)
+					assert.Equal(t, Busy, slot)
+					at.State = binary.NativeEndian.Uint64(before[n*s.slotSize+24:])
+					assert.Equal(t, before, a.mem)
+				}
+				// And another one can write there.
+				shownBy(self.Goid)
+				a.StoreFast(&two, 5)
+				_, _, ok = a.store(&two)
+				assert.True(t, ok)
+			})
+		}
 	}
 }

@@ -181,11 +181,11 @@ func (r *recording) supervise(ctx context.Context) {
 			r.config.warn(err)
 		}
 	}()
-	var over <-chan time.Time
 	if r.config.Duration > 0 {
-		timer := time.NewTimer(r.config.Duration)
-		defer timer.Stop()
-		over = timer.C
+		// It ends a look at the processes too.
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, r.config.Duration)
+		defer cancel()
 	}
 	poll := time.NewTicker(pollInterval)
 	defer poll.Stop()
@@ -194,8 +194,6 @@ func (r *recording) supervise(ctx context.Context) {
 	for {
 		select {
 		case <-ctx.Done():
-			return
-		case <-over:
 			return
 		case <-poll.C:
 			r.targets.poll(ctx)

@@ -52,7 +52,7 @@ func record(t *testing.T, ctx context.Context, c Config) *Result {
 func TestSamplesAreInTheProfileOrLost(t *testing.T) {
 	c := childproc.Start(t, burner.Role, nil)
 	require.Equal(t, "burning", c.Ask("%s", burner.Words(burner.Records)))
-	for size, lossy := range map[int]bool{0: false, os.Getpagesize(): true} {
+	check := func(size int) (lost uint64) {
 		r := record(t, t.Context(), Config{
 			PID: c.PID(), Duration: time.Second, Sampler: sampler.Config{Frequency: 997, BufferSize: size},
 		})
@@ -63,9 +63,18 @@ func TestSamplesAreInTheProfileOrLost(t *testing.T) {
 			}
 		}
 		assert.Equal(t, r.Samples, samples)
-		assert.Equal(t, lossy, r.Lost > 0, "%d lost of %d", r.Lost, r.Samples+r.Lost)
 		assert.Greater(t, r.Samples+r.Lost, uint64(50))
+		return r.Lost
 	}
+	assert.Zero(t, check(0))
+	// A small buffer overflows if the reader is late, which is not for the test to say.
+	lost := uint64(0)
+	for range 10 {
+		if lost = check(os.Getpagesize()); lost > 0 {
+			break
+		}
+	}
+	assert.Positive(t, lost)
 }
 
 func TestProgress(t *testing.T) {

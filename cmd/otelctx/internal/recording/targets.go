@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/patient"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/sampler"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/symbols"
 	"github.com/otelctx/otelctx/internal/procfs"
@@ -49,6 +50,10 @@ type target struct {
 	// What is waiting of its samples may still be read.
 	goneFor int
 }
+
+// namesLimit is how long a sample, and those behind it, may wait for the names of its
+// attributes.
+const namesLimit = time.Second
 
 // keepGone is for how many looks processes are kept that have ended.
 const keepGone = 3
@@ -113,13 +118,18 @@ func (t *target) attributes(ctx context.Context, s *sampler.Span) []reader.Threa
 	if all || by.Context == nil || time.Now().Before(t.namesAgain) {
 		return shown
 	}
-	if changed, err := t.reader.Changed(by.Context.PublishedAtNS); err != nil || !changed {
-		return shown
-	}
-	now, err := t.reader.ThreadLayout(ctx)
+	now, err := patient.Call(ctx, t.pid, namesLimit, func() (*reader.ThreadLayout, error) {
+		if changed, err := t.reader.Changed(by.Context.PublishedAtNS); err != nil || !changed {
+			return nil, err
+		}
+		return t.reader.ThreadLayout(ctx)
+	})
 	if err != nil {
 		// Not for each sample: to find that out may take a while.
 		t.namesAgain = time.Now().Add(pollInterval)
+		return shown
+	}
+	if now == nil {
 		return shown
 	}
 	t.names = now
@@ -184,9 +194,10 @@ func openSymbols(pid int) (*symbols.Process, error) {
 // look looks at what a process publishes. What cannot be understood is warned of, and as
 // good as nothing.
 func (ts *targets) look(ctx context.Context, p *reader.Process) (*published, error) {
-	layout, err := p.ThreadLayout(ctx)
+	layout, err := patient.Call(ctx, p.PID(), patient.Limit, func() (*reader.ThreadLayout, error) { return p.ThreadLayout(ctx) })
 	switch {
-	case errors.Is(err, reader.ErrInvalid), errors.Is(err, reader.ErrBusy):
+	case errors.Is(err, reader.ErrInvalid), errors.Is(err, reader.ErrBusy),
+		errors.Is(err, patient.ErrNoAnswer), errors.Is(err, patient.ErrTooMany):
 		ts.warn(p.PID(), err)
 	case err != nil:
 		return nil, err
@@ -215,22 +226,45 @@ func (ts *targets) poll(ctx context.Context) {
 // find finds processes that publish and are not recorded yet.
 func (ts *targets) find(ctx context.Context) {
 	ts.notPermitted = 0
-	for p, err := range reader.Publishers(ctx) {
+	for pid, err := range procfs.NewFS("/proc").PIDs() {
+		if err != nil {
+			ts.warn(0, fmt.Errorf("list processes: %w", err))
+			return
+		}
+		if t := ts.all[pid]; t != nil && t.goneFor == 0 {
+			continue
+		}
+		p, err := openPublisher(ctx, pid)
 		if err == nil {
-			if t := ts.all[p.PID()]; t != nil && t.goneFor == 0 {
-				_ = p.Close()
-				continue
-			}
 			err = ts.add(ctx, p)
 		}
 		switch {
-		case err == nil, errors.Is(err, reader.ErrProcessGone), ctx.Err() != nil:
+		case err == nil, errors.Is(err, reader.ErrNoContext), errors.Is(err, reader.ErrProcessGone), ctx.Err() != nil:
 		case errors.Is(err, reader.ErrNotPermitted):
 			ts.notPermitted++
-		default:
+		case errors.Is(err, patient.ErrTooMany):
 			ts.warn(0, err)
+			return
+		default:
+			ts.warn(pid, err)
 		}
 	}
+}
+
+// openPublisher is [reader.Open] for a process that publishes a context: one that is
+// being updated counts too.
+func openPublisher(ctx context.Context, pid int) (*reader.Process, error) {
+	return patient.Call(ctx, pid, patient.Limit, func() (*reader.Process, error) {
+		p, err := reader.Open(pid)
+		if err != nil {
+			return nil, err
+		}
+		if _, err := p.ProcessContext(ctx); err != nil && !errors.Is(err, reader.ErrBusy) {
+			_ = p.Close()
+			return nil, err
+		}
+		return p, nil
+	})
 }
 
 // refresh looks what has changed with a process.
@@ -247,7 +281,10 @@ func (ts *targets) refresh(ctx context.Context, t *target) {
 		return
 	}
 	if was := t.layout; was != nil && was.Context != nil {
-		if changed, err := t.reader.Changed(was.Context.PublishedAtNS); err == nil && !changed {
+		changed, err := patient.Call(ctx, t.pid, patient.Limit, func() (bool, error) {
+			return t.reader.Changed(was.Context.PublishedAtNS)
+		})
+		if err == nil && !changed {
 			return
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"os"
 	"strings"
 	"time"
@@ -119,6 +120,25 @@ func kernelBoottime() (uint64, error) {
 		}
 	}
 	return 0, fmt.Errorf("%s: no boottime in %q", name, b)
+}
+
+// sameMoment returns one moment on two clocks: time's, and [kernelBoottime]. Of a few looks
+// at both it takes the shortest, since this process may have to wait in between, and all
+// samples would be that much too early.
+func sameMoment() (now time.Time, boot uint64, err error) {
+	const looks = 5
+	shortest := time.Duration(math.MaxInt64)
+	for range looks {
+		before := time.Now()
+		then, err := kernelBoottime()
+		if err != nil {
+			return time.Time{}, 0, err
+		}
+		if took := time.Since(before); took < shortest {
+			shortest, now, boot = took, before, then
+		}
+	}
+	return now, boot, nil
 }
 
 // needed are the capabilities that sampling takes.

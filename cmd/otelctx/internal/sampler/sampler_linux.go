@@ -83,8 +83,7 @@ func Open(c Config) (_ *Sampler, err error) {
 		return nil, fmt.Errorf("ring buffer: %w", err)
 	}
 	s.ring.SetDeadline(time.Now().Add(pollInterval))
-	s.base = time.Now()
-	if s.bootBase, err = kernelBoottime(); err != nil {
+	if s.base, s.bootBase, err = sameMoment(); err != nil {
 		return nil, err
 	}
 	if s.timers, err = startTimers(c.Frequency, s.objects.Sample.FD()); err != nil {
@@ -101,7 +100,11 @@ func (s *Sampler) load(c Config) error {
 	}
 	size := c.BufferSize
 	if size == 0 {
-		size = bufferSize(c.Frequency)
+		processors, err := ebpf.PossibleCPU()
+		if err != nil {
+			return err
+		}
+		size = bufferSize(c.Frequency, processors)
 	}
 	spec.Maps[programMapEvents].MaxEntries = uint32(size)
 	namespace, err := pidNamespace()
@@ -126,10 +129,10 @@ func (s *Sampler) load(c Config) error {
 
 // bufferSize returns the size of a buffer that takes what a second brings forth: samples
 // with stacks of common depth, of all processors.
-func bufferSize(frequency int) int {
+func bufferSize(frequency, processors int) int {
 	const sampleSize = 640
 	size := os.Getpagesize()
-	for processors := ebpf.MustPossibleCPU(); size < sampleSize*frequency*processors && size < 64<<20; {
+	for size < sampleSize*frequency*processors && size < 64<<20 {
 		size *= 2
 	}
 	return size

@@ -1,0 +1,115 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package soak
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	"gonum.org/v1/gonum/stat"
+)
+
+// curve is how much there was of something over time.
+type curve struct {
+	name   string
+	unit   unit
+	limits limits
+	// at is when, in seconds from the beginning, in order, and value how much then.
+	at, value []float64
+}
+
+// unit says how values are written.
+type unit int
+
+const (
+	things unit = iota
+	memory
+)
+
+const mebibyte = 1 << 20
+
+func (u unit) text(v float64) string {
+	if u == memory {
+		return fmt.Sprintf("%.2f MiB", v/mebibyte)
+	}
+	return fmt.Sprintf("%.1f", math.Round(10*v)/10+0) // never -0
+}
+
+// limits is what a flat curve keeps, once it has settled.
+type limits struct {
+	// growth is by how much a straight line, fitted to it by least squares, may rise
+	// from the first to the last point. It may fall by any amount.
+	growth float64
+	// spread is by how much the highest point may exceed the median.
+	spread float64
+}
+
+// add adds a point.
+func (c *curve) add(at time.Duration, value float64) {
+	c.at = append(c.at, at.Seconds())
+	c.value = append(c.value, value)
+}
+
+// leastPoints is of how many points can be said that they are flat.
+const leastPoints = 10
+
+// settled is the second half of a curve's time, of which it is said whether it is flat:
+// what comes before is warming up.
+type settled struct {
+	points              int
+	median, max, growth float64
+}
+
+func (c *curve) settled() settled {
+	if len(c.at) == 0 {
+		return settled{}
+	}
+	first, last := c.at[0], c.at[len(c.at)-1]
+	from, _ := slices.BinarySearch(c.at, first+(last-first)/2)
+	at, value := c.at[from:], c.value[from:]
+	_, slope := stat.LinearRegression(at, value, nil, false)
+	sorted := slices.Sorted(slices.Values(value))
+	return settled{
+		points: len(at),
+		median: stat.Quantile(0.5, stat.Empirical, sorted, nil),
+		max:    sorted[len(sorted)-1],
+		growth: slope * (at[len(at)-1] - at[0]),
+	}
+}
+
+// spread is how far the highest point is above the median.
+func (s settled) spread() float64 { return s.max - s.median }
+
+// problems says why a curve is not flat, or not known to be.
+func (c *curve) problems() []string {
+	s := c.settled()
+	if s.points < leastPoints {
+		return []string{fmt.Sprintf("%s: %d points are too few", c.name, s.points)}
+	}
+	var all []string
+	// What is not a number is not flat either.
+	if !(s.growth <= c.limits.growth) {
+		all = append(all, fmt.Sprintf("%s: grows by %s, more than %s", c.name, c.unit.text(s.growth), c.unit.text(c.limits.growth)))
+	}
+	if !(s.spread() <= c.limits.spread) {
+		all = append(all, fmt.Sprintf("%s: up to %s above the median of %s, more than %s", c.name, c.unit.text(s.spread()),
+			c.unit.text(s.median), c.unit.text(c.limits.spread)))
+	}
+	return all
+}
+
+// near returns the value of the point that is nearest to a time, in seconds.
+func (c *curve) near(at float64) float64 {
+	best := 0
+	for i := range c.at {
+		if abs(c.at[i]-at) < abs(c.at[best]-at) {
+			best = i
+		}
+	}
+	return c.value[best]
+}
+
+func abs(v float64) float64 { return max(v, -v) }

@@ -1,0 +1,264 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package soak
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"time"
+
+	"go.opentelemetry.io/ebpf-profiler/libpf"
+	"go.opentelemetry.io/ebpf-profiler/processcontext"
+	"go.opentelemetry.io/ebpf-profiler/remotememory"
+	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
+	processcontextpb "go.opentelemetry.io/proto/otlp/processcontext/v1development"
+
+	"github.com/otelctx/otelctx/internal/childproc"
+	"github.com/otelctx/otelctx/internal/remotemem"
+	"github.com/otelctx/otelctx/reader"
+	"github.com/otelctx/otelctx/ringbuf"
+)
+
+const roleReader = "reader"
+
+// errand is what a reader is told when it starts.
+type errand struct {
+	PID int
+	// Visits is how often it visits the process before it ends, 0 for until it is
+	// interrupted, and Pause the time in between.
+	Visits int
+	Pause  time.Duration
+}
+
+// visit is what a reader has found, from opening a process to closing it.
+type visit struct {
+	Contexts []published
+	Spans    []sight
+	// Busy counts what could not be read because it was being written.
+	Busy int
+	// Errors are all others.
+	Errors []string
+}
+
+// published is the process context between two times of the wall clock, in nanoseconds.
+type published struct {
+	// By is who has read it.
+	By       string
+	From, To int64
+	// Generation is that of the resource, Beside that of the attributes beside it.
+	Generation, Beside int
+}
+
+// sight is a span that a reader was shown.
+type sight struct {
+	shown
+
+	// By is what the span was read from.
+	By string
+	// LocalRoot is zeros if it is not known.
+	LocalRoot [8]byte
+}
+
+// read is the role of a process that reads another one by package reader. It reads an
+// errand and writes a line of JSON about each visit.
+func read(parent *childproc.Parent) {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	var e errand
+	line, _ := parent.Receive()
+	parent.Must(json.Unmarshal([]byte(line), &e))
+	for n := 0; ctx.Err() == nil && (e.Visits == 0 || n < e.Visits); n++ {
+		v := visitor{pid: e.PID}
+		if err := v.visit(); err != nil {
+			v.found.Errors = append(v.found.Errors, err.Error())
+		}
+		b, err := json.Marshal(v.found)
+		parent.Must(err)
+		parent.Send("%s", b)
+		time.Sleep(e.Pause)
+	}
+}
+
+// visitor is a reader on a visit.
+type visitor struct {
+	pid    int
+	p      *reader.Process
+	layout *reader.ThreadLayout
+	found  visit
+}
+
+// looks is how often a visitor looks at threads.
+const looks = 5
+
+// visit reads all there is to read.
+func (v *visitor) visit() (err error) {
+	if v.p, err = reader.Open(v.pid); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, v.p.Close()) }()
+	ctx := context.Background()
+	p := published{By: byReader, From: time.Now().UnixNano()}
+	pc, err := v.p.ProcessContext(ctx)
+	p.To = time.Now().UnixNano()
+	if err != nil {
+		return v.busy(err, reader.ErrBusy)
+	}
+	if err := v.take(p, pc.Message); err != nil {
+		return err
+	}
+	if err := v.official(pc.MappingAddress); err != nil {
+		return err
+	}
+	if v.layout, err = v.p.ThreadLayout(ctx); err != nil {
+		return v.busy(err, reader.ErrBusy)
+	}
+	for range looks {
+		if err := v.look(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// official reads the process context at an address by the packages of the OpenTelemetry
+// eBPF profiler.
+func (v *visitor) official(address uint64) error {
+	memory := remotememory.NewProcessVirtualMemory(libpf.PID(v.pid))
+	p := published{By: byOfficial, From: time.Now().UnixNano()}
+	info, err := processcontext.Read(libpf.Address(address), memory, 0, 0)
+	p.To = time.Now().UnixNano()
+	if err != nil {
+		return v.busy(err, processcontext.ErrConcurrentUpdate)
+	}
+	return v.take(p, info.Context)
+}
+
+// take takes note of a process context.
+func (v *visitor) take(p published, message *processcontextpb.ProcessContext) error {
+	err := p.tell(textsOf(message.GetResource().GetAttributes()), textsOf(message.GetAttributes()))
+	if err == nil {
+		v.found.Contexts = append(v.found.Contexts, p)
+	}
+	return err
+}
+
+// busy takes note of err if it is one that says that something is being written.
+func (v *visitor) busy(err, busy error) error {
+	if errors.Is(err, busy) {
+		v.found.Busy++
+		return nil
+	}
+	return err
+}
+
+// look looks at all threads, and at the slots of each.
+func (v *visitor) look(ctx context.Context) error {
+	from := time.Now().UnixNano()
+	threads, err := v.p.Threads(ctx)
+	to := time.Now().UnixNano()
+	if err != nil {
+		return v.busy(err, reader.ErrBusy)
+	}
+	for _, t := range threads {
+		if s := t.Span; s != nil {
+			if !s.Proven {
+				return fmt.Errorf("not proven: %+v", s)
+			}
+			v.found.Spans = append(v.found.Spans, sight{
+				shown{s.TraceID, s.SpanID, laneOf(s.Attributes), from, to}, byReaderFrom + s.Carrier.String(), s.LocalRootSpanID,
+			})
+		}
+	}
+	for _, c := range v.layout.Carriers {
+		switch c.Kind {
+		case reader.ThreadSlots:
+			for _, t := range threads {
+				err = errors.Join(err, v.slot(&c, uint64(t.OwnTID)))
+			}
+		case reader.GoroutineSlots:
+			for _, t := range threads {
+				err = errors.Join(err, v.slot(&c, t.Goroutine))
+			}
+		case reader.GoroutineRecord:
+		}
+	}
+	return err
+}
+
+// slot looks at one slot of a ring.
+func (v *visitor) slot(c *reader.Carrier, id uint64) error {
+	ring, err := ringbuf.NewView(remotemem.Of(v.pid), c.Ring, c.Fields)
+	if err != nil || id == 0 {
+		return err
+	}
+	from := time.Now().UnixNano()
+	s, err := ring.Read(id)
+	to := time.Now().UnixNano()
+	switch {
+	case errors.Is(err, ringbuf.ErrEmpty):
+		return nil
+	case err != nil:
+		return v.busy(err, ringbuf.ErrBusy)
+	}
+	attributes, all := v.layout.Attributes(s.Attributes)
+	if !all {
+		return fmt.Errorf("%v: unknown attributes: %x", c.Kind, s.Attributes)
+	}
+	v.found.Spans = append(v.found.Spans, sight{
+		shown{s.TraceID, s.SpanID, laneOf(attributes), from, to}, byLook + c.Kind.String(), s.LocalRootSpanID,
+	})
+	return nil
+}
+
+// laneOf returns the value of laneKey, "" if there is none, and something else that no
+// span has if there are other attributes.
+func laneOf(attributes []reader.ThreadAttribute) string {
+	switch {
+	case len(attributes) == 0:
+		return ""
+	case len(attributes) == 1 && attributes[0].Key == laneKey:
+		return attributes[0].Value
+	}
+	return fmt.Sprint(attributes)
+}
+
+// textsOf returns those attributes by key that tell the generation.
+func textsOf(kvs []*commonpb.KeyValue) map[string]any {
+	texts := map[string]any{}
+	for _, kv := range kvs {
+		switch kv.GetKey() {
+		case generationKey:
+			texts[generationKey] = float64(kv.GetValue().GetIntValue())
+		case fillerKey:
+			texts[fillerKey] = kv.GetValue().GetStringValue()
+		}
+	}
+	return texts
+}
+
+// tell tells the generations from what was read.
+func (p *published) tell(resource, beside map[string]any) (err error) {
+	if p.Generation, err = generationOf(resource); err != nil {
+		return fmt.Errorf("%s: resource: %w", p.By, err)
+	}
+	if p.Beside, err = generationOf(beside); err != nil {
+		return fmt.Errorf("%s: beside it: %w", p.By, err)
+	}
+	return nil
+}
+
+// generationOf returns the generation of attributes in JSON, or an error if they are of
+// none.
+func generationOf(attributes map[string]any) (int, error) {
+	number, ok := attributes[generationKey].(float64)
+	text, isText := attributes[fillerKey].(string)
+	if !ok || !isText || text != filler(int(number)) {
+		return 0, fmt.Errorf("attributes of no generation: %v and a text of %d bytes", attributes[generationKey], len(text))
+	}
+	return int(number), nil
+}

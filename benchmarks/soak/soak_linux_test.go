@@ -1,0 +1,443 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package soak
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/prometheus/procfs"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/otelctx/otelctx/benchmarks/internal/program"
+	"github.com/otelctx/otelctx/internal/childproc"
+	"github.com/otelctx/otelctx/internal/remotemem"
+	"github.com/otelctx/otelctx/internal/wire"
+	"github.com/otelctx/otelctx/reader"
+	"github.com/otelctx/otelctx/ringbuf"
+)
+
+// What takes long in full is short in go test ./...
+var duration = flag.Duration("soak", 3*time.Second, "how long to soak")
+
+func TestMain(m *testing.M) {
+	childproc.Main(m, map[string]func(*childproc.Parent){roleService: serve, roleReader: read})
+}
+
+// short reports whether it is so short that nothing is really warm in its second half.
+func short() bool { return *duration < 2*time.Minute }
+
+// soak is a service and who reads it.
+type soak struct {
+	otelctx, dir string
+	child        *childproc.Child
+	ledger       *ledger
+	// unit is about how long a reader lives.
+	unit time.Duration
+	// sampled are spans to tell the service of, as a profiler of Elastic's format does.
+	sampled chan sight
+
+	mu sync.Mutex
+	// faults are the first that were found, of so many.
+	faults []error
+	found  int
+	counts map[string]uint64
+	// lives are how many readers of a kind have had each fate.
+	lives map[string]*[numFates]int
+	// begun and done are when each generation was about to be published, and when it was.
+	begun, done []int64
+}
+
+// fault takes note of something that should not be.
+func (s *soak) fault(format string, args ...any) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	const kept = 20
+	if s.found++; s.found <= kept {
+		s.faults = append(s.faults, fmt.Errorf(format, args...))
+	}
+}
+
+func (s *soak) count(what string, n uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.counts[what] += n
+}
+
+func (s *soak) lived(name string, f fate) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.lives[name][f]++
+}
+
+// spansBy and contextsBy begin the names of counts of what was shown, by whom.
+const (
+	spansBy    = "spans shown by "
+	contextsBy = "contexts read by "
+)
+
+// busyReads is the name of the count of what could not be read because it was being
+// written.
+const busyReads = "reads that met an update"
+
+// Who reads.
+const (
+	byReader  = "package reader"
+	byInspect = "otelctx inspect"
+	byWatch   = "otelctx watch"
+	byRecord  = "otelctx record"
+	// byReaderFrom begins the name of package reader as it reads a carrier, and byLook that of
+	// who looks at its slots alone.
+	byReaderFrom = byReader + " from "
+	byLook       = "a look at "
+	// byOfficial are the packages of the OpenTelemetry eBPF profiler.
+	byOfficial = "the eBPF profiler's packages"
+)
+
+// judge compares what was shown with what was so.
+func (s *soak) judge(by string, one shown) {
+	s.count(spansBy+by, 1)
+	if err := s.ledger.check(one); err != nil {
+		s.fault("%s: %w", by, err)
+	}
+}
+
+// judgeContext compares what was published with what had been.
+func (s *soak) judgeContext(p published) {
+	s.count(contextsBy+p.By, 1)
+	s.mu.Lock()
+	begun, done := s.begun, s.done
+	s.mu.Unlock()
+	for _, number := range []int{p.Generation, p.Beside} {
+		switch {
+		case number < 0 || number >= len(begun) || begun[number] > p.To:
+			s.fault("%s: generation %d before it was there", p.By, number)
+		case number+1 < len(done) && done[number+1] < p.From:
+			s.fault("%s: generation %d %v after the next one", p.By, number, time.Duration(p.From-done[number+1]))
+		}
+	}
+}
+
+// Who reads a generation must have been able to.
+func TestGenerations(t *testing.T) {
+	for _, tt := range []struct {
+		p      published
+		faults int
+	}{
+		{published{From: 10, To: 11}, 0},
+		{published{From: 10, To: 25}, 0},
+		{published{From: 10, To: 25, Generation: 1}, 0},
+		{published{From: 22, To: 25, Generation: 1, Beside: 0}, 0},
+		{published{From: 35, To: 36, Generation: 1, Beside: 1}, 0},
+		{published{From: 45, To: 46, Generation: 2, Beside: 2}, 0},
+		{published{From: 31, To: 33, Beside: 1}, 1},
+		{published{From: 31, To: 33, Generation: 1}, 1},
+		{published{From: 10, To: 19, Generation: 1}, 1},
+		{published{From: 10, To: 50, Generation: 3, Beside: -1}, 2},
+	} {
+		s := soak{begun: []int64{0, 20, 40}, done: []int64{5, 30}, counts: map[string]uint64{}}
+		s.judgeContext(tt.p)
+		assert.Equal(t, tt.faults, s.found, "%+v", tt.p)
+	}
+}
+
+// update has the service publish the next generation.
+func (s *soak) update() {
+	s.mu.Lock()
+	number := len(s.begun)
+	s.begun = append(s.begun, time.Now().UnixNano())
+	s.mu.Unlock()
+	s.child.Send("update %d", number)
+	s.child.Expect("updated")
+	s.mu.Lock()
+	s.done = append(s.done, time.Now().UnixNano())
+	s.mu.Unlock()
+}
+
+func (s *soak) report(t *testing.T) (r report) {
+	t.Helper()
+	require.NoError(t, json.Unmarshal([]byte(s.child.Ask("report")), &r))
+	return r
+}
+
+// TestSoak fails if anything grows, if anything is shown that is not so, if anything goes
+// to otel.Handle, or if a reader ends as it should not. It prints what there was.
+func TestSoak(t *testing.T) {
+	s := &soak{
+		dir: t.TempDir(), unit: min(max(*duration/10, 300*time.Millisecond), 3*time.Second),
+		sampled: make(chan sight, 1), counts: map[string]uint64{}, lives: map[string]*[numFates]int{},
+	}
+	for _, k := range s.kinds() {
+		s.lives[k.name] = new([numFates]int)
+	}
+	s.otelctx = program.Build(t, "cmd", "otelctx")
+	mayRecord(t, s.otelctx)
+	s.start(t)
+	begin := time.Now()
+	watched := s.watched(t)
+	c := s.curves(t, watched)
+
+	ctx, cancel := context.WithTimeout(t.Context(), *duration)
+	defer cancel()
+	var readers sync.WaitGroup
+	for _, k := range s.kinds() {
+		readers.Go(func() { s.comeAndGo(ctx, k) })
+	}
+	readers.Go(func() { s.correlate(ctx) })
+	tick := time.NewTicker(min(*duration/100, time.Second))
+	defer tick.Stop()
+	for ctx.Err() == nil {
+		s.update()
+		c.add(t, time.Since(begin), s.report(t))
+		select {
+		case <-ctx.Done():
+		case <-tick.C:
+		}
+	}
+	readers.Wait() // They live their lives to the end.
+	watched.end(s)
+	r := s.report(t)
+	defer func() { t.Log(s.text(r, c.all())) }()
+	r = s.end(t)
+
+	for _, curve := range c.all() {
+		for _, problem := range curve.problems() {
+			assert.Fail(t, "not flat", problem)
+		}
+	}
+	s.verdict(t, r)
+}
+
+// mayRecord skips the test, with what is missing, if this user may not record.
+func mayRecord(t *testing.T, otelctx string) {
+	t.Helper()
+	const exitNotPermitted = 4
+	out, err := exec.Command(otelctx, "record", strconv.Itoa(os.Getpid()), "--duration=1ms").CombinedOutput()
+	if exit := new(exec.ExitError); errors.As(err, &exit) && exit.ExitCode() == exitNotPermitted {
+		t.Skip(string(out))
+	}
+	require.NoError(t, err, string(out))
+}
+
+// start starts the service.
+func (s *soak) start(t *testing.T) {
+	t.Helper()
+	o := order{Directory: s.dir, Capacity: ringbuf.DefaultCapacity}
+	if short() {
+		// So few that they have all been used before it is looked whether all is flat.
+		o.Capacity = 256
+	}
+	line, err := json.Marshal(o)
+	require.NoError(t, err)
+	s.begun = []int64{time.Now().UnixNano()}
+	s.child = childproc.Start(t, roleService, nil)
+	s.child.Send("%s", line)
+	s.child.Expect("serving")
+	s.done = []int64{time.Now().UnixNano()}
+	s.ledger, err = openLedger(filepath.Join(s.dir, ledgerName))
+	require.NoError(t, err)
+	t.Cleanup(func() { assert.NoError(t, s.ledger.file.Close()) })
+}
+
+// standing is a reader that stays.
+type standing struct{ cmd *exec.Cmd }
+
+// watched starts a reader that opens the service, reads it and closes it all the time.
+func (s *soak) watched(t *testing.T) standing {
+	t.Helper()
+	l, err := s.reader(&lines{each: s.judgeVisit}, errand{PID: s.child.PID(), Pause: 20 * time.Millisecond})
+	require.NoError(t, err)
+	l.cmd.Stderr = os.Stderr
+	require.NoError(t, l.cmd.Start())
+	t.Cleanup(func() { _ = l.cmd.Process.Kill() })
+	return standing{l.cmd}
+}
+
+// end ends it in order.
+func (w standing) end(s *soak) {
+	if err := errors.Join(w.cmd.Process.Signal(os.Interrupt), w.cmd.Wait()); err != nil {
+		s.fault("%s, standing: %w", byReader, err)
+	}
+}
+
+// correlate does what a profiler of Elastic's format does beside reading: it registers
+// with the service, and tells it in which spans it saw which stacks.
+func (s *soak) correlate(ctx context.Context) {
+	sockets, _ := filepath.Glob(filepath.Join(s.dir, "*.sock"))
+	if len(sockets) == 0 {
+		return // The report says why.
+	}
+	for n := 0; ctx.Err() == nil; n++ {
+		// A profiler that has begun anew.
+		to, err := net.Dial("unixgram", sockets[0])
+		if err != nil {
+			s.fault("profiler: %w", err)
+			return
+		}
+		messages := [][]byte{wire.ProfilingRegistration{SamplesDelayMS: 200, HostID: "soak"}.Encode()}
+		for range 100 {
+			select {
+			case <-ctx.Done():
+			case one := <-s.sampled:
+				messages = append(messages, wire.ProfilingCorrelation{
+					TraceID: one.TraceID, TransactionID: one.LocalRoot, StackTraceID: [16]byte{byte(n)}, Count: 1,
+				}.Encode())
+			}
+			for _, m := range messages {
+				if _, err := to.Write(m); err != nil {
+					s.fault("profiler: %w", err)
+				}
+			}
+			messages = nil
+		}
+		if err := to.Close(); err != nil {
+			s.fault("profiler: %w", err)
+		}
+	}
+}
+
+// end ends the service step by step, sees to it that nothing is left shown, and returns
+// its last report.
+func (s *soak) end(t *testing.T) report {
+	t.Helper()
+	s.child.Send("quiet")
+	s.child.Expect("quiet")
+	r := s.report(t)
+	open, err := s.ledger.open(r.Spans)
+	require.NoError(t, err)
+	assert.Zero(t, open, "spans that have never ended")
+	s.nothingShown(t)
+
+	s.child.Send("shutdown")
+	s.child.Expect("down")
+	const exitNoContext, exitProcessGone = 3, 5
+	s.exits(t, exitNoContext, "inspect")
+	s.exits(t, exitNoContext, "watch", "--count=1")
+	fs, err := procfs.NewProc(s.child.PID())
+	require.NoError(t, err)
+	maps, err := fs.ProcMaps()
+	require.NoError(t, err)
+	for _, m := range maps {
+		assert.NotContains(t, m.Pathname, "OTEL", "a mapping that is left")
+		assert.NotContains(t, m.Pathname, "DD_", "a mapping that is left")
+	}
+	targets, err := fs.FileDescriptorTargets()
+	require.NoError(t, err)
+	for _, target := range targets {
+		assert.NotContains(t, target, "memfd", "a descriptor that is left")
+	}
+	sockets, err := filepath.Glob(filepath.Join(s.dir, "*.sock"))
+	require.NoError(t, err)
+	assert.Empty(t, sockets, "a socket that is left")
+
+	r = s.report(t)
+	s.child.Done()
+	s.exits(t, exitProcessGone, "inspect")
+	return r
+}
+
+// exits runs a command that must have this exit code.
+func (s *soak) exits(t *testing.T, code int, args ...string) {
+	t.Helper()
+	out, err := s.command(args...).CombinedOutput()
+	exit := new(exec.ExitError)
+	require.ErrorAs(t, err, &exit, "%q: %s", args, out)
+	assert.Equal(t, code, exit.ExitCode(), "%q: %s", args, out)
+}
+
+// nothingShown fails the test if the service, in which there is no span, shows any: by
+// package reader, in any slot, or to otelctx inspect and record.
+func (s *soak) nothingShown(t *testing.T) {
+	t.Helper()
+	p, err := reader.Open(s.child.PID())
+	require.NoError(t, err)
+	defer func() { assert.NoError(t, p.Close()) }()
+	layout, err := p.ThreadLayout(t.Context())
+	require.NoError(t, err)
+	threads, err := p.Threads(t.Context())
+	require.NoError(t, err)
+	for _, thread := range threads {
+		assert.Nil(t, thread.Span)
+	}
+	kinds := map[reader.CarrierKind]bool{}
+	for _, c := range layout.Carriers {
+		require.NoError(t, c.Err)
+		kinds[c.Kind] = true
+		if c.Kind == reader.GoroutineRecord {
+			continue
+		}
+		ring, err := ringbuf.NewView(remotemem.Of(s.child.PID()), c.Ring, c.Fields)
+		require.NoError(t, err)
+		for number := range c.Ring.Capacity {
+			slot, err := ring.Slot(uint64(number))
+			require.NoError(t, err)
+			assert.False(t, slot.ShowsSpan(), "%v: slot %d: %+v", c.Kind, number, slot)
+		}
+	}
+	assert.Len(t, kinds, 3, "not all carriers are on")
+
+	var d struct {
+		Threads    []threadDocument
+		Attributed uint64
+	}
+	for _, args := range [][]string{{"inspect", "--json"}, {"record", "--json", "--freq=997", "--duration=500ms"}} {
+		out, err := s.command(args...).Output()
+		require.NoError(t, err)
+		require.NoError(t, json.Unmarshal(out, &d))
+	}
+	assert.Empty(t, d.Threads)
+	assert.Zero(t, d.Attributed)
+}
+
+// verdict fails the test for what was found beside the curves.
+func (s *soak) verdict(t *testing.T, r report) {
+	t.Helper()
+	for _, fault := range s.faults {
+		assert.NoError(t, fault)
+	}
+	assert.Equal(t, len(s.faults), s.found, "there were more")
+	assert.Zero(t, r.Handled, "went to otel.Handle: %q", r.Errors)
+	assert.Zero(t, r.Failed)
+	assert.Positive(t, r.Requests)
+	if r.Without == "" {
+		assert.Positive(t, r.Stats.Correlations)
+		assert.Positive(t, r.Correlated)
+		assert.Zero(t, r.Stats.Malformed+r.Stats.UnknownTypes)
+	}
+	for _, what := range []string{
+		spansBy + byReaderFrom + reader.GoroutineRecord.String(),
+		spansBy + byLook + reader.ThreadSlots.String(), spansBy + byLook + reader.GoroutineSlots.String(),
+		spansBy + byWatch, spansBy + byRecord, contextsBy + byInspect, contextsBy + byReader,
+		contextsBy + byOfficial,
+	} {
+		assert.Positive(t, s.counts[what], what)
+	}
+	for _, k := range s.kinds() {
+		assert.Positive(t, s.lives[k.name][finishes], k.name)
+		assert.Positive(t, s.lives[k.name][killed], k.name)
+	}
+}
+
+// text returns what there was, for people.
+func (s *soak) text(r report, curves []*curve) string {
+	var b strings.Builder
+	write := func(format string, args ...any) { _, _ = fmt.Fprintf(&b, format, args...) }
+	write("\n%v\n\n", *duration)
+	writeTables(write, curves)
+	s.writeCounts(write, r)
+	return b.String()
+}

@@ -1,0 +1,267 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package creader
+
+import (
+	"bytes"
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/sdk/resource"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/otelctx/otelctx/internal/childproc"
+	"github.com/otelctx/otelctx/internal/vma"
+	"github.com/otelctx/otelctx/internal/wire"
+	"github.com/otelctx/otelctx/reader"
+	"github.com/otelctx/otelctx/resourcepublisher"
+	"github.com/otelctx/otelctx/spanctx"
+)
+
+func TestMain(m *testing.M) {
+	childproc.Main(m, map[string]func(*childproc.Parent){
+		"service":   service,
+		"publisher": publisher,
+		"stranger":  func(p *childproc.Parent) { p.Send("ready"); p.Receive() },
+	})
+}
+
+// serviceName has what a reader must not send to a terminal.
+const serviceName = "check\x1b[31mout"
+
+// inSpans is how many threads of a service are in a span.
+const inSpans = 3
+
+// service has threads that stay in spans, one whose span has ended, and one that shows the
+// span of a goroutine that is not there any more.
+func service(p *childproc.Parent) {
+	tp := sdktrace.NewTracerProvider(
+		resourcepublisher.WithResource(resource.NewSchemaless(
+			attribute.Float64("a.double", 1.5), attribute.StringSlice("a.list", []string{"x", "y"}),
+			attribute.String("service.name", serviceName), attribute.Int("z.number", -1),
+		)),
+		spanctx.WithPublishing(),
+	)
+	tracer := tp.Tracer("creader")
+	nothing, _, err := os.Pipe()
+	p.Must(err)
+	// It is to block the thread, not only the goroutine.
+	fd := int(nothing.Fd())
+	wait := func() { _, _ = syscall.Read(fd, make([]byte, 1)) }
+	for range inSpans {
+		go func() {
+			runtime.LockOSThread()
+			tracer.Start(context.Background(), "blocked")
+			wait()
+		}()
+	}
+	go func() {
+		runtime.LockOSThread()
+		_, span := tracer.Start(context.Background(), "ended")
+		span.End()
+		wait()
+	}()
+	parked := make(chan string)
+	go func() {
+		_, span := tracer.Start(context.Background(), "parked")
+		parked <- span.SpanContext().SpanID().String()
+		select {}
+	}()
+	p.Send("%s", <-parked)
+	p.Receive()
+}
+
+// publisher publishes each payload that it is told, in hexadecimal digits, as its context;
+// one that is too large is what lies there already.
+func publisher(p *childproc.Parent) {
+	region, err := vma.New(wire.ProcessContextName, 2*wire.MaxProcessContextPayload)
+	p.Must(err)
+	h := wire.ProcessContextHeaderIn(region.Bytes())
+	h.Version, h.PublishedAtNS = wire.ProcessContextVersion, 1
+	h.Payload = region.Address() + wire.ProcessContextHeaderSize
+	copy(h.Signature[:], wire.ProcessContextSignature)
+	p.Must(region.Announce())
+	for p.Send("ready"); ; p.Send("ready") {
+		line, ok := p.Receive()
+		if !ok {
+			return
+		}
+		if line == "too large" {
+			h.PayloadSize = wire.MaxProcessContextPayload + 1
+			continue
+		}
+		payload, err := hex.DecodeString(line)
+		p.Must(err)
+		h.PayloadSize = uint32(copy(region.Bytes()[wire.ProcessContextHeaderSize:], payload))
+	}
+}
+
+// compile returns the path of the compiled reader.
+func compile(t *testing.T) string {
+	t.Helper()
+	cc, err := exec.LookPath("cc")
+	if err != nil {
+		t.Skip("there is no C compiler (cc)")
+	}
+	// It is read here so that go test knows that the result depends on it.
+	source, err := os.ReadFile("creader.c")
+	require.NoError(t, err)
+	program := filepath.Join(t.TempDir(), "creader")
+	build := func(more ...string) ([]byte, error) {
+		args := []string{"-std=c11", "-Wall", "-Wextra", "-Werror", "-O2", "-o", program, "-x", "c", "-"}
+		cmd := exec.Command(cc, append(more, args...)...)
+		cmd.Stdin = bytes.NewReader(source)
+		return cmd.CombinedOutput()
+	}
+	if _, err := build("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"); err == nil {
+		return program
+	}
+	t.Log("without sanitizers, which this C compiler may not have")
+	out, err := build()
+	require.NoError(t, err, string(out))
+	return program
+}
+
+// read runs the reader on a process and returns the lines that it prints and its exit code.
+func read(t *testing.T, program string, pid int) (lines []string, code int) {
+	t.Helper()
+	cmd := exec.Command(program, strconv.Itoa(pid))
+	out, err := cmd.Output()
+	exit := (*exec.ExitError)(nil)
+	if errors.As(err, &exit) {
+		require.NotContains(t, string(exit.Stderr), "ERROR: AddressSanitizer")
+		require.NotContains(t, string(exit.Stderr), "runtime error")
+		return nil, exit.ExitCode()
+	}
+	require.NoError(t, err)
+	return strings.Split(strings.TrimSuffix(string(out), "\n"), "\n"), 0
+}
+
+// threads returns what the Go reader says of the threads that are in spans, as the one in
+// C prints it.
+func threads(t *testing.T, p *reader.Process) (lines []string) {
+	t.Helper()
+	all, err := p.Threads(t.Context())
+	require.NoError(t, err)
+	for _, thread := range all {
+		if s := thread.Span; s != nil {
+			lines = append(lines, fmt.Sprintf("thread %d trace %x span %x goroutine %d", thread.TID, s.TraceID, s.SpanID, thread.Goroutine))
+		}
+	}
+	return lines
+}
+
+func open(t *testing.T, c *childproc.Child) *reader.Process {
+	t.Helper()
+	p, err := reader.Open(c.PID())
+	require.NoError(t, err)
+	t.Cleanup(func() { assert.NoError(t, p.Close()) })
+	return p
+}
+
+func TestAgreesWithTheGoReader(t *testing.T) {
+	program := compile(t)
+	for name, flags := range map[string]uintptr{"": 0, "in a PID namespace of its own": syscall.CLONE_NEWPID} {
+		t.Run(name, func(t *testing.T) {
+			if flags != 0 && os.Geteuid() != 0 {
+				t.Skip("a PID namespace takes CAP_SYS_ADMIN")
+			}
+			c := childproc.Start(t, "service", func(cmd *exec.Cmd) {
+				cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: flags}
+			})
+			parked := c.Receive()
+			p := open(t, c)
+			// Its goroutines come to where they stay.
+			require.Eventually(t, func() bool { return len(threads(t, p)) == inSpans }, 10*time.Second, 10*time.Millisecond)
+
+			lines, code := read(t, program, c.PID())
+			require.Zero(t, code)
+			assert.Equal(t, "service check?[31mout", lines[0])
+			want, got := threads(t, p), lines[1:]
+			slices.Sort(want)
+			slices.Sort(got)
+			assert.Equal(t, want, got)
+			assert.NotContains(t, strings.Join(got, "\n"), parked, "its goroutine is not on the thread any more")
+		})
+	}
+}
+
+// The documentation says how short it is.
+func TestHasAHundredLinesOfCode(t *testing.T) {
+	source, err := os.ReadFile("creader.c")
+	require.NoError(t, err)
+	code := 0
+	for line := range strings.Lines(string(source)) {
+		if line = strings.TrimSpace(line); line != "" && !strings.HasPrefix(line, "//") {
+			code++
+		}
+	}
+	assert.LessOrEqual(t, code, 100)
+}
+
+func TestWithoutContext(t *testing.T) {
+	program := compile(t)
+	c := childproc.Start(t, "stranger", nil)
+	c.Expect("ready")
+	_, code := read(t, program, c.PID())
+	assert.Equal(t, 1, code)
+}
+
+// What a process publishes may be anything: the reader prints something, or nothing.
+func TestHostilePayloads(t *testing.T) {
+	program := compile(t)
+	c := childproc.Start(t, "service", nil)
+	c.Receive()
+	pc, err := open(t, c).ProcessContext(t.Context())
+	require.NoError(t, err)
+	payload, err := proto.Marshal(pc.Message)
+	require.NoError(t, err)
+
+	hostile := childproc.Start(t, "publisher", nil)
+	hostile.Expect("ready")
+	publish := func(payload []byte) (lines []string, code int) {
+		// It stands at the end of the reader's buffer: one step too far is out of it.
+		padding := wire.MaxProcessContextPayload - len(payload) - 5
+		p := protowire.AppendTag(nil, 1000, protowire.BytesType)
+		p = append(protowire.AppendVarint(p, uint64(padding)), make([]byte, padding)...)
+		require.Equal(t, "ready", hostile.Ask("%x", append(p, payload...)))
+		return read(t, program, hostile.PID())
+	}
+	lines, code := publish(payload)
+	require.Zero(t, code)
+	require.Equal(t, "service check?[31mout", lines[0], "as it is")
+
+	random := rand.New(rand.NewPCG(1, 2))
+	for i := range 200 {
+		p := slices.Clone(payload)
+		if i%4 == 0 {
+			p = p[:1+random.IntN(len(p)-1)]
+		}
+		for range random.IntN(4) {
+			p[random.IntN(len(p))] = []byte{0, 0x7f, 0xff, byte(random.Uint32())}[random.IntN(4)]
+		}
+		publish(p)
+	}
+	require.Equal(t, "ready", hostile.Ask("too large"))
+	_, code = read(t, program, hostile.PID())
+	assert.Equal(t, 1, code)
+}

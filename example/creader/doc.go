@@ -1,0 +1,19 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package creader is a reader in C, creader.c, which shares no code with otelctx and goes
+// by docs/wire-format.md. It prints which service a process is and which spans its
+// threads are in, as their slots show them:
+//
+//	cc -std=c11 -o creader creader.c
+//	./creader PID
+//
+// It has a hundred lines of code, and leaves out what a reader for production has: the
+// goroutine record, which shows the spans of goroutines that have moved to another thread
+// too; attributes, slots of layout 1 and rings that are not advertised; a second try where
+// a slot is just being written; a second mapping that claims to be the process context;
+// whether the process still lives when all is read; and a way out of a read that the
+// process makes wait.
+//
+// The Go side of it is the test that compiles and runs it.
+package creader

@@ -1,0 +1,316 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package deploy
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/moby/profiles/seccomp"
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+)
+
+// patience is how long something may take.
+const patience = 30 * time.Second
+
+// needContainers skips the test where no container can be run.
+func needContainers(t *testing.T) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("running containers takes root")
+	}
+	if _, err := exec.LookPath("runc"); err != nil {
+		t.Skip("running containers takes runc: ", err)
+	}
+}
+
+// built builds the commands and returns where they are.
+func built(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	for _, build := range []struct {
+		module string
+		args   []string
+		cgo    string
+	}{
+		{"..", []string{"./collector", "./join"}, os.Getenv("CGO_ENABLED")},
+		// As the Dockerfile does: there are no libraries in a container.
+		{"../..", []string{"./quickstart"}, "0"},
+		{"../../../cmd/otelctx", []string{"."}, "0"},
+	} {
+		command := exec.Command("go", append([]string{"build", "-o", dir + "/"}, build.args...)...)
+		command.Dir, command.Env = build.module, append(os.Environ(), "CGO_ENABLED="+build.cgo)
+		out, err := command.CombinedOutput()
+		require.NoError(t, err, string(out))
+	}
+	return dir
+}
+
+// containerSpec returns what a container runtime makes of the first container of a pod:
+// with the seccomp profile that Docker has by default, but in the host's network.
+func containerSpec(t *testing.T, pod *corev1.PodSpec, args, environ []string) *specs.Spec {
+	t.Helper()
+	c := pod.Containers[0].SecurityContext
+	user := c.RunAsUser
+	if user == nil {
+		user = pod.SecurityContext.RunAsUser
+	}
+	var added, counting []string
+	for _, capability := range c.Capabilities.Add {
+		added = append(added, "CAP_"+string(capability))
+	}
+	if *user == 0 {
+		counting = added // Runtimes make none ambient.
+	}
+	s := &specs.Spec{
+		Version: specs.Version,
+		Process: &specs.Process{
+			Args: args, Env: environ, Cwd: "/",
+			User:            specs.User{UID: uint32(*user), GID: uint32(*user)},
+			Capabilities:    &specs.LinuxCapabilities{Bounding: added, Permitted: counting, Effective: counting},
+			NoNewPrivileges: !*c.AllowPrivilegeEscalation,
+		},
+		Root: &specs.Root{Path: "rootfs", Readonly: *c.ReadOnlyRootFilesystem},
+		Mounts: []specs.Mount{
+			{Destination: "/proc", Type: "proc", Source: "proc", Options: []string{"nosuid", "noexec", "nodev"}},
+			{Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "strictatime", "mode=755", "size=65536k"}},
+			{Destination: "/sys", Type: "sysfs", Source: "sysfs", Options: []string{"nosuid", "noexec", "nodev", "ro"}},
+		},
+		Linux: &specs.Linux{
+			Namespaces: []specs.LinuxNamespace{{Type: specs.MountNamespace}, {Type: specs.IPCNamespace}, {Type: specs.UTSNamespace}},
+			MaskedPaths: []string{
+				"/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/sched_debug",
+				"/proc/scsi", "/proc/timer_list", "/proc/timer_stats", "/sys/devices/virtual/powercap", "/sys/firmware",
+			},
+			ReadonlyPaths: []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"},
+		},
+	}
+	if !pod.HostPID {
+		s.Linux.Namespaces = append(s.Linux.Namespaces, specs.LinuxNamespace{Type: specs.PIDNamespace})
+	}
+	profile, err := seccomp.GetDefaultProfile(s)
+	require.NoError(t, err)
+	s.Linux.Seccomp = profile
+	return s
+}
+
+// container returns the command that runs a container with one program in it.
+func container(t *testing.T, spec *specs.Spec, program string) *exec.Cmd {
+	t.Helper()
+	bundle := t.TempDir()
+	rootfs := filepath.Join(bundle, "rootfs")
+	for dir := bundle; dir != os.TempDir(); dir = filepath.Dir(dir) {
+		require.NoError(t, os.Chmod(dir, 0o755)) // for every user
+	}
+	require.NoError(t, os.Mkdir(rootfs, 0o755))
+	content, err := os.ReadFile(program)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(filepath.Join(rootfs, filepath.Base(program)), content, 0o755))
+	config, err := json.Marshal(spec)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(filepath.Join(bundle, "config.json"), config, 0o600))
+	name := fmt.Sprintf("otelctx-test-%d-%s", os.Getpid(), filepath.Base(filepath.Dir(bundle))+filepath.Base(bundle))
+	t.Cleanup(func() { _ = exec.Command("runc", "delete", "--force", name).Run() })
+	return exec.Command("runc", "run", "--bundle", bundle, name)
+}
+
+// started is a process that runs until it is stopped.
+type started struct {
+	t      *testing.T
+	cmd    *exec.Cmd
+	stderr bytes.Buffer
+	exited bool
+}
+
+func start(t *testing.T, cmd *exec.Cmd) *started {
+	t.Helper()
+	s := &started{t: t, cmd: cmd}
+	cmd.Stderr = &s.stderr
+	require.NoError(t, cmd.Start())
+	t.Cleanup(func() {
+		if !s.exited {
+			_ = cmd.Process.Kill()
+			_ = cmd.Wait()
+		}
+	})
+	return s
+}
+
+// stop has it end in order.
+func (s *started) stop() {
+	s.t.Helper()
+	require.NoError(s.t, s.cmd.Process.Signal(syscall.SIGTERM))
+	timeout := time.AfterFunc(patience, func() { _ = s.cmd.Process.Kill() })
+	defer timeout.Stop()
+	err := s.cmd.Wait()
+	s.exited = true
+	require.NoError(s.t, err, s.stderr.String())
+}
+
+// startCollector starts the collector with the configuration of the manifests, but on
+// ports that are free and with files in dir. It returns the ports.
+func startCollector(t *testing.T, program, dir string) (collector *started, grpc, http string) {
+	t.Helper()
+	var addresses []string
+	for range 2 {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		defer func() { _ = l.Close() }()
+		addresses = append(addresses, l.Addr().String())
+	}
+	config := string(read(t, "collector.yaml"))
+	for from, to := range map[string]string{"0.0.0.0:4317": addresses[0], "0.0.0.0:4318": addresses[1], "/telemetry/": dir + "/"} {
+		require.Contains(t, config, from)
+		config = strings.ReplaceAll(config, from, to)
+	}
+	path := filepath.Join(dir, "config.yaml")
+	require.NoError(t, os.WriteFile(path, []byte(config), 0o600))
+	return start(t, exec.Command(program, "--feature-gates=service.profilesSupport", "--config="+path)), addresses[0], addresses[1]
+}
+
+// startService starts the service in a container, and returns when it serves.
+func startService(t *testing.T, program string, pod *corev1.PodSpec, environ ...string) *started {
+	t.Helper()
+	cmd := container(t, containerSpec(t, pod, []string{"/quickstart", "-serve"}, environ), program)
+	stdout, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	service := start(t, cmd)
+	lines := bufio.NewScanner(stdout)
+	require.True(t, lines.Scan(), "the service has not started: %s", &service.stderr)
+	assert.Equal(t, "pid=1", lines.Text(), "it is in a PID namespace of its own")
+	require.True(t, lines.Scan())
+	return service
+}
+
+// The pods of the manifests, as containers.
+func TestContainers(t *testing.T) {
+	needContainers(t)
+	bin := built(t)
+	t.Run("with what they are given", func(t *testing.T) { testContainers(t, bin) })
+	t.Run("with less", func(t *testing.T) { testContainersWithLess(t, bin) })
+}
+
+// The recorder, with what it is given and no more, sees the service's spans and its
+// functions, and the collector gets them.
+func testContainers(t *testing.T, bin string) {
+	t.Helper()
+	dir, objects := t.TempDir(), manifests(t)
+	collector, grpc, http := startCollector(t, filepath.Join(bin, "collector"), dir)
+	service := startService(t, filepath.Join(bin, "quickstart"),
+		&find[*appsv1.Deployment](t, objects, "quickstart").Spec.Template.Spec,
+		"OTEL_EXPORTER_OTLP_ENDPOINT=http://"+http, "OTEL_SERVICE_NAME=contained", "OTEL_RESOURCE_ATTRIBUTES=k8s.pod.name=contained-0")
+
+	pod := &find[*appsv1.DaemonSet](t, objects, "otelctx").Spec.Template.Spec
+	args := []string{"/otelctx"}
+	for _, arg := range pod.Containers[0].Args {
+		switch {
+		case strings.HasPrefix(arg, "--otlp-endpoint="):
+			arg = "--otlp-endpoint=http://" + grpc
+		case strings.HasPrefix(arg, "--duration="):
+			arg = "--duration=2s"
+		case strings.HasPrefix(arg, "--freq="):
+			arg = "--freq=499"
+		}
+		args = append(args, arg)
+	}
+	recorder := start(t, container(t, containerSpec(t, pod, args, nil), filepath.Join(bin, "otelctx")))
+	profiles := filepath.Join(dir, "profiles.jsonl")
+	if !assert.Eventually(t, func() bool {
+		content, err := os.ReadFile(profiles)
+		return err == nil && bytes.Count(content, []byte("\n")) >= 2
+	}, patience, 100*time.Millisecond) {
+		if strings.Contains(recorder.stderr.String(), "not permitted to sample") {
+			t.Skip(recorder.stderr.String()) // Root is not what it could be.
+		}
+		require.FailNow(t, "no profiles", recorder.stderr.String())
+	}
+	recorder.stop()
+	service.stop()
+	collector.stop()
+
+	content, err := os.ReadFile(profiles)
+	require.NoError(t, err)
+	assert.Contains(t, string(content), `"main.digests"`, "the service's functions have names")
+	assert.Contains(t, string(content), `"contained-0"`, "profiles have the service's resource")
+	joined, err := exec.Command(filepath.Join(bin, "join"), filepath.Join(dir, "traces.jsonl"), profiles).CombinedOutput()
+	require.NoError(t, err, string(joined))
+	t.Logf("%s", joined)
+	// Other processes of this host may be there too, with spans that are elsewhere.
+	assert.Regexp(t, `(?m)^contained +digests +[1-9]\d+ +\S+ +\S+ +0\.[0-9]*[1-9][0-9]*s `, string(joined))
+	assert.NotRegexp(t, `(?m)^contained +\(not exported\)`, string(joined))
+}
+
+// With anything less the recorder sees nothing of the service, and says what is missing.
+func testContainersWithLess(t *testing.T, bin string) {
+	t.Helper()
+	objects := manifests(t)
+	startService(t, filepath.Join(bin, "quickstart"), &find[*appsv1.Deployment](t, objects, "quickstart").Spec.Template.Spec,
+		"OTEL_SERVICE_NAME=contained")
+	record := func(t *testing.T, change func(*corev1.PodSpec), withoutMounts ...string) (stdout, stderr string, code int) {
+		t.Helper()
+		pod := find[*appsv1.DaemonSet](t, objects, "otelctx").Spec.Template.Spec.DeepCopy()
+		if change != nil {
+			change(pod)
+		}
+		spec := containerSpec(t, pod, []string{"/otelctx", "record", "--all", "--duration=1s", "--freq=499"}, nil)
+		spec.Mounts = slices.DeleteFunc(spec.Mounts, func(m specs.Mount) bool { return slices.Contains(withoutMounts, m.Destination) })
+		cmd := container(t, spec, filepath.Join(bin, "otelctx"))
+		var out, errs bytes.Buffer
+		cmd.Stdout, cmd.Stderr = &out, &errs
+		_ = cmd.Run()
+		return out.String(), errs.String(), cmd.ProcessState.ExitCode()
+	}
+	const notPermitted = 4
+	stdout, stderr, code := record(t, nil)
+	if code == notPermitted {
+		t.Skip(stderr) // Root is not what it could be.
+	}
+	require.Zero(t, code, stderr)
+	require.Contains(t, stdout, "contained")
+	for _, capability := range capabilities {
+		t.Run("no "+capability, func(t *testing.T) {
+			stdout, stderr, code := record(t, func(pod *corev1.PodSpec) {
+				has := pod.Containers[0].SecurityContext.Capabilities
+				has.Add = slices.DeleteFunc(has.Add, func(c corev1.Capability) bool { return string(c) == capability })
+			})
+			assert.NotContains(t, stdout, "contained")
+			assert.Contains(t, stderr, "CAP_"+capability)
+			if capability == "SYS_PTRACE" {
+				assert.Zero(t, code, "it records those that it may")
+				return
+			}
+			assert.Equal(t, notPermitted, code, stderr)
+		})
+	}
+	t.Run("not root", func(t *testing.T) {
+		_, stderr, code := record(t, func(pod *corev1.PodSpec) { *pod.Containers[0].SecurityContext.RunAsUser = 65532 })
+		assert.Equal(t, notPermitted, code)
+		assert.Contains(t, stderr, "without CAP_BPF and CAP_PERFMON")
+	})
+	t.Run("not the host's processes", func(t *testing.T) {
+		stdout, stderr, code := record(t, func(pod *corev1.PodSpec) { pod.HostPID = false })
+		assert.Zero(t, code, stderr)
+		assert.NotContains(t, stdout, "contained")
+	})
+	t.Run("no sysfs", func(t *testing.T) {
+		_, stderr, code := record(t, nil, "/sys")
+		assert.Equal(t, 1, code)
+		assert.Contains(t, stderr, "otelctx: open /sys/")
+	})
+}

@@ -1,0 +1,88 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package deploy
+
+import (
+	"bytes"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/moby/buildkit/frontend/dockerfile/instructions"
+	"github.com/moby/buildkit/frontend/dockerfile/linter"
+	"github.com/moby/buildkit/frontend/dockerfile/parser"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// parseDockerfile parses a Dockerfile as BuildKit does, with its checks.
+func parseDockerfile(content []byte) (stages []instructions.Stage, warnings []string, err error) {
+	file, err := parser.Parse(bytes.NewReader(content))
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, w := range file.Warnings {
+		warnings = append(warnings, w.Short)
+	}
+	stages, _, err = instructions.Parse(file.AST, linter.New(&linter.Config{
+		Warn: func(_, _, _, message string, _ []parser.Range) { warnings = append(warnings, message) },
+	}))
+	return stages, warnings, err
+}
+
+// dockerStages returns the stages by name.
+func dockerStages(t *testing.T, content []byte) map[string]instructions.Stage {
+	t.Helper()
+	stages, warnings, err := parseDockerfile(content)
+	require.NoError(t, err)
+	assert.Empty(t, warnings)
+	byName := map[string]instructions.Stage{}
+	for _, s := range stages {
+		byName[s.Name] = s
+	}
+	return byName
+}
+
+func TestDockerfile(t *testing.T) {
+	content := read(t, "Dockerfile")
+	stages := dockerStages(t, content)
+	assertPinned(t, stages["build"].BaseName)
+	for name, user := range map[string]string{"otelctx": "0:0", "quickstart": "65532:65532"} {
+		require.Contains(t, stages, name)
+		assert.Equal(t, "scratch", stages[name].BaseName, name)
+		for _, command := range stages[name].Commands {
+			switch c := command.(type) {
+			case *instructions.UserCommand:
+				assert.Equal(t, user, c.User, name)
+			case *instructions.CopyCommand:
+				assert.Equal(t, "build", c.From)
+				built := strings.HasPrefix(c.SourcePaths[0], "/etc/") || strings.Contains(string(content), "-o "+c.SourcePaths[0]+" ")
+				assert.True(t, built, "nothing builds %s", c.SourcePaths[0])
+			case *instructions.EntrypointCommand:
+				assert.Equal(t, "/"+name, c.CmdLine[0])
+			}
+		}
+	}
+	// The go.mod files say which Go that is.
+	gomod, err := os.ReadFile("../go.mod")
+	require.NoError(t, err)
+	assert.Contains(t, string(gomod), "\ngo 1.26.0\n")
+	assert.Contains(t, stages["build"].BaseName, "golang:1.26.")
+}
+
+// What is wrong in the file is noticed.
+func TestBrokenDockerfile(t *testing.T) {
+	good := string(read(t, "Dockerfile"))
+	for from, to := range map[string]string{
+		"ENTRYPOINT":      "ENTRYPIONT",
+		"COPY --from=":    "COPY --form=",
+		"FROM scratch AS": "FROM scratch",
+		"RUN cd":          "RNU cd",
+		"USER 0:0":        "USER",
+	} {
+		require.Contains(t, good, from)
+		_, warnings, err := parseDockerfile([]byte(strings.Replace(good, from, to, 1)))
+		assert.True(t, err != nil || len(warnings) > 0, to)
+	}
+}

@@ -1,0 +1,261 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package deploy
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"io"
+	"net/url"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
+	psapi "k8s.io/pod-security-admission/api"
+	"k8s.io/pod-security-admission/policy"
+)
+
+// decode decodes the documents of a manifest with the decoder of the API server. What it
+// does not know, or finds twice, is an error.
+func decode(manifest []byte) ([]metav1.Object, error) {
+	scheme := runtime.NewScheme()
+	if err := errors.Join(corev1.AddToScheme(scheme), appsv1.AddToScheme(scheme)); err != nil {
+		return nil, err
+	}
+	decoder := serializer.NewCodecFactory(scheme, serializer.EnableStrict).UniversalDeserializer()
+	var objects []metav1.Object
+	documents := utilyaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(manifest)))
+	for {
+		document, err := documents.Read()
+		if errors.Is(err, io.EOF) {
+			return objects, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		decoded, _, err := decoder.Decode(document, nil, nil)
+		if err != nil {
+			return nil, err
+		}
+		object, err := meta.Accessor(decoded)
+		if err != nil {
+			return nil, err
+		}
+		objects = append(objects, object)
+	}
+}
+
+// manifests returns the objects of all manifests, in the order in which kubectl apply
+// creates them.
+func manifests(t *testing.T) []metav1.Object {
+	t.Helper()
+	paths, err := filepath.Glob("kubernetes/*.yaml")
+	require.NoError(t, err)
+	require.NotEmpty(t, paths)
+	var objects []metav1.Object
+	for _, path := range paths {
+		decoded, err := decode(read(t, path))
+		require.NoError(t, err, path)
+		objects = append(objects, decoded...)
+	}
+	return objects
+}
+
+// find returns the object of that type and name.
+func find[T metav1.Object](t *testing.T, objects []metav1.Object, name string) T {
+	t.Helper()
+	for _, o := range objects {
+		if typed, ok := o.(T); ok && o.GetName() == name {
+			return typed
+		}
+	}
+	var none T
+	require.Failf(t, "not there", "%T %s", none, name)
+	return none
+}
+
+// podOf returns the pods that an object makes, nil if it makes none.
+func podOf(o metav1.Object) (selector *metav1.LabelSelector, template *corev1.PodTemplateSpec) {
+	switch o := o.(type) {
+	case *appsv1.Deployment:
+		return o.Spec.Selector, &o.Spec.Template
+	case *appsv1.DaemonSet:
+		return o.Spec.Selector, &o.Spec.Template
+	default:
+		return nil, nil
+	}
+}
+
+// What refers to something refers to what there is.
+func TestKubernetes(t *testing.T) {
+	objects := manifests(t)
+	namespaces := map[string]bool{}
+	for _, o := range objects {
+		if n, ok := o.(*corev1.Namespace); ok {
+			namespaces[n.Name] = true
+			continue
+		}
+		assert.True(t, namespaces[o.GetNamespace()], "%s: its namespace comes before it", o.GetName())
+		selector, template := podOf(o)
+		if template == nil {
+			continue
+		}
+		s, err := metav1.LabelSelectorAsSelector(selector)
+		require.NoError(t, err)
+		assert.False(t, s.Empty(), o.GetName())
+		assert.True(t, s.Matches(labels.Set(template.Labels)), "%s selects its pods", o.GetName())
+		assertPod(t, o.GetName(), &template.Spec)
+	}
+
+	collector := find[*appsv1.Deployment](t, objects, "collector")
+	service := find[*corev1.Service](t, objects, "collector")
+	assert.True(t, labels.SelectorFromSet(service.Spec.Selector).Matches(labels.Set(collector.Spec.Template.Labels)))
+	for _, port := range service.Spec.Ports {
+		assert.True(t, slices.ContainsFunc(collector.Spec.Template.Spec.Containers[0].Ports, func(p corev1.ContainerPort) bool {
+			return p.Name == port.TargetPort.StrVal && p.ContainerPort == port.Port
+		}), port.Name)
+	}
+	assert.Equal(t, string(read(t, "collector.yaml")), find[*corev1.ConfigMap](t, objects, "collector").Data["config.yaml"])
+	c := collector.Spec.Template.Spec.Containers[0]
+	assertCollectorArgs(t, c.Args, c.VolumeMounts[0].MountPath+"/config.yaml")
+	assertCollectorWritesTo(t, c.VolumeMounts[1].MountPath)
+
+	recorder := find[*appsv1.DaemonSet](t, objects, "otelctx").Spec.Template.Spec
+	find[*corev1.ServiceAccount](t, objects, recorder.ServiceAccountName)
+	assertRecorderArgs(t, recorder.Containers[0].Args, "http://collector.otelctx-example:4317")
+	quickstart := find[*appsv1.Deployment](t, objects, "quickstart").Spec.Template.Spec.Containers[0]
+	assertReaches(t, quickstart.Env[0].Value, service)
+	assertReaches(t, "http://collector.otelctx-example:4317", service)
+}
+
+// assertPod fails if a pod is not as careful as it can be.
+func assertPod(t *testing.T, name string, pod *corev1.PodSpec) {
+	t.Helper()
+	assert.False(t, *pod.AutomountServiceAccountToken, name)
+	assert.False(t, pod.HostNetwork || pod.HostIPC, name)
+	volumes := map[string]bool{}
+	for _, v := range pod.Volumes {
+		volumes[v.Name] = true
+		assert.Nil(t, v.HostPath, "%s: nothing of the host's files", name)
+	}
+	for _, c := range pod.Containers {
+		assertPinned(t, c.Image)
+		assert.True(t, *c.SecurityContext.ReadOnlyRootFilesystem, c.Name)
+		assert.False(t, *c.SecurityContext.AllowPrivilegeEscalation, c.Name)
+		assert.Equal(t, []corev1.Capability{"ALL"}, c.SecurityContext.Capabilities.Drop, c.Name)
+		assert.NotZero(t, c.Resources.Requests.Cpu().MilliValue(), c.Name)
+		assert.NotZero(t, c.Resources.Limits.Memory().Value(), c.Name)
+		for _, m := range c.VolumeMounts {
+			assert.True(t, volumes[m.Name], "%s: %s", c.Name, m.Name)
+		}
+	}
+}
+
+// assertReaches fails if the endpoint is not one of the service.
+func assertReaches(t *testing.T, endpoint string, s *corev1.Service) {
+	t.Helper()
+	u, err := url.Parse(endpoint)
+	require.NoError(t, err)
+	assert.Equal(t, s.Name+"."+s.Namespace, u.Hostname())
+	assert.True(t, slices.ContainsFunc(s.Spec.Ports, func(p corev1.ServicePort) bool { return strconv.Itoa(int(p.Port)) == u.Port() }), endpoint)
+}
+
+// The pod security standards, by the code that the API server has: everything is
+// restricted but the recorder, which is privileged for these reasons and no other.
+func TestPodSecurity(t *testing.T) {
+	evaluator, err := policy.NewEvaluator(policy.DefaultChecks(), nil)
+	require.NoError(t, err)
+	objects := manifests(t)
+	for _, o := range objects {
+		_, template := podOf(o)
+		if template == nil {
+			continue
+		}
+		enforced := psapi.Level(find[*corev1.Namespace](t, objects, o.GetNamespace()).Labels[psapi.EnforceLevelLabel])
+		evaluate := func(level psapi.Level) policy.AggregateCheckResult {
+			return policy.AggregateCheckResults(evaluator.EvaluatePod(
+				psapi.LevelVersion{Level: level, Version: psapi.LatestVersion()}, &template.ObjectMeta, &template.Spec))
+		}
+		result := evaluate(enforced)
+		assert.True(t, result.Allowed, "%s: %s", o.GetName(), result.ForbiddenDetail())
+		if o.GetName() != "otelctx" {
+			assert.Equal(t, psapi.LevelRestricted, enforced, o.GetName())
+			continue
+		}
+		assert.ElementsMatch(t, []string{
+			"host namespaces", "unrestricted capabilities", "runAsNonRoot != true", "runAsUser=0",
+		}, evaluate(psapi.LevelRestricted).ForbiddenReasons)
+	}
+}
+
+func TestRecorderCapabilities(t *testing.T) {
+	pod := find[*appsv1.DaemonSet](t, manifests(t), "otelctx").Spec.Template.Spec
+	var added []string
+	for _, c := range pod.Containers[0].SecurityContext.Capabilities.Add {
+		added = append(added, string(c))
+	}
+	assert.Equal(t, capabilities, added)
+	assert.True(t, pod.HostPID)
+	assert.Empty(t, pod.Volumes)
+}
+
+// What is wrong in a manifest is noticed.
+func TestBrokenManifests(t *testing.T) {
+	for path, changes := range map[string]map[string]string{
+		"kubernetes/0-namespaces.yaml": {
+			"metadata:":       "metdata:",
+			"kind: Namespace": "kind: Namspace",
+		},
+		"kubernetes/1-collector.yaml": {
+			"data:\n  config":       "date:\n  config",
+			"  replicas: 1":         "  replica: 1",
+			"replicas: 1":           "replicas: one",
+			"readinessProbe:":       "readynessProbe:",
+			"containerPort: 4317":   "containerPort: otlp",
+			"fsGroup: 10001":        "fsGroups: 10001",
+			"targetPort: otlp-grpc": "targetport: otlp-grpc",
+			"memory: 128Mi":         "memory: much",
+			"drop: [ALL]":           "drops: [ALL]",
+			"apiVersion: apps/v1":   "apiVersion: apps/v1beta1",
+		},
+		"kubernetes/2-quickstart.yaml": {
+			"fieldPath: spec": "fieldpath: spec",
+			"          env:":  "          environment:",
+		},
+		"kubernetes/3-otelctx.yaml": {
+			"hostPID: true":                    "hostPid: true",
+			"tolerations:":                     "toleration:",
+			"              add:":               "              ad:",
+			"readOnlyRootFilesystem":           "readOnlyRootFileSystem",
+			"allowPrivilegeEscalation: false":  "allowPrivilegeEscalation: no way",
+			"seccompProfile:":                  "seccomp:",
+			"terminationGracePeriodSeconds":    "terminationGracePeriod",
+			"automountServiceAccountToken: f":  "automountServiceAccountTokens: f",
+			"      hostPID: true":              "      hostPID: true\n      hostPID: true",
+			"    spec:\n      serviceAccountN": "    specs:\n      serviceAccountN",
+		},
+	} {
+		good := string(read(t, path))
+		_, err := decode([]byte(good))
+		require.NoError(t, err)
+		for from, to := range changes {
+			require.Contains(t, good, from, path)
+			_, err := decode([]byte(strings.Replace(good, from, to, 1)))
+			assert.Error(t, err, "%s: %s", path, to)
+		}
+	}
+}

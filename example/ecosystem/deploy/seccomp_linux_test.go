@@ -1,0 +1,41 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package deploy
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/moby/profiles/seccomp"
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// The default seccomp profile lets the recorder do what it does: it need not be
+// unconfined. Docker has this profile from 23.0 on, containerd from 1.6.9 on.
+func TestSeccomp(t *testing.T) {
+	allows := func(capabilities ...string) func(call string) bool {
+		profile, err := seccomp.GetDefaultProfile(&specs.Spec{Process: &specs.Process{
+			Capabilities: &specs.LinuxCapabilities{Bounding: capabilities},
+		}})
+		require.NoError(t, err)
+		require.Equal(t, specs.ActErrno, profile.DefaultAction)
+		return func(call string) bool {
+			return slices.ContainsFunc(profile.Syscalls, func(s specs.LinuxSyscall) bool {
+				return s.Action == specs.ActAllow && len(s.Args) == 0 && slices.Contains(s.Names, call)
+			})
+		}
+	}
+	recorder, other := allows("CAP_BPF", "CAP_PERFMON", "CAP_SYS_PTRACE"), allows()
+	for _, call := range []string{"bpf", "perf_event_open"} {
+		assert.True(t, recorder(call), call)
+		assert.False(t, other(call), "%s: and nobody else", call)
+	}
+	assert.True(t, recorder("process_vm_readv"))
+	// What a service publishes with.
+	for _, call := range []string{"memfd_create", "mmap", "madvise", "prctl", "process_vm_readv"} {
+		assert.True(t, other(call), call)
+	}
+}

@@ -1,0 +1,143 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"time"
+)
+
+// result is what there is to say of spans and profiles together. Times are in
+// nanoseconds. What used the processor most comes first.
+type result struct {
+	// Recorded is for how long at least one instance was recorded.
+	Recorded time.Duration `json:"recorded_nano"`
+	CPU      time.Duration `json:"cpu_nano"`
+	Services []service     `json:"services"`
+	Spans    []use         `json:"spans"`
+}
+
+// service is what a service took: CPU altogether, NoSpan of it in no span, and NotExported
+// in spans that are not known.
+type service struct {
+	Service     string        `json:"service"`
+	CPU         time.Duration `json:"cpu_nano"`
+	NoSpan      time.Duration `json:"no_span_cpu_nano"`
+	NotExported time.Duration `json:"not_exported_cpu_nano"`
+}
+
+// use is what the spans of one name took.
+type use struct {
+	Service string `json:"service"`
+	Name    string `json:"name"`
+	// Spans is how many were in progress while their service was recorded, Wall how long
+	// they were, added up, and CPU what of the processor they used themselves.
+	Spans int           `json:"spans"`
+	Wall  time.Duration `json:"wall_nano"`
+	CPU   time.Duration `json:"cpu_nano"`
+}
+
+// join puts CPU time beside wall time.
+func join(spans map[spanID]span, r *recording) *result {
+	j := &result{Services: services(spans, r), Spans: uses(spans, r)}
+	for _, s := range j.Services {
+		j.CPU += s.CPU
+	}
+	var all []interval
+	for _, recorded := range r.intervals {
+		all = append(all, recorded...)
+	}
+	for _, i := range merge(all) {
+		j.Recorded += i.end.Sub(i.start)
+	}
+	return j
+}
+
+// services returns what each service that was recorded took.
+func services(spans map[spanID]span, r *recording) []service {
+	byName := map[string]*service{}
+	for of := range r.intervals {
+		byName[of.service] = &service{Service: of.service, CPU: r.noSpan[of.service], NoSpan: r.noSpan[of.service]}
+	}
+	for id, used := range r.cpu {
+		byName[used.service].CPU += used.time
+		if _, exported := spans[id]; !exported {
+			byName[used.service].NotExported += used.time
+		}
+	}
+	return sorted(byName, func(a, b *service) int {
+		return cmp.Or(cmp.Compare(b.CPU, a.CPU), cmp.Compare(a.Service, b.Service))
+	})
+}
+
+// uses returns what the spans took that were in progress while they were recorded.
+func uses(spans map[spanID]span, r *recording) []use {
+	intervals := map[instance][]interval{}
+	for of, recorded := range r.intervals {
+		intervals[of] = merge(recorded)
+	}
+	byName := map[[2]string]*use{}
+	for id, s := range spans {
+		wall, during := overlap(s.interval, intervals[s.instance])
+		if !during && r.cpu[id].time == 0 {
+			continue
+		}
+		name := [2]string{s.instance.service, s.name}
+		if byName[name] == nil {
+			byName[name] = &use{Service: s.instance.service, Name: s.name}
+		}
+		byName[name].Spans++
+		byName[name].Wall += wall
+		byName[name].CPU += r.cpu[id].time
+	}
+	return sorted(byName, func(a, b *use) int {
+		return cmp.Or(cmp.Compare(b.CPU, a.CPU), cmp.Compare(b.Wall, a.Wall), cmp.Compare(a.Service, b.Service), cmp.Compare(a.Name, b.Name))
+	})
+}
+
+// sorted returns the values of m in that order.
+func sorted[K comparable, V any](m map[K]*V, compare func(a, b *V) int) []V {
+	values := make([]V, 0, len(m))
+	for _, v := range slices.SortedFunc(maps.Values(m), compare) {
+		values = append(values, *v)
+	}
+	return values
+}
+
+// merge returns the intervals by time, those that overlap or touch as one.
+func merge(intervals []interval) []interval {
+	var merged []interval
+	for _, i := range slices.SortedFunc(slices.Values(intervals), func(a, b interval) int { return a.start.Compare(b.start) }) {
+		if last := len(merged) - 1; last >= 0 && !i.start.After(merged[last].end) {
+			if i.end.After(merged[last].end) {
+				merged[last].end = i.end
+			}
+			continue
+		}
+		merged = append(merged, i)
+	}
+	return merged
+}
+
+// overlap returns how much of i is in the intervals, and whether anything is: the
+// overlap with a span that took no time is 0.
+func overlap(i interval, intervals []interval) (total time.Duration, during bool) {
+	for _, o := range intervals {
+		if i.end.Before(o.start) || !i.start.Before(o.end) {
+			continue
+		}
+		during = true
+		start, end := i.start, i.end
+		if start.Before(o.start) {
+			start = o.start
+		}
+		if end.After(o.end) {
+			end = o.end
+		}
+		total += end.Sub(start)
+	}
+	return total, during
+}

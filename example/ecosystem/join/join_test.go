@@ -1,0 +1,198 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/collector/pdata/pcommon"
+	"go.opentelemetry.io/collector/pdata/pprofile"
+	"go.opentelemetry.io/collector/pdata/ptrace"
+)
+
+// origin is when everything begins.
+var origin = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
+
+func at(milliseconds int) pcommon.Timestamp {
+	return pcommon.NewTimestampFromTime(origin.Add(time.Duration(milliseconds) * time.Millisecond))
+}
+
+// write writes a file with these lines.
+func write(t *testing.T, lines ...[]byte) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "file.jsonl")
+	require.NoError(t, os.WriteFile(path, append(bytes.Join(lines, []byte("\n")), '\n'), 0o600))
+	return path
+}
+
+// testSpan is a span, from and to in milliseconds since the origin.
+type testSpan struct {
+	id       byte
+	name     string
+	from, to int
+}
+
+// tracesOf returns a line with spans of one instance.
+func tracesOf(t *testing.T, service, id string, spans ...testSpan) []byte {
+	t.Helper()
+	data := ptrace.NewTraces()
+	r := data.ResourceSpans().AppendEmpty()
+	r.Resource().Attributes().PutStr("service.name", service)
+	r.Resource().Attributes().PutStr("service.instance.id", id)
+	scope := r.ScopeSpans().AppendEmpty()
+	for _, from := range spans {
+		s := scope.Spans().AppendEmpty()
+		s.SetTraceID(pcommon.TraceID{1})
+		s.SetSpanID(pcommon.SpanID{from.id})
+		s.SetName(from.name)
+		s.SetStartTimestamp(at(from.from))
+		s.SetEndTimestamp(at(from.to))
+	}
+	line, err := (&ptrace.JSONMarshaler{}).MarshalTraces(data)
+	require.NoError(t, err)
+	return line
+}
+
+// testProfile is a profile of one instance, from and to in milliseconds since the origin.
+type testProfile struct {
+	service, id      string
+	sampled, period  string // types
+	unit, periodUnit string
+	from, to         int
+	spans            []byte  // of each sample the span, 0 for none
+	values           []int64 // of each sample; nil for times only
+}
+
+// shopProfile returns a profile of a second of CPU time of the instance a of shop.
+func shopProfile(spans []byte, milliseconds ...int64) testProfile {
+	p := testProfile{"shop", "a", "cpu", "cpu", "nanoseconds", "nanoseconds", 0, 1000, spans, nil}
+	for _, m := range milliseconds {
+		p.values = append(p.values, m*int64(time.Millisecond))
+	}
+	return p
+}
+
+// line returns the profile as a line. Its period is 10 ms.
+func (from testProfile) line(t *testing.T) []byte {
+	t.Helper()
+	data := pprofile.NewProfiles()
+	d := data.Dictionary()
+	d.StringTable().FromRaw([]string{"", from.sampled, from.unit, from.period, from.periodUnit})
+	d.LinkTable().AppendEmpty()
+	r := data.ResourceProfiles().AppendEmpty()
+	r.Resource().Attributes().PutStr("service.name", from.service)
+	r.Resource().Attributes().PutStr("service.instance.id", from.id)
+	p := r.ScopeProfiles().AppendEmpty().Profiles().AppendEmpty()
+	p.SampleType().SetTypeStrindex(1)
+	p.SampleType().SetUnitStrindex(2)
+	p.PeriodType().SetTypeStrindex(3)
+	p.PeriodType().SetUnitStrindex(4)
+	p.SetPeriod(int64(10 * time.Millisecond))
+	p.SetTime(at(from.from))
+	p.SetDurationNano(uint64(time.Duration(from.to-from.from) * time.Millisecond))
+	for i, id := range from.spans {
+		s := p.Samples().AppendEmpty()
+		if id != 0 {
+			l := d.LinkTable().AppendEmpty()
+			l.SetTraceID(pcommon.TraceID{1})
+			l.SetSpanID(pcommon.SpanID{id})
+			s.SetLinkIndex(int32(d.LinkTable().Len() - 1))
+		}
+		s.TimestampsUnixNano().Append(uint64(at(from.from)))
+		if from.values != nil {
+			s.Values().Append(from.values[i])
+		}
+	}
+	line, err := (&pprofile.JSONMarshaler{}).MarshalProfiles(data)
+	require.NoError(t, err)
+	return line
+}
+
+func TestJoin(t *testing.T) {
+	traces := write(t,
+		tracesOf(t, "shop", "a",
+			testSpan{1, "request", 100, 300},
+			testSpan{2, "query", 100, 200},
+			testSpan{3, "request", 900, 1400},  // the last 400 ms are not recorded
+			testSpan{4, "request", -100, 50},   // nor are the first 100 ms
+			testSpan{5, "request", 1100, 1200}, // nor is anything of this
+			testSpan{6, "instant", 500, 500},
+		),
+		nil,
+		tracesOf(t, "shop", "b", testSpan{7, "request", 100, 300}), // of another instance
+		tracesOf(t, "blog", "", testSpan{8, "request", 4900, 5300}),
+		tracesOf(t, "mail", "", testSpan{9, "request", 0, 1000}), // not recorded
+	)
+	profiles := write(t,
+		// One recording in two parts.
+		shopProfile([]byte{1, 0, 3}, 60, 40, 20).line(t),
+		shopProfile([]byte{1, 2, 99}, 20, 5, 15).line(t),
+		// Two recordings, one after the other, with values that count, or times only.
+		testProfile{"blog", "", "samples", "cpu", "count", "nanoseconds", 4000, 5000, []byte{8}, []int64{3}}.line(t),
+		testProfile{"blog", "", "samples", "cpu", "count", "nanoseconds", 5000, 6000, []byte{8, 0}, nil}.line(t),
+	)
+	var out bytes.Buffer
+	require.NoError(t, run(&out, traces, profiles, false))
+	assert.Equal(t, `Recorded for 3.000s: 0.210s of CPU time, 76.2% of it in spans
+
+SERVICE  SPAN            SPANS  WALL    MEAN      CPU     CPU/WALL  SHARE OF CPU
+shop     request         3      0.350s  116.67ms  0.100s  28.6%     47.6%
+blog     request         1      0.400s  400.00ms  0.040s  10.0%     19.0%
+shop     query           1      0.100s  100.00ms  0.005s  5.0%      2.4%
+shop     instant         1      0.000s  0.00ms    0.000s  -         0.0%
+shop     (not exported)  -      -       -         0.015s  -         7.1%
+shop     (no span)       -      -       -         0.040s  -         19.0%
+blog     (no span)       -      -       -         0.010s  -         4.8%
+`, out.String())
+
+	out.Reset()
+	require.NoError(t, run(&out, traces, profiles, true))
+	var got map[string]any
+	require.NoError(t, json.Unmarshal(out.Bytes(), &got))
+	assert.Equal(t, 3e9, got["recorded_nano"])
+	assert.Equal(t, 210e6, got["cpu_nano"])
+	assert.Equal(t, []any{
+		map[string]any{"service": "shop", "cpu_nano": 160e6, "no_span_cpu_nano": 40e6, "not_exported_cpu_nano": 15e6},
+		map[string]any{"service": "blog", "cpu_nano": 50e6, "no_span_cpu_nano": 10e6, "not_exported_cpu_nano": 0.0},
+	}, got["services"])
+	assert.Equal(t, map[string]any{"service": "shop", "name": "request", "spans": 3.0, "wall_nano": 350e6, "cpu_nano": 100e6},
+		got["spans"].([]any)[0])
+}
+
+// Names are a service's own, and may be anything.
+func TestNamesAreSafeToShow(t *testing.T) {
+	traces := write(t, tracesOf(t, "shop", "a", testSpan{1, "a\tb\x1b[31m\n", 0, 10}, testSpan{2, "", 0, 5}))
+	profiles := write(t, shopProfile(nil).line(t))
+	var out bytes.Buffer
+	require.NoError(t, run(&out, traces, profiles, false))
+	assert.Contains(t, out.String(), `shop     "a\tb\x1b[31m\n"  1`)
+	assert.Contains(t, out.String(), `shop     ""`)
+	assert.Contains(t, out.String(), "0.000s of CPU time, - of it in spans")
+}
+
+func TestFails(t *testing.T) {
+	traces, profiles := write(t, tracesOf(t, "shop", "a")), write(t, shopProfile(nil).line(t))
+	memory := testProfile{"shop", "", "alloc_space", "space", "bytes", "bytes", 0, 1, nil, nil}.line(t)
+	unknown := bytes.Replace(shopProfile([]byte{1}, 1).line(t), []byte(`"linkIndex":1`), []byte(`"linkIndex":7`), 1)
+	for name, test := range map[string]struct{ traces, profiles, want string }{
+		"no traces":       {"none", profiles, "no such file"},
+		"no profiles":     {traces, "none", "no such file"},
+		"not JSON":        {traces, write(t, nil, []byte("{")), "file.jsonl:2: "},
+		"not of CPU time": {traces, write(t, memory), "a profile of alloc_space in bytes with a period of space in bytes is not one of CPU time"},
+		"no such link":    {traces, write(t, unknown), "a sample with link 7 of 2"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var out bytes.Buffer
+			require.ErrorContains(t, run(&out, test.traces, test.profiles, false), test.want)
+			assert.Empty(t, out.String())
+		})
+	}
+}

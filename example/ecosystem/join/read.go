@@ -1,0 +1,192 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"go.opentelemetry.io/collector/pdata/pcommon"
+	"go.opentelemetry.io/collector/pdata/pprofile"
+	"go.opentelemetry.io/collector/pdata/ptrace"
+)
+
+// spanID is what a span is known by.
+type spanID struct {
+	trace pcommon.TraceID
+	span  pcommon.SpanID
+}
+
+// instance is a running service.
+type instance struct{ service, id string }
+
+// span is an exported span.
+type span struct {
+	instance instance
+	name     string
+	interval interval
+}
+
+// interval is a time from start on and before end.
+type interval struct{ start, end time.Time }
+
+// recording is what profiles say.
+type recording struct {
+	// intervals are when instances were recorded, in no order. They may overlap.
+	intervals map[instance][]interval
+	// cpu is the CPU time of spans, noSpan that of each service in none.
+	cpu    map[spanID]spanCPU
+	noSpan map[string]time.Duration
+}
+
+// spanCPU is the CPU time of a span, and whose span it is.
+type spanCPU struct {
+	service string
+	time    time.Duration
+}
+
+// instanceOf returns whose resource that is.
+func instanceOf(r pcommon.Resource) instance {
+	attribute := func(key string) string {
+		value, ok := r.Attributes().Get(key)
+		if !ok {
+			return ""
+		}
+		return value.AsString()
+	}
+	return instance{service: attribute("service.name"), id: attribute("service.instance.id")}
+}
+
+// readTraces reads a file of spans.
+func readTraces(path string) (map[spanID]span, error) {
+	spans := map[spanID]span{}
+	err := eachLine(path, func(line []byte) error {
+		data, err := (&ptrace.JSONUnmarshaler{}).UnmarshalTraces(line)
+		if err != nil {
+			return err
+		}
+		for _, r := range data.ResourceSpans().All() {
+			of := instanceOf(r.Resource())
+			for _, scope := range r.ScopeSpans().All() {
+				for _, s := range scope.Spans().All() {
+					spans[spanID{s.TraceID(), s.SpanID()}] = span{
+						instance: of, name: s.Name(), interval: interval{s.StartTimestamp().AsTime(), s.EndTimestamp().AsTime()},
+					}
+				}
+			}
+		}
+		return nil
+	})
+	return spans, err
+}
+
+// readProfiles reads a file of profiles. That one of them is not of CPU time is an error.
+func readProfiles(path string) (*recording, error) {
+	r := &recording{intervals: map[instance][]interval{}, cpu: map[spanID]spanCPU{}, noSpan: map[string]time.Duration{}}
+	err := eachLine(path, func(line []byte) error {
+		data, err := (&pprofile.JSONUnmarshaler{}).UnmarshalProfiles(line)
+		if err != nil {
+			return err
+		}
+		for _, of := range data.ResourceProfiles().All() {
+			for _, scope := range of.ScopeProfiles().All() {
+				for _, p := range scope.Profiles().All() {
+					if err := r.add(data.Dictionary(), instanceOf(of.Resource()), p); err != nil {
+						return err
+					}
+				}
+			}
+		}
+		return nil
+	})
+	return r, err
+}
+
+// add adds a profile.
+func (r *recording) add(d pprofile.ProfilesDictionary, of instance, p pprofile.Profile) error {
+	unit, err := unitOf(d, p)
+	if err != nil {
+		return err
+	}
+	start := p.Time().AsTime()
+	r.intervals[of] = append(r.intervals[of], interval{start, start.Add(time.Duration(p.DurationNano()))})
+	for _, s := range p.Samples().All() {
+		if s.LinkIndex() < 0 || int(s.LinkIndex()) >= d.LinkTable().Len() {
+			return fmt.Errorf("a sample with link %d of %d", s.LinkIndex(), d.LinkTable().Len())
+		}
+		used := unit * time.Duration(total(s))
+		link := d.LinkTable().At(int(s.LinkIndex()))
+		if link.SpanID().IsEmpty() {
+			r.noSpan[of.service] += used
+			continue
+		}
+		id := spanID{link.TraceID(), link.SpanID()}
+		r.cpu[id] = spanCPU{of.service, r.cpu[id].time + used}
+	}
+	return nil
+}
+
+// unitOf returns what a value of the profile's samples stands for: they are CPU time, or
+// count what was sampled at a period of CPU time.
+func unitOf(d pprofile.ProfilesDictionary, p pprofile.Profile) (time.Duration, error) {
+	const cpu, samples = "cpu in nanoseconds", "samples in count"
+	text := func(i int32) string {
+		if i < 0 || int(i) >= d.StringTable().Len() {
+			return ""
+		}
+		return d.StringTable().At(int(i))
+	}
+	typeText := func(t pprofile.ValueType) string { return text(t.TypeStrindex()) + " in " + text(t.UnitStrindex()) }
+	of, period := typeText(p.SampleType()), typeText(p.PeriodType())
+	switch {
+	case of == cpu:
+		return time.Nanosecond, nil
+	case of == samples && period == cpu:
+		return time.Duration(p.Period()), nil
+	default:
+		return 0, fmt.Errorf("a profile of %s with a period of %s is not one of CPU time", of, period)
+	}
+}
+
+// total returns the sum of a sample's values. One that has only times has a value of 1
+// for each.
+func total(s pprofile.Sample) int64 {
+	if s.Values().Len() == 0 {
+		return int64(s.TimestampsUnixNano().Len())
+	}
+	sum := int64(0)
+	for _, v := range s.Values().All() {
+		sum += v
+	}
+	return sum
+}
+
+// eachLine has read decode each line of a file that is not empty.
+func eachLine(path string, decode func(line []byte) error) error {
+	f, err := os.Open(path) //nolint:gosec // The user says what to read.
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }()
+	lines := bufio.NewReader(f) // Not a Scanner: requests have any length.
+	for number := 1; ; number++ {
+		line, err := lines.ReadBytes('\n')
+		if line = bytes.TrimSpace(line); len(line) > 0 {
+			if err := decode(line); err != nil {
+				return fmt.Errorf("%s:%d: %w", path, number, err)
+			}
+		}
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+}

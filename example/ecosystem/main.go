@@ -1,0 +1,47 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"syscall"
+	"time"
+)
+
+// exitNotPermitted is the exit code of otelctx where the kernel forbids what it is to do.
+const exitNotPermitted = 4
+
+func main() {
+	r := runner{out: os.Stdout}
+	flag.StringVar(&r.collector, "collector", "collector", "the collector's command")
+	flag.StringVar(&r.service, "quickstart", "quickstart", "the service's command")
+	flag.StringVar(&r.otelctx, "otelctx", "otelctx", "the recorder's command")
+	flag.StringVar(&r.join, "join", "join", "the command that joins")
+	flag.StringVar(&r.dir, "dir", "", "the directory for traces.jsonl and profiles.jsonl, a new one by default")
+	flag.DurationVar(&r.duration, "duration", 10*time.Second, "how long to record")
+	flag.IntVar(&r.frequency, "freq", 997, "how many samples to take in a second of CPU time")
+	flag.Parse()
+
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := r.run(ctx)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "ecosystem:", err)
+		os.Exit(exitCode(err))
+	}
+}
+
+// exitCode returns 4 where recording is not permitted, and else 1.
+func exitCode(err error) int {
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) && exit.ExitCode() == exitNotPermitted {
+		return exitNotPermitted
+	}
+	return 1
+}

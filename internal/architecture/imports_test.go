@@ -1,0 +1,217 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package architecture
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// graph says what each package imports outside of its tests: packages of the project by
+// their directory, other modules by their path less what such paths begin with ([short]),
+// and of the standard library nothing.
+var graph = map[string]string{
+	// Formats and small things: they know nothing of each other.
+	"internal/wire":    "",
+	"internal/ordered": "",
+	"internal/procfs":  "",
+
+	// What asks the kernel, each for one thing. internal/vma is the one door to the
+	// memory of this process, internal/remotemem to that of others; see [memoryCalls].
+	"internal/boottime":       "x/sys",
+	"internal/goruntime":      "x/sys",
+	"internal/membarrier":     "x/sys",
+	"internal/profilersocket": "x/sys",
+	"internal/remotemem":      "x/sys",
+	"internal/vma":            "x/sys",
+
+	// Writers.
+	"internal/slots":          "internal/goruntime internal/membarrier internal/wire",
+	"internal/gorecord":       "internal/goruntime internal/ordered internal/wire",
+	"internal/scope":          "internal/gorecord otel",
+	"internal/ringoption":     "internal/goruntime",
+	"internal/sdkspan":        "otel/sdk otel/trace",
+	"internal/spantable":      "internal/ordered",
+	"internal/apmlib":         "internal/apmlib/cgoword internal/goruntime internal/vma internal/wire x/sys",
+	"internal/apmlib/cgoword": "",
+	"resourcepublisher":       "internal/boottime internal/procfs internal/remotemem internal/vma internal/wire otel otel/sdk proto/otlp proto/otlp/processcontext/v1development protobuf",
+	"spanctx":                 "internal/gorecord internal/goruntime internal/ordered internal/ringoption internal/scope internal/sdkspan internal/spantable internal/wire otel otel/sdk otel/trace resourcepublisher ringbuf",
+	"scopedattr":              "internal/scope otel otel/log otel/metric otel/sdk",
+	"universalprofiling":      "internal/apmlib internal/goruntime internal/ordered internal/profilersocket internal/sdkspan internal/spantable internal/wire otel otel/sdk otel/trace",
+
+	// The ring is a writer and, by its View, a reader.
+	"ringbuf": "internal/goruntime internal/remotemem internal/ringoption internal/slots internal/vma internal/wire",
+
+	// Readers.
+	"reader": "internal/boottime internal/procfs internal/remotemem internal/wire proto/otlp proto/otlp/processcontext/v1development protobuf ringbuf",
+
+	// The command line tool, which is a reader.
+	"cmd/otelctx":                    "alecthomas/kong cmd/otelctx/internal/export cmd/otelctx/internal/patient cmd/otelctx/internal/recording cmd/otelctx/internal/sampler internal/procfs proto/otlp reader schollz/progressbar/v3",
+	"cmd/otelctx/internal/patient":   "",
+	"cmd/otelctx/internal/recording": "cmd/otelctx/internal/patient cmd/otelctx/internal/profile cmd/otelctx/internal/sampler cmd/otelctx/internal/symbols internal/procfs otel proto/otlp proto/otlp/profiles/v1development reader x/sys",
+	"cmd/otelctx/internal/sampler":   "cilium/ebpf internal/boottime internal/wire reader x/sys",
+	"cmd/otelctx/internal/symbols":   "ianlancetaylor/demangle internal/procfs internal/remotemem",
+	"cmd/otelctx/internal/profile":   "cmd/otelctx/internal/symbols google/pprof otel proto/otlp proto/otlp/profiles/v1development protobuf",
+	"cmd/otelctx/internal/export":    "cenkalti/backoff/v5 cmd/otelctx/internal/profile genproto/googleapis/rpc google/renameio/v2 grpc proto/otlp/collector/profiles/v1development proto/otlp/profiles/v1development protobuf",
+
+	// Examples, by the public API alone, or in C.
+	"example/creader":             "",
+	"example/ecosystem":           "",
+	"example/ecosystem/collector": "collector/component collector/confmap collector/confmap/provider/envprovider collector/confmap/provider/fileprovider collector/confmap/provider/yamlprovider collector/exporter collector/exporter/debugexporter collector/otelcol collector/processor collector/processor/memorylimiterprocessor collector/receiver collector/receiver/otlpreceiver collector/service open-telemetry/opentelemetry-collector-contrib/exporter/fileexporter spf13/cobra",
+	"example/ecosystem/deploy":    "",
+	"example/ecosystem/join":      "collector/pdata collector/pdata/pprofile",
+	"example/quickstart":          "contrib/instrumentation/net/http/otelhttp otel otel/exporters/otlp/otlptrace/otlptracehttp otel/sdk otel/trace proto/otlp reader resourcepublisher spanctx",
+	"example/twoapps":             "contrib/bridges/otelslog contrib/instrumentation/net/http/otelhttp otel otel/exporters/otlp/otlplog/otlploghttp otel/exporters/otlp/otlpmetric/otlpmetrichttp otel/exporters/otlp/otlptrace/otlptracehttp otel/log otel/metric otel/sdk otel/sdk/log otel/sdk/metric otel/trace resourcepublisher scopedattr spanctx",
+
+	// The virtual machines of the matrix.
+	"internal/matrix":       "internal/matrix/plan u-root/u-root",
+	"internal/matrix/guest": "internal/matrix/plan x/sys",
+	"internal/matrix/plan":  "",
+
+	// For tests, or nothing but tests.
+	"internal/childproc":                  "go.uber.org/goleak",
+	"internal/seccomp":                    "x/sys",
+	"internal/userfault":                  "x/sys",
+	"cmd/otelctx/internal/burner":         "internal/childproc internal/gorecord internal/goruntime internal/scope internal/wire otel otel/sdk otel/trace resourcepublisher scopedattr spanctx",
+	"cmd/otelctx/internal/burner/service": "cmd/otelctx/internal/burner internal/childproc",
+	"cmd/otelctx/internal/collectortest":  "",
+	"internal/architecture":               "",
+	"internal/collector":                  "",
+	"internal/docscode":                   "",
+	"internal/interop":                    "",
+	"internal/mdtable":                    "",
+	"internal/interop/profcheck":          "",
+	"benchmarks":                          "",
+	"benchmarks/accuracy":                 "",
+	"benchmarks/internal/leaf":            "internal/goruntime internal/wire",
+	"benchmarks/internal/program":         "",
+	"benchmarks/soak":                     "",
+}
+
+// sdk is what a program with the SDK for traces has anyway.
+const sdk = "otel otel/log otel/metric otel/sdk otel/trace auto/sdk cespare/xxhash/v2 go-logr/logr go-logr/stdr google/uuid x/sys "
+
+// linked says which modules get into a program with each package that others import, on
+// any platform.
+var linked = map[string]string{
+	"ringbuf":            "x/sys",
+	"reader":             "proto/otlp proto/otlp/processcontext/v1development protobuf x/sys",
+	"resourcepublisher":  sdk + "proto/otlp proto/otlp/processcontext/v1development protobuf",
+	"spanctx":            sdk + "proto/otlp proto/otlp/processcontext/v1development protobuf",
+	"scopedattr":         sdk,
+	"universalprofiling": sdk,
+	"cmd/otelctx": "alecthomas/kong cenkalti/backoff/v5 cespare/xxhash/v2 cilium/ebpf genproto/googleapis/api " +
+		"genproto/googleapis/rpc google/pprof google/renameio/v2 grpc grpc-ecosystem/grpc-gateway/v2 ianlancetaylor/demangle " +
+		"mitchellh/colorstring otel proto/otlp proto/otlp/collector/profiles/v1development " +
+		"proto/otlp/processcontext/v1development proto/otlp/profiles/v1development protobuf rivo/uniseg " +
+		"schollz/progressbar/v3 x/net x/sys x/term x/text",
+}
+
+// never says what must not get into whom, by whatever way and whatever the tables allow.
+var never = []struct{ who, what, why string }{
+	{"reader ringbuf", "otel otel/sdk otel/trace otel/log otel/metric", "a profiler gets no SDK with its reader"},
+	{"reader ringbuf", "resourcepublisher spanctx scopedattr universalprofiling internal/gorecord internal/scope internal/apmlib", "readers share formats with writers, and the ring"},
+	{"cmd/otelctx", "resourcepublisher spanctx scopedattr universalprofiling internal/gorecord internal/scope internal/apmlib", "the command line tool publishes nothing"},
+	{"resourcepublisher spanctx ringbuf scopedattr universalprofiling reader cmd/otelctx", "internal/childproc internal/mdtable internal/seccomp internal/userfault stretchr/testify go.uber.org/goleak", "these are for tests"},
+}
+
+func TestImports(t *testing.T) {
+	tr := readTree(t)
+	known := tr.requirements(t)
+	found := map[string]row{}
+	for _, f := range tr.files {
+		if f.test {
+			continue
+		}
+		if found[f.dir] == nil {
+			found[f.dir] = row{}
+		}
+		for _, path := range f.imports() {
+			if strings.HasPrefix(path, modulePath+"/") {
+				add(found, f.dir, short(path))
+			} else if m := moduleOf(path, known); m != "" {
+				add(found, f.dir, short(m))
+			}
+		}
+	}
+	compare(t, graph, found)
+}
+
+// Examples show what users can do; their tests may look behind it.
+func TestExamplesUseThePublicAPI(t *testing.T) {
+	for _, f := range readTree(t).files {
+		if strings.HasPrefix(f.dir, "example") && !f.test {
+			for _, path := range f.imports() {
+				assert.NotContains(t, path, modulePath+"/internal/", f.dir)
+			}
+		}
+	}
+}
+
+func TestLinked(t *testing.T) {
+	tr := readTree(t)
+	known := tr.requirements(t)
+	found := map[string]row{}
+	for name, deps := range tr.dependencies(t) {
+		found[name] = row{}
+		for path := range deps {
+			if m := moduleOf(path, known); m != "" {
+				add(found, name, short(m))
+			}
+			for _, n := range never {
+				if contains(n.who, name) && (contains(n.what, short(path)) || contains(n.what, short(moduleOf(path, known)))) {
+					t.Errorf("%s gets %s: %s", name, path, n.why)
+				}
+			}
+		}
+	}
+	compare(t, linked, found)
+}
+
+// requirements returns the paths of the modules that any module of the project requires,
+// those of the project left out.
+func (tr tree) requirements(t *testing.T) []string {
+	t.Helper()
+	var out []string
+	for _, m := range tr.modules(t) {
+		for _, r := range m.Require {
+			if r.Path != modulePath && !strings.HasPrefix(r.Path, modulePath+"/") {
+				out = append(out, r.Path)
+			}
+		}
+	}
+	return out
+}
+
+// dependencies returns, for each package in linked, the import paths of all packages that
+// it needs on any platform.
+func (tr tree) dependencies(t *testing.T) map[string]row {
+	t.Helper()
+	// Those of the library, and the one of a module of its own.
+	patterns := map[string][]string{"cmd/otelctx": {"."}}
+	for name := range linked {
+		if patterns[name] == nil {
+			patterns["."] = append(patterns["."], "./"+name)
+		}
+	}
+	out := map[string]row{}
+	for _, platform := range []string{"linux/amd64", "linux/arm64", "darwin/arm64", "windows/amd64"} {
+		system, machine, _ := strings.Cut(platform, "/")
+		env := []string{"GOOS=" + system, "GOARCH=" + machine}
+		for dir, patterns := range patterns {
+			args := append([]string{"list", "-f", `{{.ImportPath}} {{join .Deps " "}}`}, patterns...)
+			for line := range strings.Lines(string(tr.goTool(t, dir, env, args...))) {
+				words := strings.Fields(line)
+				for _, path := range words[1:] {
+					add(out, short(words[0]), path)
+				}
+			}
+		}
+	}
+	require.Len(t, out, len(linked), "each package is listed")
+	return out
+}

@@ -1,0 +1,111 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package architecture
+
+import (
+	"os"
+	"path"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// requirements says which modules the library's go.mod asks for, and so every service that
+// uses it. What only tests import stands in there too.
+var requirements = map[string]string{
+	"library": "otel otel/log otel/metric otel/sdk otel/trace proto/otlp proto/otlp/processcontext/v1development protobuf x/sys",
+	"tests":   "google/pprof stretchr/testify otel/sdk/log otel/sdk/metric go.uber.org/goleak go.yaml.in/yaml/v3",
+}
+
+func TestRequirements(t *testing.T) {
+	tr := readTree(t)
+	var required []string
+	for _, m := range tr.modules(t) {
+		for _, r := range m.Require {
+			if m.dir == "." && !r.Indirect {
+				required = append(required, r.Path)
+			}
+		}
+	}
+	found := map[string]row{}
+	inLibrary := row{}
+	for _, f := range tr.files {
+		// The tests' helpers are tests, although they are not named so.
+		helper := f.dir == "internal/childproc" || f.dir == "internal/seccomp" || f.dir == "internal/userfault"
+		for _, p := range f.imports() {
+			if m := moduleOf(p, required); m != "" && tr.moduleDir(f.dir) == "." && !f.test && !helper {
+				inLibrary[m] = true
+			}
+		}
+	}
+	for _, m := range required {
+		if inLibrary[m] {
+			add(found, "library", short(m))
+		} else {
+			add(found, "tests", short(m))
+		}
+	}
+	compare(t, requirements, found)
+}
+
+// moduleDir returns the directory of the module that dir is in.
+func (tr tree) moduleDir(dir string) string {
+	for ; dir != "."; dir = path.Dir(dir) {
+		if slices.Contains(tr.others, dir+"/go.mod") {
+			break
+		}
+	}
+	return dir
+}
+
+// Nested modules find the others of the project in the same tree, and nothing else is
+// replaced: what is built is what the go.sum says, or is here.
+func TestReplacements(t *testing.T) {
+	tr := readTree(t)
+	modules := tr.modules(t)
+	dirs := map[string]string{}
+	for _, m := range modules {
+		dirs[m.Module.Path] = m.dir
+	}
+	for _, m := range modules {
+		replaced := map[string]string{}
+		for _, r := range m.Replace {
+			assert.Empty(t, r.Old.Version+r.New.Version, "%s: replace %s whatever its version, by a directory", m.dir, r.Old.Path)
+			replaced[r.Old.Path] = path.Join(m.dir, r.New.Path)
+		}
+		for p, dir := range replaced {
+			assert.Equal(t, dirs[p], dir, "%s: where %s is", m.dir, p)
+		}
+		for _, r := range m.Require {
+			if _, own := dirs[r.Path]; own {
+				assert.Contains(t, replaced, r.Path, "%s: the project's own modules are replaced", m.dir)
+				assert.Equal(t, "v0.0.0", r.Version, "%s: the version of %s is that of the tree", m.dir, r.Path)
+			}
+		}
+		if m.dir != "." && strings.HasPrefix(m.Module.Path, modulePath) {
+			assert.Equal(t, modulePath+"/"+m.dir, m.Module.Path, "a module is named by its directory")
+		}
+	}
+}
+
+// What is not in the Makefile's list is never tested.
+func TestModulesAreTested(t *testing.T) {
+	tr := readTree(t)
+	makefile, err := os.ReadFile(filepath.Join(tr.root, "Makefile"))
+	require.NoError(t, err)
+	list := regexp.MustCompile(`(?m)^MODULES := (.*)$`).FindSubmatch(makefile)
+	require.NotNil(t, list)
+	tested := strings.Fields(string(list[1]))
+	for _, m := range tr.modules(t) {
+		// A list of tools has no code, and an imitation of another project's module no tests.
+		if m.dir != "internal/tools" && strings.HasPrefix(m.Module.Path, modulePath) {
+			assert.Contains(t, tested, m.dir, "the Makefile's MODULES")
+		}
+	}
+}

@@ -1,0 +1,129 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package architecture
+
+import (
+	"go/ast"
+	"path"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// reserved says where, tests included, what the compiler does not check is used. Each
+// place says why it is sound there.
+var reserved = map[string]string{
+	"unsafe": "internal/wire internal/vma internal/ordered internal/slots internal/gorecord internal/goruntime internal/apmlib " +
+		"internal/profilersocket internal/sdkspan " +
+		// Tests, and programs that are tested.
+		"internal/seccomp internal/userfault internal/interop internal/goruntime/testdata/probe cmd/otelctx/internal/burner " +
+		"cmd/otelctx/internal/symbols/testdata/prog benchmarks/internal/leaf",
+	// Assembly.
+	".s": "internal/goruntime internal/slots internal/apmlib benchmarks/internal/leaf",
+	// C: a thread-local variable for programs that have cgo anyway, and programs that are tested.
+	"C": "internal/apmlib/cgoword internal/goruntime/testdata/probe spanctx/testdata/cgo " +
+		"cmd/otelctx/internal/burner/service cmd/otelctx/internal/symbols/testdata/cgo",
+	// C in files of its own: the same, the BPF program, and a reader for those who write C.
+	".c": "internal/apmlib/cgoword internal/apmlib/testdata cmd/otelctx/internal/sampler example/creader",
+	".h": "cmd/otelctx/internal/sampler",
+	// Where tests make system calls that package syscall does not have. Those of other
+	// code are in [graph].
+	"x/sys in tests": "internal/apmlib internal/goruntime internal/goruntime/testdata/probe internal/profilersocket " +
+		"internal/slots internal/vma universalprofiling cmd/otelctx/internal/sampler",
+}
+
+// linknames says which functions and variables of the runtime are reached without its
+// consent.
+var linknames = map[string]string{
+	"internal/apmlib":    "runtime.iscgo",
+	"internal/goruntime": "runtime.procPin runtime.procUnpin runtime/pprof.runtime_getProfLabel runtime/pprof.runtime_setProfLabel",
+}
+
+// memoryCalls says who makes or changes mappings, or reads another process's memory
+// outside of tests, and by which names of x/sys/unix and syscall.
+var memoryCalls = map[string]string{
+	"internal/vma":       "Madvise MemfdCreate Mmap MmapPtr Munmap SYS_PRCTL",
+	"internal/remotemem": "ProcessVMReadv",
+	// The numbers of the calls that it has fail, for tests, and what that takes.
+	"internal/userfault": "SYS_USERFAULTFD",
+	"internal/seccomp":   "Prctl SYS_MADVISE SYS_MEMFD_CREATE SYS_MMAP SYS_PRCTL SYS_PROCESS_VM_READV",
+}
+
+// memoryCall matches the names that are about memory.
+var memoryCall = regexp.MustCompile(`(?i)^(sys_)?(mmap|munmap|mremap|mprotect|madvise|mlock|munlock|mincore|msync|memfd|` +
+	`pkey|prctl|ptrace|shm|sysvshm|process_?vm|process_madvise|remap|brk|userfaultfd)`)
+
+func TestReserved(t *testing.T) {
+	tr := readTree(t)
+	found := map[string]row{}
+	for _, f := range tr.files {
+		for _, p := range f.imports() {
+			switch {
+			case p == "unsafe", p == "C":
+				add(found, p, f.dir)
+			case f.test && strings.HasPrefix(p, "golang.org/x/sys/"):
+				add(found, "x/sys in tests", f.dir)
+			}
+		}
+	}
+	for _, other := range tr.others {
+		if ext := path.Ext(other); ext == ".s" || ext == ".S" || ext == ".c" || ext == ".h" {
+			add(found, ext, path.Dir(other))
+		}
+	}
+	compare(t, reserved, found)
+}
+
+func TestLinknames(t *testing.T) {
+	found := map[string]row{}
+	for _, f := range readTree(t).files {
+		for _, group := range f.ast.Comments {
+			for _, c := range group.List {
+				if words := strings.Fields(c.Text); words[0] == "//go:linkname" {
+					add(found, f.dir, words[len(words)-1])
+				}
+			}
+		}
+	}
+	compare(t, linknames, found)
+}
+
+func TestMemoryCalls(t *testing.T) {
+	found := map[string]row{}
+	for _, f := range readTree(t).files {
+		if f.test {
+			continue
+		}
+		calls := f.localNames("golang.org/x/sys/unix", "syscall")
+		ast.Inspect(f.ast, func(n ast.Node) bool {
+			selector, ok := n.(*ast.SelectorExpr)
+			if !ok {
+				return true
+			}
+			pkg, ok := selector.X.(*ast.Ident)
+			if ok && calls[pkg.Name] && memoryCall.MatchString(selector.Sel.Name) {
+				add(found, f.dir, selector.Sel.Name)
+			}
+			return true
+		})
+	}
+	compare(t, memoryCalls, found)
+}
+
+// localNames returns what f calls those of paths that it imports.
+func (f file) localNames(paths ...string) row {
+	out := row{}
+	for i, p := range f.imports() {
+		if !slices.Contains(paths, p) {
+			continue
+		}
+		if name := f.ast.Imports[i].Name; name != nil {
+			out[name.Name] = true
+		} else {
+			out[path.Base(p)] = true
+		}
+	}
+	return out
+}

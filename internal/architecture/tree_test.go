@@ -1,0 +1,199 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package architecture
+
+import (
+	"encoding/json"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// modulePath is the library's module path; that of a nested module is this and its directory.
+const modulePath = "github.com/otelctx/otelctx"
+
+// tree is the project's source: every Go file, whatever it is built for.
+type tree struct {
+	root  string
+	files []file
+	// others are the paths of all other files, relative to root and with slashes.
+	others []string
+}
+
+// file is one Go file.
+type file struct {
+	dir  string // relative to the root and with slashes, "." for the root
+	test bool   // run by tests only: named so, or in testdata
+	ast  *ast.File
+}
+
+// readTree parses the project. It skips the test where only the library's own module is
+// there, as in the module cache: then there is no project to look at.
+func readTree(t *testing.T) tree {
+	t.Helper()
+	root, err := filepath.Abs(filepath.Join("..", ".."))
+	require.NoError(t, err)
+	if _, err := os.Stat(filepath.Join(root, "cmd", "otelctx", "go.mod")); err != nil {
+		t.Skip("needs a clone of the repository: ", err)
+	}
+	out := tree{root: root}
+	set := token.NewFileSet()
+	require.NoError(t, filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if d.IsDir() {
+			if d.Name() == ".git" || path == filepath.Join(root, "bin") {
+				return filepath.SkipDir
+			}
+			return nil
+		}
+		rel, err := filepath.Rel(root, path)
+		if err != nil {
+			return err
+		}
+		rel = filepath.ToSlash(rel)
+		if !strings.HasSuffix(rel, ".go") {
+			out.others = append(out.others, rel)
+			return nil
+		}
+		parsed, err := parser.ParseFile(set, path, nil, parser.ParseComments|parser.SkipObjectResolution)
+		if err != nil {
+			return err
+		}
+		dir := filepath.ToSlash(filepath.Dir(rel))
+		out.files = append(out.files, file{
+			dir:  dir,
+			test: strings.HasSuffix(rel, "_test.go") || slices.Contains(strings.Split(dir, "/"), "testdata"),
+			ast:  parsed,
+		})
+		return nil
+	}))
+	return out
+}
+
+// imports returns the paths that f imports.
+func (f file) imports() []string {
+	var out []string
+	for _, spec := range f.ast.Imports {
+		path, err := strconv.Unquote(spec.Path.Value)
+		if err != nil {
+			panic(err) // the parser has accepted it
+		}
+		out = append(out, path)
+	}
+	return out
+}
+
+// goMod is what the tests want to know of a go.mod, as go mod edit -json prints it.
+type goMod struct {
+	dir     string
+	Module  struct{ Path string }
+	Require []struct {
+		Path, Version string
+		Indirect      bool
+	}
+	Replace []struct {
+		Old, New struct{ Path, Version string }
+	}
+}
+
+// modules returns the go.mod files of the tree, in the order of their directories.
+func (tr tree) modules(t *testing.T) []goMod {
+	t.Helper()
+	var out []goMod
+	for _, path := range tr.others {
+		if dir, name := filepath.Split(path); name == "go.mod" {
+			m := goMod{dir: filepath.ToSlash(filepath.Clean(dir))}
+			require.NoError(t, json.Unmarshal(tr.goTool(t, dir, nil, "mod", "edit", "-json"), &m), path)
+			out = append(out, m)
+		}
+	}
+	return out
+}
+
+// goTool runs the go command in dir and returns what it prints.
+func (tr tree) goTool(t *testing.T, dir string, env []string, args ...string) []byte {
+	t.Helper()
+	cmd := exec.Command("go", args...)
+	cmd.Dir = filepath.Join(tr.root, filepath.FromSlash(dir))
+	cmd.Env = append(os.Environ(), env...)
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	require.NoError(t, err, "go %s in %s: %s", strings.Join(args, " "), dir, stderr.String())
+	return out
+}
+
+// moduleOf returns which of modules has the package at path, the innermost one, or "".
+func moduleOf(path string, modules []string) string {
+	var out string
+	for _, m := range modules {
+		if (path == m || strings.HasPrefix(path, m+"/")) && len(m) > len(out) {
+			out = m
+		}
+	}
+	return out
+}
+
+// short returns the name that the tables have for a module or package.
+func short(path string) string {
+	for _, prefix := range []string{modulePath + "/", "go.opentelemetry.io/", "golang.org/", "google.golang.org/", "github.com/"} {
+		if rest, ok := strings.CutPrefix(path, prefix); ok {
+			return rest
+		}
+	}
+	return path
+}
+
+// row collects the words of a row of a table.
+type row map[string]bool
+
+// add puts word into the row called name.
+func add(rows map[string]row, name, word string) {
+	if rows[name] == nil {
+		rows[name] = row{}
+	}
+	rows[name][word] = true
+}
+
+// compare fails the test for each row in which table and what was found differ. A row of
+// the table is words in any order.
+func compare(t *testing.T, table map[string]string, found map[string]row) {
+	t.Helper()
+	for _, name := range sortedKeys(found) {
+		want, ok := table[name]
+		if words := strings.Join(sortedKeys(found[name]), " "); !ok {
+			t.Errorf("there is no row for this:\n\t%q: %q,", name, words)
+		}
+		for _, word := range sortedKeys(found[name]) {
+			if ok && !contains(want, word) {
+				t.Errorf("%s: its row does not allow for %s", name, word)
+			}
+		}
+	}
+	for _, name := range sortedKeys(table) {
+		for word := range strings.FieldsSeq(table[name]) {
+			if !found[name][word] {
+				t.Errorf("%s: its row has %s, which is not so any more", name, word)
+			}
+		}
+	}
+}
+
+// contains reports whether word is one of words.
+func contains(words, word string) bool { return slices.Contains(strings.Fields(words), word) }
+
+func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }

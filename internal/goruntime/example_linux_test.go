@@ -1,0 +1,25 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build amd64 || arm64
+
+package goruntime_test
+
+import (
+	"fmt"
+
+	"github.com/otelctx/otelctx/internal/goruntime"
+)
+
+// What is known of the runtime is found out at first use, or there is a reason.
+func ExampleCalibrate() {
+	known := goruntime.Calibrate()
+	fmt.Println("unknown:", known.Err())
+
+	other := make(chan uint64)
+	go func() { other <- known.GoroutineID() }()
+	fmt.Println("another goroutine:", <-other != known.GoroutineID())
+	// Output:
+	// unknown: <nil>
+	// another goroutine: true
+}

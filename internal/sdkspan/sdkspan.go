@@ -1,0 +1,156 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package sdkspan reads the identifiers of the OpenTelemetry SDK's spans where they are.
+//
+// The SDK has no other way to a span's id than SpanContext, which for a span that has
+// ended copies all that it exports, 400 bytes, before it returns 64 of them. That is as
+// much as all else that showing a span takes. So where a value is one of the SDK's own
+// types, its SpanContext is read in place, at the offsets that reflection tells; for all
+// others, and should the SDK name its fields otherwise one day, SpanContext is called.
+package sdkspan
+
+import (
+	"context"
+	"encoding/binary"
+	"reflect"
+	"sync/atomic"
+	"unsafe"
+
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/trace"
+)
+
+// ID identifies a span: W3C's identifiers read as big-endian numbers, and the trace
+// flags. The zero ID is none.
+type ID struct {
+	TraceIDHigh, TraceIDLow uint64
+	SpanID                  uint64
+	TraceFlags              uint8
+	Remote                  bool
+}
+
+// Of returns the identifiers of sc.
+func Of(sc trace.SpanContext) ID {
+	traceID, spanID := sc.TraceID(), sc.SpanID()
+	return ID{
+		TraceIDHigh: binary.BigEndian.Uint64(traceID[:8]),
+		TraceIDLow:  binary.BigEndian.Uint64(traceID[8:]),
+		SpanID:      binary.BigEndian.Uint64(spanID[:]),
+		TraceFlags:  byte(sc.TraceFlags()),
+		Remote:      sc.IsRemote(),
+	}
+}
+
+// Started sets id to that of a span that a processor is told of by OnStart.
+//
+// Results are set and not returned, here and below: a struct that is returned is copied
+// right after it was written, in other pieces, which holds up the processor.
+func Started(s sdktrace.ReadWriteSpan, id *ID) {
+	v := (*value)(unsafe.Pointer(&s)) // sound: see value
+	if l := started.Load(); l != nil && l.table == v.table && v.data != nil {
+		l.read(v.data, id)
+		return
+	}
+	learn(&started, s, v.table)
+	*id = Of(s.SpanContext())
+}
+
+// Ended sets id to that of a span that a processor is told of by OnEnd.
+func Ended(s sdktrace.ReadOnlySpan, id *ID) {
+	v := (*value)(unsafe.Pointer(&s))
+	if l := ended.Load(); l != nil && l.table == v.table && v.data != nil {
+		l.read(v.data, id)
+		return
+	}
+	learn(&ended, s, v.table)
+	*id = Of(s.SpanContext())
+}
+
+// Current sets id to that of the span of ctx, which is what [trace.SpanFromContext]
+// returns, and reports whether there is one.
+func Current(ctx context.Context, id *ID) bool {
+	s := trace.SpanFromContext(ctx)
+	v := (*value)(unsafe.Pointer(&s))
+	if v.table == none {
+		return false
+	}
+	if l := current.Load(); l != nil && l.table == v.table && v.data != nil {
+		l.read(v.data, id)
+		return true
+	}
+	learn(&current, s, v.table)
+	*id = Of(s.SpanContext())
+	return true
+}
+
+// value is how a variable of an interface type that has methods is laid out: the table
+// of its dynamic type's methods, of which the runtime keeps one for each pair of types,
+// and the value, or where it is. Both of Go's compilers have it like that, and so did
+// all of their releases.
+type value struct{ table, data unsafe.Pointer }
+
+// none is the table of what [trace.SpanFromContext] returns where there is no span.
+var none = func() unsafe.Pointer {
+	s := trace.SpanFromContext(context.Background())
+	return (*value)(unsafe.Pointer(&s)).table
+}()
+
+// layout is where in a value with a table its SpanContext is. It is nil as long as none
+// of the SDK's types has been seen.
+type layout struct {
+	table  unsafe.Pointer
+	offset uintptr
+}
+
+var started, ended, current atomic.Pointer[layout]
+
+// read sets id to that of the span at data.
+//
+// Sound: data points at a value of the type that has the table, the offsets are those
+// that the compiler has given to its fields, and the SDK does not change a span's context
+// once others see the span, which is why it takes no lock either.
+func (l *layout) read(data unsafe.Pointer, id *ID) {
+	sc := unsafe.Add(data, l.offset)
+	traceID := (*trace.TraceID)(unsafe.Add(sc, fields.traceID))
+	id.TraceIDHigh = binary.BigEndian.Uint64(traceID[:8])
+	id.TraceIDLow = binary.BigEndian.Uint64(traceID[8:])
+	id.SpanID = binary.BigEndian.Uint64((*trace.SpanID)(unsafe.Add(sc, fields.spanID))[:])
+	id.TraceFlags = uint8(*(*trace.TraceFlags)(unsafe.Add(sc, fields.traceFlags)))
+	id.Remote = *(*bool)(unsafe.Add(sc, fields.remote))
+}
+
+// learn notes where a span that has a table has its SpanContext, if it is a pointer to
+// one of the SDK's structs with a field for that.
+func learn(to *atomic.Pointer[layout], span any, table unsafe.Pointer) {
+	if !fields.known || to.Load() != nil {
+		return
+	}
+	t := reflect.TypeOf(span)
+	if t == nil || t.Kind() != reflect.Pointer || t.Elem().Kind() != reflect.Struct || t.Elem().PkgPath() != sdk {
+		return
+	}
+	if f, ok := t.Elem().FieldByName("spanContext"); ok && len(f.Index) == 1 && f.Type == reflect.TypeFor[trace.SpanContext]() {
+		to.CompareAndSwap(nil, &layout{table, f.Offset})
+	}
+}
+
+var sdk = reflect.TypeFor[sdktrace.TracerProvider]().PkgPath()
+
+// fields are the offsets in a [trace.SpanContext], if it has these and their types are
+// the expected ones.
+var fields = func() (f struct {
+	known                               bool
+	traceID, spanID, traceFlags, remote uintptr
+},
+) {
+	f.known = field[trace.TraceID](&f.traceID, "traceID") && field[trace.SpanID](&f.spanID, "spanID") &&
+		field[trace.TraceFlags](&f.traceFlags, "traceFlags") && field[bool](&f.remote, "remote")
+	return f
+}()
+
+func field[T any](offset *uintptr, name string) bool {
+	f, ok := reflect.TypeFor[trace.SpanContext]().FieldByName(name)
+	*offset = f.Offset
+	return ok && len(f.Index) == 1 && f.Type == reflect.TypeFor[T]()
+}

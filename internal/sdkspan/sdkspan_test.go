@@ -1,0 +1,140 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package sdkspan
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/trace"
+	"go.opentelemetry.io/otel/trace/noop"
+)
+
+// checked compares what is read of each span with what the span says.
+type checked struct {
+	t     *testing.T
+	spans atomic.Int64
+}
+
+func (c *checked) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
+	var id ID
+	Started(s, &id)
+	assert.Equal(c.t, Of(s.SpanContext()), id)
+	var parent ID
+	was := trace.SpanContextFromContext(ctx)
+	assert.Equal(c.t, was.IsValid(), Current(ctx, &parent) && parent.SpanID != 0)
+	assert.Equal(c.t, Of(was), parent)
+	c.spans.Add(1)
+}
+
+func (c *checked) OnEnd(s sdktrace.ReadOnlySpan) {
+	var id ID
+	Ended(s, &id)
+	assert.Equal(c.t, Of(s.SpanContext()), id)
+	c.spans.Add(1)
+}
+
+func (*checked) Shutdown(context.Context) error   { return nil }
+func (*checked) ForceFlush(context.Context) error { return nil }
+
+func forget(t *testing.T) {
+	t.Helper()
+	for _, l := range []*atomic.Pointer[layout]{&started, &ended, &current} {
+		l.Store(nil)
+	}
+}
+
+func TestSpansOfTheSDK(t *testing.T) {
+	forget(t)
+	c := &checked{t: t}
+	tp := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(c))
+	tracer := tp.Tracer("test")
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			for range 100 {
+				ctx, root := tracer.Start(t.Context(), "root")
+				_, child := tracer.Start(ctx, "child", trace.WithAttributes())
+				child.End()
+				root.End()
+			}
+		})
+	}
+	wg.Wait()
+	// Parents that are not the SDK's.
+	remote := trace.NewSpanContext(trace.SpanContextConfig{
+		TraceID: trace.TraceID{1, 15: 2}, SpanID: trace.SpanID{3, 7: 4}, TraceFlags: 0xA5, Remote: true,
+	})
+	for _, parent := range []context.Context{
+		trace.ContextWithSpanContext(t.Context(), remote),
+		trace.ContextWithSpan(t.Context(), noop.Span{}),
+		trace.ContextWithSpan(t.Context(), nil),
+	} {
+		_, span := tracer.Start(parent, "span")
+		span.End()
+	}
+	assert.EqualValues(t, 4*100*4+3*2, c.spans.Load())
+
+	// It was not by SpanContext that they were read.
+	require.NotNil(t, started.Load(), "the SDK's types have other fields by now: see learn")
+	require.NotNil(t, ended.Load())
+	require.NotNil(t, current.Load())
+	var id ID
+	assert.Zero(t, testing.AllocsPerRun(100, func() { Current(t.Context(), &id) }))
+}
+
+// A span of a type of its own, which embeds one of the SDK's.
+type foreign struct {
+	sdktrace.ReadWriteSpan
+
+	spanContext trace.SpanContext //nolint:unused // what learn looks for
+}
+
+func TestOtherSpans(t *testing.T) {
+	forget(t)
+	var nobody ID
+	assert.False(t, Current(context.Background(), &nobody))
+	assert.False(t, Current(nil, &nobody)) //nolint:staticcheck // as trace.SpanFromContext
+	assert.Zero(t, nobody)
+
+	_, span := sdktrace.NewTracerProvider().Tracer("test").Start(t.Context(), "span")
+	inner, ok := span.(sdktrace.ReadWriteSpan)
+	require.True(t, ok)
+	want := Of(span.SpanContext())
+	for range 2 {
+		var id ID
+		Started(&foreign{ReadWriteSpan: inner}, &id)
+		assert.Equal(t, want, id)
+		id = ID{}
+		Ended(foreign{ReadWriteSpan: inner}, &id)
+		assert.Equal(t, want, id)
+		assert.Nil(t, started.Load(), "only of the SDK's types is it known that their contexts do not change")
+		assert.Nil(t, ended.Load())
+		// From now on the SDK's are known.
+		Started(inner, &id)
+		Ended(inner, &id)
+		assert.Equal(t, want, id)
+		forget(t)
+	}
+}
+
+func TestFieldsThatAreNotThere(t *testing.T) {
+	forget(t)
+	var offset uintptr
+	assert.False(t, field[bool](&offset, "local"))
+	assert.False(t, field[int](&offset, "remote"))
+	known := fields
+	t.Cleanup(func() { fields = known })
+	fields.known = false
+	_, span := sdktrace.NewTracerProvider().Tracer("test").Start(t.Context(), "span")
+	var id ID
+	assert.True(t, Current(trace.ContextWithSpan(t.Context(), span), &id))
+	assert.Equal(t, Of(span.SpanContext()), id)
+	assert.Nil(t, current.Load())
+}

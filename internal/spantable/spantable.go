@@ -1,0 +1,362 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package spantable knows spans by their id: what the end of a span, which may come on any
+// goroutine, needs to find what its start has left. A [Table] has room for so many spans
+// and no more, allocates nothing once it is there, and has no locks.
+//
+// It is several tables, for the sake of the processor's caches: a small one that fits into
+// the first of them, and larger ones for what does not fit there. A span's id tells the
+// bucket that it is in. Where the last one has no room either, the span that matters
+// least of those in question gives way: spans that are never ended cost others nothing.
+//
+// # Who may do what
+//
+// An entry's version is odd while one goroutine has the entry to itself, which it gets by
+// compare-and-swap: to take it, to give it back or to have it give way. That one stores by
+// [internal/ordered]. All others load atomically, and look afterwards whether the version
+// is still the same ([Span.Changed]).
+package spantable
+
+import (
+	"sync/atomic"
+
+	"github.com/otelctx/otelctx/internal/ordered"
+)
+
+// Buckets is how many each of the tables has that [New] makes for a service: for 256
+// spans, for 2,048 and for 65,536.
+var Buckets = [levels]int{1 << 5, 1 << 8, 1 << 13}
+
+const (
+	// Room is for how many spans there is room then.
+	Room = (1<<5 + 1<<8 + 1<<13) * ways
+
+	levels    = 3
+	ways      = 8
+	tickEvery = 64
+)
+
+// Table knows spans by their id: of each an E, which has no pointers, and a P, which has
+// those that there are. They are apart because the garbage collector looks through memory
+// that has pointers. [New] makes one. It is safe for concurrent use.
+type Table[E, P any] struct {
+	levels [levels]level[E, P]
+	// used is how many of them have been used.
+	used  atomic.Int32
+	evict func(*Span[E, P])
+	spare func(*E) bool
+	// tick is the age of the table, in units of about tickEvery spans.
+	tick atomic.Uint64
+}
+
+// New returns a table whose levels have so many buckets, each a power of two. A span that
+// has to give way to another one is told to evict, with its entry claimed. Of several the
+// oldest does, or if spare is not nil the oldest of those of which it says that they can be
+// spared.
+func New[E, P any](buckets [levels]int, evict func(*Span[E, P]), spare func(*E) bool) *Table[E, P] {
+	t := &Table[E, P]{evict: evict, spare: spare}
+	first := uint64(1)
+	for i, n := range buckets {
+		t.levels[i] = level[E, P]{
+			first:    first,
+			buckets:  make([]bucket, n),
+			entries:  make([]entry[E], n*ways),
+			pointers: make([]P, n*ways),
+		}
+		first += uint64(n * ways)
+	}
+	t.used.Store(1)
+	return t
+}
+
+// level is one of the tables.
+type level[E, P any] struct {
+	// first is the number of the first entry, of those of all levels.
+	first    uint64
+	buckets  []bucket
+	entries  []entry[E]
+	pointers []P
+}
+
+// bucket says which spans are in its entries.
+type bucket [ways]cell
+
+// cell is the part of an entry that is looked for.
+type cell struct {
+	// key is the span's id; 0 is none.
+	key uint64
+	// version counts the changes of the entry in its lower half. The upper is the tick
+	// of when the span came.
+	version uint64
+}
+
+// entry takes one cache line, if E leaves it that.
+type entry[E any] struct {
+	traceIDHigh, traceIDLow uint64
+	data                    E
+}
+
+// Span is a span that a table has, or an entry that is claimed for one.
+type Span[E, P any] struct {
+	cell     *cell
+	entry    *entry[E]
+	pointers *P
+	// ID is the span's.
+	ID uint64
+	// At is the version as of which this is about the entry: that which the entry has,
+	// or if it was reserved that which it will have.
+	At     uint64
+	number uint64
+}
+
+// Data is what is known of the span. It may be another one's by now: see Changed.
+func (s *Span[E, P]) Data() *E { return &s.entry.data }
+
+// Pointers is the rest.
+func (s *Span[E, P]) Pointers() *P { return s.pointers }
+
+// TraceID returns that of the span, under the same condition.
+func (s *Span[E, P]) TraceID() (high, low uint64) {
+	return atomic.LoadUint64(&s.entry.traceIDHigh), atomic.LoadUint64(&s.entry.traceIDLow)
+}
+
+// Ref finds the entry of a span again, as long as it is that one's: the number of the entry
+// is its lower bits, from 1 on, and above are as many as fit of the version. 0 is none.
+type Ref uint64
+
+const (
+	refBits = 17
+	refMask = 1<<refBits - 1
+
+	_ = uint(refMask - Room)
+)
+
+// Ref returns what finds s again.
+func (s *Span[E, P]) Ref() Ref { return Ref(s.At<<refBits | s.number) }
+
+// Changed reports whether the span is not there any more, or was released since.
+func (s *Span[E, P]) Changed() bool { return atomic.LoadUint64(&s.cell.version) != s.At }
+
+// Claim gives the caller the entry to itself, unless it has changed. It is a full memory
+// barrier if it does.
+func (s *Span[E, P]) Claim() bool {
+	return s.At&1 == 0 && atomic.CompareAndSwapUint64(&s.cell.version, s.At, s.At|1)
+}
+
+// Release gives a claimed entry to all, with the same span.
+func (s *Span[E, P]) Release() {
+	s.At = s.next()
+	ordered.PutLast(&s.cell.version, s.At)
+}
+
+// Free gives a claimed entry back, without a span. What the pointers point at is the
+// caller's to drop.
+func (s *Span[E, P]) Free() {
+	ordered.Put(&s.cell.key, 0)
+	s.Release()
+}
+
+// Commit gives a reserved entry, whose data the caller has stored, to all.
+func (s *Span[E, P]) Commit(traceIDHigh, traceIDLow uint64) {
+	ordered.Put(&s.entry.traceIDHigh, traceIDHigh)
+	ordered.Put(&s.entry.traceIDLow, traceIDLow)
+	ordered.Put(&s.cell.key, s.ID)
+	ordered.PutLast(&s.cell.version, s.At)
+}
+
+func (s *Span[E, P]) next() uint64 { return s.At>>32<<32 | uint64(uint32(s.At)+2) }
+
+// Find looks for the span with this id in a trace, has s be about it, and reports whether
+// it is there. If it is not, what s holds means nothing. Nothing keeps a span id from
+// being used in two traces; one whose id is 0 stands for all.
+func (t *Table[E, P]) Find(traceIDHigh, traceIDLow, id uint64, s *Span[E, P]) bool {
+	for i := range t.inUse() {
+		if t.levels[i].find(traceIDHigh, traceIDLow, id, s) {
+			return true
+		}
+	}
+	return false
+}
+
+// Take is Find and Claim in one.
+func (t *Table[E, P]) Take(traceIDHigh, traceIDLow, id uint64, s *Span[E, P]) bool {
+	// That it has the version still means that all of this was the span's.
+	return t.Find(traceIDHigh, traceIDLow, id, s) && s.Claim()
+}
+
+// Follow is Find for a Ref.
+func (t *Table[E, P]) Follow(r Ref, s *Span[E, P]) bool {
+	n := uint64(r) & refMask
+	l := &t.levels[0]
+	for i := 1; i < levels && n >= t.levels[i].first; i++ {
+		l = &t.levels[i]
+	}
+	n -= l.first
+	l.point(n/ways, int(n%ways), s)
+	s.ID = atomic.LoadUint64(&s.cell.key)
+	return s.Ref() == r
+}
+
+// Reserve claims an entry for a new span with this id, for Commit or Free. It returns
+// false if all entries that it may be in are being changed just now, or the id is 0.
+func (t *Table[E, P]) Reserve(id uint64, s *Span[E, P]) bool {
+	now := t.tick.Load()
+	if id%tickEvery == 0 {
+		if id == 0 {
+			return false // no entry could be told from a free one
+		}
+		now = t.tick.Add(1)
+	}
+	s.ID = id
+	if !t.reserve(s) && !t.levels[levels-1].displace(t, s) {
+		return false
+	}
+	s.At = now<<32 | uint64(uint32(s.next()))
+	return true
+}
+
+func (t *Table[E, P]) reserve(s *Span[E, P]) bool {
+	for i := range t.levels {
+		for used := t.used.Load(); used <= int32(i); used = t.used.Load() {
+			t.used.CompareAndSwap(used, used+1)
+		}
+		if t.levels[i].reserve(s) {
+			return true
+		}
+	}
+	return false
+}
+
+func (t *Table[E, P]) inUse() int { return int(t.used.Load()) }
+
+// Claimed calls f for entries that hold the span with this id and that somebody has
+// claimed: what they hold may be about to be another span's.
+func (t *Table[E, P]) Claimed(id uint64, f func(*Span[E, P])) {
+	for i := range t.levels {
+		l := &t.levels[i]
+		b := l.bucket(id)
+		for way := range ways {
+			c := &l.buckets[b][way]
+			if atomic.LoadUint64(&c.key) != id || atomic.LoadUint64(&c.version)&1 == 0 {
+				continue
+			}
+			s := Span[E, P]{ID: id}
+			l.point(b, way, &s)
+			f(&s)
+		}
+	}
+}
+
+// All calls f for every span that there is.
+func (t *Table[E, P]) All(f func(*Span[E, P])) {
+	for i := range t.levels {
+		l := &t.levels[i]
+		for b := range l.buckets {
+			for way := range ways {
+				var s Span[E, P]
+				l.point(uint64(b), way, &s)
+				if s.ID = atomic.LoadUint64(&s.cell.key); s.ID != 0 && s.At&1 == 0 {
+					f(&s)
+				}
+			}
+		}
+	}
+}
+
+// bucket returns the number of the bucket that an id may be in.
+func (l *level[E, P]) bucket(id uint64) uint64 {
+	// Ids are random, as W3C asks; multiplying serves generators that count.
+	const spread = 0x9E3779B97F4A7C15
+	return id * spread >> 32 & uint64(len(l.buckets)-1)
+}
+
+// point has s be about an entry, as of its version now.
+func (l *level[E, P]) point(b uint64, way int, s *Span[E, P]) {
+	n := b*ways + uint64(way)
+	s.cell, s.entry, s.pointers = &l.buckets[b][way], &l.entries[n], &l.pointers[n]
+	s.number = l.first + n
+	s.At = atomic.LoadUint64(&s.cell.version)
+}
+
+// is reports whether the span in an entry, as of its version, is that with the ids, unless
+// it has changed.
+func (s *Span[E, P]) is(traceIDHigh, traceIDLow, id uint64) bool {
+	if s.At&1 != 0 || atomic.LoadUint64(&s.cell.key) != id {
+		return false
+	}
+	high, low := s.TraceID()
+	return low == traceIDLow && high == traceIDHigh || traceIDHigh|traceIDLow == 0
+}
+
+func (l *level[E, P]) find(traceIDHigh, traceIDLow, id uint64, s *Span[E, P]) bool {
+	if id == 0 {
+		return false
+	}
+	b := l.bucket(id)
+	s.ID = id
+	for way := range ways {
+		if atomic.LoadUint64(&l.buckets[b][way].key) != id {
+			continue
+		}
+		if l.point(b, way, s); s.is(traceIDHigh, traceIDLow, id) {
+			return true
+		}
+	}
+	return false
+}
+
+// reserve claims a free entry, if there is one.
+func (l *level[E, P]) reserve(s *Span[E, P]) bool {
+	b := l.bucket(s.ID)
+	for way := range ways {
+		if atomic.LoadUint64(&l.buckets[b][way].key) != 0 {
+			continue
+		}
+		// It is claimed as of a version that it was free in: a span that has come since
+		// is nobody's to claim, not even for a moment.
+		if l.point(b, way, s); atomic.LoadUint64(&s.cell.key) == 0 && s.Claim() {
+			return true
+		}
+	}
+	return false
+}
+
+// displace claims the entry of a span that has to give way.
+func (l *level[E, P]) displace(t *Table[E, P], s *Span[E, P]) bool {
+	b := l.bucket(s.ID)
+	for range ways {
+		l.point(b, l.victim(b, t.spare), s)
+		if !s.Claim() {
+			continue
+		}
+		if id := atomic.LoadUint64(&s.cell.key); id != 0 {
+			// A copy, for what a function gets that is not known is allocated.
+			victim := *s
+			victim.ID = id
+			t.evict(&victim)
+		}
+		return true
+	}
+	return false
+}
+
+// victim returns the entry of a bucket for a new span: a free one, or that of the oldest
+// span, or of the oldest that can be spared.
+func (l *level[E, P]) victim(b uint64, spare func(*E) bool) int {
+	victim, least := 0, ^uint64(0)
+	for way := range ways {
+		c := &l.buckets[b][way]
+		if atomic.LoadUint64(&c.key) == 0 {
+			return way
+		}
+		rank := atomic.LoadUint64(&c.version) >> 32
+		if spare != nil && !spare(&l.entries[b*ways+uint64(way)].data) {
+			rank |= 1 << 32
+		}
+		if rank < least {
+			victim, least = way, rank
+		}
+	}
+	return victim
+}

@@ -1,0 +1,173 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package wire
+
+import (
+	"fmt"
+	"reflect"
+	"strconv"
+	"strings"
+	"testing"
+	"unsafe"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
+	processcontextpb "go.opentelemetry.io/proto/otlp/processcontext/v1development"
+	resourcepb "go.opentelemetry.io/proto/otlp/resource/v1"
+	"google.golang.org/protobuf/reflect/protoreflect"
+
+	"github.com/otelctx/otelctx/internal/goruntime"
+	"github.com/otelctx/otelctx/internal/mdtable"
+)
+
+// reference is where the formats are documented for readers in other languages.
+const reference = "../../docs/wire-format.md"
+
+// documented returns the first cells of each row of a table of the reference, joined.
+func documented(t *testing.T, table string, cells int) (rows []string) {
+	t.Helper()
+	for _, row := range mdtable.Rows(t, reference, table) {
+		require.Greater(t, len(row), cells-1, row)
+		rows = append(rows, strings.Join(row[:cells], " "))
+	}
+	return rows
+}
+
+// row is a field as the reference has it, whose size may be none.
+func row(offset, size uintptr, name string) string {
+	if size == 0 {
+		return fmt.Sprintf("0x%02X  %s", offset, name)
+	}
+	return fmt.Sprintf("0x%02X %d %s", offset, size, name)
+}
+
+// layoutOf returns the fields of a struct, named as the reference names them.
+func layoutOf(structure any) (rows []string) {
+	for _, f := range reflect.VisibleFields(reflect.TypeOf(structure)) {
+		if f.Name == "_" {
+			continue
+		}
+		var name strings.Builder
+		for i, c := range f.Name {
+			upper := c >= 'A' && c <= 'Z'
+			// A word begins where the one before or the one behind is not of capitals.
+			if i > 0 && upper && (f.Name[i-1] >= 'a' || i+1 < len(f.Name) && f.Name[i+1] >= 'a') {
+				name.WriteByte('_')
+			}
+			name.WriteString(strings.ToLower(string(c)))
+		}
+		rows = append(rows, row(f.Offset, f.Type.Size(), name.String()))
+	}
+	return rows
+}
+
+func slotRows(layout int) (rows []string) {
+	for _, f := range SlotFields(layout) {
+		rows = append(rows, row(f.Offset, f.Size, f.Name))
+	}
+	return rows
+}
+
+func TestReferenceLayouts(t *testing.T) {
+	slot2 := slotRows(RingLayout2)
+	last := len(slot2) - 1
+	slot2 = append(slot2[:last:last], row(unsafe.Offsetof(Slot2{}.Sharing), 4, "sharing"), slot2[last])
+	for table, want := range map[string][]string{
+		"process context header": layoutOf(ProcessContextHeader{}),
+		"ring header":            layoutOf(RingHeader{}),
+		"slot of layout 1":       slotRows(RingLayout1),
+		"slot of layout 2":       slot2,
+		"record":                 append(layoutOf(ThreadContextRecord{}), row(ThreadContextRecordSize, 0, "attrs_data")),
+	} {
+		assert.Equal(t, want, documented(t, table, 3), table)
+	}
+}
+
+func TestReferenceConstants(t *testing.T) {
+	assert.Equal(t, processContextMappings[:], documented(t, "mapping names", 1))
+	var values []string
+	for _, r := range mdtable.Rows(t, reference, "ring constants") {
+		values = append(values, r[1])
+	}
+	assert.Equal(t, []string{
+		fmt.Sprintf("0x%X", RingMagic), RingName1, ThreadRingName, GoroutineRingName,
+		strconv.Itoa(RingHeaderSize1), strconv.Itoa(RingHeaderSize2), strconv.Itoa(SlotSize1), strconv.Itoa(SlotSize2),
+	}, values)
+	header := mdtable.Rows(t, reference, "process context header")
+	assert.Contains(t, header[0][3], ProcessContextSignature)
+	assert.Equal(t, strconv.Itoa(ProcessContextVersion), header[1][3])
+}
+
+func TestReferenceKeys(t *testing.T) {
+	want := []string{KeySchemaVersion, KeyAttributeKeyMap}
+	for _, prefix := range []string{KeyThreadSlots, KeyGoroutineSlots} {
+		for _, key := range []string{
+			RingKeyMapping, RingKeyAddress, RingKeyLayout, RingKeyCapacity, RingKeyHeaderSize, RingKeySlotSize, RingKeyIndex, RingKeyFields,
+		} {
+			want = append(want, prefix+key)
+		}
+	}
+	for _, key := range []string{
+		GoKeyVersion, GoKeyTLSGOffset, GoKeyGMOffset, GoKeyMCurgOffset, GoKeyMProcidOffset, GoKeyGGoidOffset, GoKeyGLabelsOffset, GoKeyRecordOffset,
+	} {
+		want = append(want, KeyGo+key)
+	}
+	assert.Equal(t, want, documented(t, "advertised keys", 1))
+	for _, r := range mdtable.Rows(t, reference, "advertised keys") {
+		switch r[0] {
+		case KeySchemaVersion:
+			assert.Contains(t, r[2], "`"+SchemaGoLabels+"`: goroutines")
+			assert.Contains(t, r[2], "`"+SchemaSlots+"`: there are slots only")
+		case KeyThreadSlots + RingKeyIndex:
+			assert.Equal(t, IndexThread, r[2])
+		case KeyGoroutineSlots + RingKeyIndex:
+			assert.Equal(t, IndexGoroutine, r[2])
+		}
+	}
+}
+
+func TestReferenceProtobuf(t *testing.T) {
+	messages := map[string]protoreflect.MessageDescriptor{}
+	for _, m := range []interface{ ProtoReflect() protoreflect.Message }{
+		&processcontextpb.ProcessContext{}, &resourcepb.Resource{},
+		&commonpb.KeyValue{}, &commonpb.AnyValue{}, &commonpb.ArrayValue{}, &commonpb.KeyValueList{},
+	} {
+		d := m.ProtoReflect().Descriptor()
+		messages[string(d.Name())] = d
+	}
+	for _, r := range mdtable.Rows(t, reference, "protobuf fields") {
+		require.Contains(t, messages, r[0])
+		f := messages[r[0]].Fields().ByName(protoreflect.Name(r[1]))
+		require.NotNil(t, f, r)
+		assert.Equal(t, fmt.Sprint(f.Number()), r[2], r)
+		kind := f.Kind().String()
+		if f.Kind() == protoreflect.MessageKind {
+			kind = fmt.Sprintf("message `%s`", f.Message().Name())
+		}
+		if f.IsList() {
+			kind = "repeated " + kind
+		}
+		assert.Equal(t, kind, r[3], r)
+	}
+}
+
+func TestReferenceLabels(t *testing.T) {
+	const word = unsafe.Sizeof(uintptr(0))
+	if word != 8 {
+		t.Skip("this machine has no 64 bits")
+	}
+	key, value := unsafe.Offsetof(goruntime.Label{}.Key), unsafe.Offsetof(goruntime.Label{}.Value)
+	assert.Equal(t, []string{
+		"labels " + row(0, word, "address of the first label"),
+		"labels " + row(word, word, "how many there are"),
+		"labels " + row(2*word, word, "for how many there is room"),
+		"label " + row(key, word, "address of the key"),
+		"label " + row(key+word, word, "its length"),
+		"label " + row(value, word, "address of the value"),
+		"label " + row(value+word, word, "its length"),
+	}, documented(t, "labels", 4))
+	assert.Equal(t, 2*unsafe.Sizeof(""), unsafe.Sizeof(goruntime.Label{}))
+	assert.Equal(t, unsafe.Sizeof([]goruntime.Label{}), unsafe.Sizeof(goruntime.LabelMap{}))
+}
