@@ -68,8 +68,11 @@ type service struct {
 // "advertise" publishes them, "no-go" leaves out what is known of the runtime.
 func setUp(order string) (*service, error) {
 	s := &service{runtime: goruntime.Calibrate()}
-	if err := s.runtime.Err(); err != nil {
-		return nil, err
+	for _, fact := range goruntime.Facts() {
+		// Without cgo a program for arm64 has no thread-local storage.
+		if _, err := s.runtime.Offset(fact); err != nil && (fact != goruntime.TLSG || runtime.GOARCH != "arm64") {
+			return nil, err
+		}
 	}
 	offsets := true
 	for word := range strings.FieldsSeq(order) {
@@ -123,11 +126,7 @@ func (s *service) advertise(offsets bool) error {
 		wire.GoKeyMProcidOffset: goruntime.MProcid, wire.GoKeyGGoidOffset: goruntime.GGoid,
 		wire.GoKeyGLabelsOffset: goruntime.GLabels, wire.GoKeyTLSGOffset: goruntime.TLSG,
 	} {
-		offset, err := s.runtime.Offset(fact)
-		if err != nil {
-			return err
-		}
-		if offsets {
+		if offset, err := s.runtime.Offset(fact); err == nil && offsets {
 			kvs = append(kvs, attribute.Int64(wire.KeyGo+key, offset))
 		}
 	}

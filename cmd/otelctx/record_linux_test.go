@@ -115,6 +115,17 @@ func assertTrue(t *testing.T, file string) {
 	assert.Greater(t, outside, 10)
 }
 
+// assertMuch fails if too few of the samples are in spans. Emulated, the runtime's own work
+// takes more of the time.
+func assertMuch(t *testing.T, attributed, samples uint64) {
+	t.Helper()
+	least := samples / 2
+	if childproc.Emulated() {
+		least = samples / 5
+	}
+	assert.Greater(t, attributed, least)
+}
+
 func TestRecord(t *testing.T) {
 	needSampling(t)
 	c := startBurner(t, nil, burner.Records, burner.ThreadSlots)
@@ -124,10 +135,10 @@ func TestRecord(t *testing.T) {
 	assertTrue(t, file)
 
 	assert.Equal(t, c.PID(), d.PID)
-	assert.InDelta(t, time.Second, d.DurationNano, float64(500*time.Millisecond))
+	assert.InDelta(t, time.Second, d.DurationNano, float64(asLong(500*time.Millisecond)))
 	assert.WithinDuration(t, time.Now(), time.Unix(0, d.StartTimeUnixNano), patience)
 	assert.Equal(t, 997, d.Frequency)
-	assert.Greater(t, d.Attributed, d.Samples/2)
+	assertMuch(t, d.Attributed, d.Samples)
 	assert.Less(t, d.Attributed, d.Samples)
 	assert.Zero(t, d.Unproven)
 	assert.Zero(t, d.Lost)
@@ -153,17 +164,24 @@ func TestRecord(t *testing.T) {
 
 // The attributes of a span's context are on all samples in it, also if their keys are
 // published while it is recorded.
+// asLong returns how long it takes to do what a machine does in a time.
+func asLong(d time.Duration) time.Duration {
+	if childproc.Emulated() {
+		d *= 10
+	}
+	return d
+}
+
+// lasting has as much recorded as a machine does in a time.
+func lasting(d time.Duration) string { return "--duration=" + asLong(d).String() }
+
 func TestRecordAttributes(t *testing.T) {
 	needSampling(t)
 	for _, carrier := range []string{burner.Records, burner.GoroutineSlots, burner.ThreadSlots} {
 		t.Run(carrier, func(t *testing.T) {
 			c := startBurner(t, nil, carrier, burner.Keyed)
 			file := filepath.Join(t.TempDir(), "profile.pb.gz")
-			duration := "--duration=1s"
-			if childproc.Emulated() {
-				duration = "--duration=10s" // as many spans
-			}
-			d, _ := recorded(t, pidOf(c), duration, "--freq=997", "--output", file)
+			d, _ := recorded(t, pidOf(c), lasting(time.Second), "--freq=997", "--output", file)
 			require.Greater(t, d.Attributed, uint64(30))
 			for _, u := range d.Spans {
 				assert.Len(t, u.Attributes, 1, "as long as keys are new")
@@ -361,7 +379,7 @@ func TestRecordToCollector(t *testing.T) {
 	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
 	c := startBurner(t, nil, burner.Records)
 	for _, flag := range []string{"--otlp-endpoint=" + endpoint, "--otlp-endpoint="} {
-		recorded(t, pidOf(c), "--duration=300ms", "--freq=997", flag)
+		recorded(t, pidOf(c), lasting(300*time.Millisecond), "--freq=997", flag)
 		r := <-received.requests
 		data := &profilespb.ProfilesData{ResourceProfiles: r.GetResourceProfiles(), Dictionary: r.GetDictionary()}
 		require.NoError(t, profile.Check(data))
@@ -406,10 +424,10 @@ func TestRecordInPIDNamespace(t *testing.T) {
 	needSampling(t)
 	c := startBurner(t, func(cmd *exec.Cmd) {
 		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS}
-	}, burner.Records)
+	}, burner.Records, burner.ThreadSlots) // of which arm64 needs both
 	file := filepath.Join(t.TempDir(), "p.pb.gz")
 	d, _ := recorded(t, pidOf(c), "--duration=1s", "--freq=997", "--output", file)
-	assert.Greater(t, d.Attributed, d.Samples/2)
+	assertMuch(t, d.Attributed, d.Samples)
 	assertTrue(t, file)
 }
 
@@ -496,10 +514,10 @@ func TestRecordAll(t *testing.T) {
 	early := startBurner(t, nil, burner.Records)
 	later := startBurner(t, nil, burner.Records, burner.Later)
 	silent := startBurner(t, nil, burner.Silent)
-	r := startRecord(t, "--all", "--duration=6s", "--freq=499")
+	r := startRecord(t, "--all", lasting(6*time.Second), "--freq=499")
 	appeared := startBurner(t, nil, burner.Records)
 	require.Equal(t, "published", later.Ask("publish"))
-	time.Sleep(3 * time.Second)
+	time.Sleep(asLong(3 * time.Second))
 	early.Kill()
 	d, _ := r.wait(t)
 	assert.Zero(t, d.PID)
@@ -547,7 +565,7 @@ func TestRecordNoticesPublication(t *testing.T) {
 		burner.Words(burner.Later, burner.ResourceFirst): 1,
 	} {
 		c := startBurner(t, nil, burner.Records, words)
-		r := startRecord(t, pidOf(c), "--duration=4s")
+		r := startRecord(t, pidOf(c), lasting(4*time.Second))
 		require.Equal(t, "published", c.Ask("publish"))
 		d, _ := r.wait(t)
 		assert.Greater(t, d.Attributed, d.Samples/4, words)
@@ -640,10 +658,10 @@ func TestRecordWithTwoCapabilities(t *testing.T) {
 		// Debian's kernels and their kin: then the user is to be told.
 		assert.Contains(t, got.stderr, "kernel.perf_event_paranoid is "+strings.TrimSpace(string(paranoid))+": permission denied")
 		assert.Contains(t, got.stderr, more)
-	} else {
-		require.Zero(t, got.code, got.stderr)
-		assertTrue(t, file)
+		return
 	}
+	require.Zero(t, got.code, got.stderr)
+	assertTrue(t, file)
 
 	ours := startBurner(t, nil, burner.Silent)
 	cmd = exec.Command(binary, "record", pidOf(ours))

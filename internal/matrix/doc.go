@@ -7,7 +7,7 @@
 // Each machine gets a kernel and a file system in memory, made of the test binaries of
 // this work tree and of a first process that runs them (command guest). No disk, no
 // network and no kernel module are needed. Processors are emulated, unless -accel says
-// otherwise, so it takes no privileges on the host and most of an hour.
+// otherwise, so it takes no privileges on the host, and an hour or more.
 //
 // Kernels are fetched by apt, which checks them by Debian's signatures, into a cache.
 // Debian leaves CONFIG_ANON_VMA_NAME off; the kernel that has it is built from Debian's

@@ -74,13 +74,13 @@ func TestJudge(t *testing.T) {
 		"ringbuf ended with code -1",
 		"the kernel: [   99.000000] Oops",
 	}, r.failures)
-	assert.Equal(t, []string{"reader TestTwo/part"}, r.skips["CONFIG_ANON_VMA_NAME"])
+	assert.Equal(t, map[string]int{"reader TestTwo": 1}, r.skips["CONFIG_ANON_VMA_NAME"])
 
 	report := format([]*result{r})
 	assert.Contains(t, report, "| 6.1.0-50-amd64 | 6.1.176-1 | amd64 | no | yes |")
 	assert.Contains(t, report, "| reader | 2/0/2, 12 s |")
 	assert.Contains(t, report, "| internal/vma | not run |")
-	assert.Contains(t, report, "- CONFIG_ANON_VMA_NAME: reader TestTwo/part\n")
+	assert.Contains(t, report, "- CONFIG_ANON_VMA_NAME: reader TestTwo (parts: 1)\n")
 }
 
 // What a kernel has is no reason to skip a test.

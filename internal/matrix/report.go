@@ -24,8 +24,9 @@ type result struct {
 	named bool
 	// rows are those of its programs.
 	rows []row
-	// skips are the tests that were skipped, by what the machine lacks.
-	skips map[string][]string
+	// skips are the tests that were skipped, by what the machine lacks and by their names:
+	// how many parts of each, 0 for all of it.
+	skips map[string]map[string]int
 	// failures are all that is wrong.
 	failures []string
 }
@@ -42,7 +43,7 @@ func (r *result) judge() (err error) {
 	if r.named, err = r.kernel.has(optionNames); err != nil {
 		return err
 	}
-	r.skips = map[string][]string{}
+	r.skips = map[string]map[string]int{}
 	fail := func(form string, args ...any) { r.failures = append(r.failures, fmt.Sprintf(form, args...)) }
 	for _, p := range r.run.programs {
 		row := row{name: p.name, seconds: p.seconds}
@@ -58,8 +59,17 @@ func (r *result) judge() (err error) {
 				}
 				if !ok {
 					fail("%s: %s was skipped: %s", p.name, t.name, t.why)
+					continue
 				}
-				r.skips[lacks] = append(r.skips[lacks], p.name+" "+t.name)
+				if r.skips[lacks] == nil {
+					r.skips[lacks] = map[string]int{}
+				}
+				whole, _, isPart := strings.Cut(t.name, "/")
+				if whole = p.name + " " + whole; isPart {
+					r.skips[lacks][whole]++
+				} else {
+					r.skips[lacks][whole] = 0
+				}
 			default:
 				row.failed++
 				fail("%s: %s failed", p.name, t.name)
@@ -118,7 +128,14 @@ func format(results []*result) string {
 	for _, r := range results {
 		fmt.Fprintf(&s, "\n### %s\n\n", r.kernel.name)
 		for _, lacks := range slices.Sorted(maps.Keys(r.skips)) {
-			fmt.Fprintf(&s, "- %s: %s\n", lacks, strings.Join(r.skips[lacks], ", "))
+			var tests []string
+			for _, test := range slices.Sorted(maps.Keys(r.skips[lacks])) {
+				if parts := r.skips[lacks][test]; parts > 0 {
+					test += fmt.Sprintf(" (parts: %d)", parts)
+				}
+				tests = append(tests, test)
+			}
+			fmt.Fprintf(&s, "- %s: %s\n", lacks, strings.Join(tests, ", "))
 		}
 	}
 	for _, r := range results {

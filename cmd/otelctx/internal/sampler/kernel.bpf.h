@@ -60,10 +60,21 @@ struct thread_struct {
 #endif
 };
 
+#if defined(__TARGET_ARCH_arm64)
+struct pt_regs {
+	__u64 regs[31];
+};
+#endif
+
 struct task_struct {
 	struct task_struct *group_leader;
 	struct pid *thread_pid;
 	struct thread_struct thread;
+};
+
+// One of the helpers of the kernel's that a program may ask for.
+enum bpf_func_id {
+	BPF_FUNC_task_pt_regs = 175,
 };
 
 #pragma clang attribute pop

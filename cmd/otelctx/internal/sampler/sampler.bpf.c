@@ -406,10 +406,24 @@ static __always_inline __u64 m_of(const struct layout *l, __u64 g, __u32 tid)
 	return m;
 }
 
+#if defined(__TARGET_ARCH_arm64)
+// user_register has a register as the thread's own code had it when it entered the kernel.
+// Linux before 5.15 does not tell.
+static __always_inline bool user_register(__u32 number, __u64 *value)
+{
+	struct pt_regs *regs;
+
+	if (!bpf_core_enum_value_exists(enum bpf_func_id, BPF_FUNC_task_pt_regs))
+		return false;
+	regs = (struct pt_regs *)bpf_task_pt_regs(bpf_get_current_task_btf());
+	return bpf_core_read(value, sizeof(*value), &regs->regs[number]) == 0;
+}
+#endif
+
 // find_m returns the m of the thread, or 0. The g that the thread itself points at may be
 // the one of a system stack or of a signal handler; its m is the same. Programs for arm64
-// without cgo point at it by a register only, which is not looked for under the kernel's;
-// then the thread's slot leads to the m, if the thread has ever published.
+// without cgo point at it by a register only. Where that is not known, the thread's slot
+// leads to the m, if the thread has ever published.
 static __always_inline __u64 find_m(struct bpf_perf_event_data *ctx, struct task_struct *task, const struct layout *l,
 				    const struct slot *s, __u32 tid)
 {
@@ -418,9 +432,12 @@ static __always_inline __u64 find_m(struct bpf_perf_event_data *ctx, struct task
 	if (l->has & HAS_TLS_G && read_user(&g, sizeof(g), thread_pointer(task) + l->tls_g))
 		m = m_of(l, g, tid);
 #if defined(__TARGET_ARCH_arm64)
-	// Go code keeps g in R28; what else may be in there is not taken for one.
+	// Go code keeps g in R28; what else may be in there is not taken for one. If it is
+	// the kernel that was interrupted, it has kept what was there.
 	if (!m && l->has & HAS_M_PROCID)
 		m = m_of(l, ctx->regs[28], tid);
+	if (!m && l->has & HAS_M_PROCID && user_register(28, &g))
+		m = m_of(l, g, tid);
 #endif
 	if (!m && l->has & HAS_M_PROCID && s->tid == tid && runs_on(l, s->m, tid))
 		m = s->m;
