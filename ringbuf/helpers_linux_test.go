@@ -128,7 +128,7 @@ func headersIn(t testing.TB, pid int) []uint64 {
 	defer f.Close()
 	var found []uint64
 	for _, m := range mappings(t, pid) {
-		if !strings.HasPrefix(m.perms, "rw") || m.name != "" && !strings.HasPrefix(m.name, "[anon") {
+		if !strings.HasPrefix(m.perms, "rw") || m.name != "" && !strings.HasPrefix(m.name, "[anon:") {
 			continue
 		}
 		var magic [4]byte
