@@ -237,12 +237,8 @@ func (l *live) store(with carried, at *[numRings]ringbuf.Place) {
 			ordered.Put32(&e.places[ring][i], 0)
 		}
 	}
-	l.Pointers().carry(with)
+	if with != (carried{}) { // else they are nil: see free
+		l.Pointers().carry(with)
+	}
 	l.Commit(l.traceIDHigh, l.traceIDLow)
-}
-
-// free gives a claimed entry back, without a span.
-func free(s *span) {
-	s.Pointers().carry(carried{})
-	s.Free()
 }

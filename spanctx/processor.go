@@ -338,7 +338,7 @@ func (p *SpanProcessor) OnEnd(s sdktrace.ReadOnlySpan) {
 	sdkspan.Ended(s, &id)
 	if p.table.Take(id.TraceIDHigh, id.TraceIDLow, id.SpanID, &l) {
 		p.withdraw(&l)
-		free(&l)
+		p.free(&l)
 		return
 	}
 	// It was evicted or never shown, or somebody is about to take it back: that may take
@@ -407,7 +407,7 @@ func (p *SpanProcessor) shows(id uint64) bool {
 func (p *SpanProcessor) end(l *span) {
 	if l.Claim() {
 		p.withdraw(l)
-		free(l)
+		p.free(l)
 	}
 }
 
@@ -432,7 +432,15 @@ func (p *SpanProcessor) hasten(l *span) {
 // it shows it, its parent is shown again, if that goroutine was showing it before and
 // it is live; elsewhere nothing is.
 func (p *SpanProcessor) withdraw(l *span) {
-	record, e := l.Pointers().record.Get(), l.Data()
+	e := l.Data()
+	var record *gorecord.Record
+	if p.records {
+		record = l.Pointers().record.Get()
+	}
+	if e.resumes == 0 && record == nil {
+		p.clear(l)
+		return
+	}
 	here := e.origin.goid() == p.runtime.GoroutineID()
 	if e.resumes == 0 {
 		p.clear(l)
@@ -440,6 +448,15 @@ func (p *SpanProcessor) withdraw(l *span) {
 		p.resume(l, record, here)
 	}
 	endRecord(record, here)
+}
+
+// free gives a claimed entry back, without a span. Where spans have neither records nor
+// attributes their pointers are not even looked at: they are in memory of their own.
+func (p *SpanProcessor) free(l *span) {
+	if p.records || p.keys.Load() != nil {
+		l.Pointers().carry(carried{})
+	}
+	l.Free()
 }
 
 // resume has slots go back to the parent of a span whose entry is claimed, or if that is
@@ -500,6 +517,7 @@ func (p *SpanProcessor) resume(l *span, record *gorecord.Record, here bool) {
 func (p *SpanProcessor) evict(l *span) {
 	endRecord(l.Pointers().record.Get(), l.Data().origin.goid() == p.runtime.GoroutineID())
 	p.clear(l)
+	l.Pointers().carry(carried{})
 }
 
 // endRecord ends a record, on the goroutine that began it or on another one.

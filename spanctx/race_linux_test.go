@@ -314,7 +314,7 @@ func TestEndWhileEvicted(t *testing.T) {
 		s.assertShows(t, nil, nil)
 		assert.Zero(t, s.places(number(span)))
 		s.p.withdraw(&l.span)
-		free(&l.span)
+		s.p.free(&l.span)
 		s.assertShows(t, nil, nil)
 
 		// The same when the entry is about to be another span's.
@@ -327,7 +327,7 @@ func TestEndWhileEvicted(t *testing.T) {
 		span.End()
 		assert.True(t, record.Valid(), "it is not that span's")
 		record.End()
-		free(&l.span)
+		s.p.free(&l.span)
 	})
 	s.assertNowhere(t)
 }
