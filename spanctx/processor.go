@@ -240,9 +240,9 @@ func (p *SpanProcessor) installed() *gorecord.Record {
 	return gorecord.Installed()
 }
 
-// OnStart shows the span on the calling goroutine. parent is the context that the span
+// OnStart shows the span on the calling goroutine. ctx is the context that the span
 // was started with.
-func (p *SpanProcessor) OnStart(parent context.Context, s sdktrace.ReadWriteSpan) {
+func (p *SpanProcessor) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
 	if p == nil || p.stopped.Load() {
 		return
 	}
@@ -256,10 +256,10 @@ func (p *SpanProcessor) OnStart(parent context.Context, s sdktrace.ReadWriteSpan
 	l.origin = originOf(p.runtime.GoroutineID(), id.TraceFlags)
 	var outer uint64
 	if p.hasRings() {
-		outer = p.follow(parent, &l)
+		outer = p.follow(s, &l)
 	}
 
-	attributes := p.attributesOf(parent)
+	attributes := p.attributesOf(ctx)
 	var span ringbuf.Span
 	l.show(&span)
 	span.Attributes = attributes.Encoded()
@@ -302,18 +302,15 @@ func (p *SpanProcessor) hasRings() bool {
 	return p.rings[threadRing] != nil || p.rings[goroutineRing] != nil
 }
 
-// follow has a span that is started with ctx follow its local parent, if that is live, and
+// follow has a span that starts follow its parent, if that is local and live, and
 // returns the id of that or 0: the goroutine is to go back to it if it shows it. A
-// remote parent is somebody else's, also where its id is known here; and the span of ctx
-// is no parent of one that begins a trace of its own ([trace.WithNewRoot]). It is not the
-// span that is asked because that takes a lock.
-func (p *SpanProcessor) follow(ctx context.Context, child *live) (parent uint64) {
-	var id sdkspan.ID
-	if sdkspan.Current(ctx, &id) && id.SpanID != 0 && !id.Remote &&
-		id.TraceIDHigh == child.traceIDHigh && id.TraceIDLow == child.traceIDLow {
-		return p.followLocal(id.SpanID, child)
+// remote parent is somebody else's, also where its id is known here.
+func (p *SpanProcessor) follow(s sdktrace.ReadWriteSpan, child *live) (parent uint64) {
+	var above sdkspan.ID
+	if sdkspan.Parent(s, &above); above.SpanID == 0 || above.Remote || above.TraceIDHigh != child.traceIDHigh || above.TraceIDLow != child.traceIDLow {
+		return 0
 	}
-	return 0
+	return p.followLocal(above.SpanID, child)
 }
 
 // followLocal is apart so that spans without a parent need no room for one.

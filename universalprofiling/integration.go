@@ -202,9 +202,8 @@ func (i *Integration) storage() []byte {
 // off reports whether spans are not to be shown.
 func (i *Integration) off() bool { return i == nil || i.records == nil || i.stopped.Load() }
 
-// OnStart shows the span on the calling goroutine's thread. parent is the context that
-// the span was started with.
-func (i *Integration) OnStart(parent context.Context, s sdktrace.ReadWriteSpan) {
+// OnStart shows the span on the calling goroutine's thread.
+func (i *Integration) OnStart(_ context.Context, s sdktrace.ReadWriteSpan) {
 	if i.off() {
 		return
 	}
@@ -212,12 +211,13 @@ func (i *Integration) OnStart(parent context.Context, s sdktrace.ReadWriteSpan) 
 		i.serve(s.Resource())
 	}
 	var l live
-	var id sdkspan.ID
+	var id, above sdkspan.ID
 	sdkspan.Started(s, &id)
+	sdkspan.Parent(s, &above)
 	l.ID, l.traceIDHigh, l.traceIDLow = stored(id.SpanID), stored(id.TraceIDHigh), stored(id.TraceIDLow)
 	l.transaction = l.ID
 	l.origin = origin(i.runtime.GoroutineID()<<goidShift | uint64(id.TraceFlags))
-	i.follow(parent, &l)
+	i.follow(&above, &l)
 	at := i.show(&l)
 	if !i.table.Reserve(l.ID, &l.span) {
 		// It could not be taken back at its end.
@@ -230,13 +230,10 @@ func (i *Integration) OnStart(parent context.Context, s sdktrace.ReadWriteSpan) 
 	}
 }
 
-// follow has a span that is started with ctx follow its local parent. A remote parent is
-// another process's. The span of a context is no parent of one that begins a trace of its
-// own. It is not the span that is asked because that takes a lock.
-func (i *Integration) follow(ctx context.Context, child *live) {
-	var id sdkspan.ID
-	if !sdkspan.Current(ctx, &id) || id.SpanID == 0 || id.Remote ||
-		stored(id.TraceIDHigh) != child.traceIDHigh || stored(id.TraceIDLow) != child.traceIDLow {
+// follow has a span that starts follow its parent, unless that is remote: another
+// process's.
+func (i *Integration) follow(id *sdkspan.ID, child *live) {
+	if id.SpanID == 0 || id.Remote || stored(id.TraceIDHigh) != child.traceIDHigh || stored(id.TraceIDLow) != child.traceIDLow {
 		child.origin |= localRoot
 		return
 	}

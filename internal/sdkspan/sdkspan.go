@@ -5,13 +5,13 @@
 //
 // The SDK has no other way to a span's id than SpanContext, which for a span that has
 // ended copies all that it exports, 400 bytes, before it returns 64 of them. That is as
-// much as all else that showing a span takes. So where a value is one of the SDK's own
-// types, its SpanContext is read in place, at the offsets that reflection tells; for all
-// others, and should the SDK name its fields otherwise one day, SpanContext is called.
+// much as all else that showing a span takes; and to a span's parent only Parent, which
+// takes a lock. So where a value is one of the SDK's own types, both are read in place, at
+// the offsets that reflection tells; for all others, and should the SDK name its fields
+// otherwise one day, its methods are called.
 package sdkspan
 
 import (
-	"context"
 	"encoding/binary"
 	"reflect"
 	"sync/atomic"
@@ -49,39 +49,32 @@ func Of(sc trace.SpanContext) ID {
 func Started(s sdktrace.ReadWriteSpan, id *ID) {
 	v := (*value)(unsafe.Pointer(&s)) // sound: see value
 	if l := started.Load(); l != nil && l.table == v.table && v.data != nil {
-		l.read(v.data, id)
+		read(unsafe.Add(v.data, l.spanContext), id)
 		return
 	}
 	learn(&started, s, v.table)
 	*id = Of(s.SpanContext())
 }
 
+// Parent sets id to that of the parent of such a span, zero if it has none.
+func Parent(s sdktrace.ReadWriteSpan, id *ID) {
+	v := (*value)(unsafe.Pointer(&s))
+	if l := started.Load(); l != nil && l.table == v.table && v.data != nil {
+		read(unsafe.Add(v.data, l.parent), id)
+		return
+	}
+	*id = Of(s.Parent())
+}
+
 // Ended sets id to that of a span that a processor is told of by OnEnd.
 func Ended(s sdktrace.ReadOnlySpan, id *ID) {
 	v := (*value)(unsafe.Pointer(&s))
 	if l := ended.Load(); l != nil && l.table == v.table && v.data != nil {
-		l.read(v.data, id)
+		read(unsafe.Add(v.data, l.spanContext), id)
 		return
 	}
 	learn(&ended, s, v.table)
 	*id = Of(s.SpanContext())
-}
-
-// Current sets id to that of the span of ctx, which is what [trace.SpanFromContext]
-// returns, and reports whether there is one.
-func Current(ctx context.Context, id *ID) bool {
-	s := trace.SpanFromContext(ctx)
-	v := (*value)(unsafe.Pointer(&s))
-	if v.table == none {
-		return false
-	}
-	if l := current.Load(); l != nil && l.table == v.table && v.data != nil {
-		l.read(v.data, id)
-		return true
-	}
-	learn(&current, s, v.table)
-	*id = Of(s.SpanContext())
-	return true
 }
 
 // value is how a variable of an interface type that has methods is laid out: the table
@@ -90,28 +83,21 @@ func Current(ctx context.Context, id *ID) bool {
 // all of their releases.
 type value struct{ table, data unsafe.Pointer }
 
-// none is the table of what [trace.SpanFromContext] returns where there is no span.
-var none = func() unsafe.Pointer {
-	s := trace.SpanFromContext(context.Background())
-	return (*value)(unsafe.Pointer(&s)).table
-}()
-
-// layout is where in a value with a table its SpanContext is. It is nil as long as none
-// of the SDK's types has been seen.
+// layout is where in a value with a table its own SpanContext and its parent's are. It is
+// nil as long as none of the SDK's types has been seen.
 type layout struct {
-	table  unsafe.Pointer
-	offset uintptr
+	table               unsafe.Pointer
+	spanContext, parent uintptr
 }
 
-var started, ended, current atomic.Pointer[layout]
+var started, ended atomic.Pointer[layout]
 
-// read sets id to that of the span at data.
+// read sets id to what the SpanContext at sc says.
 //
-// Sound: data points at a value of the type that has the table, the offsets are those
-// that the compiler has given to its fields, and the SDK does not change a span's context
-// once others see the span, which is why it takes no lock either.
-func (l *layout) read(data unsafe.Pointer, id *ID) {
-	sc := unsafe.Add(data, l.offset)
+// Sound: sc is where the compiler has put it in a value of the type that has the table,
+// the offsets are those that it has given to the fields, and the SDK changes neither once
+// others see the span.
+func read(sc unsafe.Pointer, id *ID) {
 	traceID := (*trace.TraceID)(unsafe.Add(sc, fields.traceID))
 	id.TraceIDHigh = binary.BigEndian.Uint64(traceID[:8])
 	id.TraceIDLow = binary.BigEndian.Uint64(traceID[8:])
@@ -120,8 +106,8 @@ func (l *layout) read(data unsafe.Pointer, id *ID) {
 	id.Remote = *(*bool)(unsafe.Add(sc, fields.remote))
 }
 
-// learn notes where a span that has a table has its SpanContext, if it is a pointer to
-// one of the SDK's structs with a field for that.
+// learn notes where a span that has a table has both, if it is a pointer to one of the
+// SDK's structs with fields for them.
 func learn(to *atomic.Pointer[layout], span any, table unsafe.Pointer) {
 	if !fields.known || to.Load() != nil {
 		return
@@ -130,8 +116,9 @@ func learn(to *atomic.Pointer[layout], span any, table unsafe.Pointer) {
 	if t == nil || t.Kind() != reflect.Pointer || t.Elem().Kind() != reflect.Struct || t.Elem().PkgPath() != sdk {
 		return
 	}
-	if f, ok := t.Elem().FieldByName("spanContext"); ok && len(f.Index) == 1 && f.Type == reflect.TypeFor[trace.SpanContext]() {
-		to.CompareAndSwap(nil, &layout{table, f.Offset})
+	l := layout{table: table}
+	if field[trace.SpanContext](t.Elem(), &l.spanContext, "spanContext") && field[trace.SpanContext](t.Elem(), &l.parent, "parent") {
+		to.CompareAndSwap(nil, &l)
 	}
 }
 
@@ -144,13 +131,16 @@ var fields = func() (f struct {
 	traceID, spanID, traceFlags, remote uintptr
 },
 ) {
-	f.known = field[trace.TraceID](&f.traceID, "traceID") && field[trace.SpanID](&f.spanID, "spanID") &&
-		field[trace.TraceFlags](&f.traceFlags, "traceFlags") && field[bool](&f.remote, "remote")
+	sc := reflect.TypeFor[trace.SpanContext]()
+	f.known = field[trace.TraceID](sc, &f.traceID, "traceID") && field[trace.SpanID](sc, &f.spanID, "spanID") &&
+		field[trace.TraceFlags](sc, &f.traceFlags, "traceFlags") && field[bool](sc, &f.remote, "remote")
 	return f
 }()
 
-func field[T any](offset *uintptr, name string) bool {
-	f, ok := reflect.TypeFor[trace.SpanContext]().FieldByName(name)
+// field sets offset to that of a struct's field, and reports whether the struct has it and
+// its type is T.
+func field[T any](t reflect.Type, offset *uintptr, name string) bool {
+	f, ok := t.FieldByName(name)
 	*offset = f.Offset
 	return ok && len(f.Index) == 1 && f.Type == reflect.TypeFor[T]()
 }

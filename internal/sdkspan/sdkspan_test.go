@@ -5,6 +5,7 @@ package sdkspan
 
 import (
 	"context"
+	"reflect"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -20,16 +21,19 @@ import (
 type checked struct {
 	t     *testing.T
 	spans atomic.Int64
+	// newRoots says that spans have no parent, whatever their context has.
+	newRoots atomic.Bool
 }
 
 func (c *checked) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
-	var id ID
+	var id, parent ID
 	Started(s, &id)
+	Parent(s, &parent)
 	assert.Equal(c.t, Of(s.SpanContext()), id)
-	var parent ID
-	was := trace.SpanContextFromContext(ctx)
-	assert.Equal(c.t, was.IsValid(), Current(ctx, &parent) && parent.SpanID != 0)
-	assert.Equal(c.t, Of(was), parent)
+	assert.Equal(c.t, Of(s.Parent()), parent)
+	if !c.newRoots.Load() {
+		assert.Equal(c.t, Of(trace.SpanContextFromContext(ctx)), parent)
+	}
 	c.spans.Add(1)
 }
 
@@ -45,7 +49,7 @@ func (*checked) ForceFlush(context.Context) error { return nil }
 
 func forget(t *testing.T) {
 	t.Helper()
-	for _, l := range []*atomic.Pointer[layout]{&started, &ended, &current} {
+	for _, l := range []*atomic.Pointer[layout]{&started, &ended} {
 		l.Store(nil)
 	}
 }
@@ -79,14 +83,14 @@ func TestSpansOfTheSDK(t *testing.T) {
 		_, span := tracer.Start(parent, "span")
 		span.End()
 	}
-	assert.EqualValues(t, 4*100*4+3*2, c.spans.Load())
+	c.newRoots.Store(true)
+	_, span := tracer.Start(trace.ContextWithSpanContext(t.Context(), remote), "span", trace.WithNewRoot())
+	span.End()
+	assert.EqualValues(t, 4*100*4+4*2, c.spans.Load())
 
 	// It was not by SpanContext that they were read.
 	require.NotNil(t, started.Load(), "the SDK's types have other fields by now: see learn")
 	require.NotNil(t, ended.Load())
-	require.NotNil(t, current.Load())
-	var id ID
-	assert.Zero(t, testing.AllocsPerRun(100, func() { Current(t.Context(), &id) }))
 }
 
 // A span of a type of its own, which embeds one of the SDK's.
@@ -98,19 +102,18 @@ type foreign struct {
 
 func TestOtherSpans(t *testing.T) {
 	forget(t)
-	var nobody ID
-	assert.False(t, Current(context.Background(), &nobody))
-	assert.False(t, Current(nil, &nobody)) //nolint:staticcheck // as trace.SpanFromContext
-	assert.Zero(t, nobody)
-
-	_, span := sdktrace.NewTracerProvider().Tracer("test").Start(t.Context(), "span")
+	tracer := sdktrace.NewTracerProvider().Tracer("test")
+	ctx, outer := tracer.Start(t.Context(), "parent")
+	_, span := tracer.Start(ctx, "span")
 	inner, ok := span.(sdktrace.ReadWriteSpan)
 	require.True(t, ok)
 	want := Of(span.SpanContext())
 	for range 2 {
-		var id ID
+		var id, parent ID
 		Started(&foreign{ReadWriteSpan: inner}, &id)
+		Parent(&foreign{ReadWriteSpan: inner}, &parent)
 		assert.Equal(t, want, id)
+		assert.Equal(t, Of(outer.SpanContext()), parent)
 		id = ID{}
 		Ended(foreign{ReadWriteSpan: inner}, &id)
 		assert.Equal(t, want, id)
@@ -118,6 +121,8 @@ func TestOtherSpans(t *testing.T) {
 		assert.Nil(t, ended.Load())
 		// From now on the SDK's are known.
 		Started(inner, &id)
+		Parent(inner, &parent)
+		assert.Equal(t, Of(outer.SpanContext()), parent)
 		Ended(inner, &id)
 		assert.Equal(t, want, id)
 		forget(t)
@@ -127,14 +132,19 @@ func TestOtherSpans(t *testing.T) {
 func TestFieldsThatAreNotThere(t *testing.T) {
 	forget(t)
 	var offset uintptr
-	assert.False(t, field[bool](&offset, "local"))
-	assert.False(t, field[int](&offset, "remote"))
+	sc := reflect.TypeFor[trace.SpanContext]()
+	assert.False(t, field[bool](sc, &offset, "local"))
+	assert.False(t, field[int](sc, &offset, "remote"))
 	known := fields
 	t.Cleanup(func() { fields = known })
 	fields.known = false
 	_, span := sdktrace.NewTracerProvider().Tracer("test").Start(t.Context(), "span")
-	var id ID
-	assert.True(t, Current(trace.ContextWithSpan(t.Context(), span), &id))
+	inner, ok := span.(sdktrace.ReadWriteSpan)
+	require.True(t, ok)
+	var id, parent ID
+	Started(inner, &id)
+	Parent(inner, &parent)
 	assert.Equal(t, Of(span.SpanContext()), id)
-	assert.Nil(t, current.Load())
+	assert.Zero(t, parent)
+	assert.Nil(t, started.Load())
 }
