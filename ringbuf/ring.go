@@ -4,6 +4,7 @@
 package ringbuf
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -143,52 +144,71 @@ func (r *Ring) Info() Info { return r.info }
 // It returns 0 if another writer held on to the slot just then; the slot shows what
 // that one stored, or nothing, and never what the goroutine showed before.
 func (r *Ring) Store(s *Span) Place {
-	place, _ := r.Swap(s)
+	n, goid := r.slots.StoreFast(s)
+	if n == slots.Busy {
+		place, _ := r.swapSlow(s)
+		return place
+	}
+	place := Place(n + 1)
+	if !r.isHome(place, goid) {
+		r.move(place, goid)
+	}
 	return place
 }
 
 // Swap is Store, and returns the id of the span that the goroutine showed so far as
 // well, see [Ring.Shown], or 0.
 func (r *Ring) Swap(s *Span) (place Place, shown uint64) {
-	n, goid, shown := r.slots.StoreFast(s, 0)
-	slot, ok := uint32(n), true
+	n, goid, shown := r.slots.SwapFast(s, 0)
 	if n == slots.Busy {
-		slot, goid, shown, ok = r.slots.Store(s)
+		return r.swapSlow(s)
 	}
-	if elsewhere := r.move(Place(slot+1), goid); elsewhere != 0 {
-		shown = elsewhere
+	place = Place(n + 1)
+	if !r.isHome(place, goid) {
+		shown = cmp.Or(r.move(place, goid), shown)
+	}
+	return place, shown
+}
+
+func (r *Ring) swapSlow(s *Span) (place Place, shown uint64) {
+	slot, goid, shown, ok := r.slots.Store(s)
+	place = Place(slot + 1)
+	if !r.isHome(place, goid) {
+		shown = cmp.Or(r.move(place, goid), shown)
 	}
 	if !ok {
 		return 0, shown
 	}
-	return Place(slot + 1), shown
+	return place, shown
 }
 
 // SwapOver is Store if the goroutine shows the span with this id, see [Ring.Shown], and
 // else does nothing and returns 0.
 func (r *Ring) SwapOver(shown uint64, s *Span) Place {
-	if n, goid, _ := r.slots.StoreFast(s, shown); n != slots.Busy {
-		r.move(Place(n+1), goid)
-		return Place(n + 1)
+	n, goid, _ := r.slots.SwapFast(s, shown)
+	if n == slots.Busy {
+		if r.Shown() != shown {
+			return 0
+		}
+		return r.Store(s)
 	}
-	if r.Shown() != shown {
-		return 0
+	place := Place(n + 1)
+	if !r.isHome(place, goid) {
+		r.move(place, goid)
 	}
-	return r.Store(s)
+	return place
 }
 
-// move notes where a goroutine has stored a span, takes back what it shows elsewhere, and
-// returns the id of that or 0.
+// isHome reports whether a goroutine is known to show what it shows at place.
+func (r *Ring) isHome(place Place, goid uint64) bool {
+	return len(r.homes) == 0 || r.homes[goid&uint64(len(r.homes)-1)].Load() == uint32(place)
+}
+
+// move notes that a goroutine shows a span at another place than it was known to, takes
+// back what it shows there, and returns the id of that or 0.
 func (r *Ring) move(to Place, goid uint64) (shown uint64) {
-	if r.homes == nil {
-		return 0
-	}
 	bucket := goid & uint64(len(r.homes)-1)
-	home := &r.homes[bucket]
-	if home.Load() == uint32(to) {
-		return 0
-	}
-	if old := home.Swap(uint32(to)); old != 0 && old != uint32(to) {
+	if old := r.homes[bucket].Swap(uint32(to)); old != 0 && old != uint32(to) {
 		shown = r.slots.ShownBy(old-1, goid)
 		r.slots.Evict(old-1, bucket, uint64(len(r.homes)-1))
 	}

@@ -12,9 +12,7 @@ const Supported = true
 
 // store fills the slot of the calling thread or goroutine and returns its number, or
 // Busy if it is not for it to do: if r is not fast, the attributes of s do not fit or
-// do not end with a word, somebody else was writing, or the thread has yet to enter. shown
-// is the span that the slot has shown so far if that was the calling goroutine's, else 0;
-// if it is not over, and that is not 0, nothing changes and the slot is Busy.
+// do not end with a word, somebody else was writing, or the thread has yet to enter.
 //
 // Sound for the reasons that goruntime gives for its own loads through these
 // offsets; the slot is inside of r's memory for every id, which stays mapped. Go
@@ -23,7 +21,14 @@ const Supported = true
 // preempts assembly functions.
 //
 //go:noescape
-func store(r *Ring, s *Span, over uint64) (slot, goid, shown uint64)
+func store(r *Ring, s *Span) (slot, goid uint64)
+
+// swap is store and, which takes a sixth longer, returns the span that the slot has shown
+// so far if that was the calling goroutine's, else 0. If it is not over, and that is not 0,
+// nothing changes and the slot is Busy.
+//
+//go:noescape
+func swap(r *Ring, s *Span, over uint64) (slot, goid, shown uint64)
 
 // replace has a slot of r show another span if it shows the one with the id shown;
 // owner, thread and m stay. outcome is 1 if it did, 0 if the slot shows something else,

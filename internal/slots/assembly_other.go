@@ -12,7 +12,9 @@ import "github.com/otelctx/otelctx/internal/wire"
 // Supported says whether rings can be written on this platform.
 const Supported = false
 
-func store(*Ring, *Span, uint64) (slot, goid, shown uint64) { return Busy, 0, 0 }
+func store(*Ring, *Span) (slot, goid uint64) { return Busy, 0 }
+
+func swap(*Ring, *Span, uint64) (slot, goid, shown uint64) { return Busy, 0, 0 }
 
 func replace(*Ring, *wire.Slot2, uint64, *Span) (outcome uint64) { return Busy }
 

@@ -423,6 +423,7 @@ func TestStoreStaysOnItsThread(t *testing.T) {
 		store func(*area, *Span) (uint32, uint64, bool)
 	}{
 		{"either", (*area).store},
+		{"swap", (*area).swapByAssembly},
 		{"pinned", (*area).storePinned},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

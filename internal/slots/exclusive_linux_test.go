@@ -38,7 +38,7 @@ func TestExclusiveBytes(t *testing.T) {
 			self := here()
 			n := a.number(self)
 			last := uint64(77)
-			for i, way := range map[uint64]func(*Span) (uint32, uint64, bool){0: a.storeByAssembly, 1: a.storePinned} {
+			for i, way := range map[uint64]func(*Span) (uint32, uint64, bool){0: a.storeByAssembly, 1: a.storePinned, 2: a.swapByAssembly} {
 				a.randomize(i)
 				a.give(n, self.TID)
 				before := bytes.Clone(a.mem)
@@ -159,7 +159,7 @@ func TestRevocation(t *testing.T) {
 		owner = here()
 		for x := uint64(1); !stop.Load(); x++ {
 			s := spanOf(x, 0, nil)
-			if n, _, _ := a.StoreFast(&s, 0); n == Busy {
+			if n, _ := a.StoreFast(&s); n == Busy {
 				refused++
 			} else if atomic.LoadUint32(&at.Sharing) == 0 {
 				unclaimed++

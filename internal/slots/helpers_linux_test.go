@@ -90,7 +90,7 @@ func newAreaKnowing(t testing.TB, s shape, capacity int, known *goruntime.Runtim
 
 // store is what all writers do.
 func (a *area) store(s *Span) (slot uint32, goid uint64, ok bool) {
-	if n, goid, _ := a.StoreFast(s, 0); n != Busy {
+	if n, goid := a.StoreFast(s); n != Busy {
 		return uint32(n), goid, true
 	}
 	return a.storePinned(s)

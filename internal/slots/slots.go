@@ -108,9 +108,12 @@ const attempts = 64
 
 // StoreFast is Store where that takes a few loads and stores only, and small enough to
 // become part of its caller. Else it has done nothing and returns [Busy] instead of a
-// slot: Store has to do it. It has done nothing too if over is not 0 and not the span that
-// the slot shows of the calling goroutine.
-func (r *Ring) StoreFast(s *Span, over uint64) (slot, goid, shown uint64) { return store(r, s, over) }
+// slot: Store has to do it.
+func (r *Ring) StoreFast(s *Span) (slot, goid uint64) { return store(r, s) }
+
+// SwapFast is StoreFast and returns what Store does. It has done nothing too if over is not
+// 0 and not the span that the slot shows of the calling goroutine.
+func (r *Ring) SwapFast(s *Span, over uint64) (slot, goid, shown uint64) { return swap(r, s, over) }
 
 // Busy is what there is instead of a slot.
 const Busy = ^uint64(0)

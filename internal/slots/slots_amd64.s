@@ -115,6 +115,61 @@ none:
 	MOVQ Span_LocalRootSpanID(SI), AX \
 	MOVQ AX, slot_localRoot(R12)
 
+// func store(r *Ring, s *Span) (slot, goid uint64)
+TEXT ·store(SB), NOSPLIT, $0-32
+	MOVQ r+0(FP), DI
+	MOVQ s+8(FP), SI
+	CMPB Ring_fast(DI), $0
+	JEQ  busy
+	FITS(busy)
+	SELF(DI)
+
+	MOVQ R11, R12
+	CMPQ Ring_byGoroutine(DI), $0
+	CMOVQNE R10, R12
+	ANDQ Ring_mask(DI), R12    // slot
+	MOVQ R12, slot+16(FP)
+	MOVQ R10, goid+24(FP)
+	MOVQ Ring_shift(DI), CX
+	SHLQ CX, R12
+	ADDQ Ring_base(DI), R12
+
+	CMPQ Ring_exclusive(DI), $0
+	JEQ  claim
+	CMPL slot_tid(R12), R11
+	JNE  stranger
+
+	ENTER(leave)
+	MOVQ BX, slot_state(R12)
+	STORE_IDS
+	STORE_ATTRIBUTES(ownNext, ownNone)
+	MOVQ R10, slot_owner(R12)
+	MOVQ R9, slot_m(R12)
+	FREE
+	MOVW $0, slot_writing(R12)
+	RET
+
+leave:
+	MOVW $0, slot_writing(R12)
+
+stranger:
+	TESTB SHARED, slot_revoked(R12)
+	JEQ  busy
+
+claim:
+	CLAIM(busy)
+	STORE_IDS
+	STORE_ATTRIBUTES(next, none)
+	MOVQ R10, slot_owner(R12)
+	MOVQ R9, slot_m(R12)
+	MOVL R11, slot_tid(R12)
+	FREE
+	RET
+
+busy:
+	MOVQ $-1, slot+16(FP)
+	RET
+
 // SHOWN leaves in DX the span that the slot at R12 shows if the goroutine at R10 is its
 // owner, else 0, and goes to other if over is another one, but for 0.
 #define SHOWN(over, other) \
@@ -127,8 +182,8 @@ none:
 	CMPQ CX, DX \
 	JNE  other
 
-// func store(r *Ring, s *Span, over uint64) (slot, goid, shown uint64)
-TEXT ·store(SB), NOSPLIT, $0-48
+// func swap(r *Ring, s *Span, over uint64) (slot, goid, shown uint64)
+TEXT ·swap(SB), NOSPLIT, $0-48
 	MOVQ r+0(FP), DI
 	MOVQ s+8(FP), SI
 	CMPB Ring_fast(DI), $0

@@ -122,6 +122,67 @@ next: \
 	BPL  next \
 none:
 
+// func store(r *Ring, s *Span) (slot, goid uint64)
+TEXT ·store(SB), NOSPLIT, $0-32
+	MOVD  r+0(FP), R0
+	MOVD  s+8(FP), R5
+	MOVBU Ring_fast(R0), R1
+	CBZ   R1, busy
+	FITS(busy)
+	SELF(R0)
+
+	MOVD Ring_byGoroutine(R0), R1
+	CMP  $0, R1
+	CSEL EQ, R4, R3, R6
+	MOVD Ring_mask(R0), R1
+	AND  R1, R6, R6            // slot
+	MOVD R6, slot+16(FP)
+	MOVD R3, goid+24(FP)
+	MOVD Ring_shift(R0), R1
+	LSL  R1, R6, R6
+	MOVD Ring_base(R0), R1
+	ADD  R1, R6, R6
+	ADD  $slot_state, R6, R7
+
+	MOVD  Ring_exclusive(R0), R1
+	CBZ   R1, claim
+	MOVWU slot_tid(R6), R1
+	CMPW  R1, R4
+	BNE   stranger
+
+	ENTER(leave)
+	MOVD R9, (R7)
+	storeBarrier
+	STORE_IDS
+	STORE_ATTRIBUTES(ownNext, ownNone)
+	MOVD R3, slot_owner(R6)
+	MOVD R2, slot_m(R6)
+	FREE
+	LEAVE
+	RET
+
+leave:
+	LEAVE
+
+stranger:
+	MOVHU slot_revoked(R6), R1
+	TBZ   SHARED_BIT, R1, busy
+
+claim:
+	CLAIM(busy)
+	STORE_IDS
+	STORE_ATTRIBUTES(next, none)
+	MOVD R3, slot_owner(R6)
+	MOVD R2, slot_m(R6)
+	MOVW R4, slot_tid(R6)
+	FREE
+	RET
+
+busy:
+	MOVD $-1, R8
+	MOVD R8, slot+16(FP)
+	RET
+
 // SHOWN leaves in R15 the span that the slot at R6 shows if the goroutine at R3 is its
 // owner, else 0, and goes to other if over is another one, but for 0.
 #define SHOWN(over, other, any) \
@@ -135,8 +196,8 @@ none:
 	BNE  other \
 any:
 
-// func store(r *Ring, s *Span, over uint64) (slot, goid, shown uint64)
-TEXT ·store(SB), NOSPLIT, $0-48
+// func swap(r *Ring, s *Span, over uint64) (slot, goid, shown uint64)
+TEXT ·swap(SB), NOSPLIT, $0-48
 	MOVD  r+0(FP), R0
 	MOVD  s+8(FP), R5
 	MOVBU Ring_fast(R0), R1
