@@ -415,6 +415,8 @@ type bareSpan struct {
 
 func (s *bareSpan) SpanContext() trace.SpanContext { return s.sc }
 
+func (s *bareSpan) Parent() trace.SpanContext { return trace.SpanContext{} }
+
 func newBareSpan(n uint64) *bareSpan {
 	s := new(bareSpan)
 	s.set(n)

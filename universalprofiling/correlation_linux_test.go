@@ -121,7 +121,7 @@ func TestDelayIsBounded(t *testing.T) {
 		s.send(wire.ProfilingRegistration{SamplesDelayMS: 1<<32 - 1})
 	}
 	assert.EqualValues(t, 30*time.Second, s.correlations.delay.Load())
-	require.Len(t, handled(), 1)
+	told(t, handled)
 	assert.ErrorContains(t, handled()[0], "asks to wait")
 }
 
@@ -178,7 +178,7 @@ func TestAFullQueueExportsAtOnce(t *testing.T) {
 	assert.Equal(t, []string{"3", "4", "5"}, names(s))
 	assert.Len(t, stackTraceIDs(s.exported.GetSpans()[0]), 1, "with what there is")
 	assert.EqualValues(t, 3, s.Stats().NotDeferred)
-	require.Len(t, handled(), 1, "one warning")
+	told(t, handled)
 	assert.ErrorContains(t, handled()[0], "the queue of 3 transactions is full")
 	require.NoError(t, s.ForceFlush(t.Context()))
 	assert.Equal(t, []string{"3", "4", "5", "0", "1", "2"}, names(s), "none is lost, first in, first out")
@@ -244,7 +244,7 @@ func TestHostID(t *testing.T) {
 		s.send(wire.ProfilingRegistration{HostID: "host-2"})
 		got, _ = export(t, s, "again")
 		assert.Equal(t, "host-1", got, "the first one stays")
-		assert.Len(t, handled(), 1)
+		told(t, handled)
 	})
 	t.Run("is not overwritten, with one warning", func(t *testing.T) {
 		handled := errorsHandled(t)
@@ -256,7 +256,7 @@ func TestHostID(t *testing.T) {
 			got, _ := export(t, s, "span")
 			assert.Equal(t, "mine", got)
 		}
-		require.Len(t, handled(), 1)
+		told(t, handled)
 		assert.ErrorContains(t, handled()[0], `"mine"`)
 		assert.ErrorContains(t, handled()[0], `"host-1"`)
 	})
@@ -274,9 +274,7 @@ func TestHostID(t *testing.T) {
 		handled := errorsHandled(t)
 		s := newService(t, WithResource(serviceResource(attribute.String("host.id", "mine"))))
 		s.send(registration(0))
-		// It is counted before it is told.
-		require.Eventually(t, func() bool { return len(handled()) > 0 }, 10*time.Second, time.Millisecond)
-		assert.Len(t, handled(), 1)
+		told(t, handled)
 	})
 	t.Run("is empty", func(t *testing.T) {
 		s := newServiceWith(t, []sdktrace.TracerProviderOption{sdktrace.WithResource(serviceResource())})
@@ -349,7 +347,7 @@ func TestAHostileSender(t *testing.T) {
 	size, samples := s.remembered()
 	assert.LessOrEqual(t, samples, maxAllSamples+few)
 	assert.Positive(t, s.Stats().Dropped)
-	assert.Len(t, handled(), 1)
+	told(t, handled)
 
 	// Transactions that there are not take nothing.
 	for n := range 100_000 {

@@ -161,6 +161,14 @@ func errorsHandled(t testing.TB) func() []error {
 	}
 }
 
+// told waits for one error, and expects no other. A message is counted before what it leads
+// to is told.
+func told(t testing.TB, handled func() []error) {
+	t.Helper()
+	require.Eventually(t, func() bool { return len(handled()) > 0 }, 10*time.Second, time.Millisecond)
+	require.Len(t, handled(), 1)
+}
+
 // locked runs f on a goroutine of its own that has its thread to itself, and waits.
 func locked(f func()) {
 	done := make(chan struct{})
