@@ -6,6 +6,7 @@ package benchmarks
 import (
 	"context"
 	"errors"
+	"fmt"
 	"runtime"
 	"sync"
 	"testing"
@@ -173,6 +174,33 @@ func BenchmarkSpan(b *testing.B) {
 				alternate(b, batch,
 					func(n int) { s.run(b.Context(), baseline, n) },
 					func(n int) { s.run(ctx, candidate, n) })
+			})
+		}
+	}
+}
+
+// BenchmarkLiveSpans starts and ends spans while others are in progress all the time.
+func BenchmarkLiveSpans(b *testing.B) {
+	for _, live := range []int{0, 200, 1_000, 10_000} {
+		for _, t := range tracers {
+			if t.processor != "noop" && t.processor != "slots" && t.processor != "default" {
+				continue
+			}
+			b.Run(fmt.Sprintf("live=%d/processor=%s", live, t.processor), func(b *testing.B) {
+				baseline, candidate := tracer(b, noop{}), t.tracer(b)
+				var spans []trace.Span
+				for range live {
+					for _, tracer := range []trace.Tracer{baseline, candidate} {
+						_, span := tracer.Start(b.Context(), "request")
+						spans = append(spans, span)
+					}
+				}
+				alternate(b, batch,
+					func(n int) { flat(b.Context(), baseline, n) },
+					func(n int) { flat(b.Context(), candidate, n) })
+				for _, span := range spans {
+					span.End()
+				}
 			})
 		}
 	}
