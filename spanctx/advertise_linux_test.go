@@ -266,7 +266,7 @@ func testAdvertisement(t *testing.T, tt *wantAdvertised) {
 	require.True(t, ok, "attribute_key_map")
 	assert.Empty(t, keyMap.ArrayValue.GetValues())
 	keys := 2 + 1 + tt.goOffsets // and the version of Go
-	if _, err := goruntime.Calibrate().Offset(goruntime.TLSG); err != nil {
+	if _, err := goruntime.Calibrate().Offset(goruntime.TLSG); err != nil && tt.goOffsets > 0 {
 		require.Equal(t, "arm64", runtime.GOARCH, err) // which has no thread-local storage without cgo
 		keys--
 	}
