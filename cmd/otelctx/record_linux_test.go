@@ -181,7 +181,7 @@ func TestRecordAttributes(t *testing.T) {
 		t.Run(carrier, func(t *testing.T) {
 			c := startBurner(t, nil, carrier, burner.Keyed)
 			file := filepath.Join(t.TempDir(), "profile.pb.gz")
-			d, _ := recorded(t, pidOf(c), lasting(time.Second), "--freq=997", "--output", file)
+			d, _ := recorded(t, pidOf(c), lasting(3*time.Second), "--freq=997", "--output", file)
 			require.Greater(t, d.Attributed, uint64(30))
 			for _, u := range d.Spans {
 				assert.Len(t, u.Attributes, 1, "as long as keys are new")
@@ -211,7 +211,7 @@ func TestRecordAttributes(t *testing.T) {
 				}
 			}
 			t.Logf("%d samples with %d keys, %d without", named, len(keys), unnamed)
-			assert.Greater(t, len(keys), 2)
+			assert.Greater(t, len(keys), 10)
 			assert.Zero(t, unnamed)
 		})
 	}
