@@ -6,6 +6,7 @@ package vma
 import (
 	"fmt"
 	"os"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -123,9 +124,11 @@ func TestRetireUnderWriters(t *testing.T) {
 					})
 				}
 				for writes.Load() < 1000 {
+					runtime.Gosched()
 				}
 				require.NoError(t, r.Retire())
 				for before := writes.Load(); writes.Load() < before+1000; {
+					runtime.Gosched()
 				}
 				stop.Store(true)
 				done.Wait()
