@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -87,6 +88,7 @@ func TestLayout(t *testing.T) {
 		assert.Equal(t, valid, record())
 		r.End()
 		assert.Equal(t, invalid, record())
+		runtime.KeepAlive(r) // for its memory to be read
 		assert.NotEqual(t, address, labelAddress(t))
 	})
 }

@@ -119,7 +119,8 @@ func TestAllocations(t *testing.T) {
 					begin(1).End()
 				}
 				runtime.ReadMemStats(&after)
-				assert.LessOrEqual(t, (after.TotalAlloc-before.TotalAlloc)/runs, tt.bytes)
+				// The runtime allocates too, for a collector that begins: less than 8 bytes for each.
+				assert.LessOrEqual(t, (after.TotalAlloc-before.TotalAlloc)/runs, tt.bytes+8)
 			})
 		})
 	}
