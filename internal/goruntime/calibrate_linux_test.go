@@ -280,11 +280,11 @@ func TestOwner(t *testing.T) {
 		}
 		return uint64(p.word(g + offset(GGoid)))
 	}
-	assert.Eventually(t, func() bool { return owner() == self.Goid }, 10*time.Second, time.Millisecond, "while it runs")
+	assert.Eventually(t, func() bool { return owner() == self.Goid }, time.Minute, time.Millisecond, "while it runs")
 	assert.Equal(t, uintptr(self.TID), p.word(self.M+offset(MProcid)))
 	stop.Store(true)
 	assert.Equal(t, self, <-running)
-	assert.Eventually(t, func() bool { return owner() == 0 }, 10*time.Second, time.Millisecond, "while it waits")
+	assert.Eventually(t, func() bool { return owner() == 0 }, time.Minute, time.Millisecond, "while it waits")
 	running <- self
 	<-done
 }
