@@ -5,7 +5,7 @@ package collector
 
 import (
 	"context"
-	"net"
+	"path/filepath"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -41,12 +41,14 @@ type collector struct {
 // startCollector runs the receiver until the end of the test.
 func startCollector(t *testing.T) *collector {
 	t.Helper()
-	c := &collector{endpoint: freeAddress(t)}
+	// A socket of its own, where a port that is free now may be another's by then.
+	socket := filepath.Join(t.TempDir(), "otlp")
+	c := &collector{endpoint: "unix:" + socket}
 	factory := otlpreceiver.NewFactory()
 	config, ok := factory.CreateDefaultConfig().(*otlpreceiver.Config)
 	require.True(t, ok)
 	grpc := config.Protocols.GRPC.GetOrInsertDefault()
-	grpc.NetAddr.Endpoint = c.endpoint
+	grpc.NetAddr.Transport, grpc.NetAddr.Endpoint = "unix", socket
 	config.Protocols.HTTP = configoptional.None[otlpreceiver.HTTPConfig]()
 	require.NoError(t, config.Validate())
 
@@ -65,15 +67,6 @@ func startCollector(t *testing.T) *collector {
 		t.Cleanup(func() { require.NoError(t, r.Shutdown(context.Background())) })
 	}
 	return c
-}
-
-// freeAddress returns a local address where nothing listens.
-func freeAddress(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	defer func() { require.NoError(t, l.Close()) }()
-	return l.Addr().String()
 }
 
 // TestReceived sends each signal by OTLP, from two applications in one process and from
