@@ -11,9 +11,11 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"path/filepath"
 	"regexp"
 	"runtime"
 	"strconv"
@@ -40,6 +42,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/otelctx/otelctx/internal/childproc"
+	"github.com/otelctx/otelctx/internal/wire"
 	"github.com/otelctx/otelctx/universalprofiling"
 )
 
@@ -79,6 +82,9 @@ func serveIntegrated(parent *childproc.Parent) {
 	child.End()
 	say(transaction)
 	parent.Receive()
+	for integration.Stats().Registrations < 1 {
+		runtime.Gosched()
+	}
 	transaction.End()
 	parent.Send("ended")
 	for integration.Stats().Correlations < 2 {
@@ -134,6 +140,20 @@ func threadPointer(t *testing.T, tid int) uint64 {
 	return regs.Fs_base
 }
 
+// register has the only service with a socket in dir wait for what the profiler sends of
+// its transactions, for longer than a busy machine can take for that.
+func register(t *testing.T, dir string) {
+	t.Helper()
+	found, err := filepath.Glob(filepath.Join(dir, "*"))
+	require.NoError(t, err)
+	require.Len(t, found, 1)
+	socket, err := net.Dial("unixgram", found[0])
+	require.NoError(t, err)
+	defer func() { require.NoError(t, socket.Close()) }()
+	_, err = socket.Write(wire.ProfilingRegistration{SamplesDelayMS: 30_000}.Encode())
+	require.NoError(t, err)
+}
+
 // The eBPF profiler's own code finds the library, reads the process storage, knows where
 // threads have their records, and sends what comes out of the OTLP exporter. What its BPF
 // program does with the offset is done here: from the thread pointer to the record.
@@ -150,13 +170,15 @@ func TestProfilerReadsUniversalProfiling(t *testing.T) {
 	defer collector.Close()
 	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.URL)
 	t.Setenv("OTEL_BSP_SCHEDULE_DELAY", "10")
-	t.Setenv("ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_SOCKET_DIR", t.TempDir())
+	sockets := t.TempDir()
+	t.Setenv("ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_SOCKET_DIR", sockets)
 	child := start(t, roleIntegrated)
 	receive := func() (s shown) {
 		require.NoError(t, json.Unmarshal([]byte(child.Receive()), &s))
 		return s
 	}
 	now := receive()
+	register(t, sockets)
 
 	pid := libpf.PID(child.PID())
 	path, addresses, startAddress := libraryMapping(t, child.PID())
