@@ -301,7 +301,7 @@ func TestHostAgentInterruptsThreads(t *testing.T) {
 	tid, err := strconv.Atoi(child.Ask("spin"))
 	require.NoError(t, err)
 	word := agent.base(tid) + uint64(agent.tls)
-	require.Eventually(t, func() bool { return agent.word(word) != 0 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return agent.word(word) != 0 }, patience, time.Millisecond)
 	counts := map[string]int{}
 	agent.interrupted(tid, func() {
 		for last, ends := "", 0; ends < 5; {
