@@ -89,17 +89,18 @@ func (r recorder) measure(t *testing.T, number int) []*measured {
 	}
 	// A guess, to begin with.
 	duration := time.Duration(*samples) * time.Second / 300
+	deadline := time.Now().Add(10 * time.Minute)
 	for taken := 0; taken < *samples; {
+		require.True(t, time.Now().Before(deadline), "%d samples", taken)
 		result := r.start(t, "--all", fmt.Sprintf("--freq=%d", frequency), "--duration="+duration.String()).wait(t)
 		least := int(^uint(0) >> 1)
 		for _, m := range ms {
 			m.look(result)
 			least = min(least, len(m.seen))
 		}
-		require.Greater(t, least, taken, "no more samples")
-		// As long again as it takes for the rest, at this rate.
-		duration = time.Duration(float64(duration) * float64(*samples-least) / float64(least-taken) * 1.1)
-		duration = max(duration, 300*time.Millisecond)
+		// As long again as it takes for the rest, at this rate; that may have been none.
+		duration = time.Duration(float64(duration) * float64(*samples-least) / float64(max(least-taken, 1)) * 1.1)
+		duration = min(max(duration, 300*time.Millisecond), 10*time.Second)
 		taken = least
 	}
 	for _, m := range ms {
