@@ -273,7 +273,11 @@ func (s *soak) start(t *testing.T) {
 	line, err := json.Marshal(o)
 	require.NoError(t, err)
 	s.begun = []int64{time.Now().UnixNano()}
-	s.child = childproc.Start(t, roleService, nil)
+	s.child = childproc.Start(t, roleService, func(cmd *exec.Cmd) {
+		if short() {
+			cmd.Env = append(cmd.Env, "GOGC=25") // Else there are a few garbage collections only.
+		}
+	})
 	s.child.Send("%s", line)
 	s.child.Expect("serving")
 	s.done = []int64{time.Now().UnixNano()}
