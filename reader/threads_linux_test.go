@@ -113,7 +113,7 @@ func showsRaw(t *testing.T, p *Process, tid int) {
 // patience is how long a test waits for what must come.
 const patience = time.Minute
 
-// waits waits until no goroutine is on a thread. A goroutine says that it waits just before
+// waits returns when no goroutine is on a thread. A goroutine says that it waits just before
 // it does.
 func waits(t *testing.T, p *Process, tid int) {
 	t.Helper()
