@@ -88,15 +88,15 @@ func (s *scoped) run() {
 			s.answer = fmt.Sprintf("%d %d", self.TID, self.Goid)
 		}
 		atomic.StoreUint32(&s.busy, 1)
-		s.turns.Add(1)
 		s.spin()
 	}
 }
 
-// spin keeps its thread, see startActors.
+// spin keeps its thread, see startActors, from when it has added to turns.
 //
 //go:norace
 func (s *scoped) spin() {
+	s.turns.Add(1)
 	for load(&s.busy) == 1 {
 	}
 }

@@ -7,9 +7,9 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"os/exec"
 	"runtime"
-	"strconv"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -228,10 +228,17 @@ func actors(p *childproc.Parent) {
 		a := all[name]
 		if a == nil {
 			a = &actor{service: s, orders: make(chan []string), answers: make(chan string)}
+			a.sleep, a.wake, err = os.Pipe()
+			p.Must(err)
 			all[name] = a
 			go a.run()
 		}
 		atomic.StoreUint32(&a.spin, 0)
+		if a.blocked { // until there is something to read
+			a.blocked = false
+			_, err := a.wake.Write([]byte{0})
+			p.Must(err)
+		}
 		turns := a.turns.Load()
 		a.orders <- append(words[:1:1], words[2:]...)
 		answer := <-a.answers
@@ -253,6 +260,9 @@ type actor struct {
 	turns   atomic.Uint64
 	spinner goruntime.Self // who spins
 	end     func()
+	// blocked says that it blocks in the kernel, until wake is written to.
+	blocked     bool
+	sleep, wake *os.File
 }
 
 // spinning runs on its thread until the next order, without ever being preempted: see
@@ -302,11 +312,12 @@ func (a *actor) run() {
 			atomic.StoreUint32(&a.spin, 1)
 			a.answers <- ""
 			a.spinning()
-		case "syscall": // block in the kernel for this many milliseconds
-			ms, _ := strconv.Atoi(order[1])
-			a.answers <- a.who()
-			ts := syscall.NsecToTimespec(int64(ms) * int64(time.Millisecond))
-			_ = syscall.Nanosleep(&ts, nil)
+		case "syscall": // block in the kernel until the next order
+			who := a.who()
+			fd := int(a.sleep.Fd())
+			a.blocked = true
+			a.answers <- who
+			_, _ = syscall.Read(fd, make([]byte, 1))
 		case "advertise-now":
 			a.answers <- answer(a.service.advertise(true))
 		case "start-known": // a goroutine that spins until the next order

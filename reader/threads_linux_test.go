@@ -110,14 +110,30 @@ func showsRaw(t *testing.T, p *Process, tid int) {
 	require.Equal(t, spanIDOf(theSpan.SpanID), s.SpanID)
 }
 
+// patience is how long a test waits for what must come.
+const patience = time.Minute
+
+// waits returns when no goroutine is on a thread. A goroutine says that it waits just before
+// it does.
+func waits(t *testing.T, p *Process, tid int) {
+	t.Helper()
+	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+		require.True(t, time.Now().Before(end), "there is always one")
+		for _, thread := range threadsOf(t, p) {
+			if thread.TID == tid && thread.Goroutine == 0 {
+				return
+			}
+		}
+	}
+}
+
 func TestGoroutineThatWaitsIsOnNoThread(t *testing.T) {
 	c := startActors(t, "slots goroutine-slots record advertise publish")
 	p := openChild(t, c)
 	tellf(t, c, "lock a")
 	who := askf(t, c, "show a")
 	tellf(t, c, "park a")
-	// It says so just before it waits.
-	require.Eventually(t, func() bool { return len(withSpans(threadsOf(t, p))) == 0 }, 10*time.Second, time.Millisecond)
+	waits(t, p, who.tid)
 	for range 100 {
 		require.Empty(t, withSpans(threadsOf(t, p)))
 	}
@@ -205,11 +221,15 @@ func TestGoroutineInSystemCall(t *testing.T) {
 	p := openChild(t, c)
 	tellf(t, c, "lock a")
 	askf(t, c, "show a")
-	who := askf(t, c, "syscall a 500")
-	assert.Eventually(t, func() bool {
-		shown := withSpans(threadsOf(t, p))
-		return len(shown) == 1 && shown[0].TID == who.tid && shown[0].Goroutine == who.goid
-	}, 400*time.Millisecond, time.Millisecond)
+	who := askf(t, c, "syscall a")
+	// It says so just before it does.
+	require.Eventually(t, func() bool {
+		call, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/syscall", c.PID(), who.tid))
+		return err == nil && strings.HasPrefix(string(call), fmt.Sprintf("%d ", syscall.SYS_READ))
+	}, patience, time.Millisecond)
+	for range 100 {
+		require.Equal(t, []Thread{proven(who, GoroutineRecord)}, withSpans(threadsOf(t, p)))
+	}
 	tellf(t, c, "park a")
 	c.Done()
 }
@@ -225,6 +245,7 @@ func TestOnlyRecordsAreInherited(t *testing.T) {
 			// own, which is over.
 			who := askf(t, c, "start-known a")
 			require.NotEqual(t, self.goid, who.goid)
+			waits(t, p, self.tid)
 			for range 100 {
 				shown := withSpans(threadsOf(t, p))
 				if !inherited {
@@ -454,7 +475,7 @@ func TestThreadsOfAProcessThatEnds(t *testing.T) {
 	require.Eventually(t, func() bool {
 		_, err := p.Threads(t.Context())
 		return errors.Is(err, ErrProcessGone) || errors.Is(err, ErrNoThreadContext)
-	}, 10*time.Second, time.Millisecond)
+	}, patience, time.Millisecond)
 	c.Kill()
 	_, err := p.Threads(t.Context())
 	require.ErrorIs(t, err, ErrProcessGone)
@@ -472,7 +493,7 @@ func TestProvenUnderChurn(t *testing.T) {
 			p := openChild(t, c)
 			shown, ofKind := 0, 0
 			// So many, however long it takes on a busy machine.
-			for end := time.Now().Add(30 * time.Second); ofKind < 5000 && time.Now().Before(end); {
+			for end := time.Now().Add(patience); ofKind < 5000 && time.Now().Before(end); {
 				for _, thread := range withSpans(threadsOf(t, p)) {
 					shown++
 					if thread.Span.Carrier == kind {

@@ -62,7 +62,7 @@ func TestStackTraceIDs(t *testing.T) {
 // What comes while the transaction waits counts, and it is the transaction's alone.
 func TestCorrelationsAfterTheEnd(t *testing.T) {
 	s := newService(t)
-	s.send(registration(300 * time.Millisecond))
+	s.send(registration(maxDelay))
 	ctx, one := s.tracer.Start(t.Context(), "one")
 	_, other := s.tracer.Start(t.Context(), "other")
 	_, child := s.tracer.Start(ctx, "child")
@@ -71,6 +71,8 @@ func TestCorrelationsAfterTheEnd(t *testing.T) {
 	other.End()
 	s.sample(one, 1, 1)
 	s.sample(child, 2, 1) // no transaction
+	require.Equal(t, []string{"child"}, names(s))
+	s.send(registration(0)) // They have waited long enough.
 	spans := s.wait(3)
 	assert.Equal(t, "child", spans[0].Name, "it does not wait")
 	for _, span := range spans {
@@ -88,26 +90,25 @@ func TestCorrelationsAfterTheEnd(t *testing.T) {
 func TestDefaultDelayIsOneSecond(t *testing.T) {
 	s := newService(t)
 	_, transaction := s.tracer.Start(t.Context(), "transaction")
-	transaction.End()
 	from := time.Now()
-	time.Sleep(800 * time.Millisecond)
-	assert.Empty(t, s.exported.GetSpans())
+	transaction.End()
 	s.wait(1)
-	assert.GreaterOrEqual(t, time.Since(from), time.Second-10*time.Millisecond)
+	assert.GreaterOrEqual(t, time.Since(from), time.Second)
 }
 
 func TestDelayOfTheRegistration(t *testing.T) {
 	s := newService(t)
 	_, transaction := s.tracer.Start(t.Context(), "transaction")
-	s.send(registration(30 * time.Second))
-	transaction.End()
+	s.send(registration(maxDelay))
 	from := time.Now()
+	transaction.End()
 	time.Sleep(50 * time.Millisecond)
 	require.Empty(t, s.exported.GetSpans())
 	// It holds for those that wait as well.
 	s.send(registration(200 * time.Millisecond))
 	s.wait(1)
-	assert.GreaterOrEqual(t, time.Since(from), 190*time.Millisecond)
+	assert.GreaterOrEqual(t, time.Since(from), 200*time.Millisecond)
+	assert.Less(t, time.Since(from), maxDelay)
 	s.send(registration(0))
 	_, transaction = s.tracer.Start(t.Context(), "transaction")
 	transaction.End()
@@ -384,7 +385,7 @@ func TestWarningsAreGivenWithoutLocks(t *testing.T) {
 		c := wire.ProfilingCorrelation{TraceID: sc.TraceID(), TransactionID: sc.SpanID(), StackTraceID: [16]byte{n}, Count: maxSamples - 1}
 		require.NoError(t, s.sendRaw(c.Encode()))
 	}
-	require.Eventually(t, told.Load, 10*time.Second, time.Millisecond)
+	require.Eventually(t, told.Load, patience, time.Millisecond)
 	assert.Equal(t, []string{"what is wrong"}, names(s))
 }
 

@@ -46,7 +46,8 @@ var began = time.Now()
 
 func now() uint64 { return uint64(time.Since(began)) + 1 }
 
-// Stats counts what became of a profiler's messages.
+// Stats counts what became of a profiler's messages. A message is counted when what it says
+// holds.
 type Stats struct {
 	// Registrations and Correlations are the messages that were of use.
 	Registrations, Correlations uint64
@@ -157,8 +158,8 @@ func (i *Integration) take(b []byte, whole bool) {
 	}
 	switch m := message.(type) {
 	case wire.ProfilingRegistration:
-		c.counters.registrations.Add(1)
 		i.register(m)
+		c.counters.registrations.Add(1)
 	case wire.ProfilingCorrelation:
 		i.correlate(m)
 	}
@@ -204,12 +205,12 @@ func (i *Integration) correlate(m wire.ProfilingCorrelation) {
 		c.counters.unknownTransactions.Add(1)
 		return
 	}
-	c.counters.correlations.Add(1)
 	if !added {
 		c.counters.dropped.Add(uint64(m.Count))
 		// Without the lock: who is told may trace that, and export it at once.
 		i.warned.once(warnSamples, errors.New("more samples than there is room for: transactions will not have all of them"))
 	}
+	c.counters.correlations.Add(1)
 }
 
 // addIfKnown adds so many samples of a stack trace to a transaction, if it is known and

@@ -99,7 +99,7 @@ func (e *exporter) keep(s sdktrace.ReadOnlySpan) bool {
 		return false
 	}
 	endedAt, ok := c.endOf(keyOf(s))
-	if !ok || endedAt <= c.flushed.Load() || now() >= endedAt+uint64(c.delay.Load()) {
+	if !ok || now() >= endedAt+uint64(c.delay.Load()) {
 		return false
 	}
 	kept, full := e.enqueue(deferred{s, endedAt})
@@ -111,11 +111,12 @@ func (e *exporter) keep(s sdktrace.ReadOnlySpan) bool {
 	return kept
 }
 
-// enqueue keeps d, unless that is not possible any more or the queue is full.
+// enqueue keeps d, unless the queue is full, closed, or flushed since d ended.
 func (e *exporter) enqueue(d deferred) (kept, full bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.closed {
+	// Who flushes says so first, and then empties the queue: none may come after that.
+	if e.closed || d.endedAt <= e.i.correlations.flushed.Load() {
 		return false, false
 	}
 	if len(e.queue) >= e.i.settings.bufferSize {

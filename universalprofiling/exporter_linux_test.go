@@ -98,6 +98,7 @@ func TestForceFlushAndShutdownExportEverything(t *testing.T) {
 
 func TestFlushingHonoursItsContext(t *testing.T) {
 	s := newService(t)
+	s.send(registration(maxDelay))
 	r := newRecorder()
 	r.export = func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
 	e := s.NewExporter(r)
@@ -116,6 +117,7 @@ func TestFlushingHonoursItsContext(t *testing.T) {
 
 func TestWhatCannotBeExportedAtShutdownIsTold(t *testing.T) {
 	s := newService(t)
+	s.send(registration(maxDelay))
 	r := newRecorder()
 	e := s.NewExporter(r)
 	s.provider.RegisterSpanProcessor(sdktrace.NewSimpleSpanProcessor(e))
@@ -139,7 +141,7 @@ func TestErrorsOfExportsThatWaitedAreReported(t *testing.T) {
 	s.provider.RegisterSpanProcessor(sdktrace.NewSimpleSpanProcessor(s.NewExporter(r)))
 	_, span := s.tracer.Start(t.Context(), "span")
 	span.End()
-	require.Eventually(t, func() bool { return len(handled()) == 1 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return len(handled()) == 1 }, patience, time.Millisecond)
 	assert.ErrorIs(t, handled()[0], failure)
 	s.wait(1) // the other exporter has nothing to do with it
 }

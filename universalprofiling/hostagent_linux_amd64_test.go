@@ -301,7 +301,7 @@ func TestHostAgentInterruptsThreads(t *testing.T) {
 	tid, err := strconv.Atoi(child.Ask("spin"))
 	require.NoError(t, err)
 	word := agent.base(tid) + uint64(agent.tls)
-	require.Eventually(t, func() bool { return agent.word(word) != 0 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return agent.word(word) != 0 }, patience, time.Millisecond)
 	counts := map[string]int{}
 	agent.interrupted(tid, func() {
 		for last, ends := "", 0; ends < 5; {
@@ -343,8 +343,24 @@ func TestHostAgentTellsTheService(t *testing.T) {
 	assert.Equal(t, os.ModeSocket|0o600, stat.Mode())
 
 	send := sender(t, socket)
+	// handled waits until the service has dealt with so many messages. There is no answer to
+	// wait for.
+	handled := func(messages int) {
+		t.Helper()
+		for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+			require.True(t, time.Now().Before(end), "the service does not get them")
+			child.Send("handled")
+			line := child.Receive()
+			for strings.HasPrefix(line, "exported ") {
+				line = child.Receive()
+			}
+			if line == fmt.Sprint("handled ", messages) {
+				return
+			}
+		}
+	}
 	require.NoError(t, send(wire.ProfilingRegistration{SamplesDelayMS: 100, HostID: "the host"}.Encode()))
-	time.Sleep(300 * time.Millisecond) // there is no answer to wait for
+	handled(1)
 	tid, err := strconv.Atoi(child.Ask("actor"))
 	require.NoError(t, err)
 	var trace, span, transaction string
@@ -360,7 +376,7 @@ func TestHostAgentTellsTheService(t *testing.T) {
 	_, err = hex.Decode(message.TransactionID[:], []byte(transaction))
 	require.NoError(t, err)
 	require.NoError(t, send(message.Encode()))
-	time.Sleep(300 * time.Millisecond)
+	handled(2)
 	child.Send("change 0")
 	for seen := false; !seen; {
 		line := child.Receive()

@@ -61,6 +61,8 @@ const leastPoints = 10
 type settled struct {
 	points              int
 	median, max, growth float64
+	// rise is by how much the last point is above the first.
+	rise float64
 }
 
 func (c *curve) settled() settled {
@@ -77,6 +79,7 @@ func (c *curve) settled() settled {
 		median: stat.Quantile(0.5, stat.Empirical, sorted, nil),
 		max:    sorted[len(sorted)-1],
 		growth: slope * (at[len(at)-1] - at[0]),
+		rise:   value[len(value)-1] - value[0],
 	}
 }
 

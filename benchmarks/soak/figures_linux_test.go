@@ -20,6 +20,9 @@ type curves struct {
 	service, reader process
 	// heap and goroutines are what the service says of itself.
 	heap, goroutines *curve
+	// collections is how many garbage collections the service has had, each of which says
+	// anew what is live. It rises.
+	collections *curve
 }
 
 // process has the curves of a process, as the kernel has it.
@@ -66,7 +69,7 @@ func (s *soak) curves(t *testing.T, w standing) *curves {
 	return &curves{
 		service: newProcess(t, "service", s.child.PID()), reader: newProcess(t, "reader", w.cmd.Process.Pid),
 		heap:       &curve{name: "service, live heap", unit: memory, limits: flatHeap.limits()},
-		goroutines: &curve{name: "service, goroutines", limits: flatGoroutines.limits()},
+		goroutines: &curve{name: "service, goroutines", limits: flatGoroutines.limits()}, collections: new(curve),
 	}
 }
 
@@ -96,6 +99,7 @@ func (c *curves) add(t *testing.T, at time.Duration, r report) {
 	t.Helper()
 	c.heap.add(at, float64(r.Heap))
 	c.goroutines.add(at, float64(r.Goroutines))
+	c.collections.add(at, float64(r.Collections))
 	for _, p := range []process{c.service, c.reader} {
 		status, err := p.NewStatus()
 		require.NoError(t, err)

@@ -72,6 +72,7 @@ func TestSettled(t *testing.T) {
 	s := drawn(limits{}, func(s int) float64 { return 100 + 2*float64(s) }).settled()
 	assert.Equal(t, 300, s.points)
 	assert.InDelta(t, 2*299, s.growth, 1e-6)
+	assert.InDelta(t, 2*299, s.rise, 1e-6)
 	assert.InDelta(t, 100+2*599, s.max, 1e-6)
 	assert.InDelta(t, 100+2*449, s.median, 2)
 	assert.InDelta(t, 100+2*60, drawn(limits{}, func(s int) float64 { return 100 + 2*float64(s) }).near(60.4), 1e-6)

@@ -126,29 +126,32 @@ func (l *lines) Write(b []byte) (int, error) {
 
 // A life tells an end that is its fate from one that is not.
 func TestLives(t *testing.T) {
-	ready := func() bool { return true }
+	const soon, never = 100 * time.Millisecond, time.Hour
 	for _, tt := range []struct {
 		script string
 		fate   fate
+		after  time.Duration
 		code   int
 		err    string
 	}{
-		{"exit 0", finishes, 0, ""},
-		{"echo because >&2; exit 3", finishes, 3, "left to finish: exit status 3: because"},
-		{"kill -KILL $$", finishes, 0, "left to finish: signal: killed"},
-		{"exec sleep 60", killed, -1, ""},
-		{"exit 0", killed, 0, ""},
-		{"exit 3", killed, 3, "killed: exit status 3"},
-		{"sleep 0.3", resumed, 0, ""},
-		{"exec sleep 60", buried, -1, ""},
-		{"trap 'exit 0' INT; while true; do sleep 0.01; done", interrupted, 0, ""},
-		{"exec sleep 60", interrupted, 0, "interrupted: signal: interrupt"},
+		{"exit 0", finishes, soon, 0, ""},
+		{"echo because >&2; exit 3", finishes, soon, 3, "left to finish: exit status 3: because"},
+		{"kill -KILL $$", finishes, soon, 0, "left to finish: signal: killed"},
+		{"exec sleep 600", killed, soon, -1, ""},
+		{"exit 0", killed, never, 0, ""},
+		{"exit 3", killed, never, 3, "killed: exit status 3"},
+		{"sleep 0.3", resumed, soon, 0, ""},
+		{"exec sleep 600", buried, soon, -1, ""},
+		{"trap 'exit 0' INT; echo ready; while true; do sleep 0.01; done", interrupted, soon, 0, ""},
+		{"echo ready; exec sleep 600", interrupted, soon, 0, "interrupted: signal: interrupt"},
 	} {
 		t.Run(tt.fate.String()+", "+tt.script, func(t *testing.T) {
+			out := &lines{each: func([]byte) {}}
 			l := life{
-				cmd: exec.Command("sh", "-c", tt.script), fate: tt.fate, ready: ready,
-				after: 100 * time.Millisecond, hold: 50 * time.Millisecond,
+				cmd: exec.Command("sh", "-c", tt.script), fate: tt.fate, ready: out.seen.Load,
+				after: tt.after, hold: 50 * time.Millisecond,
 			}
+			l.cmd.Stdout = out
 			code, err := l.live()
 			assert.Equal(t, tt.code, code)
 			if tt.err == "" {

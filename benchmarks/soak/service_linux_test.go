@@ -52,6 +52,8 @@ const ledgerName = "ledger"
 type report struct {
 	// Heap is what was live at the last garbage collection, in bytes.
 	Heap, Goroutines uint64
+	// Collections is how many garbage collections there have been.
+	Collections uint64
 	// Requests have been answered, Failed have not. Slowest is how long the slowest took.
 	Requests, Failed uint64
 	Slowest          time.Duration
@@ -352,10 +354,12 @@ func (s *service) quiet() error {
 }
 
 func (s *service) report() report {
-	samples := []metrics.Sample{{Name: "/gc/heap/live:bytes"}, {Name: "/sched/goroutines:goroutines"}}
+	samples := []metrics.Sample{
+		{Name: "/gc/heap/live:bytes"}, {Name: "/sched/goroutines:goroutines"}, {Name: "/gc/cycles/total:gc-cycles"},
+	}
 	metrics.Read(samples)
 	r := report{
-		Heap: samples[0].Value.Uint64(), Goroutines: samples[1].Value.Uint64(),
+		Heap: samples[0].Value.Uint64(), Goroutines: samples[1].Value.Uint64(), Collections: samples[2].Value.Uint64(),
 		Requests: s.requests.Load(), Failed: s.failed.Load() + s.ledger.failed.Load(), Slowest: time.Duration(s.slowest.Load()),
 		Spans: s.ledger.last.Load(), Exported: s.exporter.spans.Load(), Correlated: s.exporter.correlated.Load(),
 		Without: s.without, Stats: s.integration.Stats(),

@@ -170,6 +170,22 @@ func threads(t *testing.T, p *reader.Process) (lines []string) {
 	return lines
 }
 
+// blocked returns how many threads of a process block reading anything but its standard
+// input.
+func blocked(t *testing.T, pid int) (n int) {
+	t.Helper()
+	calls, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/syscall", pid))
+	require.NoError(t, err)
+	for _, path := range calls {
+		// The call's number and its first argument; nothing of a thread that has ended.
+		call, _ := os.ReadFile(path)
+		if rest, ok := strings.CutPrefix(string(call), fmt.Sprintf("%d ", syscall.SYS_READ)); ok && !strings.HasPrefix(rest, "0x0 ") {
+			n++
+		}
+	}
+	return n
+}
+
 func open(t *testing.T, c *childproc.Child) *reader.Process {
 	t.Helper()
 	p, err := reader.Open(c.PID())
@@ -191,7 +207,10 @@ func TestAgreesWithTheGoReader(t *testing.T) {
 			parked := c.Receive()
 			p := open(t, c)
 			// Its goroutines come to where they stay.
-			require.Eventually(t, func() bool { return len(threads(t, p)) == inSpans }, 10*time.Second, 10*time.Millisecond)
+			require.Eventually(t, func() bool {
+				return blocked(t, c.PID()) == inSpans+1 && !strings.Contains(strings.Join(threads(t, p), "\n"), parked)
+			}, time.Minute, 10*time.Millisecond)
+			require.Len(t, threads(t, p), inSpans)
 
 			lines, code := read(t, program, c.PID())
 			require.Zero(t, code)

@@ -242,6 +242,28 @@ func (c *calibrator) observe() {
 			clear(words[i:min(i+tlsWords, uintptr(len(words)))])
 		}
 		m.curg.narrow(words, g)
+		if len(c.tids) > 1 {
+			c.tellNumbers(m)
+		}
+	}
+}
+
+// tellNumbers leaves, of several places for m.procid, the one that m.gsignal is behind: a pointer at a g other than m.g0
+// that has the same m. The other place is m.id, by which the runtime counts its ms as a new PID namespace counts threads:
+// if one of the first ms has no thread, as the one for C's threads has none, all later ones have equal numbers.
+func (c *calibrator) tellNumbers(m *mCandidate) {
+	if m.procid.settled() {
+		return
+	}
+	at := slices.DeleteFunc(slices.Clone(m.procid.at), func(i int) bool {
+		if i+1 >= m.n {
+			return true
+		}
+		gsignal := m.words[i+1]
+		return gsignal < pageSize || gsignal == m.words[0] || c.word(gsignal+uintptr(m.at)*wordSize) != m.m
+	})
+	if len(at) == 1 {
+		m.procid.at = at
 	}
 }
 

@@ -32,6 +32,46 @@ func calibrated(t testing.TB) *Runtime {
 	return r
 }
 
+// world is memory that stays where it is, as addresses that are numbers need it.
+var world struct {
+	gsignal, g0 [8]uintptr
+	m           mCandidate
+}
+
+// In a PID namespace of its own a thread may have the number of its m.
+func TestThreadsWithTheNumbersOfTheirMs(t *testing.T) {
+	const tid, procid, id, at = 5, 9, 20, 6
+	gsignal, g0 := uintptr(unsafe.Pointer(&world.gsignal)), uintptr(unsafe.Pointer(&world.g0))
+	for name, tt := range map[string]struct {
+		behind uintptr // procid
+		of     bool    // whether gsignal has this m
+		want   []int
+	}{
+		"gsignal":           {gsignal, true, []int{procid}},
+		"g0":                {g0, true, []int{procid, id}},
+		"another m's":       {gsignal, false, []int{procid, id}},
+		"nothing":           {0, true, []int{procid, id}},
+		"nothing is mapped": {1 << 52, true, []int{procid, id}},
+	} {
+		c := new(calibrator)
+		var err error
+		c.peeker, err = newPeeker()
+		require.NoError(t, err)
+		m := &world.m
+		*m = mCandidate{at: at, m: uintptr(unsafe.Pointer(&m.words)), n: mWords}
+		m.words[0], m.words[procid], m.words[procid+1] = g0, tid, tt.behind
+		m.words[id], m.words[id+1] = tid, 1
+		world.gsignal[at], world.g0[at] = 0, m.m
+		if tt.of {
+			world.gsignal[at] = m.m
+		}
+		m.procid.narrow(m.words[:], tid)
+		c.tellNumbers(m)
+		assert.Equal(t, tt.want, m.procid.at, name)
+		c.close()
+	}
+}
+
 // missing returns why r does not know all that it must know on this platform.
 func missing(r *Runtime) error {
 	if _, err := r.Offset(TLSG); runtime.GOARCH == "arm64" && err != nil {

@@ -70,11 +70,15 @@ func main() {
 		os.Exit(1)
 	}))
 	res := resource.NewSchemaless(attribute.String("service.name", "shop"), attribute.String("deployment.environment.name", "test"))
+	integration, err := universalprofiling.New(universalprofiling.WithResource(res))
+	if err != nil {
+		otel.Handle(err)
+	}
 	tp := sdktrace.NewTracerProvider(
 		sdktrace.WithResource(res),
 		sdktrace.WithSampler(some{}),
 		sdktrace.WithIDGenerator(&repeating{}),
-		universalprofiling.WithIntegration(universalprofiling.WithResource(res)),
+		sdktrace.WithSpanProcessor(integration),
 		sdktrace.WithSyncer(universalprofiling.NewExporter(printer{})),
 	)
 	tracer = tp.Tracer("test")
@@ -96,8 +100,9 @@ func main() {
 			tid := make(chan int)
 			go spin(tp.Tracer("spin"), tid)
 			fmt.Println(<-tid)
-		case "flush":
-			fmt.Println("flushed", tp.ForceFlush(context.Background()))
+		case "handled": // messages of a profiler
+			stats := integration.Stats()
+			fmt.Println("handled", stats.Registrations+stats.Correlations)
 		case "shutdown":
 			fmt.Println("shut down", tp.Shutdown(context.Background()))
 		}
