@@ -86,7 +86,7 @@ func TestProgress(t *testing.T) {
 		last    uint64
 	)
 	r := record(t, t.Context(), Config{
-		PID: c.PID(), Duration: time.Second, Sampler: sampler.Config{Frequency: 99},
+		PID: c.PID(), Duration: 3 * time.Second, Sampler: sampler.Config{Frequency: 99},
 		Progress: func(d time.Duration, samples uint64) {
 			mu.Lock()
 			defer mu.Unlock()
@@ -109,7 +109,7 @@ func TestCancelled(t *testing.T) {
 	assert.Less(t, r.End.Sub(r.Start), 10*time.Second)
 	<-ctx.Done()
 	r = record(t, ctx, Config{PID: c.PID(), Sampler: sampler.Config{Frequency: 99}})
-	assert.Less(t, r.Samples, uint64(10), "over before it has begun")
+	assert.Less(t, r.Samples, uint64(99), "over before it has begun")
 }
 
 func TestExit(t *testing.T) {
