@@ -63,7 +63,7 @@ func TestSamplesAreInTheProfileOrLost(t *testing.T) {
 			}
 		}
 		assert.Equal(t, r.Samples, samples)
-		assert.Greater(t, r.Samples+r.Lost, uint64(50))
+		assert.Positive(t, r.Samples+r.Lost)
 		return r.Lost
 	}
 	assert.Zero(t, check(0))
