@@ -186,7 +186,7 @@ func TestRecordAttributes(t *testing.T) {
 			r := startRecord(t, pidOf(c), "--duration=0", "--freq=997", "--output", file)
 			r.awaitSample(t)
 			// Each of them is that of many samples.
-			const enough = 50
+			const enough = 30
 			require.Eventually(t, func() bool {
 				key, err := strconv.Atoi(c.Ask("keys"))
 				return err != nil || key >= enough
@@ -469,6 +469,18 @@ func (r *running) awaitSample(t *testing.T) {
 	awaitOpen(t, r.cmd, executable(t))
 }
 
+// awaitSamples waits until there are hundreds of samples, at 997 Hz.
+func (r *running) awaitSamples(t *testing.T, c *childproc.Child) {
+	t.Helper()
+	r.awaitSample(t)
+	begin, err := burner.Used(c)
+	require.NoError(t, err)
+	require.Eventually(t, func() bool {
+		now, err := burner.Used(c)
+		return err != nil || now-begin > asLong(400*time.Millisecond)
+	}, patience, tick)
+}
+
 func (r *running) wait(t *testing.T) (recordDocument, string) {
 	t.Helper()
 	timeout := time.AfterFunc(time.Minute, func() { _ = r.cmd.Process.Kill() })
@@ -485,8 +497,7 @@ func TestRecordInterrupted(t *testing.T) {
 		for duration, times := range map[string]int{"1h": 1, "0": 2} {
 			file := filepath.Join(t.TempDir(), "p.pb.gz")
 			r := startRecord(t, pidOf(c), "--duration", duration, "--freq=997", "-o", file)
-			r.awaitSample(t)
-			time.Sleep(time.Second)
+			r.awaitSamples(t, c)
 			for range times {
 				require.NoError(t, r.cmd.Process.Signal(sig))
 				time.Sleep(5 * time.Millisecond)
@@ -508,8 +519,7 @@ func TestRecordUntilProcessEnds(t *testing.T) {
 			c := startBurner(t, nil, burner.Records)
 			file := filepath.Join(t.TempDir(), "p.pb.gz")
 			r := startRecord(t, pidOf(c), "--duration=1h", "--freq=997", "-o", file)
-			r.awaitSample(t)
-			time.Sleep(time.Second)
+			r.awaitSamples(t, c)
 			end(c)
 			d, stderr := r.wait(t)
 			assert.True(t, d.Ended)

@@ -602,11 +602,9 @@ func TestCPUTime(t *testing.T) {
 	s := open(t, Config{Frequency: testFrequency, BufferSize: 8 << 20})
 	c := startBurner(t, nil, burner.Records)
 	used := func() time.Duration {
-		// The clock of another process's CPU time, as clock_getcpuclockid(3) makes it.
-		const sched = 2
-		var ts unix.Timespec
-		require.NoError(t, unix.ClockGettime(int32(^c.PID()<<3|sched), &ts))
-		return time.Duration(ts.Nano())
+		d, err := burner.Used(c)
+		require.NoError(t, err)
+		return d
 	}
 	before := used()
 	require.NoError(t, s.Watch(c.PID(), nil))
