@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -22,6 +23,7 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"golang.org/x/sys/unix"
 
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/burner"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/sampler"
 	"github.com/otelctx/otelctx/internal/childproc"
 	"github.com/otelctx/otelctx/resourcepublisher"
@@ -118,10 +120,17 @@ func TestJoin(t *testing.T) {
 	child := childproc.Start(t, roleService, nil)
 	child.Send("%s", c.endpoint)
 	child.Expect("working")
-	record := exec.Command(program, "record", strconv.Itoa(child.PID()), "--duration", "6s", "--freq", "499", "--otlp-endpoint", c.endpoint)
-	record.Stderr = os.Stderr
-	table, err := record.Output()
-	require.NoError(t, err)
+	record := exec.Command(program, "record", strconv.Itoa(child.PID()), "--duration", "0", "--freq", "499", "--otlp-endpoint", c.endpoint)
+	var table strings.Builder
+	record.Stdout, record.Stderr = &table, os.Stderr
+	require.NoError(t, record.Start())
+	t.Cleanup(func() { _ = record.Process.Kill() })
+	require.Eventually(t, func() bool {
+		used, err := burner.Used(child)
+		return err != nil || used > 4*time.Second
+	}, 5*time.Minute, 10*time.Millisecond)
+	require.NoError(t, record.Process.Signal(os.Interrupt))
+	require.NoError(t, record.Wait())
 	child.Send("enough")
 	child.Expect("exported")
 	child.Done()
@@ -145,8 +154,8 @@ func TestJoin(t *testing.T) {
 		}
 	}
 	t.Logf("%d spans, %d of them burning; %d samples linked to %d spans (%v), %d to none\n%s",
-		len(exported), burning, samples, len(linked), byName, without, table)
-	assert.Greater(t, samples, 300)
+		len(exported), burning, samples, len(linked), byName, without, table.String())
+	assert.Greater(t, samples, 500)
 	assert.Less(t, without, samples/10, "the service does hardly anything outside of spans")
 	assert.Greater(t, byName["query"], byName["request"]/2)
 	assert.Less(t, byName["wait"], samples/20)
