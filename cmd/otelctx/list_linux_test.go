@@ -100,7 +100,8 @@ func TestListMentionsWhatCannotBeRead(t *testing.T) {
 			invalidPayload: "invalid process context: .*payload",
 		} {
 			assert.Regexp(t, fmt.Sprintf(`(?m)^otelctx: pid %d: .*%s`, c.PID(), want), got.stderr)
-			assert.NotContains(t, got.stdout, strconv.Itoa(c.PID()))
+			assert.Empty(t, lineOf(got.stdout, c))
+			assert.NotContains(t, got.stdout, fmt.Sprintf(`"pid": %d,`, c.PID()))
 		}
 	}
 }

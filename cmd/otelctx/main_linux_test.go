@@ -6,6 +6,7 @@ package main
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"syscall"
@@ -92,4 +93,19 @@ func runCommand(t *testing.T, cmd *exec.Cmd) result {
 		require.NoError(t, err)
 	}
 	return result{stdout.String(), stderr.String(), cmd.ProcessState.ExitCode()}
+}
+
+// awaitOpen waits until a command that runs has something open that the kernel calls name.
+func awaitOpen(t *testing.T, cmd *exec.Cmd, name string) {
+	t.Helper()
+	dir := fmt.Sprintf("/proc/%d/fd/", cmd.Process.Pid)
+	require.Eventually(t, func() bool {
+		fds, err := os.ReadDir(dir)
+		for _, fd := range fds {
+			if to, _ := os.Readlink(dir + fd.Name()); to == name {
+				return true
+			}
+		}
+		return err != nil // It has ended: that is for the test to find.
+	}, patience, tick)
 }

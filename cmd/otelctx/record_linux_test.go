@@ -33,6 +33,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/burner"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/patient"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/sampler"
 	"github.com/otelctx/otelctx/internal/childproc"
@@ -130,12 +131,13 @@ func TestRecord(t *testing.T) {
 	needSampling(t)
 	c := startBurner(t, nil, burner.Records, burner.ThreadSlots)
 	file := filepath.Join(t.TempDir(), "profile.pb.gz")
-	d, got := recorded(t, pidOf(c), "--duration=1s", "--freq=997", "--output", file)
+	d, got := recorded(t, pidOf(c), "--duration=2s", "--freq=997", "--output", file)
 	assert.Empty(t, got.stderr)
 	assertTrue(t, file)
 
 	assert.Equal(t, c.PID(), d.PID)
-	assert.InDelta(t, time.Second, d.DurationNano, float64(asLong(500*time.Millisecond)))
+	assert.GreaterOrEqual(t, d.DurationNano, int64(2*time.Second))
+	assert.Less(t, d.DurationNano, int64(patience))
 	assert.WithinDuration(t, time.Now(), time.Unix(0, d.StartTimeUnixNano), patience)
 	assert.Equal(t, 997, d.Frequency)
 	assertMuch(t, d.Attributed, d.Samples)
@@ -162,8 +164,6 @@ func TestRecord(t *testing.T) {
 	assert.Greater(t, len(d.Spans), len(d.Traces))
 }
 
-// The attributes of a span's context are on all samples in it, also if their keys are
-// published while it is recorded.
 // asLong returns how long it takes to do what a machine does in a time.
 func asLong(d time.Duration) time.Duration {
 	if childproc.Emulated() {
@@ -175,13 +175,24 @@ func asLong(d time.Duration) time.Duration {
 // lasting has as much recorded as a machine does in a time.
 func lasting(d time.Duration) string { return "--duration=" + asLong(d).String() }
 
+// The attributes of a span's context are on all samples in it, also if their keys are
+// published while it is recorded.
 func TestRecordAttributes(t *testing.T) {
 	needSampling(t)
 	for _, carrier := range []string{burner.Records, burner.GoroutineSlots, burner.ThreadSlots} {
 		t.Run(carrier, func(t *testing.T) {
 			c := startBurner(t, nil, carrier, burner.Keyed)
 			file := filepath.Join(t.TempDir(), "profile.pb.gz")
-			d, _ := recorded(t, pidOf(c), lasting(3*time.Second), "--freq=997", "--output", file)
+			r := startRecord(t, pidOf(c), "--duration=0", "--freq=997", "--output", file)
+			r.awaitSample(t)
+			// Each of them is that of many samples.
+			const enough = 30
+			require.Eventually(t, func() bool {
+				key, err := strconv.Atoi(c.Ask("keys"))
+				return err != nil || key >= enough
+			}, patience, tick)
+			require.NoError(t, r.cmd.Process.Signal(os.Interrupt))
+			d, _ := r.wait(t)
 			require.Greater(t, d.Attributed, uint64(30))
 			for _, u := range d.Spans {
 				assert.Len(t, u.Attributes, 1, "as long as keys are new")
@@ -221,7 +232,7 @@ func TestRecordForPeople(t *testing.T) {
 	needSampling(t)
 	c := startBurner(t, nil, burner.Records)
 	file := filepath.Join(t.TempDir(), "it's.pb.gz")
-	got := otelctx(t, "record", pidOf(c), "--duration=500ms", "-o", file, "--top=3", "--kernel")
+	got := otelctx(t, "record", pidOf(c), "--duration=5s", "-o", file, "--top=3", "--kernel")
 	require.Zero(t, got.code, got.stderr)
 	assert.Regexp(t, `^Recorded process \d+, burner for [\d.]+m?s at 99 Hz\n  CPU time +\d\.\d{3}s  \d+ samples\n  In spans +\d\.\d{3}s  \d+\.\d%\n  Lost +0\.000s  0 samples\n`, got.stdout)
 	assert.Regexp(t, `(?m)^Top spans by CPU time\n  CPU +SHARE +SERVICE +SPAN ID +TRACE ID\n(  \d\.\d{3}s +\d+\.\d% +burner +ab5eedca[0-9a-f]{8} +ab5eedca[0-9a-f]{24}\n){3}\nTop traces`, got.stdout)
@@ -233,7 +244,7 @@ func TestRecordForPeople(t *testing.T) {
 // in order.
 func TestRecordRepeatedly(t *testing.T) {
 	needSampling(t)
-	received, _, endpoint := startCollector(t)
+	received, _, endpoint := startCollector(t, 3)
 	startBurner(t, nil, burner.Records)
 	r := startRecord(t, "--all", "--repeat", "--duration=300ms", "--freq=997", "--otlp-endpoint", endpoint)
 	var until uint64
@@ -244,7 +255,6 @@ func TestRecordRepeatedly(t *testing.T) {
 		case <-time.After(patience):
 			t.Fatal("no profile has come, the last one was number ", n)
 		}
-		received.refuse.Store(n == 1) // the answer to the next one
 		require.NotEmpty(t, request.GetResourceProfiles())
 		p := request.GetResourceProfiles()[0].GetScopeProfiles()[0].GetProfiles()[0]
 		assert.GreaterOrEqual(t, p.GetTimeUnixNano(), until, "profiles overlap")
@@ -289,14 +299,14 @@ func TestRecordOTLPFiles(t *testing.T) {
 	c := startBurner(t, nil, burner.Records)
 	dir := t.TempDir()
 	file := filepath.Join(dir, "p.json")
-	recorded(t, pidOf(c), "--duration=300ms", "--output", file)
+	recorded(t, pidOf(c), "--duration=1s", "--freq=997", "--output", file)
 	b, err := os.ReadFile(file)
 	require.NoError(t, err)
 	assert.True(t, json.Valid(b))
 	assert.Contains(t, string(b), `"spanId":"ab5eedca`)
 
 	file = filepath.Join(dir, "p.otlp")
-	d, _ := recorded(t, pidOf(c), "--duration=300ms", "--output", file)
+	d, _ := recorded(t, pidOf(c), "--duration=1s", "--freq=997", "--output", file)
 	b, err = os.ReadFile(file)
 	require.NoError(t, err)
 	var data profilespb.ProfilesData
@@ -319,7 +329,7 @@ func TestRecordWithoutContext(t *testing.T) {
 	needSampling(t)
 	c := startBurner(t, nil, burner.Silent)
 	file := filepath.Join(t.TempDir(), "p.otlp")
-	d, got := recorded(t, pidOf(c), "--duration=300ms", "--output", file)
+	d, got := recorded(t, pidOf(c), "--duration=1s", "--freq=997", "--output", file)
 	assert.Empty(t, got.stderr)
 	assert.Positive(t, d.Samples)
 	assert.Zero(t, d.Attributed)
@@ -344,24 +354,27 @@ type collector struct {
 	collectorpb.UnimplementedProfilesServiceServer
 
 	requests chan *collectorpb.ExportProfilesServiceRequest
-	// refuse has it take nothing.
-	refuse atomic.Bool
+	count    atomic.Uint64 // of requests
+	// refused is the number of the request that it does not take, 0 for none.
+	refused uint64
 }
 
 func (c *collector) Export(_ context.Context, r *collectorpb.ExportProfilesServiceRequest) (*collectorpb.ExportProfilesServiceResponse, error) {
+	number := c.count.Add(1)
 	c.requests <- r
-	if c.refuse.Load() {
+	if number == c.refused {
 		return nil, status.Error(codes.InvalidArgument, "not today")
 	}
 	return &collectorpb.ExportProfilesServiceResponse{}, nil
 }
 
-// startCollector returns a collector, its server and its URL.
-func startCollector(t *testing.T) (received *collector, server *grpc.Server, endpoint string) {
+// startCollector returns a collector that does not take the request with the number refused,
+// its server and its URL.
+func startCollector(t *testing.T, refused uint64) (received *collector, server *grpc.Server, endpoint string) {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
-	received = &collector{requests: make(chan *collectorpb.ExportProfilesServiceRequest, 1)}
+	received = &collector{requests: make(chan *collectorpb.ExportProfilesServiceRequest, 1), refused: refused}
 	server = grpc.NewServer()
 	collectorpb.RegisterProfilesServiceServer(server, received)
 	served := make(chan error, 1)
@@ -375,11 +388,11 @@ func startCollector(t *testing.T) (received *collector, server *grpc.Server, end
 
 func TestRecordToCollector(t *testing.T) {
 	needSampling(t)
-	received, server, endpoint := startCollector(t)
+	received, server, endpoint := startCollector(t, 0)
 	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
 	c := startBurner(t, nil, burner.Records)
 	for _, flag := range []string{"--otlp-endpoint=" + endpoint, "--otlp-endpoint="} {
-		recorded(t, pidOf(c), lasting(300*time.Millisecond), "--freq=997", flag)
+		recorded(t, pidOf(c), lasting(time.Second), "--freq=997", flag)
 		r := <-received.requests
 		data := &profilespb.ProfilesData{ResourceProfiles: r.GetResourceProfiles(), Dictionary: r.GetDictionary()}
 		require.NoError(t, profile.Check(data))
@@ -391,7 +404,7 @@ func TestRecordToCollector(t *testing.T) {
 	server.Stop()
 	file := filepath.Join(t.TempDir(), "p.pb.gz")
 	t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "500")
-	got := otelctx(t, "record", pidOf(c), "--duration=300ms", "--otlp-endpoint=", "--output", file)
+	got := otelctx(t, "record", pidOf(c), "--duration=1s", "--freq=997", "--otlp-endpoint=", "--output", file)
 	assert.Equal(t, exitOther, got.code)
 	assert.Contains(t, got.stderr, "export to ")
 	assert.Contains(t, got.stdout, "Top spans by CPU time")
@@ -426,7 +439,7 @@ func TestRecordInPIDNamespace(t *testing.T) {
 		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS}
 	}, burner.Records, burner.ThreadSlots) // of which arm64 needs both
 	file := filepath.Join(t.TempDir(), "p.pb.gz")
-	d, _ := recorded(t, pidOf(c), "--duration=1s", "--freq=997", "--output", file)
+	d, _ := recorded(t, pidOf(c), "--duration=2s", "--freq=997", "--output", file)
 	assertMuch(t, d.Attributed, d.Samples)
 	assertTrue(t, file)
 }
@@ -445,18 +458,27 @@ func startRecord(t *testing.T, args ...string) *running {
 	r.cmd.Stdout, r.cmd.Stderr = r.stdout, r.stderr
 	require.NoError(t, r.cmd.Start())
 	t.Cleanup(func() { _ = r.cmd.Process.Kill() })
-	// It samples once it has the program, which has this many descriptors at least.
-	require.Eventually(t, func() bool {
-		fds, err := os.ReadDir("/proc/" + strconv.Itoa(r.cmd.Process.Pid) + "/fd")
-		for _, fd := range fds {
-			to, _ := os.Readlink("/proc/" + strconv.Itoa(r.cmd.Process.Pid) + "/fd/" + fd.Name())
-			if to == "anon_inode:[perf_event]" {
-				return true
-			}
-		}
-		return err != nil
-	}, patience, tick)
+	awaitOpen(t, r.cmd, "anon_inode:[perf_event]")
 	return r
+}
+
+// awaitSample waits until there is a sample of a burner that is this very program: its file
+// is opened for the names of the first.
+func (r *running) awaitSample(t *testing.T) {
+	t.Helper()
+	awaitOpen(t, r.cmd, executable(t))
+}
+
+// awaitSamples waits until there are hundreds of samples, at 997 Hz.
+func (r *running) awaitSamples(t *testing.T, c *childproc.Child) {
+	t.Helper()
+	r.awaitSample(t)
+	begin, err := burner.Used(c)
+	require.NoError(t, err)
+	require.Eventually(t, func() bool {
+		now, err := burner.Used(c)
+		return err != nil || now-begin > asLong(400*time.Millisecond)
+	}, patience, tick)
 }
 
 func (r *running) wait(t *testing.T) (recordDocument, string) {
@@ -475,7 +497,7 @@ func TestRecordInterrupted(t *testing.T) {
 		for duration, times := range map[string]int{"1h": 1, "0": 2} {
 			file := filepath.Join(t.TempDir(), "p.pb.gz")
 			r := startRecord(t, pidOf(c), "--duration", duration, "--freq=997", "-o", file)
-			time.Sleep(time.Second)
+			r.awaitSamples(t, c)
 			for range times {
 				require.NoError(t, r.cmd.Process.Signal(sig))
 				time.Sleep(5 * time.Millisecond)
@@ -497,7 +519,7 @@ func TestRecordUntilProcessEnds(t *testing.T) {
 			c := startBurner(t, nil, burner.Records)
 			file := filepath.Join(t.TempDir(), "p.pb.gz")
 			r := startRecord(t, pidOf(c), "--duration=1h", "--freq=997", "-o", file)
-			time.Sleep(time.Second)
+			r.awaitSamples(t, c)
 			end(c)
 			d, stderr := r.wait(t)
 			assert.True(t, d.Ended)
@@ -541,9 +563,11 @@ func TestRecordGoesOnWithoutAnAnswer(t *testing.T) {
 	needSampling(t)
 	stalling := startStalling(t)
 	c := startBurner(t, nil, burner.Records, burner.ThreadSlots)
-	d, got := recorded(t, "--all", "--duration=3s", "--freq=499")
+	d, got := recorded(t, "--all", "--duration=2s", "--freq=499")
 	assert.Contains(t, got.stderr, "otelctx: pid "+pidOf(stalling)+": "+noAnswer+"\n")
-	assert.InDelta(t, 3*time.Second, d.DurationNano, float64(time.Second))
+	assert.GreaterOrEqual(t, d.DurationNano, int64(2*time.Second))
+	// It looks at the processes again after a second.
+	assert.Less(t, d.DurationNano, int64(time.Second+patient.Limit), "it has not waited")
 	attributed := uint64(0)
 	for _, p := range d.Processes {
 		if p.PID == c.PID() {
@@ -565,8 +589,11 @@ func TestRecordNoticesPublication(t *testing.T) {
 		burner.Words(burner.Later, burner.ResourceFirst): 1,
 	} {
 		c := startBurner(t, nil, burner.Records, words)
-		r := startRecord(t, pidOf(c), lasting(4*time.Second))
+		r := startRecord(t, pidOf(c), "--duration=0", "--freq=997")
+		r.awaitSample(t)
 		require.Equal(t, "published", c.Ask("publish"))
+		time.Sleep(asLong(4 * time.Second)) // within the first of them it is noticed
+		require.NoError(t, r.cmd.Process.Signal(os.Interrupt))
 		d, _ := r.wait(t)
 		assert.Greater(t, d.Attributed, d.Samples/4, words)
 		require.Len(t, d.Processes, names, words)
@@ -651,7 +678,7 @@ func TestRecordWithTwoCapabilities(t *testing.T) {
 	}
 	theirs := startBurner(t, func(cmd *exec.Cmd) { as(cmd) }, burner.Records, burner.ThreadSlots)
 	file := filepath.Join(dir, "p.pb.gz")
-	cmd := exec.Command(binary, "record", pidOf(theirs), "--duration=1s", "--freq=997", "--output", file)
+	cmd := exec.Command(binary, "record", pidOf(theirs), "--duration=2s", "--freq=997", "--output", file)
 	as(cmd, capBPF, capPerfmon)
 	got := runCommand(t, cmd)
 	if more := paranoia(os.DirFS("/proc")); more != "" && got.code == exitNotPermitted {

@@ -92,8 +92,9 @@ type worker struct {
 func startWorker(t *testing.T) *worker {
 	t.Helper()
 	w := &worker{Child: childproc.Start(t, roleWorker, func(cmd *exec.Cmd) {
-		// It keeps its thread, however busy the machine is. The collector would wait for it.
-		cmd.Env = append(cmd.Env, "GODEBUG=asyncpreemptoff=1", "GOGC=off")
+		// It keeps its thread, however busy the machine is. The collector would wait for it, and
+		// so would who answers if there was one processor.
+		cmd.Env = append(cmd.Env, "GODEBUG=asyncpreemptoff=1", "GOGC=off", "GOMAXPROCS=2")
 	})}
 	w.pid = strconv.Itoa(w.PID())
 	_, err := fmt.Sscan(w.Receive(), &w.tid, &w.traceID, &w.spanID, &w.rootSpan)

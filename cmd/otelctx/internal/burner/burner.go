@@ -58,8 +58,8 @@ const (
 	Crafted = "crafted"
 	// InC has work done in C, in a program that can.
 	InC = "in-c"
-	// Keyed has spans shown with one attribute, whose key is a new one every few requests:
-	// key.0=0, then key.1=1 and so on.
+	// Keyed has spans shown with one attribute, key.0=0. After the line "keys" the key is a
+	// new one every few requests: key.1=1 and so on.
 	Keyed = "keyed"
 	// Silent has nothing published.
 	Silent = "silent"
@@ -75,7 +75,8 @@ var Work func(iterations int)
 // Run is the body of the role. It reads a line of words, answers "burning", and burns
 // until the parent is gone. Meanwhile it answers the line "names", with addresses in
 // hexadecimal behind it, by the names of the functions that those are in, joined by
-// spaces, and the line "publish" by "published".
+// spaces, the line "publish" by "published", and the line "keys" by the number of the
+// key that spans are shown with.
 func Run(parent *childproc.Parent) {
 	order, _ := parent.Receive()
 	b, err := Start(strings.Fields(order)...)
@@ -89,6 +90,9 @@ func Run(parent *childproc.Parent) {
 		case command == "publish":
 			parent.Must(b.publish())
 			parent.Send("published")
+		case command == "keys":
+			b.newKeys.Store(true)
+			parent.Send("%d", b.key())
 		default:
 			parent.Send("%s", names(rest))
 		}
@@ -164,8 +168,9 @@ type Burner struct {
 	words  []string
 	tracer atomic.Pointer[tracer]
 	ids    ids
-	// requests counts them.
+	// requests counts them from when there are new keys.
 	requests atomic.Uint64
+	newKeys  atomic.Bool
 	started  bool
 	inC      bool
 	forged   bool
@@ -320,12 +325,20 @@ func (b *Burner) context(processor *spanctx.SpanProcessor) context.Context {
 	if !b.has(Keyed) {
 		return ctx
 	}
-	const requestsPerKey = 20
-	number := min(b.requests.Add(1)/requestsPerKey, scope.MaxKeys-1)
+	if b.newKeys.Load() {
+		b.requests.Add(1)
+	}
+	number := b.key()
 	key := attribute.Key(fmt.Sprintf("key.%d", number))
 	// What is refused is missing in the profile.
 	_ = processor.AddAttributeKeys(key)
 	return scopedattr.ContextWithAttributes(ctx, key.String(strconv.FormatUint(number, 10)))
+}
+
+// key returns the number of the key that spans are shown with.
+func (b *Burner) key() uint64 {
+	const requestsPerKey = 20
+	return min(b.requests.Load()/requestsPerKey, scope.MaxKeys-1)
 }
 
 // pause gives the thread to others, now longer, now shorter.

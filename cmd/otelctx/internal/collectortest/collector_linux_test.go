@@ -101,6 +101,7 @@ func TestLarge(t *testing.T) {
 		b.Add(resource, profile.Sample{Time: start.Add(time.Duration(i)), Link: link(1)})
 	}
 	c := startCollector(t)
+	t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "60000") // There may be little of the processor to have.
 	client, err := export.NewClient(c.endpoint)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, client.Close()) }()

@@ -9,7 +9,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -19,7 +21,9 @@ import (
 	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracegrpc"
 	"go.opentelemetry.io/otel/sdk/resource"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"golang.org/x/sys/unix"
 
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/burner"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/sampler"
 	"github.com/otelctx/otelctx/internal/childproc"
 	"github.com/otelctx/otelctx/resourcepublisher"
@@ -52,6 +56,7 @@ func service(parent *childproc.Parent) {
 		_, _ = parent.Receive()
 	}()
 	parent.Send("working")
+	runtime.LockOSThread()
 	for working := true; working; {
 		select {
 		case <-enough:
@@ -59,12 +64,12 @@ func service(parent *childproc.Parent) {
 		default:
 		}
 		ctx, request := tracer.Start(ctx, "request")
-		burn(3 * time.Millisecond)
+		parent.Must(burn(3 * time.Millisecond))
 		_, wait := tracer.Start(ctx, "wait")
 		time.Sleep(time.Millisecond)
 		wait.End()
 		_, query := tracer.Start(ctx, "query")
-		burn(5 * time.Millisecond)
+		parent.Must(burn(5 * time.Millisecond))
 		query.End()
 		request.End()
 	}
@@ -72,13 +77,25 @@ func service(parent *childproc.Parent) {
 	parent.Send("exported")
 }
 
+// burn uses the processor for so long, however many others do: the goroutine keeps its
+// thread.
+//
 //go:noinline
-func burn(d time.Duration) {
-	for end := time.Now().Add(d); time.Now().Before(end); {
+func burn(d time.Duration) error {
+	start, err := used()
+	for now := start; err == nil && now < start+d; now, err = used() {
 		for range 1000 {
 			burned++
 		}
 	}
+	return err
+}
+
+// used returns for how long the thread has used the processor.
+func used() (time.Duration, error) {
+	var ts unix.Timespec
+	err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts)
+	return time.Duration(ts.Nano()), err
 }
 
 var burned int
@@ -103,10 +120,17 @@ func TestJoin(t *testing.T) {
 	child := childproc.Start(t, roleService, nil)
 	child.Send("%s", c.endpoint)
 	child.Expect("working")
-	record := exec.Command(program, "record", strconv.Itoa(child.PID()), "--duration", "4s", "--freq", "499", "--otlp-endpoint", c.endpoint)
-	record.Stderr = os.Stderr
-	table, err := record.Output()
-	require.NoError(t, err)
+	record := exec.Command(program, "record", strconv.Itoa(child.PID()), "--duration", "0", "--freq", "499", "--otlp-endpoint", c.endpoint)
+	var table strings.Builder
+	record.Stdout, record.Stderr = &table, os.Stderr
+	require.NoError(t, record.Start())
+	t.Cleanup(func() { _ = record.Process.Kill() })
+	require.Eventually(t, func() bool {
+		used, err := burner.Used(child)
+		return err != nil || used > 4*time.Second
+	}, 5*time.Minute, 10*time.Millisecond)
+	require.NoError(t, record.Process.Signal(os.Interrupt))
+	require.NoError(t, record.Wait())
 	child.Send("enough")
 	child.Expect("exported")
 	child.Done()
@@ -130,7 +154,7 @@ func TestJoin(t *testing.T) {
 		}
 	}
 	t.Logf("%d spans, %d of them burning; %d samples linked to %d spans (%v), %d to none\n%s",
-		len(exported), burning, samples, len(linked), byName, without, table)
+		len(exported), burning, samples, len(linked), byName, without, table.String())
 	assert.Greater(t, samples, 500)
 	assert.Less(t, without, samples/10, "the service does hardly anything outside of spans")
 	assert.Greater(t, byName["query"], byName["request"]/2)

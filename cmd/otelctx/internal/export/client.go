@@ -123,10 +123,12 @@ func (c *Client) send(ctx context.Context, data *profilespb.ProfilesData) error 
 	}
 	request := &collectorpb.ExportProfilesServiceRequest{ResourceProfiles: data.GetResourceProfiles(), Dictionary: data.GetDictionary()}
 	client := collectorpb.NewProfilesServiceClient(c.connection)
+	deadline, _ := ctx.Deadline()
 	var answer error // of the last attempt that had one
 	response, err := backoff.Retry(ctx, func() (*collectorpb.ExportProfilesServiceResponse, error) {
 		response, err := client.Export(ctx, request, options...)
-		if err != nil && ctx.Err() == nil {
+		// gRPC may find the time to be over before ctx does.
+		if err != nil && ctx.Err() == nil && time.Now().Before(deadline) {
 			answer = err
 		}
 		return response, retryable(err)

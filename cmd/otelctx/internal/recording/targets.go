@@ -119,10 +119,7 @@ func (t *target) attributes(ctx context.Context, s *sampler.Span) []reader.Threa
 		return shown
 	}
 	now, err := patient.Call(ctx, t.pid, namesLimit, func() (*reader.ThreadLayout, error) {
-		if changed, err := t.reader.Changed(by.Context.PublishedAtNS); err != nil || !changed {
-			return nil, err
-		}
-		return t.reader.ThreadLayout(ctx)
+		return t.layoutSince(ctx, by.Context.PublishedAtNS)
 	})
 	if err != nil {
 		// Not for each sample: to find that out may take a while.
@@ -135,6 +132,20 @@ func (t *target) attributes(ctx context.Context, s *sampler.Span) []reader.Threa
 	t.names = now
 	shown, _ = now.Attributes(s.Attributes)
 	return shown
+}
+
+// layoutSince returns where the process shows its spans by now, nil if it has published
+// nothing since. The thread that publishes may have to wait for a processor meanwhile.
+func (t *target) layoutSince(ctx context.Context, publishedAtNS uint64) (*reader.ThreadLayout, error) {
+	for until := time.Now().Add(namesLimit); ; {
+		if changed, err := t.reader.Changed(publishedAtNS); err != nil || !changed {
+			return nil, err
+		}
+		layout, err := t.reader.ThreadLayout(ctx)
+		if !errors.Is(err, reader.ErrBusy) || time.Now().After(until) {
+			return layout, err
+		}
+	}
 }
 
 // use calls f with the process with an id, if that is recorded. f keeps others from
