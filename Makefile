@@ -9,6 +9,10 @@ BIN := bin
 # same.
 RACE := $(shell [ "$$($(GO) env CGO_ENABLED)" = 1 ] && command -v "$$($(GO) env CC)" >/dev/null 2>&1 && echo -race)
 
+# How long the tests of a package may take. With the race detector, on a machine that is
+# busy with others, some take longer than the ten minutes that go test allows for.
+TEST_TIMEOUT ?= 30m
+
 SOAK_TIME ?= 10m
 
 # A time, or how many inputs as 5000x. Before Go 1.27 a target may fail by "context
@@ -69,7 +73,7 @@ generated: generate ## Fail if the committed objects are not what their source m
 .PHONY: test
 test: ## Run all tests of all modules, with the race detector where there is a C compiler.
 	@[ -n "$(RACE)" ] || echo "no C compiler for cgo: testing without the race detector"
-	@set -e; for m in $(MODULES); do echo "== $$m"; (cd $$m && $(GO) test $(RACE) ./...); done
+	@set -e; for m in $(MODULES); do echo "== $$m"; (cd $$m && $(GO) test $(RACE) -timeout $(TEST_TIMEOUT) ./...); done
 	@$(MAKE) --no-print-directory fuzz FUZZTIME=5000x
 
 .PHONY: fuzz

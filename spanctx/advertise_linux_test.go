@@ -188,7 +188,7 @@ func showIn(t *testing.T, c *childproc.Child) (is truth) {
 		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/syscall", c.PID(), is.tid))
 		require.NoError(t, err)
 		return strings.HasPrefix(string(b), strconv.Itoa(syscall.SYS_READ)+" ")
-	}, 10*time.Second, time.Millisecond)
+	}, time.Minute, time.Millisecond)
 	return is
 }
 

@@ -9,13 +9,11 @@ import (
 	"runtime"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/otelctx/otelctx/internal/goruntime"
-	"github.com/otelctx/otelctx/internal/membarrier"
 )
 
 func TestAttach(t *testing.T) {
@@ -73,7 +71,6 @@ func TestAttach(t *testing.T) {
 // it never showed, whoever ends them and whenever.
 func TestWorkerShowsNoParent(t *testing.T) {
 	s := serve(t, everything()...)
-	require.Eventually(t, membarrier.Ready, time.Minute, time.Millisecond, "until threads can share slots")
 	for name, end := range map[string]func(end func()){
 		"worker ends it":  func(end func()) { end() },
 		"starter ends it": nil,
@@ -83,28 +80,24 @@ func TestWorkerShowsNoParent(t *testing.T) {
 			apart(func() {
 				ctx, parent := s.root()
 				ctx, span := s.start(ctx)
-				attached, ended := make(chan struct{}), make(chan struct{})
+				worked, ended := make(chan struct{}), make(chan struct{})
 				done := make(chan struct{})
 				go apart(func() {
 					defer close(done)
 					a := Attach(ctx)
 					s.assertShows(t, span, parent)
-					close(attached)
 					if end != nil {
 						end(func() { span.End() })
 					}
+					close(worked)
 					<-ended
 					s.assertShows(t, nil, nil)
 					a.Detach()
 					s.assertShows(t, nil, nil)
 				})
-				<-attached
+				<-worked
 				if end == nil {
 					span.End()
-				} else {
-					for s.shown(t).thread == number(span) {
-						runtime.Gosched()
-					}
 				}
 				close(ended)
 				<-done

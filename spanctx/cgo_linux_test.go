@@ -83,7 +83,7 @@ func (c *cgoChild) ask(t *testing.T, order string) (is cgoIdentity) {
 func (c *cgoChild) shows(t *testing.T, is cgoIdentity, refresh string) {
 	t.Helper()
 	seen := 0
-	for end := time.Now().Add(10 * time.Second); seen < 20 && time.Now().Before(end); {
+	for end := time.Now().Add(time.Minute); seen < 20 && time.Now().Before(end); {
 		if refresh != "" {
 			c.ask(t, refresh)
 		}

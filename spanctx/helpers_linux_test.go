@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -22,6 +23,7 @@ import (
 	"github.com/otelctx/otelctx/internal/childproc"
 	"github.com/otelctx/otelctx/internal/gorecord"
 	"github.com/otelctx/otelctx/internal/goruntime"
+	"github.com/otelctx/otelctx/internal/membarrier"
 	"github.com/otelctx/otelctx/internal/remotemem"
 	"github.com/otelctx/otelctx/ringbuf"
 )
@@ -102,9 +104,14 @@ type service struct {
 	rings  [numRings]*memory
 }
 
-// serve starts tracing for the length of the test.
+// serve starts tracing for the length of the test. Threads can share slots from the start:
+// until the kernel has the process registered for that, which is done in the background,
+// what one thread shows in the slot of another one is missing.
 func serve(t testing.TB, opts ...Option) *service {
 	t.Helper()
+	if membarrier.Announce() {
+		require.Eventually(t, membarrier.Ready, time.Minute, time.Millisecond, "until threads can share slots")
+	}
 	p, err := NewSpanProcessor(opts...)
 	require.NoError(t, err)
 	tp := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(p), sdktrace.WithIDGenerator(new(derivedIDs)))

@@ -176,18 +176,25 @@ func TestProfiles(t *testing.T) {
 				}
 			})
 			cpu, goroutines := make(map[string]int), make(map[string]int)
-			// On a busy machine a profile may be empty.
-			for n := 0; n < max(4, scaled(4)) || len(cpu) == 0 && n < 20; n++ {
+			missing := func() (functions []string) {
+				for _, function := range []string{
+					"burnBare", "burnOwn", "burnSpan", "burnChild", "burnAttached", "burnInner", "burnInnerChild",
+				} {
+					if cpu[function]+goroutines[function] == 0 {
+						functions = append(functions, function)
+					}
+				}
+				return functions
+			}
+			// On a busy machine a profile may be empty, or a function in none of a few.
+			deadline := time.Now().Add(time.Minute)
+			for n := 0; n < max(4, scaled(4)) || (len(cpu) == 0 || len(missing()) > 0) && time.Now().Before(deadline); n++ {
 				f.profileCPU(t, cpu, goroutines)
 			}
 			stop.Store(true)
 			all.Wait()
 			t.Logf("samples of the processor: %v, of goroutines: %v", cpu, goroutines)
-			for _, function := range []string{
-				"burnBare", "burnOwn", "burnSpan", "burnChild", "burnAttached", "burnInner", "burnInnerChild",
-			} {
-				assert.Positive(t, cpu[function]+goroutines[function], function)
-			}
+			assert.Empty(t, missing())
 			assert.NotEmpty(t, cpu)
 			assert.NotEmpty(t, goroutines)
 			assert.Zero(t, gorecord.Current())
