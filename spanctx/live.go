@@ -68,6 +68,13 @@ func (o origin) flags() uint8 { return uint8(o) }
 // take that one's for its own.
 type places [maxPlaces]uint32
 
+// begin has the place of a word be the only one.
+func (p *places) begin(word uint32) {
+	ordered.Put32(&p[0], word)
+	ordered.Put32(&p[1], 0)
+	ordered.Put32(&p[2], 0)
+}
+
 const (
 	placeBits  = 25 // of a ring's capacity at most, and one for no place
 	placeMask  = 1<<placeBits - 1
@@ -93,26 +100,22 @@ func placeOf(word uint32) (place ringbuf.Place, guest bool) {
 type live struct {
 	span
 
-	traceIDHigh, traceIDLow uint64
-	localRoot               uint64
-	resumes                 spantable.Ref
-	origin                  origin
+	// shows is what slots show of it.
+	shows   ringbuf.Span
+	resumes spantable.Ref
+	origin  origin
 }
 
-// load copies what the table knows of l, and reports whether it still is that span's.
+// load copies what the table knows of l, and reports whether it still is that span's. Of
+// attributes it does not know.
 func (l *live) load() bool {
-	l.traceIDHigh, l.traceIDLow = l.TraceID()
 	e := l.Data()
-	l.localRoot = atomic.LoadUint64(&e.localRoot)
+	l.shows.TraceIDHigh, l.shows.TraceIDLow = l.TraceID()
+	l.shows.SpanID, l.shows.LocalRootSpanID = l.ID, atomic.LoadUint64(&e.localRoot)
 	l.resumes = spantable.Ref(atomic.LoadUint64((*uint64)(&e.resumes)))
 	l.origin = origin(atomic.LoadUint64((*uint64)(&e.origin)))
+	l.shows.TraceFlags = l.origin.flags()
 	return !l.Changed()
-}
-
-// show fills a zero Span with what slots show of l, but for the attributes.
-func (l *live) show(s *ringbuf.Span) {
-	s.TraceIDHigh, s.TraceIDLow = l.traceIDHigh, l.traceIDLow
-	s.SpanID, s.LocalRootSpanID, s.TraceFlags = l.ID, l.localRoot, l.origin.flags()
 }
 
 // shownWith returns the attributes that a goroutine shows with l when it goes back to it,
@@ -228,17 +231,13 @@ func (p *pointers) carry(c carried) {
 // store stores l, which is shown at these places, into the entry that is reserved for it.
 func (l *live) store(with carried, at *[numRings]ringbuf.Place) {
 	e := l.Data()
-	ordered.Put(&e.localRoot, l.localRoot)
+	ordered.Put(&e.localRoot, l.shows.LocalRootSpanID)
 	ordered.Put((*uint64)(&e.resumes), uint64(l.resumes))
 	ordered.Put((*uint64)(&e.origin), uint64(l.origin))
-	for ring := range e.places {
-		ordered.Put32(&e.places[ring][0], word(at[ring], false, l.At))
-		for i := 1; i < maxPlaces; i++ {
-			ordered.Put32(&e.places[ring][i], 0)
-		}
-	}
-	if with != (carried{}) { // else they are nil: see free
+	e.places[threadRing].begin(word(at[threadRing], false, l.At))
+	e.places[goroutineRing].begin(word(at[goroutineRing], false, l.At))
+	if with.record != nil || with.attributes != nil { // else they are nil: see free
 		l.Pointers().carry(with)
 	}
-	l.Commit(l.traceIDHigh, l.traceIDLow)
+	l.Commit(l.shows.TraceIDHigh, l.shows.TraceIDLow)
 }

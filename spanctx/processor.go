@@ -250,42 +250,42 @@ func (p *SpanProcessor) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
 	// else and copied at once would hold up the processor.
 	var l live
 	var id sdkspan.ID
-	sdkspan.Started(s, &id)
-	l.ID, l.traceIDHigh, l.traceIDLow = id.SpanID, id.TraceIDHigh, id.TraceIDLow
-	l.localRoot = l.ID
+	child := sdkspan.Started(s, &id)
+	l.shows.TraceIDHigh, l.shows.TraceIDLow = id.TraceIDHigh, id.TraceIDLow
+	l.shows.SpanID, l.shows.LocalRootSpanID, l.shows.TraceFlags = id.SpanID, id.SpanID, id.TraceFlags
 	l.origin = originOf(p.runtime.GoroutineID(), id.TraceFlags)
 	var outer uint64
-	if p.hasRings() {
+	if child && p.hasRings() {
 		outer = p.follow(s, &l)
 	}
+	var with carried
+	if keys := p.keys.Load(); keys != nil {
+		with.attributes = keys.Of(ctx)
+		l.shows.Attributes = with.attributes.Encoded()
+	}
 
-	attributes := p.attributesOf(ctx)
-	var span ringbuf.Span
-	l.show(&span)
-	span.Attributes = attributes.Encoded()
 	var places [numRings]ringbuf.Place
 	resumes := false
 	for i := range p.rings {
 		if r := p.rings[i]; r != nil {
 			var shown uint64
-			places[i], shown = r.Swap(&span)
+			places[i], shown = r.Swap(&l.shows)
 			resumes = resumes || shown == outer
 		}
 	}
 	if outer != 0 && !resumes && (!p.records || gorecord.Current() != outer) {
 		l.resumes = 0
 	}
-	with := carried{attributes: attributes}
 	if p.records {
-		with.record = gorecord.Begin(l.traceIDHigh, l.traceIDLow, l.ID, l.origin.flags(), attributes)
+		with.record = gorecord.Begin(id.TraceIDHigh, id.TraceIDLow, id.SpanID, id.TraceFlags, with.attributes)
 		with.attributes = nil // the record has them
 	}
-	if !p.table.Reserve(l.ID, &l.span) {
+	if !p.table.Reserve(id.SpanID, &l.span) {
 		// It could not be taken back at its end.
 		with.record.End()
 		for i, r := range p.rings {
 			if r != nil {
-				r.Replace(places[i], l.ID, nil)
+				r.Replace(places[i], id.SpanID, nil)
 			}
 		}
 		return
@@ -307,22 +307,19 @@ func (p *SpanProcessor) hasRings() bool {
 // remote parent is somebody else's, also where its id is known here.
 func (p *SpanProcessor) follow(s sdktrace.ReadWriteSpan, child *live) (parent uint64) {
 	var above sdkspan.ID
-	if sdkspan.Parent(s, &above); above.SpanID == 0 || above.Remote || above.TraceIDHigh != child.traceIDHigh || above.TraceIDLow != child.traceIDLow {
+	if sdkspan.Parent(s, &above); above.Remote || above.TraceIDHigh != child.shows.TraceIDHigh || above.TraceIDLow != child.shows.TraceIDLow {
 		return 0
 	}
-	return p.followLocal(above.SpanID, child)
-}
-
-// followLocal is apart so that spans without a parent need no room for one.
-func (p *SpanProcessor) followLocal(id uint64, child *live) (parent uint64) {
-	var l live
-	if !p.table.Find(child.traceIDHigh, child.traceIDLow, id, &l.span) || !l.load() {
-		// It is over or has been evicted, or it is not recorded: only it would know.
-		child.localRoot = 0
-		return 0
+	var l span
+	if p.table.Find(above.TraceIDHigh, above.TraceIDLow, above.SpanID, &l) {
+		child.shows.LocalRootSpanID, child.resumes = atomic.LoadUint64(&l.Data().localRoot), l.Ref()
+		if !l.Changed() {
+			return above.SpanID
+		}
 	}
-	child.localRoot, child.resumes = l.localRoot, l.Ref()
-	return id
+	// It is over or has been evicted, or it is not recorded: only it would know.
+	child.shows.LocalRootSpanID, child.resumes = 0, 0
+	return 0
 }
 
 // OnEnd takes the span back, wherever it is shown.
@@ -462,13 +459,9 @@ func (p *SpanProcessor) free(l *span) {
 func (p *SpanProcessor) resume(l *span, record *gorecord.Record, here bool) {
 	e := l.Data()
 	var parent live
-	var span ringbuf.Span // the zero one if that is over
 	ok := p.table.Follow(e.resumes, &parent.span) && parent.load()
-	if ok {
-		parent.show(&span)
-		if p.keys.Load() != nil {
-			span.Attributes = parent.shownWith(record.Outer())
-		}
+	if ok && p.keys.Load() != nil {
+		parent.shows.Attributes = parent.shownWith(record.Outer())
 	}
 	for i := range p.rings {
 		r := p.rings[i]
@@ -481,8 +474,8 @@ func (p *SpanProcessor) resume(l *span, record *gorecord.Record, here bool) {
 			// be where it has shown the span. On the thread that it was on before it
 			// blocked, the slot may be another goroutine's by now, and tell nothing any
 			// more: then its record does.
-			if now = r.SwapOver(l.ID, &span); now == 0 && p.records && gorecord.Current() == l.ID {
-				now = r.Store(&span)
+			if now = r.SwapOver(l.ID, &parent.shows); now == 0 && p.records && gorecord.Current() == l.ID {
+				now = r.Store(&parent.shows)
 			}
 			if now != 0 {
 				parent.keepHere(i, r, now, parent.origin.goid() != goid)
@@ -501,7 +494,7 @@ func (p *SpanProcessor) resume(l *span, record *gorecord.Record, here bool) {
 			// started the span may have come late to note that it was there before.
 			if !ok || guest || r.ShownBy(place, e.origin.goid()) != l.ID {
 				r.Replace(place, l.ID, nil)
-			} else if r.Replace(place, l.ID, &span) {
+			} else if r.Replace(place, l.ID, &parent.shows) {
 				parent.keep(i, r, place, parent.origin.goid() != e.origin.goid())
 			}
 		}
@@ -531,12 +524,13 @@ func endRecord(r *gorecord.Record, here bool) {
 
 // clear has no slot show a span whose entry is claimed.
 func (p *SpanProcessor) clear(l *span) {
+	e := l.Data()
 	for i := range p.rings {
 		r := p.rings[i]
 		if r == nil {
 			continue
 		}
-		at := &l.Data().places[i]
+		at := &e.places[i]
 		for n := range at {
 			place, _ := placeOf(atomic.LoadUint32(&at[n]))
 			if place == 0 {
@@ -552,10 +546,8 @@ func (p *SpanProcessor) clear(l *span) {
 // it ends.
 func (p *SpanProcessor) show(ring int, l *live, attributes []byte, guest bool) {
 	r := p.rings[ring]
-	var span ringbuf.Span
-	l.show(&span)
-	span.Attributes = attributes
-	if place := r.Store(&span); place != 0 {
+	l.shows.Attributes = attributes
+	if place := r.Store(&l.shows); place != 0 {
 		l.keepHere(ring, r, place, guest)
 	}
 }

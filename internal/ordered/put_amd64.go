@@ -5,7 +5,10 @@
 
 package ordered
 
-import "unsafe"
+import (
+	"sync/atomic"
+	"unsafe"
+)
 
 // Put stores to a field, to be seen before what a call or an atomic operation stores
 // later.
@@ -20,6 +23,7 @@ func Put32(field *uint32, v uint32) { *field = v }
 func PutPointer(field *unsafe.Pointer, to unsafe.Pointer) { *field = to }
 
 // PutLast stores what is to be seen after all that was stored before.
-//
-//go:noinline
-func PutLast(field *uint64, v uint64) { *field = v }
+func PutLast(field *uint64, v uint64) {
+	atomic.LoadUint64(field) // nothing is moved across it
+	*field = v
+}

@@ -42,18 +42,20 @@ func Of(sc trace.SpanContext) ID {
 	}
 }
 
-// Started sets id to that of a span that a processor is told of by OnStart.
+// Started sets id to that of a span that a processor is told of by OnStart, and reports
+// whether that has a parent.
 //
 // Results are set and not returned, here and below: a struct that is returned is copied
 // right after it was written, in other pieces, which holds up the processor.
-func Started(s sdktrace.ReadWriteSpan, id *ID) {
+func Started(s sdktrace.ReadWriteSpan, id *ID) (child bool) {
 	v := (*value)(unsafe.Pointer(&s)) // sound: see value
 	if l := started.Load(); l != nil && l.table == v.table && v.data != nil {
 		read(unsafe.Add(v.data, l.spanContext), id)
-		return
+		return *(*trace.SpanID)(unsafe.Add(v.data, l.parent+fields.spanID)) != trace.SpanID{}
 	}
 	learn(&started, s, v.table)
 	*id = Of(s.SpanContext())
+	return s.Parent().HasSpanID()
 }
 
 // Parent sets id to that of the parent of such a span, zero if it has none.

@@ -26,7 +26,7 @@ import (
 
 // Buckets is how many each of the tables has that [New] makes for a service: for 256
 // spans, for 2,048 and for 65,536.
-var Buckets = [levels]int{1 << 5, 1 << 8, 1 << 13}
+var Buckets = [levels]int{1 << 3, 1 << 8, 1 << 13}
 
 const (
 	// Room is for how many spans there is room then.
@@ -56,12 +56,11 @@ type Table[E, P any] struct {
 // spared.
 func New[E, P any](buckets [levels]int, evict func(*Span[E, P]), spare func(*E) bool) *Table[E, P] {
 	t := &Table[E, P]{evict: evict, spare: spare}
-	first := uint64(1)
+	first := uint64(ways) // so that an entry's number tells its way, and is not 0
 	for i, n := range buckets {
 		t.levels[i] = level[E, P]{
 			first:    first,
-			buckets:  make([]bucket, n),
-			entries:  make([]entry[E], n*ways),
+			buckets:  make([]bucket[E], n),
 			pointers: make([]P, n*ways),
 		}
 		first += uint64(n * ways)
@@ -74,13 +73,15 @@ func New[E, P any](buckets [levels]int, evict func(*Span[E, P]), spare func(*E) 
 type level[E, P any] struct {
 	// first is the number of the first entry, of those of all levels.
 	first    uint64
-	buckets  []bucket
-	entries  []entry[E]
+	buckets  []bucket[E]
 	pointers []P
 }
 
-// bucket says which spans are in its entries.
-type bucket [ways]cell
+// bucket is some entries, and before them which spans are in them.
+type bucket[E any] struct {
+	cells   [ways]cell
+	entries [ways]entry[E]
+}
 
 // cell is the part of an entry that is looked for.
 type cell struct {
@@ -99,70 +100,79 @@ type entry[E any] struct {
 
 // Span is a span that a table has, or an entry that is claimed for one.
 type Span[E, P any] struct {
-	cell     *cell
-	entry    *entry[E]
-	pointers *P
+	level  *level[E, P]
+	bucket *bucket[E]
+	// number is that of the entry, of those of all levels.
+	number uint64
 	// ID is the span's.
 	ID uint64
 	// At is the version as of which this is about the entry: that which the entry has,
 	// or if it was reserved that which it will have.
-	At     uint64
-	number uint64
+	At uint64
 }
 
+func (s *Span[E, P]) cell() *cell { return &s.bucket.cells[s.number%ways] }
+
+func (s *Span[E, P]) entry() *entry[E] { return &s.bucket.entries[s.number%ways] }
+
 // Data is what is known of the span. It may be another one's by now: see Changed.
-func (s *Span[E, P]) Data() *E { return &s.entry.data }
+func (s *Span[E, P]) Data() *E { return &s.entry().data }
 
 // Pointers is the rest.
-func (s *Span[E, P]) Pointers() *P { return s.pointers }
+func (s *Span[E, P]) Pointers() *P { return &s.level.pointers[s.number-s.level.first] }
 
 // TraceID returns that of the span, under the same condition.
-func (s *Span[E, P]) TraceID() (high, low uint64) {
-	return atomic.LoadUint64(&s.entry.traceIDHigh), atomic.LoadUint64(&s.entry.traceIDLow)
+func (s *Span[E, P]) TraceID() (high, low uint64) { return s.entry().traceID() }
+
+func (e *entry[E]) traceID() (high, low uint64) {
+	return atomic.LoadUint64(&e.traceIDHigh), atomic.LoadUint64(&e.traceIDLow)
 }
 
 // Ref finds the entry of a span again, as long as it is that one's: the number of the entry
-// is its lower bits, from 1 on, and above are as many as fit of the version. 0 is none.
+// is its lower bits, and above are as many as fit of the version. 0 is none.
 type Ref uint64
 
 const (
 	refBits = 17
 	refMask = 1<<refBits - 1
 
-	_ = uint(refMask - Room)
+	_ = uint(refMask - (ways + Room))
 )
 
 // Ref returns what finds s again.
 func (s *Span[E, P]) Ref() Ref { return Ref(s.At<<refBits | s.number) }
 
 // Changed reports whether the span is not there any more, or was released since.
-func (s *Span[E, P]) Changed() bool { return atomic.LoadUint64(&s.cell.version) != s.At }
+func (s *Span[E, P]) Changed() bool { return atomic.LoadUint64(&s.cell().version) != s.At }
 
 // Claim gives the caller the entry to itself, unless it has changed. It is a full memory
 // barrier if it does.
 func (s *Span[E, P]) Claim() bool {
-	return s.At&1 == 0 && atomic.CompareAndSwapUint64(&s.cell.version, s.At, s.At|1)
+	return s.cell().claim(s.At)
 }
 
 // Release gives a claimed entry to all, with the same span.
 func (s *Span[E, P]) Release() {
 	s.At = s.next()
-	ordered.PutLast(&s.cell.version, s.At)
+	ordered.PutLast(&s.cell().version, s.At)
 }
 
 // Free gives a claimed entry back, without a span. What the pointers point at is the
 // caller's to drop.
 func (s *Span[E, P]) Free() {
-	ordered.Put(&s.cell.key, 0)
-	s.Release()
+	c := s.cell()
+	ordered.Put(&c.key, 0)
+	s.At = s.next()
+	ordered.PutLast(&c.version, s.At)
 }
 
 // Commit gives a reserved entry, whose data the caller has stored, to all.
 func (s *Span[E, P]) Commit(traceIDHigh, traceIDLow uint64) {
-	ordered.Put(&s.entry.traceIDHigh, traceIDHigh)
-	ordered.Put(&s.entry.traceIDLow, traceIDLow)
-	ordered.Put(&s.cell.key, s.ID)
-	ordered.PutLast(&s.cell.version, s.At)
+	c, e := s.cell(), s.entry()
+	ordered.Put(&e.traceIDHigh, traceIDHigh)
+	ordered.Put(&e.traceIDLow, traceIDLow)
+	ordered.Put(&c.key, s.ID)
+	ordered.PutLast(&c.version, s.At)
 }
 
 func (s *Span[E, P]) next() uint64 { return s.At>>32<<32 | uint64(uint32(s.At)+2) }
@@ -171,7 +181,12 @@ func (s *Span[E, P]) next() uint64 { return s.At>>32<<32 | uint64(uint32(s.At)+2
 // it is there. If it is not, what s holds means nothing. Nothing keeps a span id from
 // being used in two traces; one whose id is 0 stands for all.
 func (t *Table[E, P]) Find(traceIDHigh, traceIDLow, id uint64, s *Span[E, P]) bool {
-	for i := range t.inUse() {
+	return t.levels[0].find(traceIDHigh, traceIDLow, id, s) || t.findFurther(traceIDHigh, traceIDLow, id, s)
+}
+
+// findFurther is for a span that is not in the first level.
+func (t *Table[E, P]) findFurther(traceIDHigh, traceIDLow, id uint64, s *Span[E, P]) bool {
+	for i := 1; i < int(t.used.Load()); i++ {
 		if t.levels[i].find(traceIDHigh, traceIDLow, id, s) {
 			return true
 		}
@@ -192,9 +207,8 @@ func (t *Table[E, P]) Follow(r Ref, s *Span[E, P]) bool {
 	for i := 1; i < levels && n >= t.levels[i].first; i++ {
 		l = &t.levels[i]
 	}
-	n -= l.first
-	l.point(n/ways, int(n%ways), s)
-	s.ID = atomic.LoadUint64(&s.cell.key)
+	l.point(n-l.first, s)
+	s.ID = atomic.LoadUint64(&s.cell().key)
 	return s.Ref() == r
 }
 
@@ -209,40 +223,38 @@ func (t *Table[E, P]) Reserve(id uint64, s *Span[E, P]) bool {
 		now = t.tick.Add(1)
 	}
 	s.ID = id
-	if !t.reserve(s) && !t.levels[levels-1].displace(t, s) {
+	if !t.levels[0].reserve(id, s) && !t.reserveFurther(id, s) {
 		return false
 	}
 	s.At = now<<32 | uint64(uint32(s.next()))
 	return true
 }
 
-func (t *Table[E, P]) reserve(s *Span[E, P]) bool {
-	for i := range t.levels {
+// reserveFurther is for who finds the first level full.
+func (t *Table[E, P]) reserveFurther(id uint64, s *Span[E, P]) bool {
+	for i := 1; i < levels; i++ {
 		for used := t.used.Load(); used <= int32(i); used = t.used.Load() {
 			t.used.CompareAndSwap(used, used+1)
 		}
-		if t.levels[i].reserve(s) {
+		if t.levels[i].reserve(id, s) {
 			return true
 		}
 	}
-	return false
+	return t.levels[levels-1].displace(t, s)
 }
-
-func (t *Table[E, P]) inUse() int { return int(t.used.Load()) }
 
 // Claimed calls f for entries that hold the span with this id and that somebody has
 // claimed: what they hold may be about to be another span's.
 func (t *Table[E, P]) Claimed(id uint64, f func(*Span[E, P])) {
 	for i := range t.levels {
 		l := &t.levels[i]
-		b := l.bucket(id)
-		for way := range ways {
-			c := &l.buckets[b][way]
-			if atomic.LoadUint64(&c.key) != id || atomic.LoadUint64(&c.version)&1 == 0 {
+		n := l.bucket(id)
+		for way := range uint64(ways) {
+			if c := &l.buckets[n].cells[way]; atomic.LoadUint64(&c.key) != id || atomic.LoadUint64(&c.version)&1 == 0 {
 				continue
 			}
 			s := Span[E, P]{ID: id}
-			l.point(b, way, &s)
+			l.point(n*ways+way, &s)
 			f(&s)
 		}
 	}
@@ -252,13 +264,11 @@ func (t *Table[E, P]) Claimed(id uint64, f func(*Span[E, P])) {
 func (t *Table[E, P]) All(f func(*Span[E, P])) {
 	for i := range t.levels {
 		l := &t.levels[i]
-		for b := range l.buckets {
-			for way := range ways {
-				var s Span[E, P]
-				l.point(uint64(b), way, &s)
-				if s.ID = atomic.LoadUint64(&s.cell.key); s.ID != 0 && s.At&1 == 0 {
-					f(&s)
-				}
+		for n := range l.pointers {
+			var s Span[E, P]
+			l.point(uint64(n), &s)
+			if s.ID = atomic.LoadUint64(&s.cell().key); s.ID != 0 && s.At&1 == 0 {
+				f(&s)
 			}
 		}
 	}
@@ -271,35 +281,36 @@ func (l *level[E, P]) bucket(id uint64) uint64 {
 	return id * spread >> 32 & uint64(len(l.buckets)-1)
 }
 
-// point has s be about an entry, as of its version now.
-func (l *level[E, P]) point(b uint64, way int, s *Span[E, P]) {
-	n := b*ways + uint64(way)
-	s.cell, s.entry, s.pointers = &l.buckets[b][way], &l.entries[n], &l.pointers[n]
-	s.number = l.first + n
-	s.At = atomic.LoadUint64(&s.cell.version)
+// point has s be about the entry with a number, of those of the level, as of its version
+// now.
+func (l *level[E, P]) point(n uint64, s *Span[E, P]) {
+	s.level, s.bucket, s.number = l, &l.buckets[n/ways], l.first+n
+	s.At = atomic.LoadUint64(&s.cell().version)
 }
 
-// is reports whether the span in an entry, as of its version, is that with the ids, unless
-// it has changed.
-func (s *Span[E, P]) is(traceIDHigh, traceIDLow, id uint64) bool {
-	if s.At&1 != 0 || atomic.LoadUint64(&s.cell.key) != id {
-		return false
-	}
-	high, low := s.TraceID()
-	return low == traceIDLow && high == traceIDHigh || traceIDHigh|traceIDLow == 0
+// claim makes a version odd, if it is even and still this one.
+func (c *cell) claim(version uint64) bool {
+	return version&1 == 0 && atomic.CompareAndSwapUint64(&c.version, version, version|1)
 }
 
 func (l *level[E, P]) find(traceIDHigh, traceIDLow, id uint64, s *Span[E, P]) bool {
 	if id == 0 {
 		return false
 	}
-	b := l.bucket(id)
-	s.ID = id
-	for way := range ways {
-		if atomic.LoadUint64(&l.buckets[b][way].key) != id {
+	n := l.bucket(id)
+	b := &l.buckets[n]
+	for way := range b.cells {
+		if atomic.LoadUint64(&b.cells[way].key) != id {
 			continue
 		}
-		if l.point(b, way, s); s.is(traceIDHigh, traceIDLow, id) {
+		// As of this version it is that span's.
+		version := atomic.LoadUint64(&b.cells[way].version)
+		if version&1 != 0 || atomic.LoadUint64(&b.cells[way].key) != id {
+			continue
+		}
+		high, low := b.entries[way].traceID()
+		if low == traceIDLow && high == traceIDHigh || traceIDHigh|traceIDLow == 0 {
+			s.level, s.bucket, s.number, s.ID, s.At = l, b, l.first+n*ways+uint64(way), id, version
 			return true
 		}
 	}
@@ -307,15 +318,15 @@ func (l *level[E, P]) find(traceIDHigh, traceIDLow, id uint64, s *Span[E, P]) bo
 }
 
 // reserve claims a free entry, if there is one.
-func (l *level[E, P]) reserve(s *Span[E, P]) bool {
-	b := l.bucket(s.ID)
-	for way := range ways {
-		if atomic.LoadUint64(&l.buckets[b][way].key) != 0 {
-			continue
-		}
+func (l *level[E, P]) reserve(id uint64, s *Span[E, P]) bool {
+	n := l.bucket(id)
+	b := &l.buckets[n]
+	for way := range b.cells {
 		// It is claimed as of a version that it was free in: a span that has come since
 		// is nobody's to claim, not even for a moment.
-		if l.point(b, way, s); atomic.LoadUint64(&s.cell.key) == 0 && s.Claim() {
+		version := atomic.LoadUint64(&b.cells[way].version)
+		if atomic.LoadUint64(&b.cells[way].key) == 0 && b.cells[way].claim(version) {
+			s.level, s.bucket, s.number, s.At = l, b, l.first+n*ways+uint64(way), version
 			return true
 		}
 	}
@@ -324,13 +335,13 @@ func (l *level[E, P]) reserve(s *Span[E, P]) bool {
 
 // displace claims the entry of a span that has to give way.
 func (l *level[E, P]) displace(t *Table[E, P], s *Span[E, P]) bool {
-	b := l.bucket(s.ID)
+	first := l.bucket(s.ID) * ways
 	for range ways {
-		l.point(b, l.victim(b, t.spare), s)
+		l.point(first+l.victim(first/ways, t.spare), s)
 		if !s.Claim() {
 			continue
 		}
-		if id := atomic.LoadUint64(&s.cell.key); id != 0 {
+		if id := atomic.LoadUint64(&s.cell().key); id != 0 {
 			// A copy, for what a function gets that is not known is allocated.
 			victim := *s
 			victim.ID = id
@@ -341,21 +352,21 @@ func (l *level[E, P]) displace(t *Table[E, P], s *Span[E, P]) bool {
 	return false
 }
 
-// victim returns the entry of a bucket for a new span: a free one, or that of the oldest
-// span, or of the oldest that can be spared.
-func (l *level[E, P]) victim(b uint64, spare func(*E) bool) int {
-	victim, least := 0, ^uint64(0)
-	for way := range ways {
-		c := &l.buckets[b][way]
+// victim returns which entry of a bucket is for a new span: a free one, or that of the
+// oldest span, or of the oldest that can be spared.
+func (l *level[E, P]) victim(n uint64, spare func(*E) bool) (victim uint64) {
+	b, least := &l.buckets[n], ^uint64(0)
+	for way := range b.cells {
+		c := &b.cells[way]
 		if atomic.LoadUint64(&c.key) == 0 {
-			return way
+			return uint64(way)
 		}
 		rank := atomic.LoadUint64(&c.version) >> 32
-		if spare != nil && !spare(&l.entries[b*ways+uint64(way)].data) {
+		if spare != nil && !spare(&b.entries[way].data) {
 			rank |= 1 << 32
 		}
 		if rank < least {
-			victim, least = way, rank
+			victim, least = uint64(way), rank
 		}
 	}
 	return victim

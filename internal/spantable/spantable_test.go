@@ -150,20 +150,20 @@ func TestRefs(t *testing.T) {
 	tt := newTestTable(Buckets, nil)
 	entries := 0
 	for i := range tt.levels {
-		entries += len(tt.levels[i].entries)
+		entries += len(tt.levels[i].pointers)
 	}
 	assert.Equal(t, Room, entries)
 	for i := range tt.levels {
 		l := &tt.levels[i]
 		for _, b := range []uint64{0, uint64(len(l.buckets) - 1)} {
-			for _, way := range []int{0, ways - 1} {
+			for _, way := range []uint64{0, ways - 1} {
 				var s, found testSpan
-				l.point(b, way, &s)
-				s.cell.key, s.cell.version, s.At = 5, 1<<40|2, 1<<40|2
+				l.point(b*ways+way, &s)
+				s.cell().key, s.cell().version, s.At = 5, 1<<40|2, 1<<40|2
 				require.True(t, tt.Follow(s.Ref(), &found))
-				assert.Same(t, s.entry, found.entry)
-				assert.Same(t, s.cell, found.cell)
-				assert.Same(t, s.pointers, found.pointers)
+				assert.Same(t, s.entry(), found.entry())
+				assert.Same(t, s.cell(), found.cell())
+				assert.Same(t, s.Pointers(), found.Pointers())
 			}
 		}
 	}
@@ -250,7 +250,7 @@ func TestALiveSpanIsLeftAlone(t *testing.T) {
 		wg.Go(func() {
 			for range 500_000 {
 				s := testSpan{ID: g + 1}
-				if !tt.levels[0].reserve(&s) {
+				if !tt.levels[0].reserve(s.ID, &s) {
 					continue
 				}
 				s.At = s.next()
