@@ -9,6 +9,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/otelctx/otelctx/internal/gorecord"
+	"github.com/otelctx/otelctx/internal/spantable"
 )
 
 // Attachment is what [Attach] has changed.
@@ -84,7 +85,7 @@ func (a Attachment) Detach() {
 			continue
 		}
 		var before live
-		if a.p.table.Find(0, 0, a.before[i], &before.span) && before.load() {
+		if a.p.table.Find(&spantable.Key{ID: a.before[i]}, &before.span) && before.load() {
 			attributes := before.shownWith(installed)
 			if attributes == nil && before.ID == a.id {
 				attributes = a.own.Encoded()

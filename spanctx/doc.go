@@ -61,7 +61,7 @@
 //
 // # Limits
 //
-// The table that ends are looked up in has room for 67,840 spans, in buckets of 8: from
+// The table that ends are looked up in has room for at least 67,584 spans, in buckets of 8: from
 // about 30,000 live spans on some are shown no more, the oldest of a full bucket. An
 // [Attach] or the end of a child that runs while another goroutine ends the span to be
 // shown may show that until it returns. pprof.Do and pprof.SetGoroutineLabels replace

@@ -203,7 +203,7 @@ func TestSpanIDInTwoTraces(t *testing.T) {
 	}
 	s.assertNowhere(t)
 	var l live
-	assert.False(t, s.p.table.Find(0, 0, 7, &l.span), "all ends were noticed")
+	assert.False(t, s.p.table.Find(&spantable.Key{ID: 7}, &l.span), "all ends were noticed")
 }
 
 type sameSpanID struct{ derivedIDs }

@@ -27,7 +27,7 @@ type table = spantable.Table[entry, pointers]
 type span = spantable.Span[entry, pointers]
 
 func newTable(evict func(*span)) *table {
-	return spantable.New(spantable.Buckets, evict, nil)
+	return spantable.New(spantable.Buckets(), evict, nil)
 }
 
 // entry is what the table knows of a span, beside its ids. With those it takes one cache
@@ -73,6 +73,17 @@ func (p *places) begin(word uint32) {
 	ordered.Put32(&p[0], word)
 	ordered.Put32(&p[1], 0)
 	ordered.Put32(&p[2], 0)
+}
+
+// clear has no place of a ring show a span.
+func (p *places) clear(r *ringbuf.Ring, id uint64) {
+	for i := range p {
+		place, _ := placeOf(atomic.LoadUint32(&p[i]))
+		if place == 0 {
+			return // they are noted in their order
+		}
+		r.Replace(place, id, nil)
+	}
 }
 
 const (

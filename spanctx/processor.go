@@ -22,6 +22,7 @@ import (
 	"github.com/otelctx/otelctx/internal/ringoption"
 	"github.com/otelctx/otelctx/internal/scope"
 	"github.com/otelctx/otelctx/internal/sdkspan"
+	"github.com/otelctx/otelctx/internal/spantable"
 	"github.com/otelctx/otelctx/resourcepublisher"
 	"github.com/otelctx/otelctx/ringbuf"
 )
@@ -265,15 +266,14 @@ func (p *SpanProcessor) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
 	}
 
 	var places [numRings]ringbuf.Place
-	resumes := false
-	for i := range p.rings {
-		if r := p.rings[i]; r != nil {
-			var shown uint64
-			places[i], shown = r.Swap(&l.shows)
-			resumes = resumes || shown == outer
-		}
+	var shown [numRings]uint64
+	if r := p.rings[threadRing]; r != nil {
+		places[threadRing], shown[threadRing] = r.Swap(&l.shows)
 	}
-	if outer != 0 && !resumes && (!p.records || gorecord.Current() != outer) {
+	if r := p.rings[goroutineRing]; r != nil {
+		places[goroutineRing], shown[goroutineRing] = r.Swap(&l.shows)
+	}
+	if outer != 0 && shown[threadRing] != outer && shown[goroutineRing] != outer && (!p.records || gorecord.Current() != outer) {
 		l.resumes = 0
 	}
 	if p.records {
@@ -311,7 +311,7 @@ func (p *SpanProcessor) follow(s sdktrace.ReadWriteSpan, child *live) (parent ui
 		return 0
 	}
 	var l span
-	if p.table.Find(above.TraceIDHigh, above.TraceIDLow, above.SpanID, &l) {
+	if p.table.Find(&spantable.Key{TraceIDHigh: above.TraceIDHigh, TraceIDLow: above.TraceIDLow, ID: above.SpanID}, &l) {
 		child.shows.LocalRootSpanID, child.resumes = atomic.LoadUint64(&l.Data().localRoot), l.Ref()
 		if !l.Changed() {
 			return above.SpanID
@@ -330,7 +330,7 @@ func (p *SpanProcessor) OnEnd(s sdktrace.ReadOnlySpan) {
 	var l span
 	var id sdkspan.ID
 	sdkspan.Ended(s, &id)
-	if p.table.Take(id.TraceIDHigh, id.TraceIDLow, id.SpanID, &l) {
+	if p.table.Take(&spantable.Key{TraceIDHigh: id.TraceIDHigh, TraceIDLow: id.TraceIDLow, ID: id.SpanID}, &l) {
 		p.withdraw(&l)
 		p.free(&l)
 		return
@@ -381,7 +381,7 @@ func (p *SpanProcessor) closeRings() error {
 // live.
 func (p *SpanProcessor) find(sc trace.SpanContext, l *live) bool {
 	id := sdkspan.Of(sc)
-	return sc.HasTraceID() && !id.Remote && p.table.Find(id.TraceIDHigh, id.TraceIDLow, id.SpanID, &l.span) && l.load()
+	return sc.HasTraceID() && !id.Remote && p.table.Find(&spantable.Key{TraceIDHigh: id.TraceIDHigh, TraceIDLow: id.TraceIDLow, ID: id.SpanID}, &l.span) && l.load()
 }
 
 // shows reports whether the calling goroutine shows a span, by any carrier.
@@ -525,19 +525,11 @@ func endRecord(r *gorecord.Record, here bool) {
 // clear has no slot show a span whose entry is claimed.
 func (p *SpanProcessor) clear(l *span) {
 	e := l.Data()
-	for i := range p.rings {
-		r := p.rings[i]
-		if r == nil {
-			continue
-		}
-		at := &e.places[i]
-		for n := range at {
-			place, _ := placeOf(atomic.LoadUint32(&at[n]))
-			if place == 0 {
-				break // they are noted in their order
-			}
-			r.Replace(place, l.ID, nil)
-		}
+	if r := p.rings[threadRing]; r != nil {
+		e.places[threadRing].clear(r, l.ID)
+	}
+	if r := p.rings[goroutineRing]; r != nil {
+		e.places[goroutineRing].clear(r, l.ID)
 	}
 }
 

@@ -19,7 +19,7 @@ type table = spantable.Table[entry, struct{}]
 type span = spantable.Span[entry, struct{}]
 
 func newTable(evict func(*span)) *table {
-	return spantable.New(spantable.Buckets, evict, func(e *entry) bool {
+	return spantable.New(spantable.Buckets(), evict, func(e *entry) bool {
 		return origin(atomic.LoadUint64((*uint64)(&e.origin)))&ended != 0
 	})
 }
@@ -69,7 +69,7 @@ type live struct {
 // find looks for the span with this id in a trace, fills l with it, and reports whether
 // it is there; it may have ended. If it is not, what l holds means nothing.
 func find(t *table, traceIDHigh, traceIDLow, id uint64, l *live) bool {
-	return t.Find(traceIDHigh, traceIDLow, id, &l.span) && l.load()
+	return t.Find(&spantable.Key{TraceIDHigh: traceIDHigh, TraceIDLow: traceIDLow, ID: id}, &l.span) && l.load()
 }
 
 // findLive is find for a span that has not ended.

@@ -18,9 +18,10 @@ func Put(field *uint64, v uint64) { *field = v }
 func Put32(field *uint32, v uint32) { *field = v }
 
 // PutPointer stores a pointer, to be seen after what was stored before.
-//
-//go:noinline
-func PutPointer(field *unsafe.Pointer, to unsafe.Pointer) { *field = to }
+func PutPointer(field *unsafe.Pointer, to unsafe.Pointer) {
+	atomic.LoadPointer(field) // nothing is moved across it
+	*field = to
+}
 
 // PutLast stores what is to be seen after all that was stored before.
 func PutLast(field *uint64, v uint64) {

@@ -50,8 +50,8 @@ func Of(sc trace.SpanContext) ID {
 func Started(s sdktrace.ReadWriteSpan, id *ID) (child bool) {
 	v := (*value)(unsafe.Pointer(&s)) // sound: see value
 	if l := started.Load(); l != nil && l.table == v.table && v.data != nil {
-		read(unsafe.Add(v.data, l.spanContext), id)
-		return *(*trace.SpanID)(unsafe.Add(v.data, l.parent+fields.spanID)) != trace.SpanID{}
+		v.spanContext(l.spanContext).read(id)
+		return v.spanContext(l.parent).spanID != trace.SpanID{}
 	}
 	learn(&started, s, v.table)
 	*id = Of(s.SpanContext())
@@ -62,7 +62,7 @@ func Started(s sdktrace.ReadWriteSpan, id *ID) (child bool) {
 func Parent(s sdktrace.ReadWriteSpan, id *ID) {
 	v := (*value)(unsafe.Pointer(&s))
 	if l := started.Load(); l != nil && l.table == v.table && v.data != nil {
-		read(unsafe.Add(v.data, l.parent), id)
+		v.spanContext(l.parent).read(id)
 		return
 	}
 	*id = Of(s.Parent())
@@ -72,7 +72,7 @@ func Parent(s sdktrace.ReadWriteSpan, id *ID) {
 func Ended(s sdktrace.ReadOnlySpan, id *ID) {
 	v := (*value)(unsafe.Pointer(&s))
 	if l := ended.Load(); l != nil && l.table == v.table && v.data != nil {
-		read(unsafe.Add(v.data, l.spanContext), id)
+		v.spanContext(l.spanContext).read(id)
 		return
 	}
 	learn(&ended, s, v.table)
@@ -94,24 +94,48 @@ type layout struct {
 
 var started, ended atomic.Pointer[layout]
 
-// read sets id to what the SpanContext at sc says.
+// spanContext returns the one that is so far behind the beginning of the value.
 //
-// Sound: sc is where the compiler has put it in a value of the type that has the table,
-// the offsets are those that it has given to the fields, and the SDK changes neither once
-// others see the span.
-func read(sc unsafe.Pointer, id *ID) {
-	traceID := (*trace.TraceID)(unsafe.Add(sc, fields.traceID))
-	id.TraceIDHigh = binary.BigEndian.Uint64(traceID[:8])
-	id.TraceIDLow = binary.BigEndian.Uint64(traceID[8:])
-	id.SpanID = binary.BigEndian.Uint64((*trace.SpanID)(unsafe.Add(sc, fields.spanID))[:])
-	id.TraceFlags = uint8(*(*trace.TraceFlags)(unsafe.Add(sc, fields.traceFlags)))
-	id.Remote = *(*bool)(unsafe.Add(sc, fields.remote))
+// Sound: it is where the compiler has put it in a value of the type that has the table, it
+// is laid out as ours or nothing would be known, and the SDK does not change it once others
+// see the span.
+func (v *value) spanContext(offset uintptr) *spanContext {
+	return (*spanContext)(unsafe.Add(v.data, offset))
+}
+
+// spanContext is a [trace.SpanContext], if known.
+type spanContext struct {
+	traceID    trace.TraceID
+	spanID     trace.SpanID
+	traceFlags trace.TraceFlags
+	traceState trace.TraceState
+	remote     bool
+}
+
+var known = sameFields(reflect.TypeFor[spanContext](), reflect.TypeFor[trace.SpanContext]())
+
+// sameFields reports whether two structs have the same ones in the same places.
+func sameFields(a, b reflect.Type) bool {
+	same := a.NumField() == b.NumField() && a.Size() == b.Size()
+	for i := 0; same && i < a.NumField(); i++ {
+		f, g := a.Field(i), b.Field(i)
+		same = f.Name == g.Name && f.Type == g.Type && f.Offset == g.Offset
+	}
+	return same
+}
+
+// read sets id to what sc says.
+func (sc *spanContext) read(id *ID) {
+	id.TraceIDHigh = binary.BigEndian.Uint64(sc.traceID[:8])
+	id.TraceIDLow = binary.BigEndian.Uint64(sc.traceID[8:])
+	id.SpanID = binary.BigEndian.Uint64(sc.spanID[:])
+	id.TraceFlags, id.Remote = uint8(sc.traceFlags), sc.remote
 }
 
 // learn notes where a span that has a table has both, if it is a pointer to one of the
 // SDK's structs with fields for them.
 func learn(to *atomic.Pointer[layout], span any, table unsafe.Pointer) {
-	if !fields.known || to.Load() != nil {
+	if !known || to.Load() != nil {
 		return
 	}
 	t := reflect.TypeOf(span)
@@ -119,30 +143,17 @@ func learn(to *atomic.Pointer[layout], span any, table unsafe.Pointer) {
 		return
 	}
 	l := layout{table: table}
-	if field[trace.SpanContext](t.Elem(), &l.spanContext, "spanContext") && field[trace.SpanContext](t.Elem(), &l.parent, "parent") {
+	if field(t.Elem(), &l.spanContext, "spanContext") && field(t.Elem(), &l.parent, "parent") {
 		to.CompareAndSwap(nil, &l)
 	}
 }
 
 var sdk = reflect.TypeFor[sdktrace.TracerProvider]().PkgPath()
 
-// fields are the offsets in a [trace.SpanContext], if it has these and their types are
-// the expected ones.
-var fields = func() (f struct {
-	known                               bool
-	traceID, spanID, traceFlags, remote uintptr
-},
-) {
-	sc := reflect.TypeFor[trace.SpanContext]()
-	f.known = field[trace.TraceID](sc, &f.traceID, "traceID") && field[trace.SpanID](sc, &f.spanID, "spanID") &&
-		field[trace.TraceFlags](sc, &f.traceFlags, "traceFlags") && field[bool](sc, &f.remote, "remote")
-	return f
-}()
-
 // field sets offset to that of a struct's field, and reports whether the struct has it and
-// its type is T.
-func field[T any](t reflect.Type, offset *uintptr, name string) bool {
+// it is a SpanContext.
+func field(t reflect.Type, offset *uintptr, name string) bool {
 	f, ok := t.FieldByName(name)
 	*offset = f.Offset
-	return ok && len(f.Index) == 1 && f.Type == reflect.TypeFor[T]()
+	return ok && len(f.Index) == 1 && f.Type == reflect.TypeFor[trace.SpanContext]()
 }

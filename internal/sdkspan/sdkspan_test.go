@@ -27,8 +27,9 @@ type checked struct {
 
 func (c *checked) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
 	var id, parent ID
-	Started(s, &id)
+	child := Started(s, &id)
 	Parent(s, &parent)
+	assert.Equal(c.t, parent != ID{}, child)
 	assert.Equal(c.t, Of(s.SpanContext()), id)
 	assert.Equal(c.t, Of(s.Parent()), parent)
 	if !c.newRoots.Load() {
@@ -110,7 +111,7 @@ func TestOtherSpans(t *testing.T) {
 	want := Of(span.SpanContext())
 	for range 2 {
 		var id, parent ID
-		Started(&foreign{ReadWriteSpan: inner}, &id)
+		assert.True(t, Started(&foreign{ReadWriteSpan: inner}, &id))
 		Parent(&foreign{ReadWriteSpan: inner}, &parent)
 		assert.Equal(t, want, id)
 		assert.Equal(t, Of(outer.SpanContext()), parent)
@@ -132,19 +133,31 @@ func TestOtherSpans(t *testing.T) {
 func TestFieldsThatAreNotThere(t *testing.T) {
 	forget(t)
 	var offset uintptr
-	sc := reflect.TypeFor[trace.SpanContext]()
-	assert.False(t, field[bool](sc, &offset, "local"))
-	assert.False(t, field[int](sc, &offset, "remote"))
-	known := fields
-	t.Cleanup(func() { fields = known })
-	fields.known = false
-	_, span := sdktrace.NewTracerProvider().Tracer("test").Start(t.Context(), "span")
-	inner, ok := span.(sdktrace.ReadWriteSpan)
+	type span struct {
+		spanContext trace.SpanContext
+		parent      trace.SpanID
+	}
+	assert.True(t, field(reflect.TypeFor[span](), &offset, "spanContext"))
+	assert.False(t, field(reflect.TypeFor[span](), &offset, "parent"), "which is something else")
+	assert.False(t, field(reflect.TypeFor[span](), &offset, "outer"))
+	for _, other := range []reflect.Type{
+		reflect.TypeFor[struct{ a, b int32 }](), reflect.TypeFor[struct{ b, a int64 }](), reflect.TypeFor[struct {
+			a int32
+			b int64
+		}](), reflect.TypeFor[struct{ a, b, c int64 }](),
+	} {
+		assert.False(t, sameFields(reflect.TypeFor[struct{ a, b int64 }](), other))
+	}
+	t.Cleanup(func() { known = true })
+	require.True(t, known)
+	known = false
+	_, root := sdktrace.NewTracerProvider().Tracer("test").Start(t.Context(), "span")
+	inner, ok := root.(sdktrace.ReadWriteSpan)
 	require.True(t, ok)
 	var id, parent ID
-	Started(inner, &id)
+	assert.False(t, Started(inner, &id))
 	Parent(inner, &parent)
-	assert.Equal(t, Of(span.SpanContext()), id)
+	assert.Equal(t, Of(root.SpanContext()), id)
 	assert.Zero(t, parent)
 	assert.Nil(t, started.Load())
 }

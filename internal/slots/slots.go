@@ -147,16 +147,21 @@ func (r *Ring) Store(s *Span) (slot uint32, goid, shown uint64, ok bool) {
 // not show the span any more, if only because it shows nothing where another writer
 // held on to it. It may be called from anywhere.
 func (r *Ring) Replace(slot uint32, spanID uint64, s *Span) bool {
-	if !r.Shows(slot, spanID) {
+	at := r.at(uint64(slot))
+	if atomic.LoadUint64(&at.SpanID) != spanID {
 		return false
 	}
 	if s == nil {
 		s = &nothing
 	}
-	at := r.at(uint64(slot))
 	if outcome := replace(r, at, spanID, s); outcome != Busy {
 		return outcome == 1
 	}
+	return r.replaceSlow(at, slot, spanID, s)
+}
+
+// replaceSlow is Replace where the assembly cannot do it.
+func (r *Ring) replaceSlow(at *wire.Slot2, slot uint32, spanID uint64, s *Span) bool {
 	var done bool
 	goruntime.Pin()
 	// To show nothing there takes no claim.

@@ -19,18 +19,24 @@
 package spantable
 
 import (
+	"math/bits"
+	"runtime"
 	"sync/atomic"
 
 	"github.com/otelctx/otelctx/internal/ordered"
 )
 
-// Buckets is how many each of the tables has that [New] makes for a service: for 256
-// spans, for 2,048 and for 65,536.
-var Buckets = [levels]int{1 << 3, 1 << 8, 1 << 13}
+// Buckets returns how many each of the tables has that [New] makes for a service: for 32
+// spans for each processor, as far as that is no more than for 2,048, for so many, and for
+// 65,536.
+func Buckets() [levels]int {
+	procs := uint(runtime.GOMAXPROCS(0))
+	return [levels]int{min(4<<bits.Len(procs-1), 1<<8), 1 << 8, 1 << 13}
+}
 
 const (
-	// Room is for how many spans there is room then.
-	Room = (1<<5 + 1<<8 + 1<<13) * ways
+	// Room is for how many spans there is room then, at least.
+	Room = (1<<8 + 1<<13) * ways
 
 	levels    = 3
 	ways      = 8
@@ -100,8 +106,9 @@ type entry[E any] struct {
 
 // Span is a span that a table has, or an entry that is claimed for one.
 type Span[E, P any] struct {
-	level  *level[E, P]
-	bucket *bucket[E]
+	level *level[E, P]
+	cell  *cell
+	entry *entry[E]
 	// number is that of the entry, of those of all levels.
 	number uint64
 	// ID is the span's.
@@ -111,18 +118,14 @@ type Span[E, P any] struct {
 	At uint64
 }
 
-func (s *Span[E, P]) cell() *cell { return &s.bucket.cells[s.number%ways] }
-
-func (s *Span[E, P]) entry() *entry[E] { return &s.bucket.entries[s.number%ways] }
-
 // Data is what is known of the span. It may be another one's by now: see Changed.
-func (s *Span[E, P]) Data() *E { return &s.entry().data }
+func (s *Span[E, P]) Data() *E { return &s.entry.data }
 
 // Pointers is the rest.
 func (s *Span[E, P]) Pointers() *P { return &s.level.pointers[s.number-s.level.first] }
 
 // TraceID returns that of the span, under the same condition.
-func (s *Span[E, P]) TraceID() (high, low uint64) { return s.entry().traceID() }
+func (s *Span[E, P]) TraceID() (high, low uint64) { return s.entry.traceID() }
 
 func (e *entry[E]) traceID() (high, low uint64) {
 	return atomic.LoadUint64(&e.traceIDHigh), atomic.LoadUint64(&e.traceIDLow)
@@ -136,58 +139,58 @@ const (
 	refBits = 17
 	refMask = 1<<refBits - 1
 
-	_ = uint(refMask - (ways + Room))
+	_ = uint(refMask - (ways + 1<<8*ways + Room))
 )
 
 // Ref returns what finds s again.
 func (s *Span[E, P]) Ref() Ref { return Ref(s.At<<refBits | s.number) }
 
 // Changed reports whether the span is not there any more, or was released since.
-func (s *Span[E, P]) Changed() bool { return atomic.LoadUint64(&s.cell().version) != s.At }
+func (s *Span[E, P]) Changed() bool { return atomic.LoadUint64(&s.cell.version) != s.At }
 
 // Claim gives the caller the entry to itself, unless it has changed. It is a full memory
 // barrier if it does.
 func (s *Span[E, P]) Claim() bool {
-	return s.cell().claim(s.At)
+	return s.cell.claim(s.At)
 }
 
 // Release gives a claimed entry to all, with the same span.
 func (s *Span[E, P]) Release() {
 	s.At = s.next()
-	ordered.PutLast(&s.cell().version, s.At)
+	ordered.PutLast(&s.cell.version, s.At)
 }
 
 // Free gives a claimed entry back, without a span. What the pointers point at is the
 // caller's to drop.
 func (s *Span[E, P]) Free() {
-	c := s.cell()
-	ordered.Put(&c.key, 0)
-	s.At = s.next()
-	ordered.PutLast(&c.version, s.At)
+	ordered.Put(&s.cell.key, 0)
+	s.Release()
 }
 
 // Commit gives a reserved entry, whose data the caller has stored, to all.
 func (s *Span[E, P]) Commit(traceIDHigh, traceIDLow uint64) {
-	c, e := s.cell(), s.entry()
-	ordered.Put(&e.traceIDHigh, traceIDHigh)
-	ordered.Put(&e.traceIDLow, traceIDLow)
-	ordered.Put(&c.key, s.ID)
-	ordered.PutLast(&c.version, s.At)
+	ordered.Put(&s.entry.traceIDHigh, traceIDHigh)
+	ordered.Put(&s.entry.traceIDLow, traceIDLow)
+	ordered.Put(&s.cell.key, s.ID)
+	ordered.PutLast(&s.cell.version, s.At)
 }
 
 func (s *Span[E, P]) next() uint64 { return s.At>>32<<32 | uint64(uint32(s.At)+2) }
 
-// Find looks for the span with this id in a trace, has s be about it, and reports whether
-// it is there. If it is not, what s holds means nothing. Nothing keeps a span id from
-// being used in two traces; one whose id is 0 stands for all.
-func (t *Table[E, P]) Find(traceIDHigh, traceIDLow, id uint64, s *Span[E, P]) bool {
-	return t.levels[0].find(traceIDHigh, traceIDLow, id, s) || t.findFurther(traceIDHigh, traceIDLow, id, s)
+// Key is what a span is found by.
+type Key struct{ TraceIDHigh, TraceIDLow, ID uint64 }
+
+// Find looks for a span, has s be about it, and reports whether it is there. If it is not,
+// what s holds means nothing. Nothing keeps a span id from being used in two traces; a trace
+// whose id is 0 stands for all.
+func (t *Table[E, P]) Find(k *Key, s *Span[E, P]) bool {
+	return t.levels[0].find(k, s) || t.findFurther(k, s)
 }
 
 // findFurther is for a span that is not in the first level.
-func (t *Table[E, P]) findFurther(traceIDHigh, traceIDLow, id uint64, s *Span[E, P]) bool {
+func (t *Table[E, P]) findFurther(k *Key, s *Span[E, P]) bool {
 	for i := 1; i < int(t.used.Load()); i++ {
-		if t.levels[i].find(traceIDHigh, traceIDLow, id, s) {
+		if t.levels[i].find(k, s) {
 			return true
 		}
 	}
@@ -195,9 +198,9 @@ func (t *Table[E, P]) findFurther(traceIDHigh, traceIDLow, id uint64, s *Span[E,
 }
 
 // Take is Find and Claim in one.
-func (t *Table[E, P]) Take(traceIDHigh, traceIDLow, id uint64, s *Span[E, P]) bool {
+func (t *Table[E, P]) Take(k *Key, s *Span[E, P]) bool {
 	// That it has the version still means that all of this was the span's.
-	return t.Find(traceIDHigh, traceIDLow, id, s) && s.Claim()
+	return (t.levels[0].find(k, s) || t.findFurther(k, s)) && s.Claim()
 }
 
 // Follow is Find for a Ref.
@@ -207,8 +210,8 @@ func (t *Table[E, P]) Follow(r Ref, s *Span[E, P]) bool {
 	for i := 1; i < levels && n >= t.levels[i].first; i++ {
 		l = &t.levels[i]
 	}
-	l.point(n-l.first, s)
-	s.ID = atomic.LoadUint64(&s.cell().key)
+	l.point((n-l.first)/ways, n%ways, s)
+	s.ID = atomic.LoadUint64(&s.cell.key)
 	return s.Ref() == r
 }
 
@@ -223,7 +226,7 @@ func (t *Table[E, P]) Reserve(id uint64, s *Span[E, P]) bool {
 		now = t.tick.Add(1)
 	}
 	s.ID = id
-	if !t.levels[0].reserve(id, s) && !t.reserveFurther(id, s) {
+	if !t.levels[0].reserve(s) && !t.reserveFurther(s) {
 		return false
 	}
 	s.At = now<<32 | uint64(uint32(s.next()))
@@ -231,12 +234,12 @@ func (t *Table[E, P]) Reserve(id uint64, s *Span[E, P]) bool {
 }
 
 // reserveFurther is for who finds the first level full.
-func (t *Table[E, P]) reserveFurther(id uint64, s *Span[E, P]) bool {
+func (t *Table[E, P]) reserveFurther(s *Span[E, P]) bool {
 	for i := 1; i < levels; i++ {
 		for used := t.used.Load(); used <= int32(i); used = t.used.Load() {
 			t.used.CompareAndSwap(used, used+1)
 		}
-		if t.levels[i].reserve(id, s) {
+		if t.levels[i].reserve(s) {
 			return true
 		}
 	}
@@ -254,7 +257,7 @@ func (t *Table[E, P]) Claimed(id uint64, f func(*Span[E, P])) {
 				continue
 			}
 			s := Span[E, P]{ID: id}
-			l.point(n*ways+way, &s)
+			l.point(n, way, &s)
 			f(&s)
 		}
 	}
@@ -264,10 +267,10 @@ func (t *Table[E, P]) Claimed(id uint64, f func(*Span[E, P])) {
 func (t *Table[E, P]) All(f func(*Span[E, P])) {
 	for i := range t.levels {
 		l := &t.levels[i]
-		for n := range l.pointers {
+		for n := range uint64(len(l.pointers)) {
 			var s Span[E, P]
-			l.point(uint64(n), &s)
-			if s.ID = atomic.LoadUint64(&s.cell().key); s.ID != 0 && s.At&1 == 0 {
+			l.point(n/ways, n%ways, &s)
+			if s.ID = atomic.LoadUint64(&s.cell.key); s.ID != 0 && s.At&1 == 0 {
 				f(&s)
 			}
 		}
@@ -281,11 +284,11 @@ func (l *level[E, P]) bucket(id uint64) uint64 {
 	return id * spread >> 32 & uint64(len(l.buckets)-1)
 }
 
-// point has s be about the entry with a number, of those of the level, as of its version
-// now.
-func (l *level[E, P]) point(n uint64, s *Span[E, P]) {
-	s.level, s.bucket, s.number = l, &l.buckets[n/ways], l.first+n
-	s.At = atomic.LoadUint64(&s.cell().version)
+// point has s be about an entry, as of its version now.
+func (l *level[E, P]) point(n, way uint64, s *Span[E, P]) {
+	b := &l.buckets[n]
+	s.level, s.cell, s.entry, s.number = l, &b.cells[way], &b.entries[way], l.first+n*ways+way
+	s.At = atomic.LoadUint64(&s.cell.version)
 }
 
 // claim makes a version odd, if it is even and still this one.
@@ -293,24 +296,21 @@ func (c *cell) claim(version uint64) bool {
 	return version&1 == 0 && atomic.CompareAndSwapUint64(&c.version, version, version|1)
 }
 
-func (l *level[E, P]) find(traceIDHigh, traceIDLow, id uint64, s *Span[E, P]) bool {
-	if id == 0 {
+func (l *level[E, P]) find(k *Key, s *Span[E, P]) bool {
+	if s.ID = k.ID; s.ID == 0 {
 		return false
 	}
-	n := l.bucket(id)
-	b := &l.buckets[n]
-	for way := range b.cells {
-		if atomic.LoadUint64(&b.cells[way].key) != id {
+	n := l.bucket(s.ID)
+	for way := range uint64(ways) {
+		if atomic.LoadUint64(&l.buckets[n].cells[way].key) != s.ID {
 			continue
 		}
-		// As of this version it is that span's.
-		version := atomic.LoadUint64(&b.cells[way].version)
-		if version&1 != 0 || atomic.LoadUint64(&b.cells[way].key) != id {
+		// As of its version now it is that span's.
+		if l.point(n, way, s); s.At&1 != 0 || atomic.LoadUint64(&s.cell.key) != s.ID {
 			continue
 		}
-		high, low := b.entries[way].traceID()
-		if low == traceIDLow && high == traceIDHigh || traceIDHigh|traceIDLow == 0 {
-			s.level, s.bucket, s.number, s.ID, s.At = l, b, l.first+n*ways+uint64(way), id, version
+		high, low := s.TraceID()
+		if low == k.TraceIDLow && high == k.TraceIDHigh || k.TraceIDHigh|k.TraceIDLow == 0 {
 			return true
 		}
 	}
@@ -318,15 +318,16 @@ func (l *level[E, P]) find(traceIDHigh, traceIDLow, id uint64, s *Span[E, P]) bo
 }
 
 // reserve claims a free entry, if there is one.
-func (l *level[E, P]) reserve(id uint64, s *Span[E, P]) bool {
-	n := l.bucket(id)
-	b := &l.buckets[n]
-	for way := range b.cells {
+func (l *level[E, P]) reserve(s *Span[E, P]) bool {
+	n := l.bucket(s.ID)
+	for way := range uint64(ways) {
 		// It is claimed as of a version that it was free in: a span that has come since
 		// is nobody's to claim, not even for a moment.
-		version := atomic.LoadUint64(&b.cells[way].version)
-		if atomic.LoadUint64(&b.cells[way].key) == 0 && b.cells[way].claim(version) {
-			s.level, s.bucket, s.number, s.At = l, b, l.first+n*ways+uint64(way), version
+		c := &l.buckets[n].cells[way]
+		version := atomic.LoadUint64(&c.version)
+		if atomic.LoadUint64(&c.key) == 0 && c.claim(version) {
+			l.point(n, way, s)
+			s.At = version
 			return true
 		}
 	}
@@ -335,13 +336,13 @@ func (l *level[E, P]) reserve(id uint64, s *Span[E, P]) bool {
 
 // displace claims the entry of a span that has to give way.
 func (l *level[E, P]) displace(t *Table[E, P], s *Span[E, P]) bool {
-	first := l.bucket(s.ID) * ways
+	n := l.bucket(s.ID)
 	for range ways {
-		l.point(first+l.victim(first/ways, t.spare), s)
+		l.point(n, l.victim(n, t.spare), s)
 		if !s.Claim() {
 			continue
 		}
-		if id := atomic.LoadUint64(&s.cell().key); id != 0 {
+		if id := atomic.LoadUint64(&s.cell.key); id != 0 {
 			// A copy, for what a function gets that is not known is allocated.
 			victim := *s
 			victim.ID = id

@@ -4,6 +4,7 @@
 package spantable
 
 import (
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -45,7 +46,7 @@ func (tt *testTable) add(t *testing.T, trace, id uint64) testSpan {
 
 func (tt *testTable) has(trace, id uint64) bool {
 	var s testSpan
-	return tt.Find(trace, ^trace, id, &s) && atomic.LoadUint64(&s.Data().a) == id && !s.Changed()
+	return tt.Find(&Key{trace, ^trace, id}, &s) && atomic.LoadUint64(&s.Data().a) == id && !s.Changed()
 }
 
 func (tt *testTable) ids() (ids []uint64) {
@@ -60,8 +61,8 @@ func TestLifeOfASpan(t *testing.T) {
 	assert.False(t, tt.has(2, 7), "another trace's")
 	assert.False(t, tt.has(1, 8))
 	var found testSpan
-	assert.True(t, tt.Find(0, 0, 7, &found), "any trace's")
-	assert.False(t, tt.Find(0, 0, 0, &found), "which is no id")
+	assert.True(t, tt.Find(&Key{ID: 7}, &found), "any trace's")
+	assert.False(t, tt.Find(&Key{}, &found), "which is no id")
 	require.True(t, tt.Follow(s.Ref(), &found))
 	assert.Equal(t, uint64(7), found.ID)
 	high, low := found.TraceID()
@@ -69,13 +70,13 @@ func TestLifeOfASpan(t *testing.T) {
 
 	// Of two with the same id each is found by its trace.
 	tt.add(t, 2, 7)
-	require.True(t, tt.Find(2, ^uint64(2), 7, &found))
+	require.True(t, tt.Find(&Key{2, ^uint64(2), 7}, &found))
 	assert.NotEqual(t, s.Ref(), found.Ref())
 
 	// Claimed it is found by nobody, but by those who ask for that.
 	require.True(t, s.Claim())
 	assert.False(t, tt.has(1, 7))
-	assert.False(t, tt.Take(1, ^uint64(1), 7, &found))
+	assert.False(t, tt.Take(&Key{1, ^uint64(1), 7}, &found))
 	assert.False(t, tt.Follow(s.Ref(), &found))
 	var claimed []uint64
 	tt.Claimed(7, func(s *testSpan) { claimed = append(claimed, s.Data().a) })
@@ -88,7 +89,7 @@ func TestLifeOfASpan(t *testing.T) {
 	assert.False(t, tt.Follow(again.Ref(), &found), "as of then")
 	assert.ElementsMatch(t, []uint64{7, 7}, tt.ids())
 
-	require.True(t, tt.Take(1, ^uint64(1), 7, &s))
+	require.True(t, tt.Take(&Key{1, ^uint64(1), 7}, &s))
 	s.Free()
 	assert.False(t, tt.has(1, 7))
 	assert.True(t, tt.has(2, 7))
@@ -147,10 +148,10 @@ func TestNoEntryIsFree(t *testing.T) {
 
 // A Ref counts in the table that the entry is in, at its limits too.
 func TestRefs(t *testing.T) {
-	tt := newTestTable(Buckets, nil)
+	tt := newTestTable([levels]int{1 << 8, 1 << 8, 1 << 13}, nil)
 	entries := 0
-	for i := range tt.levels {
-		entries += len(tt.levels[i].pointers)
+	for i := range tt.levels[1:] {
+		entries += len(tt.levels[1+i].pointers)
 	}
 	assert.Equal(t, Room, entries)
 	for i := range tt.levels {
@@ -158,26 +159,34 @@ func TestRefs(t *testing.T) {
 		for _, b := range []uint64{0, uint64(len(l.buckets) - 1)} {
 			for _, way := range []uint64{0, ways - 1} {
 				var s, found testSpan
-				l.point(b*ways+way, &s)
-				s.cell().key, s.cell().version, s.At = 5, 1<<40|2, 1<<40|2
+				l.point(b, way, &s)
+				s.cell.key, s.cell.version, s.At = 5, 1<<40|2, 1<<40|2
 				require.True(t, tt.Follow(s.Ref(), &found))
-				assert.Same(t, s.entry(), found.entry())
-				assert.Same(t, s.cell(), found.cell())
+				assert.Same(t, s.entry, found.entry)
+				assert.Same(t, s.cell, found.cell)
 				assert.Same(t, s.Pointers(), found.Pointers())
 			}
 		}
 	}
 }
 
+func TestBuckets(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(0))
+	for procs, first := range map[int]int{1: 4, 2: 8, 3: 16, 4: 16, 64: 256, 200: 256} {
+		runtime.GOMAXPROCS(procs)
+		assert.Equal(t, [levels]int{first, 256, 8192}, Buckets(), "%d processors", procs)
+	}
+}
+
 func TestNothingIsAllocated(t *testing.T) {
-	tt := newTestTable(Buckets, nil)
+	tt := newTestTable(Buckets(), nil)
 	var s testSpan
 	assert.Zero(t, testing.AllocsPerRun(100, func() {
 		tt.Reserve(7, &s)
 		s.Commit(1, 2)
-		tt.Find(1, 2, 7, &s)
+		tt.Find(&Key{1, 2, 7}, &s)
 		tt.Follow(s.Ref(), &s)
-		tt.Take(1, 2, 7, &s)
+		tt.Take(&Key{1, 2, 7}, &s)
 		s.Free()
 		tt.Claimed(7, func(*testSpan) {})
 	}))
@@ -203,7 +212,7 @@ func TestManyAtOnce(t *testing.T) {
 					s.Commit(id, id)
 					// The one before this, so that there is always one to be found.
 					id = (n-1)%16<<8 | g + 1
-					if tt.Take(id, id, id, &s) {
+					if tt.Take(&Key{id, id, id}, &s) {
 						if s.Data().a != ^s.Data().b || s.Data().a&0xFFFF != id {
 							stop.Store(true)
 							t.Errorf("took %x, %x as %x", s.Data().a, s.Data().b, id)
@@ -218,7 +227,7 @@ func TestManyAtOnce(t *testing.T) {
 				for n := uint64(0); found.Load() < 20_000 && !stop.Load(); n++ {
 					id := (n%16)<<8 | n%4 + 1
 					var s Span[payload, struct{}]
-					if !tt.Find(id, id, id, &s) {
+					if !tt.Find(&Key{id, id, id}, &s) {
 						continue
 					}
 					a, b := atomic.LoadUint64(&s.Data().a), atomic.LoadUint64(&s.Data().b)
@@ -250,13 +259,13 @@ func TestALiveSpanIsLeftAlone(t *testing.T) {
 		wg.Go(func() {
 			for range 500_000 {
 				s := testSpan{ID: g + 1}
-				if !tt.levels[0].reserve(s.ID, &s) {
+				if !tt.levels[0].reserve(&s) {
 					continue
 				}
 				s.At = s.next()
 				s.Commit(1, 1)
 				var found testSpan
-				if !tt.Take(1, 1, g+1, &found) || found.At != s.At {
+				if !tt.Take(&Key{1, 1, g + 1}, &found) || found.At != s.At {
 					t.Error("somebody has claimed it")
 					return
 				}
