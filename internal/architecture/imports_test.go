@@ -76,7 +76,7 @@ var graph = map[string]string{
 	"internal/childproc":                  "go.uber.org/goleak",
 	"internal/seccomp":                    "x/sys",
 	"internal/userfault":                  "x/sys",
-	"cmd/otelctx/internal/burner":         "internal/childproc internal/gorecord internal/goruntime internal/scope internal/wire otel otel/sdk otel/trace resourcepublisher scopedattr spanctx",
+	"cmd/otelctx/internal/burner":         "internal/childproc internal/gorecord internal/goruntime internal/scope internal/wire otel otel/sdk otel/trace resourcepublisher scopedattr spanctx x/sys",
 	"cmd/otelctx/internal/burner/service": "cmd/otelctx/internal/burner internal/childproc",
 	"cmd/otelctx/internal/collectortest":  "",
 	"internal/architecture":               "",

@@ -19,9 +19,9 @@ var reserved = map[string]string{
 		"internal/profilersocket internal/sdkspan " +
 		// Tests, and programs that are tested.
 		"internal/seccomp internal/userfault internal/interop internal/goruntime/testdata/probe cmd/otelctx/internal/burner " +
-		"cmd/otelctx/internal/symbols/testdata/prog benchmarks/internal/leaf",
+		"cmd/otelctx/internal/recording cmd/otelctx/internal/symbols/testdata/prog benchmarks/internal/leaf",
 	// Assembly.
-	".s": "internal/goruntime internal/slots internal/apmlib benchmarks/internal/leaf",
+	".s": "internal/goruntime internal/slots internal/gorecord internal/apmlib benchmarks/internal/leaf",
 	// C: a thread-local variable for programs that have cgo anyway, and programs that are tested.
 	"C": "internal/apmlib/cgoword internal/goruntime/testdata/probe spanctx/testdata/cgo " +
 		"cmd/otelctx/internal/burner/service cmd/otelctx/internal/symbols/testdata/cgo",
@@ -31,7 +31,7 @@ var reserved = map[string]string{
 	// Where tests make system calls that package syscall does not have. Those of other
 	// code are in [graph].
 	"x/sys in tests": "internal/apmlib internal/goruntime internal/goruntime/testdata/probe internal/profilersocket " +
-		"internal/slots internal/vma universalprofiling cmd/otelctx/internal/sampler",
+		"internal/slots internal/vma universalprofiling cmd/otelctx/internal/sampler cmd/otelctx/internal/collectortest",
 }
 
 // linknames says which functions and variables of the runtime are reached without its

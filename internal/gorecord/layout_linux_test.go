@@ -106,20 +106,21 @@ func TestFlags(t *testing.T) {
 }
 
 func TestHex(t *testing.T) {
-	for _, v := range []uint64{
-		0, 1, 9, 10, 15, 16, 0x99, 0x9a, 0xa9, 0xaa, 0x0123456789abcdef, 0xfedcba9876543210, 1 << 63, ^uint64(0),
-		0x9999999999999999, 0xaaaaaaaaaaaaaaaa, 0x00000000ffffffff, 0xffffffff00000000,
-	} {
-		var b [16]byte
-		putHex(b[:], v)
-		assert.Equal(t, fmt.Sprintf("%016x", v), string(b[:]))
+	check := func(ids [24]byte) {
+		// What is beside it stays as it is.
+		b := bytes.Repeat([]byte{'-'}, 2+48)
+		putHex((*[48]byte)(b[1:]), &ids)
+		require.Equal(t, "-"+hex.EncodeToString(ids[:])+"-", string(b))
 	}
-	// Each byte at each place.
-	for at := range 8 {
-		for v := range uint64(256) {
-			var b [16]byte
-			putHex(b[:], v<<(8*at))
-			assert.Equal(t, fmt.Sprintf("%016x", v<<(8*at)), string(b[:]))
+	// Each byte at each place, the others being all kinds of.
+	for at := range 24 {
+		for v := range 256 {
+			var ids [24]byte
+			for i := range ids {
+				ids[i] = byte(37*v + 11*i)
+			}
+			ids[at] = byte(v)
+			check(ids)
 		}
 	}
 }

@@ -50,7 +50,7 @@ type Record struct {
 	// next is another record of the same span, see Attach.
 	next atomic.Pointer[Record]
 	// hex is the text of the trace id and of the span id.
-	hex   [traceDigits + spanDigits]byte
+	hex   [2 * idBytes]byte
 	depth uint32
 
 	// The record of OTEP 4947, which is last for the attributes that follow it.
@@ -62,8 +62,9 @@ type Record struct {
 }
 
 const (
+	// idBytes is the size of a trace id and the span id that follows it.
+	idBytes     = 16 + 8
 	traceDigits = 2 * 16
-	spanDigits  = 2 * 8
 )
 
 // A Record is the beginning of one of these, which go on with the room for its attributes
@@ -157,6 +158,7 @@ const (
 	_ = -(unsafe.Offsetof(medium{}.attributes) ^ unsafe.Sizeof(Record{}))
 	_ = -(unsafe.Offsetof(wide{}.attributes) ^ unsafe.Sizeof(Record{}))
 	_ = -(unsafe.Offsetof(full{}.attributes) ^ unsafe.Sizeof(Record{}))
+	_ = -(unsafe.Offsetof(Record{}.spanID) - Offset ^ (idBytes - 8))
 	_ = -(unsafe.Offsetof(Record{}.spanID) - Offset ^ unsafe.Offsetof(wire.ThreadContextRecord{}.SpanID))
 	_ = -(unsafe.Offsetof(Record{}.state) - Offset ^ unsafe.Offsetof(wire.ThreadContextRecord{}.Valid))
 	_ = -unsafe.Offsetof(Record{}.labels)
@@ -212,13 +214,7 @@ func Begin(traceIDHigh, traceIDLow, spanID uint64, traceFlags uint8, a *Attribut
 	binary.BigEndian.PutUint64(r.traceID[:8], traceIDHigh)
 	binary.BigEndian.PutUint64(r.traceID[8:], traceIDLow)
 	binary.BigEndian.PutUint64(r.spanID[:], spanID)
-	if outer != nil && outer.traceID == r.traceID {
-		*(*[traceDigits]byte)(r.hex[:]) = [traceDigits]byte(outer.hex[:])
-	} else {
-		putHex(r.hex[:16], traceIDHigh)
-		putHex(r.hex[16:], traceIDLow)
-	}
-	putHex(r.hex[traceDigits:], spanID)
+	putHex(&r.hex, (*[idBytes]byte)(unsafe.Pointer(&r.traceID))) // sound: the span id follows
 	r.state = stateValid | uint32(traceFlags)<<stateFlagsShift | uint32(len(a.Encoded()))<<stateSizeShift
 	r.setLabels(list, users, a)
 	goruntime.SetLabels(unsafe.Pointer(r))
@@ -433,25 +429,6 @@ func merge(list, ours, users []goruntime.Label) []goruntime.Label {
 		}
 	}
 	return append(list, ours...)
-}
-
-// putHex stores the 16 lower-case hexadecimal digits of v.
-func putHex(to []byte, v uint64) {
-	binary.BigEndian.PutUint64(to[:8], digits(uint32(v>>32)))
-	binary.BigEndian.PutUint64(to[8:16], digits(uint32(v)))
-}
-
-// digits returns the 8 lower-case hexadecimal digits of v, the first in the highest
-// byte: each nibble is moved into a byte of its own, where '0' is added and, from ten
-// on, what is between '9' and 'a'.
-func digits(v uint32) uint64 {
-	const ones = 0x0101010101010101
-	d := uint64(v)
-	d = (d | d<<16) & 0x0000FFFF0000FFFF
-	d = (d | d<<8) & 0x00FF00FF00FF00FF
-	d = (d | d<<4) & (0x0F * ones)
-	letters := (d + 6*ones) >> 4 & ones
-	return d + '0'*ones + letters*('a'-'9'-1)
 }
 
 // of returns the record that labels point at, or nil if they are somebody else's.

@@ -1,0 +1,14 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build gc
+
+package gorecord
+
+// putHex stores the lower-case hexadecimal digits of some bytes. It is in assembly since Go
+// takes five times as many instructions.
+//
+// Sound: it reads and writes what it was given, of which it knows the sizes.
+//
+//go:noescape
+func putHex(to *[2 * idBytes]byte, from *[idBytes]byte)
