@@ -112,9 +112,10 @@ type live struct {
 	span
 
 	// shows is what slots show of it.
-	shows   ringbuf.Span
+	shows  ringbuf.Span
+	origin origin
+	// resumes is what the entry has, of a span that starts.
 	resumes spantable.Ref
-	origin  origin
 }
 
 // load copies what the table knows of l, and reports whether it still is that span's. Of
@@ -123,7 +124,6 @@ func (l *live) load() bool {
 	e := l.Data()
 	l.shows.TraceIDHigh, l.shows.TraceIDLow = l.TraceID()
 	l.shows.SpanID, l.shows.LocalRootSpanID = l.ID, atomic.LoadUint64(&e.localRoot)
-	l.resumes = spantable.Ref(atomic.LoadUint64((*uint64)(&e.resumes)))
 	l.origin = origin(atomic.LoadUint64((*uint64)(&e.origin)))
 	l.shows.TraceFlags = l.origin.flags()
 	return !l.Changed()
@@ -176,6 +176,11 @@ func (l *live) note(ring int, r *ringbuf.Ring, place ringbuf.Place, guest bool) 
 			return true
 		}
 	}
+	return l.displace(in, r, ring, noted)
+}
+
+// displace is note for a place that the list does not have.
+func (l *live) displace(in *places, r *ringbuf.Ring, ring int, noted uint32) bool {
 	for i := range in {
 		for {
 			w := atomic.LoadUint32(&in[i])

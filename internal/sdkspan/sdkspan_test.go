@@ -134,8 +134,8 @@ func TestFieldsThatAreNotThere(t *testing.T) {
 	forget(t)
 	var offset uintptr
 	type span struct {
-		spanContext trace.SpanContext
-		parent      trace.SpanID
+		spanContext trace.SpanContext //nolint:unused // what field looks for
+		parent      trace.SpanID      //nolint:unused // the same
 	}
 	assert.True(t, field(reflect.TypeFor[span](), &offset, "spanContext"))
 	assert.False(t, field(reflect.TypeFor[span](), &offset, "parent"), "which is something else")

@@ -207,8 +207,11 @@ func (t *Table[E, P]) Take(k *Key, s *Span[E, P]) bool {
 func (t *Table[E, P]) Follow(r Ref, s *Span[E, P]) bool {
 	n := uint64(r) & refMask
 	l := &t.levels[0]
-	for i := 1; i < levels && n >= t.levels[i].first; i++ {
-		l = &t.levels[i]
+	if n >= t.levels[1].first {
+		l = &t.levels[1]
+	}
+	if n >= t.levels[2].first {
+		l = &t.levels[2]
 	}
 	l.point((n-l.first)/ways, n%ways, s)
 	s.ID = atomic.LoadUint64(&s.cell.key)
@@ -225,8 +228,7 @@ func (t *Table[E, P]) Reserve(id uint64, s *Span[E, P]) bool {
 		}
 		now = t.tick.Add(1)
 	}
-	s.ID = id
-	if !t.levels[0].reserve(s) && !t.reserveFurther(s) {
+	if !t.levels[0].reserve(id, s) && !t.reserveFurther(id, s) {
 		return false
 	}
 	s.At = now<<32 | uint64(uint32(s.next()))
@@ -234,16 +236,16 @@ func (t *Table[E, P]) Reserve(id uint64, s *Span[E, P]) bool {
 }
 
 // reserveFurther is for who finds the first level full.
-func (t *Table[E, P]) reserveFurther(s *Span[E, P]) bool {
+func (t *Table[E, P]) reserveFurther(id uint64, s *Span[E, P]) bool {
 	for i := 1; i < levels; i++ {
 		for used := t.used.Load(); used <= int32(i); used = t.used.Load() {
 			t.used.CompareAndSwap(used, used+1)
 		}
-		if t.levels[i].reserve(s) {
+		if t.levels[i].reserve(id, s) {
 			return true
 		}
 	}
-	return t.levels[levels-1].displace(t, s)
+	return t.levels[levels-1].displace(t, id, s)
 }
 
 // Claimed calls f for entries that hold the span with this id and that somebody has
@@ -297,37 +299,43 @@ func (c *cell) claim(version uint64) bool {
 }
 
 func (l *level[E, P]) find(k *Key, s *Span[E, P]) bool {
-	if s.ID = k.ID; s.ID == 0 {
+	id := k.ID
+	if id == 0 {
 		return false
 	}
-	n := l.bucket(s.ID)
+	n := l.bucket(id)
+	b := &l.buckets[n]
 	for way := range uint64(ways) {
-		if atomic.LoadUint64(&l.buckets[n].cells[way].key) != s.ID {
+		c := &b.cells[way]
+		if atomic.LoadUint64(&c.key) != id {
 			continue
 		}
 		// As of its version now it is that span's.
-		if l.point(n, way, s); s.At&1 != 0 || atomic.LoadUint64(&s.cell.key) != s.ID {
+		version := atomic.LoadUint64(&c.version)
+		if version&1 != 0 || atomic.LoadUint64(&c.key) != id {
 			continue
 		}
-		high, low := s.TraceID()
-		if low == k.TraceIDLow && high == k.TraceIDHigh || k.TraceIDHigh|k.TraceIDLow == 0 {
+		e := &b.entries[way]
+		if atomic.LoadUint64(&e.traceIDLow) == k.TraceIDLow && atomic.LoadUint64(&e.traceIDHigh) == k.TraceIDHigh ||
+			k.TraceIDHigh|k.TraceIDLow == 0 {
+			s.level, s.cell, s.entry, s.number, s.ID, s.At = l, c, e, l.first+n*ways+way, id, version
 			return true
 		}
 	}
 	return false
 }
 
-// reserve claims a free entry, if there is one.
-func (l *level[E, P]) reserve(s *Span[E, P]) bool {
-	n := l.bucket(s.ID)
+// reserve claims a free entry for a span with this id, if there is one.
+func (l *level[E, P]) reserve(id uint64, s *Span[E, P]) bool {
+	n := l.bucket(id)
+	b := &l.buckets[n]
 	for way := range uint64(ways) {
 		// It is claimed as of a version that it was free in: a span that has come since
 		// is nobody's to claim, not even for a moment.
-		c := &l.buckets[n].cells[way]
+		c := &b.cells[way]
 		version := atomic.LoadUint64(&c.version)
 		if atomic.LoadUint64(&c.key) == 0 && c.claim(version) {
-			l.point(n, way, s)
-			s.At = version
+			s.level, s.cell, s.entry, s.number, s.ID, s.At = l, c, &b.entries[way], l.first+n*ways+way, id, version
 			return true
 		}
 	}
@@ -335,17 +343,18 @@ func (l *level[E, P]) reserve(s *Span[E, P]) bool {
 }
 
 // displace claims the entry of a span that has to give way.
-func (l *level[E, P]) displace(t *Table[E, P], s *Span[E, P]) bool {
-	n := l.bucket(s.ID)
+func (l *level[E, P]) displace(t *Table[E, P], id uint64, s *Span[E, P]) bool {
+	s.ID = id
+	n := l.bucket(id)
 	for range ways {
 		l.point(n, l.victim(n, t.spare), s)
 		if !s.Claim() {
 			continue
 		}
-		if id := atomic.LoadUint64(&s.cell.key); id != 0 {
+		if old := atomic.LoadUint64(&s.cell.key); old != 0 {
 			// A copy, for what a function gets that is not known is allocated.
 			victim := *s
-			victim.ID = id
+			victim.ID = old
 			t.evict(&victim)
 		}
 		return true

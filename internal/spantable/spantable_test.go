@@ -259,7 +259,7 @@ func TestALiveSpanIsLeftAlone(t *testing.T) {
 		wg.Go(func() {
 			for range 500_000 {
 				s := testSpan{ID: g + 1}
-				if !tt.levels[0].reserve(&s) {
+				if !tt.levels[0].reserve(s.ID, &s) {
 					continue
 				}
 				s.At = s.next()
