@@ -236,11 +236,21 @@ type carried struct {
 	attributes *gorecord.Attributes
 }
 
-// carry sets the pointers of a claimed entry.
+// carry sets the pointers of a reserved entry, which are nil.
 func (p *pointers) carry(c carried) {
-	p.record.Put(c.record)
-	if p.attributes.Load() != c.attributes {
+	if c.record != nil {
+		p.record.Put(c.record)
+	}
+	if c.attributes != nil {
 		p.attributes.Store(c.attributes)
+	}
+}
+
+// drop has the pointers of a claimed entry be nil.
+func (p *pointers) drop() {
+	p.record.Put(nil)
+	if p.attributes.Load() != nil {
+		p.attributes.Store(nil)
 	}
 }
 
@@ -252,7 +262,7 @@ func (l *live) store(with carried, at *[numRings]ringbuf.Place) {
 	ordered.Put((*uint64)(&e.origin), uint64(l.origin))
 	e.places[threadRing].begin(word(at[threadRing], false, l.At))
 	e.places[goroutineRing].begin(word(at[goroutineRing], false, l.At))
-	if with.record != nil || with.attributes != nil { // else they are nil: see free
+	if with.record != nil || with.attributes != nil {
 		l.Pointers().carry(with)
 	}
 	l.Commit(l.shows.TraceIDHigh, l.shows.TraceIDLow)

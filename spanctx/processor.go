@@ -332,7 +332,6 @@ func (p *SpanProcessor) OnEnd(s sdktrace.ReadOnlySpan) {
 	sdkspan.Ended(s, &id)
 	if p.table.Take(&spantable.Key{TraceIDHigh: id.TraceIDHigh, TraceIDLow: id.TraceIDLow, ID: id.SpanID}, &l) {
 		p.withdraw(&l)
-		p.free(&l)
 		return
 	}
 	// It was evicted or never shown, or somebody is about to take it back: that may take
@@ -401,7 +400,6 @@ func (p *SpanProcessor) shows(id uint64) bool {
 func (p *SpanProcessor) end(l *span) {
 	if l.Claim() {
 		p.withdraw(l)
-		p.free(l)
 	}
 }
 
@@ -422,36 +420,36 @@ func (p *SpanProcessor) hasten(l *span) {
 	}
 }
 
-// withdraw takes a span back whose entry is claimed. Where the goroutine that started
-// it shows it, its parent is shown again, if that goroutine was showing it before and
-// it is live; elsewhere nothing is.
+// withdraw takes a span back whose entry is claimed, and gives that back. Where the
+// goroutine that started the span shows it, its parent is shown again, if that goroutine was
+// showing it before and it is live; elsewhere nothing is.
 func (p *SpanProcessor) withdraw(l *span) {
 	e := l.Data()
-	var record *gorecord.Record
-	if p.records {
-		record = l.Pointers().record.Get()
-	}
-	if e.resumes == 0 && record == nil {
-		p.clear(l)
+	if !p.records && p.keys.Load() == nil {
+		// The pointers are nil. They are in memory of their own, which is not even looked at.
+		if e.resumes == 0 {
+			p.clear(l)
+		} else {
+			p.resume(l, nil, p.isHere(e.origin))
+		}
+		l.Free()
 		return
 	}
-	here := e.origin.goid() == p.runtime.GoroutineID()
+	pointers := l.Pointers()
+	record, here := pointers.record.Get(), p.isHere(e.origin)
 	if e.resumes == 0 {
 		p.clear(l)
 	} else {
 		p.resume(l, record, here)
 	}
 	endRecord(record, here)
-}
-
-// free gives a claimed entry back, without a span. Where spans have neither records nor
-// attributes their pointers are not even looked at: they are in memory of their own.
-func (p *SpanProcessor) free(l *span) {
-	if p.records || p.keys.Load() != nil {
-		l.Pointers().carry(carried{})
-	}
+	pointers.drop()
 	l.Free()
 }
+
+// isHere reports whether the calling goroutine is the one that started a span, or neither
+// is known.
+func (p *SpanProcessor) isHere(o origin) bool { return o.goid() == p.runtime.GoroutineID() }
 
 // resume has slots go back to the parent of a span whose entry is claimed, or if that is
 // over show nothing. It is called before the span's record is over, and here says whether
@@ -505,9 +503,9 @@ func (p *SpanProcessor) resume(l *span, record *gorecord.Record, here bool) {
 // claimed. Nothing is shown in its stead: it is another goroutine's, which may just be
 // ending the parent and would not see that this is shown again.
 func (p *SpanProcessor) evict(l *span) {
-	endRecord(l.Pointers().record.Get(), l.Data().origin.goid() == p.runtime.GoroutineID())
+	endRecord(l.Pointers().record.Get(), p.isHere(l.Data().origin))
 	p.clear(l)
-	l.Pointers().carry(carried{})
+	l.Pointers().drop()
 }
 
 // endRecord ends a record, on the goroutine that began it or on another one.

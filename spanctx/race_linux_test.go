@@ -314,20 +314,20 @@ func TestEndWhileEvicted(t *testing.T) {
 		s.assertShows(t, nil, nil)
 		assert.Zero(t, s.places(number(span)))
 		s.p.withdraw(&l.span)
-		s.p.free(&l.span)
 		s.assertShows(t, nil, nil)
 
 		// The same when the entry is about to be another span's.
 		_, span = s.root()
 		require.True(t, s.p.find(span.SpanContext(), &l))
 		require.True(t, l.Claim())
-		s.p.withdraw(&l.span)
+		s.p.evict(&l.span)
 		record := gorecord.Begin(1, 2, 3, 0, nil)
 		l.Pointers().record.Put(record)
 		span.End()
 		assert.True(t, record.Valid(), "it is not that span's")
 		record.End()
-		s.p.free(&l.span)
+		l.Pointers().drop()
+		l.Free()
 	})
 	s.assertNowhere(t)
 }

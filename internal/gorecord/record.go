@@ -113,41 +113,57 @@ const (
 	shortLabels      = 5
 )
 
-// newRecord returns a record with the attributes a, and the list of its labels: those of
-// a, but for the values of ours, or if that is empty the room for them and for those of a
-// user who has so many.
-func newRecord(users int, a *Attributes) (*Record, []goruntime.Label) {
+// newRecord returns a record with the attributes a and the labels of both, which are sorted
+// by key: the user's, the attributes' and ours, which come first where the keys are the same.
+// Ours are the texts of the ids, which the record has still to be given.
+func newRecord(users []goruntime.Label, a *Attributes) *Record {
 	switch {
-	case a == nil && users == 0:
+	case len(users) == 0 && a == nil:
+		// What merge would make of it.
 		r := new(bare)
-		return &r.Record, r.list[:0]
-	case a == nil && users <= userLabels:
-		r := new(labelled)
-		return &r.Record, r.list[:0]
-	case a == nil:
-		return new(Record), make([]goruntime.Label, 0, users+ourLabels)
-	case users == 0 && len(a.encoded) <= shortAttributes && len(a.labels) <= shortLabels:
+		r.list[0].Key, r.list[0].Value = spanIDKey, r.spanIDText()
+		r.list[1].Key, r.list[1].Value = traceIDKey, r.traceIDText()
+		r.labels.List = r.list[:]
+		return &r.Record
+	case len(users) == 0 && len(a.encoded) <= shortAttributes && len(a.labels) <= shortLabels:
 		r := new(short)
 		// All of both, which is quicker than to see how much it is.
 		r.attributes = [shortAttributes]byte(a.encoded[:shortAttributes])
 		r.list = a.short
-		return &r.Record, r.list[:len(a.labels)]
-	case users == 0 && len(a.encoded) <= mediumAttributes && len(a.labels) <= shortLabels:
+		r.setLabels(r.list[:len(a.labels)], a)
+		return &r.Record
+	case len(users) == 0 && a != nil && len(a.encoded) <= mediumAttributes && len(a.labels) <= shortLabels:
 		r := new(medium)
 		copy(r.attributes[:], a.encoded)
 		r.list = a.short
-		return &r.Record, r.list[:len(a.labels)]
-	case users <= userLabels && len(a.encoded) <= mediumAttributes:
+		r.setLabels(r.list[:len(a.labels)], a)
+		return &r.Record
+	case len(users) > userLabels:
+		// The list is an object of its own.
+		list := make([]goruntime.Label, 0, len(users)+ourLabels)
+		if a == nil {
+			r := new(Record)
+			r.mergeLabels(list, users, nil)
+			return r
+		}
+		r := new(full)
+		copy(r.attributes[:], a.encoded)
+		r.mergeLabels(list, users, a)
+		return &r.Record
+	case a == nil:
+		r := new(labelled)
+		r.mergeLabels(r.list[:0], users, nil)
+		return &r.Record
+	case len(a.encoded) <= mediumAttributes:
 		r := new(wide)
 		copy(r.attributes[:], a.encoded)
-		return &r.Record, r.list[:0]
+		r.mergeLabels(r.list[:0], users, a)
+		return &r.Record
 	default:
 		r := new(full)
 		copy(r.attributes[:], a.encoded)
-		if users > userLabels {
-			return &r.Record, make([]goruntime.Label, 0, users+ourLabels)
-		}
-		return &r.Record, r.list[:0]
+		r.mergeLabels(r.list[:0], users, a)
+		return &r.Record
 	}
 }
 
@@ -209,14 +225,13 @@ func Begin(traceIDHigh, traceIDLow, spanID uint64, traceFlags uint8, a *Attribut
 		}
 	}
 	users := labelsAt(user)
-	r, list := newRecord(len(users), a)
+	r := newRecord(users, a)
 	r.saved, r.user, r.depth = saved, user, depth
 	binary.BigEndian.PutUint64(r.traceID[:8], traceIDHigh)
 	binary.BigEndian.PutUint64(r.traceID[8:], traceIDLow)
 	binary.BigEndian.PutUint64(r.spanID[:], spanID)
 	putHex(&r.hex, (*[idBytes]byte)(unsafe.Pointer(&r.traceID))) // sound: the span id follows
 	r.state = stateValid | uint32(traceFlags)<<stateFlagsShift | uint32(len(a.Encoded()))<<stateSizeShift
-	r.setLabels(list, users, a)
 	goruntime.SetLabels(unsafe.Pointer(r))
 	return r
 }
@@ -302,12 +317,11 @@ func (r *Record) Attach(a *Attributes) Saved {
 // copy returns a record of the same span for a user's labels and with attributes.
 func (r *Record) copy(user unsafe.Pointer, a *Attributes) *Record {
 	users := labelsAt(user)
-	c, list := newRecord(len(users), a)
+	c := newRecord(users, a)
 	c.traceID, c.spanID, c.hex = r.traceID, r.spanID, r.hex
 	c.saved, c.user = user, user
 	const sizes = ^uint32(1<<stateSizeShift - 1)
 	c.state = atomic.LoadUint32(&r.state)&^sizes | uint32(len(a.Encoded()))<<stateSizeShift
-	c.setLabels(list, users, a)
 	return c
 }
 
@@ -376,26 +390,26 @@ func labelsAt(user unsafe.Pointer) []goruntime.Label {
 	return (*goruntime.LabelMap)(user).List
 }
 
-// setLabels makes the list of labels, which is sorted by key, of what newRecord has
-// returned: the user's, the attributes' and ours, which come first where the keys are the
-// same.
-func (r *Record) setLabels(list, users []goruntime.Label, a *Attributes) {
-	// Sound: nothing writes to hex any more, and the strings keep the record.
-	text := unsafe.String(&r.hex[0], len(r.hex))
-	spanID, traceID := text[traceDigits:], text[:traceDigits]
-	switch {
-	case len(users) == 0 && a == nil:
-		// What follows, for a list of none.
-		list = list[:ourLabels]
-		list[0].Key, list[0].Value = spanIDKey, spanID
-		list[1].Key, list[1].Value = traceIDKey, traceID
-	case len(list) > 0:
-		list[a.spanID].Value, list[a.traceID].Value = spanID, traceID
-	default:
-		var ours [userLabels + ourLabels]goruntime.Label
-		list = merge(list, a.fitting(ours[:0], userLabels-len(users), spanID, traceID), users)
-	}
+// spanIDText returns the text of the span id, which keeps the record. Sound: nothing writes
+// to hex once the record is installed.
+func (r *Record) spanIDText() string {
+	return unsafe.String(&r.hex[traceDigits], len(r.hex)-traceDigits)
+}
+
+// traceIDText is spanIDText for the trace id.
+func (r *Record) traceIDText() string { return unsafe.String(&r.hex[0], traceDigits) }
+
+// setLabels has the record show a list of labels that are those of a.
+func (r *Record) setLabels(list []goruntime.Label, a *Attributes) {
+	list[a.spanID].Value, list[a.traceID].Value = r.spanIDText(), r.traceIDText()
 	r.labels.List = list
+}
+
+// mergeLabels has the record show the user's labels and, as many as there is room for, those
+// of a, in a list that is empty yet.
+func (r *Record) mergeLabels(list, users []goruntime.Label, a *Attributes) {
+	var ours [userLabels + ourLabels]goruntime.Label
+	r.labels.List = merge(list, a.fitting(ours[:0], userLabels-len(users), r.spanIDText(), r.traceIDText()), users)
 }
 
 // fitting appends our labels, and those of a for which there is room beside them.
@@ -444,7 +458,7 @@ func of(labels unsafe.Pointer) *Record {
 	list := (*goruntime.LabelMap)(labels).List
 	for i := range list {
 		if l := &list[i]; unsafe.StringData(l.Key) == unsafe.StringData(spanIDKey) {
-			if uintptr(unsafe.Pointer(unsafe.StringData(l.Value))) == uintptr(labels)+spanIDText {
+			if uintptr(unsafe.Pointer(unsafe.StringData(l.Value))) == uintptr(labels)+spanIDOffset {
 				return (*Record)(labels)
 			}
 			return nil
@@ -453,5 +467,5 @@ func of(labels unsafe.Pointer) *Record {
 	return nil
 }
 
-// spanIDText is where in a record the text of the span id is.
-const spanIDText = unsafe.Offsetof(Record{}.hex) + traceDigits
+// spanIDOffset is where in a record the text of the span id is.
+const spanIDOffset = unsafe.Offsetof(Record{}.hex) + traceDigits

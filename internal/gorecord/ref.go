@@ -20,7 +20,5 @@ func (r *Ref) Get() *Record { return (*Record)(atomic.LoadPointer(&r.p)) }
 // Put stores a record. It is seen after what the caller has stored before it, and
 // before what it stores afterwards if that is atomic.
 func (r *Ref) Put(to *Record) {
-	if r.Get() != to {
-		ordered.PutPointer(&r.p, unsafe.Pointer(to))
-	}
+	ordered.PutPointer(&r.p, unsafe.Pointer(to))
 }
