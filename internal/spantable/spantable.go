@@ -231,7 +231,7 @@ func (t *Table[E, P]) Reserve(id uint64, s *Span[E, P]) bool {
 	if !t.levels[0].reserve(id, s) && !t.reserveFurther(id, s) {
 		return false
 	}
-	s.At = now<<32 | uint64(uint32(s.next()))
+	s.At = now<<32 | uint64(uint32(s.At)+2)
 	return true
 }
 
@@ -299,47 +299,67 @@ func (c *cell) claim(version uint64) bool {
 }
 
 func (l *level[E, P]) find(k *Key, s *Span[E, P]) bool {
-	id := k.ID
-	if id == 0 {
+	if s.ID = k.ID; s.ID == 0 {
 		return false
 	}
-	n := l.bucket(id)
+	n := l.bucket(s.ID)
 	b := &l.buckets[n]
-	for way := range uint64(ways) {
-		c := &b.cells[way]
-		if atomic.LoadUint64(&c.key) != id {
-			continue
-		}
-		// As of its version now it is that span's.
-		version := atomic.LoadUint64(&c.version)
-		if version&1 != 0 || atomic.LoadUint64(&c.key) != id {
-			continue
-		}
-		e := &b.entries[way]
-		if atomic.LoadUint64(&e.traceIDLow) == k.TraceIDLow && atomic.LoadUint64(&e.traceIDHigh) == k.TraceIDHigh ||
-			k.TraceIDHigh|k.TraceIDLow == 0 {
-			s.level, s.cell, s.entry, s.number, s.ID, s.At = l, c, e, l.first+n*ways+way, id, version
+	// Most often it is the first one, which is quicker to look at by itself.
+	if s.is(&b.cells[0], &b.entries[0], k) {
+		s.level, s.number = l, l.first+n*ways
+		return true
+	}
+	for way := uint64(1); way < ways; way++ {
+		if s.is(&b.cells[way], &b.entries[way], k) {
+			s.level, s.number = l, l.first+n*ways+way
 			return true
 		}
 	}
 	return false
 }
 
+// is has s be about an entry if that is of the span with a key and s.ID.
+func (s *Span[E, P]) is(c *cell, e *entry[E], k *Key) bool {
+	if atomic.LoadUint64(&c.key) != s.ID {
+		return false
+	}
+	// As of its version now it is that span's.
+	s.cell, s.entry, s.At = c, e, atomic.LoadUint64(&c.version)
+	if s.At&1 != 0 || atomic.LoadUint64(&c.key) != s.ID {
+		return false
+	}
+	high, low := e.traceID()
+	return low == k.TraceIDLow && high == k.TraceIDHigh || k.TraceIDHigh|k.TraceIDLow == 0
+}
+
 // reserve claims a free entry for a span with this id, if there is one.
 func (l *level[E, P]) reserve(id uint64, s *Span[E, P]) bool {
 	n := l.bucket(id)
 	b := &l.buckets[n]
-	for way := range uint64(ways) {
-		// It is claimed as of a version that it was free in: a span that has come since
-		// is nobody's to claim, not even for a moment.
-		c := &b.cells[way]
-		version := atomic.LoadUint64(&c.version)
-		if atomic.LoadUint64(&c.key) == 0 && c.claim(version) {
-			s.level, s.cell, s.entry, s.number, s.ID, s.At = l, c, &b.entries[way], l.first+n*ways+way, id, version
+	s.ID = id
+	if s.claimFree(&b.cells[0], &b.entries[0]) {
+		s.level, s.number = l, l.first+n*ways
+		return true
+	}
+	for way := uint64(1); way < ways; way++ {
+		if s.claimFree(&b.cells[way], &b.entries[way]) {
+			s.level, s.number = l, l.first+n*ways+way
 			return true
 		}
 	}
 	return false
+}
+
+// claimFree has s be about an entry, and claims it, if that is free.
+func (s *Span[E, P]) claimFree(c *cell, e *entry[E]) bool {
+	// It is claimed as of a version that it was free in: a span that has come since
+	// is nobody's to claim, not even for a moment.
+	version := atomic.LoadUint64(&c.version)
+	if atomic.LoadUint64(&c.key) != 0 || !c.claim(version) {
+		return false
+	}
+	s.cell, s.entry, s.At = c, e, version
+	return true
 }
 
 // displace claims the entry of a span that has to give way.
