@@ -22,7 +22,6 @@ import (
 	"github.com/otelctx/otelctx/internal/ringoption"
 	"github.com/otelctx/otelctx/internal/scope"
 	"github.com/otelctx/otelctx/internal/sdkspan"
-	"github.com/otelctx/otelctx/internal/spantable"
 	"github.com/otelctx/otelctx/resourcepublisher"
 	"github.com/otelctx/otelctx/ringbuf"
 )
@@ -311,7 +310,7 @@ func (p *SpanProcessor) follow(s sdktrace.ReadWriteSpan, child *live) (parent ui
 		return 0
 	}
 	var l span
-	if p.table.Find(&spantable.Key{TraceIDHigh: above.TraceIDHigh, TraceIDLow: above.TraceIDLow, ID: above.SpanID}, &l) {
+	if p.table.Find(&above.Key, &l) {
 		child.shows.LocalRootSpanID, child.resumes = atomic.LoadUint64(&l.Data().localRoot), l.Ref()
 		if !l.Changed() {
 			return above.SpanID
@@ -330,7 +329,7 @@ func (p *SpanProcessor) OnEnd(s sdktrace.ReadOnlySpan) {
 	var l span
 	var id sdkspan.ID
 	sdkspan.Ended(s, &id)
-	if p.table.Take(&spantable.Key{TraceIDHigh: id.TraceIDHigh, TraceIDLow: id.TraceIDLow, ID: id.SpanID}, &l) {
+	if p.table.Take(&id.Key, &l) {
 		p.withdraw(&l)
 		return
 	}
@@ -380,7 +379,7 @@ func (p *SpanProcessor) closeRings() error {
 // live.
 func (p *SpanProcessor) find(sc trace.SpanContext, l *live) bool {
 	id := sdkspan.Of(sc)
-	return sc.HasTraceID() && !id.Remote && p.table.Find(&spantable.Key{TraceIDHigh: id.TraceIDHigh, TraceIDLow: id.TraceIDLow, ID: id.SpanID}, &l.span) && l.load()
+	return sc.HasTraceID() && !id.Remote && p.table.Find(&id.Key, &l.span) && l.load()
 }
 
 // shows reports whether the calling goroutine shows a span, by any carrier.

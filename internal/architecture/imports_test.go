@@ -35,7 +35,7 @@ var graph = map[string]string{
 	"internal/scope":          "internal/gorecord otel",
 	"internal/ringoption":     "internal/goruntime",
 	"internal/sdkspan":        "otel/sdk otel/trace",
-	"internal/spantable":      "internal/ordered",
+	"internal/spantable":      "internal/ordered internal/sdkspan",
 	"internal/apmlib":         "internal/apmlib/cgoword internal/goruntime internal/vma internal/wire x/sys",
 	"internal/apmlib/cgoword": "",
 	"resourcepublisher":       "internal/boottime internal/procfs internal/remotemem internal/vma internal/wire otel otel/sdk proto/otlp proto/otlp/processcontext/v1development protobuf",

@@ -21,24 +21,28 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// ID identifies a span: W3C's identifiers read as big-endian numbers, and the trace
-// flags. The zero ID is none.
+// ID is what a SpanContext says of a span. The zero ID is none.
 type ID struct {
-	TraceIDHigh, TraceIDLow uint64
-	SpanID                  uint64
-	TraceFlags              uint8
-	Remote                  bool
+	Key
+
+	TraceFlags uint8
+	Remote     bool
 }
+
+// Key identifies a span: W3C's identifiers read as big-endian numbers.
+type Key struct{ TraceIDHigh, TraceIDLow, SpanID uint64 }
 
 // Of returns the identifiers of sc.
 func Of(sc trace.SpanContext) ID {
 	traceID, spanID := sc.TraceID(), sc.SpanID()
 	return ID{
-		TraceIDHigh: binary.BigEndian.Uint64(traceID[:8]),
-		TraceIDLow:  binary.BigEndian.Uint64(traceID[8:]),
-		SpanID:      binary.BigEndian.Uint64(spanID[:]),
-		TraceFlags:  byte(sc.TraceFlags()),
-		Remote:      sc.IsRemote(),
+		Key: Key{
+			TraceIDHigh: binary.BigEndian.Uint64(traceID[:8]),
+			TraceIDLow:  binary.BigEndian.Uint64(traceID[8:]),
+			SpanID:      binary.BigEndian.Uint64(spanID[:]),
+		},
+		TraceFlags: byte(sc.TraceFlags()),
+		Remote:     sc.IsRemote(),
 	}
 }
 
@@ -53,7 +57,15 @@ func Started(s sdktrace.ReadWriteSpan, id *ID) (child bool) {
 		v.spanContext(l.spanContext).read(id)
 		return v.spanContext(l.parent).spanID != trace.SpanID{}
 	}
-	learn(&started, s, v.table)
+	return startedOther(s, v.table, id)
+}
+
+// startedOther is apart, as are the next two, so that what is there for nearly all spans
+// needs no room for a SpanContext.
+//
+//go:noinline
+func startedOther(s sdktrace.ReadWriteSpan, table unsafe.Pointer, id *ID) (child bool) {
+	learn(&started, s, table)
 	*id = Of(s.SpanContext())
 	return s.Parent().HasSpanID()
 }
@@ -65,8 +77,11 @@ func Parent(s sdktrace.ReadWriteSpan, id *ID) {
 		v.spanContext(l.parent).read(id)
 		return
 	}
-	*id = Of(s.Parent())
+	otherParent(s, id)
 }
+
+//go:noinline
+func otherParent(s sdktrace.ReadWriteSpan, id *ID) { *id = Of(s.Parent()) }
 
 // Ended sets id to that of a span that a processor is told of by OnEnd.
 func Ended(s sdktrace.ReadOnlySpan, id *ID) {
@@ -75,7 +90,12 @@ func Ended(s sdktrace.ReadOnlySpan, id *ID) {
 		v.spanContext(l.spanContext).read(id)
 		return
 	}
-	learn(&ended, s, v.table)
+	endedOther(s, v.table, id)
+}
+
+//go:noinline
+func endedOther(s sdktrace.ReadOnlySpan, table unsafe.Pointer, id *ID) {
+	learn(&ended, s, table)
 	*id = Of(s.SpanContext())
 }
 

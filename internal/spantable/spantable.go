@@ -24,6 +24,7 @@ import (
 	"sync/atomic"
 
 	"github.com/otelctx/otelctx/internal/ordered"
+	"github.com/otelctx/otelctx/internal/sdkspan"
 )
 
 // Buckets returns how many each of the tables has that [New] makes for a service: for 32
@@ -177,18 +178,15 @@ func (s *Span[E, P]) Commit(traceIDHigh, traceIDLow uint64) {
 
 func (s *Span[E, P]) next() uint64 { return s.At>>32<<32 | uint64(uint32(s.At)+2) }
 
-// Key is what a span is found by.
-type Key struct{ TraceIDHigh, TraceIDLow, ID uint64 }
-
 // Find looks for a span, has s be about it, and reports whether it is there. If it is not,
 // what s holds means nothing. Nothing keeps a span id from being used in two traces; a trace
 // whose id is 0 stands for all.
-func (t *Table[E, P]) Find(k *Key, s *Span[E, P]) bool {
+func (t *Table[E, P]) Find(k *sdkspan.Key, s *Span[E, P]) bool {
 	return t.levels[0].find(k, s) || t.findFurther(k, s)
 }
 
 // findFurther is for a span that is not in the first level.
-func (t *Table[E, P]) findFurther(k *Key, s *Span[E, P]) bool {
+func (t *Table[E, P]) findFurther(k *sdkspan.Key, s *Span[E, P]) bool {
 	for i := 1; i < int(t.used.Load()); i++ {
 		if t.levels[i].find(k, s) {
 			return true
@@ -198,7 +196,7 @@ func (t *Table[E, P]) findFurther(k *Key, s *Span[E, P]) bool {
 }
 
 // Take is Find and Claim in one.
-func (t *Table[E, P]) Take(k *Key, s *Span[E, P]) bool {
+func (t *Table[E, P]) Take(k *sdkspan.Key, s *Span[E, P]) bool {
 	// That it has the version still means that all of this was the span's.
 	return (t.levels[0].find(k, s) || t.findFurther(k, s)) && s.Claim()
 }
@@ -298,8 +296,8 @@ func (c *cell) claim(version uint64) bool {
 	return version&1 == 0 && atomic.CompareAndSwapUint64(&c.version, version, version|1)
 }
 
-func (l *level[E, P]) find(k *Key, s *Span[E, P]) bool {
-	if s.ID = k.ID; s.ID == 0 {
+func (l *level[E, P]) find(k *sdkspan.Key, s *Span[E, P]) bool {
+	if s.ID = k.SpanID; s.ID == 0 {
 		return false
 	}
 	n := l.bucket(s.ID)
@@ -319,7 +317,7 @@ func (l *level[E, P]) find(k *Key, s *Span[E, P]) bool {
 }
 
 // is has s be about an entry if that is of the span with a key and s.ID.
-func (s *Span[E, P]) is(c *cell, e *entry[E], k *Key) bool {
+func (s *Span[E, P]) is(c *cell, e *entry[E], k *sdkspan.Key) bool {
 	if atomic.LoadUint64(&c.key) != s.ID {
 		return false
 	}
