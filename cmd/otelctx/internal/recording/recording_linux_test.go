@@ -247,3 +247,14 @@ func TestSampleAttributes(t *testing.T) {
 		"otelctx.local_root_span_id": "ab00000000000000", "otelctx.span.unproven": "true",
 	}, got)
 }
+
+// A look at all processes that the end of the recording interrupts does not know of how
+// many have not been examined.
+func TestInterruptedLook(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	ts := &targets{config: &Config{}, warned: map[int]string{}, notPermitted: 3}
+	ts.find(ctx)
+	assert.Equal(t, 3, ts.notPermitted, "as at the last whole one")
+	assert.Empty(t, ts.warned)
+}

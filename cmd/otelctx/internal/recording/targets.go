@@ -236,10 +236,20 @@ func (ts *targets) poll(ctx context.Context) {
 
 // find finds processes that publish and are not recorded yet.
 func (ts *targets) find(ctx context.Context) {
-	ts.notPermitted = 0
+	notPermitted := 0
+	defer func() {
+		if ctx.Err() != nil {
+			// It has not got to all of them.
+			notPermitted = max(notPermitted, ts.notPermitted)
+		}
+		ts.notPermitted = notPermitted
+	}()
 	for pid, err := range procfs.NewFS("/proc").PIDs() {
 		if err != nil {
 			ts.warn(0, fmt.Errorf("list processes: %w", err))
+			return
+		}
+		if ctx.Err() != nil {
 			return
 		}
 		if t := ts.all[pid]; t != nil && t.goneFor == 0 {
@@ -252,7 +262,7 @@ func (ts *targets) find(ctx context.Context) {
 		switch {
 		case err == nil, errors.Is(err, reader.ErrNoContext), errors.Is(err, reader.ErrProcessGone), ctx.Err() != nil:
 		case errors.Is(err, reader.ErrNotPermitted):
-			ts.notPermitted++
+			notPermitted++
 		case errors.Is(err, patient.ErrTooMany):
 			ts.warn(0, err)
 			return
