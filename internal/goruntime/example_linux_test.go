@@ -14,7 +14,8 @@ import (
 // What is known of the runtime is found out at first use, or there is a reason.
 func ExampleCalibrate() {
 	known := goruntime.Calibrate()
-	fmt.Println("unknown:", known.Err())
+	_, unknown := known.Offset(goruntime.GGoid)
+	fmt.Println("unknown:", unknown)
 
 	other := make(chan uint64)
 	go func() { other <- known.GoroutineID() }()
