@@ -329,7 +329,7 @@ func (p *SpanProcessor) OnEnd(s sdktrace.ReadOnlySpan) {
 	var l span
 	var id sdkspan.ID
 	sdkspan.Ended(s, &id)
-	if p.table.Take(&id.Key, &l) {
+	if p.table.Find(&id.Key, &l) && l.Claim() {
 		p.withdraw(&l)
 		return
 	}
@@ -460,13 +460,13 @@ func (p *SpanProcessor) resume(l *span, record *gorecord.Record, here bool) {
 	if ok && p.keys.Load() != nil {
 		parent.shows.Attributes = parent.shownWith(record.Outer())
 	}
-	for i := range p.rings {
-		r := p.rings[i]
+	here = here && ok && e.origin.goid() != 0
+	for i, r := range &p.rings {
 		if r == nil {
 			continue
 		}
 		var now ringbuf.Place
-		if goid := e.origin.goid(); ok && here && goid != 0 {
+		if here {
 			// The goroutine goes on with the parent where it is now, which need not
 			// be where it has shown the span. On the thread that it was on before it
 			// blocked, the slot may be another goroutine's by now, and tell nothing any
@@ -475,25 +475,34 @@ func (p *SpanProcessor) resume(l *span, record *gorecord.Record, here bool) {
 				now = r.Store(&parent.shows)
 			}
 			if now != 0 {
-				parent.keepHere(i, r, now, parent.origin.goid() != goid)
+				parent.keepHere(i, r, now, parent.origin.goid() != e.origin.goid())
 			}
 		}
-		at := &e.places[i]
-		for n := range at {
-			place, guest := placeOf(atomic.LoadUint32(&at[n]))
-			if place == 0 {
-				break // they are noted in their order
-			}
-			if place == now || !r.Shows(place, l.ID) {
-				continue
-			}
-			// It may be a guest's also where it is not noted so: the goroutine that
-			// started the span may have come late to note that it was there before.
-			if !ok || guest || r.ShownBy(place, e.origin.goid()) != l.ID {
-				r.Replace(place, l.ID, nil)
-			} else if r.Replace(place, l.ID, &parent.shows) {
-				parent.keep(i, r, place, parent.origin.goid() != e.origin.goid())
-			}
+		places := &e.places[i]
+		if place, _ := placeOf(atomic.LoadUint32(&places[0])); place != now || atomic.LoadUint32(&places[1]) != 0 {
+			p.resumeElsewhere(i, r, l, &parent, ok, now)
+		}
+	}
+}
+
+// resumeElsewhere has the slots of a ring go back to the parent, or show nothing if that is
+// not ok, but for the place that does so now.
+func (p *SpanProcessor) resumeElsewhere(ring int, r *ringbuf.Ring, l *span, parent *live, ok bool, now ringbuf.Place) {
+	e := l.Data()
+	for n := range e.places[ring] {
+		place, guest := placeOf(atomic.LoadUint32(&e.places[ring][n]))
+		if place == 0 {
+			return // they are noted in their order
+		}
+		if place == now || !r.Shows(place, l.ID) {
+			continue
+		}
+		// It may be a guest's also where it is not noted so: the goroutine that
+		// started the span may have come late to note that it was there before.
+		if !ok || guest || r.ShownBy(place, e.origin.goid()) != l.ID {
+			r.Replace(place, l.ID, nil)
+		} else if r.Replace(place, l.ID, &parent.shows) {
+			parent.keep(ring, r, place, parent.origin.goid() != e.origin.goid())
 		}
 	}
 }

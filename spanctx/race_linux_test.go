@@ -230,7 +230,7 @@ func TestNoteOfTheHostComesLate(t *testing.T) {
 		apart(func() {
 			a := Attach(ctx)
 			require.Equal(t, number(child), r.Shown())
-			require.True(t, l.note(goroutineRing, r, 1, false))
+			require.True(t, l.note(goroutineRing, r, word(1, false, l.At)))
 			if elsewhere {
 				apart(func() { child.End() })
 				assert.Zero(t, r.Shown())
@@ -353,7 +353,7 @@ func TestNoteComesLate(t *testing.T) {
 				s.assertShows(t, nil, nil)
 			})
 			for place := range ringbuf.Place(10) {
-				assert.False(t, l.note(goroutineRing, r, place+1, false))
+				assert.False(t, l.note(goroutineRing, r, word(place+1, false, l.At)))
 			}
 			assert.Zero(t, s.places(number(old)))
 			assert.Equal(t, number(young), s.shown(t).goroutine)

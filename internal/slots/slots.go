@@ -237,7 +237,7 @@ var nothing Span
 // at returns a slot. Layouts 1 and 2 share the fields that Shows looks at.
 func (r *Ring) at(n uint64) *wire.Slot2 {
 	// Sound: n is at most mask, and the memory never goes away.
-	return (*wire.Slot2)(unsafe.Add(r.base, (n&r.mask)<<r.shift))
+	return (*wire.Slot2)(unsafe.Add(r.base, (n&r.mask)<<(r.shift&63)))
 }
 
 // enter has the pinned thread with this id take part in a slot: as the only one to

@@ -80,14 +80,17 @@
 
 // FITS goes to busy if the attributes of the Span at SI, of which whole words are copied,
 // do not fit into the slots of the ring at DI, or the last word is not there to its end.
-#define FITS(busy) \
+#define FITS(fits, busy) \
 	MOVQ (Span_Attributes+8)(SI), AX \
+	TESTQ AX, AX \
+	JEQ  fits \
 	CMPQ AX, Ring_attributes(DI) \
 	JHI  busy \
 	ADDQ $7, AX \
 	ANDQ $~7, AX \
 	CMPQ AX, (Span_Attributes+16)(SI) \
-	JHI  busy
+	JHI  busy \
+fits:
 
 // STORE_ATTRIBUTES copies those of the Span at SI, from the last word to the first.
 #define STORE_ATTRIBUTES(next, none) \
@@ -121,7 +124,7 @@ TEXT ·store(SB), NOSPLIT, $0-32
 	MOVQ s+8(FP), SI
 	CMPB Ring_fast(DI), $0
 	JEQ  busy
-	FITS(busy)
+	FITS(fits, busy)
 	SELF(DI)
 
 	MOVQ R11, R12
@@ -188,7 +191,7 @@ TEXT ·swap(SB), NOSPLIT, $0-48
 	MOVQ s+8(FP), SI
 	CMPB Ring_fast(DI), $0
 	JEQ  busy
-	FITS(busy)
+	FITS(fits, busy)
 	SELF(DI)
 
 	MOVQ R11, R12
@@ -253,7 +256,7 @@ TEXT ·replace(SB), NOSPLIT, $0-40
 	MOVQ s+24(FP), SI
 	CMPB Ring_fast(DI), $0
 	JEQ  busy
-	FITS(busy)
+	FITS(fits, busy)
 
 	CMPQ Ring_exclusive(DI), $0
 	JEQ  claim

@@ -96,8 +96,9 @@
 
 // FITS goes to busy if the attributes of the Span at R5, of which whole words are copied,
 // do not fit into the slots of the ring at R0, or the last word is not there to its end.
-#define FITS(busy) \
+#define FITS(fits, busy) \
 	MOVD (Span_Attributes+8)(R5), R8 \
+	CBZ  R8, fits \
 	MOVD Ring_attributes(R0), R1 \
 	CMP  R1, R8 \
 	BHI  busy \
@@ -105,7 +106,8 @@
 	AND  $~7, R8, R8 \
 	MOVD (Span_Attributes+16)(R5), R1 \
 	CMP  R1, R8 \
-	BHI  busy
+	BHI  busy \
+fits:
 
 // STORE_ATTRIBUTES copies those of the Span at R5, from the last word to the first.
 #define STORE_ATTRIBUTES(next, none) \
@@ -128,7 +130,7 @@ TEXT ·store(SB), NOSPLIT, $0-32
 	MOVD  s+8(FP), R5
 	MOVBU Ring_fast(R0), R1
 	CBZ   R1, busy
-	FITS(busy)
+	FITS(fits, busy)
 	SELF(R0)
 
 	MOVD Ring_byGoroutine(R0), R1
@@ -202,7 +204,7 @@ TEXT ·swap(SB), NOSPLIT, $0-48
 	MOVD  s+8(FP), R5
 	MOVBU Ring_fast(R0), R1
 	CBZ   R1, busy
-	FITS(busy)
+	FITS(fits, busy)
 	SELF(R0)
 
 	MOVD Ring_byGoroutine(R0), R1
@@ -274,7 +276,7 @@ TEXT ·replace(SB), NOSPLIT, $0-40
 	ADD   $slot_state, R6, R7
 	MOVBU Ring_fast(R0), R1
 	CBZ   R1, busy
-	FITS(busy)
+	FITS(fits, busy)
 
 	MOVD  Ring_exclusive(R0), R1
 	CBZ   R1, claim

@@ -48,8 +48,11 @@ const (
 // those that there are. They are apart because the garbage collector looks through memory
 // that has pointers. [New] makes one. It is safe for concurrent use.
 type Table[E, P any] struct {
-	levels [levels]level[E, P]
-	// used is how many of them have been used.
+	levels [levels]level
+	// buckets are those of all levels, and pointers those of their entries, by number.
+	buckets  []bucket[E]
+	pointers []P
+	// used is how many levels have been used.
 	used  atomic.Int32
 	evict func(*Span[E, P])
 	spare func(*E) bool
@@ -63,26 +66,33 @@ type Table[E, P any] struct {
 // spared.
 func New[E, P any](buckets [levels]int, evict func(*Span[E, P]), spare func(*E) bool) *Table[E, P] {
 	t := &Table[E, P]{evict: evict, spare: spare}
-	first := uint64(ways) // so that an entry's number tells its way, and is not 0
+	var all uint64
 	for i, n := range buckets {
-		t.levels[i] = level[E, P]{
-			first:    first,
-			buckets:  make([]bucket[E], n),
-			pointers: make([]P, n*ways),
-		}
-		first += uint64(n * ways)
+		t.levels[i] = level{first: all, mask: uint64(n - 1)}
+		all += uint64(n)
 	}
+	t.buckets = make([]bucket[E], all)
+	t.pointers = make([]P, number(all, 0))
 	t.used.Store(1)
 	return t
 }
 
 // level is one of the tables.
-type level[E, P any] struct {
-	// first is the number of the first entry, of those of all levels.
-	first    uint64
-	buckets  []bucket[E]
-	pointers []P
+type level struct {
+	// first is the number of its first bucket, and mask that of its last one, counted from
+	// there.
+	first, mask uint64
 }
+
+// bucket returns the number of the bucket that an id may be in.
+func (l *level) bucket(id uint64) uint64 {
+	// Ids are random, as W3C asks; multiplying serves generators that count.
+	const spread = 0x9E3779B97F4A7C15
+	return l.first + id*spread>>32&l.mask
+}
+
+// number returns that of an entry; 0 is none.
+func number(bucket, way uint64) uint64 { return bucket*ways + ways + way }
 
 // bucket is some entries, and before them which spans are in them.
 type bucket[E any] struct {
@@ -107,10 +117,10 @@ type entry[E any] struct {
 
 // Span is a span that a table has, or an entry that is claimed for one.
 type Span[E, P any] struct {
-	level *level[E, P]
+	table *Table[E, P]
 	cell  *cell
 	entry *entry[E]
-	// number is that of the entry, of those of all levels.
+	// number is that of the entry.
 	number uint64
 	// ID is the span's.
 	ID uint64
@@ -123,7 +133,7 @@ type Span[E, P any] struct {
 func (s *Span[E, P]) Data() *E { return &s.entry.data }
 
 // Pointers is the rest.
-func (s *Span[E, P]) Pointers() *P { return &s.level.pointers[s.number-s.level.first] }
+func (s *Span[E, P]) Pointers() *P { return &s.table.pointers[s.number] }
 
 // TraceID returns that of the span, under the same condition.
 func (s *Span[E, P]) TraceID() (high, low uint64) { return s.entry.traceID() }
@@ -157,7 +167,7 @@ func (s *Span[E, P]) Claim() bool {
 
 // Release gives a claimed entry to all, with the same span.
 func (s *Span[E, P]) Release() {
-	s.At = s.next()
+	s.At = next(s.At>>32, s.At)
 	ordered.PutLast(&s.cell.version, s.At)
 }
 
@@ -176,88 +186,43 @@ func (s *Span[E, P]) Commit(traceIDHigh, traceIDLow uint64) {
 	ordered.PutLast(&s.cell.version, s.At)
 }
 
-func (s *Span[E, P]) next() uint64 { return s.At>>32<<32 | uint64(uint32(s.At)+2) }
-
 // Find looks for a span, has s be about it, and reports whether it is there. If it is not,
 // what s holds means nothing. Nothing keeps a span id from being used in two traces; a trace
 // whose id is 0 stands for all.
-func (t *Table[E, P]) Find(k *sdkspan.Key, s *Span[E, P]) bool {
-	return t.levels[0].find(k, s) || t.findFurther(k, s)
-}
-
-// findFurther is for a span that is not in the first level.
-func (t *Table[E, P]) findFurther(k *sdkspan.Key, s *Span[E, P]) bool {
-	for i := 1; i < int(t.used.Load()); i++ {
-		if t.levels[i].find(k, s) {
-			return true
-		}
-	}
-	return false
-}
-
-// Take is Find and Claim in one.
-func (t *Table[E, P]) Take(k *sdkspan.Key, s *Span[E, P]) bool {
-	// That it has the version still means that all of this was the span's.
-	return (t.levels[0].find(k, s) || t.findFurther(k, s)) && s.Claim()
+func (t *Table[E, P]) Find(k *sdkspan.Key, s *Span[E, P]) (found bool) {
+	s.table = t
+	s.cell, s.entry, found = t.find(k, s)
+	return found
 }
 
 // Follow is Find for a Ref.
 func (t *Table[E, P]) Follow(r Ref, s *Span[E, P]) bool {
-	n := uint64(r) & refMask
-	l := &t.levels[0]
-	if n >= t.levels[1].first {
-		l = &t.levels[1]
-	}
-	if n >= t.levels[2].first {
-		l = &t.levels[2]
-	}
-	l.point((n-l.first)/ways, n%ways, s)
-	s.ID = atomic.LoadUint64(&s.cell.key)
+	n := uint64(r)&refMask - ways
+	s.table = t
+	s.cell, s.entry = t.point(n/ways, n%ways, s)
 	return s.Ref() == r
 }
 
 // Reserve claims an entry for a new span with this id, for Commit or Free. It returns
 // false if all entries that it may be in are being changed just now, or the id is 0.
-func (t *Table[E, P]) Reserve(id uint64, s *Span[E, P]) bool {
-	now := t.tick.Load()
-	if id%tickEvery == 0 {
-		if id == 0 {
-			return false // no entry could be told from a free one
-		}
-		now = t.tick.Add(1)
-	}
-	if !t.levels[0].reserve(id, s) && !t.reserveFurther(id, s) {
-		return false
-	}
-	s.At = now<<32 | uint64(uint32(s.At)+2)
-	return true
-}
-
-// reserveFurther is for who finds the first level full.
-func (t *Table[E, P]) reserveFurther(id uint64, s *Span[E, P]) bool {
-	for i := 1; i < levels; i++ {
-		for used := t.used.Load(); used <= int32(i); used = t.used.Load() {
-			t.used.CompareAndSwap(used, used+1)
-		}
-		if t.levels[i].reserve(id, s) {
-			return true
-		}
-	}
-	return t.levels[levels-1].displace(t, id, s)
+func (t *Table[E, P]) Reserve(id uint64, s *Span[E, P]) (reserved bool) {
+	s.table = t
+	s.cell, s.entry, reserved = t.reserve(id, s)
+	return reserved
 }
 
 // Claimed calls f for entries that hold the span with this id and that somebody has
 // claimed: what they hold may be about to be another span's.
 func (t *Table[E, P]) Claimed(id uint64, f func(*Span[E, P])) {
 	for i := range t.levels {
-		l := &t.levels[i]
-		n := l.bucket(id)
+		n := t.levels[i].bucket(id)
 		for way := range uint64(ways) {
-			if c := &l.buckets[n].cells[way]; atomic.LoadUint64(&c.key) != id || atomic.LoadUint64(&c.version)&1 == 0 {
+			if c := &t.buckets[n].cells[way]; atomic.LoadUint64(&c.key) != id || atomic.LoadUint64(&c.version)&1 == 0 {
 				continue
 			}
-			s := Span[E, P]{ID: id}
-			l.point(n, way, &s)
+			s := Span[E, P]{table: t}
+			s.cell, s.entry = t.point(n, way, &s)
+			s.ID = id
 			f(&s)
 		}
 	}
@@ -265,132 +230,149 @@ func (t *Table[E, P]) Claimed(id uint64, f func(*Span[E, P])) {
 
 // All calls f for every span that there is.
 func (t *Table[E, P]) All(f func(*Span[E, P])) {
-	for i := range t.levels {
-		l := &t.levels[i]
-		for n := range uint64(len(l.pointers)) {
-			var s Span[E, P]
-			l.point(n/ways, n%ways, &s)
-			if s.ID = atomic.LoadUint64(&s.cell.key); s.ID != 0 && s.At&1 == 0 {
+	for n := range uint64(len(t.buckets)) {
+		for way := range uint64(ways) {
+			s := Span[E, P]{table: t}
+			if s.cell, s.entry = t.point(n, way, &s); s.ID != 0 && s.At&1 == 0 {
 				f(&s)
 			}
 		}
 	}
 }
 
-// bucket returns the number of the bucket that an id may be in.
-func (l *level[E, P]) bucket(id uint64) uint64 {
-	// Ids are random, as W3C asks; multiplying serves generators that count.
-	const spread = 0x9E3779B97F4A7C15
-	return id * spread >> 32 & uint64(len(l.buckets)-1)
-}
+// What follows returns the pointers of a Span, for who knows that it is on a stack to store
+// them without the garbage collector's barrier. The rest of it is set.
 
 // point has s be about an entry, as of its version now.
-func (l *level[E, P]) point(n, way uint64, s *Span[E, P]) {
-	b := &l.buckets[n]
-	s.level, s.cell, s.entry, s.number = l, &b.cells[way], &b.entries[way], l.first+n*ways+way
-	s.At = atomic.LoadUint64(&s.cell.version)
+func (t *Table[E, P]) point(bucket, way uint64, s *Span[E, P]) (*cell, *entry[E]) {
+	c, e := &t.buckets[bucket].cells[way], &t.buckets[bucket].entries[way]
+	s.number, s.At = number(bucket, way), atomic.LoadUint64(&c.version)
+	s.ID = atomic.LoadUint64(&c.key)
+	return c, e
 }
 
-// claim makes a version odd, if it is even and still this one.
-func (c *cell) claim(version uint64) bool {
-	return version&1 == 0 && atomic.CompareAndSwapUint64(&c.version, version, version|1)
-}
-
-func (l *level[E, P]) find(k *sdkspan.Key, s *Span[E, P]) bool {
-	if s.ID = k.SpanID; s.ID == 0 {
-		return false
+// find is Find.
+func (t *Table[E, P]) find(k *sdkspan.Key, s *Span[E, P]) (*cell, *entry[E], bool) {
+	if k.SpanID == 0 {
+		return nil, nil, false
 	}
-	n := l.bucket(s.ID)
-	b := &l.buckets[n]
+	s.ID = k.SpanID
 	// Most often it is the first one, which is quicker to look at by itself.
-	if s.is(&b.cells[0], &b.entries[0], k) {
-		s.level, s.number = l, l.first+n*ways
-		return true
+	n := t.levels[0].bucket(k.SpanID)
+	b := &t.buckets[n]
+	if c, e := &b.cells[0], &b.entries[0]; s.is(c, e, k) {
+		s.number = number(n, 0)
+		return c, e, true
 	}
-	for way := uint64(1); way < ways; way++ {
-		if s.is(&b.cells[way], &b.entries[way], k) {
-			s.level, s.number = l, l.first+n*ways+way
-			return true
-		}
-	}
-	return false
+	return t.findFurther(k, s)
 }
 
-// is has s be about an entry if that is of the span with a key and s.ID.
-func (s *Span[E, P]) is(c *cell, e *entry[E], k *sdkspan.Key) bool {
-	if atomic.LoadUint64(&c.key) != s.ID {
-		return false
+// findFurther is for a span that is not in the first way of the first level.
+func (t *Table[E, P]) findFurther(k *sdkspan.Key, s *Span[E, P]) (*cell, *entry[E], bool) {
+	way := uint64(1)
+	for i := range t.used.Load() {
+		n := t.levels[i].bucket(k.SpanID)
+		b := &t.buckets[n]
+		for ; way < ways; way++ {
+			if c, e := &b.cells[way], &b.entries[way]; s.is(c, e, k) {
+				s.number = number(n, way)
+				return c, e, true
+			}
+		}
+		way = 0
 	}
-	// As of its version now it is that span's.
-	s.cell, s.entry, s.At = c, e, atomic.LoadUint64(&c.version)
-	if s.At&1 != 0 || atomic.LoadUint64(&c.key) != s.ID {
+	return nil, nil, false
+}
+
+// is reports whether an entry is of the span with a key, and has s be about its version.
+func (s *Span[E, P]) is(c *cell, e *entry[E], k *sdkspan.Key) bool {
+	// As long as it has this version, what is looked at afterwards is of one span.
+	s.At = atomic.LoadUint64(&c.version)
+	if atomic.LoadUint64(&c.key) != k.SpanID || s.At&1 != 0 {
 		return false
 	}
 	high, low := e.traceID()
 	return low == k.TraceIDLow && high == k.TraceIDHigh || k.TraceIDHigh|k.TraceIDLow == 0
 }
 
-// reserve claims a free entry for a span with this id, if there is one.
-func (l *level[E, P]) reserve(id uint64, s *Span[E, P]) bool {
-	n := l.bucket(id)
-	b := &l.buckets[n]
-	s.ID = id
-	if s.claimFree(&b.cells[0], &b.entries[0]) {
-		s.level, s.number = l, l.first+n*ways
-		return true
-	}
-	for way := uint64(1); way < ways; way++ {
-		if s.claimFree(&b.cells[way], &b.entries[way]) {
-			s.level, s.number = l, l.first+n*ways+way
-			return true
+// reserve is Reserve.
+func (t *Table[E, P]) reserve(id uint64, s *Span[E, P]) (*cell, *entry[E], bool) {
+	now := t.tick.Load()
+	if id%tickEvery == 0 {
+		if id == 0 {
+			return nil, nil, false // no entry could be told from a free one
 		}
+		now = t.tick.Add(1)
 	}
-	return false
+	s.ID = id
+	n := t.levels[0].bucket(id)
+	b := &t.buckets[n]
+	if c := &b.cells[0]; s.claimFree(c, now) {
+		s.number = number(n, 0)
+		return c, &b.entries[0], true
+	}
+	return t.reserveFurther(now, s)
 }
 
-// claimFree has s be about an entry, and claims it, if that is free.
-func (s *Span[E, P]) claimFree(c *cell, e *entry[E]) bool {
+// reserveFurther is for who finds the first way of the first level taken.
+func (t *Table[E, P]) reserveFurther(now uint64, s *Span[E, P]) (*cell, *entry[E], bool) {
+	way := uint64(1)
+	for i := range int32(levels) {
+		for used := t.used.Load(); used <= i; used = t.used.Load() {
+			t.used.CompareAndSwap(used, used+1)
+		}
+		n := t.levels[i].bucket(s.ID)
+		b := &t.buckets[n]
+		for ; way < ways; way++ {
+			if c := &b.cells[way]; s.claimFree(c, now) {
+				s.number = number(n, way)
+				return c, &b.entries[way], true
+			}
+		}
+		way = 0
+	}
+	return t.displace(t.levels[levels-1].bucket(s.ID), now, s)
+}
+
+// claimFree claims an entry, for a span that comes at a tick, if it is free.
+func (s *Span[E, P]) claimFree(c *cell, now uint64) bool {
 	// It is claimed as of a version that it was free in: a span that has come since
 	// is nobody's to claim, not even for a moment.
 	version := atomic.LoadUint64(&c.version)
-	if atomic.LoadUint64(&c.key) != 0 || !c.claim(version) {
-		return false
-	}
-	s.cell, s.entry, s.At = c, e, version
-	return true
+	s.At = next(now, version)
+	return atomic.LoadUint64(&c.key) == 0 && c.claim(version)
 }
 
-// displace claims the entry of a span that has to give way.
-func (l *level[E, P]) displace(t *Table[E, P], id uint64, s *Span[E, P]) bool {
-	s.ID = id
-	n := l.bucket(id)
+// displace is reserve for the entry of a span that has to give way.
+func (t *Table[E, P]) displace(bucket, now uint64, s *Span[E, P]) (*cell, *entry[E], bool) {
 	for range ways {
-		l.point(n, l.victim(n, t.spare), s)
-		if !s.Claim() {
+		// A variable of its own each time, for what a function gets that is not known is
+		// allocated.
+		victim := Span[E, P]{table: t}
+		victim.cell, victim.entry = t.point(bucket, t.victim(bucket), &victim)
+		if !victim.Claim() {
 			continue
 		}
-		if old := atomic.LoadUint64(&s.cell.key); old != 0 {
-			// A copy, for what a function gets that is not known is allocated.
-			victim := *s
-			victim.ID = old
+		if victim.ID = atomic.LoadUint64(&victim.cell.key); victim.ID != 0 {
 			t.evict(&victim)
 		}
-		return true
+		s.number, s.At = victim.number, next(now, victim.At)
+		return victim.cell, victim.entry, true
 	}
-	return false
+	return nil, nil, false
 }
 
 // victim returns which entry of a bucket is for a new span: a free one, or that of the
 // oldest span, or of the oldest that can be spared.
-func (l *level[E, P]) victim(n uint64, spare func(*E) bool) (victim uint64) {
-	b, least := &l.buckets[n], ^uint64(0)
+func (t *Table[E, P]) victim(bucket uint64) (victim uint64) {
+	b, least := &t.buckets[bucket], ^uint64(0)
 	for way := range b.cells {
 		c := &b.cells[way]
 		if atomic.LoadUint64(&c.key) == 0 {
 			return uint64(way)
 		}
 		rank := atomic.LoadUint64(&c.version) >> 32
-		if spare != nil && !spare(&b.entries[way].data) {
+		if t.spare != nil && !t.spare(&b.entries[way].data) {
 			rank |= 1 << 32
 		}
 		if rank < least {
@@ -399,3 +381,11 @@ func (l *level[E, P]) victim(n uint64, spare func(*E) bool) (victim uint64) {
 	}
 	return victim
 }
+
+// claim makes a version odd, if it is even and still this one.
+func (c *cell) claim(version uint64) bool {
+	return version&1 == 0 && atomic.CompareAndSwapUint64(&c.version, version, version|1)
+}
+
+// next returns the version after one, of a span that came at a tick.
+func next(tick, version uint64) uint64 { return tick<<32 | uint64(uint32(version)+2) }
