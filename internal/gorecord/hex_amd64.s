@@ -31,24 +31,28 @@ SIXTEEN(letter<>, $0x2727272727272727) // 'a' - '9' - 1
 	PADDB   X8, nibbles \
 	MOVOU   nibbles, to
 
-// func putHex(to *[2 * idBytes]byte, from *[idBytes]byte)
-TEXT ·putHex(SB), NOSPLIT, $0-16
-	MOVQ   to+0(FP), DI
-	MOVQ   from+8(FP), SI
-	MOVQ   (SI), X0      // by eight bytes, as they were stored
-	MOVHPS 8(SI), X0
-	MOVQ   16(SI), X1
+// func putHex(span *[2 * 8]byte, trace *traceText, from *[idBytes]byte)
+TEXT ·putHex(SB), NOSPLIT, $0-24
+	MOVQ   span+0(FP), DI
+	MOVQ   trace+8(FP), CX
+	MOVQ   from+16(FP), SI
 	MOVOU  letter<>(SB), X5
 	MOVOU  nine<>(SB), X6
 	MOVOU  nibble<>(SB), X7
 	MOVOU  zero<>(SB), X4
-	NIBBLES(X0, X2)
+	MOVQ   16(SI), X1
 	NIBBLES(X1, X9)
+	PUNPCKLBW X1, X9     // of eight bytes, in turns
+	DIGITS(X9, 0(DI))
+	TESTQ  CX, CX
+	JEQ    done
+	MOVQ   (SI), X0      // by eight bytes, as they were stored
+	MOVHPS 8(SI), X0
+	NIBBLES(X0, X2)
 	MOVO      X2, X3
-	PUNPCKLBW X0, X2     // of the first eight bytes, in turns
+	PUNPCKLBW X0, X2
 	PUNPCKHBW X0, X3
-	PUNPCKLBW X1, X9
-	DIGITS(X2, 0(DI))
-	DIGITS(X3, 16(DI))
-	DIGITS(X9, 32(DI))
+	DIGITS(X2, 0(CX))
+	DIGITS(X3, 16(CX))
+done:
 	RET

@@ -7,9 +7,17 @@ package gorecord
 
 import "encoding/binary"
 
-// putHex stores the lower-case hexadecimal digits of some bytes.
-func putHex(to *[2 * idBytes]byte, from *[idBytes]byte) {
-	for i := 0; i < idBytes; i += 4 {
+// putHex stores the lower-case hexadecimal digits of a span id and, unless it is nil, those of
+// the trace id before that.
+func putHex(span *[2 * 8]byte, trace *traceText, from *[idBytes]byte) {
+	if trace != nil {
+		putDigits(trace[:], from[:16])
+	}
+	putDigits(span[:], from[16:])
+}
+
+func putDigits(to, from []byte) {
+	for i := 0; i < len(from); i += 4 {
 		binary.BigEndian.PutUint64(to[2*i:], digits(binary.BigEndian.Uint32(from[i:])))
 	}
 }

@@ -77,14 +77,14 @@ func TestLayout(t *testing.T) {
 		}, got)
 
 		// The record of OTEP 4947.
-		assert.EqualValues(t, 100, Offset)
-		assert.Zero(t, (address+100)%2, "alignment")
+		assert.EqualValues(t, 68, Offset)
+		assert.Zero(t, (address+68)%2, "alignment")
 		const (
 			ids     = "0102030405060708090a0b0c0d0e0f10" + "a1a2a3a4a5a6a7a8"
 			valid   = ids + "01" + "01" + "0000"
 			invalid = ids + "00" + "01" + "0000"
 		)
-		record := func() string { return hex.EncodeToString(read(t, address+100, 28)) }
+		record := func() string { return hex.EncodeToString(read(t, address+68, 28)) }
 		assert.Equal(t, valid, record())
 		r.End()
 		assert.Equal(t, invalid, record())
@@ -98,7 +98,7 @@ func TestFlags(t *testing.T) {
 	apart(func() {
 		for _, flags := range []uint8{0, 1, 2, 0x80, 0xff} {
 			r := Begin(1, 2, 3, flags, nil)
-			b := read(t, labelAddress(t)+100+24, 4)
+			b := read(t, labelAddress(t)+68+24, 4)
 			assert.Equal(t, []byte{1, flags, 0, 0}, b)
 			r.End()
 		}
@@ -108,9 +108,12 @@ func TestFlags(t *testing.T) {
 func TestHex(t *testing.T) {
 	check := func(ids [24]byte) {
 		// What is beside it stays as it is.
-		b := bytes.Repeat([]byte{'-'}, 2+48)
-		putHex((*[48]byte)(b[1:]), &ids)
-		require.Equal(t, "-"+hex.EncodeToString(ids[:])+"-", string(b))
+		b := bytes.Repeat([]byte{'-'}, 1+32+1+16+1)
+		putHex((*[16]byte)(b[34:]), nil, &ids)
+		require.Equal(t, strings.Repeat("-", 34)+hex.EncodeToString(ids[16:])+"-", string(b))
+		clear(b[34:50])
+		putHex((*[16]byte)(b[34:]), (*traceText)(b[1:]), &ids)
+		require.Equal(t, "-"+hex.EncodeToString(ids[:16])+"-"+hex.EncodeToString(ids[16:])+"-", string(b))
 	}
 	// Each byte at each place, the others being all kinds of.
 	for at := range 24 {
@@ -152,10 +155,10 @@ func TestGolden(t *testing.T) {
 				setUser(manyLabels(users)...)
 			}
 			r := Begin(0x0123456789abcdef, 0xfedcba9876543210, 0x1122334455667788, 1, a)
-			assert.Equal(t, want, read(t, labelAddress(t)+100, len(want)), "%d labels of the user", users)
+			assert.Equal(t, want, read(t, labelAddress(t)+68, len(want)), "%d labels of the user", users)
 			setUser("other", "x")
 			r.Attach(a)
-			assert.Equal(t, want, read(t, labelAddress(t)+100, len(want)), "attached")
+			assert.Equal(t, want, read(t, labelAddress(t)+68, len(want)), "attached")
 			r.End()
 		})
 	}
@@ -171,7 +174,7 @@ func TestGolden(t *testing.T) {
 		}
 		apart(func() {
 			r := Begin(0x0123456789abcdef, 0xfedcba9876543210, 0x1122334455667788, 1, NewAttributes(all))
-			got := read(t, labelAddress(t)+100, 28+len(encoded))
+			got := read(t, labelAddress(t)+68, 28+len(encoded))
 			assert.Equal(t, want[:26], got[:26])
 			assert.EqualValues(t, len(encoded), binary.NativeEndian.Uint16(got[26:]))
 			assert.Equal(t, encoded, string(got[28:]))

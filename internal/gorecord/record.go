@@ -8,6 +8,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"structs"
 	"sync/atomic"
 	"unsafe"
@@ -33,8 +34,8 @@ const (
 	ourLabels  = 2
 )
 
-// maxDepth bounds the chain of records that lead back to one another. A span deeper
-// inside of others leads back to the user's labels.
+// maxDepth bounds the chain of records that lead back to one another, and share a text. A
+// span deeper inside of others leads back to the user's labels, and has a text of its own.
 const maxDepth = 64
 
 // Record is what the label pointer of a goroutine in a span points at. It does not
@@ -49,9 +50,11 @@ type Record struct {
 	user unsafe.Pointer
 	// next is another record of the same span, see Attach.
 	next atomic.Pointer[Record]
-	// hex is the text of the trace id and of the span id.
-	hex   [2 * idBytes]byte
-	depth uint32
+	// spanText is the text of the span id.
+	spanText [2 * 8]byte
+	// traceAt is which of the labels is that of the trace id.
+	traceAt uint16
+	depth   uint16
 
 	// The record of OTEP 4947, which is last for the attributes that follow it.
 	traceID [16]byte
@@ -61,49 +64,70 @@ type Record struct {
 	state uint32
 }
 
-const (
-	// idBytes is the size of a trace id and the span id that follows it.
-	idBytes     = 16 + 8
-	traceDigits = 2 * 16
-)
+// idBytes is the size of a trace id and the span id that follows it.
+const idBytes = 16 + 8
+
+// traceText is the text of a trace id.
+type traceText [2 * 16]byte
 
 // A Record is the beginning of one of these, which go on with the room for its attributes
-// and end with that for its labels: a goroutine has rarely any others, and few attributes
-// if any, and memory is what a record costs most of.
+// and that for its labels, and end with the text of the trace id unless that is another
+// record's: a goroutine has rarely any others, and few attributes if any, and memory is what
+// a record costs most of.
 type (
-	bare struct {
+	bareInside struct {
 		Record
 
 		list [ourLabels]goruntime.Label
 	}
-	short struct {
+	bare struct {
+		bareInside
+
+		traceText
+	}
+	shortInside struct {
 		Record
 
 		attributes [shortAttributes]byte
 		list       [shortLabels]goruntime.Label
+	}
+	short struct {
+		shortInside
+
+		traceText
 	}
 	medium struct {
 		Record
 
 		attributes [mediumAttributes]byte
 		list       [shortLabels]goruntime.Label
+		traceText
 	}
 	wide struct {
 		Record
 
 		attributes [mediumAttributes]byte
 		list       [userLabels + ourLabels]goruntime.Label
+		traceText
 	}
 	labelled struct {
 		Record
 
 		list [userLabels + ourLabels]goruntime.Label
+		traceText
 	}
 	full struct {
 		Record
 
 		attributes [(maxEncoded + wordSize - 1) / wordSize * wordSize]byte
 		list       [userLabels + ourLabels]goruntime.Label
+		traceText
+	}
+	// separate has its labels in an object of their own.
+	separate struct {
+		Record
+
+		traceText
 	}
 )
 
@@ -115,62 +139,74 @@ const (
 
 // newRecord returns a record with the attributes a and the labels of both, which are sorted
 // by key: the user's, the attributes' and ours, which come first where the keys are the same.
-// Ours are the texts of the ids, which the record has still to be given.
-func newRecord(users []goruntime.Label, a *Attributes) *Record {
+// Ours are the texts of the ids, which the record has still to be given: that of the span id
+// and, unless it is nil, own. If it is nil the record shares the trace's, which is not empty.
+func newRecord(users []goruntime.Label, a *Attributes, trace string) (r *Record, own *traceText) {
 	switch {
 	case len(users) == 0 && a == nil:
-		// What merge would make of it.
-		r := new(bare)
-		r.list[0].Key, r.list[0].Value = spanIDKey, r.spanIDText()
-		r.list[1].Key, r.list[1].Value = traceIDKey, r.traceIDText()
-		r.labels.List = r.list[:]
-		return &r.Record
-	case len(users) == 0 && len(a.encoded) <= shortAttributes && len(a.labels) <= shortLabels:
-		r := new(short)
-		// All of both, which is quicker than to see how much it is.
-		r.attributes = [shortAttributes]byte(a.encoded[:shortAttributes])
-		r.list = a.short
-		r.setLabels(r.list[:len(a.labels)], a)
-		return &r.Record
-	case len(users) == 0 && a != nil && len(a.encoded) <= mediumAttributes && len(a.labels) <= shortLabels:
-		r := new(medium)
-		copy(r.attributes[:], a.encoded)
-		r.list = a.short
-		r.setLabels(r.list[:len(a.labels)], a)
-		return &r.Record
-	case len(users) > userLabels:
-		// The list is an object of its own.
-		list := make([]goruntime.Label, 0, len(users)+ourLabels)
-		if a == nil {
-			r := new(Record)
-			r.mergeLabels(list, users, nil)
-			return r
+		var of *bareInside
+		if trace != "" {
+			of = new(bareInside)
+		} else {
+			whole := new(bare)
+			of, own = &whole.bareInside, &whole.traceText
+			trace = own.text()
 		}
-		r := new(full)
-		copy(r.attributes[:], a.encoded)
-		r.mergeLabels(list, users, a)
-		return &r.Record
+		// What merge would make of it.
+		of.list[0].Key, of.list[0].Value = spanIDKey, of.spanIDText()
+		of.list[1].Key, of.list[1].Value = traceIDKey, trace
+		of.labels.List, of.traceAt = of.list[:], 1
+		return &of.Record, own
+	case len(users) == 0 && len(a.encoded) <= shortAttributes && len(a.labels) <= shortLabels:
+		var of *shortInside
+		if trace != "" {
+			of = new(shortInside)
+		} else {
+			whole := new(short)
+			of, own = &whole.shortInside, &whole.traceText
+			trace = own.text()
+		}
+		// All of both, which is quicker than to see how much it is.
+		of.attributes = [shortAttributes]byte(a.encoded[:shortAttributes])
+		of.list = a.short
+		of.setLabels(of.list[:len(a.labels)], a, trace)
+		return &of.Record, own
+	case len(users) == 0 && a != nil && len(a.encoded) <= mediumAttributes && len(a.labels) <= shortLabels:
+		of := new(medium)
+		copy(of.attributes[:], a.encoded)
+		of.list = a.short
+		of.setLabels(of.list[:len(a.labels)], a, of.text())
+		return &of.Record, &of.traceText
+	case len(users) > userLabels && a == nil:
+		of := new(separate)
+		of.mergeLabels(make([]goruntime.Label, 0, len(users)+ourLabels), users, nil, of.text())
+		return &of.Record, &of.traceText
 	case a == nil:
-		r := new(labelled)
-		r.mergeLabels(r.list[:0], users, nil)
-		return &r.Record
-	case len(a.encoded) <= mediumAttributes:
-		r := new(wide)
-		copy(r.attributes[:], a.encoded)
-		r.mergeLabels(r.list[:0], users, a)
-		return &r.Record
+		of := new(labelled)
+		of.mergeLabels(of.list[:0], users, nil, of.text())
+		return &of.Record, &of.traceText
+	case len(users) <= userLabels && len(a.encoded) <= mediumAttributes:
+		of := new(wide)
+		copy(of.attributes[:], a.encoded)
+		of.mergeLabels(of.list[:0], users, a, of.text())
+		return &of.Record, &of.traceText
 	default:
-		r := new(full)
-		copy(r.attributes[:], a.encoded)
-		r.mergeLabels(r.list[:0], users, a)
-		return &r.Record
+		of := new(full)
+		copy(of.attributes[:], a.encoded)
+		list := of.list[:0]
+		if len(users) > userLabels {
+			// The list is an object of its own.
+			list = make([]goruntime.Label, 0, len(users)+ourLabels)
+		}
+		of.mergeLabels(list, users, a, of.text())
+		return &of.Record, &of.traceText
 	}
 }
 
 const (
 	_ = -(Offset % 2)
 	_ = -(unsafe.Sizeof(Record{}) - Offset ^ wire.ThreadContextRecordSize)
-	_ = -(unsafe.Offsetof(short{}.attributes) ^ unsafe.Sizeof(Record{}))
+	_ = -(unsafe.Offsetof(short{}.shortInside) + unsafe.Offsetof(shortInside{}.attributes) ^ unsafe.Sizeof(Record{}))
 	_ = -(unsafe.Offsetof(medium{}.attributes) ^ unsafe.Sizeof(Record{}))
 	_ = -(unsafe.Offsetof(wide{}.attributes) ^ unsafe.Sizeof(Record{}))
 	_ = -(unsafe.Offsetof(full{}.attributes) ^ unsafe.Sizeof(Record{}))
@@ -217,20 +253,21 @@ func Available(r *goruntime.Runtime) error {
 func Begin(traceIDHigh, traceIDLow, spanID uint64, traceFlags uint8, a *Attributes) *Record {
 	// What is over by now is nothing to lead back to.
 	saved, outer := goBack(goruntime.Labels())
-	user, depth := saved, uint32(0)
+	user, depth, trace := saved, uint16(0), ""
 	if outer != nil {
 		user = outer.user
 		if depth = outer.depth + 1; depth == maxDepth {
 			depth, saved = 0, user
+		} else if binary.BigEndian.Uint64(outer.traceID[8:]) == traceIDLow && binary.BigEndian.Uint64(outer.traceID[:8]) == traceIDHigh {
+			trace = outer.traceIDText()
 		}
 	}
-	users := labelsAt(user)
-	r := newRecord(users, a)
+	r, own := newRecord(labelsAt(user), a, trace)
 	r.saved, r.user, r.depth = saved, user, depth
 	binary.BigEndian.PutUint64(r.traceID[:8], traceIDHigh)
 	binary.BigEndian.PutUint64(r.traceID[8:], traceIDLow)
 	binary.BigEndian.PutUint64(r.spanID[:], spanID)
-	putHex(&r.hex, (*[idBytes]byte)(unsafe.Pointer(&r.traceID))) // sound: the span id follows
+	putHex(&r.spanText, own, (*[idBytes]byte)(unsafe.Pointer(&r.traceID))) // sound: the span id follows
 	r.state = stateValid | uint32(traceFlags)<<stateFlagsShift | uint32(len(a.Encoded()))<<stateSizeShift
 	goruntime.SetLabels(unsafe.Pointer(r))
 	return r
@@ -316,9 +353,11 @@ func (r *Record) Attach(a *Attributes) Saved {
 
 // copy returns a record of the same span for a user's labels and with attributes.
 func (r *Record) copy(user unsafe.Pointer, a *Attributes) *Record {
-	users := labelsAt(user)
-	c := newRecord(users, a)
-	c.traceID, c.spanID, c.hex = r.traceID, r.spanID, r.hex
+	c, own := newRecord(labelsAt(user), a, r.traceIDText())
+	c.traceID, c.spanID, c.spanText = r.traceID, r.spanID, r.spanText
+	if own != nil {
+		copy(own[:], r.traceIDText())
+	}
 	c.saved, c.user = user, user
 	const sizes = ^uint32(1<<stateSizeShift - 1)
 	c.state = atomic.LoadUint32(&r.state)&^sizes | uint32(len(a.Encoded()))<<stateSizeShift
@@ -391,25 +430,28 @@ func labelsAt(user unsafe.Pointer) []goruntime.Label {
 }
 
 // spanIDText returns the text of the span id, which keeps the record. Sound: nothing writes
-// to hex once the record is installed.
-func (r *Record) spanIDText() string {
-	return unsafe.String(&r.hex[traceDigits], len(r.hex)-traceDigits)
-}
+// to it once the record is installed.
+func (r *Record) spanIDText() string { return unsafe.String(&r.spanText[0], len(r.spanText)) }
 
-// traceIDText is spanIDText for the trace id.
-func (r *Record) traceIDText() string { return unsafe.String(&r.hex[0], traceDigits) }
+// text is spanIDText for a trace id.
+func (t *traceText) text() string { return unsafe.String(&t[0], len(t)) }
+
+// traceIDText returns the text of the trace id, which keeps the record that has it.
+func (r *Record) traceIDText() string { return r.labels.List[r.traceAt].Value }
 
 // setLabels has the record show a list of labels that are those of a.
-func (r *Record) setLabels(list []goruntime.Label, a *Attributes) {
-	list[a.spanID].Value, list[a.traceID].Value = r.spanIDText(), r.traceIDText()
-	r.labels.List = list
+func (r *Record) setLabels(list []goruntime.Label, a *Attributes, trace string) {
+	list[a.spanID].Value, list[a.traceID].Value = r.spanIDText(), trace
+	r.labels.List, r.traceAt = list, uint16(a.traceID)
 }
 
 // mergeLabels has the record show the user's labels and, as many as there is room for, those
 // of a, in a list that is empty yet.
-func (r *Record) mergeLabels(list, users []goruntime.Label, a *Attributes) {
+func (r *Record) mergeLabels(list, users []goruntime.Label, a *Attributes, trace string) {
 	var ours [userLabels + ourLabels]goruntime.Label
-	r.labels.List = merge(list, a.fitting(ours[:0], userLabels-len(users), r.spanIDText(), r.traceIDText()), users)
+	list = merge(list, a.fitting(ours[:0], userLabels-len(users), r.spanIDText(), trace), users)
+	at := slices.IndexFunc(list, func(l goruntime.Label) bool { return l.Key == traceIDKey })
+	r.labels.List, r.traceAt = list, uint16(at)
 }
 
 // fitting appends our labels, and those of a for which there is room beside them.
@@ -468,4 +510,4 @@ func of(labels unsafe.Pointer) *Record {
 }
 
 // spanIDOffset is where in a record the text of the span id is.
-const spanIDOffset = unsafe.Offsetof(Record{}.hex) + traceDigits
+const spanIDOffset = unsafe.Offsetof(Record{}.spanText)

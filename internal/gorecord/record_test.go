@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"unsafe"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -574,5 +575,77 @@ func TestRef(t *testing.T) {
 		assert.Nil(t, ref.Get())
 		assert.False(t, ref.Get().Shows(0))
 		r.End()
+	})
+}
+
+// Spans of one trace share its text where that saves memory, with whatever labels and
+// attributes, and it stays what it is when the span that it was made for is over and gone.
+func TestSharedTrace(t *testing.T) {
+	needRecords(t)
+	const high, low = 0x0102030405060708, 0x090a0b0c0d0e0f10
+	const trace, other = "0102030405060708090a0b0c0d0e0f10", "0102030405060708090a0b0c0d0e0f11"
+	labels := func() map[string]string {
+		got := map[string]string{}
+		for _, l := range shown() {
+			got[l.Key] = l.Value
+		}
+		return got
+	}
+	small, large := attributesOf("app", "shop"), attributesOf("app", strings.Repeat("x", 40))
+	for name, test := range map[string]struct {
+		user         []string
+		outer, inner *Attributes
+		shared       bool
+	}{
+		"bare":                      {shared: true},
+		"small attributes":          {inner: small, shared: true},
+		"outer's attributes":        {outer: small, shared: true},
+		"outer's large attributes":  {outer: large, inner: small, shared: true},
+		"large attributes":          {inner: large},
+		"a user's label":            {user: []string{"u", "1"}},
+		"more of them":              {user: manyLabels(9)},
+		"labels and attributes":     {user: []string{"u", "1"}, outer: small, inner: small},
+		"more labels and attribute": {user: manyLabels(9), inner: small},
+	} {
+		t.Run(name, func(t *testing.T) {
+			apart(func() {
+				setUser(test.user...)
+				outer := Begin(high, low, 1, 1, test.outer)
+				own := outer.traceIDText()
+				inner := Begin(high, low, 2, 1, test.inner)
+				assert.Equal(t, trace, inner.traceIDText())
+				assert.Equal(t, test.shared, unsafe.StringData(own) == unsafe.StringData(inner.traceIDText()))
+				assert.Equal(t, trace, labels()["trace_id"])
+				assert.Equal(t, "0000000000000002", labels()["span_id"])
+				strange := Begin(high, low+1, 3, 1, test.inner)
+				assert.Equal(t, other, labels()["trace_id"], "another trace")
+				strange.End()
+				detach := outer.Attach(test.inner)
+				assert.Equal(t, trace, labels()["trace_id"], "attached")
+				detach.Detach()
+
+				outer.End()
+				outer = nil
+				for range 3 {
+					runtime.GC()
+				}
+				assert.Equal(t, trace, labels()["trace_id"])
+				innermost := Begin(high, low, 4, 1, nil)
+				assert.Equal(t, trace, labels()["trace_id"])
+				innermost.End()
+				inner.End()
+				assert.NotContains(t, labels(), "trace_id")
+				assert.Len(t, labels(), len(test.user)/2)
+			})
+		})
+	}
+	apart(func() {
+		texts := map[*byte]bool{}
+		for i := range uint64(3 * maxDepth) {
+			r := Begin(high, low, i+1, 1, nil)
+			texts[unsafe.StringData(r.traceIDText())] = true
+		}
+		assert.Len(t, texts, 3, "one for each chain")
+		goruntime.SetLabels(nil)
 	})
 }

@@ -50,6 +50,9 @@ func (tt *testTable) has(trace, id uint64) bool {
 	return tt.Find(&sdkspan.Key{TraceIDHigh: trace, TraceIDLow: ^trace, SpanID: id}, &s) && atomic.LoadUint64(&s.Data().a) == id && !s.Changed()
 }
 
+// take finds a span and claims it.
+func (tt *testTable) take(k *sdkspan.Key, s *testSpan) bool { return tt.Find(k, s) && s.Claim() }
+
 func (tt *testTable) ids() (ids []uint64) {
 	tt.All(func(s *testSpan) { ids = append(ids, s.ID) })
 	return ids
@@ -77,7 +80,7 @@ func TestLifeOfASpan(t *testing.T) {
 	// Claimed it is found by nobody, but by those who ask for that.
 	require.True(t, s.Claim())
 	assert.False(t, tt.has(1, 7))
-	assert.False(t, tt.Take(&sdkspan.Key{TraceIDHigh: 1, TraceIDLow: ^uint64(1), SpanID: 7}, &found))
+	assert.False(t, tt.take(&sdkspan.Key{TraceIDHigh: 1, TraceIDLow: ^uint64(1), SpanID: 7}, &found))
 	assert.False(t, tt.Follow(s.Ref(), &found))
 	var claimed []uint64
 	tt.Claimed(7, func(s *testSpan) { claimed = append(claimed, s.Data().a) })
@@ -90,7 +93,7 @@ func TestLifeOfASpan(t *testing.T) {
 	assert.False(t, tt.Follow(again.Ref(), &found), "as of then")
 	assert.ElementsMatch(t, []uint64{7, 7}, tt.ids())
 
-	require.True(t, tt.Take(&sdkspan.Key{TraceIDHigh: 1, TraceIDLow: ^uint64(1), SpanID: 7}, &s))
+	require.True(t, tt.take(&sdkspan.Key{TraceIDHigh: 1, TraceIDLow: ^uint64(1), SpanID: 7}, &s))
 	s.Free()
 	assert.False(t, tt.has(1, 7))
 	assert.True(t, tt.has(2, 7))
@@ -147,21 +150,21 @@ func TestNoEntryIsFree(t *testing.T) {
 	assert.False(t, tt.Reserve(0, &s), "no id")
 }
 
-// A Ref counts in the table that the entry is in, at its limits too.
+// A Ref finds entries at the limits of each level.
 func TestRefs(t *testing.T) {
 	tt := newTestTable([levels]int{1 << 8, 1 << 8, 1 << 13}, nil)
-	entries := 0
-	for i := range tt.levels[1:] {
-		entries += len(tt.levels[1+i].pointers)
-	}
-	assert.Equal(t, Room, entries)
-	for i := range tt.levels {
+	assert.Len(t, tt.pointers, Room+(1<<8+1)*ways)
+	numbers := map[uint64]bool{}
+	for i, n := range []int{1 << 8, 1 << 8, 1 << 13} {
 		l := &tt.levels[i]
-		for _, b := range []uint64{0, uint64(len(l.buckets) - 1)} {
+		assert.EqualValues(t, n-1, l.mask)
+		for _, b := range []uint64{l.first, l.first + l.mask} {
 			for _, way := range []uint64{0, ways - 1} {
-				var s, found testSpan
-				l.point(b, way, &s)
+				s := testSpan{table: tt.Table}
+				s.cell, s.entry = tt.point(b, way, &s)
 				s.cell.key, s.cell.version, s.At = 5, 1<<40|2, 1<<40|2
+				numbers[s.number] = true
+				var found testSpan
 				require.True(t, tt.Follow(s.Ref(), &found))
 				assert.Same(t, s.entry, found.entry)
 				assert.Same(t, s.cell, found.cell)
@@ -169,6 +172,8 @@ func TestRefs(t *testing.T) {
 			}
 		}
 	}
+	assert.Len(t, numbers, levels*2*2)
+	assert.NotContains(t, numbers, 0)
 }
 
 func TestBuckets(t *testing.T) {
@@ -187,7 +192,7 @@ func TestNothingIsAllocated(t *testing.T) {
 		s.Commit(1, 2)
 		tt.Find(&sdkspan.Key{TraceIDHigh: 1, TraceIDLow: 2, SpanID: 7}, &s)
 		tt.Follow(s.Ref(), &s)
-		tt.Take(&sdkspan.Key{TraceIDHigh: 1, TraceIDLow: 2, SpanID: 7}, &s)
+		tt.take(&sdkspan.Key{TraceIDHigh: 1, TraceIDLow: 2, SpanID: 7}, &s)
 		s.Free()
 		tt.Claimed(7, func(*testSpan) {})
 	}))
@@ -213,7 +218,7 @@ func TestManyAtOnce(t *testing.T) {
 					s.Commit(id, id)
 					// The one before this, so that there is always one to be found.
 					id = (n-1)%16<<8 | g + 1
-					if tt.Take(&sdkspan.Key{TraceIDHigh: id, TraceIDLow: id, SpanID: id}, &s) {
+					if tt.Find(&sdkspan.Key{TraceIDHigh: id, TraceIDLow: id, SpanID: id}, &s) && s.Claim() {
 						if s.Data().a != ^s.Data().b || s.Data().a&0xFFFF != id {
 							stop.Store(true)
 							t.Errorf("took %x, %x as %x", s.Data().a, s.Data().b, id)
@@ -255,18 +260,26 @@ func TestALiveSpanIsLeftAlone(t *testing.T) {
 	for i := range uint64(ways - 1) {
 		tt.add(t, 1, 100+i) // leaves one entry to fight for
 	}
+	reserve := func(s *testSpan) bool {
+		for way := range uint64(ways) {
+			if c := &tt.buckets[0].cells[way]; s.claimFree(c, 0) {
+				s.cell, s.entry = c, &tt.buckets[0].entries[way]
+				return true
+			}
+		}
+		return false
+	}
 	var wg sync.WaitGroup
 	for g := range uint64(4) {
 		wg.Go(func() {
 			for range 500_000 {
 				s := testSpan{ID: g + 1}
-				if !tt.levels[0].reserve(s.ID, &s) {
+				if !reserve(&s) {
 					continue
 				}
-				s.At = s.next()
 				s.Commit(1, 1)
 				var found testSpan
-				if !tt.Take(&sdkspan.Key{TraceIDHigh: 1, TraceIDLow: 1, SpanID: g + 1}, &found) || found.At != s.At {
+				if !tt.take(&sdkspan.Key{TraceIDHigh: 1, TraceIDLow: 1, SpanID: g + 1}, &found) || found.At != s.At {
 					t.Error("somebody has claimed it")
 					return
 				}
