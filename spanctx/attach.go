@@ -85,7 +85,7 @@ func (a Attachment) Detach() {
 			continue
 		}
 		var before live
-		if a.p.table.Find(&sdkspan.Key{SpanID: a.before[i]}, &before.span) && before.load() {
+		if a.p.table.Find(sdkspan.Key{SpanID: a.before[i]}, &before.span) && before.load() {
 			attributes := before.shownWith(installed)
 			if attributes == nil && before.ID == a.id {
 				attributes = a.own.Encoded()

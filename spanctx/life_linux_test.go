@@ -204,7 +204,7 @@ func TestSpanIDInTwoTraces(t *testing.T) {
 	}
 	s.assertNowhere(t)
 	var l live
-	assert.False(t, s.p.table.Find(&sdkspan.Key{SpanID: 7}, &l.span), "all ends were noticed")
+	assert.False(t, s.p.table.Find(sdkspan.Key{SpanID: 7}, &l.span), "all ends were noticed")
 }
 
 type sameSpanID struct{ derivedIDs }

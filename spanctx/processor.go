@@ -249,11 +249,11 @@ func (p *SpanProcessor) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
 	// Fields are assigned one by one, here and below: a struct that is made somewhere
 	// else and copied at once would hold up the processor.
 	var l live
-	var id sdkspan.ID
-	child := sdkspan.Started(s, &id)
-	l.shows.TraceIDHigh, l.shows.TraceIDLow = id.TraceIDHigh, id.TraceIDLow
-	l.shows.SpanID, l.shows.LocalRootSpanID, l.shows.TraceFlags = id.SpanID, id.SpanID, id.TraceFlags
-	l.origin = originOf(p.runtime.GoroutineID(), id.TraceFlags)
+	// They are read where they are afterwards: to keep them takes room as well.
+	k, traceFlags, child := sdkspan.Started(s)
+	l.shows.TraceIDHigh, l.shows.TraceIDLow = k.TraceIDHigh, k.TraceIDLow
+	l.shows.SpanID, l.shows.LocalRootSpanID, l.shows.TraceFlags = k.SpanID, k.SpanID, traceFlags
+	l.origin = originOf(p.runtime.GoroutineID(), l.shows.TraceFlags)
 	var outer uint64
 	if child && p.hasRings() {
 		outer = p.follow(s, &l)
@@ -276,15 +276,15 @@ func (p *SpanProcessor) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
 		l.resumes = 0
 	}
 	if p.records {
-		with.record = gorecord.Begin(id.TraceIDHigh, id.TraceIDLow, id.SpanID, id.TraceFlags, with.attributes)
+		with.record = gorecord.Begin(l.shows.TraceIDHigh, l.shows.TraceIDLow, l.shows.SpanID, l.shows.TraceFlags, with.attributes)
 		with.attributes = nil // the record has them
 	}
-	if !p.table.Reserve(id.SpanID, &l.span) {
+	if !p.table.Reserve(l.shows.SpanID, &l.span) {
 		// It could not be taken back at its end.
 		with.record.End()
 		for i, r := range p.rings {
 			if r != nil {
-				r.Replace(places[i], id.SpanID, nil)
+				r.Replace(places[i], l.shows.SpanID, nil)
 			}
 		}
 		return
@@ -305,15 +305,15 @@ func (p *SpanProcessor) hasRings() bool {
 // returns the id of that or 0: the goroutine is to go back to it if it shows it. A
 // remote parent is somebody else's, also where its id is known here.
 func (p *SpanProcessor) follow(s sdktrace.ReadWriteSpan, child *live) (parent uint64) {
-	var above sdkspan.ID
-	if sdkspan.Parent(s, &above); above.Remote || above.TraceIDHigh != child.shows.TraceIDHigh || above.TraceIDLow != child.shows.TraceIDLow {
+	k, remote := sdkspan.Parent(s)
+	if remote || k.TraceIDHigh != child.shows.TraceIDHigh || k.TraceIDLow != child.shows.TraceIDLow {
 		return 0
 	}
 	var l span
-	if p.table.Find(&above.Key, &l) {
+	if p.table.Find(k, &l) {
 		child.shows.LocalRootSpanID, child.resumes = atomic.LoadUint64(&l.Data().localRoot), l.Ref()
 		if !l.Changed() {
-			return above.SpanID
+			return k.SpanID
 		}
 	}
 	// It is over or has been evicted, or it is not recorded: only it would know.
@@ -327,15 +327,14 @@ func (p *SpanProcessor) OnEnd(s sdktrace.ReadOnlySpan) {
 		return
 	}
 	var l span
-	var id sdkspan.ID
-	sdkspan.Ended(s, &id)
-	if p.table.Find(&id.Key, &l) && l.Claim() {
+	k, _ := sdkspan.Ended(s)
+	if p.table.Find(k, &l) && l.Claim() {
 		p.withdraw(&l)
 		return
 	}
 	// It was evicted or never shown, or somebody is about to take it back: that may take
 	// until after the end.
-	p.table.Claimed(id.SpanID, p.hasten)
+	p.table.Claimed(k.SpanID, p.hasten)
 }
 
 // ForceFlush does nothing: there is nothing that waits.
@@ -379,7 +378,7 @@ func (p *SpanProcessor) closeRings() error {
 // live.
 func (p *SpanProcessor) find(sc trace.SpanContext, l *live) bool {
 	id := sdkspan.Of(sc)
-	return sc.HasTraceID() && !id.Remote && p.table.Find(&id.Key, &l.span) && l.load()
+	return sc.HasTraceID() && !id.Remote && p.table.Find(id.Key, &l.span) && l.load()
 }
 
 // shows reports whether the calling goroutine shows a span, by any carrier.
@@ -441,7 +440,7 @@ func (p *SpanProcessor) withdraw(l *span) {
 	} else {
 		p.resume(l, record, here)
 	}
-	endRecord(record, here)
+	record.EndOn(here)
 	pointers.drop()
 	l.Free()
 }
@@ -511,21 +510,9 @@ func (p *SpanProcessor) resumeElsewhere(ring int, r *ringbuf.Ring, l *span, pare
 // claimed. Nothing is shown in its stead: it is another goroutine's, which may just be
 // ending the parent and would not see that this is shown again.
 func (p *SpanProcessor) evict(l *span) {
-	endRecord(l.Pointers().record.Get(), p.isHere(l.Data().origin))
+	l.Pointers().record.Get().EndOn(p.isHere(l.Data().origin))
 	p.clear(l)
 	l.Pointers().drop()
-}
-
-// endRecord ends a record, on the goroutine that began it or on another one.
-func endRecord(r *gorecord.Record, here bool) {
-	if r == nil {
-		return
-	}
-	if here {
-		r.End()
-	} else {
-		r.EndAsGuest()
-	}
 }
 
 // clear has no slot show a span whose entry is claimed.

@@ -267,9 +267,8 @@ func (c *correlations) forget(k transactionKey) {
 }
 
 func keyOf(s sdktrace.ReadOnlySpan) transactionKey {
-	var id sdkspan.ID
-	sdkspan.Ended(s, &id)
-	return transactionKey{stored(id.TraceIDHigh), stored(id.TraceIDLow), stored(id.SpanID)}
+	k, _ := sdkspan.Ended(s)
+	return transactionKey{stored(k.TraceIDHigh), stored(k.TraceIDLow), stored(k.SpanID)}
 }
 
 // endOf returns when a transaction has ended, if that is known.

@@ -211,13 +211,11 @@ func (i *Integration) OnStart(_ context.Context, s sdktrace.ReadWriteSpan) {
 		i.serve(s.Resource())
 	}
 	var l live
-	var id, above sdkspan.ID
-	sdkspan.Started(s, &id)
-	sdkspan.Parent(s, &above)
-	l.ID, l.traceIDHigh, l.traceIDLow = stored(id.SpanID), stored(id.TraceIDHigh), stored(id.TraceIDLow)
+	k, traceFlags, _ := sdkspan.Started(s)
+	l.ID, l.traceIDHigh, l.traceIDLow = stored(k.SpanID), stored(k.TraceIDHigh), stored(k.TraceIDLow)
 	l.transaction = l.ID
-	l.origin = origin(i.runtime.GoroutineID()<<goidShift | uint64(id.TraceFlags))
-	i.follow(&above, &l)
+	l.origin = origin(i.runtime.GoroutineID()<<goidShift | uint64(traceFlags))
+	i.follow(s, &l)
 	at := i.show(&l)
 	if !i.table.Reserve(l.ID, &l.span) {
 		// It could not be taken back at its end.
@@ -232,13 +230,14 @@ func (i *Integration) OnStart(_ context.Context, s sdktrace.ReadWriteSpan) {
 
 // follow has a span that starts follow its parent, unless that is remote: another
 // process's.
-func (i *Integration) follow(id *sdkspan.ID, child *live) {
-	if id.SpanID == 0 || id.Remote || stored(id.TraceIDHigh) != child.traceIDHigh || stored(id.TraceIDLow) != child.traceIDLow {
+func (i *Integration) follow(s sdktrace.ReadWriteSpan, child *live) {
+	k, remote := sdkspan.Parent(s)
+	if k.SpanID == 0 || remote || stored(k.TraceIDHigh) != child.traceIDHigh || stored(k.TraceIDLow) != child.traceIDLow {
 		child.origin |= localRoot
 		return
 	}
 	var parent live
-	if findLive(i.table, child.traceIDHigh, child.traceIDLow, stored(id.SpanID), &parent) {
+	if findLive(i.table, child.traceIDHigh, child.traceIDLow, stored(k.SpanID), &parent) {
 		child.transaction = parent.transaction
 		if i.records.Shown() == parent.ID {
 			child.resumes = uint64(parent.Ref())
@@ -298,11 +297,10 @@ func (i *Integration) OnEnd(s sdktrace.ReadOnlySpan) {
 		return
 	}
 	var l live
-	var id sdkspan.ID
-	sdkspan.Ended(s, &id)
-	if findLive(i.table, stored(id.TraceIDHigh), stored(id.TraceIDLow), stored(id.SpanID), &l) {
+	k, traceFlags := sdkspan.Ended(s)
+	if findLive(i.table, stored(k.TraceIDHigh), stored(k.TraceIDLow), stored(k.SpanID), &l) {
 		exports := uint64(0)
-		if l.origin&localRoot != 0 && id.TraceFlags&sampled != 0 && i.correlations.on() {
+		if l.origin&localRoot != 0 && traceFlags&sampled != 0 && i.correlations.on() {
 			exports = i.correlations.exporters.Load()
 		}
 		if i.end(&l, exports) {
@@ -310,7 +308,7 @@ func (i *Integration) OnEnd(s sdktrace.ReadOnlySpan) {
 		}
 	}
 	// It has given way, or is about to: that may take until after the end.
-	i.table.Claimed(stored(id.SpanID), func(s *span) { i.records.Clear(place(s), s.ID) })
+	i.table.Claimed(stored(k.SpanID), func(s *span) { i.records.Clear(place(s), s.ID) })
 }
 
 // end ends the life of a span, unless somebody else does, and reports whether it did. A

@@ -70,7 +70,7 @@ type live struct {
 // find looks for the span with this id in a trace, fills l with it, and reports whether
 // it is there; it may have ended. If it is not, what l holds means nothing.
 func find(t *table, traceIDHigh, traceIDLow, id uint64, l *live) bool {
-	return t.Find(&sdkspan.Key{TraceIDHigh: traceIDHigh, TraceIDLow: traceIDLow, SpanID: id}, &l.span) && l.load()
+	return t.Find(sdkspan.Key{TraceIDHigh: traceIDHigh, TraceIDLow: traceIDLow, SpanID: id}, &l.span) && l.load()
 }
 
 // findLive is find for a span that has not ended.

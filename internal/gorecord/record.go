@@ -276,14 +276,16 @@ func Begin(traceIDHigh, traceIDLow, spanID uint64, traceFlags uint8, a *Attribut
 // End takes the span back, wherever its records are still installed, and on the
 // calling goroutine goes back to what was visible there before, if one of them is
 // installed there. It may be called on any goroutine, and again.
-func (r *Record) End() { r.end(false) }
+func (r *Record) End() { r.EndOn(true) }
 
 // EndAsGuest is End on a goroutine that [Begin] was not called on. If a record of the span
 // is installed there, by [Record.Attach] or inherited, what was visible on the other
 // goroutine before was never visible on this one, which goes back to the user's labels.
-func (r *Record) EndAsGuest() { r.end(true) }
+func (r *Record) EndAsGuest() { r.EndOn(false) }
 
-func (r *Record) end(guest bool) {
+// EndOn is End, or EndAsGuest unless the calling goroutine is the one that [Begin] was called
+// on. It does nothing if r is nil.
+func (r *Record) EndOn(own bool) {
 	for ; r != nil; r = r.next.Load() {
 		// Whoever else stores here stores the same.
 		ordered.Put32(&r.state, atomic.LoadUint32(&r.state)&^stateValid)
@@ -294,7 +296,7 @@ func (r *Record) end(guest bool) {
 			atomic.StorePointer(&r.saved, back)
 		}
 		if goruntime.Labels() == unsafe.Pointer(r) {
-			if guest {
+			if !own {
 				back = r.user
 			}
 			goruntime.SetLabels(back)

@@ -46,57 +46,62 @@ func Of(sc trace.SpanContext) ID {
 	}
 }
 
-// Started sets id to that of a span that a processor is told of by OnStart, and reports
-// whether that has a parent.
+// Started returns what identifies a span that a processor is told of by OnStart, its trace
+// flags, and whether it has a parent.
 //
-// Results are set and not returned, here and below: a struct that is returned is copied
-// right after it was written, in other pieces, which holds up the processor.
-func Started(s sdktrace.ReadWriteSpan, id *ID) (child bool) {
+// Results are of few words each, here and below: those are in registers.
+func Started(s sdktrace.ReadWriteSpan) (k Key, traceFlags uint8, child bool) {
 	v := (*value)(unsafe.Pointer(&s)) // sound: see value
 	if l := started.Load(); l != nil && l.table == v.table && v.data != nil {
-		v.spanContext(l.spanContext).read(id)
-		return v.spanContext(l.parent).spanID != trace.SpanID{}
+		sc := v.spanContext(l.spanContext)
+		return sc.key(), uint8(sc.traceFlags), v.spanContext(l.parent).spanID != trace.SpanID{}
 	}
-	return startedOther(s, v.table, id)
+	return startedOther(s, v.table)
 }
 
 // startedOther is apart, as are the next two, so that what is there for nearly all spans
 // needs no room for a SpanContext.
 //
 //go:noinline
-func startedOther(s sdktrace.ReadWriteSpan, table unsafe.Pointer, id *ID) (child bool) {
+func startedOther(s sdktrace.ReadWriteSpan, table unsafe.Pointer) (k Key, traceFlags uint8, child bool) {
 	learn(&started, s, table)
-	*id = Of(s.SpanContext())
-	return s.Parent().HasSpanID()
+	id := Of(s.SpanContext())
+	return id.Key, id.TraceFlags, s.Parent().HasSpanID()
 }
 
-// Parent sets id to that of the parent of such a span, zero if it has none.
-func Parent(s sdktrace.ReadWriteSpan, id *ID) {
+// Parent returns what identifies the parent of such a span, zero if it has none, and whether
+// that is remote.
+func Parent(s sdktrace.ReadWriteSpan) (k Key, remote bool) {
 	v := (*value)(unsafe.Pointer(&s))
 	if l := started.Load(); l != nil && l.table == v.table && v.data != nil {
-		v.spanContext(l.parent).read(id)
-		return
+		sc := v.spanContext(l.parent)
+		return sc.key(), sc.remote
 	}
-	otherParent(s, id)
+	return otherParent(s)
 }
 
 //go:noinline
-func otherParent(s sdktrace.ReadWriteSpan, id *ID) { *id = Of(s.Parent()) }
+func otherParent(s sdktrace.ReadWriteSpan) (k Key, remote bool) {
+	id := Of(s.Parent())
+	return id.Key, id.Remote
+}
 
-// Ended sets id to that of a span that a processor is told of by OnEnd.
-func Ended(s sdktrace.ReadOnlySpan, id *ID) {
+// Ended returns what identifies a span that a processor is told of by OnEnd, and its trace
+// flags.
+func Ended(s sdktrace.ReadOnlySpan) (k Key, traceFlags uint8) {
 	v := (*value)(unsafe.Pointer(&s))
 	if l := ended.Load(); l != nil && l.table == v.table && v.data != nil {
-		v.spanContext(l.spanContext).read(id)
-		return
+		sc := v.spanContext(l.spanContext)
+		return sc.key(), uint8(sc.traceFlags)
 	}
-	endedOther(s, v.table, id)
+	return endedOther(s, v.table)
 }
 
 //go:noinline
-func endedOther(s sdktrace.ReadOnlySpan, table unsafe.Pointer, id *ID) {
+func endedOther(s sdktrace.ReadOnlySpan, table unsafe.Pointer) (k Key, traceFlags uint8) {
 	learn(&ended, s, table)
-	*id = Of(s.SpanContext())
+	id := Of(s.SpanContext())
+	return id.Key, id.TraceFlags
 }
 
 // value is how a variable of an interface type that has methods is laid out: the table
@@ -144,12 +149,13 @@ func sameFields(a, b reflect.Type) bool {
 	return same
 }
 
-// read sets id to what sc says.
-func (sc *spanContext) read(id *ID) {
-	id.TraceIDHigh = binary.BigEndian.Uint64(sc.traceID[:8])
-	id.TraceIDLow = binary.BigEndian.Uint64(sc.traceID[8:])
-	id.SpanID = binary.BigEndian.Uint64(sc.spanID[:])
-	id.TraceFlags, id.Remote = uint8(sc.traceFlags), sc.remote
+// key returns what identifies the span that sc is of.
+func (sc *spanContext) key() Key {
+	return Key{
+		TraceIDHigh: binary.BigEndian.Uint64(sc.traceID[:8]),
+		TraceIDLow:  binary.BigEndian.Uint64(sc.traceID[8:]),
+		SpanID:      binary.BigEndian.Uint64(sc.spanID[:]),
+	}
 }
 
 // learn notes where a span that has a table has both, if it is a pointer to one of the

@@ -26,23 +26,26 @@ type checked struct {
 }
 
 func (c *checked) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
-	var id, parent ID
-	child := Started(s, &id)
-	Parent(s, &parent)
-	assert.Equal(c.t, parent != ID{}, child)
-	assert.Equal(c.t, Of(s.SpanContext()), id)
-	assert.Equal(c.t, Of(s.Parent()), parent)
+	k, traceFlags, child := Started(s)
+	parent, remote := Parent(s)
+	assert.Equal(c.t, parent != Key{}, child)
+	assert.Equal(c.t, Of(s.SpanContext()), ID{Key: k, TraceFlags: traceFlags})
+	assertParent(c.t, s.Parent(), parent, remote)
 	if !c.newRoots.Load() {
-		assert.Equal(c.t, Of(trace.SpanContextFromContext(ctx)), parent)
+		assertParent(c.t, trace.SpanContextFromContext(ctx), parent, remote)
 	}
 	c.spans.Add(1)
 }
 
 func (c *checked) OnEnd(s sdktrace.ReadOnlySpan) {
-	var id ID
-	Ended(s, &id)
-	assert.Equal(c.t, Of(s.SpanContext()), id)
+	k, traceFlags := Ended(s)
+	assert.Equal(c.t, Of(s.SpanContext()), ID{Key: k, TraceFlags: traceFlags})
 	c.spans.Add(1)
+}
+
+func assertParent(t *testing.T, want trace.SpanContext, k Key, remote bool) {
+	t.Helper()
+	assert.Equal(t, Of(want), ID{Key: k, TraceFlags: uint8(want.TraceFlags()), Remote: remote})
 }
 
 func (*checked) Shutdown(context.Context) error   { return nil }
@@ -110,22 +113,21 @@ func TestOtherSpans(t *testing.T) {
 	require.True(t, ok)
 	want := Of(span.SpanContext())
 	for range 2 {
-		var id, parent ID
-		assert.True(t, Started(&foreign{ReadWriteSpan: inner}, &id))
-		Parent(&foreign{ReadWriteSpan: inner}, &parent)
-		assert.Equal(t, want, id)
-		assert.Equal(t, Of(outer.SpanContext()), parent)
-		id = ID{}
-		Ended(foreign{ReadWriteSpan: inner}, &id)
-		assert.Equal(t, want, id)
+		k, traceFlags, child := Started(&foreign{ReadWriteSpan: inner})
+		assert.True(t, child)
+		assert.Equal(t, want, ID{Key: k, TraceFlags: traceFlags})
+		k, remote := Parent(&foreign{ReadWriteSpan: inner})
+		assertParent(t, outer.SpanContext(), k, remote)
+		k, traceFlags = Ended(foreign{ReadWriteSpan: inner})
+		assert.Equal(t, want, ID{Key: k, TraceFlags: traceFlags})
 		assert.Nil(t, started.Load(), "only of the SDK's types is it known that their contexts do not change")
 		assert.Nil(t, ended.Load())
 		// From now on the SDK's are known.
-		Started(inner, &id)
-		Parent(inner, &parent)
-		assert.Equal(t, Of(outer.SpanContext()), parent)
-		Ended(inner, &id)
-		assert.Equal(t, want, id)
+		Started(inner)
+		k, remote = Parent(inner)
+		assertParent(t, outer.SpanContext(), k, remote)
+		k, traceFlags = Ended(inner)
+		assert.Equal(t, want, ID{Key: k, TraceFlags: traceFlags})
 		forget(t)
 	}
 }
@@ -154,10 +156,11 @@ func TestFieldsThatAreNotThere(t *testing.T) {
 	_, root := sdktrace.NewTracerProvider().Tracer("test").Start(t.Context(), "span")
 	inner, ok := root.(sdktrace.ReadWriteSpan)
 	require.True(t, ok)
-	var id, parent ID
-	assert.False(t, Started(inner, &id))
-	Parent(inner, &parent)
-	assert.Equal(t, Of(root.SpanContext()), id)
-	assert.Zero(t, parent)
+	k, traceFlags, child := Started(inner)
+	assert.False(t, child)
+	assert.Equal(t, Of(root.SpanContext()), ID{Key: k, TraceFlags: traceFlags})
+	k, remote := Parent(inner)
+	assert.Zero(t, k)
+	assert.False(t, remote)
 	assert.Nil(t, started.Load())
 }

@@ -189,7 +189,7 @@ func (s *Span[E, P]) Commit(traceIDHigh, traceIDLow uint64) {
 // Find looks for a span, has s be about it, and reports whether it is there. If it is not,
 // what s holds means nothing. Nothing keeps a span id from being used in two traces; a trace
 // whose id is 0 stands for all.
-func (t *Table[E, P]) Find(k *sdkspan.Key, s *Span[E, P]) (found bool) {
+func (t *Table[E, P]) Find(k sdkspan.Key, s *Span[E, P]) (found bool) {
 	s.table = t
 	s.cell, s.entry, found = t.find(k, s)
 	return found
@@ -252,7 +252,7 @@ func (t *Table[E, P]) point(bucket, way uint64, s *Span[E, P]) (*cell, *entry[E]
 }
 
 // find is Find.
-func (t *Table[E, P]) find(k *sdkspan.Key, s *Span[E, P]) (*cell, *entry[E], bool) {
+func (t *Table[E, P]) find(k sdkspan.Key, s *Span[E, P]) (*cell, *entry[E], bool) {
 	if k.SpanID == 0 {
 		return nil, nil, false
 	}
@@ -268,7 +268,7 @@ func (t *Table[E, P]) find(k *sdkspan.Key, s *Span[E, P]) (*cell, *entry[E], boo
 }
 
 // findFurther is for a span that is not in the first way of the first level.
-func (t *Table[E, P]) findFurther(k *sdkspan.Key, s *Span[E, P]) (*cell, *entry[E], bool) {
+func (t *Table[E, P]) findFurther(k sdkspan.Key, s *Span[E, P]) (*cell, *entry[E], bool) {
 	way := uint64(1)
 	for i := range t.used.Load() {
 		n := t.levels[i].bucket(k.SpanID)
@@ -285,7 +285,7 @@ func (t *Table[E, P]) findFurther(k *sdkspan.Key, s *Span[E, P]) (*cell, *entry[
 }
 
 // is reports whether an entry is of the span with a key, and has s be about its version.
-func (s *Span[E, P]) is(c *cell, e *entry[E], k *sdkspan.Key) bool {
+func (s *Span[E, P]) is(c *cell, e *entry[E], k sdkspan.Key) bool {
 	// As long as it has this version, what is looked at afterwards is of one span.
 	s.At = atomic.LoadUint64(&c.version)
 	if atomic.LoadUint64(&c.key) != k.SpanID || s.At&1 != 0 {

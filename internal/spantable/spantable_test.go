@@ -47,11 +47,11 @@ func (tt *testTable) add(t *testing.T, trace, id uint64) testSpan {
 
 func (tt *testTable) has(trace, id uint64) bool {
 	var s testSpan
-	return tt.Find(&sdkspan.Key{TraceIDHigh: trace, TraceIDLow: ^trace, SpanID: id}, &s) && atomic.LoadUint64(&s.Data().a) == id && !s.Changed()
+	return tt.Find(sdkspan.Key{TraceIDHigh: trace, TraceIDLow: ^trace, SpanID: id}, &s) && atomic.LoadUint64(&s.Data().a) == id && !s.Changed()
 }
 
 // take finds a span and claims it.
-func (tt *testTable) take(k *sdkspan.Key, s *testSpan) bool { return tt.Find(k, s) && s.Claim() }
+func (tt *testTable) take(k sdkspan.Key, s *testSpan) bool { return tt.Find(k, s) && s.Claim() }
 
 func (tt *testTable) ids() (ids []uint64) {
 	tt.All(func(s *testSpan) { ids = append(ids, s.ID) })
@@ -65,8 +65,8 @@ func TestLifeOfASpan(t *testing.T) {
 	assert.False(t, tt.has(2, 7), "another trace's")
 	assert.False(t, tt.has(1, 8))
 	var found testSpan
-	assert.True(t, tt.Find(&sdkspan.Key{SpanID: 7}, &found), "any trace's")
-	assert.False(t, tt.Find(&sdkspan.Key{}, &found), "which is no id")
+	assert.True(t, tt.Find(sdkspan.Key{SpanID: 7}, &found), "any trace's")
+	assert.False(t, tt.Find(sdkspan.Key{}, &found), "which is no id")
 	require.True(t, tt.Follow(s.Ref(), &found))
 	assert.Equal(t, uint64(7), found.ID)
 	high, low := found.TraceID()
@@ -74,13 +74,13 @@ func TestLifeOfASpan(t *testing.T) {
 
 	// Of two with the same id each is found by its trace.
 	tt.add(t, 2, 7)
-	require.True(t, tt.Find(&sdkspan.Key{TraceIDHigh: 2, TraceIDLow: ^uint64(2), SpanID: 7}, &found))
+	require.True(t, tt.Find(sdkspan.Key{TraceIDHigh: 2, TraceIDLow: ^uint64(2), SpanID: 7}, &found))
 	assert.NotEqual(t, s.Ref(), found.Ref())
 
 	// Claimed it is found by nobody, but by those who ask for that.
 	require.True(t, s.Claim())
 	assert.False(t, tt.has(1, 7))
-	assert.False(t, tt.take(&sdkspan.Key{TraceIDHigh: 1, TraceIDLow: ^uint64(1), SpanID: 7}, &found))
+	assert.False(t, tt.take(sdkspan.Key{TraceIDHigh: 1, TraceIDLow: ^uint64(1), SpanID: 7}, &found))
 	assert.False(t, tt.Follow(s.Ref(), &found))
 	var claimed []uint64
 	tt.Claimed(7, func(s *testSpan) { claimed = append(claimed, s.Data().a) })
@@ -93,7 +93,7 @@ func TestLifeOfASpan(t *testing.T) {
 	assert.False(t, tt.Follow(again.Ref(), &found), "as of then")
 	assert.ElementsMatch(t, []uint64{7, 7}, tt.ids())
 
-	require.True(t, tt.take(&sdkspan.Key{TraceIDHigh: 1, TraceIDLow: ^uint64(1), SpanID: 7}, &s))
+	require.True(t, tt.take(sdkspan.Key{TraceIDHigh: 1, TraceIDLow: ^uint64(1), SpanID: 7}, &s))
 	s.Free()
 	assert.False(t, tt.has(1, 7))
 	assert.True(t, tt.has(2, 7))
@@ -190,9 +190,9 @@ func TestNothingIsAllocated(t *testing.T) {
 	assert.Zero(t, testing.AllocsPerRun(100, func() {
 		tt.Reserve(7, &s)
 		s.Commit(1, 2)
-		tt.Find(&sdkspan.Key{TraceIDHigh: 1, TraceIDLow: 2, SpanID: 7}, &s)
+		tt.Find(sdkspan.Key{TraceIDHigh: 1, TraceIDLow: 2, SpanID: 7}, &s)
 		tt.Follow(s.Ref(), &s)
-		tt.take(&sdkspan.Key{TraceIDHigh: 1, TraceIDLow: 2, SpanID: 7}, &s)
+		tt.take(sdkspan.Key{TraceIDHigh: 1, TraceIDLow: 2, SpanID: 7}, &s)
 		s.Free()
 		tt.Claimed(7, func(*testSpan) {})
 	}))
@@ -218,7 +218,7 @@ func TestManyAtOnce(t *testing.T) {
 					s.Commit(id, id)
 					// The one before this, so that there is always one to be found.
 					id = (n-1)%16<<8 | g + 1
-					if tt.Find(&sdkspan.Key{TraceIDHigh: id, TraceIDLow: id, SpanID: id}, &s) && s.Claim() {
+					if tt.Find(sdkspan.Key{TraceIDHigh: id, TraceIDLow: id, SpanID: id}, &s) && s.Claim() {
 						if s.Data().a != ^s.Data().b || s.Data().a&0xFFFF != id {
 							stop.Store(true)
 							t.Errorf("took %x, %x as %x", s.Data().a, s.Data().b, id)
@@ -233,7 +233,7 @@ func TestManyAtOnce(t *testing.T) {
 				for n := uint64(0); found.Load() < 20_000 && !stop.Load(); n++ {
 					id := (n%16)<<8 | n%4 + 1
 					var s Span[payload, struct{}]
-					if !tt.Find(&sdkspan.Key{TraceIDHigh: id, TraceIDLow: id, SpanID: id}, &s) {
+					if !tt.Find(sdkspan.Key{TraceIDHigh: id, TraceIDLow: id, SpanID: id}, &s) {
 						continue
 					}
 					a, b := atomic.LoadUint64(&s.Data().a), atomic.LoadUint64(&s.Data().b)
@@ -279,7 +279,7 @@ func TestALiveSpanIsLeftAlone(t *testing.T) {
 				}
 				s.Commit(1, 1)
 				var found testSpan
-				if !tt.take(&sdkspan.Key{TraceIDHigh: 1, TraceIDLow: 1, SpanID: g + 1}, &found) || found.At != s.At {
+				if !tt.take(sdkspan.Key{TraceIDHigh: 1, TraceIDLow: 1, SpanID: g + 1}, &found) || found.At != s.At {
 					t.Error("somebody has claimed it")
 					return
 				}
