@@ -183,7 +183,10 @@ func (r *Runtime) partialSelf() Self {
 // system call. Unless pinned, the goroutine may already be on another thread when it returns. Sound for the reasons given
 // at [Runtime.Self].
 //
+// It is nosplit since to look whether there is stack for its few words is a tenth of what it takes.
+//
 //go:norace
+//go:nosplit
 func (r *Runtime) ThreadID() uint32 {
 	if r.procid == 0 {
 		return gettid()
