@@ -118,6 +118,25 @@ none:
 	MOVQ Span_LocalRootSpanID(SI), AX \
 	MOVQ AX, slot_localRoot(R12)
 
+// SLOT leaves in R12 the slot, of the ring at DI, of the thread at R11 or the goroutine at
+// R10, and says which one it is.
+#define SLOT(number) \
+	MOVQ R11, R12 \
+	CMPQ Ring_byGoroutine(DI), $0 \
+	CMOVQNE R10, R12 \
+	ANDQ Ring_mask(DI), R12 \
+	MOVQ R12, number \
+	MOVQ Ring_shift(DI), CX \
+	SHLQ CX, R12 \
+	ADDQ Ring_base(DI), R12
+
+// SHOW stores the Span at SI, which the goroutine at R10 shows on the m at R9.
+#define SHOW(next, none) \
+	STORE_IDS \
+	STORE_ATTRIBUTES(next, none) \
+	MOVQ R10, slot_owner(R12) \
+	MOVQ R9, slot_m(R12)
+
 // func store(r *Ring, s *Span) (slot, goid uint64)
 TEXT ·store(SB), NOSPLIT, $0-32
 	MOVQ r+0(FP), DI
@@ -127,15 +146,8 @@ TEXT ·store(SB), NOSPLIT, $0-32
 	FITS(fits, busy)
 	SELF(DI)
 
-	MOVQ R11, R12
-	CMPQ Ring_byGoroutine(DI), $0
-	CMOVQNE R10, R12
-	ANDQ Ring_mask(DI), R12    // slot
-	MOVQ R12, slot+16(FP)
+	SLOT(slot+16(FP))
 	MOVQ R10, goid+24(FP)
-	MOVQ Ring_shift(DI), CX
-	SHLQ CX, R12
-	ADDQ Ring_base(DI), R12
 
 	CMPQ Ring_exclusive(DI), $0
 	JEQ  claim
@@ -144,10 +156,7 @@ TEXT ·store(SB), NOSPLIT, $0-32
 
 	ENTER(leave)
 	MOVQ BX, slot_state(R12)
-	STORE_IDS
-	STORE_ATTRIBUTES(ownNext, ownNone)
-	MOVQ R10, slot_owner(R12)
-	MOVQ R9, slot_m(R12)
+	SHOW(ownNext, ownNone)
 	FREE
 	MOVW $0, slot_writing(R12)
 	RET
@@ -161,10 +170,7 @@ stranger:
 
 claim:
 	CLAIM(busy)
-	STORE_IDS
-	STORE_ATTRIBUTES(next, none)
-	MOVQ R10, slot_owner(R12)
-	MOVQ R9, slot_m(R12)
+	SHOW(next, none)
 	MOVL R11, slot_tid(R12)
 	FREE
 	RET
@@ -194,15 +200,8 @@ TEXT ·swap(SB), NOSPLIT, $0-48
 	FITS(fits, busy)
 	SELF(DI)
 
-	MOVQ R11, R12
-	CMPQ Ring_byGoroutine(DI), $0
-	CMOVQNE R10, R12
-	ANDQ Ring_mask(DI), R12    // slot
-	MOVQ R12, slot+24(FP)
+	SLOT(slot+24(FP))
 	MOVQ R10, goid+32(FP)
-	MOVQ Ring_shift(DI), CX
-	SHLQ CX, R12
-	ADDQ Ring_base(DI), R12
 
 	CMPQ Ring_exclusive(DI), $0
 	JEQ  claim
@@ -212,10 +211,7 @@ TEXT ·swap(SB), NOSPLIT, $0-48
 	ENTER(leave)
 	SHOWN(over+16(FP), leave)
 	MOVQ BX, slot_state(R12)
-	STORE_IDS
-	STORE_ATTRIBUTES(ownNext, ownNone)
-	MOVQ R10, slot_owner(R12)
-	MOVQ R9, slot_m(R12)
+	SHOW(ownNext, ownNone)
 	FREE
 	MOVW $0, slot_writing(R12)
 	MOVQ DX, shown+40(FP)
@@ -235,10 +231,7 @@ stranger:
 claim:
 	CLAIM(busy)
 	SHOWN(over+16(FP), other)
-	STORE_IDS
-	STORE_ATTRIBUTES(next, none)
-	MOVQ R10, slot_owner(R12)
-	MOVQ R9, slot_m(R12)
+	SHOW(next, none)
 	MOVL R11, slot_tid(R12)
 	FREE
 	MOVQ DX, shown+40(FP)

@@ -124,6 +124,28 @@ next: \
 	BPL  next \
 none:
 
+// SLOT leaves in R6 the slot, of the ring at R0, of the thread at R4 or the goroutine at R3,
+// and in R7 where its state is, and says which one it is.
+#define SLOT(number) \
+	MOVD Ring_byGoroutine(R0), R1 \
+	CMP  $0, R1 \
+	CSEL EQ, R4, R3, R6 \
+	MOVD Ring_mask(R0), R1 \
+	AND  R1, R6, R6 \
+	MOVD R6, number \
+	MOVD Ring_shift(R0), R1 \
+	LSL  R1, R6, R6 \
+	MOVD Ring_base(R0), R1 \
+	ADD  R1, R6, R6 \
+	ADD  $slot_state, R6, R7
+
+// SHOW stores the Span at R5, which the goroutine at R3 shows on the m at R2.
+#define SHOW(next, none) \
+	STORE_IDS \
+	STORE_ATTRIBUTES(next, none) \
+	MOVD R3, slot_owner(R6) \
+	MOVD R2, slot_m(R6)
+
 // func store(r *Ring, s *Span) (slot, goid uint64)
 TEXT ·store(SB), NOSPLIT, $0-32
 	MOVD  r+0(FP), R0
@@ -133,18 +155,8 @@ TEXT ·store(SB), NOSPLIT, $0-32
 	FITS(fits, busy)
 	SELF(R0)
 
-	MOVD Ring_byGoroutine(R0), R1
-	CMP  $0, R1
-	CSEL EQ, R4, R3, R6
-	MOVD Ring_mask(R0), R1
-	AND  R1, R6, R6            // slot
-	MOVD R6, slot+16(FP)
+	SLOT(slot+16(FP))
 	MOVD R3, goid+24(FP)
-	MOVD Ring_shift(R0), R1
-	LSL  R1, R6, R6
-	MOVD Ring_base(R0), R1
-	ADD  R1, R6, R6
-	ADD  $slot_state, R6, R7
 
 	MOVD  Ring_exclusive(R0), R1
 	CBZ   R1, claim
@@ -155,10 +167,7 @@ TEXT ·store(SB), NOSPLIT, $0-32
 	ENTER(leave)
 	MOVD R9, (R7)
 	storeBarrier
-	STORE_IDS
-	STORE_ATTRIBUTES(ownNext, ownNone)
-	MOVD R3, slot_owner(R6)
-	MOVD R2, slot_m(R6)
+	SHOW(ownNext, ownNone)
 	FREE
 	LEAVE
 	RET
@@ -172,10 +181,7 @@ stranger:
 
 claim:
 	CLAIM(busy)
-	STORE_IDS
-	STORE_ATTRIBUTES(next, none)
-	MOVD R3, slot_owner(R6)
-	MOVD R2, slot_m(R6)
+	SHOW(next, none)
 	MOVW R4, slot_tid(R6)
 	FREE
 	RET
@@ -207,18 +213,8 @@ TEXT ·swap(SB), NOSPLIT, $0-48
 	FITS(fits, busy)
 	SELF(R0)
 
-	MOVD Ring_byGoroutine(R0), R1
-	CMP  $0, R1
-	CSEL EQ, R4, R3, R6
-	MOVD Ring_mask(R0), R1
-	AND  R1, R6, R6            // slot
-	MOVD R6, slot+24(FP)
+	SLOT(slot+24(FP))
 	MOVD R3, goid+32(FP)
-	MOVD Ring_shift(R0), R1
-	LSL  R1, R6, R6
-	MOVD Ring_base(R0), R1
-	ADD  R1, R6, R6
-	ADD  $slot_state, R6, R7
 
 	MOVD  Ring_exclusive(R0), R1
 	CBZ   R1, claim
@@ -230,10 +226,7 @@ TEXT ·swap(SB), NOSPLIT, $0-48
 	SHOWN(over+16(FP), leave, ownAny)
 	MOVD R9, (R7)
 	storeBarrier
-	STORE_IDS
-	STORE_ATTRIBUTES(ownNext, ownNone)
-	MOVD R3, slot_owner(R6)
-	MOVD R2, slot_m(R6)
+	SHOW(ownNext, ownNone)
 	FREE
 	LEAVE
 	MOVD R15, shown+40(FP)
@@ -253,10 +246,7 @@ stranger:
 claim:
 	CLAIM(busy)
 	SHOWN(over+16(FP), other, any)
-	STORE_IDS
-	STORE_ATTRIBUTES(next, none)
-	MOVD R3, slot_owner(R6)
-	MOVD R2, slot_m(R6)
+	SHOW(next, none)
 	MOVW R4, slot_tid(R6)
 	FREE
 	MOVD R15, shown+40(FP)
