@@ -423,25 +423,21 @@ func (p *SpanProcessor) hasten(l *span) {
 // showing it before and it is live; elsewhere nothing is.
 func (p *SpanProcessor) withdraw(l *span) {
 	e := l.Data()
-	if !p.records && p.keys.Load() == nil {
-		// The pointers are nil. They are in memory of their own, which is not even looked at.
-		if e.resumes == 0 {
-			p.clear(l)
-		} else {
-			p.resume(l, nil, p.isHere(e.origin))
-		}
-		l.Free()
-		return
+	// Else the pointers are nil. They are in memory of their own, which is not even looked at.
+	pointed := p.records || p.keys.Load() != nil
+	var record *gorecord.Record
+	if pointed {
+		record = l.Pointers().record.Get()
 	}
-	pointers := l.Pointers()
-	record, here := pointers.record.Get(), p.isHere(e.origin)
 	if e.resumes == 0 {
 		p.clear(l)
 	} else {
-		p.resume(l, record, here)
+		p.resume(l, record)
 	}
-	record.EndOn(here)
-	pointers.drop()
+	if pointed {
+		record.EndOn(p.isHere(e.origin))
+		l.Pointers().drop()
+	}
 	l.Free()
 }
 
@@ -450,16 +446,15 @@ func (p *SpanProcessor) withdraw(l *span) {
 func (p *SpanProcessor) isHere(o origin) bool { return o.goid() == p.runtime.GoroutineID() }
 
 // resume has slots go back to the parent of a span whose entry is claimed, or if that is
-// over show nothing. It is called before the span's record is over, and here says whether
-// the calling goroutine is the one that started the span.
-func (p *SpanProcessor) resume(l *span, record *gorecord.Record, here bool) {
+// over show nothing. It is called before the span's record is over.
+func (p *SpanProcessor) resume(l *span, record *gorecord.Record) {
 	e := l.Data()
 	var parent live
 	ok := p.table.Follow(e.resumes, &parent.span) && parent.load()
 	if ok && p.keys.Load() != nil {
 		parent.shows.Attributes = parent.shownWith(record.Outer())
 	}
-	here = here && ok && e.origin.goid() != 0
+	here := ok && e.origin.goid() != 0 && p.isHere(e.origin)
 	for i, r := range &p.rings {
 		if r == nil {
 			continue

@@ -8,8 +8,9 @@
 // On amd64 stores are seen in their order, and the compiler moves nothing across a call or
 // an atomic operation. So a plain store will do for what stands between two of those: for
 // the fields of an entry that was claimed by compare-and-swap, [Put], and for the one that
-// gives it free, [PutLast], which begins with an atomic load. Elsewhere, and for the race detector, they are
-// atomic stores. Nobody else may store to the same place meanwhile, unless it is the same.
+// gives it free, [PutLast], which begins with an atomic load. Elsewhere, and for the race
+// detector, they are atomic stores. Nobody else may store to the same place meanwhile, unless
+// it is the same.
 //
 // Unlike atomic stores they may be overtaken by loads that follow: who looks at something
 // afterwards to see whether another one looked at this needs an atomic operation between.
