@@ -249,7 +249,7 @@ func (p *SpanProcessor) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
 	// Fields are assigned one by one, here and below: a struct that is made somewhere
 	// else and copied at once would hold up the processor.
 	var l live
-	// They are read where they are afterwards: to keep them takes room as well.
+	// From then on they are read in l: registers do not outlive the calls below.
 	k, traceFlags, child := sdkspan.Started(s)
 	l.shows.TraceIDHigh, l.shows.TraceIDLow = k.TraceIDHigh, k.TraceIDLow
 	l.shows.SpanID, l.shows.LocalRootSpanID, l.shows.TraceFlags = k.SpanID, k.SpanID, traceFlags

@@ -8,6 +8,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"structs"
 	"sync/atomic"
@@ -267,7 +268,7 @@ func Begin(traceIDHigh, traceIDLow, spanID uint64, traceFlags uint8, a *Attribut
 	binary.BigEndian.PutUint64(r.traceID[:8], traceIDHigh)
 	binary.BigEndian.PutUint64(r.traceID[8:], traceIDLow)
 	binary.BigEndian.PutUint64(r.spanID[:], spanID)
-	putHex(&r.spanText, own, (*[idBytes]byte)(unsafe.Pointer(&r.traceID))) // sound: the span id follows
+	r.setTexts(own)
 	r.state = stateValid | uint32(traceFlags)<<stateFlagsShift | uint32(len(a.Encoded()))<<stateSizeShift
 	goruntime.SetLabels(unsafe.Pointer(r))
 	return r
@@ -356,11 +357,9 @@ func (r *Record) Attach(a *Attributes) Saved {
 // copy returns a record of the same span for a user's labels and with attributes.
 func (r *Record) copy(user unsafe.Pointer, a *Attributes) *Record {
 	c, own := newRecord(labelsAt(user), a, r.traceIDText())
-	c.traceID, c.spanID, c.spanText = r.traceID, r.spanID, r.spanText
-	if own != nil {
-		copy(own[:], r.traceIDText())
-	}
 	c.saved, c.user = user, user
+	c.traceID, c.spanID = r.traceID, r.spanID
+	c.setTexts(own)
 	const sizes = ^uint32(1<<stateSizeShift - 1)
 	c.state = atomic.LoadUint32(&r.state)&^sizes | uint32(len(a.Encoded()))<<stateSizeShift
 	return c
@@ -435,11 +434,22 @@ func labelsAt(user unsafe.Pointer) []goruntime.Label {
 // to it once the record is installed.
 func (r *Record) spanIDText() string { return unsafe.String(&r.spanText[0], len(r.spanText)) }
 
+// setTexts sets the text of the span id and, unless it is nil, that of the trace id.
+func (r *Record) setTexts(trace *traceText) {
+	putHex(&r.spanText, trace, (*[idBytes]byte)(unsafe.Pointer(&r.traceID))) // sound: the span id follows
+}
+
 // text is spanIDText for a trace id.
 func (t *traceText) text() string { return unsafe.String(&t[0], len(t)) }
 
-// traceIDText returns the text of the trace id, which keeps the record that has it.
-func (r *Record) traceIDText() string { return r.labels.List[r.traceAt].Value }
+// traceIDText returns the text of the trace id, which keeps the record that has it, or ""
+// if there are so many labels that it may not be known where it is.
+func (r *Record) traceIDText() string {
+	if len(r.labels.List) > math.MaxUint16 {
+		return ""
+	}
+	return r.labels.List[r.traceAt].Value
+}
 
 // setLabels has the record show a list of labels that are those of a.
 func (r *Record) setLabels(list []goruntime.Label, a *Attributes, trace string) {

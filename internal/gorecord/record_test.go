@@ -640,6 +640,16 @@ func TestSharedTrace(t *testing.T) {
 		})
 	}
 	apart(func() {
+		setUser(manyLabels(1 << 16)...)
+		outer := Begin(high, low, 1, 1, nil)
+		Begin(high, low, 2, 1, nil)
+		assert.Equal(t, trace, labels()["trace_id"])
+		setUser()
+		outer.Attach(nil)
+		assert.Equal(t, trace, labels()["trace_id"], "of one of more labels than can be counted")
+		goruntime.SetLabels(nil)
+	})
+	apart(func() {
 		texts := map[*byte]bool{}
 		for i := range uint64(3 * maxDepth) {
 			r := Begin(high, low, i+1, 1, nil)
