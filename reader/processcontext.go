@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"syscall"
 	"time"
 
@@ -260,10 +261,22 @@ func (p *Process) locate(ctx context.Context) error {
 			found = append(found, m)
 		}
 	}
-	switch {
-	case len(found) == 1:
+	if len(found) == 1 {
 		p.found = found[0]
 		return nil
+	}
+	if len(found) > 1 || rejections != nil {
+		// What was there may have been unmapped before it was looked at, and something else
+		// be there by now: that is only invalid which still has the name.
+		again, err := p.candidates(ctx)
+		if err != nil {
+			return err
+		}
+		if !slices.Equal(again, candidates) {
+			return p.error(ErrBusy)
+		}
+	}
+	switch {
 	case len(found) > 1:
 		return p.error(fmt.Errorf("%w: %d of them", ErrInvalid, len(found)))
 	case changing:

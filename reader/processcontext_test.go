@@ -414,6 +414,32 @@ func TestProcessContextSeveralMappings(t *testing.T) {
 			assert.Equal(t, "second", serviceName(pc))
 		})
 	}
+	t.Run("something else by the time it is looked at", func(t *testing.T) {
+		f := other(nil)
+		f.setMaps(usualMapping)
+		f.beforeRead = func(n int) {
+			if n == 1 {
+				// Withdrawn, its address taken by others, and published again elsewhere.
+				f.header(headerAt).Signature = [8]byte([]byte("\x7fELF\x02\x01\x01\x00"))
+				f.setMaps(second("[anon:OTEL_CTX]"))
+			}
+		}
+		pc, err := f.read()
+		require.NoError(t, err)
+		assert.Equal(t, "second", serviceName(pc))
+	})
+	t.Run("one behind the other while both are looked at", func(t *testing.T) {
+		f := other(nil)
+		f.beforeRead = func(n int) {
+			if n == 2 {
+				delete(f.memory, headerAt)
+				f.setMaps(second("[anon:OTEL_CTX]"))
+			}
+		}
+		pc, err := f.read()
+		require.NoError(t, err)
+		assert.Equal(t, "second", serviceName(pc))
+	})
 	t.Run("valid and unmapped", func(t *testing.T) {
 		f := other(nil)
 		delete(f.memory, otherAt)
