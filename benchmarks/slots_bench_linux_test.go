@@ -144,9 +144,9 @@ func BenchmarkThreadID(b *testing.B) {
 			syscall.Gettid()
 		}
 	}
-	b.Run("from=gettid", func(b *testing.B) { alternate(b, 10_000, gettid, gettid) })
+	b.Run("from=gettid", func(b *testing.B) { alternate(b, 100_000, gettid, gettid) })
 	b.Run("from=memory", func(b *testing.B) {
-		alternate(b, 10_000, gettid, func(n int) {
+		alternate(b, 100_000, gettid, func(n int) {
 			for range n {
 				r.ThreadID()
 			}
