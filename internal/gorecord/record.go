@@ -45,10 +45,10 @@ type Record struct {
 	_ structs.HostLayout
 
 	labels goruntime.LabelMap
-	// saved is the label pointer to go back to, which may be another record's.
-	saved unsafe.Pointer
 	// user is the label pointer to the user's own labels.
 	user unsafe.Pointer
+	// saved is the label pointer to go back to: user, or another record's with that user.
+	saved unsafe.Pointer
 	// next is another record of the same span, see Attach.
 	next atomic.Pointer[Record]
 	// spanText is the text of the span id.
@@ -290,9 +290,8 @@ func (r *Record) EndOn(own bool) {
 	for ; r != nil; r = r.next.Load() {
 		// Whoever else stores here stores the same.
 		ordered.Put32(&r.state, atomic.LoadUint32(&r.state)&^stateValid)
-		saved := atomic.LoadPointer(&r.saved)
-		back, _ := goBack(saved)
-		if back != saved {
+		back, _ := r.back()
+		if back != atomic.LoadPointer(&r.saved) {
 			// Records that are over are of no use to those that lead back to this one.
 			atomic.StorePointer(&r.saved, back)
 		}
@@ -397,7 +396,7 @@ func (r *Record) Outer() *Record {
 	if r == nil {
 		return nil
 	}
-	_, outer := goBack(atomic.LoadPointer(&r.saved))
+	_, outer := r.back()
 	return outer
 }
 
@@ -413,11 +412,25 @@ func (r *Record) Valid() bool { return atomic.LoadUint32(&r.state)&stateValid !=
 // and the record that they are, or nil.
 func goBack(labels unsafe.Pointer) (unsafe.Pointer, *Record) {
 	r := of(labels)
-	for n := 0; n < maxDepth && r != nil && !r.Valid(); n++ {
-		labels = atomic.LoadPointer(&r.saved)
-		r = of(labels)
+	if r == nil || r.Valid() {
+		return labels, r
 	}
-	return labels, r
+	return r.back()
+}
+
+// back returns what r leads back to, without the spans that are over, and the record that
+// this is, or nil.
+func (r *Record) back() (unsafe.Pointer, *Record) {
+	for at := r; ; {
+		saved := atomic.LoadPointer(&at.saved)
+		if saved == r.user {
+			return saved, nil
+		}
+		// Sound: whatever else is saved is a record.
+		if at = (*Record)(saved); at.Valid() {
+			return saved, at
+		}
+	}
 }
 
 // labelsAt returns the labels that a label pointer, which is not a record's, points at.
