@@ -425,6 +425,7 @@ func (p *SpanProcessor) withdraw(l *span) {
 	e := l.Data()
 	// Else the pointers are nil. They are in memory of their own, which is not even looked at.
 	pointed := p.records || p.keys.Load() != nil
+	here := (pointed || e.resumes != 0) && p.isHere(e.origin)
 	var record *gorecord.Record
 	if pointed {
 		record = l.Pointers().record.Get()
@@ -432,10 +433,10 @@ func (p *SpanProcessor) withdraw(l *span) {
 	if e.resumes == 0 {
 		p.clear(l)
 	} else {
-		p.resume(l, record)
+		p.resume(l, record, here)
 	}
 	if pointed {
-		record.EndOn(p.isHere(e.origin))
+		record.EndOn(here)
 		l.Pointers().drop()
 	}
 	l.Free()
@@ -446,15 +447,16 @@ func (p *SpanProcessor) withdraw(l *span) {
 func (p *SpanProcessor) isHere(o origin) bool { return o.goid() == p.runtime.GoroutineID() }
 
 // resume has slots go back to the parent of a span whose entry is claimed, or if that is
-// over show nothing. It is called before the span's record is over.
-func (p *SpanProcessor) resume(l *span, record *gorecord.Record) {
+// over show nothing. It is called before the span's record is over; here says whether the
+// calling goroutine is the one that started the span.
+func (p *SpanProcessor) resume(l *span, record *gorecord.Record, here bool) {
 	e := l.Data()
 	var parent live
 	ok := p.table.Follow(e.resumes, &parent.span) && parent.load()
 	if ok && p.keys.Load() != nil {
 		parent.shows.Attributes = parent.shownWith(record.Outer())
 	}
-	here := ok && e.origin.goid() != 0 && p.isHere(e.origin)
+	here = here && ok && e.origin.goid() != 0
 	for i, r := range &p.rings {
 		if r == nil {
 			continue
