@@ -121,7 +121,7 @@ func TestInspectShowsThreadsAndCarriers(t *testing.T) {
 	require.Zero(t, human.code, human.stderr)
 	assert.Regexp(t, `(?m)^Carriers of spans: 2$`, human.stdout)
 	assert.Regexp(t, `(?m)^  thread_slots +layout 2, 65536 slots of 256 bytes at 0x[0-9a-f]+, OTELCTX_SLOTS +advertised$`, human.stdout)
-	assert.Regexp(t, `(?m)^  goroutine_record +100 bytes behind the label pointer +advertised$`, human.stdout)
+	assert.Regexp(t, `(?m)^  goroutine_record +68 bytes behind the label pointer +advertised$`, human.stdout)
 	assert.Regexp(t, `(?m)^Threads in a span: 1 of \d+$`, human.stdout)
 	assert.Regexp(t, fmt.Sprintf(`(?m)^  %d +\d+ +%s +%s +%s +goroutine_record +http\.app=the shop tenant="7"$`, w.tid, w.traceID, w.spanID, w.rootSpan), human.stdout)
 
@@ -138,7 +138,7 @@ func TestInspectShowsThreadsAndCarriers(t *testing.T) {
 			Kind: "thread_slots", Source: "advertised", Mapping: "OTELCTX_SLOTS", Layout: 2, Capacity: 65536,
 			HeaderSize: 64, SlotSize: 256, Provable: true,
 		},
-		{Kind: "goroutine_record", Source: "advertised", RecordOffset: 100, Provable: true},
+		{Kind: "goroutine_record", Source: "advertised", RecordOffset: 68, Provable: true},
 	}, d.Carriers)
 
 	require.Equal(t, "ended", w.Ask("end"))
