@@ -218,7 +218,8 @@ func (l *live) displace(in *places, r *ringbuf.Ring, ring int, noted uint32) boo
 func (l *live) keep(ring int, r *ringbuf.Ring, place ringbuf.Place, guest bool) bool {
 	// Most often it is the first one and noted already, which is quicker to look at by itself.
 	first, noted := &l.Data().places[ring][0], word(place, guest, l.At)
-	if !(atomic.LoadUint32(first) == noted && atomic.CompareAndSwapUint32(first, noted, noted)) && !l.note(ring, r, noted) || l.Changed() {
+	again := atomic.LoadUint32(first) == noted && atomic.CompareAndSwapUint32(first, noted, noted)
+	if !again && !l.note(ring, r, noted) || l.Changed() {
 		r.Replace(place, l.ID, nil)
 		return false
 	}

@@ -625,7 +625,6 @@ func TestSharedTrace(t *testing.T) {
 				detach.Detach()
 
 				outer.End()
-				outer = nil
 				for range 3 {
 					runtime.GC()
 				}

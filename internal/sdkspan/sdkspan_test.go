@@ -29,7 +29,8 @@ func (c *checked) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
 	k, traceFlags, child := Started(s)
 	parent, remote := Parent(s)
 	assert.Equal(c.t, parent != Key{}, child)
-	assert.Equal(c.t, Of(s.SpanContext()), ID{Key: k, TraceFlags: traceFlags})
+	want := Of(s.SpanContext())
+	assert.Equal(c.t, want, ID{Key: k, TraceFlags: traceFlags})
 	assertParent(c.t, s.Parent(), parent, remote)
 	if !c.newRoots.Load() {
 		assertParent(c.t, trace.SpanContextFromContext(ctx), parent, remote)
@@ -39,13 +40,15 @@ func (c *checked) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
 
 func (c *checked) OnEnd(s sdktrace.ReadOnlySpan) {
 	k, traceFlags := Ended(s)
-	assert.Equal(c.t, Of(s.SpanContext()), ID{Key: k, TraceFlags: traceFlags})
+	want := Of(s.SpanContext())
+	assert.Equal(c.t, want, ID{Key: k, TraceFlags: traceFlags})
 	c.spans.Add(1)
 }
 
-func assertParent(t *testing.T, want trace.SpanContext, k Key, remote bool) {
+func assertParent(t *testing.T, parent trace.SpanContext, k Key, remote bool) {
 	t.Helper()
-	assert.Equal(t, Of(want), ID{Key: k, TraceFlags: uint8(want.TraceFlags()), Remote: remote})
+	want := Of(parent)
+	assert.Equal(t, want, ID{Key: k, TraceFlags: want.TraceFlags, Remote: remote})
 }
 
 func (*checked) Shutdown(context.Context) error   { return nil }
@@ -158,7 +161,8 @@ func TestFieldsThatAreNotThere(t *testing.T) {
 	require.True(t, ok)
 	k, traceFlags, child := Started(inner)
 	assert.False(t, child)
-	assert.Equal(t, Of(root.SpanContext()), ID{Key: k, TraceFlags: traceFlags})
+	want := Of(root.SpanContext())
+	assert.Equal(t, want, ID{Key: k, TraceFlags: traceFlags})
 	k, remote := Parent(inner)
 	assert.Zero(t, k)
 	assert.False(t, remote)
