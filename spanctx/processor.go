@@ -474,7 +474,7 @@ func (p *SpanProcessor) resume(l *span, record *gorecord.Record, here bool) {
 				parent.keepHere(i, r, now, parent.origin.goid() != e.origin.goid())
 			}
 		}
-		places := &e.places[i]
+		places := &e.places[i] // most often there is one, which does so now
 		if place, _ := placeOf(atomic.LoadUint32(&places[0])); place != now || atomic.LoadUint32(&places[1]) != 0 {
 			p.resumeElsewhere(i, r, l, &parent, ok, now)
 		}

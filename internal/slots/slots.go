@@ -236,7 +236,8 @@ var nothing Span
 
 // at returns a slot. Layouts 1 and 2 share the fields that Shows looks at.
 func (r *Ring) at(n uint64) *wire.Slot2 {
-	// Sound: n is at most mask, and the memory never goes away.
+	// Sound: n is at most mask, and the memory never goes away. That the shift is less than 64
+	// spares the check that Go's shifts have.
 	return (*wire.Slot2)(unsafe.Add(r.base, (n&r.mask)<<(r.shift&63)))
 }
 
