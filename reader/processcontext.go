@@ -261,31 +261,30 @@ func (p *Process) locate(ctx context.Context) error {
 			found = append(found, m)
 		}
 	}
-	if len(found) == 1 {
+	var invalid error
+	switch {
+	case len(found) == 1:
 		p.found = found[0]
 		return nil
-	}
-	if len(found) > 1 || rejections != nil {
-		// What was there may have been unmapped before it was looked at, and something else
-		// be there by now: that is only invalid which still has the name.
-		again, err := p.candidates(ctx)
-		if err != nil {
-			return err
-		}
-		if !slices.Equal(again, candidates) {
-			return p.error(ErrBusy)
-		}
-	}
-	switch {
 	case len(found) > 1:
-		return p.error(fmt.Errorf("%w: %d of them", ErrInvalid, len(found)))
+		invalid = fmt.Errorf("%w: %d of them", ErrInvalid, len(found))
 	case changing:
 		return p.error(ErrBusy)
 	case rejections != nil:
-		return p.error(fmt.Errorf("%w: %w", ErrInvalid, rejections))
+		invalid = fmt.Errorf("%w: %w", ErrInvalid, rejections)
 	default:
 		return p.error(ErrNoContext)
 	}
+	// What was there may have been unmapped before it was looked at, and something else be
+	// there by now: that is only invalid which still has the name.
+	again, err := p.candidates(ctx)
+	if err != nil {
+		return err
+	}
+	if !slices.Equal(again, candidates) {
+		return p.error(ErrBusy)
+	}
+	return p.error(invalid)
 }
 
 // candidates returns the mappings that have a context's name.
