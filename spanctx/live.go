@@ -162,19 +162,24 @@ func (l *live) showWith(a *gorecord.Attributes) *gorecord.Attributes {
 	return own
 }
 
-// again notes a place, by its word, that is noted already, and maybe as the other kind of
-// guest. It returns false if it is not.
-func (p *places) again(noted uint32) bool {
-	for i := range p {
-		if w := atomic.LoadUint32(&p[i]); (w^noted)&^guestPlace == 0 && atomic.CompareAndSwapUint32(&p[i], w, noted) {
+// note adds a place, by its word, to the list of a ring, in the stead of one that does not
+// show the span any more. The place shows the span already. It returns false if there is
+// none, or the span is over.
+//
+// Each way to succeed, and keep's own, is a compare-and-swap. It is what orders the caller's
+// store to the slot before whatever the caller and others look at next; stores alone may be
+// seen late.
+func (l *live) note(ring int, r *ringbuf.Ring, noted uint32) bool {
+	in := &l.Data().places[ring]
+	for i := range in {
+		if w := atomic.LoadUint32(&in[i]); (w^noted)&^guestPlace == 0 && atomic.CompareAndSwapUint32(&in[i], w, noted) {
 			return true
 		}
 	}
-	return false
+	return l.displace(in, r, ring, noted)
 }
 
-// displace notes a place that the list does not have, in the stead of one that does not show
-// the span any more. It returns false if there is none, or the span is over.
+// displace is note for a place that the list does not have.
 func (l *live) displace(in *places, r *ringbuf.Ring, ring int, noted uint32) bool {
 	for i := range in {
 		for {
@@ -209,10 +214,11 @@ func (l *live) displace(in *places, r *ringbuf.Ring, ring int, noted uint32) boo
 // the version first and then looks; those who show the span show and note it first and
 // then look at the version: one of them sees the other.
 func (l *live) keep(ring int, r *ringbuf.Ring, place ringbuf.Place, guest bool) bool {
-	// Each way to succeed is a compare-and-swap. It is what orders the caller's store to the
-	// slot before whatever the caller and others look at next; stores alone may be seen late.
-	in, noted := &l.Data().places[ring], word(place, guest, l.At)
-	if !in.again(noted) && !l.displace(in, r, ring, noted) || l.Changed() {
+	// Most often it is the first one and noted already. To look at that by itself makes a
+	// span inside of another one quicker by a hundredth.
+	first, noted := &l.Data().places[ring][0], word(place, guest, l.At)
+	again := atomic.LoadUint32(first) == noted && atomic.CompareAndSwapUint32(first, noted, noted)
+	if !again && !l.note(ring, r, noted) || l.Changed() {
 		r.Replace(place, l.ID, nil)
 		return false
 	}

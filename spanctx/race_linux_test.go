@@ -217,12 +217,6 @@ func TestGuestsShowNoParent(t *testing.T) {
 	}
 }
 
-// noted is the first half of keep: it notes a place, not a guest's, whatever has become of l.
-func noted(l *live, ring int, r *ringbuf.Ring, place ringbuf.Place) bool {
-	in, noted := &l.Data().places[ring], word(place, false, l.At)
-	return in.again(noted) || l.displace(in, r, ring, noted)
-}
-
 // The goroutine that started a span comes late to note that it shows it, where a guest
 // does meanwhile: the guest does not go on with the parent for that.
 func TestNoteOfTheHostComesLate(t *testing.T) {
@@ -236,7 +230,7 @@ func TestNoteOfTheHostComesLate(t *testing.T) {
 		apart(func() {
 			a := Attach(ctx)
 			require.Equal(t, number(child), r.Shown())
-			require.True(t, noted(&l, goroutineRing, r, 1))
+			require.True(t, l.note(goroutineRing, r, word(1, false, l.At)))
 			if elsewhere {
 				apart(func() { child.End() })
 				assert.Zero(t, r.Shown())
@@ -359,7 +353,7 @@ func TestNoteComesLate(t *testing.T) {
 				s.assertShows(t, nil, nil)
 			})
 			for place := range ringbuf.Place(10) {
-				assert.False(t, noted(&l, goroutineRing, r, place+1))
+				assert.False(t, l.note(goroutineRing, r, word(place+1, false, l.At)))
 			}
 			assert.Zero(t, s.places(number(old)))
 			assert.Equal(t, number(young), s.shown(t).goroutine)
