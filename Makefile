@@ -2,16 +2,22 @@
 # are built from internal/tools.
 
 GO ?= go
-MODULES := . cmd/otelctx cmd/otelctx/internal/collectortest example example/ecosystem benchmarks internal/interop internal/collector internal/matrix
+MODULES := . cmd/otelctx cmd/otelctx/internal/collectortest example example/ecosystem benchmarks internal/interop internal/testing/collector internal/matrix
 BIN := bin
 
 # The race detector needs cgo and a C compiler; without one the tests run all the
 # same.
 RACE := $(shell [ "$$($(GO) env CGO_ENABLED)" = 1 ] && command -v "$$($(GO) env CC)" >/dev/null 2>&1 && echo -race)
 
-# How long the tests of a package may take. With the race detector, on a machine that is
-# busy with others, some take longer than the ten minutes that go test allows for.
-TEST_TIMEOUT ?= 30m
+# The packages that make test runs with the race detector: goroutines share memory of the
+# heap there. The detector knows nothing of other memory. make test-all runs all with it.
+RACE_PACKAGES := github.com/otelctx/otelctx/(spanctx|resourcepublisher|scopedattr|universalprofiling|internal/(spantable|gorecord|scope|vma))
+
+# Tests wait for other processes: more of them at a time than there are processors.
+PARALLEL ?= 4
+
+# The linters vet.
+TEST := $(GO) test -vet=off -p $(PARALLEL)
 
 SOAK_TIME ?= 10m
 
@@ -71,9 +77,19 @@ generated: generate ## Fail if the committed objects are not what their source m
 	@git diff --exit-code --stat -- '*_bpfel.o' '*_bpfel.go' || { echo "generated: commit what make generate has made" >&2; exit 1; }
 
 .PHONY: test
-test: ## Run all tests of all modules, with the race detector where there is a C compiler.
+test: ## Run the tests of all modules: every behaviour once.
 	@[ -n "$(RACE)" ] || echo "no C compiler for cgo: testing without the race detector"
-	@set -e; for m in $(MODULES); do echo "== $$m"; (cd $$m && $(GO) test $(RACE) -timeout $(TEST_TIMEOUT) ./...); done
+	@set -e; for m in $(MODULES); do echo "== $$m"; \
+		(cd $$m && $(TEST) $$($(GO) list ./... | grep -vxE '$(RACE_PACKAGES)')); done
+	@echo "== with the race detector"; $(TEST) $(RACE) $$($(GO) list ./... | grep -xE '$(RACE_PACKAGES)')
+
+# How long the tests of a package may take in make test-all, on a machine that is busy.
+TEST_TIMEOUT ?= 60m
+
+.PHONY: test-all
+test-all: export OTELCTX_TEST_ALL = 1
+test-all: ## Run all there is to test: long rounds, all build variants, everything with the race detector, fuzzing, a short soak.
+	@set -e; for m in $(MODULES); do echo "== $$m"; (cd $$m && $(TEST) $(RACE) -timeout $(TEST_TIMEOUT) ./...); done
 	@$(MAKE) --no-print-directory fuzz FUZZTIME=5000x
 
 .PHONY: fuzz

@@ -24,7 +24,7 @@ import (
 	"time"
 
 	"github.com/otelctx/otelctx/internal/boottime"
-	"github.com/otelctx/otelctx/internal/childproc"
+	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/vma"
 	"github.com/otelctx/otelctx/internal/wire"
 )

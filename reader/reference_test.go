@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/otelctx/otelctx/internal/mdtable"
+	"github.com/otelctx/otelctx/internal/testing/mdtable"
 	"github.com/otelctx/otelctx/internal/wire"
 	"github.com/otelctx/otelctx/ringbuf"
 )

@@ -6,7 +6,7 @@ package resourcepublisher_test
 import (
 	"testing"
 
-	"github.com/otelctx/otelctx/internal/childproc"
+	"github.com/otelctx/otelctx/internal/testing/childproc"
 )
 
 func TestMain(m *testing.M) {

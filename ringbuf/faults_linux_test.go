@@ -14,8 +14,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/otelctx/otelctx/internal/childproc"
-	"github.com/otelctx/otelctx/internal/seccomp"
+	"github.com/otelctx/otelctx/internal/testing/childproc"
+	"github.com/otelctx/otelctx/internal/testing/seccomp"
 )
 
 // faults are what a child is to go without: before it makes its ring, and before it

@@ -17,7 +17,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/otelctx/otelctx/internal/childproc"
+	"github.com/otelctx/otelctx/internal/testing/childproc"
 )
 
 // A ring costs the pages that spans are stored in, and its header's.

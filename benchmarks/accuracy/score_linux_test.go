@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/otelctx/otelctx/internal/childproc"
+	"github.com/otelctx/otelctx/internal/testing/childproc"
 )
 
 // What takes long in full is short in go test ./...

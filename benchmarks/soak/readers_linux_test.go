@@ -24,7 +24,7 @@ import (
 	profilespb "go.opentelemetry.io/proto/otlp/profiles/v1development"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/otelctx/otelctx/internal/childproc"
+	"github.com/otelctx/otelctx/internal/testing/childproc"
 )
 
 // exitBusy is otelctx's exit code for a context that was being updated each time it was

@@ -15,8 +15,8 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/sdk/resource"
 
-	"github.com/otelctx/otelctx/internal/childproc"
-	"github.com/otelctx/otelctx/internal/seccomp"
+	"github.com/otelctx/otelctx/internal/testing/childproc"
+	"github.com/otelctx/otelctx/internal/testing/seccomp"
 	"github.com/otelctx/otelctx/internal/vma"
 	"github.com/otelctx/otelctx/resourcepublisher"
 )

@@ -32,11 +32,12 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/burner"
+	"github.com/otelctx/otelctx/internal/testing/burner"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/patient"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/sampler"
-	"github.com/otelctx/otelctx/internal/childproc"
+	"github.com/otelctx/otelctx/internal/testing/childproc"
+	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
 // needSampling skips the test if this user may not sample.
@@ -121,7 +122,7 @@ func assertTrue(t *testing.T, file string) {
 func assertMuch(t *testing.T, attributed, samples uint64) {
 	t.Helper()
 	least := samples / 2
-	if childproc.Emulated() {
+	if testenv.Emulated() {
 		least = samples / 5
 	}
 	assert.Greater(t, attributed, least)
@@ -166,7 +167,7 @@ func TestRecord(t *testing.T) {
 
 // asLong returns how long it takes to do what a machine does in a time.
 func asLong(d time.Duration) time.Duration {
-	if childproc.Emulated() {
+	if testenv.Emulated() {
 		d *= 10
 	}
 	return d

@@ -72,24 +72,29 @@ var graph = map[string]string{
 	"internal/matrix/guest": "internal/matrix/plan x/sys",
 	"internal/matrix/plan":  "",
 
-	// For tests, or nothing but tests.
-	"internal/childproc":                  "go.uber.org/goleak",
-	"internal/seccomp":                    "x/sys",
-	"internal/userfault":                  "x/sys",
-	"cmd/otelctx/internal/burner":         "internal/childproc internal/gorecord internal/goruntime internal/scope internal/wire otel otel/sdk otel/trace resourcepublisher scopedattr spanctx x/sys",
-	"cmd/otelctx/internal/burner/service": "cmd/otelctx/internal/burner internal/childproc",
-	"cmd/otelctx/internal/collectortest":  "",
-	"internal/architecture":               "",
-	"internal/collector":                  "",
-	"internal/docscode":                   "",
-	"internal/interop":                    "",
-	"internal/mdtable":                    "",
-	"internal/interop/profcheck":          "",
-	"benchmarks":                          "",
-	"benchmarks/accuracy":                 "",
-	"benchmarks/internal/leaf":            "internal/goruntime internal/wire",
-	"benchmarks/internal/program":         "",
-	"benchmarks/soak":                     "",
+	// For tests; see [TestTestKit].
+	"internal/testing/burner":         "internal/gorecord internal/goruntime internal/scope internal/testing/childproc internal/wire otel otel/sdk otel/trace resourcepublisher scopedattr spanctx x/sys",
+	"internal/testing/burner/service": "internal/testing/burner internal/testing/childproc",
+	"internal/testing/childproc":      "go.uber.org/goleak",
+	"internal/testing/collector":      "",
+	"internal/testing/mdtable":        "",
+	"internal/testing/mutation":       "",
+	"internal/testing/programs":       "",
+	"internal/testing/seccomp":        "x/sys",
+	"internal/testing/testenv":        "",
+	"internal/testing/userfault":      "x/sys",
+
+	// Nothing but tests.
+	"benchmarks":                         "",
+	"benchmarks/accuracy":                "",
+	"benchmarks/internal/leaf":           "internal/goruntime internal/wire",
+	"benchmarks/internal/program":        "",
+	"benchmarks/soak":                    "",
+	"cmd/otelctx/internal/collectortest": "",
+	"internal/architecture":              "",
+	"internal/docscode":                  "",
+	"internal/interop":                   "",
+	"internal/interop/profcheck":         "",
 }
 
 // sdk is what a program with the SDK for traces has anyway.
@@ -116,7 +121,7 @@ var never = []struct{ who, what, why string }{
 	{"reader ringbuf", "otel otel/sdk otel/trace otel/log otel/metric", "a profiler gets no SDK with its reader"},
 	{"reader ringbuf", "resourcepublisher spanctx scopedattr universalprofiling internal/gorecord internal/scope internal/apmlib", "readers share formats with writers, and the ring"},
 	{"cmd/otelctx", "resourcepublisher spanctx scopedattr universalprofiling internal/gorecord internal/scope internal/apmlib", "the command line tool publishes nothing"},
-	{"resourcepublisher spanctx ringbuf scopedattr universalprofiling reader cmd/otelctx", "internal/childproc internal/mdtable internal/seccomp internal/userfault stretchr/testify go.uber.org/goleak", "these are for tests"},
+	{"resourcepublisher spanctx ringbuf scopedattr universalprofiling reader cmd/otelctx", "stretchr/testify go.uber.org/goleak", "these are for tests"},
 }
 
 func TestImports(t *testing.T) {
@@ -139,6 +144,27 @@ func TestImports(t *testing.T) {
 		}
 	}
 	compare(t, graph, found)
+}
+
+// testKit is where everything is that only tests use.
+const testKit = "internal/testing/"
+
+// Only tests import the test kit.
+func TestTestKit(t *testing.T) {
+	tr := readTree(t)
+	for _, f := range tr.files {
+		if f.test || strings.HasPrefix(f.dir, testKit) {
+			continue
+		}
+		for _, path := range f.imports() {
+			assert.NotContains(t, path, modulePath+"/"+testKit, f.dir)
+		}
+	}
+	for name, deps := range tr.dependencies(t) {
+		for path := range deps {
+			assert.NotContains(t, path, modulePath+"/"+testKit, name)
+		}
+	}
 }
 
 // Examples show what users can do; their tests may look behind it.

@@ -36,10 +36,8 @@ func TestRequirements(t *testing.T) {
 	found := map[string]row{}
 	inLibrary := row{}
 	for _, f := range tr.files {
-		// The tests' helpers are tests, although they are not named so.
-		helper := f.dir == "internal/childproc" || f.dir == "internal/seccomp" || f.dir == "internal/userfault"
 		for _, p := range f.imports() {
-			if m := moduleOf(p, required); m != "" && tr.moduleDir(f.dir) == "." && !f.test && !helper {
+			if m := moduleOf(p, required); m != "" && tr.moduleDir(f.dir) == "." && !f.test && !strings.HasPrefix(f.dir, testKit) {
 				inLibrary[m] = true
 			}
 		}

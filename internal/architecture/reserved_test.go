@@ -18,13 +18,13 @@ var reserved = map[string]string{
 	"unsafe": "internal/wire internal/vma internal/ordered internal/slots internal/gorecord internal/goruntime internal/apmlib " +
 		"internal/profilersocket internal/sdkspan " +
 		// Tests, and programs that are tested.
-		"internal/seccomp internal/userfault internal/interop internal/goruntime/testdata/probe cmd/otelctx/internal/burner " +
+		"internal/testing/seccomp internal/testing/userfault internal/interop internal/goruntime/testdata/probe internal/testing/burner " +
 		"cmd/otelctx/internal/recording cmd/otelctx/internal/symbols/testdata/prog benchmarks/internal/leaf",
 	// Assembly.
 	".s": "internal/goruntime internal/slots internal/gorecord internal/apmlib benchmarks/internal/leaf",
 	// C: a thread-local variable for programs that have cgo anyway, and programs that are tested.
 	"C": "internal/apmlib/cgoword internal/goruntime/testdata/probe spanctx/testdata/cgo " +
-		"cmd/otelctx/internal/burner/service cmd/otelctx/internal/symbols/testdata/cgo",
+		"internal/testing/burner/service cmd/otelctx/internal/symbols/testdata/cgo",
 	// C in files of its own: the same, the BPF program, and a reader for those who write C.
 	".c": "internal/apmlib/cgoword internal/apmlib/testdata cmd/otelctx/internal/sampler example/creader",
 	".h": "cmd/otelctx/internal/sampler",
@@ -47,10 +47,10 @@ var memoryCalls = map[string]string{
 	"internal/vma":       "Madvise MemfdCreate Mmap MmapPtr Munmap SYS_PRCTL",
 	"internal/remotemem": "ProcessVMReadv",
 	// For tests.
-	"internal/childproc": "SYS_PRCTL",
-	"internal/userfault": "SYS_USERFAULTFD",
+	"internal/testing/childproc": "SYS_PRCTL",
+	"internal/testing/userfault": "SYS_USERFAULTFD",
 	// The numbers of the calls that it has fail, for tests, and what that takes.
-	"internal/seccomp": "Prctl SYS_MADVISE SYS_MEMFD_CREATE SYS_MMAP SYS_PRCTL SYS_PROCESS_VM_READV",
+	"internal/testing/seccomp": "Prctl SYS_MADVISE SYS_MEMFD_CREATE SYS_MMAP SYS_PRCTL SYS_PROCESS_VM_READV",
 }
 
 // memoryCall matches the names that are about memory.

@@ -41,7 +41,7 @@ import (
 	collectortrace "go.opentelemetry.io/proto/otlp/collector/trace/v1"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/otelctx/otelctx/internal/childproc"
+	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/wire"
 	"github.com/otelctx/otelctx/universalprofiling"
 )

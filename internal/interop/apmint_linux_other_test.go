@@ -5,7 +5,7 @@
 
 package interop
 
-import "github.com/otelctx/otelctx/internal/childproc"
+import "github.com/otelctx/otelctx/internal/testing/childproc"
 
 // moreRoles are those of the tests for this machine.
 var moreRoles = map[string]func(*childproc.Parent){}

@@ -19,7 +19,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/otelctx/otelctx/internal/goruntime"
-	"github.com/otelctx/otelctx/internal/mdtable"
+	"github.com/otelctx/otelctx/internal/testing/mdtable"
 )
 
 // reference is where the formats are documented for readers in other languages.

@@ -30,8 +30,9 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/burner"
-	"github.com/otelctx/otelctx/internal/childproc"
+	"github.com/otelctx/otelctx/internal/testing/burner"
+	"github.com/otelctx/otelctx/internal/testing/childproc"
+	"github.com/otelctx/otelctx/internal/testing/testenv"
 	"github.com/otelctx/otelctx/reader"
 	slotring "github.com/otelctx/otelctx/ringbuf"
 )
@@ -149,7 +150,7 @@ func judgeBy(name func(uint64) string, samples []Sample) verdict {
 func assertDecided(t *testing.T, v verdict) {
 	t.Helper()
 	most := v.samples / 4
-	if childproc.Emulated() {
+	if testenv.Emulated() {
 		most = v.samples * 3 / 4
 	}
 	assert.Less(t, v.undecided, most)
@@ -219,7 +220,7 @@ func TestSpans(t *testing.T) {
 				}
 			}
 			most := v.inside / 50
-			if childproc.Emulated() {
+			if testenv.Emulated() {
 				most = v.inside / 8 // Publishing takes more of the time.
 			}
 			assert.Less(t, others, most)
@@ -312,7 +313,7 @@ func TestAttributesOfSlots(t *testing.T) {
 				Attributes: bytes.Repeat([]byte{'a'}, size), Carrier: reader.ThreadSlots,
 			}, one.Span)
 		}
-		if childproc.Emulated() {
+		if testenv.Emulated() {
 			n += 100 // Threads of the runtime take more of the time.
 		}
 		assert.Greater(t, n, 200)
@@ -510,7 +511,7 @@ func TestBuildModes(t *testing.T) {
 				}
 			}
 			exe := filepath.Join(t.TempDir(), "service")
-			build := exec.Command("go", append(append([]string{"build", "-o", exe}, test.args...), "../burner/service")...)
+			build := exec.Command("go", append(append([]string{"build", "-o", exe}, test.args...), "github.com/otelctx/otelctx/internal/testing/burner/service")...)
 			build.Env = append(os.Environ(), test.env)
 			out, err := build.CombinedOutput()
 			require.NoError(t, err, string(out))
@@ -595,7 +596,7 @@ func TestKernelStacks(t *testing.T) {
 
 // Samples stand for all of the CPU time that there was, user's and kernel's.
 func TestCPUTime(t *testing.T) {
-	if childproc.Emulated() {
+	if testenv.Emulated() {
 		t.Skip("an emulated processor's timer is late")
 	}
 	// Nobody reads before the end.

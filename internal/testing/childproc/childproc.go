@@ -51,14 +51,6 @@ func newScanner(r io.Reader) *bufio.Scanner {
 	return s
 }
 
-// emulatedKey is the environment variable by which a test is told that its processors
-// are emulated.
-const emulatedKey = "OTELCTX_TEST_EMULATED"
-
-// Emulated reports whether the processors are emulated: how long something takes there,
-// or what share of the time, says nothing of how long it takes on a machine.
-func Emulated() bool { return os.Getenv(emulatedKey) != "" }
-
 // Parent is a child's end of the conversation. It is not safe for concurrent use.
 type Parent struct{ lines *bufio.Scanner }
 

@@ -1,4 +1,4 @@
-module github.com/otelctx/otelctx/internal/collector
+module github.com/otelctx/otelctx/internal/testing/collector
 
 go 1.26.0
 
@@ -95,4 +95,4 @@ require (
 	google.golang.org/protobuf v1.36.12 // indirect
 )
 
-replace github.com/otelctx/otelctx => ../..
+replace github.com/otelctx/otelctx => ../../..

@@ -27,10 +27,10 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/otelctx/otelctx/internal/childproc"
 	"github.com/otelctx/otelctx/internal/gorecord"
 	"github.com/otelctx/otelctx/internal/goruntime"
 	"github.com/otelctx/otelctx/internal/scope"
+	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/wire"
 	"github.com/otelctx/otelctx/resourcepublisher"
 	"github.com/otelctx/otelctx/scopedattr"
@@ -424,7 +424,7 @@ func burnGo() {
 
 func burnElsewhere() { Work(iterations) }
 
-const pkg = "github.com/otelctx/otelctx/cmd/otelctx/internal/burner."
+const pkg = "github.com/otelctx/otelctx/internal/testing/burner."
 
 // Truth returns the number of the span that a stack, its functions' names with the
 // innermost first, was in: 0 if it was in none. ok is whether the stack says.

@@ -6,8 +6,8 @@
 package main
 
 import (
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/burner"
-	"github.com/otelctx/otelctx/internal/childproc"
+	"github.com/otelctx/otelctx/internal/testing/burner"
+	"github.com/otelctx/otelctx/internal/testing/childproc"
 )
 
 func main() {

@@ -1,0 +1,60 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+// subject is code, with what tests it.
+type subject struct {
+	name    string
+	dirs    []string
+	mutants int
+	// tests are run in this order until one fails.
+	tests []tests
+}
+
+// tests are packages of one module.
+type tests struct {
+	module   string
+	race     bool // also in make test
+	packages []string
+}
+
+const tool = "cmd/otelctx"
+
+// The path that every span takes, whoever shows it.
+var spanPath = []tests{
+	{".", false, []string{"./spanctx"}},
+	{".", false, []string{"./ringbuf", "./reader", "./universalprofiling", "./scopedattr"}},
+	{tool, false, []string{"./internal/sampler", "./internal/recording", "."}},
+}
+
+var subjects = []subject{
+	{"publisher", []string{"resourcepublisher", "internal/vma"}, 24, []tests{
+		{".", false, []string{"./resourcepublisher", "./internal/vma", "./internal/wire"}},
+		{".", false, []string{"./reader"}},
+		{"internal/interop", false, []string{"./..."}},
+		{tool, false, []string{"."}},
+	}},
+	{"reader", []string{"reader", "internal/procfs", "internal/remotemem"}, 30, []tests{
+		{".", false, []string{"./reader", "./internal/procfs", "./internal/remotemem"}},
+		{".", false, []string{"./resourcepublisher"}},
+		{"internal/interop", false, []string{"./..."}},
+		{tool, false, []string{"./..."}},
+	}},
+	{"recorder: sampling", []string{tool + "/internal/sampler", tool + "/internal/recording", tool + "/internal/patient"}, 30, []tests{
+		{tool, false, []string{"./internal/sampler", "./internal/recording", "./internal/patient"}},
+		{tool, false, []string{"."}},
+		{tool + "/internal/collectortest", false, []string{"./..."}},
+	}},
+	{"recorder: profiles", []string{tool + "/internal/symbols", tool + "/internal/profile", tool + "/internal/export"}, 30, []tests{
+		{tool, false, []string{"./internal/symbols", "./internal/profile", "./internal/export"}},
+		{tool, false, []string{"./internal/recording", "."}},
+		{tool + "/internal/collectortest", false, []string{"./..."}},
+	}},
+	{"recorder: command", []string{tool}, 10, []tests{{tool, false, []string{"."}}}},
+	{"span path: spans", []string{"spanctx"}, 30, spanPath},
+	{"span path: slots", []string{"internal/slots", "ringbuf"}, 20, append([]tests{{".", false, []string{"./internal/slots", "./ringbuf"}}}, spanPath...)},
+	{"span path: tables and records", []string{"internal/spantable", "internal/gorecord", "internal/sdkspan", "internal/scope"}, 24, append(
+		[]tests{{".", false, []string{"./internal/spantable", "./internal/gorecord", "./internal/sdkspan", "./internal/scope"}}}, spanPath...)},
+	{"span path: runtime", []string{"internal/goruntime"}, 12, append([]tests{{".", false, []string{"./internal/goruntime"}}}, spanPath...)},
+}

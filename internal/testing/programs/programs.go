@@ -1,0 +1,179 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package programs builds the programs that tests start, each in the ways in which users
+// build theirs.
+//
+// It is for tests only.
+package programs
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+)
+
+// Variant is a way to build a program.
+type Variant struct {
+	Name string
+	// Toolchain is a Go version, such as go1.27.1, or empty for the one that runs the test.
+	Toolchain string
+	// Arch is a GOARCH, or empty for this machine's.
+	Arch string
+	// Cgo builds with a C compiler.
+	Cgo bool
+	// Flags are further arguments of go build.
+	Flags []string
+	// Env are further environment variables.
+	Env []string
+}
+
+// NextGo is a Go release after the oldest one that is supported.
+const NextGo = "go1.27.1"
+
+// Arm64Root is where Debian has the C library of arm64 programs.
+const Arm64Root = "/usr/aarch64-linux-gnu"
+
+// The usual variants. Tests of different packages use the same flags, so that the go
+// command compiles the standard library once for each.
+var (
+	Static    = Variant{Name: "static"}
+	PIE       = Variant{Name: "pie", Flags: []string{"-buildmode=pie"}}
+	Stripped  = Variant{Name: "stripped", Flags: []string{"-ldflags=-s -w"}}
+	Cgo       = Variant{Name: "cgo", Cgo: true}
+	CgoPIE    = Variant{Name: "cgo-pie", Cgo: true, Flags: []string{"-buildmode=pie"}}
+	CgoStatic = Variant{Name: "cgo-static", Cgo: true, Flags: []string{"-ldflags=-linkmode=external -extldflags=-static"}}
+)
+
+// With returns the variant built by another Go.
+func (v Variant) With(toolchain string) Variant {
+	v.Name, v.Toolchain = v.Name+"-"+toolchain, toolchain
+	return v
+}
+
+// For returns the variant built for another architecture.
+func (v Variant) For(arch string) Variant {
+	v.Name, v.Arch = v.Name+"-"+arch, arch
+	return v
+}
+
+// Build returns the path of a program, whose package is relative to the directory of its
+// module. The program is gone at the end of the test. Build skips the test, and names what
+// is missing, if this machine cannot build the variant.
+func Build(t testing.TB, v Variant, module, pkg string) string {
+	t.Helper()
+	if err := v.missing(); err != nil {
+		t.Skip(err)
+	}
+	dir, err := filepath.Abs(module)
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := filepath.Base(filepath.Join(dir, pkg))
+	// The go command does not link again what is up to date.
+	kept := filepath.Join(cache(t), v.key(dir, pkg), name)
+	cmd := exec.Command("go", append(append([]string{"build", "-o", kept}, v.Flags...), pkg)...) //nolint:gosec // G204: all of it is the test's
+	cmd.Dir, cmd.Env = dir, append(os.Environ(), v.env()...)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		if strings.Contains(string(out), "cannot find -lc") {
+			t.Skip("no static C library")
+		}
+		t.Fatalf("%s: %v\n%s", cmd, err, out)
+	}
+	// Another test may build it anew meanwhile.
+	exe := filepath.Join(t.TempDir(), name)
+	if err := os.Link(kept, exe); err == nil {
+		return exe
+	}
+	content, err := os.ReadFile(kept) //nolint:gosec // G304: just built
+	if err == nil {
+		err = os.WriteFile(exe, content, 0o755) //nolint:gosec // G306: a program
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return exe
+}
+
+// cache returns the directory where programs are kept.
+func cache(t testing.TB) string {
+	t.Helper()
+	dir, err := os.UserCacheDir()
+	if err != nil {
+		return t.TempDir()
+	}
+	dir = filepath.Join(dir, "otelctx-test-programs")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return t.TempDir()
+	}
+	return dir
+}
+
+// key tells programs apart.
+func (v Variant) key(dir, pkg string) string {
+	sum := sha256.Sum256(fmt.Appendf(nil, "%s\x00%s\x00%s\x00%v", dir, pkg, os.Getenv("GOFLAGS"), v))
+	return hex.EncodeToString(sum[:8])
+}
+
+func (v Variant) env() []string {
+	env := append([]string{"CGO_ENABLED=0"}, v.Env...)
+	if v.Cgo {
+		env[0] = "CGO_ENABLED=1"
+	}
+	if v.Toolchain != "" {
+		env = append(env, "GOTOOLCHAIN="+v.Toolchain)
+	}
+	if v.Arch != "" && v.Arch != runtime.GOARCH {
+		env = append(env, "GOARCH="+v.Arch)
+		if v.cross() {
+			env = append(env, "CC="+arm64CC)
+		}
+	}
+	return env
+}
+
+const arm64CC = "aarch64-linux-gnu-gcc"
+
+// cross reports whether it takes a C compiler for another architecture: one that has cgo,
+// or a dynamic linker.
+func (v Variant) cross() bool {
+	return v.Arch == "arm64" && runtime.GOARCH != "arm64" && (v.Cgo || len(v.Flags) > 0)
+}
+
+// missing says what this machine lacks to build the variant.
+func (v Variant) missing() error {
+	if _, err := exec.LookPath("go"); err != nil {
+		return fmt.Errorf("no go tool: %w", err)
+	}
+	compiler := ""
+	switch {
+	case v.cross():
+		compiler = arm64CC
+	case v.Cgo:
+		out, err := exec.Command("go", "env", "CC").Output()
+		if err != nil {
+			return err
+		}
+		compiler = strings.TrimSpace(string(out))
+	}
+	if compiler != "" {
+		if _, err := exec.LookPath(compiler); err != nil {
+			return fmt.Errorf("no C compiler: %w", err)
+		}
+	}
+	if v.Toolchain != "" {
+		cmd := exec.Command("go", "version")
+		cmd.Env = append(os.Environ(), "GOTOOLCHAIN="+v.Toolchain)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return errors.New("no " + v.Toolchain + ": " + string(out))
+		}
+	}
+	return nil
+}

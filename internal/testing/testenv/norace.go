@@ -1,0 +1,10 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build !race
+
+package testenv
+
+// Race reports whether the race detector is on. It makes code some ten times slower,
+// allocates, and empties sync.Pools at random.
+const Race = false

@@ -1,0 +1,43 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package testenv says which tests are being run: every behaviour once, as make test and
+// plain go test do, or everything that there is to run, as make test-all does.
+//
+// It is for tests only.
+package testenv
+
+import (
+	"os"
+	"testing"
+)
+
+// Environment variables.
+const (
+	allKey      = "OTELCTX_TEST_ALL"      // set by make test-all
+	emulatedKey = "OTELCTX_TEST_EMULATED" // set by internal/matrix
+)
+
+// All reports whether long rounds and every build variant are wanted, as in make test-all.
+func All() bool { return os.Getenv(allKey) != "" }
+
+// NeedAll skips the rest of a test that only make test-all runs.
+func NeedAll(t testing.TB) {
+	t.Helper()
+	if !All() {
+		t.Skip("only make test-all runs this")
+	}
+}
+
+// Rounds returns how often a test repeats what depends on chance: usually as often as it
+// takes to notice the mistakes that the test is for, and more often in make test-all.
+func Rounds(usually, all int) int {
+	if All() {
+		return all
+	}
+	return usually
+}
+
+// Emulated reports whether the processors are emulated. Shares of time then say nothing
+// about a real machine.
+func Emulated() bool { return os.Getenv(emulatedKey) != "" }
