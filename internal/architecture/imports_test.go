@@ -5,6 +5,7 @@ package architecture
 
 import (
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -217,6 +218,17 @@ func (tr tree) requirements(t *testing.T) []string {
 // it needs on any platform.
 func (tr tree) dependencies(t *testing.T) map[string]row {
 	t.Helper()
+	out, err := dependenciesOnce()
+	require.NoError(t, err)
+	require.Len(t, out, len(linked), "each package is listed")
+	return out
+}
+
+var dependenciesOnce = sync.OnceValues(func() (map[string]row, error) {
+	tr, err := parsed()
+	if err != nil {
+		return nil, err
+	}
 	// Those of the library, and the one of a module of its own.
 	patterns := map[string][]string{"cmd/otelctx": {"."}}
 	for name := range linked {
@@ -229,8 +241,11 @@ func (tr tree) dependencies(t *testing.T) map[string]row {
 		system, machine, _ := strings.Cut(platform, "/")
 		env := []string{"GOOS=" + system, "GOARCH=" + machine}
 		for dir, patterns := range patterns {
-			args := append([]string{"list", "-f", `{{.ImportPath}} {{join .Deps " "}}`}, patterns...)
-			for line := range strings.Lines(string(tr.goTool(t, dir, env, args...))) {
+			text, err := tr.goTool(dir, env, append([]string{"list", "-f", `{{.ImportPath}} {{join .Deps " "}}`}, patterns...)...)
+			if err != nil {
+				return nil, err
+			}
+			for line := range strings.Lines(string(text)) {
 				words := strings.Fields(line)
 				for _, path := range words[1:] {
 					add(out, short(words[0]), path)
@@ -238,6 +253,5 @@ func (tr tree) dependencies(t *testing.T) map[string]row {
 			}
 		}
 	}
-	require.Len(t, out, len(linked), "each package is listed")
-	return out
-}
+	return out, nil
+})

@@ -5,6 +5,7 @@ package architecture
 
 import (
 	"encoding/json"
+	"fmt"
 	"go/ast"
 	"go/parser"
 	"go/token"
@@ -16,6 +17,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -39,18 +41,27 @@ type file struct {
 	ast  *ast.File
 }
 
-// readTree parses the project. It skips the test where only the library's own module is
-// there, as in the module cache: then there is no project to look at.
+// readTree returns the project, which nobody changes. It skips the test where only the
+// library's own module is there, as in the module cache: then there is no project to look at.
 func readTree(t *testing.T) tree {
 	t.Helper()
-	root, err := filepath.Abs(filepath.Join("..", ".."))
-	require.NoError(t, err)
-	if _, err := os.Stat(filepath.Join(root, "cmd", "otelctx", "go.mod")); err != nil {
+	if _, err := os.Stat(filepath.Join("..", "..", "cmd", "otelctx", "go.mod")); err != nil {
 		t.Skip("needs a clone of the repository: ", err)
+	}
+	out, err := parsed()
+	require.NoError(t, err)
+	return out
+}
+
+// parsed parses the project.
+var parsed = sync.OnceValues(func() (tree, error) {
+	root, err := filepath.Abs(filepath.Join("..", ".."))
+	if err != nil {
+		return tree{}, err
 	}
 	out := tree{root: root}
 	set := token.NewFileSet()
-	require.NoError(t, filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+	err = filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
@@ -69,7 +80,7 @@ func readTree(t *testing.T) tree {
 			out.others = append(out.others, rel)
 			return nil
 		}
-		parsed, err := parser.ParseFile(set, path, nil, parser.ParseComments|parser.SkipObjectResolution)
+		ast, err := parser.ParseFile(set, path, nil, parser.ParseComments|parser.SkipObjectResolution)
 		if err != nil {
 			return err
 		}
@@ -77,12 +88,12 @@ func readTree(t *testing.T) tree {
 		out.files = append(out.files, file{
 			dir:  dir,
 			test: strings.HasSuffix(rel, "_test.go") || slices.Contains(strings.Split(dir, "/"), "testdata"),
-			ast:  parsed,
+			ast:  ast,
 		})
 		return nil
-	}))
-	return out
-}
+	})
+	return out, err
+})
 
 // imports returns the paths that f imports.
 func (f file) imports() []string {
@@ -113,28 +124,45 @@ type goMod struct {
 // modules returns the go.mod files of the tree, in the order of their directories.
 func (tr tree) modules(t *testing.T) []goMod {
 	t.Helper()
+	out, err := modulesOnce()
+	require.NoError(t, err)
+	return out
+}
+
+var modulesOnce = sync.OnceValues(func() ([]goMod, error) {
+	tr, err := parsed()
+	if err != nil {
+		return nil, err
+	}
 	var out []goMod
 	for _, path := range tr.others {
 		if dir, name := filepath.Split(path); name == "go.mod" {
 			m := goMod{dir: filepath.ToSlash(filepath.Clean(dir))}
-			require.NoError(t, json.Unmarshal(tr.goTool(t, dir, nil, "mod", "edit", "-json"), &m), path)
+			text, err := tr.goTool(dir, nil, "mod", "edit", "-json")
+			if err == nil {
+				err = json.Unmarshal(text, &m)
+			}
+			if err != nil {
+				return nil, fmt.Errorf("%s: %w", path, err)
+			}
 			out = append(out, m)
 		}
 	}
-	return out
-}
+	return out, nil
+})
 
 // goTool runs the go command in dir and returns what it prints.
-func (tr tree) goTool(t *testing.T, dir string, env []string, args ...string) []byte {
-	t.Helper()
+func (tr tree) goTool(dir string, env []string, args ...string) ([]byte, error) {
 	cmd := exec.Command("go", args...)
 	cmd.Dir = filepath.Join(tr.root, filepath.FromSlash(dir))
 	cmd.Env = append(os.Environ(), env...)
 	var stderr strings.Builder
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
-	require.NoError(t, err, "go %s in %s: %s", strings.Join(args, " "), dir, stderr.String())
-	return out
+	if err != nil {
+		return nil, fmt.Errorf("go %s in %s: %w: %s", strings.Join(args, " "), dir, err, stderr.String())
+	}
+	return out, nil
 }
 
 // moduleOf returns which of modules has the package at path, the innermost one, or "".
