@@ -9,17 +9,61 @@ BIN := bin
 # same.
 RACE := $(shell [ "$$($(GO) env CGO_ENABLED)" = 1 ] && command -v "$$($(GO) env CC)" >/dev/null 2>&1 && echo -race)
 
+.PHONY: help
+help: ## Show this list.
+	@awk -F ':.*## ' '/^##@ / { printf "\n%s\n", substr($$0, 5) } /^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+##@ Using it
+
+.PHONY: demo
+demo: build ## Run a traced service and show what a profiler sees of it.
+	$(BIN)/quickstart -otelctx $(BIN)/otelctx -profile $(BIN)/quickstart.pb.gz
+
+.PHONY: ecosystem
+ecosystem: build ## Send a service's spans and its profile to a collector, and show CPU time beside wall time for each span name.
+	cd example/ecosystem && $(GO) build -o ../../$(BIN)/ . ./collector ./join
+	$(BIN)/ecosystem -collector $(BIN)/collector -quickstart $(BIN)/quickstart -otelctx $(BIN)/otelctx -join $(BIN)/join
+
+.PHONY: build
+build: ## Build the command line tool and the example into bin/.
+	cd cmd/otelctx && $(GO) build -o ../../$(BIN)/otelctx .
+	cd example && $(GO) build -o ../$(BIN)/quickstart ./quickstart
+
+##@ Tests
+
 # The packages that make test runs with the race detector: goroutines share memory of the
 # heap there. The detector knows nothing of other memory. make test-all runs all with it.
 RACE_PACKAGES := github.com/otelctx/otelctx/(spanctx|resourcepublisher|scopedattr|universalprofiling|internal/(spantable|gorecord|scope|vma))
 
-# Tests wait for other processes: more of them at a time than there are processors.
+# Tests wait for other processes: more packages at a time than there are processors.
 PARALLEL ?= 4
 
 # The linters vet.
 TEST := $(GO) test -vet=off -p $(PARALLEL)
 
-SOAK_TIME ?= 10m
+.PHONY: test
+test: ## Run the tests of all modules: every behaviour once.
+	@[ -n "$(RACE)" ] || echo "no C compiler for cgo: testing without the race detector"
+	@set -e; for m in $(MODULES); do echo "== $$m"; \
+		(cd $$m && $(TEST) $$($(GO) list ./... | grep -vxE '$(RACE_PACKAGES)')); done
+	@echo "== with the race detector"; $(TEST) $(RACE) $$($(GO) list ./... | grep -xE '$(RACE_PACKAGES)')
+
+# How long the tests of a package may take in make test-all, on a machine that is busy.
+TEST_TIMEOUT ?= 60m
+
+.PHONY: test-all
+test-all: export OTELCTX_TEST_ALL = 1
+test-all: ## Run all there is: long rounds, every build variant, the race detector everywhere, fuzzing, a soak.
+	@set -e; for m in $(MODULES); do echo "== $$m"; (cd $$m && $(TEST) $(RACE) -timeout $(TEST_TIMEOUT) ./...); done
+	@$(MAKE) --no-print-directory fuzz FUZZTIME=5000x
+
+# Where make mutation keeps what it has found: it continues there.
+MUTATION ?= $(BIN)/mutation.jsonl
+
+.PHONY: mutation
+mutation: ## Break the code in some hundred places, one at a time, and say which breaks no test notices.
+	@mkdir -p $(dir $(MUTATION))
+	$(GO) run ./internal/testing/mutation -o $(MUTATION)
 
 # A time, or how many inputs as 5000x. Before Go 1.27 a target may fail by "context
 # deadline exceeded" when its time is over (https://go.dev/issue/75804), not when its
@@ -43,59 +87,40 @@ FUZZ_TARGETS := \
 	./cmd/otelctx/internal/symbols:FuzzImage \
 	./cmd/otelctx/internal/profile:FuzzCheck
 
-.PHONY: help
-help: ## Show this list.
-	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort
-
-.PHONY: demo
-demo: build ## Run a traced service and show what a profiler sees of it.
-	$(BIN)/quickstart -otelctx $(BIN)/otelctx -profile $(BIN)/quickstart.pb.gz
-
-.PHONY: ecosystem
-ecosystem: build ## Send a service's spans and its profile to a collector, and show CPU time beside wall time for each span name.
-	cd example/ecosystem && $(GO) build -o ../../$(BIN)/ . ./collector ./join
-	$(BIN)/ecosystem -collector $(BIN)/collector -quickstart $(BIN)/quickstart -otelctx $(BIN)/otelctx -join $(BIN)/join
-
-.PHONY: build
-build: ## Build the command line tool and the example into bin/.
-	cd cmd/otelctx && $(GO) build -o ../../$(BIN)/otelctx .
-	cd example && $(GO) build -o ../$(BIN)/quickstart ./quickstart
-
-# The packages of Debian 12 that compile the BPF program, each with what of it is
-# needed. Another clang makes other objects, which serve as well but are not the same.
-GENERATORS := clang:/usr/bin/clang llvm:/usr/bin/llvm-strip libbpf-dev:/usr/include/bpf/bpf_helpers.h
-
-.PHONY: generate
-generate: ## Compile the BPF program anew, with clang 14.
-	@missing=; for g in $(GENERATORS); do [ -e "$${g#*:}" ] || missing="$$missing $${g%%:*}"; done; \
-		[ -z "$$missing" ] || { echo "generate: install these packages of Debian 12:$$missing" >&2; exit 1; }
-	@clang --version | grep -q 'version 14\.' || { echo "generate: clang is not version 14, Debian 12's" >&2; exit 1; }
-	cd cmd/otelctx && $(GO) generate ./...
-
-.PHONY: generated
-generated: generate ## Fail if the committed objects are not what their source makes.
-	@git diff --exit-code --stat -- '*_bpfel.o' '*_bpfel.go' || { echo "generated: commit what make generate has made" >&2; exit 1; }
-
-.PHONY: test
-test: ## Run the tests of all modules: every behaviour once.
-	@[ -n "$(RACE)" ] || echo "no C compiler for cgo: testing without the race detector"
-	@set -e; for m in $(MODULES); do echo "== $$m"; \
-		(cd $$m && $(TEST) $$($(GO) list ./... | grep -vxE '$(RACE_PACKAGES)')); done
-	@echo "== with the race detector"; $(TEST) $(RACE) $$($(GO) list ./... | grep -xE '$(RACE_PACKAGES)')
-
-# How long the tests of a package may take in make test-all, on a machine that is busy.
-TEST_TIMEOUT ?= 60m
-
-.PHONY: test-all
-test-all: export OTELCTX_TEST_ALL = 1
-test-all: ## Run all there is to test: long rounds, all build variants, everything with the race detector, fuzzing, a short soak.
-	@set -e; for m in $(MODULES); do echo "== $$m"; (cd $$m && $(TEST) $(RACE) -timeout $(TEST_TIMEOUT) ./...); done
-	@$(MAKE) --no-print-directory fuzz FUZZTIME=5000x
-
 .PHONY: fuzz
 fuzz: ## Run each fuzz target for FUZZTIME (30s).
 	@set -e; for t in $(FUZZ_TARGETS); do echo "== $$t"; \
 		(cd "$${t%:*}" && $(GO) test -run '^$$' -fuzz "^$${t#*:}$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 20x .); done
+
+SOAK_TIME ?= 10m
+
+.PHONY: soak
+soak: ## Run a service for SOAK_TIME (10m) while readers come and go; fail if anything grows or is wrong.
+	cd benchmarks && $(GO) test ./soak -count 1 -v -run '^TestSoak$$' -soak $(SOAK_TIME) -timeout 0
+
+# What the matrix is run with, such as -kernels, -accel or -mirror (see internal/matrix).
+MATRIX ?=
+
+.PHONY: matrix
+matrix: test-arm64 ## Run the tests that depend on the kernel in emulated machines with Debian's kernels.
+	cd internal/matrix && $(GO) run . $(MATRIX)
+
+# The others start programs of their own architecture or read other processes, as
+# emulated programs cannot, or receive messages within a time, of which the emulation
+# does not know: those run in the matrix, on kernels for arm64. With cgo
+# universalprofiling is supported, and one of those.
+ARM64_PACKAGES := ./internal/boottime ./internal/gorecord ./internal/goruntime ./internal/scope \
+	./internal/sdkspan ./internal/slots ./internal/spantable ./internal/wire ./scopedattr ./universalprofiling
+ARM64_CGO := $(shell command -v aarch64-linux-gnu-gcc >/dev/null 2>&1 && echo 1)
+
+.PHONY: test-arm64
+test-arm64: ## Run the tests for arm64 that an emulated program can run, by qemu-aarch64.
+	GOARCH=arm64 CGO_ENABLED=0 $(GO) test -exec qemu-aarch64 $(ARM64_PACKAGES)
+	@[ -n "$(ARM64_CGO)" ] || echo "no aarch64-linux-gnu-gcc: testing without cgo only"
+	$(if $(ARM64_CGO),GOARCH=arm64 CGO_ENABLED=1 CC=aarch64-linux-gnu-gcc \
+		$(GO) test -exec "qemu-aarch64 -L /usr/aarch64-linux-gnu" $(filter-out ./universalprofiling,$(ARM64_PACKAGES)))
+
+##@ Figures and pictures
 
 .PHONY: bench
 bench: ## Run the benchmarks.
@@ -115,31 +140,7 @@ pictures: build ## Draw the pictures of docs/img anew, with graphviz and chromiu
 	dot -Tsvg docs/img/architecture.dot -o docs/img/architecture.svg
 	docs/img/flamegraph.sh
 
-# What the matrix is run with, such as -kernels, -accel or -mirror (see internal/matrix).
-MATRIX ?=
-
-.PHONY: matrix
-matrix: test-arm64 ## Run the tests that depend on the kernel in emulated machines with Debian's kernels.
-	cd internal/matrix && $(GO) run . $(MATRIX)
-
-# The others start programs of their own architecture or read other processes, as
-# emulated programs cannot, or receive messages within a time, of which the emulation
-# does not know: those run in the matrix, on kernels for arm64. With cgo
-# universalprofiling is supported, and one of those.
-ARM64_PACKAGES := ./internal/boottime ./internal/gorecord ./internal/goruntime ./internal/scope \
-	./internal/sdkspan ./internal/slots ./internal/spantable ./internal/wire ./scopedattr ./universalprofiling
-ARM64_CGO := $(shell command -v aarch64-linux-gnu-gcc >/dev/null 2>&1 && echo 1)
-
-.PHONY: test-arm64
-test-arm64: ## Run the tests for arm64 that an emulated program can run, by qemu-aarch64.
-	GOARCH=arm64 CGO_ENABLED=0 $(GO) test -short -exec qemu-aarch64 $(ARM64_PACKAGES)
-	@[ -n "$(ARM64_CGO)" ] || echo "no aarch64-linux-gnu-gcc: testing without cgo only"
-	$(if $(ARM64_CGO),GOARCH=arm64 CGO_ENABLED=1 CC=aarch64-linux-gnu-gcc \
-		$(GO) test -short -exec "qemu-aarch64 -L /usr/aarch64-linux-gnu" $(filter-out ./universalprofiling,$(ARM64_PACKAGES)))
-
-.PHONY: soak
-soak: ## Run a service for SOAK_TIME (10m) while readers come and go; fail if anything grows or is wrong.
-	cd benchmarks && $(GO) test ./soak -count 1 -v -run '^TestSoak$$' -soak $(SOAK_TIME) -timeout 0
+##@ Checks
 
 .PHONY: lint
 lint: $(BIN)/golangci-lint ## Run the linters on all modules.
@@ -152,11 +153,15 @@ $(BIN)/go-licenses: TOOL = github.com/google/go-licenses/v2
 $(BIN)/apidiff $(BIN)/golangci-lint $(BIN)/govulncheck $(BIN)/go-licenses: internal/tools/go.mod internal/tools/go.sum
 	cd internal/tools && $(GO) build -o ../../$@ $(TOOL)
 
-VULNDB ?= https://vuln.go.dev
+# Those without a machine at hand.
+PLATFORMS := linux/arm64 darwin/arm64 windows/amd64
 
-.PHONY: vuln
-vuln: $(BIN)/govulncheck ## Fail if a known vulnerability can be reached, as the database at VULNDB knows them.
-	@set -e; for m in $(MODULES); do echo "== $$m"; $(BIN)/govulncheck -C $$m -db $(VULNDB) -test ./...; done
+.PHONY: cross
+cross: ## Build and vet everything, tests included, for the platforms without a machine at hand.
+	@set -e; for p in $(PLATFORMS); do for m in $(MODULES); do \
+		echo "== $$p $$m"; \
+		(cd $$m && export GOOS=$${p%/*} GOARCH=$${p#*/} CGO_ENABLED=0 && \
+			$(GO) build -o /dev/null ./... && $(GO) vet ./...); done; done
 
 # What is linked into services and into the command line tool, and what tests may need
 # beside that. The names are those of SPDX.
@@ -175,6 +180,50 @@ licenses: $(BIN)/go-licenses ## Fail if a dependency has a license that is not l
 		(cd $$m && GOOS=$${p%/*} GOARCH=$${p#*/} CGO_ENABLED=0 $(CHECK_LICENSES) $(LICENSES)); done; done
 	@set -e; for m in $(MODULES); do echo "== tests $$m"; \
 		(cd $$m && $(CHECK_LICENSES) $(LICENSES_OF_TESTS) --include_tests $(LICENSES_READ)); done
+
+VULNDB ?= https://vuln.go.dev
+
+.PHONY: vuln
+vuln: $(BIN)/govulncheck ## Fail if a known vulnerability can be reached, as the database at VULNDB knows them.
+	@set -e; for m in $(MODULES); do echo "== $$m"; $(BIN)/govulncheck -C $$m -db $(VULNDB) -test ./...; done
+
+.PHONY: clean-tree
+clean-tree: # Fails if generating or tidying has changed anything.
+	@git diff --exit-code
+	@[ -z "$$(git status --porcelain)" ] || { git status --short; exit 1; }
+
+# Without clang the objects cannot be checked, and need not be if their source is the same.
+GENERATED := $(shell command -v clang >/dev/null 2>&1 && echo generated)
+
+.PHONY: precommit
+precommit: tidy $(GENERATED) fmt lint licenses test cross bench-smoke clean-tree ## All that must hold before a change is sent.
+
+##@ Code
+
+.PHONY: tidy
+tidy: ## Bring go.mod and go.sum of all modules up to date.
+	@set -e; for m in $(MODULES) internal/tools; do (cd $$m && $(GO) mod tidy); done
+
+.PHONY: fmt
+fmt: $(BIN)/golangci-lint ## Format all code.
+	@set -e; for m in $(MODULES); do (cd $$m && $(CURDIR)/$(BIN)/golangci-lint fmt ./...); done
+
+# The packages of Debian 12 that compile the BPF program, each with what of it is
+# needed. Another clang makes other objects, which serve as well but are not the same.
+GENERATORS := clang:/usr/bin/clang llvm:/usr/bin/llvm-strip libbpf-dev:/usr/include/bpf/bpf_helpers.h
+
+.PHONY: generate
+generate: ## Compile the BPF program anew, with clang 14.
+	@missing=; for g in $(GENERATORS); do [ -e "$${g#*:}" ] || missing="$$missing $${g%%:*}"; done; \
+		[ -z "$$missing" ] || { echo "generate: install these packages of Debian 12:$$missing" >&2; exit 1; }
+	@clang --version | grep -q 'version 14\.' || { echo "generate: clang is not version 14, Debian 12's" >&2; exit 1; }
+	cd cmd/otelctx && $(GO) generate ./...
+
+.PHONY: generated
+generated: generate ## Fail if the committed objects are not what their source makes.
+	@git diff --exit-code --stat -- '*_bpfel.o' '*_bpfel.go' || { echo "generated: commit what make generate has made" >&2; exit 1; }
+
+##@ Releases
 
 .PHONY: reproducible
 reproducible: ## Build the command line tool of the last commit in two places, and fail if it is not the same.
@@ -200,32 +249,3 @@ api: $(BIN)/apidiff ## Say how the library's API differs from that of the last r
 .PHONY: release-check
 release-check: ## Make the next release in a copy, and use it as a stranger does.
 	.ci/release-check
-
-# Those without a machine at hand.
-PLATFORMS := linux/arm64 darwin/arm64 windows/amd64
-
-.PHONY: cross
-cross: ## Build and vet everything, tests included, for the platforms without a machine at hand.
-	@set -e; for p in $(PLATFORMS); do for m in $(MODULES); do \
-		echo "== $$p $$m"; \
-		(cd $$m && export GOOS=$${p%/*} GOARCH=$${p#*/} CGO_ENABLED=0 && \
-			$(GO) build -o /dev/null ./... && $(GO) vet ./...); done; done
-
-.PHONY: tidy
-tidy: ## Bring go.mod and go.sum of all modules up to date.
-	@set -e; for m in $(MODULES) internal/tools; do (cd $$m && $(GO) mod tidy); done
-
-.PHONY: fmt
-fmt: $(BIN)/golangci-lint ## Format all code.
-	@set -e; for m in $(MODULES); do (cd $$m && $(CURDIR)/$(BIN)/golangci-lint fmt ./...); done
-
-.PHONY: clean-tree
-clean-tree: # Fails if generating or tidying has changed anything.
-	@git diff --exit-code
-	@[ -z "$$(git status --porcelain)" ] || { git status --short; exit 1; }
-
-# Without clang the objects cannot be checked, and need not be if their source is the same.
-GENERATED := $(shell command -v clang >/dev/null 2>&1 && echo generated)
-
-.PHONY: precommit
-precommit: tidy $(GENERATED) fmt lint licenses test cross bench-smoke clean-tree ## All that must hold before a commit is sent: what CI runs.
