@@ -8,55 +8,55 @@ import (
 	"io"
 	"maps"
 	"slices"
+	"strings"
 )
 
-// compareResults writes a table of how many mutants two runs caught, by subject, and the
-// ones that only the old one did.
-func compareResults(w io.Writer, older, newer string) error {
-	before, err := readResults(older)
-	if err != nil {
-		return err
-	}
-	after, err := readResults(newer)
-	if err != nil {
-		return err
-	}
-	type count struct{ mutants, before, after, both int }
-	counts := map[string]*count{"all": {}}
-	var missed []result
-	for id, old := range before {
-		now, ok := after[id]
-		if !ok {
-			continue
-		}
-		if counts[old.Subject] == nil {
-			counts[old.Subject] = &count{}
-		}
-		for _, c := range []*count{counts[old.Subject], counts["all"]} {
-			c.mutants++
-			c.before += one(old.Caught != "")
-			c.after += one(now.Caught != "")
-			c.both += one(old.Caught != "" && now.Caught != "")
-		}
-		if old.Caught != "" && now.Caught == "" {
-			missed = append(missed, old)
+// compareResults writes a table of how many mutants some tests caught, by subject, and how
+// many of the others further tests did. files are the results of each.
+func compareResults(w io.Writer, files []string) error {
+	runs := make([]map[string]result, len(files))
+	for i, name := range files {
+		var err error
+		if runs[i], err = readResults(name); err != nil {
+			return err
 		}
 	}
-	fmt.Fprintln(w, "| code | mutants | caught by the old tests | by the new | by both |\n|---|--:|--:|--:|--:|")
-	for _, name := range slices.Sorted(maps.Keys(counts)) {
-		c := counts[name]
-		fmt.Fprintf(w, "| %s | %d | %d | %d | %d |\n", name, c.mutants, c.before, c.after, c.both)
+	subjects := map[string][]int{} // the mutants, and those that each run caught
+	var missed []string
+	for id, first := range runs[0] {
+		for _, name := range []string{first.Subject, "all"} {
+			if subjects[name] == nil {
+				subjects[name] = make([]int, 1+len(runs))
+			}
+			subjects[name][0]++
+			for i, run := range runs {
+				if run[id].Caught != "" {
+					subjects[name][1+i]++
+				}
+			}
+		}
+		if first.Caught == "" {
+			line := fmt.Sprintf("%s (%s)", first.Place, first.Change)
+			for i, run := range runs[1:] {
+				if caught := run[id].Caught; caught != "" {
+					line += fmt.Sprintf(", caught in %s by %s", files[1+i], caught)
+				}
+			}
+			missed = append(missed, line)
+		}
 	}
-	for _, m := range missed {
-		fmt.Fprintf(w, "\nOnly the old tests caught %s (%s), by %s", m.Place, m.Change, m.Caught)
+	fmt.Fprintf(w, "| code | mutants | %s |\n|---|--:%s|\n", strings.Join(files, " | "), strings.Repeat("|--:", len(files)))
+	for _, name := range slices.Sorted(maps.Keys(subjects)) {
+		fmt.Fprintf(w, "| %s", name)
+		for _, n := range subjects[name] {
+			fmt.Fprintf(w, " | %d", n)
+		}
+		fmt.Fprintln(w, " |")
+	}
+	slices.Sort(missed)
+	for _, line := range missed {
+		fmt.Fprintf(w, "\nsurvived %s: %s", files[0], line)
 	}
 	fmt.Fprintln(w)
 	return nil
-}
-
-func one(b bool) int {
-	if b {
-		return 1
-	}
-	return 0
 }

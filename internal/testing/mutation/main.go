@@ -4,9 +4,15 @@
 // Command mutation measures what the tests catch. It breaks the code in one place at a
 // time, runs the tests of that place, and says which breaks no test noticed.
 //
-//	go run ./internal/testing/mutation -o results.jsonl          # as make test runs them
-//	go run ./internal/testing/mutation -o results.jsonl -all     # as make test-all does
-//	go run ./internal/testing/mutation -compare old.jsonl new.jsonl
+//	go run ./internal/testing/mutation -o results.jsonl    # with the tests of make test
+//
+// To compare two suites, such as those of two commits, run one over all breaks and the
+// other over those that the first one did not notice:
+//
+//	go run ./internal/testing/mutation -o new.jsonl
+//	go run ./internal/testing/mutation -root old/checkout -race -survivors new.jsonl -o old.jsonl
+//	go run ./internal/testing/mutation -all -race -survivors new.jsonl -o all.jsonl
+//	go run ./internal/testing/mutation -compare new.jsonl old.jsonl all.jsonl
 //
 // The breaks are chosen by a hash of the code around them, so that two runs over the same
 // code choose the same ones, also when only the tests between them have changed. A run
@@ -52,22 +58,22 @@ func main() {
 		root    = flag.String("root", ".", "the `directory` of the checkout")
 		out     = flag.String("o", "", "append results to this `file`, and skip the mutants that it has")
 		only    = flag.String("only", "", "subjects whose name matches this `regexp`")
-		ids     = flag.String("ids", "", "mutants of which this `file` of results says that they were caught")
+		survive = flag.String("survivors", "", "only the mutants of which this `file` of results says that they survived")
 		scale   = flag.Float64("scale", 1, "how many times the usual number of mutants")
 		race    = flag.Bool("race", false, "run the first tests of a survivor once more, with the race detector")
 		all     = flag.Bool("all", false, "run the tests as make test-all does")
 		list    = flag.Bool("list", false, "list the mutants only")
-		compare = flag.Bool("compare", false, "compare two files of results: OLD NEW")
+		compare = flag.Bool("compare", false, "compare the results of some tests with those of others for their survivors")
 	)
 	flag.Parse()
 	if *compare {
-		if err := compareResults(os.Stdout, flag.Arg(0), flag.Arg(1)); err != nil {
+		if err := compareResults(os.Stdout, flag.Args()); err != nil {
 			log.Fatal(err)
 		}
 		return
 	}
-	r := &run{root: *root, race: *race, all: *all, known: map[string]result{}, wanted: map[string]result{}}
-	err := r.prepare(*out, *ids)
+	r := &run{root: *root, race: *race, all: *all, known: map[string]result{}, survivors: map[string]result{}}
+	err := r.prepare(*out, *survive)
 	defer r.close()
 	for _, s := range subjects {
 		if err == nil && regexp.MustCompile(*only).MatchString(s.name) {
@@ -86,20 +92,20 @@ type run struct {
 	root      string
 	race, all bool
 	known     map[string]result // by ID: what an earlier run has found
-	wanted    map[string]result // by ID: if not empty, all others are skipped
+	survivors map[string]result // by ID: what another run has found; what it caught is skipped
 	temp      string
 	out       *os.File
 }
 
-func (r *run) prepare(out, ids string) (err error) {
+func (r *run) prepare(out, survivors string) (err error) {
 	if r.root, err = filepath.Abs(r.root); err != nil {
 		return err
 	}
 	if r.temp, err = os.MkdirTemp("", "mutation-"); err != nil {
 		return err
 	}
-	if ids != "" {
-		if r.wanted, err = readResults(ids); err != nil {
+	if survivors != "" {
+		if r.survivors, err = readResults(survivors); err != nil {
 			return err
 		}
 	}
@@ -128,7 +134,7 @@ func (r *run) subject(s subject, list bool) error {
 		if n == s.mutants {
 			break
 		}
-		if len(r.wanted) > 0 && r.wanted[m.id].Caught == "" {
+		if other, ok := r.survivors[m.id]; len(r.survivors) > 0 && (!ok || other.Caught != "") {
 			continue
 		}
 		if _, ok := r.known[m.id]; ok || list {
