@@ -15,6 +15,9 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/otelctx/otelctx/internal/testing/programs"
+	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
 // The files, as far as the test needs them: read by nothing of what has written them.
@@ -141,19 +144,35 @@ func readSamples(t *testing.T, path string) (samples []sample, start, end int64)
 // The whole: what a collector has got of a service and of its recorder fits together, and
 // tells what burns from what waits.
 func TestEcosystem(t *testing.T) {
-	dir := t.TempDir()
-	const frequency = 997
-	stdout, stderr, code := ecosystem(t, "-duration", "4s", "-dir", dir)
-	if code == exitNotPermitted {
-		t.Skip(stderr) // It names what is missing.
+	testenv.NeedAll(t)
+	join := programs.Build(t, programs.Static, ".", "./join")
+	commands := []string{
+		"-collector", programs.Build(t, programs.Static, ".", "./collector"), "-join", join,
+		"-quickstart", programs.Build(t, programs.Static, "..", "./quickstart"),
+		"-otelctx", programs.Build(t, programs.Static, "../../cmd/otelctx", "."),
 	}
-	require.Zero(t, code, stderr)
+	const frequency, enoughSamples, enoughSpans = 997, 50, 300
+	var (
+		stdout, traces, profiles string
+		spans                    map[[2]string]exportedSpan
+		samples                  []sample
+		start, end               int64
+	)
+	// Longer on a machine that does other things besides.
+	for duration := 4 * time.Second; len(samples) <= enoughSamples || len(spans) <= enoughSpans; duration *= 2 {
+		require.Less(t, duration, 5*time.Minute, "%d samples, %d spans", len(samples), len(spans))
+		dir := t.TempDir()
+		out, stderr, code := ecosystem(t, nil, append(commands, "-duration", duration.String(), "-dir", dir)...)
+		if code == exitNotPermitted {
+			t.Skip(stderr) // It names what is missing.
+		}
+		require.Zero(t, code, stderr)
+		stdout, traces, profiles = out, filepath.Join(dir, "traces.jsonl"), filepath.Join(dir, "profiles.jsonl")
+		spans = readSpans(t, traces)
+		samples, start, end = readSamples(t, profiles)
+	}
 	t.Log(stdout)
 
-	traces, profiles := filepath.Join(dir, "traces.jsonl"), filepath.Join(dir, "profiles.jsonl")
-	spans := readSpans(t, traces)
-	samples, start, end := readSamples(t, profiles)
-	require.Greater(t, len(samples), 50)
 	var cpu, noSpan int64
 	late := 0
 	byName := map[string]int64{}
@@ -179,7 +198,7 @@ func TestEcosystem(t *testing.T) {
 	// that is seen in the span once more.
 	assert.LessOrEqual(t, late, 2, "samples are from after their spans")
 
-	out, err := exec.Command(program("join"), "-json", traces, profiles).Output()
+	out, err := exec.Command(join, "-json", traces, profiles).Output()
 	require.NoError(t, err)
 	var got joined
 	require.NoError(t, json.Unmarshal(out, &got))
@@ -207,5 +226,4 @@ func TestEcosystem(t *testing.T) {
 	assert.Greater(t, busy(digests), 5*busy(query), "a query waits") // However much else the machine has to do.
 	assert.Greater(t, request.WallNano, query.WallNano+digests.WallNano, "a request has both in it")
 	assert.InDelta(t, request.Spans, query.Spans, 4, "two clients, at the beginning and at the end")
-	assert.Greater(t, request.Spans, 100)
 }

@@ -5,10 +5,15 @@ package main
 
 import (
 	"bytes"
-	"errors"
+	"fmt"
+	"net"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -16,60 +21,75 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// built is a directory with all commands.
-var built string
+// asKey is the environment variable that makes the test binary be another program, which
+// notes in the file that notesKey names what happens.
+const (
+	asKey    = "ECOSYSTEM_TEST_AS"
+	notesKey = "ECOSYSTEM_TEST_NOTES"
+)
 
 func TestMain(m *testing.M) {
-	os.Exit(run(m))
-}
-
-func run(m *testing.M) int {
-	dir, err := os.MkdirTemp("", "ecosystem-test-")
-	if err == nil {
-		defer func() { _ = os.RemoveAll(dir) }()
-		built, err = dir, build(dir)
-	}
-	if err != nil {
-		_, _ = os.Stderr.WriteString(err.Error() + "\n")
-		return 1
-	}
-	return m.Run()
-}
-
-// build builds all commands, each in the module that knows what it takes.
-func build(dir string) error {
-	for module, packages := range map[string][]string{
-		".":                 {".", "./collector", "./join"},
-		"..":                {"./quickstart"},
-		"../../cmd/otelctx": {"."},
-	} {
-		command := exec.Command("go", append([]string{"build", "-o", dir + "/"}, packages...)...)
-		command.Dir = module
-		if out, err := command.CombinedOutput(); err != nil {
-			return errors.Join(err, errors.New(string(out)))
+	switch as := os.Getenv(asKey); as {
+	case "":
+		os.Exit(m.Run())
+	case "ecosystem":
+		main()
+	default:
+		if err := standIn(as); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
 		}
 	}
-	return nil
 }
 
-// program returns the path of a command.
-func program(name string) string { return filepath.Join(built, name) }
-
-// ecosystem runs the command to its end. Arguments come after those that say where the
-// other commands are.
-func ecosystem(t *testing.T, args ...string) (stdout, stderr string, code int) {
-	t.Helper()
-	command := exec.CommandContext(t.Context(), program("ecosystem"), append([]string{
-		"-collector", program("collector"), "-quickstart", program("quickstart"), "-otelctx", program("otelctx"), "-join", program("join"),
-	}, args...)...)
-	var out, errs bytes.Buffer
-	command.Stdout, command.Stderr = &out, &errs
-	command.WaitDelay = time.Second // What is left behind would hold the pipes.
-	if err := command.Run(); err != nil {
-		exit := (*exec.ExitError)(nil)
-		require.ErrorAs(t, err, &exit, errs.String())
+// standIn is a collector or a service that does nothing until it is told to end.
+func standIn(as string) error {
+	ends := make(chan os.Signal, 1)
+	signal.Notify(ends, syscall.SIGTERM)
+	if as == "service" {
+		if err := note(as, "for", os.Getenv("OTEL_EXPORTER_OTLP_ENDPOINT"), os.Args[1:]); err != nil {
+			return err
+		}
+		fmt.Printf("pid=%d\n", os.Getpid())
+	} else {
+		grpc, http := os.Getenv("COLLECTOR_GRPC_ENDPOINT"), os.Getenv("COLLECTOR_HTTP_ENDPOINT")
+		if err := note(as, "at", grpc, http, os.Getenv("COLLECTOR_DIR"), os.Args[1:]); err != nil {
+			return err
+		}
+		for _, address := range []string{grpc, http} {
+			l, err := net.Listen("tcp", address)
+			if err != nil {
+				return err
+			}
+			defer func() { _ = l.Close() }()
+		}
 	}
-	return out.String(), errs.String(), command.ProcessState.ExitCode()
+	<-ends
+	return note(as, "ends")
+}
+
+func note(words ...any) error {
+	path := os.Getenv(notesKey)
+	if path == "" {
+		return nil
+	}
+	notes, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintln(notes, words...)
+	if failed := notes.Close(); err == nil {
+		err = failed
+	}
+	return err
+}
+
+// self is a command that runs the test binary as another program.
+func self(t *testing.T, as string) string {
+	t.Helper()
+	exe, err := os.Executable()
+	require.NoError(t, err)
+	return script(t, asKey+"="+as+` exec "`+exe+`" "$@"`)
 }
 
 // script writes an executable shell script.
@@ -80,9 +100,60 @@ func script(t *testing.T, body string) string {
 	return path
 }
 
+// ecosystem runs the command to its end, in an environment that has environ besides.
+func ecosystem(t *testing.T, environ []string, args ...string) (stdout, stderr string, code int) {
+	t.Helper()
+	command := exec.CommandContext(t.Context(), self(t, "ecosystem"), args...)
+	command.Env = append(os.Environ(), environ...)
+	var out, errs bytes.Buffer
+	command.Stdout, command.Stderr = &out, &errs
+	command.WaitDelay = time.Minute // What is left behind would hold the pipes.
+	if err := command.Run(); err != nil {
+		exit := (*exec.ExitError)(nil)
+		require.ErrorAs(t, err, &exit, errs.String())
+	}
+	return out.String(), errs.String(), command.ProcessState.ExitCode()
+}
+
+// All are told of each other, and end in the order in which nothing is lost.
+func TestOrder(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "notes")
+	notes := func(who string) string {
+		return script(t, `echo "`+who+` [$*]" >>"$`+notesKey+`"; echo "said by `+who+`"`)
+	}
+	stdout, stderr, code := ecosystem(t, []string{notesKey + "=" + file}, "-dir", dir, "-duration", "7s", "-freq", "99",
+		"-collector", self(t, "collector"), "-quickstart", self(t, "service"), "-otelctx", notes("otelctx"), "-join", notes("join"))
+	require.Zero(t, code, stderr)
+	noted, err := os.ReadFile(file)
+	require.NoError(t, err)
+	parts := regexp.MustCompile(`^collector at (\S+) (\S+) (?s:.*)\[record (\d+) `).FindStringSubmatch(string(noted))
+	require.Len(t, parts, 4, string(noted))
+	grpc, http, pid := parts[1], parts[2], parts[3]
+	assert.NotEqual(t, grpc, http)
+	assert.Equal(t, strings.NewReplacer("GRPC", grpc, "HTTP", http, "PID", pid, "DIR", dir).Replace(
+		`collector at GRPC HTTP DIR [--feature-gates=service.profilesSupport]
+service for http://HTTP [-serve]
+otelctx [record PID --duration 7s --freq 99 --top 3 --otlp-endpoint http://GRPC]
+service ends
+collector ends
+join [DIR/traces.jsonl DIR/profiles.jsonl]
+`), string(noted))
+	assert.Regexp(t, `(?s)^\nA collector starts.*\n\$ COLLECTOR_DIR=.*\nA service starts.*\n\$ OTEL_.*\notelctx samples process `+pid+
+		` for 7s.*\n\$ script record .*\nsaid by otelctx\n.*\n\$ script .*\nsaid by join\n$`, stdout)
+}
+
 // What goes wrong is said, ends what runs and leaves no files behind.
 func TestFails(t *testing.T) {
-	fails := script(t, "exit 7")
+	fails, succeeds := script(t, "exit 7"), script(t, "exit 0")
+	// The last of a flag counts.
+	usual := []string{"-collector", self(t, "collector"), "-quickstart", self(t, "service"), "-otelctx", succeeds, "-join", succeeds}
+	// What ends badly when it is told to end.
+	badly := func(as string) string {
+		exe, err := os.Executable()
+		require.NoError(t, err)
+		return script(t, "trap 'kill $!; wait $!; exit 7' TERM; "+asKey+"="+as+` "`+exe+`" "$@" & wait $!`)
+	}
 	for name, test := range map[string]struct {
 		args []string
 		want string
@@ -90,26 +161,30 @@ func TestFails(t *testing.T) {
 	}{
 		"no collector":              {[]string{"-collector", "none"}, "executable file not found", 1},
 		"the collector ends":        {[]string{"-collector", fails}, "has not come to listen", 1},
+		"the collector ends badly":  {[]string{"-collector", badly("collector")}, "exit status 7", 1},
 		"the service ends":          {[]string{"-quickstart", fails}, "the service has ended before it served", 1},
+		"the service ends badly":    {[]string{"-quickstart", badly("service")}, "exit status 7", 1},
 		"the service says nonsense": {[]string{"-quickstart", script(t, "echo hello; exec sleep 60")}, `the service said "hello", not pid=`, 1},
-		"the service ends early": {
-			[]string{"-quickstart", script(t, "echo pid=$$"), "-otelctx", script(t, "while kill -0 $2; do sleep 0.1; done; sleep 0.5")},
-			"has ended too early: exit status 0", 1,
-		},
-		"recording fails":         {[]string{"-otelctx", fails}, "exit status 7", 1},
-		"recording not permitted": {[]string{"-otelctx", script(t, "echo not permitted >&2; exit 4")}, "not permitted", exitNotPermitted},
-		"joining fails":           {[]string{"-otelctx", script(t, "exit 0"), "-join", fails}, "exit status 7", 1},
+		"recording fails":           {[]string{"-otelctx", fails}, "exit status 7", 1},
+		"recording not permitted":   {[]string{"-otelctx", script(t, "echo not permitted >&2; exit 4")}, "not permitted", exitNotPermitted},
+		"joining fails":             {[]string{"-join", fails}, "exit status 7", 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			temp := t.TempDir()
-			t.Setenv("TMPDIR", temp)
-			args := append([]string{"-duration", "100ms"}, test.args...)
-			_, stderr, code := ecosystem(t, args...)
-			assert.Equal(t, test.code, code)
+			_, stderr, code := ecosystem(t, []string{"TMPDIR=" + temp}, append(usual, test.args...)...)
+			assert.Equal(t, test.code, code, stderr)
 			assert.Contains(t, stderr, test.want)
 			left, err := os.ReadDir(temp)
 			require.NoError(t, err)
 			assert.Empty(t, left)
 		})
 	}
+}
+
+// A process that has ended when it is stopped has not done what it was there for.
+func TestProcessEndsEarly(t *testing.T) {
+	p := newProcess(t.Context(), nil, script(t, "exit 0"))
+	require.NoError(t, p.start())
+	<-p.ended
+	assert.ErrorContains(t, p.stop(), "has ended too early: exit status 0")
 }

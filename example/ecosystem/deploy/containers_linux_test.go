@@ -24,6 +24,9 @@ import (
 	"github.com/stretchr/testify/require"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/otelctx/otelctx/internal/testing/programs"
+	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
 // patience is how long something may take.
@@ -40,26 +43,16 @@ func needContainers(t *testing.T) {
 	}
 }
 
-// built builds the commands and returns where they are.
-func built(t *testing.T) string {
+// buildQuickstart and buildRecorder build as the Dockerfile does: there are no libraries in
+// a container.
+func buildQuickstart(t *testing.T) string {
 	t.Helper()
-	dir := t.TempDir()
-	for _, build := range []struct {
-		module string
-		args   []string
-		cgo    string
-	}{
-		{"..", []string{"./collector", "./join"}, os.Getenv("CGO_ENABLED")},
-		// As the Dockerfile does: there are no libraries in a container.
-		{"../..", []string{"./quickstart"}, "0"},
-		{"../../../cmd/otelctx", []string{"."}, "0"},
-	} {
-		command := exec.Command("go", append([]string{"build", "-o", dir + "/"}, build.args...)...)
-		command.Dir, command.Env = build.module, append(os.Environ(), "CGO_ENABLED="+build.cgo)
-		out, err := command.CombinedOutput()
-		require.NoError(t, err, string(out))
-	}
-	return dir
+	return programs.Build(t, programs.Static, "../..", "./quickstart")
+}
+
+func buildRecorder(t *testing.T) string {
+	t.Helper()
+	return programs.Build(t, programs.Static, "../../../cmd/otelctx", ".")
 }
 
 // containerSpec returns what a container runtime makes of the first container of a pod:
@@ -198,21 +191,15 @@ func startService(t *testing.T, program string, pod *corev1.PodSpec, environ ...
 	return service
 }
 
-// The pods of the manifests, as containers.
+// The pods of the manifests, as containers: the recorder, with what it is given and no
+// more, sees the service's spans and its functions, and the collector gets them.
 func TestContainers(t *testing.T) {
+	testenv.NeedAll(t)
 	needContainers(t)
-	bin := built(t)
-	t.Run("with what they are given", func(t *testing.T) { testContainers(t, bin) })
-	t.Run("with less", func(t *testing.T) { testContainersWithLess(t, bin) })
-}
-
-// The recorder, with what it is given and no more, sees the service's spans and its
-// functions, and the collector gets them.
-func testContainers(t *testing.T, bin string) {
-	t.Helper()
+	quickstart, otelctx := buildQuickstart(t), buildRecorder(t)
 	dir, objects := t.TempDir(), manifests(t)
-	collector, grpc, http := startCollector(t, filepath.Join(bin, "collector"), dir)
-	service := startService(t, filepath.Join(bin, "quickstart"),
+	collector, grpc, http := startCollector(t, programs.Build(t, programs.Static, "..", "./collector"), dir)
+	service := startService(t, quickstart,
 		&find[*appsv1.Deployment](t, objects, "quickstart").Spec.Template.Spec,
 		"OTEL_EXPORTER_OTLP_ENDPOINT=http://"+http, "OTEL_SERVICE_NAME=contained", "OTEL_RESOURCE_ATTRIBUTES=k8s.pod.name=contained-0")
 
@@ -229,7 +216,7 @@ func testContainers(t *testing.T, bin string) {
 		}
 		args = append(args, arg)
 	}
-	recorder := start(t, container(t, containerSpec(t, pod, args, nil), filepath.Join(bin, "otelctx")))
+	recorder := start(t, container(t, containerSpec(t, pod, args, nil), otelctx))
 	profiles := filepath.Join(dir, "profiles.jsonl")
 	if !assert.Eventually(t, func() bool {
 		content, err := os.ReadFile(profiles)
@@ -248,7 +235,7 @@ func testContainers(t *testing.T, bin string) {
 	require.NoError(t, err)
 	assert.Contains(t, string(content), `"main.digests"`, "the service's functions have names")
 	assert.Contains(t, string(content), `"contained-0"`, "profiles have the service's resource")
-	joined, err := exec.Command(filepath.Join(bin, "join"), filepath.Join(dir, "traces.jsonl"), profiles).CombinedOutput()
+	joined, err := exec.Command(programs.Build(t, programs.Static, "..", "./join"), filepath.Join(dir, "traces.jsonl"), profiles).CombinedOutput()
 	require.NoError(t, err, string(joined))
 	t.Logf("%s", joined)
 	// Other processes of this host may be there too, with spans that are elsewhere.
@@ -257,10 +244,11 @@ func testContainers(t *testing.T, bin string) {
 }
 
 // With anything less the recorder sees nothing of the service, and says what is missing.
-func testContainersWithLess(t *testing.T, bin string) {
-	t.Helper()
+func TestContainersWithLess(t *testing.T) {
+	needContainers(t)
+	quickstart, otelctx := buildQuickstart(t), buildRecorder(t)
 	objects := manifests(t)
-	startService(t, filepath.Join(bin, "quickstart"), &find[*appsv1.Deployment](t, objects, "quickstart").Spec.Template.Spec,
+	startService(t, quickstart, &find[*appsv1.Deployment](t, objects, "quickstart").Spec.Template.Spec,
 		"OTEL_SERVICE_NAME=contained")
 	record := func(t *testing.T, change func(*corev1.PodSpec), withoutMounts ...string) (stdout, stderr string, code int) {
 		t.Helper()
@@ -270,7 +258,7 @@ func testContainersWithLess(t *testing.T, bin string) {
 		}
 		spec := containerSpec(t, pod, []string{"/otelctx", "record", "--all", "--duration=1s", "--freq=499"}, nil)
 		spec.Mounts = slices.DeleteFunc(spec.Mounts, func(m specs.Mount) bool { return slices.Contains(withoutMounts, m.Destination) })
-		cmd := container(t, spec, filepath.Join(bin, "otelctx"))
+		cmd := container(t, spec, otelctx)
 		var out, errs bytes.Buffer
 		cmd.Stdout, cmd.Stderr = &out, &errs
 		_ = cmd.Run()
