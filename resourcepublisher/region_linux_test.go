@@ -7,6 +7,8 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"runtime"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -15,6 +17,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/resource"
 
 	"github.com/otelctx/otelctx/internal/boottime"
+	"github.com/otelctx/otelctx/internal/testing/testenv"
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
@@ -58,6 +61,49 @@ func TestTimestampsNeverRepeat(t *testing.T) {
 		require.NoError(t, r.update([]byte("y")))
 		assert.Equal(t, ahead+1+i, r.header.PublishedAtNS)
 	}
+}
+
+// Readers take what they find between two equal timestamps for one publication's.
+func TestHeaderChangesWithoutATimestamp(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(2)) // the reader is to run beside the writer
+	r, err := newRegion([]byte("x"))
+	require.NoError(t, err)
+	// The payload's size tells which of the buffers it is in.
+	h, buffer := r.header, [3]uint64{1: r.payloadAddress(), 2: r.payloadAddress() + wire.MaxProcessContextPayload}
+	var stop atomic.Bool
+	var updates atomic.Int64
+	done := make(chan error)
+	go func() {
+		var err error
+		for err == nil && !stop.Load() {
+			err = r.update([]byte("xx")[1-updates.Add(1)%2:])
+		}
+		done <- err
+	}()
+	var seen [3]int // by the size, or without a timestamp
+	torn := 0
+	wanted := int64(testenv.Rounds(200_000, 2_000_000))
+	enough := func() bool { return updates.Load() >= wanted && min(seen[0], seen[1], seen[2]) > 0 }
+	for end := time.Now().Add(time.Minute); torn == 0 && !enough() && time.Now().Before(end); {
+		for range 100 {
+			at := atomic.LoadUint64(&h.PublishedAtNS)
+			payload, size := atomic.LoadUint64(&h.Payload), atomic.LoadUint32(&h.PayloadSize)
+			switch {
+			case at == 0:
+				seen[0]++
+			case at != atomic.LoadUint64(&h.PublishedAtNS):
+			case payload == buffer[size]:
+				seen[size]++
+			default:
+				torn++
+			}
+		}
+	}
+	stop.Store(true)
+	require.NoError(t, <-done)
+	assert.Zero(t, torn)
+	assert.NotContains(t, seen, 0)
+	require.NoError(t, r.withdraw())
 }
 
 // TestForkedPublisherTouchesNothing stands in for a forked child that goes on
