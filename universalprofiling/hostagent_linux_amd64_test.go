@@ -14,7 +14,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"regexp"
 	"runtime"
 	"strconv"
@@ -26,9 +25,11 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
-	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/procfs"
 	"github.com/otelctx/otelctx/internal/remotemem"
+	"github.com/otelctx/otelctx/internal/testing/childproc"
+	"github.com/otelctx/otelctx/internal/testing/programs"
+	"github.com/otelctx/otelctx/internal/testing/testenv"
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
@@ -191,44 +192,10 @@ func (a *hostAgent) thread(tid int) string {
 	return fmt.Sprintf("%s %s %s %d", hex.EncodeToString(b[5:21]), hex.EncodeToString(b[21:29]), hex.EncodeToString(b[29:37]), b[4])
 }
 
-// build builds the service.
-func build(t *testing.T, toolchain string, cgo bool, flags ...string) string {
-	t.Helper()
-	goTool, err := exec.LookPath("go")
-	if err != nil {
-		t.Skipf("no go tool: %v", err)
-	}
-	enabled := "0"
-	if cgo {
-		enabled = "1"
-		if _, err := exec.LookPath("gcc"); err != nil {
-			t.Skipf("no C compiler: %v", err)
-		}
-	}
-	if toolchain != "" {
-		version := exec.Command(goTool, "version")
-		version.Env = append(os.Environ(), "GOTOOLCHAIN="+toolchain)
-		if out, err := version.CombinedOutput(); err != nil {
-			t.Skipf("no %s: %v: %s", toolchain, err, out)
-		}
-	}
-	exe := filepath.Join(t.TempDir(), "service")
-	cmd := exec.Command(goTool, append(append([]string{"build", "-o", exe}, flags...), "./testdata/service")...)
-	cmd.Env = append(os.Environ(), "CGO_ENABLED="+enabled)
-	if toolchain != "" {
-		cmd.Env = append(cmd.Env, "GOTOOLCHAIN="+toolchain)
-	}
-	out, err := cmd.CombinedOutput()
-	if err != nil && strings.Contains(string(out), "cannot find -lc") {
-		t.Skip("no static C library")
-	}
-	require.NoError(t, err, "%s", out)
-	return exe
-}
-
 // startService starts the service and returns the Go version that it says it has.
-func startService(t *testing.T, exe string, env ...string) (child *childproc.Child, version string) {
+func startService(t *testing.T, v programs.Variant, env ...string) (child *childproc.Child, version string) {
 	t.Helper()
+	exe := programs.Build(t, v, ".", "./testdata/service")
 	child = childproc.Start(t, "", func(cmd *exec.Cmd) {
 		cmd.Path, cmd.Args = exe, []string{exe}
 		cmd.Env = append(append(cmd.Env, "ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_SOCKET_DIR="+t.TempDir()), env...)
@@ -238,73 +205,76 @@ func startService(t *testing.T, exe string, env ...string) (child *childproc.Chi
 	return child, version
 }
 
+// answer returns the next line that is an answer.
+func answer(child *childproc.Child) string {
+	for {
+		if line := child.Receive(); !strings.HasPrefix(line, "exported ") {
+			return line
+		}
+	}
+}
+
+// startThread has the service start a thread of a kind, and returns its id.
+func startThread(t *testing.T, child *childproc.Child, kind string) int {
+	t.Helper()
+	tid, err := strconv.Atoi(child.Ask("%s", kind))
+	require.NoError(t, err)
+	return tid
+}
+
 // However a service is built, the host agent sees exactly what each thread is in.
 func TestHostAgentSeesSpans(t *testing.T) {
-	for _, toolchain := range []string{"", "go1.27.1"} {
-		for _, tt := range []struct {
-			name  string
-			cgo   bool
-			flags []string
-		}{
-			{"static", false, nil},
-			{"PIE", false, []string{"-buildmode=pie"}},
-			{"cgo", true, nil},
-			{"cgo PIE", true, []string{"-buildmode=pie"}},
-			{"cgo static", true, []string{"-ldflags=-linkmode=external -extldflags=-static"}},
-		} {
-			name := tt.name + " " + toolchain
-			changes := 500
-			if tt.name == "static" && toolchain == "" || tt.name == "cgo" && toolchain == "" {
-				changes = 10_000
-			}
-			t.Run(name, func(t *testing.T) {
-				child, version := startService(t, build(t, toolchain, tt.cgo, tt.flags...))
-				if toolchain != "" {
-					require.Equal(t, toolchain, version)
-				}
-				agent := attach(t, child.PID())
-				const actors = 4
-				var tids [actors]int
-				for n := range tids {
-					var err error
-					tids[n], err = strconv.Atoi(child.Ask("actor"))
-					require.NoError(t, err)
-					require.Equal(t, "no record", agent.thread(tids[n]))
-				}
-				var last [actors]string
-				for n := range last {
-					last[n] = "no record"
-				}
-				for n := range changes {
-					who := rand.IntN(actors)
-					child.Send("change %d", who)
-					for last[who] = child.Receive(); strings.HasPrefix(last[who], "exported "); {
-						last[who] = child.Receive()
-					}
-					require.Equal(t, last[who], agent.thread(tids[who]), "change %d", n)
-					if n%50 == 0 {
-						for other := range last {
-							require.Equal(t, last[other], agent.thread(tids[other]), "it is not disturbed")
-						}
-					}
-				}
-			})
+	t.Parallel()
+	variants := []programs.Variant{programs.Static, programs.Cgo}
+	if testenv.All() {
+		variants = append(variants, programs.PIE, programs.CgoPIE, programs.CgoStatic)
+		for _, v := range variants {
+			variants = append(variants, v.With(programs.NextGo))
 		}
+	}
+	for _, v := range variants {
+		t.Run(v.Name, func(t *testing.T) {
+			t.Parallel()
+			child, version := startService(t, v)
+			if v.Toolchain != "" {
+				require.Equal(t, v.Toolchain, version)
+			}
+			agent := attach(t, child.PID())
+			const actors = 4
+			var tids [actors]int
+			var last [actors]string
+			for n := range tids {
+				tids[n], last[n] = startThread(t, child, "actor"), "no record"
+				require.Equal(t, last[n], agent.thread(tids[n]))
+			}
+			for n := range testenv.Rounds(1_000, 10_000) {
+				who := rand.IntN(actors)
+				child.Send("change %d", who)
+				last[who] = answer(child)
+				require.Equal(t, last[who], agent.thread(tids[who]), "change %d", n)
+				if n%50 == 0 {
+					for other := range last {
+						require.Equal(t, last[other], agent.thread(tids[other]), "it is not disturbed")
+					}
+				}
+			}
+		})
 	}
 }
 
 // A thread that is interrupted at any instruction shows one span or none, or says that it
 // is about to change what it shows.
 func TestHostAgentInterruptsThreads(t *testing.T) {
-	child, _ := startService(t, build(t, "", false), "ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_ENABLED=auto")
+	t.Parallel()
+	child, _ := startService(t, programs.Static, "ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_ENABLED=auto")
 	agent := attach(t, child.PID())
-	tid, err := strconv.Atoi(child.Ask("spin"))
-	require.NoError(t, err)
+	tid := startThread(t, child, "spin")
 	word := agent.base(tid) + uint64(agent.tls)
 	require.Eventually(t, func() bool { return agent.word(word) != 0 }, patience, time.Millisecond)
 	counts := map[string]int{}
 	agent.interrupted(tid, func() {
-		for last, ends := "", 0; ends < 5; {
+		// From the first end on each one completes a round through all instructions.
+		for last, ends := "", 0; ends < testenv.Rounds(2, 5); {
 			b := agent.read(agent.word(word), 37)
 			now := "a span"
 			switch {
@@ -332,7 +302,8 @@ func TestHostAgentInterruptsThreads(t *testing.T) {
 
 // A profiler finds the process, says that it is there, and tells of samples.
 func TestHostAgentTellsTheService(t *testing.T) {
-	child, _ := startService(t, build(t, "", false))
+	t.Parallel()
+	child, _ := startService(t, programs.Static)
 	agent := attach(t, child.PID())
 	name, environment, socket, ok := agent.process()
 	require.True(t, ok)
@@ -348,24 +319,19 @@ func TestHostAgentTellsTheService(t *testing.T) {
 	handled := func(messages int) {
 		t.Helper()
 		for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
-			require.True(t, time.Now().Before(end), "the service does not get them")
-			child.Send("handled")
-			line := child.Receive()
-			for strings.HasPrefix(line, "exported ") {
-				line = child.Receive()
-			}
-			if line == fmt.Sprint("handled ", messages) {
+			if child.Send("handled"); answer(child) == fmt.Sprint("handled ", messages) {
 				return
 			}
+			require.True(t, time.Now().Before(end), "the service does not get them")
 		}
 	}
-	require.NoError(t, send(wire.ProfilingRegistration{SamplesDelayMS: 100, HostID: "the host"}.Encode()))
+	require.NoError(t, send(wire.ProfilingRegistration{SamplesDelayMS: 1, HostID: "the host"}.Encode()))
 	handled(1)
-	tid, err := strconv.Atoi(child.Ask("actor"))
-	require.NoError(t, err)
+	tid := startThread(t, child, "actor")
 	var trace, span, transaction string
 	for flags := 0; flags != 1; {
-		if _, err := fmt.Sscan(child.Ask("change 0"), &trace, &span, &transaction, &flags); err != nil {
+		child.Send("change 0")
+		if _, err := fmt.Sscan(answer(child), &trace, &span, &transaction, &flags); err != nil {
 			flags = 0
 		}
 	}
@@ -377,27 +343,19 @@ func TestHostAgentTellsTheService(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, send(message.Encode()))
 	handled(2)
-	child.Send("change 0")
-	for seen := false; !seen; {
-		line := child.Receive()
-		data, ok := strings.CutPrefix(line, "exported ")
-		if !ok {
-			if child.Send("change 0"); line == "nothing" {
-				time.Sleep(150 * time.Millisecond)
-			}
-			continue
-		}
-		var e struct {
-			HostID      string
-			StackTraces []string
-		}
-		require.NoError(t, json.Unmarshal([]byte(data), &e))
-		assert.Equal(t, "the host", e.HostID)
-		if len(e.StackTraces) > 0 {
-			assert.Equal(t, []string{"AQIDAAAAAAAAAAAAAAAAAA", "AQIDAAAAAAAAAAAAAAAAAA"}, e.StackTraces)
-			seen = true
+	var exported struct {
+		HostID      string
+		StackTraces []string
+	}
+	for child.Send("change 0"); len(exported.StackTraces) == 0; {
+		if data, ok := strings.CutPrefix(child.Receive(), "exported "); ok {
+			require.NoError(t, json.Unmarshal([]byte(data), &exported))
+			assert.Equal(t, "the host", exported.HostID)
+		} else {
+			child.Send("change 0")
 		}
 	}
+	assert.Equal(t, []string{"AQIDAAAAAAAAAAAAAAAAAA", "AQIDAAAAAAAAAAAAAAAAAA"}, exported.StackTraces)
 	child.Send("shutdown")
 	for !strings.HasPrefix(child.Receive(), "shut down <nil>") {
 	}

@@ -23,8 +23,8 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/spantable"
+	"github.com/otelctx/otelctx/internal/testing/childproc"
 )
 
 const roleRefused = "refused"
