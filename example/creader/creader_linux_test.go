@@ -30,6 +30,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/otelctx/otelctx/internal/testing/childproc"
+	"github.com/otelctx/otelctx/internal/testing/testenv"
 	"github.com/otelctx/otelctx/internal/vma"
 	"github.com/otelctx/otelctx/internal/wire"
 	"github.com/otelctx/otelctx/reader"
@@ -194,8 +195,15 @@ func open(t *testing.T, c *childproc.Child) *reader.Process {
 	return p
 }
 
-func TestAgreesWithTheGoReader(t *testing.T) {
+// The tests of the program, which is compiled once.
+func TestReader(t *testing.T) {
 	program := compile(t)
+	t.Run("agrees with the Go reader", func(t *testing.T) { agreesWithTheGoReader(t, program) })
+	t.Run("without a context", func(t *testing.T) { withoutContext(t, program) })
+	t.Run("hostile payloads", func(t *testing.T) { hostilePayloads(t, program) })
+}
+
+func agreesWithTheGoReader(t *testing.T, program string) {
 	for name, flags := range map[string]uintptr{"": 0, "in a PID namespace of its own": syscall.CLONE_NEWPID} {
 		t.Run(name, func(t *testing.T) {
 			if flags != 0 && os.Geteuid() != 0 {
@@ -237,8 +245,7 @@ func TestHasAHundredLinesOfCode(t *testing.T) {
 	assert.LessOrEqual(t, code, 100)
 }
 
-func TestWithoutContext(t *testing.T) {
-	program := compile(t)
+func withoutContext(t *testing.T, program string) {
 	c := childproc.Start(t, "stranger", nil)
 	c.Expect("ready")
 	_, code := read(t, program, c.PID())
@@ -246,8 +253,7 @@ func TestWithoutContext(t *testing.T) {
 }
 
 // What a process publishes may be anything: the reader prints something, or nothing.
-func TestHostilePayloads(t *testing.T) {
-	program := compile(t)
+func hostilePayloads(t *testing.T, program string) {
 	c := childproc.Start(t, "service", nil)
 	c.Receive()
 	pc, err := open(t, c).ProcessContext(t.Context())
@@ -269,8 +275,11 @@ func TestHostilePayloads(t *testing.T) {
 	require.Zero(t, code)
 	require.Equal(t, "service check?[31mout", lines[0], "as it is")
 
+	// A number that does not end, and one that is longer than any.
+	publish(append(slices.Clone(payload), 0xff))
+	publish(append(bytes.Repeat([]byte{0xff}, 11), payload...))
 	random := rand.New(rand.NewPCG(1, 2))
-	for i := range 200 {
+	for i := range testenv.Rounds(60, 1000) {
 		p := slices.Clone(payload)
 		if i%4 == 0 {
 			p = p[:1+random.IntN(len(p)-1)]

@@ -20,8 +20,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/remotemem"
+	"github.com/otelctx/otelctx/internal/testing/childproc"
 )
 
 func TestMain(m *testing.M) {

@@ -16,8 +16,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/procfs"
+	"github.com/otelctx/otelctx/internal/testing/childproc"
 )
 
 const testName = "OTELCTX_VMA_TEST"

@@ -15,6 +15,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
 const retireName = "OTELCTX_RETIRE_TEST"
@@ -108,7 +110,7 @@ func TestRetire(t *testing.T) {
 func TestRetireUnderWriters(t *testing.T) {
 	for name, allocate := range map[string]func(string, int) (*Region, error){"memfd": New, "anonymous": NewAnonymous} {
 		t.Run(name, func(t *testing.T) {
-			for range 100 {
+			for range testenv.Rounds(500, 5000) {
 				r, err := allocate(retireName, 64*4096)
 				require.NoError(t, err)
 				pages := unsafe.Slice(hold(r), 64)
@@ -119,7 +121,9 @@ func TestRetireUnderWriters(t *testing.T) {
 					done.Go(func() {
 						for n := i; !stop.Load(); n++ {
 							pages[n%64][i] = byte(n)
-							writes.Add(1)
+							if writes.Add(1)%500 == 0 {
+								runtime.Gosched() // to who retires it, on few processors
+							}
 						}
 					})
 				}
