@@ -5,6 +5,8 @@ package symbols
 
 import (
 	"testing"
+
+	"github.com/otelctx/otelctx/internal/testing/programs"
 )
 
 // BenchmarkLocate looks up addresses of a program that is built the usual way: each
@@ -12,7 +14,7 @@ import (
 // first time costs once for each address in a recording.
 func BenchmarkLocate(b *testing.B) {
 	var r report
-	p := start(b, build(b, "prog"), &r)
+	p := start(b, build(b, programs.Static, "prog"), &r)
 	process := p.open()
 	var addresses []uint64
 	for _, frames := range r.Text {

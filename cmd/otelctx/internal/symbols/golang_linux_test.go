@@ -17,34 +17,38 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/otelctx/otelctx/internal/testing/programs"
+	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
 // goBuilds are the ways to build a Go program that put its code and its table at
-// different places, with different means to find them.
+// different places, with different means to find them. TestNative has one that a C compiler
+// links.
 var goBuilds = []struct {
-	name string
-	args []string
-	cgo  bool
+	programs.Variant
+
+	usual bool
 }{
-	{name: "static"},
-	{name: "stripped", args: []string{"-ldflags=-s -w"}},
-	{name: "PIE", args: []string{"-buildmode=pie"}},
-	{name: "PIE stripped", args: []string{"-buildmode=pie", "-ldflags=-s -w"}},
-	{name: "trimpath", args: []string{"-trimpath"}},
-	{name: "external", args: []string{"-ldflags=-linkmode=external"}, cgo: true},
-	{name: "external PIE stripped", args: []string{"-buildmode=pie", "-ldflags=-linkmode=external -s -w"}, cgo: true},
-	{name: "not inlined", args: []string{"-gcflags=all=-l"}},
+	{programs.Static, true},
+	{programs.Stripped, true},
+	{programs.PIE, false},
+	{pieStripped, true},
+	{programs.Variant{Name: "trimpath", Flags: []string{"-trimpath"}}, false},
+	{programs.Variant{Name: "external", Flags: []string{"-ldflags=-linkmode=external"}, Cgo: true}, false},
+	{programs.Variant{Name: "external-pie-stripped", Flags: []string{"-buildmode=pie", "-ldflags=-linkmode=external -s -w"}, Cgo: true}, false},
+	{programs.Variant{Name: "not-inlined", Flags: []string{"-gcflags=all=-l"}}, false},
 }
 
 // TestGo compares with what the runtime of each program says of itself.
 func TestGo(t *testing.T) {
 	for _, b := range goBuilds {
-		t.Run(b.name, func(t *testing.T) {
-			if b.cgo {
-				needCompiler(t)
+		t.Run(b.Name, func(t *testing.T) {
+			if !b.usual {
+				testenv.NeedAll(t)
 			}
 			var r report
-			p := start(t, build(t, "prog", b.args...), &r)
+			p := start(t, build(t, b.Variant, "prog"), &r)
 			process := p.open()
 			requireStack(t, process, r.Stack)
 			requireText(t, process, r.Text)
@@ -115,7 +119,7 @@ func requireText(t *testing.T, process *Process, text [][]frame) {
 // TestGoDeleted looks at a program whose file is there no more.
 func TestGoDeleted(t *testing.T) {
 	var r report
-	p := start(t, build(t, "prog"), &r)
+	p := start(t, build(t, programs.Static, "prog"), &r)
 	require.NoError(t, os.Remove(p.path))
 	process := p.open()
 	requireStack(t, process, r.Stack)
@@ -126,11 +130,11 @@ func TestGoDeleted(t *testing.T) {
 // addresses.
 func TestGoExec(t *testing.T) {
 	var r report
-	p := start(t, build(t, "prog"), &r)
+	p := start(t, build(t, programs.Static, "prog"), &r)
 	process := p.open()
 	requireStack(t, process, r.Stack)
 	requireText(t, process, r.Text)
-	other := build(t, "prog", "-gcflags=all=-l")
+	other := build(t, programs.Variant{Name: "main-not-inlined", Flags: []string{"-gcflags=-l"}}, "prog")
 	var after report
 	require.NoError(t, jsonLine(p.ask(other), &after))
 	// Nobody says so: it is found within a second.
@@ -146,7 +150,7 @@ func TestGoContainer(t *testing.T) {
 		t.Skip("changing the root takes CAP_SYS_CHROOT and CAP_SYS_ADMIN")
 	}
 	var r report
-	built := build(t, "prog", "-ldflags=-s -w")
+	built := build(t, programs.Stripped, "prog")
 	p := start(t, "/"+filepath.Base(built), &r, func(cmd *exec.Cmd) {
 		cmd.SysProcAttr = &syscall.SysProcAttr{Chroot: filepath.Dir(built), Cloneflags: syscall.CLONE_NEWNS}
 	})
@@ -162,9 +166,22 @@ func TestGoContainer(t *testing.T) {
 // TestGoMachines compares files for all machines with their own symbols.
 func TestGoMachines(t *testing.T) {
 	for _, arch := range []string{"amd64", "arm64"} {
-		for _, mode := range []string{"exe", "pie"} {
-			t.Run(arch+" "+mode, func(t *testing.T) {
-				path := buildFor(t, arch, "prog", "-buildmode="+mode)
+		for _, b := range []struct {
+			programs.Variant
+
+			source string
+			usual  bool
+		}{
+			{programs.Static, "empty", true},
+			{programs.Static, "prog", false},
+			// As a flag it would take a C compiler for the other machine.
+			{programs.Variant{Name: "pie", Env: []string{"GOFLAGS=-buildmode=pie"}}, "prog", false},
+		} {
+			t.Run(arch+" "+b.Name+" "+b.source, func(t *testing.T) {
+				if !b.usual {
+					testenv.NeedAll(t)
+				}
+				path := build(t, b.For(arch), b.source)
 				file, err := os.Open(path)
 				require.NoError(t, err)
 				defer func() { require.NoError(t, file.Close()) }()
@@ -202,19 +219,10 @@ func goBuildID(t *testing.T, path string) string {
 	return strings.TrimSpace(string(output))
 }
 
-func needCompiler(t *testing.T) {
-	t.Helper()
-	output, err := exec.Command("go", "env", "CC").Output()
-	require.NoError(t, err)
-	if _, err := exec.LookPath(strings.TrimSpace(string(output))); err != nil {
-		t.Skipf("no C compiler: %v", err)
-	}
-}
-
 // TestNoMapping asks for addresses where there is no file.
 func TestNoMapping(t *testing.T) {
 	var r report
-	p := start(t, build(t, "prog"), &r)
+	p := start(t, build(t, programs.Static, "prog"), &r)
 	process := p.open()
 	l := process.Locate(16, true)
 	assert.Equal(t, &Location{Address: 16}, l)

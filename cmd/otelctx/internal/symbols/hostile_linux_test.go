@@ -15,6 +15,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/otelctx/otelctx/internal/testing/programs"
 )
 
 // endless is a file without an end: content, and then the same byte for ever.
@@ -70,8 +72,8 @@ func TestEndless(t *testing.T) {
 // TestOlderGo finds moduledata as in files from before Go 1.26, which have no section
 // for it: by the address that stands there, or by its relocation.
 func TestOlderGo(t *testing.T) {
-	for _, args := range [][]string{{"-ldflags=-s -w"}, {"-buildmode=pie", "-ldflags=-s -w"}} {
-		file, err := os.Open(build(t, "prog", args...))
+	for _, v := range []programs.Variant{programs.Stripped, pieStripped} {
+		file, err := os.Open(build(t, v, "prog"))
 		require.NoError(t, err)
 		t.Cleanup(func() { require.NoError(t, file.Close()) })
 		f, err := parseELF(whole(file))
@@ -96,7 +98,7 @@ func TestOlderGo(t *testing.T) {
 // TestRelocated has the addresses in moduledata only in the relocations, as linkers may
 // leave them.
 func TestRelocated(t *testing.T) {
-	content, err := os.ReadFile(build(t, "prog", "-buildmode=pie", "-ldflags=-s -w"))
+	content, err := os.ReadFile(build(t, pieStripped, "prog"))
 	require.NoError(t, err)
 	f, err := parseELF(whole(bytes.NewReader(content)))
 	require.NoError(t, err)
@@ -174,7 +176,7 @@ func TestBoundedCache(t *testing.T) {
 // TestGone looks at a process that has ended meanwhile, and at none.
 func TestGone(t *testing.T) {
 	var r report
-	p := start(t, build(t, "prog"), &r)
+	p := start(t, build(t, programs.Static, "prog"), &r)
 	process := p.open()
 	requireStack(t, process, r.Stack)
 	p.end()

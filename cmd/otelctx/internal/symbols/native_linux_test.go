@@ -12,6 +12,9 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/otelctx/otelctx/internal/testing/programs"
+	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
 func jsonLine(line string, to any) error { return json.Unmarshal([]byte(line), to) }
@@ -26,20 +29,22 @@ type cgoReport struct {
 
 // TestNative names C functions of a Go program and of a library.
 func TestNative(t *testing.T) {
-	needCompiler(t)
 	for _, b := range []struct {
-		name     string
-		args     []string
-		stripped bool
+		programs.Variant
+
+		stripped, usual bool
 	}{
-		{name: "plain"},
-		{name: "PIE", args: []string{"-buildmode=pie"}},
-		{name: "stripped", args: []string{"-ldflags=-s -w"}, stripped: true},
-		{name: "PIE stripped", args: []string{"-buildmode=pie", "-ldflags=-s -w"}, stripped: true},
+		{programs.Cgo, false, true},
+		{programs.CgoPIE, false, false},
+		{programs.Variant{Name: "cgo-stripped", Flags: []string{"-ldflags=-s -w"}, Cgo: true}, true, true},
+		{programs.Variant{Name: "cgo-pie-stripped", Flags: []string{"-buildmode=pie", "-ldflags=-s -w"}, Cgo: true}, true, false},
 	} {
-		t.Run(b.name, func(t *testing.T) {
+		t.Run(b.Name, func(t *testing.T) {
+			if !b.usual {
+				testenv.NeedAll(t)
+			}
 			var r cgoReport
-			p := start(t, build(t, "cgo", b.args...), &r)
+			p := start(t, build(t, b.Variant, "cgo"), &r)
 			process := p.open()
 
 			l := process.Locate(r.Native, true)

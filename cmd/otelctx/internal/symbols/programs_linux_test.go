@@ -11,11 +11,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/otelctx/otelctx/internal/testing/programs"
 )
 
 // program is a child process that has reported about itself.
@@ -28,20 +29,17 @@ type program struct {
 	stdout *bufio.Reader
 }
 
-// build builds a program of testdata, as the arguments to go build say.
-func build(t testing.TB, source string, args ...string) string {
-	t.Helper()
-	return buildFor(t, runtime.GOARCH, source, args...)
-}
+// pieStripped leaves only relocations to find the table of functions by.
+var pieStripped = programs.Variant{Name: "pie-stripped", Flags: []string{"-buildmode=pie", "-ldflags=-s -w"}}
 
-// buildFor builds it for another machine.
-func buildFor(t testing.TB, arch, source string, args ...string) string {
+// build builds a program of testdata. The file is the test's own.
+func build(t testing.TB, v programs.Variant, source string) string {
 	t.Helper()
-	path := filepath.Join(t.TempDir(), source)
-	cmd := exec.Command("go", append(append([]string{"build", "-o", path}, args...), "./testdata/"+source)...)
-	cmd.Env = append(os.Environ(), "GOARCH="+arch)
-	output, err := cmd.CombinedOutput()
-	require.NoError(t, err, "%s: %s", cmd, output)
+	kept, path := filepath.Join(shared, v.Name+"-"+source), filepath.Join(t.TempDir(), source)
+	if os.Link(kept, path) != nil {
+		path = programs.Build(t, v, ".", "./testdata/"+source)
+		_ = os.Link(path, kept)
+	}
 	return path
 }
 
