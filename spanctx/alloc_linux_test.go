@@ -10,6 +10,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
+
+	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
 // idle is a span processor that does nothing.
@@ -23,7 +25,7 @@ func (idle) ForceFlush(context.Context) error                { return nil }
 // allocations returns how many objects three spans inside of each other cost from their
 // start to their end.
 func allocations(tracer trace.Tracer) float64 {
-	return testing.AllocsPerRun(2000, func() {
+	return testing.AllocsPerRun(testenv.Rounds(200, 2000), func() {
 		ctx, a := tracer.Start(context.Background(), "a")
 		ctx, b := tracer.Start(ctx, "b")
 		_, c := tracer.Start(ctx, "c")
@@ -36,6 +38,7 @@ func allocations(tracer trace.Tracer) float64 {
 // To show a span costs no allocation by slots, and one by the record.
 func TestAllocations(t *testing.T) {
 	const spans = 3
+	runs := testenv.Rounds(100, 1000)
 	for name, tt := range map[string]struct {
 		opts    []Option
 		records float64
@@ -67,20 +70,20 @@ func TestAllocations(t *testing.T) {
 					"the end of unknown spans": func() { s.p.OnEnd(unknown) },
 				}
 				for what, f := range zero {
-					assert.Zero(t, testing.AllocsPerRun(1000, f), what)
+					assert.Zero(t, testing.AllocsPerRun(runs, f), what)
 				}
 				apart(func() { // which has not started the span
 					for what, f := range zero {
-						assert.Zero(t, testing.AllocsPerRun(1000, f), what)
+						assert.Zero(t, testing.AllocsPerRun(runs, f), what)
 					}
 				})
 				done := make(chan struct{})
 				f := func(context.Context) { done <- struct{}{} }
-				plain := testing.AllocsPerRun(1000, func() {
+				plain := testing.AllocsPerRun(runs, func() {
 					go f(ctx)
 					<-done
 				})
-				with = testing.AllocsPerRun(1000, func() {
+				with = testing.AllocsPerRun(runs, func() {
 					Go(ctx, f)
 					<-done
 				})

@@ -26,6 +26,7 @@ import (
 
 	"github.com/otelctx/otelctx/internal/gorecord"
 	"github.com/otelctx/otelctx/internal/scope"
+	"github.com/otelctx/otelctx/internal/testing/testenv"
 	"github.com/otelctx/otelctx/internal/wire"
 	"github.com/otelctx/otelctx/resourcepublisher"
 )
@@ -257,7 +258,7 @@ func TestAttachAttributesWhileItEnds(t *testing.T) {
 		}
 	})
 	missed, seen := 0, 0
-	for n := range max(500, scaled(10_000)) {
+	for n := range testenv.Rounds(300, max(500, long(10_000))) {
 		apart(func() {
 			ctx, span := s.root()
 			r := &round{ctx: with(ctx, "app", "x"), left: make(chan *gorecord.Record, 1)}
@@ -448,7 +449,7 @@ func TestTooManyAttributeKeys(t *testing.T) {
 }
 
 func TestAttributesAllocateNothingMore(t *testing.T) {
-	if underRace {
+	if testenv.Race {
 		t.Skip("the race detector allocates")
 	}
 	ctx := with(context.Background(), "a", "1", "b", "2", "c", "3")
@@ -483,7 +484,7 @@ func TestAttributesUnderLoad(t *testing.T) {
 			for range workers {
 				go func() {
 					defer func() { done <- struct{}{} }()
-					for n := range max(50, scaled(2000)) {
+					for n := range testenv.Rounds(50, max(50, long(2000))) {
 						ctx, a := s.root()
 						// The attribute says which trace it is of.
 						own := with(ctx, "trace", a.SpanContext().TraceID().String())

@@ -4,12 +4,9 @@
 package spanctx
 
 import (
-	"bytes"
 	"encoding/hex"
 	"fmt"
-	"os"
 	"os/exec"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -19,26 +16,10 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/otelctx/otelctx/internal/testing/childproc"
+	"github.com/otelctx/otelctx/internal/testing/programs"
+	"github.com/otelctx/otelctx/internal/testing/testenv"
 	"github.com/otelctx/otelctx/reader"
 )
-
-// buildCgo builds testdata/cgo, or skips the test where there is no way to.
-func buildCgo(t *testing.T) string {
-	t.Helper()
-	cc, err := exec.Command("go", "env", "CC").Output()
-	if err != nil {
-		t.Skipf("no go tool: %v", err)
-	}
-	if _, err := exec.LookPath(string(bytes.TrimSpace(cc))); err != nil {
-		t.Skipf("no C compiler: %v", err)
-	}
-	exe := filepath.Join(t.TempDir(), "cgo")
-	build := exec.Command("go", "build", "-o", exe, "./testdata/cgo")
-	build.Env = append(os.Environ(), "CGO_ENABLED=1")
-	out, err := build.CombinedOutput()
-	require.NoError(t, err, "%s", out)
-	return exe
-}
 
 // cgoChild is a running testdata/cgo.
 type cgoChild struct {
@@ -82,8 +63,8 @@ func (c *cgoChild) ask(t *testing.T, order string) (is cgoIdentity) {
 // up for that, or "" if there is no need.
 func (c *cgoChild) shows(t *testing.T, is cgoIdentity, refresh string) {
 	t.Helper()
-	seen := 0
-	for end := time.Now().Add(time.Minute); seen < 20 && time.Now().Before(end); {
+	seen, enough := 0, testenv.Rounds(5, 20)
+	for end := time.Now().Add(5 * time.Minute); seen < enough && time.Now().Before(end); {
 		if refresh != "" {
 			c.ask(t, refresh)
 		}
@@ -91,7 +72,7 @@ func (c *cgoChild) shows(t *testing.T, is cgoIdentity, refresh string) {
 			seen++
 		}
 	}
-	require.Equal(t, 20, seen, "not seen")
+	require.Equal(t, enough, seen, "not seen")
 }
 
 // showsNow looks at the threads once, and reports whether one of them shows the span.
@@ -119,7 +100,7 @@ func (c *cgoChild) showsNow(t *testing.T, is cgoIdentity) (seen bool) {
 // showsNothing looks at the threads, some times.
 func (c *cgoChild) showsNothing(t *testing.T) {
 	t.Helper()
-	for range 50 {
+	for range testenv.Rounds(10, 50) {
 		require.False(t, c.showsNow(t, cgoIdentity{}))
 	}
 }
@@ -127,7 +108,7 @@ func (c *cgoChild) showsNothing(t *testing.T) {
 // Spans are shown before, during and after calls of C, and on threads that C has made and
 // that call back into Go.
 func TestCgo(t *testing.T) {
-	exe := buildCgo(t)
+	exe := programs.Build(t, programs.Cgo, ".", "./testdata/cgo")
 	for carriers, kind := range map[string]reader.CarrierKind{
 		"threads": reader.ThreadSlots, "goroutines": reader.GoroutineSlots, "record": reader.GoroutineRecord,
 	} {
@@ -162,7 +143,7 @@ func testCallsOfC(t *testing.T, c *cgoChild, locked bool) {
 				require.Equal(t, is.tid, in.tid)
 			}
 			during = c.showsNow(t, in)
-			for range 50 {
+			for range testenv.Rounds(10, 50) {
 				require.Equal(t, during, c.showsNow(t, in), "it is in C all the time")
 			}
 			if locked {

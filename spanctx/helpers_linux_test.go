@@ -20,11 +20,12 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/gorecord"
 	"github.com/otelctx/otelctx/internal/goruntime"
 	"github.com/otelctx/otelctx/internal/membarrier"
 	"github.com/otelctx/otelctx/internal/remotemem"
+	"github.com/otelctx/otelctx/internal/testing/childproc"
+	"github.com/otelctx/otelctx/internal/testing/testenv"
 	"github.com/otelctx/otelctx/ringbuf"
 )
 
@@ -43,17 +44,11 @@ func TestMain(m *testing.M) {
 	})
 }
 
-// scaled returns n times what the environment variable OTELCTX_STRESS says (default 1),
-// and a twentieth of that under the race detector, a tenth with -short.
-func scaled(n int) int {
-	if by, err := strconv.Atoi(os.Getenv("OTELCTX_STRESS")); err == nil {
-		n *= by
-	}
-	if underRace {
+// long returns how many rounds make test-all has of what takes n of them in a program
+// without the race detector, which is some twenty times slower here.
+func long(n int) int {
+	if testenv.Race {
 		n /= 20
-	}
-	if testing.Short() {
-		n /= 10
 	}
 	return n
 }
@@ -186,7 +181,9 @@ func (m *memory) each(f func(n int, s slot)) error {
 		return err
 	}
 	for n := range m.info.Capacity {
-		if s, _ := m.decode(m.buf[n*m.info.SlotSize:]); s.spanID != 0 {
+		b := m.buf[n*m.info.SlotSize:]
+		if binary.LittleEndian.Uint64(b[0x10:]) != 0 {
+			s, _ := m.decode(b)
 			f(n, s)
 		}
 	}

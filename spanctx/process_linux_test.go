@@ -21,8 +21,9 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/goruntime"
+	"github.com/otelctx/otelctx/internal/testing/childproc"
+	"github.com/otelctx/otelctx/internal/testing/testenv"
 	"github.com/otelctx/otelctx/resourcepublisher"
 	"github.com/otelctx/otelctx/ringbuf"
 )
@@ -305,10 +306,7 @@ func TestEndedIsShownToNoProcess(t *testing.T) {
 	scans := o.scans()
 
 	const perRound = lockstepWorkers * kinds
-	rounds := uint64(max(100_000, scaled(100_000))/perRound + 2)
-	if testing.Short() {
-		rounds /= 10
-	}
+	rounds := uint64(testenv.Rounds(100, 1000))
 	var bySlot, byRecord, byThread, invalid, ended int
 	for round := uint64(1); round <= rounds; round++ {
 		require.Equal(t, "done", c.Ask("go"))
@@ -373,9 +371,13 @@ func TestEndedIsShownToNoProcess(t *testing.T) {
 }
 
 const (
+	// hammerWorkers is how many goroutines the hammer has at most.
 	hammerWorkers  = 10_000
 	hammerCapacity = 8
 )
+
+// hammerCrew returns how many goroutines the hammer has, in the child and its parent.
+func hammerCrew() int { return testenv.Rounds(1000, hammerWorkers) }
 
 // hammered is what a worker of the hammer tells of itself: the last round of which each
 // kind of span is over, and its goroutine's id.
@@ -384,7 +386,7 @@ type hammered struct {
 	goid atomic.Uint64
 }
 
-// beHammer starts and ends spans on 10,000 goroutines until it is told to stop.
+// beHammer starts and ends spans on many goroutines until it is told to stop.
 func beHammer(parent *childproc.Parent) {
 	runtime.GOMAXPROCS(2)
 	tracer := newTracer(parent, hammerCapacity)
@@ -399,7 +401,7 @@ func beHammer(parent *childproc.Parent) {
 			}
 		}()
 	}
-	for i := range all {
+	for i := range hammerCrew() {
 		running.Go(func() { hammerOn(newWorker(i, tracer), &all[i], helper, &stop) })
 	}
 	parent.Send("%p", all)
@@ -447,7 +449,7 @@ func hammerOn(w *worker, h *hammered, helper chan func(), stop *atomic.Bool) {
 	}
 }
 
-// While 10,000 goroutines start and end spans, another process reads every slot, again
+// While many goroutines start and end spans, another process reads every slot, again
 // and again. It never takes a torn slot for a whole one, and never sees a span of which it
 // had been told before it looked that it was over.
 func TestSlotsUnderFire(t *testing.T) {
@@ -458,11 +460,12 @@ func TestSlotsUnderFire(t *testing.T) {
 	o := lookAt(t, c.PID())
 
 	const size = 8 * (kinds + 1)
-	told := make([]byte, size*hammerWorkers)
+	crew := hammerCrew()
+	told := make([]byte, size*crew)
 	tell := func(worker, what int) uint64 {
 		return binary.NativeEndian.Uint64(told[worker*size+8*what:])
 	}
-	want := scaled(1_000_000)
+	want := testenv.Rounds(10_000, long(1_000_000))
 	var accepted, busy, empty, looks int
 	scans := o.scans()
 	shown := make(map[int]bool)
@@ -487,7 +490,7 @@ func TestSlotsUnderFire(t *testing.T) {
 				i, err := idOfSlot(ring, n, hammerCapacity, s)
 				require.NoError(t, err, "torn: ring %d", ring)
 				shown[i.worker] = true
-				require.Less(t, i.worker, hammerWorkers)
+				require.Less(t, i.worker, crew)
 				if over := tell(i.worker, i.kind-1); i.round <= over {
 					t.Fatalf("%+v is shown after its end, by ring %d, slot %d: over are those up to %d", i, ring, n, over)
 				}
@@ -501,7 +504,7 @@ func TestSlotsUnderFire(t *testing.T) {
 	_, err = o.memory.ReadAt(told, int64(at))
 	require.NoError(t, err)
 	var spans uint64
-	for w := range hammerWorkers {
+	for w := range crew {
 		for kind := range kinds {
 			spans += tell(w, kind)
 		}
@@ -513,8 +516,8 @@ func TestSlotsUnderFire(t *testing.T) {
 		})
 	}
 	t.Logf("%d spans of %d goroutines; %d reads accepted with a span of %d of these, %d without, %d busy, in %d looks at all",
-		spans, hammerWorkers, accepted, len(shown), empty, busy, looks)
+		spans, crew, accepted, len(shown), empty, busy, looks)
 	assert.Greater(t, len(shown), 10)
-	assert.Greater(t, spans, uint64(hammerWorkers))
+	assert.Greater(t, spans, uint64(crew))
 	c.Done()
 }

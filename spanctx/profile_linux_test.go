@@ -21,6 +21,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/otelctx/otelctx/internal/gorecord"
+	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
 // What code runs, and for whom, is told by the functions on its stack: that of a burner,
@@ -187,8 +188,8 @@ func TestProfiles(t *testing.T) {
 				return functions
 			}
 			// On a busy machine a profile may be empty, or a function in none of a few.
-			deadline := time.Now().Add(time.Minute)
-			for n := 0; n < max(4, scaled(4)) || (len(cpu) == 0 || len(missing()) > 0) && time.Now().Before(deadline); n++ {
+			deadline := time.Now().Add(5 * time.Minute)
+			for n := 0; n < testenv.Rounds(1, 4) || (len(cpu) == 0 || len(missing()) > 0) && time.Now().Before(deadline); n++ {
 				f.profileCPU(t, cpu, goroutines)
 			}
 			stop.Store(true)

@@ -19,6 +19,7 @@ import (
 	"github.com/otelctx/otelctx/internal/gorecord"
 	"github.com/otelctx/otelctx/internal/goruntime"
 	"github.com/otelctx/otelctx/internal/spantable"
+	"github.com/otelctx/otelctx/internal/testing/testenv"
 	"github.com/otelctx/otelctx/ringbuf"
 )
 
@@ -100,7 +101,7 @@ func TestOverlappingEnds(t *testing.T) {
 			}
 			crew := newCrew(5, 1)
 			defer crew.close()
-			for n := range max(1500, scaled(6000)) {
+			for n := range testenv.Rounds(300, max(1500, long(6000))) {
 				if !testOverlappingEnds(t, s, crew, n) {
 					t.Logf("round %d", n)
 					return
@@ -197,7 +198,7 @@ func TestGuestsShowNoParent(t *testing.T) {
 			s := serve(t, opts...)
 			crew := newCrew(2, 1)
 			defer crew.close()
-			for range max(20_000, scaled(100_000)) {
+			for range testenv.Rounds(4000, max(20_000, long(100_000))) {
 				ctx, parent := s.root()
 				ctx, child := s.start(ctx)
 				crew.run(func(func()) { child.End() }, func(func()) {
@@ -259,7 +260,7 @@ func TestEviction(t *testing.T) {
 			for i, m := range s.rings {
 				own.rings[i] = &memory{Memory: m.Memory, info: m.info}
 			}
-			for n := range max(300, scaled(3000)) {
+			for n := range testenv.Rounds(100, max(300, long(3000))) {
 				ctx, a := own.root()
 				ctx, b := own.start(ctx)
 				_, c := own.start(ctx)
@@ -339,7 +340,7 @@ func TestNoteComesLate(t *testing.T) {
 	s.p.table = fewEntries(s.p)
 	r := s.p.rings[goroutineRing]
 	apart(func() {
-		for range 200 {
+		for range testenv.Rounds(20, 200) {
 			_, old := s.root()
 			var l live
 			require.True(t, s.p.find(old.SpanContext(), &l))
@@ -408,7 +409,7 @@ func TestNote(t *testing.T) {
 	}
 }
 
-// A million spans, each of which ends on the goroutine that started it or on another
+// Spans, each of which ends on the goroutine that started it or on another
 // one, some attached elsewhere, nested or not: after the end no carrier shows it.
 func TestEndedIsShownNowhere(t *testing.T) {
 	s := serve(t, everything(WithCapacity(32))...)
@@ -448,6 +449,7 @@ func TestEndedIsShownNowhere(t *testing.T) {
 		tasks <- do
 		return <-results
 	}
+	enough := testenv.Rounds(10_000, long(1_000_000))
 	var ended, endedElsewhere int
 	check := func(span trace.Span) {
 		ended++
@@ -462,7 +464,7 @@ func TestEndedIsShownNowhere(t *testing.T) {
 	go func() {
 		defer close(done)
 		defer close(tasks)
-		for ended < scaled(1_000_000) {
+		for ended < enough {
 			ctx, root := s.root()
 			open := []trace.Span{root}
 			ctxs := []context.Context{ctx}

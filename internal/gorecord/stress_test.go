@@ -6,7 +6,6 @@ package gorecord
 import (
 	"fmt"
 	"io"
-	"os"
 	"runtime"
 	"runtime/debug"
 	"runtime/pprof"
@@ -18,18 +17,13 @@ import (
 	"github.com/stretchr/testify/assert"
 
 	"github.com/otelctx/otelctx/internal/goruntime"
+	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// scaled returns n times what the environment variable OTELCTX_STRESS says (default 1),
-// and a tenth of that under the race detector or with -short.
-func scaled(n int) int {
-	if by, err := strconv.Atoi(os.Getenv("OTELCTX_STRESS")); err == nil {
-		n *= by
-	}
-	if underRace {
-		n /= 10
-	}
-	if testing.Short() {
+// long returns how many rounds make test-all has of what takes n of them in a program
+// without the race detector, which is some ten times slower here.
+func long(n int) int {
+	if testenv.Race {
 		n /= 10
 	}
 	return n
@@ -44,9 +38,9 @@ func TestNeverEnded(t *testing.T) {
 	apart(func() {
 		setUser("user", "x")
 		before := heap()
-		for i := range uint64(scaled(10_000_000)) {
+		for i := range uint64(testenv.Rounds(100_000, long(10_000_000))) {
 			begin(i + 1)
-			if i%100_000 == 0 {
+			if i%10_000 == 0 {
 				chain := 0
 				for at := goruntime.Labels(); of(at) != nil; at = of(at).saved {
 					chain++
@@ -66,7 +60,7 @@ func TestSomeNeverEnded(t *testing.T) {
 	needRecords(t)
 	apart(func() {
 		before := heap()
-		for i := range uint64(scaled(1_000_000)) {
+		for i := range uint64(testenv.Rounds(50_000, long(1_000_000))) {
 			r := begin(i + 1)
 			begin(i + 2)
 			r.End()
@@ -84,7 +78,7 @@ func TestDaisyChain(t *testing.T) {
 			apart(func() {
 				before := heap()
 				var last int64
-				left := scaled(200_000)
+				left := testenv.Rounds(20_000, long(200_000))
 				done := make(chan struct{})
 				var next func()
 				next = func() {
@@ -112,7 +106,7 @@ func TestAttachWhileItEnds(t *testing.T) {
 	needRecords(t)
 	old := runtime.GOMAXPROCS(max(4, runtime.NumCPU()))
 	defer runtime.GOMAXPROCS(old)
-	rounds := scaled(5_000)
+	rounds := testenv.Rounds(500, long(5_000))
 	const workers = 3
 	var current atomic.Pointer[Record]
 	var round, ended atomic.Int64
@@ -183,7 +177,7 @@ func TestCollector(t *testing.T) {
 	for w := range 8 {
 		workers.Go(func() {
 			worker := strconv.Itoa(w)
-			for n := range scaled(3000) {
+			for n := range testenv.Rounds(200, long(3000)) {
 				if n%100 == 0 {
 					// Strings of their own, which nothing else keeps.
 					setUser("worker", string(append([]byte(nil), worker...)))
