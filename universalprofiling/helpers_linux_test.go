@@ -7,7 +7,9 @@ import (
 	"context"
 	"errors"
 	"runtime"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -43,15 +45,53 @@ func supported(t testing.TB) {
 	}
 }
 
+// recorder is an exporter that keeps what it gets, and is told how to behave.
+type recorder struct {
+	*tracetest.InMemoryExporter
+
+	closed atomic.Bool
+	busy   atomic.Int32
+	export func(ctx context.Context) error
+}
+
+func newRecorder() *recorder {
+	return &recorder{
+		InMemoryExporter: tracetest.NewInMemoryExporter(), export: func(context.Context) error { return nil },
+	}
+}
+
+func (r *recorder) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpan) error {
+	if r.busy.Add(1) > 1 {
+		panic("called concurrently")
+	}
+	defer r.busy.Add(-1)
+	if err := r.export(ctx); err != nil {
+		return err
+	}
+	return r.InMemoryExporter.ExportSpans(ctx, spans)
+}
+
+// Shutdown forgets nothing.
+func (r *recorder) Shutdown(context.Context) error {
+	r.closed.Store(true)
+	return nil
+}
+
+func (r *recorder) names() (names []string) {
+	for _, span := range r.GetSpans() {
+		names = append(names, span.Name)
+	}
+	return names
+}
+
 // service is a provider with an integration, and the profiler that talks to it.
 type service struct {
 	*Integration
+
 	t        testing.TB
-	exported *tracetest.InMemoryExporter
+	exported *recorder
 	provider *sdktrace.TracerProvider
 	tracer   trace.Tracer
-	send     func(interface{ Encode() []byte })
-	sendRaw  func([]byte) error
 }
 
 func newService(t testing.TB, opts ...Option) *service {
@@ -65,7 +105,7 @@ func newServiceWith(t testing.TB, more []sdktrace.TracerProviderOption, opts ...
 	supported(t)
 	i, err := New(append([]Option{WithSocketDir(t.TempDir()), WithEnabled(Enabled)}, opts...)...)
 	require.NoError(t, err)
-	s := &service{Integration: i, t: t, exported: tracetest.NewInMemoryExporter()}
+	s := &service{Integration: i, t: t, exported: newRecorder()}
 	s.provider = sdktrace.NewTracerProvider(append([]sdktrace.TracerProviderOption{
 		sdktrace.WithSpanProcessor(i), sdktrace.WithSyncer(i.NewExporter(s.exported)),
 	}, more...)...)
@@ -74,14 +114,43 @@ func newServiceWith(t testing.TB, more []sdktrace.TracerProviderOption, opts ...
 		require.NoError(t, s.provider.Shutdown(context.Background()))
 		require.NoError(t, i.Shutdown(context.Background()))
 	})
-	if i.socket != nil {
-		s.sendRaw = sender(t, i.socket.Path())
-		s.send = func(m interface{ Encode() []byte }) {
-			t.Helper()
-			s.deliver(m.Encode())
-		}
-	}
 	return s
+}
+
+// second adds an exporter.
+func (s *service) second() (*recorder, sdktrace.SpanExporter) {
+	r := newRecorder()
+	e := s.NewExporter(r)
+	s.provider.RegisterSpanProcessor(sdktrace.NewSimpleSpanProcessor(e))
+	return r, e
+}
+
+// start starts a span that has no parent.
+func (s *service) start(name string) trace.Span {
+	_, span := s.tracer.Start(context.Background(), name)
+	return span
+}
+
+// send has the integration take a message, as if it had come by the socket.
+func (s *service) send(m interface{ Encode() []byte }) { s.take(m.Encode(), true) }
+
+// hold has transactions wait for longer than any test takes.
+func (s *service) hold() {
+	s.send(registration(0))
+	s.correlations.delay.Store(int64(time.Hour))
+}
+
+// registration is one with a delay.
+func registration(delay time.Duration) wire.ProfilingRegistration {
+	return wire.ProfilingRegistration{SamplesDelayMS: uint32(delay / time.Millisecond), HostID: "host-1"}
+}
+
+// correlation says of a transaction that it was seen so often in a stack trace.
+func correlation(transaction trace.Span, stackTrace byte, count uint16) wire.ProfilingCorrelation {
+	sc := transaction.SpanContext()
+	return wire.ProfilingCorrelation{
+		TraceID: sc.TraceID(), TransactionID: sc.SpanID(), StackTraceID: [16]byte{stackTrace}, Count: count,
+	}
 }
 
 // sender returns a function that sends to a socket, as a profiler does.
@@ -93,37 +162,14 @@ func sender(t testing.TB, path string) func([]byte) error {
 	return func(b []byte) error { return unix.Sendto(fd, b, unix.MSG_DONTWAIT, &unix.SockaddrUnix{Name: path}) }
 }
 
-// handled is how many messages have been dealt with.
-func (s *service) handled() uint64 {
-	c := s.Stats()
-	return c.Registrations + c.Correlations + c.Malformed + c.UnknownTypes + c.UnknownTransactions + c.Early
-}
-
 // patience is how long a test waits for what must come.
 const patience = time.Minute
-
-// deliver sends a message and waits until it has been dealt with.
-func (s *service) deliver(b []byte) {
-	s.t.Helper()
-	before := s.handled()
-	require.NoError(s.t, s.sendRaw(b))
-	require.Eventually(s.t, func() bool { return s.handled() > before }, patience, time.Millisecond)
-}
 
 // remembered is of how many transactions there are samples, and how many.
 func (s *service) remembered() (transactions, samples int) {
 	s.correlations.mu.Lock()
 	defer s.correlations.mu.Unlock()
 	return len(s.correlations.samples), s.correlations.all
-}
-
-// sample has the profiler report a stack trace of a transaction.
-func (s *service) sample(transaction trace.Span, stackTrace byte, count uint16) {
-	s.t.Helper()
-	sc := transaction.SpanContext()
-	s.send(wire.ProfilingCorrelation{
-		TraceID: sc.TraceID(), TransactionID: sc.SpanID(), StackTraceID: [16]byte{stackTrace}, Count: count,
-	})
 }
 
 // wait waits until so many spans are exported and returns them.
@@ -135,14 +181,17 @@ func (s *service) wait(n int) tracetest.SpanStubs {
 	return spans
 }
 
+// value returns an attribute of an exported span, or of its resource.
+func value(list []attribute.KeyValue, key attribute.Key) attribute.Value {
+	if n := slices.IndexFunc(list, func(kv attribute.KeyValue) bool { return kv.Key == key }); n >= 0 {
+		return list[n].Value
+	}
+	return attribute.Value{}
+}
+
 // stackTraceIDs returns those of an exported span.
 func stackTraceIDs(s tracetest.SpanStub) []string {
-	for _, kv := range s.Attributes {
-		if kv.Key == "elastic.profiler_stack_trace_ids" {
-			return kv.Value.AsStringSlice()
-		}
-	}
-	return nil
+	return value(s.Attributes, "elastic.profiler_stack_trace_ids").AsStringSlice()
 }
 
 // errorsHandled returns what is reported from now on until the end of the test.
@@ -160,14 +209,17 @@ func errorsHandled(t testing.TB) func() []error {
 	return func() []error {
 		mu.Lock()
 		defer mu.Unlock()
-		return append([]error{}, all...)
+		return slices.Clone(all)
 	}
 }
 
-// told fails the test unless one error has been told, and no other.
-func told(t testing.TB, handled func() []error) {
+// told fails the test unless one error has been told, which says this, and no other.
+func told(t testing.TB, handled func() []error, says ...string) {
 	t.Helper()
 	require.Len(t, handled(), 1)
+	for _, s := range says {
+		assert.ErrorContains(t, handled()[0], s)
+	}
 }
 
 // locked runs f on a goroutine of its own that has its thread to itself, and waits.
@@ -180,6 +232,11 @@ func locked(f func()) {
 		f()
 	}()
 	<-done
+}
+
+// withResource is the option for a provider whose service is the shop.
+func withResource(kvs ...attribute.KeyValue) []sdktrace.TracerProviderOption {
+	return []sdktrace.TracerProviderOption{sdktrace.WithResource(serviceResource(kvs...))}
 }
 
 func serviceResource(kvs ...attribute.KeyValue) *resource.Resource {
@@ -197,12 +254,15 @@ func (s *service) shownHere(span trace.Span) {
 	assert.Equal(s.t, want, s.records.Shown())
 }
 
+// live returns what the table has of a span.
+func (s *service) live(of trace.Span) (l live) {
+	s.t.Helper()
+	traceID, id := of.SpanContext().TraceID(), of.SpanContext().SpanID()
+	require.True(s.t, findLive(s.table, number(traceID[:8]), number(traceID[8:]), number(id[:]), &l))
+	return l
+}
+
 var errReason = errors.New("the reason")
 
 // without knows nothing of the Go runtime.
 func without() Option { return withRuntime(goruntime.Calibrate().Without(errReason)) }
-
-func environment(t *testing.T, name, value string) {
-	t.Helper()
-	t.Setenv("ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_"+name, value)
-}

@@ -271,11 +271,15 @@ func TestHostAgentInterruptsThreads(t *testing.T) {
 	tid := startThread(t, child, "spin")
 	word := agent.base(tid) + uint64(agent.tls)
 	require.Eventually(t, func() bool { return agent.word(word) != 0 }, patience, time.Millisecond)
+	at := agent.word(word)
 	counts := map[string]int{}
 	agent.interrupted(tid, func() {
+		b := make([]byte, 37)
 		// From the first end on each one completes a round through all instructions.
 		for last, ends := "", 0; ends < testenv.Rounds(2, 5); {
-			b := agent.read(agent.word(word), 37)
+			if _, err := agent.memory.ReadAt(b, int64(at)); err != nil {
+				t.Fatal(err)
+			}
 			now := "a span"
 			switch {
 			case b[2] == 0:
@@ -291,9 +295,12 @@ func TestHostAgentInterruptsThreads(t *testing.T) {
 			}
 			last = now
 			counts[now]++
-			require.NoError(t, unix.PtraceSingleStep(tid))
-			_, err := unix.Wait4(tid, nil, unix.WALL, nil)
-			require.NoError(t, err)
+			if err := unix.PtraceSingleStep(tid); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := unix.Wait4(tid, nil, unix.WALL, nil); err != nil {
+				t.Fatal(err)
+			}
 		}
 	})
 	t.Log(counts)

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -31,21 +30,16 @@ const roleRefused = "refused"
 
 // refuse is a child that has no library so far. It says what keeps it from having one.
 func refuse(parent *childproc.Parent) {
-	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { parent.Send("handled %s", oneLine(err)) }))
-	for {
-		order, ok := parent.Receive()
-		if !ok {
-			return
-		}
-		var opts []Option
-		switch order {
-		case "runtime":
-			opts = append(opts, without())
-		case "directories":
+	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) {
+		parent.Send("handled %s", strings.ReplaceAll(err.Error(), "\n", "; "))
+	}))
+	for order, ok := parent.Receive(); ok; order, ok = parent.Receive() {
+		opts := []Option{without()}
+		if order == "directories" {
 			for _, name := range []string{"TMPDIR", "XDG_RUNTIME_DIR"} {
 				parent.Must(os.Setenv(name, "/missing/"+name))
 			}
-			opts = append(opts, WithSocketDir("/missing"))
+			opts = []Option{WithSocketDir("/missing")}
 		}
 		tp := sdktrace.NewTracerProvider(WithIntegration(opts...))
 		_, span := tp.Tracer("test").Start(context.Background(), "span")
@@ -57,23 +51,18 @@ func refuse(parent *childproc.Parent) {
 	}
 }
 
-func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
-
 // Where it cannot work the service runs on, and the reason is reported once.
 func TestRefusals(t *testing.T) {
 	supported(t)
-	child := childproc.Start(t, roleRefused, func(*exec.Cmd) {})
+	child := childproc.Start(t, roleRefused, nil)
 	// In this order: the directories stay missing.
-	for _, tt := range []struct {
-		order string
-		want  []string
-	}{
-		{"runtime", []string{errReason.Error()}},
-		{"directories", []string{"/missing", "/missing/TMPDIR", "/missing/XDG_RUNTIME_DIR"}},
+	for _, want := range [][]string{
+		{"runtime", errReason.Error()},
+		{"directories", "/missing", "/missing/TMPDIR", "/missing/XDG_RUNTIME_DIR"},
 	} {
-		said := child.Ask("%s", tt.order)
+		said := child.Ask("%s", want[0])
 		require.True(t, strings.HasPrefix(said, "handled "), said)
-		for _, w := range tt.want {
+		for _, w := range want[1:] {
 			assert.Contains(t, said, w)
 		}
 		child.Expect("library=false recording=true")
@@ -92,7 +81,7 @@ func TestThereIsOneIntegration(t *testing.T) {
 	span.End()
 	s.shownHere(nil)
 	require.NoError(t, tp.Shutdown(t.Context()))
-	_, span = s.tracer.Start(t.Context(), "span")
+	span = s.start("span")
 	s.shownHere(nil)
 	span.End()
 	assert.Empty(t, handled())
@@ -155,48 +144,73 @@ func TestEndOnAnotherGoroutine(t *testing.T) {
 	locked(func() {
 		ctx, root := s.tracer.Start(t.Context(), "root")
 		_, child := s.tracer.Start(ctx, "child")
-		id := child.SpanContext().SpanID()
-		var l live
-		traceID := child.SpanContext().TraceID()
-		require.True(t, findLive(s.table, number(traceID[:8]), number(traceID[8:]), number(id[:]), &l))
-		require.True(t, s.records.Shows(place(&l.span), number(id[:])))
+		l := s.live(child)
+		at := place(&l.span)
+		require.True(t, s.records.Shows(at, l.ID))
 		assert.NotEqual(t, l.transaction, l.ID)
 		locked(func() { child.End() })
-		assert.False(t, s.records.Shows(place(&l.span), number(id[:])))
+		assert.False(t, s.records.Shows(at, l.ID))
 		root.End()
 	})
 }
 
+// A span that has to give way to others is shown no more, and its end changes nothing.
 func TestSpansThatGiveWay(t *testing.T) {
 	s := newService(t)
-	// More than there is room for are started and never ended.
-	var first trace.Span
-	for range 3 * spantable.Room {
-		_, span := s.tracer.Start(t.Context(), "span")
-		if first == nil {
-			first = span
+	// A table with room for 24 spans, of which 8 may give way.
+	s.table = spantable.New([3]int{1, 1, 1}, s.evict, nil)
+	s.correlations.table = s.table
+	start := func(n int) (last trace.Span) {
+		for range n {
+			last = s.start("span")
+		}
+		return last
+	}
+	locked(func() {
+		start(16)
+		span := s.start("one that gives way")
+		l := s.live(span)
+		at := place(&l.span)
+		locked(func() {
+			start(7)
+			require.True(t, s.records.Shows(at, l.ID))
+			last := start(1_000)
+			assert.False(t, s.records.Shows(at, l.ID))
+			span.End()
+			s.shownHere(last)
+			last.End()
+			s.shownHere(nil)
+		})
+	})
+}
+
+// Of the spans of a bucket, transactions that have ended give way first.
+func TestEndedTransactionsGiveWayFirst(t *testing.T) {
+	var gone []origin
+	table := newTable(func(s *span) { gone = append(gone, s.Data().origin) })
+	for id := uint64(1); len(gone) < 100; id++ {
+		l := live{}
+		if id > 8_000 {
+			l.origin = ended
+		}
+		if table.Reserve(id, &l.span) {
+			l.store(0)
 		}
 	}
-	_, last := s.tracer.Start(t.Context(), "last")
-	s.shownHere(last)
-	first.End()
-	s.shownHere(last)
-	last.End()
-	s.shownHere(nil)
+	assert.NotContains(t, gone, origin(0), "one that is live")
 }
 
 func TestShutdownWhileSpansRun(t *testing.T) {
 	s := newService(t)
-	var wg, held sync.WaitGroup
+	var wg, running sync.WaitGroup
 	stop := make(chan struct{})
 	for range 4 {
-		held.Add(1)
+		running.Add(1)
 		wg.Go(func() {
 			// Nobody but Shutdown takes this one back.
 			ctx, span := s.tracer.Start(context.Background(), "held")
 			defer span.End()
-			held.Done()
-			for {
+			for n := 0; ; n++ {
 				select {
 				case <-stop:
 					return
@@ -206,11 +220,13 @@ func TestShutdownWhileSpansRun(t *testing.T) {
 				_, child := s.tracer.Start(ctx, "child")
 				child.End()
 				span.End()
+				if n == 100 {
+					running.Done()
+				}
 			}
 		})
 	}
-	held.Wait()
-	time.Sleep(20 * time.Millisecond)
+	running.Wait()
 	require.NoError(t, s.Shutdown(t.Context()))
 	// Who was starting a span meanwhile takes it back itself, and may still be at it.
 	assert.Eventually(t, func() bool {
@@ -253,7 +269,7 @@ func TestConfiguration(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			handled := errorsHandled(t)
 			if tt.variable != "" {
-				environment(t, tt.variable, tt.value)
+				t.Setenv("ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_"+tt.variable, tt.value)
 			}
 			got := newSettings(tt.opts)
 			got.runtime = nil
@@ -262,8 +278,7 @@ func TestConfiguration(t *testing.T) {
 				assert.Empty(t, handled())
 				return
 			}
-			require.Len(t, handled(), 1)
-			assert.ErrorContains(t, handled()[0], tt.reported)
+			told(t, handled, tt.reported)
 		})
 	}
 }
@@ -272,8 +287,7 @@ func TestConfiguration(t *testing.T) {
 func TestSocketDirectoryThatDoesNotServe(t *testing.T) {
 	handled := errorsHandled(t)
 	s := newService(t, WithSocketDir("/missing"))
-	require.Len(t, handled(), 1)
-	assert.ErrorContains(t, handled()[0], "/missing")
+	told(t, handled, "/missing")
 	assert.NotContains(t, s.socket.Path(), "missing")
 	assert.FileExists(t, s.socket.Path())
 }
@@ -298,7 +312,7 @@ func TestProcessStorage(t *testing.T) {
 	}
 	t.Run("of the first span", func(t *testing.T) {
 		t.Setenv("OTEL_RESOURCE_ATTRIBUTES", "")
-		s := newServiceWith(t, []sdktrace.TracerProviderOption{sdktrace.WithResource(serviceResource())})
+		s := newServiceWith(t, withResource())
 		_, span := s.tracer.Start(t.Context(), "span")
 		span.End()
 		assert.Equal(t, storageOf("shop", "", s.socket.Path()), string(s.storage()))
