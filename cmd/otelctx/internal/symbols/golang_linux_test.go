@@ -193,7 +193,7 @@ func TestGoMachines(t *testing.T) {
 				require.NoError(t, err)
 				all, err := symbols.Symbols()
 				require.NoError(t, err)
-				compared := 0
+				compared, withLine := 0, 0
 				for _, s := range all {
 					if elf.ST_TYPE(s.Info) != elf.STT_FUNC || s.Value < i.golang.text || s.Value >= i.golang.limit || s.Size == 0 {
 						continue
@@ -201,12 +201,16 @@ func TestGoMachines(t *testing.T) {
 					lines, kind := i.lookup(s.Value + s.Size - 1)
 					require.Equal(t, TypeGo, kind)
 					require.NotEmpty(t, lines, s.Name)
+					if lines[len(lines)-1].Line > 0 {
+						withLine++
+					}
 					// The runtime's names have no mark of the calling convention, and a middle dot.
 					got := strings.ReplaceAll(lines[len(lines)-1].Function, "·", ".")
 					require.Equal(t, printable(strings.TrimSuffix(s.Name, ".abi0")), got)
 					compared++
 				}
 				assert.Greater(t, compared, 1000)
+				assert.Greater(t, withLine, compared*9/10)
 			})
 		}
 	}
