@@ -19,8 +19,9 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/goruntime"
+	"github.com/otelctx/otelctx/internal/testing/childproc"
+	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
 // Every kind of ring, its Info and its header, byte by byte as the formats have it.
@@ -466,10 +467,7 @@ func storeForEver(p *childproc.Parent) {
 // whole.
 func TestNothingTornFromOutside(t *testing.T) {
 	newRing(t)
-	wanted := 20_000
-	if testing.Short() {
-		wanted = 2_000
-	}
+	wanted := testenv.Rounds(2_000, 20_000)
 	for _, capacity := range []int{1, 4, 16} {
 		for _, index := range []string{"by thread", "by goroutine"} {
 			t.Run(fmt.Sprintf("capacity=%d %s", capacity, index), func(t *testing.T) {
@@ -554,10 +552,7 @@ func TestClose(t *testing.T) {
 // there would end the test's process.
 func TestCloseUnderWriters(t *testing.T) {
 	moreProcessors(t)
-	rounds := 20
-	if testing.Short() {
-		rounds = 3
-	}
+	rounds := testenv.Rounds(5, 20)
 	for name, opts := range map[string][]Option{
 		"layout 1": {WithLayout1(), WithCapacity(64)}, "layout 2": {WithCapacity(64)},
 		"by goroutine": {WithIndex(ByGoroutine)}, "attributes": {WithAttributeSpace(100), WithCapacity(4)},

@@ -17,15 +17,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/otelctx/otelctx/internal/goruntime"
+	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
 // reads is how many reads a test of concurrency wants accepted.
-func reads() int {
-	if testing.Short() {
-		return 10_000
-	}
-	return 100_000
-}
+func reads() int { return testenv.Rounds(10_000, 100_000) }
 
 // moreProcessors has the kernel switch between writers wherever they are, as well as
 // the scheduler.
