@@ -21,7 +21,7 @@ import (
 	profilespb "go.opentelemetry.io/proto/otlp/profiles/v1development"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/otelctx/otelctx/benchmarks/internal/program"
+	"github.com/otelctx/otelctx/internal/testing/programs"
 )
 
 // recorder is otelctx record, as a user has it.
@@ -31,7 +31,7 @@ type recorder struct{ exe, dir string }
 // not record.
 func buildRecorder(t *testing.T) recorder {
 	t.Helper()
-	r := recorder{exe: program.Build(t, "cmd", "otelctx"), dir: t.TempDir()}
+	r := recorder{exe: programs.Build(t, programs.Static, "../../cmd/otelctx", "."), dir: t.TempDir()}
 	r.start(t, strconv.Itoa(os.Getpid()), "--duration=1ms").wait(t)
 	return r
 }

@@ -21,8 +21,8 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/goruntime"
+	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/resourcepublisher"
 	"github.com/otelctx/otelctx/spanctx"
 )
@@ -36,9 +36,9 @@ type scenario struct {
 	work func(*service)
 	// noGoroutineSlots says that goroutine slots cannot know of all spans here.
 	noGoroutineSlots bool
-	// brief says that it is one of the few that otelctx record is measured in unless
-	// it is asked for all.
-	brief bool
+	// brief are the numbers of the publications that otelctx record is measured with here,
+	// unless it is asked for more.
+	brief []int
 }
 
 // service is what runs in the child.
@@ -61,13 +61,13 @@ var scenarios = []scenario{
 	{name: "HTTP, concurrency 8", workers: 8, work: (*service).get},
 	{name: "HTTP, concurrency 64", workers: 64, work: (*service).get},
 	{name: "HTTP, concurrency 1, child spans", workers: 1, work: (*service).getChild},
-	{name: "HTTP, concurrency 8, child spans", workers: 8, work: (*service).getChild, brief: true},
+	{name: "HTTP, concurrency 8, child spans", workers: 8, work: (*service).getChild, brief: []int{byDefault}},
 	{name: "HTTP, concurrency 64, child spans", workers: 64, work: (*service).getChild},
-	{name: "a goroutine started inside", workers: 4, work: (*service).start, noGoroutineSlots: true, brief: true},
+	{name: "a goroutine started inside", workers: 4, work: (*service).start, noGoroutineSlots: true, brief: []int{2}},
 	{name: "a goroutine by spanctx.Go", workers: 4, work: (*service).attach},
-	{name: "End on another goroutine", workers: 4, work: (*service).endElsewhere, brief: true},
+	{name: "End on another goroutine", workers: 4, work: (*service).endElsewhere, brief: []int{1}},
 	{name: "64 slots, 256 goroutines", capacity: 64, workers: 256, work: (*service).request, noGoroutineSlots: true},
-	{name: "4 slots, 16 goroutines", capacity: 4, workers: 16, work: (*service).request, noGoroutineSlots: true, brief: true},
+	{name: "4 slots, 16 goroutines", capacity: 4, workers: 16, work: (*service).request, noGoroutineSlots: true, brief: []int{0, 4}},
 }
 
 // busiest is the number of the scenario that costs are measured in.
