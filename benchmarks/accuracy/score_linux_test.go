@@ -10,11 +10,12 @@ import (
 	"testing"
 
 	"github.com/otelctx/otelctx/internal/testing/childproc"
+	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
 // What takes long in full is short in go test ./...
 var (
-	samples = flag.Int("samples", 50, "samples per scenario and carrier")
+	samples = flag.Int("samples", testenv.Rounds(20, 50), "samples per scenario and carrier")
 	full    = flag.Bool("full", false, "measure otelctx record in all scenarios")
 )
 

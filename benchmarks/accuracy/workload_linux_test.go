@@ -65,7 +65,7 @@ var scenarios = []scenario{
 	{name: "HTTP, concurrency 64, child spans", workers: 64, work: (*service).getChild},
 	{name: "a goroutine started inside", workers: 4, work: (*service).start, noGoroutineSlots: true, brief: []int{2}},
 	{name: "a goroutine by spanctx.Go", workers: 4, work: (*service).attach},
-	{name: "End on another goroutine", workers: 4, work: (*service).endElsewhere, brief: []int{1}},
+	{name: "End on another goroutine", workers: 4, work: (*service).endElsewhere, brief: []int{1, 2}},
 	{name: "64 slots, 256 goroutines", capacity: 64, workers: 256, work: (*service).request, noGoroutineSlots: true},
 	{name: "4 slots, 16 goroutines", capacity: 4, workers: 16, work: (*service).request, noGoroutineSlots: true, brief: []int{0, 4}},
 }

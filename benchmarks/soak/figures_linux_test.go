@@ -13,6 +13,8 @@ import (
 
 	"github.com/prometheus/procfs"
 	"github.com/stretchr/testify/require"
+
+	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
 // curves are those of the service and of the reader that stays.
@@ -58,7 +60,7 @@ func (a allowance) limits() limits {
 // notInRace returns the limits where the race detector, which keeps memory of its own for
 // what the process has ever used, does not stand in the way.
 func (a allowance) notInRace() limits {
-	if raceEnabled {
+	if testenv.Race {
 		return limits{math.Inf(1), math.Inf(1)}
 	}
 	return a.limits()

@@ -146,6 +146,7 @@ func TestLives(t *testing.T) {
 		{"echo ready; exec sleep 600", interrupted, soon, 0, "interrupted: signal: interrupt"},
 	} {
 		t.Run(tt.fate.String()+", "+tt.script, func(t *testing.T) {
+			t.Parallel()
 			out := &lines{each: func([]byte) {}}
 			l := life{
 				cmd: exec.Command("sh", "-c", tt.script), fate: tt.fate, ready: out.seen.Load,

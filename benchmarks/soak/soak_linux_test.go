@@ -24,16 +24,17 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/otelctx/otelctx/benchmarks/internal/program"
-	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/remotemem"
+	"github.com/otelctx/otelctx/internal/testing/childproc"
+	"github.com/otelctx/otelctx/internal/testing/programs"
+	"github.com/otelctx/otelctx/internal/testing/testenv"
 	"github.com/otelctx/otelctx/internal/wire"
 	"github.com/otelctx/otelctx/reader"
 	"github.com/otelctx/otelctx/ringbuf"
 )
 
 // What takes long in full is short in go test ./...
-var duration = flag.Duration("soak", 3*time.Second, "how long to soak")
+var duration = flag.Duration("soak", time.Duration(testenv.Rounds(1, 3))*time.Second, "how long to soak")
 
 func TestMain(m *testing.M) {
 	childproc.Main(m, map[string]func(*childproc.Parent){roleService: serve, roleReader: read})
@@ -213,7 +214,7 @@ func TestSoak(t *testing.T) {
 	for _, k := range s.kinds() {
 		s.lives[k.name] = new([numFates]int)
 	}
-	s.otelctx = program.Build(t, "cmd", "otelctx")
+	s.otelctx = programs.Build(t, programs.Static, "../../cmd/otelctx", ".")
 	mayRecord(t, s.otelctx)
 	s.start(t)
 	begin := time.Now()

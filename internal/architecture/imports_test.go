@@ -89,7 +89,6 @@ var graph = map[string]string{
 	"benchmarks":                         "",
 	"benchmarks/accuracy":                "",
 	"benchmarks/internal/leaf":           "internal/goruntime internal/wire",
-	"benchmarks/internal/program":        "",
 	"benchmarks/soak":                    "",
 	"cmd/otelctx/internal/collectortest": "",
 	"internal/architecture":              "",
