@@ -70,15 +70,6 @@ func open(t *testing.T, pid int) *Process {
 	return p
 }
 
-// readWithin reads a process and fails the test if that takes far too long.
-func readWithin(t *testing.T, p *Process) (*ProcessContext, error) {
-	t.Helper()
-	start := time.Now()
-	pc, err := p.ProcessContext(context.Background())
-	assert.Less(t, time.Since(start), 10*time.Second)
-	return pc, err
-}
-
 func TestReadOtherPublishers(t *testing.T) {
 	readable(t)
 	for _, mapping := range []string{"memfd", "anonymous", "shared"} {
@@ -98,7 +89,7 @@ func TestReadOtherPublishers(t *testing.T) {
 					require.NoError(t, err)
 					if mapping == "anonymous" && answer == "unnamed" {
 						require.False(t, canNameMemory(), "the kernel has CONFIG_ANON_VMA_NAME and yet did not name memory")
-						_, err := readWithin(t, open(t, child.PID()))
+						_, err := open(t, child.PID()).ProcessContext(t.Context())
 						assertKind(t, ErrNoContext, err, child.PID())
 						t.Skip("the kernel has no CONFIG_ANON_VMA_NAME: memory without a memfd cannot be named")
 					}
@@ -106,7 +97,7 @@ func TestReadOtherPublishers(t *testing.T) {
 					require.NoError(t, err)
 
 					p := open(t, child.PID())
-					pc, err := readWithin(t, p)
+					pc, err := p.ProcessContext(t.Context())
 					require.NoError(t, err)
 					assert.True(t, proto.Equal(msg, pc.Message), "%v", pc.Message)
 					assert.Equal(t, address, pc.MappingAddress)
@@ -141,7 +132,7 @@ func TestReadOtherPublishers(t *testing.T) {
 func TestReadUpdates(t *testing.T) {
 	child := publishing(t, "first")
 	p := open(t, child.PID())
-	pc, err := readWithin(t, p)
+	pc, err := p.ProcessContext(t.Context())
 	require.NoError(t, err)
 	for i := range 10 {
 		service := strings.Repeat("next", i*100)
@@ -149,7 +140,7 @@ func TestReadUpdates(t *testing.T) {
 		changed, err := p.Changed(pc.PublishedAtNS)
 		require.NoError(t, err)
 		assert.True(t, changed)
-		_, err = readWithin(t, p)
+		_, err = p.ProcessContext(t.Context())
 		assertKind(t, ErrBusy, err, child.PID())
 
 		stepf(t, child, "payload outside %x", marshal(t, message(service)))
@@ -157,7 +148,7 @@ func TestReadUpdates(t *testing.T) {
 		changed, err = p.Changed(pc.PublishedAtNS)
 		require.NoError(t, err)
 		assert.True(t, changed)
-		pc, err = readWithin(t, p)
+		pc, err = p.ProcessContext(t.Context())
 		require.NoError(t, err)
 		assert.Equal(t, service, serviceName(pc))
 		assert.Equal(t, publishedAt, pc.PublishedAtNS)
@@ -172,7 +163,7 @@ func TestReadBeforePublication(t *testing.T) {
 	readable(t)
 	child := childproc.Start(t, "publisher", nil)
 	p := open(t, child.PID())
-	_, err := readWithin(t, p)
+	_, err := p.ProcessContext(t.Context())
 	assertKind(t, ErrNoContext, err, child.PID())
 	changed, err := p.Changed(0)
 	require.NoError(t, err)
@@ -180,12 +171,12 @@ func TestReadBeforePublication(t *testing.T) {
 
 	// Mapped and not written: the kernel shows its name already.
 	numberf(t, child, "map memfd")
-	_, err = readWithin(t, p)
+	_, err = p.ProcessContext(t.Context())
 	assertKind(t, ErrBusy, err, child.PID())
 
 	stepf(t, child, "payload inside %x", marshal(t, message("late")))
 	numberf(t, child, "publish")
-	pc, err := readWithin(t, p)
+	pc, err := p.ProcessContext(t.Context())
 	require.NoError(t, err)
 	assert.Equal(t, "late", serviceName(pc))
 
@@ -193,13 +184,13 @@ func TestReadBeforePublication(t *testing.T) {
 	changed, err = p.Changed(pc.PublishedAtNS)
 	require.NoError(t, err)
 	assert.True(t, changed)
-	_, err = readWithin(t, p)
+	_, err = p.ProcessContext(t.Context())
 	assertKind(t, ErrNoContext, err, child.PID())
 
 	numberf(t, child, "map memfd")
 	stepf(t, child, "payload inside %x", marshal(t, message("again")))
 	numberf(t, child, "publish")
-	pc, err = readWithin(t, p)
+	pc, err = p.ProcessContext(t.Context())
 	require.NoError(t, err)
 	assert.Equal(t, "again", serviceName(pc))
 	child.Done()
@@ -210,7 +201,7 @@ func TestReadTwoContexts(t *testing.T) {
 	numberf(t, child, "map shared")
 	stepf(t, child, "payload inside %x", marshal(t, message("second")))
 	numberf(t, child, "seed")
-	_, err := readWithin(t, open(t, child.PID()))
+	_, err := open(t, child.PID()).ProcessContext(t.Context())
 	assertKind(t, ErrInvalid, err, child.PID())
 	child.Done()
 }
@@ -222,7 +213,7 @@ func TestReadTruncatedMemfd(t *testing.T) {
 	stepf(t, child, "payload inside %x", marshal(t, message("x")))
 	numberf(t, child, "publish")
 	p := open(t, child.PID())
-	pc, err := readWithin(t, p)
+	pc, err := p.ProcessContext(t.Context())
 	require.NoError(t, err)
 
 	// The mapping is still there, and nothing behind it: its owner would be killed
@@ -232,7 +223,7 @@ func TestReadTruncatedMemfd(t *testing.T) {
 	require.NoError(t, err)
 	assert.True(t, changed)
 	for _, p := range []*Process{p, open(t, child.PID())} {
-		_, err := readWithin(t, p)
+		_, err := p.ProcessContext(t.Context())
 		require.Error(t, err)
 		assertDocumented(t, err, child.PID())
 	}
@@ -242,14 +233,14 @@ func TestReadTruncatedMemfd(t *testing.T) {
 func TestReadWildPayload(t *testing.T) {
 	child := publishing(t, "x")
 	p := open(t, child.PID())
-	_, err := readWithin(t, p)
+	_, err := p.ProcessContext(t.Context())
 	require.NoError(t, err)
 	for _, at := range []uint64{0, 1, 4096, 1 << 47, 1<<63 - 65536, 1 << 63, 0xffffffff81000000, 0xffffffffff600000, math.MaxUint64} {
 		for _, size := range []uint32{0, 1, 65536, 65537, math.MaxUint32} {
 			stepf(t, child, "update-start")
 			stepf(t, child, "point %d %d", at, size)
 			numberf(t, child, "update-end")
-			pc, err := readWithin(t, p)
+			pc, err := p.ProcessContext(t.Context())
 			assertKind(t, ErrInvalid, err, child.PID())
 			assert.Nil(t, pc)
 		}
@@ -257,7 +248,7 @@ func TestReadWildPayload(t *testing.T) {
 	stepf(t, child, "update-start")
 	stepf(t, child, "payload outside %x", marshal(t, message("sane again")))
 	numberf(t, child, "update-end")
-	pc, err := readWithin(t, p)
+	pc, err := p.ProcessContext(t.Context())
 	require.NoError(t, err)
 	assert.Equal(t, "sane again", serviceName(pc))
 	child.Done()
@@ -266,7 +257,7 @@ func TestReadWildPayload(t *testing.T) {
 func TestReadKilled(t *testing.T) {
 	child := publishing(t, "x")
 	p, unread := open(t, child.PID()), open(t, child.PID())
-	pc, err := readWithin(t, p)
+	pc, err := p.ProcessContext(t.Context())
 	require.NoError(t, err)
 	child.Kill()
 
@@ -275,7 +266,7 @@ func TestReadKilled(t *testing.T) {
 		assertKind(t, ErrProcessGone, err, child.PID())
 		assert.Contains(t, []bool{true, false}, changed)
 		for range 2 {
-			_, err = readWithin(t, p)
+			_, err = p.ProcessContext(t.Context())
 			assertKind(t, ErrProcessGone, err, child.PID())
 		}
 	}
@@ -286,19 +277,19 @@ func TestReadKilled(t *testing.T) {
 func TestReadZombie(t *testing.T) {
 	child := publishing(t, "x")
 	p := open(t, child.PID())
-	pc, err := readWithin(t, p)
+	pc, err := p.ProcessContext(t.Context())
 	require.NoError(t, err)
 	require.NoError(t, syscall.Kill(child.PID(), syscall.SIGKILL))
 	require.Eventually(t, func() bool {
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", child.PID()))
 		require.NoError(t, err)
 		return bytes.Contains(stat, []byte(") Z "))
-	}, 30*time.Second, time.Millisecond)
+	}, patience, time.Millisecond)
 
 	_, err = p.Changed(pc.PublishedAtNS)
 	assertKind(t, ErrProcessGone, err, child.PID())
 	for _, p := range []*Process{p, open(t, child.PID())} {
-		_, err = readWithin(t, p)
+		_, err = p.ProcessContext(t.Context())
 		require.Error(t, err)
 		assertDocumented(t, err, child.PID())
 		require.NotErrorIs(t, err, ErrBusy)
@@ -309,25 +300,25 @@ func TestReadZombie(t *testing.T) {
 func TestReadStoppedInUpdate(t *testing.T) {
 	child := publishing(t, "first")
 	p := open(t, child.PID())
-	_, err := readWithin(t, p)
+	_, err := p.ProcessContext(t.Context())
 	require.NoError(t, err)
 
 	stepf(t, child, "update-start")
 	require.NoError(t, syscall.Kill(child.PID(), syscall.SIGSTOP))
 	for _, p := range []*Process{p, open(t, child.PID())} {
-		_, err = readWithin(t, p)
+		_, err = p.ProcessContext(t.Context())
 		assertKind(t, ErrBusy, err, child.PID())
 	}
 	require.NoError(t, syscall.Kill(child.PID(), syscall.SIGCONT))
 	stepf(t, child, "payload outside %x", marshal(t, message("second")))
 	numberf(t, child, "update-end")
-	pc, err := readWithin(t, p)
+	pc, err := p.ProcessContext(t.Context())
 	require.NoError(t, err)
 	assert.Equal(t, "second", serviceName(pc))
 
 	// A stopped process that is not in the middle of something can be read.
 	require.NoError(t, syscall.Kill(child.PID(), syscall.SIGSTOP))
-	pc, err = readWithin(t, open(t, child.PID()))
+	pc, err = open(t, child.PID()).ProcessContext(t.Context())
 	require.NoError(t, err)
 	assert.Equal(t, "second", serviceName(pc))
 	require.NoError(t, syscall.Kill(child.PID(), syscall.SIGCONT))
@@ -337,7 +328,7 @@ func TestReadStoppedInUpdate(t *testing.T) {
 func TestReadAfterExec(t *testing.T) {
 	child := publishing(t, "x")
 	p := open(t, child.PID())
-	pc, err := readWithin(t, p)
+	pc, err := p.ProcessContext(t.Context())
 	require.NoError(t, err)
 
 	child.Send("exec")
@@ -346,7 +337,7 @@ func TestReadAfterExec(t *testing.T) {
 	require.NoError(t, err)
 	assert.True(t, changed)
 	for _, p := range []*Process{p, open(t, child.PID())} {
-		_, err = readWithin(t, p)
+		_, err = p.ProcessContext(t.Context())
 		assertKind(t, ErrNoContext, err, child.PID())
 	}
 	child.Done()
@@ -356,7 +347,7 @@ func TestReadKernelThread(t *testing.T) {
 	if comm, err := os.ReadFile("/proc/2/comm"); err != nil || string(comm) != "kthreadd\n" {
 		t.Skip("no kernel threads to be seen: not in the first PID namespace")
 	}
-	_, err := readWithin(t, open(t, 2))
+	_, err := open(t, 2).ProcessContext(t.Context())
 	require.Error(t, err)
 	assertDocumented(t, err, 2)
 	if os.Geteuid() == 0 {
@@ -389,15 +380,15 @@ func TestReadNotPermitted(t *testing.T) {
 		return
 	}
 	p := open(t, child.PID())
-	pc, err := readWithin(t, p)
+	pc, err := p.ProcessContext(t.Context())
 	require.NoError(t, err)
 	stepf(t, child, "undumpable")
 	_, err = p.Changed(pc.PublishedAtNS)
 	assertKind(t, ErrNotPermitted, err, child.PID())
-	_, err = readWithin(t, p)
+	_, err = p.ProcessContext(t.Context())
 	assertKind(t, ErrNotPermitted, err, child.PID())
 	require.ErrorContains(t, err, "process_vm_readv")
-	_, err = readWithin(t, open(t, child.PID()))
+	_, err = open(t, child.PID()).ProcessContext(t.Context())
 	assertKind(t, ErrNotPermitted, err, child.PID())
 	require.ErrorContains(t, err, "open")
 	child.Done()
@@ -449,7 +440,7 @@ func published(t *testing.T, ctx context.Context, children ...*childproc.Child) 
 			}
 			if p.PID() == c.PID() {
 				assert.NotContains(t, found, p.PID())
-				pc, err := readWithin(t, p)
+				pc, err := p.ProcessContext(t.Context())
 				if assert.NoError(t, err) {
 					found[p.PID()] = serviceName(pc)
 				}

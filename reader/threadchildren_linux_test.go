@@ -312,6 +312,11 @@ func (a *actor) run() {
 			atomic.StoreUint32(&a.spin, 1)
 			a.answers <- ""
 			a.spinning()
+		case "spin-known": // the same, on a thread whose m becomes known, by a span that is over
+			atomic.StoreUint32(&a.spin, 1)
+			a.answers <- ""
+			a.service.threads.Clear()
+			a.spinning()
 		case "syscall": // block in the kernel until the next order
 			who := a.who()
 			fd := int(a.sleep.Fd())

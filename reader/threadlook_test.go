@@ -12,7 +12,6 @@ import (
 	"slices"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -731,8 +730,8 @@ func TestRingNames(t *testing.T) {
 }
 
 // FuzzThreads looks at a thread of a process whose memory is made of the input, over
-// and over, as the advertisement that the input is too says: it comes to an end, in
-// time, and what it returns is in order.
+// and over, as the advertisement that the input is too says: it comes to an end, and
+// what it returns is in order.
 func FuzzThreads(f *testing.F) {
 	f.Add(uint64(1), []byte{1, 2, 3, 4, 5, 6, 7, 8}, uint16(184), uint16(24), byte(7))
 	f.Add(uint64(2), []byte{0, 0, 0x50, 0, 0, 0, 0, 0, 1}, uint16(0), uint16(4096), byte(7))
@@ -773,9 +772,7 @@ func FuzzThreads(f *testing.F) {
 			mixed.goroutineRing, mixed.recordOffset = nil, -1
 		}
 		thread := Thread{TID: fakeTID, OwnTID: fakeTID}
-		start := time.Now()
 		require.NoError(t, newThreadLook(memory, mixed).at(&thread, fakeM))
-		require.Less(t, time.Since(start), 5*time.Second)
 		require.LessOrEqual(t, memory.calls, 3*maxLooks)
 		if s := thread.Span; s != nil {
 			require.NotZero(t, s.SpanID)

@@ -20,6 +20,7 @@ import (
 	"github.com/otelctx/otelctx/internal/remotemem"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/seccomp"
+	"github.com/otelctx/otelctx/internal/testing/testenv"
 	"github.com/otelctx/otelctx/internal/vma"
 	"github.com/otelctx/otelctx/internal/wire"
 	"github.com/otelctx/otelctx/reader"
@@ -235,7 +236,7 @@ func fork() int {
 }
 
 func TestKilledAtAnyTime(t *testing.T) {
-	for range 20 {
+	for range testenv.Rounds(5, 50) {
 		child := childproc.Start(t, "update for ever", nil)
 		child.Expect("updating")
 		for range 50 {

@@ -21,6 +21,7 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/sdk/resource"
 
+	"github.com/otelctx/otelctx/internal/testing/testenv"
 	"github.com/otelctx/otelctx/internal/vma"
 	"github.com/otelctx/otelctx/internal/wire"
 	"github.com/otelctx/otelctx/reader"
@@ -219,7 +220,7 @@ func TestRoundsLeaveNothingBehind(t *testing.T) {
 	}
 	round()
 	fdsBefore, goroutinesBefore := count()
-	for range 1000 {
+	for range testenv.Rounds(50, 1000) {
 		round()
 	}
 	fds, goroutines := count()
@@ -399,7 +400,7 @@ func TestConcurrentUse(t *testing.T) {
 	var wg sync.WaitGroup
 	for _, f := range work {
 		wg.Go(func() {
-			for n := range 500 {
+			for n := range testenv.Rounds(300, 3000) {
 				f(n)
 			}
 		})
