@@ -19,6 +19,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/otelctx/otelctx/internal/testing/programs"
 )
 
 // asKey is the environment variable that makes the test binary be another program, which
@@ -89,15 +91,7 @@ func self(t *testing.T, as string) string {
 	t.Helper()
 	exe, err := os.Executable()
 	require.NoError(t, err)
-	return script(t, asKey+"="+as+` exec "`+exe+`" "$@"`)
-}
-
-// script writes an executable shell script.
-func script(t *testing.T, body string) string {
-	t.Helper()
-	path := filepath.Join(t.TempDir(), "script")
-	require.NoError(t, os.WriteFile(path, []byte("#!/bin/sh\n"+body+"\n"), 0o755))
-	return path
+	return programs.Script(t, asKey+"="+as+` exec "`+exe+`" "$@"`)
 }
 
 // ecosystem runs the command to its end, in an environment that has environ besides.
@@ -120,7 +114,7 @@ func TestOrder(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "notes")
 	notes := func(who string) string {
-		return script(t, `echo "`+who+` [$*]" >>"$`+notesKey+`"; echo "said by `+who+`"`)
+		return programs.Script(t, `echo "`+who+` [$*]" >>"$`+notesKey+`"; echo "said by `+who+`"`)
 	}
 	stdout, stderr, code := ecosystem(t, []string{notesKey + "=" + file}, "-dir", dir, "-duration", "7s", "-freq", "99",
 		"-collector", self(t, "collector"), "-quickstart", self(t, "service"), "-otelctx", notes("otelctx"), "-join", notes("join"))
@@ -145,14 +139,14 @@ join [DIR/traces.jsonl DIR/profiles.jsonl]
 
 // What goes wrong is said, ends what runs and leaves no files behind.
 func TestFails(t *testing.T) {
-	fails, succeeds := script(t, "exit 7"), script(t, "exit 0")
+	fails, succeeds := programs.Script(t, "exit 7"), programs.Script(t, "exit 0")
 	// The last of a flag counts.
 	usual := []string{"-collector", self(t, "collector"), "-quickstart", self(t, "service"), "-otelctx", succeeds, "-join", succeeds}
 	// What ends badly when it is told to end.
 	badly := func(as string) string {
 		exe, err := os.Executable()
 		require.NoError(t, err)
-		return script(t, "trap 'kill $!; wait $!; exit 7' TERM; "+asKey+"="+as+` "`+exe+`" "$@" & wait $!`)
+		return programs.Script(t, "trap 'kill $!; wait $!; exit 7' TERM; "+asKey+"="+as+` "`+exe+`" "$@" & wait $!`)
 	}
 	for name, test := range map[string]struct {
 		args []string
@@ -164,9 +158,9 @@ func TestFails(t *testing.T) {
 		"the collector ends badly":  {[]string{"-collector", badly("collector")}, "exit status 7", 1},
 		"the service ends":          {[]string{"-quickstart", fails}, "the service has ended before it served", 1},
 		"the service ends badly":    {[]string{"-quickstart", badly("service")}, "exit status 7", 1},
-		"the service says nonsense": {[]string{"-quickstart", script(t, "echo hello; exec sleep 60")}, `the service said "hello", not pid=`, 1},
+		"the service says nonsense": {[]string{"-quickstart", programs.Script(t, "echo hello; exec sleep 60")}, `the service said "hello", not pid=`, 1},
 		"recording fails":           {[]string{"-otelctx", fails}, "exit status 7", 1},
-		"recording not permitted":   {[]string{"-otelctx", script(t, "echo not permitted >&2; exit 4")}, "not permitted", exitNotPermitted},
+		"recording not permitted":   {[]string{"-otelctx", programs.Script(t, "echo not permitted >&2; exit 4")}, "not permitted", exitNotPermitted},
 		"joining fails":             {[]string{"-join", fails}, "exit status 7", 1},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -183,7 +177,7 @@ func TestFails(t *testing.T) {
 
 // A process that has ended when it is stopped has not done what it was there for.
 func TestProcessEndsEarly(t *testing.T) {
-	p := newProcess(t.Context(), nil, script(t, "exit 0"))
+	p := newProcess(t.Context(), nil, programs.Script(t, "exit 0"))
 	require.NoError(t, p.start())
 	<-p.ended
 	assert.ErrorContains(t, p.stop(), "has ended too early: exit status 0")

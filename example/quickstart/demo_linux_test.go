@@ -5,27 +5,38 @@ package main
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/otelctx/otelctx/internal/testing/programs"
 )
 
 func TestDemo(t *testing.T) {
-	dir := binaries(t)
-	users := map[string]*syscall.SysProcAttr{"this user": nil}
-	if os.Geteuid() == 0 {
-		users["an ordinary user"] = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
-	}
-	for name, user := range users {
+	t.Parallel()
+	otelctx := buildOtelctx(t)
+	for name, as := range map[string]func(*testing.T, *exec.Cmd){
+		"this user": func(t *testing.T, cmd *exec.Cmd) {
+			t.Helper()
+			cmd.Env = append(cmd.Env, "TMPDIR="+t.TempDir())
+		},
+		"an ordinary user": func(t *testing.T, cmd *exec.Cmd) {
+			t.Helper()
+			if os.Geteuid() != 0 {
+				t.Skip("this user is one")
+			}
+			by(t, cmd, nobody)
+		},
+	} {
 		t.Run(name, func(t *testing.T) {
-			cmd := quickstart(dir, "-otelctx", filepath.Join(dir, "otelctx"), "-duration", "1500ms")
-			cmd.Env = append(cmd.Env, "TMPDIR="+openDir(t))
-			cmd.SysProcAttr = user
+			t.Parallel()
+			cmd := quickstart(t, "-otelctx", otelctx, "-duration", "1500ms")
+			as(t, cmd)
 			out, code := runToEnd(t, cmd)
 			require.Zero(t, code, out)
 			assert.Contains(t, out, "has answered 50 requests")
@@ -38,16 +49,6 @@ func TestDemo(t *testing.T) {
 			assertNoService(t, out)
 		})
 	}
-}
-
-// openDir returns a directory that every user may write to.
-func openDir(t *testing.T) string {
-	t.Helper()
-	dir := t.TempDir()
-	for d := dir; d != os.TempDir() && len(d) > 1; d = filepath.Dir(d) {
-		require.NoError(t, os.Chmod(d, 0o777))
-	}
-	return dir
 }
 
 // assertRecorded fails if a demo has neither recorded the service nor said why not.
@@ -68,9 +69,9 @@ func assertRecorded(t *testing.T, out string) {
 
 // What cannot be recorded is not what a demo fails for, but leaves nothing behind.
 func TestDemoWhereRecordingIsNotPermitted(t *testing.T) {
-	dir, temp := binaries(t), t.TempDir()
-	command := script(t, dir, "no-record", `[ "$1" != record ] || { echo "otelctx: not permitted"; exit 4; }`)
-	cmd := quickstart(dir, "-otelctx", command)
+	t.Parallel()
+	temp := t.TempDir()
+	cmd := quickstart(t, "-otelctx", programs.Script(t, `[ "$1" != record ] || { echo "otelctx: not permitted"; exit 4; }`))
 	cmd.Env = append(cmd.Env, "TMPDIR="+temp)
 	out, code := runToEnd(t, cmd)
 	require.Zero(t, code, out)
@@ -83,18 +84,15 @@ func TestDemoWhereRecordingIsNotPermitted(t *testing.T) {
 
 // otelctx is kept from reading the service, but the service's parent is not.
 func TestDemoWhereOnlyParentsMayRead(t *testing.T) {
-	dir := binaries(t)
-	otelctx := filepath.Join(dir, "otelctx")
-	refused := map[string]string{
-		"by a stand-in": script(t, dir, "stand-in", `[ "$1" = list ] || { echo "otelctx: not permitted"; exit 4; }`),
-	}
+	t.Parallel()
+	refused := map[string]string{"by a stand-in": programs.Script(t, `[ "$1" = list ] || { echo "otelctx: not permitted"; exit 4; }`)}
 	if os.Geteuid() == 0 {
-		refused["by the kernel"] = script(t, dir, "as-nobody",
-			"exec setpriv --reuid 65534 --regid 65534 --clear-groups "+otelctx+` "$@"`)
+		refused["by the kernel"] = programs.Script(t, "exec setpriv --reuid 65534 --regid 65534 --clear-groups "+buildOtelctx(t)+` "$@"`)
 	}
 	for name, command := range refused {
 		t.Run(name, func(t *testing.T) {
-			out, code := runToEnd(t, quickstart(dir, "-otelctx", command))
+			t.Parallel()
+			out, code := runToEnd(t, quickstart(t, "-otelctx", command))
 			require.Zero(t, code, out)
 			assert.Contains(t, out, "not permitted")
 			assert.Contains(t, out, "The kernel did not let otelctx read the service")
@@ -106,19 +104,20 @@ func TestDemoWhereOnlyParentsMayRead(t *testing.T) {
 }
 
 func TestDemoFails(t *testing.T) {
-	dir := binaries(t)
-	notExecutable := filepath.Join(dir, "not-executable")
-	require.NoError(t, os.WriteFile(notExecutable, []byte("\x7fELF"), 0o755))
+	t.Parallel()
+	notExecutable := filepath.Join(t.TempDir(), "not-executable")
+	programs.Write(t, notExecutable, []byte("\x7fELF"))
 	for name, test := range map[string]struct{ otelctx, want string }{
-		"no otelctx":                {filepath.Join(dir, "none"), "build it in cmd/otelctx"},
+		"no otelctx":                {filepath.Join(t.TempDir(), "none"), "build it in cmd/otelctx"},
 		"otelctx cannot be started": {notExecutable, "exec format error"},
-		"otelctx dies of a signal":  {script(t, dir, "dies", "kill -KILL $$"), "signal: killed"},
-		"list fails":                {script(t, dir, "list-fails", "exit 1"), "otelctx list: exit code 1"},
-		"nothing is published":      {script(t, dir, "inspect-fails", `[ "$1" = list ] || exit 3`), "otelctx inspect: exit code 3"},
-		"recording fails":           {script(t, dir, "record-fails", `[ "$1" != record ] || exit 1`), "otelctx record: exit code 1"},
+		"otelctx dies of a signal":  {programs.Script(t, "kill -KILL $$"), "signal: killed"},
+		"list fails":                {programs.Script(t, "exit 1"), "otelctx list: exit code 1"},
+		"nothing is published":      {programs.Script(t, `[ "$1" = list ] || exit 3`), "otelctx inspect: exit code 3"},
+		"recording fails":           {programs.Script(t, `[ "$1" != record ] || exit 1`), "otelctx record: exit code 1"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			out, code := runToEnd(t, quickstart(dir, "-otelctx", test.otelctx))
+			t.Parallel()
+			out, code := runToEnd(t, quickstart(t, "-otelctx", test.otelctx))
 			assert.Equal(t, 1, code, out)
 			assert.Contains(t, out, test.want)
 			assertNoService(t, out)

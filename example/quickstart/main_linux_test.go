@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/otelctx/otelctx/internal/testing/programs"
 )
 
 // asCommandKey is the environment variable that makes the test binary be quickstart,
@@ -31,39 +33,48 @@ func TestMain(m *testing.M) {
 // nobody is a user who may not read root's processes.
 const nobody = 65534
 
-// binaries is a directory, open to every user, with otelctx and quickstart.
-func binaries(t *testing.T) string {
+// hung is how long is waited for what never comes.
+const hung = 2 * time.Minute
+
+// admit opens a directory of the test's to every user, to write to as well.
+func admit(t *testing.T, dir string) {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "quickstart-test")
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	require.NoError(t, os.Chmod(dir, 0o755))
-
-	build := exec.Command("go", "build", "-o", filepath.Join(dir, "otelctx"), ".")
-	build.Dir = "../../cmd/otelctx"
-	out, err := build.CombinedOutput()
-	require.NoError(t, err, string(out))
-
-	self, err := os.ReadFile("/proc/self/exe")
-	require.NoError(t, err)
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "quickstart"), self, 0o755))
-	return dir
+	for ; dir != os.TempDir() && len(dir) > 1; dir = filepath.Dir(dir) {
+		require.NoError(t, os.Chmod(dir, 0o777))
+	}
 }
 
-// script writes an executable shell script.
-func script(t *testing.T, dir, name, body string) string {
+// buildOtelctx builds otelctx for every user.
+func buildOtelctx(t *testing.T) string {
 	t.Helper()
-	path := filepath.Join(dir, name)
-	require.NoError(t, os.WriteFile(path, []byte("#!/bin/sh\n"+body+"\n"), 0o755))
-	return path
+	exe := programs.Build(t, programs.Static, "../../cmd/otelctx", ".")
+	admit(t, filepath.Dir(exe))
+	return exe
 }
 
 // quickstart returns the command, ready to run.
-func quickstart(dir string, args ...string) *exec.Cmd {
-	cmd := exec.Command(filepath.Join(dir, "quickstart"), args...)
+func quickstart(t *testing.T, args ...string) *exec.Cmd {
+	t.Helper()
+	self, err := os.Executable()
+	require.NoError(t, err)
+	cmd := exec.Command(self, args...)
 	// Built with -race, a process sleeps for a second before it exits unless told.
 	cmd.Env = append(os.Environ(), asCommandKey+"=1", "GORACE="+os.Getenv("GORACE")+" atexit_sleep_ms=0")
 	return cmd
+}
+
+// by has another user run a command that is this test binary, with a directory for what
+// it leaves behind.
+func by(t *testing.T, cmd *exec.Cmd, user uint32) {
+	t.Helper()
+	dir := t.TempDir()
+	admit(t, dir)
+	self, err := os.ReadFile(cmd.Path)
+	require.NoError(t, err)
+	cmd.Path = filepath.Join(dir, "quickstart")
+	programs.Write(t, cmd.Path, self)
+	cmd.Env = append(cmd.Env, "TMPDIR="+dir)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: user, Gid: user}}
 }
 
 // runToEnd runs a command to its end and returns what it wrote and its exit code.
@@ -72,13 +83,13 @@ func runToEnd(t *testing.T, cmd *exec.Cmd) (output string, code int) {
 	var out bytes.Buffer
 	cmd.Stdout = &out
 	cmd.Stderr = &out
-	cmd.WaitDelay = patience // In case that a service is left behind, which holds the pipe.
+	cmd.WaitDelay = hung // In case that a service is left behind, which holds the pipe.
 	err := cmd.Start()
 	if errors.Is(err, syscall.EPERM) && cmd.SysProcAttr != nil {
 		t.Skip("changing the user needs CAP_SETUID and CAP_SETGID")
 	}
 	require.NoError(t, err)
-	timeout := time.AfterFunc(2*time.Minute, func() { _ = cmd.Process.Kill() })
+	timeout := time.AfterFunc(hung, func() { _ = cmd.Process.Kill() })
 	defer timeout.Stop()
 	if err := cmd.Wait(); err != nil && !errors.Is(err, exec.ErrWaitDelay) {
 		exit := (*exec.ExitError)(nil)

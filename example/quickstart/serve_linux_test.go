@@ -11,7 +11,6 @@ import (
 	"net/http/httptest"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -50,10 +49,7 @@ type service struct {
 
 func startServe(t *testing.T, environ ...string) *service {
 	t.Helper()
-	self, err := os.Executable()
-	require.NoError(t, err)
-	cmd := quickstart(filepath.Dir(self), "-serve")
-	cmd.Path = self
+	cmd := quickstart(t, "-serve")
 	cmd.Env = append(cmd.Env, environ...)
 	cmd.Stderr = os.Stderr
 	stdout, err := cmd.StdoutPipe()
@@ -75,13 +71,14 @@ func startServe(t *testing.T, environ ...string) *service {
 // signal sends a signal and waits for the end.
 func (s *service) signal(t *testing.T, sig syscall.Signal) {
 	t.Helper()
-	timeout := time.AfterFunc(patience, func() { _ = s.cmd.Process.Kill() })
+	timeout := time.AfterFunc(hung, func() { _ = s.cmd.Process.Kill() })
 	defer timeout.Stop()
 	require.NoError(t, s.cmd.Process.Signal(sig))
 	require.NoError(t, s.cmd.Wait())
 }
 
 func TestServeHasPublishedAndServesOnceItSaysSo(t *testing.T) {
+	t.Parallel()
 	s := startServe(t)
 	pc, err := readContext(t.Context(), s.cmd.Process.Pid)
 	require.NoError(t, err)
@@ -112,6 +109,7 @@ func TestServeHasPublishedAndServesOnceItSaysSo(t *testing.T) {
 
 // Profilers find the span that a thread is in.
 func TestServeShowsItsSpans(t *testing.T) {
+	t.Parallel()
 	s := startServe(t)
 	p, err := reader.Open(s.cmd.Process.Pid)
 	require.NoError(t, err)
@@ -119,10 +117,11 @@ func TestServeShowsItsSpans(t *testing.T) {
 	require.Eventually(t, func() bool {
 		threads, err := p.Threads(t.Context())
 		return err == nil && slices.ContainsFunc(threads, func(th reader.Thread) bool { return th.Span != nil && th.Span.Proven })
-	}, patience, time.Millisecond)
+	}, hung, time.Millisecond)
 }
 
 func TestServeEndsInOrderWhenSignalled(t *testing.T) {
+	t.Parallel()
 	for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM} {
 		startServe(t).signal(t, sig)
 	}
@@ -130,6 +129,7 @@ func TestServeEndsInOrderWhenSignalled(t *testing.T) {
 
 // Whoever starts the service may read the first line and close the pipe.
 func TestServeOutlivesItsReader(t *testing.T) {
+	t.Parallel()
 	s := startServe(t)
 	require.NoError(t, s.stdout.Close())
 	first, err := get(t.Context(), s.url+workPath)
@@ -137,11 +137,12 @@ func TestServeOutlivesItsReader(t *testing.T) {
 	require.Eventually(t, func() bool {
 		now, err := get(t.Context(), s.url+workPath)
 		return err == nil && now.Request > first.Request+20
-	}, patience, 10*time.Millisecond)
+	}, hung, 10*time.Millisecond)
 	s.signal(t, syscall.SIGTERM)
 }
 
 func TestServeRunsWithTheEnvironmentsResource(t *testing.T) {
+	t.Parallel()
 	s := startServe(t, "OTEL_SERVICE_NAME=renamed", "OTEL_RESOURCE_ATTRIBUTES=deployment.environment.name=test,broken")
 	pc, err := readContext(t.Context(), s.cmd.Process.Pid)
 	require.NoError(t, err)
@@ -149,6 +150,7 @@ func TestServeRunsWithTheEnvironmentsResource(t *testing.T) {
 }
 
 func TestServeExportsSpansOfThePublishedResource(t *testing.T) {
+	t.Parallel()
 	requests := make(chan *coltracepb.ExportTraceServiceRequest, 100)
 	collector := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		body, err := io.ReadAll(r.Body)
@@ -178,7 +180,7 @@ func TestServeExportsSpansOfThePublishedResource(t *testing.T) {
 		}
 		assert.Contains(t, names, "digests")
 		assert.Contains(t, names, "query")
-	case <-time.After(patience):
+	case <-time.After(hung):
 		t.Fatal("no spans exported")
 	}
 	s.signal(t, syscall.SIGTERM)

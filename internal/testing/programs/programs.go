@@ -17,6 +17,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"syscall"
 	"testing"
 )
 
@@ -93,13 +94,30 @@ func Build(t testing.TB, v Variant, module, pkg string) string {
 		return exe
 	}
 	content, err := os.ReadFile(kept) //nolint:gosec // G304: just built
-	if err == nil {
-		err = os.WriteFile(exe, content, 0o755) //nolint:gosec // G306: a program
-	}
 	if err != nil {
 		t.Fatal(err)
 	}
+	Write(t, exe, content)
 	return exe
+}
+
+// Script writes a shell script, and returns its path. It is gone at the end of the test.
+func Script(t testing.TB, body string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "script")
+	Write(t, path, []byte("#!/bin/sh\n"+body+"\n"))
+	return path
+}
+
+// Write writes a program. No process starts meanwhile: until its own program begins it
+// would have the file open to write, and what somebody writes cannot be started.
+func Write(t testing.TB, path string, content []byte) {
+	t.Helper()
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	if err := os.WriteFile(path, content, 0o755); err != nil { //nolint:gosec // G306: a program
+		t.Fatal(err)
+	}
 }
 
 // cache returns the directory where programs are kept.
