@@ -17,6 +17,8 @@ import (
 	sdklog "go.opentelemetry.io/otel/sdk/log"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
+
+	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
 // three are attributes that a context has, or a call.
@@ -36,7 +38,7 @@ func own(n int) []attribute.KeyValue {
 // skipUnderRace skips tests of how much is allocated.
 func skipUnderRace(t *testing.T) {
 	t.Helper()
-	if underRace {
+	if testenv.Race {
 		t.Skip("the race detector makes pools allocate at random")
 	}
 }
@@ -55,90 +57,71 @@ func (ignore) OnEnd(sdktrace.ReadOnlySpan)                     {}
 func (ignore) Shutdown(context.Context) error                  { return nil }
 func (ignore) ForceFlush(context.Context) error                { return nil }
 
-// TestSpanAllocations compares with the bare SDK, which is given the same by hand.
-func TestSpanAllocations(t *testing.T) {
+// TestAllocations compares each signal with the bare SDK, which is given the same by hand.
+func TestAllocations(t *testing.T) {
 	skipUnderRace(t)
-	bare, scoped := newTracer(t, sdktrace.WithSpanProcessor(ignore{})), newTracer(t, sdktrace.WithSpanProcessor(ignore{}), WithSampler(nil))
-	ctx := ContextWithAttributes(t.Context(), three...)
-	start := func(tracer trace.Tracer, ctx context.Context, lists ...[]attribute.KeyValue) float64 {
-		return allocations(func() {
-			var opts []trace.SpanStartOption
-			for _, list := range lists {
-				opts = append(opts, trace.WithAttributes(list...))
-			}
-			_, span := tracer.Start(ctx, "work", opts...)
-			span.End()
-		})
-	}
-	assert.InDelta(t, start(bare, t.Context()), start(scoped, t.Context()), 0, "without attributes")
-	for _, n := range []int{0, 1, 4, 12} {
-		var lists [][]attribute.KeyValue
-		if n > 0 {
-			lists = append(lists, own(n))
+	// allocated makes one thing of a signal with lists of attributes again and again.
+	type allocated func(ctx context.Context, lists ...[]attribute.KeyValue) float64
+	span := func(opts ...sdktrace.TracerProviderOption) allocated {
+		tracer := newTracer(t, append(opts, sdktrace.WithSpanProcessor(ignore{}))...)
+		return func(ctx context.Context, lists ...[]attribute.KeyValue) float64 {
+			return allocations(func() {
+				var opts []trace.SpanStartOption
+				for _, list := range lists {
+					opts = append(opts, trace.WithAttributes(list...))
+				}
+				_, span := tracer.Start(ctx, "work", opts...)
+				span.End()
+			})
 		}
-		byHand := start(bare, t.Context(), append(lists, three)...)
-		got := start(scoped, ctx, lists...)
-		t.Logf("%d own: %v by hand, %v by the context", n, byHand, got)
-		assert.LessOrEqual(t, got, byHand, "%d own attributes", n)
 	}
-}
-
-// TestLogAllocations compares with the bare SDK, which is given the same by hand.
-func TestLogAllocations(t *testing.T) {
-	skipUnderRace(t)
+	record := func(lp log.LoggerProvider) allocated {
+		logger := lp.Logger("test")
+		return func(ctx context.Context, lists ...[]attribute.KeyValue) float64 {
+			return allocations(func() {
+				var record log.Record
+				for _, list := range lists {
+					record.AddAttributes(list...)
+				}
+				logger.Emit(ctx, record)
+			})
+		}
+	}
+	measurement := func(mp metric.MeterProvider, kind string, ready bool) allocated {
+		measure, err := newMeasure(mp, kind)
+		require.NoError(t, err)
+		return func(ctx context.Context, lists ...[]attribute.KeyValue) float64 {
+			all := slices.Concat(lists...)
+			opts := []metric.MeasurementOption{metric.WithAttributes(all...)}
+			return allocations(func() {
+				switch {
+				case len(all) == 0:
+					measure(ctx, nil)
+				case ready:
+					measure(ctx, opts)
+				default:
+					measure(ctx, []metric.MeasurementOption{metric.WithAttributes(all...)})
+				}
+			})
+		}
+	}
 	lp := newLogProvider(t, sdklog.WithProcessor(processor{onEmit: func(*sdklog.Record) {}}))
-	bare, scoped := lp.Logger("test"), NewLoggerProvider(lp).Logger("test")
-	ctx := ContextWithAttributes(t.Context(), three...)
-	emit := func(logger log.Logger, ctx context.Context, lists ...[]attribute.KeyValue) float64 {
-		return allocations(func() {
-			var record log.Record
-			for _, list := range lists {
-				record.AddAttributes(list...)
-			}
-			logger.Emit(ctx, record)
-		})
-	}
-	for _, n := range []int{0, 1, 4, 12} {
-		assert.InDelta(t, emit(bare, t.Context(), own(n)), emit(scoped, t.Context(), own(n)), 0, "without attributes")
-		byHand, got := emit(bare, t.Context(), own(n), three), emit(scoped, ctx, own(n))
-		t.Logf("%d own: %v by hand, %v by the context", n, byHand, got)
-		assert.LessOrEqual(t, got, byHand, "%d own attributes", n)
-	}
-}
-
-// TestMetricAllocations compares with the bare SDK, which is given the same by hand.
-func TestMetricAllocations(t *testing.T) {
-	skipUnderRace(t)
 	mp, _ := newMeterProvider(t)
 	wrapped := NewMeterProvider(mp, "http.app", "tenant", "shard")
 	ctx := ContextWithAttributes(t.Context(), three...)
-	for _, kind := range []string{"counter", "histogram"} {
-		measure := func(mp metric.MeterProvider, ctx context.Context, lists ...[]attribute.KeyValue) (built, made float64) {
-			i, err := newMeasure(mp, kind)
-			require.NoError(t, err)
-			all := slices.Concat(lists...)
-			ready := []metric.MeasurementOption{metric.WithAttributes(all...)}
-			if len(all) == 0 {
-				ready = nil
-			}
-			return allocations(func() { i(ctx, ready) }), allocations(func() {
-				if len(all) == 0 {
-					i(ctx, nil)
-					return
-				}
-				i(ctx, []metric.MeasurementOption{metric.WithAttributes(all...)})
-			})
-		}
+	for name, tt := range map[string]struct{ bare, scoped allocated }{
+		"span":                    {span(), span(WithSampler(nil))},
+		"log record":              {record(lp), record(NewLoggerProvider(lp))},
+		"counter":                 {measurement(mp, "counter", false), measurement(wrapped, "counter", false)},
+		"counter, ready option":   {measurement(mp, "counter", true), measurement(wrapped, "counter", true)},
+		"histogram":               {measurement(mp, "histogram", false), measurement(wrapped, "histogram", false)},
+		"histogram, ready option": {measurement(mp, "histogram", true), measurement(wrapped, "histogram", true)},
+	} {
 		for _, n := range []int{0, 1, 4, 12} {
-			bareBuilt, bareMade := measure(mp, t.Context(), own(n))
-			built, made := measure(wrapped, t.Context(), own(n))
-			assert.InDelta(t, bareBuilt, built, 0, "without attributes")
-			assert.InDelta(t, bareMade, made, 0, "without attributes")
-			bareBuilt, bareMade = measure(mp, t.Context(), own(n), three)
-			built, made = measure(wrapped, ctx, own(n))
-			t.Logf("%s, %d own: %v and %v by hand, %v and %v by the context", kind, n, bareBuilt, bareMade, built, made)
-			assert.LessOrEqual(t, built, bareBuilt)
-			assert.LessOrEqual(t, made, bareMade)
+			assert.InDelta(t, tt.bare(t.Context(), own(n)), tt.scoped(t.Context(), own(n)), 0, "%s, %d own, none of the context", name, n)
+			byHand, got := tt.bare(t.Context(), own(n), three), tt.scoped(ctx, own(n))
+			t.Logf("%s, %d own: %v by hand, %v by the context", name, n, byHand, got)
+			assert.LessOrEqual(t, got, byHand, "%s, %d own", name, n)
 		}
 	}
 }

@@ -5,45 +5,64 @@ package scopedattr
 
 import (
 	"context"
+	"fmt"
+	"slices"
+	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	"go.opentelemetry.io/otel/attribute"
 	"go.uber.org/goleak"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// attrs is what a test gives or expects: strings by key.
-type attrs map[string]string
+// Tests write lists of attributes as key=value, with spaces between: all are strings.
 
-// list returns the attributes, in any order.
-func (a attrs) list() []attribute.KeyValue {
+// list returns the attributes that a text stands for.
+func list(text string) []attribute.KeyValue {
 	var list []attribute.KeyValue
-	for k, v := range a {
-		list = append(list, attribute.String(k, v))
+	for _, field := range strings.Fields(text) {
+		key, value, _ := strings.Cut(field, "=")
+		list = append(list, attribute.String(key, value))
 	}
 	return list
 }
 
+// set returns them as a set.
+func set(text string) attribute.Set { return attribute.NewSet(list(text)...) }
+
+// some returns n attributes whose keys have a prefix.
+func some(prefix string, n int) (text string) {
+	for i := range n {
+		text += fmt.Sprintf(" %s%d=", prefix, i)
+	}
+	return text
+}
+
 // with returns a context that has had each of layers added.
-func with(ctx context.Context, layers ...attrs) context.Context {
+func with(ctx context.Context, layers ...string) context.Context {
 	for _, l := range layers {
-		ctx = ContextWithAttributes(ctx, l.list()...)
+		ctx = ContextWithAttributes(ctx, list(l)...)
 	}
 	return ctx
 }
 
-// asAttrs returns list as a test expects it. It fails the test if a key comes twice.
-func asAttrs(t *testing.T, list []attribute.KeyValue) attrs {
+// equal fails the test unless these are the attributes that the text stands for, in any
+// order, and each key comes once.
+func equal(t testing.TB, want string, got []attribute.KeyValue, of ...any) {
 	t.Helper()
-	a := attrs{}
-	for _, kv := range list {
-		if _, ok := a[string(kv.Key)]; ok {
-			t.Errorf("%s comes twice in %v", kv.Key, list)
-		}
-		a[string(kv.Key)] = kv.Value.String()
+	var fields []string
+	keys := map[attribute.Key]bool{}
+	for _, kv := range got {
+		assert.False(t, keys[kv.Key], "%s comes twice in %v", kv.Key, got)
+		keys[kv.Key] = true
+		fields = append(fields, fmt.Sprintf("%s=%s", kv.Key, kv.Value.String()))
 	}
-	return a
+	wanted := strings.Fields(want)
+	slices.Sort(wanted)
+	slices.Sort(fields)
+	assert.Equal(t, wanted, append([]string{}, fields...), of...)
 }
 
 // everyType has an attribute of each type.
