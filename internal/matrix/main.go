@@ -24,7 +24,7 @@ import (
 type config struct {
 	tree, cache, mirror, accel, report string
 	kernels, programs                  *regexp.Regexp
-	short                              bool
+	all                                bool
 	timeout                            time.Duration
 }
 
@@ -55,7 +55,7 @@ func start(ctx context.Context, args []string) error {
 	flags.StringVar(&c.report, "o", "", "the file for the report, instead of standard output")
 	kernels := flags.String("kernels", ".", "which kernels, as a regular expression")
 	programs := flags.String("programs", ".", "which programs, as a regular expression")
-	flags.BoolVar(&c.short, "short", true, "run the tests with -short, since emulation is slow")
+	flags.BoolVar(&c.all, "all", false, "run the long rounds too, as make test-all does; emulation is slow")
 	flags.DurationVar(&c.timeout, "timeout", 90*time.Minute, "when a machine is given up")
 	if err := flags.Parse(args); err != nil {
 		return err
@@ -117,12 +117,15 @@ func (c config) run(ctx context.Context) ([]*result, error) {
 // fill returns the file of a file system for machines of an architecture.
 func (c config) fill(ctx context.Context, arch string) (string, error) {
 	dir := filepath.Join(c.cache, "programs", arch)
-	p, err := compile(ctx, c.tree, dir, arch, c.short, c.programs.MatchString)
+	p, err := compile(ctx, c.tree, dir, arch, c.programs.MatchString)
 	if err != nil {
 		return "", err
 	}
 	if c.accelFor(arch) == emulation {
 		p.plan.Environment = append(p.plan.Environment, "OTELCTX_TEST_EMULATED=1")
+	}
+	if c.all {
+		p.plan.Environment = append(p.plan.Environment, "OTELCTX_TEST_ALL=1")
 	}
 	a, err := c.archive(ctx, commandsSuite, arch)
 	if err != nil {

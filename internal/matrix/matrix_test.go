@@ -34,6 +34,9 @@ const console = "SeaBIOS\x1b[2J@@matrix fact release 6.1.0-50-amd64\r\n" +
 	"\x16=== RUN   TestThree\r\n" +
 	"    three_test.go:9: not today\r\n" +
 	"\x16--- SKIP: TestThree (0.00s)\r\n" +
+	"\x16=== RUN   TestLong\r\n" +
+	"    long_test.go:9: only make test-all runs this\r\n" +
+	"\x16--- SKIP: TestLong (0.00s)\r\n" +
 	"\x16=== NAME  \r\n" +
 	"PASS\r\n" +
 	"@@matrix end reader 0 12\r\n" +
@@ -64,7 +67,7 @@ func TestJudge(t *testing.T) {
 	r := told(t, console, "# CONFIG_ANON_VMA_NAME is not set\n")
 	assert.Equal(t, "6.1.0-50-amd64", r.run.facts[plan.Release])
 	assert.Equal(t, []row{
-		{name: "reader", passed: 2, skipped: 2, seconds: 12},
+		{name: "reader", passed: 2, skipped: 3, seconds: 12},
 		{name: "ringbuf", failed: 2, seconds: 3},
 	}, r.rows)
 	assert.Equal(t, []string{
@@ -78,7 +81,7 @@ func TestJudge(t *testing.T) {
 
 	report := format([]*result{r})
 	assert.Contains(t, report, "| 6.1.0-50-amd64 | 6.1.176-1 | amd64 | no | yes |")
-	assert.Contains(t, report, "| reader | 2/0/2, 12 s |")
+	assert.Contains(t, report, "| reader | 2/0/3, 12 s |")
 	assert.Contains(t, report, "| internal/vma | not run |")
 	assert.Contains(t, report, "- CONFIG_ANON_VMA_NAME: reader TestTwo (parts: 1)\n")
 }

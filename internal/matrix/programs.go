@@ -79,7 +79,7 @@ type payload struct {
 }
 
 // compile builds everything for an architecture, into dir.
-func compile(ctx context.Context, tree, dir, arch string, short bool, only func(name string) bool) (*payload, error) {
+func compile(ctx context.Context, tree, dir, arch string, only func(name string) bool) (*payload, error) {
 	p := &payload{files: map[string]string{}}
 	build := func(from, to string, args ...string) error {
 		out := filepath.Join(dir, strings.ReplaceAll(to, "/", "_"))
@@ -108,7 +108,7 @@ func compile(ctx context.Context, tree, dir, arch string, short bool, only func(
 		}
 		p.plan.Programs = append(p.plan.Programs, plan.Program{
 			Name: pkg, Dir: at, Path: test, Timeout: programTimeout,
-			Args: []string{"-test.v=test2json", fmt.Sprintf("-test.timeout=%v", testTimeout), fmt.Sprintf("-test.short=%t", short)},
+			Args: []string{"-test.v=test2json", fmt.Sprintf("-test.timeout=%v", testTimeout)},
 		})
 	}
 	for _, pkg := range append(slices.Clone(packages), formats) {

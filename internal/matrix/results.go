@@ -173,6 +173,7 @@ var excuses = []excuse{
 	{why: regexp.MustCompile(`an emulated processor's timer is late`), lacks: "timers that are in time"},
 	{why: regexp.MustCompile(`has no thread-local (memory|storage)`), lacks: "thread-local memory, which programs for arm64 have with cgo only"},
 	{why: regexp.MustCompile(`goroutines are found in a register`), lacks: "a need for thread-local memory, which is not looked at on arm64"},
+	{why: regexp.MustCompile(`only make test-all runs this`), lacks: "time, unless it is run with -all"},
 	// What no machine has.
 	{why: regexp.MustCompile(`this platform is supported`), lacks: "nothing: the test is for platforms without support"},
 	{why: regexp.MustCompile(`there is no such assembly`), lacks: "nothing: not each combination has assembly to be tested"},
