@@ -19,6 +19,7 @@ import (
 	processcontextpb "go.opentelemetry.io/proto/otlp/processcontext/v1development"
 
 	"github.com/otelctx/otelctx/internal/procfs"
+	"github.com/otelctx/otelctx/internal/testing/testenv"
 	"github.com/otelctx/otelctx/internal/wire"
 	"github.com/otelctx/otelctx/ringbuf"
 )
@@ -337,7 +338,7 @@ func TestWhatIsProvenWasTrue(t *testing.T) {
 	for _, which := range []string{"t", "tg", "tr", "tgr", "g", "r", "gr"} {
 		t.Run(which, func(t *testing.T) {
 			shown, idle := 0, 0
-			for seed := range uint64(12) {
+			for seed := range uint64(testenv.Rounds(6, 60)) {
 				w := newWorld(seed)
 				l := newThreadLook(w, w.view(t, which))
 				// From a world that stands still to one in which much happens at once.

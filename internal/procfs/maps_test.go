@@ -47,107 +47,26 @@ func collect(t testing.TB, seq iter.Seq2[Mapping, error]) ([]Mapping, error) {
 func TestMaps(t *testing.T) {
 	rw := Perms{Read: true, Write: true}
 	tests := []struct {
-		name string
-		line string
-		want Mapping
+		name, line string
+		want       Mapping
 	}{
-		{
-			name: "file",
-			line: "555fdcea4000-555fdcea9000 r-xp 00002000 fe:00 247026                     /usr/bin/cat",
-			want: Mapping{
-				Start: 0x555fdcea4000, End: 0x555fdcea9000, Perms: Perms{Read: true, Exec: true},
-				Offset: 0x2000, Inode: 247026, Name: "/usr/bin/cat",
-			},
-		},
-		{
-			name: "heap",
-			line: "55601133d000-55601135e000 rw-p 00000000 00:00 0                          [heap]",
-			want: Mapping{Start: 0x55601133d000, End: 0x55601135e000, Perms: rw, Name: "[heap]"},
-		},
-		{
-			name: "stack",
-			line: "7ffcc2567000-7ffcc2588000 rw-p 00000000 00:00 0                          [stack]",
-			want: Mapping{Start: 0x7ffcc2567000, End: 0x7ffcc2588000, Perms: rw, Name: "[stack]"},
-		},
-		{
-			name: "kernel half",
-			line: "ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsyscall]",
-			want: Mapping{Start: 0xffffffffff600000, End: 0xffffffffff601000, Perms: Perms{Exec: true}, Name: "[vsyscall]"},
-		},
-		{
-			name: "all but the end of the address space",
-			line: "00000000-ffffffffffffffff ---p 00000000 00:00 0 ",
-			want: Mapping{End: 0xffffffffffffffff},
-		},
-		{
-			name: "shared, every permission",
-			line: "7f5b21900000-7f5b21907000 rwxs ffffffffff000 fe:00 18446744073709551615   /a",
-			want: Mapping{
-				Start: 0x7f5b21900000, End: 0x7f5b21907000, Perms: Perms{true, true, true, true},
-				Offset: 0xffffffffff000, Inode: 1<<64 - 1, Name: "/a",
-			},
-		},
-		{
-			name: "no name",
-			line: "7f5b21698000-7f5b216ba000 rw-p 00000000 00:00 0 ",
-			want: Mapping{Start: 0x7f5b21698000, End: 0x7f5b216ba000, Perms: rw},
-		},
-		{
-			name: "no name and no space",
-			line: "7f5b21698000-7f5b216ba000 rw-p 00000000 00:00 0",
-			want: Mapping{Start: 0x7f5b21698000, End: 0x7f5b216ba000, Perms: rw},
-		},
-		{
-			name: "memfd",
-			line: "7f5b21698000-7f5b216b9000 rw-p 00000000 00:01 1030                       /memfd:OTEL_CTX (deleted)",
-			want: Mapping{
-				Start: 0x7f5b21698000, End: 0x7f5b216b9000, Perms: rw,
-				Inode: 1030, Name: "/memfd:OTEL_CTX (deleted)",
-			},
-		},
-		{
-			name: "named anonymous memory",
-			line: "7f5b21698000-7f5b216b9000 rw-p 00000000 00:00 0                          [anon: glibc: malloc]",
-			want: Mapping{Start: 0x7f5b21698000, End: 0x7f5b216b9000, Perms: rw, Name: "[anon: glibc: malloc]"},
-		},
-		{
-			name: "named shared memory",
-			line: "7f5b21698000-7f5b216b9000 rw-p 00000000 00:01 77                         [anon_shmem:OTEL_CTX]",
-			want: Mapping{Start: 0x7f5b21698000, End: 0x7f5b216b9000, Perms: rw, Inode: 77, Name: "[anon_shmem:OTEL_CTX]"},
-		},
-		{
-			name: "numbers too wide for the padding",
-			line: "ffffffffff600000-ffffffffff601000 ---p fffffffffffff000 103:02 12345678901234567 /x",
-			want: Mapping{
-				Start: 0xffffffffff600000, End: 0xffffffffff601000,
-				Offset: 0xfffffffffffff000, Inode: 12345678901234567, Name: "/x",
-			},
-		},
-		{
-			name: "two spaces in the name",
-			line: "1000-2000 ---p 00000000 00:01 7                                          /memfd:a  b (deleted)",
-			want: Mapping{Start: 0x1000, End: 0x2000, Inode: 7, Name: "/memfd:a  b (deleted)"},
-		},
-		{
-			name: "spaces at the end of the name",
-			line: "1000-2000 ---p 00000000 00:01 7                                          /tmp/a  ",
-			want: Mapping{Start: 0x1000, End: 0x2000, Inode: 7, Name: "/tmp/a  "},
-		},
-		{
-			name: "carriage return at the end of the name",
-			line: "1000-2000 ---p 00000000 00:01 7                                          /tmp/a\r",
-			want: Mapping{Start: 0x1000, End: 0x2000, Inode: 7, Name: "/tmp/a\r"},
-		},
-		{
-			name: "escaped newline stays escaped",
-			line: `1000-2000 ---p 00000000 00:01 7                                          /tmp/a\012b`,
-			want: Mapping{Start: 0x1000, End: 0x2000, Inode: 7, Name: `/tmp/a\012b`},
-		},
-		{
-			name: "bytes that are no text",
-			line: "1000-2000 ---p 00000000 00:01 7                                          /tmp/\xff\x00\x1b[31m\t",
-			want: Mapping{Start: 0x1000, End: 0x2000, Inode: 7, Name: "/tmp/\xff\x00\x1b[31m\t"},
-		},
+		{"file", "555fdcea4000-555fdcea9000 r-xp 00002000 fe:00 247026      /usr/bin/cat", Mapping{Start: 0x555fdcea4000, End: 0x555fdcea9000, Perms: Perms{Read: true, Exec: true}, Offset: 0x2000, Inode: 247026, Name: "/usr/bin/cat"}},
+		{"heap", "55601133d000-55601135e000 rw-p 00000000 00:00 0      [heap]", Mapping{Start: 0x55601133d000, End: 0x55601135e000, Perms: rw, Name: "[heap]"}},
+		{"stack", "7ffcc2567000-7ffcc2588000 rw-p 00000000 00:00 0      [stack]", Mapping{Start: 0x7ffcc2567000, End: 0x7ffcc2588000, Perms: rw, Name: "[stack]"}},
+		{"kernel half", "ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0      [vsyscall]", Mapping{Start: 0xffffffffff600000, End: 0xffffffffff601000, Perms: Perms{Exec: true}, Name: "[vsyscall]"}},
+		{"all but the end of the address space", "00000000-ffffffffffffffff ---p 00000000 00:00 0 ", Mapping{End: 0xffffffffffffffff}},
+		{"shared, every permission", "7f5b21900000-7f5b21907000 rwxs ffffffffff000 fe:00 18446744073709551615   /a", Mapping{Start: 0x7f5b21900000, End: 0x7f5b21907000, Perms: Perms{true, true, true, true}, Offset: 0xffffffffff000, Inode: 1<<64 - 1, Name: "/a"}},
+		{"no name", "7f5b21698000-7f5b216ba000 rw-p 00000000 00:00 0 ", Mapping{Start: 0x7f5b21698000, End: 0x7f5b216ba000, Perms: rw}},
+		{"no name and no space", "7f5b21698000-7f5b216ba000 rw-p 00000000 00:00 0", Mapping{Start: 0x7f5b21698000, End: 0x7f5b216ba000, Perms: rw}},
+		{"memfd", "7f5b21698000-7f5b216b9000 rw-p 00000000 00:01 1030      /memfd:OTEL_CTX (deleted)", Mapping{Start: 0x7f5b21698000, End: 0x7f5b216b9000, Perms: rw, Inode: 1030, Name: "/memfd:OTEL_CTX (deleted)"}},
+		{"named anonymous memory", "7f5b21698000-7f5b216b9000 rw-p 00000000 00:00 0      [anon: glibc: malloc]", Mapping{Start: 0x7f5b21698000, End: 0x7f5b216b9000, Perms: rw, Name: "[anon: glibc: malloc]"}},
+		{"named shared memory", "7f5b21698000-7f5b216b9000 rw-p 00000000 00:01 77      [anon_shmem:OTEL_CTX]", Mapping{Start: 0x7f5b21698000, End: 0x7f5b216b9000, Perms: rw, Inode: 77, Name: "[anon_shmem:OTEL_CTX]"}},
+		{"numbers too wide for the padding", "ffffffffff600000-ffffffffff601000 ---p fffffffffffff000 103:02 12345678901234567 /x", Mapping{Start: 0xffffffffff600000, End: 0xffffffffff601000, Offset: 0xfffffffffffff000, Inode: 12345678901234567, Name: "/x"}},
+		{"two spaces in the name", "1000-2000 ---p 00000000 00:01 7      /memfd:a  b (deleted)", Mapping{Start: 0x1000, End: 0x2000, Inode: 7, Name: "/memfd:a  b (deleted)"}},
+		{"spaces at the end of the name", "1000-2000 ---p 00000000 00:01 7      /tmp/a  ", Mapping{Start: 0x1000, End: 0x2000, Inode: 7, Name: "/tmp/a  "}},
+		{"carriage return at the end of the name", "1000-2000 ---p 00000000 00:01 7      /tmp/a\r", Mapping{Start: 0x1000, End: 0x2000, Inode: 7, Name: "/tmp/a\r"}},
+		{"escaped newline stays escaped", `1000-2000 ---p 00000000 00:01 7      /tmp/a\012b`, Mapping{Start: 0x1000, End: 0x2000, Inode: 7, Name: `/tmp/a\012b`}},
+		{"bytes that are no text", "1000-2000 ---p 00000000 00:01 7      /tmp/\xff\x00\x1b[31m\t", Mapping{Start: 0x1000, End: 0x2000, Inode: 7, Name: "/tmp/\xff\x00\x1b[31m\t"}},
 	}
 	var (
 		file strings.Builder
