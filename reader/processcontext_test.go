@@ -412,46 +412,41 @@ func TestProcessContextSeveralMappings(t *testing.T) {
 			assert.Equal(t, "second", serviceName(pc))
 		})
 	}
-	t.Run("something else by the time it is looked at", func(t *testing.T) {
-		f := other(nil)
-		f.setMaps(usualMapping)
-		f.beforeRead = func(n int) {
-			if n == 1 {
-				// Withdrawn, its address taken by others, and published again elsewhere.
-				f.header(headerAt).Signature = [8]byte([]byte("\x7fELF\x02\x01\x01\x00"))
-				f.setMaps(second("[anon:OTEL_CTX]"))
+	for name, tt := range map[string]struct {
+		change func(f *fakeTarget)
+		want   string
+	}{
+		"something else by the time it is looked at": {func(f *fakeTarget) {
+			f.setMaps(usualMapping)
+			f.beforeRead = func(n int) {
+				if n == 1 {
+					// Withdrawn, its address taken by others, and published again elsewhere.
+					f.header(headerAt).Signature = [8]byte([]byte("\x7fELF\x02\x01\x01\x00"))
+					f.setMaps(second("[anon:OTEL_CTX]"))
+				}
 			}
-		}
-		pc, err := f.read()
-		require.NoError(t, err)
-		assert.Equal(t, "second", serviceName(pc))
-	})
-	t.Run("one behind the other while both are looked at", func(t *testing.T) {
-		f := other(nil)
-		f.beforeRead = func(n int) {
-			if n == 2 {
-				delete(f.memory, headerAt)
-				f.setMaps(second("[anon:OTEL_CTX]"))
+		}, "second"},
+		"one behind the other while both are looked at": {func(f *fakeTarget) {
+			f.beforeRead = func(n int) {
+				if n == 2 {
+					delete(f.memory, headerAt)
+					f.setMaps(second("[anon:OTEL_CTX]"))
+				}
 			}
-		}
-		pc, err := f.read()
-		require.NoError(t, err)
-		assert.Equal(t, "second", serviceName(pc))
-	})
-	t.Run("valid and unmapped", func(t *testing.T) {
-		f := other(nil)
-		delete(f.memory, otherAt)
-		pc, err := f.read()
-		require.NoError(t, err)
-		assert.Equal(t, "first", serviceName(pc))
-	})
-	t.Run("valid and executable", func(t *testing.T) {
-		f := other(nil)
-		f.setMaps(usualMapping + strings.ReplaceAll(second("[anon:OTEL_CTX]"), "rw-p", "r-xp"))
-		pc, err := f.read()
-		require.NoError(t, err)
-		assert.Equal(t, "first", serviceName(pc))
-	})
+		}, "second"},
+		"valid and unmapped": {func(f *fakeTarget) { delete(f.memory, otherAt) }, "first"},
+		"valid and executable": {func(f *fakeTarget) {
+			f.setMaps(usualMapping + strings.ReplaceAll(second("[anon:OTEL_CTX]"), "rw-p", "r-xp"))
+		}, "first"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := other(nil)
+			tt.change(f)
+			pc, err := f.read()
+			require.NoError(t, err)
+			assert.Equal(t, tt.want, serviceName(pc))
+		})
+	}
 	t.Run("neither valid", func(t *testing.T) {
 		f := other(func(h *wire.ProcessContextHeader) { h.Version = 1 })
 		f.header(headerAt).Version = 3
@@ -510,125 +505,78 @@ func TestProcessContextReplacedMidway(t *testing.T) {
 		h := f.header(headerAt)
 		h.Payload, h.PayloadSize, h.PublishedAtNS = newPayloadAt, uint32(len(newPayload)), 2000
 	}
+	withdraw := func(f *fakeTarget) {
+		clear(f.memory)
+		f.setMaps(otherMapping)
+	}
+	hide := func(f *fakeTarget) { f.memory[0], f.memory[headerAt] = f.memory[headerAt], nil }
+	show := func(f *fakeTarget) { f.memory[headerAt] = f.memory[0] }
+	type steps map[int]func(f *fakeTarget)
 	tests := []struct {
-		name   string
-		change func(f *fakeTarget, read int)
+		name string
+		// before has what happens before a read, at 0 before each of them.
+		before steps
 		// want is the service that is read or, if it is empty, wantErr the error.
 		want    string
 		wantErr error
 	}{
-		{name: "not at all", change: func(*fakeTarget, int) {}, want: "old"},
-		{name: "updated before the first look", change: func(f *fakeTarget, read int) {
-			if read == readBefore {
-				publish(f)
-			}
-		}, want: "new and longer"},
-		{name: "updated before the payload", change: func(f *fakeTarget, read int) {
-			if read == readPayload {
-				publish(f)
-			}
-		}, want: "new and longer"},
-		{name: "updated before the second look", change: func(f *fakeTarget, read int) {
-			if read == readAfter {
-				publish(f)
-			}
-		}, want: "new and longer"},
-		{name: "payload freed by an update", change: func(f *fakeTarget, read int) {
-			if read == readPayload {
-				delete(f.memory, payloadAt)
-				publish(f)
-			}
-		}, want: "new and longer"},
-		{name: "payload half written, timestamp zeroed", change: func(f *fakeTarget, read int) {
-			switch read {
-			case readPayload:
-				f.header(headerAt).PublishedAtNS = 0
-				copy(f.memory[payloadAt], "\xff\xff\xff\xff\xff")
-			case readAfter + 3:
-				publish(f)
-			}
-		}, want: "new and longer"},
-		{name: "payload pointer changed, not the time", change: func(f *fakeTarget, read int) {
-			if read == readAfter {
-				f.memory[newPayloadAt] = newPayload
-				h := f.header(headerAt)
-				h.Payload, h.PayloadSize = newPayloadAt, uint32(len(newPayload))
-			}
-		}, want: "new and longer"},
-		{name: "withdrawn before the first look", change: func(f *fakeTarget, read int) {
-			if read == readBefore {
-				delete(f.memory, headerAt)
-				f.setMaps(otherMapping)
-			}
-		}, wantErr: ErrNoContext},
-		{name: "withdrawn before the payload", change: func(f *fakeTarget, read int) {
-			if read == readPayload {
-				clear(f.memory)
-				f.setMaps(otherMapping)
-			}
-		}, wantErr: ErrNoContext},
-		{name: "withdrawn before the second look", change: func(f *fakeTarget, read int) {
-			if read == readAfter {
-				clear(f.memory)
-				f.setMaps(otherMapping)
-			}
-		}, wantErr: ErrNoContext},
-		{name: "replaced by something else", change: func(f *fakeTarget, read int) {
-			if read == readAfter {
-				copy(f.memory[headerAt], "#!/bin/sh")
-				f.setMaps(otherMapping)
-			}
-		}, wantErr: ErrNoContext},
-		{name: "becomes another version", change: func(f *fakeTarget, read int) {
-			if read == readAfter {
-				f.header(headerAt).Version = 3
-			}
-		}, wantErr: ErrInvalid},
-		{name: "moved", change: func(f *fakeTarget, read int) {
-			if read == readAfter {
-				delete(f.memory, headerAt)
-				const at = 0x7f77_0000_0000
-				f.memory[at] = encodeHeader(2000, len(newPayload), newPayloadAt)
-				f.memory[newPayloadAt] = newPayload
-				f.setMaps("7f7700000000-7f7700001000 rw-p 00000000 00:00 0    [anon:OTEL_CTX]\n")
-			}
-		}, want: "new and longer"},
-		{name: "published in the middle of the search", change: func(f *fakeTarget, read int) {
-			switch read {
-			case 1:
-				f.header(headerAt).Signature = [8]byte{}
-			case 3:
-				f.header(headerAt).Signature = [8]byte([]byte(wire.ProcessContextSignature))
-			}
-		}, want: "old"},
-		{name: "mapped but not yet readable", change: func(f *fakeTarget, read int) {
-			switch read {
-			case 1:
-				f.memory[0], f.memory[headerAt] = f.memory[headerAt], nil
-			case 2:
-				f.memory[headerAt] = f.memory[0]
-			}
-		}, want: "old"},
-		{name: "updated all the time", change: func(f *fakeTarget, _ int) {
-			f.header(headerAt).PublishedAtNS++
-		}, wantErr: ErrBusy},
-		{name: "comes and goes all the time", change: func(f *fakeTarget, read int) {
-			if read%2 == 0 {
-				f.memory[0], f.memory[headerAt] = f.memory[headerAt], nil
+		{"not at all", nil, "old", nil},
+		{"updated before the first look", steps{readBefore: publish}, "new and longer", nil},
+		{"updated before the payload", steps{readPayload: publish}, "new and longer", nil},
+		{"updated before the second look", steps{readAfter: publish}, "new and longer", nil},
+		{"payload freed by an update", steps{readPayload: func(f *fakeTarget) {
+			delete(f.memory, payloadAt)
+			publish(f)
+		}}, "new and longer", nil},
+		{"payload half written, timestamp zeroed", steps{readPayload: func(f *fakeTarget) {
+			f.header(headerAt).PublishedAtNS = 0
+			copy(f.memory[payloadAt], "\xff\xff\xff\xff\xff")
+		}, readAfter + 3: publish}, "new and longer", nil},
+		{"payload pointer changed, not the time", steps{readAfter: func(f *fakeTarget) {
+			publish(f)
+			f.header(headerAt).PublishedAtNS = 1000
+		}}, "new and longer", nil},
+		{"withdrawn before the first look", steps{readBefore: withdraw}, "", ErrNoContext},
+		{"withdrawn before the payload", steps{readPayload: withdraw}, "", ErrNoContext},
+		{"withdrawn before the second look", steps{readAfter: withdraw}, "", ErrNoContext},
+		{"replaced by something else", steps{readAfter: func(f *fakeTarget) {
+			copy(f.memory[headerAt], "#!/bin/sh")
+			f.setMaps(otherMapping)
+		}}, "", ErrNoContext},
+		{"becomes another version", steps{readAfter: func(f *fakeTarget) { f.header(headerAt).Version = 3 }}, "", ErrInvalid},
+		{"moved", steps{readAfter: func(f *fakeTarget) {
+			delete(f.memory, headerAt)
+			f.memory[0x7f77_0000_0000] = encodeHeader(2000, len(newPayload), newPayloadAt)
+			f.memory[newPayloadAt] = newPayload
+			f.setMaps("7f7700000000-7f7700001000 rw-p 00000000 00:00 0    [anon:OTEL_CTX]\n")
+		}}, "new and longer", nil},
+		{"published in the middle of the search", steps{
+			1: func(f *fakeTarget) { f.header(headerAt).Signature = [8]byte{} },
+			3: func(f *fakeTarget) { f.header(headerAt).Signature = [8]byte([]byte(wire.ProcessContextSignature)) },
+		}, "old", nil},
+		{"mapped but not yet readable", steps{1: hide, 2: show}, "old", nil},
+		{"updated all the time", steps{0: func(f *fakeTarget) { f.header(headerAt).PublishedAtNS++ }}, "", ErrBusy},
+		{"comes and goes all the time", steps{0: func(f *fakeTarget) {
+			if f.reads%2 == 0 {
+				hide(f)
 			} else if f.memory[headerAt] == nil {
-				f.memory[headerAt] = f.memory[0]
+				show(f)
 			}
-		}, wantErr: ErrBusy},
-		{name: "gone, and its id given to a process with a context", change: func(f *fakeTarget, read int) {
-			if read == readPayload {
-				f.alive = fmt.Errorf("%w: stat", procfs.ErrProcessGone)
-			}
-		}, wantErr: ErrProcessGone},
+		}}, "", ErrBusy},
+		{"gone, and its id given to a process with a context", steps{readPayload: func(f *fakeTarget) {
+			f.alive = fmt.Errorf("%w: stat", procfs.ErrProcessGone)
+		}}, "", ErrProcessGone},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			f := newFake(oldPayload)
-			f.beforeRead = func(n int) { tt.change(f, n) }
+			f.beforeRead = func(n int) {
+				for _, at := range []int{0, n} {
+					if step := tt.before[at]; step != nil {
+						step(f)
+					}
+				}
+			}
 			pc, err := f.read()
 			assert.LessOrEqual(t, f.reads, 4*maxAttempts)
 			assert.LessOrEqual(t, f.mapsReads, maxAttempts)
