@@ -291,9 +291,7 @@ func nobody(p *childproc.Parent) {
 	pc, err := found.ProcessContext(context.Background())
 	p.Must(err)
 
-	p.Must(syscall.Setgroups(nil))
-	p.Must(syscall.Setgid(65534))
-	p.Must(syscall.Setuid(65534))
+	p.BecomeNobody()
 
 	_, err = found.Changed(pc.PublishedAtNS)
 	p.Send("%t %v", errors.Is(err, ErrNotPermitted), err)

@@ -4,7 +4,6 @@
 package reader
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -26,15 +25,6 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 )
 
-// readable skips the test if the kernel keeps even a parent from reading its child.
-func readable(t *testing.T) {
-	t.Helper()
-	scope, err := os.ReadFile("/proc/sys/kernel/yama/ptrace_scope")
-	if err == nil && strings.TrimSpace(string(scope)) >= "2" && os.Geteuid() != 0 {
-		t.Skip("kernel.yama.ptrace_scope is 2 or more: reading a child needs CAP_SYS_PTRACE")
-	}
-}
-
 // stepf has a child do something that can be refused by nobody.
 func stepf(t *testing.T, child *childproc.Child, format string, args ...any) {
 	t.Helper()
@@ -53,7 +43,7 @@ func numberf(t *testing.T, child *childproc.Child, format string, args ...any) u
 // publishing starts a child that publishes a service, the usual way.
 func publishing(t *testing.T, service string) *childproc.Child {
 	t.Helper()
-	readable(t)
+	childproc.NeedReading(t)
 	child := childproc.Start(t, "publisher", nil)
 	numberf(t, child, "map memfd")
 	stepf(t, child, "payload inside %x", marshal(t, message(service)))
@@ -71,7 +61,7 @@ func open(t *testing.T, pid int) *Process {
 }
 
 func TestReadOtherPublishers(t *testing.T) {
-	readable(t)
+	childproc.NeedReading(t)
 	for _, mapping := range []string{"memfd", "anonymous", "shared"} {
 		for _, payloadAt := range []string{"inside", "outside"} {
 			for _, order := range []string{"seed", "publish"} {
@@ -160,7 +150,7 @@ func TestReadUpdates(t *testing.T) {
 }
 
 func TestReadBeforePublication(t *testing.T) {
-	readable(t)
+	childproc.NeedReading(t)
 	child := childproc.Start(t, "publisher", nil)
 	p := open(t, child.PID())
 	_, err := p.ProcessContext(t.Context())
@@ -207,7 +197,7 @@ func TestReadTwoContexts(t *testing.T) {
 }
 
 func TestReadTruncatedMemfd(t *testing.T) {
-	readable(t)
+	childproc.NeedReading(t)
 	child := childproc.Start(t, "publisher", nil)
 	numberf(t, child, "map shared")
 	stepf(t, child, "payload inside %x", marshal(t, message("x")))
@@ -279,12 +269,7 @@ func TestReadZombie(t *testing.T) {
 	p := open(t, child.PID())
 	pc, err := p.ProcessContext(t.Context())
 	require.NoError(t, err)
-	require.NoError(t, syscall.Kill(child.PID(), syscall.SIGKILL))
-	require.Eventually(t, func() bool {
-		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", child.PID()))
-		require.NoError(t, err)
-		return bytes.Contains(stat, []byte(") Z "))
-	}, patience, time.Millisecond)
+	child.Zombie()
 
 	_, err = p.Changed(pc.PublishedAtNS)
 	assertKind(t, ErrProcessGone, err, child.PID())
@@ -394,21 +379,8 @@ func TestReadNotPermitted(t *testing.T) {
 	child.Done()
 }
 
-// capable reports whether this process has a capability, by its number.
-func capable(t *testing.T, capability int) bool {
-	t.Helper()
-	status, err := os.ReadFile("/proc/self/status")
-	require.NoError(t, err)
-	_, rest, ok := strings.Cut(string(status), "\nCapEff:\t")
-	require.True(t, ok)
-	digits, _, _ := strings.Cut(rest, "\n")
-	set, err := strconv.ParseUint(digits, 16, 64)
-	require.NoError(t, err)
-	return set&(1<<capability) != 0
-}
-
 func TestReadReusedPID(t *testing.T) {
-	if !capable(t, 21) {
+	if !childproc.Capable(t, childproc.CapSysAdmin) {
 		t.Skip("needs CAP_SYS_ADMIN, for a PID namespace in which ids can be chosen")
 	}
 	child := childproc.Start(t, "reused-pid", func(cmd *exec.Cmd) {

@@ -13,7 +13,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -37,9 +36,7 @@ func idle(p *childproc.Parent) {
 // nobody gives up root's rights and then says what comes of reading the maps of the
 // processes whose ids it is sent.
 func nobody(p *childproc.Parent) {
-	p.Must(syscall.Setgroups(nil))
-	p.Must(syscall.Setgid(65534))
-	p.Must(syscall.Setuid(65534))
+	p.BecomeNobody()
 	for {
 		line, ok := p.Receive()
 		if !ok {
@@ -161,8 +158,7 @@ func TestProcessGone(t *testing.T) {
 	assert.NotEmpty(t, got)
 
 	// Killed but not waited for, its id is still its own.
-	require.NoError(t, syscall.Kill(child.PID(), syscall.SIGKILL))
-	awaitZombie(t, child.PID())
+	child.Zombie()
 	require.NoError(t, p.Alive())
 
 	child.Kill() // waits for it
@@ -171,16 +167,6 @@ func TestProcessGone(t *testing.T) {
 	require.ErrorIs(t, err, ErrProcessGone)
 	_, err = NewFS("/proc").Process(child.PID())
 	require.ErrorIs(t, err, ErrProcessGone)
-}
-
-// awaitZombie waits until a killed process has given up its memory.
-func awaitZombie(t *testing.T, pid int) {
-	t.Helper()
-	require.Eventually(t, func() bool {
-		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-		require.NoError(t, err)
-		return bytes.Contains(stat, []byte(") Z "))
-	}, 30*time.Second, time.Millisecond)
 }
 
 // A process that ends while its maps are open and half read.

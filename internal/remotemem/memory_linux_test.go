@@ -12,7 +12,6 @@ import (
 	"os"
 	"reflect"
 	"strconv"
-	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -66,22 +65,17 @@ func pages(p *childproc.Parent) {
 
 // undumpable does as pages and forbids its user to read it.
 func undumpable(p *childproc.Parent) {
-	mem, err := mapPages(2)
-	p.Must(err)
 	const setDumpable = 4 // PR_SET_DUMPABLE
 	if _, _, errno := syscall.RawSyscall(syscall.SYS_PRCTL, setDumpable, 0, 0); errno != 0 {
 		p.Must(errno)
 	}
-	p.Send("%d", address(mem))
-	p.Receive()
+	pages(p)
 }
 
 // nobody gives up root's rights and then says what comes of reading a byte at the
 // addresses that it is sent.
 func nobody(p *childproc.Parent) {
-	p.Must(syscall.Setgroups(nil))
-	p.Must(syscall.Setgid(65534))
-	p.Must(syscall.Setuid(65534))
+	p.BecomeNobody()
 	for {
 		line, ok := p.Receive()
 		if !ok {
@@ -105,16 +99,6 @@ func startPages(t *testing.T, role string) (child *childproc.Child, off int64) {
 	off, err := strconv.ParseInt(child.Receive(), 10, 64)
 	require.NoError(t, err)
 	return child, off
-}
-
-// forChildren skips the test if the kernel keeps even a parent from reading its
-// child.
-func forChildren(t *testing.T) {
-	t.Helper()
-	scope, err := os.ReadFile("/proc/sys/kernel/yama/ptrace_scope")
-	if err == nil && strings.TrimSpace(string(scope)) >= "2" && os.Geteuid() != 0 {
-		t.Skip("kernel.yama.ptrace_scope is 2 or more: reading a child needs CAP_SYS_PTRACE")
-	}
 }
 
 func testReads(t *testing.T, pid int, off int64) {
@@ -145,33 +129,27 @@ func testReads(t *testing.T, pid int, off int64) {
 }
 
 func TestReadAtThisProcess(t *testing.T) {
-	mem, err := mapPages(2)
-	require.NoError(t, err)
-	defer syscall.Munmap(mem)
-	testReads(t, os.Getpid(), address(mem))
+	_, at := mapReadable(t, 2)
+	testReads(t, os.Getpid(), int64(at))
 }
 
 func TestReadAtChild(t *testing.T) {
-	forChildren(t)
+	childproc.NeedReading(t)
 	child, off := startPages(t, "pages")
 	testReads(t, child.PID(), off)
 	child.Done()
 }
 
 func TestReadAtLarge(t *testing.T) {
-	const count = 512
-	mem, err := mapPages(count)
+	mem, at := mapReadable(t, 512)
+	got := make([]byte, len(mem))
+	_, err := self().ReadAt(got, int64(at))
 	require.NoError(t, err)
-	defer syscall.Munmap(mem)
-	want := pattern(count * os.Getpagesize())
-	got := make([]byte, len(want))
-	_, err = remotemem.Of(os.Getpid()).ReadAt(got, address(mem))
-	require.NoError(t, err)
-	assert.True(t, bytes.Equal(want, got))
+	assert.True(t, bytes.Equal(mem, got))
 }
 
 func TestReadAtWildAddresses(t *testing.T) {
-	mem := remotemem.Of(os.Getpid())
+	mem := self()
 	for _, off := range []int64{0, 1, 4095, 1 << 47, 1 << 56, math.MaxInt64, math.MaxInt64 - 31, -1, -32, -4096, math.MinInt64} {
 		for _, size := range []int{1, 32, 65536} {
 			n, err := mem.ReadAt(make([]byte, size), off)
@@ -183,14 +161,14 @@ func TestReadAtWildAddresses(t *testing.T) {
 
 func TestReadAtNothing(t *testing.T) {
 	for _, off := range []int64{0, -1, 1 << 47} {
-		n, err := remotemem.Of(os.Getpid()).ReadAt(nil, off)
+		n, err := self().ReadAt(nil, off)
 		require.NoError(t, err)
 		assert.Zero(t, n)
 	}
 }
 
 func TestReadAtGone(t *testing.T) {
-	forChildren(t)
+	childproc.NeedReading(t)
 	child, off := startPages(t, "pages")
 	mem := remotemem.Of(child.PID())
 	_, err := mem.ReadAt(make([]byte, 1), off)
@@ -201,7 +179,7 @@ func TestReadAtGone(t *testing.T) {
 	require.Eventually(t, func() bool {
 		_, err := mem.ReadAt(make([]byte, 1), off)
 		return errors.Is(err, syscall.ESRCH)
-	}, 30*time.Second, time.Millisecond)
+	}, time.Minute, time.Millisecond)
 
 	child.Kill() // waits for it
 	n, err := mem.ReadAt(make([]byte, 1), off)
@@ -219,12 +197,10 @@ func TestReadAtNoSuchProcess(t *testing.T) {
 
 func TestReadAtNotPermitted(t *testing.T) {
 	if os.Geteuid() == 0 {
-		mem, err := mapPages(2)
-		require.NoError(t, err)
-		defer syscall.Munmap(mem)
+		_, at := mapReadable(t, 2)
 		child := childproc.Start(t, "nobody", nil)
-		assert.Equal(t, fmt.Sprintf("true, true: process_vm_readv of 1 bytes at %#x: operation not permitted", address(mem)),
-			child.Ask("%d %d", os.Getpid(), address(mem)))
+		assert.Equal(t, fmt.Sprintf("true, true: process_vm_readv of 1 bytes at %#x: operation not permitted", at),
+			child.Ask("%d %d", os.Getpid(), at))
 		child.Done()
 		return
 	}

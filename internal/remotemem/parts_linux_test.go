@@ -9,7 +9,6 @@ import (
 	"errors"
 	"math"
 	"os"
-	"reflect"
 	"runtime"
 	"sync/atomic"
 	"syscall"
@@ -24,20 +23,14 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// mapReadable maps so many pages that hold a pattern, with a page behind them that
-// cannot be read.
-func mapReadable(t *testing.T, pages int) (mem []byte, address uint64) {
+// mapReadable maps so many pages that hold the pattern, with a page behind them that cannot
+// be read.
+func mapReadable(t *testing.T, pages int) (mem []byte, at uint64) {
 	t.Helper()
-	page := os.Getpagesize()
-	all, err := syscall.Mmap(-1, 0, (pages+1)*page, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_PRIVATE|syscall.MAP_ANON)
+	all, err := mapPages(pages)
 	require.NoError(t, err)
 	t.Cleanup(func() { assert.NoError(t, syscall.Munmap(all)) })
-	mem = all[:pages*page]
-	for i := range mem {
-		mem[i] = byte(i*7 + i/251 + 1)
-	}
-	require.NoError(t, syscall.Mprotect(all[len(mem):], syscall.PROT_NONE))
-	return mem, uint64(reflect.ValueOf(mem).Pointer())
+	return all[:pages*os.Getpagesize()], uint64(address(all))
 }
 
 func self() remotemem.Memory { return remotemem.Of(os.Getpid()) }

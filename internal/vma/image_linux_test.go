@@ -6,7 +6,6 @@ package vma
 import (
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -30,12 +29,8 @@ func imageFile(t *testing.T, size int) *os.File {
 
 func permissionsOf(t *testing.T, path string) (perms []string) {
 	t.Helper()
-	maps, err := os.ReadFile("/proc/self/maps")
-	require.NoError(t, err)
-	for line := range strings.Lines(string(maps)) {
-		if strings.HasSuffix(line, path+"\n") {
-			perms = append(perms, strings.Fields(line)[1])
-		}
+	for _, m := range mappings(t, path) {
+		perms = append(perms, m.Perms.String())
 	}
 	return perms
 }
@@ -58,9 +53,7 @@ func TestMapImage(t *testing.T) {
 	assert.Equal(t, byte(1), b[page+8], "the file stays as it is")
 
 	image.Signal("OTEL_CTX")
-	maps, err := os.ReadFile("/proc/self/maps")
-	require.NoError(t, err)
-	assert.NotContains(t, string(maps), "OTEL_CTX", "it is no process context")
+	assert.Empty(t, mappings(t, "OTEL_CTX"), "it is no process context")
 	require.NoError(t, unix.Munmap(image.mem))
 }
 

@@ -4,10 +4,8 @@
 package vma
 
 import (
-	"fmt"
 	"os"
 	"runtime"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -16,35 +14,21 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/otelctx/otelctx/internal/procfs"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
 const retireName = "OTELCTX_RETIRE_TEST"
 
-// linesWith returns the lines of /proc/self/maps that contain part.
-func linesWith(t *testing.T, part string) []string {
+// at returns the mapping that an address is in.
+func at(t *testing.T, address uint64) procfs.Mapping {
 	t.Helper()
-	maps, err := os.ReadFile("/proc/self/maps")
-	require.NoError(t, err)
-	var found []string
-	for line := range strings.Lines(string(maps)) {
-		if strings.Contains(line, part) {
-			found = append(found, strings.TrimSpace(line))
+	for _, m := range mappings(t, "") {
+		if m.Start <= address && address < m.End {
+			return m
 		}
 	}
-	return found
-}
-
-// lineAt returns the line of the mapping that an address is in.
-func lineAt(t *testing.T, address uint64) string {
-	t.Helper()
-	for _, line := range linesWith(t, "-") {
-		var start, end uint64
-		if n, _ := fmt.Sscanf(line, "%x-%x", &start, &end); n == 2 && start <= address && address < end {
-			return line
-		}
-	}
-	return ""
+	return procfs.Mapping{}
 }
 
 // hold has an address in the test's hands after the region has let go of it.
@@ -58,15 +42,15 @@ func TestNewAnonymous(t *testing.T) {
 	require.NoError(t, err)
 	assert.Len(t, r.Bytes(), (5000+os.Getpagesize()-1)/os.Getpagesize()*os.Getpagesize())
 	assert.Equal(t, make([]byte, len(r.Bytes())), r.Bytes())
-	assert.Empty(t, linesWith(t, "/memfd:"+retireName), "readers that search anonymous memory skip files")
+	assert.Empty(t, mappings(t, "/memfd:"+retireName), "readers that search anonymous memory skip files")
 	require.NoError(t, r.Announce(), "whether or not the kernel has names")
-	line := lineAt(t, r.Address())
-	assert.Contains(t, line, " rw-p ")
-	assert.NotContains(t, line, "memfd")
+	m := at(t, r.Address())
+	assert.Equal(t, "rw-p", m.Perms.String())
+	assert.NotContains(t, m.Name, "memfd")
 	r.Bytes()[4999] = 1
 	address := r.Address()
 	require.NoError(t, r.Close())
-	assert.NotContains(t, lineAt(t, address), retireName)
+	assert.NotContains(t, at(t, address).Name, retireName)
 
 	for _, size := range []int{-1, 0, 1<<40 + 1} {
 		_, err := NewAnonymous(retireName, size)
@@ -85,9 +69,9 @@ func TestRetire(t *testing.T) {
 
 			require.NoError(t, r.Retire())
 			assert.Nil(t, r.Bytes())
-			assert.Empty(t, linesWith(t, retireName))
-			assert.Contains(t, lineAt(t, address), " rw-p ")
-			assert.Contains(t, lineAt(t, address+3*4096-1), " rw-p ")
+			assert.Empty(t, mappings(t, retireName))
+			assert.Equal(t, "rw-p", at(t, address).Perms.String())
+			assert.Equal(t, "rw-p", at(t, address+3*4096-1).Perms.String())
 			assert.Equal(t, [4096]byte{}, *page, "nothing of what it held is left")
 			page[0] = 3
 			assert.Equal(t, byte(3), page[0])
@@ -137,7 +121,7 @@ func TestRetireUnderWriters(t *testing.T) {
 				stop.Store(true)
 				done.Wait()
 			}
-			assert.Empty(t, linesWith(t, retireName))
+			assert.Empty(t, mappings(t, retireName))
 		})
 	}
 }

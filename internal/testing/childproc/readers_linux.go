@@ -3,7 +3,75 @@
 
 package childproc
 
-import "syscall"
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// Capabilities, by their numbers.
+const (
+	CapSysPtrace = 19
+	CapSysAdmin  = 21
+)
+
+// Capable reports whether this process has a capability.
+func Capable(t testing.TB, capability int) bool {
+	t.Helper()
+	status, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(status), "\nCapEff:\t")
+	digits, _, _ := strings.Cut(rest, "\n")
+	set, err := strconv.ParseUint(digits, 16, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return set&(1<<capability) != 0
+}
+
+// NeedReading skips the test if Yama keeps even parents from reading their children.
+func NeedReading(t testing.TB) {
+	t.Helper()
+	b, _ := os.ReadFile("/proc/sys/kernel/yama/ptrace_scope") // nothing without Yama
+	scope := strings.TrimSpace(string(b))
+	if scope == "3" || scope == "2" && !Capable(t, CapSysPtrace) {
+		t.Skipf("kernel.yama.ptrace_scope is %s: not even parents may read their children without CAP_SYS_PTRACE, "+
+			"and with 3 nobody may", scope)
+	}
+}
+
+// Zombie kills the child and returns when it has given up its memory. It is not waited
+// for yet, so that its id is still its own.
+func (c *Child) Zombie() {
+	c.t.Helper()
+	if err := c.cmd.Process.Kill(); err != nil {
+		c.t.Fatal(err)
+	}
+	for end := time.Now().Add(2 * patience); ; time.Sleep(time.Millisecond) {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", c.PID()))
+		if err != nil || time.Now().After(end) {
+			c.t.Fatalf("no zombie: %q, %v", stat, err)
+		}
+		if bytes.Contains(stat, []byte(") Z ")) {
+			return
+		}
+	}
+}
+
+// BecomeNobody gives up root's rights.
+func (p *Parent) BecomeNobody() {
+	const nobody = 65534
+	p.Must(syscall.Setgroups(nil))
+	p.Must(syscall.Setgid(nobody))
+	p.Must(syscall.Setuid(nobody))
+}
 
 // AdmitReaders lets processes of the same user read this one that are not among its
 // ancestors, such as other children of the test, also where Yama would keep them from it.
