@@ -163,7 +163,7 @@ func stallingRole(parent *childproc.Parent) {
 	parent.AdmitReaders()
 	memory, err := vma.New(wire.ProcessContextName, os.Getpagesize())
 	parent.Must(err)
-	err = userfault.Stall(memory.Bytes())
+	awaitReader, err := userfault.StallAndTell(memory.Bytes())
 	switch {
 	case errors.Is(err, fs.ErrPermission) && os.Geteuid() != 0:
 		parent.Send("not permitted")
@@ -175,7 +175,11 @@ func stallingRole(parent *childproc.Parent) {
 	parent.Must(err)
 	parent.Must(memory.Announce())
 	parent.Send("stalling")
-	parent.Receive()
+	if _, ok := parent.Receive(); ok {
+		parent.Must(awaitReader())
+		parent.Send("somebody waits")
+		parent.Receive()
+	}
 }
 
 func hiddenRole(parent *childproc.Parent) {

@@ -9,8 +9,10 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -78,34 +80,71 @@ func executable(t *testing.T) string {
 // runCommand runs cmd. What it is not told about stdout and stderr it captures.
 func runCommand(t *testing.T, cmd *exec.Cmd) result {
 	t.Helper()
-	var stdout, stderr bytes.Buffer
+	return startCommand(t, cmd).wait(t)
+}
+
+// running is a command that runs.
+type running struct {
+	cmd            *exec.Cmd
+	stdout, stderr *bytes.Buffer
+}
+
+// startCommand starts cmd, and kills it at the end of the test.
+func startCommand(t *testing.T, cmd *exec.Cmd) *running {
+	t.Helper()
+	r := &running{cmd, new(bytes.Buffer), new(bytes.Buffer)}
 	// Built with -race, a process sleeps for a second before it exits unless told.
 	cmd.Env = append(os.Environ(), asCommandKey+"=1", "GORACE="+os.Getenv("GORACE")+" atexit_sleep_ms=0")
 	if cmd.Stdout == nil {
-		cmd.Stdout = &stdout
+		cmd.Stdout = r.stdout
 	}
-	cmd.Stderr = &stderr
-	err := cmd.Run()
+	cmd.Stderr = r.stderr
+	err := cmd.Start()
 	if errors.Is(err, syscall.EPERM) && cmd.SysProcAttr != nil {
 		t.Skip("changing the user needs CAP_SETUID and CAP_SETGID")
 	}
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		if cmd.ProcessState == nil {
+			_ = cmd.Process.Kill()
+			_ = cmd.Wait()
+		}
+	})
+	return r
+}
+
+// start starts otelctx.
+func start(t *testing.T, args ...string) *running {
+	t.Helper()
+	return startCommand(t, exec.Command(executable(t), args...))
+}
+
+// wait waits until the command ends.
+func (r *running) wait(t *testing.T) result {
+	t.Helper()
+	timeout := time.AfterFunc(5*time.Minute, func() { _ = r.cmd.Process.Kill() })
+	defer timeout.Stop()
+	err := r.cmd.Wait()
 	if exit := (*exec.ExitError)(nil); !errors.As(err, &exit) {
 		require.NoError(t, err)
 	}
-	return result{stdout.String(), stderr.String(), cmd.ProcessState.ExitCode()}
+	return result{r.stdout.String(), r.stderr.String(), r.cmd.ProcessState.ExitCode()}
 }
 
 // awaitOpen waits until a command that runs has something open that the kernel calls name.
 func awaitOpen(t *testing.T, cmd *exec.Cmd, name string) {
 	t.Helper()
-	dir := fmt.Sprintf("/proc/%d/fd/", cmd.Process.Pid)
 	require.Eventually(t, func() bool {
-		fds, err := os.ReadDir(dir)
-		for _, fd := range fds {
-			if to, _ := os.Readlink(dir + fd.Name()); to == name {
-				return true
-			}
-		}
-		return err != nil // It has ended: that is for the test to find.
+		open, err := hasOpen(cmd, name)
+		return open || err != nil // It has ended: that is for the test to find.
 	}, patience, tick)
+}
+
+func hasOpen(cmd *exec.Cmd, name string) (bool, error) {
+	dir := fmt.Sprintf("/proc/%d/fd/", cmd.Process.Pid)
+	fds, err := os.ReadDir(dir)
+	return slices.ContainsFunc(fds, func(fd os.DirEntry) bool {
+		to, _ := os.Readlink(dir + fd.Name())
+		return to == name
+	}), err
 }

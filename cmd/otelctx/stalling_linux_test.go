@@ -1,57 +1,86 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
+//go:build amd64 || arm64
+
 package main
 
 import (
-	"bytes"
 	"os"
-	"os/exec"
 	"strconv"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/otelctx/otelctx/internal/testing/burner"
 )
 
 const noAnswer = "the process makes those who read it wait: no answer within 5s"
 
-// A process that makes readers wait keeps none from the others.
-func TestListGoesOnWithoutAnAnswer(t *testing.T) {
+// A process that makes readers wait keeps none from the others. All commands wait at the same
+// time.
+func TestNoAnswer(t *testing.T) {
+	t.Parallel()
 	before, stalling, behind := startPublisher(t, "checkout", "a"), startStalling(t), startPublisher(t, "cart", "b")
-	for _, args := range [][]string{{"list"}, {"list", "--json"}} {
-		got := otelctx(t, args...)
-		assert.Zero(t, got.code, args)
-		for _, c := range []int{before.PID(), behind.PID()} {
-			assert.Contains(t, got.stdout, strconv.Itoa(c), args)
-		}
-		assert.Contains(t, got.stderr, "otelctx: pid "+strconv.Itoa(stalling.PID())+": "+noAnswer+"\n", args)
-	}
-}
+	pid := strconv.Itoa(stalling.PID())
+	complaint := "otelctx: pid " + pid + ": " + noAnswer + "\n"
+	lists := []*running{start(t, "list"), start(t, "list", "--json")}
+	alone := []*running{start(t, "inspect", pid), start(t, "watch", pid)}
 
-func TestExitNoAnswer(t *testing.T) {
-	pid := strconv.Itoa(startStalling(t).PID())
-	for _, command := range []string{"inspect", "watch"} {
-		got := otelctx(t, command, pid)
-		assert.Equal(t, exitNoAnswer, got.code, command)
-		assert.Empty(t, got.stdout, command)
-		assert.Contains(t, got.stderr, noAnswer, command)
+	t.Run("record", func(t *testing.T) {
+		needSampling(t)
+		c := startBurner(t, nil, burner.Records, burner.ThreadSlots)
+		// It leaves the processors to other tests as long as nothing is recorded.
+		require.NoError(t, syscall.Kill(c.PID(), syscall.SIGSTOP))
+		const duration = 1500 * time.Millisecond // It looks at the processes again after a second.
+		all := start(t, "record", "--json", "--all", "--duration="+duration.String())
+		// What it uses the processor for does not take its memory.
+		one := start(t, "record", "--json", pid, "--duration=100ms")
+		all.awaitRecorded(t, c)
+		require.NoError(t, syscall.Kill(c.PID(), syscall.SIGCONT))
+
+		got := all.wait(t)
+		d := decodeRecord(t, got)
+		assert.Contains(t, got.stderr, complaint)
+		assert.GreaterOrEqual(t, d.DurationNano, int64(duration))
+		attributed := uint64(0)
+		for _, p := range d.Processes {
+			if p.PID == c.PID() {
+				attributed = p.Attributed
+			}
+		}
+		assert.Positive(t, attributed)
+
+		got = one.wait(t)
+		assert.Zero(t, got.code)
+		assert.Contains(t, got.stderr, noAnswer)
+	})
+	for _, r := range lists {
+		got := r.wait(t)
+		assert.Zero(t, got.code, r.cmd)
+		for _, c := range []int{before.PID(), behind.PID()} {
+			assert.Contains(t, got.stdout, strconv.Itoa(c), r.cmd)
+		}
+		assert.Contains(t, got.stderr, complaint, r.cmd)
+	}
+	for _, r := range alone {
+		got := r.wait(t)
+		assert.Equal(t, exitNoAnswer, got.code, r.cmd)
+		assert.Empty(t, got.stdout, r.cmd)
+		assert.Contains(t, got.stderr, noAnswer, r.cmd)
 	}
 }
 
 // Who interrupts does not wait for what the process makes wait.
 func TestInterruptWithoutAnAnswer(t *testing.T) {
-	pid := strconv.Itoa(startStalling(t).PID())
-	cmd := exec.Command(executable(t), "watch", pid)
-	cmd.Env = append(os.Environ(), asCommandKey+"=1", "GORACE=atexit_sleep_ms=0")
-	var stderr bytes.Buffer
-	cmd.Stderr = &stderr
-	require.NoError(t, cmd.Start())
-	t.Cleanup(func() { _ = cmd.Process.Kill() })
-	awaitOpen(t, cmd, "/proc/"+pid)
-	time.Sleep(time.Second) // It has begun to wait. Uninterrupted it would say that there is no answer.
-	require.NoError(t, cmd.Process.Signal(os.Interrupt))
-	require.NoError(t, cmd.Wait())
-	assert.Empty(t, stderr.String())
+	c := startStalling(t)
+	r := start(t, "watch", strconv.Itoa(c.PID()))
+	require.Equal(t, "somebody waits", c.Ask("await"))
+	require.NoError(t, r.cmd.Process.Signal(os.Interrupt))
+	got := r.wait(t)
+	assert.Zero(t, got.code) // Uninterrupted it would say that there is no answer.
+	assert.Empty(t, got.stderr)
 }

@@ -26,8 +26,8 @@ import (
 	"go.opentelemetry.io/otel/sdk/resource"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 
-	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/scope"
+	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/reader"
 	"github.com/otelctx/otelctx/resourcepublisher"
 	"github.com/otelctx/otelctx/spanctx"
@@ -152,10 +152,10 @@ func TestInspectShowsThreadsAndCarriers(t *testing.T) {
 
 func TestWatchCounts(t *testing.T) {
 	w := startWorker(t)
-	start := time.Now()
+	begin := time.Now()
 	got := otelctx(t, "watch", w.pid, "--count", "3", "--interval", "20ms")
 	require.Zero(t, got.code, got.stderr)
-	assert.GreaterOrEqual(t, time.Since(start), 40*time.Millisecond)
+	assert.GreaterOrEqual(t, time.Since(begin), 40*time.Millisecond)
 	assert.Empty(t, got.stderr)
 	assert.NotContains(t, got.stdout, "\x1b")
 	looks := strings.Split(strings.TrimSuffix(got.stdout, "\n\n"), "\n\n")

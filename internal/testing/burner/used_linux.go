@@ -4,12 +4,51 @@
 package burner
 
 import (
+	"os"
+	"strconv"
+	"strings"
+	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/otelctx/otelctx/internal/testing/childproc"
+	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
+
+// Frequency returns how many samples of a burner tests take in a second of CPU time: more
+// than usual, for the sake of the time that they take, and no divisor of anything. On an
+// emulated processor samples take far longer, and the kernel may allow fewer.
+func Frequency() int {
+	const usual, fewer = 4999, 1499
+	setting, _ := os.ReadFile("/proc/sys/kernel/perf_event_max_sample_rate")
+	most, err := strconv.Atoi(strings.TrimSpace(string(setting)))
+	if testenv.Emulated() || err == nil && most < usual {
+		return fewer
+	}
+	return usual
+}
+
+// AwaitUse waits until a child has used the processors for so long from now on.
+func AwaitUse(t testing.TB, c *childproc.Child, d time.Duration) {
+	t.Helper()
+	var until time.Duration
+	for deadline := time.Now().Add(5 * time.Minute); ; time.Sleep(time.Millisecond) {
+		used, err := Used(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if until == 0 {
+			until = used + d
+		}
+		if used >= until {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("the burner has not used the processors for %v more than %v", d, until-d)
+		}
+	}
+}
 
 // Used returns for how long a child has used the processors so far, all of its threads
 // together.

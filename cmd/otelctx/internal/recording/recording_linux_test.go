@@ -25,9 +25,9 @@ import (
 	processcontextpb "go.opentelemetry.io/proto/otlp/processcontext/v1development"
 	resourcepb "go.opentelemetry.io/proto/otlp/resource/v1"
 
-	"github.com/otelctx/otelctx/internal/testing/burner"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/sampler"
+	"github.com/otelctx/otelctx/internal/testing/burner"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/wire"
 	"github.com/otelctx/otelctx/reader"

@@ -73,18 +73,6 @@ func layoutOf(t testing.TB, pid int) *reader.ThreadLayout {
 	return l
 }
 
-// testFrequency is more than usual, for the sake of the time that tests take, and no
-// divisor of anything. On an emulated processor samples take far longer, and the kernel may
-// allow fewer.
-func testFrequency() int {
-	const usual, fewer = 4999, 1499
-	most, err := strconv.Atoi(sysctl("perf_event_max_sample_rate"))
-	if testenv.Emulated() || err == nil && most < usual {
-		return fewer
-	}
-	return usual
-}
-
 // rest returns the samples that there still are when sampling has been stopped.
 func rest(t testing.TB, s *Sampler) []Sample {
 	t.Helper()
@@ -203,7 +191,7 @@ func TestSpans(t *testing.T) {
 		"goroutine slots before layout1": {[]string{burner.GoroutineSlots, burner.Layout1}, reader.GoroutineSlots, true, exact, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := open(t, Config{Frequency: testFrequency()})
+			s := open(t, Config{Frequency: burner.Frequency()})
 			c := startBurner(t, nil, test.words...)
 			require.NoError(t, s.Watch(c.PID(), layoutOf(t, c.PID())))
 			samples := take(t, s, testenv.Rounds(1000, 2000))
@@ -244,7 +232,7 @@ func TestWithoutThreadLocalStorage(t *testing.T) {
 	if runtime.GOARCH != "amd64" {
 		t.Skip("goroutines are found in a register")
 	}
-	s := open(t, Config{Frequency: testFrequency()})
+	s := open(t, Config{Frequency: burner.Frequency()})
 	c := startBurner(t, nil, burner.Records, burner.ThreadSlots)
 	layout := layoutOf(t, c.PID())
 	layout.Runtime.TLSGKnown = false
@@ -264,7 +252,7 @@ func TestServiceInPIDNamespace(t *testing.T) {
 		"thread slots": {burner.ThreadSlots},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := open(t, Config{Frequency: testFrequency()})
+			s := open(t, Config{Frequency: burner.Frequency()})
 			c := startBurner(t, inPIDNamespace, words...)
 			require.NoError(t, s.Watch(c.PID(), layoutOf(t, c.PID())))
 			samples := take(t, s, 1000)
@@ -287,7 +275,7 @@ const patience = 2 * time.Minute
 
 // What is shown with a span comes along, byte by byte, and from slots what else they have.
 func TestAttributes(t *testing.T) {
-	s := open(t, Config{Frequency: testFrequency()})
+	s := open(t, Config{Frequency: burner.Frequency()})
 	c := startBurner(t, nil, burner.Records, burner.Crafted)
 	require.NoError(t, s.Watch(c.PID(), layoutOf(t, c.PID())))
 	n := 0
@@ -306,7 +294,7 @@ func TestAttributes(t *testing.T) {
 
 func TestAttributesOfSlots(t *testing.T) {
 	for _, size := range []int{7, 64, 612} {
-		s := open(t, Config{Frequency: testFrequency()})
+		s := open(t, Config{Frequency: burner.Frequency()})
 		c := childproc.Start(t, roleRing, nil)
 		require.Equal(t, "shown", c.Ask("%d", size))
 		require.NoError(t, s.Watch(c.PID(), layoutOf(t, c.PID())))
@@ -468,7 +456,7 @@ func selfRole(parent *childproc.Parent) {
 		parent.Must(syscall.Mount("", "/", "", syscall.MS_REC|syscall.MS_PRIVATE, ""))
 		parent.Must(syscall.Mount("proc", "/proc", "proc", 0, ""))
 	}
-	s, err := Open(Config{Frequency: testFrequency()})
+	s, err := Open(Config{Frequency: burner.Frequency()})
 	if err != nil {
 		parent.Send("%v", err)
 		return
@@ -515,7 +503,7 @@ func TestBuildModes(t *testing.T) {
 				testenv.NeedAll(t)
 			}
 			exe := programs.Build(t, test.variant, root, "./internal/testing/burner/service")
-			s := open(t, Config{Frequency: testFrequency()})
+			s := open(t, Config{Frequency: burner.Frequency()})
 			c := startBurner(t, func(cmd *exec.Cmd) { cmd.Path = exe }, test.words...)
 			require.NoError(t, s.Watch(c.PID(), layoutOf(t, c.PID())))
 			assertExact(t, judge(c, take(t, s, 1500)))
@@ -528,7 +516,7 @@ const root = "../../../.."
 
 // A process that shows nothing is sampled without spans, and may begin to show them.
 func TestWatchAgain(t *testing.T) {
-	s := open(t, Config{Frequency: testFrequency()})
+	s := open(t, Config{Frequency: burner.Frequency()})
 	c := startBurner(t, nil, burner.Later, burner.Records)
 	require.NoError(t, s.Watch(c.PID(), nil))
 	for _, one := range take(t, s, 500) {
@@ -544,17 +532,10 @@ func TestWatchAgain(t *testing.T) {
 	}
 	require.NoError(t, s.Unwatch(c.PID()))
 	require.NoError(t, s.Unwatch(c.PID()), "no more")
-	awaitUse(t, c, 50*time.Millisecond) // There may have been samples that were being taken.
+	burner.AwaitUse(t, c, 50*time.Millisecond) // There may have been samples that were being taken.
 	last := taken(t, s)
-	awaitUse(t, c, 50*time.Millisecond)
+	burner.AwaitUse(t, c, 50*time.Millisecond)
 	assert.Equal(t, last, taken(t, s))
-}
-
-// awaitUse waits until a burner has used the processors for so long from now on.
-func awaitUse(t *testing.T, c *childproc.Child, d time.Duration) {
-	t.Helper()
-	until := used(t, c) + d
-	require.Eventually(t, func() bool { return used(t, c) >= until }, patience, time.Millisecond)
 }
 
 func used(t *testing.T, c *childproc.Child) time.Duration {
@@ -566,7 +547,7 @@ func used(t *testing.T, c *childproc.Child) time.Duration {
 
 // What is not read in time is lost, and counted.
 func TestLost(t *testing.T) {
-	s := open(t, Config{Frequency: testFrequency(), BufferSize: os.Getpagesize()})
+	s := open(t, Config{Frequency: burner.Frequency(), BufferSize: os.Getpagesize()})
 	c := startBurner(t, nil, burner.Records)
 	require.NoError(t, s.Watch(c.PID(), nil))
 	require.Eventually(t, func() bool { return s.Lost() > 100 }, patience, 10*time.Millisecond)
@@ -593,7 +574,7 @@ func taken(t testing.TB, s *Sampler) (n uint64) {
 
 func TestKernelStacks(t *testing.T) {
 	for _, asked := range []bool{true, false} {
-		s := open(t, Config{Frequency: testFrequency(), KernelStacks: asked})
+		s := open(t, Config{Frequency: burner.Frequency(), KernelStacks: asked})
 		c := startBurner(t, nil, burner.Records)
 		require.NoError(t, s.Watch(c.PID(), nil))
 		with := 0
@@ -614,18 +595,18 @@ func TestCPUTime(t *testing.T) {
 		t.Skip("an emulated processor's timer is late")
 	}
 	// Nobody reads before the end.
-	s := open(t, Config{Frequency: testFrequency(), BufferSize: 16 << 20})
+	s := open(t, Config{Frequency: burner.Frequency(), BufferSize: 16 << 20})
 	c := startBurner(t, nil, burner.Records)
 	// This process may have to wait between any two steps.
 	before := used(t, c)
 	require.NoError(t, s.Watch(c.PID(), nil))
 	begin := used(t, c)
-	awaitUse(t, c, time.Second)
+	burner.AwaitUse(t, c, time.Second)
 	end := used(t, c)
 	require.NoError(t, s.Unwatch(c.PID()))
 	after := used(t, c)
 	require.NoError(t, s.Stop())
-	got := time.Duration(len(rest(t, s))) * time.Second / time.Duration(testFrequency())
+	got := time.Duration(len(rest(t, s))) * time.Second / time.Duration(burner.Frequency())
 	assert.Zero(t, s.Lost())
 	assert.Greater(t, got, (end-begin)*9/10)
 	assert.Less(t, got, (after-before)*11/10)
@@ -633,7 +614,7 @@ func TestCPUTime(t *testing.T) {
 
 // Times are the wall clock's, and in the order of each processor.
 func TestTimes(t *testing.T) {
-	s := open(t, Config{Frequency: testFrequency()})
+	s := open(t, Config{Frequency: burner.Frequency()})
 	c := startBurner(t, nil, burner.Silent)
 	before := time.Now()
 	require.NoError(t, s.Watch(c.PID(), nil))
@@ -693,7 +674,7 @@ func BenchmarkSample(b *testing.B) {
 		{"layout-1", []string{burner.Layout1}},
 	} {
 		b.Run("carrier="+bench.name, func(b *testing.B) {
-			s := open(b, Config{Frequency: testFrequency()})
+			s := open(b, Config{Frequency: burner.Frequency()})
 			stats, err := ebpf.EnableStats(unix.BPF_STATS_RUN_TIME)
 			if errors.Is(err, unix.EPERM) {
 				b.Skipf("without CAP_SYS_ADMIN the kernel does not count what programs take: %v", err)
