@@ -23,6 +23,9 @@ import (
 // reads is how many reads a test of concurrency wants accepted.
 func reads() int { return testenv.Rounds(10_000, 100_000) }
 
+// writes is how many writes a test of writers alone is about. They cost little.
+const writes = 100_000
+
 // moreProcessors has the kernel switch between writers wherever they are, as well as
 // the scheduler.
 func moreProcessors(t *testing.T) {
@@ -251,7 +254,7 @@ func TestSeqUnderContention(t *testing.T) {
 				done.Go(func() {
 					ok := uint32(0)
 					buf := make([]byte, 1024)
-					for j := range uint64(2 * reads()) {
+					for j := range uint64(2 * writes) {
 						s := spanOf(i<<countBits|j, a.attributes, buf)
 						if _, _, done := a.store(&s); done {
 							ok++
@@ -282,7 +285,7 @@ func TestSeqOfReplace(t *testing.T) {
 	for range 8 {
 		done.Go(func() {
 			n := uint32(0)
-			for range 5 * reads() {
+			for range 5 * writes {
 				if replace(a.Ring, a.at(0), 77, &Span{SpanID: 77}) == 1 {
 					n++
 				}
@@ -312,7 +315,7 @@ func TestReplaceLooksAgain(t *testing.T) {
 					}
 				})
 			}
-			for i := range uint64(5 * reads()) {
+			for i := range uint64(10 * writes) {
 				if _, _, ok := a.store(&Span{SpanID: i + 1}); !ok || i%2 == 0 {
 					continue // at once, so that somebody is still about to replace this one
 				}
