@@ -101,6 +101,14 @@ func (f *fakeTarget) read() (*ProcessContext, error) {
 	return f.process().ProcessContext(context.Background())
 }
 
+// changed reports whether a process has changed since a publication.
+func changed(t *testing.T, p *Process, publishedAt uint64) bool {
+	t.Helper()
+	changed, err := p.Changed(publishedAt)
+	require.NoError(t, err)
+	return changed
+}
+
 // encodeHeader returns the memory of a header.
 func encodeHeader(publishedAt uint64, size int, payload uint64) []byte {
 	b := make([]byte, 4096)

@@ -45,10 +45,53 @@ func publishing(t *testing.T, service string) *childproc.Child {
 	t.Helper()
 	childproc.NeedReading(t)
 	child := childproc.Start(t, "publisher", nil)
-	numberf(t, child, "map memfd")
+	t.Cleanup(child.Done)
+	publishIn(t, child, "memfd", service)
+	return child
+}
+
+// publishIn has a child publish a service in memory of a kind.
+func publishIn(t *testing.T, child *childproc.Child, memory, service string) {
+	t.Helper()
+	numberf(t, child, "map %s", memory)
 	stepf(t, child, "payload inside %x", marshal(t, message(service)))
 	numberf(t, child, "publish")
-	return child
+}
+
+// reading starts a child that publishes a service, and reads that.
+func reading(t *testing.T, service string) (*childproc.Child, *Process, *ProcessContext) {
+	t.Helper()
+	child := publishing(t, service)
+	p := open(t, child.PID())
+	pc, err := p.ProcessContext(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, service, serviceName(pc))
+	return child, p, pc
+}
+
+// republish has a child put another service in the place of what it publishes.
+func republish(t *testing.T, child *childproc.Child, service string) (publishedAt uint64) {
+	t.Helper()
+	stepf(t, child, "payload outside %x", marshal(t, message(service)))
+	return numberf(t, child, "update-end")
+}
+
+// publishes fails the test unless a process publishes a service.
+func publishes(t *testing.T, p *Process, service string) *ProcessContext {
+	t.Helper()
+	pc, err := p.ProcessContext(t.Context())
+	require.NoError(t, err)
+	assert.Equal(t, service, serviceName(pc))
+	return pc
+}
+
+// fails fails the test unless a process cannot be read, for a reason.
+func fails(t *testing.T, p *Process, want error) error {
+	t.Helper()
+	pc, err := p.ProcessContext(t.Context())
+	assertKind(t, want, err, p.PID())
+	assert.Nil(t, pc)
+	return err
 }
 
 // open opens a process for the length of the test.
@@ -71,16 +114,14 @@ func TestReadOtherPublishers(t *testing.T) {
 					address := numberf(t, child, "map %s", mapping)
 					stepf(t, child, "payload %s %x", payloadAt, marshal(t, msg))
 
-					var before, after uint64
 					before, err := boottime.Now()
 					require.NoError(t, err)
 					answer := child.Ask("%s", order)
-					after, err = boottime.Now()
+					after, err := boottime.Now()
 					require.NoError(t, err)
 					if mapping == "anonymous" && answer == "unnamed" {
 						require.False(t, canNameMemory(), "the kernel has CONFIG_ANON_VMA_NAME and yet did not name memory")
-						_, err := open(t, child.PID()).ProcessContext(t.Context())
-						assertKind(t, ErrNoContext, err, child.PID())
+						fails(t, open(t, child.PID()), ErrNoContext)
 						t.Skip("the kernel has no CONFIG_ANON_VMA_NAME: memory without a memfd cannot be named")
 					}
 					publishedAt, err := strconv.ParseUint(answer, 10, 64)
@@ -109,9 +150,7 @@ func TestReadOtherPublishers(t *testing.T) {
 						assert.True(t, before <= publishedAt && publishedAt <= after)
 					}
 
-					changed, err := p.Changed(publishedAt)
-					require.NoError(t, err)
-					assert.False(t, changed)
+					assert.False(t, changed(t, p, publishedAt))
 					child.Done()
 				})
 			}
@@ -120,69 +159,42 @@ func TestReadOtherPublishers(t *testing.T) {
 }
 
 func TestReadUpdates(t *testing.T) {
-	child := publishing(t, "first")
-	p := open(t, child.PID())
-	pc, err := p.ProcessContext(t.Context())
-	require.NoError(t, err)
+	child, p, pc := reading(t, "first")
 	for i := range 10 {
 		service := strings.Repeat("next", i*100)
 		stepf(t, child, "update-start")
-		changed, err := p.Changed(pc.PublishedAtNS)
-		require.NoError(t, err)
-		assert.True(t, changed)
-		_, err = p.ProcessContext(t.Context())
-		assertKind(t, ErrBusy, err, child.PID())
+		assert.True(t, changed(t, p, pc.PublishedAtNS))
+		fails(t, p, ErrBusy)
 
-		stepf(t, child, "payload outside %x", marshal(t, message(service)))
-		publishedAt := numberf(t, child, "update-end")
-		changed, err = p.Changed(pc.PublishedAtNS)
-		require.NoError(t, err)
-		assert.True(t, changed)
-		pc, err = p.ProcessContext(t.Context())
-		require.NoError(t, err)
-		assert.Equal(t, service, serviceName(pc))
+		publishedAt := republish(t, child, service)
+		assert.True(t, changed(t, p, pc.PublishedAtNS))
+		pc = publishes(t, p, service)
 		assert.Equal(t, publishedAt, pc.PublishedAtNS)
-		changed, err = p.Changed(publishedAt)
-		require.NoError(t, err)
-		assert.False(t, changed)
+		assert.False(t, changed(t, p, publishedAt))
 	}
-	child.Done()
 }
 
 func TestReadBeforePublication(t *testing.T) {
 	childproc.NeedReading(t)
 	child := childproc.Start(t, "publisher", nil)
 	p := open(t, child.PID())
-	_, err := p.ProcessContext(t.Context())
-	assertKind(t, ErrNoContext, err, child.PID())
-	changed, err := p.Changed(0)
-	require.NoError(t, err)
-	assert.True(t, changed)
+	fails(t, p, ErrNoContext)
+	assert.True(t, changed(t, p, 0))
 
 	// Mapped and not written: the kernel shows its name already.
 	numberf(t, child, "map memfd")
-	_, err = p.ProcessContext(t.Context())
-	assertKind(t, ErrBusy, err, child.PID())
+	fails(t, p, ErrBusy)
 
 	stepf(t, child, "payload inside %x", marshal(t, message("late")))
 	numberf(t, child, "publish")
-	pc, err := p.ProcessContext(t.Context())
-	require.NoError(t, err)
-	assert.Equal(t, "late", serviceName(pc))
+	pc := publishes(t, p, "late")
 
 	stepf(t, child, "close")
-	changed, err = p.Changed(pc.PublishedAtNS)
-	require.NoError(t, err)
-	assert.True(t, changed)
-	_, err = p.ProcessContext(t.Context())
-	assertKind(t, ErrNoContext, err, child.PID())
+	assert.True(t, changed(t, p, pc.PublishedAtNS))
+	fails(t, p, ErrNoContext)
 
-	numberf(t, child, "map memfd")
-	stepf(t, child, "payload inside %x", marshal(t, message("again")))
-	numberf(t, child, "publish")
-	pc, err = p.ProcessContext(t.Context())
-	require.NoError(t, err)
-	assert.Equal(t, "again", serviceName(pc))
+	publishIn(t, child, "memfd", "again")
+	publishes(t, p, "again")
 	child.Done()
 }
 
@@ -191,17 +203,13 @@ func TestReadTwoContexts(t *testing.T) {
 	numberf(t, child, "map shared")
 	stepf(t, child, "payload inside %x", marshal(t, message("second")))
 	numberf(t, child, "seed")
-	_, err := open(t, child.PID()).ProcessContext(t.Context())
-	assertKind(t, ErrInvalid, err, child.PID())
-	child.Done()
+	fails(t, open(t, child.PID()), ErrInvalid)
 }
 
 func TestReadTruncatedMemfd(t *testing.T) {
 	childproc.NeedReading(t)
 	child := childproc.Start(t, "publisher", nil)
-	numberf(t, child, "map shared")
-	stepf(t, child, "payload inside %x", marshal(t, message("x")))
-	numberf(t, child, "publish")
+	publishIn(t, child, "shared", "x")
 	p := open(t, child.PID())
 	pc, err := p.ProcessContext(t.Context())
 	require.NoError(t, err)
@@ -209,9 +217,7 @@ func TestReadTruncatedMemfd(t *testing.T) {
 	// The mapping is still there, and nothing behind it: its owner would be killed
 	// for reading it (SIGBUS).
 	stepf(t, child, "truncate")
-	changed, err := p.Changed(pc.PublishedAtNS)
-	require.NoError(t, err)
-	assert.True(t, changed)
+	assert.True(t, changed(t, p, pc.PublishedAtNS))
 	for _, p := range []*Process{p, open(t, child.PID())} {
 		_, err := p.ProcessContext(t.Context())
 		require.Error(t, err)
@@ -221,34 +227,23 @@ func TestReadTruncatedMemfd(t *testing.T) {
 }
 
 func TestReadWildPayload(t *testing.T) {
-	child := publishing(t, "x")
-	p := open(t, child.PID())
-	_, err := p.ProcessContext(t.Context())
-	require.NoError(t, err)
+	child, p, _ := reading(t, "x")
 	for _, at := range []uint64{0, 1, 4096, 1 << 47, 1<<63 - 65536, 1 << 63, 0xffffffff81000000, 0xffffffffff600000, math.MaxUint64} {
 		for _, size := range []uint32{0, 1, 65536, 65537, math.MaxUint32} {
 			stepf(t, child, "update-start")
 			stepf(t, child, "point %d %d", at, size)
 			numberf(t, child, "update-end")
-			pc, err := p.ProcessContext(t.Context())
-			assertKind(t, ErrInvalid, err, child.PID())
-			assert.Nil(t, pc)
+			fails(t, p, ErrInvalid)
 		}
 	}
 	stepf(t, child, "update-start")
-	stepf(t, child, "payload outside %x", marshal(t, message("sane again")))
-	numberf(t, child, "update-end")
-	pc, err := p.ProcessContext(t.Context())
-	require.NoError(t, err)
-	assert.Equal(t, "sane again", serviceName(pc))
-	child.Done()
+	republish(t, child, "sane again")
+	publishes(t, p, "sane again")
 }
 
 func TestReadKilled(t *testing.T) {
-	child := publishing(t, "x")
-	p, unread := open(t, child.PID()), open(t, child.PID())
-	pc, err := p.ProcessContext(t.Context())
-	require.NoError(t, err)
+	child, p, pc := reading(t, "x")
+	unread := open(t, child.PID())
 	child.Kill()
 
 	for _, p := range []*Process{p, unread} {
@@ -256,22 +251,19 @@ func TestReadKilled(t *testing.T) {
 		assertKind(t, ErrProcessGone, err, child.PID())
 		assert.Contains(t, []bool{true, false}, changed)
 		for range 2 {
-			_, err = p.ProcessContext(t.Context())
-			assertKind(t, ErrProcessGone, err, child.PID())
+			fails(t, p, ErrProcessGone)
 		}
 	}
-	_, err = Open(child.PID())
+	_, err := Open(child.PID())
 	assertKind(t, ErrProcessGone, err, child.PID())
 }
 
 func TestReadZombie(t *testing.T) {
-	child := publishing(t, "x")
-	p := open(t, child.PID())
-	pc, err := p.ProcessContext(t.Context())
-	require.NoError(t, err)
+	child, p, pc := reading(t, "x")
 	child.Zombie()
+	defer child.Kill()
 
-	_, err = p.Changed(pc.PublishedAtNS)
+	_, err := p.Changed(pc.PublishedAtNS)
 	assertKind(t, ErrProcessGone, err, child.PID())
 	for _, p := range []*Process{p, open(t, child.PID())} {
 		_, err = p.ProcessContext(t.Context())
@@ -283,49 +275,32 @@ func TestReadZombie(t *testing.T) {
 }
 
 func TestReadStoppedInUpdate(t *testing.T) {
-	child := publishing(t, "first")
-	p := open(t, child.PID())
-	_, err := p.ProcessContext(t.Context())
-	require.NoError(t, err)
+	child, p, _ := reading(t, "first")
 
 	stepf(t, child, "update-start")
 	require.NoError(t, syscall.Kill(child.PID(), syscall.SIGSTOP))
 	for _, p := range []*Process{p, open(t, child.PID())} {
-		_, err = p.ProcessContext(t.Context())
-		assertKind(t, ErrBusy, err, child.PID())
+		fails(t, p, ErrBusy)
 	}
 	require.NoError(t, syscall.Kill(child.PID(), syscall.SIGCONT))
-	stepf(t, child, "payload outside %x", marshal(t, message("second")))
-	numberf(t, child, "update-end")
-	pc, err := p.ProcessContext(t.Context())
-	require.NoError(t, err)
-	assert.Equal(t, "second", serviceName(pc))
+	republish(t, child, "second")
+	publishes(t, p, "second")
 
 	// A stopped process that is not in the middle of something can be read.
 	require.NoError(t, syscall.Kill(child.PID(), syscall.SIGSTOP))
-	pc, err = open(t, child.PID()).ProcessContext(t.Context())
-	require.NoError(t, err)
-	assert.Equal(t, "second", serviceName(pc))
+	publishes(t, open(t, child.PID()), "second")
 	require.NoError(t, syscall.Kill(child.PID(), syscall.SIGCONT))
-	child.Done()
 }
 
 func TestReadAfterExec(t *testing.T) {
-	child := publishing(t, "x")
-	p := open(t, child.PID())
-	pc, err := p.ProcessContext(t.Context())
-	require.NoError(t, err)
+	child, p, pc := reading(t, "x")
 
 	child.Send("exec")
 	child.Expect("idle")
-	changed, err := p.Changed(pc.PublishedAtNS)
-	require.NoError(t, err)
-	assert.True(t, changed)
+	assert.True(t, changed(t, p, pc.PublishedAtNS))
 	for _, p := range []*Process{p, open(t, child.PID())} {
-		_, err = p.ProcessContext(t.Context())
-		assertKind(t, ErrNoContext, err, child.PID())
+		fails(t, p, ErrNoContext)
 	}
-	child.Done()
 }
 
 func TestReadKernelThread(t *testing.T) {
@@ -350,7 +325,7 @@ func TestOpenNoSuchProcess(t *testing.T) {
 
 // Memory is not readable, by way of the maps and by way of the memory itself.
 func TestReadNotPermitted(t *testing.T) {
-	child := publishing(t, "x")
+	child, p, pc := reading(t, "x")
 	if os.Geteuid() == 0 {
 		other := childproc.Start(t, "nobody", nil)
 		other.Send("%d", child.PID())
@@ -361,22 +336,13 @@ func TestReadNotPermitted(t *testing.T) {
 		}
 		other.Expect("reported 1")
 		other.Done()
-		child.Done()
 		return
 	}
-	p := open(t, child.PID())
-	pc, err := p.ProcessContext(t.Context())
-	require.NoError(t, err)
 	stepf(t, child, "undumpable")
-	_, err = p.Changed(pc.PublishedAtNS)
+	_, err := p.Changed(pc.PublishedAtNS)
 	assertKind(t, ErrNotPermitted, err, child.PID())
-	_, err = p.ProcessContext(t.Context())
-	assertKind(t, ErrNotPermitted, err, child.PID())
-	require.ErrorContains(t, err, "process_vm_readv")
-	_, err = open(t, child.PID()).ProcessContext(t.Context())
-	assertKind(t, ErrNotPermitted, err, child.PID())
-	require.ErrorContains(t, err, "open")
-	child.Done()
+	require.ErrorContains(t, fails(t, p, ErrNotPermitted), "process_vm_readv")
+	require.ErrorContains(t, fails(t, open(t, child.PID()), ErrNotPermitted), "open")
 }
 
 func TestReadReusedPID(t *testing.T) {
@@ -450,9 +416,7 @@ func TestPublishers(t *testing.T) {
 
 	// One that is invalid is reported.
 	invalid := children[2]
-	numberf(t, invalid, "map shared")
-	stepf(t, invalid, "payload inside %x", marshal(t, message("second")))
-	numberf(t, invalid, "publish")
+	publishIn(t, invalid, "shared", "second")
 	var reported error
 	for p, err := range Publishers(ctx) {
 		if err == nil {
@@ -514,7 +478,6 @@ func TestPublishersOfWhichOneEnds(t *testing.T) {
 		require.NoError(t, p.Close())
 	}
 	assert.True(t, ended)
-	first.Done()
 }
 
 func TestPublishersCancelled(t *testing.T) {
@@ -548,7 +511,6 @@ func TestPublishersCancelled(t *testing.T) {
 		}
 		if cancelled == 0 {
 			assert.Equal(t, 1, found)
-			child.Done()
 			return
 		}
 		require.Equal(t, 1, cancelled)

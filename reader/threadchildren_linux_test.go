@@ -382,6 +382,7 @@ func notPreempted(cmd *exec.Cmd) {
 func readied(t *testing.T, c *childproc.Child, carriers string) *childproc.Child {
 	t.Helper()
 	require.Equal(t, "ready", c.Ask("%s", carriers))
+	t.Cleanup(c.Done)
 	return c
 }
 

@@ -8,6 +8,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"iter"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"syscall"
@@ -416,14 +417,9 @@ func TestLookThatStandsStill(t *testing.T) {
 		require.NotNil(t, thread.Span, which)
 		assert.Equal(t, want, thread.Span.Carrier)
 		assert.Equal(t, uint64(1), thread.Goroutine)
-		assert.Equal(t, spanIDBytes(1), thread.Span.SpanID)
+		assert.Equal(t, [8]byte{7: 1}, thread.Span.SpanID)
 		assert.LessOrEqual(t, w.calls, 8, which)
 	}
-}
-
-func spanIDBytes(id uint64) (b [8]byte) {
-	binary.BigEndian.PutUint64(b[:], id)
-	return b
 }
 
 // Everything that can be wrong about a thread leaves it without the span.
@@ -578,22 +574,18 @@ func intValue(i int64) *commonpb.AnyValue {
 	return &commonpb.AnyValue{Value: &commonpb.AnyValue_IntValue{IntValue: i}}
 }
 
-func textValue(s string) *commonpb.AnyValue {
-	return &commonpb.AnyValue{Value: &commonpb.AnyValue_StringValue{StringValue: s}}
-}
-
 // goodAdvertisement advertises the rings of a world and its records.
 func goodAdvertisement() map[string]*commonpb.AnyValue {
 	a := map[string]*commonpb.AnyValue{
-		wire.KeySchemaVersion:                      textValue(wire.SchemaGoLabels),
+		wire.KeySchemaVersion:                      str(wire.SchemaGoLabels),
 		wire.KeyGo + wire.GoKeyMCurgOffset:         intValue(184),
 		wire.KeyGo + wire.GoKeyMProcidOffset:       intValue(64),
 		wire.KeyGo + wire.GoKeyGGoidOffset:         intValue(152),
 		wire.KeyGo + wire.GoKeyGLabelsOffset:       intValue(352),
 		wire.KeyGo + wire.GoKeyRecordOffset:        intValue(24),
-		wire.KeyThreadSlots + wire.RingKeyIndex:    textValue(wire.IndexThread),
-		wire.KeyThreadSlots + wire.RingKeyMapping:  textValue("T"),
-		wire.KeyGoroutineSlots + wire.RingKeyIndex: textValue(wire.IndexGoroutine),
+		wire.KeyThreadSlots + wire.RingKeyIndex:    str(wire.IndexThread),
+		wire.KeyThreadSlots + wire.RingKeyMapping:  str("T"),
+		wire.KeyGoroutineSlots + wire.RingKeyIndex: str(wire.IndexGoroutine),
 	}
 	fields := &commonpb.KeyValueList{}
 	for _, f := range wire.SlotFields(2) {
@@ -641,43 +633,40 @@ func usableKinds(v *threadView) (kinds []CarrierKind, all int) {
 }
 
 func TestAdvertisement(t *testing.T) {
+	type advertised = map[string]*commonpb.AnyValue
+	set := func(key string, v *commonpb.AnyValue) func(advertised) { return func(a advertised) { a[key] = v } }
+	without := func(keys ...string) func(advertised) {
+		return func(a advertised) {
+			maps.DeleteFunc(a, func(k string, _ *commonpb.AnyValue) bool { return slices.Contains(keys, k) })
+		}
+	}
 	all := []CarrierKind{ThreadSlots, GoroutineSlots, GoroutineRecord}
 	for name, test := range map[string]struct {
-		change func(a map[string]*commonpb.AnyValue)
+		change func(a advertised)
 		want   []CarrierKind
 	}{
-		"good":            {func(map[string]*commonpb.AnyValue) {}, all},
-		"more than known": {func(a map[string]*commonpb.AnyValue) { a["threadlocal.slots.color"] = textValue("red") }, all},
-		"other schema":    {func(a map[string]*commonpb.AnyValue) { a[wire.KeySchemaVersion] = textValue("tlsdesc_v1_dev") }, all[:2]},
-		"no offsets": {func(a map[string]*commonpb.AnyValue) {
-			for _, key := range []string{wire.GoKeyMCurgOffset, wire.GoKeyGGoidOffset} {
-				delete(a, wire.KeyGo+key)
-			}
-		}, all[:1]},
-		"wild offset":      {func(a map[string]*commonpb.AnyValue) { a[wire.KeyGo+wire.GoKeyMCurgOffset] = intValue(-8) }, all[:1]},
-		"far offset":       {func(a map[string]*commonpb.AnyValue) { a[wire.KeyGo+wire.GoKeyGGoidOffset] = intValue(1 << 40) }, all[:1]},
-		"no label offset":  {func(a map[string]*commonpb.AnyValue) { delete(a, wire.KeyGo+wire.GoKeyGLabelsOffset) }, all[:2]},
-		"record in labels": {func(a map[string]*commonpb.AnyValue) { a[wire.KeyGo+wire.GoKeyRecordOffset] = intValue(8) }, all[:2]},
-		"record far away":  {func(a map[string]*commonpb.AnyValue) { a[wire.KeyGo+wire.GoKeyRecordOffset] = intValue(5000) }, all[:2]},
-		"no address":       {func(a map[string]*commonpb.AnyValue) { delete(a, wire.KeyThreadSlots+wire.RingKeyAddress) }, all[1:]},
-		"address as text":  {func(a map[string]*commonpb.AnyValue) { a[wire.KeyThreadSlots+wire.RingKeyAddress] = textValue("1") }, all[1:]},
-		"wild address":     {func(a map[string]*commonpb.AnyValue) { a[wire.KeyThreadSlots+wire.RingKeyAddress] = intValue(-1) }, all[1:]},
-		"other address": {func(a map[string]*commonpb.AnyValue) {
-			a[wire.KeyThreadSlots+wire.RingKeyAddress] = intValue(fakeRing + 8)
-		}, all[1:]},
-		"capacity":       {func(a map[string]*commonpb.AnyValue) { a[wire.KeyThreadSlots+wire.RingKeyCapacity] = intValue(3) }, all[1:]},
-		"other capacity": {func(a map[string]*commonpb.AnyValue) { a[wire.KeyThreadSlots+wire.RingKeyCapacity] = intValue(32) }, all[1:]},
-		"slot size":      {func(a map[string]*commonpb.AnyValue) { a[wire.KeyThreadSlots+wire.RingKeySlotSize] = intValue(1 << 40) }, all[1:]},
-		"index": {func(a map[string]*commonpb.AnyValue) {
-			a[wire.KeyThreadSlots+wire.RingKeyIndex] = textValue("goroutine")
-		}, all[1:]},
-		"no fields": {func(a map[string]*commonpb.AnyValue) { delete(a, wire.KeyThreadSlots+wire.RingKeyFields) }, all[1:]},
-		"field as text": {func(a map[string]*commonpb.AnyValue) {
-			a[wire.KeyThreadSlots+wire.RingKeyFields] = &commonpb.AnyValue{Value: &commonpb.AnyValue_KvlistValue{
-				KvlistValue: &commonpb.KeyValueList{Values: []*commonpb.KeyValue{{Key: "seq", Value: textValue("x")}}},
-			}}
-		}, all[1:]},
-		"nothing": {func(a map[string]*commonpb.AnyValue) { clear(a) }, nil},
+		"good":             {func(advertised) {}, all},
+		"more than known":  {set("threadlocal.slots.color", str("red")), all},
+		"other schema":     {set(wire.KeySchemaVersion, str("tlsdesc_v1_dev")), all[:2]},
+		"no offsets":       {without(wire.KeyGo+wire.GoKeyMCurgOffset, wire.KeyGo+wire.GoKeyGGoidOffset), all[:1]},
+		"wild offset":      {set(wire.KeyGo+wire.GoKeyMCurgOffset, intValue(-8)), all[:1]},
+		"far offset":       {set(wire.KeyGo+wire.GoKeyGGoidOffset, intValue(1<<40)), all[:1]},
+		"no label offset":  {without(wire.KeyGo + wire.GoKeyGLabelsOffset), all[:2]},
+		"record in labels": {set(wire.KeyGo+wire.GoKeyRecordOffset, intValue(8)), all[:2]},
+		"record far away":  {set(wire.KeyGo+wire.GoKeyRecordOffset, intValue(5000)), all[:2]},
+		"no address":       {without(wire.KeyThreadSlots + wire.RingKeyAddress), all[1:]},
+		"address as text":  {set(wire.KeyThreadSlots+wire.RingKeyAddress, str("1")), all[1:]},
+		"wild address":     {set(wire.KeyThreadSlots+wire.RingKeyAddress, intValue(-1)), all[1:]},
+		"other address":    {set(wire.KeyThreadSlots+wire.RingKeyAddress, intValue(fakeRing+8)), all[1:]},
+		"capacity":         {set(wire.KeyThreadSlots+wire.RingKeyCapacity, intValue(3)), all[1:]},
+		"other capacity":   {set(wire.KeyThreadSlots+wire.RingKeyCapacity, intValue(32)), all[1:]},
+		"slot size":        {set(wire.KeyThreadSlots+wire.RingKeySlotSize, intValue(1<<40)), all[1:]},
+		"index":            {set(wire.KeyThreadSlots+wire.RingKeyIndex, str("goroutine")), all[1:]},
+		"no fields":        {without(wire.KeyThreadSlots + wire.RingKeyFields), all[1:]},
+		"field as text": {set(wire.KeyThreadSlots+wire.RingKeyFields, &commonpb.AnyValue{Value: &commonpb.AnyValue_KvlistValue{
+			KvlistValue: &commonpb.KeyValueList{Values: []*commonpb.KeyValue{keyValue("seq", str("x"))}},
+		}}), all[1:]},
+		"nothing": {func(a advertised) { clear(a) }, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			a := goodAdvertisement()
@@ -699,7 +688,7 @@ func TestAdvertisement(t *testing.T) {
 func TestAdvertisedKeys(t *testing.T) {
 	values := make([]*commonpb.AnyValue, 300)
 	for i := range values {
-		values[i] = textValue(fmt.Sprint("k", i))
+		values[i] = str(fmt.Sprint("k", i))
 	}
 	values[1] = intValue(7)
 	array := &commonpb.AnyValue{Value: &commonpb.AnyValue_ArrayValue{ArrayValue: &commonpb.ArrayValue{Values: values}}}

@@ -70,6 +70,29 @@ func proven(who identity, c CarrierKind) Thread {
 	}
 }
 
+// acting starts a child that has set up carriers, see startActors, and opens it.
+func acting(t *testing.T, carriers string) (*childproc.Child, *Process) {
+	t.Helper()
+	c := startActors(t, carriers)
+	return c, openChild(t, c)
+}
+
+// spinIn has an actor show a span on a thread of its own and spin there.
+func spinIn(t *testing.T, c *childproc.Child, show string) identity {
+	t.Helper()
+	tellf(t, c, "lock a")
+	askf(t, c, "%s", show)
+	return askf(t, c, "spin a")
+}
+
+// steadily fails the test unless these threads and no others show spans, each time.
+func steadily(t *testing.T, p *Process, want ...Thread) {
+	t.Helper()
+	for range 50 {
+		require.Equal(t, want, withSpans(threadsOf(t, p)))
+	}
+}
+
 func TestThreadsOfEachCarrier(t *testing.T) {
 	for carriers, want := range map[string]CarrierKind{
 		"slots":                        ThreadSlots,
@@ -78,16 +101,11 @@ func TestThreadsOfEachCarrier(t *testing.T) {
 		"slots goroutine-slots record": GoroutineRecord,
 	} {
 		t.Run(carriers, func(t *testing.T) {
-			c := startActors(t, carriers+" advertise publish")
-			p := openChild(t, c)
+			c, p := acting(t, carriers+" advertise publish")
 			assert.Empty(t, withSpans(threadsOf(t, p)))
 
-			tellf(t, c, "lock a")
-			askf(t, c, "show a")
-			who := askf(t, c, "spin a")
-			for range 100 {
-				require.Equal(t, []Thread{proven(who, want)}, withSpans(threadsOf(t, p)))
-			}
+			who := spinIn(t, c, "show a")
+			steadily(t, p, proven(who, want))
 			tellf(t, c, "end a")
 			who = askf(t, c, "spin a")
 			for range 100 {
@@ -95,8 +113,6 @@ func TestThreadsOfEachCarrier(t *testing.T) {
 				require.Empty(t, withSpans(threads))
 				require.Contains(t, threads, Thread{TID: who.tid, OwnTID: who.tid, Goroutine: who.goid})
 			}
-			tellf(t, c, "park a")
-			c.Done()
 		})
 	}
 }
@@ -129,20 +145,15 @@ func waits(t *testing.T, p *Process, tid int) {
 }
 
 func TestGoroutineThatWaitsIsOnNoThread(t *testing.T) {
-	c := startActors(t, "slots goroutine-slots record advertise publish")
-	p := openChild(t, c)
+	c, p := acting(t, "slots goroutine-slots record advertise publish")
 	tellf(t, c, "lock a")
 	who := askf(t, c, "show a")
 	tellf(t, c, "park a")
 	waits(t, p, who.tid)
-	for range 100 {
-		require.Empty(t, withSpans(threadsOf(t, p)))
-	}
+	steadily(t, p)
 	showsRaw(t, p, who.tid)
 	assert.Equal(t, who.goid, askf(t, c, "spin a").goid)
 	require.Equal(t, []Thread{proven(who, GoroutineRecord)}, withSpans(threadsOf(t, p)))
-	tellf(t, c, "park a")
-	c.Done()
 }
 
 func TestGoroutineThatMovedTakesItsSpanAlong(t *testing.T) {
@@ -150,8 +161,7 @@ func TestGoroutineThatMovedTakesItsSpanAlong(t *testing.T) {
 		"slots": 0, "slots goroutine-slots": GoroutineSlots, "slots record": GoroutineRecord,
 	} {
 		t.Run(carriers, func(t *testing.T) {
-			c := startActors(t, carriers+" advertise publish")
-			p := openChild(t, c)
+			c, p := acting(t, carriers+" advertise publish")
 			end := time.Now().Add(patience)
 			for try, moved := 0, false; !moved; try++ {
 				require.True(t, time.Now().Before(end), "the goroutine stays on its thread")
@@ -175,7 +185,6 @@ func TestGoroutineThatMovedTakesItsSpanAlong(t *testing.T) {
 				tellf(t, c, "end a")
 				tellf(t, c, "park %s", other)
 			}
-			c.Done()
 		})
 	}
 }
@@ -192,26 +201,18 @@ func withoutLocalRoot(threads []Thread, c CarrierKind) []Thread {
 }
 
 func TestOwnerIsGone(t *testing.T) {
-	c := startActors(t, "slots goroutine-slots record advertise publish")
-	p := openChild(t, c)
+	c, p := acting(t, "slots goroutine-slots record advertise publish")
 	who := askf(t, c, "show a")
 	tellf(t, c, "exit a")
 	for i := range 5 { // whoever gets its thread and its g
 		askf(t, c, "spin %d", i)
 	}
-	for range 100 {
-		require.Empty(t, withSpans(threadsOf(t, p)))
-	}
+	steadily(t, p)
 	showsRaw(t, p, who.tid)
-	for i := range 5 {
-		tellf(t, c, "park %d", i)
-	}
-	c.Done()
 }
 
 func TestGoroutineInSystemCall(t *testing.T) {
-	c := startActors(t, "slots record advertise publish")
-	p := openChild(t, c)
+	c, p := acting(t, "slots record advertise publish")
 	tellf(t, c, "lock a")
 	askf(t, c, "show a")
 	who := askf(t, c, "syscall a")
@@ -220,18 +221,13 @@ func TestGoroutineInSystemCall(t *testing.T) {
 		call, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/syscall", c.PID(), who.tid))
 		return err == nil && strings.HasPrefix(string(call), fmt.Sprintf("%d ", syscall.SYS_READ))
 	}, patience, time.Millisecond)
-	for range 100 {
-		require.Equal(t, []Thread{proven(who, GoroutineRecord)}, withSpans(threadsOf(t, p)))
-	}
-	tellf(t, c, "park a")
-	c.Done()
+	steadily(t, p, proven(who, GoroutineRecord))
 }
 
 func TestOnlyRecordsAreInherited(t *testing.T) {
 	for carriers, inherited := range map[string]bool{"slots goroutine-slots": false, "slots record": true} {
 		t.Run(carriers, func(t *testing.T) {
-			c := startActors(t, carriers+" advertise publish")
-			p := openChild(t, c)
+			c, p := acting(t, carriers+" advertise publish")
 			tellf(t, c, "lock a")
 			self := askf(t, c, "show a")
 			// The thread of the goroutine that is started becomes known by a span of its
@@ -249,32 +245,23 @@ func TestOnlyRecordsAreInherited(t *testing.T) {
 			}
 			tellf(t, c, "end a")
 			require.Empty(t, withSpans(threadsOf(t, p)))
-			c.Done()
 		})
 	}
 }
 
 // A goroutine with other labels has no record, whatever is behind those.
 func TestRecordUnderOtherLabels(t *testing.T) {
-	c := startActors(t, "slots record advertise publish")
-	p := openChild(t, c)
+	c, p := acting(t, "slots record advertise publish")
 	tellf(t, c, "lock a")
 	askf(t, c, "show a")
 	tellf(t, c, "relabel a")
 	who := askf(t, c, "spin a")
-	for range 100 {
-		require.Equal(t, []Thread{proven(who, ThreadSlots)}, withSpans(threadsOf(t, p)))
-	}
-	tellf(t, c, "park a")
-	c.Done()
+	steadily(t, p, proven(who, ThreadSlots))
 }
 
 func TestAttributesOfThreads(t *testing.T) {
-	c := startActors(t, "slots keys=http.route+user advertise publish")
-	p := openChild(t, c)
-	tellf(t, c, "lock a")
-	askf(t, c, "show a /cart alice unnamed")
-	who := askf(t, c, "spin a")
+	c, p := acting(t, "slots keys=http.route+user advertise publish")
+	who := spinIn(t, c, "show a /cart alice unnamed")
 	shown := withSpans(threadsOf(t, p))
 	require.Len(t, shown, 1)
 	assert.Equal(t, who.goid, shown[0].Goroutine)
@@ -284,8 +271,6 @@ func TestAttributesOfThreads(t *testing.T) {
 	shown = withSpans(threadsOf(t, p))
 	require.Len(t, shown, 1)
 	assert.Equal(t, []ThreadAttribute{{"http.route", "/cart"}, {"user", "alice"}, {"tenant", "unnamed"}}, shown[0].Span.Attributes)
-	tellf(t, c, "park a")
-	c.Done()
 }
 
 // What profilers are to read themselves is where the process itself has it: this is
@@ -326,7 +311,6 @@ func TestThreadLayout(t *testing.T) {
 	shown, all = l.Attributes([]byte{2, 1, '?'})
 	assert.Empty(t, shown)
 	assert.False(t, all)
-	c.Done()
 }
 
 // That there is nothing is no error.
@@ -343,7 +327,6 @@ func TestThreadLayoutOfNothing(t *testing.T) {
 			assert.Equal(t, source, l.Carriers[0].Source)
 			assert.Contains(t, l.Carriers[0].Fields, "span_id")
 		}
-		c.Done()
 	}
 }
 
@@ -357,9 +340,7 @@ func TestThreadsInOwnPIDNamespace(t *testing.T) {
 		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}
 	}), "slots record advertise publish")
 	p := openChild(t, c)
-	tellf(t, c, "lock a")
-	askf(t, c, "show a")
-	who := askf(t, c, "spin a")
+	who := spinIn(t, c, "show a")
 	require.Less(t, who.tid, 100, "not in a PID namespace of its own")
 	shown := withSpans(threadsOf(t, p))
 	require.Len(t, shown, 1)
@@ -367,8 +348,6 @@ func TestThreadsInOwnPIDNamespace(t *testing.T) {
 	assert.NotEqual(t, who.tid, shown[0].TID)
 	assert.DirExists(t, fmt.Sprintf("/proc/%d/task/%d", c.PID(), shown[0].TID))
 	assert.Equal(t, proven(who, GoroutineRecord).Span, shown[0].Span)
-	tellf(t, c, "park a")
-	c.Done()
 }
 
 // Without owners, or without a way to check them, spans are shown but not as proven.
@@ -381,11 +360,8 @@ func TestUnprovenSpans(t *testing.T) {
 		"slots":                         {Source: FoundByName},
 	} {
 		t.Run(carriers, func(t *testing.T) {
-			c := startActors(t, carriers)
-			p := openChild(t, c)
-			tellf(t, c, "lock a")
-			askf(t, c, "show a")
-			who := askf(t, c, "spin a")
+			c, p := acting(t, carriers)
+			who := spinIn(t, c, "show a")
 
 			found, err := p.Carriers(t.Context())
 			require.NoError(t, err)
@@ -403,21 +379,16 @@ func TestUnprovenSpans(t *testing.T) {
 			if strings.HasPrefix(carriers, "v1") {
 				span.TraceFlags, span.LocalRootSpanID = 0, [8]byte{}
 			}
-			for range 50 {
-				require.Equal(t, []Thread{{TID: who.tid, OwnTID: who.tid, Span: span}}, withSpans(threadsOf(t, p)))
-			}
+			steadily(t, p, Thread{TID: who.tid, OwnTID: who.tid, Span: span})
 			tellf(t, c, "end a")
 			askf(t, c, "spin a")
 			assert.Empty(t, withSpans(threadsOf(t, p)))
-			tellf(t, c, "park a")
-			c.Done()
 		})
 	}
 }
 
 func TestRingFoundByItsName(t *testing.T) {
-	c := startActors(t, "named-v1")
-	p := openChild(t, c)
+	_, p := acting(t, "named-v1")
 	threads := threadsOf(t, p)
 	assert.Len(t, withSpans(threads), len(threads), "every slot shows a span")
 	found, err := p.Carriers(t.Context())
@@ -425,15 +396,11 @@ func TestRingFoundByItsName(t *testing.T) {
 	require.Len(t, found, 1)
 	assert.Equal(t, FoundByName, found[0].Source)
 	assert.Contains(t, found[0].Ring.Mapping, wire.RingName1)
-	c.Done()
 }
 
 func TestAdvertisementThatComesLater(t *testing.T) {
-	c := startActors(t, "slots publish")
-	p := openChild(t, c)
-	tellf(t, c, "lock a")
-	askf(t, c, "show a")
-	askf(t, c, "spin a")
+	c, p := acting(t, "slots publish")
+	spinIn(t, c, "show a")
 	shown := withSpans(threadsOf(t, p))
 	require.Len(t, shown, 1)
 	assert.False(t, shown[0].Span.Proven)
@@ -441,27 +408,22 @@ func TestAdvertisementThatComesLater(t *testing.T) {
 	tellf(t, c, "advertise-now a")
 	who := askf(t, c, "spin a")
 	require.Equal(t, []Thread{proven(who, ThreadSlots)}, withSpans(threadsOf(t, p)))
-	tellf(t, c, "park a")
-	c.Done()
 }
 
 func TestNoThreadContext(t *testing.T) {
 	for _, carriers := range []string{"", "publish"} {
-		c := startActors(t, carriers)
-		p := openChild(t, c)
+		_, p := acting(t, carriers)
 		_, err := p.Threads(t.Context())
 		require.ErrorIs(t, err, ErrNoThreadContext, carriers)
 		require.NotErrorIs(t, err, ErrNoContext)
 		found, err := p.Carriers(t.Context())
 		require.NoError(t, err)
 		assert.Empty(t, found)
-		c.Done()
 	}
 }
 
 func TestThreadsOfAProcessThatEnds(t *testing.T) {
-	c := startActors(t, "slots advertise publish")
-	p := openChild(t, c)
+	c, p := acting(t, "slots advertise publish")
 	threadsOf(t, p)
 	// Killed and not waited for, it has no memory any more.
 	require.NoError(t, syscall.Kill(c.PID(), syscall.SIGKILL))
@@ -505,14 +467,12 @@ func TestProvenUnderChurn(t *testing.T) {
 			}
 			t.Logf("%d spans, %d by %v", shown, ofKind, kind)
 			require.GreaterOrEqual(t, ofKind, wanted)
-			c.Done()
 		})
 	}
 }
 
 func TestThreadsCancelled(t *testing.T) {
-	c := startActors(t, "slots advertise publish")
-	p := openChild(t, c)
+	_, p := acting(t, "slots advertise publish")
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	_, err := p.Threads(ctx)
@@ -520,5 +480,4 @@ func TestThreadsCancelled(t *testing.T) {
 	threadsOf(t, p)
 	_, err = p.Threads(ctx)
 	require.ErrorIs(t, err, context.Canceled)
-	c.Done()
 }
