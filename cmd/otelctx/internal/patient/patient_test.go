@@ -36,7 +36,7 @@ func settle(t *testing.T) {
 		given.Lock()
 		defer given.Unlock()
 		return len(given.up) == 0
-	}, 10*time.Second, time.Millisecond)
+	}, time.Minute, time.Millisecond)
 }
 
 func TestCall(t *testing.T) {

@@ -12,7 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
-	"sync"
+	"syscall"
 	"testing"
 	"time"
 	"unsafe"
@@ -56,7 +56,7 @@ func TestSamplesAreInTheProfileOrLost(t *testing.T) {
 	require.Equal(t, "burning", c.Ask("%s", burner.Words(burner.Records)))
 	check := func(size int) (lost uint64) {
 		r := record(t, t.Context(), Config{
-			PID: c.PID(), Duration: time.Second, Sampler: sampler.Config{Frequency: 997, BufferSize: size},
+			PID: c.PID(), Duration: 200 * time.Millisecond, Sampler: sampler.Config{Frequency: burner.Frequency(), BufferSize: size},
 		})
 		samples := uint64(0)
 		for _, rp := range r.Data.GetResourceProfiles() {
@@ -71,7 +71,7 @@ func TestSamplesAreInTheProfileOrLost(t *testing.T) {
 	assert.Zero(t, check(0))
 	// A small buffer overflows if the reader is late, which is not for the test to say.
 	lost := uint64(0)
-	for range 10 {
+	for range 100 {
 		if lost = check(os.Getpagesize()); lost > 0 {
 			break
 		}
@@ -79,39 +79,36 @@ func TestSamplesAreInTheProfileOrLost(t *testing.T) {
 	assert.Positive(t, lost)
 }
 
+// Progress is told until the context ends, which ends the recording.
 func TestProgress(t *testing.T) {
 	c := childproc.Start(t, burner.Role, nil)
 	require.Equal(t, "burning", c.Ask("%s", burner.Words(burner.Silent)))
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
 	var (
-		mu      sync.Mutex
 		elapsed []time.Duration
 		last    uint64
 	)
-	r := record(t, t.Context(), Config{
-		PID: c.PID(), Duration: 3 * time.Second, Sampler: sampler.Config{Frequency: 99},
+	config := Config{
+		PID: c.PID(), Sampler: sampler.Config{Frequency: burner.Frequency()},
 		Progress: func(d time.Duration, samples uint64) {
-			mu.Lock()
-			defer mu.Unlock()
 			elapsed, last = append(elapsed, d), samples
+			if len(elapsed) > 3 && samples > 0 {
+				cancel()
+			}
 		},
-	})
-	assert.Greater(t, len(elapsed), 3)
-	assert.IsIncreasing(t, elapsed)
-	assert.Positive(t, last)
-	assert.LessOrEqual(t, last, r.Samples)
-}
-
-func TestCancelled(t *testing.T) {
-	c := childproc.Start(t, burner.Role, nil)
-	require.Equal(t, "burning", c.Ask("%s", burner.Words(burner.Silent)))
-	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
-	defer cancel()
-	r := record(t, ctx, Config{PID: c.PID(), Sampler: sampler.Config{Frequency: 99}})
+	}
+	// What goes on for ever ends with the process.
+	hung := time.AfterFunc(5*time.Minute, func() { _ = syscall.Kill(c.PID(), syscall.SIGKILL) })
+	defer hung.Stop()
+	r := record(t, ctx, config)
 	assert.False(t, r.Ended)
-	assert.Less(t, r.End.Sub(r.Start), 10*time.Second)
-	<-ctx.Done()
-	r = record(t, ctx, Config{PID: c.PID(), Sampler: sampler.Config{Frequency: 99}})
-	assert.Less(t, r.Samples, uint64(99), "over before it has begun")
+	assert.IsIncreasing(t, elapsed)
+	assert.LessOrEqual(t, last, r.Samples)
+
+	config.Progress = nil
+	r = record(t, ctx, config)
+	assert.False(t, r.Ended, "over before it has begun")
 }
 
 func TestExit(t *testing.T) {
@@ -123,7 +120,7 @@ func TestExit(t *testing.T) {
 	assert.False(t, e.happened())
 	require.NoError(t, cmd.Process.Kill())
 	// Before anybody has waited for it.
-	assert.Eventually(t, e.happened, 10*time.Second, time.Millisecond)
+	assert.Eventually(t, e.happened, time.Minute, time.Millisecond)
 	_ = cmd.Wait()
 	assert.True(t, e.happened())
 	_, err = watchExit(1 << 30)
@@ -214,18 +211,26 @@ func TestNamesOfAttributesWhilePublishing(t *testing.T) {
 	require.NoError(t, err)
 	_, err = memory.WriteAt(make([]byte, 8), at)
 	require.NoError(t, err)
-	resumed := make(chan error)
-	go func() {
-		time.Sleep(50 * time.Millisecond)
-		_, err := memory.WriteAt(publishedAt, at)
-		resumed <- err
-	}()
-	one := &target{reader: p, published: &published{
-		layout: &reader.ThreadLayout{Context: &reader.ProcessContext{PublishedAtNS: 1}},
-	}}
-	shown := one.attributes(t.Context(), &sampler.Span{Attributes: []byte{0, 2, 'h', 'i'}})
-	require.NoError(t, <-resumed)
-	assert.Equal(t, []reader.ThreadAttribute{{Key: "http.app", Value: "hi"}}, shown)
+	for {
+		_, err = memory.WriteAt(make([]byte, 8), at)
+		require.NoError(t, err)
+		begin, resumed := time.Now(), make(chan time.Duration)
+		go func() {
+			time.Sleep(50 * time.Millisecond)
+			_, err := memory.WriteAt(publishedAt, at)
+			assert.NoError(t, err)
+			resumed <- time.Since(begin)
+		}()
+		one := &target{reader: p, published: &published{
+			layout: &reader.ThreadLayout{Context: &reader.ProcessContext{PublishedAtNS: 1}},
+		}}
+		shown := one.attributes(t.Context(), &sampler.Span{Attributes: []byte{0, 2, 'h', 'i'}})
+		if <-resumed > namesLimit/2 {
+			continue // This machine is too busy for a thread to go on in time.
+		}
+		assert.Equal(t, []reader.ThreadAttribute{{Key: "http.app", Value: "hi"}}, shown)
+		return
+	}
 }
 
 func TestSampleAttributes(t *testing.T) {
