@@ -6,10 +6,12 @@ package collectortest
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -26,6 +28,7 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/sampler"
 	"github.com/otelctx/otelctx/internal/testing/burner"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
+	"github.com/otelctx/otelctx/internal/testing/programs"
 	"github.com/otelctx/otelctx/resourcepublisher"
 	"github.com/otelctx/otelctx/spanctx"
 )
@@ -110,25 +113,23 @@ func TestJoin(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, s.Close())
 	}
-	program := filepath.Join(t.TempDir(), "otelctx")
-	build := exec.Command("go", "build", "-o", program, ".")
-	build.Dir = filepath.Join("..", "..") // its module has all that it takes
-	output, err := build.CombinedOutput()
-	require.NoError(t, err, string(output))
+	// Built as its tests are, with or without cgo, it shares with them what is compiled.
+	cgo, err := exec.Command("go", "env", "CGO_ENABLED").Output()
+	require.NoError(t, err)
+	usual := programs.Variant{Name: "usual", Env: []string{"CGO_ENABLED=" + strings.TrimSpace(string(cgo))}}
+	program := programs.Build(t, usual, filepath.Join("..", ".."), ".")
 
 	c := startCollector(t)
 	child := childproc.Start(t, roleService, nil)
 	child.Send("%s", c.endpoint)
 	child.Expect("working")
-	record := exec.Command(program, "record", strconv.Itoa(child.PID()), "--duration", "0", "--freq", "499", "--otlp-endpoint", c.endpoint)
+	record := exec.Command(program, "record", strconv.Itoa(child.PID()), "--duration", "0", "--freq", strconv.Itoa(burner.Frequency()), "--otlp-endpoint", c.endpoint)
 	var table strings.Builder
 	record.Stdout, record.Stderr = &table, os.Stderr
 	require.NoError(t, record.Start())
 	t.Cleanup(func() { _ = record.Process.Kill() })
-	require.Eventually(t, func() bool {
-		used, err := burner.Used(child)
-		return err != nil || used > 4*time.Second
-	}, 5*time.Minute, 10*time.Millisecond)
+	awaitOpen(t, record.Process.Pid, "anon_inode:[perf_event]")
+	burner.AwaitUse(t, child, 3000*time.Second/time.Duration(burner.Frequency())) // some 3,000 samples
 	require.NoError(t, record.Process.Signal(os.Interrupt))
 	require.NoError(t, record.Wait())
 	child.Send("enough")
@@ -136,16 +137,18 @@ func TestJoin(t *testing.T) {
 	child.Done()
 
 	exported := c.exported()
-	linked, without := c.linked()
+	linked, without, first, last := c.linked()
 	samples, byName := 0, map[string]int{}
 	for s, n := range linked {
 		samples += n
 		assert.Contains(t, exported, s, "a sample is linked to what is no span of the service")
-		byName[exported[s]] += n
+		if is, ok := exported[s]; ok {
+			byName[is.Name()] += n
+		}
 	}
 	burning, seen := 0, 0
-	for s, name := range exported {
-		if name == "wait" {
+	for s, is := range exported {
+		if is.Name() == "wait" || is.StartTimestamp() < first || is.EndTimestamp() > last {
 			continue
 		}
 		burning++
@@ -159,5 +162,19 @@ func TestJoin(t *testing.T) {
 	assert.Less(t, without, samples/10, "the service does hardly anything outside of spans")
 	assert.Greater(t, byName["query"], byName["request"]/2)
 	assert.Less(t, byName["wait"], samples/20)
-	assert.Greater(t, seen, burning/4, "the recording is shorter than the service's life, and spans than a few samples' time")
+	assert.Greater(t, burning, 50)
+	assert.Greater(t, seen, burning*9/10, "each burns for the time of many samples")
+}
+
+// awaitOpen waits until a process has something open that the kernel calls name.
+func awaitOpen(t *testing.T, pid int, name string) {
+	t.Helper()
+	dir := fmt.Sprintf("/proc/%d/fd/", pid)
+	require.Eventually(t, func() bool {
+		fds, _ := os.ReadDir(dir)
+		return slices.ContainsFunc(fds, func(fd os.DirEntry) bool {
+			to, _ := os.Readlink(dir + fd.Name())
+			return to == name
+		})
+	}, time.Minute, time.Millisecond)
 }

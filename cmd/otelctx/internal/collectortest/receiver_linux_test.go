@@ -5,6 +5,7 @@ package collectortest
 
 import (
 	"context"
+	"math"
 	"net"
 	"sync"
 	"testing"
@@ -14,6 +15,7 @@ import (
 	"go.opentelemetry.io/collector/config/configoptional"
 	"go.opentelemetry.io/collector/consumer"
 	"go.opentelemetry.io/collector/consumer/xconsumer"
+	"go.opentelemetry.io/collector/pdata/pcommon"
 	"go.opentelemetry.io/collector/pdata/pprofile"
 	"go.opentelemetry.io/collector/pdata/ptrace"
 	"go.opentelemetry.io/collector/receiver/otlpreceiver"
@@ -87,16 +89,16 @@ type span struct {
 	spanID  [8]byte
 }
 
-// exported returns the spans that have come, with their names.
-func (c *collector) exported() map[span]string {
+// exported returns the spans that have come.
+func (c *collector) exported() map[span]ptrace.Span {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	spans := map[span]string{}
+	spans := map[span]ptrace.Span{}
 	for _, td := range c.traces {
 		for _, r := range td.ResourceSpans().All() {
 			for _, scope := range r.ScopeSpans().All() {
 				for _, s := range scope.Spans().All() {
-					spans[span{s.TraceID(), s.SpanID()}] = s.Name()
+					spans[span{s.TraceID(), s.SpanID()}] = s
 				}
 			}
 		}
@@ -104,17 +106,21 @@ func (c *collector) exported() map[span]string {
 	return spans
 }
 
-// linked returns the spans that samples have come for, with how many.
-func (c *collector) linked() (spans map[span]int, without int) {
+// linked returns the spans that samples have come for, with how many, how many have come
+// for none, and when the first and the last of all were taken.
+func (c *collector) linked() (spans map[span]int, without int, first, last pcommon.Timestamp) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	spans = map[span]int{}
+	spans, first = map[span]int{}, math.MaxUint64
 	for _, pd := range c.profiles {
 		for _, r := range pd.ResourceProfiles().All() {
 			for _, scope := range r.ScopeProfiles().All() {
 				for _, p := range scope.Profiles().All() {
 					for _, s := range p.Samples().All() {
 						n := s.TimestampsUnixNano().Len()
+						for _, at := range s.TimestampsUnixNano().All() {
+							first, last = min(first, pcommon.Timestamp(at)), max(last, pcommon.Timestamp(at))
+						}
 						if s.LinkIndex() == 0 {
 							without += n
 							continue
@@ -126,5 +132,5 @@ func (c *collector) linked() (spans map[span]int, without int) {
 			}
 		}
 	}
-	return spans, without
+	return spans, without, first, last
 }
