@@ -11,6 +11,7 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/sdk/resource"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
 
 	"github.com/otelctx/otelctx/reader"
 	"github.com/otelctx/otelctx/resourcepublisher"
@@ -18,18 +19,36 @@ import (
 
 // show prints what a profiler sees of this process.
 func show() {
+	if pc := seen(); pc != nil {
+		printAll(pc.Message.GetResource().GetAttributes())
+	}
+}
+
+// showExtra prints what it sees beside the resource.
+func showExtra() {
+	if pc := seen(); pc != nil {
+		fmt.Println(len(pc.Message.GetAttributes()), "attributes beside the resource")
+		printAll(pc.Message.GetAttributes())
+	}
+}
+
+func seen() *reader.ProcessContext {
 	p, err := reader.Open(os.Getpid())
 	if err != nil {
 		fmt.Println(err)
-		return
+		return nil
 	}
 	defer p.Close()
 	pc, err := p.ProcessContext(context.Background())
 	if err != nil {
 		fmt.Println("nothing is published")
-		return
+		return nil
 	}
-	for _, kv := range pc.Message.GetResource().GetAttributes() {
+	return pc
+}
+
+func printAll(kvs []*commonpb.KeyValue) {
+	for _, kv := range kvs {
 		fmt.Println(kv.GetKey(), "=", kv.GetValue().GetStringValue())
 	}
 }
@@ -87,23 +106,4 @@ func ExampleSetAttributes() {
 	// 1 attributes beside the resource
 	// deployment.ring = canary
 	// 0 attributes beside the resource
-}
-
-// showExtra prints what a profiler sees of this process beside its resource.
-func showExtra() {
-	p, err := reader.Open(os.Getpid())
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	defer p.Close()
-	pc, err := p.ProcessContext(context.Background())
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	fmt.Println(len(pc.Message.GetAttributes()), "attributes beside the resource")
-	for _, kv := range pc.Message.GetAttributes() {
-		fmt.Println(kv.GetKey(), "=", kv.GetValue().GetStringValue())
-	}
 }

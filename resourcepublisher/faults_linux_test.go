@@ -75,10 +75,7 @@ func TestPublishingUnderSystemCallFilters(t *testing.T) {
 			if tt.skip != "" {
 				t.Skip(tt.skip)
 			}
-			child := childproc.Start(t, "publish under a filter", nil)
-			rules, err := json.Marshal(tt.rules)
-			require.NoError(t, err)
-			child.Send("%s", rules)
+			child := startUnder(t, tt.rules...)
 			fds := child.Receive()
 			got := child.Receive()
 			if tt.wantErr != "" {
@@ -95,6 +92,16 @@ func TestPublishingUnderSystemCallFilters(t *testing.T) {
 			child.Done()
 		})
 	}
+}
+
+// startUnder starts a child that publishes under a system call filter.
+func startUnder(t *testing.T, rules ...seccomp.Rule) *childproc.Child {
+	t.Helper()
+	child := childproc.Start(t, "publish under a filter", nil)
+	encoded, err := json.Marshal(rules)
+	require.NoError(t, err)
+	child.Send("%s", encoded)
+	return child
 }
 
 func publishUnderFilter(parent *childproc.Parent) {
@@ -120,10 +127,7 @@ func publishUnderFilter(parent *childproc.Parent) {
 // TestAnonymousMapping looks at the fallback where the kernel need not be able to
 // name mappings: the filter pretends that it has.
 func TestAnonymousMapping(t *testing.T) {
-	child := childproc.Start(t, "publish under a filter", nil)
-	rules, err := json.Marshal([]seccomp.Rule{seccomp.NoMemfd, seccomp.SeemingNaming})
-	require.NoError(t, err)
-	child.Send("%s", rules)
+	child := startUnder(t, seccomp.NoMemfd, seccomp.SeemingNaming)
 	child.Receive()
 	child.Expect("published")
 	assert.Empty(t, contextMappings(t, child.PID()))
@@ -154,14 +158,12 @@ func TestFailingUpdateLeavesTheOldContext(t *testing.T) {
 	before, err := readPID(child.PID())
 	require.NoError(t, err)
 
-	assert.Contains(t, child.Ask("fail"), "CLOCK_BOOTTIME: operation not permitted")
-	after, err := readPID(child.PID())
-	require.NoError(t, err)
-	assert.Equal(t, before, after)
-	assert.Contains(t, child.Ask("set"), "CLOCK_BOOTTIME: operation not permitted")
-	after, err = readPID(child.PID())
-	require.NoError(t, err)
-	assert.Equal(t, before, after)
+	for _, call := range []string{"update", "set"} {
+		assert.Contains(t, child.Ask("%s", call), "CLOCK_BOOTTIME: operation not permitted")
+		after, err := readPID(child.PID())
+		require.NoError(t, err)
+		assert.Equal(t, before, after)
+	}
 	child.Done()
 }
 

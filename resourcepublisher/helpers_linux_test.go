@@ -4,7 +4,6 @@
 package resourcepublisher_test
 
 import (
-	"bufio"
 	"context"
 	"math"
 	"os"
@@ -41,6 +40,12 @@ func withdrawAtEnd(t *testing.T) {
 	})
 }
 
+// attributes returns those of the published resource.
+func attributes(t *testing.T) map[string]any {
+	t.Helper()
+	return plainMap(read(t).Message.GetResource().GetAttributes())
+}
+
 // read reads what this process publishes as any other process would.
 func read(t *testing.T) *reader.ProcessContext {
 	t.Helper()
@@ -65,10 +70,9 @@ func contextMappings(t testing.TB, pid int) []string {
 	b, err := os.ReadFile(procPath(pid, "maps"))
 	require.NoError(t, err)
 	var lines []string
-	s := bufio.NewScanner(strings.NewReader(string(b)))
-	for s.Scan() {
-		if strings.Contains(s.Text(), "OTEL_CTX") {
-			lines = append(lines, s.Text())
+	for line := range strings.Lines(string(b)) {
+		if strings.Contains(line, "OTEL_CTX") {
+			lines = append(lines, line)
 		}
 	}
 	return lines
@@ -101,11 +105,7 @@ func plainPB(v *commonpb.AnyValue) any {
 	case *commonpb.AnyValue_BytesValue:
 		return v.BytesValue
 	case *commonpb.AnyValue_ArrayValue:
-		list := []any{}
-		for _, e := range v.ArrayValue.GetValues() {
-			list = append(list, plainPB(e))
-		}
-		return list
+		return plainList(v.ArrayValue.GetValues(), plainPB)
 	case *commonpb.AnyValue_KvlistValue:
 		return plainMap(v.KvlistValue.GetValues())
 	default:
@@ -125,7 +125,6 @@ func plainAttributes(kvs []attribute.KeyValue) map[string]any {
 }
 
 func plainAttribute(v attribute.Value) any {
-	list := []any{}
 	switch v.Type() {
 	case attribute.EMPTY:
 		return nil
@@ -134,29 +133,26 @@ func plainAttribute(v attribute.Value) any {
 	case attribute.BYTESLICE:
 		return v.AsByteSlice()
 	case attribute.BOOLSLICE:
-		for _, e := range v.AsBoolSlice() {
-			list = append(list, e)
-		}
+		return plainList(v.AsBoolSlice(), func(b bool) any { return b })
 	case attribute.INT64SLICE:
-		for _, e := range v.AsInt64Slice() {
-			list = append(list, e)
-		}
+		return plainList(v.AsInt64Slice(), func(n int64) any { return n })
 	case attribute.FLOAT64SLICE:
-		for _, e := range v.AsFloat64Slice() {
-			list = append(list, plainFloat(e))
-		}
+		return plainList(v.AsFloat64Slice(), plainFloat)
 	case attribute.STRINGSLICE:
-		for _, e := range v.AsStringSlice() {
-			list = append(list, e)
-		}
+		return plainList(v.AsStringSlice(), func(s string) any { return s })
 	case attribute.SLICE:
-		for _, e := range v.AsSlice() {
-			list = append(list, plainAttribute(e))
-		}
+		return plainList(v.AsSlice(), plainAttribute)
 	case attribute.MAP:
 		return plainAttributes(v.AsMap())
 	default:
 		return v.AsInterface()
+	}
+}
+
+func plainList[T any](values []T, plain func(T) any) []any {
+	list := []any{}
+	for _, v := range values {
+		list = append(list, plain(v))
 	}
 	return list
 }

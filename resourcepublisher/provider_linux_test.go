@@ -154,7 +154,7 @@ func TestProcessorCorrectsTheResource(t *testing.T) {
 		_, span := tp.Tracer("").Start(context.Background(), "span")
 		span.End()
 	}
-	published := func() any { return plainMap(read(t).Message.GetResource().GetAttributes())["n"] }
+	published := func() any { return attributes(t)["n"] }
 
 	t.Run("of the first span", func(t *testing.T) {
 		p := publish(t, of(1))

@@ -170,7 +170,7 @@ func TestValuesNestAsDeepAsTheReaderFollows(t *testing.T) {
 	}
 	kv := attribute.KeyValue{Key: "deep", Value: deep}
 	publish(t, resource.NewSchemaless(kv))
-	assert.Equal(t, plainAttributes([]attribute.KeyValue{kv}), plainMap(read(t).Message.GetResource().GetAttributes()))
+	assert.Equal(t, plainAttributes([]attribute.KeyValue{kv}), attributes(t))
 }
 
 func TestOneContextPerProcess(t *testing.T) {
@@ -194,7 +194,7 @@ func TestOneContextPerProcess(t *testing.T) {
 	// What is left of the first must not touch the second.
 	require.NoError(t, p.Shutdown(context.Background()))
 	assert.Same(t, second, resourcepublisher.Current())
-	assert.Equal(t, map[string]any{"n": int64(3)}, plainMap(read(t).Message.GetResource().GetAttributes()))
+	assert.Equal(t, map[string]any{"n": int64(3)}, attributes(t))
 }
 
 func TestNilPublisherDoesNothing(t *testing.T) {
@@ -278,14 +278,13 @@ func TestFilterKeepsSecretsOut(t *testing.T) {
 	secret := attribute.String("process.command_args", "--password=s3cret")
 	keep := attribute.NewDenyKeysFilter("process.command_args")
 	p := publish(t, resource.NewSchemaless(secret, attribute.Int("n", 1)), resourcepublisher.WithAttributeFilter(keep))
-	published := func() map[string]any { return plainMap(read(t).Message.GetResource().GetAttributes()) }
-	assert.Equal(t, map[string]any{"n": int64(1)}, published())
+	assert.Equal(t, map[string]any{"n": int64(1)}, attributes(t))
 
 	require.NoError(t, p.Update(resource.NewSchemaless(secret, attribute.Int("n", 2))))
-	assert.Equal(t, map[string]any{"n": int64(2)}, published())
+	assert.Equal(t, map[string]any{"n": int64(2)}, attributes(t))
 	t.Cleanup(func() { assert.NoError(t, resourcepublisher.RemoveAttributes("x")) })
 	require.NoError(t, resourcepublisher.SetAttributes(attribute.Int("x", 1)))
-	assert.Equal(t, map[string]any{"n": int64(2)}, published())
+	assert.Equal(t, map[string]any{"n": int64(2)}, attributes(t))
 }
 
 func TestDisabling(t *testing.T) {
