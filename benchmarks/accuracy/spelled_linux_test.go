@@ -126,39 +126,15 @@ func spell(number uint64, left int) {
 		return
 	}
 	left--
-	switch number >> (4 * left) & 15 {
-	case 0:
-		digit0(number, left)
-	case 1:
-		digit1(number, left)
-	case 2:
-		digit2(number, left)
-	case 3:
-		digit3(number, left)
-	case 4:
-		digit4(number, left)
-	case 5:
-		digit5(number, left)
-	case 6:
-		digit6(number, left)
-	case 7:
-		digit7(number, left)
-	case 8:
-		digit8(number, left)
-	case 9:
-		digit9(number, left)
-	case 10:
-		digitA(number, left)
-	case 11:
-		digitB(number, left)
-	case 12:
-		digitC(number, left)
-	case 13:
-		digitD(number, left)
-	case 14:
-		digitE(number, left)
-	case 15:
-		digitF(number, left)
+	digits[number>>(4*left)&15](number, left)
+}
+
+// digits are the functions that spell a digit.
+var digits [16]func(number uint64, left int)
+
+func init() { // They call each other by it.
+	digits = [...]func(uint64, int){
+		digit0, digit1, digit2, digit3, digit4, digit5, digit6, digit7, digit8, digit9, digitA, digitB, digitC, digitD, digitE, digitF,
 	}
 }
 

@@ -8,8 +8,6 @@ import (
 	"math"
 	"slices"
 	"time"
-
-	"gonum.org/v1/gonum/stat"
 )
 
 // curve is how much there was of something over time.
@@ -72,15 +70,31 @@ func (c *curve) settled() settled {
 	first, last := c.at[0], c.at[len(c.at)-1]
 	from, _ := slices.BinarySearch(c.at, first+(last-first)/2)
 	at, value := c.at[from:], c.value[from:]
-	_, slope := stat.LinearRegression(at, value, nil, false)
 	sorted := slices.Sorted(slices.Values(value))
 	return settled{
 		points: len(at),
-		median: stat.Quantile(0.5, stat.Empirical, sorted, nil),
+		median: sorted[(len(sorted)-1)/2],
 		max:    sorted[len(sorted)-1],
-		growth: slope * (at[len(at)-1] - at[0]),
+		growth: slope(at, value) * (at[len(at)-1] - at[0]),
 		rise:   value[len(value)-1] - value[0],
 	}
+}
+
+// slope returns that of the straight line that least squares fit.
+func slope(x, y []float64) float64 {
+	meanX, meanY, products, squares := mean(x), mean(y), 0.0, 0.0
+	for i := range x {
+		products += (x[i] - meanX) * (y[i] - meanY)
+		squares += (x[i] - meanX) * (x[i] - meanX)
+	}
+	return products / squares
+}
+
+func mean(values []float64) (mean float64) {
+	for _, v := range values {
+		mean += v / float64(len(values))
+	}
+	return mean
 }
 
 // spread is how far the highest point is above the median.
