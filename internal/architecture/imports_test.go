@@ -74,7 +74,7 @@ var graph = map[string]string{
 	"internal/matrix/plan":  "",
 
 	// For tests; see [TestTestKit].
-	"internal/testing/burner":         "internal/gorecord internal/goruntime internal/scope internal/testing/childproc internal/wire otel otel/sdk otel/trace resourcepublisher scopedattr spanctx x/sys",
+	"internal/testing/burner":         "internal/gorecord internal/goruntime internal/scope internal/testing/childproc internal/testing/testenv internal/wire otel otel/sdk otel/trace resourcepublisher scopedattr spanctx x/sys",
 	"internal/testing/burner/service": "internal/testing/burner internal/testing/childproc",
 	"internal/testing/childproc":      "go.uber.org/goleak",
 	"internal/testing/collector":      "",
