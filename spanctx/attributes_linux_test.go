@@ -246,7 +246,7 @@ func TestAttachAttributesWhileItEnds(t *testing.T) {
 	worker.Go(func() {
 		// So many labels that to make a record of them takes a while.
 		var kvs []string
-		for i := range 200 {
+		for i := range 2000 {
 			kvs = append(kvs, fmt.Sprint("key", i), "value")
 		}
 		pprof.SetGoroutineLabels(pprof.WithLabels(context.Background(), pprof.Labels(kvs...)))

@@ -245,6 +245,45 @@ func TestNoteOfTheHostComesLate(t *testing.T) {
 	}
 }
 
+// Who has shown a span, at a place that is noted, and then finds that it has ended
+// meanwhile, takes it back: its end may have looked there before.
+func TestShownAfterItsEnd(t *testing.T) {
+	s := serve(t, everything(WithGoroutineRecord(false))...)
+	apart(func() {
+		_, span := s.root()
+		var l live
+		require.True(t, s.p.find(span.SpanContext(), &l))
+		apart(func() { span.End() })
+		for i := range s.p.rings {
+			s.p.show(i, &l, nil, false)
+		}
+		assert.Zero(t, s.places(number(span)))
+	})
+	s.assertNowhere(t)
+}
+
+// A goroutine that started a span was about to go on with the parent, in a slot where a
+// guest has come to show the span since: the guest does not stay with the parent.
+func TestGuestLeavesTheParent(t *testing.T) {
+	s := serve(t, WithThreadSlots(false), WithGoroutineRecord(false), WithGoroutineSlots(true), WithCapacity(1))
+	r := s.p.rings[goroutineRing]
+	ctx, parent := s.root()
+	_, child := s.start(ctx)
+	var p, l live
+	require.True(t, s.p.find(parent.SpanContext(), &p))
+	require.True(t, s.p.find(child.SpanContext(), &l))
+	apart(func() {
+		place := r.Store(&l.shows)
+		require.True(t, r.Replace(place, l.ID, &p.shows), "what the end does that has looked before")
+		apart(func() { child.End() })
+		require.Equal(t, number(parent), r.Shown())
+		l.keepHere(goroutineRing, r, place, true)
+		assert.Zero(t, r.Shown())
+	})
+	parent.End()
+	s.assertNowhere(t)
+}
+
 // More spans than the table has entries: those that have to give way are shown no more,
 // and none is after its end, though others may just be taking it back or have its entry
 // by now.

@@ -196,7 +196,7 @@ func TestRevocation(t *testing.T) {
 		return assert.Equal(t, before, after) && assert.Equal(t, [3]uint64{want.TraceIDHigh, want.SpanID, want.LocalRootSpanID},
 			[3]uint64{before.TraceIDHigh, before.SpanID, before.LocalRootSpanID})
 	}
-	for round := range writes / 5 {
+	for round := range writes / 10 {
 		if round%1000 == 0 {
 			// It has the slot: of four writes one at least is a store, and is counted.
 			for before := seqOf(a.mem); seqOf(a.mem)-before < 4; {
