@@ -24,6 +24,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/otelctx/otelctx/internal/goruntime"
+	"github.com/otelctx/otelctx/internal/testing/testenv"
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
@@ -292,24 +293,28 @@ func TestRecordsAreWhole(t *testing.T) {
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		locked(func() {
-			for !stop.Load() {
+			for n := 0; !stop.Load(); n++ {
 				s := random()
 				s.TraceIDHigh, s.TraceIDLow, s.TransactionID = s.SpanID, s.SpanID, s.SpanID
 				place.Store(uint32(r.Store(s)))
 				id.Store(s.SpanID)
+				if n%64 == 0 {
+					runtime.Gosched() // Others may have no processor of their own.
+				}
 			}
 			r.Store(nil)
 		})
 	})
 	wg.Go(func() {
-		for range 200_000 {
-			if at := Place(place.Load()); at != 0 {
-				r.Clear(at, id.Load())
+		for ; !stop.Load(); runtime.Gosched() {
+			// Half of them: the others are there to be seen.
+			if at, span := Place(place.Load()), id.Load(); at != 0 && span&1 == 0 {
+				r.Clear(at, span)
 			}
 		}
-		stop.Store(true)
 	})
-	for !stop.Load() {
+	var last [8]byte
+	for spans := 0; spans < testenv.Rounds(30_000, 300_000) && !t.Failed(); runtime.Gosched() {
 		at := Place(place.Load())
 		if at == 0 {
 			continue
@@ -320,12 +325,16 @@ func TestRecordsAreWhole(t *testing.T) {
 		if atomic.LoadUint64(stateOf(x)) != before || before&wire.ProfilingValid == 0 || before&wire.ProfilingTracePresent == 0 {
 			continue
 		}
-		if string(record.SpanID[:]) != string(record.TransactionID[:]) || string(record.TraceID[:8]) != string(record.SpanID[:]) ||
-			string(record.TraceID[8:]) != string(record.SpanID[:]) {
+		if record.SpanID == last {
+			continue
+		}
+		last = record.SpanID
+		spans++
+		if record.TransactionID != last || string(record.TraceID[:]) != string(last[:])+string(last[:]) {
 			t.Errorf("mixed: %+v", record)
-			stop.Store(true)
 		}
 	}
+	stop.Store(true)
 	wg.Wait()
 }
 
