@@ -179,23 +179,15 @@ func TestProcessContextBadHeader(t *testing.T) {
 		wantErr string
 	}{
 		{"wrong signature", func(h *wire.ProcessContextHeader) { h.Signature = [8]byte([]byte("OTEL_CTY")) }, ErrInvalid, `signature "OTEL_CTY"`},
-		{"other contents", func(h *wire.ProcessContextHeader) { h.Signature[0] = 0 }, ErrInvalid, `signature "\x00TEL_CTX"`},
 		{"no signature yet", func(h *wire.ProcessContextHeader) { h.Signature = [8]byte{} }, ErrBusy, "being updated"},
-		{"all zeros", func(h *wire.ProcessContextHeader) { *h = wire.ProcessContextHeader{} }, ErrBusy, "being updated"},
-		{"version 0", func(h *wire.ProcessContextHeader) { h.Version = 0 }, ErrInvalid, "version 0"},
-		{"version 1", func(h *wire.ProcessContextHeader) { h.Version = 1 }, ErrInvalid, "version 1"},
 		{"version 3", func(h *wire.ProcessContextHeader) { h.Version = 3 }, ErrInvalid, "version 3"},
 		{"no time", func(h *wire.ProcessContextHeader) { h.PublishedAtNS = 0 }, ErrBusy, "being updated"},
 		{"no payload", func(h *wire.ProcessContextHeader) { h.PayloadSize = 0 }, ErrInvalid, "payload of 0 bytes"},
 		{"payload too large", func(h *wire.ProcessContextHeader) { h.PayloadSize = 65537 }, ErrInvalid, "payload of 65537 bytes"},
-		{"payload of 4 GiB", func(h *wire.ProcessContextHeader) { h.PayloadSize = math.MaxUint32 }, ErrInvalid, "payload of 4294967295 bytes"},
 		{"more than there is", func(h *wire.ProcessContextHeader) { h.PayloadSize = 60000 }, ErrInvalid, "fake read of 60000 bytes"},
 		{"payload cut short", func(h *wire.ProcessContextHeader) { h.PayloadSize-- }, ErrInvalid, "payload: "},
-		{"null payload", func(h *wire.ProcessContextHeader) { h.Payload = 0 }, ErrInvalid, "payload at 0x0"},
 		{"wild payload", func(h *wire.ProcessContextHeader) { h.Payload = 0xdeadbeef000 }, ErrInvalid, "at 0xdeadbeef000"},
 		{"payload behind its buffer", func(h *wire.ProcessContextHeader) { h.Payload++ }, ErrInvalid, "at 0xc000123457"},
-		{"payload in the kernel", func(h *wire.ProcessContextHeader) { h.Payload = 0xffffffff81000000 }, ErrInvalid, "payload at 0xffffffff81000000"},
-		{"payload at the end of everything", func(h *wire.ProcessContextHeader) { h.Payload = math.MaxUint64 }, ErrInvalid, "payload at 0xffffffffffffffff"},
 		{"payload is the header", func(h *wire.ProcessContextHeader) { h.Payload = headerAt }, ErrInvalid, "payload: "},
 	}
 	for _, tt := range tests {

@@ -20,7 +20,6 @@ import (
 	"github.com/otelctx/otelctx/internal/remotemem"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/seccomp"
-	"github.com/otelctx/otelctx/internal/testing/testenv"
 	"github.com/otelctx/otelctx/internal/vma"
 	"github.com/otelctx/otelctx/internal/wire"
 	"github.com/otelctx/otelctx/reader"
@@ -235,35 +234,4 @@ func fork() int {
 		_, _, _ = syscall.RawSyscall6(syscall.SYS_PPOLL, 0, 0, 0, 0, 0, 0)
 	}
 	return int(pid)
-}
-
-func TestKilledAtAnyTime(t *testing.T) {
-	for range testenv.Rounds(5, 50) {
-		child := childproc.Start(t, "update for ever", nil)
-		child.Expect("updating")
-		for range 50 {
-			pc, err := readPID(child.PID())
-			if err != nil {
-				require.ErrorIs(t, err, reader.ErrBusy)
-				continue
-			}
-			assert.Len(t, pc.Message.GetResource().GetAttributes(), 1)
-		}
-		child.Kill()
-		_, err := readPID(child.PID())
-		require.ErrorIs(t, err, reader.ErrProcessGone)
-	}
-}
-
-func updateForEver(parent *childproc.Parent) {
-	p, err := resourcepublisher.NewPublisher(resource.NewSchemaless(attribute.Int("n", 0)))
-	parent.Must(err)
-	parent.Send("updating")
-	go func() {
-		parent.Receive()
-		os.Exit(0)
-	}()
-	for n := 0; ; n++ {
-		parent.Must(p.Update(resource.NewSchemaless(attribute.String("n", strings.Repeat("x", n%5000)))))
-	}
 }

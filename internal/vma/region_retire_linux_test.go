@@ -94,7 +94,7 @@ func TestRetire(t *testing.T) {
 func TestRetireUnderWriters(t *testing.T) {
 	for name, allocate := range map[string]func(string, int) (*Region, error){"memfd": New, "anonymous": NewAnonymous} {
 		t.Run(name, func(t *testing.T) {
-			for range testenv.Rounds(500, 5000) {
+			for range testenv.Rounds(500, 2000) {
 				r, err := allocate(retireName, 64*4096)
 				require.NoError(t, err)
 				pages := unsafe.Slice(hold(r), 64)

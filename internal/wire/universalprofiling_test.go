@@ -70,20 +70,19 @@ func TestProfilingMessagesGolden(t *testing.T) {
 func TestParseProfilingMessage(t *testing.T) {
 	correlation := ProfilingCorrelation{TraceID: [16]byte{1}, Count: 1}.Encode()
 	registration := ProfilingRegistration{SamplesDelayMS: 1, HostID: "host"}.Encode()
-	minor := func(b []byte, version uint16) []byte {
+	with := func(b []byte, change func(b []byte)) []byte {
 		b = bytes.Clone(b)
-		binary.NativeEndian.PutUint16(b[2:], version)
+		change(b)
 		return b
 	}
 	kind := func(b []byte, kind uint16) []byte {
-		b = bytes.Clone(b)
-		binary.NativeEndian.PutUint16(b, kind)
-		return b
+		return with(b, func(b []byte) { binary.NativeEndian.PutUint16(b, kind) })
+	}
+	minor := func(b []byte, version uint16) []byte {
+		return with(b, func(b []byte) { binary.NativeEndian.PutUint16(b[2:], version) })
 	}
 	length := func(b []byte, n uint32) []byte {
-		b = bytes.Clone(b)
-		binary.NativeEndian.PutUint32(b[8:], n)
-		return b
+		return with(b, func(b []byte) { binary.NativeEndian.PutUint32(b[8:], n) })
 	}
 	long := ProfilingRegistration{HostID: strings.Repeat("h", MaxProfilingHostID)}
 	longer := ProfilingRegistration{HostID: strings.Repeat("h", MaxProfilingHostID+1)}
