@@ -466,7 +466,7 @@ func TestProvenUnderChurn(t *testing.T) {
 				}
 			}
 			t.Logf("%d spans, %d by %v", shown, ofKind, kind)
-			require.GreaterOrEqual(t, ofKind, wanted)
+			require.Greater(t, ofKind, 100)
 		})
 	}
 }
