@@ -78,52 +78,50 @@ func BenchmarkRead(b *testing.B) {
 	address := libpf.Address(pc.MappingAddress)
 	memory := remotememory.NewProcessVirtualMemory(libpf.PID(child.PID()))
 
-	b.Run("op=read/reader=otelctx", func(b *testing.B) {
-		b.ReportAllocs()
-		for b.Loop() {
-			if _, err := ours.ProcessContext(b.Context()); err != nil {
-				b.Fatal(err)
+	for _, op := range []struct {
+		name string
+		do   func() error
+	}{
+		{"op=read/reader=otelctx", func() error {
+			_, err := ours.ProcessContext(b.Context())
+			return err
+		}},
+		{"op=read/reader=ebpf-profiler", func() error {
+			_, err := processcontext.Read(address, memory, 0, 0)
+			return err
+		}},
+		{"op=unchanged/reader=otelctx", func() error {
+			changed, err := ours.Changed(pc.PublishedAtNS)
+			if changed {
+				return errors.New("it has not changed")
 			}
-		}
-	})
-	b.Run("op=read/reader=ebpf-profiler", func(b *testing.B) {
-		b.ReportAllocs()
-		for b.Loop() {
-			if _, err := processcontext.Read(address, memory, 0, 0); err != nil {
-				b.Fatal(err)
-			}
-		}
-	})
-	b.Run("op=unchanged/reader=otelctx", func(b *testing.B) {
-		b.ReportAllocs()
-		for b.Loop() {
-			if changed, err := ours.Changed(pc.PublishedAtNS); changed || err != nil {
-				b.Fatal(changed, err)
-			}
-		}
-	})
-	b.Run("op=unchanged/reader=ebpf-profiler", func(b *testing.B) {
-		b.ReportAllocs()
-		for b.Loop() {
+			return err
+		}},
+		{"op=unchanged/reader=ebpf-profiler", func() error {
 			//nolint:errorlint // this is the very error, and the comparison is not what is measured
 			if _, err := processcontext.Read(address, memory, pc.PublishedAtNS, 0); err != processcontext.ErrNoUpdate {
-				b.Fatal(err)
+				return errors.Join(errors.New("it has not changed"), err)
 			}
-		}
-	})
-	b.Run("op=first/reader=otelctx", func(b *testing.B) {
-		b.ReportAllocs()
-		for b.Loop() {
+			return nil
+		}},
+		{"op=first/reader=otelctx", func() error {
 			p, err := reader.Open(child.PID())
 			if err != nil {
-				b.Fatal(err)
+				return err
 			}
 			if _, err := p.ProcessContext(b.Context()); err != nil {
-				b.Fatal(err)
+				return err
 			}
-			if err := p.Close(); err != nil {
-				b.Fatal(err)
+			return p.Close()
+		}},
+	} {
+		b.Run(op.name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				if err := op.do(); err != nil {
+					b.Fatal(err)
+				}
 			}
-		}
-	})
+		})
+	}
 }

@@ -33,6 +33,12 @@ var own = []attribute.KeyValue{
 // layer is the key of a value that a context has besides.
 type layer int
 
+// owns are how many attributes of their own things have.
+var owns = []struct {
+	own  string
+	list []attribute.KeyValue
+}{{"0", nil}, {"4", own}}
+
 // requestContexts returns a context of six layers, as a handler has it, without
 // scoped attributes and with three, which were set outside of half of them.
 func requestContexts(ctx context.Context) (bare, scoped context.Context) {
@@ -73,10 +79,7 @@ func beside[T any](b *testing.B, bare, scoped T, do func(ctx context.Context, wi
 
 // BenchmarkScopedSpan starts and ends spans.
 func BenchmarkScopedSpan(b *testing.B) {
-	for _, o := range []struct {
-		own  string
-		list []attribute.KeyValue
-	}{{"0", nil}, {"4", own}} {
+	for _, o := range owns {
 		b.Run("own="+o.own, func(b *testing.B) {
 			bare := provider(b, sdktrace.WithSpanProcessor(noop{})).Tracer("benchmarks")
 			scoped := provider(b, sdktrace.WithSpanProcessor(noop{}), scopedattr.WithSampler(nil)).Tracer("benchmarks")
@@ -110,10 +113,7 @@ func (noopLogs) ForceFlush(context.Context) error                       { return
 
 // BenchmarkScopedLog makes and emits records.
 func BenchmarkScopedLog(b *testing.B) {
-	for _, o := range []struct {
-		own  string
-		list []attribute.KeyValue
-	}{{"0", nil}, {"4", own}} {
+	for _, o := range owns {
 		b.Run("own="+o.own, func(b *testing.B) {
 			lp := sdklog.NewLoggerProvider(sdklog.WithProcessor(noopLogs{}))
 			b.Cleanup(func() { require.NoError(b, lp.Shutdown(context.Background())) })
@@ -141,57 +141,43 @@ var measurements = []struct {
 	instrument string
 	of         func(metric.Meter) (measurement, error)
 }{
-	{"int64counter", func(m metric.Meter) (measurement, error) {
-		i, err := m.Int64Counter("int64counter")
-		return adding(i.Add), err
-	}},
-	{"int64updowncounter", func(m metric.Meter) (measurement, error) {
-		i, err := m.Int64UpDownCounter("int64updowncounter")
-		return adding(i.Add), err
-	}},
-	{"int64histogram", func(m metric.Meter) (measurement, error) {
-		i, err := m.Int64Histogram("int64histogram")
-		return recording(i.Record), err
-	}},
-	{"int64gauge", func(m metric.Meter) (measurement, error) {
-		i, err := m.Int64Gauge("int64gauge")
-		return recording(i.Record), err
-	}},
-	{"float64counter", func(m metric.Meter) (measurement, error) {
-		i, err := m.Float64Counter("float64counter")
-		return adding(i.Add), err
-	}},
-	{"float64updowncounter", func(m metric.Meter) (measurement, error) {
-		i, err := m.Float64UpDownCounter("float64updowncounter")
-		return adding(i.Add), err
-	}},
-	{"float64histogram", func(m metric.Meter) (measurement, error) {
-		i, err := m.Float64Histogram("float64histogram")
-		return recording(i.Record), err
-	}},
-	{"float64gauge", func(m metric.Meter) (measurement, error) {
-		i, err := m.Float64Gauge("float64gauge")
-		return recording(i.Record), err
-	}},
+	{"int64counter", adding(metric.Meter.Int64Counter, metric.Int64Counter.Add)},
+	{"int64updowncounter", adding(metric.Meter.Int64UpDownCounter, metric.Int64UpDownCounter.Add)},
+	{"int64histogram", recording(metric.Meter.Int64Histogram, metric.Int64Histogram.Record)},
+	{"int64gauge", recording(metric.Meter.Int64Gauge, metric.Int64Gauge.Record)},
+	{"float64counter", adding(metric.Meter.Float64Counter, metric.Float64Counter.Add)},
+	{"float64updowncounter", adding(metric.Meter.Float64UpDownCounter, metric.Float64UpDownCounter.Add)},
+	{"float64histogram", recording(metric.Meter.Float64Histogram, metric.Float64Histogram.Record)},
+	{"float64gauge", recording(metric.Meter.Float64Gauge, metric.Float64Gauge.Record)},
 }
 
-func adding[N int64 | float64](add func(context.Context, N, ...metric.AddOption)) measurement {
-	return func(ctx context.Context, o metric.MeasurementOption) {
-		if o == nil {
-			add(ctx, 1)
-			return
-		}
-		add(ctx, 1, o)
+func adding[I, O any, N int64 | float64](
+	of func(metric.Meter, string, ...O) (I, error), add func(I, context.Context, N, ...metric.AddOption),
+) func(metric.Meter) (measurement, error) {
+	return func(m metric.Meter) (measurement, error) {
+		i, err := of(m, "measured")
+		return func(ctx context.Context, o metric.MeasurementOption) {
+			if o == nil {
+				add(i, ctx, 1)
+				return
+			}
+			add(i, ctx, 1, o)
+		}, err
 	}
 }
 
-func recording[N int64 | float64](record func(context.Context, N, ...metric.RecordOption)) measurement {
-	return func(ctx context.Context, o metric.MeasurementOption) {
-		if o == nil {
-			record(ctx, 1)
-			return
-		}
-		record(ctx, 1, o)
+func recording[I, O any, N int64 | float64](
+	of func(metric.Meter, string, ...O) (I, error), record func(I, context.Context, N, ...metric.RecordOption),
+) func(metric.Meter) (measurement, error) {
+	return func(m metric.Meter) (measurement, error) {
+		i, err := of(m, "measured")
+		return func(ctx context.Context, o metric.MeasurementOption) {
+			if o == nil {
+				record(i, ctx, 1)
+				return
+			}
+			record(i, ctx, 1, o)
+		}, err
 	}
 }
 
@@ -200,10 +186,7 @@ func recording[N int64 | float64](record func(context.Context, N, ...metric.Reco
 // each time (set=made).
 func BenchmarkScopedMeasurement(b *testing.B) {
 	for _, m := range measurements {
-		for _, o := range []struct {
-			own  string
-			list []attribute.KeyValue
-		}{{"0", nil}, {"4", own}} {
+		for _, o := range owns {
 			for _, set := range []string{"ready", "made"} {
 				if set == "made" && m.instrument != "int64counter" && m.instrument != "float64histogram" {
 					continue // as these two

@@ -116,8 +116,8 @@ func (r recorder) measure(t *testing.T, services []choice) []*measured {
 		m.child, _ = startWorkload(t, c.scenario, c.publication, m.path)
 		ms = append(ms, m)
 	}
-	// A guess, to begin with.
-	duration := time.Duration(*samples*len(ms)) * time.Second / 1500
+	// A guess, to begin with. To begin and to end takes longer than it does to sample.
+	duration := time.Duration(*samples*len(ms)) * time.Second / 300
 	deadline := time.Now().Add(10 * time.Minute)
 	for taken := 0; taken < *samples; {
 		require.True(t, time.Now().Before(deadline), "%d samples", taken)
