@@ -113,27 +113,17 @@ func (w *testWriter) do(step string, args []string) (string, error) {
 	case "close":
 		return "ok", w.region.Close()
 	case "undumpable":
-		const setDumpable = 4 // PR_SET_DUMPABLE
-		if _, _, errno := syscall.RawSyscall(syscall.SYS_PRCTL, setDumpable, 0, 0); errno != 0 {
-			return "", errno
-		}
-		return "ok", nil
+		return "ok", childproc.ForbidReaders()
 	case "exec":
-		self, err := os.Executable()
+		idle, err := childproc.Command("idle")
 		if err != nil {
 			return "", err
 		}
-		if err := os.Setenv(childEnv, "idle"); err != nil {
-			return "", err
-		}
-		return "", syscall.Exec(self, []string{self}, os.Environ())
+		return "", syscall.Exec(idle.Path, idle.Args, idle.Environ())
 	default:
 		return "", fmt.Errorf("no step %q", step)
 	}
 }
-
-// childEnv is the variable by which childproc tells a test binary its role.
-const childEnv = "OTELCTX_TEST_CHILD"
 
 const testMemorySize = 128 << 10
 
@@ -387,10 +377,8 @@ func reusedPID(p *childproc.Parent) {
 // startPlain starts a publisher from a child, where there is no test to fail, and
 // returns where its context is.
 func startPlain(p *childproc.Parent) (*exec.Cmd, string) {
-	self, err := os.Executable()
+	cmd, err := childproc.Command("publisher")
 	p.Must(err)
-	cmd := exec.Command(self)
-	cmd.Env = append(os.Environ(), childEnv+"=publisher")
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
 	p.Must(err)

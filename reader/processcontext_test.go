@@ -17,6 +17,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/iotest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -645,7 +646,7 @@ func TestProcessContextFailures(t *testing.T) {
 				f := &failingTarget{fakeTarget: newFake(marshal(t, message("x"))), readErr: tt.read, failAt: fail}
 				f.alive = tt.alive
 				if tt.maps != nil {
-					f.maps = func() io.Reader { return io.MultiReader(strings.NewReader(otherMapping), errReader{tt.maps}) }
+					f.maps = func() io.Reader { return io.MultiReader(strings.NewReader(otherMapping), iotest.ErrReader(tt.maps)) }
 				}
 				pc, err := (&Process{pid: fakePID, target: f}).ProcessContext(context.Background())
 				require.ErrorIs(t, err, tt.want)
@@ -672,10 +673,6 @@ func (f *failingTarget) ReadAt(p []byte, off int64) (int, error) {
 	}
 	return n, err
 }
-
-type errReader struct{ err error }
-
-func (r errReader) Read([]byte) (int, error) { return 0, r.err }
 
 // lines reads as a line so many times.
 type lines struct {

@@ -280,18 +280,13 @@ func requireSame(t *testing.T, want, got *processcontextpb.ProcessContext, forma
 // growing, shrinking, and to and fro.
 func sizes() []int {
 	const smallest, largest, n = 50, 65535, 33
-	var sizes []int
+	var growing, shrinking, toAndFro []int
 	for i := range n {
-		sizes = append(sizes, smallest+i*(largest-smallest)/(n-1))
+		growing = append(growing, smallest+i*(largest-smallest)/(n-1))
+		shrinking = append(shrinking, largest+1-i*(largest+1-smallest)/(n-1))
+		toAndFro = append(toAndFro, []int{smallest + 41*i, largest - 137*i}[i%2])
 	}
-	for i := range n {
-		sizes = append(sizes, largest+1-i*(largest+1-smallest)/(n-1))
-	}
-	for i := range n {
-		small, large := smallest+41*i, largest-137*i
-		sizes = append(sizes, []int{small, large}[i%2])
-	}
-	return append(sizes, largest)
+	return slices.Concat(growing, shrinking, toAndFro, []int{largest})
 }
 
 func TestReadersAgreeOnEveryUpdate(t *testing.T) {

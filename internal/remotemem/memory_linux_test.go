@@ -65,10 +65,7 @@ func pages(p *childproc.Parent) {
 
 // undumpable does as pages and forbids its user to read it.
 func undumpable(p *childproc.Parent) {
-	const setDumpable = 4 // PR_SET_DUMPABLE
-	if _, _, errno := syscall.RawSyscall(syscall.SYS_PRCTL, setDumpable, 0, 0); errno != 0 {
-		p.Must(errno)
-	}
+	p.Must(childproc.ForbidReaders())
 	pages(p)
 }
 

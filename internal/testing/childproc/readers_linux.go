@@ -86,3 +86,13 @@ func (p *Parent) AdmitReaders() {
 		p.Must(errno)
 	}
 }
+
+// ForbidReaders keeps other processes of the same user from reading this one, unless they
+// have CAP_SYS_PTRACE.
+func ForbidReaders() error {
+	const prSetDumpable = 4
+	if _, _, errno := syscall.RawSyscall(syscall.SYS_PRCTL, prSetDumpable, 0, 0); errno != 0 {
+		return errno
+	}
+	return nil
+}
