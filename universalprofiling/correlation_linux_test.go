@@ -104,6 +104,13 @@ func TestDelay(t *testing.T) {
 		time.Sleep(50 * time.Millisecond)
 		s.send(registration(200 * time.Millisecond))
 		exportedAfter(200 * time.Millisecond)
+		end()
+		time.Sleep(50 * time.Millisecond)
+		s.start("one that waits for longer").End()
+		exportedAfter(200 * time.Millisecond)
+		time.Sleep(50 * time.Millisecond)
+		synctest.Wait()
+		require.Len(t, s.exported.GetSpans(), 2)
 		for range 2 {
 			s.send(wire.ProfilingRegistration{SamplesDelayMS: 1<<32 - 1})
 		}
