@@ -17,6 +17,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -43,13 +44,21 @@ import (
 // needSampling skips the test if this user may not sample.
 func needSampling(t *testing.T) {
 	t.Helper()
-	s, err := sampler.Open(sampler.Config{Frequency: 1})
+	err := sampling()
 	if errors.Is(err, sampler.ErrNotPermitted) {
 		t.Skip(err)
 	}
 	require.NoError(t, err)
-	require.NoError(t, s.Close())
 }
+
+// sampling returns why this user may not sample. To find that out takes a while.
+var sampling = sync.OnceValue(func() error {
+	s, err := sampler.Open(sampler.Config{Frequency: 1})
+	if err != nil {
+		return err
+	}
+	return s.Close()
+})
 
 func startBurner(t *testing.T, prepare func(*exec.Cmd), words ...string) *childproc.Child {
 	t.Helper()
@@ -682,6 +691,7 @@ func TestRecordWithoutPrivileges(t *testing.T) {
 
 // Two capabilities are enough for processes of the same user, and not for others'.
 func TestRecordWithTwoCapabilities(t *testing.T) {
+	t.Parallel()
 	if os.Geteuid() != 0 {
 		t.Skip("changing the user and giving it capabilities needs CAP_SETUID, CAP_SETGID and CAP_SETPCAP")
 	}

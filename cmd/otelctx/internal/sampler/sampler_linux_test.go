@@ -20,6 +20,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -41,6 +42,25 @@ import (
 func TestMain(m *testing.M) {
 	childproc.Main(m, map[string]func(*childproc.Parent){burner.Role: burner.Run, roleSelf: selfRole, roleRing: ringRole})
 }
+
+// needSampling skips the test if this user may not sample.
+func needSampling(t *testing.T) {
+	t.Helper()
+	err := sampling()
+	if errors.Is(err, ErrNotPermitted) {
+		t.Skip(err)
+	}
+	require.NoError(t, err)
+}
+
+// sampling returns why this user may not sample. To find that out takes a while.
+var sampling = sync.OnceValue(func() error {
+	s, err := Open(Config{Frequency: 1})
+	if err != nil {
+		return err
+	}
+	return s.Close()
+})
 
 // open returns a sampler. The test is skipped if this user may not have one.
 func open(t testing.TB, c Config) *Sampler {
@@ -380,7 +400,7 @@ func inPIDNamespace(cmd *exec.Cmd) {
 // A sampler in a PID namespace of its own has other ids than the kernel's for everything.
 func TestSamplerInPIDNamespace(t *testing.T) {
 	needNamespaces(t)
-	open(t, Config{Frequency: 1})
+	needSampling(t)
 	c := childproc.Start(t, roleSelf, inPIDNamespace)
 	var v map[string]int
 	require.NoError(t, json.Unmarshal([]byte(c.Ask("own-proc %s", burner.Records)), &v))
@@ -394,7 +414,7 @@ func TestCapabilitiesThatSuffice(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("changing the user and giving it capabilities needs CAP_SETUID, CAP_SETGID and CAP_SETPCAP")
 	}
-	open(t, Config{Frequency: 1})
+	needSampling(t)
 	for name, test := range map[string]struct {
 		caps    []uintptr
 		missing string
@@ -485,7 +505,7 @@ func fromJSON(v map[string]int) verdict {
 
 // Programs that are built in other ways keep goroutines elsewhere.
 func TestBuildModes(t *testing.T) {
-	open(t, Config{Frequency: 1})
+	needSampling(t)
 	for name, test := range map[string]struct {
 		variant programs.Variant
 		words   []string
@@ -630,7 +650,7 @@ func TestTimes(t *testing.T) {
 
 // In a time namespace the clock that the program reads is another one than ours.
 func TestTimesInTimeNamespace(t *testing.T) {
-	open(t, Config{Frequency: 1})
+	needSampling(t)
 	unshare, err := exec.LookPath("unshare")
 	if err != nil {
 		t.Skipf("no unshare command: %v", err)
@@ -650,7 +670,7 @@ func TestTimesInTimeNamespace(t *testing.T) {
 }
 
 func TestOpenRefuses(t *testing.T) {
-	open(t, Config{Frequency: 1})
+	needSampling(t)
 	_, err := Open(Config{})
 	require.ErrorContains(t, err, "a frequency of 0")
 	_, err = Open(Config{Frequency: 1 << 30})
