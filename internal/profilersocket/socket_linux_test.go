@@ -4,8 +4,10 @@
 package profilersocket
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -189,20 +191,33 @@ func TestBursts(t *testing.T) {
 	t.Logf("%d of %d refused", refused, taken+refused)
 }
 
+// waitUntilItPolls waits until a thread of this process waits for messages in the kernel.
+func waitUntilItPolls(t *testing.T, tid int) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		b, err := os.ReadFile(fmt.Sprintf("/proc/self/task/%d/syscall", tid))
+		// Kernels may be built without that file: then it is stopped at any time.
+		return err != nil || strings.HasPrefix(string(b), fmt.Sprint(unix.SYS_PPOLL, " "))
+	}, patience, time.Millisecond)
+}
+
 func TestStop(t *testing.T) {
 	for name, busy := range map[string]bool{"while idle": false, "after a message": true} {
 		t.Run(name, func(t *testing.T) {
 			s, err := Listen(t.TempDir(), "s")
 			require.NoError(t, err)
-			done, handled := make(chan error), make(chan struct{}, 1)
-			go func() { done <- s.Serve(16, func([]byte, bool) { handled <- struct{}{} }) }()
+			done, handled, tid := make(chan error), make(chan struct{}, 1), make(chan int)
+			go func() {
+				runtime.LockOSThread()
+				defer runtime.UnlockOSThread()
+				tid <- unix.Gettid()
+				done <- s.Serve(16, func([]byte, bool) { handled <- struct{}{} })
+			}()
+			waitUntilItPolls(t, <-tid)
 			send := sender(t)
 			if busy {
 				require.NoError(t, send.to(s.Path(), "so that it is at it"))
 				<-handled
-			} else {
-				// It ends at any time. Most often it waits in the kernel by then.
-				time.Sleep(time.Millisecond)
 			}
 			require.NoError(t, s.Stop())
 			select {
