@@ -1,6 +1,8 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
+//go:build unix
+
 // Command mutation measures what the tests catch. It breaks the code in one place at a
 // time, runs the tests of that place, and says which breaks no test noticed.
 //
