@@ -175,10 +175,9 @@ func stallingRole(parent *childproc.Parent) {
 	parent.Must(err)
 	parent.Must(memory.Announce())
 	parent.Send("stalling")
-	if _, ok := parent.Receive(); ok {
+	for _, ok := parent.Receive(); ok; _, ok = parent.Receive() {
 		parent.Must(awaitReader())
-		parent.Send("somebody waits")
-		parent.Receive()
+		parent.Send("one more waits")
 	}
 }
 

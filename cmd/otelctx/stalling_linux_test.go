@@ -77,10 +77,15 @@ func TestNoAnswer(t *testing.T) {
 // Who interrupts does not wait for what the process makes wait.
 func TestInterruptWithoutAnAnswer(t *testing.T) {
 	c := startStalling(t)
-	r := start(t, "watch", strconv.Itoa(c.PID()))
-	require.Equal(t, "somebody waits", c.Ask("await"))
-	require.NoError(t, r.cmd.Process.Signal(os.Interrupt))
-	got := r.wait(t)
-	assert.Zero(t, got.code) // Uninterrupted it would say that there is no answer.
+	pid := strconv.Itoa(c.PID())
+	before := start(t, "watch", pid)
+	require.Equal(t, "one more waits", c.Ask("await"))
+	interrupted := start(t, "watch", pid)
+	require.Equal(t, "one more waits", c.Ask("await"))
+	require.NoError(t, interrupted.cmd.Process.Signal(os.Interrupt))
+	got := interrupted.wait(t)
+	assert.Zero(t, got.code)
 	assert.Empty(t, got.stderr)
+	waits, err := hasOpen(before.cmd, "/proc/"+pid)
+	assert.True(t, waits && err == nil, "who has waited for longer has given up")
 }
