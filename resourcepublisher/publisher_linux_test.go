@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -379,11 +380,19 @@ func TestConcurrentUse(t *testing.T) {
 		}
 		assert.NoError(t, err)
 	}
+	// All go on until so many publishers have come and gone.
+	var published atomic.Int64
+	wanted := int64(testenv.Rounds(100, 2000))
 	work := []func(int){
 		func(n int) {
-			p, err := resourcepublisher.NewPublisher(resource.NewSchemaless(attribute.Int("n", n)))
+			_, err := resourcepublisher.NewPublisher(resource.NewSchemaless(attribute.Int("n", n)))
 			check(err)
-			check(p.Update(resource.NewSchemaless(attribute.Int("n", -n))))
+			if err == nil {
+				published.Add(1)
+			}
+		},
+		func(n int) {
+			check(resourcepublisher.Current().Update(resource.NewSchemaless(attribute.Int("n", -n))))
 		},
 		func(int) { check(resourcepublisher.Current().Shutdown(context.Background())) },
 		func(n int) { check(resourcepublisher.SetAttributes(attribute.Int("extra", n))) },
@@ -399,8 +408,9 @@ func TestConcurrentUse(t *testing.T) {
 	var wg sync.WaitGroup
 	for _, f := range work {
 		wg.Go(func() {
-			for n := range testenv.Rounds(300, 3000) {
+			for n := 0; published.Load() < wanted; n++ {
 				f(n)
+				runtime.Gosched()
 			}
 		})
 	}
