@@ -5,9 +5,11 @@ package collectortest
 
 import (
 	"context"
+	"errors"
 	"math"
 	"net"
 	"sync"
+	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -36,6 +38,19 @@ type collector struct {
 // startCollector starts the collector's OTLP receiver with pipelines of traces and
 // profiles, until the end of the test.
 func startCollector(t *testing.T) *collector {
+	t.Helper()
+	for {
+		c, err := tryCollector(t)
+		if errors.Is(err, syscall.EADDRINUSE) {
+			continue // Somebody else has been quicker.
+		}
+		require.NoError(t, err)
+		return c
+	}
+}
+
+// tryCollector has the receiver listen on a port that was free a moment ago.
+func tryCollector(t *testing.T) (*collector, error) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -74,13 +89,15 @@ func startCollector(t *testing.T) *collector {
 	ofProfiles, err := factory.(xreceiver.Factory).CreateProfiles(t.Context(), settings, config, profiles)
 	require.NoError(t, err)
 	host := componenttest.NewNopHost()
-	require.NoError(t, ofTraces.Start(t.Context(), host))
+	if err := ofTraces.Start(t.Context(), host); err != nil {
+		return nil, err
+	}
 	require.NoError(t, ofProfiles.Start(t.Context(), host))
 	t.Cleanup(func() {
 		require.NoError(t, ofTraces.Shutdown(context.Background()))
 		require.NoError(t, ofProfiles.Shutdown(context.Background()))
 	})
-	return c
+	return c, nil
 }
 
 // span is a span by its ids.
