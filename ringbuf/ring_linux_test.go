@@ -467,7 +467,7 @@ func storeForEver(p *childproc.Parent) {
 // whole.
 func TestNothingTornFromOutside(t *testing.T) {
 	newRing(t)
-	wanted := testenv.Rounds(2_000, 20_000)
+	wanted := testenv.Rounds(6_000, 20_000)
 	for _, capacity := range []int{1, 4, 16} {
 		for _, index := range []string{"by thread", "by goroutine"} {
 			t.Run(fmt.Sprintf("capacity=%d %s", capacity, index), func(t *testing.T) {
