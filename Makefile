@@ -49,6 +49,7 @@ test: ## Run the tests of all modules: every behaviour once.
 	@[ -n "$(RACE)" ] || echo "no C compiler for cgo: testing without the race detector"
 	@set -e; for m in $(MODULES); do echo "== $$m"; \
 		(cd $$m && $(TEST) $$($(GO) list ./... | grep -vxE '$(RACE_PACKAGES)|$(NOT_IN_TEST)')); done
+	@echo "== what allocates, which the race detector would change"; $(TEST) -run "Alloc|Attributes.*Nothing" $$($(GO) list ./... | grep -xE '$(RACE_PACKAGES)')
 	@echo "== with the race detector"; $(TEST) $(RACE) $$($(GO) list ./... | grep -xE '$(RACE_PACKAGES)')
 
 # How long the tests of a package may take in make test-all, on a machine that is busy.
