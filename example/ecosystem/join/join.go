@@ -63,9 +63,10 @@ func services(spans map[spanID]span, r *recording) []service {
 		byName[of.service] = &service{Service: of.service, CPU: r.noSpan[of.service], NoSpan: r.noSpan[of.service]}
 	}
 	for id, used := range r.cpu {
-		byName[used.service].CPU += used.time
+		s := byName[id.instance.service]
+		s.CPU += used
 		if _, exported := spans[id]; !exported {
-			byName[used.service].NotExported += used.time
+			s.NotExported += used
 		}
 	}
 	return sorted(byName, func(a, b *service) int {
@@ -81,17 +82,17 @@ func uses(spans map[spanID]span, r *recording) []use {
 	}
 	byName := map[[2]string]*use{}
 	for id, s := range spans {
-		wall, during := overlap(s.interval, intervals[s.instance])
-		if !during && r.cpu[id].time == 0 {
+		wall, during := overlap(s.interval, intervals[id.instance])
+		if !during && r.cpu[id] == 0 {
 			continue
 		}
-		name := [2]string{s.instance.service, s.name}
+		name := [2]string{id.instance.service, s.name}
 		if byName[name] == nil {
-			byName[name] = &use{Service: s.instance.service, Name: s.name}
+			byName[name] = &use{Service: id.instance.service, Name: s.name}
 		}
 		byName[name].Spans++
 		byName[name].Wall += wall
-		byName[name].CPU += r.cpu[id].time
+		byName[name].CPU += r.cpu[id]
 	}
 	return sorted(byName, func(a, b *use) int {
 		return cmp.Or(cmp.Compare(b.CPU, a.CPU), cmp.Compare(b.Wall, a.Wall), cmp.Compare(a.Service, b.Service), cmp.Compare(a.Name, b.Name))

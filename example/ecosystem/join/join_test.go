@@ -167,6 +167,29 @@ blog     (no span)       -      -       -         0.010s  -         4.8%
 		got["spans"].([]any)[0])
 }
 
+// Another service may show any ids, and export any: it is charged itself.
+func TestOthersSpans(t *testing.T) {
+	traces := write(t,
+		tracesOf(t, "shop", "a", testSpan{1, "request", 0, 1000}),
+		tracesOf(t, "thief", "", testSpan{2, "request", 0, 1000}, testSpan{1, "stolen", 0, 1000}),
+	)
+	profiles := write(t,
+		shopProfile([]byte{1}, 60).line(t),
+		testProfile{"thief", "", "cpu", "cpu", "nanoseconds", "nanoseconds", 0, 1000, []byte{1, 3}, []int64{5e6, 7e6}}.line(t),
+	)
+	var out bytes.Buffer
+	require.NoError(t, run(&out, traces, profiles, true))
+	var got struct{ Services, Spans []map[string]any }
+	require.NoError(t, json.Unmarshal(out.Bytes(), &got))
+	assert.Equal(t, []map[string]any{
+		{"service": "shop", "cpu_nano": 60e6, "no_span_cpu_nano": 0.0, "not_exported_cpu_nano": 0.0},
+		{"service": "thief", "cpu_nano": 12e6, "no_span_cpu_nano": 0.0, "not_exported_cpu_nano": 7e6},
+	}, got.Services)
+	for _, s := range got.Spans {
+		assert.Equal(t, map[any]any{"request shop": 60e6, "stolen thief": 5e6, "request thief": 0.0}[s["name"].(string)+" "+s["service"].(string)], s["cpu_nano"])
+	}
+}
+
 // Names are a service's own, and may be anything.
 func TestNamesAreSafeToShow(t *testing.T) {
 	traces := write(t, tracesOf(t, "shop", "a", testSpan{1, "a\tb\x1b[31m\n", 0, 10}, testSpan{2, "", 0, 5}))

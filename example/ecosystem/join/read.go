@@ -17,10 +17,11 @@ import (
 	"go.opentelemetry.io/collector/pdata/ptrace"
 )
 
-// spanID is what a span is known by.
+// spanID is what a span is known by: whose it is too, as any service may name any ids.
 type spanID struct {
-	trace pcommon.TraceID
-	span  pcommon.SpanID
+	instance instance
+	trace    pcommon.TraceID
+	span     pcommon.SpanID
 }
 
 // instance is a running service.
@@ -28,7 +29,6 @@ type instance struct{ service, id string }
 
 // span is an exported span.
 type span struct {
-	instance instance
 	name     string
 	interval interval
 }
@@ -41,14 +41,8 @@ type recording struct {
 	// intervals are when instances were recorded, in no order. They may overlap.
 	intervals map[instance][]interval
 	// cpu is the CPU time of spans, noSpan that of each service in none.
-	cpu    map[spanID]spanCPU
+	cpu    map[spanID]time.Duration
 	noSpan map[string]time.Duration
-}
-
-// spanCPU is the CPU time of a span, and whose span it is.
-type spanCPU struct {
-	service string
-	time    time.Duration
 }
 
 // instanceOf returns whose resource that is.
@@ -75,8 +69,8 @@ func readTraces(path string) (map[spanID]span, error) {
 			of := instanceOf(r.Resource())
 			for _, scope := range r.ScopeSpans().All() {
 				for _, s := range scope.Spans().All() {
-					spans[spanID{s.TraceID(), s.SpanID()}] = span{
-						instance: of, name: s.Name(), interval: interval{s.StartTimestamp().AsTime(), s.EndTimestamp().AsTime()},
+					spans[spanID{of, s.TraceID(), s.SpanID()}] = span{
+						name: s.Name(), interval: interval{s.StartTimestamp().AsTime(), s.EndTimestamp().AsTime()},
 					}
 				}
 			}
@@ -88,7 +82,7 @@ func readTraces(path string) (map[spanID]span, error) {
 
 // readProfiles reads a file of profiles. That one of them is not of CPU time is an error.
 func readProfiles(path string) (*recording, error) {
-	r := &recording{intervals: map[instance][]interval{}, cpu: map[spanID]spanCPU{}, noSpan: map[string]time.Duration{}}
+	r := &recording{intervals: map[instance][]interval{}, cpu: map[spanID]time.Duration{}, noSpan: map[string]time.Duration{}}
 	err := eachLine(path, func(line []byte) error {
 		data, err := (&pprofile.JSONUnmarshaler{}).UnmarshalProfiles(line)
 		if err != nil {
@@ -126,8 +120,7 @@ func (r *recording) add(d pprofile.ProfilesDictionary, of instance, p pprofile.P
 			r.noSpan[of.service] += used
 			continue
 		}
-		id := spanID{link.TraceID(), link.SpanID()}
-		r.cpu[id] = spanCPU{of.service, r.cpu[id].time + used}
+		r.cpu[spanID{of, link.TraceID(), link.SpanID()}] += used
 	}
 	return nil
 }
