@@ -61,6 +61,7 @@ func TestPublishingUnderSystemCallFilters(t *testing.T) {
 		"memfd and naming denied":      {rules: []seccomp.Rule{seccomp.NoMemfd, seccomp.NoNaming}, wantErr: "memfd_create: operation not permitted; prctl PR_SET_VMA_ANON_NAME: invalid argument"},
 		"memfd cannot be sized":        {rules: []seccomp.Rule{seccomp.NoFtruncate, seccomp.NoNaming}, wantErr: "ftruncate memfd: operation not permitted; prctl"},
 		"MFD_NOEXEC_SEAL unknown":      {rules: []seccomp.Rule{seccomp.NoNoexecSeal, seccomp.NoNaming}, wantName: "/memfd:OTEL_CTX (deleted)"},
+		"MFD_NOEXEC_SEAL denied":       {rules: []seccomp.Rule{seccomp.DeniedNoexecSeal, seccomp.NoNaming}, wantName: "/memfd:OTEL_CTX (deleted)"},
 		"madvise denied":               {rules: []seccomp.Rule{seccomp.NoDontfork}, wantErr: "madvise MADV_DONTFORK: permission denied"},
 		"madvise denied, no memfd":     {rules: []seccomp.Rule{seccomp.NoDontfork, seccomp.NoMemfd}, wantErr: "madvise MADV_DONTFORK: permission denied"},
 		"mmap denied":                  {rules: []seccomp.Rule{noMmap}, wantErr: "cannot allocate memory"},

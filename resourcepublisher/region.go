@@ -59,10 +59,11 @@ func newRegion(payload []byte) (*region, error) {
 	r.header.Version = wire.ProcessContextVersion
 	r.header.PayloadSize = uint32(len(payload))
 	r.header.Payload = r.payloadAddress()
-	copy(r.header.Signature[:], wire.ProcessContextSignature)
-	// Last, so that readers who go by the timestamp and readers who go by the
-	// signature both find everything else in place.
+	// Last, one behind the other: readers who go by the timestamp find everything else in
+	// place but, for a moment, the signature, and readers who go by the signature alone find
+	// all.
 	atomic.StoreUint64(&r.header.PublishedAtNS, now)
+	r.header.Sign()
 
 	if err := memory.Announce(); err != nil {
 		return nil, errors.Join(err, r.withdraw())

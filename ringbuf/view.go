@@ -158,8 +158,11 @@ func (v *View) check() error {
 	switch {
 	case i.Layout != wire.RingLayout1 && i.Layout != wire.RingLayout2:
 		return fmt.Errorf("layout %d", i.Layout)
-	case i.Capacity < 1 || i.Capacity > maxCapacity || i.Capacity&(i.Capacity-1) != 0:
-		return fmt.Errorf("capacity %d is not a power of two up to %d", i.Capacity, maxCapacity)
+	case i.Capacity < 1 || i.Capacity > maxCapacity:
+		return fmt.Errorf("capacity %d is not from 1 to %d", i.Capacity, maxCapacity)
+	case i.Layout != wire.RingLayout1 && i.Capacity&(i.Capacity-1) != 0:
+		// Layout 1 is others' too, who need not choose one.
+		return fmt.Errorf("capacity %d of layout %d is not a power of two", i.Capacity, i.Layout)
 	case i.SlotSize < minSlotSize || i.SlotSize > maxSlotSize:
 		return fmt.Errorf("slots of %d bytes", i.SlotSize)
 	case i.HeaderSize < minHeaderSize || i.HeaderSize > maxHeaderSize:
@@ -360,7 +363,7 @@ func (v *View) NewLook() *Look {
 // Aim turns the look to the slot at index number modulo the capacity.
 func (l *Look) Aim(number uint64) {
 	v := l.view
-	l.number = uint32(number & uint64(v.info.Capacity-1))
+	l.number = uint32(number % uint64(v.info.Capacity))
 	slot := v.info.Address + uint64(v.info.HeaderSize) + uint64(l.number)*uint64(v.info.SlotSize)
 	inUse := slot + uint64(v.fields[fieldInUse])
 	if l.again == nil {

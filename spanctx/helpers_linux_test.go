@@ -34,6 +34,8 @@ const (
 	roleAdvertiser = "advertiser"
 	roleLockstep   = "lockstep"
 	roleHammer     = "hammer"
+
+	roleWithoutMappings = "without mappings"
 )
 
 func TestMain(m *testing.M) {
@@ -41,6 +43,8 @@ func TestMain(m *testing.M) {
 		roleAdvertiser: beAdvertiser,
 		roleLockstep:   beLockstep,
 		roleHammer:     beHammer,
+
+		roleWithoutMappings: beWithoutMappings,
 	})
 }
 

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"syscall"
 
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
@@ -77,8 +78,8 @@ var building sync.Mutex
 // Where the process has a SpanProcessor already nothing changes, opts included: who has
 // that one can add keys of attributes to it, see [SpanProcessor.AddAttributeKeys].
 //
-// A carrier that this Go runtime does not allow for is left off; [SpanProcessor.Err]
-// says why. The error wraps [ErrAlreadyPublishing], or [errors.ErrUnsupported] where
+// A carrier that this Go runtime does not allow for, or whose memory the kernel does not
+// let be mapped, is left off; [SpanProcessor.Err] says why. The error wraps [ErrAlreadyPublishing], or [errors.ErrUnsupported] where
 // nothing can be published; else it names the option that cannot be met, what keeps
 // the advertisement from being published, or the system call that failed.
 func NewSpanProcessor(opts ...Option) (*SpanProcessor, error) {
@@ -112,23 +113,21 @@ func newSpanProcessor(c config) (_ *SpanProcessor, refusedKeys int, err error) {
 		if c.layout1 {
 			opts = append(slices.Clip(opts), ringbuf.WithLayout1(), ringbuf.WithAttributeSpace(0))
 		}
-		if p.rings[threadRing], err = ringbuf.New(opts...); err != nil {
+		if err := p.openRing(threadRing, "thread slots are", opts); err != nil {
 			return nil, 0, err
 		}
 	}
 	if c.goroutineSlots {
 		if _, refused := c.runtime.Offset(goruntime.GGoid); refused != nil {
-			p.refused = errors.Join(p.refused, fmt.Errorf("goroutine slots are off: %w", refused))
-		} else if p.rings[goroutineRing], err = ringbuf.New(append(common, ringbuf.WithIndex(ringbuf.ByGoroutine))...); err != nil {
+			p.off("goroutine slots are", refused)
+		} else if err := p.openRing(goroutineRing, "goroutine slots are", append(common, ringbuf.WithIndex(ringbuf.ByGoroutine))); err != nil {
 			return nil, 0, err
 		}
 	}
 	if c.goroutineRecord {
 		refused := gorecord.Available(c.runtime)
 		p.records = refused == nil
-		if refused != nil {
-			p.refused = errors.Join(p.refused, fmt.Errorf("goroutine record is off: %w", refused))
-		}
+		p.off("goroutine record is", refused)
 	}
 	if p.rings == [numRings]*ringbuf.Ring{} && !p.records {
 		return nil, 0, errors.Join(errors.New("no carrier is on"), p.refused)
@@ -138,6 +137,25 @@ func newSpanProcessor(c config) (_ *SpanProcessor, refusedKeys int, err error) {
 	}
 	active.Store(p)
 	return p, refusedKeys, nil
+}
+
+// openRing maps a ring. If the kernel refuses that its carrier is off; the error is about an
+// option.
+func (p *SpanProcessor) openRing(which int, carrier string, opts []ringbuf.Option) error {
+	ring, err := ringbuf.New(opts...)
+	if refused := syscall.Errno(0); err != nil && !errors.As(err, &refused) {
+		return err
+	}
+	p.rings[which] = ring
+	p.off(carrier, err)
+	return nil
+}
+
+// off notes why a carrier is off, if it is. The others are none the worse for it.
+func (p *SpanProcessor) off(carrier string, reason error) {
+	if reason != nil {
+		p.refused = errors.Join(p.refused, fmt.Errorf("%s off: %w", carrier, reason))
+	}
 }
 
 // WithPublishing is [sdktrace.WithSpanProcessor] with a [NewSpanProcessor]. An option

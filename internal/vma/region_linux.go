@@ -91,8 +91,9 @@ func NewAnonymous(name string, size int) (*Region, error) {
 func memfd(name string, size int) (int, error) {
 	const flags = unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
 	fd, err := unix.MemfdCreate(name, flags|unix.MFD_NOEXEC_SEAL)
-	if errors.Is(err, unix.EINVAL) {
-		// Linux before 6.3 does not know MFD_NOEXEC_SEAL.
+	if err != nil {
+		// Linux before 6.3 does not know MFD_NOEXEC_SEAL and says EINVAL. A system call
+		// filter that does not know it either says what it likes.
 		fd, err = unix.MemfdCreate(name, flags)
 	}
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"structs"
+	"sync/atomic"
 	"unsafe"
 )
 
@@ -75,6 +76,16 @@ var (
 // short or not 8-byte aligned: the caller mapped it wrong.
 func ProcessContextHeaderIn(b []byte) *ProcessContextHeader {
 	return (*ProcessContextHeader)(headerIn(b, ProcessContextHeaderSize))
+}
+
+// Sign stores the signature at once, behind all that was stored before: who sees it sees
+// that too.
+//
+// Sound: the signature is 8 bytes at the start of a header, which is aligned to 8
+// ([ProcessContextHeaderIn]), and so one word that can be stored atomically.
+func (h *ProcessContextHeader) Sign() {
+	word := binary.NativeEndian.Uint64([]byte(ProcessContextSignature))
+	atomic.StoreUint64((*uint64)(unsafe.Pointer(&h.Signature)), word)
 }
 
 // headerIn returns b's memory for a header of size bytes.

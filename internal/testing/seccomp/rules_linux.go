@@ -18,6 +18,8 @@ var (
 	NoNoexecSeal = Rule{Call: unix.SYS_MEMFD_CREATE, Errno: unix.EINVAL, Args: []Arg{
 		{Index: 1, Mask: unix.MFD_NOEXEC_SEAL, Value: unix.MFD_NOEXEC_SEAL},
 	}}
+	// DeniedNoexecSeal denies MFD_NOEXEC_SEAL, as a filter that lists the flags it knows.
+	DeniedNoexecSeal = Rule{Call: unix.SYS_MEMFD_CREATE, Errno: unix.EPERM, Args: NoNoexecSeal.Args}
 	// NoFtruncate denies giving a memory file its size.
 	NoFtruncate = Rule{Call: unix.SYS_FTRUNCATE, Errno: unix.EPERM}
 	// NoNaming refuses to name mappings, as a kernel without CONFIG_ANON_VMA_NAME

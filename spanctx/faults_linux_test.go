@@ -1,0 +1,41 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package spanctx
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+
+	"github.com/otelctx/otelctx/internal/gorecord"
+	"github.com/otelctx/otelctx/internal/testing/childproc"
+	"github.com/otelctx/otelctx/internal/testing/seccomp"
+)
+
+// beWithoutMappings publishes spans where no mapping can be found by a name.
+func beWithoutMappings(parent *childproc.Parent) {
+	parent.Must(seccomp.Deny(seccomp.NoMemfd, seccomp.NoNaming))
+	p, err := NewSpanProcessor(WithGoroutineSlots(true))
+	parent.Must(err)
+	provider := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(p))
+	before := gorecord.Current()
+	_, span := provider.Tracer("").Start(context.Background(), "span")
+	reasons := strings.ReplaceAll(fmt.Sprint(p.Err()), "\n", "; ")
+	parent.Send("record %t: %s", before == 0 && gorecord.Current() != 0, reasons)
+	span.End()
+}
+
+// TestWithoutMappings has the goroutine record, which takes no mapping, where nothing else
+// can be had.
+func TestWithoutMappings(t *testing.T) {
+	said := childproc.Start(t, roleWithoutMappings, nil).Receive()
+	assert.Contains(t, said, "record true: ")
+	assert.Contains(t, said, "thread slots are off: ")
+	assert.Contains(t, said, "goroutine slots are off: ")
+	assert.NotContains(t, said, "goroutine record")
+}
