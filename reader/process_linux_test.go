@@ -86,7 +86,7 @@ func publishes(t *testing.T, p *Process, service string) *ProcessContext {
 	return pc
 }
 
-// fails fails the test unless a process cannot be read, for a reason.
+// fails has the test fail unless a process cannot be read, for a reason.
 func fails(t *testing.T, p *Process, want error) error {
 	t.Helper()
 	pc, err := p.ProcessContext(t.Context())

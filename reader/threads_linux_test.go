@@ -165,7 +165,7 @@ func TestGoroutineThatMovedTakesItsSpanAlong(t *testing.T) {
 			end := time.Now().Add(patience)
 			for try, moved := 0, false; !moved; try++ {
 				require.True(t, time.Now().Before(end), "the goroutine stays on its thread")
-				other := fmt.Sprint(try % 3)
+				other := strconv.Itoa(try % 3)
 				askf(t, c, "spin-known %s", other)
 				tellf(t, c, "park %s", other)
 				before := askf(t, c, "show a")

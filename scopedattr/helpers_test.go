@@ -22,7 +22,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // list returns the attributes that a text stands for.
 func list(text string) []attribute.KeyValue {
 	var list []attribute.KeyValue
-	for _, field := range strings.Fields(text) {
+	for field := range strings.FieldsSeq(text) {
 		key, value, _ := strings.Cut(field, "=")
 		list = append(list, attribute.String(key, value))
 	}
@@ -34,9 +34,11 @@ func set(text string) attribute.Set { return attribute.NewSet(list(text)...) }
 
 // some returns n attributes whose keys have a prefix.
 func some(prefix string, n int) (text string) {
+	var textSb37 strings.Builder
 	for i := range n {
-		text += fmt.Sprintf(" %s%d=", prefix, i)
+		textSb37.WriteString(fmt.Sprintf(" %s%d=", prefix, i))
 	}
+	text += textSb37.String()
 	return text
 }
 

@@ -93,7 +93,7 @@ func TestDelay(t *testing.T) {
 			time.Sleep(want - time.Since(from) - 1)
 			synctest.Wait()
 			require.Empty(t, s.exported.GetSpans(), "before %v", want)
-			time.Sleep(2)
+			time.Sleep(2 * time.Nanosecond)
 			synctest.Wait()
 			require.Len(t, s.exported.GetSpans(), 1, "after %v", want)
 		}
@@ -160,7 +160,7 @@ func TestAFullQueueExportsAtOnce(t *testing.T) {
 	s := newService(t, WithBufferSize(3))
 	s.hold()
 	for n := range byte(6) {
-		span := s.start(fmt.Sprint(n))
+		span := s.start(strconv.FormatUint(uint64(n), 10))
 		s.send(correlation(span, n, 1))
 		span.End()
 	}

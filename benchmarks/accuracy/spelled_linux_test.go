@@ -132,7 +132,7 @@ func spell(number uint64, left int) {
 // digits are the functions that spell a digit.
 var digits [16]func(number uint64, left int)
 
-func init() { // They call each other by it.
+func init() { //nolint:gochecknoinits // They call each other by it.
 	digits = [...]func(uint64, int){
 		digit0, digit1, digit2, digit3, digit4, digit5, digit6, digit7, digit8, digit9, digitA, digitB, digitC, digitD, digitE, digitF,
 	}

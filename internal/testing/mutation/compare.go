@@ -6,6 +6,7 @@
 package main
 
 import (
+	"bytes"
 	"fmt"
 	"io"
 	"maps"
@@ -15,7 +16,8 @@ import (
 
 // compareResults writes a table of how many mutants some tests caught, by subject, and how
 // many of the others further tests did. files are the results of each.
-func compareResults(w io.Writer, files []string) error {
+func compareResults(to io.Writer, files []string) error {
+	var w bytes.Buffer
 	runs := make([]map[string]result, len(files))
 	for i, name := range files {
 		var err error
@@ -38,27 +40,28 @@ func compareResults(w io.Writer, files []string) error {
 			}
 		}
 		if first.Caught == "" {
-			line := fmt.Sprintf("%s (%s)", first.Place, first.Change)
+			line := []string{fmt.Sprintf("%s (%s)", first.Place, first.Change)}
 			for i, run := range runs[1:] {
 				if caught := run[id].Caught; caught != "" {
-					line += fmt.Sprintf(", caught in %s by %s", files[1+i], caught)
+					line = append(line, fmt.Sprintf("caught in %s by %s", files[1+i], caught))
 				}
 			}
-			missed = append(missed, line)
+			missed = append(missed, strings.Join(line, ", "))
 		}
 	}
-	fmt.Fprintf(w, "| code | mutants | %s |\n|---|--:%s|\n", strings.Join(files, " | "), strings.Repeat("|--:", len(files)))
+	fmt.Fprintf(&w, "| code | mutants | %s |\n|---|--:%s|\n", strings.Join(files, " | "), strings.Repeat("|--:", len(files)))
 	for _, name := range slices.Sorted(maps.Keys(subjects)) {
-		fmt.Fprintf(w, "| %s", name)
+		fmt.Fprintf(&w, "| %s", name)
 		for _, n := range subjects[name] {
-			fmt.Fprintf(w, " | %d", n)
+			fmt.Fprintf(&w, " | %d", n)
 		}
-		fmt.Fprintln(w, " |")
+		fmt.Fprintln(&w, " |")
 	}
 	slices.Sort(missed)
 	for _, line := range missed {
-		fmt.Fprintf(w, "\nsurvived %s: %s", files[0], line)
+		fmt.Fprintf(&w, "\nsurvived %s: %s", files[0], line)
 	}
-	fmt.Fprintln(w)
-	return nil
+	fmt.Fprintln(&w)
+	_, err := to.Write(w.Bytes())
+	return err
 }

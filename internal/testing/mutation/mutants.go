@@ -6,6 +6,7 @@
 package main
 
 import (
+	"bytes"
 	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
@@ -18,6 +19,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -85,7 +87,7 @@ func identify(source []byte, mutants []mutant) []mutant {
 		m := &mutants[i]
 		m.source = source
 		m.line = 1 + strings.Count(string(source[:m.from]), "\n")
-		begin := strings.LastIndexByte(string(source[:m.from]), '\n') + 1
+		begin := bytes.LastIndexByte(source[:m.from], '\n') + 1
 		end := m.from + strings.IndexByte(string(source[m.from:])+"\n", '\n')
 		key := strings.Join([]string{m.file, m.context, strings.TrimSpace(string(source[begin:end])), m.change}, "\x00")
 		seen[key]++
@@ -104,6 +106,8 @@ var swapped = map[token.Token][]token.Token{
 	token.ADD: {token.SUB}, token.SUB: {token.ADD}, token.MUL: {token.QUO}, token.QUO: {token.MUL},
 	token.AND: {token.OR}, token.OR: {token.AND}, token.SHL: {token.SHR}, token.SHR: {token.SHL},
 }
+
+var opposite = map[string]string{strconv.FormatBool(true): strconv.FormatBool(false), strconv.FormatBool(false): strconv.FormatBool(true)}
 
 // inGo returns the mutants of a Go file: operators that are swapped, statements that are
 // left out, and constants true and false that are the other.
@@ -138,7 +142,7 @@ func inGo(source []byte) ([]mutant, error) {
 					add(n.OpPos, n.OpPos+token.Pos(len(n.Op.String())), op.String(), n.Op.String()+" to "+op.String())
 				}
 			case *ast.Ident:
-				if other := map[string]string{"true": "false", "false": "true"}[n.Name]; other != "" {
+				if other := opposite[n.Name]; other != "" {
 					add(n.Pos(), n.End(), other, n.Name+" to "+other)
 				}
 			case *ast.IfStmt:

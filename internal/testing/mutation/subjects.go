@@ -21,37 +21,42 @@ type tests struct {
 	packages []string
 }
 
-const tool = "cmd/otelctx"
+const (
+	tool         = "cmd/otelctx"
+	pkgReader    = "./reader"
+	pkgRecording = "./internal/recording"
+	everything   = "./..."
+)
 
 // The path that every span takes, whoever shows it.
 var spanPath = []tests{
 	{".", false, []string{"./spanctx"}},
-	{".", false, []string{"./ringbuf", "./reader", "./universalprofiling", "./scopedattr"}},
-	{tool, false, []string{"./internal/sampler", "./internal/recording", "."}},
+	{".", false, []string{"./ringbuf", pkgReader, "./universalprofiling", "./scopedattr"}},
+	{tool, false, []string{"./internal/sampler", pkgRecording, "."}},
 }
 
 var subjects = []subject{
 	{"publisher", []string{"resourcepublisher", "internal/vma"}, 24, []tests{
 		{".", false, []string{"./resourcepublisher", "./internal/vma", "./internal/wire"}},
-		{".", false, []string{"./reader"}},
-		{"internal/interop", false, []string{"./..."}},
+		{".", false, []string{pkgReader}},
+		{"internal/interop", false, []string{everything}},
 		{tool, false, []string{"."}},
 	}},
 	{"reader", []string{"reader", "internal/procfs", "internal/remotemem"}, 30, []tests{
-		{".", false, []string{"./reader", "./internal/procfs", "./internal/remotemem"}},
+		{".", false, []string{pkgReader, "./internal/procfs", "./internal/remotemem"}},
 		{".", false, []string{"./resourcepublisher"}},
-		{"internal/interop", false, []string{"./..."}},
-		{tool, false, []string{"./..."}},
+		{"internal/interop", false, []string{everything}},
+		{tool, false, []string{everything}},
 	}},
 	{"recorder: sampling", []string{tool + "/internal/sampler", tool + "/internal/recording", tool + "/internal/patient"}, 30, []tests{
-		{tool, false, []string{"./internal/sampler", "./internal/recording", "./internal/patient"}},
+		{tool, false, []string{"./internal/sampler", pkgRecording, "./internal/patient"}},
 		{tool, false, []string{"."}},
-		{tool + "/internal/collectortest", false, []string{"./..."}},
+		{tool + "/internal/collectortest", false, []string{everything}},
 	}},
 	{"recorder: profiles", []string{tool + "/internal/symbols", tool + "/internal/profile", tool + "/internal/export"}, 30, []tests{
 		{tool, false, []string{"./internal/symbols", "./internal/profile", "./internal/export"}},
-		{tool, false, []string{"./internal/recording", "."}},
-		{tool + "/internal/collectortest", false, []string{"./..."}},
+		{tool, false, []string{pkgRecording, "."}},
+		{tool + "/internal/collectortest", false, []string{everything}},
 	}},
 	{"recorder: command", []string{tool}, 10, []tests{{tool, false, []string{"."}}}},
 	{"span path: spans", []string{"spanctx"}, 30, spanPath},
