@@ -1,0 +1,183 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Programs that do to a recorder what no Go program does. The first argument says which.
+// Each says a line when it has done its part, and then uses the processor until its
+// standard input ends.
+
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <poll.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#define RING_HEADER 32
+#define SLOT 32
+#define SLOTS 65536
+
+// Where a ring may be, at the same address in each process of this program: it is linked
+// to fixed addresses.
+static unsigned char ring[RING_HEADER + SLOTS * SLOT] __attribute__((aligned(4096)));
+
+static void fail(const char *what)
+{
+	perror(what);
+	exit(1);
+}
+
+static void say(const char *line)
+{
+	puts(line);
+	fflush(stdout);
+}
+
+// spin uses the processor for a millisecond or so, here.
+static void __attribute__((noinline)) spin(void)
+{
+	for (volatile int i = 0; i < 300000; i++)
+		;
+}
+
+// told returns whether there is something to read, or nobody who would write it.
+static int told(void)
+{
+	struct pollfd in = {.fd = 0, .events = POLLIN};
+
+	return poll(&in, 1, 0) > 0;
+}
+
+static size_t unhex(const char *hex, unsigned char **to)
+{
+	size_t size = strlen(hex) / 2;
+
+	*to = malloc(size + 1);
+	for (size_t i = 0; i < size; i++)
+		sscanf(hex + 2 * i, "%2hhx", *to + i);
+	return size;
+}
+
+// publish publishes a process context, and a ring of one header at the fixed address, and
+// runs another program when told its path.
+static void publish(const char *version, const char *payload_hex, const char *ring_hex)
+{
+	struct {
+		char signature[8];
+		uint32_t version, size;
+		uint64_t published_at, payload;
+	} *header;
+	unsigned char *payload, *start;
+	struct timespec now;
+	char path[4096];
+	size_t size = unhex(ring_hex, &start);
+	int fd = memfd_create("OTEL_CTX", 0);
+
+	memcpy(ring, start, size);
+	size = unhex(payload_hex, &payload);
+	if (fd < 0 || ftruncate(fd, 4096))
+		fail("memfd");
+	header = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE, fd, 0);
+	if (header == MAP_FAILED)
+		fail("mmap");
+	close(fd);
+	clock_gettime(CLOCK_BOOTTIME, &now);
+	header->version = atoi(version);
+	header->size = size;
+	header->payload = (uintptr_t)payload;
+	memcpy(header->signature, "OTEL_CTX", 8);
+	header->published_at = now.tv_sec * 1000000000ULL + now.tv_nsec;
+	say("published");
+	while (!told())
+		spin();
+	if (!fgets(path, sizeof(path), stdin))
+		exit(0);
+	path[strcspn(path, "\n")] = 0;
+	execl(path, path, "secret", NULL);
+	fail(path);
+}
+
+// secret has, where the ring would be, what is nobody's business.
+static void secret(void)
+{
+	for (size_t at = RING_HEADER; at < sizeof(ring); at += SLOT)
+		memset(ring + at, 'S', 24);
+	say("secret");
+	while (!told())
+		spin();
+}
+
+// map maps a file so many times, and runs its code, at an offset, in one place after the
+// other.
+static void map(const char *path, int times, long offset)
+{
+	void **places = calloc(times, sizeof(*places));
+	int fd = open(path, O_RDONLY);
+	off_t size = lseek(fd, 0, SEEK_END);
+
+	if (fd < 0)
+		fail(path);
+	for (int i = 0; i < times; i++) {
+		places[i] = mmap(NULL, size, PROT_READ | PROT_EXEC, MAP_PRIVATE, fd, 0);
+		if (places[i] == MAP_FAILED)
+			fail("mmap");
+	}
+	say("mapped");
+	for (int i = 0; !told(); i = (i + 1) % times)
+		((void (*)(void))((char *)places[i] + offset))();
+}
+
+// frames makes the chain of frame pointers another one each time, of addresses that are
+// nowhere or somewhere.
+static void frames(void)
+{
+	static struct frame {
+		struct frame *next;
+		uint64_t returns_to;
+	} chain[127];
+	uint64_t random = 88172645463325252ULL;
+
+	say("frames");
+	for (int round = 0;; round++) {
+		if (round % 64 == 0 && told())
+			return;
+		for (int i = 0; i < 127; i++) {
+			random ^= random << 13;
+			random ^= random >> 7;
+			random ^= random << 17;
+			chain[i].next = i < 126 ? &chain[i + 1] : NULL;
+			chain[i].returns_to = random % 2 ? random >> 17 : (uintptr_t)&frames + random % 100000;
+		}
+#if defined(__x86_64__)
+		uint64_t left = 20000;
+		asm volatile("push %%rbp\n\tmov %1, %%rbp\n1:\tdec %0\n\tjnz 1b\n\tpop %%rbp"
+			     : "+r"(left)
+			     : "r"(&chain[0])
+			     : "memory", "cc");
+#else
+		spin();
+#endif
+	}
+}
+
+int main(int argc, char **argv)
+{
+	const char *what = argc > 1 ? argv[1] : "";
+
+	if (!strcmp(what, "address"))
+		printf("%lu\n", (unsigned long)(uintptr_t)ring);
+	else if (!strcmp(what, "publish") && argc == 5)
+		publish(argv[2], argv[3], argv[4]);
+	else if (!strcmp(what, "secret"))
+		secret();
+	else if (!strcmp(what, "map") && argc == 5)
+		map(argv[2], atoi(argv[3]), atol(argv[4]));
+	else if (!strcmp(what, "frames"))
+		frames();
+	else
+		return 2;
+	return 0;
+}
