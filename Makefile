@@ -26,7 +26,7 @@ ecosystem: build ## Send a service's spans and its profile to a collector, and s
 
 .PHONY: build
 build: ## Build the command line tool and the example into bin/.
-	cd cmd/otelctx && $(GO) build -o ../../$(BIN)/otelctx .
+	cd cmd/otelctx && CGO_ENABLED=0 $(GO) build -o ../../$(BIN)/otelctx .
 	cd example && $(GO) build -o ../$(BIN)/quickstart ./quickstart
 
 ##@ Tests

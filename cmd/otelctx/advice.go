@@ -56,8 +56,8 @@ process as far as Yama allows that. ` + yamaState(proc)
 func samplingAdvice(proc fs.FS) string {
 	return `Recording takes the capabilities CAP_BPF and CAP_PERFMON. Root has them (try sudo), or give them to the command:
     sudo setcap cap_bpf,cap_perfmon+ep "$(command -v otelctx)"
-With these it records processes of the same user; add cap_sys_ptrace for those of others. In a container they are to be
-given to the container, and count if that is not in a user namespace of its own. ` + "\n" + paranoia(proc) + permissionAdvice(proc)
+With these each user records the processes that he may trace; those of others take root, whatever else the file has. In a
+container they are to be given to the container, and count if that is not in a user namespace of its own. ` + "\n" + paranoia(proc) + permissionAdvice(proc)
 }
 
 // paranoia says what more recording takes where the kernel.perf_event_paranoid setting is

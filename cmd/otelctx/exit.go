@@ -37,7 +37,7 @@ func exitCode(err error) int {
 		return exitInvalid
 	case errors.Is(err, reader.ErrBusy):
 		return exitBusy
-	case errors.Is(err, patient.ErrNoAnswer):
+	case errors.Is(err, patient.ErrNoAnswer), errors.Is(err, patient.ErrTooMany):
 		return exitNoAnswer
 	default:
 		return exitOther

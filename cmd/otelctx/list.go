@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/patient"
 	"github.com/otelctx/otelctx/internal/procfs"
@@ -45,7 +46,9 @@ type publication struct {
 
 // Run is called by kong.
 func (c *listCommand) Run(s streams) error {
-	found := survey(context.Background(), c.JSON)
+	ctx, release := untilInterrupted()
+	defer release()
+	found := survey(ctx, c.JSON)
 	if found.failure != nil && len(found.publications) == 0 {
 		return found.failure
 	}
@@ -87,24 +90,51 @@ func survey(ctx context.Context, active bool) findings {
 		return findings{failure: err}
 	}
 	_ = self.Close()
+	var (
+		looks   sync.WaitGroup
+		mu      sync.Mutex // guards f
+		tooMany error
+	)
+	looking := make(chan struct{}, mostLooks)
 	for pid, err := range procfs.NewFS("/proc").PIDs() {
 		if err != nil {
 			f.failure = errors.Join(f.failure, fmt.Errorf("list processes: %w", err))
 			break
 		}
-		found, err := read(ctx, pid, active)
-		if err == nil {
-			f.publications = append(f.publications, found)
-			continue
-		}
-		f.add(err)
-		if errors.Is(err, patient.ErrTooMany) {
+		if ctx.Err() != nil {
 			break
 		}
+		// Some may make it wait, and the others are not to wait for those.
+		looking <- struct{}{}
+		looks.Go(func() {
+			defer func() { <-looking }()
+			found, err := read(ctx, pid, active)
+			mu.Lock()
+			defer mu.Unlock()
+			switch {
+			case err == nil:
+				f.publications = append(f.publications, found)
+			case errors.Is(err, patient.ErrTooMany):
+				tooMany = err
+			default:
+				f.add(err)
+			}
+		})
+	}
+	looks.Wait()
+	if tooMany != nil {
+		f.add(tooMany)
+	}
+	if ctx.Err() != nil {
+		f.failure = errors.Join(f.failure, fmt.Errorf("the list is not complete: %w", ctx.Err()))
 	}
 	slices.SortFunc(f.publications, func(a, b publication) int { return cmp.Compare(a.pid, b.pid) })
 	return f
 }
+
+// mostLooks bounds the processes that are looked at a time: more than one user can keep
+// waiting.
+const mostLooks = 128
 
 // read reads the context of a process, and which spans it shows if active is true.
 func read(ctx context.Context, pid int, active bool) (publication, error) {

@@ -9,6 +9,8 @@ import (
 	"os"
 
 	"github.com/alecthomas/kong"
+
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/privilege"
 )
 
 // cli is the command line.
@@ -42,7 +44,15 @@ Exit codes:
 // streams are where commands write to.
 type streams struct{ stdout, stderr io.Writer }
 
-func main() { os.Exit(run(os.Args[1:], streams{os.Stdout, os.Stderr})) }
+func main() {
+	s := streams{os.Stdout, os.Stderr}
+	// First of all: what the file may, its user may not.
+	if err := privilege.Restrict(); err != nil {
+		s.complainf("%v", err)
+		os.Exit(exitOther)
+	}
+	os.Exit(run(os.Args[1:], s))
+}
 
 // run runs the command line args and returns the exit code. --help and --version end
 // the process.

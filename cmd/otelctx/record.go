@@ -22,16 +22,17 @@ import (
 
 // recordCommand is otelctx record.
 type recordCommand struct {
-	PID       int           `arg:""                                                                                      help:"The process to record."                                                      name:"pid"         optional:""`
-	All       bool          `help:"Record every process that publishes a context, also those that come to it meanwhile." name:"all"`
-	Duration  time.Duration `default:"10s"                                                                               help:"How long to record; 0 goes on until interrupted, or until the process ends." name:"duration"`
-	Frequency int           `default:"99"                                                                                help:"How many samples to take in a second of CPU time."                           name:"freq"`
-	Output    string        `help:"Write the profile to a file, in the format that its name ends in."                    name:"output"                                                                      placeholder:"FILE" short:"o"`
-	Endpoint  *string       `help:"Send the profile to a collector by OTLP/gRPC."                                        name:"otlp-endpoint"                                                               placeholder:"URL"`
-	Repeat    bool          `help:"Record again and again, each time for --duration, and send each profile."             name:"repeat"`
-	Kernel    bool          `help:"Record the kernel's part of stacks too."                                              name:"kernel"`
-	Top       int           `default:"10"                                                                                help:"How many spans and traces to show; 0 shows all."                             name:"top"`
-	JSON      bool          `help:"Print a JSON object instead of tables."                                               name:"json"`
+	PID       int           `arg:""                                                                                         help:"The process to record."                                                      name:"pid"                                                 optional:""`
+	All       bool          `help:"Record every process that publishes a context, also those that come to it meanwhile."    name:"all"`
+	Duration  time.Duration `default:"10s"                                                                                  help:"How long to record; 0 goes on until interrupted, or until the process ends." name:"duration"`
+	Frequency int           `default:"99"                                                                                   help:"How many samples to take in a second of CPU time."                           name:"freq"`
+	Output    string        `help:"Write the profile to a file, in the format that its name ends in; - is standard output." name:"output"                                                                      placeholder:"FILE"                                         short:"o"`
+	Format    string        `default:""                                                                                     enum:",pprof,otlp,json,jsonl"                                                      help:"The format of --output: pprof, otlp, json or jsonl." name:"format" placeholder:"FORMAT"`
+	Endpoint  *string       `help:"Send the profile to a collector by OTLP/gRPC."                                           name:"otlp-endpoint"                                                               placeholder:"URL"`
+	Repeat    bool          `help:"Record again and again, each time for --duration, and send each profile."                name:"repeat"`
+	Kernel    bool          `help:"Record the kernel's part of stacks too."                                                 name:"kernel"`
+	Top       int           `default:"10"                                                                                   help:"How many spans and traces to show; 0 shows all."                             name:"top"`
+	JSON      bool          `help:"Print a JSON object instead of tables."                                                  name:"json"`
 }
 
 // Help is shown by otelctx record --help.
@@ -46,7 +47,9 @@ func (*recordCommand) Help() string {
 		"It ends after --duration, on Ctrl-C, or when the process ends, and writes what there is, with exit code 0 in each " +
 		"case. A second Ctrl-C ends it at once. With --repeat, which takes --all and --otlp-endpoint, --duration does not end " +
 		"it, nor does a collector that does not take a profile: that one is lost.\n\n" +
-		"A file is pprof if its name ends in .pb.gz, .pprof.gz or .pprof, OTLP JSON if in .json, and else OTLP protobuf. An empty " +
+		"A file is pprof if its name ends in .pb.gz, .pprof.gz or .pprof, OTLP protobuf if in .otlp, OTLP JSON if in .json, and " +
+		"OTLP JSON with a message in each line if in .jsonl; --format says it for other names, and for -, standard output, where " +
+		"the tables then go to standard error. New files are for their owner's eyes alone. An empty " +
 		"--otlp-endpoint is where OTEL_EXPORTER_OTLP_PROFILES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT says; the other " +
 		"OTEL_EXPORTER_OTLP_ variables count in any case.\n\n" + recordPrivileges + "\n\n" +
 		"With --json: {pid, start_time_unix_nano, duration_nano, frequency, samples, attributed, unproven, lost, ended,\n" +
@@ -57,10 +60,9 @@ func (*recordCommand) Help() string {
 }
 
 // recordPrivileges says what recording takes.
-const recordPrivileges = "It takes the capabilities CAP_BPF and CAP_PERFMON, whatever kernel.perf_event_paranoid says, and for " +
-	"processes of other users CAP_SYS_PTRACE; " +
-	"names of the kernel's functions take CAP_SYSLOG where kernel.kptr_restrict is 1. Root has them all; without it: sudo setcap " +
-	"cap_bpf,cap_perfmon+ep otelctx."
+const recordPrivileges = "It takes the capabilities CAP_BPF and CAP_PERFMON, whatever kernel.perf_event_paranoid says, which the " +
+	"file may have: sudo setcap cap_bpf,cap_perfmon+ep otelctx. Beside that it may do what its user may: to record the processes " +
+	"of others takes CAP_SYS_PTRACE, and --kernel takes CAP_SYSLOG where kernel.kptr_restrict is 1. Root has them all."
 
 // Validate is called by kong.
 func (c *recordCommand) Validate() error {
@@ -73,39 +75,36 @@ func (c *recordCommand) Validate() error {
 		return fmt.Errorf("--duration %v is negative", c.Duration)
 	case c.Frequency < 1:
 		return fmt.Errorf("--freq %d is less than 1", c.Frequency)
+	case c.Frequency > maxFrequency:
+		return fmt.Errorf("--freq %d is more than %d: the kernel would take fewer samples than that, and not say so", c.Frequency, maxFrequency)
 	case c.Top < 0:
 		return fmt.Errorf("--top %d is negative", c.Top)
 	case c.Repeat && (!c.All || c.Endpoint == nil || c.Output != "" || c.Duration == 0):
 		return errors.New("--repeat takes --all, --otlp-endpoint and a --duration, and no --output")
 	}
+	if c.Output == "" && c.Format != "" {
+		return errors.New("--format is that of --output")
+	}
+	if c.Output != "" && c.Format == "" {
+		format, err := export.FormatOf(c.Output)
+		if err != nil {
+			return fmt.Errorf("--output: %w: say --format", err)
+		}
+		c.Format = string(format)
+	}
 	return nil
 }
 
+// maxFrequency is up to what frequency the kernel was seen to take all samples.
+const maxFrequency = 49999
+
 // Run is called by kong.
 func (c *recordCommand) Run(s streams) error {
-	// What cannot go well is known before there is anything to lose.
-	if c.Output != "" {
-		if err := export.CheckFile(c.Output); err != nil {
-			return fmt.Errorf("--output: %w", err)
-		}
-	}
-	var client *export.Client
-	if c.Endpoint != nil {
-		var err error
-		if client, err = export.NewClient(*c.Endpoint); err != nil {
-			return fmt.Errorf("--otlp-endpoint: %w", err)
-		}
-		defer func() { _ = client.Close() }()
-	}
 	ctx, release := untilInterrupted()
 	defer release()
 	for {
-		result, err := c.record(ctx, s)
-		if err != nil {
-			return err
-		}
-		err = c.deliver(s, client, result)
-		if !c.Repeat || ctx.Err() != nil {
+		err := c.once(ctx, s)
+		if !c.Repeat || ctx.Err() != nil || isFatal(err) {
 			return err
 		}
 		if err != nil {
@@ -114,31 +113,50 @@ func (c *recordCommand) Run(s streams) error {
 	}
 }
 
-// deliver sends, writes and shows a recording. client may be nil.
-func (c *recordCommand) deliver(s streams, client *export.Client, result *recording.Result) error {
-	var errs []error
-	if c.Output != "" {
-		errs = append(errs, export.WriteFile(c.Output, result.Data))
+// once records, and writes, sends and shows what was recorded.
+func (c *recordCommand) once(ctx context.Context, s streams) error {
+	// What cannot go well is known before there is anything to lose.
+	out, err := c.openOutputs(s)
+	if err != nil {
+		return fatalError{err}
 	}
-	if client != nil {
-		errs = append(errs, client.Export(context.Background(), result.Data))
+	result, err := c.record(ctx, s, out)
+	if err != nil {
+		out.discard()
+		return fatalError{err}
 	}
+	written, err := out.close()
 	c.complain(s, result)
+	to := s.stdout
+	if c.Output == "-" {
+		to = s.stderr
+	}
 	write := c.writeText
 	if c.JSON {
 		write = c.writeJSON
 	}
-	errs = append(errs, write(s.stdout, result))
-	if c.Output != "" && errs[0] == nil && !c.JSON {
-		_, _ = fmt.Fprint(s.stdout, writtenText(c.Output))
+	err = errors.Join(err, write(to, result))
+	if written && c.Output != "-" && !c.JSON {
+		_, _ = fmt.Fprint(s.stdout, writtenText(c.Output, c.Format))
 	}
-	return errors.Join(errs...)
+	return err
+}
+
+// fatalError is one after which there is no next recording.
+type fatalError struct{ error }
+
+func (f fatalError) Unwrap() error { return f.error }
+
+func isFatal(err error) bool {
+	var fatal fatalError
+	return errors.As(err, &fatal)
 }
 
 // record records, and shows how far that is on a terminal.
-func (c *recordCommand) record(ctx context.Context, s streams) (*recording.Result, error) {
+func (c *recordCommand) record(ctx context.Context, s streams, out *outputs) (*recording.Result, error) {
 	config := recording.Config{
-		PID: c.PID, Duration: c.Duration, Version: version(),
+		Part: out.add,
+		PID:  c.PID, Duration: c.Duration, Version: version(),
 		Sampler: sampler.Config{Frequency: c.Frequency, KernelStacks: c.Kernel},
 		Warn:    func(err error) { s.complainf("%v", err) },
 	}
@@ -161,6 +179,18 @@ func (c *recordCommand) complain(s streams, r *recording.Result) {
 	}
 	if r.Lost > 0 {
 		s.complainf("%d samples were lost: a lower --freq, or a machine with less to do, loses none", r.Lost)
+	}
+	if r.Replaced > 0 {
+		s.complainf("%d samples were left out: their process had just begun to run another program", r.Replaced)
+	}
+	if r.Cut > 0 {
+		s.complainf("%d samples have only the innermost frame of their stack: their process has too many different stacks", r.Cut)
+	}
+	if r.SpansLeftOut > 0 {
+		s.complainf("%d spans are not shown, though the profile has them: there are too many", r.SpansLeftOut)
+	}
+	if r.Dropped > 0 {
+		s.complainf("%d attributes were left out, which no profile can have", r.Dropped)
 	}
 	if r.NotPermitted > 0 {
 		s.complainf("processes that could not be examined for lack of permission: %d", r.NotPermitted)
@@ -215,16 +245,10 @@ func groupDigits(n uint64) string {
 	return s
 }
 
-// isPprof reports whether files of this name are written as pprof.
-func isPprof(path string) bool {
-	name := strings.ToLower(path)
-	return strings.HasSuffix(name, ".pb.gz") || strings.HasSuffix(name, ".pprof") || strings.HasSuffix(name, ".pprof.gz")
-}
-
 // writtenText says where the profile is, and how to look at it.
-func writtenText(path string) string {
+func writtenText(path, format string) string {
 	text := fmt.Sprintf("\nWrote %s\n", keyText(path))
-	if isPprof(path) {
+	if format == string(export.Pprof) {
 		text += fmt.Sprintf("Look at it with: go tool pprof -http=localhost:0 %s\n", shellText(path))
 	}
 	return text

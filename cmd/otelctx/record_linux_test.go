@@ -658,7 +658,13 @@ func TestRecordUsage(t *testing.T) {
 		got := otelctx(t, append([]string{"record"}, args...)...)
 		assert.Equal(t, exitUsage, got.code, args)
 	}
-	for _, file := range []string{"/nonexistent/file", "/proc/profile", t.TempDir()} {
+	for _, args := range [][]string{{"--output=a.svg"}, {"--output=-"}, {"--format=otlp"}, {"--format=svg", "--output=a"}, {"--freq=50000"}} {
+		got := otelctx(t, append([]string{"record", "1"}, args...)...)
+		assert.Equal(t, exitUsage, got.code, args)
+	}
+	directory := filepath.Join(t.TempDir(), "a.otlp")
+	require.NoError(t, os.Mkdir(directory, 0o700))
+	for _, file := range []string{"/nonexistent/file.otlp", "/proc/profile.otlp", directory} {
 		got := otelctx(t, "record", "1", "--output="+file)
 		assert.Equal(t, exitOther, got.code, file)
 		assert.Contains(t, got.stderr, "--output: ", file)

@@ -31,6 +31,14 @@ type recordDocument struct {
 	Attributed uint64 `json:"attributed"`
 	Unproven   uint64 `json:"unproven"`
 	Lost       uint64 `json:"lost"`
+	// Replaced counts the samples that were not taken since their process had begun to
+	// run another program, Cut those with only the innermost frame of their stack,
+	// SpansLeftOut the spans that are not in Spans since there are too many, Dropped the
+	// attributes that no profile can have.
+	Replaced     uint64 `json:"replaced"`
+	Cut          uint64 `json:"cut"`
+	SpansLeftOut uint64 `json:"spans_left_out"`
+	Dropped      uint64 `json:"dropped"`
 	// Ended says that the process ended meanwhile.
 	Ended bool `json:"ended"`
 	// Processes, Spans and Traces are those that used the processor most, in that
@@ -95,6 +103,7 @@ func (c *recordCommand) document(r *recording.Result) recordDocument {
 	d := recordDocument{
 		PID: c.PID, StartTimeUnixNano: r.Start.UnixNano(), DurationNano: int64(r.End.Sub(r.Start)), Frequency: c.Frequency,
 		Samples: r.Samples, Attributed: r.Attributed, Unproven: r.Unproven, Lost: r.Lost, Ended: r.Ended,
+		Replaced: r.Replaced, Cut: r.Cut, SpansLeftOut: r.SpansLeftOut, Dropped: r.Dropped,
 		Processes: []processUseDocument{}, Spans: []spanUseDocument{}, Traces: []traceUseDocument{},
 	}
 	for _, p := range r.Processes {

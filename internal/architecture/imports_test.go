@@ -51,13 +51,14 @@ var graph = map[string]string{
 	"reader": "internal/boottime internal/procfs internal/remotemem internal/wire proto/otlp proto/otlp/processcontext/v1development protobuf ringbuf",
 
 	// The command line tool, which is a reader.
-	"cmd/otelctx":                    "alecthomas/kong cmd/otelctx/internal/export cmd/otelctx/internal/patient cmd/otelctx/internal/recording cmd/otelctx/internal/sampler internal/procfs proto/otlp reader schollz/progressbar/v3",
-	"cmd/otelctx/internal/patient":   "",
+	"cmd/otelctx":                    "alecthomas/kong cmd/otelctx/internal/export cmd/otelctx/internal/patient cmd/otelctx/internal/privilege cmd/otelctx/internal/recording cmd/otelctx/internal/sampler internal/procfs proto/otlp proto/otlp/profiles/v1development reader schollz/progressbar/v3",
+	"cmd/otelctx/internal/patient":   "internal/procfs",
+	"cmd/otelctx/internal/privilege": "x/sys",
 	"cmd/otelctx/internal/recording": "cmd/otelctx/internal/patient cmd/otelctx/internal/profile cmd/otelctx/internal/sampler cmd/otelctx/internal/symbols internal/procfs otel proto/otlp proto/otlp/profiles/v1development reader x/sys",
-	"cmd/otelctx/internal/sampler":   "cilium/ebpf internal/boottime internal/wire reader x/sys",
-	"cmd/otelctx/internal/symbols":   "ianlancetaylor/demangle internal/procfs internal/remotemem",
+	"cmd/otelctx/internal/sampler":   "cilium/ebpf cmd/otelctx/internal/privilege internal/boottime internal/wire reader x/sys",
+	"cmd/otelctx/internal/symbols":   "ianlancetaylor/demangle internal/procfs internal/remotemem x/sys",
 	"cmd/otelctx/internal/profile":   "cmd/otelctx/internal/symbols google/pprof otel proto/otlp proto/otlp/profiles/v1development protobuf",
-	"cmd/otelctx/internal/export":    "cenkalti/backoff/v5 cmd/otelctx/internal/profile genproto/googleapis/rpc google/renameio/v2 grpc proto/otlp/collector/profiles/v1development proto/otlp/profiles/v1development protobuf",
+	"cmd/otelctx/internal/export":    "cenkalti/backoff/v5 cmd/otelctx/internal/profile genproto/googleapis/rpc google/pprof google/renameio/v2 grpc proto/otlp/collector/profiles/v1development proto/otlp/profiles/v1development protobuf",
 
 	// Examples, by the public API alone, or in C.
 	"example/creader":             "",

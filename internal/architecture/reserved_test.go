@@ -16,7 +16,7 @@ import (
 // place says why it is sound there.
 var reserved = map[string]string{
 	"unsafe": "internal/wire internal/vma internal/ordered internal/slots internal/gorecord internal/goruntime internal/apmlib " +
-		"internal/profilersocket internal/sdkspan " +
+		"internal/profilersocket internal/sdkspan cmd/otelctx/internal/privilege " +
 		// Tests, and programs that are tested.
 		"internal/testing/seccomp internal/testing/userfault internal/interop internal/goruntime/testdata/probe internal/testing/burner " +
 		"cmd/otelctx/internal/recording cmd/otelctx/internal/symbols/testdata/prog benchmarks/internal/leaf",

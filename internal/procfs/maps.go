@@ -31,7 +31,9 @@ type Mapping struct {
 	Start, End uint64
 	Perms      Perms
 	Offset     uint64
-	Inode      uint64
+	// Major and Minor are the numbers of the device that Inode is on.
+	Major, Minor uint32
+	Inode        uint64
 	// Name is what stands behind the inode exactly as the kernel wrote it: a path
 	// with '\n' escaped as \012, a pseudo-path such as [heap], or nothing.
 	Name string
@@ -142,10 +144,25 @@ func parseFields(line []byte) (Mapping, error) {
 	if m.Offset, err = strconv.ParseUint(string(f[2]), 16, 64); err != nil {
 		return Mapping{}, fmt.Errorf("offset: %w", err)
 	}
+	major, minor, ok := bytes.Cut(f[3], []byte{':'})
+	if !ok {
+		return Mapping{}, fmt.Errorf("device %q", f[3])
+	}
+	if m.Major, err = parseNumber(major); err != nil {
+		return Mapping{}, fmt.Errorf("device: %w", err)
+	}
+	if m.Minor, err = parseNumber(minor); err != nil {
+		return Mapping{}, fmt.Errorf("device: %w", err)
+	}
 	if m.Inode, err = strconv.ParseUint(string(f[4]), 10, 64); err != nil {
 		return Mapping{}, fmt.Errorf("inode: %w", err)
 	}
 	return m, nil
+}
+
+func parseNumber(b []byte) (uint32, error) {
+	n, err := strconv.ParseUint(string(b), 16, 32)
+	return uint32(n), err
 }
 
 func parsePerms(b []byte) (Perms, error) {

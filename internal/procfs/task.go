@@ -10,7 +10,9 @@ import (
 	"fmt"
 	"io"
 	"iter"
+	"os"
 	"path"
+	"path/filepath"
 	"strconv"
 )
 
@@ -35,6 +37,28 @@ func (p *Process) Threads() iter.Seq2[int, error] {
 			}
 		}
 	}
+}
+
+// User returns the real user id of the process with id pid, as this process's user namespace
+// has it: who started it, also if its program is another user's. The error wraps
+// [ErrProcessGone] if there is no such process.
+func (f FS) User(pid int) (int, error) {
+	status, err := os.Open(filepath.Join(f.root, strconv.Itoa(pid), "status"))
+	if err != nil {
+		return 0, goneError(err)
+	}
+	defer func() { _ = status.Close() }()
+	lines := bufio.NewScanner(io.LimitReader(status, maxStatus))
+	for lines.Scan() {
+		var id int
+		if _, err := fmt.Sscanf(lines.Text(), "Uid: %d", &id); err == nil {
+			return id, nil
+		}
+	}
+	if err := lines.Err(); err != nil {
+		return 0, goneError(err)
+	}
+	return 0, fmt.Errorf("%w status: no Uid", ErrMalformed)
 }
 
 // ThreadIDs returns the ids that the thread tid has, one for each PID namespace that

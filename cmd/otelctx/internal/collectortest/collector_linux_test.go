@@ -33,18 +33,21 @@ const spans = 9
 // record returns a recording of this very process: with spans, and samples without.
 func record(t *testing.T) *profilespb.ProfilesData {
 	t.Helper()
-	process, err := symbols.Open(os.Getpid())
+	files := symbols.NewFiles()
+	defer files.Close()
+	process, err := files.Open(os.Getpid())
 	require.NoError(t, err)
 	defer func() { require.NoError(t, process.Close()) }()
 	var stack []*symbols.Location
 	pcs := make([]uintptr, 32)
 	for _, pc := range pcs[:runtime.Callers(1, pcs)] {
-		stack = append(stack, process.Locate(uint64(pc), false))
+		region := process.Table().Find(uint64(pc) - 1)
+		region.Attach()
+		stack = append(stack, region.Locate(uint64(pc)-1))
 	}
 	start := time.Now()
 	b := profile.New(profile.Options{Start: start, Frequency: 99})
-	resource, err := profile.NewResource([]*commonpb.KeyValue{profile.StringAttribute("service.name", "shop")}, "https://opentelemetry.io/schemas/1.43.0")
-	require.NoError(t, err)
+	resource, _ := profile.NewResource([]*commonpb.KeyValue{profile.StringAttribute("service.name", "shop")}, "https://opentelemetry.io/schemas/1.43.0")
 	for i := range 5 * (spans + 1) {
 		s := profile.Sample{Time: start.Add(time.Duration(i) * time.Millisecond), Stack: stack[i%2:]}
 		if n := i % (spans + 1); n > 0 {
@@ -67,7 +70,9 @@ func TestReceived(t *testing.T) {
 	client, err := export.NewClient(c.endpoint)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, client.Close()) }()
-	require.NoError(t, client.Export(t.Context(), data))
+	warnings, err := client.Export(t.Context(), data)
+	require.NoError(t, err)
+	assert.Empty(t, warnings)
 	require.Len(t, c.profiles, 1)
 	requireSame(t, data, c.profiles[0])
 }
@@ -77,7 +82,12 @@ func TestFiles(t *testing.T) {
 	data := record(t)
 	read := func(name string) []byte {
 		path := filepath.Join(t.TempDir(), name)
-		require.NoError(t, export.WriteFile(path, data))
+		format, err := export.FormatOf(path)
+		require.NoError(t, err)
+		f, err := export.Create(path, format, nil)
+		require.NoError(t, err)
+		require.NoError(t, f.Add(data))
+		require.NoError(t, f.Close())
 		content, err := os.ReadFile(path)
 		require.NoError(t, err)
 		return content
@@ -94,8 +104,7 @@ func TestFiles(t *testing.T) {
 func TestLarge(t *testing.T) {
 	start := time.Now()
 	b := profile.New(profile.Options{Start: start, Frequency: 99})
-	resource, err := profile.NewResource(nil, "")
-	require.NoError(t, err)
+	resource, _ := profile.NewResource(nil, "")
 	const samples = 500_000
 	for i := range samples {
 		b.Add(resource, profile.Sample{Time: start.Add(time.Duration(i)), Link: link(1)})
@@ -105,7 +114,8 @@ func TestLarge(t *testing.T) {
 	client, err := export.NewClient(c.endpoint)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, client.Close()) }()
-	require.NoError(t, client.Export(t.Context(), b.Data(start.Add(time.Second))))
+	_, err = client.Export(t.Context(), b.Data(start.Add(time.Second)))
+	require.NoError(t, err)
 	assert.Greater(t, len(c.profiles), 1)
 	total := 0
 	for _, p := range c.profiles {

@@ -81,37 +81,35 @@ func (c *Client) Close() error {
 	return nil
 }
 
-// PartialSuccessError is the error of an export of which the collector did not accept
-// everything. If Rejected is 0 it did, and Message is a warning.
-type PartialSuccessError struct {
+// RejectedError is the error of an export of which the collector did not accept everything.
+type RejectedError struct {
 	Rejected int64 // profiles
 	Message  string
 }
 
-func (p *PartialSuccessError) Error() string {
-	if p.Rejected == 0 {
-		return "the collector warns: " + p.Message
-	}
-	return fmt.Sprintf("the collector rejected %d profiles: %s", p.Rejected, p.Message)
+func (r *RejectedError) Error() string {
+	return fmt.Sprintf("the collector rejected %d profiles: %s", r.Rejected, r.Message)
 }
 
 // Export sends data, and tries again for as long as the timeout allows where the
 // protocol says that it may help. What is too large for one request is sent in
 // several, which have profiles with ids of their own; if one of them fails the rest
-// is sent nevertheless. The error wraps a *PartialSuccessError where the collector gave one.
-func (c *Client) Export(ctx context.Context, data *profilespb.ProfilesData) error {
+// is sent nevertheless. Warnings are what a collector says that has accepted everything.
+// The error wraps a *RejectedError where one has not.
+func (c *Client) Export(ctx context.Context, data *profilespb.ProfilesData) (warnings []string, err error) {
 	parts, err := profile.Split(data, c.maxRequest)
-	if err != nil {
-		return err
-	}
-	var errs []error
+	errs := []error{err}
 	for _, part := range parts {
-		errs = append(errs, c.send(ctx, part))
+		warning, err := c.send(ctx, part)
+		errs = append(errs, err)
+		if warning != "" {
+			warnings = append(warnings, warning)
+		}
 	}
-	return errors.Join(errs...)
+	return warnings, errors.Join(errs...)
 }
 
-func (c *Client) send(ctx context.Context, data *profilespb.ProfilesData) error {
+func (c *Client) send(ctx context.Context, data *profilespb.ProfilesData) (warning string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, c.config.timeout)
 	defer cancel()
 	headers := c.config.headers.Copy()
@@ -137,12 +135,13 @@ func (c *Client) send(ctx context.Context, data *profilespb.ProfilesData) error 
 		if answer == nil {
 			answer = err
 		}
-		return fmt.Errorf("export to %s: %w", c.config.target, answer)
+		return "", fmt.Errorf("export to %s: %w", c.config.target, answer)
 	}
-	if p := response.GetPartialSuccess(); p.GetRejectedProfiles() != 0 || p.GetErrorMessage() != "" {
-		return &PartialSuccessError{Rejected: p.GetRejectedProfiles(), Message: p.GetErrorMessage()}
+	p := response.GetPartialSuccess()
+	if p.GetRejectedProfiles() != 0 {
+		return "", &RejectedError{Rejected: p.GetRejectedProfiles(), Message: p.GetErrorMessage()}
 	}
-	return nil
+	return p.GetErrorMessage(), nil
 }
 
 // retryable returns err as backoff understands it: what the OTLP specification calls

@@ -11,6 +11,8 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/pem"
+	"errors"
+	"fmt"
 	"math/big"
 	"net"
 	"os"
@@ -82,7 +84,7 @@ func (s *server) listen(t *testing.T, options ...grpc.ServerOption) string {
 	return l.Addr().String()
 }
 
-func client(t *testing.T, endpoint string) *Client {
+func client(t *testing.T, endpoint string) quiet {
 	t.Helper()
 	c, err := NewClient(endpoint)
 	require.NoError(t, err)
@@ -90,7 +92,18 @@ func client(t *testing.T, endpoint string) *Client {
 		require.NoError(t, c.Close())
 		require.NoError(t, c.Close())
 	})
-	return c
+	return quiet{c}
+}
+
+// quiet is a client whose collector has no warnings.
+type quiet struct{ *Client }
+
+func (q quiet) Export(ctx context.Context, data *profilespb.ProfilesData) error {
+	warnings, err := q.Client.Export(ctx, data)
+	if len(warnings) > 0 {
+		return errors.Join(err, fmt.Errorf("warnings: %q", warnings))
+	}
+	return err
 }
 
 func TestExport(t *testing.T) {
@@ -154,10 +167,16 @@ func TestExportTimeout(t *testing.T) {
 func TestExportPartialSuccess(t *testing.T) {
 	s := &server{partial: &collectorpb.ExportProfilesPartialSuccess{RejectedProfiles: 1, ErrorMessage: "too old"}}
 	err := client(t, "http://"+s.listen(t)).Export(t.Context(), recording(t, 1))
-	var partial *PartialSuccessError
-	require.ErrorAs(t, err, &partial)
-	assert.Equal(t, PartialSuccessError{Rejected: 1, Message: "too old"}, *partial)
+	var rejected *RejectedError
+	require.ErrorAs(t, err, &rejected)
+	assert.Equal(t, RejectedError{Rejected: 1, Message: "too old"}, *rejected)
 	assert.Equal(t, 1, s.attempts)
+
+	// Everything was accepted.
+	s = &server{partial: &collectorpb.ExportProfilesPartialSuccess{ErrorMessage: "slow down"}}
+	warnings, err := client(t, "http://"+s.listen(t)).Client.Export(t.Context(), recording(t, 1))
+	require.NoError(t, err)
+	assert.Equal(t, []string{"slow down"}, warnings)
 }
 
 // TestExportLarge sends what is too large for one request, to a server with a low

@@ -8,6 +8,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"net"
 	"net/url"
 	"os"
 	"strconv"
@@ -22,6 +23,7 @@ import (
 
 const (
 	defaultEndpoint = "http://localhost:4317"
+	defaultPort     = "4317"
 	defaultTimeout  = 10 * time.Second
 	protocolGRPC    = "grpc"
 )
@@ -108,6 +110,10 @@ func (c *config) setTarget(endpoint string, env environment) (secure bool, err e
 			return false, fmt.Errorf("endpoint %q has no host", endpoint)
 		}
 		c.target = u.Host
+		if u.Port() == "" {
+			// gRPC would take 443, TLS or not.
+			c.target = net.JoinHostPort(u.Hostname(), defaultPort)
+		}
 		return scheme == "https", nil
 	}
 	c.target = endpoint
@@ -162,11 +168,24 @@ func parseHeaders(text string) (metadata.MD, error) {
 		key, value, ok := strings.Cut(pair, "=")
 		key = strings.TrimSpace(key)
 		value, err := url.PathUnescape(strings.TrimSpace(value))
+		// Headers hold secrets: the messages repeat nothing of them.
 		if !ok || key == "" || err != nil {
-			// Headers hold secrets: the message repeats nothing of them.
 			return nil, errors.New("not key=value pairs between commas, with the values percent-encoded")
+		}
+		if !validHeader(strings.ToLower(key), value) {
+			return nil, errors.New("a key has other characters than letters, digits, '-', '_' and '.', or begins with grpc-, " +
+				"or a value has other characters than those of ASCII that print")
 		}
 		headers.Append(key, value)
 	}
 	return headers, nil
+}
+
+// validHeader reports whether gRPC takes a header, as its documentation of HTTP/2 has it
+// ("Custom-Metadata"). It would find fault with it only when there is something to send.
+func validHeader(key, value string) bool {
+	if strings.HasPrefix(key, "grpc-") || strings.Trim(key, "0123456789abcdefghijklmnopqrstuvwxyz-_.") != "" {
+		return false
+	}
+	return strings.HasSuffix(key, "-bin") || !strings.ContainsFunc(value, func(r rune) bool { return r < ' ' || r > '~' })
 }

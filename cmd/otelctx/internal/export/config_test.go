@@ -25,6 +25,8 @@ func TestConfig(t *testing.T) {
 		{name: "general", env: map[string]string{general + "ENDPOINT": "http://a:1"}, target: "a:1"},
 		{name: "profiles", env: map[string]string{general + "ENDPOINT": "http://a:1", profiles + "ENDPOINT": "https://b:2/path"}, target: "b:2", secure: true},
 		{name: "empty counts as not set", env: map[string]string{general + "ENDPOINT": "http://a:1", profiles + "ENDPOINT": ""}, target: "a:1"},
+		{name: "no port", endpoint: "http://c", target: "c:4317"},
+		{name: "no port, TLS, IPv6", endpoint: "https://[::1]/", target: "[::1]:4317", secure: true},
 		{name: "command line", endpoint: "HTTP://c:3", env: map[string]string{profiles + "ENDPOINT": "https://b:2"}, target: "c:3"},
 		{name: "scheme before INSECURE", endpoint: "https://c:3", env: map[string]string{general + "INSECURE": "true"}, target: "c:3", secure: true},
 		{name: "scheme before not INSECURE", endpoint: "http://c:3", env: map[string]string{general + "INSECURE": "false"}, target: "c:3"},
@@ -64,18 +66,21 @@ func TestConfigErrors(t *testing.T) {
 	for name, c := range map[string]struct {
 		variable, value, endpoint, want string
 	}{
-		"timeout":       {variable: "TIMEOUT", value: "10s", want: "OTEL_EXPORTER_OTLP_TIMEOUT"},
-		"zero timeout":  {variable: "TIMEOUT", value: "0", want: "OTEL_EXPORTER_OTLP_TIMEOUT"},
-		"compression":   {variable: "PROFILES_COMPRESSION", value: "zstd", want: "OTEL_EXPORTER_OTLP_PROFILES_COMPRESSION"},
-		"headers":       {variable: "HEADERS", value: "secret", want: "OTEL_EXPORTER_OTLP_HEADERS"},
-		"encoding":      {variable: "HEADERS", value: "key=se%cret", want: "percent-encoded"},
-		"protocol":      {variable: "PROTOCOL", value: "http/protobuf", want: "grpc"},
-		"insecure":      {variable: "INSECURE", value: "yes", endpoint: "host:1", want: "OTEL_EXPORTER_OTLP_INSECURE"},
-		"certificate":   {variable: "CERTIFICATE", value: "/nowhere", endpoint: "https://host", want: "OTEL_EXPORTER_OTLP_CERTIFICATE"},
-		"no PEM":        {variable: "CERTIFICATE", value: "/dev/null", endpoint: "https://host", want: "no certificate"},
-		"only a key":    {variable: "CLIENT_KEY", value: "/nowhere", endpoint: "https://host", want: "counterpart"},
-		"no host":       {endpoint: "http://", want: "no host"},
-		"malformed URL": {endpoint: "http://[", want: "endpoint"},
+		"timeout":        {variable: "TIMEOUT", value: "10s", want: "OTEL_EXPORTER_OTLP_TIMEOUT"},
+		"zero timeout":   {variable: "TIMEOUT", value: "0", want: "OTEL_EXPORTER_OTLP_TIMEOUT"},
+		"compression":    {variable: "PROFILES_COMPRESSION", value: "zstd", want: "OTEL_EXPORTER_OTLP_PROFILES_COMPRESSION"},
+		"headers":        {variable: "HEADERS", value: "secret", want: "OTEL_EXPORTER_OTLP_HEADERS"},
+		"header's key":   {variable: "HEADERS", value: "a b=secret", want: "other characters"},
+		"header's value": {variable: "HEADERS", value: "key=se%0Acret", want: "other characters"},
+		"gRPC's header":  {variable: "HEADERS", value: "grpc-timeout=secret", want: "grpc-"},
+		"encoding":       {variable: "HEADERS", value: "key=se%cret", want: "percent-encoded"},
+		"protocol":       {variable: "PROTOCOL", value: "http/protobuf", want: "grpc"},
+		"insecure":       {variable: "INSECURE", value: "yes", endpoint: "host:1", want: "OTEL_EXPORTER_OTLP_INSECURE"},
+		"certificate":    {variable: "CERTIFICATE", value: "/nowhere", endpoint: "https://host", want: "OTEL_EXPORTER_OTLP_CERTIFICATE"},
+		"no PEM":         {variable: "CERTIFICATE", value: "/dev/null", endpoint: "https://host", want: "no certificate"},
+		"only a key":     {variable: "CLIENT_KEY", value: "/nowhere", endpoint: "https://host", want: "counterpart"},
+		"no host":        {endpoint: "http://", want: "no host"},
+		"malformed URL":  {endpoint: "http://[", want: "endpoint"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := newConfig(c.endpoint, func(name string) string {

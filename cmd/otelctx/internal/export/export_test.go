@@ -6,6 +6,7 @@ package export
 import (
 	"bytes"
 	"encoding/json"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"testing"
@@ -30,8 +31,7 @@ func recording(t *testing.T, n int) *profilespb.ProfilesData {
 	t.Helper()
 	start := time.Unix(1700000000, 0)
 	b := profile.New(profile.Options{Start: start, Frequency: 99})
-	resource, err := profile.NewResource([]*commonpb.KeyValue{profile.StringAttribute("service.name", "shop")}, "")
-	require.NoError(t, err)
+	resource, _ := profile.NewResource([]*commonpb.KeyValue{profile.StringAttribute("service.name", "shop")}, "")
 	mapping := &symbols.Mapping{Start: 0x1000, Limit: 0x100000, Path: "/bin/shop"}
 	for i := range 2 * n {
 		b.Add(resource, profile.Sample{
@@ -45,70 +45,212 @@ func recording(t *testing.T, n int) *profilespb.ProfilesData {
 	return data
 }
 
-func TestWriteFile(t *testing.T) {
-	data := recording(t, 3)
+// write writes a recording in parts.
+func write(path string, format Format, parts ...*profilespb.ProfilesData) error {
+	f, err := Create(path, format, nil)
+	if err != nil {
+		return err
+	}
+	for _, p := range parts {
+		_ = f.Add(p)
+	}
+	return f.Close()
+}
+
+// TestFormats writes a recording at once and in two parts: nothing is different but the
+// tables, where the parts have the same entries.
+func TestFormats(t *testing.T) {
+	whole, other := recording(t, 3), recording(t, 2)
 	dir := t.TempDir()
-	write := func(name string) []byte {
-		path := filepath.Join(dir, name)
-		require.NoError(t, WriteFile(path, data))
+	for name, format := range map[string]Format{
+		"a.pb.gz": Pprof, "a.pprof": Pprof, "A.PPROF.gz": Pprof, "a.otlp": OTLP, "a.json": JSON, "a.jsonl": JSONLines,
+	} {
+		got, err := FormatOf(filepath.Join(dir, name))
+		require.NoError(t, err)
+		assert.Equal(t, format, got, name)
+	}
+	for _, name := range []string{"a", "a.pb", "a.svg", "a.folded", ".gz"} {
+		_, err := FormatOf(filepath.Join(dir, name))
+		require.ErrorContains(t, err, ".otlp", name)
+	}
+	path := filepath.Join(dir, "profile")
+	read := func(format Format, parts ...*profilespb.ProfilesData) []byte {
+		require.NoError(t, write(path, format, parts...))
 		content, err := os.ReadFile(path)
 		require.NoError(t, err)
 		return content
 	}
-	for _, name := range []string{"a.pb.gz", "a.pprof", "A.PPROF", "a.pprof.gz"} {
-		p, err := pprof.Parse(bytes.NewReader(write(name)))
-		require.NoError(t, err)
-		require.Len(t, p.Sample, 3)
-		assert.Equal(t, []string{"0300000000000004"}, p.Sample[0].Label["span_id"])
-	}
-	for _, name := range []string{"a.otlp", "a.pb", "a"} {
-		decoded := &profilespb.ProfilesData{}
-		require.NoError(t, proto.Unmarshal(write(name), decoded))
-		assert.True(t, proto.Equal(data, decoded))
-	}
-	assert.True(t, json.Valid(write("a.json")))
 
+	p, err := pprof.Parse(bytes.NewReader(read(Pprof, whole)))
+	require.NoError(t, err)
+	want, err := profile.Pprof(whole)
+	require.NoError(t, err)
+	assert.Equal(t, want.String(), p.String())
+	p, err = pprof.Parse(bytes.NewReader(read(Pprof, whole, other)))
+	require.NoError(t, err)
+	require.NoError(t, p.CheckValid())
+	second, err := profile.Pprof(other)
+	require.NoError(t, err)
+	merged, err := pprof.Merge([]*pprof.Profile{want, second})
+	require.NoError(t, err)
+	p, err = pprof.Merge([]*pprof.Profile{p})
+	require.NoError(t, err)
+	merged.DurationNanos = p.DurationNanos // Merge adds them up.
+	assert.Equal(t, merged.String(), p.String())
+
+	decoded := &profilespb.ProfilesData{}
+	require.NoError(t, proto.Unmarshal(read(OTLP, whole), decoded))
+	assert.True(t, proto.Equal(whole, decoded))
+	decoded.Reset()
+	require.NoError(t, proto.Unmarshal(read(OTLP, whole, other), decoded))
+	require.Len(t, decoded.GetResourceProfiles(), 2)
+	requireMeans(t, decoded, 0, whole)
+	requireMeans(t, decoded, 1, other)
+
+	assert.Equal(t, mustJSON(t, whole), normal(t, read(JSON, whole)))
+	assert.Equal(t, mustJSON(t, decoded), normal(t, read(JSON, whole, other)))
+	lines := bytes.Split(bytes.TrimSpace(read(JSONLines, whole, other)), []byte("\n"))
+	require.Len(t, lines, 2)
+	assert.Equal(t, mustJSON(t, other), normal(t, lines[1]))
+
+	// Nothing at all was recorded.
+	for _, format := range []Format{Pprof, OTLP, JSON, JSONLines} {
+		content := read(format)
+		switch format {
+		case Pprof:
+			_, err := pprof.Parse(bytes.NewReader(content))
+			require.NoError(t, err)
+		case JSON:
+			assert.True(t, json.Valid(content))
+		default:
+			assert.Empty(t, content)
+		}
+	}
 	entries, err := os.ReadDir(dir)
 	require.NoError(t, err)
-	assert.Len(t, entries, 8, "nothing temporary is left")
+	assert.Len(t, entries, 1, "nothing temporary is left")
 }
 
-// TestWriteFileFails leaves a file that was there before.
-func TestWriteFileFails(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "a.pprof")
-	require.NoError(t, os.WriteFile(path, []byte("before"), 0o600))
-	broken := recording(t, 1)
-	broken.Dictionary = nil
-	require.Error(t, WriteFile(path, broken))
+// requireMeans compares a resource's profile in data with the only one in want, by what its
+// samples refer to.
+func requireMeans(t *testing.T, data *profilespb.ProfilesData, number int, want *profilespb.ProfilesData) {
+	t.Helper()
+	one := &profilespb.ProfilesData{
+		ResourceProfiles: data.GetResourceProfiles()[number : number+1], Dictionary: data.GetDictionary(),
+	}
+	got, err := profile.Pprof(one)
+	require.NoError(t, err)
+	expected, err := profile.Pprof(want)
+	require.NoError(t, err)
+	got, err = pprof.Merge([]*pprof.Profile{got})
+	require.NoError(t, err)
+	expected, err = pprof.Merge([]*pprof.Profile{expected})
+	require.NoError(t, err)
+	assert.Equal(t, expected.String(), got.String())
+}
+
+func mustJSON(t *testing.T, data *profilespb.ProfilesData) any {
+	t.Helper()
+	b, err := MarshalJSON(data)
+	require.NoError(t, err)
+	return normal(t, b)
+}
+
+func normal(t *testing.T, content []byte) (v any) {
+	t.Helper()
+	require.NoError(t, json.Unmarshal(content, &v))
+	return v
+}
+
+// TestFileFails leaves a file that was there before, and none that was not.
+func TestFileFails(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "a.pprof")
+	require.NoError(t, os.WriteFile(path, []byte("before"), 0o644))
+	differ := recording(t, 1)
+	differ.ResourceProfiles[0].ScopeProfiles[0].Profiles[0].Period++
+	both := proto.CloneOf(differ)
+	both.ResourceProfiles = append(both.ResourceProfiles, recording(t, 1).GetResourceProfiles()...)
+	require.Error(t, write(path, Pprof, both), "periods that differ")
 	content, err := os.ReadFile(path)
 	require.NoError(t, err)
 	assert.Equal(t, "before", string(content))
-	require.Error(t, WriteFile(filepath.Join(path, "no directory"), recording(t, 1)))
+	require.Error(t, write(filepath.Join(dir, "new.pprof"), Pprof, both))
+	require.Error(t, write(filepath.Join(path, "no directory"), OTLP, recording(t, 1)))
+	f, err := Create(filepath.Join(dir, "discarded"), OTLP, nil)
+	require.NoError(t, err)
+	require.NoError(t, f.Discard())
+	entries, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	assert.Len(t, entries, 1)
 
-	require.NoError(t, WriteFile(path, recording(t, 1)))
+	require.NoError(t, write(path, Pprof, recording(t, 1)))
 	info, err := os.Stat(path)
 	require.NoError(t, err)
-	assert.EqualValues(t, 0o600, info.Mode().Perm(), "the file's owner has decided")
+	assert.EqualValues(t, 0o600, info.Mode().Perm(), "profiles are for their owner's eyes alone")
 }
 
-// TestWriteFileElsewhere writes through a link, and to what is no file.
-func TestWriteFileElsewhere(t *testing.T) {
+// TestFileElsewhere writes through a link, to a file with another name, to what is no file,
+// and to standard output.
+func TestFileElsewhere(t *testing.T) {
 	dir := t.TempDir()
-	target, link := filepath.Join(dir, "target.json"), filepath.Join(dir, "link.json")
-	require.NoError(t, os.WriteFile(target, nil, 0o600))
-	require.NoError(t, os.Symlink(target, link))
-	require.NoError(t, WriteFile(link, recording(t, 1)))
-	info, err := os.Lstat(link)
-	require.NoError(t, err)
-	assert.NotZero(t, info.Mode()&os.ModeSymlink)
-	content, err := os.ReadFile(target)
-	require.NoError(t, err)
-	assert.True(t, json.Valid(content))
+	target := filepath.Join(dir, "target.json")
+	for name, link := range map[string]func(string, string) error{"link": os.Symlink, "name": os.Link} {
+		path := filepath.Join(dir, name)
+		require.NoError(t, os.WriteFile(target, []byte("before"), 0o600))
+		require.NoError(t, link(target, path))
+		before, err := os.Lstat(path)
+		require.NoError(t, err)
+		require.NoError(t, write(path, JSON, recording(t, 1)))
+		after, err := os.Lstat(path)
+		require.NoError(t, err)
+		assert.True(t, os.SameFile(before, after))
+		content, err := os.ReadFile(target)
+		require.NoError(t, err)
+		assert.True(t, json.Valid(content))
+	}
 
-	require.NoError(t, WriteFile(os.DevNull, recording(t, 1)))
-	info, err = os.Stat(os.DevNull)
+	require.NoError(t, write(os.DevNull, OTLP, recording(t, 1)))
+	info, err := os.Stat(os.DevNull)
 	require.NoError(t, err)
 	assert.NotZero(t, info.Mode()&os.ModeDevice)
+
+	var b bytes.Buffer
+	f, err := Create("-", JSONLines, &b)
+	require.NoError(t, err)
+	require.NoError(t, f.Add(recording(t, 1)))
+	require.NoError(t, f.Close())
+	assert.True(t, json.Valid(b.Bytes()))
+}
+
+// TestPlanted does not write where another user has put a link or a file for it.
+func TestPlanted(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("files of another user take CAP_CHOWN")
+	}
+	const other = 65534
+	dir := filepath.Join(t.TempDir(), "shared")
+	require.NoError(t, os.Mkdir(dir, 0o700))
+	require.NoError(t, os.Chmod(dir, os.ModeSticky|0o777))
+	victim := filepath.Join(t.TempDir(), "victim")
+	require.NoError(t, os.WriteFile(victim, []byte("before"), 0o600))
+	path := filepath.Join(dir, "p.pprof")
+	for name, plant := range map[string]func() error{
+		"link":          func() error { return os.Symlink(victim, path) },
+		"dangling link": func() error { return os.Symlink(filepath.Join(dir, "nothing"), path) },
+		"file":          func() error { return os.WriteFile(path, nil, 0o666) },
+	} {
+		require.NoError(t, plant(), name)
+		require.NoError(t, os.Lchown(path, other, other))
+		require.ErrorIs(t, write(path, Pprof, recording(t, 1)), fs.ErrPermission, name)
+		content, err := os.ReadFile(victim)
+		require.NoError(t, err)
+		assert.Equal(t, "before", string(content), name)
+		require.NoError(t, os.Remove(path))
+		assert.NoFileExists(t, filepath.Join(dir, "nothing"))
+	}
+	require.NoError(t, write(path, Pprof, recording(t, 1)), "an own file")
+	require.NoError(t, write(path, Pprof, recording(t, 1)), "again")
 }
 
 // TestMarshalJSON looks at what OTLP has otherwise than protobuf.

@@ -4,82 +4,204 @@
 package export
 
 import (
-	"bytes"
+	"bufio"
 	"errors"
+	"fmt"
+	"io"
+	"io/fs"
 	"os"
-	"path/filepath"
-	"strings"
 
-	"github.com/google/renameio/v2/maybe"
 	profilespb "go.opentelemetry.io/proto/otlp/profiles/v1development"
-	"google.golang.org/protobuf/proto"
-
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
 )
 
-// filePerms are what os.Create gives, before the umask.
-const filePerms = 0o666
+// filePerms are those of profiles: they show what others may not know, as perf's do.
+const filePerms = 0o600
 
-// WriteFile writes data to the file with this name: as gzipped pprof if it ends in
-// .pb.gz, .pprof or .pprof.gz, as OTLP JSON if it ends in .json, and else as OTLP
-// protobuf, each a ProfilesData message. A file appears complete or, after an error, not
-// at all, and one that was there before stays until then (not on Windows, where files
-// cannot be replaced so). A link is followed, and what is no regular file, such as
-// /dev/stdout, is written to directly.
-func WriteFile(path string, data *profilespb.ProfilesData) error {
-	content, err := encode(path, data)
+// File is where profiles are written to. It is not safe for concurrent use.
+type File struct {
+	output  output
+	buffer  *bufio.Writer
+	encoder encoder
+	err     error
+}
+
+// encoder writes profiles, one behind the other, so that the whole is one file.
+type encoder interface {
+	add(data *profilespb.ProfilesData) error
+	close() error
+}
+
+// output is what a file's content goes to. Either finish or discard is called.
+type output interface {
+	io.Writer
+	finish() error
+	discard() error
+}
+
+// Create begins to write a file, or to stdout if path is "-". It opens what is there as a
+// shell does, so that the kernel's rules for links and files of other users hold, before
+// there is anything to lose.
+//
+// A regular file of the caller's own appears complete when it is closed, and one that was
+// there stays until then; so it does where it is a link, or has more names, but for the
+// moment in which it is written. What is no regular file, such as a pipe, is written to as
+// profiles come. New files are the caller's alone (0600).
+func Create(path string, format Format, stdout io.Writer) (*File, error) {
+	out, err := open(path, stdout)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	path, regular := target(path)
-	if !regular {
-		return os.WriteFile(path, content, filePerms)
+	f := &File{output: out, buffer: bufio.NewWriter(out)}
+	switch format {
+	case Pprof:
+		f.encoder = newPprofEncoder(f.buffer)
+	case OTLP:
+		f.encoder = &otlpEncoder{to: f.buffer}
+	case JSON:
+		f.encoder = &jsonEncoder{to: f.buffer}
+	case JSONLines:
+		f.encoder = &linesEncoder{to: f.buffer}
+	default:
+		return nil, errors.Join(fmt.Errorf("no format %q", format), out.discard())
 	}
-	return maybe.WriteFile(path, content, filePerms)
+	return f, nil
 }
 
-// CheckFile returns an error if [WriteFile] could not write to the file with this name
-// now. It leaves nothing behind.
-func CheckFile(path string) error {
-	path, regular := target(path)
-	if !regular {
-		f, err := os.OpenFile(path, os.O_WRONLY, 0) //nolint:gosec // G304: the user says where to write.
-		if err != nil {
-			return err
-		}
-		return f.Close()
+// Add writes profiles, which a profile.Builder has made. After an error the file cannot be
+// completed.
+func (f *File) Add(data *profilespb.ProfilesData) error {
+	if f.err == nil {
+		f.err = f.encoder.add(data)
 	}
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"*")
-	if err != nil {
-		return err
-	}
-	return errors.Join(f.Close(), os.Remove(f.Name()))
+	return f.err
 }
 
-// target returns where to write what is meant for path, and whether that is a regular
-// file or will be one.
-func target(path string) (file string, regular bool) {
-	if link, err := filepath.EvalSymlinks(path); err == nil {
-		path = link
+// Close completes the file. After an error of Add or its own it is as if there had been no
+// file.
+func (f *File) Close() error {
+	if f.err == nil {
+		f.err = f.encoder.close()
 	}
-	info, err := os.Stat(path)
-	return path, err != nil || info.Mode().IsRegular()
+	if f.err == nil {
+		f.err = f.buffer.Flush()
+	}
+	if f.err != nil {
+		return errors.Join(f.err, f.output.discard())
+	}
+	return f.output.finish()
 }
 
-func encode(path string, data *profilespb.ProfilesData) ([]byte, error) {
-	name := strings.ToLower(filepath.Base(path))
-	switch {
-	case strings.HasSuffix(name, ".pb.gz"), strings.HasSuffix(name, ".pprof"), strings.HasSuffix(name, ".pprof.gz"):
-		p, err := profile.Pprof(data)
-		if err != nil {
+// Discard leaves everything as it was, as far as that can be. It takes the place of Close.
+func (f *File) Discard() error { return f.output.discard() }
+
+// open returns what the content of a file goes to.
+func open(path string, stdout io.Writer) (output, error) {
+	if path == "-" {
+		return direct{Writer: stdout}, nil
+	}
+	created := true
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, filePerms) //nolint:gosec // G304: the user says where to write.
+	if errors.Is(err, fs.ErrExist) {
+		created = false
+		if err := refusePlanted(path); err != nil {
 			return nil, err
 		}
-		var b bytes.Buffer
-		err = p.Write(&b)
-		return b.Bytes(), err
-	case strings.HasSuffix(name, ".json"):
-		return MarshalJSON(data)
-	default:
-		return proto.MarshalOptions{Deterministic: true}.Marshal(data)
+		// With O_CREATE the kernel refuses it too, at the moment of opening, where it is set
+		// to (fs.protected_symlinks, fs.protected_regular, fs.protected_fifos).
+		f, err = os.OpenFile(path, os.O_WRONLY|os.O_CREATE, filePerms) //nolint:gosec // G304
 	}
+	if err != nil {
+		return nil, err
+	}
+	info, err := f.Stat()
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	if !info.Mode().IsRegular() {
+		return direct{Writer: f, file: f}, nil
+	}
+	if named, err := os.Lstat(path); err == nil && os.SameFile(named, info) && mayReplace(info) {
+		if p, err := newPending(path); err == nil {
+			_ = f.Close()
+			return &beside{pending: p, path: path, created: created}, nil
+		}
+	}
+	spool, err := os.CreateTemp("", "otelctx-")
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	_ = os.Remove(spool.Name()) // what can only be done afterwards elsewhere
+	return &inPlace{File: spool, target: f, path: path, created: created}, nil
+}
+
+// direct writes to what is no regular file.
+type direct struct {
+	io.Writer
+	file *os.File // nil for stdout
+}
+
+func (d direct) finish() error {
+	if d.file == nil {
+		return nil
+	}
+	return d.file.Close()
+}
+
+func (d direct) discard() error { return d.finish() }
+
+// beside writes a file beside another one, whose place it takes.
+type beside struct {
+	pending
+	path    string
+	created bool
+}
+
+// pending is a file that has no place yet.
+type pending interface {
+	io.Writer
+	CloseAtomicallyReplace() error
+	Cleanup() error
+}
+
+func (b *beside) finish() error { return b.CloseAtomicallyReplace() }
+
+func (b *beside) discard() error {
+	err := b.Cleanup()
+	if b.created {
+		err = errors.Join(err, os.Remove(b.path))
+	}
+	return err
+}
+
+// inPlace holds what will be written to a file that must not be replaced.
+type inPlace struct {
+	*os.File
+	target  *os.File
+	path    string
+	created bool
+}
+
+func (p *inPlace) finish() error {
+	_, err := p.Seek(0, io.SeekStart)
+	if err == nil {
+		err = p.target.Truncate(0)
+	}
+	if err == nil {
+		_, err = io.Copy(p.target, p.File)
+	}
+	return errors.Join(err, p.target.Close(), p.close())
+}
+
+func (p *inPlace) discard() error {
+	err := errors.Join(p.target.Close(), p.close())
+	if p.created {
+		err = errors.Join(err, os.Remove(p.path))
+	}
+	return err
+}
+
+func (p *inPlace) close() error {
+	err := p.Close()
+	_ = os.Remove(p.Name())
+	return err
 }

@@ -17,6 +17,19 @@ import (
 // MarshalJSON returns data in OTLP's JSON encoding: protobuf's own, with the ids of
 // traces, spans and profiles in hex instead of base64. Equal messages give equal bytes.
 func MarshalJSON(data *profilespb.ProfilesData) ([]byte, error) {
+	document, err := jsonDocument(data)
+	if err != nil {
+		return nil, err
+	}
+	encoded, err := json.Marshal(document)
+	if err != nil {
+		return nil, err
+	}
+	return append(encoded, '\n'), nil
+}
+
+// jsonDocument returns what encoding/json turns into OTLP's JSON encoding of data.
+func jsonDocument(data *profilespb.ProfilesData) (map[string]any, error) {
 	encoded, err := protojson.MarshalOptions{UseEnumNumbers: true}.Marshal(data)
 	if err != nil {
 		return nil, err
@@ -37,11 +50,7 @@ func MarshalJSON(data *profilespb.ProfilesData) ([]byte, error) {
 			return nil, err
 		}
 	}
-	encoded, err = json.Marshal(document)
-	if err != nil {
-		return nil, err
-	}
-	return append(encoded, '\n'), nil
+	return document, nil
 }
 
 // objects yields the objects that path leads to from value, through each element of

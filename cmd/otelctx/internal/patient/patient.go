@@ -9,6 +9,8 @@ import (
 	"fmt"
 	"sync"
 	"time"
+
+	"github.com/otelctx/otelctx/internal/procfs"
 )
 
 // Errors of [Call].
@@ -23,21 +25,29 @@ var (
 // it takes where there are tens of thousands of threads.
 const Limit = 5 * time.Second
 
-// mostWaiting bounds how many processes can keep a thread of this one waiting.
-const mostWaiting = 16
+// mostWaiting bounds how many processes can keep a thread of this one waiting, and
+// mostOfUser how many of one user: no user can keep those of others from being read.
+const (
+	mostWaiting = 256
+	mostOfUser  = 64
+)
 
-// given holds how many calls that were given up still wait, by process.
+// waits are the calls for a process that were given up and still wait.
+type waits struct{ user, calls int }
+
+// given holds what still waits, by process.
 var given = struct {
 	sync.Mutex
-	up map[int]int
-}{up: make(map[int]int)}
+	up map[int]waits
+}{up: make(map[int]waits)}
 
 // Call calls f, which reads the process with id pid, and returns what f returns. If that
 // takes longer than limit, the error wraps [ErrNoAnswer], and if ctx is done meanwhile it
 // wraps ctx's; f then goes on, on a goroutine that nobody waits for, until the process
 // lets it go, and what it returns is dropped. As long as it takes longer than limit,
-// further calls for the process fail at once; and as long as 16 processes do that, so do
-// those for others, with an error that wraps [ErrTooMany].
+// further calls for the process fail at once; and as long as 64 processes of a user do that,
+// or 256 in all, so do those for others of that user, or all, with an error that wraps
+// [ErrTooMany].
 //
 // Call is safe for concurrent use. What f touches must be so too.
 func Call[T any](ctx context.Context, pid int, limit time.Duration, f func() (T, error)) (T, error) {
@@ -90,21 +100,50 @@ func wait(ctx context.Context, limit time.Duration, answered <-chan struct{}) er
 func admit(pid int) error {
 	given.Lock()
 	defer given.Unlock()
-	switch {
-	case given.up[pid] > 0:
-		return fmt.Errorf("pid %d: %w: still no answer", pid, ErrNoAnswer)
-	case len(given.up) >= mostWaiting:
-		return fmt.Errorf("%w: %d", ErrTooMany, mostWaiting)
-	default:
+	if len(given.up) == 0 {
 		return nil
 	}
+	if given.up[pid].calls > 0 {
+		return fmt.Errorf("pid %d: %w: still no answer", pid, ErrNoAnswer)
+	}
+	if len(given.up) >= mostWaiting {
+		return fmt.Errorf("%w: %d", ErrTooMany, mostWaiting)
+	}
+	if len(given.up) < mostOfUser {
+		return nil
+	}
+	user, n := userOf(pid), 0
+	for _, w := range given.up {
+		if w.user == user {
+			n++
+		}
+	}
+	if n >= mostOfUser {
+		return fmt.Errorf("%w: %d of user %d", ErrTooMany, n, user)
+	}
+	return nil
+}
+
+// userOf returns who has started a process, -1 if that is not known.
+func userOf(pid int) int {
+	user, err := procfs.NewFS("/proc").User(pid)
+	if err != nil {
+		return -1
+	}
+	return user
 }
 
 // count notes that n more calls for a process wait.
 func count(pid, n int) {
 	given.Lock()
 	defer given.Unlock()
-	if given.up[pid] += n; given.up[pid] == 0 {
-		delete(given.up, pid)
+	w, known := given.up[pid]
+	if !known {
+		w.user = userOf(pid)
 	}
+	if w.calls += n; w.calls == 0 {
+		delete(given.up, pid)
+		return
+	}
+	given.up[pid] = w
 }

@@ -6,7 +6,6 @@ package profile
 import (
 	"crypto/rand"
 	"encoding/binary"
-	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -48,14 +47,15 @@ type Options struct {
 // are equal (==), in whatever order the attributes were.
 type Resource struct{ encoded, schemaURL string }
 
-// NewResource returns the resource with these attributes. Of several with one key the
-// last counts. It fails if they cannot be encoded, for strings that are not UTF-8.
-func NewResource(attributes []*commonpb.KeyValue, schemaURL string) (Resource, error) {
-	encoded, err := marshal.Marshal(&resourcepb.Resource{Attributes: unique(attributes)})
+// NewResource returns the resource with these attributes, which may be a foreign process's,
+// and how many of them had to be left out. Of several with one key the last counts.
+func NewResource(attributes []*commonpb.KeyValue, schemaURL string) (_ Resource, dropped int) {
+	valid, dropped := validAttributes(attributes, 0)
+	encoded, err := marshal.Marshal(&resourcepb.Resource{Attributes: valid})
 	if err != nil {
-		return Resource{}, fmt.Errorf("encode resource: %w", err)
+		panic("profile: valid attributes do not encode: " + err.Error())
 	}
-	return Resource{encoded: string(encoded), schemaURL: strings.ToValidUTF8(schemaURL, "�")}, nil
+	return Resource{encoded: string(encoded), schemaURL: validText(schemaURL)}, dropped
 }
 
 // marshal gives equal messages equal bytes.
@@ -85,7 +85,8 @@ type Sample struct {
 	Stack []*symbols.Location
 	// Link is nil if the sample belongs to no known span. It is not kept.
 	Link *Link
-	// Attributes say more. Of several with one key the last counts. They are not kept.
+	// Attributes say more, and may be a foreign process's: those that profiles cannot have
+	// are left out. Of several with one key the last counts. They are not kept.
 	Attributes []*commonpb.KeyValue
 }
 
@@ -98,6 +99,7 @@ type Builder struct {
 	dictionary  *dictionary
 	byResource  map[Resource]*resourceSamples
 	resources   []*resourceSamples
+	dropped     uint64
 }
 
 // resourceSamples are the samples of one resource.
@@ -137,7 +139,7 @@ func (b *Builder) Add(resource Resource, s Sample) {
 	}
 	key := sampleKey{
 		stack:      b.dictionary.stack(s.Stack),
-		attributes: b.dictionary.attributeSet(s.Attributes),
+		attributes: b.attributes(s.Attributes),
 		link:       b.dictionary.link(s.Link),
 	}
 	c, ok := r.byKey[key]
@@ -152,6 +154,17 @@ func (b *Builder) Add(resource Resource, s Sample) {
 		b.first = at
 	}
 	b.last = max(b.last, at)
+}
+
+// Dropped returns how many attributes of samples were left out, since profiles cannot have
+// them.
+func (b *Builder) Dropped() uint64 { return b.dropped }
+
+// attributes returns the number of a set of attributes.
+func (b *Builder) attributes(attributes []*commonpb.KeyValue) int32 {
+	valid, dropped := validAttributes(attributes, 0)
+	b.dropped += uint64(dropped)
+	return b.dictionary.attributeSet(valid)
 }
 
 func newProfileID() []byte {

@@ -179,13 +179,11 @@ func TestRange(t *testing.T) {
 // TestOdd gives what is not valid or says nothing.
 func TestOdd(t *testing.T) {
 	b := New(Options{Start: start})
-	resource, err := NewResource([]*commonpb.KeyValue{StringAttribute("k", "1"), StringAttribute("a", ""), StringAttribute("k", "2")}, "\xff")
-	require.NoError(t, err)
-	same, err := NewResource([]*commonpb.KeyValue{StringAttribute("a", ""), StringAttribute("k", "2")}, "\xff")
-	require.NoError(t, err)
+	resource, dropped := NewResource([]*commonpb.KeyValue{StringAttribute("k", "1"), StringAttribute("a", ""), StringAttribute("k", "2")}, "\xff")
+	assert.Zero(t, dropped)
+	same, dropped := NewResource([]*commonpb.KeyValue{StringAttribute("a", ""), {Key: "", Value: &commonpb.AnyValue{}}, StringAttribute("k", "2")}, "\xff")
+	assert.Equal(t, 1, dropped)
 	assert.Equal(t, resource, same)
-	_, err = NewResource([]*commonpb.KeyValue{{Key: "\xff"}}, "")
-	require.Error(t, err)
 
 	b.Add(resource, Sample{
 		Time: start,
@@ -200,12 +198,12 @@ func TestOdd(t *testing.T) {
 	})
 	data := b.Data(start)
 	require.NoError(t, Check(data))
-	_, err = proto.Marshal(data)
+	_, err := proto.Marshal(data)
 	require.NoError(t, err)
 	s := onlyProfile(t, data).GetSamples()[0]
 	assert.Zero(t, s.GetLinkIndex())
 	assert.Len(t, data.GetDictionary().GetStackTable()[s.GetStackIndex()].GetLocationIndices(), 3)
-	assert.Equal(t, map[string]string{"k": "2"}, attributes(data.GetDictionary(), s.GetAttributeIndices()))
+	assert.Equal(t, map[string]string{"k": "2", "�": ""}, attributes(data.GetDictionary(), s.GetAttributeIndices()))
 }
 
 // TestNoRoom adds more names and attributes than a builder holds.

@@ -99,12 +99,13 @@ func add[T any](table *[]T, value T) int32 {
 // room reports whether there is room for new strings and attributes with size bytes.
 func (d *dictionary) room(size int) bool { return d.text+size <= maxText }
 
-// string makes s valid UTF-8, which it need not be: names come from foreign files.
+// string returns the index of s as valid text, which it need not be: names come from
+// foreign files.
 func (d *dictionary) string(s string) int32 {
 	if i, ok := d.strings[s]; ok {
 		return i
 	}
-	valid := strings.ToValidUTF8(s, "�")
+	valid := validText(s)
 	if i, ok := d.strings[valid]; ok {
 		return i
 	}
@@ -204,10 +205,12 @@ func (d *dictionary) function(line symbols.Line) int32 {
 	return i
 }
 
-func (d *dictionary) mapping(m *symbols.Mapping) int32 {
-	if m == nil {
+func (d *dictionary) mapping(of *symbols.Mapping) int32 {
+	if of == nil {
 		return 0
 	}
+	valid := validMapping(*of)
+	m := &valid
 	if i, ok := d.mappings[*m]; ok {
 		return i
 	}
@@ -244,13 +247,13 @@ func (d *dictionary) link(l *Link) int32 {
 	return i
 }
 
-// attributeSet returns the number of the set of attributes.
+// attributeSet returns the number of the set of attributes, which are valid and by key.
 func (d *dictionary) attributeSet(attributes []*commonpb.KeyValue) int32 {
 	if len(attributes) == 0 {
 		return 0
 	}
 	d.indices = d.indices[:0]
-	for _, a := range unique(attributes) {
+	for _, a := range attributes {
 		d.indices = d.appendAttribute(d.indices, a)
 	}
 	slices.Sort(d.indices)
@@ -274,11 +277,10 @@ func (d *dictionary) appendAttribute(indices []int32, a *commonpb.KeyValue) []in
 	return indices
 }
 
-// attribute returns 0, none, for an attribute without a key, for one that cannot be
-// encoded, for strings that are not UTF-8, and if there is no more room.
+// attribute returns the index of a valid attribute, 0, none, if there is no more room.
 func (d *dictionary) attribute(a *commonpb.KeyValue) int32 {
 	var err error
-	if d.inner, err = marshal.MarshalAppend(d.inner[:0], a); err != nil || a.GetKey() == "" {
+	if d.inner, err = marshal.MarshalAppend(d.inner[:0], a); err != nil {
 		return 0
 	}
 	if i, ok := d.attributes[string(d.inner)]; ok {
@@ -297,7 +299,7 @@ func (d *dictionary) attribute(a *commonpb.KeyValue) int32 {
 // StringAttribute returns an attribute with a string, made valid UTF-8.
 func StringAttribute(key, value string) *commonpb.KeyValue {
 	return &commonpb.KeyValue{Key: key, Value: &commonpb.AnyValue{
-		Value: &commonpb.AnyValue_StringValue{StringValue: strings.ToValidUTF8(value, "�")},
+		Value: &commonpb.AnyValue_StringValue{StringValue: validText(value)},
 	}}
 }
 

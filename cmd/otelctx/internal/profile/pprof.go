@@ -36,8 +36,8 @@ var resourceLabels = []string{
 	string(semconv.ProcessExecutableNameKey),
 }
 
-// Pprof returns all profiles of data, which [Check] must accept, as one profile in
-// pprof's format. Its values are the number of samples and their CPU time. The labels
+// Pprof returns all profiles of data, which a [Builder] has made, as one profile in pprof's
+// format. Its values are the number of samples and their CPU time. The labels
 // of a sample are its trace_id and span_id, its attributes, and those attributes of
 // its resource that tell services and processes apart. Times of single samples have no
 // place in that format.
@@ -45,9 +45,6 @@ var resourceLabels = []string{
 // `go tool pprof -tagfocus='span_id=^ID$'` shows one span: without ^ and $ the tool
 // takes about one id in 700 for a number with a unit, and finds nothing.
 func Pprof(data *profilespb.ProfilesData) (*profile.Profile, error) {
-	if err := Check(data); err != nil {
-		return nil, err
-	}
 	c := converter{
 		dictionary: data.GetDictionary(),
 		to: &profile.Profile{

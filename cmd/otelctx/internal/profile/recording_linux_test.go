@@ -39,15 +39,25 @@ var (
 // library, inlined calls, and one address that nobody knows stand.
 func stacks(t testing.TB) [][]*symbols.Location {
 	t.Helper()
-	process, err := symbols.Open(os.Getpid())
+	files := symbols.NewFiles()
+	defer files.Close()
+	process, err := files.Open(os.Getpid())
 	require.NoError(t, err)
 	defer func() { require.NoError(t, process.Close()) }()
+	locate := func(address uint64) *symbols.Location {
+		region := process.Table().Find(address)
+		if region == nil {
+			return &symbols.Location{Address: address}
+		}
+		region.Attach()
+		return region.Locate(address)
+	}
 	var found [][]*symbols.Location
 	record := func() { // up to the start of the goroutine, whoever calls
 		pcs := make([]uintptr, 32)
 		var stack []*symbols.Location
 		for _, pc := range pcs[:runtime.Callers(1, pcs)] {
-			stack = append(stack, process.Locate(uint64(pc), false))
+			stack = append(stack, locate(uint64(pc)-1))
 		}
 		found = append(found, stack)
 	}
@@ -63,13 +73,13 @@ func stacks(t testing.TB) [][]*symbols.Location {
 	if err == nil {
 		found = append(found, append([]*symbols.Location{kernel.Locate(0xffffffff81000000)}, found[0]...))
 	}
-	return append(found, []*symbols.Location{process.Locate(4096, true)})
+	return append(found, []*symbols.Location{locate(4096)})
 }
 
 func mustResource(t testing.TB, attributes ...*commonpb.KeyValue) Resource {
 	t.Helper()
-	r, err := NewResource(attributes, "https://opentelemetry.io/schemas/1.43.0")
-	require.NoError(t, err)
+	r, dropped := NewResource(attributes, "https://opentelemetry.io/schemas/1.43.0")
+	require.Zero(t, dropped)
 	return r
 }
 

@@ -4,6 +4,7 @@
 package profile
 
 import (
+	"errors"
 	"fmt"
 
 	profilespb "go.opentelemetry.io/proto/otlp/profiles/v1development"
@@ -12,20 +13,10 @@ import (
 
 // Split returns data in parts of at most limit bytes as protobuf, each complete in
 // itself: with a dictionary of what its samples use, and with new ids for its profiles,
-// which are different ones. Data that is small enough is returned as it is, and larger
-// data must be as [Check] accepts it. A sample that is too large by itself is divided
-// by time; it is an error if even one time with its stack is.
+// which are different ones. data is a [Builder]'s; if it is small enough it is returned as
+// it is. A sample that is too large by itself is divided by time. The error names the
+// samples that are too large for that; the parts hold all others.
 func Split(data *profilespb.ProfilesData, limit int) ([]*profilespb.ProfilesData, error) {
-	if proto.Size(data) <= limit {
-		return []*profilespb.ProfilesData{data}, nil
-	}
-	if err := Check(data); err != nil {
-		return nil, err
-	}
-	return split(data, limit)
-}
-
-func split(data *profilespb.ProfilesData, limit int) ([]*profilespb.ProfilesData, error) {
 	size := proto.Size(data)
 	if size <= limit {
 		return []*profilespb.ProfilesData{data}, nil
@@ -37,15 +28,15 @@ func split(data *profilespb.ProfilesData, limit int) ([]*profilespb.ProfilesData
 	if times < 2 {
 		return nil, fmt.Errorf("one sample takes %d bytes, more than %d", size, limit)
 	}
-	var parts []*profilespb.ProfilesData
+	var (
+		parts []*profilespb.ProfilesData
+		errs  []error
+	)
 	for _, half := range [][2]int{{0, times / 2}, {times / 2, times}} {
-		more, err := split(extract(data, half[0], half[1]), limit)
-		if err != nil {
-			return nil, err
-		}
-		parts = append(parts, more...)
+		more, err := Split(extract(data, half[0], half[1]), limit)
+		parts, errs = append(parts, more...), append(errs, err)
 	}
-	return parts, nil
+	return parts, errors.Join(errs...)
 }
 
 func samplesOf(data *profilespb.ProfilesData) func(yield func(*profilespb.Sample) bool) {

@@ -9,27 +9,32 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 
 	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
 	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/sampler"
 	"github.com/otelctx/otelctx/reader"
 )
 
 // published is what is known of a process by what it publishes, and by the kernel. It
-// does not change.
+// does not change, but for names.
 type published struct {
 	// layout is nil if what the process publishes cannot be read.
-	layout   *reader.ThreadLayout
+	layout *reader.ThreadLayout
+	// names is the last layout that was looked at for the names of attributes; nil for
+	// layout.
+	names    atomic.Pointer[reader.ThreadLayout]
 	resource profile.Resource
+	// dropped is how many attributes were left out, since profiles cannot have them.
+	dropped int
 	// service is what people call it.
 	service string
 }
 
 // newPublished returns what is known of a process. layout may be nil.
-func newPublished(pid int, layout *reader.ThreadLayout) (*published, error) {
+func newPublished(pid int, layout *reader.ThreadLayout) *published {
 	p := &published{layout: layout}
 	var (
 		attributes []*commonpb.KeyValue
@@ -53,11 +58,8 @@ func newPublished(pid int, layout *reader.ThreadLayout) (*published, error) {
 			p.service = text
 		}
 	}
-	var err error
-	if p.resource, err = profile.NewResource(attributes, schemaURL); err != nil {
-		return nil, fmt.Errorf("pid %d: %w", pid, err)
-	}
-	return p, nil
+	p.resource, p.dropped = profile.NewResource(attributes, schemaURL)
+	return p
 }
 
 // processAttributes returns what the kernel says of a process.
@@ -81,9 +83,9 @@ const unprovenKey = "otelctx.span.unproven"
 // hexadecimal.
 const localRootKey = "otelctx.local_root_span_id"
 
-// sampleAttributes returns what a sample says beside its stack and its span, whose
+// sampleAttributes returns what samples say beside their stack and their span, whose
 // attributes are shown.
-func sampleAttributes(s *sampler.Sample, shown []reader.ThreadAttribute) []*commonpb.KeyValue {
+func sampleAttributes(s *rawKey, shown []reader.ThreadAttribute) []*commonpb.KeyValue {
 	var kvs []*commonpb.KeyValue
 	// First, for the last of equal keys counts: what the process shows does not stand for
 	// what was seen.
@@ -91,16 +93,16 @@ func sampleAttributes(s *sampler.Sample, shown []reader.ThreadAttribute) []*comm
 		kvs = append(kvs, profile.StringAttribute(a.Key, a.Value))
 	}
 	kvs = append(kvs,
-		profile.IntAttribute(string(semconv.ThreadIDKey), int64(s.TID)),
-		profile.StringAttribute(string(semconv.ThreadNameKey), s.Comm),
+		profile.IntAttribute(string(semconv.ThreadIDKey), int64(s.tid)),
+		profile.StringAttribute(string(semconv.ThreadNameKey), s.comm),
 	)
-	if s.Span == nil {
+	if !s.span.exists() {
 		return kvs
 	}
-	if s.Span.LocalRootSpanID != [8]byte{} {
-		kvs = append(kvs, profile.StringAttribute(localRootKey, fmt.Sprintf("%x", s.Span.LocalRootSpanID)))
+	if s.span.localRoot != [8]byte{} {
+		kvs = append(kvs, profile.StringAttribute(localRootKey, fmt.Sprintf("%x", s.span.localRoot)))
 	}
-	if !s.Span.Proven {
+	if !s.span.proven {
 		kvs = append(kvs, &commonpb.KeyValue{Key: unprovenKey, Value: &commonpb.AnyValue{
 			Value: &commonpb.AnyValue_BoolValue{BoolValue: true},
 		}})

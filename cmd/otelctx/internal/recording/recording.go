@@ -8,13 +8,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	profilespb "go.opentelemetry.io/proto/otlp/profiles/v1development"
 
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/sampler"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/symbols"
 )
@@ -36,17 +36,24 @@ type Config struct {
 	// recording, by one goroutine at a time, not for the same process and reason
 	// again.
 	Warn func(error)
+	// Part, if not nil, is called with the profiles of about half a minute each, one part
+	// behind the other, by one goroutine at a time. What it takes too long for is lost.
+	Part func(*profilespb.ProfilesData)
 }
 
 // Result is a recording.
 type Result struct {
-	// Data are the profiles.
-	Data       *profilespb.ProfilesData
 	Start, End time.Time
 	// Samples is how many there are. In Attributed of them a span is known, which in
 	// Unproven of those may be another one. Lost is how many there would be more if
-	// they had been read in time.
-	Samples, Attributed, Unproven, Lost uint64
+	// they had been read in time. Replaced is how many were not taken since their process
+	// ran another program by then, which was not looked at yet.
+	Samples, Attributed, Unproven, Lost, Replaced uint64
+	// Cut is how many samples have only the innermost frame of their stack, since their
+	// process had too many different ones. SpansLeftOut is how many are not in Spans, those
+	// with the fewest samples, since there are too many. Dropped is how many attributes were
+	// left out, since profiles cannot have them.
+	Cut, SpansLeftOut, Dropped uint64
 	// Processes, Spans and Traces are what was sampled, what used the processor most
 	// first.
 	Processes []ProcessUse
@@ -73,19 +80,28 @@ const (
 // [reader.Open] and [reader.Process.ThreadLayout] other than that there is no context,
 // or is what failed.
 func Record(ctx context.Context, c Config) (*Result, error) {
-	r := &recording{config: &c, tally: newTally()}
+	r := &recording{config: &c, start: time.Now(), parts: make(chan *part)}
+	if c.Warn != nil {
+		var mu sync.Mutex
+		warn := c.Warn
+		c.Warn = func(err error) {
+			mu.Lock()
+			defer mu.Unlock()
+			warn(err)
+		}
+	}
 	if c.Sampler.KernelStacks {
 		var err error
 		if r.kernel, err = symbols.OpenKernel(); err != nil {
+			// Who may not know where the kernel's functions are is not told by samples.
+			c.Sampler.KernelStacks = !errors.Is(err, fs.ErrPermission)
 			c.warn(fmt.Errorf("names of the kernel's functions: %w", err))
 		}
 	}
 	var err error
-	// An end before the beginning is a recording of nothing.
-	if r.targets, err = openTargets(context.WithoutCancel(ctx), &c); err != nil {
+	if r.targets, err = openTargets(&c); err != nil {
 		return nil, err
 	}
-	defer r.targets.close()
 	return r.run(ctx)
 }
 
@@ -99,44 +115,63 @@ type recording struct {
 	config  *Config
 	targets *targets
 	kernel  *symbols.Kernel
-	builder *profile.Builder
-	tally   *tally
 	start   time.Time
 	samples atomic.Uint64
-	// ended is set by who supervises, and read when that is over.
-	ended bool
+	// parts has those that are to be named.
+	parts chan *part
+	part  *part
 }
 
 // run records the processes that there are and will be.
 func (r *recording) run(ctx context.Context) (*Result, error) {
-	r.start = time.Now()
-	r.builder = profile.New(profile.Options{
-		Start: r.start, Frequency: r.config.Sampler.Frequency, Version: r.config.Version,
-	})
-	ctx, cancel := context.WithCancel(ctx)
+	// An end before the beginning is a recording of nothing: what ends it does not end the
+	// looks at once.
+	looking, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer r.targets.close()
 	defer cancel()
-	var supervising sync.WaitGroup
-	supervising.Go(func() { r.supervise(ctx) })
+	if r.config.Duration > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, r.config.Duration)
+		defer cancel()
+	}
+	stop := context.AfterFunc(ctx, cancel)
+	defer stop()
+	if err := r.targets.start(looking); err != nil && ctx.Err() == nil {
+		return nil, err
+	}
+	n := &namer{config: r.config, kernel: r.kernel, tally: newTally()}
+	var working sync.WaitGroup
+	ended := false
+	working.Go(func() { ended = r.supervise(ctx, looking) })
+	working.Go(func() {
+		for p := range r.parts {
+			n.name(context.WithoutCancel(ctx), p, time.Now())
+		}
+	})
 	// What was sampled before the end is read after it.
-	err := r.read(context.WithoutCancel(ctx))
+	err := r.read()
 	cancel()
-	supervising.Wait()
+	if r.part != nil {
+		r.parts <- r.part
+	}
+	close(r.parts)
+	working.Wait()
 	if err != nil {
 		return nil, err
 	}
-	// Of the monotonic clock, as the times of samples are.
-	end := r.start.Add(time.Since(r.start))
+	r.targets.explainTheRest()
+	counts := r.targets.sampler.Counts()
 	result := &Result{
-		Data: r.builder.Data(end), Start: r.start, End: end,
-		Lost: r.targets.sampler.Lost(), Ended: r.ended,
+		// Of the monotonic clock, as the times of samples are.
+		Start: r.start, End: r.start.Add(time.Since(r.start)),
+		Lost: counts.Lost, Replaced: counts.Replaced, Ended: ended, NotPermitted: r.targets.notPermitted(),
 	}
-	r.tally.report(result)
-	result.NotPermitted = r.targets.notPermitted
+	n.tally.report(result)
 	return result, nil
 }
 
-// read reads samples until there are no more.
-func (r *recording) read(ctx context.Context) error {
+// read reads samples until there are no more. It waits for nothing else.
+func (r *recording) read() error {
 	var s sampler.Sample
 	for {
 		err := r.targets.sampler.Read(&s)
@@ -146,47 +181,44 @@ func (r *recording) read(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		r.targets.use(s.PID, func(t *target) { r.add(ctx, t, &s) })
-	}
-}
-
-// add adds a sample to the profiles.
-func (r *recording) add(ctx context.Context, t *target, s *sampler.Sample) {
-	stack := make([]*symbols.Location, 0, len(s.Kernel)+len(s.User))
-	for i, address := range s.Kernel {
-		if i > 0 {
-			address-- // of the call, not of where it returns to
+		if t := r.targets.find(s.Image); t != nil {
+			r.add(t, &s)
 		}
-		stack = append(stack, r.kernel.Locate(address))
 	}
-	for i, address := range s.User {
-		// Behind the kernel's frames there is the instruction that has called it, or
-		// at which it took over.
-		stack = append(stack, t.symbols.Locate(address, i == 0))
-	}
-	shown := t.attributes(ctx, s.Span)
-	sample := profile.Sample{Time: s.Time, Stack: stack, Attributes: sampleAttributes(s, shown)}
-	if s.Span != nil {
-		sample.Link = &profile.Link{TraceID: s.Span.TraceID, SpanID: s.Span.SpanID}
-	}
-	r.builder.Add(t.resource, sample)
-	r.tally.add(t.pid, t.service, s, shown)
-	r.samples.Add(1)
 }
 
-// supervise looks after the processes, and ends the sampling when there is a reason to.
-func (r *recording) supervise(ctx context.Context) {
+// add adds a sample to the part that is being recorded.
+func (r *recording) add(t *target, s *sampler.Sample) {
+	if r.part == nil {
+		r.part = newPart()
+	}
+	t.sampled.Store(true)
+	if stack, first := r.part.add(t, s); first {
+		// Files are opened while the process is there to say which.
+		for i := range stack.user {
+			if f := stack.frameOf(i); f.region != nil {
+				r.targets.want(f.region)
+			}
+		}
+	}
+	r.samples.Add(1)
+	if r.part.full() {
+		select {
+		case r.parts <- r.part:
+			r.part = nil
+		default: // The one before is still being named.
+		}
+	}
+}
+
+// supervise looks after the processes, and ends the sampling when there is a reason to. It
+// reports whether that was the process's end.
+func (r *recording) supervise(ctx, looking context.Context) (ended bool) {
 	defer func() {
 		if err := r.targets.sampler.Stop(); err != nil {
 			r.config.warn(err)
 		}
 	}()
-	if r.config.Duration > 0 {
-		// It ends a look at the processes too.
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, r.config.Duration)
-		defer cancel()
-	}
 	poll := time.NewTicker(pollInterval)
 	defer poll.Stop()
 	tick := time.NewTicker(tickInterval)
@@ -194,16 +226,15 @@ func (r *recording) supervise(ctx context.Context) {
 	for {
 		select {
 		case <-ctx.Done():
-			return
+			return false
 		case <-poll.C:
-			r.targets.poll(ctx)
+			r.targets.poll(looking)
 		case <-tick.C:
 			if r.config.Progress != nil {
 				r.config.Progress(time.Since(r.start), r.samples.Load())
 			}
-			if r.targets.ended() {
-				r.ended = true
-				return
+			if r.targets.hasEnded() {
+				return true
 			}
 		}
 	}

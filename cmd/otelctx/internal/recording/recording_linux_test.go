@@ -23,6 +23,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/resource"
 	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
 	processcontextpb "go.opentelemetry.io/proto/otlp/processcontext/v1development"
+	profilespb "go.opentelemetry.io/proto/otlp/profiles/v1development"
 	resourcepb "go.opentelemetry.io/proto/otlp/resource/v1"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
@@ -38,16 +39,38 @@ func TestMain(m *testing.M) {
 	childproc.Main(m, map[string]func(*childproc.Parent){burner.Role: burner.Run})
 }
 
+// recorded is a recording with its profiles.
+type recorded struct {
+	*Result
+	parts []*profilespb.ProfilesData
+}
+
 // record records, unless this user may not.
-func record(t *testing.T, ctx context.Context, c Config) *Result {
+func record(t *testing.T, ctx context.Context, c Config) recorded {
 	t.Helper()
+	var parts []*profilespb.ProfilesData
+	c.Part = func(data *profilespb.ProfilesData) { parts = append(parts, data) }
 	r, err := Record(ctx, c)
 	if errors.Is(err, sampler.ErrNotPermitted) {
 		t.Skip(err)
 	}
 	require.NoError(t, err)
-	require.NoError(t, profile.Check(r.Data))
-	return r
+	for _, p := range parts {
+		require.NoError(t, profile.Check(p))
+	}
+	return recorded{r, parts}
+}
+
+// samples returns how many samples the profiles have.
+func (r recorded) samples() (n uint64) {
+	for _, data := range r.parts {
+		for _, rp := range data.GetResourceProfiles() {
+			for _, s := range rp.GetScopeProfiles()[0].GetProfiles()[0].GetSamples() {
+				n += uint64(len(s.GetTimestampsUnixNano()))
+			}
+		}
+	}
+	return n
 }
 
 // Every sample is in the profile or counted as lost.
@@ -58,13 +81,7 @@ func TestSamplesAreInTheProfileOrLost(t *testing.T) {
 		r := record(t, t.Context(), Config{
 			PID: c.PID(), Duration: 200 * time.Millisecond, Sampler: sampler.Config{Frequency: burner.Frequency(), BufferSize: size},
 		})
-		samples := uint64(0)
-		for _, rp := range r.Data.GetResourceProfiles() {
-			for _, s := range rp.GetScopeProfiles()[0].GetProfiles()[0].GetSamples() {
-				samples += uint64(len(s.GetTimestampsUnixNano()))
-			}
-		}
-		assert.Equal(t, r.Samples, samples)
+		assert.Equal(t, r.Samples, r.samples())
 		assert.Positive(t, r.Samples+r.Lost)
 		return r.Lost
 	}
@@ -151,51 +168,54 @@ func TestResources(t *testing.T) {
 		},
 	} {
 		t.Run(service, func(t *testing.T) {
-			got, err := newPublished(pid, test.layout)
-			require.NoError(t, err)
-			want, err := profile.NewResource(test.want, "")
-			require.NoError(t, err)
+			got := newPublished(pid, test.layout)
+			want, _ := profile.NewResource(test.want, "")
 			assert.Equal(t, want, got.resource)
 			assert.Equal(t, service, got.service)
 		})
 	}
 }
 
-// Names that are not known are looked for if the process has published since, but not all
-// the time if that fails.
-func TestNamesOfAttributes(t *testing.T) {
-	p, err := reader.Open(os.Getpid())
+// asking returns a namer's question for the names of attributes of this very process, which
+// has published at a time that is not now.
+func asking(t *testing.T) (ask func(encoded ...byte) []reader.ThreadAttribute, p *published) {
+	t.Helper()
+	r, err := reader.Open(os.Getpid())
 	require.NoError(t, err)
-	defer func() { _ = p.Close() }()
-	one := &target{reader: p, published: &published{
-		layout: &reader.ThreadLayout{Context: &reader.ProcessContext{PublishedAtNS: 1}},
-	}}
+	t.Cleanup(func() { _ = r.Close() })
+	one := &target{image: sampler.Image{PID: os.Getpid()}, reader: r}
+	p = &published{layout: &reader.ThreadLayout{Context: &reader.ProcessContext{PublishedAtNS: 1}}}
+	return func(encoded ...byte) []reader.ThreadAttribute {
+		n := &namer{asked: map[*published]bool{}}
+		return n.attributes(t.Context(), one, &rawSamples{rawKey: rawKey{published: p, span: rawSpan{attributes: string(encoded)}}})
+	}, p
+}
+
+// publishNames publishes the name of an attribute until the end of the test.
+func publishNames(t *testing.T) {
+	t.Helper()
 	publisher, err := resourcepublisher.NewPublisher(resource.Empty())
 	require.NoError(t, err)
-	defer func() { assert.NoError(t, publisher.Shutdown(context.Background())) }()
+	t.Cleanup(func() { assert.NoError(t, publisher.Shutdown(context.Background())) })
 	require.NoError(t, resourcepublisher.SetAttributes(attribute.StringSlice("threadlocal.attribute_key_map", []string{"http.app"})))
-	defer func() { assert.NoError(t, resourcepublisher.RemoveAttributes("threadlocal.attribute_key_map")) }()
+	t.Cleanup(func() { assert.NoError(t, resourcepublisher.RemoveAttributes("threadlocal.attribute_key_map")) })
+}
 
-	span := &sampler.Span{Attributes: []byte{0, 2, 'h', 'i'}}
-	one.namesAgain = time.Now().Add(time.Hour)
-	assert.Empty(t, one.attributes(t.Context(), span))
-	assert.Nil(t, one.names)
-	one.namesAgain = time.Now()
-	assert.Equal(t, []reader.ThreadAttribute{{Key: "http.app", Value: "hi"}}, one.attributes(t.Context(), span))
-	names := one.names
-	span.Attributes[0] = 1
-	assert.Empty(t, one.attributes(t.Context(), span))
-	assert.Same(t, names, one.names, "nothing has been published since")
-	assert.Empty(t, one.attributes(t.Context(), nil))
+// Names that are not known are looked for if the process has published since.
+func TestNamesOfAttributes(t *testing.T) {
+	publishNames(t)
+	ask, p := asking(t)
+	assert.Equal(t, []reader.ThreadAttribute{{Key: "http.app", Value: "hi"}}, ask(0, 2, 'h', 'i'))
+	names := p.names.Load()
+	require.NotNil(t, names)
+	assert.Empty(t, ask(1, 2, 'h', 'i'))
+	assert.Same(t, names, p.names.Load(), "nothing has been published since")
+	assert.Empty(t, ask())
 }
 
 // Who publishes may be interrupted, for longer than a look takes.
 func TestNamesOfAttributesWhilePublishing(t *testing.T) {
-	publisher, err := resourcepublisher.NewPublisher(resource.Empty())
-	require.NoError(t, err)
-	defer func() { assert.NoError(t, publisher.Shutdown(context.Background())) }()
-	require.NoError(t, resourcepublisher.SetAttributes(attribute.StringSlice("threadlocal.attribute_key_map", []string{"http.app"})))
-	defer func() { assert.NoError(t, resourcepublisher.RemoveAttributes("threadlocal.attribute_key_map")) }()
+	publishNames(t)
 	p, err := reader.Open(os.Getpid())
 	require.NoError(t, err)
 	defer func() { _ = p.Close() }()
@@ -209,8 +229,6 @@ func TestNamesOfAttributesWhilePublishing(t *testing.T) {
 	publishedAt := make([]byte, 8)
 	_, err = memory.ReadAt(publishedAt, at)
 	require.NoError(t, err)
-	_, err = memory.WriteAt(make([]byte, 8), at)
-	require.NoError(t, err)
 	for {
 		_, err = memory.WriteAt(make([]byte, 8), at)
 		require.NoError(t, err)
@@ -221,11 +239,9 @@ func TestNamesOfAttributesWhilePublishing(t *testing.T) {
 			assert.NoError(t, err)
 			resumed <- time.Since(begin)
 		}()
-		one := &target{reader: p, published: &published{
-			layout: &reader.ThreadLayout{Context: &reader.ProcessContext{PublishedAtNS: 1}},
-		}}
-		shown := one.attributes(t.Context(), &sampler.Span{Attributes: []byte{0, 2, 'h', 'i'}})
-		if <-resumed > namesLimit/2 {
+		ask, _ := asking(t)
+		shown := ask(0, 2, 'h', 'i')
+		if <-resumed > processLimit/2 {
 			continue // This machine is too busy for a thread to go on in time.
 		}
 		assert.Equal(t, []reader.ThreadAttribute{{Key: "http.app", Value: "hi"}}, shown)
@@ -235,8 +251,8 @@ func TestNamesOfAttributesWhilePublishing(t *testing.T) {
 
 func TestSampleAttributes(t *testing.T) {
 	got := map[string]string{}
-	for _, kv := range sampleAttributes(&sampler.Sample{
-		TID: 7, Comm: "worker", Span: &sampler.Span{LocalRootSpanID: [8]byte{0xAB}},
+	for _, kv := range sampleAttributes(&rawKey{
+		tid: 7, comm: "worker", span: rawSpan{spanID: [8]byte{1}, localRoot: [8]byte{0xAB}},
 	}, []reader.ThreadAttribute{{Key: "http.app", Value: "shop"}, {Key: "thread.name", Value: "another"}}) {
 		switch v := kv.GetValue().GetValue().(type) {
 		case *commonpb.AnyValue_StringValue:
@@ -251,15 +267,4 @@ func TestSampleAttributes(t *testing.T) {
 		"thread.id": "7", "thread.name": "worker", "http.app": "shop",
 		"otelctx.local_root_span_id": "ab00000000000000", "otelctx.span.unproven": "true",
 	}, got)
-}
-
-// A look at all processes that the end of the recording interrupts does not know of how
-// many have not been examined.
-func TestInterruptedLook(t *testing.T) {
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	ts := &targets{config: &Config{}, warned: map[int]string{}, notPermitted: 3}
-	ts.find(ctx)
-	assert.Equal(t, 3, ts.notPermitted, "as at the last whole one")
-	assert.Empty(t, ts.warned)
 }

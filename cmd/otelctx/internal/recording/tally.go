@@ -6,9 +6,9 @@ package recording
 import (
 	"bytes"
 	"cmp"
+	"maps"
 	"slices"
 
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/sampler"
 	"github.com/otelctx/otelctx/reader"
 )
 
@@ -44,10 +44,24 @@ type TraceUse struct {
 	Samples uint64
 }
 
+// maxSpans and maxProcesses bound what is counted one by one. Of spans beyond that, those
+// with the fewest samples are left out of what is reported, as are all processes beyond it
+// that come later.
+const (
+	maxSpans     = 1 << 16
+	maxProcesses = 1 << 13
+)
+
 // tally counts samples.
 type tally struct {
 	processes map[processKey]*ProcessUse
 	spans     map[spanKey]*SpanUse
+
+	samples, attributed, unproven uint64
+	// spansLeftOut is how many spans are not among spans any more.
+	spansLeftOut uint64
+	// cut, lost and dropped are what parts say of themselves.
+	cut, lost, dropped uint64
 }
 
 type processKey struct {
@@ -65,42 +79,63 @@ func newTally() *tally {
 	return &tally{processes: make(map[processKey]*ProcessUse), spans: make(map[spanKey]*SpanUse)}
 }
 
-// add counts a sample, whose span is shown with attributes.
-func (t *tally) add(pid int, service string, s *sampler.Sample, shown []reader.ThreadAttribute) {
+// add counts samples, whose span is shown with attributes.
+func (t *tally) add(pid int, s *rawSamples, shown []reader.ThreadAttribute) {
+	n := uint64(len(s.times))
+	service := s.published.service
+	t.samples += n
 	p := t.processes[processKey{pid, service}]
 	if p == nil {
 		p = &ProcessUse{PID: pid, Service: service}
-		t.processes[processKey{pid, service}] = p
+		if len(t.processes) < maxProcesses {
+			t.processes[processKey{pid, service}] = p
+		}
 	}
-	p.Samples++
-	if s.Span == nil {
+	p.Samples += n
+	if !s.span.exists() {
 		return
 	}
-	p.Attributed++
-	key := spanKey{service, s.Span.TraceID, s.Span.SpanID}
+	p.Attributed += n
+	t.attributed += n
+	key := spanKey{service, s.span.traceID, s.span.spanID}
 	u := t.spans[key]
 	if u == nil {
+		if len(t.spans) == maxSpans {
+			t.thin()
+		}
 		u = &SpanUse{Service: service, TraceID: key.traceID, SpanID: key.spanID}
 		t.spans[key] = u
 	}
-	u.Samples++
+	u.Samples += n
 	u.Attributes = shown
-	if !s.Span.Proven {
-		u.Unproven++
+	if !s.span.proven {
+		u.Unproven += n
+		t.unproven += n
+	}
+}
+
+// thin leaves out the half of the spans that has the fewest samples.
+func (t *tally) thin() {
+	all := slices.SortedFunc(maps.Keys(t.spans), func(a, b spanKey) int {
+		return cmp.Compare(t.spans[a].Samples, t.spans[b].Samples)
+	})
+	for _, key := range all[:len(all)/2] {
+		delete(t.spans, key)
+		t.spansLeftOut++
 	}
 }
 
 // report fills in what has been counted.
 func (t *tally) report(r *Result) {
+	r.Samples, r.Attributed, r.Unproven = t.samples, t.attributed, t.unproven
+	r.SpansLeftOut, r.Cut, r.Dropped = t.spansLeftOut, t.cut, t.dropped
+	r.Lost += t.lost
 	for _, p := range t.processes {
 		r.Processes = append(r.Processes, *p)
-		r.Samples += p.Samples
-		r.Attributed += p.Attributed
 	}
 	traces := make(map[spanKey]*TraceUse)
 	for _, u := range t.spans {
 		r.Spans = append(r.Spans, *u)
-		r.Unproven += u.Unproven
 		key := spanKey{service: u.Service, traceID: u.TraceID}
 		if traces[key] == nil {
 			traces[key] = &TraceUse{Service: u.Service, TraceID: u.TraceID}

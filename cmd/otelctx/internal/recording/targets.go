@@ -18,181 +18,338 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// targets are the processes that are recorded. One goroutine at a time changes them,
-// while another one may use them.
+const (
+	// mostLooks bounds the processes that are looked at a time: more than one user can
+	// keep waiting.
+	mostLooks = 128
+	// keepGone is how long programs are kept that run no longer. What is waiting of their
+	// samples may still be read.
+	keepGone = 3 * time.Second
+	// refreshShare bounds what looks at the mappings of a process take: one part in so many
+	// of the time.
+	refreshShare = 50
+	// attachers are how many files are opened at a time, and attachQueue how many wait.
+	attachers   = 4
+	attachQueue = 1 << 10
+)
+
+// targets are the programs that are recorded. What has to wait for them does so on its own
+// goroutines, and never with mu held: who reads samples must not wait.
 type targets struct {
 	config  *Config
 	sampler *sampler.Sampler
+	files   *symbols.Files
+	looks   sync.WaitGroup
+	attach  chan *symbols.Region
 
-	// mu guards all, and what targets have but for their readers.
-	mu  sync.Mutex
-	all map[int]*target
-
-	// warned is what has been warned of, by the process.
+	mu sync.Mutex
+	// all are those that are recorded, and those that were until a moment ago.
+	all map[sampler.Image]*target
+	// gone is when a program was found to run no longer, or not to be readable.
+	gone map[*target]time.Time
+	// others are what was found out of processes that are not recorded, by their id.
+	others map[int]other
+	// looking is since when processes are being looked at, by their id.
+	looking map[int]time.Time
+	// warned is what has been warned of, by the process's id.
 	warned map[int]string
-	// notPermitted is how many processes could not be examined at the last look.
-	notPermitted int
+	// ended says that the only process to record has ended, or runs another program that
+	// cannot be recorded.
+	ended bool
 }
 
-// target is a process that is recorded.
-type target struct {
-	pid     int
-	reader  *reader.Process
-	symbols *symbols.Process
-	exit    exit
-	*published
-	// names is the last layout that was looked at for the names of attributes; nil for
-	// that of published. There is no look for names before namesAgain.
-	names      *reader.ThreadLayout
-	namesAgain time.Time
-
-	// goneFor is for how many looks it has been known that the process has ended.
-	// What is waiting of its samples may still be read.
-	goneFor int
+// other is a process that is not recorded. It is looked at again when it has used the
+// processor, as it must to publish anything.
+type other struct {
+	image        sampler.Image
+	used         uint64
+	notPermitted bool
 }
 
-// namesLimit is how long a sample, and those behind it, may wait for the names of its
-// attributes.
-const namesLimit = time.Second
-
-// keepGone is for how many looks processes are kept that have ended.
-const keepGone = 3
-
-// openTargets opens the sampler and begins with the processes that there are.
-func openTargets(ctx context.Context, c *Config) (_ *targets, err error) {
-	ts := &targets{config: c, all: make(map[int]*target), warned: make(map[int]string)}
-	var only *reader.Process
+// openTargets opens the sampler, and begins with the processes that there are.
+func openTargets(c *Config) (*targets, error) {
+	ts := &targets{
+		config: c, files: symbols.NewFiles(), attach: make(chan *symbols.Region, attachQueue),
+		all: map[sampler.Image]*target{}, gone: map[*target]time.Time{}, others: map[int]other{}, looking: map[int]time.Time{}, warned: map[int]string{},
+	}
 	if c.PID != 0 {
-		// What is not there needs no permission.
-		if only, err = reader.Open(c.PID); err != nil {
+		// What is not there needs no permission to sample.
+		p, err := reader.Open(c.PID)
+		if err != nil {
 			return nil, err
 		}
+		_ = p.Close()
 	}
+	var err error
 	if ts.sampler, err = sampler.Open(c.Sampler); err != nil {
-		if only != nil {
-			_ = only.Close()
-		}
-		return nil, err
-	}
-	if only == nil {
-		ts.poll(ctx)
-		return ts, nil
-	}
-	if err := ts.add(ctx, only); err != nil {
-		ts.close()
 		return nil, err
 	}
 	return ts, nil
 }
 
-// close releases everything.
+// start begins to look after the processes until ctx is done, and to record those that
+// there are. It waits until all that answer at once have been looked at. The error is about
+// the only process to record.
+func (ts *targets) start(ctx context.Context) error {
+	for range attachers {
+		ts.looks.Go(func() { ts.attachAll(ctx) })
+	}
+	if ts.config.PID != 0 {
+		image, err := ts.sampler.Image(ts.config.PID)
+		if err != nil {
+			return err
+		}
+		ts.looking[ts.config.PID] = time.Now()
+		if err := ts.look(ctx, sampler.Process{Image: image}); err != nil {
+			return err
+		}
+		delete(ts.looking, ts.config.PID)
+		return nil
+	}
+	ts.poll(ctx)
+	looked := make(chan struct{})
+	go func() {
+		defer close(looked)
+		for ctx.Err() == nil && ts.isLooking() {
+			time.Sleep(time.Millisecond)
+		}
+	}()
+	select {
+	case <-looked:
+	case <-ctx.Done():
+	case <-time.After(firstLooks):
+	}
+	return nil
+}
+
+// firstLooks is how long to wait for the processes that there are at the beginning. Most
+// answer at once.
+const firstLooks = time.Second
+
+func (ts *targets) isLooking() bool {
+	ts.mu.Lock()
+	defer ts.mu.Unlock()
+	return len(ts.looking) > 0
+}
+
+// close releases everything. The context of start is done.
 func (ts *targets) close() {
+	ts.looks.Wait()
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
 	for _, t := range ts.all {
-		t.close()
+		t.release()
 	}
+	ts.all = nil
+	ts.files.Close()
 	if err := ts.sampler.Close(); err != nil {
 		ts.config.warn(err)
 	}
 }
 
-func (t *target) close() {
-	_ = t.reader.Close()
-	_ = t.symbols.Close()
-	t.exit.close()
-}
-
-// attributes returns the attributes of a sample's span. Processes publish a name before
-// they use it: for one that is not known it looks at once whether they have published
-// since, and does not wait for the next poll.
-func (t *target) attributes(ctx context.Context, s *sampler.Span) []reader.ThreadAttribute {
-	if s == nil || t.layout == nil || len(s.Attributes) == 0 {
-		return nil
-	}
-	by := t.layout
-	if t.names != nil {
-		by = t.names
-	}
-	shown, all := by.Attributes(s.Attributes)
-	if all || by.Context == nil || time.Now().Before(t.namesAgain) {
-		return shown
-	}
-	now, err := patient.Call(ctx, t.pid, namesLimit, func() (*reader.ThreadLayout, error) {
-		return t.layoutSince(ctx, by.Context.PublishedAtNS)
-	})
-	if err != nil {
-		// Not for each sample: to find that out may take a while.
-		t.namesAgain = time.Now().Add(pollInterval)
-		return shown
-	}
-	if now == nil {
-		return shown
-	}
-	t.names = now
-	shown, _ = now.Attributes(s.Attributes)
-	return shown
-}
-
-// layoutSince returns where the process shows its spans by now, nil if it has published
-// nothing since. The thread that publishes may have to wait for a processor meanwhile.
-func (t *target) layoutSince(ctx context.Context, publishedAtNS uint64) (*reader.ThreadLayout, error) {
-	for until := time.Now().Add(namesLimit); ; {
-		if changed, err := t.reader.Changed(publishedAtNS); err != nil || !changed {
-			return nil, err
-		}
-		layout, err := t.reader.ThreadLayout(ctx)
-		if !errors.Is(err, reader.ErrBusy) || time.Now().After(until) {
-			return layout, err
-		}
-	}
-}
-
-// use calls f with the process with an id, if that is recorded. f keeps others from
-// changing it.
-func (ts *targets) use(pid int, f func(*target)) {
+// find returns the program that a sample is of, or nil.
+func (ts *targets) find(image sampler.Image) *target {
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
-	if t, ok := ts.all[pid]; ok {
-		f(t)
+	return ts.all[image]
+}
+
+// want has the file behind a region opened soon.
+func (ts *targets) want(r *symbols.Region) {
+	if !r.Want() {
+		return
+	}
+	select {
+	case ts.attach <- r:
+	default:
+		r.Unwant() // Another sample of it will ask again.
 	}
 }
 
-// add begins to record a process, or closes it.
-func (ts *targets) add(ctx context.Context, p *reader.Process) error {
-	t, err := ts.open(ctx, p)
+// attachAll opens the files behind the regions that are wanted.
+func (ts *targets) attachAll(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case r := <-ts.attach:
+			_, err := patient.Call(ctx, r.PID(), processLimit, func() (struct{}, error) {
+				r.Attach()
+				return struct{}{}, nil
+			})
+			if errors.Is(err, patient.ErrNoAnswer) {
+				ts.warn(r.PID(), fmt.Errorf("a file that it has mapped: %w", err))
+			}
+		}
+	}
+}
+
+// poll looks what has changed. It waits for no process.
+func (ts *targets) poll(ctx context.Context) {
+	if err := ts.sampler.Processors(); err != nil {
+		ts.warn(0, err)
+	}
+	processes, err := ts.sampler.Processes()
 	if err != nil {
-		_ = p.Close()
-		return err
+		ts.warn(0, err)
+		return
 	}
 	ts.mu.Lock()
-	if old := ts.all[t.pid]; old != nil {
-		old.close()
+	ts.sweep(processes)
+	var looks []sampler.Process
+	for pid, p := range processes {
+		if _, is := ts.looking[pid]; !is && ts.changed(p) && len(ts.looking) < mostLooks {
+			ts.looking[pid] = time.Now()
+			looks = append(looks, p)
+		}
 	}
-	ts.all[t.pid] = t
 	ts.mu.Unlock()
-	return ts.sampler.Watch(t.pid, t.layout)
+	for _, p := range looks {
+		ts.looks.Go(func() {
+			if err := ts.look(ctx, p); ctx.Err() == nil {
+				ts.explain(p, err)
+				ts.mu.Lock()
+				delete(ts.looking, p.Image.PID)
+				ts.mu.Unlock()
+			}
+		})
+	}
 }
 
-// open finds out all about a process. After an error nothing is open but p.
-func (ts *targets) open(ctx context.Context, p *reader.Process) (_ *target, err error) {
-	t := &target{pid: p.PID(), reader: p}
-	if t.exit, err = watchExit(t.pid); err != nil {
+// sweep ends the recording of programs that run no longer, and forgets what nobody needs.
+func (ts *targets) sweep(processes map[int]sampler.Process) {
+	for image, t := range ts.all {
+		if since, ok := ts.gone[t]; ok && time.Since(since) > keepGone && ts.config.PID == 0 {
+			delete(ts.all, image)
+			delete(ts.gone, t)
+			t.release()
+		} else if !ok && (processes[image.PID].Image != image || t.ended()) {
+			ts.retire(t)
+		}
+	}
+	for pid, o := range ts.others {
+		if processes[pid].Image != o.image {
+			delete(ts.others, pid)
+			delete(ts.warned, pid)
+		}
+	}
+}
+
+// retire ends the recording of a program. ts.mu is held.
+func (ts *targets) retire(t *target) {
+	if _, ok := ts.gone[t]; ok {
+		return
+	}
+	ts.gone[t] = time.Now()
+	for _, o := range ts.all {
+		if _, gone := ts.gone[o]; o.image.PID == t.image.PID && !gone {
+			return // The next program of the process is watched instead already.
+		}
+	}
+	if err := ts.sampler.Unwatch(t.image.PID); err != nil {
+		ts.config.warn(err)
+	}
+}
+
+// changed reports whether a process is to be looked at. ts.mu is held.
+func (ts *targets) changed(p sampler.Process) bool {
+	if t := ts.all[p.Image]; t != nil {
+		_, gone := ts.gone[t]
+		if gone || t.used == p.Used && !t.sampled.Load() {
+			return false
+		}
+		t.used, t.active = p.Used, time.Now()
+		return true
+	}
+	if ts.config.PID != 0 {
+		return p.Image.PID == ts.config.PID && !ts.ended
+	}
+	o := ts.others[p.Image.PID]
+	return o.image != p.Image || o.used != p.Used
+}
+
+// look looks at a process, and records it if it is to be.
+func (ts *targets) look(ctx context.Context, p sampler.Process) error {
+	ts.mu.Lock()
+	t := ts.all[p.Image]
+	if t != nil {
+		t.hold()
+	}
+	ts.mu.Unlock()
+	if t != nil {
+		defer t.release()
+		return ts.refresh(ctx, t)
+	}
+	t, err := patient.Call(ctx, p.Image.PID, patient.Limit, func() (*target, error) { return ts.open(ctx, p.Image) })
+	if err != nil {
+		return err
+	}
+	t.used, t.active = p.Used, time.Now()
+	if err := ts.watch(t); err != nil {
+		t.release()
+		return err
+	}
+	return nil
+}
+
+// open finds out all about a program. What is read of its process is read as the kernel
+// lets the caller.
+func (ts *targets) open(ctx context.Context, image sampler.Image) (_ *target, err error) {
+	p, err := reader.Open(image.PID)
+	if err != nil {
 		return nil, err
 	}
-	if t.published, err = ts.look(ctx, p); err == nil {
-		t.symbols, err = openSymbols(t.pid)
-	}
+	layout, err := ts.layout(ctx, p)
 	if err != nil {
-		t.exit.close()
+		return nil, errors.Join(err, p.Close())
+	}
+	t := &target{image: image, reader: p}
+	if t.symbols, err = openSymbols(ts.files, image.PID); err != nil {
+		return nil, errors.Join(err, p.Close())
+	}
+	if t.exit, err = watchExit(image.PID); err != nil {
+		return nil, errors.Join(err, p.Close(), t.symbols.Close())
+	}
+	t.hold()
+	t.published.Store(newPublished(image.PID, layout))
+	if err := ts.same(image); err != nil {
+		t.release()
 		return nil, err
 	}
 	return t, nil
 }
 
-// openSymbols is [symbols.Open] with the errors of package reader.
-func openSymbols(pid int) (*symbols.Process, error) {
-	p, err := symbols.Open(pid)
+// same returns an error if a process runs another program by now than image: what was read
+// of it may be either's.
+func (ts *targets) same(image sampler.Image) error {
+	now, err := ts.sampler.Image(image.PID)
+	if err == nil && now != image {
+		err = fmt.Errorf("pid %d: %w: it runs another program by now", image.PID, reader.ErrProcessGone)
+	}
+	return err
+}
+
+// layout looks at what a process publishes. For the only process to record, nothing is as
+// good as anything.
+func (ts *targets) layout(ctx context.Context, p *reader.Process) (*reader.ThreadLayout, error) {
+	layout, err := p.ThreadLayout(ctx)
+	switch {
+	case err == nil && ts.config.PID == 0 && layout.Context == nil:
+		return nil, reader.ErrNoContext
+	case err == nil, ts.config.PID == 0 && !errors.Is(err, reader.ErrBusy):
+		return layout, err
+	case errors.Is(err, reader.ErrInvalid), errors.Is(err, reader.ErrBusy):
+		ts.warn(p.PID(), err)
+		err = nil
+	case errors.Is(err, reader.ErrNoContext):
+		err = nil
+	}
+	return nil, err
+}
+
+// openSymbols is [symbols.Files.Open] with the errors of package reader.
+func openSymbols(files *symbols.Files, pid int) (*symbols.Process, error) {
+	p, err := files.Open(pid)
 	switch {
 	case errors.Is(err, procfs.ErrProcessGone):
 		err = fmt.Errorf("pid %d: %w: %w", pid, reader.ErrProcessGone, err)
@@ -202,147 +359,153 @@ func openSymbols(pid int) (*symbols.Process, error) {
 	return p, err
 }
 
-// look looks at what a process publishes. What cannot be understood is warned of, and as
-// good as nothing.
-func (ts *targets) look(ctx context.Context, p *reader.Process) (*published, error) {
-	layout, err := patient.Call(ctx, p.PID(), patient.Limit, func() (*reader.ThreadLayout, error) { return p.ThreadLayout(ctx) })
-	switch {
-	case errors.Is(err, reader.ErrInvalid), errors.Is(err, reader.ErrBusy),
-		errors.Is(err, patient.ErrNoAnswer), errors.Is(err, patient.ErrTooMany):
-		ts.warn(p.PID(), err)
-	case err != nil:
-		return nil, err
+// watch begins to record a program.
+func (ts *targets) watch(t *target) error {
+	ts.mu.Lock()
+	defer ts.mu.Unlock()
+	err := ts.sampler.Watch(t.image, t.published.Load().layout)
+	if errors.Is(err, sampler.ErrTooManyProcesses) && ts.makeRoom() {
+		err = ts.sampler.Watch(t.image, t.published.Load().layout)
 	}
-	return newPublished(p.PID(), layout)
+	if err != nil {
+		return err
+	}
+	ts.all[t.image] = t
+	delete(ts.others, t.image.PID)
+	return nil
+}
+
+// makeRoom ends the recording of the program that has been idle for the longest time, and
+// reports whether there is one. It is looked at again when it has used the processor.
+func (ts *targets) makeRoom() bool {
+	var idle *target
+	for _, t := range ts.all {
+		if _, gone := ts.gone[t]; !gone && time.Since(t.active) > pollInterval && (idle == nil || t.active.Before(idle.active)) {
+			idle = t
+		}
+	}
+	if idle == nil {
+		return false
+	}
+	ts.retire(idle)
+	delete(ts.all, idle.image)
+	delete(ts.gone, idle)
+	ts.others[idle.image.PID] = other{image: idle.image, used: idle.used}
+	idle.release()
+	return true
+}
+
+// refresh looks what has changed with a program that is recorded.
+func (ts *targets) refresh(ctx context.Context, t *target) error {
+	sampled := t.sampled.Swap(false)
+	now, err := patient.Call(ctx, t.image.PID, patient.Limit, func() (*reader.ThreadLayout, error) {
+		if began := time.Now(); sampled && began.After(t.refreshAfter) {
+			_ = t.symbols.Refresh() // What was known stays.
+			t.refreshAfter = time.Now().Add(refreshShare * time.Since(began))
+		}
+		was := t.published.Load().layout
+		if was != nil && was.Context != nil {
+			if changed, err := t.reader.Changed(was.Context.PublishedAtNS); err != nil || !changed {
+				return nil, err
+			}
+		}
+		layout, err := t.reader.ThreadLayout(ctx)
+		if err == nil {
+			err = ts.same(t.image)
+		}
+		return layout, err
+	})
+	switch {
+	case errors.Is(err, reader.ErrNotPermitted):
+		// The caller may not look into it any more.
+		ts.mu.Lock()
+		ts.retire(t)
+		ts.mu.Unlock()
+		return err
+	case errors.Is(err, reader.ErrNoContext), errors.Is(err, reader.ErrProcessGone):
+		return nil // It may be about to change, or has: the next look finds that.
+	case err != nil || now == nil:
+		return err
+	}
+	ts.mu.Lock()
+	defer ts.mu.Unlock()
+	if _, gone := ts.gone[t]; gone {
+		return nil
+	}
+	t.published.Store(newPublished(t.image.PID, now))
+	return ts.sampler.Watch(t.image, now)
+}
+
+// explain notes why a process is not recorded, and warns of it where that helps.
+func (ts *targets) explain(p sampler.Process, err error) {
+	if err == nil {
+		return
+	}
+	ts.mu.Lock()
+	if ts.all[p.Image] == nil {
+		ts.others[p.Image.PID] = other{image: p.Image, used: p.Used, notPermitted: errors.Is(err, reader.ErrNotPermitted)}
+		if p.Image.PID == ts.config.PID {
+			ts.ended = true
+		}
+	}
+	ts.mu.Unlock()
+	switch {
+	case errors.Is(err, reader.ErrNoContext), errors.Is(err, reader.ErrProcessGone), errors.Is(err, reader.ErrNotPermitted) && ts.config.PID == 0:
+	case errors.Is(err, patient.ErrTooMany), errors.Is(err, sampler.ErrTooManyProcesses):
+		ts.warn(0, err)
+	default:
+		ts.warn(p.Image.PID, err)
+	}
+}
+
+// explainTheRest warns of the processes that have given no answer until the end.
+func (ts *targets) explainTheRest() {
+	ts.mu.Lock()
+	defer ts.mu.Unlock()
+	for pid, since := range ts.looking {
+		if time.Since(since) > tickInterval {
+			ts.config.warn(fmt.Errorf("pid %d: %w: no answer until the end of the recording", pid, patient.ErrNoAnswer))
+		}
+	}
 }
 
 // warn warns, unless it has of the same.
 func (ts *targets) warn(pid int, err error) {
+	ts.mu.Lock()
+	defer ts.mu.Unlock()
 	if ts.warned[pid] != err.Error() {
 		ts.warned[pid] = err.Error()
 		ts.config.warn(err)
 	}
 }
 
-// poll looks what has changed.
-func (ts *targets) poll(ctx context.Context) {
-	for _, t := range ts.all {
-		ts.refresh(ctx, t)
-	}
-	if ts.config.PID == 0 {
-		ts.find(ctx)
-	}
-}
-
-// find finds processes that publish and are not recorded yet.
-func (ts *targets) find(ctx context.Context) {
-	notPermitted := 0
-	defer func() {
-		if ctx.Err() != nil {
-			// It has not got to all of them.
-			notPermitted = max(notPermitted, ts.notPermitted)
-		}
-		ts.notPermitted = notPermitted
-	}()
-	for pid, err := range procfs.NewFS("/proc").PIDs() {
-		if err != nil {
-			ts.warn(0, fmt.Errorf("list processes: %w", err))
-			return
-		}
-		if ctx.Err() != nil {
-			return
-		}
-		if t := ts.all[pid]; t != nil && t.goneFor == 0 {
-			continue
-		}
-		p, err := openPublisher(ctx, pid)
-		if err == nil {
-			err = ts.add(ctx, p)
-		}
-		switch {
-		case err == nil, errors.Is(err, reader.ErrNoContext), errors.Is(err, reader.ErrProcessGone), ctx.Err() != nil:
-		case errors.Is(err, reader.ErrNotPermitted):
-			notPermitted++
-		case errors.Is(err, patient.ErrTooMany):
-			ts.warn(0, err)
-			return
-		default:
-			ts.warn(pid, err)
-		}
-	}
-}
-
-// openPublisher is [reader.Open] for a process that publishes a context: one that is
-// being updated counts too.
-func openPublisher(ctx context.Context, pid int) (*reader.Process, error) {
-	return patient.Call(ctx, pid, patient.Limit, func() (*reader.Process, error) {
-		p, err := reader.Open(pid)
-		if err != nil {
-			return nil, err
-		}
-		if _, err := p.ProcessContext(ctx); err != nil && !errors.Is(err, reader.ErrBusy) {
-			_ = p.Close()
-			return nil, err
-		}
-		return p, nil
-	})
-}
-
-// refresh looks what has changed with a process.
-func (ts *targets) refresh(ctx context.Context, t *target) {
-	if t.goneFor > 0 {
-		ts.forget(t)
-		return
-	}
-	if t.exit.happened() {
-		t.goneFor = 1
-		if err := ts.sampler.Unwatch(t.pid); err != nil {
-			ts.warn(t.pid, err)
-		}
-		return
-	}
-	if was := t.layout; was != nil && was.Context != nil {
-		changed, err := patient.Call(ctx, t.pid, patient.Limit, func() (bool, error) {
-			return t.reader.Changed(was.Context.PublishedAtNS)
-		})
-		if err == nil && !changed {
-			return
-		}
-	}
-	now, err := ts.look(ctx, t.reader)
-	switch {
-	case errors.Is(err, reader.ErrProcessGone):
-		return // The next look will find the same.
-	case err == nil && now.layout == nil:
-		return // It may be about to change.
-	case err == nil:
-		ts.mu.Lock()
-		t.published, t.names = now, nil
-		ts.mu.Unlock()
-		err = ts.sampler.Watch(t.pid, now.layout)
-	}
-	if err != nil && ctx.Err() == nil {
-		ts.warn(t.pid, err)
-	}
-}
-
-// forget releases a process that ended a while ago, but for the only one.
-func (ts *targets) forget(t *target) {
-	if t.goneFor++; t.goneFor <= keepGone || ts.config.PID != 0 {
-		return
-	}
+// notPermitted returns how many processes could not be examined for lack of permission.
+func (ts *targets) notPermitted() int {
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
-	delete(ts.all, t.pid)
-	delete(ts.warned, t.pid)
-	t.close()
+	n := 0
+	for _, o := range ts.others {
+		if o.notPermitted {
+			n++
+		}
+	}
+	return n
 }
 
-// ended reports whether the only process to record has ended.
-func (ts *targets) ended() bool {
+// hasEnded reports whether the only process to record has ended.
+func (ts *targets) hasEnded() bool {
 	if ts.config.PID == 0 {
 		return false
 	}
-	t := ts.all[ts.config.PID]
-	return t.goneFor > 0 || t.exit.happened()
+	ts.mu.Lock()
+	defer ts.mu.Unlock()
+	if ts.ended {
+		return true
+	}
+	for _, t := range ts.all {
+		if _, gone := ts.gone[t]; !gone && !t.ended() {
+			return false
+		}
+	}
+	return len(ts.looking) == 0
 }

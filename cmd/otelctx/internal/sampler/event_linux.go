@@ -17,6 +17,7 @@ import (
 var (
 	errMalformed = errors.New("malformed sample")
 	headerSize   = binary.Size(programHeader{})
+	threadSize   = binary.Size(programThread{})
 )
 
 // decode fills s, but for its time, with what the program has said. It reuses the memory
@@ -32,7 +33,7 @@ func (s *Sample) decode(b []byte) (bootNS uint64, err error) {
 		return 0, fmt.Errorf("%w: %d bytes", errMalformed, len(b))
 	}
 	*s = Sample{
-		PID: int(h.Pid), TID: int(h.Tid), OwnTID: int(h.OwnTid), CPU: int(h.Cpu), Goroutine: h.Goid,
+		Image: newImage(h.Image), TID: int(h.Tid), OwnTID: int(h.OwnTid), CPU: int(h.Cpu), Goroutine: h.Goid,
 		User: addresses(s.User[:0], data[:user]), Kernel: addresses(s.Kernel[:0], data[user:user+kernel]),
 	}
 	comm, _, _ := bytes.Cut(h.Comm[:], []byte{0})
@@ -49,6 +50,8 @@ func (s *Sample) decode(b []byte) (bootNS uint64, err error) {
 	}
 	return h.Time, nil
 }
+
+func newImage(i programImage) Image { return Image{PID: int(i.Pid), start: i.Start, execs: i.Execs} }
 
 // addresses appends the frames in b to frames. The kernel ends a stack with zeros where
 // it can follow it no longer.

@@ -66,10 +66,28 @@ struct pt_regs {
 };
 #endif
 
+struct sched_entity {
+	__u64 sum_exec_runtime;
+};
+
 struct task_struct {
+	struct sched_entity se;
 	struct task_struct *group_leader;
 	struct pid *thread_pid;
+	__u64 start_boottime;
+	__u64 self_exec_id;
 	struct thread_struct thread;
+};
+
+struct seq_file;
+
+struct bpf_iter_meta {
+	struct seq_file *seq;
+};
+
+struct bpf_iter__task {
+	struct bpf_iter_meta *meta;
+	struct task_struct *task;
 };
 
 // One of the helpers of the kernel's that a program may ask for.

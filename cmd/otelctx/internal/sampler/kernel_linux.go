@@ -11,74 +11,122 @@ import (
 	"io/fs"
 	"math"
 	"os"
+	"slices"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/privilege"
 	"github.com/otelctx/otelctx/internal/boottime"
 )
 
 // timers are the events that interrupt, one of each processor.
-type timers []int
+type timers struct {
+	frequency int
+	program   int         // what they run
+	events    map[int]int // file descriptors by processor
+}
 
-// startTimers has program run so many times in a second on each processor that is
-// there, whenever it is not idle.
-func startTimers(frequency, program int) (_ timers, err error) {
-	processors, err := ebpf.PossibleCPU()
+// onlineFile has the processors that run, as "0-3,5". Unlike in /proc none are left out.
+const onlineFile = "/sys/devices/system/cpu/online"
+
+// adjust has the program run on each processor that is there, so many times in a second,
+// whenever it is not idle. It is called again when others may be there.
+func (t *timers) adjust() error {
+	content, err := os.ReadFile(onlineFile)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	var t timers
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, t.stop())
+	online, err := parseProcessors(string(content))
+	if err != nil {
+		return fmt.Errorf("%s: %w", onlineFile, err)
+	}
+	var errs []error
+	for cpu, fd := range t.events {
+		if !slices.Contains(online, cpu) {
+			errs = append(errs, unix.Close(fd))
+			delete(t.events, cpu)
 		}
-	}()
-	attr := unix.PerfEventAttr{
+	}
+	var added []int
+	for _, cpu := range online {
+		if _, ok := t.events[cpu]; ok {
+			continue
+		}
+		fd, err := t.open(cpu)
+		if errors.Is(err, unix.ENODEV) {
+			continue // It has gone meanwhile.
+		}
+		if err != nil {
+			return errors.Join(append(errs, err)...)
+		}
+		t.events[cpu] = fd
+		added = append(added, fd)
+	}
+	// All together, so that none is ahead by the time that the others take.
+	for _, fd := range added {
+		if err := unix.IoctlSetInt(fd, unix.PERF_EVENT_IOC_ENABLE, 0); err != nil {
+			errs = append(errs, fmt.Errorf("PERF_EVENT_IOC_ENABLE: %w", err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// open opens the event of a processor, which does not run yet.
+func (t *timers) open(cpu int) (int, error) {
+	fd, err := unix.PerfEventOpen(&unix.PerfEventAttr{
 		Type:   unix.PERF_TYPE_SOFTWARE,
 		Size:   unix.PERF_ATTR_SIZE_VER1,
 		Config: unix.PERF_COUNT_SW_CPU_CLOCK,
-		Sample: uint64(frequency),
+		Sample: uint64(t.frequency),
 		Bits:   unix.PerfBitFreq | unix.PerfBitDisabled | unix.PerfBitExcludeIdle,
+	}, -1, cpu, -1, unix.PERF_FLAG_FD_CLOEXEC)
+	switch {
+	case errors.Is(err, unix.EINVAL):
+		return 0, fmt.Errorf("perf_event_open at a frequency of %d, where kernel.perf_event_max_sample_rate is %s: %w",
+			t.frequency, sysctl("perf_event_max_sample_rate"), err)
+	case errors.Is(err, unix.EACCES):
+		return 0, fmt.Errorf("perf_event_open where kernel.perf_event_paranoid is %s: %w", sysctl("perf_event_paranoid"), err)
+	case err != nil:
+		return 0, fmt.Errorf("perf_event_open on processor %d: %w", cpu, err)
 	}
-	for cpu := range processors {
-		fd, err := unix.PerfEventOpen(&attr, -1, cpu, -1, unix.PERF_FLAG_FD_CLOEXEC)
-		if errors.Is(err, unix.ENODEV) {
-			continue // It could be there, but is not.
+	if err := unix.IoctlSetInt(fd, unix.PERF_EVENT_IOC_SET_BPF, t.program); err != nil {
+		return 0, errors.Join(fmt.Errorf("PERF_EVENT_IOC_SET_BPF: %w", err), unix.Close(fd))
+	}
+	return fd, nil
+}
+
+// parseProcessors returns the numbers in a list such as "0-3,5".
+func parseProcessors(list string) ([]int, error) {
+	const most = 1 << 16
+	var cpus []int
+	for part := range strings.SplitSeq(strings.TrimSpace(list), ",") {
+		first, last, isRange := strings.Cut(part, "-")
+		if !isRange {
+			last = first
 		}
-		if errors.Is(err, unix.EINVAL) {
-			return nil, fmt.Errorf("perf_event_open at a frequency of %d, where kernel.perf_event_max_sample_rate is %s: %w",
-				frequency, sysctl("perf_event_max_sample_rate"), err)
+		from, err := strconv.Atoi(first)
+		to, err2 := strconv.Atoi(last)
+		if err := errors.Join(err, err2); err != nil || to >= most {
+			return nil, fmt.Errorf("%q is no list of processors", list)
 		}
-		if errors.Is(err, unix.EACCES) {
-			return nil, fmt.Errorf("perf_event_open where kernel.perf_event_paranoid is %s: %w", sysctl("perf_event_paranoid"), err)
-		}
-		if err != nil {
-			return nil, fmt.Errorf("perf_event_open on processor %d: %w", cpu, err)
-		}
-		t = append(t, fd)
-		if err := unix.IoctlSetInt(fd, unix.PERF_EVENT_IOC_SET_BPF, program); err != nil {
-			return nil, fmt.Errorf("PERF_EVENT_IOC_SET_BPF: %w", err)
+		for cpu := from; cpu <= to; cpu++ {
+			cpus = append(cpus, cpu)
 		}
 	}
-	// All together, so that none is ahead by the time that the others take.
-	for _, fd := range t {
-		if err := unix.IoctlSetInt(fd, unix.PERF_EVENT_IOC_ENABLE, 0); err != nil {
-			return nil, fmt.Errorf("PERF_EVENT_IOC_ENABLE: %w", err)
-		}
-	}
-	return t, nil
+	return cpus, nil
 }
 
 // stop ends the events. When it returns none of them runs any more.
 func (t *timers) stop() error {
 	var errs []error
-	for _, fd := range *t {
+	for _, fd := range t.events {
 		errs = append(errs, unix.IoctlSetInt(fd, unix.PERF_EVENT_IOC_DISABLE, 0), unix.Close(fd))
 	}
-	*t = nil
+	t.events = nil
 	return errors.Join(errs...)
 }
 
@@ -152,18 +200,16 @@ var needed = []struct {
 
 // permitted returns an error that names the capabilities that are missing, if any are.
 func permitted() error {
-	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-	var data [2]unix.CapUserData
-	if err := unix.Capget(&header, &data[0]); err != nil {
-		return fmt.Errorf("capget: %w", err)
+	usable, err := privilege.Usable()
+	if err != nil {
+		return err
 	}
-	has := func(bit int) bool { return data[bit/32].Effective&(1<<(bit%32)) != 0 }
-	if has(unix.CAP_SYS_ADMIN) {
+	if usable.Has(unix.CAP_SYS_ADMIN) {
 		return nil // It stands for both.
 	}
 	var missing []string
 	for _, c := range needed {
-		if !has(c.bit) {
+		if !usable.Has(c.bit) {
 			missing = append(missing, c.name)
 		}
 	}

@@ -18,8 +18,8 @@ const noField = 1024
 // What can be proven is all that is looked at where there is any: a thread's slot that
 // nobody can check would only add what may be wrong. Carriers have been checked by
 // package reader, whose bounds are the program's.
-func newLayout(pid int, layout *reader.ThreadLayout) programLayout {
-	l := programLayout{Pid: uint32(pid)}
+func newLayout(image Image, layout *reader.ThreadLayout) programLayout {
+	l := programLayout{Image: programImage{Start: image.start, Execs: image.execs, Pid: uint32(image.PID)}}
 	if layout == nil {
 		return l
 	}
@@ -87,7 +87,7 @@ func newRing(c *reader.Carrier) programRing {
 	}
 	return programRing{
 		Slots:           c.Ring.Address + uint64(c.Ring.HeaderSize),
-		Mask:            uint32(c.Ring.Capacity - 1),
+		Capacity:        uint32(c.Ring.Capacity),
 		SlotSize:        uint32(c.Ring.SlotSize),
 		FieldsSize:      uint32(end),
 		TraceIdHigh:     field("trace_id_high"),

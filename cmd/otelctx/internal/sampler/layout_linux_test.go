@@ -39,6 +39,7 @@ func TestLayouts(t *testing.T) {
 	all := []programFeature{
 		programFeatureHAS_GOROUTINE, programFeatureHAS_TLS_G, programFeatureHAS_G_M, programFeatureHAS_M_PROCID,
 	}
+	image := Image{PID: 7, start: 8, execs: 9}
 	for name, test := range map[string]struct {
 		runtime  reader.RuntimeOffsets
 		carriers []reader.Carrier
@@ -60,18 +61,18 @@ func TestLayouts(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got := newLayout(7, &reader.ThreadLayout{Carriers: test.carriers, Runtime: test.runtime})
+			got := newLayout(image, &reader.ThreadLayout{Carriers: test.carriers, Runtime: test.runtime})
 			assert.Equal(t, test.want, got.Has)
-			assert.Equal(t, uint32(7), got.Pid)
+			assert.Equal(t, programImage{Pid: 7, Start: 8, Execs: 9}, got.Image)
 		})
 	}
-	assert.Equal(t, programLayout{Pid: 7}, newLayout(7, nil))
+	assert.Equal(t, programLayout{Image: programImage{Pid: 7, Start: 8, Execs: 9}}, newLayout(image, nil))
 
-	got := newLayout(7, &reader.ThreadLayout{Carriers: []reader.Carrier{record, slots}, Runtime: runtime})
+	got := newLayout(image, &reader.ThreadLayout{Carriers: []reader.Carrier{record, slots}, Runtime: runtime})
 	assert.Equal(t, programLayout{
-		Pid: 7, Has: got.Has, TlsG: -8, G_m: 48, G_goid: 152, G_labels: 352, M_curg: 184, M_procid: 64, RecordOffset: 24,
+		Image: programImage{Pid: 7, Start: 8, Execs: 9}, Has: got.Has, TlsG: -8, G_m: 48, G_goid: 152, G_labels: 352, M_curg: 184, M_procid: 64, RecordOffset: 24,
 		Threads: programRing{
-			Slots: 0x1040, Mask: 7, SlotSize: 96, FieldsSize: 56, TraceIdHigh: noField, TraceIdLow: noField, SpanId: noField, InUse: noField,
+			Slots: 0x1040, Capacity: 8, SlotSize: 96, FieldsSize: 56, TraceIdHigh: noField, TraceIdLow: noField, SpanId: noField, InUse: noField,
 			TraceFlags: noField, AttrsSize: noField, Seq: noField, OwnerGoid: noField, LocalRootSpanId: noField,
 			M: 48, Tid: noField, Attrs: noField,
 		},
@@ -99,7 +100,7 @@ func TestDecode(t *testing.T) {
 	}
 	data = append(data, 1, 2, 'h', 'i')
 	h := programHeader{
-		Time: 5, Goid: 6, Pid: 1, Tid: 2, OwnTid: 3, Cpu: 4, UserSize: 24, KernelSize: 16, AttrsSize: 4,
+		Time: 5, Goid: 6, Image: programImage{Pid: 1, Start: 2, Execs: 3}, Tid: 2, OwnTid: 3, Cpu: 4, UserSize: 24, KernelSize: 16, AttrsSize: 4,
 		Comm: [16]uint8{'a', 'b'}, Carrier: uint8(programCarrierGOROUTINE_RECORD), Proven: 1, TraceFlags: 1,
 	}
 	for i, to := range []*uint64{&h.TraceId[0], &h.TraceId[1], &h.SpanId, &h.LocalRootSpanId} {
@@ -110,7 +111,7 @@ func TestDecode(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, uint64(5), at)
 	assert.Equal(t, Sample{
-		PID: 1, TID: 2, OwnTID: 3, CPU: 4, Comm: "ab", User: []uint64{11, 12}, Kernel: []uint64{21, 22}, Goroutine: 6,
+		Image: Image{1, 2, 3}, TID: 2, OwnTID: 3, CPU: 4, Comm: "ab", User: []uint64{11, 12}, Kernel: []uint64{21, 22}, Goroutine: 6,
 		Span: &Span{
 			TraceID: [16]byte{0, 1, 2, 3, 4, 5, 6, 7, 1, 1, 2, 3, 4, 5, 6, 7}, SpanID: [8]byte{2, 1, 2, 3, 4, 5, 6, 7},
 			LocalRootSpanID: [8]byte{3, 1, 2, 3, 4, 5, 6, 7}, TraceFlags: 1, Attributes: []byte{1, 2, 'h', 'i'},

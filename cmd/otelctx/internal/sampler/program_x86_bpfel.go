@@ -23,9 +23,10 @@ const (
 )
 
 type programCounts struct {
-	_     structs.HostLayout
-	Taken uint64
-	Lost  uint64
+	_        structs.HostLayout
+	Taken    uint64
+	Lost     uint64
+	Replaced uint64
 }
 
 type programFeature uint32
@@ -43,12 +44,12 @@ const (
 
 type programHeader struct {
 	_               structs.HostLayout
+	Image           programImage
 	Time            uint64
 	Goid            uint64
 	TraceId         [2]uint64
 	SpanId          uint64
 	LocalRootSpanId uint64
-	Pid             uint32
 	Tid             uint32
 	OwnTid          uint32
 	Cpu             uint32
@@ -59,12 +60,21 @@ type programHeader struct {
 	Proven          uint8
 	TraceFlags      uint8
 	Comm            [16]uint8
-	Pad             [7]uint8
+	Pad             [3]uint8
+}
+
+type programImage struct {
+	_     structs.HostLayout
+	Start uint64
+	Execs uint64
+	Pid   uint32
+	Pad   uint32
 }
 
 type programLayout struct {
 	_            structs.HostLayout
-	Pid          uint32
+	Image        programImage
+	Pad          uint32
 	Has          uint32
 	TlsG         int64
 	G_m          uint32
@@ -80,7 +90,7 @@ type programLayout struct {
 type programRing struct {
 	_               structs.HostLayout
 	Slots           uint64
-	Mask            uint32
+	Capacity        uint32
 	SlotSize        uint32
 	FieldsSize      uint32
 	TraceIdHigh     uint16
@@ -96,6 +106,12 @@ type programRing struct {
 	Tid             uint16
 	Attrs           uint16
 	_               [4]byte
+}
+
+type programThread struct {
+	_     structs.HostLayout
+	Image programImage
+	Used  uint64
 }
 
 type programWork struct {
@@ -120,8 +136,10 @@ const (
 	programMapWatched      = "watched"
 	programMapWorks        = "works"
 	programProgSample      = "sample"
+	programProgThreads     = "threads"
 	programVarForGoCarrier = "for_go_carrier"
 	programVarForGoFeature = "for_go_feature"
+	programVarForGoThread  = "for_go_thread"
 	programVarKernelStacks = "kernel_stacks"
 	programVarPidNamespace = "pid_namespace"
 	programVarWakeAt       = "wake_at"
@@ -169,7 +187,8 @@ type programSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type programProgramSpecs struct {
-	Sample *ebpf.ProgramSpec `ebpf:"sample"`
+	Sample  *ebpf.ProgramSpec `ebpf:"sample"`
+	Threads *ebpf.ProgramSpec `ebpf:"threads"`
 }
 
 // programMapSpecs contains maps before they are loaded into the kernel.
@@ -189,6 +208,7 @@ type programMapSpecs struct {
 type programVariableSpecs struct {
 	ForGoCarrier *ebpf.VariableSpec `ebpf:"for_go_carrier"`
 	ForGoFeature *ebpf.VariableSpec `ebpf:"for_go_feature"`
+	ForGoThread  *ebpf.VariableSpec `ebpf:"for_go_thread"`
 	KernelStacks *ebpf.VariableSpec `ebpf:"kernel_stacks"`
 	PidNamespace *ebpf.VariableSpec `ebpf:"pid_namespace"`
 	WakeAt       *ebpf.VariableSpec `ebpf:"wake_at"`
@@ -237,6 +257,7 @@ func (m *programMaps) Close() error {
 type programVariables struct {
 	ForGoCarrier *ebpf.Variable `ebpf:"for_go_carrier"`
 	ForGoFeature *ebpf.Variable `ebpf:"for_go_feature"`
+	ForGoThread  *ebpf.Variable `ebpf:"for_go_thread"`
 	KernelStacks *ebpf.Variable `ebpf:"kernel_stacks"`
 	PidNamespace *ebpf.Variable `ebpf:"pid_namespace"`
 	WakeAt       *ebpf.Variable `ebpf:"wake_at"`
@@ -246,12 +267,14 @@ type programVariables struct {
 //
 // It can be passed to loadProgramObjects or ebpf.CollectionSpec.LoadAndAssign.
 type programPrograms struct {
-	Sample *ebpf.Program `ebpf:"sample"`
+	Sample  *ebpf.Program `ebpf:"sample"`
+	Threads *ebpf.Program `ebpf:"threads"`
 }
 
 func (p *programPrograms) Close() error {
 	return _ProgramClose(
 		p.Sample,
+		p.Threads,
 	)
 }
 

@@ -23,13 +23,23 @@ char _license[] SEC("license") = "GPL";
 // The kernel follows at most 127 frames unless it is told otherwise.
 #define MAX_FRAMES 127
 #define STACK_SIZE (MAX_FRAMES * 8)
+// Sizes are bounded by masks (BOUND), so that what they bound is a power of two less 1.
+#define STACK_MASK 1023
+#define STACKS_MASK 2047 // of both stacks, one behind the other
 // What a slot may be long, and the place of fields that slots do not have, which reads
 // as zeros.
 #define SLOT_SIZE 1024
+#define SLOT_MASK (SLOT_SIZE - 1)
 #define NO_FIELD SLOT_SIZE
 // The attributes of a record (OTEP 4947) or slot.
 #define MAX_ATTRIBUTES 1023
 #define MAX_RECORD_ATTRIBUTES 612
+#define DATA_SIZE (2 * (STACK_MASK + 1) + MAX_ATTRIBUTES + 1)
+
+_Static_assert(STACK_SIZE <= STACK_MASK, "a stack fits behind its mask");
+_Static_assert(2 * STACK_SIZE <= STACKS_MASK, "both stacks fit behind theirs");
+_Static_assert(STACKS_MASK + MAX_ATTRIBUTES < DATA_SIZE, "attributes fit behind both stacks");
+_Static_assert(MAX_RECORD_ATTRIBUTES <= MAX_ATTRIBUTES, "a record has no more attributes than a slot");
 #define RECORD_SIZE 28
 #define MAX_LABELS 64
 #define MAX_NAMESPACES 33 // MAX_PID_NS_LEVEL and the first one
@@ -56,48 +66,66 @@ enum feature {
 	HAS_OWNERS = 1 << 7,
 };
 
-// Types that Go is to know although nothing is declared of them.
-const enum carrier *for_go_carrier __attribute__((unused));
-const enum feature *for_go_feature __attribute__((unused));
-
 // ring says where slots are and what is where in them.
 struct ring {
 	__u64 slots; // the address of the first one
-	__u32 mask; // how many there are, less 1
+	__u32 capacity; // how many there are, not 0
 	__u32 slot_size;
 	__u32 fields_size; // up to where fields other than the attributes go
 	__u16 trace_id_high, trace_id_low, span_id, in_use, trace_flags, attrs_size, seq;
 	__u16 owner_goid, local_root_span_id, m, tid, attrs;
 };
 
-// layout says what one process advertises.
+// image says which program a process runs: another process that gets the id of one that
+// has ended was started at another time, and each exec counts.
+struct image {
+	__u64 start; // of the process, CLOCK_BOOTTIME in nanoseconds
+	__u64 execs;
+	__u32 pid; // in the PID namespace of who watches
+	__u32 _pad;
+};
+
+// thread says which program a thread runs, and how much it has used of the processors.
+struct thread {
+	struct image image;
+	__u64 used; // nanoseconds
+};
+
+// layout says what one process advertises, as long as it is the same image.
 struct layout {
-	__u32 pid;
+	struct image image;
+	__u32 _pad;
 	__u32 has;
 	__s64 tls_g;
 	__u32 g_m, g_goid, g_labels, m_curg, m_procid, record_offset;
 	struct ring threads, goroutines;
 };
 
+// Types that Go is to know although nothing is declared of them.
+const enum carrier *for_go_carrier __attribute__((unused));
+const enum feature *for_go_feature __attribute__((unused));
+const struct thread *for_go_thread __attribute__((unused));
+
 // header is a sample without what varies in size.
 struct header {
+	struct image image;
 	__u64 time; // CLOCK_BOOTTIME in nanoseconds
 	__u64 goid;
 	__u64 trace_id[2], span_id, local_root_span_id; // in the order of their bytes
-	__u32 pid, tid, own_tid, cpu;
+	__u32 tid, own_tid, cpu;
 	__u16 user_size, kernel_size, attrs_size;
 	__u8 carrier; // enum carrier
 	__u8 proven;
 	__u8 trace_flags;
 	__u8 comm[16];
-	__u8 _pad[7];
+	__u8 _pad[3];
 };
 
 // event is a sample. data has the user's stack, the kernel's and the attributes, one
 // behind the other, of the sizes in bytes that the header says.
 struct event {
 	struct header h;
-	__u8 data[3 * 1024];
+	__u8 data[DATA_SIZE];
 };
 
 // record is the record of OTEP 4947 without its attributes.
@@ -126,10 +154,11 @@ struct work {
 	__u64 fence;
 };
 
-// counts are how many samples of watched processes were taken, and how many of them could
-// not be left to the reader.
+// counts are how many samples were taken, how many of them could not be left to the reader,
+// and how many were not taken because a process has become another image than the one that
+// is watched.
 struct counts {
-	__u64 taken, lost;
+	__u64 taken, lost, replaced;
 };
 
 // watched has the number of the layout of each process that is watched, by its id in the
@@ -206,33 +235,31 @@ static __always_inline struct upid upid_at(struct pid *pid, __u32 level)
 	return upid;
 }
 
-// identify stores the ids of the running thread in the watcher's PID namespace, and
-// returns false if it has none there.
+// identify stores the ids of a thread in the watcher's PID namespace, and returns false
+// if it has none there.
 static __always_inline bool identify(struct task_struct *task, __u32 *process, __u32 *thread)
 {
-	__u64 id = bpf_get_current_pid_tgid();
-	struct pid *pid;
-	__u32 last, level;
+	struct pid *pid = BPF_CORE_READ(task, thread_pid);
+	__u32 last = BPF_CORE_READ(pid, level), level;
 
-	if (!id)
-		return false; // the idle task
-	if (!pid_namespace) {
-		*process = id >> 32;
-		*thread = id;
-		return true;
-	}
-	pid = BPF_CORE_READ(task, thread_pid);
-	last = BPF_CORE_READ(pid, level);
 	for (level = 0; level < MAX_NAMESPACES && level <= last; level++) {
 		struct upid upid = upid_at(pid, level);
 
-		if (BPF_CORE_READ(upid.ns, ns.inum) != pid_namespace)
+		if (pid_namespace && BPF_CORE_READ(upid.ns, ns.inum) != pid_namespace)
 			continue;
 		*thread = upid.nr;
 		*process = upid_at(BPF_CORE_READ(task, group_leader, thread_pid), level).nr;
-		return true;
+		return *thread != 0; // 0 is the idle task
 	}
 	return false;
+}
+
+// image_of stores which program a process runs, by its first thread.
+static __always_inline void image_of(struct task_struct *leader, __u32 pid, struct image *image)
+{
+	image->pid = pid;
+	image->start = BPF_CORE_READ(leader, start_boottime);
+	image->execs = BPF_CORE_READ(leader, self_exec_id);
 }
 
 // own_tid returns the id by which the thread knows itself.
@@ -254,7 +281,7 @@ static __always_inline bool read_attributes(struct work *w, const struct ring *r
 	if (!size || size > MAX_ATTRIBUTES || offset >= NO_FIELD || offset + size > r->slot_size)
 		return true;
 	BOUND(size, MAX_ATTRIBUTES);
-	return read_user(&w->slot[offset & (SLOT_SIZE - 1)], size, at + offset);
+	return read_user(&w->slot[offset & SLOT_MASK], size, at + offset);
 }
 
 // try_slot reads a slot once, and returns false if it was being written or cannot be
@@ -302,9 +329,12 @@ static __always_inline bool try_slot(struct work *w, const struct ring *r, __u64
 // false if there is no telling what it holds.
 static __always_inline bool read_slot(struct work *w, const struct ring *r, __u64 number, struct slot *s)
 {
-	__u64 at = r->slots + (number & r->mask) * r->slot_size;
+	__u64 at;
 	int i;
 
+	if (!r->capacity)
+		return false;
+	at = r->slots + number % r->capacity * r->slot_size;
 	for (i = 0; i < SLOT_ATTEMPTS; i++) {
 		if (!try_slot(w, r, at))
 			continue;
@@ -332,7 +362,7 @@ static __always_inline __u8 *room(struct event *e)
 {
 	__u32 at = (__u32)e->h.user_size + e->h.kernel_size;
 
-	return &e->data[at & 2047];
+	return &e->data[at & STACKS_MASK];
 }
 
 // give_attributes stores those of the slot that was read last.
@@ -344,7 +374,7 @@ static __always_inline void give_attributes(struct work *w, const struct ring *r
 	if (!size || size > MAX_ATTRIBUTES || at >= NO_FIELD || at + size > r->slot_size)
 		return;
 	BOUND(size, MAX_ATTRIBUTES);
-	if (bpf_probe_read_kernel(room(&w->event), size, &w->slot[at & (SLOT_SIZE - 1)]) == 0)
+	if (bpf_probe_read_kernel(room(&w->event), size, &w->slot[at & SLOT_MASK]) == 0)
 		w->event.h.attrs_size = size;
 }
 
@@ -573,9 +603,9 @@ static __always_inline void find_span(struct bpf_perf_event_data *ctx, struct ta
 // stack stores a stack at an offset of an event's data and returns its size in bytes.
 static __always_inline __u16 stack(void *ctx, struct event *e, __u32 at, __u64 flags)
 {
-	long size = bpf_get_stack(ctx, &e->data[at & 1023], STACK_SIZE, flags);
+	long size = bpf_get_stack(ctx, &e->data[at & STACK_MASK], STACK_SIZE, flags);
 
-	return size > 0 ? size & 1023 : 0;
+	return size > 0 ? size & STACK_MASK : 0;
 }
 
 // submit returns false if the event is lost.
@@ -598,6 +628,7 @@ int sample(struct bpf_perf_event_data *ctx)
 	struct counts *c;
 	struct event *e;
 	struct work *w;
+	struct image image = {};
 	__u32 zero = 0, pid = 0, tid = 0, *number;
 
 	if (!identify(task, &pid, &tid))
@@ -608,14 +639,21 @@ int sample(struct bpf_perf_event_data *ctx)
 	l = bpf_map_lookup_elem(&layouts, number);
 	w = bpf_map_lookup_elem(&works, &zero);
 	c = bpf_map_lookup_elem(&counted, &zero);
-	// The layout's place may just have been given to another process.
-	if (!l || !w || !c || l->pid != pid)
+	if (!l || !w || !c)
 		return 0;
+	// What was advertised holds for the image that has advertised it. Another one may even
+	// be a program that the watcher must not look into. The layout's place, too, may just
+	// have been given to another process.
+	image_of(BPF_CORE_READ(task, group_leader), pid, &image);
+	if (l->image.start != image.start || l->image.execs != image.execs || l->image.pid != pid) {
+		c->replaced++;
+		return 0;
+	}
 
 	c->taken++;
 	e = &w->event;
 	__builtin_memset(&e->h, 0, sizeof(e->h));
-	e->h.pid = pid;
+	e->h.image = image;
 	e->h.tid = tid;
 	e->h.time = bpf_ktime_get_boot_ns();
 	e->h.cpu = bpf_get_smp_processor_id();
@@ -627,5 +665,21 @@ int sample(struct bpf_perf_event_data *ctx)
 	find_span(ctx, task, l, w);
 	if (!submit(e))
 		c->lost++;
+	return 0;
+}
+
+// Tells which threads there are: a struct thread of each.
+SEC("iter/task")
+int threads(struct bpf_iter__task *ctx)
+{
+	struct task_struct *task = ctx->task;
+	struct thread thread = {};
+	__u32 pid, tid;
+
+	if (task && identify(task, &pid, &tid)) {
+		image_of(BPF_CORE_READ(task, group_leader), pid, &thread.image);
+		thread.used = BPF_CORE_READ(task, se.sum_exec_runtime);
+		bpf_seq_write(ctx->meta->seq, &thread, sizeof(thread));
+	}
 	return 0;
 }

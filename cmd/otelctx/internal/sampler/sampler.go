@@ -39,15 +39,45 @@ type Config struct {
 	BufferSize int
 }
 
+// Image is a program that a process runs, from one exec to the next. Images are equal (==)
+// if they are the same. The zero value is none.
+type Image struct {
+	// PID is the process's id in the caller's PID namespace.
+	PID int
+	// start is when the process was started, on the kernel's CLOCK_BOOTTIME in
+	// nanoseconds, and execs the kernel's count of its execs: what tells it from another
+	// process with this id, and from another program.
+	start, execs uint64
+}
+
+// Process is a process that there is.
+type Process struct {
+	Image Image
+	// Used is what its threads have used of the processors, in nanoseconds. Threads that
+	// have ended are not in it: what counts is whether it has changed.
+	Used uint64
+}
+
+// Counts are samples that there are not.
+type Counts struct {
+	// Lost are those that were not read in time.
+	Lost uint64
+	// Replaced are those that were not taken since the process ran another program by
+	// then, or was another one.
+	Replaced uint64
+}
+
 // Sample is a thread of a watched process as it was interrupted. Process and thread ids
 // are those of the caller's PID namespace.
 type Sample struct {
 	// Time is that of CLOCK_BOOTTIME, told as the wall clock's by how those two stood
 	// when the sampler was opened: it goes on evenly when the wall clock is set.
 	Time time.Time
-	// PID and TID are the ids of process and thread, OwnTID is the id by which the
-	// thread knows itself, in the innermost PID namespace that it is in.
-	PID, TID, OwnTID int
+	// Image is the program that the process ran.
+	Image Image
+	// TID is the id of the thread, OwnTID the one by which the thread knows itself, in
+	// the innermost PID namespace that it is in.
+	TID, OwnTID int
 	// CPU is the number of the processor.
 	CPU int
 	// Comm is the name of the thread, at most 15 bytes of any content.

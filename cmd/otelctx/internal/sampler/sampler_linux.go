@@ -6,6 +6,7 @@
 package sampler
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -16,18 +17,21 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
 	"github.com/cilium/ebpf/ringbuf"
 
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/privilege"
 	"github.com/otelctx/otelctx/reader"
 )
 
 // Sampler samples the processes that it watches, from [Open] to [Sampler.Stop]. It is
 // safe for concurrent use, but only one goroutine may read. [Sampler.Close] releases it.
 type Sampler struct {
-	objects programObjects
-	timers  timers
-	ring    *ringbuf.Reader
-	record  ringbuf.Record
+	objects  programObjects
+	iterator *link.Iter
+	timers   timers
+	ring     *ringbuf.Reader
+	record   ringbuf.Record
 
 	// base and bootBase are the same moment on two clocks.
 	base     time.Time
@@ -39,8 +43,8 @@ type Sampler struct {
 	// that is being taken may still look at one.
 	places map[int]uint32
 	free   []uint32
-	// lost is what was lost until the end.
-	lost    uint64
+	// counts are those of the end.
+	counts  Counts
 	stopped bool
 	closed  bool
 	// drained says that there will be no more samples. It is the reader's.
@@ -56,7 +60,7 @@ const pollInterval = 100 * time.Millisecond
 // The error wraps [ErrNotPermitted], or [errors.ErrUnsupported] where the kernel has not
 // what it takes; else it names the field of the config that cannot be met, or what
 // failed.
-func Open(c Config) (_ *Sampler, err error) {
+func Open(c Config) (*Sampler, error) {
 	if c.Frequency < 1 {
 		return nil, fmt.Errorf("a frequency of %d", c.Frequency)
 	}
@@ -67,29 +71,33 @@ func Open(c Config) (_ *Sampler, err error) {
 	for i := range s.free {
 		s.free[i] = uint32(i)
 	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(explain(err), s.Close())
-		}
-	}()
-	err = s.load(c)
+	if err := privilege.Do(func() error { return s.open(c) }); err != nil {
+		return nil, errors.Join(explain(err), s.Close())
+	}
+	return s, nil
+}
+
+// open does what takes capabilities.
+func (s *Sampler) open(c Config) error {
+	err := s.load(c)
 	if errors.Is(err, syscall.EPERM) && unlockMemory() == nil {
 		err = s.load(c)
 	}
 	if err != nil {
-		return nil, err
+		return err
+	}
+	if s.iterator, err = link.AttachIter(link.IterOptions{Program: s.objects.Threads}); err != nil {
+		return fmt.Errorf("attach what lists threads: %w", err)
 	}
 	if s.ring, err = ringbuf.NewReader(s.objects.Events); err != nil {
-		return nil, fmt.Errorf("ring buffer: %w", err)
+		return fmt.Errorf("ring buffer: %w", err)
 	}
 	s.ring.SetDeadline(time.Now().Add(pollInterval))
 	if s.base, s.bootBase, err = sameMoment(); err != nil {
-		return nil, err
+		return err
 	}
-	if s.timers, err = startTimers(c.Frequency, s.objects.Sample.FD()); err != nil {
-		return nil, err
-	}
-	return s, nil
+	s.timers = timers{frequency: c.Frequency, program: s.objects.Sample.FD(), events: map[int]int{}}
+	return s.timers.adjust()
 }
 
 // load loads the program.
@@ -138,13 +146,12 @@ func bufferSize(frequency, processors int) int {
 	return size
 }
 
-// Watch has a process sampled from now on, its spans by layout; if that is nil, or shows
-// nothing, without spans. For one that is watched already the layout is replaced. The
-// process ids are those of the caller's PID namespace; whether there is such a process
-// is not looked at.
+// Watch has a process sampled from now on, its spans by layout, for as long as it runs the
+// program that image is; if layout is nil, or shows nothing, without spans. For one that is
+// watched already both are replaced.
 //
 // The error wraps [ErrTooManyProcesses], or is the kernel's.
-func (s *Sampler) Watch(pid int, layout *reader.ThreadLayout) error {
+func (s *Sampler) Watch(image Image, layout *reader.ThreadLayout) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
@@ -154,18 +161,21 @@ func (s *Sampler) Watch(pid int, layout *reader.ThreadLayout) error {
 		return fmt.Errorf("%w: more than %d", ErrTooManyProcesses, MaxProcesses-1)
 	}
 	place := s.free[0]
-	l := newLayout(pid, layout)
-	if err := s.objects.Layouts.Put(place, &l); err != nil {
-		return fmt.Errorf("watch %d: %w", pid, err)
-	}
-	if err := s.objects.Watched.Put(uint32(pid), place); err != nil {
-		return fmt.Errorf("watch %d: %w", pid, err)
+	l := newLayout(image, layout)
+	err := privilege.Do(func() error {
+		if err := s.objects.Layouts.Put(place, &l); err != nil {
+			return err
+		}
+		return s.objects.Watched.Put(uint32(image.PID), place)
+	})
+	if err != nil {
+		return fmt.Errorf("watch %d: %w", image.PID, err)
 	}
 	s.free = s.free[1:]
-	if old, ok := s.places[pid]; ok {
+	if old, ok := s.places[image.PID]; ok {
 		s.free = append(s.free, old)
 	}
-	s.places[pid] = place
+	s.places[image.PID] = place
 	return nil
 }
 
@@ -178,12 +188,70 @@ func (s *Sampler) Unwatch(pid int) error {
 	if !ok || s.closed {
 		return nil
 	}
-	if err := s.objects.Watched.Delete(uint32(pid)); err != nil {
+	if err := privilege.Do(func() error { return s.objects.Watched.Delete(uint32(pid)) }); err != nil {
 		return fmt.Errorf("unwatch %d: %w", pid, err)
 	}
 	delete(s.places, pid)
 	s.free = append(s.free, place)
 	return nil
+}
+
+// Processes returns the processes that the caller's PID namespace has, by their ids.
+func (s *Sampler) Processes() (map[int]Process, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return nil, os.ErrClosed
+	}
+	var content []byte
+	err := privilege.Do(func() error {
+		all, err := s.iterator.Open()
+		if err != nil {
+			return err
+		}
+		content, err = io.ReadAll(all)
+		return errors.Join(err, all.Close())
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list processes: %w", err)
+	}
+	processes := map[int]Process{}
+	for ; len(content) >= threadSize; content = content[threadSize:] {
+		var t programThread
+		if _, err := binary.Decode(content, binary.NativeEndian, &t); err != nil {
+			return nil, fmt.Errorf("list processes: %w", err)
+		}
+		p := processes[int(t.Image.Pid)]
+		p.Image = newImage(t.Image)
+		p.Used += t.Used
+		processes[int(t.Image.Pid)] = p
+	}
+	return processes, nil
+}
+
+// Image returns what a process runs. The error wraps [reader.ErrProcessGone] if there is
+// no such process.
+func (s *Sampler) Image(pid int) (Image, error) {
+	all, err := s.Processes()
+	if err != nil {
+		return Image{}, err
+	}
+	p, ok := all[pid]
+	if !ok {
+		return Image{}, fmt.Errorf("pid %d: %w", pid, reader.ErrProcessGone)
+	}
+	return p.Image, nil
+}
+
+// Processors has the processors sampled that have come since the last call, and those no
+// longer that have gone. The kernel ends what runs on a processor that goes.
+func (s *Sampler) Processors() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.stopped || s.closed {
+		return nil
+	}
+	return privilege.Do(func() error { return s.timers.adjust() })
 }
 
 // Read waits for a sample and fills to with it, reusing the memory of its stacks. It is
@@ -222,26 +290,26 @@ func (s *Sampler) Stop() error {
 	return errors.Join(s.timers.stop(), s.ring.Flush())
 }
 
-// Lost returns how many samples of watched processes have been lost so far because they
-// were not read in time.
-func (s *Sampler) Lost() uint64 {
+// Counts returns what there is not so far.
+func (s *Sampler) Counts() Counts {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.closed {
 		s.count()
 	}
-	return s.lost
+	return s.counts
 }
 
-// count counts the samples that have been lost.
+// count counts the samples that there are not.
 func (s *Sampler) count() {
 	var counts []programCounts
-	if s.objects.Counted == nil || s.objects.Counted.Lookup(uint32(0), &counts) != nil {
+	if s.objects.Counted == nil || privilege.Do(func() error { return s.objects.Counted.Lookup(uint32(0), &counts) }) != nil {
 		return
 	}
-	s.lost = 0
+	s.counts = Counts{}
 	for _, c := range counts {
-		s.lost += c.Lost
+		s.counts.Lost += c.Lost
+		s.counts.Replaced += c.Replaced
 	}
 }
 
@@ -258,6 +326,9 @@ func (s *Sampler) Close() error {
 	s.closed = true
 	if s.ring != nil {
 		err = errors.Join(err, s.ring.Close())
+	}
+	if s.iterator != nil {
+		err = errors.Join(err, s.iterator.Close())
 	}
 	if s.objects.Sample != nil {
 		err = errors.Join(err, s.objects.Close())

@@ -213,7 +213,7 @@ func TestSpans(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := open(t, Config{Frequency: burner.Frequency()})
 			c := startBurner(t, nil, test.words...)
-			require.NoError(t, s.Watch(c.PID(), layoutOf(t, c.PID())))
+			watch(t, s, c.PID(), layoutOf(t, c.PID()))
 			samples := take(t, s, testenv.Rounds(1000, 2000))
 			require.NoError(t, s.Stop()) // Nobody reads from now on.
 			v := judge(c, samples)
@@ -228,7 +228,7 @@ func TestSpans(t *testing.T) {
 			assert.GreaterOrEqual(t, float64(v.found), test.recall*float64(v.inside))
 			others := 0
 			for _, one := range samples {
-				assert.Equal(t, c.PID(), one.PID)
+				assert.Equal(t, c.PID(), one.Image.PID)
 				if one.Span != nil {
 					assert.Equal(t, test.proven, one.Span.Proven)
 					if one.Span.Carrier != test.carrier {
@@ -241,7 +241,7 @@ func TestSpans(t *testing.T) {
 				most = v.inside / 8 // Publishing takes more of the time.
 			}
 			assert.Less(t, others, most)
-			assert.Zero(t, s.Lost())
+			assert.Zero(t, s.Counts().Lost)
 		})
 	}
 }
@@ -256,7 +256,7 @@ func TestWithoutThreadLocalStorage(t *testing.T) {
 	c := startBurner(t, nil, burner.Records, burner.ThreadSlots)
 	layout := layoutOf(t, c.PID())
 	layout.Runtime.TLSGKnown = false
-	require.NoError(t, s.Watch(c.PID(), layout))
+	watch(t, s, c.PID(), layout)
 	v := judge(c, take(t, s, 1500))
 	t.Logf("%+v", v)
 	assert.Greater(t, v.found, v.inside/4)
@@ -274,7 +274,7 @@ func TestServiceInPIDNamespace(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := open(t, Config{Frequency: burner.Frequency()})
 			c := startBurner(t, inPIDNamespace, words...)
-			require.NoError(t, s.Watch(c.PID(), layoutOf(t, c.PID())))
+			watch(t, s, c.PID(), layoutOf(t, c.PID()))
 			samples := take(t, s, 1000)
 			v := judge(c, samples)
 			t.Logf("%+v", v)
@@ -282,7 +282,7 @@ func TestServiceInPIDNamespace(t *testing.T) {
 			assert.Zero(t, v.wrong)
 			assert.Zero(t, v.stray)
 			for _, one := range samples {
-				require.Equal(t, c.PID(), one.PID)
+				require.Equal(t, c.PID(), one.Image.PID)
 				require.Less(t, one.OwnTID, 100)
 				require.DirExists(t, fmt.Sprintf("/proc/%d/task/%d", c.PID(), one.TID))
 			}
@@ -297,7 +297,7 @@ const patience = 2 * time.Minute
 func TestAttributes(t *testing.T) {
 	s := open(t, Config{Frequency: burner.Frequency()})
 	c := startBurner(t, nil, burner.Records, burner.Crafted)
-	require.NoError(t, s.Watch(c.PID(), layoutOf(t, c.PID())))
+	watch(t, s, c.PID(), layoutOf(t, c.PID()))
 	n := 0
 	for _, one := range take(t, s, 2000) {
 		if one.Span == nil || one.Span.SpanID != burner.CraftedSpan {
@@ -317,7 +317,7 @@ func TestAttributesOfSlots(t *testing.T) {
 		s := open(t, Config{Frequency: burner.Frequency()})
 		c := childproc.Start(t, roleRing, nil)
 		require.Equal(t, "shown", c.Ask("%d", size))
-		require.NoError(t, s.Watch(c.PID(), layoutOf(t, c.PID())))
+		watch(t, s, c.PID(), layoutOf(t, c.PID()))
 		n := 0
 		for _, one := range take(t, s, 300) {
 			if one.Span == nil {
@@ -487,7 +487,9 @@ func selfRole(parent *childproc.Parent) {
 	parent.Must(err)
 	layout, err := p.ThreadLayout(context.Background())
 	parent.Must(err)
-	parent.Must(s.Watch(os.Getpid(), layout))
+	image, err := s.Image(os.Getpid())
+	parent.Must(err)
+	parent.Must(s.Watch(image, layout))
 	time.AfterFunc(patience, func() { _ = s.Stop() })
 	samples := make([]Sample, 1500)
 	for i := range samples {
@@ -495,7 +497,7 @@ func selfRole(parent *childproc.Parent) {
 	}
 	v := judgeBy(burner.Name, samples)
 	parent.Send(`{"age":%d,"pid":%d,"samples":%d,"undecided":%d,"inside":%d,"found":%d,"wrong":%d,"outside":%d,"stray":%d}`,
-		time.Since(samples[0].Time), samples[0].PID, v.samples, v.undecided, v.inside, v.found, v.wrong, v.outside, v.stray)
+		time.Since(samples[0].Time), samples[0].Image.PID, v.samples, v.undecided, v.inside, v.found, v.wrong, v.outside, v.stray)
 	parent.Receive()
 }
 
@@ -525,7 +527,7 @@ func TestBuildModes(t *testing.T) {
 			exe := programs.Build(t, test.variant, root, "./internal/testing/burner/service")
 			s := open(t, Config{Frequency: burner.Frequency()})
 			c := startBurner(t, func(cmd *exec.Cmd) { cmd.Path = exe }, test.words...)
-			require.NoError(t, s.Watch(c.PID(), layoutOf(t, c.PID())))
+			watch(t, s, c.PID(), layoutOf(t, c.PID()))
 			assertExact(t, judge(c, take(t, s, 1500)))
 		})
 	}
@@ -538,15 +540,15 @@ const root = "../../../.."
 func TestWatchAgain(t *testing.T) {
 	s := open(t, Config{Frequency: burner.Frequency()})
 	c := startBurner(t, nil, burner.Later, burner.Records)
-	require.NoError(t, s.Watch(c.PID(), nil))
+	watch(t, s, c.PID(), nil)
 	for _, one := range take(t, s, 500) {
 		require.Nil(t, one.Span)
 		require.Zero(t, one.Goroutine)
 		require.NotEmpty(t, one.User)
 	}
-	require.NoError(t, s.Watch(c.PID(), layoutOf(t, c.PID())), "of nothing")
+	watch(t, s, c.PID(), layoutOf(t, c.PID())) // "of nothing"
 	assert.Equal(t, "published", c.Ask("publish"))
-	require.NoError(t, s.Watch(c.PID(), layoutOf(t, c.PID())))
+	watch(t, s, c.PID(), layoutOf(t, c.PID()))
 	for start := time.Now(); take(t, s, 1)[0].Span == nil; {
 		require.Less(t, time.Since(start), patience)
 	}
@@ -569,16 +571,24 @@ func used(t *testing.T, c *childproc.Child) time.Duration {
 func TestLost(t *testing.T) {
 	s := open(t, Config{Frequency: burner.Frequency(), BufferSize: os.Getpagesize()})
 	c := startBurner(t, nil, burner.Records)
-	require.NoError(t, s.Watch(c.PID(), nil))
-	require.Eventually(t, func() bool { return s.Lost() > 100 }, patience, 10*time.Millisecond)
+	watch(t, s, c.PID(), nil)
+	require.Eventually(t, func() bool { return s.Counts().Lost > 100 }, patience, 10*time.Millisecond)
 	require.NoError(t, s.Stop())
-	lost := s.Lost()
+	lost := s.Counts().Lost
 	read := rest(t, s)
 	assert.NotEmpty(t, read)
 	assert.Less(t, len(read), 50)
 	assert.Equal(t, taken(t, s), lost+uint64(len(read)))
 	require.NoError(t, s.Close())
-	assert.Equal(t, lost, s.Lost(), "known after the end")
+	assert.Equal(t, lost, s.Counts().Lost, "known after the end")
+}
+
+// watch has a process sampled, as what it is now.
+func watch(t testing.TB, s *Sampler, pid int, layout *reader.ThreadLayout) {
+	t.Helper()
+	image, err := s.Image(pid)
+	require.NoError(t, err)
+	require.NoError(t, s.Watch(image, layout))
 }
 
 // taken returns how many samples of watched processes the program has taken.
@@ -596,7 +606,7 @@ func TestKernelStacks(t *testing.T) {
 	for _, asked := range []bool{true, false} {
 		s := open(t, Config{Frequency: burner.Frequency(), KernelStacks: asked})
 		c := startBurner(t, nil, burner.Records)
-		require.NoError(t, s.Watch(c.PID(), nil))
+		watch(t, s, c.PID(), nil)
 		with := 0
 		for _, one := range take(t, s, 1000) {
 			if len(one.Kernel) > 0 {
@@ -619,7 +629,7 @@ func TestCPUTime(t *testing.T) {
 	c := startBurner(t, nil, burner.Records)
 	// This process may have to wait between any two steps.
 	before := used(t, c)
-	require.NoError(t, s.Watch(c.PID(), nil))
+	watch(t, s, c.PID(), nil)
 	begin := used(t, c)
 	burner.AwaitUse(t, c, time.Second)
 	end := used(t, c)
@@ -627,7 +637,7 @@ func TestCPUTime(t *testing.T) {
 	after := used(t, c)
 	require.NoError(t, s.Stop())
 	got := time.Duration(len(rest(t, s))) * time.Second / time.Duration(burner.Frequency())
-	assert.Zero(t, s.Lost())
+	assert.Zero(t, s.Counts().Lost)
 	assert.Greater(t, got, (end-begin)*9/10)
 	assert.Less(t, got, (after-before)*11/10)
 }
@@ -637,7 +647,7 @@ func TestTimes(t *testing.T) {
 	s := open(t, Config{Frequency: burner.Frequency()})
 	c := startBurner(t, nil, burner.Silent)
 	before := time.Now()
-	require.NoError(t, s.Watch(c.PID(), nil))
+	watch(t, s, c.PID(), nil)
 	samples := take(t, s, 500)
 	last := map[int]time.Time{}
 	for _, one := range samples {
@@ -705,7 +715,7 @@ func BenchmarkSample(b *testing.B) {
 			// Of a process that is not watched first.
 			runs, ns := cost(b, s, func() { time.Sleep(200 * time.Millisecond) })
 			other := ns / runs
-			require.NoError(b, s.Watch(c.PID(), layoutOf(b, c.PID())))
+			watch(b, s, c.PID(), layoutOf(b, c.PID()))
 			take(b, s, 200)
 			before := taken(b, s)
 			runs, ns = cost(b, s, func() {

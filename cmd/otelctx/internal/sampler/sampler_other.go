@@ -22,7 +22,7 @@ var errUnsupported = fmt.Errorf("sampler on %s/%s: %w", runtime.GOOS, runtime.GO
 func Open(Config) (*Sampler, error) { return nil, errUnsupported }
 
 // Watch returns an error that wraps [errors.ErrUnsupported].
-func (*Sampler) Watch(int, *reader.ThreadLayout) error { return errUnsupported }
+func (*Sampler) Watch(Image, *reader.ThreadLayout) error { return errUnsupported }
 
 // Unwatch returns an error that wraps [errors.ErrUnsupported].
 func (*Sampler) Unwatch(int) error { return errUnsupported }
@@ -33,8 +33,17 @@ func (*Sampler) Read(*Sample) error { return errUnsupported }
 // Stop returns an error that wraps [errors.ErrUnsupported].
 func (*Sampler) Stop() error { return errUnsupported }
 
-// Lost returns 0.
-func (*Sampler) Lost() uint64 { return 0 }
+// Processes returns an error that wraps [errors.ErrUnsupported].
+func (*Sampler) Processes() (map[int]Process, error) { return nil, errUnsupported }
+
+// Image returns an error that wraps [errors.ErrUnsupported].
+func (*Sampler) Image(int) (Image, error) { return Image{}, errUnsupported }
+
+// Processors returns an error that wraps [errors.ErrUnsupported].
+func (*Sampler) Processors() error { return errUnsupported }
+
+// Counts returns none.
+func (*Sampler) Counts() Counts { return Counts{} }
 
 // Close does nothing.
 func (*Sampler) Close() error { return nil }

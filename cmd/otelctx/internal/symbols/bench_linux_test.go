@@ -25,7 +25,7 @@ func BenchmarkLocate(b *testing.B) {
 		i := 0
 		for b.Loop() {
 			if i%len(addresses) == 0 {
-				clear(process.locations)
+				process.Table().Find(addresses[0]).attached.Load().file.forget()
 			}
 			process.Locate(addresses[i%len(addresses)], true)
 			i++
@@ -42,12 +42,14 @@ func BenchmarkLocate(b *testing.B) {
 	b.Run("open", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
-			process, err := Open(p.pid)
+			files := NewFiles()
+			process, err := files.Open(p.pid)
 			if err != nil {
 				b.Fatal(err)
 			}
-			process.Locate(addresses[0], true)
+			opened{process}.Locate(addresses[0], true)
 			_ = process.Close()
+			files.Close()
 		}
 	})
 }

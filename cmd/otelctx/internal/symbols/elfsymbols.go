@@ -18,6 +18,8 @@ const (
 	maxSymbols = 1 << 20
 	// maxSymbolEntries bounds the entries of symbol tables that are looked at.
 	maxSymbolEntries = 1 << 22
+	// maxAliases bounds the names of one address that are looked at.
+	maxAliases = 64
 	// maxOverlap bounds the functions that are looked at that begin before an address.
 	maxOverlap = 16
 	// maxMangled and maxDemangledBits bound demangling, whose results can be much longer
@@ -121,7 +123,7 @@ func (s *elfSymbols) lookup(address uint64) (string, bool) {
 func (s *elfSymbols) best(start, address uint64) (string, bool) {
 	i, _ := slices.BinarySearchFunc(s.functions, start, func(f elfFunction, a uint64) int { return cmp.Compare(f.address, a) })
 	best, underscores, rank := "", 0, uint8(0)
-	for ; i < len(s.functions) && s.functions[i].address == start; i++ {
+	for end := min(i+maxAliases, len(s.functions)); i < end && s.functions[i].address == start; i++ {
 		f := s.functions[i]
 		if address-start >= f.size || best != "" && f.rank > rank {
 			continue

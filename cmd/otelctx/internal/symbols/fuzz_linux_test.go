@@ -41,8 +41,7 @@ func (p *patched) ReadAt(b []byte, offset int64) (int, error) {
 func FuzzImage(f *testing.F) {
 	base, err := os.ReadFile("/proc/self/exe")
 	require.NoError(f, err)
-	good := &image{}
-	good.parse(bytes.NewReader(base))
+	good := parsed(bytes.NewReader(base))
 	require.NotNil(f, good.golang)
 	regions := regionsOf(good)
 	for i := range regions {
@@ -54,9 +53,8 @@ func FuzzImage(f *testing.F) {
 		at := regions[int(region)%len(regions)]
 		patch = patch[:min(len(patch), 64)]
 		content := base[:min(int(size), len(base))]
-		file := &patched{file: bytes.NewReader(content), at: int64(at.start + uint64(offset)%at.size), patch: patch}
-		i := &image{}
-		i.parse(file)
+		patched := &patched{file: bytes.NewReader(content), at: int64(at.start + uint64(offset)%at.size), patch: patch}
+		i := parsed(patched)
 		if i.elf == nil {
 			return
 		}
@@ -66,7 +64,7 @@ func FuzzImage(f *testing.F) {
 			lines, kind := i.lookup(address)
 			requireSound(t, i, lines, kind)
 			if kind == TypeNative && len(lines) > 0 {
-				requireInSymbols(t, file, address, lines[0].Function)
+				requireInSymbols(t, patched, address, lines[0].Function)
 			}
 			if len(patch) == 0 && len(content) == len(base) {
 				want, wantKind := good.lookup(address)
@@ -74,12 +72,12 @@ func FuzzImage(f *testing.F) {
 				require.Equal(t, wantKind, kind)
 			}
 		}
-		assert.Less(t, file.read, 64*len(base)+1<<20)
+		assert.Less(t, patched.read, 64*len(base)+1<<20)
 	})
 }
 
 // regionsOf returns the parts of a file on which its structure depends.
-func regionsOf(i *image) []part {
+func regionsOf(i *file) []part {
 	regions := []part{i.elf.file.sub(0, 64), i.golang.table.sub(0, 128), i.golang.functions, i.golang.names, i.golang.byPC, i.golang.units, i.golang.inlineTrees}
 	for n := range i.elf.sections {
 		s := &i.elf.sections[n]
@@ -94,7 +92,7 @@ func regionsOf(i *image) []part {
 		i.elf.file.sub(header.Shoff, uint64(header.Shnum)*uint64(header.Shentsize)))
 }
 
-func requireSound(t *testing.T, i *image, lines []Line, kind string) {
+func requireSound(t *testing.T, i *file, lines []Line, kind string) {
 	t.Helper()
 	require.LessOrEqual(t, len(lines), maxGoInlineDepth)
 	require.Contains(t, []string{TypeGo, TypeNative}, kind)

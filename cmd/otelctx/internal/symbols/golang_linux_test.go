@@ -5,7 +5,6 @@ package symbols
 
 import (
 	"debug/elf"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -64,7 +63,7 @@ func TestGo(t *testing.T) {
 }
 
 // requireStack compares whole frames, with all calls that are inlined in them.
-func requireStack(t *testing.T, process *Process, stack []frame) {
+func requireStack(t *testing.T, process opened, stack []frame) {
 	t.Helper()
 	inlined := 0
 	for i := 0; i < len(stack); {
@@ -82,7 +81,7 @@ func requireStack(t *testing.T, process *Process, stack []frame) {
 }
 
 // requireText compares the functions at each address.
-func requireText(t *testing.T, process *Process, text [][]frame) {
+func requireText(t *testing.T, process opened, text [][]frame) {
 	t.Helper()
 	inlined := 0
 	for _, frames := range text {
@@ -137,9 +136,7 @@ func TestGoExec(t *testing.T) {
 	other := build(t, programs.Variant{Name: "main-not-inlined", Flags: []string{"-gcflags=-l"}}, "prog")
 	var after report
 	require.NoError(t, jsonLine(p.ask(other), &after))
-	// Nobody says so: it is found within a second.
-	process.readAt = process.readAt.Add(-2 * staleInterval)
-	process.Locate(after.Stack[0].PC, true)
+	require.NoError(t, process.Refresh())
 	requireStack(t, process, after.Stack)
 	requireText(t, process, after.Text)
 }
@@ -158,9 +155,7 @@ func TestGoContainer(t *testing.T) {
 	requireStack(t, process, r.Stack)
 
 	// Without map_files too.
-	f, err := process.openOther(fmt.Sprintf("/proc/%d/", p.pid), process.find(r.Stack[0].PC))
-	require.NoError(t, err)
-	require.NoError(t, f.Close())
+	requireFoundByPath(t, process.Process, process.Table().Find(r.Stack[0].PC))
 }
 
 // TestGoMachines compares files for all machines with their own symbols.
@@ -185,8 +180,7 @@ func TestGoMachines(t *testing.T) {
 				file, err := os.Open(path)
 				require.NoError(t, err)
 				defer func() { require.NoError(t, file.Close()) }()
-				i := &image{}
-				i.parse(file)
+				i := parsed(file)
 				require.NotNil(t, i.golang)
 				require.NotNil(t, i.golang.inlineTrees.pieces)
 				symbols, err := elf.NewFile(file)
@@ -233,9 +227,9 @@ func TestNoMapping(t *testing.T) {
 	assert.Equal(t, &Location{}, process.Locate(0, false))
 
 	// Mapped after the first look.
-	process.readAt = process.readAt.Add(-missInterval)
 	code, err := strconv.ParseUint(p.ask("map"), 10, 64)
 	require.NoError(t, err)
+	require.NoError(t, process.Refresh())
 	l = process.Locate(code, true)
 	require.NotNil(t, l.Mapping)
 	assert.LessOrEqual(t, l.Mapping.Start, code)
@@ -243,14 +237,14 @@ func TestNoMapping(t *testing.T) {
 	assert.Empty(t, l.Mapping.Path)
 }
 
-// TestSameLocation asks for one instruction in two ways.
-func TestSameLocation(t *testing.T) {
-	process, err := Open(os.Getpid())
-	require.NoError(t, err)
-	defer func() { require.NoError(t, process.Close()) }()
+// TestSameRegion looks at the mappings again: what has not changed is the same, and so is its
+// file.
+func TestSameRegion(t *testing.T) {
+	process := openProcess(t, os.Getpid())
 	pc := uint64(here())
 	l := process.Locate(pc, true)
-	assert.Same(t, l, process.Locate(pc, true))
-	assert.Same(t, l, process.Locate(pc+1, false))
-	assert.NotSame(t, l, process.Locate(pc, false))
+	region := process.Table().Find(pc)
+	require.NoError(t, process.Refresh())
+	assert.Same(t, region, process.Table().Find(pc))
+	assert.Same(t, l.Mapping, process.Locate(pc, true).Mapping)
 }

@@ -54,8 +54,7 @@ func TestEndless(t *testing.T) {
 		}
 		runtime.GC()
 		runtime.ReadMemStats(&before)
-		i := &image{}
-		i.parse(endless{b.Bytes(), fill})
+		i := parsed(endless{b.Bytes(), fill})
 		require.NotNil(t, i.elf)
 		_, _ = i.elf.buildIDs()
 		_, _ = i.lookup(1 << 20)
@@ -159,18 +158,19 @@ func TestNoModule(t *testing.T) {
 
 // TestBoundedCache asks for more addresses than are kept.
 func TestBoundedCache(t *testing.T) {
-	process, err := Open(os.Getpid())
+	self, err := os.Open("/proc/self/exe")
 	require.NoError(t, err)
-	defer func() { require.NoError(t, process.Close()) }()
-	for a := range uint64(maxLocations + 10) {
-		process.Locate(a+1<<20, false)
-		require.LessOrEqual(t, len(process.locations), maxLocations)
+	defer func() { require.NoError(t, self.Close()) }()
+	f := parsed(self)
+	for offset := range uint64(maxNamed + 10) {
+		f.locate(offset)
+		require.LessOrEqual(t, len(f.named), maxNamed)
 	}
 	// A few large ones.
-	for a := range uint64(10_000) {
-		process.keep(&Location{Address: a, Lines: []Line{{Function: strings.Repeat("x", maxName)}}})
+	for offset := range uint64(10_000) {
+		f.keep(offset, named{lines: []Line{{Function: strings.Repeat("x", maxName)}}})
 	}
-	assert.Less(t, len(process.locations), maxHeld/maxName)
+	assert.Less(t, len(f.named), maxNamedBytes/maxName)
 }
 
 // TestGone looks at a process that has ended meanwhile, and at none.
@@ -183,7 +183,7 @@ func TestGone(t *testing.T) {
 	require.Error(t, process.Refresh())
 	requireStack(t, process, r.Stack)
 	assert.Empty(t, process.Locate(1<<20, true).Lines)
-	_, err := Open(p.pid)
+	_, err := NewFiles().Open(p.pid)
 	require.Error(t, err)
 }
 

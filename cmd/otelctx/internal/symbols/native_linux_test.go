@@ -72,15 +72,13 @@ func TestNative(t *testing.T) {
 
 // TestVDSO names the functions that the kernel gives each process.
 func TestVDSO(t *testing.T) {
-	process, err := Open(os.Getpid())
-	require.NoError(t, err)
-	defer func() { require.NoError(t, process.Close()) }()
+	process := openProcess(t, os.Getpid())
 	var names []string
-	for _, m := range process.mappings {
-		if m.Path != vdso {
+	for _, r := range process.Table().regions {
+		if r.mapping.Path != vdso {
 			continue
 		}
-		for a := m.Start; a < m.Limit; a += 4 {
+		for a := r.mapping.Start; a < r.mapping.Limit; a += 4 {
 			l := process.Locate(a, true)
 			assert.Equal(t, TypeNative, l.Type)
 			for _, line := range l.Lines {
@@ -91,27 +89,40 @@ func TestVDSO(t *testing.T) {
 	assert.Contains(t, strings.Join(names, " "), "clock_gettime")
 }
 
-// TestOpenOther opens files without map_files, as for who is not root.
-func TestOpenOther(t *testing.T) {
-	process, err := Open(os.Getpid())
-	require.NoError(t, err)
-	defer func() { require.NoError(t, process.Close()) }()
+// requireFoundByPath opens a region's file without map_files, as for who is not root.
+func requireFoundByPath(t *testing.T, p *Process, r *Region) {
+	t.Helper()
+	f, _, err := p.openNamed(r)
+	require.NoError(t, err, r.mapping.Path)
+	require.NoError(t, f.Close())
+}
+
+func TestOpenNamed(t *testing.T) {
+	process := openProcess(t, os.Getpid())
 	opened := 0
-	for _, m := range process.mappings {
-		if m.inode == 0 {
+	for _, r := range process.Table().regions {
+		if r.inode == 0 {
 			continue
 		}
-		f, err := process.openOther("/proc/self/", m)
-		require.NoError(t, err, m.Path)
+		requireFoundByPath(t, process.Process, r)
 		opened++
-		require.NoError(t, f.Close())
-
-		changed := *m
-		changed.inode++
-		_, err = process.openOther("/proc/self/", &changed)
-		require.Error(t, err, "another file at the same path")
+		for _, change := range []func(*Region){func(r *Region) { r.inode++ }, func(r *Region) { r.minor++ }} {
+			changed := &Region{process: r.process, major: r.major, minor: r.minor, inode: r.inode, mapping: r.mapping}
+			if change(changed); r.mapping.Path == mustExecutable(t) && changed.inode == r.inode {
+				continue // There is no other file that was executed.
+			}
+			_, _, err := process.openNamed(changed)
+			require.Error(t, err, "another file at the same path")
+		}
 	}
 	assert.Positive(t, opened)
+}
+
+func mustExecutable(t *testing.T) string {
+	t.Helper()
+	path, err := os.Executable()
+	require.NoError(t, err)
+	return path
 }
 
 // TestOverlap has functions inside others, and several at one place.

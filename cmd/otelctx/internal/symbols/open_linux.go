@@ -6,76 +6,133 @@ package symbols
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"strings"
-	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/otelctx/otelctx/internal/procfs"
+	"github.com/otelctx/otelctx/internal/remotemem"
 )
 
-// openFile opens the file behind m: that which is mapped, where the kernel gives it
-// (to CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE), deleted or not; the process's
-// executable; or the file at the mapping's path as the process sees it, if it still is
-// the same.
-func (p *Process) openFile(m *mapped) (*os.File, error) {
+// openFile finds the file behind a region: that which is mapped, where the kernel gives it
+// (to CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE), deleted or not; the process's executable;
+// or the file at the mapping's path as the process sees it, if it still is the same. It is
+// not opened for reading yet: a device may act when it is.
+func (p *Process) openFile(r *Region) (*os.File, fileID, error) {
+	f, err := openPath(fmt.Sprintf("/proc/%d/map_files/%x-%x", p.pid, r.mapping.Start, r.mapping.Limit))
+	if err != nil {
+		return p.openNamed(r)
+	}
+	// The kernel leads to the very file.
+	return p.check(f, func(fileID) bool { return true })
+}
+
+// openNamed is openFile for who may not use map_files.
+func (p *Process) openNamed(r *Region) (*os.File, fileID, error) {
 	dir := fmt.Sprintf("/proc/%d/", p.pid)
-	f, err := open(fmt.Sprintf("%smap_files/%x-%x", dir, m.Start, m.Limit))
-	if err != nil {
-		f, err = p.openOther(dir, m)
-	}
-	if err != nil {
-		return nil, err
-	}
-	if err := p.proc.Alive(); err != nil { // else it may be another process's
-		return nil, errors.Join(err, f.Close())
-	}
-	return f, nil
-}
-
-func (p *Process) openOther(dir string, m *mapped) (*os.File, error) {
-	var errs []error
-	for _, open := range []func() (*os.File, error){
-		func() (*os.File, error) { return open(dir + "exe") },
-		func() (*os.File, error) { return openIn(dir+"root", m.Path) },
-	} {
-		f, err := open()
-		if err == nil {
-			if err = isInode(f, m.inode); err == nil {
-				return f, nil
-			}
-			err = errors.Join(err, f.Close())
+	sameInode := func(id fileID) bool { return id.inode == r.inode }
+	f, errExe := openPath(dir + "exe")
+	if errExe == nil {
+		// What was executed: the kernel leads to the very file, if it is this one.
+		var id fileID
+		if f, id, errExe = p.check(f, sameInode); errExe == nil {
+			return f, id, nil
 		}
-		errs = append(errs, err)
 	}
-	return nil, errors.Join(errs...)
+	f, err := openIn(dir+"root", r.mapping.Path)
+	if err != nil {
+		return nil, fileID{}, errors.Join(errExe, err)
+	}
+	f, id, err := p.check(f, func(id fileID) bool {
+		return sameInode(id) && unix.Major(id.device) == r.major && unix.Minor(id.device) == r.minor
+	})
+	if err != nil {
+		return nil, fileID{}, errors.Join(errExe, err)
+	}
+	return f, id, nil
 }
 
-// open does not wait for the other end of a pipe.
-func open(path string) (*os.File, error) {
-	return os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) //nolint:gosec // G304: in /proc
+// check closes f and fails unless it is a regular file that is the right one, and the
+// process is still there: else it may be another process's.
+func (p *Process) check(f *os.File, isRight func(fileID) bool) (*os.File, fileID, error) {
+	id, err := identify(f)
+	if err == nil && !isRight(id) {
+		err = fmt.Errorf("%s is another file by now", f.Name())
+	}
+	if err == nil {
+		err = p.proc.Alive()
+	}
+	if err != nil {
+		return nil, fileID{}, errors.Join(err, f.Close())
+	}
+	return f, id, nil
 }
 
-// openIn opens the file at path under the directory root, which no link on the way
-// leaves.
+// openPath names a file without opening it.
+func openPath(path string) (*os.File, error) {
+	return os.OpenFile(path, unix.O_PATH, 0) //nolint:gosec // G304: in /proc
+}
+
+// openIn names the file at path under the directory root, which no link on the way leaves.
 func openIn(root, path string) (*os.File, error) {
 	if !strings.HasPrefix(path, "/") {
 		return nil, fs.ErrNotExist
 	}
-	r, err := os.OpenRoot(root)
+	dir, err := openPath(root)
 	if err != nil {
 		return nil, err
 	}
-	f, err := r.OpenFile("."+path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
-	return f, errors.Join(err, r.Close())
+	defer func() { _ = dir.Close() }()
+	fd, err := unix.Openat2(int(dir.Fd()), "."+path, &unix.OpenHow{
+		Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("open %s: %w", path, err)
+	}
+	return os.NewFile(uintptr(fd), path), nil
 }
 
-// isInode fails if f is another file than that with this number, or no file.
-func isInode(f *os.File, inode uint64) error {
-	info, err := f.Stat()
+// identify returns what tells a regular file from others, and fails for what is none.
+func identify(f *os.File) (fileID, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return fileID{}, err
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG {
+		return fileID{}, fmt.Errorf("%s is no regular file", f.Name())
+	}
+	return fileID{device: uint64(st.Dev), inode: st.Ino, size: st.Size, changed: time.Unix(st.Ctim.Unix()).UnixNano()}, nil //nolint:unconvert // not on every architecture
+}
+
+// reopen opens a file for reading that has been named.
+func reopen(f *os.File) (*os.File, error) {
+	return os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", f.Fd()), os.O_RDONLY|unix.O_NONBLOCK, 0)
+}
+
+// maxVDSO is the size, in bytes, that is read of it.
+const maxVDSO = 64 << 10
+
+// readOwnVDSO returns the code that the kernel maps into this process.
+func readOwnVDSO() ([]byte, error) {
+	self, err := procfs.NewFS("/proc").Process(os.Getpid())
 	if err != nil {
-		return err
+		return nil, err
 	}
-	if s, ok := info.Sys().(*syscall.Stat_t); !ok || s.Ino != inode || !info.Mode().IsRegular() {
-		return fmt.Errorf("%s is another file by now", f.Name())
+	defer func() { _ = self.Close() }()
+	for m, err := range self.Maps(func(name []byte) bool { return string(name) == vdso }) {
+		if err != nil {
+			return nil, err
+		}
+		code := make([]byte, min(m.End-m.Start, maxVDSO))
+		n, err := remotemem.Of(os.Getpid()).ReadAt(code, int64(m.Start))
+		if err != nil && !errors.Is(err, io.EOF) {
+			return nil, err
+		}
+		return code[:n], nil
 	}
-	return nil
+	return nil, fs.ErrNotExist
 }

@@ -6,11 +6,16 @@
 package symbols
 
 import (
-	"errors"
 	"fmt"
 	"os"
+
+	"errors"
 )
 
-func (*Process) openFile(*mapped) (*os.File, error) {
-	return nil, fmt.Errorf("openFile: %w", errors.ErrUnsupported)
+func (*Process) openFile(*Region) (*os.File, fileID, error) {
+	return nil, fileID{}, fmt.Errorf("openFile: %w", errors.ErrUnsupported)
 }
+
+func reopen(*os.File) (*os.File, error) { return nil, fmt.Errorf("reopen: %w", errors.ErrUnsupported) }
+
+func readOwnVDSO() ([]byte, error) { return nil, fmt.Errorf("readOwnVDSO: %w", errors.ErrUnsupported) }

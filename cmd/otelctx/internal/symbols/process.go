@@ -5,170 +5,158 @@ package symbols
 
 import (
 	"cmp"
-	"errors"
 	"slices"
 	"strings"
-	"time"
+	"sync"
+	"sync/atomic"
 
 	"github.com/otelctx/otelctx/internal/procfs"
 )
 
-const (
-	// maxLocations and maxHeld, in bytes, bound the locations that are kept for a process.
-	// Beyond one of them all are forgotten, and found again when asked for.
-	maxLocations = 1 << 16
-	maxHeld      = 32 << 20
-	// maxMappings bounds the executable mappings that are looked at.
-	maxMappings = 1 << 16
-	// missInterval is the least time between two looks at the mappings because of an
-	// address that is in none, and staleInterval is their age from which on they are
-	// read again in any case: another program, or another library, may be there now.
-	missInterval  = 100 * time.Millisecond
-	staleInterval = time.Second
-)
+// maxRegions bounds the executable mappings of a process that are known. What is in others
+// has no names.
+const maxRegions = 1 << 14
 
-// Process finds the code of one process. It is not safe for concurrent use.
+// Process knows what a process has mapped. It is safe for concurrent use.
 type Process struct {
-	pid       int
-	proc      *procfs.Process
-	now       func() time.Time
-	mappings  []*mapped // by address
-	readAt    time.Time
-	locations map[uint64]*Location
-	held      int // about how many bytes locations take; some may be gone already
+	pid     int
+	proc    *procfs.Process
+	files   *Files
+	refresh sync.Mutex
+	table   atomic.Pointer[Table]
 }
 
-// mapped is a mapping with the file behind it.
-type mapped struct {
-	Mapping
-	inode uint64
-	image *image // nil before the first look
+// Table is what a process had mapped at one moment. It does not change.
+type Table struct{ regions []*Region } // by address
+
+// Region is an executable mapping of a process.
+type Region struct {
+	process      *Process
+	major, minor uint32 // the numbers of the device that inode is on
+	inode        uint64
+	mapping      Mapping // without build ids
+
+	wanted   atomic.Bool
+	attached atomic.Pointer[attached]
 }
 
-// Open starts with the process with id pid as it is now. It takes the permission to
-// read the process's mappings; the error wraps procfs.ErrProcessGone if there is no
-// such process. Close releases the files.
-func Open(pid int) (*Process, error) {
+// attached is a region's file, nil if it has none that can be read.
+type attached struct {
+	file    *file
+	mapping *Mapping
+}
+
+// Open begins with what a process has mapped now. It takes the permission to read that;
+// the error wraps procfs.ErrProcessGone if there is no such process, and may wrap
+// fs.ErrPermission. It may have to wait for the process. Close releases it.
+func (f *Files) Open(pid int) (*Process, error) {
 	proc, err := procfs.NewFS("/proc").Process(pid)
 	if err != nil {
 		return nil, err
 	}
-	p := &Process{pid: pid, proc: proc, now: time.Now, locations: map[uint64]*Location{}}
+	p := &Process{pid: pid, proc: proc, files: f}
+	p.table.Store(&Table{})
 	if err := p.Refresh(); err != nil {
-		return nil, errors.Join(err, proc.Close())
+		_ = p.Close()
+		return nil, err
 	}
 	return p, nil
 }
 
-// Close releases what p holds. Locations that it gave out stay valid.
-func (p *Process) Close() error {
-	for _, m := range p.mappings {
-		m.close()
-	}
-	p.mappings, p.locations = nil, nil
-	return p.proc.Close()
-}
+// Close releases what p holds. What tables and locations say stays valid, and regions that
+// have been attached still name what is in them.
+func (p *Process) Close() error { return p.proc.Close() }
 
-// Locate returns what is known about address in the process: that of the instruction
-// at which a thread was interrupted if it is of the leaf, or else a return address,
-// which is that of the instruction behind a call; the call itself is looked up. The
-// same instruction gives the same pointer for as long as the mappings and the bound
-// of the cache allow. It never returns nil.
-func (p *Process) Locate(address uint64, leaf bool) *Location {
-	if leaf && p.now().Sub(p.readAt) > staleInterval {
-		_ = p.Refresh() // a process that has ended keeps what is known of it
-	}
-	if !leaf && address > 0 {
-		address--
-	}
-	if l, ok := p.locations[address]; ok {
-		return l
-	}
-	m := p.find(address)
-	if m == nil && p.now().Sub(p.readAt) > missInterval {
-		_ = p.Refresh()
-		m = p.find(address)
-	}
-	l := p.locate(m, address)
-	p.keep(l)
-	return l
-}
+// Table returns what the process had mapped at the last look.
+func (p *Process) Table() *Table { return p.table.Load() }
 
-// keep keeps l for the next time.
-func (p *Process) keep(l *Location) {
-	const location, line = 100, 50 // bytes, about
-	size := location
-	for _, l := range l.Lines {
-		size += line + len(l.Function) + len(l.File)
-	}
-	if len(p.locations) >= maxLocations || p.held+size > maxHeld {
-		clear(p.locations)
-		p.held = 0
-	}
-	p.held += size
-	p.locations[l.Address] = l
-}
-
-// Refresh reads the mappings of the process, and forgets what was known about those
-// that are there no more. Locate does so by itself within a second; who learns of an
-// exec calls it at once. After an error what was known stays.
+// Refresh looks at what the process has mapped now. Regions that are the same stay the same.
+// After an error, and once the process has no memory any more, what was known stays. It
+// may have to wait for the process.
 func (p *Process) Refresh() error {
-	p.readAt = p.now()
-	var found []*mapped
+	p.refresh.Lock()
+	defer p.refresh.Unlock()
+	old := p.table.Load().regions
+	now := &Table{}
 	for m, err := range p.proc.Maps(func([]byte) bool { return true }) {
 		if err != nil {
 			return err
 		}
-		if m.Perms.Exec && len(found) < maxMappings {
-			found = append(found, &mapped{inode: m.Inode, Mapping: Mapping{
-				Start: m.Start, Limit: m.End, FileOffset: m.Offset,
-				Path: strings.TrimSuffix(m.Name, " (deleted)"),
-			}})
+		if !m.Perms.Exec {
+			continue
 		}
+		if len(now.regions) == maxRegions {
+			break
+		}
+		r := &Region{process: p, major: m.Major, minor: m.Minor, inode: m.Inode, mapping: Mapping{
+			Start: m.Start, Limit: m.End, FileOffset: m.Offset, Path: strings.TrimSuffix(m.Name, " (deleted)"),
+		}}
+		// Both lists are by address.
+		for len(old) > 0 && old[0].mapping.Start < m.Start {
+			old = old[1:]
+		}
+		if len(old) > 0 && old[0].same(r) {
+			r = old[0]
+		}
+		now.regions = append(now.regions, r)
 	}
-	if len(found) == 0 {
-		return nil // it is ending: its memory is gone already
+	if len(now.regions) > 0 { // else it is ending
+		p.table.Store(now)
 	}
-	p.replace(found)
 	return nil
 }
 
-// replace makes found the mappings, and keeps the old ones that are the same.
-func (p *Process) replace(found []*mapped) {
-	old := p.mappings
-	p.mappings = found
-	for i, m := range found {
-		for _, o := range old {
-			if o.Start == m.Start && o.same(m) {
-				found[i] = o
-			}
-		}
-	}
-	for _, o := range old {
-		if slices.Contains(found, o) {
-			continue
-		}
-		o.close()
-	}
-	for address, l := range p.locations {
-		if m := p.find(address); m == nil && l.Mapping != nil || m != nil && l.Mapping != &m.Mapping {
-			delete(p.locations, address)
-		}
-	}
+func (r *Region) same(o *Region) bool {
+	return r.mapping == o.mapping && r.inode == o.inode && r.major == o.major && r.minor == o.minor
 }
 
-func (m *mapped) same(o *mapped) bool {
-	return m.Start == o.Start && m.Limit == o.Limit && m.FileOffset == o.FileOffset && m.Path == o.Path && m.inode == o.inode
-}
-
-// find returns the mapping that address is in, or nil.
-func (p *Process) find(address uint64) *mapped {
-	i, exact := slices.BinarySearchFunc(p.mappings, address, func(m *mapped, a uint64) int { return cmp.Compare(m.Start, a) })
+// Find returns the region that an address is in, or nil.
+func (t *Table) Find(address uint64) *Region {
+	i, exact := slices.BinarySearchFunc(t.regions, address, func(r *Region, a uint64) int { return cmp.Compare(r.mapping.Start, a) })
 	if !exact {
 		i--
 	}
-	if i < 0 || address >= p.mappings[i].Limit {
+	if i < 0 || address >= t.regions[i].mapping.Limit {
 		return nil
 	}
-	return p.mappings[i]
+	return t.regions[i]
 }
+
+// Want reports whether the region is to be attached, once: later calls return false.
+func (r *Region) Want() bool { return r.attached.Load() == nil && r.wanted.CompareAndSwap(false, true) }
+
+// Attach opens the file that the region is mapped from. It has to be done while the process
+// lives, and may have to wait for the process or a file system.
+func (r *Region) Attach() {
+	if r.attached.Load() != nil {
+		return
+	}
+	a := &attached{file: r.process.files.open(r)}
+	mapping := r.mapping
+	if a.file != nil {
+		mapping.GNUBuildID, mapping.GoBuildID = a.file.gnuBuildID, a.file.goBuildID
+	}
+	a.mapping = &mapping
+	r.attached.CompareAndSwap(nil, a)
+}
+
+// Locate returns what is known about an address in the region, that of an instruction. It
+// never returns nil. It may have to wait for a file system.
+func (r *Region) Locate(address uint64) *Location {
+	a := r.attached.Load()
+	if a == nil {
+		mapping := r.mapping
+		return &Location{Address: address, Mapping: &mapping}
+	}
+	l := &Location{Address: address, Mapping: a.mapping}
+	if a.file != nil {
+		l.Lines, l.Type = a.file.locate(address - r.mapping.Start + r.mapping.FileOffset)
+	}
+	return l
+}
+
+// Unwant lets [Region.Want] return true once more.
+func (r *Region) Unwant() { r.wanted.Store(false) }
+
+// PID returns the id of the process that has the region.
+func (r *Region) PID() int { return r.process.pid }

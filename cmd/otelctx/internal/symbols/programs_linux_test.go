@@ -86,14 +86,39 @@ func (p *program) end() {
 	require.NoError(p.t, p.cmd.Wait())
 }
 
-// open opens the process of p until the end of the test.
-func (p *program) open() *Process {
-	p.t.Helper()
-	process, err := Open(p.pid)
-	require.NoError(p.t, err)
-	p.t.Cleanup(func() { require.NoError(p.t, process.Close()) })
-	return process
+// opened is a process whose regions are attached when something in them is looked up.
+type opened struct{ *Process }
+
+// openProcess opens a process until the end of the test.
+func openProcess(t testing.TB, pid int) opened {
+	t.Helper()
+	files := NewFiles()
+	process, err := files.Open(pid)
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		require.NoError(t, process.Close())
+		files.Close()
+	})
+	return opened{process}
 }
+
+func (p *program) open() opened { return openProcess(p.t, p.pid) }
+
+// Locate looks an instruction up, or the call before where a call returns to.
+func (o opened) Locate(address uint64, leaf bool) *Location {
+	if !leaf && address > 0 {
+		address--
+	}
+	r := o.Table().Find(address)
+	if r == nil {
+		return &Location{Address: address}
+	}
+	r.Attach()
+	return r.Locate(address)
+}
+
+// parsed returns a file with this content.
+func parsed(content io.ReaderAt) *file { return newFile(NewFiles(), fileID{}, content, nil) }
 
 // What prog reports.
 type (

@@ -1,0 +1,59 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build unix
+
+package export
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+
+	"github.com/google/renameio/v2"
+)
+
+// refusePlanted returns an error if there is a file that another user may have put there for
+// this one to write to: by the kernel's rules for directories in which everybody may create
+// files, whatever those are set to here (fs.protected_symlinks and its kin).
+func refusePlanted(path string) error {
+	dir, err := os.Stat(filepath.Dir(path))
+	if err != nil {
+		return err
+	}
+	file, err := os.Lstat(path)
+	if err != nil {
+		return err
+	}
+	const shared = 0o002
+	if dir.Mode()&fs.ModeSticky == 0 || dir.Mode().Perm()&shared == 0 {
+		return nil
+	}
+	owner, ok := ownerOf(file)
+	dirOwner, ok2 := ownerOf(dir)
+	if !ok || !ok2 || owner == os.Geteuid() || owner == dirOwner {
+		return nil
+	}
+	return &fs.PathError{Op: "open", Path: path, Err: fmt.Errorf("user %d has put it in a directory that all can write to: %w", owner, fs.ErrPermission)}
+}
+
+func ownerOf(info fs.FileInfo) (int, bool) {
+	st, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return 0, false
+	}
+	return int(st.Uid), true
+}
+
+// mayReplace reports whether a file may have another one take its place: nobody else's file
+// is, and no other name leads to it.
+func mayReplace(info fs.FileInfo) bool {
+	st, ok := info.Sys().(*syscall.Stat_t)
+	return ok && int(st.Uid) == os.Geteuid() && st.Nlink == 1
+}
+
+func newPending(path string) (pending, error) {
+	return renameio.NewPendingFile(path, renameio.WithTempDir(filepath.Dir(path)), renameio.WithStaticPermissions(filePerms))
+}

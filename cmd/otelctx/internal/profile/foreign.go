@@ -1,0 +1,107 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package profile
+
+import (
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
+
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/symbols"
+)
+
+// What comes from other processes and their files enters profiles here, and nowhere else:
+// texts become valid, and what profiles cannot have is left out. All tables are keyed by
+// what has come out of this.
+
+const (
+	// maxForeignText bounds a text in bytes. What is longer is cut off.
+	maxForeignText = 16 << 10
+	// maxForeignAttributes bounds the attributes of a resource or a sample, and maxDepth
+	// how deep their values nest.
+	maxForeignAttributes = 1 << 10
+	maxDepth             = 16
+)
+
+// replacement stands for what cannot be shown.
+const replacement = "�"
+
+// validText returns s as valid UTF-8 without control characters, not too long.
+func validText(s string) string {
+	if len(s) > maxForeignText {
+		s = s[:maxForeignText]
+	}
+	plain := true
+	for i := 0; i < len(s) && plain; i++ {
+		plain = s[i] >= ' ' && s[i] < unicode.MaxASCII
+	}
+	if plain {
+		return s
+	}
+	s = strings.ToValidUTF8(s, replacement)
+	return strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) {
+			return utf8.RuneError
+		}
+		return r
+	}, s)
+}
+
+// validMapping returns m with valid texts.
+func validMapping(m symbols.Mapping) symbols.Mapping {
+	m.Path, m.GNUBuildID, m.GoBuildID = validText(m.Path), validText(m.GNUBuildID), validText(m.GoBuildID)
+	return m
+}
+
+// validAttributes returns the attributes that profiles can have, the last one of each key,
+// sorted by key, and how many others there are. Attributes that refer to a dictionary of
+// strings refer to one that is not ours.
+func validAttributes(attributes []*commonpb.KeyValue, depth int) (valid []*commonpb.KeyValue, dropped int) {
+	if len(attributes) > maxForeignAttributes {
+		dropped = len(attributes) - maxForeignAttributes
+		attributes = attributes[:maxForeignAttributes]
+	}
+	for _, a := range attributes {
+		key := validText(a.GetKey())
+		value, ok := validValue(a.GetValue(), depth)
+		if key == "" || a.GetKeyStrindex() != 0 || !ok {
+			dropped++
+			continue
+		}
+		valid = append(valid, &commonpb.KeyValue{Key: key, Value: value})
+	}
+	return unique(valid), dropped
+}
+
+// validValue returns a value as profiles can have it, or false.
+func validValue(value *commonpb.AnyValue, depth int) (*commonpb.AnyValue, bool) {
+	if depth == maxDepth {
+		return nil, false
+	}
+	switch v := value.GetValue().(type) {
+	case *commonpb.AnyValue_StringValue:
+		return &commonpb.AnyValue{Value: &commonpb.AnyValue_StringValue{StringValue: validText(v.StringValue)}}, true
+	case *commonpb.AnyValue_ArrayValue:
+		array := &commonpb.ArrayValue{}
+		for _, element := range v.ArrayValue.GetValues() {
+			e, ok := validValue(element, depth+1)
+			if !ok {
+				return nil, false
+			}
+			array.Values = append(array.Values, e)
+		}
+		return &commonpb.AnyValue{Value: &commonpb.AnyValue_ArrayValue{ArrayValue: array}}, true
+	case *commonpb.AnyValue_KvlistValue:
+		list, dropped := validAttributes(v.KvlistValue.GetValues(), depth+1)
+		return &commonpb.AnyValue{Value: &commonpb.AnyValue_KvlistValue{KvlistValue: &commonpb.KeyValueList{Values: list}}}, dropped == 0
+	case *commonpb.AnyValue_BoolValue, *commonpb.AnyValue_IntValue, *commonpb.AnyValue_DoubleValue, *commonpb.AnyValue_BytesValue:
+		return &commonpb.AnyValue{Value: value.GetValue()}, true
+	case nil:
+		return &commonpb.AnyValue{}, true
+	default:
+		return nil, false
+	}
+}

@@ -1,0 +1,69 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package profile
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
+
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/symbols"
+)
+
+// hostileAttributes are those that no profile can have, but for the first.
+func hostileAttributes() []*commonpb.KeyValue {
+	text := func(s string) *commonpb.AnyValue {
+		return &commonpb.AnyValue{Value: &commonpb.AnyValue_StringValue{StringValue: s}}
+	}
+	list := func(kvs ...*commonpb.KeyValue) *commonpb.AnyValue {
+		return &commonpb.AnyValue{Value: &commonpb.AnyValue_KvlistValue{KvlistValue: &commonpb.KeyValueList{Values: kvs}}}
+	}
+	index := &commonpb.AnyValue{Value: &commonpb.AnyValue_StringValueStrindex{StringValueStrindex: 1 << 30}}
+	deep := text("deep")
+	for range 2 * maxDepth {
+		deep = &commonpb.AnyValue{Value: &commonpb.AnyValue_ArrayValue{ArrayValue: &commonpb.ArrayValue{Values: []*commonpb.AnyValue{deep}}}}
+	}
+	return []*commonpb.KeyValue{
+		{Key: "bell\a", Value: text("\xff\x1b[31m")},
+		{Key: "", Value: text("no key")},
+		{Key: "value of a table", Value: index},
+		{Key: "key of a table", KeyStrindex: 7, Value: text("x")},
+		{Key: "nested", Value: list(&commonpb.KeyValue{Key: "x", Value: index})},
+		{Key: "nested key", Value: list(&commonpb.KeyValue{Value: text("x")})},
+		{Key: "deep", Value: deep},
+	}
+}
+
+// TestForeign has a profile whatever a process publishes, and whatever its files are called.
+func TestForeign(t *testing.T) {
+	resource, dropped := NewResource(hostileAttributes(), "\xff")
+	assert.Equal(t, len(hostileAttributes())-1, dropped)
+	mapping := func(path string) *symbols.Mapping { return &symbols.Mapping{Start: 1, Limit: 9, Path: path} }
+	b := New(Options{Start: time.Unix(1, 0), Frequency: 1})
+	for _, path := range []string{"/a\xff", "/a\xfe", "/a�", "/a\x1b", strings.Repeat("x", 1<<20)} {
+		b.Add(resource, Sample{
+			Time:       time.Unix(1, 0),
+			Attributes: hostileAttributes(),
+			Stack:      []*symbols.Location{{Mapping: mapping(path), Address: 3, Lines: []symbols.Line{{Function: "f\x00\x1b", File: path}}}},
+		})
+	}
+	assert.EqualValues(t, 5*(len(hostileAttributes())-1), b.Dropped())
+	data := b.Data(time.Unix(2, 0))
+	require.NoError(t, Check(data))
+	assert.Len(t, data.GetDictionary().GetMappingTable(), 3, "valid forms that are the same are one")
+	for _, s := range data.GetDictionary().GetStringTable() {
+		assert.Equal(t, validText(s), s)
+	}
+	p, err := Pprof(data)
+	require.NoError(t, err)
+	assert.Equal(t, []string{"��[31m"}, firstLabel(p.Sample[0].Label))
+	_, err = Split(data, 1<<10)
+	require.ErrorContains(t, err, "one sample takes", "what is too large is left out of what can be sent")
+}
+
+func firstLabel(labels map[string][]string) []string { return labels["bell�"] }

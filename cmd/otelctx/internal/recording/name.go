@@ -1,0 +1,191 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package recording
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/patient"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/symbols"
+	"github.com/otelctx/otelctx/reader"
+)
+
+const (
+	// namingLimit is how long it may take to name what a part has, and processLimit what one
+	// process has in it. What has no name by then stays without.
+	namingLimit  = 10 * time.Second
+	processLimit = 2 * time.Second
+	// maxNames bounds the addresses of a process that are named in a part.
+	maxNames = 1 << 16
+)
+
+// namer turns parts into profiles.
+type namer struct {
+	config *Config
+	kernel *symbols.Kernel
+	tally  *tally
+	// asked are those that were asked in this part whether they publish more names by now.
+	asked map[*published]bool
+}
+
+// name hands on the profiles of a part, and counts its samples. It gives up on names when
+// ctx is done.
+func (n *namer) name(ctx context.Context, p *part, end time.Time) {
+	ctx, cancel := context.WithTimeout(ctx, namingLimit)
+	defer cancel()
+	n.asked = map[*published]bool{}
+	builder := profile.New(profile.Options{Start: p.begun, Frequency: n.config.Sampler.Frequency, Version: n.config.Version})
+	// Those with few samples first: what one with many takes is none of theirs.
+	all := make([]*targetSamples, 0, len(p.targets))
+	for _, of := range p.targets {
+		all = append(all, of)
+	}
+	slices.SortFunc(all, func(a, b *targetSamples) int {
+		return cmp.Or(cmp.Compare(len(a.order), len(b.order)), cmp.Compare(a.target.image.PID, b.target.image.PID))
+	})
+	for _, of := range all {
+		n.add(ctx, builder, of)
+		of.target.release()
+	}
+	n.tally.cut += p.cut
+	n.tally.lost += p.lost
+	n.tally.dropped += builder.Dropped()
+	if n.config.Part != nil && p.samples > 0 {
+		n.config.Part(builder.Data(end))
+	}
+}
+
+// add adds the samples of one process.
+func (n *namer) add(ctx context.Context, builder *profile.Builder, of *targetSamples) {
+	names := n.names(ctx, of)
+	for _, same := range of.order {
+		stack := n.stack(names, same.stack)
+		var shown []reader.ThreadAttribute
+		if same.span.exists() {
+			shown = n.attributes(ctx, of.target, same)
+		}
+		sample := profile.Sample{Stack: stack, Attributes: sampleAttributes(&same.rawKey, shown)}
+		if same.span.exists() {
+			sample.Link = &profile.Link{TraceID: same.span.traceID, SpanID: same.span.spanID}
+		}
+		for _, at := range same.times {
+			sample.Time = at
+			builder.Add(same.published.resource, sample)
+		}
+		n.tally.add(of.target.image.PID, same, shown)
+	}
+}
+
+// frame is an address in what was mapped.
+type frame struct {
+	region  *symbols.Region
+	address uint64
+}
+
+// frameOf returns what is looked up for a frame of a stack: the call, not where it returns
+// to.
+func (s *rawStack) frameOf(i int) frame {
+	address := s.user[i]
+	if i > 0 && address > 0 {
+		address--
+	}
+	return frame{s.table.Find(address), address}
+}
+
+// names returns what is known about the addresses in the stacks of a process. Files may be
+// on file systems that do not answer.
+func (n *namer) names(ctx context.Context, of *targetSamples) map[frame]*symbols.Location {
+	asked := map[frame]bool{}
+	for _, same := range of.order {
+		for i := range same.stack.user {
+			if f := same.stack.frameOf(i); f.region != nil && len(asked) < maxNames {
+				asked[f] = true
+			}
+		}
+	}
+	until := time.Now().Add(processLimit / 2)
+	goOn := func() bool { return ctx.Err() == nil && time.Now().Before(until) }
+	named, err := patient.Call(ctx, of.target.image.PID, processLimit, func() (map[frame]*symbols.Location, error) {
+		named := make(map[frame]*symbols.Location, len(asked))
+		for f := range asked {
+			if !goOn() {
+				break // What has been found counts.
+			}
+			named[f] = f.region.Locate(f.address)
+		}
+		return named, nil
+	})
+	if err != nil { // There was no answer.
+		named = map[frame]*symbols.Location{}
+	}
+	return named
+}
+
+// stack returns a stack with names. Names of the same address are the same pointer.
+func (n *namer) stack(names map[frame]*symbols.Location, raw *rawStack) []*symbols.Location {
+	stack := make([]*symbols.Location, 0, len(raw.kernel)+len(raw.user))
+	for i, address := range raw.kernel {
+		if i > 0 {
+			address-- // of the call, not of where it returns to
+		}
+		stack = append(stack, n.kernel.Locate(address))
+	}
+	for i := range raw.user {
+		// Behind the kernel's frames there is the instruction that has called it, or at
+		// which it took over.
+		f := raw.frameOf(i)
+		l := names[f]
+		if l == nil {
+			l = &symbols.Location{Address: f.address}
+			names[f] = l
+		}
+		stack = append(stack, l)
+	}
+	return stack
+}
+
+// attributes returns the attributes of a span. Processes publish a name before they use it:
+// for one that is not known it looks whether they have published since.
+func (n *namer) attributes(ctx context.Context, t *target, same *rawSamples) []reader.ThreadAttribute {
+	if same.span.attributes == "" || same.published.layout == nil {
+		return nil
+	}
+	by := same.published.layout
+	if later := same.published.names.Load(); later != nil {
+		by = later
+	}
+	shown, all := by.Attributes([]byte(same.span.attributes))
+	if all || by.Context == nil || n.asked[same.published] {
+		return shown
+	}
+	n.asked[same.published] = true // Not for each span: to find that out may take a while.
+	now, err := patient.Call(ctx, t.image.PID, processLimit, func() (*reader.ThreadLayout, error) {
+		return layoutSince(ctx, t.reader, by.Context.PublishedAtNS)
+	})
+	if err != nil || now == nil {
+		return shown
+	}
+	same.published.names.Store(now)
+	shown, _ = now.Attributes([]byte(same.span.attributes))
+	return shown
+}
+
+// layoutSince returns where a process shows its spans by now, nil if it has published
+// nothing since. The thread that publishes may have to wait for a processor meanwhile.
+func layoutSince(ctx context.Context, p *reader.Process, publishedAtNS uint64) (*reader.ThreadLayout, error) {
+	for {
+		if changed, err := p.Changed(publishedAtNS); err != nil || !changed {
+			return nil, err
+		}
+		layout, err := p.ThreadLayout(ctx)
+		if !errors.Is(err, reader.ErrBusy) || ctx.Err() != nil {
+			return layout, err
+		}
+	}
+}

@@ -1,0 +1,146 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package recording
+
+import (
+	"encoding/binary"
+	"slices"
+	"time"
+
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/sampler"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/symbols"
+)
+
+const (
+	// partDuration and partSamples are about how long a part is.
+	partDuration = 30 * time.Second
+	partSamples  = 1 << 16
+	// maxPartSamples bounds the samples of a part that has to wait for the one before to be
+	// named. Further ones are lost.
+	maxPartSamples = 4 * partSamples
+	// maxTargetBytes bounds what the different stacks and spans of one process take in a
+	// part. Beyond it stacks are cut to their leaf, and are few then.
+	maxTargetBytes = 4 << 20
+	// maxPartBytes bounds it for all processes together.
+	maxPartBytes = 32 << 20
+)
+
+// part is the samples of some time, as they were taken: addresses without names.
+type part struct {
+	begun   time.Time
+	targets map[*target]*targetSamples
+	samples int
+	bytes   int
+	// cut counts the samples whose stack was cut, lost those that were not kept.
+	cut, lost uint64
+}
+
+// targetSamples are those of one process.
+type targetSamples struct {
+	target  *target
+	stacks  map[string]*rawStack
+	samples map[rawKey]*rawSamples
+	order   []*rawSamples
+	bytes   int
+}
+
+// rawStack is a stack in addresses.
+type rawStack struct {
+	// table is what the process had mapped then.
+	table        *symbols.Table
+	user, kernel []uint64
+}
+
+// rawKey is what samples have in common that are counted together.
+type rawKey struct {
+	published *published
+	stack     *rawStack
+	tid       int
+	comm      string
+	span      rawSpan
+}
+
+// rawSpan is a sampler's span that can be compared. The zero value is none.
+type rawSpan struct {
+	traceID    [16]byte
+	spanID     [8]byte
+	localRoot  [8]byte
+	proven     bool
+	attributes string // encoded
+}
+
+func (s *rawSpan) exists() bool { return s.spanID != [8]byte{} }
+
+// rawSamples are samples that are counted together.
+type rawSamples struct {
+	rawKey
+	times []time.Time
+}
+
+func newPart() *part { return &part{begun: time.Now(), targets: map[*target]*targetSamples{}} }
+
+// full reports whether the part is as long as it should be.
+func (p *part) full() bool {
+	return p.samples >= partSamples || p.bytes >= maxPartBytes/2 || time.Since(p.begun) >= partDuration
+}
+
+// add adds a sample of a process. What the sample holds is not kept. It returns the stack,
+// and whether it is the first one of its kind.
+func (p *part) add(t *target, s *sampler.Sample) (stack *rawStack, first bool) {
+	if p.samples >= maxPartSamples || p.bytes >= maxPartBytes {
+		p.lost++
+		return nil, false
+	}
+	of := p.targets[t]
+	if of == nil {
+		of = &targetSamples{target: t, stacks: map[string]*rawStack{}, samples: map[rawKey]*rawSamples{}}
+		t.hold()
+		p.targets[t] = of
+	}
+	before := of.bytes
+	user, kernel := s.User, s.Kernel
+	if of.bytes > maxTargetBytes {
+		p.cut++
+		user, kernel = user[:min(len(user), 1)], kernel[:min(len(kernel), 1)]
+	}
+	stack, first = of.stack(t.symbols.Table(), user, kernel)
+	key := rawKey{published: t.published.Load(), stack: stack, tid: s.TID, comm: s.Comm}
+	if s.Span != nil {
+		key.span = rawSpan{
+			traceID: s.Span.TraceID, spanID: s.Span.SpanID, localRoot: s.Span.LocalRootSpanID,
+			proven: s.Span.Proven, attributes: string(s.Span.Attributes),
+		}
+	}
+	same := of.samples[key]
+	if same == nil {
+		const size = 300 // bytes, about, with what the maps take
+		same = &rawSamples{rawKey: key}
+		of.samples[key] = same
+		of.order = append(of.order, same)
+		of.bytes += size + len(key.span.attributes)
+	}
+	same.times = append(same.times, s.Time)
+	p.samples++
+	p.bytes += of.bytes - before
+	return stack, first
+}
+
+// stack returns the stack with these addresses.
+func (s *targetSamples) stack(table *symbols.Table, user, kernel []uint64) (_ *rawStack, first bool) {
+	key := make([]byte, 0, 8*(1+len(user)+len(kernel)))
+	key = binary.NativeEndian.AppendUint64(key, uint64(len(user)))
+	for _, addresses := range [][]uint64{user, kernel} {
+		for _, a := range addresses {
+			key = binary.NativeEndian.AppendUint64(key, a)
+		}
+	}
+	if known := s.stacks[string(key)]; known != nil && known.table == table {
+		return known, false
+	}
+	const size = 200 // bytes, about, with what the map takes
+	stack := &rawStack{table: table, user: slices.Clone(user), kernel: slices.Clone(kernel)}
+	s.stacks[string(key)] = stack
+	s.bytes += size + 2*len(key)
+	return stack, true
+}

@@ -1,0 +1,257 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package symbols
+
+import (
+	"bytes"
+	"io"
+	"slices"
+	"sync"
+	"time"
+)
+
+const (
+	// maxFiles bounds the files that are open. The one that was used the longest time ago
+	// is closed, and names nothing any more.
+	maxFiles = 512
+	// maxTables bounds the files of which the symbols are held: about 24 MB each at most.
+	maxTables = 3
+	// maxNamed and maxNamedBytes bound the addresses of a file whose names are kept.
+	// Beyond one of them all are forgotten, and found again when asked for.
+	maxNamed      = 1 << 14
+	maxNamedBytes = 4 << 20
+	// maxBusy is how long to wait for a file that somebody else reads: who waits longer
+	// waits for a file system that does not answer.
+	maxBusy = 100 * time.Millisecond
+)
+
+// Files are the files that processes have mapped, each one once, however often and by how
+// many processes it is mapped. It is safe for concurrent use.
+type Files struct {
+	mu     sync.Mutex
+	byID   map[fileID]*file
+	order  []*file // the one used last is the last
+	tables []*file // those that hold symbols, likewise
+}
+
+// fileID tells files apart, also one that was written anew in its place.
+type fileID struct {
+	device, inode uint64
+	size          int64
+	changed       int64 // ctime in nanoseconds
+}
+
+// file is a file, opened, with what has been found in it.
+type file struct {
+	files *Files
+	id    fileID
+	// The build ids do not change.
+	gnuBuildID, goBuildID string
+
+	// reading is held by who reads the file. It is a channel, as who waits for it may
+	// give up.
+	reading chan struct{}
+	closer  io.Closer // nil for what is in memory
+	elf     *elfFile  // nil if it is none, or cannot be read, or is closed
+	golang  *goTable  // nil if there is none
+	symbols *elfSymbols
+	named   map[uint64]named
+	held    int // about how many bytes named takes
+}
+
+// named is what an address is in.
+type named struct {
+	lines []Line
+	kind  string
+}
+
+// NewFiles returns none yet. Close releases them.
+func NewFiles() *Files { return &Files{byID: map[fileID]*file{}} }
+
+// Close closes all files.
+func (f *Files) Close() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, o := range f.order {
+		o.close()
+	}
+	f.byID, f.order, f.tables = map[fileID]*file{}, nil, nil
+}
+
+// open returns the file behind a region, or nil if it cannot be read.
+func (f *Files) open(r *Region) *file {
+	if r.mapping.Path == vdso {
+		return f.ownVDSO()
+	}
+	if r.inode == 0 {
+		return nil
+	}
+	path, id, err := r.process.openFile(r)
+	if err != nil {
+		return nil
+	}
+	defer func() { _ = path.Close() }()
+	f.mu.Lock()
+	known := f.byID[id]
+	if known != nil {
+		use(&f.order, known)
+	}
+	f.mu.Unlock()
+	if known != nil {
+		return known
+	}
+	content, err := reopen(path)
+	if err != nil {
+		return nil
+	}
+	return f.add(newFile(f, id, content, content))
+}
+
+// add keeps a file, unless it is known by now.
+func (f *Files) add(o *file) *file {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if known := f.byID[o.id]; known != nil {
+		o.close()
+		return known
+	}
+	f.byID[o.id] = o
+	if oldest := use(&f.order, o); len(f.order) > maxFiles {
+		f.order = f.order[1:]
+		delete(f.byID, oldest.id)
+		oldest.close()
+	}
+	return o
+}
+
+// use makes o the last of a list, and returns the first.
+func use(list *[]*file, o *file) *file {
+	if i := slices.Index(*list, o); i >= 0 {
+		*list = slices.Delete(*list, i, i+1)
+	}
+	*list = append(*list, o)
+	return (*list)[0]
+}
+
+func newFile(f *Files, id fileID, content io.ReaderAt, closer io.Closer) *file {
+	o := &file{files: f, id: id, reading: make(chan struct{}, 1), closer: closer, named: map[uint64]named{}}
+	e, err := parseELF(whole(content))
+	if err != nil {
+		return o // a file of another kind, whose code nothing names
+	}
+	o.elf = e
+	o.gnuBuildID, o.goBuildID = e.buildIDs()
+	if t, err := e.goTable(); err == nil {
+		o.golang = t
+	}
+	return o
+}
+
+// close closes the file when nobody reads it. What was found in it stays.
+func (o *file) close() {
+	go func() {
+		o.reading <- struct{}{}
+		o.elf, o.golang, o.symbols, o.named = nil, nil, nil, nil
+		if o.closer != nil {
+			_ = o.closer.Close() // nothing was written
+		}
+		<-o.reading
+	}()
+}
+
+// vdso is the path of the code that the kernel maps into each process.
+const vdso = "[vdso]"
+
+// ownVDSO returns the vDSO of this process: the kernel has one for all of an architecture.
+// What others have mapped may be what they have written there.
+func (f *Files) ownVDSO() *file {
+	id := fileID{size: -1}
+	f.mu.Lock()
+	known := f.byID[id]
+	f.mu.Unlock()
+	if known != nil {
+		return known
+	}
+	code, err := readOwnVDSO()
+	if err != nil {
+		return nil
+	}
+	return f.add(newFile(f, id, bytes.NewReader(code), nil))
+}
+
+// locate returns what is at an offset of the file, and its type.
+func (o *file) locate(offset uint64) ([]Line, string) {
+	timer := time.NewTimer(maxBusy)
+	defer timer.Stop()
+	select {
+	case o.reading <- struct{}{}:
+		defer func() { <-o.reading }()
+	case <-timer.C:
+		return nil, ""
+	}
+	if o.elf == nil {
+		return nil, ""
+	}
+	if n, ok := o.named[offset]; ok {
+		return n.lines, n.kind
+	}
+	n := named{kind: TypeNative}
+	if at, ok := o.elf.address(offset); ok {
+		n.lines, n.kind = o.lookup(at)
+	}
+	o.keep(offset, n)
+	return n.lines, n.kind
+}
+
+// keep keeps n for the next time.
+func (o *file) keep(offset uint64, n named) {
+	const entry, line = 60, 50 // bytes, about
+	size := entry
+	for _, l := range n.lines {
+		size += line + len(l.Function) + len(l.File)
+	}
+	if len(o.named) >= maxNamed || o.held+size > maxNamedBytes {
+		o.forget()
+	}
+	o.held += size
+	o.named[offset] = n
+}
+
+func (o *file) forget() {
+	clear(o.named)
+	o.held = 0
+}
+
+// lookup returns the functions at address, in the file's own numbers, and their type.
+func (o *file) lookup(address uint64) ([]Line, string) {
+	if t := o.golang; t != nil && t.text <= address && address < t.limit {
+		lines, _ := t.lookup(address)
+		return lines, TypeGo
+	}
+	if o.symbols == nil {
+		o.symbols = o.elf.readSymbols()
+	}
+	o.files.holds(o)
+	if name, ok := o.symbols.lookup(address); ok {
+		return []Line{{Function: name}}, TypeNative
+	}
+	return nil, TypeNative
+}
+
+// holds notes that a file holds its symbols, and lets another one forget its own.
+func (f *Files) holds(o *file) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	oldest := use(&f.tables, o)
+	if len(f.tables) <= maxTables {
+		return
+	}
+	f.tables = f.tables[1:]
+	select {
+	case oldest.reading <- struct{}{}:
+		oldest.symbols = nil
+		<-oldest.reading
+	default: // it is being read: another time
+	}
+}
