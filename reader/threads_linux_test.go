@@ -23,6 +23,7 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 	"github.com/otelctx/otelctx/internal/wire"
+	"strconv"
 )
 
 // relabel replaces the labels of the goroutine, as pprof.Do does.

@@ -5,7 +5,7 @@ package universalprofiling
 
 import (
 	"encoding/hex"
-	"fmt"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"

@@ -92,6 +92,7 @@ var graph = map[string]string{
 	"benchmarks/internal/leaf":           "internal/goruntime internal/wire",
 	"benchmarks/soak":                    "",
 	"cmd/otelctx/internal/collectortest": "",
+	"cmd/otelctx/internal/hostile":       "",
 	"internal/architecture":              "",
 	"internal/docscode":                  "",
 	"internal/interop":                   "",

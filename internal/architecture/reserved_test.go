@@ -26,12 +26,13 @@ var reserved = map[string]string{
 	"C": "internal/apmlib/cgoword internal/goruntime/testdata/probe spanctx/testdata/cgo " +
 		"internal/testing/burner/service cmd/otelctx/internal/symbols/testdata/cgo",
 	// C in files of its own: the same, the BPF program, and a reader for those who write C.
-	".c": "internal/apmlib/cgoword internal/apmlib/testdata cmd/otelctx/internal/sampler example/creader",
+	".c": "internal/apmlib/cgoword internal/apmlib/testdata cmd/otelctx/internal/sampler example/creader " +
+		"cmd/otelctx/internal/hostile/testdata",
 	".h": "cmd/otelctx/internal/sampler",
 	// Where tests make system calls that package syscall does not have. Those of other
 	// code are in [graph].
 	"x/sys in tests": "internal/apmlib internal/goruntime internal/goruntime/testdata/probe internal/profilersocket " +
-		"internal/slots internal/vma universalprofiling cmd/otelctx/internal/sampler cmd/otelctx/internal/collectortest",
+		"internal/slots internal/vma universalprofiling cmd/otelctx/internal/sampler cmd/otelctx/internal/collectortest cmd/otelctx/internal/hostile",
 }
 
 // linknames says which functions and variables of the runtime are reached without its

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"iter"
+	"math"
 	"math/big"
 	"regexp"
 	"runtime"
@@ -50,23 +51,23 @@ func TestMaps(t *testing.T) {
 		name, line string
 		want       Mapping
 	}{
-		{"file", "555fdcea4000-555fdcea9000 r-xp 00002000 fe:00 247026      /usr/bin/cat", Mapping{Start: 0x555fdcea4000, End: 0x555fdcea9000, Perms: Perms{Read: true, Exec: true}, Offset: 0x2000, Inode: 247026, Name: "/usr/bin/cat"}},
+		{"file", "555fdcea4000-555fdcea9000 r-xp 00002000 fe:00 247026      /usr/bin/cat", Mapping{Start: 0x555fdcea4000, End: 0x555fdcea9000, Perms: Perms{Read: true, Exec: true}, Offset: 0x2000, Major: 0xfe, Inode: 247026, Name: "/usr/bin/cat"}},
 		{"heap", "55601133d000-55601135e000 rw-p 00000000 00:00 0      [heap]", Mapping{Start: 0x55601133d000, End: 0x55601135e000, Perms: rw, Name: "[heap]"}},
 		{"stack", "7ffcc2567000-7ffcc2588000 rw-p 00000000 00:00 0      [stack]", Mapping{Start: 0x7ffcc2567000, End: 0x7ffcc2588000, Perms: rw, Name: "[stack]"}},
 		{"kernel half", "ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0      [vsyscall]", Mapping{Start: 0xffffffffff600000, End: 0xffffffffff601000, Perms: Perms{Exec: true}, Name: "[vsyscall]"}},
 		{"all but the end of the address space", "00000000-ffffffffffffffff ---p 00000000 00:00 0 ", Mapping{End: 0xffffffffffffffff}},
-		{"shared, every permission", "7f5b21900000-7f5b21907000 rwxs ffffffffff000 fe:00 18446744073709551615   /a", Mapping{Start: 0x7f5b21900000, End: 0x7f5b21907000, Perms: Perms{true, true, true, true}, Offset: 0xffffffffff000, Inode: 1<<64 - 1, Name: "/a"}},
+		{"shared, every permission", "7f5b21900000-7f5b21907000 rwxs ffffffffff000 fe:00 18446744073709551615   /a", Mapping{Start: 0x7f5b21900000, End: 0x7f5b21907000, Perms: Perms{true, true, true, true}, Offset: 0xffffffffff000, Major: 0xfe, Inode: 1<<64 - 1, Name: "/a"}},
 		{"no name", "7f5b21698000-7f5b216ba000 rw-p 00000000 00:00 0 ", Mapping{Start: 0x7f5b21698000, End: 0x7f5b216ba000, Perms: rw}},
 		{"no name and no space", "7f5b21698000-7f5b216ba000 rw-p 00000000 00:00 0", Mapping{Start: 0x7f5b21698000, End: 0x7f5b216ba000, Perms: rw}},
-		{"memfd", "7f5b21698000-7f5b216b9000 rw-p 00000000 00:01 1030      /memfd:OTEL_CTX (deleted)", Mapping{Start: 0x7f5b21698000, End: 0x7f5b216b9000, Perms: rw, Inode: 1030, Name: "/memfd:OTEL_CTX (deleted)"}},
+		{"memfd", "7f5b21698000-7f5b216b9000 rw-p 00000000 00:01 1030      /memfd:OTEL_CTX (deleted)", Mapping{Start: 0x7f5b21698000, End: 0x7f5b216b9000, Perms: rw, Minor: 0x1, Inode: 1030, Name: "/memfd:OTEL_CTX (deleted)"}},
 		{"named anonymous memory", "7f5b21698000-7f5b216b9000 rw-p 00000000 00:00 0      [anon: glibc: malloc]", Mapping{Start: 0x7f5b21698000, End: 0x7f5b216b9000, Perms: rw, Name: "[anon: glibc: malloc]"}},
-		{"named shared memory", "7f5b21698000-7f5b216b9000 rw-p 00000000 00:01 77      [anon_shmem:OTEL_CTX]", Mapping{Start: 0x7f5b21698000, End: 0x7f5b216b9000, Perms: rw, Inode: 77, Name: "[anon_shmem:OTEL_CTX]"}},
-		{"numbers too wide for the padding", "ffffffffff600000-ffffffffff601000 ---p fffffffffffff000 103:02 12345678901234567 /x", Mapping{Start: 0xffffffffff600000, End: 0xffffffffff601000, Offset: 0xfffffffffffff000, Inode: 12345678901234567, Name: "/x"}},
-		{"two spaces in the name", "1000-2000 ---p 00000000 00:01 7      /memfd:a  b (deleted)", Mapping{Start: 0x1000, End: 0x2000, Inode: 7, Name: "/memfd:a  b (deleted)"}},
-		{"spaces at the end of the name", "1000-2000 ---p 00000000 00:01 7      /tmp/a  ", Mapping{Start: 0x1000, End: 0x2000, Inode: 7, Name: "/tmp/a  "}},
-		{"carriage return at the end of the name", "1000-2000 ---p 00000000 00:01 7      /tmp/a\r", Mapping{Start: 0x1000, End: 0x2000, Inode: 7, Name: "/tmp/a\r"}},
-		{"escaped newline stays escaped", `1000-2000 ---p 00000000 00:01 7      /tmp/a\012b`, Mapping{Start: 0x1000, End: 0x2000, Inode: 7, Name: `/tmp/a\012b`}},
-		{"bytes that are no text", "1000-2000 ---p 00000000 00:01 7      /tmp/\xff\x00\x1b[31m\t", Mapping{Start: 0x1000, End: 0x2000, Inode: 7, Name: "/tmp/\xff\x00\x1b[31m\t"}},
+		{"named shared memory", "7f5b21698000-7f5b216b9000 rw-p 00000000 00:01 77      [anon_shmem:OTEL_CTX]", Mapping{Start: 0x7f5b21698000, End: 0x7f5b216b9000, Perms: rw, Minor: 0x1, Inode: 77, Name: "[anon_shmem:OTEL_CTX]"}},
+		{"numbers too wide for the padding", "ffffffffff600000-ffffffffff601000 ---p fffffffffffff000 103:02 12345678901234567 /x", Mapping{Start: 0xffffffffff600000, End: 0xffffffffff601000, Offset: 0xfffffffffffff000, Major: 0x103, Minor: 0x2, Inode: 12345678901234567, Name: "/x"}},
+		{"two spaces in the name", "1000-2000 ---p 00000000 00:01 7      /memfd:a  b (deleted)", Mapping{Start: 0x1000, End: 0x2000, Minor: 0x1, Inode: 7, Name: "/memfd:a  b (deleted)"}},
+		{"spaces at the end of the name", "1000-2000 ---p 00000000 00:01 7      /tmp/a  ", Mapping{Start: 0x1000, End: 0x2000, Minor: 0x1, Inode: 7, Name: "/tmp/a  "}},
+		{"carriage return at the end of the name", "1000-2000 ---p 00000000 00:01 7      /tmp/a\r", Mapping{Start: 0x1000, End: 0x2000, Minor: 0x1, Inode: 7, Name: "/tmp/a\r"}},
+		{"escaped newline stays escaped", `1000-2000 ---p 00000000 00:01 7      /tmp/a\012b`, Mapping{Start: 0x1000, End: 0x2000, Minor: 0x1, Inode: 7, Name: `/tmp/a\012b`}},
+		{"bytes that are no text", "1000-2000 ---p 00000000 00:01 7      /tmp/\xff\x00\x1b[31m\t", Mapping{Start: 0x1000, End: 0x2000, Minor: 0x1, Inode: 7, Name: "/tmp/\xff\x00\x1b[31m\t"}},
 	}
 	var (
 		file strings.Builder
@@ -281,7 +282,7 @@ func TestPermsString(t *testing.T) {
 }
 
 // reference parses lines in another way: one expression for all of a line.
-var reference = regexp.MustCompile(`(?s)^([0-9a-fA-F]+)-([0-9a-fA-F]+) ([r-][w-][x-][sp]) ([0-9a-fA-F]+) ([^ ]*) ([0-9]+)(?: +(.*))?$`)
+var reference = regexp.MustCompile(`(?s)^([0-9a-fA-F]+)-([0-9a-fA-F]+) ([r-][w-][x-][sp]) ([0-9a-fA-F]+) ([0-9a-fA-F]+):([0-9a-fA-F]+) ([0-9]+)(?: +(.*))?$`)
 
 // parseReference returns the mapping of a line, or false.
 func parseReference(line string) (Mapping, bool) {
@@ -300,10 +301,12 @@ func parseReference(line string) (Mapping, bool) {
 		End:    number(f[2], 16),
 		Perms:  Perms{f[3][0] == 'r', f[3][1] == 'w', f[3][2] == 'x', f[3][3] == 's'},
 		Offset: number(f[4], 16),
-		Inode:  number(f[6], 10),
-		Name:   f[7],
+		Major:  uint32(number(f[5], 16)),
+		Minor:  uint32(number(f[6], 16)),
+		Inode:  number(f[7], 10),
+		Name:   f[8],
 	}
-	return m, ok && m.Start < m.End
+	return m, ok && number(f[5], 16) <= math.MaxUint32 && number(f[6], 16) <= math.MaxUint32 && m.Start < m.End
 }
 
 // splitLines returns the lines of a file, the last of which need not be ended.
