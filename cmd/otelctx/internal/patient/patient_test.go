@@ -6,6 +6,7 @@ package patient
 import (
 	"context"
 	"errors"
+	"os"
 	"testing"
 	"time"
 
@@ -83,13 +84,17 @@ func TestCallCancelled(t *testing.T) {
 
 func TestTooManyCalls(t *testing.T) {
 	f, answer := waiting(t)
-	for pid := range mostWaiting {
-		_, err := Call(t.Context(), pid, short, f)
+	const first = 1 << 30 // There is no such process: nobody knows whose they are.
+	for pid := range mostOfUser {
+		_, err := Call(t.Context(), first+pid, short, f)
 		require.ErrorIs(t, err, ErrNoAnswer)
 	}
-	_, err := Call(t.Context(), mostWaiting, Limit, f)
+	_, err := Call(t.Context(), first+mostOfUser, Limit, f)
 	require.ErrorIs(t, err, ErrTooMany)
 	require.NotErrorIs(t, err, ErrNoAnswer)
+	value, err := Call(t.Context(), os.Getpid(), Limit, func() (int, error) { return 2, nil })
+	require.NoError(t, err, "another user's process")
+	assert.Equal(t, 2, value)
 	answer()
 	settle(t)
 }
