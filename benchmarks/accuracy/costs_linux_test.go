@@ -171,7 +171,7 @@ func (r recorder) testLong(t *testing.T) {
 // counted returns how many samples the program has taken, and how many of those were lost.
 func counted(t *testing.T, counts *ebpf.Map) (taken, lost int) {
 	t.Helper()
-	var perCPU []struct{ Taken, Lost uint64 }
+	var perCPU []struct{ Taken, Lost, Replaced uint64 }
 	require.NoError(t, counts.Lookup(uint32(0), &perCPU))
 	for _, c := range perCPU {
 		taken += int(c.Taken)
