@@ -33,13 +33,12 @@ func list(text string) []attribute.KeyValue {
 func set(text string) attribute.Set { return attribute.NewSet(list(text)...) }
 
 // some returns n attributes whose keys have a prefix.
-func some(prefix string, n int) (text string) {
-	var textSb37 strings.Builder
+func some(prefix string, n int) string {
+	var text strings.Builder
 	for i := range n {
-		textSb37.WriteString(fmt.Sprintf(" %s%d=", prefix, i))
+		fmt.Fprintf(&text, " %s%d=", prefix, i)
 	}
-	text += textSb37.String()
-	return text
+	return text.String()
 }
 
 // with returns a context that has had each of layers added.
