@@ -507,7 +507,7 @@ func (r *running) awaitRecorded(t *testing.T, c *childproc.Child) {
 				return true
 			}
 		}
-		return err != nil // It has ended: that is for the test to find.
+		return err != nil || len(fds) == 0 // It has ended: that is for the test to find.
 	}, patience, tick)
 }
 

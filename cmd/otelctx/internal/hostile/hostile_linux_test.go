@@ -304,7 +304,7 @@ func (r *recorder) recorded(pids ...int) *recorder {
 					return true
 				}
 			}
-			return err != nil // It has ended: that is for the test to find.
+			return err != nil || len(fds) == 0 // It has ended: that is for the test to find.
 		}, patience, 10*time.Millisecond)
 	}
 	return r

@@ -40,6 +40,7 @@ type targets struct {
 	sampler *sampler.Sampler
 	files   *symbols.Files
 	looks   sync.WaitGroup
+	places  chan struct{} // of those who look
 	attach  chan *symbols.Region
 
 	mu sync.Mutex
@@ -49,7 +50,8 @@ type targets struct {
 	gone map[*target]time.Time
 	// others are what was found out of processes that are not recorded, by their id.
 	others map[int]other
-	// looking is since when processes are being looked at, by their id.
+	// looking is since when processes are being looked at, by their id; the zero time for
+	// those that are to be, when there is a place.
 	looking map[int]time.Time
 	// warned is what has been warned of, by the process's id.
 	warned map[int]string
@@ -69,7 +71,7 @@ type other struct {
 // openTargets opens the sampler, and begins with the processes that there are.
 func openTargets(c *Config) (*targets, error) {
 	ts := &targets{
-		config: c, files: symbols.NewFiles(), attach: make(chan *symbols.Region, attachQueue),
+		config: c, files: symbols.NewFiles(), attach: make(chan *symbols.Region, attachQueue), places: make(chan struct{}, mostLooks),
 		all: map[sampler.Image]*target{}, gone: map[*target]time.Time{}, others: map[int]other{}, looking: map[int]time.Time{}, warned: map[int]string{},
 	}
 	if c.PID != 0 {
@@ -198,14 +200,23 @@ func (ts *targets) poll(ctx context.Context) {
 	ts.sweep(processes)
 	var looks []sampler.Process
 	for pid, p := range processes {
-		if _, is := ts.looking[pid]; !is && ts.changed(p) && len(ts.looking) < mostLooks {
-			ts.looking[pid] = time.Now()
+		if _, is := ts.looking[pid]; !is && ts.changed(p) {
+			ts.looking[pid] = time.Time{}
 			looks = append(looks, p)
 		}
 	}
 	ts.mu.Unlock()
 	for _, p := range looks {
 		ts.looks.Go(func() {
+			select {
+			case ts.places <- struct{}{}:
+				defer func() { <-ts.places }()
+			case <-ctx.Done():
+				return
+			}
+			ts.mu.Lock()
+			ts.looking[p.Image.PID] = time.Now()
+			ts.mu.Unlock()
 			if err := ts.look(ctx, p); ctx.Err() == nil {
 				ts.explain(p, err)
 				ts.mu.Lock()
@@ -463,7 +474,7 @@ func (ts *targets) explainTheRest() {
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
 	for pid, since := range ts.looking {
-		if time.Since(since) > tickInterval {
+		if !since.IsZero() && (pid == ts.config.PID || time.Since(since) > tickInterval) {
 			ts.config.warn(fmt.Errorf("pid %d: %w: no answer until the end of the recording", pid, patient.ErrNoAnswer))
 		}
 	}
