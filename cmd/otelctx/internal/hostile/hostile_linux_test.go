@@ -97,6 +97,9 @@ func install(t *testing.T, program, path string, mode os.FileMode) string {
 // attacks.
 func command(t *testing.T) string {
 	t.Helper()
+	if !childproc.Capable(t, unix.CAP_BPF) || !childproc.Capable(t, unix.CAP_PERFMON) {
+		t.Skip("recording takes CAP_BPF and CAP_PERFMON")
+	}
 	if path := os.Getenv("OTELCTX_TEST_COMMAND"); path != "" {
 		return path
 	}
