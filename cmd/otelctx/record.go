@@ -53,6 +53,7 @@ func (*recordCommand) Help() string {
 		"--otlp-endpoint is where OTEL_EXPORTER_OTLP_PROFILES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT says; the other " +
 		"OTEL_EXPORTER_OTLP_ variables count in any case.\n\n" + recordPrivileges + "\n\n" +
 		"With --json: {pid, start_time_unix_nano, duration_nano, frequency, samples, attributed, unproven, lost, ended,\n" +
+		"replaced, cut, spans_left_out, dropped,\n" +
 		"processes: [{pid, service, samples, attributed}],\n" +
 		"spans: [{service, trace_id, span_id, samples, unproven, cpu_nano, attributes: {KEY: VALUE}}],\n" +
 		"traces: [{service, trace_id, spans, samples, cpu_nano}]}. pid is 0 for --all. A sample stands for cpu_nano / samples " +

@@ -31,14 +31,15 @@ type recordDocument struct {
 	Attributed uint64 `json:"attributed"`
 	Unproven   uint64 `json:"unproven"`
 	Lost       uint64 `json:"lost"`
-	// Replaced counts the samples that were not taken since their process had begun to
-	// run another program, Cut those with only the innermost frame of their stack,
-	// SpansLeftOut the spans that are not in Spans since there are too many, Dropped the
-	// attributes that no profile can have.
-	Replaced     uint64 `json:"replaced"`
-	Cut          uint64 `json:"cut"`
+	// Replaced counts samples that were not taken: their process had begun to run another
+	// program.
+	Replaced uint64 `json:"replaced"`
+	// Cut counts samples with only the innermost frame of their stack.
+	Cut uint64 `json:"cut"`
+	// SpansLeftOut counts spans that are not in Spans: there are too many.
 	SpansLeftOut uint64 `json:"spans_left_out"`
-	Dropped      uint64 `json:"dropped"`
+	// Dropped counts attributes that no profile can have.
+	Dropped uint64 `json:"dropped"`
 	// Ended says that the process ended meanwhile.
 	Ended bool `json:"ended"`
 	// Processes, Spans and Traces are those that used the processor most, in that

@@ -12,7 +12,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
@@ -29,8 +28,11 @@ func Frequency() int {
 	return usual
 }
 
-// AwaitUse waits until a child has used the processors for so long from now on.
-func AwaitUse(t testing.TB, c *childproc.Child, d time.Duration) {
+// Process is a process that a test has started.
+type Process interface{ PID() int }
+
+// AwaitUse waits until a process has used the processors for so long from now on.
+func AwaitUse(t testing.TB, c Process, d time.Duration) {
 	t.Helper()
 	var until time.Duration
 	for deadline := time.Now().Add(5 * time.Minute); ; time.Sleep(time.Millisecond) {
@@ -45,14 +47,14 @@ func AwaitUse(t testing.TB, c *childproc.Child, d time.Duration) {
 			return
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("the burner has not used the processors for %v more than %v", d, until-d)
+			t.Fatalf("the process has not used the processors for %v more than %v", d, until-d)
 		}
 	}
 }
 
-// Used returns for how long a child has used the processors so far, all of its threads
+// Used returns for how long a process has used the processors so far, all of its threads
 // together.
-func Used(c *childproc.Child) (time.Duration, error) {
+func Used(c Process) (time.Duration, error) {
 	// The clock of another process's CPU time, as clock_getcpuclockid(3) makes it.
 	const sched = 2
 	var ts unix.Timespec

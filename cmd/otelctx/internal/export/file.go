@@ -42,10 +42,10 @@ type output interface {
 // shell does, so that the kernel's rules for links and files of other users hold, before
 // there is anything to lose.
 //
-// A regular file of the caller's own appears complete when it is closed, and one that was
-// there stays until then; so it does where it is a link, or has more names, but for the
-// moment in which it is written. What is no regular file, such as a pipe, is written to as
-// profiles come. New files are the caller's alone (0600).
+// A regular file appears complete when it is closed, and one that was there stays until
+// then. One that is a link, has more names, or is another user's is written over at that
+// moment; the others are replaced. What is no regular file, such as a pipe, is written to
+// as profiles come. New files are the caller's alone (0600).
 func Create(path string, format Format, stdout io.Writer) (*File, error) {
 	out, err := open(path, stdout)
 	if err != nil {

@@ -15,9 +15,9 @@ import (
 	"github.com/google/renameio/v2"
 )
 
-// refusePlanted returns an error if there is a file that another user may have put there for
-// this one to write to: by the kernel's rules for directories in which everybody may create
-// files, whatever those are set to here (fs.protected_symlinks and its kin).
+// refusePlanted returns an error if another user has put a file there, in a directory in
+// which everybody may create files, for this user to write to. These are the kernel's own
+// rules (fs.protected_symlinks and its kin), which need not be switched on.
 func refusePlanted(path string) error {
 	dir, err := os.Stat(filepath.Dir(path))
 	if err != nil {

@@ -179,24 +179,7 @@ func (p *process) exec(path, want string) {
 	require.Equal(p.t, want, p.lines.line())
 }
 
-func (p *process) pid() int { return p.cmd.Process.Pid }
-
-// awaitUse waits until a process has used the processors for so long from now on.
-func awaitUse(t *testing.T, pid int, d time.Duration) {
-	t.Helper()
-	used := func() time.Duration {
-		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-		require.NoError(t, err)
-		fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+2:]))
-		user, err := strconv.Atoi(fields[11])
-		require.NoError(t, err)
-		system, err := strconv.Atoi(fields[12])
-		require.NoError(t, err)
-		return time.Duration(user+system) * time.Second / 100
-	}
-	until := used() + d
-	require.Eventually(t, func() bool { return used() >= until }, patience, time.Millisecond)
-}
+func (p *process) PID() int { return p.cmd.Process.Pid }
 
 // recorder is otelctx record at work.
 type recorder struct {
@@ -388,13 +371,13 @@ func TestSetuidExec(t *testing.T) {
 	victim := install(t, attacker, filepath.Join(dir, "victim"), os.ModeSetuid|0o755)
 
 	p := start(t, nobody, "published", attacker, publish(t, attacker, text("service.name", "attacker"))...)
-	r := record(t, nobody, otelctx, strconv.Itoa(p.pid())).recorded(p.pid())
-	awaitUse(t, p.pid(), 300*time.Millisecond)
+	r := record(t, nobody, otelctx, strconv.Itoa(p.PID())).recorded(p.PID())
+	burner.AwaitUse(t, p, 300*time.Millisecond)
 	p.exec(victim, "secret")
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.pid()))
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.PID()))
 	require.NoError(t, err)
 	require.Contains(t, string(status), "Uid:\t65534\t0\t0\t0\n", "the program is privileged")
-	awaitUse(t, p.pid(), time.Second/2)
+	burner.AwaitUse(t, p, time.Second/2)
 	d, profile := r.finishOrEnd()
 	assert.Positive(t, d.Samples, "before")
 	for _, s := range d.Spans {
@@ -430,8 +413,8 @@ func TestKernelAddresses(t *testing.T) {
 		t.Skip("the kernel shows its addresses to everybody (kernel.kptr_restrict)")
 	}
 	p := start(t, nobody, "frames", attacker(t), "frames")
-	r := record(t, nobody, otelctx, "--kernel", strconv.Itoa(p.pid())).recorded(p.pid())
-	awaitUse(t, p.pid(), time.Second/2)
+	r := record(t, nobody, otelctx, "--kernel", strconv.Itoa(p.PID())).recorded(p.PID())
+	burner.AwaitUse(t, p, time.Second/2)
 	d, profile := r.end()
 	assert.Positive(t, d.Samples)
 	for _, l := range profile.Location {
@@ -462,10 +445,10 @@ func TestExec(t *testing.T) {
 	r := record(t, -1, otelctx, "--all").recorded(service.PID())
 	for range testenv.Rounds(1, 10) {
 		p := start(t, -1, "published", attacker, publish(t, attacker, text("service.name", "before"))...)
-		r.recorded(p.pid())
-		awaitUse(t, p.pid(), 300*time.Millisecond)
+		r.recorded(p.PID())
+		burner.AwaitUse(t, p, 300*time.Millisecond)
 		p.exec(other, "secret")
-		awaitUse(t, p.pid(), 500*time.Millisecond)
+		burner.AwaitUse(t, p, 500*time.Millisecond)
 	}
 	_, profile := r.end()
 	before := 0
@@ -489,15 +472,15 @@ func TestReusedPID(t *testing.T) {
 	reused := 0
 	for range 20 {
 		p := start(t, -1, "published", attacker, publish(t, attacker, text("service.name", "before"))...)
-		r.recorded(p.pid())
-		awaitUse(t, p.pid(), 100*time.Millisecond)
+		r.recorded(p.PID())
+		burner.AwaitUse(t, p, 100*time.Millisecond)
 		require.NoError(t, p.cmd.Process.Kill())
 		_ = p.cmd.Wait()
-		require.NoError(t, os.WriteFile("/proc/sys/kernel/ns_last_pid", []byte(strconv.Itoa(p.pid()-1)), 0))
+		require.NoError(t, os.WriteFile("/proc/sys/kernel/ns_last_pid", []byte(strconv.Itoa(p.PID()-1)), 0))
 		next := start(t, -1, "secret", other, "secret")
-		if next.pid() == p.pid() {
+		if next.PID() == p.PID() {
 			reused++
-			awaitUse(t, next.pid(), 500*time.Millisecond)
+			burner.AwaitUse(t, next, 500*time.Millisecond)
 		}
 		require.NoError(t, next.cmd.Process.Kill())
 		if reused == testenv.Rounds(1, 5) {
@@ -520,12 +503,14 @@ func TestReusedPID(t *testing.T) {
 
 // attack is something that goes on beside a service which is recorded.
 type attack struct {
-	name  string
+	name string
+	// said is what otelctx says of it, if anything.
+	said  string
 	begin func(t *testing.T, attacker string)
 }
 
 var attacks = []attack{
-	{"what no profile can have", func(t *testing.T, attacker string) { // row 3
+	{"what no profile can have", "attributes were left out", func(t *testing.T, attacker string) { // row 3
 		index := &commonpb.AnyValue{Value: &commonpb.AnyValue_StringValueStrindex{StringValueStrindex: 1 << 30}}
 		for _, attributes := range [][]*commonpb.KeyValue{
 			{text("service.name", "hostile"), text("", "no key")},
@@ -539,14 +524,14 @@ var attacks = []attack{
 			start(t, -1, "published", exe, publish(t, exe, text("service.name", "hostile"))...)
 		}
 	}},
-	{"60,000 mappings", func(t *testing.T, attacker string) { // row 4
+	{"60,000 mappings", "", func(t *testing.T, attacker string) { // row 4
 		start(t, -1, "mapped", attacker, "map", codeFile(t, 1), "60000", codeOffset)
 	}},
-	{"4,000 mappings of a million symbols", func(t *testing.T, attacker string) {
+	{"4,000 mappings of a million symbols", "", func(t *testing.T, attacker string) {
 		start(t, -1, "mapped", attacker, "map", codeFile(t, 1<<20), "4000", codeOffset)
 	}},
-	{"random frames", func(t *testing.T, attacker string) { start(t, -1, "frames", attacker, "frames") }},
-	{"stalling readers", func(t *testing.T, _ string) {
+	{"random frames", "", func(t *testing.T, attacker string) { start(t, -1, "frames", attacker, "frames") }},
+	{"stalling readers", "makes those who read it wait", func(t *testing.T, _ string) {
 		needRoot(t)
 		for range 17 {
 			c := childproc.Start(t, roleStalling, nil)
@@ -612,15 +597,15 @@ func TestBeside(t *testing.T) {
 			a.begin(t, attacker)
 			service := startService(t)
 			r := record(t, -1, otelctx, "--all").recorded(service.PID())
-			awaitUse(t, service.PID(), time.Second/2)
+			burner.AwaitUse(t, service, time.Second/2)
 			d, profile := r.end()
 			assertRecorded(t, d, profile, service.PID())
 			usage, ok := r.cmd.ProcessState.SysUsage().(*syscall.Rusage)
 			require.True(t, ok)
 			used := time.Duration(syscall.TimevalToNsec(usage.Utime) + syscall.TimevalToNsec(usage.Stime))
 			t.Logf("%v of the processor, %d MB, %d samples; said: %s", used, r.memory.Load()>>20, d.Samples, r.stderr.String())
-			// As much as the service has used itself.
 			assert.Less(t, used, time.Second)
+			assert.Contains(t, r.stderr.String(), a.said)
 		})
 	}
 }
@@ -652,7 +637,7 @@ func TestStalled(t *testing.T) {
 	// Much less than who waits for an answer of one process waits.
 	r := record(t, -1, otelctx, "--all")
 	r.recorded(service.PID())
-	awaitUse(t, service.PID(), 300*time.Millisecond)
+	burner.AwaitUse(t, service, 300*time.Millisecond)
 	d, _ := r.end()
 	assert.Positive(t, d.samples(service.PID()))
 	assert.Equal(t, 17, strings.Count(r.stderr.String(), "makes those who read it wait"), r.stderr.String())
@@ -679,8 +664,8 @@ func TestFilesAreNotOpened(t *testing.T) {
 	defer func() { _ = unix.Close(watch) }()
 	_, err = unix.InotifyAddWatch(watch, code, unix.IN_OPEN)
 	require.NoError(t, err)
-	r := record(t, nobody, otelctx, strconv.Itoa(p.pid())).recorded(p.pid())
-	awaitUse(t, p.pid(), time.Second/2)
+	r := record(t, nobody, otelctx, strconv.Itoa(p.PID())).recorded(p.PID())
+	burner.AwaitUse(t, p, time.Second/2)
 	d, _ := r.end()
 	assert.Positive(t, d.Samples)
 	_, err = unix.Read(watch, make([]byte, 4096))
@@ -705,8 +690,8 @@ func TestStalledFile(t *testing.T) {
 	if err := unix.FanotifyMark(fan, unix.FAN_MARK_ADD, unix.FAN_OPEN_PERM, unix.AT_FDCWD, code); err != nil {
 		t.Skipf("files that do not answer take CONFIG_FANOTIFY_ACCESS_PERMISSIONS: %v", err)
 	}
-	r := record(t, -1, otelctx, strconv.Itoa(p.pid())).recorded(p.pid())
-	awaitUse(t, p.pid(), time.Second/2)
+	r := record(t, -1, otelctx, strconv.Itoa(p.PID())).recorded(p.PID())
+	burner.AwaitUse(t, p, time.Second/2)
 	_, err = held.Read(make([]byte, 4096))
 	require.NoError(t, err, "it is being opened")
 	d, _ := r.end()
@@ -714,7 +699,7 @@ func TestStalledFile(t *testing.T) {
 
 	// Others have their names.
 	r = record(t, -1, otelctx, "--all").recorded(service.PID())
-	awaitUse(t, service.PID(), time.Second/2)
+	burner.AwaitUse(t, service, time.Second/2)
 	d, profile := r.end()
 	assertRecorded(t, d, profile, service.PID())
 }

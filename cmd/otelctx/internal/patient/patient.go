@@ -45,9 +45,9 @@ var given = struct {
 // takes longer than limit, the error wraps [ErrNoAnswer], and if ctx is done meanwhile it
 // wraps ctx's; f then goes on, on a goroutine that nobody waits for, until the process
 // lets it go, and what it returns is dropped. As long as it takes longer than limit,
-// further calls for the process fail at once; and as long as 64 processes of a user do that,
-// or 256 in all, so do those for others of that user, or all, with an error that wraps
-// [ErrTooMany].
+// further calls for the process fail at once. While 64 processes of a user do that, calls
+// for all of that user's fail with an error that wraps [ErrTooMany], and while 256 do in
+// all, calls for any process.
 //
 // Call is safe for concurrent use. What f touches must be so too.
 func Call[T any](ctx context.Context, pid int, limit time.Duration, f func() (T, error)) (T, error) {

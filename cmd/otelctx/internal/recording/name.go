@@ -78,6 +78,8 @@ func (n *namer) add(ctx context.Context, builder *profile.Builder, of *targetSam
 			sample.Time = at
 			builder.Add(same.published.resource, sample)
 		}
+		n.tally.dropped += uint64(same.published.dropped)
+		same.published.dropped = 0
 		n.tally.add(of.target.image.PID, same, shown)
 	}
 }

@@ -27,7 +27,8 @@ type published struct {
 	// layout.
 	names    atomic.Pointer[reader.ThreadLayout]
 	resource profile.Resource
-	// dropped is how many attributes were left out, since profiles cannot have them.
+	// dropped is how many attributes were left out, since profiles cannot have them, until
+	// they are counted.
 	dropped int
 	// service is what people call it.
 	service string

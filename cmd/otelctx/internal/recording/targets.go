@@ -108,13 +108,11 @@ func (ts *targets) start(ctx context.Context) error {
 		delete(ts.looking, ts.config.PID)
 		return nil
 	}
-	ts.poll(ctx)
+	looks := ts.poll(ctx)
 	looked := make(chan struct{})
 	go func() {
 		defer close(looked)
-		for ctx.Err() == nil && ts.isLooking() {
-			time.Sleep(time.Millisecond)
-		}
+		looks.Wait()
 	}()
 	select {
 	case <-looked:
@@ -127,12 +125,6 @@ func (ts *targets) start(ctx context.Context) error {
 // firstLooks is how long to wait for the processes that there are at the beginning. Most
 // answer at once.
 const firstLooks = time.Second
-
-func (ts *targets) isLooking() bool {
-	ts.mu.Lock()
-	defer ts.mu.Unlock()
-	return len(ts.looking) > 0
-}
 
 // close releases everything. The context of start is done.
 func (ts *targets) close() {
@@ -186,28 +178,31 @@ func (ts *targets) attachAll(ctx context.Context) {
 	}
 }
 
-// poll looks what has changed. It waits for no process.
-func (ts *targets) poll(ctx context.Context) {
+// poll looks what has changed. It waits for no process, but returns what can be waited for.
+func (ts *targets) poll(ctx context.Context) (looks *sync.WaitGroup) {
+	looks = new(sync.WaitGroup)
 	if err := ts.sampler.Processors(); err != nil {
 		ts.warn(0, err)
 	}
 	processes, err := ts.sampler.Processes()
 	if err != nil {
 		ts.warn(0, err)
-		return
+		return looks
 	}
 	ts.mu.Lock()
 	ts.sweep(processes)
-	var looks []sampler.Process
+	var changed []sampler.Process
 	for pid, p := range processes {
 		if _, is := ts.looking[pid]; !is && ts.changed(p) {
 			ts.looking[pid] = time.Time{}
-			looks = append(looks, p)
+			changed = append(changed, p)
 		}
 	}
 	ts.mu.Unlock()
-	for _, p := range looks {
+	for _, p := range changed {
+		looks.Add(1)
 		ts.looks.Go(func() {
+			defer looks.Done()
 			select {
 			case ts.places <- struct{}{}:
 				defer func() { <-ts.places }()
@@ -225,6 +220,7 @@ func (ts *targets) poll(ctx context.Context) {
 			}
 		})
 	}
+	return looks
 }
 
 // sweep ends the recording of programs that run no longer, and forgets what nobody needs.

@@ -154,11 +154,11 @@ struct work {
 	__u64 fence;
 };
 
-// counts are how many samples were taken, how many of them could not be left to the reader,
-// and how many were not taken because a process has become another image than the one that
-// is watched.
+// counts of samples.
 struct counts {
-	__u64 taken, lost, replaced;
+	__u64 taken;
+	__u64 lost; // of those: the reader was too late
+	__u64 replaced; // not taken: the process has become another image than is watched
 };
 
 // watched has the number of the layout of each process that is watched, by its id in the

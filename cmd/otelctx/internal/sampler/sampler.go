@@ -44,9 +44,9 @@ type Config struct {
 type Image struct {
 	// PID is the process's id in the caller's PID namespace.
 	PID int
-	// start is when the process was started, on the kernel's CLOCK_BOOTTIME in
-	// nanoseconds, and execs the kernel's count of its execs: what tells it from another
-	// process with this id, and from another program.
+	// start is when the process was started, in nanoseconds of the kernel's CLOCK_BOOTTIME:
+	// another process with this id was started later. execs is the kernel's count of its
+	// execs: another program of the process has a higher one.
 	start, execs uint64
 }
 

@@ -18,10 +18,10 @@ import (
 	"github.com/otelctx/otelctx/internal/remotemem"
 )
 
-// openFile finds the file behind a region: that which is mapped, where the kernel gives it
-// (to CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE), deleted or not; the process's executable;
-// or the file at the mapping's path as the process sees it, if it still is the same. It is
-// not opened for reading yet: a device may act when it is.
+// openFile finds the file behind a region. With CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE the
+// kernel gives the file that is mapped, deleted or not. Else it is the process's executable,
+// or the file at the mapping's path as the process sees it, if that still is the same. It
+// is not opened for reading yet: a device may act when it is.
 func (p *Process) openFile(r *Region) (*os.File, fileID, error) {
 	f, err := openPath(fmt.Sprintf("/proc/%d/map_files/%x-%x", p.pid, r.mapping.Start, r.mapping.Limit))
 	if err != nil {
