@@ -12,7 +12,14 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/log"
+	sdklog "go.opentelemetry.io/otel/sdk/log"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+	"go.opentelemetry.io/otel/trace"
 	"go.uber.org/goleak"
+
+	"github.com/otelctx/otelctx/internal/testing/oteltest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -41,6 +48,9 @@ func some(prefix string, n int) string {
 	return text.String()
 }
 
+// own returns n attributes of a span, record or measurement itself.
+func own(n int) []attribute.KeyValue { return list(some("own", n)) }
+
 // with returns a context that has had each of layers added.
 func with(ctx context.Context, layers ...string) context.Context {
 	for _, l := range layers {
@@ -64,6 +74,47 @@ func equal(t testing.TB, want string, got []attribute.KeyValue, of ...any) {
 	slices.Sort(wanted)
 	slices.Sort(fields)
 	assert.Equal(t, wanted, append([]string{}, fields...), of...)
+}
+
+// endedSpan starts a span with attributes of its own, ends it and returns it.
+func endedSpan(t testing.TB, ctx context.Context, own []attribute.KeyValue, opts ...sdktrace.TracerProviderOption) sdktrace.ReadOnlySpan {
+	t.Helper()
+	spans := tracetest.NewSpanRecorder()
+	_, span := oteltest.Tracer(t, append(opts, sdktrace.WithSpanProcessor(spans))...).Start(ctx, "work", trace.WithAttributes(own...))
+	span.End()
+	return spans.Ended()[0]
+}
+
+// emitted returns what becomes of a log record that is emitted by a wrapped provider.
+func emitted(t testing.TB, wrap func(log.LoggerProvider) log.LoggerProvider, ctx context.Context, record log.Record, opts ...sdklog.LoggerProviderOption) (got sdklog.Record) {
+	t.Helper()
+	keep := oteltest.LogProcessor{Emit: func(r *sdklog.Record) { got = r.Clone() }}
+	lp := oteltest.LoggerProvider(t, append(opts, sdklog.WithProcessor(keep))...)
+	wrap(lp).Logger("test").Emit(ctx, record)
+	return got
+}
+
+// bareLogs leaves a provider as it is.
+func bareLogs(lp log.LoggerProvider) log.LoggerProvider { return lp }
+
+func newRecord(list ...attribute.KeyValue) log.Record {
+	var r log.Record
+	r.SetBody(attribute.StringValue("body"))
+	r.AddAttributes(list...)
+	return r
+}
+
+// recordAttributes returns the attributes of the API's record, or the SDK's.
+func recordAttributes(r interface {
+	WalkAttributes(visit func(attribute.KeyValue) bool)
+},
+) []attribute.KeyValue {
+	list := []attribute.KeyValue{}
+	r.WalkAttributes(func(kv attribute.KeyValue) bool {
+		list = append(list, kv)
+		return true
+	})
+	return list
 }
 
 // everyType has an attribute of each type.

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -20,80 +19,9 @@ import (
 	"go.opentelemetry.io/otel/log/embedded"
 	sdklog "go.opentelemetry.io/otel/sdk/log"
 	"go.opentelemetry.io/otel/trace"
+
+	"github.com/otelctx/otelctx/internal/testing/oteltest"
 )
-
-// logExporter keeps what is exported.
-type logExporter struct {
-	mu      sync.Mutex
-	records []sdklog.Record
-}
-
-func (e *logExporter) Export(_ context.Context, records []sdklog.Record) error {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	for _, r := range records {
-		e.records = append(e.records, r.Clone())
-	}
-	return nil
-}
-func (*logExporter) Shutdown(context.Context) error   { return nil }
-func (*logExporter) ForceFlush(context.Context) error { return nil }
-
-// attributes returns those of the only record.
-func (e *logExporter) attributes(t *testing.T) []attribute.KeyValue {
-	t.Helper()
-	require.Len(t, e.records, 1)
-	return recordAttributes(&e.records[0])
-}
-
-// recordAttributes returns the attributes of the API's record, or the SDK's.
-func recordAttributes(r interface {
-	WalkAttributes(visit func(attribute.KeyValue) bool)
-},
-) []attribute.KeyValue {
-	list := []attribute.KeyValue{}
-	r.WalkAttributes(func(kv attribute.KeyValue) bool {
-		list = append(list, kv)
-		return true
-	})
-	return list
-}
-
-// processor is called for each record, before what was registered after it.
-type processor struct {
-	onEmit  func(*sdklog.Record)
-	enabled bool
-}
-
-func (p processor) OnEmit(_ context.Context, r *sdklog.Record) error {
-	p.onEmit(r)
-	return nil
-}
-func (p processor) Enabled(context.Context, sdklog.EnabledParameters) bool { return p.enabled }
-func (processor) Shutdown(context.Context) error                           { return nil }
-func (processor) ForceFlush(context.Context) error                         { return nil }
-
-func newLogProvider(t *testing.T, opts ...sdklog.LoggerProviderOption) *sdklog.LoggerProvider {
-	t.Helper()
-	lp := sdklog.NewLoggerProvider(opts...)
-	t.Cleanup(func() { require.NoError(t, lp.Shutdown(context.Background())) })
-	return lp
-}
-
-// newLogger returns a logger that adds attributes, and what its records become.
-func newLogger(t *testing.T, opts ...sdklog.LoggerProviderOption) (log.Logger, *logExporter) {
-	t.Helper()
-	e := &logExporter{}
-	lp := newLogProvider(t, append(opts, sdklog.WithProcessor(sdklog.NewSimpleProcessor(e)))...)
-	return NewLoggerProvider(lp).Logger("test"), e
-}
-
-func newRecord(list ...attribute.KeyValue) log.Record {
-	var r log.Record
-	r.SetBody(attribute.StringValue("body"))
-	r.AddAttributes(list...)
-	return r
-}
 
 // TestRecordKnown fails where the API's record has got fields that addedTo does not
 // set.
@@ -124,9 +52,7 @@ func testLogRest(t *testing.T) {
 	record.SetErr(errors.New("broken"))
 	record.SetTimestamp(time.Unix(1, 2))
 	record.SetObservedTimestamp(time.Unix(3, 4))
-	logger, exporter := newLogger(t)
-	logger.Emit(with(ctx, "a=1"), record)
-	got := exporter.records[0]
+	got := emitted(t, NewLoggerProvider, with(ctx, "a=1"), record)
 	assert.Equal(t, "body", got.Body().AsString())
 	assert.Equal(t, log.SeverityWarn, got.Severity())
 	assert.Equal(t, "careful", got.SeverityText())
@@ -139,100 +65,37 @@ func testLogRest(t *testing.T) {
 	equal(t, "a=1 n=1 exception.message=broken exception.type=*errors.errorString", recordAttributes(&got))
 }
 
-// TestLogProcessorOrder has processors that see, replace and remove, in every place.
-func TestLogProcessorOrder(t *testing.T) {
-	remove := func(r *sdklog.Record) {
-		r.SetAttributes(slices.DeleteFunc(recordAttributes(r), func(kv attribute.KeyValue) bool { return kv.Key == "secret" })...)
+// TestLogProcessors shows that processors see the context's attributes and may change
+// them, each for the ones after it.
+func TestLogProcessors(t *testing.T) {
+	var seen [3][]attribute.KeyValue
+	see := func(i int) sdklog.LoggerProviderOption {
+		return sdklog.WithProcessor(oteltest.LogProcessor{Emit: func(r *sdklog.Record) { seen[i] = recordAttributes(r) }})
 	}
-	replace := func(r *sdklog.Record) { r.AddAttributes(attribute.String("a", "processor")) }
-	for _, tt := range []struct {
-		places         []string
-		seen, exported string
-	}{
-		{[]string{"see", "remove", "replace", "export"}, "a=ctx secret=ctx", "a=processor"},
-		{[]string{"export", "remove", "replace", "see"}, "a=processor", "a=ctx secret=ctx"},
-		{[]string{"remove", "export", "replace", "see"}, "a=processor", "a=ctx"},
-	} {
-		t.Run(strings.Join(tt.places, " "), func(t *testing.T) {
-			var seen []attribute.KeyValue
-			e := &logExporter{}
-			processors := map[string]sdklog.Processor{
-				"see":     processor{onEmit: func(r *sdklog.Record) { seen = recordAttributes(r) }},
-				"remove":  processor{onEmit: remove},
-				"replace": processor{onEmit: replace},
-				"export":  sdklog.NewSimpleProcessor(e),
-			}
-			var opts []sdklog.LoggerProviderOption
-			for _, place := range tt.places {
-				opts = append(opts, sdklog.WithProcessor(processors[place]))
-			}
-			logger := NewLoggerProvider(newLogProvider(t, opts...)).Logger("test")
-			logger.Emit(with(t.Context(), "a=ctx secret=ctx"), newRecord())
-			equal(t, tt.seen, seen)
-			equal(t, tt.exported, e.attributes(t))
-		})
+	change := func(f func(*sdklog.Record)) sdklog.LoggerProviderOption {
+		return sdklog.WithProcessor(oteltest.LogProcessor{Emit: f})
 	}
-}
-
-// TestLogBatch exports later, from another goroutine.
-func TestLogBatch(t *testing.T) {
-	e := &logExporter{}
-	lp := newLogProvider(t, sdklog.WithProcessor(sdklog.NewBatchProcessor(e)))
-	logger := NewLoggerProvider(lp).Logger("test")
-	ctx := with(t.Context(), "a=ctx")
-	var wg sync.WaitGroup
-	for i := range 4 {
-		wg.Go(func() {
-			for range 50 {
-				logger.Emit(with(ctx, fmt.Sprint("b=", i)), newRecord(attribute.Int("n", i)))
-			}
-		})
-	}
-	wg.Wait()
-	require.NoError(t, lp.ForceFlush(t.Context()))
-	require.Len(t, e.records, 200)
-	for _, r := range e.records {
-		got := recordAttributes(&r)
-		equal(t, fmt.Sprintf("a=ctx b=%[1]v n=%[1]v", got[0].Value.AsInt64()), got)
-	}
-}
-
-func TestLogLimits(t *testing.T) {
-	for name, tt := range map[string]struct {
-		limit             int
-		record, ctx, want string
-		dropped           int
-	}{
-		"no room for the context's":  {1, "r=", "a= b=", "r=", 2},
-		"room for some, by key":      {2, "r=", "a= b=", "r= a=", 1},
-		"an equal key takes no room": {1, "a=record", "a=ctx", "a=record", 0},
-		"no attributes":              {0, "", "a=", "", 1},
-	} {
-		t.Run(name, func(t *testing.T) {
-			logger, exporter := newLogger(t, sdklog.WithAttributeCountLimit(tt.limit))
-			logger.Emit(with(t.Context(), tt.ctx), newRecord(list(tt.record)...))
-			equal(t, tt.want, exporter.attributes(t))
-			assert.Equal(t, tt.dropped, exporter.records[0].DroppedAttributes())
-		})
-	}
-	t.Run("of a value", func(t *testing.T) {
-		logger, exporter := newLogger(t, sdklog.WithAttributeValueLengthLimit(3))
-		logger.Emit(with(t.Context(), "a=123456"), newRecord())
-		equal(t, "a=123", exporter.attributes(t))
-	})
+	emitted(t, NewLoggerProvider, with(t.Context(), "a=ctx secret=ctx"), newRecord(),
+		see(0),
+		change(func(r *sdklog.Record) {
+			r.SetAttributes(slices.DeleteFunc(recordAttributes(r), func(kv attribute.KeyValue) bool { return kv.Key == "secret" })...)
+		}),
+		see(1),
+		change(func(r *sdklog.Record) { r.AddAttributes(attribute.String("a", "processor")) }),
+		see(2))
+	equal(t, "a=ctx secret=ctx", seen[0])
+	equal(t, "a=ctx", seen[1])
+	equal(t, "a=processor", seen[2])
 }
 
 // TestLogDuplicates leaves a record that has a key twice as it is.
 func TestLogDuplicates(t *testing.T) {
 	twice := []attribute.KeyValue{attribute.Int("a", 1), attribute.Int("a", 2)}
 	ctx := with(t.Context(), "a=ctx b=ctx")
-	logger, exporter := newLogger(t, sdklog.WithAllowKeyDuplication())
-	logger.Emit(ctx, newRecord(twice...))
-	assert.Equal(t, append(twice, attribute.String("b", "ctx")), exporter.attributes(t))
-
-	logger, exporter = newLogger(t)
-	logger.Emit(ctx, newRecord(twice...))
-	equal(t, "a=2 b=ctx", exporter.attributes(t))
+	got := emitted(t, NewLoggerProvider, ctx, newRecord(twice...), sdklog.WithAllowKeyDuplication())
+	assert.Equal(t, append(twice, attribute.String("b", "ctx")), recordAttributes(&got))
+	got = emitted(t, NewLoggerProvider, ctx, newRecord(twice...))
+	equal(t, "a=2 b=ctx", recordAttributes(&got))
 }
 
 // TestLogRecordKept emits one record from many goroutines: what does not fit into the
@@ -297,7 +160,7 @@ func (*keepingLogger) Enabled(context.Context, log.EnabledParameters) bool { ret
 func TestLoggerEnabled(t *testing.T) {
 	ctx := with(t.Context(), "a=1")
 	for _, enabled := range []bool{true, false} {
-		lp := sdklog.NewLoggerProvider(sdklog.WithProcessor(processor{enabled: enabled}))
+		lp := sdklog.NewLoggerProvider(sdklog.WithProcessor(oteltest.LogProcessor{Disabled: !enabled}))
 		logger := NewLoggerProvider(lp).Logger("test")
 		assert.Equal(t, enabled, logger.Enabled(ctx, log.EnabledParameters{Severity: log.SeverityInfo}))
 		require.NoError(t, lp.Shutdown(t.Context()))
@@ -331,13 +194,8 @@ func FuzzLog(f *testing.F) {
 				byHand.AddAttributes(kv)
 			}
 		}
-		run := func(logger func(log.LoggerProvider) log.LoggerProvider, record log.Record) sdklog.Record {
-			e := &logExporter{}
-			logger(sdklog.NewLoggerProvider(append(opts, sdklog.WithProcessor(sdklog.NewSimpleProcessor(e)))...)).Logger("").Emit(ctx, record)
-			return e.records[0]
-		}
-		want := run(func(p log.LoggerProvider) log.LoggerProvider { return p }, byHand)
-		got := run(NewLoggerProvider, newRecord(lists[0]...))
+		want := emitted(t, bareLogs, ctx, byHand, opts...)
+		got := emitted(t, NewLoggerProvider, ctx, newRecord(lists[0]...), opts...)
 		require.Equal(t, recordAttributes(&want), recordAttributes(&got))
 		require.Equal(t, want.DroppedAttributes(), got.DroppedAttributes())
 	})

@@ -17,16 +17,9 @@ import (
 	"go.opentelemetry.io/otel/metric"
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
-)
 
-// newMeterProvider returns a provider of the SDK and its reader.
-func newMeterProvider(t testing.TB, opts ...sdkmetric.Option) (*sdkmetric.MeterProvider, *sdkmetric.ManualReader) {
-	t.Helper()
-	reader := sdkmetric.NewManualReader()
-	mp := sdkmetric.NewMeterProvider(append(opts, sdkmetric.WithReader(reader))...)
-	t.Cleanup(func() { require.NoError(t, mp.Shutdown(context.Background())) })
-	return mp, reader
-}
+	"github.com/otelctx/otelctx/internal/testing/oteltest"
+)
 
 // collect returns the attribute sets of the metrics, each with what was measured: the
 // sum, the last value, or the sum of a histogram.
@@ -70,54 +63,10 @@ func addPoints[N int64 | float64](points map[attribute.Set]float64, list []metri
 	}
 }
 
-// measure measures v.
-type measure func(ctx context.Context, v int, opts ...metric.MeasurementOption)
-
-// instruments measure with each kind of synchronous instrument.
-var instruments = map[string]func(metric.Meter) (measure, error){
-	"int64counter":         func(m metric.Meter) (measure, error) { return adds(m.Int64Counter) },
-	"int64updowncounter":   func(m metric.Meter) (measure, error) { return adds(m.Int64UpDownCounter) },
-	"int64histogram":       func(m metric.Meter) (measure, error) { return records(m.Int64Histogram) },
-	"int64gauge":           func(m metric.Meter) (measure, error) { return records(m.Int64Gauge) },
-	"float64counter":       func(m metric.Meter) (measure, error) { return adds(m.Float64Counter) },
-	"float64updowncounter": func(m metric.Meter) (measure, error) { return adds(m.Float64UpDownCounter) },
-	"float64histogram":     func(m metric.Meter) (measure, error) { return records(m.Float64Histogram) },
-	"float64gauge":         func(m metric.Meter) (measure, error) { return records(m.Float64Gauge) },
-}
-
-// adds makes an instrument that adds.
-func adds[N int64 | float64, O any, I interface {
-	Add(ctx context.Context, v N, opts ...metric.AddOption)
-}](newInstrument func(name string, opts ...O) (I, error)) (measure, error) {
-	i, err := newInstrument("x")
-	return func(ctx context.Context, v int, opts ...metric.MeasurementOption) {
-		i.Add(ctx, N(v), as[metric.AddOption](opts)...)
-	}, err
-}
-
-// records makes an instrument that records.
-func records[N int64 | float64, O any, I interface {
-	Record(ctx context.Context, v N, opts ...metric.RecordOption)
-}](newInstrument func(name string, opts ...O) (I, error)) (measure, error) {
-	i, err := newInstrument("x")
-	return func(ctx context.Context, v int, opts ...metric.MeasurementOption) {
-		i.Record(ctx, N(v), as[metric.RecordOption](opts)...)
-	}, err
-}
-
-// as returns options for one kind of instrument.
-func as[O any](opts []metric.MeasurementOption) []O {
-	var list []O
-	for _, o := range opts {
-		list = append(list, o.(O))
-	}
-	return list
-}
-
 // newCounter returns a counter by a wrapped provider, and what has been counted.
 func newCounter(t *testing.T, keys []attribute.Key, opts ...sdkmetric.Option) (metric.Int64Counter, func() map[attribute.Set]float64) {
 	t.Helper()
-	mp, reader := newMeterProvider(t, opts...)
+	mp, reader := oteltest.MeterProvider(t, opts...)
 	counter, err := NewMeterProvider(mp, keys...).Meter("test").Int64Counter("x")
 	require.NoError(t, err)
 	return counter, func() map[attribute.Set]float64 { return collect(t, reader)["x"] }
@@ -142,9 +91,9 @@ func TestMetrics(t *testing.T) {
 		"the call's need no allowing":             {[]attribute.Key{"b"}, []string{"b=ctx"}, []string{"a=call"}, "a=call b=ctx"},
 		"an empty option":                         {[]attribute.Key{"a"}, []string{"a=ctx"}, []string{""}, "a=ctx"},
 	} {
-		for kind, instrument := range instruments {
+		for kind, instrument := range oteltest.Instruments {
 			t.Run(name+"/"+kind, func(t *testing.T) {
-				mp, reader := newMeterProvider(t)
+				mp, reader := oteltest.MeterProvider(t)
 				measure, err := instrument(NewMeterProvider(mp, tt.keys...).Meter("test"))
 				require.NoError(t, err)
 				ctx := with(t.Context(), tt.ctx...)
@@ -159,7 +108,7 @@ func TestMetrics(t *testing.T) {
 				if strings.HasSuffix(kind, "gauge") {
 					want = 7
 				}
-				assert.Equal(t, map[string]map[attribute.Set]float64{"x": {set(tt.want): want}}, collect(t, reader))
+				assert.Equal(t, map[string]map[attribute.Set]float64{oteltest.InstrumentName: {set(tt.want): want}}, collect(t, reader))
 			})
 		}
 	}
@@ -184,7 +133,7 @@ func TestMetricsBeforeViews(t *testing.T) {
 		}, counted())
 	})
 	t.Run("advice", func(t *testing.T) {
-		mp, reader := newMeterProvider(t)
+		mp, reader := oteltest.MeterProvider(t)
 		counter, err := NewMeterProvider(mp, "a", "b").Meter("test").Int64Counter("x", adviseKeys{keys: []attribute.Key{"a"}})
 		require.NoError(t, err)
 		counter.Add(ctx, 1, option("c=call"))
@@ -215,12 +164,12 @@ func (r rawAttributes) RawAttributes() []attribute.KeyValue { return r.attrs }
 
 // TestMetricsExperimentalOptions gives options that only the SDK understands.
 func TestMetricsExperimentalOptions(t *testing.T) {
-	for kind, instrument := range instruments {
-		mp, reader := newMeterProvider(t)
+	for kind, instrument := range oteltest.Instruments {
+		mp, reader := oteltest.MeterProvider(t)
 		measure, err := instrument(NewMeterProvider(mp, "a", "b", "e").Meter("test"))
 		require.NoError(t, err)
 		measure(with(t.Context(), "a=ctx b=ctx e=ctx"), 1, rawAttributes{attrs: list("a=raw c=raw")}, option("d=call e=call"))
-		assert.Equal(t, map[attribute.Set]float64{set("a=raw b=ctx c=raw d=call e=call"): 1}, collect(t, reader)["x"], kind)
+		assert.Equal(t, map[attribute.Set]float64{set("a=raw b=ctx c=raw d=call e=call"): 1}, collect(t, reader)[oteltest.InstrumentName], kind)
 	}
 }
 
@@ -239,7 +188,7 @@ func TestMetricsReusedOption(t *testing.T) {
 // TestObservables shows that asynchronous instruments get nothing, and that callbacks
 // work.
 func TestObservables(t *testing.T) {
-	mp, reader := newMeterProvider(t)
+	mp, reader := oteltest.MeterProvider(t)
 	meter := NewMeterProvider(mp, "a").Meter("test")
 	ctx := with(t.Context(), "a=ctx")
 	_, err := meter.Int64ObservableCounter("callback", metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {
@@ -270,7 +219,7 @@ func TestObservables(t *testing.T) {
 
 // TestInstrumentErrors gets the SDK's errors and its instruments.
 func TestInstrumentErrors(t *testing.T) {
-	mp, reader := newMeterProvider(t)
+	mp, reader := oteltest.MeterProvider(t)
 	counter, err := NewMeterProvider(mp, "a").Meter("test").Int64Counter("7")
 	require.ErrorIs(t, err, sdkmetric.ErrInstrumentName)
 	counter.Add(with(t.Context(), "a=ctx"), 1)
@@ -278,9 +227,9 @@ func TestInstrumentErrors(t *testing.T) {
 }
 
 func TestInstrumentEnabled(t *testing.T) {
-	dropped, _ := newMeterProvider(t, sdkmetric.WithView(sdkmetric.NewView(
+	dropped, _ := oteltest.MeterProvider(t, sdkmetric.WithView(sdkmetric.NewView(
 		sdkmetric.Instrument{Name: "*"}, sdkmetric.Stream{Aggregation: sdkmetric.AggregationDrop{}})))
-	kept, _ := newMeterProvider(t)
+	kept, _ := oteltest.MeterProvider(t)
 	for mp, want := range map[metric.MeterProvider]bool{dropped: false, kept: true, nil: false} {
 		meter := NewMeterProvider(mp, "a").Meter("test")
 		counter, err := meter.Int64Counter("x")
@@ -329,7 +278,7 @@ func TestGlobalMeterProvider(t *testing.T) {
 		return nil
 	}, gauge)
 	require.NoError(t, err)
-	mp, reader := newMeterProvider(t)
+	mp, reader := oteltest.MeterProvider(t)
 	otel.SetMeterProvider(NewMeterProvider(mp, "a"))
 	t.Cleanup(func() { otel.SetMeterProvider(NewMeterProvider(nil)) })
 	counter.Add(with(t.Context(), "a=ctx"), 1)

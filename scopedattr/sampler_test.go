@@ -5,19 +5,17 @@ package scopedattr
 
 import (
 	"context"
-	"fmt"
-	"os"
-	"strconv"
 	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 	"go.opentelemetry.io/otel/trace"
+
+	"github.com/otelctx/otelctx/internal/testing/oteltest"
 )
 
 // customSampler adds attributes and a trace state, and notes what it was shown.
@@ -35,31 +33,6 @@ func (c *customSampler) ShouldSample(p sdktrace.SamplingParameters) sdktrace.Sam
 
 func (c *customSampler) Description() string { return "Custom{7}" }
 
-// recorder keeps what ended, and what a span had when the first processor saw it.
-type recorder struct {
-	*tracetest.SpanRecorder
-
-	sets  string
-	first [][]attribute.KeyValue
-}
-
-func (r *recorder) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
-	r.first = append(r.first, s.Attributes())
-	s.SetAttributes(list(r.sets)...)
-	r.SpanRecorder.OnStart(ctx, s)
-}
-
-func newRecorder(sets string) *recorder {
-	return &recorder{SpanRecorder: tracetest.NewSpanRecorder(), sets: sets}
-}
-
-func newTracer(t *testing.T, opts ...sdktrace.TracerProviderOption) trace.Tracer {
-	t.Helper()
-	tp := sdktrace.NewTracerProvider(opts...)
-	t.Cleanup(func() { require.NoError(t, tp.Shutdown(context.Background())) })
-	return tp.Tracer("test")
-}
-
 // TestSpans has others add attributes and see what there is. What Start alone does is
 // tested with the other signals.
 func TestSpans(t *testing.T) {
@@ -67,8 +40,7 @@ func TestSpans(t *testing.T) {
 		ctx     []string // what the context had added
 		start   string   // given at Start
 		sampler string   // added by the sampler
-		onStart string   // set by a processor at the start
-		set     string   // set later
+		set     string   // set by a processor at the start
 
 		seen, first, want string // by the sampler, by the first processor, in the end
 	}{
@@ -90,25 +62,26 @@ func TestSpans(t *testing.T) {
 			seen: "a=start", first: "a=start", want: "a=start",
 		},
 		"a processor's win": {
-			ctx: []string{"a=ctx b=ctx"}, onStart: "a=processor",
+			ctx: []string{"a=ctx b=ctx"}, set: "a=processor",
 			seen: "a=ctx b=ctx", first: "a=ctx b=ctx", want: "a=processor b=ctx",
 		},
-		"all at once, those set later win": {
+		"all at once, those set after the start win": {
 			ctx: []string{"a=1 b=1 c=1 d=1 e=1", "b=2"}, sampler: "c=sampler", start: "d=start", set: "e=set",
 			seen: "a=1 b=2 c=1 d=start e=1", first: "a=1 b=2 c=sampler d=start e=1", want: "a=1 b=2 c=sampler d=start e=set",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			sampler := &customSampler{decision: sdktrace.RecordAndSample, adds: tt.sampler}
-			rec := newRecorder(tt.onStart)
-			tracer := newTracer(t, WithSampler(sampler), sdktrace.WithSpanProcessor(rec))
-			_, span := tracer.Start(with(t.Context(), tt.ctx...), "work", trace.WithAttributes(list(tt.start)...))
-			span.SetAttributes(list(tt.set)...)
-			span.End()
+			var first []attribute.KeyValue
+			processor := oteltest.SpanProcessor{Start: func(s sdktrace.ReadWriteSpan) {
+				first = s.Attributes()
+				s.SetAttributes(list(tt.set)...)
+			}}
+			span := endedSpan(t, with(t.Context(), tt.ctx...), list(tt.start), WithSampler(sampler), sdktrace.WithSpanProcessor(processor))
 			equal(t, tt.seen, sampler.seen, "the sampler's")
-			equal(t, tt.first, rec.first[0], "the first processor's")
-			equal(t, tt.want, rec.Ended()[0].Attributes())
-			assert.Zero(t, rec.Ended()[0].DroppedAttributes())
+			equal(t, tt.first, first, "the first processor's")
+			equal(t, tt.want, span.Attributes())
+			assert.Zero(t, span.DroppedAttributes())
 			assert.Equal(t, "custom=1", span.SpanContext().TraceState().String())
 		})
 	}
@@ -116,8 +89,8 @@ func TestSpans(t *testing.T) {
 
 // TestSpanScope starts spans here and there in contexts.
 func TestSpanScope(t *testing.T) {
-	rec := newRecorder("")
-	tracer := newTracer(t, WithSampler(nil), sdktrace.WithSpanProcessor(rec))
+	spans := tracetest.NewSpanRecorder()
+	tracer := oteltest.Tracer(t, WithSampler(nil), sdktrace.WithSpanProcessor(spans))
 	remote := trace.ContextWithRemoteSpanContext(t.Context(), trace.NewSpanContext(trace.SpanContextConfig{
 		TraceID: trace.TraceID{1}, SpanID: trace.SpanID{2}, TraceFlags: trace.FlagsSampled,
 	}))
@@ -136,68 +109,18 @@ func TestSpanScope(t *testing.T) {
 	want := map[string]string{
 		"before": "", "server": "a=1", "child": "a=1", "new root": "a=1", "deeper": "a=2", "sibling": "a=1", "outside": "",
 	}
-	assert.Len(t, rec.Ended(), len(want))
-	for _, s := range rec.Ended() {
+	assert.Len(t, spans.Ended(), len(want))
+	for _, s := range spans.Ended() {
 		equal(t, want[s.Name()], s.Attributes(), s.Name())
 	}
 }
 
-// TestSpanLimits has more attributes than are allowed. A limit of few comes from the
-// environment.
-func TestSpanLimits(t *testing.T) {
-	for name, tt := range map[string]struct {
-		limit                    int
-		start, sample, ctx, want string
-		dropped                  int
-	}{
-		"no room for the context's": {2, "s1= s2=", "", "a= b=", "s1= s2=", 2},
-		"room for some, by key":     {3, "s1= s2=", "", "a= b=", "s1= s2= a=", 1},
-		"room for all":              {4, "s1= s2=", "", "a= b=", "s1= s2= a= b=", 0},
-		"no attributes":             {0, "", "", "a= b=", "", 2},
-		"no limit":                  {-1, "s1=", "", "a=", "s1= a=", 0},
-		"the sampler's and those given at Start come first": {2, "s1=", "p1=", "a=", "s1= p1=", 1},
-		"an equal key takes no room":                        {1, "a=start", "", "a=ctx", "a=start", 0},
-		"8 of 9":                                            {8, some("s", 7), "", "a= b=", some("s", 7) + " a=", 1},
-		"20 of 30":                                          {20, some("s", 18), "p0=", some("a", 11), some("s", 18) + " p0= a0=", 10},
-	} {
-		t.Run(name, func(t *testing.T) {
-			var opts []sdktrace.TracerProviderOption
-			if tt.limit >= fewAttributes {
-				limits := sdktrace.NewSpanLimits()
-				limits.AttributeCountLimit = tt.limit
-				opts = append(opts, sdktrace.WithRawSpanLimits(limits))
-			} else {
-				t.Setenv("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", strconv.Itoa(tt.limit))
-			}
-			rec := newRecorder("")
-			tracer := newTracer(t, append(opts, sdktrace.WithSpanProcessor(rec),
-				WithSampler(&customSampler{decision: sdktrace.RecordAndSample, adds: tt.sample}))...)
-			_, span := tracer.Start(with(t.Context(), tt.ctx), "work", trace.WithAttributes(list(tt.start)...))
-			span.End()
-			equal(t, tt.want, rec.Ended()[0].Attributes())
-			assert.Equal(t, tt.dropped, rec.Ended()[0].DroppedAttributes())
-		})
-	}
-	t.Run("of a value", func(t *testing.T) {
-		limits := sdktrace.NewSpanLimits()
-		limits.AttributeValueLengthLimit = 3
-		rec := newRecorder("")
-		_, span := newTracer(t, sdktrace.WithRawSpanLimits(limits), sdktrace.WithSpanProcessor(rec), WithSampler(nil)).Start(
-			with(t.Context(), "a=123456"), "work")
-		span.End()
-		equal(t, "a=123", rec.Ended()[0].Attributes())
-	})
-}
-
 // TestSpanInvalidAttributes counts what cannot be set once, as without the context.
 func TestSpanInvalidAttributes(t *testing.T) {
-	rec := newRecorder("")
-	tracer := newTracer(t, WithSampler(nil), sdktrace.WithSpanProcessor(rec))
-	for i, n := range []int{1, fewAttributes} {
-		_, span := tracer.Start(with(t.Context(), "a=1"), "work", trace.WithAttributes(list(some("s", n)+" =x")...))
-		span.End()
-		equal(t, some("s", n)+" a=1", rec.Ended()[i].Attributes())
-		assert.Equal(t, 1, rec.Ended()[i].DroppedAttributes())
+	for _, n := range []int{1, fewAttributes} {
+		span := endedSpan(t, with(t.Context(), "a=1"), list(some("s", n)+" =x"), WithSampler(nil))
+		equal(t, some("s", n)+" a=1", span.Attributes())
+		assert.Equal(t, 1, span.DroppedAttributes())
 	}
 }
 
@@ -257,7 +180,7 @@ func (attributeSampler) Description() string { return "Attribute" }
 // TestSamplerByAttribute decides by an attribute that only the context has, from many
 // goroutines that share it.
 func TestSamplerByAttribute(t *testing.T) {
-	tracer := newTracer(t, WithSampler(attributeSampler{}), sdktrace.WithSpanProcessor(tracetest.NewSpanRecorder()))
+	tracer := oteltest.Tracer(t, WithSampler(attributeSampler{}), sdktrace.WithSpanProcessor(tracetest.NewSpanRecorder()))
 	yes, no := with(t.Context(), "z= sample=yes b="), with(t.Context(), "sample=no")
 	var wg sync.WaitGroup
 	for range 4 {
@@ -285,26 +208,20 @@ func (c clearing) ShouldSample(p sdktrace.SamplingParameters) sdktrace.SamplingR
 	return c.Sampler.ShouldSample(p)
 }
 
-// TestSamplerWrites has a sampler write to what it is shown: to nothing that is used
-// again.
+// TestSamplerWrites has a sampler overwrite what it is shown. Neither spans nor the context
+// share that memory.
 func TestSamplerWrites(t *testing.T) {
-	rec := newRecorder("")
-	tracer := newTracer(t, WithSampler(clearing{sdktrace.AlwaysSample()}), sdktrace.WithSpanProcessor(rec))
 	ctx := with(t.Context(), "a=1 b=2")
-	for i := range 2 {
-		_, span := tracer.Start(ctx, "work", trace.WithAttributes(attribute.Int("s", 1)))
-		span.End()
-		equal(t, "a=1 b=2 s=1", rec.Ended()[i].Attributes())
+	for range 2 {
+		span := endedSpan(t, ctx, list("s=1"), WithSampler(clearing{sdktrace.AlwaysSample()}))
+		equal(t, "a=1 b=2 s=1", span.Attributes())
 	}
 }
 
-// TestSamplerInsideOthers has a sampler above that records what this one drops.
+// TestSamplerInsideOthers has an outer sampler record what this one drops.
 func TestSamplerInsideOthers(t *testing.T) {
-	rec := newRecorder("")
-	_, span := newTracer(t, sdktrace.WithSampler(recordAll{NewSampler(sdktrace.NeverSample())}), sdktrace.WithSpanProcessor(rec)).Start(
-		with(t.Context(), "a=1"), "work")
-	span.End()
-	equal(t, "a=1", rec.Ended()[0].Attributes())
+	span := endedSpan(t, with(t.Context(), "a=1"), nil, sdktrace.WithSampler(recordAll{NewSampler(sdktrace.NeverSample())}))
+	equal(t, "a=1", span.Attributes())
 }
 
 type recordAll struct{ sdktrace.Sampler }
@@ -329,9 +246,7 @@ func (f fixedID) NewSpanID(context.Context, trace.TraceID) trace.SpanID { return
 
 // TestSamplerFromEnvironment compares with a provider that has no such option.
 func TestSamplerFromEnvironment(t *testing.T) {
-	// The provider reports what is wrong in the environment, each time.
-	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(error) {}))
-	t.Cleanup(func() { otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { fmt.Fprintln(os.Stderr, err) })) })
+	oteltest.HandledErrors(t) // The provider reports what is wrong in the environment, each time.
 	for _, env := range [][2]string{
 		{},
 		{"always_on"},
@@ -357,7 +272,7 @@ func TestSamplerFromEnvironment(t *testing.T) {
 			var sampled int
 			for i := range 32 {
 				id := sdktrace.WithIDGenerator(fixedID{trace.TraceID{8: byte(i * 8), 15: 1}})
-				bare, scoped := newTracer(t, id), newTracer(t, id, WithSampler(nil))
+				bare, scoped := oteltest.Tracer(t, id), oteltest.Tracer(t, id, WithSampler(nil))
 				for _, parent := range []trace.TraceFlags{0, trace.FlagsSampled} {
 					for _, ctx := range []context.Context{t.Context(), trace.ContextWithRemoteSpanContext(t.Context(), trace.NewSpanContext(trace.SpanContextConfig{
 						TraceID: trace.TraceID{8: byte(i * 8), 15: 1}, SpanID: trace.SpanID{2}, TraceFlags: parent,
@@ -378,17 +293,11 @@ func TestSamplerFromEnvironment(t *testing.T) {
 	}
 }
 
-// TestWithSamplerLast has the last sampler hold, as it does in the SDK.
+// TestWithSamplerLast shows that the last sampler option wins, as in the SDK.
 func TestWithSamplerLast(t *testing.T) {
 	ctx := with(t.Context(), "a=1")
-	rec := newRecorder("")
-	_, span := newTracer(t, WithSampler(nil), sdktrace.WithSampler(sdktrace.AlwaysSample()), sdktrace.WithSpanProcessor(rec)).Start(ctx, "work")
-	span.End()
-	_, span = newTracer(t, sdktrace.WithSampler(sdktrace.NeverSample()), WithSampler(sdktrace.AlwaysSample()), sdktrace.WithSpanProcessor(rec)).Start(ctx, "work")
-	span.End()
-	require.Len(t, rec.Ended(), 2)
-	assert.Empty(t, rec.Ended()[0].Attributes())
-	equal(t, "a=1", rec.Ended()[1].Attributes())
+	assert.Empty(t, endedSpan(t, ctx, nil, WithSampler(nil), sdktrace.WithSampler(sdktrace.AlwaysSample())).Attributes())
+	equal(t, "a=1", endedSpan(t, ctx, nil, sdktrace.WithSampler(sdktrace.NeverSample()), WithSampler(sdktrace.AlwaysSample())).Attributes())
 }
 
 // FuzzSpan compares with the bare SDK that is given the same by hand: what a context has
@@ -403,20 +312,13 @@ func FuzzSpan(f *testing.F) {
 		if limit >= 240 {
 			limits.AttributeCountLimit = -1
 		}
-		wrapped := func(s sdktrace.Sampler) sdktrace.Sampler { // as with that limit in the environment
-			w := NewSampler(s).(*sampler)
-			if limits.AttributeCountLimit >= 0 {
-				w.few = min(w.few, limits.AttributeCountLimit)
-			}
-			return w
+		wrapped := NewSampler(adding{own}).(*sampler)
+		if limits.AttributeCountLimit >= 0 { // as with that limit in the environment
+			wrapped.few = min(wrapped.few, limits.AttributeCountLimit)
 		}
-		run := func(ctx context.Context, wrap func(sdktrace.Sampler) sdktrace.Sampler, attributes ...attribute.KeyValue) sdktrace.ReadOnlySpan {
-			rec := tracetest.NewSpanRecorder()
-			tp := sdktrace.NewTracerProvider(sdktrace.WithRawSpanLimits(limits), sdktrace.WithSpanProcessor(rec), sdktrace.WithSampler(wrap(adding{own})))
-			_, span := tp.Tracer("").Start(ctx, "work", trace.WithAttributes(attributes...))
-			span.SetAttributes(later...)
-			span.End()
-			return rec.Ended()[0]
+		set := oteltest.SpanProcessor{Start: func(s sdktrace.ReadWriteSpan) { s.SetAttributes(later...) }}
+		run := func(ctx context.Context, s sdktrace.Sampler, attributes ...attribute.KeyValue) sdktrace.ReadOnlySpan {
+			return endedSpan(t, ctx, attributes, sdktrace.WithRawSpanLimits(limits), sdktrace.WithSpanProcessor(set), sdktrace.WithSampler(s))
 		}
 		ctx := t.Context()
 		for _, list := range scoped {
@@ -434,7 +336,7 @@ func FuzzSpan(f *testing.F) {
 				byHand = append(byHand, kv)
 			}
 		}
-		want := run(t.Context(), func(s sdktrace.Sampler) sdktrace.Sampler { return s }, byHand...)
+		want := run(t.Context(), adding{own}, byHand...)
 		got := run(ctx, wrapped, start...)
 		require.ElementsMatch(t, want.Attributes(), got.Attributes())
 		excess := max(0, len(given)-limits.AttributeCountLimit)

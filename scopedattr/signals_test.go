@@ -5,58 +5,56 @@ package scopedattr
 
 import (
 	"context"
+	"strconv"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"go.opentelemetry.io/otel/attribute"
-	"go.opentelemetry.io/otel/log"
 	"go.opentelemetry.io/otel/metric"
 	sdklog "go.opentelemetry.io/otel/sdk/log"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
-	"go.opentelemetry.io/otel/trace"
+
+	"github.com/otelctx/otelctx/internal/testing/oteltest"
 )
 
-// signal makes one thing of a kind with a context, and attributes of its own, by a provider
-// that is wrapped or a bare one, and returns which attributes it has in the end. On metrics
-// all attributes are allowed.
+// signal makes a span, a log record or a measurement, and returns its attributes. The
+// context has attributes, and own are given to the call. Without wrapped the provider is
+// the SDK's own. Metrics may have all attributes of the context.
 type signal func(t *testing.T, wrapped bool, ctx context.Context, own []attribute.KeyValue) []attribute.KeyValue
 
-// signals are all kinds that there are.
+// signals has every kind of signal.
 func signals() map[string]signal {
 	all := map[string]signal{
 		"span": func(t *testing.T, wrapped bool, ctx context.Context, own []attribute.KeyValue) []attribute.KeyValue {
 			t.Helper()
-			rec := newRecorder("")
-			opts := []sdktrace.TracerProviderOption{sdktrace.WithSpanProcessor(rec)}
+			var opts []sdktrace.TracerProviderOption
 			if wrapped {
 				opts = append(opts, WithSampler(nil))
 			}
-			_, span := newTracer(t, opts...).Start(ctx, "work", trace.WithAttributes(own...))
-			span.End()
-			assert.Zero(t, rec.Ended()[0].DroppedAttributes())
-			return rec.Ended()[0].Attributes()
+			span := endedSpan(t, ctx, own, opts...)
+			assert.Zero(t, span.DroppedAttributes())
+			return span.Attributes()
 		},
 		"log record": func(t *testing.T, wrapped bool, ctx context.Context, own []attribute.KeyValue) []attribute.KeyValue {
 			t.Helper()
-			e := &logExporter{}
-			var lp log.LoggerProvider = newLogProvider(t, sdklog.WithProcessor(sdklog.NewSimpleProcessor(e)))
+			wrap := bareLogs
 			if wrapped {
-				lp = NewLoggerProvider(lp)
+				wrap = NewLoggerProvider
 			}
-			lp.Logger("test").Emit(ctx, newRecord(own...))
-			assert.Zero(t, e.records[0].DroppedAttributes())
-			return e.attributes(t)
+			record := emitted(t, wrap, ctx, newRecord(own...))
+			assert.Zero(t, record.DroppedAttributes())
+			return recordAttributes(&record)
 		},
 	}
-	for kind, instrument := range instruments {
+	for kind, instrument := range oteltest.Instruments {
 		all[kind] = func(t *testing.T, wrapped bool, ctx context.Context, own []attribute.KeyValue) []attribute.KeyValue {
 			t.Helper()
-			bare, reader := newMeterProvider(t)
+			bare, reader := oteltest.MeterProvider(t)
 			var mp metric.MeterProvider = bare
 			if wrapped {
-				scoped := AttributesFromContext(ctx)
 				var keys []attribute.Key
+				scoped := AttributesFromContext(ctx)
 				for _, kv := range scoped.ToSlice() {
 					keys = append(keys, kv.Key)
 				}
@@ -65,7 +63,7 @@ func signals() map[string]signal {
 			measure, err := instrument(mp.Meter("test"))
 			require.NoError(t, err)
 			measure(ctx, 1, metric.WithAttributes(own...))
-			points := collect(t, reader)["x"]
+			points := collect(t, reader)[oteltest.InstrumentName]
 			require.Len(t, points, 1)
 			for set := range points {
 				return set.ToSlice()
@@ -92,7 +90,7 @@ func TestEachSignal(t *testing.T) {
 			t.Run(name+"/"+kind, func(t *testing.T) {
 				ctx := with(t.Context(), tt.ctx...)
 				equal(t, tt.want, signal(t, true, ctx, list(tt.own)))
-				equal(t, tt.own, signal(t, false, ctx, list(tt.own)), "by a provider that was not asked to")
+				equal(t, tt.own, signal(t, false, ctx, list(tt.own)), "by the SDK's own provider")
 			})
 		}
 	}
@@ -100,9 +98,9 @@ func TestEachSignal(t *testing.T) {
 
 func TestEachSignalAndType(t *testing.T) {
 	for kind, signal := range signals() {
-		got := signal(t, true, ContextWithAttributes(t.Context(), everyType()...), nil)
-		assert.ElementsMatch(t, everyType(), got, kind)
-		got = signal(t, true, ContextWithAttributes(t.Context(), everyType()...), []attribute.KeyValue{attribute.Int("string", 8)})
+		ctx := ContextWithAttributes(t.Context(), everyType()...)
+		assert.ElementsMatch(t, everyType(), signal(t, true, ctx, nil), kind)
+		got := signal(t, true, ctx, []attribute.KeyValue{attribute.Int("string", 8)})
 		assert.Contains(t, got, attribute.Int("string", 8), kind)
 		assert.Len(t, got, len(everyType()), kind)
 	}
@@ -112,4 +110,45 @@ func TestEachSignalWithoutContext(t *testing.T) {
 	for kind, signal := range signals() {
 		equal(t, "a=own", signal(t, true, nil, list("a=own")), kind)
 	}
+}
+
+// TestCountLimits exceeds the number of attributes that a span or a record may have.
+func TestCountLimits(t *testing.T) {
+	for name, tt := range map[string]struct {
+		limit                   int
+		own, sampler, ctx, want string
+		dropped                 int
+	}{
+		"no room for the context's":  {2, "s1= s2=", "", "a= b=", "s1= s2=", 2},
+		"room for some, by key":      {3, "s1= s2=", "", "a= b=", "s1= s2= a=", 1},
+		"room for all":               {4, "s1= s2=", "", "a= b=", "s1= s2= a= b=", 0},
+		"no attributes":              {0, "", "", "a= b=", "", 2},
+		"no limit":                   {-1, "s1=", "", "a=", "s1= a=", 0},
+		"an equal key takes no room": {1, "a=own", "", "a=ctx", "a=own", 0},
+		"8 of 9":                     {8, some("s", 7), "", "a= b=", some("s", 7) + " a=", 1},
+		"20 of 30":                   {20, some("s", 18), "p0=", some("a", 11), some("s", 18) + " p0= a0=", 10},
+		"the sampler's and those given at Start come first": {2, "s1=", "p1=", "a=", "s1= p1=", 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Setenv("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", strconv.Itoa(tt.limit))
+			ctx := with(t.Context(), tt.ctx)
+			span := endedSpan(t, ctx, list(tt.own), WithSampler(&customSampler{decision: sdktrace.RecordAndSample, adds: tt.sampler}))
+			equal(t, tt.want, span.Attributes(), "span")
+			assert.Equal(t, tt.dropped, span.DroppedAttributes(), "span")
+			if tt.sampler != "" {
+				return
+			}
+			record := emitted(t, NewLoggerProvider, ctx, newRecord(list(tt.own)...), sdklog.WithAttributeCountLimit(tt.limit))
+			equal(t, tt.want, recordAttributes(&record), "log record")
+			assert.Equal(t, tt.dropped, record.DroppedAttributes(), "log record")
+		})
+	}
+}
+
+func TestValueLengthLimits(t *testing.T) {
+	ctx, limits := with(t.Context(), "a=123456"), sdktrace.NewSpanLimits()
+	limits.AttributeValueLengthLimit = 3
+	equal(t, "a=123", endedSpan(t, ctx, nil, sdktrace.WithRawSpanLimits(limits), WithSampler(nil)).Attributes())
+	record := emitted(t, NewLoggerProvider, ctx, newRecord(), sdklog.WithAttributeValueLengthLimit(3))
+	equal(t, "a=123", recordAttributes(&record))
 }

@@ -81,6 +81,7 @@ var graph = map[string]string{
 	"internal/testing/collector":      "",
 	"internal/testing/mdtable":        "",
 	"internal/testing/mutation":       "",
+	"internal/testing/oteltest":       "otel otel/metric otel/sdk otel/sdk/log otel/sdk/metric otel/trace",
 	"internal/testing/programs":       "",
 	"internal/testing/seccomp":        "x/sys",
 	"internal/testing/testenv":        "",
