@@ -60,63 +60,54 @@ func fakeProc(b *testing.B) (root string) {
 // splits the file into lines: the least that any parser can take.
 func BenchmarkScanMaps(b *testing.B) {
 	root := fakeProc(b)
-
-	b.Run("parser=none", func(b *testing.B) {
-		path := filepath.Join(root, strconv.Itoa(mapsPID), "maps")
-		b.ReportAllocs()
-		for b.Loop() {
-			f, err := os.Open(path)
+	ours, err := procfs.NewFS(root).Process(mapsPID)
+	require.NoError(b, err)
+	defer func() { require.NoError(b, ours.Close()) }()
+	fs, err := prometheus.NewFS(root)
+	require.NoError(b, err)
+	theirs, err := fs.Proc(mapsPID)
+	require.NoError(b, err)
+	for _, parser := range []struct {
+		name string
+		want int
+		scan func() (found int, err error)
+	}{
+		{"none", mapsLines, func() (lines int, err error) {
+			f, err := os.Open(filepath.Join(root, strconv.Itoa(mapsPID), "maps"))
 			if err != nil {
-				b.Fatal(err)
+				return 0, err
 			}
-			lines := 0
 			for s := bufio.NewScanner(f); s.Scan(); {
 				lines++
 			}
-			_ = f.Close()
-			if lines != mapsLines {
-				b.Fatal(lines)
-			}
-		}
-	})
-	b.Run("parser=otelctx", func(b *testing.B) {
-		p, err := procfs.NewFS(root).Process(mapsPID)
-		require.NoError(b, err)
-		defer func() { require.NoError(b, p.Close()) }()
-		b.ReportAllocs()
-		for b.Loop() {
-			found := 0
-			for _, err := range p.Maps(wire.IsProcessContextMapping) {
+			return lines, f.Close()
+		}},
+		{"otelctx", 1, func() (found int, err error) {
+			for _, err := range ours.Maps(wire.IsProcessContextMapping) {
 				if err != nil {
-					b.Fatal(err)
+					return 0, err
 				}
 				found++
 			}
-			if found != 1 {
-				b.Fatal(found)
-			}
-		}
-	})
-	b.Run("parser=prometheus", func(b *testing.B) {
-		fs, err := prometheus.NewFS(root)
-		require.NoError(b, err)
-		p, err := fs.Proc(mapsPID)
-		require.NoError(b, err)
-		b.ReportAllocs()
-		for b.Loop() {
-			maps, err := p.ProcMaps()
-			if err != nil {
-				b.Fatal(err)
-			}
-			found := 0
+			return found, nil
+		}},
+		{"prometheus", 1, func() (found int, err error) {
+			maps, err := theirs.ProcMaps()
 			for _, m := range maps {
 				if wire.IsProcessContextMapping([]byte(m.Pathname)) {
 					found++
 				}
 			}
-			if found != 1 {
-				b.Fatal(found)
+			return found, err
+		}},
+	} {
+		b.Run("parser="+parser.name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				if found, err := parser.scan(); err != nil || found != parser.want {
+					b.Fatal(found, err)
+				}
 			}
-		}
-	})
+		})
+	}
 }

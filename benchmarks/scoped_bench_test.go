@@ -5,6 +5,8 @@ package benchmarks
 
 import (
 	"context"
+	"maps"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -12,10 +14,10 @@ import (
 	"go.opentelemetry.io/otel/log"
 	"go.opentelemetry.io/otel/metric"
 	sdklog "go.opentelemetry.io/otel/sdk/log"
-	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/otelctx/otelctx/internal/testing/oteltest"
 	"github.com/otelctx/otelctx/scopedattr"
 )
 
@@ -81,8 +83,8 @@ func beside[T any](b *testing.B, bare, scoped T, do func(ctx context.Context, wi
 func BenchmarkScopedSpan(b *testing.B) {
 	for _, o := range owns {
 		b.Run("own="+o.own, func(b *testing.B) {
-			bare := provider(b, sdktrace.WithSpanProcessor(noop{})).Tracer("benchmarks")
-			scoped := provider(b, sdktrace.WithSpanProcessor(noop{}), scopedattr.WithSampler(nil)).Tracer("benchmarks")
+			bare := provider(b, sdktrace.WithSpanProcessor(noop)).Tracer("benchmarks")
+			scoped := provider(b, sdktrace.WithSpanProcessor(noop), scopedattr.WithSampler(nil)).Tracer("benchmarks")
 			beside(b, bare, scoped, func(ctx context.Context, tracer trace.Tracer, hand bool, n int) {
 				for range n {
 					var span trace.Span
@@ -103,20 +105,11 @@ func BenchmarkScopedSpan(b *testing.B) {
 	}
 }
 
-// noopLogs is a processor that does nothing.
-type noopLogs struct{}
-
-func (noopLogs) OnEmit(context.Context, *sdklog.Record) error           { return nil }
-func (noopLogs) Enabled(context.Context, sdklog.EnabledParameters) bool { return true }
-func (noopLogs) Shutdown(context.Context) error                         { return nil }
-func (noopLogs) ForceFlush(context.Context) error                       { return nil }
-
 // BenchmarkScopedLog makes and emits records.
 func BenchmarkScopedLog(b *testing.B) {
 	for _, o := range owns {
 		b.Run("own="+o.own, func(b *testing.B) {
-			lp := sdklog.NewLoggerProvider(sdklog.WithProcessor(noopLogs{}))
-			b.Cleanup(func() { require.NoError(b, lp.Shutdown(context.Background())) })
+			lp := oteltest.LoggerProvider(b, sdklog.WithProcessor(oteltest.LogProcessor{}))
 			beside(b, lp.Logger("benchmarks"), scopedattr.NewLoggerProvider(lp).Logger("benchmarks"),
 				func(ctx context.Context, logger log.Logger, hand bool, n int) {
 					for range n {
@@ -133,88 +126,43 @@ func BenchmarkScopedLog(b *testing.B) {
 	}
 }
 
-// measurement measures 1 with an instrument.
-type measurement func(ctx context.Context, options metric.MeasurementOption)
-
-// measurements makes each kind of synchronous instrument.
-var measurements = []struct {
-	instrument string
-	of         func(metric.Meter) (measurement, error)
-}{
-	{"int64counter", adding(metric.Meter.Int64Counter, metric.Int64Counter.Add)},
-	{"int64updowncounter", adding(metric.Meter.Int64UpDownCounter, metric.Int64UpDownCounter.Add)},
-	{"int64histogram", recording(metric.Meter.Int64Histogram, metric.Int64Histogram.Record)},
-	{"int64gauge", recording(metric.Meter.Int64Gauge, metric.Int64Gauge.Record)},
-	{"float64counter", adding(metric.Meter.Float64Counter, metric.Float64Counter.Add)},
-	{"float64updowncounter", adding(metric.Meter.Float64UpDownCounter, metric.Float64UpDownCounter.Add)},
-	{"float64histogram", recording(metric.Meter.Float64Histogram, metric.Float64Histogram.Record)},
-	{"float64gauge", recording(metric.Meter.Float64Gauge, metric.Float64Gauge.Record)},
-}
-
-func adding[I, O any, N int64 | float64](
-	of func(metric.Meter, string, ...O) (I, error), add func(I, context.Context, N, ...metric.AddOption),
-) func(metric.Meter) (measurement, error) {
-	return func(m metric.Meter) (measurement, error) {
-		i, err := of(m, "measured")
-		return func(ctx context.Context, o metric.MeasurementOption) {
-			if o == nil {
-				add(i, ctx, 1)
-				return
-			}
-			add(i, ctx, 1, o)
-		}, err
-	}
-}
-
-func recording[I, O any, N int64 | float64](
-	of func(metric.Meter, string, ...O) (I, error), record func(I, context.Context, N, ...metric.RecordOption),
-) func(metric.Meter) (measurement, error) {
-	return func(m metric.Meter) (measurement, error) {
-		i, err := of(m, "measured")
-		return func(ctx context.Context, o metric.MeasurementOption) {
-			if o == nil {
-				record(i, ctx, 1)
-				return
-			}
-			record(i, ctx, 1, o)
-		}, err
-	}
-}
-
 // BenchmarkScopedMeasurement measures with each instrument. By hand, and as the
 // measurement's own, it is given a set that is made once (set=ready), or attributes
 // each time (set=made).
 func BenchmarkScopedMeasurement(b *testing.B) {
-	for _, m := range measurements {
+	both := func(own []attribute.KeyValue, hand bool) []attribute.KeyValue {
+		if hand {
+			return slices.Concat(own, three)
+		}
+		return own
+	}
+	var keys []attribute.Key
+	for _, kv := range three {
+		keys = append(keys, kv.Key)
+	}
+	for _, kind := range slices.Sorted(maps.Keys(oteltest.Instruments)) {
 		for _, o := range owns {
 			for _, set := range []string{"ready", "made"} {
-				if set == "made" && m.instrument != "int64counter" && m.instrument != "float64histogram" {
+				if set == "made" && kind != "int64counter" && kind != "float64histogram" {
 					continue // as these two
 				}
-				b.Run("instrument="+m.instrument+"/own="+o.own+"/set="+set, func(b *testing.B) {
-					mp := sdkmetric.NewMeterProvider(sdkmetric.WithReader(sdkmetric.NewManualReader()))
-					b.Cleanup(func() { require.NoError(b, mp.Shutdown(context.Background())) })
-					bare, err := m.of(mp.Meter("benchmarks"))
+				b.Run("instrument="+kind+"/own="+o.own+"/set="+set, func(b *testing.B) {
+					mp, _ := oteltest.MeterProvider(b)
+					bare, err := oteltest.Instruments[kind](mp.Meter("benchmarks"))
 					require.NoError(b, err)
-					var keys []attribute.Key
-					for _, kv := range three {
-						keys = append(keys, kv.Key)
-					}
-					scoped, err := m.of(scopedattr.NewMeterProvider(mp, keys...).Meter("benchmarks"))
+					scoped, err := oteltest.Instruments[kind](scopedattr.NewMeterProvider(mp, keys...).Meter("benchmarks"))
 					require.NoError(b, err)
-					both := append(append([]attribute.KeyValue(nil), o.list...), three...)
-					lists := map[bool][]attribute.KeyValue{false: o.list, true: both}
-					ready := map[bool]metric.MeasurementOption{true: metric.WithAttributes(both...)}
-					if o.list != nil {
-						ready[false] = metric.WithAttributes(o.list...)
-					}
-					beside(b, bare, scoped, func(ctx context.Context, measure measurement, hand bool, n int) {
-						list, option := lists[hand], ready[hand]
+					beside(b, bare, scoped, func(ctx context.Context, measure oteltest.Measure, hand bool, n int) {
+						list := both(o.list, hand)
+						var options []metric.MeasurementOption
+						if len(list) > 0 {
+							options = append(options, metric.WithAttributes(list...))
+						}
 						for range n {
 							if set == "made" && len(list) > 0 {
-								option = metric.WithAttributes(list...)
+								options[0] = metric.WithAttributes(list...)
 							}
-							measure(ctx, option)
+							measure(ctx, 1, options...)
 						}
 					})
 				})

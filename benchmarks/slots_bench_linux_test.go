@@ -49,6 +49,16 @@ func newLeaf(tb testing.TB, byGoroutine bool) *leaf.Slots {
 	return s
 }
 
+// storeLeaf returns the baseline: an assembly function stores the fields of layout 2.
+func storeLeaf(s *leaf.Slots) func(n int) {
+	return func(n int) {
+		for range n {
+			leaf.Store(s, shownSpan.TraceIDHigh, shownSpan.TraceIDLow, shownSpan.SpanID,
+				shownSpan.LocalRootSpanID, uint64(shownSpan.TraceFlags)<<8)
+		}
+	}
+}
+
 // rings are the kinds of rings that there are.
 var rings = []struct {
 	layout      int
@@ -67,14 +77,6 @@ var rings = []struct {
 // a compare-and-swap of one word and nothing else, which no claim can do without.
 func BenchmarkStore(b *testing.B) {
 	const stores = 100_000
-	storeLeaf := func(s *leaf.Slots) func(int) {
-		return func(n int) {
-			for range n {
-				leaf.Store(s, shownSpan.TraceIDHigh, shownSpan.TraceIDLow, shownSpan.SpanID,
-					shownSpan.LocalRootSpanID, uint64(shownSpan.TraceFlags)<<8)
-			}
-		}
-	}
 	b.Run("writer=cas", func(b *testing.B) {
 		var word atomic.Uint64
 		alternate(b, stores, storeLeaf(newLeaf(b, false)), func(n int) {
@@ -110,15 +112,10 @@ func BenchmarkThreadRecord(b *testing.B) {
 	if err != nil {
 		b.Skip(err)
 	}
-	records, baseline := library.Records(), newLeaf(b, false)
+	records := library.Records()
 	span := apmlib.Span{TraceIDHigh: 1, TraceIDLow: 2, SpanID: 3, TransactionID: 4, TraceFlags: 1}
 	span.Show()
-	alternate(b, 100_000, func(n int) {
-		for range n {
-			leaf.Store(baseline, shownSpan.TraceIDHigh, shownSpan.TraceIDLow, shownSpan.SpanID,
-				shownSpan.LocalRootSpanID, uint64(shownSpan.TraceFlags)<<8)
-		}
-	}, func(n int) {
+	alternate(b, 100_000, storeLeaf(newLeaf(b, false)), func(n int) {
 		for range n {
 			records.Store(&span)
 		}

@@ -20,18 +20,13 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/otelctx/otelctx/internal/scope"
+	"github.com/otelctx/otelctx/internal/testing/oteltest"
 	"github.com/otelctx/otelctx/spanctx"
 	"github.com/otelctx/otelctx/universalprofiling"
 )
 
-// noop is the baseline: a provider without any processor would not even make
-// spans that record.
-type noop struct{}
-
-func (noop) OnStart(context.Context, sdktrace.ReadWriteSpan) {}
-func (noop) OnEnd(sdktrace.ReadOnlySpan)                     {}
-func (noop) Shutdown(context.Context) error                  { return nil }
-func (noop) ForceFlush(context.Context) error                { return nil }
+// noop is the processor of the baseline: without any the SDK records no spans.
+var noop = oteltest.SpanProcessor{}
 
 // tracers returns the tracer of a provider with the processor that the name says.
 var tracers = []struct {
@@ -39,25 +34,14 @@ var tracers = []struct {
 	tracer    func(testing.TB) trace.Tracer
 }{
 	{"none", func(tb testing.TB) trace.Tracer { return provider(tb).Tracer("benchmarks") }},
-	{"noop", func(tb testing.TB) trace.Tracer { return tracer(tb, noop{}) }},
+	{"noop", func(tb testing.TB) trace.Tracer { return tracer(tb, noop) }},
 	{"publisher", func(tb testing.TB) trace.Tracer { return tracer(tb, newPublisher(tb, typicalResource())) }},
-	{"slots", func(tb testing.TB) trace.Tracer {
-		return tracer(tb, newSpanProcessor(tb, spanctx.WithGoroutineRecord(false)))
-	}},
-	{"slots1", func(tb testing.TB) trace.Tracer {
-		return tracer(tb, newSpanProcessor(tb, spanctx.WithGoroutineRecord(false), spanctx.WithLayout1()))
-	}},
-	{"gslots", func(tb testing.TB) trace.Tracer {
-		return tracer(tb, newSpanProcessor(tb,
-			spanctx.WithGoroutineRecord(false), spanctx.WithThreadSlots(false), spanctx.WithGoroutineSlots(true)))
-	}},
-	{"record", func(tb testing.TB) trace.Tracer {
-		return tracer(tb, newSpanProcessor(tb, spanctx.WithThreadSlots(false)))
-	}},
-	{"default", func(tb testing.TB) trace.Tracer { return tracer(tb, newSpanProcessor(tb)) }},
-	{"keys3", func(tb testing.TB) trace.Tracer {
-		return tracer(tb, newSpanProcessor(tb, spanctx.WithAttributeKeys("http.app", "http.route", "tenant")))
-	}},
+	{"slots", carriers(spanctx.WithGoroutineRecord(false))},
+	{"slots1", carriers(spanctx.WithGoroutineRecord(false), spanctx.WithLayout1())},
+	{"gslots", carriers(spanctx.WithGoroutineRecord(false), spanctx.WithThreadSlots(false), spanctx.WithGoroutineSlots(true))},
+	{"record", carriers(spanctx.WithThreadSlots(false))},
+	{"default", carriers()},
+	{"keys3", carriers(spanctx.WithAttributeKeys("http.app", "http.route", "tenant"))},
 	{"universal", func(tb testing.TB) trace.Tracer { return tracer(tb, newIntegration(tb, universalprofiling.Auto)) }},
 	{"universal-kept", func(tb testing.TB) trace.Tracer {
 		i := newIntegration(tb, universalprofiling.Enabled)
@@ -65,8 +49,13 @@ var tracers = []struct {
 		return tracer(tb, i)
 	}},
 	{"grafana", func(tb testing.TB) trace.Tracer {
-		return otelpyroscope.NewTracerProvider(provider(tb, sdktrace.WithSpanProcessor(noop{}))).Tracer("benchmarks")
+		return otelpyroscope.NewTracerProvider(provider(tb, sdktrace.WithSpanProcessor(noop))).Tracer("benchmarks")
 	}},
+}
+
+// carriers returns the tracer of a provider that publishes its spans.
+func carriers(opts ...spanctx.Option) func(testing.TB) trace.Tracer {
+	return func(tb testing.TB) trace.Tracer { return tracer(tb, newSpanProcessor(tb, opts...)) }
 }
 
 // scoped returns a context with the attributes that processor=keys3 publishes. The
@@ -76,12 +65,10 @@ func scoped(ctx context.Context) context.Context {
 		attribute.String("http.app", "shop"), attribute.String("http.route", "/cart/{id}"), attribute.Int("tenant", 1234))
 }
 
-// provider returns a provider that is shut down at the end of the benchmark or test.
+// provider returns a provider with the typical resource, which is shut down at the end.
 func provider(tb testing.TB, opts ...sdktrace.TracerProviderOption) *sdktrace.TracerProvider {
 	tb.Helper()
-	tp := sdktrace.NewTracerProvider(append(opts, sdktrace.WithResource(typicalResource()))...)
-	tb.Cleanup(func() { require.NoError(tb, tp.Shutdown(context.Background())) })
-	return tp
+	return oteltest.TracerProvider(tb, append(opts, sdktrace.WithResource(typicalResource()))...)
 }
 
 func tracer(tb testing.TB, processor sdktrace.SpanProcessor) trace.Tracer {
@@ -166,7 +153,7 @@ func BenchmarkSpan(b *testing.B) {
 	for _, s := range shapes {
 		for _, t := range tracers {
 			b.Run("shape="+s.shape+"/processor="+t.processor, func(b *testing.B) {
-				baseline, candidate := tracer(b, noop{}), t.tracer(b)
+				baseline, candidate := tracer(b, noop), t.tracer(b)
 				ctx := b.Context()
 				if t.processor == "keys3" {
 					ctx = scoped(ctx)
@@ -187,7 +174,7 @@ func BenchmarkLiveSpans(b *testing.B) {
 				continue
 			}
 			b.Run(fmt.Sprintf("live=%d/processor=%s", live, t.processor), func(b *testing.B) {
-				baseline, candidate := tracer(b, noop{}), t.tracer(b)
+				baseline, candidate := tracer(b, noop), t.tracer(b)
 				var spans []trace.Span
 				for range live {
 					for _, tracer := range []trace.Tracer{baseline, candidate} {
@@ -206,29 +193,26 @@ func BenchmarkLiveSpans(b *testing.B) {
 	}
 }
 
-func newNoop(testing.TB) sdktrace.SpanProcessor       { return noop{} }
-func newDefault(tb testing.TB) sdktrace.SpanProcessor { return newSpanProcessor(tb) }
-
 // BenchmarkUnsampledSpan starts and ends spans that the sampler drops.
 func BenchmarkUnsampledSpan(b *testing.B) {
 	drop := sdktrace.NeverSample()
 	for _, t := range []struct {
-		recorded, processor string
-		sampler             sdktrace.Sampler
-		new                 func(testing.TB) sdktrace.SpanProcessor
-	}{
-		{"no", "noop", drop, newNoop},
-		{"no", "default", drop, newDefault},
-		{"yes", "noop", spanctx.RecordUnsampled(drop), newNoop},
-		{"yes", "default", spanctx.RecordUnsampled(drop), newDefault},
-	} {
-		b.Run("recorded="+t.recorded+"/processor="+t.processor, func(b *testing.B) {
-			baseline := provider(b, sdktrace.WithSampler(drop), sdktrace.WithSpanProcessor(noop{})).Tracer("benchmarks")
-			candidate := provider(b, sdktrace.WithSampler(t.sampler), sdktrace.WithSpanProcessor(t.new(b))).Tracer("benchmarks")
-			alternate(b, batch,
-				func(n int) { flat(b.Context(), baseline, n) },
-				func(n int) { flat(b.Context(), candidate, n) })
-		})
+		recorded string
+		sampler  sdktrace.Sampler
+	}{{"no", drop}, {"yes", spanctx.RecordUnsampled(drop)}} {
+		for _, processor := range []string{"noop", "default"} {
+			b.Run("recorded="+t.recorded+"/processor="+processor, func(b *testing.B) {
+				var p sdktrace.SpanProcessor = noop
+				if processor == "default" {
+					p = newSpanProcessor(b)
+				}
+				baseline := provider(b, sdktrace.WithSampler(drop), sdktrace.WithSpanProcessor(noop)).Tracer("benchmarks")
+				candidate := provider(b, sdktrace.WithSampler(t.sampler), sdktrace.WithSpanProcessor(p)).Tracer("benchmarks")
+				alternate(b, batch,
+					func(n int) { flat(b.Context(), baseline, n) },
+					func(n int) { flat(b.Context(), candidate, n) })
+			})
+		}
 	}
 }
 
