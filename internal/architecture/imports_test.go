@@ -83,6 +83,7 @@ var graph = map[string]string{
 	"internal/testing/mutation":       "",
 	"internal/testing/oteltest":       "otel otel/metric otel/sdk otel/sdk/log otel/sdk/metric otel/trace",
 	"internal/testing/programs":       "",
+	"internal/testing/resources":      "internal/procfs",
 	"internal/testing/seccomp":        "x/sys",
 	"internal/testing/testenv":        "",
 	"internal/testing/userfault":      "x/sys",

@@ -12,7 +12,7 @@ import (
 	"math"
 	"math/big"
 	"regexp"
-	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"testing/iotest"
@@ -45,205 +45,155 @@ func collect(t testing.TB, seq iter.Seq2[Mapping, error]) ([]Mapping, error) {
 	return mappings, failed
 }
 
-func TestMaps(t *testing.T) {
-	rw := Perms{Read: true, Write: true}
-	tests := []struct {
-		name, line string
-		want       Mapping
-	}{
-		{"file", "555fdcea4000-555fdcea9000 r-xp 00002000 fe:00 247026      /usr/bin/cat", Mapping{Start: 0x555fdcea4000, End: 0x555fdcea9000, Perms: Perms{Read: true, Exec: true}, Offset: 0x2000, Major: 0xfe, Inode: 247026, Name: "/usr/bin/cat"}},
-		{"heap", "55601133d000-55601135e000 rw-p 00000000 00:00 0      [heap]", Mapping{Start: 0x55601133d000, End: 0x55601135e000, Perms: rw, Name: "[heap]"}},
-		{"stack", "7ffcc2567000-7ffcc2588000 rw-p 00000000 00:00 0      [stack]", Mapping{Start: 0x7ffcc2567000, End: 0x7ffcc2588000, Perms: rw, Name: "[stack]"}},
-		{"kernel half", "ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0      [vsyscall]", Mapping{Start: 0xffffffffff600000, End: 0xffffffffff601000, Perms: Perms{Exec: true}, Name: "[vsyscall]"}},
-		{"all but the end of the address space", "00000000-ffffffffffffffff ---p 00000000 00:00 0 ", Mapping{End: 0xffffffffffffffff}},
-		{"shared, every permission", "7f5b21900000-7f5b21907000 rwxs ffffffffff000 fe:00 18446744073709551615   /a", Mapping{Start: 0x7f5b21900000, End: 0x7f5b21907000, Perms: Perms{true, true, true, true}, Offset: 0xffffffffff000, Major: 0xfe, Inode: 1<<64 - 1, Name: "/a"}},
-		{"no name", "7f5b21698000-7f5b216ba000 rw-p 00000000 00:00 0 ", Mapping{Start: 0x7f5b21698000, End: 0x7f5b216ba000, Perms: rw}},
-		{"no name and no space", "7f5b21698000-7f5b216ba000 rw-p 00000000 00:00 0", Mapping{Start: 0x7f5b21698000, End: 0x7f5b216ba000, Perms: rw}},
-		{"memfd", "7f5b21698000-7f5b216b9000 rw-p 00000000 00:01 1030      /memfd:OTEL_CTX (deleted)", Mapping{Start: 0x7f5b21698000, End: 0x7f5b216b9000, Perms: rw, Minor: 0x1, Inode: 1030, Name: "/memfd:OTEL_CTX (deleted)"}},
-		{"named anonymous memory", "7f5b21698000-7f5b216b9000 rw-p 00000000 00:00 0      [anon: glibc: malloc]", Mapping{Start: 0x7f5b21698000, End: 0x7f5b216b9000, Perms: rw, Name: "[anon: glibc: malloc]"}},
-		{"named shared memory", "7f5b21698000-7f5b216b9000 rw-p 00000000 00:01 77      [anon_shmem:OTEL_CTX]", Mapping{Start: 0x7f5b21698000, End: 0x7f5b216b9000, Perms: rw, Minor: 0x1, Inode: 77, Name: "[anon_shmem:OTEL_CTX]"}},
-		{"numbers too wide for the padding", "ffffffffff600000-ffffffffff601000 ---p fffffffffffff000 103:02 12345678901234567 /x", Mapping{Start: 0xffffffffff600000, End: 0xffffffffff601000, Offset: 0xfffffffffffff000, Major: 0x103, Minor: 0x2, Inode: 12345678901234567, Name: "/x"}},
-		{"two spaces in the name", "1000-2000 ---p 00000000 00:01 7      /memfd:a  b (deleted)", Mapping{Start: 0x1000, End: 0x2000, Minor: 0x1, Inode: 7, Name: "/memfd:a  b (deleted)"}},
-		{"spaces at the end of the name", "1000-2000 ---p 00000000 00:01 7      /tmp/a  ", Mapping{Start: 0x1000, End: 0x2000, Minor: 0x1, Inode: 7, Name: "/tmp/a  "}},
-		{"carriage return at the end of the name", "1000-2000 ---p 00000000 00:01 7      /tmp/a\r", Mapping{Start: 0x1000, End: 0x2000, Minor: 0x1, Inode: 7, Name: "/tmp/a\r"}},
-		{"escaped newline stays escaped", `1000-2000 ---p 00000000 00:01 7      /tmp/a\012b`, Mapping{Start: 0x1000, End: 0x2000, Minor: 0x1, Inode: 7, Name: `/tmp/a\012b`}},
-		{"bytes that are no text", "1000-2000 ---p 00000000 00:01 7      /tmp/\xff\x00\x1b[31m\t", Mapping{Start: 0x1000, End: 0x2000, Minor: 0x1, Inode: 7, Name: "/tmp/\xff\x00\x1b[31m\t"}},
-	}
-	var (
-		file strings.Builder
-		want []Mapping
-	)
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			for _, end := range []string{"\n", ""} {
-				got, err := collect(t, Maps(strings.NewReader(tt.line+end), all))
-				require.NoError(t, err)
-				assert.Equal(t, []Mapping{tt.want}, got)
-			}
-		})
-		file.WriteString(tt.line + "\n")
-		want = append(want, tt.want)
-	}
-	t.Run("all of them, byte by byte", func(t *testing.T) {
-		got, err := collect(t, Maps(iotest.OneByteReader(strings.NewReader(file.String())), all))
-		require.NoError(t, err)
-		assert.Equal(t, want, got)
-	})
-	t.Run("some of them", func(t *testing.T) {
-		var asked []string
-		keep := func(name []byte) bool {
-			asked = append(asked, string(name))
-			return bytes.HasPrefix(name, []byte("/memfd:"))
-		}
-		got, err := collect(t, Maps(strings.NewReader(file.String()), keep))
-		require.NoError(t, err)
-		var wantKept []Mapping
-		var wantAsked []string
-		for _, m := range want {
-			wantAsked = append(wantAsked, m.Name)
-			if strings.HasPrefix(m.Name, "/memfd:") {
-				wantKept = append(wantKept, m)
-			}
-		}
-		assert.Equal(t, wantKept, got)
-		assert.Equal(t, wantAsked, asked)
-	})
-	t.Run("nothing", func(t *testing.T) {
-		got, err := collect(t, Maps(strings.NewReader(""), all))
-		require.NoError(t, err)
-		assert.Empty(t, got)
-	})
-}
-
 // goodLine is a line that is put around others.
 const goodLine = "1000-2000 rw-p 00000000 00:00 0                          [heap]\n"
 
-func TestMapsMalformed(t *testing.T) {
-	tests := []struct{ name, line, wantErr string }{
-		{"empty", "", "1 of 5 fields"},
-		{"only spaces", "          ", "address range"},
-		{"address only", "1000-2000", "1 of 5 fields"},
-		{"no inode", "1000-2000 rw-p 00000000 00:00", "4 of 5 fields"},
-		{"empty inode", "1000-2000 rw-p 00000000 00:00 ", "inode"},
-		{"one address", "1000 rw-p 00000000 00:00 0 /a", `address range "1000"`},
-		{"no start", "-2000 rw-p 00000000 00:00 0 /a", "start"},
-		{"no end", "1000- rw-p 00000000 00:00 0 /a", "end"},
-		{"three addresses", "1000-2000-3000 rw-p 00000000 00:00 0 /a", "end"},
-		{"start is no number", "g000-2000 rw-p 00000000 00:00 0 /a", "start"},
-		{"end is no number", "1000-200g rw-p 00000000 00:00 0 /a", "end"},
-		{"0x", "0x1000-0x2000 rw-p 00000000 00:00 0 /a", "start"},
-		{"sign", "+1000-2000 rw-p 00000000 00:00 0 /a", "start"},
-		{"underscore", "1_000-2000 rw-p 00000000 00:00 0 /a", "start"},
-		{"start of more than 64 bits", "10000000000000000-20000000000000000 rw-p 00000000 00:00 0 /a", "start"},
-		{"end of more than 64 bits", "1000-20000000000000000 rw-p 00000000 00:00 0 /a", "end"},
-		{"no bytes", "1000-1000 rw-p 00000000 00:00 0 /a", "is empty"},
-		{"backwards", "2000-1000 rw-p 00000000 00:00 0 /a", "is empty"},
-		{"no permissions", "1000-2000  00000000 00:00 0 /a", `permissions ""`},
-		{"short permissions", "1000-2000 rw- 00000000 00:00 0 /a", `permissions "rw-"`},
-		{"long permissions", "1000-2000 rw-pp 00000000 00:00 0 /a", `permissions "rw-pp"`},
-		{"permissions in the wrong order", "1000-2000 wr-p 00000000 00:00 0 /a", `permissions "wr-p"`},
-		{"neither shared nor private", "1000-2000 rw-- 00000000 00:00 0 /a", `permissions "rw--"`},
-		{"offset is no number", "1000-2000 rw-p xyz 00:00 0 /a", "offset"},
-		{"negative offset", "1000-2000 rw-p -1 00:00 0 /a", "offset"},
-		{"offset of more than 64 bits", "1000-2000 rw-p 10000000000000000 00:00 0 /a", "offset"},
-		{"inode is no number", "1000-2000 rw-p 00000000 00:00 0x7 /a", "inode"},
-		{"negative inode", "1000-2000 rw-p 00000000 00:00 -7 /a", "inode"},
-		{"inode of more than 64 bits", "1000-2000 rw-p 00000000 00:00 18446744073709551616 /a", "inode"},
-		{"two spaces between fields", "1000-2000 rw-p  00000000 00:00 0 /a", "offset"},
-		{"space before the first field", " 1000-2000 rw-p 00000000 00:00 0 /a", "address range"},
-		{"tabs", "1000-2000\trw-p\t00000000\t00:00\t0\t/a", "1 of 5 fields"},
-		{"text", "the quick brown fox jumps over the lazy dog", "address range"},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			got, err := collect(t, Maps(strings.NewReader(goodLine+tt.line+"\n"+goodLine), all))
-			require.ErrorIs(t, err, ErrMalformed)
-			require.ErrorContains(t, err, "malformed maps line 2: ")
-			assert.ErrorContains(t, err, tt.wantErr)
-			assert.Len(t, got, 1, "mappings before the bad line")
-		})
-	}
-	t.Run("declined lines are not looked at", func(t *testing.T) {
-		for _, tt := range tests {
-			got, err := collect(t, Maps(strings.NewReader(goodLine+tt.line+"\n"+goodLine), none))
-			require.NoError(t, err)
-			assert.Empty(t, got)
-		}
-	})
+type lineTest struct {
+	name, line string
+	want       Mapping
+	wantErr    string
 }
 
-func TestMapsLineTooLong(t *testing.T) {
+var rw = Perms{Read: true, Write: true}
+
+var lines = []lineTest{
+	{name: "file", line: "555fdcea4000-555fdcea9000 r-xp 00002000 fe:00 247026      /usr/bin/cat", want: Mapping{Start: 0x555fdcea4000, End: 0x555fdcea9000, Perms: Perms{Read: true, Exec: true}, Offset: 0x2000, Major: 0xfe, Inode: 247026, Name: "/usr/bin/cat"}},
+	{name: "heap", line: "55601133d000-55601135e000 rw-p 00000000 00:00 0      [heap]", want: Mapping{Start: 0x55601133d000, End: 0x55601135e000, Perms: rw, Name: "[heap]"}},
+	{name: "stack", line: "7ffcc2567000-7ffcc2588000 rw-p 00000000 00:00 0      [stack]", want: Mapping{Start: 0x7ffcc2567000, End: 0x7ffcc2588000, Perms: rw, Name: "[stack]"}},
+	{name: "kernel half", line: "ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0      [vsyscall]", want: Mapping{Start: 0xffffffffff600000, End: 0xffffffffff601000, Perms: Perms{Exec: true}, Name: "[vsyscall]"}},
+	{name: "all but the end of the address space", line: "00000000-ffffffffffffffff ---p 00000000 00:00 0 ", want: Mapping{End: 0xffffffffffffffff}},
+	{name: "shared, every permission", line: "7f5b21900000-7f5b21907000 rwxs ffffffffff000 fe:00 18446744073709551615   /a", want: Mapping{Start: 0x7f5b21900000, End: 0x7f5b21907000, Perms: Perms{true, true, true, true}, Offset: 0xffffffffff000, Major: 0xfe, Inode: 1<<64 - 1, Name: "/a"}},
+	{name: "no name", line: "7f5b21698000-7f5b216ba000 rw-p 00000000 00:00 0 ", want: Mapping{Start: 0x7f5b21698000, End: 0x7f5b216ba000, Perms: rw}},
+	{name: "no name and no space", line: "7f5b21698000-7f5b216ba000 rw-p 00000000 00:00 0", want: Mapping{Start: 0x7f5b21698000, End: 0x7f5b216ba000, Perms: rw}},
+	{name: "memfd", line: "7f5b21698000-7f5b216b9000 rw-p 00000000 00:01 1030      /memfd:OTEL_CTX (deleted)", want: Mapping{Start: 0x7f5b21698000, End: 0x7f5b216b9000, Perms: rw, Minor: 0x1, Inode: 1030, Name: "/memfd:OTEL_CTX (deleted)"}},
+	{name: "named anonymous memory", line: "7f5b21698000-7f5b216b9000 rw-p 00000000 00:00 0      [anon: glibc: malloc]", want: Mapping{Start: 0x7f5b21698000, End: 0x7f5b216b9000, Perms: rw, Name: "[anon: glibc: malloc]"}},
+	{name: "named shared memory", line: "7f5b21698000-7f5b216b9000 rw-p 00000000 00:01 77      [anon_shmem:OTEL_CTX]", want: Mapping{Start: 0x7f5b21698000, End: 0x7f5b216b9000, Perms: rw, Minor: 0x1, Inode: 77, Name: "[anon_shmem:OTEL_CTX]"}},
+	{name: "numbers too wide for the padding", line: "ffffffffff600000-ffffffffff601000 ---p fffffffffffff000 103:02 12345678901234567 /x", want: Mapping{Start: 0xffffffffff600000, End: 0xffffffffff601000, Offset: 0xfffffffffffff000, Major: 0x103, Minor: 0x2, Inode: 12345678901234567, Name: "/x"}},
+	{name: "two spaces in the name", line: "1000-2000 ---p 00000000 00:01 7      /memfd:a  b (deleted)", want: Mapping{Start: 0x1000, End: 0x2000, Minor: 0x1, Inode: 7, Name: "/memfd:a  b (deleted)"}},
+	{name: "spaces at the end of the name", line: "1000-2000 ---p 00000000 00:01 7      /tmp/a  ", want: Mapping{Start: 0x1000, End: 0x2000, Minor: 0x1, Inode: 7, Name: "/tmp/a  "}},
+	{name: "carriage return at the end of the name", line: "1000-2000 ---p 00000000 00:01 7      /tmp/a\r", want: Mapping{Start: 0x1000, End: 0x2000, Minor: 0x1, Inode: 7, Name: "/tmp/a\r"}},
+	{name: "escaped newline stays escaped", line: `1000-2000 ---p 00000000 00:01 7      /tmp/a\012b`, want: Mapping{Start: 0x1000, End: 0x2000, Minor: 0x1, Inode: 7, Name: `/tmp/a\012b`}},
+	{name: "bytes that are no text", line: "1000-2000 ---p 00000000 00:01 7      /tmp/\xff\x00\x1b[31m\t", want: Mapping{Start: 0x1000, End: 0x2000, Minor: 0x1, Inode: 7, Name: "/tmp/\xff\x00\x1b[31m\t"}},
+}
+
+var malformedLines = []lineTest{
+	{name: "empty", line: "", wantErr: "1 of 5 fields"},
+	{name: "empty inode", line: "1000-2000 rw-p 00000000 00:00 ", wantErr: "inode"},
+	{name: "one address", line: "1000 rw-p 00000000 00:00 0 /a", wantErr: `address range "1000"`},
+	{name: "0x", line: "0x1000-0x2000 rw-p 00000000 00:00 0 /a", wantErr: "start"},
+	{name: "sign", line: "+1000-2000 rw-p 00000000 00:00 0 /a", wantErr: "start"},
+	{name: "start of more than 64 bits", line: "10000000000000000-20000000000000000 rw-p 00000000 00:00 0 /a", wantErr: "start"},
+	{name: "end of more than 64 bits", line: "1000-20000000000000000 rw-p 00000000 00:00 0 /a", wantErr: "end"},
+	{name: "no bytes", line: "1000-1000 rw-p 00000000 00:00 0 /a", wantErr: "is empty"},
+	{name: "backwards", line: "2000-1000 rw-p 00000000 00:00 0 /a", wantErr: "is empty"},
+	{name: "no permissions", line: "1000-2000  00000000 00:00 0 /a", wantErr: `permissions ""`},
+	{name: "short permissions", line: "1000-2000 rw- 00000000 00:00 0 /a", wantErr: `permissions "rw-"`},
+	{name: "long permissions", line: "1000-2000 rw-pp 00000000 00:00 0 /a", wantErr: `permissions "rw-pp"`},
+	{name: "permissions in the wrong order", line: "1000-2000 wr-p 00000000 00:00 0 /a", wantErr: `permissions "wr-p"`},
+	{name: "neither shared nor private", line: "1000-2000 rw-- 00000000 00:00 0 /a", wantErr: `permissions "rw--"`},
+	{name: "offset is no number", line: "1000-2000 rw-p xyz 00:00 0 /a", wantErr: "offset"},
+	{name: "offset of more than 64 bits", line: "1000-2000 rw-p 10000000000000000 00:00 0 /a", wantErr: "offset"},
+	{name: "inode is no number", line: "1000-2000 rw-p 00000000 00:00 0x7 /a", wantErr: "inode"},
+	{name: "inode of more than 64 bits", line: "1000-2000 rw-p 00000000 00:00 18446744073709551616 /a", wantErr: "inode"},
+	{name: "two spaces between fields", line: "1000-2000 rw-p  00000000 00:00 0 /a", wantErr: "offset"},
+	{name: "space before the first field", line: " 1000-2000 rw-p 00000000 00:00 0 /a", wantErr: "address range"},
+	{name: "tabs", line: "1000-2000\trw-p\t00000000\t00:00\t0\t/a", wantErr: "1 of 5 fields"},
+	{name: "text", line: "the quick brown fox jumps over the lazy dog", wantErr: "address range"},
+}
+
+func TestMaps(t *testing.T) {
+	var file strings.Builder
+	var want, wantKept []Mapping
+	var names, asked []string
+	for _, tt := range lines {
+		for _, end := range []string{"\n", ""} {
+			got, err := collect(t, Maps(strings.NewReader(tt.line+end), all))
+			require.NoError(t, err, tt.name)
+			assert.Equal(t, []Mapping{tt.want}, got, tt.name)
+		}
+		file.WriteString(tt.line + "\n")
+		want, names = append(want, tt.want), append(names, tt.want.Name)
+		if strings.HasPrefix(tt.want.Name, "/memfd:") {
+			wantKept = append(wantKept, tt.want)
+		}
+	}
+	got, err := collect(t, Maps(iotest.OneByteReader(strings.NewReader(file.String())), all))
+	require.NoError(t, err)
+	assert.Equal(t, want, got)
+
+	got, err = collect(t, Maps(strings.NewReader(file.String()), func(name []byte) bool {
+		asked = append(asked, string(name))
+		return bytes.HasPrefix(name, []byte("/memfd:"))
+	}))
+	require.NoError(t, err)
+	assert.Equal(t, wantKept, got)
+	assert.Equal(t, names, asked)
+
+	got, err = collect(t, Maps(strings.NewReader(""), all))
+	require.NoError(t, err)
+	assert.Empty(t, got)
+}
+
+func TestMapsMalformed(t *testing.T) {
+	for _, tt := range malformedLines {
+		file := goodLine + tt.line + "\n" + goodLine
+		got, err := collect(t, Maps(strings.NewReader(file), all))
+		require.ErrorIs(t, err, ErrMalformed, tt.name)
+		require.ErrorContains(t, err, "malformed maps line 2: ", tt.name)
+		require.ErrorContains(t, err, tt.wantErr, tt.name)
+		assert.Len(t, got, 1, "%s: mappings before the bad line", tt.name)
+
+		got, err = collect(t, Maps(strings.NewReader(file), none))
+		require.NoError(t, err, "%s: declined lines are not parsed", tt.name)
+		assert.Empty(t, got)
+	}
+}
+
+func TestMapsLimits(t *testing.T) {
 	prefix := "1000-2000 rw-p 00000000 00:00 0 "
 	name := func(line int) string { return "/" + strings.Repeat("n", line-len(prefix)-1) }
-
 	longest := name(32<<10 - 1)
 	got, err := collect(t, Maps(strings.NewReader(goodLine+prefix+longest+"\n"+goodLine), all))
 	require.NoError(t, err)
 	require.Len(t, got, 3)
 	assert.Equal(t, longest, got[1].Name)
 
-	for _, length := range []int{32 << 10, 1 << 20} {
-		got, err = collect(t, Maps(strings.NewReader(goodLine+prefix+name(length)+"\n"+goodLine), none))
+	const most = 4194304
+	got, err = collect(t, Maps(strings.NewReader(strings.Repeat("x\n", most)), none))
+	require.NoError(t, err)
+	assert.Empty(t, got)
+
+	for file, want := range map[string]string{
+		goodLine + prefix + name(32<<10) + "\n" + goodLine: "malformed maps line 2: longer than 32768 bytes",
+		strings.Repeat("x\n", most+1):                      "malformed maps: more than 4194304 lines",
+	} {
+		got, err = collect(t, Maps(strings.NewReader(file), none))
 		require.ErrorIs(t, err, ErrMalformed)
-		require.EqualError(t, err, "malformed maps line 2: longer than 32768 bytes")
+		require.EqualError(t, err, want)
 		assert.Empty(t, got)
 	}
+}
 
-	// A line without an end does not fill the memory.
-	input := &repeat{pattern: []byte("x"), left: 1 << 30}
-	_, err = collect(t, Maps(input, all))
+// Maps reads no further than its caller wants, and a line without an end does not fill the memory.
+func TestMapsReadsNoFurther(t *testing.T) {
+	endless := strings.NewReader(strings.Repeat("x", 8<<20))
+	_, err := collect(t, Maps(endless, all))
 	require.ErrorIs(t, err, ErrMalformed)
-	assert.Greater(t, input.left, 1<<30-1<<20, "read far more of the line than it takes to tell that it is too long")
-}
+	assert.Greater(t, endless.Len(), 7<<20)
 
-// repeat reads as a pattern over and over.
-type repeat struct {
-	pattern []byte
-	left    int // bytes
-	at      int
-}
-
-func (r *repeat) Read(p []byte) (int, error) {
-	if r.left == 0 {
-		return 0, io.EOF
-	}
-	p = p[:min(len(p), r.left)]
-	for n := 0; n < len(p); {
-		c := copy(p[n:], r.pattern[r.at:])
-		n += c
-		r.at = (r.at + c) % len(r.pattern)
-	}
-	r.left -= len(p)
-	return len(p), nil
-}
-
-// allocated returns how many bytes f allocates, those of other goroutines included.
-func allocated(f func()) uint64 {
-	var before, after runtime.MemStats
-	runtime.ReadMemStats(&before)
-	f()
-	runtime.ReadMemStats(&after)
-	return after.TotalAlloc - before.TotalAlloc
-}
-
-func TestMapsTooManyLines(t *testing.T) {
-	const limit = 4194304
-	bytes := allocated(func() {
-		_, err := collect(t, Maps(&repeat{pattern: []byte("x\n"), left: 2 * limit}, none))
+	file := strings.NewReader(strings.Repeat(goodLine, 10_000))
+	for _, err := range Maps(file, all) {
 		require.NoError(t, err)
-		_, err = collect(t, Maps(&repeat{pattern: []byte("x\n"), left: 2 * (limit + 1)}, none))
-		require.ErrorIs(t, err, ErrMalformed)
-		require.EqualError(t, err, "malformed maps: more than 4194304 lines")
-	})
-	assert.Less(t, bytes, uint64(1<<20))
+		break
+	}
+	assert.Greater(t, file.Len(), 9_000*len(goodLine))
 }
 
 func TestMapsDeclinedLinesCostNothing(t *testing.T) {
-	keep := func(name []byte) bool { return string(name) == "[stack]" }
 	cost := func(lines int) float64 {
 		file := bytes.Repeat([]byte(goodLine), lines)
 		return testing.AllocsPerRun(10, func() {
-			for m, err := range Maps(bytes.NewReader(file), keep) {
+			for m, err := range Maps(bytes.NewReader(file), none) {
 				panic(fmt.Sprint(m, err))
 			}
 		})
@@ -259,15 +209,6 @@ func TestMapsReadError(t *testing.T) {
 	require.NotErrorIs(t, err, ErrMalformed)
 	require.EqualError(t, err, "maps: broken")
 	assert.Len(t, got, 2)
-}
-
-func TestMapsStopsWithItsCaller(t *testing.T) {
-	input := &repeat{pattern: []byte(goodLine), left: 10_000 * len(goodLine)}
-	for _, err := range Maps(input, all) {
-		require.NoError(t, err)
-		break
-	}
-	assert.Greater(t, input.left, 9_000*len(goodLine), "read on for nobody")
 }
 
 func TestPermsString(t *testing.T) {
@@ -319,15 +260,10 @@ func splitLines(file []byte) []string {
 }
 
 func FuzzMaps(f *testing.F) {
-	f.Add([]byte(goodLine))
-	f.Add([]byte("555fdcea4000-555fdcea9000 r-xp 00002000 fe:00 247026                     /usr/bin/cat\n" + goodLine))
-	f.Add([]byte("ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsyscall]"))
-	f.Add([]byte("1000-2000 rw-p 00000000 00:01 7   /memfd:OTEL_CTX (deleted)\n1-2 ---s 0 0 0"))
-	f.Add([]byte("1000-2000 rw-p 00000000 00:00 0 \r\n\r\n"))
-	f.Add([]byte(`1000-2000 rw-p 00000000 00:00 7 /a\012 b  ` + "\n\n"))
-	f.Add([]byte("1000-2000 rw-p 00000000  0   x"))
-	f.Add([]byte("2000-1000 rw-p 0 0 0"))
-	f.Add([]byte("0-ffffffffffffffff rw-p 0 0 18446744073709551616"))
+	for _, tt := range slices.Concat(lines, malformedLines) {
+		f.Add([]byte(tt.line))
+		f.Add([]byte(goodLine + tt.line + "\n" + goodLine))
+	}
 	f.Fuzz(func(t *testing.T, file []byte) {
 		var names []string
 		got, err := collect(t, Maps(bytes.NewReader(file), func(name []byte) bool {

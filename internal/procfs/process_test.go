@@ -5,10 +5,12 @@ package procfs
 
 import (
 	"io/fs"
+	"iter"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -16,9 +18,9 @@ import (
 )
 
 // fakeRoot makes a proc file system out of files.
-func fakeRoot(t *testing.T, files map[string]string) string {
+func fakeRoot(t *testing.T, files map[string]string) (root string) {
 	t.Helper()
-	root := t.TempDir()
+	root = t.TempDir()
 	for name, content := range files {
 		path := filepath.Join(root, filepath.FromSlash(name))
 		require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
@@ -27,48 +29,55 @@ func fakeRoot(t *testing.T, files map[string]string) string {
 	return root
 }
 
-func TestPIDs(t *testing.T) {
+func openIn(t *testing.T, root string, pid int) *Process {
+	t.Helper()
+	p, err := NewFS(root).Process(pid)
+	require.NoError(t, err)
+	t.Cleanup(func() { assert.NoError(t, p.Close()) })
+	return p
+}
+
+// collectIDs drains a sequence of ids up to its first error, and sorts them.
+func collectIDs(seq iter.Seq2[int, error]) (ids []int, failed error) {
+	for id, err := range seq {
+		if err != nil {
+			return ids, err
+		}
+		ids = append(ids, id)
+	}
+	slices.Sort(ids)
+	return ids, nil
+}
+
+// Processes and threads are the directories that are numbers, also where there are more than are read at once.
+func TestIDs(t *testing.T) {
 	files := map[string]string{
 		"self/stat": "", "sys/kernel/pid_max": "", "uptime": "", "0/stat": "", "-5/stat": "", "12x/stat": "", "1.5/stat": "",
-		"99999999999999999999/stat": "",
+		"99999999999999999999/stat": "", "7/task/no thread/status": "",
 	}
 	var want []int
-	for pid := 1; pid <= 600; pid += 2 { // more than are read at once
-		files[strconv.Itoa(pid)+"/stat"] = ""
-		want = append(want, pid)
+	for id := 1; id <= 600; id += 2 {
+		files[strconv.Itoa(id)+"/stat"] = ""
+		files["7/task/"+strconv.Itoa(id)+"/status"] = ""
+		want = append(want, id)
 	}
 	root := fakeRoot(t, files)
-
-	var got []int
-	for pid, err := range NewFS(root).PIDs() {
-		require.NoError(t, err)
-		got = append(got, pid)
-	}
-	slices.Sort(got)
-	assert.Equal(t, want, got)
-
-	got = nil
-	for pid, err := range NewFS(root).PIDs() {
-		require.NoError(t, err)
-		if got = append(got, pid); len(got) == 3 {
-			break
+	p := openIn(t, root, 7)
+	for name, ids := range map[string]iter.Seq2[int, error]{"processes": NewFS(root).PIDs(), "threads": p.Threads()} {
+		got, err := collectIDs(ids)
+		require.NoError(t, err, name)
+		assert.Equal(t, want, got, name)
+		for range ids {
+			break // Whoever asks may have seen enough.
 		}
 	}
-	assert.Len(t, got, 3)
-
-	got = nil
-	for pid, err := range NewFS(filepath.Join(root, "absent")).PIDs() {
-		require.ErrorIs(t, err, fs.ErrNotExist)
-		got = append(got, pid)
-	}
-	assert.Equal(t, []int{0}, got)
-
-	got = nil
-	for pid, err := range NewFS(filepath.Join(root, "uptime")).PIDs() {
-		require.Error(t, err, "a file is no proc file system")
-		got = append(got, pid)
-	}
-	assert.Equal(t, []int{0}, got)
+	_, err := collectIDs(NewFS(filepath.Join(root, "absent")).PIDs())
+	require.ErrorIs(t, err, fs.ErrNotExist)
+	_, err = collectIDs(NewFS(filepath.Join(root, "uptime")).PIDs())
+	require.Error(t, err, "a file is no proc file system")
+	require.NoError(t, os.RemoveAll(p.dir.Name()))
+	_, err = collectIDs(p.Threads())
+	require.ErrorIs(t, err, ErrProcessGone)
 }
 
 func TestProcess(t *testing.T) {
@@ -77,56 +86,72 @@ func TestProcess(t *testing.T) {
 		"8/stat": "8 (x) S", "8/maps": goodLine + "broken\n",
 		"9/stat": "9 (x) S",
 	})
-	open := func(pid int) *Process {
-		t.Helper()
-		p, err := NewFS(root).Process(pid)
+	p := openIn(t, root, 7)
+	for range 2 { // each time from the start
+		got, err := collect(t, p.Maps(all))
 		require.NoError(t, err)
-		t.Cleanup(func() { assert.NoError(t, p.Close()) })
-		return p
+		require.Len(t, got, 2)
+		assert.Equal(t, "/memfd:OTEL_CTX (deleted)", got[1].Name)
+	}
+	for range p.Maps(all) {
+		break
+	}
+	got, err := collect(t, openIn(t, root, 8).Maps(all))
+	require.ErrorIs(t, err, ErrMalformed)
+	require.NotErrorIs(t, err, ErrProcessGone)
+	assert.Len(t, got, 1)
+
+	withoutMaps := openIn(t, root, 9)
+	require.NoError(t, withoutMaps.Alive())
+	_, err = collect(t, withoutMaps.Maps(all))
+	require.ErrorIs(t, err, ErrProcessGone)
+	for _, pid := range []int{10, 0, -1} {
+		_, err := NewFS(root).Process(pid)
+		require.ErrorIs(t, err, ErrProcessGone, "pid %d", pid)
 	}
 
-	t.Run("whole", func(t *testing.T) {
-		p := open(7)
-		require.NoError(t, p.Alive())
-		for range 2 { // each time from the start
-			got, err := collect(t, p.Maps(all))
-			require.NoError(t, err)
-			require.Len(t, got, 2)
-			assert.Equal(t, "/memfd:OTEL_CTX (deleted)", got[1].Name)
-		}
-		got, err := collect(t, p.Maps(none))
-		require.NoError(t, err)
-		assert.Empty(t, got)
-		for range p.Maps(all) {
-			break
-		}
-	})
-	t.Run("malformed", func(t *testing.T) {
-		got, err := collect(t, open(8).Maps(all))
-		require.ErrorIs(t, err, ErrMalformed)
-		require.NotErrorIs(t, err, ErrProcessGone)
-		assert.Len(t, got, 1)
-	})
-	t.Run("without maps", func(t *testing.T) {
-		p := open(9)
-		require.NoError(t, p.Alive())
-		_, err := collect(t, p.Maps(all))
-		require.ErrorIs(t, err, ErrProcessGone)
-	})
-	t.Run("absent", func(t *testing.T) {
-		for _, pid := range []int{10, 0, -1} {
-			_, err := NewFS(root).Process(pid)
-			require.ErrorIs(t, err, ErrProcessGone, "pid %d", pid)
-		}
-	})
-	t.Run("another one under the same id", func(t *testing.T) {
-		p := open(7)
-		require.NoError(t, os.Rename(filepath.Join(root, "7"), filepath.Join(root, "old")))
-		require.NoError(t, os.RemoveAll(filepath.Join(root, "old", "stat")))
-		require.NoError(t, os.Mkdir(filepath.Join(root, "7"), 0o755))
-		require.NoError(t, os.WriteFile(filepath.Join(root, "7", "stat"), nil, 0o644))
+	// Another process gets the id.
+	require.NoError(t, p.Alive())
+	require.NoError(t, os.Rename(filepath.Join(root, "7"), filepath.Join(root, "old")))
+	require.NoError(t, os.Remove(filepath.Join(root, "old", "stat")))
+	require.NoError(t, os.Rename(filepath.Join(root, "8"), filepath.Join(root, "7")))
+	require.NoError(t, openIn(t, root, 7).Alive())
+	require.ErrorIs(t, p.Alive(), ErrProcessGone)
+}
 
-		require.NoError(t, open(7).Alive())
-		require.ErrorIs(t, p.Alive(), ErrProcessGone)
-	})
+func TestThreadIDs(t *testing.T) {
+	const malformed, gone = -1, -2
+	tests := []struct {
+		status string
+		want   []int
+	}{
+		0:  {want: []int{gone}},
+		1:  {"Name:\tx\nNStgid:\t900\t9\nNSpid:\t901\t9\nNSpgid:\t1\n", []int{901, 9}},
+		2:  {"Name:\tx\nNSpid:\t2\n", []int{2}},
+		3:  {"Name:\tx\nPid:\t3\n", []int{3}}, // without PID namespaces
+		4:  {"\n", []int{4}},
+		5:  {"Groups:\t" + strings.Repeat("65534 ", 60000) + "\nNSpid:\t5\t4\t3\t2\n", []int{5, 4, 3, 2}},
+		6:  {"NSpid:\t6\t-1\n", []int{malformed}},
+		7:  {"NSpid:\t6\tx\n", []int{malformed}},
+		8:  {"NSpid:" + strings.Repeat(" 1", 1<<19) + "\n", []int{8}},
+		9:  {"Name:\tNSpid:\t1\nNSpid:\t9", []int{9}}, // no line break
+		10: {strings.Repeat("x\n", 1<<20) + "NSpid:\t5\n", []int{10}},
+	}
+	files := map[string]string{}
+	for tid, tt := range tests[1:] {
+		files["7/task/"+strconv.Itoa(tid+1)+"/status"] = tt.status
+	}
+	p := openIn(t, fakeRoot(t, files), 7)
+	for tid, tt := range tests {
+		got, err := p.ThreadIDs(tid)
+		switch tt.want[0] {
+		case malformed:
+			require.ErrorIs(t, err, ErrMalformed, tid)
+		case gone:
+			require.ErrorIs(t, err, ErrProcessGone, tid)
+		default:
+			require.NoError(t, err, tid)
+			assert.Equal(t, tt.want, got, tid)
+		}
+	}
 }

@@ -26,6 +26,14 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // patience is how long a test waits for what must come.
 const patience = time.Minute
 
+// listen makes a socket in a directory of its own.
+func listen(t *testing.T) *Socket {
+	t.Helper()
+	s, err := Listen(t.TempDir(), "s")
+	require.NoError(t, err)
+	return s
+}
+
 // serve serves a socket until the end of the test, by up to 16 bytes of each message, and
 // returns what it has got.
 func serve(t *testing.T, s *Socket) (got func() []string) {
@@ -58,6 +66,12 @@ func serve(t *testing.T, s *Socket) (got func() []string) {
 	}
 }
 
+// arrive waits until so many messages have been got.
+func arrive(t *testing.T, got func() []string, n int) {
+	t.Helper()
+	require.Eventually(t, func() bool { return len(got()) == n }, patience, time.Millisecond)
+}
+
 // socket is what a profiler sends with.
 type socket int
 
@@ -83,36 +97,28 @@ func (s socket) queued(t *testing.T) int {
 }
 
 func TestMessages(t *testing.T) {
-	s, err := Listen(t.TempDir(), "s")
-	require.NoError(t, err)
+	s := listen(t)
 	got, send := serve(t, s), sender(t)
-	want := []string{"one", "", "sixteen bytes 16", "seventeen bytes ..."}
 	for _, m := range []string{"one", "", "sixteen bytes 16", "seventeen bytes 17"} {
 		require.NoError(t, send.to(s.Path(), m))
 	}
-	require.Eventually(t, func() bool { return len(got()) == len(want) }, patience, time.Millisecond)
-	assert.Equal(t, want, got())
+	arrive(t, got, 4)
+	assert.Equal(t, []string{"one", "", "sixteen bytes 16", "seventeen bytes ..."}, got())
 	require.NoError(t, send.to(s.Path(), "later"))
-	require.Eventually(t, func() bool { return len(got()) == len(want)+1 }, patience, time.Millisecond)
-}
-
-func TestOnlyTheOwnerMaySend(t *testing.T) {
-	old := unix.Umask(0)
-	defer unix.Umask(old)
-	s, err := Listen(t.TempDir(), "s")
-	require.NoError(t, err)
-	stat, err := os.Lstat(s.Path())
-	require.NoError(t, err)
-	assert.Equal(t, os.ModeSocket|0o600, stat.Mode())
-	require.NoError(t, s.Close())
+	arrive(t, got, 5)
 }
 
 func TestPaths(t *testing.T) {
+	old := unix.Umask(0)
+	defer unix.Umask(old)
 	dir := t.TempDir()
 	longest := strings.Repeat("n", MaxPath-len(dir)-1)
 	s, err := Listen(dir, longest)
 	require.NoError(t, err)
 	assert.Len(t, s.Path(), 107)
+	stat, err := os.Lstat(s.Path())
+	require.NoError(t, err)
+	assert.Equal(t, os.ModeSocket|0o600, stat.Mode(), "only the owner may send")
 	require.NoError(t, s.Close())
 	_, err = Listen(dir, longest+"n")
 	require.ErrorContains(t, err, "108 bytes, at most 107")
@@ -132,31 +138,10 @@ func TestPaths(t *testing.T) {
 	assert.NoFileExists(t, s.Path())
 }
 
-// What does not fit into the queue is refused; what was taken arrives.
-func TestAFullSocket(t *testing.T) {
-	s, err := Listen(t.TempDir(), "s")
-	require.NoError(t, err)
-	send := sender(t)
-	taken := 0
-	for range 10_000 {
-		if err := send.to(s.Path(), "message"); err != nil {
-			require.ErrorIs(t, err, unix.EAGAIN)
-			break
-		}
-		taken++
-	}
-	require.Positive(t, taken)
-	got := serve(t, s)
-	require.Eventually(t, func() bool { return len(got()) == taken }, patience, time.Millisecond)
-	require.NoError(t, send.to(s.Path(), "more"))
-	require.Eventually(t, func() bool { return len(got()) == taken+1 }, patience, time.Millisecond)
-}
-
 // Messages that come one by one, without a pause that would end a burst, do not wait for
 // one.
 func TestATrickle(t *testing.T) {
-	s, err := Listen(t.TempDir(), "s")
-	require.NoError(t, err)
+	s := listen(t)
 	got, send := serve(t, s), sender(t)
 	for range 3 {
 		for before, taken := len(got()), 0; len(got()) == before; taken++ {
@@ -169,26 +154,31 @@ func TestATrickle(t *testing.T) {
 	}
 }
 
-// A profiler sends dozens at a time and does not wait. It is the kernel that says how
-// many of them find a place.
+// A profiler sends dozens at a time and does not wait. What does not fit into the queue
+// is refused; what was taken arrives.
 func TestBursts(t *testing.T) {
-	s, err := Listen(t.TempDir(), "s")
-	require.NoError(t, err)
-	got, send := serve(t, s), sender(t)
-	taken, refused := 0, 0
-	for range testenv.Rounds(20, 100) {
-		for range 50 {
+	s := listen(t)
+	send := sender(t)
+	taken := 0
+	burst := func(n int) (refused bool) {
+		for range n {
 			if err := send.to(s.Path(), "message"); err != nil {
 				require.ErrorIs(t, err, unix.EAGAIN)
-				refused++
-				continue
+				return true
 			}
 			taken++
 		}
+		return false
+	}
+	require.True(t, burst(10_000), "nobody reads yet")
+	require.Positive(t, taken)
+	got := serve(t, s)
+	arrive(t, got, taken)
+	for range testenv.Rounds(20, 100) {
+		burst(50)
 		time.Sleep(2 * time.Millisecond)
 	}
-	require.Eventually(t, func() bool { return len(got()) == taken }, patience, time.Millisecond)
-	t.Logf("%d of %d refused", refused, taken+refused)
+	arrive(t, got, taken)
 }
 
 // waitUntilItPolls waits until a thread of this process waits for messages in the kernel.
@@ -204,8 +194,7 @@ func waitUntilItPolls(t *testing.T, tid int) {
 func TestStop(t *testing.T) {
 	for name, busy := range map[string]bool{"while idle": false, "after a message": true} {
 		t.Run(name, func(t *testing.T) {
-			s, err := Listen(t.TempDir(), "s")
-			require.NoError(t, err)
+			s := listen(t)
 			done, handled, tid := make(chan error), make(chan struct{}, 1), make(chan int)
 			go func() {
 				runtime.LockOSThread()

@@ -5,13 +5,16 @@ package remotemem_test
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
 	"math"
 	"os"
 	"reflect"
+	"runtime"
 	"strconv"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -21,18 +24,13 @@ import (
 
 	"github.com/otelctx/otelctx/internal/remotemem"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
+	"github.com/otelctx/otelctx/internal/testing/testenv"
+	"github.com/otelctx/otelctx/internal/wire"
 )
 
 func TestMain(m *testing.M) {
-	childproc.Main(m, map[string]func(*childproc.Parent){
-		"pages":      pages,
-		"nobody":     nobody,
-		"undumpable": undumpable,
-	})
+	childproc.Main(m, map[string]func(*childproc.Parent){"pages": pages, "nobody": nobody, "undumpable": undumpable})
 }
-
-// address is where the bytes of b are. They stay there if b is mapped memory.
-func address(b []byte) int64 { return int64(reflect.ValueOf(b).Pointer()) }
 
 // pattern is different at every offset for a long way.
 func pattern(n int) []byte {
@@ -45,21 +43,32 @@ func pattern(n int) []byte {
 
 // mapPages maps readable pages full of the pattern, followed by one that is not
 // readable.
-func mapPages(n int) ([]byte, error) {
+func mapPages(n int) (mem []byte, at uint64, err error) {
 	page := os.Getpagesize()
-	mem, err := syscall.Mmap(-1, 0, (n+1)*page, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_PRIVATE|syscall.MAP_ANON)
+	mem, err = syscall.Mmap(-1, 0, (n+1)*page, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_PRIVATE|syscall.MAP_ANON)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	copy(mem, pattern(n*page))
-	return mem, syscall.Mprotect(mem[n*page:], syscall.PROT_NONE)
+	return mem, uint64(reflect.ValueOf(mem).Pointer()), syscall.Mprotect(mem[n*page:], syscall.PROT_NONE)
 }
+
+// mapReadable maps pages as mapPages does, for the length of the test.
+func mapReadable(t *testing.T, pages int) (mem []byte, at uint64) {
+	t.Helper()
+	all, at, err := mapPages(pages)
+	require.NoError(t, err)
+	t.Cleanup(func() { assert.NoError(t, syscall.Munmap(all)) })
+	return all[:pages*os.Getpagesize()], at
+}
+
+func self() remotemem.Memory { return remotemem.Of(os.Getpid()) }
 
 // pages maps two pages and says where.
 func pages(p *childproc.Parent) {
-	mem, err := mapPages(2)
+	_, at, err := mapPages(2)
 	p.Must(err)
-	p.Send("%d", address(mem))
+	p.Send("%d", at)
 	p.Receive()
 }
 
@@ -69,24 +78,18 @@ func undumpable(p *childproc.Parent) {
 	pages(p)
 }
 
-// nobody gives up root's rights and then says what comes of reading a byte at the
-// addresses that it is sent.
+// nobody gives up root's rights and says what comes of reading a byte of a process then.
 func nobody(p *childproc.Parent) {
 	p.BecomeNobody()
-	for {
-		line, ok := p.Receive()
-		if !ok {
-			return
-		}
-		var (
-			pid int
-			off int64
-		)
-		_, err := fmt.Sscan(line, &pid, &off)
-		p.Must(err)
-		_, err = remotemem.Of(pid).ReadAt(make([]byte, 1), off)
-		p.Send("%t, %t: %v", errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.EPERM), err)
-	}
+	line, _ := p.Receive()
+	var (
+		pid int
+		off int64
+	)
+	_, err := fmt.Sscan(line, &pid, &off)
+	p.Must(err)
+	_, err = remotemem.Of(pid).ReadAt(make([]byte, 1), off)
+	p.Send("%t, %t: %v", errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.EPERM), err)
 }
 
 // startPages starts a child that has mapped two pages.
@@ -98,47 +101,40 @@ func startPages(t *testing.T, role string) (child *childproc.Child, off int64) {
 	return child, off
 }
 
-func testReads(t *testing.T, pid int, off int64) {
-	page := os.Getpagesize()
-	mem := remotemem.Of(pid)
-	want := pattern(2 * page)
-	for _, r := range [][2]int{{0, 1}, {0, 32}, {1, 7}, {page - 1, 2}, {0, 2 * page}, {2*page - 1, 1}, {page + 5, page - 5}} {
-		got := make([]byte, r[1])
-		n, err := mem.ReadAt(got, off+int64(r[0]))
-		require.NoError(t, err)
-		assert.Equal(t, r[1], n)
-		assert.True(t, bytes.Equal(want[r[0]:r[0]+r[1]], got), "%d bytes at %d", r[1], r[0])
-	}
-
-	// Into the page that cannot be read.
-	got := make([]byte, page+1)
-	n, err := mem.ReadAt(got, off+int64(page))
-	require.ErrorIs(t, err, syscall.EFAULT)
-	assert.Equal(t, page, n)
-	assert.True(t, bytes.Equal(want[page:], got[:page]))
-	n, err = mem.ReadAt(got[:2], off+int64(2*page)-1)
-	require.ErrorIs(t, err, syscall.EFAULT)
-	assert.LessOrEqual(t, n, 1)
-	n, err = mem.ReadAt(got[:1], off+int64(2*page))
-	require.ErrorIs(t, err, syscall.EFAULT)
-	assert.Zero(t, n)
-	assert.EqualError(t, err, fmt.Sprintf("process_vm_readv of 1 bytes at %#x: bad address", off+int64(2*page)))
-}
-
-func TestReadAtThisProcess(t *testing.T) {
-	_, at := mapReadable(t, 2)
-	testReads(t, os.Getpid(), int64(at))
-}
-
-func TestReadAtChild(t *testing.T) {
+func TestReadAt(t *testing.T) {
 	childproc.NeedReading(t)
-	child, off := startPages(t, "pages")
-	testReads(t, child.PID(), off)
+	child, childAt := startPages(t, "pages")
+	_, selfAt := mapReadable(t, 2)
+	page := os.Getpagesize()
+	whole := pattern(2 * page)
+	for pid, off := range map[int]int64{os.Getpid(): int64(selfAt), child.PID(): childAt} {
+		mem := remotemem.Of(pid)
+		for _, r := range []struct{ from, size, want int }{
+			{0, 0, 0},
+			{0, 1, 1},
+			{0, 32, 32},
+			{1, 7, 7},
+			{page - 1, 2, 2},
+			{0, 2 * page, 2 * page},
+			{2*page - 1, 1, 1},
+			{page + 5, page - 5, page - 5},
+			{page, page + 1, page}, // into the page that cannot be read
+			{2 * page, 1, 0},
+		} {
+			got := make([]byte, r.size)
+			n, err := mem.ReadAt(got, off+int64(r.from))
+			assert.Equal(t, r.want, n)
+			assert.True(t, bytes.Equal(whole[r.from:r.from+r.want], got[:r.want]), "%d bytes at %d", r.size, r.from)
+			if r.want == r.size {
+				require.NoError(t, err)
+				continue
+			}
+			require.ErrorIs(t, err, syscall.EFAULT)
+			assert.EqualError(t, err, fmt.Sprintf("process_vm_readv of %d bytes at %#x: bad address", r.size, off+int64(r.from)))
+		}
+	}
 	child.Done()
-}
-
-func TestReadAtLarge(t *testing.T) {
-	mem, at := mapReadable(t, 512)
+	mem, at := mapReadable(t, 512) // more than a system call pins at a time
 	got := make([]byte, len(mem))
 	_, err := self().ReadAt(got, int64(at))
 	require.NoError(t, err)
@@ -146,49 +142,44 @@ func TestReadAtLarge(t *testing.T) {
 }
 
 func TestReadAtWildAddresses(t *testing.T) {
-	mem := self()
 	for _, off := range []int64{0, 1, 4095, 1 << 47, 1 << 56, math.MaxInt64, math.MaxInt64 - 31, -1, -32, -4096, math.MinInt64} {
 		for _, size := range []int{1, 32, 65536} {
-			n, err := mem.ReadAt(make([]byte, size), off)
+			n, err := self().ReadAt(make([]byte, size), off)
 			require.ErrorIs(t, err, syscall.EFAULT, "%d bytes at %#x", size, off)
 			assert.Zero(t, n)
 		}
-	}
-}
-
-func TestReadAtNothing(t *testing.T) {
-	for _, off := range []int64{0, -1, 1 << 47} {
 		n, err := self().ReadAt(nil, off)
 		require.NoError(t, err)
 		assert.Zero(t, n)
 	}
 }
 
-func TestReadAtGone(t *testing.T) {
+func TestReadProcessThatIsGone(t *testing.T) {
 	childproc.NeedReading(t)
 	child, off := startPages(t, "pages")
-	mem := remotemem.Of(child.PID())
-	_, err := mem.ReadAt(make([]byte, 1), off)
+	_, err := remotemem.Of(child.PID()).ReadAt(make([]byte, 1), off)
 	require.NoError(t, err)
 
 	// Killed and not waited for, it has no memory any more.
 	require.NoError(t, syscall.Kill(child.PID(), syscall.SIGKILL))
 	require.Eventually(t, func() bool {
-		_, err := mem.ReadAt(make([]byte, 1), off)
+		_, err := remotemem.Of(child.PID()).ReadAt(make([]byte, 1), off)
 		return errors.Is(err, syscall.ESRCH)
 	}, time.Minute, time.Millisecond)
 
 	child.Kill() // waits for it
-	n, err := mem.ReadAt(make([]byte, 1), off)
-	require.ErrorIs(t, err, syscall.ESRCH)
-	require.NotErrorIs(t, err, fs.ErrPermission)
-	assert.Zero(t, n)
-}
-
-func TestReadAtNoSuchProcess(t *testing.T) {
-	for _, pid := range []int{-1, math.MaxInt32} {
-		_, err := remotemem.Of(pid).ReadAt(make([]byte, 1), 4096)
-		require.ErrorIs(t, err, syscall.ESRCH, "pid %d", pid)
+	for _, pid := range []int{child.PID(), -1, math.MaxInt32} {
+		mem := remotemem.Of(pid)
+		for name, read := range map[string]func(b []byte) (int, error){
+			"ReadAt":    func(b []byte) (int, error) { return mem.ReadAt(b, off) },
+			"ReadParts": func(b []byte) (int, error) { return mem.ReadParts([]remotemem.Part{{Address: uint64(off), Data: b}}) },
+		} {
+			n, err := read(make([]byte, 1))
+			require.ErrorIs(t, err, syscall.ESRCH, "%s, pid %d", name, pid)
+			require.NotErrorIs(t, err, fs.ErrPermission)
+			require.NotErrorIs(t, err, errors.ErrUnsupported)
+			assert.Zero(t, n)
+		}
 	}
 }
 
@@ -207,4 +198,114 @@ func TestReadAtNotPermitted(t *testing.T) {
 	require.ErrorIs(t, err, syscall.EPERM)
 	assert.Zero(t, n)
 	child.Done()
+}
+
+func TestReadPartsOfEverySize(t *testing.T) {
+	mem, at := mapReadable(t, 4)
+	// Fewer and more than fit into one call, with parts of no bytes among them.
+	for _, count := range []int{0, 1, 2, 24, 25, 1024, 1025, 3000} {
+		parts := make([]remotemem.Part, count)
+		for i := range parts {
+			parts[i] = remotemem.Part{Address: at + uint64(i*13%(len(mem)-64)), Data: make([]byte, i%33)}
+		}
+		n, err := self().ReadParts(parts)
+		require.NoError(t, err)
+		assert.Equal(t, count, n)
+		for i, p := range parts {
+			from := int(p.Address - at)
+			require.True(t, bytes.Equal(mem[from:from+len(p.Data)], p.Data), "part %d of %d", i, count)
+		}
+	}
+	n, err := self().ReadParts([]remotemem.Part{{Address: 1 << 63}, {}, {Data: []byte{}}})
+	require.NoError(t, err)
+	assert.Equal(t, 3, n)
+}
+
+func TestReadPartsStopsAtTheFirstThatCannotBeRead(t *testing.T) {
+	mem, at := mapReadable(t, 1)
+	end := at + uint64(len(mem))
+	for _, bad := range []remotemem.Part{
+		{Address: end, Data: make([]byte, 8)},
+		{Address: end - 4, Data: make([]byte, 8)}, // to its end
+		{Address: 0, Data: make([]byte, 1)},
+		{Address: math.MaxUint64 - 4, Data: make([]byte, 8)},
+		{Address: 1 << 63, Data: make([]byte, 8)},
+	} {
+		for _, before := range []int{0, 1, 23, 1023, 1024, 1500} {
+			parts := make([]remotemem.Part, before, before+3)
+			for i := range parts {
+				parts[i] = remotemem.Part{Address: at + uint64(i), Data: make([]byte, 2)}
+			}
+			behind := []byte("untouched")
+			parts = append(parts, bad, remotemem.Part{Address: at, Data: behind}, remotemem.Part{})
+			n, err := self().ReadParts(parts)
+			require.ErrorIs(t, err, syscall.EFAULT, "%#x behind %d", bad.Address, before)
+			assert.Equal(t, before, n, "%#x", bad.Address)
+			assert.Equal(t, "untouched", string(behind))
+			for i, p := range parts[:n] {
+				require.True(t, bytes.Equal(mem[i:i+2], p.Data))
+			}
+		}
+	}
+}
+
+// A part is read before those behind it: what always goes up is never lower in a later
+// part.
+func TestReadPartsInOrder(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(2)) // one to count beside the other, who reads
+	mem, at := mapReadable(t, 1)
+	// An atomic counter that other memory sees too. Kernels may copy byte by byte: it
+	// counts in both halves, which differ where a read has it half old and half new.
+	counter := &wire.ProcessContextHeaderIn(mem).PublishedAtNS
+	*counter = 0
+	at += 16 // where the header has that field, as package wire asserts
+	var stop atomic.Bool
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for !stop.Load() {
+			atomic.AddUint64(counter, 1<<32|1)
+		}
+	}()
+	moved := 0
+	var data [16][8]byte
+	parts := make([]remotemem.Part, len(data))
+	for i := range parts {
+		parts[i] = remotemem.Part{Address: at, Data: data[i][:]}
+	}
+	// The kernel may leave the two on one processor for long, where neither sees the other.
+	start := time.Now()
+	for n := 0; n < testenv.Rounds(1000, 20_000) || moved == 0 && time.Since(start) < time.Minute; n++ {
+		_, err := self().ReadParts(parts)
+		require.NoError(t, err)
+		var last uint32
+		for i := range data {
+			count := binary.NativeEndian.Uint32(data[i][:4])
+			if count != binary.NativeEndian.Uint32(data[i][4:]) {
+				continue
+			}
+			require.GreaterOrEqual(t, count, last)
+			if count != last && last != 0 {
+				moved++
+			}
+			last = count
+		}
+	}
+	stop.Store(true)
+	<-done
+	assert.NotZero(t, moved)
+}
+
+func TestReadPartsDoesNotAllocate(t *testing.T) {
+	_, at := mapReadable(t, 1)
+	parts := make([]remotemem.Part, 12)
+	for i := range parts {
+		parts[i] = remotemem.Part{Address: at + uint64(8*i), Data: make([]byte, 8)}
+	}
+	memory := self()
+	assert.Zero(t, testing.AllocsPerRun(100, func() {
+		if _, err := memory.ReadParts(parts); err != nil {
+			t.Error(err)
+		}
+	}))
 }

@@ -26,29 +26,35 @@ type checked struct {
 }
 
 func (c *checked) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
-	k, traceFlags, child := Started(s)
-	parent, remote := Parent(s)
-	assert.Equal(c.t, parent != Key{}, child)
-	want := Of(s.SpanContext())
-	assert.Equal(c.t, want, ID{Key: k, TraceFlags: traceFlags})
-	assertParent(c.t, s.Parent(), parent, remote)
+	checkStarted(c.t, s, s.SpanContext(), s.Parent())
 	if !c.newRoots.Load() {
-		assertParent(c.t, trace.SpanContextFromContext(ctx), parent, remote)
+		checkStarted(c.t, s, s.SpanContext(), trace.SpanContextFromContext(ctx))
 	}
 	c.spans.Add(1)
 }
 
 func (c *checked) OnEnd(s sdktrace.ReadOnlySpan) {
-	k, traceFlags := Ended(s)
-	want := Of(s.SpanContext())
-	assert.Equal(c.t, want, ID{Key: k, TraceFlags: traceFlags})
+	checkEnded(c.t, s, s.SpanContext())
 	c.spans.Add(1)
 }
 
-func assertParent(t *testing.T, parent trace.SpanContext, k Key, remote bool) {
+// checkStarted compares what is read of a span with what it is, and what its parent is.
+func checkStarted(t *testing.T, s sdktrace.ReadWriteSpan, self, parent trace.SpanContext) {
 	t.Helper()
-	want := Of(parent)
+	k, traceFlags, child := Started(s)
+	want := Of(self)
+	assert.Equal(t, want, ID{Key: k, TraceFlags: traceFlags})
+	k, remote := Parent(s)
+	assert.Equal(t, k != Key{}, child)
+	want = Of(parent)
 	assert.Equal(t, want, ID{Key: k, TraceFlags: want.TraceFlags, Remote: remote})
+}
+
+func checkEnded(t *testing.T, s sdktrace.ReadOnlySpan, self trace.SpanContext) {
+	t.Helper()
+	k, traceFlags := Ended(s)
+	want := Of(self)
+	assert.Equal(t, want, ID{Key: k, TraceFlags: traceFlags})
 }
 
 func (*checked) Shutdown(context.Context) error   { return nil }
@@ -56,9 +62,8 @@ func (*checked) ForceFlush(context.Context) error { return nil }
 
 func forget(t *testing.T) {
 	t.Helper()
-	for _, l := range []*atomic.Pointer[layout]{&started, &ended} {
-		l.Store(nil)
-	}
+	started.Store(nil)
+	ended.Store(nil)
 }
 
 func TestSpansOfTheSDK(t *testing.T) {
@@ -114,23 +119,14 @@ func TestOtherSpans(t *testing.T) {
 	_, span := tracer.Start(ctx, "span")
 	inner, ok := span.(sdktrace.ReadWriteSpan)
 	require.True(t, ok)
-	want := Of(span.SpanContext())
 	for range 2 {
-		k, traceFlags, child := Started(&foreign{ReadWriteSpan: inner})
-		assert.True(t, child)
-		assert.Equal(t, want, ID{Key: k, TraceFlags: traceFlags})
-		k, remote := Parent(&foreign{ReadWriteSpan: inner})
-		assertParent(t, outer.SpanContext(), k, remote)
-		k, traceFlags = Ended(foreign{ReadWriteSpan: inner})
-		assert.Equal(t, want, ID{Key: k, TraceFlags: traceFlags})
+		checkStarted(t, &foreign{ReadWriteSpan: inner}, span.SpanContext(), outer.SpanContext())
+		checkEnded(t, foreign{ReadWriteSpan: inner}, span.SpanContext())
 		assert.Nil(t, started.Load(), "only of the SDK's types is it known that their contexts do not change")
 		assert.Nil(t, ended.Load())
 		// From now on the SDK's are known.
-		Started(inner)
-		k, remote = Parent(inner)
-		assertParent(t, outer.SpanContext(), k, remote)
-		k, traceFlags = Ended(inner)
-		assert.Equal(t, want, ID{Key: k, TraceFlags: traceFlags})
+		checkStarted(t, inner, span.SpanContext(), outer.SpanContext())
+		checkEnded(t, inner, span.SpanContext())
 		forget(t)
 	}
 }
@@ -159,12 +155,6 @@ func TestFieldsThatAreNotThere(t *testing.T) {
 	_, root := sdktrace.NewTracerProvider().Tracer("test").Start(t.Context(), "span")
 	inner, ok := root.(sdktrace.ReadWriteSpan)
 	require.True(t, ok)
-	k, traceFlags, child := Started(inner)
-	assert.False(t, child)
-	want := Of(root.SpanContext())
-	assert.Equal(t, want, ID{Key: k, TraceFlags: traceFlags})
-	k, remote := Parent(inner)
-	assert.Zero(t, k)
-	assert.False(t, remote)
+	checkStarted(t, inner, root.SpanContext(), trace.SpanContext{})
 	assert.Nil(t, started.Load())
 }

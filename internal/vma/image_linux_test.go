@@ -13,9 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func imageFile(t *testing.T, size int) *os.File {
+func imageFile(t *testing.T, dir string, size int) *os.File {
 	t.Helper()
-	f, err := os.Create(filepath.Join(t.TempDir(), "image"))
+	f, err := os.Create(filepath.Join(dir, "image"))
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, f.Close()) })
 	b := make([]byte, size)
@@ -37,7 +37,7 @@ func permissionsOf(t *testing.T, path string) (perms []string) {
 
 func TestMapImage(t *testing.T) {
 	page := os.Getpagesize()
-	f := imageFile(t, page+100)
+	f := imageFile(t, t.TempDir(), page+100)
 	image, err := MapImage(f, page, func(mem []byte) {
 		assert.Len(t, mem, 2*page)
 		assert.Equal(t, []string{"rw-p"}, permissionsOf(t, f.Name()), "what is executed comes last")
@@ -63,10 +63,8 @@ func TestMapImageRefuses(t *testing.T) {
 	for name, tt := range map[string]struct{ size, text int }{
 		"empty": {0, page}, "text only": {page, page}, "no text": {2 * page, 0}, "part of a page": {2 * page, 100},
 	} {
-		t.Run(name, func(t *testing.T) {
-			_, err := MapImage(imageFile(t, tt.size), tt.text, called)
-			assert.ErrorIs(t, err, unix.EINVAL)
-		})
+		_, err := MapImage(imageFile(t, t.TempDir(), tt.size), tt.text, called)
+		assert.ErrorIs(t, err, unix.EINVAL, name)
 	}
 }
 
@@ -77,12 +75,8 @@ func TestMapImageWithoutExecution(t *testing.T) {
 		t.Skipf("no mounting, which takes CAP_SYS_ADMIN: %v", err)
 	}
 	t.Cleanup(func() { require.NoError(t, unix.Unmount(dir, unix.MNT_DETACH)) })
-	page := os.Getpagesize()
-	f, err := os.Create(filepath.Join(dir, "image"))
-	require.NoError(t, err)
-	defer func() { require.NoError(t, f.Close()) }()
-	require.NoError(t, f.Truncate(int64(2*page)))
-	_, err = MapImage(f, page, func([]byte) {})
+	f := imageFile(t, dir, 2*os.Getpagesize())
+	_, err := MapImage(f, os.Getpagesize(), func([]byte) {})
 	require.ErrorIs(t, err, os.ErrPermission)
 	assert.Empty(t, permissionsOf(t, f.Name()))
 }

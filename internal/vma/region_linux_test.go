@@ -4,20 +4,25 @@
 package vma
 
 import (
-	"bytes"
 	"fmt"
 	"math"
 	"os"
+	"runtime"
 	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
+	"unsafe"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/otelctx/otelctx/internal/procfs"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
+	"github.com/otelctx/otelctx/internal/testing/resources"
+	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
 const testName = "OTELCTX_VMA_TEST"
@@ -26,41 +31,41 @@ func TestMain(m *testing.M) {
 	childproc.Main(m, map[string]func(*childproc.Parent){"no-descriptors": noDescriptors})
 }
 
-// mappings returns the mappings of this process whose name contains part.
-func mappings(t testing.TB, part string) []procfs.Mapping {
+// allocators are the ways to make a region.
+var allocators = map[string]func(string, int) (*Region, error){"memfd": New, "anonymous": NewAnonymous}
+
+// newRegionOf makes a region and closes it at the end of the test.
+func newRegionOf(t *testing.T, allocate func(string, int) (*Region, error), size int) *Region {
 	t.Helper()
-	found, err := findMappings(part)
+	r, err := allocate(testName, size)
+	require.NoError(t, err)
+	t.Cleanup(func() { assert.NoError(t, r.Close()) })
+	return r
+}
+
+// mappings returns the mappings of this process whose name contains part.
+func mappings(t *testing.T, part string) []procfs.Mapping {
+	t.Helper()
+	found, err := resources.Mappings(part)
 	require.NoError(t, err)
 	return found
 }
 
-func findMappings(part string) ([]procfs.Mapping, error) {
-	f, err := os.Open("/proc/self/maps")
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	var found []procfs.Mapping
-	for m, err := range procfs.Maps(f, func(name []byte) bool { return bytes.Contains(name, []byte(part)) }) {
-		if err != nil {
-			return nil, err
+// at returns the mapping that an address is in.
+func at(t *testing.T, address uint64) procfs.Mapping {
+	t.Helper()
+	for _, m := range mappings(t, "") {
+		if m.Start <= address && address < m.End {
+			return m
 		}
-		found = append(found, m)
 	}
-	return found, nil
+	return procfs.Mapping{}
 }
 
-// openFiles counts this process's file descriptors.
-func openFiles(t *testing.T) int {
-	t.Helper()
-	// Unlike os.ReadDir it has the runtime open its poller, which stays open, if that has
-	// not been done.
-	dir, err := os.Open("/proc/self/fd")
-	require.NoError(t, err)
-	defer dir.Close()
-	entries, err := dir.Readdirnames(-1)
-	require.NoError(t, err)
-	return len(entries)
+// hold returns pages of a region that may be touched after the region has let go of them.
+func hold(r *Region) [][4096]byte {
+	// Sound: the memory is mapped, and Retire leaves it so.
+	return unsafe.Slice((*[4096]byte)(unsafe.Pointer(unsafe.SliceData(r.Bytes()))), len(r.Bytes())/4096)
 }
 
 // smaps returns what /proc/self/smaps says about the mapping at an address.
@@ -84,89 +89,77 @@ func smaps(t *testing.T, address uint64) map[string]string {
 	return fields
 }
 
-func rss(t *testing.T, address uint64) int {
-	t.Helper()
-	kb, err := strconv.Atoi(strings.TrimSuffix(smaps(t, address)["Rss"], " kB"))
-	require.NoError(t, err)
-	return kb << 10
-}
-
 func TestRegion(t *testing.T) {
 	page := os.Getpagesize()
-	for _, size := range []int{1, page - 1, page, page + 1, 3*page - 5, 32 * page} {
-		t.Run(fmt.Sprintf("size=%d", size), func(t *testing.T) {
-			files := openFiles(t)
-			r, err := New(testName, size)
-			require.NoError(t, err)
-			defer r.Close()
-			require.NoError(t, r.nameless)
-			require.NoError(t, r.Announce())
+	names := map[string][]string{
+		"memfd":     {"/memfd:" + testName + " (deleted)", "[anon_shmem:" + testName + "]"},
+		"anonymous": {"", "[anon:" + testName + "]"}, // without a name on kernels without CONFIG_ANON_VMA_NAME
+	}
+	for name, allocate := range allocators {
+		for _, size := range []int{1, page - 1, page, page + 1, 3*page - 5, 32 * page} {
+			t.Run(fmt.Sprintf("%s/size=%d", name, size), func(t *testing.T) {
+				files := resources.OpenFiles(t)
+				r := newRegionOf(t, allocate, size)
+				require.NoError(t, r.nameless)
+				for range 2 { // as with every update
+					require.NoError(t, r.Announce())
+				}
+				b := r.Bytes()
+				require.Len(t, b, (size+page-1)/page*page)
+				assert.Len(t, b, cap(b))
+				assert.Equal(t, make([]byte, len(b)), b, "not zeroed")
+				assert.Equal(t, files, resources.OpenFiles(t), "descriptors")
 
-			b := r.Bytes()
-			pages := (size + page - 1) / page
-			require.Len(t, b, pages*page)
-			assert.Len(t, b, cap(b))
-			assert.Equal(t, make([]byte, len(b)), b, "not zeroed")
+				m := at(t, r.Address())
+				assert.Zero(t, r.Address()%uint64(page))
+				assert.Equal(t, procfs.Perms{Read: true, Write: true}, m.Perms)
+				assert.Contains(t, names[name], m.Name)
+				if name == "memfd" {
+					assert.Equal(t, []procfs.Mapping{m}, mappings(t, testName))
+					assert.Equal(t, r.Address(), m.Start)
+					assert.Equal(t, uint64(len(b)), m.End-m.Start)
+				}
 
-			found := mappings(t, testName)
-			require.Len(t, found, 1)
-			m := found[0]
-			assert.Equal(t, r.Address(), m.Start)
-			assert.Equal(t, uint64(len(b)), m.End-m.Start)
-			assert.Zero(t, m.Start%uint64(page))
-			assert.Equal(t, procfs.Perms{Read: true, Write: true}, m.Perms)
-			assert.Contains(t, []string{"/memfd:" + testName + " (deleted)", "[anon_shmem:" + testName + "]"}, m.Name)
-			assert.Equal(t, files, openFiles(t), "descriptors")
+				// The memory at that address is this one: read it by another way.
+				for i := range b {
+					b[i] = byte(i>>8) ^ byte(i)
+				}
+				mem, err := os.Open("/proc/self/mem")
+				require.NoError(t, err)
+				defer mem.Close()
+				got := make([]byte, len(b))
+				_, err = mem.ReadAt(got, int64(r.Address()))
+				require.NoError(t, err)
+				assert.Equal(t, b, got)
 
-			// The memory at that address is this one: read it by another way.
-			for i := range b {
-				b[i] = byte(i>>8) ^ byte(i)
-			}
-			mem, err := os.Open("/proc/self/mem")
-			require.NoError(t, err)
-			defer mem.Close()
-			got := make([]byte, len(b))
-			_, err = mem.ReadAt(got, int64(r.Address()))
-			require.NoError(t, err)
-			assert.Equal(t, b, got)
-
-			require.NoError(t, r.Announce(), "again, as with every update")
-			assert.Len(t, mappings(t, testName), 1)
-
-			require.NoError(t, r.Close())
-			assert.Empty(t, mappings(t, testName))
-			assert.Nil(t, r.Bytes())
-		})
+				require.NoError(t, r.Close())
+				assert.Empty(t, mappings(t, testName))
+				assert.Nil(t, r.Bytes())
+			})
+		}
 	}
 }
 
-func TestRegionIsNotInherited(t *testing.T) {
-	r, err := New(testName, 1)
-	require.NoError(t, err)
-	defer r.Close()
-	flags := strings.Fields(smaps(t, r.Address())["VmFlags"])
-	assert.Contains(t, flags, "rd")
-	assert.Contains(t, flags, "wr")
-	assert.Contains(t, flags, "dc", "VM_DONTCOPY: do not copy on fork")
+// Children do not inherit a region, and pages that nobody has touched cost nothing.
+func TestRegionInSmaps(t *testing.T) {
+	const size = 64 << 20
+	r := newRegionOf(t, New, size)
+	fields := smaps(t, r.Address())
+	flags := strings.Fields(fields["VmFlags"])
+	assert.Subset(t, flags, []string{"rd", "wr", "dc"}, "dc is VM_DONTCOPY: do not copy on fork")
 	assert.NotContains(t, flags, "sh", "shared")
 	assert.NotContains(t, flags, "ex", "executable")
-}
+	assert.Equal(t, "0 kB", fields["Rss"])
 
-func TestRegionUntouchedPagesCostNothing(t *testing.T) {
-	const size = 64 << 20
-	r, err := New(testName, size)
-	require.NoError(t, err)
-	defer r.Close()
-	assert.Zero(t, rss(t, r.Address()))
 	r.Bytes()[0] = 1
-	touched := rss(t, r.Address())
-	assert.GreaterOrEqual(t, touched, os.Getpagesize())
-	assert.Less(t, touched, size/2)
+	kb, err := strconv.Atoi(strings.TrimSuffix(smaps(t, r.Address())["Rss"], " kB"))
+	require.NoError(t, err)
+	assert.GreaterOrEqual(t, kb<<10, os.Getpagesize())
+	assert.Less(t, kb<<10, size/2)
 }
 
 func TestRegionCloseTwice(t *testing.T) {
-	r, err := New(testName, 1)
-	require.NoError(t, err)
+	r := newRegionOf(t, New, 1)
 	require.NoError(t, r.Close())
 
 	// Something else moves in where it was.
@@ -174,40 +167,38 @@ func TestRegionCloseTwice(t *testing.T) {
 	require.NoError(t, err)
 	defer syscall.Munmap(mem)
 	require.NoError(t, r.Close())
-	require.NoError(t, r.Close())
+	require.NoError(t, r.Retire())
 	assert.Zero(t, mem[0], "and is still there")
+	assert.Equal(t, "r--p", at(t, uint64(uintptr(unsafe.Pointer(&mem[0])))).Perms.String())
 }
 
-func TestNewBadSize(t *testing.T) {
-	before, files := len(mappings(t, "")), openFiles(t)
+// A region that cannot be made leaves nothing behind.
+func TestRegionBadSize(t *testing.T) {
 	const rounds = 100
-	for range rounds {
-		for _, size := range []int{0, -1, math.MinInt, 1<<40 + 1, math.MaxInt} {
-			r, err := New(testName, size)
-			require.ErrorIs(t, err, syscall.EINVAL, "%d", size)
-			require.ErrorContains(t, err, strconv.Itoa(size))
-			assert.Nil(t, r)
+	before, files := len(mappings(t, "")), resources.OpenFiles(t)
+	for _, allocate := range allocators {
+		for range rounds {
+			for _, size := range []int{0, -1, math.MinInt, 1<<40 + 1, math.MaxInt} {
+				r, err := allocate(testName, size)
+				require.ErrorIs(t, err, syscall.EINVAL, "%d", size)
+				require.ErrorContains(t, err, strconv.Itoa(size))
+				assert.Nil(t, r)
+			}
 		}
-	}
-	assert.Empty(t, mappings(t, testName))
-	assert.Less(t, len(mappings(t, "")), before+rounds, "the Go runtime maps too, and threads, but not once for each")
-	assert.Equal(t, files, openFiles(t))
-}
-
-func TestNewOutOfMemory(t *testing.T) {
-	// A memory file may well be of this size. Whether it can be mapped is the
-	// kernel's to say, by how it is told to overcommit.
-	before, files := mappings(t, testName), openFiles(t)
-	r, err := New(testName, 1<<40)
-	if err == nil {
-		require.NoError(t, r.Close())
-	} else {
+		// Whether a memory file of this size can be mapped is the kernel's to say, by how
+		// it is told to overcommit.
+		r, err := allocate(testName, 1<<40)
+		if err == nil {
+			require.NoError(t, r.Close())
+			continue
+		}
 		require.ErrorIs(t, err, syscall.ENOMEM)
 		require.EqualError(t, err, "mmap of 1099511627776 bytes: cannot allocate memory")
 		assert.Nil(t, r)
 	}
-	assert.Equal(t, before, mappings(t, testName))
-	assert.Equal(t, files, openFiles(t))
+	assert.Empty(t, mappings(t, testName))
+	assert.Less(t, len(mappings(t, "")), before+rounds, "the Go runtime maps too, and threads, but not once for each")
+	assert.Equal(t, files, resources.OpenFiles(t))
 }
 
 func TestNames(t *testing.T) {
@@ -228,11 +219,11 @@ func TestNames(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.desc, func(t *testing.T) {
-			files := openFiles(t)
+			files := resources.OpenFiles(t)
 			r, err := New(tt.name, 1)
 			require.NoError(t, err)
 			defer r.Close()
-			assert.Equal(t, files, openFiles(t))
+			assert.Equal(t, files, resources.OpenFiles(t))
 			err = r.Announce()
 			if !tt.announced {
 				require.Error(t, err)
@@ -247,32 +238,26 @@ func TestNames(t *testing.T) {
 
 // noDescriptors makes a region where no memfd is to be had.
 func noDescriptors(p *childproc.Parent) {
-	var limit syscall.Rlimit
-	p.Must(syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit))
-	none := limit
-	none.Cur = 0
-	p.Must(syscall.Setrlimit(syscall.RLIMIT_NOFILE, &none))
-	r, err := New(testName, 1)
-	p.Must(syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit))
-	p.Must(err)
+	var r *Region
+	p.Must(resources.WithoutDescriptors(func() (err error) {
+		r, err = New(testName, 1)
+		return err
+	}))
 	announced := r.Announce()
-
-	var at procfs.Mapping
-	found, err := findMappings("")
+	r.Bytes()[len(r.Bytes())-1] = 1
+	all, err := resources.Mappings("")
 	p.Must(err)
-	for _, m := range found {
+	p.Send("%v", r.nameless)
+	for _, m := range all {
 		if m.Start <= r.Address() && r.Address() < m.End {
-			at = m
+			p.Send("%s %d %q", m.Perms, m.Inode, m.Name)
 		}
 	}
-	r.Bytes()[len(r.Bytes())-1] = 1
-	p.Send("%v", r.nameless)
-	p.Send("%s %d %q", at.Perms, at.Inode, at.Name)
 	p.Send("%v", announced)
 	p.Must(r.Close())
-	found, err = findMappings(testName)
+	left, err := resources.Mappings(testName)
 	p.Must(err)
-	p.Send("%d", len(found))
+	p.Send("%d", len(left))
 }
 
 func TestRegionWithoutMemfd(t *testing.T) {
@@ -289,4 +274,63 @@ func TestRegionWithoutMemfd(t *testing.T) {
 	}
 	child.Expect("0")
 	child.Done()
+}
+
+func TestRetire(t *testing.T) {
+	for name, allocate := range allocators {
+		t.Run(name, func(t *testing.T) {
+			r := newRegionOf(t, allocate, 3*4096)
+			require.NoError(t, r.Announce())
+			page, address := &hold(r)[0], r.Address()
+			page[0], page[4095] = 1, 2
+
+			require.NoError(t, r.Retire())
+			assert.Nil(t, r.Bytes())
+			assert.Empty(t, mappings(t, testName))
+			assert.Equal(t, "rw-p", at(t, address).Perms.String())
+			assert.Equal(t, "rw-p", at(t, address+3*4096-1).Perms.String())
+			assert.Equal(t, [4096]byte{}, *page, "nothing of what it held is left")
+
+			page[0] = 3
+			require.NoError(t, r.Retire(), "again")
+			require.NoError(t, r.Close(), "there is nothing to close any more")
+			assert.Equal(t, byte(3), page[0], "it was retired once")
+		})
+	}
+}
+
+// A write that met no memory would end the process.
+func TestRetireUnderWriters(t *testing.T) {
+	for name, allocate := range allocators {
+		t.Run(name, func(t *testing.T) {
+			for range testenv.Rounds(500, 2000) {
+				r := newRegionOf(t, allocate, 64*4096)
+				pages := hold(r)
+				var stop atomic.Bool
+				var writes atomic.Int64
+				var done sync.WaitGroup
+				for i := range 2 {
+					done.Go(func() {
+						for n := i; !stop.Load(); n++ {
+							pages[n%64][i] = byte(n)
+							if writes.Add(1)%500 == 0 {
+								runtime.Gosched() // to who retires it, on few processors
+							}
+						}
+					})
+				}
+				awaitWrites := func() {
+					for before := writes.Load(); writes.Load() < before+1000; {
+						runtime.Gosched()
+					}
+				}
+				awaitWrites()
+				require.NoError(t, r.Retire())
+				awaitWrites()
+				stop.Store(true)
+				done.Wait()
+			}
+			assert.Empty(t, mappings(t, testName))
+		})
+	}
 }
