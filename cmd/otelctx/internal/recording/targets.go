@@ -272,7 +272,7 @@ func (ts *targets) changed(p sampler.Process) bool {
 		return p.Image.PID == ts.config.PID && !ts.ended
 	}
 	o := ts.others[p.Image.PID]
-	return o.image != p.Image || o.used != p.Used
+	return p.Used != 0 && (o.image != p.Image || o.used != p.Used)
 }
 
 // look looks at a process, and records it if it is to be.

@@ -70,8 +70,11 @@ struct sched_entity {
 	__u64 sum_exec_runtime;
 };
 
+struct mm_struct;
+
 struct task_struct {
 	struct sched_entity se;
+	struct mm_struct *mm;
 	struct task_struct *group_leader;
 	struct pid *thread_pid;
 	__u64 start_boottime;

@@ -88,7 +88,7 @@ struct image {
 // thread says which program a thread runs, and how much it has used of the processors.
 struct thread {
 	struct image image;
-	__u64 used; // nanoseconds
+	__u64 used; // nanoseconds; 0 of a thread without memory of its own
 };
 
 // layout says what one process advertises, as long as it is the same image.
@@ -678,7 +678,9 @@ int threads(struct bpf_iter__task *ctx)
 
 	if (task && identify(task, &pid, &tid)) {
 		image_of(BPF_CORE_READ(task, group_leader), pid, &thread.image);
-		thread.used = BPF_CORE_READ(task, se.sum_exec_runtime);
+		// Kernel threads and threads that have ended publish nothing.
+		if (BPF_CORE_READ(task, mm))
+			thread.used = BPF_CORE_READ(task, se.sum_exec_runtime);
 		bpf_seq_write(ctx->meta->seq, &thread, sizeof(thread));
 	}
 	return 0;

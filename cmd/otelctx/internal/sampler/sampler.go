@@ -54,7 +54,8 @@ type Image struct {
 type Process struct {
 	Image Image
 	// Used is what its threads have used of the processors, in nanoseconds. Threads that
-	// have ended are not in it: what counts is whether it has changed.
+	// have ended are not in it: what counts is whether it has changed. It is 0 for kernel
+	// threads and processes that have ended.
 	Used uint64
 }
 

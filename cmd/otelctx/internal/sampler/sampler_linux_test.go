@@ -619,6 +619,28 @@ func TestKernelStacks(t *testing.T) {
 	}
 }
 
+// Every process is there, and those that have memory tell what they have used.
+func TestProcesses(t *testing.T) {
+	s := open(t, Config{Frequency: 1})
+	c := startBurner(t, nil, burner.Silent)
+	used := func(pid int) uint64 {
+		all, err := s.Processes()
+		require.NoError(t, err)
+		require.Equal(t, pid, all[pid].Image.PID)
+		return all[pid].Used
+	}
+	before := used(c.PID())
+	assert.Positive(t, before)
+	burner.AwaitUse(t, c, 50*time.Millisecond)
+	assert.Greater(t, used(c.PID()), before)
+	c.Zombie()
+	assert.Zero(t, used(c.PID()))
+	const kthreadd = 2
+	if comm, _ := os.ReadFile("/proc/2/comm"); string(comm) == "kthreadd\n" {
+		assert.Zero(t, used(kthreadd))
+	}
+}
+
 // Samples stand for all of the CPU time that there was, user's and kernel's.
 func TestCPUTime(t *testing.T) {
 	if testenv.Emulated() {
