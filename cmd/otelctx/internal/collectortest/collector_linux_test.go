@@ -49,14 +49,14 @@ func record(t *testing.T) *profilespb.ProfilesData {
 	b := profile.New(profile.Options{Start: start, Frequency: 99})
 	resource, _ := profile.NewResource([]*commonpb.KeyValue{profile.StringAttribute("service.name", "shop")}, "https://opentelemetry.io/schemas/1.43.0")
 	for i := range 5 * (spans + 1) {
-		s := profile.Sample{Time: start.Add(time.Duration(i) * time.Millisecond), Stack: stack[i%2:]}
+		s := profile.Sample{Stack: stack[i%2:]}
 		if n := i % (spans + 1); n > 0 {
 			s.Link = link(byte(n))
 		}
 		if i%3 == 0 {
 			s.Attributes = []*commonpb.KeyValue{profile.IntAttribute("thread.id", 42)}
 		}
-		b.Add(resource, s)
+		b.Add(resource, s, start.Add(time.Duration(i)*time.Millisecond))
 	}
 	data := b.Data(start.Add(time.Second))
 	require.NoError(t, profile.Check(data))
@@ -107,7 +107,7 @@ func TestLarge(t *testing.T) {
 	resource, _ := profile.NewResource(nil, "")
 	const samples = 500_000
 	for i := range samples {
-		b.Add(resource, profile.Sample{Time: start.Add(time.Duration(i)), Link: link(1)})
+		b.Add(resource, profile.Sample{Link: link(1)}, start.Add(time.Duration(i)))
 	}
 	c := startCollector(t)
 	t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "60000") // There may be little of the processor to have.

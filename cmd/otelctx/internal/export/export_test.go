@@ -35,10 +35,9 @@ func recording(t *testing.T, n int) *profilespb.ProfilesData {
 	mapping := &symbols.Mapping{Start: 0x1000, Limit: 0x100000, Path: "/bin/shop"}
 	for i := range 2 * n {
 		b.Add(resource, profile.Sample{
-			Time:  start.Add(time.Duration(i) * time.Millisecond),
 			Stack: []*symbols.Location{{Mapping: mapping, Address: 0x1000 + uint64(i%n), Lines: []symbols.Line{{Function: "main.main"}}}},
 			Link:  &profile.Link{TraceID: [16]byte{1, 15: 2}, SpanID: [8]byte{3, 7: 4}},
-		})
+		}, start.Add(time.Duration(i)*time.Millisecond))
 	}
 	data := b.Data(start.Add(time.Minute))
 	require.NoError(t, profile.Check(data))

@@ -27,11 +27,11 @@ func BenchmarkAdd(b *testing.B) {
 			i := 0
 			for b.Loop() {
 				link := Link{TraceID: [16]byte{1}, SpanID: [8]byte{byte(i / 10), byte(i / 2560), byte(i / 655360), 1}}
-				s := Sample{Time: start.Add(time.Duration(i)), Stack: all[i%len(all)], Link: &link, Attributes: c.attributes}
+				s := Sample{Stack: all[i%len(all)], Link: &link, Attributes: c.attributes}
 				if i%2 == 0 {
-					builder.Add(resource, s)
+					builder.Add(resource, s, start.Add(time.Duration(i)))
 				} else {
-					builder.Add(other, s)
+					builder.Add(other, s, start.Add(time.Duration(i)))
 				}
 				i++
 			}

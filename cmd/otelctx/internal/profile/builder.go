@@ -78,9 +78,8 @@ type Link struct {
 	SpanID  [8]byte
 }
 
-// Sample is one sample: a CPU was running a thread at one time.
+// Sample is a kind of sample: what a CPU was running, at whatever times.
 type Sample struct {
-	Time time.Time
 	// Stack is the leaf first. It is not kept.
 	Stack []*symbols.Location
 	// Link is nil if the sample belongs to no known span. It is not kept.
@@ -129,8 +128,9 @@ func New(options Options) *Builder {
 	}
 }
 
-// Add adds a sample of what resource is about.
-func (b *Builder) Add(resource Resource, s Sample) {
+// Add adds the samples of one kind that were taken at these times. It may be called again
+// for the kind.
+func (b *Builder) Add(resource Resource, s Sample, times ...time.Time) {
 	r, ok := b.byResource[resource]
 	if !ok {
 		r = &resourceSamples{resource: resource, id: newProfileID(), byKey: map[sampleKey]*combined{}}
@@ -148,16 +148,18 @@ func (b *Builder) Add(resource Resource, s Sample) {
 		r.byKey[key] = c
 		r.samples = append(r.samples, c)
 	}
-	at := max(s.Time.UnixNano(), 1)
-	c.times = append(c.times, uint64(at))
-	if b.first == 0 || at < b.first {
-		b.first = at
+	for _, one := range times {
+		at := max(one.UnixNano(), 1)
+		c.times = append(c.times, uint64(at))
+		if b.first == 0 || at < b.first {
+			b.first = at
+		}
+		b.last = max(b.last, at)
 	}
-	b.last = max(b.last, at)
 }
 
-// Dropped returns how many attributes of samples were left out, since profiles cannot have
-// them.
+// Dropped returns how many attributes were left out, since profiles cannot have them: those
+// of each call of Add once.
 func (b *Builder) Dropped() uint64 { return b.dropped }
 
 // attributes returns the number of a set of attributes.

@@ -39,9 +39,9 @@ func TestData(t *testing.T) {
 	later, earlier := start.Add(2*time.Second), start.Add(time.Second)
 	for _, at := range []time.Time{later, earlier} {
 		b.Add(resource, Sample{
-			Time: at, Stack: []*symbols.Location{leaf, unknown}, Link: &linkA,
+			Stack: []*symbols.Location{leaf, unknown}, Link: &linkA,
 			Attributes: []*commonpb.KeyValue{StringAttribute("thread.name", "t")},
-		})
+		}, at)
 	}
 	data := b.Data(start.Add(duration))
 	require.NoError(t, Check(data))
@@ -148,18 +148,18 @@ func TestDataAgain(t *testing.T) {
 	addSamples(t, b)
 	data := b.Data(start.Add(duration))
 	before := proto.Clone(data)
-	b.Add(mustResource(t), Sample{Time: start, Stack: []*symbols.Location{{Address: 77}}, Link: &Link{TraceID: [16]byte{9}, SpanID: [8]byte{9}}})
+	b.Add(mustResource(t), Sample{Stack: []*symbols.Location{{Address: 77}}, Link: &Link{TraceID: [16]byte{9}, SpanID: [8]byte{9}}}, start)
 	addSamples(t, b)
 	assert.True(t, proto.Equal(before, data))
 	require.NoError(t, Check(b.Data(start.Add(duration))))
 
 	b = New(Options{Start: start, Frequency: frequency})
 	for i := range 3 {
-		b.Add(mustResource(t), Sample{Time: start.Add(time.Duration(i + 1))})
+		b.Add(mustResource(t), Sample{}, start.Add(time.Duration(i+1)))
 	}
 	data = b.Data(start.Add(duration))
 	before = proto.Clone(data)
-	b.Add(mustResource(t), Sample{Time: start})
+	b.Add(mustResource(t), Sample{}, start)
 	b.Data(start.Add(duration))
 	assert.True(t, proto.Equal(before, data), "times are sorted in a copy")
 }
@@ -167,8 +167,7 @@ func TestDataAgain(t *testing.T) {
 // TestRange has samples from outside the recording's time.
 func TestRange(t *testing.T) {
 	b := New(Options{Start: start, Frequency: frequency})
-	b.Add(mustResource(t), Sample{Time: start.Add(-time.Second)})
-	b.Add(mustResource(t), Sample{Time: start.Add(duration)})
+	b.Add(mustResource(t), Sample{}, start.Add(-time.Second), start.Add(duration))
 	data := b.Data(start.Add(duration))
 	require.NoError(t, Check(data))
 	p := onlyProfile(t, data)
@@ -186,7 +185,6 @@ func TestOdd(t *testing.T) {
 	assert.Equal(t, resource, same)
 
 	b.Add(resource, Sample{
-		Time: start,
 		Link: &Link{TraceID: [16]byte{1}}, // no span
 		Stack: []*symbols.Location{
 			{},
@@ -195,7 +193,7 @@ func TestOdd(t *testing.T) {
 			{Mapping: &symbols.Mapping{}, Address: 2},
 		},
 		Attributes: []*commonpb.KeyValue{{Key: "\xff"}, {}, StringAttribute("\xfe", ""), StringAttribute("k", "1"), StringAttribute("k", "2")},
-	})
+	}, start)
 	data := b.Data(start)
 	require.NoError(t, Check(data))
 	_, err := proto.Marshal(data)
@@ -213,13 +211,12 @@ func TestNoRoom(t *testing.T) {
 	for i := range 100 {
 		text := fmt.Sprintf("%0100d", i)
 		b.Add(mustResource(t), Sample{
-			Time: start,
 			Stack: []*symbols.Location{{
 				Mapping: &symbols.Mapping{Start: 1, Limit: 1000, Path: text, GNUBuildID: text, GoBuildID: text},
 				Address: uint64(i + 1), Lines: []symbols.Line{{Function: "a" + text}, {Function: "b" + text, File: text}},
 			}},
 			Attributes: []*commonpb.KeyValue{StringAttribute(text, text)},
-		})
+		}, start)
 	}
 	data := b.Data(start.Add(duration))
 	require.NoError(t, Check(data))
@@ -275,7 +272,7 @@ func TestSplit(t *testing.T) {
 	// One sample with many times, and so one profile in each part.
 	b := New(Options{Start: start, Frequency: frequency})
 	for i := range 1000 {
-		b.Add(mustResource(t), Sample{Time: start.Add(time.Duration(i)), Link: &linkA})
+		b.Add(mustResource(t), Sample{Link: &linkA}, start.Add(time.Duration(i)))
 	}
 	parts, err := Split(b.Data(start.Add(duration)), 4000)
 	require.NoError(t, err)

@@ -47,12 +47,11 @@ func TestForeign(t *testing.T) {
 	b := New(Options{Start: time.Unix(1, 0), Frequency: 1})
 	for _, path := range []string{"/a\xff", "/a\xfe", "/a�", "/a\x1b", strings.Repeat("x", 1<<20)} {
 		b.Add(resource, Sample{
-			Time:       time.Unix(1, 0),
 			Attributes: hostileAttributes(),
 			Stack:      []*symbols.Location{{Mapping: mapping(path), Address: 3, Lines: []symbols.Line{{Function: "f\x00\x1b", File: path}}}},
-		})
+		}, time.Unix(1, 0), time.Unix(1, 1))
 	}
-	assert.EqualValues(t, 5*(len(hostileAttributes())-1), b.Dropped())
+	assert.EqualValues(t, 5*(len(hostileAttributes())-1), b.Dropped(), "once for all samples of a kind")
 	data := b.Data(time.Unix(2, 0))
 	require.NoError(t, Check(data))
 	assert.Len(t, data.GetDictionary().GetMappingTable(), 3, "valid forms that are the same are one")

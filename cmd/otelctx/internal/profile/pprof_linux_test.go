@@ -40,11 +40,11 @@ func fixed(t testing.TB) *Builder {
 	other := mustResource(t, StringAttribute("service.name", "other"))
 	for i := range 4 {
 		at := start.Add(time.Duration(i) * time.Second)
-		b.Add(shop, Sample{Time: at, Stack: []*symbols.Location{native, outer}, Link: &linkA, Attributes: []*commonpb.KeyValue{IntAttribute("thread.id", 9)}})
-		b.Add(shop, Sample{Time: at, Stack: []*symbols.Location{outer}, Link: &linkB})
+		b.Add(shop, Sample{Stack: []*symbols.Location{native, outer}, Link: &linkA, Attributes: []*commonpb.KeyValue{IntAttribute("thread.id", 9)}}, at)
+		b.Add(shop, Sample{Stack: []*symbols.Location{outer}, Link: &linkB}, at)
 	}
-	b.Add(shop, Sample{Time: start, Stack: []*symbols.Location{kernel, unknown, outer}})
-	b.Add(other, Sample{Time: start, Stack: []*symbols.Location{outer}})
+	b.Add(shop, Sample{Stack: []*symbols.Location{kernel, unknown, outer}}, start)
+	b.Add(other, Sample{Stack: []*symbols.Location{outer}}, start)
 	return b
 }
 
@@ -140,10 +140,10 @@ func TestPprofMain(t *testing.T) {
 	kernel := &symbols.Mapping{Start: 0xffffffff81000000, Limit: 0xffffffff82000000, Path: "[kernel.kallsyms]"}
 	program := &symbols.Mapping{Start: 0x401000, Limit: 0x500000, Path: "/usr/bin/shop"}
 	b := New(Options{Start: start, Frequency: frequency})
-	b.Add(mustResource(t), Sample{Time: start, Stack: []*symbols.Location{
+	b.Add(mustResource(t), Sample{Stack: []*symbols.Location{
 		{Mapping: kernel, Address: 0xffffffff81000010, Type: symbols.TypeKernel},
 		{Mapping: program, Address: 0x401234, Type: symbols.TypeGo},
-	}})
+	}}, start)
 	p, err := Pprof(b.Data(start.Add(duration)))
 	require.NoError(t, err)
 	require.Len(t, p.Mapping, 2)

@@ -101,7 +101,7 @@ func addSamples(t testing.TB, b *Builder) {
 	other := mustResource(t, StringAttribute("service.name", "other"), IntAttribute("process.pid", 8))
 	all := stacks(t)
 	for i := range 64 {
-		s := Sample{Time: start.Add(time.Duration(64-i) * time.Millisecond), Stack: all[i%len(all)]}
+		s, at := Sample{Stack: all[i%len(all)]}, start.Add(time.Duration(64-i)*time.Millisecond)
 		switch i % 3 {
 		case 1:
 			s.Link = &linkA
@@ -111,7 +111,7 @@ func addSamples(t testing.TB, b *Builder) {
 		if i%2 == 1 {
 			s.Attributes = []*commonpb.KeyValue{IntAttribute("thread.id", int64(i%4)), StringAttribute("thread.name", "worker")}
 		}
-		b.Add(shop, s)
-		b.Add(other, s)
+		b.Add(shop, s, at)
+		b.Add(other, s, at)
 	}
 }

@@ -74,10 +74,7 @@ func (n *namer) add(ctx context.Context, builder *profile.Builder, of *targetSam
 		if same.span.exists() {
 			sample.Link = &profile.Link{TraceID: same.span.traceID, SpanID: same.span.spanID}
 		}
-		for _, at := range same.times {
-			sample.Time = at
-			builder.Add(same.published.resource, sample)
-		}
+		builder.Add(same.published.resource, sample, same.times...)
 		n.tally.dropped += uint64(same.published.dropped)
 		same.published.dropped = 0
 		n.tally.add(of.target.image.PID, same, shown)
