@@ -19,6 +19,7 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/otelctx/otelctx/internal/testing/oteltest"
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
@@ -78,7 +79,7 @@ func TestCorrelationsAfterTheEnd(t *testing.T) {
 // Transactions wait for as long as the last registration says, also those that wait
 // already; before that for a second, and never for longer than half a minute.
 func TestDelay(t *testing.T) {
-	handled := errorsHandled(t)
+	handled := oteltest.HandledErrors(t)
 	s := newService(t)
 	// The integration's threads wait for the kernel: they would stop the clock inside.
 	synctest.Test(t, func(t *testing.T) {
@@ -156,7 +157,7 @@ func (byName) ShouldSample(p sdktrace.SamplingParameters) sdktrace.SamplingResul
 func (byName) Description() string { return "by name" }
 
 func TestAFullQueueExportsAtOnce(t *testing.T) {
-	handled := errorsHandled(t)
+	handled := oteltest.HandledErrors(t)
 	s := newService(t, WithBufferSize(3))
 	s.hold()
 	for n := range byte(6) {
@@ -223,7 +224,7 @@ func TestHostID(t *testing.T) {
 		"is empty":                             {nil, []string{""}, "", nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			handled := errorsHandled(t)
+			handled := oteltest.HandledErrors(t)
 			s := newServiceWith(t, withResource(tt.own...))
 			for _, id := range tt.profiler {
 				s.send(wire.ProfilingRegistration{HostID: id})
@@ -235,11 +236,7 @@ func TestHostID(t *testing.T) {
 			s.wait(2)
 			assert.Equal(t, []string{tt.want, tt.want}, hostIDs(s))
 			assert.Equal(t, "shop", value(s.exported.GetSpans()[0].Resource.Attributes(), "service.name").AsString())
-			if tt.told == nil {
-				assert.Empty(t, handled())
-			} else {
-				told(t, handled, tt.told...)
-			}
+			told(t, handled, tt.told...)
 		})
 	}
 	t.Run("from the registration on", func(t *testing.T) {
@@ -251,10 +248,10 @@ func TestHostID(t *testing.T) {
 		assert.Equal(t, []string{"", "host-1"}, hostIDs(s))
 	})
 	t.Run("mismatch is told at the registration", func(t *testing.T) {
-		handled := errorsHandled(t)
+		handled := oteltest.HandledErrors(t)
 		s := newService(t, WithResource(serviceResource(attribute.String("host.id", "mine"))))
 		s.send(registration(0))
-		told(t, handled)
+		told(t, handled, `"mine"`)
 	})
 }
 
@@ -291,7 +288,7 @@ func TestMessagesThatAreOfNoUse(t *testing.T) {
 
 // A sender that knows a transaction cannot take the memory or the room of others.
 func TestAHostileSender(t *testing.T) {
-	handled := errorsHandled(t)
+	handled := oteltest.HandledErrors(t)
 	s := newService(t)
 	s.hold()
 	victim, other := s.start("victim"), s.start("other")
@@ -318,7 +315,7 @@ func TestAHostileSender(t *testing.T) {
 	assert.LessOrEqual(t, samples, maxAllSamples+(1+more)*fewSamples)
 	assert.Greater(t, samples, maxAllSamples/2)
 	assert.Positive(t, s.Stats().Dropped)
-	told(t, handled)
+	told(t, handled, "more samples than there is room for")
 
 	// Transactions that there are not take nothing.
 	for n := range byte(200) {
@@ -340,13 +337,12 @@ func TestAHostileSender(t *testing.T) {
 func TestWarningsAreGivenWithoutLocks(t *testing.T) {
 	s := newService(t)
 	s.send(registration(0))
-	before := otel.GetErrorHandler()
+	oteltest.HandledErrors(t) // which restores the handler at the end
 	var told atomic.Bool
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(error) {
 		s.start("what is wrong").End()
 		told.Store(true)
 	}))
-	t.Cleanup(func() { otel.SetErrorHandler(before) })
 	span := s.start("transaction")
 	defer span.End()
 	go func() { // would hang

@@ -14,6 +14,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+
+	"github.com/otelctx/otelctx/internal/testing/oteltest"
 )
 
 // Whatever the order of the processors, ForceFlush and Shutdown export everything.
@@ -74,7 +76,7 @@ func TestFlushingHonoursItsContext(t *testing.T) {
 }
 
 func TestErrorsOfExportsThatWaitedAreReported(t *testing.T) {
-	handled := errorsHandled(t)
+	handled := oteltest.HandledErrors(t)
 	s := newService(t)
 	s.hold()
 	failure := errors.New("refused")
@@ -82,8 +84,12 @@ func TestErrorsOfExportsThatWaitedAreReported(t *testing.T) {
 	r.export = func(context.Context) error { return failure }
 	s.start("span").End()
 	s.send(registration(0))
-	require.Eventually(t, func() bool { return len(handled()) == 1 }, patience, time.Millisecond)
-	assert.ErrorIs(t, handled()[0], failure)
+	var errs []error
+	require.Eventually(t, func() bool {
+		errs = append(errs, handled.Take()...)
+		return len(errs) == 1
+	}, patience, time.Millisecond)
+	assert.ErrorIs(t, errs[0], failure)
 	s.wait(1) // the other exporter has nothing to do with it
 }
 

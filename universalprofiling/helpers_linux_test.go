@@ -7,15 +7,12 @@ import (
 	"context"
 	"errors"
 	"runtime"
-	"slices"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/sdk/resource"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
@@ -25,13 +22,12 @@ import (
 
 	"github.com/otelctx/otelctx/internal/goruntime"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
+	"github.com/otelctx/otelctx/internal/testing/oteltest"
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
 func TestMain(m *testing.M) {
-	childproc.Main(m, map[string]func(*childproc.Parent){
-		roleRefused: refuse,
-	})
+	childproc.Main(m, map[string]func(*childproc.Parent){roleRefused: refuse})
 }
 
 // supported skips the test where there is no thread-local word to use.
@@ -183,10 +179,9 @@ func (s *service) wait(n int) tracetest.SpanStubs {
 
 // value returns an attribute of an exported span, or of its resource.
 func value(list []attribute.KeyValue, key attribute.Key) attribute.Value {
-	if n := slices.IndexFunc(list, func(kv attribute.KeyValue) bool { return kv.Key == key }); n >= 0 {
-		return list[n].Value
-	}
-	return attribute.Value{}
+	set := attribute.NewSet(list...)
+	value, _ := set.Value(key)
+	return value
 }
 
 // stackTraceIDs returns those of an exported span.
@@ -194,31 +189,14 @@ func stackTraceIDs(s tracetest.SpanStub) []string {
 	return value(s.Attributes, "elastic.profiler_stack_trace_ids").AsStringSlice()
 }
 
-// errorsHandled returns what is reported from now on until the end of the test.
-func errorsHandled(t testing.TB) func() []error {
+// told fails the test unless one error has been handled, which says all of this. Without
+// a text no error may have been handled.
+func told(t testing.TB, handled *oteltest.Errors, says ...string) {
 	t.Helper()
-	var mu sync.Mutex
-	var all []error
-	before := otel.GetErrorHandler()
-	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) {
-		mu.Lock()
-		defer mu.Unlock()
-		all = append(all, err)
-	}))
-	t.Cleanup(func() { otel.SetErrorHandler(before) })
-	return func() []error {
-		mu.Lock()
-		defer mu.Unlock()
-		return slices.Clone(all)
-	}
-}
-
-// told fails the test unless one error has been told, which says this, and no other.
-func told(t testing.TB, handled func() []error, says ...string) {
-	t.Helper()
-	require.Len(t, handled(), 1)
+	errs := handled.Take()
+	require.Len(t, errs, min(len(says), 1))
 	for _, s := range says {
-		assert.ErrorContains(t, handled()[0], s)
+		assert.ErrorContains(t, errs[0], s)
 	}
 }
 

@@ -4,6 +4,7 @@
 package universalprofiling
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -24,6 +25,7 @@ import (
 
 	"github.com/otelctx/otelctx/internal/spantable"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
+	"github.com/otelctx/otelctx/internal/testing/oteltest"
 )
 
 const roleRefused = "refused"
@@ -71,7 +73,7 @@ func TestRefusals(t *testing.T) {
 }
 
 func TestThereIsOneIntegration(t *testing.T) {
-	handled := errorsHandled(t)
+	handled := oteltest.HandledErrors(t)
 	s := newService(t)
 	_, err := New()
 	require.ErrorIs(t, err, ErrAlreadyIntegrated)
@@ -84,7 +86,7 @@ func TestThereIsOneIntegration(t *testing.T) {
 	span = s.start("span")
 	s.shownHere(nil)
 	span.End()
-	assert.Empty(t, handled())
+	assert.Empty(t, handled.Take())
 
 	// Another one may follow, with the same library and the same socket.
 	path := s.socket.Path()
@@ -96,42 +98,37 @@ func TestThereIsOneIntegration(t *testing.T) {
 	require.NoError(t, next.Shutdown(t.Context()))
 }
 
+// A goroutine shows the innermost of its spans that have not ended, as far as it knows.
+// Each step starts (+) or ends (-) a span, and says what is shown then. A span is the
+// child of the one that was started before.
 func TestWhatAGoroutineShows(t *testing.T) {
 	s := newService(t)
-	locked(func() {
-		ctx, root := s.tracer.Start(t.Context(), "root")
-		s.shownHere(root)
-		ctx, child := s.tracer.Start(ctx, "child")
-		s.shownHere(child)
-		_, grandchild := s.tracer.Start(ctx, "grandchild")
-		s.shownHere(grandchild)
-		grandchild.End()
-		s.shownHere(child)
-		child.End()
-		s.shownHere(root)
-		root.End()
-		s.shownHere(nil)
-
-		t.Run("parent first", func(t *testing.T) {
-			ctx, root := s.tracer.Start(t.Context(), "root")
-			_, child := s.tracer.Start(ctx, "child")
-			root.End()
-			s.shownHere(child)
-			child.End()
-			s.shownHere(nil)
+	for name, steps := range map[string]string{
+		"children first": "+root=root +child=child +grandchild=grandchild -grandchild=child -child=root -root=none",
+		"parent first":   "+root=root +child=child -root=child -child=none",
+		"in between":     "+root=root +child=child +grandchild=grandchild -child=grandchild -grandchild=none -root=none",
+	} {
+		t.Run(name, func(t *testing.T) {
+			locked(func() {
+				ctx, spans := t.Context(), map[string]trace.Span{}
+				for step := range strings.FieldsSeq(steps) {
+					span, shown, _ := strings.Cut(step[1:], "=")
+					if step[0] == '+' {
+						ctx, spans[span] = s.tracer.Start(ctx, span)
+					} else {
+						spans[span].End()
+					}
+					s.shownHere(spans[shown])
+				}
+			})
 		})
-		t.Run("in between", func(t *testing.T) {
-			ctx, root := s.tracer.Start(t.Context(), "root")
-			ctx, child := s.tracer.Start(ctx, "child")
-			_, grandchild := s.tracer.Start(ctx, "grandchild")
-			child.End()
-			grandchild.End()
-			s.shownHere(nil)
+	}
+	t.Run("remote parent", func(t *testing.T) {
+		locked(func() {
+			root := s.start("root")
 			root.End()
-		})
-		t.Run("remote parent", func(t *testing.T) {
-			ctx := trace.ContextWithRemoteSpanContext(t.Context(), root.SpanContext())
-			_, span := s.tracer.Start(ctx, "span")
+			_, span := s.tracer.Start(trace.ContextWithRemoteSpanContext(t.Context(), root.SpanContext()), "span")
+			s.shownHere(span)
 			span.End()
 			s.shownHere(nil)
 		})
@@ -246,46 +243,43 @@ func TestConfiguration(t *testing.T) {
 	for _, tt := range []struct {
 		name, variable, value string
 		opts                  []Option
-		want                  settings
-		reported              string
+		want                  settings // without a size: with the default one
+		reported              []string
 	}{
-		{"defaults", "", "", nil, settings{mode: Auto, bufferSize: 8096}, ""},
-		{"true", "ENABLED", "true", nil, settings{mode: Enabled, bufferSize: 8096}, ""},
-		{"True", "ENABLED", " True ", nil, settings{mode: Enabled, bufferSize: 8096}, ""},
-		{"false", "ENABLED", "false", nil, settings{mode: Disabled, bufferSize: 8096}, ""},
-		{"auto", "ENABLED", "auto", nil, settings{mode: Auto, bufferSize: 8096}, ""},
-		{"neither", "ENABLED", "yes", nil, settings{mode: Auto, bufferSize: 8096}, "ENABLED is \"yes\""},
-		{"option wins", "ENABLED", "false", []Option{WithEnabled(Enabled)}, settings{mode: Enabled, bufferSize: 8096}, ""},
-		{"option is not valid", "", "", []Option{WithEnabled(7)}, settings{mode: Auto, bufferSize: 8096}, "WithEnabled is \"7\""},
-		{"directory", "SOCKET_DIR", "/run/x", nil, settings{socketDir: "/run/x", bufferSize: 8096}, ""},
-		{"directory by option", "SOCKET_DIR", "/run/x", []Option{WithSocketDir("/y")}, settings{socketDir: "/y", bufferSize: 8096}, ""},
-		{"size", "BUFFER_SIZE", "10", nil, settings{bufferSize: 10}, ""},
-		{"size of 0", "BUFFER_SIZE", "0", nil, settings{bufferSize: 8096}, "BUFFER_SIZE is \"0\""},
-		{"size below 0", "BUFFER_SIZE", "-1", nil, settings{bufferSize: 8096}, "BUFFER_SIZE is \"-1\""},
-		{"no number", "BUFFER_SIZE", "many", nil, settings{bufferSize: 8096}, "BUFFER_SIZE is \"many\""},
-		{"size by option", "BUFFER_SIZE", "many", []Option{WithBufferSize(5)}, settings{bufferSize: 5}, ""},
-		{"size by option is not valid", "", "", []Option{WithBufferSize(0)}, settings{bufferSize: 8096}, "WithBufferSize is \"0\""},
+		{"defaults", "", "", nil, settings{mode: Auto}, nil},
+		{"true", "ENABLED", "true", nil, settings{mode: Enabled}, nil},
+		{"True", "ENABLED", " True ", nil, settings{mode: Enabled}, nil},
+		{"false", "ENABLED", "false", nil, settings{mode: Disabled}, nil},
+		{"auto", "ENABLED", "auto", nil, settings{mode: Auto}, nil},
+		{"neither", "ENABLED", "yes", nil, settings{mode: Auto}, []string{`ENABLED is "yes"`}},
+		{"option wins", "ENABLED", "false", []Option{WithEnabled(Enabled)}, settings{mode: Enabled}, nil},
+		{"option is not valid", "", "", []Option{WithEnabled(7)}, settings{mode: Auto}, []string{`WithEnabled is "7"`}},
+		{"directory", "SOCKET_DIR", "/run/x", nil, settings{socketDir: "/run/x"}, nil},
+		{"directory by option", "SOCKET_DIR", "/run/x", []Option{WithSocketDir("/y")}, settings{socketDir: "/y"}, nil},
+		{"size", "BUFFER_SIZE", "10", nil, settings{bufferSize: 10}, nil},
+		{"size of 0", "BUFFER_SIZE", "0", nil, settings{}, []string{`BUFFER_SIZE is "0"`}},
+		{"size below 0", "BUFFER_SIZE", "-1", nil, settings{}, []string{`BUFFER_SIZE is "-1"`}},
+		{"no number", "BUFFER_SIZE", "many", nil, settings{}, []string{`BUFFER_SIZE is "many"`}},
+		{"size by option", "BUFFER_SIZE", "many", []Option{WithBufferSize(5)}, settings{bufferSize: 5}, nil},
+		{"size by option is not valid", "", "", []Option{WithBufferSize(0)}, settings{}, []string{`WithBufferSize is "0"`}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			handled := errorsHandled(t)
+			handled := oteltest.HandledErrors(t)
 			if tt.variable != "" {
 				t.Setenv("ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_"+tt.variable, tt.value)
 			}
 			got := newSettings(tt.opts)
 			got.runtime = nil
+			tt.want.bufferSize = cmp.Or(tt.want.bufferSize, 8096)
 			assert.Equal(t, tt.want, got)
-			if tt.reported == "" {
-				assert.Empty(t, handled())
-				return
-			}
-			told(t, handled, tt.reported)
+			told(t, handled, tt.reported...)
 		})
 	}
 }
 
 // A directory that does not serve is reported, and the default is taken.
 func TestSocketDirectoryThatDoesNotServe(t *testing.T) {
-	handled := errorsHandled(t)
+	handled := oteltest.HandledErrors(t)
 	s := newService(t, WithSocketDir("/missing"))
 	told(t, handled, "/missing")
 	assert.NotContains(t, s.socket.Path(), "missing")
@@ -341,8 +335,8 @@ func TestNilDoesNothing(t *testing.T) {
 
 func TestNoAllocations(t *testing.T) {
 	s := newService(t)
-	bare := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(nothingProcessor{})).Tracer("test")
-	integrated := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(s.Integration)).Tracer("test")
+	bare := oteltest.Tracer(t, sdktrace.WithSpanProcessor(oteltest.SpanProcessor{}))
+	integrated := oteltest.Tracer(t, sdktrace.WithSpanProcessor(s.Integration))
 	measure := func(tracer trace.Tracer) float64 {
 		return testing.AllocsPerRun(1000, func() {
 			ctx, span := tracer.Start(t.Context(), "span")
@@ -354,10 +348,3 @@ func TestNoAllocations(t *testing.T) {
 	want := measure(bare)
 	assert.InDelta(t, want, measure(integrated), 0)
 }
-
-type nothingProcessor struct{}
-
-func (nothingProcessor) OnStart(context.Context, sdktrace.ReadWriteSpan) {}
-func (nothingProcessor) OnEnd(sdktrace.ReadOnlySpan)                     {}
-func (nothingProcessor) Shutdown(context.Context) error                  { return nil }
-func (nothingProcessor) ForceFlush(context.Context) error                { return nil }
