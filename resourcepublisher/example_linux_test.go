@@ -11,45 +11,29 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/sdk/resource"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
-	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
 
 	"github.com/otelctx/otelctx/reader"
 	"github.com/otelctx/otelctx/resourcepublisher"
 )
 
-// show prints what a profiler sees of this process.
+// show prints what a profiler sees of this process: the resource, and what is beside it.
 func show() {
-	if pc := seen(); pc != nil {
-		printAll(pc.Message.GetResource().GetAttributes())
-	}
-}
-
-// showExtra prints what it sees beside the resource.
-func showExtra() {
-	if pc := seen(); pc != nil {
-		fmt.Println(len(pc.Message.GetAttributes()), "attributes beside the resource")
-		printAll(pc.Message.GetAttributes())
-	}
-}
-
-func seen() *reader.ProcessContext {
 	p, err := reader.Open(os.Getpid())
 	if err != nil {
 		fmt.Println(err)
-		return nil
+		return
 	}
 	defer p.Close()
 	pc, err := p.ProcessContext(context.Background())
 	if err != nil {
 		fmt.Println("nothing is published")
-		return nil
+		return
 	}
-	return pc
-}
-
-func printAll(kvs []*commonpb.KeyValue) {
-	for _, kv := range kvs {
+	for _, kv := range pc.Message.GetResource().GetAttributes() {
 		fmt.Println(kv.GetKey(), "=", kv.GetValue().GetStringValue())
+	}
+	for _, kv := range pc.Message.GetAttributes() {
+		fmt.Println("beside the resource:", kv.GetKey(), "=", kv.GetValue().GetStringValue())
 	}
 }
 
@@ -97,13 +81,13 @@ func ExampleSetAttributes() {
 	if err := resourcepublisher.SetAttributes(attribute.String("deployment.ring", "canary")); err != nil {
 		fmt.Println(err)
 	}
-	showExtra()
+	show()
 	if err := resourcepublisher.RemoveAttributes("deployment.ring"); err != nil {
 		fmt.Println(err)
 	}
-	showExtra()
+	show()
 	// Output:
-	// 1 attributes beside the resource
-	// deployment.ring = canary
-	// 0 attributes beside the resource
+	// service.name = checkout
+	// beside the resource: deployment.ring = canary
+	// service.name = checkout
 }

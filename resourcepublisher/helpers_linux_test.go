@@ -7,13 +7,12 @@ import (
 	"context"
 	"math"
 	"os"
+	"reflect"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/sdk/resource"
 	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
@@ -78,112 +77,59 @@ func contextMappings(t testing.TB, pid int) []string {
 	return lines
 }
 
-// plain values of what was published, to compare with those of what was given.
+// plainMap returns attributes that were published as plain Go values, by key.
 func plainMap(kvs []*commonpb.KeyValue) map[string]any {
 	m := make(map[string]any, len(kvs))
 	for _, kv := range kvs {
 		if _, ok := m[kv.GetKey()]; ok {
 			panic("duplicate key " + kv.GetKey())
 		}
-		m[kv.GetKey()] = plainPB(kv.GetValue())
+		m[kv.GetKey()] = plain(kv.GetValue())
 	}
 	return m
 }
 
-func plainPB(v *commonpb.AnyValue) any {
-	switch v := v.GetValue().(type) {
-	case nil:
-		return nil
+// plainAttributes returns attributes that were given to a publisher likewise.
+func plainAttributes(kvs []attribute.KeyValue) map[string]any {
+	m := make(map[string]any, len(kvs))
+	for _, kv := range kvs {
+		m[string(kv.Key)] = plain(kv.Value)
+	}
+	return m
+}
+
+// plain returns a value, published or given, as a plain Go value. Floats are their bits,
+// which makes NaN equal to itself and tells 0 from -0.
+func plain(v any) any {
+	switch v := v.(type) {
+	case attribute.Value:
+		return plain(v.AsInterface())
+	case []attribute.KeyValue:
+		return plainAttributes(v)
+	case *commonpb.AnyValue:
+		return plain(v.GetValue())
 	case *commonpb.AnyValue_BoolValue:
 		return v.BoolValue
 	case *commonpb.AnyValue_IntValue:
 		return v.IntValue
 	case *commonpb.AnyValue_DoubleValue:
-		return plainFloat(v.DoubleValue)
+		return plain(v.DoubleValue)
 	case *commonpb.AnyValue_StringValue:
 		return v.StringValue
 	case *commonpb.AnyValue_BytesValue:
 		return v.BytesValue
 	case *commonpb.AnyValue_ArrayValue:
-		return plainList(v.ArrayValue.GetValues(), plainPB)
+		return plain(v.ArrayValue.GetValues())
 	case *commonpb.AnyValue_KvlistValue:
 		return plainMap(v.KvlistValue.GetValues())
-	default:
-		panic(v)
+	case float64:
+		return [1]uint64{math.Float64bits(v)}
+	case nil, bool, int64, string, []byte:
+		return v
 	}
-}
-
-// plainFloat makes NaN equal to itself and tells 0 from -0.
-func plainFloat(f float64) any { return [1]uint64{math.Float64bits(f)} }
-
-func plainAttributes(kvs []attribute.KeyValue) map[string]any {
-	m := make(map[string]any, len(kvs))
-	for _, kv := range kvs {
-		m[string(kv.Key)] = plainAttribute(kv.Value)
-	}
-	return m
-}
-
-func plainAttribute(v attribute.Value) any {
-	switch v.Type() {
-	case attribute.EMPTY:
-		return nil
-	case attribute.FLOAT64:
-		return plainFloat(v.AsFloat64())
-	case attribute.BYTESLICE:
-		return v.AsByteSlice()
-	case attribute.BOOLSLICE:
-		return plainList(v.AsBoolSlice(), func(b bool) any { return b })
-	case attribute.INT64SLICE:
-		return plainList(v.AsInt64Slice(), func(n int64) any { return n })
-	case attribute.FLOAT64SLICE:
-		return plainList(v.AsFloat64Slice(), plainFloat)
-	case attribute.STRINGSLICE:
-		return plainList(v.AsStringSlice(), func(s string) any { return s })
-	case attribute.SLICE:
-		return plainList(v.AsSlice(), plainAttribute)
-	case attribute.MAP:
-		return plainAttributes(v.AsMap())
-	default:
-		return v.AsInterface()
-	}
-}
-
-func plainList[T any](values []T, plain func(T) any) []any {
 	list := []any{}
-	for _, v := range values {
-		list = append(list, plain(v))
+	for elements, i := reflect.ValueOf(v), 0; i < elements.Len(); i++ {
+		list = append(list, plain(elements.Index(i).Interface()))
 	}
 	return list
-}
-
-// errorLog collects what goes to otel.Handle.
-type errorLog struct {
-	mu   sync.Mutex
-	errs []error
-}
-
-// handleErrors collects errors for the length of the test.
-func handleErrors(t *testing.T) *errorLog {
-	t.Helper()
-	log := new(errorLog)
-	before := otel.GetErrorHandler()
-	otel.SetErrorHandler(log)
-	t.Cleanup(func() { otel.SetErrorHandler(before) })
-	return log
-}
-
-func (l *errorLog) Handle(err error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.errs = append(l.errs, err)
-}
-
-// take returns what was collected since the last call.
-func (l *errorLog) take() []error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	errs := l.errs
-	l.errs = nil
-	return errs
 }

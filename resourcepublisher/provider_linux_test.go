@@ -5,6 +5,7 @@ package resourcepublisher_test
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"os/exec"
 	"testing"
@@ -16,8 +17,10 @@ import (
 	"go.opentelemetry.io/otel/sdk/resource"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/otelctx/otelctx/internal/testing/childproc"
+	"github.com/otelctx/otelctx/internal/testing/oteltest"
 	"github.com/otelctx/otelctx/reader"
 	"github.com/otelctx/otelctx/resourcepublisher"
 )
@@ -108,14 +111,14 @@ func buildProvider(parent *childproc.Parent) {
 
 func TestSecondWithResource(t *testing.T) {
 	withdrawAtEnd(t)
-	log := handleErrors(t)
+	handled := oteltest.HandledErrors(t)
 	first := resource.NewWithAttributes("https://example.com/1", attribute.String("service.name", "first"), attribute.Int("n", 1))
 	resourcepublisher.WithResource(first)
-	require.Empty(t, log.take())
+	require.Empty(t, handled.Take())
 	before := read(t)
 
 	resourcepublisher.WithResource(resource.NewWithAttributes("https://example.com/1", first.Attributes()...))
-	assert.Empty(t, log.take(), "an equal resource is no news")
+	assert.Empty(t, handled.Take(), "an equal resource is no news")
 
 	for name, other := range map[string]*resource.Resource{
 		`"service.name"`: resource.NewWithAttributes("https://example.com/1", attribute.String("service.name", "s3cret"), attribute.Int("n", 1)),
@@ -123,7 +126,7 @@ func TestSecondWithResource(t *testing.T) {
 		`"schema URL"`:   resource.NewSchemaless(first.Attributes()...),
 	} {
 		resourcepublisher.WithResource(other)
-		if errs := log.take(); assert.Len(t, errs, 1) {
+		if errs := handled.Take(); assert.Len(t, errs, 1) {
 			require.ErrorIs(t, errs[0], resourcepublisher.ErrAlreadyPublished)
 			require.ErrorContains(t, errs[0], "["+name+"]")
 			assert.NotContains(t, errs[0].Error(), "s3cret")
@@ -134,7 +137,7 @@ func TestSecondWithResource(t *testing.T) {
 
 func TestDisabledWithResourceIsTheSDKs(t *testing.T) {
 	t.Setenv("OTELCTX_PROCESS_CONTEXT_DISABLED", "true")
-	log := handleErrors(t)
+	handled := oteltest.HandledErrors(t)
 	spans := tracetest.NewInMemoryExporter()
 	res := resource.NewSchemaless(attribute.Int("n", 1))
 	tp := sdktrace.NewTracerProvider(resourcepublisher.WithResource(res), sdktrace.WithSyncer(spans),
@@ -142,93 +145,83 @@ func TestDisabledWithResourceIsTheSDKs(t *testing.T) {
 	_, span := tp.Tracer("").Start(context.Background(), "span")
 	span.End()
 	assert.True(t, res.Equal(spans.GetSpans()[0].Resource))
-	assert.Empty(t, log.take())
+	assert.Empty(t, handled.Take())
 	assert.Empty(t, contextMappings(t, os.Getpid()))
 	require.NoError(t, tp.Shutdown(context.Background()))
 }
 
+// TestProcessorCorrectsTheResource publishes resource 1, and then takes steps: a span of
+// the provider with resource N, or an update to resource N. Each step says which resource
+// is published after it, by the last word: it is published anew, it is left as it was, or
+// it is left and the other one is reported. Resource 0 cannot be published.
 func TestProcessorCorrectsTheResource(t *testing.T) {
-	log := handleErrors(t)
-	of := func(n int) *resource.Resource { return resource.NewSchemaless(attribute.Int("n", n)) }
-	span := func(tp *sdktrace.TracerProvider) {
-		_, span := tp.Tracer("").Start(context.Background(), "span")
-		span.End()
+	of := func(n int) *resource.Resource {
+		if n == 0 {
+			return resource.NewSchemaless(attribute.String("bad", "\xff"))
+		}
+		return resource.NewSchemaless(attribute.Int("n", n))
 	}
-	published := func() any { return attributes(t)["n"] }
-
-	t.Run("of the first span", func(t *testing.T) {
-		p := publish(t, of(1))
-		tp := sdktrace.NewTracerProvider(sdktrace.WithResource(of(2)), sdktrace.WithSpanProcessor(p))
-		assert.Equal(t, int64(1), published())
-		span(tp)
-		assert.Equal(t, int64(2), published())
-
-		before := read(t)
-		for range 10 {
-			span(tp)
-		}
-		assert.Equal(t, before, read(t), "once is enough")
-		require.NoError(t, p.Update(of(3)))
-		span(tp)
-		assert.Equal(t, int64(3), published(), "an update is the caller's word")
-	})
-	t.Run("but not against an update", func(t *testing.T) {
-		p := publish(t, of(1))
-		require.NoError(t, p.Update(of(2)))
-		span(sdktrace.NewTracerProvider(sdktrace.WithResource(of(3)), sdktrace.WithSpanProcessor(p)))
-		assert.Equal(t, int64(2), published())
-	})
-	t.Run("not when it is the same", func(t *testing.T) {
-		p := publish(t, of(1))
-		before := read(t)
-		span(sdktrace.NewTracerProvider(sdktrace.WithResource(of(1)), sdktrace.WithSpanProcessor(p)))
-		assert.Equal(t, before, read(t))
-	})
-	t.Run("of one provider out of two", func(t *testing.T) {
-		p := publish(t, of(1))
-		one := sdktrace.NewTracerProvider(sdktrace.WithResource(of(1)), sdktrace.WithSpanProcessor(p))
-		two := sdktrace.NewTracerProvider(sdktrace.WithResource(of(2)), sdktrace.WithSpanProcessor(p))
-		before := read(t)
-		assert.Empty(t, log.take())
-		for range 5 {
-			span(one)
-			span(two)
-		}
-		if errs := log.take(); assert.Len(t, errs, 1) {
-			require.ErrorContains(t, errs[0], `["n"]`)
-		}
-		assert.Equal(t, before, read(t))
-	})
-	t.Run("of one provider out of many", func(t *testing.T) {
-		p := publish(t, of(0))
-		var tps []*sdktrace.TracerProvider
-		for n := range 30 {
-			tps = append(tps, sdktrace.NewTracerProvider(sdktrace.WithResource(of(n)), sdktrace.WithSpanProcessor(p)))
-		}
-		for range 5 {
-			for _, tp := range tps[:5] {
-				span(tp)
+	for name, steps := range map[string][]string{
+		"by the first span":           {"span 2: 2 anew", "span 2: 2 left", "update 3: 3 anew", "span 2: 3 left"},
+		"not against an update":       {"update 2: 2 anew", "span 3: 2 left"},
+		"not when it is the same":     {"span 1: 1 left", "span 1: 1 left"},
+		"with two providers":          {"span 1: 1 left", "span 2: 1 reported", "span 1: 1 left", "span 2: 1 left"},
+		"not with what is not usable": {"span 0: 1 reported", "span 0: 1 left"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			handled := oteltest.HandledErrors(t)
+			p := publish(t, of(1))
+			var tracers [4]trace.Tracer
+			for n := range tracers {
+				tracers[n] = sdktrace.NewTracerProvider(sdktrace.WithResource(of(n)), sdktrace.WithSpanProcessor(p)).Tracer("")
 			}
-		}
-		assert.Len(t, log.take(), 4, "each is reported once")
-		for range 5 {
-			for _, tp := range tps {
-				span(tp)
+			last := read(t)
+			for _, step := range steps {
+				var action, result string
+				var n, published int
+				_, err := fmt.Sscanf(step, "%s %d: %d %s", &action, &n, &published, &result)
+				require.NoError(t, err)
+				if action == "update" {
+					require.NoError(t, p.Update(of(n)))
+				} else {
+					_, span := tracers[n].Start(t.Context(), "span")
+					span.End()
+				}
+				now := read(t)
+				assert.Equal(t, map[string]any{"n": int64(published)}, attributes(t), step)
+				assert.Equal(t, result == "anew", now.PublishedAtNS != last.PublishedAtNS, step)
+				last = now
+				errs := handled.Take()
+				require.Len(t, errs, map[string]int{"reported": 1}[result], step)
+				if result == "reported" {
+					require.ErrorContains(t, errs[0], map[int]string{0: `"bad"`, 2: `["n"]`}[n])
+				}
 			}
+		})
+	}
+}
+
+// TestManyProvidersAreReported has providers with other resources than what is published.
+func TestManyProvidersAreReported(t *testing.T) {
+	handled := oteltest.HandledErrors(t)
+	of := func(n int) *resource.Resource { return resource.NewSchemaless(attribute.Int("n", n)) }
+	p := publish(t, of(0))
+	var tracers []trace.Tracer
+	for n := range 30 {
+		tp := sdktrace.NewTracerProvider(sdktrace.WithResource(of(n)), sdktrace.WithSpanProcessor(p))
+		tracers = append(tracers, tp.Tracer(""))
+	}
+	spans := func(providers int) {
+		for i := range 5 * providers {
+			_, span := tracers[i%providers].Start(t.Context(), "span")
+			span.End()
 		}
-		assert.Len(t, log.take(), 16-4, "and not without end")
-		assert.Equal(t, int64(0), published())
-	})
-	t.Run("that cannot be published", func(t *testing.T) {
-		p := publish(t, of(1))
-		bad := resource.NewSchemaless(attribute.String("bad", "\xff"))
-		tp := sdktrace.NewTracerProvider(sdktrace.WithResource(bad), sdktrace.WithSpanProcessor(p))
-		span(tp)
-		span(tp)
-		assert.Len(t, log.take(), 1)
-		assert.Equal(t, int64(1), published())
-	})
-	assert.Empty(t, log.take())
+	}
+	spans(5)
+	assert.Len(t, handled.Take(), 4, "each is reported once")
+	spans(30)
+	assert.Len(t, handled.Take(), 16-4, "and not without end")
+	assert.Equal(t, map[string]any{"n": int64(0)}, attributes(t))
 }
 
 func TestProviderShutdownWithdraws(t *testing.T) {
