@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -61,6 +62,30 @@ func (c *Child) Zombie() {
 		}
 		if bytes.Contains(stat, []byte(") Z ")) {
 			return
+		}
+	}
+}
+
+// HasOpen reports whether a process has something open that the kernel calls name.
+func HasOpen(pid int, name string) (bool, error) {
+	dir := fmt.Sprintf("/proc/%d/fd/", pid)
+	fds, err := os.ReadDir(dir)
+	return slices.ContainsFunc(fds, func(fd os.DirEntry) bool {
+		to, _ := os.Readlink(dir + fd.Name())
+		return to == name
+	}), err
+}
+
+// AwaitOpen waits until a process has something open that the kernel calls name, or has
+// ended: that is for the test to find.
+func AwaitOpen(t testing.TB, pid int, name string) {
+	t.Helper()
+	for end := time.Now().Add(2 * patience); ; time.Sleep(time.Millisecond) {
+		if open, err := HasOpen(pid, name); open || err != nil {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("process %d has not opened %s", pid, name)
 		}
 	}
 }

@@ -6,12 +6,10 @@ package collectortest
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -128,7 +126,7 @@ func TestJoin(t *testing.T) {
 	record.Stdout, record.Stderr = &table, os.Stderr
 	require.NoError(t, record.Start())
 	t.Cleanup(func() { _ = record.Process.Kill() })
-	awaitOpen(t, record.Process.Pid, "anon_inode:[perf_event]")
+	childproc.AwaitOpen(t, record.Process.Pid, "anon_inode:[perf_event]")
 	burner.AwaitUse(t, child, 3000*time.Second/time.Duration(burner.Frequency())) // some 3,000 samples
 	require.NoError(t, record.Process.Signal(os.Interrupt))
 	require.NoError(t, record.Wait())
@@ -164,17 +162,4 @@ func TestJoin(t *testing.T) {
 	assert.Less(t, byName["wait"], samples/20)
 	assert.Greater(t, burning, 50)
 	assert.Greater(t, seen, burning*9/10, "each burns for the time of many samples")
-}
-
-// awaitOpen waits until a process has something open that the kernel calls name.
-func awaitOpen(t *testing.T, pid int, name string) {
-	t.Helper()
-	dir := fmt.Sprintf("/proc/%d/fd/", pid)
-	require.Eventually(t, func() bool {
-		fds, _ := os.ReadDir(dir)
-		return slices.ContainsFunc(fds, func(fd os.DirEntry) bool {
-			to, _ := os.Readlink(dir + fd.Name())
-			return to == name
-		})
-	}, time.Minute, time.Millisecond)
 }

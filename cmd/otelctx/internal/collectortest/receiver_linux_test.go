@@ -64,23 +64,9 @@ func tryCollector(t *testing.T) (*collector, error) {
 	config.Protocols.HTTP = configoptional.None[otlpreceiver.HTTPConfig]()
 
 	c := &collector{endpoint: "http://" + address}
-	traces, err := consumer.NewTraces(func(_ context.Context, td ptrace.Traces) error {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		kept := ptrace.NewTraces()
-		td.CopyTo(kept)
-		c.traces = append(c.traces, kept)
-		return nil
-	})
+	traces, err := consumer.NewTraces(keep(c, &c.traces, ptrace.NewTraces))
 	require.NoError(t, err)
-	profiles, err := xconsumer.NewProfiles(func(_ context.Context, pd pprofile.Profiles) error {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		kept := pprofile.NewProfiles()
-		pd.CopyTo(kept)
-		c.profiles = append(c.profiles, kept)
-		return nil
-	})
+	profiles, err := xconsumer.NewProfiles(keep(c, &c.profiles, pprofile.NewProfiles))
 	require.NoError(t, err)
 	settings := receivertest.NewNopSettings(factory.Type())
 	// Both pipelines share one receiver.
@@ -98,6 +84,18 @@ func tryCollector(t *testing.T) (*collector, error) {
 		require.NoError(t, ofProfiles.Shutdown(context.Background()))
 	})
 	return c, nil
+}
+
+// keep returns a consumer that appends copies of what it gets to kept.
+func keep[T interface{ CopyTo(T) }](c *collector, kept *[]T, empty func() T) func(context.Context, T) error {
+	return func(_ context.Context, data T) error {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		own := empty()
+		data.CopyTo(own)
+		*kept = append(*kept, own)
+		return nil
+	}
 }
 
 // span is a span by its ids.
