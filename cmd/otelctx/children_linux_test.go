@@ -4,12 +4,11 @@
 package main
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
-	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -17,10 +16,12 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/sdk/resource"
 	processcontextpb "go.opentelemetry.io/proto/otlp/processcontext/v1development"
+	"google.golang.org/protobuf/encoding/prototext"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/otelctx/otelctx/internal/boottime"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
+	"github.com/otelctx/otelctx/internal/testing/seccomp"
 	"github.com/otelctx/otelctx/internal/testing/userfault"
 	"github.com/otelctx/otelctx/internal/vma"
 	"github.com/otelctx/otelctx/internal/wire"
@@ -35,8 +36,6 @@ const (
 	roleWriter = "writer"
 	// roleStalling has the memory of a context, and does not let anybody read it.
 	roleStalling = "stalling"
-	// roleHidden publishes and is closed to all but root.
-	roleHidden = "hidden"
 )
 
 // How long to wait for what happens soon, and how often to look.
@@ -45,11 +44,22 @@ const (
 	tick     = 5 * time.Millisecond
 )
 
-// startPublisher returns a service with these attributes that has published.
-func startPublisher(t *testing.T, name, instance string) *childproc.Child {
+// startPublisher returns a service with these attributes that has published, under a system
+// call filter if there are rules.
+func startPublisher(t *testing.T, name, instance string, rules ...seccomp.Rule) *childproc.Child {
 	t.Helper()
 	c := startIdle(t)
-	require.Equal(t, "published", c.Ask("%s %s", name, instance))
+	asked, err := json.Marshal(order{name, instance, rules})
+	require.NoError(t, err)
+	require.Equal(t, "published", c.Ask("%s", asked))
+	return c
+}
+
+// startHidden returns a service that has published and is closed to all but root.
+func startHidden(t *testing.T) *childproc.Child {
+	t.Helper()
+	c := startPublisher(t, "hidden", "1")
+	require.Equal(t, "hidden", c.Ask("hide"))
 	return c
 }
 
@@ -61,23 +71,33 @@ func startIdle(t *testing.T) *childproc.Child {
 	return c
 }
 
+// order is what a publisher is asked for.
+type order struct {
+	Name, Instance string
+	Rules          []seccomp.Rule
+}
+
 func publisherRole(parent *childproc.Parent) {
 	parent.AdmitReaders()
 	parent.Send("ready")
-	order, ok := parent.Receive()
+	asked, ok := parent.Receive()
 	if !ok {
 		return
 	}
-	name, instance, _ := strings.Cut(order, " ")
+	var o order
+	parent.Must(json.Unmarshal([]byte(asked), &o))
+	if len(o.Rules) > 0 {
+		parent.Must(seccomp.Deny(o.Rules...))
+	}
 	parent.Must(resourcepublisher.SetAttributes(
 		attribute.String("threadlocal.schema_version", "go_pprof_labels_v1"),
 		attribute.Slice("threadlocal.attribute_key_map", attribute.StringValue("http.route"), attribute.Int64Value(7)),
 		attribute.Map("nested", attribute.Bool("yes", true), attribute.ByteSlice("bytes", []byte{1, 2, 3})),
 	))
 	_, err := resourcepublisher.NewPublisher(resource.NewWithAttributes("https://opentelemetry.io/schemas/1.43.0",
-		attribute.String("service.name", name),
+		attribute.String("service.name", o.Name),
 		attribute.String("service.version", "1.2.3"),
-		attribute.String("service.instance.id", instance),
+		attribute.String("service.instance.id", o.Instance),
 		attribute.String("telemetry.sdk.name", "opentelemetry"),
 		attribute.String("telemetry.sdk.language", "go"),
 		attribute.String("telemetry.sdk.version", "1.47.0"),
@@ -87,7 +107,11 @@ func publisherRole(parent *childproc.Parent) {
 	))
 	parent.Must(err)
 	parent.Send("published")
-	parent.Receive()
+	if asked, _ := parent.Receive(); asked == "hide" {
+		parent.Must(childproc.ForbidReaders())
+		parent.Send("hidden")
+		parent.Receive()
+	}
 }
 
 // header is what a writer writes besides the payload.
@@ -112,9 +136,18 @@ func startWriter(t *testing.T, h header, payload []byte) *childproc.Child {
 	return c
 }
 
-// startForeign returns a process of which another library has published pc.
-func startForeign(t *testing.T, pc *processcontextpb.ProcessContext) *childproc.Child {
+// startForeign returns a process of which another library has published a context, which
+// is protobuf text.
+func startForeign(t *testing.T, text string) *childproc.Child {
 	t.Helper()
+	pc := &processcontextpb.ProcessContext{}
+	require.NoError(t, prototext.Unmarshal([]byte(text), pc))
+	for _, kv := range pc.GetResource().GetAttributes() {
+		if kv.GetKey() == "value.unknown_type" {
+			// Of a type that a later version of OTLP may add: field 100, length-delimited.
+			kv.GetValue().ProtoReflect().SetUnknown([]byte{0xa2, 0x06, 0x03, 'n', 'e', 'w'})
+		}
+	}
 	payload, err := proto.Marshal(pc)
 	require.NoError(t, err)
 	return startWriter(t, goodHeader(t), payload)
@@ -179,14 +212,4 @@ func stallingRole(parent *childproc.Parent) {
 		parent.Must(awaitReader())
 		parent.Send("one more waits")
 	}
-}
-
-func hiddenRole(parent *childproc.Parent) {
-	_, err := resourcepublisher.NewPublisher(resource.Empty())
-	parent.Must(err)
-	if _, _, errno := syscall.RawSyscall(syscall.SYS_PRCTL, syscall.PR_SET_DUMPABLE, 0, 0); errno != 0 {
-		parent.Must(errno)
-	}
-	parent.Send("hidden")
-	parent.Receive()
 }

@@ -4,29 +4,122 @@
 package main
 
 import (
+	"encoding/json"
+	"fmt"
+	"math"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"regexp"
 	"strconv"
-	"syscall"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-func inspect(t *testing.T, c *childproc.Child) result {
-	t.Helper()
-	return otelctx(t, "inspect", strconv.Itoa(c.PID()))
+// What inspect and list say of each kind of process.
+func TestEveryKindOfProcess(t *testing.T) {
+	killed, zombie := startPublisher(t, "checkout", "1"), startPublisher(t, "checkout", "1")
+	killed.Kill()
+	zombie.Zombie()
+	updating, wrongVersion := goodHeader(t), goodHeader(t)
+	updating.publishedAt, wrongVersion.version = 0, 99
+	empty := []byte{0x0a, 0}
+	const republish = `invalid process context(.|\n)*until the process publishes anew`
+	kinds := map[string]struct {
+		pid    int
+		row    string // of list, a pattern; "" for none
+		code   int    // of inspect
+		says   string // inspect, a pattern
+		listed string // what list complains of, a pattern; "" for nothing
+	}{
+		"Go service":       {pid: startPublisher(t, "checkout", "a").PID(), row: `checkout a go/opentelemetry/1\.47\.0 \d+s`},
+		"another instance": {pid: startPublisher(t, "cart", "b").PID(), row: `cart b go/opentelemetry/1\.47\.0 \d+s`},
+		"no name":          {pid: startForeign(t, `resource {}`).PID(), row: `- - - \d+s`},
+		"name for the terminal": {
+			pid: startForeign(t, `resource { attributes { key: "service.name" value { string_value: "\033[31m\nred" } } }`).PID(),
+			row: `"\\x1b\[31m\\nred" - - \d+s`,
+		},
+		"no context": {
+			pid: startIdle(t).PID(), code: exitNoContext,
+			says: `no process context(.|\n)*resourcepublisher\.WithResource\(res\)`,
+		},
+		// What is left of a process that nobody has waited for has no memory to read.
+		"zombie":      {pid: zombie.PID(), code: exitNoContext, says: "no process context"},
+		"killed":      {pid: killed.PID(), code: exitProcessGone, says: "otelctx list"},
+		"never there": {pid: math.MaxInt32, code: exitProcessGone, says: "otelctx list"},
+		"being updated": {
+			pid: startWriter(t, updating, empty).PID(), code: exitBusy, says: "Try again",
+			listed: "is being updated",
+		},
+		"wrong version": {
+			pid: startWriter(t, wrongVersion, empty).PID(), code: exitInvalid, says: republish,
+			listed: "invalid process context: .*version 99",
+		},
+		"broken payload": {
+			pid: startWriter(t, goodHeader(t), []byte("\x0a\x7fnot protobuf")).PID(), code: exitInvalid, says: republish,
+			listed: "invalid process context: .*payload",
+		},
+		"large payload": {
+			pid: startWriter(t, goodHeader(t), make([]byte, wire.MaxProcessContextPayload+1)).PID(), code: exitInvalid, says: republish,
+			listed: "invalid process context: ",
+		},
+	}
+	list, listJSON := otelctx(t, "list"), otelctx(t, "list", "--json")
+	require.Zero(t, list.code, list.stderr)
+	require.Zero(t, listJSON.code, listJSON.stderr)
+	assert.Regexp(t, `^PID +SERVICE +INSTANCE +SDK +AGE\n`, list.stdout)
+	assert.NotContains(t, list.stdout, "\x1b")
+	documents := documentsByPID(t, listJSON.stdout)
+	for name, kind := range kinds {
+		t.Run(name, func(t *testing.T) {
+			pid := strconv.Itoa(kind.pid)
+			got := otelctx(t, "inspect", pid)
+			assert.Equal(t, kind.code, got.code, got.stderr)
+			assert.Regexp(t, kind.says, got.stderr)
+			assert.Equal(t, kind.code == exitOK, got.stdout != "")
+			if kind.row != "" {
+				assert.Regexp(t, "^"+pid+" "+kind.row+"$", lineOf(list.stdout, kind.pid))
+				assert.JSONEq(t, otelctx(t, "inspect", "--json", pid).stdout, string(documents[kind.pid]))
+			} else {
+				assert.Empty(t, lineOf(list.stdout, kind.pid))
+				assert.NotContains(t, documents, kind.pid)
+			}
+			for _, stderr := range []string{list.stderr, listJSON.stderr} {
+				if kind.listed != "" {
+					assert.Regexp(t, "(?m)^otelctx: pid "+pid+": .*"+kind.listed, stderr)
+				} else {
+					assert.NotContains(t, stderr, "pid "+pid+":")
+				}
+			}
+		})
+	}
 }
 
-func TestExitOK(t *testing.T) {
-	got := inspect(t, startPublisher(t, "checkout", "1"))
-	assert.Equal(t, exitOK, got.code)
-	assert.Empty(t, got.stderr)
-	assert.Contains(t, got.stdout, "checkout")
+// lineOf returns the line of a listing that is about a process, its columns parted by a
+// single space, or "" if there is none.
+func lineOf(listing string, pid int) string {
+	m := regexp.MustCompile(fmt.Sprintf(`(?m)^%d .*$`, pid)).FindString(listing)
+	return regexp.MustCompile(` {2,}`).ReplaceAllString(m, " ")
+}
+
+// documentsByPID splits an array of documents, which must be in the order of process ids.
+func documentsByPID(t *testing.T, array string) map[int]json.RawMessage {
+	t.Helper()
+	var listed []json.RawMessage
+	require.NoError(t, json.Unmarshal([]byte(array), &listed))
+	last, byPID := 0, map[int]json.RawMessage{}
+	for _, raw := range listed {
+		var d document
+		require.NoError(t, json.Unmarshal(raw, &d))
+		assert.Greater(t, d.PID, last)
+		last, byPID[d.PID] = d.PID, raw
+	}
+	return byPID
 }
 
 func TestExitOtherError(t *testing.T) {
@@ -43,105 +136,80 @@ func TestExitOtherError(t *testing.T) {
 	}
 }
 
-func TestExitUsage(t *testing.T) {
-	for _, args := range [][]string{
-		{},
-		{"inspect"},
-		{"inspect", "one"},
-		{"inspect", "0"},
-		{"inspect", "-1"},
-		{"list", "1"},
-		{"list", "--color"},
-		{"\x1b[31m"},
+// What the command line itself is wrong about.
+func TestArgumentErrors(t *testing.T) {
+	directory := filepath.Join(t.TempDir(), "a.otlp")
+	require.NoError(t, os.Mkdir(directory, 0o700))
+	const noID = "expected the id of a process"
+	for _, test := range []struct {
+		args   string
+		code   int
+		stderr string
+	}{
+		{"", exitUsage, ""},
+		{"\x1b[31m", exitUsage, ""},
+		{"list 1", exitUsage, ""},
+		{"list --color", exitUsage, ""},
+		{"inspect", exitUsage, noID},
+		{"inspect one", exitUsage, ""},
+		{"inspect 0", exitUsage, ""},
+		{"inspect -1", exitUsage, ""},
+		{"watch", exitUsage, noID},
+		{"watch 0", exitUsage, ""},
+		{"watch 1 --interval 0s", exitUsage, ""},
+		{"watch 1 --interval x", exitUsage, ""},
+		{"watch 1 --count -1", exitUsage, ""},
+		{"watch 2147483647", exitProcessGone, "otelctx list"},
+		{"record", exitUsage, ""},
+		{"record 0", exitUsage, ""},
+		{"record -1", exitUsage, ""},
+		{"record one", exitUsage, ""},
+		{"record 1 --all", exitUsage, ""},
+		{"record 1 --freq=0", exitUsage, ""},
+		{"record 1 --freq=50000", exitUsage, ""},
+		{"record 1 --duration=-1s", exitUsage, ""},
+		{"record 1 --top=-1", exitUsage, ""},
+		{"record 1 --output=a.svg", exitUsage, ""},
+		{"record 1 --output=-", exitUsage, ""},
+		{"record 1 --format=otlp", exitUsage, ""},
+		{"record 1 --format=svg --output=a", exitUsage, ""},
+		{"record 1 --repeat --otlp-endpoint=", exitUsage, ""},
+		{"record --all --repeat", exitUsage, ""},
+		{"record --all --repeat --otlp-endpoint= --duration=0", exitUsage, ""},
+		{"record --all --repeat --otlp-endpoint= --output=p.pb.gz", exitUsage, ""},
+		{"record 1 --output=/nonexistent/file.otlp", exitOther, "--output: "},
+		{"record 1 --output=/proc/profile.otlp", exitOther, "--output: "},
+		{"record 1 --output=" + directory, exitOther, "--output: "},
+		{"record 1 --otlp-endpoint=http://%zz", exitOther, "--otlp-endpoint: "},
+		{"record 2147483647", exitProcessGone, ""},
 	} {
-		got := otelctx(t, args...)
-		assert.Equal(t, exitUsage, got.code, args)
-		assert.Empty(t, got.stdout, args)
-		assert.Contains(t, got.stderr, "otelctx --help", args)
-		assert.NotContains(t, got.stderr, "\x1b", args)
+		got := otelctx(t, strings.Fields(test.args)...)
+		assert.Equal(t, test.code, got.code, test.args)
+		assert.Empty(t, got.stdout, test.args)
+		assert.NotContains(t, got.stderr, "\x1b", test.args)
+		assert.Contains(t, got.stderr, test.stderr, test.args)
+		if test.code == exitUsage {
+			assert.Contains(t, got.stderr, "otelctx --help", test.args)
+		}
 	}
-}
-
-func TestUsageNamesWhatIsMissing(t *testing.T) {
-	for _, command := range []string{"inspect", "watch"} {
-		assert.Contains(t, otelctx(t, command).stderr, "expected the id of a process", command)
-	}
-}
-
-func TestExitNoContext(t *testing.T) {
-	got := inspect(t, startIdle(t))
-	assert.Equal(t, exitNoContext, got.code)
-	assert.Empty(t, got.stdout)
-	assert.Contains(t, got.stderr, "no process context")
-	assert.Contains(t, got.stderr, "resourcepublisher.WithResource(res)")
 }
 
 // A process that is not dumpable belongs to root as far as reading it goes, which
 // keeps an ordinary user from reading a process of their own.
-func TestExitNotPermitted(t *testing.T) {
-	c := childproc.Start(t, roleHidden, nil)
-	c.Expect("hidden")
-	got := otelctxAsNobody(t, "inspect", strconv.Itoa(c.PID()))
+func TestNotPermitted(t *testing.T) {
+	hidden := startHidden(t)
+	startHidden(t)
+	got := otelctxAsNobody(t, "inspect", strconv.Itoa(hidden.PID()))
 	assert.Equal(t, exitNotPermitted, got.code)
 	assert.Empty(t, got.stdout)
-	assert.Contains(t, got.stderr, "not permitted")
-	assert.Contains(t, got.stderr, "CAP_SYS_PTRACE")
-	assert.Contains(t, got.stderr, "same user")
-	assert.Contains(t, got.stderr, yamaState(os.DirFS("/proc")))
-}
-
-func TestExitProcessGone(t *testing.T) {
-	killed := startPublisher(t, "checkout", "1")
-	require.Equal(t, exitOK, inspect(t, killed).code)
-	killed.Kill()
-	for name, pid := range map[string]string{
-		"publisher killed by SIGKILL": strconv.Itoa(killed.PID()),
-		"id beyond any other":         "2147483647",
-	} {
-		t.Run(name, func(t *testing.T) {
-			got := otelctx(t, "inspect", pid)
-			assert.Equal(t, exitProcessGone, got.code)
-			assert.Empty(t, got.stdout)
-			assert.Contains(t, got.stderr, "otelctx list")
-		})
+	for _, advice := range []string{"not permitted", "CAP_SYS_PTRACE", "same user", yamaState(os.DirFS("/proc"))} {
+		assert.Contains(t, got.stderr, advice)
 	}
-}
 
-// What is left of a process that nobody has waited for has no memory to read.
-func TestZombieHasNoContext(t *testing.T) {
-	zombie := startPublisher(t, "checkout", "1")
-	require.NoError(t, syscall.Kill(zombie.PID(), syscall.SIGKILL))
-	require.Eventually(t, func() bool {
-		code := inspect(t, zombie).code
-		return code == exitNoContext || code == exitProcessGone
-	}, patience, tick)
-}
-
-func TestExitInvalid(t *testing.T) {
-	wrongVersion := goodHeader(t)
-	wrongVersion.version = 99
-	for name, c := range map[string]*childproc.Child{
-		"version": startWriter(t, wrongVersion, []byte{0x0a, 0}),
-		"payload": startWriter(t, goodHeader(t), []byte("\x0a\x7fnot protobuf")),
-		"size":    startWriter(t, goodHeader(t), make([]byte, wire.MaxProcessContextPayload+1)),
-	} {
-		t.Run(name, func(t *testing.T) {
-			got := inspect(t, c)
-			assert.Equal(t, exitInvalid, got.code)
-			assert.Empty(t, got.stdout)
-			assert.Contains(t, got.stderr, "invalid process context")
-			assert.Contains(t, got.stderr, "until the process publishes anew")
-		})
-	}
-}
-
-func TestExitBusy(t *testing.T) {
-	updating := goodHeader(t)
-	updating.publishedAt = 0
-	got := inspect(t, startWriter(t, updating, []byte{0x0a, 0}))
-	assert.Equal(t, exitBusy, got.code)
-	assert.Empty(t, got.stdout)
-	assert.Contains(t, got.stderr, "Try again")
+	got = otelctxAsNobody(t, "list")
+	assert.Zero(t, got.code)
+	assert.Regexp(t, `(?m)^otelctx: processes that could not be examined for lack of permission: ([2-9]|\d{2,})$`, got.stderr)
+	assert.Equal(t, 1, strings.Count(got.stderr, "CAP_SYS_PTRACE, which root has"))
 }
 
 func TestHelpDocumentsEveryExitCode(t *testing.T) {

@@ -6,10 +6,8 @@ package main
 import (
 	"bytes"
 	"errors"
-	"fmt"
 	"os"
 	"os/exec"
-	"slices"
 	"syscall"
 	"testing"
 	"time"
@@ -32,9 +30,7 @@ func TestMain(m *testing.M) {
 		rolePublisher: publisherRole,
 		roleWriter:    writerRole,
 		roleStalling:  stallingRole,
-		roleHidden:    hiddenRole,
 		roleWorker:    workerRole,
-		roleFiltered:  filteredRole,
 		burner.Role:   burner.Run,
 	})
 }
@@ -129,22 +125,4 @@ func (r *running) wait(t *testing.T) result {
 		require.NoError(t, err)
 	}
 	return result{r.stdout.String(), r.stderr.String(), r.cmd.ProcessState.ExitCode()}
-}
-
-// awaitOpen waits until a command that runs has something open that the kernel calls name.
-func awaitOpen(t *testing.T, cmd *exec.Cmd, name string) {
-	t.Helper()
-	require.Eventually(t, func() bool {
-		open, err := hasOpen(cmd, name)
-		return open || err != nil // It has ended: that is for the test to find.
-	}, patience, tick)
-}
-
-func hasOpen(cmd *exec.Cmd, name string) (bool, error) {
-	dir := fmt.Sprintf("/proc/%d/fd/", cmd.Process.Pid)
-	fds, err := os.ReadDir(dir)
-	return slices.ContainsFunc(fds, func(fd os.DirEntry) bool {
-		to, _ := os.Readlink(dir + fd.Name())
-		return to == name
-	}), err
 }

@@ -90,16 +90,48 @@ func decodeRecord(t *testing.T, got result) recordDocument {
 	return d
 }
 
+// readPprof reads a profile.
+func readPprof(t *testing.T, file string) *pprof.Profile {
+	t.Helper()
+	b, err := os.ReadFile(file)
+	require.NoError(t, err)
+	p, err := pprof.ParseData(b)
+	require.NoError(t, err)
+	return p
+}
+
+// readOTLP reads a profile, which must keep all rules, and the attributes of its only resource
+// as text.
+func readOTLP(t *testing.T, file string) (*profilespb.ProfilesData, map[string]string) {
+	t.Helper()
+	b, err := os.ReadFile(file)
+	require.NoError(t, err)
+	data := &profilespb.ProfilesData{}
+	require.NoError(t, proto.Unmarshal(b, data))
+	return data, checkedResource(t, data)
+}
+
+// checkedResource checks a profile and returns the attributes of its only resource as text.
+func checkedResource(t *testing.T, data *profilespb.ProfilesData) map[string]string {
+	t.Helper()
+	require.NoError(t, profile.Check(data))
+	require.Len(t, data.GetResourceProfiles(), 1)
+	resource := map[string]string{}
+	for _, kv := range data.GetResourceProfiles()[0].GetResource().GetAttributes() {
+		text := kv.GetValue().GetStringValue()
+		if i, ok := kv.GetValue().GetValue().(*commonpb.AnyValue_IntValue); ok {
+			text = strconv.FormatInt(i.IntValue, 10)
+		}
+		resource[kv.GetKey()] = text
+	}
+	return resource
+}
+
 // assertTrue fails if a profile says anything of a burner that is not so.
 func assertTrue(t *testing.T, file string) {
 	t.Helper()
-	f, err := os.Open(file)
-	require.NoError(t, err)
-	defer func() { _ = f.Close() }()
-	p, err := pprof.Parse(f)
-	require.NoError(t, err)
 	inside, outside := 0, 0
-	for _, s := range p.Sample {
+	for _, s := range readPprof(t, file).Sample {
 		var names []string
 		for _, l := range s.Location {
 			name := "?"
@@ -109,20 +141,17 @@ func assertTrue(t *testing.T, file string) {
 			names = append(names, name)
 		}
 		truth, ok := burner.Truth(names)
-		if !ok {
-			continue
-		}
-		if truth == 0 {
+		switch {
+		case !ok:
+		case truth == 0:
 			outside += int(s.Value[0])
 			assert.Empty(t, s.Label["span_id"])
-			continue
-		}
-		inside += int(s.Value[0])
-		if assert.Len(t, s.Label["span_id"], 1) {
-			var id [8]byte
-			_, err := hex.Decode(id[:], []byte(s.Label["span_id"][0]))
+		default:
+			inside += int(s.Value[0])
+			require.Len(t, s.Label["span_id"], 1)
+			id, err := hex.DecodeString(s.Label["span_id"][0])
 			require.NoError(t, err)
-			require.True(t, burner.Same(burner.Number(id), truth))
+			require.True(t, burner.Same(burner.Number([8]byte(id)), truth))
 		}
 	}
 	t.Logf("%d samples inside, %d outside of spans", inside, outside)
@@ -201,13 +230,8 @@ func TestRecordAttributes(t *testing.T) {
 			for _, u := range d.Spans {
 				assert.Len(t, u.Attributes, 1, "as long as keys are new")
 			}
-			f, err := os.Open(file)
-			require.NoError(t, err)
-			defer func() { _ = f.Close() }()
-			p, err := pprof.Parse(f)
-			require.NoError(t, err)
 			keys, named, unnamed := map[string]bool{}, 0, 0
-			for _, s := range p.Sample {
+			for _, s := range readPprof(t, file).Sample {
 				shown := 0
 				for key, values := range s.Label {
 					if number, ok := strings.CutPrefix(key, "key."); ok {
@@ -291,41 +315,13 @@ func TestRecordRepeatedly(t *testing.T) {
 	assert.GreaterOrEqual(t, documents, 5)
 }
 
-// resourceOf returns the attributes of the only resource as text.
-func resourceOf(t *testing.T, data *profilespb.ProfilesData) map[string]string {
-	t.Helper()
-	require.Len(t, data.GetResourceProfiles(), 1)
-	resource := map[string]string{}
-	for _, kv := range data.GetResourceProfiles()[0].GetResource().GetAttributes() {
-		text := kv.GetValue().GetStringValue()
-		if i, ok := kv.GetValue().GetValue().(*commonpb.AnyValue_IntValue); ok {
-			text = strconv.FormatInt(i.IntValue, 10)
-		}
-		resource[kv.GetKey()] = text
-	}
-	return resource
-}
-
-func TestRecordOTLPFiles(t *testing.T) {
+func TestRecordOTLPFile(t *testing.T) {
 	t.Parallel()
 	needSampling(t)
 	c := startBurner(t, nil, burner.Records)
-	dir := t.TempDir()
-	file := filepath.Join(dir, "p.json")
-	recorded(t, c, "--output", file)
-	b, err := os.ReadFile(file)
-	require.NoError(t, err)
-	assert.True(t, json.Valid(b))
-	assert.Contains(t, string(b), `"spanId":"ab5eedca`)
-
-	file = filepath.Join(dir, "p.otlp")
+	file := filepath.Join(t.TempDir(), "p.otlp")
 	d, _ := recorded(t, c, "--output", file)
-	b, err = os.ReadFile(file)
-	require.NoError(t, err)
-	var data profilespb.ProfilesData
-	require.NoError(t, proto.Unmarshal(b, &data))
-	require.NoError(t, profile.Check(&data))
-	resource := resourceOf(t, &data)
+	data, resource := readOTLP(t, file)
 	assert.Equal(t, "burner", resource["service.name"])
 	assert.Equal(t, pidOf(c), resource["process.pid"])
 	assert.Equal(t, filepath.Base(executable(t)), resource["process.executable.name"])
@@ -348,13 +344,8 @@ func TestRecordWithoutContext(t *testing.T) {
 	assert.Positive(t, d.Samples)
 	assert.Zero(t, d.Attributed)
 	assert.Empty(t, d.Spans)
-	b, err := os.ReadFile(file)
-	require.NoError(t, err)
-	var data profilespb.ProfilesData
-	require.NoError(t, proto.Unmarshal(b, &data))
-	require.NoError(t, profile.Check(&data))
+	data, resource := readOTLP(t, file)
 	assert.Len(t, data.GetDictionary().GetLinkTable(), 1, "the zero value")
-	resource := resourceOf(t, &data)
 	assert.Equal(t, map[string]string{
 		"process.pid":             pidOf(c),
 		"process.executable.path": executable(t),
@@ -409,8 +400,7 @@ func TestRecordToCollector(t *testing.T) {
 		recorded(t, c, flag)
 		r := <-received.requests
 		data := &profilespb.ProfilesData{ResourceProfiles: r.GetResourceProfiles(), Dictionary: r.GetDictionary()}
-		require.NoError(t, profile.Check(data))
-		assert.Equal(t, "burner", resourceOf(t, data)["service.name"])
+		assert.Equal(t, "burner", checkedResource(t, data)["service.name"])
 		assert.Greater(t, len(data.GetDictionary().GetLinkTable()), 3)
 	}
 
@@ -437,12 +427,7 @@ func TestRecordMarksWhatIsNotProven(t *testing.T) {
 	assert.Positive(t, d.Unproven)
 	assert.Equal(t, d.Attributed, d.Unproven)
 	assert.Contains(t, got.stderr, "not proven")
-	f, err := os.Open(file)
-	require.NoError(t, err)
-	defer func() { _ = f.Close() }()
-	p, err := pprof.Parse(f)
-	require.NoError(t, err)
-	for _, s := range p.Sample {
+	for _, s := range readPprof(t, file).Sample {
 		assert.Equal(t, len(s.Label["span_id"]) > 0, len(s.Label["otelctx.span.unproven"]) > 0)
 	}
 }
@@ -475,7 +460,7 @@ func startRecord(t *testing.T, args ...string) *running {
 func startRecordText(t *testing.T, args ...string) *running {
 	t.Helper()
 	r := start(t, append([]string{"record", "--duration=0"}, args...)...)
-	awaitOpen(t, r.cmd, perfEvent)
+	childproc.AwaitOpen(t, r.cmd.Process.Pid, perfEvent)
 	return r
 }
 
@@ -485,7 +470,7 @@ const perfEvent = "anon_inode:[perf_event]"
 // is opened for the names of the first.
 func (r *running) awaitSample(t *testing.T) {
 	t.Helper()
-	awaitOpen(t, r.cmd, executable(t))
+	childproc.AwaitOpen(t, r.cmd.Process.Pid, executable(t))
 }
 
 // awaitSamples waits until there are hundreds of samples.
@@ -518,49 +503,36 @@ func (r *running) interrupt(t *testing.T) result {
 	return r.wait(t)
 }
 
-func TestRecordInterrupted(t *testing.T) {
+// A recording ends in order when it is told to, and when its process ends.
+func TestRecordEnds(t *testing.T) {
 	t.Parallel()
 	needSampling(t)
-	c := startBurner(t, nil, burner.Records)
-	for _, test := range []struct {
-		sig      os.Signal
+	for name, test := range map[string]struct {
 		duration string
-		// again is what timeout(1) does: to the command, and to its process group.
-		again bool
-	}{{os.Interrupt, "1h", false}, {syscall.SIGTERM, "0", true}} {
-		file := filepath.Join(t.TempDir(), "p.pb.gz")
-		r := startRecord(t, pidOf(c), "--duration", test.duration, "-o", file)
-		r.awaitSamples(t, c)
-		first := time.Now()
-		require.NoError(t, r.cmd.Process.Signal(test.sig))
-		// Later it would be another one, which is not for the test to say on a busy machine.
-		for test.again && time.Since(first) < sameSignal/2 {
-			_ = r.cmd.Process.Signal(test.sig) // which may have ended
-			time.Sleep(time.Millisecond)
-		}
-		d := decodeRecord(t, r.wait(t))
-		assert.Greater(t, d.Samples, uint64(30))
-		assertTrue(t, file)
-	}
-}
-
-func TestRecordUntilProcessEnds(t *testing.T) {
-	t.Parallel()
-	needSampling(t)
-	for name, end := range map[string]func(*childproc.Child){
-		"waited for": (*childproc.Child).Kill,
-		"zombie":     func(c *childproc.Child) { _ = syscall.Kill(c.PID(), syscall.SIGKILL) },
+		end      func(c *childproc.Child, command *os.Process)
+		ended    bool // by the process
+	}{
+		"interrupted": {"1h", func(_ *childproc.Child, command *os.Process) { _ = command.Signal(os.Interrupt) }, false},
+		// What timeout(1) does: to the command, and to its process group.
+		"terminated twice": {"0", func(_ *childproc.Child, command *os.Process) {
+			// Later it would be another one, which is not for the test to say on a busy machine.
+			for first := time.Now(); time.Since(first) < sameSignal/2; time.Sleep(time.Millisecond) {
+				_ = command.Signal(syscall.SIGTERM) // which may have ended
+			}
+		}, false},
+		"process killed": {"1h", func(c *childproc.Child, _ *os.Process) { c.Kill() }, true},
+		"zombie":         {"1h", func(c *childproc.Child, _ *os.Process) { c.Zombie() }, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := startBurner(t, nil, burner.Records)
 			file := filepath.Join(t.TempDir(), "p.pb.gz")
-			r := startRecord(t, pidOf(c), "--duration=1h", "-o", file)
+			r := startRecord(t, pidOf(c), "--duration", test.duration, "-o", file)
 			r.awaitSamples(t, c)
-			end(c)
+			test.end(c, r.cmd.Process)
 			got := r.wait(t)
 			d := decodeRecord(t, got)
-			assert.True(t, d.Ended)
-			assert.Contains(t, got.stderr, "has ended")
+			assert.Equal(t, test.ended, d.Ended)
+			assert.Equal(t, test.ended, strings.Contains(got.stderr, "has ended"))
 			assert.Greater(t, d.Samples, uint64(30))
 			assertTrue(t, file)
 		})
@@ -586,19 +558,15 @@ func TestRecordAll(t *testing.T) {
 	}
 	d := decodeRecord(t, r.interrupt(t))
 	assert.Zero(t, d.PID)
-	for _, c := range []*childproc.Child{early, later, appeared} {
-		found := processUseDocument{}
-		for _, p := range d.Processes {
-			if p.PID == c.PID() {
-				found = p
-			}
-		}
-		assert.Equal(t, "burner", found.Service)
-		assert.Greater(t, found.Attributed, uint64(10))
-	}
+	byPID := map[int]processUseDocument{}
 	for _, p := range d.Processes {
-		assert.NotEqual(t, silent.PID(), p.PID)
+		byPID[p.PID] = p
 	}
+	for _, c := range []*childproc.Child{early, later, appeared} {
+		assert.Equal(t, "burner", byPID[c.PID()].Service)
+		assert.Greater(t, byPID[c.PID()].Attributed, uint64(10))
+	}
+	assert.NotContains(t, byPID, silent.PID())
 }
 
 // A process that is recorded alone may begin to publish too, or to publish more.
@@ -638,45 +606,6 @@ func TestRecordNoticesPublication(t *testing.T) {
 		require.Less(t, wait, patience)
 		wait *= 2
 	}
-}
-
-func TestRecordUsage(t *testing.T) {
-	for _, args := range [][]string{
-		{},
-		{"0"},
-		{"-1"},
-		{"1", "--all"},
-		{"1", "--freq=0"},
-		{"1", "--duration=-1s"},
-		{"1", "--top=-1"},
-		{"one"},
-		{"1", "--repeat", "--otlp-endpoint="},
-		{"--all", "--repeat"},
-		{"--all", "--repeat", "--otlp-endpoint=", "--duration=0"},
-		{"--all", "--repeat", "--otlp-endpoint=", "--output=p.pb.gz"},
-	} {
-		got := otelctx(t, append([]string{"record"}, args...)...)
-		assert.Equal(t, exitUsage, got.code, args)
-	}
-	for _, args := range [][]string{{"--output=a.svg"}, {"--output=-"}, {"--format=otlp"}, {"--format=svg", "--output=a"}, {"--freq=50000"}} {
-		got := otelctx(t, append([]string{"record", "1"}, args...)...)
-		assert.Equal(t, exitUsage, got.code, args)
-	}
-	directory := filepath.Join(t.TempDir(), "a.otlp")
-	require.NoError(t, os.Mkdir(directory, 0o700))
-	for _, file := range []string{"/nonexistent/file.otlp", "/proc/profile.otlp", directory} {
-		got := otelctx(t, "record", "1", "--output="+file)
-		assert.Equal(t, exitOther, got.code, file)
-		assert.Contains(t, got.stderr, "--output: ", file)
-	}
-	got := otelctx(t, "record", "1", "--otlp-endpoint=http://%zz")
-	assert.Equal(t, exitOther, got.code)
-	assert.Contains(t, got.stderr, "--otlp-endpoint: ")
-}
-
-func TestRecordProcessGone(t *testing.T) {
-	got := otelctx(t, "record", "2147483647")
-	assert.Equal(t, exitProcessGone, got.code)
 }
 
 func TestRecordWithoutPrivileges(t *testing.T) {

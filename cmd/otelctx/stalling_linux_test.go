@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/otelctx/otelctx/internal/testing/burner"
+	"github.com/otelctx/otelctx/internal/testing/childproc"
 )
 
 const (
@@ -88,6 +89,6 @@ func TestInterruptWithoutAnAnswer(t *testing.T) {
 	got := interrupted.wait(t)
 	assert.Zero(t, got.code)
 	assert.Empty(t, got.stderr)
-	waits, err := hasOpen(before.cmd, "/proc/"+pid)
+	waits, err := childproc.HasOpen(before.cmd.Process.Pid, "/proc/"+pid)
 	assert.True(t, waits && err == nil, "who has waited for longer has given up")
 }

@@ -10,8 +10,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
+	"regexp"
 	"runtime"
 	"strconv"
 	"strings"
@@ -106,145 +108,80 @@ func startWorker(t *testing.T) *worker {
 	return w
 }
 
-// thread is what --json says of the worker's thread.
-func (w *worker) thread(goroutine uint64) threadDocument {
-	return threadDocument{
-		TID: w.tid, OwnTID: w.tid, Goroutine: goroutine, TraceID: w.traceID, SpanID: w.spanID, TraceFlags: 1,
-		LocalRootSpanID: w.rootSpan, Carrier: "goroutine_record", Proven: true,
-		Attributes: map[string]string{"http.app": "the shop", "tenant": "7"},
+// anonymous replaces ids of the worker by their names, and the spaces that depend on the
+// length of ids.
+func (w *worker) anonymous(out string) string {
+	for pattern, replacement := range map[string]string{
+		`(\S) {2,}`:                           "$1  ",
+		fmt.Sprintf(`(?m)^  %d +\d+ `, w.tid): "  TID  GOID ",
+		fmt.Sprintf(`tid(": ?)%d\b`, w.tid):   `tid${1}9`,
+		w.traceID:                             "TRACE",
+		w.spanID:                              "SPAN",
+		w.rootSpan:                            "ROOT",
+	} {
+		out = regexp.MustCompile(pattern).ReplaceAllString(out, replacement)
 	}
-}
-
-func TestInspectShowsThreadsAndCarriers(t *testing.T) {
-	w := startWorker(t)
-	human := otelctx(t, "inspect", w.pid)
-	require.Zero(t, human.code, human.stderr)
-	assert.Regexp(t, `(?m)^Carriers of spans: 2$`, human.stdout)
-	assert.Regexp(t, `(?m)^  thread_slots +layout 2, 65536 slots of 256 bytes at 0x[0-9a-f]+, OTELCTX_SLOTS +advertised$`, human.stdout)
-	assert.Regexp(t, `(?m)^  goroutine_record +68 bytes behind the label pointer +advertised$`, human.stdout)
-	assert.Regexp(t, `(?m)^Threads in a span: 1 of \d+$`, human.stdout)
-	assert.Regexp(t, fmt.Sprintf(`(?m)^  %d +\d+ +%s +%s +%s +goroutine_record +http\.app=the shop tenant="7"$`, w.tid, w.traceID, w.spanID, w.rootSpan), human.stdout)
-
-	var d document
-	got := otelctx(t, "inspect", w.pid, "--json")
-	require.NoError(t, json.Unmarshal([]byte(got.stdout), &d))
-	require.Len(t, d.Threads, 1)
-	assert.Equal(t, w.thread(d.Threads[0].Goroutine), d.Threads[0])
-	require.Len(t, d.Carriers, 2)
-	assert.NotZero(t, d.Carriers[0].Address)
-	d.Carriers[0].Address = 0
-	assert.Equal(t, []carrierDocument{
-		{
-			Kind: "thread_slots", Source: "advertised", Mapping: "OTELCTX_SLOTS", Layout: 2, Capacity: 65536,
-			HeaderSize: 64, SlotSize: 256, Provable: true,
-		},
-		{Kind: "goroutine_record", Source: "advertised", RecordOffset: 68, Provable: true},
-	}, d.Carriers)
-
-	require.Equal(t, "ended", w.Ask("end"))
-	got = otelctx(t, "inspect", w.pid, "--json")
-	d = document{}
-	require.NoError(t, json.Unmarshal([]byte(got.stdout), &d))
-	assert.Empty(t, d.Threads)
-	assert.Contains(t, otelctx(t, "inspect", w.pid).stdout, "\nThreads in a span: 0 of ")
-	w.Done()
+	return out
 }
 
 func TestWatchCounts(t *testing.T) {
 	w := startWorker(t)
 	begin := time.Now()
-	got := otelctx(t, "watch", w.pid, "--count", "3", "--interval", "20ms")
-	require.Zero(t, got.code, got.stderr)
+	assertGolden(t, "watch.txt", w.anonymous(golden(t, "watch", w.pid, "--count", "3", "--interval", "20ms")))
 	assert.GreaterOrEqual(t, time.Since(begin), 40*time.Millisecond)
-	assert.Empty(t, got.stderr)
-	assert.NotContains(t, got.stdout, "\x1b")
-	looks := strings.Split(strings.TrimSuffix(got.stdout, "\n\n"), "\n\n")
-	require.Len(t, looks, 3)
-	for _, look := range looks {
-		assert.Regexp(t, fmt.Sprintf(`^Process %s at \d\d:\d\d:\d\d\.\d\d\d: threads in a span: 1 of \d+\n`+
-			`  TID +GOROUTINE +TRACE ID +SPAN ID +LOCAL ROOT +CARRIER +ATTRIBUTES\n`+
-			`  %d +\d+ +%s +%s +%s +goroutine_record +http\.app=the shop tenant="7"$`, w.pid, w.tid, w.traceID, w.spanID, w.rootSpan), look)
-	}
 
-	got = otelctx(t, "watch", w.pid, "--count", "2", "--interval", "1ms", "--json")
+	got := otelctx(t, "watch", w.pid, "--count", "2", "--interval", "1ms", "--json")
 	require.Zero(t, got.code, got.stderr)
-	lines := strings.Split(strings.TrimSuffix(got.stdout, "\n"), "\n")
-	require.Len(t, lines, 2)
 	var last int64
-	for _, line := range lines {
+	frames := 0
+	for decoder := json.NewDecoder(strings.NewReader(got.stdout)); decoder.More(); frames++ {
 		var f frameDocument
-		require.NoError(t, json.Unmarshal([]byte(line), &f))
-		assert.Equal(t, w.PID(), f.PID)
+		require.NoError(t, decoder.Decode(&f))
 		assert.Greater(t, f.TimeUnixNano, last)
 		last = f.TimeUnixNano
-		require.Len(t, f.Threads, 1)
-		assert.Equal(t, w.thread(f.Threads[0].Goroutine), f.Threads[0])
-		assert.Greater(t, f.ThreadCount, 1)
 	}
+	assert.Equal(t, 2, frames)
+	first, _, _ := strings.Cut(golden(t, "watch", w.pid, "--count", "1", "--json"), "\n")
+	assertGolden(t, "watch.json", w.anonymous(first)+"\n")
 }
 
-// startWatch starts otelctx watch and returns it once it has shown something.
-func startWatch(t *testing.T, w *worker) (cmd *exec.Cmd, stdout *bufio.Reader, stderr *bytes.Buffer) {
-	t.Helper()
-	cmd = exec.Command(executable(t), "watch", w.pid, "--json", "--interval", "5ms")
-	cmd.Env = append(os.Environ(), asCommandKey+"=1", "GORACE=atexit_sleep_ms=0")
-	stderr = new(bytes.Buffer)
-	cmd.Stderr = stderr
-	pipe, err := cmd.StdoutPipe()
-	require.NoError(t, err)
-	require.NoError(t, cmd.Start())
-	t.Cleanup(func() { _ = cmd.Process.Kill() })
-	stdout = bufio.NewReader(pipe)
-	line, err := stdout.ReadString('\n')
-	require.NoError(t, err)
-	require.Contains(t, line, w.spanID)
-	return cmd, stdout, stderr
-}
-
-func drain(r *bufio.Reader) {
-	for {
-		if _, err := r.ReadString('\n'); err != nil {
-			return
-		}
+func TestWatchEnds(t *testing.T) {
+	for name, test := range map[string]struct {
+		end    func(*worker, *os.Process)
+		stderr string
+	}{
+		"with the process": {func(w *worker, _ *os.Process) { w.Kill() }, "otelctx: process %s has ended\n"},
+		"when interrupted": {func(_ *worker, command *os.Process) { _ = command.Signal(os.Interrupt) }, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := startWorker(t)
+			cmd := exec.Command(executable(t), "watch", w.pid, "--json", "--interval", "5ms")
+			pipe, err := cmd.StdoutPipe()
+			require.NoError(t, err)
+			r := startCommand(t, cmd)
+			stdout := bufio.NewReader(pipe)
+			line, err := stdout.ReadString('\n')
+			require.NoError(t, err)
+			require.Contains(t, line, w.spanID)
+			test.end(w, cmd.Process)
+			_, err = io.Copy(io.Discard, stdout)
+			require.NoError(t, err)
+			got := r.wait(t)
+			assert.Zero(t, got.code)
+			assert.Equal(t, strings.ReplaceAll(test.stderr, "%s", w.pid), got.stderr)
+		})
 	}
-}
-
-func TestWatchEndsWithTheProcess(t *testing.T) {
-	w := startWorker(t)
-	cmd, stdout, stderr := startWatch(t, w)
-	w.Kill()
-	drain(stdout)
-	require.NoError(t, cmd.Wait())
-	assert.Equal(t, "otelctx: process "+w.pid+" has ended\n", stderr.String())
-}
-
-func TestWatchEndsWhenInterrupted(t *testing.T) {
-	w := startWorker(t)
-	cmd, stdout, stderr := startWatch(t, w)
-	require.NoError(t, cmd.Process.Signal(os.Interrupt))
-	drain(stdout)
-	require.NoError(t, cmd.Wait())
-	assert.Empty(t, stderr.String())
 }
 
 func TestWatchOfNothing(t *testing.T) {
-	for name, test := range map[string]struct {
-		pid    int
-		code   int
-		stderr string
-	}{
-		"no context":        {startIdle(t).PID(), exitNoContext, "spanctx.WithPublishing()"},
-		"no thread context": {startForeign(t, foreignContext()).PID(), exitNoContext, "no thread context"},
-		"gone":              {1<<31 - 1, exitProcessGone, "otelctx list"},
+	for want, c := range map[string]*childproc.Child{
+		"spanctx.WithPublishing()": startIdle(t),
+		"no thread context":        startForeign(t, `resource {}`),
 	} {
-		got := otelctx(t, "watch", strconv.Itoa(test.pid))
-		assert.Equal(t, test.code, got.code, name)
-		assert.Empty(t, got.stdout, name)
-		assert.Contains(t, got.stderr, test.stderr, name)
-	}
-	for _, args := range [][]string{{"0"}, {"1", "--interval", "0s"}, {"1", "--interval", "x"}, {"1", "--count", "-1"}, {}} {
-		got := otelctx(t, append([]string{"watch"}, args...)...)
-		assert.Equal(t, exitUsage, got.code, args)
+		got := otelctx(t, "watch", strconv.Itoa(c.PID()))
+		assert.Equal(t, exitNoContext, got.code)
+		assert.Empty(t, got.stdout)
+		assert.Contains(t, got.stderr, want)
 	}
 }
 

@@ -87,7 +87,7 @@ func tryCollector(t *testing.T) (*collector, error) {
 }
 
 // keep returns a consumer that appends copies of what it gets to kept.
-func keep[T interface{ CopyTo(T) }](c *collector, kept *[]T, empty func() T) func(context.Context, T) error {
+func keep[T interface{ CopyTo(to T) }](c *collector, kept *[]T, empty func() T) func(context.Context, T) error {
 	return func(_ context.Context, data T) error {
 		c.mu.Lock()
 		defer c.mu.Unlock()
