@@ -6,9 +6,11 @@ package export
 import (
 	"bytes"
 	"encoding/json"
+	"flag"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 	"testing"
 	"time"
 
@@ -24,6 +26,8 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/symbols"
 )
 
+var update = flag.Bool("update", false, "write golden files")
+
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // recording returns a recording of n stacks, with two samples of each.
@@ -32,7 +36,7 @@ func recording(t *testing.T, n int) *profilespb.ProfilesData {
 	start := time.Unix(1700000000, 0)
 	b := profile.New(profile.Options{Start: start, Frequency: 99})
 	resource, _ := profile.NewResource([]*commonpb.KeyValue{profile.StringAttribute("service.name", "shop")}, "")
-	mapping := &symbols.Mapping{Start: 0x1000, Limit: 0x100000, Path: "/bin/shop"}
+	mapping := &symbols.Mapping{Start: 0x1000, Limit: 0x100000, Path: "/bin/shop" + strconv.Itoa(n)}
 	for i := range 2 * n {
 		b.Add(resource, profile.Sample{
 			Stack: []*symbols.Location{{Mapping: mapping, Address: 0x1000 + uint64(i%n), Lines: []symbols.Line{{Function: "main.main"}}}},
@@ -80,22 +84,14 @@ func TestFormats(t *testing.T) {
 		return content
 	}
 
-	p, err := pprof.Parse(bytes.NewReader(read(Pprof, whole)))
-	require.NoError(t, err)
-	want, err := profile.Pprof(whole)
-	require.NoError(t, err)
-	assert.Equal(t, want.String(), p.String())
-	p, err = pprof.Parse(bytes.NewReader(read(Pprof, whole, other)))
-	require.NoError(t, err)
-	require.NoError(t, p.CheckValid())
-	second, err := profile.Pprof(other)
-	require.NoError(t, err)
+	want, second := asPprof(t, whole), asPprof(t, other)
+	assert.Equal(t, want.String(), parse(t, read(Pprof, whole)).String())
+	both := parse(t, read(Pprof, whole, other))
+	require.NoError(t, both.CheckValid())
 	merged, err := pprof.Merge([]*pprof.Profile{want, second})
 	require.NoError(t, err)
-	p, err = pprof.Merge([]*pprof.Profile{p})
-	require.NoError(t, err)
-	merged.DurationNanos = p.DurationNanos // Merge adds them up.
-	assert.Equal(t, merged.String(), p.String())
+	merged.DurationNanos = both.DurationNanos // Merge adds them up.
+	assert.Equal(t, merged.String(), sorted(t, both).String())
 
 	decoded := &profilespb.ProfilesData{}
 	require.NoError(t, proto.Unmarshal(read(OTLP, whole), decoded))
@@ -103,8 +99,11 @@ func TestFormats(t *testing.T) {
 	decoded.Reset()
 	require.NoError(t, proto.Unmarshal(read(OTLP, whole, other), decoded))
 	require.Len(t, decoded.GetResourceProfiles(), 2)
-	requireMeans(t, decoded, 0, whole)
-	requireMeans(t, decoded, 1, other)
+	// What the samples refer to is the same.
+	for i, want := range []*pprof.Profile{want, second} {
+		one := &profilespb.ProfilesData{ResourceProfiles: decoded.GetResourceProfiles()[i : i+1], Dictionary: decoded.GetDictionary()}
+		assert.Equal(t, sorted(t, want).String(), sorted(t, asPprof(t, one)).String())
+	}
 
 	assert.Equal(t, mustJSON(t, whole), normal(t, read(JSON, whole)))
 	assert.Equal(t, mustJSON(t, decoded), normal(t, read(JSON, whole, other)))
@@ -113,39 +112,35 @@ func TestFormats(t *testing.T) {
 	assert.Equal(t, mustJSON(t, other), normal(t, lines[1]))
 
 	// Nothing at all was recorded.
-	for _, format := range []Format{Pprof, OTLP, JSON, JSONLines} {
-		content := read(format)
-		switch format {
-		case Pprof:
-			_, err := pprof.Parse(bytes.NewReader(content))
-			require.NoError(t, err)
-		case JSON:
-			assert.True(t, json.Valid(content))
-		default:
-			assert.Empty(t, content)
-		}
-	}
+	assert.Empty(t, parse(t, read(Pprof)).Sample)
+	assert.True(t, json.Valid(read(JSON)))
+	assert.Empty(t, read(OTLP))
+	assert.Empty(t, read(JSONLines))
 	entries, err := os.ReadDir(dir)
 	require.NoError(t, err)
 	assert.Len(t, entries, 1, "nothing temporary is left")
 }
 
-// requireMeans compares a resource's profile in data with the only one in want, by what its
-// samples refer to.
-func requireMeans(t *testing.T, data *profilespb.ProfilesData, number int, want *profilespb.ProfilesData) {
+func asPprof(t *testing.T, data *profilespb.ProfilesData) *pprof.Profile {
 	t.Helper()
-	one := &profilespb.ProfilesData{
-		ResourceProfiles: data.GetResourceProfiles()[number : number+1], Dictionary: data.GetDictionary(),
-	}
-	got, err := profile.Pprof(one)
+	p, err := profile.Pprof(data)
 	require.NoError(t, err)
-	expected, err := profile.Pprof(want)
+	return p
+}
+
+func parse(t *testing.T, content []byte) *pprof.Profile {
+	t.Helper()
+	p, err := pprof.ParseData(content)
 	require.NoError(t, err)
-	got, err = pprof.Merge([]*pprof.Profile{got})
+	return p
+}
+
+// sorted returns p in the order that merging makes.
+func sorted(t *testing.T, p *pprof.Profile) *pprof.Profile {
+	t.Helper()
+	p, err := pprof.Merge([]*pprof.Profile{p})
 	require.NoError(t, err)
-	expected, err = pprof.Merge([]*pprof.Profile{expected})
-	require.NoError(t, err)
-	assert.Equal(t, expected.String(), got.String())
+	return p
 }
 
 func mustJSON(t *testing.T, data *profilespb.ProfilesData) any {
@@ -252,38 +247,20 @@ func TestPlanted(t *testing.T) {
 	require.NoError(t, write(path, Pprof, recording(t, 1)), "again")
 }
 
-// TestMarshalJSON looks at what OTLP has otherwise than protobuf.
+// TestMarshalJSON compares with what the file had when somebody looked at what OTLP has
+// otherwise than protobuf: names, ids in hexadecimal digits, and large numbers in quotes.
 func TestMarshalJSON(t *testing.T) {
 	data := recording(t, 1)
+	data.ResourceProfiles[0].ScopeProfiles[0].Profiles[0].ProfileId = []byte("0123456789abcdef")
 	encoded, err := MarshalJSON(data)
 	require.NoError(t, err)
-	again, err := MarshalJSON(data)
-	require.NoError(t, err)
-	assert.Equal(t, encoded, again)
-	var document struct {
-		Dictionary struct {
-			LinkTable []struct{ TraceID, SpanID string }
-		}
-		ResourceProfiles []struct {
-			ScopeProfiles []struct {
-				Profiles []struct {
-					ProfileID    string
-					TimeUnixNano string
-					Samples      []struct {
-						LinkIndex          int
-						TimestampsUnixNano []string
-					}
-				}
-			}
-		}
+	var got bytes.Buffer
+	require.NoError(t, json.Indent(&got, encoded, "", "  "))
+	const golden = "testdata/recording.json"
+	if *update {
+		require.NoError(t, os.WriteFile(golden, got.Bytes(), 0o644))
 	}
-	require.NoError(t, json.Unmarshal(encoded, &document))
-	require.Len(t, document.Dictionary.LinkTable, 2)
-	assert.Equal(t, "01000000000000000000000000000002", document.Dictionary.LinkTable[1].TraceID)
-	assert.Equal(t, "0300000000000004", document.Dictionary.LinkTable[1].SpanID)
-	p := document.ResourceProfiles[0].ScopeProfiles[0].Profiles[0]
-	assert.Regexp(t, "^[0-9a-f]{32}$", p.ProfileID)
-	assert.Equal(t, "1700000000000000000", p.TimeUnixNano)
-	assert.Equal(t, []string{"1700000000000000000", "1700000000001000000"}, p.Samples[0].TimestampsUnixNano)
-	assert.Equal(t, 1, p.Samples[0].LinkIndex)
+	want, err := os.ReadFile(golden)
+	require.NoError(t, err)
+	assert.Equal(t, string(want), got.String())
 }

@@ -27,67 +27,6 @@ func onlyProfile(t *testing.T, data *profilespb.ProfilesData) *profilespb.Profil
 	return data.GetResourceProfiles()[0].GetScopeProfiles()[0].GetProfiles()[0]
 }
 
-// TestData reads a small recording field by field.
-func TestData(t *testing.T) {
-	mapping := &symbols.Mapping{Start: 0x1000, Limit: 0x2000, FileOffset: 0x100, Path: "/bin/shop", GNUBuildID: "ab", GoBuildID: "x/y"}
-	leaf := &symbols.Location{Mapping: mapping, Address: 0x1010, Type: symbols.TypeGo, Lines: []symbols.Line{
-		{Function: "main.inner", File: "a.go", Line: 3}, {Function: "main.outer", File: "a.go", Line: 9},
-	}}
-	unknown := &symbols.Location{Mapping: mapping, Address: 0x1020, Type: symbols.TypeNative}
-	b := New(Options{Start: start, Frequency: 100})
-	resource := mustResource(t, StringAttribute("service.name", "shop"))
-	later, earlier := start.Add(2*time.Second), start.Add(time.Second)
-	for _, at := range []time.Time{later, earlier} {
-		b.Add(resource, Sample{
-			Stack: []*symbols.Location{leaf, unknown}, Link: &linkA,
-			Attributes: []*commonpb.KeyValue{StringAttribute("thread.name", "t")},
-		}, at)
-	}
-	data := b.Data(start.Add(duration))
-	require.NoError(t, Check(data))
-
-	d, p := data.GetDictionary(), onlyProfile(t, data)
-	text := func(i int32) string { return d.GetStringTable()[i] }
-	assert.Equal(t, "cpu", text(p.GetSampleType().GetTypeStrindex()))
-	assert.Equal(t, "nanoseconds", text(p.GetSampleType().GetUnitStrindex()))
-	assert.True(t, proto.Equal(p.GetSampleType(), p.GetPeriodType()))
-	assert.EqualValues(t, 10*time.Millisecond, p.GetPeriod())
-	assert.EqualValues(t, start.UnixNano(), p.GetTimeUnixNano())
-	assert.EqualValues(t, duration, p.GetDurationNano())
-	assert.Len(t, p.GetProfileId(), 16)
-	assert.Equal(t, "shop", data.GetResourceProfiles()[0].GetResource().GetAttributes()[0].GetValue().GetStringValue())
-	assert.Equal(t, "https://opentelemetry.io/schemas/1.43.0", data.GetResourceProfiles()[0].GetSchemaUrl())
-
-	require.Len(t, p.GetSamples(), 1)
-	s := p.GetSamples()[0]
-	assert.Equal(t, []uint64{uint64(earlier.UnixNano()), uint64(later.UnixNano())}, s.GetTimestampsUnixNano())
-	assert.Equal(t, []int64{p.GetPeriod(), p.GetPeriod()}, s.GetValues())
-	assert.Equal(t, linkA.TraceID[:], d.GetLinkTable()[s.GetLinkIndex()].GetTraceId())
-	assert.Equal(t, linkA.SpanID[:], d.GetLinkTable()[s.GetLinkIndex()].GetSpanId())
-	require.Len(t, s.GetAttributeIndices(), 1)
-	assert.Equal(t, "thread.name", text(d.GetAttributeTable()[s.GetAttributeIndices()[0]].GetKeyStrindex()))
-
-	stack := d.GetStackTable()[s.GetStackIndex()].GetLocationIndices()
-	require.Len(t, stack, 2)
-	first, second := d.GetLocationTable()[stack[0]], d.GetLocationTable()[stack[1]]
-	assert.EqualValues(t, 0x1010, first.GetAddress())
-	require.Len(t, first.GetLines(), 2)
-	inner := first.GetLines()[0]
-	assert.Equal(t, "main.inner", text(d.GetFunctionTable()[inner.GetFunctionIndex()].GetNameStrindex()))
-	assert.Equal(t, "a.go", text(d.GetFunctionTable()[inner.GetFunctionIndex()].GetFilenameStrindex()))
-	assert.EqualValues(t, 3, inner.GetLine())
-	assert.Equal(t, map[string]string{"profile.frame.type": "go"}, attributes(d, first.GetAttributeIndices()))
-	assert.Empty(t, second.GetLines())
-	assert.Equal(t, map[string]string{"profile.frame.type": "native"}, attributes(d, second.GetAttributeIndices()))
-
-	m := d.GetMappingTable()[first.GetMappingIndex()]
-	assert.Equal(t, []uint64{0x1000, 0x2000, 0x100}, []uint64{m.GetMemoryStart(), m.GetMemoryLimit(), m.GetFileOffset()})
-	assert.Equal(t, "/bin/shop", text(m.GetFilenameStrindex()))
-	assert.Equal(t, map[string]string{
-		"process.executable.build_id.gnu": "ab", "process.executable.build_id.go": "x/y",
-	}, attributes(d, m.GetAttributeIndices()))
-}
-
 func attributes(d *profilespb.ProfilesDictionary, indices []int32) map[string]string {
 	found := map[string]string{}
 	for _, i := range indices {
@@ -95,19 +34,6 @@ func attributes(d *profilespb.ProfilesDictionary, indices []int32) map[string]st
 		found[d.GetStringTable()[a.GetKeyStrindex()]] = a.GetValue().GetStringValue()
 	}
 	return found
-}
-
-// TestDeterministic makes one recording twice: they differ in nothing but the ids of
-// the profiles.
-func TestDeterministic(t *testing.T) {
-	a, b := record(t), record(t)
-	require.Len(t, a.GetResourceProfiles(), 2)
-	for i, r := range a.GetResourceProfiles() {
-		x, y := r.GetScopeProfiles()[0].GetProfiles()[0], b.GetResourceProfiles()[i].GetScopeProfiles()[0].GetProfiles()[0]
-		assert.NotEqual(t, x.GetProfileId(), y.GetProfileId())
-		y.ProfileId = x.GetProfileId()
-	}
-	assert.True(t, proto.Equal(a, b))
 }
 
 // TestForgottenLocations gives the same locations by other pointers, as symbols does

@@ -89,49 +89,23 @@ func TestCheck(t *testing.T) {
 		{"period type", "period type: unit: index", func(p parts) { p.profile.PeriodType.UnitStrindex = far }},
 		{"profile's attribute", "attribute: index", func(p parts) { p.profile.AttributeIndices = []int32{far} }},
 
-		{"no duplicate mapping", "is a duplicate", func(p parts) {
-			p.dictionary.MappingTable = append(p.dictionary.MappingTable, p.mapping())
-		}},
-		{"no duplicate location", "is a duplicate", func(p parts) {
-			p.dictionary.LocationTable = append(p.dictionary.LocationTable, p.location())
-		}},
-		{"no duplicate function", "is a duplicate", func(p parts) {
-			p.dictionary.FunctionTable = append(p.dictionary.FunctionTable, p.function())
-		}},
-		{"no duplicate link", "is a duplicate", func(p parts) {
-			p.dictionary.LinkTable = append(p.dictionary.LinkTable, p.link())
-		}},
-		{"no duplicate string", "is a duplicate", func(p parts) {
-			p.dictionary.StringTable = append(p.dictionary.StringTable, "cpu")
-		}},
-		{"no duplicate attribute", "is a duplicate", func(p parts) {
-			p.dictionary.AttributeTable = append(p.dictionary.AttributeTable, p.attribute())
-		}},
-		{"no duplicate stack", "is a duplicate", func(p parts) {
-			p.dictionary.StackTable = append(p.dictionary.StackTable, p.stack())
-		}},
+		{"no duplicate mapping", "is a duplicate", func(p parts) { add(&p.dictionary.MappingTable, p.mapping()) }},
+		{"no duplicate location", "is a duplicate", func(p parts) { add(&p.dictionary.LocationTable, p.location()) }},
+		{"no duplicate function", "is a duplicate", func(p parts) { add(&p.dictionary.FunctionTable, p.function()) }},
+		{"no duplicate link", "is a duplicate", func(p parts) { add(&p.dictionary.LinkTable, p.link()) }},
+		{"no duplicate string", "is a duplicate", func(p parts) { add(&p.dictionary.StringTable, "cpu") }},
+		{"no duplicate attribute", "is a duplicate", func(p parts) { add(&p.dictionary.AttributeTable, p.attribute()) }},
+		{"no duplicate stack", "is a duplicate", func(p parts) { add(&p.dictionary.StackTable, p.stack()) }},
 
-		{"no orphaned mapping", "is an orphan", func(p parts) {
-			p.dictionary.MappingTable = append(p.dictionary.MappingTable, &profilespb.Mapping{MemoryLimit: 1})
-		}},
-		{"no orphaned location", "is an orphan", func(p parts) {
-			p.dictionary.LocationTable = append(p.dictionary.LocationTable, &profilespb.Location{Address: 1})
-		}},
-		{"no orphaned function", "is an orphan", func(p parts) {
-			p.dictionary.FunctionTable = append(p.dictionary.FunctionTable, &profilespb.Function{NameStrindex: 1, StartLine: far})
-		}},
+		{"no orphaned mapping", "is an orphan", func(p parts) { add(&p.dictionary.MappingTable, &profilespb.Mapping{MemoryLimit: 1}) }},
+		{"no orphaned location", "is an orphan", func(p parts) { add(&p.dictionary.LocationTable, &profilespb.Location{Address: 1}) }},
+		{"no orphaned function", "is an orphan", func(p parts) { add(&p.dictionary.FunctionTable, &profilespb.Function{NameStrindex: 1, StartLine: far}) }},
 		{"no orphaned link", "is an orphan", func(p parts) {
-			p.dictionary.LinkTable = append(p.dictionary.LinkTable, &profilespb.Link{TraceId: linkA.TraceID[:], SpanId: []byte("12345678")})
+			add(&p.dictionary.LinkTable, &profilespb.Link{TraceId: linkA.TraceID[:], SpanId: []byte("12345678")})
 		}},
-		{"no orphaned string", "is an orphan", func(p parts) {
-			p.dictionary.StringTable = append(p.dictionary.StringTable, "nobody's")
-		}},
-		{"no orphaned attribute", "is an orphan", func(p parts) {
-			p.dictionary.AttributeTable = append(p.dictionary.AttributeTable, &profilespb.KeyValueAndUnit{KeyStrindex: 1})
-		}},
-		{"no orphaned stack", "is an orphan", func(p parts) {
-			p.dictionary.StackTable = append(p.dictionary.StackTable, &profilespb.Stack{LocationIndices: []int32{1}})
-		}},
+		{"no orphaned string", "is an orphan", func(p parts) { add(&p.dictionary.StringTable, "nobody's") }},
+		{"no orphaned attribute", "is an orphan", func(p parts) { add(&p.dictionary.AttributeTable, &profilespb.KeyValueAndUnit{KeyStrindex: 1}) }},
+		{"no orphaned stack", "is an orphan", func(p parts) { add(&p.dictionary.StackTable, &profilespb.Stack{LocationIndices: []int32{1}}) }},
 
 		{"strings are UTF-8", "is not UTF-8", func(p parts) { p.dictionary.StringTable[1] = "\xff" }},
 		{"values are UTF-8", "is not UTF-8", func(p parts) {
@@ -234,9 +208,11 @@ func TestCheckHostile(t *testing.T) {
 // FuzzCheck decodes anything. Check must not crash; what it accepts can be converted,
 // to a profile with the same total, and split.
 func FuzzCheck(f *testing.F) {
-	encoded, err := proto.Marshal(fixed(f).Data(start.Add(duration)))
-	require.NoError(f, err)
-	f.Add(encoded)
+	for _, data := range []*profilespb.ProfilesData{fixed(f).Data(start.Add(duration)), record(f)} {
+		encoded, err := proto.Marshal(data)
+		require.NoError(f, err)
+		f.Add(encoded)
+	}
 	f.Fuzz(func(t *testing.T, encoded []byte) {
 		data := &profilespb.ProfilesData{}
 		if proto.Unmarshal(encoded, data) != nil || Check(data) != nil {
