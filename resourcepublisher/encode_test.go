@@ -4,18 +4,15 @@
 package resourcepublisher
 
 import (
-	"flag"
-	"os"
-	"path/filepath"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/sdk/resource"
-)
 
-var update = flag.Bool("update", false, "write the golden files")
+	"github.com/otelctx/otelctx/internal/testing/golden"
+)
 
 // TestPayloadBytes holds the bytes that readers in other languages get. Attributes
 // are sorted by key, so that equal contexts have equal bytes.
@@ -41,22 +38,11 @@ func TestPayloadBytes(t *testing.T) {
 	for range 20 { // the order of a Go map must not show
 		payload, err := encode(res, attribute.NewDenyKeysFilter("secret"), extra)
 		require.NoError(t, err)
-		golden(t, "payload.golden", payload)
+		golden.Compare(t, "payload.golden", payload)
 	}
 	payload, err := encode(nil, nil, nil)
 	require.NoError(t, err)
 	assert.Equal(t, []byte{0x0a, 0x00}, payload, "an empty resource, which is not no resource")
-}
-
-func golden(t *testing.T, name string, got []byte) {
-	t.Helper()
-	path := filepath.Join("testdata", name)
-	if *update {
-		require.NoError(t, os.WriteFile(path, got, 0o644))
-	}
-	want, err := os.ReadFile(path)
-	require.NoError(t, err)
-	require.Equal(t, want, got)
 }
 
 func FuzzEncode(f *testing.F) {

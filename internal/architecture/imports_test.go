@@ -79,6 +79,7 @@ var graph = map[string]string{
 	"internal/testing/burner/service": "internal/testing/burner internal/testing/childproc",
 	"internal/testing/childproc":      "go.uber.org/goleak",
 	"internal/testing/collector":      "",
+	"internal/testing/golden":         "",
 	"internal/testing/mdtable":        "",
 	"internal/testing/mutation":       "",
 	"internal/testing/oteltest":       "otel otel/metric otel/sdk otel/sdk/log otel/sdk/metric otel/trace",

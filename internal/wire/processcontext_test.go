@@ -7,12 +7,8 @@ import (
 	"bytes"
 	"encoding/binary"
 	"encoding/hex"
-	"flag"
 	"math"
 	"math/big"
-	"os"
-	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -21,24 +17,9 @@ import (
 	processcontextpb "go.opentelemetry.io/proto/otlp/processcontext/v1development"
 	resourcepb "go.opentelemetry.io/proto/otlp/resource/v1"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/otelctx/otelctx/internal/testing/golden"
 )
-
-var update = flag.Bool("update", false, "write the golden files anew")
-
-// golden compares b with a file of testdata, which holds it as a hex dump: fit to
-// be read in a review.
-func golden(t *testing.T, name string, b []byte) {
-	t.Helper()
-	path := filepath.Join("testdata", name)
-	got := hex.Dump(b)
-	if *update {
-		require.NoError(t, os.MkdirAll("testdata", 0o755))
-		require.NoError(t, os.WriteFile(path, []byte(got), 0o644))
-	}
-	want, err := os.ReadFile(path)
-	require.NoError(t, err)
-	assert.Equal(t, strings.ReplaceAll(string(want), "\r\n", "\n"), got)
-}
 
 // littleEndian skips a test whose golden bytes are those of a little-endian
 // machine, as all supported ones are.
@@ -67,7 +48,7 @@ func encodeHeader(h ProcessContextHeader) []byte {
 func TestProcessContextHeaderGolden(t *testing.T) {
 	littleEndian(t)
 	b := encodeHeader(header)
-	golden(t, "processcontext_header.hex", b)
+	golden.Compare(t, "processcontext_header.hex", hex.Dump(b))
 
 	// The table of the OTEP, once more and by hand.
 	want := []byte{
@@ -292,7 +273,7 @@ func message() *processcontextpb.ProcessContext {
 func TestProcessContextPayloadGolden(t *testing.T) {
 	payload, err := proto.MarshalOptions{Deterministic: true}.Marshal(message())
 	require.NoError(t, err)
-	golden(t, "processcontext_payload.hex", payload)
+	golden.Compare(t, "processcontext_payload.hex", hex.Dump(payload))
 
 	got := new(processcontextpb.ProcessContext)
 	require.NoError(t, proto.Unmarshal(payload, got))

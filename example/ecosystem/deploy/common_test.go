@@ -4,17 +4,52 @@
 package deploy
 
 import (
+	"os"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/yaml"
 )
 
 // capabilities are what the recorder takes, and all that it takes.
-var capabilities = []string{"BPF", "PERFMON", "SYS_PTRACE"}
+var capabilities = []corev1.Capability{"BPF", "PERFMON", "SYS_PTRACE"}
+
+// read reads a file beside this one.
+func read(t *testing.T, path string) []byte {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	require.NoError(t, err)
+	return b
+}
+
+// TestBrokenFiles makes the mistakes of testdata/broken.yaml one at a time: each is noticed.
+func TestBrokenFiles(t *testing.T) {
+	var mistakes map[string]map[string]string
+	require.NoError(t, yaml.UnmarshalStrict(read(t, "testdata/broken.yaml"), &mistakes))
+	check := func(path, content string) (err error) {
+		switch path {
+		case "compose.yaml":
+			_, err = loadCompose(t.Context(), []byte(content))
+		case "Dockerfile":
+			_, err = dockerStages([]byte(content))
+		default:
+			_, err = decode([]byte(content))
+		}
+		return err
+	}
+	for path, changes := range mistakes {
+		good := string(read(t, path))
+		require.NoError(t, check(path, good), path)
+		for from, to := range changes {
+			require.Contains(t, good, from, path)
+			assert.Error(t, check(path, strings.Replace(good, from, to, 1)), "%s: %s", path, to)
+		}
+	}
+}
 
 // assertPinned fails for an image without a version of its own.
 func assertPinned(t *testing.T, image string) {

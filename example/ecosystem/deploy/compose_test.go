@@ -4,9 +4,8 @@
 package deploy
 
 import (
-	"os"
+	"context"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/compose-spec/compose-go/v2/loader"
@@ -16,11 +15,12 @@ import (
 )
 
 // loadCompose loads a Compose file as Docker does: by the specification's schema.
-func loadCompose(t *testing.T, content []byte) (*types.Project, error) {
-	t.Helper()
+func loadCompose(ctx context.Context, content []byte) (*types.Project, error) {
 	dir, err := filepath.Abs(".")
-	require.NoError(t, err)
-	return loader.LoadWithContext(t.Context(), types.ConfigDetails{
+	if err != nil {
+		return nil, err
+	}
+	return loader.LoadWithContext(ctx, types.ConfigDetails{
 		WorkingDir:  dir,
 		ConfigFiles: []types.ConfigFile{{Filename: filepath.Join(dir, "compose.yaml"), Content: content}},
 		Environment: types.Mapping{},
@@ -28,10 +28,11 @@ func loadCompose(t *testing.T, content []byte) (*types.Project, error) {
 }
 
 func TestCompose(t *testing.T) {
-	project, err := loadCompose(t, read(t, "compose.yaml"))
+	project, err := loadCompose(t.Context(), read(t, "compose.yaml"))
 	require.NoError(t, err)
 	require.ElementsMatch(t, []string{"collector", "quickstart", "otelctx"}, project.ServiceNames())
-	stages := dockerStages(t, read(t, "Dockerfile"))
+	stages, err := dockerStages(read(t, "Dockerfile"))
+	require.NoError(t, err)
 	for name, s := range project.Services {
 		assert.True(t, s.ReadOnly, name)
 		assert.Equal(t, []string{"ALL"}, s.CapDrop, name)
@@ -47,7 +48,10 @@ func TestCompose(t *testing.T) {
 	}
 
 	recorder := project.Services["otelctx"]
-	assert.Equal(t, capabilities, recorder.CapAdd)
+	require.Len(t, recorder.CapAdd, len(capabilities))
+	for i, c := range capabilities {
+		assert.Equal(t, string(c), recorder.CapAdd[i])
+	}
 	assert.Equal(t, "host", recorder.Pid)
 	assert.Equal(t, "0:0", recorder.User)
 	assert.Empty(t, recorder.Volumes, "it needs nothing of the host's files")
@@ -64,37 +68,4 @@ func TestCompose(t *testing.T) {
 	assert.Equal(t, "http://collector:4318", *project.Services["quickstart"].Environment["OTEL_EXPORTER_OTLP_ENDPOINT"])
 	require.Len(t, collector.Volumes, 1)
 	assertCollectorWritesTo(t, collector.Volumes[0].Target)
-}
-
-// What is wrong in the file is noticed.
-func TestBrokenCompose(t *testing.T) {
-	good := string(read(t, "compose.yaml"))
-	for from, to := range map[string]string{
-		"cap_add:":                    "cap_ad:",
-		"read_only: true":             "readonly: true",
-		"command: [record":            "comand: [record",
-		"security_opt: [no-new":       "security_opts: [no-new",
-		"cap_drop: [ALL]":             "cap_drop: {ALL: true}",
-		"restart: unless-stopped":     "restart: [unless-stopped]",
-		"target: quickstart":          "tagret: quickstart",
-		"depends_on: [collector]":     "depends_on: [colector]",
-		"source: collector":           "source: colector",
-		"services:":                   "service:",
-		"stop_grace_period: 15s":      "stop_grace_period: soon",
-		"mem_limit: 512m":             "mem_limit: much",
-		"create_host_path: false":     "create_host_paths: false",
-		"  collector:\n    file: ./c": "  collector:\n    fiel: ./c",
-	} {
-		require.Contains(t, good, from)
-		_, err := loadCompose(t, []byte(strings.Replace(good, from, to, 1)))
-		assert.Error(t, err, to)
-	}
-}
-
-// read reads a file beside this one.
-func read(t *testing.T, path string) []byte {
-	t.Helper()
-	b, err := os.ReadFile(path)
-	require.NoError(t, err)
-	return b
 }

@@ -250,14 +250,14 @@ func TestContainersWithLess(t *testing.T) {
 	objects := manifests(t)
 	startService(t, quickstart, &find[*appsv1.Deployment](t, objects, "quickstart").Spec.Template.Spec,
 		"OTEL_SERVICE_NAME=contained")
-	record := func(t *testing.T, change func(*corev1.PodSpec), withoutMounts ...string) (stdout, stderr string, code int) {
+	record := func(t *testing.T, change func(*corev1.PodSpec), withoutMount string) (stdout, stderr string, code int) {
 		t.Helper()
 		pod := find[*appsv1.DaemonSet](t, objects, "otelctx").Spec.Template.Spec.DeepCopy()
 		if change != nil {
 			change(pod)
 		}
 		spec := containerSpec(t, pod, []string{"/otelctx", "record", "--all", "--duration=1s", "--freq=499"}, nil)
-		spec.Mounts = slices.DeleteFunc(spec.Mounts, func(m specs.Mount) bool { return slices.Contains(withoutMounts, m.Destination) })
+		spec.Mounts = slices.DeleteFunc(spec.Mounts, func(m specs.Mount) bool { return m.Destination == withoutMount })
 		cmd := container(t, spec, otelctx)
 		var out, errs bytes.Buffer
 		cmd.Stdout, cmd.Stderr = &out, &errs
@@ -265,40 +265,43 @@ func TestContainersWithLess(t *testing.T) {
 		return out.String(), errs.String(), cmd.ProcessState.ExitCode()
 	}
 	const notPermitted = 4
-	stdout, stderr, code := record(t, nil)
+	stdout, stderr, code := record(t, nil, "")
 	if code == notPermitted {
 		t.Skip(stderr) // Root is not what it could be.
 	}
 	require.Zero(t, code, stderr)
 	require.Contains(t, stdout, "contained")
+	tests := map[string]struct {
+		change  func(*corev1.PodSpec)
+		mount   string // that is left out
+		code    int
+		message string
+	}{
+		"not root": {
+			change: func(pod *corev1.PodSpec) { *pod.Containers[0].SecurityContext.RunAsUser = 65532 },
+			code:   notPermitted, message: "without CAP_BPF and CAP_PERFMON",
+		},
+		"not the host's processes": {change: func(pod *corev1.PodSpec) { pod.HostPID = false }},
+		"no sysfs":                 {mount: "/sys", code: 1, message: "otelctx: open /sys/"},
+	}
 	for _, capability := range capabilities {
-		t.Run("no "+capability, func(t *testing.T) {
-			stdout, stderr, code := record(t, func(pod *corev1.PodSpec) {
-				has := pod.Containers[0].SecurityContext.Capabilities
-				has.Add = slices.DeleteFunc(has.Add, func(c corev1.Capability) bool { return string(c) == capability })
-			})
+		test := tests["no "+string(capability)]
+		test.change = func(pod *corev1.PodSpec) {
+			has := pod.Containers[0].SecurityContext.Capabilities
+			has.Add = slices.DeleteFunc(has.Add, func(c corev1.Capability) bool { return c == capability })
+		}
+		test.message = "CAP_" + string(capability)
+		if capability != "SYS_PTRACE" { // without that it records the processes that it may
+			test.code = notPermitted
+		}
+		tests["no "+string(capability)] = test
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			stdout, stderr, code := record(t, test.change, test.mount)
+			assert.Equal(t, test.code, code, stderr)
+			assert.Contains(t, stderr, test.message)
 			assert.NotContains(t, stdout, "contained")
-			assert.Contains(t, stderr, "CAP_"+capability)
-			if capability == "SYS_PTRACE" {
-				assert.Zero(t, code, "it records those that it may")
-				return
-			}
-			assert.Equal(t, notPermitted, code, stderr)
 		})
 	}
-	t.Run("not root", func(t *testing.T) {
-		_, stderr, code := record(t, func(pod *corev1.PodSpec) { *pod.Containers[0].SecurityContext.RunAsUser = 65532 })
-		assert.Equal(t, notPermitted, code)
-		assert.Contains(t, stderr, "without CAP_BPF and CAP_PERFMON")
-	})
-	t.Run("not the host's processes", func(t *testing.T) {
-		stdout, stderr, code := record(t, func(pod *corev1.PodSpec) { pod.HostPID = false })
-		assert.Zero(t, code, stderr)
-		assert.NotContains(t, stdout, "contained")
-	})
-	t.Run("no sysfs", func(t *testing.T) {
-		_, stderr, code := record(t, nil, "/sys")
-		assert.Equal(t, 1, code)
-		assert.Contains(t, stderr, "otelctx: open /sys/")
-	})
 }

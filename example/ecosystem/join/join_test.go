@@ -5,7 +5,6 @@ package main
 
 import (
 	"bytes"
-	"encoding/json"
 	"os"
 	"path/filepath"
 	"testing"
@@ -16,6 +15,8 @@ import (
 	"go.opentelemetry.io/collector/pdata/pcommon"
 	"go.opentelemetry.io/collector/pdata/pprofile"
 	"go.opentelemetry.io/collector/pdata/ptrace"
+
+	"github.com/otelctx/otelctx/internal/testing/golden"
 )
 
 // origin is when everything begins.
@@ -139,32 +140,16 @@ func TestJoin(t *testing.T) {
 		testProfile{"blog", "", "samples", "cpu", "count", "nanoseconds", 4000, 5000, []byte{8}, []int64{3}}.line(t),
 		testProfile{"blog", "", "samples", "cpu", "count", "nanoseconds", 5000, 6000, []byte{8, 0}, nil}.line(t),
 	)
+	golden.Compare(t, "join.txt", joined(t, traces, profiles, false))
+	golden.Compare(t, "join.json", joined(t, traces, profiles, true))
+}
+
+// joined returns what the command prints.
+func joined(t *testing.T, traces, profiles string, asJSON bool) string {
+	t.Helper()
 	var out bytes.Buffer
-	require.NoError(t, run(&out, traces, profiles, false))
-	assert.Equal(t, `Recorded for 3.000s: 0.210s of CPU time, 76.2% of it in spans
-
-SERVICE  SPAN            SPANS  WALL    MEAN      CPU     CPU/WALL  SHARE OF CPU
-shop     request         3      0.350s  116.67ms  0.100s  28.6%     47.6%
-blog     request         1      0.400s  400.00ms  0.040s  10.0%     19.0%
-shop     query           1      0.100s  100.00ms  0.005s  5.0%      2.4%
-shop     instant         1      0.000s  0.00ms    0.000s  -         0.0%
-shop     (not exported)  -      -       -         0.015s  -         7.1%
-shop     (no span)       -      -       -         0.040s  -         19.0%
-blog     (no span)       -      -       -         0.010s  -         4.8%
-`, out.String())
-
-	out.Reset()
-	require.NoError(t, run(&out, traces, profiles, true))
-	var got map[string]any
-	require.NoError(t, json.Unmarshal(out.Bytes(), &got))
-	assert.Equal(t, 3e9, got["recorded_nano"])
-	assert.Equal(t, 210e6, got["cpu_nano"])
-	assert.Equal(t, []any{
-		map[string]any{"service": "shop", "cpu_nano": 160e6, "no_span_cpu_nano": 40e6, "not_exported_cpu_nano": 15e6},
-		map[string]any{"service": "blog", "cpu_nano": 50e6, "no_span_cpu_nano": 10e6, "not_exported_cpu_nano": 0.0},
-	}, got["services"])
-	assert.Equal(t, map[string]any{"service": "shop", "name": "request", "spans": 3.0, "wall_nano": 350e6, "cpu_nano": 100e6},
-		got["spans"].([]any)[0])
+	require.NoError(t, run(&out, traces, profiles, asJSON))
+	return out.String()
 }
 
 // Another service may show any ids, and export any: it is charged itself.
@@ -177,28 +162,17 @@ func TestOthersSpans(t *testing.T) {
 		shopProfile([]byte{1}, 60).line(t),
 		testProfile{"thief", "", "cpu", "cpu", "nanoseconds", "nanoseconds", 0, 1000, []byte{1, 3}, []int64{5e6, 7e6}}.line(t),
 	)
-	var out bytes.Buffer
-	require.NoError(t, run(&out, traces, profiles, true))
-	var got struct{ Services, Spans []map[string]any }
-	require.NoError(t, json.Unmarshal(out.Bytes(), &got))
-	assert.Equal(t, []map[string]any{
-		{"service": "shop", "cpu_nano": 60e6, "no_span_cpu_nano": 0.0, "not_exported_cpu_nano": 0.0},
-		{"service": "thief", "cpu_nano": 12e6, "no_span_cpu_nano": 0.0, "not_exported_cpu_nano": 7e6},
-	}, got.Services)
-	for _, s := range got.Spans {
-		assert.Equal(t, map[any]any{"request shop": 60e6, "stolen thief": 5e6, "request thief": 0.0}[s["name"].(string)+" "+s["service"].(string)], s["cpu_nano"])
-	}
+	golden.Compare(t, "others.json", joined(t, traces, profiles, true))
 }
 
 // Names are a service's own, and may be anything.
 func TestNamesAreSafeToShow(t *testing.T) {
 	traces := write(t, tracesOf(t, "shop", "a", testSpan{1, "a\tb\x1b[31m\n", 0, 10}, testSpan{2, "", 0, 5}))
 	profiles := write(t, shopProfile(nil).line(t))
-	var out bytes.Buffer
-	require.NoError(t, run(&out, traces, profiles, false))
-	assert.Contains(t, out.String(), `shop     "a\tb\x1b[31m\n"  1`)
-	assert.Contains(t, out.String(), `shop     ""`)
-	assert.Contains(t, out.String(), "0.000s of CPU time, - of it in spans")
+	out := joined(t, traces, profiles, false)
+	assert.Contains(t, out, `shop     "a\tb\x1b[31m\n"  1`)
+	assert.Contains(t, out, `shop     ""`)
+	assert.Contains(t, out, "0.000s of CPU time, - of it in spans")
 }
 
 func TestFails(t *testing.T) {

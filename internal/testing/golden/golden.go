@@ -1,0 +1,36 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package golden compares results with files in testdata, which the flag -update writes
+// anew. It is for tests only.
+package golden
+
+import (
+	"bytes"
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+// Compare fails the test unless got is what the file testdata/name has.
+func Compare[T string | []byte](t testing.TB, name string, got T) {
+	t.Helper()
+	path := filepath.Join("testdata", name)
+	if *update {
+		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path) //nolint:gosec // A test says which.
+	if err != nil {
+		t.Fatal(err)
+	}
+	// A checkout on Windows may have other ends of lines.
+	if !bytes.Equal(want, []byte(got)) && strings.ReplaceAll(string(want), "\r\n", "\n") != string(got) {
+		t.Errorf("%s has\n%s\nnot\n%s", path, want, got)
+	}
+}
