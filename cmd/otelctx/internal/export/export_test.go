@@ -10,7 +10,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strconv"
 	"testing"
 	"time"
 
@@ -36,7 +35,7 @@ func recording(t *testing.T, n int) *profilespb.ProfilesData {
 	start := time.Unix(1700000000, 0)
 	b := profile.New(profile.Options{Start: start, Frequency: 99})
 	resource, _ := profile.NewResource([]*commonpb.KeyValue{profile.StringAttribute("service.name", "shop")}, "")
-	mapping := &symbols.Mapping{Start: 0x1000, Limit: 0x100000, Path: "/bin/shop" + strconv.Itoa(n)}
+	mapping := &symbols.Mapping{Start: 0x1000, Limit: 0x100000, Path: "/bin/shop"}
 	for i := range 2 * n {
 		b.Add(resource, profile.Sample{
 			Stack: []*symbols.Location{{Mapping: mapping, Address: 0x1000 + uint64(i%n), Lines: []symbols.Line{{Function: "main.main"}}}},

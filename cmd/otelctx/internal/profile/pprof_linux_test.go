@@ -43,8 +43,8 @@ func fixed(t testing.TB) *Builder {
 	other := mustResource(t, StringAttribute("service.name", "other"))
 	thread := []*commonpb.KeyValue{IntAttribute("thread.id", 9), StringAttribute("thread.name", "worker")}
 	b.Add(shop, Sample{Stack: []*symbols.Location{kernel, unknown, outer}}, start)
-	for _, second := range []time.Duration{3, 1, 2, 0} {
-		at := start.Add(second * time.Second)
+	for _, seconds := range []int{3, 1, 2, 0} {
+		at := start.Add(time.Duration(seconds) * time.Second)
 		b.Add(shop, Sample{Stack: []*symbols.Location{native, outer}, Link: &linkA, Attributes: thread}, at)
 		b.Add(shop, Sample{Stack: []*symbols.Location{outer}, Link: &linkB}, at)
 	}
