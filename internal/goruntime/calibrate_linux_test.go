@@ -581,29 +581,35 @@ func TestConfirm(t *testing.T) {
 
 func TestSameLayout(t *testing.T) {
 	t.Parallel()
-	type (
-		named  struct{ K, V string }
-		united struct {
-			named
-			unit int
-		}
-		inner  struct{ L []named }
-		longer struct {
-			inner
-			more bool
-		}
-		later struct {
-			id int
-			inner
-		}
-	)
+	type named struct{ K, V string }
+	type inner struct{ L []named }
 	want := reflect.TypeFor[LabelMap]()
 	for _, same := range []any{LabelMap{}, inner{}, struct{ inner }{}, []named{}} {
 		assert.True(t, sameLayout(reflect.TypeOf(same), want), "%T", same)
 	}
 	for _, other := range []any{
-		longer{}, later{}, struct{ L []string }{}, struct{ L []united }{}, struct{ L []struct{ K, V []byte } }{}, struct{ L []*named }{},
-		struct{ L map[string]string }{}, map[string]string{}, [3]uintptr{}, struct{ A, B, C uintptr }{}, "",
+		struct {
+			inner
+			more bool
+		}{},
+		struct {
+			id int
+			inner
+		}{},
+		struct {
+			L []struct {
+				K, V string
+				unit int
+			}
+		}{},
+		struct{ L []string }{},
+		struct{ L []struct{ K, V []byte } }{},
+		struct{ L []*named }{},
+		struct{ L map[string]string }{},
+		map[string]string{},
+		[3]uintptr{},
+		struct{ A, B, C uintptr }{},
+		"",
 	} {
 		assert.False(t, sameLayout(reflect.TypeOf(other), want), "%T", other)
 	}

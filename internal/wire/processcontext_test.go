@@ -9,26 +9,17 @@ import (
 	"encoding/hex"
 	"math"
 	"math/big"
+	"os"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
 	processcontextpb "go.opentelemetry.io/proto/otlp/processcontext/v1development"
-	resourcepb "go.opentelemetry.io/proto/otlp/resource/v1"
+	"google.golang.org/protobuf/encoding/prototext"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/otelctx/otelctx/internal/testing/golden"
 )
-
-// littleEndian skips a test whose golden bytes are those of a little-endian
-// machine, as all supported ones are.
-func littleEndian(t *testing.T) {
-	t.Helper()
-	if binary.NativeEndian.Uint16([]byte{1, 0}) != 1 {
-		t.Skip("this machine is big-endian")
-	}
-}
 
 var header = ProcessContextHeader{
 	Signature:     [8]byte([]byte(ProcessContextSignature)),
@@ -46,20 +37,8 @@ func encodeHeader(h ProcessContextHeader) []byte {
 }
 
 func TestProcessContextHeaderGolden(t *testing.T) {
-	littleEndian(t)
-	b := encodeHeader(header)
-	golden.Compare(t, "processcontext_header.hex", hex.Dump(b))
-
-	// The table of the OTEP, once more and by hand.
-	want := []byte{
-		'O', 'T', 'E', 'L', '_', 'C', 'T', 'X', // signature
-		2, 0, 0, 0, // version
-		0x34, 0x12, 0, 0, // payload_size
-		0xef, 0xcd, 0xab, 0x89, 0x67, 0x45, 0x23, 0x01, // published_at_ns
-		0x65, 0x87, 0xa9, 0xcb, 0xed, 0x7f, 0, 0, // payload
-	}
-	require.Equal(t, want, b)
-
+	want := golden.Hex(t, "testdata/processcontext_header.hex")
+	require.Equal(t, want, encodeHeader(header))
 	got, err := DecodeProcessContextHeader((*[ProcessContextHeaderSize]byte)(want))
 	require.NoError(t, err)
 	assert.Equal(t, header, got)
@@ -84,24 +63,21 @@ func TestDecodeProcessContextHeader(t *testing.T) {
 		{name: "version in the wrong half", change: func(b []byte) { binary.NativeEndian.PutUint32(b[8:], 2<<16) }, wantErr: "version 131072"},
 	}
 	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			b := encodeHeader(header)
-			tt.change(b)
-			got, err := DecodeProcessContextHeader((*[ProcessContextHeaderSize]byte)(b))
-			require.ErrorIs(t, err, ErrProcessContextHeader)
-			assert.Equal(t, tt.unsigned, err == ErrProcessContextUnsigned) //nolint:errorlint // it must be the very sentinel or none
-			assert.ErrorContains(t, err, tt.wantErr)
-			assert.Zero(t, got)
-		})
+		b := encodeHeader(header)
+		tt.change(b)
+		got, err := DecodeProcessContextHeader((*[ProcessContextHeaderSize]byte)(b))
+		require.ErrorIs(t, err, ErrProcessContextHeader, tt.name)
+		assert.Equal(t, tt.unsigned, err == ErrProcessContextUnsigned, tt.name) //nolint:errorlint // it must be the very sentinel or none
+		require.ErrorContains(t, err, tt.wantErr, tt.name)
+		assert.Zero(t, got, tt.name)
 	}
 
-	t.Run("an update in flight is no error", func(t *testing.T) {
-		h := header
-		h.PublishedAtNS, h.PayloadSize, h.Payload = 0, 0, 0
-		got, err := DecodeProcessContextHeader((*[ProcessContextHeaderSize]byte)(encodeHeader(h)))
-		require.NoError(t, err)
-		assert.Equal(t, h, got)
-	})
+	// An update in flight is no error.
+	h := header
+	h.PublishedAtNS, h.PayloadSize, h.Payload = 0, 0, 0
+	got, err := DecodeProcessContextHeader((*[ProcessContextHeaderSize]byte)(encodeHeader(h)))
+	require.NoError(t, err)
+	assert.Equal(t, h, got)
 }
 
 func TestProcessContextHeaderIn(t *testing.T) {
@@ -142,142 +118,59 @@ func TestValidatePayload(t *testing.T) {
 		{name: "wraps around", size: 500, address: math.MaxUint64, wantErr: "payload at 0xffffffffffffffff"},
 	}
 	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			h := header
-			h.PayloadSize, h.Payload = tt.size, tt.address
-			err := h.ValidatePayload()
-			if tt.wantErr == "" {
-				require.NoError(t, err)
-				return
-			}
-			require.ErrorIs(t, err, ErrProcessContextHeader)
-			assert.ErrorContains(t, err, tt.wantErr)
-		})
+		h := header
+		h.PayloadSize, h.Payload = tt.size, tt.address
+		err := h.ValidatePayload()
+		if tt.wantErr == "" {
+			require.NoError(t, err, tt.name)
+			continue
+		}
+		require.ErrorIs(t, err, ErrProcessContextHeader, tt.name)
+		require.ErrorContains(t, err, tt.wantErr, tt.name)
 	}
-}
-
-var mappingNames = []struct {
-	name string
-	want bool
-}{
-	{"/memfd:OTEL_CTX (deleted)", true},
-	{"/memfd:OTEL_CTX", true},
-	{"[anon_shmem:OTEL_CTX]", true},
-	{"[anon:OTEL_CTX]", true},
-	// Longer ones are the header's to refuse: the OTEP asks for a prefix.
-	{"/memfd:OTEL_CTX_2 (deleted)", true},
-
-	{"", false},
-	{"OTEL_CTX", false},
-	{"/memfd:", false},
-	{"/memfd:OTEL_CT", false},
-	{"/memfd:OTEL-CTX (deleted)", false},
-	{"/memfd:otel_ctx (deleted)", false},
-	{"/memfd:DD_OTEL_CTX (deleted)", false},
-	{"/memfd:OTELCTX_SLOTS (deleted)", false},
-	{"/tmp/memfd:OTEL_CTX (deleted)", false},
-	{" /memfd:OTEL_CTX (deleted)", false},
-	{"memfd:OTEL_CTX (deleted)", false},
-	{"[anon:OTEL_CTX", false},
-	{"[anon:OTEL_CTX2]", false},
-	{"[anon: OTEL_CTX]", false},
-	{"[anon:OTELCTX_SLOTS]", false},
-	{"[anon_shmem:OTEL_CTX", false},
-	{"[anon_shmem:DD_OTEL_CTX]", false},
-	{"[anon_shmem:]", false},
-	{"[heap]", false},
-	{"[stack]", false},
 }
 
 func TestIsProcessContextMapping(t *testing.T) {
-	for _, tt := range mappingNames {
-		assert.Equal(t, tt.want, IsProcessContextMapping([]byte(tt.name)), "%q", tt.name)
+	for _, name := range []string{
+		"/memfd:OTEL_CTX (deleted)", "/memfd:OTEL_CTX", "[anon_shmem:OTEL_CTX]", "[anon:OTEL_CTX]",
+		"/memfd:OTEL_CTX_2 (deleted)", // Longer ones are the header's to refuse: the OTEP asks for a prefix.
+	} {
+		assert.True(t, IsProcessContextMapping([]byte(name)), "%q", name)
 	}
-	assert.False(t, IsProcessContextMapping(nil))
+	for _, name := range []string{
+		"", "OTEL_CTX", "[heap]",
+		"/memfd:", "/memfd:OTEL_CT", "/memfd:OTEL-CTX (deleted)", "/memfd:otel_ctx (deleted)", "/memfd:DD_OTEL_CTX (deleted)",
+		"/memfd:OTELCTX_SLOTS (deleted)", "/tmp/memfd:OTEL_CTX (deleted)", " /memfd:OTEL_CTX (deleted)", "memfd:OTEL_CTX (deleted)",
+		"[anon:OTEL_CTX", "[anon:OTEL_CTX2]", "[anon: OTEL_CTX]", "[anon:OTELCTX_SLOTS]",
+		"[anon_shmem:OTEL_CTX", "[anon_shmem:DD_OTEL_CTX]", "[anon_shmem:]",
+	} {
+		assert.False(t, IsProcessContextMapping([]byte(name)), "%q", name)
+	}
 }
 
 func TestNoAllocations(t *testing.T) {
-	names := make([][]byte, len(mappingNames))
-	for i, tt := range mappingNames {
-		names[i] = []byte(tt.name)
-	}
-	assert.Zero(t, testing.AllocsPerRun(100, func() {
-		for _, name := range names {
-			IsProcessContextMapping(name)
-		}
-	}), "IsProcessContextMapping")
-
+	ours, other := []byte("/memfd:OTEL_CTX (deleted)"), []byte("[heap]")
 	b := [ProcessContextHeaderSize]byte(encodeHeader(header))
-	var failed bool
+	ok := true
 	assert.Zero(t, testing.AllocsPerRun(100, func() {
 		h, err := DecodeProcessContextHeader(&b)
-		failed = failed || err != nil || h.ValidatePayload() != nil
-	}), "a header that is valid")
-	assert.False(t, failed)
-}
-
-// message is a process context as a service has it, and with every type of value.
-func message() *processcontextpb.ProcessContext {
-	str := func(s string) *commonpb.AnyValue {
-		return &commonpb.AnyValue{Value: &commonpb.AnyValue_StringValue{StringValue: s}}
-	}
-	boolean := func(b bool) *commonpb.AnyValue {
-		return &commonpb.AnyValue{Value: &commonpb.AnyValue_BoolValue{BoolValue: b}}
-	}
-	integer := func(i int64) *commonpb.AnyValue {
-		return &commonpb.AnyValue{Value: &commonpb.AnyValue_IntValue{IntValue: i}}
-	}
-	double := func(f float64) *commonpb.AnyValue {
-		return &commonpb.AnyValue{Value: &commonpb.AnyValue_DoubleValue{DoubleValue: f}}
-	}
-	array := func(vs ...*commonpb.AnyValue) *commonpb.AnyValue {
-		return &commonpb.AnyValue{Value: &commonpb.AnyValue_ArrayValue{ArrayValue: &commonpb.ArrayValue{Values: vs}}}
-	}
-	kvlist := func(kvs ...*commonpb.KeyValue) *commonpb.AnyValue {
-		return &commonpb.AnyValue{Value: &commonpb.AnyValue_KvlistValue{KvlistValue: &commonpb.KeyValueList{Values: kvs}}}
-	}
-	bin := func(b ...byte) *commonpb.AnyValue {
-		return &commonpb.AnyValue{Value: &commonpb.AnyValue_BytesValue{BytesValue: b}}
-	}
-	kv := func(k string, v *commonpb.AnyValue) *commonpb.KeyValue { return &commonpb.KeyValue{Key: k, Value: v} }
-
-	return &processcontextpb.ProcessContext{
-		Resource: &resourcepb.Resource{Attributes: []*commonpb.KeyValue{
-			kv("service.name", str("checkout")),
-			kv("service.instance.id", str("627cc493-f310-47de-96bd-71410b7dec09")),
-			kv("telemetry.sdk.language", str("go")),
-			kv("process.command_args", array(str("/bin/checkout"), str("-port=8080"))),
-			kv("process.pid", integer(4711)),
-			kv("bool.true", boolean(true)),
-			kv("bool.false", boolean(false)),
-			kv("int.zero", integer(0)),
-			kv("int.negative", integer(-1)),
-			kv("double", double(0.5)),
-			kv("string.empty", str("")),
-			kv("string.unicode", str("Grüße ✓")),
-			kv("bytes", bin(0, 0xff, 0x80)),
-			kv("bytes.empty", bin()),
-			kv("ints", array(integer(1), integer(300))),
-			kv("array.empty", array()),
-			kv("map", kvlist(kv("inner", kvlist(kv("leaf", boolean(true)))), kv("list", array(double(-2))))),
-			kv("map.empty", kvlist()),
-			kv("nothing", &commonpb.AnyValue{}),
-		}},
-		Attributes: []*commonpb.KeyValue{
-			kv("threadlocal.attribute_key_map", array(str("http.route"), str("user.id"))),
-			kv("threadlocal.schema_version", str("otelctx_slots_v1")),
-		},
-	}
+		ok = ok && IsProcessContextMapping(ours) && !IsProcessContextMapping(other) && err == nil && h.ValidatePayload() == nil
+	}))
+	assert.True(t, ok)
 }
 
 func TestProcessContextPayloadGolden(t *testing.T) {
-	payload, err := proto.MarshalOptions{Deterministic: true}.Marshal(message())
+	text, err := os.ReadFile("testdata/processcontext_payload.textproto")
+	require.NoError(t, err)
+	message := new(processcontextpb.ProcessContext)
+	require.NoError(t, prototext.Unmarshal(text, message))
+	payload, err := proto.MarshalOptions{Deterministic: true}.Marshal(message)
 	require.NoError(t, err)
 	golden.Compare(t, "processcontext_payload.hex", hex.Dump(payload))
 
 	got := new(processcontextpb.ProcessContext)
 	require.NoError(t, proto.Unmarshal(payload, got))
-	assert.True(t, proto.Equal(message(), got), "%v", got)
+	assert.True(t, proto.Equal(message, got), "%v", got)
 }
 
 func FuzzProcessContextHeader(f *testing.F) {

@@ -6,44 +6,14 @@ package wire
 import (
 	"bytes"
 	"encoding/binary"
-	"encoding/hex"
 	"maps"
-	"os"
-	"path/filepath"
-	"strconv"
-	"strings"
 	"testing"
 	"unsafe"
 
 	"github.com/stretchr/testify/assert"
-	"github.com/stretchr/testify/require"
-)
 
-// handwritten returns the bytes of a file of testdata that was written by hand: in
-// each line the offset of its first byte, the bytes, and behind # what they are.
-func handwritten(t *testing.T, name string) []byte {
-	t.Helper()
-	if binary.NativeEndian.Uint16([]byte{1, 0}) != 1 {
-		t.Skip("this machine is big-endian")
-	}
-	text, err := os.ReadFile(filepath.Join("testdata", name))
-	require.NoError(t, err)
-	var all []byte
-	for line := range strings.Lines(string(text)) {
-		line, _, _ = strings.Cut(line, "#")
-		fields := strings.Fields(line)
-		if len(fields) == 0 {
-			continue
-		}
-		offset, err := strconv.ParseInt(fields[0], 16, 32)
-		require.NoError(t, err, line)
-		require.Len(t, all, int(offset), line)
-		b, err := hex.DecodeString(strings.Join(fields[1:], ""))
-		require.NoError(t, err, line)
-		all = append(all, b...)
-	}
-	return all
-}
+	"github.com/otelctx/otelctx/internal/testing/golden"
+)
 
 // mapped returns size bytes at the start of a page, as far as alignment goes.
 func mapped(size int) []byte {
@@ -59,7 +29,7 @@ const (
 )
 
 func TestRingLayout1Golden(t *testing.T) {
-	want := handwritten(t, "ring_layout1.hex")
+	want := golden.Hex(t, "testdata/ring_layout1.hex")
 	got := mapped(32 + 2*32)
 	*RingHeaderIn(got) = RingHeader{Magic: RingMagic, Layout: RingLayout1, Capacity: 2, SlotSize: SlotSize1}
 	slots := (*[2]Slot1)(unsafe.Pointer(&got[RingHeaderSize1]))
@@ -69,7 +39,7 @@ func TestRingLayout1Golden(t *testing.T) {
 }
 
 func TestRingLayout2Golden(t *testing.T) {
-	want := handwritten(t, "ring_layout2.hex")
+	want := golden.Hex(t, "testdata/ring_layout2.hex")
 	const slotSize = 128
 	got := mapped(64 + 2*slotSize)
 	*RingHeaderIn(got) = RingHeader{
@@ -88,7 +58,7 @@ func TestRingLayout2Golden(t *testing.T) {
 }
 
 func TestThreadContextRecordGolden(t *testing.T) {
-	want := handwritten(t, "threadcontext_record.hex")
+	want := golden.Hex(t, "testdata/threadcontext_record.hex")
 	got := mapped(ThreadContextRecordSize + 7)
 	r := (*ThreadContextRecord)(unsafe.Pointer(&got[0]))
 	binary.BigEndian.PutUint64(r.TraceID[:8], traceHigh)
@@ -103,7 +73,7 @@ func TestThreadContextRecordGolden(t *testing.T) {
 // Layout 2 begins each slot as layout 1 does, so that the same first 25 bytes mean
 // the same.
 func TestSlotsBeginAlike(t *testing.T) {
-	one, two := handwritten(t, "ring_layout1.hex"), handwritten(t, "ring_layout2.hex")
+	one, two := golden.Hex(t, "testdata/ring_layout1.hex"), golden.Hex(t, "testdata/ring_layout2.hex")
 	assert.Equal(t, one[32:][:25], two[64:][:25])
 	assert.Equal(t, one[:4], two[:4], "magic")
 }
@@ -143,13 +113,27 @@ func TestSlotFields(t *testing.T) {
 		offset, size uintptr
 		value        uint64
 	}
-	common := map[string]field{
+	want := map[string]field{
 		"trace_id_high": {0x00, 8, traceHigh},
 		"trace_id_low":  {0x08, 8, traceLow},
 		"span_id":       {0x10, 8, spanID},
 		"in_use":        {0x18, 1, 0},
 	}
-	own := map[string]field{
+	check := func(layout int, slot []byte) {
+		taken, got := map[uintptr]string{}, map[string]field{}
+		for _, f := range SlotFields(layout) {
+			assert.NotContains(t, got, f.Name)
+			value := bytes.Clone(slot[f.Offset:][:f.Size])
+			got[f.Name] = field{f.Offset, f.Size, binary.LittleEndian.Uint64(append(value, make([]byte, 8)...))}
+			for i := range f.Size {
+				assert.NotContains(t, taken, f.Offset+i, "%s lies in %s", f.Name, taken[f.Offset+i])
+				taken[f.Offset+i] = f.Name
+			}
+		}
+		assert.Equal(t, want, got, "layout %d", layout)
+	}
+	check(RingLayout1, golden.Hex(t, "testdata/ring_layout1.hex")[RingHeaderSize1:])
+	maps.Copy(want, map[string]field{
 		"trace_flags":        {0x19, 1, 1},
 		"attrs_size":         {0x1A, 2, 5},
 		"seq":                {0x1C, 4, 0x01020304},
@@ -158,38 +142,9 @@ func TestSlotFields(t *testing.T) {
 		"m":                  {0x30, 8, 0xc02345e000},
 		"tid":                {0x38, 4, 1234},
 		"attrs":              {0x40, 0, 0},
-	}
-	for _, tt := range []struct {
-		layout int
-		file   string
-		slots  int
-		want   []map[string]field
-	}{
-		{RingLayout1, "ring_layout1.hex", 32, []map[string]field{common}},
-		{RingLayout2, "ring_layout2.hex", 64, []map[string]field{common, own}},
-	} {
-		t.Run("layout "+strconv.Itoa(tt.layout), func(t *testing.T) {
-			slot := handwritten(t, tt.file)[tt.slots:]
-			want := map[string]field{}
-			for _, fields := range tt.want {
-				maps.Copy(want, fields)
-			}
-			taken := map[uintptr]string{}
-			got := map[string]field{}
-			for _, f := range SlotFields(tt.layout) {
-				assert.NotContains(t, got, f.Name)
-				value := bytes.Clone(slot[f.Offset:][:f.Size])
-				got[f.Name] = field{f.Offset, f.Size, binary.LittleEndian.Uint64(append(value, make([]byte, 8)...))}
-				for i := range f.Size {
-					assert.NotContains(t, taken, f.Offset+i, "%s lies in %s", f.Name, taken[f.Offset+i])
-					taken[f.Offset+i] = f.Name
-				}
-			}
-			assert.Equal(t, want, got)
-		})
-	}
-	t.Run("each call returns its own", func(t *testing.T) {
-		SlotFields(RingLayout1)[0].Name = "changed"
-		assert.Equal(t, "trace_id_high", SlotFields(RingLayout1)[0].Name)
 	})
+	check(RingLayout2, golden.Hex(t, "testdata/ring_layout2.hex")[RingHeaderSize2:])
+
+	SlotFields(RingLayout1)[0].Name = "changed"
+	assert.Equal(t, "trace_id_high", SlotFields(RingLayout1)[0].Name, "each call returns its own")
 }

@@ -13,10 +13,12 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/otelctx/otelctx/internal/testing/golden"
 )
 
 func TestProfilingThreadGolden(t *testing.T) {
-	want := handwritten(t, "profiling_thread.hex")
+	want := golden.Hex(t, "testdata/profiling_thread.hex")
 	got := mapped(ProfilingThreadSize)
 	at := (*ProfilingThread)(unsafe.Pointer(&got[0]))
 	binary.NativeEndian.PutUint64(got, 7|ProfilingVersionBit|ProfilingValid|ProfilingTracePresent)
@@ -36,7 +38,7 @@ func TestProfilingThreadGolden(t *testing.T) {
 }
 
 func TestProfilingProcessStorageGolden(t *testing.T) {
-	want := handwritten(t, "profiling_storage.hex")
+	want := golden.Hex(t, "testdata/profiling_storage.hex")
 	assert.Equal(t, want, ProfilingProcessStorage{ServiceName: "shö", SocketPath: "/tmp/sk"}.Encode())
 }
 
@@ -59,31 +61,27 @@ func TestProfilingMessagesGolden(t *testing.T) {
 		},
 		"profiling_registration.hex": ProfilingRegistration{SamplesDelayMS: 2500, HostID: "host-1"},
 	} {
-		golden := handwritten(t, file)
-		got, err := ParseProfilingMessage(golden)
+		encoded := golden.Hex(t, "testdata/"+file)
+		got, err := ParseProfilingMessage(encoded)
 		require.NoError(t, err)
 		assert.Equal(t, want, got)
-		assert.Equal(t, golden, want.Encode())
+		assert.Equal(t, encoded, want.Encode())
 	}
 }
 
 func TestParseProfilingMessage(t *testing.T) {
 	correlation := ProfilingCorrelation{TraceID: [16]byte{1}, Count: 1}.Encode()
 	registration := ProfilingRegistration{SamplesDelayMS: 1, HostID: "host"}.Encode()
-	with := func(b []byte, change func(b []byte)) []byte {
+	put := func(b []byte, at int, value ...byte) []byte {
 		b = bytes.Clone(b)
-		change(b)
+		copy(b[at:], value)
 		return b
 	}
-	kind := func(b []byte, kind uint16) []byte {
-		return with(b, func(b []byte) { binary.NativeEndian.PutUint16(b, kind) })
-	}
+	kind := func(b []byte, kind uint16) []byte { return put(b, 0, binary.NativeEndian.AppendUint16(nil, kind)...) }
 	minor := func(b []byte, version uint16) []byte {
-		return with(b, func(b []byte) { binary.NativeEndian.PutUint16(b[2:], version) })
+		return put(b, 2, binary.NativeEndian.AppendUint16(nil, version)...)
 	}
-	length := func(b []byte, n uint32) []byte {
-		return with(b, func(b []byte) { binary.NativeEndian.PutUint32(b[8:], n) })
-	}
+	length := func(b []byte, n uint32) []byte { return put(b, 8, binary.NativeEndian.AppendUint32(nil, n)...) }
 	long := ProfilingRegistration{HostID: strings.Repeat("h", MaxProfilingHostID)}
 	longer := ProfilingRegistration{HostID: strings.Repeat("h", MaxProfilingHostID+1)}
 	for name, tt := range map[string]struct {
@@ -112,11 +110,9 @@ func TestParseProfilingMessage(t *testing.T) {
 		"unknown type 3":                      {kind(registration, 3), ErrProfilingMessageType},
 		"unknown type, newer minor, no bytes": {minor(kind(correlation, 9), 7)[:4], ErrProfilingMessageType},
 	} {
-		t.Run(name, func(t *testing.T) {
-			message, err := ParseProfilingMessage(tt.message)
-			require.ErrorIs(t, err, tt.err)
-			assert.Equal(t, tt.err == nil, message != nil)
-		})
+		message, err := ParseProfilingMessage(tt.message)
+		require.ErrorIs(t, err, tt.err, name)
+		assert.Equal(t, tt.err == nil, message != nil, name)
 	}
 }
 
