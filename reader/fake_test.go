@@ -46,6 +46,9 @@ type fakeTarget struct {
 	memory map[uint64][]byte
 	// beforeRead, if not nil, runs before the nth read of memory, from 1.
 	beforeRead func(n int)
+	// readErr, if not nil, is what the read number failAt returns.
+	readErr error
+	failAt  int
 	// alive is what Alive returns.
 	alive error
 
@@ -59,6 +62,9 @@ func (f *fakeTarget) ReadAt(p []byte, off int64) (int, error) {
 	f.reads++
 	if f.beforeRead != nil {
 		f.beforeRead(f.reads)
+	}
+	if f.readErr != nil && f.reads == f.failAt {
+		return 0, f.readErr
 	}
 	from, size := uint64(off), uint64(len(p))
 	for start, b := range f.memory {

@@ -11,7 +11,6 @@ import (
 	"unicode/utf8"
 
 	"github.com/stretchr/testify/require"
-	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
 	processcontextpb "go.opentelemetry.io/proto/otlp/processcontext/v1development"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
@@ -82,37 +81,9 @@ func checkDecoded(t *testing.T, payload []byte, got *processcontextpb.ProcessCon
 	}
 }
 
-// payloadSeeds are payloads worth beginning with.
-func payloadSeeds(t testing.TB) [][]byte {
-	t.Helper()
-	deep := message("deep")
-	deep.Attributes = append(deep.GetAttributes(),
-		keyValue("maps", nested(wire.MaxValueNesting, &commonpb.AnyValue{}, true)),
-		keyValue("lists", nested(5, str("x"), false)))
-	tooDeep := message("")
-	tooDeep.Attributes = append(tooDeep.GetAttributes(), keyValue("", nested(wire.MaxValueNesting+2, &commonpb.AnyValue{}, true)))
-	usual := marshal(t, message("checkout"))
-	return [][]byte{
-		nil,
-		usual,
-		usual[:len(usual)-1],
-		goldenPayload(t),
-		marshal(t, deep),
-		marshal(t, tooDeep),
-		{0x0a, 0},
-		bytes.Repeat([]byte{0x12, 0}, 100),
-		lengthDelimited(2, lengthDelimited(1, []byte("\xff"))),
-		lengthDelimited(99, []byte("later")),
-		bytes.Repeat([]byte{15<<3 | 3}, 300),
-		{15<<3 | 3, 15<<3 | 4},
-		append(bytes.Repeat([]byte{15<<3 | 3}, 300), bytes.Repeat([]byte{15<<3 | 4}, 300)...),
-		{0x0a, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f},
-	}
-}
-
 func FuzzPayload(f *testing.F) {
-	for _, payload := range payloadSeeds(f) {
-		f.Add(payload)
+	for _, tt := range payloads(f) {
+		f.Add(tt.payload)
 	}
 	f.Fuzz(func(t *testing.T, input []byte) {
 		payload := bytes.Clone(input)
@@ -147,7 +118,12 @@ const (
 )
 
 func FuzzProcessContext(f *testing.F) {
-	seeds := payloadSeeds(f)
+	var seeds [][]byte
+	for _, tt := range payloads(f) {
+		if len(tt.payload) < 2000 {
+			seeds = append(seeds, tt.payload)
+		}
+	}
 	for _, layout := range []byte{
 		0, layoutRepoint, layoutRepoint | layoutInside, layoutRepoint | layoutShared, layoutRepoint | layoutNamed,
 		layoutRepoint | layoutSecond, layoutRepoint | layoutTimed, layoutRepoint | layoutReplaced, layoutRepoint | layoutWithdrawn, 0xff,
@@ -155,15 +131,15 @@ func FuzzProcessContext(f *testing.F) {
 		for i, payload := range seeds {
 			f.Add(encodeHeader(1000, len(payload), payloadAt)[:wire.ProcessContextHeaderSize], payload, layout, byte(i))
 		}
-		f.Add(encodeHeader(0, 10, payloadAt)[:wire.ProcessContextHeaderSize], seeds[1], layout, byte(1))
-		f.Add(encodeHeader(1, 65537, payloadAt)[:wire.ProcessContextHeaderSize], seeds[1], layout, byte(2))
-		f.Add(encodeHeader(1, 10, 1<<63)[:wire.ProcessContextHeaderSize], seeds[1], layout, byte(3))
-		f.Add(make([]byte, wire.ProcessContextHeaderSize), seeds[1], layout, byte(4))
-		f.Add([]byte("OTEL_CTX"), seeds[1], layout, byte(0))
+		f.Add(encodeHeader(0, 10, payloadAt)[:wire.ProcessContextHeaderSize], seeds[0], layout, byte(1))
+		f.Add(encodeHeader(1, 65537, payloadAt)[:wire.ProcessContextHeaderSize], seeds[0], layout, byte(2))
+		f.Add(encodeHeader(1, 10, 1<<63)[:wire.ProcessContextHeaderSize], seeds[0], layout, byte(3))
+		f.Add(make([]byte, wire.ProcessContextHeaderSize), seeds[0], layout, byte(4))
+		f.Add([]byte("OTEL_CTX"), seeds[0], layout, byte(0))
 	}
 	for when := range byte(8) {
 		for _, layout := range []byte{layoutReplaced, layoutTimed, layoutWithdrawn} {
-			f.Add(encodeHeader(1000, len(seeds[1]), payloadAt)[:wire.ProcessContextHeaderSize], seeds[1], layoutRepoint|layout, when)
+			f.Add(encodeHeader(1000, len(seeds[0]), payloadAt)[:wire.ProcessContextHeaderSize], seeds[0], layoutRepoint|layout, when)
 		}
 	}
 	f.Fuzz(func(t *testing.T, header, payload []byte, layout, when byte) {

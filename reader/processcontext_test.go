@@ -7,13 +7,11 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
 	"math"
 	"os"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -28,6 +26,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/otelctx/otelctx/internal/procfs"
+	"github.com/otelctx/otelctx/internal/testing/golden"
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
@@ -45,93 +44,26 @@ func TestProcessContext(t *testing.T) {
 		{"read only", "7f0000001000-7f0000002000 r--p 00000000 00:01 1030   /memfd:OTEL_CTX (deleted)\n", "/memfd:OTEL_CTX (deleted)"},
 		{"no larger than its header", "7f0000001000-7f0000001020 rw-p 00000000 00:00 0   [anon:OTEL_CTX]\n", "[anon:OTEL_CTX]"},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
+		for _, inside := range []bool{false, true} {
 			f := newFake(payload)
 			f.setMaps(otherMapping + tt.mapping + otherMapping)
+			if inside {
+				copy(f.memory[headerAt][wire.ProcessContextHeaderSize:], payload)
+				f.header(headerAt).Payload = headerAt + wire.ProcessContextHeaderSize
+			}
 			pc, err := f.read()
-			require.NoError(t, err)
+			require.NoError(t, err, tt.name)
+			clear(f.memory[payloadAt]) // What was read is a copy.
+			clear(f.memory[headerAt])
 			assert.Equal(t, tt.wantName, pc.MappingName)
 			assert.Equal(t, uint64(headerAt), pc.MappingAddress)
 			assert.Equal(t, uint32(2), pc.Version)
 			assert.Equal(t, uint64(1000), pc.PublishedAtNS)
 			assert.Equal(t, len(payload), pc.PayloadSize)
-			assert.True(t, proto.Equal(msg, pc.Message))
+			assert.True(t, proto.Equal(msg, pc.Message), tt.name)
 			assert.Equal(t, "https://opentelemetry.io/schemas/1.40.0", pc.SchemaURL())
-		})
-	}
-
-	t.Run("payload in the header's mapping", func(t *testing.T) {
-		f := newFake(nil)
-		copy(f.memory[headerAt][wire.ProcessContextHeaderSize:], payload)
-		h := f.header(headerAt)
-		h.Payload, h.PayloadSize = headerAt+wire.ProcessContextHeaderSize, uint32(len(payload))
-		pc, err := f.read()
-		require.NoError(t, err)
-		assert.True(t, proto.Equal(msg, pc.Message))
-	})
-	t.Run("largest payload", func(t *testing.T) {
-		msg := message("")
-		value := msg.GetResource().GetAttributes()[0].GetValue()
-		for i := 65_200; len(marshal(t, msg)) < wire.MaxProcessContextPayload; i++ {
-			value.Value = str(strings.Repeat("n", i)).GetValue()
 		}
-		payload := marshal(t, msg)
-		require.Len(t, payload, wire.MaxProcessContextPayload)
-		pc, err := newFake(payload).read()
-		require.NoError(t, err)
-		assert.True(t, proto.Equal(msg, pc.Message))
-	})
-	t.Run("smallest payload", func(t *testing.T) {
-		// An unknown field of one byte cannot be; two are a resource without anything.
-		pc, err := newFake([]byte{0x0a, 0}).read()
-		require.NoError(t, err)
-		assert.Empty(t, pc.Message.GetResource().GetAttributes())
-		assert.Empty(t, pc.SchemaURL())
-	})
-	t.Run("a copy", func(t *testing.T) {
-		f := newFake(payload)
-		pc, err := f.read()
-		require.NoError(t, err)
-		clear(f.memory[payloadAt])
-		clear(f.memory[headerAt])
-		assert.True(t, proto.Equal(msg, pc.Message))
-	})
-	t.Run("golden payload", func(t *testing.T) {
-		payload := goldenPayload(t)
-		pc, err := newFake(payload).read()
-		require.NoError(t, err)
-		assert.Equal(t, "checkout", serviceName(pc))
-		assert.Len(t, pc.Message.GetResource().GetAttributes(), 19)
-		assert.Len(t, pc.Message.GetAttributes(), 2)
-		assert.Equal(t, payload, marshal(t, pc.Message))
-	})
-	t.Run("duplicate keys are kept", func(t *testing.T) {
-		msg := message("one")
-		msg.Resource.Attributes = append(msg.GetResource().GetAttributes(), keyValue("service.name", str("two")))
-		pc, err := newFake(marshal(t, msg)).read()
-		require.NoError(t, err)
-		assert.True(t, proto.Equal(msg, pc.Message))
-	})
-	t.Run("unknown fields are no error", func(t *testing.T) {
-		_, err := newFake(append(bytes.Clone(payload), lengthDelimited(99, []byte("later"))...)).read()
-		require.NoError(t, err)
-	})
-}
-
-// goldenPayload reads the golden file that internal/wire keeps as a hex dump.
-func goldenPayload(t testing.TB) []byte {
-	t.Helper()
-	dump, err := os.ReadFile(filepath.Join("..", "internal", "wire", "testdata", "processcontext_payload.hex"))
-	require.NoError(t, err)
-	var payload []byte
-	for line := range strings.Lines(string(dump)) {
-		const offset = 10
-		digits, _, _ := strings.Cut(line[offset:], "|")
-		b, err := hex.DecodeString(strings.Join(strings.Fields(digits), ""))
-		require.NoError(t, err)
-		payload = append(payload, b...)
 	}
-	return payload
 }
 
 // Reading costs what the documentation of Process says, and no look at the maps
@@ -149,67 +81,6 @@ func TestProcessContextCost(t *testing.T) {
 	assert.Equal(t, 4, f.reads+f.aliveChecks+f.mapsReads)
 	assert.Equal(t, 1, f.aliveChecks)
 	assert.Zero(t, f.mapsReads)
-}
-
-func TestProcessContextNone(t *testing.T) {
-	for name, maps := range map[string]string{
-		"no mappings":      "",
-		"other mappings":   otherMapping + otherMapping,
-		"similar names":    strings.ReplaceAll(usualMapping, "OTEL_CTX", "DD_OTEL_CTX") + strings.ReplaceAll(usualMapping, "/memfd", "/x/memfd"),
-		"not readable":     strings.ReplaceAll(usualMapping, "rw-p", "-w-p"),
-		"no access":        strings.ReplaceAll(usualMapping, "rw-p", "---p"),
-		"executable":       strings.ReplaceAll(usualMapping, "rw-p", "rwxp"),
-		"smaller than one": strings.ReplaceAll(usualMapping, "7f0000023000", "7f000000101f"),
-	} {
-		t.Run(name, func(t *testing.T) {
-			f := newFake(marshal(t, message("x")))
-			f.setMaps(maps)
-			_, err := f.read()
-			assertKind(t, ErrNoContext, err, fakePID)
-			assert.Zero(t, f.reads, "memory that is none of ours")
-			assert.Equal(t, 1, f.mapsReads, "tried again")
-		})
-	}
-}
-
-func TestProcessContextBadHeader(t *testing.T) {
-	tests := []struct {
-		name    string
-		change  func(h *wire.ProcessContextHeader)
-		want    error
-		wantErr string
-	}{
-		{"wrong signature", func(h *wire.ProcessContextHeader) { h.Signature = [8]byte([]byte("OTEL_CTY")) }, ErrInvalid, `signature "OTEL_CTY"`},
-		{"no signature yet", func(h *wire.ProcessContextHeader) { h.Signature = [8]byte{} }, ErrBusy, "being updated"},
-		{"version 3", func(h *wire.ProcessContextHeader) { h.Version = 3 }, ErrInvalid, "version 3"},
-		{"no time", func(h *wire.ProcessContextHeader) { h.PublishedAtNS = 0 }, ErrBusy, "being updated"},
-		{"no payload", func(h *wire.ProcessContextHeader) { h.PayloadSize = 0 }, ErrInvalid, "payload of 0 bytes"},
-		{"payload too large", func(h *wire.ProcessContextHeader) { h.PayloadSize = 65537 }, ErrInvalid, "payload of 65537 bytes"},
-		{"more than there is", func(h *wire.ProcessContextHeader) { h.PayloadSize = 60000 }, ErrInvalid, "fake read of 60000 bytes"},
-		{"payload cut short", func(h *wire.ProcessContextHeader) { h.PayloadSize-- }, ErrInvalid, "payload: "},
-		{"wild payload", func(h *wire.ProcessContextHeader) { h.Payload = 0xdeadbeef000 }, ErrInvalid, "at 0xdeadbeef000"},
-		{"payload behind its buffer", func(h *wire.ProcessContextHeader) { h.Payload++ }, ErrInvalid, "at 0xc000123457"},
-		{"payload is the header", func(h *wire.ProcessContextHeader) { h.Payload = headerAt }, ErrInvalid, "payload: "},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			f := newFake(marshal(t, message("x")))
-			tt.change(f.header(headerAt))
-			var (
-				pc  *ProcessContext
-				err error
-			)
-			bytes := allocated(func() { pc, err = f.read() })
-			assertKind(t, tt.want, err, fakePID)
-			require.ErrorContains(t, err, tt.wantErr)
-			assert.Nil(t, pc)
-			assert.LessOrEqual(t, f.reads, 4*maxAttempts)
-			assert.Less(t, bytes, uint64(1<<20))
-			if tt.want == ErrInvalid { //nolint:errorlint // the table has the sentinels themselves
-				assert.LessOrEqual(t, f.reads, 4, "tried what cannot get better")
-			}
-		})
-	}
 }
 
 // nested is a value inside of depth arrays or maps.
@@ -254,229 +125,127 @@ func nestedPayload(depth int, asMap bool) (payload []byte, levels int) {
 	return b[at:], levels
 }
 
-func TestProcessContextNesting(t *testing.T) {
-	leaves := map[string]*commonpb.AnyValue{
-		"string":  str("leaf"),
-		"nothing": {},
-		// Publishers count the values that values are inside of. Lists of plain
-		// values, and empty ones, may be the innermost.
-		"list":       nested(1, str("leaf"), false),
-		"empty list": {Value: &commonpb.AnyValue_ArrayValue{ArrayValue: &commonpb.ArrayValue{}}},
-		"empty map":  {Value: &commonpb.AnyValue_KvlistValue{KvlistValue: &commonpb.KeyValueList{}}},
-	}
-	for _, asMap := range []bool{true, false} {
-		for name, leaf := range leaves {
-			t.Run(fmt.Sprintf("maps=%t/leaf=%s", asMap, name), func(t *testing.T) {
-				value := nested(wire.MaxValueNesting, leaf, asMap)
-				msg := message("x")
-				msg.Resource.Attributes = append(msg.GetResource().GetAttributes(), keyValue("deep", value))
-				msg.Attributes = append(msg.GetAttributes(), keyValue("deep", value))
-				pc, err := newFake(marshal(t, msg)).read()
-				require.NoError(t, err)
-				assert.True(t, proto.Equal(msg, pc.Message))
-			})
-		}
-	}
-	for _, asMap := range []bool{true, false} {
-		for _, depth := range []int{2 * wire.MaxValueNesting, 500, 1000, math.MaxInt} {
-			t.Run(fmt.Sprintf("maps=%t/depth=%d", asMap, depth), func(t *testing.T) {
-				payload, got := nestedPayload(depth, asMap)
-				if depth == math.MaxInt {
-					t.Logf("%d levels in %d bytes", got, len(payload))
-					require.Greater(t, got, 4000)
-				}
-				_, err := newFake(payload).read()
-				assertKind(t, ErrInvalid, err, fakePID)
-				assert.ErrorContains(t, err, "recursion")
-			})
-		}
-	}
-	t.Run("groups", func(t *testing.T) {
-		// The only thing in protobuf that nests without saying how long it is:
-		// start of group 15, and never an end.
-		_, err := newFake(bytes.Repeat([]byte{15<<3 | 3}, wire.MaxProcessContextPayload)).read()
-		assertKind(t, ErrInvalid, err, fakePID)
-		balanced := func(n int) []byte {
-			return append(bytes.Repeat([]byte{15<<3 | 3}, n), bytes.Repeat([]byte{15<<3 | 4}, n)...)
-		}
-		_, err = newFake(balanced(30_000)).read()
-		assertKind(t, ErrInvalid, err, fakePID)
-		_, err = newFake(append(balanced(100), marshal(t, message("x"))...)).read()
-		require.NoError(t, err, "an unknown field, however it is made")
-	})
+// payloadTest is a payload that is valid, or invalid for a reason.
+type payloadTest struct {
+	name    string
+	payload []byte
+	wantErr string
 }
 
-func TestProcessContextBadPayload(t *testing.T) {
-	tests := map[string][]byte{
-		"text":                       []byte("service.name=checkout"),
-		"zeros":                      make([]byte, 100),
-		"all bits":                   bytes.Repeat([]byte{0xff}, 65536),
-		"one byte":                   {0x0a},
-		"length beyond the end":      {0x0a, 0x7f, 0},
-		"length of 2^63":             {0x0a, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f},
-		"varint without an end":      bytes.Repeat([]byte{0x80}, 65536),
-		"resource of a wrong type":   lengthDelimited(1, lengthDelimited(1, []byte{0xff})),
-		"key is not UTF-8":           lengthDelimited(2, lengthDelimited(1, []byte("\xff\xfe"))),
-		"value is not UTF-8":         lengthDelimited(2, lengthDelimited(2, lengthDelimited(1, []byte("caf\xe9")))),
-		"resource key is not UTF-8":  lengthDelimited(1, lengthDelimited(1, lengthDelimited(1, []byte{0xc0, 0x80}))),
-		"surrogate in a value":       lengthDelimited(2, lengthDelimited(2, lengthDelimited(1, []byte{0xed, 0xa0, 0x80}))),
-		"reserved wire type":         {0x0f, 0, 0, 0},
-		"field number 0":             {0x02, 0},
-		"end of a group not started": {0x0c},
-	}
-	for name, payload := range tests {
-		t.Run(name, func(t *testing.T) {
-			f := newFake(payload)
-			pc, err := f.read()
-			assertKind(t, ErrInvalid, err, fakePID)
-			require.ErrorContains(t, err, "payload: ")
-			assert.Nil(t, pc)
-			assert.Equal(t, 4, f.reads, "tried what cannot get better")
-		})
-	}
-}
+const (
+	groupStart, groupEnd = 15<<3 | 3, 15<<3 | 4
 
-// Two bytes on the wire are a whole message in memory: 64 KiB of them must not be
-// more than a few MiB.
-func TestProcessContextGiantRepeatedFields(t *testing.T) {
+	noMessage = "payload: "
+	recursion = "recursion"
+)
+
+// payloads are payloads of every kind.
+func payloads(t testing.TB) []payloadTest {
+	t.Helper()
+	// Strings are filled up to a size.
+	largest := message("")
+	value := largest.GetResource().GetAttributes()[0].GetValue()
+	for i := 65_200; proto.Size(largest) < wire.MaxProcessContextPayload; i++ {
+		value.Value = str(strings.Repeat("n", i)).GetValue()
+	}
+	twice := message("one")
+	twice.Resource.Attributes = append(twice.GetResource().GetAttributes(), keyValue("service.name", str("two")))
+	usual := marshal(t, message("checkout"))
+	groups := func(n int) []byte {
+		return append(bytes.Repeat([]byte{groupStart}, n), bytes.Repeat([]byte{groupEnd}, n)...)
+	}
+	attribute := func(kv []byte) []byte { return lengthDelimited(2, kv) }
+	attributeValue := func(text []byte) []byte { return attribute(lengthDelimited(2, lengthDelimited(1, text))) }
+	resource := func(fields []byte) []byte { return lengthDelimited(1, fields) }
 	emptyList := func(list int) []byte {
-		return lengthDelimited(2, lengthDelimited(2, lengthDelimited(list, bytes.Repeat([]byte{0x0a, 0}, 32000))))
+		return attribute(lengthDelimited(2, lengthDelimited(list, bytes.Repeat([]byte{0x0a, 0}, 32000))))
 	}
-	for name, payload := range map[string][]byte{
-		"attributes":          bytes.Repeat([]byte{0x12, 0}, 32768),
-		"resources":           bytes.Repeat([]byte{0x0a, 0}, 32768),
-		"resource attributes": lengthDelimited(1, bytes.Repeat([]byte{0x0a, 0}, 32760)),
-		"array":               emptyList(5),
-		"map":                 emptyList(6),
-		"entity references":   lengthDelimited(1, bytes.Repeat([]byte{0x1a, 0}, 32760)),
-		"unknown fields":      bytes.Repeat([]byte{0x78, 0}, 32768),
-	} {
-		t.Run(name, func(t *testing.T) {
-			require.LessOrEqual(t, len(payload), wire.MaxProcessContextPayload)
-			f := newFake(payload)
-			var err error
-			bytes := allocated(func() { _, err = f.read() })
-			require.NoError(t, err)
-			assert.Less(t, bytes, uint64(16<<20))
-		})
+	all := []payloadTest{
+		{"usual", usual, ""},
+		{"golden", golden.Bytes(t, "../internal/wire/testdata/processcontext_payload.hex"), ""},
+		{"largest", marshal(t, largest), ""},
+		{"smallest", []byte{0x0a, 0}, ""}, // An unknown field of one byte cannot be.
+		{"key twice", marshal(t, twice), ""},
+		{"unknown field", append(bytes.Clone(usual), lengthDelimited(99, []byte("later"))...), ""},
+		{"unknown group", append(groups(100), usual...), ""},
+
+		// Two bytes on the wire are a whole message in memory.
+		{"attributes", bytes.Repeat([]byte{0x12, 0}, 32768), ""},
+		{"resources", bytes.Repeat([]byte{0x0a, 0}, 32768), ""},
+		{"resource attributes", resource(bytes.Repeat([]byte{0x0a, 0}, 32760)), ""},
+		{"array", emptyList(5), ""},
+		{"map", emptyList(6), ""},
+		{"entity references", resource(bytes.Repeat([]byte{0x1a, 0}, 32760)), ""},
+		{"unknown fields", bytes.Repeat([]byte{0x78, 0}, 32768), ""},
+
+		{"text", []byte("service.name=checkout"), noMessage},
+		{"zeros", make([]byte, 100), noMessage},
+		{"all bits", bytes.Repeat([]byte{0xff}, 65536), noMessage},
+		{"one byte", []byte{0x0a}, noMessage},
+		{"cut short", usual[:len(usual)-1], noMessage},
+		{"length beyond the end", []byte{0x0a, 0x7f, 0}, noMessage},
+		{"length of 2^63", []byte{0x0a, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f}, noMessage},
+		{"varint without an end", bytes.Repeat([]byte{0x80}, 65536), noMessage},
+		{"resource of a wrong type", resource(lengthDelimited(1, []byte{0xff})), noMessage},
+		{"key is not UTF-8", attribute(lengthDelimited(1, []byte("\xff\xfe"))), noMessage},
+		{"value is not UTF-8", attributeValue([]byte("caf\xe9")), noMessage},
+		{"resource key is not UTF-8", resource(lengthDelimited(1, lengthDelimited(1, []byte{0xc0, 0x80}))), noMessage},
+		{"surrogate in a value", attributeValue([]byte{0xed, 0xa0, 0x80}), noMessage},
+		{"reserved wire type", []byte{0x0f, 0, 0, 0}, noMessage},
+		{"field number 0", []byte{0x02, 0}, noMessage},
+		{"end of a group not started", []byte{0x0c}, noMessage},
+		// The only thing in protobuf that nests without saying how long it is.
+		{"groups without an end", bytes.Repeat([]byte{groupStart}, wire.MaxProcessContextPayload), noMessage},
+		{"groups in groups", groups(30_000), noMessage},
 	}
+	for _, asMap := range []bool{true, false} {
+		for name, leaf := range map[string]*commonpb.AnyValue{
+			"string":  str("leaf"),
+			"nothing": {},
+			// Publishers count the values that values are inside of. Lists of plain
+			// values, and empty ones, may be the innermost.
+			"list":       nested(1, str("leaf"), false),
+			"empty list": {Value: &commonpb.AnyValue_ArrayValue{ArrayValue: &commonpb.ArrayValue{}}},
+			"empty map":  {Value: &commonpb.AnyValue_KvlistValue{KvlistValue: &commonpb.KeyValueList{}}},
+		} {
+			deep := keyValue("deep", nested(wire.MaxValueNesting, leaf, asMap))
+			msg := message("x")
+			msg.Resource.Attributes = append(msg.GetResource().GetAttributes(), deep)
+			msg.Attributes = append(msg.GetAttributes(), deep)
+			all = append(all, payloadTest{fmt.Sprintf("deep %s, maps %t", name, asMap), marshal(t, msg), ""})
+		}
+		for _, depth := range []int{2 * wire.MaxValueNesting, 500, 1000, math.MaxInt} {
+			payload, levels := nestedPayload(depth, asMap)
+			require.Greater(t, levels, min(depth-1, 4000))
+			all = append(all, payloadTest{fmt.Sprintf("%d levels, maps %t", levels, asMap), payload, recursion})
+		}
+	}
+	return all
 }
 
-func TestProcessContextSeveralMappings(t *testing.T) {
-	const otherAt = 0x7f00_1000_0000
-	second := func(name string) string {
-		return "7f0010000000-7f0010001000 rw-p 00000000 00:00 0          " + name + "\n"
-	}
-	other := func(change func(h *wire.ProcessContextHeader)) *fakeTarget {
-		f := newFake(marshal(t, message("first")))
-		payload := marshal(t, message("second"))
-		const at = 0xc0_1000_0000
-		f.memory[otherAt] = encodeHeader(2000, len(payload), at)
-		f.memory[at] = payload
-		f.setMaps(usualMapping + second("[anon:OTEL_CTX]"))
-		if change != nil {
-			change(f.header(otherAt))
-		}
-		return f
-	}
-	t.Run("both valid", func(t *testing.T) {
-		_, err := other(nil).read()
-		assertKind(t, ErrInvalid, err, fakePID)
-		assert.ErrorContains(t, err, "2 of them")
-	})
-	for name, change := range map[string]func(h *wire.ProcessContextHeader){
-		"no time":  func(h *wire.ProcessContextHeader) { h.PublishedAtNS = 0 },
-		"unsigned": func(h *wire.ProcessContextHeader) { h.Signature = [8]byte{} },
-		"not a header": func(h *wire.ProcessContextHeader) {
-			h.Signature = [8]byte([]byte("\x7fELF\x02\x01\x01\x00"))
-		},
-		"version 1": func(h *wire.ProcessContextHeader) { h.Version = 1 },
-	} {
-		t.Run("valid and "+name, func(t *testing.T) {
-			f := other(change)
-			pc, err := f.read()
+func TestProcessContextPayloads(t *testing.T) {
+	for _, tt := range payloads(t) {
+		t.Run(tt.name, func(t *testing.T) {
+			require.LessOrEqual(t, len(tt.payload), wire.MaxProcessContextPayload)
+			f := newFake(tt.payload)
+			var (
+				pc  *ProcessContext
+				err error
+			)
+			bytes := allocated(func() { pc, err = f.read() })
+			assert.Less(t, bytes, uint64(16<<20))
+			assert.Equal(t, 4, f.reads, "tried what cannot get better")
+			if tt.wantErr != "" {
+				assertKind(t, ErrInvalid, err, fakePID)
+				require.ErrorContains(t, err, noMessage)
+				require.ErrorContains(t, err, tt.wantErr)
+				assert.Nil(t, pc)
+				return
+			}
 			require.NoError(t, err)
-			assert.Equal(t, "first", serviceName(pc))
-
-			f = other(nil)
-			change(f.header(headerAt))
-			pc, err = f.read()
-			require.NoError(t, err)
-			assert.Equal(t, "second", serviceName(pc))
+			checkDecoded(t, tt.payload, pc.Message, nil)
 		})
 	}
-	for name, tt := range map[string]struct {
-		change func(f *fakeTarget)
-		want   string
-	}{
-		"something else by the time it is looked at": {func(f *fakeTarget) {
-			f.setMaps(usualMapping)
-			f.beforeRead = func(n int) {
-				if n == 1 {
-					// Withdrawn, its address taken by others, and published again elsewhere.
-					f.header(headerAt).Signature = [8]byte([]byte("\x7fELF\x02\x01\x01\x00"))
-					f.setMaps(second("[anon:OTEL_CTX]"))
-				}
-			}
-		}, "second"},
-		"one behind the other while both are looked at": {func(f *fakeTarget) {
-			f.beforeRead = func(n int) {
-				if n == 2 {
-					delete(f.memory, headerAt)
-					f.setMaps(second("[anon:OTEL_CTX]"))
-				}
-			}
-		}, "second"},
-		"valid and unmapped": {func(f *fakeTarget) { delete(f.memory, otherAt) }, "first"},
-		"valid and executable": {func(f *fakeTarget) {
-			f.setMaps(usualMapping + strings.ReplaceAll(second("[anon:OTEL_CTX]"), "rw-p", "r-xp"))
-		}, "first"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			f := other(nil)
-			tt.change(f)
-			pc, err := f.read()
-			require.NoError(t, err)
-			assert.Equal(t, tt.want, serviceName(pc))
-		})
-	}
-	t.Run("neither valid", func(t *testing.T) {
-		f := other(func(h *wire.ProcessContextHeader) { h.Version = 1 })
-		f.header(headerAt).Version = 3
-		_, err := f.read()
-		assertKind(t, ErrInvalid, err, fakePID)
-		require.ErrorContains(t, err, "version 1")
-		assert.ErrorContains(t, err, "version 3")
-	})
-	t.Run("one invalid, one on its way", func(t *testing.T) {
-		f := other(func(h *wire.ProcessContextHeader) { h.Version = 1 })
-		f.header(headerAt).PublishedAtNS = 0
-		_, err := f.read()
-		assertKind(t, ErrBusy, err, fakePID)
-	})
-	t.Run("more than anyone needs", func(t *testing.T) {
-		for _, n := range []int{maxCandidates, maxCandidates + 1} {
-			f := newFake(marshal(t, message("first")))
-			f.setMaps(usualMapping + strings.Repeat(second("[anon:OTEL_CTX]"), n-1))
-			pc, err := f.read()
-			if n <= maxCandidates {
-				require.NoError(t, err)
-				assert.Equal(t, "first", serviceName(pc))
-				continue
-			}
-			assertKind(t, ErrInvalid, err, fakePID)
-			require.ErrorContains(t, err, "more than 16 mappings")
-			assert.Zero(t, f.reads)
-		}
-	})
-	t.Run("a name that plays with terminals", func(t *testing.T) {
-		f := other(func(h *wire.ProcessContextHeader) { h.Version = 1 })
-		f.setMaps(second("/memfd:OTEL_CTX\x1b[2J\r (deleted)"))
-		_, err := f.read()
-		assertKind(t, ErrInvalid, err, fakePID)
-		assert.NotContains(t, err.Error(), "\x1b")
-		assert.NotContains(t, err.Error(), "\r")
-	})
 }
 
 // The reads of a first ProcessContext: the candidate's header, the header, the
@@ -488,109 +257,265 @@ const (
 	readAfter
 )
 
+// readTest is a process that differs from newFake's, and what comes of reading its context.
+type readTest struct {
+	name   string
+	change func(f *fakeTarget)
+	// want is the service that is read or, if it is empty, wantErr the kind of the error and
+	// says a part of it.
+	want    string
+	wantErr error
+	says    string
+}
+
+// before has a fake change before its nth read.
+func before(n int, change func(f *fakeTarget)) func(f *fakeTarget) {
+	return func(f *fakeTarget) {
+		next := f.beforeRead
+		f.beforeRead = func(read int) {
+			if next != nil {
+				next(read)
+			}
+			if read == n {
+				change(f)
+			}
+		}
+	}
+}
+
+// changing has a fake change its header.
+func changing(change func(h *wire.ProcessContextHeader)) func(f *fakeTarget) {
+	return func(f *fakeTarget) { change(f.header(headerAt)) }
+}
+
+// mapping has a fake have other mappings.
+func mapping(lines string) func(f *fakeTarget) {
+	return func(f *fakeTarget) { f.setMaps(lines) }
+}
+
+func testReads(t *testing.T, fake func() *fakeTarget, tests []readTest) {
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			f := fake()
+			tt.change(f)
+			var (
+				pc  *ProcessContext
+				err error
+			)
+			bytes := allocated(func() { pc, err = f.read() })
+			assert.Less(t, bytes, uint64(1<<20))
+			assert.LessOrEqual(t, f.reads, 4*maxAttempts)
+			assert.LessOrEqual(t, f.mapsReads, maxAttempts)
+			if tt.wantErr == nil {
+				require.NoError(t, err)
+				assert.Equal(t, tt.want, serviceName(pc))
+				if tt.want == "first" {
+					assert.Equal(t, uint64(1000), pc.PublishedAtNS)
+				}
+				return
+			}
+			assert.Nil(t, pc)
+			assertKind(t, tt.wantErr, err, fakePID)
+			require.ErrorContains(t, err, tt.says)
+		})
+	}
+}
+
+// encoded returns the payload of a service.
+func encoded(service string) []byte {
+	b, err := proto.Marshal(message(service))
+	if err != nil {
+		panic(err)
+	}
+	return b
+}
+
+var first, second = encoded("first"), encoded("second and longer")
+
+func newFirst() *fakeTarget { return newFake(first) }
+
+func TestProcessContextNone(t *testing.T) {
+	for name, lines := range map[string]string{
+		"no mappings":      "",
+		"other mappings":   otherMapping + otherMapping,
+		"similar names":    strings.ReplaceAll(usualMapping, "OTEL_CTX", "DD_OTEL_CTX") + strings.ReplaceAll(usualMapping, "/memfd", "/x/memfd"),
+		"not readable":     strings.ReplaceAll(usualMapping, "rw-p", "-w-p"),
+		"no access":        strings.ReplaceAll(usualMapping, "rw-p", "---p"),
+		"executable":       strings.ReplaceAll(usualMapping, "rw-p", "rwxp"),
+		"smaller than one": strings.ReplaceAll(usualMapping, "7f0000023000", "7f000000101f"),
+	} {
+		f := newFirst()
+		f.setMaps(lines)
+		_, err := f.read()
+		assertKind(t, ErrNoContext, err, fakePID)
+		assert.Zero(t, f.reads, "%s: memory that is none of ours", name)
+		assert.Equal(t, 1, f.mapsReads, "%s: tried again", name)
+	}
+}
+
+func TestProcessContextBadHeader(t *testing.T) {
+	type header = wire.ProcessContextHeader
+	tests := []readTest{
+		{"wrong signature", changing(func(h *header) { h.Signature = [8]byte([]byte("OTEL_CTY")) }), "", ErrInvalid, `signature "OTEL_CTY"`},
+		{"no signature yet", changing(func(h *header) { h.Signature = [8]byte{} }), "", ErrBusy, "being updated"},
+		{"version 3", changing(func(h *header) { h.Version = 3 }), "", ErrInvalid, "version 3"},
+		{"no time", changing(func(h *header) { h.PublishedAtNS = 0 }), "", ErrBusy, "being updated"},
+		{"no payload", changing(func(h *header) { h.PayloadSize = 0 }), "", ErrInvalid, "payload of 0 bytes"},
+		{"payload too large", changing(func(h *header) { h.PayloadSize = 65537 }), "", ErrInvalid, "payload of 65537 bytes"},
+		{"more than there is", changing(func(h *header) { h.PayloadSize = 60000 }), "", ErrInvalid, "fake read of 60000 bytes"},
+		{"payload cut short", changing(func(h *header) { h.PayloadSize-- }), "", ErrInvalid, "payload: "},
+		{"wild payload", changing(func(h *header) { h.Payload = 0xdeadbeef000 }), "", ErrInvalid, "at 0xdeadbeef000"},
+		{"payload behind its buffer", changing(func(h *header) { h.Payload++ }), "", ErrInvalid, "at 0xc000123457"},
+		{"payload is the header", changing(func(h *header) { h.Payload = headerAt }), "", ErrInvalid, "payload: "},
+	}
+	testReads(t, newFirst, tests)
+	for _, tt := range tests {
+		if f := newFirst(); errors.Is(tt.wantErr, ErrInvalid) {
+			tt.change(f)
+			_, err := f.read()
+			require.Error(t, err)
+			assert.LessOrEqual(t, f.reads, 4, "%s: tried what cannot get better", tt.name)
+		}
+	}
+}
+
+func TestProcessContextSeveralMappings(t *testing.T) {
+	const otherAt, otherPayloadAt = 0x7f00_1000_0000, 0xc0_1000_0000
+	const otherContext = "7f0010000000-7f0010001000 rw-p 00000000 00:00 0          [anon:OTEL_CTX]\n"
+	both := func() *fakeTarget {
+		f := newFirst()
+		f.memory[otherAt] = encodeHeader(2000, len(second), otherPayloadAt)
+		f.memory[otherPayloadAt] = second
+		f.setMaps(usualMapping + otherContext)
+		return f
+	}
+	type header = wire.ProcessContextHeader
+	var tests []readTest
+	for name, change := range map[string]func(h *header){
+		"no time":      func(h *header) { h.PublishedAtNS = 0 },
+		"unsigned":     func(h *header) { h.Signature = [8]byte{} },
+		"not a header": func(h *header) { h.Signature = [8]byte([]byte("\x7fELF\x02\x01\x01\x00")) },
+		"version 1":    func(h *header) { h.Version = 1 },
+	} {
+		tests = append(tests,
+			readTest{"valid and " + name, func(f *fakeTarget) { change(f.header(otherAt)) }, "first", nil, ""},
+			readTest{name + " and valid", changing(change), "second and longer", nil, ""})
+	}
+	oldVersion := func(f *fakeTarget) { f.header(otherAt).Version = 1 }
+	tests = append(tests, []readTest{
+		{"both valid", func(*fakeTarget) {}, "", ErrInvalid, "2 of them"},
+		{"valid and unmapped", func(f *fakeTarget) { delete(f.memory, otherAt) }, "first", nil, ""},
+		{"valid and executable", mapping(usualMapping + strings.ReplaceAll(otherContext, "rw-p", "r-xp")), "first", nil, ""},
+		{"something else by the time it is looked at", func(f *fakeTarget) {
+			f.setMaps(usualMapping)
+			before(1, func(f *fakeTarget) {
+				// Withdrawn, its address taken by others, and published again elsewhere.
+				f.header(headerAt).Signature = [8]byte([]byte("\x7fELF\x02\x01\x01\x00"))
+				f.setMaps(otherContext)
+			})(f)
+		}, "second and longer", nil, ""},
+		{"one behind the other while both are looked at", before(2, func(f *fakeTarget) {
+			delete(f.memory, headerAt)
+			f.setMaps(otherContext)
+		}), "second and longer", nil, ""},
+		{"neither valid", func(f *fakeTarget) {
+			oldVersion(f)
+			f.header(headerAt).Version = 3
+		}, "", ErrInvalid, "supported is 2; \"[anon:OTEL_CTX]\": not a process context header: version 1"},
+		{"one invalid, one on its way", func(f *fakeTarget) {
+			oldVersion(f)
+			f.header(headerAt).PublishedAtNS = 0
+		}, "", ErrBusy, ""},
+		{"as many as are looked at", mapping(usualMapping + strings.Repeat(
+			strings.ReplaceAll(otherContext, "7f0010", "7f0020"), maxCandidates-1)), "first", nil, ""},
+		{"more than are looked at", mapping(usualMapping + strings.Repeat(otherContext, maxCandidates)), "", ErrInvalid, "more than 16 mappings"},
+		{"a name that plays with terminals", func(f *fakeTarget) {
+			oldVersion(f)
+			f.setMaps(strings.ReplaceAll(otherContext, "[anon:OTEL_CTX]", "/memfd:OTEL_CTX\x1b[2J\r (deleted)"))
+		}, "", ErrInvalid, `OTEL_CTX\x1b[2J\r (deleted)`},
+	}...)
+	testReads(t, both, tests)
+}
+
 // A context that changes between two looks.
 func TestProcessContextReplacedMidway(t *testing.T) {
-	oldPayload, newPayload := marshal(t, message("old")), marshal(t, message("new and longer"))
-	const newPayloadAt = 0xc0_2000_0000
+	const newPayloadAt, newAt, hidden = 0xc0_2000_0000, 0x7f77_0000_0000, 0
+	none := func(*fakeTarget) {}
 	// publish lays the new payload down as an update does.
 	publish := func(f *fakeTarget) {
-		f.memory[newPayloadAt] = newPayload
+		f.memory[newPayloadAt] = second
 		h := f.header(headerAt)
-		h.Payload, h.PayloadSize, h.PublishedAtNS = newPayloadAt, uint32(len(newPayload)), 2000
+		h.Payload, h.PayloadSize, h.PublishedAtNS = newPayloadAt, uint32(len(second)), 2000
 	}
 	withdraw := func(f *fakeTarget) {
 		clear(f.memory)
 		f.setMaps(otherMapping)
 	}
-	hide := func(f *fakeTarget) { f.memory[0], f.memory[headerAt] = f.memory[headerAt], nil }
-	show := func(f *fakeTarget) { f.memory[headerAt] = f.memory[0] }
-	type steps map[int]func(f *fakeTarget)
-	tests := []struct {
-		name string
-		// before has what happens before a read, at 0 before each of them.
-		before steps
-		// want is the service that is read or, if it is empty, wantErr the error.
-		want    string
-		wantErr error
-	}{
-		{"not at all", nil, "old", nil},
-		{"updated before the first look", steps{readBefore: publish}, "new and longer", nil},
-		{"updated before the payload", steps{readPayload: publish}, "new and longer", nil},
-		{"updated before the second look", steps{readAfter: publish}, "new and longer", nil},
-		{"payload freed by an update", steps{readPayload: func(f *fakeTarget) {
+	hide := func(f *fakeTarget) { f.memory[hidden], f.memory[headerAt] = f.memory[headerAt], nil }
+	show := func(f *fakeTarget) { f.memory[headerAt] = f.memory[hidden] }
+	unsign := changing(func(h *wire.ProcessContextHeader) { h.Signature = [8]byte{} })
+	sign := changing(func(h *wire.ProcessContextHeader) { h.Signature = [8]byte([]byte(wire.ProcessContextSignature)) })
+	all := func(changes ...func(f *fakeTarget)) func(f *fakeTarget) {
+		return func(f *fakeTarget) {
+			for _, change := range changes {
+				change(f)
+			}
+		}
+	}
+	testReads(t, newFirst, []readTest{
+		{"not at all", none, "first", nil, ""},
+		{"updated before the first look", before(readBefore, publish), "second and longer", nil, ""},
+		{"updated before the payload", before(readPayload, publish), "second and longer", nil, ""},
+		{"updated before the second look", before(readAfter, publish), "second and longer", nil, ""},
+		{"payload freed by an update", before(readPayload, func(f *fakeTarget) {
 			delete(f.memory, payloadAt)
 			publish(f)
-		}}, "new and longer", nil},
-		{"payload half written, timestamp zeroed", steps{readPayload: func(f *fakeTarget) {
+		}), "second and longer", nil, ""},
+		{"payload half written, timestamp zeroed", all(before(readPayload, func(f *fakeTarget) {
 			f.header(headerAt).PublishedAtNS = 0
 			copy(f.memory[payloadAt], "\xff\xff\xff\xff\xff")
-		}, readAfter + 3: publish}, "new and longer", nil},
-		{"payload pointer changed, not the time", steps{readAfter: func(f *fakeTarget) {
+		}), before(readAfter+3, publish)), "second and longer", nil, ""},
+		{"payload pointer changed, not the time", before(readAfter, func(f *fakeTarget) {
 			publish(f)
 			f.header(headerAt).PublishedAtNS = 1000
-		}}, "new and longer", nil},
-		{"withdrawn before the first look", steps{readBefore: withdraw}, "", ErrNoContext},
-		{"withdrawn before the payload", steps{readPayload: withdraw}, "", ErrNoContext},
-		{"withdrawn before the second look", steps{readAfter: withdraw}, "", ErrNoContext},
-		{"replaced by something else", steps{readAfter: func(f *fakeTarget) {
+		}), "second and longer", nil, ""},
+		{"withdrawn before the first look", before(readBefore, withdraw), "", ErrNoContext, ""},
+		{"withdrawn before the payload", before(readPayload, withdraw), "", ErrNoContext, ""},
+		{"withdrawn before the second look", before(readAfter, withdraw), "", ErrNoContext, ""},
+		{"replaced by something else", before(readAfter, func(f *fakeTarget) {
 			copy(f.memory[headerAt], "#!/bin/sh")
 			f.setMaps(otherMapping)
-		}}, "", ErrNoContext},
-		{"becomes another version", steps{readAfter: func(f *fakeTarget) { f.header(headerAt).Version = 3 }}, "", ErrInvalid},
-		{"moved", steps{readAfter: func(f *fakeTarget) {
+		}), "", ErrNoContext, ""},
+		{"becomes another version", before(readAfter, func(f *fakeTarget) { f.header(headerAt).Version = 3 }), "", ErrInvalid, ""},
+		{"moved", before(readAfter, func(f *fakeTarget) {
 			delete(f.memory, headerAt)
-			f.memory[0x7f77_0000_0000] = encodeHeader(2000, len(newPayload), newPayloadAt)
-			f.memory[newPayloadAt] = newPayload
+			f.memory[newAt], f.memory[newPayloadAt] = encodeHeader(2000, len(second), newPayloadAt), second
 			f.setMaps("7f7700000000-7f7700001000 rw-p 00000000 00:00 0    [anon:OTEL_CTX]\n")
-		}}, "new and longer", nil},
-		{"published in the middle of the search", steps{
-			1: func(f *fakeTarget) { f.header(headerAt).Signature = [8]byte{} },
-			3: func(f *fakeTarget) { f.header(headerAt).Signature = [8]byte([]byte(wire.ProcessContextSignature)) },
-		}, "old", nil},
-		{"mapped but not yet readable", steps{1: hide, 2: show}, "old", nil},
-		{"updated all the time", steps{0: func(f *fakeTarget) { f.header(headerAt).PublishedAtNS++ }}, "", ErrBusy},
-		{"comes and goes all the time", steps{0: func(f *fakeTarget) {
-			if f.reads%2 == 0 {
-				hide(f)
-			} else if f.memory[headerAt] == nil {
-				show(f)
-			}
-		}}, "", ErrBusy},
-		{"gone, and its id given to a process with a context", steps{readPayload: func(f *fakeTarget) {
-			f.alive = fmt.Errorf("%w: stat", procfs.ErrProcessGone)
-		}}, "", ErrProcessGone},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			f := newFake(oldPayload)
+		}), "second and longer", nil, ""},
+		{"published in the middle of the search", all(before(1, unsign), before(3, sign)), "first", nil, ""},
+		{"mapped but not yet readable", all(before(1, hide), before(2, show)), "first", nil, ""},
+		{"updated all the time", func(f *fakeTarget) {
+			f.beforeRead = func(int) { f.header(headerAt).PublishedAtNS++ }
+		}, "", ErrBusy, ""},
+		{"comes and goes all the time", func(f *fakeTarget) {
 			f.beforeRead = func(n int) {
-				for _, at := range []int{0, n} {
-					if step := tt.before[at]; step != nil {
-						step(f)
-					}
+				if n%2 == 0 {
+					hide(f)
+				} else if f.memory[headerAt] == nil {
+					show(f)
 				}
 			}
-			pc, err := f.read()
-			assert.LessOrEqual(t, f.reads, 4*maxAttempts)
-			assert.LessOrEqual(t, f.mapsReads, maxAttempts)
-			if tt.wantErr != nil {
-				assertKind(t, tt.wantErr, err, fakePID)
-				assert.Nil(t, pc)
-				return
-			}
-			require.NoError(t, err)
-			assert.Equal(t, tt.want, serviceName(pc))
-			if tt.want == "old" {
-				assert.Equal(t, uint64(1000), pc.PublishedAtNS)
-			}
-		})
-	}
+		}, "", ErrBusy, ""},
+		{"gone, and its id given to a process with a context", before(readPayload, func(f *fakeTarget) {
+			f.alive = fmt.Errorf("%w: stat", procfs.ErrProcessGone)
+		}), "", ErrProcessGone, ""},
+	})
 }
 
 func TestProcessContextBusyForAWhile(t *testing.T) {
 	for _, busy := range []int{1, 5, maxAttempts - 1, maxAttempts, maxAttempts + 5} {
 		t.Run(fmt.Sprintf("attempts=%d", busy), func(t *testing.T) {
-			f := newFake(marshal(t, message("x")))
+			f := newFirst()
 			p := f.process()
 			_, err := p.ProcessContext(context.Background()) // found from now on
 			require.NoError(t, err)
@@ -624,261 +549,155 @@ func TestProcessContextBusyForAWhile(t *testing.T) {
 
 func TestProcessContextFailures(t *testing.T) {
 	broken := errors.New("broken")
-	tests := []struct {
-		name  string
-		maps  error
-		read  error
-		alive error
-		want  error
-	}{
-		{name: "maps not permitted", maps: &os.PathError{Op: "open", Path: "maps", Err: syscall.EACCES}, want: ErrNotPermitted},
-		{name: "maps gone", maps: fmt.Errorf("%w: %w", procfs.ErrProcessGone, syscall.ESRCH), want: ErrProcessGone},
-		{name: "maps malformed", maps: fmt.Errorf("%w maps", procfs.ErrMalformed), want: ErrInvalid},
-		{name: "maps out of memory", maps: syscall.ENOMEM, want: syscall.ENOMEM},
-		{name: "memory not permitted", read: fmt.Errorf("read: %w", syscall.EPERM), want: ErrNotPermitted},
-		{name: "memory gone", read: fmt.Errorf("read: %w", syscall.ESRCH), want: ErrProcessGone},
-		{name: "memory otherwise", read: broken, want: broken},
-		{name: "gone after all", alive: fmt.Errorf("%w: %w", procfs.ErrProcessGone, syscall.ENOENT), want: ErrProcessGone},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			for fail := readLocate; fail <= readAfter; fail++ {
-				f := &failingTarget{fakeTarget: newFake(marshal(t, message("x"))), readErr: tt.read, failAt: fail}
-				f.alive = tt.alive
-				if tt.maps != nil {
-					f.maps = func() io.Reader { return io.MultiReader(strings.NewReader(otherMapping), iotest.ErrReader(tt.maps)) }
-				}
-				pc, err := (&Process{pid: fakePID, target: f}).ProcessContext(context.Background())
-				require.ErrorIs(t, err, tt.want)
-				assert.Nil(t, pc)
-				assert.ErrorContains(t, err, "pid 4711: ")
-				assert.LessOrEqual(t, f.reads, 4)
+	for name, tt := range map[string]struct{ maps, read, alive, want error }{
+		"maps not permitted":   {maps: &os.PathError{Op: "open", Path: "maps", Err: syscall.EACCES}, want: ErrNotPermitted},
+		"maps gone":            {maps: fmt.Errorf("%w: %w", procfs.ErrProcessGone, syscall.ESRCH), want: ErrProcessGone},
+		"maps malformed":       {maps: fmt.Errorf("%w maps", procfs.ErrMalformed), want: ErrInvalid},
+		"maps out of memory":   {maps: syscall.ENOMEM, want: syscall.ENOMEM},
+		"memory not permitted": {read: fmt.Errorf("read: %w", syscall.EPERM), want: ErrNotPermitted},
+		"memory gone":          {read: fmt.Errorf("read: %w", syscall.ESRCH), want: ErrProcessGone},
+		"memory otherwise":     {read: broken, want: broken},
+		"gone after all":       {alive: fmt.Errorf("%w: %w", procfs.ErrProcessGone, syscall.ENOENT), want: ErrProcessGone},
+	} {
+		for failAt := readLocate; failAt <= readAfter; failAt++ {
+			f := newFirst()
+			f.readErr, f.failAt, f.alive = tt.read, failAt, tt.alive
+			if tt.maps != nil {
+				f.maps = func() io.Reader { return io.MultiReader(strings.NewReader(otherMapping), iotest.ErrReader(tt.maps)) }
 			}
-		})
-	}
-}
-
-// failingTarget fails a read.
-type failingTarget struct {
-	*fakeTarget
-
-	readErr error
-	failAt  int
-}
-
-func (f *failingTarget) ReadAt(p []byte, off int64) (int, error) {
-	n, err := f.fakeTarget.ReadAt(p, off)
-	if f.readErr != nil && f.reads == f.failAt {
-		return 0, f.readErr
-	}
-	return n, err
-}
-
-// lines reads as a line so many times.
-type lines struct {
-	line       string
-	left, at   int
-	beforeLine func(left int)
-}
-
-func (l *lines) Read(p []byte) (int, error) {
-	n := 0
-	for n < len(p) && l.left > 0 {
-		if l.at == 0 && l.beforeLine != nil {
-			l.beforeLine(l.left)
-		}
-		c := copy(p[n:], l.line[l.at:])
-		n += c
-		if l.at += c; l.at == len(l.line) {
-			l.at = 0
-			l.left--
+			pc, err := f.read()
+			require.ErrorIs(t, err, tt.want, name)
+			assert.Nil(t, pc)
+			require.ErrorContains(t, err, "pid 4711: ")
+			assert.LessOrEqual(t, f.reads, 4, name)
 		}
 	}
-	if n == 0 {
-		return 0, io.EOF
-	}
-	return n, nil
+}
+
+// readFunc is a reader without contents that calls a function when it is its turn.
+type readFunc func()
+
+func (f readFunc) Read([]byte) (int, error) {
+	f()
+	return 0, io.EOF
 }
 
 func TestProcessContextMillionsOfLines(t *testing.T) {
-	const (
-		many = 500_000
-		line = "1000-2000 rw-p 0 0 0 \n"
-	)
-	for name, tt := range map[string]struct {
-		maps io.Reader
-		want error
-	}{
-		"none of them a context": {&lines{line: line, left: many}, ErrNoContext},
-		"the last one a context": {io.MultiReader(&lines{line: line, left: many}, strings.NewReader(usualMapping)), nil},
-		"more than a kernel has": {&lines{line: "\n", left: 1 << 30}, ErrInvalid},
-	} {
-		t.Run(name, func(t *testing.T) {
-			f := newFake(marshal(t, message("x")))
-			f.maps = func() io.Reader { return tt.maps }
-			var err error
-			bytes := allocated(func() { _, err = f.read() })
-			assert.Less(t, bytes, uint64(1<<20))
-			if tt.want != nil {
-				assertKind(t, tt.want, err, fakePID)
-			} else {
-				require.NoError(t, err)
-			}
-		})
-	}
-	t.Run("each of them a context", func(t *testing.T) {
-		f := newFake(marshal(t, message("x")))
-		input := &lines{line: usualMapping, left: many}
-		f.maps = func() io.Reader { return input }
-		_, err := f.read()
-		assertKind(t, ErrInvalid, err, fakePID)
-		assert.Greater(t, input.left, many-10_000, "read on for nothing")
+	const many = 500_000
+	lines := strings.Repeat("1000-2000 rw-p 0 0 0 \n", many)
+	testReads(t, newFirst, []readTest{
+		{"none of them a context", mapping(lines), "", ErrNoContext, ""},
+		{"the last one a context", mapping(lines + usualMapping), "first", nil, ""},
+		{"more than a kernel has", mapping(strings.Repeat("\n", 1<<22+1)), "", ErrInvalid, "more than 4194304 lines"},
 	})
-	t.Run("cancelled midway", func(t *testing.T) {
-		ctx, cancel := context.WithCancel(context.Background())
-		defer cancel()
-		f := newFake(nil)
-		input := &lines{line: line, left: many, beforeLine: func(left int) {
-			if left == many-100_000 {
-				cancel()
-			}
-		}}
-		f.maps = func() io.Reader { return input }
+
+	read := func(ctx context.Context, first io.Reader, rest string, want error) {
+		f, unread := newFirst(), strings.NewReader(rest)
+		f.maps = func() io.Reader { return io.MultiReader(first, unread) }
 		pc, err := f.process().ProcessContext(ctx)
-		assertKind(t, context.Canceled, err, fakePID)
+		assertKind(t, want, err, fakePID)
 		assert.Nil(t, pc)
-		assert.Greater(t, input.left, many-120_000, "read on for nobody")
-	})
+		assert.Greater(t, unread.Len(), len(rest)*9/10, "read on for nobody")
+	}
+	read(t.Context(), strings.NewReader(""), strings.Repeat(usualMapping, many/5), ErrInvalid)
+	ctx, cancel := context.WithCancel(t.Context())
+	read(ctx, io.MultiReader(strings.NewReader(lines), readFunc(cancel)), lines, context.Canceled)
 }
 
 func TestProcessContextCancelled(t *testing.T) {
-	ctx, cancel := context.WithCancel(context.Background())
-	cancel()
-	f := newFake(marshal(t, message("x")))
-	_, err := f.process().ProcessContext(ctx)
-	assertKind(t, context.Canceled, err, fakePID)
-	assert.Zero(t, f.reads+f.mapsReads)
-
-	ctx, cancel = context.WithCancel(context.Background())
-	defer cancel()
+	ctx, cancel := context.WithCancel(t.Context())
+	f := newFirst()
 	f.header(headerAt).PublishedAtNS = 0
-	f.beforeRead = func(n int) {
-		if n == 3 {
-			cancel()
-		}
-	}
-	_, err = f.process().ProcessContext(ctx)
+	before(3, func(*fakeTarget) { cancel() })(f)
+	_, err := f.process().ProcessContext(ctx)
 	assertKind(t, context.Canceled, err, fakePID)
 	assert.Equal(t, 3, f.reads, "tried on for nobody")
 
-	ctx, cancel = context.WithDeadline(context.Background(), time.Now().Add(-time.Second))
+	f.reads, f.mapsReads = 0, 0
+	_, err = f.process().ProcessContext(ctx)
+	assertKind(t, context.Canceled, err, fakePID)
+	assert.Zero(t, f.reads+f.mapsReads)
+
+	ctx, cancel = context.WithDeadline(t.Context(), time.Now().Add(-time.Second))
 	defer cancel()
 	_, err = f.process().ProcessContext(ctx)
 	assertKind(t, context.DeadlineExceeded, err, fakePID)
 }
 
 func TestChanged(t *testing.T) {
-	// found is a process whose context has been read.
-	found := func(t *testing.T) (*fakeTarget, *Process) {
-		t.Helper()
-		f := newFake(marshal(t, message("x")))
-		p := f.process()
-		pc, err := p.ProcessContext(context.Background())
-		require.NoError(t, err)
-		require.Equal(t, uint64(1000), pc.PublishedAtNS)
-		f.reads, f.mapsReads, f.aliveChecks = 0, 0, 0
-		return f, p
+	set := func(at uint64) func(f *fakeTarget) {
+		return func(f *fakeTarget) { f.header(headerAt).PublishedAtNS = at }
 	}
-	calls := func(f *fakeTarget) int { return f.reads + f.mapsReads + f.aliveChecks }
+	failing := func(read, alive error) func(f *fakeTarget) {
+		return func(f *fakeTarget) { f.readErr, f.failAt, f.alive = read, 1, alive }
+	}
+	none := func(*fakeTarget) {}
+	for name, tt := range map[string]struct {
+		change  func(f *fakeTarget)
+		at      uint64
+		want    bool
+		wantErr error
+	}{
+		"unchanged":                {none, 1000, false, nil},
+		"another time":             {none, 999, true, nil},
+		"a later time":             {none, 1001, true, nil},
+		"the last time":            {none, math.MaxUint64, true, nil},
+		"no publication":           {none, 0, true, nil},
+		"no publication, and busy": {set(0), 0, true, nil}, // A caller who has read nothing yet may well begin with 0.
+		"updated":                  {set(2000), 1000, true, nil},
+		"updated and known":        {set(2000), 2000, false, nil},
+		"back in time":             {set(999), 1000, true, nil},
+		"being updated":            {set(0), 1000, true, nil},
+		"unmapped":                 {func(f *fakeTarget) { delete(f.memory, headerAt) }, 1000, true, nil},
+		"cleared":                  {func(f *fakeTarget) { clear(f.memory[headerAt]) }, 1000, true, nil},
+		"something else":           {func(f *fakeTarget) { copy(f.memory[headerAt], "#!/bin/sh") }, 1000, true, nil},
+		"another version":          {func(f *fakeTarget) { f.header(headerAt).Version = 3 }, 1000, true, nil},
+		"gone":                     {failing(syscall.ESRCH, procfs.ErrProcessGone), 1000, false, ErrProcessGone},
+		"gone and unmapped":        {failing(syscall.EFAULT, procfs.ErrProcessGone), 1000, true, ErrProcessGone},
+		"not permitted":            {failing(syscall.EPERM, nil), 1000, false, ErrNotPermitted},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFirst()
+			p := f.process()
+			_, err := p.ProcessContext(t.Context())
+			require.NoError(t, err)
+			tt.change(f)
+			f.reads, f.mapsReads, f.aliveChecks = 0, 0, 0
+			changed, err := p.Changed(tt.at)
+			assert.Equal(t, tt.want, changed)
+			if tt.wantErr != nil {
+				assertKind(t, tt.wantErr, err, fakePID)
+				return
+			}
+			require.NoError(t, err)
+			assert.Equal(t, 1, f.reads)
+			assert.Zero(t, f.mapsReads)
+			if !tt.want {
+				assert.Zero(t, f.aliveChecks, "more than one system call")
+			}
+		})
+	}
 
-	t.Run("unchanged", func(t *testing.T) {
-		f, p := found(t)
-		for i := range 100 {
-			require.False(t, changed(t, p, 1000))
-			require.Equal(t, i+1, calls(f), "one system call each time")
-		}
-		assert.Equal(t, 100, f.reads)
-	})
-	t.Run("nothing read yet", func(t *testing.T) {
-		f := newFake(marshal(t, message("x")))
-		p := f.process()
+	// Nothing has been read yet, or what was read is withdrawn.
+	f := newFirst()
+	p := f.process()
+	for range 2 {
 		for _, at := range []uint64{0, 1000} {
 			assert.True(t, changed(t, p, at))
 		}
 		assert.Zero(t, f.reads+f.mapsReads)
-	})
-	for name, change := range map[string]func(f *fakeTarget){
-		"updated":         func(f *fakeTarget) { f.header(headerAt).PublishedAtNS = 2000 },
-		"back in time":    func(f *fakeTarget) { f.header(headerAt).PublishedAtNS = 999 },
-		"being updated":   func(f *fakeTarget) { f.header(headerAt).PublishedAtNS = 0 },
-		"unmapped":        func(f *fakeTarget) { delete(f.memory, headerAt) },
-		"cleared":         func(f *fakeTarget) { clear(f.memory[headerAt]) },
-		"something else":  func(f *fakeTarget) { copy(f.memory[headerAt], "#!/bin/sh") },
-		"another version": func(f *fakeTarget) { f.header(headerAt).Version = 3 },
-	} {
-		t.Run(name, func(t *testing.T) {
-			f, p := found(t)
-			change(f)
-			assert.True(t, changed(t, p, 1000))
-			assert.LessOrEqual(t, calls(f), 2)
-		})
-	}
-	t.Run("any other time", func(t *testing.T) {
-		_, p := found(t)
-		for _, at := range []uint64{0, 1, 999, 1001, math.MaxUint64} {
-			assert.True(t, changed(t, p, at), "%d", at)
-		}
-	})
-	t.Run("0 is no publication", func(t *testing.T) {
-		// A caller who has read nothing yet may well begin with 0.
-		f, p := found(t)
-		f.header(headerAt).PublishedAtNS = 0
-		assert.True(t, changed(t, p, 0), "what is being updated was taken for what is known")
-	})
-	t.Run("then read again", func(t *testing.T) {
-		f, p := found(t)
-		f.header(headerAt).PublishedAtNS = 2000
-		pc, err := p.ProcessContext(context.Background())
-		require.NoError(t, err)
-		assert.False(t, changed(t, p, pc.PublishedAtNS))
-	})
-	t.Run("withdrawn, then read again", func(t *testing.T) {
-		f, p := found(t)
-		delete(f.memory, headerAt)
 		f.setMaps(otherMapping)
-		_, err := p.ProcessContext(context.Background())
+		_, err := p.ProcessContext(t.Context())
 		assertKind(t, ErrNoContext, err, fakePID)
-		f.reads, f.aliveChecks = 0, 0
-		assert.True(t, changed(t, p, 1000))
-		assert.LessOrEqual(t, calls(f), 2)
-	})
-	t.Run("gone", func(t *testing.T) {
-		for name, readErr := range map[string]error{"ESRCH": syscall.ESRCH, "EFAULT": syscall.EFAULT} {
-			t.Run(name, func(t *testing.T) {
-				fake, p := found(t)
-				fake.alive = procfs.ErrProcessGone
-				p.target = &failingTarget{fakeTarget: fake, readErr: readErr, failAt: 1}
-				changed, err := p.Changed(1000)
-				assertKind(t, ErrProcessGone, err, fakePID)
-				assert.NotEqual(t, changed, errors.Is(readErr, syscall.ESRCH))
-			})
-		}
-		f := newFake(nil)
-		f.alive = procfs.ErrProcessGone
-		_, err := f.process().Changed(1000)
-		assertKind(t, ErrProcessGone, err, fakePID)
-	})
-	t.Run("not permitted", func(t *testing.T) {
-		fake, p := found(t)
-		p.target = &failingTarget{fakeTarget: fake, readErr: syscall.EPERM, failAt: 1}
-		changed, err := p.Changed(1000)
-		assertKind(t, ErrNotPermitted, err, fakePID)
-		assert.False(t, changed)
-	})
+		f.reads, f.mapsReads = 0, 0
+	}
+	f.alive = procfs.ErrProcessGone
+	_, err := p.Changed(1000)
+	assertKind(t, ErrProcessGone, err, fakePID)
 }
 
 func TestProcessBasics(t *testing.T) {
-	f := newFake(nil)
+	f := newFirst()
 	p := f.process()
 	assert.Equal(t, fakePID, p.PID())
 	require.NoError(t, p.Close())
