@@ -162,7 +162,7 @@ func payloads(t testing.TB) []payloadTest {
 	}
 	all := []payloadTest{
 		{"usual", usual, ""},
-		{"golden", golden.Bytes(t, "../internal/wire/testdata/processcontext_payload.hex"), ""},
+		{"golden", golden.Hex(t, "../internal/wire/testdata/processcontext_payload.hex"), ""},
 		{"largest", marshal(t, largest), ""},
 		{"smallest", []byte{0x0a, 0}, ""}, // An unknown field of one byte cannot be.
 		{"key twice", marshal(t, twice), ""},
