@@ -7,7 +7,6 @@ import (
 	"cmp"
 	"context"
 	"slices"
-	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -52,7 +51,7 @@ func TestContextUnchanged(t *testing.T) {
 func TestNilContext(t *testing.T) {
 	assert.Equal(t, attribute.NewSet(), AttributesFromContext(nil))
 	got := AttributesFromContext(ContextWithAttributes(nil, attribute.Int("a", 1)))
-	assert.Equal(t, 1, got.Len())
+	assert.Equal(t, attribute.NewSet(attribute.Int("a", 1)), got)
 	assert.NotNil(t, ContextWithAttributes(nil))
 }
 
@@ -68,21 +67,6 @@ func TestImmutable(t *testing.T) {
 		equal(t, want, got.ToSlice())
 		clear(got.ToSlice())
 	}
-}
-
-func TestContextShared(t *testing.T) {
-	base := with(t.Context(), "a=1 b=1")
-	var wg sync.WaitGroup
-	for i := range 8 {
-		wg.Go(func() {
-			for range 200 {
-				all := AttributesFromContext(ContextWithAttributes(base, attribute.Int("a", i)))
-				got, _ := all.Value("a")
-				assert.EqualValues(t, i, got.AsInt64())
-			}
-		})
-	}
-	wg.Wait()
 }
 
 // TestNotPropagated sends a context to another service.

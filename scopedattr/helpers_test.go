@@ -59,6 +59,14 @@ func with(ctx context.Context, layers ...string) context.Context {
 	return ctx
 }
 
+// withLists does the same with lists of attributes.
+func withLists(ctx context.Context, lists [][]attribute.KeyValue) context.Context {
+	for _, list := range lists {
+		ctx = ContextWithAttributes(ctx, list...)
+	}
+	return ctx
+}
+
 // equal fails the test unless these are the attributes that the text stands for, in any
 // order, and each key comes once.
 func equal(t testing.TB, want string, got []attribute.KeyValue, of ...any) {

@@ -183,10 +183,7 @@ func FuzzLog(f *testing.F) {
 		if limit >= 128 {
 			opts = append(opts, sdklog.WithAllowKeyDuplication())
 		}
-		ctx := t.Context()
-		for _, list := range lists[1:] {
-			ctx = ContextWithAttributes(ctx, list...)
-		}
+		ctx := withLists(t.Context(), lists[1:])
 		byHand := newRecord(lists[0]...)
 		all := AttributesFromContext(ctx)
 		for _, kv := range all.ToSlice() {

@@ -30,37 +30,41 @@ func collect(t *testing.T, reader *sdkmetric.ManualReader) map[string]map[attrib
 	all := map[string]map[attribute.Set]float64{}
 	for _, sm := range rm.ScopeMetrics {
 		for _, m := range sm.Metrics {
-			points := map[attribute.Set]float64{}
 			switch d := m.Data.(type) {
 			case metricdata.Sum[int64]:
-				addPoints(points, d.DataPoints)
+				all[m.Name] = values(d.DataPoints)
 			case metricdata.Sum[float64]:
-				addPoints(points, d.DataPoints)
+				all[m.Name] = values(d.DataPoints)
 			case metricdata.Gauge[int64]:
-				addPoints(points, d.DataPoints)
+				all[m.Name] = values(d.DataPoints)
 			case metricdata.Gauge[float64]:
-				addPoints(points, d.DataPoints)
+				all[m.Name] = values(d.DataPoints)
 			case metricdata.Histogram[int64]:
-				for _, p := range d.DataPoints {
-					points[p.Attributes] = float64(p.Sum)
-				}
+				all[m.Name] = sums(d.DataPoints)
 			case metricdata.Histogram[float64]:
-				for _, p := range d.DataPoints {
-					points[p.Attributes] = p.Sum
-				}
+				all[m.Name] = sums(d.DataPoints)
 			default:
 				t.Fatalf("unexpected %T", d)
 			}
-			all[m.Name] = points
 		}
 	}
 	return all
 }
 
-func addPoints[N int64 | float64](points map[attribute.Set]float64, list []metricdata.DataPoint[N]) {
-	for _, p := range list {
-		points[p.Attributes] = float64(p.Value)
+func values[N int64 | float64](points []metricdata.DataPoint[N]) map[attribute.Set]float64 {
+	m := map[attribute.Set]float64{}
+	for _, p := range points {
+		m[p.Attributes] = float64(p.Value)
 	}
+	return m
+}
+
+func sums[N int64 | float64](points []metricdata.HistogramDataPoint[N]) map[attribute.Set]float64 {
+	m := map[attribute.Set]float64{}
+	for _, p := range points {
+		m[p.Attributes] = float64(p.Sum)
+	}
+	return m
 }
 
 // newCounter returns a counter by a wrapped provider, and what has been counted.
@@ -320,10 +324,7 @@ func FuzzMeasurement(f *testing.F) {
 	m := newMeasurer([]attribute.Key{"a", "b", "c", "d", "e", "f"})
 	f.Fuzz(func(t *testing.T, data []byte) {
 		lists := sequence(data)
-		ctx := t.Context()
-		for _, list := range lists[1:] {
-			ctx = ContextWithAttributes(ctx, list...)
-		}
+		ctx := withLists(t.Context(), lists[1:])
 		oracle := map[attribute.Key]attribute.Value{}
 		all := AttributesFromContext(ctx)
 		for _, kv := range all.ToSlice() {

@@ -320,10 +320,7 @@ func FuzzSpan(f *testing.F) {
 		run := func(ctx context.Context, s sdktrace.Sampler, attributes ...attribute.KeyValue) sdktrace.ReadOnlySpan {
 			return endedSpan(t, ctx, attributes, sdktrace.WithRawSpanLimits(limits), sdktrace.WithSpanProcessor(set), sdktrace.WithSampler(s))
 		}
-		ctx := t.Context()
-		for _, list := range scoped {
-			ctx = ContextWithAttributes(ctx, list...)
-		}
+		ctx := withLists(t.Context(), scoped)
 		all := AttributesFromContext(ctx)
 		byHand := append([]attribute.KeyValue(nil), start...)
 		given := map[attribute.Key]bool{}

@@ -117,16 +117,3 @@ func (c *curve) problems() []string {
 	}
 	return all
 }
-
-// near returns the value of the point that is nearest to a time, in seconds.
-func (c *curve) near(at float64) float64 {
-	best := 0
-	for i := range c.at {
-		if abs(c.at[i]-at) < abs(c.at[best]-at) {
-			best = i
-		}
-	}
-	return c.value[best]
-}
-
-func abs(v float64) float64 { return max(v, -v) }

@@ -66,10 +66,10 @@ func (a allowance) notInRace() limits {
 	return a.limits()
 }
 
-func (s *soak) curves(t *testing.T, w standing) *curves {
+func (s *soak) curves(t *testing.T, watched int) *curves {
 	t.Helper()
 	return &curves{
-		service: newProcess(t, "service", s.child.PID()), reader: newProcess(t, "reader", w.cmd.Process.Pid),
+		service: newProcess(t, "service", s.child.PID()), reader: newProcess(t, "reader", watched),
 		heap:       &curve{name: "service, live heap", unit: memory, limits: flatHeap.limits()},
 		goroutines: &curve{name: "service, goroutines", limits: flatGoroutines.limits()}, collections: new(curve),
 	}
@@ -126,17 +126,18 @@ func writeTables(write func(string, ...any), curves []*curve) {
 		write("| %s | %s | %s | %s | %s | %s |\n", c.name, c.unit.text(s.median), c.unit.text(s.growth),
 			c.unit.text(c.limits.growth), c.unit.text(s.spread()), c.unit.text(c.limits.spread))
 	}
+	// Points come at regular intervals.
 	const columns = 10
-	last := curves[0].at[len(curves[0].at)-1]
+	point := func(column int) int { return (len(curves[0].at) - 1) * column / columns }
 	write("\n| at")
 	for i := range columns + 1 {
-		write(" | %v", time.Duration(last*float64(i)/columns*float64(time.Second)).Round(time.Second/10))
+		write(" | %v", time.Duration(curves[0].at[point(i)]*float64(time.Second)).Round(time.Second/10))
 	}
 	write(" |\n|---%s|\n", strings.Repeat("|--:", columns+1))
 	for _, c := range curves {
 		write("| %s", c.name)
 		for i := range columns + 1 {
-			write(" | %s", c.unit.text(c.near(last*float64(i)/columns)))
+			write(" | %s", c.unit.text(c.value[point(i)]))
 		}
 		write(" |\n")
 	}

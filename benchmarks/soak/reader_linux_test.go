@@ -218,13 +218,11 @@ func (v *visitor) slot(c *reader.Carrier, id uint64) error {
 // laneOf returns the value of laneKey, "" if there is none, and something else that no
 // span has if there are other attributes.
 func laneOf(attributes []reader.ThreadAttribute) string {
-	switch {
-	case len(attributes) == 0:
-		return ""
-	case len(attributes) == 1 && attributes[0].Key == laneKey:
-		return attributes[0].Value
+	byKey := map[string]string{}
+	for _, a := range attributes {
+		byKey[a.Key] = a.Value
 	}
-	return fmt.Sprint(attributes)
+	return laneIn(byKey)
 }
 
 // textsOf returns those attributes by key that tell the generation.

@@ -76,10 +76,8 @@ func sleep(ctx context.Context, d time.Duration) {
 }
 
 func (s *soak) command(args ...string) *exec.Cmd {
-	return exec.Command(s.otelctx, append([]string{args[0], s.pid()}, args[1:]...)...)
+	return exec.Command(s.otelctx, append([]string{args[0], strconv.Itoa(s.child.PID())}, args[1:]...)...)
 }
-
-func (s *soak) pid() string { return strconv.Itoa(s.child.PID()) }
 
 // threadDocument is a thread in a span, as otelctx inspect and watch say.
 type threadDocument struct {

@@ -30,6 +30,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/otelctx/otelctx/internal/testing/childproc"
+	"github.com/otelctx/otelctx/internal/testing/oteltest"
 	"github.com/otelctx/otelctx/resourcepublisher"
 	"github.com/otelctx/otelctx/scopedattr"
 	"github.com/otelctx/otelctx/spanctx"
@@ -80,7 +81,8 @@ type service struct {
 	integration *universalprofiling.Integration
 	without     string
 	exporter    *exporter
-	handled     handled
+	handled     oteltest.Errors
+	errs        []error // of handled
 
 	server *http.Server
 	client *http.Client
@@ -364,27 +366,13 @@ func (s *service) report() report {
 		Spans: s.ledger.last.Load(), Exported: s.exporter.spans.Load(), Correlated: s.exporter.correlated.Load(),
 		Without: s.without, Stats: s.integration.Stats(),
 	}
-	s.handled.mu.Lock()
-	defer s.handled.mu.Unlock()
-	r.Errors, r.Handled = s.handled.first, s.handled.count
-	return r
-}
-
-// handled are the errors that went to otel.Handle.
-type handled struct {
-	mu    sync.Mutex
-	first []string
-	count uint64
-}
-
-// Handle is called by OpenTelemetry.
-func (h *handled) Handle(err error) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	const kept = 10
-	if h.count++; h.count <= kept {
-		h.first = append(h.first, err.Error())
+	s.errs = append(s.errs, s.handled.Take()...)
+	r.Handled = uint64(len(s.errs))
+	const most = 10
+	for _, err := range s.errs[:min(len(s.errs), most)] {
+		r.Errors = append(r.Errors, err.Error())
 	}
+	return r
 }
 
 // exporter counts what it is given.

@@ -218,7 +218,7 @@ func TestSoak(t *testing.T) {
 	mayRecord(t, s.otelctx)
 	s.start(t)
 	begin := time.Now()
-	watched := s.watched(t)
+	watched, endWatched := s.watched(t)
 	c := s.curves(t, watched)
 
 	ctx, cancel := context.WithCancel(t.Context())
@@ -239,7 +239,7 @@ func TestSoak(t *testing.T) {
 	}
 	cancel()
 	readers.Wait() // They live their lives to the end.
-	watched.end(s)
+	endWatched()
 	r := s.report(t)
 	defer func() { t.Log(s.text(r, c.all())) }()
 	r = s.end(t)
@@ -287,24 +287,19 @@ func (s *soak) start(t *testing.T) {
 	t.Cleanup(func() { assert.NoError(t, s.ledger.file.Close()) })
 }
 
-// standing is a reader that stays.
-type standing struct{ cmd *exec.Cmd }
-
-// watched starts a reader that opens the service, reads it and closes it all the time.
-func (s *soak) watched(t *testing.T) standing {
+// watched starts a reader that opens the service, reads it and closes it all the time. It
+// returns the reader's process id, and what ends it in order.
+func (s *soak) watched(t *testing.T) (pid int, end func()) {
 	t.Helper()
 	l, err := s.reader(&lines{each: s.judgeVisit}, errand{PID: s.child.PID(), Pause: 20 * time.Millisecond})
 	require.NoError(t, err)
 	l.cmd.Stderr = os.Stderr
 	require.NoError(t, l.cmd.Start())
 	t.Cleanup(func() { _ = l.cmd.Process.Kill() })
-	return standing{l.cmd}
-}
-
-// end ends it in order.
-func (w standing) end(s *soak) {
-	if err := errors.Join(w.cmd.Process.Signal(os.Interrupt), w.cmd.Wait()); err != nil {
-		s.fault("%s, standing: %w", byReader, err)
+	return l.cmd.Process.Pid, func() {
+		if err := errors.Join(l.cmd.Process.Signal(os.Interrupt), l.cmd.Wait()); err != nil {
+			s.fault("%s, standing: %w", byReader, err)
+		}
 	}
 }
 

@@ -141,14 +141,6 @@ func TestServeOutlivesItsReader(t *testing.T) {
 	s.signal(t, syscall.SIGTERM)
 }
 
-func TestServeRunsWithTheEnvironmentsResource(t *testing.T) {
-	t.Parallel()
-	s := startServe(t, "OTEL_SERVICE_NAME=renamed", "OTEL_RESOURCE_ATTRIBUTES=deployment.environment.name=test,broken")
-	pc, err := readContext(t.Context(), s.cmd.Process.Pid)
-	require.NoError(t, err)
-	assert.Contains(t, pc.Message.GetResource().String(), `"renamed"`)
-}
-
 func TestServeExportsSpansOfThePublishedResource(t *testing.T) {
 	t.Parallel()
 	requests := make(chan *coltracepb.ExportTraceServiceRequest, 100)
@@ -160,9 +152,11 @@ func TestServeExportsSpansOfThePublishedResource(t *testing.T) {
 		}
 	}))
 	defer collector.Close()
-	s := startServe(t, "OTEL_EXPORTER_OTLP_ENDPOINT="+collector.URL, "OTEL_BSP_SCHEDULE_DELAY=50")
+	s := startServe(t, "OTEL_EXPORTER_OTLP_ENDPOINT="+collector.URL, "OTEL_BSP_SCHEDULE_DELAY=50",
+		"OTEL_SERVICE_NAME=renamed", "OTEL_RESOURCE_ATTRIBUTES=deployment.environment.name=test,broken")
 	pc, err := readContext(t.Context(), s.cmd.Process.Pid)
 	require.NoError(t, err)
+	assert.Contains(t, pc.Message.GetResource().String(), `"renamed"`, "the environment's name")
 
 	select {
 	case request := <-requests:

@@ -177,3 +177,14 @@ func FuzzEncode(f *testing.F) {
 		require.Len(t, encoded, used)
 	})
 }
+
+// What contexts have, and keep, is tested by the functions of package scopedattr.
+func TestFromWithoutScope(t *testing.T) {
+	for _, ctx := range []context.Context{nil, context.Background(), context.WithValue(context.Background(), contextKey{}, "no scope")} {
+		assert.Nil(t, From(ctx))
+		assert.Nil(t, From(ctx).Attrs())
+		set := Attributes(ctx)
+		assert.Zero(t, set.Len())
+		assert.Zero(t, testing.AllocsPerRun(100, func() { From(ctx) }))
+	}
+}

@@ -21,7 +21,7 @@ func Compare[T string | []byte](t testing.TB, name string, got T) {
 	t.Helper()
 	path := filepath.Join("testdata", name)
 	if *update {
-		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
+		if err := os.WriteFile(path, []byte(got), 0o644); err != nil { //nolint:gosec // Golden files are committed.
 			t.Fatal(err)
 		}
 	}
