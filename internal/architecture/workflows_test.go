@@ -18,6 +18,23 @@ import (
 // pinned is an action by its commit, which nobody can move, with the version that this is.
 var pinned = regexp.MustCompile(`^[\w.-]+/[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+$`)
 
+// readOnly is what workflows and their jobs may do with the repository.
+var readOnly = map[string]string{"contents": "read"}
+
+// workflow is what the tests want to know of a workflow.
+type workflow struct {
+	Permissions map[string]string
+	Jobs        map[string]struct {
+		Permissions    map[string]string
+		TimeoutMinutes int `yaml:"timeout-minutes"`
+		Uses           yaml.Node
+		Steps          []struct {
+			Uses yaml.Node
+			With map[string]string
+		}
+	}
+}
+
 // Workflows run what they name and nothing else, and can read the repository, no more.
 func TestWorkflows(t *testing.T) {
 	tr := readTree(t)
@@ -28,73 +45,26 @@ func TestWorkflows(t *testing.T) {
 		t.Run(filepath.Base(name), func(t *testing.T) {
 			text, err := os.ReadFile(name)
 			require.NoError(t, err)
-			var workflow yaml.Node
-			require.NoError(t, yaml.Unmarshal(text, &workflow))
-			document := workflow.Content[0]
-			if permissions := value(document, "permissions"); assert.NotNil(t, permissions, "a workflow says what it may") {
-				readsOnly(t, permissions)
-			}
-			jobs := value(document, "jobs")
-			require.NotNil(t, jobs)
-			for i := 1; i < len(jobs.Content); i += 2 {
-				job := jobs.Content[i]
-				assert.NotNil(t, value(job, "timeout-minutes"), "job %s ends", jobs.Content[i-1].Value)
-				if permissions := value(job, "permissions"); permissions != nil {
-					readsOnly(t, permissions)
+			var w workflow
+			require.NoError(t, yaml.Unmarshal(text, &w), "permissions one by one")
+			assert.Equal(t, readOnly, w.Permissions, "a workflow says what it may")
+			require.NotEmpty(t, w.Jobs)
+			for name, job := range w.Jobs {
+				assert.NotZero(t, job.TimeoutMinutes, "job %s ends", name)
+				if job.Permissions != nil {
+					assert.Equal(t, readOnly, job.Permissions, "job %s", name)
+				}
+				assert.True(t, job.Uses.IsZero(), "job %s is another workflow, which can do what it likes", name)
+				for _, step := range job.Steps {
+					if step.Uses.IsZero() {
+						continue
+					}
+					assert.Regexp(t, pinned, strings.TrimSpace(step.Uses.Value+" "+step.Uses.LineComment), "line %d", step.Uses.Line)
+					if strings.HasPrefix(step.Uses.Value, "actions/checkout@") {
+						assert.Equal(t, "false", step.With["persist-credentials"], "line %d: checkout leaves its token behind", step.Uses.Line)
+					}
 				}
 			}
-			walk(&workflow, func(step *yaml.Node) {
-				if uses := value(step, "uses"); uses != nil {
-					checkUses(t, step, uses)
-				}
-			})
 		})
-	}
-}
-
-func checkUses(t *testing.T, step, uses *yaml.Node) {
-	t.Helper()
-	assert.Regexp(t, pinned, strings.TrimSpace(uses.Value+" "+uses.LineComment), "line %d", uses.Line)
-	if !strings.HasPrefix(uses.Value, "actions/checkout@") {
-		return
-	}
-	with := value(step, "with")
-	if assert.NotNil(t, with, "line %d: checkout leaves its token behind", uses.Line) {
-		if keep := value(with, "persist-credentials"); assert.NotNil(t, keep, "line %d", uses.Line) {
-			assert.Equal(t, "false", keep.Value, "line %d: checkout leaves its token behind", uses.Line)
-		}
-	}
-}
-
-// readsOnly fails the test if permissions has more than reading the repository.
-func readsOnly(t *testing.T, permissions *yaml.Node) {
-	t.Helper()
-	if !assert.Equal(t, yaml.MappingNode, permissions.Kind, "line %d: permissions one by one", permissions.Line) {
-		return
-	}
-	for i := 0; i < len(permissions.Content); i += 2 {
-		got := permissions.Content[i].Value + ": " + permissions.Content[i+1].Value
-		assert.Equal(t, "contents: read", got, "line %d", permissions.Line)
-	}
-}
-
-// value returns the value of key in a mapping, or nil if there is none.
-func value(n *yaml.Node, key string) *yaml.Node {
-	if n.Kind != yaml.MappingNode {
-		return nil
-	}
-	for i := 0; i+1 < len(n.Content); i += 2 {
-		if n.Content[i].Value == key {
-			return n.Content[i+1]
-		}
-	}
-	return nil
-}
-
-// walk calls visit for n and all that is below it.
-func walk(n *yaml.Node, visit func(*yaml.Node)) {
-	visit(n)
-	for _, below := range n.Content {
-		walk(below, visit)
 	}
 }
