@@ -22,6 +22,7 @@ import (
 	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
 	processcontextpb "go.opentelemetry.io/proto/otlp/processcontext/v1development"
 	resourcepb "go.opentelemetry.io/proto/otlp/resource/v1"
+	"google.golang.org/protobuf/encoding/prototext"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/otelctx/otelctx/internal/testing/childproc"
@@ -41,46 +42,43 @@ const (
 	cmdShutdown = "shutdown" // the publisher
 )
 
-// attr is an attribute and what readers must see of it, written down by hand: the
-// publisher's own conversion is what is tested.
+// attr is an attribute and the value that readers must see, as protobuf text written down
+// by hand: the publisher's own conversion is what is tested.
 type attr struct {
 	kv   attribute.KeyValue
-	want *commonpb.KeyValue
+	want string
 }
 
 // everyType has every type of attribute, in the order of keys.
 var everyType = []attr{
-	{attribute.Bool("bool", true), keyValue("bool", boolean(true))},
-	{attribute.BoolSlice("bools", []bool{true, false}), keyValue("bools", array(boolean(true), boolean(false)))},
-	{attribute.ByteSlice("bytes", []byte{0, 0xff, '\n'}), keyValue("bytes", bytesValue(0, 0xff, '\n'))},
-	{attribute.KeyValue{Key: "empty"}, keyValue("empty", &commonpb.AnyValue{})},
-	{attribute.Float64("float", -0.5), keyValue("float", double(-0.5))},
-	{attribute.Float64Slice("floats", []float64{1.25, 0}), keyValue("floats", array(double(1.25), double(0)))},
-	{attribute.Int64("int", -1<<63), keyValue("int", integer(-1<<63))},
-	{attribute.Int64Slice("ints", []int64{0, 1<<63 - 1}), keyValue("ints", array(integer(0), integer(1<<63-1)))},
-	{
-		attribute.Map("map", attribute.Bool("b", false), attribute.Map("m", attribute.String("s", "x"))),
-		keyValue("map", kvlist(keyValue("b", boolean(false)), keyValue("m", kvlist(keyValue("s", str("x")))))),
-	},
-	{attribute.String("service.name", "wörld"), keyValue("service.name", str("wörld"))},
-	{
-		attribute.Slice("slice", attribute.IntValue(7), attribute.SliceValue(attribute.StringValue("deep")), attribute.Value{}),
-		keyValue("slice", array(integer(7), array(str("deep")), &commonpb.AnyValue{})),
-	},
-	{attribute.StringSlice("strings", []string{"", "€"}), keyValue("strings", array(str(""), str("€")))},
+	{attribute.Bool("bool", true), `bool_value: true`},
+	{attribute.BoolSlice("bools", []bool{true, false}), `array_value { values { bool_value: true } values { bool_value: false } }`},
+	{attribute.ByteSlice("bytes", []byte{0, 0xff, '\n'}), `bytes_value: "\000\377\n"`},
+	{attribute.KeyValue{Key: "empty"}, ``},
+	{attribute.Float64("float", -0.5), `double_value: -0.5`},
+	{attribute.Float64Slice("floats", []float64{1.25, 0}), `array_value { values { double_value: 1.25 } values { double_value: 0 } }`},
+	{attribute.Int64("int", -1<<63), `int_value: -9223372036854775808`},
+	{attribute.Int64Slice("ints", []int64{0, 1<<63 - 1}), `array_value { values { int_value: 0 } values { int_value: 9223372036854775807 } }`},
+	{attribute.Map("map", attribute.Bool("b", false), attribute.Map("m", attribute.String("s", "x"))), `kvlist_value {
+		values { key: "b" value { bool_value: false } }
+		values { key: "m" value { kvlist_value { values { key: "s" value { string_value: "x" } } } } }
+	}`},
+	{attribute.String("service.name", "wörld"), `string_value: "wörld"`},
+	{attribute.Slice("slice", attribute.IntValue(7), attribute.SliceValue(attribute.StringValue("deep")), attribute.Value{}), `array_value {
+		values { int_value: 7 } values { array_value { values { string_value: "deep" } } } values {}
+	}`},
+	{attribute.StringSlice("strings", []string{"", "€"}), `array_value { values { string_value: "" } values { string_value: "€" } }`},
 }
 
 // extraAttributes go beside the resource, in the order of keys.
 var extraAttributes = []attr{
-	{attribute.Int("threadlocal.count", 3), keyValue("threadlocal.count", integer(3))},
-	{
-		attribute.Slice("threadlocal.map", attribute.StringValue("trace"), attribute.ByteSliceValue([]byte{1, 2})),
-		keyValue("threadlocal.map", array(str("trace"), bytesValue(1, 2))),
-	},
-	{
-		attribute.Map("threadlocal.nested", attribute.Slice("list", attribute.MapValue(attribute.Int("at", 64)))),
-		keyValue("threadlocal.nested", kvlist(keyValue("list", array(kvlist(keyValue("at", integer(64))))))),
-	},
+	{attribute.Int("threadlocal.count", 3), `int_value: 3`},
+	{attribute.Slice("threadlocal.map", attribute.StringValue("trace"), attribute.ByteSliceValue([]byte{1, 2})), `array_value {
+		values { string_value: "trace" } values { bytes_value: "\001\002" }
+	}`},
+	{attribute.Map("threadlocal.nested", attribute.Slice("list", attribute.MapValue(attribute.Int("at", 64)))), `kvlist_value {
+		values { key: "list" value { array_value { values { kvlist_value { values { key: "at" value { int_value: 64 } } } } } } }
+	}`},
 }
 
 const (
@@ -92,64 +90,45 @@ func keyValue(key string, v *commonpb.AnyValue) *commonpb.KeyValue {
 	return &commonpb.KeyValue{Key: key, Value: v}
 }
 
-func boolean(v bool) *commonpb.AnyValue {
-	return &commonpb.AnyValue{Value: &commonpb.AnyValue_BoolValue{BoolValue: v}}
-}
-
 func integer(v int64) *commonpb.AnyValue {
 	return &commonpb.AnyValue{Value: &commonpb.AnyValue_IntValue{IntValue: v}}
-}
-
-func double(v float64) *commonpb.AnyValue {
-	return &commonpb.AnyValue{Value: &commonpb.AnyValue_DoubleValue{DoubleValue: v}}
 }
 
 func str(v string) *commonpb.AnyValue {
 	return &commonpb.AnyValue{Value: &commonpb.AnyValue_StringValue{StringValue: v}}
 }
 
-func bytesValue(v ...byte) *commonpb.AnyValue {
-	return &commonpb.AnyValue{Value: &commonpb.AnyValue_BytesValue{BytesValue: v}}
-}
-
-func array(vs ...*commonpb.AnyValue) *commonpb.AnyValue {
-	return &commonpb.AnyValue{Value: &commonpb.AnyValue_ArrayValue{ArrayValue: &commonpb.ArrayValue{Values: vs}}}
-}
-
-func kvlist(kvs ...*commonpb.KeyValue) *commonpb.AnyValue {
-	return &commonpb.AnyValue{Value: &commonpb.AnyValue_KvlistValue{KvlistValue: &commonpb.KeyValueList{Values: kvs}}}
-}
-
 // split returns both halves of attrs.
 func split(attrs []attr) (kvs []attribute.KeyValue, want []*commonpb.KeyValue) {
 	for _, a := range attrs {
+		value := &commonpb.AnyValue{}
+		if err := prototext.Unmarshal([]byte(a.want), value); err != nil {
+			panic(fmt.Sprintf("%s: %v", a.kv.Key, err))
+		}
 		kvs = append(kvs, a.kv)
-		want = append(want, a.want)
+		want = append(want, keyValue(string(a.kv.Key), value))
 	}
 	return kvs, want
 }
 
 // sized returns attributes whose message has the given size, or up to 6 bytes less
 // where a length next to them takes another byte.
-func sized(size int) []attr {
-	var attrs []attr
+func sized(size int) (kvs []attribute.KeyValue, want []*commonpb.KeyValue) {
 	if size > 1000 {
-		attrs = everyType
+		kvs, want = split(everyType)
 	}
 	// The key comes after the others.
-	fill := func(n int) []attr {
-		s := strings.Repeat("z", n)
-		return append(slices.Clip(attrs), attr{attribute.String("z.fill", s), keyValue("z.fill", str(s))})
+	filled := func(n int) []*commonpb.KeyValue {
+		return append(slices.Clip(want), keyValue("z.fill", str(strings.Repeat("z", n))))
 	}
 	message := func(n int) int {
-		_, want := split(fill(n))
-		return proto.Size(&processcontextpb.ProcessContext{Resource: &resourcepb.Resource{Attributes: want}})
+		return proto.Size(&processcontextpb.ProcessContext{Resource: &resourcepb.Resource{Attributes: filled(n)}})
 	}
 	n := max(size-message(0), 0)
 	for n > 0 && message(n) > size {
 		n--
 	}
-	return fill(n)
+	return append(kvs, attribute.String("z.fill", strings.Repeat("z", n))), filled(n)
 }
 
 // publishAsTold is the role of a child that does what the test says.
@@ -173,7 +152,7 @@ func publishAsTold(parent *childproc.Parent) {
 		case isUpdate:
 			n, atoiErr := strconv.Atoi(size)
 			parent.Must(atoiErr)
-			kvs, attrs := split(sized(n))
+			kvs, attrs := sized(n)
 			want.Resource = &resourcepb.Resource{Attributes: attrs}
 			want.Attributes = nil
 			err = pub.Update(resource.NewSchemaless(kvs...))
@@ -182,7 +161,7 @@ func publishAsTold(parent *childproc.Parent) {
 			kvs, want.Attributes = split(extraAttributes)
 			err = resourcepublisher.SetAttributes(kvs...)
 		case cmd == cmdReplace:
-			want.Attributes[1] = keyValue("threadlocal.map", kvlist())
+			want.Attributes[1] = keyValue("threadlocal.map", &commonpb.AnyValue{Value: &commonpb.AnyValue_KvlistValue{KvlistValue: &commonpb.KeyValueList{}}})
 			err = resourcepublisher.SetAttributes(attribute.Map("threadlocal.map"))
 		case cmd == cmdRemove:
 			want.Attributes = want.GetAttributes()[1:]

@@ -93,33 +93,32 @@ func under(t *testing.T, read readFunc, busy error) fire {
 	return f
 }
 
-// underFireFromChild lets read, once made, read a child under fire.
-func underFireFromChild(t *testing.T, read func(t *testing.T, pid int) readFunc, busy error) {
-	child := start(t, roleIncessant)
-	child.Expect("published")
-	r := read(t, child.PID())
-	child.Send("go")
-	f := under(t, r, busy)
-	last, err := strconv.Atoi(child.Ask("stop"))
-	require.NoError(t, err)
-	assert.GreaterOrEqual(t, last, f.last, "a publication that has not been published")
-	// Now that it is quiet, the last one is there to stay.
-	o, err := r()
-	require.NoError(t, err)
-	n, err := numberOf(o)
-	require.NoError(t, err)
-	assert.Equal(t, last, n)
-	child.Done()
-}
-
-func TestUnderFireOurReader(t *testing.T) {
-	underFireFromChild(t, func(t *testing.T, pid int) readFunc {
-		return ourReader(t, open(t, pid))
-	}, reader.ErrBusy)
-}
-
-func TestUnderFireOfficialReader(t *testing.T) {
-	underFireFromChild(t, officialReader, processcontext.ErrConcurrentUpdate)
+func TestUnderFireFromChild(t *testing.T) {
+	for name, test := range map[string]struct {
+		read func(t *testing.T, pid int) readFunc
+		busy error
+	}{
+		"our reader":      {func(t *testing.T, pid int) readFunc { return ourReader(t, open(t, pid)) }, reader.ErrBusy},
+		"official reader": {officialReader, processcontext.ErrConcurrentUpdate},
+	} {
+		t.Run(name, func(t *testing.T) {
+			child := start(t, roleIncessant)
+			child.Expect("published")
+			read := test.read(t, child.PID())
+			child.Send("go")
+			f := under(t, read, test.busy)
+			last, err := strconv.Atoi(child.Ask("stop"))
+			require.NoError(t, err)
+			assert.GreaterOrEqual(t, last, f.last, "a publication that has not been published")
+			// Now that it is quiet, the last one is there to stay.
+			o, err := read()
+			require.NoError(t, err)
+			n, err := numberOf(o)
+			require.NoError(t, err)
+			assert.Equal(t, last, n)
+			child.Done()
+		})
+	}
 }
 
 func TestUnderFireInOneProcess(t *testing.T) {
