@@ -5,11 +5,9 @@ package main
 
 import (
 	"encoding/json"
-	"flag"
 	"fmt"
 	"math"
 	"os"
-	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
@@ -19,9 +17,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/otelctx/otelctx/internal/testing/childproc"
+	"github.com/otelctx/otelctx/internal/testing/golden"
 )
-
-var update = flag.Bool("update", false, "write the golden files anew")
 
 func inspect(t *testing.T, c *childproc.Child) result {
 	t.Helper()
@@ -38,21 +35,21 @@ func TestInspectGolden(t *testing.T) {
 		"empty":   startForeign(t, `resource {}`),
 	} {
 		pid := strconv.Itoa(c.PID())
-		assertGolden(t, name+".txt", golden(t, "inspect", pid))
-		assertGolden(t, name+".json", golden(t, "inspect", pid, "--json"))
+		golden.Compare(t, name+".txt", printed(t, "inspect", pid))
+		golden.Compare(t, name+".json", printed(t, "inspect", pid, "--json"))
 	}
 
 	w := startWorker(t)
 	// What comes before the carriers depends on the Go release and on the machine.
 	for name, out := range map[string]string{
-		"worker.txt": golden(t, "inspect", w.pid), "worker.json": golden(t, "inspect", w.pid, "--json"),
+		"worker.txt": printed(t, "inspect", w.pid), "worker.json": printed(t, "inspect", w.pid, "--json"),
 	} {
 		carriers := regexp.MustCompile(`(?s)\n(Carriers|  "carriers").*`).FindString(out)
-		assertGolden(t, name, w.anonymous(carriers))
+		golden.Compare(t, name, w.anonymous(carriers))
 	}
 	require.Equal(t, "ended", w.Ask("end"))
-	assert.Contains(t, golden(t, "inspect", w.pid), "\nThreads in a span: 0 of ")
-	assert.Contains(t, golden(t, "inspect", w.pid, "--json"), `"threads": []`)
+	assert.Contains(t, printed(t, "inspect", w.pid), "\nThreads in a span: 0 of ")
+	assert.Contains(t, printed(t, "inspect", w.pid, "--json"), `"threads": []`)
 	w.Done()
 }
 
@@ -103,9 +100,9 @@ var volatile = []struct {
 	{regexp.MustCompile(`("goroutine": ?)[1-9]\d*`), `${1}7`},
 }
 
-// golden runs otelctx, which must go well and complain of nothing, and returns what it
+// printed runs otelctx, which must go well and complain of nothing, and returns what it
 // prints without what is volatile.
-func golden(t *testing.T, args ...string) string {
+func printed(t *testing.T, args ...string) string {
 	t.Helper()
 	got := otelctx(t, args...)
 	require.Zero(t, got.code, got.stderr)
@@ -115,15 +112,4 @@ func golden(t *testing.T, args ...string) string {
 		out = v.pattern.ReplaceAllString(out, v.replacement)
 	}
 	return out
-}
-
-func assertGolden(t *testing.T, name, got string) {
-	t.Helper()
-	path := filepath.Join("testdata", name)
-	if *update {
-		require.NoError(t, os.WriteFile(path, []byte(got), 0o644))
-	}
-	want, err := os.ReadFile(path)
-	require.NoError(t, err)
-	assert.Equal(t, string(want), got, name)
 }

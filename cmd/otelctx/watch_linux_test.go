@@ -30,6 +30,7 @@ import (
 
 	"github.com/otelctx/otelctx/internal/scope"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
+	"github.com/otelctx/otelctx/internal/testing/golden"
 	"github.com/otelctx/otelctx/reader"
 	"github.com/otelctx/otelctx/resourcepublisher"
 	"github.com/otelctx/otelctx/spanctx"
@@ -127,7 +128,7 @@ func (w *worker) anonymous(out string) string {
 func TestWatchCounts(t *testing.T) {
 	w := startWorker(t)
 	begin := time.Now()
-	assertGolden(t, "watch.txt", w.anonymous(golden(t, "watch", w.pid, "--count", "3", "--interval", "20ms")))
+	golden.Compare(t, "watch.txt", w.anonymous(printed(t, "watch", w.pid, "--count", "3", "--interval", "20ms")))
 	assert.GreaterOrEqual(t, time.Since(begin), 40*time.Millisecond)
 
 	got := otelctx(t, "watch", w.pid, "--count", "2", "--interval", "1ms", "--json")
@@ -141,8 +142,8 @@ func TestWatchCounts(t *testing.T) {
 		last = f.TimeUnixNano
 	}
 	assert.Equal(t, 2, frames)
-	first, _, _ := strings.Cut(golden(t, "watch", w.pid, "--count", "1", "--json"), "\n")
-	assertGolden(t, "watch.json", w.anonymous(first)+"\n")
+	first, _, _ := strings.Cut(printed(t, "watch", w.pid, "--count", "1", "--json"), "\n")
+	golden.Compare(t, "watch.json", w.anonymous(first)+"\n")
 }
 
 func TestWatchEnds(t *testing.T) {

@@ -6,7 +6,6 @@ package export
 import (
 	"bytes"
 	"encoding/json"
-	"flag"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -23,9 +22,8 @@ import (
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/symbols"
+	"github.com/otelctx/otelctx/internal/testing/golden"
 )
-
-var update = flag.Bool("update", false, "write golden files")
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
@@ -255,11 +253,5 @@ func TestMarshalJSON(t *testing.T) {
 	require.NoError(t, err)
 	var got bytes.Buffer
 	require.NoError(t, json.Indent(&got, encoded, "", "  "))
-	const golden = "testdata/recording.json"
-	if *update {
-		require.NoError(t, os.WriteFile(golden, got.Bytes(), 0o644))
-	}
-	want, err := os.ReadFile(golden)
-	require.NoError(t, err)
-	assert.Equal(t, string(want), got.String())
+	golden.Compare(t, "recording.json", got.String())
 }

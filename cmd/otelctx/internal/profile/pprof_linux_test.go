@@ -6,7 +6,7 @@ package profile
 import (
 	"bytes"
 	"encoding/hex"
-	"flag"
+	"encoding/json"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,13 +18,11 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
-	profilespb "go.opentelemetry.io/proto/otlp/profiles/v1development"
-	"google.golang.org/protobuf/encoding/prototext"
+	"google.golang.org/protobuf/encoding/protojson"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/symbols"
+	"github.com/otelctx/otelctx/internal/testing/golden"
 )
-
-var update = flag.Bool("update", false, "write golden files")
 
 // fixed returns a builder with a recording that is the same on every machine.
 func fixed(t testing.TB) *Builder {
@@ -62,26 +60,19 @@ func TestGolden(t *testing.T) {
 	for _, r := range data.GetResourceProfiles() {
 		r.GetScopeProfiles()[0].GetProfiles()[0].ProfileId = nil // a random one
 	}
-	const goldenData, goldenPprof = "testdata/data.txtpb", "testdata/pprof.golden"
-	if *update {
-		require.NoError(t, os.WriteFile(goldenData, []byte(prototext.Format(data)), 0o644))
-		require.NoError(t, os.WriteFile(goldenPprof, []byte(p.String()), 0o644))
-	}
-	want, err := os.ReadFile(goldenData)
+	encoded, err := protojson.Marshal(data)
 	require.NoError(t, err)
-	wantData := &profilespb.ProfilesData{}
-	require.NoError(t, prototext.Unmarshal(want, wantData))
-	assert.Equal(t, prototext.Format(wantData), prototext.Format(data))
+	var indented bytes.Buffer
+	require.NoError(t, json.Indent(&indented, encoded, "", "  "))
+	golden.Compare(t, "data.json", indented.String())
 
-	want, err = os.ReadFile(goldenPprof)
-	require.NoError(t, err)
-	assert.Equal(t, string(want), p.String())
+	golden.Compare(t, "pprof.golden", p.String())
 	var b bytes.Buffer
 	require.NoError(t, p.Write(&b))
 	again, err := profile.Parse(&b)
 	require.NoError(t, err)
 	require.NoError(t, again.CheckValid())
-	assert.Equal(t, string(want), again.String())
+	assert.Equal(t, p.String(), again.String())
 	for i, m := range again.Mapping {
 		assert.True(t, m.HasFunctions, "mapping %d", i)
 	}
