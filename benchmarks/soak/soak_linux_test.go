@@ -256,11 +256,11 @@ func TestSoak(t *testing.T) {
 func mayRecord(t *testing.T, otelctx string) {
 	t.Helper()
 	const exitNotPermitted = 4
-	out, err := exec.Command(otelctx, "record", strconv.Itoa(os.Getpid()), "--duration=1ms").CombinedOutput()
-	if exit := new(exec.ExitError); errors.As(err, &exit) && exit.ExitCode() == exitNotPermitted {
-		t.Skip(string(out))
+	_, stderr, code := programs.Run(t, exec.Command(otelctx, "record", strconv.Itoa(os.Getpid()), "--duration=1ms"))
+	if code == exitNotPermitted {
+		t.Skip(stderr)
 	}
-	require.NoError(t, err, string(out))
+	require.Zero(t, code, stderr)
 }
 
 // start starts the service.
@@ -382,10 +382,8 @@ func (s *soak) end(t *testing.T) report {
 // exits runs a command that must have this exit code.
 func (s *soak) exits(t *testing.T, code int, args ...string) {
 	t.Helper()
-	out, err := s.command(args...).CombinedOutput()
-	exit := new(exec.ExitError)
-	require.ErrorAs(t, err, &exit, "%q: %s", args, out)
-	assert.Equal(t, code, exit.ExitCode(), "%q: %s", args, out)
+	_, stderr, got := programs.Run(t, s.command(args...))
+	assert.Equal(t, code, got, "%q: %s", args, stderr)
 }
 
 // nothingShown fails the test if the service, in which there is no span, shows any: by

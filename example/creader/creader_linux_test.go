@@ -7,7 +7,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -30,6 +29,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/otelctx/otelctx/internal/testing/childproc"
+	"github.com/otelctx/otelctx/internal/testing/programs"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 	"github.com/otelctx/otelctx/internal/vma"
 	"github.com/otelctx/otelctx/internal/wire"
@@ -145,16 +145,10 @@ func compile(t *testing.T) string {
 // read runs the reader on a process and returns the lines that it prints and its exit code.
 func read(t *testing.T, program string, pid int) (lines []string, code int) {
 	t.Helper()
-	cmd := exec.Command(program, strconv.Itoa(pid))
-	out, err := cmd.Output()
-	exit := (*exec.ExitError)(nil)
-	if errors.As(err, &exit) {
-		require.NotContains(t, string(exit.Stderr), "ERROR: AddressSanitizer")
-		require.NotContains(t, string(exit.Stderr), "runtime error")
-		return nil, exit.ExitCode()
-	}
-	require.NoError(t, err)
-	return strings.Split(strings.TrimSuffix(string(out), "\n"), "\n"), 0
+	stdout, stderr, code := programs.Run(t, exec.Command(program, strconv.Itoa(pid)))
+	require.NotContains(t, stderr, "ERROR: AddressSanitizer")
+	require.NotContains(t, stderr, "runtime error")
+	return strings.Split(strings.TrimSuffix(stdout, "\n"), "\n"), code
 }
 
 // threads returns what the Go reader says of the threads that are in spans, as the one in

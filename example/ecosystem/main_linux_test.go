@@ -4,7 +4,6 @@
 package main
 
 import (
-	"bytes"
 	"fmt"
 	"net"
 	"os"
@@ -15,7 +14,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -99,14 +97,7 @@ func ecosystem(t *testing.T, environ []string, args ...string) (stdout, stderr s
 	t.Helper()
 	command := exec.CommandContext(t.Context(), self(t, "ecosystem"), args...)
 	command.Env = append(os.Environ(), environ...)
-	var out, errs bytes.Buffer
-	command.Stdout, command.Stderr = &out, &errs
-	command.WaitDelay = time.Minute // What is left behind would hold the pipes.
-	if err := command.Run(); err != nil {
-		exit := (*exec.ExitError)(nil)
-		require.ErrorAs(t, err, &exit, errs.String())
-	}
-	return out.String(), errs.String(), command.ProcessState.ExitCode()
+	return programs.Run(t, command)
 }
 
 // All are told of each other, and end in the order in which nothing is lost.

@@ -4,8 +4,6 @@
 package main
 
 import (
-	"bytes"
-	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,19 +13,16 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/programs"
 )
 
-// asCommandKey is the environment variable that makes the test binary be quickstart,
-// and also the service that quickstart starts.
-const asCommandKey = "QUICKSTART_TEST_AS_COMMAND"
+// roleCommand makes the test binary be quickstart, and also the service that quickstart
+// starts.
+const roleCommand = "quickstart"
 
 func TestMain(m *testing.M) {
-	if os.Getenv(asCommandKey) != "" {
-		main()
-		return
-	}
-	os.Exit(m.Run())
+	childproc.Main(m, map[string]func(*childproc.Parent){roleCommand: func(*childproc.Parent) { main() }})
 }
 
 // nobody is a user who may not read root's processes.
@@ -55,11 +50,9 @@ func buildOtelctx(t *testing.T) string {
 // quickstart returns the command, ready to run.
 func quickstart(t *testing.T, args ...string) *exec.Cmd {
 	t.Helper()
-	self, err := os.Executable()
+	cmd, err := childproc.Command(roleCommand)
 	require.NoError(t, err)
-	cmd := exec.Command(self, args...)
-	// Built with -race, a process sleeps for a second before it exits unless told.
-	cmd.Env = append(os.Environ(), asCommandKey+"=1", "GORACE="+os.Getenv("GORACE")+" atexit_sleep_ms=0")
+	cmd.Args = append(cmd.Args, args...)
 	return cmd
 }
 
@@ -80,20 +73,6 @@ func by(t *testing.T, cmd *exec.Cmd, user uint32) {
 // runToEnd runs a command to its end and returns what it wrote and its exit code.
 func runToEnd(t *testing.T, cmd *exec.Cmd) (output string, code int) {
 	t.Helper()
-	var out bytes.Buffer
-	cmd.Stdout = &out
-	cmd.Stderr = &out
-	cmd.WaitDelay = hung // In case that a service is left behind, which holds the pipe.
-	err := cmd.Start()
-	if errors.Is(err, syscall.EPERM) && cmd.SysProcAttr != nil {
-		t.Skip("changing the user needs CAP_SETUID and CAP_SETGID")
-	}
-	require.NoError(t, err)
-	timeout := time.AfterFunc(hung, func() { _ = cmd.Process.Kill() })
-	defer timeout.Stop()
-	if err := cmd.Wait(); err != nil && !errors.Is(err, exec.ErrWaitDelay) {
-		exit := (*exec.ExitError)(nil)
-		require.ErrorAs(t, err, &exit)
-	}
-	return out.String(), cmd.ProcessState.ExitCode()
+	stdout, stderr, code := programs.Run(t, cmd)
+	return stdout + stderr, code
 }

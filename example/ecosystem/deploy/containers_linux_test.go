@@ -258,11 +258,7 @@ func TestContainersWithLess(t *testing.T) {
 		}
 		spec := containerSpec(t, pod, []string{"/otelctx", "record", "--all", "--duration=1s", "--freq=499"}, nil)
 		spec.Mounts = slices.DeleteFunc(spec.Mounts, func(m specs.Mount) bool { return m.Destination == withoutMount })
-		cmd := container(t, spec, otelctx)
-		var out, errs bytes.Buffer
-		cmd.Stdout, cmd.Stderr = &out, &errs
-		_ = cmd.Run()
-		return out.String(), errs.String(), cmd.ProcessState.ExitCode()
+		return programs.Run(t, container(t, spec, otelctx))
 	}
 	const notPermitted = 4
 	stdout, stderr, code := record(t, nil, "")

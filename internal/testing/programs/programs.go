@@ -1,7 +1,7 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package programs builds the programs that tests start, each in the ways in which users
+// Package programs builds and runs the programs that tests start, in the ways in which users
 // build theirs.
 //
 // It is for tests only.

@@ -1,0 +1,40 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package programs
+
+import (
+	"bytes"
+	"errors"
+	"os/exec"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// hung is how long a command may run: no command of a test takes that long.
+const hung = 2 * time.Minute
+
+// Run runs a command to its end, and returns what it wrote and its exit code: -1 if a
+// signal ended it. It skips the test if the command is another user's and this user may
+// not start it.
+func Run(t testing.TB, cmd *exec.Cmd) (stdout, stderr string, code int) {
+	t.Helper()
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	cmd.WaitDelay = hung // A process that is left behind would hold the pipes.
+	err := cmd.Start()
+	if errors.Is(err, syscall.EPERM) && cmd.SysProcAttr != nil {
+		t.Skip("changing the user needs CAP_SETUID and CAP_SETGID")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	timeout := time.AfterFunc(hung, func() { _ = cmd.Process.Kill() })
+	defer timeout.Stop()
+	exit := (*exec.ExitError)(nil)
+	if err := cmd.Wait(); err != nil && !errors.As(err, &exit) {
+		t.Error(err, errs.String())
+	}
+	return out.String(), errs.String(), cmd.ProcessState.ExitCode()
+}
