@@ -10,7 +10,6 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
 	processcontextpb "go.opentelemetry.io/proto/otlp/processcontext/v1development"
 
 	"github.com/otelctx/otelctx/reader"
@@ -39,30 +38,3 @@ func TestMappingNamesAreEscaped(t *testing.T) {
 	require.NoError(t, writeJSON(&forPrograms, newDocument(1, pc, activity{})))
 	assert.Contains(t, forPrograms.String(), `/memfd:OTEL_CTX\u001b[2J\ufffd (deleted)`)
 }
-
-func TestBytesAreNeverNull(t *testing.T) {
-	b, err := encodeJSON(jsonValue(&commonpb.AnyValue{Value: &commonpb.AnyValue_BytesValue{}}), "")
-	require.NoError(t, err)
-	assert.Equal(t, `""`, string(b))
-}
-
-func TestSchemaOfDocument(t *testing.T) {
-	var got strings.Builder
-	require.NoError(t, writeJSON(&got, newDocument(1, &reader.ProcessContext{Message: &processcontextpb.ProcessContext{}}, activity{})))
-	// Not JSONEq: the order of the keys is promised.
-	assert.JSONEq(t, schemaOfDocument, got.String())
-}
-
-const schemaOfDocument = `{
-  "pid": 1,
-  "mapping": "",
-  "version": 0,
-  "published_at_ns": 0,
-  "payload_size": 0,
-  "resource": {},
-  "schema_url": "",
-  "attributes": {},
-  "carriers": [],
-  "threads": []
-}
-`

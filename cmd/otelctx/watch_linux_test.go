@@ -220,42 +220,34 @@ func TestThreadsForPeople(t *testing.T) {
 
 // What is looked at may come and go, and be busy, without ending the watch.
 func TestWatchGoesOn(t *testing.T) {
-	type step struct {
-		threads []reader.Thread
-		err     error
-	}
-	run := func(count int, steps ...step) (out string, ended bool, err error) {
-		var b strings.Builder
+	other := errors.New("other")
+	for _, test := range []struct {
+		looks           []error // of which nil finds threads
+		frames, nothing int     // how many of each are shown
+		ended           bool
+		err             error
+	}{
+		{looks: []error{nil, reader.ErrBusy, reader.ErrNoThreadContext, nil}, frames: 2, nothing: 1},
+		{looks: []error{nil, reader.ErrProcessGone}, frames: 1, ended: true},
+		{looks: []error{nil, other}, frames: 1, err: other},
+		{looks: []error{reader.ErrProcessGone}, err: reader.ErrProcessGone},
+		{looks: []error{reader.ErrBusy}, err: reader.ErrBusy},
+		{looks: []error{reader.ErrNoThreadContext}, err: reader.ErrNoThreadContext},
+		{looks: []error{reader.ErrNotPermitted}, err: reader.ErrNotPermitted},
+	} {
+		var out strings.Builder
 		n := 0
 		w := watch{
-			pid: 1, interval: time.Millisecond, count: count, out: &b, write: writeFrame,
+			pid: 1, interval: time.Millisecond, count: 3, out: &out, write: writeFrame,
 			look: func(context.Context) ([]reader.Thread, error) {
-				s := steps[n]
 				n++
-				return s.threads, s.err
+				return sampleThreads(), test.looks[n-1]
 			},
 		}
-		ended, err = w.run(t.Context())
-		return b.String(), ended, err
+		ended, err := w.run(t.Context())
+		require.ErrorIs(t, err, test.err, test.looks)
+		assert.Equal(t, test.ended, ended, test.looks)
+		assert.Equal(t, test.frames, strings.Count(out.String(), "2 of 3"), test.looks)
+		assert.Equal(t, test.nothing, strings.Count(out.String(), "shows no spans any more"), test.looks)
 	}
-	ok := step{threads: sampleThreads()}
-
-	out, ended, err := run(3, ok, step{err: reader.ErrBusy}, step{err: reader.ErrNoThreadContext}, ok)
-	require.NoError(t, err)
-	assert.False(t, ended)
-	assert.Equal(t, 2, strings.Count(out, "2 of 3"))
-	assert.Equal(t, 1, strings.Count(out, "shows no spans any more"))
-
-	_, ended, err = run(0, ok, step{err: reader.ErrProcessGone})
-	require.NoError(t, err)
-	assert.True(t, ended)
-
-	for _, first := range []error{reader.ErrProcessGone, reader.ErrBusy, reader.ErrNoThreadContext, reader.ErrNotPermitted} {
-		_, ended, err = run(0, step{err: first})
-		require.ErrorIs(t, err, first)
-		assert.False(t, ended)
-	}
-	other := errors.New("other")
-	_, _, err = run(0, ok, step{err: other})
-	require.ErrorIs(t, err, other)
 }
