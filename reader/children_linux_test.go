@@ -23,8 +23,11 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/otelctx/otelctx/internal/boottime"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
+	"github.com/otelctx/otelctx/internal/testing/resources"
 	"github.com/otelctx/otelctx/internal/vma"
 	"github.com/otelctx/otelctx/internal/wire"
 )
@@ -53,11 +56,7 @@ func idle(p *childproc.Parent) {
 // word about why not.
 func publisher(p *childproc.Parent) {
 	w := new(testWriter)
-	for {
-		line, ok := p.Receive()
-		if !ok {
-			return
-		}
+	for line, ok := p.Receive(); ok; line, ok = p.Receive() {
 		words := strings.Fields(line)
 		answer, err := w.do(words[0], words[1:])
 		p.Must(err)
@@ -95,10 +94,14 @@ func (w *testWriter) do(step string, args []string) (string, error) {
 	case "point": // address size
 		_, err := fmt.Sscan(strings.Join(args, " "), &w.payloadAddress, &w.payloadSize)
 		return "ok", err
-	case "seed": // epoch
-		return w.publishLikeTheSeed()
-	case "publish": // since boot
-		return w.publish()
+	case "seed":
+		return w.publish(uint64(time.Now().UnixNano()), true)
+	case "publish":
+		now, err := boottime.Now()
+		if err != nil {
+			return "", err
+		}
+		return w.publish(now, false)
 	case "update-start":
 		atomic.StoreUint64(&w.header().PublishedAtNS, 0)
 		return "ok", nil
@@ -137,14 +140,16 @@ func (w *testWriter) mapMemory(how string) (string, error) {
 		w.region, err = vma.New(wire.ProcessContextName, testMemorySize)
 	case "anonymous":
 		// No descriptor, no memfd.
-		err = withoutDescriptors(func() error {
+		err = resources.WithoutDescriptors(func() error {
 			w.region, err = vma.New(wire.ProcessContextName, testMemorySize)
 			return err
 		})
 	case "shared": // mapped as no publisher should, and kept open
-		if w.memfd, err = memfd(wire.ProcessContextName); err != nil {
+		var fd int
+		if fd, err = unix.MemfdCreate(wire.ProcessContextName, 0); err != nil {
 			return "", err
 		}
+		w.memfd = os.NewFile(uintptr(fd), wire.ProcessContextName)
 		if err = w.memfd.Truncate(testMemorySize); err != nil {
 			return "", err
 		}
@@ -165,38 +170,6 @@ func (w *testWriter) mapMemory(how string) (string, error) {
 	return strconv.FormatUint(w.address, 10), nil
 }
 
-// withoutDescriptors calls f while this process may open no file.
-func withoutDescriptors(f func() error) error {
-	var limit syscall.Rlimit
-	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
-		return err
-	}
-	none := limit
-	none.Cur = 0
-	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &none); err != nil {
-		return err
-	}
-	return errors.Join(f(), syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit))
-}
-
-// memfd creates a memory file by the bare system call.
-func memfd(name string) (*os.File, error) {
-	call, ok := map[string]uintptr{"amd64": 319, "arm64": 279}[runtime.GOARCH]
-	if !ok {
-		return nil, errors.ErrUnsupported
-	}
-	b, err := syscall.BytePtrFromString(name)
-	if err != nil {
-		return nil, err
-	}
-	fd, _, errno := syscall.Syscall(call, reflect.ValueOf(b).Pointer(), 0, 0)
-	runtime.KeepAlive(b)
-	if errno != 0 {
-		return nil, errno
-	}
-	return os.NewFile(fd, name), nil
-}
-
 // writePayload puts the payload behind the header or elsewhere in memory.
 func (w *testWriter) writePayload(inside bool, payload []byte) error {
 	w.payloadSize = len(payload)
@@ -215,32 +188,20 @@ func (w *testWriter) writePayload(inside bool, payload []byte) error {
 	return nil
 }
 
-// publishLikeTheSeed publishes in the order of the OTEP's first text: the time is
-// since the epoch, and the signature is written last.
-func (w *testWriter) publishLikeTheSeed() (string, error) {
+// publish writes the header, in the order of the OTEP as it was merged, or in that of its
+// first text, the seed: then the signature is written last.
+func (w *testWriter) publish(now uint64, seed bool) (string, error) {
 	h := w.header()
-	h.Version = wire.ProcessContextVersion
-	h.PublishedAtNS = uint64(time.Now().UnixNano())
-	h.PayloadSize = uint32(w.payloadSize)
-	h.Payload = w.payloadAddress
-	var barrier atomic.Uint64
-	barrier.Add(1)
-	copy(h.Signature[:], wire.ProcessContextSignature)
-	return w.announce(h.PublishedAtNS)
-}
-
-// publish publishes in the order of the OTEP as it was merged.
-func (w *testWriter) publish() (string, error) {
-	now, err := boottime.Now()
-	if err != nil {
-		return "", err
+	sign := func() { copy(h.Signature[:], wire.ProcessContextSignature) }
+	if !seed {
+		sign()
 	}
-	h := w.header()
 	h.Version = wire.ProcessContextVersion
-	h.PayloadSize = uint32(w.payloadSize)
-	h.Payload = w.payloadAddress
-	copy(h.Signature[:], wire.ProcessContextSignature)
+	h.PayloadSize, h.Payload = uint32(w.payloadSize), w.payloadAddress
 	atomic.StoreUint64(&h.PublishedAtNS, now)
+	if seed {
+		sign()
+	}
 	return w.announce(now)
 }
 
@@ -271,42 +232,36 @@ func canNameMemory() bool {
 }
 
 // nobody reads the process that it is told, gives up root's rights, and says what
-// comes of reading it then: with the context found before, and from the start.
+// comes of reading it then: with the context found before, from the start, and among all.
 func nobody(p *childproc.Parent) {
 	line, _ := p.Receive()
 	pid, err := strconv.Atoi(line)
 	p.Must(err)
+	ctx := context.Background()
 	found, err := Open(pid)
 	p.Must(err)
-	pc, err := found.ProcessContext(context.Background())
+	pc, err := found.ProcessContext(ctx)
+	p.Must(err)
+	fresh, err := Open(pid)
 	p.Must(err)
 
 	p.BecomeNobody()
 
+	answer := func(err error) { p.Send("%t %v", errors.Is(err, ErrNotPermitted), err) }
 	_, err = found.Changed(pc.PublishedAtNS)
-	p.Send("%t %v", errors.Is(err, ErrNotPermitted), err)
-	_, err = found.ProcessContext(context.Background())
-	p.Send("%t %v", errors.Is(err, ErrNotPermitted), err)
-	p.Must(found.Close())
-
-	fresh, err := Open(pid)
-	p.Must(err)
-	_, err = fresh.ProcessContext(context.Background())
-	p.Send("%t %v", errors.Is(err, ErrNotPermitted), err)
-	p.Must(fresh.Close())
-
-	reported := 0
-	for process, err := range Publishers(context.Background()) {
+	answer(err)
+	for _, process := range []*Process{found, fresh} {
+		_, err = process.ProcessContext(ctx)
+		answer(err)
+	}
+	for process, err := range Publishers(ctx) {
 		if process != nil {
-			if process.PID() == pid {
-				p.Send("found, though not permitted to read")
-			}
 			p.Must(process.Close())
-		} else if errors.Is(err, ErrNotPermitted) && strings.HasPrefix(err.Error(), fmt.Sprintf("pid %d: ", pid)) {
-			reported++
+		}
+		if process != nil && process.PID() == pid || err != nil && strings.HasPrefix(err.Error(), fmt.Sprintf("pid %d: ", pid)) {
+			answer(err)
 		}
 	}
-	p.Send("reported %d", reported)
 }
 
 // reusedPID runs in a PID namespace of its own, as its first process: where it
@@ -376,7 +331,7 @@ func reusedPID(p *childproc.Parent) {
 
 // startPlain starts a publisher from a child, where there is no test to fail, and
 // returns where its context is.
-func startPlain(p *childproc.Parent) (*exec.Cmd, string) {
+func startPlain(p *childproc.Parent) (cmd *exec.Cmd, at string) {
 	cmd, err := childproc.Command("publisher")
 	p.Must(err)
 	cmd.Stderr = os.Stderr
@@ -388,13 +343,8 @@ func startPlain(p *childproc.Parent) (*exec.Cmd, string) {
 	const smallest = "0a00"
 	_, err = io.WriteString(in, "map memfd\npayload inside "+smallest+"\npublish\n")
 	p.Must(err)
-	answers := make([]byte, 0, 256)
-	for bytes.Count(answers, []byte("\n")) < 3 {
-		b := make([]byte, 256)
-		n, err := out.Read(b)
-		p.Must(err)
-		answers = append(answers, b[:n]...)
-	}
-	at, _, _ := strings.Cut(string(answers), "\n")
+	var payload, published string
+	_, err = fmt.Fscan(out, &at, &payload, &published)
+	p.Must(err)
 	return cmd, at
 }

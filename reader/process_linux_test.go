@@ -5,12 +5,12 @@ package reader
 
 import (
 	"context"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"math"
 	"os"
 	"os/exec"
-	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -68,22 +68,6 @@ func reading(t *testing.T, service string) (*childproc.Child, *Process, *Process
 	require.NoError(t, err)
 	require.Equal(t, service, serviceName(pc))
 	return child, p, pc
-}
-
-// republish has a child put another service in the place of what it publishes.
-func republish(t *testing.T, child *childproc.Child, service string) (publishedAt uint64) {
-	t.Helper()
-	stepf(t, child, "payload outside %x", marshal(t, message(service)))
-	return numberf(t, child, "update-end")
-}
-
-// publishes fails the test unless a process publishes a service.
-func publishes(t *testing.T, p *Process, service string) *ProcessContext {
-	t.Helper()
-	pc, err := p.ProcessContext(t.Context())
-	require.NoError(t, err)
-	assert.Equal(t, service, serviceName(pc))
-	return pc
 }
 
 // fails has the test fail unless a process cannot be read, for a reason.
@@ -159,72 +143,94 @@ func TestReadOtherPublishers(t *testing.T) {
 	}
 }
 
-func TestReadUpdates(t *testing.T) {
-	child, p, pc := reading(t, "first")
-	for i := range 10 {
-		service := strings.Repeat("next", i*100)
-		stepf(t, child, "update-start")
-		assert.True(t, changed(t, p, pc.PublishedAtNS))
-		fails(t, p, ErrBusy)
+// kindNames are the errors as testdata/publishers.txt has them.
+var kindNames = map[error]string{
+	ErrNoContext: "none", ErrNotPermitted: "not permitted", ErrProcessGone: "gone", ErrInvalid: "invalid", ErrBusy: "busy",
+}
 
-		publishedAt := republish(t, child, service)
-		assert.True(t, changed(t, p, pc.PublishedAtNS))
-		pc = publishes(t, p, service)
-		assert.Equal(t, publishedAt, pc.PublishedAtNS)
-		assert.False(t, changed(t, p, publishedAt))
+// outcome says whether something went well or which kind of error it is, which is documented.
+func outcome(t *testing.T, err error, pid int, good string) string {
+	t.Helper()
+	if err == nil {
+		return good
 	}
+	assertDocumented(t, err, pid)
+	for kind, name := range kindNames {
+		if errors.Is(err, kind) {
+			return name
+		}
+	}
+	return err.Error()
 }
 
-func TestReadBeforePublication(t *testing.T) {
+// TestPublisherScripts plays testdata/publishers.txt: paragraphs of steps of a publisher, and
+// questions with the answers that are right. Questions are about the process as it was
+// opened at the start ("read", "changed", which means since it was read), about one that is
+// opened anew, or about both.
+func TestPublisherScripts(t *testing.T) {
 	childproc.NeedReading(t)
-	child := childproc.Start(t, "publisher", nil)
-	p := open(t, child.PID())
-	fails(t, p, ErrNoContext)
-	assert.True(t, changed(t, p, 0))
-
-	// Mapped and not written: the kernel shows its name already.
-	numberf(t, child, "map memfd")
-	fails(t, p, ErrBusy)
-
-	stepf(t, child, "payload inside %x", marshal(t, message("late")))
-	numberf(t, child, "publish")
-	pc := publishes(t, p, "late")
-
-	stepf(t, child, "close")
-	assert.True(t, changed(t, p, pc.PublishedAtNS))
-	fails(t, p, ErrNoContext)
-
-	publishIn(t, child, "memfd", "again")
-	publishes(t, p, "again")
-	child.Done()
-}
-
-func TestReadTwoContexts(t *testing.T) {
-	child := publishing(t, "first")
-	numberf(t, child, "map shared")
-	stepf(t, child, "payload inside %x", marshal(t, message("second")))
-	numberf(t, child, "seed")
-	fails(t, open(t, child.PID()), ErrInvalid)
-}
-
-func TestReadTruncatedMemfd(t *testing.T) {
-	childproc.NeedReading(t)
-	child := childproc.Start(t, "publisher", nil)
-	publishIn(t, child, "shared", "x")
-	p := open(t, child.PID())
-	pc, err := p.ProcessContext(t.Context())
+	text, err := os.ReadFile("testdata/publishers.txt")
 	require.NoError(t, err)
-
-	// The mapping is still there, and nothing behind it: its owner would be killed
-	// for reading it (SIGBUS).
-	stepf(t, child, "truncate")
-	assert.True(t, changed(t, p, pc.PublishedAtNS))
-	for _, p := range []*Process{p, open(t, child.PID())} {
-		_, err := p.ProcessContext(t.Context())
-		require.Error(t, err)
-		assertDocumented(t, err, child.PID())
+	for script := range strings.SplitSeq(string(text), "\n\n") {
+		title, steps, _ := strings.Cut(strings.TrimSpace(script), "\n")
+		t.Run(strings.Trim(title, "# ."), func(t *testing.T) {
+			child := childproc.Start(t, "publisher", nil)
+			t.Cleanup(child.Kill)
+			p := open(t, child.PID())
+			var publishedAt uint64
+			for step := range strings.Lines(steps) {
+				play(t, child, p, &publishedAt, strings.TrimSpace(step))
+			}
+		})
 	}
-	child.Done()
+}
+
+func play(t *testing.T, child *childproc.Child, p *Process, publishedAt *uint64, step string) {
+	t.Helper()
+	read := func(p *Process) string {
+		pc, err := p.ProcessContext(t.Context())
+		if err != nil {
+			return outcome(t, err, p.PID(), "")
+		}
+		*publishedAt = pc.PublishedAtNS
+		return serviceName(pc)
+	}
+	order, want, _ := strings.Cut(step, ": ")
+	var got []string
+	switch order {
+	case "read":
+		got = []string{read(p)}
+	case "read anew":
+		got = []string{read(open(t, p.PID()))}
+	case "read all":
+		got = []string{read(p), read(open(t, p.PID()))}
+	case "changed":
+		changed, err := p.Changed(*publishedAt)
+		got = []string{outcome(t, err, p.PID(), strconv.FormatBool(changed))}
+	case "open":
+		_, err := Open(p.PID())
+		got = []string{outcome(t, err, p.PID(), "open")}
+	case "kill":
+		child.Kill()
+	case "zombie":
+		child.Zombie()
+	case "stop":
+		require.NoError(t, syscall.Kill(p.PID(), syscall.SIGSTOP))
+	case "continue":
+		require.NoError(t, syscall.Kill(p.PID(), syscall.SIGCONT))
+	case "exec":
+		child.Send("exec")
+		child.Expect("idle")
+	default:
+		words := strings.Fields(order)
+		if words[0] == "payload" {
+			words[2] = hex.EncodeToString(marshal(t, message(words[2])))
+		}
+		child.Ask("%s", strings.Join(words, " "))
+	}
+	for _, answer := range got {
+		assert.Contains(t, strings.Split(want, ", "), answer, step)
+	}
 }
 
 func TestReadWildPayload(t *testing.T) {
@@ -238,70 +244,11 @@ func TestReadWildPayload(t *testing.T) {
 		}
 	}
 	stepf(t, child, "update-start")
-	republish(t, child, "sane again")
-	publishes(t, p, "sane again")
-}
-
-func TestReadKilled(t *testing.T) {
-	child, p, pc := reading(t, "x")
-	unread := open(t, child.PID())
-	child.Kill()
-
-	for _, p := range []*Process{p, unread} {
-		changed, err := p.Changed(pc.PublishedAtNS)
-		assertKind(t, ErrProcessGone, err, child.PID())
-		assert.Contains(t, []bool{true, false}, changed)
-		for range 2 {
-			fails(t, p, ErrProcessGone)
-		}
-	}
-	_, err := Open(child.PID())
-	assertKind(t, ErrProcessGone, err, child.PID())
-}
-
-func TestReadZombie(t *testing.T) {
-	child, p, pc := reading(t, "x")
-	child.Zombie()
-	defer child.Kill()
-
-	_, err := p.Changed(pc.PublishedAtNS)
-	assertKind(t, ErrProcessGone, err, child.PID())
-	for _, p := range []*Process{p, open(t, child.PID())} {
-		_, err = p.ProcessContext(t.Context())
-		require.Error(t, err)
-		assertDocumented(t, err, child.PID())
-		require.NotErrorIs(t, err, ErrBusy)
-		require.NotErrorIs(t, err, ErrInvalid)
-	}
-}
-
-func TestReadStoppedInUpdate(t *testing.T) {
-	child, p, _ := reading(t, "first")
-
-	stepf(t, child, "update-start")
-	require.NoError(t, syscall.Kill(child.PID(), syscall.SIGSTOP))
-	for _, p := range []*Process{p, open(t, child.PID())} {
-		fails(t, p, ErrBusy)
-	}
-	require.NoError(t, syscall.Kill(child.PID(), syscall.SIGCONT))
-	republish(t, child, "second")
-	publishes(t, p, "second")
-
-	// A stopped process that is not in the middle of something can be read.
-	require.NoError(t, syscall.Kill(child.PID(), syscall.SIGSTOP))
-	publishes(t, open(t, child.PID()), "second")
-	require.NoError(t, syscall.Kill(child.PID(), syscall.SIGCONT))
-}
-
-func TestReadAfterExec(t *testing.T) {
-	child, p, pc := reading(t, "x")
-
-	child.Send("exec")
-	child.Expect("idle")
-	assert.True(t, changed(t, p, pc.PublishedAtNS))
-	for _, p := range []*Process{p, open(t, child.PID())} {
-		fails(t, p, ErrNoContext)
-	}
+	stepf(t, child, "payload outside %x", marshal(t, message("sane again")))
+	numberf(t, child, "update-end")
+	pc, err := p.ProcessContext(t.Context())
+	require.NoError(t, err)
+	assert.Equal(t, "sane again", serviceName(pc))
 }
 
 func TestReadKernelThread(t *testing.T) {
@@ -331,11 +278,10 @@ func TestReadNotPermitted(t *testing.T) {
 		other := childproc.Start(t, "nobody", nil)
 		other.Send("%d", child.PID())
 		prefix := fmt.Sprintf("true pid %d: not permitted to read the process: ", child.PID())
-		for _, way := range []string{"process_vm_readv", "process_vm_readv", "open"} {
+		for _, way := range []string{"process_vm_readv", "process_vm_readv", "open", "open"} {
 			got := other.Receive()
 			assert.True(t, strings.HasPrefix(got, prefix+way), "%q", got)
 		}
-		other.Expect("reported 1")
 		other.Done()
 		return
 	}
@@ -392,42 +338,34 @@ func published(t *testing.T, ctx context.Context, children ...*childproc.Child) 
 	return found
 }
 
+// Publishers finds those that publish, reports those that are invalid, and says nothing of others.
 func TestPublishers(t *testing.T) {
-	ctx := context.Background()
-	children := []*childproc.Child{publishing(t, "one"), publishing(t, "two"), publishing(t, "three")}
-	want := map[int]string{children[0].PID(): "one", children[1].PID(): "two", children[2].PID(): "three"}
+	ctx := t.Context()
+	one, busy, invalid := publishing(t, "one"), publishing(t, "two"), publishing(t, "three")
+	want := map[int]string{one.PID(): "one", busy.PID(): "two", invalid.PID(): "three"}
 	silent := childproc.Start(t, "idle", nil)
 	silent.Expect("idle")
-	all := append(slices.Clone(children), silent)
-	assert.Equal(t, want, published(t, ctx, all...))
+	assert.Equal(t, want, published(t, ctx, one, busy, invalid, silent))
 
-	// One that is being updated publishes.
-	busy := children[1]
 	stepf(t, busy, "update-start")
+	publishIn(t, invalid, "shared", "second")
 	seen := false
+	var reported error
 	for p, err := range Publishers(ctx) {
 		if err != nil {
+			assert.Nil(t, p)
+			if strings.HasPrefix(err.Error(), fmt.Sprintf("pid %d: ", invalid.PID())) {
+				reported = err
+			}
 			continue
 		}
 		seen = seen || p.PID() == busy.PID()
+		assert.NotEqual(t, invalid.PID(), p.PID())
 		require.NoError(t, p.Close())
 	}
-	assert.True(t, seen)
-	numberf(t, busy, "update-end")
-
-	// One that is invalid is reported.
-	invalid := children[2]
-	publishIn(t, invalid, "shared", "second")
-	var reported error
-	for p, err := range Publishers(ctx) {
-		if err == nil {
-			assert.NotEqual(t, invalid.PID(), p.PID())
-			require.NoError(t, p.Close())
-		} else if assert.Nil(t, p); strings.HasPrefix(err.Error(), fmt.Sprintf("pid %d: ", invalid.PID())) {
-			reported = err
-		}
-	}
+	assert.True(t, seen, "one that is being updated publishes")
 	assertKind(t, ErrInvalid, reported, invalid.PID())
+	numberf(t, busy, "update-end")
 
 	// Whoever looks may have seen enough.
 	for p, err := range Publishers(ctx) {
@@ -436,15 +374,9 @@ func TestPublishers(t *testing.T) {
 			break
 		}
 	}
-
-	children[0].Kill()
-	delete(want, children[0].PID())
-	delete(want, invalid.PID())
-	assert.Equal(t, want, published(t, ctx, children[0], busy, silent))
-	busy.Done()
+	one.Kill()
 	invalid.Kill()
-	silent.Done()
-	assert.Empty(t, published(t, ctx, all...))
+	assert.Equal(t, map[int]string{busy.PID(): "two"}, published(t, ctx, one, busy, invalid, silent))
 }
 
 // countdown is a context that is done after having been asked so many times.
@@ -483,17 +415,6 @@ func TestPublishersOfWhichOneEnds(t *testing.T) {
 
 func TestPublishersCancelled(t *testing.T) {
 	child := publishing(t, "x")
-	ctx, cancel := context.WithCancel(context.Background())
-	cancel()
-	asked := 0
-	for p, err := range Publishers(ctx) {
-		asked++
-		require.EqualError(t, err, "list processes: context canceled")
-		require.ErrorIs(t, err, context.Canceled)
-		assert.Nil(t, p)
-	}
-	assert.Equal(t, 1, asked)
-
 	// Done at every point of the search, of which later ones are much alike, until one is
 	// long enough to find all.
 	alike := testenv.Rounds(8, math.MaxInt)
@@ -509,6 +430,9 @@ func TestPublishersCancelled(t *testing.T) {
 				require.NoError(t, p.Close())
 			case errors.Is(err, context.Canceled):
 				assert.Nil(t, p)
+				if asked == 0 {
+					require.EqualError(t, err, "list processes: context canceled")
+				}
 				cancelled++
 			}
 		}
@@ -534,12 +458,10 @@ func TestAge(t *testing.T) {
 		{"since the epoch", uint64(time.Now().Add(-time.Minute).UnixNano()), time.Minute, time.Hour},
 	}
 	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			age, err := (&ProcessContext{PublishedAtNS: tt.at}).Age()
-			require.NoError(t, err)
-			assert.GreaterOrEqual(t, age, tt.from)
-			assert.LessOrEqual(t, age, tt.to)
-		})
+		age, err := (&ProcessContext{PublishedAtNS: tt.at}).Age()
+		require.NoError(t, err, tt.name)
+		assert.GreaterOrEqual(t, age, tt.from, tt.name)
+		assert.LessOrEqual(t, age, tt.to, tt.name)
 	}
 	for _, at := range []uint64{uint64(time.Now().Add(time.Hour).UnixNano()), math.MaxInt64, math.MaxUint64} {
 		_, err := (&ProcessContext{PublishedAtNS: at}).Age()

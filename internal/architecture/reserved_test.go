@@ -32,7 +32,7 @@ var reserved = map[string]string{
 	// Where tests make system calls that package syscall does not have. Those of other
 	// code are in [graph].
 	"x/sys in tests": "internal/apmlib internal/goruntime internal/goruntime/testdata/probe internal/profilersocket " +
-		"internal/slots internal/vma universalprofiling cmd/otelctx/internal/sampler cmd/otelctx/internal/collectortest cmd/otelctx/internal/hostile",
+		"internal/slots internal/vma reader universalprofiling cmd/otelctx/internal/sampler cmd/otelctx/internal/collectortest cmd/otelctx/internal/hostile",
 }
 
 // linknames says which functions and variables of the runtime are reached without its
