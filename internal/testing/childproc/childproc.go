@@ -25,7 +25,7 @@ import (
 const roleKey = "OTELCTX_TEST_CHILD"
 
 // maxLine bounds a line that parent and child exchange.
-const maxLine = 1 << 20
+const maxLine = 64 << 20
 
 // Main is the body of TestMain. In a child it runs the role that it was started
 // for; in the parent it runs the tests and fails if they leave goroutines behind.
@@ -111,11 +111,20 @@ func Start(t testing.TB, role string, prepare func(*exec.Cmd)) *Child {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd.Stderr = os.Stderr
-	cmd.WaitDelay = patience
 	if prepare != nil {
 		prepare(cmd)
 	}
+	return Run(t, cmd)
+}
+
+// Run starts a command that exchanges lines with the test, as a child does. It is killed at
+// the end of the test.
+func Run(t testing.TB, cmd *exec.Cmd) *Child {
+	t.Helper()
+	if cmd.Stderr == nil {
+		cmd.Stderr = os.Stderr
+	}
+	cmd.WaitDelay = patience
 	stdin, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)

@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"fmt"
 	"os"
+	"os/exec"
 	"slices"
 	"strconv"
 	"strings"
@@ -90,12 +91,21 @@ func AwaitOpen(t testing.TB, pid int, name string) {
 	}
 }
 
+// Nobody is the id of an ordinary user, and of the user's group.
+const Nobody = 65534
+
 // BecomeNobody gives up root's rights.
 func (p *Parent) BecomeNobody() {
-	const nobody = 65534
 	p.Must(syscall.Setgroups(nil))
-	p.Must(syscall.Setgid(nobody))
-	p.Must(syscall.Setuid(nobody))
+	p.Must(syscall.Setgid(Nobody))
+	p.Must(syscall.Setuid(Nobody))
+}
+
+// AsNobody has a command run as an ordinary user with these capabilities. Its program must
+// be where that user can find it (programs.Public).
+func AsNobody(cmd *exec.Cmd, capabilities ...uintptr) {
+	cmd.Dir = "/"
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: Nobody, Gid: Nobody}, AmbientCaps: capabilities}
 }
 
 // AdmitReaders lets processes of the same user read this one that are not among its

@@ -101,6 +101,32 @@ func Build(t testing.TB, v Variant, module, pkg string) string {
 	return exe
 }
 
+// PublicDir returns a directory that every user can read. It is gone at the end of the test.
+func PublicDir(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "otelctx-test-") // t.TempDir is closed to others
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	if err := os.Chmod(dir, 0o755); err != nil { //nolint:gosec // G302: it is to be public
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// Public returns the path of a copy of a program that every user can run, with a name.
+func Public(t testing.TB, program, name string) string {
+	t.Helper()
+	content, err := os.ReadFile(program) //nolint:gosec // G304: the test's own
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(PublicDir(t), name)
+	Write(t, path, content)
+	return path
+}
+
 // Script writes a shell script, and returns its path. It is gone at the end of the test.
 func Script(t testing.TB, body string) string {
 	t.Helper()

@@ -15,7 +15,6 @@ import (
 	"maps"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"runtime"
 	"slices"
 	"strconv"
@@ -425,7 +424,11 @@ func TestCapabilitiesThatSuffice(t *testing.T) {
 		"none":             {nil, "without CAP_BPF and CAP_PERFMON"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			c := childproc.Start(t, roleSelf, asNobody(t, test.caps))
+			self := programs.Public(t, "/proc/self/exe", "test")
+			c := childproc.Start(t, roleSelf, func(cmd *exec.Cmd) {
+				cmd.Path = self
+				childproc.AsNobody(cmd, test.caps...)
+			})
 			answer := c.Ask("%s", burner.Records)
 			defer c.Done()
 			if test.missing != "" {
@@ -442,27 +445,6 @@ func TestCapabilitiesThatSuffice(t *testing.T) {
 			require.NoError(t, json.Unmarshal([]byte(answer), &v), answer)
 			assertExact(t, fromJSON(v))
 		})
-	}
-}
-
-// asNobody runs a copy of the test binary, where everybody can, as an ordinary user with
-// capabilities.
-func asNobody(t *testing.T, caps []uintptr) func(*exec.Cmd) {
-	t.Helper()
-	dir, err := os.MkdirTemp("", "sampler-test") // t.TempDir is closed to others
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	require.NoError(t, os.Chmod(dir, 0o755))
-	self, err := os.ReadFile("/proc/self/exe")
-	require.NoError(t, err)
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "test"), self, 0o755))
-	return func(cmd *exec.Cmd) {
-		const nobody = 65534
-		cmd.Path = filepath.Join(dir, "test")
-		cmd.Dir = "/"
-		cmd.SysProcAttr = &syscall.SysProcAttr{
-			Credential: &syscall.Credential{Uid: nobody, Gid: nobody}, AmbientCaps: caps,
-		}
 	}
 }
 

@@ -43,7 +43,7 @@ func BenchmarkLocate(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
 			files := NewFiles()
-			process, err := files.Open(p.pid)
+			process, err := files.Open(p.PID())
 			if err != nil {
 				b.Fatal(err)
 			}

@@ -135,7 +135,7 @@ func TestGoExec(t *testing.T) {
 	requireText(t, process, r.Text)
 	other := build(t, programs.Variant{Name: "main-not-inlined", Flags: []string{"-gcflags=-l"}}, "prog")
 	var after report
-	require.NoError(t, jsonLine(p.ask(other), &after))
+	require.NoError(t, jsonLine(p.Ask("%s", other), &after))
 	require.NoError(t, process.Refresh())
 	requireStack(t, process, after.Stack)
 	requireText(t, process, after.Text)
@@ -227,7 +227,7 @@ func TestNoMapping(t *testing.T) {
 	assert.Equal(t, &Location{}, process.Locate(0, false))
 
 	// Mapped after the first look.
-	code, err := strconv.ParseUint(p.ask("map"), 10, 64)
+	code, err := strconv.ParseUint(p.Ask("map"), 10, 64)
 	require.NoError(t, err)
 	require.NoError(t, process.Refresh())
 	l = process.Locate(code, true)

@@ -179,11 +179,11 @@ func TestGone(t *testing.T) {
 	p := start(t, build(t, programs.Static, "prog"), &r)
 	process := p.open()
 	requireStack(t, process, r.Stack)
-	p.end()
+	p.Done()
 	require.Error(t, process.Refresh())
 	requireStack(t, process, r.Stack)
 	assert.Empty(t, process.Locate(1<<20, true).Lines)
-	_, err := NewFiles().Open(p.pid)
+	_, err := NewFiles().Open(p.PID())
 	require.Error(t, err)
 }
 

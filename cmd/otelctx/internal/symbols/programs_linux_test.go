@@ -4,29 +4,25 @@
 package symbols
 
 import (
-	"bufio"
 	"encoding/json"
-	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/programs"
 )
 
 // program is a child process that has reported about itself.
 type program struct {
-	t      testing.TB
-	cmd    *exec.Cmd
-	path   string
-	pid    int
-	stdin  io.WriteCloser
-	stdout *bufio.Reader
+	*childproc.Child
+
+	t    testing.TB
+	path string
 }
 
 // pieStripped leaves only relocations to find the table of functions by.
@@ -47,43 +43,12 @@ func build(t testing.TB, v programs.Variant, source string) string {
 func start(t testing.TB, path string, report any, prepare ...func(*exec.Cmd)) *program {
 	t.Helper()
 	cmd := exec.Command(path)
-	cmd.Stderr = os.Stderr
 	for _, p := range prepare {
 		p(cmd)
 	}
-	stdin, err := cmd.StdinPipe()
-	require.NoError(t, err)
-	stdout, err := cmd.StdoutPipe()
-	require.NoError(t, err)
-	require.NoError(t, cmd.Start())
-	t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
-	})
-	p := &program{t: t, cmd: cmd, path: path, pid: cmd.Process.Pid, stdin: stdin, stdout: bufio.NewReader(stdout)}
-	require.NoError(t, json.Unmarshal([]byte(p.line()), report))
+	p := &program{childproc.Run(t, cmd), t, path}
+	require.NoError(t, json.Unmarshal([]byte(p.Receive()), report))
 	return p
-}
-
-func (p *program) line() string {
-	p.t.Helper()
-	line, err := p.stdout.ReadString('\n')
-	require.NoError(p.t, err)
-	return strings.TrimSuffix(line, "\n")
-}
-
-func (p *program) ask(command string) string {
-	p.t.Helper()
-	_, err := fmt.Fprintln(p.stdin, command)
-	require.NoError(p.t, err)
-	return p.line()
-}
-
-// end ends the program, and waits until it is gone.
-func (p *program) end() {
-	p.t.Helper()
-	require.NoError(p.t, p.stdin.Close())
-	require.NoError(p.t, p.cmd.Wait())
 }
 
 // opened is a process whose regions are attached when something in them is looked up.
@@ -102,7 +67,7 @@ func openProcess(t testing.TB, pid int) opened {
 	return opened{process}
 }
 
-func (p *program) open() opened { return openProcess(p.t, p.pid) }
+func (p *program) open() opened { return openProcess(p.t, p.PID()) }
 
 // Locate looks an instruction up, or the call before where a call returns to.
 func (o opened) Locate(address uint64, leaf bool) *Location {
