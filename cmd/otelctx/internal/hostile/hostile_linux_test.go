@@ -6,19 +6,11 @@
 package hostile
 
 import (
-	"bytes"
-	"debug/elf"
-	"encoding/binary"
-	"encoding/hex"
-	"encoding/json"
 	"fmt"
-	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -27,21 +19,24 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
-	processcontextpb "go.opentelemetry.io/proto/otlp/processcontext/v1development"
-	resourcepb "go.opentelemetry.io/proto/otlp/resource/v1"
 	"golang.org/x/sys/unix"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/otelctx/otelctx/internal/testing/burner"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/programs"
+	"github.com/otelctx/otelctx/internal/testing/seccomp"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 	"github.com/otelctx/otelctx/internal/testing/userfault"
 	"github.com/otelctx/otelctx/internal/vma"
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-const roleStalling = "stalling"
+// Roles of children.
+const (
+	roleStalling = "stalling"
+	// roleDenied is a burner that may not do what its parent says.
+	roleDenied = "denied"
+)
 
 func TestMain(m *testing.M) {
 	childproc.Main(m, map[string]func(*childproc.Parent){
@@ -54,366 +49,62 @@ func TestMain(m *testing.M) {
 			parent.Send("stalling")
 			parent.Receive()
 		},
-	})
-}
-
-const (
-	nobody   = 65534
-	patience = 5 * time.Minute
-	// maxMemory is what a recording may take, whatever is recorded.
-	maxMemory = 150 << 20
-)
-
-// needRoot skips what takes root's rights: other users' processes, and files that give
-// rights.
-func needRoot(t *testing.T) {
-	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("attacking another user takes root: CAP_SETUID, CAP_SETFCAP")
-	}
-}
-
-// publicDir returns a directory that every user can read.
-func publicDir(t *testing.T) string {
-	t.Helper()
-	dir, err := os.MkdirTemp("", "hostile-") // t.TempDir is closed to others
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	require.NoError(t, os.Chmod(dir, 0o755))
-	return dir
-}
-
-// install copies a program.
-func install(t *testing.T, program, path string, mode os.FileMode) string {
-	t.Helper()
-	content, err := os.ReadFile(program)
-	require.NoError(t, err)
-	require.NoError(t, os.WriteFile(path, content, mode.Perm()))
-	require.NoError(t, os.Chmod(path, mode))
-	return path
-}
-
-// command returns the path of otelctx: another one for who wants to see what it makes of the
-// attacks.
-func command(t *testing.T) string {
-	t.Helper()
-	if !childproc.Capable(t, unix.CAP_BPF) || !childproc.Capable(t, unix.CAP_PERFMON) {
-		t.Skip("recording takes CAP_BPF and CAP_PERFMON")
-	}
-	if path := os.Getenv("OTELCTX_TEST_COMMAND"); path != "" {
-		return path
-	}
-	return programs.Build(t, programs.Static, "../..", ".")
-}
-
-// attacker returns the path of the program in C, linked to fixed addresses.
-func attacker(t *testing.T) string {
-	t.Helper()
-	cc, err := exec.LookPath("gcc")
-	if err != nil {
-		t.Skipf("no C compiler: %v", err)
-	}
-	exe := filepath.Join(publicDir(t), "attacker")
-	out, err := exec.Command(cc, "-O2", "-fno-omit-frame-pointer", "-static", "-no-pie", "-o", exe, "testdata/hostile.c").CombinedOutput()
-	if strings.Contains(string(out), "cannot find -lc") {
-		t.Skip("no static C library")
-	}
-	require.NoError(t, err, string(out))
-	return exe
-}
-
-// process is a program that runs until the end of the test.
-type process struct {
-	t     *testing.T
-	cmd   *exec.Cmd
-	stdin io.WriteCloser
-	lines *lineReader
-}
-
-type lineReader struct {
-	r    io.Reader
-	rest []byte
-}
-
-func (l *lineReader) line() string {
-	for !bytes.Contains(l.rest, []byte("\n")) {
-		b := make([]byte, 4096)
-		n, err := l.r.Read(b)
-		if l.rest = append(l.rest, b[:n]...); err != nil {
-			return err.Error()
-		}
-	}
-	line, rest, _ := bytes.Cut(l.rest, []byte("\n"))
-	l.rest = rest
-	return string(line)
-}
-
-// start starts a program, as another user if uid is not negative, and waits for a line.
-func start(t *testing.T, uid int, want, path string, args ...string) *process {
-	t.Helper()
-	cmd := exec.Command(path, args...)
-	cmd.Stderr = os.Stderr
-	cmd.Dir = "/"
-	if uid >= 0 {
-		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(uid), Gid: uint32(uid)}}
-	}
-	stdin, err := cmd.StdinPipe()
-	require.NoError(t, err)
-	stdout, err := cmd.StdoutPipe()
-	require.NoError(t, err)
-	require.NoError(t, cmd.Start())
-	t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
-	})
-	p := &process{t, cmd, stdin, &lineReader{r: stdout}}
-	require.Equal(t, want, p.lines.line())
-	return p
-}
-
-// exec has the attacker become another program, and waits for its line.
-func (p *process) exec(path, want string) {
-	p.t.Helper()
-	_, err := fmt.Fprintln(p.stdin, path)
-	require.NoError(p.t, err)
-	require.Equal(p.t, want, p.lines.line())
-}
-
-func (p *process) PID() int { return p.cmd.Process.Pid }
-
-// recorder is otelctx record at work.
-type recorder struct {
-	t              *testing.T
-	cmd            *exec.Cmd
-	stdout, stderr bytes.Buffer
-	file           string
-	// memory is the most that it has had so far, in bytes. What the kernel says at the end
-	// counts what this process had when it started it.
-	memory atomic.Int64
-}
-
-// watchMemory looks how much memory the recorder takes, until it has ended.
-func (r *recorder) watchMemory() {
-	for {
-		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", r.cmd.Process.Pid))
-		_, after, ok := strings.Cut(string(status), "\nVmHWM:")
-		if err != nil || !ok {
-			return
-		}
-		var kB int64
-		if _, err := fmt.Sscan(after, &kB); err == nil {
-			r.memory.Store(kB << 10)
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-}
-
-// record starts to record, as another user if uid is not negative.
-func record(t *testing.T, uid int, otelctx string, args ...string) *recorder {
-	t.Helper()
-	dir := publicDir(t)
-	if uid >= 0 {
-		require.NoError(t, os.Chown(dir, uid, uid))
-	}
-	r := &recorder{t: t, file: filepath.Join(dir, "p.pb.gz")}
-	r.cmd = exec.Command(otelctx, append([]string{"record", "--json", "--top=0", "--duration=0", "--freq=997", "-o", r.file}, args...)...)
-	r.cmd.Stdout, r.cmd.Stderr, r.cmd.Dir = &r.stdout, &r.stderr, "/"
-	if uid >= 0 {
-		r.cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(uid), Gid: uint32(uid)}}
-	}
-	require.NoError(t, r.cmd.Start())
-	t.Cleanup(func() {
-		_ = r.cmd.Process.Kill()
-		_ = r.cmd.Wait()
-	})
-	go r.watchMemory()
-	return r
-}
-
-// document is what is looked at of what record --json prints.
-type document struct {
-	Samples, Attributed, Lost uint64
-	Ended                     bool
-	Processes                 []struct {
-		PID                 int
-		Service             string
-		Samples, Attributed uint64
-	}
-	Spans []struct {
-		TraceID string `json:"trace_id"`
-		Samples uint64
-	}
-}
-
-// samples returns how many samples there are of a process.
-func (d *document) samples(pid int) (n uint64) {
-	for _, p := range d.Processes {
-		if p.PID == pid {
-			n += p.Samples
-		}
-	}
-	return n
-}
-
-// end interrupts the recording. It has gone well, and has not taken too much memory.
-func (r *recorder) end() (*document, *pprof.Profile) {
-	r.t.Helper()
-	require.NoError(r.t, r.cmd.Process.Signal(os.Interrupt))
-	return r.finish()
-}
-
-func (r *recorder) finish() (*document, *pprof.Profile) {
-	r.t.Helper()
-	hung := time.AfterFunc(patience, func() { _ = r.cmd.Process.Kill() })
-	defer hung.Stop()
-	require.NoError(r.t, r.cmd.Wait(), r.stderr.String())
-	assert.Less(r.t, r.memory.Load(), int64(maxMemory))
-	d := &document{}
-	require.NoError(r.t, json.Unmarshal(r.stdout.Bytes(), d), r.stdout.String())
-	content, err := os.ReadFile(r.file)
-	require.NoError(r.t, err)
-	p, err := pprof.ParseData(content)
-	require.NoError(r.t, err)
-	require.NoError(r.t, p.CheckValid())
-	return d, p
-}
-
-// recorded waits until processes are recorded: somebody waits for their ends.
-func (r *recorder) recorded(pids ...int) *recorder {
-	r.t.Helper()
-	for _, pid := range pids {
-		dir := fmt.Sprintf("/proc/%d/fdinfo/", r.cmd.Process.Pid)
-		require.Eventually(r.t, func() bool {
-			fds, err := os.ReadDir(dir)
-			for _, fd := range fds {
-				if info, _ := os.ReadFile(dir + fd.Name()); strings.Contains(string(info), fmt.Sprintf("\nPid:\t%d\n", pid)) {
-					return true
-				}
-			}
-			return err != nil || len(fds) == 0 // It has ended: that is for the test to find.
-		}, patience, 10*time.Millisecond)
-	}
-	return r
-}
-
-// startService starts a service that publishes as it should.
-func startService(t *testing.T) *childproc.Child {
-	t.Helper()
-	c := childproc.Start(t, burner.Role, nil)
-	require.Equal(t, "burning", c.Ask("%s", burner.Words(burner.Records)))
-	return c
-}
-
-func text(key, value string) *commonpb.KeyValue {
-	return &commonpb.KeyValue{Key: key, Value: &commonpb.AnyValue{Value: &commonpb.AnyValue_StringValue{StringValue: value}}}
-}
-
-func number(key string, n int64) *commonpb.KeyValue {
-	return &commonpb.KeyValue{Key: key, Value: &commonpb.AnyValue{Value: &commonpb.AnyValue_IntValue{IntValue: n}}}
-}
-
-// publish returns the arguments with which the attacker publishes a resource, and a ring at
-// its fixed address.
-func publish(t *testing.T, exe string, attributes ...*commonpb.KeyValue) []string {
-	t.Helper()
-	out, err := exec.Command(exe, "address").Output()
-	require.NoError(t, err)
-	address, err := strconv.ParseInt(strings.TrimSpace(string(out)), 10, 64)
-	require.NoError(t, err)
-	fields := &commonpb.KeyValueList{}
-	for _, f := range wire.SlotFields(wire.RingLayout1) {
-		fields.Values = append(fields.Values, number(f.Name, int64(f.Offset)))
-	}
-	const slots = "threadlocal.slots."
-	payload, err := proto.Marshal(&processcontextpb.ProcessContext{
-		Resource: &resourcepb.Resource{Attributes: attributes},
-		Attributes: []*commonpb.KeyValue{
-			text("threadlocal.schema_version", "otelctx_slots_v1"),
-			number(slots+"address", address), number(slots+"layout", wire.RingLayout1), number(slots+"capacity", 65536),
-			number(slots+"header_size", wire.RingHeaderSize1), number(slots+"slot_size", wire.SlotSize1), text(slots+"index", "thread"),
-			{Key: slots + "fields", Value: &commonpb.AnyValue{Value: &commonpb.AnyValue_KvlistValue{KvlistValue: fields}}},
+		roleDenied: func(parent *childproc.Parent) {
+			parent.Must(seccomp.Deny(seccomp.DeniedNoexecSeal, seccomp.NoNaming))
+			burner.Run(parent)
 		},
 	})
-	require.NoError(t, err)
-	var ring []byte
-	for _, word := range []uint32{wire.RingMagic, wire.RingLayout1, 65536, wire.SlotSize1} {
-		ring = binary.NativeEndian.AppendUint32(ring, word)
-	}
-	return []string{"publish", strconv.Itoa(wire.ProcessContextVersion), hex.EncodeToString(payload), hex.EncodeToString(ring)}
 }
 
 // stolen is what the secret looks like as a trace's id.
 var stolen = strings.Repeat("53", 16)
 
-// isIn reports whether a sample is in a file.
-func isIn(s *pprof.Sample, path string) bool {
-	for _, l := range s.Location {
-		if l.Mapping != nil && l.Mapping.File == path {
-			return true
+// requireNoSecret fails if the recording has anything of a program that shows its secret.
+func requireNoSecret(t *testing.T, d *document, profile *pprof.Profile) {
+	t.Helper()
+	for _, s := range d.Spans {
+		require.NotEqual(t, stolen, s.TraceID)
+	}
+	for _, s := range profile.Sample {
+		for _, l := range s.Location {
+			for _, line := range l.Line {
+				require.NotEqual(t, "secret", line.Function.Name, "a stack of another program than is recorded, as one of %v", s.Label["service.name"])
+			}
 		}
 	}
-	return false
 }
 
 // TestSetuidExec has an ordinary user record a program of his own, with otelctx as it is to be
 // installed, and that program become a privileged one (row 1).
 func TestSetuidExec(t *testing.T) {
-	needRoot(t)
-	dir, attacker := publicDir(t), attacker(t)
-	otelctx := install(t, command(t), filepath.Join(dir, "otelctx"), 0o755)
-	// cap_bpf,cap_perfmon+ep: struct vfs_cap_data, version 2.
-	capabilities := make([]byte, 20)
-	binary.LittleEndian.PutUint32(capabilities, 0x02000001)
-	binary.LittleEndian.PutUint32(capabilities[12:], 1<<(unix.CAP_BPF-32)|1<<(unix.CAP_PERFMON-32))
-	if err := unix.Setxattr(otelctx, "security.capability", capabilities, 0); err != nil {
-		t.Skipf("a file system with capabilities, and CAP_SETFCAP: %v", err)
-	}
-	victim := install(t, attacker, filepath.Join(dir, "victim"), os.ModeSetuid|0o755)
+	otelctx, attacker := installedCommand(t), attacker(t)
+	victim := programs.Public(t, attacker, "victim")
+	require.NoError(t, os.Chmod(victim, os.ModeSetuid|0o755))
 
-	p := start(t, nobody, "published", attacker, publish(t, attacker, text("service.name", "attacker"))...)
-	r := record(t, nobody, otelctx, strconv.Itoa(p.PID())).recorded(p.PID())
+	p := nobody.start(t, "published", attacker, publish(t, attacker, text("service.name", "attacker"))...)
+	r := nobody.record(t, otelctx, strconv.Itoa(p.PID())).recorded(p.PID())
 	burner.AwaitUse(t, p, 300*time.Millisecond)
-	p.exec(victim, "secret")
+	require.Equal(t, "secret", p.Ask("%s", victim))
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.PID()))
 	require.NoError(t, err)
 	require.Contains(t, string(status), "Uid:\t65534\t0\t0\t0\n", "the program is privileged")
 	burner.AwaitUse(t, p, time.Second/2)
-	d, profile := r.finishOrEnd()
+	d, profile := r.end()
 	assert.Positive(t, d.Samples, "before")
-	for _, s := range d.Spans {
-		assert.NotEqual(t, stolen, s.TraceID)
-	}
-	for _, s := range profile.Sample {
-		require.False(t, isIn(s, victim), "a stack of the privileged program")
-	}
-}
-
-// finishOrEnd ends a recording that may have ended by itself.
-func (r *recorder) finishOrEnd() (*document, *pprof.Profile) {
-	_ = r.cmd.Process.Signal(os.Interrupt)
-	return r.finish()
+	requireNoSecret(t, d, profile)
 }
 
 // TestKernelAddresses has an ordinary user, who may not know where the kernel's functions are,
 // record those (row 1).
 func TestKernelAddresses(t *testing.T) {
-	needRoot(t)
-	dir := publicDir(t)
-	otelctx := install(t, command(t), filepath.Join(dir, "otelctx"), 0o755)
-	capabilities := make([]byte, 20)
-	binary.LittleEndian.PutUint32(capabilities, 0x02000001)
-	binary.LittleEndian.PutUint32(capabilities[4:], 1<<unix.CAP_SYS_PTRACE)
-	binary.LittleEndian.PutUint32(capabilities[12:], 1<<(unix.CAP_BPF-32)|1<<(unix.CAP_PERFMON-32)|1<<(unix.CAP_SYSLOG-32))
-	if err := unix.Setxattr(otelctx, "security.capability", capabilities, 0); err != nil {
-		t.Skipf("a file system with capabilities, and CAP_SETFCAP: %v", err)
-	}
-	out, err := nobodys("head", "-1", "/proc/kallsyms").Output()
+	otelctx := installedCommand(t, unix.CAP_SYS_PTRACE, unix.CAP_SYSLOG)
+	out, err := nobody.command("head", "-1", "/proc/kallsyms").Output()
 	require.NoError(t, err)
 	if !strings.HasPrefix(string(out), "0000000000000000 ") {
 		t.Skip("the kernel shows its addresses to everybody (kernel.kptr_restrict)")
 	}
-	p := start(t, nobody, "frames", attacker(t), "frames")
-	r := record(t, nobody, otelctx, "--kernel", strconv.Itoa(p.PID())).recorded(p.PID())
+	p := nobody.start(t, "frames", attacker(t), "frames")
+	r := nobody.record(t, otelctx, "--kernel", strconv.Itoa(p.PID())).recorded(p.PID())
 	burner.AwaitUse(t, p, time.Second/2)
 	d, profile := r.end()
 	assert.Positive(t, d.Samples)
@@ -423,82 +114,56 @@ func TestKernelAddresses(t *testing.T) {
 
 	// Nor does the file's CAP_SYS_PTRACE let its user look into the processes of others.
 	service := startService(t)
-	got := nobodys(otelctx, "record", "--duration=1s", strconv.Itoa(service.PID()))
-	message, err := got.CombinedOutput()
+	message, err := nobody.command(otelctx, "record", "--duration=1s", strconv.Itoa(service.PID())).CombinedOutput()
 	require.Error(t, err)
 	assert.Contains(t, string(message), "not permitted")
-}
-
-func nobodys(name string, args ...string) *exec.Cmd {
-	cmd := exec.Command(name, args...)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
-	cmd.Dir = "/"
-	return cmd
 }
 
 // TestExec has a service's process run another program: nothing of that is the service's
 // (row 2).
 func TestExec(t *testing.T) {
-	otelctx, attacker := command(t), attacker(t)
-	other := install(t, attacker, filepath.Join(publicDir(t), "other"), 0o755)
-	service := startService(t) // The recording is one of all.
-	r := record(t, -1, otelctx, "--all").recorded(service.PID())
+	otelctx, attacker := recordingCommand(t), attacker(t)
+	r := self.record(t, otelctx, "--all")
+	recorded := 0
 	for range testenv.Rounds(1, 10) {
-		p := start(t, -1, "published", attacker, publish(t, attacker, text("service.name", "before"))...)
+		p := self.start(t, "published", attacker, publish(t, attacker, text("service.name", "before"))...)
 		r.recorded(p.PID())
 		burner.AwaitUse(t, p, 300*time.Millisecond)
-		p.exec(other, "secret")
+		require.Equal(t, "secret", p.Ask("%s", attacker))
 		burner.AwaitUse(t, p, 500*time.Millisecond)
+		recorded = p.PID()
 	}
-	_, profile := r.end()
-	before := 0
-	for _, s := range profile.Sample {
-		if s.Label["service.name"] == nil || s.Label["service.name"][0] != "before" {
-			continue
-		}
-		before++
-		require.False(t, isIn(s, other), "a stack of the other program")
-	}
-	assert.Positive(t, before)
+	d, profile := r.end()
+	assert.Positive(t, d.samples(recorded))
+	requireNoSecret(t, d, profile)
 }
 
 // TestReusedPID has another process get the id of a service that has just ended (row 2).
 func TestReusedPID(t *testing.T) {
 	needRoot(t)
-	otelctx, attacker := command(t), attacker(t)
-	other := install(t, attacker, filepath.Join(publicDir(t), "other"), 0o755)
-	service := startService(t)
-	r := record(t, -1, otelctx, "--all").recorded(service.PID())
+	otelctx, attacker := recordingCommand(t), attacker(t)
+	r := self.record(t, otelctx, "--all")
 	reused := 0
-	for range 20 {
-		p := start(t, -1, "published", attacker, publish(t, attacker, text("service.name", "before"))...)
-		r.recorded(p.PID())
+	for tries := 0; tries < 20 && reused < testenv.Rounds(1, 5); tries++ {
+		p := self.start(t, "published", attacker, publish(t, attacker, text("service.name", "before"))...)
+		pid := p.PID()
+		r.recorded(pid)
 		burner.AwaitUse(t, p, 100*time.Millisecond)
-		require.NoError(t, p.cmd.Process.Kill())
-		_ = p.cmd.Wait()
-		require.NoError(t, os.WriteFile("/proc/sys/kernel/ns_last_pid", []byte(strconv.Itoa(p.PID()-1)), 0))
-		next := start(t, -1, "secret", other, "secret")
-		if next.PID() == p.PID() {
+		p.Kill()
+		require.NoError(t, os.WriteFile("/proc/sys/kernel/ns_last_pid", []byte(strconv.Itoa(pid-1)), 0))
+		next := self.start(t, "secret", attacker, "secret")
+		if next.PID() == pid {
 			reused++
 			burner.AwaitUse(t, next, 500*time.Millisecond)
 		}
-		require.NoError(t, next.cmd.Process.Kill())
-		if reused == testenv.Rounds(1, 5) {
-			break
-		}
+		next.Kill()
 	}
 	if reused == 0 {
 		t.Skip("no process could be given the id of another one")
 	}
-	_, profile := r.end()
-	before := 0
-	for _, s := range profile.Sample {
-		if s.Label["service.name"] != nil && s.Label["service.name"][0] == "before" {
-			before++
-			require.False(t, isIn(s, other), "a stack of the other program")
-		}
-	}
-	assert.Positive(t, before)
+	d, profile := r.end()
+	assert.Positive(t, d.Samples)
+	requireNoSecret(t, d, profile)
 }
 
 // attack is something that goes on beside a service which is recorded.
@@ -509,6 +174,12 @@ type attack struct {
 	begin func(t *testing.T, attacker string)
 }
 
+// published starts an attacker that publishes, so that it is recorded too.
+func published(t *testing.T, want, attacker string, args ...string) {
+	t.Helper()
+	self.start(t, want, attacker, append(publish(t, attacker, text("service.name", "hostile")), args...)...)
+}
+
 var attacks = []attack{
 	{"what no profile can have", "attributes were left out", func(t *testing.T, attacker string) { // row 3
 		index := &commonpb.AnyValue{Value: &commonpb.AnyValue_StringValueStrindex{StringValueStrindex: 1 << 30}}
@@ -517,89 +188,44 @@ var attacks = []attack{
 			{{Key: "value", Value: index}},
 			{{Key: "key", KeyStrindex: 3, Value: &commonpb.AnyValue{}}},
 		} {
-			start(t, -1, "published", attacker, publish(t, attacker, attributes...)...)
+			self.start(t, "published", attacker, publish(t, attacker, attributes...)...)
 		}
 		for _, name := range []string{"x\xff", "x\xfe", "x\x1b[31m"} {
-			exe := install(t, attacker, filepath.Join(publicDir(t), name), 0o755)
-			start(t, -1, "published", exe, publish(t, exe, text("service.name", "hostile"))...)
+			published(t, "published", programs.Public(t, attacker, name))
 		}
 	}},
 	{"60,000 mappings", "", func(t *testing.T, attacker string) { // row 4
-		start(t, -1, "mapped", attacker, "map", codeFile(t, 1), "60000", codeOffset)
+		published(t, "mapped", attacker, "map", codeFile(t, 1), "60000", codeOffset)
 	}},
 	{"4,000 mappings of a million symbols", "", func(t *testing.T, attacker string) {
-		start(t, -1, "mapped", attacker, "map", codeFile(t, 1<<20), "4000", codeOffset)
+		published(t, "mapped", attacker, "map", codeFile(t, 1<<20), "4000", codeOffset)
 	}},
-	{"random frames", "", func(t *testing.T, attacker string) { start(t, -1, "frames", attacker, "frames") }},
-	{"stalling readers", "makes those who read it wait", func(t *testing.T, _ string) {
-		needRoot(t)
-		for range 17 {
-			c := childproc.Start(t, roleStalling, nil)
-			require.Equal(t, "stalling", c.Receive())
-		}
-	}},
+	{"random frames", "", func(t *testing.T, attacker string) { published(t, "frames", attacker, "frames") }},
+	{"stalling readers", "makes those who read it wait", func(t *testing.T, _ string) { stall(t) }},
 }
 
-// codeOffset is where in a codeFile its code is.
-const codeOffset = "4096"
-
-// codeFile writes an ELF file with so many symbols at one address, whose code counts down and
-// returns.
-func codeFile(t *testing.T, symbols int) string {
+// stall starts processes that make those who read them wait.
+func stall(t *testing.T) (pids []int) {
 	t.Helper()
-	const (
-		code    = 4096
-		base    = 0x400000
-		symtab  = 8192
-		section = 64
-	)
-	//	mov $20000, %ecx; 1: dec %ecx; jnz 1b; ret
-	text := []byte{0xb9, 0x20, 0x4e, 0, 0, 0xff, 0xc9, 0x75, 0xfc, 0xc3}
-	names := []byte("\x00same\x00")
-	strtab := symtab + symbols*elf.Sym64Size
-	headers := strtab + len(names)
-	var b bytes.Buffer
-	put := func(at int, v any) {
-		b.Write(make([]byte, at-b.Len()))
-		require.NoError(t, binary.Write(&b, binary.LittleEndian, v))
+	needRoot(t)
+	for range 17 {
+		c := childproc.Start(t, roleStalling, nil)
+		c.Expect("stalling")
+		pids = append(pids, c.PID())
 	}
-	put(0, elf.Header64{
-		Ident: [16]byte{0x7f, 'E', 'L', 'F', byte(elf.ELFCLASS64), byte(elf.ELFDATA2LSB), 1},
-		Type:  uint16(elf.ET_DYN), Machine: uint16(elf.EM_X86_64), Version: 1, Phoff: section, Phentsize: 56, Phnum: 1,
-		Shoff: uint64(headers), Shentsize: section, Shnum: 3, Shstrndx: 2, Ehsize: section,
-	})
-	put(section, elf.Prog64{
-		Type: uint32(elf.PT_LOAD), Flags: uint32(elf.PF_X | elf.PF_R), Off: code, Vaddr: base, Filesz: 64, Memsz: 64,
-	})
-	put(code, text)
-	table := make([]elf.Sym64, symbols)
-	for i := range table {
-		table[i] = elf.Sym64{Name: 1, Info: elf.ST_INFO(elf.STB_GLOBAL, elf.STT_FUNC), Shndx: 1, Value: base, Size: 64}
-	}
-	put(symtab, table)
-	put(strtab, names)
-	put(headers, []elf.Section64{
-		{},
-		{Type: uint32(elf.SHT_SYMTAB), Off: symtab, Size: uint64(symbols * elf.Sym64Size), Link: 2, Entsize: elf.Sym64Size},
-		{Type: uint32(elf.SHT_STRTAB), Off: uint64(strtab), Size: uint64(len(names))},
-	})
-	path := filepath.Join(publicDir(t), "code")
-	require.NoError(t, os.WriteFile(path, b.Bytes(), 0o755))
-	return path
+	return pids
 }
 
 // TestBeside records a service beside each attacker: none of its samples is lost, and there
 // is a profile that can be read (rows 3 and 4).
 func TestBeside(t *testing.T) {
-	otelctx, attacker := command(t), attacker(t)
+	otelctx, attacker := recordingCommand(t), attacker(t)
 	for _, a := range attacks {
 		t.Run(a.name, func(t *testing.T) {
 			a.begin(t, attacker)
 			service := startService(t)
-			r := record(t, -1, otelctx, "--all").recorded(service.PID())
-			burner.AwaitUse(t, service, time.Second/2)
-			d, profile := r.end()
-			assertRecorded(t, d, profile, service.PID())
+			r := self.record(t, otelctx, "--all")
+			d := r.requireRecorded(service)
 			usage, ok := r.cmd.ProcessState.SysUsage().(*syscall.Rusage)
 			require.True(t, ok)
 			used := time.Duration(syscall.TimevalToNsec(usage.Utime) + syscall.TimevalToNsec(usage.Stime))
@@ -610,52 +236,72 @@ func TestBeside(t *testing.T) {
 	}
 }
 
-// assertRecorded asserts that a service's samples are there, and in spans.
-func assertRecorded(t *testing.T, d *document, profile *pprof.Profile, pid int) {
-	t.Helper()
-	assert.Zero(t, d.Lost)
-	assert.Greater(t, d.samples(pid), uint64(997/2*9/10))
-	inSpans := 0
-	for _, s := range profile.Sample {
-		if s.NumLabel["process.pid"] != nil && s.NumLabel["process.pid"][0] == int64(pid) && s.Label["span_id"] != nil {
-			inSpans++
-		}
-	}
-	assert.Positive(t, inSpans)
-}
-
-// TestStalled ends when it is to, although many processes make their readers wait (row 4).
+// TestStalled has otelctx show and record a service although many processes make their
+// readers wait (row 4).
 func TestStalled(t *testing.T) {
-	otelctx := command(t)
-	attacks[len(attacks)-1].begin(t, "")
+	otelctx := recordingCommand(t)
+	pids := stall(t)
 	service := startService(t)
-	list := exec.Command(otelctx, "list", "--json")
-	out, err := list.Output()
-	require.NoError(t, err)
+	list := self.command(otelctx, "list", "--json")
+	out, _ := list.Output() // whatever it makes of the others
 	assert.Contains(t, string(out), fmt.Sprintf(`"pid": %d,`, service.PID()))
 
-	// Much less than who waits for an answer of one process waits.
-	r := record(t, -1, otelctx, "--all")
-	r.recorded(service.PID())
+	r := self.record(t, otelctx, "--all").recorded(service.PID())
 	burner.AwaitUse(t, service, 300*time.Millisecond)
 	d, _ := r.end()
 	assert.Positive(t, d.samples(service.PID()))
-	assert.Equal(t, 17, strings.Count(r.stderr.String(), "makes those who read it wait"), r.stderr.String())
+	for _, pid := range pids {
+		assert.Equal(t, 1, strings.Count(r.stderr.String(), fmt.Sprintf("pid %d: the process makes those who read it wait", pid)), r.stderr.String())
+	}
+}
+
+// TestPlantedOutput has another user put something where a profile is to be written, in a
+// directory that all may write to (row 5).
+func TestPlantedOutput(t *testing.T) {
+	needRoot(t)
+	otelctx, service := recordingCommand(t), startService(t)
+	dir, victim := programs.PublicDir(t), filepath.Join(t.TempDir(), "victim")
+	require.NoError(t, os.Chmod(dir, os.ModeSticky|0o777))
+	require.NoError(t, os.WriteFile(victim, []byte("before"), 0o600))
+	path := filepath.Join(dir, "p.pb.gz")
+	record := func() ([]byte, error) {
+		return self.command("sh", "-c", `umask 0; exec "$@"`, "sh", otelctx, "record", "--kernel", "--duration=100ms", "-o", path, strconv.Itoa(service.PID())).CombinedOutput()
+	}
+	for name, plant := range map[string][]string{
+		"link":          {"ln", "-s", victim, path},
+		"dangling link": {"ln", "-s", filepath.Join(dir, "nothing"), path},
+		"file":          {"touch", path},
+		"pipe":          {"mkfifo", path},
+	} {
+		t.Run(name, func(t *testing.T) {
+			require.NoError(t, nobody.command(plant[0], plant[1:]...).Run())
+			// A pipe that has a reader.
+			if f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0); err == nil {
+				defer func() { _ = f.Close() }()
+			}
+			said, err := record()
+			assert.Error(t, err)
+			assert.Contains(t, string(said), "user 65534 has put it in a directory that all can write to")
+			content, err := os.ReadFile(victim)
+			require.NoError(t, err)
+			assert.Equal(t, "before", string(content))
+			require.NoError(t, os.Remove(path))
+			assert.NoFileExists(t, filepath.Join(dir, "nothing"))
+		})
+	}
+	said, err := record()
+	require.NoError(t, err, string(said))
+	info, err := os.Lstat(path)
+	require.NoError(t, err)
+	assert.Equal(t, os.FileMode(0o600), info.Mode(), "profiles are for their owner's eyes alone")
 }
 
 // TestFilesAreNotOpened maps a file, and puts something else in its place that acts when it is
 // opened (row 6).
 func TestFilesAreNotOpened(t *testing.T) {
-	needRoot(t)
-	otelctx := install(t, command(t), filepath.Join(publicDir(t), "otelctx"), 0o755)
-	capabilities := make([]byte, 20)
-	binary.LittleEndian.PutUint32(capabilities, 0x02000001)
-	binary.LittleEndian.PutUint32(capabilities[12:], 1<<(unix.CAP_BPF-32)|1<<(unix.CAP_PERFMON-32))
-	if err := unix.Setxattr(otelctx, "security.capability", capabilities, 0); err != nil {
-		t.Skipf("a file system with capabilities, and CAP_SETFCAP: %v", err)
-	}
+	otelctx := installedCommand(t)
 	code := codeFile(t, 1)
-	p := start(t, nobody, "mapped", attacker(t), "map", code, "1", codeOffset)
+	p := nobody.start(t, "mapped", attacker(t), "map", code, "1", codeOffset)
 	require.NoError(t, os.Remove(code))
 	require.NoError(t, unix.Mkfifo(code, 0o666))
 	require.NoError(t, os.Chmod(code, 0o666))
@@ -664,7 +310,7 @@ func TestFilesAreNotOpened(t *testing.T) {
 	defer func() { _ = unix.Close(watch) }()
 	_, err = unix.InotifyAddWatch(watch, code, unix.IN_OPEN)
 	require.NoError(t, err)
-	r := record(t, nobody, otelctx, strconv.Itoa(p.PID())).recorded(p.PID())
+	r := nobody.record(t, otelctx, strconv.Itoa(p.PID())).recorded(p.PID())
 	burner.AwaitUse(t, p, time.Second/2)
 	d, _ := r.end()
 	assert.Positive(t, d.Samples)
@@ -676,9 +322,9 @@ func TestFilesAreNotOpened(t *testing.T) {
 // (row 6).
 func TestStalledFile(t *testing.T) {
 	needRoot(t)
-	otelctx := command(t)
+	otelctx := recordingCommand(t)
 	code := codeFile(t, 1)
-	p := start(t, -1, "mapped", attacker(t), "map", code, "1", codeOffset)
+	p := self.start(t, "mapped", attacker(t), "map", code, "1", codeOffset)
 	service := startService(t)
 	// Whoever opens the file waits until this process lets it go on.
 	fan, err := unix.FanotifyInit(unix.FAN_CLASS_CONTENT|unix.FAN_CLOEXEC, unix.O_RDONLY)
@@ -690,7 +336,7 @@ func TestStalledFile(t *testing.T) {
 	if err := unix.FanotifyMark(fan, unix.FAN_MARK_ADD, unix.FAN_OPEN_PERM, unix.AT_FDCWD, code); err != nil {
 		t.Skipf("files that do not answer take CONFIG_FANOTIFY_ACCESS_PERMISSIONS: %v", err)
 	}
-	r := record(t, -1, otelctx, strconv.Itoa(p.PID())).recorded(p.PID())
+	r := self.record(t, otelctx, strconv.Itoa(p.PID())).recorded(p.PID())
 	burner.AwaitUse(t, p, time.Second/2)
 	_, err = held.Read(make([]byte, 4096))
 	require.NoError(t, err, "it is being opened")
@@ -698,8 +344,45 @@ func TestStalledFile(t *testing.T) {
 	assert.Positive(t, d.Samples)
 
 	// Others have their names.
-	r = record(t, -1, otelctx, "--all").recorded(service.PID())
-	burner.AwaitUse(t, service, time.Second/2)
-	d, profile := r.end()
-	assertRecorded(t, d, profile, service.PID())
+	self.record(t, otelctx, "--all").requireRecorded(service)
+}
+
+// TestCrowd has more processes publish than can be recorded, and do nothing: a service that
+// comes after them is recorded (row 8).
+func TestCrowd(t *testing.T) {
+	const most = 4095
+	otelctx, attacker := recordingCommand(t), attacker(t)
+	published(t, "crowded", attacker, "crowd", strconv.Itoa(most))
+	r := self.record(t, otelctx, "--all")
+	require.Eventually(t, func() bool {
+		n := 0
+		for range r.exits {
+			n++
+		}
+		return n >= most
+	}, patience, 100*time.Millisecond, "all places are taken")
+	r.requireRecorded(startService(t))
+}
+
+// TestDenied has a service publish that may not create memory files as it should like to
+// (row 9).
+func TestDenied(t *testing.T) {
+	otelctx := recordingCommand(t)
+	c := childproc.Start(t, roleDenied, nil)
+	require.Equal(t, "burning", c.Ask("%s", burner.Words(burner.Records, burner.ThreadSlots)))
+	self.record(t, otelctx, "--all").requireRecorded(c)
+}
+
+// TestForeignCapacity has a publisher with as many slots as its format lets it have (row 9).
+func TestForeignCapacity(t *testing.T) {
+	const slots = 1000
+	otelctx, attacker := recordingCommand(t), attacker(t)
+	args := append(publishRing(t, attacker, slots, text("service.name", "foreign")), "slot", strconv.Itoa(slots))
+	p := self.start(t, "shown", attacker, args...)
+	r := self.record(t, otelctx, strconv.Itoa(p.PID())).recorded(p.PID())
+	burner.AwaitUse(t, p, time.Second/2)
+	d, _ := r.end()
+	require.Len(t, d.Spans, 1)
+	assert.Equal(t, stolen, d.Spans[0].TraceID)
+	assert.Equal(t, d.samples(p.PID()), d.Spans[0].Samples)
 }

@@ -1,18 +1,20 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Programs that do to a recorder what no Go program does. The first argument says which.
-// Each says a line when it has done its part, and then uses the processor until its
-// standard input ends.
+// Programs that do to a recorder what no Go program does. The first argument says which;
+// those that publish have "publish" and what they publish before it. Each says a line when it
+// has done its part, and then uses the processor until its standard input ends.
 
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -24,7 +26,7 @@
 // to fixed addresses.
 static unsigned char ring[RING_HEADER + SLOTS * SLOT] __attribute__((aligned(4096)));
 
-static void fail(const char *what)
+static void __attribute__((noreturn)) fail(const char *what)
 {
 	perror(what);
 	exit(1);
@@ -61,8 +63,7 @@ static size_t unhex(const char *hex, unsigned char **to)
 	return size;
 }
 
-// publish publishes a process context, and a ring of one header at the fixed address, and
-// runs another program when told its path.
+// publish publishes a process context, and a ring of one header at the fixed address.
 static void publish(const char *version, const char *payload_hex, const char *ring_hex)
 {
 	struct {
@@ -72,7 +73,6 @@ static void publish(const char *version, const char *payload_hex, const char *ri
 	} *header;
 	unsigned char *payload, *start;
 	struct timespec now;
-	char path[4096];
 	size_t size = unhex(ring_hex, &start);
 	int fd = memfd_create("OTEL_CTX", 0);
 
@@ -90,6 +90,13 @@ static void publish(const char *version, const char *payload_hex, const char *ri
 	header->payload = (uintptr_t)payload;
 	memcpy(header->signature, "OTEL_CTX", 8);
 	header->published_at = now.tv_sec * 1000000000ULL + now.tv_nsec;
+}
+
+// become runs another program when told its path.
+static void become(void)
+{
+	char path[4096];
+
 	say("published");
 	while (!told())
 		spin();
@@ -100,8 +107,36 @@ static void publish(const char *version, const char *payload_hex, const char *ri
 	fail(path);
 }
 
-// secret has, where the ring would be, what is nobody's business.
-static void secret(void)
+// crowd has so many processes that use the processor once, and then never again.
+static void crowd(int processes)
+{
+	for (int i = 0; i < processes; i++) {
+		switch (fork()) {
+		case -1:
+			fail("fork");
+		case 0:
+			prctl(PR_SET_PDEATHSIG, SIGKILL);
+			spin();
+			for (;;)
+				pause();
+		}
+	}
+	say("crowded");
+	while (fgetc(stdin) != EOF)
+		;
+}
+
+// slot shows a span in the slot that its thread has in a ring of this capacity.
+static void slot(int capacity)
+{
+	memset(ring + RING_HEADER + gettid() % capacity * SLOT, 'S', 24);
+	say("shown");
+	while (!told())
+		spin();
+}
+
+// secret has, where the ring would be, what is nobody's business. Its stack tells.
+static void __attribute__((noinline, noclone)) secret(void)
 {
 	for (size_t at = RING_HEADER; at < sizeof(ring); at += SLOT)
 		memset(ring + at, 'S', 24);
@@ -165,14 +200,22 @@ static void frames(void)
 
 int main(int argc, char **argv)
 {
-	const char *what = argc > 1 ? argv[1] : "";
+	const char *what = argc > 1 ? argv[1] : "become";
 
+	if (!strcmp(what, "publish") && argc >= 5) {
+		publish(argv[2], argv[3], argv[4]);
+		return main(argc - 4, argv + 4);
+	}
 	if (!strcmp(what, "address"))
 		printf("%lu\n", (unsigned long)(uintptr_t)ring);
-	else if (!strcmp(what, "publish") && argc == 5)
-		publish(argv[2], argv[3], argv[4]);
+	else if (!strcmp(what, "become"))
+		become();
 	else if (!strcmp(what, "secret"))
 		secret();
+	else if (!strcmp(what, "crowd") && argc == 3)
+		crowd(atoi(argv[2]));
+	else if (!strcmp(what, "slot") && argc == 3)
+		slot(atoi(argv[2]));
 	else if (!strcmp(what, "map") && argc == 5)
 		map(argv[2], atoi(argv[3]), atol(argv[4]));
 	else if (!strcmp(what, "frames"))

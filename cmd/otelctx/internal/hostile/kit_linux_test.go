@@ -1,0 +1,372 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build amd64
+
+package hostile
+
+import (
+	"bytes"
+	"debug/elf"
+	"encoding/binary"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	pprof "github.com/google/pprof/profile"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
+	processcontextpb "go.opentelemetry.io/proto/otlp/processcontext/v1development"
+	resourcepb "go.opentelemetry.io/proto/otlp/resource/v1"
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/otelctx/otelctx/internal/testing/burner"
+	"github.com/otelctx/otelctx/internal/testing/childproc"
+	"github.com/otelctx/otelctx/internal/testing/programs"
+	"github.com/otelctx/otelctx/internal/wire"
+)
+
+const (
+	frequency = 997
+	patience  = 2 * time.Minute
+	// maxMemory is what a recording may take, whatever is recorded.
+	maxMemory = 150 << 20
+)
+
+// user is who runs a program: who runs the test, or an ordinary user.
+type user bool
+
+const (
+	self   user = false
+	nobody user = true
+)
+
+// command returns a program that a user runs.
+func (u user) command(path string, args ...string) *exec.Cmd {
+	cmd := exec.Command(path, args...)
+	cmd.Dir = "/"
+	if u == nobody {
+		childproc.AsNobody(cmd)
+	}
+	return cmd
+}
+
+// start starts a program that says want when it has begun.
+func (u user) start(t *testing.T, want, path string, args ...string) *childproc.Child {
+	t.Helper()
+	c := childproc.Run(t, u.command(path, args...))
+	c.Expect(want)
+	return c
+}
+
+// needRoot skips what takes root's rights: other users' processes, and files that give
+// rights.
+func needRoot(t *testing.T) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("attacking another user takes root: CAP_SETUID, CAP_SETFCAP")
+	}
+}
+
+// recordingCommand returns the path of otelctx: another one for who wants to see what it
+// makes of the attacks.
+func recordingCommand(t *testing.T) string {
+	t.Helper()
+	if !childproc.Capable(t, unix.CAP_BPF) || !childproc.Capable(t, unix.CAP_PERFMON) {
+		t.Skip("recording takes CAP_BPF and CAP_PERFMON")
+	}
+	path := os.Getenv("OTELCTX_TEST_COMMAND")
+	if path == "" {
+		path = programs.Build(t, programs.Static, "../..", ".")
+	}
+	return programs.Public(t, path, "otelctx")
+}
+
+// installedCommand returns the path of an otelctx that has capabilities: those that are
+// documented, and more.
+func installedCommand(t *testing.T, more ...int) string {
+	t.Helper()
+	needRoot(t)
+	path := recordingCommand(t)
+	granted := make([]byte, 20) // struct vfs_cap_data, version 2
+	binary.LittleEndian.PutUint32(granted, 0x02000001)
+	for _, c := range append(more, unix.CAP_BPF, unix.CAP_PERFMON) {
+		granted[4+c/32*8+c%32/8] |= 1 << (c % 8)
+	}
+	if err := unix.Setxattr(path, "security.capability", granted, 0); err != nil {
+		t.Skipf("a file system with capabilities, and CAP_SETFCAP: %v", err)
+	}
+	return path
+}
+
+// attacker returns the path of the program in C, linked to fixed addresses.
+func attacker(t *testing.T) string {
+	t.Helper()
+	cc, err := exec.LookPath("gcc")
+	if err != nil {
+		t.Skipf("no C compiler: %v", err)
+	}
+	exe := filepath.Join(programs.PublicDir(t), "attacker")
+	out, err := exec.Command(cc, "-O2", "-fno-omit-frame-pointer", "-static", "-no-pie", "-o", exe, "testdata/hostile.c").CombinedOutput()
+	if strings.Contains(string(out), "cannot find -lc") {
+		t.Skip("no static C library")
+	}
+	require.NoError(t, err, string(out))
+	return exe
+}
+
+// recorder is otelctx record at work.
+type recorder struct {
+	t              *testing.T
+	cmd            *exec.Cmd
+	stdout, stderr bytes.Buffer
+	file           string
+	// memory is the most that it has had so far, in bytes. What the kernel says at the end
+	// counts what this process had when it started it.
+	memory atomic.Int64
+}
+
+// watchMemory looks how much memory the recorder takes, until it has ended.
+func (r *recorder) watchMemory() {
+	for {
+		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", r.cmd.Process.Pid))
+		_, after, ok := strings.Cut(string(status), "\nVmHWM:")
+		if err != nil || !ok {
+			return
+		}
+		var kB int64
+		if _, err := fmt.Sscan(after, &kB); err == nil {
+			r.memory.Store(kB << 10)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// record starts to record.
+func (u user) record(t *testing.T, otelctx string, args ...string) *recorder {
+	t.Helper()
+	dir := programs.PublicDir(t)
+	r := &recorder{t: t, file: filepath.Join(dir, "p.pb.gz")}
+	r.cmd = u.command(otelctx, append([]string{"record", "--json", "--top=0", "--duration=0", fmt.Sprintf("--freq=%d", frequency), "-o", r.file}, args...)...)
+	if u == nobody {
+		require.NoError(t, os.Chown(dir, childproc.Nobody, childproc.Nobody))
+	}
+	r.cmd.Stdout, r.cmd.Stderr = &r.stdout, &r.stderr
+	require.NoError(t, r.cmd.Start())
+	t.Cleanup(func() {
+		_ = r.cmd.Process.Kill()
+		_ = r.cmd.Wait()
+	})
+	go r.watchMemory()
+	return r
+}
+
+// document is what is looked at of what record --json prints.
+type document struct {
+	Samples, Attributed, Lost uint64
+	Ended                     bool
+	Processes                 []struct {
+		PID                 int
+		Service             string
+		Samples, Attributed uint64
+	}
+	Spans []struct {
+		TraceID string `json:"trace_id"`
+		Samples uint64
+	}
+}
+
+// samples returns how many samples there are of a process.
+func (d *document) samples(pid int) (n uint64) {
+	for _, p := range d.Processes {
+		if p.PID == pid {
+			n += p.Samples
+		}
+	}
+	return n
+}
+
+// end interrupts the recording, if it has not ended by itself. It has gone well, and has not
+// taken too much memory.
+func (r *recorder) end() (*document, *pprof.Profile) {
+	r.t.Helper()
+	_ = r.cmd.Process.Signal(os.Interrupt)
+	var hung atomic.Bool
+	timeout := time.AfterFunc(patience, func() {
+		hung.Store(true)
+		_ = r.cmd.Process.Kill()
+	})
+	defer timeout.Stop()
+	err := r.cmd.Wait()
+	require.False(r.t, hung.Load(), "the recorder did not end when it was interrupted")
+	require.NoError(r.t, err, r.stderr.String())
+	assert.Less(r.t, r.memory.Load(), int64(maxMemory))
+	d := &document{}
+	require.NoError(r.t, json.Unmarshal(r.stdout.Bytes(), d), r.stdout.String())
+	content, err := os.ReadFile(r.file)
+	require.NoError(r.t, err)
+	p, err := pprof.ParseData(content)
+	require.NoError(r.t, err)
+	require.NoError(r.t, p.CheckValid())
+	return d, p
+}
+
+// exits returns of which processes the recorder waits for the ends: those that it records.
+func (r *recorder) exits(yield func(pid int) bool) {
+	dir := fmt.Sprintf("/proc/%d/fdinfo/", r.cmd.Process.Pid)
+	fds, _ := os.ReadDir(dir)
+	for _, fd := range fds {
+		info, _ := os.ReadFile(dir + fd.Name())
+		_, after, ok := strings.Cut(string(info), "\nPid:\t")
+		line, _, _ := strings.Cut(after, "\n")
+		if pid, err := strconv.Atoi(line); ok && err == nil && !yield(pid) {
+			return
+		}
+	}
+}
+
+// recorded waits until a process is recorded.
+func (r *recorder) recorded(pid int) *recorder {
+	r.t.Helper()
+	require.Eventually(r.t, func() bool {
+		for recorded := range r.exits {
+			if recorded == pid {
+				return true
+			}
+		}
+		return false
+	}, patience, 10*time.Millisecond, "the process is not recorded")
+	return r
+}
+
+// requireRecorded ends the recording when a service has used the processor for half a second
+// in it: none of its samples is lost, and there are some in spans.
+func (r *recorder) requireRecorded(service *childproc.Child) *document {
+	r.t.Helper()
+	r.recorded(service.PID())
+	const d = time.Second / 2
+	burner.AwaitUse(r.t, service, d+d/10) // It is about to be recorded.
+	doc, profile := r.end()
+	assert.Zero(r.t, doc.Lost)
+	assert.Greater(r.t, doc.samples(service.PID()), uint64(d.Seconds()*frequency*9/10))
+	inSpans := 0
+	for _, s := range profile.Sample {
+		if s.NumLabel["process.pid"] != nil && s.NumLabel["process.pid"][0] == int64(service.PID()) && s.Label["span_id"] != nil {
+			inSpans++
+		}
+	}
+	assert.Positive(r.t, inSpans)
+	return doc
+}
+
+// startService starts a service that publishes as it should.
+func startService(t *testing.T) *childproc.Child {
+	t.Helper()
+	c := childproc.Start(t, burner.Role, nil)
+	require.Equal(t, "burning", c.Ask("%s", burner.Words(burner.Records)))
+	return c
+}
+
+func text(key, value string) *commonpb.KeyValue {
+	return &commonpb.KeyValue{Key: key, Value: &commonpb.AnyValue{Value: &commonpb.AnyValue_StringValue{StringValue: value}}}
+}
+
+func number(key string, n int64) *commonpb.KeyValue {
+	return &commonpb.KeyValue{Key: key, Value: &commonpb.AnyValue{Value: &commonpb.AnyValue_IntValue{IntValue: n}}}
+}
+
+// capacity is that of the attacker's ring.
+const capacity = 65536
+
+// publish returns the arguments with which the attacker publishes a resource, and a ring at
+// its fixed address.
+func publish(t *testing.T, exe string, attributes ...*commonpb.KeyValue) []string {
+	t.Helper()
+	return publishRing(t, exe, capacity, attributes...)
+}
+
+func publishRing(t *testing.T, exe string, capacity int, attributes ...*commonpb.KeyValue) []string {
+	t.Helper()
+	out, err := exec.Command(exe, "address").Output()
+	require.NoError(t, err)
+	address, err := strconv.ParseInt(strings.TrimSpace(string(out)), 10, 64)
+	require.NoError(t, err)
+	fields := &commonpb.KeyValueList{}
+	for _, f := range wire.SlotFields(wire.RingLayout1) {
+		fields.Values = append(fields.Values, number(f.Name, int64(f.Offset)))
+	}
+	const slots = "threadlocal.slots."
+	payload, err := proto.Marshal(&processcontextpb.ProcessContext{
+		Resource: &resourcepb.Resource{Attributes: attributes},
+		Attributes: []*commonpb.KeyValue{
+			text("threadlocal.schema_version", "otelctx_slots_v1"),
+			number(slots+"address", address), number(slots+"layout", wire.RingLayout1), number(slots+"capacity", int64(capacity)),
+			number(slots+"header_size", wire.RingHeaderSize1), number(slots+"slot_size", wire.SlotSize1), text(slots+"index", "thread"),
+			{Key: slots + "fields", Value: &commonpb.AnyValue{Value: &commonpb.AnyValue_KvlistValue{KvlistValue: fields}}},
+		},
+	})
+	require.NoError(t, err)
+	var ring []byte
+	for _, word := range []uint32{wire.RingMagic, wire.RingLayout1, uint32(capacity), wire.SlotSize1} {
+		ring = binary.NativeEndian.AppendUint32(ring, word)
+	}
+	return []string{"publish", strconv.Itoa(wire.ProcessContextVersion), hex.EncodeToString(payload), hex.EncodeToString(ring)}
+}
+
+// codeOffset is where in a codeFile its code is.
+const codeOffset = "4096"
+
+// codeFile writes an ELF file with so many symbols at one address, whose code counts down and
+// returns.
+func codeFile(t *testing.T, symbols int) string {
+	t.Helper()
+	const (
+		code    = 4096
+		base    = 0x400000
+		symtab  = 8192
+		section = 64
+	)
+	//	mov $20000, %ecx; 1: dec %ecx; jnz 1b; ret
+	text := []byte{0xb9, 0x20, 0x4e, 0, 0, 0xff, 0xc9, 0x75, 0xfc, 0xc3}
+	names := []byte("\x00same\x00")
+	strtab := symtab + symbols*elf.Sym64Size
+	headers := strtab + len(names)
+	var b bytes.Buffer
+	put := func(at int, v any) {
+		b.Write(make([]byte, at-b.Len()))
+		require.NoError(t, binary.Write(&b, binary.LittleEndian, v))
+	}
+	put(0, elf.Header64{
+		Ident: [16]byte{0x7f, 'E', 'L', 'F', byte(elf.ELFCLASS64), byte(elf.ELFDATA2LSB), 1},
+		Type:  uint16(elf.ET_DYN), Machine: uint16(elf.EM_X86_64), Version: 1, Phoff: section, Phentsize: 56, Phnum: 1,
+		Shoff: uint64(headers), Shentsize: section, Shnum: 3, Shstrndx: 2, Ehsize: section,
+	})
+	put(section, elf.Prog64{
+		Type: uint32(elf.PT_LOAD), Flags: uint32(elf.PF_X | elf.PF_R), Off: code, Vaddr: base, Filesz: 64, Memsz: 64,
+	})
+	put(code, text)
+	table := make([]elf.Sym64, symbols)
+	for i := range table {
+		table[i] = elf.Sym64{Name: 1, Info: elf.ST_INFO(elf.STB_GLOBAL, elf.STT_FUNC), Shndx: 1, Value: base, Size: 64}
+	}
+	put(symtab, table)
+	put(strtab, names)
+	put(headers, []elf.Section64{
+		{},
+		{Type: uint32(elf.SHT_SYMTAB), Off: symtab, Size: uint64(symbols * elf.Sym64Size), Link: 2, Entsize: elf.Sym64Size},
+		{Type: uint32(elf.SHT_STRTAB), Off: uint64(strtab), Size: uint64(len(names))},
+	})
+	path := filepath.Join(programs.PublicDir(t), "code")
+	require.NoError(t, os.WriteFile(path, b.Bytes(), 0o755))
+	return path
+}
