@@ -27,6 +27,7 @@ import (
 type timers struct {
 	frequency int
 	program   int         // what they run
+	online    string      // the file that lists the processors
 	events    map[int]int // file descriptors by processor
 }
 
@@ -36,13 +37,13 @@ const onlineFile = "/sys/devices/system/cpu/online"
 // adjust has the program run on each processor that is there, so many times in a second,
 // whenever it is not idle. It is called again when others may be there.
 func (t *timers) adjust() error {
-	content, err := os.ReadFile(onlineFile)
+	content, err := os.ReadFile(t.online)
 	if err != nil {
 		return err
 	}
 	online, err := parseProcessors(string(content))
 	if err != nil {
-		return fmt.Errorf("%s: %w", onlineFile, err)
+		return fmt.Errorf("%s: %w", t.online, err)
 	}
 	var errs []error
 	for cpu, fd := range t.events {

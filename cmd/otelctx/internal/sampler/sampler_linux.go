@@ -49,6 +49,11 @@ type Sampler struct {
 	closed  bool
 	// drained says that there will be no more samples. It is the reader's.
 	drained bool
+
+	nextMu sync.Mutex
+	// next makes the next list of processes, for those who ask for one of them; nil if
+	// nobody does.
+	next func() (map[int]Process, error)
 }
 
 // pollInterval is how long samples may wait to be read. Being woken for each of them
@@ -96,7 +101,7 @@ func (s *Sampler) open(c Config) error {
 	if s.base, s.bootBase, err = sameMoment(); err != nil {
 		return err
 	}
-	s.timers = timers{frequency: c.Frequency, program: s.objects.Sample.FD(), events: map[int]int{}}
+	s.timers = timers{frequency: c.Frequency, program: s.objects.Sample.FD(), online: onlineFile, events: map[int]int{}}
 	return s.timers.adjust()
 }
 
@@ -200,6 +205,11 @@ func (s *Sampler) Unwatch(pid int) error {
 func (s *Sampler) Processes() (map[int]Process, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	return s.processes()
+}
+
+// processes is Processes; s.mu is held.
+func (s *Sampler) processes() (map[int]Process, error) {
 	if s.closed {
 		return nil, os.ErrClosed
 	}
@@ -231,8 +241,17 @@ func (s *Sampler) Processes() (map[int]Process, error) {
 
 // Image returns what a process runs. The error wraps [reader.ErrProcessGone] if there is
 // no such process.
+//
+// Those who ask while a list is being made share the next one: it takes the longer the more
+// processes there are, and where there are many, many ask.
 func (s *Sampler) Image(pid int) (Image, error) {
-	all, err := s.Processes()
+	s.nextMu.Lock()
+	if s.next == nil {
+		s.next = sync.OnceValues(s.nextProcesses)
+	}
+	next := s.next
+	s.nextMu.Unlock()
+	all, err := next()
 	if err != nil {
 		return Image{}, err
 	}
@@ -241,6 +260,16 @@ func (s *Sampler) Image(pid int) (Image, error) {
 		return Image{}, fmt.Errorf("pid %d: %w", pid, reader.ErrProcessGone)
 	}
 	return p.Image, nil
+}
+
+// nextProcesses is s.next.
+func (s *Sampler) nextProcesses() (map[int]Process, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.nextMu.Lock()
+	s.next = nil // Who asks from now on is told what holds then.
+	s.nextMu.Unlock()
+	return s.processes()
 }
 
 // Processors has the processors sampled that have come since the last call, and those no

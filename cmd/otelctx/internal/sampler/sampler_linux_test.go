@@ -15,6 +15,7 @@ import (
 	"maps"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strconv"
@@ -616,11 +617,82 @@ func TestProcesses(t *testing.T) {
 	burner.AwaitUse(t, c, 50*time.Millisecond)
 	assert.Greater(t, used(c.PID()), before)
 	c.Zombie()
-	assert.Zero(t, used(c.PID()))
+	// Other threads than the first one may still be about to end.
+	require.Eventually(t, func() bool { return used(c.PID()) == 0 }, patience, time.Millisecond)
 	const kthreadd = 2
 	if comm, _ := os.ReadFile("/proc/2/comm"); string(comm) == "kthreadd\n" {
 		assert.Zero(t, used(kthreadd))
 	}
+}
+
+// Processors that come are sampled from then on, and those that go no longer.
+func TestProcessors(t *testing.T) {
+	var allowed unix.CPUSet
+	require.NoError(t, unix.SchedGetaffinity(0, &allowed))
+	var cpus []int
+	for cpu := 0; len(cpus) < allowed.Count(); cpu++ {
+		if allowed.IsSet(cpu) {
+			cpus = append(cpus, cpu)
+		}
+	}
+	if len(cpus) < 2 {
+		t.Skip("there is one processor")
+	}
+	first, second := cpus[0], cpus[1]
+	s := open(t, Config{Frequency: burner.Frequency()})
+	s.timers.online = filepath.Join(t.TempDir(), "online")
+	adjust := func(format string, args ...any) error {
+		require.NoError(t, os.WriteFile(s.timers.online, fmt.Appendf(nil, format, args...), 0o600))
+		return s.Processors()
+	}
+	require.NoError(t, adjust("%d\n", first))
+	c := startBurner(t, nil, burner.Silent)
+	watch(t, s, c.PID(), nil)
+	for _, one := range take(t, s, 200) {
+		require.Equal(t, first, one.CPU)
+	}
+	require.NoError(t, adjust("%d,%d\n", first, second))
+	for take(t, s, 1)[0].CPU != second {
+	}
+	require.Error(t, adjust("one"), "nothing changes")
+	require.NoError(t, adjust("%d-%d\n", second, second))
+	for others := 0; others < 100; others++ {
+		if take(t, s, 1)[0].CPU == first {
+			others = 0 // from before
+		}
+	}
+}
+
+func TestParseProcessors(t *testing.T) {
+	for list, want := range map[string][]int{"0\n": {0}, "0-3,5\n": {0, 1, 2, 3, 5}, "": nil, "0-": nil, "a": nil, "0-65536": nil, "1,": nil} {
+		got, err := parseProcessors(list)
+		assert.Equal(t, want, got)
+		assert.Equal(t, want == nil, err != nil, list)
+	}
+}
+
+// Those who ask at the same time what processes run share an answer, and none is from before.
+func TestImage(t *testing.T) {
+	s := open(t, Config{Frequency: 1})
+	var asking sync.WaitGroup
+	for range 8 {
+		asking.Go(func() {
+			for range testenv.Rounds(20, 200) {
+				cmd := exec.Command("sleep", "100")
+				if !assert.NoError(t, cmd.Start()) {
+					return
+				}
+				image, err := s.Image(cmd.Process.Pid)
+				assert.NoError(t, err)
+				assert.Equal(t, cmd.Process.Pid, image.PID)
+				_ = cmd.Process.Kill()
+				_ = cmd.Wait()
+				_, err = s.Image(cmd.Process.Pid)
+				assert.ErrorIs(t, err, reader.ErrProcessGone)
+			}
+		})
+	}
+	asking.Wait()
 }
 
 // Samples stand for all of the CPU time that there was, user's and kernel's.
