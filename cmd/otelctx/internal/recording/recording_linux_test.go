@@ -144,6 +144,38 @@ func TestExit(t *testing.T) {
 	require.Error(t, err)
 }
 
+// Where there is no more room, the program that has been idle for the longest time is recorded
+// no longer, until it uses the processor again.
+func TestMakeRoom(t *testing.T) {
+	ts, err := openTargets(&Config{Sampler: sampler.Config{Frequency: 1}})
+	if errors.Is(err, sampler.ErrNotPermitted) {
+		t.Skip(err)
+	}
+	require.NoError(t, err)
+	defer ts.close()
+	var all []*target
+	for hours := range 3 {
+		c := childproc.Start(t, burner.Role, nil)
+		require.Equal(t, "burning", c.Ask("%s", burner.Words(burner.Records)))
+		image, err := ts.sampler.Image(c.PID())
+		require.NoError(t, err)
+		one, err := ts.open(t.Context(), image)
+		require.NoError(t, err)
+		one.used, one.active = 7, time.Now().Add(time.Duration(hours)*-time.Hour)
+		require.NoError(t, ts.watch(one))
+		all = append(all, one)
+	}
+	for _, idle := range []*target{all[2], all[1]} {
+		require.True(t, ts.makeRoom())
+		assert.NotContains(t, ts.all, idle.image)
+		assert.False(t, ts.changed(sampler.Process{Image: idle.image, Used: 7}))
+		assert.True(t, ts.changed(sampler.Process{Image: idle.image, Used: 8}))
+	}
+	all[0].active = time.Now()
+	assert.False(t, ts.makeRoom(), "nobody is idle")
+	assert.Contains(t, ts.all, all[0].image)
+}
+
 // What a process says of itself holds, and the kernel adds what it does not say.
 func TestResources(t *testing.T) {
 	text := profile.StringAttribute
