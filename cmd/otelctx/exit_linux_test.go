@@ -141,6 +141,10 @@ func TestArgumentErrors(t *testing.T) {
 	directory := filepath.Join(t.TempDir(), "a.otlp")
 	require.NoError(t, os.Mkdir(directory, 0o700))
 	const noID = "expected the id of a process"
+	pid := strconv.Itoa(os.Getpid())
+	tasks, err := os.ReadDir("/proc/self/task")
+	require.NoError(t, err)
+	tid := tasks[len(tasks)-1].Name() // Go programs have more threads than one.
 	for _, test := range []struct {
 		args   string
 		code   int
@@ -182,6 +186,7 @@ func TestArgumentErrors(t *testing.T) {
 		{"record 1 --output=" + directory, exitOther, "--output: "},
 		{"record 1 --otlp-endpoint=http://%zz", exitOther, "--otlp-endpoint: "},
 		{"record 2147483647", exitProcessGone, ""},
+		{"record " + tid, exitOther, tid + " is a thread of process " + pid + ","},
 	} {
 		got := otelctx(t, strings.Fields(test.args)...)
 		assert.Equal(t, test.code, got.code, test.args)

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -82,6 +83,9 @@ func (c *recordCommand) Validate() error {
 		return fmt.Errorf("--top %d is negative", c.Top)
 	case c.Repeat && (!c.All || c.Endpoint == nil || c.Output != "" || c.Duration == 0):
 		return errors.New("--repeat takes --all, --otlp-endpoint and a --duration, and no --output")
+	}
+	if slices.Contains([]string{"/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"}, c.Output) {
+		c.Output = "-" // So that nothing else is written there.
 	}
 	if c.Output == "" && c.Format != "" {
 		return errors.New("--format is that of --output")

@@ -330,6 +330,11 @@ func TestRecordOTLPFile(t *testing.T) {
 		samples += len(s.GetTimestampsUnixNano())
 	}
 	assert.Equal(t, int(d.Samples), samples)
+
+	// Nothing else is where the profile is.
+	got := otelctx(t, "record", pidOf(c), "--duration=100ms", "--output=/dev/stdout", "--format=otlp")
+	require.NoError(t, proto.Unmarshal([]byte(got.stdout), &profilespb.ProfilesData{}))
+	assert.Contains(t, got.stderr, "Recorded process")
 }
 
 // A process that publishes nothing has a profile without links, and no other resource

@@ -42,7 +42,14 @@ func (p *Process) Threads() iter.Seq2[int, error] {
 // User returns the real user id of the process with id pid, as this process's user namespace
 // has it: who started it, also if its program is another user's. The error wraps
 // [ErrProcessGone] if there is no such process.
-func (f FS) User(pid int) (int, error) {
+func (f FS) User(pid int) (int, error) { return f.status(pid, "Uid") }
+
+// Leader returns the id of the process that a thread belongs to, which is that of its first
+// thread. The error wraps [ErrProcessGone] if there is no such thread.
+func (f FS) Leader(tid int) (int, error) { return f.status(tid, "Tgid") }
+
+// status returns the first number in a line of a process's status file.
+func (f FS) status(pid int, key string) (int, error) {
 	status, err := os.Open(filepath.Join(f.root, strconv.Itoa(pid), "status"))
 	if err != nil {
 		return 0, goneError(err)
@@ -50,15 +57,15 @@ func (f FS) User(pid int) (int, error) {
 	defer func() { _ = status.Close() }()
 	lines := bufio.NewScanner(io.LimitReader(status, maxStatus))
 	for lines.Scan() {
-		var id int
-		if _, err := fmt.Sscanf(lines.Text(), "Uid: %d", &id); err == nil {
-			return id, nil
+		var number int
+		if _, err := fmt.Sscanf(lines.Text(), key+": %d", &number); err == nil {
+			return number, nil
 		}
 	}
 	if err := lines.Err(); err != nil {
 		return 0, goneError(err)
 	}
-	return 0, fmt.Errorf("%w status: no Uid", ErrMalformed)
+	return 0, fmt.Errorf("%w status: no %s", ErrMalformed, key)
 }
 
 // ThreadIDs returns the ids that the thread tid has, one for each PID namespace that

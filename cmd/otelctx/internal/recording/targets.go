@@ -75,7 +75,10 @@ func openTargets(c *Config) (*targets, error) {
 		all: map[sampler.Image]*target{}, gone: map[*target]time.Time{}, others: map[int]other{}, looking: map[int]time.Time{}, warned: map[int]string{},
 	}
 	if c.PID != 0 {
-		// What is not there needs no permission to sample.
+		// What is not there needs no permission to sample. Threads are there, but not listed.
+		if leader, err := procfs.NewFS("/proc").Leader(c.PID); err == nil && leader != c.PID {
+			return nil, fmt.Errorf("%d is a thread of process %d, and only processes are recorded", c.PID, leader)
+		}
 		p, err := reader.Open(c.PID)
 		if err != nil {
 			return nil, err
