@@ -104,7 +104,7 @@ func Build(t testing.TB, v Variant, module, pkg string) string {
 // PublicDir returns a directory that every user can read. It is gone at the end of the test.
 func PublicDir(t testing.TB) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "otelctx-test-") // t.TempDir is closed to others
+	dir, err := os.MkdirTemp("", "otelctx-test-") //nolint:usetesting // t.TempDir is closed to others.
 	if err != nil {
 		t.Fatal(err)
 	}
