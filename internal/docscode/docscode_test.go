@@ -19,43 +19,6 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// prelude declares what the documents take for granted.
-const prelude = `package documents
-
-import (
-	"context"
-
-	"go.opentelemetry.io/otel/attribute"
-	sdklog "go.opentelemetry.io/otel/sdk/log"
-	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
-	"go.opentelemetry.io/otel/sdk/resource"
-	sdktrace "go.opentelemetry.io/otel/sdk/trace"
-
-	"github.com/otelctx/otelctx/reader"
-	"github.com/otelctx/otelctx/resourcepublisher"
-	"github.com/otelctx/otelctx/scopedattr"
-	"github.com/otelctx/otelctx/spanctx"
-	"github.com/otelctx/otelctx/universalprofiling"
-)
-
-var (
-	ctx       context.Context
-	pid       int
-	res       *resource.Resource
-	exporter  sdktrace.SpanExporter
-	sampler   sdktrace.Sampler
-	processor sdklog.Processor
-	metrics   sdkmetric.Reader
-
-	_ = attribute.String
-	_ = reader.Open
-	_ = resourcepublisher.WithResource
-	_ = scopedattr.WithSampler
-	_ = spanctx.WithPublishing
-	_ = universalprofiling.WithIntegration
-)
-`
-
 // block is Go code in a document, maybe indented as part of a list.
 var block = regexp.MustCompile("(?ms)^ *```go\n(.*?)^ *```$")
 
@@ -81,8 +44,10 @@ func function(t *testing.T, name, code string) string {
 func TestCodeCompiles(t *testing.T) {
 	documents, err := filepath.Glob("../../docs/*.md")
 	require.NoError(t, err)
+	prelude, err := os.ReadFile("testdata/prelude.go")
+	require.NoError(t, err)
 	var program strings.Builder
-	program.WriteString(prelude)
+	program.Write(prelude)
 	blocks := 0
 	for _, document := range append(documents, "../../README.md") {
 		text, err := os.ReadFile(document)

@@ -1,0 +1,38 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package documents declares what the code in documents takes for granted.
+package documents
+
+import (
+	"context"
+
+	"go.opentelemetry.io/otel/attribute"
+	sdklog "go.opentelemetry.io/otel/sdk/log"
+	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/resource"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+
+	"github.com/otelctx/otelctx/reader"
+	"github.com/otelctx/otelctx/resourcepublisher"
+	"github.com/otelctx/otelctx/scopedattr"
+	"github.com/otelctx/otelctx/spanctx"
+	"github.com/otelctx/otelctx/universalprofiling"
+)
+
+var (
+	ctx       context.Context
+	pid       int
+	res       *resource.Resource
+	exporter  sdktrace.SpanExporter
+	sampler   sdktrace.Sampler
+	processor sdklog.Processor
+	metrics   sdkmetric.Reader
+
+	_ = attribute.String
+	_ = reader.Open
+	_ = resourcepublisher.WithResource
+	_ = scopedattr.WithSampler
+	_ = spanctx.WithPublishing
+	_ = universalprofiling.WithIntegration
+)
