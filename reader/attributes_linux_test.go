@@ -142,9 +142,7 @@ func TestScopedAttributes(t *testing.T) {
 		"default": GoroutineRecord, "slots": ThreadSlots, "goroutine-slots": GoroutineSlots,
 	} {
 		t.Run(order, func(t *testing.T) {
-			c := childproc.Start(t, "scoped", notPreempted)
-			who := askf(t, c, "%s", order)
-			p := openChild(t, c)
+			c, p, who := startScoped(t, order)
 			shows := func(id string, kvs ...string) {
 				t.Helper()
 				shown := withSpans(threadsOf(t, p))
@@ -184,17 +182,30 @@ func TestScopedAttributes(t *testing.T) {
 			c.Ask("scope more=1 user= tenant=" + strings.Repeat("é", 40))
 			child = c.Ask("start")
 			shows(child, "http.app=cart", "more=1", "tenant="+strings.Repeat("é", 40), "user=")
-			c.Done()
 		})
 	}
+}
+
+// startScoped starts a service, and opens it.
+func startScoped(t *testing.T, order string) (*childproc.Child, *Process, identity) {
+	t.Helper()
+	c := childproc.Start(t, "scoped", notPreempted)
+	who := askf(t, c, "%s", order)
+	t.Cleanup(c.Done)
+	return c, open(t, c.PID()), who
+}
+
+// attributesOf returns the attributes of the one span that a process shows.
+func attributesOf(t *testing.T, threads []Thread) []ThreadAttribute {
+	t.Helper()
+	require.Len(t, threads, 1)
+	return threads[0].Span.Attributes
 }
 
 // There are 256 keys, the last of which is as good as the first. One more is refused, and
 // so is not there.
 func TestAllKeys(t *testing.T) {
-	c := childproc.Start(t, "scoped", notPreempted)
-	c.Ask("default")
-	p := openChild(t, c)
+	c, p, _ := startScoped(t, "default")
 	c.Ask("scope http.app=shop key.2=third key.255=last key.256=refused")
 	c.Ask("start")
 	threadsOf(t, p) // and so it has read the first keys
@@ -204,17 +215,13 @@ func TestAllKeys(t *testing.T) {
 	}
 	c.Ask("keys %s", strings.Join(keys, " "))
 	c.Ask("start")
-	threads := withSpans(threadsOf(t, p))
-	require.Len(t, threads, 1)
-	assert.Equal(t, []ThreadAttribute{{"http.app", "shop"}, {"key.2", "third"}, {"key.255", "last"}}, threads[0].Span.Attributes)
-	c.Done()
+	assert.Equal(t, []ThreadAttribute{{"http.app", "shop"}, {"key.2", "third"}, {"key.255", "last"}},
+		attributesOf(t, withSpans(threadsOf(t, p))))
 }
 
 // The key map that a reader has read before is read again for a key that is not in it.
 func TestKeysAreRefreshed(t *testing.T) {
-	c := childproc.Start(t, "scoped", notPreempted)
-	c.Ask("default")
-	p := openChild(t, c)
+	c, p, _ := startScoped(t, "default")
 	c.Ask("scope http.app=shop user=alice")
 	c.Ask("start")
 	old, err := p.threadView(t.Context())
@@ -223,10 +230,8 @@ func TestKeysAreRefreshed(t *testing.T) {
 	c.Ask("keys user")
 	c.Ask("start")
 	threads := withSpans(threadsOf(t, p))
-	require.Len(t, threads, 1)
 	// As if they had been published between the reading of the keys and of the span.
 	threads[0].Span.Attributes = nil
 	p.nameAttributes(t.Context(), old, threads)
-	assert.Equal(t, []ThreadAttribute{{"http.app", "shop"}, {"user", "alice"}}, threads[0].Span.Attributes)
-	c.Done()
+	assert.Equal(t, []ThreadAttribute{{"http.app", "shop"}, {"user", "alice"}}, attributesOf(t, threads))
 }

@@ -179,43 +179,34 @@ func (s *service) namedV1() error {
 // show shows a span on the calling goroutine, by all carriers. The result takes it back
 // from where it is.
 func (s *service) show(span *ringbuf.Span) (end func()) {
-	var records []*gorecord.Record
+	var record *gorecord.Record
 	if s.record {
-		records = append(records, gorecord.Begin(span.TraceIDHigh, span.TraceIDLow, span.SpanID, span.TraceFlags, nil))
+		record = gorecord.Begin(span.TraceIDHigh, span.TraceIDLow, span.SpanID, span.TraceFlags, nil)
 	}
-	var places [2]ringbuf.Place
-	for i, ring := range []*ringbuf.Ring{s.threads, s.routines} {
+	places := map[*ringbuf.Ring]ringbuf.Place{}
+	for _, ring := range []*ringbuf.Ring{s.threads, s.routines} {
 		if ring != nil {
-			places[i] = ring.Store(span)
+			places[ring] = ring.Store(span)
 		}
 	}
 	return func() {
-		for i, ring := range []*ringbuf.Ring{s.threads, s.routines} {
-			if ring != nil {
-				ring.Replace(places[i], span.SpanID, nil)
-			}
+		for ring, place := range places {
+			ring.Replace(place, span.SpanID, nil)
 		}
-		for _, r := range records {
-			r.End()
+		if record != nil {
+			record.End()
 		}
 	}
 }
 
 // actors has goroutines that each do one thing at a time.
 func actors(p *childproc.Parent) {
-	order, ok := p.Receive()
-	if !ok {
-		return
-	}
+	order, _ := p.Receive()
 	s, err := setUp(order)
 	p.Must(err)
 	p.Send("ready")
 	all := map[string]*actor{}
-	for {
-		line, ok := p.Receive()
-		if !ok {
-			return
-		}
+	for line, ok := p.Receive(); ok; line, ok = p.Receive() {
 		words := strings.Fields(line)
 		if words[0] == "set-up" {
 			more, err := setUp(strings.Join(words[1:], " "))
@@ -286,9 +277,6 @@ func (a *actor) run() {
 		case "lock": // stay on this thread
 			runtime.LockOSThread()
 			a.answers <- "ok"
-		case "unlock":
-			runtime.UnlockOSThread()
-			a.answers <- "ok"
 		case "show": // show theSpan, with these attributes
 			span := theSpan
 			for i, value := range order[1:] {
@@ -306,8 +294,6 @@ func (a *actor) run() {
 			a.answers <- "ok"
 		case "park": // wait for orders as goroutines do
 			a.answers <- "ok"
-		case "who":
-			a.answers <- a.who()
 		case "spin": // until the next order
 			atomic.StoreUint32(&a.spin, 1)
 			a.answers <- ""

@@ -31,15 +31,6 @@ func relabel() {
 	pprof.SetGoroutineLabels(pprof.WithLabels(context.Background(), pprof.Labels("mine", "only")))
 }
 
-// openChild opens a child for the length of the test.
-func openChild(t *testing.T, c *childproc.Child) *Process {
-	t.Helper()
-	p, err := Open(c.PID())
-	require.NoError(t, err)
-	t.Cleanup(func() { assert.NoError(t, p.Close()) })
-	return p
-}
-
 // threadsOf reads the threads of a process.
 func threadsOf(t *testing.T, p *Process) []Thread {
 	t.Helper()
@@ -75,7 +66,7 @@ func proven(who identity, c CarrierKind) Thread {
 func acting(t *testing.T, carriers string) (*childproc.Child, *Process) {
 	t.Helper()
 	c := startActors(t, carriers)
-	return c, openChild(t, c)
+	return c, open(t, c.PID())
 }
 
 // spinIn has an actor show a span on a thread of its own and spin there.
@@ -107,6 +98,16 @@ func TestThreadsOfEachCarrier(t *testing.T) {
 
 			who := spinIn(t, c, "show a")
 			steadily(t, p, proven(who, want))
+			if want == GoroutineRecord {
+				// A goroutine with other labels has no record, whatever is behind those.
+				tellf(t, c, "relabel a")
+				askf(t, c, "spin a")
+				next := ThreadSlots
+				if strings.Contains(carriers, "goroutine-slots") {
+					next = GoroutineSlots
+				}
+				steadily(t, p, proven(who, next))
+			}
 			tellf(t, c, "end a")
 			who = askf(t, c, "spin a")
 			for range 100 {
@@ -250,16 +251,6 @@ func TestOnlyRecordsAreInherited(t *testing.T) {
 	}
 }
 
-// A goroutine with other labels has no record, whatever is behind those.
-func TestRecordUnderOtherLabels(t *testing.T) {
-	c, p := acting(t, "slots record advertise publish")
-	tellf(t, c, "lock a")
-	askf(t, c, "show a")
-	tellf(t, c, "relabel a")
-	who := askf(t, c, "spin a")
-	steadily(t, p, proven(who, ThreadSlots))
-}
-
 func TestAttributesOfThreads(t *testing.T) {
 	c, p := acting(t, "slots keys=http.route+user advertise publish")
 	who := spinIn(t, c, "show a /cart alice unnamed")
@@ -278,7 +269,7 @@ func TestAttributesOfThreads(t *testing.T) {
 // another process of the same program.
 func TestThreadLayout(t *testing.T) {
 	c := startActors(t, "slots goroutine-slots record keys=http.route+user advertise publish")
-	l, err := openChild(t, c).ThreadLayout(t.Context())
+	l, err := open(t, c.PID()).ThreadLayout(t.Context())
 	require.NoError(t, err)
 	require.NotNil(t, l.Context)
 	assert.NotZero(t, l.Context.PublishedAtNS)
@@ -309,21 +300,21 @@ func TestThreadLayout(t *testing.T) {
 	shown, all := l.Attributes([]byte{1, 2, 'm', 'e', 0, 1, '/'})
 	assert.Equal(t, []ThreadAttribute{{"user", "me"}, {"http.route", "/"}}, shown)
 	assert.True(t, all)
-	shown, all = l.Attributes([]byte{2, 1, '?'})
-	assert.Empty(t, shown)
-	assert.False(t, all)
 }
 
-// That there is nothing is no error.
+// That there is nothing is an error of Threads alone.
 func TestThreadLayoutOfNothing(t *testing.T) {
 	for order, source := range map[string]CarrierSource{"publish": 0, "": 0, "slots": FoundByName} {
-		c := startActors(t, order)
-		l, err := openChild(t, c).ThreadLayout(t.Context())
+		_, p := acting(t, order)
+		l, err := p.ThreadLayout(t.Context())
 		require.NoError(t, err)
 		assert.Equal(t, order == "publish", l.Context != nil)
 		assert.Equal(t, RuntimeOffsets{GM: -1, GGoid: -1, GLabels: -1, MCurg: -1, MProcid: -1}, l.Runtime)
 		if source == 0 {
 			assert.Empty(t, l.Carriers)
+			_, err := p.Threads(t.Context())
+			require.ErrorIs(t, err, ErrNoThreadContext, order)
+			require.NotErrorIs(t, err, ErrNoContext)
 		} else if assert.Len(t, l.Carriers, 1) {
 			assert.Equal(t, source, l.Carriers[0].Source)
 			assert.Contains(t, l.Carriers[0].Fields, "span_id")
@@ -340,7 +331,7 @@ func TestThreadsInOwnPIDNamespace(t *testing.T) {
 		notPreempted(cmd)
 		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}
 	}), "slots record advertise publish")
-	p := openChild(t, c)
+	p := open(t, c.PID())
 	who := spinIn(t, c, "show a")
 	require.Less(t, who.tid, 100, "not in a PID namespace of its own")
 	shown := withSpans(threadsOf(t, p))
@@ -411,29 +402,21 @@ func TestAdvertisementThatComesLater(t *testing.T) {
 	require.Equal(t, []Thread{proven(who, ThreadSlots)}, withSpans(threadsOf(t, p)))
 }
 
-func TestNoThreadContext(t *testing.T) {
-	for _, carriers := range []string{"", "publish"} {
-		_, p := acting(t, carriers)
-		_, err := p.Threads(t.Context())
-		require.ErrorIs(t, err, ErrNoThreadContext, carriers)
-		require.NotErrorIs(t, err, ErrNoContext)
-		found, err := p.Carriers(t.Context())
-		require.NoError(t, err)
-		assert.Empty(t, found)
-	}
-}
-
 func TestThreadsOfAProcessThatEnds(t *testing.T) {
 	c, p := acting(t, "slots advertise publish")
-	threadsOf(t, p)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	for range 2 { // before and after they have been read once
+		_, err := p.Threads(ctx)
+		require.ErrorIs(t, err, context.Canceled)
+		threadsOf(t, p)
+	}
 	// Killed and not waited for, it has no memory any more.
-	require.NoError(t, syscall.Kill(c.PID(), syscall.SIGKILL))
-	require.Eventually(t, func() bool {
-		_, err := p.Threads(t.Context())
-		return errors.Is(err, ErrProcessGone) || errors.Is(err, ErrNoThreadContext)
-	}, patience, time.Millisecond)
-	c.Kill()
+	c.Zombie()
 	_, err := p.Threads(t.Context())
+	require.Truef(t, errors.Is(err, ErrProcessGone) || errors.Is(err, ErrNoThreadContext), "%v", err)
+	c.Kill()
+	_, err = p.Threads(t.Context())
 	require.ErrorIs(t, err, ErrProcessGone)
 	require.NotErrorIs(t, err, ErrNoThreadContext)
 }
@@ -446,7 +429,7 @@ func TestProvenUnderChurn(t *testing.T) {
 	} {
 		t.Run(carriers, func(t *testing.T) {
 			c := readied(t, childproc.Start(t, "churn", nil), carriers+" advertise publish")
-			p := openChild(t, c)
+			p := open(t, c.PID())
 			shown, ofKind := 0, 0
 			wanted := testenv.Rounds(2000, 20_000) // however long it takes on a busy machine
 			for end := time.Now().Add(patience); ofKind < wanted && time.Now().Before(end); {
@@ -470,15 +453,4 @@ func TestProvenUnderChurn(t *testing.T) {
 			require.Greater(t, ofKind, 100)
 		})
 	}
-}
-
-func TestThreadsCancelled(t *testing.T) {
-	_, p := acting(t, "slots advertise publish")
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	_, err := p.Threads(ctx)
-	require.ErrorIs(t, err, context.Canceled)
-	threadsOf(t, p)
-	_, err = p.Threads(ctx)
-	require.ErrorIs(t, err, context.Canceled)
 }
