@@ -14,6 +14,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"runtime"
+	"runtime/pprof"
 	"slices"
 	"strconv"
 	"strings"
@@ -54,6 +55,9 @@ const (
 	// Forged has goroutines show outside of spans what is a span's record but for its
 	// labels.
 	Forged = "forged"
+	// Foreign has work in spans done under labels that another library has set by
+	// pprof.Do: ForeignTrace and the id of the span.
+	Foreign = "foreign"
 	// Crafted has a goroutine burn in CraftedSpan, shown by a record with attributes.
 	Crafted = "crafted"
 	// InC has work done in C, in a program that can.
@@ -102,7 +106,7 @@ func Run(parent *childproc.Parent) {
 // Start starts to burn, as words say, until the end of the process.
 func Start(words ...string) (*Burner, error) {
 	b := &Burner{words: words}
-	b.started, b.inC, b.forged = b.has(Started), b.has(InC), b.has(Forged)
+	b.started, b.inC, b.forged, b.foreign = b.has(Started), b.has(InC), b.has(Forged), b.has(Foreign)
 	b.tracer.Store(&tracer{sdktrace.NewTracerProvider(sdktrace.WithIDGenerator(&b.ids)).Tracer("burner"), nil})
 	if b.has(ResourceFirst) {
 		if _, err := resourcepublisher.NewPublisher(theResource()); err != nil {
@@ -129,6 +133,9 @@ var (
 	CraftedSpan       = [8]byte{0xCF, 1, 2, 3, 4, 5, 6, 7}
 	CraftedAttributes = bytes.Repeat([]byte{0, 100 - 2, 'x', 'y'}, MaxAttributes/4)
 )
+
+// ForeignTrace is the id of a trace that no burner starts.
+var ForeignTrace = trace.TraceID{0xF0, 15: 1}
 
 // MaxAttributes is how many bytes of attributes a record may have.
 const MaxAttributes = wire.MaxThreadContextRecord - wire.ThreadContextRecordSize
@@ -174,6 +181,7 @@ type Burner struct {
 	started  bool
 	inC      bool
 	forged   bool
+	foreign  bool
 }
 
 // forged is what labels point at that are not a record's, where the heap goes on after
@@ -363,7 +371,13 @@ func (b *Burner) burn(sc trace.SpanContext) {
 	if b.inC && Work != nil {
 		spin = burnElsewhere
 	}
-	top(number&(1<<pathBits-1), spin)
+	burn := func(context.Context) { top(number&(1<<pathBits-1), spin) }
+	if b.foreign && number != 0 {
+		labels := pprof.Labels("span_id", sc.SpanID().String(), "trace_id", ForeignTrace.String(), "work", "burn")
+		pprof.Do(context.Background(), labels, burn)
+		return
+	}
+	burn(context.Background())
 }
 
 // A frame of top, pathBits frames of zero and one, and a frame of bottom: the number
