@@ -10,8 +10,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-
-	"github.com/otelctx/otelctx/reader"
 )
 
 var (
@@ -38,9 +36,13 @@ func (s *Sample) decode(b []byte) (bootNS uint64, err error) {
 	}
 	comm, _, _ := bytes.Cut(h.Comm[:], []byte{0})
 	s.Comm = string(comm)
-	if h.Carrier != uint8(programCarrierNO_CARRIER) {
+	switch programCarrier(h.Carrier) {
+	case programCarrierNO_CARRIER:
+	case programCarrierLABELS:
+		s.Span = spanOfLabels(data[user+kernel:][:h.AttrsSize])
+	default:
 		s.Span = &Span{
-			TraceFlags: h.TraceFlags, Carrier: reader.CarrierKind(h.Carrier), Proven: h.Proven != 0,
+			TraceFlags: h.TraceFlags, Carrier: Carrier(h.Carrier), Proven: h.Proven != 0,
 			Attributes: bytes.Clone(data[user+kernel:][:h.AttrsSize]),
 		}
 		binary.NativeEndian.PutUint64(s.Span.TraceID[:8], h.TraceId[0])

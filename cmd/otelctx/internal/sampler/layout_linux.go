@@ -17,21 +17,30 @@ const noField = 1024
 //
 // What can be proven is all that is looked at where there is any: a thread's slot that
 // nobody can check would only add what may be wrong. Carriers have been checked by
-// package reader, whose bounds are the program's.
-func newLayout(image Image, layout *reader.ThreadLayout) programLayout {
+// package reader, whose bounds are the program's. If one of them is chosen, there are no
+// others.
+func newLayout(image Image, layout *reader.ThreadLayout, chosen Carrier) programLayout {
 	l := programLayout{Image: programImage{Start: image.start, Execs: image.execs, Pid: uint32(image.PID)}}
 	if layout == nil {
 		return l
 	}
+	if chosen == Labels {
+		if labelsError(layout) == nil {
+			l.setRuntime(&layout.Runtime)
+			l.add(programFeatureHAS_LABELS)
+			l.G_labels = uint32(layout.Runtime.GLabels)
+		}
+		return l
+	}
 	provable := false
 	for _, c := range layout.Carriers {
-		provable = provable || c.Err == nil && c.Provable
+		provable = provable || chosen.includes(c.Kind) && c.Err == nil && c.Provable
 	}
 	if provable {
 		l.setRuntime(&layout.Runtime)
 	}
 	for _, c := range layout.Carriers {
-		if c.Err != nil || c.Provable != provable {
+		if !chosen.includes(c.Kind) || c.Err != nil || c.Provable != provable {
 			continue
 		}
 		switch c.Kind {

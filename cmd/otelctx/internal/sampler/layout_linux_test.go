@@ -61,14 +61,14 @@ func TestLayouts(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got := newLayout(image, &reader.ThreadLayout{Carriers: test.carriers, Runtime: test.runtime})
+			got := newLayout(image, &reader.ThreadLayout{Carriers: test.carriers, Runtime: test.runtime}, 0)
 			assert.Equal(t, test.want, got.Has)
 			assert.Equal(t, programImage{Pid: 7, Start: 8, Execs: 9}, got.Image)
 		})
 	}
-	assert.Equal(t, programLayout{Image: programImage{Pid: 7, Start: 8, Execs: 9}}, newLayout(image, nil))
+	assert.Equal(t, programLayout{Image: programImage{Pid: 7, Start: 8, Execs: 9}}, newLayout(image, nil, 0))
 
-	got := newLayout(image, &reader.ThreadLayout{Carriers: []reader.Carrier{record, slots}, Runtime: runtime})
+	got := newLayout(image, &reader.ThreadLayout{Carriers: []reader.Carrier{record, slots}, Runtime: runtime}, 0)
 	assert.Equal(t, programLayout{
 		Image: programImage{Pid: 7, Start: 8, Execs: 9}, Has: got.Has, TlsG: -8, G_m: 48, G_goid: 152, G_labels: 352, M_curg: 184, M_procid: 64, RecordOffset: 24,
 		Threads: programRing{
@@ -84,6 +84,7 @@ func TestCarrierNumbers(t *testing.T) {
 	assert.Equal(t, int(reader.ThreadSlots), int(programCarrierTHREAD_SLOTS))
 	assert.Equal(t, int(reader.GoroutineSlots), int(programCarrierGOROUTINE_SLOTS))
 	assert.Equal(t, int(reader.GoroutineRecord), int(programCarrierGOROUTINE_RECORD))
+	assert.Equal(t, int(Labels), int(programCarrierLABELS))
 }
 
 func encodeEvent(t testing.TB, h programHeader, data ...byte) []byte {
@@ -115,7 +116,7 @@ func TestDecode(t *testing.T) {
 		Span: &Span{
 			TraceID: [16]byte{0, 1, 2, 3, 4, 5, 6, 7, 1, 1, 2, 3, 4, 5, 6, 7}, SpanID: [8]byte{2, 1, 2, 3, 4, 5, 6, 7},
 			LocalRootSpanID: [8]byte{3, 1, 2, 3, 4, 5, 6, 7}, TraceFlags: 1, Attributes: []byte{1, 2, 'h', 'i'},
-			Carrier: reader.GoroutineRecord, Proven: true,
+			Carrier: GoroutineRecord, Proven: true,
 		},
 	}, s)
 

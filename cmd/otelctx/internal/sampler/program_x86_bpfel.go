@@ -20,6 +20,7 @@ const (
 	programCarrierTHREAD_SLOTS     programCarrier = 1
 	programCarrierGOROUTINE_SLOTS  programCarrier = 2
 	programCarrierGOROUTINE_RECORD programCarrier = 3
+	programCarrierLABELS           programCarrier = 4
 )
 
 type programCounts struct {
@@ -40,6 +41,7 @@ const (
 	programFeatureHAS_THREAD_SLOTS    programFeature = 32
 	programFeatureHAS_GOROUTINE_SLOTS programFeature = 64
 	programFeatureHAS_OWNERS          programFeature = 128
+	programFeatureHAS_LABELS          programFeature = 256
 )
 
 type programHeader struct {
@@ -69,6 +71,12 @@ type programImage struct {
 	Execs uint64
 	Pid   uint32
 	Pad   uint32
+}
+
+type programLabel struct {
+	_     structs.HostLayout
+	Key   [16]uint8
+	Value [64]uint8
 }
 
 type programLayout struct {
@@ -121,8 +129,15 @@ type programWork struct {
 		H    programHeader
 		Data [3072]uint8
 	}
-	Slot  [2056]uint8
-	Label [32]uint8
+	Slot    [2056]uint8
+	Label   [32]uint8
+	Strings [16]struct {
+		_         structs.HostLayout
+		Key       uint64
+		KeySize   uint64
+		Value     uint64
+		ValueSize uint64
+	}
 	Fence uint64
 }
 
@@ -139,8 +154,10 @@ const (
 	programProgThreads     = "threads"
 	programVarForGoCarrier = "for_go_carrier"
 	programVarForGoFeature = "for_go_feature"
+	programVarForGoLabel   = "for_go_label"
 	programVarForGoThread  = "for_go_thread"
 	programVarKernelStacks = "kernel_stacks"
+	programVarOnlyLabels   = "only_labels"
 	programVarPidNamespace = "pid_namespace"
 	programVarWakeAt       = "wake_at"
 )
@@ -208,8 +225,10 @@ type programMapSpecs struct {
 type programVariableSpecs struct {
 	ForGoCarrier *ebpf.VariableSpec `ebpf:"for_go_carrier"`
 	ForGoFeature *ebpf.VariableSpec `ebpf:"for_go_feature"`
+	ForGoLabel   *ebpf.VariableSpec `ebpf:"for_go_label"`
 	ForGoThread  *ebpf.VariableSpec `ebpf:"for_go_thread"`
 	KernelStacks *ebpf.VariableSpec `ebpf:"kernel_stacks"`
+	OnlyLabels   *ebpf.VariableSpec `ebpf:"only_labels"`
 	PidNamespace *ebpf.VariableSpec `ebpf:"pid_namespace"`
 	WakeAt       *ebpf.VariableSpec `ebpf:"wake_at"`
 }
@@ -257,8 +276,10 @@ func (m *programMaps) Close() error {
 type programVariables struct {
 	ForGoCarrier *ebpf.Variable `ebpf:"for_go_carrier"`
 	ForGoFeature *ebpf.Variable `ebpf:"for_go_feature"`
+	ForGoLabel   *ebpf.Variable `ebpf:"for_go_label"`
 	ForGoThread  *ebpf.Variable `ebpf:"for_go_thread"`
 	KernelStacks *ebpf.Variable `ebpf:"kernel_stacks"`
+	OnlyLabels   *ebpf.Variable `ebpf:"only_labels"`
 	PidNamespace *ebpf.Variable `ebpf:"pid_namespace"`
 	WakeAt       *ebpf.Variable `ebpf:"wake_at"`
 }

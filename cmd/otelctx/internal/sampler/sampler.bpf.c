@@ -42,6 +42,11 @@ _Static_assert(STACKS_MASK + MAX_ATTRIBUTES < DATA_SIZE, "attributes fit behind 
 _Static_assert(MAX_RECORD_ATTRIBUTES <= MAX_ATTRIBUTES, "a record has no more attributes than a slot");
 #define RECORD_SIZE 28
 #define MAX_LABELS 64
+// What the OpenTelemetry eBPF profiler reads of a goroutine's labels: so many, and so many
+// bytes of a key and of a value.
+#define READ_LABELS 10
+#define READ_KEY 15
+#define READ_VALUE 47
 #define MAX_NAMESPACES 33 // MAX_PID_NS_LEVEL and the first one
 #define SLOT_ATTEMPTS 3
 
@@ -51,6 +56,7 @@ enum carrier {
 	THREAD_SLOTS,
 	GOROUTINE_SLOTS,
 	GOROUTINE_RECORD,
+	LABELS, // which package reader does not know
 };
 
 // What there is in a process, in layout.has.
@@ -64,6 +70,7 @@ enum feature {
 	HAS_GOROUTINE_SLOTS = 1 << 6,
 	// The thread slots say whose they are, and that can be checked.
 	HAS_OWNERS = 1 << 7,
+	HAS_LABELS = 1 << 8, // m_curg, g_goid, g_labels
 };
 
 // ring says where slots are and what is where in them.
@@ -122,11 +129,24 @@ struct header {
 };
 
 // event is a sample. data has the user's stack, the kernel's and the attributes, one
-// behind the other, of the sizes in bytes that the header says.
+// behind the other, of the sizes in bytes that the header says. If the carrier is LABELS
+// each struct label is there in place of the attributes, and the header has no span.
 struct event {
 	struct header h;
 	__u8 data[DATA_SIZE];
 };
+
+// label is a label as it is read. Behind what it has there are zeros.
+struct label {
+	__u8 key[16]; // a power of two, as is the size of values
+	__u8 value[64];
+};
+
+const struct label *for_go_label __attribute__((unused));
+
+_Static_assert(READ_KEY < sizeof(((struct label *)0)->key), "a zero follows each key");
+_Static_assert(READ_VALUE < sizeof(((struct label *)0)->value), "a zero follows each value");
+_Static_assert(READ_LABELS * sizeof(struct label) <= MAX_ATTRIBUTES, "labels fit where attributes do");
 
 // record is the record of OTEP 4947 without its attributes.
 struct record {
@@ -151,6 +171,10 @@ struct work {
 	// The slot that was read last, and zeros from NO_FIELD on.
 	__u8 slot[2 * SLOT_SIZE + 8];
 	__u8 label[32];
+	// The strings of the labels that are read; as many as a mask can bound.
+	struct {
+		__u64 key, key_size, value, value_size;
+	} strings[16];
 	__u64 fence;
 };
 
@@ -199,6 +223,7 @@ struct {
 // Set by the loader.
 volatile const __u32 pid_namespace; // the number of the watcher's; 0 for the first one
 volatile const bool kernel_stacks;
+volatile const bool only_labels; // no span is looked for, and labels are read instead
 volatile const __u32 wake_at; // bytes in events from which on the reader is woken
 
 // BOUND has a size that is at most mask, a power of 2 less 1, be seen to be so. Not every
@@ -564,6 +589,47 @@ static __always_inline void give_record(struct work *w, const struct layout *l, 
 		e->h.attrs_size = read_user(room(e), size, at + RECORD_SIZE) ? size : 0;
 }
 
+// give_labels stores the labels of the goroutine that the thread runs, of which package
+// sampler takes the span. It reads as the OpenTelemetry eBPF profiler does
+// (support/ebpf/go_labels.ebpf.c), so that both see the same: the current goroutine of the
+// m, the first labels of the list, and no label at all if any of them cannot be read.
+static __always_inline void give_labels(struct bpf_perf_event_data *ctx, struct task_struct *task,
+					const struct layout *l, const struct slot *s, struct work *w)
+{
+	struct event *e = &w->event;
+	struct {
+		__u64 list, size, room;
+	} slice;
+	__u64 m, g, labels, n, size;
+	struct label *to = (struct label *)room(e);
+	__u32 i;
+
+	if (!(l->has & HAS_LABELS))
+		return;
+	m = find_m(ctx, task, l, s, e->h.own_tid);
+	if (!m || !read_user(&g, sizeof(g), m + l->m_curg) || !read_user(&e->h.goid, sizeof(e->h.goid), g + l->g_goid) ||
+	    !read_user(&labels, sizeof(labels), g + l->g_labels) || !read_user(&slice, sizeof(slice), labels))
+		return;
+	n = slice.size < READ_LABELS ? slice.size : READ_LABELS;
+	size = n * sizeof(w->strings[0]);
+	BOUND(size, sizeof(w->strings) - 1);
+	if (!read_user(w->strings, size, slice.list))
+		return;
+	for (i = 0; i < READ_LABELS && i < n; i++, to++) {
+		__u64 key = w->strings[i].key_size, value = w->strings[i].value_size;
+
+		key = key < READ_KEY ? key : READ_KEY;
+		BOUND(key, sizeof(to->key) - 1);
+		value = value < READ_VALUE ? value : READ_VALUE;
+		BOUND(value, sizeof(to->value) - 1);
+		__builtin_memset(to, 0, sizeof(*to));
+		if (!read_user(to->key, key, w->strings[i].key) || !read_user(to->value, value, w->strings[i].value))
+			return;
+	}
+	e->h.attrs_size = n * sizeof(*to);
+	e->h.carrier = LABELS;
+}
+
 // find_span stores the span that the thread is in, by the best carrier that shows one:
 // the goroutine's record, the goroutine's slot, the thread's slot if the goroutine that
 // runs has written it, and the thread's slot all the same where nobody can tell. They are
@@ -577,6 +643,10 @@ static __always_inline void find_span(struct bpf_perf_event_data *ctx, struct ta
 	__u32 tid = e->h.own_tid;
 	__u64 m, g;
 
+	if (only_labels) {
+		give_labels(ctx, task, l, &of_thread, w);
+		return;
+	}
 	if (l->has & HAS_THREAD_SLOTS && !read_slot(w, &l->threads, tid, &of_thread))
 		__builtin_memset(&of_thread, 0, sizeof(of_thread));
 	if (!(l->has & HAS_GOROUTINE)) {

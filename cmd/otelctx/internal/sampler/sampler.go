@@ -6,8 +6,6 @@ package sampler
 import (
 	"errors"
 	"time"
-
-	"github.com/otelctx/otelctx/reader"
 )
 
 var (
@@ -33,6 +31,9 @@ type Config struct {
 	Frequency int
 	// KernelStacks has samples hold the kernel's part of the stack too.
 	KernelStacks bool
+	// Carrier is where spans are read from, and nowhere else; zero for the best one that
+	// shows a span.
+	Carrier Carrier
 	// BufferSize is how many bytes of samples wait to be read before others are lost,
 	// a power of two and a multiple of the page size. 0 is enough for a reader that
 	// is no more than a second late.
@@ -108,10 +109,10 @@ type Span struct {
 	// [reader.ThreadLayout.Attributes] decodes.
 	Attributes []byte
 	// Carrier is what the span was read from.
-	Carrier reader.CarrierKind
+	Carrier Carrier
 	// Proven says that the process showed this span for the goroutine that the thread
 	// ran. If it is false all that is known is that the span was shown for the
 	// thread: its goroutine may have moved on since, and in slots of layout 1 it may
-	// even be another thread's.
+	// even be another thread's. Labels are the goroutine's, but may outlive their span.
 	Proven bool
 }

@@ -32,6 +32,7 @@ type Sampler struct {
 	timers   timers
 	ring     *ringbuf.Reader
 	record   ringbuf.Record
+	carrier  Carrier
 
 	// base and bootBase are the same moment on two clocks.
 	base     time.Time
@@ -72,7 +73,7 @@ func Open(c Config) (*Sampler, error) {
 	if err := permitted(); err != nil {
 		return nil, err
 	}
-	s := &Sampler{places: make(map[int]uint32), free: make([]uint32, MaxProcesses)}
+	s := &Sampler{carrier: c.Carrier, places: make(map[int]uint32), free: make([]uint32, MaxProcesses)}
 	for i := range s.free {
 		s.free[i] = uint32(i)
 	}
@@ -118,6 +119,9 @@ func (s *Sampler) load(c Config) error {
 			return err
 		}
 		size = bufferSize(c.Frequency, processors)
+		if c.Carrier == Labels {
+			size *= 2 // Each sample has labels.
+		}
 	}
 	spec.Maps[programMapEvents].MaxEntries = uint32(size)
 	namespace, err := pidNamespace()
@@ -127,6 +131,7 @@ func (s *Sampler) load(c Config) error {
 	for variable, value := range map[string]any{
 		programVarPidNamespace: namespace,
 		programVarKernelStacks: c.KernelStacks,
+		programVarOnlyLabels:   c.Carrier == Labels,
 		// Before it is full, since the reader needs its time too.
 		programVarWakeAt: uint32(size / 4),
 	} {
@@ -166,7 +171,7 @@ func (s *Sampler) Watch(image Image, layout *reader.ThreadLayout) error {
 		return fmt.Errorf("%w: more than %d", ErrTooManyProcesses, MaxProcesses-1)
 	}
 	place := s.free[0]
-	l := newLayout(image, layout)
+	l := newLayout(image, layout, s.carrier)
 	err := privilege.Do(func() error {
 		if err := s.objects.Layouts.Put(place, &l); err != nil {
 			return err

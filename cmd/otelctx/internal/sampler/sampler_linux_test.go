@@ -40,7 +40,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	childproc.Main(m, map[string]func(*childproc.Parent){burner.Role: burner.Run, roleSelf: selfRole, roleRing: ringRole})
+	childproc.Main(m, map[string]func(*childproc.Parent){burner.Role: burner.Run, roleSelf: selfRole, roleRing: ringRole, roleLabels: labelsRole})
 }
 
 // needSampling skips the test if this user may not sample.
@@ -231,7 +231,7 @@ func TestSpans(t *testing.T) {
 				assert.Equal(t, c.PID(), one.Image.PID)
 				if one.Span != nil {
 					assert.Equal(t, test.proven, one.Span.Proven)
-					if one.Span.Carrier != test.carrier {
+					if one.Span.Carrier != Carrier(test.carrier) {
 						others++ // A span that is just being published has not come to all of them.
 					}
 				}
@@ -306,7 +306,7 @@ func TestAttributes(t *testing.T) {
 		n++
 		require.Equal(t, &Span{
 			TraceID: [16]byte{0xCF}, SpanID: burner.CraftedSpan, TraceFlags: 1, Attributes: burner.CraftedAttributes,
-			Carrier: reader.GoroutineRecord, Proven: true,
+			Carrier: GoroutineRecord, Proven: true,
 		}, one.Span)
 	}
 	assert.Greater(t, n, 50)
@@ -327,7 +327,7 @@ func TestAttributesOfSlots(t *testing.T) {
 			// A ring that is only found says nothing of the Go runtime.
 			require.Equal(t, &Span{
 				TraceID: [16]byte{7: 1, 15: 2}, SpanID: [8]byte{7: 3}, LocalRootSpanID: [8]byte{7: 4}, TraceFlags: 1,
-				Attributes: bytes.Repeat([]byte{'a'}, size), Carrier: reader.ThreadSlots,
+				Attributes: bytes.Repeat([]byte{'a'}, size), Carrier: ThreadSlots,
 			}, one.Span)
 		}
 		if testenv.Emulated() {

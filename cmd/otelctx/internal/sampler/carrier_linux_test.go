@@ -1,0 +1,393 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build amd64 || arm64
+
+package sampler
+
+import (
+	"context"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"runtime/pprof"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/sdk/resource"
+	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
+	processcontextpb "go.opentelemetry.io/proto/otlp/processcontext/v1development"
+
+	"github.com/otelctx/otelctx/internal/testing/burner"
+	"github.com/otelctx/otelctx/internal/testing/childproc"
+	"github.com/otelctx/otelctx/internal/testing/testenv"
+	"github.com/otelctx/otelctx/internal/wire"
+	"github.com/otelctx/otelctx/reader"
+	"github.com/otelctx/otelctx/resourcepublisher"
+	"github.com/otelctx/otelctx/spanctx"
+)
+
+// Of a service that shows its spans in every way only the one that is chosen is read.
+func TestChosenCarrier(t *testing.T) {
+	all := []string{burner.Records, burner.GoroutineSlots, burner.ThreadSlots}
+	const exact, most = 1, 0.3
+	for name, test := range map[string]struct {
+		carrier Carrier
+		words   []string
+		proven  bool
+		// recall is how much of what is in spans must be found at least.
+		recall float64
+		// wrong says that spans may be wrong.
+		wrong bool
+	}{
+		"labels":          {Labels, all, true, exact, false},
+		"record":          {GoroutineRecord, all, true, exact, false},
+		"goroutine slots": {GoroutineSlots, all, true, exact, false},
+		"thread slots":    {ThreadSlots, all, true, most, false},
+		"layout 1":        {ThreadSlots, []string{burner.Records, burner.Layout1}, false, 0, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := open(t, Config{Frequency: burner.Frequency(), Carrier: test.carrier})
+			c := startBurner(t, nil, test.words...)
+			watch(t, s, c.PID(), layoutOf(t, c.PID()))
+			samples := take(t, s, testenv.Rounds(1000, 2000))
+			v := judge(c, samples)
+			t.Logf("%+v", v)
+			require.Greater(t, v.inside, 200)
+			require.Greater(t, v.outside, 100)
+			assertDecided(t, v)
+			if !test.wrong {
+				assert.Zero(t, v.wrong)
+				assert.Zero(t, v.stray)
+			}
+			assert.Positive(t, v.found)
+			assert.GreaterOrEqual(t, float64(v.found), test.recall*float64(v.inside))
+			for _, one := range samples {
+				if one.Span != nil {
+					require.Equal(t, test.carrier, one.Span.Carrier)
+					require.Equal(t, test.proven, one.Span.Proven)
+				}
+			}
+		})
+	}
+}
+
+// A carrier that the process does not have shows nothing, whatever else there is.
+func TestChosenCarrierIsMissing(t *testing.T) {
+	for carrier, words := range map[Carrier][]string{
+		GoroutineRecord: {burner.GoroutineSlots, burner.ThreadSlots},
+		GoroutineSlots:  {burner.Records, burner.ThreadSlots},
+		ThreadSlots:     {burner.Records, burner.GoroutineSlots},
+		Labels:          {burner.GoroutineSlots, burner.ThreadSlots},
+	} {
+		t.Run(carrier.String(), func(t *testing.T) {
+			s := open(t, Config{Frequency: burner.Frequency(), Carrier: carrier})
+			c := startBurner(t, nil, words...)
+			watch(t, s, c.PID(), layoutOf(t, c.PID()))
+			for _, one := range take(t, s, 300) {
+				require.Nil(t, one.Span)
+			}
+		})
+	}
+}
+
+// The labels of others are seen by who reads labels, and by nobody else. That takes no
+// records.
+func TestLabelsOfOthers(t *testing.T) {
+	for carrier, trace := range map[Carrier][16]byte{Labels: burner.ForeignTrace, GoroutineSlots: {}} {
+		t.Run(carrier.String(), func(t *testing.T) {
+			s := open(t, Config{Frequency: burner.Frequency(), Carrier: carrier})
+			c := startBurner(t, nil, burner.GoroutineSlots, burner.Foreign)
+			watch(t, s, c.PID(), layoutOf(t, c.PID()))
+			samples := take(t, s, 1500)
+			// Labels end before the span does, and slots with it.
+			assertExact(t, judge(c, samples))
+			for _, one := range samples {
+				if one.Span != nil {
+					require.Equal(t, trace == burner.ForeignTrace, one.Span.TraceID == burner.ForeignTrace)
+				}
+			}
+		})
+	}
+}
+
+// Numbers of what the OpenTelemetry eBPF profiler reads: so many labels, in the order of
+// their keys, and of their values so many bytes.
+func TestLabelsAsProfilersReadThem(t *testing.T) {
+	const trace, span = "0123456789abcdef0123456789abcdef", "fedcba9876543210"
+	both := []string{"trace_id", trace, "span_id", span}
+	with := func(more ...string) []string { return append(more, both...) }
+	var before, after []string // each of eight labels
+	for _, letter := range []string{"1", "2", "3", "4", "5", "6", "7", "8"} {
+		before = append(before, "a"+letter, "value")
+		after = append(after, "z"+letter, "value")
+	}
+	for name, test := range map[string]struct {
+		labels []string
+		found  bool
+	}{
+		"alone":                      {both, true},
+		"ten labels":                 {with(before...), true},
+		"last of eleven labels":      {with(append(before, "a9", "value")...), false},
+		"first of eleven labels":     {with(append(after, "z9", "value")...), true},
+		"long labels beside":         {with("a", strings.Repeat("v", 5000), strings.Repeat("k", 5000), "value", "b", ""), true},
+		"key that begins alike":      {[]string{"trace_id_of_the_parent", trace, "span_id", span}, false},
+		"text behind trace id":       {[]string{"trace_id", trace + "0", "span_id", span}, false},
+		"trace id beyond the limit":  {[]string{"trace_id", strings.Repeat(" ", 40) + trace, "span_id", span}, false},
+		"zero in what is cut":        {[]string{"trace_id", trace + "\x00" + strings.Repeat("v", 100), "span_id", span}, true},
+		"upper case":                 {[]string{"trace_id", strings.ToUpper(trace), "span_id", span}, false},
+		"trace id without a span id": {[]string{"trace_id", trace}, false},
+		"no labels":                  {nil, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := open(t, Config{Frequency: burner.Frequency(), Carrier: Labels})
+			c := childproc.Start(t, roleLabels, nil)
+			order, err := json.Marshal([][]string{test.labels})
+			require.NoError(t, err)
+			require.Equal(t, "labelled", c.Ask("%s", order))
+			watch(t, s, c.PID(), layoutOf(t, c.PID()))
+			found, goroutines := 0, 0
+			for _, one := range take(t, s, 200) {
+				if one.Goroutine != 0 {
+					goroutines++
+				}
+				if one.Span == nil {
+					continue
+				}
+				found++
+				require.Equal(t, trace, hex.EncodeToString(one.Span.TraceID[:]))
+				require.Equal(t, span, hex.EncodeToString(one.Span.SpanID[:]))
+				require.Equal(t, Labels, one.Span.Carrier)
+			}
+			assert.Greater(t, goroutines, 100)
+			if test.found {
+				assert.Greater(t, found, 100)
+			} else {
+				assert.Zero(t, found)
+			}
+		})
+	}
+}
+
+// What was read before of longer labels is not there any more.
+func TestLabelsThatChange(t *testing.T) {
+	const trace, span = "0123456789abcdef0123456789abcdef", "fedcba9876543210"
+	s := open(t, Config{Frequency: burner.Frequency(), Carrier: Labels})
+	c := childproc.Start(t, roleLabels, nil)
+	order, err := json.Marshal([][]string{
+		{"span_id_before", "value", "trace_id_before", "value"},
+		{"span_id", span + "longer", "trace_id", trace + "longer"},
+		{"span_id", span, "trace_id", trace},
+	})
+	require.NoError(t, err)
+	require.Equal(t, "labelled", c.Ask("%s", order))
+	watch(t, s, c.PID(), layoutOf(t, c.PID()))
+	found := 0
+	for _, one := range take(t, s, 600) {
+		if one.Span != nil {
+			found++
+			require.Equal(t, span, hex.EncodeToString(one.Span.SpanID[:]))
+		}
+	}
+	assert.Greater(t, found, 60) // about a third is
+	assert.Less(t, found, 500)
+}
+
+// roleLabels burns on a goroutine with labels that are given as JSON, set by pprof.Do, in
+// turns if there are several sets of them. It advertises where goroutines keep them, and
+// has no records.
+const roleLabels = "labels"
+
+func labelsRole(parent *childproc.Parent) {
+	order, _ := parent.Receive()
+	var sets [][]string
+	parent.Must(json.Unmarshal([]byte(order), &sets))
+	processor, err := spanctx.NewSpanProcessor(spanctx.WithGoroutineRecord(false))
+	parent.Must(errors.Join(err, processor.Err()))
+	_, err = resourcepublisher.NewPublisher(resource.NewSchemaless(attribute.String("service.name", "labels")))
+	parent.Must(err)
+	labelled := make(chan struct{})
+	go func() {
+		for n := 0; ; n++ {
+			pprof.Do(context.Background(), pprof.Labels(sets[n%len(sets)]...), func(context.Context) {
+				if n == 0 {
+					close(labelled)
+				}
+				burnBelow(110)
+			})
+		}
+	}()
+	<-labelled
+	parent.Send("labelled")
+	parent.Receive()
+}
+
+// burnBelow burns for a while below so many frames. Labels come behind the stack in a
+// sample, and the kernel zeroes what a shorter stack leaves of its place.
+//
+//go:noinline
+func burnBelow(frames int) {
+	if frames > 0 {
+		burnBelow(frames - 1)
+		return
+	}
+	for range 200_000 {
+		burnt.Add(1)
+	}
+}
+
+// labelsOf encodes labels as the program gives them.
+func labelsOf(keysAndValues ...string) (b []byte) {
+	for i := 0; i < len(keysAndValues); i += 2 {
+		label := make([]byte, labelSize)
+		copy(label, keysAndValues[i])
+		copy(label[labelKeySize:], keysAndValues[i+1])
+		b = append(b, label...)
+	}
+	return b
+}
+
+func TestSpanOfLabels(t *testing.T) {
+	const trace, span = "0123456789abcdef0123456789abcdef", "fedcba9876543210"
+	for name, test := range map[string]struct {
+		labels []byte
+		found  bool
+	}{
+		"none":                         {nil, false},
+		"both":                         {labelsOf("trace_id", trace, "span_id", span), true},
+		"others beside":                {labelsOf("a", "b", "span_id", span, "b", "", "trace_id", trace, "z", "\xff"), true},
+		"no trace id":                  {labelsOf("span_id", span), false},
+		"no span id":                   {labelsOf("trace_id", trace), false},
+		"short":                        {labelsOf("trace_id", trace[1:], "span_id", span), false},
+		"long":                         {labelsOf("trace_id", trace, "span_id", span+"0"), false},
+		"no digits":                    {labelsOf("trace_id", trace, "span_id", "fedcba987654321g"), false},
+		"upper case":                   {labelsOf("trace_id", trace, "span_id", "FEDCBA9876543210"), false},
+		"trace id of zeros":            {labelsOf("trace_id", strings.Repeat("0", 32), "span_id", span), false},
+		"span id of zeros":             {labelsOf("trace_id", trace, "span_id", strings.Repeat("0", 16)), false},
+		"the last one counts":          {labelsOf("trace_id", "x", "span_id", span, "trace_id\x00x", trace), true},
+		"the last one is wrong":        {labelsOf("trace_id", trace, "span_id", span, "span_id", "x"), false},
+		"the last one is empty":        {labelsOf("trace_id", trace, "span_id", span, "span_id", ""), false},
+		"the last one is no text":      {labelsOf("trace_id", trace, "span_id", span, "span_id", "\xff"), true},
+		"text before what is no text":  {labelsOf("trace_id", trace+"\xff", "span_id", span+"\xc3"), true},
+		"text before what is a zero":   {labelsOf("trace_id", trace+"\x00x", "span_id", span), true},
+		"part of a label":              {labelsOf("trace_id", trace, "span_id", span)[:2*labelSize-1], false},
+		"a character of three bytes":   {labelsOf("trace_id", trace, "span_id", span[3:]+"€"), false},
+		"the character for no text":    {labelsOf("trace_id", trace+"\uFFFD", "span_id", span), false},
+		"a character before a zero":    {labelsOf("trace_id", trace, "span_id", span+"€\x00"), false},
+		"keys that begin with another": {labelsOf("trace_id2", trace, "span_id", span), false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := spanOfLabels(test.labels)
+			if !test.found {
+				assert.Nil(t, got)
+				return
+			}
+			assert.Equal(t, &Span{
+				TraceID: [16]byte{0x01, 0x23, 0x45, 0x67, 0x89, 0xAB, 0xCD, 0xEF, 0x01, 0x23, 0x45, 0x67, 0x89, 0xAB, 0xCD, 0xEF},
+				SpanID:  [8]byte{0xFE, 0xDC, 0xBA, 0x98, 0x76, 0x54, 0x32, 0x10}, Carrier: Labels, Proven: true,
+			}, got)
+		})
+	}
+}
+
+func TestDecodeLabels(t *testing.T) {
+	labels := labelsOf("trace_id", "0123456789abcdef0123456789abcdef", "span_id", "fedcba9876543210")
+	data := append([]byte{1, 0, 0, 0, 0, 0, 0, 0}, labels...)
+	h := programHeader{UserSize: 8, AttrsSize: uint16(len(labels)), Carrier: uint8(programCarrierLABELS)}
+	var s Sample
+	_, err := s.decode(encodeEvent(t, h, data...))
+	require.NoError(t, err)
+	require.NotNil(t, s.Span)
+	assert.Equal(t, spanOfLabels(labels), s.Span)
+	assert.Equal(t, "labels", s.Span.Carrier.String())
+	assert.Equal(t, "thread_slots", ThreadSlots.String())
+
+	h.AttrsSize = 0
+	_, err = s.decode(encodeEvent(t, h, data...))
+	require.NoError(t, err)
+	assert.Nil(t, s.Span, "a goroutine without labels")
+}
+
+// goContext is a process context that says which version of Go the process is built with.
+func goContext(version string) *reader.ProcessContext {
+	return &reader.ProcessContext{Message: &processcontextpb.ProcessContext{Attributes: []*commonpb.KeyValue{{
+		Key: wire.KeyGo + wire.GoKeyVersion, Value: &commonpb.AnyValue{Value: &commonpb.AnyValue_StringValue{StringValue: version}},
+	}}}}
+}
+
+// What the program is told of a process, and what the caller, depends on the carrier.
+func TestLayoutsOfChosenCarriers(t *testing.T) {
+	runtime := reader.RuntimeOffsets{GM: 48, GGoid: 152, GLabels: 352, MCurg: 184, MProcid: -1}
+	noLabels := runtime
+	noLabels.GLabels = -1
+	record := reader.Carrier{Kind: reader.GoroutineRecord, RecordOffset: 24, Provable: true}
+	layout1 := reader.Carrier{Kind: reader.ThreadSlots}
+	broken := reader.Carrier{Kind: reader.GoroutineSlots, Err: errors.New("broken")}
+	carriers := []reader.Carrier{layout1, broken, record}
+	goroutine := bits(programFeatureHAS_GOROUTINE, programFeatureHAS_G_M)
+	for name, test := range map[string]struct {
+		chosen Carrier
+		layout reader.ThreadLayout
+		want   uint32
+		err    string
+	}{
+		"any":             {0, reader.ThreadLayout{Carriers: carriers, Runtime: runtime}, goroutine | bits(programFeatureHAS_RECORD), ""},
+		"record":          {GoroutineRecord, reader.ThreadLayout{Carriers: carriers, Runtime: runtime}, goroutine | bits(programFeatureHAS_RECORD), ""},
+		"thread slots":    {ThreadSlots, reader.ThreadLayout{Carriers: carriers, Runtime: runtime}, bits(programFeatureHAS_THREAD_SLOTS), ""},
+		"goroutine slots": {GoroutineSlots, reader.ThreadLayout{Carriers: carriers, Runtime: runtime}, 0, "broken"},
+		"missing":         {ThreadSlots, reader.ThreadLayout{Carriers: carriers[2:], Runtime: runtime}, 0, "the process does not have this carrier"},
+		"nothing yet":     {ThreadSlots, reader.ThreadLayout{Runtime: runtime}, 0, ""},
+		"labels": {
+			Labels,
+			reader.ThreadLayout{Context: goContext("go1.26.8"), Carriers: carriers, Runtime: runtime},
+			goroutine | bits(programFeatureHAS_LABELS), "",
+		},
+		"labels and no carrier": {
+			Labels,
+			reader.ThreadLayout{Context: goContext("go1.24rc1 X:one"), Runtime: runtime},
+			goroutine | bits(programFeatureHAS_LABELS), "",
+		},
+		"labels of a development version": {
+			Labels,
+			reader.ThreadLayout{Context: goContext("devel go1.27-0123abc Mon Jan 2"), Carriers: carriers, Runtime: runtime},
+			goroutine | bits(programFeatureHAS_LABELS), "",
+		},
+		"labels of unknown place": {
+			Labels,
+			reader.ThreadLayout{Context: goContext("go1.26.8"), Carriers: carriers, Runtime: noLabels},
+			0, "the process does not say where goroutines keep their labels",
+		},
+		"labels as a map": {
+			Labels,
+			reader.ThreadLayout{Context: goContext("go1.23.9"), Carriers: carriers, Runtime: runtime},
+			0, `the layout of labels is known for Go 1.24 to 1.27, and not for "go1.23.9"`,
+		},
+		"labels of a newer version": {
+			Labels,
+			reader.ThreadLayout{Context: goContext("go1.28"), Carriers: carriers, Runtime: runtime},
+			0, `the layout of labels is known for Go 1.24 to 1.27, and not for "go1.28"`,
+		},
+		"labels of no version": {
+			Labels,
+			reader.ThreadLayout{Carriers: carriers, Runtime: runtime},
+			0, `the layout of labels is known for Go 1.24 to 1.27, and not for ""`,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			assert.Equal(t, test.want, newLayout(Image{PID: 7}, &test.layout, test.chosen).Has)
+			err := test.chosen.Check(&test.layout)
+			if test.err == "" {
+				assert.NoError(t, err)
+			} else {
+				assert.EqualError(t, err, test.err)
+			}
+		})
+	}
+	for _, carrier := range []Carrier{0, Labels, GoroutineRecord} {
+		assert.NoError(t, carrier.Check(nil))
+	}
+}
