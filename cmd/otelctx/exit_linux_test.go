@@ -171,6 +171,7 @@ func TestArgumentErrors(t *testing.T) {
 		{"record 1 --all", exitUsage, ""},
 		{"record 1 --freq=0", exitUsage, ""},
 		{"record 1 --freq=50000", exitUsage, ""},
+		{"record 1 --carrier=goroutine_record", exitUsage, ""},
 		{"record 1 --duration=-1s", exitUsage, ""},
 		{"record 1 --top=-1", exitUsage, ""},
 		{"record 1 --output=a.svg", exitUsage, ""},

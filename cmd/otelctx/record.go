@@ -23,15 +23,16 @@ import (
 
 // recordCommand is otelctx record.
 type recordCommand struct {
-	PID       int           `arg:""                                                                                         help:"The process to record."                                                      name:"pid"                                                 optional:""`
+	PID       int           `arg:""                                                                                         help:"The process to record."                                                      name:"pid"                                                        optional:""`
 	All       bool          `help:"Record every process that publishes a context, also those that come to it meanwhile."    name:"all"`
 	Duration  time.Duration `default:"10s"                                                                                  help:"How long to record; 0 goes on until interrupted, or until the process ends." name:"duration"`
 	Frequency int           `default:"99"                                                                                   help:"How many samples to take in a second of CPU time."                           name:"freq"`
-	Output    string        `help:"Write the profile to a file, in the format that its name ends in; - is standard output." name:"output"                                                                      placeholder:"FILE"                                         short:"o"`
-	Format    string        `default:""                                                                                     enum:",pprof,otlp,json,jsonl"                                                      help:"The format of --output: pprof, otlp, json or jsonl." name:"format" placeholder:"FORMAT"`
+	Output    string        `help:"Write the profile to a file, in the format that its name ends in; - is standard output." name:"output"                                                                      placeholder:"FILE"                                                short:"o"`
+	Format    string        `default:""                                                                                     enum:",pprof,otlp,json,jsonl"                                                      help:"The format of --output: pprof, otlp, json or jsonl."        name:"format"  placeholder:"FORMAT"`
 	Endpoint  *string       `help:"Send the profile to a collector by OTLP/gRPC."                                           name:"otlp-endpoint"                                                               placeholder:"URL"`
 	Repeat    bool          `help:"Record again and again, each time for --duration, and send each profile."                name:"repeat"`
 	Kernel    bool          `help:"Record the kernel's part of stacks too."                                                 name:"kernel"`
+	Carrier   string        `default:""                                                                                     enum:",labels,record,goroutine_slots,thread_slots"                                 help:"Read only labels, record, goroutine_slots or thread_slots." name:"carrier" placeholder:"NAME"`
 	Top       int           `default:"10"                                                                                   help:"How many spans and traces to show; 0 shows all."                             name:"top"`
 	JSON      bool          `help:"Print a JSON object instead of tables."                                                  name:"json"`
 }
@@ -45,6 +46,13 @@ func (*recordCommand) Help() string {
 		"A sample's span is the one of the goroutine that ran, or none. Only of processes that show their spans in slots of " +
 		"layout 1 alone, or do not say where the Go runtime keeps goroutines, it may be another one: such samples are counted " +
 		"as unproven, and have the attribute otelctx.span.unproven in the profile.\n\n" +
+		"Where a process shows its spans in several ways the best one counts: the goroutine's record, its slot, the thread's " +
+		"slot. --carrier reads one of them alone, to see what a profiler sees that knows only that one: record, " +
+		"goroutine_slots, thread_slots, or labels. Labels are the goroutine's runtime/pprof labels trace_id and span_id, 32 and " +
+		"16 lower-case hexadecimal digits, whoever has set them. They are read as the OpenTelemetry eBPF profiler reads them: " +
+		"the first 10 labels, keys cut to 15 bytes, values cut to 47. A label may outlive its span. The process must say where " +
+		"goroutines keep labels, as services with spanctx do even without records, and be built with Go 1.24 to 1.27. A process " +
+		"without the chosen carrier is named in a warning.\n\n" +
 		"It ends after --duration, on Ctrl-C, or when the process ends, and writes what there is, with exit code 0 in each " +
 		"case. A second Ctrl-C ends it at once. With --repeat, which takes --all and --otlp-endpoint, --duration does not end " +
 		"it, nor does a collector that does not take a profile: that one is lost.\n\n" +
@@ -98,6 +106,14 @@ func (c *recordCommand) Validate() error {
 		c.Format = string(format)
 	}
 	return nil
+}
+
+// carriers are the names of --carrier.
+var carriers = map[string]sampler.Carrier{
+	"labels":          sampler.Labels,
+	"record":          sampler.GoroutineRecord,
+	"goroutine_slots": sampler.GoroutineSlots,
+	"thread_slots":    sampler.ThreadSlots,
 }
 
 // maxFrequency is up to what frequency the kernel was seen to take all samples.
@@ -162,7 +178,7 @@ func (c *recordCommand) record(ctx context.Context, s streams, out *outputs) (*r
 	config := recording.Config{
 		Part: out.add,
 		PID:  c.PID, Duration: c.Duration, Version: version(),
-		Sampler: sampler.Config{Frequency: c.Frequency, KernelStacks: c.Kernel},
+		Sampler: sampler.Config{Frequency: c.Frequency, KernelStacks: c.Kernel, Carrier: carriers[c.Carrier]},
 		Warn:    func(err error) { s.complainf("%v", err) },
 	}
 	if isTerminal(s.stderr) {

@@ -288,7 +288,12 @@ func (ts *targets) look(ctx context.Context, p sampler.Process) error {
 	ts.mu.Unlock()
 	if t != nil {
 		defer t.release()
-		return ts.refresh(ctx, t)
+		was := t.published.Load()
+		err := ts.refresh(ctx, t)
+		if t.published.Load() != was {
+			ts.checkCarrier(t)
+		}
+		return err
 	}
 	t, err := patient.Call(ctx, p.Image.PID, patient.Limit, func() (*target, error) { return ts.open(ctx, p.Image) })
 	if err != nil {
@@ -299,7 +304,16 @@ func (ts *targets) look(ctx context.Context, p sampler.Process) error {
 		t.release()
 		return err
 	}
+	ts.checkCarrier(t)
 	return nil
+}
+
+// checkCarrier warns if a program cannot show its spans by the only carrier to be read.
+func (ts *targets) checkCarrier(t *target) {
+	carrier := ts.config.Sampler.Carrier
+	if err := carrier.Check(t.published.Load().layout); err != nil {
+		ts.warn(t.image.PID, fmt.Errorf("pid %d: no spans by %v: %w", t.image.PID, carrier, err))
+	}
 }
 
 // open finds out all about a program. What is read of its process is read as the kernel

@@ -1,0 +1,60 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build amd64 || arm64
+
+package main
+
+import (
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+
+	"github.com/otelctx/otelctx/internal/testing/burner"
+)
+
+// Where another library has set labels those who read labels see its trace, and others the
+// service's. With records there are the service's labels as well, before and after.
+func TestRecordByCarrier(t *testing.T) {
+	t.Parallel()
+	needSampling(t)
+	service := []string{burner.Records, burner.GoroutineSlots, burner.ThreadSlots}
+	for name, test := range map[string]struct {
+		carrier string
+		words   []string
+		// found says that there are spans, foreign that they are of the other library's trace.
+		found, foreign bool
+		stderr         string
+	}{
+		"labels":                         {"labels", service, true, false, ""},
+		"labels of another library":      {"labels", []string{burner.ThreadSlots, burner.Foreign}, true, true, ""},
+		"record":                         {"record", service, true, false, ""},
+		"goroutine slots":                {"goroutine_slots", append(service, burner.Foreign), true, false, ""},
+		"thread slots":                   {"thread_slots", append(service, burner.Foreign), true, false, ""},
+		"a carrier that is not there":    {"goroutine_slots", []string{burner.Records}, false, false, "no spans by goroutine_slots: the process does not have this carrier"},
+		"a service that shows no spans":  {"record", []string{burner.Silent}, false, false, ""},
+		"the best one, beside of others": {"", append(service, burner.Foreign), true, false, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := startBurner(t, nil, test.words...)
+			file := filepath.Join(t.TempDir(), "profile.pb.gz")
+			d, got := recorded(t, c, "--carrier="+test.carrier, "--output", file)
+			assert.Equal(t, test.found, d.Attributed > 30, d.Attributed)
+			assert.Zero(t, d.Unproven)
+			if test.stderr == "" {
+				assert.Empty(t, got.stderr)
+			} else {
+				assert.Contains(t, got.stderr, test.stderr)
+			}
+			for _, u := range d.Spans {
+				assert.Equal(t, test.foreign, u.TraceID == burner.ForeignTrace.String(), u.TraceID)
+			}
+			if !test.found {
+				assert.Zero(t, d.Attributed)
+			} else if test.carrier != "thread_slots" {
+				assertTrue(t, file)
+			}
+		})
+	}
+}
