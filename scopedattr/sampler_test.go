@@ -5,6 +5,7 @@ package scopedattr
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"testing"
 
@@ -18,20 +19,30 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/oteltest"
 )
 
-// customSampler adds attributes and a trace state, and notes what it was shown.
-type customSampler struct {
-	decision sdktrace.SamplingDecision
-	adds     string
-	seen     []attribute.KeyValue
-}
+// samplerFunc is a function as a sampler.
+type samplerFunc func(sdktrace.SamplingParameters) sdktrace.SamplingResult
 
-func (c *customSampler) ShouldSample(p sdktrace.SamplingParameters) sdktrace.SamplingResult {
-	c.seen = append([]attribute.KeyValue(nil), p.Attributes...)
+func (f samplerFunc) ShouldSample(p sdktrace.SamplingParameters) sdktrace.SamplingResult { return f(p) }
+
+func (samplerFunc) Description() string { return "Func{7}" }
+
+// adding is a sampler that adds attributes and a trace state.
+func adding(decision sdktrace.SamplingDecision, attributes ...attribute.KeyValue) samplerFunc {
 	state, _ := trace.ParseTraceState("custom=1")
-	return sdktrace.SamplingResult{Decision: c.decision, Attributes: list(c.adds), Tracestate: state}
+	return func(sdktrace.SamplingParameters) sdktrace.SamplingResult {
+		return sdktrace.SamplingResult{Decision: decision, Attributes: attributes, Tracestate: state}
+	}
 }
 
-func (c *customSampler) Description() string { return "Custom{7}" }
+// byAttribute is a sampler that samples what has an attribute sample=yes.
+var byAttribute samplerFunc = func(p sdktrace.SamplingParameters) sdktrace.SamplingResult {
+	// Sets are made in place, of what is passed.
+	set := attribute.NewSet(p.Attributes...)
+	if v, ok := set.Value("sample"); ok && v.AsString() == "yes" {
+		return sdktrace.SamplingResult{Decision: sdktrace.RecordAndSample}
+	}
+	return sdktrace.SamplingResult{Decision: sdktrace.Drop}
+}
 
 // TestSpans has others add attributes and see what there is. What Start alone does is
 // tested with the other signals.
@@ -71,14 +82,17 @@ func TestSpans(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			sampler := &customSampler{decision: sdktrace.RecordAndSample, adds: tt.sampler}
-			var first []attribute.KeyValue
+			var seen, first []attribute.KeyValue
+			sampler := samplerFunc(func(p sdktrace.SamplingParameters) sdktrace.SamplingResult {
+				seen = slices.Clone(p.Attributes)
+				return adding(sdktrace.RecordAndSample, list(tt.sampler)...)(p)
+			})
 			processor := oteltest.SpanProcessor{Start: func(s sdktrace.ReadWriteSpan) {
 				first = s.Attributes()
 				s.SetAttributes(list(tt.set)...)
 			}}
 			span := endedSpan(t, with(t.Context(), tt.ctx...), list(tt.start), WithSampler(sampler), sdktrace.WithSpanProcessor(processor))
-			equal(t, tt.seen, sampler.seen, "the sampler's")
+			equal(t, tt.seen, seen, "the sampler's")
 			equal(t, tt.first, first, "the first processor's")
 			equal(t, tt.want, span.Attributes())
 			assert.Zero(t, span.DroppedAttributes())
@@ -127,7 +141,6 @@ func TestSpanInvalidAttributes(t *testing.T) {
 // TestSamplersDecide compares the decisions of samplers with what they are inside of
 // NewSampler.
 func TestSamplersDecide(t *testing.T) {
-	byAttribute := &attributeSampler{}
 	parents := map[string]context.Context{"none": t.Context()}
 	for name, flags := range map[string]trace.TraceFlags{"sampled": trace.FlagsSampled, "unsampled": 0} {
 		state, err := trace.ParseTraceState("vendor=x")
@@ -140,7 +153,7 @@ func TestSamplersDecide(t *testing.T) {
 		sdktrace.AlwaysSample(), sdktrace.NeverSample(), sdktrace.TraceIDRatioBased(0.5),
 		sdktrace.ParentBased(sdktrace.TraceIDRatioBased(0.3)), sdktrace.ParentBased(sdktrace.NeverSample(), sdktrace.WithRemoteParentSampled(sdktrace.NeverSample())),
 		sdktrace.AlwaysRecord(sdktrace.TraceIDRatioBased(0.5)), byAttribute,
-		&customSampler{decision: sdktrace.RecordOnly, adds: "x=y"},
+		adding(sdktrace.RecordOnly, list("x=y")...),
 	} {
 		t.Run(s.Description(), func(t *testing.T) {
 			wrapped := NewSampler(s)
@@ -163,24 +176,10 @@ func TestSamplersDecide(t *testing.T) {
 	}
 }
 
-// attributeSampler samples what has an attribute sample=yes.
-type attributeSampler struct{}
-
-func (attributeSampler) ShouldSample(p sdktrace.SamplingParameters) sdktrace.SamplingResult {
-	// Sets are made in place, of what is passed.
-	set := attribute.NewSet(p.Attributes...)
-	if v, ok := set.Value("sample"); ok && v.AsString() == "yes" {
-		return sdktrace.SamplingResult{Decision: sdktrace.RecordAndSample}
-	}
-	return sdktrace.SamplingResult{Decision: sdktrace.Drop}
-}
-
-func (attributeSampler) Description() string { return "Attribute" }
-
 // TestSamplerByAttribute decides by an attribute that only the context has, from many
 // goroutines that share it.
 func TestSamplerByAttribute(t *testing.T) {
-	tracer := oteltest.Tracer(t, WithSampler(attributeSampler{}), sdktrace.WithSpanProcessor(tracetest.NewSpanRecorder()))
+	tracer := oteltest.Tracer(t, WithSampler(byAttribute), sdktrace.WithSpanProcessor(tracetest.NewSpanRecorder()))
 	yes, no := with(t.Context(), "z= sample=yes b="), with(t.Context(), "sample=no")
 	var wg sync.WaitGroup
 	for range 4 {
@@ -198,38 +197,32 @@ func TestSamplerByAttribute(t *testing.T) {
 	wg.Wait()
 }
 
-// clearing is a sampler that writes to what it is shown.
-type clearing struct{ sdktrace.Sampler }
-
-func (c clearing) ShouldSample(p sdktrace.SamplingParameters) sdktrace.SamplingResult {
-	for i := range p.Attributes {
-		p.Attributes[i] = attribute.Int("cleared", i)
-	}
-	return c.Sampler.ShouldSample(p)
-}
-
 // TestSamplerWrites has a sampler overwrite what it is shown. Neither spans nor the context
 // share that memory.
 func TestSamplerWrites(t *testing.T) {
 	ctx := with(t.Context(), "a=1 b=2")
+	clearing := samplerFunc(func(p sdktrace.SamplingParameters) sdktrace.SamplingResult {
+		for i := range p.Attributes {
+			p.Attributes[i] = attribute.Int("cleared", i)
+		}
+		return sdktrace.AlwaysSample().ShouldSample(p)
+	})
 	for range 2 {
-		span := endedSpan(t, ctx, list("s=1"), WithSampler(clearing{sdktrace.AlwaysSample()}))
+		span := endedSpan(t, ctx, list("s=1"), WithSampler(clearing))
 		equal(t, "a=1 b=2 s=1", span.Attributes())
 	}
 }
 
 // TestSamplerInsideOthers has an outer sampler record what this one drops.
 func TestSamplerInsideOthers(t *testing.T) {
-	span := endedSpan(t, with(t.Context(), "a=1"), nil, sdktrace.WithSampler(recordAll{NewSampler(sdktrace.NeverSample())}))
+	inner := NewSampler(sdktrace.NeverSample())
+	recordAll := samplerFunc(func(p sdktrace.SamplingParameters) sdktrace.SamplingResult {
+		result := inner.ShouldSample(p)
+		result.Decision = sdktrace.RecordOnly
+		return result
+	})
+	span := endedSpan(t, with(t.Context(), "a=1"), nil, sdktrace.WithSampler(recordAll))
 	equal(t, "a=1", span.Attributes())
-}
-
-type recordAll struct{ sdktrace.Sampler }
-
-func (r recordAll) ShouldSample(p sdktrace.SamplingParameters) sdktrace.SamplingResult {
-	result := r.Sampler.ShouldSample(p)
-	result.Decision = sdktrace.RecordOnly
-	return result
 }
 
 // TestSamplerNilContext asks without a context, as the SDK never does.
@@ -312,7 +305,7 @@ func FuzzSpan(f *testing.F) {
 		if limit >= 240 {
 			limits.AttributeCountLimit = -1
 		}
-		wrapped := NewSampler(adding{own}).(*sampler)
+		wrapped := NewSampler(adding(sdktrace.RecordAndSample, own...)).(*sampler)
 		if limits.AttributeCountLimit >= 0 { // as with that limit in the environment
 			wrapped.few = min(wrapped.few, limits.AttributeCountLimit)
 		}
@@ -333,7 +326,7 @@ func FuzzSpan(f *testing.F) {
 				byHand = append(byHand, kv)
 			}
 		}
-		want := run(t.Context(), adding{own}, byHand...)
+		want := run(t.Context(), wrapped.Sampler, byHand...)
 		got := run(ctx, wrapped, start...)
 		require.ElementsMatch(t, want.Attributes(), got.Attributes())
 		excess := max(0, len(given)-limits.AttributeCountLimit)
@@ -347,11 +340,3 @@ func FuzzSpan(f *testing.F) {
 		}
 	})
 }
-
-// adding is a sampler that adds attributes.
-type adding struct{ attrs []attribute.KeyValue }
-
-func (a adding) ShouldSample(sdktrace.SamplingParameters) sdktrace.SamplingResult {
-	return sdktrace.SamplingResult{Decision: sdktrace.RecordAndSample, Attributes: a.attrs}
-}
-func (adding) Description() string { return "Adding" }

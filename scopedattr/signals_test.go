@@ -132,7 +132,7 @@ func TestCountLimits(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Setenv("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", strconv.Itoa(tt.limit))
 			ctx := with(t.Context(), tt.ctx)
-			span := endedSpan(t, ctx, list(tt.own), WithSampler(&customSampler{decision: sdktrace.RecordAndSample, adds: tt.sampler}))
+			span := endedSpan(t, ctx, list(tt.own), WithSampler(adding(sdktrace.RecordAndSample, list(tt.sampler)...)))
 			equal(t, tt.want, span.Attributes(), "span")
 			assert.Equal(t, tt.dropped, span.DroppedAttributes(), "span")
 			if tt.sampler != "" {
