@@ -300,6 +300,9 @@ func TestThreadLayout(t *testing.T) {
 	shown, all := l.Attributes([]byte{1, 2, 'm', 'e', 0, 1, '/'})
 	assert.Equal(t, []ThreadAttribute{{"user", "me"}, {"http.route", "/"}}, shown)
 	assert.True(t, all)
+	shown, all = l.Attributes([]byte{2, 1, '?'})
+	assert.Empty(t, shown)
+	assert.False(t, all)
 }
 
 // That there is nothing is an error of Threads alone.
