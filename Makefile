@@ -2,7 +2,7 @@
 # are built from internal/tools.
 
 GO ?= go
-MODULES := . cmd/otelctx cmd/otelctx/internal/collectortest example example/ecosystem benchmarks internal/interop internal/testing/collector internal/matrix
+MODULES := . cmd/otelctx cmd/otelctx/internal/collectortest example example/ecosystem benchmarks benchmarks/wild internal/interop internal/testing/collector internal/matrix
 BIN := bin
 
 # The race detector needs cgo and a C compiler; without one the tests run all the
@@ -138,6 +138,15 @@ bench-smoke: ## Run each benchmark once.
 accuracy: ## Measure which spans are seen, at least 5,000 samples for each carrier, and what recording costs.
 	cd benchmarks && $(GO) test ./accuracy -count 1 -v -full -samples 5000 -rounds 20 -window 1s -long 30s -timeout 60m
 	cd cmd/otelctx && $(GO) test ./internal/sampler -v -run '^$$' -bench Sample -benchtime 5000x
+
+# What wild score is run with, such as -patterns or -observers (see benchmarks/wild).
+WILD ?=
+
+.PHONY: wild
+wild: ## As root, measure what profilers see of services with real libraries, and write the table of docs/wild.md.
+	cd cmd/otelctx && CGO_ENABLED=0 $(GO) build -o ../../$(BIN)/otelctx .
+	cd benchmarks/wild && $(GO) build -o ../../$(BIN)/wild .
+	$(BIN)/wild score -otelctx $(BIN)/otelctx -o docs/wild.md $(WILD)
 
 .PHONY: pictures
 pictures: build ## Draw the pictures of docs/img anew, with graphviz and chromium, as root.

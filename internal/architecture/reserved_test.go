@@ -24,7 +24,7 @@ var reserved = map[string]string{
 	".s": "internal/goruntime internal/slots internal/gorecord internal/apmlib benchmarks/internal/leaf",
 	// C: a thread-local variable for programs that have cgo anyway, and programs that are tested.
 	"C": "internal/apmlib/cgoword internal/goruntime/testdata/probe spanctx/testdata/cgo " +
-		"internal/testing/burner/service cmd/otelctx/internal/symbols/testdata/cgo",
+		"internal/testing/burner/service cmd/otelctx/internal/symbols/testdata/cgo benchmarks/wild",
 	// C in files of its own: the same, the BPF program, and a reader for those who write C.
 	".c": "internal/apmlib/cgoword internal/apmlib/testdata cmd/otelctx/internal/sampler example/creader " +
 		"cmd/otelctx/internal/hostile/testdata",

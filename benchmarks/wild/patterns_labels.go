@@ -1,0 +1,458 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"runtime/pprof"
+	"sync"
+
+	otelpyroscope "github.com/grafana/otel-profiling-go"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/otelctx/otelctx/spanctx"
+)
+
+// labelPatterns are about profiler labels that others set: users, and other libraries.
+var labelPatterns = []pattern{
+	{run: pprofDo, about: "pprof.Do inside a span: in it"},
+	{run: pprofDoAfter, about: "the same: after it, in the same span"},
+	{run: pprofDoChild, about: "a child span inside pprof.Do: in it, after it, and after Do"},
+	{run: pprofDoOutside, about: "a span inside pprof.Do: in it, and after it"},
+	{run: pprofDoEqual, about: "100 calls of pprof.Do with equal labels in one span, in the later ones and after them"},
+	{run: pprofDoChildren, about: "101 children after a pprof.Do, in the parent between them"},
+	{run: pprofDoEndedElsewhere, about: "after pprof.Do, whose span has ended elsewhere meanwhile"},
+	{run: pprofDoGoroutine, about: "a goroutine started in pprof.Do in a span"},
+	{run: setLabels, about: "after SetGoroutineLabels in a span"},
+	{run: setLabelsCleared, about: "after SetGoroutineLabels(context.Background()) in a span"},
+	{run: setLabelsChild, about: "after SetGoroutineLabels in a child, in the parent after the child"},
+	{run: labels11, about: "a goroutine with 11 labels of the user's, in a span"},
+	{run: labels11Inside, about: "11 labels set inside the span"},
+	{run: labelsLong, about: "a label of the user's with a long key and value, in a span"},
+	{run: otherGrafana, about: "grafana/otel-profiling-go around the provider: in a root and a child"},
+	{run: otherGrafanaAfter, about: "the same: after the child, and after the root"},
+	{run: otherGrafanaElsewhere, about: "the same: in the parent, after the child has ended elsewhere"},
+	{run: otherGrafanaDo, about: "the same with pprof.Do in the span"},
+}
+
+// samplingPatterns are about spans that processors do not see, and about providers.
+var samplingPatterns = []pattern{
+	{run: unsampledRoot, about: "an unsampled root"},
+	{run: unsampledRootInherits, about: "an unsampled root on a goroutine that was started in a span: that is shown"},
+	{run: unsampledChild, about: "an unsampled child of a sampled parent: the parent is shown"},
+	{run: sampledChildOfUnsampled, about: "a sampled child of an unsampled parent, and after it"},
+	{run: sampledRatio, about: "roots of which TraceIDRatioBased samples half"},
+	{run: sampledRecordOnly, about: "a sampler that records and does not sample"},
+	{run: sampledRecordUnsampled, about: "spanctx.RecordUnsampled around NeverSample: root and child"},
+	{run: unsampledAttach, about: "Attach of an unsampled span's context, inside a live one: nothing"},
+	{run: secondProvider, about: "spans of a second provider that publishes"},
+	{run: secondProviderInside, about: "a span of a second provider inside one of the first, and after it"},
+	{run: silentProvider, about: "a span of a provider that does not publish, inside one that is shown"},
+	{run: endedInOnStart, about: "a span that an earlier processor has ended in OnStart"},
+	{run: providerShutdown, about: "after the Shutdown of the second of two providers, spans of the first", alone: true},
+	{run: providerShutdownFirst, about: "after the Shutdown of the first of two providers, spans of the second", alone: true},
+}
+
+func pprofDo(r *run) {
+	ctx, span := r.root("root")
+	pprof.Do(ctx, pprof.Labels("user", "label"), func(ctx context.Context) {
+		r.in(ctx)
+		block()
+		r.in(ctx)
+	})
+	span.End()
+}
+
+func pprofDoAfter(r *run) {
+	ctx, span := r.root("root")
+	pprof.Do(ctx, pprof.Labels("user", "label"), func(context.Context) {})
+	r.in(ctx)
+	block()
+	r.in(ctx)
+	span.End()
+}
+
+func pprofDoChild(r *run) {
+	parent, root := r.root("parent")
+	pprof.Do(parent, pprof.Labels("user", "label"), func(inside context.Context) {
+		ctx, child := r.start(inside, "child")
+		r.in(ctx)
+		child.End()
+		r.in(inside)
+	})
+	r.in(parent)
+	root.End()
+}
+
+func pprofDoOutside(r *run) {
+	pprof.Do(context.Background(), pprof.Labels("user", "label"), func(outside context.Context) {
+		ctx, span := r.start(outside, "root")
+		r.in(ctx)
+		block()
+		r.in(ctx)
+		span.End()
+		r.out()
+	})
+}
+
+func pprofDoEqual(r *run) {
+	ctx, span := r.root("root")
+	for i := range 100 {
+		pprof.Do(ctx, pprof.Labels("user", "label"), func(inside context.Context) {
+			child, other := r.start(inside, "child")
+			if i > 94 {
+				r.in(child)
+			}
+			other.End()
+			if i > 94 {
+				r.in(inside)
+			}
+		})
+	}
+	r.in(ctx)
+	span.End()
+}
+
+func pprofDoChildren(r *run) {
+	ctx, span := r.root("root")
+	pprof.Do(ctx, pprof.Labels("user", "label"), func(context.Context) {})
+	for i := range 101 {
+		_, child := r.start(ctx, "child")
+		child.End()
+		if i > 90 {
+			r.in(ctx)
+		}
+	}
+	span.End()
+}
+
+func pprofDoEndedElsewhere(r *run) {
+	ctx, span := r.root("root")
+	pprof.Do(ctx, pprof.Labels("user", "label"), func(context.Context) {
+		r.elsewhere(func() { span.End() })
+		r.out()
+	})
+	r.out()
+	block()
+	r.out()
+}
+
+func pprofDoGoroutine(r *run) {
+	ctx, span := r.root("root")
+	pprof.Do(ctx, pprof.Labels("user", "label"), func(context.Context) {
+		var group sync.WaitGroup
+		group.Go(func() {
+			// The goroutine's labels are the user's alone, and it is not known which
+			// goroutine has started it.
+			r.either(ctx)
+			block()
+			r.either(ctx)
+		})
+		group.Wait()
+	})
+	span.End()
+}
+
+func setLabels(r *run) {
+	ctx, span := r.root("root")
+	pprof.SetGoroutineLabels(pprof.WithLabels(ctx, pprof.Labels("user", "label")))
+	r.in(ctx)
+	block()
+	r.in(ctx)
+	span.End()
+	r.out()
+}
+
+func setLabelsCleared(r *run) {
+	ctx, span := r.root("root")
+	pprof.SetGoroutineLabels(context.Background())
+	r.in(ctx)
+	block()
+	r.in(ctx)
+	span.End()
+	r.out()
+}
+
+func setLabelsChild(r *run) {
+	parent, root := r.root("parent")
+	ctx, child := r.start(parent, "child")
+	pprof.SetGoroutineLabels(pprof.WithLabels(ctx, pprof.Labels("user", "label")))
+	r.in(ctx)
+	child.End()
+	r.in(parent)
+	block()
+	r.in(parent)
+	root.End()
+}
+
+// labels returns labels of the user's, with keys that sort before and after ours.
+func labels(n int) pprof.LabelSet {
+	var pairs []string
+	for i := range n {
+		pairs = append(pairs, fmt.Sprintf("%c%d", 'm'+i, i), "value")
+	}
+	return pprof.Labels(pairs...)
+}
+
+func labels11(r *run) {
+	pprof.Do(context.Background(), labels(11), func(outside context.Context) {
+		ctx, span := r.start(outside, "root")
+		r.in(ctx)
+		block()
+		r.in(ctx)
+		span.End()
+	})
+}
+
+func labels11Inside(r *run) {
+	outside, span := r.root("root")
+	pprof.Do(outside, labels(11), func(ctx context.Context) {
+		r.in(ctx)
+		block()
+		r.in(ctx)
+	})
+	span.End()
+}
+
+func labelsLong(r *run) {
+	long := pprof.Labels("a key of more than fifteen bytes", fmt.Sprintf("%0100d", 1))
+	pprof.Do(context.Background(), long, func(outside context.Context) {
+		ctx, span := r.start(outside, "root")
+		r.in(ctx)
+		block()
+		r.in(ctx)
+		span.End()
+	})
+}
+
+// grafana is the tracer of grafana/otel-profiling-go around the provider.
+func (r *run) grafana() trace.Tracer {
+	return otelpyroscope.NewTracerProvider(r.provider,
+		otelpyroscope.WithSpanIDLabelScope(otelpyroscope.ScopeAllSpans)).Tracer("wild")
+}
+
+func otherGrafana(r *run) {
+	tracer := r.grafana()
+	parent, root := tracer.Start(context.Background(), "root")
+	r.in(parent)
+	ctx, child := tracer.Start(parent, "child")
+	r.in(ctx)
+	block()
+	r.in(ctx)
+	child.End()
+	root.End()
+}
+
+func otherGrafanaAfter(r *run) {
+	tracer := r.grafana()
+	parent, root := tracer.Start(context.Background(), "root")
+	_, child := tracer.Start(parent, "child")
+	child.End()
+	r.in(parent)
+	block()
+	r.in(parent)
+	root.End()
+	r.out()
+}
+
+func otherGrafanaElsewhere(r *run) {
+	tracer := r.grafana()
+	parent, root := tracer.Start(context.Background(), "root")
+	_, child := tracer.Start(parent, "child")
+	r.elsewhere(func() { child.End() })
+	r.in(parent)
+	block()
+	r.in(parent)
+	root.End()
+	r.out()
+}
+
+func otherGrafanaDo(r *run) {
+	ctx, root := r.grafana().Start(context.Background(), "root")
+	pprof.Do(ctx, pprof.Labels("user", "label"), func(ctx context.Context) {
+		r.in(ctx)
+		block()
+		r.in(ctx)
+	})
+	r.in(ctx)
+	root.End()
+}
+
+// with returns the tracer of another provider that publishes, with a sampler. The provider
+// is not shut down, which would be a change for the first one.
+func (*run) with(sampler sdktrace.Sampler) trace.Tracer {
+	return sdktrace.NewTracerProvider(spanctx.WithPublishing(), sdktrace.WithSampler(sampler)).Tracer("wild")
+}
+
+func unsampledRoot(r *run) {
+	ctx, span := r.with(sdktrace.NeverSample()).Start(context.Background(), "unsampled")
+	r.as(ctx)
+	block()
+	r.as(ctx)
+	span.End()
+}
+
+func unsampledRootInherits(r *run) {
+	outer, root := r.root("outer")
+	tracer := r.with(sdktrace.NeverSample())
+	var group sync.WaitGroup
+	group.Go(func() {
+		_, span := tracer.Start(context.Background(), "unsampled")
+		r.in(outer)
+		block()
+		r.in(outer)
+		span.End()
+		r.in(outer)
+	})
+	group.Wait()
+	root.End()
+}
+
+func unsampledChild(r *run) {
+	tracer := r.with(sdktrace.ParentBased(sdktrace.AlwaysSample(), sdktrace.WithLocalParentSampled(sdktrace.NeverSample())))
+	parent, root := tracer.Start(context.Background(), "parent")
+	_, child := tracer.Start(parent, "unsampled")
+	r.in(parent)
+	block()
+	r.in(parent)
+	child.End()
+	r.in(parent)
+	root.End()
+}
+
+func sampledChildOfUnsampled(r *run) {
+	tracer := r.with(sdktrace.ParentBased(sdktrace.NeverSample(), sdktrace.WithLocalParentNotSampled(sdktrace.AlwaysSample())))
+	parent, root := tracer.Start(context.Background(), "unsampled")
+	ctx, child := tracer.Start(parent, "sampled")
+	r.in(ctx)
+	block()
+	r.in(ctx)
+	child.End()
+	r.out()
+	root.End()
+}
+
+func sampledRatio(r *run) {
+	tracer := r.with(sdktrace.TraceIDRatioBased(0.5))
+	for range 4 {
+		ctx, span := tracer.Start(context.Background(), "root")
+		r.as(ctx)
+		block()
+		r.as(ctx)
+		span.End()
+	}
+}
+
+// recordOnly is a sampler that has all spans recorded, and none exported.
+type recordOnly struct{}
+
+func (recordOnly) ShouldSample(sdktrace.SamplingParameters) sdktrace.SamplingResult {
+	return sdktrace.SamplingResult{Decision: sdktrace.RecordOnly}
+}
+
+func (recordOnly) Description() string { return "record only" }
+
+func sampledRecordOnly(r *run) {
+	ctx, span := r.with(recordOnly{}).Start(context.Background(), "root")
+	r.in(ctx)
+	block()
+	r.in(ctx)
+	span.End()
+}
+
+func sampledRecordUnsampled(r *run) {
+	tracer := r.with(spanctx.RecordUnsampled(sdktrace.NeverSample()))
+	parent, root := tracer.Start(context.Background(), "root")
+	r.in(parent)
+	ctx, child := tracer.Start(parent, "child")
+	r.in(ctx)
+	child.End()
+	r.in(parent)
+	root.End()
+}
+
+func unsampledAttach(r *run) {
+	unsampled, span := r.with(sdktrace.NeverSample()).Start(context.Background(), "unsampled")
+	own, root := r.root("own")
+	attachment := spanctx.Attach(unsampled)
+	r.as(unsampled)
+	block()
+	r.as(unsampled)
+	attachment.Detach()
+	r.in(own)
+	root.End()
+	span.End()
+}
+
+func secondProvider(r *run) {
+	ctx, span := r.with(sdktrace.AlwaysSample()).Start(context.Background(), "root")
+	r.in(ctx)
+	block()
+	r.in(ctx)
+	span.End()
+	r.out()
+}
+
+func secondProviderInside(r *run) {
+	parent, root := r.root("parent")
+	ctx, child := r.with(sdktrace.AlwaysSample()).Start(parent, "child")
+	r.in(ctx)
+	child.End()
+	r.in(parent)
+	root.End()
+}
+
+func silentProvider(r *run) {
+	outer, root := r.root("outer")
+	_, span := sdktrace.NewTracerProvider().Tracer("wild").Start(outer, "silent")
+	r.in(outer)
+	block()
+	r.in(outer)
+	span.End()
+	r.in(outer)
+	root.End()
+}
+
+// ender is a processor that ends spans as they start.
+type ender struct{}
+
+func (ender) OnStart(_ context.Context, s sdktrace.ReadWriteSpan) {
+	if span, ok := s.(trace.Span); ok {
+		span.End()
+	}
+}
+
+func (ender) OnEnd(sdktrace.ReadOnlySpan)      {}
+func (ender) Shutdown(context.Context) error   { return nil }
+func (ender) ForceFlush(context.Context) error { return nil }
+
+func endedInOnStart(r *run) {
+	tracer := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(ender{}), spanctx.WithPublishing()).Tracer("wild")
+	_, span := tracer.Start(context.Background(), "ended")
+	r.out()
+	block()
+	r.out()
+	span.End()
+	r.out()
+}
+
+func providerShutdown(r *run) {
+	second := sdktrace.NewTracerProvider(spanctx.WithPublishing())
+	must(second.Shutdown(context.Background()))
+	rootSpanBlocking(r)
+}
+
+func providerShutdownFirst(r *run) {
+	r.shutDownOne.Do(func() {
+		r.another = sdktrace.NewTracerProvider(spanctx.WithPublishing())
+		must(r.provider.Shutdown(context.Background()))
+	})
+	ctx, span := r.another.Tracer("wild").Start(context.Background(), "root")
+	r.in(ctx)
+	block()
+	r.in(ctx)
+	span.End()
+}

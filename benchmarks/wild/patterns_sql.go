@@ -1,0 +1,284 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/XSAM/otelsql"
+	"go.opentelemetry.io/contrib/bridges/otelslog"
+	sdklog "go.opentelemetry.io/otel/sdk/log"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/trace"
+	"modernc.org/sqlite"
+)
+
+// sqlPatterns are about database/sql with otelsql and SQLite, and about what exports.
+var sqlPatterns = []pattern{
+	{run: sqlExec, about: "in the driver's ExecContext, inside of otelsql"},
+	{run: sqlAfterExec, about: "in the caller's span, after Exec"},
+	{run: sqlRows, about: "between two rows: in the caller's span, or otelsql's sql.rows"},
+	{run: sqlAfterRows, about: "in the caller's span, after the rows were closed"},
+	{run: sqlRowsLeft, about: "after the caller's span, with rows left open"},
+	{run: sqlRowsCancelled, about: "in the caller's span, after a cancelled context has closed the rows elsewhere"},
+	{run: sqlTransaction, about: "in the caller's span, inside of a transaction and after it"},
+	{run: sqlOpener, about: "in the driver's Connect on database/sql's opener, started in a span that is over"},
+	{run: slogHandler, about: "in a log processor behind otelslog"},
+	{run: logExporter, about: "in the exporter of a log batcher that was made in a span, after it"},
+	{run: spanExporter, about: "in the exporter of a span batcher that was made in a span, after it"},
+}
+
+// connector opens connections to a database in memory, whose work is seen by otelsql
+// from outside and by the pattern from inside.
+type connector struct {
+	sqlite *sqlite.Driver
+	// exec and connect are called by the driver.
+	exec    func(context.Context)
+	connect func(context.Context)
+}
+
+func (c *connector) Connect(ctx context.Context) (driver.Conn, error) {
+	c.connect(ctx)
+	conn, err := c.sqlite.Open(":memory:")
+	if err != nil {
+		return nil, err
+	}
+	return &sqlConn{conn, c}, nil
+}
+
+func (c *connector) Driver() driver.Driver { return c.sqlite }
+
+// sqlConn is a connection that has its connector called.
+type sqlConn struct {
+	driver.Conn
+
+	c *connector
+}
+
+func (c *sqlConn) ExecContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Result, error) {
+	c.c.exec(ctx)
+	return c.Conn.(driver.ExecerContext).ExecContext(ctx, query, args)
+}
+
+func (c *sqlConn) QueryContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Rows, error) {
+	return c.Conn.(driver.QueryerContext).QueryContext(ctx, query, args)
+}
+
+func (c *sqlConn) BeginTx(ctx context.Context, opts driver.TxOptions) (driver.Tx, error) {
+	return c.Conn.(driver.ConnBeginTx).BeginTx(ctx, opts)
+}
+
+// database opens a database.
+func (r *run) database(c *connector) *sql.DB {
+	c.sqlite = new(sqlite.Driver)
+	if c.exec == nil {
+		c.exec = func(context.Context) {}
+	}
+	if c.connect == nil {
+		c.connect = func(context.Context) {}
+	}
+	return otelsql.OpenDB(c, otelsql.WithTracerProvider(r.provider))
+}
+
+// querying has jobs use a database.
+func (r *run) querying(c *connector, job func(db *sql.DB, ctx context.Context)) {
+	db := r.database(c)
+	must(db.Ping())
+	for range 4 {
+		ctx, span := r.root("job")
+		job(db, ctx)
+		span.End()
+	}
+	must(db.Close())
+}
+
+// each goes through rows and closes them.
+func each(rows *sql.Rows, work func()) {
+	defer func() { must(rows.Close()) }()
+	for rows.Next() {
+		work()
+	}
+	must(rows.Err())
+}
+
+const statement, query = "SELECT 1", "SELECT 1 UNION SELECT 2 UNION SELECT 3"
+
+func sqlExec(r *run) {
+	r.querying(&connector{exec: r.in}, func(db *sql.DB, ctx context.Context) {
+		check(db.ExecContext(ctx, statement))
+	})
+}
+
+func sqlAfterExec(r *run) {
+	r.querying(new(connector), func(db *sql.DB, ctx context.Context) {
+		check(db.ExecContext(ctx, statement))
+		r.in(ctx)
+		block()
+		r.in(ctx)
+	})
+}
+
+func sqlRows(r *run) {
+	r.querying(new(connector), func(db *sql.DB, ctx context.Context) {
+		each(check(db.QueryContext(ctx, query)), func() {
+			// otelsql starts sql.rows inside of its sql.conn.query, which then ends: by
+			// rule 2 the goroutine is in the caller's span again, although the context
+			// says that sql.rows is a child of that.
+			r.oneOf(trace.SpanContextFromContext(ctx), r.started.named("sql.rows"))
+		})
+	})
+}
+
+func sqlAfterRows(r *run) {
+	r.querying(new(connector), func(db *sql.DB, ctx context.Context) {
+		each(check(db.QueryContext(ctx, query)), func() {})
+		r.in(ctx)
+		block()
+		r.in(ctx)
+	})
+}
+
+func sqlRowsLeft(r *run) {
+	db := r.database(new(connector))
+	for range 4 {
+		ctx, span := r.root("job")
+		rows := check(db.QueryContext(ctx, query))
+		span.End()
+		r.out()
+		block()
+		r.out()
+		each(rows, func() {})
+	}
+	must(db.Close())
+}
+
+func sqlRowsCancelled(r *run) {
+	r.querying(new(connector), func(db *sql.DB, ctx context.Context) {
+		limited, cancel := context.WithCancel(ctx)
+		rows := check(db.QueryContext(limited, query))
+		cancel()
+		r.started.awaitEnd(r.started.named("sql.rows").SpanID())
+		r.in(ctx)
+		block()
+		r.in(ctx)
+		_ = rows.Close()
+		_ = rows.Err()
+	})
+}
+
+func sqlTransaction(r *run) {
+	r.querying(new(connector), func(db *sql.DB, ctx context.Context) {
+		tx := check(db.BeginTx(ctx, nil))
+		r.in(ctx)
+		check(tx.ExecContext(ctx, statement))
+		r.in(ctx)
+		must(tx.Commit())
+		r.in(ctx)
+	})
+}
+
+func sqlOpener(r *run) {
+	var over sync.Once
+	ended := make(chan struct{})
+	first := true
+	c := &connector{connect: func(context.Context) {
+		if !first {
+			<-ended
+			r.out()
+			block()
+			r.out()
+		}
+		first = false
+	}}
+	_, span := r.root("job")
+	db := r.database(c)
+	db.SetMaxOpenConns(1)
+	span.End()
+	for range 3 {
+		held := check(db.Conn(context.Background()))
+		before := db.Stats().WaitCount
+		var waiting sync.WaitGroup
+		waiting.Go(func() {
+			conn := check(db.Conn(context.Background()))
+			must(conn.Close())
+		})
+		for db.Stats().WaitCount == before {
+			time.Sleep(10 * time.Microsecond)
+		}
+		over.Do(func() { close(ended) })
+		// A bad connection is closed, and the opener makes another one for who waits.
+		_ = held.Raw(func(any) error { return driver.ErrBadConn })
+		_ = held.Close()
+		waiting.Wait()
+	}
+	must(db.Close())
+}
+
+// logWork is a log processor, and an exporter, that works.
+type logWork struct{ work func(context.Context) }
+
+func (l logWork) OnEmit(ctx context.Context, _ *sdklog.Record) error {
+	l.work(ctx)
+	return nil
+}
+
+func (l logWork) Export(ctx context.Context, _ []sdklog.Record) error {
+	l.work(ctx)
+	return nil
+}
+
+func (logWork) Enabled(context.Context, sdklog.EnabledParameters) bool { return true }
+func (logWork) Shutdown(context.Context) error                         { return nil }
+func (logWork) ForceFlush(context.Context) error                       { return nil }
+
+func slogHandler(r *run) {
+	provider := sdklog.NewLoggerProvider(sdklog.WithProcessor(logWork{r.in}))
+	logger := slog.New(otelslog.NewHandler("wild", otelslog.WithLoggerProvider(provider)))
+	ctx, span := r.root("root")
+	for range 3 {
+		logger.InfoContext(ctx, "wild")
+		block()
+	}
+	span.End()
+}
+
+func logExporter(r *run) {
+	_, span := r.root("root")
+	provider := sdklog.NewLoggerProvider(sdklog.WithProcessor(sdklog.NewBatchProcessor(
+		logWork{func(context.Context) { r.out() }}, sdklog.WithExportInterval(time.Millisecond))))
+	span.End()
+	logger := slog.New(otelslog.NewHandler("wild", otelslog.WithLoggerProvider(provider)))
+	for range 3 {
+		logger.Info("wild")
+		must(provider.ForceFlush(context.Background()))
+	}
+	must(provider.Shutdown(context.Background()))
+}
+
+// spanWork is an exporter that works.
+type spanWork struct{ work func() }
+
+func (s spanWork) ExportSpans(context.Context, []sdktrace.ReadOnlySpan) error {
+	s.work()
+	return nil
+}
+
+func (spanWork) Shutdown(context.Context) error { return nil }
+
+func spanExporter(r *run) {
+	_, span := r.root("root")
+	provider := sdktrace.NewTracerProvider(sdktrace.WithBatcher(spanWork{r.out}, sdktrace.WithBatchTimeout(time.Millisecond)))
+	span.End()
+	for range 3 {
+		_, exported := provider.Tracer("wild").Start(context.Background(), "exported")
+		exported.End()
+		must(provider.ForceFlush(context.Background()))
+	}
+	must(provider.Shutdown(context.Background()))
+}

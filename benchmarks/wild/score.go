@@ -1,0 +1,397 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/google/pprof/profile"
+)
+
+const (
+	// frequency is how many samples are taken in a second of CPU time, no divisor of
+	// anything.
+	frequency = 997
+	// wanted is how many samples a row has at least.
+	wanted = 300
+	// attempts is how often a pattern is run for that.
+	attempts = 5
+)
+
+// board is wild score.
+type board struct {
+	otelctx, output, patterns, observers, resume string
+	cpu                                          time.Duration
+
+	// rows are by the names of patterns.
+	rows map[string]*row
+}
+
+// row is the verdict on a pattern.
+type row struct {
+	pattern
+	// Kinds are what the contract says: shown, nothing, either.
+	Kinds map[string]bool
+	// Tallies are by the names of observers.
+	Tallies map[string]*tally
+}
+
+// tally counts samples.
+type tally struct{ Right, None, Wrong int }
+
+func (t *tally) samples() int { return t.Right + t.None + t.Wrong }
+
+func (b *board) flags(f *flag.FlagSet) {
+	f.StringVar(&b.otelctx, "otelctx", "otelctx", "the command line tool")
+	f.StringVar(&b.output, "o", "", "the document whose table to replace; none is standard output")
+	f.StringVar(&b.patterns, "patterns", "", "names of the patterns, by commas; none is all")
+	f.StringVar(&b.observers, "observers", "", "names of the observers, by commas; none is all")
+	f.StringVar(&b.resume, "resume", "", "a file to keep what was counted, to go on there another time with the same code")
+	f.DurationVar(&b.cpu, "cpu", 500*time.Millisecond, "how much CPU time each pattern uses at least")
+}
+
+// observer is somebody who looks at the process.
+type observer struct {
+	// name is for the command line, title for the table.
+	name, title string
+	// args are those of otelctx record, nil for the profiles that the process takes itself.
+	args []string
+	// serve are arguments of wild serve.
+	serve []string
+	// profile is the file with what was seen, and read reads it.
+	profile string
+	read    func([]byte) (map[seen]int, error)
+	// factor is how much more CPU time it takes for as many samples.
+	factor int
+}
+
+func observers(carriers bool) []observer {
+	record := observer{name: "record", title: "`otelctx record`", args: []string{}, profile: "record.pb.gz", read: readProfile, factor: 1}
+	labels := record
+	labels.name, labels.title, labels.args = "labels", "`--carrier labels`", []string{"--carrier", "labels"}
+	all := []observer{record}
+	if carriers {
+		all = append(all, labels)
+	}
+	return append(all,
+		// The kernel's timers of CPU time are as fast as its clock ticks.
+		observer{name: "cpu", title: "CPU profile", serve: []string{"-cpuprofile"}, profile: cpuProfileFile, read: readProfile, factor: 4},
+		observer{
+			name: "goroutines", title: "goroutine profile", serve: []string{"-goroutines"}, profile: goroutinesFile, factor: 1,
+			read: func(b []byte) (map[seen]int, error) { return readGoroutines(string(b)) },
+		},
+	)
+}
+
+// score measures everything and writes the table.
+func (b *board) score(stdout io.Writer) error {
+	if err := b.mayRecord(); err != nil {
+		return err
+	}
+	s := server{patterns: b.patterns}
+	patterns := all()
+	if b.patterns != "" {
+		var err error
+		if patterns, err = s.choose(); err != nil {
+			return err
+		}
+	}
+	b.rows = map[string]*row{}
+	for _, p := range patterns {
+		b.rows[p.name()] = &row{p, map[string]bool{}, map[string]*tally{}}
+	}
+	if err := b.load(); err != nil {
+		return err
+	}
+	help, err := exec.Command(b.otelctx, "record", "--help").CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("%s record --help: %w", b.otelctx, err)
+	}
+	var looked []observer
+	for _, o := range observers(bytes.Contains(help, []byte("--carrier"))) {
+		if b.observers != "" && !strings.Contains(","+b.observers+",", ","+o.name+",") {
+			continue
+		}
+		begin := time.Now()
+		if err := b.observe(o, patterns); err != nil {
+			return fmt.Errorf("%s: %w", o.name, err)
+		}
+		_, _ = fmt.Fprintf(os.Stderr, "%s: %v\n", o.name, time.Since(begin).Round(time.Second))
+		looked = append(looked, o)
+	}
+	return b.print(stdout, patterns, looked)
+}
+
+// exitNotPermitted is the exit code of otelctx that says that a capability is missing.
+const exitNotPermitted = 4
+
+// mayRecord returns why this user may not record.
+func (b *board) mayRecord() error {
+	var stderr bytes.Buffer
+	cmd := exec.Command(b.otelctx, "record", "--duration=1ms", strconv.Itoa(os.Getpid()))
+	cmd.Stderr = &stderr
+	err := cmd.Run()
+	if exit := new(exec.ExitError); errors.As(err, &exit) && exit.ExitCode() == exitNotPermitted {
+		return fmt.Errorf("recording takes root, or the capabilities for BPF: run make wild as root\n%s", &stderr)
+	}
+	if err != nil {
+		return fmt.Errorf("%s record: %w\n%s", b.otelctx, err, &stderr)
+	}
+	return nil
+}
+
+// observe has an observer look at the patterns until there are enough samples of each.
+func (b *board) observe(o observer, patterns []pattern) error {
+	for range attempts {
+		var together []string
+		for _, p := range patterns {
+			row := b.rows[p.name()]
+			if row.Tallies[o.name] == nil {
+				row.Tallies[o.name] = new(tally)
+			}
+			switch {
+			case row.Tallies[o.name].samples() >= wanted:
+			case p.alone:
+				if err := b.look(o, p.name()); err != nil {
+					return err
+				}
+			default:
+				together = append(together, p.name())
+			}
+		}
+		if len(together) > 0 {
+			if err := b.look(o, strings.Join(together, ",")); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// look runs patterns in one process, under the eyes of an observer.
+func (b *board) look(o observer, patterns string) error {
+	dir, err := os.MkdirTemp("", "wild")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	exe, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	cpu := b.cpu * time.Duration(o.factor)
+	serve := exec.Command(exe, append([]string{"serve", "-dir", dir, "-patterns", patterns, "-cpu", cpu.String()}, o.serve...)...)
+	serve.Stderr = os.Stderr
+	in, err := serve.StdinPipe()
+	if err != nil {
+		return err
+	}
+	out, err := serve.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	if err := serve.Start(); err != nil {
+		return err
+	}
+	defer func() { _ = serve.Process.Kill() }()
+	said := bufio.NewScanner(out)
+	if err := await(said, "ready"); err != nil {
+		return err
+	}
+	end := func() error { return nil }
+	if o.args != nil {
+		if end, err = b.record(serve.Process.Pid, append(o.args, "--output", filepath.Join(dir, o.profile))); err != nil {
+			return err
+		}
+	}
+	_, _ = io.WriteString(in, "go\n")
+	err = errors.Join(await(said, "done"), end(), in.Close(), serve.Wait())
+	if err != nil {
+		return err
+	}
+	return errors.Join(b.add(o, dir), b.save())
+}
+
+// load reads what was counted before.
+func (b *board) load() error {
+	text, err := os.ReadFile(b.resume)
+	if b.resume == "" || errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	var rows map[string]*row
+	if err := json.Unmarshal(text, &rows); err != nil {
+		return fmt.Errorf("%s: %w", b.resume, err)
+	}
+	for name, r := range rows {
+		if b.rows[name] != nil {
+			b.rows[name].Kinds, b.rows[name].Tallies = r.Kinds, r.Tallies
+		}
+	}
+	return nil
+}
+
+// save keeps what was counted.
+func (b *board) save() error {
+	if b.resume == "" {
+		return nil
+	}
+	text, err := json.Marshal(b.rows)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(b.resume, text, 0o600)
+}
+
+// await waits for a line.
+func await(lines *bufio.Scanner, want string) error {
+	last := ""
+	for lines.Scan() {
+		if lines.Text() == want {
+			return nil
+		}
+		last = lines.Text()
+	}
+	return fmt.Errorf("wild serve has ended before it was %s; its last line: %q", want, last)
+}
+
+// record starts to record a process. What it returns ends that.
+func (b *board) record(pid int, args []string) (end func() error, err error) {
+	var stdout, stderr bytes.Buffer
+	args = append([]string{"record", strconv.Itoa(pid), "--duration=0", "--json", "--top=1", "--freq", strconv.Itoa(frequency)}, args...)
+	cmd := exec.Command(b.otelctx, args...)
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	if err := awaitSampling(cmd.Process.Pid); err != nil {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		return nil, fmt.Errorf("%w: %s", err, &stderr)
+	}
+	return func() error {
+		if err := errors.Join(cmd.Process.Signal(syscall.SIGINT), cmd.Wait()); err != nil {
+			return fmt.Errorf("%w: %s", err, &stderr)
+		}
+		var said struct{ Samples, Lost, Cut int }
+		if err := json.Unmarshal(stdout.Bytes(), &said); err != nil {
+			return err
+		}
+		if said.Lost > 0 || said.Cut > 0 {
+			_, _ = fmt.Fprintf(os.Stderr, "of %d samples %d were lost, and %d have no stack\n", said.Samples, said.Lost, said.Cut)
+		}
+		return nil
+	}, nil
+}
+
+// awaitSampling waits until a recorder has begun to sample.
+func awaitSampling(pid int) error {
+	dir := fmt.Sprintf("/proc/%d/fd", pid)
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+		fds, err := os.ReadDir(dir)
+		if err != nil {
+			return err
+		}
+		for _, fd := range fds {
+			if to, _ := os.Readlink(filepath.Join(dir, fd.Name())); to == "anon_inode:[perf_event]" {
+				return nil
+			}
+		}
+	}
+	return errors.New("the recorder does not begin")
+}
+
+// add adds to the rows what an observer has seen.
+func (b *board) add(o observer, dir string) error {
+	f, err := os.Open(filepath.Join(dir, truthsFile))
+	if err != nil {
+		return err
+	}
+	truths, err := readTruths(f)
+	_ = f.Close()
+	if err != nil {
+		return err
+	}
+	for _, t := range truths {
+		b.rows[t.pattern].Kinds[t.kind()] = true
+	}
+	text, err := os.ReadFile(filepath.Join(dir, o.profile))
+	if err != nil {
+		return err
+	}
+	all, err := o.read(text)
+	if err != nil {
+		return err
+	}
+	for s, times := range all {
+		if s.number >= uint64(len(truths)) {
+			return fmt.Errorf("a stack spells %d, of %d truths", s.number, len(truths))
+		}
+		t := truths[s.number]
+		b.rows[t.pattern].Tallies[o.name].add(t, s.given, times)
+	}
+	return nil
+}
+
+// add adds samples of a truth for which an observer has given a span, or the zero id.
+func (t *tally) add(due truth, given id, times int) {
+	switch {
+	case given == id{} && (due.nothing || due.spans[0] == id{}):
+		t.Right += times
+	case given == id{}:
+		t.None += times
+	case given == due.spans[0], given == due.spans[1]:
+		t.Right += times
+	default:
+		t.Wrong += times
+	}
+}
+
+// readProfile reads a pprof profile. Samples whose stack spells nothing are left out.
+func readProfile(b []byte) (map[seen]int, error) {
+	p, err := profile.Parse(bytes.NewReader(b))
+	if err != nil {
+		return nil, err
+	}
+	all := map[seen]int{}
+	for _, sample := range p.Sample {
+		var names []string
+		for _, l := range sample.Location {
+			if len(l.Line) == 0 {
+				names = append(names, "?")
+			}
+			for _, line := range l.Line {
+				names = append(names, line.Function.Name)
+			}
+		}
+		number, ok := told(names)
+		if !ok {
+			continue
+		}
+		given, err := parseID(first(sample.Label["trace_id"]), first(sample.Label["span_id"]))
+		if err != nil {
+			return nil, err
+		}
+		all[seen{number, given}] += int(sample.Value[0])
+	}
+	return all, nil
+}
+
+func first(s []string) string { return cmp.Or(append(s, "")...) }

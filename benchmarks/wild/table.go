@@ -1,0 +1,121 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// The table is between these lines of the document.
+const tableBegin, tableEnd = "<!-- wild: begin -->\n", "<!-- wild: end -->"
+
+// print writes the table to standard output, or into the document.
+func (b *board) print(stdout io.Writer, patterns []pattern, looked []observer) error {
+	table := b.table(patterns, looked)
+	if b.output == "" {
+		_, err := io.WriteString(stdout, table)
+		return err
+	}
+	document, err := os.ReadFile(b.output)
+	if err != nil {
+		return err
+	}
+	before, rest, ok := bytes.Cut(document, []byte(tableBegin))
+	_, after, ok2 := bytes.Cut(rest, []byte(tableEnd))
+	if !ok || !ok2 {
+		return fmt.Errorf("%s has no place for the table", b.output)
+	}
+	text := string(before) + tableBegin + table + tableEnd + string(after)
+	return errors.Join(os.WriteFile(b.output, []byte(text), 0o600), os.Chmod(b.output, 0o644))
+}
+
+func (b *board) table(patterns []pattern, looked []observer) string {
+	var text strings.Builder
+	_, _ = fmt.Fprintf(&text, "\n%s, %s on %s/%s, Linux %s\n\n%s\n", time.Now().UTC().Format(time.DateOnly), runtime.Version(),
+		runtime.GOOS, runtime.GOARCH, kernel(), libraries())
+	_, _ = text.WriteString("\n| Observer | patterns | without fault | with a wrong sample | samples | right | none | wrong |\n|---|--:|--:|--:|--:|--:|--:|--:|\n")
+	for _, o := range looked {
+		var sum tally
+		perfect, wrong := 0, 0
+		for _, p := range patterns {
+			t := b.rows[p.name()].Tallies[o.name]
+			sum.Right, sum.None, sum.Wrong = sum.Right+t.Right, sum.None+t.None, sum.Wrong+t.Wrong
+			if t.None+t.Wrong == 0 {
+				perfect++
+			}
+			if t.Wrong > 0 {
+				wrong++
+			}
+		}
+		_, _ = fmt.Fprintf(&text, "| %s | %d | %d | %d | %d | %d | %d | %d |\n", o.title, len(patterns), perfect, wrong, sum.samples(), sum.Right, sum.None, sum.Wrong)
+	}
+	_, _ = text.WriteString("\nEach observer's column: samples: right / none / wrong.\n\n| Pattern | Where it works | contract |")
+	for _, o := range looked {
+		_, _ = fmt.Fprintf(&text, " %s |", o.title)
+	}
+	_, _ = fmt.Fprintf(&text, "\n|---|---|---|%s\n", strings.Repeat("--:|", len(looked)))
+	for _, p := range patterns {
+		row := b.rows[p.name()]
+		var says []string
+		for _, kind := range []string{"shown", "nothing", "either"} {
+			if row.Kinds[kind] {
+				says = append(says, kind)
+			}
+		}
+		_, _ = fmt.Fprintf(&text, "| %s | %s | %s |", p.name(), p.about, strings.Join(says, ", "))
+		for _, o := range looked {
+			_, _ = fmt.Fprintf(&text, " %s |", row.Tallies[o.name])
+		}
+		_, _ = fmt.Fprintln(&text)
+	}
+	_, _ = fmt.Fprintln(&text)
+	return text.String()
+}
+
+// String is the tally as a cell of the table.
+func (t *tally) String() string {
+	short := ""
+	if t.samples() < wanted {
+		short = " (few)"
+	}
+	wrong := strconv.Itoa(t.Wrong)
+	if t.Wrong > 0 {
+		wrong = "**" + wrong + "**"
+	}
+	return fmt.Sprintf("%d: %d / %d / %s%s", t.samples(), t.Right, t.None, wrong, short)
+}
+
+func kernel() string {
+	release, err := os.ReadFile("/proc/sys/kernel/osrelease")
+	if err != nil {
+		return "?"
+	}
+	return strings.TrimSpace(string(release))
+}
+
+// libraries says with which versions of which libraries the patterns were built.
+func libraries() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return ""
+	}
+	var list []string
+	for _, m := range info.Deps {
+		for _, name := range []string{"otel/sdk", "otelhttp", "otelgrpc", "otelslog", "otelsql", "modernc.org/sqlite", "google.golang.org/grpc", "otel-profiling-go", "golang.org/x/sync"} {
+			if strings.HasSuffix(m.Path, name) {
+				list = append(list, m.Path+" "+m.Version)
+			}
+		}
+	}
+	return strings.Join(list, ", ")
+}
