@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
@@ -119,8 +120,15 @@ var carriers = map[string]sampler.Carrier{
 // maxFrequency is up to what frequency the kernel was seen to take all samples.
 const maxFrequency = 49999
 
+// memoryLimit is from how many bytes on memory is collected more often. Most recordings stay
+// far below; symbols and stacks of hostile processes, which are bounded, may not.
+const memoryLimit = 100 << 20
+
 // Run is called by kong.
 func (c *recordCommand) Run(s streams) error {
+	if os.Getenv("GOMEMLIMIT") == "" {
+		debug.SetMemoryLimit(memoryLimit)
+	}
 	ctx, release := untilInterrupted()
 	defer release()
 	for {

@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -113,7 +112,7 @@ func TestKernelAddresses(t *testing.T) {
 	}
 
 	// Nor does the file's CAP_SYS_PTRACE let its user look into the processes of others.
-	service := startService(t)
+	service := startService(t, self)
 	message, err := nobody.command(otelctx, "record", "--duration=1s", strconv.Itoa(service.PID())).CombinedOutput()
 	require.Error(t, err)
 	assert.Contains(t, string(message), "not permitted")
@@ -170,38 +169,47 @@ func TestReusedPID(t *testing.T) {
 type attack struct {
 	name string
 	// said is what otelctx says of it, if anything.
-	said  string
-	begin func(t *testing.T, attacker string)
+	said string
+	// begin starts the attack by a user's programs.
+	begin func(t *testing.T, u user, attacker string)
 }
 
-// published starts an attacker that publishes, so that it is recorded too.
-func published(t *testing.T, want, attacker string, args ...string) {
+// publishing starts an attacker that publishes, so that it is recorded too.
+func (u user) publishing(t *testing.T, want, attacker string, args ...string) {
 	t.Helper()
-	self.start(t, want, attacker, append(publish(t, attacker, text("service.name", "hostile")), args...)...)
+	u.start(t, want, attacker, append(publish(t, attacker, text("service.name", "hostile")), args...)...)
 }
 
 var attacks = []attack{
-	{"what no profile can have", "attributes were left out", func(t *testing.T, attacker string) { // row 3
+	{"what no profile can have", "attributes were left out", func(t *testing.T, u user, attacker string) { // row 3
 		index := &commonpb.AnyValue{Value: &commonpb.AnyValue_StringValueStrindex{StringValueStrindex: 1 << 30}}
 		for _, attributes := range [][]*commonpb.KeyValue{
 			{text("service.name", "hostile"), text("", "no key")},
 			{{Key: "value", Value: index}},
 			{{Key: "key", KeyStrindex: 3, Value: &commonpb.AnyValue{}}},
 		} {
-			self.start(t, "published", attacker, publish(t, attacker, attributes...)...)
+			u.start(t, "published", attacker, publish(t, attacker, attributes...)...)
 		}
 		for _, name := range []string{"x\xff", "x\xfe", "x\x1b[31m"} {
-			published(t, "published", programs.Public(t, attacker, name))
+			u.publishing(t, "published", programs.Public(t, attacker, name))
 		}
 	}},
-	{"60,000 mappings", "", func(t *testing.T, attacker string) { // row 4
-		published(t, "mapped", attacker, "map", codeFile(t, 1), "60000", codeOffset)
+	{"60,000 mappings", "", func(t *testing.T, u user, attacker string) { // row 4
+		u.publishing(t, "mapped", attacker, "map", codeFile(t, 1), "60000", codeOffset)
 	}},
-	{"4,000 mappings of a million symbols", "", func(t *testing.T, attacker string) {
-		published(t, "mapped", attacker, "map", codeFile(t, 1<<20), "4000", codeOffset)
+	{"4,000 mappings of a million symbols", "", func(t *testing.T, u user, attacker string) {
+		code := codeFile(t, 1<<20)
+		for range 4 {
+			u.publishing(t, "mapped", attacker, "map", programs.Public(t, code, "code"), "1000", codeOffset)
+		}
 	}},
-	{"random frames", "", func(t *testing.T, attacker string) { published(t, "frames", attacker, "frames") }},
-	{"stalling readers", "makes those who read it wait", func(t *testing.T, _ string) { stall(t) }},
+	{"random frames", "", func(t *testing.T, u user, attacker string) { u.publishing(t, "frames", attacker, "frames") }},
+	{"stalling readers", "makes those who read it wait", func(t *testing.T, u user, _ string) {
+		if u == nobody {
+			t.Skip("who stalls has CAP_SYS_PTRACE, and this user may not read it")
+		}
+		stall(t)
+	}},
 }
 
 // stall starts processes that make those who read them wait.
@@ -219,21 +227,41 @@ func stall(t *testing.T) (pids []int) {
 // TestBeside records a service beside each attacker: none of its samples is lost, and there
 // is a profile that can be read (rows 3 and 4).
 func TestBeside(t *testing.T) {
-	otelctx, attacker := recordingCommand(t), attacker(t)
-	for _, a := range attacks {
-		t.Run(a.name, func(t *testing.T) {
-			a.begin(t, attacker)
-			service := startService(t)
-			r := self.record(t, otelctx, "--all")
-			d := r.requireRecorded(service)
-			usage, ok := r.cmd.ProcessState.SysUsage().(*syscall.Rusage)
-			require.True(t, ok)
-			used := time.Duration(syscall.TimevalToNsec(usage.Utime) + syscall.TimevalToNsec(usage.Stime))
-			t.Logf("%v of the processor, %d MB, %d samples; said: %s", used, r.memory.Load()>>20, d.Samples, r.stderr.String())
-			assert.Less(t, used, time.Second)
-			assert.Contains(t, r.stderr.String(), a.said)
-		})
+	attacker := attacker(t)
+	for _, u := range []user{self, nobody} {
+		for _, a := range attacks {
+			t.Run(u.String()+", "+a.name, func(t *testing.T) {
+				if u == nobody {
+					testenv.NeedAll(t)
+				}
+				a.begin(t, u, attacker)
+				u.requireRecordedBeside(t, a.said)
+			})
+		}
 	}
+	t.Run("all at once", func(t *testing.T) {
+		testenv.NeedAll(t)
+		for _, a := range attacks {
+			a.begin(t, self, attacker)
+		}
+		self.requireRecordedBeside(t, "")
+	})
+}
+
+// requireRecordedBeside records a service beside attackers, at less than what is recorded
+// takes of the processors.
+func (u user) requireRecordedBeside(t *testing.T, said string) {
+	t.Helper()
+	otelctx := recordingCommand(t)
+	if u == nobody {
+		otelctx = installedCommand(t)
+	}
+	r := u.record(t, otelctx, "--all")
+	d := r.requireRecorded(startService(t, u))
+	used := r.cmd.ProcessState.UserTime() + r.cmd.ProcessState.SystemTime()
+	t.Logf("%v of the processor, %d MB, %d samples; said: %s", used, r.memory.Load()>>20, d.Samples, r.stderr.String())
+	assert.Less(t, used, time.Duration(d.Samples)*time.Second/frequency)
+	assert.Contains(t, r.stderr.String(), said)
 }
 
 // TestStalled has otelctx show and record a service although many processes make their
@@ -241,7 +269,7 @@ func TestBeside(t *testing.T) {
 func TestStalled(t *testing.T) {
 	otelctx := recordingCommand(t)
 	pids := stall(t)
-	service := startService(t)
+	service := startService(t, self)
 	list := self.command(otelctx, "list", "--json")
 	out, _ := list.Output() // whatever it makes of the others
 	assert.Contains(t, string(out), fmt.Sprintf(`"pid": %d,`, service.PID()))
@@ -259,7 +287,7 @@ func TestStalled(t *testing.T) {
 // directory that all may write to (row 5).
 func TestPlantedOutput(t *testing.T) {
 	needRoot(t)
-	otelctx, service := recordingCommand(t), startService(t)
+	otelctx, service := recordingCommand(t), startService(t, self)
 	dir, victim := programs.PublicDir(t), filepath.Join(t.TempDir(), "victim")
 	require.NoError(t, os.Chmod(dir, os.ModeSticky|0o777))
 	require.NoError(t, os.WriteFile(victim, []byte("before"), 0o600))
@@ -276,7 +304,7 @@ func TestPlantedOutput(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			require.NoError(t, nobody.command(plant[0], plant[1:]...).Run())
 			// A pipe that has a reader.
-			if f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0); err == nil {
+			if f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0); err == nil {
 				defer func() { _ = f.Close() }()
 			}
 			said, err := record()
@@ -325,7 +353,7 @@ func TestStalledFile(t *testing.T) {
 	otelctx := recordingCommand(t)
 	code := codeFile(t, 1)
 	p := self.start(t, "mapped", attacker(t), "map", code, "1", codeOffset)
-	service := startService(t)
+	service := startService(t, self)
 	// Whoever opens the file waits until this process lets it go on.
 	fan, err := unix.FanotifyInit(unix.FAN_CLASS_CONTENT|unix.FAN_CLOEXEC, unix.O_RDONLY)
 	if err != nil {
@@ -350,9 +378,11 @@ func TestStalledFile(t *testing.T) {
 // TestCrowd has more processes publish than can be recorded, and do nothing: a service that
 // comes after them is recorded (row 8).
 func TestCrowd(t *testing.T) {
+	testenv.NeedAll(t)
 	const most = 4095
 	otelctx, attacker := recordingCommand(t), attacker(t)
-	published(t, "crowded", attacker, "crowd", strconv.Itoa(most))
+	crowd := func(processes int) { self.publishing(t, "crowded", attacker, "crowd", strconv.Itoa(processes)) }
+	crowd(most)
 	r := self.record(t, otelctx, "--all")
 	require.Eventually(t, func() bool {
 		n := 0
@@ -361,7 +391,8 @@ func TestCrowd(t *testing.T) {
 		}
 		return n >= most
 	}, patience, 100*time.Millisecond, "all places are taken")
-	r.requireRecorded(startService(t))
+	crowd(most / 8) // They wait for the places of others that end meanwhile.
+	r.requireRecorded(startService(t, self))
 }
 
 // TestDenied has a service publish that may not create memory files as it should like to

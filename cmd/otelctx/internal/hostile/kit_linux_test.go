@@ -51,6 +51,13 @@ const (
 	nobody user = true
 )
 
+func (u user) String() string {
+	if u == nobody {
+		return "ordinary user"
+	}
+	return "self"
+}
+
 // command returns a program that a user runs.
 func (u user) command(path string, args ...string) *exec.Cmd {
 	cmd := exec.Command(path, args...)
@@ -269,10 +276,15 @@ func (r *recorder) requireRecorded(service *childproc.Child) *document {
 	return doc
 }
 
-// startService starts a service that publishes as it should.
-func startService(t *testing.T) *childproc.Child {
+// startService starts a service of a user's that publishes as it should.
+func startService(t *testing.T, u user) *childproc.Child {
 	t.Helper()
-	c := childproc.Start(t, burner.Role, nil)
+	c := childproc.Start(t, burner.Role, func(cmd *exec.Cmd) {
+		if u == nobody {
+			cmd.Path = programs.Public(t, cmd.Path, "service")
+			childproc.AsNobody(cmd)
+		}
+	})
 	require.Equal(t, "burning", c.Ask("%s", burner.Words(burner.Records)))
 	return c
 }

@@ -63,7 +63,9 @@ func (f *elfFile) readSymbols() *elfSymbols {
 	slices.SortStableFunc(symbols.functions, func(a, b elfFunction) int {
 		return cmp.Or(cmp.Compare(a.address, b.address), cmp.Compare(a.rank, b.rank))
 	})
-	symbols.functions = slices.Clip(symbols.functions)
+	if len(symbols.functions) < cap(symbols.functions)/2 {
+		symbols.functions = slices.Clone(symbols.functions)
+	}
 	return symbols
 }
 
@@ -71,6 +73,8 @@ func (f *elfFile) readSymbols() *elfSymbols {
 // others.
 func (s *elfSymbols) read(table part, dynamic bool, left uint64) uint64 {
 	var b [elf.Sym64Size]byte
+	// To grow step by step would take several times the memory.
+	s.functions = slices.Grow(s.functions, min(int(min(table.size, maxSymbols*elf.Sym64Size)/elf.Sym64Size), maxSymbols-len(s.functions)))
 	for i := range left {
 		if !table.read(i*elf.Sym64Size, b[:]) || len(s.functions) >= maxSymbols {
 			return left - i

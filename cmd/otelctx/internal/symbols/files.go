@@ -229,10 +229,10 @@ func (o *file) lookup(address uint64) ([]Line, string) {
 		lines, _ := t.lookup(address)
 		return lines, TypeGo
 	}
+	o.files.holds(o)
 	if o.symbols == nil {
 		o.symbols = o.elf.readSymbols()
 	}
-	o.files.holds(o)
 	if name, ok := o.symbols.lookup(address); ok {
 		return []Line{{Function: name}}, TypeNative
 	}
