@@ -203,7 +203,11 @@ var attacks = []attack{
 			u.publishing(t, "mapped", attacker, "map", programs.Public(t, code, "code"), "1000", codeOffset)
 		}
 	}},
-	{"random frames", "", func(t *testing.T, u user, attacker string) { u.publishing(t, "frames", attacker, "frames") }},
+	{"random frames", "", func(t *testing.T, u user, attacker string) {
+		for range 8 {
+			u.publishing(t, "frames", attacker, "frames")
+		}
+	}},
 	{"stalling readers", "makes those who read it wait", func(t *testing.T, u user, _ string) {
 		if u == nobody {
 			t.Skip("who stalls has CAP_SYS_PTRACE, and this user may not read it")
