@@ -170,6 +170,7 @@ func TestMakeRoom(t *testing.T) {
 		assert.NotContains(t, ts.all, idle.image)
 		assert.False(t, ts.changed(sampler.Process{Image: idle.image, Used: 7}))
 		assert.True(t, ts.changed(sampler.Process{Image: idle.image, Used: 8}))
+		assert.False(t, ts.changed(sampler.Process{Image: idle.image}), "it has ended, or is a kernel thread")
 	}
 	all[0].active = time.Now()
 	assert.False(t, ts.makeRoom(), "nobody is idle")

@@ -656,11 +656,19 @@ func TestProcessors(t *testing.T) {
 	}
 	require.Error(t, adjust("one"), "nothing changes")
 	require.NoError(t, adjust("%d-%d\n", second, second))
-	for others := 0; others < 100; others++ {
-		if take(t, s, 1)[0].CPU == first {
-			others = 0 // from before
-		}
+	var gone unix.CPUSet
+	gone.Set(first)
+	tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", c.PID()))
+	require.NoError(t, err)
+	for _, task := range tasks {
+		tid, err := strconv.Atoi(task.Name())
+		require.NoError(t, err)
+		require.NoError(t, unix.SchedSetaffinity(tid, &gone))
 	}
+	burner.AwaitUse(t, c, 50*time.Millisecond) // Threads may have had to move.
+	last := taken(t, s)
+	burner.AwaitUse(t, c, 50*time.Millisecond)
+	assert.Equal(t, last, taken(t, s))
 }
 
 func TestParseProcessors(t *testing.T) {
