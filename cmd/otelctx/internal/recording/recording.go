@@ -29,7 +29,7 @@ type Config struct {
 	Sampler  sampler.Config
 	// Version is that of who records.
 	Version string
-	// Progress, if not nil, is called about ten times in a second by one goroutine
+	// Progress, if not nil, is called about four times in a second by one goroutine
 	// with how long the recording has gone on and how many samples there are.
 	Progress func(elapsed time.Duration, samples uint64)
 	// Warn, if not nil, is called with what could not be done without an end to the
@@ -70,7 +70,9 @@ const (
 	// pollInterval is how long it takes until it is noticed that processes come, and
 	// publish anew.
 	pollInterval = time.Second
-	tickInterval = 100 * time.Millisecond
+	// tickInterval is how long it takes until the end of the only process is noticed, and
+	// how often progress is shown.
+	tickInterval = 250 * time.Millisecond
 )
 
 // Record records until the duration is over, ctx is done or the process has ended, which
@@ -223,6 +225,9 @@ func (r *recording) supervise(ctx, looking context.Context) (ended bool) {
 	defer poll.Stop()
 	tick := time.NewTicker(tickInterval)
 	defer tick.Stop()
+	if r.config.PID == 0 && r.config.Progress == nil {
+		tick.Stop() // Each tick would wake threads for nothing.
+	}
 	for {
 		select {
 		case <-ctx.Done():

@@ -57,9 +57,9 @@ type Sampler struct {
 	next func() (map[int]Process, error)
 }
 
-// pollInterval is how long samples may wait to be read. Being woken for each of them
-// would cost more than they do.
-const pollInterval = 100 * time.Millisecond
+// pollInterval is how long samples may wait to be read. To wake up costs more than many
+// samples do.
+const pollInterval = 250 * time.Millisecond
 
 // Open starts to sample. No process is watched yet.
 //
@@ -289,7 +289,7 @@ func (s *Sampler) Processors() error {
 }
 
 // Read waits for a sample and fills to with it, reusing the memory of its stacks. It is
-// up to a tenth of a second late. After [Sampler.Stop], and when all samples have been
+// up to a quarter of a second late. After [Sampler.Stop], and when all samples have been
 // read, it returns [io.EOF].
 func (s *Sampler) Read(to *Sample) error {
 	for !s.drained {

@@ -1,0 +1,295 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package recorder
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/otelctx/otelctx/internal/testing/burner"
+	"github.com/otelctx/otelctx/internal/testing/childproc"
+	"github.com/otelctx/otelctx/internal/testing/programs"
+)
+
+var (
+	measure = flag.Bool("measure", false, "measure: without it the tests are skipped")
+	rounds  = flag.Int("rounds", 5, "how many times to measure, for medians")
+	window  = flag.Duration("window", 30*time.Second, "how long to measure at a time")
+	long    = flag.Duration("long", 10*time.Minute, "how long the long recording is")
+)
+
+func TestMain(m *testing.M) {
+	childproc.Main(m, map[string]func(*childproc.Parent){burner.Role: burner.Run})
+}
+
+// need skips tests that nobody has asked for.
+func need(t *testing.T) {
+	t.Helper()
+	if !*measure {
+		t.Skip("measurements need -measure")
+	}
+}
+
+// startService starts a service that is always busy, in ever other spans and stacks.
+func startService(t *testing.T) *childproc.Child {
+	t.Helper()
+	c := childproc.Start(t, burner.Role, nil)
+	require.Equal(t, "burning", c.Ask("%s", burner.Words(burner.Records, burner.ThreadSlots)))
+	return c
+}
+
+// tool is a recorder that runs: otelctx, or perf.
+type tool struct {
+	t              *testing.T
+	cmd            *exec.Cmd
+	stdout, stderr bytes.Buffer
+}
+
+func start(t *testing.T, name string, args ...string) *tool {
+	t.Helper()
+	r := &tool{t: t, cmd: exec.Command(name, args...)}
+	r.cmd.Stdout, r.cmd.Stderr = &r.stdout, &r.stderr
+	require.NoError(t, r.cmd.Start())
+	t.Cleanup(func() {
+		_ = r.cmd.Process.Kill()
+		_ = r.cmd.Wait()
+	})
+	return r
+}
+
+func (r *tool) PID() int { return r.cmd.Process.Pid }
+
+// used returns the processor time that it has used so far.
+func (r *tool) used() time.Duration {
+	r.t.Helper()
+	used, err := burner.Used(r)
+	require.NoError(r.t, err)
+	return used
+}
+
+// resident returns its memory in KiB.
+func (r *tool) resident() (kB int) {
+	r.t.Helper()
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", r.PID()))
+	require.NoError(r.t, err)
+	_, after, _ := strings.Cut(string(status), "\nVmRSS:")
+	_, err = fmt.Sscan(after, &kB)
+	require.NoError(r.t, err)
+	return kB
+}
+
+// end interrupts it, and returns all the processor time that it has used.
+func (r *tool) end() time.Duration {
+	r.t.Helper()
+	require.NoError(r.t, r.cmd.Process.Signal(os.Interrupt))
+	err := r.cmd.Wait()
+	if filepath.Base(r.cmd.Path) != "perf" { // which dies of the signal
+		require.NoError(r.t, err, r.stderr.String())
+	}
+	return r.cmd.ProcessState.UserTime() + r.cmd.ProcessState.SystemTime()
+}
+
+// otelctx starts to record.
+func otelctx(t *testing.T, exe string, args ...string) *tool {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "p.pb.gz")
+	return start(t, exe, append([]string{"record", "--json", "--top=1", "--duration=0", "-o", file}, args...)...)
+}
+
+func build(t *testing.T) string {
+	t.Helper()
+	return programs.Build(t, programs.Static, "../../cmd/otelctx", ".")
+}
+
+// samples returns how many samples there are, after the end.
+func (r *tool) samples() int {
+	r.t.Helper()
+	var document struct{ Samples, Lost int }
+	require.NoError(r.t, json.Unmarshal(r.stdout.Bytes(), &document))
+	assert.Zero(r.t, document.Lost)
+	return document.Samples
+}
+
+func median[T time.Duration | float64 | int](v []T) T {
+	v = slices.Sorted(slices.Values(v))
+	return v[len(v)/2]
+}
+
+// beginning is how long the first looks at all processes take, at most.
+const beginning = 4 * time.Second
+
+// TestIdle records a service beside 560 processes that do nothing.
+func TestIdle(t *testing.T) {
+	need(t)
+	exe := build(t)
+	for range 560 {
+		start(t, "sleep", "infinity")
+	}
+	for _, busy := range []bool{false, true} {
+		t.Run(fmt.Sprintf("busy=%v", busy), func(t *testing.T) {
+			// A process that publishes, and is stopped, is one that does nothing.
+			service := startService(t)
+			var shares []float64
+			for range *rounds {
+				r := otelctx(t, exe, "--all")
+				time.Sleep(beginning)
+				if !busy {
+					signal(t, service, "STOP")
+					time.Sleep(beginning)
+				}
+				before, began := r.used(), time.Now()
+				time.Sleep(*window)
+				shares = append(shares, 100*(r.used()-before).Seconds()/time.Since(began).Seconds())
+				signal(t, service, "CONT")
+				r.end()
+			}
+			t.Logf("%% of a core: %.3f, median %.3f", shares, median(shares))
+		})
+	}
+}
+
+func signal(t *testing.T, c *childproc.Child, name string) {
+	t.Helper()
+	require.NoError(t, exec.Command("kill", "-"+name, fmt.Sprint(c.PID())).Run())
+}
+
+// TestMemory records two busy services for many minutes.
+func TestMemory(t *testing.T) {
+	need(t)
+	exe := build(t)
+	startService(t)
+	startService(t)
+	r := otelctx(t, exe, "--all", "--freq=997")
+	const step = 15 * time.Second
+	var kB []int
+	for began := time.Now(); time.Since(began) < *long; {
+		time.Sleep(step)
+		kB = append(kB, r.resident())
+	}
+	r.end()
+	// Of a minute the median: what is being written comes and goes.
+	const minute = int(time.Minute / step)
+	first, last := median(kB[:min(minute, len(kB))]), median(kB[max(0, len(kB)-minute):])
+	t.Logf("%d samples; KiB each %v: %v; the median of the first minute %d, of the last %d, %+.1f %%",
+		r.samples(), step, kB, first, last, 100*(float64(last)/float64(first)-1))
+	assert.Less(t, last, first*6/5)
+}
+
+// startHTTP starts an HTTP service that is always busy.
+func startHTTP(t *testing.T) int {
+	t.Helper()
+	cmd := exec.Command(programs.Build(t, programs.Static, "../../example", "./quickstart"), "-serve")
+	stdout, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	var (
+		pid int
+		url string
+	)
+	_, err = fmt.Fscanf(bufio.NewReader(stdout), "pid=%d\nurl=%s\n", &pid, &url)
+	require.NoError(t, err)
+	const clients = 4
+	for range clients {
+		go func() {
+			for {
+				response, err := http.Get(url + "/work")
+				if err != nil {
+					return // It has ended.
+				}
+				_, _ = io.Copy(io.Discard, response.Body)
+				_ = response.Body.Close()
+			}
+		}()
+	}
+	return pid
+}
+
+// cost is what a recording has taken.
+type cost struct {
+	// steady is the processor time of the window, all that of the whole recording, named
+	// with names afterwards.
+	steady, all, named time.Duration
+	samples            int
+}
+
+// TestBesidePerf records a service by otelctx and by perf record, in turns.
+func TestBesidePerf(t *testing.T) {
+	need(t)
+	if _, err := exec.LookPath("perf"); err != nil {
+		t.Skipf("no perf: %v", err)
+	}
+	exe := build(t)
+	for _, s := range []struct {
+		name  string
+		start func(*testing.T) int
+	}{{"http", startHTTP}, {"burner", func(t *testing.T) int { return startService(t).PID() }}} {
+		t.Run("service="+s.name, func(t *testing.T) {
+			pid := fmt.Sprint(s.start(t))
+			for _, frequency := range []string{"99", "997"} {
+				t.Run("freq="+frequency, func(t *testing.T) { besidePerf(t, exe, pid, frequency) })
+			}
+		})
+	}
+}
+
+func besidePerf(t *testing.T, exe, pid, frequency string) {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "perf.data")
+	var ours, theirs []cost
+	var steady, all, named []float64
+	for range *rounds {
+		r := otelctx(t, exe, pid, "--freq="+frequency)
+		o := r.record()
+		o.samples = r.samples()
+		r = start(t, "perf", "record", "-e", "cpu-clock", "-g", "-F", frequency, "-p", pid, "-o", file)
+		p := r.record()
+		script := exec.Command("perf", "script", "--no-inline", "-F", "comm,tid,time,ip,sym,dso", "-i", file)
+		out, err := script.Output()
+		require.NoError(t, err)
+		p.named = p.all + script.ProcessState.UserTime() + script.ProcessState.SystemTime()
+		p.samples = strings.Count(string(out), "\n\n")
+		ours, theirs = append(ours, o), append(theirs, p)
+		steady = append(steady, perSample(o.steady, o)/perSample(p.steady, p))
+		all = append(all, perSample(o.all, o)/perSample(p.all, p))
+		named = append(named, perSample(o.all, o)/perSample(p.named, p))
+	}
+	for i := range ours {
+		t.Logf("otelctx %+v; perf %+v", ours[i], theirs[i])
+	}
+	t.Logf("otelctx a sample, times perf: %.2f without beginning, names and end (%.2f); %.2f with all, perf without names (%.2f); %.2f with all (%.2f)",
+		median(steady), steady, median(all), all, median(named), named)
+}
+
+// perSample returns a processor time in seconds for each sample.
+func perSample(used time.Duration, c cost) float64 { return used.Seconds() / float64(c.samples) }
+
+// record records for a window, after the beginning.
+func (r *tool) record() (c cost) {
+	r.t.Helper()
+	time.Sleep(beginning)
+	before := r.used()
+	time.Sleep(*window)
+	c.steady = r.used() - before
+	c.all = r.end()
+	return c
+}
