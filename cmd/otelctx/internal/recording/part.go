@@ -19,11 +19,13 @@ const (
 	// maxPartSamples bounds the samples of a part that has to wait for the one before to be
 	// named. Further ones are lost.
 	maxPartSamples = 4 * partSamples
-	// maxTargetBytes bounds what the different stacks and spans of one process take in a
-	// part. Half of that ends the part early; beyond it, if the part has to wait, stacks are
-	// cut to their leaf, and are few then.
+	// partBytes of different stacks and spans end a part early. To name and write a part
+	// takes some times its own memory, so that this decides about most of the memory.
+	partBytes = 8 << 20
+	// maxTargetBytes bounds what one process takes of a part that has to wait. Beyond it
+	// stacks are cut to their leaf, and are few then.
 	maxTargetBytes = 16 << 20
-	// maxPartBytes bounds it for all processes together, in the same way.
+	// maxPartBytes bounds it for all processes together. Further samples are lost.
 	maxPartBytes = 48 << 20
 )
 
@@ -33,8 +35,6 @@ type part struct {
 	targets map[*target]*targetSamples
 	samples int
 	bytes   int
-	// most is what one process takes at most.
-	most int
 	// cut counts the samples whose stack was cut, lost those that were not kept.
 	cut, lost uint64
 }
@@ -85,7 +85,7 @@ func newPart() *part { return &part{begun: time.Now(), targets: map[*target]*tar
 
 // full reports whether the part is as long as it should be.
 func (p *part) full() bool {
-	return p.samples >= partSamples || p.bytes >= maxPartBytes/2 || p.most >= maxTargetBytes/2 || time.Since(p.begun) >= partDuration
+	return p.samples >= partSamples || p.bytes >= partBytes || time.Since(p.begun) >= partDuration
 }
 
 // add adds a sample of a process. What the sample holds is not kept. It returns the stack,
@@ -126,7 +126,6 @@ func (p *part) add(t *target, s *sampler.Sample) (stack *rawStack, first bool) {
 	same.times = append(same.times, s.Time)
 	p.samples++
 	p.bytes += of.bytes - before
-	p.most = max(p.most, of.bytes)
 	return stack, first
 }
 

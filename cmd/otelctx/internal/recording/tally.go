@@ -55,7 +55,7 @@ const (
 // tally counts samples.
 type tally struct {
 	processes map[processKey]*ProcessUse
-	spans     map[spanKey]*SpanUse
+	spans     map[spanKey]spanCount
 
 	samples, attributed, unproven uint64
 	// spansLeftOut is how many spans are not among spans any more.
@@ -75,8 +75,14 @@ type spanKey struct {
 	spanID  [8]byte
 }
 
+// spanCount is small: in a long recording there are about maxSpans at all times.
+type spanCount struct {
+	samples, unproven uint32
+	attributes        *[]reader.ThreadAttribute // nil for none
+}
+
 func newTally() *tally {
-	return &tally{processes: make(map[processKey]*ProcessUse), spans: make(map[spanKey]*SpanUse)}
+	return &tally{processes: make(map[processKey]*ProcessUse), spans: make(map[spanKey]spanCount)}
 }
 
 // add counts samples, whose span is shown with attributes.
@@ -98,26 +104,25 @@ func (t *tally) add(pid int, s *rawSamples, shown []reader.ThreadAttribute) {
 	p.Attributed += n
 	t.attributed += n
 	key := spanKey{service, s.span.traceID, s.span.spanID}
-	u := t.spans[key]
-	if u == nil {
-		if len(t.spans) == maxSpans {
-			t.thin()
-		}
-		u = &SpanUse{Service: service, TraceID: key.traceID, SpanID: key.spanID}
-		t.spans[key] = u
+	count, known := t.spans[key]
+	if !known && len(t.spans) == maxSpans {
+		t.thin()
 	}
-	u.Samples += n
-	u.Attributes = shown
+	count.samples += uint32(n)
 	if !s.span.proven {
-		u.Unproven += n
+		count.unproven += uint32(n)
 		t.unproven += n
 	}
+	if count.attributes = nil; len(shown) > 0 {
+		count.attributes = &shown
+	}
+	t.spans[key] = count
 }
 
 // thin leaves out the half of the spans that has the fewest samples.
 func (t *tally) thin() {
 	all := slices.SortedFunc(maps.Keys(t.spans), func(a, b spanKey) int {
-		return cmp.Compare(t.spans[a].Samples, t.spans[b].Samples)
+		return cmp.Compare(t.spans[a].samples, t.spans[b].samples)
 	})
 	for _, key := range all[:len(all)/2] {
 		delete(t.spans, key)
@@ -134,9 +139,16 @@ func (t *tally) report(r *Result) {
 		r.Processes = append(r.Processes, *p)
 	}
 	traces := make(map[spanKey]*TraceUse)
-	for _, u := range t.spans {
-		r.Spans = append(r.Spans, *u)
-		key := spanKey{service: u.Service, traceID: u.TraceID}
+	for key, count := range t.spans {
+		u := SpanUse{
+			Service: key.service, TraceID: key.traceID, SpanID: key.spanID,
+			Samples: uint64(count.samples), Unproven: uint64(count.unproven),
+		}
+		if count.attributes != nil {
+			u.Attributes = *count.attributes
+		}
+		r.Spans = append(r.Spans, u)
+		key.spanID = [8]byte{}
 		if traces[key] == nil {
 			traces[key] = &TraceUse{Service: u.Service, TraceID: u.TraceID}
 		}

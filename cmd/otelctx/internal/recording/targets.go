@@ -53,11 +53,18 @@ type targets struct {
 	// looking is since when processes are being looked at, by their id; the zero time for
 	// those that are to be, when there is a place.
 	looking map[int]time.Time
-	// warned is what has been warned of, by the process's id.
-	warned map[int]string
+	// warned has what has been warned of.
+	warned map[warning]bool
 	// ended says that the only process to record has ended, or runs another program that
 	// cannot be recorded.
 	ended bool
+}
+
+// warning is what is said once: why a process, or with 0 all, cannot be recorded as it
+// should be.
+type warning struct {
+	pid    int
+	reason string
 }
 
 // other is a process that is not recorded. It is looked at again when it has used the
@@ -72,7 +79,7 @@ type other struct {
 func openTargets(c *Config) (*targets, error) {
 	ts := &targets{
 		config: c, files: symbols.NewFiles(), attach: make(chan *symbols.Region, attachQueue), places: make(chan struct{}, mostLooks),
-		all: map[sampler.Image]*target{}, gone: map[*target]time.Time{}, others: map[int]other{}, looking: map[int]time.Time{}, warned: map[int]string{},
+		all: map[sampler.Image]*target{}, gone: map[*target]time.Time{}, others: map[int]other{}, looking: map[int]time.Time{}, warned: map[warning]bool{},
 	}
 	if c.PID != 0 {
 		// What is not there needs no permission to sample. Threads are there, but not listed.
@@ -124,6 +131,10 @@ func (ts *targets) start(ctx context.Context) error {
 	}
 	return nil
 }
+
+// shortLook is how long a look may have gone on when the recording ends without a word
+// about it.
+const shortLook = 100 * time.Millisecond
 
 // firstLooks is how long to wait for the processes that there are at the beginning. Most
 // answer at once.
@@ -240,7 +251,11 @@ func (ts *targets) sweep(processes map[int]sampler.Process) {
 	for pid, o := range ts.others {
 		if processes[pid].Image != o.image {
 			delete(ts.others, pid)
-			delete(ts.warned, pid)
+		}
+	}
+	for w := range ts.warned {
+		if _, lives := processes[w.pid]; w.pid != 0 && !lives {
+			delete(ts.warned, w)
 		}
 	}
 }
@@ -487,8 +502,8 @@ func (ts *targets) explainTheRest() {
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
 	for pid, since := range ts.looking {
-		if !since.IsZero() && (pid == ts.config.PID || time.Since(since) > tickInterval) {
-			ts.config.warn(fmt.Errorf("pid %d: %w: no answer until the end of the recording", pid, patient.ErrNoAnswer))
+		if !since.IsZero() && (pid == ts.config.PID || time.Since(since) > shortLook) {
+			ts.warnOnce(pid, fmt.Errorf("pid %d: %w: no answer until the end of the recording", pid, patient.ErrNoAnswer))
 		}
 	}
 }
@@ -497,8 +512,20 @@ func (ts *targets) explainTheRest() {
 func (ts *targets) warn(pid int, err error) {
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
-	if ts.warned[pid] != err.Error() {
-		ts.warned[pid] = err.Error()
+	ts.warnOnce(pid, err)
+}
+
+// warnOnce is warn with ts.mu held. A process that gives another reason in each second is
+// told by the kind of error: its texts do not fill the memory or the screen.
+func (ts *targets) warnOnce(pid int, err error) {
+	w := warning{pid, err.Error()}
+	for _, kind := range []error{patient.ErrNoAnswer, patient.ErrTooMany, reader.ErrInvalid, reader.ErrBusy} {
+		if errors.Is(err, kind) {
+			w.reason = kind.Error()
+		}
+	}
+	if !ts.warned[w] {
+		ts.warned[w] = true
 		ts.config.warn(err)
 	}
 }

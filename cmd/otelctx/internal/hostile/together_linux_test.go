@@ -1,0 +1,119 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build amd64
+
+package hostile
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/otelctx/otelctx/internal/testing/burner"
+	"github.com/otelctx/otelctx/internal/testing/testenv"
+)
+
+var together = flag.Int("together", 1, "how many times to compare a recording beside all attackers with one without them")
+
+// TestTogether records a service beside all attackers at once. Nothing of the service is
+// lost, and each process that is left out is told once. How many of the service's
+// samples there are is printed, in times of what it used of the processor.
+func TestTogether(t *testing.T) {
+	testenv.NeedAll(t)
+	otelctx, attacker := command(t), attacker(t)
+	for range *together {
+		t.Run("alone", func(t *testing.T) { recordTogether(t, otelctx, nil) })
+		t.Run("beside all", func(t *testing.T) {
+			for _, a := range attacks {
+				a.begin(t, attacker)
+			}
+			recordTogether(t, otelctx, children(t))
+		})
+	}
+}
+
+// recordTogether records a service that has a processor to itself, if there are two,
+// while attackers and the recorder share the other one.
+func recordTogether(t *testing.T, otelctx string, attackers []int) {
+	const (
+		frequency = 99
+		use       = 20 * time.Second
+	)
+	service := startService(t)
+	require.NoError(t, unix.Kill(service.PID(), unix.SIGSTOP))
+	r := record(t, -1, otelctx, "--all", fmt.Sprintf("--freq=%d", frequency)).recorded(service.PID())
+	pin(t, 0, service.PID())
+	pin(t, runtime.NumCPU()-1, append(attackers, r.cmd.Process.Pid)...)
+	before, err := burner.Used(service)
+	require.NoError(t, err)
+	require.NoError(t, unix.Kill(service.PID(), unix.SIGCONT))
+	burner.AwaitUse(t, service, use)
+	require.NoError(t, unix.Kill(service.PID(), unix.SIGSTOP))
+	d, _ := r.end() // with exit code 0, a valid profile, and memory within its bound
+	after, err := burner.Used(service)
+	require.NoError(t, err)
+
+	samples, expected := float64(d.samples(service.PID())), frequency*(after-before).Seconds()
+	t.Logf("%v samples of the service, %.4f times its use of the processor; %d of all, %d lost; %d MB, %v; said:\n%s",
+		samples, samples/expected, d.Samples, d.Lost, r.memory.Load()>>20,
+		r.cmd.ProcessState.UserTime()+r.cmd.ProcessState.SystemTime(), r.stderr.String())
+	assert.Zero(t, d.Lost)
+	// A processor that has more to do is sampled by chance, some per cent more or less.
+	assert.Greater(t, samples, expected*0.9)
+	said := map[string]bool{}
+	for line := range strings.Lines(r.stderr.String()) {
+		about, _, _ := strings.Cut(line, ": the process makes")
+		assert.False(t, said[about], "said twice: %s", line)
+		said[about] = true
+	}
+	for _, a := range attackers {
+		if _, err := os.Stat(fmt.Sprintf("/proc/%d", a)); err != nil {
+			t.Errorf("attacker %d has ended", a)
+		}
+	}
+}
+
+// children returns the processes that this one has started.
+func children(t *testing.T) (pids []int) {
+	t.Helper()
+	lists, err := filepath.Glob("/proc/self/task/*/children")
+	require.NoError(t, err)
+	require.NotEmpty(t, lists, "CONFIG_PROC_CHILDREN")
+	for _, list := range lists {
+		content, err := os.ReadFile(list)
+		require.NoError(t, err)
+		for field := range strings.FieldsSeq(string(content)) {
+			pid, err := strconv.Atoi(field)
+			require.NoError(t, err)
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+// pin has all threads of processes run on one processor.
+func pin(t *testing.T, cpu int, pids ...int) {
+	t.Helper()
+	var set unix.CPUSet
+	set.Set(cpu)
+	for _, pid := range pids {
+		threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
+		require.NoError(t, err)
+		for _, thread := range threads {
+			tid, err := strconv.Atoi(thread.Name())
+			require.NoError(t, err)
+			require.NoError(t, unix.SchedSetaffinity(tid, &set))
+		}
+	}
+}
