@@ -148,6 +148,12 @@ wild: ## As root, measure what profilers see of services with real libraries, an
 	cd benchmarks/wild && $(GO) build -o ../../$(BIN)/wild .
 	$(BIN)/wild score -otelctx $(BIN)/otelctx -o docs/wild.md $(WILD)
 
+# In a PID namespace, since the other processes of the machine would be recorded too.
+.PHONY: recorder
+recorder: ## Measure what the recorder takes beside idle processes, attackers and perf, and over 10 minutes, as root.
+	cd benchmarks && unshare --pid --fork --mount-proc --kill-child $(GO) test ./recorder -count 1 -v -measure -timeout 0
+	cd cmd/otelctx && OTELCTX_TEST_ALL=1 unshare --pid --fork --mount-proc --kill-child $(GO) test ./internal/hostile -count 1 -v -run Together -together 5 -timeout 0
+
 .PHONY: pictures
 pictures: build ## Draw the pictures of docs/img anew, with graphviz and chromium, as root.
 	dot -Tsvg docs/img/architecture.dot -o docs/img/architecture.svg

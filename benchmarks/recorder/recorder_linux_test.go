@@ -15,6 +15,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -166,7 +167,7 @@ func TestIdle(t *testing.T) {
 
 func signal(t *testing.T, c *childproc.Child, name string) {
 	t.Helper()
-	require.NoError(t, exec.Command("kill", "-"+name, fmt.Sprint(c.PID())).Run())
+	require.NoError(t, exec.Command("kill", "-"+name, strconv.Itoa(c.PID())).Run())
 }
 
 // TestMemory records two busy services for many minutes.
@@ -244,7 +245,7 @@ func TestBesidePerf(t *testing.T) {
 		start func(*testing.T) int
 	}{{"http", startHTTP}, {"burner", func(t *testing.T) int { return startService(t).PID() }}} {
 		t.Run("service="+s.name, func(t *testing.T) {
-			pid := fmt.Sprint(s.start(t))
+			pid := strconv.Itoa(s.start(t))
 			for _, frequency := range []string{"99", "997"} {
 				t.Run("freq="+frequency, func(t *testing.T) { besidePerf(t, exe, pid, frequency) })
 			}
