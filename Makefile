@@ -152,7 +152,7 @@ wild: ## As root, measure what profilers see of services with real libraries, an
 .PHONY: recorder
 recorder: ## Measure what the recorder takes beside idle processes, attackers and perf, and over 10 minutes, as root.
 	cd benchmarks && unshare --pid --fork --mount-proc --kill-child $(GO) test ./recorder -count 1 -v -measure -timeout 0
-	cd cmd/otelctx && OTELCTX_TEST_ALL=1 unshare --pid --fork --mount-proc --kill-child $(GO) test ./internal/hostile -count 1 -v -run Together -together 5 -timeout 0
+	cd cmd/otelctx && OTELCTX_TEST_ALL=1 unshare --pid --fork --mount-proc --kill-child $(GO) test ./internal/hostile -count 1 -v -run Together -together 5 -together-use 20s -timeout 0
 
 .PHONY: pictures
 pictures: build ## Draw the pictures of docs/img anew, with graphviz and chromium, as root.

@@ -68,13 +68,10 @@ const (
 	functionStartLine  = 5
 )
 
-// maxInterned bounds the strings of which the number is known. Beyond it all are forgotten,
-// and written once more.
-const maxInterned = 1 << 16
-
 // pprofEncoder writes one pprof profile piece by piece: what is written is held no longer.
 // The order of the fields of a message is free, and so each part brings its own tables,
-// whose ids go on from those of the part before. The package that reads the format can
+// whose ids go on from those of the part before. Strings are written once for each part:
+// most are ids of spans, and those of a long recording would fill the memory. The package that reads the format can
 // write only a profile that is in memory as a whole.
 type pprofEncoder struct {
 	to      *gzip.Writer
@@ -98,6 +95,7 @@ func (e *pprofEncoder) add(data *profilespb.ProfilesData) error {
 	if err != nil {
 		return err
 	}
+	e.strings = map[string]int64{"": 0}
 	if !e.begun {
 		e.begin(p)
 	}
@@ -128,7 +126,7 @@ func (e *pprofEncoder) add(data *profilespb.ProfilesData) error {
 // begin writes what all parts have in common.
 func (e *pprofEncoder) begin(p *profile.Profile) {
 	e.begun = true
-	e.string("")
+	e.newString("")
 	for _, t := range p.SampleType {
 		e.message(profileSampleType, e.valueType(t))
 	}
@@ -158,10 +156,10 @@ func (e *pprofEncoder) string(s string) int64 {
 	if n, ok := e.strings[s]; ok {
 		return n
 	}
-	if len(e.strings) >= maxInterned {
-		clear(e.strings)
-		e.strings[""] = 0
-	}
+	return e.newString(s)
+}
+
+func (e *pprofEncoder) newString(s string) int64 {
 	n := e.numStrings
 	e.numStrings++
 	e.strings[s] = n

@@ -24,14 +24,17 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-var together = flag.Int("together", 1, "how many times to compare a recording beside all attackers with one without them")
+var (
+	together    = flag.Int("together", 1, "how many times to compare a recording beside all attackers with one without them")
+	togetherUse = flag.Duration("together-use", 6*time.Second, "how long a service uses the processor while it is recorded beside attackers")
+)
 
 // TestTogether records a service beside all attackers at once. Nothing of the service is
 // lost, and each process that is left out is told once. How many of the service's
 // samples there are is printed, in times of what it used of the processor.
 func TestTogether(t *testing.T) {
 	testenv.NeedAll(t)
-	otelctx, attacker := command(t), attacker(t)
+	otelctx, attacker := recordingCommand(t), attacker(t)
 	for range *together {
 		t.Run("alone", func(t *testing.T) { recordTogether(t, otelctx, nil) })
 		t.Run("beside all", func(t *testing.T) {
@@ -46,19 +49,16 @@ func TestTogether(t *testing.T) {
 // recordTogether records a service that has a processor to itself, if there are two,
 // while attackers and the recorder share the other one.
 func recordTogether(t *testing.T, otelctx string, attackers []int) {
-	const (
-		frequency = 99
-		use       = 20 * time.Second
-	)
+	const frequency = 99
 	service := startService(t)
 	require.NoError(t, unix.Kill(service.PID(), unix.SIGSTOP))
-	r := record(t, -1, otelctx, "--all", fmt.Sprintf("--freq=%d", frequency)).recorded(service.PID())
+	r := self.record(t, otelctx, "--all", fmt.Sprintf("--freq=%d", frequency)).recorded(service.PID())
 	pin(t, 0, service.PID())
 	pin(t, runtime.NumCPU()-1, append(attackers, r.cmd.Process.Pid)...)
 	before, err := burner.Used(service)
 	require.NoError(t, err)
 	require.NoError(t, unix.Kill(service.PID(), unix.SIGCONT))
-	burner.AwaitUse(t, service, use)
+	burner.AwaitUse(t, service, *togetherUse)
 	require.NoError(t, unix.Kill(service.PID(), unix.SIGSTOP))
 	d, _ := r.end() // with exit code 0, a valid profile, and memory within its bound
 	after, err := burner.Used(service)
