@@ -39,7 +39,7 @@ func TestTogether(t *testing.T) {
 		t.Run("alone", func(t *testing.T) { recordTogether(t, otelctx, nil) })
 		t.Run("beside all", func(t *testing.T) {
 			for _, a := range attacks {
-				a.begin(t, attacker)
+				a.begin(t, self, attacker)
 			}
 			recordTogether(t, otelctx, children(t))
 		})
@@ -50,7 +50,7 @@ func TestTogether(t *testing.T) {
 // while attackers and the recorder share the other one.
 func recordTogether(t *testing.T, otelctx string, attackers []int) {
 	const frequency = 99
-	service := startService(t)
+	service := startService(t, self)
 	require.NoError(t, unix.Kill(service.PID(), unix.SIGSTOP))
 	r := self.record(t, otelctx, "--all", fmt.Sprintf("--freq=%d", frequency)).recorded(service.PID())
 	pin(t, 0, service.PID())
