@@ -24,6 +24,8 @@ type pattern struct {
 	// alone says that the pattern takes a process of its own, since it changes the
 	// process for good.
 	alone bool
+	// single says that there must be one repetition at a time.
+	single bool
 }
 
 // name returns the name of the pattern's function.

@@ -32,10 +32,10 @@ import (
 
 // cgoPatterns are about C that calls Go.
 var cgoPatterns = []pattern{
-	{run: cgoCallback, about: "a Go function that C calls on the span's goroutine, and after it"},
-	{run: cgoCallbackChild, about: "a child span in such a callback"},
-	{run: cgoThread, about: "a Go function that a thread of C's own calls"},
-	{run: cgoThreadSpan, about: "a span in such a function, and after it"},
+	{run: cgoCallback, about: "a Go function that C calls on the span's goroutine, and after it", single: true},
+	{run: cgoCallbackChild, about: "a child span in such a callback", single: true},
+	{run: cgoThread, about: "a Go function that a thread of C's own calls", single: true},
+	{run: cgoThreadSpan, about: "a span in such a function, and after it", single: true},
 }
 
 // called is what the callback does. Patterns run one after the other.

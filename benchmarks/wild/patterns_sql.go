@@ -23,10 +23,10 @@ import (
 var sqlPatterns = []pattern{
 	{run: sqlExec, about: "in the driver's ExecContext, inside of otelsql"},
 	{run: sqlAfterExec, about: "in the caller's span, after Exec"},
-	{run: sqlRows, about: "between two rows: in the caller's span, or otelsql's sql.rows"},
+	{run: sqlRows, about: "between two rows: in the caller's span, or otelsql's sql.rows", single: true},
 	{run: sqlAfterRows, about: "in the caller's span, after the rows were closed"},
 	{run: sqlRowsLeft, about: "after the caller's span, with rows left open"},
-	{run: sqlRowsCancelled, about: "in the caller's span, after a cancelled context has closed the rows elsewhere"},
+	{run: sqlRowsCancelled, about: "in the caller's span, after a cancelled context has closed the rows elsewhere", single: true},
 	{run: sqlTransaction, about: "in the caller's span, inside of a transaction and after it"},
 	{run: sqlOpener, about: "in the driver's Connect on database/sql's opener, started in a span that is over"},
 	{run: slogHandler, about: "in a log processor behind otelslog"},
@@ -83,7 +83,8 @@ func (r *run) database(c *connector) *sql.DB {
 	if c.connect == nil {
 		c.connect = func(context.Context) {}
 	}
-	return otelsql.OpenDB(c, otelsql.WithTracerProvider(r.provider))
+	// The work in Connect is not the work of a span for it.
+	return otelsql.OpenDB(c, otelsql.WithTracerProvider(r.provider), otelsql.WithSpanOptions(otelsql.SpanOptions{OmitConnectorConnect: true}))
 }
 
 // querying has jobs use a database.

@@ -90,7 +90,7 @@ func observers(carriers bool) []observer {
 	}
 	return append(all,
 		// The kernel's timers of CPU time are as fast as its clock ticks.
-		observer{name: "cpu", title: "CPU profile", serve: []string{"-cpuprofile"}, profile: cpuProfileFile, read: readProfile, factor: 4},
+		observer{name: "cpu", title: "CPU profile", serve: []string{"-cpuprofile"}, profile: cpuProfileFile, read: readProfile, factor: 3},
 		observer{
 			name: "goroutines", title: "goroutine profile", serve: []string{"-goroutines"}, profile: goroutinesFile, factor: 1,
 			read: func(b []byte) (map[seen]int, error) { return readGoroutines(string(b)) },

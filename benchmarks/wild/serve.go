@@ -15,6 +15,7 @@ import (
 	"runtime/pprof"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 )
@@ -79,14 +80,20 @@ func (s *server) serve(in io.Reader, out io.Writer) error {
 	if err != nil {
 		return err
 	}
+	parallel := 1
+	if s.goroutines {
+		parallel = together
+		// The profile has goroutines that wait, too.
+		atBottom = func() { time.Sleep(3 * time.Millisecond) }
+	}
 	var truths truths
 	for round := range s.rounds {
 		for _, p := range patterns {
 			_, _ = fmt.Fprintln(out, "round", round, p.name())
 			r := &run{service: service, pattern: p.name(), truths: &truths}
-			r.repeat(p, func() bool {
+			r.repeat(p, parallel, func() bool {
 				used := time.Duration(r.burned.Load()) * each
-				return used >= s.cpu/time.Duration(s.rounds) && watch.enough(p.name(), round, s.rounds)
+				return (s.goroutines || used >= s.cpu/time.Duration(s.rounds)) && watch.enough(p.name(), round, s.rounds)
 			})
 		}
 	}
@@ -99,14 +106,25 @@ func (s *server) serve(in io.Reader, out io.Writer) error {
 	return nil
 }
 
-// repeat runs a pattern, each time on a new goroutine outside of all spans.
-func (r *run) repeat(p pattern, enough func() bool) {
+// together is how many repetitions are seen at a time in one goroutine profile.
+const together = 16
+
+// repeat runs a pattern, each time on a new goroutine outside of all spans, and several at a
+// time where that is asked for and possible.
+func (r *run) repeat(p pattern, parallel int, enough func() bool) {
+	if p.single || p.alone {
+		parallel = 1
+	}
 	// Patterns that do little else than wait end too.
 	for deadline := time.Now().Add(time.Minute); !enough() && time.Now().Before(deadline); {
+		var group sync.WaitGroup
+		for range parallel {
+			group.Go(func() { p.run(r) })
+		}
 		done := make(chan struct{})
 		go func() {
-			defer close(done)
-			p.run(r)
+			group.Wait()
+			close(done)
 		}()
 		select {
 		case <-done:

@@ -174,7 +174,7 @@ func bottom() {
 	atBottom()
 }
 
-// atBottom is for tests of what the stack spells.
+// atBottom is called where the stack spells the number.
 var atBottom = func() {}
 
 //go:noinline

@@ -29,7 +29,7 @@ func TestPatterns(t *testing.T) {
 				service = newService()
 			}
 			r := &run{service: service, pattern: p.name(), truths: new(truths)}
-			r.repeat(p, func() bool { return r.burned.Load() > 0 })
+			r.repeat(p, 1, func() bool { return r.burned.Load() > 0 })
 			assert.Positive(t, r.burned.Load())
 			t.Log(r.says())
 		})
