@@ -111,7 +111,7 @@ func libraries() string {
 	}
 	var list []string
 	for _, m := range info.Deps {
-		for _, name := range []string{"otel/sdk", "otelhttp", "otelgrpc", "otelslog", "otelsql", "modernc.org/sqlite", "google.golang.org/grpc", "otel-profiling-go", "golang.org/x/sync"} {
+		for _, name := range []string{"otel/sdk", "otelhttp", "otelgrpc", "otelslog", "otelsql", "modernc.org/sqlite", "google.golang.org/grpc", "otel-profiling-go", "dd-trace-go/v2", "golang.org/x/sync"} {
 			if strings.HasSuffix(m.Path, name) {
 				list = append(list, m.Path+" "+m.Version)
 			}
