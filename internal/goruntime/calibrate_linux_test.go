@@ -428,7 +428,7 @@ func TestPartial(t *testing.T) {
 			r := whole.Without(errTest, tc.without...)
 			runtime.LockOSThread()
 			defer runtime.UnlockOSThread()
-			want := Self{TID: uint32(unix.Gettid())}
+			want := Self{TID: uint32(unix.Gettid()), G: whole.Self().G}
 			if tc.goid {
 				want.Goid = trueGoid(t)
 			}

@@ -11,6 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// Supported says whether calibration can find out anything on this platform.
+const Supported = true
+
 // getg returns the address of the caller's g. It reads one register or one thread-local word, which in Go code always
 // hold g; it touches no stack and cannot be preempted half-way with a wrong result, since a goroutine keeps its g wherever
 // it runs. The runtime keeps every g for the life of the process (goroutines that end leave theirs to others), so the

@@ -144,6 +144,7 @@ func (r *Runtime) Without(reason error, facts ...Fact) *Runtime {
 type Self struct {
 	Goid uint64  // goroutine id; 0 if it is not known
 	M    uintptr // address of the runtime's m of this thread; 0 if it is not known
+	G    uintptr // address of the runtime's g of this goroutine
 	TID  uint32  // thread id in the process's own PID namespace; 0 only on unsupported platforms
 }
 
@@ -166,13 +167,14 @@ func (r *Runtime) Self() Self {
 	return Self{
 		Goid: *(*uint64)(unsafe.Add(g, r.goid)),
 		M:    uintptr(m),
+		G:    uintptr(g),
 		TID:  uint32(*(*uint64)(unsafe.Add(m, r.procid))),
 	}
 }
 
 //go:norace
 func (r *Runtime) partialSelf() Self {
-	s := Self{Goid: r.GoroutineID(), TID: r.ThreadID()}
+	s := Self{Goid: r.GoroutineID(), TID: r.ThreadID(), G: uintptr(getg())}
 	if r.gm != 0 {
 		s.M = *(*uintptr)(unsafe.Add(getg(), r.gm))
 	}

@@ -16,7 +16,7 @@ import _ "unsafe" // for linkname
 // not block. No allocation (it may have to assist the collector), no lock, no channel, no map write, no fmt, no ordinary
 // system call, no function of which that is not known: os.Getenv was enough to kill a process with "schedule: holding
 // locks". A panic must not leave the section.
-func Pin() { procPin() }
+func Pin() (p int) { return procPin() }
 
 // Unpin ends what [Pin] began.
 func Unpin() { procUnpin() }

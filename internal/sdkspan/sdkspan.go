@@ -15,6 +15,7 @@ import (
 	"encoding/binary"
 	"reflect"
 	"sync/atomic"
+	"time"
 	"unsafe"
 
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
@@ -47,14 +48,18 @@ func Of(sc trace.SpanContext) ID {
 }
 
 // Started returns what identifies a span that a processor is told of by OnStart, its trace
-// flags, and whether it has a parent.
+// flags, whether it has a parent, and its start in nanoseconds since 1970. If the span is
+// over already, since another processor has ended it, the key is zero.
 //
 // Results are of few words each, here and below: those are in registers.
-func Started(s sdktrace.ReadWriteSpan) (k Key, traceFlags uint8, child bool) {
+func Started(s sdktrace.ReadWriteSpan) (k Key, traceFlags uint8, child bool, startUnixNS uint64) {
 	v := (*value)(unsafe.Pointer(&s)) // sound: see value
 	if l := started.Load(); l != nil && l.table == v.table && v.data != nil {
+		if *(*time.Time)(unsafe.Add(v.data, l.end)) != (time.Time{}) { // sound as spanContext is
+			return Key{}, 0, false, 0
+		}
 		sc := v.spanContext(l.spanContext)
-		return sc.key(), uint8(sc.traceFlags), v.spanContext(l.parent).spanID != trace.SpanID{}
+		return sc.key(), uint8(sc.traceFlags), v.spanContext(l.parent).spanID != trace.SpanID{}, v.unixNS(l.time)
 	}
 	return startedOther(s, v.table)
 }
@@ -63,10 +68,13 @@ func Started(s sdktrace.ReadWriteSpan) (k Key, traceFlags uint8, child bool) {
 // needs no room for a SpanContext.
 //
 //go:noinline
-func startedOther(s sdktrace.ReadWriteSpan, table unsafe.Pointer) (k Key, traceFlags uint8, child bool) {
-	learn(&started, s, table)
+func startedOther(s sdktrace.ReadWriteSpan, table unsafe.Pointer) (k Key, traceFlags uint8, child bool, startUnixNS uint64) {
+	learn(&started, s, table, "startTime", s.StartTime())
+	if !s.EndTime().IsZero() {
+		return Key{}, 0, false, 0
+	}
 	id := Of(s.SpanContext())
-	return id.Key, id.TraceFlags, s.Parent().HasSpanID()
+	return id.Key, id.TraceFlags, s.Parent().HasSpanID(), uint64(s.StartTime().UnixNano())
 }
 
 // Parent returns what identifies the parent of such a span, zero if it has none, and whether
@@ -99,9 +107,18 @@ func Ended(s sdktrace.ReadOnlySpan) (k Key, traceFlags uint8) {
 
 //go:noinline
 func endedOther(s sdktrace.ReadOnlySpan, table unsafe.Pointer) (k Key, traceFlags uint8) {
-	learn(&ended, s, table)
+	learn(&ended, s, table, "endTime", s.EndTime())
 	id := Of(s.SpanContext())
 	return id.Key, id.TraceFlags
+}
+
+// EndUnixNS returns the end of such a span in nanoseconds since 1970.
+func EndUnixNS(s sdktrace.ReadOnlySpan) uint64 {
+	v := (*value)(unsafe.Pointer(&s))
+	if l := ended.Load(); l != nil && l.table == v.table && v.data != nil {
+		return v.unixNS(l.time)
+	}
+	return uint64(s.EndTime().UnixNano())
 }
 
 // value is how a variable of an interface type that has methods is laid out: the table
@@ -110,14 +127,21 @@ func endedOther(s sdktrace.ReadOnlySpan, table unsafe.Pointer) (k Key, traceFlag
 // all of their releases.
 type value struct{ table, data unsafe.Pointer }
 
-// layout is where in a value with a table its own SpanContext and its parent's are. It is
-// nil as long as none of the SDK's types has been seen.
+// layout is where in a value with a table its own SpanContext, its parent's, a time of
+// interest, and the end of the span are. It is nil as long as none of the SDK's types has
+// been seen.
 type layout struct {
-	table               unsafe.Pointer
-	spanContext, parent uintptr
+	table                          unsafe.Pointer
+	spanContext, parent, time, end uintptr
 }
 
 var started, ended atomic.Pointer[layout]
+
+// unixNS returns the time that is so far behind the beginning of the value. Sound as
+// spanContext is.
+func (v *value) unixNS(offset uintptr) uint64 {
+	return uint64((*time.Time)(unsafe.Add(v.data, offset)).UnixNano())
+}
 
 // spanContext returns the one that is so far behind the beginning of the value.
 //
@@ -158,9 +182,10 @@ func (sc *spanContext) key() Key {
 	}
 }
 
-// learn notes where a span that has a table has both, if it is a pointer to one of the
-// SDK's structs with fields for them.
-func learn(to *atomic.Pointer[layout], span any, table unsafe.Pointer) {
+// learn notes where a span that has a table has what is read of it, if it is a pointer to
+// one of the SDK's structs with fields for that, and what is read there is what the span's
+// methods return.
+func learn(to *atomic.Pointer[layout], span sdktrace.ReadOnlySpan, table unsafe.Pointer, timeField string, at time.Time) {
 	if !known || to.Load() != nil {
 		return
 	}
@@ -169,7 +194,14 @@ func learn(to *atomic.Pointer[layout], span any, table unsafe.Pointer) {
 		return
 	}
 	l := layout{table: table}
-	if field(t.Elem(), &l.spanContext, "spanContext") && field(t.Elem(), &l.parent, "parent") {
+	if !field[trace.SpanContext](t.Elem(), &l.spanContext, "spanContext") ||
+		!field[trace.SpanContext](t.Elem(), &l.parent, "parent") || !field[time.Time](t.Elem(), &l.time, timeField) || !field[time.Time](t.Elem(), &l.end, "endTime") {
+		return
+	}
+	v := (*value)(unsafe.Pointer(&span)) // its table is another one, its value is the same
+	own, parent := Of(span.SpanContext()), Of(span.Parent())
+	if v.spanContext(l.spanContext).key() == own.Key && v.spanContext(l.parent).key() == parent.Key &&
+		v.unixNS(l.time) == uint64(at.UnixNano()) && (*time.Time)(unsafe.Add(v.data, l.end)).Equal(span.EndTime()) {
 		to.CompareAndSwap(nil, &l)
 	}
 }
@@ -177,9 +209,9 @@ func learn(to *atomic.Pointer[layout], span any, table unsafe.Pointer) {
 var sdk = reflect.TypeFor[sdktrace.TracerProvider]().PkgPath()
 
 // field sets offset to that of a struct's field, and reports whether the struct has it and
-// it is a SpanContext.
-func field(t reflect.Type, offset *uintptr, name string) bool {
+// it is a T.
+func field[T any](t reflect.Type, offset *uintptr, name string) bool {
 	f, ok := t.FieldByName(name)
 	*offset = f.Offset
-	return ok && len(f.Index) == 1 && f.Type == reflect.TypeFor[trace.SpanContext]()
+	return ok && len(f.Index) == 1 && f.Type == reflect.TypeFor[T]()
 }

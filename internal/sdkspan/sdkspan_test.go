@@ -9,6 +9,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -23,6 +24,8 @@ type checked struct {
 	spans atomic.Int64
 	// newRoots says that spans have no parent, whatever their context has.
 	newRoots atomic.Bool
+	// ends has it end each span that starts, as a processor may.
+	ends atomic.Bool
 }
 
 func (c *checked) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
@@ -31,6 +34,9 @@ func (c *checked) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
 		checkStarted(c.t, s, s.SpanContext(), trace.SpanContextFromContext(ctx))
 	}
 	c.spans.Add(1)
+	if c.ends.Load() {
+		s.End()
+	}
 }
 
 func (c *checked) OnEnd(s sdktrace.ReadOnlySpan) {
@@ -41,9 +47,10 @@ func (c *checked) OnEnd(s sdktrace.ReadOnlySpan) {
 // checkStarted compares what is read of a span with what it is, and what its parent is.
 func checkStarted(t *testing.T, s sdktrace.ReadWriteSpan, self, parent trace.SpanContext) {
 	t.Helper()
-	k, traceFlags, child := Started(s)
+	k, traceFlags, child, start := Started(s)
 	want := Of(self)
 	assert.Equal(t, want, ID{Key: k, TraceFlags: traceFlags})
+	assert.EqualValues(t, s.StartTime().UnixNano(), start)
 	k, remote := Parent(s)
 	assert.Equal(t, k != Key{}, child)
 	want = Of(parent)
@@ -55,6 +62,7 @@ func checkEnded(t *testing.T, s sdktrace.ReadOnlySpan, self trace.SpanContext) {
 	k, traceFlags := Ended(s)
 	want := Of(self)
 	assert.Equal(t, want, ID{Key: k, TraceFlags: traceFlags})
+	assert.Equal(t, uint64(s.EndTime().UnixNano()), EndUnixNS(s))
 }
 
 func (*checked) Shutdown(context.Context) error   { return nil }
@@ -75,10 +83,10 @@ func TestSpansOfTheSDK(t *testing.T) {
 	for range 4 {
 		wg.Go(func() {
 			for range 100 {
-				ctx, root := tracer.Start(t.Context(), "root")
+				ctx, root := tracer.Start(t.Context(), "root", trace.WithTimestamp(time.Unix(1, 2)))
 				_, child := tracer.Start(ctx, "child", trace.WithAttributes())
 				child.End()
-				root.End()
+				root.End(trace.WithTimestamp(time.Unix(3, 4)))
 			}
 		})
 	}
@@ -105,11 +113,89 @@ func TestSpansOfTheSDK(t *testing.T) {
 	require.NotNil(t, ended.Load())
 }
 
+func startedKey(s sdktrace.ReadWriteSpan) Key {
+	k, _, _, _ := Started(s) //nolint:dogsled // It has that many results.
+	return k
+}
+
+// overAtStart notes what is read of spans that a processor before has ended.
+type overAtStart struct {
+	checked
+
+	keys []Key
+}
+
+func (o *overAtStart) OnStart(_ context.Context, s sdktrace.ReadWriteSpan) {
+	o.keys = append(o.keys, startedKey(s))
+}
+
+// A span that an earlier processor has ended has no key, whether or not the SDK's types are
+// known already.
+func TestSpanEndedByAnEarlierProcessor(t *testing.T) {
+	forget(t)
+	before, after := &checked{t: t}, &overAtStart{checked: checked{t: t}}
+	tracer := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(before), sdktrace.WithSpanProcessor(after)).Tracer("test")
+	for _, ends := range []bool{false, true, true} {
+		before.ends.Store(ends)
+		if ends && len(after.keys) == 2 {
+			forget(t)
+		}
+		tracer.Start(t.Context(), "span")
+	}
+	require.Len(t, after.keys, 3)
+	assert.NotZero(t, after.keys[0])
+	assert.Equal(t, []Key{{}, {}}, after.keys[1:])
+
+	// Nor has one of a type that is not the SDK's.
+	_, span := tracer.Start(t.Context(), "span")
+	inner, ok := span.(sdktrace.ReadWriteSpan)
+	require.True(t, ok)
+	assert.Zero(t, startedKey(&foreign{ReadWriteSpan: inner}))
+}
+
 // A span of a type of its own, which embeds one of the SDK's.
 type foreign struct {
 	sdktrace.ReadWriteSpan
 
 	spanContext trace.SpanContext //nolint:unused // what learn looks for
+}
+
+// lookalike has the fields of the SDK's spans, and the methods of one.
+type lookalike struct {
+	sdktrace.ReadWriteSpan
+
+	spanContext, parent trace.SpanContext
+	startTime, endTime  time.Time
+}
+
+// Where the fields are is learned only if they hold what the methods return.
+func TestLearnComparesWithTheMethods(t *testing.T) {
+	old := sdk
+	t.Cleanup(func() { sdk = old; forget(t) })
+	sdk = reflect.TypeFor[lookalike]().PkgPath()
+	tracer := sdktrace.NewTracerProvider().Tracer("test")
+	ctx, outer := tracer.Start(t.Context(), "parent")
+	_, span := tracer.Start(ctx, "span")
+	inner, ok := span.(sdktrace.ReadWriteSpan)
+	require.True(t, ok)
+	for name, tt := range map[string]struct {
+		change                   func(*lookalike)
+		learnsStart, learnsEnded bool
+	}{
+		"the same":       {func(*lookalike) {}, true, true},
+		"another span":   {func(l *lookalike) { l.spanContext = l.parent }, false, false},
+		"another parent": {func(l *lookalike) { l.parent = l.spanContext }, false, false},
+		"another start":  {func(l *lookalike) { l.startTime = l.startTime.Add(1) }, false, true},
+		"another end":    {func(l *lookalike) { l.endTime = time.Unix(1, 0) }, false, false},
+	} {
+		forget(t)
+		l := &lookalike{inner, span.SpanContext(), outer.SpanContext(), inner.StartTime(), inner.EndTime()}
+		tt.change(l)
+		checkStarted(t, l, span.SpanContext(), outer.SpanContext())
+		checkEnded(t, l, span.SpanContext())
+		assert.Equal(t, tt.learnsStart, started.Load() != nil, name)
+		assert.Equal(t, tt.learnsEnded, ended.Load() != nil, name)
+	}
 }
 
 func TestOtherSpans(t *testing.T) {
@@ -138,9 +224,9 @@ func TestFieldsThatAreNotThere(t *testing.T) {
 		spanContext trace.SpanContext //nolint:unused // what field looks for
 		parent      trace.SpanID      //nolint:unused // the same
 	}
-	assert.True(t, field(reflect.TypeFor[span](), &offset, "spanContext"))
-	assert.False(t, field(reflect.TypeFor[span](), &offset, "parent"), "which is something else")
-	assert.False(t, field(reflect.TypeFor[span](), &offset, "outer"))
+	assert.True(t, field[trace.SpanContext](reflect.TypeFor[span](), &offset, "spanContext"))
+	assert.False(t, field[trace.SpanContext](reflect.TypeFor[span](), &offset, "parent"), "which is something else")
+	assert.False(t, field[trace.SpanContext](reflect.TypeFor[span](), &offset, "outer"))
 	for _, other := range []reflect.Type{
 		reflect.TypeFor[struct{ a, b int32 }](), reflect.TypeFor[struct{ b, a int64 }](), reflect.TypeFor[struct {
 			a int32

@@ -63,22 +63,21 @@ func layoutOf(structure any) (rows []string) {
 	return rows
 }
 
-func slotRows(layout int) (rows []string) {
-	for _, f := range SlotFields(layout) {
+func fieldRows(fields []Field) (rows []string) {
+	for _, f := range fields {
 		rows = append(rows, row(f.Offset, f.Size, f.Name))
 	}
 	return rows
 }
 
 func TestReferenceLayouts(t *testing.T) {
-	slot2 := slotRows(RingLayout2)
-	last := len(slot2) - 1
-	slot2 = append(slot2[:last:last], row(unsafe.Offsetof(Slot2{}.Sharing), 4, "sharing"), slot2[last])
 	for table, want := range map[string][]string{
 		"process context header": layoutOf(ProcessContextHeader{}),
 		"ring header":            layoutOf(RingHeader{}),
-		"slot of layout 1":       slotRows(RingLayout1),
-		"slot of layout 2":       slot2,
+		"slot of layout 1":       fieldRows(SlotFields(RingLayout1)),
+		"slot of layout 2":       fieldRows(SlotFields(RingLayout2)),
+		"span table header":      layoutOf(SpansHeader{}),
+		"cell":                   fieldRows(CellFields()),
 		"record":                 append(layoutOf(ThreadContextRecord{}), row(ThreadContextRecordSize, 0, "attrs_data")),
 	} {
 		assert.Equal(t, want, documented(t, table, 3), table)
@@ -95,6 +94,13 @@ func TestReferenceConstants(t *testing.T) {
 		fmt.Sprintf("0x%X", RingMagic), RingName1, ThreadRingName, GoroutineRingName,
 		strconv.Itoa(RingHeaderSize1), strconv.Itoa(RingHeaderSize2), strconv.Itoa(SlotSize1), strconv.Itoa(SlotSize2),
 	}, values)
+	values = nil
+	for _, r := range mdtable.Rows(t, reference, "span table constants") {
+		values = append(values, r[1])
+	}
+	assert.Equal(t, []string{
+		fmt.Sprintf("0x%X", SpansMagic), SpansName, strconv.Itoa(SpansHeaderSize), strconv.Itoa(CellSize),
+	}, values)
 	header := mdtable.Rows(t, reference, "process context header")
 	assert.Contains(t, header[0][3], ProcessContextSignature)
 	assert.Equal(t, strconv.Itoa(ProcessContextVersion), header[1][3])
@@ -110,7 +116,13 @@ func TestReferenceKeys(t *testing.T) {
 		}
 	}
 	for _, key := range []string{
+		RingKeyMapping, RingKeyAddress, RingKeyLayout, RingKeyCapacity, RingKeyHeaderSize, SpansKeyCellSize, RingKeyFields,
+	} {
+		want = append(want, KeySpans+key)
+	}
+	for _, key := range []string{
 		GoKeyVersion, GoKeyTLSGOffset, GoKeyGMOffset, GoKeyMCurgOffset, GoKeyMProcidOffset, GoKeyGGoidOffset, GoKeyGLabelsOffset, GoKeyRecordOffset,
+		GoKeyEnclosingOffset,
 	} {
 		want = append(want, KeyGo+key)
 	}

@@ -84,14 +84,13 @@ type Slot2 struct {
 	// trace_flags u8; attrs_size u16; seq u32, one more with every write.
 	State uint64
 	// Owner is the id of the goroutine that published the span.
-	Owner           uint64
-	LocalRootSpanID uint64
+	Owner uint64
+	// Ref names the span's cell in the span table; 0 where there is none.
+	Ref uint64
 	// M is the address of the runtime's m of the publishing thread.
 	M   uint64
 	TID uint32
-	// Sharing is what the threads of the process tell each other about who may write;
-	// nothing to readers.
-	Sharing uint32
+	_   uint32
 }
 
 // The parts of Slot2.State.
@@ -104,17 +103,17 @@ const (
 
 // Offsets that readers and the advertisement name.
 const (
-	OffsetTraceIDHigh     = unsafe.Offsetof(Slot2{}.TraceIDHigh)
-	OffsetTraceIDLow      = unsafe.Offsetof(Slot2{}.TraceIDLow)
-	OffsetSpanID          = unsafe.Offsetof(Slot2{}.SpanID)
-	OffsetInUse           = unsafe.Offsetof(Slot2{}.State)
-	OffsetTraceFlags      = OffsetInUse + 1
-	OffsetAttrsSize       = OffsetInUse + 2
-	OffsetSeq             = OffsetInUse + 4
-	OffsetOwner           = unsafe.Offsetof(Slot2{}.Owner)
-	OffsetLocalRootSpanID = unsafe.Offsetof(Slot2{}.LocalRootSpanID)
-	OffsetM               = unsafe.Offsetof(Slot2{}.M)
-	OffsetTID             = unsafe.Offsetof(Slot2{}.TID)
+	OffsetTraceIDHigh = unsafe.Offsetof(Slot2{}.TraceIDHigh)
+	OffsetTraceIDLow  = unsafe.Offsetof(Slot2{}.TraceIDLow)
+	OffsetSpanID      = unsafe.Offsetof(Slot2{}.SpanID)
+	OffsetInUse       = unsafe.Offsetof(Slot2{}.State)
+	OffsetTraceFlags  = OffsetInUse + 1
+	OffsetAttrsSize   = OffsetInUse + 2
+	OffsetSeq         = OffsetInUse + 4
+	OffsetOwner       = unsafe.Offsetof(Slot2{}.Owner)
+	OffsetRef         = unsafe.Offsetof(Slot2{}.Ref)
+	OffsetM           = unsafe.Offsetof(Slot2{}.M)
+	OffsetTID         = unsafe.Offsetof(Slot2{}.TID)
 )
 
 // The parts of Slot2.State are bytes to readers: they are where the format says on
@@ -140,10 +139,9 @@ const (
 	_ = -(OffsetAttrsSize ^ 0x1A)
 	_ = -(OffsetSeq ^ 0x1C)
 	_ = -(OffsetOwner ^ 0x20)
-	_ = -(OffsetLocalRootSpanID ^ 0x28)
+	_ = -(OffsetRef ^ 0x28)
 	_ = -(OffsetM ^ 0x30)
 	_ = -(OffsetTID ^ 0x38)
-	_ = -(unsafe.Offsetof(Slot2{}.Sharing) ^ 0x3C)
 )
 
 // RingHeaderIn returns the header at the start of b, which the caller has mapped. It

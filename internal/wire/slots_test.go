@@ -25,7 +25,7 @@ const (
 	traceHigh = 0x0123456789abcdef
 	traceLow  = 0xfedcba9876543210
 	spanID    = 0x1122334455667788
-	localRoot = 0x99aabbccddeeff01
+	ref       = 0x0099aabbccddee02
 )
 
 func TestRingLayout1Golden(t *testing.T) {
@@ -50,7 +50,7 @@ func TestRingLayout2Golden(t *testing.T) {
 	*slot(0) = Slot2{
 		TraceIDHigh: traceHigh, TraceIDLow: traceLow, SpanID: spanID,
 		State: 0x01020304<<SlotSeqShift | 5<<SlotAttrsSizeShift | 1<<SlotTraceFlagsShift,
-		Owner: 12345, LocalRootSpanID: localRoot, M: 0xc02345e000, TID: 1234,
+		Owner: 12345, Ref: ref, M: 0xc02345e000, TID: 1234,
 	}
 	copy(got[RingHeaderSize2+SlotAttributes:], "\x00\x03GET")
 	slot(1).State = 2<<SlotSeqShift | SlotInUse
@@ -134,14 +134,14 @@ func TestSlotFields(t *testing.T) {
 	}
 	check(RingLayout1, golden.Hex(t, "testdata/ring_layout1.hex")[RingHeaderSize1:])
 	maps.Copy(want, map[string]field{
-		"trace_flags":        {0x19, 1, 1},
-		"attrs_size":         {0x1A, 2, 5},
-		"seq":                {0x1C, 4, 0x01020304},
-		"owner_goid":         {0x20, 8, 12345},
-		"local_root_span_id": {0x28, 8, localRoot},
-		"m":                  {0x30, 8, 0xc02345e000},
-		"tid":                {0x38, 4, 1234},
-		"attrs":              {0x40, 0, 0},
+		"trace_flags": {0x19, 1, 1},
+		"attrs_size":  {0x1A, 2, 5},
+		"seq":         {0x1C, 4, 0x01020304},
+		"owner_goid":  {0x20, 8, 12345},
+		"span_ref":    {0x28, 8, ref},
+		"m":           {0x30, 8, 0xc02345e000},
+		"tid":         {0x38, 4, 1234},
+		"attrs":       {0x40, 0, 0},
 	})
 	check(RingLayout2, golden.Hex(t, "testdata/ring_layout2.hex")[RingHeaderSize2:])
 

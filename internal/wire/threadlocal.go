@@ -20,6 +20,9 @@ const (
 	KeyThreadSlots    = "threadlocal.slots."
 	KeyGoroutineSlots = "threadlocal.goroutine_slots."
 
+	// KeySpans is what the keys of the span table begin with.
+	KeySpans = "threadlocal.spans."
+
 	// KeyGo is what the keys that describe the Go runtime begin with.
 	KeyGo = "threadlocal.go."
 )
@@ -37,6 +40,9 @@ const (
 	RingKeyIndex      = "index"
 	RingKeyFields     = "fields"
 
+	// The span table has cells instead of slots.
+	SpansKeyCellSize = "cell_size"
+
 	IndexThread    = "thread"
 	IndexGoroutine = "goroutine"
 )
@@ -53,6 +59,9 @@ const (
 	GoKeyGLabelsOffset = "g_labels_offset"
 	// GoKeyRecordOffset is where behind the label pointer the record is.
 	GoKeyRecordOffset = "record_offset"
+	// GoKeyEnclosingOffset is where behind the label pointer the references to the
+	// enclosing spans are.
+	GoKeyEnclosingOffset = "record_enclosing_offset"
 )
 
 // Field is a field of a slot, as it is advertised.
@@ -79,7 +88,7 @@ func SlotFields(layout int) []Field {
 		Field{"attrs_size", OffsetAttrsSize, 2},
 		Field{"seq", OffsetSeq, 4},
 		Field{"owner_goid", OffsetOwner, 8},
-		Field{"local_root_span_id", OffsetLocalRootSpanID, 8},
+		Field{"span_ref", OffsetRef, 8},
 		Field{"m", OffsetM, 8},
 		Field{"tid", OffsetTID, 4},
 		Field{"attrs", SlotAttributes, 0},

@@ -1,0 +1,304 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package cells
+
+import (
+	"fmt"
+	"runtime"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/otelctx/otelctx/internal/goruntime"
+	"github.com/otelctx/otelctx/internal/ordered"
+	"github.com/otelctx/otelctx/internal/sdkspan"
+	"github.com/otelctx/otelctx/internal/vma"
+	"github.com/otelctx/otelctx/internal/wire"
+)
+
+// Capacity is how many spans can be live at a time.
+const Capacity = 1 << 16
+
+// Ref names the cell of one span. The zero Ref names nothing.
+type Ref uint64
+
+// Index returns the number of the cell.
+func (r Ref) Index() uint32 { return wire.RefIndex(uint64(r)) }
+
+// Enclosing are the spans around a span, innermost first, as its goroutine was in them
+// when it started the span.
+type Enclosing [wire.Enclosing]Ref
+
+// Span is what a cell says of its span.
+type Span struct {
+	TraceIDHigh, TraceIDLow, SpanID uint64
+	LocalRootSpanID                 uint64
+	Goid                            uint64
+	Enclosing                       Enclosing
+	TraceFlags                      uint8
+	StartUnixNS                     uint64
+	G                               uintptr
+	// TID is the id of the thread that the goroutine shows the span on.
+	TID uint32
+}
+
+// Table is the cells of a process. [New] makes one. It is safe for concurrent use.
+type Table struct {
+	header *wire.SpansHeader
+	cells  []wire.Cell
+	region *vma.Region
+
+	locals []local
+	shared sharedIndex
+	free   queue
+	// limit is how many cells may be used so far, see [Table.Limit].
+	limit atomic.Uint32
+	hand  atomic.Uint32
+
+	spare func(Ref, uint64) bool
+	evict func(Ref)
+}
+
+// local is what only the goroutine that is pinned to one P stores to.
+type local struct {
+	index [localEntries]uint64
+	free  [localFree]uint32
+	n     uint32
+	_     [60]byte
+}
+
+const (
+	localBits    = 11
+	localEntries = 1 << localBits
+	localFree    = 64
+)
+
+// Options are how a table works with what shows its spans.
+type Options struct {
+	// Spare reports whether the goroutine with an id, which has started the span, still
+	// shows it. Evict takes back a span that has been ended to make room. Both are called
+	// while the caller is pinned.
+	Spare func(r Ref, goid uint64) bool
+	Evict func(Ref)
+	// Heap has the cells in memory that no other process finds, for tests.
+	Heap bool
+}
+
+// New returns a table without spans. If its memory cannot be mapped the table works all
+// the same, but no other process finds it: err says why.
+func New(o Options) (t *Table, err error) {
+	t = &Table{
+		spare: o.Spare, evict: o.Evict, shared: newSharedIndex(),
+		locals: make([]local, max(runtime.GOMAXPROCS(0), runtime.NumCPU())),
+	}
+	t.free.init(Capacity)
+	const size = wire.SpansHeaderSize + Capacity*wire.CellSize
+	memory := []byte(nil)
+	if !o.Heap {
+		if t.region, err = vma.New(wire.SpansName, size); err != nil {
+			err = fmt.Errorf("span table: %w", err)
+		} else {
+			memory = t.region.Bytes()
+		}
+	}
+	if memory == nil {
+		memory = make([]byte, size)
+	}
+	t.header, t.cells = wire.SpansIn(memory)
+	t.cells = t.cells[:Capacity]
+	t.header.Layout = wire.SpansLayout1
+	t.header.Capacity = Capacity
+	t.header.CellSize = wire.CellSize
+	t.header.HeaderSize = wire.SpansHeaderSize
+	if t.region != nil {
+		// Last, for it is what readers look for.
+		atomic.StoreUint32(&t.header.Magic, wire.SpansMagic)
+		if announced := t.region.Announce(); announced != nil {
+			err = fmt.Errorf("span table: %w", announced)
+		}
+	}
+	t.limit.Store(Capacity)
+	return t, err
+}
+
+// Address returns where the table's header is.
+func (t *Table) Address() uint64 { return uint64(uintptr(unsafe.Pointer(t.header))) }
+
+// Close has other processes not find the table any more. Spans that are live are over, and
+// those that are started all the same, by who comes late, mean nothing.
+func (t *Table) Close() error {
+	if t.region == nil {
+		return nil
+	}
+	atomic.StoreUint32(&t.header.Magic, 0)
+	if err := t.region.Retire(); err != nil {
+		return fmt.Errorf("span table: close: %w", err)
+	}
+	return nil
+}
+
+// Used returns how many cells have been used: the indices of all Refs are below.
+func (t *Table) Used() uint32 { return atomic.LoadUint32(&t.header.Used) }
+
+// Limit returns how many cells may be used.
+func (t *Table) Limit() uint32 { return t.limit.Load() }
+
+// RaiseLimit changes the limit, if it is still the one that is given. It is for who keeps
+// something of its own for each cell that may be used.
+func (t *Table) RaiseLimit(from, to uint32) { t.limit.CompareAndSwap(from, to) }
+
+func (t *Table) cell(r Ref) *wire.Cell { return &t.cells[r.Index()%Capacity] }
+
+// Live reports whether the span is not over.
+func (t *Table) Live(r Ref) bool {
+	return r != 0 && atomic.LoadUint64(&t.cell(r).Version) == uint64(r)
+}
+
+// End ends a span and reports whether this call did: then the caller frees the cell.
+func (t *Table) End(r Ref) bool {
+	return r != 0 && atomic.CompareAndSwapUint64(&t.cell(r).Version, uint64(r), uint64(r)|wire.CellOver)
+}
+
+// Is reports whether r names the live span with a key. A trace id of 0 stands for all.
+func (t *Table) Is(r Ref, k sdkspan.Key) bool {
+	if r == 0 || k.SpanID == 0 {
+		return false
+	}
+	c := t.cell(r)
+	if atomic.LoadUint64(&c.SpanID) != k.SpanID {
+		return false
+	}
+	high, low := atomic.LoadUint64(&c.TraceIDHigh), atomic.LoadUint64(&c.TraceIDLow)
+	return (high == k.TraceIDHigh && low == k.TraceIDLow || k.TraceIDHigh|k.TraceIDLow == 0) &&
+		atomic.LoadUint64(&c.Version) == uint64(r)
+}
+
+// Load fills s with what is known of a span, and reports whether that is live.
+func (t *Table) Load(r Ref, s *Span) bool {
+	if r == 0 {
+		return false
+	}
+	c := t.cell(r)
+	s.TraceIDHigh, s.TraceIDLow = atomic.LoadUint64(&c.TraceIDHigh), atomic.LoadUint64(&c.TraceIDLow)
+	s.SpanID, s.LocalRootSpanID = atomic.LoadUint64(&c.SpanID), atomic.LoadUint64(&c.LocalRootSpanID)
+	s.Goid = atomic.LoadUint64(&c.Goid)
+	for i := range s.Enclosing {
+		s.Enclosing[i] = Ref(atomic.LoadUint64(&c.Enclosing[i]))
+	}
+	s.TraceFlags, s.StartUnixNS = uint8(atomic.LoadUint64(&c.TraceFlags)), atomic.LoadUint64(&c.Start)
+	s.G = uintptr(atomic.LoadUint64(&c.G))
+	return atomic.LoadUint64(&c.Version) == uint64(r)
+}
+
+// LocalRoot returns the id of the local root of a span, 0 if the span is over.
+func (t *Table) LocalRoot(r Ref) uint64 {
+	if r == 0 {
+		return 0
+	}
+	id := atomic.LoadUint64(&t.cell(r).LocalRootSpanID)
+	if !t.Live(r) {
+		return 0
+	}
+	return id
+}
+
+// Enclosing returns the i-th span around one that a goroutine has started, also around one
+// that is over, as long as its cell is not used for another one. Else it returns 0.
+func (t *Table) Enclosing(r Ref, goid uint64, i int) Ref {
+	if r == 0 {
+		return 0
+	}
+	c := t.cell(r)
+	around := Ref(atomic.LoadUint64(&c.Enclosing[i]))
+	if atomic.LoadUint64(&c.Goid) != goid || atomic.LoadUint64(&c.Version)&^wire.CellOver != uint64(r) {
+		return 0
+	}
+	return around
+}
+
+// Reserve returns a Ref for a span that is about to start, whose cell is the caller's
+// until [Table.Commit], or 0 if there is none. The caller is pinned to the P with this
+// number until then.
+func (t *Table) Reserve(p int) Ref {
+	i, ok := t.take(p)
+	if !ok {
+		if i, ok = t.displace(); !ok {
+			return 0
+		}
+	}
+	c := &t.cells[i]
+	// Generations begin with 1, so that no Ref is 0.
+	next := atomic.LoadUint64(&c.Version)&^wire.CellOver + wire.RefGeneration
+	next = next&^(wire.RefGeneration-1) | uint64(i)<<wire.RefIndexShift
+	// Seen before what changes in the cell, since all of it is stored in order.
+	ordered.Put(&c.Version, next|wire.CellOver)
+	return Ref(next)
+}
+
+// Commit has the cell of a reserved Ref describe s, which is live from then on.
+func (t *Table) Commit(p int, r Ref, s *Span) {
+	c := t.cell(r)
+	ordered.Put(&c.TraceIDHigh, s.TraceIDHigh)
+	ordered.Put(&c.TraceIDLow, s.TraceIDLow)
+	ordered.Put(&c.SpanID, s.SpanID)
+	ordered.Put(&c.LocalRootSpanID, s.LocalRootSpanID)
+	ordered.Put(&c.Goid, s.Goid)
+	for i := range s.Enclosing {
+		ordered.Put(&c.Enclosing[i], uint64(s.Enclosing[i]))
+	}
+	ordered.Put(&c.TraceFlags, uint64(s.TraceFlags))
+	ordered.Put(&c.Start, s.StartUnixNS)
+	ordered.Put(&c.G, uint64(s.G))
+	ordered.Put32(&c.TID, s.TID)
+	ordered.PutLast(&c.Version, uint64(r))
+	t.note(p, r, s.SpanID)
+}
+
+// Barrier orders a Commit before what the caller looks at next. Any other atomic operation
+// between the two does that too.
+func (t *Table) Barrier(r Ref) { atomic.AddUint64(&t.cell(r).Version, 0) }
+
+// Free gives back the cell of a span that the caller has ended. The cell describes the span
+// for a while.
+func (t *Table) Free(r Ref) {
+	// Pinned: who is in the middle of a push keeps all others from popping.
+	goruntime.Pin()
+	t.free.push(r.Index())
+	goruntime.Unpin()
+}
+
+// FreeWarm is Free for a cell that the next span which is started on this P may use.
+func (t *Table) FreeWarm(r Ref) {
+	if p := goruntime.Pin(); !t.give(p, r.Index()) {
+		t.free.push(r.Index())
+	}
+	goruntime.Unpin()
+}
+
+// All calls f for every live span.
+func (t *Table) All(f func(Ref)) {
+	for i := range t.cells[:t.Used()] {
+		if v := atomic.LoadUint64(&t.cells[i].Version); v != 0 && v&wire.CellOver == 0 {
+			f(Ref(v))
+		}
+	}
+}
+
+// SetThread notes on which thread the goroutine with this id shows a span, or with 0 that it
+// shows another one, if it is the one that has started the span: the slots of threads that it
+// has been on before are out of date then. The span may be over, as long as its cell is not
+// used for another one. It is called by that goroutine.
+func (t *Table) SetThread(r Ref, goid uint64, tid uint32) {
+	if r == 0 {
+		return
+	}
+	c := t.cell(r)
+	if atomic.LoadUint64(&c.Goid) == goid && atomic.LoadUint64(&c.Version)&^wire.CellOver == uint64(r) {
+		ordered.Put32(&c.TID, tid)
+	}
+}
+
+// IsOf reports whether the goroutine with this id has started a live span.
+func (t *Table) IsOf(r Ref, goid uint64) bool {
+	return r != 0 && atomic.LoadUint64(&t.cell(r).Goid) == goid && t.Live(r)
+}

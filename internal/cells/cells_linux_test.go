@@ -1,0 +1,566 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package cells
+
+import (
+	"encoding/binary"
+	"math/bits"
+	"os"
+	"runtime"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/otelctx/otelctx/internal/goruntime"
+	"github.com/otelctx/otelctx/internal/remotemem"
+	"github.com/otelctx/otelctx/internal/sdkspan"
+	"github.com/otelctx/otelctx/internal/testing/childproc"
+	"github.com/otelctx/otelctx/internal/testing/resources"
+	"github.com/otelctx/otelctx/internal/testing/testenv"
+)
+
+func TestEmptyTable(t *testing.T) {
+	table, _ := newTable(t, true, nil)
+	assert.Zero(t, table.Used())
+	assert.EqualValues(t, Capacity, table.Limit())
+	assert.Empty(t, table.live())
+	var s Span
+	for _, r := range []Ref{0, 1 << 20, 1<<20 | 2, ^Ref(1)} {
+		assert.False(t, table.Live(r) || table.End(r) || table.Load(r, &s) || table.IsOf(r, 0) || table.Is(r, sdkspan.Key{SpanID: 1}), "%#x", r)
+		assert.Zero(t, table.LocalRoot(r))
+		assert.Zero(t, table.around(r, 0))
+	}
+	assert.Zero(t, table.Find(sdkspan.Key{}))
+	assert.Zero(t, table.Find(sdkspan.Key{SpanID: 1}))
+}
+
+// A reserved cell shows nothing until it is committed, and nobody else gets it.
+func TestReserveShowsNothing(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // warm cells are those of a P
+	table, _ := newTable(t, true, nil)
+	first := table.start()
+	require.True(t, table.end(first, true))
+	p := goruntime.Pin()
+	r := table.Reserve(p)
+	other := table.Reserve(p)
+	goruntime.Unpin()
+	assert.Equal(t, first.Index(), r.Index(), "the warm cell")
+	assert.NotEqual(t, r.Index(), other.Index())
+	for _, ref := range []Ref{first, r, other} {
+		assert.False(t, table.Live(ref) || table.End(ref) || table.Load(ref, new(Span)), "%#x", ref)
+	}
+	assert.Empty(t, table.live())
+	assert.Zero(t, table.around(first, spanOf(first).Goid), "the cell is another one's")
+	s := spanOf(r)
+	table.Commit(p, r, &s)
+	assert.NoError(t, table.checkLive(r))
+	assert.NoError(t, table.checkDead(first))
+	assert.Equal(t, map[Ref]bool{r: true}, table.live())
+}
+
+// No Ref names a span that was started after its own, however often the cell is used.
+func TestRefsNeverNameAnotherSpan(t *testing.T) {
+	table, _ := newTable(t, true, nil)
+	table.RaiseLimit(Capacity, 1)
+	table.RaiseLimit(Capacity, 5)
+	require.EqualValues(t, 1, table.Limit(), "it was not that any more")
+	refs := map[Ref]bool{}
+	for n := range 1000 {
+		r := table.start()
+		require.NotZero(t, r)
+		require.Zero(t, r.Index())
+		require.False(t, refs[r])
+		for old := range refs {
+			require.NoError(t, table.checkDead(old))
+		}
+		refs[r] = true
+		require.NoError(t, table.checkLive(r))
+		require.True(t, table.end(r, n%2 == 0))
+		if len(refs) > 20 {
+			clear(refs)
+		}
+	}
+}
+
+// The cell of a span that ended elsewhere describes it while many other spans start and end.
+func TestFreeCellsRest(t *testing.T) {
+	table, _ := newTable(t, true, nil)
+	r := table.start()
+	was := spanOf(r)
+	require.True(t, table.end(r, false))
+	for n := range resting - 1 {
+		require.True(t, table.end(table.start(), false))
+		require.Equal(t, was.Enclosing, table.around(r, was.Goid), "after %d", n)
+	}
+	for range 10 * resting {
+		require.True(t, table.end(table.start(), false))
+	}
+	assert.Zero(t, table.around(r, was.Goid))
+	assert.LessOrEqual(t, int(table.Used()), resting+2, "cells are used again")
+}
+
+// Two that end a span at the same time do not both free its cell.
+func TestOneEndsASpan(t *testing.T) {
+	moreProcessors(t)
+	table, _ := newTable(t, true, nil)
+	for range testenv.Rounds(500, 20_000) {
+		r := table.start()
+		var ended atomic.Int32
+		var done sync.WaitGroup
+		for range 4 {
+			done.Go(func() {
+				if table.end(r, true) {
+					ended.Add(1)
+				}
+			})
+		}
+		done.Wait()
+		require.EqualValues(t, 1, ended.Load())
+	}
+}
+
+// All live spans are found by their ids, whatever the ids are like.
+func TestFindWithIDsOfAllKinds(t *testing.T) {
+	random := func(n int) uint64 { return mix(uint64(n) + 1) }
+	for name, id := range map[string]func(n int) uint64{
+		"random":                      random,
+		"counting":                    func(n int) uint64 { return uint64(n) + 1 },
+		"counting, low byte first":    func(n int) uint64 { return bits.ReverseBytes64(uint64(n) + 1) },
+		"counting, low bit first":     func(n int) uint64 { return bits.Reverse64(uint64(n) + 1) },
+		"counting in the middle":      func(n int) uint64 { return (uint64(n)+1)<<27 | 7 },
+		"one bit differs":             func(n int) uint64 { return random(n/64) ^ 1<<(n%64) },
+		"multiples of the table size": func(n int) uint64 { return uint64(n+1) * localEntries },
+	} {
+		t.Run(name, func(t *testing.T) {
+			table, evicted := newTable(t, true, nil)
+			const spans = 1000
+			var refs [spans]Ref
+			for n := range refs {
+				refs[n] = table.start(func(s *Span) { s.SpanID = id(n) })
+			}
+			found := 0
+			for n, r := range refs {
+				s := spanOf(r)
+				s.SpanID = id(n)
+				if table.Find(keyOf(&s)) == r && table.Find(sdkspan.Key{SpanID: id(n)}) == r {
+					found++
+				}
+			}
+			assert.Equal(t, spans, found)
+			assert.Empty(t, evicted.all(t))
+		})
+	}
+}
+
+// Spans of one id in two traces are told apart.
+func TestFindTellsTracesApart(t *testing.T) {
+	table, _ := newTable(t, true, nil)
+	a := table.start(func(s *Span) { s.SpanID = 7 })
+	b := table.start(func(s *Span) { s.SpanID = 7 })
+	for _, r := range []Ref{a, b} {
+		s := spanOf(r)
+		s.SpanID = 7
+		assert.Equal(t, r, table.Find(keyOf(&s)))
+	}
+	assert.Contains(t, []Ref{a, b}, table.Find(sdkspan.Key{SpanID: 7}))
+}
+
+// A span is found from every P, wherever it was started, also on Ps that the table does not
+// know.
+func TestFindAcrossProcessors(t *testing.T) {
+	for _, live := range []int{10, localEntries, 10_000} {
+		table, evicted := newTable(t, true, nil)
+		var refs []Ref
+		for n := range live {
+			refs = append(refs, table.startOn(n%(len(table.locals)+3)))
+		}
+		for _, r := range refs {
+			require.NoError(t, table.checkLive(r), "%d live", live)
+		}
+		assert.Empty(t, evicted.all(t))
+		for _, r := range refs {
+			require.True(t, table.end(r, true))
+		}
+		assert.Empty(t, table.live())
+	}
+}
+
+// More goroutines than there are Ps, and more Ps than there were when the table was made.
+func TestFindAfterGOMAXPROCSWasRaised(t *testing.T) {
+	table, _ := newTable(t, true, nil)
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(len(table.locals) + 4))
+	const workers = 24
+	var refs [workers]atomic.Uint64
+	var unknown atomic.Int64
+	var stop atomic.Bool
+	var done sync.WaitGroup
+	for i := range workers {
+		done.Go(func() {
+			for n := 0; !stop.Load(); n++ {
+				p := goruntime.Pin()
+				r := table.startOn(p)
+				goruntime.Unpin()
+				if p >= len(table.locals) {
+					unknown.Add(1)
+				}
+				refs[i].Store(uint64(r))
+				if err := table.checkLive(r); err != nil {
+					t.Error(err)
+					return
+				}
+				other := Ref(refs[(i+n)%workers].Load())
+				s := spanOf(other)
+				if found := table.Find(keyOf(&s)); found != other && table.Live(other) {
+					t.Errorf("found %#x instead of %#x", found, other)
+					return
+				}
+				if !table.end(r, n%2 == 0) {
+					t.Error("somebody else has ended it")
+					return
+				}
+			}
+		})
+	}
+	for unknown.Load() < 1000 && !t.Failed() {
+		runtime.Gosched()
+	}
+	stop.Store(true)
+	done.Wait()
+}
+
+// Spans that never end cost a bounded amount of memory, and those after them are shown.
+func TestLeakedSpans(t *testing.T) {
+	heap := func() int64 {
+		runtime.GC()
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return int64(m.HeapAlloc)
+	}
+	const leaked, shownSpans = 200_000, 100
+	spared := map[Ref]bool{} // not changed once spans are displaced
+	table, evicted := newTable(t, false, func(r Ref, goid uint64) bool {
+		if s := spanOf(r); goid != s.Goid {
+			t.Errorf("%#x is asked for with goroutine %d", r, goid)
+		}
+		return spared[r]
+	})
+	clock := uint64(0)
+	next := func(s *Span) {
+		clock++
+		s.StartUnixNS = clock
+	}
+	for range shownSpans {
+		spared[table.start(next)] = true // the oldest of all
+	}
+	before := heap()
+	for range leaked {
+		if table.start(next) == 0 {
+			t.Fatal("there is no cell")
+		}
+	}
+	assert.Less(t, heap()-before, int64(1<<20))
+	assert.EqualValues(t, Capacity, table.Used())
+	live := table.live()
+	assert.Len(t, evicted.all(t), leaked+shownSpans-len(live), "each one that gave way was taken back")
+	assert.Greater(t, len(live), Capacity*9/10)
+	for r := range spared {
+		assert.True(t, live[r], "%#x is shown and was evicted", r)
+	}
+	// Those that are live are the later ones.
+	old := 0
+	var s Span
+	for r := range live {
+		require.True(t, table.Load(r, &s))
+		if s.StartUnixNS <= leaked/3 && !spared[r] {
+			old++
+		}
+	}
+	assert.Less(t, old, len(live)/10)
+
+	var refs []Ref
+	for range 100 {
+		refs = append(refs, table.start(next))
+	}
+	for _, r := range refs {
+		s := spanOf(r)
+		assert.Equal(t, r, table.Find(keyOf(&s)))
+		assert.True(t, table.end(r, true))
+	}
+	assert.EqualValues(t, table.Used(), len(table.live())+len(table.takeFree(t)), "no cell is lost")
+}
+
+// Where all spans are shown by their goroutines the oldest give way all the same.
+func TestShownSpansGiveWay(t *testing.T) {
+	table, evicted := newTable(t, true, func(Ref, uint64) bool { return true })
+	for range Capacity + 1000 {
+		if table.start() == 0 {
+			t.Fatal("there is no cell")
+		}
+	}
+	assert.GreaterOrEqual(t, len(evicted.all(t)), 1000)
+}
+
+// Without a free cell and a span that can give way there is no Ref.
+func TestNoCell(t *testing.T) {
+	table, _ := newTable(t, true, nil)
+	table.RaiseLimit(Capacity, 0)
+	assert.Zero(t, table.start())
+	table.RaiseLimit(0, 1)
+	assert.NotZero(t, table.start())
+}
+
+func TestQueue(t *testing.T) {
+	var q queue
+	const capacity = 64
+	q.init(capacity)
+	_, ok := q.pop()
+	require.False(t, ok)
+	for round := range uint32(5) {
+		for n := range uint32(capacity) {
+			q.push(round + n)
+		}
+		for n := range uint32(capacity) {
+			got, ok := q.pop()
+			require.True(t, ok)
+			require.Equal(t, round+n, got, "first in, first out")
+		}
+		_, ok := q.pop()
+		require.False(t, ok)
+	}
+}
+
+// What goroutines push and pop at the same time is neither lost nor there twice.
+func TestQueueUnderContention(t *testing.T) {
+	moreProcessors(t)
+	var q queue
+	const capacity = 64
+	q.init(capacity)
+	q.head.Store(1<<32 - 1000*capacity) // turns begin again while it runs
+	q.tail.Store(1<<32 - 1000*capacity)
+	for n := range uint32(capacity) {
+		q.places[n].turn.Store(uint32(1<<32-1000*capacity) + n)
+		q.push(n)
+	}
+	var held [capacity]atomic.Bool
+	var done sync.WaitGroup
+	for i := range 8 {
+		done.Go(func() {
+			var own []uint32
+			for n := range testenv.Rounds(50_000, 1_000_000) {
+				if number, ok := q.pop(); ok {
+					if !held[number].CompareAndSwap(false, true) {
+						t.Errorf("%d is there twice", number)
+						return
+					}
+					own = append(own, number)
+				}
+				if len(own) > n%4+i%2 {
+					held[own[0]].Store(false)
+					q.push(own[0])
+					own = own[1:]
+				}
+			}
+			for _, number := range own {
+				held[number].Store(false)
+				q.push(number)
+			}
+		})
+	}
+	done.Wait()
+	all := map[uint32]bool{}
+	for range capacity {
+		n, ok := q.pop()
+		require.True(t, ok, "%d of %d are left", len(all), capacity)
+		all[n] = true
+	}
+	assert.Len(t, all, capacity)
+}
+
+// What Load says of a span is the span's, while a few cells are used again all the time.
+func TestLoadUnderFire(t *testing.T) {
+	for _, heap := range []bool{true, false} {
+		moreProcessors(t)
+		table, _ := newTable(t, heap, nil)
+		table.RaiseLimit(Capacity, 3)
+		var last atomic.Uint64
+		var stop atomic.Bool
+		var done sync.WaitGroup
+		for i := range 3 {
+			done.Go(func() {
+				for n := i; !stop.Load(); n++ {
+					if r := table.start(); r != 0 {
+						last.Store(uint64(r))
+						if n%3 == 0 {
+							runtime.Gosched()
+						}
+						table.end(r, n%2 == 0)
+					}
+				}
+			})
+		}
+		loaded := 0
+		for n := 0; loaded < rounds(5_000, 500_000) && !t.Failed(); n++ {
+			r := Ref(last.Load())
+			want, got := spanOf(r), Span{}
+			if r != 0 && table.Load(r, &got) {
+				loaded++
+				assert.Equal(t, want, got)
+			}
+			for i := range want.Enclosing {
+				if e := table.Enclosing(r, want.Goid, i); e != want.Enclosing[i] && e != 0 {
+					t.Errorf("within %x instead of %x", e, want.Enclosing[i])
+				}
+			}
+			if n%64 == 0 {
+				runtime.Gosched()
+			}
+		}
+		stop.Store(true)
+		done.Wait()
+	}
+}
+
+// startAndEnd is a child that starts and ends spans all the while.
+func startAndEnd(p *childproc.Parent) {
+	table, err := New(Options{Evict: func(Ref) {}})
+	p.Must(err)
+	limit, ok := p.Receive()
+	if !ok {
+		return
+	}
+	n, err := strconv.Atoi(limit)
+	p.Must(err)
+	table.RaiseLimit(Capacity, uint32(n))
+	runtime.GOMAXPROCS(8)
+	for i := range 4 {
+		go func() {
+			var own []Ref
+			for n := 0; ; n++ {
+				if r := table.start(); r != 0 {
+					own = append(own, r)
+				}
+				if len(own) > n%3 {
+					table.end(own[0], n%2 == i%2)
+					own = own[1:]
+				}
+			}
+		}()
+	}
+	p.Send("%d", table.Address())
+	p.Receive()
+}
+
+// Another process that reads a cell by the protocol sees a span whole or not at all.
+func TestNothingTornFromOutside(t *testing.T) {
+	childproc.NeedReading(t)
+	_, _ = newTable(t, true, nil)
+	for _, cells := range []int{1, 8} {
+		c := childproc.Start(t, "start and end spans", nil)
+		address, err := strconv.ParseUint(c.Ask("%d", cells), 10, 64)
+		require.NoError(t, err)
+		memory := remotemem.Of(c.PID())
+		header := make([]byte, 24)
+		_, err = memory.ReadAt(header, int64(address))
+		require.NoError(t, err)
+		get := binary.LittleEndian
+		for i, want := range []uint32{0x4F545350, 1, 65536, 128, 128} {
+			require.Equal(t, want, get.Uint32(header[4*i:]))
+		}
+		var before, after [8]byte
+		var cell [128]byte
+		live, busy := 0, 0
+		for n := uint64(0); live < rounds(4_000, 100_000) && !t.Failed(); n++ {
+			at := address + 128 + n%uint64(cells)*128
+			_, err := memory.ReadParts([]remotemem.Part{
+				{Address: at, Data: before[:]}, {Address: at, Data: cell[:]}, {Address: at, Data: after[:]},
+			})
+			require.NoError(t, err)
+			version := get.Uint64(before[:])
+			if version != get.Uint64(after[:]) || version&1 != 0 || version == 0 {
+				busy++
+				continue
+			}
+			live++
+			want := spanOf(Ref(version))
+			for i, word := range []uint64{
+				version, want.TraceIDHigh, want.TraceIDLow, want.SpanID, want.LocalRootSpanID, want.Goid,
+				uint64(want.Enclosing[0]), uint64(want.Enclosing[1]), uint64(want.Enclosing[2]),
+				uint64(want.TraceFlags), want.StartUnixNS, uint64(want.G),
+			} {
+				assert.Equal(t, word, get.Uint64(cell[8*i:]), "word %d of %#x", i, version)
+			}
+		}
+		t.Logf("%d cells: %d live, %d not", cells, live, busy)
+		c.Kill()
+	}
+}
+
+// The table is found by its name, and by nobody once it is closed.
+func TestMapping(t *testing.T) {
+	mappings := func() int {
+		found, err := resources.Mappings("OTELCTX_SPANS")
+		require.NoError(t, err)
+		return len(found)
+	}
+	files := resources.OpenFiles(t)
+	table, _ := newTable(t, false, nil)
+	assert.Equal(t, 1, mappings())
+	assert.Equal(t, files, resources.OpenFiles(t))
+	address := table.Address()
+	assert.NotZero(t, address)
+	r := table.start()
+	require.NoError(t, table.Close())
+	assert.Zero(t, mappings())
+	magic := make([]byte, 4)
+	_, err := remotemem.Of(os.Getpid()).ReadAt(magic, int64(address))
+	require.NoError(t, err)
+	assert.Equal(t, make([]byte, 4), magic)
+
+	// Who does not know goes on. What the cells held is gone.
+	table.End(r)
+	next := table.start()
+	assert.NoError(t, table.checkLive(next))
+	assert.True(t, table.end(next, true))
+	require.NoError(t, table.Close(), "again")
+}
+
+// Where nothing can be mapped the table works, and says why nobody else finds it.
+func TestWithoutMemory(t *testing.T) {
+	if !goruntime.Supported {
+		t.Skip("nothing can be mapped on this platform")
+	}
+	var table *Table
+	err := resources.WithoutDescriptors(func() error {
+		var err error
+		table, err = New(Options{Evict: func(Ref) {}})
+		return err
+	})
+	if err != nil { // the kernel does not name anonymous memory
+		assert.ErrorContains(t, err, "span table: ")
+	}
+	assert.NoError(t, table.checkLive(table.start()))
+	heap, _ := newTable(t, true, nil)
+	assert.NoError(t, heap.Close())
+}
+
+func TestNothingAllocates(t *testing.T) {
+	table, _ := newTable(t, true, nil)
+	assert.Zero(t, testing.AllocsPerRun(1000, func() {
+		p := goruntime.Pin()
+		r := table.Reserve(p)
+		s := spanOf(r)
+		table.Commit(p, r, &s)
+		goruntime.Unpin()
+		if table.Find(keyOf(&s)) != r || !table.End(r) {
+			t.Error("it is not live")
+		}
+		table.Barrier(r)
+		table.FreeWarm(r)
+	}))
+}

@@ -1,0 +1,157 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package cells
+
+import (
+	"sync/atomic"
+
+	"github.com/otelctx/otelctx/internal/ordered"
+	"github.com/otelctx/otelctx/internal/wire"
+)
+
+// resting is how many cells are free before the first of them is used again, while there are
+// cells that were never used.
+const resting = 1024
+
+// take returns a free cell to the goroutine that is pinned to a P: one of the P's own, the
+// one that has been free for longest, or one that was never used.
+func (t *Table) take(p int) (uint32, bool) {
+	if p < len(t.locals) {
+		l := &t.locals[p]
+		if n := atomic.LoadUint32(&l.n); n > 0 {
+			ordered.Put32(&l.n, n-1)
+			return atomic.LoadUint32(&l.free[n-1]), true
+		}
+	}
+	if t.free.len() > resting {
+		if i, ok := t.free.pop(); ok {
+			return i, true
+		}
+	}
+	for {
+		used := t.Used()
+		if used >= t.limit.Load() {
+			return t.free.pop()
+		}
+		if atomic.CompareAndSwapUint32(&t.header.Used, used, used+1) {
+			return used, true
+		}
+	}
+}
+
+// give returns a cell to the P that the caller is pinned to, if there is room.
+func (t *Table) give(p int, i uint32) bool {
+	if p >= len(t.locals) {
+		return false
+	}
+	l := &t.locals[p]
+	n := atomic.LoadUint32(&l.n)
+	if n >= localFree {
+		return false
+	}
+	ordered.Put32(&l.free[n], i)
+	ordered.Put32(&l.n, n+1)
+	return true
+}
+
+const (
+	// ways is of how many spans one gives way.
+	ways = 8
+	// displaceAttempts bounds the search for a span that can give way.
+	displaceAttempts = 16
+)
+
+// displace ends a span so that its cell can be used for another one: the oldest of those of
+// eight that are not shown by the goroutine that has started them, or if all that it looks
+// at are shown, the oldest of eight.
+func (t *Table) displace() (uint32, bool) {
+	for attempt := range displaceAttempts {
+		first := t.hand.Add(ways)
+		victim, least := Ref(0), ^uint64(0)
+		for i := range uint32(ways) {
+			r := Ref(atomic.LoadUint64(&t.cells[(first+i)%Capacity].Version))
+			if r == 0 || r&wire.CellOver != 0 {
+				continue
+			}
+			if age := t.age(r); age < least {
+				victim, least = r, age
+			}
+		}
+		if least&shown != 0 && attempt < displaceAttempts-1 {
+			continue // If all eight are shown there may be others that are not.
+		}
+		if t.End(victim) {
+			t.evict(victim)
+			return victim.Index(), true
+		}
+	}
+	return 0, false
+}
+
+// shown makes a span come after all that are not.
+const shown = 1 << 63
+
+// age returns by what spans give way, the one with the least first: their start, those that
+// are shown by the goroutine that has started them behind all others.
+func (t *Table) age(r Ref) uint64 {
+	c := t.cell(r)
+	age := atomic.LoadUint64(&c.Start) &^ shown
+	if t.spare != nil && t.spare(r, atomic.LoadUint64(&c.Goid)) {
+		age |= shown
+	}
+	return age
+}
+
+// queue is a queue of numbers, first in, first out, for any number of goroutines. It is
+// Dmitry Vyukov's bounded queue: the turn of a place says whether it is empty or full for
+// whoever comes next.
+type queue struct {
+	places     []place
+	head, tail atomic.Uint64
+}
+
+type place struct{ turn, number atomic.Uint32 }
+
+func (q *queue) init(capacity int) {
+	q.places = make([]place, capacity)
+	for i := range q.places {
+		q.places[i].turn.Store(uint32(i))
+	}
+}
+
+// len returns how many numbers there are, about.
+func (q *queue) len() uint64 { return q.tail.Load() - q.head.Load() }
+
+// push adds a number. There is always room for one: the numbers are those of cells, none
+// is there twice, and the queue has a place for each.
+func (q *queue) push(number uint32) {
+	for {
+		at := q.tail.Load()
+		p := &q.places[at%uint64(len(q.places))]
+		if p.turn.Load() == uint32(at) && q.tail.CompareAndSwap(at, at+1) {
+			p.number.Store(number)
+			p.turn.Store(uint32(at) + 1)
+			return
+		}
+	}
+}
+
+// pop returns the number that was added first, and whether there is one.
+func (q *queue) pop() (uint32, bool) {
+	for {
+		at := q.head.Load()
+		p := &q.places[at%uint64(len(q.places))]
+		if turn := p.turn.Load(); turn != uint32(at)+1 {
+			if q.head.Load() == at {
+				return 0, false // it is empty, or the next number is still being added
+			}
+			continue
+		}
+		if q.head.CompareAndSwap(at, at+1) {
+			number := p.number.Load()
+			p.turn.Store(uint32(at) + uint32(len(q.places)))
+			return number, true
+		}
+	}
+}

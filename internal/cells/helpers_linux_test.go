@@ -1,0 +1,169 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package cells
+
+import (
+	"runtime"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/otelctx/otelctx/internal/goruntime"
+	"github.com/otelctx/otelctx/internal/sdkspan"
+	"github.com/otelctx/otelctx/internal/testing/childproc"
+	"github.com/otelctx/otelctx/internal/testing/testenv"
+)
+
+func TestMain(m *testing.M) {
+	childproc.Main(m, map[string]func(*childproc.Parent){"start and end spans": startAndEnd})
+}
+
+// evicted collects the spans that a table takes back. It is told of them by pinned
+// goroutines, which may neither allocate nor wait.
+type evicted struct {
+	n    atomic.Int64
+	refs [1 << 18]Ref
+}
+
+func (e *evicted) add(r Ref) { e.refs[e.n.Add(1)-1] = r }
+
+// all returns them, and fails the test if one is there twice.
+func (e *evicted) all(t testing.TB) map[Ref]bool {
+	t.Helper()
+	all := map[Ref]bool{}
+	for _, r := range e.refs[:e.n.Load()] {
+		if all[r] {
+			t.Errorf("%#x was evicted twice", r)
+		}
+		all[r] = true
+	}
+	return all
+}
+
+// newTable returns a table that is closed when the test ends, and what it evicts. Spare
+// may be nil.
+func newTable(t testing.TB, heap bool, spare func(Ref, uint64) bool) (*Table, *evicted) {
+	t.Helper()
+	if !goruntime.Supported {
+		t.Skip("nothing can be mapped on this platform")
+	}
+	e := new(evicted)
+	table, err := New(Options{Heap: heap, Spare: spare, Evict: e.add})
+	require.NoError(t, err)
+	t.Cleanup(func() { assert.NoError(t, table.Close()) })
+	return table, e
+}
+
+// mix is the finalizer of splitmix64, a bijection.
+func mix(x uint64) uint64 {
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return x ^ x>>31
+}
+
+// spanOf returns the span that tests start in a cell: all of it follows from the Ref, so
+// that whoever knows the Ref knows what the cell must hold. The goroutines are two, as the
+// next span in a cell is often the same goroutine's.
+func spanOf(r Ref) Span {
+	x := uint64(r)
+	return Span{
+		TraceIDHigh: mix(x + 1), TraceIDLow: mix(x + 2), SpanID: mix(x), LocalRootSpanID: mix(x + 3), Goid: 1 + mix(x+4)%2,
+		Enclosing:  Enclosing{Ref(mix(x + 5)), Ref(mix(x + 6)), Ref(mix(x + 7))},
+		TraceFlags: uint8(mix(x + 8)), StartUnixNS: mix(x+9) >> 1, G: uintptr(mix(x + 10)),
+	}
+}
+
+func keyOf(s *Span) sdkspan.Key {
+	return sdkspan.Key{TraceIDHigh: s.TraceIDHigh, TraceIDLow: s.TraceIDLow, SpanID: s.SpanID}
+}
+
+// start starts the span that spanOf describes, if there is a cell for it, and change may
+// say otherwise.
+func (t *Table) start(change ...func(*Span)) Ref {
+	p := goruntime.Pin()
+	defer goruntime.Unpin()
+	return t.startOn(p, change...)
+}
+
+// startOn starts a span as a goroutine does that is pinned to P number p.
+func (t *Table) startOn(p int, change ...func(*Span)) Ref {
+	r := t.Reserve(p)
+	if r == 0 {
+		return 0
+	}
+	s := spanOf(r)
+	for _, f := range change {
+		f(&s)
+	}
+	t.Commit(p, r, &s)
+	return r
+}
+
+// end ends a span and gives its cell back.
+func (t *Table) end(r Ref, warm bool) bool {
+	if !t.End(r) {
+		return false
+	}
+	if warm {
+		t.FreeWarm(r)
+	} else {
+		t.Free(r)
+	}
+	return true
+}
+
+// rounds is [testenv.Rounds], less with the race detector, which makes all this slower.
+func rounds(usually, all int) int {
+	n := testenv.Rounds(usually, all)
+	if testenv.Race {
+		n /= 10
+	}
+	return n
+}
+
+// moreProcessors has the kernel switch between goroutines, as well as the scheduler.
+func moreProcessors(t *testing.T) {
+	t.Helper()
+	old := runtime.GOMAXPROCS(max(8, runtime.NumCPU()))
+	t.Cleanup(func() { runtime.GOMAXPROCS(old) })
+}
+
+// around returns what encloses a span.
+func (t *Table) around(r Ref, goid uint64) (e Enclosing) {
+	for i := range e {
+		e[i] = t.Enclosing(r, goid, i)
+	}
+	return e
+}
+
+// live returns all spans that the table has.
+func (t *Table) live() map[Ref]bool {
+	all := map[Ref]bool{}
+	t.All(func(r Ref) { all[r] = true })
+	return all
+}
+
+// takeFree returns the cells that are free, and fails the test if one is there twice.
+func (t *Table) takeFree(tb testing.TB) map[uint32]bool {
+	tb.Helper()
+	free := map[uint32]bool{}
+	add := func(index uint32) {
+		if free[index] {
+			tb.Errorf("cell %d is free twice", index)
+		}
+		free[index] = true
+	}
+	for i := range t.locals {
+		for _, index := range t.locals[i].free[:t.locals[i].n] {
+			add(index)
+		}
+		t.locals[i].n = 0
+	}
+	for index, ok := t.free.pop(); ok; index, ok = t.free.pop() {
+		add(index)
+	}
+	return free
+}

@@ -1,0 +1,92 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package cells
+
+import (
+	"sync/atomic"
+
+	"github.com/otelctx/otelctx/internal/goruntime"
+	"github.com/otelctx/otelctx/internal/ordered"
+	"github.com/otelctx/otelctx/internal/sdkspan"
+)
+
+// hash spreads an id, all of whose bits count, over so many bits. Ids are random, as W3C
+// asks; multiplying serves generators that count.
+func hash(id uint64, size uint) uint64 { return id * 0x9E3779B97F4A7C15 >> (64 - size) }
+
+// note has a committed span be found by its id.
+func (t *Table) note(p int, r Ref, id uint64) {
+	if p >= len(t.locals) {
+		t.share(r, id) // There are more Ps than there were.
+		return
+	}
+	entry := &t.locals[p].index[hash(id, localBits)]
+	if old := Ref(atomic.LoadUint64(entry)); t.Live(old) {
+		t.share(old, atomic.LoadUint64(&t.cell(old).SpanID))
+	}
+	ordered.Put(entry, uint64(r))
+}
+
+// Find returns the live span with a key, or 0. A trace id of 0 stands for all.
+func (t *Table) Find(k sdkspan.Key) Ref {
+	p := goruntime.Pin()
+	goruntime.Unpin()
+	h := hash(k.SpanID, localBits)
+	if p < len(t.locals) {
+		if r := Ref(atomic.LoadUint64(&t.locals[p].index[h])); t.Is(r, k) {
+			return r
+		}
+	}
+	for i := range t.locals {
+		if r := Ref(atomic.LoadUint64(&t.locals[i].index[h])); t.Is(r, k) {
+			return r
+		}
+	}
+	// A span may have moved there while the others were looked at.
+	for i := range t.shared.bucket(k.SpanID) {
+		if r := Ref(t.shared.bucket(k.SpanID)[i].Load()); t.Is(r, k) {
+			return r
+		}
+	}
+	return 0
+}
+
+// sharedIndex has the spans that are not in the table of the P that started them, in
+// buckets of [ways]. It has room for twice as many as there are cells.
+type sharedIndex []bucket
+
+type bucket [ways]atomic.Uint64
+
+const sharedBits = 14
+
+const _ = -(1<<sharedBits*ways ^ 2*Capacity)
+
+func newSharedIndex() sharedIndex { return make(sharedIndex, 1<<sharedBits) }
+
+func (x sharedIndex) bucket(id uint64) *bucket { return &x[hash(id, sharedBits)] }
+
+// share has a live span be found in the shared index. If its bucket is full a span there
+// gives way, as in displace.
+func (t *Table) share(r Ref, id uint64) {
+	b := t.shared.bucket(id)
+	for {
+		oldest, least := 0, ^uint64(0)
+		for i := range b {
+			old := Ref(b[i].Load())
+			if !t.Live(old) {
+				if b[i].CompareAndSwap(uint64(old), uint64(r)) {
+					return
+				}
+				continue
+			}
+			if age := t.age(old); age < least {
+				oldest, least = i, age
+			}
+		}
+		if old := Ref(b[oldest].Load()); t.End(old) {
+			t.evict(old)
+			t.free.push(old.Index())
+		}
+	}
+}

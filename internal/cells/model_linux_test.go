@@ -1,0 +1,186 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package cells
+
+import (
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/otelctx/otelctx/internal/sdkspan"
+)
+
+var seed = flag.Uint64("seed", 0, "seed of TestModel; 0 is a random one")
+
+// TestModel has goroutines start, end, look for and hand over spans at random, and compares
+// each answer of the table with a map of those that each goroutine has. What a goroutine
+// does follows from the seed.
+func TestModel(t *testing.T) {
+	for _, tt := range []struct {
+		workers int
+		heap    bool
+	}{{1, true}, {1, false}, {8, true}, {8, false}} {
+		t.Run(fmt.Sprintf("workers=%d heap=%v", tt.workers, tt.heap), func(t *testing.T) {
+			if tt.workers > 1 {
+				moreProcessors(t)
+			}
+			start := *seed
+			if start == 0 {
+				start = rand.Uint64()
+			}
+			t.Logf("go test -run '^%s$' -seed %d", t.Name(), start)
+			table, evicted := newTable(t, tt.heap, nil)
+			m := &model{table: table, passed: make(chan Ref, 64)}
+			workers := make([]*modelWorker, tt.workers)
+			var done sync.WaitGroup
+			for i := range workers {
+				w := &modelWorker{model: m, random: rand.New(rand.NewPCG(start, uint64(i)))}
+				workers[i] = w
+				done.Go(func() {
+					for range rounds(20_000, 200_000) {
+						if err := w.step(); err != nil {
+							t.Errorf("goroutine %d: %v", i, err)
+							return
+						}
+					}
+				})
+			}
+			done.Wait()
+			want := map[Ref]bool{}
+			for _, w := range workers {
+				for _, r := range w.live {
+					want[r] = true
+				}
+			}
+			close(m.passed)
+			for r := range m.passed {
+				want[r] = true
+			}
+			assert.Equal(t, want, table.live())
+			assert.Empty(t, evicted.all(t), "there was room for all")
+			// Cells are neither lost nor there twice.
+			for r := range want {
+				require.True(t, table.end(r, false))
+			}
+			assert.Len(t, table.takeFree(t), int(table.Used()))
+		})
+	}
+}
+
+// maxLive is how many spans a goroutine of the model has at most.
+const maxLive = 500
+
+type model struct {
+	table *Table
+	// passed are live spans on their way from one goroutine to another.
+	passed chan Ref
+}
+
+type modelWorker struct {
+	*model
+
+	random *rand.Rand
+	// live are the spans that nobody else ends, dead some that have ended.
+	live, dead []Ref
+}
+
+func (w *modelWorker) step() error {
+	switch n := w.random.IntN(10); {
+	case n < 4 && len(w.live) < maxLive:
+		r := w.table.start()
+		if r == 0 {
+			return fmt.Errorf("no cell for a span, with %d of this goroutine", len(w.live))
+		}
+		w.live = append(w.live, r)
+	case n < 6 && len(w.live) > 0:
+		i := w.random.IntN(len(w.live))
+		r := w.live[i]
+		w.live = slices.Delete(w.live, i, i+1)
+		if !w.table.End(r) {
+			return fmt.Errorf("%#x was not live", r)
+		}
+		want := spanOf(r)
+		if e := w.table.around(r, want.Goid); e != want.Enclosing {
+			return fmt.Errorf("%#x, which is over and not free, is within %x", r, e)
+		}
+		if w.random.IntN(2) == 0 {
+			w.table.FreeWarm(r)
+		} else {
+			w.table.Free(r)
+		}
+		if len(w.dead) < maxLive {
+			w.dead = append(w.dead, r)
+		} else {
+			w.dead[w.random.IntN(len(w.dead))] = r
+		}
+	case n < 7 && len(w.live) > 0:
+		i := w.random.IntN(len(w.live))
+		select {
+		case w.passed <- w.live[i]:
+			w.live = slices.Delete(w.live, i, i+1)
+		default:
+		}
+	case n < 8:
+		select {
+		case r := <-w.passed:
+			w.live = append(w.live, r)
+		default:
+		}
+	case n < 9 && len(w.dead) > 0:
+		return w.table.checkDead(w.dead[w.random.IntN(len(w.dead))])
+	case len(w.live) > 0:
+		return w.table.checkLive(w.live[w.random.IntN(len(w.live))])
+	}
+	return nil
+}
+
+// checkLive returns what is wrong with the answers about a span that is live.
+func (t *Table) checkLive(r Ref) error {
+	want, got := spanOf(r), Span{}
+	k := keyOf(&want)
+	anyTrace, otherTrace, other := k, k, k
+	anyTrace.TraceIDHigh, anyTrace.TraceIDLow = 0, 0
+	otherTrace.TraceIDLow++
+	other.SpanID++
+	for what, ok := range map[string]bool{
+		"Live": t.Live(r), "Load": t.Load(r, &got), "what it loads": got == want, "Is": t.Is(r, k), "Is any trace": t.Is(r, anyTrace),
+		"Is another trace": !t.Is(r, otherTrace), "Is another span": !t.Is(r, other), "Is no span": !t.Is(r, sdkspan.Key{}),
+		"Find": t.Find(k) == r, "Find any trace": t.Find(anyTrace) == r, "Find another trace": t.Find(otherTrace) == 0,
+		"IsOf": t.IsOf(r, want.Goid), "IsOf another": !t.IsOf(r, want.Goid+1), "LocalRoot": t.LocalRoot(r) == want.LocalRootSpanID,
+		"Enclosing": t.around(r, want.Goid) == want.Enclosing, "Enclosing of another goroutine": t.around(r, want.Goid+1) == Enclosing{},
+		"Index": r.Index() < t.Used(),
+	} {
+		if !ok {
+			return fmt.Errorf("%#x is live: wrong answer of %s", r, what)
+		}
+	}
+	return nil
+}
+
+// checkDead returns what is wrong with the answers about a span that is over.
+func (t *Table) checkDead(r Ref) error {
+	was, got := spanOf(r), Span{}
+	k := keyOf(&was)
+	for what, wrong := range map[string]bool{
+		"Live": t.Live(r), "Load": t.Load(r, &got), "Is": t.Is(r, k), "Find": t.Find(k) != 0, "IsOf": t.IsOf(r, was.Goid),
+		"LocalRoot": t.LocalRoot(r) != 0, "End": t.End(r),
+	} {
+		if wrong {
+			return fmt.Errorf("%#x is over: wrong answer of %s", r, what)
+		}
+	}
+	// What it was in is known until the cell is used again, and then nothing.
+	for i, want := range was.Enclosing {
+		if e := t.Enclosing(r, was.Goid, i); e != want && e != 0 {
+			return fmt.Errorf("%#x, which is over, is within %x", r, e)
+		}
+	}
+	return nil
+}
