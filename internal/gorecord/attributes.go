@@ -4,10 +4,7 @@
 package gorecord
 
 import (
-	"slices"
-	"strings"
 	"unicode/utf8"
-	"unsafe"
 
 	"github.com/otelctx/otelctx/internal/goruntime"
 	"github.com/otelctx/otelctx/internal/wire"
@@ -23,15 +20,10 @@ type Attribute struct {
 // Attributes are what records show with a span, ready to be copied there. They never
 // change and are shared by all spans with the same ones. nil is none.
 type Attributes struct {
-	// encoded is as OTEP 4947 has it. At least shortAttributes bytes of it, and always
-	// the rest of its last word, can be copied.
+	// encoded is as OTEP 4947 has it. Its capacity is at least shortAttributes.
 	encoded []byte
-	// labels are sorted by key, ours among them, at spanID and traceID, without values.
-	labels          []goruntime.Label
-	spanID, traceID int
-	// ranks has for each label for how many of the attributes there must be room for it
-	// to be there.
-	ranks []uint8
+	// labels are those attributes that are labels too, in their order.
+	labels []goruntime.Label
 	// short is labels, if those are few.
 	short [shortLabels]goruntime.Label
 }
@@ -41,53 +33,37 @@ const (
 	maxEncoded = wire.MaxThreadContextRecord - wire.ThreadContextRecordSize
 	// maxValue is the size of a value at most, whose size is a byte.
 	maxValue = 255
-	// Profilers read labels with keys and values of so many bytes.
-	maxLabelKey, maxLabelValue = 15, 47
-	wordSize                   = 8
+	// Profilers read so many labels, with keys and values of so many bytes.
+	maxLabels, maxLabelKey, maxLabelValue = 10, 15, 47
 )
 
 // NewAttributes returns attributes as records show them, or nil if that is none. They are
-// shown in their order, each of them as far as there is room for it: 612 bytes in all,
-// at most 8 as labels and only those whose keys are no longer than 15 bytes, and are not
-// ours. Values are cut, see [Cut], to 255 bytes and as labels to 47.
+// shown in their order, each of them as far as there is room for it: 612 bytes in all, and
+// at most 8 as labels, only those whose keys are no longer than 15 bytes and are not ours.
+// Values are cut, see [Cut], to 255 bytes and as labels to 47.
 func NewAttributes(attributes []Attribute) *Attributes {
-	a := &Attributes{
-		encoded: make([]byte, 0, maxEncoded+wordSize),
-		labels:  []goruntime.Label{{Key: spanIDKey}, {Key: traceIDKey}},
-	}
-	ranked := []string{}
+	a := &Attributes{encoded: make([]byte, 0, maxEncoded)}
 	for _, attribute := range attributes {
 		value := Cut(attribute.Value, maxValue)
 		if len(a.encoded)+2+len(value) > maxEncoded {
 			continue
 		}
 		a.encoded = append(append(a.encoded, attribute.Index, byte(len(value))), value...)
-		if len(attribute.Key) <= maxLabelKey && attribute.Key != spanIDKey && attribute.Key != traceIDKey && len(ranked) < userLabels {
+		if len(attribute.Key) <= maxLabelKey && attribute.Key != spanIDKey && attribute.Key != traceIDKey && len(a.labels) < maxLabels-ourLabels {
 			a.labels = append(a.labels, goruntime.Label{Key: attribute.Key, Value: Cut(value, maxLabelValue)})
-			ranked = append(ranked, attribute.Key)
 		}
 	}
 	if len(a.encoded) == 0 {
 		return nil
 	}
-	size := len(a.encoded)
-	a.encoded = slices.Clone(a.encoded[:max(shortAttributes, roundUp(size))])[:size]
-	slices.SortFunc(a.labels, func(l, m goruntime.Label) int { return strings.Compare(l.Key, m.Key) })
-	for i, l := range a.labels {
-		switch l.Key {
-		case spanIDKey:
-			a.spanID = i
-		case traceIDKey:
-			a.traceID = i
-		}
-		a.ranks = append(a.ranks, uint8(slices.Index(ranked, l.Key)+1))
-	}
+	kept := make([]byte, len(a.encoded), max(shortAttributes, len(a.encoded)))
+	copy(kept, a.encoded)
+	a.encoded = kept
 	copy(a.short[:], a.labels)
 	return a
 }
 
 // Encoded returns the attributes as OTEP 4947 has them, which the caller must not change.
-// Its capacity is a multiple of 8 bytes.
 func (a *Attributes) Encoded() []byte {
 	if a == nil {
 		return nil
@@ -106,19 +82,5 @@ func Cut(s string, size int) string {
 			return s[:end]
 		}
 	}
-	return s[:size] // It is no UTF-8.
-}
-
-// roundUp returns the size of the words that hold so many bytes.
-func roundUp(size int) int { return (size + wordSize - 1) &^ (wordSize - 1) }
-
-// Attributes returns the attributes in a record, as OTEP 4947 has them, which stay as
-// they are. Its capacity is a multiple of 8 bytes. Those of nil are none.
-func (r *Record) Attributes() []byte {
-	size := r.attributesSize()
-	if size == 0 {
-		return nil
-	}
-	// Sound: a record with attributes begins an object with room for them behind it.
-	return unsafe.Slice((*byte)(unsafe.Add(unsafe.Pointer(r), unsafe.Sizeof(Record{}))), roundUp(size))[:size]
+	return s[:size] // It is not UTF-8.
 }

@@ -9,9 +9,10 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
-	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -23,6 +24,7 @@ import (
 
 	"github.com/otelctx/otelctx/internal/goruntime"
 	"github.com/otelctx/otelctx/internal/remotemem"
+	"github.com/otelctx/otelctx/internal/testing/golden"
 )
 
 // read returns memory of this process as a profiler reads it.
@@ -48,137 +50,106 @@ func labelAddress(t *testing.T) uint64 {
 
 func word(b []byte, at int) uint64 { return binary.NativeEndian.Uint64(b[at:]) }
 
-// What a profiler finds behind the label pointer, which it knows by these numbers and
+// labelsSeen returns the labels at an address as a profiler reads them: a slice of pairs of
+// strings.
+func labelsSeen(t *testing.T, address uint64) (got [][2]string) {
+	t.Helper()
+	head := read(t, address, 24)
+	list := read(t, word(head, 0), 32*int(word(head, 8)))
+	for pair := range slices.Chunk(list, 32) {
+		got = append(got, [2]string{
+			string(read(t, word(pair, 0), int(word(pair, 8)))),
+			string(read(t, word(pair, 16), int(word(pair, 24)))),
+		})
+	}
+	return got
+}
+
+// What a profiler finds behind the label pointer, which it knows by what is advertised and
 // not by this package's types.
 func TestLayout(t *testing.T) {
 	needRecords(t)
-	apart(func() {
-		setUser("user", "x", "abc", "")
-		r := Begin(0x0102030405060708, 0x090a0b0c0d0e0f10, 0xa1a2a3a4a5a6a7a8, 0x01, nil)
-		address := labelAddress(t)
+	users, ours := [][2]string{{"abc", ""}, {"user", "x"}}, [][2]string{
+		{"span_id", "a1a2a3a4a5a6a7a8"}, {"trace_id", "0102030405060708090a0b0c0d0e0f10"},
+	}
+	const ids = "0102030405060708090a0b0c0d0e0f10" + "a1a2a3a4a5a6a7a8"
+	for _, withdraw := range []bool{false, true} {
+		apart(func() {
+			setUser("user", "x", "abc", "")
+			outermost := newIn(1, 2, 3, 1, nil, nil, nil)
+			outermost.SetRef(0x200004)
+			outer := newIn(1, 2, 4, 1, nil, nil, outermost)
+			outer.SetRef(0x100002)
+			r := newIn(0x0102030405060708, 0x090a0b0c0d0e0f10, 0xa1a2a3a4a5a6a7a8, 0x83, nil, user(), outer)
+			r.Install()
+			address := labelAddress(t)
+			record := func() string { return hex.EncodeToString(read(t, address+uint64(Offset), 28)) }
+			assert.Equal(t, slices.Concat(users, ours), labelsSeen(t, address))
+			assert.Zero(t, (address+uint64(Offset))%2, "alignment")
+			assert.Equal(t, ids+"01"+"83"+"0000", record())
+			enclosing := read(t, address+uint64(EnclosingOffset), 24)
+			assert.Equal(t, []uint64{0x100002, 0x200004, 0}, []uint64{word(enclosing, 0), word(enclosing, 8), word(enclosing, 16)})
 
-		// The runtime's labelMap: a slice of pairs of strings.
-		head := read(t, address, 24)
-		require.EqualValues(t, 4, word(head, 8), "len")
-		list := read(t, word(head, 0), 4*32)
-		var got [][2]string
-		for i := range 4 {
-			pair := list[32*i:]
-			got = append(got, [2]string{
-				string(read(t, word(pair, 0), int(word(pair, 8)))),
-				string(read(t, word(pair, 16), int(word(pair, 24)))),
-			})
-		}
-		assert.Equal(t, [][2]string{
-			{"abc", ""},
-			{"span_id", "a1a2a3a4a5a6a7a8"},
-			{"trace_id", "0102030405060708090a0b0c0d0e0f10"},
-			{"user", "x"},
-		}, got)
-
-		// The record of OTEP 4947.
-		assert.EqualValues(t, 68, Offset)
-		assert.Zero(t, (address+68)%2, "alignment")
-		const (
-			ids     = "0102030405060708090a0b0c0d0e0f10" + "a1a2a3a4a5a6a7a8"
-			valid   = ids + "01" + "01" + "0000"
-			invalid = ids + "00" + "01" + "0000"
-		)
-		record := func() string { return hex.EncodeToString(read(t, address+68, 28)) }
-		assert.Equal(t, valid, record())
-		r.End()
-		assert.Equal(t, invalid, record())
-		runtime.KeepAlive(r) // for its memory to be read
-		assert.NotEqual(t, address, labelAddress(t))
-	})
-}
-
-func TestFlags(t *testing.T) {
-	needRecords(t)
-	apart(func() {
-		for _, flags := range []uint8{0, 1, 2, 0x80, 0xff} {
-			r := Begin(1, 2, 3, flags, nil)
-			b := read(t, labelAddress(t)+68+24, 4)
-			assert.Equal(t, []byte{1, flags, 0, 0}, b)
-			r.End()
-		}
-	})
+			r.End(withdraw)
+			assert.Equal(t, ids+"00"+"83"+"0000", record())
+			assert.Equal(t, address, labelAddress(t), "what is installed stays")
+			if withdraw {
+				assert.Equal(t, users, labelsSeen(t, address))
+			} else {
+				assert.Equal(t, slices.Concat(users, ours), labelsSeen(t, address))
+			}
+			runtime.KeepAlive(r) // for its memory to be read
+		})
+	}
 }
 
 func TestHex(t *testing.T) {
-	check := func(ids [24]byte) {
-		// What is beside it stays as it is.
-		b := bytes.Repeat([]byte{'-'}, 1+32+1+16+1)
-		putHex((*[16]byte)(b[34:]), nil, &ids)
-		require.Equal(t, strings.Repeat("-", 34)+hex.EncodeToString(ids[16:])+"-", string(b))
-		clear(b[34:50])
-		putHex((*[16]byte)(b[34:]), (*traceText)(b[1:]), &ids)
-		require.Equal(t, "-"+hex.EncodeToString(ids[:16])+"-"+hex.EncodeToString(ids[16:])+"-", string(b))
-	}
-	// Each byte at each place, the others being all kinds of.
-	for at := range 24 {
-		for v := range 256 {
-			var ids [24]byte
-			for i := range ids {
-				ids[i] = byte(37*v + 11*i)
-			}
-			ids[at] = byte(v)
-			check(ids)
+	random := rand.New(rand.NewPCG(1, 2))
+	for n := range 16*256 + 10_000 {
+		// Each byte at each place, and all kinds of numbers.
+		v := uint64(n%256) << (8 * (n / 256 % 8))
+		if n >= 8*256 {
+			v = random.Uint64()
 		}
+		b := bytes.Repeat([]byte{'-'}, 18)
+		putHex(b[1:], v)
+		require.Equal(t, "-"+hex.EncodeToString(binary.BigEndian.AppendUint64(nil, v))+"-", string(b))
 	}
 }
 
-// golden returns the bytes of a file of package wire that was written by hand.
-func golden(t *testing.T, name string) (all []byte) {
-	t.Helper()
-	text, err := os.ReadFile(filepath.Join("..", "wire", "testdata", name))
-	require.NoError(t, err)
-	for line := range strings.Lines(string(text)) {
-		line, _, _ = strings.Cut(line, "#")
-		if fields := strings.Fields(line); len(fields) > 0 {
-			b, err := hex.DecodeString(strings.Join(fields[1:], ""))
-			require.NoError(t, err, line)
-			all = append(all, b...)
-		}
-	}
-	return all
-}
-
-// A record with attributes in whatever object it begins is the one of the format.
+// The record of OTEP 4947 and its attributes in whatever object it begins, as it was
+// written by hand from the format.
 func TestGolden(t *testing.T) {
 	needRecords(t)
-	want := golden(t, "threadcontext_record.hex")
-	a := NewAttributes([]Attribute{{0, "method", "GET"}, {2, "empty", ""}})
-	for _, users := range []int{0, 1, 8, 9} {
-		apart(func() {
-			if users > 0 {
-				setUser(manyLabels(users)...)
+	want := golden.Hex(t, "../wire/testdata/threadcontext_record.hex")
+	small := []Attribute{{0, "method", "GET"}, {2, "empty", ""}}
+	for _, fill := range []int{-1, 1, 64 - 9, 65 - 9, 255, 600} {
+		all, encoded := slices.Clone(small), string(want[28:])
+		for rest := fill; rest >= 0; rest -= 255 {
+			value := strings.Repeat("x", min(rest, 255))
+			if len(encoded)+2+len(value) > 612 {
+				break
 			}
-			r := Begin(0x0123456789abcdef, 0xfedcba9876543210, 0x1122334455667788, 1, a)
-			assert.Equal(t, want, read(t, labelAddress(t)+68, len(want)), "%d labels of the user", users)
-			setUser("other", "x")
-			r.Attach(a)
-			assert.Equal(t, want, read(t, labelAddress(t)+68, len(want)), "attached")
-			r.End()
-		})
-	}
-	// The objects for more.
-	for _, size := range []int{32 - 9, 33 - 9, 96 - 9, 97 - 9, 612 - 9 - 2*257} {
-		all := []Attribute{{0, "method", "GET"}, {2, "empty", ""}, {3, "fill", strings.Repeat("x", size)}}
-		encoded := "\x00\x03GET\x02\x00\x03" + string(byte(size)) + strings.Repeat("x", size)
-		if size == 612-9-2*257 {
-			most := strings.Repeat("y", 255)
-			all = append(all, Attribute{4, "more", most}, Attribute{5, "more yet", most})
-			encoded += "\x04\xff" + most + "\x05\xff" + most
-			require.Len(t, encoded, 612)
+			all = append(all, Attribute{3, "a long key of many bytes", value})
+			encoded += "\x03" + string([]byte{byte(len(value))}) + value
 		}
-		apart(func() {
-			r := Begin(0x0123456789abcdef, 0xfedcba9876543210, 0x1122334455667788, 1, NewAttributes(all))
-			got := read(t, labelAddress(t)+68, 28+len(encoded))
-			assert.Equal(t, want[:26], got[:26])
-			assert.EqualValues(t, len(encoded), binary.NativeEndian.Uint16(got[26:]))
-			assert.Equal(t, encoded, string(got[28:]))
-			r.End()
-		})
+		for _, users := range []int{0, 1, 8, 9} {
+			apart(func() {
+				if users > 0 {
+					setUser(manyLabels(users)...)
+				}
+				a := NewAttributes(all)
+				r := newIn(0x0123456789abcdef, 0xfedcba9876543210, 0x1122334455667788, 1, a, user(), nil)
+				setUser("other", "x")
+				variant := newIn(0x0123456789abcdef, 0xfedcba9876543210, 0x1122334455667788, 1, nil, nil, nil).variantIn(a, user(), nil)
+				for name, r := range map[string]*Record{"New": r, "Variant": variant} {
+					r.Install()
+					got := read(t, labelAddress(t)+uint64(Offset), 28+len(encoded))
+					assert.Equal(t, want[:26], got[:26], name)
+					assert.EqualValues(t, len(encoded), binary.NativeEndian.Uint16(got[26:]), name)
+					assert.Equal(t, encoded, string(got[28:]), "%s with %d labels of the user", name, users)
+				}
+			})
+		}
 	}
 }

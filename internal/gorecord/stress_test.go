@@ -4,7 +4,6 @@
 package gorecord
 
 import (
-	"fmt"
 	"io"
 	"runtime"
 	"runtime/debug"
@@ -13,6 +12,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"unsafe"
 
 	"github.com/stretchr/testify/assert"
 
@@ -29,88 +29,76 @@ func long(n int) int {
 	return n
 }
 
-// grown is how much the heap may have grown where it does not grow.
-const grown = 1 << 20
+// moreProcessors has the kernel switch between goroutines, as well as the scheduler.
+func moreProcessors(t *testing.T) {
+	t.Helper()
+	old := runtime.GOMAXPROCS(max(4, runtime.NumCPU()))
+	t.Cleanup(func() { runtime.GOMAXPROCS(old) })
+}
 
-// Spans that are never ended cost a bounded chain.
-func TestNeverEnded(t *testing.T) {
+// Who reads the labels while they are withdrawn finds all of them or the user's alone.
+func TestWithdrawUnderReaders(t *testing.T) {
 	needRecords(t)
-	apart(func() {
-		setUser("user", "x")
-		before := heap()
-		for i := range uint64(testenv.Rounds(100_000, long(10_000_000))) {
-			begin(i + 1)
-			if i%10_000 == 0 {
-				chain := 0
-				for at := goruntime.Labels(); of(at) != nil; at = of(at).saved {
-					chain++
-				}
-				if !assert.LessOrEqual(t, chain, maxDepth) {
+	moreProcessors(t)
+	for _, users := range []int{0, 3, 12} {
+		apart(func() {
+			if users > 0 {
+				setUser(manyLabels(users)...)
+			}
+			user := user()
+			var current atomic.Pointer[Record]
+			current.Store(newIn(1, 2, 3, 1, nil, user, nil))
+			var stop atomic.Bool
+			var done sync.WaitGroup
+			var whole, withdrawn atomic.Int64
+			for range 2 {
+				done.Go(func() {
+					for !stop.Load() {
+						r := current.Load()
+						at := unsafe.Pointer(&r.labels.List)
+						list := unsafe.Slice((*goruntime.Label)(atomic.LoadPointer((*unsafe.Pointer)(at))), users+2)
+						switch n := atomic.LoadUint64((*uint64)(unsafe.Add(at, 8))); {
+						case int(n) == users+2:
+							whole.Add(1)
+						case int(n) == users && users <= 8 || n == 0 && users > 8:
+							withdrawn.Add(1)
+						default:
+							t.Errorf("%d labels", n)
+							return
+						}
+						for _, l := range list {
+							if l.Key == "" || l.Value == "" {
+								t.Errorf("labels %q", list)
+								return
+							}
+						}
+					}
+				})
+			}
+			for whole.Load() < 1000 || withdrawn.Load() < 1000 {
+				if t.Failed() {
 					break
 				}
+				r := newIn(1, 2, 3, 1, nil, user, nil)
+				current.Store(r)
+				runtime.Gosched()
+				r.End(true)
+				runtime.Gosched()
 			}
-		}
-		assert.Less(t, heap()-before, int64(grown))
-		goruntime.SetLabels(nil)
-	})
-}
-
-// The same with every second one ended, on another goroutine or never on top.
-func TestSomeNeverEnded(t *testing.T) {
-	needRecords(t)
-	apart(func() {
-		before := heap()
-		for i := range uint64(testenv.Rounds(50_000, long(1_000_000))) {
-			r := begin(i + 1)
-			begin(i + 2)
-			r.End()
-		}
-		assert.Less(t, heap()-before, int64(grown))
-		goruntime.SetLabels(nil)
-	})
-}
-
-// Each goroutine starts the next one inside of its span and is gone.
-func TestDaisyChain(t *testing.T) {
-	needRecords(t)
-	for _, ends := range []bool{false, true} {
-		t.Run(fmt.Sprintf("ends=%v", ends), func(t *testing.T) {
-			apart(func() {
-				before := heap()
-				var last int64
-				left := testenv.Rounds(20_000, long(200_000))
-				done := make(chan struct{})
-				var next func()
-				next = func() {
-					r := begin(uint64(left))
-					if left--; left > 0 {
-						go next()
-					} else {
-						last = heap()
-						close(done)
-					}
-					if ends {
-						r.End()
-					}
-				}
-				next()
-				<-done
-				assert.Less(t, last-before, int64(grown))
-			})
+			stop.Store(true)
+			done.Wait()
 		})
 	}
 }
 
-// End and Attach at the same time: whoever comes second, nothing stays valid.
-func TestAttachWhileItEnds(t *testing.T) {
+// End and Variant at the same time: whoever comes second, nothing stays valid.
+func TestVariantWhileItEnds(t *testing.T) {
 	needRecords(t)
-	old := runtime.GOMAXPROCS(max(4, runtime.NumCPU()))
-	defer runtime.GOMAXPROCS(old)
+	moreProcessors(t)
 	rounds := testenv.Rounds(500, long(5_000))
 	const workers = 3
 	var current atomic.Pointer[Record]
-	var round, ended atomic.Int64
-	var left atomic.Int64
+	var round, ended, left atomic.Int64
 	var done sync.WaitGroup
 	for w := range workers {
 		done.Go(func() {
@@ -122,39 +110,57 @@ func TestAttachWhileItEnds(t *testing.T) {
 					runtime.Gosched()
 				}
 				r := current.Load()
-				saved := r.Attach(nil)
+				r.variantIn(nil, user(), nil)
 				if ended.Load() == n {
-					r.EndAsGuest()
+					r.End(true)
 				}
-				saved.Detach()
 				left.Add(-1)
 			}
 		})
 	}
-	apart(func() {
-		for n := range int64(rounds) {
-			r := begin(uint64(n) + 1)
-			left.Store(workers)
-			current.Store(r)
-			round.Store(n + 1)
-			for range n * 37 % 8192 {
-				_ = r.Valid()
-			}
-			ended.CompareAndSwap(n, n+1)
-			r.End()
-			for left.Load() > 0 {
-				runtime.Gosched()
-			}
-			for at := r; at != nil; at = at.next.Load() {
-				if at.Valid() {
-					t.Errorf("span %d is over and has a valid record", n+1)
-					return
-				}
+	for n := range int64(rounds) {
+		r := newOf(uint64(n)+1, nil)
+		left.Store(workers)
+		current.Store(r)
+		round.Store(n + 1)
+		for range n * 37 % 8192 {
+			_ = r.valid()
+		}
+		ended.CompareAndSwap(n, n+1)
+		r.End(true)
+		for left.Load() > 0 {
+			runtime.Gosched()
+		}
+		for at := r; at != nil; at = at.variant.Load() {
+			if at.valid() {
+				t.Errorf("span %d is over and has a valid record", n+1)
+				break
 			}
 		}
-	})
-	round.Store(int64(rounds))
+	}
 	done.Wait()
+}
+
+// Goroutines that make variants with the same content at the same time get the same one.
+func TestVariantsAtTheSameTime(t *testing.T) {
+	needRecords(t)
+	moreProcessors(t)
+	for range testenv.Rounds(50, 1000) {
+		r := newOf(1, nil)
+		var got [4][8]*Record
+		var done sync.WaitGroup
+		for w := range got {
+			done.Go(func() {
+				for i := range got[w] {
+					got[w][i] = r.variantIn(attributesOf("n", strconv.Itoa(i)), nil, nil)
+				}
+			})
+		}
+		done.Wait()
+		for w := range got {
+			assert.Equal(t, got[0], got[w])
+		}
+	}
 }
 
 // The collector runs all the while, and nothing that a profiler may find is freed or
@@ -184,35 +190,26 @@ func TestCollector(t *testing.T) {
 				}
 				id := uint64(w)<<32 | uint64(n+1)<<8
 				a := begin(id)
-				b := begin(id | 1)
+				b := beginWith(id|1, attributesOf("n", strconv.Itoa(n)))
 				child := make(chan struct{})
 				go func() {
 					defer close(child)
-					if n%2 == 0 {
-						begin(id | 2).End()
-					}
-					saved := a.Attach(nil)
+					assertShows(t, id|1, "worker", worker, "n", strconv.Itoa(n))
+					a.variantIn(nil, user(), nil).Install()
 					assertShows(t, id, "worker", worker)
-					saved.Detach()
-					assertShows(t, id|1, "worker", worker)
 				}()
 				<-child
-				assertShows(t, id|1, "worker", worker)
-				switch n % 3 {
-				case 0:
-					b.End()
-				case 1:
-					apart(b.End)
+				b.End(n%2 == 0)
+				if outer := b.Outer(); outer != nil {
+					t.Error("it is over and keeps a record")
 				}
-				if n%3 != 2 {
-					begin(id | 3).End()
-					assertShows(t, id, "worker", worker)
-				}
-				a.End()
-				b.End()
+				a.Install()
+				assertShows(t, id, "worker", worker)
+				a.End(true)
 				if !assertShows(t, 0, "worker", worker) {
 					return
 				}
+				Restore(user())
 			}
 		})
 	}

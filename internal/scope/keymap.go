@@ -88,3 +88,16 @@ func (m *KeyMap) encode(s *Scope) *gorecord.Attributes {
 	}
 	return gorecord.NewAttributes(entries)
 }
+
+// Decode returns what Encoded returned of attributes of these keys.
+func (m *KeyMap) Decode(encoded []byte) *gorecord.Attributes {
+	var entries []gorecord.Attribute
+	for len(encoded) >= 2 && len(encoded) >= 2+int(encoded[1]) {
+		end := 2 + int(encoded[1])
+		entries = append(entries, gorecord.Attribute{
+			Index: encoded[0], Key: string(m.keys[encoded[0]]), Value: string(encoded[2:end]),
+		})
+		encoded = encoded[end:]
+	}
+	return gorecord.NewAttributes(entries)
+}
