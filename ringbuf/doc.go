@@ -1,14 +1,20 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package ringbuf is a ring of slots in shared sight: each thread, or each
-// goroutine, has a slot at its id modulo the capacity, and shows there which span
-// is active on it. External profilers read the slots without the process's help;
-// see [View].
+// Package ringbuf writes and reads rings of slots, for programs without OpenTelemetry's
+// SDK. Each thread, or each goroutine, has a slot at its id modulo the capacity, and shows
+// there which span is active on it. External profilers read the slots without the
+// process's help; see [View].
 //
-// A write takes a few nanoseconds, allocates nothing, takes no lock and waits for
-// nothing. A slot is written whole or not at all: threads whose ids share a slot
-// never mix.
+// A write allocates nothing, takes no lock and waits for nothing. A slot is written whole
+// or not at all: threads whose ids share a slot never mix. If another writer holds on to
+// the slot, the slot shows that writer's span or nothing.
+//
+// Package spanctx writes the same slots for the spans of a TracerProvider. Its slots name a
+// cell of the process's span table, which tells whether the span is over. Slots that this
+// package writes name no cell, unless Span.Ref is set. They show a span until the next
+// [Ring.Store] or [Ring.Clear] of the same thread or goroutine. So call Clear when a span
+// ends, on the goroutine that shows it.
 //
 // # What a slot looks like
 //

@@ -28,17 +28,16 @@ func Example() {
 	defer runtime.UnlockOSThread()
 	traceID := [16]byte{0x4b, 0xf9, 0x2f, 0x35, 0x77, 0xb3, 0x4d, 0xa6, 0xa3, 0xce, 0x92, 0x9d, 0x0e, 0x0e, 0x47, 0x36}
 	spanID := [8]byte{0x00, 0xf0, 0x67, 0xaa, 0x0b, 0xa9, 0x02, 0xb7}
-	span := ringbuf.SpanOf(traceID, spanID, spanID, 1)
-	place := ring.Store(&span)
+	span := ringbuf.SpanOf(traceID, spanID, 1)
+	ring.Store(&span)
 	fmt.Printf("the thread shows %016x\n", ring.Shown())
 
-	// The span ends: on whatever goroutine, its place is known.
-	fmt.Println("taken back:", ring.Replace(place, span.SpanID, nil))
+	// The span ends.
+	ring.Clear()
 	fmt.Printf("the thread shows %016x\n", ring.Shown())
 	// Output:
 	// OTELCTX_SLOTS: layout 2, 1024 slots of 64 bytes
 	// the thread shows 00f067aa0ba902b7
-	// taken back: true
 	// the thread shows 0000000000000000
 }
 
@@ -85,7 +84,7 @@ func ExampleView() {
 	defer ring.Close()
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	span := ringbuf.SpanOf([16]byte{15: 1}, [8]byte{7: 2}, [8]byte{7: 2}, 1)
+	span := ringbuf.SpanOf([16]byte{15: 1}, [8]byte{7: 2}, 1)
 	ring.Store(&span)
 
 	file, err := os.Open("/proc/self/mem")

@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	"github.com/otelctx/otelctx/internal/goruntime"
-	"github.com/otelctx/otelctx/internal/ringoption"
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
@@ -147,10 +146,6 @@ func WithAttributeSpace(bytes int) Option {
 		c.attributeSpace = bytes
 		return c
 	})
-}
-
-func init() { //nolint:gochecknoinits // the way to an option that users do not see
-	ringoption.WithRuntime = func(r *goruntime.Runtime) any { return withRuntime(r) }
 }
 
 // withRuntime replaces what is known of the Go runtime, for tests of what is

@@ -64,7 +64,7 @@ const (
 	fieldAttrsSize
 	fieldSeq
 	fieldOwner
-	fieldLocalRoot
+	fieldRef
 	fieldM
 	fieldTID
 	fieldAttrs
@@ -238,12 +238,13 @@ func (v *View) Verify() error {
 // Slot is what a slot held at one time.
 type Slot struct {
 	// TraceID and SpanID are the span that is shown, zeros if none is; see
-	// [Slot.ShowsSpan]. LocalRootSpanID is zeros where that is not known. TraceFlags
-	// are those of W3C trace contexts, 1 for sampled, and 0 in layout 1.
-	TraceID         [16]byte
-	SpanID          [8]byte
-	LocalRootSpanID [8]byte
-	TraceFlags      byte
+	// [Slot.ShowsSpan]. TraceFlags are those of W3C trace contexts, 1 for sampled, and 0
+	// in layout 1.
+	TraceID    [16]byte
+	SpanID     [8]byte
+	TraceFlags byte
+	// Ref names the cell that says whether the span is live; 0 if there is none.
+	Ref uint64
 	// Attributes are encoded as OTEP 4947 has them: entries {key u8, length u8, value}.
 	// They are a copy.
 	Attributes []byte
@@ -415,11 +416,10 @@ func (v *View) decode(data []byte) Slot {
 		}
 		return binary.NativeEndian.Uint64(data[v.fields[f]:])
 	}
-	s := Slot{Owner: u64(fieldOwner), M: u64(fieldM), TID: u32(fieldTID), Seq: u32(fieldSeq)}
+	s := Slot{Ref: u64(fieldRef), Owner: u64(fieldOwner), M: u64(fieldM), TID: u32(fieldTID), Seq: u32(fieldSeq)}
 	binary.BigEndian.PutUint64(s.TraceID[:8], u64(fieldTraceIDHigh))
 	binary.BigEndian.PutUint64(s.TraceID[8:], u64(fieldTraceIDLow))
 	binary.BigEndian.PutUint64(s.SpanID[:], u64(fieldSpanID))
-	binary.BigEndian.PutUint64(s.LocalRootSpanID[:], u64(fieldLocalRoot))
 	if at := v.fields[fieldTraceFlags]; at >= 0 {
 		s.TraceFlags = data[at]
 	}

@@ -82,14 +82,14 @@ func (m *viewMemory) slot(i Info, n int) []byte {
 
 // rawSlot is what a writer stores, in the order of the format.
 type rawSlot struct {
-	high, low, span  uint64
-	inUse, flags     byte
-	attrsSize        uint16
-	seq              uint32
-	owner, localRoot uint64
-	m                uint64
-	tid              uint32
-	attrs            []byte
+	high, low, span uint64
+	inUse, flags    byte
+	attrsSize       uint16
+	seq             uint32
+	owner, ref      uint64
+	m               uint64
+	tid             uint32
+	attrs           []byte
 }
 
 // put writes a slot of layout 2, or as much of it as fits.
@@ -103,7 +103,7 @@ func (r *rawSlot) put(b []byte) {
 	ne.PutUint16(full[0x1a:], r.attrsSize)
 	ne.PutUint32(full[0x1c:], r.seq)
 	ne.PutUint64(full[0x20:], r.owner)
-	ne.PutUint64(full[0x28:], r.localRoot)
+	ne.PutUint64(full[0x28:], r.ref)
 	ne.PutUint64(full[0x30:], r.m)
 	ne.PutUint32(full[0x38:], r.tid)
 	copy(b, append(full, r.attrs...))
@@ -113,16 +113,15 @@ func (r *rawSlot) put(b []byte) {
 func raw(n uint64) rawSlot {
 	return rawSlot{
 		high: n * 0x0101, low: n * 0x0202, span: n * 0x0303, flags: 1, seq: uint32(n),
-		owner: n * 7, localRoot: n * 0x0404, m: n * 0x1000, tid: 5,
+		owner: n * 7, ref: n * 0x0404, m: n * 0x1000, tid: 5,
 	}
 }
 
 func slotOf(n uint64) Slot {
-	s := Slot{Owner: n * 7, M: n * 0x1000, TID: 5, Seq: uint32(n), TraceFlags: 1}
+	s := Slot{Owner: n * 7, Ref: n * 0x0404, M: n * 0x1000, TID: 5, Seq: uint32(n), TraceFlags: 1}
 	binary.BigEndian.PutUint64(s.TraceID[:8], n*0x0101)
 	binary.BigEndian.PutUint64(s.TraceID[8:], n*0x0202)
 	binary.BigEndian.PutUint64(s.SpanID[:], n*0x0303)
-	binary.BigEndian.PutUint64(s.LocalRootSpanID[:], n*0x0404)
 	return s
 }
 
@@ -247,7 +246,7 @@ func TestViewNeverMixesWrites(t *testing.T) {
 		info, steps := info2(1, 64, ByThread), []func(b []byte){
 			func(b []byte) { r := raw(1); r.seq, r.inUse = 2, 1; r.put(b) },
 			func(b []byte) { r := raw(1); r.seq, r.inUse, r.high = 2, 1, 2*0x0101; r.put(b) },
-			func(b []byte) { r := raw(2); r.inUse, r.localRoot = 1, 0x0404; r.put(b) },
+			func(b []byte) { r := raw(2); r.inUse, r.ref = 1, 0x0404; r.put(b) },
 			func(b []byte) { r := raw(2); r.put(b) },
 		}
 		if layout == 1 {
@@ -331,7 +330,7 @@ func TestViewSeesAWholeWriteBetweenItsLooks(t *testing.T) {
 	old, next := raw(1), raw(2)
 	// Torn: the first half of the old slot and the second of the new one.
 	torn := old
-	torn.localRoot, torn.owner, torn.m = next.localRoot, next.owner, next.m
+	torn.ref, torn.owner, torn.m = next.ref, next.owner, next.m
 	m.beforePart = func(n int) {
 		switch (n - 1) % 5 {
 		case 0:
@@ -510,7 +509,7 @@ func TestFieldsOfViews(t *testing.T) {
 	names := map[field]string{
 		fieldTraceIDHigh: "trace_id_high", fieldTraceIDLow: "trace_id_low", fieldSpanID: "span_id",
 		fieldInUse: "in_use", fieldTraceFlags: "trace_flags", fieldAttrsSize: "attrs_size", fieldSeq: "seq",
-		fieldOwner: "owner_goid", fieldLocalRoot: "local_root_span_id", fieldM: "m", fieldTID: "tid", fieldAttrs: "attrs",
+		fieldOwner: "owner_goid", fieldRef: "span_ref", fieldM: "m", fieldTID: "tid", fieldAttrs: "attrs",
 	}
 	fields := wire.SlotFields(wire.RingLayout2)
 	require.Len(t, fields, int(numFields))
@@ -603,7 +602,7 @@ func oracle(i Info, b []byte) string {
 		}
 		s.Seq = ne.Uint32(b[0x1c:])
 		s.Owner = ne.Uint64(b[0x20:])
-		be.PutUint64(s.LocalRootSpanID[:], ne.Uint64(b[0x28:]))
+		s.Ref = ne.Uint64(b[0x28:])
 		s.M = ne.Uint64(b[0x30:])
 		s.TID = ne.Uint32(b[0x38:])
 	}

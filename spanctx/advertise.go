@@ -8,12 +8,13 @@ import (
 
 	"go.opentelemetry.io/otel/attribute"
 
+	"github.com/otelctx/otelctx/internal/cells"
 	"github.com/otelctx/otelctx/internal/gorecord"
 	"github.com/otelctx/otelctx/internal/goruntime"
+	"github.com/otelctx/otelctx/internal/ring"
 	"github.com/otelctx/otelctx/internal/scope"
 	"github.com/otelctx/otelctx/internal/wire"
 	"github.com/otelctx/otelctx/resourcepublisher"
-	"github.com/otelctx/otelctx/ringbuf"
 )
 
 // advertise tells readers by the process context what is shown where.
@@ -39,11 +40,13 @@ func (p *SpanProcessor) advertisement() []attribute.KeyValue {
 		attribute.String(wire.KeySchemaVersion, schema),
 		keyMapAttribute(p.keys.Load()),
 	}
-	for i, prefix := range [numRings]attribute.Key{wire.KeyThreadSlots, wire.KeyGoroutineSlots} {
-		if r := p.rings[i]; r != nil {
-			kvs = append(kvs, ringAttributes(prefix, r.Info())...)
-		}
+	if p.threads != nil {
+		kvs = append(kvs, ringAttributes(wire.KeyThreadSlots, wire.IndexThread, p.threads.Layout())...)
 	}
+	if p.goroutines != nil {
+		kvs = append(kvs, ringAttributes(wire.KeyGoroutineSlots, wire.IndexGoroutine, p.goroutines.Layout())...)
+	}
+	kvs = append(kvs, p.cellAttributes()...)
 	return append(kvs, p.goAttributes()...)
 }
 
@@ -56,28 +59,50 @@ func keyMapAttribute(m *scope.KeyMap) attribute.KeyValue {
 	return attribute.StringSlice(wire.KeyAttributeKeyMap, keys)
 }
 
-func ringAttributes(prefix attribute.Key, info ringbuf.Info) []attribute.KeyValue {
-	index := wire.IndexThread
-	if info.Index == ringbuf.ByGoroutine {
-		index = wire.IndexGoroutine
-	}
-	var fields []attribute.KeyValue
-	for _, f := range wire.SlotFields(info.Layout) {
-		if int(f.Offset) == info.SlotSize {
-			continue // attributes in slots that have no space for them
+func ringAttributes(prefix attribute.Key, index string, l ring.Layout) []attribute.KeyValue {
+	var there []wire.Field
+	for _, f := range wire.SlotFields(l.Layout) {
+		if int(f.Offset) < l.SlotSize { // else attributes in slots that have no space for them
+			there = append(there, f)
 		}
-		fields = append(fields, attribute.Int64(f.Name, int64(f.Offset)))
 	}
 	return []attribute.KeyValue{
-		attribute.String(string(prefix)+wire.RingKeyMapping, info.Mapping),
-		attribute.Int64(string(prefix)+wire.RingKeyAddress, int64(info.Address)),
-		attribute.Int(string(prefix)+wire.RingKeyLayout, info.Layout),
-		attribute.Int(string(prefix)+wire.RingKeyCapacity, info.Capacity),
-		attribute.Int(string(prefix)+wire.RingKeyHeaderSize, info.HeaderSize),
-		attribute.Int(string(prefix)+wire.RingKeySlotSize, info.SlotSize),
+		attribute.String(string(prefix)+wire.RingKeyMapping, l.Name),
+		attribute.Int64(string(prefix)+wire.RingKeyAddress, int64(l.Address)),
+		attribute.Int(string(prefix)+wire.RingKeyLayout, l.Layout),
+		attribute.Int(string(prefix)+wire.RingKeyCapacity, l.Capacity),
+		attribute.Int(string(prefix)+wire.RingKeyHeaderSize, l.HeaderSize),
+		attribute.Int(string(prefix)+wire.RingKeySlotSize, l.SlotSize),
 		attribute.String(string(prefix)+wire.RingKeyIndex, index),
-		{Key: prefix + wire.RingKeyFields, Value: attribute.MapValue(fields...)},
+		offsets(prefix+wire.RingKeyFields, there),
 	}
+}
+
+// cellAttributes describe the span table, if other processes can find it.
+func (p *SpanProcessor) cellAttributes() []attribute.KeyValue {
+	if !p.listed {
+		return nil
+	}
+	address := p.cells.Address()
+	const prefix = wire.KeySpans
+	return []attribute.KeyValue{
+		attribute.String(prefix+wire.RingKeyMapping, wire.SpansName),
+		attribute.Int64(prefix+wire.RingKeyAddress, int64(address)),
+		attribute.Int(prefix+wire.RingKeyLayout, wire.SpansLayout1),
+		attribute.Int(prefix+wire.RingKeyCapacity, cells.Capacity),
+		attribute.Int(prefix+wire.RingKeyHeaderSize, wire.SpansHeaderSize),
+		attribute.Int(prefix+wire.SpansKeyCellSize, wire.CellSize),
+		offsets(prefix+wire.RingKeyFields, wire.CellFields()),
+	}
+}
+
+// offsets returns an attribute that has the offsets of fields.
+func offsets(key attribute.Key, fields []wire.Field) attribute.KeyValue {
+	var kvs []attribute.KeyValue
+	for _, f := range fields {
+		kvs = append(kvs, attribute.Int64(f.Name, int64(f.Offset)))
+	}
+	return attribute.KeyValue{Key: key, Value: attribute.MapValue(kvs...)}
 }
 
 // goAttributes describe the Go runtime, as far as it is known.
@@ -99,7 +124,9 @@ func (p *SpanProcessor) goAttributes() []attribute.KeyValue {
 		}
 	}
 	if p.records {
-		kvs = append(kvs, attribute.Int64(wire.KeyGo+wire.GoKeyRecordOffset, int64(gorecord.Offset)))
+		kvs = append(kvs,
+			attribute.Int64(wire.KeyGo+wire.GoKeyRecordOffset, int64(gorecord.Offset)),
+			attribute.Int64(wire.KeyGo+wire.GoKeyEnclosingOffset, int64(gorecord.EnclosingOffset)))
 	}
 	return kvs
 }

@@ -97,7 +97,7 @@ func (a *advertiser) do(word string) (answer string, err error) {
 		a.opts = append(a.opts, withRuntime(goruntime.Calibrate().Without(errors.New("refused for a test"), facts...)))
 
 	case "processor":
-		a.processor, err = NewSpanProcessor(a.opts...)
+		a.processor, err = NewSpanProcessor(append([]Option{WithGoroutineSlots(false)}, a.opts...)...)
 		a.opts = nil
 		a.provider = sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(a.processor))
 		if err == nil && a.processor.Err() != nil {
@@ -197,7 +197,7 @@ var (
 	fields1 = map[string]uint64{"trace_id_high": 0, "trace_id_low": 8, "span_id": 16, "in_use": 24}
 	fields2 = map[string]uint64{
 		"trace_id_high": 0, "trace_id_low": 8, "span_id": 16, "in_use": 24, "trace_flags": 0x19, "attrs_size": 0x1a,
-		"seq": 0x1c, "owner_goid": 0x20, "local_root_span_id": 0x28, "m": 0x30, "tid": 0x38,
+		"seq": 0x1c, "owner_goid": 0x20, "span_ref": 0x28, "m": 0x30, "tid": 0x38,
 	}
 )
 
@@ -212,7 +212,7 @@ func TestAdvertisement(t *testing.T) {
 	ring2 := ring(2, 65536, 64, 64, fields2)
 	const schemaSlots, schemaLabels = "otelctx_slots_v1", "go_pprof_labels_v1"
 	for name, tt := range map[string]wantAdvertised{
-		"default":         {"", schemaLabels, ring2, nil, goOffsets, ""},
+		"two carriers":    {"", schemaLabels, ring2, nil, goOffsets, ""},
 		"everything":      {"goroutine=on", schemaLabels, ring2, ring2, goOffsets, ""},
 		"thread slots":    {"record=off", schemaSlots, ring2, nil, goOffsets, ""},
 		"goroutine slots": {"thread=off record=off goroutine=on", schemaSlots, nil, ring2, goOffsets, ""},
@@ -265,7 +265,7 @@ func testAdvertisement(t *testing.T, tt *wantAdvertised) {
 	keyMap, ok := o.ad["threadlocal.attribute_key_map"].GetValue().(*commonpb.AnyValue_ArrayValue)
 	require.True(t, ok, "attribute_key_map")
 	assert.Empty(t, keyMap.ArrayValue.GetValues())
-	keys := 2 + 1 + tt.goOffsets // and the version of Go
+	keys := 2 + 1 + 7 + tt.goOffsets // and the version of Go, and the span table
 	if _, err := goruntime.Calibrate().Offset(goruntime.TLSG); err != nil && tt.goOffsets > 0 {
 		require.Equal(t, "arm64", runtime.GOARCH, err) // which has no thread-local storage without cgo
 		keys--
@@ -276,8 +276,9 @@ func testAdvertisement(t *testing.T, tt *wantAdvertised) {
 		}
 	}
 	if tt.schema == "go_pprof_labels_v1" {
-		assert.EqualValues(t, 68, o.integer(t, "threadlocal.go.record_offset"), "behind a slice, three pointers, a text and two counts")
-		keys++
+		assert.EqualValues(t, 56, o.integer(t, "threadlocal.go.record_enclosing_offset"), "behind a slice, three pointers and a reference")
+		assert.EqualValues(t, 132, o.integer(t, "threadlocal.go.record_offset"), "behind three references and a text")
+		keys += 2
 	}
 	assert.Len(t, o.ad, keys)
 	exe, err := os.Executable()
@@ -428,7 +429,8 @@ func (o *outside) assertSlot(t *testing.T, prefix string, id uint64, is *truth) 
 	got := o.slot(t, prefix, id)
 	if o.integer(t, prefix+"layout") == 2 {
 		want["trace_flags"], want["attrs_size"], want["tid"] = uint64(is.flags), 0, is.tid
-		want["local_root_span_id"] = binary.BigEndian.Uint64(is.outer[:])
+		assert.True(t, o.live(t, got["span_ref"]))
+		delete(got, "span_ref")
 		want["owner_goid"] = is.goid
 		if o.ad["threadlocal.go.g_goid_offset"] == nil {
 			want["owner_goid"] = 0

@@ -5,100 +5,92 @@ package spanctx
 
 import (
 	"context"
+	"net"
+	"runtime/pprof"
 
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/otelctx/otelctx/internal/gorecord"
+	"github.com/otelctx/otelctx/internal/cells"
 	"github.com/otelctx/otelctx/internal/sdkspan"
+	"github.com/otelctx/otelctx/internal/wire"
 )
 
 // Attachment is what [Attach] has changed.
 type Attachment struct {
-	p *SpanProcessor
-	// id is the span that was attached.
-	id uint64
-	// before are the spans that the rings showed, or 0.
-	before [numRings]uint64
-	// own are the attributes of the span that was attached as slots showed them before,
-	// if that is known.
-	own *gorecord.Attributes
-	// labels are those of before, if hasLabels.
-	labels    gorecord.Saved
-	hasLabels bool
+	p    *SpanProcessor
+	goid uint64
+	// before is what the goroutine was in.
+	before position
 }
 
-// Attach shows the span of ctx on the calling goroutine, until Detach or the end of the
-// span. It is for goroutines that work for a span that another goroutine has started,
-// such as those of a pool:
+// Attach shows on the calling goroutine what ctx says, until [Attachment.Detach]: the span
+// of ctx, or if it has none that is recording in this process and not over, nothing. It is
+// for goroutines that work for a span which another goroutine has started, such as those of
+// a pool:
 //
 //	defer spanctx.Attach(ctx).Detach()
+//
+// With [context.Background] it is for goroutines that have inherited a span which they do
+// not work for.
 //
 // The span is shown with the context-scoped attributes of ctx, of those whose keys are
 // published, also where the goroutine shows it already: that is how to publish what has
 // been added to a context since the span was started.
 //
-// It does nothing if ctx has no span, or one that is over, remote, or not recording,
-// or if no SpanProcessor is active. In slots a span is shown at up to three places at a
-// time; the goroutine record has no such limit.
+// If the span ends meanwhile the goroutine is in what it was in before. Attach does
+// nothing if no SpanProcessor is active.
 func Attach(ctx context.Context) Attachment {
 	p := active.Load()
 	if p == nil {
 		return Attachment{}
 	}
-	var l live
-	if !p.find(trace.SpanContextFromContext(ctx), &l) {
-		return Attachment{}
+	a := Attachment{p: p, goid: p.runtime.GoroutineID()}
+	var l labels
+	p.position(&a.before, &l, a.goid)
+	var at position
+	if at.ref = p.find(ctx); at.ref == 0 {
+		p.show(&at, a.before.ref, &l, nil, a.goid)
+		return a
 	}
-	a := Attachment{p: p, id: l.ID}
-	attributes := p.attributesOf(ctx)
-	a.own = l.showWith(attributes)
-	for i, r := range p.rings {
-		if r != nil {
-			a.before[i] = r.Shown()
-			p.show(i, &l, attributes.Encoded(), p.isGuest(&l))
+	attributes := p.keys.Load().Of(ctx)
+	if base := p.known.record(at.ref); base != nil {
+		around := [wire.Enclosing]uint64{
+			uint64(a.before.ref), uint64(p.around(&a.before, 0, a.goid)), uint64(p.around(&a.before, 1, a.goid)),
 		}
+		at.record = p.variant(base, attributes, l.user, a.before.record, around)
 	}
-	if r := l.Pointers().record.Get(); r != nil && !l.Changed() {
-		a.labels, a.hasLabels = r.Attach(attributes), true
-		// Its end changes the version by compare-and-swap before it looks at the records.
-		if l.Changed() {
-			r.EndAsGuest()
-			a.labels.Detach()
-		}
-	}
+	p.show(&at, a.before.ref, &l, attributes.Encoded(), a.goid)
 	return a
 }
 
-// Detach shows again what the goroutine showed before [Attach], as far as that is not
-// over. It must be called on the same goroutine, and attachments be detached in the
-// reverse order. The zero Attachment detaches nothing.
-func (a Attachment) Detach() {
-	if a.p == nil {
-		return
+// find returns the live local span of ctx, or 0.
+func (p *SpanProcessor) find(ctx context.Context) cells.Ref {
+	sc := trace.SpanContextFromContext(ctx)
+	if id := sdkspan.Of(sc); sc.HasTraceID() && !id.Remote {
+		return p.cells.Find(id.Key)
 	}
-	if a.hasLabels {
-		a.labels.Detach()
-	}
-	installed := a.p.installed()
-	for i, r := range a.p.rings {
-		if r == nil {
-			continue
-		}
-		var before live
-		if a.p.table.Find(sdkspan.Key{SpanID: a.before[i]}, &before.span) && before.load() {
-			attributes := before.shownWith(installed)
-			if attributes == nil && before.ID == a.id {
-				attributes = a.own.Encoded()
-			}
-			a.p.show(i, &before, attributes, a.p.isGuest(&before))
-		} else if r.Shown() == a.id {
-			r.Clear()
-		}
-	}
+	return 0
 }
 
-// Go runs fn with ctx on a goroutine of its own, with the span of ctx attached until fn
-// returns. It returns at once, and fn runs whether there is anything to show or not.
+// Detach shows again what the goroutine was in before [Attach], or if that is over what is
+// live around it. It must be called on the same goroutine, and attachments be detached in
+// the reverse order. The zero Attachment detaches nothing.
+func (a Attachment) Detach() {
+	if a.p == nil || a.p.stopped.Load() {
+		return
+	}
+	if a.before.ref != 0 && !a.p.cells.Live(a.before.ref) {
+		a.p.outward(&a.before, a.goid)
+	}
+	var now position
+	var l labels
+	a.p.shown(&now, &l, a.goid)
+	a.p.show(&a.before, now.ref, &l, a.p.attributes(&a.before), a.goid)
+}
+
+// Go runs fn with ctx on a goroutine of its own, with [Attach] to ctx until fn returns. It
+// returns at once. With a context that has no span the goroutine is in none, as it should be
+// if it goes on after the span that it is started in.
 func Go(ctx context.Context, fn func(context.Context)) {
 	go func() {
 		defer Attach(ctx).Detach()
@@ -106,23 +98,63 @@ func Go(ctx context.Context, fn func(context.Context)) {
 	}()
 }
 
-// Refresh shows the span of ctx in the slot of the thread that the calling goroutine
-// is on now. It is for thread slots only: after a call that blocked, Go may run the
-// goroutine on another thread, whose slot knows nothing of it until a span starts or
-// ends. It does nothing unless the goroutine is one that shows the span, or started
-// it. The attributes stay those that the goroutine's record has, if that is of the span;
-// else they are those of ctx.
-func Refresh(ctx context.Context) {
-	p := active.Load()
-	if p == nil || p.rings[threadRing] == nil {
-		return
-	}
-	var l live
-	if p.find(trace.SpanContextFromContext(ctx), &l) && (l.origin.goid() != 0 && l.origin.goid() == p.runtime.GoroutineID() || p.shows(l.ID)) {
-		attributes := p.attributesOf(ctx).Encoded()
-		if r := p.installed(); r.Shows(l.ID) {
-			attributes = r.Attributes()
+// Do is [pprof.Do], and keeps the goroutine in its span for readers of labels and for
+// goroutines that fn starts: pprof.Do replaces all labels, those of the span included.
+func Do(ctx context.Context, labels pprof.LabelSet, fn func(context.Context)) {
+	defer refresh(anySpan)
+	pprof.Do(ctx, labels, func(ctx context.Context) {
+		refresh(anySpan)
+		fn(ctx)
+	})
+}
+
+// DialContext returns a function that dials as dial does, for http.Transport and others that
+// dial on a goroutine which then serves the connection for whoever uses it: such a goroutine
+// is taken out of the span that it has inherited. A goroutine that has started or attached a
+// span itself goes back to its span when the connection is made.
+func DialContext(dial func(ctx context.Context, network, address string) (net.Conn, error)) func(ctx context.Context, network, address string) (net.Conn, error) {
+	return func(ctx context.Context, network, address string) (net.Conn, error) {
+		if p := active.Load(); p != nil {
+			goid := p.runtime.GoroutineID()
+			own := p.showsOwn(goid)
+			if a := Attach(context.Background()); own || p.cells.IsOf(a.before.ref, goid) { //nolint:contextcheck // what it is in is to be nothing
+				defer a.Detach()
+			}
 		}
-		p.show(threadRing, &l, attributes, p.isGuest(&l))
+		return dial(ctx, network, address)
 	}
 }
+
+// showsOwn reports whether a goroutine has shown anything itself, and not only inherited it.
+func (p *SpanProcessor) showsOwn(goid uint64) bool {
+	if p.goroutines == nil {
+		return false
+	}
+	_, _, owned := p.goroutines.Shown(goid, goid)
+	return owned
+}
+
+// Refresh shows again what the goroutine is in, if that is the span of ctx: in the slot of
+// the thread that the goroutine is on now, and behind its labels. After a call that
+// blocked, Go may run the goroutine on another thread, whose slot knows nothing of it until
+// a span starts or ends; and pprof.SetGoroutineLabels replaces all labels.
+func Refresh(ctx context.Context) {
+	refresh(func(p *SpanProcessor, ref cells.Ref) bool { return ref == p.find(ctx) })
+}
+
+// refresh shows again what the goroutine is in, if that is what is wanted.
+func refresh(wanted func(p *SpanProcessor, ref cells.Ref) bool) {
+	p := active.Load()
+	if p == nil || p.stopped.Load() {
+		return
+	}
+	var at position
+	var l labels
+	goid := p.runtime.GoroutineID()
+	if p.position(&at, &l, goid); at.ref != 0 && wanted(p, at.ref) {
+		p.show(&at, at.ref, &l, p.attributes(&at), goid)
+	}
+}
+
+// anySpan wants any span.
+func anySpan(*SpanProcessor, cells.Ref) bool { return true }

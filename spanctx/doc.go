@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package spanctx publishes the active span for external profilers: which span the
-// code that they interrupt belongs to, exact while Go moves goroutines between
-// threads. It is a span processor; one option enables it:
+// interrupted code belongs to, exact while Go moves goroutines between threads. It is a span
+// processor; one option enables it:
 //
 //	tp := sdktrace.NewTracerProvider(
 //		resourcepublisher.WithResource(res),
@@ -11,83 +11,139 @@
 //		sdktrace.WithBatcher(exporter),
 //	)
 //
+// docs/where-your-samples-go.md shows, pattern by pattern, what profilers see and how to
+// change it. docs/design/0001-span-path.md says how it works.
+//
 // # Carriers
 //
-// A span is shown in up to three ways, which readers choose from:
+// A carrier is one way to show a span. All three are on by default:
 //
-//   - The goroutine record, behind the goroutine's profiler labels (on by default):
-//     exact, inherited by goroutines that are started inside the span, and seen as
-//     ordinary labels trace_id and span_id by runtime/pprof and every profiler that
-//     reads Go's labels. See [OTEP 4947].
-//   - Thread slots (on by default), a ring indexed by thread id, see package ringbuf:
-//     for readers that know nothing of goroutines. Go moves goroutines between
-//     threads whenever they block; a slot says which goroutine it is about, so that a
-//     reader can tell when it no longer holds.
-//   - Goroutine slots (off by default), a ring indexed by goroutine id: exact, but not
-//     inherited.
+//   - The goroutine record stands behind the goroutine's profiler labels. Goroutines that
+//     are started inside the span inherit it. Readers of labels, such as runtime/pprof, see
+//     the ordinary labels trace_id and span_id. It costs one allocation a span. See
+//     [OTEP 4947].
+//   - Goroutine slots are a ring indexed by goroutine id, see package ringbuf. They are
+//     right under the user's own labels too, as inside of pprof.Do. Goroutines do not
+//     inherit them.
+//   - Thread slots are a ring indexed by thread id, for readers that know nothing of
+//     goroutines. Go moves goroutines between threads when they block. A slot names its
+//     goroutine, so a reader that knows Go can tell when the slot is out of date.
 //
-// What is shown where is advertised in the process context by attributes that begin
+// Every slot and every record names a cell of the span table, which tells whether the span
+// is over. The process context advertises rings, table and offsets by attributes that begin
 // with threadlocal., as soon as package resourcepublisher publishes one.
 //
 // A process has at most one SpanProcessor at a time. Everything in this package may be
 // called concurrently, on any goroutine; only Detach is bound to one.
 //
-// # What a span's life looks like
+// # Which span a goroutine is in
 //
-// From the end of its start on, a span is shown on the goroutine that started it. A
-// span that is started while another is shown on that goroutine, and as its child,
-// covers it; at its end the parent is shown again. After the end of a span, on
-// whichever goroutine that is called, no reader ever sees it. Where that is in doubt
-// nothing is shown: missing is better than wrong.
+//  1. A goroutine is in a span from the end of the span's Start on it, or from [Attach]. If
+//     its parent goroutine was in a span when it was started, it is in that span.
+//  2. It leaves the span when the span ends, on whichever goroutine End is called, and at
+//     Detach. It also leaves a span that it has started inside another span when it ends
+//     that outer span. So a stream left open does not outlive its job.
+//  3. It is then in the nearest enclosing span of its own chain that is still live.
+//  4. [Attach] shows what its context says: the span and the attributes of ctx. If ctx has no
+//     live recording span of this process, the goroutine is in nothing.
+//  5. A span that is over is never shown. Slots and records stop showing it at once, and its
+//     labels are withdrawn: see [Labels].
+//  6. A remote parent is never shown, since it is not active in this process. Processors do
+//     not see unsampled spans: inside one, what is around it is shown.
+//  7. Where the span cannot be known, nothing is shown. Missing is better than wrong.
 //
-// A goroutine that works for a span that another one has started, and did not inherit
-// it, shows it by [Attach] or [Go]. A remote parent is never shown; it is not active
-// in this process.
+// Readers follow rule 3 by themselves, through the span table. Readers of labels cannot. When
+// another goroutine has ended a span, they see none at first. They see the span around it
+// once a span starts or ends on the first goroutine, or [Attach] or [Refresh] is called
+// there.
+//
+// # Work that moves
+//
+//   - A goroutine that works for a span which it neither started nor inherited shows it by
+//     defer spanctx.Attach(ctx).Detach().
+//   - A worker of a pool or a background loop may have inherited a span which it does not
+//     work for. It leaves that span by spanctx.Attach(context.Background()).
+//   - [Go] starts a goroutine that is in the span of a context, and in no other one.
+//   - [Do] is pprof.Do that keeps the span for readers of labels.
+//   - [DialContext] takes connection goroutines, such as those of http.Transport, out of the
+//     span of the request that dials.
+//   - [Refresh] shows the span again after pprof.SetGoroutineLabels, or after a call that
+//     blocked, on the thread that the goroutine is on now.
 //
 // # Attributes
 //
-// [WithAttributeKeys] publishes, with each span, chosen ones of the context-scoped
-// attributes (package scopedattr, OTEP 4931) of the context that it is started with: in
-// the goroutine record, as profiler labels, and in slots, encoded as OTEP 4947 has it.
-// They are encoded once for each context that has added some. A context that has got
-// others since is published by [Attach], without a span of its own; after Detach, and
-// where a goroutine goes back to the parent of a span, they are what they were before.
+// [WithAttributeKeys] publishes context-scoped attributes (package scopedattr, OTEP 4931)
+// with each span: those of the context that the span is started with, for the chosen keys.
+// They are in the goroutine record and in slots, encoded as OTEP 4947 has it, and are
+// profiler labels. They are encoded once for each context that has added some. [Attach] publishes those of a
+// context that has got others since, without a span of its own. After Detach, and where a
+// goroutine goes back to the parent of a span, they are what they were before.
 //
 // # Unsampled spans
 //
-// A span processor is called for recording spans only. By default those are the
-// sampled ones, and work below unsampled spans is shown as below none. See
+// A span processor is called for recording spans only. By default those are the sampled
+// ones. Inside an unsampled span the goroutine stays in the span around it, or in none. See
 // [RecordUnsampled].
+//
+// # Labels
+//
+// eBPF profilers read a goroutine's labels at the moment of a sample. Package runtime/pprof
+// keeps the label pointer, and reads the labels when it writes the profile. So labels are withdrawn
+// when the span ends, but not while the process takes a CPU profile of itself, nor for three
+// seconds after. Spans that end meanwhile keep their labels on goroutines that have
+// inherited them. Programs built with the race detector keep them as well. [WithLabels]
+// chooses otherwise.
+//
+// Labels make goroutine profiles larger, because those group goroutines by label.
+// [LabelsHidden] avoids that: only readers of the record see the span then.
+//
+// # Environment variables
+//
+//   - OTELCTX_SPANS_DISABLED: true makes [WithPublishing] do nothing. The default is false.
+//     No option overrides it. [NewSpanProcessor] ignores it.
+//   - OTELCTX_SPAN_CARRIERS: the carriers, separated by commas: thread_slots,
+//     goroutine_slots, goroutine_record, or none. The default is all three.
+//     [WithThreadSlots], [WithGoroutineSlots] and [WithGoroutineRecord] override it.
+//
+// # Several providers
+//
+// The first [WithPublishing] makes the SpanProcessor, and later ones share it. Keys of
+// attributes are added. Other options that ask for something else have no effect, which
+// [otel.Handle] is told. Publishing ends with the Shutdown of the last of these providers. A
+// SpanProcessor of [NewSpanProcessor] that is registered with several providers ends with
+// the first Shutdown.
 //
 // # Limits
 //
-// The table that ends are looked up in has room for at least 67,584 spans, in buckets of 8: from
-// about 30,000 live spans on some are shown no more, the oldest of a full bucket. An
-// [Attach] or the end of a child that runs while another goroutine ends the span to be
-// shown may show that until it returns. pprof.Do and pprof.SetGoroutineLabels replace
-// all labels of the goroutine, the record's included: until their end, and after
-// pprof.Do until the next span starts or ends, the record is not there, while the
-// slots still are.
+// The span table has room for 65,536 live spans. A new span then evicts an old one, which is
+// shown no more. From about 30,000 live spans on, a few are evicted earlier. A span that its
+// own goroutine still shows is spared where that is possible. Spans that never end cost
+// later spans nothing else.
 //
-// Readers that look at labels alone, as runtime/pprof does, find those of a span that is
-// over on goroutines that have inherited them, and where another goroutine has ended it,
-// until a span starts or ends there. The record itself is taken back at once.
+// Spans know the three nearest spans around them. If all three are over before the span is,
+// the goroutine shows none after it.
 //
-// Go runs callbacks of C threads on goroutines that it uses again, labels included: a
-// span that a callback leaves open is shown on its thread until it ends, and on another
-// one that gets the goroutine later.
+// pprof.Do and pprof.SetGoroutineLabels replace all labels of the goroutine, the record's
+// included. Until the next span starts or ends there, readers of labels and goroutines that
+// are started meanwhile miss the span. Goroutine slots still show it.
 //
-// A span that is attached with 64 different sets of attributes or labels of goroutines
-// has no record for more: with those, only slots show it. Without the goroutine record it
-// is not known what a goroutine that was attached with other attributes than the span's
-// own showed before: slots show the span without attributes when the goroutine goes back
-// to it from a child, or from an Attach within the Attach.
+// Readers that know thread ids only see the span of the goroutine that was last shown on
+// the thread, until that span ends. Slots of [WithLayout1] cannot name a cell: they show it
+// even longer, until a span starts or ends on that thread.
+//
+// Go runs callbacks of C threads on goroutines that it uses again, labels included. A span
+// that a callback leaves open is shown on its thread until it ends, and on another thread
+// that gets the goroutine later.
+//
+// A span has at most 64 records, one for each set of attributes, user's labels and spans
+// around it. Beyond that only slots show it. Without the goroutine record, a goroutine that goes back to a span which it attached with other
+// attributes shows the span's own attributes.
 //
 // # Platforms
 //
 // Linux on amd64 and arm64. Elsewhere [NewSpanProcessor] returns an error that wraps
-// [errors.ErrUnsupported], [WithPublishing] reports it, and [Attach], [Go] and [Refresh]
-// show nothing.
+// [errors.ErrUnsupported], [WithPublishing] reports it, and the other functions show
+// nothing. [Go], [Do] and [DialContext] still call the function that they are given.
 //
 // [OTEP 4947]: https://github.com/open-telemetry/opentelemetry-specification/blob/main/oteps/profiles/4947-thread-ctx.md
 package spanctx

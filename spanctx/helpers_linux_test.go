@@ -13,20 +13,19 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/otelctx/otelctx/internal/cells"
 	"github.com/otelctx/otelctx/internal/gorecord"
 	"github.com/otelctx/otelctx/internal/goruntime"
-	"github.com/otelctx/otelctx/internal/membarrier"
 	"github.com/otelctx/otelctx/internal/remotemem"
+	"github.com/otelctx/otelctx/internal/ring"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
-	"github.com/otelctx/otelctx/ringbuf"
 )
 
 // Roles of child processes.
@@ -100,25 +99,26 @@ type service struct {
 	t      testing.TB
 	p      *SpanProcessor
 	tracer trace.Tracer
-	rings  [numRings]*memory
+	rings  [2]*memory
 }
 
-// serve starts tracing for the length of the test. Threads can share slots from the start:
-// until the kernel has the process registered for that, which is done in the background,
-// what one thread shows in the slot of another one is missing.
+// The rings of a service.
+const (
+	threadRing = iota
+	goroutineRing
+)
+
+// serve starts tracing for the length of the test.
 func serve(t testing.TB, opts ...Option) *service {
 	t.Helper()
-	if membarrier.Announce() {
-		require.Eventually(t, membarrier.Ready, time.Minute, time.Millisecond, "until threads can share slots")
-	}
 	p, err := NewSpanProcessor(opts...)
 	require.NoError(t, err)
 	tp := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(p), sdktrace.WithIDGenerator(new(derivedIDs)))
 	t.Cleanup(func() { require.NoError(t, tp.Shutdown(context.Background())) })
 	s := &service{t: t, p: p, tracer: tp.Tracer("test")}
-	for i, r := range p.rings {
+	for i, r := range []*ring.Ring{p.threads, p.goroutines} {
 		if r != nil {
-			s.rings[i] = &memory{Memory: remotemem.Of(os.Getpid()), info: r.Info()}
+			s.rings[i] = &memory{Memory: remotemem.Of(os.Getpid()), info: r.Layout(), cells: p.cells.Address()}
 		}
 	}
 	return s
@@ -137,17 +137,19 @@ type slot struct {
 	traceIDHigh, traceIDLow, spanID uint64
 	flags                           uint8
 	seq                             uint32
-	owner, localRoot, m             uint64
+	owner, ref, m                   uint64
 	tid                             uint32
 	attributes                      string
 }
 
-// memory is a ring as a profiler finds it in memory: by what is said about it, and with
-// the offsets of the format, which are written out here once more.
+// memory is a ring as a profiler finds it in memory, and the cells that its slots name: by
+// what is said about them, and with the offsets of the formats, which are written out here
+// once more.
 type memory struct {
 	remotemem.Memory
-	info ringbuf.Info
-	buf  []byte
+	info  ring.Layout
+	cells uint64
+	buf   []byte
 }
 
 func (m *memory) decode(b []byte) (s slot, free bool) {
@@ -155,10 +157,67 @@ func (m *memory) decode(b []byte) (s slot, free bool) {
 	s.traceIDHigh, s.traceIDLow, s.spanID = at.Uint64(b[0x00:]), at.Uint64(b[0x08:]), at.Uint64(b[0x10:])
 	if m.info.Layout == 2 {
 		s.flags, s.seq = b[0x19], at.Uint32(b[0x1c:])
-		s.owner, s.localRoot, s.m, s.tid = at.Uint64(b[0x20:]), at.Uint64(b[0x28:]), at.Uint64(b[0x30:]), at.Uint32(b[0x38:])
+		s.owner, s.ref, s.m, s.tid = at.Uint64(b[0x20:]), at.Uint64(b[0x28:]), at.Uint64(b[0x30:]), at.Uint32(b[0x38:])
 		s.attributes = string(b[0x40:min(m.info.SlotSize, 0x40+int(at.Uint16(b[0x1a:])))])
 	}
 	return s, b[0x18] == 0
+}
+
+// cell is what a cell says of the span that a reference names.
+type cell struct {
+	live, over              bool
+	traceIDHigh, traceIDLow uint64
+	spanID, localRoot, goid uint64
+	enclosing               [3]uint64
+}
+
+// readCell reads the cell that a reference names.
+func readCell(t testing.TB, table, ref uint64) (c cell) {
+	t.Helper()
+	if ref == 0 {
+		return c
+	}
+	var b [128]byte
+	_, err := remotemem.Of(os.Getpid()).ReadAt(b[:], int64(table+128+128*(ref>>1&(1<<19-1))))
+	require.NoError(t, err)
+	at := binary.LittleEndian
+	version := at.Uint64(b[0:])
+	c.live, c.over = version == ref, version == ref|1
+	c.traceIDHigh, c.traceIDLow, c.spanID = at.Uint64(b[8:]), at.Uint64(b[16:]), at.Uint64(b[24:])
+	c.localRoot, c.goid = at.Uint64(b[32:]), at.Uint64(b[40:])
+	for i := range c.enclosing {
+		c.enclosing[i] = at.Uint64(b[48+8*i:])
+	}
+	return c
+}
+
+// nearest returns the id of the first live span of those that references name, or 0.
+func nearest(t testing.TB, table uint64, refs [3]uint64) uint64 {
+	t.Helper()
+	for _, ref := range refs {
+		if c := readCell(t, table, ref); c.live {
+			return c.spanID
+		}
+	}
+	return 0
+}
+
+// resolve returns the id of the span that a slot shows of a goroutine, as readers find it:
+// that of the cell if it is live, else of the nearest live one around it.
+func (m *memory) resolve(t testing.TB, s slot, goid uint64) uint64 {
+	t.Helper()
+	if s.spanID == 0 || s.ref == 0 {
+		return s.spanID
+	}
+	c := readCell(t, m.cells, s.ref)
+	switch {
+	case c.live:
+		return s.spanID
+	case c.over && c.goid == goid:
+		return nearest(t, m.cells, c.enclosing)
+	default:
+		return 0
+	}
 }
 
 func (m *memory) address(n int) uint64 {
@@ -194,12 +253,12 @@ func (m *memory) each(f func(n int, s slot)) error {
 	return nil
 }
 
-// places returns how many slots show a span, in all rings.
+// places returns how many slots show a live span, in all rings.
 func (s *service) places(id uint64) (n int) {
 	for _, m := range s.rings {
 		if m != nil {
 			require.NoError(s.t, m.each(func(_ int, at slot) {
-				if at.spanID == id {
+				if at.spanID == id && (m.info.Layout == 1 || readCell(s.t, m.cells, at.ref).live) {
 					n++
 				}
 			}))
@@ -208,18 +267,19 @@ func (s *service) places(id uint64) (n int) {
 	return n
 }
 
-// assertNowhere checks that no slot shows anything.
-func (s *service) assertNowhere(t testing.TB) bool {
+// assertNowhere checks that no slot shows a live span, and that no cell has one.
+func (s *service) assertNowhere(t testing.TB) {
 	t.Helper()
-	ok := true
 	for i, m := range s.rings {
 		if m != nil {
 			require.NoError(t, m.each(func(n int, at slot) {
-				ok = assert.Fail(t, "shown", "ring %d, slot %d: %+v", i, n, at)
+				if m.info.Layout == 1 || readCell(t, m.cells, at.ref).live {
+					assert.Fail(t, "shown", "ring %d, slot %d: %+v", i, n, at)
+				}
 			}))
 		}
 	}
-	return ok
+	s.p.cells.All(func(r cells.Ref) { assert.Fail(t, "live", "cell %d", r.Index()) })
 }
 
 // apart runs f on a goroutine of its own that has its thread to itself and no labels,
@@ -247,7 +307,7 @@ func goid() uint64 {
 	return id
 }
 
-// shown is what is shown of the calling goroutine, which is locked to its thread.
+// shown is what each carrier shows of the calling goroutine, which is locked to its thread.
 type shown struct{ thread, goroutine, record uint64 }
 
 func (s *service) shown(t testing.TB) (is shown) {
@@ -255,18 +315,39 @@ func (s *service) shown(t testing.TB) (is shown) {
 	self, tid := goid(), uint64(syscall.Gettid())
 	if m := s.rings[threadRing]; m != nil {
 		if at := m.at(t, tid); m.info.Layout == 1 || at.owner == self && uint64(at.tid) == tid {
-			is.thread = at.spanID
+			is.thread = m.resolve(t, at, self)
 		}
 	}
 	if m := s.rings[goroutineRing]; m != nil {
 		if at := m.at(t, self); at.owner == self {
-			is.goroutine = at.spanID
+			is.goroutine = m.resolve(t, at, self)
 		}
 	}
 	if s.p.records {
-		is.record = gorecord.Current()
+		is.record = recorded(t, s.p.cells.Address())
 	}
 	return is
+}
+
+// recorded returns the id of the span that the record behind the labels of the calling
+// goroutine shows, or if that is over, of the nearest live one around it.
+func recorded(t testing.TB, table uint64) uint64 {
+	t.Helper()
+	if gorecord.Installed() == nil {
+		return 0
+	}
+	labels := int64(uintptr(goruntime.Labels()))
+	var b [28]byte
+	_, err := selfMemory().ReadAt(b[:], labels+int64(gorecord.Offset))
+	require.NoError(t, err)
+	if b[24] == 1 {
+		return binary.BigEndian.Uint64(b[16:])
+	}
+	var refs [24]byte
+	_, err = selfMemory().ReadAt(refs[:], labels+int64(gorecord.EnclosingOffset))
+	require.NoError(t, err)
+	at := binary.LittleEndian
+	return nearest(t, table, [3]uint64{at.Uint64(refs[:]), at.Uint64(refs[8:]), at.Uint64(refs[16:])})
 }
 
 // assertShows checks that the calling goroutine, which is locked to its thread, shows a
@@ -288,16 +369,21 @@ func (s *service) assertShows(t testing.TB, span, localRoot trace.Span) bool {
 	}
 	ok := assert.Equal(t, want, s.shown(t))
 	id := span.SpanContext().TraceID()
-	for i, index := range [numRings]uint64{uint64(syscall.Gettid()), goid()} {
+	for i, index := range [2]uint64{uint64(syscall.Gettid()), goid()} {
 		m := s.rings[i]
 		if m == nil {
 			continue
 		}
 		at := m.at(t, index)
+		if at.spanID != number(span) {
+			continue // It shows one inside of it that is over.
+		}
 		ok = assert.Equal(t, binary.BigEndian.Uint64(id[:8]), at.traceIDHigh) && ok
 		ok = assert.Equal(t, binary.BigEndian.Uint64(id[8:]), at.traceIDLow) && ok
 		if m.info.Layout == 2 {
-			ok = assert.Equal(t, number(localRoot), at.localRoot, "local root") && ok
+			c := readCell(t, m.cells, at.ref)
+			ok = assert.Equal(t, []uint64{at.traceIDHigh, at.traceIDLow, at.spanID}, []uint64{c.traceIDHigh, c.traceIDLow, c.spanID}) && ok
+			ok = assert.Equal(t, number(localRoot), c.localRoot, "local root") && ok
 			ok = assert.EqualValues(t, span.SpanContext().TraceFlags(), at.flags, "flags") && ok
 			ok = assert.NotZero(t, at.m) && ok
 		}
@@ -305,9 +391,7 @@ func (s *service) assertShows(t testing.TB, span, localRoot trace.Span) bool {
 	return ok
 }
 
-// everything turns all carriers on.
-func everything(opts ...Option) []Option {
-	return append([]Option{WithGoroutineSlots(true)}, opts...)
-}
+// everything is all carriers.
+func everything(opts ...Option) []Option { return opts }
 
 func selfMemory() remotemem.Memory { return remotemem.Of(os.Getpid()) }

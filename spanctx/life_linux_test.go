@@ -17,10 +17,8 @@ import (
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/otelctx/otelctx/internal/gorecord"
-	"github.com/otelctx/otelctx/internal/goruntime"
+	"github.com/otelctx/otelctx/internal/cells"
 	"github.com/otelctx/otelctx/internal/sdkspan"
-	"github.com/otelctx/otelctx/internal/spantable"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
@@ -54,23 +52,22 @@ func TestNested(t *testing.T) {
 	s.assertNowhere(t)
 }
 
-// Of roots on one goroutine the last one is shown, and when it ends nothing leads the
-// slots back to one that is none of its ancestors. The record knows what was there.
+// Of roots on one goroutine the last one is shown, and when it ends the one before it.
 func TestUnrelatedRoots(t *testing.T) {
 	s := serve(t, everything()...)
 	apart(func() {
 		_, a := s.root()
 		_, b := s.root()
 		s.assertShows(t, b, b)
-		a.End()
-		s.assertShows(t, b, b)
+		a.End() // and so it is left with everything that was started in it
+		s.assertShows(t, nil, nil)
 		b.End()
 		s.assertShows(t, nil, nil)
 
 		_, a = s.root()
 		_, b = s.root()
 		b.End()
-		assert.Equal(t, shown{record: number(a)}, s.shown(t))
+		s.assertShows(t, a, a)
 		a.End()
 		s.assertShows(t, nil, nil)
 	})
@@ -116,13 +113,12 @@ func TestRemoteParent(t *testing.T) {
 		require.Equal(t, local.SpanContext().TraceID(), child.SpanContext().TraceID())
 		s.assertShows(t, child, child)
 		child.End()
-		// Slots do not go back to it; nor was anything attached.
-		assert.Equal(t, shown{record: number(local)}, s.shown(t))
+		s.assertShows(t, local, local)
 		local.End()
 		s.assertShows(t, nil, nil)
 
 		foreign := trace.ContextWithRemoteSpanContext(context.Background(), remote)
-		assert.Equal(t, Attachment{}, Attach(foreign))
+		defer Attach(foreign).Detach()
 		s.assertShows(t, nil, nil)
 		ctx, child = s.start(foreign)
 		s.assertShows(t, child, child)
@@ -163,7 +159,7 @@ func TestNewRoot(t *testing.T) {
 		c.End()
 		s.assertShows(t, b, b)
 		b.End()
-		assert.Equal(t, shown{record: number(a)}, s.shown(t))
+		s.assertShows(t, a, a)
 		a.End()
 		s.assertShows(t, nil, nil)
 	})
@@ -204,8 +200,7 @@ func TestSpanIDInTwoTraces(t *testing.T) {
 		span.End()
 	}
 	s.assertNowhere(t)
-	var l live
-	assert.False(t, s.p.table.Find(sdkspan.Key{SpanID: 7}, &l.span), "all ends were noticed")
+	assert.Zero(t, s.p.cells.Find(sdkspan.Key{SpanID: 7}), "all ends were noticed")
 }
 
 type sameSpanID struct{ derivedIDs }
@@ -225,9 +220,6 @@ func TestWithoutSpanID(t *testing.T) {
 		require.True(t, span.IsRecording())
 		s.assertShows(t, nil, nil)
 		span.End()
-		if r := gorecord.Installed(); r != nil {
-			assert.False(t, r.Valid(), "the record of a span that is over")
-		}
 	})
 	s.assertNowhere(t)
 }
@@ -244,11 +236,10 @@ func TestOutOfOrder(t *testing.T) {
 		ctx, a := s.root()
 		ctx, b := s.start(ctx)
 		_, c := s.start(ctx)
-		b.End()
-		s.assertShows(t, c, a)
+		b.End() // and so c, which was left open, is left too
+		s.assertShows(t, a, a)
 		c.End()
-		// Its parent is over; the record knows what was before that.
-		assert.Equal(t, shown{record: number(a)}, s.shown(t))
+		s.assertShows(t, a, a)
 		a.End()
 		s.assertShows(t, nil, nil)
 
@@ -256,13 +247,46 @@ func TestOutOfOrder(t *testing.T) {
 		ctx, b = s.start(ctx)
 		_, c = s.start(ctx)
 		a.End()
-		s.assertShows(t, c, a)
+		s.assertShows(t, nil, nil)
 		c.End()
-		s.assertShows(t, b, a)
 		b.End()
 		s.assertShows(t, nil, nil)
 	})
 	s.assertNowhere(t)
+}
+
+// A span that is over on another goroutine leaves what is around it, for every reader.
+func TestEndElsewhere(t *testing.T) {
+	for name, opts := range map[string][]Option{
+		"everything": everything(), "slots": everything(WithGoroutineRecord(false)), "record": {WithThreadSlots(false), WithGoroutineSlots(false)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := serve(t, opts...)
+			apart(func() {
+				ctxA, a := s.root()
+				ctxB, b := s.start(ctxA)
+				_, c := s.start(ctxB)
+				apart(func() { c.End() })
+				s.assertShows(t, b, a)
+				apart(func() { b.End() })
+				s.assertShows(t, a, a)
+				_, d := s.start(ctxA)
+				s.assertShows(t, d, a)
+				d.End()
+				s.assertShows(t, a, a)
+
+				// And then further ends here.
+				ctxB, b = s.start(ctxA)
+				_, c = s.start(ctxB)
+				apart(func() { c.End() })
+				b.End()
+				s.assertShows(t, a, a)
+				a.End()
+				s.assertShows(t, nil, nil)
+			})
+			s.assertNowhere(t)
+		})
+	}
 }
 
 func TestEndTwice(t *testing.T) {
@@ -298,8 +322,7 @@ func TestEndOnAnotherGoroutine(t *testing.T) {
 			other.End()
 			s.assertShows(t, nil, nil)
 		})
-		// In slots others can show the parent again; labels they cannot touch.
-		assert.Equal(t, shown{thread: number(a), goroutine: number(a)}, s.shown(t))
+		s.assertShows(t, a, a)
 		_, c := s.start(ctx)
 		s.assertShows(t, c, a)
 		c.End()
@@ -413,11 +436,16 @@ func TestLockOSThread(t *testing.T) {
 type bareSpan struct {
 	sdktrace.ReadWriteSpan
 	sc trace.SpanContext
+	n  uint64
 }
 
 func (s *bareSpan) SpanContext() trace.SpanContext { return s.sc }
 
 func (s *bareSpan) Parent() trace.SpanContext { return trace.SpanContext{} }
+
+func (s *bareSpan) StartTime() time.Time { return time.Unix(0, int64(s.n)) }
+
+func (s *bareSpan) EndTime() time.Time { return time.Time{} }
 
 func newBareSpan(n uint64) *bareSpan {
 	s := new(bareSpan)
@@ -427,43 +455,32 @@ func newBareSpan(n uint64) *bareSpan {
 
 func (s *bareSpan) set(n uint64) {
 	var id trace.SpanID
+	s.n = n
 	binary.BigEndian.PutUint64(id[:], n)
 	s.sc = trace.NewSpanContext(trace.SpanContextConfig{
 		TraceID: traceID(n >> spanBits), SpanID: id, TraceFlags: trace.FlagsSampled,
 	})
 }
 
-// Spans that are never ended cost what the table costs and no more, and do not keep
-// others from being shown.
+// Spans that are never ended cost what the cells cost and no more, and do not keep others
+// from being shown.
 func TestNeverEnded(t *testing.T) {
-	for name, tt := range map[string]struct {
-		opts  []Option
-		spans int
-	}{
-		"slots":      {everything(WithGoroutineRecord(false)), 10_000_000},
-		"everything": {everything(), 2_000_000},
+	for name, opts := range map[string][]Option{
+		"slots": everything(WithGoroutineRecord(false)), "everything": everything(),
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := serve(t, tt.opts...)
-			room := uint64(spantable.Room)
-			if !testenv.All() {
-				// A table that is full sooner.
-				buckets := [...]int{1 << 3, 1 << 4, 1 << 8}
-				room = 8 << 8
-				s.p.table = spantable.New(buckets, s.p.evict, nil)
-			}
-			apart(func() { testNeverEnded(t, s, room, uint64(testenv.Rounds(40_000, long(tt.spans)))) })
-			// Most were evicted and so are not shown.
-			n := 0
-			for _, m := range s.rings {
-				require.NoError(t, m.each(func(int, slot) { n++ }))
-			}
-			assert.LessOrEqual(t, n, 2)
+			s := serve(t, opts...)
+			apart(func() {
+				_, lasting := s.root()
+				apart(func() { testNeverEnded(t, s, uint64(testenv.Rounds(40_000, 1_000_000))) })
+				s.assertShows(t, lasting, lasting)
+				lasting.End()
+			})
 		})
 	}
 }
 
-func testNeverEnded(t *testing.T, s *service, room, spans uint64) {
+func testNeverEnded(t *testing.T, s *service, spans uint64) {
 	heap := func() int64 {
 		var m runtime.MemStats
 		runtime.GC()
@@ -478,15 +495,14 @@ func testNeverEnded(t *testing.T, s *service, room, spans uint64) {
 			s.p.OnStart(context.Background(), span)
 		}
 	}
-	// Until the table is full it gains records.
-	warm := 4 * room
+	// Until there are no more cells it gains records.
+	const warm = 2 * cells.Capacity
 	fill(1, warm)
 	before := heap()
 	fill(warm, warm+spans)
 	assert.Less(t, heap()-before, int64(1<<20))
 
-	// Its records lead back no further than they are bounded.
-	goruntime.SetLabels(nil)
+	Attach(context.Background()) // out of all those
 	ctx, a := s.root()
 	s.assertShows(t, a, a)
 	_, b := s.start(ctx)
@@ -494,6 +510,7 @@ func testNeverEnded(t *testing.T, s *service, room, spans uint64) {
 	b.End()
 	s.assertShows(t, a, a)
 	a.End()
+	s.assertShows(t, nil, nil)
 	assert.Zero(t, s.places(number(a))+s.places(number(b)))
 }
 

@@ -4,12 +4,16 @@
 package spanctx
 
 import (
+	"fmt"
+	"os"
 	"slices"
+	"strings"
 
+	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
 
 	"github.com/otelctx/otelctx/internal/goruntime"
-	"github.com/otelctx/otelctx/ringbuf"
+	"github.com/otelctx/otelctx/internal/wire"
 )
 
 // Option configures a [SpanProcessor]. Of several that say the same thing the last one
@@ -27,17 +31,27 @@ type config struct {
 
 	layout1  bool
 	capacity int
+	labels   Labels
 	keys     []attribute.Key
 	// space is that of slots for attributes, negative if it was not chosen.
 	space   int
 	runtime *goruntime.Runtime
+	heap    bool
 }
 
-// defaultSpace makes slots of 256 bytes.
-const defaultSpace = 192
+const (
+	// defaultSpace makes slots of 256 bytes.
+	defaultSpace = 192
+	maxSpace     = wire.MaxThreadContextRecord - wire.ThreadContextRecordSize
+
+	defaultCapacity = 65536
+	// maxCapacity bounds the size of a ring, which is address space.
+	maxCapacity = 1 << 24
+)
 
 func newConfig(opts []Option) config {
-	c := config{threadSlots: true, goroutineRecord: true, capacity: ringbuf.DefaultCapacity, space: -1}
+	c := config{capacity: defaultCapacity, space: -1}
+	c = c.fromEnvironment()
 	for _, o := range opts {
 		c = o.apply(c)
 	}
@@ -53,6 +67,77 @@ func newConfig(opts []Option) config {
 	return c
 }
 
+func (c config) check() error {
+	if c.capacity < 1 || c.capacity > maxCapacity || c.capacity&(c.capacity-1) != 0 {
+		return fmt.Errorf("capacity %d is not a power of two up to %d", c.capacity, maxCapacity)
+	}
+	if c.space > maxSpace {
+		return fmt.Errorf("attribute space of %d bytes, at most %d", c.space, maxSpace)
+	}
+	return nil
+}
+
+// The names of the carriers, in the environment and in [SpanProcessor.Carriers].
+const (
+	// CarrierThreadSlots are the slots that are found by thread id.
+	CarrierThreadSlots = "thread_slots"
+	// CarrierGoroutineSlots are the slots that are found by goroutine id.
+	CarrierGoroutineSlots = "goroutine_slots"
+	// CarrierGoroutineRecord is the record behind a goroutine's profiler labels.
+	CarrierGoroutineRecord = "goroutine_record"
+)
+
+// carriersKey is the environment variable that chooses the carriers.
+const carriersKey = "OTELCTX_SPAN_CARRIERS"
+
+// fromEnvironment turns on the carriers that an operator asks for, or all of them.
+func (c config) fromEnvironment() config {
+	value, chosen := os.LookupEnv(carriersKey)
+	if !chosen || strings.TrimSpace(value) == "" {
+		value = strings.Join([]string{CarrierThreadSlots, CarrierGoroutineSlots, CarrierGoroutineRecord}, ",")
+	}
+	for name := range strings.SplitSeq(value, ",") {
+		switch strings.TrimSpace(name) {
+		case CarrierThreadSlots:
+			c.threadSlots = true
+		case CarrierGoroutineSlots:
+			c.goroutineSlots = true
+		case CarrierGoroutineRecord:
+			c.goroutineRecord = true
+		case "none":
+		default:
+			otel.Handle(fmt.Errorf("%s: no carrier is called %q", carriersKey, name))
+		}
+	}
+	return c
+}
+
+// differs returns what cannot be changed any more of a SpanProcessor that was made with c
+// and is asked for with another config: nil if that is nothing.
+func (c config) differs(other config) error {
+	var what []string
+	for _, option := range []struct {
+		name string
+		same bool
+	}{
+		{"WithThreadSlots", c.threadSlots == other.threadSlots},
+		{"WithGoroutineSlots", c.goroutineSlots == other.goroutineSlots},
+		{"WithGoroutineRecord", c.goroutineRecord == other.goroutineRecord},
+		{"WithLayout1", c.layout1 == other.layout1},
+		{"WithCapacity", c.capacity == other.capacity},
+		{"WithAttributeSpace", c.space == other.space || other.space == defaultSpace},
+		{"WithLabels", c.labels == other.labels},
+	} {
+		if !option.same {
+			what = append(what, option.name)
+		}
+	}
+	if len(what) == 0 {
+		return nil
+	}
+	return fmt.Errorf("%w: of the options that came later %s have no effect", ErrAlreadyPublishing, strings.Join(what, ", "))
+}
+
 // WithThreadSlots turns the thread slots on, which is the default, or off.
 func WithThreadSlots(on bool) Option {
 	return optionFunc(func(c config) config {
@@ -61,7 +146,7 @@ func WithThreadSlots(on bool) Option {
 	})
 }
 
-// WithGoroutineSlots turns the goroutine slots on or, which is the default, off.
+// WithGoroutineSlots turns the goroutine slots on, which is the default, or off.
 func WithGoroutineSlots(on bool) Option {
 	return optionFunc(func(c config) config {
 		c.goroutineSlots = on
@@ -78,7 +163,7 @@ func WithGoroutineRecord(on bool) Option {
 }
 
 // WithLayout1 gives the thread slots layout 1, for readers that know the first design of Datadog's OTEL context
-// storage, see [ringbuf.WithLayout1]. Slots of that layout do not say whose they are:
+// storage, see package ringbuf. Slots of that layout do not say whose they are:
 // a goroutine that blocks leaves its span behind on the thread. The default is
 // layout 2.
 func WithLayout1() Option {
@@ -89,7 +174,7 @@ func WithLayout1() Option {
 }
 
 // WithCapacity chooses the number of slots of each ring, a power of two. The default
-// is [ringbuf.DefaultCapacity].
+// is 65,536.
 func WithCapacity(slots int) Option {
 	return optionFunc(func(c config) config {
 		c.capacity = slots
@@ -123,12 +208,40 @@ func WithAttributeKeys(keys ...attribute.Key) Option {
 	})
 }
 
-// WithAttributeSpace chooses for how many bytes of attributes slots have room, see
-// [ringbuf.WithAttributeSpace]; slots of layout 1 have none. The default is 192 with
-// [WithAttributeKeys] and else 0, also where keys are added later.
+// WithAttributeSpace chooses for how many bytes of attributes slots have room, at most 612;
+// slots are rounded up to a power of two, and those of layout 1 have no room. The default
+// is 192 with [WithAttributeKeys] and else 0, also where keys are added later.
 func WithAttributeSpace(bytes int) Option {
 	return optionFunc(func(c config) config {
 		c.space = max(bytes, 0)
+		return c
+	})
+}
+
+// Labels says what readers of the goroutine's profiler labels see of spans.
+type Labels int
+
+const (
+	// LabelsUntilEnd has the labels trace_id and span_id be there until the span ends.
+	// While a CPU profile of the process itself runs, and for some seconds after it,
+	// labels of spans that end are kept: runtime/pprof reads a sample's labels when it
+	// writes the profile. So they are in a program that the race detector watches.
+	LabelsUntilEnd Labels = iota
+	// LabelsWithdrawn has the labels be there until the span ends, come what may.
+	LabelsWithdrawn
+	// LabelsKept leaves labels as they are when the span ends. Goroutines that have
+	// inherited them, or whose span was ended elsewhere, then show spans that are over to
+	// readers of labels.
+	LabelsKept
+	// LabelsHidden has no labels of ours. Readers of the record see the span all the
+	// same. It keeps goroutine profiles small, which otherwise tell goroutines by span.
+	LabelsHidden
+)
+
+// WithLabels chooses what readers of labels see. The default is [LabelsUntilEnd].
+func WithLabels(l Labels) Option {
+	return optionFunc(func(c config) config {
+		c.labels = l
 		return c
 	})
 }
@@ -138,6 +251,15 @@ func WithAttributeSpace(bytes int) Option {
 func withRuntime(r *goruntime.Runtime) Option {
 	return optionFunc(func(c config) config {
 		c.runtime = r
+		return c
+	})
+}
+
+// withHeap has slots and cells in memory that no other process finds, where the race
+// detector watches them.
+func withHeap() Option {
+	return optionFunc(func(c config) config {
+		c.heap = true
 		return c
 	})
 }

@@ -27,7 +27,7 @@ type outside struct {
 	// ad is what is advertised.
 	ad map[string]*commonpb.AnyValue
 	// rings are nil where they are not advertised.
-	rings [numRings]*ringbuf.View
+	rings [2]*ringbuf.View
 }
 
 // lookAt opens a process that publishes a context, for the length of the test.
@@ -44,7 +44,7 @@ func lookAt(t testing.TB, pid int) *outside {
 // look reads what is advertised now.
 func (o *outside) look(t testing.TB) {
 	t.Helper()
-	o.ad, o.rings = make(map[string]*commonpb.AnyValue), [numRings]*ringbuf.View{}
+	o.ad, o.rings = make(map[string]*commonpb.AnyValue), [2]*ringbuf.View{}
 	pc, err := o.ProcessContext(t.Context())
 	require.NoError(t, err)
 	for _, kv := range pc.Message.GetAttributes() {
@@ -91,6 +91,13 @@ func (o *outside) bytes(t testing.TB, address uint64, n int) []byte {
 	return b
 }
 
+// live reports whether the span is live whose cell a reference names.
+func (o *outside) live(t testing.TB, ref uint64) bool {
+	t.Helper()
+	table := o.integer(t, "threadlocal.spans.address") + o.integer(t, "threadlocal.spans.header_size")
+	return ref != 0 && o.word(t, table+o.integer(t, "threadlocal.spans.cell_size")*(ref>>1&(1<<19-1))) == ref
+}
+
 // scan reads all slots of a ring by one system call.
 type scan struct {
 	memory remotemem.Memory
@@ -99,7 +106,7 @@ type scan struct {
 }
 
 // scans returns one for each ring.
-func (o *outside) scans() (all [numRings]*scan) {
+func (o *outside) scans() (all [2]*scan) {
 	for i, view := range o.rings {
 		all[i] = &scan{memory: o.memory}
 		for n := range uint64(view.Info().Capacity) {

@@ -120,17 +120,14 @@ func idOf(traceID [16]byte, spanID [8]byte) (id, error) {
 	return i, nil
 }
 
-// idOfSlot is idOf for what slots show, in a ring, as their number says. The local root
-// is not known, and 0, below spans that the table had no room for.
+// idOfSlot is idOf for what slots show, in a ring, as their number says.
 func idOfSlot(ring int, number uint64, capacity int, s *ringbuf.Slot) (id, error) {
 	i, err := idOf(s.TraceID, s.SpanID)
 	index := uint64(s.TID)
 	if ring == goroutineRing {
 		index = s.Owner
 	}
-	root, rootErr := idOf(s.TraceID, s.LocalRootSpanID)
-	known := rootErr == nil && root.kind == 1
-	if err != nil || !known && (s.LocalRootSpanID != [8]byte{} || i.kind == 1) || s.TraceFlags != byte(trace.FlagsSampled) ||
+	if err != nil || s.TraceFlags != byte(trace.FlagsSampled) ||
 		index%uint64(capacity) != number || s.Owner == 0 || s.TID == 0 || s.M == 0 {
 		return i, fmt.Errorf("slot %d: %+v", number, *s)
 	}
@@ -320,12 +317,20 @@ func TestEndedIsShownToNoProcess(t *testing.T) {
 		for ring, scan := range scans {
 			scan.read(t, func(n uint64, s *ringbuf.Slot, err error) {
 				require.NoError(t, err, "nobody writes")
-				if s.ShowsSpan() {
+				if s.ShowsSpan() && o.live(t, s.Ref) {
 					i, err := idOfSlot(ring, n, lockstepCapacity, s)
 					check("slot", i, err)
 					bySlot++
 				}
 			})
+		}
+		spans, err := o.Spans(t.Context())
+		require.NoError(t, err)
+		require.Len(t, spans, lockstepWorkers)
+		for _, s := range spans {
+			i, err := idOf(s.TraceID, s.SpanID)
+			check("cell", i, err)
+			require.Equal(t, s.SpanID, s.LocalRootSpanID)
 		}
 		gs := o.bytes(t, gsAt, 8*lockstepWorkers*(1+inheritors))
 		for ; len(gs) > 0; gs = gs[8:] {
@@ -482,7 +487,7 @@ func TestSlotsUnderFire(t *testing.T) {
 					return
 				}
 				require.NoError(t, err)
-				if !s.ShowsSpan() {
+				if !s.ShowsSpan() || !o.live(t, s.Ref) {
 					empty++
 					return
 				}
@@ -512,7 +517,7 @@ func TestSlotsUnderFire(t *testing.T) {
 	for ring, scan := range scans {
 		scan.read(t, func(n uint64, s *ringbuf.Slot, err error) {
 			require.NoError(t, err, "nobody writes")
-			require.False(t, s.ShowsSpan(), "ring %d, slot %d: all are over", ring, n)
+			require.False(t, s.ShowsSpan() && o.live(t, s.Ref), "ring %d, slot %d: all are over", ring, n)
 		})
 	}
 	t.Logf("%d spans of %d goroutines; %d reads accepted with a span of %d of these, %d without, %d busy, in %d looks at all",

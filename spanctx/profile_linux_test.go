@@ -20,7 +20,6 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/otelctx/otelctx/internal/gorecord"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
@@ -58,6 +57,9 @@ func burnAttached() { burn() } // those of a span that another goroutine has sta
 
 //go:noinline
 func burnInner() { burn() } // a label that was set inside of a span
+
+//go:noinline
+func burnInnerSpan() { burn() } // that, and those of the span outside, which the goroutine goes back to
 
 //go:noinline
 func burnInnerChild() { burn() } // that, and those of a span inside of there
@@ -116,13 +118,13 @@ func (f *fire) burnOnce(name string) {
 			_, endChild := f.in(ctx, name, "burnInnerChild")
 			burnInnerChild()
 			endChild()
-			burnInner()
+			burnInnerSpan()
 		})
 		burnOwn() // pprof.Do sets the labels of its context
 		_, endChild = f.in(ctxSpan, name, "burnChild")
 		burnChild()
 		endChild()
-		burnOwn()
+		burnSpan()
 		end()
 		burnOwn()
 	})
@@ -179,7 +181,7 @@ func TestProfiles(t *testing.T) {
 			cpu, goroutines := make(map[string]int), make(map[string]int)
 			missing := func() (functions []string) {
 				for _, function := range []string{
-					"burnBare", "burnOwn", "burnSpan", "burnChild", "burnAttached", "burnInner", "burnInnerChild",
+					"burnBare", "burnOwn", "burnSpan", "burnChild", "burnAttached", "burnInner", "burnInnerSpan", "burnInnerChild",
 				} {
 					if cpu[function]+goroutines[function] == 0 {
 						functions = append(functions, function)
@@ -198,7 +200,7 @@ func TestProfiles(t *testing.T) {
 			assert.Empty(t, missing())
 			assert.NotEmpty(t, cpu)
 			assert.NotEmpty(t, goroutines)
-			assert.Zero(t, gorecord.Current())
+			assert.Zero(t, recorded(t, f.p.cells.Address()))
 		})
 	}
 }
@@ -217,15 +219,16 @@ func (f *fire) profileCPU(t *testing.T, cpu, goroutines map[string]int) {
 		time.Sleep(10 * time.Millisecond)
 	}
 	pprof.StopCPUProfile()
-	f.check(t, &profiled, start, cpu)
+	f.check(t, &profiled, start, cpu, true)
 	for i := range taken {
-		f.check(t, taken[i], from[i], goroutines)
+		f.check(t, taken[i], from[i], goroutines, false)
 	}
 }
 
 // check compares the labels of all samples of burners with what those have set up, and
-// counts the samples by function.
-func (f *fire) check(t *testing.T, encoded *bytes.Buffer, from time.Time, counts map[string]int) {
+// counts the samples by function. keeps is whether spans that end keep their labels until
+// the profile is written.
+func (f *fire) check(t *testing.T, encoded *bytes.Buffer, from time.Time, counts map[string]int, keeps bool) {
 	t.Helper()
 	p, err := profile.Parse(encoded)
 	require.NoError(t, err)
@@ -244,15 +247,22 @@ func (f *fire) check(t *testing.T, encoded *bytes.Buffer, from time.Time, counts
 		switch function {
 		case "burnOwn", "burnSpan", "burnChild":
 			want["own"] = burner
-		case "burnInner", "burnInnerChild":
+		case "burnInner", "burnInnerSpan", "burnInnerChild":
 			want["own"] = "inner"
 		}
 		switch function {
-		case "burnSpan", "burnChild", "burnAttached", "burnInnerChild":
+		case "burnSpan", "burnChild", "burnAttached", "burnInnerSpan", "burnInnerChild":
+			if got["span_id"] == "" && !keeps {
+				break // It was over when the profile was written.
+			}
 			known, ok := f.spans.Load(got["span_id"])
 			require.True(t, ok, "%s of %s has labels %v", function, burner, got)
 			b := known.(*burning)
-			require.Equal(t, [2]string{burner, function}, [2]string{b.burner, b.function}, "whose span it is")
+			of := function
+			if function == "burnInnerSpan" {
+				of = "burnSpan"
+			}
+			require.Equal(t, [2]string{burner, of}, [2]string{b.burner, b.function}, "whose span it is")
 			if ended := b.ended.Load(); ended != nil {
 				require.False(t, ended.Before(from), "the span was over")
 			}
@@ -333,19 +343,26 @@ func TestUsersLabels(t *testing.T) {
 					_, c := s.start(ctx)
 					assert.Equal(t, of(c, "inside", "x"), labelsOf())
 					c.End()
-					assert.Equal(t, map[string][]string{"inside": {"x"}}, labelsOf())
+					assert.Equal(t, of(b, "inside", "x"), labelsOf(), "the span that the goroutine goes back to")
 				})
 				assert.Empty(t, labelsOf(), "those of the context that pprof.Do was given")
+				Refresh(trace.ContextWithSpan(ctx, b))
+				assert.Equal(t, of(b), labelsOf())
+				Do(ctx, pprof.Labels("inside", "x"), func(context.Context) {
+					assert.Equal(t, of(b, "inside", "x"), labelsOf())
+				})
+				assert.Equal(t, of(b), labelsOf())
 				b.End()
 				a.End()
 				assert.Empty(t, labelsOf())
 				pprof.SetGoroutineLabels(pprof.WithLabels(context.Background(), pprof.Labels(users...)))
 				ctx, a = s.root()
 				_, b = s.start(ctx)
-				a.End()
 				assert.Equal(t, of(b, users...), labelsOf())
-				b.End()
+				a.End()
 				assert.Equal(t, own, labelsOf(), "and nothing of a span")
+				b.End()
+				assert.Equal(t, own, labelsOf())
 			})
 		})
 	}

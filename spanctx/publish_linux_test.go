@@ -19,10 +19,11 @@ import (
 	"go.opentelemetry.io/otel"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 
+	"github.com/otelctx/otelctx/internal/cells"
 	"github.com/otelctx/otelctx/internal/gorecord"
 	"github.com/otelctx/otelctx/internal/goruntime"
+	"github.com/otelctx/otelctx/internal/ring"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
-	"github.com/otelctx/otelctx/ringbuf"
 )
 
 func TestCarriers(t *testing.T) {
@@ -33,13 +34,12 @@ func TestCarriers(t *testing.T) {
 		layout, capacity          int
 		mapping                   string
 	}{
-		"default":        {nil, true, false, true, 2, 65536, "OTELCTX_SLOTS"},
-		"everything":     {[]Option{WithGoroutineSlots(true)}, true, true, true, 2, 65536, "OTELCTX_SLOTS"},
-		"thread slots":   {[]Option{WithGoroutineRecord(false)}, true, false, false, 2, 65536, "OTELCTX_SLOTS"},
-		"record":         {[]Option{WithThreadSlots(false)}, false, false, true, 0, 0, ""},
-		"goroutine only": {[]Option{WithThreadSlots(false), WithGoroutineRecord(false), WithGoroutineSlots(true)}, false, true, false, 0, 0, ""},
-		"capacity":       {[]Option{WithCapacity(16), WithGoroutineSlots(true)}, true, true, true, 2, 16, "OTELCTX_SLOTS"},
-		"layout 1":       {[]Option{WithLayout1(), WithGoroutineSlots(true)}, true, true, true, 1, 65536, "DD_OTEL_CTX"},
+		"default":        {nil, true, true, true, 2, 65536, "OTELCTX_SLOTS"},
+		"thread slots":   {[]Option{WithGoroutineRecord(false), WithGoroutineSlots(false)}, true, false, false, 2, 65536, "OTELCTX_SLOTS"},
+		"record":         {[]Option{WithThreadSlots(false), WithGoroutineSlots(false)}, false, false, true, 0, 0, ""},
+		"goroutine only": {[]Option{WithThreadSlots(false), WithGoroutineRecord(false)}, false, true, false, 0, 0, ""},
+		"capacity":       {[]Option{WithCapacity(16)}, true, true, true, 2, 16, "OTELCTX_SLOTS"},
+		"layout 1":       {[]Option{WithLayout1()}, true, true, true, 1, 65536, "DD_OTEL_CTX"},
 		"last counts": {
 			[]Option{WithThreadSlots(false), WithThreadSlots(true), WithGoroutineSlots(true), WithGoroutineSlots(false)},
 			true, false, true, 2, 65536, "OTELCTX_SLOTS",
@@ -48,21 +48,19 @@ func TestCarriers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := serve(t, tt.opts...)
 			require.NoError(t, s.p.Err())
-			assert.Equal(t, tt.thread, s.p.rings[threadRing] != nil)
-			assert.Equal(t, tt.goroutine, s.p.rings[goroutineRing] != nil)
+			assert.Equal(t, tt.thread, s.p.threads != nil)
+			assert.Equal(t, tt.goroutine, s.p.goroutines != nil)
 			assert.Equal(t, tt.record, s.p.records)
 			if tt.thread {
-				info := s.p.rings[threadRing].Info()
+				info := s.p.threads.Layout()
 				assert.Equal(t, tt.layout, info.Layout)
 				assert.Equal(t, tt.capacity, info.Capacity)
-				assert.Equal(t, tt.mapping, info.Mapping)
-				assert.Equal(t, ringbuf.ByThread, info.Index)
+				assert.Equal(t, tt.mapping, info.Name)
 			}
 			if tt.goroutine {
-				info := s.p.rings[goroutineRing].Info()
+				info := s.p.goroutines.Layout()
 				assert.Equal(t, 2, info.Layout)
-				assert.Equal(t, "OTELCTX_GSLOTS", info.Mapping)
-				assert.Equal(t, ringbuf.ByGoroutine, info.Index)
+				assert.Equal(t, "OTELCTX_GSLOTS", info.Name)
 			}
 			apart(func() {
 				ctx, a := s.root()
@@ -81,7 +79,7 @@ func TestCarriers(t *testing.T) {
 }
 
 func TestNoCarrier(t *testing.T) {
-	p, err := NewSpanProcessor(WithThreadSlots(false), WithGoroutineRecord(false))
+	p, err := NewSpanProcessor(WithThreadSlots(false), WithGoroutineSlots(false), WithGoroutineRecord(false))
 	assert.Nil(t, p)
 	assert.ErrorContains(t, err, "publish active spans: no carrier is on")
 
@@ -130,7 +128,7 @@ func TestRefusedCalibration(t *testing.T) {
 			for _, reason := range tt.reasons {
 				assert.ErrorContains(t, s.p.Err(), reason)
 			}
-			assert.Equal(t, tt.goroutine, s.p.rings[goroutineRing] != nil)
+			assert.Equal(t, tt.goroutine, s.p.goroutines != nil)
 			assert.Equal(t, tt.record, s.p.records)
 			apart(func() {
 				at := func(want uint64) {
@@ -138,7 +136,11 @@ func TestRefusedCalibration(t *testing.T) {
 					is := s.shown(t)
 					require.NotNil(t, s.rings[threadRing])
 					var ids []uint64
-					require.NoError(t, s.rings[threadRing].each(func(_ int, at slot) { ids = append(ids, at.spanID) }))
+					require.NoError(t, s.rings[threadRing].each(func(_ int, at slot) {
+						if readCell(t, s.p.cells.Address(), at.ref).live {
+							ids = append(ids, at.spanID)
+						}
+					}))
 					if want == 0 {
 						assert.Empty(t, ids)
 					} else {
@@ -150,7 +152,7 @@ func TestRefusedCalibration(t *testing.T) {
 					if tt.record {
 						assert.Equal(t, want, is.record)
 					} else {
-						assert.Zero(t, gorecord.Current())
+						assert.Nil(t, gorecord.Installed())
 					}
 				}
 				ctx, a := s.root()
@@ -219,30 +221,37 @@ func TestWithPublishing(t *testing.T) {
 	p := active.Load()
 	require.NotNil(t, p)
 	// A second one shares it.
-	tp2 := sdktrace.NewTracerProvider(WithPublishing(WithThreadSlots(false)))
+	tp2 := sdktrace.NewTracerProvider(WithPublishing(WithCapacity(64), WithThreadSlots(false), WithLabels(LabelsHidden)))
 	assert.Same(t, p, active.Load())
-	assert.Empty(t, *errs)
-	apart(func() {
-		for _, tp := range []*sdktrace.TracerProvider{tp, tp2} {
-			_, span := tp.Tracer("").Start(context.Background(), "span")
-			assert.Equal(t, number(span), gorecord.Current())
-			assert.Equal(t, number(span), p.rings[threadRing].Shown())
-			span.End()
-			assert.Zero(t, gorecord.Current())
-			assert.Zero(t, p.rings[threadRing].Shown())
-		}
-	})
+	require.Len(t, *errs, 1)
+	require.EqualError(t, (*errs)[0], "active spans are already published: of the options that came later WithThreadSlots, WithLabels have no effect")
+	shows := func(tps ...*sdktrace.TracerProvider) {
+		apart(func() {
+			for _, tp := range tps {
+				_, span := tp.Tracer("").Start(context.Background(), "span")
+				assert.Equal(t, number(span), recorded(t, p.cells.Address()))
+				span.End()
+				assert.Zero(t, recorded(t, p.cells.Address()))
+			}
+		})
+	}
+	shows(tp, tp2)
 	require.NoError(t, tp2.Shutdown(context.Background()))
+	assert.Same(t, p, active.Load(), "the other one goes on")
+	shows(tp)
+	tp3 := sdktrace.NewTracerProvider(WithPublishing(WithCapacity(64)))
+	require.NoError(t, tp.Shutdown(context.Background()))
+	shows(tp3)
+	require.NoError(t, tp3.Shutdown(context.Background()))
 	assert.Nil(t, active.Load())
 	apart(func() {
-		ctx, span := tp.Tracer("").Start(context.Background(), "span")
-		assert.Zero(t, gorecord.Current())
+		ctx, span := tp3.Tracer("").Start(context.Background(), "span")
+		assert.Nil(t, gorecord.Installed())
 		Attach(ctx).Detach()
 		Refresh(ctx)
 		span.End()
 	})
-	require.NoError(t, tp.Shutdown(context.Background()))
-	assert.Empty(t, *errs)
+	assert.Len(t, *errs, 1)
 }
 
 func TestWithPublishingReports(t *testing.T) {
@@ -289,23 +298,23 @@ func TestShutdown(t *testing.T) {
 		step := make(chan struct{})
 		go apart(func() {
 			at := Attach(ctx)
-			assert.Equal(t, number(a), gorecord.Current())
+			assert.Equal(t, number(a), recorded(t, p.cells.Address()))
 			step <- struct{}{}
 			<-step
-			assert.Zero(t, gorecord.Current())
+			assertNoRecord(t)
 			at.Detach()
-			assert.Zero(t, gorecord.Current())
+			assertNoRecord(t)
 			close(attached)
 		})
 		<-step
 		apart(func() { require.NoError(t, p.Shutdown(cancelled)) })
-		assert.Zero(t, gorecord.Current())
+		assertNoRecord(t)
 		step <- struct{}{}
 		<-attached
 		b.End()
 		a.End()
 		_, c := tp.Tracer("").Start(ctx, "c")
-		assert.Zero(t, gorecord.Current())
+		assertNoRecord(t)
 		c.End()
 		goruntime.SetLabels(nil)
 	})
@@ -313,6 +322,14 @@ func TestShutdown(t *testing.T) {
 	require.NoError(t, err)
 	assert.NotContains(t, string(maps), "OTELCTX_")
 	serve(t)
+}
+
+// assertNoRecord checks that the calling goroutine has no record of a live span.
+func assertNoRecord(t testing.TB) {
+	t.Helper()
+	if r := gorecord.Installed(); r != nil {
+		assert.False(t, isValid(t, r), "a valid record")
+	}
 }
 
 // Shutdown while many goroutines start, attach and end spans.
@@ -345,12 +362,12 @@ func TestShutdownUnderLoad(t *testing.T) {
 						a.End()
 						b.End()
 					}
-					if assert.Zero(t, gorecord.Current()); stop.Load() {
+					if assertNoRecord(t); stop.Load() {
 						break
 					}
 				}
 				_, late := tracer.Start(context.Background(), "late")
-				assert.Zero(t, gorecord.Current(), "it was shut down before")
+				assertNoRecord(t) // it was shut down before
 				late.End()
 			})
 		}
@@ -358,16 +375,14 @@ func TestShutdownUnderLoad(t *testing.T) {
 		require.NoError(t, p.Shutdown(context.Background()))
 		stop.Store(true)
 		all.Wait()
-		for i := range p.rings {
-			r := p.rings[i].Info()
-			m := &memory{info: r}
-			m.Memory = selfMemory()
+		for _, r := range []*ring.Ring{p.threads, p.goroutines} {
+			m := &memory{info: r.Layout(), Memory: selfMemory()}
 			require.NoError(t, m.each(func(int, slot) {}), "late writers still have somewhere to write")
 		}
 		maps, err := os.ReadFile("/proc/self/maps")
 		require.NoError(t, err)
 		assert.NotContains(t, string(maps), "OTELCTX_")
-		p.table.All(func(l *span) { assert.Fail(t, "shown", "%x", l.ID) })
+		p.cells.All(func(r cells.Ref) { assert.Fail(t, "live", "%x", r) })
 		require.NoError(t, tp.Shutdown(context.Background()))
 	}
 }

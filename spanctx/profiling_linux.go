@@ -1,0 +1,46 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package spanctx
+
+import (
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// ownProfile knows whether a CPU profile of the process itself runs, or has just ended:
+// then labels of spans that end are kept, since runtime/pprof keeps a sample's label
+// pointer and reads the labels when it writes the profile.
+//
+// Go sets the process's ITIMER_PROF as long as it profiles.
+type ownProfile struct{ asked, until atomic.Uint64 }
+
+const (
+	// askEvery is how often the kernel is asked, which takes a few hundred nanoseconds.
+	// The first sample of a profile comes some milliseconds after its start.
+	askEvery = uint64(200 * time.Microsecond)
+	// writing is how long a profile may take to be written once it has been stopped.
+	writing = uint64(3 * time.Second)
+)
+
+// running reports whether labels are to be kept. ended is when the span ended, in
+// nanoseconds since 1970, as the span says.
+func (o *ownProfile) running(ended uint64) bool {
+	last := o.asked.Load()
+	if ended-last < askEvery { // not if it ended before that
+		return ended < o.until.Load()
+	}
+	// Spans may say any time: only the clock's counts here.
+	now := uint64(time.Now().UnixNano())
+	if timer, err := unix.Getitimer(unix.ItimerProf); err == nil && timer.Interval != (unix.Timeval{}) {
+		o.until.Store(now + writing)
+	}
+	o.asked.CompareAndSwap(last, now)
+	return now < o.until.Load()
+}
+
+// wasRunning is running as of the last time that the kernel was asked. It may be called
+// while pinned.
+func (o *ownProfile) wasRunning() bool { return o.asked.Load() < o.until.Load() }

@@ -1,0 +1,507 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package spanctx
+
+import (
+	"context"
+	"sync/atomic"
+
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+
+	"github.com/otelctx/otelctx/internal/cells"
+	"github.com/otelctx/otelctx/internal/gorecord"
+	"github.com/otelctx/otelctx/internal/goruntime"
+	"github.com/otelctx/otelctx/internal/ring"
+	"github.com/otelctx/otelctx/internal/sdkspan"
+	"github.com/otelctx/otelctx/internal/wire"
+)
+
+// Every live span has a cell. What shows the span on a goroutine names the cell: the
+// goroutine's slot, the slot of its thread, and the record behind its labels. A position is
+// the same for this package: what a goroutine is in.
+//
+// OnStart goes one step inwards, OnEnd one step outwards, and Attach anywhere. Each finds
+// out the position of the calling goroutine, and shows another one.
+
+// position is a span that a goroutine is in, and what it is in around that.
+type position struct {
+	// ref is 0 if the goroutine is in no span.
+	ref cells.Ref
+	// record is the span's as it is shown on this goroutine; nil if there is none at hand.
+	// It knows what is around the span.
+	record *gorecord.Record
+	// around are the spans around that of ref, innermost first, if isGiven and there is no
+	// record. Else the cell knows, if it is this goroutine that has started the span.
+	around  [wire.Enclosing]cells.Ref
+	isGiven bool
+}
+
+// labels are what is behind the label pointer of the calling goroutine.
+type labels struct {
+	user gorecord.UserLabels
+	// record is what is installed over these, or nil.
+	record *gorecord.Record
+}
+
+// at sets a position to a span whose record is not at hand.
+func (at *position) at(ref cells.Ref) { at.ref, at.record, at.isGiven = ref, nil, false }
+
+// atRecord sets a position to what a record shows.
+func (at *position) atRecord(r *gorecord.Record) { at.ref, at.record = cells.Ref(r.Ref()), r }
+
+// around returns the i-th span around that of a position, or 0.
+func (p *SpanProcessor) around(at *position, i int, goid uint64) cells.Ref {
+	switch {
+	case at.ref == 0:
+		return 0
+	case at.record != nil:
+		return cells.Ref(at.record.Enclosing(i))
+	case at.isGiven:
+		return at.around[i]
+	default:
+		return p.cells.Enclosing(at.ref, goid, i)
+	}
+}
+
+// shown sets at to what the calling goroutine, whose id is given, was shown at last, and l
+// to its labels. The span may be over. It reports whether any carrier says something of the
+// goroutine.
+func (p *SpanProcessor) shown(at *position, l *labels, goid uint64) (known bool) {
+	if p.records {
+		l.user, l.record = gorecord.User()
+	}
+	installed := l.record
+	// The goroutine's own slot knows best: the user may have replaced the labels, or the
+	// goroutine may have inherited them.
+	if r := p.goroutines; r != nil {
+		if _, ref, owned := r.Shown(goid, goid); owned {
+			if installed.Ref() == ref && ref != 0 {
+				at.atRecord(installed)
+			} else {
+				at.at(cells.Ref(ref))
+			}
+			return true
+		}
+	}
+	if installed != nil {
+		at.atRecord(installed)
+		return true
+	}
+	if r := p.threads; r != nil {
+		if spanID, named, owned := r.Shown(uint64(p.runtime.ThreadID()), goid); owned && spanID != 0 {
+			ref := cells.Ref(named)
+			if ref == 0 {
+				// Layout 1 does not say whose slot it is.
+				if ref = p.cells.Find(sdkspan.Key{SpanID: spanID}); !p.cells.IsOf(ref, goid) {
+					ref = 0
+				}
+			}
+			at.at(ref)
+			return ref != 0
+		}
+	}
+	at.at(0)
+	return false
+}
+
+// position is shown, but if that span is over for the nearest live one around it.
+func (p *SpanProcessor) position(at *position, l *labels, goid uint64) (known bool) {
+	known = p.shown(at, l, goid)
+	if at.ref != 0 && !p.cells.Live(at.ref) {
+		p.outward(at, goid)
+	}
+	return known
+}
+
+// outward moves a position to the nearest live span around its own, or to none.
+func (p *SpanProcessor) outward(at *position, goid uint64) {
+	if at.record != nil {
+		if outer := at.record.Outer(); outer != nil && p.cells.Live(cells.Ref(outer.Ref())) {
+			at.atRecord(outer)
+			return
+		}
+	}
+	p.nearest(at, 0, goid)
+}
+
+// nearest moves a position to the first live span around its own, from the i-th on, or to
+// none.
+func (p *SpanProcessor) nearest(at *position, i int, goid uint64) {
+	for ; i < wire.Enclosing; i++ {
+		switch to := p.around(at, i, goid); {
+		case to == 0:
+			at.at(0)
+			return
+		case p.cells.Live(to):
+			p.step(at, i, goid)
+			return
+		}
+	}
+	at.at(0)
+}
+
+// step moves a position to the i-th span around its own.
+func (p *SpanProcessor) step(at *position, i int, goid uint64) {
+	to := p.around(at, i, goid)
+	if p.cells.IsOf(to, goid) {
+		at.at(to)
+		return
+	}
+	// Around a span that another goroutine has started, there is here what there is around
+	// it here.
+	var around [wire.Enclosing]cells.Ref
+	for n := range around[:wire.Enclosing-1-i] {
+		around[n] = p.around(at, i+1+n, goid)
+	}
+	at.at(to)
+	at.around, at.isGiven = around, true
+}
+
+// leave moves a position to where the goroutine goes when it ends a span, and reports
+// whether it is in that span at all. With the span it leaves all that it has started inside
+// of it.
+func (p *SpanProcessor) leave(at *position, span cells.Ref, goid uint64) (in bool) {
+	const maxDepth = 64
+	var to position
+	// The goroutine may be in the span more than once, by Attach: the outermost counts.
+	for range maxDepth {
+		if at.ref == span {
+			in, to = true, *at
+			p.outward(&to, goid)
+		}
+		for i := range wire.Enclosing {
+			if p.around(at, i, goid) == span {
+				in, to = true, *at
+				p.nearest(&to, i+1, goid)
+			}
+		}
+		if p.around(at, 0, goid) == 0 {
+			break
+		}
+		if at.record != nil && at.record.Outer() != nil {
+			at.atRecord(at.record.Outer())
+		} else {
+			p.step(at, 0, goid)
+		}
+	}
+	*at = to
+	return in
+}
+
+// OnStart shows the span on the calling goroutine. ctx is the context that the span
+// was started with.
+func (p *SpanProcessor) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
+	if p == nil || p.stopped.Load() {
+		return
+	}
+	k, traceFlags, child, start := sdkspan.Started(s)
+	if k.SpanID == 0 {
+		return // It is over: a processor before this one has ended it.
+	}
+	p.known.grow(p.cells)
+	goid := p.runtime.GoroutineID()
+	var at position
+	var l labels
+	known := p.position(&at, &l, goid)
+
+	var n cells.Span
+	n.TraceIDHigh, n.TraceIDLow, n.SpanID = k.TraceIDHigh, k.TraceIDLow, k.SpanID
+	n.TraceFlags, n.StartUnixNS, n.Goid = traceFlags, start, goid
+	n.LocalRootSpanID = k.SpanID
+	if child {
+		if parent := p.follow(s, &n, at.ref); !known && p.cells.IsOf(parent, goid) {
+			at.at(parent)
+		}
+	}
+	if at.ref != 0 {
+		n.Enclosing[0], n.Enclosing[1], n.Enclosing[2] = at.ref, p.around(&at, 0, goid), p.around(&at, 1, goid)
+	}
+	var attributes *gorecord.Attributes
+	keys := p.keys.Load()
+	if keys != nil {
+		attributes = keys.Of(ctx)
+	}
+	var record *gorecord.Record
+	if p.records {
+		record = gorecord.New(k.TraceIDHigh, k.TraceIDLow, k.SpanID, traceFlags, attributes, l.user)
+		record.SetWithin(at.record, uint64(n.Enclosing[0]), uint64(n.Enclosing[1]), uint64(n.Enclosing[2]))
+		if p.labels == LabelsHidden {
+			record.HideLabels()
+		}
+	}
+
+	var shows ring.Span
+	shows.TraceIDHigh, shows.TraceIDLow, shows.SpanID, shows.TraceFlags = k.TraceIDHigh, k.TraceIDLow, k.SpanID, traceFlags
+	shows.Attributes = attributes.Encoded()
+	thread := goruntime.Pin()
+	self := p.runtime.Self()
+	ref := p.cells.Reserve(thread)
+	if ref != 0 {
+		n.G, n.TID, shows.Ref = self.G, self.TID, uint64(ref)
+		if record != nil {
+			record.SetRef(uint64(ref))
+			record.Install()
+		}
+		if p.records || keys != nil {
+			p.known.set(ref, record, attributes)
+		}
+		p.cells.Commit(thread, ref, &n)
+		p.cells.SetThread(at.ref, goid, 0)
+		p.store(&shows, &self)
+	}
+	goruntime.Unpin()
+	if p.threads == nil && p.goroutines == nil {
+		p.cells.Barrier(ref) // else the claim of a slot was one
+	}
+	if p.stopped.Load() && p.cells.End(ref) {
+		p.evict(ref)
+	}
+}
+
+// follow has a span that starts have the local root of its parent, if that is local, and
+// returns the parent if it is live; most likely it is the span that is given. A remote
+// parent is somebody else's, also where its id is known here.
+func (p *SpanProcessor) follow(s sdktrace.ReadWriteSpan, child *cells.Span, likely cells.Ref) cells.Ref {
+	k, remote := sdkspan.Parent(s)
+	if remote || k.TraceIDHigh != child.TraceIDHigh || k.TraceIDLow != child.TraceIDLow {
+		return 0
+	}
+	parent := likely
+	if !p.cells.Is(likely, k) {
+		parent = p.cells.Find(k)
+	}
+	// If it is over, or is not recorded, only it would know.
+	child.LocalRootSpanID = p.cells.LocalRoot(parent)
+	return parent
+}
+
+// OnEnd makes the span be over, wherever it is shown. If the calling goroutine is in it, it
+// goes back to the nearest live span around it.
+func (p *SpanProcessor) OnEnd(s sdktrace.ReadOnlySpan) {
+	if p == nil {
+		return
+	}
+	k, _ := sdkspan.Ended(s)
+	goid := p.runtime.GoroutineID()
+	var at position
+	var l labels
+	p.shown(&at, &l, goid)
+	from := at.ref
+	ref, here := at.ref, p.cells.Is(at.ref, k)
+	if !here {
+		if ref = p.cells.Find(k); ref == 0 {
+			return // It was evicted, or never shown.
+		}
+	}
+	own := p.cells.IsOf(ref, goid)
+	var base *gorecord.Record
+	if p.records {
+		base = p.known.record(ref)
+	}
+	if !p.cells.End(ref) {
+		return // Somebody else did.
+	}
+	in := here
+	if here && at.record == base {
+		p.outward(&at, goid)
+	} else {
+		in = p.leave(&at, ref, goid)
+	}
+	if base != nil {
+		base.End(p.withdrawsLabels(s))
+	}
+	if in {
+		p.show(&at, from, &l, p.attributes(&at), goid)
+	}
+	if here && own {
+		p.cells.FreeWarm(ref) // for the next span that starts here
+		return
+	}
+	// Another goroutine may still name the cell, to find what is around the span.
+	p.known.drop(ref)
+	p.cells.Free(ref)
+}
+
+// withdrawsLabels reports whether the labels of a span that has ended are withdrawn.
+func (p *SpanProcessor) withdrawsLabels(s sdktrace.ReadOnlySpan) bool {
+	switch p.labels {
+	case LabelsKept:
+		return false
+	case LabelsWithdrawn, LabelsHidden:
+		return true
+	default:
+		return !raceEnabled && !p.profile.running(sdkspan.EndUnixNS(s))
+	}
+}
+
+// evict takes back a span that was ended to make room, or since all has ended. Nothing is
+// shown in its stead: it is another goroutine's. It may be called while pinned.
+func (p *SpanProcessor) evict(ref cells.Ref) {
+	withdraw := p.labels == LabelsWithdrawn || p.labels == LabelsUntilEnd && !raceEnabled && !p.profile.wasRunning()
+	p.known.record(ref).End(withdraw)
+	p.known.drop(ref)
+}
+
+// isShown reports whether a goroutine shows a span in its slot.
+func (p *SpanProcessor) isShown(ref cells.Ref, goid uint64) bool {
+	if p.goroutines == nil {
+		return false
+	}
+	_, shown, owned := p.goroutines.Shown(goid, goid)
+	return owned && cells.Ref(shown) == ref
+}
+
+// attributes returns, as OTEP 4947 encodes them, the attributes that the span of a position
+// is shown with: those of the record, else those that the span was started with.
+func (p *SpanProcessor) attributes(at *position) []byte {
+	if p.keys.Load() == nil || at.ref == 0 {
+		return nil
+	}
+	if at.record != nil {
+		return at.record.Attributes()
+	}
+	if base := p.known.record(at.ref); base != nil {
+		return base.Attributes()
+	}
+	return p.known.attributes(at.ref).Encoded()
+}
+
+// show has the calling goroutine, which has these labels and was shown in another span, be at
+// a position, with attributes.
+func (p *SpanProcessor) show(at *position, from cells.Ref, l *labels, attributes []byte, goid uint64) {
+	var s cells.Span
+	var shows ring.Span
+	if p.cells.Load(at.ref, &s) {
+		shows.TraceIDHigh, shows.TraceIDLow, shows.SpanID, shows.TraceFlags = s.TraceIDHigh, s.TraceIDLow, s.SpanID, s.TraceFlags
+		shows.Ref, shows.Attributes = uint64(at.ref), attributes
+	}
+	if p.records {
+		p.install(at, l, goid)
+	}
+	if p.threads == nil && p.goroutines == nil {
+		return
+	}
+	goruntime.Pin()
+	self := p.runtime.Self()
+	if from != at.ref {
+		p.cells.SetThread(from, goid, 0)
+	}
+	p.cells.SetThread(at.ref, goid, self.TID)
+	p.store(&shows, &self)
+	goruntime.Unpin()
+}
+
+// install installs the record of a position, or if there is no span none. If the record is
+// not at hand, or the user's labels are others than when it was made, it is another one.
+func (p *SpanProcessor) install(at *position, l *labels, goid uint64) {
+	record := at.record
+	if at.ref != 0 && (record == nil || !record.HasLabels(l.user)) {
+		if base := p.known.record(at.ref); base != nil {
+			from, outer := base, (*gorecord.Record)(nil)
+			if record != nil {
+				from, outer = record, record.Outer()
+			}
+			around := [wire.Enclosing]uint64{uint64(p.around(at, 0, goid)), uint64(p.around(at, 1, goid)), uint64(p.around(at, 2, goid))}
+			record = p.variant(base, p.keys.Load().Decode(from.Attributes()), l.user, outer, around)
+		}
+	}
+	if at.ref != 0 && record != nil {
+		record.Install()
+	} else if l.record != nil {
+		gorecord.Restore(l.user)
+	}
+}
+
+// variant returns a record of the span of base for the calling goroutine, or nil: with
+// attributes and the user's labels, inside of an outer record or nil, and of other spans.
+func (p *SpanProcessor) variant(base *gorecord.Record, a *gorecord.Attributes, user gorecord.UserLabels, outer *gorecord.Record, around [wire.Enclosing]uint64) *gorecord.Record {
+	record := base.Variant(a, user, outer, around)
+	if record == nil {
+		record = base.Variant(a, user, nil, [wire.Enclosing]uint64{})
+	}
+	if record != nil && !p.cells.Live(cells.Ref(base.Ref())) {
+		record.End(p.labels != LabelsKept)
+	}
+	return record
+}
+
+// store stores what the calling goroutine, which is pinned, shows into its slots.
+func (p *SpanProcessor) store(s *ring.Span, self *goruntime.Self) {
+	if r := p.threads; r != nil {
+		r.Store(uint64(self.TID), s, self)
+	}
+	if r := p.goroutines; r != nil {
+		r.Store(self.Goid, s, self)
+	}
+}
+
+// known is what belongs to the spans of the cells and is not in them, since it is on the
+// heap: by the number of the cell. It grows with the cells that are used.
+type known struct {
+	chunks [cells.Capacity / chunkSize]atomic.Pointer[[chunkSize]belongings]
+}
+
+const chunkSize = 1024
+
+// belongings are what belongs to one span.
+type belongings struct {
+	record gorecord.Pointer
+	// with are the attributes that slots show with the span, if it has no record.
+	with atomic.Pointer[gorecord.Attributes]
+}
+
+// grow makes room for the cells that may be used next. It is called before the caller is
+// pinned, since it may allocate.
+func (k *known) grow(t *cells.Table) {
+	limit := t.Limit()
+	if limit == cells.Capacity || t.Used()+chunkSize <= limit {
+		return
+	}
+	k.chunks[limit/chunkSize].CompareAndSwap(nil, new([chunkSize]belongings))
+	t.RaiseLimit(limit, limit+chunkSize)
+}
+
+func (k *known) at(r cells.Ref) *belongings {
+	chunk := k.chunks[r.Index()/chunkSize].Load()
+	if r == 0 || chunk == nil {
+		return nil
+	}
+	return &chunk[r.Index()%chunkSize]
+}
+
+// set stores what belongs to a span that is about to be live. It may be called while
+// pinned: room was made before.
+func (k *known) set(r cells.Ref, record *gorecord.Record, a *gorecord.Attributes) {
+	b := k.at(r)
+	if record != nil {
+		b.record.Store(record)
+	} else if b.with.Load() != a {
+		b.with.Store(a)
+	}
+}
+
+// record returns the record of a span, or nil.
+func (k *known) record(r cells.Ref) *gorecord.Record {
+	if b := k.at(r); b != nil {
+		if record := b.record.Load(); cells.Ref(record.Ref()) == r {
+			return record
+		}
+	}
+	return nil
+}
+
+// attributes returns those that slots show with a span that has no record.
+func (k *known) attributes(r cells.Ref) *gorecord.Attributes {
+	if b := k.at(r); b != nil {
+		return b.with.Load()
+	}
+	return nil
+}
+
+// drop forgets what belongs to a span that is over, so that it can be collected.
+func (k *known) drop(r cells.Ref) {
+	if b := k.at(r); b != nil {
+		b.record.Store(nil)
+	}
+}
