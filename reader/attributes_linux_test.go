@@ -36,7 +36,7 @@ func scopedService(p *childproc.Parent) {
 	opts := []spanctx.Option{spanctx.WithAttributeKeys("http.app", "tenant")}
 	switch order {
 	case "slots":
-		opts = append(opts, spanctx.WithGoroutineRecord(false))
+		opts = append(opts, spanctx.WithGoroutineRecord(false), spanctx.WithGoroutineSlots(false))
 	case "goroutine-slots":
 		opts = append(opts, spanctx.WithGoroutineRecord(false), spanctx.WithGoroutineSlots(true))
 	}

@@ -141,7 +141,12 @@ type threadView struct {
 	// there are none.
 	threadRing, goroutineRing *ringbuf.View
 	recordOffset              int
-	runtime                   RuntimeOffsets
+	// enclosingOffset is how far behind the label pointer a record names the spans around
+	// its own, negative if it does not.
+	enclosingOffset int
+	// spans is the span table, nil if there is none that can be read.
+	spans   *SpanTable
+	runtime RuntimeOffsets
 	// keys has the names of attributes. Where one is not known it is "".
 	keys []string
 }
@@ -323,11 +328,13 @@ func (a advertisement) runtime() (RuntimeOffsets, error) {
 
 // newThreadView returns what a process context advertises. pc may be nil.
 func newThreadView(memory ringbuf.Memory, pc *ProcessContext) *threadView {
-	v := &threadView{context: pc, made: time.Now(), recordOffset: -1}
+	v := &threadView{context: pc, made: time.Now(), recordOffset: -1, enclosingOffset: -1}
 	a := newAdvertisement(pc.message())
 	v.keys = a.keys()
 	var runtimeErr error
 	v.runtime, runtimeErr = a.runtime()
+	// Without it spans are taken for live if slots show them.
+	v.spans, _ = a.spanTable(memory)
 
 	if a.announces(wire.KeyThreadSlots) {
 		v.threadRing = v.addRing(memory, a, ThreadSlots, wire.KeyThreadSlots, nil)
@@ -349,6 +356,9 @@ func newThreadView(memory ringbuf.Memory, pc *ProcessContext) *threadView {
 		if c.Err = err; err == nil {
 			c.Provable = true
 			v.recordOffset = c.RecordOffset
+			if at, err := a.integer(wire.KeyGo+wire.GoKeyEnclosingOffset, labelListSize, offset-8*wire.Enclosing); err == nil {
+				v.enclosingOffset = int(at)
+			}
 		}
 		v.carriers = append(v.carriers, c)
 	}

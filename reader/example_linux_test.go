@@ -186,6 +186,7 @@ func ExampleProcess_ThreadLayout() {
 	fmt.Println("goroutines can be told:", layout.Runtime.GGoid >= 0)
 	// Output:
 	// thread_slots, advertised: 65536 slots of 64 bytes, the span id at 16
+	// goroutine_slots, advertised: 65536 slots of 64 bytes, the span id at 16
 	// goroutine_record, advertised: behind the labels: true
 	// goroutines can be told: true
 }

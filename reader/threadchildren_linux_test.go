@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -20,6 +21,7 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/sdk/resource"
 
+	"github.com/otelctx/otelctx/internal/cells"
 	"github.com/otelctx/otelctx/internal/gorecord"
 	"github.com/otelctx/otelctx/internal/goruntime"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
@@ -39,12 +41,12 @@ var threadRoles = map[string]func(*childproc.Parent){
 }
 
 // theSpan is what children show, unless they are told to show another one.
-var theSpan = ringbuf.Span{
+var theSpan = cells.Span{
 	TraceIDHigh: 0x0102030405060708, TraceIDLow: 0x090a0b0c0d0e0f10, SpanID: 0x1112131415161718,
 	LocalRootSpanID: 0x2122232425262728, TraceFlags: 1,
 }
 
-func traceIDOf(s *ringbuf.Span) (id [16]byte) {
+func traceIDOf(s *cells.Span) (id [16]byte) {
 	binary.BigEndian.PutUint64(id[:8], s.TraceIDHigh)
 	binary.BigEndian.PutUint64(id[8:], s.TraceIDLow)
 	return id
@@ -60,14 +62,21 @@ type service struct {
 	runtime           *goruntime.Runtime
 	threads, routines *ringbuf.Ring
 	record            bool
+	cells             *cells.Table
+	withoutCells      bool
 	attributes        []attribute.KeyValue
 	others            []any // what must stay
 }
 
 // setUp lays down carriers: words of slots, v1, goroutine-slots, record, keys=a+b.
-// "advertise" publishes them, "no-go" leaves out what is known of the runtime.
+// "advertise" publishes them, "no-go" leaves out what is known of the runtime, "no-cells"
+// the span table.
 func setUp(order string) (*service, error) {
-	s := &service{runtime: goruntime.Calibrate()}
+	table, err := cells.New(cells.Options{Evict: func(cells.Ref) {}})
+	if err != nil {
+		return nil, err
+	}
+	s := &service{runtime: goruntime.Calibrate(), cells: table}
 	for _, fact := range goruntime.Facts() {
 		// Without cgo a program for arm64 has no thread-local storage.
 		if _, err := s.runtime.Offset(fact); err != nil && (fact != goruntime.TLSG || runtime.GOARCH != "arm64") {
@@ -93,6 +102,8 @@ func setUp(order string) (*service, error) {
 			s.attributes = append(s.attributes, attribute.StringSlice(wire.KeyAttributeKeyMap, strings.Split(value, "+")))
 		case "no-go":
 			offsets = false
+		case "no-cells":
+			s.withoutCells = true
 		case "advertise":
 			err = s.advertise(offsets)
 		case "publish":
@@ -118,7 +129,11 @@ func (s *service) advertise(offsets bool) error {
 	schema := wire.SchemaSlots
 	if s.record {
 		schema = wire.SchemaGoLabels
-		kvs = append(kvs, attribute.Int(wire.KeyGo+wire.GoKeyRecordOffset, int(gorecord.Offset)))
+		kvs = append(kvs, attribute.Int(wire.KeyGo+wire.GoKeyRecordOffset, int(gorecord.Offset)),
+			attribute.Int(wire.KeyGo+wire.GoKeyEnclosingOffset, int(gorecord.EnclosingOffset)))
+	}
+	if !s.withoutCells {
+		kvs = append(kvs, tableAttributes(s.cells.Address())...)
 	}
 	kvs = append(kvs, attribute.String(wire.KeySchemaVersion, schema))
 	for key, fact := range map[string]goruntime.Fact{
@@ -138,10 +153,6 @@ func ringAttributes(prefix string, info ringbuf.Info) []attribute.KeyValue {
 	if info.Index == ringbuf.ByGoroutine {
 		index = wire.IndexGoroutine
 	}
-	var fields []attribute.KeyValue
-	for _, f := range wire.SlotFields(info.Layout) {
-		fields = append(fields, attribute.Int(f.Name, int(f.Offset)))
-	}
 	return []attribute.KeyValue{
 		attribute.String(prefix+wire.RingKeyMapping, info.Mapping),
 		attribute.Int64(prefix+wire.RingKeyAddress, int64(info.Address)),
@@ -150,7 +161,28 @@ func ringAttributes(prefix string, info ringbuf.Info) []attribute.KeyValue {
 		attribute.Int(prefix+wire.RingKeyHeaderSize, info.HeaderSize),
 		attribute.Int(prefix+wire.RingKeySlotSize, info.SlotSize),
 		attribute.String(prefix+wire.RingKeyIndex, index),
-		attribute.Map(prefix+wire.RingKeyFields, fields...),
+		fieldsAttribute(prefix, wire.SlotFields(info.Layout)),
+	}
+}
+
+func fieldsAttribute(prefix string, all []wire.Field) attribute.KeyValue {
+	var fields []attribute.KeyValue
+	for _, f := range all {
+		fields = append(fields, attribute.Int(f.Name, int(f.Offset)))
+	}
+	return attribute.Map(prefix+wire.RingKeyFields, fields...)
+}
+
+func tableAttributes(address uint64) []attribute.KeyValue {
+	const prefix = wire.KeySpans
+	return []attribute.KeyValue{
+		attribute.String(prefix+wire.RingKeyMapping, wire.SpansName),
+		attribute.Int64(prefix+wire.RingKeyAddress, int64(address)),
+		attribute.Int(prefix+wire.RingKeyLayout, wire.SpansLayout1),
+		attribute.Int(prefix+wire.RingKeyCapacity, cells.Capacity),
+		attribute.Int(prefix+wire.RingKeyHeaderSize, wire.SpansHeaderSize),
+		attribute.Int(prefix+wire.SpansKeyCellSize, wire.CellSize),
+		fieldsAttribute(prefix, wire.CellFields()),
 	}
 }
 
@@ -176,27 +208,92 @@ func (s *service) namedV1() error {
 	return region.Announce()
 }
 
-// show shows a span on the calling goroutine, by all carriers. The result takes it back
-// from where it is.
-func (s *service) show(span *ringbuf.Span) (end func()) {
-	var record *gorecord.Record
-	if s.record {
-		record = gorecord.Begin(span.TraceIDHigh, span.TraceIDLow, span.SpanID, span.TraceFlags, nil)
+// shown is a span that a goroutine is in, inside of another one or of nil.
+type shown struct {
+	service *service
+	outer   *shown
+	span    ringbuf.Span
+	ref     cells.Ref
+	record  *gorecord.Record
+}
+
+// start starts a span on the calling goroutine, which is in another one or in nil, and
+// shows it by all carriers.
+func (s *service) start(span *cells.Span, attributes []byte, outer *shown) *shown {
+	sh := &shown{service: s, outer: outer, span: ringbuf.Span{
+		TraceIDHigh: span.TraceIDHigh, TraceIDLow: span.TraceIDLow, SpanID: span.SpanID, TraceFlags: span.TraceFlags, Attributes: attributes,
+	}}
+	n := *span
+	var around *gorecord.Record
+	if outer != nil {
+		of := cells.Span{}
+		s.cells.Load(outer.ref, &of)
+		n.Enclosing = cells.Enclosing{outer.ref, of.Enclosing[0], of.Enclosing[1]}
+		around = outer.record
 	}
-	places := map[*ringbuf.Ring]ringbuf.Place{}
+	n.Goid, n.StartUnixNS = s.runtime.GoroutineID(), uint64(time.Now().UnixNano())
+	if s.record {
+		sh.record = gorecord.New(n.TraceIDHigh, n.TraceIDLow, n.SpanID, n.TraceFlags, nil, users())
+		sh.record.SetWithin(around, uint64(n.Enclosing[0]), uint64(n.Enclosing[1]), uint64(n.Enclosing[2]))
+	}
+	p := goruntime.Pin()
+	n.TID = s.runtime.ThreadID()
+	sh.ref = s.cells.Reserve(p)
+	s.cells.Commit(p, sh.ref, &n)
+	goruntime.Unpin()
+	sh.span.Ref = uint64(sh.ref)
+	if sh.record != nil {
+		sh.record.SetRef(sh.span.Ref)
+	}
+	s.show(sh)
+	return sh
+}
+
+// users returns the labels of the user's on the calling goroutine.
+func users() gorecord.UserLabels {
+	labels, _ := gorecord.User()
+	return labels
+}
+
+// show shows a span or nil on the calling goroutine, by all carriers.
+func (s *service) show(sh *shown) {
+	if s.record {
+		gorecord.Restore(users())
+		if sh != nil && sh.record != nil {
+			sh.record.Install()
+		}
+	}
+	span := new(ringbuf.Span)
+	if sh != nil {
+		span = &sh.span
+	}
+	if sh != nil {
+		s.cells.SetThread(sh.ref, s.runtime.GoroutineID(), s.runtime.ThreadID())
+	}
 	for _, ring := range []*ringbuf.Ring{s.threads, s.routines} {
 		if ring != nil {
-			places[ring] = ring.Store(span)
+			ring.Store(span)
 		}
 	}
-	return func() {
-		for ring, place := range places {
-			ring.Replace(place, span.SpanID, nil)
-		}
-		if record != nil {
-			record.End()
-		}
+}
+
+// over ends the span, on whatever goroutine.
+func (sh *shown) over() {
+	if sh.service.cells.End(sh.ref) {
+		sh.record.End(true)
+		sh.service.cells.Free(sh.ref)
 	}
+}
+
+// end ends the span on its own goroutine, and shows what it is in now.
+func (sh *shown) end() *shown {
+	sh.over()
+	to := sh.outer
+	for to != nil && !to.service.cells.Live(to.ref) {
+		to = to.outer
+	}
+	sh.service.show(to)
+	return to
 }
 
 // actors has goroutines that each do one thing at a time.
@@ -217,6 +314,12 @@ func actors(p *childproc.Parent) {
 		}
 		name := words[1]
 		a := all[name]
+		if words[0] == "end-elsewhere" { // here, where the actor spins on
+			a.in.over()
+			a.in = a.in.outer
+			p.Send("ok")
+			continue
+		}
 		if a == nil {
 			a = &actor{service: s, orders: make(chan []string), answers: make(chan string)}
 			a.sleep, a.wake, err = os.Pipe()
@@ -250,7 +353,8 @@ type actor struct {
 	spin    uint32
 	turns   atomic.Uint64
 	spinner goruntime.Self // who spins
-	end     func()
+	// in is the span that it is in. Others change it only while it spins.
+	in *shown
 	// blocked says that it blocks in the kernel, until wake is written to.
 	blocked     bool
 	sleep, wake *os.File
@@ -278,19 +382,28 @@ func (a *actor) run() {
 			runtime.LockOSThread()
 			a.answers <- "ok"
 		case "show": // show theSpan, with these attributes
-			span := theSpan
+			var attributes []byte
 			for i, value := range order[1:] {
-				span.Attributes = append(span.Attributes, byte(i), byte(len(value)))
-				span.Attributes = append(span.Attributes, value...)
+				attributes = append(attributes, byte(i), byte(len(value)))
+				attributes = append(attributes, value...)
 			}
-			who := a.who()
-			for a.end = a.service.show(&span); a.who() != who; a.end = a.service.show(&span) {
-				a.end() // moved in the middle of it
+			outer, who := a.in, a.who()
+			for a.in = a.service.start(&theSpan, attributes, outer); a.who() != who; a.in = a.service.start(&theSpan, attributes, outer) {
+				a.in.end() // moved in the middle of it
 				who = a.who()
 			}
 			a.answers <- who
+		case "nest": // show another span inside, whose id is so much more
+			span := theSpan
+			more, _ := strconv.ParseUint(order[1], 10, 64)
+			span.SpanID += more
+			a.in = a.service.start(&span, nil, a.in)
+			a.answers <- "ok"
 		case "end":
-			a.end()
+			a.in = a.in.end()
+			a.answers <- "ok"
+		case "nothing": // say in the goroutine's own slot that it is in none
+			a.service.routines.Clear()
 			a.answers <- "ok"
 		case "park": // wait for orders as goroutines do
 			a.answers <- "ok"
@@ -393,9 +506,9 @@ const (
 
 // churnSpan returns the nth span of a goroutine. Whatever of it is mixed with another
 // one's does not fit.
-func churnSpan(goid, n uint64) ringbuf.Span {
+func churnSpan(goid, n uint64) cells.Span {
 	high := goid<<32 | n
-	return ringbuf.Span{
+	return cells.Span{
 		TraceIDHigh: high, TraceIDLow: high * churnSalt, SpanID: high*churnSalt2 | 1, LocalRootSpanID: high ^ churnSalt,
 	}
 }
@@ -406,13 +519,20 @@ func churn(p *childproc.Parent) {
 	s, err := setUp(order)
 	p.Must(err)
 	var stop atomic.Bool
+	// One that has not inherited any labels.
+	elsewhere := make(chan func())
+	go func() {
+		for do := range elsewhere {
+			do()
+		}
+	}()
 	for range 64 {
 		go func() {
 			for !stop.Load() {
 				done := make(chan struct{})
 				go func() {
 					defer close(done)
-					churnOne(s)
+					churnOne(s, elsewhere)
 				}()
 				<-done
 			}
@@ -423,11 +543,11 @@ func churn(p *childproc.Parent) {
 	stop.Store(true)
 }
 
-func churnOne(s *service) {
+func churnOne(s *service, elsewhere chan<- func()) {
 	goid := s.runtime.GoroutineID()
 	for n := range uint64(20) {
 		span := churnSpan(goid, n+1)
-		end := s.show(&span)
+		in := s.start(&span, nil, nil)
 		work := time.Now().Add(time.Duration(rand.IntN(50)) * time.Microsecond)
 		switch rand.IntN(4) {
 		case 0:
@@ -440,6 +560,12 @@ func churnOne(s *service) {
 		}
 		for time.Now().Before(work) {
 		}
-		end()
+		if n%4 == 0 { // on another goroutine
+			over := make(chan struct{})
+			elsewhere <- func() { in.over(); close(over) }
+			<-over
+		} else {
+			in.end()
+		}
 	}
 }

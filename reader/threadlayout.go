@@ -19,6 +19,11 @@ type ThreadLayout struct {
 	Carriers []Carrier
 	// Runtime is what the process says of its Go runtime.
 	Runtime RuntimeOffsets
+	// Spans is where its live spans are, nil if it does not say that. EnclosingOffset is
+	// how far behind the label pointer a record has references to the spans around its
+	// own, negative if it has none.
+	Spans           *SpanTable
+	EnclosingOffset int
 
 	keys []string
 }
@@ -31,7 +36,9 @@ func (p *Process) ThreadLayout(ctx context.Context) (*ThreadLayout, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &ThreadLayout{Context: v.context, Carriers: v.carriers, Runtime: v.runtime, keys: v.keys}, nil
+	return &ThreadLayout{
+		Context: v.context, Carriers: v.carriers, Runtime: v.runtime, Spans: v.spans, EnclosingOffset: v.enclosingOffset, keys: v.keys,
+	}, nil
 }
 
 // Attributes decodes the attributes of a span: entries {key u8, length u8, value} as

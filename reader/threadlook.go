@@ -20,13 +20,15 @@ import (
 //
 //	slots, their first halves
 //	record
+//	versions of cells
 //	m.procid, m.curg
 //	g.goid, g.labels
+//	cells, versions of cells again
 //	record again
 //	slots, their second halves
 //
-// where a slot is that of the thread or of the goroutine. What is read in the middle is
-// so while all around it stands still. Hence at the moment when m.curg was read, the
+// where a slot is that of the thread or of the goroutine, and cells are those that slots and
+// the record name. What is read in the middle is so while all around it stands still. Hence at the moment when m.curg was read, the
 // thread ran that goroutine; it had that id, because it had it before and after, and ids
 // are not used again; and the slot, or the record behind the label pointer, showed the
 // span. A goroutine that moves on and comes back in between does no harm.
@@ -61,6 +63,9 @@ type threadLook struct {
 	// is still looked at.
 	fallback Thread
 
+	// cells are those that are read, by the references that name them.
+	cells []cellLook
+
 	parts  []ringbuf.Part
 	groups []group
 
@@ -76,6 +81,7 @@ const (
 	groupRecord
 	groupM
 	groupG
+	groupCells
 	numGroups
 )
 
@@ -108,7 +114,7 @@ func (l *threadLook) at(t *Thread, m uint64) error {
 	l.fallback = Thread{TID: t.TID, OwnTID: t.OwnTID}
 	l.tid, l.m, l.g, l.goid, l.labels = uint32(t.OwnTID), m, 0, 0, 0
 	l.unreadable, l.wrongM = [numGroups]bool{}, 0
-	l.checked, l.ours = l.checked[:0], false
+	l.checked, l.ours, l.cells = l.checked[:0], false, l.cells[:0]
 	if l.threadSlot != nil {
 		l.threadSlot.Aim(uint64(t.OwnTID))
 	}
@@ -158,6 +164,13 @@ func (l *threadLook) read() error {
 	if l.hasRecord() {
 		l.add(groupRecord, ringbuf.Part{Address: l.labels, Data: l.record})
 	}
+	cells := !l.unreadable[groupCells]
+	if cells {
+		for i := range l.cells {
+			at := l.view.spans.cell(l.cells[i].ref) + uint64(l.view.spans.offsets[cellVersion])
+			l.add(groupCells, ringbuf.Part{Address: at, Data: l.cells[i].before[:]})
+		}
+	}
 	if l.m != 0 {
 		if o.MProcid >= 0 {
 			l.add(groupM, ringbuf.Part{Address: l.m + uint64(o.MProcid), Data: l.procid[:]})
@@ -168,6 +181,14 @@ func (l *threadLook) read() error {
 		l.add(groupG, ringbuf.Part{Address: l.g + uint64(o.GGoid), Data: l.goidNow[:]})
 		if l.view.recordOffset >= 0 {
 			l.add(groupG, ringbuf.Part{Address: l.g + uint64(o.GLabels), Data: l.labelsNow[:]})
+		}
+	}
+	if cells {
+		for i := range l.cells {
+			at := l.view.spans.cell(l.cells[i].ref)
+			l.add(groupCells, ringbuf.Part{Address: at, Data: l.cells[i].data},
+				ringbuf.Part{Address: at + uint64(l.view.spans.offsets[cellVersion]), Data: l.cells[i].after[:]})
+			l.cells[i].read = true
 		}
 	}
 	if l.hasRecord() {
@@ -219,7 +240,10 @@ func (l *threadLook) judge(t *Thread) (done bool, err error) {
 	}
 	if l.m == 0 {
 		if settled && slot.ShowsSpan() && !l.provable() {
-			t.Span = spanOf(&slot, ThreadSlots)
+			var known bool
+			if t.Span, known = l.resolve(&slot, ThreadSlots); !known {
+				return false, nil
+			}
 		}
 		return settled, nil
 	}
@@ -228,39 +252,154 @@ func (l *threadLook) judge(t *Thread) (done bool, err error) {
 	}
 	t.Goroutine = l.goid
 
-	// From here on l.goid ran on the thread when curg was read.
+	// From here on l.goid ran on the thread when curg was read. Its own slot knows best:
+	// labels are inherited, and replaced by the user.
+	own, owned, ownSettled := l.slotOfGoroutine()
+	if owned && !own.ShowsSpan() && own.Ref == 0 {
+		return true, nil // and says that it is in none
+	}
+	shown, shownSettled := l.resolve(&own, GoroutineSlots)
 	recorded, recordSettled, err := l.spanOfRecord()
 	if err != nil {
 		return false, err
 	}
-	own, ownSettled := l.slotOfGoroutine()
-	var candidates []*ThreadSpan
-	if recorded != nil {
-		candidates = append(candidates, recorded)
-	}
-	if own.ShowsSpan() {
-		candidates = append(candidates, spanOf(&own, GoroutineSlots))
-	}
+	var ofThread *ThreadSpan
+	threadSettled := true
 	if settled && slot.ShowsSpan() && slot.Owner == l.goid && l.provable() && slot.M == l.m {
-		candidates = append(candidates, spanOf(&slot, ThreadSlots))
+		ofThread, threadSettled = l.resolve(&slot, ThreadSlots)
 	}
-	if len(candidates) == 0 {
+	best := shown
+	if best == nil {
+		best = recorded
+	} else if recorded != nil && recorded.sameAs(best) {
+		recorded.complete(best)
+		best = recorded
+	}
+	if best == nil && ownSettled && !owned {
+		best = ofThread // else it is what the goroutine showed there before
+	} else if best != nil && ofThread != nil && ofThread.sameAs(best) {
+		best.complete(ofThread)
+	}
+	allSettled := ownSettled && shownSettled && recordSettled && threadSettled
+	if best == nil {
 		// There is no span only if nobody was just writing one.
-		return settled && recordSettled && ownSettled, nil
+		return settled && allSettled, nil
 	}
-	best := candidates[0]
 	best.Proven = true
-	for _, other := range candidates[1:] {
-		if other.TraceID == best.TraceID && other.SpanID == best.SpanID {
-			best.complete(other)
+	t.Span = best
+	if !allSettled && (shown != nil || shownSettled) {
+		l.fallback = *t // also if the slot is being written: then the record is as new
+	}
+	return allSettled, nil
+}
+
+// cellLook is a look at a cell.
+type cellLook struct {
+	ref  uint64
+	data []byte
+	// before and after are its version.
+	before, after [8]byte
+	read          bool // by the last reading
+}
+
+// What a cell says of the span that a reference names.
+type liveness int
+
+const (
+	// gone: the cell is another span's by now.
+	gone liveness = iota
+	// over: the span has ended.
+	over
+	live
+	// unread: it is not known yet, or has just changed, and is to be read again.
+	unread
+)
+
+// maxCells bounds how many cells are read for one thread.
+const maxCells = 16
+
+// cellOf returns the cell that a reference names, and whether the span is live.
+func (l *threadLook) cellOf(ref uint64) ([]byte, liveness) {
+	if ref == 0 || ref&wire.CellOver != 0 || l.unreadable[groupCells] {
+		return nil, gone
+	}
+	for i := range l.cells {
+		c := &l.cells[i]
+		if c.ref != ref {
+			continue
+		}
+		before, after := native64(c.before), native64(c.after)
+		switch {
+		case !c.read || before != after:
+			return nil, unread
+		case after == ref:
+			return c.data, live
+		case after == ref|wire.CellOver:
+			return c.data, over
+		default:
+			return nil, gone
 		}
 	}
-	t.Span = best
-	if !recordSettled || recorded == nil && !ownSettled {
-		l.fallback = *t
-		return false, nil
+	if len(l.cells) >= maxCells {
+		l.cells = l.cells[:0]
 	}
-	return true, nil
+	l.cells = append(l.cells, cellLook{ref: ref, data: make([]byte, l.view.spans.CellSize)})
+	return nil, unread
+}
+
+// resolve returns the span that a slot of the goroutine shows, or if that is over, the
+// nearest live one around it, nil if there is none. settled is false if that is to be read
+// again.
+func (l *threadLook) resolve(s *ringbuf.Slot, c CarrierKind) (span *ThreadSpan, settled bool) {
+	if !s.ShowsSpan() {
+		return nil, true
+	}
+	if l.view.spans == nil || s.Ref == 0 {
+		return spanOf(s, c), true
+	}
+	cell, state := l.cellOf(s.Ref)
+	if (state == live || state == over) && c == ThreadSlots && s.Owner != 0 && l.view.spans.u64(cell, cellGoid) == s.Owner &&
+		binary.NativeEndian.Uint32(cell[l.view.spans.offsets[cellTID]:]) != s.TID {
+		return nil, true // The goroutine has gone on elsewhere since.
+	}
+	switch state {
+	case unread:
+		return nil, false
+	case live:
+		span := spanOf(s, c)
+		span.LocalRootSpanID = l.view.spans.decode(cell).LocalRootSpanID
+		return span, true
+	case over:
+		// What was around it there is what the goroutine of the slot was in, if that is the
+		// one that has started it.
+		if s.Owner != 0 && l.view.spans.u64(cell, cellGoid) == s.Owner {
+			return l.nearest(cell[l.view.spans.offsets[cellEnclosing]:], c)
+		}
+	}
+	return nil, true
+}
+
+// nearest returns the first live span of those that some references name, or nil. settled
+// is false if that is to be read again.
+func (l *threadLook) nearest(refs []byte, c CarrierKind) (span *ThreadSpan, settled bool) {
+	settled = true
+	for i := range wire.Enclosing {
+		cell, state := l.cellOf(binary.NativeEndian.Uint64(refs[8*i:]))
+		if state == unread {
+			settled = false // but the others are to be read as well
+		}
+		if state == live && settled {
+			s := l.view.spans.decode(cell)
+			return &ThreadSpan{
+				TraceID: s.TraceID, SpanID: s.SpanID, TraceFlags: s.TraceFlags, LocalRootSpanID: s.LocalRootSpanID, Carrier: c,
+			}, true
+		}
+	}
+	return nil, settled
+}
+
+func (s *ThreadSpan) sameAs(other *ThreadSpan) bool {
+	return s.TraceID == other.TraceID && s.SpanID == other.SpanID
 }
 
 // provable reports whether the slots of threads have owners that can be checked.
@@ -285,19 +424,19 @@ func (l *threadLook) slotOfThread() (slot ringbuf.Slot, settled bool) {
 }
 
 // slotOfGoroutine returns the goroutine's slot, zero if it is another one's or there is
-// none; settled is false if it was being written.
-func (l *threadLook) slotOfGoroutine() (slot ringbuf.Slot, settled bool) {
+// none, which owned tells; settled is false if it was being written.
+func (l *threadLook) slotOfGoroutine() (slot ringbuf.Slot, owned, settled bool) {
 	if l.goroutineSlot == nil || l.unreadable[groupGoroutineSlot] {
-		return ringbuf.Slot{}, true
+		return ringbuf.Slot{}, false, true
 	}
 	slot, err := l.goroutineSlot.Slot()
 	if err != nil {
-		return ringbuf.Slot{}, false
+		return ringbuf.Slot{}, false, false
 	}
 	if slot.Owner != l.goid {
-		return ringbuf.Slot{}, true
+		return ringbuf.Slot{}, false, true
 	}
-	return slot, true
+	return slot, true, true
 }
 
 // goroutine reports whether a goroutine was running on the thread, l.goid then. settled
@@ -370,7 +509,8 @@ func (l *threadLook) spanOfRecord() (s *ThreadSpan, settled bool, err error) {
 		TraceID: [16]byte(b[0:16]), SpanID: [8]byte(b[16:24]), TraceFlags: b[25], Carrier: GoroutineRecord,
 	}
 	attributes := int(binary.NativeEndian.Uint16(b[26:28]))
-	if b[24] != 1 || s.TraceID == [16]byte{} || s.SpanID == [8]byte{} ||
+	isOver := b[24] == 0 && l.view.spans != nil && l.view.enclosingOffset >= 0
+	if b[24] != 1 && !isOver || s.TraceID == [16]byte{} || s.SpanID == [8]byte{} ||
 		attributes > wire.MaxThreadContextRecord-wire.ThreadContextRecordSize {
 		return nil, true, nil
 	}
@@ -382,6 +522,10 @@ func (l *threadLook) spanOfRecord() (s *ThreadSpan, settled bool, err error) {
 	}
 	if !l.ours {
 		return nil, true, nil
+	}
+	if isOver {
+		s, settled = l.nearest(l.record[l.view.enclosingOffset:], GoroutineRecord)
+		return s, settled, nil
 	}
 	if have := len(b) - wire.ThreadContextRecordSize; have != attributes {
 		l.setRecordSize(attributes)
@@ -401,10 +545,13 @@ const (
 // their values, as records say of themselves. Behind the labels that anybody else has
 // installed there is whatever the heap has there, which may look like a record.
 //
+// The labels of a span that is over may have been withdrawn: then they are beyond the
+// length of the list, but within its capacity.
+//
 // What it reads may have been freed meanwhile; then the ids are not there, or the next
 // reading finds another record. The error is the memory's.
 func (l *threadLook) labelled(s *ThreadSpan) (bool, error) {
-	list, n := binary.NativeEndian.Uint64(l.record), binary.NativeEndian.Uint64(l.record[8:])
+	list, n := binary.NativeEndian.Uint64(l.record), binary.NativeEndian.Uint64(l.record[16:])
 	if !validPointer(list) || n > maxLabels {
 		return false, nil
 	}
@@ -445,7 +592,7 @@ func (l *threadLook) readAll(parts ...ringbuf.Part) (bool, error) {
 func spanOf(s *ringbuf.Slot, c CarrierKind) *ThreadSpan {
 	return &ThreadSpan{
 		TraceID: s.TraceID, SpanID: s.SpanID, TraceFlags: s.TraceFlags,
-		LocalRootSpanID: s.LocalRootSpanID, Carrier: c, encoded: s.Attributes,
+		Carrier: c, encoded: s.Attributes,
 	}
 }
 

@@ -166,6 +166,11 @@ func worldTraceID(span uint64) uint64 { return span*1000 + 7 }
 
 // store is the steps of storing a span, which may be 0, in a slot.
 func (w *world) store(slot []byte, owner, span uint64) []func() {
+	return w.storeRef(slot, owner, span, 0)
+}
+
+// storeRef is store, with a reference to the span's cell.
+func (w *world) storeRef(slot []byte, owner, span, ref uint64) []func() {
 	m := uint64(fakeM)
 	return []func(){
 		func() {
@@ -181,7 +186,7 @@ func (w *world) store(slot []byte, owner, span uint64) []func() {
 		func() { put64(slot[0x10:], span) },
 		func() { put64(slot[0x20:], owner) },
 		func() {
-			put64(slot[0x28:], span)
+			put64(slot[0x28:], ref)
 			put64(slot[0x30:], m)
 			binary.NativeEndian.PutUint32(slot[0x38:], fakeTID)
 		},
@@ -205,11 +210,18 @@ func (w *world) setLabels(g *worldGoroutine) {
 	put64(w.pieces[g.g][fakeOffsets.GLabels:], labels)
 }
 
-const worldRecordSize = 256
+// Where in its records the world has what.
+const (
+	worldEnclosing  = 24
+	worldRecord     = worldEnclosing + 8*wire.Enclosing
+	worldList       = 96
+	worldText       = 160
+	worldRecordSize = 256
+)
 
 // newRecord returns the address of a record, as gorecord lays it out; perhaps one that
 // another record was at before.
-func (w *world) newRecord(span uint64) uint64 {
+func (w *world) newRecord(span uint64, enclosing ...uint64) uint64 {
 	at := w.heap
 	if n := len(w.free); n > 0 {
 		at, w.free = w.free[n-1], w.free[:n-1]
@@ -217,16 +229,19 @@ func (w *world) newRecord(span uint64) uint64 {
 		w.heap += worldRecordSize
 	}
 	b := w.pieces[fakeHeap][at-fakeHeap:][:worldRecordSize]
-	const list, text = 64, 128
-	put64(b, at+list)
+	put64(b, at+worldList)
 	put64(b[8:], 2)
-	binary.BigEndian.PutUint64(b[24+8:], worldTraceID(span))
-	binary.BigEndian.PutUint64(b[24+16:], span)
-	b[24+24] = 1
-	hex.Encode(b[text:], b[24:48])
-	for i, label := range []struct{ at, size uint64 }{{text + 32, 16}, {text, 32}} {
-		put64(b[list+32*i+16:], at+label.at)
-		put64(b[list+32*i+24:], label.size)
+	put64(b[16:], 2)
+	for i, ref := range enclosing {
+		put64(b[worldEnclosing+8*i:], ref)
+	}
+	binary.BigEndian.PutUint64(b[worldRecord+8:], worldTraceID(span))
+	binary.BigEndian.PutUint64(b[worldRecord+16:], span)
+	b[worldRecord+24] = 1
+	hex.Encode(b[worldText:], b[worldRecord:worldRecord+24])
+	for i, label := range []struct{ at, size uint64 }{{worldText + 32, 16}, {worldText, 32}} {
+		put64(b[worldList+32*i+16:], at+label.at)
+		put64(b[worldList+32*i+24:], label.size)
 	}
 	return at
 }
@@ -270,7 +285,7 @@ func (w *world) act() {
 		}
 		record := g.records[len(g.records)-1]
 		elsewhere := w.rand.IntN(2) == 0
-		w.steps = append(w.steps, func() { w.pieces[fakeHeap][record-fakeHeap+24+24] = 0 }, func() {
+		w.steps = append(w.steps, func() { w.pieces[fakeHeap][record-fakeHeap+worldRecord+24] = 0 }, func() {
 			g.records = g.records[:len(g.records)-1]
 			if elsewhere {
 				return // by another goroutine, which does not touch this one's labels
@@ -315,7 +330,7 @@ func (w *world) note() {
 // worldView is how the world shows spans; which has t, g, r for the carriers.
 func (w *world) view(t testing.TB, which string) *threadView {
 	t.Helper()
-	v := &threadView{recordOffset: -1, runtime: fakeOffsets}
+	v := &threadView{recordOffset: -1, enclosingOffset: -1, runtime: fakeOffsets}
 	var err error
 	for _, c := range which {
 		info := ringbuf.Info{Address: fakeRing, Layout: 2, Capacity: worldCapacity, HeaderSize: 64, SlotSize: 64}
@@ -326,7 +341,7 @@ func (w *world) view(t testing.TB, which string) *threadView {
 			info.Address, info.Index = fakeGoroutineRing, ringbuf.ByGoroutine
 			v.goroutineRing, err = ringbuf.NewView(w, info, nil)
 		case 'r':
-			v.recordOffset = 24
+			v.recordOffset = worldRecord
 		}
 		require.NoError(t, err)
 	}
@@ -372,9 +387,6 @@ func TestWhatIsProvenWasTrue(t *testing.T) {
 					id := binary.BigEndian.Uint64(s.SpanID[:])
 					require.True(t, s.Proven)
 					require.Equal(t, worldTraceID(id), binary.BigEndian.Uint64(s.TraceID[8:]))
-					if s.LocalRootSpanID != [8]byte{} {
-						require.Equal(t, s.SpanID, s.LocalRootSpanID)
-					}
 					require.Contains(t, w.truths, fmt.Sprint(thread.Goroutine, id), "%v, seed %d", s.Carrier, seed)
 				}
 			}
@@ -415,16 +427,17 @@ func TestBestCarrierIsShown(t *testing.T) {
 		which  string
 		change func(w *world)
 		want   CarrierKind
+		calls  int
 	}{
-		{"t", none, ThreadSlots},
-		{"tg", none, GoroutineSlots},
-		{"tr", none, GoroutineRecord},
-		{"tgr", none, GoroutineRecord},
-		{"g", none, GoroutineSlots},
-		{"r", none, GoroutineRecord},
-		{"tgr", func(w *world) { put64(w.pieces[fakeG][fakeOffsets.GLabels:], 0x99_0000) }, GoroutineSlots},
-		{"tgr", func(w *world) { w.slots(1)[1][0x18] = 1 }, GoroutineRecord},
-		{"tgr", func(w *world) { delete(w.pieces, fakeRing) }, GoroutineRecord},
+		{"t", none, ThreadSlots, 8},
+		{"tg", none, GoroutineSlots, 8},
+		{"tr", none, GoroutineRecord, 8},
+		{"tgr", none, GoroutineRecord, 8},
+		{"g", none, GoroutineSlots, 8},
+		{"r", none, GoroutineRecord, 8},
+		{"tgr", func(w *world) { put64(w.pieces[fakeG][fakeOffsets.GLabels:], 0x99_0000) }, GoroutineSlots, 8},
+		{"tgr", func(w *world) { w.slots(1)[1][0x18] = 1 }, GoroutineRecord, 2 + maxLooks},
+		{"tgr", func(w *world) { delete(w.pieces, fakeRing) }, GoroutineRecord, 8},
 	} {
 		w := stillWorld(t)
 		tt.change(w)
@@ -434,7 +447,7 @@ func TestBestCarrierIsShown(t *testing.T) {
 		assert.Equal(t, tt.want, thread.Span.Carrier)
 		assert.Equal(t, uint64(1), thread.Goroutine)
 		assert.Equal(t, [8]byte{7: 1}, thread.Span.SpanID)
-		assert.LessOrEqual(t, w.calls, 8, tt.which)
+		assert.LessOrEqual(t, w.calls, tt.calls, tt.which)
 	}
 }
 
@@ -459,17 +472,17 @@ func TestWrongIsWorseThanMissing(t *testing.T) {
 		"goroutine slot of another":    {"g", func(w *world) { w.slots(1)[1][0x20]++ }},
 		"no labels":                    {"r", func(w *world) { put64(w.pieces[fakeG][fakeOffsets.GLabels:], 0) }},
 		"wild labels":                  {"r", func(w *world) { put64(w.pieces[fakeG][fakeOffsets.GLabels:], 0x99_0000) }},
-		"record is over":               {"r", func(w *world) { w.pieces[fakeHeap][24+24] = 0 }},
-		"record valid in another way":  {"r", func(w *world) { w.pieces[fakeHeap][24+24] = 2 }},
-		"record of no trace":           {"r", func(w *world) { clear(w.pieces[fakeHeap][24:40]) }},
-		"record of no span":            {"r", func(w *world) { clear(w.pieces[fakeHeap][40:48]) }},
-		"record too large":             {"r", func(w *world) { binary.NativeEndian.PutUint16(w.pieces[fakeHeap][24+26:], 613) }},
-		"other labels":                 {"r", func(w *world) { w.pieces[fakeHeap][128]++ }},
-		"labels of another span":       {"r", func(w *world) { w.pieces[fakeHeap][128+32+15]++ }},
+		"record is over":               {"r", func(w *world) { w.pieces[fakeHeap][worldRecord+24] = 0 }},
+		"record valid in another way":  {"r", func(w *world) { w.pieces[fakeHeap][worldRecord+24] = 2 }},
+		"record of no trace":           {"r", func(w *world) { clear(w.pieces[fakeHeap][worldRecord : worldRecord+16]) }},
+		"record of no span":            {"r", func(w *world) { clear(w.pieces[fakeHeap][worldRecord+16 : worldRecord+24]) }},
+		"record too large":             {"r", func(w *world) { binary.NativeEndian.PutUint16(w.pieces[fakeHeap][worldRecord+26:], 613) }},
+		"other labels":                 {"r", func(w *world) { w.pieces[fakeHeap][worldText]++ }},
+		"labels of another span":       {"r", func(w *world) { w.pieces[fakeHeap][worldText+32+15]++ }},
 		"no list of labels":            {"r", func(w *world) { put64(w.pieces[fakeHeap], 0) }},
 		"wild list of labels":          {"r", func(w *world) { put64(w.pieces[fakeHeap], 0x99_0000) }},
-		"endless list of labels":       {"r", func(w *world) { put64(w.pieces[fakeHeap][8:], maxLabels+1) }},
-		"wild label":                   {"r", func(w *world) { put64(w.pieces[fakeHeap][64+16:], 0x99_0000) }},
+		"endless list of labels":       {"r", func(w *world) { put64(w.pieces[fakeHeap][16:], maxLabels+1) }},
+		"wild label":                   {"r", func(w *world) { put64(w.pieces[fakeHeap][worldList+16:], 0x99_0000) }},
 	} {
 		w := stillWorld(t)
 		test.change(w)
@@ -488,7 +501,7 @@ func TestSpanThatEndsElsewhereMeanwhile(t *testing.T) {
 	for _, whole := range []bool{false, true} {
 		w := stillWorld(t)
 		curg := w.pieces[fakeM][fakeOffsets.MCurg:]
-		const recordWords = (24 + wire.ThreadContextRecordSize + 7) / 8
+		const recordWords = (worldRecord + wire.ThreadContextRecordSize + 7) / 8
 		w.beforeWord = func() {
 			switch {
 			case w.calls != 3:
@@ -496,7 +509,7 @@ func TestSpanThatEndsElsewhereMeanwhile(t *testing.T) {
 				put64(curg, 0)
 			case w.words == recordWords+1:
 				if whole {
-					w.pieces[fakeHeap][24+24] = 0
+					w.pieces[fakeHeap][worldRecord+24] = 0
 				}
 				put64(curg, fakeG)
 			}
@@ -512,12 +525,12 @@ func TestRecordWithAttributes(t *testing.T) {
 	encoded := []byte("\x00\x02ab\x01\x01c")
 	b := w.pieces[fakeHeap]
 	// The list of labels and its text move out of the way.
-	copy(b[1024:], b[64:worldRecordSize])
+	copy(b[1024:], b[worldList:worldRecordSize])
 	put64(b, fakeHeap+1024)
-	put64(b[1024+16:], fakeHeap+1024+64+32)
-	put64(b[1024+32+16:], fakeHeap+1024+64)
-	binary.NativeEndian.PutUint16(b[24+26:], uint16(len(encoded)))
-	copy(b[24+28:], encoded)
+	put64(b[1024+16:], fakeHeap+1024+worldText-worldList+32)
+	put64(b[1024+32+16:], fakeHeap+1024+worldText-worldList)
+	binary.NativeEndian.PutUint16(b[worldRecord+26:], uint16(len(encoded)))
+	copy(b[worldRecord+28:], encoded)
 	thread := w.look(t, "r", fakeM)
 	require.NotNil(t, thread.Span)
 	assert.Equal(t, encoded, thread.Span.encoded)
@@ -572,7 +585,7 @@ func goodAdvertisement() map[string]*commonpb.AnyValue {
 		wire.KeyGo + wire.GoKeyMProcidOffset:       intValue(64),
 		wire.KeyGo + wire.GoKeyGGoidOffset:         intValue(152),
 		wire.KeyGo + wire.GoKeyGLabelsOffset:       intValue(352),
-		wire.KeyGo + wire.GoKeyRecordOffset:        intValue(24),
+		wire.KeyGo + wire.GoKeyRecordOffset:        intValue(worldRecord),
 		wire.KeyThreadSlots + wire.RingKeyIndex:    str(wire.IndexThread),
 		wire.KeyThreadSlots + wire.RingKeyMapping:  str("T"),
 		wire.KeyGoroutineSlots + wire.RingKeyIndex: str(wire.IndexGoroutine),
@@ -711,6 +724,7 @@ func FuzzThreads(f *testing.F) {
 	f.Add(uint64(1), []byte{1, 2, 3, 4, 5, 6, 7, 8}, uint16(184), uint16(24), byte(7))
 	f.Add(uint64(2), []byte{0, 0, 0x50, 0, 0, 0, 0, 0, 1}, uint16(0), uint16(4096), byte(7))
 	f.Add(uint64(3), []byte{0, 0, 0x10, 0, 0, 0, 0, 0}, uint16(8), uint16(32), byte(1))
+	f.Add(uint64(4), []byte{0, 0, 0x10, 0, 0, 0, 0, 0}, uint16(8), uint16(48), byte(15))
 	f.Fuzz(func(t *testing.T, seed uint64, pattern []byte, offset, record uint16, which byte) {
 		if len(pattern) == 0 {
 			return
@@ -745,6 +759,10 @@ func FuzzThreads(f *testing.F) {
 		}
 		if v.runtime.MCurg < 0 || v.runtime.GGoid < 0 || v.runtime.GLabels < 0 {
 			mixed.goroutineRing, mixed.recordOffset = nil, -1
+		}
+		if which&8 != 0 {
+			mixed.spans = worldTable()
+			mixed.enclosingOffset = max(mixed.recordOffset-8*wire.Enclosing, -1)
 		}
 		thread := Thread{TID: fakeTID, OwnTID: fakeTID}
 		require.NoError(t, newThreadLook(memory, mixed).at(&thread, fakeM))

@@ -20,6 +20,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/otelctx/otelctx/internal/cells"
+	"github.com/otelctx/otelctx/internal/gorecord"
 	"github.com/otelctx/otelctx/internal/goruntime"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
@@ -259,7 +261,7 @@ func TestAttributesOfThreads(t *testing.T) {
 	assert.Equal(t, who.goid, shown[0].Goroutine)
 	assert.Equal(t, []ThreadAttribute{{"http.route", "/cart"}, {"user", "alice"}}, shown[0].Span.Attributes)
 
-	tellf(t, c, "set-up keys=http.route+user+tenant advertise")
+	tellf(t, c, "set-up keys=http.route+user+tenant no-cells advertise")
 	shown = withSpans(threadsOf(t, p))
 	require.Len(t, shown, 1)
 	assert.Equal(t, []ThreadAttribute{{"http.route", "/cart"}, {"user", "alice"}, {"tenant", "unnamed"}}, shown[0].Span.Attributes)
@@ -296,6 +298,13 @@ func TestThreadLayout(t *testing.T) {
 	assert.Equal(t, fields, kinds[GoroutineSlots])
 	assert.Contains(t, kinds, GoroutineRecord)
 	assert.Nil(t, kinds[GoroutineRecord])
+	require.NotNil(t, l.Spans)
+	assert.NotZero(t, l.Spans.Address)
+	assert.Equal(t, []int{cells.Capacity, wire.SpansHeaderSize, wire.CellSize}, []int{l.Spans.Capacity, l.Spans.HeaderSize, l.Spans.CellSize})
+	for _, f := range wire.CellFields() {
+		assert.Equal(t, int(f.Offset), l.Spans.Fields[f.Name], f.Name)
+	}
+	assert.Equal(t, int(gorecord.EnclosingOffset), l.EnclosingOffset)
 
 	shown, all := l.Attributes([]byte{1, 2, 'm', 'e', 0, 1, '/'})
 	assert.Equal(t, []ThreadAttribute{{"user", "me"}, {"http.route", "/"}}, shown)
@@ -372,7 +381,10 @@ func TestUnprovenSpans(t *testing.T) {
 			span := proven(who, ThreadSlots).Span
 			span.Proven = false
 			if strings.HasPrefix(carriers, "v1") {
-				span.TraceFlags, span.LocalRootSpanID = 0, [8]byte{}
+				span.TraceFlags = 0
+			}
+			if carriers != "slots no-go advertise publish" { // nor does anything name cells
+				span.LocalRootSpanID = [8]byte{}
 			}
 			steadily(t, p, Thread{TID: who.tid, OwnTID: who.tid, Span: span})
 			tellf(t, c, "end a")

@@ -3,8 +3,9 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// creader PID prints which service a process is and which spans its threads are in, as
-// docs/wire-format.md has it. Whatever it reads is checked before it is used.
+// creader PID prints which service a process is, which spans its threads are in, and which
+// spans are live, as docs/wire-format.md has it. Whatever it reads is checked before it is
+// used.
 
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -20,7 +21,12 @@ struct header { char signature[8]; uint32_t version, size; uint64_t published_at
 struct ring { uint32_t magic, layout, capacity, slot_size, header_size, index; };
 struct slot {
 	uint64_t trace_id_high, trace_id_low, span_id; uint8_t in_use, trace_flags; uint16_t attrs_size; uint32_t seq;
-	uint64_t owner_goid, local_root_span_id, m; uint32_t tid, sharing;
+	uint64_t owner_goid, span_ref, m; uint32_t tid, reserved;
+};
+struct table { uint32_t magic, layout, capacity, cell_size, header_size, used; };
+struct cell {
+	uint64_t version, trace_id_high, trace_id_low, span_id, local_root_span_id, goid, enclosing[3];
+	uint64_t trace_flags, start_unix_ns, g; uint32_t tid, reserved[7];
 };
 struct field { uint64_t value; const uint8_t *at, *end; }; // of protobuf: an integer, or bytes
 static uint8_t payload[65536];
@@ -79,23 +85,70 @@ static size_t read_payload(uint64_t address) {
 	}
 	return 0;
 }
-// Prints the span in a thread's slot if its goroutine ran on the thread while it was there.
-static void show_span(const char *thread, uint32_t tid) {
+// Reads the slot of a thread or goroutine, and returns 0 if it is being written.
+static int read_slot(const char *ring_key, uint64_t id, struct slot *s) {
 	struct ring ring;
-	struct slot s;
-	uint64_t address = integer("threadlocal.slots.address");
-	if (!read_at(address, &ring, sizeof ring) || ring.magic != 0x4F54454C || ring.layout != 2 || !ring.capacity) return;
-	address += ring.header_size + (uint64_t)(tid % ring.capacity) * ring.slot_size;
+	uint64_t address = integer(ring_key);
+	if (!read_at(address, &ring, sizeof ring) || ring.magic != 0x4F54454C || ring.layout != 2 || !ring.capacity) return 0;
+	address += ring.header_size + id % ring.capacity * ring.slot_size;
 	uint64_t seq = number_at(address + 0x1C, 4), in_use = number_at(address + 0x18, 1);
-	if (!read_at(address, &s, sizeof s)) return;
-	uint64_t procid = number_at(s.m + integer("threadlocal.go.m_procid_offset"), 8);
-	uint64_t curg = number_at(s.m + integer("threadlocal.go.m_curg_offset"), 8);
+	if (!read_at(address, s, sizeof *s)) return 0;
+	in_use |= s->in_use | number_at(address + 0x18, 1);
+	return !in_use && s->seq == seq && number_at(address + 0x1C, 4) == seq;
+}
+// Reads the header of the span table and returns where its cells are, or 0.
+static uint64_t read_table(struct table *t) {
+	uint64_t address = integer("threadlocal.spans.address");
+	if (!read_at(address, t, sizeof *t) || t->magic != 0x4F545350 || t->layout != 1 || !t->capacity) return 0;
+	return t->cell_size < sizeof(struct cell) ? 0 : address + t->header_size;
+}
+// Reads the cell that a reference names. The span is LIVE, OVER, or GONE: then the cell is
+// another one's by now.
+static enum { GONE, OVER, LIVE } read_cell(uint64_t ref, struct cell *c) {
+	struct table t;
+	uint64_t address = read_table(&t);
+	if (!address || !ref) return GONE;
+	address += (ref >> 1 & 0x7FFFF) % t.capacity * t.cell_size;
+	if (!read_at(address, c, sizeof *c) || number_at(address, 8) != c->version) return GONE;
+	return c->version == ref ? LIVE : c->version == (ref | 1) ? OVER : GONE;
+}
+static void print_span(const struct cell *c, uint64_t goid) {
+	printf("trace %016" PRIx64 "%016" PRIx64 " span %016" PRIx64 " goroutine %" PRIu64 "\n", c->trace_id_high, c->trace_id_low,
+	       c->span_id, goid);
+}
+// Prints the span that the goroutine on a thread is in: by its own slot, or if that is
+// another one's now, by the slot of the thread.
+static void show_span(const char *thread, uint32_t tid) {
+	struct slot of_thread, s;
+	if (!read_slot("threadlocal.slots.address", tid, &of_thread) || of_thread.tid != tid) return;
+	uint64_t procid = number_at(of_thread.m + integer("threadlocal.go.m_procid_offset"), 8);
+	uint64_t curg = number_at(of_thread.m + integer("threadlocal.go.m_curg_offset"), 8);
 	uint64_t goid = number_at(curg + integer("threadlocal.go.g_goid_offset"), 8);
-	in_use |= s.in_use | number_at(address + 0x18, 1);
-	if (in_use || s.seq != seq || number_at(address + 0x1C, 4) != seq) return; // It is being written.
-	if (s.span_id && (s.trace_id_high | s.trace_id_low) && s.tid == tid && procid == tid && goid && goid == s.owner_goid)
-		printf("thread %s trace %016" PRIx64 "%016" PRIx64 " span %016" PRIx64 " goroutine %" PRIu64 "\n", thread,
-		       s.trace_id_high, s.trace_id_low, s.span_id, goid);
+	if (!read_slot("threadlocal.goroutine_slots.address", goid, &s) || s.owner_goid != goid) s = of_thread;
+	if (procid != tid || !goid || s.owner_goid != goid || !s.span_id || !(s.trace_id_high | s.trace_id_low)) return;
+	struct cell c = {.trace_id_high = s.trace_id_high, .trace_id_low = s.trace_id_low, .span_id = s.span_id};
+	int is = s.span_ref ? read_cell(s.span_ref, &c) : LIVE;
+	// A thread's slot is out of date if the goroutine has gone on elsewhere.
+	if (s.span_id == of_thread.span_id && is != GONE && c.goid == goid && c.tid != tid) return;
+	if (is == OVER && c.goid == goid) { // The goroutine is in what is live around it.
+		struct cell over = c;
+		for (int i = 0; i < 3 && is != LIVE; i++) is = read_cell(over.enclosing[i], &c);
+	}
+	if (is != LIVE || number_at(of_thread.m + integer("threadlocal.go.m_curg_offset"), 8) != curg) return;
+	printf("thread %s ", thread);
+	print_span(&c, goid);
+}
+// Prints the live spans. What is read between two looks at a version is of that version.
+static void list_spans(void) {
+	struct table t;
+	struct cell before, c;
+	uint64_t address = read_table(&t);
+	for (uint32_t i = 0; address && i < t.used && i < t.capacity; i++, address += t.cell_size) {
+		if (!read_at(address, &before, sizeof before) || !before.version || before.version & 1) continue;
+		if (!read_at(address, &c, sizeof c) || number_at(address, 8) != before.version) continue;
+		printf("live ");
+		print_span(&c, c.goid);
+	}
 }
 
 int main(int argc, char **argv) {
@@ -114,5 +167,6 @@ int main(int argc, char **argv) {
 		// Slots go by the id that a thread has for itself, in the innermost PID namespace.
 		if (e->d_name[0] != '.' && find_line(path, "NSpid:\t", line)) show_span(e->d_name, atoi(strrchr(line, '\t')));
 	}
+	list_spans();
 	return tasks ? closedir(tasks) : 0;
 }

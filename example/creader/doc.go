@@ -2,16 +2,19 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package creader is a reader in C, creader.c, which shares no code with otelctx and goes
-// by docs/wire-format.md. It prints which service a process is and which spans its
-// threads are in, as their slots show them:
+// by docs/wire-format.md. It prints which service a process is, which spans its threads are
+// in, as slots show them, and which spans are live:
 //
 //	cc -std=c11 -o creader creader.c
 //	./creader PID
 //
-// It has a hundred lines of code, and leaves out what a reader for production has: the
-// goroutine record, which shows the spans of goroutines that have moved to another thread
-// too; attributes, slots of layout 1 and rings that are not advertised; a second try where
-// a slot is just being written; a second mapping that claims to be the process context;
+// A slot names the cell of its span. The reader believes the slot if the span is live there,
+// and if it is over goes on to the spans around it.
+//
+// It has 150 lines of code, and leaves out what a reader for production has: the goroutine
+// record, which shows the spans that goroutines inherit; attributes, slots of layout 1 and
+// rings that are not advertised; a second try where a slot is just being written or a span
+// just ends; a second mapping that claims to be the process context;
 // whether the process still lives when all is read; and a way out of a read that the
 // process makes wait.
 //

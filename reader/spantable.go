@@ -1,0 +1,201 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package reader
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/otelctx/otelctx/internal/wire"
+	"github.com/otelctx/otelctx/ringbuf"
+)
+
+// SpanTable says where a process keeps its live spans: a cell for each. Slots and records
+// name cells by references, see docs/wire-format.md.
+type SpanTable struct {
+	// Address is where the table's header is, HeaderSize how far behind it the first cell
+	// is, CellSize how far cells are apart, and Capacity how many there are.
+	Address                        uint64
+	HeaderSize, CellSize, Capacity int
+	// Fields has the offset of each field of a cell by its name, such as span_id.
+	Fields map[string]int
+
+	// offsets are those of the fields that are read here.
+	offsets [numCellFields]int
+}
+
+type cellField int
+
+const (
+	cellVersion cellField = iota
+	cellTraceIDHigh
+	cellTraceIDLow
+	cellSpanID
+	cellLocalRoot
+	cellGoid
+	cellEnclosing
+	cellTraceFlags
+	cellStart
+	cellG
+	cellTID
+	numCellFields
+)
+
+// Bounds of what a span table can be said to be laid out as.
+const (
+	maxCellSize     = 1024
+	maxCellCapacity = 1 << wire.RefIndexBits
+)
+
+// spanTable returns the span table that is advertised. The error says why there is none.
+func (a advertisement) spanTable(memory ringbuf.Memory) (*SpanTable, error) {
+	if !a.announces(wire.KeySpans) {
+		return nil, errNotAdvertised
+	}
+	t := new(SpanTable)
+	var address, layout, headerSize, cellSize, capacity int64
+	for _, f := range []struct {
+		key             string
+		to              *int64
+		lowest, highest int64
+	}{
+		{wire.RingKeyAddress, &address, 1, addressEnd},
+		{wire.RingKeyLayout, &layout, wire.SpansLayout1, wire.SpansLayout1},
+		{wire.RingKeyHeaderSize, &headerSize, 32, 4096},
+		{wire.SpansKeyCellSize, &cellSize, 8, maxCellSize},
+		{wire.RingKeyCapacity, &capacity, 1, maxCellCapacity},
+	} {
+		var err error
+		if *f.to, err = a.integer(wire.KeySpans+f.key, f.lowest, f.highest); err != nil {
+			return nil, err
+		}
+	}
+	t.Address, t.HeaderSize, t.CellSize, t.Capacity = uint64(address), int(headerSize), int(cellSize), int(capacity)
+	var err error
+	if t.Fields, err = a.fields(wire.KeySpans + wire.RingKeyFields); err != nil {
+		return nil, err
+	}
+	for i, f := range wire.CellFields() {
+		offset, ok := t.Fields[f.Name]
+		if !ok || offset < 0 || offset > t.CellSize-int(f.Size) {
+			return nil, fmt.Errorf("no field %s in cells of %d bytes", f.Name, t.CellSize)
+		}
+		t.offsets[i] = offset
+	}
+	if _, err := t.used(memory); err != nil {
+		return nil, err
+	}
+	return t, nil
+}
+
+// errNoSpanTable says that what is advertised as one is none, or none any more.
+var errNoSpanTable = errors.New("not a span table")
+
+// used returns how many cells have ever been used. The error is the memory's, or wraps
+// [errNoSpanTable] if the header is not that of this table.
+func (t *SpanTable) used(memory ringbuf.Memory) (int, error) {
+	var b [24]byte
+	if _, err := memory.ReadParts([]ringbuf.Part{{Address: t.Address, Data: b[:]}}); err != nil {
+		return 0, fmt.Errorf("span table: %w", err)
+	}
+	for i, want := range []int{wire.SpansMagic, wire.SpansLayout1, t.Capacity, t.CellSize, t.HeaderSize} {
+		if is := binary.NativeEndian.Uint32(b[4*i:]); is != uint32(want) {
+			return 0, fmt.Errorf("%w: word %d of the header is %#x instead of %#x", errNoSpanTable, i, is, want)
+		}
+	}
+	return int(min(binary.NativeEndian.Uint32(b[20:]), uint32(t.Capacity))), nil
+}
+
+// cell returns the address of the cell that a reference names.
+func (t *SpanTable) cell(ref uint64) uint64 {
+	return t.Address + uint64(t.HeaderSize) + uint64(wire.RefIndex(ref)%uint32(t.Capacity))*uint64(t.CellSize)
+}
+
+func (t *SpanTable) u64(data []byte, f cellField) uint64 {
+	return binary.NativeEndian.Uint64(data[t.offsets[f]:])
+}
+
+// LiveSpan is a span of a process that has started and not ended.
+type LiveSpan struct {
+	// TraceID, SpanID and LocalRootSpanID, the outermost span of the trace in the process,
+	// are in the order of their bytes in W3C trace contexts; TraceFlags is 1 for sampled.
+	TraceID         [16]byte
+	SpanID          [8]byte
+	LocalRootSpanID [8]byte
+	TraceFlags      byte
+	// Start is when the span says that it was started.
+	Start time.Time
+	// Goroutine is the id of the goroutine that has started it, G the address of the
+	// runtime's g of that; 0 where it is not known.
+	Goroutine, G uint64
+}
+
+// decode returns what a cell says.
+func (t *SpanTable) decode(data []byte) (s LiveSpan) {
+	binary.BigEndian.PutUint64(s.TraceID[:8], t.u64(data, cellTraceIDHigh))
+	binary.BigEndian.PutUint64(s.TraceID[8:], t.u64(data, cellTraceIDLow))
+	binary.BigEndian.PutUint64(s.SpanID[:], t.u64(data, cellSpanID))
+	binary.BigEndian.PutUint64(s.LocalRootSpanID[:], t.u64(data, cellLocalRoot))
+	s.TraceFlags = data[t.offsets[cellTraceFlags]]
+	s.Start = time.Unix(0, int64(t.u64(data, cellStart)))
+	s.Goroutine, s.G = t.u64(data, cellGoid), t.u64(data, cellG)
+	return s
+}
+
+// Spans returns the live spans of the process, the oldest first: also those of goroutines
+// that wait, and of a process that is stopped. Each is as it was at one moment; spans that
+// start or end meanwhile may be there or not.
+//
+// The error wraps [ErrNoThreadContext] if the process does not advertise its live spans, or
+// [ErrNotPermitted], [ErrProcessGone], [ErrInvalid] or [ErrBusy], or is ctx's.
+func (p *Process) Spans(ctx context.Context) ([]LiveSpan, error) {
+	v, err := p.threadView(ctx)
+	if err != nil {
+		return nil, err
+	}
+	t := v.spans
+	if t == nil {
+		return nil, p.error(fmt.Errorf("%w: live spans are not advertised", ErrNoThreadContext))
+	}
+	used, err := t.used(p.threads.source)
+	if errors.Is(err, errNoSpanTable) {
+		err = fmt.Errorf("%w: %w", ErrNoThreadContext, err) // it was closed meanwhile
+	}
+	if err != nil {
+		return nil, p.classify(err)
+	}
+	var spans []LiveSpan
+	const batch = 512
+	before, cells, after := make([]byte, batch*t.CellSize), make([]byte, batch*t.CellSize), make([]byte, batch*t.CellSize)
+	for first := 0; first < used; first += batch {
+		if err := ctx.Err(); err != nil {
+			return nil, p.error(err)
+		}
+		address := t.Address + uint64(t.HeaderSize) + uint64(first*t.CellSize)
+		size := min(batch, used-first) * t.CellSize
+		// Nothing says in which order the bytes of a part are read. So the cells are read
+		// three times: a version that is there before and after was there all the while, and
+		// versions do not come back.
+		if _, err := p.threads.source.ReadParts([]ringbuf.Part{
+			{Address: address, Data: before[:size]}, {Address: address, Data: cells[:size]}, {Address: address, Data: after[:size]},
+		}); err != nil {
+			return nil, p.classify(err)
+		}
+		for at := 0; at < size; at += t.CellSize {
+			version := t.u64(before[at:], cellVersion)
+			if version != 0 && version&wire.CellOver == 0 && t.u64(after[at:], cellVersion) == version {
+				spans = append(spans, t.decode(cells[at:]))
+			}
+		}
+	}
+	if err := p.checkAlive(); err != nil {
+		return nil, err
+	}
+	slices.SortStableFunc(spans, func(a, b LiveSpan) int { return a.Start.Compare(b.Start) })
+	return spans, nil
+}

@@ -1,0 +1,160 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package reader
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/otelctx/otelctx/internal/testing/childproc"
+	"github.com/otelctx/otelctx/internal/testing/testenv"
+)
+
+// inner is what a thread shows that is in a span inside of theSpan.
+func inner(who identity, more uint64, c CarrierKind) Thread {
+	thread := proven(who, c)
+	thread.Span.SpanID = spanIDOf(theSpan.SpanID + more)
+	return thread
+}
+
+// The slots and the record of a goroutine go on naming a span that was ended elsewhere.
+func TestSpanThatWasEndedElsewhere(t *testing.T) {
+	for carriers, kind := range map[string]CarrierKind{
+		"slots": ThreadSlots, "slots goroutine-slots": GoroutineSlots, "slots record": GoroutineRecord,
+		"slots goroutine-slots record": GoroutineRecord,
+	} {
+		t.Run(carriers, func(t *testing.T) {
+			c, p := acting(t, carriers+" advertise publish")
+			tellf(t, c, "lock a")
+			askf(t, c, "show a")
+			tellf(t, c, "nest a 1")
+			tellf(t, c, "nest a 2")
+			who := askf(t, c, "spin a")
+			steadily(t, p, inner(who, 2, kind))
+			tellf(t, c, "end-elsewhere a")
+			steadily(t, p, inner(who, 1, kind))
+			tellf(t, c, "end-elsewhere a")
+			steadily(t, p, proven(who, kind))
+			tellf(t, c, "end-elsewhere a")
+			steadily(t, p)
+		})
+	}
+}
+
+// Without cells there is nothing but what slots and records say themselves.
+func TestSpansWithoutCells(t *testing.T) {
+	for _, carriers := range []string{"slots", "slots goroutine-slots", "slots record"} {
+		c, p := acting(t, carriers+" no-cells advertise publish")
+		who := spinIn(t, c, "show a")
+		shown := withSpans(threadsOf(t, p))
+		require.Len(t, shown, 1)
+		assert.Equal(t, who.goid, shown[0].Goroutine)
+		assert.Zero(t, shown[0].Span.LocalRootSpanID)
+		_, err := p.Spans(t.Context())
+		require.ErrorIs(t, err, ErrNoThreadContext)
+	}
+	_, p := acting(t, "publish")
+	_, err := p.Spans(t.Context())
+	require.ErrorIs(t, err, ErrNoThreadContext)
+}
+
+// A goroutine's own slot says that it is in no span, whatever its labels say.
+func TestOwnSlotKnowsBest(t *testing.T) {
+	c, p := acting(t, "slots goroutine-slots record advertise publish")
+	who := spinIn(t, c, "show a")
+	steadily(t, p, proven(who, GoroutineRecord))
+	tellf(t, c, "nothing a")
+	askf(t, c, "spin a")
+	steadily(t, p)
+	showsRaw(t, p, who.tid)
+}
+
+// spansOf reads the live spans of a process.
+func spansOf(t *testing.T, p *Process) []LiveSpan {
+	t.Helper()
+	spans, err := p.Spans(t.Context())
+	require.NoError(t, err)
+	return spans
+}
+
+// Spans are listed where no thread shows them, and of a process that does not run.
+func TestLiveSpans(t *testing.T) {
+	c, p := acting(t, "slots goroutine-slots record advertise publish")
+	assert.Empty(t, spansOf(t, p))
+	began := time.Now()
+	var who identity
+	for _, name := range []string{"a", "b", "c"} {
+		who = askf(t, c, "show %s", name)
+		tellf(t, c, "nest %s 1", name)
+		tellf(t, c, "park %s", name)
+	}
+	tellf(t, c, "end a")
+	check := func() {
+		spans := spansOf(t, p)
+		require.Len(t, spans, 5)
+		for i, s := range spans {
+			assert.Equal(t, traceIDOf(&theSpan), s.TraceID)
+			want := theSpan.SpanID
+			if i == 2 || i == 4 { // a's inner one is over
+				want++
+			}
+			assert.Equal(t, spanIDOf(want), s.SpanID)
+			assert.Equal(t, spanIDOf(theSpan.LocalRootSpanID), s.LocalRootSpanID)
+			assert.Equal(t, byte(1), s.TraceFlags)
+			assert.NotZero(t, s.Goroutine)
+			assert.False(t, s.Start.Before(began.Add(-time.Second)) || s.Start.After(time.Now().Add(time.Second)), "%v", s.Start)
+			if i > 0 {
+				assert.False(t, s.Start.Before(spans[i-1].Start), "the oldest first")
+			}
+		}
+		assert.Equal(t, who.goid, spans[4].Goroutine)
+	}
+	check()
+
+	require.NoError(t, syscall.Kill(c.PID(), syscall.SIGSTOP))
+	t.Cleanup(func() { _ = syscall.Kill(c.PID(), syscall.SIGCONT) })
+	require.Eventually(t, func() bool {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", c.PID()))
+		return err == nil && strings.Contains(string(stat), ") T ")
+	}, patience, time.Millisecond)
+	check()
+	require.NoError(t, syscall.Kill(c.PID(), syscall.SIGCONT))
+
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := p.Spans(ctx)
+	require.ErrorIs(t, err, context.Canceled)
+	c.Kill()
+	_, err = p.Spans(t.Context())
+	require.ErrorIs(t, err, ErrProcessGone)
+}
+
+// Goroutines start and end spans while they are listed: each that is listed is whole.
+func TestLiveSpansUnderChurn(t *testing.T) {
+	c := readied(t, childproc.Start(t, "churn", nil), "slots advertise publish")
+	p := open(t, c.PID())
+	listed := 0
+	wanted := testenv.Rounds(5000, 100_000)
+	for end := time.Now().Add(patience); listed < wanted && time.Now().Before(end); {
+		for _, s := range spansOf(t, p) {
+			listed++
+			high := binary.BigEndian.Uint64(s.TraceID[:])
+			want := churnSpan(high>>32, high&0xffffffff)
+			require.Equal(t, high>>32, s.Goroutine)
+			require.Equal(t, traceIDOf(&want), s.TraceID)
+			require.Equal(t, spanIDOf(want.SpanID), s.SpanID)
+			require.Equal(t, spanIDOf(want.LocalRootSpanID), s.LocalRootSpanID)
+		}
+	}
+	require.Greater(t, listed, 100)
+}

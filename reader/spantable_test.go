@@ -1,0 +1,231 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package reader
+
+import (
+	"encoding/binary"
+	"math"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
+
+	"github.com/otelctx/otelctx/internal/wire"
+)
+
+// stillSpanWorld is a world in which goroutine 1 runs in span 2, which it has started in
+// span 1.
+func stillSpanWorld(t *testing.T) *spanWorld {
+	t.Helper()
+	w := newSpanWorld(1)
+	g := w.goroutines[0]
+	w.running = g
+	put64(w.pieces[fakeM][fakeOffsets.MCurg:], g.g)
+	for range 2 {
+		w.start(g, w.stacks[g])
+		for len(w.steps) > 0 {
+			do := w.steps[0]
+			w.steps = w.steps[1:]
+			do()
+		}
+	}
+	return w
+}
+
+// over ends a span elsewhere.
+func (w *spanWorld) over(span uint64) {
+	put64(w.cell(w.refs[span]), w.refs[span]|wire.CellOver)
+	for _, record := range w.records[span] {
+		w.pieces[fakeHeap][record-fakeHeap+worldRecord+24] = 0
+	}
+}
+
+// reuse has another span use the cell of a span that is over.
+func (w *spanWorld) reuse(span uint64) {
+	w.over(span)
+	put64(w.cell(w.refs[span]), w.refs[span]+wire.RefGeneration)
+}
+
+func (w *spanWorld) lookAt(t *testing.T, which string) *ThreadSpan {
+	t.Helper()
+	thread := Thread{TID: fakeTID, OwnTID: fakeTID}
+	require.NoError(t, newThreadLook(w, w.view(t, which)).at(&thread, fakeM))
+	return thread.Span
+}
+
+// What of a span and of its cell there is decides what is shown, by each carrier.
+func TestCellsDecide(t *testing.T) {
+	for _, which := range []string{"t", "g", "r", "tg", "tgr"} {
+		for name, test := range map[string]struct {
+			change func(w *spanWorld)
+			// want is by slots, byRecord where there are records, which know what is around
+			// them whatever the cell is used for.
+			want, byRecord uint64
+		}{
+			"live":                    {func(*spanWorld) {}, 2, 2},
+			"over":                    {func(w *spanWorld) { w.over(2) }, 1, 1},
+			"around it over":          {func(w *spanWorld) { w.over(1) }, 2, 2},
+			"both over":               {func(w *spanWorld) { w.over(1); w.over(2) }, 0, 0},
+			"reused":                  {func(w *spanWorld) { w.reuse(2) }, 0, 1},
+			"around it reused":        {func(w *spanWorld) { w.over(2); w.reuse(1) }, 0, 0},
+			"started by another one":  {func(w *spanWorld) { w.over(2); put64(w.cell(w.refs[2])[0x28:], 99) }, 0, 1},
+			"started by nobody known": {func(w *spanWorld) { w.over(2); put64(w.cell(w.refs[2])[0x28:], 0) }, 0, 1},
+		} {
+			w := stillSpanWorld(t)
+			test.change(w)
+			want := test.want
+			if which == "r" || which == "tgr" {
+				want = test.byRecord
+			}
+			span := w.lookAt(t, which)
+			if want == 0 {
+				assert.Nil(t, span, "%s, %s", which, name)
+			} else if assert.NotNil(t, span, "%s, %s", which, name) {
+				assert.Equal(t, want, binary.BigEndian.Uint64(span.SpanID[:]), "%s, %s", which, name)
+				assert.True(t, span.Proven)
+			}
+			assert.Less(t, w.calls, 10, "%s, %s", which, name)
+		}
+	}
+}
+
+// A cell that changes each time it is read says nothing, and neither do wild references.
+func TestCellsThatCannotBeBelieved(t *testing.T) {
+	w := stillSpanWorld(t)
+	version := w.cell(w.refs[2])
+	w.beforeWord = func() { put64(version, binary.NativeEndian.Uint64(version)^wire.CellOver) }
+	assert.Nil(t, w.lookAt(t, "tg"))
+	assert.LessOrEqual(t, w.calls, maxLooks)
+
+	for _, ref := range []uint64{1, wire.CellOver | wire.RefGeneration, math.MaxUint64, math.MaxUint64 - 1, 1 << 63} {
+		w := stillSpanWorld(t)
+		for _, slot := range w.slots(1) {
+			put64(slot[0x28:], ref)
+		}
+		assert.Nil(t, w.lookAt(t, "tg"), "%#x", ref)
+		put64(w.cell(ref%worldCells), ref)
+		w.lookAt(t, "tg")
+	}
+	// That the cells cannot be read does not hide what needs none.
+	w = stillSpanWorld(t)
+	delete(w.pieces, fakeSpans)
+	assert.Nil(t, w.lookAt(t, "tg"))
+	require.NotNil(t, w.lookAt(t, "r"))
+	assert.Equal(t, GoroutineRecord, w.lookAt(t, "tgr").Carrier)
+	assert.Less(t, w.calls, 30)
+}
+
+// goodTable adds the advertisement of a world's cells.
+func goodTable() map[string]*commonpb.AnyValue {
+	a := goodAdvertisement()
+	fields := &commonpb.KeyValueList{}
+	for _, f := range wire.CellFields() {
+		fields.Values = append(fields.Values, keyValue(f.Name, intValue(int64(f.Offset))))
+	}
+	for key, value := range map[string]*commonpb.AnyValue{
+		wire.RingKeyMapping: str(wire.SpansName), wire.RingKeyAddress: intValue(fakeSpans), wire.RingKeyLayout: intValue(wire.SpansLayout1),
+		wire.RingKeyCapacity: intValue(worldCells), wire.RingKeyHeaderSize: intValue(wire.SpansHeaderSize),
+		wire.SpansKeyCellSize: intValue(wire.CellSize),
+		wire.RingKeyFields:    {Value: &commonpb.AnyValue_KvlistValue{KvlistValue: fields}},
+	} {
+		a[wire.KeySpans+key] = value
+	}
+	a[wire.KeyGo+wire.GoKeyEnclosingOffset] = intValue(worldEnclosing)
+	return a
+}
+
+// headedSpans is a world whose rings have headers too.
+func headedSpans(t *testing.T) *spanWorld {
+	t.Helper()
+	w := stillSpanWorld(t)
+	for at, b := range headed(t).pieces {
+		if at == fakeRing || at == fakeGoroutineRing {
+			copy(w.pieces[at][:24], b[:24])
+		}
+	}
+	return w
+}
+
+// A span table that cannot be one is none: then slots are believed without it.
+func TestSpanTableThatCannotBeOne(t *testing.T) {
+	type advertised = map[string]*commonpb.AnyValue
+	set := func(key string, v *commonpb.AnyValue) func(advertised, *spanWorld) {
+		return func(a advertised, _ *spanWorld) { a[wire.KeySpans+key] = v }
+	}
+	without := func(key string) func(advertised, *spanWorld) {
+		return func(a advertised, _ *spanWorld) { delete(a, wire.KeySpans+key) }
+	}
+	field := func(name string, offset int64) func(advertised, *spanWorld) {
+		return func(a advertised, _ *spanWorld) {
+			list := a[wire.KeySpans+wire.RingKeyFields].GetKvlistValue()
+			list.Values = append(list.Values, keyValue(name, intValue(offset)))
+		}
+	}
+	header := func(word int, v uint32) func(advertised, *spanWorld) {
+		return func(_ advertised, w *spanWorld) { binary.NativeEndian.PutUint32(w.pieces[fakeSpans][4*word:], v) }
+	}
+	cases := map[string]func(advertised, *spanWorld){
+		"address unreadable":  set(wire.RingKeyAddress, intValue(0x99_0000)),
+		"address negative":    set(wire.RingKeyAddress, intValue(-8)),
+		"address 0":           set(wire.RingKeyAddress, intValue(0)),
+		"address far":         set(wire.RingKeyAddress, intValue(math.MaxInt64)),
+		"address as text":     set(wire.RingKeyAddress, str("1")),
+		"layout":              set(wire.RingKeyLayout, intValue(2)),
+		"capacity 0":          set(wire.RingKeyCapacity, intValue(0)),
+		"capacity too large":  set(wire.RingKeyCapacity, intValue(1<<19+1)),
+		"capacity wrong":      set(wire.RingKeyCapacity, intValue(worldCells+1)),
+		"cell size 0":         set(wire.SpansKeyCellSize, intValue(0)),
+		"cell size too small": set(wire.SpansKeyCellSize, intValue(88)),
+		"cell size too large": set(wire.SpansKeyCellSize, intValue(1<<20)),
+		"cell size wrong":     set(wire.SpansKeyCellSize, intValue(256)),
+		"header size":         set(wire.RingKeyHeaderSize, intValue(1<<40)),
+		"field far":           field("span_id", 121),
+		"field negative":      field("version", -1),
+		"enclosing far":       field("enclosing", 112),
+		"fields as text":      set(wire.RingKeyFields, str("x")),
+		"header: magic":       header(0, 0),
+		"header: layout":      header(1, 2),
+		"header: capacity":    header(2, 1),
+		"header: cell size":   header(3, 64),
+		"header: header size": header(4, 64),
+	}
+	for _, key := range []string{
+		wire.RingKeyAddress, wire.RingKeyLayout, wire.RingKeyCapacity, wire.SpansKeyCellSize, wire.RingKeyHeaderSize, wire.RingKeyFields,
+	} {
+		cases["no "+key] = without(key)
+	}
+	for i, f := range wire.CellFields() {
+		cases["no field "+f.Name] = func(a advertised, _ *spanWorld) {
+			fields := a[wire.KeySpans+wire.RingKeyFields].GetKvlistValue()
+			fields.Values = slices.Delete(fields.GetValues(), i, i+1)
+		}
+	}
+	w := headedSpans(t)
+	v := newThreadView(w, contextOf(goodTable()))
+	require.NotNil(t, v.spans)
+	assert.Equal(t, worldTable(), v.spans)
+	assert.Equal(t, worldEnclosing, v.enclosingOffset)
+	for name, change := range cases {
+		w, a := headedSpans(t), goodTable()
+		change(a, w)
+		v := newThreadView(w, contextOf(a))
+		assert.Nil(t, v.spans, name)
+		w.over(2)
+		thread := Thread{TID: fakeTID, OwnTID: fakeTID}
+		v.recordOffset = -1
+		require.NoError(t, newThreadLook(w, v).at(&thread, fakeM), name)
+		if assert.NotNil(t, thread.Span, name) {
+			assert.Equal(t, [8]byte{7: 2}, thread.Span.SpanID, name)
+		}
+	}
+	// References that a record would have in its labels, or in itself, are none.
+	for _, offset := range []int64{0, 8, worldRecord - 8, worldRecord + 28, -1} {
+		a := goodTable()
+		a[wire.KeyGo+wire.GoKeyEnclosingOffset] = intValue(offset)
+		w := headedSpans(t)
+		assert.Negative(t, newThreadView(w, contextOf(a)).enclosingOffset, offset)
+	}
+}
