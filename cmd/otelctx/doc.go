@@ -8,6 +8,7 @@
 //	otelctx list             # every publishing process on the host
 //	otelctx inspect 1234     # everything that process 1234 publishes
 //	otelctx watch 1234       # the spans that its threads are in, live
+//	otelctx spans 1234       # its spans that have not ended, the oldest first
 //	otelctx record 1234      # what it uses the CPU for, span by span, as a profile
 //
 // It reads the memory of other processes, which takes the same user, as far as the
@@ -16,7 +17,7 @@
 //
 // What it prints for people quotes whatever a terminal could take for a command, and
 // cuts long values short; it may change between versions. Programs use --json, which
-// does neither and is stable: [document] and [recordDocument] are the schemas.
+// does neither and is stable: [document], [spansDocument] and [recordDocument] are the schemas.
 //
 // # Exit codes
 //
@@ -24,7 +25,7 @@
 //	   and record also if the process ended meanwhile
 //	1  any other error, such as an unsupported platform
 //	2  the command line is wrong
-//	3  the process publishes no context, or for watch shows no spans
+//	3  the process publishes no context, or for watch and spans shows none
 //	4  not permitted to read the process, or for record to sample
 //	5  there is no such process, or no longer
 //	6  what the process publishes is not a valid context

@@ -18,6 +18,7 @@ type cli struct {
 	List    listCommand      `cmd:""                             help:"List every process on the host that publishes a process context."`
 	Inspect inspectCommand   `cmd:""                             help:"Show everything that one process publishes."`
 	Watch   watchCommand     `cmd:""                             help:"Show live which spans the threads of one process are in."`
+	Spans   spansCommand     `cmd:""                             help:"Show the spans of one process that have started and not ended."`
 	Record  recordCommand    `cmd:""                             help:"Record what processes use the CPU for, span by span."`
 	Version kong.VersionFlag `help:"Print the version and exit."`
 }
@@ -34,7 +35,7 @@ Exit codes:
      and record also if the process ended meanwhile
   1  any other error, such as an unsupported platform
   2  the command line is wrong
-  3  the process publishes no context, or for watch shows no spans
+  3  the process publishes no context, or for watch and spans shows none
   4  not permitted to read the process, or for record to sample
   5  there is no such process, or no longer
   6  what the process publishes is not a valid context

@@ -34,9 +34,10 @@ func escape(s string) string {
 
 // Heads of columns that several tables have.
 const (
-	columnService = "SERVICE"
-	columnTraceID = "TRACE ID"
-	columnSpanID  = "SPAN ID"
+	columnService   = "SERVICE"
+	columnTraceID   = "TRACE ID"
+	columnSpanID    = "SPAN ID"
+	columnLocalRoot = "LOCAL ROOT"
 )
 
 // The most characters of a key and of a value that people are shown.

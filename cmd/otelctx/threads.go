@@ -178,7 +178,7 @@ func appendThreads(out []byte, threads []reader.Thread, most int) []byte {
 	if len(shown) == 0 {
 		return out
 	}
-	rows := [][]string{{"  TID", "GOROUTINE", columnTraceID, columnSpanID, "LOCAL ROOT", "CARRIER", columnAttributes}}
+	rows := [][]string{{"  TID", "GOROUTINE", columnTraceID, columnSpanID, columnLocalRoot, "CARRIER", columnAttributes}}
 	for _, d := range shown[:min(len(shown), most)] {
 		rows = append(rows, threadRow(&d))
 	}

@@ -58,7 +58,39 @@ func newLayout(image Image, layout *reader.ThreadLayout, chosen Carrier) program
 			l.G_labels, l.RecordOffset = uint32(layout.Runtime.GLabels), uint32(c.RecordOffset)
 		}
 	}
+	l.setSpans(layout)
 	return l
+}
+
+// cellSize is what of a cell the program reads.
+const cellSize = 128
+
+// setSpans stores where the cells of live spans are.
+func (l *programLayout) setSpans(layout *reader.ThreadLayout) {
+	t := layout.Spans
+	if t == nil || t.CellSize < cellSize {
+		return
+	}
+	within := true
+	field := func(name string, size int) uint16 {
+		offset := t.Fields[name]
+		within = within && offset%size == 0 && offset <= cellSize-size
+		return uint16(offset)
+	}
+	l.Spans = programSpans{
+		Cells: t.Address + uint64(t.HeaderSize), Capacity: uint32(t.Capacity), CellSize: uint32(t.CellSize),
+		Version: field("version", 8), TraceIdHigh: field("trace_id_high", 8), TraceIdLow: field("trace_id_low", 8),
+		SpanId: field("span_id", 8), LocalRootSpanId: field("local_root_span_id", 8), Goid: field("goid", 8),
+		Enclosing: field("enclosing", 8), TraceFlags: field("trace_flags", 1), Tid: field("tid", 4),
+	}
+	if !within || int(l.Spans.Enclosing) > cellSize-8*wire.Enclosing {
+		return
+	}
+	l.add(programFeatureHAS_SPANS)
+	if layout.EnclosingOffset >= 0 {
+		l.add(programFeatureHAS_ENCLOSING)
+		l.EnclosingOffset = uint32(layout.EnclosingOffset)
+	}
 }
 
 func (l *programLayout) add(f programFeature) { l.Has |= uint32(f) }
@@ -95,21 +127,21 @@ func newRing(c *reader.Carrier) programRing {
 		return noField
 	}
 	return programRing{
-		Slots:           c.Ring.Address + uint64(c.Ring.HeaderSize),
-		Capacity:        uint32(c.Ring.Capacity),
-		SlotSize:        uint32(c.Ring.SlotSize),
-		FieldsSize:      uint32(end),
-		TraceIdHigh:     field("trace_id_high"),
-		TraceIdLow:      field("trace_id_low"),
-		SpanId:          field("span_id"),
-		InUse:           field("in_use"),
-		TraceFlags:      field("trace_flags"),
-		AttrsSize:       field("attrs_size"),
-		Seq:             field("seq"),
-		OwnerGoid:       field("owner_goid"),
-		LocalRootSpanId: field("local_root_span_id"),
-		M:               field("m"),
-		Tid:             field("tid"),
-		Attrs:           field("attrs"),
+		Slots:       c.Ring.Address + uint64(c.Ring.HeaderSize),
+		Capacity:    uint32(c.Ring.Capacity),
+		SlotSize:    uint32(c.Ring.SlotSize),
+		FieldsSize:  uint32(end),
+		TraceIdHigh: field("trace_id_high"),
+		TraceIdLow:  field("trace_id_low"),
+		SpanId:      field("span_id"),
+		InUse:       field("in_use"),
+		TraceFlags:  field("trace_flags"),
+		AttrsSize:   field("attrs_size"),
+		Seq:         field("seq"),
+		OwnerGoid:   field("owner_goid"),
+		SpanRef:     field("span_ref"),
+		M:           field("m"),
+		Tid:         field("tid"),
+		Attrs:       field("attrs"),
 	}
 }

@@ -73,7 +73,7 @@ func TestLayouts(t *testing.T) {
 		Image: programImage{Pid: 7, Start: 8, Execs: 9}, Has: got.Has, TlsG: -8, G_m: 48, G_goid: 152, G_labels: 352, M_curg: 184, M_procid: 64, RecordOffset: 24,
 		Threads: programRing{
 			Slots: 0x1040, Capacity: 8, SlotSize: 96, FieldsSize: 56, TraceIdHigh: noField, TraceIdLow: noField, SpanId: noField, InUse: noField,
-			TraceFlags: noField, AttrsSize: noField, Seq: noField, OwnerGoid: noField, LocalRootSpanId: noField,
+			TraceFlags: noField, AttrsSize: noField, Seq: noField, OwnerGoid: noField, SpanRef: noField,
 			M: 48, Tid: noField, Attrs: noField,
 		},
 	}, got)

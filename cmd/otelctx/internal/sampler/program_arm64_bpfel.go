@@ -42,6 +42,8 @@ const (
 	programFeatureHAS_GOROUTINE_SLOTS programFeature = 64
 	programFeatureHAS_OWNERS          programFeature = 128
 	programFeatureHAS_LABELS          programFeature = 256
+	programFeatureHAS_SPANS           programFeature = 512
+	programFeatureHAS_ENCLOSING       programFeature = 1024
 )
 
 type programHeader struct {
@@ -80,40 +82,60 @@ type programLabel struct {
 }
 
 type programLayout struct {
-	_            structs.HostLayout
-	Image        programImage
-	Pad          uint32
-	Has          uint32
-	TlsG         int64
-	G_m          uint32
-	G_goid       uint32
-	G_labels     uint32
-	M_curg       uint32
-	M_procid     uint32
-	RecordOffset uint32
-	Threads      programRing
-	Goroutines   programRing
+	_               structs.HostLayout
+	Image           programImage
+	Pad             uint32
+	Has             uint32
+	TlsG            int64
+	G_m             uint32
+	G_goid          uint32
+	G_labels        uint32
+	M_curg          uint32
+	M_procid        uint32
+	RecordOffset    uint32
+	EnclosingOffset uint32
+	Pad2            uint32
+	Threads         programRing
+	Goroutines      programRing
+	Spans           programSpans
 }
 
 type programRing struct {
+	_           structs.HostLayout
+	Slots       uint64
+	Capacity    uint32
+	SlotSize    uint32
+	FieldsSize  uint32
+	TraceIdHigh uint16
+	TraceIdLow  uint16
+	SpanId      uint16
+	InUse       uint16
+	TraceFlags  uint16
+	AttrsSize   uint16
+	Seq         uint16
+	OwnerGoid   uint16
+	SpanRef     uint16
+	M           uint16
+	Tid         uint16
+	Attrs       uint16
+	_           [4]byte
+}
+
+type programSpans struct {
 	_               structs.HostLayout
-	Slots           uint64
+	Cells           uint64
 	Capacity        uint32
-	SlotSize        uint32
-	FieldsSize      uint32
+	CellSize        uint32
+	Version         uint16
 	TraceIdHigh     uint16
 	TraceIdLow      uint16
 	SpanId          uint16
-	InUse           uint16
-	TraceFlags      uint16
-	AttrsSize       uint16
-	Seq             uint16
-	OwnerGoid       uint16
 	LocalRootSpanId uint16
-	M               uint16
+	Goid            uint16
+	Enclosing       uint16
+	TraceFlags      uint16
 	Tid             uint16
-	Attrs           uint16
-	_               [4]byte
+	_               [6]byte
 }
 
 type programThread struct {
@@ -130,6 +152,7 @@ type programWork struct {
 		Data [3072]uint8
 	}
 	Slot    [2056]uint8
+	Cell    [128]uint8
 	Label   [32]uint8
 	Strings [16]struct {
 		_         structs.HostLayout

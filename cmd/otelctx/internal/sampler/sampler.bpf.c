@@ -49,6 +49,9 @@ _Static_assert(MAX_RECORD_ATTRIBUTES <= MAX_ATTRIBUTES, "a record has no more at
 #define READ_VALUE 47
 #define MAX_NAMESPACES 33 // MAX_PID_NS_LEVEL and the first one
 #define SLOT_ATTEMPTS 3
+// What of a cell is read, and how many spans around a span cells and records name.
+#define CELL_SIZE 128
+#define ENCLOSING 3
 
 // The carriers, numbered as in package reader.
 enum carrier {
@@ -71,6 +74,8 @@ enum feature {
 	// The thread slots say whose they are, and that can be checked.
 	HAS_OWNERS = 1 << 7,
 	HAS_LABELS = 1 << 8, // m_curg, g_goid, g_labels
+	HAS_SPANS = 1 << 9, // spans
+	HAS_ENCLOSING = 1 << 10, // enclosing_offset
 };
 
 // ring says where slots are and what is where in them.
@@ -80,7 +85,15 @@ struct ring {
 	__u32 slot_size;
 	__u32 fields_size; // up to where fields other than the attributes go
 	__u16 trace_id_high, trace_id_low, span_id, in_use, trace_flags, attrs_size, seq;
-	__u16 owner_goid, local_root_span_id, m, tid, attrs;
+	__u16 owner_goid, span_ref, m, tid, attrs;
+};
+
+// spans says where the cells of live spans are and what is where in them.
+struct spans {
+	__u64 cells; // the address of the first one
+	__u32 capacity; // how many there are, not 0
+	__u32 cell_size; // at least CELL_SIZE
+	__u16 version, trace_id_high, trace_id_low, span_id, local_root_span_id, goid, enclosing, trace_flags, tid;
 };
 
 // image says which program a process runs: another process that gets the id of one that
@@ -105,7 +118,9 @@ struct layout {
 	__u32 has;
 	__s64 tls_g;
 	__u32 g_m, g_goid, g_labels, m_curg, m_procid, record_offset;
+	__u32 enclosing_offset, _pad2;
 	struct ring threads, goroutines;
+	struct spans spans;
 };
 
 // Types that Go is to know although nothing is declared of them.
@@ -159,7 +174,7 @@ struct record {
 
 // slot is what a slot holds.
 struct slot {
-	__u64 trace_id_high, trace_id_low, span_id, owner_goid, local_root_span_id, m;
+	__u64 trace_id_high, trace_id_low, span_id, owner_goid, ref, m;
 	__u32 tid;
 	__u16 attrs_size;
 	__u8 trace_flags;
@@ -170,6 +185,8 @@ struct work {
 	struct event event;
 	// The slot that was read last, and zeros from NO_FIELD on.
 	__u8 slot[2 * SLOT_SIZE + 8];
+	// The cell that was read last.
+	__u8 cell[CELL_SIZE];
 	__u8 label[32];
 	// The strings of the labels that are read; as many as a mask can bound.
 	struct {
@@ -367,7 +384,7 @@ static __always_inline bool read_slot(struct work *w, const struct ring *r, __u6
 		s->trace_id_low = FIELD(w, __u64, r->trace_id_low);
 		s->span_id = FIELD(w, __u64, r->span_id);
 		s->owner_goid = FIELD(w, __u64, r->owner_goid);
-		s->local_root_span_id = FIELD(w, __u64, r->local_root_span_id);
+		s->ref = FIELD(w, __u64, r->span_ref);
 		s->m = FIELD(w, __u64, r->m);
 		s->tid = FIELD(w, __u32, r->tid);
 		s->attrs_size = FIELD(w, __u16, r->attrs_size);
@@ -423,11 +440,97 @@ static __always_inline void give_slot(struct work *w, const struct ring *r, cons
 
 	give(e, __builtin_bswap64(s->trace_id_high), __builtin_bswap64(s->trace_id_low),
 	     __builtin_bswap64(s->span_id), carrier);
-	if (s->local_root_span_id)
-		e->h.local_root_span_id = __builtin_bswap64(s->local_root_span_id);
 	e->h.trace_flags = s->trace_flags;
 	e->h.proven = proven;
 	give_attributes(w, r, s);
+}
+
+#define CELL(w, type, offset) (*(type *)&(w)->cell[(offset) & (CELL_SIZE - sizeof(type))])
+
+enum liveness {
+	GONE, // the cell is another span's by now
+	OVER,
+	LIVE,
+};
+
+// read_cell reads the cell that a reference names, as of one moment.
+static __always_inline enum liveness read_cell(struct work *w, const struct spans *s, __u64 ref)
+{
+	__u64 at, version = 0;
+
+	if (!ref || !s->capacity)
+		return GONE;
+	at = s->cells + (ref >> 1 & 0x7ffff) % s->capacity * s->cell_size;
+	if (!read_user(w->cell, CELL_SIZE, at))
+		return GONE;
+	ordered(w);
+	if (!read_user(&version, sizeof(version), at + s->version) || version != CELL(w, __u64, s->version) ||
+	    (version & ~1ULL) != ref)
+		return GONE;
+	return version == ref ? LIVE : OVER;
+}
+
+// give_cell stores the span of the cell that was read last.
+static __always_inline void give_cell(struct work *w, const struct spans *s, enum carrier carrier)
+{
+	struct event *e = &w->event;
+
+	give(e, __builtin_bswap64(CELL(w, __u64, s->trace_id_high)), __builtin_bswap64(CELL(w, __u64, s->trace_id_low)),
+	     __builtin_bswap64(CELL(w, __u64, s->span_id)), carrier);
+	e->h.local_root_span_id = __builtin_bswap64(CELL(w, __u64, s->local_root_span_id));
+	e->h.trace_flags = CELL(w, __u8, s->trace_flags);
+	e->h.proven = true;
+}
+
+// give_enclosing stores the first live span of those that references name, and returns
+// false if there is none.
+static __always_inline bool give_enclosing(struct work *w, const struct spans *s, const __u64 *refs, enum carrier carrier)
+{
+	int i;
+
+	for (i = 0; i < ENCLOSING; i++) {
+		if (read_cell(w, s, refs[i]) == LIVE) {
+			give_cell(w, s, carrier);
+			return true;
+		}
+	}
+	return false;
+}
+
+// resolve_slot stores the span that the slot which was read last shows, or if that is over
+// the nearest live one around it, if it is the running goroutine that has started it. It
+// returns false if there is none.
+static __always_inline bool resolve_slot(struct work *w, const struct layout *l, const struct ring *r,
+					 const struct slot *slot, enum carrier carrier, bool proven)
+{
+	const struct spans *s = &l->spans;
+	__u64 refs[ENCLOSING];
+	enum liveness is;
+	int i;
+
+	if (!(l->has & HAS_SPANS) || !slot->ref) {
+		give_slot(w, r, slot, carrier, proven);
+		return true;
+	}
+	is = read_cell(w, s, slot->ref);
+	// The goroutine that has started the span may have gone on elsewhere since.
+	if (carrier == THREAD_SLOTS && slot->owner_goid && CELL(w, __u64, s->goid) == slot->owner_goid &&
+	    CELL(w, __u32, s->tid) != slot->tid)
+		return false;
+	switch (is) {
+	case LIVE:
+		give_slot(w, r, slot, carrier, proven);
+		w->event.h.local_root_span_id = __builtin_bswap64(CELL(w, __u64, s->local_root_span_id));
+		return true;
+	case OVER:
+		if (!w->event.h.goid || CELL(w, __u64, s->goid) != w->event.h.goid)
+			return false;
+		for (i = 0; i < ENCLOSING; i++)
+			refs[i] = CELL(w, __u64, s->enclosing + 8 * i);
+		return give_enclosing(w, s, refs, carrier);
+	default:
+		return false;
+	}
 }
 
 static __always_inline __u64 thread_pointer(struct task_struct *task)
@@ -534,7 +637,7 @@ static __always_inline __u64 digits(__u32 v)
 static __always_inline bool labelled(struct work *w, __u64 labels, const struct record *r)
 {
 	struct {
-		__u64 list, n;
+		__u64 list, len, n; // the labels of a span that is over are within the capacity
 	} slice;
 	struct {
 		__u64 at, size;
@@ -562,24 +665,36 @@ static __always_inline bool labelled(struct work *w, __u64 labels, const struct 
 }
 
 // give_record stores the span of the record behind a goroutine's labels, if there is
-// one.
-static __always_inline void give_record(struct work *w, const struct layout *l, __u64 g)
+// one, or if it is over the nearest live one around it. If only is true it does so only for
+// the span that is stored already.
+static __always_inline void give_record(struct work *w, const struct layout *l, __u64 g, bool only)
 {
 	struct event *e = &w->event;
 	struct record r;
-	__u64 labels, at, size;
+	__u64 labels, at, size, refs[ENCLOSING];
 	__u8 valid;
 
 	if (!read_user(&labels, sizeof(labels), g + l->g_labels) || !valid_pointer(labels))
 		return;
 	at = labels + l->record_offset;
-	if (!read_user(&r, RECORD_SIZE, at) || r.valid != 1 || (!r.trace_id[0] && !r.trace_id[1]) || !r.span_id ||
-	    r.attrs_size > MAX_RECORD_ATTRIBUTES || !labelled(w, labels, &r))
+	if (!read_user(&r, RECORD_SIZE, at) || r.valid > 1 || (!r.trace_id[0] && !r.trace_id[1]) || !r.span_id ||
+	    r.attrs_size > MAX_RECORD_ATTRIBUTES)
+		return;
+	if (only && (!r.valid || e->h.trace_id[0] != r.trace_id[0] || e->h.trace_id[1] != r.trace_id[1] ||
+		     e->h.span_id != r.span_id))
+		return;
+	if (!labelled(w, labels, &r))
 		return;
 	ordered(w);
 	// Its span may have ended meanwhile, on another thread. All else does not change.
-	if (!read_user(&valid, sizeof(valid), at + __builtin_offsetof(struct record, valid)) || valid != 1)
+	if (!read_user(&valid, sizeof(valid), at + __builtin_offsetof(struct record, valid)))
 		return;
+	if (valid != 1) {
+		if (!only && l->has & HAS_SPANS && l->has & HAS_ENCLOSING &&
+		    read_user(refs, sizeof(refs), labels + l->enclosing_offset))
+			give_enclosing(w, &l->spans, refs, GOROUTINE_RECORD);
+		return;
+	}
 	give(e, r.trace_id[0], r.trace_id[1], r.span_id, GOROUTINE_RECORD);
 	e->h.trace_flags = r.trace_flags;
 	e->h.proven = true;
@@ -630,17 +745,26 @@ static __always_inline void give_labels(struct bpf_perf_event_data *ctx, struct 
 	e->h.carrier = LABELS;
 }
 
-// find_span stores the span that the thread is in, by the best carrier that shows one:
-// the goroutine's record, the goroutine's slot, the thread's slot if the goroutine that
-// runs has written it, and the thread's slot all the same where nobody can tell. They are
-// looked at from the last to the first, so that what is left of a worse one is what the
-// better one does not say of the same span.
+// give_nothing stores that the thread is in no span.
+static __always_inline void give_nothing(struct event *e)
+{
+	give(e, 0, 0, 0, NO_CARRIER);
+	e->h.trace_flags = e->h.proven = 0;
+}
+
+// find_span stores the span that the thread is in. The goroutine's own slot knows best:
+// labels are inherited, and replaced by the user. Then there is the record behind its
+// labels, the thread's slot if the goroutine that runs has written it, and the thread's
+// slot all the same where nobody can tell. They are looked at from the last to the first.
+// Where slot and record show the same span the record has the last word, for it has all of
+// the attributes.
 static __always_inline void find_span(struct bpf_perf_event_data *ctx, struct task_struct *task, const struct layout *l,
 				      struct work *w)
 {
 	struct event *e = &w->event;
 	struct slot of_thread = {}, of_goroutine = {};
 	__u32 tid = e->h.own_tid;
+	bool only = false;
 	__u64 m, g;
 
 	if (only_labels) {
@@ -651,7 +775,7 @@ static __always_inline void find_span(struct bpf_perf_event_data *ctx, struct ta
 		__builtin_memset(&of_thread, 0, sizeof(of_thread));
 	if (!(l->has & HAS_GOROUTINE)) {
 		if (shows_span(&of_thread) && (of_thread.tid == tid || l->threads.tid == NO_FIELD))
-			give_slot(w, &l->threads, &of_thread, THREAD_SLOTS, false);
+			resolve_slot(w, l, &l->threads, &of_thread, THREAD_SLOTS, false);
 		return;
 	}
 	m = find_m(ctx, task, l, &of_thread, tid);
@@ -662,12 +786,17 @@ static __always_inline void find_span(struct bpf_perf_event_data *ctx, struct ta
 	}
 	if (l->has & HAS_OWNERS && shows_span(&of_thread) && of_thread.tid == tid && of_thread.m == m &&
 	    of_thread.owner_goid == e->h.goid)
-		give_slot(w, &l->threads, &of_thread, THREAD_SLOTS, true);
+		resolve_slot(w, l, &l->threads, &of_thread, THREAD_SLOTS, true);
 	if (l->has & HAS_GOROUTINE_SLOTS && read_slot(w, &l->goroutines, e->h.goid, &of_goroutine) &&
-	    shows_span(&of_goroutine) && of_goroutine.owner_goid == e->h.goid)
-		give_slot(w, &l->goroutines, &of_goroutine, GOROUTINE_SLOTS, true);
+	    of_goroutine.owner_goid == e->h.goid) {
+		give_nothing(e);
+		if (shows_span(&of_goroutine))
+			only = resolve_slot(w, l, &l->goroutines, &of_goroutine, GOROUTINE_SLOTS, true);
+		else if (!of_goroutine.ref)
+			return; // it says that it is in none
+	}
 	if (l->has & HAS_RECORD)
-		give_record(w, l, g);
+		give_record(w, l, g, only);
 }
 
 // stack stores a stack at an offset of an event's data and returns its size in bytes.

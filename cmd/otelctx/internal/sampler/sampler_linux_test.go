@@ -326,7 +326,7 @@ func TestAttributesOfSlots(t *testing.T) {
 			n++
 			// A ring that is only found says nothing of the Go runtime.
 			require.Equal(t, &Span{
-				TraceID: [16]byte{7: 1, 15: 2}, SpanID: [8]byte{7: 3}, LocalRootSpanID: [8]byte{7: 4}, TraceFlags: 1,
+				TraceID: [16]byte{7: 1, 15: 2}, SpanID: [8]byte{7: 3}, TraceFlags: 1,
 				Attributes: bytes.Repeat([]byte{'a'}, size), Carrier: ThreadSlots,
 			}, one.Span)
 		}
@@ -361,7 +361,7 @@ func ringRole(parent *childproc.Parent) {
 				select {}
 			}
 			ring.Store(&slotring.Span{
-				TraceIDHigh: 1, TraceIDLow: 2, SpanID: 3, LocalRootSpanID: 4, TraceFlags: 1, Attributes: bytes.Repeat([]byte{'a'}, size),
+				TraceIDHigh: 1, TraceIDLow: 2, SpanID: 3, TraceFlags: 1, Attributes: bytes.Repeat([]byte{'a'}, size),
 			})
 			fits <- true
 			for {
