@@ -26,7 +26,7 @@ import (
 // shownSpan is what is stored.
 var shownSpan = ringbuf.Span{
 	TraceIDHigh: 0x0123456789abcdef, TraceIDLow: 0xfedcba9876543210,
-	SpanID: 0x1122334455667788, LocalRootSpanID: 0x99aabbccddeeff01, TraceFlags: 1,
+	SpanID: 0x1122334455667788, Ref: 0x99aabbccddeeff02, TraceFlags: 1,
 }
 
 func newRing(tb testing.TB, opts ...ringbuf.Option) *ringbuf.Ring {
@@ -54,7 +54,7 @@ func storeLeaf(s *leaf.Slots) func(n int) {
 	return func(n int) {
 		for range n {
 			leaf.Store(s, shownSpan.TraceIDHigh, shownSpan.TraceIDLow, shownSpan.SpanID,
-				shownSpan.LocalRootSpanID, uint64(shownSpan.TraceFlags)<<8)
+				shownSpan.Ref, uint64(shownSpan.TraceFlags)<<8)
 		}
 	}
 }

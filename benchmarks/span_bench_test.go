@@ -36,10 +36,10 @@ var tracers = []struct {
 	{"none", func(tb testing.TB) trace.Tracer { return provider(tb).Tracer("benchmarks") }},
 	{"noop", func(tb testing.TB) trace.Tracer { return tracer(tb, noop) }},
 	{"publisher", func(tb testing.TB) trace.Tracer { return tracer(tb, newPublisher(tb, typicalResource())) }},
-	{"slots", carriers(spanctx.WithGoroutineRecord(false))},
-	{"slots1", carriers(spanctx.WithGoroutineRecord(false), spanctx.WithLayout1())},
-	{"gslots", carriers(spanctx.WithGoroutineRecord(false), spanctx.WithThreadSlots(false), spanctx.WithGoroutineSlots(true))},
-	{"record", carriers(spanctx.WithThreadSlots(false))},
+	{"slots", carriers(spanctx.WithGoroutineRecord(false), spanctx.WithGoroutineSlots(false))},
+	{"slots1", carriers(spanctx.WithGoroutineRecord(false), spanctx.WithGoroutineSlots(false), spanctx.WithLayout1())},
+	{"gslots", carriers(spanctx.WithGoroutineRecord(false), spanctx.WithThreadSlots(false))},
+	{"record", carriers(spanctx.WithThreadSlots(false), spanctx.WithGoroutineSlots(false))},
 	{"default", carriers()},
 	{"keys3", carriers(spanctx.WithAttributeKeys("http.app", "http.route", "tenant"))},
 	{"universal", func(tb testing.TB) trace.Tracer { return tracer(tb, newIntegration(tb, universalprofiling.Auto)) }},
@@ -168,7 +168,7 @@ func BenchmarkSpan(b *testing.B) {
 
 // BenchmarkLiveSpans starts and ends spans while others are in progress all the time.
 func BenchmarkLiveSpans(b *testing.B) {
-	for _, live := range []int{0, 200, 1_000, 10_000} {
+	for _, live := range []int{0, 200, 1_000, 3_000, 10_000, 100_000} {
 		for _, t := range tracers {
 			if t.processor != "noop" && t.processor != "slots" && t.processor != "default" {
 				continue

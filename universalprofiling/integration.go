@@ -211,7 +211,7 @@ func (i *Integration) OnStart(_ context.Context, s sdktrace.ReadWriteSpan) {
 		i.serve(s.Resource())
 	}
 	var l live
-	k, traceFlags, _ := sdkspan.Started(s)
+	k, traceFlags, _, _ := sdkspan.Started(s)
 	l.ID, l.traceIDHigh, l.traceIDLow = stored(k.SpanID), stored(k.TraceIDHigh), stored(k.TraceIDLow)
 	l.transaction = l.ID
 	l.origin = origin(i.runtime.GoroutineID()<<goidShift | uint64(traceFlags))

@@ -73,12 +73,15 @@ func measure(t *testing.T, number int) [numCarriers]score {
 	p, err := reader.Open(child.PID())
 	require.NoError(t, err)
 	defer func() { require.NoError(t, p.Close()) }()
-	found, err := p.Carriers(t.Context())
+	layout, err := p.ThreadLayout(t.Context())
 	if errors.Is(err, reader.ErrNotPermitted) {
 		t.Skip(err)
 	}
 	require.NoError(t, err)
+	found := layout.Carriers
 	require.Len(t, found, numCarriers-1)
+	require.NotNil(t, layout.Spans)
+	l.spans, l.enclosingOffset = layout.Spans, uint64(layout.EnclosingOffset)
 	l.threads, l.goroutines, l.recordOffset = found[0].Ring, found[1].Ring, uint64(found[2].RecordOffset)
 
 	var scores [numCarriers]score
@@ -124,6 +127,8 @@ type looker struct {
 	mCurg, gGoid, gLabels uint64
 	recordOffset          uint64
 	threads, goroutines   ringbuf.Info
+	spans                 *reader.SpanTable
+	enclosingOffset       uint64
 }
 
 // look returns what the threads do that burn, and what the carriers say.
@@ -167,7 +172,9 @@ func (l *looker) carriers(s *sample, tid, m uint64) error {
 			return err
 		}
 		if runs == slot.owner {
-			s.given[owned] = slot.span
+			if s.given[owned], err = l.live(slot); err != nil {
+				return err
+			}
 		}
 	}
 	// By goroutine.
@@ -175,7 +182,9 @@ func (l *looker) carriers(s *sample, tid, m uint64) error {
 		return err
 	}
 	if slot.owner == goid {
-		s.given[goslot] = slot.span
+		if s.given[goslot], err = l.live(slot); err != nil {
+			return err
+		}
 	}
 	labels, err := l.words(g+l.gLabels, 1)
 	if err != nil || labels[0] == 0 {
@@ -189,8 +198,51 @@ func (l *looker) carriers(s *sample, tid, m uint64) error {
 	const valid, spanID = 24, 16
 	if b[valid] == 1 {
 		s.given[record] = binary.BigEndian.Uint64(b[spanID:])
+		return nil
 	}
-	return nil
+	around, err := l.words(labels[0]+l.enclosingOffset, wire.Enclosing)
+	if err == nil {
+		s.given[record], err = l.nearest(around)
+	}
+	return err
+}
+
+// live returns the span that a slot shows, or if that is over the nearest live one around
+// it.
+func (l *looker) live(s slot) (uint64, error) {
+	if s.span == 0 {
+		return 0, nil
+	}
+	cell, err := l.cell(s.ref)
+	if err != nil {
+		return 0, err
+	}
+	switch version := cell[l.spans.Fields["version"]/8]; {
+	case version == s.ref:
+		return s.span, nil
+	case version == s.ref|wire.CellOver && cell[l.spans.Fields["goid"]/8] == s.owner:
+		return l.nearest(cell[l.spans.Fields["enclosing"]/8:][:wire.Enclosing])
+	default:
+		return 0, nil
+	}
+}
+
+// nearest returns the first live span of those that references name, or 0.
+func (l *looker) nearest(refs []uint64) (uint64, error) {
+	for _, ref := range refs {
+		cell, err := l.cell(ref)
+		if err != nil {
+			return 0, err
+		}
+		if ref != 0 && cell[l.spans.Fields["version"]/8] == ref {
+			return cell[l.spans.Fields["span_id"]/8], nil
+		}
+	}
+	return 0, nil
+}
+
+func (l *looker) cell(ref uint64) ([]uint64, error) {
+	return l.words(l.spans.Address+uint64(l.spans.HeaderSize)+uint64(wire.RefIndex(ref))*uint64(l.spans.CellSize), l.spans.CellSize/8)
 }
 
 // running returns the goroutine that runs on a thread, and its id.
@@ -207,8 +259,8 @@ func (l *looker) running(m uint64) (g, goid uint64, err error) {
 }
 
 type slot struct {
-	span, owner, m uint64
-	tid            uint32
+	span, ref, owner, m uint64
+	tid                 uint32
 }
 
 // slot returns what the slot of an id says, nothing if it is being written.
@@ -219,7 +271,7 @@ func (l *looker) slot(ring ringbuf.Info, id uint64) (slot, error) {
 		return slot{}, err
 	}
 	return slot{
-		span: w[wire.OffsetSpanID/8], owner: w[wire.OffsetOwner/8], m: w[wire.OffsetM/8],
+		span: w[wire.OffsetSpanID/8], ref: w[wire.OffsetRef/8], owner: w[wire.OffsetOwner/8], m: w[wire.OffsetM/8],
 		tid: uint32(w[wire.OffsetTID/8]),
 	}, nil
 }

@@ -199,18 +199,18 @@ type publication struct {
 }
 
 var publications = []publication{
-	{name: "thread slots, owner checked", options: []spanctx.Option{spanctx.WithGoroutineRecord(false)}, proven: true},
+	{name: "thread slots, owner checked", options: []spanctx.Option{spanctx.WithGoroutineRecord(false), spanctx.WithGoroutineSlots(false)}, proven: true},
 	{
 		name: "goroutine slots", exact: true, slots: true, proven: true,
 		options: []spanctx.Option{
 			spanctx.WithThreadSlots(false), spanctx.WithGoroutineRecord(false), spanctx.WithGoroutineSlots(true),
 		},
 	},
-	{name: "goroutine record", options: []spanctx.Option{spanctx.WithThreadSlots(false)}, exact: true, proven: true},
+	{name: "goroutine record", options: []spanctx.Option{spanctx.WithThreadSlots(false), spanctx.WithGoroutineSlots(false)}, exact: true, proven: true},
 	{name: "default", exact: true, proven: true},
 	{
 		name:    "thread slots of layout 1, unproven",
-		options: []spanctx.Option{spanctx.WithGoroutineRecord(false), spanctx.WithLayout1()},
+		options: []spanctx.Option{spanctx.WithGoroutineRecord(false), spanctx.WithGoroutineSlots(false), spanctx.WithLayout1()},
 	},
 	{name: "all", options: []spanctx.Option{spanctx.WithGoroutineSlots(true)}},
 }

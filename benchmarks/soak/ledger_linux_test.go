@@ -176,6 +176,15 @@ func (l *ledger) check(s shown) error {
 	return nil
 }
 
+// lane returns the lane of a span, "" if it has none or there is no such span.
+func (l *ledger) lane(spanID [8]byte) string {
+	e, err := l.read(numberOf(spanID))
+	if err != nil {
+		return ""
+	}
+	return string(bytes.TrimRight(e.Lane[:], "\x00"))
+}
+
 // open returns how many of the spans up to a number have not ended.
 func (l *ledger) open(last uint64) (n int, err error) {
 	for number := max(last, entries) - entries + 1; number <= last; number++ {

@@ -5,6 +5,7 @@ package soak
 
 import (
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -20,6 +21,7 @@ import (
 
 	"github.com/otelctx/otelctx/internal/remotemem"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
+	"github.com/otelctx/otelctx/internal/wire"
 	"github.com/otelctx/otelctx/reader"
 	"github.com/otelctx/otelctx/ringbuf"
 )
@@ -205,14 +207,36 @@ func (v *visitor) slot(c *reader.Carrier, id uint64) error {
 	case err != nil:
 		return v.busy(err, ringbuf.ErrBusy)
 	}
+	live, localRoot, err := v.cell(s.Ref)
+	if !live || err != nil {
+		return err // the slot names a span that is over
+	}
 	attributes, all := v.layout.Attributes(s.Attributes)
 	if !all {
 		return fmt.Errorf("%v: unknown attributes: %x", c.Kind, s.Attributes)
 	}
 	v.found.Spans = append(v.found.Spans, sight{
-		shown{s.TraceID, s.SpanID, laneOf(attributes), from, to}, byLook + c.Kind.String(), s.LocalRootSpanID,
+		shown{s.TraceID, s.SpanID, laneOf(attributes), from, to}, byLook + c.Kind.String(), localRoot,
 	})
 	return nil
+}
+
+// cell looks at the cell that a slot names.
+func (v *visitor) cell(ref uint64) (live bool, localRoot [8]byte, err error) {
+	table := v.layout.Spans
+	if table == nil {
+		return false, localRoot, errors.New("no live spans are advertised")
+	}
+	cell := table.Address + uint64(table.HeaderSize) + uint64(wire.RefIndex(ref)*uint32(table.CellSize))
+	var root, version [8]byte
+	if _, err = remotemem.Of(v.pid).ReadParts([]remotemem.Part{
+		{Address: cell + uint64(table.Fields["local_root_span_id"]), Data: root[:]},
+		{Address: cell + uint64(table.Fields["version"]), Data: version[:]},
+	}); err != nil {
+		return false, localRoot, err
+	}
+	binary.BigEndian.PutUint64(localRoot[:], binary.NativeEndian.Uint64(root[:]))
+	return binary.NativeEndian.Uint64(version[:]) == ref, localRoot, nil
 }
 
 // laneOf returns the value of laneKey, "" if there is none, and something else that no

@@ -25,27 +25,26 @@ var graph = map[string]string{
 	// memory of this process, internal/remotemem to that of others; see [memoryCalls].
 	"internal/boottime":       "x/sys",
 	"internal/goruntime":      "x/sys",
-	"internal/membarrier":     "x/sys",
 	"internal/profilersocket": "x/sys",
 	"internal/remotemem":      "x/sys",
 	"internal/vma":            "x/sys",
 
 	// Writers.
-	"internal/slots":          "internal/goruntime internal/membarrier internal/wire",
+	"internal/cells":          "internal/goruntime internal/ordered internal/sdkspan internal/vma internal/wire",
+	"internal/ring":           "internal/goruntime internal/ordered internal/vma internal/wire",
 	"internal/gorecord":       "internal/goruntime internal/ordered internal/wire",
 	"internal/scope":          "internal/gorecord otel",
-	"internal/ringoption":     "internal/goruntime",
 	"internal/sdkspan":        "otel/sdk otel/trace",
 	"internal/spantable":      "internal/ordered internal/sdkspan",
 	"internal/apmlib":         "internal/apmlib/cgoword internal/goruntime internal/vma internal/wire x/sys",
 	"internal/apmlib/cgoword": "",
 	"resourcepublisher":       "internal/boottime internal/procfs internal/remotemem internal/vma internal/wire otel otel/sdk proto/otlp proto/otlp/processcontext/v1development protobuf",
-	"spanctx":                 "internal/gorecord internal/goruntime internal/ordered internal/ringoption internal/scope internal/sdkspan internal/spantable internal/wire otel otel/sdk otel/trace resourcepublisher ringbuf",
+	"spanctx":                 "internal/cells internal/gorecord internal/goruntime internal/ring internal/scope internal/sdkspan internal/wire otel otel/sdk otel/trace resourcepublisher x/sys",
 	"scopedattr":              "internal/scope otel otel/log otel/metric otel/sdk",
 	"universalprofiling":      "internal/apmlib internal/goruntime internal/ordered internal/profilersocket internal/sdkspan internal/spantable internal/wire otel otel/sdk otel/trace",
 
 	// The ring is a writer and, by its View, a reader.
-	"ringbuf": "internal/goruntime internal/remotemem internal/ringoption internal/slots internal/vma internal/wire",
+	"ringbuf": "internal/goruntime internal/remotemem internal/ring internal/wire",
 
 	// Readers.
 	"reader": "internal/boottime internal/procfs internal/remotemem internal/wire proto/otlp proto/otlp/processcontext/v1development protobuf ringbuf",
@@ -126,8 +125,8 @@ var linked = map[string]string{
 // never says what must not get into whom, by whatever way and whatever the tables allow.
 var never = []struct{ who, what, why string }{
 	{"reader ringbuf", "otel otel/sdk otel/trace otel/log otel/metric", "a profiler gets no SDK with its reader"},
-	{"reader ringbuf", "resourcepublisher spanctx scopedattr universalprofiling internal/gorecord internal/scope internal/apmlib", "readers share formats with writers, and the ring"},
-	{"cmd/otelctx", "resourcepublisher spanctx scopedattr universalprofiling internal/gorecord internal/scope internal/apmlib", "the command line tool publishes nothing"},
+	{"reader ringbuf", "resourcepublisher spanctx scopedattr universalprofiling internal/cells internal/gorecord internal/scope internal/apmlib", "readers share formats with writers, and the ring"},
+	{"cmd/otelctx", "resourcepublisher spanctx scopedattr universalprofiling internal/cells internal/gorecord internal/scope internal/apmlib", "the command line tool publishes nothing"},
 	{"resourcepublisher spanctx ringbuf scopedattr universalprofiling reader cmd/otelctx", "stretchr/testify go.uber.org/goleak", "these are for tests"},
 }
 

@@ -15,13 +15,13 @@ import (
 // reserved says where, tests included, what the compiler does not check is used. Each
 // place says why it is sound there.
 var reserved = map[string]string{
-	"unsafe": "internal/wire internal/vma internal/ordered internal/slots internal/gorecord internal/goruntime internal/apmlib " +
-		"internal/profilersocket internal/sdkspan cmd/otelctx/internal/privilege " +
+	"unsafe": "internal/wire internal/vma internal/ordered internal/cells internal/ring internal/gorecord internal/goruntime internal/apmlib " +
+		"internal/profilersocket internal/sdkspan spanctx cmd/otelctx/internal/privilege " +
 		// Tests, and programs that are tested.
 		"internal/testing/seccomp internal/testing/userfault internal/interop internal/goruntime/testdata/probe internal/testing/burner " +
 		"cmd/otelctx/internal/recording cmd/otelctx/internal/symbols/testdata/prog benchmarks/internal/leaf",
 	// Assembly.
-	".s": "internal/goruntime internal/slots internal/gorecord internal/apmlib benchmarks/internal/leaf",
+	".s": "internal/goruntime internal/apmlib benchmarks/internal/leaf",
 	// C: a thread-local variable for programs that have cgo anyway, and programs that are tested.
 	"C": "internal/apmlib/cgoword internal/goruntime/testdata/probe spanctx/testdata/cgo " +
 		"internal/testing/burner/service cmd/otelctx/internal/symbols/testdata/cgo benchmarks/wild",
@@ -32,7 +32,7 @@ var reserved = map[string]string{
 	// Where tests make system calls that package syscall does not have. Those of other
 	// code are in [graph].
 	"x/sys in tests": "internal/apmlib internal/goruntime internal/goruntime/testdata/probe internal/profilersocket " +
-		"internal/slots internal/vma reader universalprofiling cmd/otelctx/internal/sampler cmd/otelctx/internal/collectortest cmd/otelctx/internal/hostile",
+		"internal/vma reader universalprofiling cmd/otelctx/internal/sampler cmd/otelctx/internal/collectortest cmd/otelctx/internal/hostile",
 }
 
 // linknames says which functions and variables of the runtime are reached without its
