@@ -35,13 +35,12 @@ var graph = map[string]string{
 	"internal/gorecord":       "internal/goruntime internal/ordered internal/wire",
 	"internal/scope":          "internal/gorecord otel",
 	"internal/sdkspan":        "otel/sdk otel/trace",
-	"internal/spantable":      "internal/ordered internal/sdkspan",
 	"internal/apmlib":         "internal/apmlib/cgoword internal/goruntime internal/vma internal/wire x/sys",
 	"internal/apmlib/cgoword": "",
 	"resourcepublisher":       "internal/boottime internal/procfs internal/remotemem internal/vma internal/wire otel otel/sdk proto/otlp proto/otlp/processcontext/v1development protobuf",
 	"spanctx":                 "internal/cells internal/gorecord internal/goruntime internal/ring internal/scope internal/sdkspan internal/wire otel otel/sdk otel/trace resourcepublisher x/sys",
 	"scopedattr":              "internal/scope otel otel/log otel/metric otel/sdk",
-	"universalprofiling":      "internal/apmlib internal/goruntime internal/ordered internal/profilersocket internal/sdkspan internal/spantable internal/wire otel otel/sdk otel/trace",
+	"universalprofiling":      "internal/apmlib internal/cells internal/goruntime internal/profilersocket internal/sdkspan internal/wire otel otel/sdk otel/trace",
 
 	// The ring is a writer and, by its View, a reader.
 	"ringbuf": "internal/goruntime internal/remotemem internal/ring internal/wire",
