@@ -53,7 +53,8 @@ func (k CarrierKind) String() string {
 type CarrierSource int
 
 const (
-	// Advertised carriers are described in the process context.
+	// Advertised carriers are described in the process context, or where that is another
+	// library's, in a mapping of their own.
 	Advertised CarrierSource = iota + 1
 	// FoundByName is for rings whose mapping has the name of one.
 	FoundByName
@@ -131,10 +132,12 @@ const (
 
 // threadView is what is known of how a process shows spans. It does not change.
 type threadView struct {
-	// context is the process context that it comes from, nil if there was none, and
-	// made when that was looked at.
-	context *ProcessContext
-	made    time.Time
+	// context is the process context, nil if there was none, and advertisement the message
+	// that it comes from, nil if there was none; made is when they were looked at.
+	context, advertisement *ProcessContext
+	made                   time.Time
+	// contextErr is why there is no context.
+	contextErr error
 
 	carriers []Carrier
 	// The carriers that can be read; nil, or for the record a negative offset, if
@@ -167,14 +170,13 @@ func (v *threadView) reasons() string {
 	return b.String()
 }
 
-// advertisement is what a process context says by its attributes that begin with
-// threadlocal.
+// advertisement is what a process says by attributes that begin with threadlocal.
 type advertisement map[string]*commonpb.AnyValue
 
 func newAdvertisement(msg *processcontextpb.ProcessContext) advertisement {
 	a := make(advertisement)
 	for _, kv := range msg.GetAttributes() {
-		if strings.HasPrefix(kv.GetKey(), "threadlocal.") {
+		if strings.HasPrefix(kv.GetKey(), wire.ThreadLocalPrefix) {
 			a[kv.GetKey()] = kv.GetValue()
 		}
 	}
@@ -326,10 +328,10 @@ func (a advertisement) runtime() (RuntimeOffsets, error) {
 	return o, errs
 }
 
-// newThreadView returns what a process context advertises. pc may be nil.
-func newThreadView(memory ringbuf.Memory, pc *ProcessContext) *threadView {
-	v := &threadView{context: pc, made: time.Now(), recordOffset: -1, enclosingOffset: -1}
-	a := newAdvertisement(pc.message())
+// newThreadView returns what a message advertises, which may be nil.
+func newThreadView(memory ringbuf.Memory, from *ProcessContext) *threadView {
+	v := &threadView{advertisement: from, made: time.Now(), recordOffset: -1, enclosingOffset: -1}
+	a := newAdvertisement(from.message())
 	v.keys = a.keys()
 	var runtimeErr error
 	v.runtime, runtimeErr = a.runtime()
@@ -403,7 +405,7 @@ func (c *ProcessContext) message() *processcontextpb.ProcessContext {
 }
 
 // lookAgainAfter is how long a ring that nobody advertises is used before it is looked
-// whether somebody does now, where that takes a look at all mappings.
+// whether somebody does now, which takes a look at all mappings.
 const lookAgainAfter = time.Second
 
 // threadView returns how the process shows spans, as known from the last time if that
@@ -436,12 +438,13 @@ func (p *Process) threadView(ctx context.Context) (*threadView, error) {
 
 // stillHolds reports whether a view says how the process shows spans now.
 func (p *Process) stillHolds(v *threadView) (bool, error) {
-	if v.context == nil {
-		if time.Since(v.made) > lookAgainAfter {
-			return false, p.checkAlive()
+	if v.advertisement == nil && time.Since(v.made) > lookAgainAfter {
+		return false, p.checkAlive()
+	}
+	if pc, k := v.source(); pc != nil {
+		if changed, err := p.changed(k, pc.PublishedAtNS); changed || err != nil {
+			return false, err
 		}
-	} else if changed, err := p.Changed(v.context.PublishedAtNS); changed || err != nil {
-		return false, err
 	}
 	if v.advertised() {
 		return true, nil
@@ -449,8 +452,17 @@ func (p *Process) stillHolds(v *threadView) (bool, error) {
 	return v.threadRing.Verify() == nil, nil
 }
 
-// advertised reports whether it was the process context that has led to carriers that
-// can be read.
+// source returns what a view holds for: the advertisement, or if there is none the process
+// context, which may be nil.
+func (v *threadView) source() (*ProcessContext, publication) {
+	if v.advertisement == nil || v.advertisement == v.context {
+		return v.context, theContext
+	}
+	return v.advertisement, theAdvertisement
+}
+
+// advertised reports whether it was an advertisement that has led to carriers that can be
+// read.
 func (v *threadView) advertised() bool {
 	for _, c := range v.carriers {
 		if c.Source == Advertised && c.Err == nil {
@@ -463,11 +475,12 @@ func (v *threadView) advertised() bool {
 // lookForCarriers returns what is advertised, or if that is nothing of use what is
 // found in memory; the view may be one that cannot be used.
 func (p *Process) lookForCarriers(ctx context.Context) (*threadView, error) {
-	pc, err := p.ProcessContext(ctx)
-	if err != nil && !errors.Is(err, ErrNoContext) {
+	pc, advertisement, contextErr, err := p.published(ctx)
+	if err != nil {
 		return nil, err
 	}
-	v := newThreadView(p.threads.source, pc)
+	v := newThreadView(p.threads.source, advertisement)
+	v.context, v.contextErr = pc, contextErr
 	if v.usable() {
 		return v, nil
 	}

@@ -52,9 +52,12 @@ type Process struct {
 	target target
 
 	mu sync.Mutex
-	// found is where the context was when last seen; its Name is empty if it has
+	// found is where the publications were when last seen; a Name is empty if it has
 	// not been.
-	found procfs.Mapping
+	found [publications]procfs.Mapping
+	// separate says that there was a mapping that may advertise spans and has no process
+	// context's name, when one was last looked for.
+	separate bool
 
 	threads threadState
 }
@@ -145,7 +148,7 @@ func Publishers(ctx context.Context) iter.Seq2[*Process, error] {
 func (p *Process) publishes(ctx context.Context) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	err := p.locate(ctx)
+	err := p.locate(ctx, theContext)
 	if errors.Is(err, ErrBusy) {
 		return nil
 	}

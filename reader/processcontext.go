@@ -9,9 +9,11 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 
+	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
 	processcontextpb "go.opentelemetry.io/proto/otlp/processcontext/v1development"
 	"google.golang.org/protobuf/proto"
 
@@ -38,6 +40,13 @@ type ProcessContext struct {
 	// Message is what was published. Attributes whose keys are not unique, which
 	// the OTEP forbids, are kept as they came.
 	Message *processcontextpb.ProcessContext
+}
+
+// advertises reports whether the message says where spans are.
+func (c *ProcessContext) advertises() bool {
+	return slices.ContainsFunc(c.message().GetAttributes(), func(kv *commonpb.KeyValue) bool {
+		return strings.HasPrefix(kv.GetKey(), wire.ThreadLocalPrefix)
+	})
 }
 
 // SchemaURL returns the schema URL of the resource if the publisher gave one, as
@@ -71,6 +80,27 @@ func (c *ProcessContext) Age() (time.Duration, error) {
 	return 0, fmt.Errorf("published at %d ns, which lies ahead", c.PublishedAtNS)
 }
 
+// publication is what is looked for in a process.
+type publication int
+
+const (
+	// theContext is the process context.
+	theContext publication = iota
+	// theAdvertisement is the message that says where spans are, if the process context
+	// does not: that of a mapping of its own, or of one of several process contexts.
+	theAdvertisement
+	publications
+)
+
+// named reports whether a mapping with this name can have the publication.
+func (k publication) named(name []byte) bool {
+	return wire.IsProcessContextMapping(name) || k == theAdvertisement && wire.IsThreadLocalMapping(name)
+}
+
+// errSeveral says that a process has several process contexts. It is wrapped together with
+// [ErrInvalid].
+var errSeveral = errors.New("of them")
+
 const (
 	// maxAttempts bounds how often a read is tried while the context changes
 	// underneath. The pauses between them add up to 1.5 ms, and to some 10 ms where
@@ -97,6 +127,44 @@ const (
 // [ErrInvalid] or [ErrBusy], or is ctx's. Two valid contexts in one process are
 // invalid: it could not be told which to believe.
 func (p *Process) ProcessContext(ctx context.Context) (*ProcessContext, error) {
+	return p.read(ctx, theContext)
+}
+
+// published returns the process context, or why there is none, and the message that says
+// where spans are, which may be the same or nil. Several contexts are as good as none if one
+// of them says where spans are, and else an error.
+func (p *Process) published(ctx context.Context) (pc, advertisement *ProcessContext, contextErr, err error) {
+	pc, contextErr = p.read(ctx, theContext)
+	several := errors.Is(contextErr, errSeveral)
+	if contextErr != nil && !several && !errors.Is(contextErr, ErrNoContext) {
+		return nil, nil, contextErr, contextErr
+	}
+	if pc.advertises() {
+		return pc, pc, nil, nil
+	}
+	if errors.Is(contextErr, ErrNoContext) && !p.hasSeparate() {
+		return nil, nil, contextErr, nil
+	}
+	advertisement, err = p.read(ctx, theAdvertisement)
+	if errors.Is(err, ErrNoContext) {
+		err = nil
+		if several {
+			err = contextErr
+		}
+	}
+	return pc, advertisement, contextErr, err
+}
+
+// hasSeparate spares processes that publish nothing, which are most, a second look at their
+// mappings.
+func (p *Process) hasSeparate() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.separate
+}
+
+// read returns a publication, whole.
+func (p *Process) read(ctx context.Context, k publication) (*ProcessContext, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 
@@ -105,7 +173,7 @@ func (p *Process) ProcessContext(ctx context.Context) (*ProcessContext, error) {
 		if err := ctx.Err(); err != nil {
 			return nil, p.error(err)
 		}
-		pc, err := p.readOnce(ctx)
+		pc, err := p.readOnce(ctx, k)
 		if err == nil || !errors.Is(err, ErrBusy) || attempt == maxAttempts {
 			return pc, err
 		}
@@ -121,13 +189,17 @@ func (p *Process) ProcessContext(ctx context.Context) (*ProcessContext, error) {
 //
 // The error wraps [ErrProcessGone] or [ErrNotPermitted].
 func (p *Process) Changed(publishedAtNS uint64) (bool, error) {
+	return p.changed(theContext, publishedAtNS)
+}
+
+func (p *Process) changed(k publication, publishedAtNS uint64) (bool, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.found.Name == "" {
+	if p.found[k].Name == "" {
 		// Nothing has been read yet, or it went away.
 		return true, p.checkAlive()
 	}
-	h, err := p.readHeader(p.found)
+	h, err := p.readHeader(p.found[k])
 	if notThere(err) {
 		return true, p.checkAlive()
 	}
@@ -137,20 +209,33 @@ func (p *Process) Changed(publishedAtNS uint64) (bool, error) {
 	return h.PublishedAtNS == 0 || h.PublishedAtNS != publishedAtNS, nil
 }
 
-// readOnce is one pass through the reading protocol of OTEP 4719.
-func (p *Process) readOnce(ctx context.Context) (*ProcessContext, error) {
-	if p.found.Name == "" {
-		if err := p.locate(ctx); err != nil {
+// readOnce finds a publication, if that has not been done, and reads it.
+func (p *Process) readOnce(ctx context.Context, k publication) (*ProcessContext, error) {
+	if p.found[k].Name == "" {
+		if err := p.locate(ctx, k); err != nil {
 			return nil, err
 		}
 	}
-	at := p.found
+	pc, lost, err := p.readAt(p.found[k])
+	if err == nil && k == theAdvertisement && !pc.advertises() {
+		// It is a context that did so before: another message may do so now.
+		pc, lost, err = nil, true, p.error(ErrBusy)
+	}
+	if lost {
+		p.found[k] = procfs.Mapping{}
+	}
+	return pc, err
+}
+
+// readAt is one pass through the reading protocol of OTEP 4719. lost says that there is no
+// header any more.
+func (p *Process) readAt(at procfs.Mapping) (_ *ProcessContext, lost bool, err error) {
 	before, err := p.readHeader(at)
 	if err != nil {
-		return nil, p.lost(err)
+		return nil, true, p.lost(err)
 	}
 	if before.PublishedAtNS == 0 {
-		return nil, p.error(ErrBusy)
+		return nil, false, p.error(ErrBusy)
 	}
 
 	// What is wrong with the payload may be an update's doing. Judge it only when
@@ -159,21 +244,21 @@ func (p *Process) readOnce(ctx context.Context) (*ProcessContext, error) {
 	payload, payloadErr := p.readPayload(&before)
 	after, err := p.readHeader(at)
 	if err != nil {
-		return nil, p.lost(err)
+		return nil, true, p.lost(err)
 	}
 	if after != before {
-		return nil, p.error(ErrBusy)
+		return nil, false, p.error(ErrBusy)
 	}
 	// Memory is read by the id: as long as the process lives it was this one's.
 	if err := p.checkAlive(); err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	if payloadErr != nil {
-		return nil, p.classify(payloadErr)
+		return nil, false, p.classify(payloadErr)
 	}
 	msg, err := decodePayload(payload)
 	if err != nil {
-		return nil, p.error(fmt.Errorf("%w: %w", ErrInvalid, err))
+		return nil, false, p.error(fmt.Errorf("%w: %w", ErrInvalid, err))
 	}
 	return &ProcessContext{
 		MappingName:    at.Name,
@@ -182,12 +267,11 @@ func (p *Process) readOnce(ctx context.Context) (*ProcessContext, error) {
 		PublishedAtNS:  before.PublishedAtNS,
 		PayloadSize:    len(payload),
 		Message:        msg,
-	}, nil
+	}, false, nil
 }
 
 // lost returns the error for a header that was found once and now cannot be read.
 func (p *Process) lost(err error) error {
-	p.found = procfs.Mapping{}
 	if notThere(err) {
 		// Withdrawn or replaced: looking for it again will tell.
 		return p.error(fmt.Errorf("%w: %w", ErrBusy, err))
@@ -229,16 +313,16 @@ func decodePayload(payload []byte) (*processcontextpb.ProcessContext, error) {
 	return msg, nil
 }
 
-// locate sets p.found to the one mapping that is a process context.
-func (p *Process) locate(ctx context.Context) error {
-	candidates, err := p.candidates(ctx)
+// locate sets p.found to the one mapping that has a publication.
+func (p *Process) locate(ctx context.Context, k publication) error {
+	candidates, err := p.candidates(ctx, k)
 	if err != nil {
 		return err
 	}
 	var (
-		found      []procfs.Mapping
-		changing   bool
-		rejections error
+		found, apart []procfs.Mapping
+		changing     bool
+		rejections   error
 	)
 	for _, m := range candidates {
 		h, err := p.readHeader(m)
@@ -257,17 +341,38 @@ func (p *Process) locate(ctx context.Context) error {
 			return p.classify(err)
 		case h.PublishedAtNS == 0:
 			changing = true
-		default:
+		case k == theContext:
 			found = append(found, m)
+		default:
+			pc, _, err := p.readAt(m)
+			switch {
+			case errors.Is(err, ErrBusy):
+				changing = true
+			case err != nil && !errors.Is(err, ErrInvalid):
+				return err
+			case err != nil || !pc.advertises():
+			case wire.IsThreadLocalMapping([]byte(m.Name)):
+				apart = append(apart, m)
+			default:
+				found = append(found, m)
+			}
 		}
+	}
+	if k == theAdvertisement {
+		// What has the name and nothing to say is no reason not to look elsewhere.
+		rejections = nil
+	}
+	if len(found) == 0 {
+		// There are both while a publisher comes up or shuts down. They say the same.
+		found = apart
 	}
 	var invalid error
 	switch {
 	case len(found) == 1:
-		p.found = found[0]
+		p.found[k] = found[0]
 		return nil
 	case len(found) > 1:
-		invalid = fmt.Errorf("%w: %d of them", ErrInvalid, len(found))
+		invalid = fmt.Errorf("%w: %d %w", ErrInvalid, len(found), errSeveral)
 	case changing:
 		return p.error(ErrBusy)
 	case rejections != nil:
@@ -277,7 +382,7 @@ func (p *Process) locate(ctx context.Context) error {
 	}
 	// What was there may have been unmapped before it was looked at, and something else be
 	// there by now: that is only invalid which still has the name.
-	again, err := p.candidates(ctx)
+	again, err := p.candidates(ctx, k)
 	if err != nil {
 		return err
 	}
@@ -287,16 +392,18 @@ func (p *Process) locate(ctx context.Context) error {
 	return p.error(invalid)
 }
 
-// candidates returns the mappings that have a context's name.
-func (p *Process) candidates(ctx context.Context) ([]procfs.Mapping, error) {
+// candidates returns the mappings that have a name for a publication.
+func (p *Process) candidates(ctx context.Context, k publication) ([]procfs.Mapping, error) {
 	var (
 		candidates []procfs.Mapping
 		lines      int
 	)
+	p.separate = false
 	keep := func(name []byte) bool {
 		lines++
+		p.separate = p.separate || wire.IsThreadLocalMapping(name)
 		// Ask ctx now and then: hostile maps run to millions of lines.
-		return wire.IsProcessContextMapping(name) || lines%4096 == 0 && ctx.Err() != nil
+		return k.named(name) || lines%4096 == 0 && ctx.Err() != nil
 	}
 	for m, err := range p.target.Maps(keep) {
 		if ctx.Err() != nil {

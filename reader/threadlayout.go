@@ -3,18 +3,25 @@
 
 package reader
 
-import "context"
+import (
+	"context"
+	"time"
+)
 
 // ThreadLayout says where a process keeps which spans its threads are in, for profilers
 // that read that themselves at the moment of a sample, such as a BPF program. It does
 // not change, and is safe for concurrent use.
 //
-// It holds until the process publishes its context anew, see [Process.Changed], or if
-// Context is nil or none of the carriers is advertised, until somebody looks again.
+// How long it holds is said by [Process.ThreadLayoutSince].
 type ThreadLayout struct {
-	// Context is the process context that advertises the carriers; nil if the process
-	// publishes none.
-	Context *ProcessContext
+	// Context is the process context, nil if there is none. Then ContextErr is the error of
+	// [Process.ProcessContext]: the process publishes none, or several.
+	Context    *ProcessContext
+	ContextErr error
+	// Advertisement is the message that says where the carriers are: Context, or if that
+	// does not say it, another one, of a mapping that is no process context or of one of
+	// several process contexts. nil if the process advertises no carriers.
+	Advertisement *ProcessContext
 	// Carriers are what [Process.Carriers] returns.
 	Carriers []Carrier
 	// Runtime is what the process says of its Go runtime.
@@ -26,6 +33,7 @@ type ThreadLayout struct {
 	EnclosingOffset int
 
 	keys []string
+	made time.Time
 }
 
 // ThreadLayout returns where the process keeps which spans its threads are in. That it
@@ -37,8 +45,46 @@ func (p *Process) ThreadLayout(ctx context.Context) (*ThreadLayout, error) {
 		return nil, err
 	}
 	return &ThreadLayout{
-		Context: v.context, Carriers: v.carriers, Runtime: v.runtime, Spans: v.spans, EnclosingOffset: v.enclosingOffset, keys: v.keys,
+		Context: v.context, ContextErr: v.contextErr, Advertisement: v.advertisement, Carriers: v.carriers, Runtime: v.runtime, Spans: v.spans,
+		EnclosingOffset: v.enclosingOffset, keys: v.keys, made: v.made,
 	}, nil
+}
+
+// lookForAdvertisementAfter is how long a process context that advertises nothing is taken
+// for all that there is, since the look for another mapping is at all of them.
+const lookForAdvertisementAfter = 10 * time.Second
+
+// ThreadLayoutSince is [Process.ThreadLayout], but returns was if that still holds: until
+// the process publishes its context anew, or advertises its carriers anew. That costs a
+// system call or two. Without a context it takes a look at all mappings each time, and
+// without an advertisement every ten seconds.
+func (p *Process) ThreadLayoutSince(ctx context.Context, was *ThreadLayout) (*ThreadLayout, error) {
+	if was == nil {
+		return p.ThreadLayout(ctx)
+	}
+	known := was.Context != nil && (was.Advertisement != nil || time.Since(was.made) < lookForAdvertisementAfter)
+	if known {
+		changed, err := p.Changed(was.Context.PublishedAtNS)
+		if err == nil && !changed && was.Advertisement != nil && was.Advertisement != was.Context {
+			changed, err = p.changed(theAdvertisement, was.Advertisement.PublishedAtNS)
+		}
+		if err != nil || !changed {
+			return was, err
+		}
+	}
+	now, err := p.ThreadLayout(ctx)
+	if err == nil && now.Advertisement != nil && now.Advertisement.same(was.Advertisement) && now.Context.same(was.Context) {
+		return was, nil
+	}
+	return now, err
+}
+
+// same reports whether both are the same publication, or nil.
+func (c *ProcessContext) same(other *ProcessContext) bool {
+	if c == nil || other == nil {
+		return c == other
+	}
+	return c.MappingAddress == other.MappingAddress && c.PublishedAtNS == other.PublishedAtNS
 }
 
 // Attributes decodes the attributes of a span: entries {key u8, length u8, value} as

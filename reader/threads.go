@@ -103,8 +103,8 @@ const maxThreads = 1 << 17
 // address the thread slots of layout 2 have: a process without thread slots shows no
 // spans here, and a thread shows none before it has once published one.
 //
-// How carriers are found is remembered, and looked at again when the process publishes
-// its context anew. Then a process costs one system call, and a thread between one and
+// How carriers are found is remembered, and looked at again when the process advertises
+// them anew. Then a process costs one system call, and a thread between one and
 // about eight. Without an advertisement it takes a look at all mappings, each time
 // until a ring is found.
 //
@@ -212,8 +212,8 @@ func (p *Process) nameAttributes(ctx context.Context, v *threadView, threads []T
 		if !known && !refreshed {
 			refreshed = true
 			// If that fails the attribute has no name, which is how it was.
-			if pc, err := p.ProcessContext(ctx); err == nil {
-				keys = newAdvertisement(pc.Message).keys()
+			if _, advertisement, _, err := p.published(ctx); err == nil {
+				keys = newAdvertisement(advertisement.message()).keys()
 				s.Attributes, _ = decodeAttributes(s.encoded, keys)
 			}
 		}

@@ -17,6 +17,11 @@ import (
 const (
 	// ProcessContextName names the memfd and, by prctl, the mapping.
 	ProcessContextName = "OTEL_CTX"
+	// ThreadLocalName names the mapping of what a process says of its spans where its
+	// process context, if it has one, is another library's: a header and a message as a
+	// process context has them, with the attributes that begin with ThreadLocalPrefix and
+	// no others.
+	ThreadLocalName = "OTELCTX_THREADLOCAL"
 	// ProcessContextSignature opens every header.
 	ProcessContextSignature = "OTEL_CTX"
 	// ProcessContextVersion is the format's version.
@@ -154,8 +159,13 @@ func (h *ProcessContextHeader) ValidatePayload() error {
 //
 // Like the OTEP's reading protocol this asks for a prefix and leaves the verdict
 // to the header.
-func IsProcessContextMapping(name []byte) bool {
-	for _, prefix := range processContextMappings {
+func IsProcessContextMapping(name []byte) bool { return isMapping(name, &processContextMappings) }
+
+// IsThreadLocalMapping is [IsProcessContextMapping] for [ThreadLocalName].
+func IsThreadLocalMapping(name []byte) bool { return isMapping(name, &threadLocalMappings) }
+
+func isMapping(name []byte, prefixes *[3]string) bool {
+	for _, prefix := range prefixes {
 		if len(name) >= len(prefix) && string(name[:len(prefix)]) == prefix {
 			return true
 		}
@@ -163,10 +173,13 @@ func IsProcessContextMapping(name []byte) bool {
 	return false
 }
 
-var processContextMappings = [...]string{
-	"/memfd:" + ProcessContextName,
-	"[anon_shmem:" + ProcessContextName + "]",
-	"[anon:" + ProcessContextName + "]",
+var (
+	processContextMappings = mappingNames(ProcessContextName)
+	threadLocalMappings    = mappingNames(ThreadLocalName)
+)
+
+func mappingNames(name string) [3]string {
+	return [3]string{"/memfd:" + name, "[anon_shmem:" + name + "]", "[anon:" + name + "]"}
 }
 
 // MaxValueNesting is how many arrays and maps an attribute's value may be inside of.

@@ -148,6 +148,19 @@ func TestIsProcessContextMapping(t *testing.T) {
 	}
 }
 
+func TestIsThreadLocalMapping(t *testing.T) {
+	assert.Equal(t, "OTELCTX_THREADLOCAL", ThreadLocalName)
+	for _, name := range []string{
+		"/memfd:OTELCTX_THREADLOCAL (deleted)", "[anon_shmem:OTELCTX_THREADLOCAL]", "[anon:OTELCTX_THREADLOCAL]",
+	} {
+		assert.True(t, IsThreadLocalMapping([]byte(name)), "%q", name)
+		assert.False(t, IsProcessContextMapping([]byte(name)), "%q", name)
+	}
+	for _, name := range []string{"", "/memfd:OTEL_CTX (deleted)", "[anon:OTELCTX_THREADLOCAL2]", "OTELCTX_THREADLOCAL", "[anon:OTELCTX_SLOTS]"} {
+		assert.False(t, IsThreadLocalMapping([]byte(name)), "%q", name)
+	}
+}
+
 func TestNoAllocations(t *testing.T) {
 	ours, other := []byte("/memfd:OTEL_CTX (deleted)"), []byte("[heap]")
 	b := [ProcessContextHeaderSize]byte(encodeHeader(header))

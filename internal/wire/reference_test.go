@@ -86,6 +86,7 @@ func TestReferenceLayouts(t *testing.T) {
 
 func TestReferenceConstants(t *testing.T) {
 	assert.Equal(t, processContextMappings[:], documented(t, "mapping names", 1))
+	assert.Equal(t, threadLocalMappings[:], documented(t, "separate mapping names", 1))
 	var values []string
 	for _, r := range mdtable.Rows(t, reference, "ring constants") {
 		values = append(values, r[1])

@@ -6,6 +6,9 @@ package wire
 // Keys of the attributes beside the resource by which a process says where its
 // active spans are. The first two are OTEP 4947's.
 const (
+	// ThreadLocalPrefix is what all of them begin with.
+	ThreadLocalPrefix = "threadlocal."
+
 	// KeySchemaVersion has the value SchemaGoLabels if the goroutines' labels carry
 	// records, else SchemaSlots.
 	KeySchemaVersion = "threadlocal.schema_version"
