@@ -32,12 +32,23 @@
 // to a second one is said at [NewPublisher] and [WithResource]. Forked children have
 // none before they publish their own.
 //
+// Attributes that begin with "threadlocal.", by which package spanctx says where spans
+// are, are published in any case. While the process has no context of this package they are
+// in a mapping of their own, OTELCTX_THREADLOCAL, which has the format of a process context
+// without a resource. So it does not matter whether another library, such as dd-trace-go,
+// publishes the process context, and whether it does so earlier or later.
+//
+// If another library publishes a context although there is one of this package, readers
+// find two and believe neither; the spans are still found. Have that library start first,
+// or do without this package: spanctx needs neither.
+//
 // Everything in this package may be called concurrently.
 //
 // # Turning it off
 //
 // With the environment variable OTELCTX_PROCESS_CONTEXT_DISABLED=true (default:
-// false) nothing is published. The option [WithEnabled] overrides it.
+// false) no resource is published. The option [WithEnabled] overrides it. Spans have a
+// variable of their own, see package spanctx.
 //
 // # Platforms
 //

@@ -11,9 +11,10 @@ import (
 
 func TestMain(m *testing.M) {
 	childproc.Main(m, map[string]func(*childproc.Parent){
-		"build a provider":       buildProvider,
-		"publish under a filter": publishUnderFilter,
-		"fail to update":         failToUpdate,
-		"fork":                   forkAndExec,
+		"advertise under a filter": advertiseUnderFilter,
+		"build a provider":         buildProvider,
+		"publish under a filter":   publishUnderFilter,
+		"fail to update":           failToUpdate,
+		"fork":                     forkAndExec,
 	})
 }

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/sdk/resource"
 
@@ -62,6 +63,9 @@ var process struct {
 	mu sync.Mutex
 	// active is the publisher whose context readers see, or nil.
 	active *Publisher
+	// separate publishes the attributes of spans while active is nil, see
+	// publishSeparately; nil if there are none.
+	separate *Publisher
 	// extra is published beside the resource, now or by the next publisher.
 	extra map[attribute.Key]attribute.Value
 }
@@ -86,8 +90,7 @@ func NewPublisher(r *resource.Resource, opts ...Option) (*Publisher, error) {
 
 // newPublisher must be called with process.mu held.
 func newPublisher(r *resource.Resource, c config) (*Publisher, error) {
-	p := &Publisher{config: c, pid: os.Getpid(), resource: r}
-	if process.active != nil && process.active.pid == p.pid {
+	if process.active != nil && process.active.pid == os.Getpid() {
 		return nil, ErrAlreadyPublished
 	}
 	if name, ok := foreignContext(); ok {
@@ -97,11 +100,25 @@ func newPublisher(r *resource.Resource, c config) (*Publisher, error) {
 	if err != nil {
 		return nil, err
 	}
-	if p.region, err = newRegion(payload); err != nil {
+	p, err := publishAs(wire.ProcessContextName, payload)
+	if err != nil {
 		return nil, fmt.Errorf("publish process context: %w", err)
 	}
+	p.config, p.resource = c, r
 	process.active = p
+	// The context has these attributes now. Readers prefer it for the moment in which there
+	// are both, and so it does no harm if the mapping cannot be unmapped.
+	_ = publishSeparately(process.extra)
 	return p, nil
+}
+
+// publishAs publishes payload in a mapping of a name.
+func publishAs(name string, payload []byte) (*Publisher, error) {
+	region, err := newRegion(name, payload)
+	if err != nil {
+		return nil, err
+	}
+	return &Publisher{pid: os.Getpid(), region: region}, nil
 }
 
 // Update publishes r instead of the resource published before. Readers see either
@@ -151,15 +168,22 @@ func (p *Publisher) Shutdown(context.Context) error {
 	}
 	process.mu.Lock()
 	defer process.mu.Unlock()
-	if p.region == nil {
-		return nil
-	}
-	region := p.region
-	p.region = nil
+	var err error
 	if process.active == p {
 		process.active = nil
+		// First, so that readers find spans all the while.
+		if p.pid == os.Getpid() {
+			err = publishSeparately(process.extra)
+		}
 	}
-	if p.pid != os.Getpid() {
+	return errors.Join(err, p.withdraw())
+}
+
+// withdraw must be called with process.mu held.
+func (p *Publisher) withdraw() error {
+	region := p.region
+	p.region = nil
+	if region == nil || p.pid != os.Getpid() {
 		return nil
 	}
 	if err := region.withdraw(); err != nil {
@@ -184,7 +208,9 @@ func Current() *Publisher {
 //
 // Attributes belong to the process. They may be set before there is a publisher,
 // which then publishes them, and stay set when it shuts down. Readers see all of
-// kvs at once.
+// kvs at once. Those whose keys begin with "threadlocal." are published also while there
+// is no publisher, see the package's documentation; what keeps them from that goes to
+// [otel.Handle].
 //
 // The error wraps [ErrTooLarge], or names the attribute that cannot be published or
 // the system call that failed. After an error nothing has changed. The key
@@ -218,6 +244,16 @@ func RemoveAttributes(keys ...attribute.Key) error {
 }
 
 func changeExtra(change func(map[attribute.Key]attribute.Value)) error {
+	unpublished, err := changeExtraOnce(change)
+	if unpublished != nil {
+		otel.Handle(unpublished) // with no lock held: handlers may call this package
+	}
+	return err
+}
+
+// changeExtraOnce returns as unpublished why attributes that are set now cannot be
+// published before there is a publisher.
+func changeExtraOnce(change func(map[attribute.Key]attribute.Value)) (unpublished, err error) {
 	process.mu.Lock()
 	defer process.mu.Unlock()
 	extra := maps.Clone(process.extra)
@@ -226,10 +262,12 @@ func changeExtra(change func(map[attribute.Key]attribute.Value)) error {
 	}
 	change(extra)
 	if p := process.active; p != nil {
-		if err := p.publish(p.resource, extra); err != nil {
-			return err
-		}
+		err = p.publish(p.resource, extra)
+	} else if err = publishSeparately(extra); errors.Is(err, errNoMapping) {
+		unpublished, err = err, nil
 	}
-	process.extra = extra
-	return nil
+	if err == nil {
+		process.extra = extra
+	}
+	return unpublished, err
 }

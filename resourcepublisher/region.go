@@ -12,7 +12,7 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// region is a process context in memory: one mapping, for the life of a publisher,
+// region is a process context in memory, or what has its format: one mapping, for the life of a publisher,
 // of a header and two payload buffers as large as payloads may be. Updates
 // alternate between the buffers, so that a reader in flight keeps a whole old
 // payload. What is never touched costs no memory.
@@ -36,15 +36,15 @@ type region struct {
 // usual context fits into one page.
 const firstPayload = 2 * wire.ProcessContextHeaderSize
 
-// newRegion publishes payload (OTEP 4719, "Publication Protocol"). After an error
-// nothing is left.
-func newRegion(payload []byte) (*region, error) {
+// newRegion publishes payload in a mapping of a name (OTEP 4719, "Publication
+// Protocol"). After an error nothing is left.
+func newRegion(name string, payload []byte) (*region, error) {
 	// Whatever can fail without a mapping fails without one.
 	now, err := boottime.Now()
 	if err != nil {
 		return nil, err
 	}
-	memory, err := vma.New(wire.ProcessContextName, firstPayload+2*wire.MaxProcessContextPayload)
+	memory, err := vma.New(name, firstPayload+2*wire.MaxProcessContextPayload)
 	if err != nil {
 		return nil, err
 	}

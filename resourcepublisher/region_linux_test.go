@@ -25,7 +25,7 @@ import (
 func TestRegionBytes(t *testing.T) {
 	before, err := boottime.Now()
 	require.NoError(t, err)
-	r, err := newRegion([]byte("first payload"))
+	r, err := newRegion(wire.ProcessContextName, []byte("first payload"))
 	require.NoError(t, err)
 	defer func() { assert.NoError(t, r.withdraw()) }()
 	mem := r.memory.Bytes()
@@ -51,7 +51,7 @@ func TestRegionBytes(t *testing.T) {
 }
 
 func TestTimestampsNeverRepeat(t *testing.T) {
-	r, err := newRegion([]byte("x"))
+	r, err := newRegion(wire.ProcessContextName, []byte("x"))
 	require.NoError(t, err)
 	defer func() { assert.NoError(t, r.withdraw()) }()
 	// A clock that stands still, as far as the region can tell.
@@ -66,7 +66,7 @@ func TestTimestampsNeverRepeat(t *testing.T) {
 // Readers take what they find between two equal timestamps for one publication's.
 func TestHeaderChangesWithoutATimestamp(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(2)) // the reader is to run beside the writer
-	r, err := newRegion([]byte("x"))
+	r, err := newRegion(wire.ProcessContextName, []byte("x"))
 	require.NoError(t, err)
 	// The payload's size tells which of the buffers it is in.
 	h, buffer := r.header, [3]uint64{1: r.payloadAddress(), 2: r.payloadAddress() + wire.MaxProcessContextPayload}

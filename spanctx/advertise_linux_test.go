@@ -531,8 +531,30 @@ func TestNothingToAdvertise(t *testing.T) {
 	}
 }
 
-// In whatever order processor and publisher come up, go down and come up again, what is
-// advertised is there as long as both are.
+// assertThreads asserts that a reader finds the span that a thread is in, and proves it.
+func assertThreads(t *testing.T, p *reader.Process, c *childproc.Child) {
+	t.Helper()
+	is := showIn(t, c)
+	threads, err := p.Threads(t.Context())
+	require.NoError(t, err)
+	var shown []reader.ThreadSpan
+	for _, thread := range threads {
+		if thread.Span != nil && uint64(thread.TID) == is.tid {
+			shown = append(shown, *thread.Span)
+		}
+	}
+	require.Len(t, shown, 1)
+	assert.Equal(t, is.span, shown[0].SpanID)
+	assert.True(t, shown[0].Proven)
+	live, err := p.Spans(t.Context())
+	require.NoError(t, err)
+	assert.Len(t, live, 2)
+	require.Equal(t, "1 <nil>", c.Ask("end"))
+}
+
+// In whatever order processor and publisher come up, go down and come up again, spans are
+// advertised as long as the processor is up: in the process context, or while there is none
+// in a mapping of their own.
 func TestAdvertisedInAnyOrder(t *testing.T) {
 	type step struct {
 		words                 string
@@ -540,7 +562,7 @@ func TestAdvertisedInAnyOrder(t *testing.T) {
 	}
 	for name, steps := range map[string][]step{
 		"processor first": {
-			{"processor", false, false},
+			{"processor", false, true},
 			{"publisher", true, true},
 			{"publisher-update", true, true},
 			{"processor-down", true, false},
@@ -550,17 +572,17 @@ func TestAdvertisedInAnyOrder(t *testing.T) {
 		"publisher first": {
 			{"publisher", true, false},
 			{"processor", true, true},
-			{"publisher-down", false, false},
+			{"publisher-down", false, true},
 			{"publisher", true, true},
 			{"processor-down", true, false},
 			{"goroutine=on processor", true, true},
-			{"publisher-down", false, false},
+			{"publisher-down", false, true},
 			{"processor-down", false, false},
 			{"publisher", true, false},
 		},
 		"down while there is no publisher": {
 			{"publisher processor publisher-down processor-down", false, false},
-			{"record=off processor", false, false},
+			{"record=off processor", false, true},
 			{"publisher", true, true},
 		},
 		"down twice": {
@@ -574,7 +596,7 @@ func TestAdvertisedInAnyOrder(t *testing.T) {
 			{"provider", true, true},
 		},
 		"processor's option first": {
-			{"publishing", false, false},
+			{"publishing", false, true},
 			{"resource", true, true},
 			{"provider-down", true, false},
 		},
@@ -591,6 +613,13 @@ func TestAdvertisedInAnyOrder(t *testing.T) {
 			defer func() { require.NoError(t, p.Close()) }()
 			for _, s := range steps {
 				require.Equal(t, "ok", c.Ask("%s", s.words), s.words)
+				maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", c.PID()))
+				require.NoError(t, err)
+				separate := s.advertised && !s.published
+				assert.Equal(t, separate, strings.Contains(string(maps), "OTELCTX_THREADLOCAL"), s.words)
+				if separate {
+					assertThreads(t, p, c)
+				}
 				pc, err := p.ProcessContext(t.Context())
 				if !s.published {
 					require.ErrorIs(t, err, reader.ErrNoContext, s.words)

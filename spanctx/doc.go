@@ -30,8 +30,11 @@
 //     goroutine, so a reader that knows Go can tell when the slot is out of date.
 //
 // Every slot and every record names a cell of the span table, which tells whether the span
-// is over. The process context advertises rings, table and offsets by attributes that begin
-// with threadlocal., as soon as package resourcepublisher publishes one.
+// is over. Attributes that begin with threadlocal. advertise rings, table and offsets: in the
+// process context if package resourcepublisher publishes one, and else in a mapping of their
+// own. So spans are found also beside the process context of another library, such as
+// dd-trace-go, and without any. They are there from the start, since a process does not
+// notice that another library publishes.
 //
 // A process has at most one SpanProcessor at a time. Everything in this package may be
 // called concurrently, on any goroutine; only Detach is bound to one.

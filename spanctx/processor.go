@@ -62,7 +62,7 @@ type SpanProcessor struct {
 var _ sdktrace.SpanProcessor = (*SpanProcessor)(nil)
 
 // active is the SpanProcessor of this process, or nil. There is one because there is
-// one process context to advertise it in, and one label pointer on each goroutine.
+// one advertisement of it, and one label pointer on each goroutine.
 var active atomic.Pointer[SpanProcessor]
 
 // building is held while a SpanProcessor comes up: nobody may find one that is not
@@ -70,8 +70,10 @@ var active atomic.Pointer[SpanProcessor]
 var building sync.Mutex
 
 // NewSpanProcessor returns a SpanProcessor that publishes the active span by the
-// carriers that opts choose, and advertises them in the process context, in whatever
-// order that and the SpanProcessor come up.
+// carriers that opts choose, and advertises them: in the process context of package
+// resourcepublisher, in whatever order that and the SpanProcessor come up, or while there is
+// none in a mapping of their own. What keeps readers from finding that mapping goes to
+// [otel.Handle].
 //
 // Where the process has a SpanProcessor already nothing changes, opts included: who has
 // that one can add keys of attributes to it, see [SpanProcessor.AddAttributeKeys].

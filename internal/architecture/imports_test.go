@@ -35,12 +35,13 @@ var graph = map[string]string{
 	"internal/gorecord":       "internal/goruntime internal/ordered internal/wire",
 	"internal/scope":          "internal/gorecord otel",
 	"internal/sdkspan":        "otel/sdk otel/trace",
+	"internal/spantable":      "internal/ordered internal/sdkspan",
 	"internal/apmlib":         "internal/apmlib/cgoword internal/goruntime internal/vma internal/wire x/sys",
 	"internal/apmlib/cgoword": "",
 	"resourcepublisher":       "internal/boottime internal/procfs internal/remotemem internal/vma internal/wire otel otel/sdk proto/otlp proto/otlp/processcontext/v1development protobuf",
 	"spanctx":                 "internal/cells internal/gorecord internal/goruntime internal/ring internal/scope internal/sdkspan internal/wire otel otel/sdk otel/trace resourcepublisher x/sys",
 	"scopedattr":              "internal/scope otel otel/log otel/metric otel/sdk",
-	"universalprofiling":      "internal/apmlib internal/cells internal/goruntime internal/profilersocket internal/sdkspan internal/wire otel otel/sdk otel/trace",
+	"universalprofiling":      "internal/apmlib internal/goruntime internal/ordered internal/profilersocket internal/sdkspan internal/spantable internal/wire otel otel/sdk otel/trace",
 
 	// The ring is a writer and, by its View, a reader.
 	"ringbuf": "internal/goruntime internal/remotemem internal/ring internal/wire",
@@ -73,10 +74,11 @@ var graph = map[string]string{
 	"internal/matrix/plan":  "",
 
 	// For tests; see [TestTestKit].
-	"internal/testing/burner":         "internal/gorecord internal/goruntime internal/scope internal/testing/childproc internal/testing/testenv internal/wire otel otel/sdk otel/trace resourcepublisher scopedattr spanctx x/sys",
+	"internal/testing/burner":         "internal/gorecord internal/goruntime internal/scope internal/testing/childproc internal/testing/foreigncontext internal/testing/testenv internal/wire otel otel/sdk otel/trace resourcepublisher scopedattr spanctx x/sys",
 	"internal/testing/burner/service": "internal/testing/burner internal/testing/childproc",
 	"internal/testing/childproc":      "go.uber.org/goleak",
 	"internal/testing/collector":      "",
+	"internal/testing/foreigncontext": "internal/boottime internal/vma internal/wire proto/otlp proto/otlp/processcontext/v1development protobuf",
 	"internal/testing/golden":         "",
 	"internal/testing/mdtable":        "",
 	"internal/testing/mutation":       "",
@@ -91,6 +93,7 @@ var graph = map[string]string{
 	"benchmarks":                         "",
 	"benchmarks/accuracy":                "",
 	"benchmarks/wild":                    "DataDog/dd-trace-go/v2 XSAM/otelsql contrib/bridges/otelslog contrib/instrumentation/google.golang.org/grpc/otelgrpc contrib/instrumentation/net/http/otelhttp google/pprof grafana/otel-profiling-go grpc modernc.org/sqlite otel otel/sdk otel/sdk/log otel/trace protobuf resourcepublisher spanctx x/sync",
+	"benchmarks/wild/contexts":           "",
 	"benchmarks/internal/leaf":           "internal/goruntime internal/wire",
 	"benchmarks/recorder":                "",
 	"benchmarks/soak":                    "",

@@ -32,6 +32,7 @@ import (
 	"github.com/otelctx/otelctx/internal/goruntime"
 	"github.com/otelctx/otelctx/internal/scope"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
+	"github.com/otelctx/otelctx/internal/testing/foreigncontext"
 	"github.com/otelctx/otelctx/internal/wire"
 	"github.com/otelctx/otelctx/resourcepublisher"
 	"github.com/otelctx/otelctx/scopedattr"
@@ -71,6 +72,11 @@ const (
 	// with ResourceFirst.
 	Later         = "later"
 	ResourceFirst = "resource-first"
+	// NoContext has no resource published. Context has another library publish one before
+	// spans are, and ContextAfter afterwards.
+	NoContext    = "no-context"
+	Context      = "context"
+	ContextAfter = "context-after"
 )
 
 // Work done in C, if the program can.
@@ -210,6 +216,11 @@ type tracer struct {
 func (b *Burner) has(word string) bool { return slices.Contains(b.words, word) }
 
 func (b *Burner) publish() error {
+	if b.has(Context) {
+		if _, err := foreigncontext.Publish(); err != nil {
+			return err
+		}
+	}
 	opts := []spanctx.Option{
 		spanctx.WithGoroutineRecord(b.has(Records)), spanctx.WithGoroutineSlots(b.has(GoroutineSlots)),
 		spanctx.WithThreadSlots(b.has(ThreadSlots) || b.has(Layout1)),
@@ -231,11 +242,14 @@ func (b *Burner) publish() error {
 		return err
 	}
 	options := []sdktrace.TracerProviderOption{sdktrace.WithSpanProcessor(processor), sdktrace.WithIDGenerator(&b.ids)}
-	if !b.has(ResourceFirst) {
+	if !b.has(ResourceFirst) && !b.has(NoContext) {
 		options = append(options, resourcepublisher.WithResource(theResource()))
 	}
 	b.tracer.Store(&tracer{sdktrace.NewTracerProvider(options...).Tracer("burner"), processor})
-	return nil
+	if b.has(ContextAfter) {
+		_, err = foreigncontext.Publish()
+	}
+	return err
 }
 
 func theResource() *resource.Resource {

@@ -61,7 +61,7 @@ var subjects = []subject{
 	{"recorder: command", []string{tool}, 10, []tests{{tool, false, []string{"."}}}},
 	{"span path: spans", []string{"spanctx"}, 30, spanPath},
 	{"span path: slots", []string{"internal/ring", "ringbuf"}, 20, append([]tests{{".", false, []string{"./internal/ring", "./ringbuf"}}}, spanPath...)},
-	{"span path: cells and records", []string{"internal/cells", "internal/gorecord", "internal/sdkspan", "internal/scope"}, 24, append(
-		[]tests{{".", false, []string{"./internal/cells", "./internal/gorecord", "./internal/sdkspan", "./internal/scope"}}}, spanPath...)},
+	{"span path: cells and records", []string{"internal/cells", "internal/spantable", "internal/gorecord", "internal/sdkspan", "internal/scope"}, 24, append(
+		[]tests{{".", false, []string{"./internal/cells", "./internal/spantable", "./internal/gorecord", "./internal/sdkspan", "./internal/scope"}}}, spanPath...)},
 	{"span path: runtime", []string{"internal/goruntime"}, 12, append([]tests{{".", false, []string{"./internal/goruntime"}}}, spanPath...)},
 }

@@ -1,0 +1,47 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package foreigncontext publishes a process context as other libraries do, which look
+// neither for one that is there nor for what is advertised.
+//
+// It is for tests only.
+package foreigncontext
+
+import (
+	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
+	processcontextpb "go.opentelemetry.io/proto/otlp/processcontext/v1development"
+	resourcepb "go.opentelemetry.io/proto/otlp/resource/v1"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/otelctx/otelctx/internal/boottime"
+	"github.com/otelctx/otelctx/internal/vma"
+	"github.com/otelctx/otelctx/internal/wire"
+)
+
+// Service is the service.name of the resource.
+const Service = "another library's"
+
+// Publish publishes a process context, until withdraw is called.
+func Publish() (withdraw func() error, err error) {
+	payload, err := proto.Marshal(&processcontextpb.ProcessContext{Resource: &resourcepb.Resource{Attributes: []*commonpb.KeyValue{
+		{Key: "service.name", Value: &commonpb.AnyValue{Value: &commonpb.AnyValue_StringValue{StringValue: Service}}},
+	}}})
+	if err != nil {
+		return nil, err
+	}
+	now, err := boottime.Now()
+	if err != nil {
+		return nil, err
+	}
+	memory, err := vma.New(wire.ProcessContextName, wire.ProcessContextHeaderSize+len(payload))
+	if err != nil {
+		return nil, err
+	}
+	copy(memory.Bytes()[wire.ProcessContextHeaderSize:], payload)
+	h := wire.ProcessContextHeaderIn(memory.Bytes())
+	h.Version, h.PayloadSize, h.PublishedAtNS = wire.ProcessContextVersion, uint32(len(payload)), now
+	h.Payload = memory.Address() + wire.ProcessContextHeaderSize
+	h.Sign()
+	_ = memory.Announce() // The memfd has the name.
+	return memory.Close, nil
+}
