@@ -53,6 +53,8 @@ type document struct {
 	SchemaURL string `json:"schema_url"`
 	// Attributes holds what is published beside the resource.
 	Attributes map[string]any `json:"attributes"`
+	// Advertisement says where the carriers are, if it is not Attributes that do; else null.
+	Advertisement *advertisementDocument `json:"advertisement"`
 	// Carriers holds the ways in which the process shows which spans its threads are
 	// in.
 	Carriers []carrierDocument `json:"carriers"`
@@ -60,11 +62,20 @@ type document struct {
 	Threads []threadDocument `json:"threads"`
 }
 
+// advertisementDocument is a message that says where spans are and is not the process
+// context of [document], which has the same fields.
+type advertisementDocument struct {
+	Mapping       string         `json:"mapping"`
+	PublishedAtNS uint64         `json:"published_at_ns"`
+	Attributes    map[string]any `json:"attributes"`
+}
+
 // jsonHelp tells users of --json what they get.
 const jsonHelp = `The schema of --json is stable:
 
   {pid, mapping, version, published_at_ns, payload_size,
    resource: {key: value}, schema_url, attributes: {key: value},
+   advertisement: null or {mapping, published_at_ns, attributes: {key: value}},
    carriers: [{kind, source, mapping, address, layout, capacity, header_size,
                slot_size, record_offset, provable, error}],
    threads: [{tid, own_tid, goroutine, trace_id, span_id, trace_flags,
@@ -74,7 +85,16 @@ Values: strings, bools and int64 as they are; a double as a number, or as "NaN",
 	`string; arrays and maps nested; empty values and unknown types as null. Of duplicate keys the last one counts. ` +
 	`published_at_ns is CLOCK_BOOTTIME, or nanoseconds since the epoch from publishers written to OTEP 4719's first text.`
 
+// newDocument returns the document of a process. pc is nil if it advertises carriers and
+// has no process context; then what that would say is empty.
 func newDocument(pid int, pc *reader.ProcessContext, a activity) document {
+	if pc == nil {
+		pc = new(reader.ProcessContext)
+	}
+	var advertisement *advertisementDocument
+	if ad := a.advertisement; ad != nil {
+		advertisement = &advertisementDocument{ad.MappingName, ad.PublishedAtNS, jsonObject(ad.Message.GetAttributes())}
+	}
 	return document{
 		PID:           pid,
 		Mapping:       pc.MappingName,
@@ -84,6 +104,7 @@ func newDocument(pid int, pc *reader.ProcessContext, a activity) document {
 		Resource:      jsonObject(pc.Message.GetResource().GetAttributes()),
 		SchemaURL:     pc.SchemaURL(),
 		Attributes:    jsonObject(pc.Message.GetAttributes()),
+		Advertisement: advertisement,
 		Carriers:      carrierDocuments(a.carriers),
 		Threads:       threadDocuments(a.threads),
 	}

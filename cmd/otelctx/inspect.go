@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/patient"
 	"github.com/otelctx/otelctx/reader"
 )
 
@@ -48,28 +49,56 @@ func validatePID(pid int) error {
 // Run is called by kong.
 func (c *inspectCommand) Run(s streams) error {
 	found, err := read(context.Background(), c.PID, true)
+	if errors.Is(err, reader.ErrNoContext) || errors.Is(err, reader.ErrInvalid) {
+		found, err = readWithoutContext(context.Background(), c.PID, err)
+	}
 	if err != nil {
 		return err
 	}
 	if c.JSON {
 		return writeJSON(s.stdout, newDocument(found.pid, found.context, found.activity))
 	}
-	return writeInspection(s.stdout, found.pid, found.context, found.activity)
+	return writeInspection(s.stdout, found)
 }
 
-// writeInspection writes a context for people.
-func writeInspection(w io.Writer, pid int, pc *reader.ProcessContext, a activity) error {
+// readWithoutContext reads which spans a process shows that has no context to be read. If
+// it advertises none the error is contextErr.
+func readWithoutContext(ctx context.Context, pid int, contextErr error) (publication, error) {
+	return patient.Call(ctx, pid, patient.Limit, func() (publication, error) {
+		p, err := reader.Open(pid)
+		if err != nil {
+			return publication{}, err
+		}
+		defer func() { _ = p.Close() }()
+		a, err := observe(ctx, p)
+		if err != nil || a.advertisement == nil {
+			return publication{}, contextErr
+		}
+		return publication{pid: pid, contextErr: contextErr, activity: a}, nil
+	})
+}
+
+// writeInspection writes what a process publishes for people.
+func writeInspection(w io.Writer, found publication) error {
+	pid, pc, a := found.pid, found.context, found.activity
 	d := newDocument(pid, pc, a)
 	out := fmt.Appendf(nil, "Process context of process %d\n", pid)
-	out = append(out, table([][]string{
-		{"  Version", strconv.FormatUint(uint64(d.Version), 10)},
-		{"  Published", publishedText(pc)},
-		{"  Payload", fmt.Sprintf("%d bytes", d.PayloadSize)},
-		{"  Mapping", fmt.Sprintf("%s at %#x", escape(d.Mapping), pc.MappingAddress)},
-		{"  Schema URL", schemaURLText(d.SchemaURL)},
-	})...)
-	out = appendAttributes(out, "Resource", d.Resource)
-	out = appendAttributes(out, "Extra attributes", d.Attributes)
+	if pc == nil {
+		out = fmt.Appendf(out, "  %s\n", escape(found.contextErr.Error()))
+	} else {
+		out = append(out, table([][]string{
+			{"  Version", strconv.FormatUint(uint64(d.Version), 10)},
+			{"  Published", publishedText(pc)},
+			{"  Payload", fmt.Sprintf("%d bytes", d.PayloadSize)},
+			{"  Mapping", fmt.Sprintf("%s at %#x", escape(d.Mapping), pc.MappingAddress)},
+			{"  Schema URL", schemaURLText(d.SchemaURL)},
+		})...)
+		out = appendAttributes(out, "Resource", d.Resource)
+		out = appendAttributes(out, "Extra attributes", d.Attributes)
+	}
+	if ad := d.Advertisement; ad != nil {
+		out = appendAttributes(out, "Attributes of "+escape(ad.Mapping), ad.Attributes)
+	}
 	out = appendCarriers(out, a.carriers)
 	if len(a.threads) > 0 {
 		out = fmt.Appendf(out, "\nThreads in a span: %s\n", threadsText(a.threads))

@@ -40,6 +40,8 @@ func (*listCommand) Help() string {
 type publication struct {
 	pid     int
 	context *reader.ProcessContext
+	// contextErr is why there is no context, where the spans are shown all the same.
+	contextErr error
 	// activity is only for those who ask.
 	activity activity
 }

@@ -215,9 +215,11 @@ func TestRecord(t *testing.T) {
 func TestRecordAttributes(t *testing.T) {
 	t.Parallel()
 	needSampling(t)
-	for _, carrier := range []string{burner.Records, burner.GoroutineSlots, burner.ThreadSlots} {
-		t.Run(carrier, func(t *testing.T) {
-			c := startBurner(t, nil, carrier, burner.Keyed)
+	for _, words := range []string{
+		burner.Records, burner.GoroutineSlots, burner.ThreadSlots, burner.Words(burner.GoroutineSlots, burner.Context, burner.NoContext),
+	} {
+		t.Run(words, func(t *testing.T) {
+			c := startBurner(t, nil, words, burner.Keyed)
 			file := filepath.Join(t.TempDir(), "profile.pb.gz")
 			r := startRecord(t, pidOf(c), "--output", file)
 			r.awaitSample(t)
@@ -567,8 +569,10 @@ func TestRecordAll(t *testing.T) {
 	early := startBurner(t, nil, burner.Records)
 	later := startBurner(t, nil, burner.Records, burner.Later)
 	silent := startBurner(t, nil, burner.Silent)
+	spansOnly := startBurner(t, nil, burner.Records, burner.NoContext)
 	r := startRecord(t, "--all")
 	r.awaitSamples(t, early)
+	r.awaitSamples(t, spansOnly)
 	early.Kill()
 	require.Equal(t, "published", later.Ask("publish"))
 	r.awaitRecorded(t, later)
@@ -584,8 +588,8 @@ func TestRecordAll(t *testing.T) {
 	for _, p := range d.Processes {
 		byPID[p.PID] = p
 	}
-	for _, c := range []*childproc.Child{early, later, appeared} {
-		assert.Equal(t, "burner", byPID[c.PID()].Service)
+	for _, c := range []*childproc.Child{early, later, appeared, spansOnly} {
+		assert.Equal(t, c != spansOnly, byPID[c.PID()].Service == "burner")
 		assert.Greater(t, byPID[c.PID()].Attributed, uint64(10))
 	}
 	assert.NotContains(t, byPID, silent.PID())

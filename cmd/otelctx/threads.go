@@ -19,6 +19,8 @@ import (
 // activity is what a process shows of the spans that its threads are in.
 type activity struct {
 	carriers []reader.Carrier
+	// advertisement says where the carriers are, if that is not the process context.
+	advertisement *reader.ProcessContext
 	// threads are all threads, also those in no span. They are not known if there is
 	// no carrier to read.
 	threads []reader.Thread
@@ -26,12 +28,13 @@ type activity struct {
 
 // observe reads what a process shows. To show nothing is no error.
 func observe(ctx context.Context, p *reader.Process) (activity, error) {
-	var (
-		a   activity
-		err error
-	)
-	if a.carriers, err = p.Carriers(ctx); err != nil {
+	layout, err := p.ThreadLayout(ctx)
+	if err != nil {
 		return activity{}, err
+	}
+	a := activity{carriers: layout.Carriers}
+	if layout.Advertisement != layout.Context {
+		a.advertisement = layout.Advertisement
 	}
 	a.threads, err = p.Threads(ctx)
 	if errors.Is(err, reader.ErrNoThreadContext) {

@@ -160,12 +160,12 @@ func (n *namer) attributes(ctx context.Context, t *target, same *rawSamples) []r
 		by = later
 	}
 	shown, all := by.Attributes([]byte(same.span.attributes))
-	if all || by.Context == nil || n.asked[same.published] {
+	if all || by.Advertisement == nil || n.asked[same.published] {
 		return shown
 	}
 	n.asked[same.published] = true // Not for each span: to find that out may take a while.
 	now, err := patient.Call(ctx, t.image.PID, processLimit, func() (*reader.ThreadLayout, error) {
-		return layoutSince(ctx, t.reader, by.Context.PublishedAtNS)
+		return layoutSince(ctx, t.reader, by)
 	})
 	if err != nil || now == nil {
 		return shown
@@ -175,14 +175,11 @@ func (n *namer) attributes(ctx context.Context, t *target, same *rawSamples) []r
 	return shown
 }
 
-// layoutSince returns where a process shows its spans by now, nil if it has published
-// nothing since. The thread that publishes may have to wait for a processor meanwhile.
-func layoutSince(ctx context.Context, p *reader.Process, publishedAtNS uint64) (*reader.ThreadLayout, error) {
+// layoutSince is [reader.Process.ThreadLayoutSince]. The thread that publishes may have to
+// wait for a processor meanwhile.
+func layoutSince(ctx context.Context, p *reader.Process, was *reader.ThreadLayout) (*reader.ThreadLayout, error) {
 	for {
-		if changed, err := p.Changed(publishedAtNS); err != nil || !changed {
-			return nil, err
-		}
-		layout, err := p.ThreadLayout(ctx)
+		layout, err := p.ThreadLayoutSince(ctx, was)
 		if !errors.Is(err, reader.ErrBusy) || ctx.Err() != nil {
 			return layout, err
 		}

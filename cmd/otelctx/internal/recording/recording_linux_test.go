@@ -217,7 +217,7 @@ func asking(t *testing.T) (ask func(encoded ...byte) []reader.ThreadAttribute, p
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = r.Close() })
 	one := &target{image: sampler.Image{PID: os.Getpid()}, reader: r}
-	p = &published{layout: &reader.ThreadLayout{Context: &reader.ProcessContext{PublishedAtNS: 1}}}
+	p = &published{layout: &reader.ThreadLayout{Advertisement: &reader.ProcessContext{PublishedAtNS: 1}}}
 	return func(encoded ...byte) []reader.ThreadAttribute {
 		n := &namer{asked: map[*published]bool{}}
 		return n.attributes(t.Context(), one, &rawSamples{rawKey: rawKey{published: p, span: rawSpan{attributes: string(encoded)}}})

@@ -372,8 +372,11 @@ func (ts *targets) same(image sampler.Image) error {
 // good as anything.
 func (ts *targets) layout(ctx context.Context, p *reader.Process) (*reader.ThreadLayout, error) {
 	layout, err := p.ThreadLayout(ctx)
+	if err == nil && errors.Is(layout.ContextErr, reader.ErrInvalid) {
+		ts.warn(p.PID(), layout.ContextErr) // The resource is missing.
+	}
 	switch {
-	case err == nil && ts.config.PID == 0 && layout.Context == nil:
+	case err == nil && ts.config.PID == 0 && layout.Context == nil && layout.Advertisement == nil:
 		return nil, reader.ErrNoContext
 	case err == nil, ts.config.PID == 0 && !errors.Is(err, reader.ErrBusy):
 		return layout, err
@@ -437,19 +440,14 @@ func (ts *targets) makeRoom() bool {
 // refresh looks what has changed with a program that is recorded.
 func (ts *targets) refresh(ctx context.Context, t *target) error {
 	sampled := t.sampled.Swap(false)
+	was := t.published.Load().layout
 	now, err := patient.Call(ctx, t.image.PID, patient.Limit, func() (*reader.ThreadLayout, error) {
 		if began := time.Now(); sampled && began.After(t.refreshAfter) {
 			_ = t.symbols.Refresh() // What was known stays.
 			t.refreshAfter = time.Now().Add(refreshShare * time.Since(began))
 		}
-		was := t.published.Load().layout
-		if was != nil && was.Context != nil {
-			if changed, err := t.reader.Changed(was.Context.PublishedAtNS); err != nil || !changed {
-				return nil, err
-			}
-		}
-		layout, err := t.reader.ThreadLayout(ctx)
-		if err == nil {
+		layout, err := t.reader.ThreadLayoutSince(ctx, was)
+		if err == nil && layout != was {
 			err = ts.same(t.image)
 		}
 		return layout, err
@@ -463,7 +461,7 @@ func (ts *targets) refresh(ctx context.Context, t *target) error {
 		return err
 	case errors.Is(err, reader.ErrNoContext), errors.Is(err, reader.ErrProcessGone):
 		return nil // It may be about to change, or has: the next look finds that.
-	case err != nil || now == nil:
+	case err != nil || now == was:
 		return err
 	}
 	ts.mu.Lock()

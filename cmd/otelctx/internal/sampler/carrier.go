@@ -63,7 +63,7 @@ func labelsError(layout *reader.ThreadLayout) error {
 	if r := &layout.Runtime; r.GM < 0 || r.MCurg < 0 || r.GGoid < 0 || r.GLabels < 0 {
 		return errors.New("the process does not say where goroutines keep their labels")
 	}
-	text := goVersion(layout.Context)
+	text := goVersion(layout.Advertisement)
 	for word := range strings.FieldsSeq(text) { // such as "devel go1.27-0123abc Mon Jan 2"
 		// Labels are a map in older releases. Newer ones the profiler does not know either.
 		if version.IsValid(word) && version.Compare(word, "go1.24") >= 0 && version.Compare(word, "go1.28") < 0 {

@@ -343,32 +343,32 @@ func TestLayoutsOfChosenCarriers(t *testing.T) {
 		"nothing yet":     {ThreadSlots, reader.ThreadLayout{Runtime: runtime}, 0, ""},
 		"labels": {
 			Labels,
-			reader.ThreadLayout{Context: goContext("go1.26.8"), Carriers: carriers, Runtime: runtime},
+			reader.ThreadLayout{Advertisement: goContext("go1.26.8"), Carriers: carriers, Runtime: runtime},
 			goroutine | bits(programFeatureHAS_LABELS), "",
 		},
 		"labels and no carrier": {
 			Labels,
-			reader.ThreadLayout{Context: goContext("go1.24rc1 X:one"), Runtime: runtime},
+			reader.ThreadLayout{Advertisement: goContext("go1.24rc1 X:one"), Runtime: runtime},
 			goroutine | bits(programFeatureHAS_LABELS), "",
 		},
 		"labels of a development version": {
 			Labels,
-			reader.ThreadLayout{Context: goContext("devel go1.27-0123abc Mon Jan 2"), Carriers: carriers, Runtime: runtime},
+			reader.ThreadLayout{Advertisement: goContext("devel go1.27-0123abc Mon Jan 2"), Carriers: carriers, Runtime: runtime},
 			goroutine | bits(programFeatureHAS_LABELS), "",
 		},
 		"labels of unknown place": {
 			Labels,
-			reader.ThreadLayout{Context: goContext("go1.26.8"), Carriers: carriers, Runtime: noLabels},
+			reader.ThreadLayout{Advertisement: goContext("go1.26.8"), Carriers: carriers, Runtime: noLabels},
 			0, "the process does not say where goroutines keep their labels",
 		},
 		"labels as a map": {
 			Labels,
-			reader.ThreadLayout{Context: goContext("go1.23.9"), Carriers: carriers, Runtime: runtime},
+			reader.ThreadLayout{Advertisement: goContext("go1.23.9"), Carriers: carriers, Runtime: runtime},
 			0, `the layout of labels is known for Go 1.24 to 1.27, and not for "go1.23.9"`,
 		},
 		"labels of a newer version": {
 			Labels,
-			reader.ThreadLayout{Context: goContext("go1.28"), Carriers: carriers, Runtime: runtime},
+			reader.ThreadLayout{Advertisement: goContext("go1.28"), Carriers: carriers, Runtime: runtime},
 			0, `the layout of labels is known for Go 1.24 to 1.27, and not for "go1.28"`,
 		},
 		"labels of no version": {

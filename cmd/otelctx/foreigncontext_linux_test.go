@@ -1,0 +1,74 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build amd64 || arm64
+
+package main
+
+import (
+	"encoding/json"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/otelctx/otelctx/internal/testing/burner"
+	"github.com/otelctx/otelctx/internal/testing/foreigncontext"
+)
+
+// Spans are found whoever publishes the process context.
+func TestSpansBesideAnyProcessContext(t *testing.T) {
+	t.Parallel()
+	needSampling(t)
+	for name, test := range map[string]struct {
+		words []string
+		// service is what the process context says, separate that spans are advertised apart.
+		service  string
+		separate bool
+		// invalid says that there are two contexts.
+		invalid bool
+	}{
+		"none":                              {[]string{burner.NoContext}, "", true, false},
+		"another library's":                 {[]string{burner.Context, burner.NoContext}, foreigncontext.Service, true, false},
+		"another library's, published last": {[]string{burner.NoContext, burner.ContextAfter}, foreigncontext.Service, true, false},
+		"another library's and ours":        {[]string{burner.ContextAfter}, "", true, true},
+		"ours":                              {nil, "burner", false, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := startBurner(t, nil, append(test.words, burner.Records, burner.GoroutineSlots, burner.ThreadSlots)...)
+			inspected := otelctx(t, "inspect", pidOf(c), "--json")
+			require.Zero(t, inspected.code, inspected.stderr)
+			var d document
+			require.NoError(t, json.Unmarshal([]byte(inspected.stdout), &d))
+			if test.service != "" {
+				assert.Equal(t, test.service, d.Resource["service.name"])
+			} else {
+				assert.Empty(t, d.Resource)
+			}
+			if assert.Equal(t, test.separate, d.Advertisement != nil) && test.separate {
+				assert.Contains(t, d.Advertisement.Attributes, "threadlocal.schema_version")
+			}
+			assert.Len(t, d.Carriers, 3)
+			for _, carrier := range d.Carriers {
+				assert.Equal(t, "advertised", carrier.Source)
+				assert.True(t, carrier.Provable)
+			}
+			text := printed(t, "inspect", pidOf(c))
+			assert.Contains(t, text, "threadlocal.schema_version")
+			assert.Equal(t, test.invalid, strings.Contains(text, "2 of them"))
+
+			file := filepath.Join(t.TempDir(), "profile.pb.gz")
+			recording, got := recorded(t, c, "--output", file)
+			assert.Greater(t, recording.Attributed, uint64(30))
+			assert.Zero(t, recording.Unproven)
+			assertTrue(t, file)
+			if test.invalid {
+				assert.Contains(t, got.stderr, "invalid process context: 2 of them")
+			} else {
+				assert.Empty(t, got.stderr)
+			}
+		})
+	}
+}
