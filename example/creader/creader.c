@@ -157,10 +157,13 @@ int main(int argc, char **argv) {
 	snprintf(path, sizeof path, "/proc/%d", atoi(argv[1]));
 	if (chdir(path) || (mem = open("mem", O_RDONLY)) < 0) err(1, "%s", path);
 	if (find_line("maps", ":OTEL_CTX", line)) context.end += read_payload(strtoull(line, NULL, 16));
-	if (context.at == context.end) errx(1, "no process context to be read");
 	struct field name = get(get(get(get(context, 1, NULL), 1, "service.name"), 2, NULL), 1, NULL);
 	for (printf("service "); name.at < name.end; name.at++) putchar(*name.at < ' ' || *name.at > '~' ? '?' : *name.at);
 	putchar('\n');
+	// Where the process context is another library's, what says where spans are is apart from it.
+	if (!get(context, 2, "threadlocal.schema_version").at && find_line("maps", ":OTELCTX_THREADLOCAL", line))
+		context.end = context.at + read_payload(strtoull(line, NULL, 16));
+	if (context.at == context.end) errx(1, "no process context to be read");
 	DIR *tasks = opendir("task");
 	for (struct dirent *e; tasks && (e = readdir(tasks));) {
 		snprintf(path, sizeof path, "task/%s/status", e->d_name);

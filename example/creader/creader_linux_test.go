@@ -31,6 +31,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/otelctx/otelctx/internal/testing/childproc"
+	"github.com/otelctx/otelctx/internal/testing/foreigncontext"
 	"github.com/otelctx/otelctx/internal/testing/programs"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 	"github.com/otelctx/otelctx/internal/vma"
@@ -42,9 +43,11 @@ import (
 
 func TestMain(m *testing.M) {
 	childproc.Main(m, map[string]func(*childproc.Parent){
-		"service":   service,
-		"publisher": publisher,
-		"stranger":  func(p *childproc.Parent) { p.Send("ready"); p.Receive() },
+		"service":    func(p *childproc.Parent) { service(p, resourcepublisher.WithResource(theResource())) },
+		"foreign":    foreign,
+		"spans only": func(p *childproc.Parent) { service(p) },
+		"publisher":  publisher,
+		"stranger":   func(p *childproc.Parent) { p.Send("ready"); p.Receive() },
 	})
 }
 
@@ -55,17 +58,25 @@ const serviceName = "check\x1b[31mout"
 // there: one of the threads has an inner one that was ended elsewhere.
 const inSpans, live = 3, inSpans + 1
 
+func theResource() *resource.Resource {
+	return resource.NewSchemaless(
+		attribute.Float64("a.double", 1.5), attribute.StringSlice("a.list", []string{"x", "y"}),
+		attribute.String("service.name", serviceName), attribute.Int("z.number", -1),
+	)
+}
+
+// foreign is a service whose process context is another library's.
+func foreign(p *childproc.Parent) {
+	_, err := foreigncontext.Publish()
+	p.Must(err)
+	service(p)
+}
+
 // service has threads that stay in spans, one of them in what is around a span that was
 // ended on another goroutine; one whose span has ended, and one that shows the span of a
 // goroutine that is not there any more.
-func service(p *childproc.Parent) {
-	tp := sdktrace.NewTracerProvider(
-		resourcepublisher.WithResource(resource.NewSchemaless(
-			attribute.Float64("a.double", 1.5), attribute.StringSlice("a.list", []string{"x", "y"}),
-			attribute.String("service.name", serviceName), attribute.Int("z.number", -1),
-		)),
-		spanctx.WithPublishing(),
-	)
+func service(p *childproc.Parent, opts ...sdktrace.TracerProviderOption) {
+	tp := sdktrace.NewTracerProvider(append(opts, spanctx.WithPublishing())...)
 	tracer := tp.Tracer("creader")
 	nothing, _, err := os.Pipe()
 	p.Must(err)
@@ -226,12 +237,21 @@ func TestReader(t *testing.T) {
 }
 
 func agreesWithTheGoReader(t *testing.T, program string) {
-	for name, flags := range map[string]uintptr{"": 0, "in a PID namespace of its own": syscall.CLONE_NEWPID} {
+	for name, test := range map[string]struct {
+		role, service string
+		flags         uintptr
+	}{
+		"":                              {"service", "check?[31mout", 0},
+		"in a PID namespace of its own": {"service", "check?[31mout", syscall.CLONE_NEWPID},
+		"another library's context":     {"foreign", foreigncontext.Service, 0},
+		"no context":                    {"spans only", "", 0},
+	} {
 		t.Run(name, func(t *testing.T) {
+			flags := test.flags
 			if flags != 0 && os.Geteuid() != 0 {
 				t.Skip("a PID namespace takes CAP_SYS_ADMIN")
 			}
-			c := childproc.Start(t, "service", func(cmd *exec.Cmd) {
+			c := childproc.Start(t, test.role, func(cmd *exec.Cmd) {
 				cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: flags}
 			})
 			parked := c.Receive()
@@ -244,7 +264,7 @@ func agreesWithTheGoReader(t *testing.T, program string) {
 
 			lines, code := read(t, program, c.PID())
 			require.Zero(t, code)
-			assert.Equal(t, "service check?[31mout", lines[0])
+			assert.Equal(t, "service "+test.service, lines[0])
 			require.Len(t, liveSpans(t, p), live)
 			want, got := append(threads(t, p), liveSpans(t, p)...), lines[1:]
 			slices.Sort(want)

@@ -14,7 +14,8 @@
 // It has 150 lines of code, and leaves out what a reader for production has: the goroutine
 // record, which shows the spans that goroutines inherit; attributes, slots of layout 1 and
 // rings that are not advertised; a second try where a slot is just being written or a span
-// just ends; a second mapping that claims to be the process context;
+// just ends; a second mapping that claims to be the process context, as there is if two
+// libraries publish one;
 // whether the process still lives when all is read; and a way out of a read that the
 // process makes wait.
 //
