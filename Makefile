@@ -33,7 +33,7 @@ build: ## Build the command line tool and the example into bin/.
 
 # The packages that make test runs with the race detector: goroutines share memory of the
 # heap there. The detector knows nothing of other memory. make test-all runs all with it.
-RACE_PACKAGES := github.com/otelctx/otelctx/(spanctx|resourcepublisher|scopedattr|universalprofiling|internal/(cells|ring|gorecord|scope|vma))
+RACE_PACKAGES := github.com/otelctx/otelctx/(spanctx|resourcepublisher|scopedattr|universalprofiling|internal/(spantable|cells|ring|gorecord|scope|vma))
 
 # A whole Collector, which has no tests of its own: make test-all runs and tests it.
 NOT_IN_TEST := github.com/otelctx/otelctx/example/ecosystem/collector
@@ -114,7 +114,7 @@ matrix: test-arm64 ## Run the tests that depend on the kernel in emulated machin
 # does not know: those run in the matrix, on kernels for arm64. With cgo
 # universalprofiling is supported, and one of those.
 ARM64_PACKAGES := ./internal/boottime ./internal/gorecord ./internal/goruntime ./internal/scope \
-	./internal/sdkspan ./internal/wire ./scopedattr ./universalprofiling
+	./internal/sdkspan ./internal/slots ./internal/spantable ./internal/wire ./scopedattr ./universalprofiling
 ARM64_CGO := $(shell command -v aarch64-linux-gnu-gcc >/dev/null 2>&1 && echo 1)
 
 .PHONY: test-arm64

@@ -6,7 +6,6 @@ package universalprofiling
 import (
 	"context"
 	"encoding/base64"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -18,7 +17,6 @@ import (
 	"go.opentelemetry.io/otel/sdk/resource"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 
-	"github.com/otelctx/otelctx/internal/cells"
 	"github.com/otelctx/otelctx/internal/sdkspan"
 	"github.com/otelctx/otelctx/internal/wire"
 )
@@ -89,7 +87,7 @@ func (i *Integration) Stats() Stats {
 // correlations are what is known of transactions from a profiler.
 type correlations struct {
 	counters counters
-	table    *cells.Table
+	table    *table
 	// registered says that a profiler is known to be there, or taken for that.
 	registered atomic.Bool
 	// delay is how long transactions wait, in nanoseconds.
@@ -97,23 +95,24 @@ type correlations struct {
 	// flushed is a time: what ended before does not wait.
 	flushed atomic.Uint64
 	// exporters is how many there are.
-	exporters atomic.Int64
+	exporters atomic.Uint64
 	// hostID is the profiler's, or nil.
 	hostID atomic.Pointer[string]
 	// completed is the last resource that the host id was added to.
 	completed atomic.Pointer[completedResource]
-	ended     *ended
 
 	mu sync.Mutex
 	// samples has the transactions that have any, and all is how many those have in
 	// all.
-	samples map[sdkspan.Key]*samples
+	samples map[transactionKey]*samples
 	all     int
 	// sweepAt is how many transactions there may be before those that are forgotten
 	// are looked for.
 	sweepAt int
 	waiting []*exporter
 }
+
+type transactionKey struct{ traceIDHigh, traceIDLow, id uint64 }
 
 // samples are those of a transaction: how often each stack trace was seen.
 type samples struct {
@@ -125,13 +124,11 @@ type completedResource struct{ from, to *resource.Resource }
 
 const firstSweep = 1 << 10
 
-func (c *correlations) start(t *cells.Table, s settings) {
+func (c *correlations) start(t *table, s settings) {
 	c.table = t
 	c.registered.Store(s.mode == Enabled)
 	c.delay.Store(int64(defaultDelay))
-	c.samples, c.sweepAt = map[sdkspan.Key]*samples{}, firstSweep
-	// Those that wait for the delay, and as many on their way to the exporter.
-	c.ended = newEnded(2 * max(DefaultBufferSize, s.bufferSize))
+	c.samples, c.sweepAt = map[transactionKey]*samples{}, firstSweep
 }
 
 // on reports whether transactions are correlated.
@@ -202,11 +199,7 @@ func (i *Integration) correlate(m wire.ProfilingCorrelation) {
 		c.counters.early.Add(1)
 		return
 	}
-	k := sdkspan.Key{
-		TraceIDHigh: binary.BigEndian.Uint64(m.TraceID[:8]),
-		TraceIDLow:  binary.BigEndian.Uint64(m.TraceID[8:]),
-		SpanID:      binary.BigEndian.Uint64(m.TransactionID[:]),
-	}
+	k := transactionKey{number(m.TraceID[:8]), number(m.TraceID[8:]), number(m.TransactionID[:])}
 	known, added := c.addIfKnown(k, m.StackTraceID, int(m.Count))
 	if !known {
 		c.counters.unknownTransactions.Add(1)
@@ -222,34 +215,18 @@ func (i *Integration) correlate(m wire.ProfilingCorrelation) {
 
 // addIfKnown adds so many samples of a stack trace to a transaction, if it is known and
 // there is room for them.
-func (c *correlations) addIfKnown(k sdkspan.Key, stackTrace [16]byte, count int) (known, added bool) {
+func (c *correlations) addIfKnown(k transactionKey, stackTrace [16]byte, count int) (known, added bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !c.known(k) {
+	var l live
+	if !findRoot(c.table, k.traceIDHigh, k.traceIDLow, k.id, &l) || l.origin.flags()&sampled == 0 {
 		return false, false
 	}
 	return true, c.add(k, stackTrace, count)
 }
 
-// end has a transaction wait for the exporters that there are.
-func (c *correlations) end(k sdkspan.Key) {
-	if exporters := c.exporters.Load(); exporters > 0 {
-		c.ended.add(k, endedTransaction{now(), exporters})
-	}
-}
-
-// known reports whether there is a sampled transaction that is live or waits for
-// exporters.
-func (c *correlations) known(k sdkspan.Key) bool {
-	if _, ok := c.ended.find(k, false); ok {
-		return true
-	}
-	var n cells.Span
-	return c.table.Load(c.table.Find(k), &n) && n.LocalRootSpanID == k.SpanID && n.TraceFlags&sampled != 0
-}
-
 // add adds them, all or none. mu is held.
-func (c *correlations) add(k sdkspan.Key, stackTrace [16]byte, count int) bool {
+func (c *correlations) add(k transactionKey, stackTrace [16]byte, count int) bool {
 	if count == 0 {
 		return true
 	}
@@ -270,35 +247,50 @@ func (c *correlations) add(k sdkspan.Key, stackTrace [16]byte, count int) bool {
 	return true
 }
 
-// sweep forgets the samples of transactions that were evicted, or never exported.
+// sweep forgets the samples of transactions that have given way to spans, or were
+// started and never exported.
 func (c *correlations) sweep() {
 	for k := range c.samples {
-		if !c.known(k) {
+		var l live
+		if !find(c.table, k.traceIDHigh, k.traceIDLow, k.id, &l) {
 			c.forget(k)
 		}
 	}
 	c.sweepAt = max(firstSweep, 2*len(c.samples))
 }
 
-func (c *correlations) forget(k sdkspan.Key) {
+func (c *correlations) forget(k transactionKey) {
 	if s := c.samples[k]; s != nil {
 		c.all -= s.total
 		delete(c.samples, k)
 	}
 }
 
-func keyOf(s sdktrace.ReadOnlySpan) sdkspan.Key {
+func keyOf(s sdktrace.ReadOnlySpan) transactionKey {
 	k, _ := sdkspan.Ended(s)
-	return k
+	return transactionKey{stored(k.TraceIDHigh), stored(k.TraceIDLow), stored(k.SpanID)}
+}
+
+// endOf returns when a transaction has ended, if that is known.
+func (c *correlations) endOf(k transactionKey) (at uint64, ok bool) {
+	var l live
+	if !findRoot(c.table, k.traceIDHigh, k.traceIDLow, k.id, &l) || l.origin&ended == 0 {
+		return 0, false
+	}
+	return l.resumes, true
 }
 
 // collect returns the stack trace ids of a transaction that an exporter exports. Behind
 // the last exporter it is forgotten.
-func (c *correlations) collect(k sdkspan.Key) (ids []string) {
+func (c *correlations) collect(k transactionKey) (ids []string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	t, known := c.ended.find(k, true)
-	if s := c.samples[k]; s != nil && known {
+	var l live
+	if !findRoot(c.table, k.traceIDHigh, k.traceIDLow, k.id, &l) || l.origin&ended == 0 {
+		c.forget(k)
+		return nil
+	}
+	if s := c.samples[k]; s != nil {
 		ids = make([]string, 0, s.total)
 		for stackTrace, count := range s.counts {
 			id := base64.RawURLEncoding.EncodeToString(stackTrace[:])
@@ -308,8 +300,12 @@ func (c *correlations) collect(k sdkspan.Key) (ids []string) {
 		}
 		slices.Sort(ids) // in any order, but always the same
 	}
-	if t.exports <= 0 {
+	// Only who holds the lock changes it.
+	if left := atomic.AddUint64(&l.Data().exports, ^uint64(0)); left == 0 {
 		c.forget(k)
+		if l.Claim() {
+			l.Free()
+		}
 	}
 	return ids
 }
@@ -362,12 +358,12 @@ func (c *correlations) enter(e *exporter) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.waiting = append(c.waiting, e)
-	c.exporters.Store(int64(len(c.waiting)))
+	c.exporters.Store(uint64(len(c.waiting)))
 }
 
 func (c *correlations) leave(e *exporter) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.waiting = slices.DeleteFunc(c.waiting, func(w *exporter) bool { return w == e })
-	c.exporters.Store(int64(len(c.waiting)))
+	c.exporters.Store(uint64(len(c.waiting)))
 }

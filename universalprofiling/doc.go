@@ -19,13 +19,9 @@
 //
 // From the end of its start on, a span is shown on the thread of the goroutine that
 // started it, together with its transaction, which is the local root span: the one that
-// has no parent in this process. A span whose parent is over has the parent's transaction,
-// or none if the parent does not tell; profilers pass over samples without one.
-//
-// At the end of a span the goroutine that has started it leaves it, with all spans that it
-// has started inside, and goes back to the nearest live span around it. After its end a
-// span is not shown on any thread, on whichever goroutine End was called. If that was
-// another one, the goroutine goes back when it starts or ends its next span.
+// has no parent in this process. At the end of a span its parent is shown again if the
+// goroutine was showing it before and it is live; otherwise nothing. After the end of a
+// span it is not shown on any thread, on whichever goroutine End was called.
 //
 // The format has no place for goroutines. Go moves them between threads when they
 // block, and runs others on the thread meanwhile: until a span starts or ends there,

@@ -98,11 +98,11 @@ func (e *exporter) keep(s sdktrace.ReadOnlySpan) bool {
 	if !c.registered.Load() || !s.SpanContext().IsSampled() || !isTransaction(s) {
 		return false
 	}
-	t, ok := c.ended.find(keyOf(s), false)
-	if !ok || now() >= t.at+uint64(c.delay.Load()) {
+	endedAt, ok := c.endOf(keyOf(s))
+	if !ok || now() >= endedAt+uint64(c.delay.Load()) {
 		return false
 	}
-	kept, full := e.enqueue(deferred{s, t.at})
+	kept, full := e.enqueue(deferred{s, endedAt})
 	if full {
 		c.counters.notDeferred.Add(1)
 		e.i.warned.once(warnFull, fmt.Errorf("the queue of %d transactions is full: their profiling data may be incomplete",

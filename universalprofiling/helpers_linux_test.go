@@ -20,9 +20,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 	"golang.org/x/sys/unix"
 
-	"github.com/otelctx/otelctx/internal/cells"
 	"github.com/otelctx/otelctx/internal/goruntime"
-	"github.com/otelctx/otelctx/internal/sdkspan"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/oteltest"
 	"github.com/otelctx/otelctx/internal/wire"
@@ -223,31 +221,24 @@ func serviceResource(kvs ...attribute.KeyValue) *resource.Resource {
 	return resource.NewSchemaless(append([]attribute.KeyValue{attribute.String("service.name", "shop")}, kvs...)...)
 }
 
-// shownHere checks what the calling goroutine, which has its thread to itself, shows.
+// shownHere checks what the calling goroutine shows.
 func (s *service) shownHere(span trace.Span) {
-	s.t.Helper()
-	s.shownBy(s.runtime.GoroutineID(), span)
-}
-
-// shownBy checks what a goroutine shows that has its thread to itself.
-func (s *service) shownBy(goid uint64, span trace.Span) {
 	s.t.Helper()
 	want := uint64(0)
 	if span != nil {
-		want = stored(idOf(span).SpanID)
+		id := span.SpanContext().SpanID()
+		want = number(id[:])
 	}
-	assert.Equal(s.t, want, s.records.SpanID(goid))
+	assert.Equal(s.t, want, s.records.Shown())
 }
 
-// transactionOf returns the id of the transaction that a live span is shown with.
-func (s *service) transactionOf(span trace.Span) uint64 {
+// live returns what the table has of a span.
+func (s *service) live(of trace.Span) (l live) {
 	s.t.Helper()
-	var n cells.Span
-	require.True(s.t, s.table.Load(s.table.Find(idOf(span)), &n))
-	return n.LocalRootSpanID
+	traceID, id := of.SpanContext().TraceID(), of.SpanContext().SpanID()
+	require.True(s.t, findLive(s.table, number(traceID[:8]), number(traceID[8:]), number(id[:]), &l))
+	return l
 }
-
-func idOf(span trace.Span) sdkspan.Key { return sdkspan.Of(span.SpanContext()).Key }
 
 var errReason = errors.New("the reason")
 

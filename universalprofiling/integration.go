@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -21,10 +22,10 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/otelctx/otelctx/internal/apmlib"
-	"github.com/otelctx/otelctx/internal/cells"
 	"github.com/otelctx/otelctx/internal/goruntime"
 	"github.com/otelctx/otelctx/internal/profilersocket"
 	"github.com/otelctx/otelctx/internal/sdkspan"
+	"github.com/otelctx/otelctx/internal/spantable"
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
@@ -37,7 +38,7 @@ var ErrAlreadyIntegrated = errors.New("the integration is on already")
 type Integration struct {
 	settings settings
 	runtime  *goruntime.Runtime
-	table    *cells.Table
+	table    *table
 	library  *apmlib.Library
 	records  *apmlib.Records
 	socket   *profilersocket.Socket
@@ -108,9 +109,7 @@ func newIntegration(s settings) (_ *Integration, err error) {
 	i := &Integration{
 		settings: s, runtime: s.runtime, received: make(chan struct{}),
 	}
-	if i.table, err = cells.New(cells.Options{Spare: i.isShown, Evict: i.evict, Heap: true}); err != nil {
-		return nil, err
-	}
+	i.table = newTable(i.evict)
 	i.correlations.start(i.table, s)
 	// A profiler that reads the storage has to find the socket there.
 	if i.socket, err = listen(socketDirs(s.socketDir)); err != nil {
@@ -203,95 +202,61 @@ func (i *Integration) storage() []byte {
 // off reports whether spans are not to be shown.
 func (i *Integration) off() bool { return i == nil || i.records == nil || i.stopped.Load() }
 
-// OnStart shows the span on the calling goroutine's thread. ctx is the context that the
-// span was started with.
-func (i *Integration) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
+// OnStart shows the span on the calling goroutine's thread.
+func (i *Integration) OnStart(_ context.Context, s sdktrace.ReadWriteSpan) {
 	if i.off() {
 		return
 	}
 	if i.service.Load() == nil {
 		i.serve(s.Resource())
 	}
-	k, traceFlags, child, start := sdkspan.Started(s)
-	if k.SpanID == 0 {
-		return // It is over: a processor before this one has ended it.
-	}
-	goid := i.runtime.GoroutineID()
-	ref, known := i.records.Shown(goid)
-	at := cells.Ref(ref)
-	if !i.table.IsOf(at, goid) {
-		at = i.nearest(at, goid)
-	}
-	var n cells.Span
-	n.TraceIDHigh, n.TraceIDLow, n.SpanID = k.TraceIDHigh, k.TraceIDLow, k.SpanID
-	n.TraceFlags, n.StartUnixNS, n.Goid = traceFlags, start, goid
-	n.LocalRootSpanID = k.SpanID
-	if child {
-		if parent := i.follow(ctx, s, &n, at); !known && i.table.IsOf(parent, goid) {
-			at = parent
-		}
-	}
-	if at != 0 {
-		n.Enclosing[0], n.Enclosing[1], n.Enclosing[2] = at, i.table.Enclosing(at, goid, 0), i.table.Enclosing(at, goid, 1)
-	}
-	p := goruntime.Pin()
-	r := i.table.Reserve(p)
-	if r == 0 {
-		goruntime.Unpin()
-		i.goTo(0, goid) // not known is better than wrong
+	var l live
+	k, traceFlags, _, _ := sdkspan.Started(s)
+	l.ID, l.traceIDHigh, l.traceIDLow = stored(k.SpanID), stored(k.TraceIDHigh), stored(k.TraceIDLow)
+	l.transaction = l.ID
+	l.origin = origin(i.runtime.GoroutineID()<<goidShift | uint64(traceFlags))
+	i.follow(s, &l)
+	at := i.show(&l)
+	if !i.table.Reserve(l.ID, &l.span) {
+		// It could not be taken back at its end.
+		i.records.Clear(at, l.ID)
 		return
 	}
-	i.table.Commit(p, r, &n)
-	goruntime.Unpin()
-	i.show(r, &n)
-	// Shutdown says so first and then ends all live spans: one of the two sees the other.
-	if i.stopped.Load() && i.table.End(r) {
-		i.evict(r)
+	l.store(at)
+	if i.stopped.Load() {
+		i.end(&l, 0)
 	}
 }
 
-// follow gives a span that starts the local root of its parent, if that is local, and
-// returns the parent if it is live; likely is a guess at it. A remote parent is another
-// process's, also where its id is known here.
-func (i *Integration) follow(ctx context.Context, s sdktrace.ReadWriteSpan, child *cells.Span, likely cells.Ref) cells.Ref {
+// follow has a span that starts follow its parent, unless that is remote: another
+// process's.
+func (i *Integration) follow(s sdktrace.ReadWriteSpan, child *live) {
 	k, remote := sdkspan.Parent(s)
-	if remote || k.TraceIDHigh != child.TraceIDHigh || k.TraceIDLow != child.TraceIDLow {
-		return 0
+	if k.SpanID == 0 || remote || stored(k.TraceIDHigh) != child.traceIDHigh || stored(k.TraceIDLow) != child.traceIDLow {
+		child.origin |= localRoot
+		return
 	}
-	parent := likely
-	if !i.table.Is(likely, k) {
-		parent = i.table.Find(k)
-	}
-	if child.LocalRootSpanID = i.table.LocalRoot(parent); child.LocalRootSpanID == 0 {
-		child.LocalRootSpanID = i.rootOfEnded(ctx)
-	}
-	return parent
-}
-
-// rootOfEnded returns the local root of the span of ctx, which is over: that span itself,
-// or the local root of its parent if the parent is live. Else it returns 0: profilers do
-// not report samples without a transaction, and a wrong one is worse than none.
-func (i *Integration) rootOfEnded(ctx context.Context) uint64 {
-	s, ok := trace.SpanFromContext(ctx).(sdktrace.ReadOnlySpan)
-	switch {
-	case !ok:
-		return 0
-	case isTransaction(s):
-		return sdkspan.Of(s.SpanContext()).SpanID
-	default:
-		return i.table.LocalRoot(i.table.Find(sdkspan.Of(s.Parent()).Key))
+	var parent live
+	if findLive(i.table, child.traceIDHigh, child.traceIDLow, stored(k.SpanID), &parent) {
+		child.transaction = parent.transaction
+		if i.records.Shown() == parent.ID {
+			child.resumes = uint64(parent.Ref())
+		}
 	}
 }
 
 // sampled is the trace flag that says so.
 const sampled = uint8(trace.FlagsSampled)
 
-// stored returns an id, read as a big-endian number, as a word whose bytes in memory are
-// the id's.
+// number reads an id in the machine's byte order, in which its bytes are stored again for
+// the profiler.
+func number(b []byte) uint64 { return binary.NativeEndian.Uint64(b) }
+
+// stored returns number for an id that was read as a big-endian number.
 func stored(id uint64) uint64 {
 	var b [8]byte
 	binary.BigEndian.PutUint64(b[:], id)
-	return binary.NativeEndian.Uint64(b[:])
+	return number(b[:])
 }
 
 // serve takes the resource of the first span for the service's, if none was given.
@@ -301,116 +266,80 @@ func (i *Integration) serve(r *resource.Resource) {
 	}
 }
 
-// nearest returns the nearest live span around one that the calling goroutine has started,
-// or 0.
-func (i *Integration) nearest(ref cells.Ref, goid uint64) cells.Ref {
-	for n := range wire.Enclosing {
-		if to := i.table.Enclosing(ref, goid, n); to == 0 || i.table.Live(to) {
-			return to
-		}
-	}
-	return 0
-}
-
-// show shows a live span of the calling goroutine on its thread, or if the span has ended
-// meanwhile the nearest live one around it. It reports whether it could.
-func (i *Integration) show(ref cells.Ref, n *cells.Span) bool {
+// show shows a span on the calling thread and returns where.
+func (i *Integration) show(l *live) apmlib.Place {
 	// Fields are assigned one by one: a struct that is made somewhere else and copied
 	// at once would hold up the processor.
 	var s apmlib.Span
-	s.TraceIDHigh, s.TraceIDLow = stored(n.TraceIDHigh), stored(n.TraceIDLow)
-	s.SpanID, s.TransactionID, s.TraceFlags = stored(n.SpanID), stored(n.LocalRootSpanID), n.TraceFlags
-	s.Ref = uint64(ref)
+	s.TraceIDHigh, s.TraceIDLow = l.traceIDHigh, l.traceIDLow
+	s.SpanID, s.TransactionID, s.TraceFlags = l.ID, l.transaction, l.origin.flags()
 	s.Show()
-	if !i.records.Store(&s) {
+	at := i.records.Store(&s)
+	if at == 0 {
 		if err := i.records.Err(); err != nil {
 			i.warned.once(warnRecords, fmt.Errorf("spans are not shown any more: %w", err))
 		}
-		return false
 	}
-	// Whoever ends a span looks at the record after that. So either they clear this record,
-	// or the span is over here.
-	return i.table.Live(ref) || i.goTo(i.nearest(ref, n.Goid), n.Goid)
+	return at
 }
 
-// goTo is show for a span that the calling goroutine has started before, or with a ref of 0
-// for none.
-func (i *Integration) goTo(ref cells.Ref, goid uint64) bool {
-	for ; ref != 0; ref = i.nearest(ref, goid) {
-		var n cells.Span
-		if i.table.Load(ref, &n) {
-			return i.show(ref, &n)
-		}
+// evict takes back what has to give way to another span.
+func (i *Integration) evict(s *span) {
+	if s.Data().origin&ended == 0 {
+		i.records.Clear(place(s), s.ID)
 	}
-	return i.records.Store(nil)
 }
 
-// isShown reports whether a goroutine has shown this span last.
-func (i *Integration) isShown(ref cells.Ref, goid uint64) bool {
-	shown, _ := i.records.Shown(goid)
-	return cells.Ref(shown) == ref
-}
-
-// evict clears the record that shows a span which is over. It may be called while pinned.
-func (i *Integration) evict(ref cells.Ref) {
-	var n cells.Span
-	i.table.Load(ref, &n)
-	i.records.Clear(n.Goid, stored(n.SpanID))
-}
-
-// OnEnd makes the span be over. If the calling goroutine is in it, it goes back to the
-// nearest live span around it. If another goroutine is, its record is cleared, and it goes
-// back when it starts or ends its next span: no other thread may store to its record.
+// OnEnd takes the span back, wherever it is shown. A transaction is remembered as long
+// as it may take until it is exported.
 func (i *Integration) OnEnd(s sdktrace.ReadOnlySpan) {
 	if i == nil || i.records == nil {
 		return
 	}
+	var l live
 	k, traceFlags := sdkspan.Ended(s)
-	goid := i.runtime.GoroutineID()
-	shown, _ := i.records.Shown(goid)
-	ref := cells.Ref(shown)
-	if !i.table.Is(ref, k) {
-		if ref = i.table.Find(k); ref == 0 {
-			return // It was evicted, or never shown.
+	if findLive(i.table, stored(k.TraceIDHigh), stored(k.TraceIDLow), stored(k.SpanID), &l) {
+		exports := uint64(0)
+		if l.origin&localRoot != 0 && traceFlags&sampled != 0 && i.correlations.on() {
+			exports = i.correlations.exporters.Load()
+		}
+		if i.end(&l, exports) {
+			return
 		}
 	}
-	if traceFlags&sampled != 0 && i.correlations.on() && i.table.LocalRoot(ref) == k.SpanID {
-		// Before it is over: correlations may come at any time.
-		i.correlations.end(k)
-	}
-	in := false
-	var to cells.Ref
-	if i.table.IsOf(ref, goid) {
-		to, in = i.leave(cells.Ref(shown), ref, goid)
-	}
-	if !i.table.End(ref) {
-		return // Somebody else did.
-	}
-	if !in || !i.goTo(to, goid) {
-		i.evict(ref)
-	}
-	if in {
-		i.table.FreeWarm(ref)
-		return
-	}
-	// The goroutine that has started it may still need what is around it.
-	i.table.Free(ref)
+	// It has given way, or is about to: that may take until after the end.
+	i.table.Claimed(stored(k.SpanID), func(s *span) { i.records.Clear(place(s), s.ID) })
 }
 
-// leave returns where the calling goroutine, which has shown one span last, goes when it
-// ends another one, and whether it is in that at all. With the span it leaves all that it
-// has started inside of it.
-func (i *Integration) leave(shown, span cells.Ref, goid uint64) (to cells.Ref, in bool) {
-	const maxDepth = 64
-	for range maxDepth {
-		if shown == span {
-			return i.nearest(span, goid), true
-		}
-		if shown = i.nearest(shown, goid); shown == 0 {
-			break
+// end ends the life of a span, unless somebody else does, and reports whether it did. A
+// transaction that so many exporters wait for is kept.
+func (i *Integration) end(l *live, exports uint64) bool {
+	if !l.Claim() {
+		return false
+	}
+	i.withdraw(l)
+	if exports > 0 {
+		l.end(now(), exports)
+	} else {
+		l.Free()
+	}
+	return true
+}
+
+// withdraw takes a span back whose entry is claimed. Where the goroutine that started it
+// goes on, its parent is shown again, if that goroutine was showing it before and it is
+// live; elsewhere nothing is.
+func (i *Integration) withdraw(l *live) {
+	if l.origin.goid() == i.runtime.GoroutineID() && i.records.Shown() == l.ID {
+		var parent live
+		if l.resumes == 0 || !i.table.Follow(spantable.Ref(l.resumes), &parent.span) || !parent.load() || parent.origin&ended != 0 {
+			i.records.Store(nil)
+		} else if at := i.show(&parent); at != 0 && !parent.note(at) {
+			// It has ended meanwhile.
+			i.records.Clear(at, parent.ID)
 		}
 	}
-	return 0, false
+	i.records.Clear(place(&l.span), l.ID)
 }
 
 // ForceFlush exports what the exporters keep back, as far as ctx allows, and has them
@@ -439,9 +368,13 @@ func (i *Integration) Shutdown(ctx context.Context) error {
 		i.library.Withdraw()
 		err := i.socket.Stop()
 		<-i.received
-		i.table.All(func(r cells.Ref) {
-			if i.table.End(r) {
-				i.evict(r)
+		// Who starts a span adds it to the table and then looks whether all has
+		// stopped, and the processor may do the latter first. This stops the world:
+		// whoever has not seen by then that all has stopped has added by then.
+		runtime.ReadMemStats(new(runtime.MemStats))
+		i.table.All(func(s *span) {
+			if l := (live{span: *s}); l.load() && l.origin&ended == 0 {
+				i.end(&l, 0)
 			}
 		})
 		i.shutdownErr = errors.Join(err, i.socket.Close(), i.correlations.release(ctx))

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -22,11 +23,9 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/otelctx/otelctx/internal/apmlib"
-	"github.com/otelctx/otelctx/internal/cells"
+	"github.com/otelctx/otelctx/internal/spantable"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/oteltest"
-	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
 const roleRefused = "refused"
@@ -99,32 +98,25 @@ func TestThereIsOneIntegration(t *testing.T) {
 	require.NoError(t, next.Shutdown(t.Context()))
 }
 
-// A goroutine leaves a span at its end, together with all that it has started inside of it,
-// and goes back to the nearest live span around it. Each step starts (+) a span, ends one
-// here (-) or on another goroutine (~), and says what is shown then. A span is the child of
-// the one that was started before.
+// A goroutine shows the innermost of its spans that have not ended, as far as it knows.
+// Each step starts (+) or ends (-) a span, and says what is shown then. A span is the
+// child of the one that was started before.
 func TestWhatAGoroutineShows(t *testing.T) {
 	s := newService(t)
 	for name, steps := range map[string]string{
-		"children first":   "+root=root +child=child +grandchild=grandchild -grandchild=child -child=root -root=none",
-		"parent first":     "+root=root +child=child -root=none -child=none",
-		"in between":       "+root=root +child=child +grandchild=grandchild -child=root -grandchild=root -root=none",
-		"elsewhere":        "+root=root +child=child ~child=none +other=other -other=root -root=none",
-		"around elsewhere": "+root=root +child=child +grandchild=grandchild ~child=grandchild -grandchild=root -root=none",
-		"three elsewhere":  "+root=root +a=a +b=b +c=c ~b=c ~a=c -c=root ~root=none +next=next -next=none",
+		"children first": "+root=root +child=child +grandchild=grandchild -grandchild=child -child=root -root=none",
+		"parent first":   "+root=root +child=child -root=child -child=none",
+		"in between":     "+root=root +child=child +grandchild=grandchild -child=grandchild -grandchild=none -root=none",
 	} {
 		t.Run(name, func(t *testing.T) {
 			locked(func() {
 				ctx, spans := t.Context(), map[string]trace.Span{}
 				for step := range strings.FieldsSeq(steps) {
 					span, shown, _ := strings.Cut(step[1:], "=")
-					switch step[0] {
-					case '+':
+					if step[0] == '+' {
 						ctx, spans[span] = s.tracer.Start(ctx, span)
-					case '-':
+					} else {
 						spans[span].End()
-					case '~':
-						locked(func() { spans[span].End() })
 					}
 					s.shownHere(spans[shown])
 				}
@@ -143,173 +135,66 @@ func TestWhatAGoroutineShows(t *testing.T) {
 	})
 }
 
-// The end of a span clears the record of the goroutine that shows it, and what the ending
-// goroutine shows stays.
+// The end of a span takes it back wherever it is called.
 func TestEndOnAnotherGoroutine(t *testing.T) {
 	s := newService(t)
 	locked(func() {
-		self := s.runtime.GoroutineID()
 		ctx, root := s.tracer.Start(t.Context(), "root")
 		_, child := s.tracer.Start(ctx, "child")
-		s.shownHere(child)
+		l := s.live(child)
+		at := place(&l.span)
+		require.True(t, s.records.Shows(at, l.ID))
+		assert.NotEqual(t, l.transaction, l.ID)
+		locked(func() { child.End() })
+		assert.False(t, s.records.Shows(at, l.ID))
+		root.End()
+	})
+}
+
+// A span that has to give way to others is shown no more, and its end changes nothing.
+func TestSpansThatGiveWay(t *testing.T) {
+	s := newService(t)
+	// A table with room for 24 spans, of which 8 may give way.
+	s.table = spantable.New([3]int{1, 1, 1}, s.evict, nil)
+	s.correlations.table = s.table
+	start := func(n int) (last trace.Span) {
+		for range n {
+			last = s.start("span")
+		}
+		return last
+	}
+	locked(func() {
+		start(16)
+		span := s.start("one that gives way")
+		l := s.live(span)
+		at := place(&l.span)
 		locked(func() {
-			_, other := s.tracer.Start(ctx, "other")
-			child.End()
-			s.shownBy(self, nil)
-			s.shownHere(other)
-			other.End()
+			start(7)
+			require.True(t, s.records.Shows(at, l.ID))
+			last := start(1_000)
+			assert.False(t, s.records.Shows(at, l.ID))
+			span.End()
+			s.shownHere(last)
+			last.End()
 			s.shownHere(nil)
 		})
-		root.End()
-		s.shownHere(nil)
 	})
 }
 
-// A span that ends elsewhere while its goroutine goes back to it is not shown afterwards.
-func TestEndWhileAGoroutineGoesBack(t *testing.T) {
-	s := newService(t)
-	parents, done := make(chan trace.Span), make(chan struct{})
-	go func() {
-		defer close(done)
-		for parent := range parents {
-			parent.End()
-			done <- struct{}{}
+// Of the spans of a bucket, transactions that have ended give way first.
+func TestEndedTransactionsGiveWayFirst(t *testing.T) {
+	var gone []origin
+	table := newTable(func(s *span) { gone = append(gone, s.Data().origin) })
+	for id := uint64(1); len(gone) < 100; id++ {
+		l := live{}
+		if id > 8_000 {
+			l.origin = ended
 		}
-	}()
-	locked(func() {
-		for range testenv.Rounds(20_000, 200_000) {
-			ctx, parent := s.tracer.Start(t.Context(), "parent")
-			_, child := s.tracer.Start(ctx, "child")
-			parents <- parent
-			child.End()
-			<-done
-			s.shownHere(nil)
-			if t.Failed() {
-				return
-			}
+		if table.Reserve(id, &l.span) {
+			l.store(0)
 		}
-	})
-	close(parents)
-	<-done
-}
-
-// The transaction is the local root, also if the parent is over but its context is used. If
-// that is not known there is none: it is never the span itself.
-func TestTransaction(t *testing.T) {
-	s := newService(t)
-	remote := trace.ContextWithRemoteSpanContext(t.Context(), trace.NewSpanContext(trace.SpanContextConfig{
-		TraceID: trace.TraceID{1}, SpanID: trace.SpanID{2}, TraceFlags: trace.FlagsSampled, Remote: true,
-	}))
-	for name, ctx := range map[string]context.Context{"no parent": t.Context(), "remote parent": remote} {
-		t.Run(name, func(t *testing.T) {
-			locked(func() {
-				ctx, root := s.tracer.Start(ctx, "root")
-				assert.Equal(t, idOf(root).SpanID, s.transactionOf(root))
-				childCtx, child := s.tracer.Start(ctx, "child")
-				assert.Equal(t, idOf(root).SpanID, s.transactionOf(child))
-				child.End()
-				_, late := s.tracer.Start(childCtx, "child of one that is over")
-				assert.Equal(t, idOf(root).SpanID, s.transactionOf(late))
-				late.End()
-				root.End()
-				_, late = s.tracer.Start(ctx, "child of a root that is over")
-				assert.Equal(t, idOf(root).SpanID, s.transactionOf(late))
-				late.End()
-				_, late = s.tracer.Start(childCtx, "in a trace that is over")
-				assert.Zero(t, s.transactionOf(late))
-				s.shownHere(late)
-				late.End()
-			})
-		})
 	}
-}
-
-// Each end frees one cell, here or elsewhere: cells are neither lost nor used twice.
-func TestCells(t *testing.T) {
-	s := newService(t)
-	const many = 5_000
-	for range many {
-		s.start("here").End()
-		span := s.start("elsewhere")
-		locked(func() { span.End() })
-	}
-	assert.Less(t, s.table.Used(), uint32(many))
-	spans := make([]trace.Span, many)
-	for n := range spans {
-		spans[n] = s.start("span")
-	}
-	for _, span := range spans {
-		require.NotZero(t, s.table.Find(idOf(span)))
-		span.End()
-	}
-}
-
-// A span that is evicted is shown no more, its end changes nothing, and the goroutine goes
-// back to what is live around it.
-func TestEvictedSpans(t *testing.T) {
-	s := newService(t)
-	evict := func(span trace.Span) {
-		r := s.table.Find(idOf(span))
-		require.True(t, s.table.End(r))
-		s.evict(r)
-		s.table.Free(r)
-	}
-	locked(func() {
-		self := s.runtime.GoroutineID()
-		ctx, root := s.tracer.Start(t.Context(), "root")
-		ctx, child := s.tracer.Start(ctx, "child")
-		_, grandchild := s.tracer.Start(ctx, "grandchild")
-		assert.True(t, s.isShown(s.table.Find(idOf(grandchild)), self), "it is spared")
-		assert.False(t, s.isShown(s.table.Find(idOf(child)), self))
-		evict(child)
-		s.shownHere(grandchild)
-		child.End()
-		s.shownHere(grandchild)
-		locked(func() { evict(grandchild) })
-		s.shownHere(nil)
-		grandchild.End()
-		s.shownHere(nil)
-		span := s.start("next")
-		s.shownHere(span)
-		span.End()
-		s.shownHere(root)
-		root.End()
-		s.shownHere(nil)
-	})
-}
-
-// Goroutines whose ids are equal modulo 65,536 share what is known of them: the one that
-// starts or ends a span last is known, and neither goes back to a span of the other.
-func TestGoroutinesThatShareAHome(t *testing.T) {
-	const homes = 1 << 16
-	s := newService(t)
-	locked(func() {
-		self := s.runtime.GoroutineID()
-		ctx, root := s.tracer.Start(t.Context(), "root")
-		var others trace.Span
-		for found := make(chan bool); others == nil; <-found {
-			go locked(func() {
-				if id := s.runtime.GoroutineID(); id != self && (id-self)%homes == 0 {
-					others = s.start("other's")
-				}
-				found <- true
-			})
-		}
-		s.shownBy(self, others)
-		_, child := s.tracer.Start(ctx, "child")
-		s.shownHere(child)
-		child.End()
-		s.shownHere(root)
-
-		// Both have written at once: this goroutine's id, and the other one's span.
-		s.records.Store(&apmlib.Span{Ref: uint64(s.table.Find(idOf(others)))})
-		next := s.start("next")
-		s.shownHere(next)
-		next.End()
-		s.shownHere(nil)
-		others.End()
-		root.End()
-	})
+	assert.NotContains(t, gone, origin(0), "one that is live")
 }
 
 func TestShutdownWhileSpansRun(t *testing.T) {
@@ -319,33 +204,39 @@ func TestShutdownWhileSpansRun(t *testing.T) {
 	for range 4 {
 		running.Add(1)
 		wg.Go(func() {
-			locked(func() {
-				// Nobody but Shutdown takes this one back.
-				ctx, held := s.tracer.Start(context.Background(), "held")
-				defer held.End()
-				for n := 0; ; n++ {
-					select {
-					case <-stop:
-						s.shownHere(nil)
-						return
-					default:
-					}
-					ctx, span := s.tracer.Start(ctx, "span")
-					_, child := s.tracer.Start(ctx, "child")
-					child.End()
-					span.End()
-					if n == 100 {
-						running.Done()
-					}
+			// Nobody but Shutdown takes this one back.
+			ctx, span := s.tracer.Start(context.Background(), "held")
+			defer span.End()
+			for n := 0; ; n++ {
+				select {
+				case <-stop:
+					return
+				default:
 				}
-			})
+				ctx, span := s.tracer.Start(ctx, "span")
+				_, child := s.tracer.Start(ctx, "child")
+				child.End()
+				span.End()
+				if n == 100 {
+					running.Done()
+				}
+			}
 		})
 	}
 	running.Wait()
 	require.NoError(t, s.Shutdown(t.Context()))
+	// Who was starting a span meanwhile takes it back itself, and may still be at it.
+	assert.Eventually(t, func() bool {
+		shown := 0
+		s.table.All(func(l *span) {
+			if l.Data().origin&ended == 0 && place(l) != 0 && s.records.Shows(place(l), l.ID) {
+				shown++
+			}
+		})
+		return shown == 0
+	}, patience, time.Millisecond)
 	close(stop)
 	wg.Wait()
-	s.table.All(func(cells.Ref) { t.Error("a span is live") })
 }
 
 func TestConfiguration(t *testing.T) {

@@ -36,27 +36,29 @@ func (*Library) Records() *Records { return nil }
 // Span is what a record shows.
 type Span struct {
 	TraceIDHigh, TraceIDLow, SpanID, TransactionID uint64
-	Ref                                            uint64
 	TraceFlags                                     uint8
 }
 
 // Show does nothing.
 func (*Span) Show() {}
 
+// Place is a record that a span was stored in; 0 is none.
+type Place uint32
+
 // Records are none on this platform.
 type Records struct{}
 
-// Store returns false.
-func (*Records) Store(*Span) bool { return false }
+// Store returns 0.
+func (*Records) Store(*Span) Place { return 0 }
 
 // Shown returns 0.
-func (*Records) Shown(uint64) (uint64, bool) { return 0, false }
+func (*Records) Shown() uint64 { return 0 }
 
-// SpanID returns 0.
-func (*Records) SpanID(uint64) uint64 { return 0 }
+// Shows returns false.
+func (*Records) Shows(Place, uint64) bool { return false }
 
 // Clear does nothing.
-func (*Records) Clear(uint64, uint64) {}
+func (*Records) Clear(Place, uint64) {}
 
 // Err returns nil.
 func (*Records) Err() error { return nil }

@@ -80,7 +80,7 @@ type Options struct {
 	// while the caller is pinned.
 	Spare func(r Ref, goid uint64) bool
 	Evict func(Ref)
-	// Heap has the cells in memory that no other process finds.
+	// Heap has the cells in memory that no other process finds, for tests.
 	Heap bool
 }
 
