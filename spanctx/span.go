@@ -12,6 +12,7 @@ import (
 	"github.com/otelctx/otelctx/internal/cells"
 	"github.com/otelctx/otelctx/internal/gorecord"
 	"github.com/otelctx/otelctx/internal/goruntime"
+	"github.com/otelctx/otelctx/internal/invariants"
 	"github.com/otelctx/otelctx/internal/ring"
 	"github.com/otelctx/otelctx/internal/sdkspan"
 	"github.com/otelctx/otelctx/internal/wire"
@@ -407,6 +408,9 @@ func (p *SpanProcessor) install(at *position, l *labels, goid uint64) {
 		}
 	}
 	if at.ref != 0 && record != nil {
+		if invariants.Enabled {
+			invariants.Check(record.Ref() == uint64(at.ref), "slot and record of a goroutine name the same cell")
+		}
 		record.Install()
 	} else if l.record != nil {
 		gorecord.Restore(l.user)

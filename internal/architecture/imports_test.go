@@ -17,9 +17,10 @@ import (
 // and of the standard library nothing.
 var graph = map[string]string{
 	// Formats and small things: they know nothing of each other.
-	"internal/wire":    "",
-	"internal/ordered": "",
-	"internal/procfs":  "",
+	"internal/wire":       "",
+	"internal/invariants": "",
+	"internal/ordered":    "",
+	"internal/procfs":     "",
 
 	// What asks the kernel, each for one thing. internal/vma is the one door to the
 	// memory of this process, internal/remotemem to that of others; see [memoryCalls].
@@ -30,7 +31,7 @@ var graph = map[string]string{
 	"internal/vma":            "x/sys",
 
 	// Writers.
-	"internal/cells":          "internal/goruntime internal/ordered internal/sdkspan internal/vma internal/wire",
+	"internal/cells":          "internal/goruntime internal/invariants internal/ordered internal/sdkspan internal/vma internal/wire",
 	"internal/ring":           "internal/goruntime internal/ordered internal/vma internal/wire",
 	"internal/gorecord":       "internal/goruntime internal/ordered internal/wire",
 	"internal/scope":          "internal/gorecord otel",
@@ -39,7 +40,7 @@ var graph = map[string]string{
 	"internal/apmlib":         "internal/apmlib/cgoword internal/goruntime internal/vma internal/wire x/sys",
 	"internal/apmlib/cgoword": "",
 	"resourcepublisher":       "internal/boottime internal/procfs internal/remotemem internal/vma internal/wire otel otel/sdk proto/otlp proto/otlp/processcontext/v1development protobuf",
-	"spanctx":                 "internal/cells internal/gorecord internal/goruntime internal/ring internal/scope internal/sdkspan internal/wire otel otel/sdk otel/trace resourcepublisher x/sys",
+	"spanctx":                 "internal/cells internal/gorecord internal/goruntime internal/invariants internal/ring internal/scope internal/sdkspan internal/wire otel otel/sdk otel/trace resourcepublisher x/sys",
 	"scopedattr":              "internal/scope otel otel/log otel/metric otel/sdk",
 	"universalprofiling":      "internal/apmlib internal/goruntime internal/ordered internal/profilersocket internal/sdkspan internal/spantable internal/wire otel otel/sdk otel/trace",
 

@@ -10,6 +10,7 @@ import (
 	"unsafe"
 
 	"github.com/otelctx/otelctx/internal/goruntime"
+	"github.com/otelctx/otelctx/internal/invariants"
 	"github.com/otelctx/otelctx/internal/ordered"
 	"github.com/otelctx/otelctx/internal/sdkspan"
 	"github.com/otelctx/otelctx/internal/vma"
@@ -227,6 +228,10 @@ func (t *Table) Reserve(p int) Ref {
 		}
 	}
 	c := &t.cells[i]
+	if invariants.Enabled {
+		v := atomic.LoadUint64(&c.Version)
+		invariants.Check(v == 0 || v&wire.CellOver != 0, "a free cell has no live span")
+	}
 	// Generations begin with 1, so that no Ref is 0.
 	next := atomic.LoadUint64(&c.Version)&^wire.CellOver + wire.RefGeneration
 	next = next&^(wire.RefGeneration-1) | uint64(i)<<wire.RefIndexShift
@@ -238,6 +243,12 @@ func (t *Table) Reserve(p int) Ref {
 // Commit has the cell of a reserved Ref describe s, which is live from then on.
 func (t *Table) Commit(p int, r Ref, s *Span) {
 	c := t.cell(r)
+	if invariants.Enabled {
+		invariants.Check(atomic.LoadUint64(&c.Version) == uint64(r)|wire.CellOver, "a cell is its own until it is committed")
+		for _, around := range s.Enclosing {
+			invariants.Check(around != r, "no span encloses itself")
+		}
+	}
 	ordered.Put(&c.TraceIDHigh, s.TraceIDHigh)
 	ordered.Put(&c.TraceIDLow, s.TraceIDLow)
 	ordered.Put(&c.SpanID, s.SpanID)
@@ -261,14 +272,23 @@ func (t *Table) Barrier(r Ref) { atomic.AddUint64(&t.cell(r).Version, 0) }
 // Free gives back the cell of a span that the caller has ended. The cell describes the span
 // for a while.
 func (t *Table) Free(r Ref) {
+	t.checkOver(r)
 	// Pinned: who is in the middle of a push keeps all others from popping.
 	goruntime.Pin()
 	t.free.push(r.Index())
 	goruntime.Unpin()
 }
 
+// checkOver checks that a span is over whose cell is given back, for the first time.
+func (t *Table) checkOver(r Ref) {
+	if invariants.Enabled {
+		invariants.Check(atomic.LoadUint64(&t.cell(r).Version) == uint64(r)|wire.CellOver, "a cell is given back once, when its span is over")
+	}
+}
+
 // FreeWarm is Free for a cell that the next span which is started on this P may use.
 func (t *Table) FreeWarm(r Ref) {
+	t.checkOver(r)
 	if p := goruntime.Pin(); !t.give(p, r.Index()) {
 		t.free.push(r.Index())
 	}

@@ -1,0 +1,12 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build !race && !invariants
+
+package invariants
+
+// Enabled is whether there are checks.
+const Enabled = false
+
+// Check panics if something does not hold.
+func Check(bool, string) {}
