@@ -103,6 +103,7 @@
 // # Environment variables
 //
 //   - OTELCTX_SPANS_DISABLED: true makes [WithPublishing] do nothing. The default is false.
+//     [WithEnabled] overrides it.
 //     No option overrides it. [NewSpanProcessor] ignores it.
 //   - OTELCTX_SPAN_CARRIERS: the carriers, separated by commas: thread_slots,
 //     goroutine_slots, goroutine_record, or none. The default is all three.

@@ -37,6 +37,8 @@ type config struct {
 	space   int
 	runtime *goruntime.Runtime
 	heap    bool
+	// enabled is nil for what the environment says.
+	enabled *bool
 }
 
 const (
@@ -136,6 +138,15 @@ func (c config) differs(other config) error {
 		return nil
 	}
 	return fmt.Errorf("%w: of the options that came later %s have no effect", ErrAlreadyPublishing, strings.Join(what, ", "))
+}
+
+// WithEnabled has [WithPublishing] publish spans or not, whatever the environment variable
+// OTELCTX_SPANS_DISABLED says. [NewSpanProcessor] does so in any case.
+func WithEnabled(on bool) Option {
+	return optionFunc(func(c config) config {
+		c.enabled = &on
+		return c
+	})
 }
 
 // WithThreadSlots turns the thread slots on, which is the default, or off.

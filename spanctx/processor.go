@@ -183,10 +183,11 @@ func (p *SpanProcessor) Carriers() (names []string) {
 // Other options that ask for something else have no effect, which is reported.
 //
 // With the environment variable OTELCTX_SPANS_DISABLED=true (default: false) it does
-// nothing. OTELCTX_SPAN_CARRIERS chooses the carriers, see [SpanProcessor.Carriers], by
-// their names, separated by commas; the default is all of them. Options override it.
+// nothing; [WithEnabled] overrides that. OTELCTX_SPAN_CARRIERS chooses the carriers, see
+// [SpanProcessor.Carriers], by their names, separated by commas; the default is all of them.
+// [WithThreadSlots], [WithGoroutineSlots] and [WithGoroutineRecord] override it.
 func WithPublishing(opts ...Option) sdktrace.TracerProviderOption {
-	if disabled() {
+	if !isEnabled(opts) {
 		return sdktrace.WithSpanProcessor((*SpanProcessor)(nil))
 	}
 	p, err := NewSpanProcessor(opts...)
@@ -217,18 +218,26 @@ func share(c config) (p *SpanProcessor, err error) {
 	return p, errors.Join(p.config.differs(c), p.AddAttributeKeys(c.keys...))
 }
 
-// disabled reports whether the environment has spans not be published.
-func disabled() bool {
+// isEnabled reports whether spans are to be published, as options say, or if they do not
+// the environment.
+func isEnabled(opts []Option) bool {
+	var c config
+	for _, o := range opts {
+		c = o.apply(c)
+	}
+	if c.enabled != nil {
+		return *c.enabled
+	}
 	const key = "OTELCTX_SPANS_DISABLED"
-	value, ok := os.LookupEnv(key)
-	if !ok || value == "" {
-		return false
+	value := os.Getenv(key)
+	if value == "" {
+		return true
 	}
 	off, err := strconv.ParseBool(strings.TrimSpace(value))
 	if err != nil {
 		otel.Handle(fmt.Errorf("%s=%q is neither true nor false", key, value))
 	}
-	return off
+	return !off
 }
 
 // Err returns why carriers that were asked for are off, all reasons joined, or nil.

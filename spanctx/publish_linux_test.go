@@ -254,6 +254,44 @@ func TestWithPublishing(t *testing.T) {
 	assert.Len(t, *errs, 1)
 }
 
+// Operators turn publishing off and choose carriers; options override what they say.
+func TestEnvironment(t *testing.T) {
+	all := []string{CarrierThreadSlots, CarrierGoroutineSlots, CarrierGoroutineRecord}
+	for name, tt := range map[string]struct {
+		disabled, carriers string
+		opts               []Option
+		want               []string
+		reports            string
+	}{
+		"nothing said":     {"", "", nil, all, ""},
+		"disabled":         {"true", "", nil, nil, ""},
+		"enabled":          {"false", "", nil, all, ""},
+		"overridden":       {"1", "", []Option{WithEnabled(true)}, all, ""},
+		"off by an option": {"", "", []Option{WithEnabled(false)}, nil, ""},
+		"neither":          {"maybe", "", nil, all, `OTELCTX_SPANS_DISABLED="maybe" is neither true nor false`},
+		"one carrier":      {"", "goroutine_slots", nil, all[1:2], ""},
+		"two carriers":     {"", " goroutine_record , thread_slots", nil, []string{all[0], all[2]}, ""},
+		"and an option":    {"", "thread_slots", []Option{WithThreadSlots(false), WithGoroutineRecord(true)}, all[2:], ""},
+		"unknown carrier":  {"", "thread_slots,labels", nil, all[:1], `OTELCTX_SPAN_CARRIERS: no carrier is called "labels"`},
+		"none":             {"", "none", nil, nil, "publish active spans: no carrier is on"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Setenv("OTELCTX_SPANS_DISABLED", tt.disabled)
+			t.Setenv("OTELCTX_SPAN_CARRIERS", tt.carriers)
+			errs := handled(t)
+			tp := sdktrace.NewTracerProvider(WithPublishing(tt.opts...))
+			assert.Equal(t, tt.want, active.Load().Carriers())
+			if tt.reports == "" {
+				assert.Empty(t, *errs)
+			} else if assert.Len(t, *errs, 1) {
+				assert.EqualError(t, (*errs)[0], tt.reports)
+			}
+			require.NoError(t, tp.Shutdown(context.Background()))
+			assert.Nil(t, active.Load())
+		})
+	}
+}
+
 func TestWithPublishingReports(t *testing.T) {
 	errs := handled(t)
 	tp := sdktrace.NewTracerProvider(WithPublishing(WithCapacity(3)))
