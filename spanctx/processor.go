@@ -110,7 +110,7 @@ func newSpanProcessor(c config) (_ *SpanProcessor, refusedKeys int, err error) {
 	if p.threads == nil && p.goroutines == nil && !p.records {
 		return nil, 0, errors.Join(errors.New("no carrier is on"), p.refused)
 	}
-	if p.cells, err = cells.New(cells.Options{Spare: p.isShown, Evict: p.evict, Heap: c.heap}); err != nil {
+	if p.cells, err = cells.New(cells.Options{Spare: p.isShown, Hide: p.hide, Evict: p.evict, Heap: c.heap}); err != nil {
 		p.off("list of live spans is", err)
 	}
 	p.listed = err == nil
@@ -328,6 +328,7 @@ func (p *SpanProcessor) Shutdown(context.Context) error {
 	p.stopped.Store(true)
 	err := p.withdrawAdvertisement()
 	p.cells.All(func(r cells.Ref) {
+		p.hide(r)
 		if p.cells.End(r) {
 			p.evict(r)
 		}

@@ -255,9 +255,19 @@ func (p *SpanProcessor) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
 	if p.threads == nil && p.goroutines == nil {
 		p.cells.Barrier(ref) // else the claim of a slot was one
 	}
-	if p.stopped.Load() && p.cells.End(ref) {
+	if p.stopped.Load() {
+		p.endLate(ref, record)
+	}
+}
+
+// endLate takes a span back that has started while Shutdown was called. Shutdown may not
+// have seen the span, and have replaced the memory of its cell since. So the record is ended
+// whatever the cell says.
+func (p *SpanProcessor) endLate(ref cells.Ref, record *gorecord.Record) {
+	if p.cells.End(ref) {
 		p.evict(ref)
 	}
+	record.End(p.withdrawsEvicted())
 }
 
 // follow has a span that starts have the local root of its parent, if that is local, and
@@ -315,9 +325,8 @@ func (p *SpanProcessor) OnEnd(s sdktrace.ReadOnlySpan) {
 	if in {
 		p.show(&at, from, &l, p.attributes(&at), goid)
 	}
-	if here && own {
-		p.cells.FreeWarm(ref) // for the next span that starts here
-		return
+	if here && own && p.cells.FreeWarm(ref) {
+		return // The next span that starts here takes the cell, and the place of the record.
 	}
 	// Another goroutine may still name the cell, to find what is around the span.
 	p.known.drop(ref)
@@ -336,12 +345,29 @@ func (p *SpanProcessor) withdrawsLabels(s sdktrace.ReadOnlySpan) bool {
 	}
 }
 
-// evict takes back a span that was ended to make room, or since all has ended. Nothing is
-// shown in its stead: it is another goroutine's. It may be called while pinned.
+// hide takes back the record of a span that is about to be evicted. Its End, which finds the
+// span over from then on, may return before evict is called. It may be called while pinned.
+func (p *SpanProcessor) hide(ref cells.Ref) {
+	record := p.known.record(ref)
+	withdraw := p.withdrawsEvicted()
+	record.End(withdraw)
+	// A variant that is added from now on finds the record ended. One that was added
+	// before is found here.
+	p.cells.Barrier(ref)
+	record.End(withdraw)
+}
+
+// evict forgets a span that was ended to make room, or since all has ended, and takes its
+// record back. Nothing is shown in its stead: it is another goroutine's. It may be called
+// while pinned.
 func (p *SpanProcessor) evict(ref cells.Ref) {
-	withdraw := p.labels == LabelsWithdrawn || p.labels == LabelsUntilEnd && !raceEnabled && !p.profile.wasRunning()
-	p.known.record(ref).End(withdraw)
+	p.known.record(ref).End(p.withdrawsEvicted())
 	p.known.drop(ref)
+}
+
+// withdrawsEvicted is withdrawsLabels for a span that is evicted.
+func (p *SpanProcessor) withdrawsEvicted() bool {
+	return p.labels == LabelsWithdrawn || p.labels == LabelsUntilEnd && !raceEnabled && !p.profile.wasRunning()
 }
 
 // isShown reports whether a goroutine shows a span in its slot.
@@ -424,7 +450,7 @@ func (p *SpanProcessor) variant(base *gorecord.Record, a *gorecord.Attributes, u
 	if record == nil {
 		record = base.Variant(a, user, nil, [wire.Enclosing]uint64{})
 	}
-	if record != nil && !p.cells.Live(cells.Ref(base.Ref())) {
+	if record != nil && (base.Ended() || !p.cells.Live(cells.Ref(base.Ref()))) {
 		record.End(p.labels != LabelsKept)
 	}
 	return record
@@ -507,5 +533,8 @@ func (k *known) attributes(r cells.Ref) *gorecord.Attributes {
 func (k *known) drop(r cells.Ref) {
 	if b := k.at(r); b != nil {
 		b.record.Store(nil)
+		if b.with.Load() != nil {
+			b.with.Store(nil)
+		}
 	}
 }

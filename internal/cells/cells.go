@@ -55,10 +55,20 @@ type Table struct {
 	// limit is how many cells may be used so far, see [Table.Limit].
 	limit atomic.Uint32
 	hand  atomic.Uint32
+	// base is the version that a cell without one counts from.
+	base uint64
 
-	spare func(Ref, uint64) bool
-	evict func(Ref)
+	spare       func(Ref, uint64) bool
+	hide, evict func(Ref)
 }
+
+// generations is the highest version of any table that was closed. Goroutines may still
+// hold Refs of such a table when the next one comes up. So no table repeats a Ref.
+var generations atomic.Uint64
+
+// lateGenerations is how far the next table stays away from that: spans that start while
+// their table is closed may still use up some.
+const lateGenerations = 1 << 16 * wire.RefGeneration
 
 // local is what only the goroutine that is pinned to one P stores to.
 type local struct {
@@ -77,9 +87,12 @@ const (
 // Options are how a table works with what shows its spans.
 type Options struct {
 	// Spare reports whether the goroutine with an id, which has started the span, still
-	// shows it. Evict takes back a span that has been ended to make room. Both are called
-	// while the caller is pinned.
+	// shows it. Hide takes back what shows a span without asking its cell, just before
+	// the span is ended to make room: whoever then finds the span over need not do it.
+	// Evict takes back the rest, once the span is over. All are called while the caller is
+	// pinned, and may be nil but for Evict.
 	Spare func(r Ref, goid uint64) bool
+	Hide  func(Ref)
 	Evict func(Ref)
 	// Heap has the cells in memory that no other process finds, for tests.
 	Heap bool
@@ -89,7 +102,7 @@ type Options struct {
 // the same, but no other process finds it: err says why.
 func New(o Options) (t *Table, err error) {
 	t = &Table{
-		spare: o.Spare, evict: o.Evict, shared: newSharedIndex(),
+		spare: o.Spare, hide: o.Hide, evict: o.Evict, shared: newSharedIndex(), base: generations.Load(),
 		locals: make([]local, max(runtime.GOMAXPROCS(0), runtime.NumCPU())),
 	}
 	t.free.init(Capacity)
@@ -128,6 +141,13 @@ func (t *Table) Address() uint64 { return uint64(uintptr(unsafe.Pointer(t.header
 // Close has other processes not find the table any more. Spans that are live are over, and
 // those that are started all the same, by who comes late, mean nothing.
 func (t *Table) Close() error {
+	highest := t.base
+	for i := range t.cells[:t.Used()] {
+		highest = max(highest, atomic.LoadUint64(&t.cells[i].Version))
+	}
+	highest = (highest + lateGenerations) &^ (wire.RefGeneration - 1)
+	for last := generations.Load(); last < highest && !generations.CompareAndSwap(last, highest); last = generations.Load() {
+	}
 	if t.region == nil {
 		return nil
 	}
@@ -232,8 +252,8 @@ func (t *Table) Reserve(p int) Ref {
 		v := atomic.LoadUint64(&c.Version)
 		invariants.Check(v == 0 || v&wire.CellOver != 0, "a free cell has no live span")
 	}
-	// Generations begin with 1, so that no Ref is 0.
-	next := atomic.LoadUint64(&c.Version)&^wire.CellOver + wire.RefGeneration
+	// Generations begin with 1 more than the base, so that no Ref is 0.
+	next := max(atomic.LoadUint64(&c.Version), t.base)&^wire.CellOver + wire.RefGeneration
 	next = next&^(wire.RefGeneration-1) | uint64(i)<<wire.RefIndexShift
 	// Seen before what changes in the cell, since all of it is stored in order.
 	ordered.Put(&c.Version, next|wire.CellOver)
@@ -279,20 +299,22 @@ func (t *Table) Free(r Ref) {
 	goruntime.Unpin()
 }
 
-// checkOver checks that a span is over whose cell is given back, for the first time.
+// checkOver checks that a span is over whose cell is given back, for the first time. The
+// memory of a table that was closed meanwhile holds zeros.
 func (t *Table) checkOver(r Ref) {
 	if invariants.Enabled {
-		invariants.Check(atomic.LoadUint64(&t.cell(r).Version) == uint64(r)|wire.CellOver, "a cell is given back once, when its span is over")
+		v := atomic.LoadUint64(&t.cell(r).Version)
+		invariants.Check(v == 0 || v == uint64(r)|wire.CellOver, "a cell is given back once, when its span is over")
 	}
 }
 
-// FreeWarm is Free for a cell that the next span which is started on this P may use.
-func (t *Table) FreeWarm(r Ref) {
+// FreeWarm is Free for a cell that the next span which is started on this P uses. It
+// returns false, and does nothing, if this P has enough of them.
+func (t *Table) FreeWarm(r Ref) bool {
 	t.checkOver(r)
-	if p := goruntime.Pin(); !t.give(p, r.Index()) {
-		t.free.push(r.Index())
-	}
+	given := t.give(goruntime.Pin(), r.Index())
 	goruntime.Unpin()
+	return given
 }
 
 // All calls f for every live span.

@@ -87,6 +87,59 @@ func TestRefsNeverNameAnotherSpan(t *testing.T) {
 	}
 }
 
+// A table that comes up after another one was closed does not repeat its Refs, which
+// goroutines may still hold.
+func TestNextTableRepeatsNoRef(t *testing.T) {
+	refs := map[Ref]bool{}
+	for range 3 {
+		table, err := New(Options{Heap: true})
+		require.NoError(t, err)
+		var last Ref
+		for n := range 100 {
+			last = table.start()
+			require.False(t, refs[last])
+			refs[last] = true
+			table.end(last, n%2 == 0)
+		}
+		require.NoError(t, table.Close())
+		late := table.start() // by a goroutine that does not know yet
+		require.False(t, refs[late])
+		refs[late] = true
+	}
+}
+
+// A span that gives way is hidden while it is live. If it ends meanwhile, it is not evicted.
+func TestHiddenBeforeEvicted(t *testing.T) {
+	var table *Table
+	var hidden, evicted []Ref
+	endsMeanwhile := false
+	table, err := New(Options{Heap: true, Hide: func(r Ref) {
+		assert.True(t, table.Live(r))
+		hidden = append(hidden, r)
+		if endsMeanwhile {
+			assert.True(t, table.End(r))
+		}
+	}, Evict: func(r Ref) {
+		assert.False(t, table.Live(r))
+		evicted = append(evicted, r)
+	}})
+	require.NoError(t, err)
+	r := table.start()
+	table.RaiseLimit(Capacity, 1)
+	table.hand.Store(^uint32(0) - ways + 1)
+	next := table.start()
+	require.NotZero(t, next)
+	assert.Equal(t, r.Index(), next.Index())
+	assert.Equal(t, []Ref{r}, hidden)
+	assert.Equal(t, []Ref{r}, evicted)
+
+	endsMeanwhile = true
+	table.hand.Store(^uint32(0) - ways + 1)
+	assert.Zero(t, table.start())
+	assert.Equal(t, []Ref{r, next}, hidden)
+	assert.Equal(t, []Ref{r}, evicted)
+}
+
 // The cell of a span that ended elsewhere describes it while many other spans start and end.
 func TestFreeCellsRest(t *testing.T) {
 	table, _ := newTable(t, true, nil)

@@ -81,12 +81,23 @@ func (t *Table) displace() (uint32, bool) {
 		if least&shown != 0 && attempt < displaceAttempts-1 {
 			continue // If all eight are shown there may be others that are not.
 		}
-		if t.End(victim) {
-			t.evict(victim)
+		if t.makeWay(victim) {
 			return victim.Index(), true
 		}
 	}
 	return 0, false
+}
+
+// makeWay ends a span to make room, and reports whether this call did.
+func (t *Table) makeWay(r Ref) bool {
+	if t.hide != nil && r != 0 {
+		t.hide(r)
+	}
+	if !t.End(r) {
+		return false
+	}
+	t.evict(r)
+	return true
 }
 
 // shown makes a span come after all that are not.

@@ -107,9 +107,7 @@ func (t *Table) end(r Ref, warm bool) bool {
 	if !t.End(r) {
 		return false
 	}
-	if warm {
-		t.FreeWarm(r)
-	} else {
+	if !warm || !t.FreeWarm(r) {
 		t.Free(r)
 	}
 	return true

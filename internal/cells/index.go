@@ -84,8 +84,7 @@ func (t *Table) share(r Ref, id uint64) {
 				oldest, least = i, age
 			}
 		}
-		if old := Ref(b[oldest].Load()); t.End(old) {
-			t.evict(old)
+		if old := Ref(b[oldest].Load()); t.makeWay(old) {
 			t.free.push(old.Index())
 		}
 	}

@@ -110,9 +110,7 @@ func (w *modelWorker) step() error {
 		if e := w.table.around(r, want.Goid); e != want.Enclosing {
 			return fmt.Errorf("%#x, which is over and not free, is within %x", r, e)
 		}
-		if w.random.IntN(2) == 0 {
-			w.table.FreeWarm(r)
-		} else {
+		if w.random.IntN(2) == 0 || !w.table.FreeWarm(r) {
 			w.table.Free(r)
 		}
 		if len(w.dead) < maxLive {

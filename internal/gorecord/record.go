@@ -308,6 +308,9 @@ func (r *Record) End(withdraw bool) {
 	}
 }
 
+// Ended reports whether End was called.
+func (r *Record) Ended() bool { return atomic.LoadUint32(&r.state)&stateValid == 0 }
+
 // maxVariants bounds the records of one span.
 const maxVariants = 64
 

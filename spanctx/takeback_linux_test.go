@@ -1,0 +1,127 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package spanctx
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/otelctx/otelctx/internal/cells"
+	"github.com/otelctx/otelctx/internal/gorecord"
+	"github.com/otelctx/otelctx/internal/goruntime"
+)
+
+// A goroutine that was in spans when a SpanProcessor was shut down still has the record of
+// one of them. What that names must not be taken for spans of the next SpanProcessor.
+func TestRecordOfFormerProcessorNamesNoSpan(t *testing.T) {
+	former, err := NewSpanProcessor()
+	require.NoError(t, err)
+	provider := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(former))
+	apart(func() {
+		defer goruntime.SetLabels(nil)
+		ctx, a := provider.Tracer("").Start(context.Background(), "a")
+		_, b := provider.Tracer("").Start(ctx, "b")
+		require.NoError(t, provider.Shutdown(context.Background()))
+
+		s := serve(t)
+		var x, y trace.Span
+		apart(func() { // in the same cells
+			var ctx context.Context
+			ctx, x = s.root()
+			_, y = s.start(ctx)
+		})
+		defer x.End()
+		defer y.End()
+		assert.Equal(t, shown{}, s.shown(t), "before the first span of the goroutine")
+		_, c := s.root()
+		assert.Equal(t, shown{number(c), number(c), number(c)}, s.shown(t))
+		c.End()
+		assert.Equal(t, shown{}, s.shown(t), "after it")
+		a.End()
+		b.End()
+	})
+}
+
+// A span that starts while Shutdown replaces the memory of its cell is taken back too.
+func TestSpanThatStartsDuringShutdownIsNotShown(t *testing.T) {
+	for _, replaced := range []bool{false, true} {
+		t.Run(fmt.Sprintf("replaced=%v", replaced), func(t *testing.T) {
+			s := serve(t)
+			apart(func() {
+				defer goruntime.SetLabels(nil)
+				_, a := s.root()
+				record := gorecord.Installed()
+				if replaced {
+					require.NoError(t, s.p.cells.Close())
+				}
+				s.p.endLate(cells.Ref(record.Ref()), record)
+				assertNoRecord(t)
+				a.End()
+			})
+		})
+	}
+}
+
+// The End of a span that is just being evicted returns at once. So the record is hidden
+// before the span is over.
+func TestEvictedRecordIsHiddenBeforeTheSpanIsOver(t *testing.T) {
+	s := serve(t)
+	p, advertised := s.p, s.p.cells
+	var evicted, hidden int
+	table, err := cells.New(cells.Options{Spare: p.isShown, Hide: p.hide, Heap: true, Evict: func(r cells.Ref) {
+		evicted++
+		if p.known.record(r).Ended() {
+			hidden++
+		}
+		p.evict(r)
+	}})
+	require.NoError(t, err)
+	table.RaiseLimit(cells.Capacity, 0)
+	p.cells = table
+	defer func() { assert.NoError(t, advertised.Close()) }()
+	apart(func() {
+		defer goruntime.SetLabels(nil)
+		for range cells.Capacity + 100 {
+			s.root()
+		}
+	})
+	assert.GreaterOrEqual(t, evicted, 100)
+	assert.Equal(t, evicted, hidden)
+}
+
+// After a burst of spans no more records are kept than Ps have free cells.
+func TestRecordsAreNotKeptAfterABurst(t *testing.T) {
+	s := serve(t)
+	kept := 64 * max(runtime.GOMAXPROCS(0), runtime.NumCPU())
+	apart(func() {
+		spans := make([]trace.Span, kept+1000)
+		for i := range spans {
+			_, spans[i] = s.root()
+		}
+		for _, span := range slices.Backward(spans) {
+			span.End()
+		}
+	})
+	n := 0
+	for i := range s.p.known.chunks {
+		chunk := s.p.known.chunks[i].Load()
+		if chunk == nil {
+			continue
+		}
+		for j := range chunk {
+			if chunk[j].record.Load() != nil {
+				n++
+			}
+		}
+	}
+	assert.LessOrEqual(t, n, kept)
+}
