@@ -413,9 +413,10 @@ func (c *calibrator) confirm(r *Runtime) [numFacts]fact {
 	return facts
 }
 
-// setCalibrationLabels gives the calling goroutine a label set that no other has, for the short rest of its life.
+// setCalibrationLabels gives the calling goroutine a label set that no other has, for the short rest of its life. It is
+// empty, so that profiles show nothing of it.
 func setCalibrationLabels() {
-	pprof.SetGoroutineLabels(pprof.WithLabels(context.Background(), pprof.Labels("otelctx", "calibration")))
+	pprof.SetGoroutineLabels(pprof.WithLabels(context.Background(), pprof.Labels()))
 }
 
 // stackGoid returns the id of the calling goroutine as runtime.Stack prints it, which is the public source of it.

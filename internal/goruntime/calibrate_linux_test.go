@@ -6,11 +6,13 @@
 package goruntime
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
 	"reflect"
 	"runtime"
+	"runtime/pprof"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -613,4 +615,25 @@ func TestSameLayout(t *testing.T) {
 	} {
 		assert.False(t, sameLayout(reflect.TypeOf(other), want), "%T", other)
 	}
+}
+
+// Profiles do not show that a goroutine calibrates.
+func TestCalibrationLabels(t *testing.T) {
+	pointers := make(chan unsafe.Pointer)
+	profiled := make(chan struct{})
+	for range 2 {
+		go func() {
+			setCalibrationLabels()
+			pointers <- Labels()
+			<-profiled
+		}()
+	}
+	first, second := <-pointers, <-pointers
+	var b bytes.Buffer
+	err := pprof.Lookup("goroutine").WriteTo(&b, 1)
+	close(profiled)
+	require.NoError(t, err)
+	assert.NotNil(t, first)
+	assert.NotEqual(t, first, second)
+	assert.NotContains(t, b.String(), `# labels: {"`)
 }
