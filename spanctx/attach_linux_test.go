@@ -274,6 +274,33 @@ func TestRefreshInherited(t *testing.T) {
 	s.assertNowhere(t)
 }
 
+// Without goroutine ids the record alone says what a goroutine is in: slots of the thread may
+// be another one's, and so may the parent.
+func TestRecordWithoutGoroutineIDs(t *testing.T) {
+	s := serve(t, withRuntime(goruntime.Calibrate().Without(errors.New("refused for a test"), goruntime.GGoid)))
+	apart(func() {
+		ctx, a := s.root()
+		_, b := s.start(ctx)
+		b.End()
+		assert.Equal(t, number(a), s.shown(t).record)
+		labels := goruntime.Labels()
+		// As if another goroutine, without a span, ran on this thread.
+		goruntime.SetLabels(nil)
+		_, c := s.root()
+		assert.Equal(t, number(c), s.shown(t).record)
+		c.End()
+		assert.Zero(t, s.shown(t).record)
+		goruntime.SetLabels(labels)
+		apart(func() {
+			_, d := s.start(ctx)
+			d.End()
+			assert.Zero(t, s.shown(t).record)
+		})
+		a.End()
+	})
+	s.assertNowhere(t)
+}
+
 // Without goroutine ids slots are the thread's: nested spans resume all the same.
 func TestWithoutGoroutineIDs(t *testing.T) {
 	refused := errors.New("refused for a test")

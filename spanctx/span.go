@@ -89,7 +89,9 @@ func (p *SpanProcessor) shown(at *position, l *labels, goid uint64) (known bool)
 		at.atRecord(installed)
 		return true
 	}
-	if r := p.threads; r != nil {
+	// Without goroutine ids a thread's slot may be any goroutine's, and the record, which
+	// cannot, says that this one is in nothing.
+	if r := p.threads; r != nil && (goid != 0 || !p.records) {
 		if spanID, named, owned := r.Shown(uint64(p.runtime.ThreadID()), goid); owned && spanID != 0 {
 			ref := cells.Ref(named)
 			if ref == 0 {
@@ -211,7 +213,7 @@ func (p *SpanProcessor) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
 	n.TraceFlags, n.StartUnixNS, n.Goid = traceFlags, start, goid
 	n.LocalRootSpanID = k.SpanID
 	if child {
-		if parent := p.follow(s, &n, at.ref); !known && p.cells.IsOf(parent, goid) {
+		if parent := p.follow(s, &n, at.ref); !known && goid != 0 && p.cells.IsOf(parent, goid) {
 			at.at(parent)
 		}
 	}

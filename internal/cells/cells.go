@@ -250,9 +250,7 @@ func (t *Table) Reserve(p int) Ref {
 	c := &t.cells[i]
 	if invariants.Enabled {
 		v := atomic.LoadUint64(&c.Version)
-		// A table that was closed meanwhile has forgotten which cells are used.
-		closed := t.region != nil && atomic.LoadUint32(&t.header.Magic) == 0
-		invariants.Check(v == 0 || v&wire.CellOver != 0 || closed, "a free cell has no live span")
+		invariants.Check(v == 0 || v&wire.CellOver != 0 || t.closed(), "a free cell has no live span")
 	}
 	// Generations begin with 1 more than the base, so that no Ref is 0.
 	next := max(atomic.LoadUint64(&c.Version), t.base)&^wire.CellOver + wire.RefGeneration
@@ -266,7 +264,8 @@ func (t *Table) Reserve(p int) Ref {
 func (t *Table) Commit(p int, r Ref, s *Span) {
 	c := t.cell(r)
 	if invariants.Enabled {
-		invariants.Check(atomic.LoadUint64(&c.Version) == uint64(r)|wire.CellOver, "a cell is its own until it is committed")
+		v := atomic.LoadUint64(&c.Version)
+		invariants.Check(v == uint64(r)|wire.CellOver || t.closed(), "a cell is its own until it is committed")
 		for _, around := range s.Enclosing {
 			invariants.Check(around != r, "no span encloses itself")
 		}
@@ -301,12 +300,17 @@ func (t *Table) Free(r Ref) {
 	goruntime.Unpin()
 }
 
-// checkOver checks that a span is over whose cell is given back, for the first time. The
-// memory of a table that was closed meanwhile holds zeros.
+// closed reports whether the memory of the table has been replaced, or is about to be: then it
+// does not tell which cells are used.
+func (t *Table) closed() bool {
+	return t.region != nil && atomic.LoadUint32(&t.header.Magic) == 0
+}
+
+// checkOver checks that a span is over whose cell is given back, for the first time.
 func (t *Table) checkOver(r Ref) {
 	if invariants.Enabled {
 		v := atomic.LoadUint64(&t.cell(r).Version)
-		invariants.Check(v == 0 || v == uint64(r)|wire.CellOver, "a cell is given back once, when its span is over")
+		invariants.Check(v == uint64(r)|wire.CellOver || t.closed(), "a cell is given back once, when its span is over")
 	}
 }
 

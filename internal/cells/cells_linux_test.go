@@ -108,6 +108,23 @@ func TestNextTableRepeatsNoRef(t *testing.T) {
 	}
 }
 
+// A goroutine that is in the middle of a start or an end may find that the table was closed
+// since, and its memory replaced.
+func TestLateStartAndEnd(t *testing.T) {
+	table, _ := newTable(t, false, nil)
+	p := goruntime.Pin()
+	goruntime.Unpin()
+	ended, reserved := table.start(), table.Reserve(p)
+	require.True(t, table.End(ended))
+	require.NoError(t, table.Close())
+	table.Free(ended)
+	s := spanOf(reserved)
+	table.Commit(p, reserved, &s)
+	for range 10 {
+		assert.NotZero(t, table.start())
+	}
+}
+
 // A span that gives way is hidden while it is live. If it ends meanwhile, it is not evicted.
 func TestHiddenBeforeEvicted(t *testing.T) {
 	var table *Table
