@@ -343,13 +343,17 @@ func contextAfterFuncDeadline(r *run) {
 	ctx, span := r.root("root")
 	request, cancel := context.WithTimeout(ctx, 50*time.Microsecond)
 	defer cancel()
-	done := make(chan struct{})
+	done, byTimer := make(chan struct{}), make(chan bool, 1)
 	context.AfterFunc(request, func() {
 		defer close(done)
-		r.out()
-		block()
-		r.out()
+		if <-byTimer {
+			r.out()
+			block()
+			r.out()
+		}
 	})
+	// Of a context that is over by now this goroutine may have started the function.
+	byTimer <- request.Err() == nil
 	<-done
 	span.End()
 }

@@ -262,7 +262,11 @@ func otherGrafanaElsewhere(r *run) {
 	tracer := r.grafana()
 	parent, root := tracer.Start(context.Background(), "root")
 	_, child := tracer.Start(parent, "child")
-	r.elsewhere(func() { child.End() })
+	r.elsewhere(func() {
+		child.End()
+		// The wrapper leaves the parent's labels to whoever ends the child.
+		pprof.SetGoroutineLabels(context.Background())
+	})
 	r.in(parent)
 	block()
 	r.in(parent)
