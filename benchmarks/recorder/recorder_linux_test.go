@@ -233,7 +233,8 @@ type cost struct {
 	samples            int
 }
 
-// TestBesidePerf records a service by otelctx and by perf record, in turns.
+// TestBesidePerf records a service by otelctx, with names and without, and by perf record, in
+// turns.
 func TestBesidePerf(t *testing.T) {
 	need(t)
 	if _, err := exec.LookPath("perf"); err != nil {
@@ -256,12 +257,15 @@ func TestBesidePerf(t *testing.T) {
 func besidePerf(t *testing.T, exe, pid, frequency string) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "perf.data")
-	var ours, theirs []cost
+	var ours, unnamed, theirs []cost
 	var steady, all, named []float64
 	for range *rounds {
 		r := otelctx(t, exe, pid, "--freq="+frequency)
 		o := r.record()
 		o.samples = r.samples()
+		r = otelctx(t, exe, pid, "--freq="+frequency, "--no-symbols")
+		u := r.record()
+		u.samples = r.samples()
 		r = start(t, "perf", "record", "-e", "cpu-clock", "-g", "-F", frequency, "-p", pid, "-o", file)
 		p := r.record()
 		script := exec.Command("perf", "script", "--no-inline", "-F", "comm,tid,time,ip,sym,dso", "-i", file)
@@ -269,15 +273,15 @@ func besidePerf(t *testing.T, exe, pid, frequency string) {
 		require.NoError(t, err)
 		p.named = p.all + script.ProcessState.UserTime() + script.ProcessState.SystemTime()
 		p.samples = strings.Count(string(out), "\n\n")
-		ours, theirs = append(ours, o), append(theirs, p)
-		steady = append(steady, perSample(o.steady, o)/perSample(p.steady, p))
-		all = append(all, perSample(o.all, o)/perSample(p.all, p))
+		ours, unnamed, theirs = append(ours, o), append(unnamed, u), append(theirs, p)
+		steady = append(steady, perSample(u.steady, u)/perSample(p.steady, p))
+		all = append(all, perSample(u.all, u)/perSample(p.all, p))
 		named = append(named, perSample(o.all, o)/perSample(p.named, p))
 	}
 	for i := range ours {
-		t.Logf("otelctx %+v; perf %+v", ours[i], theirs[i])
+		t.Logf("otelctx %+v, unnamed %+v; perf %+v", ours[i], unnamed[i], theirs[i])
 	}
-	t.Logf("otelctx a sample, times perf: %.2f without beginning, names and end (%.2f); %.2f with all, perf without names (%.2f); %.2f with all (%.2f)",
+	t.Logf("otelctx a sample, times perf: %.2f without beginning, names and end (%.2f); %.2f with all, both without names (%.2f); %.2f with all (%.2f)",
 		median(steady), steady, median(all), all, median(named), named)
 }
 

@@ -33,6 +33,7 @@ type recordCommand struct {
 	Endpoint  *string       `help:"Send the profile to a collector by OTLP/gRPC."                                                 name:"otlp-endpoint"                                                               placeholder:"URL"`
 	Repeat    bool          `help:"Record again and again, each time for --duration, and send each profile."                      name:"repeat"`
 	Kernel    bool          `help:"Record the kernel's part of stacks too."                                                       name:"kernel"`
+	NoSymbols bool          `help:"Do not name functions: the profile has addresses and build ids, by which they can be named later." name:"no-symbols"`
 	Carrier   string        `default:""                                                                                           enum:",labels,record,goroutine_slots,thread_slots"                                 help:"Read only labels, record, goroutine_slots or thread_slots." name:"carrier" placeholder:"NAME"`
 	Top       int           `default:"10"                                                                                         help:"How many spans and traces to show; 0 shows all."                             name:"top"`
 	JSON      bool          `help:"Print a JSON object instead of tables."                                                        name:"json"`
@@ -54,6 +55,9 @@ func (*recordCommand) Help() string {
 		"the first 10 labels, keys cut to 15 bytes, values cut to 47. A label may outlive its span. The process must say where " +
 		"goroutines keep labels, as services with spanctx do even without records, and be built with Go 1.24 to 1.27. A process " +
 		"without the chosen carrier is named in a warning.\n\n" +
+		"With --no-symbols no symbols are read, and the profile has no names of functions: each location has its address and its " +
+		"mapping, with the file's path and build ids. go tool pprof names them where the same files are, as do backends that have " +
+		"their symbols.\n\n" +
 		"It ends after --duration, on Ctrl-C, or when the process ends, and writes what there is, with exit code 0 in each " +
 		"case. A second Ctrl-C ends it at once. With --repeat, which takes --all and --otlp-endpoint, --duration does not end " +
 		"it, nor does a collector that does not take a profile: that one is lost.\n\n" +
@@ -186,6 +190,7 @@ func (c *recordCommand) record(ctx context.Context, s streams, out *outputs) (*r
 	config := recording.Config{
 		Part: out.add,
 		PID:  c.PID, Duration: c.Duration, Version: version(),
+		Unnamed: c.NoSymbols,
 		Sampler: sampler.Config{Frequency: c.Frequency, KernelStacks: c.Kernel, Carrier: carriers[c.Carrier]},
 		Warn:    func(err error) { s.complainf("%v", err) },
 	}

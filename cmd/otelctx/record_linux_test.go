@@ -356,6 +356,50 @@ func TestRecordOTLPFile(t *testing.T) {
 	assert.Contains(t, got.stderr, "Recorded process")
 }
 
+// Without symbols a profile has what it takes to name functions later: go tool pprof names
+// them.
+func TestRecordWithoutSymbols(t *testing.T) {
+	t.Parallel()
+	needSampling(t)
+	c := startBurner(t, nil, burner.Records)
+	dir := t.TempDir()
+	record := func(file string) recordDocument {
+		r := startRecord(t, pidOf(c), "--no-symbols", "--output", file)
+		r.awaitRecorded(t, c)
+		burner.AwaitUse(t, c, 400*time.Second/time.Duration(burner.Frequency()))
+		got := r.interrupt(t)
+		assert.Empty(t, got.stderr)
+		return decodeRecord(t, got)
+	}
+	file := filepath.Join(dir, "p.otlp")
+	d := record(file)
+	assertMuch(t, d.Attributed, d.Samples)
+	data, resource := readOTLP(t, file)
+	assert.Equal(t, "burner", resource["service.name"])
+	dictionary := data.GetDictionary()
+	assert.Len(t, dictionary.GetFunctionTable(), 1, "the zero value")
+	own := 0
+	for _, l := range dictionary.GetLocationTable()[1:] {
+		assert.NotZero(t, l.GetAddress())
+		assert.Empty(t, l.GetLines())
+		m := dictionary.GetMappingTable()[l.GetMappingIndex()]
+		if dictionary.GetStringTable()[m.GetFilenameStrindex()] == executable(t) {
+			own++ // Test binaries have no build ids; package symbols tests those.
+		}
+	}
+	assert.Positive(t, own)
+
+	file = filepath.Join(dir, "p.pb.gz")
+	record(file)
+	p := readPprof(t, file)
+	assert.Empty(t, p.Function)
+	require.NotEmpty(t, p.Mapping)
+	assert.Equal(t, executable(t), p.Mapping[0].File)
+	output, err := exec.Command("go", "tool", "pprof", "-symbolize=local", "-top", "-cum", file).CombinedOutput()
+	require.NoError(t, err, "%s", output)
+	assert.Contains(t, string(output), "internal/testing/burner.")
+}
+
 // A process that publishes nothing has a profile without links, and no other resource
 // than the kernel knows.
 func TestRecordWithoutContext(t *testing.T) {

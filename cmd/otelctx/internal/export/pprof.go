@@ -87,7 +87,11 @@ type pprofEncoder struct {
 }
 
 func newPprofEncoder(to io.Writer) *pprofEncoder {
-	return &pprofEncoder{to: gzip.NewWriter(to), strings: map[string]int64{}}
+	compressed, err := gzip.NewWriterLevel(to, gzip.BestSpeed) // as package runtime/pprof
+	if err != nil {
+		panic("export: a level that gzip has: " + err.Error())
+	}
+	return &pprofEncoder{to: compressed, strings: map[string]int64{}}
 }
 
 func (e *pprofEncoder) add(data *profilespb.ProfilesData) error {

@@ -87,7 +87,7 @@ func (c *converter) tables() {
 	for i, m := range d.GetMappingTable()[1:] {
 		c.mappings[i+1] = &profile.Mapping{
 			ID: uint64(i + 1), Start: m.GetMemoryStart(), Limit: m.GetMemoryLimit(), Offset: m.GetFileOffset(),
-			File: c.text(m.GetFilenameStrindex()), BuildID: c.buildID(m),
+			File: c.text(m.GetFilenameStrindex()),
 		}
 	}
 	c.functions = make([]*profile.Function, len(d.GetFunctionTable()))
@@ -108,6 +108,9 @@ func (c *converter) tables() {
 		}
 		markSymbolized(to)
 		c.locations[i+1] = to
+	}
+	for i, m := range d.GetMappingTable()[1:] {
+		c.mappings[i+1].BuildID = c.buildID(m, c.mappings[i+1].HasFunctions)
 	}
 	c.to.Mapping, c.to.Function, c.to.Location = slices.Clone(c.mappings[1:]), c.functions[1:], c.locations[1:]
 	// pprof takes the first mapping for that of the program, and it may have been the
@@ -149,15 +152,16 @@ func (c *converter) profile(p *profilespb.Profile, resource []*commonpb.KeyValue
 	}
 	c.limit = max(c.limit, limit)
 	c.to.DurationNanos = c.limit - c.to.TimeNanos
+	resource = slices.DeleteFunc(slices.Clone(resource), func(a *commonpb.KeyValue) bool {
+		return !slices.Contains(resourceLabels, a.GetKey())
+	})
 	for _, s := range p.GetSamples() {
 		to := &profile.Sample{Value: sampleValues(p, s), Label: map[string][]string{}, NumLabel: map[string][]int64{}}
 		for _, i := range c.dictionary.GetStackTable()[s.GetStackIndex()].GetLocationIndices() {
 			to.Location = append(to.Location, c.locations[i])
 		}
 		for _, a := range resource {
-			if slices.Contains(resourceLabels, a.GetKey()) {
-				label(to, a.GetKey(), a.GetValue())
-			}
+			label(to, a.GetKey(), a.GetValue())
 		}
 		for _, i := range s.GetAttributeIndices() {
 			a := c.dictionary.GetAttributeTable()[i]
@@ -182,8 +186,10 @@ func sampleValues(p *profilespb.Profile, s *profilespb.Sample) []int64 {
 
 func (c *converter) text(index int32) string { return c.dictionary.GetStringTable()[index] }
 
-// buildID returns the GNU build id of m, or else Go's.
-func (c *converter) buildID(m *profilespb.Mapping) string {
+// buildID returns the GNU build id of m, or else Go's. pprof compares it with the GNU build id
+// of the file that it is to name functions by, and does not name any if that is another one.
+// With Go's it could name none, so that a mapping without names does not get that one.
+func (c *converter) buildID(m *profilespb.Mapping, named bool) string {
 	ids := map[string]string{}
 	for _, i := range m.GetAttributeIndices() {
 		a := c.dictionary.GetAttributeTable()[i]
@@ -191,6 +197,9 @@ func (c *converter) buildID(m *profilespb.Mapping) string {
 	}
 	if id := ids[string(semconv.ProcessExecutableBuildIDGNUKey)]; id != "" {
 		return id
+	}
+	if !named {
+		return ""
 	}
 	return ids[string(semconv.ProcessExecutableBuildIDGoKey)]
 }

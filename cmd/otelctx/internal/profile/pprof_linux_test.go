@@ -80,6 +80,26 @@ func TestGolden(t *testing.T) {
 	assert.NotEqual(t, "[kernel.kallsyms]", again.Mapping[0].File)
 }
 
+// TestPprofBuildID gives a mapping without names no build id of Go's: with it pprof would refuse to
+// name functions by the file.
+func TestPprofBuildID(t *testing.T) {
+	lines := []symbols.Line{{Function: "main.main"}}
+	for _, c := range []struct {
+		gnu   string
+		lines []symbols.Line
+		want  string
+	}{{"c0ffee", nil, "c0ffee"}, {"c0ffee", lines, "c0ffee"}, {"", nil, ""}, {"", lines, "a/b"}} {
+		b := New(Options{Start: start, Frequency: frequency})
+		mapping := &symbols.Mapping{Start: 1, Limit: 1000, Path: "/bin/shop", GNUBuildID: c.gnu, GoBuildID: "a/b"}
+		b.Add(mustResource(t), Sample{Stack: []*symbols.Location{{Mapping: mapping, Address: 10, Lines: c.lines}}}, start)
+		data := b.Data(start.Add(duration))
+		require.NoError(t, Check(data))
+		p, err := Pprof(data)
+		require.NoError(t, err)
+		assert.Equal(t, c.want, p.Mapping[0].BuildID)
+	}
+}
+
 // TestPprofTool has the tool of the Go distribution filter by span, trace, service and
 // thread.
 func TestPprofTool(t *testing.T) {

@@ -27,6 +27,9 @@ type Config struct {
 	// Duration is how long to record, 0 until the process or the context ends.
 	Duration time.Duration
 	Sampler  sampler.Config
+	// Unnamed leaves functions without names: profiles have addresses and build ids, and no
+	// symbols are read.
+	Unnamed bool
 	// Version is that of who records.
 	Version string
 	// Progress, if not nil, is called about four times in a second by one goroutine
@@ -93,11 +96,15 @@ func Record(ctx context.Context, c Config) (*Result, error) {
 		}
 	}
 	if c.Sampler.KernelStacks {
+		open, what := symbols.OpenKernel, "names of the kernel's functions"
+		if c.Unnamed {
+			open, what = symbols.OpenUnnamedKernel, "where the kernel's code is"
+		}
 		var err error
-		if r.kernel, err = symbols.OpenKernel(); err != nil {
+		if r.kernel, err = open(); err != nil {
 			// Who may not know where the kernel's functions are is not told by samples.
 			c.Sampler.KernelStacks = !errors.Is(err, fs.ErrPermission)
-			c.warn(fmt.Errorf("names of the kernel's functions: %w", err))
+			c.warn(fmt.Errorf("%s: %w", what, err))
 		}
 	}
 	var err error

@@ -48,7 +48,7 @@ type TraceUse struct {
 // with the fewest samples are left out of what is reported, as are all processes beyond it
 // that come later.
 const (
-	maxSpans     = 1 << 16
+	maxSpans     = 1 << 14
 	maxProcesses = 1 << 13
 )
 

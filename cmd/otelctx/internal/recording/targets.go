@@ -77,8 +77,12 @@ type other struct {
 
 // openTargets opens the sampler, and begins with the processes that there are.
 func openTargets(c *Config) (*targets, error) {
+	files := symbols.NewFiles()
+	if c.Unnamed {
+		files = symbols.NewUnnamedFiles()
+	}
 	ts := &targets{
-		config: c, files: symbols.NewFiles(), attach: make(chan *symbols.Region, attachQueue), places: make(chan struct{}, mostLooks),
+		config: c, files: files, attach: make(chan *symbols.Region, attachQueue), places: make(chan struct{}, mostLooks),
 		all: map[sampler.Image]*target{}, gone: map[*target]time.Time{}, others: map[int]other{}, looking: map[int]time.Time{}, warned: map[warning]bool{},
 	}
 	if c.PID != 0 {

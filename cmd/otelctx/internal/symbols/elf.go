@@ -45,30 +45,39 @@ var sectionNames = map[string]bool{
 
 // parseELF reads the headers of file.
 func parseELF(file part) (*elfFile, error) {
+	f, header, err := parseSegments(file)
+	if err != nil {
+		return nil, err
+	}
+	f.readSections(header)
+	return f, nil
+}
+
+// parseSegments reads the headers of file without those of sections: what build ids take.
+func parseSegments(file part) (*elfFile, *elf.Header64, error) {
 	var ident [elf.EI_NIDENT]byte
 	if !file.read(0, ident[:]) || !bytes.HasPrefix(ident[:], []byte(elf.ELFMAG)) ||
 		elf.Class(ident[elf.EI_CLASS]) != elf.ELFCLASS64 || elf.Data(ident[elf.EI_DATA]) != elf.ELFDATA2LSB {
-		return nil, errNotELF
+		return nil, nil, errNotELF
 	}
 	var header elf.Header64
 	if !decode(file, 0, &header) {
-		return nil, errNotELF
+		return nil, nil, errNotELF
 	}
 	switch elf.Machine(header.Machine) {
 	case elf.EM_X86_64, elf.EM_AARCH64:
 	default:
-		return nil, fmt.Errorf("%w: %v", errNotELF, elf.Machine(header.Machine))
+		return nil, nil, fmt.Errorf("%w: %v", errNotELF, elf.Machine(header.Machine))
 	}
 	f := &elfFile{file: file}
 	for i := range min(uint64(header.Phnum), maxSegments) {
 		var s elf.Prog64
 		if !decode(file, header.Phoff+i*uint64(header.Phentsize), &s) {
-			return nil, errors.New("program headers are cut off")
+			return nil, nil, errors.New("program headers are cut off")
 		}
 		f.segments = append(f.segments, s)
 	}
-	f.readSections(&header)
-	return f, nil
+	return f, &header, nil
 }
 
 // readSections reads the section headers, as many as there are: a file without any is

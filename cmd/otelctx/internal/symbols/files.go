@@ -29,6 +29,9 @@ const (
 // Files are the files that processes have mapped, each one once, however often and by how
 // many processes it is mapped. It is safe for concurrent use.
 type Files struct {
+	// unnamed says that only build ids are read of files, and that none stays open.
+	unnamed bool
+
 	mu     sync.Mutex
 	byID   map[fileID]*file
 	order  []*file // the one used last is the last
@@ -46,8 +49,9 @@ type fileID struct {
 type file struct {
 	files *Files
 	id    fileID
-	// The build ids do not change.
-	gnuBuildID, goBuildID string
+	// The build ids do not change, nor does kind: the type of all that is in the file where
+	// nothing is named.
+	gnuBuildID, goBuildID, kind string
 
 	// reading is held by who reads the file. It is a channel, as who waits for it may
 	// give up.
@@ -68,6 +72,14 @@ type named struct {
 
 // NewFiles returns none yet. Close releases them.
 func NewFiles() *Files { return &Files{byID: map[fileID]*file{}} }
+
+// NewUnnamedFiles is NewFiles for who wants build ids and no names. Of files nothing else is
+// read, and only when they are attached.
+func NewUnnamedFiles() *Files {
+	f := NewFiles()
+	f.unnamed = true
+	return f
+}
 
 // Close closes all files.
 func (f *Files) Close() {
@@ -105,6 +117,9 @@ func (f *Files) open(r *Region) *file {
 	if err != nil {
 		return nil
 	}
+	if f.unnamed {
+		defer func() { _ = content.Close() }() // nothing was written
+	}
 	return f.add(newFile(f, id, content, content))
 }
 
@@ -135,6 +150,9 @@ func use(list *[]*file, o *file) *file {
 }
 
 func newFile(f *Files, id fileID, content io.ReaderAt, closer io.Closer) *file {
+	if f.unnamed {
+		return newUnnamedFile(f, id, content)
+	}
 	o := &file{files: f, id: id, reading: make(chan struct{}, 1), closer: closer, named: map[uint64]named{}}
 	e, err := parseELF(whole(content))
 	if err != nil {
@@ -144,6 +162,16 @@ func newFile(f *Files, id fileID, content io.ReaderAt, closer io.Closer) *file {
 	o.gnuBuildID, o.goBuildID = e.buildIDs()
 	if t, err := e.goTable(); err == nil {
 		o.golang = t
+	}
+	return o
+}
+
+// newUnnamedFile reads the build ids, and keeps nothing else.
+func newUnnamedFile(f *Files, id fileID, content io.ReaderAt) *file {
+	o := &file{files: f, id: id, reading: make(chan struct{}, 1)}
+	if e, _, err := parseSegments(whole(content)); err == nil {
+		o.gnuBuildID, o.goBuildID = e.buildIDs()
+		o.kind = TypeNative // Which part of a Go program is C's only its tables tell.
 	}
 	return o
 }
@@ -182,6 +210,9 @@ func (f *Files) ownVDSO() *file {
 
 // locate returns what is at an offset of the file, and its type.
 func (o *file) locate(offset uint64) ([]Line, string) {
+	if o.files.unnamed {
+		return nil, o.kind
+	}
 	timer := time.NewTimer(maxBusy)
 	defer timer.Stop()
 	select {

@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"debug/elf"
 	"encoding/binary"
+	"io"
 	"os"
 	"runtime"
 	"strconv"
@@ -222,10 +223,24 @@ func TestKallsyms(t *testing.T) {
 		assert.Equal(t, address >= 0xffffffff81000000 && address < 0xffffffff81000400, l.Mapping != nil, "%#x", address)
 	}
 
-	require.ErrorIs(t, k.parse(strings.NewReader("0000000000000000 T _stext\n0000000000000000 T x\n")), ErrKernelHidden)
-	for _, malformed := range []string{"", "x", "ffffffff81000000", "ffffffff81000000 T", "g T x"} {
-		require.Error(t, k.parse(strings.NewReader(malformed)), malformed)
+	for _, parse := range []func(*Kernel, io.Reader) error{(*Kernel).parse, (*Kernel).parseRange} {
+		require.ErrorIs(t, parse(k, strings.NewReader("0000000000000000 T _stext\n0000000000000000 T x\n")), ErrKernelHidden)
+		for _, malformed := range []string{"", "x", "ffffffff81000000", "ffffffff81000000 T", "g T x"} {
+			require.Error(t, parse(k, strings.NewReader(malformed)), malformed)
+		}
 	}
+}
+
+// TestKallsymsUnnamed finds the kernel's code as with names, and no names.
+func TestKallsymsUnnamed(t *testing.T) {
+	named, k := &Kernel{locations: map[uint64]*Location{}}, &Kernel{locations: map[uint64]*Location{}}
+	require.NoError(t, named.parse(strings.NewReader(kallsyms)))
+	// What is behind the code is not even looked at.
+	require.NoError(t, k.parseRange(strings.NewReader(kallsyms+"malformed\n")))
+	require.NotNil(t, k.mapping)
+	assert.Equal(t, named.mapping, k.mapping)
+	assert.Empty(t, k.symbols)
+	assert.Equal(t, &Location{Mapping: k.mapping, Address: 0xffffffff81000100, Type: TypeKernel}, k.Locate(0xffffffff81000100))
 }
 
 // TestKernel names an address that the kernel itself tells.

@@ -43,14 +43,20 @@ type kernelSymbol struct {
 // the kernel does not show them, or not where they are (kernel.kptr_restrict), the
 // error says so (it may wrap ErrKernelHidden), and the Kernel, never nil, knows the
 // name of nothing.
-func OpenKernel() (*Kernel, error) {
+func OpenKernel() (*Kernel, error) { return openKernel((*Kernel).parse) }
+
+// OpenUnnamedKernel is OpenKernel for who wants no names: of the symbols only those that say
+// where the kernel's code is are looked for, and none is kept.
+func OpenUnnamedKernel() (*Kernel, error) { return openKernel((*Kernel).parseRange) }
+
+func openKernel(parse func(*Kernel, io.Reader) error) (*Kernel, error) {
 	k := &Kernel{locations: map[uint64]*Location{}}
 	f, err := os.Open("/proc/kallsyms")
 	if err != nil {
 		return k, err
 	}
 	defer func() { _ = f.Close() }()
-	if err := k.parse(f); err != nil {
+	if err := parse(k, f); err != nil {
 		return k, err
 	}
 	if notes, err := os.ReadFile("/sys/kernel/notes"); err == nil && k.mapping != nil {
@@ -65,11 +71,48 @@ const kernelPath = "[kernel.kallsyms]"
 // parse reads the symbols, and the range of the kernel's own code. After an error k is
 // as it was.
 func (k *Kernel) parse(kallsyms io.Reader) error {
-	s := bufio.NewScanner(kallsyms)
 	var symbols []kernelSymbol
+	err := k.scan(kallsyms, func(address uint64, kind byte, name, module string) (more bool) {
+		switch {
+		case module != "":
+			name += " " + module
+		case name == endOfCode:
+			name = ""
+		}
+		if !strings.ContainsRune("tTwW", rune(kind)) {
+			name = ""
+		}
+		symbols = append(symbols, kernelSymbol{address, name})
+		return true
+	})
+	if err != nil {
+		return err
+	}
+	slices.SortStableFunc(symbols, func(a, b kernelSymbol) int { return cmp.Compare(a.address, b.address) })
+	k.symbols = slices.Clip(symbols)
+	return nil
+}
+
+// parseRange is parse without the symbols.
+func (k *Kernel) parseRange(kallsyms io.Reader) error {
+	return k.scan(kallsyms, func(_ uint64, _ byte, name, module string) (more bool) {
+		return name != endOfCode || module != ""
+	})
+}
+
+// The symbols around the kernel's own code.
+const (
+	startOfCode = "_stext"
+	endOfCode   = "_etext"
+)
+
+// scan calls each for the symbols until it returns false, and then finds the range of the
+// kernel's own code.
+func (k *Kernel) scan(kallsyms io.Reader, each func(address uint64, kind byte, name, module string) (more bool)) error {
+	s := bufio.NewScanner(kallsyms)
 	var start, limit uint64
-	hidden := true
-	for s.Scan() && len(symbols) < maxKallsyms {
+	count, hidden := 0, true
+	for more := true; more && count < maxKallsyms && s.Scan(); count++ {
 		// ffffffff81000000 T _stext, and for a module's "\t[name]" behind it.
 		line := s.Text()
 		hex, rest, ok := strings.Cut(line, " ")
@@ -81,28 +124,22 @@ func (k *Kernel) parse(kallsyms io.Reader) error {
 		name, module, _ := strings.Cut(rest[2:], "\t")
 		switch {
 		case module != "":
-			name += " " + module
-		case name == "_stext":
+		case name == startOfCode:
 			start = address
-		case name == "_etext":
+		case name == endOfCode:
 			limit = address
 		}
-		if !strings.ContainsRune("tTwW", rune(rest[0])) || name == "_etext" {
-			name = ""
-		}
-		symbols = append(symbols, kernelSymbol{address, name})
+		more = each(address, rest[0], name, module)
 	}
 	if err := s.Err(); err != nil {
 		return fmt.Errorf("kallsyms: %w", err)
 	}
-	if len(symbols) == 0 {
+	if count == 0 {
 		return errors.New("kallsyms has no symbols")
 	}
 	if hidden {
 		return ErrKernelHidden
 	}
-	slices.SortStableFunc(symbols, func(a, b kernelSymbol) int { return cmp.Compare(a.address, b.address) })
-	k.symbols = slices.Clip(symbols)
 	if start < limit {
 		k.mapping = &Mapping{Start: start, Limit: limit, Path: kernelPath}
 	}

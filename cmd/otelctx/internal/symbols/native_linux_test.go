@@ -6,6 +6,7 @@ package symbols
 import (
 	"encoding/json"
 	"os"
+	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
@@ -68,6 +69,60 @@ func TestNative(t *testing.T) {
 			assert.Equal(t, []Line{{"main.goCode", r.GoFile, r.GoLine}}, l.Lines)
 		})
 	}
+}
+
+// TestUnnamed finds mappings and build ids as with names, and keeps no file open.
+func TestUnnamed(t *testing.T) {
+	var r cgoReport
+	p := start(t, build(t, programs.Cgo, "cgo"), &r)
+	named, unnamed := p.open(), openWith(t, NewUnnamedFiles(), p.PID())
+	addresses := []uint64{r.Native, r.Libc, r.Go}
+	for _, address := range addresses {
+		assert.Empty(t, unnamed.Locate(address, true).Lines)
+	}
+	fds, err := filepath.Glob("/proc/self/fd/*")
+	require.NoError(t, err)
+	for _, fd := range fds {
+		path, _ := os.Readlink(fd) // which may have been closed
+		assert.NotEqual(t, p.path, path)
+	}
+	gnu := 0
+	for _, address := range addresses {
+		want, got := named.Locate(address, true), unnamed.Locate(address, true)
+		assert.NotEmpty(t, want.Lines)
+		assert.Equal(t, &Location{Mapping: want.Mapping, Address: address, Type: TypeNative}, got)
+		if got.Mapping.GNUBuildID != "" {
+			gnu++
+		}
+	}
+	assert.Positive(t, gnu)
+}
+
+// onlyTo is a file whose reader fails the test where it reads beyond limit.
+type onlyTo struct {
+	*os.File
+
+	t     *testing.T
+	limit int64
+}
+
+func (f onlyTo) ReadAt(b []byte, offset int64) (int, error) {
+	assert.Less(f.t, offset, f.limit)
+	return f.File.ReadAt(b, offset)
+}
+
+// TestUnnamedReadsNoSymbols finds build ids in the beginning of a file alone: sections and
+// their headers are behind.
+func TestUnnamedReadsNoSymbols(t *testing.T) {
+	f, err := os.Open(build(t, programs.Cgo, "cgo"))
+	require.NoError(t, err)
+	defer func() { _ = f.Close() }()
+	want, err := parseELF(whole(f))
+	require.NoError(t, err)
+	gnu, golang := want.buildIDs()
+	got := newFile(NewUnnamedFiles(), fileID{}, onlyTo{f, t, int64(want.named(".gopclntab").Off)}, f)
+	assert.Equal(t, []string{gnu, golang, TypeNative}, []string{got.gnuBuildID, got.goBuildID, got.kind})
+	assert.NotEmpty(t, golang)
 }
 
 // TestVDSO names the functions that the kernel gives each process.

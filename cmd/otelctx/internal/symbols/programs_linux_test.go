@@ -57,7 +57,12 @@ type opened struct{ *Process }
 // openProcess opens a process until the end of the test.
 func openProcess(t testing.TB, pid int) opened {
 	t.Helper()
-	files := NewFiles()
+	return openWith(t, NewFiles(), pid)
+}
+
+// openWith is openProcess with the files to find things in.
+func openWith(t testing.TB, files *Files, pid int) opened {
+	t.Helper()
 	process, err := files.Open(pid)
 	require.NoError(t, err)
 	t.Cleanup(func() {
