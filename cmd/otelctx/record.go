@@ -24,19 +24,19 @@ import (
 
 // recordCommand is otelctx record.
 type recordCommand struct {
-	PID       int           `arg:""                                                                                               help:"The process to record."                                                      name:"pid"                                                        optional:""`
-	All       bool          `help:"Record every process that publishes a context or spans, also those that come to it meanwhile." name:"all"`
-	Duration  time.Duration `default:"10s"                                                                                        help:"How long to record; 0 goes on until interrupted, or until the process ends." name:"duration"`
-	Frequency int           `default:"99"                                                                                         help:"How many samples to take in a second of CPU time."                           name:"freq"`
-	Output    string        `help:"Write the profile to a file, in the format that its name ends in; - is standard output."       name:"output"                                                                      placeholder:"FILE"                                                short:"o"`
-	Format    string        `default:""                                                                                           enum:",pprof,otlp,json,jsonl"                                                      help:"The format of --output: pprof, otlp, json or jsonl."        name:"format"  placeholder:"FORMAT"`
-	Endpoint  *string       `help:"Send the profile to a collector by OTLP/gRPC."                                                 name:"otlp-endpoint"                                                               placeholder:"URL"`
-	Repeat    bool          `help:"Record again and again, each time for --duration, and send each profile."                      name:"repeat"`
-	Kernel    bool          `help:"Record the kernel's part of stacks too."                                                       name:"kernel"`
+	PID       int           `arg:""                                                                                                   help:"The process to record."                                                      name:"pid"                                                        optional:""`
+	All       bool          `help:"Record every process that publishes a context or spans, also those that come to it meanwhile."     name:"all"`
+	Duration  time.Duration `default:"10s"                                                                                            help:"How long to record; 0 goes on until interrupted, or until the process ends." name:"duration"`
+	Frequency int           `default:"99"                                                                                             help:"How many samples to take in a second of CPU time."                           name:"freq"`
+	Output    string        `help:"Write the profile to a file, in the format that its name ends in; - is standard output."           name:"output"                                                                      placeholder:"FILE"                                                short:"o"`
+	Format    string        `default:""                                                                                               enum:",pprof,otlp,json,jsonl"                                                      help:"The format of --output: pprof, otlp, json or jsonl."        name:"format"  placeholder:"FORMAT"`
+	Endpoint  *string       `help:"Send the profile to a collector by OTLP/gRPC."                                                     name:"otlp-endpoint"                                                               placeholder:"URL"`
+	Repeat    bool          `help:"Record again and again, each time for --duration, and send each profile."                          name:"repeat"`
+	Kernel    bool          `help:"Record the kernel's part of stacks too."                                                           name:"kernel"`
 	NoSymbols bool          `help:"Do not name functions: the profile has addresses and build ids, by which they can be named later." name:"no-symbols"`
-	Carrier   string        `default:""                                                                                           enum:",labels,record,goroutine_slots,thread_slots"                                 help:"Read only labels, record, goroutine_slots or thread_slots." name:"carrier" placeholder:"NAME"`
-	Top       int           `default:"10"                                                                                         help:"How many spans and traces to show; 0 shows all."                             name:"top"`
-	JSON      bool          `help:"Print a JSON object instead of tables."                                                        name:"json"`
+	Carrier   string        `default:""                                                                                               enum:",labels,record,goroutine_slots,thread_slots"                                 help:"Read only labels, record, goroutine_slots or thread_slots." name:"carrier" placeholder:"NAME"`
+	Top       int           `default:"10"                                                                                             help:"How many spans and traces to show; 0 shows all."                             name:"top"`
+	JSON      bool          `help:"Print a JSON object instead of tables."                                                            name:"json"`
 }
 
 // Help is shown by otelctx record --help.

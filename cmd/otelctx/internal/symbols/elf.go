@@ -18,7 +18,9 @@ import (
 const (
 	maxSegments = 256
 	maxSections = 1 << 14
-	maxNotes    = 64 << 10 // bytes of one segment
+	maxNotes    = 64 << 10 // bytes of one segment or section
+
+	maxNoteSections = 64
 )
 
 var errNotELF = errors.New("not an ELF file of a 64-bit little-endian machine")
@@ -45,39 +47,30 @@ var sectionNames = map[string]bool{
 
 // parseELF reads the headers of file.
 func parseELF(file part) (*elfFile, error) {
-	f, header, err := parseSegments(file)
-	if err != nil {
-		return nil, err
-	}
-	f.readSections(header)
-	return f, nil
-}
-
-// parseSegments reads the headers of file without those of sections: what build ids take.
-func parseSegments(file part) (*elfFile, *elf.Header64, error) {
 	var ident [elf.EI_NIDENT]byte
 	if !file.read(0, ident[:]) || !bytes.HasPrefix(ident[:], []byte(elf.ELFMAG)) ||
 		elf.Class(ident[elf.EI_CLASS]) != elf.ELFCLASS64 || elf.Data(ident[elf.EI_DATA]) != elf.ELFDATA2LSB {
-		return nil, nil, errNotELF
+		return nil, errNotELF
 	}
 	var header elf.Header64
 	if !decode(file, 0, &header) {
-		return nil, nil, errNotELF
+		return nil, errNotELF
 	}
 	switch elf.Machine(header.Machine) {
 	case elf.EM_X86_64, elf.EM_AARCH64:
 	default:
-		return nil, nil, fmt.Errorf("%w: %v", errNotELF, elf.Machine(header.Machine))
+		return nil, fmt.Errorf("%w: %v", errNotELF, elf.Machine(header.Machine))
 	}
 	f := &elfFile{file: file}
 	for i := range min(uint64(header.Phnum), maxSegments) {
 		var s elf.Prog64
 		if !decode(file, header.Phoff+i*uint64(header.Phentsize), &s) {
-			return nil, nil, errors.New("program headers are cut off")
+			return nil, errors.New("program headers are cut off")
 		}
 		f.segments = append(f.segments, s)
 	}
-	return f, &header, nil
+	f.readSections(&header)
+	return f, nil
 }
 
 // readSections reads the section headers, as many as there are: a file without any is
@@ -165,19 +158,29 @@ func (f *elfFile) memory(address uint64) part {
 	return f.file.sub(0, 0)
 }
 
-// buildIDs returns the GNU build id, in hex, and Go's, as far as there are any.
+// buildIDs returns the GNU build id, in hex, and Go's, as far as there are any. The segments of
+// a program that Go has linked by itself leave the GNU one out: it is in a section alone.
 func (f *elfFile) buildIDs() (gnu, golang string) {
-	for _, s := range f.segments {
+	add := func(offset, size, align uint64) {
 		// Those with an alignment of 8 have other notes, in another layout.
-		if elf.ProgType(s.Type) != elf.PT_NOTE || s.Align == 8 {
-			continue
-		}
-		content := make([]byte, min(s.Filesz, maxNotes))
-		if !f.file.read(s.Off, content) {
-			continue
+		content := make([]byte, min(size, maxNotes))
+		if align == 8 || !f.file.read(offset, content) {
+			return
 		}
 		g, o := parseNotes(content)
 		gnu, golang = max(gnu, g), max(golang, o)
+	}
+	for _, s := range f.segments {
+		if elf.ProgType(s.Type) == elf.PT_NOTE {
+			add(s.Off, s.Filesz, s.Align)
+		}
+	}
+	notes := 0
+	for i := range f.sections {
+		if s := &f.sections[i]; gnu == "" && elf.SectionType(s.Type) == elf.SHT_NOTE && notes < maxNoteSections {
+			notes++
+			add(s.Off, s.Size, s.Addralign)
+		}
 	}
 	return gnu, golang
 }

@@ -169,7 +169,7 @@ func newFile(f *Files, id fileID, content io.ReaderAt, closer io.Closer) *file {
 // newUnnamedFile reads the build ids, and keeps nothing else.
 func newUnnamedFile(f *Files, id fileID, content io.ReaderAt) *file {
 	o := &file{files: f, id: id, reading: make(chan struct{}, 1)}
-	if e, _, err := parseSegments(whole(content)); err == nil {
+	if e, err := parseELF(whole(content)); err == nil {
 		o.gnuBuildID, o.goBuildID = e.buildIDs()
 		o.kind = TypeNative // Which part of a Go program is C's only its tables tell.
 	}

@@ -4,6 +4,7 @@
 package symbols
 
 import (
+	"debug/elf"
 	"encoding/json"
 	"os"
 	"path/filepath"
@@ -98,31 +99,43 @@ func TestUnnamed(t *testing.T) {
 	assert.Positive(t, gnu)
 }
 
-// onlyTo is a file whose reader fails the test where it reads beyond limit.
-type onlyTo struct {
+// without is a file of which some sections may not be read.
+type without struct {
 	*os.File
 
-	t     *testing.T
-	limit int64
+	t        *testing.T
+	sections []*section
 }
 
-func (f onlyTo) ReadAt(b []byte, offset int64) (int, error) {
-	assert.Less(f.t, offset, f.limit)
+func (f without) ReadAt(b []byte, offset int64) (int, error) {
+	for _, s := range f.sections {
+		// The block that a section begins in has what is before it too.
+		assert.False(f.t, uint64(offset) > s.Off && uint64(offset) < s.Off+s.Size, "%#x", offset)
+	}
 	return f.File.ReadAt(b, offset)
 }
 
-// TestUnnamedReadsNoSymbols finds build ids in the beginning of a file alone: sections and
-// their headers are behind.
+// TestUnnamedReadsNoSymbols finds the build ids of programs that Go and the system's linker have
+// linked, and reads no symbol table.
 func TestUnnamedReadsNoSymbols(t *testing.T) {
-	f, err := os.Open(build(t, programs.Cgo, "cgo"))
-	require.NoError(t, err)
-	defer func() { _ = f.Close() }()
-	want, err := parseELF(whole(f))
-	require.NoError(t, err)
-	gnu, golang := want.buildIDs()
-	got := newFile(NewUnnamedFiles(), fileID{}, onlyTo{f, t, int64(want.named(".gopclntab").Off)}, f)
-	assert.Equal(t, []string{gnu, golang, TypeNative}, []string{got.gnuBuildID, got.goBuildID, got.kind})
-	assert.NotEmpty(t, golang)
+	for v, name := range map[*programs.Variant]string{&programs.Static: "prog", &programs.Cgo: "cgo"} {
+		f, err := os.Open(build(t, *v, name))
+		require.NoError(t, err)
+		defer func() { _ = f.Close() }()
+		e, err := parseELF(whole(f))
+		require.NoError(t, err)
+		tables := []*section{e.named(".gopclntab")}
+		for i := range e.sections {
+			if s := &e.sections[i]; elf.SectionType(s.Type) == elf.SHT_SYMTAB {
+				tables = append(tables, s)
+			}
+		}
+		require.Len(t, tables, 2)
+		got := newFile(NewUnnamedFiles(), fileID{}, without{f, t, tables}, f)
+		assert.Regexp(t, "^[0-9a-f]{40}$", got.gnuBuildID)
+		assert.NotEmpty(t, got.goBuildID)
+		assert.Equal(t, TypeNative, got.kind)
+	}
 }
 
 // TestVDSO names the functions that the kernel gives each process.
