@@ -55,6 +55,7 @@ func (*recordCommand) Help() string {
 		"the first 10 labels, keys cut to 15 bytes, values cut to 47. A label may outlive its span. The process must say where " +
 		"goroutines keep labels, as services with spanctx do even without records, and be built with Go 1.24 to 1.27. A process " +
 		"without the chosen carrier is named in a warning.\n\n" +
+		"Tables and --json are made of at most 16,384 spans, those with the most samples, also with --top=0; the profile has all.\n\n" +
 		"With --no-symbols no symbols are read, and the profile has no names of functions: each location has its address and its " +
 		"mapping, with the file's path and build ids. go tool pprof names them where the same files are, as do backends that have " +
 		"their symbols.\n\n" +
