@@ -33,7 +33,7 @@ build: ## Build the command line tool and the example into bin/.
 
 # The packages that make test runs with the race detector: goroutines share memory of the
 # heap there. The detector knows nothing of other memory. make test-all runs all with it.
-RACE_PACKAGES := github.com/otelctx/otelctx/(spanctx|resourcepublisher|scopedattr|universalprofiling|internal/(spantable|cells|ring|gorecord|scope|vma))
+RACE_PACKAGES := github.com/otelctx/otelctx/(spanctx|resourcepublisher|scopedattr|universalprofiling|internal/(cells|ring|gorecord|scope|vma))
 
 # A whole Collector, which has no tests of its own: make test-all runs and tests it.
 NOT_IN_TEST := github.com/otelctx/otelctx/example/ecosystem/collector

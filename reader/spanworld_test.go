@@ -23,9 +23,9 @@ const (
 	worldCells = 12
 )
 
-// spanWorld is a world that keeps its spans in cells, as spanctx does: a span that ends is
-// over in its cell and its records at once, and slots and labels stay as they are but for
-// those of the goroutine that ends it.
+// spanWorld is a world that keeps its spans in cells, as spanctx does. A span that ends is
+// over in its cell and its records at once. Slots and labels stay as they are, but for those
+// of the goroutine that ends it.
 type spanWorld struct {
 	*world
 

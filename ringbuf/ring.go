@@ -12,13 +12,14 @@ import (
 	"github.com/otelctx/otelctx/internal/ring"
 )
 
-// Span is what a slot shows: TraceIDHigh and TraceIDLow, and SpanID, each a uint64 that is a
-// W3C identifier, or a half of one, read as a big-endian number; Ref, a uint64 that names
-// the span's cell in a span table, 0 without one; TraceFlags, a byte; and Attributes, a
-// []byte in the encoding of OTEP 4947. [SpanOf] makes one. The zero Span shows nothing.
+// Span is what a slot shows. [SpanOf] makes one. The zero Span shows nothing.
 //
-// Of attributes that do not fit into the ring's attribute space all together, those that
-// do, one after the other, are shown.
+//   - TraceIDHigh, TraceIDLow and SpanID are uint64: a W3C identifier, or a half of one,
+//     read as a big-endian number.
+//   - Ref, a uint64, names the span's cell in a span table. It is 0 without one.
+//   - TraceFlags is a byte.
+//   - Attributes is a []byte in the encoding of OTEP 4947. If they do not all fit into the
+//     ring's attribute space, those are shown, one after the other, for which there is room.
 type Span = ring.Span
 
 // SpanOf returns the Span with these identifiers.

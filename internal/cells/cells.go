@@ -333,9 +333,9 @@ func (t *Table) All(f func(Ref)) {
 }
 
 // SetThread notes on which thread the goroutine with this id shows a span, or with 0 that it
-// shows another one, if it is the one that has started the span: the slots of threads that it
-// has been on before are out of date then. The span may be over, as long as its cell is not
-// used for another one. It is called by that goroutine.
+// shows another one. The slots of threads that it has been on before are out of date then.
+// It does nothing if another goroutine has started the span. The span may be over, as long
+// as its cell is not used for another one. It is called by that goroutine.
 func (t *Table) SetThread(r Ref, goid uint64, tid uint32) {
 	if r == 0 {
 		return

@@ -127,10 +127,10 @@ func Available(r *goruntime.Runtime) error {
 }
 
 // New returns a record of a span, which is not installed yet, with attributes and the
-// user's labels. Identifiers are big-endian numbers. Of the
-// attributes as many are labels as leave room for all of the user's, and take the place of
-// those with the same keys. It allocates once, and more if the user has labels or the
-// attributes are many. It must not be called unless [Available] returns nil.
+// user's labels. Identifiers are big-endian numbers. Of the attributes as many are labels
+// as leave room for all of the user's, and take the place of those with the same keys. It
+// allocates once, and more if the user has labels or the attributes are many. It must not
+// be called unless [Available] returns nil.
 func New(traceIDHigh, traceIDLow, spanID uint64, traceFlags uint8, a *Attributes, user UserLabels) *Record {
 	r := newRecord(labelsAt(user), a)
 	r.user = user
@@ -194,7 +194,7 @@ func (r *Record) setOurs(list []goruntime.Label) {
 
 // merge returns the user's labels, ours, and those of a for which there is room. Profilers
 // read no more than ten: if the user's leave no room for ours, these come first, else last,
-// see withdrawLabels. Of labels with equal keys there is one: ours, else that of a.
+// see HideLabels. Of labels with equal keys there is one: ours, else that of a.
 func (r *Record) merge(users []goruntime.Label, a *Attributes) []goruntime.Label {
 	ours := make([]goruntime.Label, ourLabels, maxLabels)
 	r.setOurs(ours)
@@ -214,10 +214,10 @@ func (r *Record) merge(users []goruntime.Label, a *Attributes) []goruntime.Label
 	return append(kept, ours...)
 }
 
-// withdrawLabels has readers of labels see the user's alone, or if ours come first none.
+// HideLabels has readers of labels see the user's alone, or if ours come first none.
 // Profiles of the process itself may be reading them just now: the length of the list
 // changes and nothing else, and they see the one or the other.
-func (r *Record) withdrawLabels() {
+func (r *Record) HideLabels() {
 	// Sound: the second word of a slice is its length.
 	length := (*uint64)(unsafe.Add(unsafe.Pointer(&r.labels.List), unsafe.Sizeof(uintptr(0))))
 	ordered.Put(length, uint64(ours(r.labels.List)))
@@ -270,10 +270,6 @@ func (r *Record) HasLabels(user UserLabels) bool { return sameLabels(r.user, use
 // Install shows the span on the calling goroutine. It may be called while pinned.
 func (r *Record) Install() { goruntime.SetLabels(unsafe.Pointer(r)) }
 
-// HideLabels has readers of labels not see the span. It is called before the record is
-// installed.
-func (r *Record) HideLabels() { r.withdrawLabels() }
-
 // Restore shows no span on the calling goroutine, but the user's labels that a label pointer
 // leads to.
 func Restore(user UserLabels) { goruntime.SetLabels(user) }
@@ -300,7 +296,7 @@ func (r *Record) End(withdraw bool) {
 		// Whoever else stores here stores the same.
 		ordered.Put32(&r.state, atomic.LoadUint32(&r.state)&^stateValid)
 		if withdraw {
-			r.withdrawLabels()
+			r.HideLabels()
 		}
 		if r.outer.Load() != nil {
 			r.outer.Store(nil)
@@ -315,13 +311,14 @@ func (r *Record) Ended() bool { return atomic.LoadUint32(&r.state)&stateValid ==
 const maxVariants = 64
 
 // Variant returns a record of the span of r, which [New] returned, with attributes, the
-// user's labels, and what else to go back to, see SetWithin. It
-// allocates if there is none yet; if there are 64 it returns nil instead.
+// user's labels, and what else to go back to, see SetWithin. It allocates if there is none
+// yet; if there are 64 it returns nil instead.
 //
 // An End that runs meanwhile may not see the new record. So the caller looks whether the
-// span is over once Variant has returned, by a word that was changed by compare-and-swap
-// before End was called, and if it is calls [Record.End]: either the compare-and-swap here
-// came before that one, and End sees the record, or the caller sees that the span is over.
+// span is over once Variant has returned, and if it is calls [Record.End]. What it looks at
+// is a word that was changed by compare-and-swap before End was called. Variant adds the
+// record by compare-and-swap too: if that came first, End sees the record; if not, the
+// caller sees that the span is over.
 func (r *Record) Variant(a *Attributes, user UserLabels, outer *Record, enclosing [wire.Enclosing]uint64) *Record {
 	for last, n := r, 1; ; n++ {
 		if last.enclosing == enclosing && (outer == nil || last.outer.Load() == outer) &&
@@ -351,7 +348,7 @@ func (r *Record) copy(a *Attributes, user UserLabels, outer *Record, enclosing [
 	const sizes = ^uint32(1<<stateSizeShift - 1)
 	c.state = atomic.LoadUint32(&r.state)&^sizes | uint32(len(a.Encoded()))<<stateSizeShift
 	if ours(r.labels.List) >= len(r.labels.List) {
-		c.withdrawLabels() // as those of r are
+		c.HideLabels() // as those of r are
 	}
 	return c
 }
