@@ -19,7 +19,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/otelctx/otelctx/internal/scope"
+	"github.com/otelctx/otelctx/internal/contextattr"
 	"github.com/otelctx/otelctx/internal/testing/oteltest"
 	"github.com/otelctx/otelctx/spanctx"
 	"github.com/otelctx/otelctx/universalprofiling"
@@ -41,6 +41,7 @@ var tracers = []struct {
 	{"gslots", carriers(spanctx.WithGoroutineRecord(false), spanctx.WithThreadSlots(false))},
 	{"record", carriers(spanctx.WithThreadSlots(false), spanctx.WithGoroutineSlots(false))},
 	{"default", carriers()},
+	{"names", carriers(spanctx.WithSpanNames(true))},
 	{"keys3", carriers(spanctx.WithAttributeKeys("http.app", "http.route", "tenant"))},
 	{"universal", func(tb testing.TB) trace.Tracer { return tracer(tb, newIntegration(tb, universalprofiling.Auto)) }},
 	{"universal-kept", func(tb testing.TB) trace.Tracer {
@@ -61,7 +62,7 @@ func carriers(opts ...spanctx.Option) func(testing.TB) trace.Tracer {
 // scoped returns a context with the attributes that processor=keys3 publishes. The
 // baseline has none: what they cost it is the candidate's.
 func scoped(ctx context.Context) context.Context {
-	return scope.With(ctx,
+	return contextattr.With(ctx,
 		attribute.String("http.app", "shop"), attribute.String("http.route", "/cart/{id}"), attribute.Int("tenant", 1234))
 }
 
@@ -193,6 +194,33 @@ func BenchmarkLiveSpans(b *testing.B) {
 	}
 }
 
+// BenchmarkChurn starts spans while others are in progress, and for each of them ends the one
+// that has been in progress for longest.
+func BenchmarkChurn(b *testing.B) {
+	const live = 10_000
+	for _, t := range tracers {
+		if t.processor != "noop" && t.processor != "slots" && t.processor != "default" {
+			continue
+		}
+		b.Run(fmt.Sprintf("live=%d/processor=%s", live, t.processor), func(b *testing.B) {
+			churn := func(tracer trace.Tracer) func(n int) {
+				spans, next := make([]trace.Span, live), 0
+				for i := range spans {
+					_, spans[i] = tracer.Start(b.Context(), "request")
+				}
+				return func(n int) {
+					for range n {
+						spans[next].End()
+						_, spans[next] = tracer.Start(b.Context(), "request")
+						next = (next + 1) % live
+					}
+				}
+			}
+			alternate(b, batch, churn(tracer(b, noop)), churn(t.tracer(b)))
+		})
+	}
+}
+
 // BenchmarkUnsampledSpan starts and ends spans that the sampler drops.
 func BenchmarkUnsampledSpan(b *testing.B) {
 	drop := sdktrace.NeverSample()
@@ -218,7 +246,7 @@ func BenchmarkUnsampledSpan(b *testing.B) {
 
 // allocationsMore is how many allocations a span may cost more than with a processor
 // that does nothing.
-var allocationsMore = map[string]float64{"publisher": 0, "slots": 0, "slots1": 0, "gslots": 0, "record": 1, "default": 1, "keys3": 1, "universal": 0, "universal-kept": 0}
+var allocationsMore = map[string]float64{"publisher": 0, "slots": 0, "slots1": 0, "gslots": 0, "record": 1, "default": 1, "names": 1, "keys3": 1, "universal": 0, "universal-kept": 0}
 
 func TestAllocationsOnTheSpanPath(t *testing.T) {
 	allocs := map[string]float64{}

@@ -22,6 +22,7 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/otelctx/otelctx/internal/contextattr"
 	"github.com/otelctx/otelctx/internal/goruntime"
 	"github.com/otelctx/otelctx/internal/scope"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
@@ -109,7 +110,7 @@ func (s *scoped) do(order string, words []string) {
 	case "scope":
 		for _, word := range words {
 			key, value, _ := strings.Cut(word, "=")
-			ctx = scope.With(ctx, attribute.String(key, value))
+			ctx = contextattr.With(ctx, attribute.String(key, value))
 		}
 	case "start":
 		var span trace.Span

@@ -147,6 +147,11 @@ type threadView struct {
 	// enclosingOffset is how far behind the label pointer a record names the spans around
 	// its own, negative if it does not.
 	enclosingOffset int
+	// namesOffset is how far behind the label pointer a record has the numbers of its names,
+	// negative if it has none.
+	namesOffset int
+	// names is the name table, nil if there is none.
+	names *NameTable
 	// spans is the span table, nil if there is none that can be read.
 	spans   *SpanTable
 	runtime RuntimeOffsets
@@ -330,13 +335,14 @@ func (a advertisement) runtime() (RuntimeOffsets, error) {
 
 // newThreadView returns what a message advertises, which may be nil.
 func newThreadView(memory ringbuf.Memory, from *ProcessContext) *threadView {
-	v := &threadView{advertisement: from, made: time.Now(), recordOffset: -1, enclosingOffset: -1}
+	v := &threadView{advertisement: from, made: time.Now(), recordOffset: -1, enclosingOffset: -1, namesOffset: -1}
 	a := newAdvertisement(from.message())
 	v.keys = a.keys()
 	var runtimeErr error
 	v.runtime, runtimeErr = a.runtime()
 	// Without it spans are taken for live if slots show them.
 	v.spans, _ = a.spanTable(memory)
+	v.names, _ = a.nameTable()
 
 	if a.announces(wire.KeyThreadSlots) {
 		v.threadRing = v.addRing(memory, a, ThreadSlots, wire.KeyThreadSlots, nil)
@@ -360,6 +366,9 @@ func newThreadView(memory ringbuf.Memory, from *ProcessContext) *threadView {
 			v.recordOffset = c.RecordOffset
 			if at, err := a.integer(wire.KeyGo+wire.GoKeyEnclosingOffset, labelListSize, offset-8*wire.Enclosing); err == nil {
 				v.enclosingOffset = int(at)
+			}
+			if at, err := a.integer(wire.KeyGo+wire.GoKeyNamesOffset, labelListSize, offset-4); err == nil {
+				v.namesOffset = int(at)
 			}
 		}
 		v.carriers = append(v.carriers, c)

@@ -43,6 +43,8 @@ const (
 	cellStart
 	cellG
 	cellTID
+	cellName
+	cellEndpoint
 	numCellFields
 )
 
@@ -133,6 +135,11 @@ type LiveSpan struct {
 	// Goroutine is the id of the goroutine that has started it, G the address of the
 	// runtime's g of that; 0 where it is not known.
 	Goroutine, G uint64
+	// Name is the span's name, and Endpoint that of its local root, if the process publishes
+	// names; at most 255 bytes, which should be UTF-8.
+	Name, Endpoint string
+
+	names spanNames
 }
 
 // decode returns what a cell says.
@@ -144,6 +151,8 @@ func (t *SpanTable) decode(data []byte) (s LiveSpan) {
 	s.TraceFlags = data[t.offsets[cellTraceFlags]]
 	s.Start = time.Unix(0, int64(t.u64(data, cellStart)))
 	s.Goroutine, s.G = t.u64(data, cellGoid), t.u64(data, cellG)
+	s.names.name = binary.NativeEndian.Uint16(data[t.offsets[cellName]:])
+	s.names.endpoint = binary.NativeEndian.Uint16(data[t.offsets[cellEndpoint]:])
 	return s
 }
 
@@ -192,6 +201,11 @@ func (p *Process) Spans(ctx context.Context) ([]LiveSpan, error) {
 				spans = append(spans, t.decode(cells[at:]))
 			}
 		}
+	}
+	name := p.nameSpans(v)
+	for i := range spans {
+		s := &spans[i]
+		s.Name, s.Endpoint = name(s.names)
 	}
 	if err := p.checkAlive(); err != nil {
 		return nil, err

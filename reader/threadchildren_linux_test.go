@@ -233,8 +233,8 @@ func (s *service) start(span *cells.Span, attributes []byte, outer *shown) *show
 	}
 	n.Goid, n.StartUnixNS = s.runtime.GoroutineID(), uint64(time.Now().UnixNano())
 	if s.record {
-		sh.record = gorecord.New(n.TraceIDHigh, n.TraceIDLow, n.SpanID, n.TraceFlags, nil, users())
-		sh.record.SetWithin(around, uint64(n.Enclosing[0]), uint64(n.Enclosing[1]), uint64(n.Enclosing[2]))
+		sh.record = gorecord.New(n.TraceIDHigh, n.TraceIDLow, n.SpanID, n.TraceFlags, nil, &gorecord.Names{Name: n.Name, Endpoint: n.Endpoint}, users())
+		sh.record.SetWithin(around, n.Enclosing)
 	}
 	p := goruntime.Pin()
 	n.TID = s.runtime.ThreadID()
@@ -243,7 +243,7 @@ func (s *service) start(span *cells.Span, attributes []byte, outer *shown) *show
 	goruntime.Unpin()
 	sh.span.Ref = uint64(sh.ref)
 	if sh.record != nil {
-		sh.record.SetRef(sh.span.Ref)
+		sh.record.SetRef(sh.ref)
 	}
 	s.show(sh)
 	return sh

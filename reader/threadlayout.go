@@ -31,6 +31,11 @@ type ThreadLayout struct {
 	// own, negative if it has none.
 	Spans           *SpanTable
 	EnclosingOffset int
+	// Names is where the names of its spans are, nil if it does not say that. NamesOffset is
+	// how far behind the label pointer a record has the numbers of two names, 2 bytes each: of
+	// its span and of the local root; negative if it has none.
+	Names       *NameTable
+	NamesOffset int
 
 	keys []string
 	made time.Time
@@ -46,7 +51,7 @@ func (p *Process) ThreadLayout(ctx context.Context) (*ThreadLayout, error) {
 	}
 	return &ThreadLayout{
 		Context: v.context, ContextErr: v.contextErr, Advertisement: v.advertisement, Carriers: v.carriers, Runtime: v.runtime, Spans: v.spans,
-		EnclosingOffset: v.enclosingOffset, keys: v.keys, made: v.made,
+		EnclosingOffset: v.enclosingOffset, Names: v.names, NamesOffset: v.namesOffset, keys: v.keys, made: v.made,
 	}, nil
 }
 

@@ -367,7 +367,8 @@ func (l *threadLook) resolve(s *ringbuf.Slot, c CarrierKind) (span *ThreadSpan, 
 		return nil, false
 	case live:
 		span := spanOf(s, c)
-		span.LocalRootSpanID = l.view.spans.decode(cell).LocalRootSpanID
+		of := l.view.spans.decode(cell)
+		span.LocalRootSpanID, span.names = of.LocalRootSpanID, of.names
 		return span, true
 	case over:
 		// What was around it there is what the goroutine of the slot was in, if that is the
@@ -391,7 +392,7 @@ func (l *threadLook) nearest(refs []byte, c CarrierKind) (span *ThreadSpan, sett
 		if state == live && settled {
 			s := l.view.spans.decode(cell)
 			return &ThreadSpan{
-				TraceID: s.TraceID, SpanID: s.SpanID, TraceFlags: s.TraceFlags, LocalRootSpanID: s.LocalRootSpanID, Carrier: c,
+				TraceID: s.TraceID, SpanID: s.SpanID, TraceFlags: s.TraceFlags, LocalRootSpanID: s.LocalRootSpanID, Carrier: c, names: s.names,
 			}, true
 		}
 	}
@@ -532,6 +533,9 @@ func (l *threadLook) spanOfRecord() (s *ThreadSpan, settled bool, err error) {
 		return nil, false, nil
 	}
 	s.encoded = append([]byte(nil), b[wire.ThreadContextRecordSize:]...)
+	if at := l.view.namesOffset; at >= 0 {
+		s.names = spanNames{binary.NativeEndian.Uint16(l.record[at:]), binary.NativeEndian.Uint16(l.record[at+2:])}
+	}
 	return s, true, nil
 }
 
@@ -596,13 +600,17 @@ func spanOf(s *ringbuf.Slot, c CarrierKind) *ThreadSpan {
 	}
 }
 
-// complete adds to a span what another carrier knows of it.
+// complete adds to a span what another carrier knows of it. Names of a cell, which slots
+// lead to, are those that a record has, or newer.
 func (s *ThreadSpan) complete(other *ThreadSpan) {
 	if s.LocalRootSpanID == [8]byte{} {
 		s.LocalRootSpanID = other.LocalRootSpanID
 	}
 	if len(s.encoded) == 0 {
 		s.encoded = other.encoded
+	}
+	if other.names != (spanNames{}) {
+		s.names = other.names
 	}
 }
 

@@ -330,7 +330,7 @@ func (w *world) note() {
 // worldView is how the world shows spans; which has t, g, r for the carriers.
 func (w *world) view(t testing.TB, which string) *threadView {
 	t.Helper()
-	v := &threadView{recordOffset: -1, enclosingOffset: -1, runtime: fakeOffsets}
+	v := &threadView{recordOffset: -1, enclosingOffset: -1, namesOffset: -1, runtime: fakeOffsets}
 	var err error
 	for _, c := range which {
 		info := ringbuf.Info{Address: fakeRing, Layout: 2, Capacity: worldCapacity, HeaderSize: 64, SlotSize: 64}

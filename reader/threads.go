@@ -36,6 +36,9 @@ type ThreadSpan struct {
 	// LocalRootSpanID is the id of the outermost span of the trace in the process;
 	// zeros where that is not known.
 	LocalRootSpanID [8]byte
+	// Name is the span's name, and Endpoint that of its local root, if the process publishes
+	// names; at most 255 bytes, which should be UTF-8.
+	Name, Endpoint string
 	// Attributes are what the process shows with the span, of those whose names it
 	// says, in no particular order, each name once.
 	Attributes []ThreadAttribute
@@ -49,6 +52,7 @@ type ThreadSpan struct {
 
 	// encoded are the attributes as OTEP 4947 has them.
 	encoded []byte
+	names   spanNames
 }
 
 // ThreadAttribute is an attribute of a [ThreadSpan].
@@ -78,6 +82,9 @@ type threadState struct {
 	// namespaced says whether the process's own thread ids are others than the
 	// caller's. It stays as it is for the life of a process.
 	namespaced, namespaceKnown bool
+	// names are those of the table namesFrom that have been read so far.
+	namesFrom *NameTable
+	names     []string
 	// ms has the address of the runtime's m for the threads that were seen last, by
 	// their own ids.
 	ms map[int]uint64
@@ -133,6 +140,12 @@ func (p *Process) Threads(ctx context.Context) ([]Thread, error) {
 		}
 		if look.m != 0 {
 			ms[t.OwnTID] = look.m
+		}
+	}
+	name := p.nameSpans(v)
+	for i := range threads {
+		if s := threads[i].Span; s != nil {
+			s.Name, s.Endpoint = name(s.names)
 		}
 	}
 	// Memory is read by the id: as long as the process lives it was this one's.

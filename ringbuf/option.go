@@ -17,9 +17,12 @@ type Option interface {
 	apply(c config) config
 }
 
-type optionFunc func(config) config
+type optionFunc func(*config)
 
-func (f optionFunc) apply(c config) config { return f(c) }
+func (f optionFunc) apply(c config) config {
+	f(&c)
+	return c
+}
 
 // Index is what the number of a slot is taken from, modulo the capacity.
 type Index int
@@ -103,28 +106,19 @@ func validName(name string) bool {
 // default is 65,536. Threads or goroutines whose ids are equal modulo the capacity
 // share a slot, which then shows the one that stored last.
 func WithCapacity(slots int) Option {
-	return optionFunc(func(c config) config {
-		c.capacity = slots
-		return c
-	})
+	return optionFunc(func(c *config) { c.capacity = slots })
 }
 
 // WithLayout1 chooses the slots of layout 1, for readers that know the first design of
 // Datadog's OTEL context storage: 32 bytes, without owner, and findable as DD_OTEL_CTX or
 // by the magic number in anonymous memory. It needs ByThread. The default is layout 2.
 func WithLayout1() Option {
-	return optionFunc(func(c config) config {
-		c.layout = wire.RingLayout1
-		return c
-	})
+	return optionFunc(func(c *config) { c.layout = wire.RingLayout1 })
 }
 
 // WithIndex chooses by what a slot is found. The default is [ByThread].
 func WithIndex(i Index) Option {
-	return optionFunc(func(c config) config {
-		c.index = i
-		return c
-	})
+	return optionFunc(func(c *config) { c.index = i })
 }
 
 // WithName chooses the name of the mapping, at most 79 bytes. The default is
@@ -132,27 +126,18 @@ func WithIndex(i Index) Option {
 // kernel takes printable ASCII without [, ], \, $ and `. A name that begins with
 // OTEL_CTX would mislead readers of process contexts and is refused.
 func WithName(name string) Option {
-	return optionFunc(func(c config) config {
-		c.name = name
-		return c
-	})
+	return optionFunc(func(c *config) { c.name = name })
 }
 
 // WithAttributeSpace has each slot hold encoded attributes of this many bytes, at
 // most 612, and what rounding the slot up to a power of two adds. The default is
 // none.
 func WithAttributeSpace(bytes int) Option {
-	return optionFunc(func(c config) config {
-		c.attributeSpace = bytes
-		return c
-	})
+	return optionFunc(func(c *config) { c.attributeSpace = bytes })
 }
 
 // withRuntime replaces what is known of the Go runtime, for tests of what is
 // refused.
 func withRuntime(r *goruntime.Runtime) Option {
-	return optionFunc(func(c config) config {
-		c.runtime = r
-		return c
-	})
+	return optionFunc(func(c *config) { c.runtime = r })
 }

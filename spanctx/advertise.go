@@ -11,6 +11,7 @@ import (
 	"github.com/otelctx/otelctx/internal/cells"
 	"github.com/otelctx/otelctx/internal/gorecord"
 	"github.com/otelctx/otelctx/internal/goruntime"
+	"github.com/otelctx/otelctx/internal/names"
 	"github.com/otelctx/otelctx/internal/ring"
 	"github.com/otelctx/otelctx/internal/scope"
 	"github.com/otelctx/otelctx/internal/wire"
@@ -47,6 +48,7 @@ func (p *SpanProcessor) advertisement() []attribute.KeyValue {
 		kvs = append(kvs, ringAttributes(wire.KeyGoroutineSlots, wire.IndexGoroutine, p.goroutines.Layout())...)
 	}
 	kvs = append(kvs, p.cellAttributes()...)
+	kvs = append(kvs, p.nameAttributes()...)
 	return append(kvs, p.goAttributes()...)
 }
 
@@ -94,6 +96,26 @@ func (p *SpanProcessor) cellAttributes() []attribute.KeyValue {
 		attribute.Int(prefix+wire.SpansKeyCellSize, wire.CellSize),
 		offsets(prefix+wire.RingKeyFields, wire.CellFields()),
 	}
+}
+
+// nameAttributes describe the name table, if other processes can find it.
+func (p *SpanProcessor) nameAttributes() []attribute.KeyValue {
+	if !p.namesListed {
+		return nil
+	}
+	const prefix = wire.KeyNames
+	kvs := []attribute.KeyValue{
+		attribute.String(prefix+wire.RingKeyMapping, wire.NamesName),
+		attribute.Int64(prefix+wire.RingKeyAddress, int64(p.names.Address())),
+		attribute.Int(prefix+wire.RingKeyLayout, wire.NamesLayout1),
+		attribute.Int(prefix+wire.RingKeyCapacity, names.Capacity),
+		attribute.Int(prefix+wire.RingKeyHeaderSize, wire.NamesHeaderSize),
+		attribute.Int(prefix+wire.NamesKeyEntrySize, wire.NameEntrySize),
+	}
+	if p.records {
+		kvs = append(kvs, attribute.Int64(wire.KeyGo+wire.GoKeyNamesOffset, int64(gorecord.NamesOffset)))
+	}
+	return kvs
 }
 
 // offsets returns an attribute that has the offsets of fields.

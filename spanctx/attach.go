@@ -8,17 +8,16 @@ import (
 	"net"
 	"runtime/pprof"
 
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/otelctx/otelctx/internal/cells"
 	"github.com/otelctx/otelctx/internal/sdkspan"
-	"github.com/otelctx/otelctx/internal/wire"
 )
 
 // Attachment is what [Attach] has changed.
 type Attachment struct {
-	p    *SpanProcessor
-	goid uint64
+	p *SpanProcessor
 	// before is what the goroutine was in.
 	before position
 }
@@ -35,7 +34,8 @@ type Attachment struct {
 //
 // The span is shown with the context-scoped attributes of ctx, of those whose keys are
 // published, also where the goroutine shows it already: that is how to publish what has
-// been added to a context since the span was started.
+// been added to a context since the span was started. With [WithSpanNames] it is shown with
+// the name that it has now, also if SetName has changed it.
 //
 // If the span ends meanwhile the goroutine is in what it was in before. Attach does
 // nothing if no SpanProcessor is active.
@@ -44,22 +44,19 @@ func Attach(ctx context.Context) Attachment {
 	if p == nil {
 		return Attachment{}
 	}
-	a := Attachment{p: p, goid: p.runtime.GoroutineID()}
-	var l labels
-	p.position(&a.before, &l, a.goid)
+	a, self := Attachment{p: p}, p.runtime.Self()
 	var at position
-	if at.ref = p.find(ctx); at.ref == 0 {
-		p.show(&at, a.before.ref, &l, nil, a.goid)
-		return a
-	}
+	var l labels
+	p.position(&a.before, &l, &self)
+	p.at(&at, p.find(ctx), self.Goid)
+	p.rename(ctx, at.ref)
 	attributes := p.keys.Load().Of(ctx)
 	if base := p.known.record(at.ref); base != nil {
-		around := [wire.Enclosing]uint64{
-			uint64(a.before.ref), uint64(p.around(&a.before, 0, a.goid)), uint64(p.around(&a.before, 1, a.goid)),
+		if record := p.variant(base, attributes, l.user, a.before.record, a.before.inside()); record != nil {
+			at.atRecord(record)
 		}
-		at.record = p.variant(base, attributes, l.user, a.before.record, around)
 	}
-	p.show(&at, a.before.ref, &l, attributes.Encoded(), a.goid)
+	p.show(&at, a.before.ref, &l, attributes.Encoded(), &self)
 	return a
 }
 
@@ -72,6 +69,16 @@ func (p *SpanProcessor) find(ctx context.Context) cells.Ref {
 	return 0
 }
 
+// rename has the live local span of ctx have the name that it has by now.
+func (p *SpanProcessor) rename(ctx context.Context, ref cells.Ref) {
+	if p.names == nil {
+		return
+	}
+	if s, ok := trace.SpanFromContext(ctx).(sdktrace.ReadOnlySpan); ok {
+		p.cells.Rename(ref, p.names.Number(s.Name()))
+	}
+}
+
 // Detach shows again what the goroutine was in before [Attach], or if that is over what is
 // live around it. It must be called on the same goroutine, and attachments be detached in
 // the reverse order. The zero Attachment detaches nothing.
@@ -79,13 +86,14 @@ func (a Attachment) Detach() {
 	if a.p == nil || a.p.stopped.Load() {
 		return
 	}
+	self := a.p.runtime.Self()
 	if a.before.ref != 0 && !a.p.cells.Live(a.before.ref) {
-		a.p.outward(&a.before, a.goid)
+		a.p.outward(&a.before, self.Goid)
 	}
 	var now position
 	var l labels
-	a.p.shown(&now, &l, a.goid)
-	a.p.show(&a.before, now.ref, &l, a.p.attributes(&a.before), a.goid)
+	a.p.shown(&now, &l, &self)
+	a.p.show(&a.before, now.ref, &l, a.p.attributes(&a.before), &self)
 }
 
 // Go runs fn with ctx on a goroutine of its own, with [Attach] to ctx until fn returns. It
@@ -101,9 +109,9 @@ func Go(ctx context.Context, fn func(context.Context)) {
 // Do is [pprof.Do], and keeps the goroutine in its span for readers of labels and for
 // goroutines that fn starts: pprof.Do replaces all labels, those of the span included.
 func Do(ctx context.Context, labels pprof.LabelSet, fn func(context.Context)) {
-	defer refresh(anySpan)
+	defer refresh(ctx, true)
 	pprof.Do(ctx, labels, func(ctx context.Context) {
-		refresh(anySpan)
+		refresh(ctx, true)
 		fn(ctx)
 	})
 }
@@ -116,7 +124,7 @@ func DialContext(dial func(ctx context.Context, network, address string) (net.Co
 	return func(ctx context.Context, network, address string) (net.Conn, error) {
 		if p := active.Load(); p != nil {
 			goid := p.runtime.GoroutineID()
-			own := p.showsOwn(goid)
+			_, own := p.ownSlot(goid)
 			if a := Attach(context.Background()); own || p.cells.IsOf(a.before.ref, goid) { //nolint:contextcheck // what it is in is to be nothing
 				defer a.Detach()
 			}
@@ -125,36 +133,26 @@ func DialContext(dial func(ctx context.Context, network, address string) (net.Co
 	}
 }
 
-// showsOwn reports whether a goroutine has shown anything itself, and not only inherited it.
-func (p *SpanProcessor) showsOwn(goid uint64) bool {
-	if p.goroutines == nil {
-		return false
-	}
-	_, _, owned := p.goroutines.Shown(goid, goid)
-	return owned
-}
-
 // Refresh shows again what the goroutine is in, if that is the span of ctx: in the slot of
 // the thread that the goroutine is on now, and behind its labels. After a call that
 // blocked, Go may run the goroutine on another thread, whose slot knows nothing of it until
-// a span starts or ends; and pprof.SetGoroutineLabels replaces all labels.
-func Refresh(ctx context.Context) {
-	refresh(func(p *SpanProcessor, ref cells.Ref) bool { return ref == p.find(ctx) })
-}
+// a span starts or ends; and pprof.SetGoroutineLabels replaces all labels. With
+// [WithSpanNames] it publishes the name that SetName has given to the span since.
+func Refresh(ctx context.Context) { refresh(ctx, false) }
 
-// refresh shows again what the goroutine is in, if that is what is wanted.
-func refresh(wanted func(p *SpanProcessor, ref cells.Ref) bool) {
+// refresh is Refresh, but if anySpan is true whatever span the goroutine is in.
+func refresh(ctx context.Context, anySpan bool) {
 	p := active.Load()
 	if p == nil || p.stopped.Load() {
 		return
 	}
 	var at position
 	var l labels
-	goid := p.runtime.GoroutineID()
-	if p.position(&at, &l, goid); at.ref != 0 && wanted(p, at.ref) {
-		p.show(&at, at.ref, &l, p.attributes(&at), goid)
+	self := p.runtime.Self()
+	if p.position(&at, &l, &self); at.ref != 0 && (anySpan || at.ref == p.find(ctx)) {
+		if !anySpan {
+			p.rename(ctx, at.ref)
+		}
+		p.show(&at, at.ref, &l, p.attributes(&at), &self)
 	}
 }
-
-// anySpan wants any span.
-func anySpan(*SpanProcessor, cells.Ref) bool { return true }

@@ -25,8 +25,8 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/otelctx/otelctx/internal/contextattr"
 	"github.com/otelctx/otelctx/internal/gorecord"
-	"github.com/otelctx/otelctx/internal/scope"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 	"github.com/otelctx/otelctx/internal/wire"
 	"github.com/otelctx/otelctx/resourcepublisher"
@@ -35,7 +35,7 @@ import (
 // with returns a context with these keys and values, by turns.
 func with(ctx context.Context, kvs ...string) context.Context {
 	for i := 0; i < len(kvs); i += 2 {
-		ctx = scope.With(ctx, attribute.String(kvs[i], kvs[i+1]))
+		ctx = contextattr.With(ctx, attribute.String(kvs[i], kvs[i+1]))
 	}
 	return ctx
 }
@@ -360,7 +360,7 @@ func TestNoAttributeKeys(t *testing.T) {
 type untouched struct{ context.Context }
 
 func (c untouched) Value(key any) any {
-	if strings.Contains(fmt.Sprintf("%T", key), "scope.") {
+	if strings.Contains(fmt.Sprintf("%T", key), "contextattr.") {
 		panic("asked for the scope")
 	}
 	return c.Context.Value(key)

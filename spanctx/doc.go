@@ -82,6 +82,12 @@
 // context that has got others since, without a span of its own. After Detach, and where a
 // goroutine goes back to the parent of a span, they are what they were before.
 //
+// # Names
+//
+// [WithSpanNames] publishes the name of each span with it, and as its endpoint the name of its
+// local root. They are the profiler labels span_name and endpoint. Each name is in memory once:
+// cells and goroutine records have its number. docs/design/0002-names.md says how it works.
+//
 // # Unsampled spans
 //
 // A span processor is called for recording spans only. By default those are the sampled
@@ -103,11 +109,12 @@
 // # Environment variables
 //
 //   - OTELCTX_SPANS_DISABLED: true makes [WithPublishing] do nothing. The default is false.
-//     [WithEnabled] overrides it.
-//     No option overrides it. [NewSpanProcessor] ignores it.
+//     [WithEnabled] overrides it. [NewSpanProcessor] ignores it.
 //   - OTELCTX_SPAN_CARRIERS: the carriers, separated by commas: thread_slots,
 //     goroutine_slots, goroutine_record, or none. The default is all three.
 //     [WithThreadSlots], [WithGoroutineSlots] and [WithGoroutineRecord] override it.
+//   - OTELCTX_SPAN_NAMES: true publishes names. The default is false. [WithSpanNames]
+//     overrides it.
 //
 // # Several providers
 //

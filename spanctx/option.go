@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 
 	"go.opentelemetry.io/otel"
@@ -22,13 +23,17 @@ type Option interface {
 	apply(c config) config
 }
 
-type optionFunc func(config) config
+type optionFunc func(*config)
 
-func (f optionFunc) apply(c config) config { return f(c) }
+func (f optionFunc) apply(c config) config {
+	f(&c)
+	return c
+}
 
 type config struct {
 	threadSlots, goroutineSlots, goroutineRecord bool
 
+	names    bool
 	layout1  bool
 	capacity int
 	labels   Labels
@@ -37,6 +42,8 @@ type config struct {
 	space   int
 	runtime *goruntime.Runtime
 	heap    bool
+	// profileIDs sets the attribute profileIDKey of spans.
+	profileIDs bool
 	// enabled is nil for what the environment says.
 	enabled *bool
 }
@@ -57,6 +64,7 @@ func newConfig(opts []Option) config {
 	for _, o := range opts {
 		c = o.apply(c)
 	}
+	c.keys = c.ownKeys(c.keys)
 	if c.space < 0 {
 		c.space = 0
 		if len(c.keys) > 0 {
@@ -67,6 +75,14 @@ func newConfig(opts []Option) config {
 		c.runtime = goruntime.Calibrate()
 	}
 	return c
+}
+
+// ownKeys returns those of keys that are not the names'.
+func (c config) ownKeys(keys []attribute.Key) []attribute.Key {
+	if !c.names {
+		return keys
+	}
+	return slices.DeleteFunc(slices.Clone(keys), func(k attribute.Key) bool { return k == wire.NameKey || k == wire.EndpointKey })
 }
 
 func (c config) check() error {
@@ -92,8 +108,29 @@ const (
 // carriersKey is the environment variable that chooses the carriers.
 const carriersKey = "OTELCTX_SPAN_CARRIERS"
 
-// fromEnvironment turns on the carriers that an operator asks for, or all of them.
+// disabledKey and namesKey are environment variables that are true or false.
+const (
+	disabledKey = "OTELCTX_SPANS_DISABLED"
+	namesKey    = "OTELCTX_SPAN_NAMES"
+)
+
+// isTrue reports whether an environment variable is true. That it is neither true nor false
+// is reported.
+func isTrue(key string) bool {
+	value := os.Getenv(key)
+	if value == "" {
+		return false
+	}
+	is, err := strconv.ParseBool(strings.TrimSpace(value))
+	if err != nil {
+		otel.Handle(fmt.Errorf("%s=%q is neither true nor false", key, value))
+	}
+	return is
+}
+
+// fromEnvironment turns on the carriers that an operator asks for, or all of them, and names.
 func (c config) fromEnvironment() config {
+	c.names = isTrue(namesKey)
 	value, chosen := os.LookupEnv(carriersKey)
 	if !chosen || strings.TrimSpace(value) == "" {
 		value = strings.Join([]string{CarrierThreadSlots, CarrierGoroutineSlots, CarrierGoroutineRecord}, ",")
@@ -125,10 +162,12 @@ func (c config) differs(other config) error {
 		{"WithThreadSlots", c.threadSlots == other.threadSlots},
 		{"WithGoroutineSlots", c.goroutineSlots == other.goroutineSlots},
 		{"WithGoroutineRecord", c.goroutineRecord == other.goroutineRecord},
+		{"WithSpanNames", c.names == other.names},
 		{"WithLayout1", c.layout1 == other.layout1},
 		{"WithCapacity", c.capacity == other.capacity},
 		{"WithAttributeSpace", c.space == other.space || other.space == defaultSpace},
 		{"WithLabels", c.labels == other.labels},
+		{"WithPyroscopeProfileIDs", c.profileIDs == other.profileIDs},
 	} {
 		if !option.same {
 			what = append(what, option.name)
@@ -143,34 +182,44 @@ func (c config) differs(other config) error {
 // WithEnabled has [WithPublishing] publish spans or not, whatever the environment variable
 // OTELCTX_SPANS_DISABLED says. [NewSpanProcessor] does so in any case.
 func WithEnabled(on bool) Option {
-	return optionFunc(func(c config) config {
-		c.enabled = &on
-		return c
-	})
+	return optionFunc(func(c *config) { c.enabled = &on })
 }
 
 // WithThreadSlots turns the thread slots on, which is the default, or off.
 func WithThreadSlots(on bool) Option {
-	return optionFunc(func(c config) config {
-		c.threadSlots = on
-		return c
-	})
+	return optionFunc(func(c *config) { c.threadSlots = on })
 }
 
 // WithGoroutineSlots turns the goroutine slots on, which is the default, or off.
 func WithGoroutineSlots(on bool) Option {
-	return optionFunc(func(c config) config {
-		c.goroutineSlots = on
-		return c
-	})
+	return optionFunc(func(c *config) { c.goroutineSlots = on })
 }
 
 // WithGoroutineRecord turns the goroutine record on, which is the default, or off.
 func WithGoroutineRecord(on bool) Option {
-	return optionFunc(func(c config) config {
-		c.goroutineRecord = on
-		return c
-	})
+	return optionFunc(func(c *config) { c.goroutineRecord = on })
+}
+
+// WithSpanNames publishes the name of each span with it, and as its endpoint the name of the
+// local root: of the outermost span of the trace in the process, which is the request that
+// the process serves. The default is off, unless the environment variable
+// OTELCTX_SPAN_NAMES=true says otherwise.
+//
+// Names are those that spans are started with. A span that SetName gives another name is
+// shown with it after [Refresh] or [Attach] with its context; spans started within it from
+// then on have it as their endpoint, if it is the local root.
+//
+// A name takes at most 255 bytes, where it is cut between two characters. It is the profiler
+// label span_name, and the endpoint is the label endpoint, both cut to 47 bytes. If the
+// user's labels leave no room they are left out, after those of [WithAttributeKeys]. The
+// labels take the place of the user's with these keys, and [WithAttributeKeys] publishes no
+// attributes with them.
+//
+// There is room for 4,095 names, which take 2 MiB at most. Spans with a further one are shown
+// without a name, and counted: see [SpanProcessor.SpansWithoutName]. Names should be few; ids
+// belong into attributes.
+func WithSpanNames(on bool) Option {
+	return optionFunc(func(c *config) { c.names = on })
 }
 
 // WithLayout1 gives the thread slots layout 1, for readers that know the first design of Datadog's OTEL context
@@ -178,19 +227,13 @@ func WithGoroutineRecord(on bool) Option {
 // a goroutine that blocks leaves its span behind on the thread. The default is
 // layout 2.
 func WithLayout1() Option {
-	return optionFunc(func(c config) config {
-		c.layout1 = true
-		return c
-	})
+	return optionFunc(func(c *config) { c.layout1 = true })
 }
 
 // WithCapacity chooses the number of slots of each ring, a power of two. The default
 // is 65,536.
 func WithCapacity(slots int) Option {
-	return optionFunc(func(c config) config {
-		c.capacity = slots
-		return c
-	})
+	return optionFunc(func(c *config) { c.capacity = slots })
 }
 
 // WithAttributeKeys publishes, of the context-scoped attributes that the context of a span
@@ -213,20 +256,14 @@ func WithCapacity(slots int) Option {
 // up after the Shutdown of another one begins anew.
 func WithAttributeKeys(keys ...attribute.Key) Option {
 	keys = slices.Clone(keys)
-	return optionFunc(func(c config) config {
-		c.keys = append(slices.Clip(c.keys), keys...)
-		return c
-	})
+	return optionFunc(func(c *config) { c.keys = append(slices.Clip(c.keys), keys...) })
 }
 
 // WithAttributeSpace chooses for how many bytes of attributes slots have room, at most 612;
 // slots are rounded up to a power of two, and those of layout 1 have no room. The default
 // is 192 with [WithAttributeKeys] and else 0, also where keys are added later.
 func WithAttributeSpace(bytes int) Option {
-	return optionFunc(func(c config) config {
-		c.space = max(bytes, 0)
-		return c
-	})
+	return optionFunc(func(c *config) { c.space = max(bytes, 0) })
 }
 
 // Labels says what readers of the goroutine's profiler labels see of spans.
@@ -251,26 +288,17 @@ const (
 
 // WithLabels chooses what readers of labels see. The default is [LabelsUntilEnd].
 func WithLabels(l Labels) Option {
-	return optionFunc(func(c config) config {
-		c.labels = l
-		return c
-	})
+	return optionFunc(func(c *config) { c.labels = l })
 }
 
 // withRuntime replaces what is known of the Go runtime, for tests of what is
 // refused.
 func withRuntime(r *goruntime.Runtime) Option {
-	return optionFunc(func(c config) config {
-		c.runtime = r
-		return c
-	})
+	return optionFunc(func(c *config) { c.runtime = r })
 }
 
 // withHeap has slots and cells in memory that no other process finds, where the race
 // detector watches them.
 func withHeap() Option {
-	return optionFunc(func(c config) config {
-		c.heap = true
-		return c
-	})
+	return optionFunc(func(c *config) { c.heap = true })
 }

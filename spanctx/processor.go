@@ -7,9 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -20,6 +17,7 @@ import (
 	"github.com/otelctx/otelctx/internal/cells"
 	"github.com/otelctx/otelctx/internal/gorecord"
 	"github.com/otelctx/otelctx/internal/goruntime"
+	"github.com/otelctx/otelctx/internal/names"
 	"github.com/otelctx/otelctx/internal/ring"
 	"github.com/otelctx/otelctx/internal/scope"
 	"github.com/otelctx/otelctx/internal/wire"
@@ -34,15 +32,17 @@ var ErrAlreadyPublishing = errors.New("active spans are already published")
 type SpanProcessor struct {
 	runtime *goruntime.Runtime
 	cells   *cells.Table
-	// listed is whether other processes find the cells.
-	listed bool
-	known  known
+	// listed is whether other processes find the cells, namesListed whether they find names.
+	listed, namesListed bool
+	known               known
 	// threads and goroutines are nil where those slots are off.
 	threads, goroutines *ring.Ring
 	records             bool
-	labels              Labels
-	profile             ownProfile
-	config              config
+	// names are those of spans; nil if they are not published.
+	names   *names.Table
+	labels  Labels
+	profile ownProfile
+	config  config
 	// keys are those of the attributes that are published with spans; nil is none. They
 	// change with building held.
 	keys atomic.Pointer[scope.KeyMap]
@@ -114,6 +114,11 @@ func newSpanProcessor(c config) (_ *SpanProcessor, refusedKeys int, err error) {
 		p.off("list of live spans is", err)
 	}
 	p.listed = err == nil
+	if c.names {
+		p.names, err = names.New(c.heap)
+		p.off("names for other processes are", err)
+		p.namesListed = err == nil
+	}
 	p.cells.RaiseLimit(cells.Capacity, 0)
 	if err := p.advertise(); err != nil {
 		return nil, 0, errors.Join(err, p.closeMemory())
@@ -186,6 +191,7 @@ func (p *SpanProcessor) Carriers() (names []string) {
 // nothing; [WithEnabled] overrides that. OTELCTX_SPAN_CARRIERS chooses the carriers, see
 // [SpanProcessor.Carriers], by their names, separated by commas; the default is all of them.
 // [WithThreadSlots], [WithGoroutineSlots] and [WithGoroutineRecord] override it.
+// OTELCTX_SPAN_NAMES=true (default: false) publishes names; [WithSpanNames] overrides it.
 func WithPublishing(opts ...Option) sdktrace.TracerProviderOption {
 	if !isEnabled(opts) {
 		return sdktrace.WithSpanProcessor((*SpanProcessor)(nil))
@@ -228,16 +234,7 @@ func isEnabled(opts []Option) bool {
 	if c.enabled != nil {
 		return *c.enabled
 	}
-	const key = "OTELCTX_SPANS_DISABLED"
-	value := os.Getenv(key)
-	if value == "" {
-		return true
-	}
-	off, err := strconv.ParseBool(strings.TrimSpace(value))
-	if err != nil {
-		otel.Handle(fmt.Errorf("%s=%q is neither true nor false", key, value))
-	}
-	return !off
+	return !isTrue(disabledKey)
 }
 
 // Err returns why carriers that were asked for are off, all reasons joined, or nil.
@@ -275,7 +272,7 @@ func (p *SpanProcessor) addKeys(keys []attribute.Key) (refused int, err error) {
 	if p.stopped.Load() {
 		return 0, nil
 	}
-	more, refused := p.keys.Load().Append(keys...)
+	more, refused := p.keys.Load().Append(p.config.ownKeys(keys)...)
 	if more != p.keys.Load() {
 		if err := resourcepublisher.SetAttributes(keyMapAttribute(more)); err != nil {
 			return 0, err
@@ -303,6 +300,16 @@ func (p *SpanProcessor) RefusedAttributeKeys() int {
 		return 0
 	}
 	return int(p.refusedKeys.Load())
+}
+
+// SpansWithoutName returns how many spans were shown without the name that they have, since
+// there were 4,095 others already or another goroutine was just adding one, see
+// [WithSpanNames].
+func (p *SpanProcessor) SpansWithoutName() int64 {
+	if p == nil {
+		return 0
+	}
+	return p.names.LeftOut()
 }
 
 // ForceFlush does nothing: there is nothing that waits.
@@ -340,7 +347,7 @@ func (p *SpanProcessor) Shutdown(context.Context) error {
 
 // closeMemory has readers not find the rings and the cells any more.
 func (p *SpanProcessor) closeMemory() error {
-	errs := []error{p.cells.Close()}
+	errs := []error{p.cells.Close(), p.names.Close()}
 	for _, r := range []*ring.Ring{p.threads, p.goroutines} {
 		if r != nil {
 			errs = append(errs, r.Close())

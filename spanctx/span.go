@@ -15,7 +15,6 @@ import (
 	"github.com/otelctx/otelctx/internal/invariants"
 	"github.com/otelctx/otelctx/internal/ring"
 	"github.com/otelctx/otelctx/internal/sdkspan"
-	"github.com/otelctx/otelctx/internal/wire"
 )
 
 // Every live span has a cell. What shows the span on a goroutine names the cell: the
@@ -30,12 +29,14 @@ type position struct {
 	// ref is 0 if the goroutine is in no span.
 	ref cells.Ref
 	// record is the span's as it is shown on this goroutine; nil if there is none at hand.
-	// It knows what is around the span.
 	record *gorecord.Record
-	// around are the spans around that of ref, innermost first, if isGiven and there is no
-	// record. Else the cell knows, if it is this goroutine that has started the span.
-	around  [wire.Enclosing]cells.Ref
-	isGiven bool
+	// around are the spans around that of ref, innermost first, as far as they are known.
+	around cells.Enclosing
+}
+
+// inside returns what is around a span that starts at a position.
+func (at *position) inside() cells.Enclosing {
+	return cells.Enclosing{at.ref, at.around[0], at.around[1]}
 }
 
 // labels are what is behind the label pointer of the calling goroutine.
@@ -45,45 +46,40 @@ type labels struct {
 	record *gorecord.Record
 }
 
-// at sets a position to a span whose record is not at hand.
-func (at *position) at(ref cells.Ref) { at.ref, at.record, at.isGiven = ref, nil, false }
-
-// atRecord sets a position to what a record shows.
-func (at *position) atRecord(r *gorecord.Record) { at.ref, at.record = cells.Ref(r.Ref()), r }
-
-// around returns the i-th span around that of a position, or 0.
-func (p *SpanProcessor) around(at *position, i int, goid uint64) cells.Ref {
-	switch {
-	case at.ref == 0:
-		return 0
-	case at.record != nil:
-		return cells.Ref(at.record.Enclosing(i))
-	case at.isGiven:
-		return at.around[i]
-	default:
-		return p.cells.Enclosing(at.ref, goid, i)
+// at sets a position to a span whose record is not at hand. If it is the goroutine with this
+// id that has started the span, the cell knows what is around it.
+func (p *SpanProcessor) at(at *position, ref cells.Ref, goid uint64) {
+	*at = position{ref: ref}
+	for i := range at.around {
+		if at.around[i] = p.cells.Enclosing(ref, goid, i); at.around[i] == 0 {
+			return
+		}
 	}
 }
 
-// shown sets at to what the calling goroutine, whose id is given, was shown at last, and l
+// atRecord sets a position to what a record shows.
+func (at *position) atRecord(r *gorecord.Record) {
+	at.ref, at.record, at.around = r.Ref(), r, r.Enclosing()
+}
+
+// shown sets at to what the calling goroutine, which is self, was shown at last, and l
 // to its labels. The span may be over. It reports whether any carrier says something of the
 // goroutine.
-func (p *SpanProcessor) shown(at *position, l *labels, goid uint64) (known bool) {
+func (p *SpanProcessor) shown(at *position, l *labels, self *goruntime.Self) (known bool) {
+	goid := self.Goid
 	if p.records {
 		l.user, l.record = gorecord.User()
 	}
 	installed := l.record
 	// The goroutine's own slot knows best: the user may have replaced the labels, or the
 	// goroutine may have inherited them.
-	if r := p.goroutines; r != nil {
-		if _, ref, owned := r.Shown(goid, goid); owned {
-			if installed.Ref() == ref && ref != 0 {
-				at.atRecord(installed)
-			} else {
-				at.at(cells.Ref(ref))
-			}
-			return true
+	if ref, owned := p.ownSlot(goid); owned {
+		if installed.Ref() == ref && ref != 0 {
+			at.atRecord(installed)
+		} else {
+			p.at(at, ref, goid)
 		}
+		return true
 	}
 	if installed != nil {
 		at.atRecord(installed)
@@ -92,7 +88,7 @@ func (p *SpanProcessor) shown(at *position, l *labels, goid uint64) (known bool)
 	// Without goroutine ids a thread's slot may be any goroutine's, and the record, which
 	// cannot, says that this one is in nothing.
 	if r := p.threads; r != nil && (goid != 0 || !p.records) {
-		if spanID, named, owned := r.Shown(uint64(p.runtime.ThreadID()), goid); owned && spanID != 0 {
+		if spanID, named, owned := r.Shown(uint64(self.TID), goid); owned && spanID != 0 {
 			ref := cells.Ref(named)
 			if ref == 0 {
 				// Layout 1 does not say whose slot it is.
@@ -100,19 +96,19 @@ func (p *SpanProcessor) shown(at *position, l *labels, goid uint64) (known bool)
 					ref = 0
 				}
 			}
-			at.at(ref)
+			p.at(at, ref, goid)
 			return ref != 0
 		}
 	}
-	at.at(0)
+	*at = position{}
 	return false
 }
 
 // position is shown, but if that span is over for the nearest live one around it.
-func (p *SpanProcessor) position(at *position, l *labels, goid uint64) (known bool) {
-	known = p.shown(at, l, goid)
+func (p *SpanProcessor) position(at *position, l *labels, self *goruntime.Self) (known bool) {
+	known = p.shown(at, l, self)
 	if at.ref != 0 && !p.cells.Live(at.ref) {
-		p.outward(at, goid)
+		p.outward(at, self.Goid)
 	}
 	return known
 }
@@ -120,7 +116,7 @@ func (p *SpanProcessor) position(at *position, l *labels, goid uint64) (known bo
 // outward moves a position to the nearest live span around its own, or to none.
 func (p *SpanProcessor) outward(at *position, goid uint64) {
 	if at.record != nil {
-		if outer := at.record.Outer(); outer != nil && p.cells.Live(cells.Ref(outer.Ref())) {
+		if outer := at.record.Outer(); outer != nil && p.cells.Live(outer.Ref()) {
 			at.atRecord(outer)
 			return
 		}
@@ -131,34 +127,25 @@ func (p *SpanProcessor) outward(at *position, goid uint64) {
 // nearest moves a position to the first live span around its own, from the i-th on, or to
 // none.
 func (p *SpanProcessor) nearest(at *position, i int, goid uint64) {
-	for ; i < wire.Enclosing; i++ {
-		switch to := p.around(at, i, goid); {
-		case to == 0:
-			at.at(0)
-			return
-		case p.cells.Live(to):
+	for ; i < len(at.around) && at.around[i] != 0; i++ {
+		if p.cells.Live(at.around[i]) {
 			p.step(at, i, goid)
 			return
 		}
 	}
-	at.at(0)
+	*at = position{}
 }
 
 // step moves a position to the i-th span around its own.
 func (p *SpanProcessor) step(at *position, i int, goid uint64) {
-	to := p.around(at, i, goid)
-	if p.cells.IsOf(to, goid) {
-		at.at(to)
+	at.ref, at.record = at.around[i], nil
+	if p.cells.IsOf(at.ref, goid) {
+		p.at(at, at.ref, goid)
 		return
 	}
 	// Around a span that another goroutine has started, there is here what there is around
 	// it here.
-	var around [wire.Enclosing]cells.Ref
-	for n := range around[:wire.Enclosing-1-i] {
-		around[n] = p.around(at, i+1+n, goid)
-	}
-	at.at(to)
-	at.around, at.isGiven = around, true
+	clear(at.around[copy(at.around[:], at.around[i+1:]):])
 }
 
 // leave moves a position to where the goroutine goes when it ends a span, and reports
@@ -173,13 +160,13 @@ func (p *SpanProcessor) leave(at *position, span cells.Ref, goid uint64) (in boo
 			in, to = true, *at
 			p.outward(&to, goid)
 		}
-		for i := range wire.Enclosing {
-			if p.around(at, i, goid) == span {
+		for i := range at.around {
+			if at.around[i] == span {
 				in, to = true, *at
 				p.nearest(&to, i+1, goid)
 			}
 		}
-		if p.around(at, 0, goid) == 0 {
+		if at.around[0] == 0 {
 			break
 		}
 		if at.record != nil && at.record.Outer() != nil {
@@ -202,24 +189,30 @@ func (p *SpanProcessor) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
 	if k.SpanID == 0 {
 		return // It is over: a processor before this one has ended it.
 	}
+	if p.config.profileIDs {
+		s.SetAttributes(profileIDKey.String(s.SpanContext().SpanID().String()))
+	}
 	p.known.grow(p.cells)
-	goid := p.runtime.GoroutineID()
+	self := p.runtime.Self()
+	goid := self.Goid
 	var at position
 	var l labels
-	known := p.position(&at, &l, goid)
+	known := p.position(&at, &l, &self)
 
 	var n cells.Span
 	n.TraceIDHigh, n.TraceIDLow, n.SpanID = k.TraceIDHigh, k.TraceIDLow, k.SpanID
 	n.TraceFlags, n.StartUnixNS, n.Goid = traceFlags, start, goid
 	n.LocalRootSpanID = k.SpanID
+	if p.names != nil {
+		n.Name = p.names.Number(sdkspan.Name(s))
+		n.Endpoint = n.Name
+	}
 	if child {
 		if parent := p.follow(s, &n, at.ref); !known && goid != 0 && p.cells.IsOf(parent, goid) {
-			at.at(parent)
+			p.at(&at, parent, goid)
 		}
 	}
-	if at.ref != 0 {
-		n.Enclosing[0], n.Enclosing[1], n.Enclosing[2] = at.ref, p.around(&at, 0, goid), p.around(&at, 1, goid)
-	}
+	n.Enclosing = at.inside()
 	var attributes *gorecord.Attributes
 	keys := p.keys.Load()
 	if keys != nil {
@@ -227,8 +220,9 @@ func (p *SpanProcessor) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
 	}
 	var record *gorecord.Record
 	if p.records {
-		record = gorecord.New(k.TraceIDHigh, k.TraceIDLow, k.SpanID, traceFlags, attributes, l.user)
-		record.SetWithin(at.record, uint64(n.Enclosing[0]), uint64(n.Enclosing[1]), uint64(n.Enclosing[2]))
+		names := p.names.Of(n.Name, n.Endpoint)
+		record = gorecord.New(k.TraceIDHigh, k.TraceIDLow, k.SpanID, traceFlags, attributes, &names, l.user)
+		record.SetWithin(at.record, n.Enclosing)
 		if p.labels == LabelsHidden {
 			record.HideLabels()
 		}
@@ -238,12 +232,12 @@ func (p *SpanProcessor) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
 	shows.TraceIDHigh, shows.TraceIDLow, shows.SpanID, shows.TraceFlags = k.TraceIDHigh, k.TraceIDLow, k.SpanID, traceFlags
 	shows.Attributes = attributes.Encoded()
 	thread := goruntime.Pin()
-	self := p.runtime.Self()
+	p.runtime.Renew(&self)
 	ref := p.cells.Reserve(thread)
 	if ref != 0 {
-		n.G, n.TID, shows.Ref = self.G, self.TID, uint64(ref)
+		n.G, n.TID, shows.Ref = uintptr(self.G), self.TID, uint64(ref)
 		if record != nil {
-			record.SetRef(uint64(ref))
+			record.SetRef(ref)
 			record.Install()
 		}
 		if p.records || keys != nil {
@@ -286,6 +280,9 @@ func (p *SpanProcessor) follow(s sdktrace.ReadWriteSpan, child *cells.Span, like
 	}
 	// If it is over, or is not recorded, only it would know.
 	child.LocalRootSpanID = p.cells.LocalRoot(parent)
+	if p.names != nil {
+		child.Endpoint = p.cells.Endpoint(parent)
+	}
 	return parent
 }
 
@@ -296,10 +293,11 @@ func (p *SpanProcessor) OnEnd(s sdktrace.ReadOnlySpan) {
 		return
 	}
 	k, _ := sdkspan.Ended(s)
-	goid := p.runtime.GoroutineID()
+	self := p.runtime.Self()
+	goid := self.Goid
 	var at position
 	var l labels
-	p.shown(&at, &l, goid)
+	p.shown(&at, &l, &self)
 	from := at.ref
 	ref, here := at.ref, p.cells.Is(at.ref, k)
 	if !here {
@@ -325,7 +323,7 @@ func (p *SpanProcessor) OnEnd(s sdktrace.ReadOnlySpan) {
 		base.End(p.withdrawsLabels(s))
 	}
 	if in {
-		p.show(&at, from, &l, p.attributes(&at), goid)
+		p.show(&at, from, &l, p.attributes(&at), &self)
 	}
 	if here && own && p.cells.FreeWarm(ref) {
 		return // The next span that starts here takes the cell, and the place of the record.
@@ -372,13 +370,20 @@ func (p *SpanProcessor) withdrawsEvicted() bool {
 	return p.labels == LabelsWithdrawn || p.labels == LabelsUntilEnd && !raceEnabled && !p.profile.wasRunning()
 }
 
-// isShown reports whether a goroutine shows a span in its slot.
-func (p *SpanProcessor) isShown(ref cells.Ref, goid uint64) bool {
+// ownSlot returns what a goroutine shows in its slot. owned is false if that is not its own:
+// then the goroutine has shown nothing itself, and only inherited it.
+func (p *SpanProcessor) ownSlot(goid uint64) (ref cells.Ref, owned bool) {
 	if p.goroutines == nil {
-		return false
+		return 0, false
 	}
 	_, shown, owned := p.goroutines.Shown(goid, goid)
-	return owned && cells.Ref(shown) == ref
+	return cells.Ref(shown), owned
+}
+
+// isShown reports whether a goroutine shows a span in its slot.
+func (p *SpanProcessor) isShown(ref cells.Ref, goid uint64) bool {
+	shown, owned := p.ownSlot(goid)
+	return owned && shown == ref
 }
 
 // attributes returns, as OTEP 4947 encodes them, the attributes that the span of a position
@@ -398,7 +403,7 @@ func (p *SpanProcessor) attributes(at *position) []byte {
 
 // show has the calling goroutine, which has these labels and was shown in another span, be at
 // a position, with attributes.
-func (p *SpanProcessor) show(at *position, from cells.Ref, l *labels, attributes []byte, goid uint64) {
+func (p *SpanProcessor) show(at *position, from cells.Ref, l *labels, attributes []byte, self *goruntime.Self) {
 	var s cells.Span
 	var shows ring.Span
 	if p.cells.Load(at.ref, &s) {
@@ -406,38 +411,38 @@ func (p *SpanProcessor) show(at *position, from cells.Ref, l *labels, attributes
 		shows.Ref, shows.Attributes = uint64(at.ref), attributes
 	}
 	if p.records {
-		p.install(at, l, goid)
+		p.install(at, l, &s)
 	}
 	if p.threads == nil && p.goroutines == nil {
 		return
 	}
 	goruntime.Pin()
-	self := p.runtime.Self()
+	p.runtime.Renew(self)
 	if from != at.ref {
-		p.cells.SetThread(from, goid, 0)
+		p.cells.SetThread(from, self.Goid, 0)
 	}
-	p.cells.SetThread(at.ref, goid, self.TID)
-	p.store(&shows, &self)
+	p.cells.SetThread(at.ref, self.Goid, self.TID)
+	p.store(&shows, self)
 	goruntime.Unpin()
 }
 
-// install installs the record of a position, or if there is no span none. If the record is
-// not at hand, or the user's labels are others than when it was made, it is another one.
-func (p *SpanProcessor) install(at *position, l *labels, goid uint64) {
+// install installs the record of a position, whose span is given. It installs another record
+// of the span if there is none at hand, or if the user's labels or the names have changed since
+// that record was made. Without a span it restores the user's labels.
+func (p *SpanProcessor) install(at *position, l *labels, s *cells.Span) {
 	record := at.record
-	if at.ref != 0 && (record == nil || !record.HasLabels(l.user)) {
+	if at.ref != 0 && (record == nil || !record.HasLabels(l.user) || !record.HasNames(s.Name, s.Endpoint)) {
 		if base := p.known.record(at.ref); base != nil {
 			from, outer := base, (*gorecord.Record)(nil)
 			if record != nil {
 				from, outer = record, record.Outer()
 			}
-			around := [wire.Enclosing]uint64{uint64(p.around(at, 0, goid)), uint64(p.around(at, 1, goid)), uint64(p.around(at, 2, goid))}
-			record = p.variant(base, p.keys.Load().Decode(from.Attributes()), l.user, outer, around)
+			record = p.variant(base, p.keys.Load().Decode(from.Attributes()), l.user, outer, at.around)
 		}
 	}
 	if at.ref != 0 && record != nil {
 		if invariants.Enabled {
-			invariants.Check(record.Ref() == uint64(at.ref), "slot and record of a goroutine name the same cell")
+			invariants.Check(record.Ref() == at.ref, "slot and record of a goroutine name the same cell")
 		}
 		record.Install()
 	} else if l.record != nil {
@@ -447,12 +452,15 @@ func (p *SpanProcessor) install(at *position, l *labels, goid uint64) {
 
 // variant returns a record of the span of base for the calling goroutine, or nil: with
 // attributes and the user's labels, inside of an outer record or nil, and of other spans.
-func (p *SpanProcessor) variant(base *gorecord.Record, a *gorecord.Attributes, user gorecord.UserLabels, outer *gorecord.Record, around [wire.Enclosing]uint64) *gorecord.Record {
-	record := base.Variant(a, user, outer, around)
+func (p *SpanProcessor) variant(base *gorecord.Record, a *gorecord.Attributes, user gorecord.UserLabels, outer *gorecord.Record, around cells.Enclosing) *gorecord.Record {
+	var s cells.Span
+	p.cells.Load(base.Ref(), &s)
+	names := p.names.Of(s.Name, s.Endpoint)
+	record := base.Variant(a, &names, user, outer, around)
 	if record == nil {
-		record = base.Variant(a, user, nil, [wire.Enclosing]uint64{})
+		record = base.Variant(a, &names, user, nil, cells.Enclosing{})
 	}
-	if record != nil && (base.Ended() || !p.cells.Live(cells.Ref(base.Ref()))) {
+	if record != nil && (base.Ended() || !p.cells.Live(base.Ref())) {
 		record.End(p.labels != LabelsKept)
 	}
 	return record
@@ -516,7 +524,7 @@ func (k *known) set(r cells.Ref, record *gorecord.Record, a *gorecord.Attributes
 // record returns the record of a span, or nil.
 func (k *known) record(r cells.Ref) *gorecord.Record {
 	if b := k.at(r); b != nil {
-		if record := b.record.Load(); cells.Ref(record.Ref()) == r {
+		if record := b.record.Load(); record.Ref() == r {
 			return record
 		}
 	}

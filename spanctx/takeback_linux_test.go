@@ -63,7 +63,7 @@ func TestSpanThatStartsDuringShutdownIsNotShown(t *testing.T) {
 				if replaced {
 					require.NoError(t, s.p.cells.Close())
 				}
-				s.p.endLate(cells.Ref(record.Ref()), record)
+				s.p.endLate(record.Ref(), record)
 				assertNoRecord(t)
 				a.End()
 			})

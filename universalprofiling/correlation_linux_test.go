@@ -19,6 +19,7 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/otelctx/otelctx/internal/sdkspan"
 	"github.com/otelctx/otelctx/internal/testing/oteltest"
 	"github.com/otelctx/otelctx/internal/wire"
 )
@@ -139,6 +140,8 @@ func TestOnlySampledLocalRootsWait(t *testing.T) {
 		span.End()
 	}
 	assert.Equal(t, []string{"child"}, s.exported.names(), "local roots wait, others do not")
+	s.send(correlation(unsampled, 1, 1))
+	assert.EqualValues(t, 1, s.Stats().UnknownTransactions, "it is not exported")
 	require.NoError(t, s.provider.ForceFlush(t.Context()))
 	assert.ElementsMatch(t, []string{"child", "new root", "child of a remote span", "root"}, s.exported.names())
 }
@@ -359,7 +362,7 @@ func TestSamplesOfTransactionsThatAreNeverExported(t *testing.T) {
 	s := newService(t)
 	c := &s.correlations
 	for n := range 3 * firstSweep {
-		k := transactionKey{1, 2, uint64(n) + 1}
+		k := sdkspan.Key{TraceIDHigh: 1, TraceIDLow: 2, SpanID: uint64(n) + 1}
 		c.mu.Lock()
 		require.True(t, c.add(k, [16]byte{1}, 1))
 		c.mu.Unlock()
@@ -367,6 +370,30 @@ func TestSamplesOfTransactionsThatAreNeverExported(t *testing.T) {
 	transactions, samples := s.remembered()
 	assert.LessOrEqual(t, transactions, firstSweep+1)
 	assert.Equal(t, transactions, samples)
+}
+
+// Transactions that end and are never exported are forgotten when there are many, older ones
+// first.
+func TestEndedTransactionsThatAreNeverExported(t *testing.T) {
+	const room = 100
+	e := newEnded(room)
+	key := func(n int) sdkspan.Key { return sdkspan.Key{TraceIDHigh: 1, SpanID: uint64(n) + 1} }
+	const all = 100*room + room/2
+	known := 0
+	for n := range all {
+		e.add(key(n), endedTransaction{uint64(n), 1})
+	}
+	for n := range all {
+		got, ok := e.find(key(n), false)
+		if ok {
+			known++
+			assert.EqualValues(t, n, got.at)
+		}
+		assert.True(t, ok || n < all-room, n)
+	}
+	assert.LessOrEqual(t, known, 2*room*len(e.parts))
+	_, ok := e.find(key(0), true)
+	assert.False(t, ok)
 }
 
 // Each exporter gets what there is.

@@ -6,8 +6,8 @@ package universalprofiling
 import (
 	"context"
 	"encoding/base64"
+	"encoding/binary"
 	"errors"
-	"fmt"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -17,6 +17,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/resource"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 
+	"github.com/otelctx/otelctx/internal/cells"
 	"github.com/otelctx/otelctx/internal/sdkspan"
 	"github.com/otelctx/otelctx/internal/wire"
 )
@@ -62,12 +63,14 @@ type Stats struct {
 	Dropped uint64
 	// NotDeferred are transactions that found the queue full.
 	NotDeferred uint64
+	// Evicted are spans that were not shown any more because too many were live.
+	Evicted uint64
 }
 
 // counters are Stats as they are counted.
 type counters struct {
-	registrations, correlations, malformed, unknownTypes atomic.Uint64
-	unknownTransactions, early, dropped, notDeferred     atomic.Uint64
+	registrations, correlations, malformed, unknownTypes      atomic.Uint64
+	unknownTransactions, early, dropped, notDeferred, evicted atomic.Uint64
 }
 
 // Stats returns what has become of messages so far.
@@ -80,39 +83,35 @@ func (i *Integration) Stats() Stats {
 		Registrations: c.registrations.Load(), Correlations: c.correlations.Load(),
 		Malformed: c.malformed.Load(), UnknownTypes: c.unknownTypes.Load(),
 		UnknownTransactions: c.unknownTransactions.Load(), Early: c.early.Load(),
-		Dropped: c.dropped.Load(), NotDeferred: c.notDeferred.Load(),
+		Dropped: c.dropped.Load(), NotDeferred: c.notDeferred.Load(), Evicted: c.evicted.Load(),
 	}
 }
 
 // correlations are what is known of transactions from a profiler.
 type correlations struct {
 	counters counters
-	table    *table
+	table    *cells.Table
 	// registered says that a profiler is known to be there, or taken for that.
 	registered atomic.Bool
 	// delay is how long transactions wait, in nanoseconds.
 	delay atomic.Int64
 	// flushed is a time: what ended before does not wait.
 	flushed atomic.Uint64
-	// exporters is how many there are.
-	exporters atomic.Uint64
 	// hostID is the profiler's, or nil.
 	hostID atomic.Pointer[string]
 	// completed is the last resource that the host id was added to.
 	completed atomic.Pointer[completedResource]
+	ended     *ended
 
 	mu sync.Mutex
 	// samples has the transactions that have any, and all is how many those have in
 	// all.
-	samples map[transactionKey]*samples
+	samples map[sdkspan.Key]*samples
 	all     int
 	// sweepAt is how many transactions there may be before those that are forgotten
 	// are looked for.
 	sweepAt int
-	waiting []*exporter
 }
-
-type transactionKey struct{ traceIDHigh, traceIDLow, id uint64 }
 
 // samples are those of a transaction: how often each stack trace was seen.
 type samples struct {
@@ -124,21 +123,23 @@ type completedResource struct{ from, to *resource.Resource }
 
 const firstSweep = 1 << 10
 
-func (c *correlations) start(t *table, s settings) {
+func (c *correlations) start(t *cells.Table, s settings) {
 	c.table = t
 	c.registered.Store(s.mode == Enabled)
 	c.delay.Store(int64(defaultDelay))
-	c.samples, c.sweepAt = map[transactionKey]*samples{}, firstSweep
+	c.samples, c.sweepAt = map[sdkspan.Key]*samples{}, firstSweep
+	// Those that wait for the delay, and as many on their way to the exporter.
+	c.ended = newEnded(2 * max(DefaultBufferSize, s.bufferSize))
 }
 
 // on reports whether transactions are correlated.
-func (c *correlations) on() bool { return c.registered.Load() && c.exporters.Load() > 0 }
+func (c *correlations) on() bool { return c.registered.Load() && exporters.count.Load() > 0 }
 
 // receive takes messages until the socket is stopped.
 func (i *Integration) receive() {
 	defer close(i.received)
 	if err := i.socket.Serve(wire.MaxProfilingMessage, i.take); err != nil {
-		i.warned.once(warnSocket, fmt.Errorf("the profiler is not heard any more: %w", err))
+		i.warned.once("the profiler is not heard any more: %w", err)
 	}
 }
 
@@ -170,7 +171,7 @@ func (i *Integration) register(m wire.ProfilingRegistration) {
 	c := &i.correlations
 	delay := time.Duration(m.SamplesDelayMS) * time.Millisecond
 	if delay > maxDelay {
-		i.warned.once(warnDelay, fmt.Errorf("the profiler asks to wait for %v: transactions wait for %v", delay, maxDelay))
+		i.warned.once("the profiler asks to wait for %v: transactions wait for %v", delay, maxDelay)
 		delay = maxDelay
 	}
 	c.delay.Store(int64(delay))
@@ -188,8 +189,7 @@ func (i *Integration) register(m wire.ProfilingRegistration) {
 }
 
 func (i *Integration) warnHostID(profiler, other string) {
-	i.warned.once(warnHostID, fmt.Errorf("the profiler reports with %s %q, and spans with %q: some correlations will not work",
-		hostIDKey, profiler, other))
+	i.warned.once("the profiler reports with %s %q, and spans with %q: some correlations will not work", hostIDKey, profiler, other)
 }
 
 // correlate takes a correlation.
@@ -197,9 +197,16 @@ func (i *Integration) correlate(m wire.ProfilingCorrelation) {
 	c := &i.correlations
 	if !c.on() {
 		c.counters.early.Add(1)
+		if c.registered.Load() {
+			i.warned.once("the profiler sends stack traces and no exporter takes them: use NewExporter")
+		}
 		return
 	}
-	k := transactionKey{number(m.TraceID[:8]), number(m.TraceID[8:]), number(m.TransactionID[:])}
+	k := sdkspan.Key{
+		TraceIDHigh: binary.BigEndian.Uint64(m.TraceID[:8]),
+		TraceIDLow:  binary.BigEndian.Uint64(m.TraceID[8:]),
+		SpanID:      binary.BigEndian.Uint64(m.TransactionID[:]),
+	}
 	known, added := c.addIfKnown(k, m.StackTraceID, int(m.Count))
 	if !known {
 		c.counters.unknownTransactions.Add(1)
@@ -208,25 +215,57 @@ func (i *Integration) correlate(m wire.ProfilingCorrelation) {
 	if !added {
 		c.counters.dropped.Add(uint64(m.Count))
 		// Without the lock: who is told may trace that, and export it at once.
-		i.warned.once(warnSamples, errors.New("more samples than there is room for: transactions will not have all of them"))
+		i.warned.once("more samples than there is room for: transactions will not have all of them")
 	}
 	c.counters.correlations.Add(1)
 }
 
 // addIfKnown adds so many samples of a stack trace to a transaction, if it is known and
 // there is room for them.
-func (c *correlations) addIfKnown(k transactionKey, stackTrace [16]byte, count int) (known, added bool) {
+func (c *correlations) addIfKnown(k sdkspan.Key, stackTrace [16]byte, count int) (known, added bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	var l live
-	if !findRoot(c.table, k.traceIDHigh, k.traceIDLow, k.id, &l) || l.origin.flags()&sampled == 0 {
+	if !c.known(k) {
 		return false, false
 	}
 	return true, c.add(k, stackTrace, count)
 }
 
+// end has a transaction wait for the exporters that there are.
+func (c *correlations) end(k sdkspan.Key) {
+	if n := exporters.count.Load(); n > 0 {
+		c.ended.add(k, endedTransaction{now(), n})
+	}
+}
+
+// endOf returns when a transaction has ended, if it is known. The exporter's processor may
+// come before the Integration: then a transaction that is live here ends now.
+func (c *correlations) endOf(k sdkspan.Key) (at uint64, known bool) {
+	t, known := c.ended.find(k, false)
+	if !known {
+		if c.isLive(k) {
+			return now(), true
+		}
+		t, known = c.ended.find(k, false) // it may have ended here meanwhile
+	}
+	return t.at, known
+}
+
+// known reports whether there is a sampled transaction that is live or waits for
+// exporters.
+func (c *correlations) known(k sdkspan.Key) bool {
+	_, ok := c.ended.find(k, false)
+	return ok || c.isLive(k)
+}
+
+// isLive reports whether there is a sampled transaction that is live.
+func (c *correlations) isLive(k sdkspan.Key) bool {
+	var n cells.Span
+	return c.table.Load(c.table.Find(k), &n) && n.LocalRootSpanID == k.SpanID && n.TraceFlags&sampled != 0
+}
+
 // add adds them, all or none. mu is held.
-func (c *correlations) add(k transactionKey, stackTrace [16]byte, count int) bool {
+func (c *correlations) add(k sdkspan.Key, stackTrace [16]byte, count int) bool {
 	if count == 0 {
 		return true
 	}
@@ -247,49 +286,34 @@ func (c *correlations) add(k transactionKey, stackTrace [16]byte, count int) boo
 	return true
 }
 
-// sweep forgets the samples of transactions that have given way to spans, or were
-// started and never exported.
+// sweep forgets the samples of transactions that were evicted, or never exported.
 func (c *correlations) sweep() {
 	for k := range c.samples {
-		var l live
-		if !find(c.table, k.traceIDHigh, k.traceIDLow, k.id, &l) {
+		if !c.known(k) {
 			c.forget(k)
 		}
 	}
 	c.sweepAt = max(firstSweep, 2*len(c.samples))
 }
 
-func (c *correlations) forget(k transactionKey) {
+func (c *correlations) forget(k sdkspan.Key) {
 	if s := c.samples[k]; s != nil {
 		c.all -= s.total
 		delete(c.samples, k)
 	}
 }
 
-func keyOf(s sdktrace.ReadOnlySpan) transactionKey {
+func keyOf(s sdktrace.ReadOnlySpan) sdkspan.Key {
 	k, _ := sdkspan.Ended(s)
-	return transactionKey{stored(k.TraceIDHigh), stored(k.TraceIDLow), stored(k.SpanID)}
-}
-
-// endOf returns when a transaction has ended, if that is known.
-func (c *correlations) endOf(k transactionKey) (at uint64, ok bool) {
-	var l live
-	if !findRoot(c.table, k.traceIDHigh, k.traceIDLow, k.id, &l) || l.origin&ended == 0 {
-		return 0, false
-	}
-	return l.resumes, true
+	return k
 }
 
 // collect returns the stack trace ids of a transaction that an exporter exports. Behind
 // the last exporter it is forgotten.
-func (c *correlations) collect(k transactionKey) (ids []string) {
+func (c *correlations) collect(k sdkspan.Key) (ids []string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	var l live
-	if !findRoot(c.table, k.traceIDHigh, k.traceIDLow, k.id, &l) || l.origin&ended == 0 {
-		c.forget(k)
-		return nil
-	}
+	t, _ := c.ended.find(k, true)
 	if s := c.samples[k]; s != nil {
 		ids = make([]string, 0, s.total)
 		for stackTrace, count := range s.counts {
@@ -300,12 +324,8 @@ func (c *correlations) collect(k transactionKey) (ids []string) {
 		}
 		slices.Sort(ids) // in any order, but always the same
 	}
-	// Only who holds the lock changes it.
-	if left := atomic.AddUint64(&l.Data().exports, ^uint64(0)); left == 0 {
+	if t.exports <= 0 && !c.isLive(k) {
 		c.forget(k)
-		if l.Claim() {
-			l.Free()
-		}
 	}
 	return ids
 }
@@ -334,36 +354,16 @@ func (i *Integration) complete(r *resource.Resource) *resource.Resource {
 
 // wake has exporters look again at what waits.
 func (c *correlations) wake() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, e := range c.waiting {
+	for _, e := range exporters.each() {
 		e.rearm()
 	}
 }
 
 // release has all exporters export what waits.
 func (c *correlations) release(ctx context.Context) error {
-	c.mu.Lock()
-	waiting := slices.Clone(c.waiting)
-	c.mu.Unlock()
 	var errs []error
-	for _, e := range waiting {
+	for _, e := range exporters.each() {
 		errs = append(errs, e.release(ctx, true))
 	}
 	return errors.Join(errs...)
-}
-
-// enter and leave are called at the start and the end of an exporter.
-func (c *correlations) enter(e *exporter) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.waiting = append(c.waiting, e)
-	c.exporters.Store(uint64(len(c.waiting)))
-}
-
-func (c *correlations) leave(e *exporter) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.waiting = slices.DeleteFunc(c.waiting, func(w *exporter) bool { return w == e })
-	c.exporters.Store(uint64(len(c.waiting)))
 }

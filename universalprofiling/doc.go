@@ -19,15 +19,21 @@
 //
 // From the end of its start on, a span is shown on the thread of the goroutine that
 // started it, together with its transaction, which is the local root span: the one that
-// has no parent in this process. At the end of a span its parent is shown again if the
-// goroutine was showing it before and it is live; otherwise nothing. After the end of a
-// span it is not shown on any thread, on whichever goroutine End was called.
+// has no parent in this process. A span whose parent is over has the parent's transaction,
+// or none if the parent does not tell; profilers pass over samples without one.
+//
+// At the end of a span the goroutine that has started it leaves it, with all spans that it
+// has started inside, and goes back to the nearest live span around it. After its end a
+// span is not shown on any thread, on whichever goroutine End was called. If that was
+// another one, the goroutine goes back when it starts or ends its next span.
 //
 // The format has no place for goroutines. Go moves them between threads when they
 // block, and runs others on the thread meanwhile: until a span starts or ends there,
 // that thread shows the span of the goroutine that was there before. A goroutine that
-// is locked to its thread is exact. Package spanctx has carriers that are exact always,
-// for readers that know them.
+// is locked to its thread is exact. [Refresh], behind calls that block, [Attach], on
+// goroutines that work for other goroutines' spans, and [NewSampler], for spans that are not
+// sampled, make it better. Package spanctx has carriers that are exact always, for readers
+// that know them.
 //
 // # What the profiler says
 //
@@ -40,7 +46,9 @@
 // For these to arrive in time, sampled transactions, and nothing else, are exported
 // only when the delay has passed since their end: that of the registration, or one
 // second. They wait in a queue of fixed size; what finds it full is exported at once.
-// ForceFlush and Shutdown export what waits.
+// ForceFlush and Shutdown export what waits. Whatever the profiler has sent before one of
+// these is exported with the transaction. In what order exporters, the integration and other
+// span processors are made and registered does not matter.
 //
 // # Configuration
 //
@@ -54,7 +62,7 @@
 //     the process, which it does in containers too. The socket's path may have 107
 //     bytes.
 //   - ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_BUFFER_SIZE: how many transactions
-//     wait at most, 8096 by default; [WithBufferSize] overrides it.
+//     wait at most, 8096 by default, up to 1,048,576; [WithBufferSize] overrides it.
 //
 // What is neither is reported to [otel.Handle], and the default is taken.
 //
@@ -67,7 +75,20 @@
 //
 //	sysctl -w net.unix.max_dgram_qlen=512
 //
-// What arrives and is of no use is counted, see [Integration.Stats].
+// What arrives and is of no use is counted, see [Active] and [Integration.Stats].
+//
+// # Limits
+//
+//   - A profiler may have transactions wait for 30 seconds at most.
+//   - A transaction has at most 65,536 samples, and all that wait have 1,048,576, and 64 more
+//     each. Messages beyond that are dropped: then the counts of stack traces are not
+//     preserved.
+//   - 65,536 spans may be live. Of more, the oldest are not shown, and have no stack traces.
+//   - Service names and environments are cut at 128 bytes. A host.id may have 1,024; the
+//     registration is malformed otherwise.
+//
+// What is lost by a limit is counted or reported. Sockets that killed processes of the same
+// user have left in the directory are removed when an integration starts.
 //
 // # Where it works
 //

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/otel"
@@ -25,30 +26,67 @@ const (
 	exportTimeout = 30 * time.Second
 )
 
-// NewExporter returns an exporter for the TracerProvider of the process's [Integration],
-// which has to be there already: the option [WithIntegration] has to be made before. It
-// exports to next: sampled transactions when their delay has passed, with the stack
-// trace ids that the profiler has told of, and all other spans at once.
+// NewExporter returns an exporter that exports to next: sampled transactions when their
+// delay has passed, with the stack trace ids that the profiler has told of, and all other
+// spans at once. It works with the process's [Integration], which may come up before or
+// after it, and with the span processors of a provider in any order.
 //
-// Without an Integration, or with one that is disabled, it returns next. The exporter
-// does not call next concurrently; its own methods may be.
+// While there is no Integration, it exports everything at once; if [New] and
+// [WithIntegration] have not been called when it exports its first span, that is reported
+// once to [otel.Handle]. An exporter of this function is returned as it is. The exporter does
+// not call next concurrently; its own methods may be. Shut it down, as its provider does.
 func NewExporter(next sdktrace.SpanExporter) sdktrace.SpanExporter {
-	return active.Load().NewExporter(next)
-}
-
-// NewExporter is the function of that name, for this Integration.
-func (i *Integration) NewExporter(next sdktrace.SpanExporter) sdktrace.SpanExporter {
-	if i.off() {
-		return next
+	if e, ok := next.(*exporter); ok {
+		return e
 	}
-	e := &exporter{i: i, next: next, turn: make(chan struct{}, 1)}
-	i.correlations.enter(e)
+	e := &exporter{next: next, turn: make(chan struct{}, 1)}
+	exporters.enter(e)
 	return e
 }
 
+// NewExporter is the function of that name, except that it returns next if i is disabled.
+func (i *Integration) NewExporter(next sdktrace.SpanExporter) sdktrace.SpanExporter {
+	if i == nil || i.records == nil {
+		return next
+	}
+	return NewExporter(next)
+}
+
+// exporters are those of the process that are not shut down.
+var exporters exporterList
+
+type exporterList struct {
+	count atomic.Int64 // of all
+	mu    sync.Mutex
+	all   []*exporter
+}
+
+func (l *exporterList) enter(e *exporter) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.all = append(l.all, e)
+	l.count.Store(int64(len(l.all)))
+}
+
+func (l *exporterList) leave(e *exporter) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.all = slices.DeleteFunc(l.all, func(other *exporter) bool { return other == e })
+	l.count.Store(int64(len(l.all)))
+}
+
+// each returns the exporters of now.
+func (l *exporterList) each() []*exporter {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Clone(l.all)
+}
+
+// toldAlone is whether it has been reported that there is an exporter and no Integration.
+var toldAlone atomic.Bool
+
 // exporter keeps transactions back.
 type exporter struct {
-	i    *Integration
 	next sdktrace.SpanExporter
 	// turn is held by who calls next.
 	turn chan struct{}
@@ -61,9 +99,19 @@ type exporter struct {
 	timer *time.Timer
 }
 
+// deferred is a transaction that waits, and the Integration that knows it.
 type deferred struct {
+	of      *Integration
 	span    sdktrace.ReadOnlySpan
 	endedAt uint64
+}
+
+// due returns when the transaction has waited long enough.
+func (d *deferred) due() uint64 {
+	if d.endedAt <= d.of.correlations.flushed.Load() {
+		return 0
+	}
+	return d.endedAt + uint64(d.of.correlations.delay.Load())
 }
 
 var _ sdktrace.SpanExporter = (*exporter)(nil)
@@ -71,9 +119,15 @@ var _ sdktrace.SpanExporter = (*exporter)(nil)
 // ExportSpans exports spans, except for transactions that wait: what becomes of their
 // export later goes to [otel.Handle].
 func (e *exporter) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpan) error {
-	out := make([]sdktrace.ReadOnlySpan, 0, len(spans))
+	i := latest.Load()
+	if i == nil && !asked.Load() && !toldAlone.Swap(true) {
+		otel.Handle(errors.New("universal profiling: there is an exporter and no integration: use WithIntegration"))
+	}
+	out, due := make([]sdktrace.ReadOnlySpan, 0, len(spans)), false
 	for _, s := range spans {
-		if !e.keep(s) { //nolint:contextcheck // what waits is exported when ctx is over
+		kept, transaction := e.keep(i, s) //nolint:contextcheck // what waits is exported when ctx is over
+		due = due || transaction && !kept
+		if !kept {
 			out = append(out, s)
 		}
 	}
@@ -84,6 +138,10 @@ func (e *exporter) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpa
 		return err
 	}
 	defer e.unlock()
+	if due {
+		// What ctx leaves no time for is missing; the spans are not.
+		_ = i.socket.Drain(ctx)
+	}
 	return e.export(ctx, out)
 }
 
@@ -92,23 +150,23 @@ func isTransaction(s sdktrace.ReadOnlySpan) bool {
 	return !s.Parent().IsValid() || s.Parent().IsRemote()
 }
 
-// keep keeps a span back if it has to wait, and reports whether it does.
-func (e *exporter) keep(s sdktrace.ReadOnlySpan) bool {
-	c := &e.i.correlations
-	if !c.registered.Load() || !s.SpanContext().IsSampled() || !isTransaction(s) {
-		return false
+// keep keeps a span back if it has to wait, and reports whether it does, and whether it is a
+// transaction that the profiler may tell of.
+func (e *exporter) keep(i *Integration, s sdktrace.ReadOnlySpan) (kept, transaction bool) {
+	if i == nil || !i.correlations.registered.Load() || !s.SpanContext().IsSampled() || !isTransaction(s) {
+		return false, false
 	}
-	endedAt, ok := c.endOf(keyOf(s))
-	if !ok || now() >= endedAt+uint64(c.delay.Load()) {
-		return false
+	c := &i.correlations
+	endedAt, transaction := c.endOf(keyOf(s))
+	if !transaction || now() >= endedAt+uint64(c.delay.Load()) {
+		return false, transaction
 	}
-	kept, full := e.enqueue(deferred{s, endedAt})
+	kept, full := e.enqueue(deferred{i, s, endedAt})
 	if full {
 		c.counters.notDeferred.Add(1)
-		e.i.warned.once(warnFull, fmt.Errorf("the queue of %d transactions is full: their profiling data may be incomplete",
-			e.i.settings.bufferSize))
+		i.warned.once("the queue of %d transactions is full: their profiling data may be incomplete", i.settings.bufferSize)
 	}
-	return kept
+	return kept, true
 }
 
 // enqueue keeps d, unless the queue is full, closed, or flushed since d ended.
@@ -116,10 +174,10 @@ func (e *exporter) enqueue(d deferred) (kept, full bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	// Who flushes says so first, and then empties the queue: none may come after that.
-	if e.closed || d.endedAt <= e.i.correlations.flushed.Load() {
+	if e.closed || d.endedAt <= d.of.correlations.flushed.Load() {
 		return false, false
 	}
-	if len(e.queue) >= e.i.settings.bufferSize {
+	if len(e.queue) >= d.of.settings.bufferSize {
 		return false, true
 	}
 	e.queue = append(e.queue, d)
@@ -132,7 +190,7 @@ func (e *exporter) arm() {
 	if e.timer != nil || len(e.queue) == 0 || e.closed {
 		return
 	}
-	wait := int64(e.queue[0].endedAt) + e.i.correlations.delay.Load() - int64(now())
+	wait := int64(e.queue[0].due()) - int64(now())
 	e.timer = time.AfterFunc(time.Duration(max(wait, 0)), func() {
 		e.mu.Lock()
 		e.timer = nil
@@ -169,9 +227,14 @@ func (e *exporter) release(ctx context.Context, all bool) error {
 	}
 	defer e.unlock()
 	defer e.rearm() //nolint:contextcheck // as above
+	// The profiler has until now: what it has sent by now is in the socket at least.
+	until := now()
 	var errs []error
+	if i := latest.Load(); i != nil {
+		errs = append(errs, i.socket.Drain(ctx))
+	}
 	for ctx.Err() == nil {
-		spans := e.due(all)
+		spans := e.due(all, until)
 		if len(spans) == 0 {
 			return errors.Join(errs...)
 		}
@@ -180,14 +243,12 @@ func (e *exporter) release(ctx context.Context, all bool) error {
 	return errors.Join(append(errs, ctx.Err())...)
 }
 
-// due takes a batch of those that have waited long enough, or of all.
-func (e *exporter) due(all bool) (spans []sdktrace.ReadOnlySpan) {
-	c := &e.i.correlations
-	t, delay := now(), uint64(c.delay.Load())
+// due takes a batch of those that have waited long enough until a time, or of all.
+func (e *exporter) due(all bool, until uint64) (spans []sdktrace.ReadOnlySpan) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	n := 0
-	for n < min(len(e.queue), maxBatch) && (all || t >= e.queue[n].endedAt+delay || e.queue[n].endedAt <= c.flushed.Load()) {
+	for n < min(len(e.queue), maxBatch) && (all || e.queue[n].due() <= until) {
 		spans = append(spans, e.queue[n].span)
 		n++
 	}
@@ -201,8 +262,10 @@ func (e *exporter) due(all bool) (spans []sdktrace.ReadOnlySpan) {
 
 // export exports spans as they are to be. The caller has the turn.
 func (e *exporter) export(ctx context.Context, spans []sdktrace.ReadOnlySpan) error {
-	for n, s := range spans {
-		spans[n] = e.i.finish(s)
+	if i := latest.Load(); i != nil {
+		for n, s := range spans {
+			spans[n] = i.finish(s)
+		}
 	}
 	return e.next.ExportSpans(ctx, spans)
 }
@@ -229,7 +292,7 @@ func (e *exporter) Shutdown(ctx context.Context) error {
 		return nil
 	}
 	err := e.release(ctx, true)
-	e.i.correlations.leave(e)
+	exporters.leave(e)
 	e.mu.Lock()
 	if n := len(e.queue); n > 0 {
 		err = errors.Join(err, fmt.Errorf("universal profiling: %d transactions are not exported", n))
@@ -250,6 +313,9 @@ func (e *exporter) MarshalLog() any {
 
 // finish returns s as it is exported.
 func (i *Integration) finish(s sdktrace.ReadOnlySpan) sdktrace.ReadOnlySpan {
+	if _, ok := s.(*finished); ok {
+		return s // by another exporter in front of this one
+	}
 	var ids []string
 	if s.SpanContext().IsSampled() && isTransaction(s) {
 		ids = i.correlations.collect(keyOf(s))

@@ -5,6 +5,7 @@ package universalprofiling
 
 import (
 	"context"
+	"encoding/base64"
 	"errors"
 	"runtime"
 	"sync/atomic"
@@ -20,7 +21,9 @@ import (
 	"go.opentelemetry.io/otel/trace"
 	"golang.org/x/sys/unix"
 
+	"github.com/otelctx/otelctx/internal/cells"
 	"github.com/otelctx/otelctx/internal/goruntime"
+	"github.com/otelctx/otelctx/internal/sdkspan"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/oteltest"
 	"github.com/otelctx/otelctx/internal/wire"
@@ -189,11 +192,27 @@ func stackTraceIDs(s tracetest.SpanStub) []string {
 	return value(s.Attributes, "elastic.profiler_stack_trace_ids").AsStringSlice()
 }
 
+// samplesOf returns how many samples of a stack trace of [correlation] an exported span has. A
+// profiler that runs on this machine may add others.
+func samplesOf(s tracetest.SpanStub, stackTrace byte) (n int) {
+	id := [16]byte{stackTrace}
+	for _, got := range stackTraceIDs(s) {
+		if got == base64.RawURLEncoding.EncodeToString(id[:]) {
+			n++
+		}
+	}
+	return n
+}
+
 // told fails the test unless one error has been handled, which says all of this. Without
 // a text no error may have been handled.
 func told(t testing.TB, handled *oteltest.Errors, says ...string) {
 	t.Helper()
-	errs := handled.Take()
+	var errs []error
+	require.Eventually(t, func() bool {
+		errs = append(errs, handled.Take()...)
+		return len(errs) >= min(len(says), 1)
+	}, patience, time.Millisecond)
 	require.Len(t, errs, min(len(says), 1))
 	for _, s := range says {
 		assert.ErrorContains(t, errs[0], s)
@@ -221,24 +240,31 @@ func serviceResource(kvs ...attribute.KeyValue) *resource.Resource {
 	return resource.NewSchemaless(append([]attribute.KeyValue{attribute.String("service.name", "shop")}, kvs...)...)
 }
 
-// shownHere checks what the calling goroutine shows.
+// shownHere checks what the calling goroutine, which has its thread to itself, shows.
 func (s *service) shownHere(span trace.Span) {
+	s.t.Helper()
+	s.shownBy(s.runtime.GoroutineID(), span)
+}
+
+// shownBy checks what a goroutine shows that has its thread to itself.
+func (s *service) shownBy(goid uint64, span trace.Span) {
 	s.t.Helper()
 	want := uint64(0)
 	if span != nil {
-		id := span.SpanContext().SpanID()
-		want = number(id[:])
+		want = stored(idOf(span).SpanID)
 	}
-	assert.Equal(s.t, want, s.records.Shown())
+	assert.Equal(s.t, want, s.records.SpanID(goid))
 }
 
-// live returns what the table has of a span.
-func (s *service) live(of trace.Span) (l live) {
+// transactionOf returns the id of the transaction that a live span is shown with.
+func (s *service) transactionOf(span trace.Span) uint64 {
 	s.t.Helper()
-	traceID, id := of.SpanContext().TraceID(), of.SpanContext().SpanID()
-	require.True(s.t, findLive(s.table, number(traceID[:8]), number(traceID[8:]), number(id[:]), &l))
-	return l
+	var n cells.Span
+	require.True(s.t, s.table.Load(s.table.Find(idOf(span)), &n))
+	return n.LocalRootSpanID
 }
+
+func idOf(span trace.Span) sdkspan.Key { return sdkspan.Of(span.SpanContext()).Key }
 
 var errReason = errors.New("the reason")
 

@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -22,10 +21,10 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/otelctx/otelctx/internal/apmlib"
+	"github.com/otelctx/otelctx/internal/cells"
 	"github.com/otelctx/otelctx/internal/goruntime"
 	"github.com/otelctx/otelctx/internal/profilersocket"
 	"github.com/otelctx/otelctx/internal/sdkspan"
-	"github.com/otelctx/otelctx/internal/spantable"
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
@@ -38,7 +37,9 @@ var ErrAlreadyIntegrated = errors.New("the integration is on already")
 type Integration struct {
 	settings settings
 	runtime  *goruntime.Runtime
-	table    *table
+	table    *cells.Table
+	roots    roots
+	guests   guests
 	library  *apmlib.Library
 	records  *apmlib.Records
 	socket   *profilersocket.Socket
@@ -54,6 +55,8 @@ type Integration struct {
 	shutdown sync.Once
 	// shutdownErr is guarded by shutdown.
 	shutdownErr error
+	// users is how many providers share it; building guards it.
+	users int
 }
 
 var _ sdktrace.SpanProcessor = (*Integration)(nil)
@@ -61,6 +64,17 @@ var _ sdktrace.SpanProcessor = (*Integration)(nil)
 // active is the Integration of this process, or nil. There is one because there is one
 // library.
 var active atomic.Pointer[Integration]
+
+// latest is the Integration that came up last, also after its Shutdown: spans may still be on
+// their way to an exporter.
+var latest atomic.Pointer[Integration]
+
+// asked is whether anybody has asked for an Integration.
+var asked atomic.Bool
+
+// Active returns the Integration of the process, such as the one of [WithIntegration], for
+// its [Integration.Stats]. It is nil while there is none, and a nil Integration counts nothing.
+func Active() *Integration { return active.Load() }
 
 // building is held while an Integration comes up or goes down.
 var building sync.Mutex
@@ -70,7 +84,11 @@ var building sync.Mutex
 // else it says what is not known of the Go runtime, or what has failed in which
 // directories; then nothing is left behind. Being disabled is no error.
 func New(opts ...Option) (*Integration, error) {
-	s := newSettings(opts)
+	return newWith(newSettings(opts))
+}
+
+func newWith(s settings) (*Integration, error) {
+	asked.Store(true)
 	if s.mode == Disabled {
 		return new(Integration), nil
 	}
@@ -83,18 +101,40 @@ func New(opts ...Option) (*Integration, error) {
 
 // WithIntegration is [sdktrace.WithSpanProcessor] with a [New] Integration. An option
 // cannot return an error: it goes to [otel.Handle], and the provider is none the worse
-// for it. Where the process has an Integration already, the provider shares that one,
-// and opts do not count; the Shutdown of either provider ends it for both.
+// for it. Where the process has an Integration already, the provider shares that one until
+// the Shutdown of the last provider that does. Then opts do not count, which is reported if
+// they ask for something else.
 //
-// Without [NewExporter] spans are shown, but nothing comes back.
+// Without [NewExporter] spans are shown, but nothing comes back. If a profiler sends stack
+// traces all the same, that is reported.
 func WithIntegration(opts ...Option) sdktrace.TracerProviderOption {
-	i, err := New(opts...)
+	s := newSettings(opts)
+	i, err := newWith(s)
 	if errors.Is(err, ErrAlreadyIntegrated) {
-		i = active.Load()
-	} else if err != nil {
+		i, err = share(s)
+	}
+	if err != nil {
 		otel.Handle(err)
 	}
 	return sdktrace.WithSpanProcessor(i)
+}
+
+// share returns the Integration of this process for one more provider, with an error if s
+// asks for another one.
+func share(s settings) (*Integration, error) {
+	building.Lock()
+	defer building.Unlock()
+	i := active.Load()
+	if i == nil {
+		return nil, errors.New("universal profiling: the integration was shut down meanwhile")
+	}
+	i.users++
+	of := i.settings
+	if s.mode != of.mode || s.socketDir != of.socketDir || s.bufferSize != of.bufferSize ||
+		s.resource != nil && (of.resource == nil || !s.resource.Equal(of.resource)) {
+		return i, errors.New("universal profiling: the integration is shared with another provider: the options of this one do not count")
+	}
+	return i, nil
 }
 
 func newIntegration(s settings) (_ *Integration, err error) {
@@ -107,9 +147,11 @@ func newIntegration(s settings) (_ *Integration, err error) {
 		return nil, errors.ErrUnsupported
 	}
 	i := &Integration{
-		settings: s, runtime: s.runtime, received: make(chan struct{}),
+		settings: s, runtime: s.runtime, received: make(chan struct{}), users: 1, roots: newRoots(),
 	}
-	i.table = newTable(i.evict)
+	if i.table, err = cells.New(cells.Options{Spare: i.isShown, Evict: i.evicted, Heap: true}); err != nil {
+		return nil, err
+	}
 	i.correlations.start(i.table, s)
 	// A profiler that reads the storage has to find the socket there.
 	if i.socket, err = listen(socketDirs(s.socketDir)); err != nil {
@@ -124,14 +166,17 @@ func newIntegration(s settings) (_ *Integration, err error) {
 	}
 	go i.receive()
 	active.Store(i)
+	latest.Store(i)
 	return i, nil
 }
 
 // socketName is the name of the socket's file. It is one for the life of the process: a
 // profiler that has read it goes on sending there when another Integration follows.
 var socketName = sync.OnceValue(func() string {
-	return fmt.Sprintf("otelctx-%d-%s.sock", os.Getpid(), rand.Text()[:8])
+	return fmt.Sprintf("%s%d-%s.sock", socketPrefix, os.Getpid(), rand.Text()[:8])
 })
+
+const socketPrefix = "otelctx-"
 
 // socketDirs returns the directories for the socket in the order in which they are
 // tried.
@@ -162,6 +207,7 @@ func listen(dirs []string) (*profilersocket.Socket, error) {
 	for _, dir := range dirs {
 		s, err := profilersocket.Listen(dir, socketName())
 		if err == nil {
+			profilersocket.Sweep(dir, socketPrefix)
 			if len(errs) > 0 {
 				otel.Handle(fmt.Errorf("universal profiling: %w; the socket is %s", errors.Join(errs...), s.Path()))
 			}
@@ -202,61 +248,95 @@ func (i *Integration) storage() []byte {
 // off reports whether spans are not to be shown.
 func (i *Integration) off() bool { return i == nil || i.records == nil || i.stopped.Load() }
 
-// OnStart shows the span on the calling goroutine's thread.
-func (i *Integration) OnStart(_ context.Context, s sdktrace.ReadWriteSpan) {
+// OnStart shows the span on the calling goroutine's thread. ctx is the context that the
+// span was started with.
+func (i *Integration) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
 	if i.off() {
 		return
 	}
 	if i.service.Load() == nil {
 		i.serve(s.Resource())
 	}
-	var l live
-	k, traceFlags, _, _ := sdkspan.Started(s)
-	l.ID, l.traceIDHigh, l.traceIDLow = stored(k.SpanID), stored(k.TraceIDHigh), stored(k.TraceIDLow)
-	l.transaction = l.ID
-	l.origin = origin(i.runtime.GoroutineID()<<goidShift | uint64(traceFlags))
-	i.follow(s, &l)
-	at := i.show(&l)
-	if !i.table.Reserve(l.ID, &l.span) {
-		// It could not be taken back at its end.
-		i.records.Clear(at, l.ID)
+	k, traceFlags, child, start := sdkspan.Started(s)
+	if k.SpanID == 0 {
+		return // It is over: a processor before this one has ended it.
+	}
+	goid := i.runtime.GoroutineID()
+	at, known := i.position(goid)
+	if i.table.Is(at, k) {
+		return // The provider has this processor twice.
+	}
+	var n cells.Span
+	n.TraceIDHigh, n.TraceIDLow, n.SpanID = k.TraceIDHigh, k.TraceIDLow, k.SpanID
+	n.TraceFlags, n.StartUnixNS, n.Goid = traceFlags, start, goid
+	n.LocalRootSpanID = k.SpanID
+	if child {
+		if parent := i.follow(ctx, s, &n, at); !known && i.table.IsOf(parent, goid) {
+			at = parent
+		}
+	}
+	if at != 0 {
+		n.Enclosing[0], n.Enclosing[1], n.Enclosing[2] = at, i.table.Enclosing(at, goid, 0), i.table.Enclosing(at, goid, 1)
+	}
+	p := goruntime.Pin()
+	r := i.table.Reserve(p)
+	if r == 0 {
+		goruntime.Unpin()
+		i.goTo(0, goid) // not known is better than wrong
 		return
 	}
-	l.store(at)
-	if i.stopped.Load() {
-		i.end(&l, 0)
+	i.table.Commit(p, r, &n)
+	goruntime.Unpin()
+	i.show(r, &n, goid)
+	// Shutdown says so first and then ends all live spans: one of the two sees the other.
+	if i.stopped.Load() && i.table.End(r) {
+		i.evict(r)
 	}
 }
 
-// follow has a span that starts follow its parent, unless that is remote: another
-// process's.
-func (i *Integration) follow(s sdktrace.ReadWriteSpan, child *live) {
+// follow gives a span that starts the local root of its parent, if that is local, and
+// returns the parent if it is live; likely is a guess at it. A remote parent is another
+// process's, also where its id is known here.
+func (i *Integration) follow(ctx context.Context, s sdktrace.ReadWriteSpan, child *cells.Span, likely cells.Ref) cells.Ref {
 	k, remote := sdkspan.Parent(s)
-	if k.SpanID == 0 || remote || stored(k.TraceIDHigh) != child.traceIDHigh || stored(k.TraceIDLow) != child.traceIDLow {
-		child.origin |= localRoot
-		return
+	if remote || k.TraceIDHigh != child.TraceIDHigh || k.TraceIDLow != child.TraceIDLow {
+		return 0
 	}
-	var parent live
-	if findLive(i.table, child.traceIDHigh, child.traceIDLow, stored(k.SpanID), &parent) {
-		child.transaction = parent.transaction
-		if i.records.Shown() == parent.ID {
-			child.resumes = uint64(parent.Ref())
+	parent := likely
+	if !i.table.Is(likely, k) {
+		parent = i.table.Find(k)
+	}
+	if child.LocalRootSpanID = i.table.LocalRoot(parent); child.LocalRootSpanID == 0 {
+		child.LocalRootSpanID = i.rootOfEnded(ctx, k)
+	}
+	return parent
+}
+
+// rootOfEnded returns the local root of the span of ctx, which is over and has this key. The
+// span itself may be it, a live parent knows it, or it is remembered, which takes longest to
+// find out. Else it returns 0: profilers do not report samples without a transaction, and a
+// wrong one is worse than none.
+func (i *Integration) rootOfEnded(ctx context.Context, k sdkspan.Key) uint64 {
+	if s, ok := trace.SpanFromContext(ctx).(sdktrace.ReadOnlySpan); ok {
+		if isTransaction(s) {
+			return k.SpanID
+		}
+		if root := i.table.LocalRoot(i.table.Find(sdkspan.Of(s.Parent()).Key)); root != 0 {
+			return root
 		}
 	}
+	return i.roots.find(k)
 }
 
 // sampled is the trace flag that says so.
 const sampled = uint8(trace.FlagsSampled)
 
-// number reads an id in the machine's byte order, in which its bytes are stored again for
-// the profiler.
-func number(b []byte) uint64 { return binary.NativeEndian.Uint64(b) }
-
-// stored returns number for an id that was read as a big-endian number.
+// stored returns an id, read as a big-endian number, as a word whose bytes in memory are
+// the id's.
 func stored(id uint64) uint64 {
 	var b [8]byte
 	binary.BigEndian.PutUint64(b[:], id)
-	return number(b[:])
+	return binary.NativeEndian.Uint64(b[:])
 }
 
 // serve takes the resource of the first span for the service's, if none was given.
@@ -266,84 +346,146 @@ func (i *Integration) serve(r *resource.Resource) {
 	}
 }
 
-// show shows a span on the calling thread and returns where.
-func (i *Integration) show(l *live) apmlib.Place {
+// nearest returns the nearest live span around one that the calling goroutine has started,
+// or 0.
+func (i *Integration) nearest(ref cells.Ref, goid uint64) cells.Ref {
+	for n := range wire.Enclosing {
+		if to := i.table.Enclosing(ref, goid, n); to == 0 || i.table.Live(to) {
+			return to
+		}
+	}
+	return 0
+}
+
+// position returns the live span that a goroutine is in, or 0, and whether that is known.
+func (i *Integration) position(goid uint64) (at cells.Ref, known bool) {
+	ref, known := i.records.Shown(goid)
+	if at = cells.Ref(ref); !i.table.Live(at) {
+		at = i.nearest(at, goid)
+	}
+	return at, known
+}
+
+// show shows a live span on the calling goroutine's thread, or if the span has ended meanwhile
+// the nearest live one around it. It reports whether it could.
+func (i *Integration) show(ref cells.Ref, n *cells.Span, goid uint64) bool {
 	// Fields are assigned one by one: a struct that is made somewhere else and copied
 	// at once would hold up the processor.
 	var s apmlib.Span
-	s.TraceIDHigh, s.TraceIDLow = l.traceIDHigh, l.traceIDLow
-	s.SpanID, s.TransactionID, s.TraceFlags = l.ID, l.transaction, l.origin.flags()
+	s.TraceIDHigh, s.TraceIDLow = stored(n.TraceIDHigh), stored(n.TraceIDLow)
+	s.SpanID, s.TransactionID, s.TraceFlags = stored(n.SpanID), stored(n.LocalRootSpanID), n.TraceFlags
+	s.Ref = uint64(ref)
 	s.Show()
-	at := i.records.Store(&s)
-	if at == 0 {
+	if !i.records.Store(&s) {
 		if err := i.records.Err(); err != nil {
-			i.warned.once(warnRecords, fmt.Errorf("spans are not shown any more: %w", err))
+			i.warned.once("spans are not shown any more: %w", err)
+		}
+		return false
+	}
+	// Whoever ends a span looks at the record after that. So either they clear this record,
+	// or the span is over here.
+	return i.table.Live(ref) || i.goTo(i.nearest(ref, goid), goid)
+}
+
+// goTo is show for a span that was started before, or with a ref of 0 for none.
+func (i *Integration) goTo(ref cells.Ref, goid uint64) bool {
+	for ; ref != 0; ref = i.nearest(ref, goid) {
+		var n cells.Span
+		if i.table.Load(ref, &n) {
+			return i.show(ref, &n, goid)
 		}
 	}
-	return at
+	return i.records.Store(nil)
 }
 
-// evict takes back what has to give way to another span.
-func (i *Integration) evict(s *span) {
-	if s.Data().origin&ended == 0 {
-		i.records.Clear(place(s), s.ID)
+// isShown reports whether a goroutine has shown this span last.
+func (i *Integration) isShown(ref cells.Ref, goid uint64) bool {
+	shown, _ := i.records.Shown(goid)
+	return cells.Ref(shown) == ref
+}
+
+// evict clears the records that show a span which is over. It may be called while pinned.
+func (i *Integration) evict(ref cells.Ref) {
+	var n cells.Span
+	i.table.Load(ref, &n)
+	if i.guests.any(ref) {
+		i.records.ClearAll(stored(n.SpanID))
+	} else {
+		i.records.Clear(n.Goid, stored(n.SpanID))
 	}
 }
 
-// OnEnd takes the span back, wherever it is shown. A transaction is remembered as long
-// as it may take until it is exported.
+// evicted is evict for a span that was ended to make room.
+func (i *Integration) evicted(ref cells.Ref) {
+	i.correlations.counters.evicted.Add(1)
+	i.evict(ref)
+}
+
+// OnEnd makes the span be over. If the calling goroutine is in it, it goes back to the
+// nearest live span around it. If another goroutine is, its record is cleared, and it goes
+// back when it starts or ends its next span: no other thread may store to its record.
 func (i *Integration) OnEnd(s sdktrace.ReadOnlySpan) {
 	if i == nil || i.records == nil {
 		return
 	}
-	var l live
 	k, traceFlags := sdkspan.Ended(s)
-	if findLive(i.table, stored(k.TraceIDHigh), stored(k.TraceIDLow), stored(k.SpanID), &l) {
-		exports := uint64(0)
-		if l.origin&localRoot != 0 && traceFlags&sampled != 0 && i.correlations.on() {
-			exports = i.correlations.exporters.Load()
-		}
-		if i.end(&l, exports) {
+	goid := i.runtime.GoroutineID()
+	shown, _ := i.records.Shown(goid)
+	ref := cells.Ref(shown)
+	if !i.table.Is(ref, k) {
+		if ref = i.table.Find(k); ref == 0 {
+			// It was evicted, or never shown.
+			if n := i.correlations.counters.evicted.Load(); n > 0 {
+				i.warned.once("more than %d spans are live: the oldest are not shown and have no stack traces", cells.Capacity)
+			}
 			return
 		}
 	}
-	// It has given way, or is about to: that may take until after the end.
-	i.table.Claimed(stored(k.SpanID), func(s *span) { i.records.Clear(place(s), s.ID) })
+	// Before it is over: correlations and children may come at any time.
+	switch root := i.table.LocalRoot(ref); root {
+	case 0:
+	case k.SpanID:
+		if traceFlags&sampled != 0 && i.correlations.on() {
+			i.correlations.end(k)
+		}
+	default:
+		i.roots.add(k, root)
+	}
+	in := false
+	var to cells.Ref
+	if i.table.IsOf(ref, goid) {
+		to, in = i.leave(cells.Ref(shown), ref, goid)
+	}
+	if !i.table.End(ref) {
+		return // Somebody else did.
+	}
+	if !in || !i.goTo(to, goid) || i.guests.any(ref) {
+		i.evict(ref)
+	}
+	if !in || !i.table.FreeWarm(ref) {
+		// The goroutine that has started it may still need what is around it.
+		i.table.Free(ref)
+	}
 }
 
-// end ends the life of a span, unless somebody else does, and reports whether it did. A
-// transaction that so many exporters wait for is kept.
-func (i *Integration) end(l *live, exports uint64) bool {
-	if !l.Claim() {
-		return false
-	}
-	i.withdraw(l)
-	if exports > 0 {
-		l.end(now(), exports)
-	} else {
-		l.Free()
-	}
-	return true
-}
-
-// withdraw takes a span back whose entry is claimed. Where the goroutine that started it
-// goes on, its parent is shown again, if that goroutine was showing it before and it is
-// live; elsewhere nothing is.
-func (i *Integration) withdraw(l *live) {
-	if l.origin.goid() == i.runtime.GoroutineID() && i.records.Shown() == l.ID {
-		var parent live
-		if l.resumes == 0 || !i.table.Follow(spantable.Ref(l.resumes), &parent.span) || !parent.load() || parent.origin&ended != 0 {
-			i.records.Store(nil)
-		} else if at := i.show(&parent); at != 0 && !parent.note(at) {
-			// It has ended meanwhile.
-			i.records.Clear(at, parent.ID)
+// leave returns where the calling goroutine, which has shown one span last, goes when it
+// ends another one, and whether it is in that at all. With the span it leaves all that it
+// has started inside of it.
+func (i *Integration) leave(shown, span cells.Ref, goid uint64) (to cells.Ref, in bool) {
+	const maxDepth = 64
+	for range maxDepth {
+		if shown == span {
+			return i.nearest(span, goid), true
+		}
+		if shown = i.nearest(shown, goid); shown == 0 {
+			break
 		}
 	}
-	i.records.Clear(place(&l.span), l.ID)
+	return 0, false
 }
 
-// ForceFlush exports what the exporters keep back, as far as ctx allows, and has them
-// export at once what ended before.
+// ForceFlush exports what the exporters keep back, with what the profiler has sent until
+// then, as far as ctx allows, and has them export at once what ended before.
 func (i *Integration) ForceFlush(ctx context.Context) error {
 	if i == nil || i.records == nil {
 		return nil
@@ -353,11 +495,21 @@ func (i *Integration) ForceFlush(ctx context.Context) error {
 }
 
 // Shutdown takes everything back: the spans that are still shown, the process storage
-// and the socket; and exports what the exporters keep back, as far as ctx allows. Spans
-// may start and end meanwhile and afterwards; they are not shown, and not kept back.
-// Later calls return what the first one did.
+// and the socket; and exports what the exporters keep back, with what the profiler has sent
+// until then, as far as ctx allows. Spans may start and end meanwhile and afterwards; they
+// are not shown, and not kept back. Later calls return what the first one did.
+//
+// Where providers share the Integration by [WithIntegration], all calls but the last one do
+// nothing.
 func (i *Integration) Shutdown(ctx context.Context) error {
 	if i == nil || i.records == nil {
+		return nil
+	}
+	building.Lock()
+	i.users--
+	shared := i.users > 0
+	building.Unlock()
+	if shared {
 		return nil
 	}
 	i.shutdown.Do(func() {
@@ -366,40 +518,42 @@ func (i *Integration) Shutdown(ctx context.Context) error {
 		i.stopped.Store(true)
 		i.correlations.flushed.Store(^uint64(0))
 		i.library.Withdraw()
-		err := i.socket.Stop()
+		// Before the socket is: what is in it counts, also for spans that come to an
+		// exporter later.
+		err := errors.Join(i.socket.Drain(ctx), i.correlations.release(ctx), i.socket.Stop())
 		<-i.received
-		// Who starts a span adds it to the table and then looks whether all has
-		// stopped, and the processor may do the latter first. This stops the world:
-		// whoever has not seen by then that all has stopped has added by then.
-		runtime.ReadMemStats(new(runtime.MemStats))
-		i.table.All(func(s *span) {
-			if l := (live{span: *s}); l.load() && l.origin&ended == 0 {
-				i.end(&l, 0)
+		i.table.All(func(r cells.Ref) {
+			if i.table.End(r) {
+				i.evict(r)
 			}
 		})
-		i.shutdownErr = errors.Join(err, i.socket.Close(), i.correlations.release(ctx))
+		i.shutdownErr = errors.Join(err, i.socket.Close(), i.table.Close())
 		active.CompareAndSwap(i, nil)
 	})
 	return i.shutdownErr
 }
 
-// The things that are warned of once.
-const (
-	warnRecords = iota
-	warnFull
-	warnHostID
-	warnDelay
-	warnSocket
-	warnSamples
-	numWarnings
-)
+// warnings are the texts of those that have been given.
+type warnings struct {
+	mu    sync.Mutex
+	given map[string]bool
+}
 
-// warnings are those that have been given.
-type warnings [numWarnings]atomic.Bool
+// maxWarnings bounds them: texts may have what a profiler says.
+const maxWarnings = 64
 
-// once reports err, the first time for each kind.
-func (w *warnings) once(kind int, err error) {
-	if !w[kind].Swap(true) {
-		otel.Handle(fmt.Errorf("universal profiling: %w", err))
+// once reports an error, the first time for each text. It does not wait for the handler, which
+// may itself trace and export, and so wait for the socket to be drained.
+func (w *warnings) once(format string, args ...any) {
+	err := fmt.Errorf("universal profiling: "+format, args...)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.given[err.Error()] || len(w.given) >= maxWarnings {
+		return
 	}
+	if w.given == nil {
+		w.given = map[string]bool{}
+	}
+	w.given[err.Error()] = true
+	go otel.Handle(err)
 }

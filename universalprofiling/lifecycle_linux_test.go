@@ -13,7 +13,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -23,9 +22,10 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/otelctx/otelctx/internal/spantable"
+	"github.com/otelctx/otelctx/internal/cells"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/oteltest"
+	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
 const roleRefused = "refused"
@@ -77,16 +77,23 @@ func TestThereIsOneIntegration(t *testing.T) {
 	s := newService(t)
 	_, err := New()
 	require.ErrorIs(t, err, ErrAlreadyIntegrated)
-	tp := sdktrace.NewTracerProvider(WithIntegration())
-	_, span := tp.Tracer("other").Start(t.Context(), "span")
-	s.shownHere(span)
-	span.End()
+	assert.Same(t, s.Integration, Active())
+	for _, opts := range [][]Option{{WithSocketDir(s.settings.socketDir), WithEnabled(Enabled)}, {WithEnabled(Auto)}} {
+		tp := sdktrace.NewTracerProvider(WithIntegration(opts...))
+		_, span := tp.Tracer("other").Start(t.Context(), "span")
+		s.shownHere(span)
+		span.End()
+		s.shownHere(nil)
+		require.NoError(t, tp.Shutdown(t.Context()))
+		span = s.start("span")
+		s.shownHere(span)
+		span.End()
+		told(t, handled, map[bool][]string{true: {"options of this one do not count"}}[len(opts) == 1]...)
+	}
+	require.NoError(t, s.Shutdown(t.Context()))
+	span := s.start("span")
 	s.shownHere(nil)
-	require.NoError(t, tp.Shutdown(t.Context()))
-	span = s.start("span")
-	s.shownHere(nil)
 	span.End()
-	assert.Empty(t, handled.Take())
 
 	// Another one may follow, with the same library and the same socket.
 	path := s.socket.Path()
@@ -98,25 +105,32 @@ func TestThereIsOneIntegration(t *testing.T) {
 	require.NoError(t, next.Shutdown(t.Context()))
 }
 
-// A goroutine shows the innermost of its spans that have not ended, as far as it knows.
-// Each step starts (+) or ends (-) a span, and says what is shown then. A span is the
-// child of the one that was started before.
+// A goroutine leaves a span at its end, together with all that it has started inside of it,
+// and goes back to the nearest live span around it. Each step starts (+) a span, ends one
+// here (-) or on another goroutine (~), and says what is shown then. A span is the child of
+// the one that was started before.
 func TestWhatAGoroutineShows(t *testing.T) {
 	s := newService(t)
 	for name, steps := range map[string]string{
-		"children first": "+root=root +child=child +grandchild=grandchild -grandchild=child -child=root -root=none",
-		"parent first":   "+root=root +child=child -root=child -child=none",
-		"in between":     "+root=root +child=child +grandchild=grandchild -child=grandchild -grandchild=none -root=none",
+		"children first":   "+root=root +child=child +grandchild=grandchild -grandchild=child -child=root -root=none",
+		"parent first":     "+root=root +child=child -root=none -child=none",
+		"in between":       "+root=root +child=child +grandchild=grandchild -child=root -grandchild=root -root=none",
+		"elsewhere":        "+root=root +child=child ~child=none +other=other -other=root -root=none",
+		"around elsewhere": "+root=root +child=child +grandchild=grandchild ~child=grandchild -grandchild=root -root=none",
+		"three elsewhere":  "+root=root +a=a +b=b +c=c ~b=c ~a=c -c=root ~root=none +next=next -next=none",
 	} {
 		t.Run(name, func(t *testing.T) {
 			locked(func() {
 				ctx, spans := t.Context(), map[string]trace.Span{}
 				for step := range strings.FieldsSeq(steps) {
 					span, shown, _ := strings.Cut(step[1:], "=")
-					if step[0] == '+' {
+					switch step[0] {
+					case '+':
 						ctx, spans[span] = s.tracer.Start(ctx, span)
-					} else {
+					case '-':
 						spans[span].End()
+					case '~':
+						locked(func() { spans[span].End() })
 					}
 					s.shownHere(spans[shown])
 				}
@@ -135,66 +149,171 @@ func TestWhatAGoroutineShows(t *testing.T) {
 	})
 }
 
-// The end of a span takes it back wherever it is called.
+// The end of a span clears the record of the goroutine that shows it, and what the ending
+// goroutine shows stays.
 func TestEndOnAnotherGoroutine(t *testing.T) {
 	s := newService(t)
 	locked(func() {
+		self := s.runtime.GoroutineID()
 		ctx, root := s.tracer.Start(t.Context(), "root")
 		_, child := s.tracer.Start(ctx, "child")
-		l := s.live(child)
-		at := place(&l.span)
-		require.True(t, s.records.Shows(at, l.ID))
-		assert.NotEqual(t, l.transaction, l.ID)
-		locked(func() { child.End() })
-		assert.False(t, s.records.Shows(at, l.ID))
-		root.End()
-	})
-}
-
-// A span that has to give way to others is shown no more, and its end changes nothing.
-func TestSpansThatGiveWay(t *testing.T) {
-	s := newService(t)
-	// A table with room for 24 spans, of which 8 may give way.
-	s.table = spantable.New([3]int{1, 1, 1}, s.evict, nil)
-	s.correlations.table = s.table
-	start := func(n int) (last trace.Span) {
-		for range n {
-			last = s.start("span")
-		}
-		return last
-	}
-	locked(func() {
-		start(16)
-		span := s.start("one that gives way")
-		l := s.live(span)
-		at := place(&l.span)
+		s.shownHere(child)
 		locked(func() {
-			start(7)
-			require.True(t, s.records.Shows(at, l.ID))
-			last := start(1_000)
-			assert.False(t, s.records.Shows(at, l.ID))
-			span.End()
-			s.shownHere(last)
-			last.End()
+			_, other := s.tracer.Start(ctx, "other")
+			child.End()
+			s.shownBy(self, nil)
+			s.shownHere(other)
+			other.End()
 			s.shownHere(nil)
 		})
+		root.End()
+		s.shownHere(nil)
 	})
 }
 
-// Of the spans of a bucket, transactions that have ended give way first.
-func TestEndedTransactionsGiveWayFirst(t *testing.T) {
-	var gone []origin
-	table := newTable(func(s *span) { gone = append(gone, s.Data().origin) })
-	for id := uint64(1); len(gone) < 100; id++ {
-		l := live{}
-		if id > 8_000 {
-			l.origin = ended
+// A span that ends elsewhere while its goroutine goes back to it is not shown afterwards.
+func TestEndWhileAGoroutineGoesBack(t *testing.T) {
+	s := newService(t)
+	parents, done := make(chan trace.Span), make(chan struct{})
+	go func() {
+		defer close(done)
+		for parent := range parents {
+			parent.End()
+			done <- struct{}{}
 		}
-		if table.Reserve(id, &l.span) {
-			l.store(0)
+	}()
+	locked(func() {
+		for range testenv.Rounds(20_000, 200_000) {
+			ctx, parent := s.tracer.Start(t.Context(), "parent")
+			_, child := s.tracer.Start(ctx, "child")
+			parents <- parent
+			child.End()
+			<-done
+			s.shownHere(nil)
+			if t.Failed() {
+				return
+			}
 		}
+	})
+	close(parents)
+	<-done
+}
+
+// The transaction is the local root, also if the parent is over but its context is used. If
+// that is not known there is none: it is never the span itself.
+func TestTransaction(t *testing.T) {
+	s := newService(t)
+	remote := trace.ContextWithRemoteSpanContext(t.Context(), trace.NewSpanContext(trace.SpanContextConfig{
+		TraceID: trace.TraceID{1}, SpanID: trace.SpanID{2}, TraceFlags: trace.FlagsSampled, Remote: true,
+	}))
+	for name, ctx := range map[string]context.Context{"no parent": t.Context(), "remote parent": remote} {
+		t.Run(name, func(t *testing.T) {
+			locked(func() {
+				ctx, root := s.tracer.Start(ctx, "root")
+				assert.Equal(t, idOf(root).SpanID, s.transactionOf(root))
+				childCtx, child := s.tracer.Start(ctx, "child")
+				assert.Equal(t, idOf(root).SpanID, s.transactionOf(child))
+				child.End()
+				_, late := s.tracer.Start(childCtx, "child of one that is over")
+				assert.Equal(t, idOf(root).SpanID, s.transactionOf(late))
+				late.End()
+				root.End()
+				_, late = s.tracer.Start(ctx, "child of a root that is over")
+				assert.Equal(t, idOf(root).SpanID, s.transactionOf(late))
+				late.End()
+				_, late = s.tracer.Start(childCtx, "in a trace that is over")
+				assert.Equal(t, idOf(root).SpanID, s.transactionOf(late))
+				clear(s.roots)
+				_, later := s.tracer.Start(childCtx, "in one that is forgotten")
+				assert.Zero(t, s.transactionOf(later))
+				s.shownHere(later)
+				later.End()
+				late.End()
+			})
+		})
 	}
-	assert.NotContains(t, gone, origin(0), "one that is live")
+}
+
+// Each end frees one cell, here or elsewhere: cells are neither lost nor used twice.
+func TestCells(t *testing.T) {
+	s := newService(t)
+	const many = 5_000
+	for range many {
+		s.start("here").End()
+		span := s.start("elsewhere")
+		locked(func() { span.End() })
+	}
+	assert.Less(t, s.table.Used(), uint32(many))
+	spans := make([]trace.Span, many)
+	for n := range spans {
+		spans[n] = s.start("span")
+	}
+	for _, span := range spans {
+		require.NotZero(t, s.table.Find(idOf(span)))
+		span.End()
+	}
+}
+
+// A span that is evicted is shown no more, its end changes nothing, and the goroutine goes
+// back to what is live around it.
+func TestEvictedSpans(t *testing.T) {
+	s := newService(t)
+	evict := func(span trace.Span) {
+		r := s.table.Find(idOf(span))
+		require.True(t, s.table.End(r))
+		s.evict(r)
+		s.table.Free(r)
+	}
+	locked(func() {
+		self := s.runtime.GoroutineID()
+		ctx, root := s.tracer.Start(t.Context(), "root")
+		ctx, child := s.tracer.Start(ctx, "child")
+		_, grandchild := s.tracer.Start(ctx, "grandchild")
+		assert.True(t, s.isShown(s.table.Find(idOf(grandchild)), self), "it is spared")
+		assert.False(t, s.isShown(s.table.Find(idOf(child)), self))
+		evict(child)
+		s.shownHere(grandchild)
+		child.End()
+		s.shownHere(grandchild)
+		locked(func() { evict(grandchild) })
+		s.shownHere(nil)
+		grandchild.End()
+		s.shownHere(nil)
+		span := s.start("next")
+		s.shownHere(span)
+		span.End()
+		s.shownHere(root)
+		root.End()
+		s.shownHere(nil)
+	})
+}
+
+// Goroutines whose ids are equal modulo 65,536 share what is known of them: the one that
+// starts or ends a span last is known, and neither goes back to a span of the other.
+func TestGoroutinesThatShareAHome(t *testing.T) {
+	const homes = 1 << 16
+	s := newService(t)
+	locked(func() {
+		self := s.runtime.GoroutineID()
+		ctx, root := s.tracer.Start(t.Context(), "root")
+		var others trace.Span
+		for found := make(chan bool); others == nil; <-found {
+			go locked(func() {
+				if id := s.runtime.GoroutineID(); id != self && (id-self)%homes == 0 {
+					others = s.start("other's")
+				}
+				found <- true
+			})
+		}
+		s.shownBy(self, others)
+		_, child := s.tracer.Start(ctx, "child")
+		s.shownHere(child)
+		child.End()
+		s.shownHere(root)
+
+		others.End()
+		root.End()
+	})
 }
 
 func TestShutdownWhileSpansRun(t *testing.T) {
@@ -204,39 +323,33 @@ func TestShutdownWhileSpansRun(t *testing.T) {
 	for range 4 {
 		running.Add(1)
 		wg.Go(func() {
-			// Nobody but Shutdown takes this one back.
-			ctx, span := s.tracer.Start(context.Background(), "held")
-			defer span.End()
-			for n := 0; ; n++ {
-				select {
-				case <-stop:
-					return
-				default:
+			locked(func() {
+				// Nobody but Shutdown takes this one back.
+				ctx, held := s.tracer.Start(context.Background(), "held")
+				defer held.End()
+				for n := 0; ; n++ {
+					select {
+					case <-stop:
+						s.shownHere(nil)
+						return
+					default:
+					}
+					ctx, span := s.tracer.Start(ctx, "span")
+					_, child := s.tracer.Start(ctx, "child")
+					child.End()
+					span.End()
+					if n == 100 {
+						running.Done()
+					}
 				}
-				ctx, span := s.tracer.Start(ctx, "span")
-				_, child := s.tracer.Start(ctx, "child")
-				child.End()
-				span.End()
-				if n == 100 {
-					running.Done()
-				}
-			}
+			})
 		})
 	}
 	running.Wait()
 	require.NoError(t, s.Shutdown(t.Context()))
-	// Who was starting a span meanwhile takes it back itself, and may still be at it.
-	assert.Eventually(t, func() bool {
-		shown := 0
-		s.table.All(func(l *span) {
-			if l.Data().origin&ended == 0 && place(l) != 0 && s.records.Shows(place(l), l.ID) {
-				shown++
-			}
-		})
-		return shown == 0
-	}, patience, time.Millisecond)
 	close(stop)
 	wg.Wait()
+	s.table.All(func(cells.Ref) { t.Error("a span is live") })
 }
 
 func TestConfiguration(t *testing.T) {
@@ -329,7 +442,6 @@ func TestNilDoesNothing(t *testing.T) {
 	assert.Equal(t, Stats{}, i.Stats())
 	r := newRecorder()
 	assert.Same(t, r, i.NewExporter(r))
-	assert.Same(t, r, NewExporter(r))
 	assert.Contains(t, fmt.Sprint((&exporter{next: r}).MarshalLog()), "recorder")
 }
 

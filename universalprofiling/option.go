@@ -40,8 +40,9 @@ const (
 // DefaultBufferSize is how many transactions wait at most if that is not chosen.
 const DefaultBufferSize = 8096
 
-// maxBufferSize bounds what is asked for by mistake.
-const maxBufferSize = 1 << 24
+// maxBufferSize bounds what is asked for by mistake: each transaction that waits takes a
+// kilobyte and more.
+const maxBufferSize = 1 << 20
 
 type config struct {
 	// mode, socketDir and bufferSize are nil for what the environment says.

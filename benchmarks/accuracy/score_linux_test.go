@@ -22,7 +22,16 @@ var (
 const roleWorkload = "workload"
 
 func TestMain(m *testing.M) {
-	childproc.Main(m, map[string]func(*childproc.Parent){roleWorkload: run})
+	childproc.Main(m, roles)
+}
+
+// roles are those of children; some platforms have more.
+var roles = map[string]func(*childproc.Parent){roleWorkload: run}
+
+// addRole adds one before main starts.
+func addRole(name string, f func(*childproc.Parent)) bool {
+	roles[name] = f
+	return true
 }
 
 // startWorkload starts a child and returns it with its answer. The arguments are those of

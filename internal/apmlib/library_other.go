@@ -36,29 +36,33 @@ func (*Library) Records() *Records { return nil }
 // Span is what a record shows.
 type Span struct {
 	TraceIDHigh, TraceIDLow, SpanID, TransactionID uint64
+	Ref                                            uint64
 	TraceFlags                                     uint8
 }
 
 // Show does nothing.
 func (*Span) Show() {}
 
-// Place is a record that a span was stored in; 0 is none.
-type Place uint32
+// Hide does nothing.
+func (*Span) Hide() {}
 
 // Records are none on this platform.
 type Records struct{}
 
-// Store returns 0.
-func (*Records) Store(*Span) Place { return 0 }
+// Store returns false.
+func (*Records) Store(*Span) bool { return false }
 
 // Shown returns 0.
-func (*Records) Shown() uint64 { return 0 }
+func (*Records) Shown(uint64) (uint64, bool) { return 0, false }
 
-// Shows returns false.
-func (*Records) Shows(Place, uint64) bool { return false }
+// SpanID returns 0.
+func (*Records) SpanID(uint64) uint64 { return 0 }
 
 // Clear does nothing.
-func (*Records) Clear(Place, uint64) {}
+func (*Records) Clear(uint64, uint64) {}
+
+// ClearAll does nothing.
+func (*Records) ClearAll(uint64) {}
 
 // Err returns nil.
 func (*Records) Err() error { return nil }

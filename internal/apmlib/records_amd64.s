@@ -84,10 +84,13 @@ TEXT ·store(SB), NOSPLIT, $0-40
 	ANDQ Records_homeMask(DI), R9
 	SHLQ $5, R9 // home__size
 	ADDQ Records_homes(DI), R9
-	MOVQ home_place(R9), AX
+	MOVQ R13, AX
+	XCHGQ AX, home_place(R9) // a full memory barrier
+	MOVQ Span_Ref(SI), DX
 	MOVQ R10, home_goid(R9)
-	MOVQ DX, home_span(R9)
-	MOVQ R13, home_place(R9)
+	MOVQ DX, home_ref(R9)
+	XORQ R10, DX
+	MOVQ DX, home_check(R9)
 	MOVQ R13, place+16(FP)
 	MOVQ AX, old+24(FP)
 	MOVQ R10, goid+32(FP)

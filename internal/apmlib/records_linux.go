@@ -27,7 +27,9 @@ type Span struct {
 	SpanID                  uint64
 	// TransactionID is the id of the local root span.
 	TransactionID uint64
-	TraceFlags    uint8
+	// Ref is for [Records.Shown], and not shown.
+	Ref        uint64
+	TraceFlags uint8
 	// state is what the record's first word says of the rest.
 	state uint64
 }
@@ -35,10 +37,13 @@ type Span struct {
 // Show has the Span shown by records that it is stored in.
 func (s *Span) Show() { s.state = wire.ProfilingValid | wire.ProfilingTracePresent }
 
+// Hide has records that the Span is stored in show nothing. The Ref counts all the same.
+func (s *Span) Hide() { s.state = wire.ProfilingValid }
+
 // nothing is the Span that shows that there is none.
 var nothing = Span{state: wire.ProfilingValid}
 
-// Place is a record that a span was stored in; 0 is none.
+// Place is the number of a record, from 1 on; 0 is none.
 type Place uint32
 
 // Records are the records of all threads: each thread has one from the first span on
@@ -74,11 +79,12 @@ type Records struct {
 	sweepAt int
 }
 
-// home says what a goroutine shows, by its id modulo their number, and where.
-// Goroutines that share a home take back each other's, if it comes to that.
+// home says what a goroutine has shown last, by its Ref, and in which record. Goroutines
+// whose ids are equal modulo the number of homes share one, and clear each other's record.
 type home struct {
-	goid, span, place uint64
-	_                 uint64
+	goid, ref, place uint64
+	// check is goid XOR ref: it does not hold where two of them have written at once.
+	check uint64
 }
 
 const (
@@ -114,23 +120,23 @@ func newRecords(mem []byte, runtime *goruntime.Runtime) (*Records, error) {
 	return r, nil
 }
 
-// Store shows s on the calling thread, with nil nothing, and returns the place. A
-// goroutine shows a span on one thread at a time: what it showed on another one is
-// taken back. It returns 0 if nothing can be shown on this thread.
-func (r *Records) Store(s *Span) Place {
+// Store shows s on the calling thread, with nil nothing, and reports whether it could. A
+// goroutine shows a span on one thread at a time: Store clears what it showed on another
+// one. It is a full memory barrier behind the record and before what the caller does next.
+func (r *Records) Store(s *Span) bool {
 	if s == nil {
 		s = &nothing
 	}
 	place, old, goid := store(r, s)
 	if place == 0 {
 		if place, old, goid = r.storeFirst(s); place == 0 {
-			return 0
+			return false
 		}
 	}
 	if old != place && old != 0 {
 		r.evict(Place(old), goid)
 	}
-	return Place(place)
+	return true
 }
 
 // storeFirst is store for a thread that has no record yet.
@@ -159,31 +165,46 @@ func (r *Records) Err() error {
 	return nil
 }
 
-// Shown returns the id of the span that the calling goroutine has shown last, on
-// whatever thread, or 0.
-func (r *Records) Shown() uint64 {
-	goid := r.runtime.GoroutineID()
+// Shown returns the Ref of the span that a goroutine has stored last, 0 if it has stored
+// none, and whether that is known: another goroutine may have used its home since.
+func (r *Records) Shown(goid uint64) (ref uint64, known bool) {
 	h := r.home(goid)
-	// A goroutine whose home this is as well may be about to write it. The id is for
-	// comparing, and no other goroutine has shown the span that this one asks for.
-	if atomic.LoadUint64(&h.goid) != goid {
-		return 0
+	ref = atomic.LoadUint64(&h.ref)
+	if atomic.LoadUint64(&h.goid) != goid || atomic.LoadUint64(&h.check) != goid^ref {
+		return 0, false
 	}
-	return atomic.LoadUint64(&h.span)
+	return ref, true
 }
 
-// Clear has a record show nothing if it shows the span with this id.
-func (r *Records) Clear(at Place, id uint64) {
-	if at != 0 {
-		t := r.at(at)
+// Clear has the record that a goroutine has stored to last show nothing if it shows the
+// span with this id.
+func (r *Records) Clear(goid, id uint64) {
+	if n := atomic.LoadUint64(&r.home(goid).place); n != 0 {
+		t := r.at(Place(n))
 		r.clearIf(t, func() bool { return atomic.LoadUint64(&t.Key) == id })
 	}
 }
 
-// Shows reports whether a record showed the span with this id just now.
-func (r *Records) Shows(at Place, id uint64) bool {
-	t := r.at(at)
-	return atomic.LoadUint64(&t.Key) == id && atomic.LoadUint64(stateOf(t))&wire.ProfilingTracePresent != 0
+// ClearAll is Clear for the records of all threads.
+func (r *Records) ClearAll(id uint64) {
+	for n := range atomic.LoadUint32((*uint32)(&r.used)) {
+		t := r.at(Place(n + 1))
+		r.clearIf(t, func() bool { return atomic.LoadUint64(&t.Key) == id })
+	}
+}
+
+// SpanID returns the id of the span that the record shows which a goroutine has stored to
+// last, or 0.
+func (r *Records) SpanID(goid uint64) uint64 {
+	n := atomic.LoadUint64(&r.home(goid).place)
+	if n == 0 {
+		return 0
+	}
+	t := r.at(Place(n))
+	if id := atomic.LoadUint64(&t.Key); atomic.LoadUint64(stateOf(t))&wire.ProfilingTracePresent != 0 {
+		return id
+	}
+	return 0
 }
 
 // evict has a record show nothing if the goroutine, or one with the same home, shows
@@ -277,8 +298,8 @@ func (r *Records) take(tid uint32) (Place, error) {
 	if n := len(r.free); n > 0 {
 		place, r.free = r.free[n-1], r.free[:n-1]
 	} else if uint64(r.used)*wire.ProfilingThreadSize < r.size {
-		r.used++
-		place = r.used
+		// ClearAll does not hold mu.
+		place = Place(atomic.AddUint32((*uint32)(&r.used), 1))
 	} else {
 		return 0, errors.New("more threads than there are records")
 	}

@@ -54,10 +54,25 @@ func locked(f func()) {
 func random() *Span {
 	s := &Span{
 		TraceIDHigh: rand.Uint64(), TraceIDLow: rand.Uint64(), SpanID: rand.Uint64(), TransactionID: rand.Uint64(),
-		TraceFlags: uint8(rand.Uint32()),
+		Ref: rand.Uint64(), TraceFlags: uint8(rand.Uint32()),
 	}
 	s.Show()
 	return s
+}
+
+// self returns the calling goroutine's id.
+func (r *Records) self() uint64 { return r.runtime.GoroutineID() }
+
+// placeOf returns the record that the calling goroutine has stored to last.
+func (r *Records) placeOf() Place { return Place(r.home(r.self()).place) }
+
+// shown returns the Ref that the calling goroutine, which shares its home with no other,
+// has stored last.
+func (r *Records) shown(t testing.TB) uint64 {
+	t.Helper()
+	ref, known := r.Shown(r.self())
+	assert.True(t, known)
+	return ref
 }
 
 // seen returns what the calling thread, which is locked, shows, by its word alone.
@@ -95,18 +110,20 @@ func TestRecordsShowWhatIsStored(t *testing.T) {
 		locked(func() {
 			for range 100 {
 				s := random()
-				place := r.Store(s)
-				require.NotZero(t, place)
+				require.True(t, r.Store(s))
 				assertSeen(t, r, s)
-				assert.Equal(t, s.SpanID, r.Shown())
-				assert.True(t, r.Shows(place, s.SpanID))
-				assert.False(t, r.Shows(place, s.SpanID+1))
-				assert.EqualValues(t, syscall.Gettid(), r.at(place).TID)
+				assert.Equal(t, s.Ref, r.shown(t))
+				assert.Equal(t, s.SpanID, r.SpanID(r.self()))
+				assert.EqualValues(t, syscall.Gettid(), r.at(r.placeOf()).TID)
 			}
-			place := r.Store(nil)
+			r.Store(nil)
 			assertSeen(t, r, nil)
-			assert.Zero(t, r.Shown())
-			assert.False(t, r.Shows(place, 0))
+			assert.Zero(t, r.shown(t))
+			assert.Zero(t, r.SpanID(r.self()))
+			// A goroutine that shares its home.
+			_, known := r.Shown(r.self() + numHomes)
+			assert.False(t, known)
+			assert.Zero(t, r.SpanID(r.self()+1<<15), "one that has stored nothing")
 		})
 	}
 }
@@ -122,8 +139,8 @@ func TestEachThreadHasItsOwnRecord(t *testing.T) {
 		go locked(func() {
 			defer checked.Done()
 			s := random()
-			place := r.Store(s)
-			_, taken := places.LoadOrStore(place, true)
+			require.True(t, r.Store(s))
+			_, taken := places.LoadOrStore(r.placeOf(), true)
 			assert.False(t, taken, "two threads share a record")
 			stored.Done()
 			stored.Wait()
@@ -138,16 +155,16 @@ func TestClear(t *testing.T) {
 	r := library(t).Records()
 	locked(func() {
 		s := random()
-		place := r.Store(s)
-		r.Clear(place, s.SpanID+1)
+		r.Store(s)
+		self := r.self()
+		r.Clear(self, s.SpanID+1)
 		assertSeen(t, r, s)
-		r.Clear(0, s.SpanID)
+		r.Clear(self+1<<15, s.SpanID)
 		assertSeen(t, r, s)
-		done := make(chan struct{})
-		go locked(func() { r.Clear(place, s.SpanID); close(done) })
-		<-done
+		locked(func() { r.Clear(self, s.SpanID) })
 		assertSeen(t, r, nil)
-		assert.False(t, r.Shows(place, s.SpanID))
+		assert.Zero(t, r.SpanID(self))
+		assert.Equal(t, s.Ref, r.shown(t), "the goroutine knows what it has stored")
 		s = random()
 		r.Store(s)
 		assertSeen(t, r, s)
@@ -162,7 +179,8 @@ func TestAGoroutineOwnsOneRecord(t *testing.T) {
 	s := random()
 	hold, held := make(chan struct{}), make(chan struct{})
 	runtime.LockOSThread()
-	first = r.Store(s)
+	r.Store(s)
+	first = r.placeOf()
 	tid := syscall.Gettid()
 	runtime.UnlockOSThread()
 	// Have another goroutine take this thread.
@@ -187,12 +205,12 @@ func TestAGoroutineOwnsOneRecord(t *testing.T) {
 	if syscall.Gettid() == tid {
 		t.Skip("the goroutine was not moved")
 	}
-	require.True(t, r.Shows(first, s.SpanID))
+	require.Equal(t, s.SpanID, r.SpanID(r.self()))
 	other := random()
-	second := r.Store(other)
-	require.NotEqual(t, first, second)
-	assert.False(t, r.Shows(first, s.SpanID))
-	assert.Equal(t, other.SpanID, r.Shown())
+	r.Store(other)
+	require.NotEqual(t, first, r.placeOf())
+	assert.Zero(t, *stateOf(r.at(first))&wire.ProfilingTracePresent)
+	assert.Equal(t, other.Ref, r.shown(t))
 	r.Store(nil)
 }
 
@@ -232,8 +250,7 @@ func TestStoreDoesNotAllocate(t *testing.T) {
 	s := random()
 	r.Store(s)
 	assert.Zero(t, testing.AllocsPerRun(1000, func() { r.Store(s) }))
-	place := r.Store(s)
-	assert.Zero(t, testing.AllocsPerRun(1000, func() { r.Store(s); r.Clear(place, s.SpanID) }))
+	assert.Zero(t, testing.AllocsPerRun(1000, func() { r.Store(s); r.Clear(r.self(), s.SpanID) }))
 	r.Store(nil)
 }
 
@@ -256,11 +273,11 @@ func TestAForeignWordIsLeftAlone(t *testing.T) {
 		} {
 			r := fresh()
 			setThreadWord(r.word, foreign)
-			assert.Zero(t, r.Store(random()))
+			assert.False(t, r.Store(random()))
 			assert.Equal(t, foreign, threadWord(r.word))
 			assert.ErrorIs(t, r.Err(), errWordInUse)
 			setThreadWord(r.word, 0)
-			assert.Zero(t, r.Store(random()), "it stays so")
+			assert.False(t, r.Store(random()), "it stays so")
 		}
 	})
 	t.Run("another thread pointer", func(t *testing.T) {
@@ -288,7 +305,7 @@ func TestWhatIsNotKnownIsRefused(t *testing.T) {
 func TestRecordsAreWhole(t *testing.T) {
 	r := library(t).Records()
 	var place atomic.Uint32
-	var id atomic.Uint64
+	var id, writer atomic.Uint64
 	var stop atomic.Bool
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -296,7 +313,9 @@ func TestRecordsAreWhole(t *testing.T) {
 			for n := 0; !stop.Load(); n++ {
 				s := random()
 				s.TraceIDHigh, s.TraceIDLow, s.TransactionID = s.SpanID, s.SpanID, s.SpanID
-				place.Store(uint32(r.Store(s)))
+				r.Store(s)
+				place.Store(uint32(r.placeOf()))
+				writer.Store(r.self())
 				id.Store(s.SpanID)
 				if n%64 == 0 {
 					runtime.Gosched() // Others may have no processor of their own.
@@ -308,8 +327,8 @@ func TestRecordsAreWhole(t *testing.T) {
 	wg.Go(func() {
 		for ; !stop.Load(); runtime.Gosched() {
 			// Half of them: the others are there to be seen.
-			if at, span := Place(place.Load()), id.Load(); at != 0 && span&1 == 0 {
-				r.Clear(at, span)
+			if span := id.Load(); span&1 == 0 {
+				r.Clear(writer.Load(), span)
 			}
 		}
 	})
@@ -406,4 +425,45 @@ func BenchmarkStore(b *testing.B) {
 		r.Store(s)
 	}
 	r.Store(nil)
+}
+
+// A home that two goroutines have written at once says nothing.
+func TestMixedHome(t *testing.T) {
+	r := library(t).Records()
+	locked(func() {
+		s := random()
+		r.Store(s)
+		assert.Equal(t, s.Ref, r.shown(t))
+		h := r.home(r.self())
+		for _, field := range []*uint64{&h.ref, &h.goid, &h.check} {
+			*field++
+			ref, known := r.Shown(r.self())
+			assert.False(t, known)
+			assert.Zero(t, ref)
+			*field--
+		}
+		r.Store(nil)
+	})
+}
+
+func TestClearAll(t *testing.T) {
+	r := library(t).Records()
+	s, other := random(), random()
+	locked(func() {
+		r.Store(s)
+		locked(func() {
+			r.Store(s)
+			locked(func() {
+				r.Store(other)
+				r.ClearAll(s.SpanID)
+				assertSeen(t, r, other)
+				s.Hide()
+				r.Store(s)
+				assertSeen(t, r, nil)
+				assert.Equal(t, s.Ref, r.shown(t))
+			})
+			assertSeen(t, r, nil)
+		})
+		assertSeen(t, r, nil)
+	})
 }

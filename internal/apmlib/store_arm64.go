@@ -42,9 +42,9 @@ func store(r *Records, s *Span) (place, old, goid uint64) {
 	atomic.StoreUint64(stateOf(t), state|s.state)
 
 	h := r.home(goid)
-	old = atomic.LoadUint64(&h.place)
+	old = atomic.SwapUint64(&h.place, place)
 	atomic.StoreUint64(&h.goid, goid)
-	atomic.StoreUint64(&h.span, s.SpanID)
-	atomic.StoreUint64(&h.place, place)
+	atomic.StoreUint64(&h.ref, s.Ref)
+	atomic.StoreUint64(&h.check, goid^s.Ref)
 	return place, old, goid
 }

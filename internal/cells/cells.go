@@ -21,14 +21,11 @@ import (
 const Capacity = 1 << 16
 
 // Ref names the cell of one span. The zero Ref names nothing.
-type Ref uint64
-
-// Index returns the number of the cell.
-func (r Ref) Index() uint32 { return wire.RefIndex(uint64(r)) }
+type Ref = wire.Ref
 
 // Enclosing are the spans around a span, innermost first, as its goroutine was in them
 // when it started the span.
-type Enclosing [wire.Enclosing]Ref
+type Enclosing = [wire.Enclosing]Ref
 
 // Span is what a cell says of its span.
 type Span struct {
@@ -41,12 +38,19 @@ type Span struct {
 	G                               uintptr
 	// TID is the id of the thread that the goroutine shows the span on.
 	TID uint32
+	// Name and Endpoint are the numbers of its name and of that of its local root.
+	Name, Endpoint uint16
+}
+
+// names returns what a cell has of names.
+func names(r Ref, name, endpoint uint16) uint64 {
+	return uint64(name) | uint64(endpoint)<<wire.CellEndpointShift | uint64(r)/wire.RefGeneration<<wire.CellGenerationShift
 }
 
 // Table is the cells of a process. [New] makes one. It is safe for concurrent use.
 type Table struct {
 	header *wire.SpansHeader
-	cells  []wire.Cell
+	cells  *[Capacity]wire.Cell
 	region *vma.Region
 
 	locals []local
@@ -94,7 +98,7 @@ type Options struct {
 	Spare func(r Ref, goid uint64) bool
 	Hide  func(Ref)
 	Evict func(Ref)
-	// Heap has the cells in memory that no other process finds, for tests.
+	// Heap has the cells in memory that no other process finds.
 	Heap bool
 }
 
@@ -118,8 +122,8 @@ func New(o Options) (t *Table, err error) {
 	if memory == nil {
 		memory = make([]byte, size)
 	}
-	t.header, t.cells = wire.SpansIn(memory)
-	t.cells = t.cells[:Capacity]
+	header, all := wire.SpansIn(memory)
+	t.header, t.cells = header, (*[Capacity]wire.Cell)(all)
 	t.header.Layout = wire.SpansLayout1
 	t.header.Capacity = Capacity
 	t.header.CellSize = wire.CellSize
@@ -208,6 +212,8 @@ func (t *Table) Load(r Ref, s *Span) bool {
 	}
 	s.TraceFlags, s.StartUnixNS = uint8(atomic.LoadUint64(&c.TraceFlags)), atomic.LoadUint64(&c.Start)
 	s.G = uintptr(atomic.LoadUint64(&c.G))
+	names := atomic.LoadUint64(&c.Names)
+	s.Name, s.Endpoint = uint16(names), uint16(names>>wire.CellEndpointShift)
 	return atomic.LoadUint64(&c.Version) == uint64(r)
 }
 
@@ -221,6 +227,34 @@ func (t *Table) LocalRoot(r Ref) uint64 {
 		return 0
 	}
 	return id
+}
+
+// Endpoint returns the number of the name of a span's local root, 0 if the span is over.
+func (t *Table) Endpoint(r Ref) uint16 {
+	if r == 0 {
+		return 0
+	}
+	names := atomic.LoadUint64(&t.cell(r).Names)
+	if !t.Live(r) {
+		return 0
+	}
+	return uint16(names >> wire.CellEndpointShift)
+}
+
+// Rename gives a live span the name of this number, and if it is a local root its endpoint.
+// Spans that have that endpoint already keep theirs.
+func (t *Table) Rename(r Ref, name uint16) {
+	var s Span
+	if !t.Load(r, &s) || s.Name == name {
+		return
+	}
+	endpoint := s.Endpoint
+	if s.LocalRootSpanID == s.SpanID {
+		endpoint = name
+	}
+	// If the cell is another span's by now, it has another generation. If somebody else has
+	// renamed the span meanwhile, that is as new.
+	atomic.CompareAndSwapUint64(&t.cell(r).Names, names(r, s.Name, s.Endpoint), names(r, name, endpoint))
 }
 
 // Enclosing returns the i-th span around one that a goroutine has started, also around one
@@ -282,6 +316,7 @@ func (t *Table) Commit(p int, r Ref, s *Span) {
 	ordered.Put(&c.Start, s.StartUnixNS)
 	ordered.Put(&c.G, uint64(s.G))
 	ordered.Put32(&c.TID, s.TID)
+	ordered.Put(&c.Names, names(r, s.Name, s.Endpoint))
 	ordered.PutLast(&c.Version, uint64(r))
 	t.note(p, r, s.SpanID)
 }

@@ -33,6 +33,7 @@ func TestEmptyTable(t *testing.T) {
 	for _, r := range []Ref{0, 1 << 20, 1<<20 | 2, ^Ref(1)} {
 		assert.False(t, table.Live(r) || table.End(r) || table.Load(r, &s) || table.IsOf(r, 0) || table.Is(r, sdkspan.Key{SpanID: 1}), "%#x", r)
 		assert.Zero(t, table.LocalRoot(r))
+		assert.Zero(t, table.Endpoint(r))
 		assert.Zero(t, table.around(r, 0))
 	}
 	assert.Zero(t, table.Find(sdkspan.Key{}))
@@ -65,6 +66,7 @@ func TestReserveShowsNothing(t *testing.T) {
 
 // No Ref names a span that was started after its own, however often the cell is used.
 func TestRefsNeverNameAnotherSpan(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // warm cells are those of a P
 	table, _ := newTable(t, true, nil)
 	table.RaiseLimit(Capacity, 1)
 	table.RaiseLimit(Capacity, 5)

@@ -73,6 +73,7 @@ func spanOf(r Ref) Span {
 		TraceIDHigh: mix(x + 1), TraceIDLow: mix(x + 2), SpanID: mix(x), LocalRootSpanID: mix(x + 3), Goid: 1 + mix(x+4)%2,
 		Enclosing:  Enclosing{Ref(mix(x + 5)), Ref(mix(x + 6)), Ref(mix(x + 7))},
 		TraceFlags: uint8(mix(x + 8)), StartUnixNS: mix(x+9) >> 1, G: uintptr(mix(x + 10)),
+		Name: uint16(mix(x + 11)), Endpoint: uint16(mix(x + 12)),
 	}
 }
 

@@ -33,19 +33,15 @@ func (t *Table) Find(k sdkspan.Key) Ref {
 	p := goruntime.Pin()
 	goruntime.Unpin()
 	h := hash(k.SpanID, localBits)
-	if p < len(t.locals) {
-		if r := Ref(atomic.LoadUint64(&t.locals[p].index[h])); t.Is(r, k) {
-			return r
-		}
-	}
-	for i := range t.locals {
-		if r := Ref(atomic.LoadUint64(&t.locals[i].index[h])); t.Is(r, k) {
+	for i := range t.locals { // the own P's first
+		if r := Ref(atomic.LoadUint64(&t.locals[(p+i)%len(t.locals)].index[h])); t.Is(r, k) {
 			return r
 		}
 	}
 	// A span may have moved there while the others were looked at.
-	for i := range t.shared.bucket(k.SpanID) {
-		if r := Ref(t.shared.bucket(k.SpanID)[i].Load()); t.Is(r, k) {
+	b := t.shared.bucket(k.SpanID)
+	for i := range b {
+		if r := Ref(b[i].Load()); t.Is(r, k) {
 			return r
 		}
 	}

@@ -48,26 +48,26 @@ func apart(f func()) {
 // goroutine as it is.
 func newOf(id uint64, a *Attributes) *Record {
 	r := newIn(^id, id*3, id, 1, a, user(), Installed())
-	r.SetRef(id << 20)
+	r.SetRef(wire.Ref(id << 20))
 	return r
 }
 
 // newIn is [New] inside of the span of outer, if that is not nil.
 func newIn(traceIDHigh, traceIDLow, spanID uint64, traceFlags uint8, a *Attributes, user UserLabels, outer *Record) *Record {
-	r, e := New(traceIDHigh, traceIDLow, spanID, traceFlags, a, user), around(outer)
-	r.SetWithin(outer, e[0], e[1], e[2])
+	r := New(traceIDHigh, traceIDLow, spanID, traceFlags, a, &Names{}, user)
+	r.SetWithin(outer, around(outer))
 	return r
 }
 
 // variantIn is [Record.Variant] inside of the span of outer.
 func (r *Record) variantIn(a *Attributes, user UserLabels, outer *Record) *Record {
-	return r.Variant(a, user, outer, around(outer))
+	return r.Variant(a, &Names{}, user, outer, around(outer))
 }
 
 // around returns the references to the spans that a goroutine is in which shows r.
-func around(r *Record) (e [wire.Enclosing]uint64) {
+func around(r *Record) (e [wire.Enclosing]wire.Ref) {
 	if r != nil {
-		e = [wire.Enclosing]uint64{r.ref, r.enclosing[0], r.enclosing[1]}
+		e = [wire.Enclosing]wire.Ref{r.ref, r.enclosing[0], r.enclosing[1]}
 	}
 	return e
 }

@@ -51,11 +51,13 @@ type Record struct {
 	// variant is another record of the same span, see Variant.
 	variant atomic.Pointer[Record]
 	// ref names the span's cell; enclosing names those of the spans around it.
-	ref       uint64
-	enclosing [wire.Enclosing]uint64
+	ref       wire.Ref
+	enclosing [wire.Enclosing]wire.Ref
 	// text is that of the trace id and of the span id.
 	text [2 * idBytes]byte
-	_    [4]byte // so that nothing follows the record of OTEP 4947
+	// name and endpoint are numbers in the name table: of the span's name and of that of its
+	// local root; 0 where there is none.
+	name, endpoint uint16
 
 	// The record of OTEP 4947, which is last for the attributes that follow it.
 	traceID [16]byte
@@ -76,6 +78,11 @@ type (
 		Record
 
 		list [ourLabels]goruntime.Label
+	}
+	named struct {
+		Record
+
+		list [ourLabels + nameLabels]goruntime.Label
 	}
 	short struct {
 		Record
@@ -126,13 +133,13 @@ func Available(r *goruntime.Runtime) error {
 	return nil
 }
 
-// New returns a record of a span, which is not installed yet, with attributes and the
-// user's labels. Identifiers are big-endian numbers. Of the attributes as many are labels
-// as leave room for all of the user's, and take the place of those with the same keys. It
-// allocates once, and more if the user has labels or the attributes are many. It must not
-// be called unless [Available] returns nil.
-func New(traceIDHigh, traceIDLow, spanID uint64, traceFlags uint8, a *Attributes, user UserLabels) *Record {
-	r := newRecord(labelsAt(user), a)
+// New returns a record of a span, which is not installed yet, with attributes, names and
+// the user's labels. Identifiers are big-endian numbers. Of names and attributes, in this
+// order, as many are labels as leave room for all of the user's, and take the place of those
+// with the same keys. It allocates once, and more if the user has labels or the attributes
+// are many, with names more than one. It must not be called unless [Available] returns nil.
+func New(traceIDHigh, traceIDLow, spanID uint64, traceFlags uint8, a *Attributes, n *Names, user UserLabels) *Record {
+	r := newRecord(labelsAt(user), a, n)
 	r.user = user
 	binary.BigEndian.PutUint64(r.traceID[:8], traceIDHigh)
 	binary.BigEndian.PutUint64(r.traceID[8:], traceIDLow)
@@ -147,41 +154,48 @@ func New(traceIDHigh, traceIDLow, spanID uint64, traceFlags uint8, a *Attributes
 // SetWithin says what the goroutine goes back to when the span ends: the record that it
 // shows so far, or nil, and the references to the spans that it is in so far, innermost
 // first. It is called before the record is installed.
-func (r *Record) SetWithin(outer *Record, enclosing0, enclosing1, enclosing2 uint64) {
+func (r *Record) SetWithin(outer *Record, enclosing [wire.Enclosing]wire.Ref) {
 	r.outer.Store(outer)
-	r.enclosing[0], r.enclosing[1], r.enclosing[2] = enclosing0, enclosing1, enclosing2
+	r.enclosing = enclosing
 }
 
-// newRecord returns a record with the attributes a and the labels of both, without ids.
-func newRecord(users []goruntime.Label, a *Attributes) *Record {
+// newRecord returns a record with the attributes a, the names n and the labels of all,
+// without ids.
+func newRecord(users []goruntime.Label, a *Attributes, n *Names) (r *Record) {
+	merge := len(users) > 0
 	switch {
-	case a == nil:
+	case a == nil && n.Name|n.Endpoint == 0:
 		of := new(bare)
-		if len(users) > 0 {
-			of.labels.List = of.merge(users, nil)
-			return &of.Record
-		}
-		of.setOurs(of.list[:])
-		of.labels.List = of.list[:]
-		return &of.Record
-	case len(a.encoded) <= shortAttributes && len(a.labels) <= shortLabels:
+		r = &of.Record
+		r.setOurs(of.list[:])
+		r.labels.List = of.list[:]
+	case a == nil && n.Name != 0 && n.Endpoint != 0:
+		of := new(named)
+		r = &of.Record
+		r.setOurs(of.list[:])
+		of.list[ourLabels] = goruntime.Label{Key: wire.NameKey, Value: n.NameLabel}
+		of.list[ourLabels+1] = goruntime.Label{Key: wire.EndpointKey, Value: n.EndpointLabel}
+		r.labels.List = of.list[:]
+	case a == nil || len(a.encoded) <= shortAttributes && len(a.labels) <= shortLabels:
 		of := new(short)
-		// All of both, which is quicker than to see how much it is.
-		of.attributes = [shortAttributes]byte(a.encoded[:shortAttributes])
-		if len(users) > 0 {
-			of.labels.List = of.merge(users, a)
-			return &of.Record
+		r = &of.Record
+		r.setOurs(of.list[:])
+		if r.labels.List = n.appendLabels(of.list[:ourLabels]); a != nil {
+			// All of it, which is quicker than to see how much it is.
+			of.attributes = [shortAttributes]byte(a.encoded[:shortAttributes])
+			r.labels.List = append(r.labels.List, a.labels...)
 		}
-		of.setOurs(of.list[:])
-		copy(of.list[ourLabels:], a.short[:])
-		of.labels.List = of.list[:ourLabels+len(a.labels)]
-		return &of.Record
 	default:
 		of := new(full)
+		r = &of.Record
 		copy(of.attributes[:], a.encoded)
-		of.labels.List = of.merge(users, a)
-		return &of.Record
+		merge = true
 	}
+	if merge {
+		r.labels.List = r.merge(users, a, n)
+	}
+	r.name, r.endpoint = n.Name, n.Endpoint
+	return r
 }
 
 // setOurs has the first two labels be ours.
@@ -192,16 +206,19 @@ func (r *Record) setOurs(list []goruntime.Label) {
 	list[1] = goruntime.Label{Key: traceIDKey, Value: unsafe.String(&r.text[0], 32)}
 }
 
-// merge returns the user's labels, ours, and those of a for which there is room. Profilers
-// read no more than ten: if the user's leave no room for ours, these come first, else last,
-// see HideLabels. Of labels with equal keys there is one: ours, else that of a.
-func (r *Record) merge(users []goruntime.Label, a *Attributes) []goruntime.Label {
+// merge returns the user's labels, ours, and those of n and a for which there is room.
+// Profilers read no more than ten: if the user's leave no room for ours, these come first,
+// else last, see HideLabels. Of labels with equal keys there is one: ours, else that of n
+// or a, which have none in common.
+func (r *Record) merge(users []goruntime.Label, a *Attributes, n *Names) []goruntime.Label {
 	ours := make([]goruntime.Label, ourLabels, maxLabels)
 	r.setOurs(ours)
 	room := maxLabels - ourLabels - len(users)
-	if a != nil && room > 0 {
-		ours = append(ours, a.labels[:min(len(a.labels), room)]...)
+	ours = n.appendLabels(ours)
+	if a != nil {
+		ours = append(ours, a.labels...)
 	}
+	ours = ours[:min(len(ours), ourLabels+max(room, 0))]
 	kept := make([]goruntime.Label, 0, len(users)+len(ours))
 	for _, l := range users {
 		if !slices.ContainsFunc(ours, func(our goruntime.Label) bool { return our.Key == l.Key }) {
@@ -235,19 +252,19 @@ func ours(list []goruntime.Label) int {
 }
 
 // SetRef has the record name the span's cell. It is called before the record is installed.
-func (r *Record) SetRef(ref uint64) { r.ref = ref }
+func (r *Record) SetRef(ref wire.Ref) { r.ref = ref }
 
 // Ref returns what names the span's cell; that of nil is 0.
-func (r *Record) Ref() uint64 {
+func (r *Record) Ref() wire.Ref {
 	if r == nil {
 		return 0
 	}
 	return r.ref
 }
 
-// Enclosing returns the reference to the i-th span around that of the record, innermost
-// first; 0 is none.
-func (r *Record) Enclosing(i int) uint64 { return r.enclosing[i] }
+// Enclosing returns the references to the spans around that of the record, innermost first;
+// 0 is none.
+func (r *Record) Enclosing() [wire.Enclosing]wire.Ref { return r.enclosing }
 
 // Outer returns the record that the goroutine goes back to, nil if there is none or the
 // span is over.
@@ -265,7 +282,14 @@ func (r *Record) Attributes() []byte {
 }
 
 // HasLabels reports whether the record has the user's labels.
-func (r *Record) HasLabels(user UserLabels) bool { return sameLabels(r.user, user) }
+func (r *Record) HasLabels(user UserLabels) bool {
+	return r.user == user || slices.Equal(labelsAt(r.user), labelsAt(user))
+}
+
+// HasNames reports whether the record has the names of these numbers.
+func (r *Record) HasNames(name, endpoint uint16) bool {
+	return r.name == name && r.endpoint == endpoint
+}
 
 // Install shows the span on the calling goroutine. It may be called while pinned.
 func (r *Record) Install() { goruntime.SetLabels(unsafe.Pointer(r)) }
@@ -310,27 +334,27 @@ func (r *Record) Ended() bool { return atomic.LoadUint32(&r.state)&stateValid ==
 // maxVariants bounds the records of one span.
 const maxVariants = 64
 
-// Variant returns a record of the span of r, which [New] returned, with attributes, the
-// user's labels, and what else to go back to, see SetWithin. It allocates if there is none
-// yet; if there are 64 it returns nil instead.
+// Variant returns a record of the span of r, which [New] returned, with attributes, names,
+// the user's labels, and what else to go back to, see SetWithin. It allocates if there is
+// none yet; if there are 64 it returns nil instead.
 //
 // An End that runs meanwhile may not see the new record. So the caller looks whether the
 // span is over once Variant has returned, and if it is calls [Record.End]. What it looks at
 // is a word that was changed by compare-and-swap before End was called. Variant adds the
 // record by compare-and-swap too: if that came first, End sees the record; if not, the
 // caller sees that the span is over.
-func (r *Record) Variant(a *Attributes, user UserLabels, outer *Record, enclosing [wire.Enclosing]uint64) *Record {
-	for last, n := r, 1; ; n++ {
+func (r *Record) Variant(a *Attributes, n *Names, user UserLabels, outer *Record, enclosing [wire.Enclosing]wire.Ref) *Record {
+	for last, have := r, 1; ; have++ {
 		if last.enclosing == enclosing && (outer == nil || last.outer.Load() == outer) &&
-			bytes.Equal(last.Attributes(), a.Encoded()) && sameLabels(last.user, user) {
+			bytes.Equal(last.Attributes(), a.Encoded()) && last.HasNames(n.Name, n.Endpoint) && last.HasLabels(user) {
 			return last
 		}
 		next := last.variant.Load()
 		if next == nil {
-			if n == maxVariants {
+			if have == maxVariants {
 				return nil
 			}
-			next = r.copy(a, user, outer, enclosing)
+			next = r.copy(a, n, user, outer, enclosing)
 			if !last.variant.CompareAndSwap(nil, next) {
 				next = last.variant.Load()
 			}
@@ -340,21 +364,17 @@ func (r *Record) Variant(a *Attributes, user UserLabels, outer *Record, enclosin
 }
 
 // copy returns another record of the same span.
-func (r *Record) copy(a *Attributes, user UserLabels, outer *Record, enclosing [wire.Enclosing]uint64) *Record {
-	c := newRecord(labelsAt(user), a)
+func (r *Record) copy(a *Attributes, n *Names, user UserLabels, outer *Record, enclosing [wire.Enclosing]wire.Ref) *Record {
+	c := newRecord(labelsAt(user), a, n)
 	c.user, c.ref, c.text = user, r.ref, r.text
 	c.traceID, c.spanID = r.traceID, r.spanID
-	c.SetWithin(outer, enclosing[0], enclosing[1], enclosing[2])
+	c.SetWithin(outer, enclosing)
 	const sizes = ^uint32(1<<stateSizeShift - 1)
 	c.state = atomic.LoadUint32(&r.state)&^sizes | uint32(len(a.Encoded()))<<stateSizeShift
 	if ours(r.labels.List) >= len(r.labels.List) {
 		c.HideLabels() // as those of r are
 	}
 	return c
-}
-
-func sameLabels(a, b unsafe.Pointer) bool {
-	return a == b || slices.Equal(labelsAt(a), labelsAt(b))
 }
 
 // labelsAt returns the labels that a label pointer, which is not a record's, points at.

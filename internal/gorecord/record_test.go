@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/otelctx/otelctx/internal/goruntime"
+	"github.com/otelctx/otelctx/internal/wire"
 )
 
 func TestAvailable(t *testing.T) {
@@ -186,7 +187,7 @@ func TestVariant(t *testing.T) {
 		outer := begin(1)
 		r := newOf(2, attributesOf("app", "a"))
 		assert.Same(t, outer, r.Outer())
-		assert.Equal(t, []uint64{1 << 20, 0, 0}, []uint64{r.Enclosing(0), r.Enclosing(1), r.Enclosing(2)})
+		assert.Equal(t, [wire.Enclosing]wire.Ref{1 << 20}, r.Enclosing())
 		users := user()
 		setUser("other", "y")
 		other := user()

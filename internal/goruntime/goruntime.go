@@ -53,7 +53,6 @@ type Runtime struct {
 	// The offsets of the hot path, apart from the report below so that they share a cache line. 0 means refused: neither
 	// structure has any of these fields first. They come from a calibration or from nowhere: loads through them are what
 	// makes a wrong one dangerous.
-	whole            bool // all three are known
 	gm, goid, procid uintptr
 
 	calibrated bool
@@ -91,9 +90,7 @@ func newRuntime(facts [numFacts]fact) *Runtime {
 		}
 		return uintptr(facts[f].offset)
 	}
-	r := &Runtime{gm: at(GM), goid: at(GGoid), procid: at(MProcid), calibrated: true, facts: facts}
-	r.whole = r.gm != 0 && r.goid != 0 && r.procid != 0
-	return r
+	return &Runtime{gm: at(GM), goid: at(GGoid), procid: at(MProcid), calibrated: true, facts: facts}
 }
 
 // Offset returns where f is, or why that is not known.
@@ -142,10 +139,10 @@ func (r *Runtime) Without(reason error, facts ...Fact) *Runtime {
 
 // Self says who is running.
 type Self struct {
-	Goid uint64  // goroutine id; 0 if it is not known
-	M    uintptr // address of the runtime's m of this thread; 0 if it is not known
-	G    uintptr // address of the runtime's g of this goroutine
-	TID  uint32  // thread id in the process's own PID namespace; 0 only on unsupported platforms
+	Goid uint64         // goroutine id; 0 if it is not known
+	M    uintptr        // address of the runtime's m of this thread; 0 if it is not known
+	G    unsafe.Pointer // the runtime's g of this goroutine
+	TID  uint32         // thread id in the process's own PID namespace; 0 only on unsupported platforms
 }
 
 // Self returns the running goroutine and thread. Between [Pin] and [Unpin] the three belong together and stay true; else
@@ -159,26 +156,33 @@ type Self struct {
 //
 //go:norace
 func (r *Runtime) Self() Self {
-	if !r.whole {
-		return r.partialSelf()
+	s := Self{G: getg()}
+	if r.goid != 0 {
+		s.Goid = *(*uint64)(unsafe.Add(s.G, r.goid))
 	}
-	g := getg()
-	m := *(*unsafe.Pointer)(unsafe.Add(g, r.gm))
-	return Self{
-		Goid: *(*uint64)(unsafe.Add(g, r.goid)),
-		M:    uintptr(m),
-		G:    uintptr(g),
-		TID:  uint32(*(*uint64)(unsafe.Add(m, r.procid))),
+	r.Renew(&s)
+	return s
+}
+
+// Renew has s, which [Runtime.Self] returned on the running goroutine, say on which thread that
+// is by now. It costs less than Self.
+//
+//go:norace
+func (r *Runtime) Renew(s *Self) {
+	if r.procid == 0 {
+		r.partialRenew(s)
+		return
 	}
+	m := *(*unsafe.Pointer)(unsafe.Add(s.G, r.gm))
+	s.M, s.TID = uintptr(m), uint32(*(*uint64)(unsafe.Add(m, r.procid)))
 }
 
 //go:norace
-func (r *Runtime) partialSelf() Self {
-	s := Self{Goid: r.GoroutineID(), TID: r.ThreadID(), G: uintptr(getg())}
+func (r *Runtime) partialRenew(s *Self) {
 	if r.gm != 0 {
-		s.M = *(*uintptr)(unsafe.Add(getg(), r.gm))
+		s.M = *(*uintptr)(unsafe.Add(s.G, r.gm))
 	}
-	return s
+	s.TID = gettid()
 }
 
 // ThreadID returns the id of the running thread, as gettid would: through memory if calibration allowed it, else by that

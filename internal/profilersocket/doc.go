@@ -9,5 +9,5 @@
 // and does not wait. What does not fit is lost at the sender, who alone knows. So the
 // socket is read on a thread of its own, which stays in the kernel until a burst is
 // over instead of coming back to Go for each message: there it would wait for a
-// processor.
+// processor. [Socket.Drain] has it come back at once.
 package profilersocket

@@ -4,11 +4,17 @@
 package profilersocket
 
 import (
+	"bytes"
+	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"runtime"
+	"strconv"
+	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 	"unsafe"
@@ -39,7 +45,24 @@ type Socket struct {
 	fd     int
 	path   string
 	closed atomic.Bool
+
+	// mu is held by who uses the descriptors while Close may be called, which is why it
+	// guards gone.
+	mu   sync.Mutex
+	gone bool
+	// knocker sends knock, which is no message, to this socket.
+	knocker int
+	knock   []byte
+	// drains is closed when Serve has handled what was in the socket when this channel was
+	// replaced by the next one. wanted says that somebody waits for it.
+	drains atomic.Pointer[chan struct{}]
+	wanted atomic.Bool
+	served chan struct{} // closed when Serve has returned
 }
+
+// maxDrained bounds how many messages one drain handles. No queue is longer, and somebody
+// who never stops sending must not keep others waiting.
+const maxDrained = 1 << 14
 
 // Listen makes a socket of this name in a directory. Only processes of the same user
 // and root may send to it. The error names the path, and what failed.
@@ -56,7 +79,8 @@ func Listen(dir, name string) (*Socket, error) {
 	if err != nil {
 		return nil, fmt.Errorf("socket: %w", err)
 	}
-	s := &Socket{fd: fd, path: path}
+	s := &Socket{fd: fd, path: path, knock: []byte(rand.Text()[:16]), served: make(chan struct{})}
+	s.nextDrain()
 	// The file gets the socket's mode when it is bound: at no moment may others send.
 	if err := unix.Fchmod(fd, 0o600); err != nil {
 		return nil, errors.Join(fmt.Errorf("fchmod socket: %w", err), unix.Close(fd))
@@ -71,7 +95,77 @@ func Listen(dir, name string) (*Socket, error) {
 	}
 	// Of use where it is not the count of messages that is short.
 	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, receiveBuffer)
+	if s.knocker, err = connect(path); err != nil {
+		return nil, errors.Join(err, os.Remove(path), unix.Close(fd))
+	}
 	return s, nil
+}
+
+// Sweep removes sockets that killed processes have left in a directory. A socket's name is
+// prefix, a process id and whatever else behind a hyphen. Those that are removed belong to this
+// user; no process has the id here, and none has the socket open, in whatever container.
+func Sweep(dir, prefix string) {
+	d, err := os.Open(filepath.Clean(dir))
+	if err != nil {
+		return
+	}
+	defer func() { _ = d.Close() }()
+	const most = 10_000 // of a directory that is full of other things
+	names, _ := d.Readdirnames(most)
+	for _, name := range names {
+		rest, ours := strings.CutPrefix(name, prefix)
+		id, _, found := strings.Cut(rest, "-")
+		pid, err := strconv.Atoi(id)
+		if !ours || !found || err != nil || pid <= 0 || !errors.Is(unix.Kill(pid, 0), unix.ESRCH) {
+			continue
+		}
+		path := filepath.Join(dir, name)
+		var stat unix.Stat_t
+		if unix.Lstat(path, &stat) != nil || stat.Mode&unix.S_IFMT != unix.S_IFSOCK || stat.Uid != uint32(os.Geteuid()) {
+			continue
+		}
+		if fd, err := connect(path); err == nil {
+			_ = unix.Close(fd)
+		} else if errors.Is(err, unix.ECONNREFUSED) {
+			_ = os.Remove(path)
+		}
+	}
+}
+
+// connect returns a socket that sends to the one at path. It still does when the file is gone.
+func connect(path string) (int, error) {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return -1, fmt.Errorf("socket: %w", err)
+	}
+	if err := unix.Connect(fd, &unix.SockaddrUnix{Name: path}); err != nil {
+		return -1, errors.Join(fmt.Errorf("connect %s: %w", path, err), unix.Close(fd))
+	}
+	return fd, nil
+}
+
+// nextDrain returns the drain that callers of Drain wait for, and begins the next one.
+func (s *Socket) nextDrain() *chan struct{} {
+	next := make(chan struct{})
+	return s.drains.Swap(&next)
+}
+
+// Drain returns when all messages that were in the socket at the call have been handled, or
+// when Serve has returned. If ctx ends before that, it returns ctx's error. It must not be
+// called by Serve's handle.
+func (s *Socket) Drain(ctx context.Context) error {
+	// Not begun: whoever begins it replaces the channel first.
+	drained := *s.drains.Load()
+	s.wanted.Store(true)
+	s.haste()
+	select {
+	case <-drained:
+		return nil
+	case <-s.served:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 // Path returns the path of the socket, an absolute one.
@@ -82,6 +176,18 @@ type message struct {
 	header unix.Msghdr
 	length uint32
 	_      [4]byte
+}
+
+// haste has Serve come back as soon as the socket is empty, and not wait any more. If it waits
+// now, the knock ends that. If there is no room for the knock, nobody waits.
+func (s *Socket) haste() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.gone {
+		return
+	}
+	_ = unix.SetNonblock(s.fd, true)
+	_, _ = unix.Write(s.knocker, s.knock)
 }
 
 // Serve calls handle for each message, with up to size bytes of it, until [Socket.Stop]
@@ -101,36 +207,61 @@ func (s *Socket) Serve(size int, handle func(b []byte, whole bool)) error {
 		messages[i].header.Iov = &vectors[i]
 		messages[i].header.SetIovlen(1)
 	}
-	silent := idle
-	for !s.closed.Load() {
-		if silent >= idle {
-			if err := s.wait(); err != nil {
-				return err
-			}
-		}
+	defer close(s.served)
+	// receive handles up to a batch of messages and returns how many there were.
+	receive := func(flags uintptr) (int, error) {
 		// The kernel looks at the time behind each message, and says what is left of it.
 		left := unix.NsecToTimespec(int64(most))
 		// Sound: the pointers are converted in the argument list, which keeps messages
 		// and left alive and in place, and with messages all that it leads to.
-		n, _, errno := unix.Syscall6(unix.SYS_RECVMMSG, uintptr(s.fd), uintptr(unsafe.Pointer(&messages[0])), batch, 0,
-			uintptr(unsafe.Pointer(&left)), 0)
-		switch errno {
-		case 0:
-			silent = 0
-		case unix.EAGAIN:
-			silent++
-			continue
-		case unix.EINTR:
-			continue
-		default:
-			return fmt.Errorf("recvmmsg: %w", errno)
+		n, _, errno := uintptr(0), uintptr(0), unix.EINTR
+		for errno == unix.EINTR {
+			n, _, errno = unix.Syscall6(unix.SYS_RECVMMSG, uintptr(s.fd), uintptr(unsafe.Pointer(&messages[0])), batch, flags,
+				uintptr(unsafe.Pointer(&left)), 0)
+		}
+		if errno == unix.EAGAIN {
+			return 0, nil
+		} else if errno != 0 {
+			return 0, fmt.Errorf("recvmmsg: %w", errno)
 		}
 		for i := range messages[:n] {
 			m := &messages[i]
 			if s.closed.Load() {
 				break // these are no messages but signs of the end
 			}
-			handle(buffers[i*size:][:m.length], m.header.Flags&unix.MSG_TRUNC == 0)
+			if b := buffers[i*size:][:m.length]; !bytes.Equal(b, s.knock) {
+				handle(b, m.header.Flags&unix.MSG_TRUNC == 0)
+			}
+		}
+		return int(n), nil
+	}
+	silent := idle
+	for !s.closed.Load() {
+		// Before wanted is looked at: who wants a drain says so first and then has the
+		// socket not wait.
+		_ = unix.SetNonblock(s.fd, false)
+		if s.wanted.Swap(false) {
+			drained := s.nextDrain()
+			for all, n := 0, 1; n > 0 && all < maxDrained; all += n {
+				var err error
+				if n, err = receive(unix.MSG_DONTWAIT); err != nil {
+					return err
+				}
+			}
+			close(*drained)
+			continue
+		}
+		if silent >= idle {
+			if err := s.wait(); err != nil {
+				return err
+			}
+		}
+		n, err := receive(0)
+		if err != nil {
+			return err
+		}
+		if silent++; n > 0 {
+			silent = 0
 		}
 	}
 	return nil
@@ -166,4 +297,9 @@ func (s *Socket) Stop() error {
 }
 
 // Close gives the socket back, after Serve has returned.
-func (s *Socket) Close() error { return errors.Join(s.Stop(), unix.Close(s.fd)) }
+func (s *Socket) Close() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.gone = true
+	return errors.Join(s.Stop(), unix.Close(s.fd), unix.Close(s.knocker))
+}

@@ -4,8 +4,11 @@
 package profilersocket
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strings"
@@ -221,4 +224,133 @@ func TestStop(t *testing.T) {
 			require.NoError(t, s.Close())
 		})
 	}
+}
+
+// What was sent before a drain has been handled when Drain returns, whatever the reader did
+// before: it waits for a first message, for more of a burst, or others send all the time.
+func TestDrain(t *testing.T) {
+	for name, prepare := range map[string]func(t *testing.T, s *Socket, got func() []string){
+		"idle": func(*testing.T, *Socket, func() []string) {},
+		"within a burst": func(t *testing.T, s *Socket, got func() []string) {
+			t.Helper()
+			require.NoError(t, sender(t).to(s.Path(), "another"))
+			arrive(t, got, 1)
+		},
+		"a trickle": func(t *testing.T, s *Socket, _ func() []string) {
+			t.Helper()
+			other, stop, done := sender(t), make(chan struct{}), make(chan struct{})
+			go func() {
+				defer close(done)
+				for {
+					select {
+					case <-stop:
+						return
+					case <-time.After(time.Millisecond):
+						_ = other.to(s.Path(), "another")
+					}
+				}
+			}()
+			t.Cleanup(func() { close(stop); <-done })
+		},
+		"the file is gone": func(t *testing.T, s *Socket, _ func() []string) {
+			t.Helper()
+			require.NoError(t, os.Rename(s.Path(), s.Path()+"2"))
+			t.Cleanup(func() { require.NoError(t, os.Rename(s.Path()+"2", s.Path())) })
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := listen(t)
+			got := serve(t, s)
+			send, err := connect(s.Path())
+			require.NoError(t, err)
+			defer func() { require.NoError(t, unix.Close(send)) }()
+			prepare(t, s, got)
+			for n := range testenv.Rounds(200, 2_000) {
+				m := fmt.Sprint("message ", n)
+				// A full queue refuses messages.
+				for err = unix.EAGAIN; errors.Is(err, unix.EAGAIN); {
+					_, err = unix.Write(send, []byte(m))
+				}
+				require.NoError(t, err)
+				require.NoError(t, s.Drain(t.Context()))
+				require.Contains(t, got(), m)
+			}
+		})
+	}
+}
+
+// All messages that the kernel has taken are handled; those that it refuses are the sender's
+// to count.
+func TestDrainFullSocket(t *testing.T) {
+	s := listen(t)
+	send, taken := sender(t), 0
+	for ; send.to(s.Path(), "message") == nil; taken++ {
+	}
+	require.Positive(t, taken)
+	got := serve(t, s)
+	require.NoError(t, s.Drain(t.Context()))
+	assert.Len(t, got(), taken)
+}
+
+func TestDrainEnds(t *testing.T) {
+	s := listen(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.ErrorIs(t, s.Drain(ctx), context.Canceled, "nobody serves yet")
+	done := make(chan error)
+	go func() { done <- s.Serve(16, func([]byte, bool) {}) }()
+	require.NoError(t, s.Drain(t.Context()))
+	var drains sync.WaitGroup
+	for range 20 {
+		drains.Go(func() {
+			for range 100 {
+				assert.NoError(t, s.Drain(t.Context()))
+			}
+		})
+	}
+	require.NoError(t, s.Stop())
+	require.NoError(t, <-done)
+	require.NoError(t, s.Close())
+	drains.Wait()
+	require.NoError(t, s.Drain(t.Context()))
+}
+
+// Sockets are removed that nobody can use any more: not those of live processes, of other
+// names, or that another process has open.
+func TestSweep(t *testing.T) {
+	dir := t.TempDir()
+	cmd := exec.Command("true")
+	require.NoError(t, cmd.Run())
+	dead := fmt.Sprint("p-", cmd.Process.Pid, "-")
+	var closed []string
+	for _, name := range []string{dead + "left", "p-1-init's", fmt.Sprint("p-", os.Getpid(), "-own"), "q" + dead + "x", "p-x-y", "p-0-z", "p-7"} {
+		fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		require.NoError(t, err)
+		require.NoError(t, unix.Bind(fd, &unix.SockaddrUnix{Name: filepath.Join(dir, name)}))
+		require.NoError(t, unix.Close(fd))
+		closed = append(closed, name)
+	}
+	open, err := Listen(dir, dead+"open elsewhere")
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, dead+"file"), nil, 0o600))
+	Sweep(dir, "p-")
+	for _, name := range closed[1:] {
+		assert.FileExists(t, filepath.Join(dir, name))
+	}
+	assert.NoFileExists(t, filepath.Join(dir, closed[0]))
+	assert.FileExists(t, filepath.Join(dir, dead+"file"))
+	assert.FileExists(t, open.Path())
+	require.NoError(t, open.Close())
+	Sweep(filepath.Join(dir, "missing"), "p-")
+	if os.Geteuid() != 0 {
+		return
+	}
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	require.NoError(t, err)
+	path := filepath.Join(dir, dead+"another user's")
+	require.NoError(t, unix.Bind(fd, &unix.SockaddrUnix{Name: path}))
+	require.NoError(t, unix.Close(fd))
+	require.NoError(t, os.Lchown(path, 65534, 65534))
+	Sweep(dir, "p-")
+	assert.FileExists(t, path)
 }

@@ -6,6 +6,7 @@
 package profilersocket
 
 import (
+	"context"
 	"errors"
 	"fmt"
 )
@@ -18,11 +19,17 @@ func Listen(string, string) (*Socket, error) {
 	return nil, fmt.Errorf("profilersocket.Listen: %w", errors.ErrUnsupported)
 }
 
+// Sweep does nothing.
+func Sweep(string, string) {}
+
 // Path returns "".
 func (*Socket) Path() string { return "" }
 
 // Serve returns nil.
 func (*Socket) Serve(int, func([]byte, bool)) error { return nil }
+
+// Drain returns nil.
+func (*Socket) Drain(context.Context) error { return nil }
 
 // Stop does nothing.
 func (*Socket) Stop() error { return nil }

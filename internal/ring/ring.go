@@ -173,28 +173,14 @@ const attempts = 64
 // that one writes, or nothing. The caller is pinned.
 func (r *Ring) Store(id uint64, s *Span, self *goruntime.Self) {
 	at := r.slot(id)
-	if state, ok := r.claim(at); ok {
-		r.write(at, s, self, state)
-	} else {
+	state, ok := r.claim(at)
+	if !ok {
 		// The one store that needs no claim: to have the slot show nothing. What the
 		// holder of the claim stores afterwards counts; if it lets go without having
 		// stored, what the slot showed before must not be shown again.
 		atomic.StoreUint64(&at.SpanID, 0)
+		return
 	}
-}
-
-func (r *Ring) claim(at *wire.Slot2) (state uint64, ok bool) {
-	for range attempts {
-		state := atomic.LoadUint64(&at.State)
-		if state&wire.SlotInUse == 0 && atomic.CompareAndSwapUint64(&at.State, state, state+r.claimed) {
-			return state + r.claimed, true
-		}
-	}
-	return 0, false
-}
-
-// write fills a claimed slot, whose state is given, and gives it free.
-func (r *Ring) write(at *wire.Slot2, s *Span, self *goruntime.Self, state uint64) {
 	ordered.Put(&at.TraceIDHigh, s.TraceIDHigh)
 	ordered.Put(&at.TraceIDLow, s.TraceIDLow)
 	ordered.Put(&at.SpanID, s.SpanID)
@@ -211,6 +197,17 @@ func (r *Ring) write(at *wire.Slot2, s *Span, self *goruntime.Self, state uint64
 	ordered.Put(&at.M, uint64(self.M))
 	ordered.Put32(&at.TID, self.TID)
 	ordered.PutLast(&at.State, state)
+}
+
+// claim claims a slot and returns the state that it has then.
+func (r *Ring) claim(at *wire.Slot2) (state uint64, ok bool) {
+	for range attempts {
+		state := atomic.LoadUint64(&at.State)
+		if state&wire.SlotInUse == 0 && atomic.CompareAndSwapUint64(&at.State, state, state+r.claimed) {
+			return state + r.claimed, true
+		}
+	}
+	return 0, false
 }
 
 // putAttributes stores encoded attributes, those for which there is room, and returns how

@@ -78,6 +78,8 @@ func TestReferenceLayouts(t *testing.T) {
 		"slot of layout 2":       fieldRows(SlotFields(RingLayout2)),
 		"span table header":      layoutOf(SpansHeader{}),
 		"cell":                   fieldRows(CellFields()),
+		"name table header":      layoutOf(NamesHeader{}),
+		"name":                   layoutOf(NameEntry{}),
 		"record":                 append(layoutOf(ThreadContextRecord{}), row(ThreadContextRecordSize, 0, "attrs_data")),
 	} {
 		assert.Equal(t, want, documented(t, table, 3), table)
@@ -102,6 +104,13 @@ func TestReferenceConstants(t *testing.T) {
 	assert.Equal(t, []string{
 		fmt.Sprintf("0x%X", SpansMagic), SpansName, strconv.Itoa(SpansHeaderSize), strconv.Itoa(CellSize),
 	}, values)
+	values = nil
+	for _, r := range mdtable.Rows(t, reference, "name table constants") {
+		values = append(values, r[1])
+	}
+	assert.Equal(t, []string{
+		fmt.Sprintf("0x%X", NamesMagic), NamesName, strconv.Itoa(NamesHeaderSize), strconv.Itoa(NameEntrySize),
+	}, values)
 	header := mdtable.Rows(t, reference, "process context header")
 	assert.Contains(t, header[0][3], ProcessContextSignature)
 	assert.Equal(t, strconv.Itoa(ProcessContextVersion), header[1][3])
@@ -122,8 +131,13 @@ func TestReferenceKeys(t *testing.T) {
 		want = append(want, KeySpans+key)
 	}
 	for _, key := range []string{
+		RingKeyMapping, RingKeyAddress, RingKeyLayout, RingKeyCapacity, RingKeyHeaderSize, NamesKeyEntrySize,
+	} {
+		want = append(want, KeyNames+key)
+	}
+	for _, key := range []string{
 		GoKeyVersion, GoKeyTLSGOffset, GoKeyGMOffset, GoKeyMCurgOffset, GoKeyMProcidOffset, GoKeyGGoidOffset, GoKeyGLabelsOffset, GoKeyRecordOffset,
-		GoKeyEnclosingOffset,
+		GoKeyEnclosingOffset, GoKeyNamesOffset,
 	} {
 		want = append(want, KeyGo+key)
 	}

@@ -61,8 +61,19 @@ type Cell struct {
 	// TID is the id of the thread on which that goroutine shows the span, 0 if it shows
 	// another one or none.
 	TID uint32
-	_   [28]byte
+	_   uint32
+	// Names has two numbers of the name table, u16 each, 0 for none: that of the span's name
+	// in the lowest bits, then that of its local root's name. Above them are the lowest 32
+	// bits of the generation, so that a compare-and-swap cannot rename a later span.
+	Names uint64
+	_     [16]byte
 }
+
+// The parts of Cell.Names.
+const (
+	CellEndpointShift   = 16
+	CellGenerationShift = 32
+)
 
 // A reference names a cell for the life of one span: a generation in its upper 44 bits,
 // the index of the cell in 19 bits, and a lowest bit of 0. While the span is live the
@@ -83,6 +94,12 @@ func RefIndex(ref uint64) uint32 {
 	return uint32(ref>>RefIndexShift) & (1<<RefIndexBits - 1)
 }
 
+// Ref names the cell of one span. The zero Ref names nothing.
+type Ref uint64
+
+// Index returns the number of the cell.
+func (r Ref) Index() uint32 { return RefIndex(uint64(r)) }
+
 const (
 	_ = -(unsafe.Sizeof(SpansHeader{}) ^ 32)
 	_ = -(unsafe.Offsetof(SpansHeader{}.Capacity) ^ 8)
@@ -100,6 +117,7 @@ const (
 	_ = -(unsafe.Offsetof(Cell{}.Start) ^ 0x50)
 	_ = -(unsafe.Offsetof(Cell{}.G) ^ 0x58)
 	_ = -(unsafe.Offsetof(Cell{}.TID) ^ 0x60)
+	_ = -(unsafe.Offsetof(Cell{}.Names) ^ 0x68)
 )
 
 // CellFields returns the fields of a cell, as they are advertised.
@@ -116,6 +134,8 @@ func CellFields() []Field {
 		{"start_unix_ns", unsafe.Offsetof(Cell{}.Start), 8},
 		{"g", unsafe.Offsetof(Cell{}.G), 8},
 		{"tid", unsafe.Offsetof(Cell{}.TID), 4},
+		{"name", unsafe.Offsetof(Cell{}.Names), 2},
+		{"endpoint", unsafe.Offsetof(Cell{}.Names) + CellEndpointShift/8, 2},
 	}
 }
 

@@ -25,7 +25,7 @@ func TestSpanTableGolden(t *testing.T) {
 	cells[0] = Cell{
 		Version: 7 * RefGeneration, TraceIDHigh: traceHigh, TraceIDLow: traceLow, SpanID: spanID, LocalRootSpanID: localRoot,
 		Goid: 12345, Enclosing: [Enclosing]uint64{RefGeneration | 3<<RefIndexShift, 2*RefGeneration | (1<<RefIndexBits-1)<<RefIndexShift},
-		TraceFlags: 1, Start: 1e18, G: 0xc02345e000,
+		TraceFlags: 1, Start: 1e18, G: 0xc02345e000, Names: 7<<CellGenerationShift | 0x123<<CellEndpointShift | 0x456,
 	}
 	assert.Equal(t, want, got)
 	assert.Equal(t, "OTSP", string(binary.BigEndian.AppendUint32(nil, SpansMagic)))
@@ -61,6 +61,8 @@ func TestCellFields(t *testing.T) {
 		"start_unix_ns":      {0x50, 8, 1_000_000_000_000_000_000},
 		"g":                  {0x58, 8, 0xc02345e000},
 		"tid":                {0x60, 4, 0},
+		"name":               {0x68, 2, 0x456},
+		"endpoint":           {0x6A, 2, 0x123},
 	}, got)
 }
 

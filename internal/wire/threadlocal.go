@@ -26,6 +26,9 @@ const (
 	// KeySpans is what the keys of the span table begin with.
 	KeySpans = "threadlocal.spans."
 
+	// KeyNames is what the keys of the name table begin with.
+	KeyNames = "threadlocal.names."
+
 	// KeyGo is what the keys that describe the Go runtime begin with.
 	KeyGo = "threadlocal.go."
 )
@@ -45,6 +48,8 @@ const (
 
 	// The span table has cells instead of slots.
 	SpansKeyCellSize = "cell_size"
+	// The name table has entries.
+	NamesKeyEntrySize = "entry_size"
 
 	IndexThread    = "thread"
 	IndexGoroutine = "goroutine"
@@ -65,6 +70,8 @@ const (
 	// GoKeyEnclosingOffset is where behind the label pointer the references to the
 	// enclosing spans are.
 	GoKeyEnclosingOffset = "record_enclosing_offset"
+	// GoKeyNamesOffset is where behind the label pointer the numbers of the names are.
+	GoKeyNamesOffset = "record_names_offset"
 )
 
 // Field is a field of a slot, as it is advertised.

@@ -1,0 +1,76 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package wire
+
+import (
+	"structs"
+	"unsafe"
+)
+
+// Keys of the names of spans, as profiler labels and as attributes of samples. Label
+// readers cut keys at 15 bytes.
+const (
+	// NameKey has the name of the span. Grafana's span profiles use the same key.
+	NameKey = "span_name"
+	// EndpointKey has the name of the local root: of the outermost span of the trace in the
+	// process, which is the request that the process serves.
+	EndpointKey = "endpoint"
+)
+
+// The name table: a header and entries, one for each name of a span. Cells and goroutine
+// records name entries by their numbers; number 0 is no name, and its entry is empty.
+const (
+	// NamesMagic opens a name table: "OTNM", most significant byte first.
+	NamesMagic = 0x4F544E4D
+	// NamesLayout1 is the only layout so far.
+	NamesLayout1 = 1
+
+	NamesHeaderSize = 256
+	NameEntrySize   = 256
+	// MaxName is the size of a name at most.
+	MaxName = NameEntrySize - 1
+
+	// NamesName names the mapping.
+	NamesName = "OTELCTX_NAMES"
+)
+
+// NamesHeader is the header of a name table.
+type NamesHeader struct {
+	_ structs.HostLayout
+
+	Magic      uint32
+	Layout     uint32
+	Capacity   uint32
+	EntrySize  uint32
+	HeaderSize uint32
+	// Used is how many entries are complete. They never change.
+	Used uint32
+	_    [8]byte
+}
+
+// NameEntry is a name: its size, and its text in UTF-8.
+type NameEntry struct {
+	_ structs.HostLayout
+
+	Size uint8
+	Text [MaxName]byte
+}
+
+const (
+	_ = -(unsafe.Sizeof(NamesHeader{}) ^ 32)
+	_ = -(unsafe.Offsetof(NamesHeader{}.Capacity) ^ 8)
+	_ = -(unsafe.Offsetof(NamesHeader{}.EntrySize) ^ 12)
+	_ = -(unsafe.Offsetof(NamesHeader{}.HeaderSize) ^ 16)
+	_ = -(unsafe.Offsetof(NamesHeader{}.Used) ^ 20)
+	_ = -(unsafe.Sizeof(NameEntry{}) ^ NameEntrySize)
+	_ = -(unsafe.Offsetof(NameEntry{}.Text) ^ 1)
+)
+
+// NamesIn returns the header at the start of b, which the caller has mapped, and the
+// entries behind it. It panics if b is too short or not 8-byte aligned.
+func NamesIn(b []byte) (*NamesHeader, []NameEntry) {
+	h := (*NamesHeader)(headerIn(b, NamesHeaderSize))
+	// Sound: the entries are inside of b, and have no pointers.
+	return h, unsafe.Slice((*NameEntry)(unsafe.Pointer(unsafe.SliceData(b[NamesHeaderSize:]))), (len(b)-NamesHeaderSize)/NameEntrySize)
+}

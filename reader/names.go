@@ -1,0 +1,125 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package reader
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"github.com/otelctx/otelctx/internal/wire"
+	"github.com/otelctx/otelctx/ringbuf"
+)
+
+// NameTable says where a process keeps the names of its spans, see docs/wire-format.md.
+type NameTable struct {
+	// Address is where the table's header is, HeaderSize how far behind it the first entry
+	// is, EntrySize how far entries are apart, and Capacity how many there are.
+	Address                         uint64
+	HeaderSize, EntrySize, Capacity int
+}
+
+// Bounds of what a name table can be said to be laid out as.
+const (
+	maxEntrySize    = 1024
+	maxNameCapacity = 1 << 16
+)
+
+// nameTable returns the name table that is advertised. The error says why there is none.
+func (a advertisement) nameTable() (*NameTable, error) {
+	var address, layout, headerSize, entrySize, capacity int64
+	for _, f := range []struct {
+		key             string
+		to              *int64
+		lowest, highest int64
+	}{
+		{wire.RingKeyAddress, &address, 1, addressEnd},
+		{wire.RingKeyLayout, &layout, wire.NamesLayout1, wire.NamesLayout1},
+		{wire.RingKeyHeaderSize, &headerSize, 32, 4096},
+		{wire.NamesKeyEntrySize, &entrySize, 2, maxEntrySize},
+		{wire.RingKeyCapacity, &capacity, 1, maxNameCapacity},
+	} {
+		var err error
+		if *f.to, err = a.integer(wire.KeyNames+f.key, f.lowest, f.highest); err != nil {
+			return nil, err
+		}
+	}
+	return &NameTable{Address: uint64(address), HeaderSize: int(headerSize), EntrySize: int(entrySize), Capacity: int(capacity)}, nil
+}
+
+// read returns names by their numbers, of which some are known already. The error is the
+// memory's, or says that the header is not that of this table; then it returns what is known.
+func (t *NameTable) read(memory ringbuf.Memory, known []string) ([]string, error) {
+	var b [24]byte
+	if _, err := memory.ReadParts([]ringbuf.Part{{Address: t.Address, Data: b[:]}}); err != nil {
+		return known, fmt.Errorf("name table: %w", err)
+	}
+	for i, want := range []int{wire.NamesMagic, wire.NamesLayout1, t.Capacity, t.EntrySize, t.HeaderSize} {
+		if is := binary.NativeEndian.Uint32(b[4*i:]); is != uint32(want) {
+			return known, fmt.Errorf("not a name table: word %d of the header is %#x instead of %#x", i, is, want)
+		}
+	}
+	// The entries are read after the number of those that are complete.
+	used := int(min(binary.NativeEndian.Uint32(b[20:]), uint32(t.Capacity)))
+	const batch = 256
+	for len(known) < used {
+		entries := make([]byte, min(batch, used-len(known))*t.EntrySize)
+		address := t.Address + uint64(t.HeaderSize) + uint64(len(known)*t.EntrySize)
+		if _, err := memory.ReadParts([]ringbuf.Part{{Address: address, Data: entries}}); err != nil {
+			return known, fmt.Errorf("name table: %w", err)
+		}
+		for ; len(entries) > 0; entries = entries[t.EntrySize:] {
+			size := min(int(entries[0]), t.EntrySize-1)
+			known = append(known, string(entries[1:1+size]))
+		}
+	}
+	return known, nil
+}
+
+// Names returns the names of a process's spans by their numbers, of which some are known
+// already: names never change, and more come. t is of this process and what it advertises,
+// see [ThreadLayout]. The error wraps [ErrNotPermitted], [ErrProcessGone] or [ErrInvalid], or
+// says that the table is not there any more; then Names returns what is known.
+func (p *Process) Names(t *NameTable, known []string) ([]string, error) {
+	names, err := t.read(p.threads.source, known)
+	if err != nil {
+		return known, p.classify(err)
+	}
+	// Memory is read by the id: as long as the process lives it was this one's.
+	if err := p.checkAlive(); err != nil {
+		return known, err
+	}
+	return names, nil
+}
+
+// spanNames are the numbers of the names of a span and of its local root; 0 is none.
+type spanNames struct{ name, endpoint uint16 }
+
+// nameSpans returns what finds the names of numbers. It reads the process's names once, if a
+// number is not known. What cannot be read has no name.
+func (p *Process) nameSpans(v *threadView) func(spanNames) (name, endpoint string) {
+	asked := false
+	return func(numbers spanNames) (name, endpoint string) {
+		most := int(max(numbers.name, numbers.endpoint))
+		if v.names == nil || most == 0 {
+			return "", ""
+		}
+		s := &p.threads
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.namesFrom != v.names {
+			s.namesFrom, s.names = v.names, nil
+		}
+		if most >= len(s.names) && !asked {
+			asked = true
+			s.names, _ = v.names.read(s.source, s.names)
+		}
+		find := func(number uint16) string {
+			if int(number) < len(s.names) {
+				return s.names[number]
+			}
+			return ""
+		}
+		return find(numbers.name), find(numbers.endpoint)
+	}
+}

@@ -1,0 +1,257 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package spanctx
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"os"
+	"runtime"
+	"runtime/pprof"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"unsafe"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/otel"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/otelctx/otelctx/internal/gorecord"
+	"github.com/otelctx/otelctx/internal/remotemem"
+	"github.com/otelctx/otelctx/reader"
+)
+
+// advertised returns an integer that is advertised.
+func advertised(t testing.TB, p *SpanProcessor, key string) uint64 {
+	t.Helper()
+	for _, kv := range p.advertisement() {
+		if string(kv.Key) == key {
+			return uint64(kv.Value.AsInt64())
+		}
+	}
+	require.Fail(t, key+" is not advertised")
+	return 0
+}
+
+// namesOf returns the names that two numbers in memory stand for: of a span and its endpoint.
+func namesOf(t testing.TB, p *SpanProcessor, numbers []byte) [2]string {
+	t.Helper()
+	var names [2]string
+	for i := range names {
+		var entry [256]byte
+		at := advertised(t, p, "threadlocal.names.address") + 256 + 256*uint64(binary.LittleEndian.Uint16(numbers[2*i:]))
+		_, err := remotemem.Of(os.Getpid()).ReadAt(entry[:], int64(at))
+		require.NoError(t, err)
+		names[i] = string(entry[1 : 1+entry[0]])
+	}
+	return names
+}
+
+// assertRead checks that package reader sees the span with these names: among the live ones,
+// and on the calling thread.
+func assertRead(t testing.TB, span trace.Span, name, endpoint string) {
+	t.Helper()
+	p, err := reader.Open(os.Getpid())
+	require.NoError(t, err)
+	defer func() { require.NoError(t, p.Close()) }()
+	var got [][2]string
+	spans, err := p.Spans(t.Context())
+	require.NoError(t, err)
+	for _, live := range spans {
+		if live.SpanID == span.SpanContext().SpanID() {
+			got = append(got, [2]string{live.Name, live.Endpoint})
+		}
+	}
+	threads, err := p.Threads(t.Context())
+	if !errors.Is(err, reader.ErrNoThreadContext) {
+		require.NoError(t, err)
+	}
+	for _, thread := range threads {
+		if thread.TID == syscall.Gettid() && thread.Span != nil && thread.Span.SpanID == span.SpanContext().SpanID() {
+			got = append(got, [2]string{thread.Span.Name, thread.Span.Endpoint})
+		}
+	}
+	want := [2]string{name, endpoint}
+	assert.Contains(t, [][][2]string{{want}, {want, want}}, got)
+}
+
+// assertNames checks that the calling goroutine, which is locked to its thread, shows a span
+// with these names by all carriers.
+func (s *service) assertNames(t testing.TB, span trace.Span, name, endpoint string) {
+	t.Helper()
+	assertRead(t, span, name, endpoint)
+	want := [2]string{name, endpoint}
+	for i, index := range [2]uint64{uint64(syscall.Gettid()), goid()} {
+		if m := s.rings[i]; m != nil {
+			at := m.at(t, index)
+			require.Equal(t, number(span), at.spanID)
+			var cell [128]byte
+			_, err := remotemem.Of(os.Getpid()).ReadAt(cell[:], int64(s.p.cells.Address()+128+128*(at.ref>>1&(1<<19-1))))
+			require.NoError(t, err)
+			assert.Equal(t, want, namesOf(t, s.p, cell[0x68:]), "ring %d", i)
+		}
+	}
+	if !s.p.records {
+		return
+	}
+	require.Equal(t, number(span), recorded(t, s.p.cells.Address()))
+	r := uint64(uintptr(unsafe.Pointer(gorecord.Installed())))
+	var numbers [4]byte
+	_, err := remotemem.Of(os.Getpid()).ReadAt(numbers[:], int64(r+advertised(t, s.p, "threadlocal.go.record_names_offset")))
+	require.NoError(t, err)
+	assert.Equal(t, want, namesOf(t, s.p, numbers[:]), "record")
+	labels := map[string]string{}
+	for key, value := range map[string]string{"span_name": name, "endpoint": endpoint} {
+		if value != "" {
+			labels[key] = value
+		}
+	}
+	assert.Contains(t, labelsThatShow(t, span), labels, "labels")
+}
+
+// Spans are shown with their names and those of their local roots, and so they are again when
+// their children end.
+func TestNamesOfSpans(t *testing.T) {
+	for name, opts := range carriers() {
+		t.Run(name, func(t *testing.T) {
+			runtime.LockOSThread()
+			defer runtime.UnlockOSThread()
+			s := serve(t, append(opts, WithSpanNames(true))...)
+			ctx, root := s.tracer.Start(context.Background(), "GET /cart/{id}")
+			s.assertNames(t, root, "GET /cart/{id}", "GET /cart/{id}")
+			inner, child := s.tracer.Start(ctx, "query")
+			s.assertNames(t, child, "query", "GET /cart/{id}")
+			_, remote := s.tracer.Start(trace.ContextWithRemoteSpanContext(ctx, child.SpanContext().WithRemote(true)), "consume")
+			s.assertNames(t, remote, "consume", "consume")
+			remote.End()
+			s.assertNames(t, child, "query", "GET /cart/{id}")
+			apart(func() {
+				defer Attach(inner).Detach()
+				s.assertNames(t, child, "query", "GET /cart/{id}")
+			})
+			child.End()
+			s.assertNames(t, root, "GET /cart/{id}", "GET /cart/{id}")
+			root.End()
+			// Only its parent would know the endpoint, and is over.
+			_, late := s.tracer.Start(ctx, "late")
+			s.assertNames(t, late, "late", "")
+			late.End()
+			assert.Zero(t, s.p.SpansWithoutName())
+		})
+	}
+}
+
+// A name that SetName gives to a span is shown from Refresh or Attach on, also where the
+// goroutine goes back to the span, and by spans that are started from then on.
+func TestNamesFollowSetName(t *testing.T) {
+	for name, opts := range carriers() {
+		t.Run(name, func(t *testing.T) {
+			runtime.LockOSThread()
+			defer runtime.UnlockOSThread()
+			s := serve(t, append(opts, WithSpanNames(true))...)
+			ctx, root := s.tracer.Start(context.Background(), "GET")
+			before, child := s.tracer.Start(ctx, "auth")
+			root.SetName("GET /cart/{id}")
+			Refresh(ctx) // The goroutine is in another span.
+			s.assertNames(t, child, "auth", "GET")
+			child.SetName("authenticate")
+			Refresh(before)
+			s.assertNames(t, child, "authenticate", "GET")
+			apart(func() {
+				defer Attach(ctx).Detach()
+				s.assertNames(t, root, "GET /cart/{id}", "GET /cart/{id}")
+			})
+			_, second := s.tracer.Start(ctx, "query")
+			s.assertNames(t, second, "query", "GET /cart/{id}")
+			second.End()
+			child.End()
+			s.assertNames(t, root, "GET /cart/{id}", "GET /cart/{id}")
+			root.SetName("")
+			Refresh(ctx)
+			s.assertNames(t, root, "", "")
+			root.End()
+		})
+	}
+}
+
+// Names take the place of the user's labels with their keys, leave room for all others, and
+// are not published as attributes a second time.
+func TestNamesBesideOtherLabels(t *testing.T) {
+	s := serve(t, everything(WithSpanNames(true), WithAttributeKeys("endpoint", "tenant", "span_name", "zone"))...)
+	require.NoError(t, s.p.AddAttributeKeys("endpoint"))
+	assert.Equal(t, []string{"tenant", "zone"}, advertisedKeys(t, s.p))
+	ctx := with(context.Background(), "endpoint", "mine", "tenant", "7", "zone", "eu")
+	labels := func(n int) (all map[string]string) {
+		t.Helper()
+		set := []string{"endpoint", "user's"}
+		for i := range n - 1 {
+			set = append(set, strconv.Itoa(i), "x")
+		}
+		pprof.Do(context.Background(), pprof.Labels(set...), func(context.Context) {
+			_, span := s.tracer.Start(ctx, strings.Repeat("n", 60))
+			defer span.End()
+			shown := labelsThatShow(t, span)
+			require.Len(t, shown, 1)
+			all = shown[0]
+		})
+		for i := range n - 1 {
+			assert.Contains(t, all, strconv.Itoa(i))
+			delete(all, strconv.Itoa(i))
+		}
+		return all
+	}
+	name := strings.Repeat("n", 47)
+	assert.Equal(t, map[string]string{"span_name": name, "endpoint": name, "tenant": "7", "zone": "eu"}, labels(1))
+	assert.Equal(t, map[string]string{"span_name": name, "endpoint": name, "tenant": "7"}, labels(5))
+	assert.Equal(t, map[string]string{"span_name": name, "endpoint": "user's"}, labels(7))
+	assert.Equal(t, map[string]string{"endpoint": "user's"}, labels(9))
+}
+
+// Without the option nothing of a name is published, and an attribute may have its key.
+func TestNoNamesByDefault(t *testing.T) {
+	s := serve(t, everything(WithAttributeKeys("endpoint"))...)
+	_, span := s.tracer.Start(with(context.Background(), "endpoint", "mine"), "secret")
+	defer span.End()
+	assert.Equal(t, []map[string]string{{"endpoint": "mine"}}, labelsThatShow(t, span))
+	for _, kv := range s.p.advertisement() {
+		assert.NotContains(t, string(kv.Key), "threadlocal.names.")
+	}
+	maps, err := os.ReadFile("/proc/self/maps")
+	require.NoError(t, err)
+	assert.NotContains(t, string(maps), "OTELCTX_NAMES")
+	assert.True(t, bytes.Contains(maps, []byte("OTELCTX_SPANS")))
+}
+
+// The environment turns names on, and options override it.
+func TestNamesByEnvironment(t *testing.T) {
+	for name, tt := range map[string]struct {
+		value    string
+		opts     []Option
+		want     bool
+		reported string
+	}{
+		"default":    {"", nil, false, ""},
+		"on":         {"true", nil, true, ""},
+		"off":        {"0", nil, false, ""},
+		"overridden": {"true", []Option{WithSpanNames(false)}, false, ""},
+		"chosen":     {"", []Option{WithSpanNames(true)}, true, ""},
+		"neither":    {"maybe", nil, false, `OTELCTX_SPAN_NAMES="maybe" is neither true nor false`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Setenv("OTELCTX_SPAN_NAMES", tt.value)
+			var reported []string
+			otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { reported = append(reported, err.Error()) }))
+			tp := sdktrace.NewTracerProvider(WithPublishing(tt.opts...))
+			defer func() { require.NoError(t, tp.Shutdown(context.Background())) }()
+			assert.Equal(t, tt.want, active.Load().names != nil)
+			assert.Equal(t, tt.reported, strings.Join(reported, "\n"))
+		})
+	}
+}

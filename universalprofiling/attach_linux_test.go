@@ -1,0 +1,200 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package universalprofiling
+
+import (
+	"context"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/otelctx/otelctx/internal/testing/testenv"
+)
+
+func TestAttach(t *testing.T) {
+	s := newService(t)
+	ctx, root := s.tracer.Start(t.Context(), "root")
+	overCtx, over := s.tracer.Start(ctx, "over")
+	over.End()
+	remote := trace.ContextWithRemoteSpanContext(t.Context(), root.SpanContext())
+	locked(func() {
+		ownCtx, own := s.tracer.Start(t.Context(), "own")
+		for name, none := range map[string]context.Context{
+			"no span": t.Context(), "a span that is over": overCtx, "a remote span": remote,
+		} {
+			a := Attach(none)
+			s.shownHere(nil)
+			a.Detach()
+			s.shownHere(own)
+			assert.False(t, t.Failed(), name)
+		}
+		a := Attach(ctx)
+		s.shownHere(root)
+		_, child := s.tracer.Start(ctx, "child")
+		assert.Equal(t, idOf(root).SpanID, s.transactionOf(child))
+		s.shownHere(child)
+		again := Attach(ownCtx)
+		s.shownHere(own)
+		again.Detach()
+		s.shownHere(child)
+		child.End()
+		s.shownHere(root)
+		locked(func() { own.End() })
+		s.shownHere(root)
+		a.Detach()
+		s.shownHere(nil)
+	})
+	// The span ends elsewhere, or here, or another way than by its own End.
+	for name, end := range map[string]func(){
+		"elsewhere": func() { locked(func() { root.End() }) },
+		"here":      func() { root.End() },
+		"evicted": func() {
+			r := s.table.Find(idOf(root))
+			require.True(t, s.table.End(r))
+			s.evicted(r)
+			s.table.Free(r)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			locked(func() {
+				ctx, root = s.tracer.Start(t.Context(), "root")
+				self := s.runtime.GoroutineID()
+				locked(func() {
+					a := Attach(ctx)
+					s.shownHere(root)
+					end()
+					s.shownHere(nil)
+					s.shownBy(self, nil)
+					span := s.start("next")
+					s.shownHere(span)
+					span.End()
+					s.shownHere(nil)
+					a.Detach()
+					s.shownHere(nil)
+				})
+			})
+		})
+	}
+	s.noGuests()
+}
+
+// A span that ends while goroutines attach it is shown by none of them afterwards.
+func TestEndWhileGoroutinesAttach(t *testing.T) {
+	s := newService(t)
+	const workers = 3
+	contexts := make([]chan context.Context, workers)
+	attached, over, done := make(chan bool, workers), make(chan bool), make(chan bool)
+	for n := range workers {
+		contexts[n] = make(chan context.Context, 1)
+		go locked(func() {
+			for ctx := range contexts[n] {
+				a := Attach(ctx)
+				attached <- true // about when it ends
+				<-over
+				s.shownHere(nil)
+				a.Detach()
+				s.shownHere(nil)
+				done <- true
+			}
+		})
+	}
+	for range testenv.Rounds(2_000, 20_000) {
+		ctx, span := s.tracer.Start(t.Context(), "span")
+		for n := range workers {
+			contexts[n] <- ctx
+		}
+		<-attached // one has attached it at least
+		span.End()
+		for range workers - 1 {
+			<-attached
+		}
+		for range workers {
+			over <- true
+		}
+		for range workers {
+			<-done
+		}
+		if t.Failed() {
+			break
+		}
+	}
+	for n := range workers {
+		close(contexts[n])
+	}
+	s.noGuests()
+}
+
+// Refresh shows what the goroutine is in on a thread that shows something else.
+func TestRefresh(t *testing.T) {
+	s := newService(t)
+	locked(func() {
+		self := s.runtime.GoroutineID()
+		ctx, root := s.tracer.Start(t.Context(), "root")
+		_, child := s.tracer.Start(ctx, "child")
+		moved := func() {
+			s.records.Clear(self, stored(idOf(child).SpanID))
+			s.records.Clear(self, stored(idOf(root).SpanID))
+			s.shownHere(nil)
+		}
+		moved()
+		Refresh(ctx)
+		s.shownHere(child)
+		Refresh(t.Context())
+		s.shownHere(nil)
+		Refresh(ctx)
+		s.shownHere(child)
+		Refresh(t.Context())
+		child.End()
+		s.shownHere(root)
+		moved()
+		Refresh(ctx)
+		s.shownHere(root)
+		root.End()
+		Refresh(ctx)
+		s.shownHere(nil)
+	})
+}
+
+// A span that is not sampled does not count for what the thread showed before; but one within
+// a live span counts for that.
+func TestSampler(t *testing.T) {
+	drop := sdktrace.NeverSample()
+	s := newService(t)
+	dropping := sdktrace.NewTracerProvider(sdktrace.WithSampler(NewSampler(drop))).Tracer("test")
+	keeping := sdktrace.NewTracerProvider(sdktrace.WithSampler(NewSampler(sdktrace.AlwaysSample())))
+	assert.Equal(t, "UniversalProfiling{"+drop.Description()+"}", NewSampler(drop).Description())
+	locked(func() {
+		ctx, root := s.tracer.Start(t.Context(), "root")
+		_, kept := keeping.Tracer("test").Start(t.Context(), "of a provider without integration")
+		s.shownHere(root)
+		assert.True(t, kept.SpanContext().IsSampled())
+		dropping.Start(ctx, "child")
+		s.shownHere(root)
+		droppedCtx, _ := dropping.Start(t.Context(), "root of its own")
+		s.shownHere(nil)
+		dropping.Start(droppedCtx, "child")
+		s.shownHere(nil)
+		_, child := s.tracer.Start(ctx, "child")
+		s.shownHere(child)
+		child.End()
+		s.shownHere(root)
+		root.End()
+		s.shownHere(nil)
+	})
+	require.NoError(t, s.Shutdown(t.Context()))
+	dropping.Start(t.Context(), "later")
+	Attach(t.Context()).Detach()
+	Refresh(t.Context())
+}
+
+// noGuests checks that nothing is attached any more.
+func (s *service) noGuests() {
+	s.t.Helper()
+	for n := range s.guests {
+		assert.Zero(s.t, s.guests[n].Load(), n)
+	}
+}

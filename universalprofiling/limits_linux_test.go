@@ -1,0 +1,94 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package universalprofiling
+
+import (
+	"os"
+	"runtime"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/otelctx/otelctx/internal/cells"
+	"github.com/otelctx/otelctx/internal/testing/oteltest"
+	"github.com/otelctx/otelctx/internal/testing/testenv"
+)
+
+// A queue that is larger than there can be live spans keeps all of its transactions.
+func TestALargeQueue(t *testing.T) {
+	testenv.NeedAll(t)
+	const many = cells.Capacity + 5_000
+	s := newService(t, WithBufferSize(many))
+	s.hold()
+	for range many {
+		span := s.start("transaction")
+		span.End()
+		s.send(correlation(span, 1, 1))
+	}
+	assert.Zero(t, s.Stats().NotDeferred)
+	require.NoError(t, s.ForceFlush(t.Context()))
+	for _, span := range s.wait(many) {
+		require.Equal(t, 1, samplesOf(span, 1))
+	}
+}
+
+// More live spans than there is room for are reported.
+func TestTooManyLiveSpans(t *testing.T) {
+	testenv.NeedAll(t)
+	handled := oteltest.HandledErrors(t)
+	s := newService(t, WithEnabled(Auto))
+	spans := make([]trace.Span, cells.Capacity+100)
+	for n := range spans {
+		spans[n] = s.start("span")
+	}
+	assert.NotZero(t, s.Stats().Evicted)
+	for _, span := range spans {
+		span.End()
+	}
+	told(t, handled, "65536 spans are live")
+}
+
+// Providers that come and go leave nothing behind.
+func TestManyProviders(t *testing.T) {
+	supported(t)
+	dir := t.TempDir()
+	descriptors := func() int {
+		all, err := os.ReadDir("/proc/self/fd")
+		require.NoError(t, err)
+		return len(all)
+	}
+	heap := func() uint64 {
+		var m runtime.MemStats
+		for range 2 {
+			runtime.GC()
+		}
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	var goroutines, open int
+	var memory uint64
+	r := newRecorder()
+	for n := range testenv.Rounds(50, 1_000) {
+		tp := sdktrace.NewTracerProvider(WithIntegration(WithSocketDir(dir), WithEnabled(Enabled)), sdktrace.WithBatcher(NewExporter(r)))
+		ctx, span := tp.Tracer("test").Start(t.Context(), "span")
+		a := Attach(ctx)
+		a.Detach()
+		span.End()
+		require.NoError(t, tp.Shutdown(t.Context()))
+		r.Reset()
+		if n == 10 {
+			goroutines, open, memory = runtime.NumGoroutine(), descriptors(), heap()
+		}
+	}
+	assert.LessOrEqual(t, runtime.NumGoroutine(), goroutines)
+	assert.LessOrEqual(t, descriptors(), open)
+	// One integration takes 8 MB, and the last one stays.
+	assert.Less(t, heap(), memory+4<<20)
+	files, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	assert.Empty(t, files)
+}

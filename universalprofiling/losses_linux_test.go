@@ -1,0 +1,186 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package universalprofiling
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/trace"
+	"golang.org/x/sys/unix"
+
+	"github.com/otelctx/otelctx/internal/testing/oteltest"
+	"github.com/otelctx/otelctx/internal/testing/testenv"
+)
+
+// deliver sends to a socket whose queue may be full.
+func deliver(t testing.TB, send func([]byte) error, m []byte) {
+	t.Helper()
+	err := send(m)
+	for errors.Is(err, unix.EAGAIN) {
+		err = send(m)
+	}
+	require.NoError(t, err)
+}
+
+// trickle sends messages about a transaction that goes on until the end of the test.
+func (s *service) trickle() {
+	send, m := sender(s.t, s.socket.Path()), correlation(s.start("another"), 9, 1).Encode()
+	stop, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			select {
+			case <-stop:
+				return
+			case <-time.After(5 * time.Millisecond):
+				_ = send(m)
+			}
+		}
+	}()
+	s.t.Cleanup(func() { close(stop); <-done })
+}
+
+// What the profiler has written before the deadline of a transaction is exported with it.
+// Writes that a busy machine delays beyond the deadline do not count.
+func TestSamplesWrittenUpToTheDeadline(t *testing.T) {
+	const delay, before, wave = 20 * time.Millisecond, time.Millisecond, 10
+	for name, trickle := range map[string]bool{"alone": false, "with a trickle of others": true} {
+		t.Run(name, func(t *testing.T) {
+			s := newService(t)
+			s.send(registration(delay))
+			if trickle {
+				s.trickle()
+			}
+			send := sender(t, s.socket.Path())
+			for inTime := 0; inTime < testenv.Rounds(100, 1_000); {
+				s.exported.Reset()
+				var spans [wave]trace.Span
+				var deadlines [wave]time.Time
+				for n := range wave {
+					spans[n] = s.start("transaction")
+					deadlines[n] = time.Now().Add(delay) // or later
+					spans[n].End()
+				}
+				wrote := map[trace.SpanID]bool{}
+				for n, span := range spans {
+					time.Sleep(time.Until(deadlines[n].Add(-before)))
+					deliver(t, send, correlation(span, 1, 1).Encode())
+					wrote[span.SpanContext().SpanID()] = time.Now().Before(deadlines[n])
+				}
+				for _, span := range s.wait(wave) {
+					if wrote[span.SpanContext.SpanID()] {
+						inTime++
+						require.Equal(t, 1, samplesOf(span, 1))
+					}
+				}
+			}
+		})
+	}
+}
+
+// ways are those in which a transaction leaves: each test of them sends a message before.
+var ways = map[string]func(*sdktrace.TracerProvider) error{
+	"ForceFlush": func(tp *sdktrace.TracerProvider) error { return tp.ForceFlush(context.Background()) },
+	"Shutdown":   func(tp *sdktrace.TracerProvider) error { return tp.Shutdown(context.Background()) },
+	"delay": func(*sdktrace.TracerProvider) error {
+		active.Load().correlations.delay.Store(0)
+		active.Load().correlations.wake()
+		return nil
+	},
+}
+
+// In whatever order exporter, integration and processors come, and by whatever way the
+// transaction leaves, what the profiler has sent before is exported with it.
+func TestEveryOrder(t *testing.T) {
+	supported(t)
+	dir := t.TempDir() // the path of a socket is short
+	for way, leave := range ways {
+		for n := range 16 {
+			exporterFirst, processorFirst, twice, syncer := n&1 != 0, n&2 != 0, n&4 != 0, n&8 != 0
+			name := fmt.Sprintf("%s, exporter made first=%t, its processor first=%t, integrated twice=%t, syncer=%t",
+				way, exporterFirst, processorFirst, twice, syncer)
+			t.Run(name, func(t *testing.T) {
+				handled := oteltest.HandledErrors(t)
+				for range testenv.Rounds(3, 70) {
+					r := newRecorder()
+					var e sdktrace.SpanExporter
+					if exporterFirst {
+						e = NewExporter(r)
+					}
+					opts := []Option{WithSocketDir(dir), WithEnabled(Enabled)}
+					integration := []sdktrace.TracerProviderOption{WithIntegration(opts...)}
+					if twice {
+						integration = append(integration, WithIntegration(opts...))
+					}
+					i := Active()
+					require.NotNil(t, i)
+					i.correlations.delay.Store(int64(time.Hour))
+					if !exporterFirst {
+						e = NewExporter(NewExporter(r))
+					}
+					processor := sdktrace.WithSyncer(e)
+					if !syncer {
+						processor = sdktrace.WithBatcher(e, sdktrace.WithBatchTimeout(time.Millisecond))
+					}
+					if processorFirst {
+						integration = append([]sdktrace.TracerProviderOption{processor}, integration...)
+					} else {
+						integration = append(integration, processor)
+					}
+					tp := sdktrace.NewTracerProvider(integration...)
+					ctx, span := tp.Tracer("test").Start(t.Context(), "transaction")
+					_, child := tp.Tracer("test").Start(ctx, "child")
+					child.End()
+					span.End()
+					deliver(t, sender(t, i.socket.Path()), correlation(span, 1, 2).Encode())
+					require.NoError(t, leave(tp))
+					require.Eventually(t, func() bool { return len(r.GetSpans()) == 2 }, patience, time.Millisecond)
+					for _, s := range r.GetSpans() {
+						assert.Equal(t, map[string]int{"transaction": 2}[s.Name], samplesOf(s, 1), s.Name)
+					}
+					require.NoError(t, tp.Shutdown(t.Context()))
+					require.Nil(t, Active())
+					require.Empty(t, exporters.each())
+				}
+				assert.Empty(t, handled.Take())
+			})
+		}
+	}
+}
+
+// What cannot work is reported: an exporter without an integration, and stack traces without
+// an exporter.
+func TestMissingHalves(t *testing.T) {
+	handled := oteltest.HandledErrors(t)
+	latest.Store(nil)
+	asked.Store(false)
+	toldAlone.Store(false)
+	r := newRecorder()
+	tp := sdktrace.NewTracerProvider(sdktrace.WithSyncer(NewExporter(r)))
+	for range 2 {
+		_, span := tp.Tracer("test").Start(t.Context(), "span")
+		span.End()
+	}
+	assert.Len(t, r.GetSpans(), 2)
+	told(t, handled, "use WithIntegration")
+	require.NoError(t, tp.Shutdown(t.Context()))
+
+	supported(t)
+	tp = sdktrace.NewTracerProvider(WithIntegration(WithSocketDir(t.TempDir()), WithEnabled(Enabled)))
+	i := Active()
+	_, span := tp.Tracer("test").Start(t.Context(), "span")
+	for range 2 {
+		i.take(correlation(span, 1, 1).Encode(), true)
+	}
+	told(t, handled, "use NewExporter")
+	assert.EqualValues(t, 2, i.Stats().Early)
+	require.NoError(t, tp.Shutdown(t.Context()))
+}
