@@ -20,17 +20,23 @@
 //	lp := scopedattr.NewLoggerProvider(sdklog.NewLoggerProvider(...))
 //	mp := scopedattr.NewMeterProvider(sdkmetric.NewMeterProvider(...), "http.app")
 //
+// A TracerProvider that exists already takes [NewSpanProcessor]. Set the attributes before the
+// instrumentation that is to carry them: a handler inside of otelhttp is too late for the
+// server's span and for its measurements.
+//
 // # Precedence
 //
-// An attribute that comes with the span, the record or the measurement itself wins
-// over the context's one with the same key, also where a limit leaves room for some
-// attributes only. Below it, what was set on the context later wins over what was set
+// An attribute that comes with the span, the record or the measurement itself wins over the
+// context's one with the same key. What was set on a context later wins over what was set
 // earlier.
 //
-//   - Spans: attributes given at Start, those that the sampler adds, and those set
-//     later win. The sampler sees the context's beside those given at Start. A span
-//     keeps what the context had when it was started.
-//   - Log records: attributes of the record win.
+//   - Spans: attributes given at Start, those that the sampler adds, and those set later win.
+//     The sampler sees the context's beside those given at Start. A span keeps what the
+//     context had when it was started. Where a limit leaves room for some attributes only,
+//     those given at Start and the sampler's come first, then the context's. Attributes that
+//     are set later come last. SetAttributes changes the value of a key that the span has.
+//     It adds no key to a span that is full.
+//   - Log records: attributes of the record win, also where a limit leaves room for some only.
 //   - Measurements: attributes of the call win. Views, the instrument's advice and
 //     cardinality limits see the result, as if the call had given all of it.
 //     Asynchronous instruments have no context: they never get any.
@@ -46,9 +52,10 @@
 // does not have them. They belong to the context, not to a span: a new root span has
 // them too.
 //
-// Setting them is for applications, which know what their signals can bear. A library
-// that wants to must, by OTEP 4931, let its users ask for it, and tell them the keys
-// and how many values these take.
+// Setting them is for applications, which know what their signals can bear. By OTEP 4931 a
+// library must let its users ask for it, and tell them the keys and how many values these
+// take. It calls [contextattr.ContextWithAttributes], and so imports no SDK.
 //
+// [contextattr.ContextWithAttributes]: https://pkg.go.dev/github.com/otelctx/otelctx/scopedattr/contextattr
 // [OTEP 4931]: https://github.com/open-telemetry/opentelemetry-specification/blob/main/oteps/4931-context-scoped-attributes.md
 package scopedattr

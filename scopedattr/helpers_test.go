@@ -17,12 +17,14 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 	"go.opentelemetry.io/otel/trace"
-	"go.uber.org/goleak"
 
+	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/oteltest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	childproc.Main(m, map[string]func(*childproc.Parent){roleWrapped: runWrapped})
+}
 
 // Tests write lists of attributes as key=value, with spaces between: all are strings.
 

@@ -11,7 +11,7 @@ import (
 	"go.opentelemetry.io/otel/log"
 	lognoop "go.opentelemetry.io/otel/log/noop"
 
-	"github.com/otelctx/otelctx/internal/scope"
+	"github.com/otelctx/otelctx/internal/contextattr"
 )
 
 // NewLoggerProvider returns a provider whose loggers add to each record the attributes
@@ -28,20 +28,33 @@ import (
 // Enabled is next's. A record that the caller keeps is left as it is. nil stands for a
 // provider that does nothing.
 //
+// next may be the global provider while that has no SDK yet. To make the result the global
+// provider then is a mistake, since each would pass records on to the other: they are
+// dropped, and [otel.Handle] is told.
+//
 // [global.SetLoggerProvider]: https://pkg.go.dev/go.opentelemetry.io/otel/log/global#SetLoggerProvider
 func NewLoggerProvider(next log.LoggerProvider) log.LoggerProvider {
 	if next == nil {
 		next = lognoop.NewLoggerProvider()
 	}
-	return &loggerProvider{next}
+	p := &loggerProvider{LoggerProvider: next}
+	p.cycle.init(next)
+	return p
 }
 
 // loggerProvider embeds the one that it wraps, as all types here do: a method that the API
 // gets later is passed on.
-type loggerProvider struct{ log.LoggerProvider }
+type loggerProvider struct {
+	log.LoggerProvider
+
+	cycle cycle
+}
 
 // Logger returns a logger that adds the context's attributes.
 func (p *loggerProvider) Logger(name string, opts ...log.LoggerOption) log.Logger {
+	if p.cycle.entered("LoggerProvider") {
+		return lognoop.Logger{}
+	}
 	return &logger{p.LoggerProvider.Logger(name, opts...)}
 }
 
@@ -49,7 +62,7 @@ type logger struct{ log.Logger }
 
 // Emit adds what record lacks of the context's attributes.
 func (l *logger) Emit(ctx context.Context, record log.Record) {
-	if s := scope.From(ctx); s != nil {
+	if s := contextattr.From(ctx); s != nil {
 		record = addedTo(record, s.Attrs())
 	}
 	l.Logger.Emit(ctx, record)

@@ -12,12 +12,14 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 
-	"github.com/otelctx/otelctx/internal/scope"
+	"github.com/otelctx/otelctx/internal/contextattr"
 )
 
 // measurer puts the allowed attributes of contexts below those of measurements, for one
 // MeterProvider.
 type measurer struct {
+	// id is no other measurer's. Contexts may outlive measurers and must not keep them.
+	id      uint64
 	allowed attribute.Filter
 	seed    maphash.Seed
 	// merged remembers results, in pairs of neighbours: the newest of a pair is where its
@@ -25,8 +27,10 @@ type measurer struct {
 	merged [1024]atomic.Pointer[mergedSets]
 }
 
+var measurers atomic.Uint64
+
 func newMeasurer(keys []attribute.Key) *measurer {
-	return &measurer{allowed: attribute.NewAllowKeysFilter(keys...), seed: maphash.MakeSeed()}
+	return &measurer{id: measurers.Add(1), allowed: attribute.NewAllowKeysFilter(keys...), seed: maphash.MakeSeed()}
 }
 
 // options are those of a measurement with one set of attributes.
@@ -40,17 +44,22 @@ func newOptions(set attribute.Set) options {
 	return options{[1]metric.AddOption{o}, [1]metric.RecordOption{o}}
 }
 
-// measured is what a measurer adds of one scope. A scope has a list of those of all
-// measurers that have met it, which are as many as MeterProviders: hardly ever more than
-// one.
+// measured is what a measurer adds of one scope. A scope has a list of those of the measurers
+// that have met it.
 type measured struct {
 	options
 
-	by   *measurer
+	by   uint64 // the measurer's id
 	set  attribute.Set
 	none bool // set is empty
 	next *measured
+	// length is that of the list that begins here.
+	length int
 }
+
+// maxMeasured is the length of a scope's list at most; then another one begins. There are as
+// many measurers as MeterProviders: hardly ever more than one.
+const maxMeasured = 8
 
 // mergedSets is a call's set over a scope's.
 type mergedSets struct {
@@ -62,14 +71,14 @@ type mergedSets struct {
 // addOptions returns what takes the place of a call's options: opts itself where ctx has
 // no attributes.
 func (m *measurer) addOptions(ctx context.Context, opts []metric.AddOption) []metric.AddOption {
-	if s := scope.From(ctx); s != nil {
+	if s := contextattr.From(ctx); s != nil {
 		return m.addScoped(s, opts)
 	}
 	return opts
 }
 
 // addScoped returns the options with what m adds of s.
-func (m *measurer) addScoped(s *scope.Scope, opts []metric.AddOption) []metric.AddOption {
+func (m *measurer) addScoped(s *contextattr.Scope, opts []metric.AddOption) []metric.AddOption {
 	scoped := m.measured(s)
 	switch {
 	case scoped == nil:
@@ -85,14 +94,14 @@ func (m *measurer) addScoped(s *scope.Scope, opts []metric.AddOption) []metric.A
 
 // recordOptions is addOptions for measurements that are recorded.
 func (m *measurer) recordOptions(ctx context.Context, opts []metric.RecordOption) []metric.RecordOption {
-	if s := scope.From(ctx); s != nil {
+	if s := contextattr.From(ctx); s != nil {
 		return m.recordScoped(s, opts)
 	}
 	return opts
 }
 
 // recordScoped is addScoped for measurements that are recorded.
-func (m *measurer) recordScoped(s *scope.Scope, opts []metric.RecordOption) []metric.RecordOption {
+func (m *measurer) recordScoped(s *contextattr.Scope, opts []metric.RecordOption) []metric.RecordOption {
 	scoped := m.measured(s)
 	switch {
 	case scoped == nil:
@@ -114,17 +123,20 @@ func isExperimental[O any](opt O) bool {
 }
 
 // measured returns what m adds of s, or nil.
-func (m *measurer) measured(s *scope.Scope) *measured {
+func (m *measurer) measured(s *contextattr.Scope) *measured {
 	noted := s.Measured.Load()
 	first, _ := noted.(*measured)
 	found := first
-	for found != nil && found.by != m {
+	for found != nil && found.by != m.id {
 		found = found.next
 	}
 	if found == nil {
 		all := s.Set()
 		set, _ := all.Filter(m.allowed)
-		found = &measured{by: m, set: set, none: set.Len() == 0, next: first}
+		found = &measured{by: m.id, set: set, none: set.Len() == 0, length: 1}
+		if first != nil && first.length < maxMeasured {
+			found.next, found.length = first, first.length+1
+		}
 		if !found.none {
 			found.options = newOptions(set)
 		}

@@ -28,6 +28,10 @@ import (
 // the API's interfaces is not passed on; those of the SDK v1.47.0 offer nothing, there
 // is no binding of attributes. nil stands for a provider that does nothing.
 //
+// next may be the global provider while that has no SDK yet. To make the result the global
+// provider then is a mistake, since each would pass measurements on to the other: they are
+// dropped, and [otel.Handle] is told.
+//
 // To add attributes takes no allocation for those combinations of the context's
 // attributes and the call's that come up often: it remembers up to 1,024 of them.
 //
@@ -36,17 +40,24 @@ func NewMeterProvider(next metric.MeterProvider, keys ...attribute.Key) metric.M
 	if next == nil {
 		next = metricnoop.NewMeterProvider()
 	}
-	return &meterProvider{next, newMeasurer(keys)}
+	p := &meterProvider{MeterProvider: next, measurer: newMeasurer(keys)}
+	p.cycle.init(next)
+	return p
 }
 
 type meterProvider struct {
 	metric.MeterProvider
 
 	*measurer
+
+	cycle cycle
 }
 
 // Meter returns a meter whose synchronous instruments add the context's attributes.
 func (p *meterProvider) Meter(name string, opts ...metric.MeterOption) metric.Meter {
+	if p.cycle.entered("MeterProvider") {
+		return metricnoop.Meter{}
+	}
 	return &meter{p.MeterProvider.Meter(name, opts...), p.measurer}
 }
 

@@ -18,6 +18,7 @@ import (
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 
+	"github.com/otelctx/otelctx/internal/contextattr"
 	"github.com/otelctx/otelctx/internal/testing/oteltest"
 )
 
@@ -287,6 +288,24 @@ func TestGlobalMeterProvider(t *testing.T) {
 	t.Cleanup(func() { otel.SetMeterProvider(NewMeterProvider(nil)) })
 	counter.Add(with(t.Context(), "a=ctx"), 1)
 	assert.Equal(t, map[string]map[attribute.Set]float64{"x": {set("a=ctx"): 1}, "y": {attribute.NewSet(): 5}}, collect(t, reader))
+}
+
+// TestDroppedMeasurers has many MeterProviders meet one context: those that are dropped cost it
+// nothing.
+func TestDroppedMeasurers(t *testing.T) {
+	ctx := with(t.Context(), "a=ctx")
+	for i := range 3 * maxMeasured {
+		counter, counted := newCounter(t, []attribute.Key{"a"})
+		for range 2 {
+			counter.Add(ctx, 1)
+		}
+		assert.Equal(t, map[attribute.Set]float64{set("a=ctx"): 2}, counted(), "provider %d", i)
+	}
+	n := 0
+	for m, _ := contextattr.From(ctx).Measured.Load().(*measured); m != nil; m = m.next {
+		n++
+	}
+	assert.Equal(t, maxMeasured, n)
 }
 
 // TestMetricsManySets measures with more combinations than are remembered, from many

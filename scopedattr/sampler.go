@@ -9,7 +9,7 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 
-	"github.com/otelctx/otelctx/internal/scope"
+	"github.com/otelctx/otelctx/internal/contextattr"
 )
 
 // WithSampler is [sdktrace.WithSampler] with a [NewSampler] around s: spans of the
@@ -60,7 +60,7 @@ type sampler struct {
 
 // ShouldSample shows the sampler the context's attributes, and hands them to the span.
 func (s *sampler) ShouldSample(p sdktrace.SamplingParameters) sdktrace.SamplingResult {
-	if scoped := scope.From(p.ParentContext); scoped != nil {
+	if scoped := contextattr.From(p.ParentContext); scoped != nil {
 		return s.shouldSample(p, scoped.Attrs())
 	}
 	return s.Sampler.ShouldSample(p)

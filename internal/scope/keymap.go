@@ -10,8 +10,11 @@ import (
 
 	"go.opentelemetry.io/otel/attribute"
 
+	"github.com/otelctx/otelctx/internal/contextattr"
 	"github.com/otelctx/otelctx/internal/gorecord"
 )
+
+var _ = contextattr.Use()
 
 // KeyMap is the keys of the attributes that are published: the index of a key is its key
 // byte in the encoding of OTEP 4947. It never changes; another one that begins with its
@@ -62,27 +65,28 @@ func (m *KeyMap) Of(ctx context.Context) *gorecord.Attributes {
 	if m == nil {
 		return nil // and ctx is not even looked at
 	}
-	s := From(ctx)
+	s := contextattr.From(ctx)
 	if s == nil {
 		return nil
 	}
-	p := s.published.Load()
+	p, _ := s.Published.Load().(*published)
 	if p == nil || p.by != m {
 		p = &published{m, m.encode(s)}
-		s.published.Store(p)
+		s.Published.Store(p)
 	}
 	return p.attributes
 }
 
-func (m *KeyMap) encode(s *Scope) *gorecord.Attributes {
+func (m *KeyMap) encode(s *contextattr.Scope) *gorecord.Attributes {
+	attrs := s.Attrs()
 	var entries []gorecord.Attribute
 	for i, key := range m.keys {
-		at, ok := slices.BinarySearchFunc(s.attrs, key, func(kv attribute.KeyValue, key attribute.Key) int {
+		at, ok := slices.BinarySearchFunc(attrs, key, func(kv attribute.KeyValue, key attribute.Key) int {
 			return strings.Compare(string(kv.Key), string(key))
 		})
 		if ok {
 			entries = append(entries, gorecord.Attribute{
-				Index: uint8(i), Key: string(key), Value: s.attrs[at].Value.String(),
+				Index: uint8(i), Key: string(key), Value: attrs[at].Value.String(),
 			})
 		}
 	}

@@ -15,6 +15,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"go.opentelemetry.io/otel/attribute"
+
+	"github.com/otelctx/otelctx/internal/contextattr"
 )
 
 func keyMap(t *testing.T, keys ...attribute.Key) *KeyMap {
@@ -82,7 +84,7 @@ func TestValues(t *testing.T) {
 		{attribute.BoolSlice("k", []bool{true, false}), "[true,false]"},
 		{attribute.ByteSlice("k", []byte("abc")), "YWJj"},
 	} {
-		a := keyMap(t, "other", "k").Of(With(context.Background(), tt.kv))
+		a := keyMap(t, "other", "k").Of(contextattr.With(context.Background(), tt.kv))
 		want := append([]byte{1, byte(len(tt.want))}, tt.want...)
 		assert.Equal(t, want, a.Encoded(), "%v", tt.kv.Value.Type())
 	}
@@ -91,8 +93,8 @@ func TestValues(t *testing.T) {
 func TestOf(t *testing.T) {
 	m := keyMap(t, "b", "a")
 	assert.Nil(t, m.Of(context.Background()))
-	assert.Nil(t, m.Of(With(context.Background(), attribute.String("c", "1"))))
-	ctx := With(context.Background(), attribute.String("a", "1"), attribute.String("b", "2"), attribute.String("c", "3"))
+	assert.Nil(t, m.Of(contextattr.With(context.Background(), attribute.String("c", "1"))))
+	ctx := contextattr.With(context.Background(), attribute.String("a", "1"), attribute.String("b", "2"), attribute.String("c", "3"))
 	a := m.Of(ctx)
 	assert.Equal(t, []byte("\x00\x012\x01\x011"), a.Encoded(), "in the order of the keys")
 	assert.Same(t, a, m.Of(ctx), "it is kept")
@@ -106,7 +108,7 @@ func TestOfConcurrently(t *testing.T) {
 	m := keyMap(t, "a")
 	more, _ := m.Append("b")
 	for range 100 {
-		ctx := With(context.Background(), attribute.String("a", "1"), attribute.String("b", "2"))
+		ctx := contextattr.With(context.Background(), attribute.String("a", "1"), attribute.String("b", "2"))
 		var all sync.WaitGroup
 		for range 4 {
 			all.Go(func() { assert.Equal(t, "\x00\x011", string(m.Of(ctx).Encoded())) })
@@ -130,7 +132,7 @@ func FuzzEncode(f *testing.F) {
 		}
 		ctx := context.Background()
 		for key, value := range all {
-			ctx = With(ctx, attribute.String(key, value))
+			ctx = contextattr.With(ctx, attribute.String(key, value))
 		}
 		var keys []attribute.Key
 		for key := range strings.SplitSeq(order, ",") {
@@ -175,15 +177,4 @@ func FuzzEncode(f *testing.F) {
 		}
 		require.Len(t, encoded, used)
 	})
-}
-
-// What contexts have, and keep, is tested by the functions of package scopedattr.
-func TestFromWithoutScope(t *testing.T) {
-	for _, ctx := range []context.Context{nil, context.Background(), context.WithValue(context.Background(), contextKey{}, "no scope")} {
-		assert.Nil(t, From(ctx))
-		assert.Nil(t, From(ctx).Attrs())
-		set := Attributes(ctx)
-		assert.Zero(t, set.Len())
-		assert.Zero(t, testing.AllocsPerRun(100, func() { From(ctx) }))
-	}
 }

@@ -1,7 +1,10 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package scope
+// Package contextattr is what a context carries of context-scoped attributes (OTEP 4931). It
+// imports the OpenTelemetry API alone, so that libraries which only set attributes link no
+// more than that.
+package contextattr
 
 import (
 	"context"
@@ -19,10 +22,20 @@ type Scope struct {
 	set attribute.Set
 	// attrs are the set's, sorted by key.
 	attrs []attribute.KeyValue
-	// published is what was encoded last of it.
-	published atomic.Pointer[published]
-	// Measured is for what package scopedattr adds of it to measurements.
+	// Published is what package scope has encoded of it last.
+	Published atomic.Value
+	// Measured is what package scopedattr adds of it to measurements.
 	Measured atomic.Value
+}
+
+// used is whether this program links anything that uses the attributes.
+var used atomic.Bool
+
+// Use turns [With] on, and returns true. Packages that use the attributes of contexts call it
+// when they are initialized.
+func Use() bool {
+	used.Store(true)
+	return true
 }
 
 // With returns a context that has attrs beside the attributes that ctx has already.
@@ -30,10 +43,14 @@ type Scope struct {
 // derived from it, stays as it is.
 //
 // Attributes without a key are dropped. Without any other, ctx itself is returned. A
-// nil ctx stands for [context.Background]. attrs may be reused after the call.
+// nil ctx stands for [context.Background]. attrs may be reused after the call. Before [Use]
+// it returns ctx, as an API without an SDK does nothing.
 func With(ctx context.Context, attrs ...attribute.KeyValue) context.Context {
 	if ctx == nil {
 		ctx = context.Background()
+	}
+	if !used.Load() {
+		return ctx
 	}
 	above := From(ctx).Attrs()
 	merged := make([]attribute.KeyValue, len(above), len(above)+len(attrs))

@@ -1,0 +1,35 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package contextattr
+
+import (
+	"context"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"go.opentelemetry.io/otel/attribute"
+)
+
+// What contexts have, and keep, is tested by the functions of package scopedattr.
+func TestFromWithoutScope(t *testing.T) {
+	for _, ctx := range []context.Context{nil, context.Background(), context.WithValue(context.Background(), contextKey{}, "no scope")} {
+		assert.Nil(t, From(ctx))
+		assert.Nil(t, From(ctx).Attrs())
+		set := Attributes(ctx)
+		assert.Zero(t, set.Len())
+		assert.Zero(t, testing.AllocsPerRun(100, func() { From(ctx) }))
+	}
+}
+
+// TestUse turns the attributes on, as an import of package scopedattr does. What contexts have
+// then is tested there.
+func TestUse(t *testing.T) {
+	before := used.Load()
+	t.Cleanup(func() { used.Store(before) })
+	used.Store(false)
+	assert.Equal(t, t.Context(), With(t.Context(), attribute.String("http.app", "shop")))
+	assert.True(t, Use())
+	set := Attributes(With(t.Context(), attribute.String("http.app", "shop")))
+	assert.Equal(t, []attribute.KeyValue{attribute.String("http.app", "shop")}, set.ToSlice())
+}
