@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/launch"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/sampler"
 	"github.com/otelctx/otelctx/reader"
 )
@@ -29,7 +30,7 @@ of github.com/otelctx/otelctx/spanctx. If this one does: it may not have come to
 down. Run otelctx inspect to see what the process says of itself.`
 	case errors.Is(err, sampler.ErrNotPermitted):
 		return samplingAdvice(proc)
-	case errors.Is(err, reader.ErrNotPermitted):
+	case errors.Is(err, reader.ErrNotPermitted), errors.Is(err, launch.ErrNotPermitted):
 		return permissionAdvice(proc)
 	case errors.Is(err, reader.ErrProcessGone):
 		return `Run otelctx list to see which processes publish. Process ids are those of the PID namespace that otelctx runs in:

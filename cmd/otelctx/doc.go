@@ -10,6 +10,7 @@
 //	otelctx watch 1234       # the spans that its threads are in, live
 //	otelctx spans 1234       # its spans that have not ended, the oldest first
 //	otelctx record 1234      # what it uses the CPU for, span by span, as a profile
+//	otelctx record -- ./service -port 80    # the same from its first instruction on
 //
 // It reads the memory of other processes, which takes the same user, as far as the
 // kernel's Yama module allows that, or the capability CAP_SYS_PTRACE. Recording takes
@@ -21,14 +22,5 @@
 //
 // # Exit codes
 //
-//	0  success; for list also if some processes could not be examined, for watch
-//	   and record also if the process ended meanwhile
-//	1  any other error, such as an unsupported platform
-//	2  the command line is wrong
-//	3  the process publishes no context, or for watch and spans shows none
-//	4  not permitted to read the process, or for record to sample
-//	5  there is no such process, or no longer
-//	6  what the process publishes is not a valid context
-//	7  the context was being updated each time it was looked at
-//	8  the process makes those who read it wait, and was given up
+// [exitCodes] is the table of them, which otelctx --help, the manual page and docs show.
 package main

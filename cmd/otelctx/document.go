@@ -79,7 +79,8 @@ const jsonHelp = `The schema of --json is stable:
    carriers: [{kind, source, mapping, address, layout, capacity, header_size,
                slot_size, record_offset, provable, error}],
    threads: [{tid, own_tid, goroutine, trace_id, span_id, trace_flags,
-              local_root_span_id, carrier, proven, attributes: {key: value}}]}
+              local_root_span_id, name, endpoint, carrier, proven,
+              attributes: {key: value}}]}
 
 Values: strings, bools and int64 as they are; a double as a number, or as "NaN", "Infinity" or "-Infinity"; bytes as a base64 ` +
 	`string; arrays and maps nested; empty values and unknown types as null. Of duplicate keys the last one counts. ` +

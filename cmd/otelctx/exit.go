@@ -5,41 +5,87 @@ package main
 
 import (
 	"errors"
+	"fmt"
+	"slices"
+	"strings"
 
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/patient"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/launch"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/sampler"
+	"github.com/otelctx/otelctx/internal/patient"
 	"github.com/otelctx/otelctx/reader"
 )
 
 // Exit codes. Scripts branch on them: they are part of the interface.
 const (
-	exitOK           = 0
-	exitOther        = 1
-	exitUsage        = 2
-	exitNoContext    = 3
-	exitNotPermitted = 4
-	exitProcessGone  = 5
-	exitInvalid      = 6
-	exitBusy         = 7
-	exitNoAnswer     = 8
+	exitOK            = 0
+	exitOther         = 1
+	exitUsage         = 2
+	exitNoContext     = 3
+	exitNotPermitted  = 4
+	exitProcessGone   = 5
+	exitInvalid       = 6
+	exitBusy          = 7
+	exitNoAnswer      = 8
+	exitNotExecutable = 126
+	exitNotFound      = 127
 )
+
+// exitCodes says what each code means, and which errors have it. Help, the manual page and
+// docs have this table too.
+var exitCodes = []struct {
+	code   int
+	text   string
+	errors []error
+}{
+	{exitOK, "success; for list also if some processes could not be examined, for watch and record also if the process ended meanwhile", nil},
+	{exitOther, "any other error, such as an unsupported platform", nil},
+	{exitUsage, "the command line is wrong", nil},
+	{exitNoContext, "the process publishes no context, or for watch and spans shows none", []error{reader.ErrNoContext, reader.ErrNoThreadContext}},
+	{exitNotPermitted, "not permitted to read the process, or for record to sample", []error{reader.ErrNotPermitted, sampler.ErrNotPermitted, launch.ErrNotPermitted}},
+	{exitProcessGone, "there is no such process, or no longer", []error{reader.ErrProcessGone}},
+	{exitInvalid, "what the process publishes is not a valid context", []error{reader.ErrInvalid}},
+	{exitBusy, "the context was being updated each time it was looked at", []error{reader.ErrBusy}},
+	{exitNoAnswer, "the process makes those who read it wait, and was given up", []error{patient.ErrNoAnswer, patient.ErrTooMany}},
+	{exitNotExecutable, "record -- COMMAND: the command cannot be executed", []error{launch.ErrNotExecutable}},
+	{exitNotFound, "record -- COMMAND: there is no such command", []error{launch.ErrNotFound}},
+}
 
 // exitCode returns the exit code for an error of a command.
 func exitCode(err error) int {
-	switch {
-	case errors.Is(err, reader.ErrNoContext), errors.Is(err, reader.ErrNoThreadContext):
-		return exitNoContext
-	case errors.Is(err, reader.ErrNotPermitted), errors.Is(err, sampler.ErrNotPermitted):
-		return exitNotPermitted
-	case errors.Is(err, reader.ErrProcessGone):
-		return exitProcessGone
-	case errors.Is(err, reader.ErrInvalid):
-		return exitInvalid
-	case errors.Is(err, reader.ErrBusy):
-		return exitBusy
-	case errors.Is(err, patient.ErrNoAnswer), errors.Is(err, patient.ErrTooMany):
-		return exitNoAnswer
-	default:
-		return exitOther
+	if status, ok := errors.AsType[exitStatusError](err); ok {
+		return int(status)
 	}
+	for _, e := range exitCodes {
+		if slices.ContainsFunc(e.errors, func(is error) bool { return errors.Is(err, is) }) {
+			return e.code
+		}
+	}
+	return exitOther
+}
+
+// exitStatusError is what a recorded command has exited with, which is not for this program to
+// complain of.
+type exitStatusError int
+
+func (s exitStatusError) Error() string { return fmt.Sprintf("exit status %d", int(s)) }
+
+// commandExitText says what else there is.
+const commandExitText = "record -- COMMAND exits with the code of the command, or with 128 and the number of the signal that ended it."
+
+// exitCodesText returns the table for people, as wide as help is.
+func exitCodesText() string {
+	const width = 70
+	var b strings.Builder
+	for _, e := range exitCodes {
+		line := fmt.Sprintf("  %-4d", e.code)
+		for word := range strings.FieldsSeq(e.text) {
+			if len(line)+1+len(word) > width {
+				b.WriteString(line + "\n")
+				line = strings.Repeat(" ", len("  0000"))
+			}
+			line += " " + word
+		}
+		b.WriteString(line + "\n")
+	}
+	return b.String() + "\n" + commandExitText
 }

@@ -168,7 +168,19 @@ func TestArgumentErrors(t *testing.T) {
 		{"record 0", exitUsage, ""},
 		{"record -1", exitUsage, ""},
 		{"record one", exitUsage, ""},
-		{"record 1 --all", exitUsage, ""},
+		{"record 1 --all", exitUsage, "expected one of"},
+		{"record --all --service=a", exitUsage, "expected one of"},
+		{"record -p 1 -- true", exitUsage, "expected one of"},
+		{"record -p 1,0", exitUsage, "0 is not a process id"},
+		{"record --", exitUsage, "expected a command"},
+		{"record -o - -- true", exitUsage, "standard output is the command's"},
+		{"record --repeat --otlp-endpoint= -- true", exitUsage, ""},
+		{"record 1 -d 1y", exitUsage, "expected seconds"},
+		{"record -d -1 1", exitUsage, ""},
+		{"record 1 --filter x", exitUsage, "expected KEY=VALUE"},
+		{"record -- /nonexistent/command", exitNotFound, "command not found"},
+		{"record -- /etc/passwd", exitNotExecutable, "cannot be executed"},
+		{"record -p 2147483647", exitProcessGone, ""},
 		{"record 1 --freq=0", exitUsage, ""},
 		{"record 1 --freq=50000", exitUsage, ""},
 		{"record 1 --carrier=goroutine_record", exitUsage, ""},
@@ -221,8 +233,8 @@ func TestNotPermitted(t *testing.T) {
 func TestHelpDocumentsEveryExitCode(t *testing.T) {
 	got := otelctx(t, "--help")
 	require.Zero(t, got.code)
-	for code := exitOK; code <= exitBusy; code++ {
-		assert.Regexp(t, `(?m)^\s+`+strconv.Itoa(code)+`  \w`, got.stdout)
+	for _, e := range exitCodes {
+		assert.Regexp(t, `(?m)^\s+`+strconv.Itoa(e.code)+` +\w`, got.stdout)
 	}
 	for _, command := range []string{"list", "inspect"} {
 		assert.Contains(t, otelctx(t, command, "--help").stdout,

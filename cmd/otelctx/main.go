@@ -4,43 +4,38 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"os"
+	"reflect"
+	"strconv"
+	"strings"
+	"time"
 
 	"github.com/alecthomas/kong"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/privilege"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/recording"
 )
 
 // cli is the command line.
 type cli struct {
-	List    listCommand      `cmd:""                             help:"List every process on the host that publishes a process context."`
-	Inspect inspectCommand   `cmd:""                             help:"Show everything that one process publishes."`
-	Watch   watchCommand     `cmd:""                             help:"Show live which spans the threads of one process are in."`
-	Spans   spansCommand     `cmd:""                             help:"Show the spans of one process that have started and not ended."`
-	Record  recordCommand    `cmd:""                             help:"Record what processes use the CPU for, span by span."`
-	Version kong.VersionFlag `help:"Print the version and exit."`
+	List       listCommand       `cmd:""                             help:"List every process on the host that publishes a process context."`
+	Inspect    inspectCommand    `cmd:""                             help:"Show everything that one process publishes."`
+	Watch      watchCommand      `cmd:""                             help:"Show live which spans the threads of one process are in."`
+	Spans      spansCommand      `cmd:""                             help:"Show the spans of one process that have started and not ended."`
+	Record     recordCommand     `cmd:""                             help:"Record what processes use the CPU for, span by span."`
+	Completion completionCommand `cmd:""                             help:"Print what completes command lines in a shell."`
+	Man        manCommand        `cmd:""                             help:"Print the manual page."`
+	Version    kong.VersionFlag  `help:"Print the version and exit."`
 }
 
 const description = `Shows what processes publish about themselves in their process context: the OpenTelemetry resource of a ` +
 	`service and the spans that its threads are in, as a profiler sees them; and records profiles of them.
 
 Reading another process takes the same user, as far as the kernel's Yama module allows that, or the capability CAP_SYS_PTRACE. ` +
-	`Recording takes the capabilities CAP_BPF and CAP_PERFMON too.
-
-Exit codes:
-
-  0  success; for list also if some processes could not be examined, for watch
-     and record also if the process ended meanwhile
-  1  any other error, such as an unsupported platform
-  2  the command line is wrong
-  3  the process publishes no context, or for watch and spans shows none
-  4  not permitted to read the process, or for record to sample
-  5  there is no such process, or no longer
-  6  what the process publishes is not a valid context
-  7  the context was being updated each time it was looked at
-  8  the process makes those who read it wait, and was given up`
+	"Recording takes the capabilities CAP_BPF and CAP_PERFMON too."
 
 // streams are where commands write to.
 type streams struct{ stdout, stderr io.Writer }
@@ -59,11 +54,14 @@ func main() {
 // the process.
 func run(args []string, s streams) int {
 	var c cli
+	args, c.Record.Command = cutCommand(args)
 	parser := kong.Must(&c,
 		kong.Name("otelctx"),
-		kong.Description(description),
+		kong.Description(description+"\n\nExit codes:\n\n"+exitCodesText()),
 		kong.Vars{"version": version()},
 		kong.Writers(s.stdout, s.stderr),
+		kong.TypeMapper(reflect.TypeFor[time.Duration](), kong.MapperFunc(decodeDuration)),
+		kong.TypeMapper(reflect.TypeFor[recording.Filter](), kong.MapperFunc(decodeFilter)),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
 	)
 	command, err := parser.Parse(args)
@@ -72,14 +70,53 @@ func run(args []string, s streams) int {
 		s.complainf("run otelctx --help to see what there is")
 		return exitUsage
 	}
-	if err := command.Run(s); err != nil {
-		s.complainf("%v", err)
-		if a := advice(err, os.DirFS("/proc")); a != "" {
-			_, _ = fmt.Fprintln(s.stderr, a)
-		}
+	if err := command.Run(s, parser.Model); err != nil {
+		s.complain(err)
 		return exitCode(err)
 	}
 	return exitOK
+}
+
+// complain says what has failed, and what to do about it.
+func (s streams) complain(err error) {
+	if errors.As(err, new(exitStatusError)) {
+		return
+	}
+	s.complainf("%v", err)
+	if a := advice(err, os.DirFS("/proc")); a != "" {
+		_, _ = fmt.Fprintln(s.stderr, a)
+	}
+}
+
+// decodeDuration decodes a duration as package time has it, or a number of seconds.
+func decodeDuration(ctx *kong.DecodeContext, target reflect.Value) error {
+	var text string
+	if err := ctx.Scan.PopValueInto("duration", &text); err != nil {
+		return err
+	}
+	d, err := time.ParseDuration(text)
+	if seconds, notSeconds := strconv.ParseFloat(text, 64); notSeconds == nil {
+		d, err = time.Duration(seconds*float64(time.Second)), nil
+	}
+	if err != nil {
+		return fmt.Errorf("expected seconds, or a duration such as 1m30s, but got %q", text)
+	}
+	target.SetInt(int64(d))
+	return nil
+}
+
+// decodeFilter decodes KEY=VALUE.
+func decodeFilter(ctx *kong.DecodeContext, target reflect.Value) error {
+	var text string
+	if err := ctx.Scan.PopValueInto("filter", &text); err != nil {
+		return err
+	}
+	key, value, ok := strings.Cut(text, "=")
+	if !ok || key == "" {
+		return fmt.Errorf("expected KEY=VALUE, but got %q", text)
+	}
+	target.Set(reflect.ValueOf(recording.Filter{Key: key, Value: value}))
+	return nil
 }
 
 // complainf writes a line to stderr. The message may quote what other processes have

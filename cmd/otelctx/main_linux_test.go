@@ -22,6 +22,9 @@ import (
 const asCommandKey = "OTELCTX_TEST_AS_COMMAND"
 
 func TestMain(m *testing.M) {
+	if len(os.Args) == 2 && os.Args[1] == shortLived {
+		burnShortly()
+	}
 	if os.Getenv(asCommandKey) != "" {
 		main()
 		return

@@ -24,24 +24,35 @@ import (
 
 // recordCommand is otelctx record.
 type recordCommand struct {
-	PID       int           `arg:""                                                                                                   help:"The process to record."                                                      name:"pid"                                                        optional:""`
-	All       bool          `help:"Record every process that publishes a context or spans, also those that come to it meanwhile."     name:"all"`
-	Duration  time.Duration `default:"10s"                                                                                            help:"How long to record; 0 goes on until interrupted, or until the process ends." name:"duration"`
-	Frequency int           `default:"99"                                                                                             help:"How many samples to take in a second of CPU time."                           name:"freq"`
-	Output    string        `help:"Write the profile to a file, in the format that its name ends in; - is standard output."           name:"output"                                                                      placeholder:"FILE"                                                short:"o"`
-	Format    string        `default:""                                                                                               enum:",pprof,otlp,json,jsonl"                                                      help:"The format of --output: pprof, otlp, json or jsonl."        name:"format"  placeholder:"FORMAT"`
-	Endpoint  *string       `help:"Send the profile to a collector by OTLP/gRPC."                                                     name:"otlp-endpoint"                                                               placeholder:"URL"`
-	Repeat    bool          `help:"Record again and again, each time for --duration, and send each profile."                          name:"repeat"`
-	Kernel    bool          `help:"Record the kernel's part of stacks too."                                                           name:"kernel"`
-	NoSymbols bool          `help:"Do not name functions: the profile has addresses and build ids, by which they can be named later." name:"no-symbols"`
-	Carrier   string        `default:""                                                                                               enum:",labels,record,goroutine_slots,thread_slots"                                 help:"Read only labels, record, goroutine_slots or thread_slots." name:"carrier" placeholder:"NAME"`
-	Top       int           `default:"10"                                                                                             help:"How many spans and traces to show; 0 shows all."                             name:"top"`
-	JSON      bool          `help:"Print a JSON object instead of tables."                                                            name:"json"`
+	recordTargets
+
+	Duration *time.Duration `help:"How long to record, in seconds or as 1m30s; 0 goes on until interrupted, or until the processes end. Without it 10s, or until the command ends." name:"duration" placeholder:"TIME" short:"d"`
+
+	Filters []recording.Filter `help:"Keep only samples with this attribute, of the resource, the span or the sample; trace_id and span_id are attributes too. Several must all hold." name:"filter" placeholder:"KEY=VALUE" sep:"none"`
+
+	Stacks bool `help:"Record stacks, as perf does by -g. It is always done." name:"stacks" short:"g"`
+
+	Frequency int     `default:"99"                                                                                             help:"How many samples to take in a second of CPU time." name:"freq"                                                              short:"F"`
+	Output    string  `help:"Write the profile to a file, in the format that its name ends in; - is standard output."           name:"output"                                            placeholder:"FILE"                                                       short:"o"`
+	Format    string  `default:""                                                                                               enum:",pprof,otlp,json,jsonl,folded,html"                help:"The format of --output: pprof, otlp, json, jsonl, folded or html." name:"format"  placeholder:"FORMAT"`
+	Endpoint  *string `help:"Send the profile to a collector by OTLP."                                                          name:"otlp-endpoint"                                     placeholder:"URL"`
+	Repeat    bool    `help:"Record again and again, each time for --duration, and send each profile."                          name:"repeat"`
+	Kernel    bool    `help:"Record the kernel's part of stacks too."                                                           name:"kernel"`
+	NoSymbols bool    `help:"Do not name functions: the profile has addresses and build ids, by which they can be named later." name:"no-symbols"`
+	IDs       bool    `help:"Put the ids of spans on samples as attributes too, for backends that drop links."                  name:"id-attributes"`
+	Carrier   string  `default:""                                                                                               enum:",labels,record,goroutine_slots,thread_slots"       help:"Read only labels, record, goroutine_slots or thread_slots."        name:"carrier" placeholder:"NAME"`
+	Top       int     `default:"10"                                                                                             help:"How many rows a table has; 0 shows all."           name:"top"`
+	JSON      bool    `help:"Print a JSON object instead of tables."                                                            name:"json"`
+
+	GroupBy string `help:"Show one kind of table alone: span, endpoint, trace, service, function, attribute, or attribute=KEY." name:"group-by" placeholder:"KIND"`
 }
 
 // Help is shown by otelctx record --help.
 func (*recordCommand) Help() string {
-	return "Samples what processes use the processor for, each sample with the span that the thread was in at that moment, and " +
+	return "  otelctx record PID...                 processes that run\n" +
+		"  otelctx record --service checkout     a service; also --name, --cgroup, --all\n" +
+		"  otelctx record -- ./service -port 80  a command, from its first instruction\n\n" +
+		"Samples what processes use the processor for, each sample with the span that the thread was in at that moment, and " +
 		"shows which spans and traces used most. Processes need not publish anything to be recorded, but then there are no " +
 		"spans. What they begin to publish meanwhile is noticed within a second.\n\n" +
 		"What attributes a process publishes with its spans are on the samples: in OTLP as attributes, in pprof as tags.\n\n" +
@@ -55,23 +66,40 @@ func (*recordCommand) Help() string {
 		"the first 10 labels, keys cut to 15 bytes, values cut to 47. A label may outlive its span. The process must say where " +
 		"goroutines keep labels, as services with spanctx do even without records, and be built with Go 1.24 to 1.27. A process " +
 		"without the chosen carrier is named in a warning.\n\n" +
+		"The tables say what the processor was used for: the program itself, the Go runtime, its garbage collection, its " +
+		"scheduler when it is idle, and with --kernel the kernel; by which functions; and in which requests and spans, if the " +
+		"process publishes their names. A request or span that no sample has met is not counted, so that what each of them " +
+		"used is at most what stands behind ≤. --group-by shows one kind of table alone, of attributes those of all spans, or " +
+		"of one key.\n\n" +
 		"Tables and --json are made of at most 16,384 spans, those with the most samples, also with --top=0; the profile has all.\n\n" +
 		"With --no-symbols no symbols are read, and the profile has no names of functions: each location has its address and its " +
 		"mapping, with the file's path and build ids. go tool pprof names them where the same files are, as do backends that have " +
 		"their symbols.\n\n" +
-		"It ends after --duration, on Ctrl-C, or when the process ends, and writes what there is, with exit code 0 in each " +
+		"A sample's span is a link of the sample. With --id-attributes its ids are attributes too: trace_id, span_id and " +
+		"otelctx.local_root_span_id. That is for backends that drop links, such as Parca. Most backends make a label of each " +
+		"attribute, and ids are too many for most of them.\n\n" +
+		"It ends after --duration, on Ctrl-C, or when the processes that are named by their ids end, and writes what there is, with exit code 0 in each " +
 		"case. A second Ctrl-C ends it at once. With --repeat, which takes --all and --otlp-endpoint, --duration does not end " +
 		"it, nor does a collector that does not take a profile: that one is lost.\n\n" +
+		"A command behind -- is recorded until it ends, with its children, which are noticed within a quarter of a second. Signals are passed on " +
+		"to it, and otelctx exits with its code. It has the rights of whoever runs otelctx: no capability of otelctx's file, and no rights " +
+		"of a set-user-id program if root does not run it. Standard output is the command's: tables go to standard error. When --duration is " +
+		"over, the command goes on, and otelctx waits for it; timeout 10 otelctx record -- COMMAND ends both.\n\n" +
 		"A file is pprof if its name ends in .pb.gz, .pprof.gz or .pprof, OTLP protobuf if in .otlp, OTLP JSON if in .json, and " +
-		"OTLP JSON with a message in each line if in .jsonl; --format says it for other names, and for -, standard output, where " +
+		"OTLP JSON with a message in each line if in .jsonl, stacks in lines if in .folded, and a page with a flame graph if in " +
+		".html; --format says it for other names, and for -, standard output, where " +
 		"the tables then go to standard error. New files are for their owner's eyes alone. An empty " +
-		"--otlp-endpoint is where OTEL_EXPORTER_OTLP_PROFILES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT says; the other " +
-		"OTEL_EXPORTER_OTLP_ variables count in any case.\n\n" + recordPrivileges + "\n\n" +
+		"--otlp-endpoint is where OTEL_EXPORTER_OTLP_PROFILES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT says. The other " +
+		"OTEL_EXPORTER_OTLP_ variables, PROTOCOL (grpc, or http/protobuf) among them, count in any case.\n\n" + recordPrivileges + "\n\n" +
 		"With --json: {pid, start_time_unix_nano, duration_nano, frequency, samples, attributed, unproven, lost, ended,\n" +
-		"replaced, cut, spans_left_out, dropped,\n" +
+		"replaced, cut, truncated, spans_left_out, dropped, filtered,\n" +
 		"processes: [{pid, service, samples, attributed}],\n" +
-		"spans: [{service, trace_id, span_id, samples, unproven, cpu_nano, attributes: {KEY: VALUE}}],\n" +
-		"traces: [{service, trace_id, spans, samples, cpu_nano}]}. pid is 0 for --all. A sample stands for cpu_nano / samples " +
+		"spans: [{service, name, trace_id, span_id, samples, unproven, cpu_nano, attributes: {KEY: VALUE}}],\n" +
+		"traces: [{service, trace_id, spans, samples, cpu_nano}],\n" +
+		"work: [{work, samples, attributed, cpu_nano}], functions: [{service, function, flat, cumulative}],\n" +
+		"endpoints: [{service, endpoint, requests, samples, cpu_nano}],\n" +
+		"span_names: [{service, name, spans, samples, cpu_nano}],\n" +
+		"attributes: [{key, value, samples, cpu_nano}]}. Attributes are those that --group-by asks for. pid is 0 where several processes are chosen. A sample stands for cpu_nano / samples " +
 		"of CPU time."
 }
 
@@ -82,24 +110,29 @@ const recordPrivileges = "It takes the capabilities CAP_BPF and CAP_PERFMON, wha
 
 // Validate is called by kong.
 func (c *recordCommand) Validate() error {
+	if err := c.validate(); err != nil {
+		return err
+	}
 	switch {
-	case c.PID < 0:
-		return fmt.Errorf("%d is not a process id", c.PID)
-	case (c.PID == 0) != c.All:
-		return errors.New("either a process id or --all")
-	case c.Duration < 0:
-		return fmt.Errorf("--duration %v is negative", c.Duration)
+	case c.duration() < 0:
+		return fmt.Errorf("--duration %v is negative", c.duration())
 	case c.Frequency < 1:
 		return fmt.Errorf("--freq %d is less than 1", c.Frequency)
 	case c.Frequency > maxFrequency:
 		return fmt.Errorf("--freq %d is more than %d: the kernel would take fewer samples than that, and not say so", c.Frequency, maxFrequency)
 	case c.Top < 0:
 		return fmt.Errorf("--top %d is negative", c.Top)
-	case c.Repeat && (!c.All || c.Endpoint == nil || c.Output != "" || c.Duration == 0):
-		return errors.New("--repeat takes --all, --otlp-endpoint and a --duration, and no --output")
+	case c.Repeat && (!c.All && !c.selecting() || c.Endpoint == nil || c.Output != "" || c.duration() == 0):
+		return errors.New("--repeat takes --all or --name, --service or --cgroup, --otlp-endpoint and a --duration, and no --output")
 	}
 	if slices.Contains([]string{"/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"}, c.Output) {
 		c.Output = "-" // So that nothing else is written there.
+	}
+	if _, err := groupOf(c.GroupBy); err != nil {
+		return err
+	}
+	if c.Output == "-" && c.Command != nil {
+		return errors.New("--output=-: standard output is the command's")
 	}
 	if c.Output == "" && c.Format != "" {
 		return errors.New("--format is that of --output")
@@ -129,15 +162,31 @@ const maxFrequency = 49999
 // far below; symbols and stacks of hostile processes, which are bounded, may not.
 const memoryLimit = 100 << 20
 
+// duration is how long to record, 0 for as long as there is something to record.
+func (c *recordCommand) duration() time.Duration {
+	const usual = 10 * time.Second
+	switch {
+	case c.Duration != nil:
+		return *c.Duration
+	case c.Command != nil:
+		return 0
+	default:
+		return usual
+	}
+}
+
 // Run is called by kong.
 func (c *recordCommand) Run(s streams) error {
 	if os.Getenv("GOMEMLIMIT") == "" {
 		debug.SetMemoryLimit(memoryLimit)
 	}
+	if c.Command != nil {
+		return c.recordStarted(s)
+	}
 	ctx, release := untilInterrupted()
 	defer release()
 	for {
-		err := c.once(ctx, s)
+		err := c.once(ctx, s, c.selection(), nil)
 		if !c.Repeat || ctx.Err() != nil || isFatal(err) {
 			return err
 		}
@@ -147,14 +196,15 @@ func (c *recordCommand) Run(s streams) error {
 	}
 }
 
-// once records, and writes, sends and shows what was recorded.
-func (c *recordCommand) once(ctx context.Context, s streams) error {
+// once records what is selected, and writes, sends and shows what was recorded. ready, if not
+// nil, is called when that is being recorded.
+func (c *recordCommand) once(ctx context.Context, s streams, selection recording.Selection, ready func() error) error {
 	// What cannot go well is known before there is anything to lose.
 	out, err := c.openOutputs(s)
 	if err != nil {
 		return fatalError{err}
 	}
-	result, err := c.record(ctx, s, out)
+	result, err := c.record(ctx, s, out, selection, ready)
 	if err != nil {
 		out.discard()
 		return fatalError{err}
@@ -162,7 +212,7 @@ func (c *recordCommand) once(ctx context.Context, s streams) error {
 	written, err := out.close()
 	c.complain(s, result)
 	to := s.stdout
-	if c.Output == "-" {
+	if c.Output == "-" || c.Command != nil && !c.JSON {
 		to = s.stderr
 	}
 	write := c.writeText
@@ -171,7 +221,7 @@ func (c *recordCommand) once(ctx context.Context, s streams) error {
 	}
 	err = errors.Join(err, write(to, result))
 	if written && c.Output != "-" && !c.JSON {
-		_, _ = fmt.Fprint(s.stdout, writtenText(c.Output, c.Format))
+		_, _ = fmt.Fprint(to, writtenText(c.Output, c.Format))
 	}
 	return err
 }
@@ -187,16 +237,20 @@ func isFatal(err error) bool {
 }
 
 // record records, and shows how far that is on a terminal.
-func (c *recordCommand) record(ctx context.Context, s streams, out *outputs) (*recording.Result, error) {
+func (c *recordCommand) record(ctx context.Context, s streams, out *outputs, selection recording.Selection, ready func() error) (*recording.Result, error) {
 	config := recording.Config{
-		Part: out.add,
-		PID:  c.PID, Duration: c.Duration, Version: version(),
-		Unnamed: c.NoSymbols,
-		Sampler: sampler.Config{Frequency: c.Frequency, KernelStacks: c.Kernel, Carrier: carriers[c.Carrier]},
-		Warn:    func(err error) { s.complainf("%v", err) },
+		Selection: selection, Ready: ready,
+		Part:     out.add,
+		Duration: c.duration(), Version: moduleVersion(),
+		Filters: c.Filters,
+		Unnamed: c.NoSymbols, IDAttributes: c.IDs,
+		Attributes: strings.HasPrefix(c.GroupBy, groupAttribute),
+		Sampler:    sampler.Config{Frequency: c.Frequency, KernelStacks: c.Kernel, Carrier: carriers[c.Carrier]},
+		Warn:       func(err error) { s.complainf("%v", err) },
 	}
-	if isTerminal(s.stderr) {
-		bar := newProgress(s.stderr, c.Duration)
+	// What a command writes would be written over.
+	if isTerminal(s.stderr) && c.Command == nil {
+		bar := newProgress(s.stderr, c.duration())
 		defer bar.done()
 		config.Progress = bar.show
 		config.Warn = func(err error) {
@@ -210,7 +264,14 @@ func (c *recordCommand) record(ctx context.Context, s streams, out *outputs) (*r
 // complain says what the result does not show.
 func (c *recordCommand) complain(s streams, r *recording.Result) {
 	if r.Ended {
-		s.complainf("process %d has ended", c.PID)
+		ended := "has ended"
+		if c.pid() == 0 {
+			ended = "have ended"
+		}
+		s.complainf("%v %s", &c.recordTargets, ended)
+	}
+	if c.selecting() && len(r.Processes) == 0 {
+		s.complainf("no process was found that matches, and has used the processor meanwhile")
 	}
 	if r.Lost > 0 {
 		s.complainf("%d samples were lost: a lower --freq, or a machine with less to do, loses none", r.Lost)
@@ -218,8 +279,14 @@ func (c *recordCommand) complain(s streams, r *recording.Result) {
 	if r.Replaced > 0 {
 		s.complainf("%d samples were left out: their process had just begun to run another program", r.Replaced)
 	}
+	if r.Filtered > 0 {
+		s.complainf("%d samples were left out by --filter", r.Filtered)
+	}
 	if r.Cut > 0 {
 		s.complainf("%d samples have only the innermost frame of their stack: their process has too many different stacks", r.Cut)
+	}
+	if r.Truncated > r.Cut {
+		s.complainf("%d samples lack the outermost frames of their stack: the kernel gives %d at most", r.Truncated-r.Cut, sampler.MaxFrames)
 	}
 	if r.SpansLeftOut > 0 {
 		s.complainf("%d spans are not shown, though the profile has them: there are too many", r.SpansLeftOut)
@@ -283,8 +350,11 @@ func groupDigits(n uint64) string {
 // writtenText says where the profile is, and how to look at it.
 func writtenText(path, format string) string {
 	text := fmt.Sprintf("\nWrote %s\n", keyText(path))
-	if format == string(export.Pprof) {
+	switch export.Format(format) {
+	case export.Pprof:
 		text += fmt.Sprintf("Look at it with: go tool pprof -http=localhost:0 %s\n", shellText(path))
+	case export.HTML:
+		text += "Open it in a browser\n"
 	}
 	return text
 }

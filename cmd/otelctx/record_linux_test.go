@@ -207,6 +207,17 @@ func TestRecord(t *testing.T) {
 	assert.Equal(t, d.Attributed, inTraces)
 	assert.Len(t, d.Spans, spans)
 	assert.Greater(t, len(d.Spans), len(d.Traces))
+	work, flat := uint64(0), uint64(0)
+	for _, u := range d.Work {
+		work += u.Samples
+		assert.LessOrEqual(t, u.Attributed, u.Samples)
+	}
+	for _, u := range d.Functions {
+		flat += u.Flat
+		assert.LessOrEqual(t, u.Flat, u.Cumulative)
+	}
+	assert.Equal(t, d.Samples, work)
+	assert.InDelta(t, d.Samples, flat, float64(d.Samples)/20, "some stacks are empty")
 }
 
 // The attributes of a span's context are on all samples in it, also if their keys are
@@ -286,7 +297,10 @@ func TestRecordForPeople(t *testing.T) {
 	got := r.interrupt(t)
 	require.Zero(t, got.code, got.stderr)
 	assert.Regexp(t, `^Recorded process \d+, burner for [\d.]+m?s at 99 Hz\n  CPU time +\d\.\d{3}s  \d+ samples\n  In spans +\d\.\d{3}s  \d+\.\d%\n  Lost +0\.000s  0 samples\n`, got.stdout)
-	assert.Regexp(t, `(?m)^Top spans by CPU time\n  CPU +SHARE +SERVICE +SPAN ID +TRACE ID\n(  \d\.\d{3}s +\d+\.\d% +burner +ab5eedca[0-9a-f]{8} +ab5eedca[0-9a-f]{24}\n){3}\nTop traces`, got.stdout)
+	assert.Regexp(t, `(?m)^What it was used for\n  CPU +SHARE +IN SPANS +WORK\n  \d\.\d{3}s +\d+\.\d% +\d+\.\d% +application\n`, got.stdout)
+	assert.Regexp(t, `(?m)^Top functions by CPU time of their own\n  CPU +SHARE +CUM +SHARE +FUNCTION\n(  \d\.\d{3}s +\d+\.\d% +\d\.\d{3}s +\d+\.\d% +[^ ].*\n){3}\n`, got.stdout)
+	assert.Regexp(t, `(?m)^Top spans by CPU time\n  CPU +SHARE +SPAN ID +TRACE ID\n(  \d\.\d{3}s +\d+\.\d% +ab5eedca[0-9a-f]{8} +ab5eedca[0-9a-f]{24}\n){3}\n`, got.stdout)
+	assert.NotContains(t, got.stdout, "\x1b", "it is no terminal")
 	assert.Contains(t, got.stdout, "\nLook at it with: go tool pprof -http=localhost:0 '")
 	assert.FileExists(t, file)
 }
@@ -344,6 +358,7 @@ func TestRecordOTLPFile(t *testing.T) {
 	assert.Equal(t, "burner", resource["service.name"])
 	assert.Equal(t, pidOf(c), resource["process.pid"])
 	assert.Equal(t, filepath.Base(executable(t)), resource["process.executable.name"])
+	assert.Regexp(t, `^v[0-9]+\.[0-9]+\.[0-9]+`, data.GetResourceProfiles()[0].GetScopeProfiles()[0].GetScope().GetVersion())
 	samples := 0
 	for _, s := range data.GetResourceProfiles()[0].GetScopeProfiles()[0].GetProfiles()[0].GetSamples() {
 		samples += len(s.GetTimestampsUnixNano())
@@ -354,6 +369,25 @@ func TestRecordOTLPFile(t *testing.T) {
 	got := otelctx(t, "record", pidOf(c), "--duration=100ms", "--output=/dev/stdout", "--format=otlp")
 	require.NoError(t, proto.Unmarshal([]byte(got.stdout), &profilespb.ProfilesData{}))
 	assert.Contains(t, got.stderr, "Recorded process")
+}
+
+// Folded stacks are all samples, the outermost function first.
+func TestRecordFolded(t *testing.T) {
+	t.Parallel()
+	needSampling(t)
+	c := startBurner(t, nil, burner.Records)
+	file := filepath.Join(t.TempDir(), "p.folded")
+	d, _ := recorded(t, c, "--output", file)
+	content, err := os.ReadFile(file)
+	require.NoError(t, err)
+	var samples uint64
+	for line := range strings.Lines(string(content)) {
+		n, err := strconv.ParseUint(strings.TrimSpace(line[strings.LastIndex(line, " ")+1:]), 10, 64)
+		require.NoError(t, err)
+		samples += n
+	}
+	assert.Equal(t, d.Samples, samples)
+	assert.Regexp(t, `(?m)^burner;runtime\.goexit;.*internal/testing/burner\..* \d+$`, string(content))
 }
 
 // Without symbols a profile has what it takes to name functions later: go tool pprof names
@@ -414,7 +448,10 @@ func TestRecordWithoutContext(t *testing.T) {
 	assert.Empty(t, d.Spans)
 	data, resource := readOTLP(t, file)
 	assert.Len(t, data.GetDictionary().GetLinkTable(), 1, "the zero value")
+	delete(resource, "container.id") // where tests run in one
+	delete(resource, "k8s.pod.uid")
 	assert.Equal(t, map[string]string{
+		"service.name":            "unknown_service:" + filepath.Base(executable(t)),
 		"process.pid":             pidOf(c),
 		"process.executable.path": executable(t),
 		"process.executable.name": filepath.Base(executable(t)),
@@ -551,7 +588,12 @@ func (r *running) awaitSamples(t *testing.T, c *childproc.Child) {
 // awaitRecorded waits until a process is recorded: somebody waits for its end.
 func (r *running) awaitRecorded(t *testing.T, c *childproc.Child) {
 	t.Helper()
-	pidfd := fmt.Sprintf("\nPid:\t%d\n", c.PID())
+	r.awaitRecordedPID(t, c.PID())
+}
+
+func (r *running) awaitRecordedPID(t *testing.T, pid int) {
+	t.Helper()
+	pidfd := fmt.Sprintf("\nPid:\t%d\n", pid)
 	dir := fmt.Sprintf("/proc/%d/fdinfo/", r.cmd.Process.Pid)
 	require.Eventually(t, func() bool {
 		fds, err := os.ReadDir(dir)

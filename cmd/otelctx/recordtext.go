@@ -5,10 +5,9 @@ package main
 
 import (
 	"encoding/hex"
-	"fmt"
 	"io"
 	"slices"
-	"strconv"
+	"strings"
 	"time"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/recording"
@@ -17,7 +16,7 @@ import (
 // recordDocument is what --json prints of a recording. The schema is stable as that of
 // [document] is.
 type recordDocument struct {
-	// PID is the recorded process, 0 for all.
+	// PID is the recorded process, or the command; 0 if several processes were chosen.
 	PID int `json:"pid"`
 	// StartTimeUnixNano is when the recording began, in nanoseconds since the epoch,
 	// DurationNano how long it took, in nanoseconds.
@@ -36,17 +35,74 @@ type recordDocument struct {
 	Replaced uint64 `json:"replaced"`
 	// Cut counts samples with only the innermost frame of their stack.
 	Cut uint64 `json:"cut"`
+	// Truncated counts samples that lack the outermost frames of their stack, those in Cut
+	// included.
+	Truncated uint64 `json:"truncated"`
 	// SpansLeftOut counts spans that are not in Spans: there are too many.
 	SpansLeftOut uint64 `json:"spans_left_out"`
 	// Dropped counts attributes that no profile can have.
 	Dropped uint64 `json:"dropped"`
+	// Filtered counts samples that --filter left out. They are not in Samples.
+	Filtered uint64 `json:"filtered"`
 	// Ended says that the process ended meanwhile.
 	Ended bool `json:"ended"`
 	// Processes, Spans and Traces are those that used the processor most, in that
-	// order. There are at most --top spans and traces.
+	// order. There are at most --top spans and traces, and of what follows.
 	Processes []processUseDocument `json:"processes"`
 	Spans     []spanUseDocument    `json:"spans"`
 	Traces    []traceUseDocument   `json:"traces"`
+	// Work says what the samples were taken of. It is empty without symbols.
+	Work []workUseDocument `json:"work"`
+	// Functions are those that used the processor most themselves. It is empty without
+	// symbols.
+	Functions []functionUseDocument `json:"functions"`
+	// Endpoints and SpanNames are empty if no span has a name.
+	Endpoints []endpointUseDocument `json:"endpoints"`
+	SpanNames []spanNameUseDocument `json:"span_names"`
+	// Attributes is empty unless --group-by asks for them.
+	Attributes []attributeUseDocument `json:"attributes"`
+}
+
+type workUseDocument struct {
+	// Work is application, runtime, garbage_collection, idle or kernel.
+	Work       string `json:"work"`
+	Samples    uint64 `json:"samples"`
+	Attributed uint64 `json:"attributed"`
+	CPUNano    int64  `json:"cpu_nano"`
+}
+
+type functionUseDocument struct {
+	Service  string `json:"service"`
+	Function string `json:"function"`
+	// Flat counts samples in the function itself, Cumulative also those in what it had
+	// called.
+	Flat       uint64 `json:"flat"`
+	Cumulative uint64 `json:"cumulative"`
+}
+
+type endpointUseDocument struct {
+	Service  string `json:"service"`
+	Endpoint string `json:"endpoint"`
+	// Requests counts those that were sampled.
+	Requests int    `json:"requests"`
+	Samples  uint64 `json:"samples"`
+	CPUNano  int64  `json:"cpu_nano"`
+}
+
+type spanNameUseDocument struct {
+	Service string `json:"service"`
+	Name    string `json:"name"`
+	// Spans counts those that were sampled.
+	Spans   int    `json:"spans"`
+	Samples uint64 `json:"samples"`
+	CPUNano int64  `json:"cpu_nano"`
+}
+
+type attributeUseDocument struct {
+	Key     string `json:"key"`
+	Value   string `json:"value"`
+	Samples uint64 `json:"samples"`
+	CPUNano int64  `json:"cpu_nano"`
 }
 
 type processUseDocument struct {
@@ -59,6 +115,8 @@ type processUseDocument struct {
 
 type spanUseDocument struct {
 	Service string `json:"service"`
+	// Name is empty if the process does not publish it.
+	Name string `json:"name"`
 	// TraceID and SpanID are lower-case hexadecimal.
 	TraceID  string `json:"trace_id"`
 	SpanID   string `json:"span_id"`
@@ -79,14 +137,6 @@ type traceUseDocument struct {
 	CPUNano int64  `json:"cpu_nano"`
 }
 
-// Heads of columns.
-const (
-	columnCPU   = "  CPU"
-	columnShare = "SHARE"
-
-	columnAttributes = "ATTRIBUTES"
-)
-
 // cpu returns the CPU time that samples stand for.
 func (c *recordCommand) cpu(samples uint64) time.Duration {
 	return time.Duration(samples) * (time.Second / time.Duration(c.Frequency))
@@ -102,17 +152,19 @@ func top[T any](c *recordCommand, all []T) []T {
 
 func (c *recordCommand) document(r *recording.Result) recordDocument {
 	d := recordDocument{
-		PID: c.PID, StartTimeUnixNano: r.Start.UnixNano(), DurationNano: int64(r.End.Sub(r.Start)), Frequency: c.Frequency,
+		PID: c.pid(), StartTimeUnixNano: r.Start.UnixNano(), DurationNano: int64(r.End.Sub(r.Start)), Frequency: c.Frequency,
 		Samples: r.Samples, Attributed: r.Attributed, Unproven: r.Unproven, Lost: r.Lost, Ended: r.Ended,
-		Replaced: r.Replaced, Cut: r.Cut, SpansLeftOut: r.SpansLeftOut, Dropped: r.Dropped,
+		Replaced: r.Replaced, Cut: r.Cut, Truncated: r.Truncated, SpansLeftOut: r.SpansLeftOut, Dropped: r.Dropped, Filtered: r.Filtered,
 		Processes: []processUseDocument{}, Spans: []spanUseDocument{}, Traces: []traceUseDocument{},
+		Work: []workUseDocument{}, Functions: []functionUseDocument{}, Endpoints: []endpointUseDocument{},
+		SpanNames: []spanNameUseDocument{}, Attributes: []attributeUseDocument{},
 	}
 	for _, p := range r.Processes {
 		d.Processes = append(d.Processes, processUseDocument(p))
 	}
 	for _, u := range top(c, r.Spans) {
 		d.Spans = append(d.Spans, spanUseDocument{
-			Service: u.Service, TraceID: hex.EncodeToString(u.TraceID[:]), SpanID: hex.EncodeToString(u.SpanID[:]),
+			Service: u.Service, Name: u.Name, TraceID: hex.EncodeToString(u.TraceID[:]), SpanID: hex.EncodeToString(u.SpanID[:]),
 			Samples: u.Samples, Unproven: u.Unproven, CPUNano: int64(c.cpu(u.Samples)), Attributes: attributesObject(u.Attributes),
 		})
 	}
@@ -122,82 +174,33 @@ func (c *recordCommand) document(r *recording.Result) recordDocument {
 			CPUNano: int64(c.cpu(u.Samples)),
 		})
 	}
+	for _, u := range top(c, r.Endpoints) {
+		d.Endpoints = append(d.Endpoints, endpointUseDocument{u.Service, u.Name, u.Count, u.Samples, int64(c.cpu(u.Samples))})
+	}
+	for _, u := range top(c, r.Names) {
+		d.SpanNames = append(d.SpanNames, spanNameUseDocument{u.Service, u.Name, u.Count, u.Samples, int64(c.cpu(u.Samples))})
+	}
+	for _, u := range top(c, c.attributes(r)) {
+		d.Attributes = append(d.Attributes, attributeUseDocument{u.Key, u.Value, u.Samples, int64(c.cpu(u.Samples))})
+	}
+	if c.NoSymbols {
+		return d
+	}
+	for _, u := range r.Work {
+		d.Work = append(d.Work, workUseDocument{u.Work.String(), u.Samples, u.Attributed, int64(c.cpu(u.Samples))})
+	}
+	for _, u := range top(c, r.Functions) {
+		d.Functions = append(d.Functions, functionUseDocument(u))
+	}
 	return d
+}
+
+// attributes returns those that --group-by asks for.
+func (c *recordCommand) attributes(r *recording.Result) []recording.AttributeUse {
+	wanted, one := strings.CutPrefix(c.GroupBy, groupAttribute+"=")
+	return slices.DeleteFunc(slices.Clone(r.Attributes), func(u recording.AttributeUse) bool { return one && u.Key != wanted })
 }
 
 func (c *recordCommand) writeJSON(w io.Writer, r *recording.Result) error {
 	return writeJSON(w, c.document(r))
-}
-
-// writeText writes a recording for people.
-func (c *recordCommand) writeText(w io.Writer, r *recording.Result) error {
-	d := c.document(r)
-	subject := "every process that publishes"
-	if c.PID != 0 {
-		subject = fmt.Sprintf("process %d", c.PID)
-	}
-	if c.PID != 0 && len(d.Processes) > 0 {
-		subject += ", " + keyText(d.Processes[0].Service)
-	}
-	out := fmt.Appendf(nil, "Recorded %s for %v at %d Hz\n", subject, r.End.Sub(r.Start).Round(10*time.Millisecond), c.Frequency)
-	out = append(out, table([][]string{
-		{"  CPU time", cpuText(c.cpu(d.Samples)), groupDigits(d.Samples) + " samples"},
-		{"  In spans", cpuText(c.cpu(d.Attributed)), shareText(d.Attributed, d.Samples)},
-		{"  Lost", cpuText(c.cpu(d.Lost)), groupDigits(d.Lost) + " samples"},
-	})...)
-	if c.PID == 0 && len(d.Processes) > 0 {
-		rows := [][]string{{columnCPU, columnShare, "IN SPANS", "PID", columnService}}
-		for _, p := range top(c, d.Processes) {
-			rows = append(rows, []string{
-				"  " + cpuText(c.cpu(p.Samples)), shareText(p.Samples, d.Samples), shareText(p.Attributed, p.Samples),
-				strconv.Itoa(p.PID), keyText(p.Service),
-			})
-		}
-		out = append(append(out, "\nTop processes by CPU time\n"...), table(rows)...)
-	}
-	if len(d.Spans) > 0 {
-		out = c.appendSpans(out, &d)
-	}
-	_, err := w.Write(out)
-	return err
-}
-
-// appendSpans appends the spans and traces for people.
-func (c *recordCommand) appendSpans(out []byte, d *recordDocument) []byte {
-	rows := [][]string{{columnCPU, columnShare, columnService, columnSpanID, columnTraceID}}
-	// Most services publish none.
-	attributes := slices.ContainsFunc(d.Spans, func(u spanUseDocument) bool { return len(u.Attributes) > 0 })
-	if attributes {
-		rows[0] = append(rows[0], columnAttributes)
-	}
-	for _, u := range d.Spans {
-		id := u.SpanID
-		if u.Unproven > 0 {
-			id += ", unproven"
-		}
-		rows = append(rows, []string{
-			"  " + cpuText(c.cpu(u.Samples)), shareText(u.Samples, d.Samples), keyText(u.Service), id, u.TraceID,
-		})
-		if attributes {
-			rows[len(rows)-1] = append(rows[len(rows)-1], attributesText(u.Attributes))
-		}
-	}
-	out = append(append(out, "\nTop spans by CPU time\n"...), table(rows)...)
-	rows = [][]string{{columnCPU, columnShare, columnService, "SPANS", columnTraceID}}
-	for _, u := range d.Traces {
-		rows = append(rows, []string{
-			"  " + cpuText(c.cpu(u.Samples)), shareText(u.Samples, d.Samples), keyText(u.Service), strconv.Itoa(u.Spans), u.TraceID,
-		})
-	}
-	return append(append(out, "\nTop traces by CPU time\n"...), table(rows)...)
-}
-
-func cpuText(d time.Duration) string { return fmt.Sprintf("%.3fs", d.Seconds()) }
-
-// shareText returns how much of the whole a part is.
-func shareText(part, whole uint64) string {
-	if whole == 0 {
-		return "-"
-	}
-	return fmt.Sprintf("%.1f%%", 100*float64(part)/float64(whole))
 }

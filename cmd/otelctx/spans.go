@@ -8,10 +8,11 @@ import (
 	"encoding/hex"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"time"
 
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/patient"
+	"github.com/otelctx/otelctx/internal/patient"
 	"github.com/otelctx/otelctx/reader"
 )
 
@@ -29,8 +30,8 @@ func (*spansCommand) Help() string {
 		"what is not known.\n\n" +
 		"The age is the time since the span's start as the span says it. The goroutine is the one that has started the span.\n\n" +
 		"With --json:\n\n" +
-		"  {pid, time_unix_nano, spans: [{trace_id, span_id, local_root_span_id, trace_flags, sampled, goroutine,\n" +
-		"                                 start_time_unix_nano, age_nano}]}"
+		"  {pid, time_unix_nano, spans: [{trace_id, span_id, local_root_span_id, name, endpoint, trace_flags, sampled,\n" +
+		"                                 goroutine, start_time_unix_nano, age_nano}]}"
 }
 
 // Validate is called by kong.
@@ -81,7 +82,10 @@ type spanDocument struct {
 	TraceID         string `json:"trace_id"`
 	SpanID          string `json:"span_id"`
 	LocalRootSpanID string `json:"local_root_span_id"`
-	TraceFlags      byte   `json:"trace_flags"`
+	// Name is the span's name, Endpoint that of the local root; "" if they are not known.
+	Name       string `json:"name"`
+	Endpoint   string `json:"endpoint"`
+	TraceFlags byte   `json:"trace_flags"`
 	// Sampled is the lowest bit of TraceFlags.
 	Sampled bool `json:"sampled"`
 	// Goroutine is the id of the goroutine that has started the span, 0 if it is not known.
@@ -102,7 +106,7 @@ func newSpansDocument(pid int, spans []reader.LiveSpan, now time.Time, minAge ti
 		}
 		span := spanDocument{
 			TraceID: hex.EncodeToString(s.TraceID[:]), SpanID: hex.EncodeToString(s.SpanID[:]),
-			TraceFlags: s.TraceFlags, Sampled: s.TraceFlags&1 == 1, Goroutine: s.Goroutine,
+			Name: s.Name, Endpoint: s.Endpoint, TraceFlags: s.TraceFlags, Sampled: s.TraceFlags&1 == 1, Goroutine: s.Goroutine,
 			StartTimeUnixNano: s.Start.UnixNano(), AgeNano: int64(age),
 		}
 		if s.LocalRootSpanID != [8]byte{} {
@@ -118,6 +122,11 @@ func writeSpans(w io.Writer, d spansDocument) error {
 	out := fmt.Appendf(nil, "Process %d: live spans: %d\n", d.PID, len(d.Spans))
 	if len(d.Spans) > 0 {
 		rows := [][]string{{"  AGE", "GOROUTINE", columnTraceID, columnSpanID, columnLocalRoot, "SAMPLED"}}
+		// Most services publish none.
+		named := slices.ContainsFunc(d.Spans, func(s spanDocument) bool { return s.Name != "" || s.Endpoint != "" })
+		if named {
+			rows[0] = slices.Insert(rows[0], 2, columnName, columnEndpoint)
+		}
 		for _, s := range d.Spans {
 			goroutine, localRoot, sampled := "-", "-", "no"
 			if s.Goroutine != 0 {
@@ -130,6 +139,9 @@ func writeSpans(w io.Writer, d spansDocument) error {
 				sampled = "yes"
 			}
 			rows = append(rows, []string{"  " + spanAgeText(time.Duration(s.AgeNano)), goroutine, s.TraceID, s.SpanID, localRoot, sampled})
+			if named {
+				rows[len(rows)-1] = slices.Insert(rows[len(rows)-1], 2, nameText(s.Name), nameText(s.Endpoint))
+			}
 		}
 		out = append(out, table(rows)...)
 	}

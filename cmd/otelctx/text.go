@@ -38,6 +38,7 @@ const (
 	columnTraceID   = "TRACE ID"
 	columnSpanID    = "SPAN ID"
 	columnLocalRoot = "LOCAL ROOT"
+	columnEndpoint  = "ENDPOINT"
 )
 
 // The most characters of a key and of a value that people are shown.

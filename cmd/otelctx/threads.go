@@ -91,6 +91,9 @@ type threadDocument struct {
 	SpanID          string `json:"span_id"`
 	TraceFlags      uint8  `json:"trace_flags"`
 	LocalRootSpanID string `json:"local_root_span_id"`
+	// Name is the span's name, Endpoint that of the local root; "" if they are not known.
+	Name     string `json:"name"`
+	Endpoint string `json:"endpoint"`
 	// Carrier is the kind of what the span was read from.
 	Carrier string `json:"carrier"`
 	// Proven says whether the span was certainly that of the goroutine on the thread.
@@ -124,6 +127,7 @@ func threadDocuments(threads []reader.Thread) []threadDocument {
 		d := threadDocument{
 			TID: t.TID, OwnTID: t.OwnTID, Goroutine: t.Goroutine,
 			TraceID: hex.EncodeToString(s.TraceID[:]), SpanID: hex.EncodeToString(s.SpanID[:]), TraceFlags: s.TraceFlags,
+			Name: s.Name, Endpoint: s.Endpoint,
 			Carrier: s.Carrier.String(), Proven: s.Proven, Attributes: attributesObject(s.Attributes),
 		}
 		if s.LocalRootSpanID != [8]byte{} {
@@ -182,8 +186,17 @@ func appendThreads(out []byte, threads []reader.Thread, most int) []byte {
 		return out
 	}
 	rows := [][]string{{"  TID", "GOROUTINE", columnTraceID, columnSpanID, columnLocalRoot, "CARRIER", columnAttributes}}
+	// Most services publish none.
+	named := slices.ContainsFunc(shown, func(d threadDocument) bool { return d.Name != "" || d.Endpoint != "" })
+	if named {
+		rows[0] = slices.Insert(rows[0], 2, columnName, columnEndpoint)
+	}
 	for _, d := range shown[:min(len(shown), most)] {
-		rows = append(rows, threadRow(&d))
+		row := threadRow(&d)
+		if named {
+			row = slices.Insert(row, 2, nameText(d.Name), nameText(d.Endpoint))
+		}
+		rows = append(rows, row)
 	}
 	out = append(out, table(rows)...)
 	if more := len(shown) - most; more > 0 {

@@ -7,7 +7,17 @@ import (
 	"fmt"
 	"runtime"
 	"runtime/debug"
+	"strings"
 )
+
+// moduleVersion returns the version alone, such as v0.1.0, and one before all releases if the
+// build has recorded none.
+func moduleVersion() string {
+	if info, ok := debug.ReadBuildInfo(); ok && strings.HasPrefix(info.Main.Version, "v") {
+		return info.Main.Version
+	}
+	return "v0.0.0-devel"
+}
 
 // version returns what --version prints: the module's version, the revision it was
 // built from if the build recorded one, the Go release and the platform.

@@ -12,7 +12,7 @@ import (
 	"os"
 	"time"
 
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/patient"
+	"github.com/otelctx/otelctx/internal/patient"
 	"github.com/otelctx/otelctx/reader"
 )
 

@@ -39,9 +39,9 @@ type (
 				Profiles []struct {
 					TimeUnixNano int64 `json:",string"`
 					DurationNano int64 `json:",string"`
+					Period       int64 `json:",string"`
 					Samples      []struct {
 						LinkIndex          int
-						Values             []json.Number
 						TimestampsUnixNano []json.Number
 					}
 				}
@@ -133,9 +133,8 @@ func readSamples(t *testing.T, path string) (samples []sample, start, end int64)
 	p := lines[0].ResourceProfiles[0].ScopeProfiles[0].Profiles[0]
 	for _, s := range p.Samples {
 		link := lines[0].Dictionary.LinkTable[s.LinkIndex]
-		require.Len(t, s.Values, len(s.TimestampsUnixNano))
-		for i, at := range s.TimestampsUnixNano {
-			samples = append(samples, sample{link.TraceID, link.SpanID, number(at), number(s.Values[i])})
+		for _, at := range s.TimestampsUnixNano {
+			samples = append(samples, sample{link.TraceID, link.SpanID, number(at), p.Period})
 		}
 	}
 	return samples, p.TimeUnixNano, p.TimeUnixNano + p.DurationNano

@@ -37,8 +37,7 @@ type answer struct {
 func newHandler(provider trace.TracerProvider) http.Handler {
 	var requests atomic.Int64
 	tracer := provider.Tracer("quickstart")
-	mux := http.NewServeMux()
-	mux.HandleFunc("GET "+workPath, func(w http.ResponseWriter, r *http.Request) {
+	work := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		n := requests.Add(1)
 		count := fewDigests
 		if asked := r.FormValue("digests"); asked != "" {
@@ -50,10 +49,14 @@ func newHandler(provider trace.TracerProvider) http.Handler {
 		}
 		query(r.Context(), tracer)
 		w.Header().Set("Content-Type", "application/json")
-		// An error means that the client has gone.
-		_ = json.NewEncoder(w).Encode(answer{Request: n, Digests: digests(r.Context(), tracer, n, count)})
+		if err := json.NewEncoder(w).Encode(answer{Request: n, Digests: digests(r.Context(), tracer, n, count)}); err != nil {
+			return // The client has gone.
+		}
 	})
-	return otelhttp.NewHandler(mux, "http.server", otelhttp.WithTracerProvider(provider))
+	mux := http.NewServeMux()
+	// Behind the mux, the span is named after the route from its start on.
+	mux.Handle("GET "+workPath, otelhttp.NewHandler(work, "work", otelhttp.WithTracerProvider(provider)))
+	return mux
 }
 
 // query blocks, as a query to a database would.

@@ -34,8 +34,8 @@ func newTracerProvider(ctx context.Context) (*sdktrace.TracerProvider, error) {
 		resourcepublisher.WithResource(res), //nolint:contextcheck // Options take no context.
 		// Withdraws it when the provider shuts down.
 		sdktrace.WithSpanProcessor(resourcepublisher.Current()),
-		// The active span is published too, per thread and per goroutine.
-		spanctx.WithPublishing(),
+		// The active span is published too, per thread and per goroutine, with its name.
+		spanctx.WithPublishing(spanctx.WithSpanNames(true)),
 	}
 	return sdktrace.NewTracerProvider(append(options, exporting...)...), nil
 }

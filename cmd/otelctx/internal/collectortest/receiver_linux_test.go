@@ -8,6 +8,7 @@ import (
 	"errors"
 	"math"
 	"net"
+	"os"
 	"sync"
 	"syscall"
 	"testing"
@@ -25,9 +26,15 @@ import (
 	"go.opentelemetry.io/collector/receiver/xreceiver"
 )
 
+// The environment's choice of OTLP/HTTP. The default is OTLP/gRPC.
+const (
+	protocolVariable = "OTEL_EXPORTER_OTLP_PROTOCOL"
+	httpProtobuf     = "http/protobuf"
+)
+
 // collector is what stands behind the collector's OTLP receiver, and keeps what it gets.
 type collector struct {
-	// endpoint is where the receiver listens for OTLP/gRPC.
+	// endpoint is where the receiver listens, by the protocol of protocolVariable.
 	endpoint string
 
 	mu       sync.Mutex
@@ -59,9 +66,12 @@ func tryCollector(t *testing.T) (*collector, error) {
 
 	factory := otlpreceiver.NewFactory()
 	config := factory.CreateDefaultConfig().(*otlpreceiver.Config)
-	require.NotNil(t, config.Protocols.GRPC.GetOrInsertDefault())
-	config.Protocols.GRPC.Get().NetAddr.Endpoint = address
-	config.Protocols.HTTP = configoptional.None[otlpreceiver.HTTPConfig]()
+	if os.Getenv(protocolVariable) == httpProtobuf {
+		config.Protocols.HTTP.GetOrInsertDefault().ServerConfig.NetAddr.Endpoint = address
+	} else {
+		config.Protocols.GRPC.GetOrInsertDefault().NetAddr.Endpoint = address
+		config.Protocols.HTTP = configoptional.None[otlpreceiver.HTTPConfig]()
+	}
 
 	c := &collector{endpoint: "http://" + address}
 	traces, err := consumer.NewTraces(keep(c, &c.traces, ptrace.NewTraces))

@@ -4,6 +4,7 @@
 package export
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,11 +15,6 @@ import (
 	"github.com/cenkalti/backoff/v5"
 	collectorpb "go.opentelemetry.io/proto/otlp/collector/profiles/v1development"
 	profilespb "go.opentelemetry.io/proto/otlp/profiles/v1development"
-	"google.golang.org/genproto/googleapis/rpc/errdetails"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/metadata"
-	"google.golang.org/grpc/status"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
 )
@@ -35,34 +31,51 @@ const (
 	schemaVersion       = "1"
 )
 
-// Client sends profiles to a collector by OTLP/gRPC. It is safe for concurrent use.
+// Client sends profiles to a collector by OTLP. It is safe for concurrent use.
 type Client struct {
 	config     config
-	connection *grpc.ClientConn
+	transport  transport
 	maxRequest int
 }
 
-// NewClient returns a client of the collector at endpoint: a URL, where http means
-// without and https with TLS and the path does not count, or a gRPC target. If it is
-// empty OTEL_EXPORTER_OTLP_PROFILES_ENDPOINT holds, or OTEL_EXPORTER_OTLP_ENDPOINT, or
-// http://localhost:4317. The other variables of the OTLP exporter's specification
+// transport is a protocol of OTLP.
+type transport interface {
+	// send makes one attempt. The error wraps a *failure.
+	send(ctx context.Context, r *collectorpb.ExportProfilesServiceRequest) (*collectorpb.ExportProfilesServiceResponse, error)
+	Close() error
+}
+
+// NewClient returns a client of the collector at endpoint. OTEL_EXPORTER_OTLP_PROFILES_PROTOCOL
+// or OTEL_EXPORTER_OTLP_PROTOCOL say whether that is for OTLP/gRPC (grpc, the default) or
+// OTLP/HTTP (http/protobuf). If endpoint is empty OTEL_EXPORTER_OTLP_PROFILES_ENDPOINT holds, or
+// OTEL_EXPORTER_OTLP_ENDPOINT, or port 4317 or 4318 of localhost, without TLS.
+//
+// For gRPC an endpoint is a URL, where http means without and https with TLS and the path
+// does not count, or a gRPC target. For HTTP it is a URL. If it is that for all signals,
+// or endpoint has no path, /v1development/profiles is appended.
+//
+// The other variables of the OTLP exporter's specification
 // count in any case, each as OTEL_EXPORTER_OTLP_PROFILES_x before
 // OTEL_EXPORTER_OTLP_x: HEADERS, TIMEOUT (in milliseconds, for all attempts; 10000),
 // COMPRESSION (gzip or none), CERTIFICATE, CLIENT_CERTIFICATE, CLIENT_KEY, and
-// INSECURE (where the endpoint has no scheme). It connects when there is something to
+// INSECURE (where an endpoint for gRPC has no scheme). It connects when there is something to
 // send, and again after a failure; an error is one of the settings.
 func NewClient(endpoint string) (*Client, error) {
 	c, err := newConfig(endpoint, os.Getenv)
 	if err != nil {
 		return nil, err
 	}
-	connection, err := grpc.NewClient(c.target,
-		grpc.WithTransportCredentials(c.credentials),
-		grpc.WithUserAgent(userAgent()))
+	c.headers.Set(schemaVersionHeader, schemaVersion)
+	client := &Client{config: c, maxRequest: maxRequest}
+	if c.protocol == protocolHTTP {
+		client.transport = newHTTPTransport(c)
+		return client, nil
+	}
+	client.transport, err = newGRPCTransport(c)
 	if err != nil {
 		return nil, fmt.Errorf("endpoint %q: %w", c.target, err)
 	}
-	return &Client{config: c, connection: connection, maxRequest: maxRequest}, nil
+	return client, nil
 }
 
 func userAgent() string {
@@ -74,12 +87,7 @@ func userAgent() string {
 }
 
 // Close closes the connection. A second call does nothing.
-func (c *Client) Close() error {
-	if err := c.connection.Close(); status.Code(err) != codes.Canceled {
-		return err
-	}
-	return nil
-}
+func (c *Client) Close() error { return c.transport.Close() }
 
 // RejectedError is the error of an export of which the collector did not accept everything.
 type RejectedError struct {
@@ -112,30 +120,19 @@ func (c *Client) Export(ctx context.Context, data *profilespb.ProfilesData) (war
 func (c *Client) send(ctx context.Context, data *profilespb.ProfilesData) (warning string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, c.config.timeout)
 	defer cancel()
-	headers := c.config.headers.Copy()
-	headers.Set(schemaVersionHeader, schemaVersion)
-	ctx = metadata.NewOutgoingContext(ctx, headers)
-	var options []grpc.CallOption
-	if c.config.compressor != "" {
-		options = append(options, grpc.UseCompressor(c.config.compressor))
-	}
 	request := &collectorpb.ExportProfilesServiceRequest{ResourceProfiles: data.GetResourceProfiles(), Dictionary: data.GetDictionary()}
-	client := collectorpb.NewProfilesServiceClient(c.connection)
 	deadline, _ := ctx.Deadline()
 	var answer error // of the last attempt that had one
 	response, err := backoff.Retry(ctx, func() (*collectorpb.ExportProfilesServiceResponse, error) {
-		response, err := client.Export(ctx, request, options...)
+		response, err := c.transport.send(ctx, request)
 		// gRPC may find the time to be over before ctx does.
 		if err != nil && ctx.Err() == nil && time.Now().Before(deadline) {
 			answer = err
 		}
-		return response, retryable(err)
+		return response, waiting(err)
 	}, backoff.WithBackOff(backoff.NewExponentialBackOff()), backoff.WithMaxElapsedTime(c.config.timeout))
 	if err != nil {
-		if answer == nil {
-			answer = err
-		}
-		return "", fmt.Errorf("export to %s: %w", c.config.target, answer)
+		return "", fmt.Errorf("export to %s: %w", c.config.shownTarget(), cmp.Or(answer, err))
 	}
 	p := response.GetPartialSuccess()
 	if p.GetRejectedProfiles() != 0 {
@@ -144,32 +141,28 @@ func (c *Client) send(ctx context.Context, data *profilespb.ProfilesData) (warni
 	return p.GetErrorMessage(), nil
 }
 
-// retryable returns err as backoff understands it: what the OTLP specification calls
-// retryable as it is, or with the time that the collector asks to wait, and the rest as
-// permanent.
-func retryable(err error) error {
-	if err == nil {
-		return nil
-	}
-	s := status.Convert(err)
-	var wait time.Duration
-	asked := false
-	for _, detail := range s.Details() {
-		if info, ok := detail.(*errdetails.RetryInfo); ok {
-			wait, asked = info.GetRetryDelay().AsDuration(), true
-		}
-	}
-	switch s.Code() {
-	case codes.Canceled, codes.DeadlineExceeded, codes.Aborted, codes.OutOfRange, codes.Unavailable, codes.DataLoss:
-	case codes.ResourceExhausted:
-		if !asked {
-			return backoff.Permanent(err)
-		}
-	default:
+// failure is why an attempt has failed.
+type failure struct {
+	error
+
+	// again says that another attempt may help, after so much time if that is not 0.
+	again bool
+	after time.Duration
+}
+
+func (f *failure) Unwrap() error { return f.error }
+
+// waiting returns the error of an attempt as backoff understands it.
+func waiting(err error) error {
+	var f *failure
+	switch {
+	case !errors.As(err, &f):
+		return err
+	case !f.again:
 		return backoff.Permanent(err)
+	case f.after > 0:
+		return &backoff.RetryAfterError{Duration: f.after}
+	default:
+		return err
 	}
-	if asked && wait > 0 {
-		return &backoff.RetryAfterError{Duration: wait}
-	}
-	return err
 }

@@ -4,6 +4,7 @@
 package export
 
 import (
+	"compress/gzip"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -13,8 +14,12 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"io"
+	"log"
 	"math/big"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -84,6 +89,78 @@ func (s *server) listen(t *testing.T, options ...grpc.ServerOption) string {
 	return l.Addr().String()
 }
 
+// listenHTTP serves s by OTLP/HTTP until the end of the test, with TLS if there are settings
+// for it, and returns the address.
+func (s *server) listenHTTP(t *testing.T, security *tls.Config) string {
+	t.Helper()
+	h := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method != http.MethodPost || r.URL.Path != profilesPath || r.Header.Get("Content-Type") != protobufType {
+			http.NotFound(w, r)
+			return
+		}
+		body := io.Reader(r.Body)
+		if r.Header.Get("Content-Encoding") == "gzip" {
+			var err error
+			if body, err = gzip.NewReader(body); err != nil {
+				http.Error(w, err.Error(), http.StatusBadRequest)
+				return
+			}
+		}
+		content, err := io.ReadAll(body)
+		request := &collectorpb.ExportProfilesServiceRequest{}
+		if err != nil || proto.Unmarshal(content, request) != nil {
+			http.Error(w, "malformed", http.StatusBadRequest)
+			return
+		}
+		headers := metadata.MD{}
+		for key, values := range r.Header {
+			headers.Append(key, values...)
+		}
+		w.Header().Set("Content-Type", protobufType)
+		var answer proto.Message
+		answer, err = s.Export(metadata.NewIncomingContext(r.Context(), headers), request)
+		if err != nil {
+			failed := status.Convert(err)
+			answer = failed.Proto()
+			if len(failed.Details()) > 0 {
+				w.Header().Set("Retry-After", "1")
+			}
+			w.WriteHeader(map[codes.Code]int{codes.Unavailable: http.StatusServiceUnavailable, codes.ResourceExhausted: http.StatusTooManyRequests}[failed.Code()])
+		}
+		content, err = proto.Marshal(answer)
+		if assert.NoError(t, err) {
+			_, _ = w.Write(content)
+		}
+	}))
+	h.Config.ErrorLog = log.New(io.Discard, "", 0) // of clients that fail, as they should
+	t.Cleanup(h.Close)
+	if h.TLS = security; security != nil {
+		h.StartTLS()
+	} else {
+		h.Start()
+	}
+	return h.Listener.Addr().String()
+}
+
+// byEachProtocol runs a test with clients and servers of each protocol.
+func byEachProtocol(t *testing.T, test func(t *testing.T, listen func(t *testing.T, s *server, security *tls.Config) string)) {
+	t.Helper()
+	for protocol, listen := range map[string]func(*testing.T, *server, *tls.Config) string{
+		protocolGRPC: func(t *testing.T, s *server, security *tls.Config) string {
+			if security == nil {
+				return s.listen(t)
+			}
+			return s.listen(t, grpc.Creds(credentials.NewTLS(security)))
+		},
+		protocolHTTP: func(t *testing.T, s *server, security *tls.Config) string { return s.listenHTTP(t, security) },
+	} {
+		t.Run(protocol, func(t *testing.T) {
+			t.Setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
+			test(t, listen)
+		})
+	}
+}
+
 func client(t *testing.T, endpoint string) quiet {
 	t.Helper()
 	c, err := NewClient(endpoint)
@@ -107,26 +184,30 @@ func (q quiet) Export(ctx context.Context, data *profilespb.ProfilesData) error 
 }
 
 func TestExport(t *testing.T) {
-	t.Setenv("OTEL_EXPORTER_OTLP_HEADERS", "api-key=secret")
-	t.Setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip")
-	s := &server{}
-	data := recording(t, 3)
-	require.NoError(t, client(t, "http://"+s.listen(t)).Export(t.Context(), data))
-	require.Len(t, s.requests, 1)
-	got := &profilespb.ProfilesData{ResourceProfiles: s.requests[0].GetResourceProfiles(), Dictionary: s.requests[0].GetDictionary()}
-	assert.True(t, proto.Equal(data, got))
-	assert.Equal(t, []string{"secret"}, s.headers.Get("api-key"))
-	assert.Equal(t, []string{"1"}, s.headers.Get("otlp-profiles-development-version"))
-	assert.Equal(t, []string{"gzip"}, s.headers.Get("grpc-accept-encoding"))
-	assert.Contains(t, s.headers.Get("user-agent")[0], "OTel-OTLP-Exporter-otelctx/")
+	byEachProtocol(t, func(t *testing.T, listen func(*testing.T, *server, *tls.Config) string) {
+		t.Setenv("OTEL_EXPORTER_OTLP_HEADERS", "api-key=secret")
+		t.Setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip")
+		s := &server{}
+		data := recording(t, 3)
+		require.NoError(t, client(t, "http://"+listen(t, s, nil)).Export(t.Context(), data))
+		require.Len(t, s.requests, 1)
+		got := &profilespb.ProfilesData{ResourceProfiles: s.requests[0].GetResourceProfiles(), Dictionary: s.requests[0].GetDictionary()}
+		assert.True(t, proto.Equal(data, got))
+		assert.Equal(t, []string{"secret"}, s.headers.Get("api-key"))
+		assert.Equal(t, []string{"1"}, s.headers.Get("otlp-profiles-development-version"))
+		assert.Equal(t, []string{"gzip"}, append(s.headers.Get("grpc-accept-encoding"), s.headers.Get("content-encoding")...))
+		assert.Contains(t, s.headers.Get("user-agent")[0], "OTel-OTLP-Exporter-otelctx/")
+	})
 }
 
 func TestExportRetries(t *testing.T) {
-	exhausted, err := status.New(codes.ResourceExhausted, "later").WithDetails(&errdetails.RetryInfo{RetryDelay: durationpb.New(time.Millisecond)})
-	require.NoError(t, err)
-	s := &server{answers: []error{status.Error(codes.Unavailable, "starting"), exhausted.Err()}}
-	require.NoError(t, client(t, "http://"+s.listen(t)).Export(t.Context(), recording(t, 1)))
-	assert.Equal(t, 3, s.attempts)
+	byEachProtocol(t, func(t *testing.T, listen func(*testing.T, *server, *tls.Config) string) {
+		exhausted, err := status.New(codes.ResourceExhausted, "later").WithDetails(&errdetails.RetryInfo{RetryDelay: durationpb.New(time.Millisecond)})
+		require.NoError(t, err)
+		s := &server{answers: []error{status.Error(codes.Unavailable, "starting"), exhausted.Err()}}
+		require.NoError(t, client(t, "http://"+listen(t, s, nil)).Export(t.Context(), recording(t, 1)))
+		assert.Equal(t, 3, s.attempts)
+	})
 }
 
 func TestExportDoesNotRetry(t *testing.T) {
@@ -139,44 +220,73 @@ func TestExportDoesNotRetry(t *testing.T) {
 	}
 }
 
+func TestExportDoesNotRetryByHTTP(t *testing.T) {
+	t.Setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocolHTTP)
+	attempts := 0
+	elsewhere := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { attempts++ }))
+	defer elsewhere.Close()
+	for code, header := range map[int]string{
+		http.StatusMovedPermanently: "Location", http.StatusTemporaryRedirect: "Location",
+		http.StatusBadRequest: "", http.StatusUnauthorized: "", http.StatusNotFound: "", http.StatusInternalServerError: "Retry-After",
+	} {
+		here := 0
+		h := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			here++
+			if header != "" {
+				w.Header().Set(header, map[string]string{"Location": elsewhere.URL, "Retry-After": "0"}[header])
+			}
+			w.WriteHeader(code)
+		}))
+		err := client(t, h.URL).Export(t.Context(), recording(t, 1))
+		h.Close()
+		require.ErrorContains(t, err, "the answer was "+strconv.Itoa(code))
+		assert.Equal(t, 1, here)
+	}
+	assert.Zero(t, attempts, "headers hold secrets, which are for the endpoint alone")
+}
+
 // TestExportTimeout has a collector that is never ready.
 func TestExportTimeout(t *testing.T) {
-	unavailable := make([]error, 1000)
-	for i := range unavailable {
-		unavailable[i] = status.Error(codes.Unavailable, "starting")
-	}
-	// Long enough for an answer, which takes longer where much else is going on.
-	for timeout := 500; ; timeout *= 2 {
-		t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", strconv.Itoa(timeout))
-		s := &server{answers: unavailable}
-		err := client(t, "http://"+s.listen(t)).Export(t.Context(), recording(t, 1))
-		require.Error(t, err)
-		if strings.Contains(err.Error(), "starting") {
-			break
+	byEachProtocol(t, func(t *testing.T, listen func(*testing.T, *server, *tls.Config) string) {
+		unavailable := make([]error, 1000)
+		for i := range unavailable {
+			unavailable[i] = status.Error(codes.Unavailable, "starting")
 		}
-		require.Less(t, timeout, 60_000, "%v", err)
-	}
+		// Long enough for an answer, which takes longer where much else is going on.
+		for timeout := 500; ; timeout *= 2 {
+			t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", strconv.Itoa(timeout))
+			s := &server{answers: unavailable}
+			err := client(t, "http://"+listen(t, s, nil)).Export(t.Context(), recording(t, 1))
+			require.Error(t, err)
+			if strings.Contains(err.Error(), "starting") {
+				break
+			}
+			require.Less(t, timeout, 60_000, "%v", err)
+		}
 
-	t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "300")
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	require.Error(t, client(t, "http://127.0.0.1:1").Export(ctx, recording(t, 1)))
-	require.Error(t, client(t, "http://127.0.0.1:1").Export(t.Context(), recording(t, 1)), "nobody listens")
+		t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "300")
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		require.Error(t, client(t, "http://127.0.0.1:1").Export(ctx, recording(t, 1)))
+		require.Error(t, client(t, "http://127.0.0.1:1").Export(t.Context(), recording(t, 1)), "nobody listens")
+	})
 }
 
 func TestExportPartialSuccess(t *testing.T) {
-	s := &server{partial: &collectorpb.ExportProfilesPartialSuccess{RejectedProfiles: 1, ErrorMessage: "too old"}}
-	err := client(t, "http://"+s.listen(t)).Export(t.Context(), recording(t, 1))
-	var rejected *RejectedError
-	require.ErrorAs(t, err, &rejected)
-	assert.Equal(t, RejectedError{Rejected: 1, Message: "too old"}, *rejected)
-	assert.Equal(t, 1, s.attempts)
+	byEachProtocol(t, func(t *testing.T, listen func(*testing.T, *server, *tls.Config) string) {
+		s := &server{partial: &collectorpb.ExportProfilesPartialSuccess{RejectedProfiles: 1, ErrorMessage: "too old"}}
+		err := client(t, "http://"+listen(t, s, nil)).Export(t.Context(), recording(t, 1))
+		var rejected *RejectedError
+		require.ErrorAs(t, err, &rejected)
+		assert.Equal(t, RejectedError{Rejected: 1, Message: "too old"}, *rejected)
+		assert.Equal(t, 1, s.attempts)
 
-	// Everything was accepted.
-	s = &server{partial: &collectorpb.ExportProfilesPartialSuccess{ErrorMessage: "slow down"}}
-	warnings, err := client(t, "http://"+s.listen(t)).Client.Export(t.Context(), recording(t, 1))
-	require.NoError(t, err)
-	assert.Equal(t, []string{"slow down"}, warnings)
+		// Everything was accepted.
+		s = &server{partial: &collectorpb.ExportProfilesPartialSuccess{ErrorMessage: "slow down"}}
+		warnings, err := client(t, "http://"+listen(t, s, nil)).Client.Export(t.Context(), recording(t, 1))
+		require.NoError(t, err)
+		assert.Equal(t, []string{"slow down"}, warnings)
+	})
 }
 
 // TestExportLarge sends what is too large for one request, to a server with a low
@@ -205,24 +315,31 @@ func TestExportLarge(t *testing.T) {
 
 // TestExportTLS has both sides show their certificates.
 func TestExportTLS(t *testing.T) {
-	certificate, certificatePath, keyPath := newCertificate(t)
-	pool := x509.NewCertPool()
-	pool.AddCert(certificate.Leaf)
-	s := &server{}
-	address := s.listen(t, grpc.Creds(credentials.NewTLS(&tls.Config{
-		MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{certificate},
-		ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: pool,
-	})))
-	t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "300")
-	require.Error(t, client(t, "https://"+address).Export(t.Context(), recording(t, 1)), "an authority that nobody knows")
-	t.Setenv("OTEL_EXPORTER_OTLP_CERTIFICATE", certificatePath)
-	require.Error(t, client(t, "https://"+address).Export(t.Context(), recording(t, 1)), "no certificate of the client")
-	t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "60000")
-	t.Setenv("OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE", certificatePath)
-	t.Setenv("OTEL_EXPORTER_OTLP_PROFILES_CLIENT_KEY", keyPath)
-	require.NoError(t, client(t, "https://"+address).Export(t.Context(), recording(t, 1)))
-	require.NoError(t, client(t, address).Export(t.Context(), recording(t, 1)), "without a scheme")
-	assert.Len(t, s.requests, 2)
+	byEachProtocol(t, func(t *testing.T, listen func(*testing.T, *server, *tls.Config) string) {
+		certificate, certificatePath, keyPath := newCertificate(t)
+		pool := x509.NewCertPool()
+		pool.AddCert(certificate.Leaf)
+		s := &server{}
+		address := listen(t, s, &tls.Config{
+			MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{certificate},
+			ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: pool,
+		})
+		t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "300")
+		require.Error(t, client(t, "https://"+address).Export(t.Context(), recording(t, 1)), "an authority that nobody knows")
+		t.Setenv("OTEL_EXPORTER_OTLP_CERTIFICATE", certificatePath)
+		require.Error(t, client(t, "https://"+address).Export(t.Context(), recording(t, 1)), "no certificate of the client")
+		t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "60000")
+		t.Setenv("OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE", certificatePath)
+		t.Setenv("OTEL_EXPORTER_OTLP_PROFILES_CLIENT_KEY", keyPath)
+		require.NoError(t, client(t, "https://"+address).Export(t.Context(), recording(t, 1)))
+		if os.Getenv("OTEL_EXPORTER_OTLP_PROTOCOL") == protocolGRPC {
+			address = "dns:///" + address
+		} else {
+			address = "https://" + address + profilesPath
+		}
+		require.NoError(t, client(t, address).Export(t.Context(), recording(t, 1)), "another way to say where")
+		assert.Len(t, s.requests, 2)
+	})
 }
 
 // newCertificate returns a certificate that is its own authority, with its files.

@@ -4,6 +4,7 @@
 package export
 
 import (
+	"cmp"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -15,35 +16,47 @@ import (
 	"strings"
 	"time"
 
-	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/encoding/gzip"
 	"google.golang.org/grpc/metadata"
 )
 
 const (
-	defaultEndpoint = "http://localhost:4317"
-	defaultPort     = "4317"
-	defaultTimeout  = 10 * time.Second
-	protocolGRPC    = "grpc"
+	defaultEndpoint     = "http://localhost:4317"
+	defaultPort         = "4317"
+	defaultHTTPEndpoint = "http://localhost:4318"
+	defaultTimeout      = 10 * time.Second
+	// schemeTLS is that of URLs with TLS, of either protocol.
+	schemeTLS = "https"
+	// profilesPath is where collectors take profiles by HTTP.
+	profilesPath = "/v1development/profiles"
+)
+
+// The values of OTEL_EXPORTER_OTLP_PROTOCOL.
+const (
+	protocolGRPC = "grpc"
+	protocolHTTP = "http/protobuf"
 )
 
 // config is how to reach a collector.
 type config struct {
-	target      string // for gRPC
-	credentials credentials.TransportCredentials
-	headers     metadata.MD
-	timeout     time.Duration
-	compressor  string // empty for none
+	protocol string
+	target   string      // for gRPC, or the URL for HTTP
+	tls      *tls.Config // nil for none
+	headers  metadata.MD
+	timeout  time.Duration
+	gzip     bool
 }
 
 // environment looks up an environment variable; one that is empty counts as not set.
 type environment func(name string) string
 
+// variableForProfiles is what the names of variables for profiles alone begin with.
+const variableForProfiles = "OTEL_EXPORTER_OTLP_PROFILES_"
+
 // setting returns the value of the OTLP exporter's variable for profiles, or else
 // that for all signals, and the variable's name.
 func (e environment) setting(name string) (value, variable string) {
-	for _, variable := range []string{"OTEL_EXPORTER_OTLP_PROFILES_" + name, "OTEL_EXPORTER_OTLP_" + name} {
+	for _, variable := range []string{variableForProfiles + name, "OTEL_EXPORTER_OTLP_" + name} {
 		if value := strings.TrimSpace(e(variable)); value != "" {
 			return value, variable
 		}
@@ -54,24 +67,23 @@ func (e environment) setting(name string) (value, variable string) {
 // newConfig returns what the environment says, with the endpoint of the command line
 // before it, if there is one.
 func newConfig(endpoint string, env environment) (config, error) {
-	c := config{timeout: defaultTimeout}
-	if endpoint == "" {
-		endpoint, _ = env.setting("ENDPOINT")
-		// Whoever has set another protocol means an endpoint of that.
-		if protocol, variable := env.setting("PROTOCOL"); protocol != "" && protocol != protocolGRPC {
-			return config{}, fmt.Errorf("%s is %q, profiles are sent by %s: name an endpoint for that", variable, protocol, protocolGRPC)
+	c := config{timeout: defaultTimeout, protocol: protocolGRPC}
+	if text, variable := env.setting("PROTOCOL"); text != "" {
+		if text != protocolGRPC && text != protocolHTTP {
+			return config{}, fmt.Errorf("%s is %q, not %s or %s", variable, text, protocolGRPC, protocolHTTP)
 		}
+		c.protocol = text
 	}
-	if endpoint == "" {
-		endpoint = defaultEndpoint
+	setTarget := c.setTarget
+	if c.protocol == protocolHTTP {
+		setTarget = c.setURL
 	}
-	secure, err := c.setTarget(endpoint, env)
+	secure, err := setTarget(endpoint, env)
 	if err != nil {
 		return config{}, err
 	}
-	c.credentials = insecure.NewCredentials()
 	if secure {
-		if c.credentials, err = transportCredentials(env); err != nil {
+		if c.tls, err = tlsConfig(env); err != nil {
 			return config{}, err
 		}
 	}
@@ -85,12 +97,12 @@ func newConfig(endpoint string, env environment) (config, error) {
 	switch text, variable := env.setting("COMPRESSION"); text {
 	case "", "none":
 	case gzip.Name:
-		c.compressor = gzip.Name
+		c.gzip = true
 	default:
 		return config{}, fmt.Errorf("%s is %q, not gzip or none", variable, text)
 	}
 	text, variable := env.setting("HEADERS")
-	if c.headers, err = parseHeaders(text); err != nil {
+	if c.headers, err = parseHeaders(text, c.protocol); err != nil {
 		return config{}, fmt.Errorf("%s: %w", variable, err)
 	}
 	return c, nil
@@ -100,8 +112,12 @@ func newConfig(endpoint string, env environment) (config, error) {
 // scheme of http or https decides, and else the environment, where the default is
 // that it is.
 func (c *config) setTarget(endpoint string, env environment) (secure bool, err error) {
+	if endpoint == "" {
+		endpoint, _ = env.setting("ENDPOINT")
+	}
+	endpoint = cmp.Or(endpoint, defaultEndpoint)
 	scheme, _, found := strings.Cut(endpoint, "://")
-	if scheme = strings.ToLower(scheme); found && (scheme == "http" || scheme == "https") {
+	if scheme = strings.ToLower(scheme); found && (scheme == "http" || scheme == schemeTLS) {
 		u, err := url.Parse(endpoint)
 		if err != nil {
 			return false, fmt.Errorf("endpoint: %w", err)
@@ -114,7 +130,7 @@ func (c *config) setTarget(endpoint string, env environment) (secure bool, err e
 			// gRPC would take 443, TLS or not.
 			c.target = net.JoinHostPort(u.Hostname(), defaultPort)
 		}
-		return scheme == "https", nil
+		return scheme == schemeTLS, nil
 	}
 	c.target = endpoint
 	text, variable := env.setting("INSECURE")
@@ -128,9 +144,29 @@ func (c *config) setTarget(endpoint string, env environment) (secure bool, err e
 	}
 }
 
-// transportCredentials returns those for TLS: the system's authorities, or else those
+// setURL is setTarget for HTTP, where an endpoint is a URL. That for all signals has the path
+// of profiles appended. That for profiles alone is used as it is, as is one of the command
+// line, unless that has no path.
+func (c *config) setURL(endpoint string, env environment) (secure bool, err error) {
+	named, variable := env.setting("ENDPOINT")
+	forAll := endpoint == "" && variable != variableForProfiles+"ENDPOINT"
+	u, err := url.Parse(cmp.Or(endpoint, named, defaultHTTPEndpoint))
+	if err != nil {
+		return false, errors.New("endpoint: not a URL") // The error would repeat a password.
+	}
+	if u.Scheme != "http" && u.Scheme != schemeTLS || u.Hostname() == "" {
+		return false, fmt.Errorf("endpoint %q is not a URL that begins with http:// or https:// and a host, as %s takes", u.Redacted(), protocolHTTP)
+	}
+	if forAll || endpoint != "" && strings.Trim(u.Path, "/") == "" {
+		u = u.JoinPath(profilesPath)
+	}
+	c.target = u.String()
+	return u.Scheme == schemeTLS, nil
+}
+
+// tlsConfig returns the settings of TLS: the system's authorities, or else those
 // in CERTIFICATE, and the client's certificate, if there is one.
-func transportCredentials(env environment) (credentials.TransportCredentials, error) {
+func tlsConfig(env environment) (*tls.Config, error) {
 	c := &tls.Config{MinVersion: tls.VersionTLS12}
 	if path, variable := env.setting("CERTIFICATE"); path != "" {
 		pem, err := os.ReadFile(path) //nolint:gosec // G304: the user names it
@@ -154,12 +190,12 @@ func transportCredentials(env environment) (credentials.TransportCredentials, er
 		}
 		c.Certificates = []tls.Certificate{pair}
 	}
-	return credentials.NewTLS(c), nil
+	return c, nil
 }
 
 // parseHeaders parses key=value pairs between commas, values percent-encoded, as the
 // OTLP exporter's specification has them.
-func parseHeaders(text string) (metadata.MD, error) {
+func parseHeaders(text, protocol string) (metadata.MD, error) {
 	headers := metadata.MD{}
 	for pair := range strings.SplitSeq(text, ",") {
 		if pair = strings.TrimSpace(pair); pair == "" {
@@ -172,7 +208,7 @@ func parseHeaders(text string) (metadata.MD, error) {
 		if !ok || key == "" || err != nil {
 			return nil, errors.New("not key=value pairs between commas, with the values percent-encoded")
 		}
-		if !validHeader(strings.ToLower(key), value) {
+		if !validHeader(strings.ToLower(key), value, protocol) {
 			return nil, errors.New("a key has other characters than letters, digits, '-', '_' and '.', or begins with grpc-, " +
 				"or a value has other characters than those of ASCII that print")
 		}
@@ -182,10 +218,10 @@ func parseHeaders(text string) (metadata.MD, error) {
 }
 
 // validHeader reports whether gRPC takes a header, as its documentation of HTTP/2 has it
-// ("Custom-Metadata"). It would find fault with it only when there is something to send.
-func validHeader(key, value string) bool {
+// ("Custom-Metadata"), and HTTP too. They would find fault with it only when there is something to send.
+func validHeader(key, value, protocol string) bool {
 	if strings.HasPrefix(key, "grpc-") || strings.Trim(key, "0123456789abcdefghijklmnopqrstuvwxyz-_.") != "" {
 		return false
 	}
-	return strings.HasSuffix(key, "-bin") || !strings.ContainsFunc(value, func(r rune) bool { return r < ' ' || r > '~' })
+	return protocol == protocolGRPC && strings.HasSuffix(key, "-bin") || !strings.ContainsFunc(value, func(r rune) bool { return r < ' ' || r > '~' })
 }

@@ -34,15 +34,22 @@ func TestConfig(t *testing.T) {
 		{name: "no scheme, insecure", endpoint: "c:3", env: map[string]string{general + "INSECURE": "True"}, target: "c:3"},
 		{name: "no scheme, insecure but for profiles", endpoint: "c:3", env: map[string]string{general + "INSECURE": "true", profiles + "INSECURE": "false"}, target: "c:3", secure: true},
 		{name: "gRPC's scheme", endpoint: "dns:///c:3", target: "dns:///c:3", secure: true},
-		{name: "other protocol with an endpoint for gRPC", endpoint: "http://c:3", env: map[string]string{general + "PROTOCOL": "http/protobuf"}, target: "c:3"},
+		{name: "gRPC for profiles", env: map[string]string{general + "PROTOCOL": "http/protobuf", profiles + "PROTOCOL": "grpc"}, target: "localhost:4317"},
+		{name: "HTTP", env: map[string]string{general + "PROTOCOL": "http/protobuf"}, target: "http://localhost:4318/v1development/profiles"},
+		{name: "HTTP, general", env: map[string]string{general + "PROTOCOL": "http/protobuf", general + "ENDPOINT": "https://a:1"}, target: "https://a:1/v1development/profiles", secure: true},
+		{name: "HTTP, general with a path", env: map[string]string{general + "PROTOCOL": "http/protobuf", general + "ENDPOINT": "http://a:1/otlp/"}, target: "http://a:1/otlp/v1development/profiles"},
+		{name: "HTTP, profiles", env: map[string]string{general + "PROTOCOL": "http/protobuf", general + "ENDPOINT": "http://a:1", profiles + "ENDPOINT": "http://b:2/take?a=b"}, target: "http://b:2/take?a=b"},
+		{name: "HTTP, profiles without a path", env: map[string]string{general + "PROTOCOL": "http/protobuf", profiles + "ENDPOINT": "http://b:2"}, target: "http://b:2"},
+		{name: "HTTP, command line", endpoint: "https://c/", env: map[string]string{general + "PROTOCOL": "http/protobuf", profiles + "ENDPOINT": "http://b:2"}, target: "https://c/v1development/profiles", secure: true},
+		{name: "HTTP, command line with a path", endpoint: "http://c:3/take", env: map[string]string{general + "PROTOCOL": "http/protobuf"}, target: "http://c:3/take"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			got, err := newConfig(c.endpoint, func(name string) string { return c.env[name] })
 			require.NoError(t, err)
 			assert.Equal(t, c.target, got.target)
-			assert.Equal(t, map[bool]string{true: "tls", false: "insecure"}[c.secure], got.credentials.Info().SecurityProtocol)
+			assert.Equal(t, c.secure, got.tls != nil)
 			assert.Equal(t, 10*time.Second, got.timeout)
-			assert.Empty(t, got.compressor)
+			assert.False(t, got.gzip)
 			assert.Empty(t, got.headers)
 		})
 	}
@@ -59,7 +66,7 @@ func TestConfigSettings(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, metadata.MD{"api-key": {"a,b c"}, "x": {"y=z"}}, got.headers)
 	assert.Equal(t, 1500*time.Millisecond, got.timeout)
-	assert.Equal(t, "gzip", got.compressor)
+	assert.True(t, got.gzip)
 }
 
 func TestConfigErrors(t *testing.T) {
@@ -74,7 +81,7 @@ func TestConfigErrors(t *testing.T) {
 		"header's value": {variable: "HEADERS", value: "key=se%0Acret", want: "other characters"},
 		"gRPC's header":  {variable: "HEADERS", value: "grpc-timeout=secret", want: "grpc-"},
 		"encoding":       {variable: "HEADERS", value: "key=se%cret", want: "percent-encoded"},
-		"protocol":       {variable: "PROTOCOL", value: "http/protobuf", want: "grpc"},
+		"protocol":       {variable: "PROTOCOL", value: "http/json", want: "grpc or http/protobuf"},
 		"insecure":       {variable: "INSECURE", value: "yes", endpoint: "host:1", want: "OTEL_EXPORTER_OTLP_INSECURE"},
 		"certificate":    {variable: "CERTIFICATE", value: "/nowhere", endpoint: "https://host", want: "OTEL_EXPORTER_OTLP_CERTIFICATE"},
 		"no PEM":         {variable: "CERTIFICATE", value: "/dev/null", endpoint: "https://host", want: "no certificate"},
@@ -93,4 +100,23 @@ func TestConfigErrors(t *testing.T) {
 			assert.NotContains(t, err.Error(), "cret", "headers are secrets")
 		})
 	}
+}
+
+func TestConfigErrorsOfHTTP(t *testing.T) {
+	for _, c := range []struct{ endpoint, headers, want string }{
+		{endpoint: "host:4318", want: "http://"},
+		{endpoint: "dns:///host", want: "http://"},
+		{endpoint: "https://", want: "http://"},
+		{endpoint: "http://user:secret@[", want: "not a URL"},
+		{endpoint: "ftp://user:secret@host", want: "http://"},
+		{headers: "key-bin=se%0Acret", want: "other characters"},
+	} {
+		_, err := newConfig(c.endpoint, func(name string) string {
+			return map[string]string{"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf", "OTEL_EXPORTER_OTLP_HEADERS": c.headers}[name]
+		})
+		require.ErrorContains(t, err, c.want)
+		assert.NotContains(t, err.Error(), "cret")
+	}
+	c := config{protocol: protocolHTTP, target: "https://user:secret@host/path"}
+	assert.Equal(t, "https://user:xxxxx@host/path", c.shownTarget())
 }

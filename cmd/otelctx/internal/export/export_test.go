@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 	"testing"
 	"time"
 
@@ -57,21 +58,21 @@ func write(path string, format Format, parts ...*profilespb.ProfilesData) error 
 	return f.Close()
 }
 
-// TestFormats writes a recording at once and in two parts: nothing is different but the
-// tables, where the parts have the same entries.
+// TestFormats writes a recording at once and in two parts: nothing is different.
 func TestFormats(t *testing.T) {
 	whole, other := recording(t, 3), recording(t, 2)
 	dir := t.TempDir()
 	for name, format := range map[string]Format{
 		"a.pb.gz": Pprof, "a.pprof": Pprof, "A.PPROF.gz": Pprof, "a.otlp": OTLP, "a.json": JSON, "a.jsonl": JSONLines,
+		"a.folded": Folded, "a.html": HTML,
 	} {
 		got, err := FormatOf(filepath.Join(dir, name))
 		require.NoError(t, err)
 		assert.Equal(t, format, got, name)
 	}
-	for _, name := range []string{"a", "a.pb", "a.svg", "a.folded", ".gz"} {
+	for _, name := range []string{"a", "a.pb", "a.svg", "a.txt", ".gz"} {
 		_, err := FormatOf(filepath.Join(dir, name))
-		require.ErrorContains(t, err, ".otlp", name)
+		require.ErrorContains(t, err, ".pb.gz, .pprof, .pprof.gz, .otlp, .json, .jsonl, .folded, .html", name)
 	}
 	path := filepath.Join(dir, "profile")
 	read := func(format Format, parts ...*profilespb.ProfilesData) []byte {
@@ -102,6 +103,12 @@ func TestFormats(t *testing.T) {
 		assert.Equal(t, sorted(t, want).String(), sorted(t, asPprof(t, one)).String())
 	}
 
+	// What both parts have is in the tables once, as if they were one recording.
+	assert.True(t, proto.Equal(whole.GetDictionary(), decoded.GetDictionary()))
+	for _, s := range decoded.GetResourceProfiles()[1].GetScopeProfiles()[0].GetProfiles()[0].GetSamples() {
+		assert.EqualValues(t, 1, s.GetLinkIndex())
+	}
+
 	assert.Equal(t, mustJSON(t, whole), normal(t, read(JSON, whole)))
 	assert.Equal(t, mustJSON(t, decoded), normal(t, read(JSON, whole, other)))
 	lines := bytes.Split(bytes.TrimSpace(read(JSONLines, whole, other)), []byte("\n"))
@@ -116,6 +123,23 @@ func TestFormats(t *testing.T) {
 	entries, err := os.ReadDir(dir)
 	require.NoError(t, err)
 	assert.Len(t, entries, 1, "nothing temporary is left")
+}
+
+// TestManyEntries writes more entries than are known again.
+func TestManyEntries(t *testing.T) {
+	var all table
+	for i := range 3 * maxKnownEntries {
+		index, isNew := all.place([]byte(strconv.Itoa(i)))
+		require.True(t, isNew)
+		require.EqualValues(t, i, index)
+		again, isNew := all.place([]byte(strconv.Itoa(i)))
+		require.False(t, isNew)
+		require.Equal(t, index, again)
+		require.LessOrEqual(t, len(all.known), maxKnownEntries)
+	}
+	index, isNew := all.place(nil)
+	assert.False(t, isNew, "there is one zero value, whatever has been forgotten")
+	assert.Zero(t, index)
 }
 
 func asPprof(t *testing.T, data *profilespb.ProfilesData) *pprof.Profile {

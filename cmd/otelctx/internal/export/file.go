@@ -61,6 +61,10 @@ func Create(path string, format Format, stdout io.Writer) (*File, error) {
 		f.encoder = &jsonEncoder{to: f.buffer}
 	case JSONLines:
 		f.encoder = &linesEncoder{to: f.buffer}
+	case Folded:
+		f.encoder = &foldedEncoder{to: f.buffer}
+	case HTML:
+		f.encoder = &htmlEncoder{to: f.buffer, flame: newFlame(pageBounds)}
 	default:
 		return nil, errors.Join(fmt.Errorf("no format %q", format), out.discard())
 	}

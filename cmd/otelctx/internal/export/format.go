@@ -23,6 +23,10 @@ const (
 	// JSONLines has a ProfilesData message in OTLP's JSON encoding in each line, as the
 	// file exporter of OpenTelemetry's specification does.
 	JSONLines Format = "jsonl"
+	// Folded has a stack in each line, as flamegraph.pl and speedscope read them.
+	Folded Format = "folded"
+	// HTML is a page with a flame graph, which loads nothing else.
+	HTML Format = "html"
 )
 
 // endings are what names of files end in, by their format.
@@ -36,6 +40,8 @@ var endings = []struct {
 	{".otlp", OTLP},
 	{".json", JSON},
 	{".jsonl", JSONLines},
+	{".folded", Folded},
+	{".html", HTML},
 }
 
 // FormatOf returns the format that the name of a file asks for. The error says which names

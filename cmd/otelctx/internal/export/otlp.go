@@ -4,7 +4,9 @@
 package export
 
 import (
+	"cmp"
 	"encoding/json"
+	"hash/maphash"
 	"io"
 
 	profilespb "go.opentelemetry.io/proto/otlp/profiles/v1development"
@@ -13,15 +15,18 @@ import (
 
 // otlpEncoder writes one ProfilesData message in parts: protobuf has it that messages whose
 // encodings stand one behind the other are one message, with the elements of all. The
-// tables of a part go on where those of the part before end. What several parts have is in
-// the tables several times, which the format allows.
+// tables of a part go on where those of the part before end.
 type otlpEncoder struct {
 	to     io.Writer
 	tables tables
 }
 
 func (e *otlpEncoder) add(data *profilespb.ProfilesData) error {
-	b, err := proto.MarshalOptions{Deterministic: true}.Marshal(e.tables.append(data))
+	part, err := e.tables.append(data)
+	if err != nil {
+		return err
+	}
+	b, err := proto.MarshalOptions{Deterministic: true}.Marshal(part)
 	if err != nil {
 		return err
 	}
@@ -41,7 +46,10 @@ type jsonEncoder struct {
 }
 
 func (e *jsonEncoder) add(data *profilespb.ProfilesData) error {
-	part := e.tables.append(data)
+	part, err := e.tables.append(data)
+	if err != nil {
+		return err
+	}
 	proto.Merge(&e.dictionary, part.GetDictionary())
 	part.Dictionary = nil
 	document, err := jsonDocument(part)
@@ -96,95 +104,127 @@ func (e *linesEncoder) add(data *profilespb.ProfilesData) error {
 
 func (*linesEncoder) close() error { return nil }
 
-// tables counts the entries of a dictionary's tables so far, without the zero values at
-// their beginnings.
-type tables struct {
-	begun                                                              bool
-	mappings, locations, functions, links, strings, attributes, stacks int32
+// tables gives the entries of all parts their places in one dictionary: what several parts
+// have is there once.
+type tables struct{ mappings, locations, functions, links, strings, attributes, stacks table }
+
+// maxKnownEntries bounds the entries of a table that are known again. Beyond it they are
+// forgotten, and may be in the table twice, which the format allows. Those of a program's code
+// are fewer. Links are many, but few of them are in more than one part.
+const maxKnownEntries = 1 << 15
+
+// table knows the entries of a table of all parts by their content.
+type table struct {
+	known map[entryHash]int32
+	count int32
 }
 
-// append returns data with tables that go on where those before end. data stays as it is.
-func (t *tables) append(data *profilespb.ProfilesData) *profilespb.ProfilesData {
-	part := proto.CloneOf(data)
-	d := part.GetDictionary()
-	for _, m := range d.GetMappingTable() {
-		shift(&m.FilenameStrindex, t.strings)
-		shiftAll(m.GetAttributeIndices(), t.attributes)
+// entryHash stands for the content of an entry. It is wide and has a random seed, so that no
+// two contents have the same.
+type entryHash [2]uint64
+
+var entrySeeds = [2]maphash.Seed{maphash.MakeSeed(), maphash.MakeSeed()}
+
+// place returns the index of an entry with this content, and whether it is new. The content of
+// the zero value is empty.
+func (t *table) place(content []byte) (index int32, isNew bool) {
+	hash := entryHash{maphash.Bytes(entrySeeds[0], content), maphash.Bytes(entrySeeds[1], content)}
+	if index, ok := t.known[hash]; ok {
+		return index, false
 	}
-	for _, l := range d.GetLocationTable() {
-		shift(&l.MappingIndex, t.mappings)
-		shiftAll(l.GetAttributeIndices(), t.attributes)
-		for _, line := range l.GetLines() {
-			shift(&line.FunctionIndex, t.functions)
+	if len(content) == 0 && t.count > 0 {
+		return 0, false
+	}
+	if t.known == nil || len(t.known) >= maxKnownEntries {
+		t.known = map[entryHash]int32{}
+	}
+	index = t.count
+	t.known[hash] = index
+	t.count++
+	return index, true
+}
+
+// places leaves only new entries in a part's table, and returns the new index of each.
+func places[T any](t *table, entries *[]T, content func(T) []byte) []int32 {
+	indices, left := make([]int32, len(*entries)), (*entries)[:0]
+	for i, e := range *entries {
+		index, isNew := t.place(content(e))
+		if indices[i] = index; isNew {
+			left = append(left, e)
 		}
 	}
-	for _, f := range d.GetFunctionTable() {
-		shift(&f.NameStrindex, t.strings)
-		shift(&f.SystemNameStrindex, t.strings)
-		shift(&f.FilenameStrindex, t.strings)
+	*entries = left
+	return indices
+}
+
+// append returns data with only those entries in its tables that no part before has, and with
+// indices for what all parts have. data stays as it is.
+func (t *tables) append(data *profilespb.ProfilesData) (*profilespb.ProfilesData, error) {
+	part := proto.CloneOf(data)
+	d := part.GetDictionary()
+	var err error
+	encode := func(m proto.Message) []byte {
+		b, failed := proto.MarshalOptions{Deterministic: true}.Marshal(m)
+		err = cmp.Or(err, failed)
+		return b
 	}
-	for _, a := range d.GetAttributeTable() {
-		shift(&a.KeyStrindex, t.strings)
-		shift(&a.UnitStrindex, t.strings)
-	}
-	for _, s := range d.GetStackTable() {
-		shiftAll(s.GetLocationIndices(), t.locations)
-	}
+	// What an entry refers to comes before it.
+	strings := places(&t.strings, &d.StringTable, func(s string) []byte { return []byte(s) })
+	attributes := places(&t.attributes, &d.AttributeTable, func(a *profilespb.KeyValueAndUnit) []byte {
+		move(strings, &a.KeyStrindex, &a.UnitStrindex)
+		return encode(a)
+	})
+	functions := places(&t.functions, &d.FunctionTable, func(f *profilespb.Function) []byte {
+		move(strings, &f.NameStrindex, &f.SystemNameStrindex, &f.FilenameStrindex)
+		return encode(f)
+	})
+	mappings := places(&t.mappings, &d.MappingTable, func(m *profilespb.Mapping) []byte {
+		move(strings, &m.FilenameStrindex)
+		moveAll(attributes, m.GetAttributeIndices())
+		return encode(m)
+	})
+	locations := places(&t.locations, &d.LocationTable, func(l *profilespb.Location) []byte {
+		move(mappings, &l.MappingIndex)
+		moveAll(attributes, l.GetAttributeIndices())
+		for _, line := range l.GetLines() {
+			move(functions, &line.FunctionIndex)
+		}
+		return encode(l)
+	})
+	stacks := places(&t.stacks, &d.StackTable, func(s *profilespb.Stack) []byte {
+		moveAll(locations, s.GetLocationIndices())
+		return encode(s)
+	})
+	links := places(&t.links, &d.LinkTable, func(l *profilespb.Link) []byte { return encode(l) })
 	for _, r := range part.GetResourceProfiles() {
 		for _, s := range r.GetScopeProfiles() {
 			for _, p := range s.GetProfiles() {
-				t.shiftProfile(p)
+				for _, v := range []*profilespb.ValueType{p.GetSampleType(), p.GetPeriodType()} {
+					if v != nil {
+						move(strings, &v.TypeStrindex, &v.UnitStrindex)
+					}
+				}
+				moveAll(attributes, p.GetAttributeIndices())
+				for _, s := range p.GetSamples() {
+					move(stacks, &s.StackIndex)
+					move(links, &s.LinkIndex)
+					moveAll(attributes, s.GetAttributeIndices())
+				}
 			}
 		}
 	}
-	further := t.begun
-	t.begun = true
-	d.MappingTable = next(d.GetMappingTable(), &t.mappings, further)
-	d.LocationTable = next(d.GetLocationTable(), &t.locations, further)
-	d.FunctionTable = next(d.GetFunctionTable(), &t.functions, further)
-	d.LinkTable = next(d.GetLinkTable(), &t.links, further)
-	d.StringTable = next(d.GetStringTable(), &t.strings, further)
-	d.AttributeTable = next(d.GetAttributeTable(), &t.attributes, further)
-	d.StackTable = next(d.GetStackTable(), &t.stacks, further)
-	return part
+	return part, err
 }
 
-func (t *tables) shiftProfile(p *profilespb.Profile) {
-	for _, v := range []*profilespb.ValueType{p.GetSampleType(), p.GetPeriodType()} {
-		if v != nil {
-			shift(&v.TypeStrindex, t.strings)
-			shift(&v.UnitStrindex, t.strings)
-		}
-	}
-	shiftAll(p.GetAttributeIndices(), t.attributes)
-	for _, s := range p.GetSamples() {
-		shift(&s.StackIndex, t.stacks)
-		shift(&s.LinkIndex, t.links)
-		shiftAll(s.GetAttributeIndices(), t.attributes)
+// move replaces indices by the new ones.
+func move(to []int32, indices ...*int32) {
+	for _, i := range indices {
+		*i = to[*i]
 	}
 }
 
-// shift moves an index by so many entries. 0 stands for nothing everywhere.
-func shift(index *int32, by int32) {
-	if *index != 0 {
-		*index += by
+func moveAll(to, indices []int32) {
+	for n, i := range indices {
+		indices[n] = to[i]
 	}
-}
-
-func shiftAll(indices []int32, by int32) {
-	for i := range indices {
-		shift(&indices[i], by)
-	}
-}
-
-// next returns what of a table is to be written, and counts it: the zero value only once.
-func next[T any](table []T, count *int32, further bool) []T {
-	if len(table) == 0 {
-		return table
-	}
-	*count += int32(len(table) - 1)
-	if further {
-		return table[1:]
-	}
-	return table
 }

@@ -22,7 +22,9 @@ import (
 // ScopeName is the instrumentation scope of the profiles.
 const ScopeName = "github.com/otelctx/otelctx/cmd/otelctx"
 
-// The type and unit of samples and of the period between them.
+// A sample counts the times it was taken; between two of them there is a period of CPU
+// time. The OpenTelemetry eBPF profiler shapes its profiles in the same way, and so backends
+// know it.
 const (
 	typeCPU         = "cpu"
 	unitNanoseconds = "nanoseconds"
@@ -187,12 +189,10 @@ func (b *Builder) Data(end time.Time) *profilespb.ProfilesData {
 	}
 	limit = max(limit, start)
 	data := &profilespb.ProfilesData{}
-	var valueType *profilespb.ValueType
+	var sampleType, periodType *profilespb.ValueType
 	if len(b.resources) > 0 { // a dictionary has no strings that nothing uses
-		valueType = &profilespb.ValueType{
-			TypeStrindex: b.dictionary.string(typeCPU),
-			UnitStrindex: b.dictionary.string(unitNanoseconds),
-		}
+		sampleType = b.dictionary.valueType(typeSamples, unitCount)
+		periodType = b.dictionary.valueType(typeCPU, unitNanoseconds)
 	}
 	for _, r := range b.resources {
 		data.ResourceProfiles = append(data.ResourceProfiles, &profilespb.ResourceProfiles{
@@ -202,10 +202,10 @@ func (b *Builder) Data(end time.Time) *profilespb.ProfilesData {
 				Scope:     &commonpb.InstrumentationScope{Name: ScopeName, Version: b.options.Version},
 				SchemaUrl: semconv.SchemaURL,
 				Profiles: []*profilespb.Profile{{
-					SampleType:   valueType,
-					PeriodType:   valueType,
+					SampleType:   sampleType,
+					PeriodType:   periodType,
 					Period:       b.period,
-					Samples:      r.messages(b.dictionary, b.period),
+					Samples:      r.messages(b.dictionary),
 					TimeUnixNano: uint64(start),
 					DurationNano: uint64(limit - start),
 					ProfileId:    r.id,
@@ -225,8 +225,8 @@ func (r Resource) message() *resourcepb.Resource {
 	return m
 }
 
-// messages returns the samples, each with the period as the value at every time.
-func (r *resourceSamples) messages(d *dictionary, period int64) []*profilespb.Sample {
+// messages returns the samples with their times, each of which counts as 1.
+func (r *resourceSamples) messages(d *dictionary) []*profilespb.Sample {
 	samples := make([]*profilespb.Sample, len(r.samples))
 	for i, c := range r.samples {
 		times := slices.Clone(c.times)
@@ -235,7 +235,6 @@ func (r *resourceSamples) messages(d *dictionary, period int64) []*profilespb.Sa
 			StackIndex:         c.stack,
 			AttributeIndices:   d.attributeSets[c.attributes],
 			LinkIndex:          c.link,
-			Values:             slices.Repeat([]int64{period}, len(times)),
 			TimestampsUnixNano: times,
 		}
 	}

@@ -26,12 +26,14 @@ import (
 //
 // The format's rules: index 0 of each table is the zero value; indices are inside
 // their table; tables have neither duplicates nor entries that nothing uses; keys of
-// attributes are unique; ids have their length; a sample has as many values as times,
-// its times are inside the profile's range, and no two samples have one identity;
-// original_payload comes with its format.
+// attributes are unique; ids have their length; the times of a sample are inside the
+// profile's range, and no two samples have one identity; original_payload comes with its
+// format. These include all rules of profcheck, the checker of OpenTelemetry's profiling
+// group.
 //
-// The promises: one profile for each resource; samples of CPU time, each value the
-// period; ids of profiles are set and unique; a link is to a valid span or index 0;
+// The promises: entry 0 of the links is the empty message; one profile for
+// each resource; samples are counted and have a period of CPU time; they have times and
+// no values; ids of profiles are set and unique; a link is to a valid span or index 0;
 // what is unknown has no lines; addresses are in their mapping; attributes do not refer
 // to strings of the dictionary where they could; original_payload is left unset.
 func Check(data *profilespb.ProfilesData) error {
@@ -74,6 +76,8 @@ func (c *checker) inside(used []bool, index int32, what string, args ...any) boo
 }
 
 // tables checks the dictionary by itself: the zero values, indices and duplicates.
+//
+// The order of an entry's attributes makes no difference between entries.
 func (c *checker) tables() {
 	d := c.dictionary
 	if d == nil {
@@ -89,10 +93,18 @@ func (c *checker) tables() {
 		attributes: make([]bool, len(d.GetAttributeTable())),
 		stacks:     make([]bool, len(d.GetStackTable())),
 	}
-	checkTable(c, "mapping", d.GetMappingTable(), zeroMessage, encode, c.mapping)
-	checkTable(c, "location", d.GetLocationTable(), zeroMessage, encode, c.location)
+	checkTable(c, "mapping", d.GetMappingTable(), zeroMessage, func(m *profilespb.Mapping) string {
+		m = proto.CloneOf(m)
+		slices.Sort(m.GetAttributeIndices())
+		return encode(m)
+	}, c.mapping)
+	checkTable(c, "location", d.GetLocationTable(), zeroMessage, func(l *profilespb.Location) string {
+		l = proto.CloneOf(l)
+		slices.Sort(l.GetAttributeIndices())
+		return encode(l)
+	}, c.location)
 	checkTable(c, "function", d.GetFunctionTable(), zeroMessage, encode, c.function)
-	checkTable(c, "link", d.GetLinkTable(), zeroLink, encode, c.link)
+	checkTable(c, "link", d.GetLinkTable(), zeroMessage, encode, c.link)
 	checkTable(c, "string", d.GetStringTable(), func(s string) bool { return s == "" }, func(s string) string { return s }, c.string)
 	checkTable(c, "attribute", d.GetAttributeTable(), zeroMessage, encode, c.attribute)
 	checkTable(c, "stack", d.GetStackTable(), zeroMessage, encode, c.stack)
@@ -120,12 +132,6 @@ func checkTable[T any](c *checker, name string, table []T, zero func(T) bool, ke
 }
 
 func zeroMessage[T proto.Message](m T) bool { return m.ProtoReflect().IsValid() && proto.Size(m) == 0 }
-
-// zeroLink takes ids of no bytes and ids of zeros for the zero value, as the format
-// does.
-func zeroLink(l *profilespb.Link) bool {
-	return l != nil && allZero(l.GetTraceId()) && allZero(l.GetSpanId())
-}
 
 func allZero(b []byte) bool {
 	return !slices.ContainsFunc(b, func(x byte) bool { return x != 0 })
@@ -275,7 +281,8 @@ func (c *checker) known(name, key string, v *commonpb.AnyValue) {
 		if !slices.Contains(frameTypes, v.GetStringValue()) {
 			c.problem("%s: %s is %v", name, key, v)
 		}
-	case string(semconv.ProcessExecutableBuildIDGNUKey), string(semconv.ProcessExecutableBuildIDGoKey):
+	case string(semconv.ProcessExecutableBuildIDGNUKey), string(semconv.ProcessExecutableBuildIDGoKey),
+		string(semconv.ProcessExecutableBuildIDHtlhashKey):
 		if v.GetStringValue() == "" {
 			c.problem("%s: %s is %v", name, key, v)
 		}
@@ -325,8 +332,8 @@ func (c *checker) profile(name string, p *profilespb.Profile) {
 	if p.GetOriginalPayloadFormat() != "" || len(p.GetOriginalPayload()) != 0 {
 		c.problem("%s: original payload is set", name)
 	}
-	c.valueType(name+": sample type", p.GetSampleType())
-	c.valueType(name+": period type", p.GetPeriodType())
+	c.valueType(name+": sample type", p.GetSampleType(), typeSamples, unitCount)
+	c.valueType(name+": period type", p.GetPeriodType(), typeCPU, unitNanoseconds)
 	if p.GetPeriod() <= 0 {
 		c.problem("%s: period is %d", name, p.GetPeriod())
 	}
@@ -347,29 +354,21 @@ func (c *checker) profile(name string, p *profilespb.Profile) {
 	}
 }
 
-func (c *checker) valueType(name string, t *profilespb.ValueType) {
+func (c *checker) valueType(name string, t *profilespb.ValueType, of, unit string) {
 	if !c.inside(c.used.strings, t.GetTypeStrindex(), "%s", name) || !c.inside(c.used.strings, t.GetUnitStrindex(), "%s: unit", name) {
 		return
 	}
 	c.used.strings[t.GetTypeStrindex()], c.used.strings[t.GetUnitStrindex()] = true, true
 	table := c.dictionary.GetStringTable()
-	if table[t.GetTypeStrindex()] != typeCPU || table[t.GetUnitStrindex()] != unitNanoseconds {
-		c.problem("%s: %q in %q, not %q in %q", name, table[t.GetTypeStrindex()], table[t.GetUnitStrindex()], typeCPU, unitNanoseconds)
+	if table[t.GetTypeStrindex()] != of || table[t.GetUnitStrindex()] != unit {
+		c.problem("%s: %q in %q, not %q in %q", name, table[t.GetTypeStrindex()], table[t.GetUnitStrindex()], of, unit)
 	}
 }
 
 func (c *checker) sample(name string, p *profilespb.Profile, s *profilespb.Sample) {
 	values, times := s.GetValues(), s.GetTimestampsUnixNano()
-	if len(values) == 0 && len(times) == 0 {
-		c.problem("%s: neither values nor times", name)
-	}
-	if len(values) != len(times) {
+	if len(values) > 0 || len(times) == 0 {
 		c.problem("%s: %d values, %d times", name, len(values), len(times))
-	}
-	for _, v := range values {
-		if v != p.GetPeriod() {
-			c.problem("%s: value %d is not the period, %d", name, v, p.GetPeriod())
-		}
 	}
 	for _, t := range times {
 		if t < p.GetTimeUnixNano() || t-p.GetTimeUnixNano() >= p.GetDurationNano() {

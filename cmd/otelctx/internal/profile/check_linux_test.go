@@ -39,7 +39,7 @@ func partsOf(t *testing.T, data *profilespb.ProfilesData) parts {
 	p.scope = p.resource.GetScopeProfiles()[0]
 	p.profile = p.scope.GetProfiles()[0]
 	for _, s := range p.profile.GetSamples() {
-		if s.GetLinkIndex() != 0 && len(s.GetAttributeIndices()) == 2 && len(s.GetValues()) > 1 {
+		if s.GetLinkIndex() != 0 && len(s.GetAttributeIndices()) == 2 && len(s.GetTimestampsUnixNano()) > 1 {
 			p.sample = s
 		}
 	}
@@ -63,7 +63,9 @@ func TestCheck(t *testing.T) {
 		{"zero mapping", "mapping table: index 0", func(p parts) { p.dictionary.MappingTable[0].MemoryStart = 1 }},
 		{"zero location", "location table: index 0", func(p parts) { p.dictionary.LocationTable[0].Address = 1 }},
 		{"zero function", "function table: index 0", func(p parts) { p.dictionary.FunctionTable[0].StartLine = 1 }},
-		{"zero link", "link table: index 0", func(p parts) { p.dictionary.LinkTable[0].SpanId[0] = 1 }},
+		{"zero link", "link table: index 0", func(p parts) {
+			p.dictionary.LinkTable[0] = &profilespb.Link{TraceId: make([]byte, 16), SpanId: make([]byte, 8)}
+		}},
 		{"zero string", "string table: index 0", func(p parts) { p.dictionary.StringTable[0] = "x" }},
 		{"zero attribute", "attribute table: index 0", func(p parts) { p.dictionary.AttributeTable[0].KeyStrindex = 1 }},
 		{"zero stack", "stack table: index 0", func(p parts) { p.dictionary.StackTable[0].LocationIndices = []int32{1} }},
@@ -90,6 +92,12 @@ func TestCheck(t *testing.T) {
 		{"profile's attribute", "attribute: index", func(p parts) { p.profile.AttributeIndices = []int32{far} }},
 
 		{"no duplicate mapping", "is a duplicate", func(p parts) { add(&p.dictionary.MappingTable, p.mapping()) }},
+		{"no duplicate mapping in another order", "is a duplicate", func(p parts) {
+			p.mapping().AttributeIndices = []int32{1, 2}
+			same := proto.CloneOf(p.mapping())
+			same.AttributeIndices = []int32{2, 1}
+			add(&p.dictionary.MappingTable, same)
+		}},
 		{"no duplicate location", "is a duplicate", func(p parts) { add(&p.dictionary.LocationTable, p.location()) }},
 		{"no duplicate function", "is a duplicate", func(p parts) { add(&p.dictionary.FunctionTable, p.function()) }},
 		{"no duplicate link", "is a duplicate", func(p parts) { add(&p.dictionary.LinkTable, p.link()) }},
@@ -162,17 +170,16 @@ func TestCheck(t *testing.T) {
 		{"no payload", "original payload is set", func(p parts) {
 			p.profile.OriginalPayloadFormat, p.profile.OriginalPayload = "pprof", []byte{1}
 		}},
-		{"sample type is cpu", "sample type", func(p parts) { p.profile.SampleType = nil }},
+		{"sample type is samples", "sample type", func(p parts) { p.profile.SampleType = p.profile.GetPeriodType() }},
+		{"sample type is set", "sample type", func(p parts) { p.profile.SampleType = nil }},
 		{"period type is cpu", "period type", func(p parts) { p.profile.PeriodType = nil }},
 		{"period", "period is 0", func(p parts) { p.profile.Period = 0 }},
 		{"time", "range", func(p parts) { p.profile.TimeUnixNano = 0 }},
 		{"duration", "range", func(p parts) { p.profile.DurationNano = 1 << 63 }},
 
-		{"sample's content", "neither values nor times", func(p parts) { p.sample.Values, p.sample.TimestampsUnixNano = nil, nil }},
-		{"values without times", "values, 0 times", func(p parts) { p.sample.TimestampsUnixNano = nil }},
-		{"times without values", "0 values", func(p parts) { p.sample.Values = nil }},
-		{"as many values as times", "values", func(p parts) { p.sample.Values = p.sample.GetValues()[1:] }},
-		{"value is the period", "is not the period", func(p parts) { p.sample.Values[0]++ }},
+		{"sample's times", "0 values, 0 times", func(p parts) { p.sample.TimestampsUnixNano = nil }},
+		{"times alone", "1 values, ", func(p parts) { p.sample.Values = []int64{1} }},
+		{"values instead of times", "1 values, 0 times", func(p parts) { p.sample.Values, p.sample.TimestampsUnixNano = []int64{2}, nil }},
 		{"time before the profile", "is not in", func(p parts) { p.sample.TimestampsUnixNano[0] = p.profile.GetTimeUnixNano() - 1 }},
 		{"time behind the profile", "is not in", func(p parts) {
 			p.sample.TimestampsUnixNano[0] = p.profile.GetTimeUnixNano() + p.profile.GetDurationNano()
@@ -206,7 +213,7 @@ func TestCheckHostile(t *testing.T) {
 }
 
 // FuzzCheck decodes anything. Check must not crash; what it accepts can be converted,
-// to a profile with the same total, and split.
+// to a profile with as many samples, and split.
 func FuzzCheck(f *testing.F) {
 	for _, data := range []*profilespb.ProfilesData{fixed(f).Data(start.Add(duration)), record(f)} {
 		encoded, err := proto.Marshal(data)
@@ -222,9 +229,9 @@ func FuzzCheck(f *testing.F) {
 		if err != nil {
 			return // periods that differ
 		}
-		var sum int64
+		sum := 0
 		for _, s := range p.Sample {
-			sum += s.Value[1]
+			sum += int(s.Value[0])
 		}
 		assert.Equal(t, total(data), sum)
 		if parts, err := Split(data, max(proto.Size(data)-1, 0)); err == nil {

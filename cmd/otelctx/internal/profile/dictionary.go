@@ -50,7 +50,10 @@ type dictionary struct {
 	indices []int32
 }
 
-type functionKey struct{ name, file int32 }
+type functionKey struct {
+	name, file int32
+	start      int64
+}
 
 func newDictionary() *dictionary {
 	d := &dictionary{
@@ -71,8 +74,9 @@ func newDictionary() *dictionary {
 	d.tables.MappingTable = []*profilespb.Mapping{{}}
 	d.tables.LocationTable = []*profilespb.Location{{}}
 	d.tables.StackTable = []*profilespb.Stack{{}}
-	// Of full length, as the format asks: some decoders know no other.
-	d.tables.LinkTable = []*profilespb.Link{{TraceId: make([]byte, len(Link{}.TraceID)), SpanId: make([]byte, len(Link{}.SpanID))}}
+	// The format would rather have ids of zeros here. Parca and the profilers' special interest
+	// group's profcheck accept only the empty message, which the eBPF profiler writes.
+	d.tables.LinkTable = []*profilespb.Link{{}}
 	d.tables.AttributeTable = []*profilespb.KeyValueAndUnit{{}}
 	return d
 }
@@ -114,6 +118,10 @@ func (d *dictionary) string(s string) int32 {
 	i := add(&d.tables.StringTable, valid)
 	d.strings[valid] = i
 	return i
+}
+
+func (d *dictionary) valueType(name, unit string) *profilespb.ValueType {
+	return &profilespb.ValueType{TypeStrindex: d.string(name), UnitStrindex: d.string(unit)}
 }
 
 // stack leaves out locations of which nothing is known, not even an address.
@@ -196,11 +204,11 @@ func (d *dictionary) canName(lines []symbols.Line) bool {
 }
 
 func (d *dictionary) function(line symbols.Line) int32 {
-	key := functionKey{name: d.string(line.Function), file: d.string(line.File)}
+	key := functionKey{name: d.string(line.Function), file: d.string(line.File), start: int64(line.Start)}
 	if i, ok := d.functions[key]; ok {
 		return i
 	}
-	i := add(&d.tables.FunctionTable, &profilespb.Function{NameStrindex: key.name, FilenameStrindex: key.file})
+	i := add(&d.tables.FunctionTable, &profilespb.Function{NameStrindex: key.name, FilenameStrindex: key.file, StartLine: key.start})
 	d.functions[key] = i
 	return i
 }
@@ -214,20 +222,23 @@ func (d *dictionary) mapping(of *symbols.Mapping) int32 {
 	if i, ok := d.mappings[*m]; ok {
 		return i
 	}
-	const attributes = 400 // bytes that two take besides their values, at most
+	const attributes = 600 // bytes that three take besides their values, at most
 	bare := symbols.Mapping{Start: m.Start, Limit: m.Limit, FileOffset: m.FileOffset}
-	if *m != bare && !d.room(len(m.Path)+attributes+3*(len(m.GNUBuildID)+len(m.GoBuildID))) {
+	if *m != bare && !d.room(len(m.Path)+attributes+3*(len(m.GNUBuildID)+len(m.GoBuildID)+len(m.HTLHash))) {
 		return d.mapping(&bare)
 	}
 	message := &profilespb.Mapping{
 		MemoryStart: m.Start, MemoryLimit: m.Limit, FileOffset: m.FileOffset,
 		FilenameStrindex: d.string(m.Path),
 	}
-	if m.GNUBuildID != "" {
-		message.AttributeIndices = d.appendAttribute(message.GetAttributeIndices(), StringAttribute(string(semconv.ProcessExecutableBuildIDGNUKey), m.GNUBuildID))
-	}
-	if m.GoBuildID != "" {
-		message.AttributeIndices = d.appendAttribute(message.GetAttributeIndices(), StringAttribute(string(semconv.ProcessExecutableBuildIDGoKey), m.GoBuildID))
+	for _, id := range []struct{ key, value string }{
+		{string(semconv.ProcessExecutableBuildIDGNUKey), m.GNUBuildID},
+		{string(semconv.ProcessExecutableBuildIDGoKey), m.GoBuildID},
+		{string(semconv.ProcessExecutableBuildIDHtlhashKey), m.HTLHash},
+	} {
+		if id.value != "" {
+			message.AttributeIndices = d.appendAttribute(message.GetAttributeIndices(), StringAttribute(id.key, id.value))
+		}
 	}
 	i := add(&d.tables.MappingTable, message)
 	d.mappings[*m] = i
@@ -300,6 +311,13 @@ func (d *dictionary) attribute(a *commonpb.KeyValue) int32 {
 func StringAttribute(key, value string) *commonpb.KeyValue {
 	return &commonpb.KeyValue{Key: key, Value: &commonpb.AnyValue{
 		Value: &commonpb.AnyValue_StringValue{StringValue: validText(value)},
+	}}
+}
+
+// BoolAttribute returns an attribute that is true or false.
+func BoolAttribute(key string, value bool) *commonpb.KeyValue {
+	return &commonpb.KeyValue{Key: key, Value: &commonpb.AnyValue{
+		Value: &commonpb.AnyValue_BoolValue{BoolValue: value},
 	}}
 }
 

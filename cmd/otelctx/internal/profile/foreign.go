@@ -52,7 +52,7 @@ func validText(s string) string {
 
 // validMapping returns m with valid texts.
 func validMapping(m symbols.Mapping) symbols.Mapping {
-	m.Path, m.GNUBuildID, m.GoBuildID = validText(m.Path), validText(m.GNUBuildID), validText(m.GoBuildID)
+	m.Path, m.GNUBuildID, m.GoBuildID, m.HTLHash = validText(m.Path), validText(m.GNUBuildID), validText(m.GoBuildID), validText(m.HTLHash)
 	return m
 }
 

@@ -177,10 +177,9 @@ func (c *converter) profile(p *profilespb.Profile, resource []*commonpb.KeyValue
 	return nil
 }
 
-// sampleValues returns how many samples s stands for, and their CPU time. Check has
-// seen that each value is the period in nanoseconds.
+// sampleValues returns how many samples s stands for, and their CPU time.
 func sampleValues(p *profilespb.Profile, s *profilespb.Sample) []int64 {
-	n := int64(len(s.GetValues()))
+	n := int64(len(s.GetTimestampsUnixNano()))
 	return []int64{n, n * p.GetPeriod()}
 }
 

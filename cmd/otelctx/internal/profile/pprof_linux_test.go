@@ -27,11 +27,11 @@ import (
 // fixed returns a builder with a recording that is the same on every machine.
 func fixed(t testing.TB) *Builder {
 	t.Helper()
-	binary := &symbols.Mapping{Start: 0x401000, Limit: 0x500000, FileOffset: 0x1000, Path: "/usr/bin/shop", GoBuildID: "a/b/c/d"}
+	binary := &symbols.Mapping{Start: 0x401000, Limit: 0x500000, FileOffset: 0x1000, Path: "/usr/bin/shop", GoBuildID: "a/b/c/d", HTLHash: "0123456789abcdef0123456789abcdef"}
 	libc := &symbols.Mapping{Start: 0x7f0000001000, Limit: 0x7f0000200000, Path: "/lib/libc.so.6", GNUBuildID: "c0ffee", GoBuildID: "x/y"}
 	vmlinux := &symbols.Mapping{Start: 0xffffffff81000000, Limit: 0xffffffff82000000, Path: "[kernel.kallsyms]"}
 	outer := &symbols.Location{Mapping: binary, Address: 0x401234, Type: symbols.TypeGo, Lines: []symbols.Line{
-		{Function: "main.inlined", File: "main.go", Line: 12}, {Function: "main.main", File: "main.go", Line: 3},
+		{Function: "main.inlined", File: "main.go", Line: 12, Start: 10}, {Function: "main.main", File: "main.go", Line: 3, Start: 1},
 	}}
 	native := &symbols.Location{Mapping: libc, Address: 0x7f0000001500, Type: symbols.TypeNative, Lines: []symbols.Line{{Function: "qsort"}}}
 	unknown := &symbols.Location{Mapping: libc, Address: 0x7f0000001600, Type: symbols.TypeNative}

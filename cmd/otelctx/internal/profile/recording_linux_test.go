@@ -23,7 +23,6 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // The recording of the tests.
 const (
 	frequency = 99
-	period    = int64(time.Second) / frequency
 	duration  = 10 * time.Second
 )
 

@@ -138,7 +138,6 @@ func (e *extractor) sample(s *profilespb.Sample, first, limit int) *profilespb.S
 		StackIndex:         e.stack(s.GetStackIndex()),
 		AttributeIndices:   e.attributes(s.GetAttributeIndices()),
 		LinkIndex:          e.link(s.GetLinkIndex()),
-		Values:             s.GetValues()[first:limit],
 		TimestampsUnixNano: s.GetTimestampsUnixNano()[first:limit],
 	}
 }

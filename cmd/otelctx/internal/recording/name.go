@@ -10,9 +10,10 @@ import (
 	"slices"
 	"time"
 
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/patient"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/sampler"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/symbols"
+	"github.com/otelctx/otelctx/internal/patient"
 	"github.com/otelctx/otelctx/reader"
 )
 
@@ -49,6 +50,7 @@ func (n *namer) name(ctx context.Context, p *part, end time.Time) {
 	slices.SortFunc(all, func(a, b *targetSamples) int {
 		return cmp.Or(cmp.Compare(len(a.order), len(b.order)), cmp.Compare(a.target.image.PID, b.target.image.PID))
 	})
+	before := n.tally.samples
 	for _, of := range all {
 		n.add(ctx, builder, of)
 		of.target.release()
@@ -56,7 +58,7 @@ func (n *namer) name(ctx context.Context, p *part, end time.Time) {
 	n.tally.cut += p.cut
 	n.tally.lost += p.lost
 	n.tally.dropped += builder.Dropped()
-	if n.config.Part != nil && p.samples > 0 {
+	if n.config.Part != nil && n.tally.samples > before {
 		n.config.Part(builder.Data(end))
 	}
 }
@@ -64,14 +66,32 @@ func (n *namer) name(ctx context.Context, p *part, end time.Time) {
 // add adds the samples of one process.
 func (n *namer) add(ctx context.Context, builder *profile.Builder, of *targetSamples) {
 	names := n.names(ctx, of)
+	type stackKey struct {
+		stack     *rawStack
+		published *published
+	}
+	stacks := map[stackKey]*namedStack{}
+	n.readNames(ctx, of)
 	for _, same := range of.order {
-		stack := n.stack(names, same.stack)
 		var shown []reader.ThreadAttribute
 		if same.span.exists() {
-			shown = n.attributes(ctx, of.target, same)
+			shown = same.published.spanNames.appendTo(n.attributes(ctx, of.target, same), &same.span)
 		}
-		sample := profile.Sample{Stack: stack, Attributes: sampleAttributes(&same.rawKey, shown)}
+		attributes := sampleAttributes(&same.rawKey, shown, n.config.IDAttributes)
+		if !passes(n.config.Filters, &same.span, attributes, same.published.attributes) {
+			n.tally.filtered += uint64(len(same.times))
+			continue
+		}
+		key := stackKey{same.stack, same.published}
+		stack := stacks[key]
+		if stack == nil {
+			stack = &namedStack{locations: n.stack(names, same.stack)}
+			stacks[key] = stack
+		}
+		stack.samples += uint64(len(same.times))
+		sample := profile.Sample{Stack: stack.locations, Attributes: attributes}
 		if same.span.exists() {
+			stack.attributed += uint64(len(same.times))
 			sample.Link = &profile.Link{TraceID: same.span.traceID, SpanID: same.span.spanID}
 		}
 		builder.Add(same.published.resource, sample, same.times...)
@@ -79,6 +99,32 @@ func (n *namer) add(ctx context.Context, builder *profile.Builder, of *targetSam
 		same.published.dropped = 0
 		n.tally.add(of.target.image.PID, same, shown)
 	}
+	for key, s := range stacks {
+		n.tally.addStack(key.published.service, s.locations, s.samples, s.attributed)
+	}
+}
+
+// readNames reads the names of the spans of a process that are not known yet.
+func (n *namer) readNames(ctx context.Context, of *targetSamples) {
+	asked := map[*nameTable]bool{}
+	for _, same := range of.order {
+		names := same.published.spanNames
+		if asked[names] || names.knows(&sampler.Span{Name: same.span.name, Endpoint: same.span.endpoint}) {
+			continue
+		}
+		asked[names] = true
+		_, _ = patient.Call(ctx, of.target.image.PID, processLimit, func() (struct{}, error) {
+			names.read(of.target.reader)
+			return struct{}{}, nil
+		})
+	}
+}
+
+// namedStack is a stack with names, and how many samples it has; of attributed ones a span
+// is known.
+type namedStack struct {
+	locations           []*symbols.Location
+	samples, attributed uint64
 }
 
 // frame is an address in what was mapped.

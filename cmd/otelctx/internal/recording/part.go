@@ -35,6 +35,8 @@ type part struct {
 	targets map[*target]*targetSamples
 	samples int
 	bytes   int
+	// goroutines has samples of different goroutines counted apart.
+	goroutines bool
 	// cut counts the samples whose stack was cut, lost those that were not kept.
 	cut, lost uint64
 }
@@ -59,8 +61,11 @@ type rawStack struct {
 type rawKey struct {
 	published *published
 	stack     *rawStack
-	tid       int
+	cpu, tid  int
 	comm      string
+	goroutine uint64 // 0 if that is not asked for
+	// truncated says that the stack lacks the outermost frames.
+	truncated bool
 	span      rawSpan
 }
 
@@ -70,7 +75,10 @@ type rawSpan struct {
 	spanID     [8]byte
 	localRoot  [8]byte
 	proven     bool
+	unsampled  bool   // known not to be sampled
 	attributes string // encoded
+	// name and endpoint are numbers of names.
+	name, endpoint uint16
 }
 
 func (s *rawSpan) exists() bool { return s.spanID != [8]byte{} }
@@ -81,7 +89,9 @@ type rawSamples struct {
 	times []time.Time
 }
 
-func newPart() *part { return &part{begun: time.Now(), targets: map[*target]*targetSamples{}} }
+func newPart(goroutines bool) *part {
+	return &part{begun: time.Now(), targets: map[*target]*targetSamples{}, goroutines: goroutines}
+}
 
 // full reports whether the part is as long as it should be.
 func (p *part) full() bool {
@@ -102,17 +112,21 @@ func (p *part) add(t *target, s *sampler.Sample) (stack *rawStack, first bool) {
 		p.targets[t] = of
 	}
 	before := of.bytes
-	user, kernel := s.User, s.Kernel
+	user, kernel, truncated := s.User, s.Kernel, s.Truncated
 	if of.bytes > maxTargetBytes {
 		p.cut++
-		user, kernel = user[:min(len(user), 1)], kernel[:min(len(kernel), 1)]
+		user, kernel, truncated = user[:min(len(user), 1)], kernel[:min(len(kernel), 1)], true
 	}
 	stack, first = of.stack(t.symbols.Table(), user, kernel)
-	key := rawKey{published: t.published.Load(), stack: stack, tid: s.TID, comm: s.Comm}
+	key := rawKey{published: t.published.Load(), stack: stack, cpu: s.CPU, tid: s.TID, comm: s.Comm, truncated: truncated}
+	if p.goroutines {
+		key.goroutine = s.Goroutine
+	}
 	if s.Span != nil {
 		key.span = rawSpan{
 			traceID: s.Span.TraceID, spanID: s.Span.SpanID, localRoot: s.Span.LocalRootSpanID,
-			proven: s.Span.Proven, attributes: string(s.Span.Attributes),
+			proven: s.Span.Proven, unsampled: isUnsampled(s.Span), attributes: string(s.Span.Attributes),
+			name: s.Span.Name, endpoint: s.Span.Endpoint,
 		}
 	}
 	same := of.samples[key]
@@ -127,6 +141,15 @@ func (p *part) add(t *target, s *sampler.Sample) (stack *rawStack, first bool) {
 	p.samples++
 	p.bytes += of.bytes - before
 	return stack, first
+}
+
+// flagSampled is the flag of W3C's trace context that says that a span is sampled.
+const flagSampled = 1
+
+// isUnsampled reports whether a span is known not to be sampled. Labels and slots of layout 1,
+// whose spans are unproven, do not tell.
+func isUnsampled(s *sampler.Span) bool {
+	return s.Proven && s.Carrier != sampler.Labels && s.TraceFlags&flagSampled == 0
 }
 
 // stack returns the stack with these addresses.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -25,8 +26,12 @@ type published struct {
 	layout *reader.ThreadLayout
 	// names is the last layout that was looked at for the names of attributes; nil for
 	// layout.
-	names    atomic.Pointer[reader.ThreadLayout]
-	resource profile.Resource
+	names atomic.Pointer[reader.ThreadLayout]
+	// spanNames are those of its spans.
+	spanNames *nameTable
+	resource  profile.Resource
+	// attributes are those of the resource as the process has them.
+	attributes []*commonpb.KeyValue
 	// dropped is how many attributes were left out, since profiles cannot have them, until
 	// they are counted.
 	dropped int
@@ -51,7 +56,9 @@ func newPublished(pid int, layout *reader.ThreadLayout) *published {
 			attributes = append(slices.Clip(attributes), kv)
 		}
 	}
+	named := false
 	for _, kv := range attributes {
+		named = named || kv.GetKey() == string(semconv.ServiceNameKey)
 		switch text := kv.GetValue().GetStringValue(); {
 		case kv.GetKey() == string(semconv.ServiceNameKey) && text != "":
 			p.service = text
@@ -59,6 +66,10 @@ func newPublished(pid int, layout *reader.ThreadLayout) *published {
 			p.service = text
 		}
 	}
+	if !named && p.service != "" { // as the semantic conventions say, and SDKs do
+		attributes = append(slices.Clip(attributes), profile.StringAttribute(string(semconv.ServiceNameKey), "unknown_service:"+p.service))
+	}
+	p.attributes = attributes
 	p.resource, p.dropped = profile.NewResource(attributes, schemaURL)
 	return p
 }
@@ -73,20 +84,67 @@ func processAttributes(pid int) []*commonpb.KeyValue {
 			profile.StringAttribute(string(semconv.ProcessExecutablePathKey), exe),
 			profile.StringAttribute(string(semconv.ProcessExecutableNameKey), filepath.Base(exe)))
 	}
+	if groups, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid)); err == nil {
+		kvs = append(kvs, containerAttributes(string(groups))...)
+	}
 	return kvs
 }
 
-// unprovenKey is the attribute, true, of samples whose span may be another one than the
-// thread was in.
-const unprovenKey = "otelctx.span.unproven"
+// The ids in paths of control groups, as Docker, containerd, CRI-O and Podman make them, and
+// Amazon ECS, and the kubelet for pods. With systemd pods have underscores for dashes.
+var (
+	containerID = regexp.MustCompile(`(?:^|[-:])([0-9a-f]{64}|[0-9a-f]{32}-[0-9]{8,10})(?:\.scope)?$`)
+	podUID      = regexp.MustCompile(`pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?:\.slice)?(?:$|:)`)
+)
 
-// localRootKey is the attribute that has the id of a span's local root, in lower-case
-// hexadecimal.
-const localRootKey = "otelctx.local_root_span_id"
+// containerAttributes returns what control groups tell of the container and the pod: of
+// several the innermost ones.
+func containerAttributes(groups string) []*commonpb.KeyValue {
+	var container, pod string
+	for line := range strings.Lines(groups) {
+		line = strings.TrimSuffix(line, "\n")
+		for part := range strings.SplitSeq(line, "/") {
+			if found := containerID.FindStringSubmatch(part); found != nil {
+				container = found[1]
+			}
+			if found := podUID.FindStringSubmatch(part); found != nil {
+				pod = strings.ReplaceAll(found[1], "_", "-")
+			}
+		}
+	}
+	var kvs []*commonpb.KeyValue
+	if container != "" {
+		kvs = append(kvs, profile.StringAttribute(string(semconv.ContainerIDKey), container))
+	}
+	if pod != "" {
+		kvs = append(kvs, profile.StringAttribute(string(semconv.K8SPodUIDKey), pod))
+	}
+	return kvs
+}
+
+// Attributes of samples. They are listed in docs/profile-attributes.md.
+const (
+	// unprovenKey is true where the span may be another one than the thread was in.
+	unprovenKey = "otelctx.span.unproven"
+	// sampledKey is false where the span is not sampled, and so is not exported.
+	sampledKey = "otelctx.span.sampled"
+	// truncatedKey is true where the stack lacks the outermost frames.
+	truncatedKey = "otelctx.stack.truncated"
+	// goroutineKey is the id of the goroutine.
+	goroutineKey = "otelctx.goroutine.id"
+)
+
+// The attributes that have the ids of a sample's span, of its trace and of its local root, in
+// lower-case hexadecimal.
+const (
+	traceIDKey   = "trace_id"
+	spanIDKey    = "span_id"
+	localRootKey = "otelctx.local_root_span_id"
+)
 
 // sampleAttributes returns what samples say beside their stack and their span, whose
-// attributes are shown.
-func sampleAttributes(s *rawKey, shown []reader.ThreadAttribute) []*commonpb.KeyValue {
+// attributes are shown. With ids they include those of the span.
+func sampleAttributes(s *rawKey, shown []reader.ThreadAttribute, ids bool) []*commonpb.KeyValue {
 	var kvs []*commonpb.KeyValue
 	// First, for the last of equal keys counts: what the process shows does not stand for
 	// what was seen.
@@ -94,19 +152,32 @@ func sampleAttributes(s *rawKey, shown []reader.ThreadAttribute) []*commonpb.Key
 		kvs = append(kvs, profile.StringAttribute(a.Key, a.Value))
 	}
 	kvs = append(kvs,
+		profile.IntAttribute(string(semconv.CPULogicalNumberKey), int64(s.cpu)),
 		profile.IntAttribute(string(semconv.ThreadIDKey), int64(s.tid)),
 		profile.StringAttribute(string(semconv.ThreadNameKey), s.comm),
 	)
+	if s.goroutine != 0 {
+		kvs = append(kvs, profile.IntAttribute(goroutineKey, int64(s.goroutine)))
+	}
+	if s.truncated {
+		kvs = append(kvs, profile.BoolAttribute(truncatedKey, true))
+	}
 	if !s.span.exists() {
 		return kvs
 	}
-	if s.span.localRoot != [8]byte{} {
-		kvs = append(kvs, profile.StringAttribute(localRootKey, fmt.Sprintf("%x", s.span.localRoot)))
+	if ids {
+		kvs = append(kvs,
+			profile.StringAttribute(traceIDKey, fmt.Sprintf("%x", s.span.traceID)),
+			profile.StringAttribute(spanIDKey, fmt.Sprintf("%x", s.span.spanID)))
+		if s.span.localRoot != [8]byte{} {
+			kvs = append(kvs, profile.StringAttribute(localRootKey, fmt.Sprintf("%x", s.span.localRoot)))
+		}
 	}
 	if !s.span.proven {
-		kvs = append(kvs, &commonpb.KeyValue{Key: unprovenKey, Value: &commonpb.AnyValue{
-			Value: &commonpb.AnyValue_BoolValue{BoolValue: true},
-		}})
+		kvs = append(kvs, profile.BoolAttribute(unprovenKey, true))
+	}
+	if s.span.unsampled {
+		kvs = append(kvs, profile.BoolAttribute(sampledKey, false))
 	}
 	return kvs
 }

@@ -21,15 +21,24 @@ import (
 
 // Config says what to record.
 type Config struct {
-	// PID is the process to record, 0 for every one that publishes a process context,
-	// from when it does.
-	PID int
-	// Duration is how long to record, 0 until the process or the context ends.
+	Selection
+
+	// Ready, if not nil, is called when the processes of PIDs are recorded: what they do from
+	// now on is sampled. An error ends the recording.
+	Ready func() error
+	// Duration is how long to record, 0 until the processes of PIDs, or the context, end.
 	Duration time.Duration
 	Sampler  sampler.Config
+	// Filters leave out the samples that do not pass all of them.
+	Filters []Filter
 	// Unnamed leaves functions without names: profiles have addresses and build ids, and no
 	// symbols are read.
 	Unnamed bool
+	// IDAttributes has samples have the ids of their spans, traces and local roots as
+	// attributes too.
+	IDAttributes bool
+	// Attributes has the attributes of spans counted.
+	Attributes bool
 	// Version is that of who records.
 	Version string
 	// Progress, if not nil, is called about four times in a second by one goroutine
@@ -57,14 +66,27 @@ type Result struct {
 	// with the fewest samples, since there are too many. Dropped is how many attributes were
 	// left out, since profiles cannot have them.
 	Cut, SpansLeftOut, Dropped uint64
-	// Processes, Spans and Traces are what was sampled, what used the processor most
-	// first.
-	Processes []ProcessUse
-	Spans     []SpanUse
-	Traces    []TraceUse
+	// Truncated is how many samples lack the outermost frames of their stack, those of Cut
+	// included.
+	Truncated uint64
+	// Filtered is how many samples did not pass Config.Filters. They are counted nowhere else,
+	// unless they are Lost or Cut.
+	Filtered uint64
+	// Work says what the samples were taken of, in the order of the constants.
+	Work []WorkUse
+	// The rest is what was sampled, what used the processor most first; of functions what
+	// used most itself. Names and Endpoints are nil if there is not a single name.
+	// Attributes is nil without Config.Attributes.
+	Processes  []ProcessUse
+	Functions  []FunctionUse
+	Endpoints  []NameUse
+	Names      []NameUse
+	Spans      []SpanUse
+	Traces     []TraceUse
+	Attributes []AttributeUse
 	// NotPermitted is how many processes could not be examined for lack of permission.
 	NotPermitted int
-	// Ended says that the process has ended, for Config.PID.
+	// Ended says that all processes of Config.PIDs have ended, unless there are Children.
 	Ended bool
 }
 
@@ -76,12 +98,15 @@ const (
 	// tickInterval is how long it takes until the end of the only process is noticed, and
 	// how often progress is shown.
 	tickInterval = 250 * time.Millisecond
+	// firstPollInterval is when a program is looked at again that has just started, and its
+	// children with it. Further looks follow in twice the time each, up to tickInterval.
+	firstPollInterval = 20 * time.Millisecond
 )
 
-// Record records until the duration is over, ctx is done or the process has ended, which
-// are no errors.
+// Record records until the duration is over, ctx is done or the processes of PIDs have ended,
+// which are no errors.
 //
-// The error wraps [sampler.ErrNotPermitted], or for Config.PID one of those of
+// The error wraps [sampler.ErrNotPermitted], or for Config.PIDs one of those of
 // [reader.Open] and [reader.Process.ThreadLayout] other than that there is no context,
 // or is what failed.
 func Record(ctx context.Context, c Config) (*Result, error) {
@@ -148,7 +173,12 @@ func (r *recording) run(ctx context.Context) (*Result, error) {
 	if err := r.targets.start(looking); err != nil && ctx.Err() == nil {
 		return nil, err
 	}
-	n := &namer{config: r.config, kernel: r.kernel, tally: newTally()}
+	if r.config.Ready != nil {
+		if err := r.config.Ready(); err != nil {
+			return nil, err
+		}
+	}
+	n := &namer{config: r.config, kernel: r.kernel, tally: newTally(r.config.Attributes)}
 	var working sync.WaitGroup
 	ended := false
 	working.Go(func() { ended = r.supervise(ctx, looking) })
@@ -158,7 +188,7 @@ func (r *recording) run(ctx context.Context) (*Result, error) {
 		}
 	})
 	// What was sampled before the end is read after it.
-	err := r.read()
+	err := r.read() //nolint:contextcheck // Reading names ends by itself.
 	cancel()
 	if r.part != nil {
 		r.parts <- r.part
@@ -199,9 +229,12 @@ func (r *recording) read() error {
 // add adds a sample to the part that is being recorded.
 func (r *recording) add(t *target, s *sampler.Sample) {
 	if r.part == nil {
-		r.part = newPart()
+		r.part = newPart(r.config.IDAttributes)
 	}
 	t.sampled.Store(true)
+	if names := t.published.Load().spanNames; !names.knows(s.Span) {
+		r.targets.wantNames(t, names)
+	}
 	if stack, first := r.part.add(t, s); first {
 		// Files are opened while the process is there to say which.
 		for i := range stack.user {
@@ -228,11 +261,15 @@ func (r *recording) supervise(ctx, looking context.Context) (ended bool) {
 			r.config.warn(err)
 		}
 	}()
-	poll := time.NewTicker(pollInterval)
+	interval := pollInterval
+	if r.config.Children {
+		interval = firstPollInterval
+	}
+	poll := time.NewTicker(interval)
 	defer poll.Stop()
 	tick := time.NewTicker(tickInterval)
 	defer tick.Stop()
-	if r.config.PID == 0 && r.config.Progress == nil {
+	if !r.config.exact() && r.config.Progress == nil {
 		tick.Stop() // Each tick would wake threads for nothing.
 	}
 	for {
@@ -241,6 +278,10 @@ func (r *recording) supervise(ctx, looking context.Context) (ended bool) {
 			return false
 		case <-poll.C:
 			r.targets.poll(looking)
+			if interval < tickInterval {
+				interval = min(2*interval, tickInterval)
+				poll.Reset(interval)
+			}
 		case <-tick.C:
 			if r.config.Progress != nil {
 				r.config.Progress(time.Since(r.start), r.samples.Load())

@@ -8,10 +8,13 @@ package recording
 import (
 	"context"
 	"errors"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -78,8 +81,15 @@ func TestSamplesAreInTheProfileOrLost(t *testing.T) {
 	c := childproc.Start(t, burner.Role, nil)
 	require.Equal(t, "burning", c.Ask("%s", burner.Words(burner.Records)))
 	check := func(size int) (lost uint64) {
-		r := record(t, t.Context(), Config{
-			PID: c.PID(), Duration: 200 * time.Millisecond, Sampler: sampler.Config{Frequency: burner.Frequency(), BufferSize: size},
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		r := record(t, ctx, Config{
+			Selection: Selection{PIDs: []int{c.PID()}}, Sampler: sampler.Config{Frequency: burner.Frequency(), BufferSize: size},
+			Progress: func(_ time.Duration, samples uint64) {
+				if samples > 0 {
+					cancel()
+				}
+			},
 		})
 		assert.Equal(t, r.Samples, r.samples())
 		assert.Positive(t, r.Samples+r.Lost)
@@ -107,7 +117,7 @@ func TestProgress(t *testing.T) {
 		last    uint64
 	)
 	config := Config{
-		PID: c.PID(), Sampler: sampler.Config{Frequency: burner.Frequency()},
+		Selection: Selection{PIDs: []int{c.PID()}}, Sampler: sampler.Config{Frequency: burner.Frequency()},
 		Progress: func(d time.Duration, samples uint64) {
 			elapsed, last = append(elapsed, d), samples
 			if len(elapsed) > 3 && samples > 0 {
@@ -189,20 +199,23 @@ func TestResources(t *testing.T) {
 	require.NoError(t, err)
 	path, name, pid := text("process.executable.path", exe), text("process.executable.name", filepath.Base(exe)), os.Getpid()
 	own := profile.IntAttribute("process.pid", int64(pid))
+	unknown := text("service.name", "unknown_service:"+filepath.Base(exe))
+	groups, err := os.ReadFile("/proc/self/cgroup")
+	require.NoError(t, err)
 	for service, test := range map[string]struct {
 		layout *reader.ThreadLayout
 		want   []*commonpb.KeyValue
 	}{
-		filepath.Base(exe): {nil, []*commonpb.KeyValue{own, path, name}},
+		filepath.Base(exe): {nil, []*commonpb.KeyValue{unknown, own, path, name}},
 		"checkout":         {layout(text("service.name", "checkout")), []*commonpb.KeyValue{text("service.name", "checkout"), own, path, name}},
 		"said": {
 			layout(text("process.executable.name", "said"), profile.IntAttribute("process.pid", 1)),
-			[]*commonpb.KeyValue{path, text("process.executable.name", "said"), profile.IntAttribute("process.pid", 1)},
+			[]*commonpb.KeyValue{text("service.name", "unknown_service:said"), path, text("process.executable.name", "said"), profile.IntAttribute("process.pid", 1)},
 		},
 	} {
 		t.Run(service, func(t *testing.T) {
 			got := newPublished(pid, test.layout)
-			want, _ := profile.NewResource(test.want, "")
+			want, _ := profile.NewResource(append(test.want, containerAttributes(string(groups))...), "")
 			assert.Equal(t, want, got.resource)
 			assert.Equal(t, service, got.service)
 		})
@@ -282,22 +295,79 @@ func TestNamesOfAttributesWhilePublishing(t *testing.T) {
 	}
 }
 
+// TestContainerAttributes has the paths that container runtimes and the kubelet make.
+func TestContainerAttributes(t *testing.T) {
+	const (
+		id  = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
+		pod = "6f1e2d3c-0a1b-4c5d-8e9f-001122334455"
+		ecs = "0123456789abcdef0123456789abcdef-1234567890"
+	)
+	underscored := strings.ReplaceAll(pod, "-", "_")
+	for groups, want := range map[string][2]string{
+		"":       {},
+		"0::/\n": {},
+		"0::/user.slice/user-1000.slice/session-2.scope\n":                                         {},
+		"0::/system.slice/docker-" + id + ".scope\n":                                               {id},
+		"12:cpu,cpuacct:/docker/" + id + "\n0::/\n":                                                {id},
+		"0::/machine.slice/libpod-" + id + ".scope/container\n":                                    {id},
+		"0::/kubepods/burstable/pod" + pod + "/" + id + "\n":                                       {id, pod},
+		"0::/kubepods.slice/kubepods-pod" + underscored + ".slice/cri-containerd-" + id + ".scope": {id, pod},
+		"0::/kubepods-pod" + underscored + ".slice:cri-containerd:" + id + "\n":                    {id, pod},
+		"0::/kubepods/pod0123456789abcdef0123456789abcdef/crio-" + id + "\n":                       {id, "0123456789abcdef0123456789abcdef"},
+		"0::/docker/" + strings.Repeat("f", 64) + "/docker/" + id + "\n":                           {id},
+		"0::/ecs/task/" + ecs + "\n":                                                               {ecs},
+		"0::/docker/" + id + "0\n":                                                                 {},
+	} {
+		var got [2]string
+		for _, kv := range containerAttributes(groups) {
+			got[slices.Index([]string{"container.id", "k8s.pod.uid"}, kv.GetKey())] = kv.GetValue().GetStringValue()
+		}
+		assert.Equal(t, want, got, groups)
+	}
+}
+
+func TestIsUnsampled(t *testing.T) {
+	for span, want := range map[*sampler.Span]bool{
+		{Proven: true, Carrier: sampler.GoroutineRecord, TraceFlags: 2}: true,
+		{Proven: true, Carrier: sampler.GoroutineSlots, TraceFlags: 3}:  false,
+		{Proven: true, Carrier: sampler.Labels}:                         false,
+		{Carrier: sampler.ThreadSlots}:                                  false,
+	} {
+		assert.Equal(t, want, isUnsampled(span), "%+v", span)
+	}
+}
+
 func TestSampleAttributes(t *testing.T) {
-	got := map[string]string{}
-	for _, kv := range sampleAttributes(&rawKey{
-		tid: 7, comm: "worker", span: rawSpan{spanID: [8]byte{1}, localRoot: [8]byte{0xAB}},
-	}, []reader.ThreadAttribute{{Key: "http.app", Value: "shop"}, {Key: "thread.name", Value: "another"}}) {
-		switch v := kv.GetValue().GetValue().(type) {
-		case *commonpb.AnyValue_StringValue:
-			got[kv.GetKey()] = v.StringValue
-		case *commonpb.AnyValue_IntValue:
-			got[kv.GetKey()] = strconv.FormatInt(v.IntValue, 10)
-		case *commonpb.AnyValue_BoolValue:
-			got[kv.GetKey()] = strconv.FormatBool(v.BoolValue)
+	key := rawKey{
+		cpu: 3, tid: 7, comm: "worker", goroutine: 9, truncated: true, span: rawSpan{traceID: [16]byte{0xCD}, spanID: [8]byte{1}, localRoot: [8]byte{0xAB}, unsampled: true},
+	}
+	shown := []reader.ThreadAttribute{{Key: "http.app", Value: "shop"}, {Key: "thread.name", Value: "another"}}
+	want := map[string]string{
+		"cpu.logical_number": "3", "thread.id": "7", "thread.name": "worker", "http.app": "shop", "otelctx.span.unproven": "true",
+		"otelctx.span.sampled": "false", "otelctx.stack.truncated": "true", "otelctx.goroutine.id": "9",
+	}
+	withIDs := maps.Clone(want)
+	withIDs["trace_id"], withIDs["span_id"] = "cd000000000000000000000000000000", "0100000000000000"
+	withIDs["otelctx.local_root_span_id"] = "ab00000000000000"
+	page, err := os.ReadFile("../../../../docs/profile-attributes.md")
+	require.NoError(t, err)
+	for key := range withIDs {
+		if key != "http.app" {
+			assert.Contains(t, string(page), "`"+key+"`")
 		}
 	}
-	assert.Equal(t, map[string]string{
-		"thread.id": "7", "thread.name": "worker", "http.app": "shop",
-		"otelctx.local_root_span_id": "ab00000000000000", "otelctx.span.unproven": "true",
-	}, got)
+	for ids, want := range map[bool]map[string]string{false: want, true: withIDs} {
+		got := map[string]string{}
+		for _, kv := range sampleAttributes(&key, shown, ids) {
+			switch v := kv.GetValue().GetValue().(type) {
+			case *commonpb.AnyValue_StringValue:
+				got[kv.GetKey()] = v.StringValue
+			case *commonpb.AnyValue_IntValue:
+				got[kv.GetKey()] = strconv.FormatInt(v.IntValue, 10)
+			case *commonpb.AnyValue_BoolValue:
+				got[kv.GetKey()] = strconv.FormatBool(v.BoolValue)
+			}
+		}
+		assert.Equal(t, want, got, "ids: %t", ids)
+	}
 }

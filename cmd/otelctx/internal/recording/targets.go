@@ -8,12 +8,13 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"slices"
 	"sync"
 	"time"
 
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/patient"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/sampler"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/symbols"
+	"github.com/otelctx/otelctx/internal/patient"
 	"github.com/otelctx/otelctx/internal/procfs"
 	"github.com/otelctx/otelctx/reader"
 )
@@ -55,9 +56,9 @@ type targets struct {
 	looking map[int]time.Time
 	// warned has what has been warned of.
 	warned map[warning]bool
-	// ended says that the only process to record has ended, or runs another program that
+	// ended has those of the only processes to record that run another program by now, which
 	// cannot be recorded.
-	ended bool
+	ended map[int]bool
 }
 
 // warning is what is said once: why a process, or with 0 all, cannot be recorded as it
@@ -83,14 +84,14 @@ func openTargets(c *Config) (*targets, error) {
 	}
 	ts := &targets{
 		config: c, files: files, attach: make(chan *symbols.Region, attachQueue), places: make(chan struct{}, mostLooks),
-		all: map[sampler.Image]*target{}, gone: map[*target]time.Time{}, others: map[int]other{}, looking: map[int]time.Time{}, warned: map[warning]bool{},
+		all: map[sampler.Image]*target{}, gone: map[*target]time.Time{}, others: map[int]other{}, looking: map[int]time.Time{}, warned: map[warning]bool{}, ended: map[int]bool{},
 	}
-	if c.PID != 0 {
+	for _, pid := range c.PIDs {
 		// What is not there needs no permission to sample. Threads are there, but not listed.
-		if leader, err := procfs.NewFS("/proc").Leader(c.PID); err == nil && leader != c.PID {
-			return nil, fmt.Errorf("%d is a thread of process %d, and only processes are recorded", c.PID, leader)
+		if leader, err := procfs.NewFS("/proc").Leader(pid); err == nil && leader != pid {
+			return nil, fmt.Errorf("%d is a thread of process %d, and only processes are recorded", pid, leader)
 		}
-		p, err := reader.Open(c.PID)
+		p, err := reader.Open(pid)
 		if err != nil {
 			return nil, err
 		}
@@ -105,21 +106,26 @@ func openTargets(c *Config) (*targets, error) {
 
 // start begins to look after the processes until ctx is done, and to record those that
 // there are. It waits until all that answer at once have been looked at. The error is about
-// the only process to record.
+// one of the only processes to record.
 func (ts *targets) start(ctx context.Context) error {
 	for range attachers {
 		ts.looks.Go(func() { ts.attachAll(ctx) })
 	}
-	if ts.config.PID != 0 {
-		image, err := ts.sampler.Image(ts.config.PID)
+	for _, pid := range ts.config.PIDs {
+		image, err := ts.sampler.Image(pid)
 		if err != nil {
 			return err
 		}
-		ts.looking[ts.config.PID] = time.Now()
+		ts.looking[pid] = time.Now()
 		if err := ts.look(ctx, sampler.Process{Image: image}); err != nil {
 			return err
 		}
-		delete(ts.looking, ts.config.PID)
+		delete(ts.looking, pid)
+		if ts.config.Children {
+			ts.attachNow(ctx, image)
+		}
+	}
+	if len(ts.config.PIDs) > 0 {
 		return nil
 	}
 	looks := ts.poll(ctx)
@@ -175,6 +181,21 @@ func (ts *targets) want(r *symbols.Region) {
 	case ts.attach <- r:
 	default:
 		r.Unwant() // Another sample of it will ask again.
+	}
+}
+
+// attachNow opens the files that a program has mapped: it may not live until the first sample
+// is read.
+func (ts *targets) attachNow(ctx context.Context, image sampler.Image) {
+	t := ts.find(image)
+	// What it maps next is looked at soon, too.
+	t.sampled.Store(true)
+	_, err := patient.Call(ctx, image.PID, processLimit, func() (struct{}, error) {
+		t.symbols.Table().Attach()
+		return struct{}{}, nil
+	})
+	if err != nil {
+		ts.warn(image.PID, err)
 	}
 }
 
@@ -244,7 +265,7 @@ func (ts *targets) poll(ctx context.Context) (looks *sync.WaitGroup) {
 // sweep ends the recording of programs that run no longer, and forgets what nobody needs.
 func (ts *targets) sweep(processes map[int]sampler.Process) {
 	for image, t := range ts.all {
-		if since, ok := ts.gone[t]; ok && time.Since(since) > keepGone && ts.config.PID == 0 {
+		if since, ok := ts.gone[t]; ok && time.Since(since) > keepGone {
 			delete(ts.all, image)
 			delete(ts.gone, t)
 			t.release()
@@ -290,8 +311,8 @@ func (ts *targets) changed(p sampler.Process) bool {
 		t.used, t.active = p.Used, time.Now()
 		return true
 	}
-	if ts.config.PID != 0 {
-		return p.Image.PID == ts.config.PID && !ts.ended
+	if ts.config.exact() {
+		return slices.Contains(ts.config.PIDs, p.Image.PID) && !ts.ended[p.Image.PID]
 	}
 	o := ts.others[p.Image.PID]
 	return p.Used != 0 && (o.image != p.Image || o.used != p.Used)
@@ -338,6 +359,9 @@ func (ts *targets) checkCarrier(t *target) {
 // open finds out all about a program. What is read of its process is read as the kernel
 // lets the caller.
 func (ts *targets) open(ctx context.Context, image sampler.Image) (_ *target, err error) {
+	if !ts.config.selects(image.PID) {
+		return nil, errNotSelected
+	}
 	p, err := reader.Open(image.PID)
 	if err != nil {
 		return nil, err
@@ -354,8 +378,15 @@ func (ts *targets) open(ctx context.Context, image sampler.Image) (_ *target, er
 		return nil, errors.Join(err, p.Close(), t.symbols.Close())
 	}
 	t.hold()
-	t.published.Store(newPublished(image.PID, layout))
-	if err := ts.same(image); err != nil {
+	published := newPublished(image.PID, layout)
+	published.spanNames = newNameTable(layout, nil)
+	published.spanNames.read(p)
+	t.published.Store(published)
+	err = ts.same(image)
+	if err == nil && !ts.config.selectsPublished(t.published.Load()) {
+		err = errNotSelected
+	}
+	if err != nil {
 		t.release()
 		return nil, err
 	}
@@ -372,17 +403,17 @@ func (ts *targets) same(image sampler.Image) error {
 	return err
 }
 
-// layout looks at what a process publishes. For the only process to record, nothing is as
-// good as anything.
+// layout looks at what a process publishes. For processes that are recorded whatever they
+// publish, nothing is as good as anything.
 func (ts *targets) layout(ctx context.Context, p *reader.Process) (*reader.ThreadLayout, error) {
 	layout, err := p.ThreadLayout(ctx)
 	if err == nil && errors.Is(layout.ContextErr, reader.ErrInvalid) {
 		ts.warn(p.PID(), layout.ContextErr) // The resource is missing.
 	}
 	switch {
-	case err == nil && ts.config.PID == 0 && layout.Context == nil && layout.Advertisement == nil:
+	case err == nil && ts.config.publishing() && layout.Context == nil && layout.Advertisement == nil:
 		return nil, reader.ErrNoContext
-	case err == nil, ts.config.PID == 0 && !errors.Is(err, reader.ErrBusy):
+	case err == nil, ts.config.publishing() && !errors.Is(err, reader.ErrBusy):
 		return layout, err
 	case errors.Is(err, reader.ErrInvalid), errors.Is(err, reader.ErrBusy):
 		ts.warn(p.PID(), err)
@@ -473,7 +504,9 @@ func (ts *targets) refresh(ctx context.Context, t *target) error {
 	if _, gone := ts.gone[t]; gone {
 		return nil
 	}
-	t.published.Store(newPublished(t.image.PID, now))
+	published := newPublished(t.image.PID, now)
+	published.spanNames = newNameTable(now, t.published.Load().spanNames)
+	t.published.Store(published)
 	return ts.sampler.Watch(t.image, now)
 }
 
@@ -485,13 +518,14 @@ func (ts *targets) explain(p sampler.Process, err error) {
 	ts.mu.Lock()
 	if ts.all[p.Image] == nil {
 		ts.others[p.Image.PID] = other{image: p.Image, used: p.Used, notPermitted: errors.Is(err, reader.ErrNotPermitted)}
-		if p.Image.PID == ts.config.PID {
-			ts.ended = true
+		if slices.Contains(ts.config.PIDs, p.Image.PID) {
+			ts.ended[p.Image.PID] = true
 		}
 	}
 	ts.mu.Unlock()
 	switch {
-	case errors.Is(err, reader.ErrNoContext), errors.Is(err, reader.ErrProcessGone), errors.Is(err, reader.ErrNotPermitted) && ts.config.PID == 0:
+	case errors.Is(err, errNotSelected), errors.Is(err, reader.ErrNoContext), errors.Is(err, reader.ErrProcessGone),
+		errors.Is(err, reader.ErrNotPermitted) && len(ts.config.PIDs) == 0:
 	case errors.Is(err, patient.ErrTooMany), errors.Is(err, sampler.ErrTooManyProcesses):
 		ts.warn(0, err)
 	default:
@@ -504,7 +538,7 @@ func (ts *targets) explainTheRest() {
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
 	for pid, since := range ts.looking {
-		if !since.IsZero() && (pid == ts.config.PID || time.Since(since) > shortLook) {
+		if !since.IsZero() && (slices.Contains(ts.config.PIDs, pid) || time.Since(since) > shortLook) {
 			ts.warnOnce(pid, fmt.Errorf("pid %d: %w: no answer until the end of the recording", pid, patient.ErrNoAnswer))
 		}
 	}
@@ -545,16 +579,13 @@ func (ts *targets) notPermitted() int {
 	return n
 }
 
-// hasEnded reports whether the only process to record has ended.
+// hasEnded reports whether all of the only processes to record have ended.
 func (ts *targets) hasEnded() bool {
-	if ts.config.PID == 0 {
+	if !ts.config.exact() {
 		return false
 	}
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
-	if ts.ended {
-		return true
-	}
 	for _, t := range ts.all {
 		if _, gone := ts.gone[t]; !gone && !t.ended() {
 			return false

@@ -43,7 +43,7 @@ func (s *Sample) decode(b []byte) (bootNS uint64, err error) {
 	default:
 		s.Span = &Span{
 			TraceFlags: h.TraceFlags, Carrier: Carrier(h.Carrier), Proven: h.Proven != 0,
-			Attributes: bytes.Clone(data[user+kernel:][:h.AttrsSize]),
+			Attributes: bytes.Clone(data[user+kernel:][:h.AttrsSize]), Name: h.Names[0], Endpoint: h.Names[1],
 		}
 		binary.NativeEndian.PutUint64(s.Span.TraceID[:8], h.TraceId[0])
 		binary.NativeEndian.PutUint64(s.Span.TraceID[8:], h.TraceId[1])

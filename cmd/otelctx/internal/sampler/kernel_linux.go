@@ -245,6 +245,14 @@ func explain(err error) error {
 	}
 }
 
+// maxFrames returns how many frames of a stack the kernel gives at most.
+func maxFrames() int {
+	if n, err := strconv.Atoi(sysctl("perf_event_max_stack")); err == nil && n > 0 {
+		return min(n, MaxFrames)
+	}
+	return MaxFrames
+}
+
 // sysctl returns a setting of the kernel for people.
 func sysctl(name string) string {
 	b, err := fs.ReadFile(os.DirFS("/proc/sys/kernel"), name)

@@ -56,6 +56,10 @@ func newLayout(image Image, layout *reader.ThreadLayout, chosen Carrier) program
 		case reader.GoroutineRecord:
 			l.add(programFeatureHAS_RECORD)
 			l.G_labels, l.RecordOffset = uint32(layout.Runtime.GLabels), uint32(c.RecordOffset)
+			if layout.NamesOffset > 0 {
+				l.add(programFeatureHAS_NAMES)
+				l.NamesOffset = uint32(layout.NamesOffset)
+			}
 		}
 	}
 	l.setSpans(layout)
@@ -82,6 +86,7 @@ func (l *programLayout) setSpans(layout *reader.ThreadLayout) {
 		Version: field("version", 8), TraceIdHigh: field("trace_id_high", 8), TraceIdLow: field("trace_id_low", 8),
 		SpanId: field("span_id", 8), LocalRootSpanId: field("local_root_span_id", 8), Goid: field("goid", 8),
 		Enclosing: field("enclosing", 8), TraceFlags: field("trace_flags", 1), Tid: field("tid", 4),
+		Name: field("name", 2), Endpoint: field("endpoint", 2),
 	}
 	if !within || int(l.Spans.Enclosing) > cellSize-8*wire.Enclosing {
 		return

@@ -44,6 +44,7 @@ const (
 	programFeatureHAS_LABELS          programFeature = 256
 	programFeatureHAS_SPANS           programFeature = 512
 	programFeatureHAS_ENCLOSING       programFeature = 1024
+	programFeatureHAS_NAMES           programFeature = 2048
 )
 
 type programHeader struct {
@@ -60,11 +61,12 @@ type programHeader struct {
 	UserSize        uint16
 	KernelSize      uint16
 	AttrsSize       uint16
+	Names           [2]uint16
 	Carrier         uint8
 	Proven          uint8
 	TraceFlags      uint8
 	Comm            [16]uint8
-	Pad             [3]uint8
+	Pad             [7]uint8
 }
 
 type programImage struct {
@@ -94,7 +96,7 @@ type programLayout struct {
 	M_procid        uint32
 	RecordOffset    uint32
 	EnclosingOffset uint32
-	Pad2            uint32
+	NamesOffset     uint32
 	Threads         programRing
 	Goroutines      programRing
 	Spans           programSpans
@@ -135,7 +137,9 @@ type programSpans struct {
 	Enclosing       uint16
 	TraceFlags      uint16
 	Tid             uint16
-	_               [6]byte
+	Name            uint16
+	Endpoint        uint16
+	_               [2]byte
 }
 
 type programThread struct {
@@ -151,9 +155,46 @@ type programWork struct {
 		H    programHeader
 		Data [3072]uint8
 	}
-	Slot    [2056]uint8
-	Cell    [128]uint8
+	Slot     [2056]uint8
+	Cell     [128]uint8
+	OfThread struct {
+		_           structs.HostLayout
+		TraceIdHigh uint64
+		TraceIdLow  uint64
+		SpanId      uint64
+		OwnerGoid   uint64
+		Ref         uint64
+		M           uint64
+		Tid         uint32
+		AttrsSize   uint16
+		TraceFlags  uint8
+		_           [1]byte
+	}
+	OfGoroutine struct {
+		_           structs.HostLayout
+		TraceIdHigh uint64
+		TraceIdLow  uint64
+		SpanId      uint64
+		OwnerGoid   uint64
+		Ref         uint64
+		M           uint64
+		Tid         uint32
+		AttrsSize   uint16
+		TraceFlags  uint8
+		_           [1]byte
+	}
+	Record struct {
+		_          structs.HostLayout
+		TraceId    [2]uint64
+		SpanId     uint64
+		Valid      uint8
+		TraceFlags uint8
+		AttrsSize  uint16
+		_          [4]byte
+	}
+	Layout  uint32
 	Label   [32]uint8
+	_       [4]byte
 	Strings [16]struct {
 		_         structs.HostLayout
 		Key       uint64

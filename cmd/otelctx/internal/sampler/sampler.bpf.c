@@ -76,6 +76,7 @@ enum feature {
 	HAS_LABELS = 1 << 8, // m_curg, g_goid, g_labels
 	HAS_SPANS = 1 << 9, // spans
 	HAS_ENCLOSING = 1 << 10, // enclosing_offset
+	HAS_NAMES = 1 << 11, // names_offset, name and endpoint of spans
 };
 
 // ring says where slots are and what is where in them.
@@ -94,6 +95,7 @@ struct spans {
 	__u32 capacity; // how many there are, not 0
 	__u32 cell_size; // at least CELL_SIZE
 	__u16 version, trace_id_high, trace_id_low, span_id, local_root_span_id, goid, enclosing, trace_flags, tid;
+	__u16 name, endpoint;
 };
 
 // image says which program a process runs: another process that gets the id of one that
@@ -118,7 +120,7 @@ struct layout {
 	__u32 has;
 	__s64 tls_g;
 	__u32 g_m, g_goid, g_labels, m_curg, m_procid, record_offset;
-	__u32 enclosing_offset, _pad2;
+	__u32 enclosing_offset, names_offset;
 	struct ring threads, goroutines;
 	struct spans spans;
 };
@@ -136,11 +138,12 @@ struct header {
 	__u64 trace_id[2], span_id, local_root_span_id; // in the order of their bytes
 	__u32 tid, own_tid, cpu;
 	__u16 user_size, kernel_size, attrs_size;
+	__u16 names[2]; // the numbers of the span's name and of its endpoint
 	__u8 carrier; // enum carrier
 	__u8 proven;
 	__u8 trace_flags;
 	__u8 comm[16];
-	__u8 _pad[3];
+	__u8 _pad[7];
 };
 
 // event is a sample. data has the user's stack, the kernel's and the attributes, one
@@ -187,6 +190,12 @@ struct work {
 	__u8 slot[2 * SLOT_SIZE + 8];
 	// The cell that was read last.
 	__u8 cell[CELL_SIZE];
+	// The slots of the thread and of the goroutine that it runs.
+	struct slot of_thread, of_goroutine;
+	// The record behind the goroutine's labels.
+	struct record record;
+	// The number of the process's layout.
+	__u32 layout;
 	__u8 label[32];
 	// The strings of the labels that are read; as many as a mask can bound.
 	struct {
@@ -242,6 +251,21 @@ volatile const __u32 pid_namespace; // the number of the watcher's; 0 for the fi
 volatile const bool kernel_stacks;
 volatile const bool only_labels; // no span is looked for, and labels are read instead
 volatile const __u32 wake_at; // bytes in events from which on the reader is woken
+
+// Functions that are not static take numbers and have their pointers from here. The kernel
+// checks each of them once, for all numbers, and not again at each call: that is what starting
+// to record would take longest for.
+static __always_inline struct work *this_work(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&works, &zero);
+}
+
+static __always_inline const struct layout *this_layout(struct work *w)
+{
+	return bpf_map_lookup_elem(&layouts, &w->layout);
+}
 
 // BOUND has a size that is at most mask, a power of 2 less 1, be seen to be so. Not every
 // verifier draws that from a comparison, least of all from one of 32 bits.
@@ -367,13 +391,24 @@ static __always_inline bool try_slot(struct work *w, const struct ring *r, __u64
 	return FIELD(w, __u8, r->in_use) == 0;
 }
 
-// read_slot reads the slot of a thread or goroutine, whoever it belongs to. It returns
-// false if there is no telling what it holds.
-static __always_inline bool read_slot(struct work *w, const struct ring *r, __u64 number, struct slot *s)
+// read_slot reads the slot of the goroutine or thread with a number, whoever it belongs to. It
+// returns false if there is no telling what it holds.
+__noinline int read_slot(__u32 of_goroutine, __u64 number)
 {
+	struct work *w = this_work();
+	const struct layout *l;
+	const struct ring *r;
+	struct slot *s;
 	__u64 at;
 	int i;
 
+	if (!w)
+		return false;
+	l = this_layout(w);
+	if (!l)
+		return false;
+	r = of_goroutine ? &l->goroutines : &l->threads;
+	s = of_goroutine ? &w->of_goroutine : &w->of_thread;
 	if (!r->capacity)
 		return false;
 	at = r->slots + number % r->capacity * r->slot_size;
@@ -425,7 +460,7 @@ static __always_inline void give_attributes(struct work *w, const struct ring *r
 static __always_inline void give(struct event *e, __u64 trace0, __u64 trace1, __u64 span, enum carrier carrier)
 {
 	if (e->h.trace_id[0] != trace0 || e->h.trace_id[1] != trace1 || e->h.span_id != span)
-		e->h.local_root_span_id = e->h.attrs_size = 0;
+		e->h.local_root_span_id = e->h.attrs_size = e->h.names[0] = e->h.names[1] = 0;
 	e->h.trace_id[0] = trace0;
 	e->h.trace_id[1] = trace1;
 	e->h.span_id = span;
@@ -453,11 +488,21 @@ enum liveness {
 	LIVE,
 };
 
-// read_cell reads the cell that a reference names, as of one moment.
-static __always_inline enum liveness read_cell(struct work *w, const struct spans *s, __u64 ref)
+// read_cell reads the cell that a reference names, as of one moment, and returns how its span
+// is.
+__noinline int read_cell(__u64 ref)
 {
+	struct work *w = this_work();
+	const struct layout *l;
+	const struct spans *s;
 	__u64 at, version = 0;
 
+	if (!w)
+		return GONE;
+	l = this_layout(w);
+	if (!l)
+		return GONE;
+	s = &l->spans;
 	if (!ref || !s->capacity)
 		return GONE;
 	at = s->cells + (ref >> 1 & 0x7ffff) % s->capacity * s->cell_size;
@@ -470,6 +515,17 @@ static __always_inline enum liveness read_cell(struct work *w, const struct span
 	return version == ref ? LIVE : OVER;
 }
 
+// give_root stores the local root and the names of the span of the cell that was read last,
+// which is the one that is stored.
+static __always_inline void give_root(struct work *w, const struct spans *s)
+{
+	struct event *e = &w->event;
+
+	e->h.local_root_span_id = __builtin_bswap64(CELL(w, __u64, s->local_root_span_id));
+	e->h.names[0] = CELL(w, __u16, s->name);
+	e->h.names[1] = CELL(w, __u16, s->endpoint);
+}
+
 // give_cell stores the span of the cell that was read last.
 static __always_inline void give_cell(struct work *w, const struct spans *s, enum carrier carrier)
 {
@@ -477,7 +533,7 @@ static __always_inline void give_cell(struct work *w, const struct spans *s, enu
 
 	give(e, __builtin_bswap64(CELL(w, __u64, s->trace_id_high)), __builtin_bswap64(CELL(w, __u64, s->trace_id_low)),
 	     __builtin_bswap64(CELL(w, __u64, s->span_id)), carrier);
-	e->h.local_root_span_id = __builtin_bswap64(CELL(w, __u64, s->local_root_span_id));
+	give_root(w, s);
 	e->h.trace_flags = CELL(w, __u8, s->trace_flags);
 	e->h.proven = true;
 }
@@ -489,7 +545,7 @@ static __always_inline bool give_enclosing(struct work *w, const struct spans *s
 	int i;
 
 	for (i = 0; i < ENCLOSING; i++) {
-		if (read_cell(w, s, refs[i]) == LIVE) {
+		if (read_cell(refs[i]) == LIVE) {
 			give_cell(w, s, carrier);
 			return true;
 		}
@@ -512,7 +568,7 @@ static __always_inline bool resolve_slot(struct work *w, const struct layout *l,
 		give_slot(w, r, slot, carrier, proven);
 		return true;
 	}
-	is = read_cell(w, s, slot->ref);
+	is = read_cell(slot->ref);
 	// The goroutine that has started the span may have gone on elsewhere since.
 	if (carrier == THREAD_SLOTS && slot->owner_goid && CELL(w, __u64, s->goid) == slot->owner_goid &&
 	    CELL(w, __u32, s->tid) != slot->tid)
@@ -520,7 +576,7 @@ static __always_inline bool resolve_slot(struct work *w, const struct layout *l,
 	switch (is) {
 	case LIVE:
 		give_slot(w, r, slot, carrier, proven);
-		w->event.h.local_root_span_id = __builtin_bswap64(CELL(w, __u64, s->local_root_span_id));
+		give_root(w, s);
 		return true;
 	case OVER:
 		if (!w->event.h.goid || CELL(w, __u64, s->goid) != w->event.h.goid)
@@ -631,24 +687,33 @@ static __always_inline __u64 digits(__u32 v)
 	return __builtin_bswap64(d + '0' * ones + letters * ('a' - '9' - 1));
 }
 
-// labelled reports whether the labels that a record stands behind have its ids among
+// labelled reports whether the labels that the record stands behind have its ids among
 // their values, as records say of themselves. Behind the labels that anybody else has
 // installed there is whatever the heap has there, which may look like a record.
-static __always_inline bool labelled(struct work *w, __u64 labels, const struct record *r)
+__noinline int labelled(__u64 labels)
 {
+	struct work *w = this_work();
+	const struct record *r;
 	struct {
 		__u64 list, len, n; // the labels of a span that is over are within the capacity
 	} slice;
 	struct {
 		__u64 at, size;
 	} value;
-	__u64 *text = (__u64 *)w->label;
-	__u64 trace0 = digits(r->trace_id[0]), trace1 = digits(r->trace_id[0] >> 32);
-	__u64 trace2 = digits(r->trace_id[1]), trace3 = digits(r->trace_id[1] >> 32);
-	__u64 span0 = digits(r->span_id), span1 = digits(r->span_id >> 32);
+	__u64 *text, trace0, trace1, trace2, trace3, span0, span1;
 	bool has_trace = false, has_span = false;
 	__u32 i;
 
+	if (!w)
+		return false;
+	r = &w->record;
+	text = (__u64 *)w->label;
+	trace0 = digits(r->trace_id[0]);
+	trace1 = digits(r->trace_id[0] >> 32);
+	trace2 = digits(r->trace_id[1]);
+	trace3 = digits(r->trace_id[1] >> 32);
+	span0 = digits(r->span_id);
+	span1 = digits(r->span_id >> 32);
 	if (!read_user(&slice, sizeof(slice), labels) || !valid_pointer(slice.list))
 		return false;
 	for (i = 0; i < MAX_LABELS; i++) {
@@ -670,20 +735,20 @@ static __always_inline bool labelled(struct work *w, __u64 labels, const struct 
 static __always_inline void give_record(struct work *w, const struct layout *l, __u64 g, bool only)
 {
 	struct event *e = &w->event;
-	struct record r;
+	struct record *r = &w->record;
 	__u64 labels, at, size, refs[ENCLOSING];
 	__u8 valid;
 
 	if (!read_user(&labels, sizeof(labels), g + l->g_labels) || !valid_pointer(labels))
 		return;
 	at = labels + l->record_offset;
-	if (!read_user(&r, RECORD_SIZE, at) || r.valid > 1 || (!r.trace_id[0] && !r.trace_id[1]) || !r.span_id ||
-	    r.attrs_size > MAX_RECORD_ATTRIBUTES)
+	if (!read_user(r, RECORD_SIZE, at) || r->valid > 1 || (!r->trace_id[0] && !r->trace_id[1]) || !r->span_id ||
+	    r->attrs_size > MAX_RECORD_ATTRIBUTES)
 		return;
-	if (only && (!r.valid || e->h.trace_id[0] != r.trace_id[0] || e->h.trace_id[1] != r.trace_id[1] ||
-		     e->h.span_id != r.span_id))
+	if (only && (!r->valid || e->h.trace_id[0] != r->trace_id[0] || e->h.trace_id[1] != r->trace_id[1] ||
+		     e->h.span_id != r->span_id))
 		return;
-	if (!labelled(w, labels, &r))
+	if (!labelled(labels))
 		return;
 	ordered(w);
 	// Its span may have ended meanwhile, on another thread. All else does not change.
@@ -695,10 +760,13 @@ static __always_inline void give_record(struct work *w, const struct layout *l, 
 			give_enclosing(w, &l->spans, refs, GOROUTINE_RECORD);
 		return;
 	}
-	give(e, r.trace_id[0], r.trace_id[1], r.span_id, GOROUTINE_RECORD);
-	e->h.trace_flags = r.trace_flags;
+	give(e, r->trace_id[0], r->trace_id[1], r->span_id, GOROUTINE_RECORD);
+	e->h.trace_flags = r->trace_flags;
 	e->h.proven = true;
-	size = r.attrs_size; // at most MAX_RECORD_ATTRIBUTES, as has been seen
+	// A cell has names that are as new, or newer.
+	if (l->has & HAS_NAMES && !e->h.names[0] && !e->h.names[1])
+		read_user(e->h.names, sizeof(e->h.names), labels + l->names_offset);
+	size = r->attrs_size; // at most MAX_RECORD_ATTRIBUTES, as has been seen
 	BOUND(size, MAX_ATTRIBUTES);
 	if (size)
 		e->h.attrs_size = read_user(room(e), size, at + RECORD_SIZE) ? size : 0;
@@ -762,37 +830,38 @@ static __always_inline void find_span(struct bpf_perf_event_data *ctx, struct ta
 				      struct work *w)
 {
 	struct event *e = &w->event;
-	struct slot of_thread = {}, of_goroutine = {};
+	struct slot *of_thread = &w->of_thread, *of_goroutine = &w->of_goroutine;
 	__u32 tid = e->h.own_tid;
 	bool only = false;
 	__u64 m, g;
 
+	__builtin_memset(of_thread, 0, sizeof(*of_thread));
 	if (only_labels) {
-		give_labels(ctx, task, l, &of_thread, w);
+		give_labels(ctx, task, l, of_thread, w);
 		return;
 	}
-	if (l->has & HAS_THREAD_SLOTS && !read_slot(w, &l->threads, tid, &of_thread))
-		__builtin_memset(&of_thread, 0, sizeof(of_thread));
+	if (l->has & HAS_THREAD_SLOTS && !read_slot(false, tid))
+		__builtin_memset(of_thread, 0, sizeof(*of_thread));
 	if (!(l->has & HAS_GOROUTINE)) {
-		if (shows_span(&of_thread) && (of_thread.tid == tid || l->threads.tid == NO_FIELD))
-			resolve_slot(w, l, &l->threads, &of_thread, THREAD_SLOTS, false);
+		if (shows_span(of_thread) && (of_thread->tid == tid || l->threads.tid == NO_FIELD))
+			resolve_slot(w, l, &l->threads, of_thread, THREAD_SLOTS, false);
 		return;
 	}
-	m = find_m(ctx, task, l, &of_thread, tid);
+	m = find_m(ctx, task, l, of_thread, tid);
 	g = find_goroutine(l, m, &e->h.goid);
 	if (!g) {
 		e->h.goid = 0;
 		return;
 	}
-	if (l->has & HAS_OWNERS && shows_span(&of_thread) && of_thread.tid == tid && of_thread.m == m &&
-	    of_thread.owner_goid == e->h.goid)
-		resolve_slot(w, l, &l->threads, &of_thread, THREAD_SLOTS, true);
-	if (l->has & HAS_GOROUTINE_SLOTS && read_slot(w, &l->goroutines, e->h.goid, &of_goroutine) &&
-	    of_goroutine.owner_goid == e->h.goid) {
+	if (l->has & HAS_OWNERS && shows_span(of_thread) && of_thread->tid == tid && of_thread->m == m &&
+	    of_thread->owner_goid == e->h.goid)
+		resolve_slot(w, l, &l->threads, of_thread, THREAD_SLOTS, true);
+	if (l->has & HAS_GOROUTINE_SLOTS && read_slot(true, e->h.goid) &&
+	    of_goroutine->owner_goid == e->h.goid) {
 		give_nothing(e);
-		if (shows_span(&of_goroutine))
-			only = resolve_slot(w, l, &l->goroutines, &of_goroutine, GOROUTINE_SLOTS, true);
-		else if (!of_goroutine.ref)
+		if (shows_span(of_goroutine))
+			only = resolve_slot(w, l, &l->goroutines, of_goroutine, GOROUTINE_SLOTS, true);
+		else if (!of_goroutine->ref)
 			return; // it says that it is in none
 	}
 	if (l->has & HAS_RECORD)
@@ -850,6 +919,7 @@ int sample(struct bpf_perf_event_data *ctx)
 	}
 
 	c->taken++;
+	w->layout = *number;
 	e = &w->event;
 	__builtin_memset(&e->h, 0, sizeof(e->h));
 	e->h.image = image;

@@ -89,6 +89,9 @@ type Sample struct {
 	// good as the program's frame pointers. Kernel is empty unless the thread was in
 	// the kernel and the kernel's stack was asked for.
 	User, Kernel []uint64
+	// Truncated says that a stack has as many frames as the kernel gives at most, so that it
+	// probably lacks the outermost ones.
+	Truncated bool
 	// Goroutine is the id of the user's goroutine that the thread ran or waited for
 	// a system call for; 0 if there was none, or it is not known.
 	Goroutine uint64
@@ -105,6 +108,9 @@ type Span struct {
 	// zeros where that is not known.
 	LocalRootSpanID [8]byte
 	TraceFlags      byte
+	// Name and Endpoint are the numbers of the span's name and of that of its local root,
+	// which [reader.Process.Names] returns; 0 where they are not known.
+	Name, Endpoint uint16
 	// Attributes are those of the span as OTEP 4947 encodes them, which
 	// [reader.ThreadLayout.Attributes] decodes.
 	Attributes []byte

@@ -33,6 +33,8 @@ type Sampler struct {
 	ring     *ringbuf.Reader
 	record   ringbuf.Record
 	carrier  Carrier
+	// frames is how many frames of a stack the kernel gives at most.
+	frames int
 
 	// base and bootBase are the same moment on two clocks.
 	base     time.Time
@@ -73,7 +75,7 @@ func Open(c Config) (*Sampler, error) {
 	if err := permitted(); err != nil {
 		return nil, err
 	}
-	s := &Sampler{carrier: c.Carrier, places: make(map[int]uint32), free: make([]uint32, MaxProcesses)}
+	s := &Sampler{carrier: c.Carrier, frames: maxFrames(), places: make(map[int]uint32), free: make([]uint32, MaxProcesses)}
 	for i := range s.free {
 		s.free[i] = uint32(i)
 	}
@@ -300,6 +302,7 @@ func (s *Sampler) Read(to *Sample) error {
 			if err != nil {
 				return err
 			}
+			to.Truncated = max(len(to.User), len(to.Kernel)) >= s.frames
 			to.Time = s.base.Add(time.Duration(at - s.bootBase))
 			return nil
 		case errors.Is(err, ringbuf.ErrFlushed):

@@ -602,6 +602,46 @@ func TestKernelStacks(t *testing.T) {
 	}
 }
 
+// recurse uses the processor under so many frames until it is to stop.
+//
+//go:noinline
+func recurse(depth int, stop *atomic.Bool) int {
+	if depth > 0 {
+		return recurse(depth-1, stop) + 1
+	}
+	for !stop.Load() {
+	}
+	return 0
+}
+
+// A stack that is cut off says so.
+func TestTruncated(t *testing.T) {
+	s := open(t, Config{Frequency: burner.Frequency()})
+	var stop atomic.Bool
+	done := make(chan struct{})
+	defer func() {
+		stop.Store(true)
+		<-done
+	}()
+	go func() {
+		defer close(done)
+		recurse(2*MaxFrames, &stop)
+	}()
+	watch(t, s, os.Getpid(), nil)
+	truncated, other := 0, 0
+	for deadline := time.Now().Add(patience); truncated == 0 || other == 0; {
+		require.Less(t, time.Now(), deadline)
+		for _, one := range take(t, s, 100) {
+			assert.Equal(t, len(one.User) == MaxFrames, one.Truncated)
+			if one.Truncated {
+				truncated++
+			} else {
+				other++
+			}
+		}
+	}
+}
+
 // Every process is there, and those that have memory tell what they have used.
 func TestProcesses(t *testing.T) {
 	s := open(t, Config{Frequency: 1})

@@ -43,6 +43,7 @@ type section struct {
 var sectionNames = map[string]bool{
 	".gopclntab": true, ".data.rel.ro.gopclntab": true, ".go.module": true,
 	".data": true, ".noptrdata": true, ".data.rel.ro": true,
+	".gnu_debuglink": true,
 }
 
 // parseELF reads the headers of file.

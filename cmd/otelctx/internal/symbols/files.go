@@ -36,6 +36,8 @@ type Files struct {
 	byID   map[fileID]*file
 	order  []*file // the one used last is the last
 	tables []*file // those that hold symbols, likewise
+	// perfMaps are the processes that hold a perf map, likewise.
+	perfMaps []*Process
 }
 
 // fileID tells files apart, also one that was written anew in its place.
@@ -51,7 +53,7 @@ type file struct {
 	id    fileID
 	// The build ids do not change, nor does kind: the type of all that is in the file where
 	// nothing is named.
-	gnuBuildID, goBuildID, kind string
+	gnuBuildID, goBuildID, htlHash, kind string
 
 	// reading is held by who reads the file. It is a channel, as who waits for it may
 	// give up.
@@ -154,7 +156,9 @@ func newFile(f *Files, id fileID, content io.ReaderAt, closer io.Closer) *file {
 		return newUnnamedFile(f, id, content)
 	}
 	o := &file{files: f, id: id, reading: make(chan struct{}, 1), closer: closer, named: map[uint64]named{}}
-	e, err := parseELF(whole(content))
+	all := whole(content)
+	o.htlHash = htlHash(all, id.size)
+	e, err := parseELF(all)
 	if err != nil {
 		return o // a file of another kind, whose code nothing names
 	}
@@ -169,7 +173,9 @@ func newFile(f *Files, id fileID, content io.ReaderAt, closer io.Closer) *file {
 // newUnnamedFile reads the build ids, and keeps nothing else.
 func newUnnamedFile(f *Files, id fileID, content io.ReaderAt) *file {
 	o := &file{files: f, id: id, reading: make(chan struct{}, 1)}
-	if e, err := parseELF(whole(content)); err == nil {
+	all := whole(content)
+	o.htlHash = htlHash(all, id.size)
+	if e, err := parseELF(all); err == nil {
 		o.gnuBuildID, o.goBuildID = e.buildIDs()
 		o.kind = TypeNative // Which part of a Go program is C's only its tables tell.
 	}
@@ -205,7 +211,9 @@ func (f *Files) ownVDSO() *file {
 	if err != nil {
 		return nil
 	}
-	return f.add(newFile(f, id, bytes.NewReader(code), nil))
+	o := newFile(f, id, bytes.NewReader(code), nil)
+	o.htlHash = htlHash(whole(bytes.NewReader(code)), int64(len(code)))
+	return f.add(o)
 }
 
 // locate returns what is at an offset of the file, and its type.
@@ -213,6 +221,17 @@ func (o *file) locate(offset uint64) ([]Line, string) {
 	if o.files.unnamed {
 		return nil, o.kind
 	}
+	return o.find(offset, func() (uint64, bool) { return o.elf.address(offset) })
+}
+
+// locateAddress is locate for an address in the file's own numbers.
+func (o *file) locateAddress(address uint64) ([]Line, string) {
+	const isAddress = 1 << 63 // No offset is as large.
+	return o.find(address|isAddress, func() (uint64, bool) { return address, true })
+}
+
+// find returns what is at an address, and its type. What it finds is kept by the key.
+func (o *file) find(key uint64, address func() (uint64, bool)) ([]Line, string) {
 	timer := time.NewTimer(maxBusy)
 	defer timer.Stop()
 	select {
@@ -224,19 +243,19 @@ func (o *file) locate(offset uint64) ([]Line, string) {
 	if o.elf == nil {
 		return nil, ""
 	}
-	if n, ok := o.named[offset]; ok {
+	if n, ok := o.named[key]; ok {
 		return n.lines, n.kind
 	}
 	n := named{kind: TypeNative}
-	if at, ok := o.elf.address(offset); ok {
+	if at, ok := address(); ok {
 		n.lines, n.kind = o.lookup(at)
 	}
-	o.keep(offset, n)
+	o.keep(key, n)
 	return n.lines, n.kind
 }
 
 // keep keeps n for the next time.
-func (o *file) keep(offset uint64, n named) {
+func (o *file) keep(key uint64, n named) {
 	const entry, line = 60, 50 // bytes, about
 	size := entry
 	for _, l := range n.lines {
@@ -246,7 +265,7 @@ func (o *file) keep(offset uint64, n named) {
 		o.forget()
 	}
 	o.held += size
-	o.named[offset] = n
+	o.named[key] = n
 }
 
 func (o *file) forget() {

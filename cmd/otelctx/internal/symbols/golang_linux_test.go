@@ -62,6 +62,16 @@ func TestGo(t *testing.T) {
 	}
 }
 
+// withoutStarts returns lines without what the runtime does not tell programs: TestLLVM
+// compares that.
+func withoutStarts(lines []Line) []Line {
+	lines = slices.Clone(lines)
+	for i := range lines {
+		lines[i].Start = 0
+	}
+	return lines
+}
+
 // requireStack compares whole frames, with all calls that are inlined in them.
 func requireStack(t *testing.T, process opened, stack []frame) {
 	t.Helper()
@@ -71,9 +81,9 @@ func requireStack(t *testing.T, process opened, stack []frame) {
 		l := process.Locate(stack[i].PC+1, false)
 		for more := true; more; i++ {
 			more = stack[i].Inlined
-			want = append(want, Line{stack[i].Function, stack[i].File, stack[i].Line})
+			want = append(want, Line{Function: stack[i].Function, File: stack[i].File, Line: stack[i].Line})
 		}
-		require.Equal(t, want, l.Lines)
+		require.Equal(t, want, withoutStarts(l.Lines))
 		require.Equal(t, TypeGo, l.Type)
 		inlined += len(want) - 1
 	}
@@ -90,9 +100,9 @@ func requireText(t *testing.T, process opened, text [][]frame) {
 			if f.File == "?" { // padding behind a function
 				f.File = ""
 			}
-			want = append(want, Line{f.Function, f.File, f.Line})
+			want = append(want, Line{Function: f.Function, File: f.File, Line: f.Line})
 		}
-		got := process.Locate(frames[0].PC, true).Lines
+		got := withoutStarts(process.Locate(frames[0].PC, true).Lines)
 		if len(want) == 1 && want[0].Function == "" {
 			// The runtime takes the very first name in its table for none.
 			require.Len(t, got, 1)

@@ -58,6 +58,7 @@ type goFunction struct {
 	name           uint32
 	pcfile, pcline uint32
 	unit           uint32
+	start          int32  // line
 	inlineIndex    uint32 // in byPC; 0 for none
 	inlineTree     uint64 // in inlineTrees
 	inlines        bool
@@ -311,16 +312,22 @@ func (t *goTable) sensible(p probe, trees part) bool {
 	return true
 }
 
-// goCall is the runtime's inlinedCall: a call of the function called name, at the
-// offset parent from the function that it is inlined in.
-type goCall struct{ name, parent uint32 }
+// goCall is the runtime's inlinedCall: a call of the function called name, which begins in
+// the line start, at the offset parent from the function that it is inlined in.
+type goCall struct {
+	name, parent uint32
+	start        int32
+}
 
 func inlinedCall(fn goFunction, trees part, index int32) (goCall, bool) {
 	var b [goInlinedCallSize]byte
 	if !trees.read(fn.inlineTree+uint64(index)*goInlinedCallSize, b[:]) || b[1] != 0 || b[2] != 0 || b[3] != 0 {
 		return goCall{}, false
 	}
-	return goCall{name: binary.LittleEndian.Uint32(b[4:]), parent: binary.LittleEndian.Uint32(b[8:])}, true
+	return goCall{
+		name: binary.LittleEndian.Uint32(b[4:]), parent: binary.LittleEndian.Uint32(b[8:]),
+		start: int32(binary.LittleEndian.Uint32(b[12:])),
+	}, true
 }
 
 // function reads function i.
@@ -337,7 +344,7 @@ func (t *goTable) function(i uint64) (goFunction, bool) {
 	word := func(at int) uint32 { return binary.LittleEndian.Uint32(b[at:]) }
 	fn := goFunction{
 		entry: t.text + uint64(entry), limit: t.text + uint64(next),
-		name: word(4), pcfile: word(20), pcline: word(24), unit: word(32),
+		name: word(4), pcfile: word(20), pcline: word(24), unit: word(32), start: int32(word(36)),
 	}
 	tables, data := uint64(word(28)), b[43]
 	if tables > goPCDataInlTreeIndex {
@@ -458,7 +465,7 @@ func (t *goTable) lookup(address uint64) ([]Line, bool) {
 		}
 		file, line := t.place(fn, address)
 		if index < 0 {
-			return append(lines, Line{Function: printable(outer), File: file, Line: line}), true
+			return append(lines, Line{Function: printable(outer), File: file, Line: line, Start: startLine(fn.start)}), true
 		}
 		call, ok := goCall{}, t.inlineTrees.pieces != nil
 		if ok {
@@ -468,11 +475,14 @@ func (t *goTable) lookup(address uint64) ([]Line, bool) {
 		if !ok || !named || name == "" || uint64(call.parent) >= fn.limit-fn.entry {
 			break
 		}
-		lines = append(lines, Line{Function: printable(name), File: file, Line: line})
+		lines = append(lines, Line{Function: printable(name), File: file, Line: line, Start: startLine(call.start)})
 		address = fn.entry + uint64(call.parent)
 	}
-	return []Line{{Function: printable(outer)}}, true
+	return []Line{{Function: printable(outer), Start: startLine(fn.start)}}, true
 }
+
+// startLine returns a line as the table has it, 0 for none: the file is not trusted.
+func startLine(line int32) int { return int(max(line, 0)) }
 
 // place returns the file and line of the instruction at address, or nothing and 0.
 func (t *goTable) place(fn goFunction, address uint64) (file string, line int) {

@@ -61,6 +61,7 @@ func openKernel(parse func(*Kernel, io.Reader) error) (*Kernel, error) {
 	}
 	if notes, err := os.ReadFile("/sys/kernel/notes"); err == nil && k.mapping != nil {
 		k.mapping.GNUBuildID, _ = parseNotes(notes)
+		k.mapping.HTLHash = kernelHTLHash(k.mapping.GNUBuildID)
 	}
 	return k, nil
 }

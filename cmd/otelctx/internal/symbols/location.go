@@ -24,6 +24,9 @@ type Mapping struct {
 	// GNUBuildID is in lower-case hex, GoBuildID as `go tool buildid` prints it. Both
 	// are empty if the file has none or could not be read.
 	GNUBuildID, GoBuildID string
+	// HTLHash tells files apart that have no build id: see [htlHash]. It is empty where there
+	// is no file, or none that could be read.
+	HTLHash string
 }
 
 // Line is a function and the place in it.
@@ -32,6 +35,8 @@ type Line struct {
 	// File and Line are empty and 0 if unknown.
 	File string
 	Line int
+	// Start is the line that the function begins in, 0 if unknown.
+	Start int
 }
 
 // Location is what is known about an address. It is shared: nobody may change it.

@@ -9,6 +9,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"strconv"
 	"strings"
 	"time"
 
@@ -56,6 +57,64 @@ func (p *Process) openNamed(r *Region) (*os.File, fileID, error) {
 	return f, id, nil
 }
 
+// openDebugFile names the file at a path as this process sees it, or as p does.
+func (p *Process) openDebugFile(own bool, path string) (*os.File, fileID, error) {
+	root := "/"
+	if !own {
+		root = fmt.Sprintf("/proc/%d/root", p.pid)
+	}
+	f, err := openIn(root, path)
+	if err != nil {
+		return nil, fileID{}, err
+	}
+	return p.check(f, func(fileID) bool { return true })
+}
+
+// openPerfMap names /tmp/perf-PID.map as the process sees it, by the id that the process has for
+// itself. It is a regular file of the process's user: in /tmp anybody may have made it.
+func (p *Process) openPerfMap() (*os.File, error) {
+	pid, user, err := p.self()
+	if err != nil {
+		return nil, err
+	}
+	f, err := openIn(fmt.Sprintf("/proc/%d/root", p.pid), fmt.Sprintf("/tmp/perf-%d.map", pid), unix.O_NOFOLLOW)
+	if err != nil {
+		return nil, err
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	f, _, err = p.check(f, func(fileID) bool { return st.Uid == user })
+	return f, err
+}
+
+// self returns the id that the process has for itself, and its effective user.
+func (p *Process) self() (pid int, user uint32, err error) {
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.pid))
+	if err != nil {
+		return 0, 0, err
+	}
+	for line := range strings.Lines(string(status)) {
+		switch fields := strings.Fields(line); {
+		case len(fields) > 2 && fields[0] == "Uid:":
+			n, err := strconv.ParseUint(fields[2], 10, 32)
+			if err != nil {
+				return 0, 0, err
+			}
+			user = uint32(n)
+		case len(fields) > 1 && fields[0] == "NSpid:":
+			if pid, err = strconv.Atoi(fields[len(fields)-1]); err != nil {
+				return 0, 0, err
+			}
+		}
+	}
+	if pid == 0 {
+		return 0, 0, fmt.Errorf("/proc/%d/status has no NSpid", p.pid)
+	}
+	return pid, user, nil
+}
+
 // check closes f and fails unless it is a regular file that is the right one, and the
 // process is still there: else it may be another process's.
 func (p *Process) check(f *os.File, isRight func(fileID) bool) (*os.File, fileID, error) {
@@ -78,7 +137,7 @@ func openPath(path string) (*os.File, error) {
 }
 
 // openIn names the file at path under the directory root, which no link on the way leaves.
-func openIn(root, path string) (*os.File, error) {
+func openIn(root, path string, flags ...uint64) (*os.File, error) {
 	if !strings.HasPrefix(path, "/") {
 		return nil, fs.ErrNotExist
 	}
@@ -87,8 +146,12 @@ func openIn(root, path string) (*os.File, error) {
 		return nil, err
 	}
 	defer func() { _ = dir.Close() }()
+	how := uint64(unix.O_PATH | unix.O_CLOEXEC)
+	for _, f := range flags {
+		how |= f
+	}
 	fd, err := unix.Openat2(int(dir.Fd()), "."+path, &unix.OpenHow{
-		Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS,
+		Flags: how, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("open %s: %w", path, err)

@@ -6,14 +6,21 @@
 package symbols
 
 import (
+	"errors"
 	"fmt"
 	"os"
-
-	"errors"
 )
 
 func (*Process) openFile(*Region) (*os.File, fileID, error) {
 	return nil, fileID{}, fmt.Errorf("openFile: %w", errors.ErrUnsupported)
+}
+
+func (*Process) openPerfMap() (*os.File, error) {
+	return nil, fmt.Errorf("openPerfMap: %w", errors.ErrUnsupported)
+}
+
+func (*Process) openDebugFile(bool, string) (*os.File, fileID, error) {
+	return nil, fileID{}, fmt.Errorf("openDebugFile: %w", errors.ErrUnsupported)
 }
 
 func reopen(*os.File) (*os.File, error) { return nil, fmt.Errorf("reopen: %w", errors.ErrUnsupported) }

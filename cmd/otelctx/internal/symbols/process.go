@@ -24,6 +24,7 @@ type Process struct {
 	files   *Files
 	refresh sync.Mutex
 	table   atomic.Pointer[Table]
+	perf    perfFile
 }
 
 // Table is what a process had mapped at one moment. It does not change.
@@ -40,9 +41,11 @@ type Region struct {
 	attached atomic.Pointer[attached]
 }
 
-// attached is a region's file, nil if it has none that can be read.
+// attached is a region's file, nil if it has none that can be read, and the file with its
+// symbols, nil if there is none.
 type attached struct {
 	file    *file
+	debug   *debugFile
 	mapping *Mapping
 }
 
@@ -54,7 +57,7 @@ func (f *Files) Open(pid int) (*Process, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Process{pid: pid, proc: proc, files: f}
+	p := &Process{pid: pid, proc: proc, files: f, perf: perfFile{reading: make(chan struct{}, 1)}}
 	p.table.Store(&Table{})
 	if err := p.Refresh(); err != nil {
 		_ = p.Close()
@@ -65,7 +68,10 @@ func (f *Files) Open(pid int) (*Process, error) {
 
 // Close releases what p holds. What tables and locations say stays valid, and regions that
 // have been attached still name what is in them.
-func (p *Process) Close() error { return p.proc.Close() }
+func (p *Process) Close() error {
+	p.closePerfMap()
+	return p.proc.Close()
+}
 
 // Table returns what the process had mapped at the last look.
 func (p *Process) Table() *Table { return p.table.Load() }
@@ -110,6 +116,15 @@ func (r *Region) same(o *Region) bool {
 	return r.mapping == o.mapping && r.inode == o.inode && r.major == o.major && r.minor == o.minor
 }
 
+// Attach opens the files of all regions, as [Region.Attach] does.
+func (t *Table) Attach() {
+	for _, r := range t.regions {
+		if r.Want() {
+			r.Attach()
+		}
+	}
+}
+
 // Find returns the region that an address is in, or nil.
 func (t *Table) Find(address uint64) *Region {
 	i, exact := slices.BinarySearchFunc(t.regions, address, func(r *Region, a uint64) int { return cmp.Compare(r.mapping.Start, a) })
@@ -132,9 +147,13 @@ func (r *Region) Attach() {
 		return
 	}
 	a := &attached{file: r.process.files.open(r)}
+	if r.anonymous() {
+		r.process.attachPerfMap()
+	}
+	a.debug = r.process.files.openDebug(r, a.file)
 	mapping := r.mapping
 	if a.file != nil {
-		mapping.GNUBuildID, mapping.GoBuildID = a.file.gnuBuildID, a.file.goBuildID
+		mapping.GNUBuildID, mapping.GoBuildID, mapping.HTLHash = a.file.gnuBuildID, a.file.goBuildID, a.file.htlHash
 	}
 	a.mapping = &mapping
 	r.attached.CompareAndSwap(nil, a)
@@ -149,10 +168,27 @@ func (r *Region) Locate(address uint64) *Location {
 		return &Location{Address: address, Mapping: &mapping}
 	}
 	l := &Location{Address: address, Mapping: a.mapping}
+	if r.anonymous() {
+		if m := r.process.perfMap(); m != nil {
+			l.Lines = m.lookup(address)
+		}
+	}
 	if a.file != nil {
-		l.Lines, l.Type = a.file.locate(address - r.mapping.Start + r.mapping.FileOffset)
+		offset := address - r.mapping.Start + r.mapping.FileOffset
+		l.Lines, l.Type = a.file.locate(offset)
+		if a.debug != nil && l.Type == TypeNative {
+			if lines := a.debug.locate(offset); len(lines) > 0 {
+				l.Lines = lines
+			}
+		}
 	}
 	return l
+}
+
+// anonymous reports whether the region is of no file that has a name: what is there was made at
+// run time.
+func (r *Region) anonymous() bool {
+	return r.inode == 0 && !strings.HasPrefix(r.mapping.Path, "[v") || strings.HasPrefix(r.mapping.Path, "/memfd:")
 }
 
 // Unwant lets [Region.Want] return true once more.

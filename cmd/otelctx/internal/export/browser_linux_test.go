@@ -1,0 +1,242 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package export
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// browser is a browser that is told what to do by the Chrome DevTools Protocol, over a pipe.
+type browser struct {
+	t       *testing.T
+	send    *os.File
+	receive *bufio.Reader
+	session string
+	calls   int
+	// complaints are what the page's script has not caught, and what the browser has refused.
+	complaints []string
+}
+
+// message is one of the protocol: a call, its answer, or an event.
+type message struct {
+	ID        int             `json:"id,omitempty"`
+	SessionID string          `json:"sessionId,omitempty"`
+	Method    string          `json:"method,omitempty"`
+	Params    any             `json:"params,omitempty"`
+	Result    json.RawMessage `json:"result,omitempty"`
+	Error     json.RawMessage `json:"error,omitempty"`
+}
+
+// openPage opens a page in a browser.
+func openPage(t *testing.T, path string) *browser {
+	t.Helper()
+	chromium := ""
+	for _, name := range []string{"chromium", "chromium-browser", "google-chrome"} {
+		if found, err := exec.LookPath(name); err == nil && chromium == "" {
+			chromium = found
+		}
+	}
+	if chromium == "" {
+		t.Skip("neither chromium nor google-chrome is installed")
+	}
+	theirs, send, err := os.Pipe()
+	require.NoError(t, err)
+	receive, theirs2, err := os.Pipe()
+	require.NoError(t, err)
+	cmd := exec.Command(chromium, "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
+		"--disable-dev-shm-usage", "--window-size=1200,800", "--user-data-dir="+t.TempDir(), "--remote-debugging-pipe")
+	cmd.ExtraFiles = []*os.File{theirs, theirs2} // 3 and 4, as it expects them
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	var said bytes.Buffer
+	cmd.Stderr = &said
+	require.NoError(t, cmd.Start())
+	t.Cleanup(func() {
+		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
+		_ = cmd.Wait()
+		for _, f := range []*os.File{send, receive, theirs, theirs2} {
+			_ = f.Close()
+		}
+		if t.Failed() {
+			t.Logf("chromium: %s", said.Bytes())
+		}
+	})
+	require.NoError(t, theirs2.Close()) // so that its end is the end of what is read
+	require.NoError(t, receive.SetReadDeadline(time.Now().Add(5*time.Minute)))
+	b := &browser{t: t, send: send, receive: bufio.NewReader(receive)}
+	var target struct {
+		TargetID  string `json:"targetId"`
+		SessionID string `json:"sessionId"`
+	}
+	require.NoError(t, json.Unmarshal(b.call("Target.createTarget", map[string]any{"url": "about:blank"}), &target))
+	require.NoError(t, json.Unmarshal(b.call("Target.attachToTarget", map[string]any{"targetId": target.TargetID, "flatten": true}), &target))
+	b.session = target.SessionID
+	for _, domain := range []string{"Page", "Runtime", "Log"} {
+		b.call(domain+".enable", nil)
+	}
+	b.call("Page.navigate", map[string]any{"url": "file://" + path})
+	for b.next().Method != "Page.loadEventFired" {
+	}
+	return b
+}
+
+// call calls a method, and returns its result.
+func (b *browser) call(method string, params any) json.RawMessage {
+	b.t.Helper()
+	b.calls++
+	m, err := json.Marshal(message{ID: b.calls, SessionID: b.session, Method: method, Params: params})
+	require.NoError(b.t, err)
+	_, err = b.send.Write(append(m, 0))
+	require.NoError(b.t, err)
+	for {
+		if m := b.next(); m.ID == b.calls {
+			require.Empty(b.t, string(m.Error), method)
+			return m.Result
+		}
+	}
+}
+
+// next returns the next answer or event.
+func (b *browser) next() (m message) {
+	b.t.Helper()
+	text, err := b.receive.ReadBytes(0)
+	require.NoError(b.t, err)
+	require.NoError(b.t, json.Unmarshal(bytes.TrimSuffix(text, []byte{0}), &m))
+	if m.Method == "Runtime.exceptionThrown" || m.Method == "Log.entryAdded" {
+		b.complaints = append(b.complaints, string(text))
+	}
+	return m
+}
+
+// evaluate runs an expression in the page, and returns its value.
+func evaluate[T any](b *browser, expression string) (value T) {
+	b.t.Helper()
+	var result struct {
+		Result struct {
+			Value json.RawMessage `json:"value"`
+		} `json:"result"`
+		ExceptionDetails json.RawMessage `json:"exceptionDetails"`
+	}
+	answer := b.call("Runtime.evaluate", map[string]any{"expression": expression, "returnByValue": true, "awaitPromise": true})
+	require.NoError(b.t, json.Unmarshal(answer, &result))
+	require.Empty(b.t, string(result.ExceptionDetails), expression)
+	require.NoError(b.t, json.Unmarshal(result.Result.Value, &value), "%s", answer)
+	return value
+}
+
+// The graph is searched, zoomed and filtered, and what processes call their functions, spans and
+// services does no harm.
+func TestFlameGraphInBrowser(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "a.html")
+	require.NoError(t, write(path, HTML, requests(t)))
+	b := openPage(t, path)
+
+	type box struct {
+		Text               string
+		Left, Width, Depth int
+		Found, Around      bool
+	}
+	boxes := func() map[string]box { // those of the shop, and their parts of the page in percent
+		all := evaluate[[]box](b, `[...document.querySelectorAll("#graph div")].map(e => ({
+			Text: e.textContent, Left: Math.round(parseFloat(e.style.left)), Width: Math.round(parseFloat(e.style.width)),
+			Depth: parseInt(e.style.top) / 18, Found: e.classList.contains("found"), Around: e.classList.contains("around") }))`)
+		byText := map[string]box{}
+		for _, one := range all {
+			text := one.Text
+			one.Text = ""
+			byText[text] = one
+		}
+		return byText
+	}
+	set := func(id, value string) {
+		evaluate[bool](b, `(() => { const e = document.getElementById("`+id+`"); e.value = "`+value+`"; return e.dispatchEvent(new Event("input")); })()`)
+	}
+	click := func(name string) {
+		require.True(t, evaluate[bool](b, `(() => { const e = [...document.querySelectorAll("#graph div")].find(e => e.textContent === "`+name+`");
+			e?.click(); return !!e; })()`), name)
+	}
+	summary := func() string { return evaluate[string](b, `document.getElementById("summary").textContent`) }
+
+	// Everything, and no harm.
+	assert.Equal(t, "100 samples, 1.000 s of CPU time", summary())
+	everything := map[string]box{
+		"all":                    {Width: 100},
+		hostile:                  {Width: 10, Depth: 3},
+		"main.main":              {Width: 10, Depth: 2},
+		"shop":                   {Left: 10, Width: 90, Depth: 1},
+		"main.cart":              {Left: 10, Width: 70, Depth: 2},
+		"main.hash":              {Left: 10, Width: 40, Depth: 3},
+		"crypto/sha256.block":    {Left: 10, Width: 40, Depth: 4},
+		"main.query":             {Left: 50, Width: 20, Depth: 3},
+		"[libc.so.6]":            {Left: 50, Width: 20, Depth: 4},
+		"runtime.gcBgMarkWorker": {Left: 80, Width: 20, Depth: 2},
+	}
+	assert.Equal(t, everything, boxes())
+	assert.Equal(t, "Flame graph", evaluate[string](b, "document.title"))
+	assert.Equal(t, 2, evaluate[int](b, "document.scripts.length"))
+	assert.Zero(t, evaluate[int](b, "document.images.length"))
+	assert.Zero(t, evaluate[int](b, `performance.getEntriesByType("resource").length`), "it loads nothing else")
+	options := evaluate[[]string](b, `[...document.getElementById("name").options].map(o => o.text)`)
+	assert.Equal(t, []string{
+		"everything", "in spans", "outside of spans", "GET /cart, 0.500 s", "SELECT, 0.200 s",
+		strings.Join(strings.Fields(hostile), " ") + ", 0.100 s",
+	}, options)
+	assert.True(t, evaluate[bool](b, `document.getElementById("cut").hidden`))
+
+	// Search.
+	set("search", "SHA256")
+	assert.Equal(t, "100 samples, 1.000 s of CPU time; found: 40.0 %", summary())
+	for name, one := range boxes() {
+		assert.Equal(t, name == "crypto/sha256.block", one.Found, name)
+	}
+	set("search", "main.") // Each sample counts once.
+	assert.Equal(t, "100 samples, 1.000 s of CPU time; found: 80.0 %", summary())
+	set("search", "")
+
+	// Zoom, and back.
+	click("main.cart")
+	assert.Equal(t, map[string]box{
+		"all": {Width: 100, Around: true}, "shop": {Width: 100, Depth: 1, Around: true}, "main.cart": {Width: 100, Depth: 2},
+		"main.hash": {Width: 57, Depth: 3}, "crypto/sha256.block": {Width: 57, Depth: 4},
+		"main.query": {Left: 57, Width: 29, Depth: 3}, "[libc.so.6]": {Left: 57, Width: 29, Depth: 4},
+	}, boxes())
+	assert.Equal(t, "100 samples, 1.000 s of CPU time; shown: 70.0 %", summary())
+	click("all")
+	assert.Equal(t, everything, boxes())
+
+	// The names of spans, and traces.
+	for _, test := range []struct{ name, trace, want string }{
+		{"inside", "", "80 samples, 0.800 s of CPU time"},
+		{"outside", "", "20 samples, 0.200 s of CPU time"},
+		{"2", "", "50 samples, 0.500 s of CPU time"},
+		{"3", "", "20 samples, 0.200 s of CPU time"},
+		{"2", "02" + strings.Repeat("0", 30), "10 samples, 0.100 s of CPU time"},
+		{"all", " 01", "40 samples, 0.400 s of CPU time"},
+		{"3", "01", "0 samples, 0.000 s of CPU time"},
+		{"outside", "01", "0 samples, 0.000 s of CPU time"},
+	} {
+		set("name", test.name)
+		set("trace", test.trace)
+		assert.Equal(t, test.want, summary(), test)
+	}
+	evaluate[bool](b, `(document.getElementById("reset").click(), true)`)
+	assert.Equal(t, everything, boxes())
+
+	assert.Empty(t, b.complaints)
+	// No other script would run, however it got in.
+	evaluate[bool](b, `(() => { const s = document.createElement("script"); s.textContent = "document.title = 'harmed'";
+		document.body.append(s); return true; })()`)
+	assert.Equal(t, "Flame graph", evaluate[string](b, "document.title"))
+}

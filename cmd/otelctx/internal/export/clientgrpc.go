@@ -1,0 +1,76 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package export
+
+import (
+	"context"
+
+	collectorpb "go.opentelemetry.io/proto/otlp/collector/profiles/v1development"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/encoding/gzip"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+)
+
+// grpcTransport is OTLP/gRPC.
+type grpcTransport struct {
+	connection *grpc.ClientConn
+	headers    metadata.MD
+	options    []grpc.CallOption
+}
+
+func newGRPCTransport(c config) (*grpcTransport, error) {
+	t := &grpcTransport{headers: c.headers}
+	if c.gzip {
+		t.options = append(t.options, grpc.UseCompressor(gzip.Name))
+	}
+	security := insecure.NewCredentials()
+	if c.tls != nil {
+		security = credentials.NewTLS(c.tls)
+	}
+	var err error
+	t.connection, err = grpc.NewClient(c.target, grpc.WithTransportCredentials(security), grpc.WithUserAgent(userAgent()))
+	return t, err
+}
+
+func (t *grpcTransport) Close() error {
+	if err := t.connection.Close(); status.Code(err) != codes.Canceled {
+		return err
+	}
+	return nil
+}
+
+func (t *grpcTransport) send(ctx context.Context, r *collectorpb.ExportProfilesServiceRequest) (*collectorpb.ExportProfilesServiceResponse, error) {
+	ctx = metadata.NewOutgoingContext(ctx, t.headers)
+	response, err := collectorpb.NewProfilesServiceClient(t.connection).Export(ctx, r, t.options...)
+	if err != nil {
+		return nil, grpcFailure(err)
+	}
+	return response, nil
+}
+
+// grpcFailure says by the status code whether another attempt may help, as the OTLP
+// specification does.
+func grpcFailure(err error) *failure {
+	f := &failure{error: err}
+	s := status.Convert(err)
+	asked := false
+	for _, detail := range s.Details() {
+		if info, ok := detail.(*errdetails.RetryInfo); ok {
+			f.after, asked = info.GetRetryDelay().AsDuration(), true
+		}
+	}
+	switch s.Code() {
+	case codes.Canceled, codes.DeadlineExceeded, codes.Aborted, codes.OutOfRange, codes.Unavailable, codes.DataLoss:
+		f.again = true
+	case codes.ResourceExhausted:
+		f.again = asked
+	default:
+	}
+	return f
+}

@@ -1,0 +1,149 @@
+// Copyright The otelctx Authors. SPDX-License-Identifier: Apache-2.0
+"use strict";
+
+// Texts of the profile come from foreign processes: they are only ever set as text.
+const profile = JSON.parse(document.getElementById("profile").textContent);
+const rowHeight = 18;
+const NONE = 0, OTHERS = 1; // of names and traces
+const element = id => document.getElementById(id);
+const graph = element("graph");
+
+const nodes = [];
+for (let i = 0; i < profile.nodes.length; i += 2) {
+	const n = { parent: profile.nodes[i], name: profile.functions[profile.nodes[i + 1]], children: [], own: 0, total: 0 };
+	if (nodes.push(n) > 1) nodes[n.parent].children.push(n);
+}
+const root = nodes[0];
+root.name = "all";
+for (const n of nodes) n.children.sort((a, b) => a.name < b.name ? -1 : 1);
+let zoomed = root;
+
+function time(samples) { return (samples * profile.period / 1e9).toFixed(3) + " s"; }
+function share(part, whole) { return (whole ? 100 * part / whole : 0).toFixed(1) + " %"; }
+
+// keeps returns a function that tells whether the filters keep a sample.
+function keeps() {
+	const name = element("name").value, trace = element("trace").value.trim().toLowerCase();
+	return (sampleName, sampleTrace) => {
+		if (trace && !(sampleTrace > OTHERS && profile.traces[sampleTrace].startsWith(trace))) return false;
+		switch (name) {
+		case "all": return true;
+		case "inside": return sampleTrace !== NONE;
+		case "outside": return sampleTrace === NONE;
+		default: return sampleTrace !== NONE && sampleName === Number(name);
+		}
+	};
+}
+
+// count counts the samples that the filters keep.
+function count() {
+	for (const n of nodes) n.own = n.total = 0;
+	const kept = keeps(), s = profile.samples;
+	for (let i = 0; i < s.length; i += 4) {
+		if (kept(s[i + 1], s[i + 2])) nodes[s[i]].own += s[i + 3];
+	}
+	for (let i = nodes.length - 1; i >= 0; i--) {
+		nodes[i].total += nodes[i].own;
+		if (i > 0) nodes[nodes[i].parent].total += nodes[i].total;
+	}
+	while (zoomed.total === 0 && zoomed !== root) zoomed = nodes[zoomed.parent];
+}
+
+function draw() {
+	const words = element("search").value.toLowerCase();
+	const found = n => words !== "" && n !== root && n.name.toLowerCase().includes(words);
+	const least = zoomed.total / Math.max(graph.clientWidth, 1); // samples of a pixel
+	const shown = [];
+	let depth = 0, matched = 0;
+	const around = [];
+	for (let n = zoomed; n !== root; ) around.unshift(n = nodes[n.parent]);
+	for (const n of around) shown.push(box(n, depth++, 0, 1, found(n), true));
+	let deepest = depth;
+	const rest = [{ n: zoomed, depth, left: 0, inside: false }];
+	while (rest.length > 0) {
+		const { n, depth, left, inside } = rest.pop();
+		const hit = found(n);
+		if (hit && !inside) matched += n.total;
+		if (n.total > 0 && n.total >= least) {
+			shown.push(box(n, depth, left / zoomed.total, n.total / zoomed.total, hit, false));
+			deepest = Math.max(deepest, depth);
+		}
+		let next = left;
+		for (const c of n.children) {
+			if (c.total > 0) rest.push({ n: c, depth: depth + 1, left: next, inside: inside || hit });
+			next += c.total;
+		}
+	}
+	graph.replaceChildren(...shown);
+	graph.style.height = (deepest + 1) * rowHeight + "px";
+	let text = root.total.toLocaleString("en") + " samples, " + time(root.total) + " of CPU time";
+	if (zoomed !== root) text += "; shown: " + share(zoomed.total, root.total);
+	if (words !== "") text += "; found: " + share(matched, zoomed.total);
+	element("summary").textContent = text;
+}
+
+function box(n, depth, left, width, hit, around) {
+	const b = document.createElement("div");
+	if (width * graph.clientWidth > 24) b.textContent = n.name; // where there is room
+	else b.classList.add("narrow");
+	b.style.left = 100 * left + "%";
+	b.style.width = 100 * width + "%";
+	b.style.top = depth * rowHeight + "px";
+	b.style.background = colour(n.name);
+	b.classList.toggle("found", hit);
+	b.classList.toggle("around", around);
+	b.node = n;
+	return b;
+}
+
+// colour returns a colour for the package of a function.
+function colour(name) {
+	const path = name.lastIndexOf("/") + 1, dot = name.indexOf(".", path);
+	let hash = 0;
+	for (const c of dot < 0 ? name : name.slice(0, dot)) hash = (31 * hash + c.codePointAt(0)) % 9973;
+	return "hsl(" + hash % 55 + " " + (65 + hash % 20) + "% " + (68 + hash % 12) + "%)";
+}
+
+function choices() {
+	const byName = new Map(), byTrace = new Map(), s = profile.samples;
+	for (let i = 0; i < s.length; i += 4) {
+		if (s[i + 2] === NONE) continue;
+		byName.set(s[i + 1], (byName.get(s[i + 1]) || 0) + s[i + 3]);
+		byTrace.set(s[i + 2], (byTrace.get(s[i + 2]) || 0) + s[i + 3]);
+	}
+	const most = of => [...of].sort((a, b) => b[1] - a[1]);
+	element("name").append(new Option("everything", "all"), new Option("in spans", "inside"), new Option("outside of spans", "outside"));
+	for (const [n, samples] of most(byName)) {
+		const text = n === NONE ? "(without a name)" : n === OTHERS ? "(other names)" : profile.names[n];
+		element("name").append(new Option(text + ", " + time(samples), n));
+	}
+	for (const [t, samples] of most(byTrace).slice(0, 500)) {
+		if (t > OTHERS) element("traces").append(new Option(time(samples), profile.traces[t]));
+	}
+}
+
+function refresh() { count(); draw(); }
+function zoom(n) { zoomed = n; draw(); }
+function reset() {
+	for (const id of ["search", "trace"]) element(id).value = "";
+	element("name").value = "all";
+	zoomed = root;
+	refresh();
+}
+
+graph.addEventListener("click", e => { if (e.target.node) zoom(e.target.node); });
+graph.addEventListener("mouseover", e => {
+	const n = e.target.node;
+	if (n) element("details").textContent = n.name + ": " + time(n.total) + ", " + share(n.total, root.total) + "; itself " + time(n.own);
+});
+element("search").addEventListener("input", draw);
+element("name").addEventListener("input", refresh);
+element("trace").addEventListener("input", refresh);
+element("reset").addEventListener("click", reset);
+document.querySelector("form").addEventListener("submit", e => e.preventDefault());
+document.addEventListener("keydown", e => { if (e.key === "Escape") reset(); });
+window.addEventListener("resize", draw);
+
+element("cut").hidden = !profile.cut;
+choices();
+refresh();

@@ -1,0 +1,167 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package export
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	pprof "github.com/google/pprof/profile"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
+	profilespb "go.opentelemetry.io/proto/otlp/profiles/v1development"
+
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/symbols"
+	"github.com/otelctx/otelctx/internal/wire"
+)
+
+// hostile is a name that would do harm in a page, and break lines of stacks.
+const hostile = `</script><img src=x onerror="document.title='harmed'"><!--;&amp; "' \u2028`
+
+// requests returns a recording of a shop with two kinds of spans, in three traces, and of
+// a process that means harm.
+func requests(t *testing.T) *profilespb.ProfilesData {
+	t.Helper()
+	start := time.Unix(1700000000, 0)
+	b := profile.New(profile.Options{Start: start, Frequency: 100})
+	resource := func(service string) profile.Resource {
+		r, _ := profile.NewResource([]*commonpb.KeyValue{profile.StringAttribute("service.name", service)}, "")
+		return r
+	}
+	add := func(samples int, service string, trace byte, name string, functions ...string) {
+		s := profile.Sample{}
+		for i, f := range functions { // the innermost first
+			l := &symbols.Location{Address: uint64(i + 1), Lines: []symbols.Line{{Function: f}}}
+			if f == "" {
+				l.Lines, l.Mapping = nil, &symbols.Mapping{Start: 1, Limit: 9, Path: "/lib/libc.so.6"}
+			}
+			s.Stack = append(s.Stack, l)
+		}
+		if trace != 0 {
+			s.Link = &profile.Link{TraceID: [16]byte{trace}, SpanID: [8]byte{trace}}
+			s.Attributes = []*commonpb.KeyValue{profile.StringAttribute(wire.NameKey, name)}
+		}
+		times := make([]time.Time, samples)
+		for i := range times {
+			times[i] = start.Add(time.Duration(i) * 10 * time.Millisecond)
+		}
+		b.Add(resource(service), s, times...)
+	}
+	add(40, "shop", 1, "GET /cart", "crypto/sha256.block", "main.hash", "main.cart")
+	add(10, "shop", 2, "GET /cart", "main.cart")
+	add(20, "shop", 3, "SELECT", "", "main.query", "main.cart")
+	add(20, "shop", 0, "", "runtime.gcBgMarkWorker")
+	add(10, hostile, 4, hostile, hostile, "main.main")
+	data := b.Data(start.Add(time.Minute))
+	require.NoError(t, profile.Check(data))
+	return data
+}
+
+func TestFolded(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "a.folded")
+	data := requests(t)
+	require.NoError(t, write(path, Folded, data, data))
+	content, err := os.ReadFile(path)
+	require.NoError(t, err)
+	harmless := strings.ReplaceAll(hostile, ";", ":")
+	part := strings.Join([]string{
+		harmless + ";main.main;" + harmless + " 10",
+		"shop;main.cart 10",
+		"shop;main.cart;main.hash;crypto/sha256.block 40",
+		"shop;main.cart;main.query;[libc.so.6] 20",
+		"shop;runtime.gcBgMarkWorker 20\n",
+	}, "\n")
+	assert.Equal(t, part+part, string(content))
+}
+
+// documentOf returns what a page's script reads.
+func documentOf(t *testing.T, path string) (d flameDocument) {
+	t.Helper()
+	content, err := os.ReadFile(path)
+	require.NoError(t, err)
+	_, document, found := strings.Cut(string(content), `<script id="profile" type="application/json">`)
+	require.True(t, found)
+	document, _, found = strings.Cut(document, "</script>")
+	require.True(t, found)
+	require.NoError(t, json.Unmarshal([]byte(document), &d))
+	return d
+}
+
+// Two parts are one graph.
+func TestFlameGraph(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "a.html")
+	data := requests(t)
+	require.NoError(t, write(path, HTML, data, data))
+	d := documentOf(t, path)
+	assert.Equal(t, int64(10*time.Millisecond), d.Period)
+	assert.False(t, d.Cut)
+	assert.Equal(t, []string{"", "others", "GET /cart", "SELECT", hostile}, d.Names)
+	got := map[string]int64{}
+	for i := 0; i < len(d.Samples); i += 4 {
+		stack := ""
+		for n := d.Samples[i]; n != 0; n = int64(d.Nodes[2*n]) {
+			require.Less(t, int64(d.Nodes[2*n]), n)
+			stack = ";" + d.Functions[d.Nodes[2*n+1]] + stack
+		}
+		trace := d.Traces[d.Samples[i+2]]
+		got[fmt.Sprintf("%s %s %.2s", stack, d.Names[d.Samples[i+1]], trace)] = d.Samples[i+3]
+	}
+	assert.Equal(t, map[string]int64{
+		";shop;main.cart;main.hash;crypto/sha256.block GET /cart 01":    80,
+		";shop;main.cart GET /cart 02":                                  20,
+		";shop;main.cart;main.query;[libc.so.6] SELECT 03":              40,
+		";shop;runtime.gcBgMarkWorker  ":                                40,
+		";" + hostile + ";main.main;" + hostile + " " + hostile + " 04": 20,
+	}, got)
+
+	// Nothing at all was recorded.
+	require.NoError(t, write(path, HTML))
+	assert.Equal(t, []int32{0, 0}, documentOf(t, path).Nodes)
+}
+
+// A page has room for so much, and shows all samples: those of rare stacks by who has called,
+// those of rare traces and names together.
+func TestFlameGraphIsBounded(t *testing.T) {
+	function := func(name string) *pprof.Location {
+		return &pprof.Location{Line: []pprof.Line{{Function: &pprof.Function{Name: name}}}}
+	}
+	bounds := flameBounds{nodes: 1 << 10, samples: 1 << 12, names: 1 << 4, traces: 1 << 9, text: 1 << 16}
+	f, total := newFlame(bounds), int64(0)
+	for i := range 3 * bounds.samples {
+		name := fmt.Sprintf("%d-%s", i%5000, strings.Repeat("x", i%100))
+		s := &pprof.Sample{
+			Location: []*pprof.Location{function(name), function("main.often")}, Value: []int64{1},
+			Label: map[string][]string{labelTraceID: {strconv.Itoa(i % 2000)}, wire.NameKey: {strconv.Itoa(i % 30)}},
+		}
+		if i%4 == 0 {
+			s.Label = map[string][]string{labelTraceID: {"often"}, wire.NameKey: {"often"}}
+		}
+		f.add(s)
+		total += s.Value[0]
+		require.LessOrEqual(t, len(f.nodes), bounds.nodes)
+		require.LessOrEqual(t, f.functions.size, bounds.text)
+		require.LessOrEqual(t, len(f.samples), bounds.samples)
+		require.LessOrEqual(t, len(f.traces.all), bounds.traces)
+		require.LessOrEqual(t, len(f.names.all), bounds.names)
+	}
+	d := f.document()
+	assert.True(t, d.Cut)
+	shown, often := int64(0), int64(0)
+	for i := 0; i < len(d.Samples); i += 4 {
+		shown += d.Samples[i+3]
+		if d.Traces[d.Samples[i+2]] == "often" && d.Names[d.Samples[i+1]] == "often" {
+			often += d.Samples[i+3]
+		}
+	}
+	assert.Equal(t, total, shown)
+	assert.Equal(t, total/4, often)
+}

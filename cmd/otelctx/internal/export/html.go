@@ -1,0 +1,304 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package export
+
+import (
+	"bytes"
+	"cmp"
+	"crypto/sha256"
+	_ "embed"
+	"encoding/base64"
+	"encoding/json"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/google/pprof/profile"
+	profilespb "go.opentelemetry.io/proto/otlp/profiles/v1development"
+
+	otlp "github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
+	"github.com/otelctx/otelctx/internal/wire"
+)
+
+// The page, which loads nothing: its script and its style are written into it, and it lets
+// the browser run no other script.
+var (
+	//go:embed flamegraph/page.html
+	flamePage string
+	//go:embed flamegraph/style.css
+	flameStyle string
+	//go:embed flamegraph/script.js
+	flameScript string
+)
+
+// flameBounds bound a page. What has the fewest samples is put together where there is more: the
+// innermost functions of stacks with those that have called them, traces and the names of spans
+// with other ones.
+type flameBounds struct {
+	nodes, samples, names, traces int
+	text                          int // bytes of the functions' names
+}
+
+// pageBounds keep a page below about 16 MiB. To put things together takes as long as there
+// are samples, and so half of the room is made at a time.
+var pageBounds = flameBounds{nodes: 1 << 16, samples: 1 << 18, names: 1 << 10, traces: 1 << 15, text: 1 << 20}
+
+// htmlEncoder writes a page with a flame graph.
+type htmlEncoder struct {
+	to    io.Writer
+	flame *flame
+}
+
+func (e *htmlEncoder) add(data *profilespb.ProfilesData) error {
+	p, err := otlp.Pprof(data)
+	if err != nil {
+		return err
+	}
+	for _, s := range p.Sample {
+		e.flame.add(s)
+	}
+	if len(p.Sample) > 0 {
+		e.flame.period = p.Period
+	}
+	return nil
+}
+
+func (e *htmlEncoder) close() error {
+	document, err := json.Marshal(e.flame.document()) // which escapes what would end a script's element
+	if err != nil {
+		return err
+	}
+	before, after, _ := strings.Cut(flamePage, "{{profile}}")
+	assets := strings.NewReplacer(
+		"{{style}}", flameStyle, "{{style-hash}}", hashOf(flameStyle),
+		"{{script}}", flameScript, "{{script-hash}}", hashOf(flameScript),
+	)
+	page := io.MultiReader(strings.NewReader(assets.Replace(before)), bytes.NewReader(document), strings.NewReader(assets.Replace(after)))
+	_, err = io.Copy(e.to, page)
+	return err
+}
+
+// hashOf returns what a content security policy calls a script or style.
+func hashOf(content string) string {
+	sum := sha256.Sum256([]byte(content))
+	return "sha256-" + base64.StdEncoding.EncodeToString(sum[:])
+}
+
+// flame is a flame graph: a tree of functions, and how many samples each of its nodes has, by the
+// name and the trace of the span that they were in.
+type flame struct {
+	bounds    flameBounds
+	functions *words
+	nodes     []flameNode
+	index     map[flameNode]int32
+	// names and traces begin with none and with several that are put together.
+	names, traces *words
+	samples       map[flameSample]int64
+	period        int64
+	cut           bool // stacks are
+}
+
+// flameNode is a function that another one has called. The first is the root. Callers are before
+// what they call.
+type flameNode struct{ parent, function int32 }
+
+type flameSample struct{ node, name, trace int32 }
+
+// labelTraceID is the label of pprof's samples that has the id of a span's trace.
+const labelTraceID = "trace_id"
+
+// Entries of names and traces that are no names and traces.
+const (
+	flameNone   = 0
+	flameOthers = 1
+)
+
+func newFlame(bounds flameBounds) *flame {
+	return &flame{
+		bounds:    bounds,
+		functions: newWords(""), names: newWords("", "others"), traces: newWords("", "others"),
+		nodes: []flameNode{{}}, index: map[flameNode]int32{}, samples: map[flameSample]int64{},
+	}
+}
+
+// words are texts by number.
+type words struct {
+	all   []string
+	index map[string]int32 // of all but the reserved ones
+	first int              // behind the reserved ones
+	size  int              // bytes
+}
+
+func newWords(reserved ...string) *words {
+	return &words{all: reserved, index: map[string]int32{}, first: len(reserved)}
+}
+
+func (w *words) number(text string) int32 {
+	n, ok := w.index[text]
+	if !ok {
+		n = int32(len(w.all))
+		w.all = append(w.all, text)
+		w.index[text] = n
+		w.size += len(text)
+	}
+	return n
+}
+
+func (f *flame) add(s *profile.Sample) {
+	at := flameSample{node: f.child(0, serviceOf(s))}
+	for name := range functionsOf(s) {
+		at.node = f.child(at.node, name)
+	}
+	if trace := s.Label[labelTraceID]; len(trace) > 0 {
+		at.trace = f.traces.number(trace[0])
+		if name := s.Label[wire.NameKey]; len(name) > 0 {
+			at.name = f.names.number(name[0])
+		}
+	}
+	f.samples[at] += s.Value[0]
+	f.shrink()
+}
+
+// child returns the node of a function that the one of parent has called.
+func (f *flame) child(parent int32, function string) int32 {
+	key := flameNode{parent, f.functions.number(function)}
+	n, ok := f.index[key]
+	if !ok {
+		n = int32(len(f.nodes))
+		f.nodes = append(f.nodes, key)
+		f.index[key] = n
+	}
+	return n
+}
+
+// shrink puts things together if there are more than the bounds allow, until there is room
+// for some time.
+func (f *flame) shrink() {
+	for len(f.nodes) > f.bounds.nodes || f.functions.size > f.bounds.text {
+		f.cutStacks()
+	}
+	if len(f.traces.all) > f.bounds.traces {
+		f.mergeTraces()
+	}
+	if len(f.names.all) > f.bounds.names {
+		f.mergeNames()
+	}
+	if len(f.samples) <= f.bounds.samples {
+		return
+	}
+	for len(f.samples) > f.bounds.samples/2 {
+		switch {
+		case len(f.traces.all) > f.traces.first:
+			f.mergeTraces()
+		case len(f.names.all) > f.names.first:
+			f.mergeNames()
+		default:
+			f.cutStacks()
+		}
+	}
+}
+
+// cutStacks removes the half of the nodes that has the fewest samples. Their samples are
+// then of what has called them.
+func (f *flame) cutStacks() {
+	f.cut = true
+	totals := make([]int64, len(f.nodes))
+	for s, n := range f.samples {
+		totals[s.node] += n
+	}
+	order := make([]int32, len(f.nodes))
+	for n := len(f.nodes) - 1; n > 0; n-- {
+		order[n] = int32(n)
+		totals[f.nodes[n].parent] += totals[n]
+	}
+	// No node has more samples than its caller, which is before it if they have as many.
+	slices.SortStableFunc(order[1:], func(a, b int32) int { return cmp.Compare(totals[b], totals[a]) })
+	kept := order[:max(1, len(order)/2)]
+	slices.Sort(kept)
+
+	was := f.nodes
+	functions := f.functions.all
+	f.functions, f.nodes, f.index = newWords(""), []flameNode{{}}, map[flameNode]int32{}
+	becomes := make([]int32, len(was))
+	for n := 1; n < len(was); n++ {
+		becomes[n] = becomes[was[n].parent]
+		if len(kept) > 1 && kept[1] == int32(n) {
+			kept = kept[1:]
+			becomes[n] = f.child(becomes[n], functions[was[n].function])
+		}
+	}
+	f.renumber(func(s *flameSample) { s.node = becomes[s.node] })
+}
+
+func (f *flame) mergeTraces() {
+	f.traces = f.merge(f.traces, func(s *flameSample) *int32 { return &s.trace })
+}
+
+func (f *flame) mergeNames() {
+	f.names = f.merge(f.names, func(s *flameSample) *int32 { return &s.name })
+}
+
+// merge puts the half of words with the fewest samples together, and returns the rest.
+func (f *flame) merge(was *words, of func(*flameSample) *int32) *words {
+	totals := make([]int64, len(was.all))
+	for s, n := range f.samples {
+		totals[*of(&s)] += n
+	}
+	order := make([]int32, 0, len(was.all))
+	for n := was.first; n < len(was.all); n++ {
+		order = append(order, int32(n))
+	}
+	slices.SortStableFunc(order, func(a, b int32) int { return cmp.Compare(totals[b], totals[a]) })
+	becomes := make([]int32, len(was.all))
+	for n := was.first; n < len(becomes); n++ {
+		becomes[n] = flameOthers
+	}
+	becomes[flameNone], becomes[flameOthers] = flameNone, flameOthers
+	rest := newWords(was.all[:was.first:was.first]...)
+	for _, n := range order[:len(order)/2] {
+		becomes[n] = rest.number(was.all[n])
+	}
+	f.renumber(func(s *flameSample) { *of(s) = becomes[*of(s)] })
+	return rest
+}
+
+// renumber changes what samples are of.
+func (f *flame) renumber(change func(*flameSample)) {
+	was := f.samples
+	f.samples = make(map[flameSample]int64, len(was)/2)
+	for s, n := range was {
+		change(&s)
+		f.samples[s] += n
+	}
+}
+
+// flameDocument is what the page's script reads.
+type flameDocument struct {
+	// Period is the CPU time of a sample in nanoseconds.
+	Period    int64    `json:"period"`
+	Functions []string `json:"functions"`
+	Names     []string `json:"names"`
+	Traces    []string `json:"traces"`
+	// Nodes are parents and functions in turns, Samples are nodes, names, traces and counts.
+	Nodes   []int32 `json:"nodes"`
+	Samples []int64 `json:"samples"`
+	Cut     bool    `json:"cut"`
+}
+
+func (f *flame) document() flameDocument {
+	d := flameDocument{
+		Period: f.period, Functions: f.functions.all, Names: f.names.all, Traces: f.traces.all, Cut: f.cut,
+		Nodes: make([]int32, 0, 2*len(f.nodes)), Samples: make([]int64, 0, 4*len(f.samples)),
+	}
+	for _, n := range f.nodes {
+		d.Nodes = append(d.Nodes, n.parent, n.function)
+	}
+	for _, s := range slices.SortedFunc(maps.Keys(f.samples), func(a, b flameSample) int {
+		return cmp.Or(cmp.Compare(a.node, b.node), cmp.Compare(a.name, b.name), cmp.Compare(a.trace, b.trace))
+	}) {
+		d.Samples = append(d.Samples, int64(s.node), int64(s.name), int64(s.trace), f.samples[s])
+	}
+	return d
+}

@@ -1,0 +1,186 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package launch
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"runtime"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// Command is a program that runs, or waits before its first instruction. It is safe for
+// concurrent use.
+type Command struct {
+	process *os.Process
+	// letGo has whether to let the program go; detached has what came of that.
+	letGo    chan struct{}
+	once     sync.Once
+	detached chan error
+	ended    chan struct{}
+	status   syscall.WaitStatus // once ended is closed
+}
+
+// Start starts the program argv[0], found as a shell finds it. It waits before its first
+// instruction until Resume or Kill, one of which must be called.
+//
+// The error wraps [ErrNotFound], [ErrNotExecutable] or [ErrNotPermitted], or is the kernel's.
+func Start(argv []string) (*Command, error) {
+	path, err := exec.LookPath(argv[0])
+	switch {
+	case err == nil, errors.Is(err, exec.ErrDot): // whose PATH has the directory that it is in
+	case errors.Is(err, exec.ErrNotFound), errors.Is(err, os.ErrNotExist):
+		return nil, fmt.Errorf("%w: %w", ErrNotFound, err)
+	default:
+		return nil, fmt.Errorf("%w: %w", ErrNotExecutable, err)
+	}
+	c := &Command{letGo: make(chan struct{}), detached: make(chan error, 1), ended: make(chan struct{})}
+	started := make(chan error)
+	go c.trace(path, argv, started)
+	return c, <-started
+}
+
+// trace starts the program, lets it go when that is asked for, and waits for its end.
+func (c *Command) trace(path string, argv []string, started chan<- error) {
+	// Only the thread that has started a program may trace it.
+	runtime.LockOSThread()
+	if err := c.start(path, argv); err != nil {
+		started <- err
+		return // The thread ends with its goroutine.
+	}
+	started <- nil
+	<-c.letGo
+	if err := unix.PtraceDetach(c.process.Pid); err != nil {
+		c.detached <- fmt.Errorf("PTRACE_DETACH: %w", err)
+	}
+	close(c.detached)
+	runtime.UnlockOSThread()
+	c.await()
+}
+
+func (c *Command) start(path string, argv []string) (err error) {
+	c.process, err = os.StartProcess(path, argv, &os.ProcAttr{
+		Files: []*os.File{os.Stdin, os.Stdout, os.Stderr},
+		Sys:   &syscall.SysProcAttr{Ptrace: true},
+	})
+	switch {
+	case errors.Is(err, unix.EPERM):
+		return fmt.Errorf("%w: %w", ErrNotPermitted, err)
+	case err != nil:
+		return fmt.Errorf("%w: %w", ErrNotExecutable, err)
+	}
+	for {
+		var status unix.WaitStatus
+		_, err := unix.Wait4(c.process.Pid, &status, unix.WALL, nil)
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case err != nil:
+			_ = c.process.Kill()
+			return fmt.Errorf("wait for %s to start: %w", argv[0], err)
+		case !status.Stopped():
+			return fmt.Errorf("%s has ended before its first instruction", argv[0])
+		case status.StopSignal() == unix.SIGTRAP:
+			return nil
+		default:
+			// A signal that came before. The program executes, and gets it then.
+			if err := unix.PtraceCont(c.process.Pid, int(status.StopSignal())); err != nil {
+				_ = c.process.Kill()
+				return fmt.Errorf("PTRACE_CONT: %w", err)
+			}
+		}
+	}
+}
+
+// await waits for the end of the program.
+func (c *Command) await() {
+	defer close(c.ended)
+	state, err := c.process.Wait()
+	if err != nil {
+		return
+	}
+	if status, ok := state.Sys().(syscall.WaitStatus); ok {
+		c.status = status
+	}
+}
+
+// PID returns the process id of the program.
+func (c *Command) PID() int { return c.process.Pid }
+
+// Resume lets the program run. Later calls do nothing.
+func (c *Command) Resume() error {
+	c.once.Do(func() { close(c.letGo) })
+	return <-c.detached
+}
+
+// Kill ends the program and waits for its end.
+func (c *Command) Kill() {
+	_ = c.process.Kill() // unless it has ended
+	c.once.Do(func() { close(c.letGo) })
+	<-c.ended
+}
+
+// Ended is closed when the program has ended.
+func (c *Command) Ended() <-chan struct{} { return c.ended }
+
+// ExitCode returns what the program has exited with, once it has ended: as shells do, 128 and
+// the number of the signal that has ended it.
+func (c *Command) ExitCode() int {
+	if c.status.Signaled() {
+		const signaled = 128
+		return signaled + int(c.status.Signal())
+	}
+	return c.status.ExitStatus()
+}
+
+// passed are the signals that are passed on.
+var passed = []os.Signal{unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM, unix.SIGUSR1, unix.SIGUSR2}
+
+// PassSignals passes signals on to the program until stop is called. Those that this process
+// was told to ignore stay ignored by both. The terminal sends SIGINT and SIGQUIT to the program
+// too: in the foreground they are not passed on.
+func (c *Command) PassSignals() (stop func()) {
+	signals := make(chan os.Signal, len(passed))
+	for _, s := range passed {
+		if !signal.Ignored(s) {
+			signal.Notify(signals, s)
+		}
+	}
+	done, finished := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(finished)
+		for {
+			select {
+			case <-done:
+				return
+			case s := <-signals:
+				if (s == unix.SIGINT || s == unix.SIGQUIT) && inForeground() {
+					continue
+				}
+				_ = c.process.Signal(s) // unless it has ended
+			}
+		}
+	}()
+	return func() {
+		signal.Stop(signals)
+		close(done)
+		<-finished
+	}
+}
+
+// inForeground reports whether this process gets the signals that are typed at its terminal.
+func inForeground() bool {
+	tty, err := os.Open("/dev/tty")
+	if err != nil {
+		return false // It has none.
+	}
+	defer func() { _ = tty.Close() }()
+	group, err := unix.IoctlGetInt(int(tty.Fd()), unix.TIOCGPGRP)
+	return err == nil && group == unix.Getpgrp()
+}

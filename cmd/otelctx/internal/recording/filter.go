@@ -1,0 +1,59 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package recording
+
+import (
+	"encoding/hex"
+	"strconv"
+
+	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
+)
+
+// Filter leaves out all samples but those with an attribute of this value: of the process's
+// resource, of the span, or of the sample. Numbers and booleans are compared as text. The keys
+// trace_id and span_id stand for the ids in lower-case hexadecimal.
+type Filter struct{ Key, Value string }
+
+// passes reports whether a sample passes all filters.
+func passes(filters []Filter, span *rawSpan, attributes ...[]*commonpb.KeyValue) bool {
+	for _, f := range filters {
+		if !f.passes(span, attributes) {
+			return false
+		}
+	}
+	return true
+}
+
+func (f Filter) passes(span *rawSpan, attributes [][]*commonpb.KeyValue) bool {
+	switch {
+	case f.Key == "trace_id" && span.exists():
+		return f.Value == hex.EncodeToString(span.traceID[:])
+	case f.Key == "span_id" && span.exists():
+		return f.Value == hex.EncodeToString(span.spanID[:])
+	}
+	for _, kvs := range attributes {
+		for _, kv := range kvs {
+			if text, ok := plainText(kv.GetValue()); ok && kv.GetKey() == f.Key && text == f.Value {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// plainText returns a value as text, unless it is made of others.
+func plainText(value *commonpb.AnyValue) (string, bool) {
+	switch v := value.GetValue().(type) {
+	case *commonpb.AnyValue_StringValue:
+		return v.StringValue, true
+	case *commonpb.AnyValue_IntValue:
+		return strconv.FormatInt(v.IntValue, 10), true
+	case *commonpb.AnyValue_BoolValue:
+		return strconv.FormatBool(v.BoolValue), true
+	case *commonpb.AnyValue_DoubleValue:
+		return strconv.FormatFloat(v.DoubleValue, 'g', -1, 64), true
+	default:
+		return "", false
+	}
+}

@@ -1,0 +1,120 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package recording
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/sampler"
+	"github.com/otelctx/otelctx/internal/testing/burner"
+	"github.com/otelctx/otelctx/internal/testing/childproc"
+	"github.com/otelctx/otelctx/reader"
+)
+
+// namesOfSamples returns how many samples in spans there are with each pair of names.
+func (r recorded) namesOfSamples() map[[2]string]int {
+	names := map[[2]string]int{}
+	for _, data := range r.parts {
+		d := data.GetDictionary()
+		for _, rp := range data.GetResourceProfiles() {
+			for _, s := range rp.GetScopeProfiles()[0].GetProfiles()[0].GetSamples() {
+				if s.GetLinkIndex() == 0 {
+					continue
+				}
+				var of [2]string
+				for _, i := range s.GetAttributeIndices() {
+					a := d.GetAttributeTable()[i]
+					switch d.GetStringTable()[a.GetKeyStrindex()] {
+					case "span_name":
+						of[0] = a.GetValue().GetStringValue()
+					case "endpoint":
+						of[1] = a.GetValue().GetStringValue()
+					}
+				}
+				names[of] += len(s.GetTimestampsUnixNano())
+			}
+		}
+	}
+	return names
+}
+
+// Each sample in a span has the names of the span and of its local root, by each carrier.
+func TestNamesOfSamples(t *testing.T) {
+	for _, words := range []string{
+		burner.Words(burner.Records, burner.Started),
+		burner.Words(burner.GoroutineSlots),
+		burner.Words(burner.ThreadSlots),
+		burner.Words(burner.Records, burner.GoroutineSlots, burner.ThreadSlots, burner.Foreign),
+	} {
+		t.Run(words, func(t *testing.T) {
+			t.Setenv("OTELCTX_SPAN_NAMES", "true")
+			c := childproc.Start(t, burner.Role, nil)
+			require.Equal(t, "burning", c.Ask("%s", words))
+			config := Config{Selection: Selection{PIDs: []int{c.PID()}}, Duration: 500 * time.Millisecond, Sampler: sampler.Config{Frequency: burner.Frequency()}}
+			names := record(t, t.Context(), config).namesOfSamples()
+			require.NotEmpty(t, names)
+			for of := range names {
+				assert.Contains(t, [][2]string{{"request", "request"}, {"query", "request"}}, of)
+			}
+		})
+	}
+}
+
+// Names that are not known when a sample comes are read at once, and not again at once.
+func TestWantNames(t *testing.T) {
+	t.Setenv("OTELCTX_SPAN_NAMES", "true")
+	c := childproc.Start(t, burner.Role, nil)
+	require.Equal(t, "burning", c.Ask("%s", burner.Words(burner.Records)))
+	p, err := reader.Open(c.PID())
+	require.NoError(t, err)
+	defer func() { require.NoError(t, p.Close()) }()
+	layout, err := p.ThreadLayout(t.Context())
+	require.NoError(t, err)
+	for spans := []reader.LiveSpan(nil); len(spans) == 0; { // which have the first names
+		spans, err = p.Spans(t.Context())
+		require.NoError(t, err)
+	}
+	n := newNameTable(layout, nil)
+	of := &target{image: sampler.Image{PID: c.PID()}, reader: p}
+	of.hold()
+	ts := &targets{}
+	span := &sampler.Span{Name: 1, Endpoint: 1}
+	assert.False(t, n.knows(span))
+	ts.wantNames(of, n)
+	ts.looks.Wait()
+	assert.True(t, n.knows(span))
+	assert.Equal(t, "request", n.name(1))
+	n.known.Store(new([]string))
+	n.after = time.Now().Add(time.Hour)
+	ts.wantNames(of, n)
+	ts.looks.Wait()
+	assert.False(t, n.knows(span))
+}
+
+// What a program advertises anew keeps the names if they are in the same place.
+func TestNameTable(t *testing.T) {
+	layout := func(address uint64) *reader.ThreadLayout {
+		return &reader.ThreadLayout{Names: &reader.NameTable{Address: address, HeaderSize: 256, EntrySize: 256, Capacity: 4096}}
+	}
+	n := newNameTable(layout(1), nil)
+	n.known.Store(&[]string{"", "request", "query"})
+	assert.Same(t, n, newNameTable(layout(1), n))
+	assert.NotSame(t, n, newNameTable(layout(2), n))
+	assert.Nil(t, newNameTable(&reader.ThreadLayout{}, n))
+	assert.Nil(t, newNameTable(nil, n))
+	assert.True(t, n.knows(&sampler.Span{Name: 2, Endpoint: 1}))
+	assert.False(t, n.knows(&sampler.Span{Name: 3, Endpoint: 1}))
+	assert.True(t, n.knows(nil))
+	var none *nameTable
+	assert.True(t, none.knows(&sampler.Span{Name: 3}))
+	none.read(nil)
+	shown := []reader.ThreadAttribute{{Key: "tenant", Value: "7"}}
+	span := &rawSpan{name: 2, endpoint: 9}
+	assert.Equal(t, []reader.ThreadAttribute{{Key: "tenant", Value: "7"}, {Key: "span_name", Value: "query"}}, n.appendTo(shown, span))
+	assert.Equal(t, shown, none.appendTo(shown, span))
+}

@@ -1,0 +1,105 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package symbols
+
+import (
+	"debug/elf"
+	"path"
+	"slices"
+	"strings"
+)
+
+// debugDirectory has the symbols of files that were stripped of them.
+const debugDirectory = "/usr/lib/debug"
+
+// debugFile names the functions of another file, whose addresses it shares. It is a region's,
+// not that file's: a process decides only by which symbols its own samples are named.
+type debugFile struct {
+	file *file
+	// segments are those of the other file. They say at which address an offset is.
+	segments []elf.Prog64
+}
+
+// wantsDebug returns what to look for if a file has functions that another one may name.
+func (o *file) wantsDebug() (link string, segments []elf.Prog64, ok bool) {
+	if o == nil || o.gnuBuildID == "" {
+		return "", nil, false
+	}
+	o.reading <- struct{}{}
+	defer func() { <-o.reading }()
+	if o.elf == nil {
+		return "", nil, false
+	}
+	for i := range o.elf.sections {
+		if elf.SectionType(o.elf.sections[i].Type) == elf.SHT_SYMTAB {
+			return "", nil, false
+		}
+	}
+	if s := o.elf.named(".gnu_debuglink"); s != nil {
+		link, _ = o.elf.content(s).text(0)
+	}
+	return link, slices.Clone(o.elf.segments), true
+}
+
+// openDebug returns the file with the symbols of a region's file, or nil. It has the same
+// build id. It is looked for by the build id, and by the name that the file gives it
+// (.gnu_debuglink): where this process has such files, and where the recorded one has.
+func (f *Files) openDebug(r *Region, of *file) *debugFile {
+	link, segments, ok := of.wantsDebug()
+	if !ok || f.unnamed {
+		return nil
+	}
+	for _, own := range []bool{true, false} {
+		for _, name := range debugNames(r.mapping.Path, link, of.gnuBuildID) {
+			if o := f.openDebugNamed(r, own, name); o != nil && o.gnuBuildID == of.gnuBuildID {
+				return &debugFile{o, segments}
+			}
+		}
+	}
+	return nil
+}
+
+// debugNames returns where the symbols of the file at filePath may be.
+func debugNames(filePath, link, buildID string) []string {
+	var names []string
+	const first = 2 // digits
+	if len(buildID) > first {
+		names = append(names, path.Join(debugDirectory, ".build-id", buildID[:first], buildID[first:]+".debug"))
+	}
+	if link == "" || link == ".." || strings.Contains(link, "/") || !path.IsAbs(filePath) {
+		return names
+	}
+	dir := path.Dir(filePath)
+	return append(names, path.Join(debugDirectory, dir, link), path.Join(dir, ".debug", link), path.Join(dir, link))
+}
+
+// openDebugNamed opens a file where this process, or that of a region, has it.
+func (f *Files) openDebugNamed(r *Region, own bool, name string) *file {
+	named, id, err := r.process.openDebugFile(own, name)
+	if err != nil {
+		return nil
+	}
+	defer func() { _ = named.Close() }()
+	f.mu.Lock()
+	known := f.byID[id]
+	f.mu.Unlock()
+	if known != nil {
+		return known
+	}
+	content, err := reopen(named)
+	if err != nil {
+		return nil
+	}
+	return f.add(newFile(f, id, content, content))
+}
+
+// locate names what is at an offset of the other file.
+func (d *debugFile) locate(offset uint64) []Line {
+	address, ok := (&elfFile{segments: d.segments}).address(offset)
+	if !ok {
+		return nil
+	}
+	lines, _ := d.file.locateAddress(address)
+	return lines
+}

@@ -1,0 +1,105 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package symbols
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/otelctx/otelctx/internal/testing/programs"
+)
+
+// TestDebugFile names C functions of a program whose symbols are in another file.
+func TestDebugFile(t *testing.T) {
+	objcopy, err := exec.LookPath("objcopy")
+	if err != nil {
+		t.Skip("no objcopy, of binutils")
+	}
+	run := func(args ...string) {
+		out, err := exec.Command(objcopy, args...).CombinedOutput()
+		require.NoError(t, err, string(out))
+	}
+	whole := build(t, programs.Cgo, "cgo")
+	for name, test := range map[string]struct {
+		debug  string // beside the program
+		change []string
+		want   []Line
+	}{
+		"beside it":           {"program.debug", nil, []Line{{Function: "native_code"}}},
+		"in a directory":      {".debug/program.debug", nil, []Line{{Function: "native_code"}}},
+		"of another build":    {"program.debug", []string{"--remove-section=.note.gnu.build-id"}, nil},
+		"of another name":     {"other.debug", nil, nil},
+		"that is no ELF file": {"program.debug", []string{"-O", "binary"}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			program, debug := filepath.Join(dir, "program"), filepath.Join(dir, test.debug)
+			linked := filepath.Join(t.TempDir(), "program.debug")
+			run("--only-keep-debug", whole, linked)
+			run("--strip-all", "--add-gnu-debuglink="+linked, whole, program)
+			require.NoError(t, os.MkdirAll(filepath.Dir(debug), 0o700))
+			run(append(test.change, linked, debug)...)
+			var r cgoReport
+			p := start(t, program, &r)
+			l := p.open().Locate(r.Native, true)
+			assert.Equal(t, TypeNative, l.Type)
+			assert.Equal(t, test.want, l.Lines)
+			assert.Equal(t, program, l.Mapping.Path)
+		})
+	}
+}
+
+// TestDebugFileInRoot finds the symbols by the build id where the process has its files. A process
+// with other symbols for the same file names nothing of this one's.
+func TestDebugFileInRoot(t *testing.T) {
+	objcopy, err := exec.LookPath("objcopy")
+	if err != nil || os.Geteuid() != 0 {
+		t.Skip("takes root, to change the root directory, and objcopy, of binutils")
+	}
+	whole := build(t, programs.CgoStatic, "cgo")
+	files := NewFiles()
+	stripped := filepath.Join(t.TempDir(), "program")
+	out, err := exec.Command(objcopy, "--strip-all", whole, stripped).CombinedOutput()
+	require.NoError(t, err, string(out))
+	parse, err := os.Open(stripped)
+	require.NoError(t, err)
+	defer func() { _ = parse.Close() }()
+	id := parsed(parse).gnuBuildID
+	require.NotEmpty(t, id)
+	for _, rename := range []string{"native_code", "forged"} {
+		root := t.TempDir()
+		debug := filepath.Join(root, debugNames("", "", id)[0])
+		require.NoError(t, os.MkdirAll(filepath.Dir(debug), 0o755))
+		out, err := exec.Command(objcopy, "--only-keep-debug", "--redefine-sym=native_code="+rename, whole, debug).CombinedOutput()
+		require.NoError(t, err, string(out))
+		require.NoError(t, os.Link(stripped, filepath.Join(root, "program")))
+		var r cgoReport
+		p := start(t, "/program", &r, func(cmd *exec.Cmd) { cmd.SysProcAttr = &syscall.SysProcAttr{Chroot: root} })
+		process, err := files.Open(p.PID())
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, process.Close()) })
+		assert.Equal(t, []Line{{Function: rename}}, opened{process}.Locate(r.Native, true).Lines)
+	}
+	files.Close()
+}
+
+func TestDebugNames(t *testing.T) {
+	const byID = "/usr/lib/debug/.build-id/ab/cdef.debug"
+	for link, want := range map[string][]string{
+		"":        {byID},
+		"../x":    {byID},
+		"..":      {byID},
+		"x.debug": {byID, "/usr/lib/debug/opt/bin/x.debug", "/opt/bin/.debug/x.debug", "/opt/bin/x.debug"},
+	} {
+		assert.Equal(t, want, debugNames("/opt/bin/x", link, "abcdef"), link)
+	}
+	assert.Equal(t, []string{byID}, debugNames("[heap]", "x.debug", "abcdef"))
+	assert.Empty(t, debugNames("[heap]", "", "ab"))
+}

@@ -1,0 +1,45 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package symbols
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"hash/fnv"
+)
+
+const (
+	htlBytes = 4096 // of the head and of the tail
+	htlSize  = 16   // bytes of the result
+)
+
+// htlHash returns the hash of a file's head, tail and length in lower-case hex: that of the
+// attribute process.executable.build_id.htlhash in OpenTelemetry's semantic conventions. Head
+// and tail of small files overlap. It returns nothing for a file of another size than that,
+// or that cannot be read.
+func htlHash(file part, size int64) string {
+	if size < 0 {
+		return ""
+	}
+	n := min(uint64(size), htlBytes)
+	b := make([]byte, 2*n+8)
+	if !file.read(0, b[:n]) || !file.read(uint64(size)-n, b[n:2*n]) {
+		return ""
+	}
+	binary.BigEndian.PutUint64(b[2*n:], uint64(size))
+	sum := sha256.Sum256(b)
+	return hex.EncodeToString(sum[:htlSize])
+}
+
+// kernelHTLHash returns what stands for the kernel, of which there is no file: the hash by
+// which the OpenTelemetry eBPF profiler names it, which is one of its GNU build id.
+func kernelHTLHash(gnuBuildID string) string {
+	if gnuBuildID == "" {
+		return ""
+	}
+	h := fnv.New128a()
+	_, _ = h.Write([]byte(gnuBuildID)) // never fails
+	return hex.EncodeToString(h.Sum(nil))
+}

@@ -1,0 +1,122 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/alecthomas/kong"
+)
+
+// manCommand is otelctx man.
+type manCommand struct{}
+
+// Run is called by kong.
+func (*manCommand) Run(s streams, model *kong.Application) error {
+	_, err := s.stdout.Write(manual(model))
+	return err
+}
+
+// manual returns the manual page in roff, from the same description of the command line as
+// --help. otelctx.1 has it.
+func manual(model *kong.Application) []byte {
+	m := &roff{}
+	m.line(`.\" Made by otelctx man.`)
+	m.line(`.TH OTELCTX 1 "" otelctx`) // without a date: it is made again, and compared
+	m.line(".SH NAME")
+	m.line(`otelctx \- see the spans of processes, and record profiles of them`)
+	m.line(".SH SYNOPSIS")
+	for i, c := range model.Leaves(true) {
+		if i > 0 {
+			m.line(".br")
+		}
+		m.line(".B %s", roffText(model.Name+" "+c.Name))
+		m.line("%s", roffText(argumentsText(c)))
+	}
+	m.line(".SH DESCRIPTION")
+	m.text(description)
+	m.line(".SH COMMANDS")
+	for _, c := range model.Leaves(true) {
+		m.line(".SS %s", roffText(model.Name+" "+c.Name))
+		m.text(c.Help)
+		if c.Detail != "" {
+			m.line(".PP")
+			m.text(c.Detail)
+		}
+		m.flags(c.Flags)
+	}
+	m.line(".SH OPTIONS")
+	m.flags(model.Flags)
+	m.line(".SH EXIT STATUS")
+	for _, e := range exitCodes {
+		m.item(strconv.Itoa(e.code), e.text)
+	}
+	m.line(".PP")
+	m.text(commandExitText)
+	return m.Bytes()
+}
+
+// argumentsText says what comes behind the name of a command.
+func argumentsText(c *kong.Node) string {
+	words := []string{"[FLAGS]"}
+	for _, p := range c.Positional {
+		words = append(words, p.Summary())
+	}
+	return strings.Join(words, " ")
+}
+
+// roff is a page in the macros of man(7).
+type roff struct{ bytes.Buffer }
+
+func (m *roff) line(format string, args ...any) { _, _ = fmt.Fprintf(m, format+"\n", args...) }
+
+// text adds paragraphs, which an empty line parts. Indented lines stay as they are.
+func (m *roff) text(text string) {
+	for i, paragraph := range strings.Split(strings.Trim(text, "\n"), "\n\n") {
+		if i > 0 {
+			m.line(".PP")
+		}
+		indented := strings.HasPrefix(paragraph, " ")
+		if indented {
+			m.line(".nf")
+		}
+		for line := range strings.SplitSeq(paragraph, "\n") {
+			m.line("%s", roffText(line))
+		}
+		if indented {
+			m.line(".fi")
+		}
+	}
+}
+
+func (m *roff) item(name, text string) {
+	m.line(".TP")
+	m.line(".B %s", roffText(name))
+	m.text(text)
+}
+
+func (m *roff) flags(flags []*kong.Flag) {
+	for _, f := range flags {
+		name := "--" + f.Name
+		if !f.IsBool() {
+			name += "=" + f.FormatPlaceHolder()
+		}
+		if f.Short != 0 {
+			name = fmt.Sprintf("-%c, %s", f.Short, name)
+		}
+		m.item(name, f.Help)
+	}
+}
+
+// roffText returns s so that roff takes nothing in it for a request or an escape.
+func roffText(s string) string {
+	s = strings.NewReplacer(`\`, `\e`, "-", `\-`, "…", "...").Replace(s)
+	if strings.HasPrefix(s, ".") || strings.HasPrefix(s, "'") {
+		s = `\&` + s
+	}
+	return s
+}

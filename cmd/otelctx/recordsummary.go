@@ -1,0 +1,336 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/recording"
+)
+
+// What --group-by knows. Attributes may be followed by "=" and a key.
+const (
+	groupSpan      = "span"
+	groupEndpoint  = "endpoint"
+	groupTrace     = "trace"
+	groupService   = "service"
+	groupFunction  = "function"
+	groupAttribute = "attribute"
+)
+
+// groups are the tables of a summary, those of no group by default.
+var groups = map[string][]func(*summary){
+	"":             {(*summary).work, (*summary).processes, (*summary).functions, (*summary).endpoints, (*summary).names, (*summary).spans},
+	groupSpan:      {(*summary).names, (*summary).spans},
+	groupEndpoint:  {(*summary).endpoints},
+	groupTrace:     {(*summary).traces},
+	groupService:   {(*summary).services},
+	groupFunction:  {(*summary).functions, (*summary).callers},
+	groupAttribute: {(*summary).attributes},
+}
+
+// groupOf returns which of the groups --group-by names.
+func groupOf(groupBy string) (string, error) {
+	group, key, keyed := strings.Cut(groupBy, "=")
+	if _, ok := groups[group]; !ok || keyed && (group != groupAttribute || key == "") {
+		return "", fmt.Errorf("--group-by %s is none of span, endpoint, trace, service, function, attribute, attribute=KEY", groupBy)
+	}
+	return group, nil
+}
+
+// Heads of columns.
+const (
+	columnCPU        = "CPU"
+	columnShare      = "SHARE"
+	columnInSpans    = "IN SPANS"
+	columnName       = "NAME"
+	columnAttributes = "ATTRIBUTES"
+)
+
+// summary writes a recording for people.
+type summary struct {
+	*recordCommand
+
+	*recording.Result
+	out     bytes.Buffer
+	colours bool
+	// several says that there are several services.
+	several bool
+}
+
+// writeText writes a recording for people.
+func (c *recordCommand) writeText(w io.Writer, r *recording.Result) error {
+	s := &summary{recordCommand: c, Result: r, colours: isTerminal(w) && os.Getenv("NO_COLOR") == ""}
+	s.several = slices.ContainsFunc(r.Processes, func(p recording.ProcessUse) bool { return p.Service != r.Processes[0].Service })
+	subject := c.String()
+	if c.pid() != 0 && len(r.Processes) > 0 {
+		subject += ", " + keyText(r.Processes[0].Service)
+	}
+	fmt.Fprintf(&s.out, "Recorded %s for %v at %d Hz\n", s.bold(subject), r.End.Sub(r.Start).Round(10*time.Millisecond), c.Frequency)
+	s.out.Write(table([][]string{
+		{"  CPU time", cpuText(c.cpu(r.Samples)), groupDigits(r.Samples) + " samples"},
+		{"  In spans", cpuText(c.cpu(r.Attributed)), shareText(r.Attributed, r.Samples)},
+		{"  Lost", cpuText(c.cpu(r.Lost)), groupDigits(r.Lost) + " samples"},
+	}))
+	group, err := groupOf(c.GroupBy)
+	if err != nil {
+		return err
+	}
+	header := s.out.Len()
+	for _, show := range groups[group] {
+		show(s)
+	}
+	if group == "" && r.Attributed > 0 && len(r.Names) == 0 {
+		s.out.WriteString("\nThe spans have no names: spanctx.WithSpanNames(true) in the service, or OTELCTX_SPAN_NAMES=true, publishes them.\n")
+	}
+	if group != "" && s.out.Len() == header {
+		fmt.Fprintf(&s.out, "\nNo samples to group by %s\n", keyText(c.GroupBy))
+	}
+	_, err = w.Write(s.out.Bytes())
+	return err
+}
+
+// rows are those of a table. The first column is the samples of a row, which come with the CPU
+// time that they stand for and their share.
+type rows struct {
+	samples []uint64
+	cells   [][]string
+}
+
+func (r *rows) add(samples uint64, cells ...string) {
+	r.samples = append(r.samples, samples)
+	r.cells = append(r.cells, cells)
+}
+
+// table writes a table, unless it has no rows.
+func (s *summary) table(title string, heads []string, r rows) {
+	if len(r.cells) == 0 {
+		return
+	}
+	lines := [][]string{append([]string{"  " + columnCPU, columnShare}, heads...)}
+	for i, cells := range r.cells {
+		lines = append(lines, append([]string{"  " + cpuText(s.cpu(r.samples[i])), shareText(r.samples[i], s.Samples)}, cells...))
+	}
+	fmt.Fprintf(&s.out, "\n%s\n", s.bold(title))
+	for i, line := range bytes.SplitAfter(table(lines), []byte("\n")) {
+		text, end, _ := bytes.Cut(line, []byte("\n"))
+		switch {
+		case len(text) == 0:
+			continue
+		case i == 0:
+			s.out.WriteString(s.colour(dim, string(text)))
+		default:
+			s.out.WriteString(s.colour(heat(r.samples[i-1], s.Samples), string(text)))
+		}
+		s.out.Write(end)
+		s.out.WriteByte('\n')
+	}
+}
+
+// Parameters of the terminal's sequence that changes colours, ECMA-48's SGR.
+const (
+	bold   = "1"
+	dim    = "2"
+	red    = "31"
+	yellow = "33"
+)
+
+// heat returns the colour of what has used so much of the whole, or "".
+func heat(part, whole uint64) string {
+	const hot, warm = 10, 50 // parts of the whole
+	switch {
+	case part*hot >= whole:
+		return red
+	case part*warm >= whole:
+		return yellow
+	default:
+		return ""
+	}
+}
+
+func (s *summary) bold(text string) string { return s.colour(bold, text) }
+
+// colour returns text, which holds no sequences of its own, in a colour where there are any.
+func (s *summary) colour(parameter, text string) string {
+	if !s.colours || parameter == "" {
+		return text
+	}
+	return "\x1b[" + parameter + "m" + text + "\x1b[0m"
+}
+
+// service adds a service to cells or heads, where there are several.
+func (s *summary) service(service string, cells ...string) []string {
+	if !s.several {
+		return cells
+	}
+	return append([]string{service}, cells...)
+}
+
+func (s *summary) work() {
+	if s.NoSymbols {
+		return
+	}
+	var r rows
+	for _, u := range s.Work {
+		if u.Samples > 0 {
+			r.add(u.Samples, shareText(u.Attributed, u.Samples), strings.ReplaceAll(u.Work.String(), "_", " "))
+		}
+	}
+	s.table("What it was used for", []string{columnInSpans, "WORK"}, r)
+}
+
+func (s *summary) processes() {
+	var r rows
+	for _, p := range top(s.recordCommand, s.Processes) {
+		r.add(p.Samples, shareText(p.Attributed, p.Samples), strconv.Itoa(p.PID), keyText(p.Service))
+	}
+	if s.pid() == 0 || s.Command != nil && len(r.cells) > 1 {
+		s.table("Top processes by CPU time", []string{columnInSpans, "PID", columnService}, r)
+	}
+}
+
+func (s *summary) services() {
+	var all []*recording.ProcessUse
+	processes := map[string]int{}
+	for _, p := range s.Processes {
+		if processes[p.Service]++; processes[p.Service] == 1 {
+			all = append(all, &recording.ProcessUse{Service: p.Service})
+		}
+		u := all[slices.IndexFunc(all, func(u *recording.ProcessUse) bool { return u.Service == p.Service })]
+		u.Samples += p.Samples
+		u.Attributed += p.Attributed
+	}
+	slices.SortStableFunc(all, func(a, b *recording.ProcessUse) int { return cmp.Compare(b.Samples, a.Samples) })
+	var r rows
+	for _, u := range top(s.recordCommand, all) {
+		r.add(u.Samples, shareText(u.Attributed, u.Samples), strconv.Itoa(processes[u.Service]), keyText(u.Service))
+	}
+	s.table("Top services by CPU time", []string{columnInSpans, "PROCESSES", columnService}, r)
+}
+
+func (s *summary) functions() {
+	var r rows
+	for _, u := range top(s.recordCommand, s.Functions) {
+		r.add(u.Flat, s.service(keyText(u.Service), cpuText(s.cpu(u.Cumulative)), shareText(u.Cumulative, s.Samples), functionText(u.Function))...)
+	}
+	s.functionTable("Top functions by CPU time of their own", r, "CUM", columnShare)
+}
+
+// callers shows functions by all that was called in them.
+func (s *summary) callers() {
+	all := slices.Clone(s.Functions)
+	slices.SortStableFunc(all, func(a, b recording.FunctionUse) int { return cmp.Compare(b.Cumulative, a.Cumulative) })
+	var r rows
+	for _, u := range top(s.recordCommand, all) {
+		r.add(u.Cumulative, s.service(keyText(u.Service), cpuText(s.cpu(u.Flat)), shareText(u.Flat, s.Samples), functionText(u.Function))...)
+	}
+	s.functionTable("Top functions by CPU time with what they call", r, "OWN", columnShare)
+}
+
+func (s *summary) functionTable(title string, r rows, heads ...string) {
+	if !s.NoSymbols {
+		s.table(title, s.service(columnService, append(heads, "FUNCTION")...), r)
+	}
+}
+
+func functionText(name string) string { return cutShort(stringText(name), maxValueText) }
+
+func (s *summary) endpoints() {
+	s.nameTable("Top endpoints by CPU time", s.Endpoints, "REQUESTS", "CPU/REQUEST", columnEndpoint)
+}
+
+func (s *summary) names() {
+	s.nameTable("Top span names by CPU time", s.Names, "SPANS", "CPU/SPAN", columnName)
+}
+
+func (s *summary) nameTable(title string, names []recording.NameUse, heads ...string) {
+	var r rows
+	for _, u := range top(s.recordCommand, names) {
+		r.add(u.Samples, s.service(keyText(u.Service), groupDigits(uint64(u.Count)), s.eachText(u), nameText(u.Name))...)
+	}
+	s.table(title, s.service(columnService, heads...), r)
+}
+
+// eachText returns the CPU time of a span or request. Those that no sample has met are not
+// counted, so that it is at most that much where they have few samples.
+func (s *summary) eachText(u recording.NameUse) string {
+	const many = 5 // samples of each: hardly any is missed
+	each := s.cpu(u.Samples) / time.Duration(u.Count)
+	text := fmt.Sprintf("%.1fms", float64(each)/float64(time.Millisecond))
+	if u.Samples < many*uint64(u.Count) {
+		text = "≤ " + text
+	}
+	return text
+}
+
+// nameText returns the name of a span for people.
+func nameText(name string) string {
+	if name == "" {
+		return "-"
+	}
+	return keyText(name)
+}
+
+func (s *summary) spans() {
+	shown := top(s.recordCommand, s.Spans)
+	// Many services publish neither.
+	named := slices.ContainsFunc(shown, func(u recording.SpanUse) bool { return u.Name != "" })
+	attributes := slices.ContainsFunc(shown, func(u recording.SpanUse) bool { return len(u.Attributes) > 0 })
+	cells := func(service, name, id, trace, others string) []string {
+		var c []string
+		if named {
+			c = append(c, name)
+		}
+		c = append(c, id, trace)
+		if attributes {
+			c = append(c, others)
+		}
+		return s.service(service, c...)
+	}
+	var r rows
+	for _, u := range shown {
+		id := hex.EncodeToString(u.SpanID[:])
+		if u.Unproven > 0 {
+			id += ", unproven"
+		}
+		r.add(u.Samples, cells(keyText(u.Service), nameText(u.Name), id, hex.EncodeToString(u.TraceID[:]),
+			attributesText(attributesObject(u.Attributes)))...)
+	}
+	s.table("Top spans by CPU time", cells(columnService, columnName, columnSpanID, columnTraceID, columnAttributes), r)
+}
+
+func (s *summary) traces() {
+	var r rows
+	for _, u := range top(s.recordCommand, s.Traces) {
+		r.add(u.Samples, s.service(keyText(u.Service), strconv.Itoa(u.Spans), hex.EncodeToString(u.TraceID[:]))...)
+	}
+	s.table("Top traces by CPU time", s.service(columnService, "SPANS", columnTraceID), r)
+}
+
+func (s *summary) attributes() {
+	var r rows
+	for _, u := range top(s.recordCommand, s.recordCommand.attributes(s.Result)) {
+		r.add(u.Samples, keyText(u.Key), valueText(u.Value))
+	}
+	s.table("Top attributes of spans by CPU time", []string{"KEY", "VALUE"}, r)
+}
+
+func cpuText(d time.Duration) string { return fmt.Sprintf("%.3fs", d.Seconds()) }
+
+// shareText returns how much of the whole a part is.
+func shareText(part, whole uint64) string {
+	if whole == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%.1f%%", 100*float64(part)/float64(whole))
+}

@@ -1,0 +1,155 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/recording"
+	"github.com/otelctx/otelctx/reader"
+)
+
+// summarized is a recording of two services, one with names.
+func summarized() *recording.Result {
+	start := time.Unix(1700000000, 0)
+	attributes := []reader.ThreadAttribute{{Key: "tenant", Value: "blue"}}
+	return &recording.Result{
+		Start: start, End: start.Add(10 * time.Second), Samples: 1000, Attributed: 700,
+		Work:       []recording.WorkUse{{Work: recording.Application, Samples: 600, Attributed: 540}, {Work: recording.Runtime}, {Work: recording.GarbageCollection, Samples: 400}},
+		Processes:  []recording.ProcessUse{{PID: 1, Service: "shop", Samples: 500, Attributed: 400}, {PID: 3, Service: "cart", Samples: 300}, {PID: 2, Service: "shop", Samples: 200, Attributed: 100}},
+		Functions:  []recording.FunctionUse{{Service: "shop", Function: "main.hash", Flat: 300, Cumulative: 300}, {Service: "shop", Function: "main.f[go.shape.struct { A int }]", Flat: 5, Cumulative: 900}},
+		Endpoints:  []recording.NameUse{{Service: "shop", Name: "GET /\x1b[31m", Count: 10, Samples: 500}, {Service: "cart", Count: 200, Samples: 200}},
+		Names:      []recording.NameUse{{Service: "shop", Name: "SELECT", Count: 1200, Samples: 6000}},
+		Spans:      []recording.SpanUse{{Service: "shop", Name: "SELECT", TraceID: [16]byte{0xab}, SpanID: [8]byte{0xcd}, Samples: 30, Unproven: 1, Attributes: attributes}, {Service: "cart", Samples: 2}},
+		Traces:     []recording.TraceUse{{Service: "shop", TraceID: [16]byte{0xab}, Spans: 3, Samples: 40}},
+		Attributes: []recording.AttributeUse{{Key: "tenant", Value: "blue", Samples: 90}, {Key: "zone", Value: "true", Samples: 10}},
+	}
+}
+
+func TestSummary(t *testing.T) {
+	const head = "Recorded every process that publishes for 10s at 100 Hz\n" +
+		"  CPU time  10.000s  1,000 samples\n  In spans  7.000s   70.0%\n  Lost      0.000s   0 samples\n"
+	names := "\nTop span names by CPU time\n" +
+		"  CPU      SHARE   SERVICE  SPANS  CPU/SPAN  NAME\n" +
+		"  60.000s  600.0%  shop     1,200  50.0ms    SELECT\n"
+	spans := "\nTop spans by CPU time\n" +
+		"  CPU     SHARE  SERVICE  NAME    SPAN ID                     TRACE ID                          ATTRIBUTES\n" +
+		"  0.300s  3.0%   shop     SELECT  cd00000000000000, unproven  ab000000000000000000000000000000  tenant=blue\n" +
+		"  0.020s  0.2%   cart     -       0000000000000000            00000000000000000000000000000000  -\n"
+	functions := "\nTop functions by CPU time of their own\n" +
+		"  CPU     SHARE  SERVICE  CUM     SHARE  FUNCTION\n" +
+		"  3.000s  30.0%  shop     3.000s  30.0%  main.hash\n" +
+		"  0.050s  0.5%   shop     9.000s  90.0%  main.f[go.shape.struct { A int }]\n"
+	endpoints := "\nTop endpoints by CPU time\n" +
+		"  CPU     SHARE  SERVICE  REQUESTS  CPU/REQUEST  ENDPOINT\n" +
+		"  5.000s  50.0%  shop     10        500.0ms      \"GET /\\x1b[31m\"\n" +
+		"  2.000s  20.0%  cart     200       ≤ 10.0ms     -\n"
+	for group, want := range map[string]string{
+		"": "\nWhat it was used for\n" +
+			"  CPU     SHARE  IN SPANS  WORK\n" +
+			"  6.000s  60.0%  90.0%     application\n" +
+			"  4.000s  40.0%  0.0%      garbage collection\n" +
+			"\nTop processes by CPU time\n" +
+			"  CPU     SHARE  IN SPANS  PID  SERVICE\n" +
+			"  5.000s  50.0%  80.0%     1    shop\n" +
+			"  3.000s  30.0%  0.0%      3    cart\n" +
+			"  2.000s  20.0%  50.0%     2    shop\n" +
+			functions + endpoints + names + spans,
+		"span":     names + spans,
+		"endpoint": endpoints,
+		"function": functions + "\nTop functions by CPU time with what they call\n" +
+			"  CPU     SHARE  SERVICE  OWN     SHARE  FUNCTION\n" +
+			"  9.000s  90.0%  shop     0.050s  0.5%   main.f[go.shape.struct { A int }]\n" +
+			"  3.000s  30.0%  shop     3.000s  30.0%  main.hash\n",
+		"trace": "\nTop traces by CPU time\n" +
+			"  CPU     SHARE  SERVICE  SPANS  TRACE ID\n" +
+			"  0.400s  4.0%   shop     3      ab000000000000000000000000000000\n",
+		"service": "\nTop services by CPU time\n" +
+			"  CPU     SHARE  IN SPANS  PROCESSES  SERVICE\n" +
+			"  7.000s  70.0%  71.4%     2          shop\n" +
+			"  3.000s  30.0%  0.0%      1          cart\n",
+		"attribute": "\nTop attributes of spans by CPU time\n" +
+			"  CPU     SHARE  KEY     VALUE\n" +
+			"  0.900s  9.0%   tenant  blue\n" +
+			"  0.100s  1.0%   zone    \"true\"\n",
+		"attribute=zone": "\nTop attributes of spans by CPU time\n" +
+			"  CPU     SHARE  KEY   VALUE\n" +
+			"  0.100s  1.0%   zone  \"true\"\n",
+		"attribute=none": "\nNo samples to group by attribute=none\n",
+	} {
+		var out bytes.Buffer
+		c := &recordCommand{Frequency: 100, Top: 10, recordTargets: recordTargets{All: true}, GroupBy: group}
+		require.NoError(t, c.writeText(&out, summarized()))
+		assert.Equal(t, head+want, out.String(), group)
+	}
+	for _, group := range []string{"spans", "span=x", "attribute="} {
+		_, err := groupOf(group)
+		assert.ErrorContains(t, err, "attribute=KEY")
+	}
+}
+
+// Where a service publishes no names, and is the only one, nothing stands for them.
+func TestSummaryOfOneService(t *testing.T) {
+	r := summarized()
+	r.Processes, r.Endpoints, r.Names, r.Spans = r.Processes[:1], nil, nil, r.Spans[1:]
+	var out bytes.Buffer
+	c := &recordCommand{Frequency: 100, Top: 1, recordTargets: recordTargets{PIDs: []int{1}}, NoSymbols: true}
+	require.NoError(t, c.writeText(&out, r))
+	assert.Equal(t, "Recorded process 1, shop for 10s at 100 Hz\n"+
+		"  CPU time  10.000s  1,000 samples\n  In spans  7.000s   70.0%\n  Lost      0.000s   0 samples\n"+
+		"\nTop spans by CPU time\n  CPU     SHARE  SPAN ID           TRACE ID\n"+
+		"  0.020s  0.2%   0000000000000000  00000000000000000000000000000000\n"+
+		"\nThe spans have no names: spanctx.WithSpanNames(true) in the service, or OTELCTX_SPAN_NAMES=true, publishes them.\n", out.String())
+}
+
+// A terminal gets colours, unless it or its user wants none.
+func TestSummaryOnTerminal(t *testing.T) {
+	for _, test := range []struct {
+		term, noColor string
+		colours       bool
+	}{{"xterm", "", true}, {"xterm", "1", false}, {"dumb", "", false}} {
+		t.Setenv("TERM", test.term)
+		t.Setenv("NO_COLOR", test.noColor)
+		terminal, screen := openTerminal(t)
+		c := &recordCommand{Frequency: 100, Top: 1, recordTargets: recordTargets{PIDs: []int{1}}, GroupBy: "trace"}
+		require.NoError(t, c.writeText(terminal, summarized()))
+		var got []string
+		for line := ""; !strings.Contains(line, "ab00"); got = append(got, line) {
+			var err error
+			line, err = screen.ReadString('\n')
+			require.NoError(t, err)
+		}
+		assert.Equal(t, test.colours, strings.Contains(strings.Join(got, ""), "\x1b"))
+		if test.colours {
+			assert.Equal(t, "\x1b[1mTop traces by CPU time\x1b[0m\r\n", got[5])
+			assert.Regexp(t, `^\x1b\[2m  CPU .* TRACE ID\x1b\[0m\r\n$`, got[6])
+			assert.Regexp(t, `^\x1b\[33m  0\.400s .*\x1b\[0m\r\n$`, got[7])
+		}
+	}
+}
+
+// openTerminal returns a terminal, and what is shown on it.
+func openTerminal(t *testing.T) (*os.File, *bufio.Reader) {
+	t.Helper()
+	screen, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = screen.Close() })
+	number, err := unix.IoctlGetInt(int(screen.Fd()), unix.TIOCGPTN)
+	require.NoError(t, err)
+	require.NoError(t, unix.IoctlSetPointerInt(int(screen.Fd()), unix.TIOCSPTLCK, 0))
+	terminal, err := os.OpenFile(fmt.Sprintf("/dev/pts/%d", number), os.O_RDWR|unix.O_NOCTTY, 0)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = terminal.Close() })
+	return terminal, bufio.NewReader(screen)
+}

@@ -1,0 +1,154 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/launch"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/recording"
+)
+
+// recordTargets are the flags and arguments that say what to record.
+type recordTargets struct {
+	PIDs     []int    `arg:""                                                                                                                                     help:"The processes to record." name:"pid"            optional:""`
+	PIDList  []int    `help:"The processes to record, as the arguments say it."                                                                                   name:"pid"                      placeholder:"PID,…"   short:"p"`
+	All      bool     `help:"Record every process that publishes a context or spans, also those that come to it meanwhile."                                       name:"all"                      short:"a"`
+	Names    []string `help:"Record the processes with this name: that of their executable, or the one that ps shows. Several names mean any of them."            name:"name"                     placeholder:"NAME"`
+	Services []string `help:"Record the processes of this service, by the service.name that they publish. Several mean any of them."                              name:"service"                  placeholder:"NAME"`
+	Cgroups  []string `help:"Record the processes in this control group: its path, its name, or a container's id of 12 or more digits. Several mean any of them." name:"cgroup"                   placeholder:"GROUP"`
+	// Command is what comes after --, and started its process id once it runs.
+	Command []string `kong:"-"`
+	started int
+}
+
+// cutCommand cuts the command to record off the arguments of record, which begins behind --.
+// It is nil if there is none, and empty if nothing comes after --.
+func cutCommand(args []string) (rest, command []string) {
+	if len(args) == 0 || args[0] != "record" {
+		return args, nil
+	}
+	for i, arg := range args {
+		if arg == "--" {
+			return args[:i], append([]string{}, args[i+1:]...)
+		}
+	}
+	return args, nil
+}
+
+// validate makes sure that there is one way in which processes are chosen.
+func (t *recordTargets) validate() error {
+	t.PIDs, t.PIDList = append(t.PIDs, t.PIDList...), nil
+	for _, pid := range t.PIDs {
+		if pid <= 0 {
+			return fmt.Errorf("%d is not a process id", pid)
+		}
+	}
+	if t.Command != nil && len(t.Command) == 0 {
+		return errors.New("expected a command after --")
+	}
+	ways := 0
+	for _, chosen := range []bool{len(t.PIDs) > 0, t.All, t.selecting(), t.Command != nil} {
+		if chosen {
+			ways++
+		}
+	}
+	if ways != 1 {
+		return errors.New("expected one of: process ids; --all; --name, --service and --cgroup; -- and a command")
+	}
+	return nil
+}
+
+// selecting reports whether processes are selected by what they are.
+func (t *recordTargets) selecting() bool { return len(t.Names)+len(t.Services)+len(t.Cgroups) > 0 }
+
+// selection returns what is to be recorded, other than a command.
+func (t *recordTargets) selection() recording.Selection {
+	return recording.Selection{PIDs: t.PIDs, Names: t.Names, Services: t.Services, Cgroups: t.Cgroups}
+}
+
+// pid returns the id of the only process to record, or of the command; 0 if there is none.
+func (t *recordTargets) pid() int {
+	if len(t.PIDs) != 1 {
+		return t.started
+	}
+	return t.PIDs[0]
+}
+
+// maxCommandText is how many characters of a command people are shown.
+const maxCommandText = 60
+
+// String says what is recorded.
+func (t *recordTargets) String() string {
+	switch {
+	case t.Command != nil:
+		words := make([]string, len(t.Command))
+		for i, word := range t.Command {
+			words[i] = shellText(word)
+		}
+		text := []rune(strings.Join(words, " "))
+		if len(text) > maxCommandText {
+			text = append(text[:maxCommandText], '…')
+		}
+		return string(text)
+	case len(t.PIDs) == 1:
+		return "process " + strconv.Itoa(t.PIDs[0])
+	case len(t.PIDs) > 1:
+		var ids []string
+		for _, pid := range t.PIDs {
+			ids = append(ids, strconv.Itoa(pid))
+		}
+		return "processes " + strings.Join(ids, ", ")
+	case !t.selecting():
+		return "every process that publishes"
+	}
+	var by []string
+	for _, s := range []struct {
+		what   string
+		values []string
+	}{{"name", t.Names}, {"service", t.Services}, {"control group", t.Cgroups}} {
+		if len(s.values) > 0 {
+			by = append(by, s.what+" "+keyText(strings.Join(s.values, " or ")))
+		}
+	}
+	return "processes of " + strings.Join(by, " and ")
+}
+
+// recordStarted starts a command, records it from its first instruction on, and waits for its
+// end.
+func (c *recordCommand) recordStarted(s streams) error {
+	command, err := launch.Start(c.Command)
+	if err != nil {
+		return err
+	}
+	c.started = command.PID()
+	defer command.PassSignals()()
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	go func() {
+		<-command.Ended()
+		cancel()
+	}()
+	resumed := false
+	err = c.once(ctx, s, recording.Selection{PIDs: []int{command.PID()}, Children: true}, func() error {
+		resumed = true
+		return command.Resume()
+	})
+	if !resumed {
+		command.Kill()
+		return err
+	}
+	<-command.Ended()
+	if code := command.ExitCode(); code != exitOK {
+		if err != nil {
+			s.complain(err)
+		}
+		return exitStatusError(code)
+	}
+	return err
+}

@@ -1,0 +1,195 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build amd64 || arm64
+
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/otelctx/otelctx/internal/testing/burner"
+)
+
+// shortLived is the argument that makes the test binary a program that is over soon.
+const shortLived = "short-lived"
+
+// burnShortly uses the processor for a tenth of a second, from the first thing that the
+// program does.
+func burnShortly() {
+	for used := time.Duration(0); used < 100*time.Millisecond; {
+		var usage syscall.Rusage
+		if err := syscall.Getrusage(syscall.RUSAGE_SELF, &usage); err != nil {
+			panic(err)
+		}
+		used = time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
+	}
+	fmt.Println("burned")
+	os.Exit(5)
+}
+
+// A command is recorded though it is over before anybody could have looked at it, and its
+// functions have names.
+func TestRecordCommand(t *testing.T) {
+	needSampling(t)
+	file := filepath.Join(t.TempDir(), "p.pb.gz")
+	got := otelctx(t, "record", "-F", "997", "-o", file, "--", executable(t), shortLived)
+	assert.Equal(t, 5, got.code, got.stderr)
+	assert.Equal(t, "burned\n", got.stdout)
+	assert.Contains(t, got.stderr, "Recorded "+executable(t)+" "+shortLived)
+	assert.Contains(t, got.stderr, "Wrote "+file)
+	burning := int64(0)
+	for _, s := range readPprof(t, file).Sample {
+		for _, l := range s.Location {
+			if len(l.Line) > 0 && strings.HasSuffix(l.Line[0].Function.Name, ".burnShortly") {
+				burning += s.Value[0]
+				break
+			}
+		}
+	}
+	assert.Greater(t, burning, int64(10))
+}
+
+// The children of a command are recorded too.
+func TestRecordChildrenOfCommand(t *testing.T) {
+	needSampling(t)
+	// They run until they have been recorded, which somebody must be told.
+	marks := t.TempDir()
+	script := fmt.Sprintf(`(while [ ! -e %[1]s/end ]; do :; done; exit 0) & echo $! >%[1]s/pid.new; mv %[1]s/pid.new %[1]s/pid; wait; exit 3`, marks)
+	r := start(t, "record", "--json", "-F", "997", "--", "sh", "-c", script)
+	var pid int
+	require.Eventually(t, func() bool {
+		b, err := os.ReadFile(filepath.Join(marks, "pid"))
+		if err != nil {
+			return false
+		}
+		pid, err = strconv.Atoi(strings.TrimSpace(string(b)))
+		return err == nil
+	}, patience, tick, r.stderr)
+	r.awaitRecordedPID(t, pid)
+	used := cpuTime(t, pid)
+	require.Eventually(t, func() bool { return cpuTime(t, pid) > used+20 }, patience, tick)
+	require.NoError(t, os.WriteFile(filepath.Join(marks, "end"), nil, 0o600))
+	got := r.wait(t)
+	assert.Equal(t, 3, got.code, got.stderr)
+	var d recordDocument
+	require.NoError(t, json.Unmarshal([]byte(got.stdout), &d), got.stdout)
+	samples := uint64(0)
+	for _, p := range d.Processes {
+		if p.PID == pid {
+			samples += p.Samples
+		}
+	}
+	assert.Positive(t, samples, got.stdout)
+	assert.NotEqual(t, pid, d.PID)
+}
+
+// cpuTime returns how many hundredths of a second a process has used.
+func cpuTime(t *testing.T, pid int) int {
+	t.Helper()
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	require.NoError(t, err)
+	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')'):]))
+	used, err := strconv.Atoi(fields[12])
+	require.NoError(t, err)
+	return used
+}
+
+// What the command line says is what the command gets, and its code is ours, also where
+// nothing is sampled.
+func TestRecordCommandPassesOn(t *testing.T) {
+	needSampling(t)
+	t.Parallel()
+	got := otelctx(t, "record", "--json", "--", "sh", "-c", `echo "$0 $*"; exit 7`, "-x", "--json", "--", "a b")
+	assert.Equal(t, 7, got.code, got.stderr)
+	assert.True(t, strings.HasPrefix(got.stdout, "-x --json -- a b\n{"), got.stdout)
+	got = otelctx(t, "record", "-d", "0.01", "--", "sh", "-c", `sleep 0.1; exit 7`)
+	assert.Equal(t, 7, got.code, "it goes on when the recording is over")
+
+	dir := t.TempDir()
+	r := start(t, "record", "--json", "--", "sh", "-c", `trap 'exit 9' TERM; echo >$0/ready; while :; do sleep 0.01; done`, dir)
+	require.Eventually(t, func() bool {
+		_, err := os.Stat(filepath.Join(dir, "ready"))
+		return err == nil
+	}, patience, tick)
+	require.NoError(t, r.cmd.Process.Signal(syscall.SIGTERM))
+	assert.Equal(t, 9, r.wait(t).code)
+}
+
+// Filters leave out all samples but those with all of the attributes.
+func TestRecordFiltered(t *testing.T) {
+	t.Parallel()
+	needSampling(t)
+	c := startBurner(t, nil, burner.Records, burner.Keyed)
+	for filters, inSpans := range map[string]bool{
+		"--filter service.name=burner":                                   false,
+		"--filter key.0=0 --filter service.name=burner":                  true,
+		fmt.Sprintf("--filter process.pid=%d --filter key.0=0", c.PID()): true,
+	} {
+		d, _ := recorded(t, c, append([]string{"--json", "-d0", "-F997"}, strings.Fields(filters)...)...)
+		assert.Positive(t, d.Samples, filters)
+		assert.Equal(t, inSpans, d.Filtered > 0, filters)
+		assert.Equal(t, inSpans, d.Attributed == d.Samples, filters)
+	}
+	file := filepath.Join(t.TempDir(), "p.json")
+	d, _ := recorded(t, c, "--json", "-d0", "-F997", "--filter=key.0=1", "-o", file)
+	assert.Zero(t, d.Samples)
+	assert.Empty(t, d.Processes)
+	assert.Positive(t, d.Filtered)
+}
+
+// Processes are chosen by ids, name, service and control group, and others are left alone.
+func TestRecordSelected(t *testing.T) {
+	t.Parallel()
+	needSampling(t)
+	one, other := startBurner(t, nil, burner.Records), startBurner(t, nil, burner.Silent)
+	name := filepath.Base(executable(t))
+	for args, want := range map[string][]int{
+		"-p " + pidOf(one) + "," + pidOf(other):       {one.PID(), other.PID()},
+		pidOf(one) + " " + pidOf(other):               {one.PID(), other.PID()},
+		"--name " + name:                              {one.PID(), other.PID()},
+		"--service burner":                            {one.PID()},
+		"--service no-such-service":                   {},
+		"--cgroup /":                                  {one.PID(), other.PID()},
+		"--cgroup /no/such/group":                     {},
+		"--cgroup / --service no-such --name " + name: {},
+	} {
+		t.Run(args, func(t *testing.T) {
+			command := append([]string{"record", "-d", "0", "--json", "-F", "997"}, strings.Fields(args)...)
+			if len(want) == 0 {
+				command[2] = "0.2"
+			}
+			r := start(t, command...)
+			for _, pid := range want {
+				r.awaitRecordedPID(t, pid)
+			}
+			burner.AwaitUse(t, one, 100*time.Millisecond)
+			burner.AwaitUse(t, other, 100*time.Millisecond)
+			if len(want) > 0 {
+				require.NoError(t, r.cmd.Process.Signal(os.Interrupt))
+			}
+			got := r.wait(t)
+			found := map[int]bool{}
+			for _, p := range decodeRecord(t, got).Processes {
+				found[p.PID] = true
+			}
+			for _, c := range []int{one.PID(), other.PID()} {
+				assert.Equal(t, slices.Contains(want, c), found[c], c)
+			}
+			assert.Equal(t, len(want) == 0, strings.Contains(got.stderr, "no process was found that matches"), got.stderr)
+		})
+	}
+}

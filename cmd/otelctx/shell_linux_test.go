@@ -1,0 +1,120 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/otelctx/otelctx/internal/testing/golden"
+)
+
+// The manual page that is committed is what the command line says; -update writes it anew.
+func TestManual(t *testing.T) {
+	got := otelctx(t, "man")
+	require.Zero(t, got.code, got.stderr)
+	golden.Compare(t, "../otelctx.1", got.stdout)
+	for _, e := range exitCodes {
+		assert.Contains(t, got.stdout, fmt.Sprintf(".B %d\n%s\n", e.code, roffText(e.text)))
+	}
+	if path, err := exec.LookPath("mandoc"); err == nil {
+		out, err := exec.Command(path, "-T", "lint", "-W", "error", "otelctx.1").CombinedOutput()
+		assert.NoError(t, err, string(out))
+	}
+}
+
+// The table of exit codes in docs is that of the code.
+func TestExitCodesInDocs(t *testing.T) {
+	docs, err := os.ReadFile("../../docs/recording.md")
+	require.NoError(t, err)
+	table := []string{"| Exit code | |", "|--:|---|"}
+	for _, e := range exitCodes {
+		table = append(table, fmt.Sprintf("| %d | %s |", e.code, e.text))
+	}
+	assert.Contains(t, string(docs), strings.Join(table, "\n")+"\n\n")
+}
+
+// completers ask a shell for what it completes lines with, by the script. Each answer is
+// behind a line with ==.
+var completers = map[string]string{
+	"bash": `source "$1"; shift
+		for line; do
+			IFS=" " read -ra COMP_WORDS <<<"$line"
+			[[ $line == *" " ]] && COMP_WORDS+=("")
+			COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
+			_otelctx 2>/dev/null
+			printf '\n==\n%s' "${COMPREPLY[*]}"
+		done`,
+	"fish": `source $argv[1]
+		for line in $argv[2..]
+			printf '\n==\n%s' (complete -C $line | string collect)
+		end`,
+	// Only a terminal completes. What it shows depends on how fast it is asked: a key writes the
+	// completed line to a file instead.
+	"zsh": `zmodload zsh/zpty
+		zpty z zsh -f -i
+		zpty -w z "PS1=; autoload -U compinit; compinit -u -D; setopt no_beep; source $1; written=$1.written; PS1=PRO''MPT"
+		zpty -w z 'write() { print -r -- $BUFFER >>$written; BUFFER=; }; zle -N write; bindkey "^Xw" write; echo REA""DY'
+		zpty -r z out '*READY*'
+		script=$1; shift
+		for line; do
+			zpty -w -n z "$line"$'\t\t\x18w'"echo DO''NE"$'\n'
+			zpty -r z out '*DONE*'
+		done
+		while read -r line; do print -r -- $'\n==\n'"$line"; done <$script.written
+		zpty -d z`,
+}
+
+// Commands, flags and values are completed, and the command to record as a command.
+func TestCompletion(t *testing.T) {
+	dir := t.TempDir()
+	// otelctx list has this process.
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "otelctx"), []byte("#!/bin/sh\nprintf 'PID  SERVICE\\n4711 checkout\\n'\n"), 0o700))
+	for shell, ask := range completers {
+		t.Run(shell, func(t *testing.T) {
+			path, err := exec.LookPath(shell)
+			if err != nil {
+				t.Skip("no " + shell)
+			}
+			script := filepath.Join(dir, "completion."+shell)
+			got := otelctx(t, "completion", shell)
+			require.Zero(t, got.code, got.stderr)
+			require.NoError(t, os.WriteFile(script, []byte(got.stdout), 0o600))
+			lines, wants := []string{}, []string{}
+			for line, want := range map[string]string{
+				"otelctx ins":                         "inspect",
+				"otelctx record --freq":               "--freq",
+				"otelctx record --format pp":          "pprof",
+				"otelctx record --carrier ":           "goroutine_slots",
+				"otelctx record -p 47":                "4711",
+				"otelctx watch 47":                    "4711",
+				"otelctx completion fi":               "fish",
+				"otelctx record --freq 9 -- otelct":   "otelctx",
+				"otelctx record -o " + dir + "/compl": "completion.",
+			} {
+				lines, wants = append(lines, line), append(wants, want)
+			}
+			args := append([]string{"-c", ask, shell, script}, lines...)
+			if shell == "fish" {
+				args = append([]string{"--no-config", "-c", ask, script}, lines...)
+			}
+			cmd := exec.Command(path, args...)
+			cmd.Env = append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"), "TERM=dumb", "HOME="+dir)
+			out, err := cmd.CombinedOutput()
+			require.NoError(t, err, string(out))
+			answers := strings.Split(string(out), "\n==\n")[1:]
+			require.Len(t, answers, len(lines), string(out))
+			for i, want := range wants {
+				assert.Contains(t, answers[i], want, lines[i])
+			}
+		})
+	}
+}
