@@ -1,0 +1,302 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package otelctxreceiver
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
+	"go.uber.org/zap"
+
+	"github.com/otelctx/otelctx/internal/patient"
+	"github.com/otelctx/otelctx/reader"
+)
+
+const (
+	// refresh is how often a context is asked for changes while there are samples. It
+	// costs one system call.
+	refresh = time.Second
+	// A process without a context is looked at again after firstRetry, and then after
+	// twice as long each time, up to lastRetry. A look reads all its mappings.
+	firstRetry = 50 * time.Millisecond
+	lastRetry  = time.Minute
+	// forget is when a process without samples is forgotten.
+	forget = 5 * time.Minute
+	// maxProcesses bounds how many processes are known.
+	maxProcesses = 16384
+	// maxReads bounds how many processes are read at a time.
+	maxReads = 16
+	// settleTime is how long profiles wait for contexts that are being read.
+	settleTime = 2 * time.Second
+)
+
+// contexts follows the process contexts of the processes that are sampled. Whoever reports
+// samples never waits: contexts are read apart, with a bound on their number and on the
+// time that each process may take.
+type contexts struct {
+	telemetry *telemetry
+	logger    *zap.Logger
+	open      func(pid int) (source, error)
+	now       func() time.Time
+
+	ctx    context.Context //nolint:containedctx // ends reads when the receiver ends
+	cancel context.CancelFunc
+	reads  sync.WaitGroup
+	slots  chan struct{}
+
+	mu        sync.Mutex
+	processes map[int]*process
+}
+
+// source is a process to read: a [reader.Process].
+type source interface {
+	ProcessContext(ctx context.Context) (*reader.ProcessContext, error)
+	Changed(publishedAtNS uint64) (bool, error)
+	Close() error
+}
+
+// process is what is known of a process. Its own lock is held while it is read, the rest
+// has that of contexts.
+type process struct {
+	// attributes are those of the last context, nil if there is none.
+	attributes []*commonpb.KeyValue
+	// seen is when there was a sample, and due when to look again, wait after the last
+	// look.
+	seen, due time.Time
+	wait      time.Duration
+	// done is closed at the end of the read that is under way, nil if there is none.
+	done chan struct{}
+
+	reading   sync.Mutex
+	source    source // nil if the process has no context
+	published uint64 // tells one context of the process from another
+	last      []*commonpb.KeyValue
+	closed    bool
+}
+
+func newContexts(t *telemetry, logger *zap.Logger) *contexts {
+	ctx, cancel := context.WithCancel(context.Background())
+	return &contexts{
+		telemetry: t, logger: logger, now: time.Now, ctx: ctx, cancel: cancel,
+		open:  func(pid int) (source, error) { return reader.Open(pid) },
+		slots: make(chan struct{}, maxReads), processes: map[int]*process{},
+	}
+}
+
+// close ends what is being read, and releases all processes. It may be called on nil, and
+// twice.
+func (c *contexts) close() {
+	if c == nil {
+		return
+	}
+	c.mu.Lock()
+	c.cancel()
+	released := c.processes
+	c.processes = map[int]*process{}
+	c.mu.Unlock()
+	c.reads.Wait()
+	for _, p := range released {
+		p.release()
+	}
+}
+
+// sampled notes that there is a sample of a process, and has its context read if that is
+// due. It may be called on nil.
+func (c *contexts) sampled(pid int) {
+	// The idle tasks of all processors have id 0.
+	if c == nil || pid == 0 {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := c.now()
+	p := c.processes[pid]
+	if p == nil {
+		if len(c.processes) >= maxProcesses {
+			return
+		}
+		p = &process{wait: firstRetry}
+		c.processes[pid] = p
+	}
+	p.seen = now
+	if !now.Before(p.due) {
+		c.start(pid, p)
+	}
+}
+
+// start starts to read a process, unless it is being read.
+func (c *contexts) start(pid int, p *process) {
+	if p.done != nil || c.ctx.Err() != nil {
+		return
+	}
+	done := make(chan struct{})
+	p.done = done
+	c.reads.Go(func() {
+		defer close(done)
+		select {
+		case c.slots <- struct{}{}:
+			defer func() { <-c.slots }()
+		case <-c.ctx.Done():
+			return
+		}
+		attributes, err := patient.Call(c.ctx, pid, patient.Limit, func() ([]*commonpb.KeyValue, error) {
+			return p.read(c.ctx, c.open, pid, c.telemetry)
+		})
+		c.finish(pid, p, attributes, err)
+	})
+}
+
+// finish takes in what a read has brought.
+func (c *contexts) finish(pid int, p *process, attributes []*commonpb.KeyValue, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	p.done = nil
+	if kind := errorKind(err); kind != "" && c.ctx.Err() == nil {
+		c.telemetry.contextError(kind)
+		c.logger.Debug("cannot read a process context", zap.Int("pid", pid), zap.Error(err))
+	}
+	switch {
+	case err == nil:
+		p.attributes, p.wait = attributes, refresh
+	case errors.Is(err, reader.ErrProcessGone), errors.Is(err, reader.ErrBusy):
+		// Samples that were taken before have the last context.
+		p.wait = min(max(2*p.wait, firstRetry), lastRetry)
+	default:
+		if p.attributes != nil {
+			p.attributes, p.wait = nil, firstRetry
+		} else {
+			p.wait = min(2*p.wait, lastRetry)
+		}
+	}
+	p.due = c.now().Add(p.wait)
+}
+
+// errorKind returns the word for an error in telemetry, or "" for what is no error: most
+// processes have no context, and all end.
+func errorKind(err error) string {
+	switch {
+	case err == nil, errors.Is(err, reader.ErrNoContext), errors.Is(err, reader.ErrProcessGone):
+		return ""
+	case errors.Is(err, reader.ErrInvalid):
+		return "invalid"
+	case errors.Is(err, reader.ErrNotPermitted):
+		return "not_permitted"
+	case errors.Is(err, reader.ErrBusy):
+		return "busy"
+	case errors.Is(err, patient.ErrNoAnswer), errors.Is(err, patient.ErrTooMany):
+		return "no_answer"
+	default:
+		return "other"
+	}
+}
+
+// read returns the attributes of the context that the process with this id has now.
+func (p *process) read(ctx context.Context, open func(int) (source, error), pid int, t *telemetry) ([]*commonpb.KeyValue, error) {
+	p.reading.Lock()
+	defer p.reading.Unlock()
+	if p.source != nil {
+		changed, err := p.source.Changed(p.published)
+		if err == nil && !changed {
+			return p.last, nil
+		}
+		if errors.Is(err, reader.ErrProcessGone) {
+			p.drop() // another process may have its id by now
+		}
+	}
+	if p.closed {
+		return nil, context.Canceled
+	}
+	if p.source == nil {
+		s, err := open(pid)
+		if err != nil {
+			return nil, err
+		}
+		p.source = s
+	}
+	pc, err := p.source.ProcessContext(ctx)
+	if err != nil {
+		// A descriptor for each process without a context would be too many.
+		p.drop()
+		return nil, err
+	}
+	p.published, p.last = pc.PublishedAtNS, pc.Message.GetResource().GetAttributes()
+	t.contextsRead.Add(ctx, 1)
+	return p.last, nil
+}
+
+// drop closes the source. The caller holds the lock.
+func (p *process) drop() {
+	if p.source != nil {
+		_ = p.source.Close()
+	}
+	p.source, p.last = nil, nil
+}
+
+// release closes the source for good. If the process makes its reader wait, the source is
+// closed when that ends.
+func (p *process) release() {
+	closeIt := func() {
+		defer p.reading.Unlock()
+		p.closed = true
+		p.drop()
+	}
+	if p.reading.TryLock() {
+		closeIt()
+		return
+	}
+	go func() {
+		p.reading.Lock()
+		closeIt()
+	}()
+}
+
+// current returns the attributes of the processes with these ids, as of now. It waits for
+// contexts that are being read, and forgets processes without samples.
+func (c *contexts) current(ctx context.Context, pids []int) [][]*commonpb.KeyValue {
+	ctx, cancel := context.WithTimeout(ctx, settleTime)
+	defer cancel()
+	for _, done := range c.check(pids) { //nolint:contextcheck // reads go on after this call
+		select {
+		case <-done:
+		case <-ctx.Done():
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	out := make([][]*commonpb.KeyValue, len(pids))
+	for i, pid := range pids {
+		if p := c.processes[pid]; p != nil {
+			out[i] = p.attributes
+		}
+	}
+	return out
+}
+
+// check asks the contexts of these processes for changes, and returns what to wait for.
+func (c *contexts) check(pids []int) (reads []<-chan struct{}) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, pid := range pids {
+		p := c.processes[pid]
+		if p == nil {
+			continue
+		}
+		if p.attributes != nil {
+			c.start(pid, p)
+		}
+		if p.done != nil {
+			reads = append(reads, p.done)
+		}
+	}
+	for pid, p := range c.processes {
+		if p.done == nil && c.now().Sub(p.seen) > forget {
+			delete(c.processes, pid)
+			p.release()
+		}
+	}
+	return reads
+}

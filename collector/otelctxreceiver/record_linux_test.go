@@ -1,0 +1,336 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build amd64 || arm64
+
+package otelctxreceiver
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/collector/component/componenttest"
+	"go.opentelemetry.io/collector/consumer/consumertest"
+	"go.opentelemetry.io/collector/pdata/pcommon"
+	"go.opentelemetry.io/collector/pdata/pprofile"
+	"go.opentelemetry.io/collector/receiver"
+	"go.opentelemetry.io/collector/receiver/receivertest"
+	"go.opentelemetry.io/collector/receiver/xreceiver"
+	upstream "go.opentelemetry.io/ebpf-profiler/collector"
+	"go.opentelemetry.io/ebpf-profiler/collector/config"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/sdk/resource"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/trace"
+	"go.uber.org/goleak"
+
+	"github.com/otelctx/otelctx/internal/testing/childproc"
+	"github.com/otelctx/otelctx/internal/testing/foreigncontext"
+	"github.com/otelctx/otelctx/internal/testing/testenv"
+	"github.com/otelctx/otelctx/resourcepublisher"
+	"github.com/otelctx/otelctx/spanctx"
+)
+
+func TestMain(m *testing.M) {
+	childproc.Main(m, map[string]func(*childproc.Parent){"service": serve, "foreign": serveForeign},
+		// Upstream sends to a channel here that nobody reads any more after Shutdown.
+		goleak.IgnoreAnyFunction("go.opentelemetry.io/ebpf-profiler/tracer.(*Tracer).StartMapMonitors.func1"))
+}
+
+// piece is how long a thread of the service works in a span or outside of all: one or two
+// samples at 97 Hz.
+const piece = 20 * time.Millisecond
+
+// interval is a time in which a thread was in a span, or outside of all.
+type interval struct {
+	tid        int
+	begin, end int64 // Unix nanoseconds
+	span       string
+}
+
+// serve is a service whose threads work in spans and between them, until it is told to
+// stop. Then it says when it was in which.
+func serve(parent *childproc.Parent) {
+	provider := sdktrace.NewTracerProvider(
+		resourcepublisher.WithResource(resource.NewSchemaless(attribute.String("service.name", "shop"), attribute.String("service.instance.id", "1"))),
+		spanctx.WithPublishing())
+	tracer := provider.Tracer("")
+	var (
+		stop atomic.Bool
+		wait sync.WaitGroup
+		mu   sync.Mutex
+		all  []interval
+	)
+	for range 2 {
+		wait.Go(func() {
+			runtime.LockOSThread()
+			var mine []interval
+			for !stop.Load() {
+				_, span := tracer.Start(context.Background(), "request")
+				mine = append(mine, work(span.SpanContext()))
+				span.End()
+				mine = append(mine, work(trace.SpanContext{}))
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			all = append(all, mine...)
+		})
+	}
+	parent.Send("serving")
+	parent.Receive()
+	stop.Store(true)
+	wait.Wait()
+	for _, i := range all {
+		parent.Send("%d %d %d %s", i.tid, i.begin, i.end, i.span)
+	}
+	parent.Send("done")
+	parent.Receive()
+}
+
+// work uses the processor for a piece. The stack is the same wherever it is called.
+//
+//go:noinline
+func work(sc trace.SpanContext) interval {
+	i := interval{tid: syscall.Gettid(), begin: time.Now().UnixNano(), span: "-"}
+	if sc.IsValid() {
+		i.span = sc.SpanID().String()
+	}
+	for time.Now().UnixNano()-i.begin < int64(piece) {
+		continue
+	}
+	i.end = time.Now().UnixNano()
+	return i
+}
+
+// serveForeign works in a process whose context another library has published.
+func serveForeign(parent *childproc.Parent) {
+	_, err := foreigncontext.Publish()
+	parent.Must(err)
+	parent.Send("serving")
+	go func() {
+		for {
+			work(trace.SpanContext{})
+		}
+	}()
+	parent.Receive()
+}
+
+// profiler is a receiver that samples this machine.
+type profiler struct {
+	receiver xreceiver.Profiles
+	sink     consumertest.ProfilesSink
+}
+
+// startProfiler starts a receiver. The test is skipped if this user may not sample.
+func startProfiler(t *testing.T, factory receiver.Factory, set *componenttest.Telemetry) *profiler {
+	t.Helper()
+	cfg := factory.CreateDefaultConfig()
+	base, plain := cfg.(*config.Config)
+	if !plain {
+		base = &cfg.(*Config).Config
+	}
+	base.SamplesPerSecond, base.ReporterInterval, base.ReporterJitter = 97, time.Second, 0
+	settings := receivertest.NewNopSettings(factory.Type())
+	settings.TelemetrySettings = set.NewTelemetrySettings()
+	p := new(profiler)
+	r, err := factory.(xreceiver.Factory).CreateProfiles(t.Context(), settings, cfg, &p.sink)
+	require.NoError(t, err)
+	p.receiver = r
+	// The Collector's context lives longer than this call.
+	err = r.Start(context.Background(), componenttest.NewNopHost())
+	if err != nil {
+		require.NoError(t, r.Shutdown(context.Background()))
+	}
+	// Upstream does not wrap the kernel's errors everywhere.
+	if err != nil && (strings.Contains(err.Error(), syscall.EPERM.Error()) || strings.Contains(err.Error(), "tracefs")) {
+		t.Skipf("sampling takes CAP_BPF, CAP_PERFMON, CAP_SYS_RESOURCE for RLIMIT_MEMLOCK, and a mounted tracefs: %v", err)
+	}
+	require.NoError(t, err)
+	return p
+}
+
+func (p *profiler) stop(t *testing.T) {
+	t.Helper()
+	require.NoError(t, p.receiver.Shutdown(context.Background()))
+}
+
+// sample is one time of a sample.
+type sample struct {
+	tid   int
+	time  int64
+	span  string // "-" for none
+	trace bool   // an attribute has the id
+}
+
+// samples returns the samples of a process, and the attributes of its resource.
+func (p *profiler) samples(pid int) (all []sample, resource map[string]any) {
+	for _, profiles := range p.sink.AllProfiles() {
+		d := profiles.Dictionary()
+		for _, rp := range profiles.ResourceProfiles().All() {
+			if id, ok := rp.Resource().Attributes().Get("process.pid"); !ok || id.Int() != int64(pid) {
+				continue
+			}
+			resource = rp.Resource().Attributes().AsRaw()
+			for _, profile := range rp.ScopeProfiles().At(0).Profiles().All() {
+				for _, s := range profile.Samples().All() {
+					one := read(d, s)
+					for _, one.time = range signed(s.TimestampsUnixNano()) {
+						all = append(all, one)
+					}
+				}
+			}
+		}
+	}
+	return all, resource
+}
+
+func signed(times pcommon.UInt64Slice) []int64 {
+	var out []int64
+	for _, at := range times.All() {
+		out = append(out, int64(at))
+	}
+	return out
+}
+
+func read(d pprofile.ProfilesDictionary, s pprofile.Sample) sample {
+	one := sample{span: "-"}
+	if i := s.LinkIndex(); i != 0 {
+		one.span = d.LinkTable().At(int(i)).SpanID().String()
+	}
+	for _, i := range s.AttributeIndices().All() {
+		a := d.AttributeTable().At(int(i))
+		switch d.StringTable().At(int(a.KeyStrindex())) {
+		case "thread.id":
+			one.tid = int(a.Value().Int())
+		case "process.context.label.span_id":
+			one.span, one.trace = a.Value().Str(), true
+		}
+	}
+	return one
+}
+
+// verdict counts samples that were well inside of an interval.
+type verdict struct{ inSpans, right, none, outside, outsideGiven, otherThreads, betweenPieces, attributes int }
+
+// wantedInFull are samples, of which 2,000 are well inside of spans.
+const wantedInFull = 7000
+
+// margin is how far from the ends of an interval a sample must be: clocks of processes are
+// compared.
+const margin = time.Millisecond
+
+func judge(samples []sample, truth []interval) (v verdict) {
+	slices.SortFunc(truth, func(a, b interval) int { return int(a.begin - b.begin) })
+	threads := map[int]bool{}
+	for _, i := range truth {
+		threads[i.tid] = true
+	}
+	for _, s := range samples {
+		i := slices.IndexFunc(truth, func(i interval) bool {
+			return i.tid == s.tid && i.begin+int64(margin) < s.time && s.time < i.end-int64(margin)
+		})
+		if s.trace {
+			v.attributes++
+		}
+		switch {
+		case !threads[s.tid]:
+			v.otherThreads++
+		case i < 0:
+			v.betweenPieces++
+		case truth[i].span == "-":
+			v.outside++
+			if s.span != "-" {
+				v.outsideGiven++
+			}
+		default:
+			v.inSpans++
+			switch s.span {
+			case truth[i].span:
+				v.right++
+			case "-":
+				v.none++
+			}
+		}
+	}
+	return v
+}
+
+// sampled returns what a receiver says of a service with equal stacks everywhere, and what
+// its resource is.
+func sampled(t *testing.T, factory receiver.Factory, set *componenttest.Telemetry, wanted int) (verdict, map[string]any) {
+	t.Helper()
+	p := startProfiler(t, factory, set)
+	defer p.stop(t)
+	child := childproc.Start(t, "service", nil)
+	child.Expect("serving")
+	require.Eventually(t, func() bool {
+		all, _ := p.samples(child.PID())
+		return len(all) >= wanted
+	}, 10*time.Minute, 100*time.Millisecond, "samples of the service arrive")
+	child.Send("stop")
+	var truth []interval
+	for line := child.Receive(); line != "done"; line = child.Receive() {
+		var i interval
+		_, err := fmt.Sscan(line, &i.tid, &i.begin, &i.end, &i.span)
+		require.NoError(t, err)
+		truth = append(truth, i)
+	}
+	all, resource := p.samples(child.PID())
+	child.Kill()
+	return judge(all, truth), resource
+}
+
+// The receiver as a Collector runs it, and a service that it samples. With OTELCTX_TEST_ALL
+// there are more than 2,000 samples in spans.
+func TestSamplesAreLinked(t *testing.T) {
+	wanted := testenv.Rounds(150, wantedInFull)
+	set := componenttest.NewTelemetry()
+	v, resource := sampled(t, NewFactory(), set, wanted)
+	t.Logf("%+v", v)
+	assert.NotZero(t, v.inSpans)
+	assert.NotZero(t, v.outside)
+	assert.Equal(t, v.inSpans-v.none, v.right, "samples with the wrong span")
+	// Upstream cannot read the labels of a goroutine at each moment.
+	assert.LessOrEqual(t, v.none, 1+v.inSpans/1000, "samples without their span")
+	assert.Zero(t, v.outsideGiven, "samples outside of spans with one")
+	assert.Zero(t, v.attributes, "samples with ids as attributes")
+	assert.Equal(t, "shop", resource["service.name"])
+	assert.Equal(t, "1", resource["service.instance.id"])
+	assert.NotZero(t, counted(t, set, "otelcol_otelctx_samples_linked"))
+}
+
+// What upstream's own receiver sees of the same service, to compare.
+func TestUpstreamMergesSamples(t *testing.T) {
+	testenv.NeedAll(t)
+	v, resource := sampled(t, upstream.NewFactory(), componenttest.NewTelemetry(), wantedInFull)
+	t.Logf("%+v, %v", v, resource)
+	assert.Less(t, v.right, v.inSpans, "upstream does as well now: is this receiver still needed?")
+}
+
+// Processes of other languages and libraries, and such as live for a short time.
+func TestResourcesOfAnyPublisher(t *testing.T) {
+	p := startProfiler(t, NewFactory(), componenttest.NewTelemetry())
+	defer p.stop(t)
+	for _, tc := range []struct{ name, service string }{{"foreign", foreigncontext.Service}} {
+		t.Run(tc.name, func(t *testing.T) {
+			child := childproc.Start(t, tc.name, nil)
+			child.Expect("serving")
+			var resource map[string]any
+			require.Eventually(t, func() bool {
+				_, resource = p.samples(child.PID())
+				return resource["service.name"] != nil
+			}, time.Minute, 10*time.Millisecond)
+			assert.Equal(t, tc.service, resource["service.name"])
+		})
+	}
+}
