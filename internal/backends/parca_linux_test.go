@@ -1,0 +1,119 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package backends
+
+import (
+	"fmt"
+	"maps"
+	"net/http"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+var parca = server{
+	name: "parca", module: "github.com/parca-dev/parca", version: "v0.28.0",
+	prepare: func(t *testing.T, source string) {
+		t.Helper()
+		// The program embeds its user interface, which is built apart from the module.
+		ui := filepath.Join(source, "ui", "packages", "app", "web", "build")
+		require.NoError(t, os.MkdirAll(ui, 0o755))
+		require.NoError(t, os.WriteFile(filepath.Join(ui, "index.html"), nil, 0o600))
+	},
+}
+
+// parcaClient queries a Parca about the time of a recording.
+type parcaClient struct {
+	address string
+	of      recording
+}
+
+func (c parcaClient) ask(t *testing.T, path string, question url.Values, answer any) {
+	t.Helper()
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+c.address+"/api/profiles/"+path+"?"+question.Encode(), nil)
+	require.NoError(t, err)
+	ask(t, request, answer)
+}
+
+func (c parcaClient) start() string {
+	return c.of.first.Add(-time.Second).UTC().Format(time.RFC3339Nano)
+}
+
+func (c parcaClient) end() string { return c.of.last.Add(time.Second).UTC().Format(time.RFC3339Nano) }
+
+// parcaType is the profile type that Parca makes of the recording: the name is the scope's.
+const parcaType = "github_com_otelctx_otelctx_cmd_otelctx:samples:count:cpu:nanoseconds:delta"
+
+// total returns the number of samples with a label. Parca turns samples into nanoseconds.
+func (c parcaClient) total(t *testing.T, label, value string) int {
+	t.Helper()
+	var answer struct {
+		Total int64 `json:",string"`
+	}
+	c.ask(t, "query", url.Values{
+		"mode": {"MODE_MERGE"}, "reportType": {"REPORT_TYPE_FLAMEGRAPH_ARROW"},
+		"merge.query": {fmt.Sprintf("%s{%s=%q}", parcaType, label, value)}, "merge.start": {c.start()}, "merge.end": {c.end()},
+	}, &answer)
+	return int(answer.Total / c.of.period)
+}
+
+// labelValues returns the values that a label has.
+func (c parcaClient) labelValues(t *testing.T, name string) []string {
+	t.Helper()
+	var answer struct{ LabelValues []string }
+	c.ask(t, "labels/"+name+"/values", url.Values{"start": {c.start()}, "end": {c.end()}}, &answer)
+	return answer.LabelValues
+}
+
+func startParca(t *testing.T) (address string) {
+	t.Helper()
+	program := parca.build(t)
+	return start(t, 1, "/ready", func(addresses []string) *exec.Cmd {
+		dir := t.TempDir()
+		config := filepath.Join(dir, "parca.yaml")
+		require.NoError(t, os.WriteFile(config, fmt.Appendf(nil, "object_storage:\n  bucket:\n    type: FILESYSTEM\n    config:\n      directory: %q\n", dir), 0o600))
+		return exec.Command(program, "--config-path="+config, "--http-address="+addresses[0], "--storage-path="+dir, "--debuginfo-cache-dir="+dir)
+	})[0]
+}
+
+// Parca finds a recording's samples by service and span name. It drops links, and has no
+// spans.
+func TestParca(t *testing.T) {
+	needBackends(t)
+	address := startParca(t)
+	r := record(t, "http://"+address, "")
+	c := parcaClient{address, r}
+	assert.Equal(t, r.samples, c.total(t, "service_name", serviceName), "by service")
+	assert.Zero(t, c.total(t, "service_name", "no such service"))
+	for name, samples := range r.byName() {
+		assert.Equal(t, samples, c.total(t, "span_name", name), "by span name %s", name)
+	}
+	assert.Equal(t, r.inSpans(), c.total(t, "endpoint", endpointName), "by endpoint")
+	assert.Empty(t, c.labelValues(t, "span_id"))
+}
+
+// Parca finds samples by span and trace too, if these are attributes.
+func TestParcaWithIDs(t *testing.T) {
+	needBackends(t)
+	address := startParca(t)
+	r := record(t, "http://"+address, "", "--id-attributes")
+	c := parcaClient{address, r}
+	assert.Equal(t, r.samples, c.total(t, "service_name", serviceName), "by service")
+	for id, samples := range top(texts(r.bySpan, spanText)) {
+		assert.Equal(t, samples, c.total(t, "span_id", id), "by span %s", id)
+	}
+	for id, samples := range top(texts(r.byTrace(), traceText)) {
+		assert.Equal(t, samples, c.total(t, "trace_id", id), "by trace %s", id)
+	}
+	assert.Zero(t, c.total(t, "span_id", "0123456789abcdef"))
+	assert.Equal(t, slices.Sorted(maps.Keys(texts(r.bySpan, spanText))), c.labelValues(t, "span_id"))
+	assert.Equal(t, slices.Sorted(maps.Keys(texts(r.byTrace(), traceText))), c.labelValues(t, "trace_id"))
+}

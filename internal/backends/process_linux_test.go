@@ -1,0 +1,117 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package backends
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+const (
+	// readyWithin bounds how long a server takes to start on a busy machine.
+	readyWithin = 2 * time.Minute
+	// attempts is how often a server is started: another process may take its port first.
+	attempts = 3
+)
+
+// start starts a server until the end of the test, and returns its address once
+// http://address/path is served, without a server's error. command gets one address per port.
+func start(t *testing.T, ports int, path string, command func(addresses []string) *exec.Cmd) (addresses []string) {
+	t.Helper()
+	for range attempts {
+		addresses = freeAddresses(t, ports)
+		cmd := command(addresses)
+		log, err := os.Create(filepath.Join(t.TempDir(), "log"))
+		require.NoError(t, err)
+		cmd.Stdout, cmd.Stderr = log, log
+		require.NoError(t, cmd.Start())
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			_ = cmd.Wait()
+		}()
+		t.Cleanup(func() {
+			_ = cmd.Process.Kill()
+			<-ended
+			if t.Failed() {
+				text, _ := os.ReadFile(log.Name())
+				t.Logf("log of %s:\n%s", filepath.Base(cmd.Path), tail(string(text)))
+			}
+			_ = log.Close()
+		})
+		if awaitReady(t, "http://"+addresses[0]+path, ended) {
+			return addresses
+		}
+	}
+	t.Fatal("the server has ended")
+	return nil
+}
+
+// tail returns the last lines of a log.
+func tail(text string) string {
+	const most = 60
+	lines := strings.Split(text, "\n")
+	return strings.Join(lines[max(0, len(lines)-most):], "\n")
+}
+
+// freeAddresses returns addresses whose ports were free a moment ago.
+func freeAddresses(t *testing.T, n int) (addresses []string) {
+	t.Helper()
+	for range n {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		defer func() { require.NoError(t, l.Close()) }() // all at once, so that they differ
+		addresses = append(addresses, l.Addr().String())
+	}
+	return addresses
+}
+
+// awaitReady waits until url is served, and reports whether it was before the server ended.
+func awaitReady(t *testing.T, url string, ended <-chan struct{}) bool {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), readyWithin)
+	defer cancel()
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+		require.NoError(t, err)
+		if response, err := http.DefaultClient.Do(request); err == nil {
+			_ = response.Body.Close()
+			if response.StatusCode < http.StatusInternalServerError {
+				return true
+			}
+		}
+		select {
+		case <-ended:
+			return false
+		case <-ctx.Done():
+			t.Fatalf("%s is not ready after %v", url, readyWithin)
+		case <-tick.C:
+		}
+	}
+}
+
+// ask sends a request and decodes the answer, which is JSON.
+func ask(t *testing.T, request *http.Request, answer any) {
+	t.Helper()
+	response, err := http.DefaultClient.Do(request)
+	require.NoError(t, err)
+	defer func() { _ = response.Body.Close() }()
+	body, err := io.ReadAll(response.Body)
+	require.NoError(t, err)
+	require.Equal(t, http.StatusOK, response.StatusCode, "%s: %s", request.URL, body)
+	require.NoError(t, json.Unmarshal(body, answer), string(body))
+}
