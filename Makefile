@@ -2,7 +2,10 @@
 # are built from internal/tools.
 
 GO ?= go
-MODULES := . cmd/otelctx cmd/otelctx/internal/collectortest example example/ecosystem benchmarks benchmarks/wild internal/interop internal/testing/collector internal/matrix
+MODULES := . cmd/otelctx cmd/otelctx/internal/collectortest example example/ecosystem benchmarks benchmarks/wild internal/interop internal/backends internal/testing/collector internal/matrix
+# A module with tests of its own target, test-collector: an eBPF profiler and a whole Collector
+# take minutes to compile.
+APART := collector
 BIN := bin
 
 # The race detector needs cgo and a C compiler; without one the tests run all the
@@ -24,6 +27,14 @@ ecosystem: build ## Send a service's spans and its profile to a collector, and s
 	cd example/ecosystem && $(GO) build -o ../../$(BIN)/ . ./collector ./join
 	$(BIN)/ecosystem -collector $(BIN)/collector -quickstart $(BIN)/quickstart -otelctx $(BIN)/otelctx -join $(BIN)/join
 
+# The builder's last step wants more of each module than compiling does.
+.PHONY: otelcol
+otelcol: ## Build a Collector with the otelctx receiver, bin/otelcol-otelctx.
+	rm -rf $(BIN)/otelcol && mkdir -p $(BIN)
+	cd collector && { $(GO) run go.opentelemetry.io/collector/cmd/builder@v0.162.0 --config builder-config.yaml --skip-compilation || [ -f ../$(BIN)/otelcol/go.sum ]; }
+	$(call unlimited,$(BIN)/otelcol,..)
+	cd $(BIN)/otelcol && $(GO) build -o ../otelcol-otelctx $(UNLIMITED_$(UNLIMITED)) .
+
 .PHONY: build
 build: ## Build the command line tool and the example into bin/.
 	cd cmd/otelctx && CGO_ENABLED=0 $(GO) build -o ../../$(BIN)/otelctx .
@@ -33,7 +44,7 @@ build: ## Build the command line tool and the example into bin/.
 
 # The packages that make test runs with the race detector: goroutines share memory of the
 # heap there. The detector knows nothing of other memory. make test-all runs all with it.
-RACE_PACKAGES := github.com/otelctx/otelctx/(spanctx|resourcepublisher|scopedattr|universalprofiling|internal/(cells|ring|gorecord|scope|vma))
+RACE_PACKAGES := github.com/otelctx/otelctx/(spanctx|resourcepublisher|scopedattr|universalprofiling|internal/(cells|ring|gorecord|names|scope|vma))
 
 # A whole Collector, which has no tests of its own: make test-all runs and tests it.
 NOT_IN_TEST := github.com/otelctx/otelctx/example/ecosystem/collector
@@ -51,6 +62,25 @@ test: ## Run the tests of all modules: every behaviour once.
 		(cd $$m && $(TEST) $$($(GO) list ./... | grep -vxE '$(RACE_PACKAGES)|$(NOT_IN_TEST)')); done
 	@echo "== what allocates, which the race detector would change"; $(TEST) -run "Alloc|Attributes.*Nothing" $$($(GO) list ./... | grep -xE '$(RACE_PACKAGES)')
 	@echo "== with the race detector"; $(TEST) $(RACE) $$($(GO) list ./... | grep -xE '$(RACE_PACKAGES)')
+
+# UNLIMITED=1 builds with a copy of the eBPF profiler that does not raise RLIMIT_MEMLOCK, for
+# tests where the kernel refuses that to root.
+UNLIMITED_1 = -modfile $(CURDIR)/$(BIN)/unlimited.mod
+PROFILER := go.opentelemetry.io/ebpf-profiler
+
+# Its arguments are the directory of a module, and the way from there to $(BIN).
+unlimited = $(if $(UNLIMITED),cp $(1)/go.mod $(BIN)/unlimited.mod && cp $(1)/go.sum $(BIN)/unlimited.sum && \
+	$(GO) mod edit -replace $(PROFILER)=$(2)/ebpf-profiler $(BIN)/unlimited.mod && \
+	rm -rf $(BIN)/ebpf-profiler && cp -r "$$(cd collector && $(GO) list -m -f '{{.Dir}}' $(PROFILER))" $(BIN)/ebpf-profiler && \
+	chmod -R u+w $(BIN)/ebpf-profiler && cp collector/testdata/rlimit.go $(BIN)/ebpf-profiler/rlimit/)
+
+# Sampling takes root and a mounted tracefs.
+.PHONY: test-collector
+test-collector: otelcol ## Test the Collector receiver, and validate its configurations.
+	$(call unlimited,collector,../$(BIN))
+	cd collector && $(TEST) $(UNLIMITED_$(UNLIMITED)) ./...
+	@set -e; for c in collector/config/*.yaml; do echo "$$c"; \
+		$(BIN)/otelcol-otelctx validate --feature-gates=service.profilesSupport --config "$$c"; done
 
 # How long the tests of a package may take in make test-all, on a machine that is busy.
 TEST_TIMEOUT ?= 60m
@@ -109,20 +139,29 @@ MATRIX ?=
 matrix: test-arm64 ## Run the tests that depend on the kernel in emulated machines with Debian's kernels.
 	cd internal/matrix && $(GO) run . $(MATRIX)
 
+# The servers are built into the user's cache directory, or OTELCTX_BACKENDS_CACHE, which
+# takes minutes the first time.
+.PHONY: backends
+backends: export OTELCTX_TEST_BACKENDS = 1
+backends: ## As root, record a service into real servers (Pyroscope, Parca, ClickHouse), and compare what they answer.
+	cd internal/backends && $(TEST) -v -count 1 -timeout 0 ./...
+
 # The others start programs of their own architecture or read other processes, as
 # emulated programs cannot, or receive messages within a time, of which the emulation
 # does not know: those run in the matrix, on kernels for arm64. With cgo
 # universalprofiling is supported, and one of those.
-ARM64_PACKAGES := ./internal/boottime ./internal/gorecord ./internal/goruntime ./internal/scope \
-	./internal/sdkspan ./internal/slots ./internal/spantable ./internal/wire ./scopedattr ./universalprofiling
+ARM64_PACKAGES := ./internal/boottime ./internal/cells ./internal/gorecord ./internal/goruntime ./internal/ring \
+	./internal/scope ./internal/sdkspan ./internal/wire ./scopedattr ./universalprofiling
+# Tests of these packages that start or read another process, or read this one in the same way.
+ARM64_SKIP := ^Test(NothingTornFromOutside|Mapping|Faults|New|Close|GlobalWrapsItself)$$
 ARM64_CGO := $(shell command -v aarch64-linux-gnu-gcc >/dev/null 2>&1 && echo 1)
 
 .PHONY: test-arm64
 test-arm64: ## Run the tests for arm64 that an emulated program can run, by qemu-aarch64.
-	GOARCH=arm64 CGO_ENABLED=0 $(GO) test -exec qemu-aarch64 $(ARM64_PACKAGES)
+	GOARCH=arm64 CGO_ENABLED=0 CC=aarch64-linux-gnu-gcc $(GO) test -skip '$(ARM64_SKIP)' -exec qemu-aarch64 $(ARM64_PACKAGES)
 	@[ -n "$(ARM64_CGO)" ] || echo "no aarch64-linux-gnu-gcc: testing without cgo only"
 	$(if $(ARM64_CGO),GOARCH=arm64 CGO_ENABLED=1 CC=aarch64-linux-gnu-gcc \
-		$(GO) test -exec "qemu-aarch64 -L /usr/aarch64-linux-gnu" $(filter-out ./universalprofiling,$(ARM64_PACKAGES)))
+		$(GO) test -skip '$(ARM64_SKIP)' -exec "qemu-aarch64 -L /usr/aarch64-linux-gnu" $(filter-out ./universalprofiling,$(ARM64_PACKAGES)))
 
 ##@ Figures and pictures
 
@@ -163,7 +202,7 @@ pictures: build ## Draw the pictures of docs/img anew, with graphviz and chromiu
 
 .PHONY: lint
 lint: $(BIN)/golangci-lint ## Run the linters on all modules.
-	@set -e; for m in $(MODULES); do echo "== $$m"; (cd $$m && $(CURDIR)/$(BIN)/golangci-lint run ./...); done
+	@set -e; for m in $(MODULES) $(APART); do echo "== $$m"; (cd $$m && $(CURDIR)/$(BIN)/golangci-lint run ./...); done
 
 $(BIN)/apidiff: TOOL = golang.org/x/exp/cmd/apidiff
 $(BIN)/golangci-lint: TOOL = github.com/golangci/golangci-lint/v2/cmd/golangci-lint
@@ -177,7 +216,7 @@ PLATFORMS := linux/arm64 darwin/arm64 windows/amd64
 
 .PHONY: cross
 cross: ## Build and vet everything, tests included, for the platforms without a machine at hand.
-	@set -e; for p in $(PLATFORMS); do for m in $(MODULES); do \
+	@set -e; for p in $(PLATFORMS); do for m in $(MODULES) $(APART); do \
 		echo "== $$p $$m"; \
 		(cd $$m && export GOOS=$${p%/*} GOARCH=$${p#*/} CGO_ENABLED=0 && \
 			$(GO) build -o /dev/null ./... && $(GO) vet ./...); done; done
@@ -197,14 +236,14 @@ CHECK_LICENSES = $(CURDIR)/$(BIN)/go-licenses check ./... --ignore github.com/ot
 licenses: $(BIN)/go-licenses ## Fail if a dependency has a license that is not listed, or none.
 	@set -e; for m in . cmd/otelctx; do for p in $(PLATFORMS) linux/amd64; do echo "== $$p $$m"; \
 		(cd $$m && GOOS=$${p%/*} GOARCH=$${p#*/} CGO_ENABLED=0 $(CHECK_LICENSES) $(LICENSES)); done; done
-	@set -e; for m in $(MODULES); do echo "== tests $$m"; \
+	@set -e; for m in $(MODULES) $(APART); do echo "== tests $$m"; \
 		(cd $$m && $(CHECK_LICENSES) $(LICENSES_OF_TESTS) --include_tests $(LICENSES_READ)); done
 
 VULNDB ?= https://vuln.go.dev
 
 .PHONY: vuln
 vuln: $(BIN)/govulncheck ## Fail if a known vulnerability can be reached, as the database at VULNDB knows them.
-	@set -e; for m in $(MODULES); do echo "== $$m"; $(BIN)/govulncheck -C $$m -db $(VULNDB) -test ./...; done
+	@set -e; for m in $(MODULES) $(APART); do echo "== $$m"; $(BIN)/govulncheck -C $$m -db $(VULNDB) -test ./...; done
 
 .PHONY: clean-tree
 clean-tree: # Fails if generating or tidying has changed anything.
@@ -221,11 +260,11 @@ precommit: tidy $(GENERATED) fmt lint licenses test cross bench-smoke clean-tree
 
 .PHONY: tidy
 tidy: ## Bring go.mod and go.sum of all modules up to date.
-	@set -e; for m in $(MODULES) internal/tools; do (cd $$m && $(GO) mod tidy); done
+	@set -e; for m in $(MODULES) $(APART) internal/tools; do (cd $$m && $(GO) mod tidy); done
 
 .PHONY: fmt
 fmt: $(BIN)/golangci-lint ## Format all code.
-	@set -e; for m in $(MODULES); do (cd $$m && $(CURDIR)/$(BIN)/golangci-lint fmt ./...); done
+	@set -e; for m in $(MODULES) $(APART); do (cd $$m && $(CURDIR)/$(BIN)/golangci-lint fmt ./...); done
 
 # The packages of Debian 12 that compile the BPF program, each with what of it is
 # needed. Another clang makes other objects, which serve as well but are not the same.

@@ -21,6 +21,7 @@ var graph = map[string]string{
 	"internal/invariants": "",
 	"internal/ordered":    "",
 	"internal/procfs":     "",
+	"internal/patient":    "internal/procfs",
 
 	// What asks the kernel, each for one thing. internal/vma is the one door to the
 	// memory of this process, internal/remotemem to that of others; see [memoryCalls].
@@ -34,15 +35,17 @@ var graph = map[string]string{
 	"internal/cells":          "internal/goruntime internal/invariants internal/ordered internal/sdkspan internal/vma internal/wire",
 	"internal/ring":           "internal/goruntime internal/ordered internal/vma internal/wire",
 	"internal/gorecord":       "internal/goruntime internal/ordered internal/wire",
-	"internal/scope":          "internal/gorecord otel",
+	"internal/contextattr":    "otel",
+	"internal/names":          "internal/gorecord internal/vma internal/wire",
+	"internal/scope":          "internal/contextattr internal/gorecord otel",
 	"internal/sdkspan":        "otel/sdk otel/trace",
-	"internal/spantable":      "internal/ordered internal/sdkspan",
 	"internal/apmlib":         "internal/apmlib/cgoword internal/goruntime internal/vma internal/wire x/sys",
 	"internal/apmlib/cgoword": "",
 	"resourcepublisher":       "internal/boottime internal/procfs internal/remotemem internal/vma internal/wire otel otel/sdk proto/otlp proto/otlp/processcontext/v1development protobuf",
-	"spanctx":                 "internal/cells internal/gorecord internal/goruntime internal/invariants internal/ring internal/scope internal/sdkspan internal/wire otel otel/sdk otel/trace resourcepublisher x/sys",
-	"scopedattr":              "internal/scope otel otel/log otel/metric otel/sdk",
-	"universalprofiling":      "internal/apmlib internal/goruntime internal/ordered internal/profilersocket internal/sdkspan internal/spantable internal/wire otel otel/sdk otel/trace",
+	"spanctx":                 "internal/cells internal/gorecord internal/goruntime internal/invariants internal/names internal/ring internal/scope internal/sdkspan internal/wire otel otel/sdk otel/trace resourcepublisher x/sys",
+	"scopedattr":              "internal/contextattr otel otel/log otel/metric otel/sdk scopedattr/contextattr",
+	"scopedattr/contextattr":  "internal/contextattr otel",
+	"universalprofiling":      "internal/apmlib internal/cells internal/goruntime internal/ordered internal/profilersocket internal/sdkspan internal/wire otel otel/sdk otel/trace",
 
 	// The ring is a writer and, by its View, a reader.
 	"ringbuf": "internal/goruntime internal/remotemem internal/ring internal/wire",
@@ -51,14 +54,17 @@ var graph = map[string]string{
 	"reader": "internal/boottime internal/procfs internal/remotemem internal/wire proto/otlp proto/otlp/processcontext/v1development protobuf ringbuf",
 
 	// The command line tool, which is a reader.
-	"cmd/otelctx":                    "alecthomas/kong cmd/otelctx/internal/export cmd/otelctx/internal/patient cmd/otelctx/internal/privilege cmd/otelctx/internal/recording cmd/otelctx/internal/sampler internal/procfs proto/otlp proto/otlp/profiles/v1development reader schollz/progressbar/v3",
-	"cmd/otelctx/internal/patient":   "internal/procfs",
+	"cmd/otelctx":                    "alecthomas/kong cmd/otelctx/internal/export cmd/otelctx/internal/launch cmd/otelctx/internal/privilege cmd/otelctx/internal/recording cmd/otelctx/internal/sampler internal/patient internal/procfs proto/otlp proto/otlp/profiles/v1development reader schollz/progressbar/v3",
+	"cmd/otelctx/internal/launch":    "x/sys",
 	"cmd/otelctx/internal/privilege": "x/sys",
-	"cmd/otelctx/internal/recording": "cmd/otelctx/internal/patient cmd/otelctx/internal/profile cmd/otelctx/internal/sampler cmd/otelctx/internal/symbols internal/procfs otel proto/otlp proto/otlp/profiles/v1development reader x/sys",
+	"cmd/otelctx/internal/recording": "cmd/otelctx/internal/profile cmd/otelctx/internal/sampler cmd/otelctx/internal/symbols internal/patient internal/procfs internal/wire otel proto/otlp proto/otlp/profiles/v1development reader x/sys",
 	"cmd/otelctx/internal/sampler":   "cilium/ebpf cmd/otelctx/internal/privilege internal/boottime internal/wire reader x/sys",
 	"cmd/otelctx/internal/symbols":   "ianlancetaylor/demangle internal/procfs internal/remotemem x/sys",
 	"cmd/otelctx/internal/profile":   "cmd/otelctx/internal/symbols google/pprof otel proto/otlp proto/otlp/profiles/v1development protobuf",
-	"cmd/otelctx/internal/export":    "cenkalti/backoff/v5 cmd/otelctx/internal/profile genproto/googleapis/rpc google/pprof google/renameio/v2 grpc proto/otlp/collector/profiles/v1development proto/otlp/profiles/v1development protobuf",
+	"cmd/otelctx/internal/export":    "cenkalti/backoff/v5 cmd/otelctx/internal/profile genproto/googleapis/rpc google/pprof google/renameio/v2 grpc internal/wire otel proto/otlp/collector/profiles/v1development proto/otlp/profiles/v1development protobuf",
+
+	// The Collector receiver, which is a reader too.
+	"collector/otelctxreceiver": "collector/component collector/consumer/xconsumer collector/pdata collector/pdata/pprofile collector/receiver collector/receiver/xreceiver ebpf-profiler go.uber.org/zap internal/patient otel otel/metric proto/otlp reader",
 
 	// Examples, by the public API alone, or in C.
 	"example/creader":             "",
@@ -101,6 +107,7 @@ var graph = map[string]string{
 	"cmd/otelctx/internal/collectortest": "",
 	"cmd/otelctx/internal/hostile":       "",
 	"internal/architecture":              "",
+	"internal/backends":                  "",
 	"internal/docscode":                  "",
 	"internal/interop":                   "",
 	"internal/interop/profcheck":         "",
@@ -112,12 +119,13 @@ const sdk = "otel otel/log otel/metric otel/sdk otel/trace auto/sdk cespare/xxha
 // linked says which modules get into a program with each package that others import, on
 // any platform.
 var linked = map[string]string{
-	"ringbuf":            "x/sys",
-	"reader":             "proto/otlp proto/otlp/processcontext/v1development protobuf x/sys",
-	"resourcepublisher":  sdk + "proto/otlp proto/otlp/processcontext/v1development protobuf",
-	"spanctx":            sdk + "proto/otlp proto/otlp/processcontext/v1development protobuf",
-	"scopedattr":         sdk,
-	"universalprofiling": sdk,
+	"ringbuf":                "x/sys",
+	"reader":                 "proto/otlp proto/otlp/processcontext/v1development protobuf x/sys",
+	"resourcepublisher":      sdk + "proto/otlp proto/otlp/processcontext/v1development protobuf",
+	"spanctx":                sdk + "proto/otlp proto/otlp/processcontext/v1development protobuf",
+	"scopedattr":             sdk,
+	"scopedattr/contextattr": "otel cespare/xxhash/v2",
+	"universalprofiling":     sdk,
 	"cmd/otelctx": "alecthomas/kong cenkalti/backoff/v5 cespare/xxhash/v2 cilium/ebpf genproto/googleapis/api " +
 		"genproto/googleapis/rpc google/pprof google/renameio/v2 grpc grpc-ecosystem/grpc-gateway/v2 ianlancetaylor/demangle " +
 		"mitchellh/colorstring otel proto/otlp proto/otlp/collector/profiles/v1development " +
@@ -128,8 +136,9 @@ var linked = map[string]string{
 // never says what must not get into whom, by whatever way and whatever the tables allow.
 var never = []struct{ who, what, why string }{
 	{"reader ringbuf", "otel otel/sdk otel/trace otel/log otel/metric", "a profiler gets no SDK with its reader"},
-	{"reader ringbuf", "resourcepublisher spanctx scopedattr universalprofiling internal/cells internal/gorecord internal/scope internal/apmlib", "readers share formats with writers, and the ring"},
-	{"cmd/otelctx", "resourcepublisher spanctx scopedattr universalprofiling internal/cells internal/gorecord internal/scope internal/apmlib", "the command line tool publishes nothing"},
+	{"reader ringbuf", "resourcepublisher spanctx scopedattr universalprofiling internal/cells internal/gorecord internal/names internal/scope internal/apmlib", "readers share formats with writers, and the ring"},
+	{"cmd/otelctx", "resourcepublisher spanctx scopedattr universalprofiling internal/cells internal/gorecord internal/names internal/scope internal/apmlib", "the command line tool publishes nothing"},
+	{"scopedattr/contextattr", "otel/sdk otel/trace otel/log otel/metric internal/goruntime x/sys", "a library that sets attributes links the API alone"},
 	{"resourcepublisher spanctx ringbuf scopedattr universalprofiling reader cmd/otelctx", "stretchr/testify go.uber.org/goleak", "these are for tests"},
 }
 

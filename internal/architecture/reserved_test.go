@@ -32,7 +32,7 @@ var reserved = map[string]string{
 	// Where tests make system calls that package syscall does not have. Those of other
 	// code are in [graph].
 	"x/sys in tests": "internal/apmlib internal/goruntime internal/goruntime/testdata/probe internal/profilersocket " +
-		"internal/vma reader universalprofiling cmd/otelctx/internal/sampler cmd/otelctx/internal/collectortest cmd/otelctx/internal/hostile",
+		"internal/vma reader universalprofiling internal/backends cmd/otelctx cmd/otelctx/internal/sampler cmd/otelctx/internal/collectortest cmd/otelctx/internal/hostile",
 }
 
 // linknames says which functions and variables of the runtime are reached without its
@@ -47,6 +47,8 @@ var linknames = map[string]string{
 var memoryCalls = map[string]string{
 	"internal/vma":       "Madvise MemfdCreate Mmap MmapPtr Munmap SYS_PRCTL",
 	"internal/remotemem": "ProcessVMReadv",
+	// Nothing about memory: it lets a command go that waits before its first instruction.
+	"cmd/otelctx/internal/launch": "PtraceCont PtraceDetach",
 	// For tests.
 	"internal/testing/childproc": "SYS_PRCTL",
 	"internal/testing/userfault": "SYS_USERFAULTFD",

@@ -29,11 +29,11 @@ const maxLine = 64 << 20
 
 // Main is the body of TestMain. In a child it runs the role that it was started
 // for; in the parent it runs the tests and fails if they leave goroutines behind.
-// It does not return.
-func Main(m *testing.M, roles map[string]func(*Parent)) {
+// It does not return. ignore are goroutines that others leave behind.
+func Main(m *testing.M, roles map[string]func(*Parent), ignore ...goleak.Option) {
 	name, isChild := os.LookupEnv(roleKey)
 	if !isChild {
-		goleak.VerifyTestMain(m)
+		goleak.VerifyTestMain(m, ignore...)
 		return
 	}
 	role, ok := roles[name]

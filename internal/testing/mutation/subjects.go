@@ -48,8 +48,9 @@ var subjects = []subject{
 		{"internal/interop", false, []string{everything}},
 		{tool, false, []string{everything}},
 	}},
-	{"recorder: sampling", []string{tool + "/internal/sampler", tool + "/internal/recording", tool + "/internal/patient"}, 30, []tests{
-		{tool, false, []string{"./internal/sampler", pkgRecording, "./internal/patient"}},
+	{"recorder: sampling", []string{tool + "/internal/sampler", tool + "/internal/recording", "internal/patient"}, 30, []tests{
+		{".", false, []string{"./internal/patient"}},
+		{tool, false, []string{"./internal/sampler", pkgRecording}},
 		{tool, false, []string{"."}},
 		{tool + "/internal/collectortest", false, []string{everything}},
 	}},
@@ -61,7 +62,7 @@ var subjects = []subject{
 	{"recorder: command", []string{tool}, 10, []tests{{tool, false, []string{"."}}}},
 	{"span path: spans", []string{"spanctx"}, 30, spanPath},
 	{"span path: slots", []string{"internal/ring", "ringbuf"}, 20, append([]tests{{".", false, []string{"./internal/ring", "./ringbuf"}}}, spanPath...)},
-	{"span path: cells and records", []string{"internal/cells", "internal/spantable", "internal/gorecord", "internal/sdkspan", "internal/scope"}, 24, append(
-		[]tests{{".", false, []string{"./internal/cells", "./internal/spantable", "./internal/gorecord", "./internal/sdkspan", "./internal/scope"}}}, spanPath...)},
+	{"span path: cells and records", []string{"internal/cells", "internal/gorecord", "internal/sdkspan", "internal/scope"}, 24, append(
+		[]tests{{".", false, []string{"./internal/cells", "./internal/gorecord", "./internal/sdkspan", "./internal/scope"}}}, spanPath...)},
 	{"span path: runtime", []string{"internal/goruntime"}, 12, append([]tests{{".", false, []string{"./internal/goruntime"}}}, spanPath...)},
 }
