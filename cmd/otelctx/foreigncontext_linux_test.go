@@ -67,7 +67,7 @@ func TestSpansBesideAnyProcessContext(t *testing.T) {
 			if test.invalid {
 				assert.Contains(t, got.stderr, "invalid process context: 2 of them")
 			} else {
-				assert.Empty(t, got.stderr)
+				assert.Empty(t, got.complaints())
 			}
 		})
 	}

@@ -16,6 +16,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"sync"
@@ -79,6 +80,15 @@ func recorded(t *testing.T, c *childproc.Child, args ...string) (recordDocument,
 	got := r.interrupt(t)
 	return decodeRecord(t, got), got
 }
+
+// complaints are what a recording complained of, but for endless stacks: where C code uses the
+// frame pointer for something else, as clone3 of the C library does, the kernel may walk
+// whatever that leads to.
+func (r result) complaints() string {
+	return endlessStacks.ReplaceAllString(r.stderr, "")
+}
+
+var endlessStacks = regexp.MustCompile(`(?m)^otelctx: \d+ samples lack the outermost frames of their stack: .*\n`)
 
 // decodeRecord decodes what otelctx record --json has written. It must have gone well.
 func decodeRecord(t *testing.T, got result) recordDocument {
@@ -178,7 +188,7 @@ func TestRecord(t *testing.T) {
 	begin := time.Now()
 	got := otelctx(t, "record", "--json", "--top=0", pidOf(c), "--duration=1s", often, "--output", file)
 	d := decodeRecord(t, got)
-	assert.Empty(t, got.stderr)
+	assert.Empty(t, got.complaints())
 	assertTrue(t, file)
 
 	assert.Equal(t, c.PID(), d.PID)
@@ -402,7 +412,7 @@ func TestRecordWithoutSymbols(t *testing.T) {
 		r.awaitRecorded(t, c)
 		burner.AwaitUse(t, c, 400*time.Second/time.Duration(burner.Frequency()))
 		got := r.interrupt(t)
-		assert.Empty(t, got.stderr)
+		assert.Empty(t, got.complaints())
 		return decodeRecord(t, got)
 	}
 	file := filepath.Join(dir, "p.otlp")
@@ -442,7 +452,7 @@ func TestRecordWithoutContext(t *testing.T) {
 	c := startBurner(t, nil, burner.Silent)
 	file := filepath.Join(t.TempDir(), "p.otlp")
 	d, got := recorded(t, c, "--output", file)
-	assert.Empty(t, got.stderr)
+	assert.Empty(t, got.complaints())
 	assert.Positive(t, d.Samples)
 	assert.Zero(t, d.Attributed)
 	assert.Empty(t, d.Spans)

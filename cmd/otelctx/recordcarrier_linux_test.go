@@ -43,7 +43,7 @@ func TestRecordByCarrier(t *testing.T) {
 			assert.Equal(t, test.found, d.Attributed > 30, d.Attributed)
 			assert.Zero(t, d.Unproven)
 			if test.stderr == "" {
-				assert.Empty(t, got.stderr)
+				assert.Empty(t, got.complaints())
 			} else {
 				assert.Contains(t, got.stderr, test.stderr)
 			}
