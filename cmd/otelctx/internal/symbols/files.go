@@ -230,16 +230,37 @@ func (o *file) locateAddress(address uint64) ([]Line, string) {
 	return o.find(address|isAddress, func() (uint64, bool) { return address, true })
 }
 
-// find returns what is at an address, and its type. What it finds is kept by the key.
-func (o *file) find(key uint64, address func() (uint64, bool)) ([]Line, string) {
+// read waits until nobody else reads the file, but not for longer than maxBusy. Then the caller
+// may read it, until it takes from o.reading.
+func (o *file) read() bool {
+	select {
+	case o.reading <- struct{}{}:
+		return true
+	default:
+	}
 	timer := time.NewTimer(maxBusy)
 	defer timer.Stop()
 	select {
 	case o.reading <- struct{}{}:
-		defer func() { <-o.reading }()
+		return true
 	case <-timer.C:
+	}
+	// The kernel may have taken the processor away meanwhile: then both were ready, and select
+	// chose any.
+	select {
+	case o.reading <- struct{}{}:
+		return true
+	default:
+		return false
+	}
+}
+
+// find returns what is at an address, and its type. What it finds is kept by the key.
+func (o *file) find(key uint64, address func() (uint64, bool)) ([]Line, string) {
+	if !o.read() {
 		return nil, ""
 	}
+	defer func() { <-o.reading }()
 	if o.elf == nil {
 		return nil, ""
 	}
