@@ -4,12 +4,9 @@
 package resourcepublisher
 
 import (
-	"fmt"
-	"os"
-	"strings"
-
-	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
+
+	"github.com/otelctx/otelctx/internal/environment"
 )
 
 // Option configures a [Publisher]. Of several that say the same thing the last one
@@ -30,6 +27,13 @@ type config struct {
 
 func newConfig(opts []Option) config {
 	var c config
+	if hidden := environment.ProcessContextHiddenKeys.List(); len(hidden) > 0 {
+		keys := make([]attribute.Key, len(hidden))
+		for i, key := range hidden {
+			keys[i] = attribute.Key(key)
+		}
+		c.keep = attribute.NewDenyKeysFilter(keys...)
+	}
 	for _, o := range opts {
 		c = o.apply(c)
 	}
@@ -40,7 +44,7 @@ func (c config) isEnabled() bool {
 	if c.enabled != nil {
 		return *c.enabled
 	}
-	return !disabledByEnv()
+	return !environment.ProcessContextDisabled.Bool()
 }
 
 // WithAttributeFilter publishes only those attributes of the resource for which
@@ -48,7 +52,8 @@ func (c config) isEnabled() bool {
 // published: use it to keep secrets out, such as those in process.command_args.
 // [attribute.NewDenyKeysFilter] and [attribute.NewAllowKeysFilter] make filters.
 //
-// The default is to publish all of them. The filter applies to every later update
+// The default is to publish all of them but those that the environment variable
+// OTELCTX_PROCESS_CONTEXT_HIDDEN_KEYS names. The filter applies to every later update
 // too. It does not apply to what [SetAttributes] adds, nor does it change the
 // resource of the TracerProvider. keep is called with a lock held: it must not call
 // this package.
@@ -66,16 +71,4 @@ func WithEnabled(enabled bool) Option {
 		c.enabled = &enabled
 		return c
 	})
-}
-
-const disabledKey = "OTELCTX_PROCESS_CONTEXT_DISABLED"
-
-// disabledByEnv reads the variable by OpenTelemetry's rules for booleans: only
-// "true", in any case, is true, and what is neither is worth a warning.
-func disabledByEnv() bool {
-	v := strings.TrimSpace(os.Getenv(disabledKey))
-	if v != "" && !strings.EqualFold(v, "true") && !strings.EqualFold(v, "false") {
-		otel.Handle(fmt.Errorf("%s is %q: want true or false, taken as false", disabledKey, v))
-	}
-	return strings.EqualFold(v, "true")
 }

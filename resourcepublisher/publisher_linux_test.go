@@ -23,6 +23,7 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/sdk/resource"
 
+	"github.com/otelctx/otelctx/internal/environment"
 	"github.com/otelctx/otelctx/internal/testing/oteltest"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 	"github.com/otelctx/otelctx/internal/vma"
@@ -298,7 +299,8 @@ func TestDisabling(t *testing.T) {
 		{env: "false", published: true},
 		{env: "TRUE", published: false},
 		{env: " true ", published: false},
-		{env: "1", published: true, reported: 1},
+		{env: "1", published: false},
+		{env: "yes", published: true, reported: 1},
 		{env: "true", opts: []resourcepublisher.Option{resourcepublisher.WithEnabled(true)}, published: true},
 		{env: "false", opts: []resourcepublisher.Option{resourcepublisher.WithEnabled(false)}, published: false},
 		{env: "nonsense", opts: []resourcepublisher.Option{resourcepublisher.WithEnabled(true)}, published: true},
@@ -306,6 +308,7 @@ func TestDisabling(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(fmt.Sprintf("%q with %d options", tt.env, len(tt.opts)), func(t *testing.T) {
 			t.Setenv("OTELCTX_PROCESS_CONTEXT_DISABLED", tt.env)
+			environment.Forget()
 			handled := oteltest.HandledErrors(t)
 			withdrawAtEnd(t)
 			p, err := resourcepublisher.NewPublisher(nil, tt.opts...)
@@ -320,6 +323,26 @@ func TestDisabling(t *testing.T) {
 			}
 			assert.Len(t, contextMappings(t, os.Getpid()), map[bool]int{true: 1}[tt.published])
 			assert.Len(t, handled.Take(), tt.reported)
+		})
+	}
+}
+
+// Operators keep secrets out without code; an option says what is kept instead.
+func TestHiddenKeys(t *testing.T) {
+	t.Setenv("OTELCTX_PROCESS_CONTEXT_HIDDEN_KEYS", "secret, process.command_args")
+	r := resource.NewSchemaless(attribute.Int("n", 1), attribute.Int("secret", 2), attribute.Int("process.command_args", 3))
+	for name, tt := range map[string]struct {
+		opts []resourcepublisher.Option
+		want map[string]any
+	}{
+		"hidden":     {nil, map[string]any{"n": int64(1)}},
+		"overridden": {[]resourcepublisher.Option{resourcepublisher.WithAttributeFilter(attribute.NewAllowKeysFilter("secret"))}, map[string]any{"secret": int64(2)}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			withdrawAtEnd(t)
+			_, err := resourcepublisher.NewPublisher(r, tt.opts...)
+			require.NoError(t, err)
+			assert.Equal(t, tt.want, plainMap(read(t).Message.GetResource().GetAttributes()))
 		})
 	}
 }

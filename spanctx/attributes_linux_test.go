@@ -424,7 +424,7 @@ func TestTooManyAttributeKeys(t *testing.T) {
 	require.Len(t, *errs, 1)
 	require.ErrorContains(t, (*errs)[0], "publish attribute keys: 1 of them are refused, there are 256 already")
 	require.NoError(t, s.p.AddAttributeKeys("more", "and more", "key.7"))
-	shared, err := share(newConfig([]Option{WithAttributeKeys("yet more")}))
+	shared, err := share(newConfig([]Option{WithAttributeKeys("yet more")}), true)
 	require.NoError(t, err)
 	require.NoError(t, shared.Shutdown(context.Background()))
 	assert.Equal(t, 4, s.p.RefusedAttributeKeys())

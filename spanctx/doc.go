@@ -108,19 +108,16 @@
 //
 // # Environment variables
 //
-//   - OTELCTX_SPANS_DISABLED: true makes [WithPublishing] do nothing. The default is false.
-//     [WithEnabled] overrides it. [NewSpanProcessor] ignores it.
-//   - OTELCTX_SPAN_CARRIERS: the carriers, separated by commas: thread_slots,
-//     goroutine_slots, goroutine_record, or none. The default is all three.
-//     [WithThreadSlots], [WithGoroutineSlots] and [WithGoroutineRecord] override it.
-//   - OTELCTX_SPAN_NAMES: true publishes names. The default is false. [WithSpanNames]
-//     overrides it.
+// What options choose, operators choose by environment variables OTELCTX_SPAN_*, of which
+// there is a [table]. Options override them. OTELCTX_SPANS_DISABLED=true makes
+// [WithPublishing] do nothing; [NewSpanProcessor] ignores it. A value that is not valid is
+// reported to [otel.Handle] once, and counts as not set.
 //
 // # Several providers
 //
 // The first [WithPublishing] makes the SpanProcessor, and later ones share it. Keys of
 // attributes are added. Other options that ask for something else have no effect, which
-// [otel.Handle] is told. Publishing ends with the Shutdown of the last of these providers. A
+// [otel.Handle] is told. One without options takes it as it is. Publishing ends with the Shutdown of the last of these providers. A
 // SpanProcessor of [NewSpanProcessor] that is registered with several providers ends with
 // the first Shutdown.
 //
@@ -156,5 +153,6 @@
 // [errors.ErrUnsupported], [WithPublishing] reports it, and the other functions show
 // nothing. [Go], [Do] and [DialContext] still call the function that they are given.
 //
+// [table]: https://github.com/otelctx/otelctx/blob/main/docs/no-code.md#environment-variables
 // [OTEP 4947]: https://github.com/open-telemetry/opentelemetry-specification/blob/main/oteps/profiles/4947-thread-ctx.md
 package spanctx

@@ -23,6 +23,7 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/otelctx/otelctx/internal/environment"
 	"github.com/otelctx/otelctx/internal/gorecord"
 	"github.com/otelctx/otelctx/internal/remotemem"
 	"github.com/otelctx/otelctx/reader"
@@ -242,10 +243,11 @@ func TestNamesByEnvironment(t *testing.T) {
 		"off":        {"0", nil, false, ""},
 		"overridden": {"true", []Option{WithSpanNames(false)}, false, ""},
 		"chosen":     {"", []Option{WithSpanNames(true)}, true, ""},
-		"neither":    {"maybe", nil, false, `OTELCTX_SPAN_NAMES="maybe" is neither true nor false`},
+		"neither":    {"maybe", nil, false, `OTELCTX_SPAN_NAMES="maybe" is not valid: want true, false; taken as not set`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Setenv("OTELCTX_SPAN_NAMES", tt.value)
+			environment.Forget()
 			var reported []string
 			otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { reported = append(reported, err.Error()) }))
 			tp := sdktrace.NewTracerProvider(WithPublishing(tt.opts...))

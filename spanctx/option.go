@@ -5,14 +5,12 @@ package spanctx
 
 import (
 	"fmt"
-	"os"
 	"slices"
-	"strconv"
 	"strings"
 
-	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
 
+	"github.com/otelctx/otelctx/internal/environment"
 	"github.com/otelctx/otelctx/internal/goruntime"
 	"github.com/otelctx/otelctx/internal/wire"
 )
@@ -86,14 +84,17 @@ func (c config) ownKeys(keys []attribute.Key) []attribute.Key {
 }
 
 func (c config) check() error {
-	if c.capacity < 1 || c.capacity > maxCapacity || c.capacity&(c.capacity-1) != 0 {
+	if !validCapacity(c.capacity) {
 		return fmt.Errorf("capacity %d is not a power of two up to %d", c.capacity, maxCapacity)
 	}
-	if c.space > maxSpace {
+	if !validSpace(c.space) {
 		return fmt.Errorf("attribute space of %d bytes, at most %d", c.space, maxSpace)
 	}
 	return nil
 }
+
+func validCapacity(n int) bool { return n >= 1 && n <= maxCapacity && n&(n-1) == 0 }
+func validSpace(n int) bool    { return n >= 0 && n <= maxSpace }
 
 // The names of the carriers, in the environment and in [SpanProcessor.Carriers].
 const (
@@ -105,38 +106,15 @@ const (
 	CarrierGoroutineRecord = "goroutine_record"
 )
 
-// carriersKey is the environment variable that chooses the carriers.
-const carriersKey = "OTELCTX_SPAN_CARRIERS"
-
-// disabledKey and namesKey are environment variables that are true or false.
-const (
-	disabledKey = "OTELCTX_SPANS_DISABLED"
-	namesKey    = "OTELCTX_SPAN_NAMES"
-)
-
-// isTrue reports whether an environment variable is true. That it is neither true nor false
-// is reported.
-func isTrue(key string) bool {
-	value := os.Getenv(key)
-	if value == "" {
-		return false
-	}
-	is, err := strconv.ParseBool(strings.TrimSpace(value))
-	if err != nil {
-		otel.Handle(fmt.Errorf("%s=%q is neither true nor false", key, value))
-	}
-	return is
-}
-
-// fromEnvironment turns on the carriers that an operator asks for, or all of them, and names.
+// fromEnvironment is c with what an operator asks for: the carriers, or all of them, and
+// all else for which there is an environment variable.
 func (c config) fromEnvironment() config {
-	c.names = isTrue(namesKey)
-	value, chosen := os.LookupEnv(carriersKey)
-	if !chosen || strings.TrimSpace(value) == "" {
-		value = strings.Join([]string{CarrierThreadSlots, CarrierGoroutineSlots, CarrierGoroutineRecord}, ",")
+	carriers := environment.SpanCarriers.List()
+	if len(carriers) == 0 {
+		carriers = []string{CarrierThreadSlots, CarrierGoroutineSlots, CarrierGoroutineRecord}
 	}
-	for name := range strings.SplitSeq(value, ",") {
-		switch strings.TrimSpace(name) {
+	for _, name := range carriers {
+		switch name {
 		case CarrierThreadSlots:
 			c.threadSlots = true
 		case CarrierGoroutineSlots:
@@ -145,11 +123,28 @@ func (c config) fromEnvironment() config {
 			c.goroutineRecord = true
 		case "none":
 		default:
-			otel.Handle(fmt.Errorf("%s: no carrier is called %q", carriersKey, name))
+			environment.SpanCarriers.Unknown(name)
 		}
+	}
+	c.names = environment.SpanNames.Bool()
+	c.profileIDs = environment.SpanPyroscopeProfileIDs.Bool()
+	for _, key := range environment.SpanAttributeKeys.List() {
+		c.keys = append(c.keys, attribute.Key(key))
+	}
+	if n, ok := environment.SpanAttributeSpace.Int(validSpace); ok {
+		c.space = n
+	}
+	if n, ok := environment.SpanCapacity.Int(validCapacity); ok {
+		c.capacity = n
+	}
+	if i, ok := environment.SpanLabels.Choice(labelNames...); ok {
+		c.labels = Labels(i)
 	}
 	return c
 }
+
+// labelNames are those of Labels in the environment.
+var labelNames = []string{LabelsUntilEnd: "until_end", LabelsWithdrawn: "withdrawn", LabelsKept: "kept", LabelsHidden: "hidden"}
 
 // differs returns what cannot be changed any more of a SpanProcessor that was made with c
 // and is asked for with another config: nil if that is nothing.
@@ -231,14 +226,15 @@ func WithLayout1() Option {
 }
 
 // WithCapacity chooses the number of slots of each ring, a power of two. The default
-// is 65,536.
+// is 65,536, unless the environment variable OTELCTX_SPAN_CAPACITY says otherwise.
 func WithCapacity(slots int) Option {
 	return optionFunc(func(c *config) { c.capacity = slots })
 }
 
 // WithAttributeKeys publishes, of the context-scoped attributes that the context of a span
 // has when it starts, those with these keys, beside those of other uses of the option.
-// The default is none, which costs nothing.
+// The default is none, which costs nothing, or those of the environment variable
+// OTELCTX_SPAN_ATTRIBUTE_KEYS.
 //
 // Strings are published as they are, all other values as [attribute.Value.String] has
 // them. A value takes at most 255 bytes, where it is cut between two characters. All
@@ -261,7 +257,8 @@ func WithAttributeKeys(keys ...attribute.Key) Option {
 
 // WithAttributeSpace chooses for how many bytes of attributes slots have room, at most 612;
 // slots are rounded up to a power of two, and those of layout 1 have no room. The default
-// is 192 with [WithAttributeKeys] and else 0, also where keys are added later.
+// is 192 with [WithAttributeKeys] and else 0, also where keys are added later, unless the
+// environment variable OTELCTX_SPAN_ATTRIBUTE_SPACE says otherwise.
 func WithAttributeSpace(bytes int) Option {
 	return optionFunc(func(c *config) { c.space = max(bytes, 0) })
 }
@@ -286,7 +283,8 @@ const (
 	LabelsHidden
 )
 
-// WithLabels chooses what readers of labels see. The default is [LabelsUntilEnd].
+// WithLabels chooses what readers of labels see. The default is [LabelsUntilEnd], unless the
+// environment variable OTELCTX_SPAN_LABELS says otherwise.
 func WithLabels(l Labels) Option {
 	return optionFunc(func(c *config) { c.labels = l })
 }

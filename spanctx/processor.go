@@ -15,6 +15,7 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 
 	"github.com/otelctx/otelctx/internal/cells"
+	"github.com/otelctx/otelctx/internal/environment"
 	"github.com/otelctx/otelctx/internal/gorecord"
 	"github.com/otelctx/otelctx/internal/goruntime"
 	"github.com/otelctx/otelctx/internal/names"
@@ -179,27 +180,36 @@ func (p *SpanProcessor) Carriers() (names []string) {
 	return names
 }
 
-// WithPublishing is [sdktrace.WithSpanProcessor] with a [NewSpanProcessor]. An option
-// cannot return an error: it goes to [otel.Handle], and so does the reason for each
-// carrier that is left off; the provider works all the same.
+// WithPublishing is [sdktrace.WithSpanProcessor] with [ForProvider].
+func WithPublishing(opts ...Option) sdktrace.TracerProviderOption {
+	return sdktrace.WithSpanProcessor(ForProvider(opts...))
+}
+
+// ForProvider returns a [NewSpanProcessor] for one TracerProvider, which shuts it down. For
+// a provider that exists already it is registered:
+//
+//	tp.RegisterSpanProcessor(spanctx.ForProvider())
+//
+// It returns no error, since an option cannot: that goes to [otel.Handle], and so does the
+// reason for each carrier that is left off; the provider works all the same. If nothing can
+// be published the result is nil, whose methods do nothing.
 //
 // Where the process has a SpanProcessor already, the provider shares it, until the
 // Shutdown of the last provider that does. The keys of [WithAttributeKeys] are added to it.
-// Other options that ask for something else have no effect, which is reported.
+// Other options that ask for something else have no effect, which is reported. Without
+// options the provider takes it as it is.
 //
-// With the environment variable OTELCTX_SPANS_DISABLED=true (default: false) it does
-// nothing; [WithEnabled] overrides that. OTELCTX_SPAN_CARRIERS chooses the carriers, see
-// [SpanProcessor.Carriers], by their names, separated by commas; the default is all of them.
-// [WithThreadSlots], [WithGoroutineSlots] and [WithGoroutineRecord] override it.
-// OTELCTX_SPAN_NAMES=true (default: false) publishes names; [WithSpanNames] overrides it.
-func WithPublishing(opts ...Option) sdktrace.TracerProviderOption {
+// With the environment variable OTELCTX_SPANS_DISABLED=true (default: false) it returns
+// nil; [WithEnabled] overrides that. The package's documentation has the variables that
+// choose what is published, which options override.
+func ForProvider(opts ...Option) *SpanProcessor {
 	if !isEnabled(opts) {
-		return sdktrace.WithSpanProcessor((*SpanProcessor)(nil))
+		return nil
 	}
 	p, err := NewSpanProcessor(opts...)
 	switch {
 	case errors.Is(err, ErrAlreadyPublishing):
-		if p, err = share(newConfig(opts)); err != nil {
+		if p, err = share(newConfig(opts), len(opts) > 0); err != nil {
 			otel.Handle(err)
 		}
 	case err != nil:
@@ -207,12 +217,12 @@ func WithPublishing(opts ...Option) sdktrace.TracerProviderOption {
 	case p.Err() != nil:
 		otel.Handle(p.Err())
 	}
-	return sdktrace.WithSpanProcessor(p)
+	return p
 }
 
 // share returns the SpanProcessor of this process for one more provider, or nil if it has
-// gone. The error says what it does not do that c asks for.
-func share(c config) (p *SpanProcessor, err error) {
+// gone. The error says what it does not do that c asks for, if c is chosen.
+func share(c config, chosen bool) (p *SpanProcessor, err error) {
 	building.Lock()
 	if p = active.Load(); p != nil {
 		p.users++
@@ -221,7 +231,10 @@ func share(c config) (p *SpanProcessor, err error) {
 	if p == nil {
 		return p, err
 	}
-	return p, errors.Join(p.config.differs(c), p.AddAttributeKeys(c.keys...))
+	if chosen {
+		err = p.config.differs(c)
+	}
+	return p, errors.Join(err, p.AddAttributeKeys(c.keys...))
 }
 
 // isEnabled reports whether spans are to be published, as options say, or if they do not
@@ -234,7 +247,7 @@ func isEnabled(opts []Option) bool {
 	if c.enabled != nil {
 		return *c.enabled
 	}
-	return !isTrue(disabledKey)
+	return !environment.SpansDisabled.Bool()
 }
 
 // Err returns why carriers that were asked for are off, all reasons joined, or nil.

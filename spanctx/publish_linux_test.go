@@ -17,9 +17,11 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/attribute"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 
 	"github.com/otelctx/otelctx/internal/cells"
+	"github.com/otelctx/otelctx/internal/environment"
 	"github.com/otelctx/otelctx/internal/gorecord"
 	"github.com/otelctx/otelctx/internal/goruntime"
 	"github.com/otelctx/otelctx/internal/ring"
@@ -268,16 +270,17 @@ func TestEnvironment(t *testing.T) {
 		"enabled":          {"false", "", nil, all, ""},
 		"overridden":       {"1", "", []Option{WithEnabled(true)}, all, ""},
 		"off by an option": {"", "", []Option{WithEnabled(false)}, nil, ""},
-		"neither":          {"maybe", "", nil, all, `OTELCTX_SPANS_DISABLED="maybe" is neither true nor false`},
+		"neither":          {"maybe", "", nil, all, `OTELCTX_SPANS_DISABLED="maybe" is not valid: want true, false; taken as not set`},
 		"one carrier":      {"", "goroutine_slots", nil, all[1:2], ""},
 		"two carriers":     {"", " goroutine_record , thread_slots", nil, []string{all[0], all[2]}, ""},
 		"and an option":    {"", "thread_slots", []Option{WithThreadSlots(false), WithGoroutineRecord(true)}, all[2:], ""},
-		"unknown carrier":  {"", "thread_slots,labels", nil, all[:1], `OTELCTX_SPAN_CARRIERS: no carrier is called "labels"`},
+		"unknown carrier":  {"", "thread_slots,labels", nil, all[:1], `OTELCTX_SPAN_CARRIERS: "labels" is none of thread_slots, goroutine_slots, goroutine_record, or none`},
 		"none":             {"", "none", nil, nil, "publish active spans: no carrier is on"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Setenv("OTELCTX_SPANS_DISABLED", tt.disabled)
 			t.Setenv("OTELCTX_SPAN_CARRIERS", tt.carriers)
+			environment.Forget()
 			errs := handled(t)
 			tp := sdktrace.NewTracerProvider(WithPublishing(tt.opts...))
 			assert.Equal(t, tt.want, active.Load().Carriers())
@@ -290,6 +293,74 @@ func TestEnvironment(t *testing.T) {
 			assert.Nil(t, active.Load())
 		})
 	}
+}
+
+// Whatever an option chooses, a variable chooses too; the option overrides it.
+func TestEnvironmentChooses(t *testing.T) {
+	for variable, tt := range map[string]struct {
+		value, invalid string
+		get            func(config) any
+		byDefault      any
+		chosen         any
+		override       Option
+		overridden     any
+	}{
+		"OTELCTX_SPAN_ATTRIBUTE_KEYS": {
+			" tenant,, user ", "", func(c config) any { return c.keys }, []attribute.Key(nil),
+			[]attribute.Key{"tenant", "user"},
+			WithAttributeKeys("job"),
+			[]attribute.Key{"tenant", "user", "job"},
+		},
+		"OTELCTX_SPAN_ATTRIBUTE_SPACE": {
+			"64", "613", func(c config) any { return c.space }, 0, 64, WithAttributeSpace(32), 32,
+		},
+		"OTELCTX_SPAN_CAPACITY": {
+			"1024", "1000", func(c config) any { return c.capacity }, defaultCapacity, 1024, WithCapacity(64), 64,
+		},
+		"OTELCTX_SPAN_LABELS": {
+			"hidden", "gone", func(c config) any { return c.labels }, LabelsUntilEnd, LabelsHidden, WithLabels(LabelsKept), LabelsKept,
+		},
+		"OTELCTX_SPAN_PYROSCOPE_PROFILE_IDS": {
+			"True", "yes", func(c config) any { return c.profileIDs }, false, true, WithPyroscopeProfileIDs(), true,
+		},
+	} {
+		t.Run(variable, func(t *testing.T) {
+			environment.Forget()
+			errs := handled(t)
+			assert.Equal(t, tt.byDefault, tt.get(newConfig(nil)))
+			t.Setenv(variable, tt.value)
+			assert.Equal(t, tt.chosen, tt.get(newConfig(nil)))
+			assert.Equal(t, tt.overridden, tt.get(newConfig([]Option{tt.override})))
+			assert.Empty(t, *errs)
+			if tt.invalid == "" {
+				return
+			}
+			t.Setenv(variable, tt.invalid)
+			assert.Equal(t, tt.byDefault, tt.get(newConfig(nil)))
+			assert.Equal(t, tt.byDefault, tt.get(newConfig(nil)))
+			require.Len(t, *errs, 1, "reported once, for however many providers")
+			assert.ErrorContains(t, (*errs)[0], variable+`="`+tt.invalid+`"`)
+		})
+	}
+}
+
+// A provider that asks for nothing in particular has nothing to complain about.
+func TestSharingWithoutOptionsIsSilent(t *testing.T) {
+	errs := handled(t)
+	tp := sdktrace.NewTracerProvider(WithPublishing(WithSpanNames(true), WithCapacity(64)))
+	tp2 := sdktrace.NewTracerProvider()
+	p := ForProvider()
+	assert.Same(t, active.Load(), p)
+	tp2.RegisterSpanProcessor(p)
+	require.NoError(t, tp.Shutdown(context.Background()))
+	apart(func() {
+		_, span := tp2.Tracer("").Start(context.Background(), "span")
+		assert.Equal(t, number(span), recorded(t, p.cells.Address()), "it goes on for the second provider")
+		span.End()
+	})
+	require.NoError(t, tp2.Shutdown(context.Background()))
+	assert.Nil(t, active.Load())
+	assert.Empty(t, *errs)
 }
 
 func TestWithPublishingReports(t *testing.T) {

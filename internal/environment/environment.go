@@ -1,0 +1,175 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package environment is the one place that knows the environment variables by which
+// operators decide what otelctx does: their names, their descriptions, and how their values
+// are read. The table in docs/no-code.md is made of [All].
+//
+// An invalid value is reported to [otel.Handle] once in the life of the process, however
+// many providers read it, and counts as not set.
+package environment
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"go.opentelemetry.io/otel"
+)
+
+// Variable is an environment variable.
+type Variable struct {
+	Name string
+	// Values are those it may have, and Default is what it is if not set.
+	Values, Default string
+	// Does says what it decides.
+	Does string
+	// Option is what overrides it in code.
+	Option string
+}
+
+const (
+	booleans = "true, false"
+	no       = "false"
+)
+
+// The variables.
+var (
+	ProcessContextDisabled = Variable{
+		Name: "OTELCTX_PROCESS_CONTEXT_DISABLED", Values: booleans, Default: no,
+		Does:   "true publishes no resource",
+		Option: "resourcepublisher.WithEnabled",
+	}
+	ProcessContextHiddenKeys = Variable{
+		Name: "OTELCTX_PROCESS_CONTEXT_HIDDEN_KEYS", Values: "attribute keys", Default: "none",
+		Does:   "attributes of the resource that are not published, such as process.command_args",
+		Option: "resourcepublisher.WithAttributeFilter",
+	}
+	SpansDisabled = Variable{
+		Name: "OTELCTX_SPANS_DISABLED", Values: booleans, Default: no,
+		Does:   "true publishes no spans",
+		Option: "spanctx.WithEnabled",
+	}
+	SpanCarriers = Variable{
+		Name: "OTELCTX_SPAN_CARRIERS", Values: "thread_slots, goroutine_slots, goroutine_record, or none", Default: "all three",
+		Does:   "where spans are published",
+		Option: "spanctx.WithThreadSlots, WithGoroutineSlots, WithGoroutineRecord",
+	}
+	SpanNames = Variable{
+		Name: "OTELCTX_SPAN_NAMES", Values: booleans, Default: no,
+		Does:   "true publishes the names of spans and of their requests",
+		Option: "spanctx.WithSpanNames",
+	}
+	SpanAttributeKeys = Variable{
+		Name: "OTELCTX_SPAN_ATTRIBUTE_KEYS", Values: "attribute keys", Default: "none",
+		Does:   "context-scoped attributes that are published with spans",
+		Option: "spanctx.WithAttributeKeys, which adds to them",
+	}
+	SpanAttributeSpace = Variable{
+		Name: "OTELCTX_SPAN_ATTRIBUTE_SPACE", Values: "0 to 612", Default: "192 with attribute keys, else 0",
+		Does:   "bytes for attributes in each slot",
+		Option: "spanctx.WithAttributeSpace",
+	}
+	SpanLabels = Variable{
+		Name: "OTELCTX_SPAN_LABELS", Values: "until_end, withdrawn, kept, hidden", Default: "until_end",
+		Does:   "what readers of profiler labels see of spans",
+		Option: "spanctx.WithLabels",
+	}
+	SpanCapacity = Variable{
+		Name: "OTELCTX_SPAN_CAPACITY", Values: "a power of two up to 16777216", Default: "65536",
+		Does:   "slots of each kind",
+		Option: "spanctx.WithCapacity",
+	}
+	SpanPyroscopeProfileIDs = Variable{
+		Name: "OTELCTX_SPAN_PYROSCOPE_PROFILE_IDS", Values: booleans, Default: no,
+		Does:   "true sets the span attribute by which Grafana finds a span's profile in Pyroscope",
+		Option: "spanctx.WithPyroscopeProfileIDs",
+	}
+)
+
+// All returns the variables in the order of the documentation.
+func All() []Variable {
+	return []Variable{
+		ProcessContextDisabled, ProcessContextHiddenKeys,
+		SpansDisabled, SpanCarriers, SpanNames, SpanAttributeKeys, SpanAttributeSpace, SpanLabels, SpanCapacity, SpanPyroscopeProfileIDs,
+	}
+}
+
+// text returns the value without spaces around it; "" is not set.
+func (v Variable) text() string { return strings.TrimSpace(os.Getenv(v.Name)) }
+
+// Bool reports whether v is true. It is false if it is not set.
+func (v Variable) Bool() bool {
+	text := v.text()
+	if text == "" {
+		return false
+	}
+	is, err := strconv.ParseBool(strings.ToLower(text))
+	if err != nil {
+		v.invalid(text)
+	}
+	return is && err == nil
+}
+
+// Int returns the number that v is, if it is set and valid allows it.
+func (v Variable) Int(valid func(int) bool) (n int, ok bool) {
+	text := v.text()
+	if text == "" {
+		return 0, false
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || !valid(n) {
+		v.invalid(text)
+		return 0, false
+	}
+	return n, true
+}
+
+// Choice returns which of names v is, if it is one of them.
+func (v Variable) Choice(names ...string) (index int, ok bool) {
+	text := v.text()
+	if text == "" {
+		return 0, false
+	}
+	if index = slices.Index(names, text); index < 0 {
+		v.invalid(text)
+		return 0, false
+	}
+	return index, true
+}
+
+// List returns what v has between commas, without spaces around it and without what is empty.
+func (v Variable) List() (list []string) {
+	for part := range strings.SplitSeq(v.text(), ",") {
+		if part = strings.TrimSpace(part); part != "" {
+			list = append(list, part)
+		}
+	}
+	return list
+}
+
+// Unknown reports a member of a list that is none of v's values.
+func (v Variable) Unknown(member string) {
+	report(fmt.Errorf("%s: %q is none of %s", v.Name, member, v.Values))
+}
+
+// invalid reports a value that v may not have.
+func (v Variable) invalid(text string) {
+	report(fmt.Errorf("%s=%q is not valid: want %s; taken as not set", v.Name, text, v.Values))
+}
+
+// reported are the texts of the errors that have been reported.
+var reported sync.Map
+
+// report sends an error to [otel.Handle], the first time in the life of the process.
+func report(err error) {
+	if _, again := reported.LoadOrStore(err.Error(), true); !again {
+		otel.Handle(err)
+	}
+}
+
+// Forget has everything be reported once more, for tests.
+func Forget() { reported.Clear() }
