@@ -11,10 +11,10 @@ import (
 	"time"
 )
 
-// alternate measures a candidate beside its baseline: it runs the two in turns, each
-// in batches of up to batch operations, b.N operations of each in all, so that what
-// else the machine does meanwhile falls on both. It reports of the candidate what
-// benchmarks report, the time being the median of the batches, and:
+// alternate measures a candidate beside its baseline. It runs the two in turns, in
+// batches of up to batch operations, b.N operations of each in all. So what else the
+// machine does meanwhile falls on both. It reports of the candidate what benchmarks
+// report, the time being the median of the batches, and:
 //
 //   - cpu-ns/op, the processor time of all threads, the garbage collector's included:
 //     steadier than the time on a machine that is busy with other things;

@@ -59,8 +59,8 @@ func BenchmarkUpdate(b *testing.B) {
 	}
 }
 
-// BenchmarkRead reads the typical resource from another process: op=read all of it,
-// op=unchanged only to learn that it is the same as before, op=first including the
+// BenchmarkRead reads the typical resource from another process. op=read reads all of
+// it, and op=unchanged only learns that it is the same as before. op=first includes the
 // search for it in the process's mappings.
 func BenchmarkRead(b *testing.B) {
 	child := childproc.Start(b, rolePublisher, nil)

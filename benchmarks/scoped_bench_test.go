@@ -41,8 +41,8 @@ var owns = []struct {
 	list []attribute.KeyValue
 }{{"0", nil}, {"4", own}}
 
-// requestContexts returns a context of six layers, as a handler has it, without
-// scoped attributes and with three, which were set outside of half of them.
+// requestContexts returns a context of six layers, as a handler has it, without scoped
+// attributes, and another one with three. They were set outside of half of the layers.
 func requestContexts(ctx context.Context) (bare, scoped context.Context) {
 	scoped = ctx
 	for i := range layer(6) {

@@ -73,8 +73,9 @@ var rings = []struct {
 
 // BenchmarkStore shows a span in the slot of the calling thread or goroutine. The
 // baseline is an assembly function that stores the same fields, those of layout 2,
-// without a claim: beside itself that shows how far to trust the others. writer=cas is
-// a compare-and-swap of one word and nothing else, which no claim can do without.
+// without a claim. Compared with itself it shows how far to trust the others.
+// writer=cas is a compare-and-swap of one word and nothing else, which no claim can do
+// without.
 func BenchmarkStore(b *testing.B) {
 	const stores = 100_000
 	b.Run("writer=cas", func(b *testing.B) {
@@ -151,12 +152,12 @@ func BenchmarkThreadID(b *testing.B) {
 	})
 }
 
-// BenchmarkNeighbours stores to a slot while another thread does nothing else than
-// store to the next one. It reports how many times as long that takes as while the other
-// thread stores elsewhere (x-base), which is the price of being neighbours, and as while
-// it sleeps (x-alone), to which hardware threads that share a core add theirs. Rounds in
-// which the other thread did not get about as much done count for nothing: one of the
-// two did not have a processor to itself.
+// BenchmarkNeighbours stores to a slot while another thread does nothing else than store
+// to the next one. It compares that with the time while the other thread stores
+// elsewhere (x-base), which gives the price of being neighbours. It also compares it
+// with the time while the other thread sleeps (x-alone). Hardware threads that share a
+// core add their price to that. Rounds in which the other thread did not get about as
+// much done count for nothing. One of the two did not have a processor to itself.
 func BenchmarkNeighbours(b *testing.B) {
 	for _, r := range rings {
 		if r.byGoroutine {
@@ -222,9 +223,9 @@ func BenchmarkNeighbours(b *testing.B) {
 	}
 }
 
-// onNeighbours returns functions that run others on two threads with neighbouring ids,
-// the first one odd, since the slots of those share a cache line in layout 1; what they
-// return waits for the end.
+// onNeighbours returns functions that run others on two threads with neighbouring ids.
+// The first id is odd, since the slots of the two share a cache line in layout 1. What
+// they return waits for the end.
 func onNeighbours(tb testing.TB) (first, second func(func()) (wait func())) {
 	tb.Helper()
 	type thread struct {

@@ -148,8 +148,8 @@ func flat(ctx context.Context, tracer trace.Tracer, n int) {
 const batch = 2_000
 
 // BenchmarkSpan starts and ends spans, with the processor of the name and, as the
-// baseline, with one that does nothing: beside itself that shows how far to trust the
-// others.
+// baseline, with one that does nothing. The baseline compared with itself shows how far
+// to trust the others.
 func BenchmarkSpan(b *testing.B) {
 	for _, s := range shapes {
 		for _, t := range tracers {

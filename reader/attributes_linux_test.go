@@ -136,8 +136,8 @@ func (s *scoped) do(order string, words []string) {
 	s.ctx, s.undo = append(s.ctx, ctx), append(s.undo, undo)
 }
 
-// A reader in another process sees the attributes of the contexts as they come and go, and
-// learns keys that are published after it has begun.
+// A reader in another process sees the attributes of the contexts as they come and go. It
+// also learns keys that are published after it has begun.
 func TestScopedAttributes(t *testing.T) {
 	for order, carrier := range map[string]CarrierKind{
 		"default": GoroutineRecord, "slots": ThreadSlots, "goroutine-slots": GoroutineSlots,

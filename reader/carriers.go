@@ -17,9 +17,9 @@ import (
 	"github.com/otelctx/otelctx/ringbuf"
 )
 
-// ErrNoThreadContext says that the process does not show, in a way that this package
-// knows, which spans its threads are in: not yet, no longer, or in one that cannot be
-// right.
+// ErrNoThreadContext says that the process shows no spans of its threads in a way that
+// this package knows. It may show them later, or have shown them before; or what it
+// shows cannot be right.
 var ErrNoThreadContext = errors.New("no thread context")
 
 // CarrierKind is a way in which a process shows spans. Zero is none.
@@ -83,9 +83,9 @@ type Carrier struct {
 	Source CarrierSource
 	// Ring is how the slots are laid out; zero for GoroutineRecord.
 	Ring ringbuf.Info
-	// Fields has the offset of each field that slots have by its name, such as
-	// span_id; nil for GoroutineRecord, and if the carrier cannot be read. The names
-	// are those that rings are advertised with.
+	// Fields has the offset of each field of a slot by the field's name, such as
+	// span_id. It is nil for GoroutineRecord, and if the carrier cannot be read. The
+	// names are those that rings are advertised with.
 	Fields map[string]int
 	// RecordOffset is how far behind the label pointer the record is, for
 	// GoroutineRecord.
@@ -103,16 +103,16 @@ type Carrier struct {
 // which goroutine a thread runs, in bytes. Those that are not known are negative, but
 // for TLSG.
 type RuntimeOffsets struct {
-	// GM, GGoid and GLabels are offsets in the runtime's g: of the pointer to the m
-	// that runs it, of its id, and of its profiler labels.
+	// GM, GGoid and GLabels are offsets in the runtime's g. They lead to the pointer to
+	// the m that runs it, its id, and its profiler labels.
 	GM, GGoid, GLabels int
-	// MCurg and MProcid are offsets in the runtime's m: of the pointer to the user's
-	// goroutine that it runs, and of the thread's id in the process's own PID
-	// namespace.
+	// MCurg and MProcid are offsets in the runtime's m. They lead to the pointer to the
+	// user's goroutine that it runs, and the thread's id. That id is of the process's
+	// own PID namespace.
 	MCurg, MProcid int
 	// TLSG is the distance from the thread pointer to the word that points at the
-	// current g, which on a system stack is not the user's. It may be negative, and
-	// counts only if TLSGKnown is true.
+	// current g. On a system stack the current g is not the user's. It may be negative,
+	// and counts only if TLSGKnown is true.
 	TLSG      int64
 	TLSGKnown bool
 }
@@ -132,8 +132,8 @@ const (
 
 // threadView is what is known of how a process shows spans. It does not change.
 type threadView struct {
-	// context is the process context, nil if there was none, and advertisement the message
-	// that it comes from, nil if there was none; made is when they were looked at.
+	// context is the process context and advertisement the message that it comes from;
+	// each is nil if there was none. made is when they were looked at.
 	context, advertisement *ProcessContext
 	made                   time.Time
 	// contextErr is why there is no context.
@@ -413,8 +413,8 @@ func (c *ProcessContext) message() *processcontextpb.ProcessContext {
 	return c.Message
 }
 
-// lookAgainAfter is how long a ring that nobody advertises is used before it is looked
-// whether somebody does now, which takes a look at all mappings.
+// lookAgainAfter is how long an unadvertised ring is used before the reader asks again
+// whether it is advertised by now. Asking takes a look at all mappings.
 const lookAgainAfter = time.Second
 
 // threadView returns how the process shows spans, as known from the last time if that
@@ -481,8 +481,8 @@ func (v *threadView) advertised() bool {
 	return false
 }
 
-// lookForCarriers returns what is advertised, or if that is nothing of use what is
-// found in memory; the view may be one that cannot be used.
+// lookForCarriers returns the carriers that are advertised. If none of them is of use
+// it returns what it finds in memory, and that view may be unusable too.
 func (p *Process) lookForCarriers(ctx context.Context) (*threadView, error) {
 	pc, advertisement, contextErr, err := p.published(ctx)
 	if err != nil {
@@ -505,9 +505,9 @@ func (p *Process) lookForCarriers(ctx context.Context) (*threadView, error) {
 	return v, nil
 }
 
-// Carriers returns the ways in which the process shows which spans its threads are in:
-// those that it advertises, also if they cannot be read, and if none of them can, a
-// ring that was found in its memory. There may be none.
+// Carriers returns the ways in which the process shows the spans of its threads. It
+// returns the advertised ones, also if they cannot be read. If none of them can, it
+// returns a ring that it found in memory. There may be none.
 //
 // The error wraps [ErrNotPermitted], [ErrProcessGone], [ErrInvalid] or [ErrBusy], or
 // is ctx's.

@@ -32,8 +32,9 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// The children of these tests play publishers of other kinds than otelctx's own:
-// written to other texts of the OTEP, in other languages, hostile, stuck or dead.
+// The children of these tests play publishers of other kinds than otelctx's own. They
+// follow other texts of the OTEP, are written in other languages, hostile, stuck or
+// dead.
 
 func TestMain(m *testing.M) {
 	roles := map[string]func(*childproc.Parent){
@@ -188,8 +189,8 @@ func (w *testWriter) writePayload(inside bool, payload []byte) error {
 	return nil
 }
 
-// publish writes the header, in the order of the OTEP as it was merged, or in that of its
-// first text, the seed: then the signature is written last.
+// publish writes the header in the order of the OTEP as it was merged. With seed it uses
+// the order of the OTEP's first text, in which the signature is written last.
 func (w *testWriter) publish(now uint64, seed bool) (string, error) {
 	h := w.header()
 	sign := func() { copy(h.Signature[:], wire.ProcessContextSignature) }
@@ -231,8 +232,8 @@ func canNameMemory() bool {
 	return err == nil && bytes.Contains(config, []byte("\nCONFIG_ANON_VMA_NAME=y\n"))
 }
 
-// nobody reads the process that it is told, gives up root's rights, and says what
-// comes of reading it then: with the context found before, from the start, and among all.
+// nobody gives up root's rights, and reads the process that it is told. It says what
+// comes of that with the context found before, from the start, and among all.
 func nobody(p *childproc.Parent) {
 	line, _ := p.Receive()
 	pid, err := strconv.Atoi(line)
@@ -298,8 +299,8 @@ func reusedPID(p *childproc.Parent) {
 		secondAt string
 	)
 	for range 300 {
-		// The Go runtime may start a thread in between, and that take the id; and it
-		// has a mind of its own about where things go.
+		// The Go runtime may start a thread in between, and that may take the id. The
+		// runtime also decides for itself where memory goes.
 		p.Must(os.WriteFile(lastPID, []byte(strconv.Itoa(pid-1)), 0))
 		second, secondAt = startPlain(p)
 		if second.Process.Pid == pid && secondAt == firstAt {

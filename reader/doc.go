@@ -1,12 +1,12 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package reader is what a profiler imports: it reads what a process publishes
-// about itself, from outside and without its help.
+// Package reader is what a profiler imports. It reads what a process publishes about
+// itself, from outside and without the process's help.
 //
-// That is the process context of [OTEP 4719], which holds the process's OpenTelemetry
-// resource, whatever language and library published it; and of Go services that use
-// otelctx, and others with slots for their threads, the span that each thread is in:
+// A process of any language may publish a process context ([OTEP 4719]), which has its
+// OpenTelemetry resource. Go services that use otelctx publish the span of each thread
+// too, and so does every process with slots for its threads:
 //
 //	p, err := reader.Open(pid)
 //	if err != nil {
@@ -18,8 +18,8 @@
 //	threads, err := p.Threads(ctx)
 //
 // Nothing that is read is trusted. Sizes are capped, pointers are followed only by
-// process_vm_readv, and loops are bounded, so that a hostile process can cause an
-// error but no crash, and no unbounded use of time or memory.
+// process_vm_readv, and loops are bounded. So a hostile process can cause an error, but
+// no crash and no unbounded use of time or memory.
 //
 // Reading takes the permission to ptrace-attach: the same user, as far as the
 // kernel's Yama module does not restrict that, or CAP_SYS_PTRACE. The process ids

@@ -13,8 +13,8 @@ import (
 
 // NameTable says where a process keeps the names of its spans, see docs/wire-format.md.
 type NameTable struct {
-	// Address is where the table's header is, HeaderSize how far behind it the first entry
-	// is, EntrySize how far entries are apart, and Capacity how many there are.
+	// Address is where the table's header is, and HeaderSize how far behind it the first
+	// entry is. EntrySize is the distance between entries, and Capacity their number.
 	Address                         uint64
 	HeaderSize, EntrySize, Capacity int
 }

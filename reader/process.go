@@ -18,9 +18,9 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// Errors that callers tell apart. An error of this package wraps one of them, or
-// [errors.ErrUnsupported], or the caller's context's error, or else is one that the
-// kernel gave for want of memory, descriptors and the like.
+// Errors that callers tell apart. An error of this package wraps one of them,
+// [errors.ErrUnsupported], or the error of the caller's context. Any other error is the
+// kernel's, for want of memory, descriptors and the like.
 var (
 	// ErrNoContext says that the process publishes no process context, not yet or
 	// no longer.
@@ -105,13 +105,14 @@ func (p *Process) PID() int { return p.pid }
 // but for closing it again, which does nothing.
 func (p *Process) Close() error { return p.target.Close() }
 
-// Publishers yields every process that publishes a process context and that the caller
-// may read, of those in its PID namespace, in the order of /proc. The caller closes
-// them. It looks at the mappings of all processes each time the sequence is ranged over.
+// Publishers yields, in the order of /proc, every process that publishes a process
+// context and that the caller may read. It looks at the processes of its own PID
+// namespace. The caller closes them. It looks at the mappings of all processes each time
+// the sequence is ranged over.
 //
-// A process that could not be examined is yielded as an error, mostly one that wraps
-// [ErrNotPermitted] or [ErrInvalid], and the sequence goes on; processes that come
-// and go meanwhile are not errors. The sequence ends after ctx's error, or if
+// A process that could not be examined is yielded as an error, most often one that
+// wraps [ErrNotPermitted] or [ErrInvalid], and the sequence goes on. Processes that
+// come and go meanwhile are not errors. The sequence ends after ctx's error, or if
 // processes cannot be listed.
 func Publishers(ctx context.Context) iter.Seq2[*Process, error] {
 	return func(yield func(*Process, error) bool) {

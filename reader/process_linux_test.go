@@ -164,9 +164,9 @@ func outcome(t *testing.T, err error, pid int, good string) string {
 }
 
 // TestPublisherScripts plays testdata/publishers.txt: paragraphs of steps of a publisher, and
-// questions with the answers that are right. Questions are about the process as it was
-// opened at the start ("read", "changed", which means since it was read), about one that is
-// opened anew, or about both.
+// questions with the answers that are right. A question is about the process as it was opened
+// at the start, about one that is opened anew, or about both. Questions are "read", and
+// "changed", which means since it was read.
 func TestPublisherScripts(t *testing.T) {
 	childproc.NeedReading(t)
 	text, err := os.ReadFile("testdata/publishers.txt")

@@ -87,7 +87,7 @@ const (
 	// theContext is the process context.
 	theContext publication = iota
 	// theAdvertisement is the message that says where spans are, if the process context
-	// does not: that of a mapping of its own, or of one of several process contexts.
+	// does not. It is in a mapping of its own, or in one of several process contexts.
 	theAdvertisement
 	publications
 )
@@ -112,16 +112,16 @@ const (
 	// A process should have one.
 	maxCandidates = 16
 
-	// maxMessageNesting bounds how deep messages nest in a payload: for each level
-	// of a value up to three (map, entry, value), around them the process context,
-	// its resource, an attribute and its value. One level more is that of the
+	// maxMessageNesting bounds how deep messages nest in a payload. Each level of a
+	// value takes up to three: map, entry and value. Around them are the process
+	// context, its resource, an attribute and its value. One level more is that of the
 	// innermost value, which may be a list or a map too.
 	maxMessageNesting = 3*(wire.MaxValueNesting+1) + 4
 )
 
-// ProcessContext returns the context that the process publishes, whole: one that
-// is being updated meanwhile is tried again a bounded number of times within
-// about 10 ms.
+// ProcessContext returns the whole context that the process publishes. It retries a
+// context that is being updated meanwhile, a bounded number of times within about 10
+// ms.
 //
 // The error wraps [ErrNoContext], [ErrNotPermitted], [ErrProcessGone],
 // [ErrInvalid] or [ErrBusy], or is ctx's. Two valid contexts in one process are
@@ -182,10 +182,10 @@ func (p *Process) read(ctx context.Context, k publication) (*ProcessContext, err
 	}
 }
 
-// Changed reports whether [Process.ProcessContext] would return anything else than
-// the publication with this PublishedAtNS: a newer one, or an error because the
-// context is gone, busy or no longer valid. It costs one system call once the
-// context has been found.
+// Changed reports whether [Process.ProcessContext] would return anything else than the
+// publication with this PublishedAtNS. That is a newer one, or an error because the
+// context is gone, busy or no longer valid. It costs one system call once the context
+// has been found.
 //
 // The error wraps [ErrProcessGone] or [ErrNotPermitted].
 func (p *Process) Changed(publishedAtNS uint64) (bool, error) {
@@ -238,9 +238,9 @@ func (p *Process) readAt(at procfs.Mapping) (_ *ProcessContext, lost bool, err e
 		return nil, false, p.error(ErrBusy)
 	}
 
-	// What is wrong with the payload may be an update's doing. Judge it only when
-	// the header has been seen to be still the same: all of it, for its fields are
-	// not read in one instant.
+	// What is wrong with the payload may be an update's doing. Judge it only when all
+	// of the header is seen to be the same as before: its fields are not read in one
+	// instant.
 	payload, payloadErr := p.readPayload(&before)
 	after, err := p.readHeader(at)
 	if err != nil {
@@ -380,8 +380,8 @@ func (p *Process) locate(ctx context.Context, k publication) error {
 	default:
 		return p.error(ErrNoContext)
 	}
-	// What was there may have been unmapped before it was looked at, and something else be
-	// there by now: that is only invalid which still has the name.
+	// The mapping may have been unmapped before it was looked at, and the address may hold
+	// something else by now. Only a mapping that still has the name is invalid.
 	again, err := p.candidates(ctx, k)
 	if err != nil {
 		return err

@@ -13,9 +13,10 @@ import (
 	"github.com/otelctx/otelctx/ringbuf"
 )
 
-// The search for rings that nobody advertises, such as those of the OTEL-compatible
-// context storage of Datadog's Java profiler: by the name of the mapping, or where the
-// kernel did not take the name, by the magic number at the start of anonymous memory.
+// This is the search for rings that nobody advertises, such as those of the
+// OTEL-compatible context storage of Datadog's Java profiler. It finds them by the name
+// of the mapping. Where the kernel took no name, it goes by the magic number at the
+// start of anonymous memory.
 
 const (
 	// maxRings bounds how many mappings with a ring's name are looked at.

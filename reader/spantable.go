@@ -18,8 +18,8 @@ import (
 // SpanTable says where a process keeps its live spans: a cell for each. Slots and records
 // name cells by references, see docs/wire-format.md.
 type SpanTable struct {
-	// Address is where the table's header is, HeaderSize how far behind it the first cell
-	// is, CellSize how far cells are apart, and Capacity how many there are.
+	// Address is where the table's header is, and HeaderSize how far behind it the first
+	// cell is. CellSize is the distance between cells, and Capacity their number.
 	Address                        uint64
 	HeaderSize, CellSize, Capacity int
 	// Fields has the offset of each field of a cell by its name, such as span_id.
@@ -124,16 +124,17 @@ func (t *SpanTable) u64(data []byte, f cellField) uint64 {
 
 // LiveSpan is a span of a process that has started and not ended.
 type LiveSpan struct {
-	// TraceID, SpanID and LocalRootSpanID, the outermost span of the trace in the process,
-	// are in the order of their bytes in W3C trace contexts; TraceFlags is 1 for sampled.
+	// TraceID, SpanID and LocalRootSpanID are in the order of their bytes in W3C trace
+	// contexts. The local root is the outermost span of the trace in the process.
+	// TraceFlags is 1 for sampled.
 	TraceID         [16]byte
 	SpanID          [8]byte
 	LocalRootSpanID [8]byte
 	TraceFlags      byte
 	// Start is when the span says that it was started.
 	Start time.Time
-	// Goroutine is the id of the goroutine that has started it, G the address of the
-	// runtime's g of that; 0 where it is not known.
+	// Goroutine is the id of the goroutine that has started the span, and G the address
+	// of that goroutine's g. Each is 0 where it is not known.
 	Goroutine, G uint64
 	// Name is the span's name, and Endpoint that of its local root, if the process publishes
 	// names; at most 255 bytes, which should be UTF-8.
@@ -188,8 +189,8 @@ func (p *Process) Spans(ctx context.Context) ([]LiveSpan, error) {
 		address := t.Address + uint64(t.HeaderSize) + uint64(first*t.CellSize)
 		size := min(batch, used-first) * t.CellSize
 		// Nothing says in which order the bytes of a part are read. So the cells are read
-		// three times: a version that is there before and after was there all the while, and
-		// versions do not come back.
+		// three times. A version that is there before and after was there all the while,
+		// because versions do not come back.
 		if _, err := p.threads.source.ReadParts([]ringbuf.Part{
 			{Address: address, Data: before[:size]}, {Address: address, Data: cells[:size]}, {Address: address, Data: after[:size]},
 		}); err != nil {

@@ -329,13 +329,13 @@ func (w *spanWorld) note(before bool) {
 	}
 }
 
-// Spans start and end, on their goroutines and elsewhere, their cells are used again, and
-// goroutines attach to spans and to nothing, between whichever words that are read: what is
-// proven was true at a moment of the reading.
+// Spans start and end, on their goroutines and elsewhere. Their cells are used again, and
+// goroutines attach to spans and to nothing. All of that happens between any two words that
+// are read. What is proven was true at a moment of the reading.
 //
-// A slot of a thread shows what the goroutine was in when it was there before, if that has
-// changed on another thread and the span is live. So without goroutine slots any live span
-// counts that the goroutine has been in.
+// A thread's slot may show what the goroutine was in when it was last on that thread. The
+// goroutine may have changed spans on another thread since, while this span is live. So
+// without goroutine slots any live span counts that the goroutine has been in.
 func TestSpanThatIsShownWasLive(t *testing.T) {
 	for _, which := range []string{"t", "tr", "tg", "tgr", "g", "r", "gr"} {
 		t.Run(which, func(t *testing.T) {

@@ -467,8 +467,8 @@ type identity struct {
 }
 
 // startActors starts a child that has set up carriers. Its goroutines are not preempted,
-// so that one that spins stays on its thread, however busy the machine is; the collector,
-// which would wait for it, is off.
+// so that one that spins stays on its thread, however busy the machine is. The collector
+// is off, because it would wait for such a goroutine.
 func startActors(t *testing.T, carriers string) *childproc.Child {
 	t.Helper()
 	return readied(t, childproc.Start(t, "actors", notPreempted), carriers)

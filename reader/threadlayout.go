@@ -8,9 +8,9 @@ import (
 	"time"
 )
 
-// ThreadLayout says where a process keeps which spans its threads are in, for profilers
-// that read that themselves at the moment of a sample, such as a BPF program. It does
-// not change, and is safe for concurrent use.
+// ThreadLayout says where a process keeps the spans of its threads. It is for profilers
+// that read them at the moment of a sample, such as a BPF program. It does not change,
+// and is safe for concurrent use.
 //
 // How long it holds is said by [Process.ThreadLayoutSince].
 type ThreadLayout struct {
@@ -18,8 +18,8 @@ type ThreadLayout struct {
 	// [Process.ProcessContext]: the process publishes none, or several.
 	Context    *ProcessContext
 	ContextErr error
-	// Advertisement is the message that says where the carriers are: Context, or if that
-	// does not say it, another one, of a mapping that is no process context or of one of
+	// Advertisement is the message that says where the carriers are. It is Context, if
+	// that says it. Else it is the message of another mapping, or of another one of
 	// several process contexts. nil if the process advertises no carriers.
 	Advertisement *ProcessContext
 	// Carriers are what [Process.Carriers] returns.
@@ -32,8 +32,9 @@ type ThreadLayout struct {
 	Spans           *SpanTable
 	EnclosingOffset int
 	// Names is where the names of its spans are, nil if it does not say that. NamesOffset is
-	// how far behind the label pointer a record has the numbers of two names, 2 bytes each: of
-	// its span and of the local root; negative if it has none.
+	// how far behind the label pointer a record has the numbers of two names, 2 bytes each.
+	// They are the names of its span and of the local root. NamesOffset is negative if a
+	// record has none.
 	Names       *NameTable
 	NamesOffset int
 
@@ -55,8 +56,8 @@ func (p *Process) ThreadLayout(ctx context.Context) (*ThreadLayout, error) {
 	}, nil
 }
 
-// lookForAdvertisementAfter is how long a process context that advertises nothing is taken
-// for all that there is, since the look for another mapping is at all of them.
+// lookForAdvertisementAfter is how long a process context that advertises nothing is
+// believed to be all that there is. The look for another mapping is a look at all of them.
 const lookForAdvertisementAfter = 10 * time.Second
 
 // ThreadLayoutSince is [Process.ThreadLayout], but returns was if that still holds: until
@@ -92,10 +93,10 @@ func (c *ProcessContext) same(other *ProcessContext) bool {
 	return c.MappingAddress == other.MappingAddress && c.PublishedAtNS == other.PublishedAtNS
 }
 
-// Attributes decodes the attributes of a span: entries {key u8, length u8, value} as
-// OTEP 4947 has them, of which the last one with a key counts. Those whose names the
-// process has not said are left out; all reports whether there are none. Names are only
-// ever added: then a later ThreadLayout may know them.
+// Attributes decodes the attributes of a span, which are entries {key u8, length u8,
+// value} as in OTEP 4947. Of entries with the same key the last one counts. Those whose
+// names the process has not said are left out; all reports whether there are none.
+// Names are only ever added: then a later ThreadLayout may know them.
 func (l *ThreadLayout) Attributes(encoded []byte) (attributes []ThreadAttribute, all bool) {
 	return decodeAttributes(encoded, l.keys)
 }

@@ -27,16 +27,16 @@ import (
 //	record again
 //	slots, their second halves
 //
-// where a slot is that of the thread or of the goroutine, and cells are those that slots and
-// the record name. What is read in the middle is so while all around it stands still. Hence at the moment when m.curg was read, the
-// thread ran that goroutine; it had that id, because it had it before and after, and ids
-// are not used again; and the slot, or the record behind the label pointer, showed the
-// span. A goroutine that moves on and comes back in between does no harm.
+// where a slot is that of the thread or of the goroutine, and cells are those that slots and the
+// record name. What is read in the middle is so while all around it stands still. Hence the thread
+// ran that goroutine at the moment when m.curg was read. The goroutine had that id then, because it
+// had it before and after, and ids are not used again. The slot showed the span at that moment, or
+// the record behind the label pointer did. A goroutine that moves on and comes back in between does
+// no harm.
 //
 // One part's address is another part's contents: the m is in the slot, the g in the m,
 // the record behind the g. So the call is made with the addresses that were read the
-// last time, and made again with others, if those have changed, a bounded number of
-// times.
+// last time. If those have changed it is made again, a bounded number of times.
 type threadLook struct {
 	memory ringbuf.Memory
 	view   *threadView
@@ -227,8 +227,8 @@ func (*threadLook) failed(err error) (group, bool) {
 	return of.group, true
 }
 
-// judge makes of what was read what there is to know of the thread, or if it is not
-// enough sets what to take for granted the next time. The error is the memory's.
+// judge works out what is known of the thread from what was read. If that is not
+// enough, it sets which addresses to assume the next time. The error is the memory's.
 func (l *threadLook) judge(t *Thread) (done bool, err error) {
 	t.Goroutine, t.Span = 0, nil
 	slot, settled := l.slotOfThread()
@@ -347,9 +347,9 @@ func (l *threadLook) cellOf(ref uint64) ([]byte, liveness) {
 	return nil, unread
 }
 
-// resolve returns the span that a slot of the goroutine shows, or if that is over, the
-// nearest live one around it, nil if there is none. settled is false if that is to be read
-// again.
+// resolve returns the span that a slot of the goroutine shows. If that span is over it
+// returns the nearest live one around it, or nil if there is none. settled is false if
+// that is to be read again.
 func (l *threadLook) resolve(s *ringbuf.Slot, c CarrierKind) (span *ThreadSpan, settled bool) {
 	if !s.ShowsSpan() {
 		return nil, true
@@ -424,8 +424,8 @@ func (l *threadLook) slotOfThread() (slot ringbuf.Slot, settled bool) {
 	return slot, true
 }
 
-// slotOfGoroutine returns the goroutine's slot, zero if it is another one's or there is
-// none, which owned tells; settled is false if it was being written.
+// slotOfGoroutine returns the goroutine's slot. The slot is zero, and owned false, if
+// it is another goroutine's or there is none; settled is false if it was being written.
 func (l *threadLook) slotOfGoroutine() (slot ringbuf.Slot, owned, settled bool) {
 	if l.goroutineSlot == nil || l.unreadable[groupGoroutineSlot] {
 		return ringbuf.Slot{}, false, true

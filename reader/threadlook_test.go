@@ -717,9 +717,9 @@ func TestRingNames(t *testing.T) {
 	}
 }
 
-// FuzzThreads looks at a thread of a process whose memory is made of the input, over
-// and over, as the advertisement that the input is too says: it comes to an end, and
-// what it returns is in order.
+// FuzzThreads looks at a thread, over and over, of a process whose memory is made of
+// the input, and so is its advertisement. Each look ends, and what it returns is in
+// order.
 func FuzzThreads(f *testing.F) {
 	f.Add(uint64(1), []byte{1, 2, 3, 4, 5, 6, 7, 8}, uint16(184), uint16(24), byte(7))
 	f.Add(uint64(2), []byte{0, 0, 0x50, 0, 0, 0, 0, 0, 1}, uint16(0), uint16(4096), byte(7))

@@ -28,8 +28,8 @@ type Thread struct {
 
 // ThreadSpan is the span that a thread is in.
 type ThreadSpan struct {
-	// TraceID and SpanID are the span's, in the order of their bytes in W3C trace
-	// contexts, and so are TraceFlags: 1 for sampled, and 0 in slots of layout 1.
+	// TraceID and SpanID are in the order of their bytes in W3C trace contexts.
+	// TraceFlags are W3C's too: 1 for sampled, and 0 in slots of layout 1.
 	TraceID    [16]byte
 	SpanID     [8]byte
 	TraceFlags byte
@@ -44,10 +44,10 @@ type ThreadSpan struct {
 	Attributes []ThreadAttribute
 	// Carrier is what the span was read from.
 	Carrier CarrierKind
-	// Proven says that at one moment of the reading the thread ran Thread.Goroutine
-	// and the process showed this span for that goroutine. If it is false all that is
-	// known is that the span was shown for the thread: its goroutine may have moved on
-	// since, and in slots of layout 1 it may even be another thread's.
+	// Proven says that at one moment of the reading the thread ran Thread.Goroutine and
+	// the process showed this span for that goroutine. If it is false, all that is
+	// known is that the span was shown for the thread. Its goroutine may have moved on
+	// since. In slots of layout 1 the span may even be another thread's.
 	Proven bool
 
 	// encoded are the attributes as OTEP 4947 has them.
@@ -94,21 +94,21 @@ type threadState struct {
 const maxThreads = 1 << 17
 
 // Threads returns the threads of the process, each with the span that it is in, and
-// which of several carriers shows that one. They are read one after the other while
-// the process runs on: what is said of a thread holds for one moment, and another one
-// for each. At most 131,072 threads are returned.
+// which of several carriers shows that one. They are read one after the other while the
+// process runs on. So what is said of each thread holds for a moment of its own. At
+// most 131,072 threads are returned.
 //
 // A span is proven, see [ThreadSpan.Proven], by the identity of the goroutine that
-// published it, while nothing that was read for it changed. Where that can be had and
-// fails there is no span: the goroutine may have moved to another thread or be gone, or
-// things may have changed each time they were looked at. Spans are shown unproven only
+// published it, while nothing that was read for it changed. Where there could be proof
+// and there is none, there is no span. The goroutine may have moved to another thread
+// or be gone, or things may have changed at each reading. Spans are shown unproven only
 // if the process uses slots of layout 1, or does not say where the Go runtime keeps
 // goroutines.
 //
 // Which goroutine a thread runs is known to profilers that interrupt the thread. A
-// reader in another process has to find the runtime's m of the thread first, whose
-// address the thread slots of layout 2 have: a process without thread slots shows no
-// spans here, and a thread shows none before it has once published one.
+// reader in another process has to find the runtime's m of the thread first, and the
+// thread slots of layout 2 have its address. So a process without thread slots shows no
+// spans here. A thread shows none before it has once published one.
 //
 // How carriers are found is remembered, and looked at again when the process advertises
 // them anew. Then a process costs one system call, and a thread between one and
@@ -116,8 +116,8 @@ const maxThreads = 1 << 17
 // until a ring is found.
 //
 // The error wraps [ErrNoThreadContext] if the process shows no spans in a way that can
-// be read, or [ErrNotPermitted], [ErrProcessGone], [ErrInvalid] or [ErrBusy], or is
-// ctx's.
+// be read. Else it wraps [ErrNotPermitted], [ErrProcessGone], [ErrInvalid] or
+// [ErrBusy], or is ctx's.
 func (p *Process) Threads(ctx context.Context) ([]Thread, error) {
 	v, err := p.threadView(ctx)
 	if err != nil {

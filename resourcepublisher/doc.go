@@ -2,9 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package resourcepublisher publishes a service's OpenTelemetry resource where
-// profilers and other external readers find it: in the process context of [OTEP 4719],
-// a small named mapping in the service's own memory. Readers need no help from the
-// service; they see the resource also while it is idle, blocked or deadlocked.
+// profilers and other external readers find it. That is the process context of [OTEP
+// 4719], a small named mapping in the service's own memory. Readers need no help from
+// the service; they see the resource also while it is idle, blocked or deadlocked.
 //
 // One option does it:
 //
@@ -32,9 +32,9 @@
 // to a second one is said at [NewPublisher] and [WithResource]. Forked children have
 // none before they publish their own.
 //
-// Attributes that begin with "threadlocal.", by which package spanctx says where spans
-// are, are published in any case. While the process has no context of this package they are
-// in a mapping of their own, OTELCTX_THREADLOCAL, which has the format of a process context
+// Attributes that begin with "threadlocal.", by which package spanctx says where spans are,
+// are published in any case. While the process has no context of this package, they are in
+// a mapping of their own, OTELCTX_THREADLOCAL. It has the format of a process context
 // without a resource. So it does not matter whether another library, such as dd-trace-go,
 // publishes the process context, and whether it does so earlier or later.
 //

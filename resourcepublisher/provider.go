@@ -14,10 +14,10 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 )
 
-// WithResource is [sdktrace.WithResource], and publishes: the TracerProvider gets
-// the resource, and external readers see what the provider makes of it, which is r
-// merged over OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME. nil stands for
-// [resource.Default], as it does for a provider without the option.
+// WithResource is [sdktrace.WithResource], and publishes. The TracerProvider gets the
+// resource, and external readers see what the provider makes of it: r merged over
+// OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME. nil stands for [resource.Default], as
+// it does for a provider without the option.
 //
 // It publishes at once, so that readers see the resource before NewTracerProvider
 // returns. The context stays until the process ends, or until the Shutdown of

@@ -151,9 +151,9 @@ func TestDisabledWithResourceIsTheSDKs(t *testing.T) {
 }
 
 // TestProcessorCorrectsTheResource publishes resource 1, and then takes steps: a span of
-// the provider with resource N, or an update to resource N. Each step says which resource
-// is published after it, by the last word: it is published anew, it is left as it was, or
-// it is left and the other one is reported. Resource 0 cannot be published.
+// the provider with resource N, or an update to resource N. The last word of each step
+// says which resource is published after it. It is published anew, it is left as it was,
+// or it is left and the other one is reported. Resource 0 cannot be published.
 func TestProcessorCorrectsTheResource(t *testing.T) {
 	of := func(n int) *resource.Resource {
 		if n == 0 {

@@ -35,9 +35,9 @@ var (
 // Publisher publishes the process context of this process. [NewPublisher] makes
 // one.
 //
-// It is safe for concurrent use. The methods of a nil Publisher do nothing and
-// return nil, except that Update returns [ErrShutdown]: a service that could not
-// publish runs on with what NewPublisher returned.
+// It is safe for concurrent use. The methods of a nil Publisher do nothing and return
+// nil, except that Update returns [ErrShutdown]. So a service that could not publish
+// runs on with what NewPublisher returned.
 type Publisher struct {
 	config config
 	// pid is the process that published. A child by fork has no mapping to write to.
@@ -73,11 +73,11 @@ var process struct {
 // NewPublisher publishes r, where nil is an empty resource, and what
 // [SetAttributes] has set. Readers see it when NewPublisher returns.
 //
-// The error wraps [ErrAlreadyPublished] if this process has a publisher,
-// [ErrForeignContext] if another library has published a context, [ErrDisabled] if
-// publishing is turned off, [ErrTooLarge], or [errors.ErrUnsupported] outside of
-// Linux. Else it names the attribute that cannot be encoded or the system call that
-// failed. After an error nothing is published and nothing has changed.
+// The error wraps [ErrAlreadyPublished] if this process has a publisher, and
+// [ErrForeignContext] if another library has published a context. It wraps
+// [ErrDisabled] if publishing is turned off, [ErrTooLarge], or [errors.ErrUnsupported]
+// outside of Linux. Else it names the attribute that cannot be encoded or the system
+// call that failed. After an error nothing is published and nothing has changed.
 func NewPublisher(r *resource.Resource, opts ...Option) (*Publisher, error) {
 	c := newConfig(opts)
 	if !c.isEnabled() {
@@ -200,11 +200,10 @@ func Current() *Publisher {
 	return process.active
 }
 
-// SetAttributes publishes attributes beside the resource, in the process context's
-// own list: the place for what is of use to external readers but is no part of the
-// resource. An attribute replaces an earlier one with its key; of several with the
-// same key the last one counts. Values of all types are allowed, nested ones
-// included.
+// SetAttributes publishes attributes beside the resource, in the process context's own
+// list. They are of use to external readers, but no part of the resource. An attribute
+// replaces an earlier one with its key; of several with the same key the last one
+// counts. Values of all types are allowed, nested ones included.
 //
 // Attributes belong to the process. They may be set before there is a publisher,
 // which then publishes them, and stay set when it shuts down. Readers see all of

@@ -12,17 +12,17 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// region is a process context in memory, or what has its format: one mapping, for the life of a publisher,
-// of a header and two payload buffers as large as payloads may be. Updates
-// alternate between the buffers, so that a reader in flight keeps a whole old
-// payload. What is never touched costs no memory.
+// region is a process context in memory, or what has its format. It is one mapping, for the life of
+// a publisher, of a header and two payload buffers as large as payloads may be. Updates alternate
+// between the buffers, so that a reader in flight keeps a whole old payload. What is never touched
+// costs no memory.
 //
-// The fields of the header that change while readers look are stored with
-// sync/atomic. Each such store is visible to other processes after all that
-// precedes it and before the next such store (XCHG on amd64, STLR on arm64), which
-// gives every barrier that OTEP 4719 asks for. What follows such a store may be seen
-// before it, though: the payload of one update stays behind the last store of the
-// update before only because the publisher's lock lies between them.
+// The fields of the header that change while readers look are stored with sync/atomic.
+// Each such store is visible to other processes after all that precedes it and before
+// the next such store (XCHG on amd64, STLR on arm64). That gives every barrier that
+// OTEP 4719 asks for. What follows such a store may be seen before it, though. The
+// payload of one update stays behind the last store of the update before only because
+// the publisher's lock lies between them.
 type region struct {
 	memory   *vma.Region
 	header   *wire.ProcessContextHeader
@@ -59,9 +59,9 @@ func newRegion(name string, payload []byte) (*region, error) {
 	r.header.Version = wire.ProcessContextVersion
 	r.header.PayloadSize = uint32(len(payload))
 	r.header.Payload = r.payloadAddress()
-	// Last, one behind the other: readers who go by the timestamp find everything else in
-	// place but, for a moment, the signature, and readers who go by the signature alone find
-	// all.
+	// These two come last, in this order. Readers that go by the timestamp find everything
+	// else in place but, for a moment, the signature. Readers that go by the signature alone
+	// find all.
 	atomic.StoreUint64(&r.header.PublishedAtNS, now)
 	r.header.Sign()
 

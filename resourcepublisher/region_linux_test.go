@@ -106,8 +106,8 @@ func TestHeaderChangesWithoutATimestamp(t *testing.T) {
 	require.NoError(t, r.withdraw())
 }
 
-// TestForkedPublisherTouchesNothing stands in for a forked child that goes on
-// running Go: the mapping is not there, and to write to it would be the end.
+// TestForkedPublisherTouchesNothing stands in for a forked child that goes on running
+// Go. The mapping is not there, and writing to it would be the end.
 func TestForkedPublisherTouchesNothing(t *testing.T) {
 	p, err := NewPublisher(nil)
 	require.NoError(t, err)

@@ -17,10 +17,10 @@ import (
 // errNoMapping says that there can be no mapping for the attributes of spans.
 var errNoMapping = errors.New("spans cannot be advertised")
 
-// publishSeparately has readers find those attributes of extra that say where spans are:
-// in a mapping of their own as long as the process has no context of ours. It need not know
-// whether there is another library's, which may come and go without notice. process.mu is
-// held.
+// publishSeparately has readers find those attributes of extra that say where spans are.
+// They are in a mapping of their own as long as the process has no context of ours. It need
+// not know whether there is another library's, which may come and go without notice.
+// process.mu is held.
 //
 // The error wraps errNoMapping if there can be no mapping. After any other one nothing has
 // changed.

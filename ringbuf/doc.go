@@ -20,16 +20,17 @@
 //
 // Layout 2, the default, has slots of 64 bytes and says whose they are. With room for
 // attributes they are larger. [Info] and [View.Fields] say where everything is. Numbers
-// are in the byte order of the machine, identifiers among them: each is the number, or
-// for trace ids the two, that its bytes make in big-endian order. Attributes are in the
-// encoding of [OTEP 4947]. Layout 1 has slots of 32 bytes, for readers that know the first
-// design of Datadog's OTEL context storage.
+// are in the byte order of the machine. An identifier is the number that its bytes make in
+// big-endian order, and a trace id is two such numbers. Attributes are in the encoding of
+// [OTEP 4947]. Layout 1 has slots of 32 bytes, for readers that know the first design of
+// Datadog's OTEL context storage.
 //
 // # Lifetime
 //
-// The addresses of a ring, its header and capacity times the size of a slot, are never
-// used for anything else, also after [Ring.Close]: writers do not look whether it is
-// still there. Make a ring once in the life of a process, not once for each task.
+// The addresses of a ring are its header and capacity times the size of a slot. They
+// are never used for anything else, also after [Ring.Close], because writers do not
+// check whether the ring is still there. Make a ring once in the life of a process, not
+// once for each task.
 //
 // # Where it works
 //

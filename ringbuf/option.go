@@ -110,8 +110,9 @@ func WithCapacity(slots int) Option {
 }
 
 // WithLayout1 chooses the slots of layout 1, for readers that know the first design of
-// Datadog's OTEL context storage: 32 bytes, without owner, and findable as DD_OTEL_CTX or
-// by the magic number in anonymous memory. It needs ByThread. The default is layout 2.
+// Datadog's OTEL context storage. They have 32 bytes and no owner. Readers find them as
+// DD_OTEL_CTX, or by the magic number in anonymous memory. It needs ByThread. The default
+// is layout 2.
 func WithLayout1() Option {
 	return optionFunc(func(c *config) { c.layout = wire.RingLayout1 })
 }
@@ -129,9 +130,8 @@ func WithName(name string) Option {
 	return optionFunc(func(c *config) { c.name = name })
 }
 
-// WithAttributeSpace has each slot hold encoded attributes of this many bytes, at
-// most 612, and what rounding the slot up to a power of two adds. The default is
-// none.
+// WithAttributeSpace has each slot hold encoded attributes of this many bytes, at most
+// 612. Rounding the slot up to a power of two may add some. The default is none.
 func WithAttributeSpace(bytes int) Option {
 	return optionFunc(func(c *config) { c.attributeSpace = bytes })
 }

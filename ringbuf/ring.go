@@ -123,8 +123,8 @@ func (r *Ring) id(self *goruntime.Self) uint64 {
 }
 
 // Close takes the ring back: readers do not find it any more. Its addresses stay mapped, to
-// memory without a name, so that a writer that comes late, or was in the middle of it,
-// still has somewhere to write; nobody will read it. Closing again does nothing. The error
+// memory without a name. So a writer that comes late, or was in the middle of writing,
+// still has somewhere to write; nobody reads that. Closing again does nothing. The error
 // names the system call that failed: then the mapping is still there, but no ring to
 // readers any more.
 func (r *Ring) Close() error {

@@ -177,8 +177,8 @@ func TestStore(t *testing.T) {
 	}
 }
 
-// A goroutine has one slot in a ring by goroutine, whatever thread it is on, and in the slot
-// of a thread each goroutine sees only what it has stored there.
+// A goroutine has one slot in a ring by goroutine, whatever thread it is on. In the slot of
+// a thread each goroutine sees only what it has stored there.
 func TestGoroutinesMove(t *testing.T) {
 	old := runtime.GOMAXPROCS(max(8, runtime.NumCPU()))
 	defer runtime.GOMAXPROCS(old)

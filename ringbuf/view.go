@@ -27,9 +27,9 @@ var (
 
 // Memory is the memory of a process that has a ring.
 type Memory interface {
-	// ReadParts fills the data of parts from their addresses, one part after the
-	// other: every byte of a part is read before any of the next. It returns how
-	// many parts it has filled whole, and an error if that is not all of them.
+	// ReadParts fills the data of parts from their addresses, one part after the other.
+	// Every byte of a part is read before any byte of the next. It returns how many
+	// parts it has filled whole, and an error if that is not all of them.
 	ReadParts(parts []Part) (int, error)
 }
 
@@ -41,9 +41,9 @@ type Part = remotemem.Part
 // nothing that it finds there, and writes nothing. It is safe for concurrent use if
 // its memory is.
 //
-// A slot that was never written may be in a page that does not exist yet. Looking at
-// it makes the kernel provide one, to the charge of the process that has the ring:
-// look at the slots of threads that there are, not at all of them.
+// A slot that was never written may be in a page that does not exist yet. Looking at it
+// makes the kernel provide one, to the charge of the process that has the ring. So look
+// at the slots of threads that exist, not at all slots.
 type View struct {
 	memory Memory
 	info   Info
@@ -82,14 +82,14 @@ const (
 	userSpaceEnd = 1 << 63
 )
 
-// NewView returns a view of the ring that info describes, of which it uses all but
-// the mapping's name. fields has the offset of each field in a slot by the field's
-// name, as rings are advertised; names that are not known are passed over. Where it
-// is nil the fields are where the layout has them. Nothing is read yet.
+// NewView returns a view of the ring that info describes, of which it uses all but the
+// mapping's name. fields has the offset of each field in a slot by the field's name, as
+// rings are advertised. Unknown names are passed over. Where it is nil the fields are
+// where the layout has them. Nothing is read yet.
 //
-// The error wraps [ErrNotRing] if a ring cannot be laid out like that: a capacity that
-// is not a power of two up to 16,777,216, slots of less than 32 or more than 1,024
-// bytes, fields that are not inside of them, a layout other than 1 and 2.
+// The error wraps [ErrNotRing] if a ring cannot be laid out like that. Its layout is 1
+// or 2, and its capacity a power of two up to 16,777,216. Its slots have 32 to 1,024
+// bytes, with all fields inside of them.
 func NewView(memory Memory, info Info, fields map[string]int) (*View, error) {
 	v := &View{memory: memory, info: info}
 	if err := v.check(); err != nil {
@@ -107,8 +107,8 @@ func NewView(memory Memory, info Info, fields map[string]int) (*View, error) {
 	return v, nil
 }
 
-// FindView returns a view of the ring whose header is at address, of which nothing is
-// known but that the mapping goes on for size bytes from there.
+// FindView returns a view of the ring whose header is at address. Nothing else is known
+// of it but that the mapping goes on for size bytes from there.
 //
 // The error wraps [ErrNotRing] if there is no header, or none of a ring that fits into
 // the mapping.
@@ -248,9 +248,9 @@ type Slot struct {
 	// Attributes are encoded as OTEP 4947 has them: entries {key u8, length u8, value}.
 	// They are a copy.
 	Attributes []byte
-	// Owner is the id of the goroutine that published the span, TID that of its
-	// thread then, as the process's own PID namespace has it, and M the address of
-	// the thread's m. Each is 0 where that is not known, as always in layout 1.
+	// Owner is the id of the goroutine that published the span. TID is the id of its
+	// thread then, in the process's own PID namespace, and M the address of that
+	// thread's m. Each is 0 where that is not known, as always in layout 1.
 	Owner, M uint64
 	TID      uint32
 	// Seq counts the writes to the slot. It is 0 in layout 1.
@@ -284,15 +284,15 @@ func (v *View) Slot(number uint64) (Slot, error) {
 	return Slot{}, fmt.Errorf("slot %d: %w", l.number, ErrBusy)
 }
 
-// Read returns the slot of the thread or goroutine with this id. In layout 1, where
-// slots do not say whose they are, that may be the slot of another thread whose id is
-// the same modulo the capacity.
+// Read returns the slot of the thread or goroutine with this id. In layout 1 slots do
+// not say whose they are. There the slot may be that of another thread whose id is the
+// same modulo the capacity.
 //
 // It does not tell whether the thread still runs the goroutine that published the
 // span: compare [Slot.Owner], see package reader.
 //
-// The error wraps [ErrEmpty] if the slot shows no span or belongs to somebody else,
-// [ErrBusy] if it was being written each time, and else is the memory's.
+// The error wraps [ErrEmpty] if the slot shows no span or belongs to somebody else, and
+// [ErrBusy] if it was being written each time. Any other error is the memory's.
 func (v *View) Read(id uint64) (Slot, error) {
 	s, err := v.Slot(id)
 	if err != nil {
@@ -313,15 +313,15 @@ func (v *View) belongs(s *Slot, id uint64) bool {
 	return v.fields[fieldTID] < 0 || uint64(s.TID) == id
 }
 
-// Look is a look at one slot, in two halves that a reader puts around reads of its
-// own, to be read in order and best by one call: if [Look.Slot] then says that the
-// slot stood still, all that was read between the halves was so while the slot held
-// what it held. It is not safe for concurrent use.
+// Look is a look at one slot, in two halves that a reader puts around reads of its own.
+// Read all of it in order, best by one call. If [Look.Slot] then says that the slot
+// stood still, the slot held the same while everything between the halves was read. It
+// is not safe for concurrent use.
 //
-// In layout 2 that is certain, since every write is counted, but for one: that a span was
-// taken back, which is its id alone, may not be. Then the slot held it until some moment
-// after the first half. In layout 1 it is not certain: a look finds the same twice, at its
-// beginning and at its end, and the slot not being written.
+// In layout 2 that is certain, since every write is counted, with one exception. Clearing
+// the span id, which takes a span back, may not be counted. Then the slot held it until
+// some moment after the first half. In layout 1 it is not certain. There a look finds the
+// same slot twice, at its beginning and at its end, and no writer in it either time.
 type Look struct {
 	view   *View
 	number uint32
@@ -347,9 +347,9 @@ func (v *View) NewLook() *Look {
 	l.inUse = [2][]byte{take(1), take(1)}
 	if v.fields[fieldSeq] >= 0 {
 		l.seq = [2][]byte{take(4), take(4)}
-		// The count comes before the claim: a writer that has counted has claimed,
-		// and if it is found to have let go it has written all. Behind the slot the
-		// count alone would do, since whoever wrote meanwhile has counted first.
+		// The count comes before the claim. A writer that has counted has claimed, and
+		// one that has let go has written all. Behind the slot the count alone would
+		// do, since whoever wrote meanwhile has counted first.
 		l.before = []Part{{Data: l.seq[0]}, {Data: l.inUse[0]}, {Data: l.data}}
 		l.after = []Part{{Data: l.inUse[1]}, {Data: l.seq[1]}}
 	} else {
@@ -389,8 +389,9 @@ func (l *Look) Slot() (Slot, error) {
 	v := l.view
 	still := l.inUse[0][0] == 0 && l.inUse[1][0] == 0 && l.data[v.fields[fieldInUse]] == 0
 	if l.again == nil {
-		// The slot's own copy too: should a count ever be read in the middle of being
-		// stored, all three would have to go wrong in the same way.
+		// The count in the slot's own copy is compared too. Should a count ever be read
+		// in the middle of being stored, all three would have to go wrong in the same
+		// way.
 		seq := l.data[v.fields[fieldSeq]:][:4]
 		still = still && bytes.Equal(l.seq[0], seq) && bytes.Equal(l.seq[1], seq)
 	} else {

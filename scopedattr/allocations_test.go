@@ -108,8 +108,8 @@ func TestAllocations(t *testing.T) {
 	}
 }
 
-// TestFreshContextAllocations counts what each request costs that has a context of its
-// own, with two measurements in it: no more than to give the same by hand each time.
+// TestFreshContextAllocations counts what a request costs that has a context of its own
+// and two measurements in it. That is no more than giving the same by hand each time.
 func TestFreshContextAllocations(t *testing.T) {
 	mp, _ := oteltest.MeterProvider(t)
 	bare, err := mp.Meter("test").Int64Counter("bare")

@@ -1,11 +1,10 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package scopedattr implements context-scoped attributes: attributes that are set
-// once, on a context, and are then on all spans, log records and measurements that
-// are made with that context or with one derived from it. It follows
-// [OTEP 4931] and its predecessor OTEP 207, on the extension points of the
-// OpenTelemetry SDK as it is.
+// Package scopedattr implements context-scoped attributes. They are set once, on a
+// context. Then they are on all spans, log records and measurements that are made with
+// that context or with one derived from it. It follows [OTEP 4931] and its predecessor
+// OTEP 207, on the extension points of the OpenTelemetry SDK as it is.
 //
 //	ctx = scopedattr.ContextWithAttributes(ctx, attribute.String("http.app", "shop"))
 //
@@ -21,7 +20,7 @@
 //	mp := scopedattr.NewMeterProvider(sdkmetric.NewMeterProvider(...), "http.app")
 //
 // A TracerProvider that exists already takes [NewSpanProcessor]. Set the attributes before the
-// instrumentation that is to carry them: a handler inside of otelhttp is too late for the
+// instrumentation that is to carry them. A handler inside of otelhttp is too late for the
 // server's span and for its measurements.
 //
 // # Precedence

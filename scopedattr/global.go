@@ -18,7 +18,7 @@ import (
 const globalPackage = "go.opentelemetry.io/otel/internal/global"
 
 // cycle notices a provider that is wrapped around the global one and has become the global one
-// itself: each would call the other for ever, and the second call would wait for the first
+// itself. Each would call the other for ever, and the second call would wait for the first
 // one's lock.
 type cycle struct {
 	// possible is whether the wrapped provider is the global one.

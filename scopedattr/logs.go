@@ -14,23 +14,23 @@ import (
 	"github.com/otelctx/otelctx/internal/contextattr"
 )
 
-// NewLoggerProvider returns a provider whose loggers add to each record the attributes
-// of the context that it is emitted with, unless the record has the key, and hand it to
-// those of next. It is what log bridges, or [global.SetLoggerProvider], are given;
-// ForceFlush and Shutdown are called on next.
+// NewLoggerProvider returns a provider whose loggers hand records to those of next.
+// They add to each record the attributes of the context that it is emitted with, unless
+// the record has the key. It is what log bridges, or [global.SetLoggerProvider], are
+// given; ForceFlush and Shutdown are called on next.
 //
-// The attributes are there before any processor of next runs, in whichever order
-// those are registered: one that removes or replaces attributes acts on them too. On
+// The attributes are there before any processor of next runs, in whichever order those
+// are registered. A processor that removes or replaces attributes acts on them too. On
 // the record they come last, so that a limit on the number of attributes takes them
-// before the record's, counted as dropped as any others. (Only what the SDK derives from
-// the record's error comes behind them.)
+// before the record's own. Like any others, they are counted as dropped then. (Only
+// what the SDK derives from the record's error comes behind them.)
 //
 // Enabled is next's. A record that the caller keeps is left as it is. nil stands for a
 // provider that does nothing.
 //
-// next may be the global provider while that has no SDK yet. To make the result the global
-// provider then is a mistake, since each would pass records on to the other: they are
-// dropped, and [otel.Handle] is told.
+// next may be the global provider while that has no SDK yet. Making the result the global
+// provider then is a mistake, since each would pass records on to the other. The records
+// are dropped, and [otel.Handle] is told.
 //
 // [global.SetLoggerProvider]: https://pkg.go.dev/go.opentelemetry.io/otel/log/global#SetLoggerProvider
 func NewLoggerProvider(next log.LoggerProvider) log.LoggerProvider {
@@ -70,7 +70,7 @@ func (l *logger) Emit(ctx context.Context, record log.Record) {
 
 // addedTo returns a record with those of scoped that record lacks. Records that are
 // passed by value share the attributes that do not fit into them, and the room behind
-// these: to add to one would be seen in the others.
+// these. Adding to one record would be seen in the others.
 func addedTo(record log.Record, scoped []attribute.KeyValue) log.Record {
 	var buf [32]attribute.KeyValue
 	all := buf[:0]

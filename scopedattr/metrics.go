@@ -11,29 +11,28 @@ import (
 	metricnoop "go.opentelemetry.io/otel/metric/noop"
 )
 
-// NewMeterProvider returns a provider whose synchronous instruments add to each
-// measurement the attributes with one of keys that the context of the measurement
-// has, unless the call gives that key itself, and hand it to those of next. It is what
-// instrumentation, or [otel.SetMeterProvider], is given; ForceFlush and Shutdown are
-// called on next.
+// NewMeterProvider returns a provider whose synchronous instruments hand measurements
+// to those of next. They add to each measurement the attributes with one of keys that
+// its context has, unless the call gives that key itself. It is what instrumentation,
+// or [otel.SetMeterProvider], is given; ForceFlush and Shutdown are called on next.
 //
 // keys is the list of what is allowed on metrics; without keys nothing is added. Each
-// value that an attribute takes is another time series of every instrument, so that keys
-// should be those with few values: the name of an application or the class of a tenant,
-// not a user or a request.
+// value that an attribute takes is another time series of every instrument. So keys
+// should have few values: the name of an application or the class of a tenant, not a
+// user or a request.
 //
-// Attributes are added before views, the instrument's advice and cardinality limits
-// see the measurement. Enabled, asynchronous instruments and callbacks are next's. So
-// are nil contexts, which have no attributes. What instruments of next offer beyond
-// the API's interfaces is not passed on; those of the SDK v1.47.0 offer nothing, there
-// is no binding of attributes. nil stands for a provider that does nothing.
+// Attributes are added before views, the instrument's advice and cardinality limits see
+// the measurement. Enabled, asynchronous instruments and callbacks are next's. So are
+// nil contexts, which have no attributes. What instruments of next offer beyond the
+// API's interfaces is not passed on. Those of the SDK v1.47.0 offer nothing; there is
+// no binding of attributes. nil stands for a provider that does nothing.
 //
-// next may be the global provider while that has no SDK yet. To make the result the global
-// provider then is a mistake, since each would pass measurements on to the other: they are
+// next may be the global provider while that has no SDK yet. Making the result the global
+// provider then is a mistake, since each would pass measurements on to the other. They are
 // dropped, and [otel.Handle] is told.
 //
-// To add attributes takes no allocation for those combinations of the context's
-// attributes and the call's that come up often: it remembers up to 1,024 of them.
+// Adding attributes takes no allocation for combinations of the context's attributes
+// and the call's that come up often. It remembers up to 1,024 of them.
 //
 // [otel.SetMeterProvider]: https://pkg.go.dev/go.opentelemetry.io/otel#SetMeterProvider
 func NewMeterProvider(next metric.MeterProvider, keys ...attribute.Key) metric.MeterProvider {

@@ -12,15 +12,15 @@ import (
 )
 
 // NewSpanProcessor returns a processor that adds to each span the attributes of the context
-// that the span is started with, unless the span has the key. It is for a TracerProvider
-// that exists already and takes no sampler any more:
+// that it is started with, unless the span has the key. It is for a TracerProvider that
+// exists already and takes no sampler any more:
 //
 //	tp.RegisterSpanProcessor(scopedattr.NewSpanProcessor())
 //
 // It does less than [NewSampler]. Samplers do not see the attributes, and neither does the
 // OnStart of processors that were registered before it. Spans that were started before it was
-// registered have none. Where the provider's limit on the number of attributes leaves room for
-// some only, those of the sampler and those given at Start have their places first; the
+// registered have none. The provider's limit on the number of attributes may leave room for
+// some only. Then those of the sampler and those given at Start have their places first. The
 // context's come before those that are set later. Beside NewSampler it is not needed.
 //
 // It is safe for concurrent use. Shutdown and ForceFlush do nothing.

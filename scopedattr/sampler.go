@@ -22,18 +22,17 @@ func WithSampler(s sdktrace.Sampler) sdktrace.TracerProviderOption {
 // NewSampler returns a sampler that decides as s does and adds to spans the attributes
 // of the context that they are started with. s sees them, behind those given at Start,
 // whose keys win. Those given at Start win too where the provider's limit on the number
-// of attributes leaves room for some only; the context's that do not fit are counted as
-// dropped as any others. (A limit below 8 must come from the environment for that, and
-// where those given at Start exceed the limit by themselves, the SDK counts the excess
+// of attributes leaves room for some only. The context's that do not fit are counted as
+// dropped like any others. (A limit below 8 must come from the environment for that.
+// Where those given at Start exceed the limit by themselves, the SDK counts the excess
 // twice.)
 //
 // What s decides stays, with its trace state and attributes. NewSampler should be the
-// outermost sampler: what another one drops from the result is lost, and what one
-// above decides by itself does not see the attributes. Spans that do not record have
-// none.
+// outermost sampler. What another one drops from the result is lost, and what one above
+// decides by itself does not see the attributes. Spans that do not record have none.
 //
-// nil stands for the sampler that a provider has without an option: what
-// OTEL_TRACES_SAMPLER and OTEL_TRACES_SAMPLER_ARG say, by default one that samples
+// nil stands for the sampler that a provider has without an option, which
+// OTEL_TRACES_SAMPLER and OTEL_TRACES_SAMPLER_ARG choose. By default that one samples
 // what has no parent and follows the parent elsewhere.
 //
 // The sampler is safe for concurrent use if s is.
@@ -49,7 +48,7 @@ func NewSampler(s sdktrace.Sampler) sdktrace.Sampler {
 }
 
 // fewAttributes is how many attributes a span has room for, whatever limit a provider is
-// given by its options, which samplers do not get to see.
+// given by its options. Samplers do not get to see that limit.
 const fewAttributes = 8
 
 type sampler struct {

@@ -293,8 +293,8 @@ func TestWithSamplerLast(t *testing.T) {
 	equal(t, "a=1", endedSpan(t, ctx, nil, sdktrace.WithSampler(sdktrace.NeverSample()), WithSampler(sdktrace.AlwaysSample())).Attributes())
 }
 
-// FuzzSpan compares with the bare SDK that is given the same by hand: what a context has
-// and neither Start nor the sampler gives, behind what Start gives.
+// FuzzSpan compares with the bare SDK that is given the same by hand. That is what a
+// context has and neither Start nor the sampler gives, behind what Start gives.
 func FuzzSpan(f *testing.F) {
 	f.Add([]byte{0, 1, 2, 0xff, 1, 2, 0xff, 3, 4, 31, 0xff, 0x81, 0xff, 6}, uint8(3))
 	f.Fuzz(func(t *testing.T, data []byte, limit uint8) {

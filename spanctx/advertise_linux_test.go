@@ -203,8 +203,8 @@ var (
 
 const goOffsets = 6 // that are advertised when all is known
 
-// Everything that is advertised, for every choice of carriers, is what another process
-// finds in the memory of this one, and all of it is taken back.
+// For every choice of carriers, another process finds everything that is advertised in
+// the memory of this one. All of it is taken back.
 func TestAdvertisement(t *testing.T) {
 	ring := func(layout, capacity, headerSize, slotSize uint64, fields map[string]uint64) *wantRing {
 		return &wantRing{layout, capacity, headerSize, slotSize, fields}
@@ -552,9 +552,9 @@ func assertThreads(t *testing.T, p *reader.Process, c *childproc.Child) {
 	require.Equal(t, "1 <nil>", c.Ask("end"))
 }
 
-// In whatever order processor and publisher come up, go down and come up again, spans are
-// advertised as long as the processor is up: in the process context, or while there is none
-// in a mapping of their own.
+// Processor and publisher may come up, go down and come up again in any order. Spans are
+// advertised as long as the processor is up. They are advertised in the process context, or
+// in a mapping of their own while there is none.
 func TestAdvertisedInAnyOrder(t *testing.T) {
 	type step struct {
 		words                 string

@@ -22,20 +22,20 @@ type Attachment struct {
 	before position
 }
 
-// Attach shows on the calling goroutine what ctx says, until [Attachment.Detach]: the span
-// of ctx, or if it has none that is recording in this process and not over, nothing. It is
-// for goroutines that work for a span which another goroutine has started, such as those of
-// a pool:
+// Attach shows on the calling goroutine what ctx says, until [Attachment.Detach]. That is
+// the span of ctx, or nothing if ctx has no span that records in this process and is not
+// over. It is for goroutines that work for a span which another goroutine has started, such
+// as those of a pool:
 //
 //	defer spanctx.Attach(ctx).Detach()
 //
 // With [context.Background] it is for goroutines that have inherited a span which they do
 // not work for.
 //
-// The span is shown with the context-scoped attributes of ctx, of those whose keys are
-// published, also where the goroutine shows it already: that is how to publish what has
-// been added to a context since the span was started. With [WithSpanNames] it is shown with
-// the name that it has now, also if SetName has changed it.
+// The span is shown with those context-scoped attributes of ctx whose keys are published,
+// also where the goroutine shows it already. That is how to publish attributes that were
+// added to a context since the span was started. With [WithSpanNames] it is shown with the
+// name that it has now, also if SetName has changed it.
 //
 // If the span ends meanwhile the goroutine is in what it was in before. Attach does
 // nothing if no SpanProcessor is active.
@@ -97,8 +97,8 @@ func (a Attachment) Detach() {
 }
 
 // Go runs fn with ctx on a goroutine of its own, with [Attach] to ctx until fn returns. It
-// returns at once. With a context that has no span the goroutine is in none, as it should be
-// if it goes on after the span that it is started in.
+// returns at once. With a context that has no span the goroutine is in none. Do that if it
+// goes on after the span that it is started in.
 func Go(ctx context.Context, fn func(context.Context)) {
 	go func() {
 		defer Attach(ctx).Detach()
@@ -107,7 +107,8 @@ func Go(ctx context.Context, fn func(context.Context)) {
 }
 
 // Do is [pprof.Do], and keeps the goroutine in its span for readers of labels and for
-// goroutines that fn starts: pprof.Do replaces all labels, those of the span included.
+// goroutines that fn starts. pprof.Do alone replaces all labels, those of the span
+// included.
 func Do(ctx context.Context, labels pprof.LabelSet, fn func(context.Context)) {
 	defer refresh(ctx, true)
 	pprof.Do(ctx, labels, func(ctx context.Context) {
@@ -116,10 +117,10 @@ func Do(ctx context.Context, labels pprof.LabelSet, fn func(context.Context)) {
 	})
 }
 
-// DialContext returns a function that dials as dial does, for http.Transport and others that
-// dial on a goroutine which then serves the connection for whoever uses it: such a goroutine
-// is taken out of the span that it has inherited. A goroutine that has started or attached a
-// span itself goes back to its span when the connection is made.
+// DialContext returns a function that dials as dial does. It is for http.Transport and
+// others that dial on a goroutine which then serves the connection for whoever uses it. It
+// takes such a goroutine out of the span that it has inherited. A goroutine that has started
+// or attached a span itself goes back to its span when the connection is made.
 func DialContext(dial func(ctx context.Context, network, address string) (net.Conn, error)) func(ctx context.Context, network, address string) (net.Conn, error) {
 	return func(ctx context.Context, network, address string) (net.Conn, error) {
 		if p := active.Load(); p != nil {
@@ -133,11 +134,12 @@ func DialContext(dial func(ctx context.Context, network, address string) (net.Co
 	}
 }
 
-// Refresh shows again what the goroutine is in, if that is the span of ctx: in the slot of
-// the thread that the goroutine is on now, and behind its labels. After a call that
-// blocked, Go may run the goroutine on another thread, whose slot knows nothing of it until
-// a span starts or ends; and pprof.SetGoroutineLabels replaces all labels. With
-// [WithSpanNames] it publishes the name that SetName has given to the span since.
+// Refresh shows again what the goroutine is in, if that is the span of ctx. It shows it in
+// the slot of the thread that the goroutine is on now, and behind its labels. After a call
+// that blocked, Go may run the goroutine on another thread. That thread's slot does not
+// show the span until a span starts or ends. And pprof.SetGoroutineLabels replaces all
+// labels. With [WithSpanNames] it publishes the name that SetName has given to the span
+// since.
 func Refresh(ctx context.Context) { refresh(ctx, false) }
 
 // refresh is Refresh, but if anySpan is true whatever span the goroutine is in.

@@ -59,8 +59,8 @@ func (c *cgoChild) ask(t *testing.T, order string) (is cgoIdentity) {
 
 // shows looks at the threads until one shows the span, and checks each time that nothing
 // else is shown. A goroutine that is not locked may be moved at any time to a thread that
-// has shown nothing yet, and so is not known to readers; refresh is the order that makes
-// up for that, or "" if there is no need.
+// has shown nothing yet. Readers do not know such a thread. refresh is the order that
+// makes up for that, or "" if there is no need.
 func (c *cgoChild) shows(t *testing.T, is cgoIdentity, refresh string) {
 	t.Helper()
 	seen, enough := 0, testenv.Rounds(5, 20)

@@ -47,8 +47,8 @@ func TestMain(m *testing.M) {
 	})
 }
 
-// long returns how many rounds make test-all has of what takes n of them in a program
-// without the race detector, which is some twenty times slower here.
+// long returns how many rounds make test-all has where a program without the race
+// detector has n. The race detector makes them some twenty times slower.
 func long(n int) int {
 	if testenv.Race {
 		n /= 20
@@ -63,8 +63,9 @@ func mix(x uint64) uint64 {
 	return x ^ x>>31
 }
 
-// derivedIDs generates ids that can be told to belong together: the upper bits of a
-// span id are the number of its trace, from which all of the trace id follows.
+// derivedIDs generates ids that can be told to belong together. The upper bits of a
+// span id are the number of its trace, and all of the trace id follows from that
+// number.
 type derivedIDs struct{ traces, spans atomic.Uint64 }
 
 const spanBits = 24
@@ -142,8 +143,8 @@ type slot struct {
 	attributes                      string
 }
 
-// memory is a ring as a profiler finds it in memory, and the cells that its slots name: by
-// what is said about them, and with the offsets of the formats, which are written out here
+// memory is a ring as a profiler finds it in memory, and the cells that its slots name. It
+// goes by the advertisement and by the offsets of the formats, which are written out here
 // once more.
 type memory struct {
 	remotemem.Memory
@@ -202,8 +203,8 @@ func nearest(t testing.TB, table uint64, refs [3]uint64) uint64 {
 	return 0
 }
 
-// resolve returns the id of the span that a slot shows of a goroutine, as readers find it:
-// that of the cell if it is live, else of the nearest live one around it.
+// resolve returns the id of the span that a goroutine's slot shows, as readers find it.
+// That is the cell's span if it is live, else the nearest live one around it.
 func (m *memory) resolve(t testing.TB, s slot, goid uint64) uint64 {
 	t.Helper()
 	if s.spanID == 0 || s.ref == 0 {
@@ -329,8 +330,8 @@ func (s *service) shown(t testing.TB) (is shown) {
 	return is
 }
 
-// recorded returns the id of the span that the record behind the labels of the calling
-// goroutine shows, or if that is over, of the nearest live one around it.
+// recorded returns the id of the span that the record behind the calling goroutine's
+// labels shows. If that span is over it is the nearest live one around it.
 func recorded(t testing.TB, table uint64) uint64 {
 	t.Helper()
 	if gorecord.Installed() == nil {
@@ -350,8 +351,8 @@ func recorded(t testing.TB, table uint64) uint64 {
 	return nearest(t, table, [3]uint64{at.Uint64(refs[:]), at.Uint64(refs[8:]), at.Uint64(refs[16:])})
 }
 
-// assertShows checks that the calling goroutine, which is locked to its thread, shows a
-// span by all carriers, or with nil none, and what belongs to it.
+// assertShows checks that all carriers show the span, and what belongs to it, for the
+// calling goroutine, which is locked to its thread. With nil they must show none.
 func (s *service) assertShows(t testing.TB, span, localRoot trace.Span) bool {
 	t.Helper()
 	if span == nil {

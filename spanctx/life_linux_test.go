@@ -132,8 +132,8 @@ func TestRemoteParent(t *testing.T) {
 	s.assertNowhere(t)
 }
 
-// Attach and Refresh do not believe a context that says that a live span is remote: it is
-// another process's, whose ids happen to be the same.
+// Attach and Refresh do not believe a context that calls a live span remote. It is
+// another process's span, whose ids happen to be the same.
 func TestAttachRemote(t *testing.T) {
 	s := serve(t, everything()...)
 	_, local := s.root()

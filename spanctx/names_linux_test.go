@@ -150,7 +150,7 @@ func TestNamesOfSpans(t *testing.T) {
 }
 
 // A name that SetName gives to a span is shown from Refresh or Attach on, also where the
-// goroutine goes back to the span, and by spans that are started from then on.
+// goroutine goes back to the span. Spans that are started from then on show it too.
 func TestNamesFollowSetName(t *testing.T) {
 	for name, opts := range carriers() {
 		t.Run(name, func(t *testing.T) {

@@ -147,7 +147,7 @@ func (c config) fromEnvironment() config {
 var labelNames = []string{LabelsUntilEnd: "until_end", LabelsWithdrawn: "withdrawn", LabelsKept: "kept", LabelsHidden: "hidden"}
 
 // differs returns what cannot be changed any more of a SpanProcessor that was made with c
-// and is asked for with another config: nil if that is nothing.
+// when another config asks for it. It returns nil if nothing differs.
 func (c config) differs(other config) error {
 	var what []string
 	for _, option := range []struct {
@@ -196,13 +196,13 @@ func WithGoroutineRecord(on bool) Option {
 }
 
 // WithSpanNames publishes the name of each span with it, and as its endpoint the name of the
-// local root: of the outermost span of the trace in the process, which is the request that
-// the process serves. The default is off, unless the environment variable
+// local root. The local root is the outermost span of the trace in the process: the request
+// that the process serves. The default is off, unless the environment variable
 // OTELCTX_SPAN_NAMES=true says otherwise.
 //
 // Names are those that spans are started with. A span that SetName gives another name is
-// shown with it after [Refresh] or [Attach] with its context; spans started within it from
-// then on have it as their endpoint, if it is the local root.
+// shown with it after [Refresh] or [Attach] with its context. If it is the local root,
+// spans started within it from then on have that name as their endpoint.
 //
 // A name takes at most 255 bytes, where it is cut between two characters. It is the profiler
 // label span_name, and the endpoint is the label endpoint, both cut to 47 bytes. If the
@@ -231,32 +231,32 @@ func WithCapacity(slots int) Option {
 	return optionFunc(func(c *config) { c.capacity = slots })
 }
 
-// WithAttributeKeys publishes, of the context-scoped attributes that the context of a span
-// has when it starts, those with these keys, beside those of other uses of the option.
-// The default is none, which costs nothing, or those of the environment variable
+// WithAttributeKeys publishes those context-scoped attributes that have these keys and are
+// on the context of a span when it starts. Keys of several uses of the option add up. The
+// default is none, which costs nothing, or those of the environment variable
 // OTELCTX_SPAN_ATTRIBUTE_KEYS.
 //
 // Strings are published as they are, all other values as [attribute.Value.String] has
 // them. A value takes at most 255 bytes, where it is cut between two characters. All
-// attributes of a span take at most 612 bytes, each its value's and two more, and in
-// slots what [WithAttributeSpace] gives them: what does not fit is left out, attribute by
-// attribute in the order of the keys, and the rest is shown. Of what is in the goroutine
-// record, attributes are profiler labels too, within what profilers read: with keys of at
-// most 15 bytes, values cut to 47, and no more than leave room for the labels that the
-// user has set, ten in all with trace_id and span_id. Where the keys are equal the
-// attribute takes the place of the user's label.
+// attributes of a span take at most 612 bytes, each its value's and two more. In slots
+// they take at most what [WithAttributeSpace] gives them. What does not fit is left out,
+// attribute by attribute in the order of the keys, and the rest is shown. Attributes in
+// the goroutine record are profiler labels too, within what profilers read: keys of at
+// most 15 bytes, and values cut to 47. With trace_id, span_id and the labels that the
+// user has set, there are no more than ten. Where the keys are equal the attribute takes
+// the place of the user's label.
 //
 // Readers learn the keys from the process context. There are at most 256 of them in a
-// process, whose order stays: what is more is refused, which is reported to [otel.Handle]
-// once, and counted, see [SpanProcessor.RefusedAttributeKeys]. A SpanProcessor that comes
-// up after the Shutdown of another one begins anew.
+// process, and their order stays. Further keys are refused, which is reported to
+// [otel.Handle] once, and counted by [SpanProcessor.RefusedAttributeKeys]. A
+// SpanProcessor that comes up after the Shutdown of another one begins anew.
 func WithAttributeKeys(keys ...attribute.Key) Option {
 	keys = slices.Clone(keys)
 	return optionFunc(func(c *config) { c.keys = append(slices.Clip(c.keys), keys...) })
 }
 
-// WithAttributeSpace chooses for how many bytes of attributes slots have room, at most 612;
-// slots are rounded up to a power of two, and those of layout 1 have no room. The default
+// WithAttributeSpace chooses for how many bytes of attributes slots have room, at most 612.
+// Slots are rounded up to a power of two, and those of layout 1 have no room. The default
 // is 192 with [WithAttributeKeys] and else 0, also where keys are added later, unless the
 // environment variable OTELCTX_SPAN_ATTRIBUTE_SPACE says otherwise.
 func WithAttributeSpace(bytes int) Option {
@@ -268,9 +268,10 @@ type Labels int
 
 const (
 	// LabelsUntilEnd has the labels trace_id and span_id be there until the span ends.
-	// While a CPU profile of the process itself runs, and for some seconds after it,
-	// labels of spans that end are kept: runtime/pprof reads a sample's labels when it
-	// writes the profile. So they are in a program that the race detector watches.
+	// While the process takes a CPU profile of itself, and for some seconds after it,
+	// labels of spans that end are kept. The reason is that runtime/pprof reads a
+	// sample's labels when it writes the profile. So they are in a program that the
+	// race detector watches.
 	LabelsUntilEnd Labels = iota
 	// LabelsWithdrawn has the labels be there until the span ends, come what may.
 	LabelsWithdrawn

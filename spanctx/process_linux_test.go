@@ -29,9 +29,9 @@ import (
 )
 
 // In these tests a child process traces, and the test reads it from the outside. Every
-// id says what belongs to it: a trace's number is that of the worker that started it and
-// how many that one had started by then; the number makes the whole trace id, and with
-// which span of the trace it is, from 1 on, the span id.
+// id says what belongs to it. A trace's number is made of the worker that started it and
+// of how many that worker had started by then. The number makes the whole trace id. With
+// the span's place in the trace, from 1 on, it makes the span id.
 
 const (
 	roundBits = 26
@@ -142,9 +142,9 @@ const (
 	inheritors = 2
 )
 
-// lockstep is a child that goes on by one round whenever it is told to: every worker ends
-// the root of its last trace, and starts a new one, of which it ends all but the root. All
-// of that is over when the child answers.
+// lockstep is a child that goes on by one round whenever it is told to. In a round every
+// worker ends the root of its last trace and starts a new trace. It ends all spans of that
+// but the root. All of that is over when the child answers.
 type lockstep struct {
 	workers [lockstepWorkers]*worker
 	// roots are the contexts of the spans that are open.
@@ -384,8 +384,8 @@ const (
 // hammerCrew returns how many goroutines the hammer has, in the child and its parent.
 func hammerCrew() int { return testenv.Rounds(1000, hammerWorkers) }
 
-// hammered is what a worker of the hammer tells of itself: the last round of which each
-// kind of span is over, and its goroutine's id.
+// hammered is what a worker of the hammer tells of itself. That is its goroutine's id,
+// and the last round in which each kind of span was over.
 type hammered struct {
 	over [kinds]atomic.Uint64
 	goid atomic.Uint64
@@ -454,9 +454,9 @@ func hammerOn(w *worker, h *hammered, helper chan func(), stop *atomic.Bool) {
 	}
 }
 
-// While many goroutines start and end spans, another process reads every slot, again
-// and again. It never takes a torn slot for a whole one, and never sees a span of which it
-// had been told before it looked that it was over.
+// While many goroutines start and end spans, another process reads every slot, again and
+// again. It never takes a torn slot for a whole one. It never sees a span of which it had
+// been told, before it looked, that it was over.
 func TestSlotsUnderFire(t *testing.T) {
 	c := childproc.Start(t, roleHammer, nil)
 	var at uint64

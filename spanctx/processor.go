@@ -70,19 +70,18 @@ var active atomic.Pointer[SpanProcessor]
 // whole yet.
 var building sync.Mutex
 
-// NewSpanProcessor returns a SpanProcessor that publishes the active span by the
-// carriers that opts choose, and advertises them: in the process context of package
-// resourcepublisher, in whatever order that and the SpanProcessor come up, or while there is
-// none in a mapping of their own. What keeps readers from finding that mapping goes to
-// [otel.Handle].
+// NewSpanProcessor returns a SpanProcessor that publishes the active span by the carriers
+// that opts choose, and advertises them. The advertisement is in the process context of
+// package resourcepublisher, whichever comes up first. While there is none, it is in a
+// mapping of its own. What keeps readers from finding that mapping goes to [otel.Handle].
 //
 // Where the process has a SpanProcessor already nothing changes, opts included: who has
 // that one can add keys of attributes to it, see [SpanProcessor.AddAttributeKeys].
 //
-// A carrier that this Go runtime does not allow for, or whose memory the kernel does not
-// let be mapped, is left off; [SpanProcessor.Err] says why. The error wraps [ErrAlreadyPublishing], or [errors.ErrUnsupported] where
-// nothing can be published; else it names the option that cannot be met, what keeps
-// the advertisement from being published, or the system call that failed.
+// A carrier is left off if this Go runtime does not allow for it, or the kernel refuses its memory;
+// [SpanProcessor.Err] says why. The error wraps [ErrAlreadyPublishing], or [errors.ErrUnsupported]
+// where nothing can be published. Else it names the option that cannot be met, what keeps the
+// advertisement from being published, or the system call that failed.
 func NewSpanProcessor(opts ...Option) (*SpanProcessor, error) {
 	p, refusedKeys, err := newSpanProcessor(newConfig(opts))
 	if err != nil {
@@ -128,8 +127,8 @@ func newSpanProcessor(c config) (_ *SpanProcessor, refusedKeys int, err error) {
 	return p, refusedKeys, nil
 }
 
-// openCarriers turns on the carriers that are asked for. One that this Go runtime does not
-// allow for, or that the kernel gives no memory, is off, and the others are on all the same.
+// openCarriers turns on the carriers that are asked for. A carrier is off if this Go runtime
+// does not allow for it, or the kernel gives it no memory. The others are on all the same.
 func (p *SpanProcessor) openCarriers() {
 	var err error
 	c := p.config
@@ -190,8 +189,8 @@ func WithPublishing(opts ...Option) sdktrace.TracerProviderOption {
 //
 //	tp.RegisterSpanProcessor(spanctx.ForProvider())
 //
-// It returns no error, since an option cannot: that goes to [otel.Handle], and so does the
-// reason for each carrier that is left off; the provider works all the same. If nothing can
+// It returns no error, since an option cannot. Errors go to [otel.Handle], and so does the
+// reason for each carrier that is left off. The provider works all the same. If nothing can
 // be published the result is nil, whose methods do nothing.
 //
 // Where the process has a SpanProcessor already, the provider shares it, until the
@@ -315,8 +314,8 @@ func (p *SpanProcessor) RefusedAttributeKeys() int {
 	return int(p.refusedKeys.Load())
 }
 
-// SpansWithoutName returns how many spans were shown without the name that they have, since
-// there were 4,095 others already or another goroutine was just adding one, see
+// SpansWithoutName returns how many spans were shown without the name that they have.
+// Either there were 4,095 others already, or another goroutine was just adding one; see
 // [WithSpanNames].
 func (p *SpanProcessor) SpansWithoutName() int64 {
 	if p == nil {

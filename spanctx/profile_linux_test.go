@@ -23,8 +23,8 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// What code runs, and for whom, is told by the functions on its stack: that of a burner,
-// and that which says what the burner has set up.
+// The functions on a stack tell what code runs, and for whom. One is that of a burner,
+// and another says what the burner has set up.
 
 var burners = []func(func()){burner0, burner1, burner2, burner3}
 
@@ -153,7 +153,7 @@ func (f *fire) burnOnce(name string) {
 
 // While spans run, CPU profiles and goroutine profiles are taken as services take them.
 // All code that is seen there has the labels of the span that it works for, and those
-// that it has set itself, and nothing of a span that is over.
+// that it has set itself. It has nothing of a span that is over.
 func TestProfiles(t *testing.T) {
 	for name, locked := range map[string]bool{"goroutines": false, "locked to threads": true} {
 		t.Run(name, func(t *testing.T) {
@@ -288,7 +288,7 @@ func burnerOf(s *profile.Sample) (burner, function string) {
 }
 
 // A span that is started with a user's labels on the goroutine keeps them, whichever way
-// they were set, and gives them back; a label of the user's with a key of ours is hidden
+// they were set, and gives them back. A label of the user's with a key of ours is hidden
 // meanwhile.
 func TestUsersLabels(t *testing.T) {
 	s := serve(t)

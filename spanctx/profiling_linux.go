@@ -10,9 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ownProfile knows whether a CPU profile of the process itself runs, or has just ended:
-// then labels of spans that end are kept, since runtime/pprof keeps a sample's label
-// pointer and reads the labels when it writes the profile.
+// ownProfile knows whether the process takes a CPU profile of itself, or has just ended
+// one. Then labels of spans that end are kept. The reason is that runtime/pprof keeps a
+// sample's label pointer, and reads the labels when it writes the profile.
 //
 // Go sets the process's ITIMER_PROF as long as it profiles.
 type ownProfile struct{ asked, until atomic.Uint64 }

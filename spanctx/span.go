@@ -266,9 +266,9 @@ func (p *SpanProcessor) endLate(ref cells.Ref, record *gorecord.Record) {
 	record.End(p.withdrawsEvicted())
 }
 
-// follow has a span that starts have the local root of its parent, if that is local, and
-// returns the parent if it is live; most likely it is the span that is given. A remote
-// parent is somebody else's, also where its id is known here.
+// follow gives a span that starts the local root of its parent, if the parent is local.
+// It returns the parent if that is live. Most likely the parent is the span that is
+// given. A remote parent is somebody else's, also where its id is known here.
 func (p *SpanProcessor) follow(s sdktrace.ReadWriteSpan, child *cells.Span, likely cells.Ref) cells.Ref {
 	k, remote := sdkspan.Parent(s)
 	if remote || k.TraceIDHigh != child.TraceIDHigh || k.TraceIDLow != child.TraceIDLow {
@@ -386,8 +386,8 @@ func (p *SpanProcessor) isShown(ref cells.Ref, goid uint64) bool {
 	return owned && shown == ref
 }
 
-// attributes returns, as OTEP 4947 encodes them, the attributes that the span of a position
-// is shown with: those of the record, else those that the span was started with.
+// attributes returns the attributes that the span of a position is shown with, encoded as
+// in OTEP 4947. They are those of the record, else those that the span was started with.
 func (p *SpanProcessor) attributes(at *position) []byte {
 	if p.keys.Load() == nil || at.ref == 0 {
 		return nil
@@ -426,9 +426,9 @@ func (p *SpanProcessor) show(at *position, from cells.Ref, l *labels, attributes
 	goruntime.Unpin()
 }
 
-// install installs the record of a position, whose span is given. It installs another record
-// of the span if there is none at hand, or if the user's labels or the names have changed since
-// that record was made. Without a span it restores the user's labels.
+// install installs the record of a position, whose span is given. It installs another record of
+// the span if there is none at hand. It also does if the user's labels or the names have
+// changed since that record was made. Without a span it restores the user's labels.
 func (p *SpanProcessor) install(at *position, l *labels, s *cells.Span) {
 	record := at.record
 	if at.ref != 0 && (record == nil || !record.HasLabels(l.user) || !record.HasNames(s.Name, s.Endpoint)) {
@@ -450,8 +450,9 @@ func (p *SpanProcessor) install(at *position, l *labels, s *cells.Span) {
 	}
 }
 
-// variant returns a record of the span of base for the calling goroutine, or nil: with
-// attributes and the user's labels, inside of an outer record or nil, and of other spans.
+// variant returns a record of the span of base for the calling goroutine, or nil. The
+// record has the attributes and the user's labels, is inside of an outer record or nil,
+// and has other spans around it.
 func (p *SpanProcessor) variant(base *gorecord.Record, a *gorecord.Attributes, user gorecord.UserLabels, outer *gorecord.Record, around cells.Enclosing) *gorecord.Record {
 	var s cells.Span
 	p.cells.Load(base.Ref(), &s)
@@ -476,8 +477,8 @@ func (p *SpanProcessor) store(s *ring.Span, self *goruntime.Self) {
 	}
 }
 
-// known is what belongs to the spans of the cells and is not in them, since it is on the
-// heap: by the number of the cell. It grows with the cells that are used.
+// known has, by the number of the cell, what belongs to a span and is on the heap, and
+// so cannot be in its cell. It grows with the cells that are used.
 type known struct {
 	chunks [cells.Capacity / chunkSize]atomic.Pointer[[chunkSize]belongings]
 }

@@ -23,8 +23,8 @@ type Attachment struct {
 	before, span cells.Ref
 }
 
-// Attach shows the span of ctx on the calling goroutine's thread until [Attachment.Detach], or
-// nothing if ctx has no span that is recording in this process and not over. It is for
+// Attach shows the span of ctx on the calling goroutine's thread until [Attachment.Detach]. It
+// shows nothing if ctx has no span that records in this process and is not over. It is for
 // goroutines that work for a span which another goroutine has started, such as those of a
 // pool:
 //
@@ -57,10 +57,10 @@ func (a Attachment) Detach() {
 	a.i.guests.add(a.span, -1)
 }
 
-// Refresh shows again what the calling goroutine is in, on the thread that it is on now: the
-// span that it has started or attached last, or what is live around that. If ctx has no span
-// that is recording in this process and not over, it shows nothing until a span starts or ends
-// here or Refresh is called again.
+// Refresh shows again what the calling goroutine is in, on the thread that it is on now.
+// That is the span that it has started or attached last, or the live span around that. If
+// ctx has no span that records in this process and is not over, it shows nothing. That holds
+// until a span starts or ends here or Refresh is called again.
 //
 // Call it after what may block: Go may have moved the goroutine to a thread that shows another
 // goroutine's span. It does nothing if there is no Integration.

@@ -78,7 +78,8 @@ func TestCorrelationsAfterTheEnd(t *testing.T) {
 }
 
 // Transactions wait for as long as the last registration says, also those that wait
-// already; before that for a second, and never for longer than half a minute.
+// already. Before a registration they wait for a second, and never for longer than half
+// a minute.
 func TestDelay(t *testing.T) {
 	handled := oteltest.HandledErrors(t)
 	s := newService(t)

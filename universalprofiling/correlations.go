@@ -29,9 +29,9 @@ const (
 	// user.
 	maxDelay = 30 * time.Second
 
-	// maxSamples is how many stack trace ids a transaction may have, and maxAllSamples
-	// how many all transactions have that have more than fewSamples: one that is
-	// flooded leaves room for others.
+	// maxSamples is how many stack trace ids a transaction may have. maxAllSamples is
+	// how many those transactions may have together that have more than fewSamples. So
+	// one that is flooded leaves room for others.
 	maxSamples    = 1 << 16
 	maxAllSamples = 1 << 20
 	fewSamples    = 1 << 6
@@ -55,8 +55,8 @@ type Stats struct {
 	// Malformed are messages that were cut off or otherwise not what they should be,
 	// and UnknownTypes those of types that are not known.
 	Malformed, UnknownTypes uint64
-	// UnknownTransactions are correlations of transactions that there are not, or not
-	// any more, and Early those that came before a registration in the mode Auto, or
+	// UnknownTransactions are correlations of transactions that do not exist, or not
+	// any more. Early are those that came before a registration in the mode Auto, or
 	// with no exporter that they could be for.
 	UnknownTransactions, Early uint64
 	// Dropped are samples beyond what a transaction, or all of them, may have.

@@ -1,11 +1,10 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package universalprofiling is the service's side of Elastic's
-// [Universal Profiling integration]. A profiler that knows it, such as the OpenTelemetry
-// eBPF profiler, links its samples to the spans in which they were taken; and it tells
-// the service which stack traces those were, which the service exports with its
-// transactions:
+// Package universalprofiling is the service's side of Elastic's [Universal Profiling
+// integration]. A profiler that knows it, such as the OpenTelemetry eBPF profiler, links
+// its samples to the spans in which they were taken. It also tells the service which
+// stack traces those were, and the service exports them with its transactions:
 //
 //	tp := sdktrace.NewTracerProvider(
 //		sdktrace.WithResource(res),
@@ -17,35 +16,34 @@
 //
 // # What a profiler sees
 //
-// From the end of its start on, a span is shown on the thread of the goroutine that
-// started it, together with its transaction, which is the local root span: the one that
+// A span is shown on the thread of the goroutine that started it, from the end of its
+// start on. With it is shown its transaction, which is the local root span: the one that
 // has no parent in this process. A span whose parent is over has the parent's transaction,
 // or none if the parent does not tell; profilers pass over samples without one.
 //
 // At the end of a span the goroutine that has started it leaves it, with all spans that it
-// has started inside, and goes back to the nearest live span around it. After its end a
+// has started inside. It goes back to the nearest live span around it. After its end a
 // span is not shown on any thread, on whichever goroutine End was called. If that was
 // another one, the goroutine goes back when it starts or ends its next span.
 //
-// The format has no place for goroutines. Go moves them between threads when they
-// block, and runs others on the thread meanwhile: until a span starts or ends there,
-// that thread shows the span of the goroutine that was there before. A goroutine that
-// is locked to its thread is exact. [Refresh], behind calls that block, [Attach], on
-// goroutines that work for other goroutines' spans, and [NewSampler], for spans that are not
-// sampled, make it better. Package spanctx has carriers that are exact always, for readers
-// that know them.
+// The format has no place for goroutines. Go moves them between threads when they block, and
+// runs others on the thread meanwhile. Until a span starts or ends there, that thread shows
+// the span of the goroutine that was there before. A goroutine that is locked to its thread
+// is exact. [Refresh], behind calls that block, [Attach], on goroutines that work for other
+// goroutines' spans, and [NewSampler], for spans that are not sampled, make it better.
+// Package spanctx has carriers that are exact always, for readers that know them.
 //
 // # What the profiler says
 //
 // A profiler sends messages to a socket whose path it has read. A registration tells
 // how long its samples take, and the host.id that it reports with: spans are exported
 // with that if their resource has none. A correlation names a stack trace of a
-// transaction and how often it was seen: the ids of all of them become the attribute
+// transaction and how often it was seen. The ids of all of them become the attribute
 // elastic.profiler_stack_trace_ids of the transaction.
 //
-// For these to arrive in time, sampled transactions, and nothing else, are exported
-// only when the delay has passed since their end: that of the registration, or one
-// second. They wait in a queue of fixed size; what finds it full is exported at once.
+// For these to arrive in time, sampled transactions are exported only when a delay has
+// passed since their end. The delay is that of the registration, or one second. Nothing else
+// is delayed. They wait in a queue of fixed size; what finds it full is exported at once.
 // ForceFlush and Shutdown export what waits. Whatever the profiler has sent before one of
 // these is exported with the transaction. In what order exporters, the integration and other
 // span processors are made and registered does not matter.
@@ -93,11 +91,11 @@
 // # Where it works
 //
 // On linux/amd64, with and without cgo, and on linux/arm64 with cgo: without it there is
-// no thread-local memory for the format to use. Nothing is taken for granted: the Go
-// runtime's structures are verified when the integration starts and on each thread, and
-// where they are not what is expected the reason is reported and nothing is shown. Some
-// file system has to allow code to be mapped from it, for the moment of the start: of
-// the socket's directory, XDG_RUNTIME_DIR, os.TempDir and /dev/shm the first one serves.
+// no thread-local memory for the format to use. Nothing is taken for granted. The Go
+// runtime's structures are verified when the integration starts and on each thread.
+// Where they are not what is expected, the reason is reported and nothing is shown. Some
+// file system has to allow code to be mapped from it, for the moment of the start. The
+// first one serves of the socket's directory, XDG_RUNTIME_DIR, os.TempDir and /dev/shm.
 //
 // Everything in this package may be called concurrently.
 //

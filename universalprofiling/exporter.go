@@ -26,15 +26,16 @@ const (
 	exportTimeout = 30 * time.Second
 )
 
-// NewExporter returns an exporter that exports to next: sampled transactions when their
-// delay has passed, with the stack trace ids that the profiler has told of, and all other
-// spans at once. It works with the process's [Integration], which may come up before or
-// after it, and with the span processors of a provider in any order.
+// NewExporter returns an exporter that exports to next. Sampled transactions are exported
+// when their delay has passed, with the stack trace ids that the profiler has told of.
+// All other spans are exported at once. It works with the process's [Integration], which
+// may come up before or after it, and with the span processors of a provider in any
+// order.
 //
-// While there is no Integration, it exports everything at once; if [New] and
-// [WithIntegration] have not been called when it exports its first span, that is reported
-// once to [otel.Handle]. An exporter of this function is returned as it is. The exporter does
-// not call next concurrently; its own methods may be. Shut it down, as its provider does.
+// While there is no Integration, it exports everything at once. If neither [New] nor
+// [WithIntegration] has been called when it exports its first span, that is reported once to
+// [otel.Handle]. An exporter of this function is returned as it is. The exporter does not
+// call next concurrently; its own methods may be. Shut it down, as its provider does.
 func NewExporter(next sdktrace.SpanExporter) sdktrace.SpanExporter {
 	if e, ok := next.(*exporter); ok {
 		return e
@@ -150,8 +151,8 @@ func isTransaction(s sdktrace.ReadOnlySpan) bool {
 	return !s.Parent().IsValid() || s.Parent().IsRemote()
 }
 
-// keep keeps a span back if it has to wait, and reports whether it does, and whether it is a
-// transaction that the profiler may tell of.
+// keep keeps a span back if it has to wait, and reports whether it does. It also reports
+// whether the span is a transaction that the profiler may tell of.
 func (e *exporter) keep(i *Integration, s sdktrace.ReadOnlySpan) (kept, transaction bool) {
 	if i == nil || !i.correlations.registered.Load() || !s.SpanContext().IsSampled() || !isTransaction(s) {
 		return false, false

@@ -39,7 +39,7 @@ type hostAgent struct {
 	t      *testing.T
 	pid    int
 	memory remotemem.Memory
-	// storage is where the pointer to the process storage is, and tls how far from its
+	// storage is where the pointer to the process storage is. tls is how far from its
 	// thread pointer a thread has the pointer to its record.
 	storage uint64
 	tls     int64

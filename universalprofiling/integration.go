@@ -80,9 +80,9 @@ func Active() *Integration { return active.Load() }
 var building sync.Mutex
 
 // New returns an Integration, for who wants its errors; [WithIntegration] registers one.
-// The error wraps [ErrAlreadyIntegrated], or [errors.ErrUnsupported] on other platforms;
-// else it says what is not known of the Go runtime, or what has failed in which
-// directories; then nothing is left behind. Being disabled is no error.
+// The error wraps [ErrAlreadyIntegrated], or [errors.ErrUnsupported] on other platforms.
+// Else it says what is not known of the Go runtime, or what has failed in which
+// directories. After an error nothing is left behind. Being disabled is no error.
 func New(opts ...Option) (*Integration, error) {
 	return newWith(newSettings(opts))
 }
@@ -294,9 +294,9 @@ func (i *Integration) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
 	}
 }
 
-// follow gives a span that starts the local root of its parent, if that is local, and
-// returns the parent if it is live; likely is a guess at it. A remote parent is another
-// process's, also where its id is known here.
+// follow gives a span that starts the local root of its parent, if the parent is local.
+// It returns the parent if that is live; likely is a guess at it. A remote parent is
+// another process's, also where its id is known here.
 func (i *Integration) follow(ctx context.Context, s sdktrace.ReadWriteSpan, child *cells.Span, likely cells.Ref) cells.Ref {
 	k, remote := sdkspan.Parent(s)
 	if remote || k.TraceIDHigh != child.TraceIDHigh || k.TraceIDLow != child.TraceIDLow {
@@ -422,8 +422,9 @@ func (i *Integration) evicted(ref cells.Ref) {
 }
 
 // OnEnd makes the span be over. If the calling goroutine is in it, it goes back to the
-// nearest live span around it. If another goroutine is, its record is cleared, and it goes
-// back when it starts or ends its next span: no other thread may store to its record.
+// nearest live span around it. If another goroutine is in it, that one's record is
+// cleared, and it goes back when it starts or ends its next span. No other thread may
+// store to its record.
 func (i *Integration) OnEnd(s sdktrace.ReadOnlySpan) {
 	if i == nil || i.records == nil {
 		return
@@ -468,9 +469,9 @@ func (i *Integration) OnEnd(s sdktrace.ReadOnlySpan) {
 	}
 }
 
-// leave returns where the calling goroutine, which has shown one span last, goes when it
-// ends another one, and whether it is in that at all. With the span it leaves all that it
-// has started inside of it.
+// leave returns where the calling goroutine goes when it ends a span, and whether it is
+// in that span at all. shown is the span that it has shown last. With the span it leaves
+// all that it has started inside of it.
 func (i *Integration) leave(shown, span cells.Ref, goid uint64) (to cells.Ref, in bool) {
 	const maxDepth = 64
 	for range maxDepth {
@@ -485,7 +486,7 @@ func (i *Integration) leave(shown, span cells.Ref, goid uint64) (to cells.Ref, i
 }
 
 // ForceFlush exports what the exporters keep back, with what the profiler has sent until
-// then, as far as ctx allows, and has them export at once what ended before.
+// then, as far as ctx allows. It also has them export at once what ended before.
 func (i *Integration) ForceFlush(ctx context.Context) error {
 	if i == nil || i.records == nil {
 		return nil
@@ -494,8 +495,8 @@ func (i *Integration) ForceFlush(ctx context.Context) error {
 	return i.correlations.release(ctx)
 }
 
-// Shutdown takes everything back: the spans that are still shown, the process storage
-// and the socket; and exports what the exporters keep back, with what the profiler has sent
+// Shutdown takes everything back: the spans that are still shown, the process storage and
+// the socket. It exports what the exporters keep back, with what the profiler has sent
 // until then, as far as ctx allows. Spans may start and end meanwhile and afterwards; they
 // are not shown, and not kept back. Later calls return what the first one did.
 //

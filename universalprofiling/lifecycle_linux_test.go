@@ -105,10 +105,10 @@ func TestThereIsOneIntegration(t *testing.T) {
 	require.NoError(t, next.Shutdown(t.Context()))
 }
 
-// A goroutine leaves a span at its end, together with all that it has started inside of it,
-// and goes back to the nearest live span around it. Each step starts (+) a span, ends one
-// here (-) or on another goroutine (~), and says what is shown then. A span is the child of
-// the one that was started before.
+// At the end of a span a goroutine leaves it, together with all that it has started inside
+// of it. It goes back to the nearest live span around it. Each step starts (+) a span, ends
+// one here (-) or on another goroutine (~), and says what is shown then. A span is the
+// child of the one that was started before.
 func TestWhatAGoroutineShows(t *testing.T) {
 	s := newService(t)
 	for name, steps := range map[string]string{
@@ -288,8 +288,8 @@ func TestEvictedSpans(t *testing.T) {
 	})
 }
 
-// Goroutines whose ids are equal modulo 65,536 share what is known of them: the one that
-// starts or ends a span last is known, and neither goes back to a span of the other.
+// Goroutines whose ids are equal modulo 65,536 share one home. The one that starts or
+// ends a span last is known, and neither goes back to a span of the other.
 func TestGoroutinesThatShareAHome(t *testing.T) {
 	const homes = 1 << 16
 	s := newService(t)

@@ -13,8 +13,8 @@ import (
 )
 
 // roots remember the local roots of spans that have ended and are none themselves: a context
-// may be used after the end of its span. Each P has a ring of the last ones that ended on it,
-// since a table by id would cost each end a miss of the processor's cache.
+// may be used after the end of its span. Each P has a ring of the last ones that ended on it.
+// A table by id would cost each end a miss of the processor's cache.
 //
 // All methods may be called concurrently. Who reads an entry while it is written finds that its
 // check does not hold.

@@ -66,8 +66,8 @@ func (v throughput) over(a, b throughput) throughput {
 }
 
 // testOverhead prints what is left of a saturated HTTP service's throughput while it is
-// recorded: windows in which it is stand between windows in which it is not, and are
-// compared with those two. What the recorder takes to begin and to end is in none.
+// recorded. Each window in which it is recorded is compared with the two around it, in
+// which it is not. What the recorder takes to begin and to end is in none.
 func (r recorder) testOverhead(t *testing.T) {
 	if *rounds == 0 {
 		t.Skip("nobody has asked for the costs")
@@ -116,9 +116,9 @@ func quartiles(v []float64) string {
 	return fmt.Sprintf("%.4f (%.4f to %.4f)", at(0.5), at(0.25), at(0.75))
 }
 
-// testLong records two busy services for long: each sample that the BPF program says it has
-// taken must have been read, or be said to be lost. It prints what that takes, and fails
-// if it is too much.
+// testLong records two busy services for long. Each sample that the BPF program says it has
+// taken must have been read, or be said to be lost. It prints what that takes, and fails if
+// it is too much.
 func (r recorder) testLong(t *testing.T) {
 	for i := range 2 {
 		startWorkload(t, busiest, byDefault, filepath.Join(t.TempDir(), strconv.Itoa(i)))

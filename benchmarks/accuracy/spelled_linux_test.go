@@ -14,9 +14,9 @@ import (
 )
 
 // spelled is a truth that the stack tells. Each time that something burns in a span it
-// gets a number, and the functions that are called one from the other spell that: there
-// is one for each hexadecimal digit. Which span the number stands for is kept, without
-// anything that goroutines could wait for.
+// gets a number. The functions that call each other spell it: there is one function for
+// each hexadecimal digit. Which span the number stands for is kept, without anything
+// that goroutines could wait for.
 type spelled struct {
 	// chunks are there as far as they are needed.
 	chunks [maxNumbers / chunkSize]atomic.Pointer[[chunkSize]identity]
@@ -186,9 +186,9 @@ func digitE(number uint64, left int) { spell(number, left) }
 //go:noinline
 func digitF(number uint64, left int) { spell(number, left) }
 
-// told returns what a stack tells, its functions' names with the innermost first: the
-// number of what it burned for, or, if inside is false, that it burned outside of all
-// spans. ok is false if it does not tell.
+// told returns what a stack tells by its functions' names, the innermost first. That is
+// the number of what it burned for, or, if inside is false, that it burned outside of
+// all spans. ok is false if it does not tell.
 func told(names []string) (number uint64, inside, ok bool) {
 	const pkg = "github.com/otelctx/otelctx/benchmarks/accuracy."
 	burning, digits := false, 0

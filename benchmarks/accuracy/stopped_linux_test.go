@@ -32,15 +32,15 @@ const (
 
 var carriers = [numCarriers]string{"thread slots by tid", "thread slots, owner checked", "goroutine slots", "goroutine record"}
 
-// sample is what was seen of a thread: the span that it was in, and those that the
-// carriers say it was in; 0 is none.
+// sample is what was seen of a thread: the span that it was in, and the spans that the
+// carriers say it was in. 0 is none.
 type sample struct {
 	truth uint64
 	given [numCarriers]uint64
 }
 
-// TestStopped prints how often each carrier is right in each scenario by who stops the
-// process to look at it, and fails if one that has to be always right is not.
+// TestStopped stops the process to look at it, and prints how often each carrier is
+// right in each scenario. It fails if one that has to be always right is not.
 func TestStopped(t *testing.T) {
 	var text table
 	text.header()

@@ -215,8 +215,8 @@ var publications = []publication{
 	{name: "all", options: []spanctx.Option{spanctx.WithGoroutineSlots(true)}},
 }
 
-// byDefault and all are the numbers of publications: of the usual carriers and of all
-// that go together, which the recorder is not asked to tell apart.
+// byDefault and all are the numbers of publications. One is of the usual carriers, the
+// other of all that go together, which the recorder is not asked to tell apart.
 const (
 	byDefault = 3
 	all       = 5
@@ -225,10 +225,10 @@ const (
 // facts are the offsets that who stops the child needs.
 var facts = []goruntime.Fact{goruntime.MCurg, goruntime.GGoid, goruntime.GLabels}
 
-// run is the child. It is told the numbers of a scenario and of a publication, and the
-// file for the truth that its stack tells or "-" for the one that it notes, and answers
-// where the cells and the facts are. Then it works in the scenario until it is told no
-// more or "write", which it answers when the file is written. It answers "used" by how many
+// run is the child. It is told the numbers of a scenario and of a publication, and the file
+// for the truth that its stack tells. "-" stands for the truth that it notes. It answers
+// where the cells and the facts are. Then it works in the scenario until it is told no more
+// or "write", which it answers when the file is written. It answers "used" by how many
 // requests it has answered, and how many nanoseconds of CPU time and of time it has used.
 func run(parent *childproc.Parent) {
 	var (

@@ -37,9 +37,10 @@ type process struct {
 // allowance is what is flat in a long time, and in one so short that much is still cold.
 type allowance struct{ long, short limits }
 
-// What is flat. In ten minutes a leak of a few KiB with each update exceeds it, a
-// descriptor or goroutine in a minute, a mapping in twenty seconds, or some bytes with each
-// span; in a short time, one of those with each of its fifty updates, or 100 KiB.
+// What is flat. In ten minutes a few KiB with each update exceed it, a descriptor or
+// goroutine in a minute, or a mapping in twenty seconds. So it is by some bytes with
+// each span. In a short time, it is exceeded by one of those with each of its fifty
+// updates, or 100 KiB.
 var (
 	flatMemory     = allowance{limits{1 * mebibyte, 8 * mebibyte}, limits{10 * mebibyte, 80 * mebibyte}}
 	flatHeap       = allowance{limits{mebibyte / 2, 4 * mebibyte}, limits{5 * mebibyte, 40 * mebibyte}}
@@ -57,8 +58,8 @@ func (a allowance) limits() limits {
 	return a.long
 }
 
-// notInRace returns the limits where the race detector, which keeps memory of its own for
-// what the process has ever used, does not stand in the way.
+// notInRace returns the limits where the race detector does not stand in the way. The
+// detector keeps memory of its own for what the process has ever used.
 func (a allowance) notInRace() limits {
 	if testenv.Race {
 		return limits{math.Inf(1), math.Inf(1)}

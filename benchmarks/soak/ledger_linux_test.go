@@ -25,8 +25,8 @@ import (
 )
 
 // ledger notes in a file when each span was live. It gives spans their ids, and so knows
-// of each before anybody else does; as the last span processor it hears of an end when
-// all others have dealt with that. What is shown of a span is shown in between.
+// of each before anybody else does. As the last span processor it hears of an end when
+// all others have dealt with it. What is shown of a span is shown in between.
 type ledger struct {
 	file *os.File
 	last atomic.Uint64

@@ -28,7 +28,7 @@ import (
 )
 
 // exitBusy is otelctx's exit code for a context that was being updated each time it was
-// looked at, as happens to who reads a process that does not run meanwhile.
+// looked at. That happens if the process does not run meanwhile.
 const exitBusy = 7
 
 // kind is a kind of readers that come and go.
@@ -54,8 +54,8 @@ func (s *soak) kinds() []kind {
 	}
 }
 
-// comeAndGo has readers of a kind live one after the other, with each fate in its turn,
-// until ctx is done, and at least until one has been killed.
+// comeAndGo has readers of a kind live one after the other, with each fate in its turn.
+// It goes on until ctx is done, and at least until one has been killed.
 func (s *soak) comeAndGo(ctx context.Context, k kind) {
 	const least = 2
 	for n := 0; ctx.Err() == nil || n < least; n++ {

@@ -89,8 +89,8 @@ type service struct {
 	url    string
 	// ends has what ender is to do, and jobs what worker is.
 	ends, jobs chan func()
-	// over says that no more requests are wanted; load is what sends them, rest what
-	// requests have left behind, pool are the goroutines of ends and jobs.
+	// over says that no more requests are wanted. load is what sends them, and rest
+	// what requests have left behind. pool are the goroutines of ends and jobs.
 	over             atomic.Bool
 	load, rest, pool sync.WaitGroup
 
@@ -395,8 +395,8 @@ func (e *exporter) ExportSpans(_ context.Context, spans []sdktrace.ReadOnlySpan)
 func (*exporter) Shutdown(context.Context) error { return nil }
 
 // Generations of the resource are numbered, and every byte of one follows from its
-// number: generationKey has the number and fillerKey as much text as that asks for. So
-// have the attributes beside the resource.
+// number. generationKey has the number, and fillerKey as much text as the number asks
+// for. So have the attributes beside the resource.
 const (
 	generationKey = "soak.generation"
 	fillerKey     = "soak.filler"

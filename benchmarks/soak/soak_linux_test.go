@@ -184,8 +184,8 @@ func (s *soak) report(t *testing.T) (r report) {
 	return r
 }
 
-// enough reports whether there is of everything what the test needs to judge: points of the
-// curves, and each way to see a span and to be told of one.
+// enough reports whether there is of everything what the test needs to judge. That is
+// points of the curves, and each way to see a span and to be told of one.
 func (s *soak) enough(c *curves, r report) bool {
 	for _, curve := range c.all() {
 		if curve.settled().points < leastPoints {
@@ -214,7 +214,7 @@ var everyCount = []string{
 	contextsBy + byOfficial,
 }
 
-// TestSoak fails if anything grows, if anything is shown that is not so, if anything goes
+// TestSoak fails if anything grows, or is shown that is not so. It fails if anything goes
 // to otel.Handle, or if a reader ends as it should not. It prints what there was.
 func TestSoak(t *testing.T) {
 	s := &soak{
@@ -313,7 +313,7 @@ func (s *soak) watched(t *testing.T) (pid int, end func()) {
 	}
 }
 
-// correlate does what a profiler of Elastic's format does beside reading: it registers
+// correlate does what a profiler of Elastic's format does besides reading. It registers
 // with the service, and tells it in which spans it saw which stacks.
 func (s *soak) correlate(ctx context.Context) {
 	sockets, _ := filepath.Glob(filepath.Join(s.dir, "*.sock"))
@@ -396,9 +396,9 @@ func (s *soak) exits(t *testing.T, code int, args ...string) {
 	assert.Equal(t, code, got, "%q: %s", args, stderr)
 }
 
-// nothingShown fails the test if the service, in which there is no span, shows any: by
-// package reader, in any slot, or to otelctx inspect, spans and record. Slots go on naming
-// spans that are over.
+// nothingShown fails the test if the service, in which there is no span, shows any. It
+// asks package reader, every slot, and otelctx inspect, spans and record. Slots go on
+// naming spans that are over.
 func (s *soak) nothingShown(t *testing.T) {
 	t.Helper()
 	p, err := reader.Open(s.child.PID())

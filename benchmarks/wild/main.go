@@ -7,9 +7,9 @@
 //	wild serve   runs the patterns, one after the other
 //	wild score   has observers look at wild serve, and prints how often each is right
 //
-// Each pattern works under a stack that spells a number, which stands for what the contract
-// of attribution says of that moment: the span of the context that the code was given, or
-// nothing. So every sample, by whichever observer, tells what is true of it.
+// Each pattern works under a stack that spells a number. The number stands for what the
+// contract of attribution says of that moment: the span of the context that the code was
+// given, or nothing. So every sample, by whichever observer, tells what is true of it.
 package main
 
 import (

@@ -128,7 +128,7 @@ func sqlAfterExec(r *run) {
 func sqlRows(r *run) {
 	r.querying(new(connector), func(db *sql.DB, ctx context.Context) {
 		each(check(db.QueryContext(ctx, query)), func() {
-			// otelsql starts sql.rows inside of its sql.conn.query, which then ends: by
+			// otelsql starts sql.rows inside of its sql.conn.query, which then ends. By
 			// rule 2 the goroutine is in the caller's span again, although the context
 			// says that sql.rows is a child of that.
 			r.oneOf(trace.SpanContextFromContext(ctx), r.started.named("sql.rows"))

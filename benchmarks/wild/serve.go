@@ -109,8 +109,8 @@ func (s *server) serve(in io.Reader, out io.Writer) error {
 // together is how many repetitions are seen at a time in one goroutine profile.
 const together = 16
 
-// repeat runs a pattern, each time on a new goroutine outside of all spans, and several at a
-// time where that is asked for and possible.
+// repeat runs a pattern, each time on a new goroutine outside of all spans. Where that is
+// asked for and possible it runs several at a time.
 func (r *run) repeat(p pattern, parallel int, enough func() bool) {
 	if p.single || p.alone {
 		parallel = 1

@@ -24,8 +24,8 @@ type id struct {
 
 func idOf(sc trace.SpanContext) id { return id{sc.TraceID(), sc.SpanID()} }
 
-// truth is what an observer may say of a piece of work: one of two spans, of which the
-// second may be missing, and nothing where that is allowed.
+// truth is what an observer may say of a piece of work. It is one of two spans, of
+// which the second may be missing, and nothing where that is allowed.
 type truth struct {
 	pattern string
 	spans   [2]id
@@ -159,7 +159,7 @@ func burnTime() time.Duration {
 var sink atomic.Uint64
 
 // burn works for the truth with a number. The stack has one frame of burn, one of digit
-// for each digit, the highest first, and one of bottom; frames of spell are in between.
+// for each digit, the highest first, and one of bottom. Frames of spell are in between.
 //
 //go:noinline
 func burn(number uint64) { spell(number, numberDigits) }

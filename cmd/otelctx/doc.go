@@ -2,8 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command otelctx shows what processes publish about themselves in their process
-// context (OTEP 4719): the OpenTelemetry resource of a service, as a profiler sees
-// it, in whatever language the service is written; and which spans its threads are in.
+// context (OTEP 4719). That is the OpenTelemetry resource of a service, as a profiler
+// sees it, in whatever language the service is written. It also shows which spans the
+// threads of a process are in.
 //
 //	otelctx list             # every publishing process on the host
 //	otelctx inspect 1234     # everything that process 1234 publishes

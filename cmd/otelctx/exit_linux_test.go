@@ -212,8 +212,8 @@ func TestArgumentErrors(t *testing.T) {
 	}
 }
 
-// A process that is not dumpable belongs to root as far as reading it goes, which
-// keeps an ordinary user from reading a process of their own.
+// For reading, a process that is not dumpable belongs to root. That keeps an ordinary
+// user from reading a process of their own.
 func TestNotPermitted(t *testing.T) {
 	hidden := startHidden(t)
 	startHidden(t)

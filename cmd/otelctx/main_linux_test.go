@@ -51,7 +51,7 @@ func otelctx(t *testing.T, args ...string) result {
 }
 
 // otelctxAsNobody runs the command as a user who may not read the processes of this
-// one, if this one is root, or else as this one.
+// one. If this user is not root it runs the command as this one.
 func otelctxAsNobody(t *testing.T, args ...string) result {
 	t.Helper()
 	if os.Geteuid() != 0 {

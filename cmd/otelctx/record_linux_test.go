@@ -81,8 +81,8 @@ func recorded(t *testing.T, c *childproc.Child, args ...string) (recordDocument,
 	return decodeRecord(t, got), got
 }
 
-// complaints are what a recording complained of, but for endless stacks: where C code uses the
-// frame pointer for something else, as clone3 of the C library does, the kernel may walk
+// complaints are what a recording complained of, but for endless stacks. C code may use the
+// frame pointer for something else, as clone3 of the C library does. Then the kernel may walk
 // whatever that leads to.
 func (r result) complaints() string {
 	return endlessStacks.ReplaceAllString(r.stderr, "")

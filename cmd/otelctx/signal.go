@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// sameSignal is how long after a signal another one is taken for the same: timeout(1), for
-// one, sends it to the command and to its process group.
+// sameSignal is how long after a signal another one is believed to be the same.
+// timeout(1), for one, sends it to the command and to its process group.
 const sameSignal = 300 * time.Millisecond
 
 // untilInterrupted returns a context that the first SIGINT or SIGTERM ends. The next one is

@@ -71,8 +71,8 @@ func jsonText(v any) string {
 	return cutShort(string(b), maxValueText)
 }
 
-// stringText returns s on one line: quoted if it holds what does not print, or reads
-// like a value of another type, or would not be seen.
+// stringText returns s on one line. It is quoted if it holds what does not print, or
+// reads like a value of another type, or would not be seen.
 func stringText(s string) string {
 	if escape(s) != s || json.Valid([]byte(s)) || strings.TrimSpace(s) != s || s == "" {
 		return strconv.Quote(s)

@@ -54,8 +54,8 @@ func TestMain(m *testing.M) {
 // serviceName has what a reader must not send to a terminal.
 const serviceName = "check\x1b[31mout"
 
-// inSpans is how many threads of a service are in a span, live how many spans are live
-// there: one of the threads has an inner one that was ended elsewhere.
+// inSpans is how many threads of a service are in a span. live is how many spans are
+// live there: one of the threads has an inner one that was ended elsewhere.
 const inSpans, live = 3, inSpans + 1
 
 func theResource() *resource.Resource {
@@ -72,9 +72,9 @@ func foreign(p *childproc.Parent) {
 	service(p)
 }
 
-// service has threads that stay in spans, one of them in what is around a span that was
-// ended on another goroutine; one whose span has ended, and one that shows the span of a
-// goroutine that is not there any more.
+// service has threads that stay in spans; one of these is in what is around a span that
+// was ended on another goroutine. It has one whose span has ended. And it has one that
+// shows the span of a goroutine that is not there any more.
 func service(p *childproc.Parent, opts ...sdktrace.TracerProviderOption) {
 	tp := sdktrace.NewTracerProvider(append(opts, spanctx.WithPublishing())...)
 	tracer := tp.Tracer("creader")

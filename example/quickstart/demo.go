@@ -27,8 +27,8 @@ type demo struct {
 	duration time.Duration
 }
 
-// runDemo runs the demo with the otelctx command of that name or path, which records for
-// that long to a file, or if its name is "" to one in a new directory.
+// runDemo runs the demo with the otelctx command of that name or path. otelctx records
+// for that long to the file profile, or if that is "" to one in a new directory.
 func runDemo(ctx context.Context, out io.Writer, otelctx, profile string, duration time.Duration) error {
 	path, err := exec.LookPath(otelctx)
 	if err != nil {

@@ -16,7 +16,6 @@
 // follows.
 //
 // Spans are made in either case. They are exported by OTLP over HTTP if
-// OTEL_EXPORTER_OTLP_ENDPOINT or OTEL_EXPORTER_OTLP_TRACES_ENDPOINT says where to;
-// else they go nowhere, which the process context does not mind: it needs no
-// collector.
+// OTEL_EXPORTER_OTLP_ENDPOINT or OTEL_EXPORTER_OTLP_TRACES_ENDPOINT says where to. Else
+// they go nowhere, which the process context does not mind: it needs no collector.
 package main

@@ -1,20 +1,20 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package apmlib shows profilers of Elastic's Universal Profiling integration what they
-// look for: a shared library with two symbols, one that leads to the process's storage
-// and a thread-local one that leads to the record of each thread.
+// Package apmlib shows profilers of Elastic's Universal Profiling integration the
+// shared library that they look for. The library has two symbols. One leads to the
+// process's storage, and a thread-local one to the record of each thread.
 //
-// There is no such library: [Generate] makes its file, complete enough for every loader,
-// and [Install] maps it by hand, as a loader would, and stores the two words that a
-// loader would have: where the storage is, and how far from the thread pointer the
-// thread-local word is.
+// There is no such library. [Generate] makes its file, complete enough for every loader.
+// [Install] maps it by hand, as a loader would, and stores the two words that a loader
+// would have stored. They say where the storage is, and how far the thread-local word is
+// from the thread pointer.
 //
 // # The thread-local word
 //
 // It has to be at the same distance from the thread pointer on all threads. With cgo it
 // is C's (package cgoword). Without cgo, on amd64, the Go runtime has the thread pointer
-// point into its own structure of each thread, m.tls, of which it uses only the first
+// point into m.tls, in its own structure of each thread. Of that it uses only the first
 // word, the one below the thread pointer, for g. The word at the thread pointer is not
 // used by anybody. That is not taken for granted: each thread is looked at before its
 // word is written for the first time, see [Records]. Everywhere else there is no such

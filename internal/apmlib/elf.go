@@ -12,7 +12,7 @@ import (
 )
 
 // Image is the file of a shared library, and where in it what is. Addresses are those
-// of the file's own, which start at 0; each byte of memory that comes from the file has
+// of the file's own, which start at 0. A byte of memory that comes from the file has
 // its offset there for an address.
 type Image struct {
 	File []byte
@@ -20,8 +20,8 @@ type Image struct {
 	// them are as many to be read and written. Both are a page.
 	Text int
 	// Storage is where the pointer to the process storage is, and Descriptor where the
-	// thread-local symbol's descriptor is: two words, of which the second is the
-	// distance from the thread pointer.
+	// thread-local symbol's descriptor is. A descriptor is two words, the second of
+	// which is the distance from the thread pointer.
 	Storage, Descriptor int
 }
 

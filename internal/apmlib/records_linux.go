@@ -46,9 +46,9 @@ var nothing = Span{state: wire.ProfilingValid}
 // Place is the number of a record, from 1 on; 0 is none.
 type Place uint32
 
-// Records are the records of all threads: each thread has one from the first span on
-// that is shown there, found by its thread-local word, and nobody else stores there.
-// Others may have it show nothing, in one step.
+// Records are the records of all threads. A thread has one from the first span on that
+// is shown there, found by its thread-local word, and nobody else stores there. Others
+// may have it show nothing, in one step.
 //
 // All methods may be called concurrently.
 type Records struct {
@@ -165,8 +165,8 @@ func (r *Records) Err() error {
 	return nil
 }
 
-// Shown returns the Ref of the span that a goroutine has stored last, 0 if it has stored
-// none, and whether that is known: another goroutine may have used its home since.
+// Shown returns the Ref of the span that a goroutine has stored last, or 0 if it has
+// stored none. known is false if another goroutine may have used its home since.
 func (r *Records) Shown(goid uint64) (ref uint64, known bool) {
 	h := r.home(goid)
 	ref = atomic.LoadUint64(&h.ref)
@@ -214,11 +214,11 @@ func (r *Records) evict(at Place, goid uint64) {
 	r.clearIf(t, func() bool { return (atomic.LoadUint64(&t.Owner)^goid)&r.homeMask == 0 })
 }
 
-// clearIf has a record show nothing if it shows something that the condition holds
-// for. It is one step from a state that counts the writes: if the thread has begun to
-// write since, what is there now is another matter. Where it is at it for long, what
-// will be there is not what was asked for: who shows a span looks behind that whether
-// it is over.
+// clearIf has a record show nothing if it shows something that the condition holds for.
+// It is one step from a state that counts the writes. If the thread has begun to write
+// since, its record is no longer the one that was asked about. A thread that takes long
+// over a write stores a newer span than the one that was asked about. Whoever shows a
+// span checks afterwards whether it is over.
 func (r *Records) clearIf(t *wire.ProfilingThread, condition func() bool) {
 	for range attempts {
 		state := atomic.LoadUint64(stateOf(t))

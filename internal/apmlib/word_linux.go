@@ -84,8 +84,8 @@ func wordOfC(*goruntime.Runtime) (place, error) {
 	return place{offset: int64(address - tp)}, err
 }
 
-// check reports, on the calling thread, which has to be pinned or locked, why the word
-// must not be written: it holds something other than ours.
+// check reports why the word of the calling thread must not be written: it holds
+// something other than ours. The caller is pinned, or locked to the thread.
 func (p place) check(r *goruntime.Runtime, ours uintptr) error {
 	if p.inM != 0 {
 		tp, err := threadPointer()

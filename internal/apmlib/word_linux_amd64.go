@@ -32,7 +32,7 @@ const maxInM = 512
 
 // wordOfGo returns the word that the Go runtime leaves unused: m.tls[1], at the thread
 // pointer. The thread pointer has to point into m, one word behind the one that g is
-// in; all of that is known from calibration, which has seen it on several threads.
+// in. Calibration has seen all of that on several threads.
 func wordOfGo(r *goruntime.Runtime) (place, error) {
 	g, err := r.Offset(goruntime.TLSG)
 	if err != nil {

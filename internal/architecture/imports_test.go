@@ -12,9 +12,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// graph says what each package imports outside of its tests: packages of the project by
-// their directory, other modules by their path less what such paths begin with ([short]),
-// and of the standard library nothing.
+// graph says what each package imports outside of its tests. Packages of the project
+// stand there by their directory, and other modules by their path without its usual
+// beginning ([short]). The standard library is left out.
 var graph = map[string]string{
 	// Formats and small things: they know nothing of each other.
 	"internal/wire":       "",

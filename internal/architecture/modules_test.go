@@ -63,7 +63,7 @@ func (tr tree) moduleDir(dir string) string {
 }
 
 // Nested modules find the others of the project in the same tree, and nothing else is
-// replaced: what is built is what the go.sum says, or is here.
+// replaced. So what is built is what the go.sum says, or is here.
 func TestReplacements(t *testing.T) {
 	tr := readTree(t)
 	modules := tr.modules(t)

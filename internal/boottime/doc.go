@@ -1,7 +1,7 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package boottime reads CLOCK_BOOTTIME, the clock that dates process contexts:
-// nanoseconds since the machine started, suspension included, the same in every
-// process outside a time namespace.
+// Package boottime reads CLOCK_BOOTTIME, the clock that dates process contexts. It
+// counts nanoseconds since the machine started, suspension included, and is the same in
+// every process outside a time namespace.
 package boottime

@@ -91,8 +91,8 @@ const (
 // Options are how a table works with what shows its spans.
 type Options struct {
 	// Spare reports whether the goroutine with an id, which has started the span, still
-	// shows it. Hide takes back what shows a span without asking its cell, just before
-	// the span is ended to make room: whoever then finds the span over need not do it.
+	// shows it. Hide takes back what shows a span without asking its cell, just before the
+	// span is ended to make room. Whoever then finds the span over need not take it back.
 	// Evict takes back the rest, once the span is over. All are called while the caller is
 	// pinned, and may be nil but for Evict.
 	Spare func(r Ref, goid uint64) bool
@@ -257,8 +257,9 @@ func (t *Table) Rename(r Ref, name uint16) {
 	atomic.CompareAndSwapUint64(&t.cell(r).Names, names(r, s.Name, s.Endpoint), names(r, name, endpoint))
 }
 
-// Enclosing returns the i-th span around one that a goroutine has started, also around one
-// that is over, as long as its cell is not used for another one. Else it returns 0.
+// Enclosing returns the i-th span around one that a goroutine has started. It does so for
+// a span that is over too, as long as its cell is not used for another one. Else it
+// returns 0.
 func (t *Table) Enclosing(r Ref, goid uint64, i int) Ref {
 	if r == 0 {
 		return 0

@@ -20,10 +20,10 @@
 // # Where cells come from
 //
 // Each P has a few free cells, last in, first out, since those are in the processor's
-// cache. They are handed on through a queue, first in, first out, so that the cell of a
-// span that ended on another goroutine describes that span for a while. When there is no
-// free cell left, the oldest of eight spans gives way. A span that its own goroutine still
-// shows is spared if one of some others is not.
+// cache. Other cells go to a queue, first in, first out. So the cell of a span that ended
+// on another goroutine describes that span for a while. When there is no free cell left,
+// the oldest of eight spans gives way. A span that its own goroutine still shows is spared
+// if another one of the eight is not shown.
 //
 // # How a span is found by its id
 //

@@ -14,8 +14,8 @@ import (
 // cells that were never used.
 const resting = 1024
 
-// take returns a free cell to the goroutine that is pinned to a P: one of the P's own, the
-// one that has been free for longest, or one that was never used.
+// take returns a free cell to the goroutine that is pinned to a P. It takes one of the P's
+// own, or the one that has been free for longest, or one that was never used.
 func (t *Table) take(p int) (uint32, bool) {
 	if p < len(t.locals) {
 		l := &t.locals[p]
@@ -62,9 +62,9 @@ const (
 	displaceAttempts = 16
 )
 
-// displace ends a span so that its cell can be used for another one: the oldest of those of
-// eight that are not shown by the goroutine that has started them, or if all that it looks
-// at are shown, the oldest of eight.
+// displace ends a span so that its cell can be used for another one. It takes the oldest of
+// eight spans that are not shown by the goroutine that has started them. If all that it
+// looks at are shown, it takes the oldest of eight.
 func (t *Table) displace() (uint32, bool) {
 	for attempt := range displaceAttempts {
 		first := t.hand.Add(ways)
@@ -103,8 +103,8 @@ func (t *Table) makeWay(r Ref) bool {
 // shown makes a span come after all that are not.
 const shown = 1 << 63
 
-// age returns by what spans give way, the one with the least first: their start, those that
-// are shown by the goroutine that has started them behind all others.
+// age returns the order of eviction: the span with the least age goes first. It is the
+// span's start, but spans that the goroutine which has started them still shows come last.
 func (t *Table) age(r Ref) uint64 {
 	c := t.cell(r)
 	age := atomic.LoadUint64(&c.Start) &^ shown

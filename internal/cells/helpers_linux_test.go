@@ -64,9 +64,9 @@ func mix(x uint64) uint64 {
 	return x ^ x>>31
 }
 
-// spanOf returns the span that tests start in a cell: all of it follows from the Ref, so
-// that whoever knows the Ref knows what the cell must hold. The goroutines are two, as the
-// next span in a cell is often the same goroutine's.
+// spanOf returns the span that tests start in a cell. All of it follows from the Ref, so
+// whoever knows the Ref knows what the cell must hold. The goroutines are two, as the next
+// span in a cell is often the same goroutine's.
 func spanOf(r Ref) Span {
 	x := uint64(r)
 	return Span{

@@ -19,9 +19,9 @@ import (
 
 var seed = flag.Uint64("seed", 0, "seed of TestModel; 0 is a random one")
 
-// TestModel has goroutines start, end, look for and hand over spans at random, and compares
-// each answer of the table with a map of those that each goroutine has. What a goroutine
-// does follows from the seed.
+// TestModel has goroutines start, end, look for and hand over spans at random. It compares
+// each answer of the table with a map of the spans that each goroutine has. What a
+// goroutine does follows from the seed.
 func TestModel(t *testing.T) {
 	for _, tt := range []struct {
 		workers int

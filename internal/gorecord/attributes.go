@@ -38,9 +38,9 @@ const (
 )
 
 // NewAttributes returns attributes as records show them, or nil if that is none. They are
-// shown in their order, each of them as far as there is room for it: 612 bytes in all, and
-// at most 8 as labels, only those whose keys are no longer than 15 bytes and are not ours.
-// Values are cut, see [Cut], to 255 bytes and as labels to 47.
+// shown in their order while there is room: 612 bytes in all, and at most 8 as labels.
+// Labels have keys of at most 15 bytes, other than ours. Values are cut, see [Cut], to 255
+// bytes and as labels to 47.
 func NewAttributes(attributes []Attribute) *Attributes {
 	a := &Attributes{encoded: make([]byte, 0, maxEncoded)}
 	for _, attribute := range attributes {

@@ -119,8 +119,8 @@ func texts(id uint64) (traceID, spanID string) {
 	return hex.EncodeToString(b[:16]), hex.EncodeToString(b[16:])
 }
 
-// assertShows checks that the labels of the calling goroutine are those of the span
-// with this id, or if that is 0 no span's, and the user's.
+// assertShows checks that the labels of the calling goroutine are the user's and those
+// of the span with this id. An id of 0 means no span's.
 func assertShows(t testing.TB, id uint64, user ...string) bool {
 	t.Helper()
 	want := map[string]string{}

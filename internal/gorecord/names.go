@@ -10,8 +10,8 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// Names are what a record says of the names of its span and of the local root: their
-// numbers in the name table, and what they are as labels, which [Label] returns. The zero
+// Names are what a record says of the names of its span and of the local root. They are
+// two numbers in the name table, and the labels for them, which [Label] returns. The zero
 // value says nothing.
 type Names struct {
 	Name, Endpoint           uint16

@@ -70,9 +70,9 @@ type Record struct {
 // idBytes is the size of a trace id and the span id that follows it.
 const idBytes = 16 + 8
 
-// A Record is the beginning of one of these, which go on with the room for its attributes
-// and that for its labels: a goroutine has rarely any labels of the user's, and few
-// attributes if any, and memory is what a record costs most of.
+// A Record is the beginning of one of these types, which go on with room for attributes
+// and for labels. A goroutine rarely has labels of the user's, and few attributes if any.
+// Memory is most of what a record costs.
 type (
 	bare struct {
 		Record
@@ -133,11 +133,12 @@ func Available(r *goruntime.Runtime) error {
 	return nil
 }
 
-// New returns a record of a span, which is not installed yet, with attributes, names and
-// the user's labels. Identifiers are big-endian numbers. Of names and attributes, in this
-// order, as many are labels as leave room for all of the user's, and take the place of those
-// with the same keys. It allocates once, and more if the user has labels or the attributes
-// are many, with names more than one. It must not be called unless [Available] returns nil.
+// New returns a record of a span, which is not installed yet, with attributes, names and the
+// user's labels. Identifiers are big-endian numbers. Names and attributes, in this order,
+// become labels as long as there is room for all of the user's. They take the place of the
+// user's labels with the same keys. It allocates once, and more if the user has labels or
+// the attributes are many, with names more than one. It must not be called unless
+// [Available] returns nil.
 func New(traceIDHigh, traceIDLow, spanID uint64, traceFlags uint8, a *Attributes, n *Names, user UserLabels) *Record {
 	r := newRecord(labelsAt(user), a, n)
 	r.user = user
@@ -151,9 +152,9 @@ func New(traceIDHigh, traceIDLow, spanID uint64, traceFlags uint8, a *Attributes
 	return r
 }
 
-// SetWithin says what the goroutine goes back to when the span ends: the record that it
-// shows so far, or nil, and the references to the spans that it is in so far, innermost
-// first. It is called before the record is installed.
+// SetWithin says what the goroutine goes back to when the span ends. It takes the
+// record that the goroutine shows so far, or nil, and references to the spans that it
+// is in so far, innermost first. It is called before the record is installed.
 func (r *Record) SetWithin(outer *Record, enclosing [wire.Enclosing]wire.Ref) {
 	r.outer.Store(outer)
 	r.enclosing = enclosing
@@ -232,8 +233,8 @@ func (r *Record) merge(users []goruntime.Label, a *Attributes, n *Names) []gorun
 }
 
 // HideLabels has readers of labels see the user's alone, or if ours come first none.
-// Profiles of the process itself may be reading them just now: the length of the list
-// changes and nothing else, and they see the one or the other.
+// Profiles of the process itself may be reading them just now. Only the length of the
+// list changes, so they see the list either before or after.
 func (r *Record) HideLabels() {
 	// Sound: the second word of a slice is its length.
 	length := (*uint64)(unsafe.Add(unsafe.Pointer(&r.labels.List), unsafe.Sizeof(uintptr(0))))
@@ -312,9 +313,9 @@ func User() (UserLabels, *Record) {
 	return labels, nil
 }
 
-// End takes the span back, wherever its records are installed: at once for who reads the
-// record, and if withdraw is true for who reads the labels. It may be called on any
-// goroutine, and again. It does nothing if r is nil.
+// End takes the span back, wherever its records are installed. Readers of the record see
+// that at once, and if withdraw is true so do readers of the labels. It may be called on
+// any goroutine, and again. It does nothing if r is nil.
 func (r *Record) End(withdraw bool) {
 	for ; r != nil; r = r.variant.Load() {
 		// Whoever else stores here stores the same.
@@ -334,9 +335,9 @@ func (r *Record) Ended() bool { return atomic.LoadUint32(&r.state)&stateValid ==
 // maxVariants bounds the records of one span.
 const maxVariants = 64
 
-// Variant returns a record of the span of r, which [New] returned, with attributes, names,
-// the user's labels, and what else to go back to, see SetWithin. It allocates if there is
-// none yet; if there are 64 it returns nil instead.
+// Variant returns a record of the span of r, which [New] returned. It has these
+// attributes, names and labels of the user, and other things to go back to, see SetWithin.
+// It allocates if there is none yet; if there are 64 it returns nil instead.
 //
 // An End that runs meanwhile may not see the new record. So the caller looks whether the
 // span is over once Variant has returned, and if it is calls [Record.End]. What it looks at
@@ -389,12 +390,12 @@ func labelsAt(user UserLabels) []goruntime.Label {
 
 // of returns the record that labels point at, or nil if they are somebody else's.
 //
-// It tells by our label of the span id: its key is at an address that no other string has,
-// and its value is inside of the record. Nobody else knows the one, and whoever copies the
-// label copies the address of a value that is not behind the copy. The labels of a span
-// that is over may have been withdrawn, which leaves them within the list's capacity.
-// Sound: labels are nil or begin with a label map, and what is within the capacity of its
-// list are labels, if only zeros.
+// It recognises the record by our label of the span id. The label's key is at an address
+// that no other string has, and its value is inside of the record. Nobody else knows the
+// one, and whoever copies the label copies the address of a value that is not behind the
+// copy. The labels of a span that is over may have been withdrawn, which leaves them
+// within the list's capacity. Sound: labels are nil or begin with a label map, and what is
+// within the capacity of its list are labels, if only zeros.
 func of(labels unsafe.Pointer) *Record {
 	if labels == nil {
 		return nil
@@ -416,8 +417,8 @@ func putHex(to []byte, v uint64) {
 }
 
 // digits returns the 8 lower-case hexadecimal digits of v, the first in the highest
-// byte: each nibble is moved into a byte of its own, where '0' is added and, from ten
-// on, what is between '9' and 'a'.
+// byte. Each nibble is moved into a byte of its own. There '0' is added and, from ten
+// on, the distance between '9' and 'a'.
 func digits(v uint32) uint64 {
 	const ones = 0x0101010101010101
 	d := uint64(v)

@@ -265,8 +265,8 @@ func TestVariantsAreBounded(t *testing.T) {
 	})
 }
 
-// A record that is over keeps no other one: a goroutine that never does anything again keeps
-// what it has inherited, and the chain of those must not grow.
+// A record that is over keeps no other one alive. A goroutine that never does anything again
+// keeps what it has inherited, and the chain of those records must not grow.
 func TestRecordsThatAreOverKeepNoOthers(t *testing.T) {
 	needRecords(t)
 	apart(func() {

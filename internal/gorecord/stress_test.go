@@ -20,8 +20,8 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// long returns how many rounds make test-all has of what takes n of them in a program
-// without the race detector, which is some ten times slower here.
+// long returns how many rounds make test-all has where a program without the race
+// detector has n. The race detector makes them some ten times slower.
 func long(n int) int {
 	if testenv.Race {
 		n /= 10

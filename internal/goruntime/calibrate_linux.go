@@ -154,13 +154,15 @@ func (c *calibrator) fresh(f func()) {
 // pair runs f on two new goroutines, one after the other and on different threads, and then each of them runs then, the
 // second first.
 //
-// To get the second onto another thread, the first keeps its own. Running on is the cheap way to do that; it works if a
-// processor is idle and nothing preempts, and leaves as many threads as any goroutine that is started. The sure way is to
-// lock the thread. That is the second choice because it costs threads that stay: the runtime's template thread, started
-// with the first LockOSThread of a program without cgo, and perhaps one for the second goroutine to run on. The first
-// does unlock before it ends. Ending locked would destroy the thread, but that may not be ours: with it would go the
-// children that asked to die with it (Pdeathsig) and C's thread-local state, and the main thread cannot end at all. An
-// idle thread is there for whoever needs the next.
+// To get the second onto another thread, the first keeps its own. Running on is the cheap way to do
+// that. It works if a processor is idle and nothing preempts, and leaves as many threads as any
+// goroutine that is started. The sure way is to lock the thread. That is the second choice because
+// it costs threads that stay. One is the runtime's template thread, started with the first
+// LockOSThread of a program without cgo. Another may be one for the second goroutine to run on. The
+// first does unlock before it ends. Ending locked would destroy the thread, but that may not be
+// ours. With it would go C's thread-local state, and the children that asked to die with it
+// (Pdeathsig). And the main thread cannot end at all. An idle thread is there for whoever needs the
+// next.
 func (c *calibrator) pair(lock bool, f, then func()) {
 	c.fresh(func() {
 		if lock {
@@ -248,9 +250,10 @@ func (c *calibrator) observe() {
 	}
 }
 
-// tellNumbers leaves, of several places for m.procid, the one that m.gsignal is behind: a pointer at a g other than m.g0
-// that has the same m. The other place is m.id, by which the runtime counts its ms as a new PID namespace counts threads:
-// if one of the first ms has no thread, as the one for C's threads has none, all later ones have equal numbers.
+// tellNumbers chooses between several places for m.procid. It keeps the one that m.gsignal is
+// behind: a pointer at a g other than m.g0 that has the same m. The other place is m.id, by which
+// the runtime counts its ms, as a new PID namespace counts threads. If one of the first ms has no
+// thread, as the one for C's threads has none, all later ones have equal numbers.
 func (c *calibrator) tellNumbers(m *mCandidate) {
 	if m.procid.settled() {
 		return
@@ -267,9 +270,10 @@ func (c *calibrator) tellNumbers(m *mCandidate) {
 	}
 }
 
-// findM collects the words of the calling goroutine's g that may be g.m: those that point at something whose first word,
-// m.g0 if it is m, points at another g with the same m. That stays true wherever the goroutine goes meanwhile. The
-// goroutine's own stack, which changes under our hands, is skipped where g begins with its bounds.
+// findM collects the words of the calling goroutine's g that may be g.m. Such a word points at
+// something whose first word, m.g0 if it is m, points at another g with the same m. That stays true
+// wherever the goroutine goes meanwhile. The goroutine's own stack, which changes under our hands,
+// is skipped where g begins with its bounds.
 func (c *calibrator) findM() {
 	c.ms = []*mCandidate{}
 	var here byte
@@ -365,8 +369,9 @@ func (c *calibrator) conclude() (facts [numFacts]fact) {
 	return facts
 }
 
-// confirm returns the facts of r, less those that are not true of the calling goroutine and thread. It reads through the very loads
-// that the facts are for, which is sound by now: they were read at these places, in objects of these kinds, before.
+// confirm returns the facts of r, less those that are not true of the calling goroutine and thread.
+// It reads through the very loads that the facts are for. That is sound by now, because these
+// places were read before, in objects of these kinds.
 func (c *calibrator) confirm(r *Runtime) [numFacts]fact {
 	goid, err := stackGoid()
 	if err != nil {

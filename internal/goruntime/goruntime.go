@@ -64,9 +64,10 @@ type fact struct {
 	err    error
 }
 
-// Calibrate returns what is known of the running Go runtime. The first call in a process finds it out, in well under a
-// millisecond on an idle machine, and the others wait for it; the result never changes. It never returns nil: each fact
-// that could not be established says why, see [Runtime.Offset] and [Runtime.Err].
+// Calibrate returns what is known of the running Go runtime. The first call in a process finds it
+// out, in well under a millisecond on an idle machine, and other calls wait for it. The result
+// never changes. It never returns nil: each fact that could not be established says why, see
+// [Runtime.Offset] and [Runtime.Err].
 //
 // Call it when a component is constructed, not where a span starts. It starts a few goroutines and waits for them, so it
 // must not be called between [Pin] and [Unpin]. When it returns they are gone, and the caller's goroutine is as it was.
@@ -116,9 +117,10 @@ func (r *Runtime) Err() error {
 	return errors.Join(errs...)
 }
 
-// Without returns a Runtime that knows what r knows, except that the given facts, or all if none are given, and those
-// that depend on them, are refused with reason. It lets callers switch a fact off, and lets their tests see every partial
-// result without a way to invent an offset.
+// Without returns a Runtime that knows what r knows, less the given facts and those that depend on
+// them. If no facts are given it knows none. The facts left out are refused with reason. It lets
+// callers switch a fact off, and lets their tests see every partial result without a way to invent
+// an offset.
 func (r *Runtime) Without(reason error, facts ...Fact) *Runtime {
 	if len(facts) == 0 {
 		facts = Facts()
@@ -145,14 +147,16 @@ type Self struct {
 	TID  uint32         // thread id in the process's own PID namespace; 0 only on unsupported platforms
 }
 
-// Self returns the running goroutine and thread. Between [Pin] and [Unpin] the three belong together and stay true; else
-// the goroutine may already be on another thread when Self returns. It costs a few loads, and a system call only if the
-// thread id had to be refused; it does not allocate and may be called while pinned.
+// Self returns the running goroutine and thread. Between [Pin] and [Unpin] the three belong
+// together and stay true; else the goroutine may already be on another thread when Self returns. It
+// costs a few loads, and a system call only if the thread id had to be refused. It does not
+// allocate and may be called while pinned.
 //
-// The loads are sound: getg returns the caller's g, which the runtime never moves nor frees; g.m of a running goroutine
-// is never nil and, held as a pointer, keeps its m from the garbage collector even if the thread ends meanwhile; and the
-// offsets were read there before, on goroutines and threads like this one. The race detector does not see the runtime's
-// own writes, so there is nothing for it to check.
+// The loads are sound. getg returns the caller's g, which the runtime never moves nor frees. g.m of
+// a running goroutine is never nil. Held as a pointer, it keeps its m from the garbage collector
+// even if the thread ends meanwhile. The offsets were read there before, on goroutines and threads
+// like this one. The race detector does not see the runtime's own writes, so there is nothing for
+// it to check.
 //
 //go:norace
 func (r *Runtime) Self() Self {

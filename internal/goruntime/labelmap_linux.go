@@ -38,9 +38,10 @@ func (c *labelContext) Value(key any) any {
 	return nil
 }
 
-// checkLabelMap finds out whether a LabelMap is what runtime/pprof takes a goroutine's label pointer for. The type itself
-// says so first, to the last byte, before anything is read through it; then labels go both ways: pprof's are read as a
-// LabelMap, and a LabelMap is read by pprof. It leaves the calling goroutine without labels.
+// checkLabelMap finds out whether a LabelMap is what runtime/pprof takes a goroutine's label
+// pointer for. The type itself says so first, to the last byte, before anything is read through it.
+// Then labels go both ways: pprof's are read as a LabelMap, and a LabelMap is read by pprof. It
+// leaves the calling goroutine without labels.
 func checkLabelMap() error {
 	defer pprof.SetGoroutineLabels(context.Background())
 
@@ -85,8 +86,8 @@ func checkLabelMap() error {
 	return nil
 }
 
-// sameLayout reports whether a is the same in memory as b, which consists of strings and slices only: the same fields at
-// the same offsets, and slices of the same.
+// sameLayout reports whether a is the same in memory as b, which consists of strings and slices
+// only. The same fields are at the same offsets, and slices have the same elements.
 func sameLayout(a, b reflect.Type) bool {
 	return slices.EqualFunc(leaves(a, 0), leaves(b, 0), func(x, y leaf) bool {
 		return x.offset == y.offset && x.Kind() == y.Kind() &&

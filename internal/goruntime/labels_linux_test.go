@@ -99,8 +99,9 @@ func TestLabelsInProfile(t *testing.T) {
 	})
 }
 
-// g.labels and a stack that was scanned already are all that keep these records alive in turn, while the collector runs all
-// the time and their memory is in demand. Without write barriers it loses them.
+// g.labels and a stack that was scanned already keep these records alive, in turn, and nothing else
+// does. Meanwhile the collector runs all the time, and their memory is in demand. Without write
+// barriers it loses them.
 func TestLabelsDuringGC(t *testing.T) {
 	t.Parallel()
 	calibrated(t)

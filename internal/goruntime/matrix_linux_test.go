@@ -34,8 +34,8 @@ type probeReport struct {
 	Wrong       []string
 }
 
-// mostCalls is how many reads and writes a calibration makes at most if it is done after
-// two rounds, as the second one settles what the first one has left open.
+// mostCalls is how many reads and writes a calibration makes at most if two rounds are
+// enough. The second round settles what the first one has left open.
 const mostCalls = 120
 
 // A mode is a way to build the probe.

@@ -49,8 +49,9 @@ func (p *peeker) close() {
 // peek copies the words at addr to dst and returns how many it could read before the first unmapped page. It may be
 // called while pinned. One caller at a time: the callers are strung together by the order of observations.
 //
-// addr is handed to the kernel as a number only, so neither the collector, nor the race detector, nor checkptr is
-// concerned, whatever it points at. dst is converted in the call itself, which keeps it alive and in place.
+// addr is handed to the kernel as a number only. So it does not matter to the collector, the race
+// detector or checkptr what it points at. dst is converted in the call itself, which keeps it alive
+// and in place.
 func (p *peeker) peek(addr uintptr, dst []uintptr) int {
 	if addr%wordSize != 0 || p.broken {
 		return 0

@@ -5,17 +5,19 @@ package goruntime
 
 import _ "unsafe" // for linkname
 
-// Pin keeps the calling goroutine on its thread until [Unpin]: the two may be nested, and must be called in pairs by the
-// same goroutine.
+// Pin keeps the calling goroutine on its thread until [Unpin]. The two may be nested, and
+// must be called in pairs by the same goroutine.
 //
-// The runtime's procPin raises a counter of its thread structure that forbids preemption, by the scheduler and by
-// signal, and sync.Pool and sync/atomic are built on it. A goroutine that is not preempted and does not ask to wait stays
-// where it is. In return the whole process waits for it whenever the world is to stop, so stay for nanoseconds.
+// The runtime's procPin raises a counter of its thread structure that forbids preemption, by the
+// scheduler and by signal. sync.Pool and sync/atomic are built on it. A goroutine that is not
+// preempted and does not ask to wait stays where it is. In return the whole process waits for it
+// whenever the world is to stop, so stay for nanoseconds.
 //
-// Only code that can neither wait nor be asked to may run in between: loads, stores, atomics, raw system calls that do
-// not block. No allocation (it may have to assist the collector), no lock, no channel, no map write, no fmt, no ordinary
-// system call, no function of which that is not known: os.Getenv was enough to kill a process with "schedule: holding
-// locks". A panic must not leave the section.
+// Only code that can neither wait nor be asked to may run in between: loads, stores, atomics, raw
+// system calls that do not block. Forbidden are allocation (it may have to assist the collector),
+// locks, channels, map writes, fmt and ordinary system calls. So is every function that may do
+// one of these. os.Getenv was enough to kill a process with "schedule: holding locks". A panic
+// must not leave the section.
 func Pin() (p int) { return procPin() }
 
 // Unpin ends what [Pin] began.

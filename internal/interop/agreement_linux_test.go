@@ -42,8 +42,8 @@ const (
 	cmdShutdown = "shutdown" // the publisher
 )
 
-// attr is an attribute and the value that readers must see, as protobuf text written down
-// by hand: the publisher's own conversion is what is tested.
+// attr is an attribute and the value that readers must see, as protobuf text that is
+// written down by hand. The publisher's own conversion is what is tested.
 type attr struct {
 	kv   attribute.KeyValue
 	want string
@@ -205,9 +205,9 @@ func newSubject(t *testing.T) *subject {
 	}
 }
 
-// do lets the child publish and returns the size of the message, after it has made
-// sure that both readers see what the child says, that they know it for new, and
-// afterwards for old.
+// do lets the child publish and returns the size of the message. It makes sure that
+// both readers see what the child says, and that they know it for new, and afterwards
+// for old.
 func (s *subject) do(cmd string) int {
 	s.t.Helper()
 	encoded, err := base64.StdEncoding.DecodeString(s.child.Ask("%s", cmd))

@@ -141,7 +141,7 @@ func threadPointer(t *testing.T, tid int) uint64 {
 }
 
 // register has the only service with a socket in dir wait for what the profiler sends of
-// its transactions, for longer than a busy machine can take for that.
+// its transactions. It asks for longer than a busy machine can take for that.
 func register(t *testing.T, dir string) {
 	t.Helper()
 	found, err := filepath.Glob(filepath.Join(dir, "*"))
@@ -154,9 +154,10 @@ func register(t *testing.T, dir string) {
 	require.NoError(t, err)
 }
 
-// The eBPF profiler's own code finds the library, reads the process storage, knows where
-// threads have their records, and sends what comes out of the OTLP exporter. What its BPF
-// program does with the offset is done here: from the thread pointer to the record.
+// The eBPF profiler's own code finds the library, reads the process storage and knows
+// where threads have their records. It also sends what comes out of the OTLP exporter.
+// What its BPF program does with the offset is done here: from the thread pointer to the
+// record.
 func TestProfilerReadsUniversalProfiling(t *testing.T) {
 	received := make(chan *collectortrace.ExportTraceServiceRequest, 10)
 	collector := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -1,10 +1,10 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package interop tests otelctx's publisher and reader against each other and
-// against the OpenTelemetry eBPF profiler's reader, across processes: that every
-// reader sees exactly what was published, also while it is being replaced and when
-// either side is killed.
+// Package interop tests otelctx's publisher and reader against each other and against
+// the OpenTelemetry eBPF profiler's reader, across processes. Every reader must see
+// exactly what was published, also while it is being replaced and when either side is
+// killed.
 //
 // It is a module of its own so that the profiler never enters otelctx's go.mod.
 package interop

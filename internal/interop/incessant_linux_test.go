@@ -26,9 +26,9 @@ import (
 )
 
 // The publications of an incessant publisher are numbered, and every byte of one
-// follows from its number: three attributes, of which "a" is text that readers can
-// check to the last byte, "n" the number and service.name the number again, so that
-// it stands at both ends of the message.
+// follows from its number. Each has three attributes: "a" is text that readers can
+// check to the last byte, and "n" is the number. service.name is the number again, so
+// that it stands at both ends of the message.
 
 // Sizes of messages, with numbers from 128 to 16,383.
 const (
@@ -37,7 +37,7 @@ const (
 )
 
 // noise is what texts are cut out of, at another place for each of noiseOffsets
-// successive numbers: wherever two of their texts are mixed it shows.
+// successive numbers. Wherever two of their texts are mixed it shows.
 var noise = func() string {
 	const alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 	random := rand.New(rand.NewPCG(1, 2))
@@ -50,8 +50,8 @@ var noise = func() string {
 
 const noiseOffsets = 8191
 
-// text returns the text of publication n: the shortest, the longest, or one of any
-// length in between, of which half are shorter than 2 KiB.
+// text returns the text of publication n. It is the shortest, the longest, or one of
+// any length in between; half of those are shorter than 2 KiB.
 func text(n int) string {
 	random := rand.New(rand.NewPCG(3, uint64(n)))
 	const shortest, longest = smallestMessage - 46, largestMessage - 54
@@ -121,8 +121,8 @@ func updateUntil(stop *atomic.Bool, pub *resourcepublisher.Publisher) (int, erro
 // large context that stays for as long as it takes to read it.
 const longestPause = 500 * time.Microsecond
 
-// publishIncessantly is the role of a child that publishes number 0, says so, and
-// on the first line updates until there is a second, which it answers with the last
+// publishIncessantly is the role of a child that publishes number 0 and says so. After
+// the first line it updates until there is a second one, which it answers with the last
 // number.
 func publishIncessantly(parent *childproc.Parent) {
 	parent.AdmitReaders()

@@ -45,10 +45,10 @@ func TestKilledPublisher(t *testing.T) {
 	})
 }
 
-// readUntilKilled reads child until it has been killed and waited for, which is within
-// spread of the first outcome of a kind, or of the start if that is empty. Only
-// publications, whole, or the errors that are documented are read. It counts them in
-// outcomes.
+// readUntilKilled reads child until it has been killed and waited for. It kills the
+// child within spread of the first outcome of a kind, or of the start if that is empty.
+// Only publications, whole, or the errors that are documented are read. It counts them
+// in outcomes.
 func readUntilKilled(t *testing.T, child *childproc.Child, first string, spread time.Duration, outcomes map[string]int) {
 	t.Helper()
 	p, err := reader.Open(child.PID())

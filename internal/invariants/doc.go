@@ -2,6 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package invariants says whether a program checks, at each step, what must always hold of
-// the span path: if it is built with -race or with the tag invariants. Without either, the
-// checks are not compiled in.
+// the span path. It does if it is built with -race or with the tag invariants. Without
+// either, the checks are not compiled in.
 package invariants

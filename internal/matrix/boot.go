@@ -156,9 +156,9 @@ func (b *bootable) build(ctx context.Context, source, dir string) error {
 	return os.RemoveAll(tree)
 }
 
-// configure returns a configuration with the kernel's options, a release that tells it
-// from Debian's, and without modules, none of which a machine of the matrix loads, nor
-// Debian's keys for them.
+// configure returns a configuration with the kernel's options, and with a release that
+// tells it from Debian's. It leaves out modules, none of which a machine of the matrix
+// loads, and Debian's keys for them.
 func (b *bootable) configure(config string) []byte {
 	var out strings.Builder
 	for line := range strings.Lines(config) {

@@ -20,7 +20,7 @@ import (
 )
 
 // archive is a release of Debian's archive for an architecture, as apt sees it in a
-// directory of its own: neither the host's sources nor its packages matter.
+// directory of its own. Neither the host's sources nor its packages matter.
 type archive struct {
 	dir     string
 	options []string

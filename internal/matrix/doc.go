@@ -4,8 +4,8 @@
 // The matrix command runs the tests that depend on the kernel in virtual machines with
 // Debian's kernels, and reports in Markdown what passed where.
 //
-// Each machine gets a kernel and a file system in memory, made of the test binaries of
-// this work tree and of a first process that runs them (command guest). No disk, no
+// Each machine gets a kernel and a file system in memory. That has the test binaries of
+// this work tree, and a first process that runs them (command guest). No disk, no
 // network and no kernel module are needed. Processors are emulated, unless -accel says
 // otherwise, so it takes no privileges on the host, and an hour or more.
 //

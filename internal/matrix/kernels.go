@@ -13,8 +13,8 @@ type kernel struct {
 	arch string
 	// image is the package that depends on the current image.
 	image string
-	// source is the package of the source that it is built from, with the
-	// configuration of the image and the options; empty for the image itself.
+	// source is the package of the source that the kernel is built from, with the
+	// configuration of the image and the options. It is empty for the image itself.
 	source  string
 	options []string
 }

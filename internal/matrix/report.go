@@ -4,6 +4,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"runtime"
@@ -24,8 +25,8 @@ type result struct {
 	named bool
 	// rows are those of its programs.
 	rows []row
-	// skips are the tests that were skipped, by what the machine lacks and by their names:
-	// how many parts of each, 0 for all of it.
+	// skips are the tests that were skipped, by what the machine lacks and by their names.
+	// The value is how many parts of a test, 0 for all of it.
 	skips map[string]map[string]int
 	// failures are all that is wrong.
 	failures []string
@@ -126,7 +127,7 @@ func format(results []*result) string {
 	}
 	s.WriteString("\n## Skipped\n\nParts of tests that a machine cannot show, by what it lacks.\n")
 	for _, r := range results {
-		fmt.Fprintf(&s, "\n### %s\n\n", r.kernel.name)
+		fmt.Fprintf(&s, "\n### %s\n\n| the machine lacks | so these were skipped |\n|---|---|\n", r.kernel.name)
 		for _, lacks := range slices.Sorted(maps.Keys(r.skips)) {
 			var tests []string
 			for _, test := range slices.Sorted(maps.Keys(r.skips[lacks])) {
@@ -135,7 +136,7 @@ func format(results []*result) string {
 				}
 				tests = append(tests, test)
 			}
-			fmt.Fprintf(&s, "- %s: %s\n", lacks, strings.Join(tests, ", "))
+			fmt.Fprintf(&s, "| %s | %s |\n", cmp.Or(lacks, "not recorded"), strings.Join(tests, ", "))
 		}
 	}
 	for _, r := range results {

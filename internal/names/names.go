@@ -104,8 +104,8 @@ func (t *Table) Close() error {
 }
 
 // Number returns the number of a name, of which the first [wire.MaxName] bytes count, see
-// [gorecord.Cut]. The number is 0 if the name is empty, or has none and cannot get one: the
-// table is full, or another goroutine holds on to it. The latter are counted.
+// [gorecord.Cut]. The number is 0 if the name is empty, if the table is full, or if another
+// goroutine is just adding a name. The latter are counted.
 func (t *Table) Number(name string) uint16 {
 	if len(name) > wire.MaxName {
 		name = gorecord.Cut(name, wire.MaxName)

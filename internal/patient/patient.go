@@ -21,12 +21,13 @@ var (
 	ErrTooMany = errors.New("too many processes make those who read them wait")
 )
 
-// Limit is how long to wait for a process from which much is read: some ten times what
-// it takes where there are tens of thousands of threads.
+// Limit is how long to wait for a process from which much is read. It is some ten times
+// what reading tens of thousands of threads takes.
 const Limit = 5 * time.Second
 
 // mostWaiting bounds how many processes can keep a thread of this one waiting, and
-// mostOfUser how many of one user: no user can keep those of others from being read.
+// mostOfUser how many of one user. So no user can keep other users' processes from
+// being read.
 const (
 	mostWaiting = 256
 	mostOfUser  = 64
@@ -42,12 +43,12 @@ var given = struct {
 }{up: make(map[int]waits)}
 
 // Call calls f, which reads the process with id pid, and returns what f returns. If that
-// takes longer than limit, the error wraps [ErrNoAnswer], and if ctx is done meanwhile it
-// wraps ctx's; f then goes on, on a goroutine that nobody waits for, until the process
-// lets it go, and what it returns is dropped. As long as it takes longer than limit,
+// takes longer than limit, the error wraps [ErrNoAnswer]. If ctx is done meanwhile, it
+// wraps ctx's error. f then goes on, until the process lets it go, on a goroutine that
+// nobody waits for. What it returns is dropped. As long as it takes longer than limit,
 // further calls for the process fail at once. While 64 processes of a user do that, calls
-// for all of that user's fail with an error that wraps [ErrTooMany], and while 256 do in
-// all, calls for any process.
+// for any process of that user fail with an error that wraps [ErrTooMany]. While 256 do
+// in all, calls for any process fail so.
 //
 // Call is safe for concurrent use. What f touches must be so too.
 func Call[T any](ctx context.Context, pid int, limit time.Duration, f func() (T, error)) (T, error) {

@@ -13,9 +13,9 @@ import (
 	"strconv"
 )
 
-// Limits of a maps file. The kernel writes at most PATH_MAX (4096) bytes of a
-// name, up to four for each with its escapes, and vm.max_map_count is 1,048,576
-// where distributions have raised it.
+// Limits of a maps file. The kernel writes at most PATH_MAX (4096) bytes of a name,
+// each of them escaped by up to four. vm.max_map_count is 1,048,576 where distributions
+// have raised it.
 const (
 	maxMapsLine  = 32 << 10
 	maxMapsLines = 1 << 22
@@ -34,8 +34,8 @@ type Mapping struct {
 	// Major and Minor are the numbers of the device that Inode is on.
 	Major, Minor uint32
 	Inode        uint64
-	// Name is what stands behind the inode exactly as the kernel wrote it: a path
-	// with '\n' escaped as \012, a pseudo-path such as [heap], or nothing.
+	// Name is what stands behind the inode, exactly as the kernel wrote it. It is a
+	// path with '\n' escaped as \012, a pseudo-path such as [heap], or nothing.
 	Name string
 }
 
@@ -96,9 +96,9 @@ func scanLines(data []byte, atEOF bool) (advance int, token []byte, err error) {
 // mapsFields is how many fields precede the name: address, perms, offset, dev, inode.
 const mapsFields = 5
 
-// cutName splits a line behind its inode. The kernel pads the gap before the name
-// with spaces, so that a name cannot start with one unless it is longer than the
-// padding; paths start with '/' and pseudo-paths with '['.
+// cutName splits a line behind its inode. The kernel pads the gap before the name with
+// spaces, so that a name cannot start with one unless it is longer than the padding.
+// Paths start with '/', and pseudo-paths with '['.
 func cutName(line []byte) (fields, name []byte) {
 	end := 0
 	for range mapsFields {

@@ -106,8 +106,8 @@ func (p *Process) Maps(keep func(name []byte) bool) iter.Seq2[Mapping, error] {
 	}
 }
 
-// goneError adds ErrProcessGone to the errors by which the kernel says so: the
-// entries of a process vanish with it, and those held open read ESRCH.
+// goneError adds ErrProcessGone to the errors by which the kernel says so. The entries
+// of a process vanish with it, and those held open read ESRCH.
 func goneError(err error) error {
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) {
 		return fmt.Errorf("%w: %w", ErrProcessGone, err)

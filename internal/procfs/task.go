@@ -40,7 +40,7 @@ func (p *Process) Threads() iter.Seq2[int, error] {
 }
 
 // User returns the real user id of the process with id pid, as this process's user namespace
-// has it: who started it, also if its program is another user's. The error wraps
+// has it. That is who started it, also if its program is another user's. The error wraps
 // [ErrProcessGone] if there is no such process.
 func (f FS) User(pid int) (int, error) { return f.status(pid, "Uid") }
 
@@ -68,10 +68,11 @@ func (f FS) status(pid int, key string) (int, error) {
 	return 0, fmt.Errorf("%w status: no %s", ErrMalformed, key)
 }
 
-// ThreadIDs returns the ids that the thread tid has, one for each PID namespace that
-// it is in: first that in the namespace of the proc file system, which is tid, last
-// the one that the thread itself knows. It is the line NSpid of proc_pid_status(5);
-// kernels without PID namespaces have none, and tid is all there is.
+// ThreadIDs returns the ids that the thread tid has, one for each PID namespace that it
+// is in. The first is that in the namespace of the proc file system, which is tid. The
+// last is the one that the thread itself knows. It is the line NSpid of
+// proc_pid_status(5); kernels without PID namespaces have none, and tid is all there
+// is.
 //
 // The error wraps [ErrProcessGone] if the thread is gone.
 func (p *Process) ThreadIDs(tid int) ([]int, error) {

@@ -33,8 +33,9 @@ const (
 	// most is how long messages that never stop coming are received before they are
 	// handled: much less than profilers have transactions wait for them.
 	most = 100 * time.Millisecond
-	// idle is after how many quiet times the next burst is waited for without coming
-	// back for it: ten seconds, which is longer than profilers take from one to the next.
+	// idle is after how many quiet times the reader waits for the next burst without
+	// coming back. It is ten seconds, longer than profilers take from one burst to the
+	// next.
 	idle = 200
 	// receiveBuffer is what SO_RCVBUF is asked for. The kernel gives what it allows.
 	receiveBuffer = 1 << 20
@@ -212,8 +213,8 @@ func (s *Socket) Serve(size int, handle func(b []byte, whole bool)) error {
 	receive := func(flags uintptr) (int, error) {
 		// The kernel looks at the time behind each message, and says what is left of it.
 		left := unix.NsecToTimespec(int64(most))
-		// Sound: the pointers are converted in the argument list, which keeps messages
-		// and left alive and in place, and with messages all that it leads to.
+		// Sound: the pointers are converted in the argument list. That keeps messages,
+		// all that it leads to, and left alive and in place.
 		n, _, errno := uintptr(0), uintptr(0), unix.EINTR
 		for errno == unix.EINTR {
 			n, _, errno = unix.Syscall6(unix.SYS_RECVMMSG, uintptr(s.fd), uintptr(unsafe.Pointer(&messages[0])), batch, flags,

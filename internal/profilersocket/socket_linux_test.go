@@ -227,7 +227,8 @@ func TestStop(t *testing.T) {
 }
 
 // What was sent before a drain has been handled when Drain returns, whatever the reader did
-// before: it waits for a first message, for more of a burst, or others send all the time.
+// before. It may wait for a first message or for more of a burst, or others may send all
+// the time.
 func TestDrain(t *testing.T) {
 	for name, prepare := range map[string]func(t *testing.T, s *Socket, got func() []string){
 		"idle": func(*testing.T, *Socket, func() []string) {},

@@ -41,18 +41,18 @@ const (
 	fewParts = 24
 )
 
-// ReadParts fills parts, one after the other: every byte of a part is read before
-// any of the next, so that a part tells whether those between it and an earlier one
-// were written meanwhile. Up to 1024 parts take one system call.
+// ReadParts fills parts, one after the other. Every byte of a part is read before any
+// of the next. So a part tells whether those between it and an earlier one were written
+// meanwhile. Up to 1024 parts take one system call.
 //
 // It stops at the first part that cannot be read to its end and returns how many it
 // has filled whole. That part may be filled to some extent; those behind it are not
 // touched. The error, nil only if all parts are filled, is about that part and wraps
 // what [Memory.ReadAt]'s would.
 //
-// That holds on machines that reorder loads too: the kernel copies the parts in
-// order, and for each takes and gives back references to its pages, atomic
-// operations which order the copies around them.
+// That holds on machines that reorder loads too. The kernel copies the parts in order,
+// and for each takes and gives back references to its pages. Those are atomic
+// operations, which order the copies around them.
 func (m Memory) ReadParts(parts []Part) (int, error) {
 	for done := 0; done < len(parts); {
 		next := parts[done:min(done+maxParts, len(parts))]

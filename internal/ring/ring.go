@@ -1,19 +1,19 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package ring writes the slots of a ring: it claims a slot, counts the write, stores the
-// span and lets go, so that a slot is written whole or not at all and readers can tell.
+// Package ring writes the slots of a ring. It claims a slot, counts the write, stores the
+// span and lets go. So a slot is written whole or not at all, and readers can tell.
 //
 // A writer turns in_use from 0 to 1 by compare-and-swap, and in the same step counts seq
-// up. If another writer holds the slot it retries a few times and then gives up: the span
+// up. If another writer holds the slot it retries a few times and then gives up. The span
 // is missing there, which is better than wrong, and nothing ever waits. It stores the
 // fields, and with one last store of the state word gives the slot free. A reader that
 // finds in_use 0 and the same seq before and after it has read the fields has read the
 // fields of one write.
 //
-// All functions that write are to be called while pinned ([goruntime.Pin]): a goroutine
-// that moved between the look at its thread id and the last store would write the slot of
-// another thread.
+// Call all functions that write while pinned ([goruntime.Pin]). A goroutine that moved
+// between reading its thread id and the last store would write the slot of another
+// thread.
 package ring
 
 import (
@@ -176,7 +176,7 @@ func (r *Ring) Store(id uint64, s *Span, self *goruntime.Self) {
 	state, ok := r.claim(at)
 	if !ok {
 		// The one store that needs no claim: to have the slot show nothing. What the
-		// holder of the claim stores afterwards counts; if it lets go without having
+		// holder of the claim stores afterwards counts. If it lets go without having
 		// stored, what the slot showed before must not be shown again.
 		atomic.StoreUint64(&at.SpanID, 0)
 		return
@@ -249,10 +249,10 @@ func (r *Ring) putFitting(at *wire.Slot2, attributes []byte) int {
 	return r.putAttributes(at, room[:n])
 }
 
-// Shown returns what the slot of a thread or goroutine with this id shows for the
-// goroutine goid: the id of the span and its Ref. owned is false if the slot is not that
-// goroutine's, or is being written. In layout 1, which does not say whose slots are, it
-// always is, and there is no Ref.
+// Shown returns what the slot with this id, of a thread or goroutine, shows for the
+// goroutine goid. That is the id of the span and its Ref. owned is false if the slot is
+// not that goroutine's, or is being written. In layout 1, which does not say whose slots
+// are, it always is, and there is no Ref.
 func (r *Ring) Shown(id, goid uint64) (spanID, ref uint64, owned bool) {
 	at := r.slot(id)
 	if r.layout1 {

@@ -24,9 +24,9 @@ type KeyMap struct{ keys []attribute.Key }
 // MaxKeys is how many keys there are at most, each being a byte.
 const MaxKeys = 256
 
-// Append returns m, of which nil is the empty one, with those of keys that it does not
-// have, and how many it has no room for. Empty keys are passed over. If none is new it
-// is m itself.
+// Append returns m with those of keys that it does not have, and how many it has no
+// room for. nil stands for an empty m. Empty keys are passed over. If none is new it is
+// m itself.
 func (m *KeyMap) Append(keys ...attribute.Key) (more *KeyMap, refused int) {
 	all := m.Keys()
 	for _, key := range keys {

@@ -3,11 +3,11 @@
 
 // Package sdkspan reads the identifiers of the OpenTelemetry SDK's spans where they are.
 //
-// The SDK has no other way to a span's id than SpanContext, which for a span that has
-// ended copies all that it exports, 400 bytes, before it returns 64 of them. That is as
-// much as all else that showing a span takes; and to a span's parent only Parent, which
-// takes a lock. So where a value is one of the SDK's own types, both are read in place, at
-// the offsets that reflection tells; for all others, and should the SDK name its fields
+// SpanContext is the SDK's only way to a span's id. For a span that has ended it copies
+// all that the span exports, 400 bytes, before it returns 64 of them. That takes as
+// long as everything else that showing a span takes. The only way to a span's parent is
+// Parent, which takes a lock. So where a value is one of the SDK's own types, both are read in place, at the
+// offsets that reflection tells. For all others, and should the SDK name its fields
 // otherwise one day, its methods are called.
 package sdkspan
 
@@ -47,9 +47,10 @@ func Of(sc trace.SpanContext) ID {
 	}
 }
 
-// Started returns what identifies a span that a processor is told of by OnStart, its trace
-// flags, whether it has a parent, and its start in nanoseconds since 1970. If the span is
-// over already, since another processor has ended it, the key is zero.
+// Started returns what identifies a span that a processor is told of by OnStart. It also
+// returns the span's trace flags, whether it has a parent, and its start in nanoseconds
+// since 1970. If the span is over already, since another processor has ended it, the key
+// is zero.
 //
 // Results are of few words each, here and below: those are in registers.
 func Started(s sdktrace.ReadWriteSpan) (k Key, traceFlags uint8, child bool, startUnixNS uint64) {
@@ -124,10 +125,10 @@ func EndUnixNS(s sdktrace.ReadOnlySpan) uint64 {
 	return uint64(s.EndTime().UnixNano())
 }
 
-// value is how a variable of an interface type that has methods is laid out: the table
-// of its dynamic type's methods, of which the runtime keeps one for each pair of types,
-// and the value, or where it is. Both of Go's compilers have it like that, and so did
-// all of their releases.
+// value is how a variable of an interface type that has methods is laid out. Its first
+// word is the table of its dynamic type's methods, of which the runtime keeps one for
+// each pair of types. The second is the value, or where it is. Both of Go's compilers
+// have it like that, and so did all of their releases.
 type value struct{ table, data unsafe.Pointer }
 
 // layout is where in a value with a table its own SpanContext, its parent's, a time of
@@ -148,8 +149,8 @@ func (v *value) unixNS(offset uintptr) uint64 {
 
 // spanContext returns the one that is so far behind the beginning of the value.
 //
-// Sound: it is where the compiler has put it in a value of the type that has the table, it
-// is laid out as ours or nothing would be known, and the SDK does not change it once others
+// Sound: it is where the compiler has put it in a value of the type that has the table. It
+// is laid out as ours, or nothing would be known. The SDK does not change it once others
 // see the span.
 func (v *value) spanContext(offset uintptr) *spanContext {
 	return (*spanContext)(unsafe.Add(v.data, offset))
@@ -185,9 +186,9 @@ func (sc *spanContext) key() Key {
 	}
 }
 
-// learn notes where a span that has a table has what is read of it, if it is a pointer to
-// one of the SDK's structs with fields for that, and what is read there is what the span's
-// methods return.
+// learn notes where a span that has this table keeps what is read of it. It does so only
+// for a pointer to one of the SDK's structs with fields for that. What it reads there must
+// be what the span's methods return.
 func learn(to *atomic.Pointer[layout], span sdktrace.ReadOnlySpan, table unsafe.Pointer, timeField string, at time.Time) {
 	if !known || to.Load() != nil {
 		return

@@ -16,12 +16,12 @@ import (
 // behind it one that is written. It stays for ever; forked children inherit it.
 type Image struct{ mem []byte }
 
-// MapImage maps a file: its first text bytes to be read and executed, and what is
-// behind them, rounded up to whole pages, privately to be read and written; text is a
-// multiple of the page size. prepare, which gets all of it and may touch only what is
-// behind text, is called before the part that is executed, which readers look for, is
-// there. Any failure leaves nothing behind; where the file system or a policy denies
-// code it wraps [os.ErrPermission].
+// MapImage maps a file. Its first text bytes are mapped to be read and executed. What
+// is behind them, rounded up to whole pages, is mapped privately to be read and
+// written. text is a multiple of the page size. prepare gets all of the mapping and may
+// touch only what is behind text. It is called before the part that is executed, which
+// readers look for, is there. Any failure leaves nothing behind; where the file system
+// or a policy denies code it wraps [os.ErrPermission].
 func MapImage(f *os.File, text int, prepare func(mem []byte)) (*Image, error) {
 	stat, err := f.Stat()
 	if err != nil {

@@ -29,9 +29,9 @@ type Region struct {
 // findable as name (at most 79 bytes without '[', ']', '\\', '$', '`': the kernel's
 // rule). Pages that are never touched cost no memory.
 //
-// The mapping is backed by a memfd of that name, which is closed again, or where
-// the system denies memfds is anonymous (OTEP 4719, publication protocol, steps 2
-// to 5). Any failure leaves nothing behind.
+// The mapping is backed by a memfd of that name, which is closed again. Where the
+// system denies memfds it is anonymous (OTEP 4719, publication protocol, steps 2 to 5).
+// Any failure leaves nothing behind.
 func New(name string, size int) (*Region, error) {
 	size, err := wholePages(size)
 	if err != nil {
@@ -81,8 +81,8 @@ func newRegion(name string, size, fd int) (*Region, error) {
 	return &Region{mem: mem, name: name}, nil
 }
 
-// NewAnonymous is [New] without a memfd: unless the kernel can name mappings there
-// is only what the memory holds to find it by, and Announce does not mind.
+// NewAnonymous is [New] without a memfd. Unless the kernel can name mappings, readers
+// can find the memory only by what it holds, and Announce returns no error.
 func NewAnonymous(name string, size int) (*Region, error) {
 	return newRegion(name, size, -1)
 }
@@ -121,9 +121,9 @@ func (r *Region) Address() uint64 {
 	return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(r.mem))))
 }
 
-// Announce asks the kernel to name the mapping. It always asks, also where it is
-// known to fail: profilers watch for this very call as the signal to look (OTEP
-// 4719, publication protocol, step 10).
+// Announce asks the kernel to name the mapping. It always asks, also where it is known
+// to fail. Profilers watch for this very call as the signal to look (OTEP 4719,
+// publication protocol, step 10).
 //
 // A kernel without CONFIG_ANON_VMA_NAME refuses, which is no error as long as the
 // memfd's name is there to be found. The error says that neither is.
@@ -142,9 +142,9 @@ func (r *Region) Announce() error {
 	return nil
 }
 
-// Retire takes the memory's name and contents away and leaves the addresses mapped
-// for ever, so that writers that do not know yet write where nobody reads. It is for
-// memory whose writers cannot be waited for; the region cannot be used after it.
+// Retire takes the memory's name and contents away and leaves the addresses mapped for
+// ever. So writers that do not know yet write where nobody reads. It is for memory
+// whose writers cannot be waited for; the region cannot be used after it.
 func (r *Region) Retire() error {
 	if r.mem == nil {
 		return nil

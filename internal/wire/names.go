@@ -13,8 +13,8 @@ import (
 const (
 	// NameKey has the name of the span. Grafana's span profiles use the same key.
 	NameKey = "span_name"
-	// EndpointKey has the name of the local root: of the outermost span of the trace in the
-	// process, which is the request that the process serves.
+	// EndpointKey has the name of the local root. That is the outermost span of the trace
+	// in the process: the request that the process serves.
 	EndpointKey = "endpoint"
 )
 

@@ -17,10 +17,10 @@ import (
 const (
 	// ProcessContextName names the memfd and, by prctl, the mapping.
 	ProcessContextName = "OTEL_CTX"
-	// ThreadLocalName names the mapping of what a process says of its spans where its
-	// process context, if it has one, is another library's: a header and a message as a
-	// process context has them, with the attributes that begin with ThreadLocalPrefix and
-	// no others.
+	// ThreadLocalName names the mapping of what a process says of its spans if its
+	// process context, should it have one, is another library's. It has a header and a
+	// message as a process context has them. The attributes in it begin with
+	// ThreadLocalPrefix.
 	ThreadLocalName = "OTELCTX_THREADLOCAL"
 	// ProcessContextSignature opens every header.
 	ProcessContextSignature = "OTEL_CTX"
@@ -50,8 +50,8 @@ type ProcessContextHeader struct {
 	Payload uint64
 }
 
-// The layout is a contract with readers in other languages: the build breaks if
-// it moves, for the negative of any difference but 0 overflows a uintptr constant.
+// The layout is a contract with readers in other languages. The build breaks if it
+// moves, since the negative of any difference but 0 overflows a uintptr constant.
 const (
 	_ = -(unsafe.Sizeof(ProcessContextHeader{}) ^ ProcessContextHeaderSize)
 	_ = -unsafe.Offsetof(ProcessContextHeader{}.Signature)
@@ -87,7 +87,7 @@ func ProcessContextHeaderIn(b []byte) *ProcessContextHeader {
 // that too.
 //
 // Sound: the signature is 8 bytes at the start of a header, which is aligned to 8
-// ([ProcessContextHeaderIn]), and so one word that can be stored atomically.
+// ([ProcessContextHeaderIn]). So it is one word that can be stored atomically.
 func (h *ProcessContextHeader) Sign() {
 	word := binary.NativeEndian.Uint64([]byte(ProcessContextSignature))
 	atomic.StoreUint64((*uint64)(unsafe.Pointer(&h.Signature)), word)
@@ -96,9 +96,8 @@ func (h *ProcessContextHeader) Sign() {
 // headerIn returns b's memory for a header of size bytes.
 //
 // Sound: headers hold no Go pointers and need no more than 8-byte alignment, which
-// their assertions imply; length and alignment are checked here; and the result
-// keeps Go memory alive (a mapping, which the collector does not know, is kept by
-// its owner).
+// their assertions imply. Length and alignment are checked here. The result keeps Go
+// memory alive; a mapping, which the collector does not know, is kept by its owner.
 func headerIn(b []byte, size uintptr) unsafe.Pointer {
 	p := unsafe.Pointer(unsafe.SliceData(b))
 	if uintptr(len(b)) < size || uintptr(p)%8 != 0 {
@@ -107,10 +106,10 @@ func headerIn(b []byte, size uintptr) unsafe.Pointer {
 	return p
 }
 
-// DecodeProcessContextHeader reads a header out of a copy of its bytes and
-// verifies what step 2 of the OTEP's reading protocol asks for: the signature and
-// the version. It does not judge the other fields, which an update in flight may
-// leave in any state; [ProcessContextHeader.ValidatePayload] does.
+// DecodeProcessContextHeader reads a header out of a copy of its bytes. It verifies the
+// signature and the version, as step 2 of the OTEP's reading protocol asks. It does not
+// judge the other fields, which an update in flight may leave in any state;
+// [ProcessContextHeader.ValidatePayload] does.
 //
 // The error wraps [ErrProcessContextHeader], and may be [ErrProcessContextUnsigned].
 func DecodeProcessContextHeader(b *[ProcessContextHeaderSize]byte) (ProcessContextHeader, error) {
@@ -134,9 +133,9 @@ func DecodeProcessContextHeader(b *[ProcessContextHeaderSize]byte) (ProcessConte
 	return h, nil
 }
 
-// ValidatePayload reports whether the payload's size and address are ones that a
-// reader may follow: between 1 and [MaxProcessContextPayload] bytes in the lower
-// half of the address space, where user memory is. The error wraps
+// ValidatePayload reports whether the payload's size and address are ones that a reader
+// may follow. The size is between 1 and [MaxProcessContextPayload] bytes, and the
+// address in the lower half of the address space, where user memory is. The error wraps
 // [ErrProcessContextHeader].
 func (h *ProcessContextHeader) ValidatePayload() error {
 	if h.PayloadSize == 0 || h.PayloadSize > MaxProcessContextPayload {
@@ -186,6 +185,6 @@ func mappingNames(name string) [3]string {
 // OTLP sets no limit; this is the one at which OpenTelemetry SDKs cut values.
 const MaxValueNesting = 64
 
-// AttributeSchemaURL is the key of the attribute of a process context that carries
-// the schema URL of its resource, which the message has no field for.
+// AttributeSchemaURL is the key of the attribute of a process context that has the
+// schema URL of its resource. The message has no field for that.
 const AttributeSchemaURL = "otelctx.resource.schema_url"

@@ -8,10 +8,10 @@ import (
 	"unsafe"
 )
 
-// The slot ring: a header and a power of two of slots, one of which belongs to each
-// thread, or in layout 2 alternatively to each goroutine, by its id modulo the
-// capacity. Layout 1 is the one of the OTEL-compatible context storage of Datadog's
-// Java profiler, byte for byte; layout 2 begins each slot with the same 25 bytes.
+// The slot ring: a header and a power of two of slots. One slot belongs to each thread,
+// by its id modulo the capacity, or in layout 2 alternatively to each goroutine. Layout
+// 1 is that of the OTEL-compatible context storage of Datadog's Java profiler, byte for
+// byte. Layout 2 begins each slot with the same 25 bytes.
 const (
 	// RingMagic opens every ring: "OTEL", most significant byte first.
 	RingMagic = 0x4F54454C
@@ -116,9 +116,9 @@ const (
 	OffsetTID         = unsafe.Offsetof(Slot2{}.TID)
 )
 
-// The parts of Slot2.State are bytes to readers: they are where the format says on
-// little-endian machines, which is what Go's Linux ports with a calibrated runtime
-// (amd64, arm64) are.
+// The parts of Slot2.State are bytes to readers. They are where the format says on
+// little-endian machines. Go's Linux ports with a calibrated runtime (amd64, arm64) are
+// such machines.
 const (
 	_ = -(unsafe.Sizeof(RingHeader{}) ^ 32)
 	_ = -(unsafe.Offsetof(RingHeader{}.Layout) ^ 4)

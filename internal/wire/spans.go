@@ -62,9 +62,10 @@ type Cell struct {
 	// another one or none.
 	TID uint32
 	_   uint32
-	// Names has two numbers of the name table, u16 each, 0 for none: that of the span's name
-	// in the lowest bits, then that of its local root's name. Above them are the lowest 32
-	// bits of the generation, so that a compare-and-swap cannot rename a later span.
+	// Names has two numbers of the name table, u16 each, 0 for none. The lowest bits have
+	// that of the span's name, the next ones that of its local root's name. Above them are
+	// the lowest 32 bits of the generation, so that a compare-and-swap cannot rename a later
+	// span.
 	Names uint64
 	_     [16]byte
 }
@@ -75,11 +76,11 @@ const (
 	CellGenerationShift = 32
 )
 
-// A reference names a cell for the life of one span: a generation in its upper 44 bits,
-// the index of the cell in 19 bits, and a lowest bit of 0. While the span is live the
-// cell's version equals the reference. The lowest bit of the version is 1 while the cell
-// is being filled for the span, and again after the span has ended; the cell then still
-// describes the span until it is used for another one. 0 refers to nothing.
+// A reference names a cell for the life of one span. It has a generation in its upper 44
+// bits, the index of the cell in 19 bits, and a lowest bit of 0. While the span is live
+// the cell's version equals the reference. The lowest bit of the version is 1 while the
+// cell is being filled for the span, and again after the span has ended. The cell then
+// still describes the span until it is used for another one. 0 refers to nothing.
 const (
 	RefIndexBits  = 19
 	RefIndexShift = 1

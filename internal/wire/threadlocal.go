@@ -33,9 +33,9 @@ const (
 	KeyGo = "threadlocal.go."
 )
 
-// How the keys of a ring end. All values are integers but these: mapping is a
-// string, index is IndexThread or IndexGoroutine, fields is a map of the names
-// below to their offsets in a slot.
+// How the keys of a ring end. All values are integers but these: mapping is a string,
+// and index is IndexThread or IndexGoroutine. fields is a map of the names below to
+// their offsets in a slot.
 const (
 	RingKeyMapping    = "mapping"
 	RingKeyAddress    = "address"

@@ -12,7 +12,7 @@ import (
 	"unsafe"
 )
 
-// The formats of Elastic's Universal Profiling integration: two symbols of a library
+// The formats of Elastic's Universal Profiling integration. Two symbols of a library
 // lead to a process storage and to a record of each thread, and a socket takes
 // messages. Numbers are in the machine's byte order, strings are UTF-8 behind their
 // length, a u32.
@@ -50,8 +50,8 @@ type ProfilingThreadRecord struct {
 }
 
 // ProfilingThread is a [ProfilingThreadRecord] between what its writers need to know
-// beside it: a cache line, in which the record's first fields share an aligned word
-// with a count of the writes, so that they can be changed in one step.
+// beside it. It is a cache line, in which the record's first fields share an aligned
+// word with a count of the writes. So they can be changed in one step.
 type ProfilingThread struct {
 	_ structs.HostLayout
 

@@ -75,8 +75,8 @@ func service(parent *childproc.Parent) {
 	}
 }
 
-// What a reader finds of a service with dd-trace-go, which publishes a process context
-// without a look at whether there is one, in every order of their starts.
+// What a reader finds of a service with dd-trace-go, in every order of their starts.
+// dd-trace-go publishes a process context without checking whether there is one.
 func TestSpansBesideDatadogsProcessContext(t *testing.T) {
 	childproc.NeedReading(t)
 	const foreign = "okprocess context is published by another library"

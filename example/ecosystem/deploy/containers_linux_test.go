@@ -55,8 +55,9 @@ func buildRecorder(t *testing.T) string {
 	return programs.Build(t, programs.Static, "../../../cmd/otelctx", ".")
 }
 
-// containerSpec returns what a container runtime makes of the first container of a pod:
-// with the seccomp profile that Docker has by default, but in the host's network.
+// containerSpec returns what a container runtime makes of the first container of a pod.
+// It has the seccomp profile that Docker has by default, but runs in the host's
+// network.
 func containerSpec(t *testing.T, pod *corev1.PodSpec, args, environ []string) *specs.Spec {
 	t.Helper()
 	c := pod.Containers[0].SecurityContext
@@ -191,8 +192,8 @@ func startService(t *testing.T, program string, pod *corev1.PodSpec, environ ...
 	return service
 }
 
-// The pods of the manifests, as containers: the recorder, with what it is given and no
-// more, sees the service's spans and its functions, and the collector gets them.
+// The pods of the manifests run as containers. The recorder, with what it is given and
+// no more, sees the service's spans and its functions, and the collector gets them.
 func TestContainers(t *testing.T) {
 	testenv.NeedAll(t)
 	needContainers(t)

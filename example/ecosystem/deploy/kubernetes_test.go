@@ -176,8 +176,8 @@ func assertReaches(t *testing.T, endpoint string, s *corev1.Service) {
 	assert.True(t, slices.ContainsFunc(s.Spec.Ports, func(p corev1.ServicePort) bool { return strconv.Itoa(int(p.Port)) == u.Port() }), endpoint)
 }
 
-// The pod security standards, by the code that the API server has: everything is
-// restricted but the recorder, which is privileged for these reasons and no other.
+// The pod security standards, checked by the code that the API server has. Everything
+// is restricted but the recorder, which is privileged for these reasons and no other.
 func TestPodSecurity(t *testing.T) {
 	evaluator, err := policy.NewEvaluator(policy.DefaultChecks(), nil)
 	require.NoError(t, err)

@@ -33,8 +33,8 @@ type service struct {
 type use struct {
 	Service string `json:"service"`
 	Name    string `json:"name"`
-	// Spans is how many were in progress while their service was recorded, Wall how long
-	// they were, added up, and CPU what of the processor they used themselves.
+	// Spans is how many were in progress while their service was recorded, and Wall
+	// their time added up. CPU is what of the processor they used themselves.
 	Spans int           `json:"spans"`
 	Wall  time.Duration `json:"wall_nano"`
 	CPU   time.Duration `json:"cpu_nano"`

@@ -125,8 +125,8 @@ func (r *recording) add(d pprofile.ProfilesDictionary, of instance, p pprofile.P
 	return nil
 }
 
-// unitOf returns what a value of the profile's samples stands for: they are CPU time, or
-// count what was sampled at a period of CPU time.
+// unitOf returns what a value of the profile's samples stands for. Values are CPU time,
+// or count what was sampled at a period of CPU time.
 func unitOf(d pprofile.ProfilesDictionary, p pprofile.Profile) (time.Duration, error) {
 	const cpu, samples = "cpu in nanoseconds", "samples in count"
 	text := func(i int32) string {

@@ -1,8 +1,8 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package plan is what the host and the guest of the matrix agree on: what the guest
-// runs, and the lines by which it tells the host about it on its console.
+// Package plan is what the host and the guest of the matrix agree on. It says what the
+// guest runs, and which lines on its console tell the host about it.
 package plan
 
 import "time"

@@ -1,8 +1,8 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package burner is a service that uses the processor in spans and outside of any, and
-// whose stack says at every moment in which: the truth for tests of what samples it.
+// Package burner is a service that uses the processor in spans and outside of any. Its
+// stack says at every moment in which: the truth for tests of samplers.
 //
 // It is for tests only, in child processes.
 package burner
@@ -83,10 +83,10 @@ const (
 var Work func(iterations int)
 
 // Run is the body of the role. It reads a line of words, answers "burning", and burns
-// until the parent is gone. Meanwhile it answers the line "names", with addresses in
-// hexadecimal behind it, by the names of the functions that those are in, joined by
-// spaces, the line "publish" by "published", and the line "keys" by the number of the
-// key that spans are shown with.
+// until the parent is gone. Meanwhile it answers three lines. "names" with hexadecimal
+// addresses behind it gets the names of the functions that those are in, joined by
+// spaces. "publish" gets "published", and "keys" the number of the key that spans are
+// shown with.
 func Run(parent *childproc.Parent) {
 	order, _ := parent.Receive()
 	b, err := Start(strings.Fields(order)...)
@@ -133,7 +133,7 @@ func Start(words ...string) (*Burner, error) {
 	return b, nil
 }
 
-// CraftedSpan is the id of a span that no burner starts, and CraftedAttributes are its
+// CraftedSpan is the id of a span that no burner starts. CraftedAttributes are its
 // attributes as OTEP 4947 encodes them, as many as a record may have.
 var (
 	CraftedSpan       = [8]byte{0xCF, 1, 2, 3, 4, 5, 6, 7}

@@ -15,9 +15,9 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// Frequency returns how many samples of a burner tests take in a second of CPU time: more
-// than usual, for the sake of the time that they take, and no divisor of anything. On an
-// emulated processor samples take far longer, and the kernel may allow fewer.
+// Frequency returns how many samples of a burner tests take in a second of CPU time. It
+// is higher than usual, so that tests take less time, and is no divisor of anything. On
+// an emulated processor samples take far longer, and the kernel may allow fewer.
 func Frequency() int {
 	const usual, fewer = 4999, 1499
 	setting, _ := os.ReadFile("/proc/sys/kernel/perf_event_max_sample_rate")

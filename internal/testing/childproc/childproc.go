@@ -27,9 +27,9 @@ const roleKey = "OTELCTX_TEST_CHILD"
 // maxLine bounds a line that parent and child exchange.
 const maxLine = 64 << 20
 
-// Main is the body of TestMain. In a child it runs the role that it was started
-// for; in the parent it runs the tests and fails if they leave goroutines behind.
-// It does not return. ignore are goroutines that others leave behind.
+// Main is the body of TestMain. In a child it runs the role that the child was started
+// for. In the parent it runs the tests and fails if they leave goroutines behind. It
+// does not return. ignore are goroutines that others leave behind.
 func Main(m *testing.M, roles map[string]func(*Parent), ignore ...goleak.Option) {
 	name, isChild := os.LookupEnv(roleKey)
 	if !isChild {

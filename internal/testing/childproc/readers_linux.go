@@ -108,8 +108,8 @@ func AsNobody(cmd *exec.Cmd, capabilities ...uintptr) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: Nobody, Gid: Nobody}, AmbientCaps: capabilities}
 }
 
-// AdmitReaders lets processes of the same user read this one that are not among its
-// ancestors, such as other children of the test, also where Yama would keep them from it.
+// AdmitReaders lets processes of the same user read this one, even where Yama lets only
+// ancestors read. Other children of the test are such processes.
 func (p *Parent) AdmitReaders() {
 	const (
 		prSetPtracer    = 0x59616d61

@@ -70,8 +70,8 @@ func startCollector(t *testing.T) *collector {
 }
 
 // TestReceived sends each signal by OTLP, from two applications in one process and from
-// none, and compares what the collector has: one attribute of each type, one that the
-// signal overrides, and one that is its own.
+// none, and compares what the collector has. There is one attribute of each type, one
+// that the signal overrides, and one that is its own.
 func TestReceived(t *testing.T) {
 	c := startCollector(t)
 	ctx := t.Context()

@@ -12,9 +12,9 @@ import (
 	"testing"
 )
 
-// Hex returns the bytes of a file that was written by hand or by [hex.Dump]: in each line
-// the offset of its first byte, the bytes, and behind # or | what they are. It skips the
-// test on a big-endian machine, as the files are those of little-endian ones.
+// Hex returns the bytes of a file that was written by hand or by [hex.Dump]. Each line
+// has the offset of its first byte, the bytes, and behind # or | what they are. It skips
+// the test on a big-endian machine, as the files are those of little-endian ones.
 func Hex(t testing.TB, path string) []byte {
 	t.Helper()
 	if binary.NativeEndian.Uint16([]byte{1, 0}) != 1 {

@@ -8,18 +8,18 @@
 //
 //	go run ./internal/testing/mutation -o results.jsonl    # with the tests of make test
 //
-// To compare two suites, such as those of two commits, run one over all breaks and the
-// other over those that the first one did not notice:
+// To compare two suites, such as those of two commits, run one over all breaks. Run the
+// other over the breaks that the first one did not notice:
 //
 //	go run ./internal/testing/mutation -o new.jsonl
 //	go run ./internal/testing/mutation -root old/checkout -race -survivors new.jsonl -o old.jsonl
 //	go run ./internal/testing/mutation -all -race -survivors new.jsonl -o all.jsonl
 //	go run ./internal/testing/mutation -compare new.jsonl old.jsonl all.jsonl
 //
-// The breaks are chosen by a hash of the code around them, so that two runs over the same
-// code choose the same ones, also when only the tests between them have changed. A run
-// that is started again continues its file of results. The tree is never changed: the go
-// command gets the broken file by its -overlay flag.
+// The breaks are chosen by a hash of the code around them. So two runs over the same code
+// choose the same ones, also when only the tests have changed in between. A run that is
+// started again continues its file of results. The tree is never changed: the go command
+// gets the broken file by its -overlay flag.
 package main
 
 import (

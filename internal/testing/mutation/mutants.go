@@ -109,8 +109,8 @@ var swapped = map[token.Token][]token.Token{
 
 var opposite = map[string]string{strconv.FormatBool(true): strconv.FormatBool(false), strconv.FormatBool(false): strconv.FormatBool(true)}
 
-// inGo returns the mutants of a Go file: operators that are swapped, statements that are
-// left out, and constants true and false that are the other.
+// inGo returns the mutants of a Go file. They swap operators, leave out statements, and
+// exchange the constants true and false.
 func inGo(source []byte) ([]mutant, error) {
 	set := token.NewFileSet()
 	file, err := parser.ParseFile(set, "", source, parser.SkipObjectResolution)

@@ -1,9 +1,9 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package oteltest has what tests and benchmarks need of OpenTelemetry: processors that
-// do nothing, providers that are shut down, all kinds of instruments, and the errors that
-// go to otel.Handle.
+// Package oteltest has what tests and benchmarks need of OpenTelemetry. It has processors
+// that do nothing, providers that are shut down, all kinds of instruments, and the errors
+// that go to otel.Handle.
 //
 // It is for tests only.
 package oteltest

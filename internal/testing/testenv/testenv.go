@@ -1,8 +1,8 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package testenv says which tests are being run: every behaviour once, as make test and
-// plain go test do, or everything that there is to run, as make test-all does.
+// Package testenv says which tests are being run. make test and plain go test run every
+// behaviour once, and make test-all runs everything that there is to run.
 //
 // It is for tests only.
 package testenv
@@ -29,8 +29,9 @@ func NeedAll(t testing.TB) {
 	}
 }
 
-// Rounds returns how often a test repeats what depends on chance: usually as often as it
-// takes to notice the mistakes that the test is for, and more often in make test-all.
+// Rounds returns how often a test repeats what depends on chance. Usually that is as
+// often as it takes to notice the mistakes that the test is for; in make test-all it is
+// more.
 func Rounds(usually, all int) int {
 	if All() {
 		return all

@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command cgo shows spans on goroutines that call C, and on threads that C has made. It
-// does what it is told on its standard input, an order a line, and answers each with a
-// line that says who it was: thread id, goroutine id and span id.
+// obeys orders on its standard input, one a line. It answers each with a line that says
+// who it was: thread id, goroutine id and span id.
 package main
 
 /*

@@ -101,9 +101,9 @@ func used() (time.Duration, error) {
 
 var burned int
 
-// The collector's receiver gets the spans of a service from the service and its profile
-// from otelctx record: what samples are linked to are those spans, and those of them
-// that burned are what samples are linked to.
+// The collector's receiver gets the spans of a service from the service, and its
+// profile from otelctx record. Samples are linked to those spans and to no others. All
+// spans that burned have samples.
 func TestJoin(t *testing.T) {
 	if s, err := sampler.Open(sampler.Config{Frequency: 99}); errors.Is(err, sampler.ErrNotPermitted) || errors.Is(err, errors.ErrUnsupported) {
 		t.Skip(err)

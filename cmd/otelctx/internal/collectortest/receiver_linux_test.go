@@ -131,8 +131,9 @@ func (c *collector) exported() map[span]ptrace.Span {
 	return spans
 }
 
-// linked returns the spans that samples have come for, with how many, how many have come
-// for none, and when the first and the last of all were taken.
+// linked returns the spans that samples have come for, with how many, and how many
+// samples have come for none. first and last are when the first and the last sample of
+// all were taken.
 func (c *collector) linked() (spans map[span]int, without int, first, last pcommon.Timestamp) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

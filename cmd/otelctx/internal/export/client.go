@@ -54,12 +54,12 @@ type transport interface {
 // does not count, or a gRPC target. For HTTP it is a URL. If it is that for all signals,
 // or endpoint has no path, /v1development/profiles is appended.
 //
-// The other variables of the OTLP exporter's specification
-// count in any case, each as OTEL_EXPORTER_OTLP_PROFILES_x before
-// OTEL_EXPORTER_OTLP_x: HEADERS, TIMEOUT (in milliseconds, for all attempts; 10000),
-// COMPRESSION (gzip or none), CERTIFICATE, CLIENT_CERTIFICATE, CLIENT_KEY, and
-// INSECURE (where an endpoint for gRPC has no scheme). It connects when there is something to
-// send, and again after a failure; an error is one of the settings.
+// The other variables of the OTLP exporter's specification count in any case, each as
+// OTEL_EXPORTER_OTLP_PROFILES_x before OTEL_EXPORTER_OTLP_x. They are HEADERS, TIMEOUT (in
+// milliseconds, for all attempts; 10000), COMPRESSION (gzip or none), CERTIFICATE,
+// CLIENT_CERTIFICATE and CLIENT_KEY. INSECURE counts where an endpoint for gRPC has no
+// scheme. It connects when there is something to send, and again after a failure; an error is
+// one of the settings.
 func NewClient(endpoint string) (*Client, error) {
 	c, err := newConfig(endpoint, os.Getenv)
 	if err != nil {
@@ -100,10 +100,10 @@ func (r *RejectedError) Error() string {
 }
 
 // Export sends data, and tries again for as long as the timeout allows where the
-// protocol says that it may help. What is too large for one request is sent in
-// several, which have profiles with ids of their own; if one of them fails the rest
-// is sent nevertheless. Warnings are what a collector says that has accepted everything.
-// The error wraps a *RejectedError where one has not.
+// protocol says that it may help. What is too large for one request is sent in several,
+// which have profiles with ids of their own. If one of them fails the rest is sent
+// nevertheless. Warnings are what a collector says that has accepted everything. The
+// error wraps a *RejectedError where one has not.
 func (c *Client) Export(ctx context.Context, data *profilespb.ProfilesData) (warnings []string, err error) {
 	parts, err := profile.Split(data, c.maxRequest)
 	errs := []error{err}

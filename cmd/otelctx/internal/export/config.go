@@ -108,9 +108,9 @@ func newConfig(endpoint string, env environment) (config, error) {
 	return c, nil
 }
 
-// setTarget sets the target, and reports whether the connection is to be secure: a
-// scheme of http or https decides, and else the environment, where the default is
-// that it is.
+// setTarget sets the target, and reports whether the connection is to be secure. A
+// scheme of http or https decides. Without one the environment does, where the default
+// is a secure connection.
 func (c *config) setTarget(endpoint string, env environment) (secure bool, err error) {
 	if endpoint == "" {
 		endpoint, _ = env.setting("ENDPOINT")

@@ -268,8 +268,9 @@ func TestPlanted(t *testing.T) {
 	require.NoError(t, write(path, Pprof, recording(t, 1)), "again")
 }
 
-// TestMarshalJSON compares with what the file had when somebody looked at what OTLP has
-// otherwise than protobuf: names, ids in hexadecimal digits, and large numbers in quotes.
+// TestMarshalJSON compares with a file that somebody has checked for what OTLP's JSON
+// does otherwise than protobuf's. That is names, ids in hexadecimal digits, and large
+// numbers in quotes.
 func TestMarshalJSON(t *testing.T) {
 	data := recording(t, 1)
 	data.ResourceProfiles[0].ScopeProfiles[0].Profiles[0].ProfileId = []byte("0123456789abcdef")

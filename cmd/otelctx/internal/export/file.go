@@ -39,8 +39,8 @@ type output interface {
 }
 
 // Create begins to write a file, or to stdout if path is "-". It opens what is there as a
-// shell does, so that the kernel's rules for links and files of other users hold, before
-// there is anything to lose.
+// shell does, before there is anything to lose. So the kernel's rules for links and files
+// of other users hold.
 //
 // A regular file appears complete when it is closed, and one that was there stays until
 // then. One that is a link, has more names, or is another user's is written over at that

@@ -15,9 +15,10 @@ import (
 	"github.com/google/renameio/v2"
 )
 
-// refusePlanted returns an error if another user has put a file there, in a directory in
-// which everybody may create files, for this user to write to. These are the kernel's own
-// rules (fs.protected_symlinks and its kin), which need not be switched on.
+// refusePlanted returns an error if another user has planted the file for this user to
+// write to. Such a file is in a directory in which everybody may create files. These
+// are the kernel's own rules (fs.protected_symlinks and its kin), which need not be
+// switched on.
 func refusePlanted(path string) error {
 	dir, err := os.Stat(filepath.Dir(path))
 	if err != nil {

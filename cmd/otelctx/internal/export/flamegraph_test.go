@@ -128,8 +128,8 @@ func TestFlameGraph(t *testing.T) {
 	assert.Equal(t, []int32{0, 0}, documentOf(t, path).Nodes)
 }
 
-// A page has room for so much, and shows all samples: those of rare stacks by who has called,
-// those of rare traces and names together.
+// A page has limited room, and shows all samples. Those of rare stacks are shown by who has
+// called, and those of rare traces and names are put together.
 func TestFlameGraphIsBounded(t *testing.T) {
 	function := func(name string) *pprof.Location {
 		return &pprof.Location{Line: []pprof.Line{{Function: &pprof.Function{Name: name}}}}

@@ -18,9 +18,9 @@ import (
 	otlp "github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
 )
 
-// foldedEncoder writes a line for each stack: the service and the functions, the outermost
-// first, between semicolons, and behind a space how many samples there are. Several parts may
-// have lines for one stack, which readers of the format add up.
+// foldedEncoder writes a line for each stack. It has the service and the functions, the
+// outermost first, between semicolons, then a space and the number of samples. Several parts
+// may have lines for one stack, which readers of the format add up.
 type foldedEncoder struct{ to io.Writer }
 
 func (e *foldedEncoder) add(data *profilespb.ProfilesData) error {

@@ -33,9 +33,9 @@ var (
 	flameScript string
 )
 
-// flameBounds bound a page. What has the fewest samples is put together where there is more: the
-// innermost functions of stacks with those that have called them, traces and the names of spans
-// with other ones.
+// flameBounds bound a page. Beyond a bound, what has the fewest samples is put together. The
+// innermost functions of stacks go to those that have called them, and traces and names of spans
+// to others.
 type flameBounds struct {
 	nodes, samples, names, traces int
 	text                          int // bytes of the functions' names
@@ -86,8 +86,8 @@ func hashOf(content string) string {
 	return "sha256-" + base64.StdEncoding.EncodeToString(sum[:])
 }
 
-// flame is a flame graph: a tree of functions, and how many samples each of its nodes has, by the
-// name and the trace of the span that they were in.
+// flame is a flame graph, a tree of functions. Each node has its number of samples by the name
+// and the trace of the span that they were in.
 type flame struct {
 	bounds    flameBounds
 	functions *words

@@ -13,7 +13,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// otlpEncoder writes one ProfilesData message in parts: protobuf has it that messages whose
+// otlpEncoder writes one ProfilesData message in parts. In protobuf, messages whose
 // encodings stand one behind the other are one message, with the elements of all. The
 // tables of a part go on where those of the part before end.
 type otlpEncoder struct {

@@ -68,11 +68,11 @@ const (
 	functionStartLine  = 5
 )
 
-// pprofEncoder writes one pprof profile piece by piece: what is written is held no longer.
-// The order of the fields of a message is free, and so each part brings its own tables,
-// whose ids go on from those of the part before. Strings are written once for each part:
-// most are ids of spans, and those of a long recording would fill the memory. The package that reads the format can
-// write only a profile that is in memory as a whole.
+// pprofEncoder writes one pprof profile piece by piece: what is written is held no longer. The
+// order of the fields of a message is free. So each part brings its own tables, whose ids go on
+// from those of the part before. Strings are written once for each part: most are ids of spans, and
+// those of a long recording would fill the memory. The package that reads the format can write only
+// a profile that is in memory as a whole.
 type pprofEncoder struct {
 	to      *gzip.Writer
 	strings map[string]int64

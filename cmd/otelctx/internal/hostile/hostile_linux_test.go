@@ -74,7 +74,7 @@ func requireNoSecret(t *testing.T, d *document, profile *pprof.Profile) {
 }
 
 // TestSetuidExec has an ordinary user record a program of his own, with otelctx as it is to be
-// installed, and that program become a privileged one (row 1).
+// installed. That program then becomes a privileged one (row 1).
 func TestSetuidExec(t *testing.T) {
 	otelctx, attacker := installedCommand(t), attacker(t)
 	victim := programs.Public(t, attacker, "victim")
@@ -228,8 +228,8 @@ func stall(t *testing.T) (pids []int) {
 	return pids
 }
 
-// TestBeside records a service beside each attacker: none of its samples is lost, and there
-// is a profile that can be read (rows 3 and 4).
+// TestBeside records a service beside each attacker. None of the service's samples is lost,
+// and there is a profile that can be read (rows 3 and 4).
 func TestBeside(t *testing.T) {
 	attacker := attacker(t)
 	for _, u := range []user{self, nobody} {

@@ -257,7 +257,7 @@ func (r *recorder) recorded(pid int) *recorder {
 }
 
 // requireRecorded ends the recording when a service has used the processor for half a second
-// in it: none of its samples is lost, and there are some in spans.
+// in it. None of the service's samples may be lost, and some must be in spans.
 func (r *recorder) requireRecorded(service *childproc.Child) *document {
 	r.t.Helper()
 	r.recorded(service.PID())

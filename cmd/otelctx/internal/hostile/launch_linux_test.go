@@ -15,7 +15,7 @@ import (
 )
 
 // A command that an ordinary user has recorded gets nothing of what otelctx has: no
-// capability of its file, and no descriptor of what it does.
+// capability of its file, and none of its descriptors.
 func TestRecordedCommandHasNoRights(t *testing.T) {
 	otelctx := installedCommand(t)
 	file, err := os.Open("/dev/null")

@@ -1,8 +1,8 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package launch starts a command that waits before its first instruction, so that it can
-// be recorded from there on, and passes signals on to it.
+// Package launch starts a command that waits before its first instruction. So the command
+// can be recorded from there on. It also passes signals on to the command.
 //
 // The command gets the streams, the environment, the user and the process group of this
 // process, and the descriptors that this process was given. It gets none that this process

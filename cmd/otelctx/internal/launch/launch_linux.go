@@ -129,8 +129,8 @@ func (c *Command) Kill() {
 // Ended is closed when the program has ended.
 func (c *Command) Ended() <-chan struct{} { return c.ended }
 
-// ExitCode returns what the program has exited with, once it has ended: as shells do, 128 and
-// the number of the signal that has ended it.
+// ExitCode returns what the program has exited with, once it has ended. As in shells, that is
+// 128 and the number of the signal if a signal has ended it.
 func (c *Command) ExitCode() int {
 	if c.status.Signaled() {
 		const signaled = 128

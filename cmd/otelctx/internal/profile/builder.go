@@ -177,11 +177,11 @@ func newProfileID() []byte {
 	return id
 }
 
-// Data returns a profile of all samples so far for each resource, in the order in
-// which resources and samples came. end is when the recording ended; samples from
-// before its start or after its end, by a clock's difference, widen its range. More
-// samples may be added afterwards, and what was returned does not change; the messages
-// of the dictionary are shared between calls, and nobody may change them.
+// Data returns a profile of all samples so far for each resource, in the order in which
+// resources and samples came. end is when the recording ended; samples from before its
+// start or after its end, by a clock's difference, widen its range. More samples may be
+// added afterwards, and what was returned does not change. The messages of the
+// dictionary are shared between calls, and nobody may change them.
 func (b *Builder) Data(end time.Time) *profilespb.ProfilesData {
 	start, limit := b.options.Start.UnixNano(), end.UnixNano()
 	if b.first != 0 {

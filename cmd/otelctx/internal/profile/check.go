@@ -20,22 +20,22 @@ import (
 )
 
 // Check returns an error for each way, up to a limit, in which data is not as the
-// builder of this package makes it: for what the format demands or recommends (MUST
-// and SHOULD in profiles.proto v0.4.0), and for what this package promises beyond
-// that. Nothing in data is trusted.
+// builder of this package makes it. It checks what the format demands or recommends
+// (MUST and SHOULD in profiles.proto v0.4.0). It also checks what this package promises
+// beyond that. Nothing in data is trusted.
 //
-// The format's rules: index 0 of each table is the zero value; indices are inside
-// their table; tables have neither duplicates nor entries that nothing uses; keys of
-// attributes are unique; ids have their length; the times of a sample are inside the
-// profile's range, and no two samples have one identity; original_payload comes with its
-// format. These include all rules of profcheck, the checker of OpenTelemetry's profiling
-// group.
+// These are the format's rules. Index 0 of each table is the zero value, and indices are
+// inside their table. Tables have neither duplicates nor entries that nothing uses. Keys
+// of attributes are unique, and ids have their length. The times of a sample are inside
+// the profile's range, and no two samples have one identity. original_payload comes with
+// its format. These include all rules of profcheck, the checker of OpenTelemetry's
+// profiling group.
 //
-// The promises: entry 0 of the links is the empty message; one profile for
-// each resource; samples are counted and have a period of CPU time; they have times and
-// no values; ids of profiles are set and unique; a link is to a valid span or index 0;
-// what is unknown has no lines; addresses are in their mapping; attributes do not refer
-// to strings of the dictionary where they could; original_payload is left unset.
+// These are the promises. Entry 0 of the links is the empty message, and a link is to a
+// valid span or index 0. There is one profile for each resource, with a unique id.
+// Samples are counted and have a period of CPU time; they have times and no values.
+// What is unknown has no lines, and addresses are in their mapping. Attributes do not
+// refer to strings of the dictionary where they could. original_payload is left unset.
 func Check(data *profilespb.ProfilesData) error {
 	c := checker{dictionary: data.GetDictionary()}
 	c.tables()
@@ -110,8 +110,8 @@ func (c *checker) tables() {
 	checkTable(c, "stack", d.GetStackTable(), zeroMessage, encode, c.stack)
 }
 
-// checkTable checks that entry 0 of table is zero, that no other is the same as
-// another by its key, and each other than 0 with check.
+// checkTable checks that entry 0 of table is zero, and that no two entries have the
+// same key. It checks every other entry with check.
 func checkTable[T any](c *checker, name string, table []T, zero func(T) bool, key func(T) string, check func(name string, entry T)) {
 	if len(table) == 0 || !zero(table[0]) {
 		c.problem("%s table: index 0 is not the zero value", name)

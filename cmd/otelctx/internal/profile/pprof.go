@@ -18,8 +18,9 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 )
 
-// The labels of a sample in pprof's format that say which span it belongs to, in
-// lower-case hex: those of the goroutine record, and so of a Go service's own profiles.
+// These labels of a sample in pprof's format say which span it belongs to, in
+// lower-case hex. They are those of the goroutine record, and so of a Go service's own
+// profiles.
 const (
 	labelTraceID = "trace_id"
 	labelSpanID  = "span_id"
@@ -42,7 +43,7 @@ var resourceLabels = []string{
 // its resource that tell services and processes apart. Times of single samples have no
 // place in that format.
 //
-// `go tool pprof -tagfocus='span_id=^ID$'` shows one span: without ^ and $ the tool
+// `go tool pprof -tagfocus='span_id=^ID$'` shows one span. Without ^ and $ the tool
 // takes about one id in 700 for a number with a unit, and finds nothing.
 func Pprof(data *profilespb.ProfilesData) (*profile.Profile, error) {
 	c := converter{
@@ -186,8 +187,8 @@ func sampleValues(p *profilespb.Profile, s *profilespb.Sample) []int64 {
 func (c *converter) text(index int32) string { return c.dictionary.GetStringTable()[index] }
 
 // buildID returns the GNU build id of m, or else Go's. pprof compares it with the GNU build id
-// of the file that it is to name functions by, and does not name any if that is another one.
-// With Go's it could name none, so that a mapping without names does not get that one.
+// of the file that it is to name functions by. If they differ it names none. With Go's it
+// could name none, so that a mapping without names does not get that one.
 func (c *converter) buildID(m *profilespb.Mapping, named bool) string {
 	ids := map[string]string{}
 	for _, i := range m.GetAttributeIndices() {

@@ -11,11 +11,11 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Split returns data in parts of at most limit bytes as protobuf, each complete in
-// itself: with a dictionary of what its samples use, and with new ids for its profiles,
-// which are different ones. data is a [Builder]'s; if it is small enough it is returned as
-// it is. A sample that is too large by itself is divided by time. The error names the
-// samples that are too large for that; the parts hold all others.
+// Split returns data in parts of at most limit bytes as protobuf, each complete in itself.
+// A part has a dictionary of what its samples use. Its profiles are other profiles, and so
+// have new ids. data is a [Builder]'s; if it is small enough it is returned as it is. A
+// sample that is too large by itself is divided by time. The error names the samples that
+// are too large for that; the parts hold all others.
 func Split(data *profilespb.ProfilesData, limit int) ([]*profilespb.ProfilesData, error) {
 	size := proto.Size(data)
 	if size <= limit {

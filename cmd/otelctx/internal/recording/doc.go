@@ -1,7 +1,7 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package recording records what processes use the processor for: it keeps the sampler
+// Package recording records what processes use the processor for. It keeps the sampler
 // informed of processes that come, go, and begin to publish, and makes profiles of the
 // samples.
 package recording

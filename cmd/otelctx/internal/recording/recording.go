@@ -41,15 +41,16 @@ type Config struct {
 	Attributes bool
 	// Version is that of who records.
 	Version string
-	// Progress, if not nil, is called about four times in a second by one goroutine
-	// with how long the recording has gone on and how many samples there are.
+	// Progress, if not nil, is called about four times in a second by one goroutine. It
+	// gets how long the recording has gone on and how many samples there are.
 	Progress func(elapsed time.Duration, samples uint64)
-	// Warn, if not nil, is called with what could not be done without an end to the
-	// recording, by one goroutine at a time, not for the same process and reason
-	// again.
+	// Warn, if not nil, is called with what could not be done and does not end the
+	// recording. One goroutine at a time calls it, and not for the same process and
+	// reason again.
 	Warn func(error)
 	// Part, if not nil, is called with the profiles of about half a minute each, one part
-	// behind the other, by one goroutine at a time. What it takes too long for is lost.
+	// behind the other. One goroutine at a time calls it. What it takes too long for is
+	// lost.
 	Part func(*profilespb.ProfilesData)
 }
 

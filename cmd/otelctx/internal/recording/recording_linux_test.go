@@ -154,8 +154,8 @@ func TestExit(t *testing.T) {
 	require.Error(t, err)
 }
 
-// Where there is no more room, the program that has been idle for the longest time is recorded
-// no longer, until it uses the processor again.
+// Where there is no more room, the program that has been idle for the longest time gives way.
+// It is not recorded until it uses the processor again.
 func TestMakeRoom(t *testing.T) {
 	ts, err := openTargets(&Config{Sampler: sampler.Config{Frequency: 1}})
 	if errors.Is(err, sampler.ErrNotPermitted) {

@@ -21,9 +21,9 @@ type Selection struct {
 	// are recorded too, once they are noticed.
 	PIDs     []int
 	Children bool
-	// Names, Services and Cgroups select the processes that have one of the names, are one of
-	// the services, and are in one of the control groups. An empty list selects all. With Names
-	// or Cgroups processes are recorded whatever they publish. PIDs is empty then.
+	// Names, Services and Cgroups select processes. Those selected have one of the names, are
+	// one of the services, and are in one of the control groups. An empty list selects all.
+	// With Names or Cgroups processes are recorded whatever they publish. PIDs is empty then.
 	Names, Services, Cgroups []string
 }
 
@@ -86,8 +86,8 @@ func parentOf(pid int) int {
 	return parent
 }
 
-// selectsName compares the names that ps, top and pidof know: that of the first thread, and
-// that of the executable where this user may see it.
+// selectsName compares the names that ps, top and pidof know. They are that of the first
+// thread, and that of the executable where this user may see it.
 func (s *Selection) selectsName(pid int) bool {
 	if len(s.Names) == 0 {
 		return true
@@ -121,9 +121,9 @@ func (s *Selection) selectsCgroup(pid int) bool {
 // shortContainerID is how much of a container's id tools show.
 const shortContainerID = 12
 
-// inCgroup reports whether path is the control group that is wanted, or in it. That is a
-// path, with or without what it is mounted at; or the name of a group; or what tools
-// show of a container's id.
+// inCgroup reports whether path is the control group that is wanted, or in it. The group
+// that is wanted is a path, with or without what it is mounted at. It may also be the
+// name of a group, or what tools show of a container's id.
 func inCgroup(path, want string) bool {
 	if rest, mounted := strings.CutPrefix(want, "/sys/fs/cgroup"); mounted {
 		want = rest

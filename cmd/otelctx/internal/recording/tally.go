@@ -84,9 +84,10 @@ type TraceUse struct {
 	Samples uint64
 }
 
-// The bounds of what is counted one by one. Of spans, their names, functions and attributes beyond that,
-// those with the fewest samples are left out of what is reported, as are all processes beyond
-// it that come later. A span takes about 140 bytes, and the collector lets the heap be twice that.
+// The bounds of what is counted one by one. Beyond that, the spans, names of spans, functions and
+// attributes with the fewest samples are left out of what is reported. All processes that come
+// later are left out too. A span takes about 140 bytes, and the collector lets the heap be twice
+// that.
 const (
 	maxSpans      = 1 << 14
 	maxSpanNames  = 1 << 12

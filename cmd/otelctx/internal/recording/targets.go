@@ -51,8 +51,8 @@ type targets struct {
 	gone map[*target]time.Time
 	// others are what was found out of processes that are not recorded, by their id.
 	others map[int]other
-	// looking is since when processes are being looked at, by their id; the zero time for
-	// those that are to be, when there is a place.
+	// looking is since when processes are being looked at, by their id. The time is zero
+	// for those that are to be looked at when there is a place.
 	looking map[int]time.Time
 	// warned has what has been warned of.
 	warned map[warning]bool
@@ -552,7 +552,7 @@ func (ts *targets) warn(pid int, err error) {
 }
 
 // warnOnce is warn with ts.mu held. A process that gives another reason in each second is
-// told by the kind of error: its texts do not fill the memory or the screen.
+// known by the kind of error. So its texts do not fill the memory or the screen.
 func (ts *targets) warnOnce(pid int, err error) {
 	w := warning{pid, err.Error()}
 	for _, kind := range []error{patient.ErrNoAnswer, patient.ErrTooMany, reader.ErrInvalid, reader.ErrBusy} {

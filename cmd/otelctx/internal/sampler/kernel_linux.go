@@ -171,9 +171,9 @@ func kernelBoottime() (uint64, error) {
 	return 0, fmt.Errorf("%s: no boottime in %q", name, b)
 }
 
-// sameMoment returns one moment on two clocks: time's, and [kernelBoottime]. Of a few looks
-// at both it takes the shortest, since this process may have to wait in between, and all
-// samples would be that much too early.
+// sameMoment returns one moment on two clocks: time's, and [kernelBoottime]. It looks at
+// both a few times and takes the shortest look. This process may have to wait in between,
+// and all samples would be that much too early.
 func sameMoment() (now time.Time, boot uint64, err error) {
 	const looks = 5
 	shortest := time.Duration(math.MaxInt64)

@@ -20,8 +20,8 @@ const (
 // spanOfLabels returns the span that labels name, as the program has read them, or nil.
 // Of two labels with the same key, as far as that was read, the last one counts.
 //
-// The OpenTelemetry eBPF profiler takes bytes for labels in this way (tracer/labels.go):
-// strings end at the first zero, and values before what is not UTF-8, unless that is all.
+// The OpenTelemetry eBPF profiler takes bytes for labels in this way (tracer/labels.go).
+// Strings end at the first zero. Values end before what is not UTF-8, unless that is all.
 func spanOfLabels(labels []byte) *Span {
 	var trace, span []byte
 	for ; len(labels) >= labelSize; labels = labels[labelSize:] {

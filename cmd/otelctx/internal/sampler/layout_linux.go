@@ -15,8 +15,8 @@ const noField = 1024
 
 // newLayout returns what the program is to know of a process. layout may be nil.
 //
-// What can be proven is all that is looked at where there is any: a thread's slot that
-// nobody can check would only add what may be wrong. Carriers have been checked by
+// Where there is proof to be had, only what can be proven is looked at. A thread's slot
+// that nobody can check would only add what may be wrong. Carriers have been checked by
 // package reader, whose bounds are the program's. If one of them is chosen, there are no
 // others.
 func newLayout(image Image, layout *reader.ThreadLayout, chosen Carrier) programLayout {

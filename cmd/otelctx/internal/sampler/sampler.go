@@ -34,8 +34,8 @@ type Config struct {
 	// Carrier is where spans are read from, and nowhere else; zero for the best one that
 	// shows a span.
 	Carrier Carrier
-	// BufferSize is how many bytes of samples wait to be read before others are lost,
-	// a power of two and a multiple of the page size. 0 is enough for a reader that
+	// BufferSize is how many bytes of samples can wait to be read; others are lost. It
+	// is a power of two and a multiple of the page size. 0 is enough for a reader that
 	// is no more than a second late.
 	BufferSize int
 }
@@ -72,8 +72,8 @@ type Counts struct {
 // Sample is a thread of a watched process as it was interrupted. Process and thread ids
 // are those of the caller's PID namespace.
 type Sample struct {
-	// Time is that of CLOCK_BOOTTIME, told as the wall clock's by how those two stood
-	// when the sampler was opened: it goes on evenly when the wall clock is set.
+	// Time is that of CLOCK_BOOTTIME, turned into the wall clock's by how the two stood
+	// when the sampler was opened. So it goes on evenly when the wall clock is set.
 	Time time.Time
 	// Image is the program that the process ran.
 	Image Image
@@ -92,8 +92,8 @@ type Sample struct {
 	// Truncated says that a stack has as many frames as the kernel gives at most, so that it
 	// probably lacks the outermost ones.
 	Truncated bool
-	// Goroutine is the id of the user's goroutine that the thread ran or waited for
-	// a system call for; 0 if there was none, or it is not known.
+	// Goroutine is the id of the user's goroutine that the thread ran, or waited for a
+	// system call for. It is 0 if there was none, or it is not known.
 	Goroutine uint64
 	// Span is the span that the thread was in, nil if there was none or none that
 	// can be told.
@@ -108,8 +108,8 @@ type Span struct {
 	// zeros where that is not known.
 	LocalRootSpanID [8]byte
 	TraceFlags      byte
-	// Name and Endpoint are the numbers of the span's name and of that of its local root,
-	// which [reader.Process.Names] returns; 0 where they are not known.
+	// Name and Endpoint are the numbers of the span's name and of that of its local root.
+	// [reader.Process.Names] returns the names. A number is 0 where it is not known.
 	Name, Endpoint uint16
 	// Attributes are those of the span as OTEP 4947 encodes them, which
 	// [reader.ThreadLayout.Attributes] decodes.
@@ -117,8 +117,8 @@ type Span struct {
 	// Carrier is what the span was read from.
 	Carrier Carrier
 	// Proven says that the process showed this span for the goroutine that the thread
-	// ran. If it is false all that is known is that the span was shown for the
-	// thread: its goroutine may have moved on since, and in slots of layout 1 it may
-	// even be another thread's. Labels are the goroutine's, but may outlive their span.
+	// ran. If it is false, all that is known is that the span was shown for the thread.
+	// Its goroutine may have moved on since. In slots of layout 1 the span may even be
+	// another thread's. Labels are the goroutine's, but may outlive their span.
 	Proven bool
 }

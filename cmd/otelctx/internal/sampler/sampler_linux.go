@@ -41,9 +41,9 @@ type Sampler struct {
 	bootBase uint64
 
 	mu sync.Mutex
-	// places has the number of the layout of each process that is watched, free those
-	// that are nobody's, the one that has been for the longest time first: a sample
-	// that is being taken may still look at one.
+	// places has the number of the layout of each process that is watched. free has the
+	// layouts that nobody uses. The one that is free for longest is first, since a
+	// sample that is being taken may still look at one.
 	places map[int]uint32
 	free   []uint32
 	// counts are those of the end.
@@ -65,8 +65,8 @@ const pollInterval = 250 * time.Millisecond
 
 // Open starts to sample. No process is watched yet.
 //
-// The error wraps [ErrNotPermitted], or [errors.ErrUnsupported] where the kernel has not
-// what it takes; else it names the field of the config that cannot be met, or what
+// The error wraps [ErrNotPermitted], or [errors.ErrUnsupported] where the kernel lacks
+// what it takes. Else it names the field of the config that cannot be met, or what
 // failed.
 func Open(c Config) (*Sampler, error) {
 	if c.Frequency < 1 {
@@ -159,8 +159,8 @@ func bufferSize(frequency, processors int) int {
 }
 
 // Watch has a process sampled from now on, its spans by layout, for as long as it runs the
-// program that image is; if layout is nil, or shows nothing, without spans. For one that is
-// watched already both are replaced.
+// program that image is. If layout is nil, or shows nothing, it is sampled without spans.
+// For one that is watched already both are replaced.
 //
 // The error wraps [ErrTooManyProcesses], or is the kernel's.
 func (s *Sampler) Watch(image Image, layout *reader.ThreadLayout) error {
@@ -249,7 +249,7 @@ func (s *Sampler) processes() (map[int]Process, error) {
 // Image returns what a process runs. The error wraps [reader.ErrProcessGone] if there is
 // no such process.
 //
-// Those who ask while a list is being made share the next one: it takes the longer the more
+// Those who ask while a list is being made share the next one. A list takes longer the more
 // processes there are, and where there are many, many ask.
 func (s *Sampler) Image(pid int) (Image, error) {
 	s.nextMu.Lock()

@@ -112,9 +112,9 @@ func rest(t testing.TB, s *Sampler) []Sample {
 type verdict struct {
 	// undecided have no stack that says what is true.
 	samples, undecided int
-	// inside and outside are those in a span and in none by the truth, found and
-	// wrong those of which that span and another one is said, stray those outside
-	// for which any is.
+	// inside and outside are the samples that are in truth in a span and in none. found
+	// and wrong are those inside for which that span, or another one, is reported.
+	// stray are those outside for which any is.
 	inside, found, wrong int
 	outside, stray       int
 }
@@ -246,8 +246,9 @@ func TestSpans(t *testing.T) {
 	}
 }
 
-// Where it is not known at what a thread keeps its goroutine, as on arm64 without cgo, its
-// slot leads there once it has published: less may be found, and nothing wrong.
+// On arm64 without cgo, for one, it is not known where a thread keeps its goroutine. There
+// the thread's slot leads to it once the goroutine has published. Less may be found, and
+// nothing wrong.
 func TestWithoutThreadLocalStorage(t *testing.T) {
 	if runtime.GOARCH != "amd64" {
 		t.Skip("goroutines are found in a register")
@@ -339,8 +340,8 @@ func TestAttributesOfSlots(t *testing.T) {
 
 // roleRing has a ring that nobody advertises, and burns on a thread that shows a span
 // with attributes in it. Behind a header of 64 bytes every fourth slot of 1,024 crosses
-// into another page, which is not there before it is written: it is the one of such a
-// thread.
+// into another page, which does not exist before it is written. The slot of such a
+// thread is one of them.
 const roleRing = "ring"
 
 var burnt atomic.Uint64

@@ -44,7 +44,7 @@ func (o *file) wantsDebug() (link string, segments []elf.Prog64, ok bool) {
 
 // openDebug returns the file with the symbols of a region's file, or nil. It has the same
 // build id. It is looked for by the build id, and by the name that the file gives it
-// (.gnu_debuglink): where this process has such files, and where the recorded one has.
+// (.gnu_debuglink). Both this process's files and the recorded process's are searched.
 func (f *Files) openDebug(r *Region, of *file) *debugFile {
 	link, segments, ok := of.wantsDebug()
 	if !ok || f.unnamed {

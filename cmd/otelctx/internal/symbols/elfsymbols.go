@@ -101,9 +101,10 @@ func (s *elfSymbols) read(table part, dynamic bool, left uint64) uint64 {
 	return 0
 }
 
-// lookup returns the name of the function that address is in: of several the one that
-// begins last, of those global ones before weak ones before local ones, and of those
-// the one with the fewest underscores in front (malloc before __libc_malloc).
+// lookup returns the name of the function that address is in. Of several it takes the
+// one that begins last, of those a global one before a weak one before a local one. Of
+// those it takes the one with the fewest underscores in front (malloc before
+// __libc_malloc).
 func (s *elfSymbols) lookup(address uint64) (string, bool) {
 	i, _ := slices.BinarySearchFunc(s.functions, address, func(f elfFunction, a uint64) int {
 		if f.address <= a {

@@ -35,9 +35,9 @@ func (p *patched) ReadAt(b []byte, offset int64) (int, error) {
 }
 
 // FuzzImage changes this very program's file where its structure is, or cuts it off,
-// and looks addresses up. Nothing may crash or read without end; what a function is
-// called must stand in the file as debug/elf reads it, or come from the Go table
-// within its limits; and without a change everything is as it was.
+// and looks addresses up. Nothing may crash or read without end. What a function is
+// called must stand in the file as debug/elf reads it, or come from the Go table within
+// its limits. Without a change everything is as it was.
 func FuzzImage(f *testing.F) {
 	base, err := os.ReadFile("/proc/self/exe")
 	require.NoError(f, err)

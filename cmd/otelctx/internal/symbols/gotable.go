@@ -122,8 +122,8 @@ const (
 	moduleEndText = 23
 )
 
-// adopt takes text from moduledata, if that is what words are: those which the
-// runtime's own check wants to agree with the table at address do so.
+// adopt takes text from moduledata, if words are that. They are if they agree with the
+// table at address as the runtime's own check wants it.
 func (t *goTable) adopt(address uint64, words *[moduleWordCount]uint64) bool {
 	first, ok := t.functions.uint32(0)
 	last, ok2 := t.functions.uint32(t.count * goFuncTabEntry)
@@ -146,8 +146,9 @@ func (t *goTable) adopt(address uint64, words *[moduleWordCount]uint64) bool {
 	return true
 }
 
-// moduleCandidates returns the addresses where moduledata may be: at the start of the
-// section that Go 1.26 gives it, or else wherever there is the address of the table, s.
+// moduleCandidates returns the addresses where moduledata may be. That is the start of
+// the section that Go 1.26 gives it, or else wherever the address of the table s
+// stands.
 func (f *elfFile) moduleCandidates(s *section, relocations []relocation) []uint64 {
 	if module := f.named(".go.module"); module != nil {
 		return []uint64{module.Addr}
@@ -240,7 +241,8 @@ func (f *elfFile) moduleWords(address uint64, relocations []relocation) (*[modul
 
 const (
 	// inlineProbe is how many functions with inlined calls are looked at to tell whether
-	// their trees are at an address, and inlineSearch how many functions to find those.
+	// their trees are at an address. inlineSearch is how many functions are searched for
+	// those.
 	inlineProbe  = 32
 	inlineSearch = 1 << 16
 	// maxInlined bounds the calls that are looked at in one function.
@@ -295,7 +297,7 @@ func (t *goTable) findInlineTrees(f *elfFile, words *[moduleWordCount]uint64) {
 }
 
 // sensible reports whether the calls inlined in a function make sense if the trees are
-// there: names begin where another ends, and calls are inside the function.
+// there. Names must begin where another one ends, and calls be inside the function.
 func (t *goTable) sensible(p probe, trees part) bool {
 	for i := range p.count {
 		call, ok := inlinedCall(p.goFunction, trees, i)
@@ -313,7 +315,7 @@ func (t *goTable) sensible(p probe, trees part) bool {
 }
 
 // goCall is the runtime's inlinedCall: a call of the function called name, which begins in
-// the line start, at the offset parent from the function that it is inlined in.
+// the line start. parent is the call's offset in the function that it is inlined in.
 type goCall struct {
 	name, parent uint32
 	start        int32

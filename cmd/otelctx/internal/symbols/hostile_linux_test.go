@@ -69,8 +69,8 @@ func TestEndless(t *testing.T) {
 	}
 }
 
-// TestOlderGo finds moduledata as in files from before Go 1.26, which have no section
-// for it: by the address that stands there, or by its relocation.
+// TestOlderGo finds moduledata in files as from before Go 1.26, which have no section
+// for it. It goes by the address of the table that stands there, or by its relocation.
 func TestOlderGo(t *testing.T) {
 	for _, v := range []programs.Variant{programs.Stripped, pieStripped} {
 		file, err := os.Open(build(t, v, "prog"))

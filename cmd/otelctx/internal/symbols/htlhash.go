@@ -33,8 +33,8 @@ func htlHash(file part, size int64) string {
 	return hex.EncodeToString(sum[:htlSize])
 }
 
-// kernelHTLHash returns what stands for the kernel, of which there is no file: the hash by
-// which the OpenTelemetry eBPF profiler names it, which is one of its GNU build id.
+// kernelHTLHash returns the hash by which the OpenTelemetry eBPF profiler names the
+// kernel, of which there is no file. It is a hash of the kernel's GNU build id.
 func kernelHTLHash(gnuBuildID string) string {
 	if gnuBuildID == "" {
 		return ""

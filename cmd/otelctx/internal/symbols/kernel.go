@@ -39,14 +39,14 @@ type kernelSymbol struct {
 	name    string // empty for data, and what else is no function
 }
 
-// OpenKernel reads the kernel's symbols from /proc/kallsyms, about ten megabytes. If
-// the kernel does not show them, or not where they are (kernel.kptr_restrict), the
-// error says so (it may wrap ErrKernelHidden), and the Kernel, never nil, knows the
-// name of nothing.
+// OpenKernel reads the kernel's symbols from /proc/kallsyms, about ten megabytes. The
+// kernel may not show its symbols, or not where they are (kernel.kptr_restrict). Then
+// the error says so (it may wrap ErrKernelHidden), and the Kernel, never nil, names
+// nothing.
 func OpenKernel() (*Kernel, error) { return openKernel((*Kernel).parse) }
 
-// OpenUnnamedKernel is OpenKernel for who wants no names: of the symbols only those that say
-// where the kernel's code is are looked for, and none is kept.
+// OpenUnnamedKernel is OpenKernel for callers that want no names. It looks only for the
+// symbols that say where the kernel's code is, and keeps none.
 func OpenUnnamedKernel() (*Kernel, error) { return openKernel((*Kernel).parseRange) }
 
 func openKernel(parse func(*Kernel, io.Reader) error) (*Kernel, error) {

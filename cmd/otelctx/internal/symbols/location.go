@@ -19,7 +19,8 @@ type Mapping struct {
 	// FileOffset is where in the file Start is.
 	FileOffset uint64
 	// Path is the file's in the process's own mount namespace, without the mark of a
-	// deleted file; a pseudo-path such as [vdso]; or nothing for anonymous memory.
+	// deleted file. It may be a pseudo-path such as [vdso], or nothing for anonymous
+	// memory.
 	Path string
 	// GNUBuildID is in lower-case hex, GoBuildID as `go tool buildid` prints it. Both
 	// are empty if the file has none or could not be read.
@@ -50,7 +51,7 @@ type Location struct {
 	// Lines are the function that the address is in and, before it, the calls
 	// inlined there, the innermost first. It is empty if the function is unknown.
 	Lines []Line
-	// Type is TypeGo, TypeNative or TypeKernel, or empty where the code is of no
-	// known file: it may be anything that was compiled at run time.
+	// Type is TypeGo, TypeNative or TypeKernel. It is empty where the code is of no
+	// known file: that may be anything that was compiled at run time.
 	Type string
 }

@@ -115,8 +115,8 @@ func (p *Process) self() (pid int, user uint32, err error) {
 	return pid, user, nil
 }
 
-// check closes f and fails unless it is a regular file that is the right one, and the
-// process is still there: else it may be another process's.
+// check closes f and fails unless it is a regular file and the right one, and the
+// process is still there. Otherwise the file may be another process's.
 func (p *Process) check(f *os.File, isRight func(fileID) bool) (*os.File, fileID, error) {
 	id, err := identify(f)
 	if err == nil && !isRight(id) {

@@ -21,9 +21,9 @@ const (
 	maxPerfMaps = 2
 )
 
-// perfMap is what a process says of the code that it has compiled at run time: lines with the
-// start and the size of a function in hexadecimal, and its name, as perf and most compilers at
-// run time know them (linux/tools/perf/Documentation/jit-interface.txt).
+// perfMap is what a process says of the code that it has compiled at run time. A line has the
+// start and the size of a function in hexadecimal, and its name. perf and most compilers at
+// run time know this format (linux/tools/perf/Documentation/jit-interface.txt).
 type perfMap struct {
 	functions []perfFunction // by address; of those with the same, the last is the latest
 	// size and changed are the file's when it was read.
