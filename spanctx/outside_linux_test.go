@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -127,6 +128,22 @@ func (s *scan) read(t testing.TB, f func(n uint64, slot *ringbuf.Slot, err error
 	for n, l := range s.looks {
 		slot, err := l.Slot()
 		f(uint64(n), &slot, err)
+	}
+}
+
+// settled calls f for each slot when none is being written: a goroutine of [Go] shows nothing
+// any more after its function has returned, which nobody can wait for.
+func (s *scan) settled(t testing.TB, f func(n uint64, slot *ringbuf.Slot)) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		busy := false
+		s.read(t, func(_ uint64, _ *ringbuf.Slot, err error) { busy = busy || err != nil })
+		return !busy
+	}, time.Minute, time.Millisecond, "somebody writes all the time")
+	for n, l := range s.looks {
+		slot, err := l.Slot()
+		require.NoError(t, err)
+		f(uint64(n), &slot)
 	}
 }
 
