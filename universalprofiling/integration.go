@@ -99,15 +99,20 @@ func newWith(s settings) (*Integration, error) {
 	return i, nil
 }
 
-// WithIntegration is [sdktrace.WithSpanProcessor] with a [New] Integration. An option
-// cannot return an error: it goes to [otel.Handle], and the provider is none the worse
-// for it. Where the process has an Integration already, the provider shares that one until
+// WithIntegration is [sdktrace.WithSpanProcessor] with [ForProvider].
+func WithIntegration(opts ...Option) sdktrace.TracerProviderOption {
+	return sdktrace.WithSpanProcessor(ForProvider(opts...))
+}
+
+// ForProvider returns a [New] Integration for one TracerProvider, which shuts it down; it can
+// be registered with a provider that exists already. An error goes to [otel.Handle], and the
+// provider is none the worse for it. Where the process has an Integration already, the provider shares that one until
 // the Shutdown of the last provider that does. Then opts do not count, which is reported if
 // they ask for something else.
 //
 // Without [NewExporter] spans are shown, but nothing comes back. If a profiler sends stack
 // traces all the same, that is reported.
-func WithIntegration(opts ...Option) sdktrace.TracerProviderOption {
+func ForProvider(opts ...Option) *Integration {
 	s := newSettings(opts)
 	i, err := newWith(s)
 	if errors.Is(err, ErrAlreadyIntegrated) {
@@ -116,7 +121,7 @@ func WithIntegration(opts ...Option) sdktrace.TracerProviderOption {
 	if err != nil {
 		otel.Handle(err)
 	}
-	return sdktrace.WithSpanProcessor(i)
+	return i
 }
 
 // share returns the Integration of this process for one more provider, with an error if s

@@ -13,7 +13,7 @@ import (
 )
 
 // public are the packages that others import.
-var public = []string{"reader", "resourcepublisher", "ringbuf", "scopedattr", "scopedattr/contextattr", "spanctx", "universalprofiling"}
+var public = []string{"instrumentation", "reader", "resourcepublisher", "ringbuf", "scopedattr", "scopedattr/contextattr", "spanctx", "universalprofiling"}
 
 // Every exported name says what it promises: also constants in groups, the fields of
 // structs and the methods of interfaces, which linters pass over.

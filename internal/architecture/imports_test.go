@@ -48,6 +48,9 @@ var graph = map[string]string{
 	"scopedattr/contextattr":  "internal/contextattr otel",
 	"universalprofiling":      "internal/apmlib internal/cells internal/goruntime internal/ordered internal/profilersocket internal/sdkspan internal/wire otel otel/sdk otel/trace",
 
+	// Without code: rules for tools, and what they add to a program.
+	"instrumentation": "internal/environment otel otel/sdk resourcepublisher spanctx universalprofiling",
+
 	// The ring is a writer and, by its View, a reader.
 	"ringbuf": "internal/goruntime internal/remotemem internal/ring internal/wire",
 
@@ -127,6 +130,7 @@ var linked = map[string]string{
 	"scopedattr":             sdk,
 	"scopedattr/contextattr": "otel cespare/xxhash/v2",
 	"universalprofiling":     sdk,
+	"instrumentation":        sdk + "proto/otlp proto/otlp/processcontext/v1development protobuf",
 	"cmd/otelctx": "alecthomas/kong cenkalti/backoff/v5 cespare/xxhash/v2 cilium/ebpf genproto/googleapis/api " +
 		"genproto/googleapis/rpc google/pprof google/renameio/v2 grpc grpc-ecosystem/grpc-gateway/v2 ianlancetaylor/demangle " +
 		"mitchellh/colorstring otel proto/otlp proto/otlp/collector/profiles/v1development " +
@@ -140,7 +144,7 @@ var never = []struct{ who, what, why string }{
 	{"reader ringbuf", "resourcepublisher spanctx scopedattr universalprofiling internal/cells internal/gorecord internal/names internal/scope internal/apmlib", "readers share formats with writers, and the ring"},
 	{"cmd/otelctx", "resourcepublisher spanctx scopedattr universalprofiling internal/cells internal/gorecord internal/names internal/scope internal/apmlib", "the command line tool publishes nothing"},
 	{"scopedattr/contextattr", "otel/sdk otel/trace otel/log otel/metric internal/goruntime x/sys", "a library that sets attributes links the API alone"},
-	{"resourcepublisher spanctx ringbuf scopedattr universalprofiling reader cmd/otelctx", "stretchr/testify go.uber.org/goleak", "these are for tests"},
+	{"resourcepublisher spanctx ringbuf scopedattr universalprofiling instrumentation reader cmd/otelctx", "stretchr/testify go.uber.org/goleak", "these are for tests"},
 }
 
 func TestImports(t *testing.T) {
@@ -248,7 +252,7 @@ var dependenciesOnce = sync.OnceValues(func() (map[string]row, error) {
 		return nil, err
 	}
 	// Those of the library, and the one of a module of its own.
-	patterns := map[string][]string{"cmd/otelctx": {"."}}
+	patterns := map[string][]string{"cmd/otelctx": {"."}, "instrumentation": {"."}}
 	for name := range linked {
 		if patterns[name] == nil {
 			patterns["."] = append(patterns["."], "./"+name)

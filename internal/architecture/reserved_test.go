@@ -16,7 +16,7 @@ import (
 // place says why it is sound there.
 var reserved = map[string]string{
 	"unsafe": "internal/wire internal/vma internal/ordered internal/cells internal/ring internal/gorecord internal/goruntime internal/apmlib " +
-		"internal/profilersocket internal/sdkspan spanctx cmd/otelctx/internal/privilege " +
+		"internal/profilersocket internal/sdkspan spanctx cmd/otelctx/internal/privilege instrumentation " +
 		// Tests, and programs that are tested.
 		"internal/testing/seccomp internal/testing/userfault internal/interop internal/goruntime/testdata/probe internal/testing/burner " +
 		"cmd/otelctx/internal/recording cmd/otelctx/internal/symbols/testdata/prog benchmarks/internal/leaf",
@@ -39,6 +39,8 @@ var reserved = map[string]string{
 // consent.
 var linknames = map[string]string{
 	"internal/apmlib":    "runtime.iscgo",
+	// What NewTracerProvider calls, from within a package that this one imports.
+	"instrumentation":    "github.com/otelctx/otelctx/instrumentation.provider",
 	"internal/goruntime": "runtime.procPin runtime.procUnpin runtime/pprof.runtime_getProfLabel runtime/pprof.runtime_setProfLabel",
 }
 

@@ -88,6 +88,11 @@ var (
 		Does:   "true sets the span attribute by which Grafana finds a span's profile in Pyroscope",
 		Option: "spanctx.WithPyroscopeProfileIDs",
 	}
+	UniversalProfiling = Variable{
+		Name: "OTELCTX_UNIVERSAL_PROFILING", Values: booleans, Default: no,
+		Does:   "true adds Elastic's integration to services that are instrumented without code; its own variables count too",
+		Option: "nothing: universalprofiling.WithIntegration needs no variable",
+	}
 )
 
 // All returns the variables in the order of the documentation.
@@ -95,6 +100,7 @@ func All() []Variable {
 	return []Variable{
 		ProcessContextDisabled, ProcessContextHiddenKeys,
 		SpansDisabled, SpanCarriers, SpanNames, SpanAttributeKeys, SpanAttributeSpace, SpanLabels, SpanCapacity, SpanPyroscopeProfileIDs,
+		UniversalProfiling,
 	}
 }
 

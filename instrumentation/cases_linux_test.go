@@ -1,0 +1,176 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package instrumentation
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/otelctx/otelctx/reader"
+)
+
+// The SDK with the file and the statement that the rules add, compiled without their tools.
+func TestInjected(t *testing.T) {
+	dir := t.TempDir()
+	program := filepath.Join(dir, "cases")
+	goTool(t, ".", "build", "-o", program, "./testdata/cases")
+	testCases(t, program, false)
+
+	sdk, module := filepath.Join(dir, "sdk"), filepath.Join(dir, "module")
+	require.NoError(t, os.CopyFS(sdk, os.DirFS(strings.TrimSpace(goTool(t, ".", "list", "-m", "-f", "{{.Dir}}", "go.opentelemetry.io/otel/sdk")))))
+	path := filepath.Join(sdk, "trace", "provider.go")
+	provider, err := os.ReadFile(path)
+	require.NoError(t, err)
+	const before = "func NewTracerProvider(opts ...TracerProviderOption) *TracerProvider {\n"
+	const after = "func NewTracerProvider(opts ...TracerProviderOption) (_unnamedRetVal0 *TracerProvider) {\n"
+	require.Equal(t, 1, strings.Count(string(provider), before), "the SDK has the function")
+	write(t, path, strings.Replace(string(provider), before, after+statement(t), 1))
+	added, err := os.ReadFile("sdktrace.go")
+	require.NoError(t, err)
+	write(t, filepath.Join(sdk, "trace", "otelctx.go"), strings.Replace(string(added), "//go:build ignore", "", 1))
+
+	require.NoError(t, os.CopyFS(module, os.DirFS("testdata/cases")))
+	write(t, filepath.Join(module, "imported.go"), "package main\n\nimport _ \"github.com/otelctx/otelctx/instrumentation\"\n")
+	for _, name := range []string{"go.mod", "go.sum"} {
+		text, err := os.ReadFile(name)
+		require.NoError(t, err)
+		write(t, filepath.Join(module, name), strings.Replace(string(text), "module github.com/otelctx/otelctx/instrumentation", "module cases", 1))
+	}
+	here, err := os.Getwd()
+	require.NoError(t, err)
+	const own = "github.com/otelctx/otelctx"
+	goTool(t, module, "mod", "edit", "-replace="+own+"="+filepath.Dir(here), "-require="+own+"/instrumentation@v0.0.0", "-replace="+own+"/instrumentation="+here,
+		"-replace=go.opentelemetry.io/otel/sdk="+sdk)
+	goTool(t, module, "build", "-o", program, ".")
+	testCases(t, program, true)
+}
+
+func write(t *testing.T, path, text string) {
+	t.Helper()
+	_ = os.Remove(path) // It may be read-only, as in the module cache.
+	require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
+}
+
+func goTool(t *testing.T, dir string, args ...string) string {
+	t.Helper()
+	return run(t, dir, nil, "go", args...)
+}
+
+// run returns what a command prints, and fails the test if it fails.
+func run(t *testing.T, dir string, env []string, name string, args ...string) string {
+	t.Helper()
+	cmd := exec.Command(name, args...)
+	cmd.Dir, cmd.Env = dir, append(os.Environ(), env...)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	require.NoError(t, err, "%s %s: %s%s", name, strings.Join(args, " "), out, &stderr)
+	return string(out)
+}
+
+// testCases runs each case of a program, published or not.
+func testCases(t *testing.T, program string, published bool) {
+	t.Helper()
+	const differs = "process context has the resource of the first TracerProvider; another one has a different resource"
+	for name, want := range map[string]struct {
+		service string // "" for no process context
+		spans   []string
+		stdout  string
+		stderr  string
+		env     []string
+	}{
+		"idle":             {service: "idle"},
+		"span":             {service: "span", spans: []string{"work"}},
+		"global":           {service: "global", spans: []string{"work"}},
+		"without resource": {service: "from the environment", spans: []string{"work"}, env: []string{"OTEL_SERVICE_NAME=from the environment"}},
+		"value":            {service: "value", spans: []string{"work"}},
+		"spread":           {service: "spread", spans: []string{"one", "two"}},
+		"two":              {service: "first", spans: []string{"one", "two"}, stderr: differs},
+		"next":             {service: "second", spans: []string{"two"}, stderr: differs},
+		"shut down":        {},
+		"parallel":         {service: "last", spans: []string{"work"}},
+		"panic":            {stdout: "panic: runtime error: invalid memory address or nil pointer dereference\n"},
+		"span, no context": {spans: []string{"work"}, env: []string{"OTELCTX_PROCESS_CONTEXT_DISABLED=true"}},
+		"span, no spans":   {service: "span", env: []string{"OTELCTX_SPANS_DISABLED=true"}},
+		"span, wrong capacity": {
+			service: "span", spans: []string{"work"}, env: []string{"OTELCTX_SPAN_CAPACITY=7"},
+			stderr: `OTELCTX_SPAN_CAPACITY="7" is not valid: want a power of two up to 16777216; taken as not set`,
+		},
+	} {
+		if !published {
+			want.service, want.spans, want.stderr = "", nil, ""
+		}
+		t.Run(filepath.Base(program)+" "+name, func(t *testing.T) {
+			which, _, _ := strings.Cut(name, ",")
+			cmd := exec.Command(program, which)
+			cmd.Env = append(os.Environ(), append(want.env, "OTELCTX_SPAN_NAMES=true")...)
+			stdin, err := cmd.StdinPipe()
+			require.NoError(t, err)
+			stdout, err := cmd.StdoutPipe()
+			require.NoError(t, err)
+			var stderr bytes.Buffer
+			cmd.Stderr = &stderr
+			require.NoError(t, cmd.Start())
+			var printed strings.Builder
+			lines := bufio.NewScanner(stdout)
+			for lines.Scan() && lines.Text() != "ready" {
+				printed.WriteString(lines.Text() + "\n")
+			}
+			service, spans := inspect(t, cmd.Process.Pid)
+			require.NoError(t, stdin.Close())
+			_, err = io.Copy(io.Discard, stdout)
+			require.NoError(t, err)
+			require.NoError(t, cmd.Wait(), stderr.String())
+			assert.Equal(t, want.service, service)
+			assert.Equal(t, want.spans, spans)
+			assert.Equal(t, want.stdout, printed.String())
+			if want.stderr == "" {
+				assert.Empty(t, stderr.String())
+			} else {
+				assert.Contains(t, stderr.String(), want.stderr)
+				assert.Equal(t, 1, strings.Count(stderr.String(), "\n"), "once: %s", &stderr)
+			}
+		})
+	}
+}
+
+// inspect returns the service's name in the process context, or "", and the names of live
+// spans, sorted, or nil if they are not published.
+func inspect(t *testing.T, pid int) (service string, spans []string) {
+	t.Helper()
+	p, err := reader.Open(pid)
+	require.NoError(t, err)
+	defer p.Close()
+	pc, err := p.ProcessContext(context.Background())
+	if err == nil {
+		for _, kv := range pc.Message.GetResource().GetAttributes() {
+			if kv.GetKey() == "service.name" {
+				service = kv.GetValue().GetStringValue()
+			}
+		}
+	} else {
+		require.ErrorIs(t, err, reader.ErrNoContext)
+	}
+	live, err := p.Spans(context.Background())
+	if !errors.Is(err, reader.ErrNoThreadContext) {
+		require.NoError(t, err)
+	}
+	for _, s := range live {
+		spans = append(spans, s.Name)
+	}
+	slices.Sort(spans)
+	return service, spans
+}

@@ -1,0 +1,195 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package instrumentation
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/sdk/resource"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+
+	"github.com/otelctx/otelctx/internal/testing/oteltest"
+	"github.com/otelctx/otelctx/resourcepublisher"
+	"github.com/otelctx/otelctx/spanctx"
+	"github.com/otelctx/otelctx/universalprofiling"
+)
+
+func named(service string) *resource.Resource {
+	return resource.NewSchemaless(attribute.String("service.name", service))
+}
+
+// compiled returns a provider as one comes from a NewTracerProvider that the rules have
+// changed.
+func compiled(r *resource.Resource, has ...sdktrace.SpanProcessor) *sdktrace.TracerProvider {
+	opts := []sdktrace.TracerProviderOption{sdktrace.WithResource(r)}
+	for _, p := range has {
+		opts = append(opts, sdktrace.WithSpanProcessor(p))
+	}
+	tp := sdktrace.NewTracerProvider(opts...)
+	provider(tp, r, has)
+	return tp
+}
+
+func shutDown(t *testing.T, tps ...*sdktrace.TracerProvider) {
+	t.Helper()
+	for _, tp := range tps {
+		require.NoError(t, tp.Shutdown(context.Background()))
+	}
+}
+
+func published(t *testing.T) (service string, spans int) {
+	t.Helper()
+	service, names := inspect(t, os.Getpid())
+	return service, len(names)
+}
+
+// The resource waits for the first span; spans do not wait.
+func TestOptions(t *testing.T) {
+	errs := oteltest.HandledErrors(t)
+	tp := sdktrace.NewTracerProvider(append(Options(), sdktrace.WithResource(named("options")))...)
+	service, spans := published(t)
+	assert.Empty(t, service, "nothing is known, and nothing wrong is published")
+	assert.Zero(t, spans)
+	_, span := tp.Tracer("").Start(context.Background(), "span")
+	service, spans = published(t)
+	assert.Equal(t, "options", service)
+	assert.Equal(t, 1, spans)
+	span.End()
+	shutDown(t, tp)
+	service, _ = published(t)
+	assert.Empty(t, service)
+	assert.Empty(t, errs.Take())
+}
+
+// A program that uses Options and is compiled with the rules has each once.
+func TestOptionsAndRules(t *testing.T) {
+	errs := oteltest.HandledErrors(t)
+	tp := compiled(named("both"), processors(nil, nil)...)
+	_, span := tp.Tracer("").Start(context.Background(), "span")
+	service, spans := published(t)
+	assert.Equal(t, "both", service)
+	assert.Equal(t, 1, spans)
+	span.End()
+	shutDown(t, tp)
+	assert.Nil(t, resourcepublisher.Current())
+	assert.Empty(t, errs.Take())
+}
+
+// What the program says itself counts.
+func TestProgramWithOtelctx(t *testing.T) {
+	errs := oteltest.HandledErrors(t)
+	r := named("own")
+	resourcepublisher.WithResource(r, resourcepublisher.WithAttributeFilter(attribute.NewDenyKeysFilter("service.name")))
+	own := resourcepublisher.Current()
+	tp := compiled(r, spanctx.ForProvider(spanctx.WithSpanNames(true), spanctx.WithCapacity(64)))
+	other := compiled(named("other"))
+	for _, tp := range []*sdktrace.TracerProvider{tp, other} {
+		_, span := tp.Tracer("").Start(context.Background(), "span")
+		service, names := inspect(t, os.Getpid())
+		assert.Empty(t, service, "the program's filter is still there")
+		assert.Equal(t, []string{"span"}, names, "once, and with its name as the program wants it")
+		span.End()
+	}
+	shutDown(t, tp, other)
+	assert.Same(t, own, resourcepublisher.Current(), "ours is not the one to withdraw it")
+	require.NoError(t, own.Shutdown(context.Background()))
+	assert.Empty(t, errs.Take())
+}
+
+func TestProvidersTakeTurns(t *testing.T) {
+	errs := oteltest.HandledErrors(t)
+	process.reported = false
+	first, second, third := compiled(named("first")), compiled(named("second")), compiled(named("third"))
+	assert.Len(t, errs.Take(), 1, "once")
+	service, _ := published(t)
+	assert.Equal(t, "first", service)
+	shutDown(t, second, first)
+	service, _ = published(t)
+	assert.Equal(t, "third", service)
+	shutDown(t, third, third)
+	service, _ = published(t)
+	assert.Empty(t, service)
+	fourth := compiled(named("fourth"))
+	service, _ = published(t)
+	assert.Equal(t, "fourth", service)
+	shutDown(t, fourth)
+	assert.Empty(t, errs.Take())
+}
+
+// Spans of a provider that is shut down publish nothing.
+func TestLateSpan(t *testing.T) {
+	p := &resourceProcessor{}
+	require.NoError(t, p.Shutdown(context.Background()))
+	p.serve(named("late"))
+	service, _ := published(t)
+	assert.Empty(t, service)
+}
+
+// A program that never shuts its providers down does not fill the memory.
+func TestForgottenProviders(t *testing.T) {
+	var all []*sdktrace.TracerProvider
+	for range maxProviders + 5 {
+		all = append(all, compiled(named("same")))
+	}
+	assert.Len(t, process.live, maxProviders)
+	shutDown(t, all...)
+	assert.Empty(t, process.live)
+	service, _ := published(t)
+	assert.Empty(t, service)
+}
+
+func TestParallel(t *testing.T) {
+	errs := oteltest.HandledErrors(t)
+	process.reported = true
+	var all sync.WaitGroup
+	for i := range 8 {
+		all.Go(func() {
+			for j := range 20 {
+				tp := compiled(named(fmt.Sprint(i, " ", j)))
+				_, span := tp.Tracer("").Start(context.Background(), "span")
+				span.End()
+				assert.NoError(t, tp.Shutdown(context.Background()))
+			}
+		})
+	}
+	all.Wait()
+	assert.Nil(t, resourcepublisher.Current())
+	_, names := inspect(t, os.Getpid())
+	assert.Empty(t, names)
+	assert.Empty(t, errs.Take())
+}
+
+func TestDisabled(t *testing.T) {
+	t.Setenv("OTELCTX_PROCESS_CONTEXT_DISABLED", "true")
+	t.Setenv("OTELCTX_SPANS_DISABLED", "true")
+	errs := oteltest.HandledErrors(t)
+	tp := compiled(named("disabled"))
+	_, span := tp.Tracer("").Start(context.Background(), "span")
+	service, spans := published(t)
+	assert.Empty(t, service)
+	assert.Zero(t, spans)
+	span.End()
+	shutDown(t, tp)
+	assert.Empty(t, errs.Take())
+}
+
+func TestUniversalProfiling(t *testing.T) {
+	tp := compiled(named("off"))
+	assert.Nil(t, universalprofiling.Active())
+	shutDown(t, tp)
+	t.Setenv("OTELCTX_UNIVERSAL_PROFILING", "true")
+	tp = compiled(named("on"))
+	if universalprofiling.Active() == nil {
+		t.Skip("not on this platform")
+	}
+	shutDown(t, tp)
+	assert.Nil(t, universalprofiling.Active())
+}

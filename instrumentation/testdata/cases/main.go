@@ -1,0 +1,89 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Command cases makes TracerProviders in the ways that programs do, and knows nothing of
+// otelctx. Its argument is the name of one. It prints a line when the providers are there, and ends when
+// its standard input does.
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"sync"
+
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/sdk/resource"
+	"go.opentelemetry.io/otel/sdk/trace"
+)
+
+func named(service string) trace.TracerProviderOption {
+	return trace.WithResource(resource.NewSchemaless(attribute.String("service.name", service)))
+}
+
+// start leaves a span live.
+func start(tp *trace.TracerProvider, name string) {
+	_, _ = tp.Tracer("cases").Start(context.Background(), name)
+}
+
+var cases = map[string]func(){
+	// Nothing else would publish it before the first span.
+	"idle": func() { trace.NewTracerProvider(named("idle")) },
+	"span": func() { start(trace.NewTracerProvider(named("span")), "work") },
+	"global": func() {
+		otel.SetTracerProvider(trace.NewTracerProvider(named("global")))
+		_, _ = otel.Tracer("cases").Start(context.Background(), "work")
+	},
+	"without resource": func() { start(trace.NewTracerProvider(), "work") },
+	"value": func() {
+		newProvider := trace.NewTracerProvider
+		start(newProvider(named("value")), "work")
+	},
+	// What is appended to opts must not be seen by the next provider.
+	"spread": func() {
+		opts := append(make([]trace.TracerProviderOption, 0, 8), named("spread"))
+		start(trace.NewTracerProvider(opts...), "one")
+		start(trace.NewTracerProvider(opts...), "two")
+	},
+	"two": func() {
+		start(trace.NewTracerProvider(named("first")), "one")
+		start(trace.NewTracerProvider(named("second")), "two")
+	},
+	"next": func() {
+		first := trace.NewTracerProvider(named("first"))
+		start(trace.NewTracerProvider(named("second")), "two")
+		_ = first.Shutdown(context.Background())
+	},
+	"shut down": func() { _ = trace.NewTracerProvider(named("gone")).Shutdown(context.Background()) },
+	"parallel": func() {
+		var all sync.WaitGroup
+		for i := range 50 {
+			all.Go(func() {
+				tp := trace.NewTracerProvider(named("same"))
+				_, span := tp.Tracer("cases").Start(context.Background(), fmt.Sprint("work ", i))
+				span.End()
+				_ = tp.Shutdown(context.Background())
+			})
+		}
+		all.Wait()
+		start(trace.NewTracerProvider(named("last")), "work")
+	},
+	"panic": func() {
+		defer func() { fmt.Println("panic:", recover()) }()
+		trace.NewTracerProvider(nil)
+	},
+}
+
+func main() {
+	do := cases[slices.Concat(os.Args, []string{""})[1]]
+	if do == nil {
+		fmt.Fprintln(os.Stderr, "no such case")
+		os.Exit(2)
+	}
+	do()
+	fmt.Println("ready")
+	_, _ = io.Copy(io.Discard, os.Stdin)
+}
