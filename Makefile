@@ -126,6 +126,11 @@ fuzz: ## Run each fuzz target for FUZZTIME (30s).
 	@set -e; for t in $(FUZZ_TARGETS); do echo "== $$t"; \
 		(cd "$${t%:*}" && $(GO) test -run '^$$' -fuzz "^$${t#*:}$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 20x .); done
 
+.PHONY: newcomer
+newcomer: export OTELCTX_TEST_ALL = 1
+newcomer: ## As root, run the commands of README and docs/getting-started.md in a clone with an empty home.
+	$(TEST) -v -count 1 -timeout 30m ./internal/docscode -run '^TestNewcomer$$'
+
 SOAK_TIME ?= 10m
 
 .PHONY: soak

@@ -1,8 +1,8 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package reader is what a profiler imports. It reads what a process publishes about
-// itself, from outside and without the process's help.
+// Package reader reads what a process publishes about itself, from outside and without
+// the process's help. It is what a profiler imports.
 //
 // A process of any language may publish a process context ([OTEP 4719]), which has its
 // OpenTelemetry resource. Go services that use otelctx publish the span of each thread

@@ -57,7 +57,7 @@ process as far as Yama allows that. ` + yamaState(proc)
 func samplingAdvice(proc fs.FS) string {
 	return `Recording takes the capabilities CAP_BPF and CAP_PERFMON. Root has them (try sudo), or give them to the command:
     sudo setcap cap_bpf,cap_perfmon+ep "$(command -v otelctx)"
-With these each user records the processes that he may trace; those of others take root, whatever else the file has. In a
+With these each user records the processes that they may trace; those of others take root, whatever else the file has. In a
 container they are to be given to the container, and count if that is not in a user namespace of its own. ` + "\n" + paranoia(proc) + permissionAdvice(proc)
 }
 

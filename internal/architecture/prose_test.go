@@ -194,7 +194,7 @@ func TestSentences(t *testing.T) {
 		}
 	}
 	for _, name := range tr.others {
-		if strings.HasSuffix(name, ".md") && name != "README.md" {
+		if strings.HasSuffix(name, ".md") {
 			text, err := os.ReadFile(filepath.Join(tr.root, filepath.FromSlash(name)))
 			require.NoError(t, err)
 			checkSentences(t, inDocument(name, string(text)), documentBar)

@@ -8,6 +8,7 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -19,8 +20,45 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
+// root is the repository.
+const root = "../.."
+
 // block is Go code in a document, maybe indented as part of a list.
 var block = regexp.MustCompile("(?ms)^ *```go\n(.*?)^ *```$")
+
+// wild is a module that has the libraries of real services.
+const wild = "benchmarks/wild"
+
+// modules says in which module the code of a document is compiled, if not in the library's.
+// What it takes for granted is declared in testdata, in the file of the module's name.
+var modules = map[string]string{
+	"docs/getting-started.md": wild,
+	"docs/migration.md":       wild,
+}
+
+// readDocuments returns all documents by their path. It skips the test where only the
+// library's own module is there.
+func readDocuments(t *testing.T) map[string]string {
+	t.Helper()
+	if _, err := os.Stat(filepath.Join(root, filepath.FromSlash(wild), "go.mod")); err != nil {
+		t.Skip("needs a clone of the repository: ", err)
+	}
+	documents := map[string]string{}
+	require.NoError(t, filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && (d.Name() == ".git" || path == filepath.Join(root, "bin")):
+			return filepath.SkipDir
+		case d.IsDir() || !strings.HasSuffix(path, ".md"):
+			return nil
+		}
+		text, err := os.ReadFile(path)
+		documents[filepath.ToSlash(strings.TrimPrefix(path, root+string(filepath.Separator)))] = string(text)
+		return err
+	}))
+	return documents
+}
 
 // function returns a function whose body is code.
 func function(t *testing.T, name, code string) string {
@@ -41,28 +79,102 @@ func function(t *testing.T, name, code string) string {
 	return f.String()
 }
 
+// vet compiles a file in a module and looks for suspicious code. Nothing is linked, and
+// what the file imports the tests of the module have compiled.
+func vet(t *testing.T, module, name, code string) {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), name)
+	require.NoError(t, os.WriteFile(file, []byte(code), 0o600))
+	cmd := exec.Command("go", "vet", file)
+	cmd.Dir = filepath.Join(root, filepath.FromSlash(module))
+	out, err := cmd.CombinedOutput()
+	assert.NoError(t, err, "%s\n%s", out, code)
+}
+
+// A block of Go code is a program if it says package main. Otherwise it is the body of a
+// function.
 func TestCodeCompiles(t *testing.T) {
-	documents, err := filepath.Glob("../../docs/*.md")
-	require.NoError(t, err)
-	prelude, err := os.ReadFile("testdata/prelude.go")
-	require.NoError(t, err)
-	var program strings.Builder
-	program.Write(prelude)
+	functions := map[string]*strings.Builder{}
 	blocks := 0
-	for _, document := range append(documents, "../../README.md") {
-		text, err := os.ReadFile(document)
-		require.NoError(t, err)
-		found := block.FindAllStringSubmatch(string(text), -1)
-		assert.Len(t, found, strings.Count(string(text), "```go\n"), document)
+	for document, text := range readDocuments(t) {
+		module := modules[document]
+		found := block.FindAllStringSubmatch(text, -1)
+		assert.Len(t, found, strings.Count(text, "```go\n"), document)
 		for _, match := range found {
 			blocks++
-			fmt.Fprintf(&program, "\n// %s\n%s", document, function(t, fmt.Sprintf("block%d", blocks), match[1]))
+			if strings.HasPrefix(match[1], "package main\n") {
+				vet(t, module, "main.go", match[1])
+				continue
+			}
+			if functions[module] == nil {
+				prelude, err := os.ReadFile(filepath.Join("testdata", "prelude", filepath.FromSlash(module), "prelude.go"))
+				require.NoError(t, err)
+				functions[module] = new(strings.Builder)
+				functions[module].Write(prelude)
+			}
+			fmt.Fprintf(functions[module], "\n// %s\n%s", document, function(t, fmt.Sprintf("block%d", blocks), match[1]))
 		}
 	}
 	require.NotZero(t, blocks)
-	file := filepath.Join(t.TempDir(), "documents.go")
-	require.NoError(t, os.WriteFile(file, []byte(program.String()), 0o600))
-	// It is no program, so nothing is linked, and what it imports the tests have compiled.
-	out, err := exec.Command("go", "build", file).CombinedOutput()
-	require.NoError(t, err, "%s\n%s", out, program.String())
+	for module, code := range functions {
+		vet(t, module, "documents.go", code.String())
+	}
+}
+
+var (
+	link    = regexp.MustCompile(`\]\(([^)\s]+)\)`)
+	fenced  = regexp.MustCompile("(?ms)^ *```.*?^ *```$")
+	heading = regexp.MustCompile(`(?m)^#+ +(.*)$`)
+	// noAnchor is what GitHub leaves out of the name of a heading.
+	noAnchor = regexp.MustCompile(`[^\p{L}\p{N} _-]`)
+)
+
+// anchors returns the names by which the headings of a document are linked.
+func anchors(text string) map[string]bool {
+	out := map[string]bool{}
+	for _, match := range heading.FindAllStringSubmatch(fenced.ReplaceAllString(text, ""), -1) {
+		title := link.ReplaceAllString(match[1], "]")
+		name := strings.ReplaceAll(noAnchor.ReplaceAllString(strings.ToLower(title), ""), " ", "-")
+		for n := 0; ; n++ {
+			unique := name
+			if n > 0 {
+				unique = fmt.Sprintf("%s-%d", name, n)
+			}
+			if !out[unique] {
+				out[unique] = true
+				break
+			}
+		}
+	}
+	return out
+}
+
+// Links within the repository lead somewhere.
+func TestLinks(t *testing.T) {
+	documents := readDocuments(t)
+	links := 0
+	for document, text := range documents {
+		for _, match := range link.FindAllStringSubmatch(fenced.ReplaceAllString(text, ""), -1) {
+			if strings.Contains(match[1], "://") || strings.HasPrefix(match[1], "mailto:") {
+				continue
+			}
+			links++
+			path, anchor, _ := strings.Cut(match[1], "#")
+			to := filepath.ToSlash(filepath.Join(filepath.Dir(document), path))
+			if path == "" {
+				to = document
+			}
+			_, err := os.Stat(filepath.Join(root, filepath.FromSlash(to)))
+			assert.NoError(t, err, "%s links to %s", document, match[1])
+			if text, ok := documents[to]; ok && anchor != "" {
+				assert.True(t, anchors(text)[anchor], "%s links to %s: there is no such heading", document, match[1])
+			}
+		}
+	}
+	require.NotZero(t, links)
+}
+
+func TestAnchors(t *testing.T) {
+	assert.Equal(t, map[string]bool{"a-c--d-e": true, "again": true, "again-1": true},
+		anchors("# A `c` & [D, e](f.md#g)\ntext\n## Again\n```sh\n# no heading\n```\n## Again\n"))
 }
