@@ -133,7 +133,6 @@ func (s *scan) read(t testing.TB, f func(n uint64, slot *ringbuf.Slot, err error
 
 // settled calls f for each slot when none is being written. A goroutine of [Go] shows
 // nothing any more after its function has returned, which nobody can wait for.
-function has returned, which nobody can wait for.
 func (s *scan) settled(t testing.TB, f func(n uint64, slot *ringbuf.Slot)) {
 	t.Helper()
 	require.Eventually(t, func() bool {
