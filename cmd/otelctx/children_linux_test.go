@@ -177,7 +177,7 @@ func writerRole(parent *childproc.Parent) {
 	parent.Receive()
 }
 
-// startStalling returns a process that makes those who read its context wait.
+// startStalling returns a process that lets readers of its context wait.
 func startStalling(t *testing.T) *childproc.Child {
 	t.Helper()
 	c := childproc.Start(t, roleStalling, nil)

@@ -45,7 +45,7 @@ var exitCodes = []struct {
 	{exitProcessGone, "there is no such process, or no longer", []error{reader.ErrProcessGone}},
 	{exitInvalid, "what the process publishes is not a valid context", []error{reader.ErrInvalid}},
 	{exitBusy, "the context was being updated each time it was looked at", []error{reader.ErrBusy}},
-	{exitNoAnswer, "the process makes those who read it wait, and was given up", []error{patient.ErrNoAnswer, patient.ErrTooMany}},
+	{exitNoAnswer, "reading the process timed out", []error{patient.ErrNoAnswer, patient.ErrTooMany}},
 	{exitNotExecutable, "record -- COMMAND: the command cannot be executed", []error{launch.ErrNotExecutable}},
 	{exitNotFound, "record -- COMMAND: there is no such command", []error{launch.ErrNotFound}},
 }

@@ -31,7 +31,7 @@ func (*listCommand) Help() string {
 		"service.instance.id, telemetry.sdk.language/name/version, and how long ago it published. A - stands for what a " +
 		"process does not say.\n\n" +
 		"Standard output holds only contexts that were read whole. A process that publishes but could not be read has a line " +
-		"on standard error; so has one that makes those who read it wait for more than " + patient.Limit.String() + ", and the number of " +
+		"on standard error; so has one whose reading timed out after " + patient.Limit.String() + ", and the number of " +
 		"processes that could not be examined for lack of permission. None of that is an error.\n\n" +
 		"With --json: an array, sorted by pid, of the objects that inspect --json prints.\n\n" + jsonHelp
 }

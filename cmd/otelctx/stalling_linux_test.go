@@ -20,8 +20,8 @@ import (
 )
 
 const (
-	noAnswer    = "the process makes those who read it wait: no answer within 5s"
-	noAnswerYet = "the process makes those who read it wait: no answer until the end of the recording"
+	noAnswer    = "reading timed out (its memory may be backed by userfaultfd or FUSE): no answer within 5s"
+	noAnswerYet = "reading timed out (its memory may be backed by userfaultfd or FUSE): no answer until the end of the recording"
 )
 
 // A process that makes readers wait keeps none from the others. All commands wait at the same
@@ -48,7 +48,7 @@ func TestNoAnswer(t *testing.T) {
 
 		got := all.interrupt(t)
 		d := decodeRecord(t, got)
-		assert.Contains(t, got.stderr, "otelctx: pid "+pid+": the process makes those who read it wait: no answer ")
+		assert.Contains(t, got.stderr, "otelctx: pid "+pid+": reading timed out (its memory may be backed by userfaultfd or FUSE): no answer ")
 		attributed := uint64(0)
 		for _, p := range d.Processes {
 			if p.PID == c.PID() {

@@ -15,10 +15,10 @@ import (
 
 // Errors of [Call].
 var (
-	// ErrNoAnswer says that a process makes those who read it wait.
-	ErrNoAnswer = errors.New("the process makes those who read it wait")
-	// ErrTooMany says that so many do that no more processes are read.
-	ErrTooMany = errors.New("too many processes make those who read them wait")
+	// ErrNoAnswer says that reading a process took too long.
+	ErrNoAnswer = errors.New("reading timed out (its memory may be backed by userfaultfd or FUSE)")
+	// ErrTooMany says that this happened with so many processes that no more are read.
+	ErrTooMany = errors.New("reading has timed out for too many processes")
 )
 
 // Limit is how long to wait for a process from which much is read. It is some ten times

@@ -54,7 +54,7 @@ func TestCallWithoutAnswer(t *testing.T) {
 	f, answer := waiting(t)
 	value, err := Call(t.Context(), 1, short, f)
 	require.ErrorIs(t, err, ErrNoAnswer)
-	assert.EqualError(t, err, "pid 1: the process makes those who read it wait: no answer within 20ms")
+	assert.EqualError(t, err, "pid 1: reading timed out (its memory may be backed by userfaultfd or FUSE): no answer within 20ms")
 	assert.Zero(t, value)
 
 	ask := func() (int, error) { return 2, nil }

@@ -208,7 +208,7 @@ var attacks = []attack{
 			u.publishing(t, "frames", attacker, "frames")
 		}
 	}},
-	{"stalling readers", "makes those who read it wait", func(t *testing.T, u user, _ string) {
+	{"stalling readers", "reading timed out", func(t *testing.T, u user, _ string) {
 		if u == nobody {
 			t.Skip("who stalls has CAP_SYS_PTRACE, and this user may not read it")
 		}
@@ -216,7 +216,7 @@ var attacks = []attack{
 	}},
 }
 
-// stall starts processes that make those who read them wait.
+// stall starts processes that let their readers wait.
 func stall(t *testing.T) (pids []int) {
 	t.Helper()
 	needRoot(t)
@@ -283,7 +283,7 @@ func TestStalled(t *testing.T) {
 	d, _ := r.end()
 	assert.Positive(t, d.samples(service.PID()))
 	for _, pid := range pids {
-		assert.Equal(t, 1, strings.Count(r.stderr.String(), fmt.Sprintf("pid %d: the process makes those who read it wait", pid)), r.stderr.String())
+		assert.Equal(t, 1, strings.Count(r.stderr.String(), fmt.Sprintf("pid %d: reading timed out", pid)), r.stderr.String())
 	}
 }
 
