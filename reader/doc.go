@@ -21,9 +21,9 @@
 // process_vm_readv, and loops are bounded. So a hostile process can cause an error, but
 // no crash and no unbounded use of time or memory.
 //
-// Reading takes the permission to ptrace-attach: the same user, as far as the
-// kernel's Yama module does not restrict that, or CAP_SYS_PTRACE. The process ids
-// are those of the caller's PID namespace. Only Linux has process contexts:
+// Reading takes the permission to ptrace-attach: being the same user, if the kernel's
+// Yama module allows that, or CAP_SYS_PTRACE. The process ids are those of the caller's
+// PID namespace. Only Linux has process contexts:
 // elsewhere every function returns an error that wraps [errors.ErrUnsupported].
 //
 // Everything in this package may be called concurrently. What it returns is the

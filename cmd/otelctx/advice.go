@@ -50,7 +50,7 @@ wrote over its memory, is at fault.`
 // permissionAdvice returns what reading other processes takes.
 func permissionAdvice(proc fs.FS) string {
 	return `Reading a process takes the capability CAP_SYS_PTRACE, which root has (try sudo), or being the same user as the
-process as far as Yama allows that. ` + yamaState(proc)
+process, if Yama allows that. ` + yamaState(proc)
 }
 
 // samplingAdvice returns what recording takes.
