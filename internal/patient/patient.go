@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"sync"
 	"time"
 
@@ -43,7 +44,8 @@ var given = struct {
 }{up: make(map[int]waits)}
 
 // Call calls f, which reads the process with id pid, and returns what f returns. If that
-// takes longer than limit, the error wraps [ErrNoAnswer]. If ctx is done meanwhile, it
+// takes longer than limit, the error wraps [ErrNoAnswer]. The time counts as a [Stopwatch]
+// counts it: a busy machine is no reason to give up. If ctx is done meanwhile, it
 // wraps ctx's error. f then goes on, until the process lets it go, on a goroutine that
 // nobody waits for. What it returns is dropped. As long as it takes longer than limit,
 // further calls for the process fail at once. While 64 processes of a user do that, calls
@@ -60,11 +62,15 @@ func Call[T any](ctx context.Context, pid int, limit time.Duration, f func() (T,
 		return none, err
 	}
 	answered := make(chan struct{})
+	begun := make(chan *Stopwatch, 1)
 	go func() {
 		defer close(answered)
+		runtime.LockOSThread() // the thread whose time counts
+		defer runtime.UnlockOSThread()
+		begun <- Start()
 		value, err = f()
 	}()
-	reason := wait(ctx, limit, answered)
+	reason := wait(ctx, limit, begun, answered)
 	if reason == nil {
 		return value, err
 	}
@@ -79,13 +85,19 @@ func Call[T any](ctx context.Context, pid int, limit time.Duration, f func() (T,
 }
 
 // wait waits until there is an answer, and returns why not if there is none.
-func wait(ctx context.Context, limit time.Duration, answered <-chan struct{}) error {
+func wait(ctx context.Context, limit time.Duration, begun <-chan *Stopwatch, answered <-chan struct{}) error {
+	var watch *Stopwatch
+	select {
+	case watch = <-begun:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 	// A timer would count the time for which this process was stopped itself. A ticker
 	// does not make up for ticks that were missed.
 	const ticks = 5
 	ticker := time.NewTicker(limit / ticks)
 	defer ticker.Stop()
-	for range ticks {
+	for tick := 1; tick <= ticks || !watch.Past(limit); tick++ {
 		select {
 		case <-answered:
 			return nil

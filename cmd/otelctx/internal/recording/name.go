@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -19,7 +20,8 @@ import (
 
 const (
 	// namingLimit is how long it may take to name what a part has, and processLimit what one
-	// process has in it. What has no name by then stays without.
+	// process has in it. What has no name by then stays without. Both count as a
+	// [patient.Stopwatch] does.
 	namingLimit  = 10 * time.Second
 	processLimit = 2 * time.Second
 	// maxNames bounds the addresses of a process that are named in a part.
@@ -33,13 +35,37 @@ type namer struct {
 	tally  *tally
 	// asked are those that were asked in this part whether they publish more names by now.
 	asked map[*published]bool
+	// left is what is left of namingLimit for this part.
+	left time.Duration
+}
+
+// ask has f read a process, or the files that it has mapped. f is to end when goOn returns
+// false.
+func ask[T any](ctx context.Context, n *namer, pid int, f func(goOn func() bool) (T, error)) (T, error) {
+	limit := min(n.left, processLimit)
+	if limit <= 0 {
+		var none T
+		return none, fmt.Errorf("pid %d: there is no time left for it", pid)
+	}
+	var took time.Duration
+	value, err := patient.Call(ctx, pid, limit, func() (T, error) {
+		watch := patient.Start()
+		value, err := f(func() bool { return ctx.Err() == nil && !watch.Past(limit/2) })
+		took = watch.Elapsed()
+		return value, err
+	})
+	if errors.Is(err, patient.ErrNoAnswer) || ctx.Err() != nil {
+		n.left -= limit // f may still go on
+	} else {
+		n.left -= took
+	}
+	return value, err
 }
 
 // name hands on the profiles of a part, and counts its samples. It gives up on names when
 // ctx is done.
 func (n *namer) name(ctx context.Context, p *part, end time.Time) {
-	ctx, cancel := context.WithTimeout(ctx, namingLimit)
-	defer cancel()
+	n.left = namingLimit
 	n.asked = map[*published]bool{}
 	builder := profile.New(profile.Options{Start: p.begun, Frequency: n.config.Sampler.Frequency, Version: n.config.Version})
 	// Those with few samples first: what one with many takes is none of theirs.
@@ -113,7 +139,7 @@ func (n *namer) readNames(ctx context.Context, of *targetSamples) {
 			continue
 		}
 		asked[names] = true
-		_, _ = patient.Call(ctx, of.target.image.PID, processLimit, func() (struct{}, error) {
+		_, _ = ask(ctx, n, of.target.image.PID, func(func() bool) (struct{}, error) {
 			names.read(of.target.reader)
 			return struct{}{}, nil
 		})
@@ -154,9 +180,7 @@ func (n *namer) names(ctx context.Context, of *targetSamples) map[frame]*symbols
 			}
 		}
 	}
-	until := time.Now().Add(processLimit / 2)
-	goOn := func() bool { return ctx.Err() == nil && time.Now().Before(until) }
-	named, err := patient.Call(ctx, of.target.image.PID, processLimit, func() (map[frame]*symbols.Location, error) {
+	named, err := ask(ctx, n, of.target.image.PID, func(goOn func() bool) (map[frame]*symbols.Location, error) {
 		named := make(map[frame]*symbols.Location, len(asked))
 		for f := range asked {
 			if !goOn() {
@@ -210,7 +234,7 @@ func (n *namer) attributes(ctx context.Context, t *target, same *rawSamples) []r
 		return shown
 	}
 	n.asked[same.published] = true // Not for each span: to find that out may take a while.
-	now, err := patient.Call(ctx, t.image.PID, processLimit, func() (*reader.ThreadLayout, error) {
+	now, err := ask(ctx, n, t.image.PID, func(func() bool) (*reader.ThreadLayout, error) {
 		return layoutSince(ctx, t.reader, by)
 	})
 	if err != nil || now == nil {

@@ -1,0 +1,52 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package patient
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+)
+
+// Stopwatch counts the time of one thread, without that in which the thread could have run
+// and had no processor. Where the kernel does not tell that time, all counts. [Start] makes
+// one. It is safe for concurrent use.
+type Stopwatch struct {
+	began time.Time
+	// schedstat is the kernel's file about the thread, and waited what it said at the start.
+	schedstat string
+	waited    time.Duration
+}
+
+// Start returns a Stopwatch for the thread that it is called on. The calling goroutine has
+// to stay on it.
+func Start() *Stopwatch {
+	s := &Stopwatch{began: time.Now()}
+	if thread, err := os.Readlink("/proc/thread-self"); err == nil {
+		s.schedstat = filepath.Join("/proc", thread, "schedstat")
+		s.waited = s.wait()
+	}
+	return s
+}
+
+// wait returns for how long the thread has waited for a processor since it exists.
+func (s *Stopwatch) wait() time.Duration {
+	var ran, waited time.Duration
+	if text, err := os.ReadFile(s.schedstat); err == nil {
+		_, _ = fmt.Sscan(string(text), &ran, &waited) // nanoseconds
+	}
+	return waited
+}
+
+// Elapsed returns how much time has passed.
+func (s *Stopwatch) Elapsed() time.Duration {
+	return time.Since(s.began) - max(0, s.wait()-s.waited)
+}
+
+// Past reports whether at least limit has passed. Until then it costs no system call on an
+// idle machine.
+func (s *Stopwatch) Past(limit time.Duration) bool {
+	return time.Since(s.began) >= limit && s.Elapsed() >= limit
+}
