@@ -261,8 +261,11 @@ func (r *recorder) recorded(pid int) *recorder {
 func (r *recorder) requireRecorded(service *childproc.Child) *document {
 	r.t.Helper()
 	r.recorded(service.PID())
+	program, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", service.PID()))
+	require.NoError(r.t, err)
+	childproc.AwaitOpen(r.t, r.cmd.Process.Pid, program) // for the names of its first sample
 	const d = time.Second / 2
-	burner.AwaitUse(r.t, service, d+d/10) // It is about to be recorded.
+	burner.AwaitUse(r.t, service, d+d/10)
 	doc, profile := r.end()
 	assert.Zero(r.t, doc.Lost)
 	assert.Greater(r.t, doc.samples(service.PID()), uint64(d.Seconds()*frequency*9/10))
@@ -276,12 +279,13 @@ func (r *recorder) requireRecorded(service *childproc.Child) *document {
 	return doc
 }
 
-// startService starts a service of a user's that publishes as it should.
+// startService starts a service of a user's that publishes as it should. Nobody else runs its
+// program.
 func startService(t *testing.T, u user) *childproc.Child {
 	t.Helper()
 	c := childproc.Start(t, burner.Role, func(cmd *exec.Cmd) {
+		cmd.Path = programs.Public(t, cmd.Path, "service")
 		if u == nobody {
-			cmd.Path = programs.Public(t, cmd.Path, "service")
 			childproc.AsNobody(cmd)
 		}
 	})

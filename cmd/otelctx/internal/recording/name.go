@@ -35,14 +35,14 @@ type namer struct {
 	tally  *tally
 	// asked are those that were asked in this part whether they publish more names by now.
 	asked map[*published]bool
-	// left is what is left of namingLimit for this part.
-	left time.Duration
+	// used is what has been used of namingLimit in this part.
+	used time.Duration
 }
 
 // ask has f read a process, or the files that it has mapped. f is to end when goOn returns
 // false.
 func ask[T any](ctx context.Context, n *namer, pid int, f func(goOn func() bool) (T, error)) (T, error) {
-	limit := min(n.left, processLimit)
+	limit := min(namingLimit-n.used, processLimit)
 	if limit <= 0 {
 		var none T
 		return none, fmt.Errorf("pid %d: there is no time left for it", pid)
@@ -55,9 +55,9 @@ func ask[T any](ctx context.Context, n *namer, pid int, f func(goOn func() bool)
 		return value, err
 	})
 	if errors.Is(err, patient.ErrNoAnswer) || ctx.Err() != nil {
-		n.left -= limit // f may still go on
+		n.used += limit // f may still go on
 	} else {
-		n.left -= took
+		n.used += took
 	}
 	return value, err
 }
@@ -65,7 +65,7 @@ func ask[T any](ctx context.Context, n *namer, pid int, f func(goOn func() bool)
 // name hands on the profiles of a part, and counts its samples. It gives up on names when
 // ctx is done.
 func (n *namer) name(ctx context.Context, p *part, end time.Time) {
-	n.left = namingLimit
+	n.used = 0
 	n.asked = map[*published]bool{}
 	builder := profile.New(profile.Options{Start: p.begun, Frequency: n.config.Sampler.Frequency, Version: n.config.Version})
 	// Those with few samples first: what one with many takes is none of theirs.
