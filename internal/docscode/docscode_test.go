@@ -11,6 +11,7 @@ import (
 	"io/fs"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -228,4 +229,15 @@ func TestPaths(t *testing.T) {
 		}
 	}
 	require.NotZero(t, paths)
+}
+
+// Each document is in the index of its directory.
+func TestIndexes(t *testing.T) {
+	documents := readDocuments(t)
+	for document := range documents {
+		dir, name := path.Split(document)
+		if (dir == "docs/" || dir == "docs/design/") && name != "README.md" {
+			assert.Contains(t, documents[dir+"README.md"], "]("+name+")", "%sREADME.md has no row for %s", dir, document)
+		}
+	}
 }
