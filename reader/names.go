@@ -76,10 +76,11 @@ func (t *NameTable) read(memory ringbuf.Memory, known []string) ([]string, error
 	return known, nil
 }
 
-// Names returns the names of a process's spans by their numbers, of which some are known
-// already: names never change, and more come. t is of this process and what it advertises,
-// see [ThreadLayout]. The error wraps [ErrNotPermitted], [ErrProcessGone] or [ErrInvalid], or
-// says that the table is not there any more; then Names returns what is known.
+// Names returns the names of a process's spans by their numbers. known are the names that the
+// caller has read before: names never change, and new ones are appended. t is of this process
+// and what it advertises, see [ThreadLayout]. The error wraps [ErrNotPermitted],
+// [ErrProcessGone] or [ErrInvalid], or says that the table is not there any more; then Names
+// returns what is known.
 func (p *Process) Names(t *NameTable, known []string) ([]string, error) {
 	names, err := t.read(p.threads.source, known)
 	if err != nil {

@@ -28,12 +28,11 @@ var (
 	// ErrNotPermitted says that the kernel does not let the caller read the
 	// process.
 	ErrNotPermitted = errors.New("not permitted to read the process")
-	// ErrProcessGone says that there is no such process, or no longer. One that has
-	// died but has not been waited for has no memory left and may as well show
-	// [ErrNoContext].
+	// ErrProcessGone says that there is no such process, or no longer. A zombie has no
+	// memory left, and may give [ErrNoContext] instead.
 	ErrProcessGone = errors.New("process is gone")
-	// ErrInvalid says that what the process shows as its context cannot be one:
-	// trying again is of no use until it changes.
+	// ErrInvalid says that what the process publishes is not a valid context. Retrying
+	// is of no use until that changes.
 	ErrInvalid = errors.New("invalid process context")
 	// ErrBusy says that the context was being updated each time it was looked at:
 	// try again later.
@@ -101,14 +100,13 @@ func Open(pid int) (*Process, error) {
 // PID returns the process's id in the caller's PID namespace.
 func (p *Process) PID() int { return p.pid }
 
-// Close releases the process and its file descriptor. It must not be used after that,
-// but for closing it again, which does nothing.
+// Close releases the process and its file descriptor. Do not use the Process after
+// that. Closing it again does nothing.
 func (p *Process) Close() error { return p.target.Close() }
 
-// Publishers yields, in the order of /proc, every process that publishes a process
-// context and that the caller may read. It looks at the processes of its own PID
-// namespace. The caller closes them. It looks at the mappings of all processes each time
-// the sequence is ranged over.
+// Publishers yields, in the order of /proc, every process of the caller's PID namespace
+// that publishes a process context and that the caller may read. The caller closes what
+// it gets. Each range over the sequence looks at the mappings of all processes.
 //
 // A process that could not be examined is yielded as an error, most often one that
 // wraps [ErrNotPermitted] or [ErrInvalid], and the sequence goes on. Processes that

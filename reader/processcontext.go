@@ -123,9 +123,9 @@ const (
 // context that is being updated meanwhile, a bounded number of times within about 10
 // ms.
 //
-// The error wraps [ErrNoContext], [ErrNotPermitted], [ErrProcessGone],
-// [ErrInvalid] or [ErrBusy], or is ctx's. Two valid contexts in one process are
-// invalid: it could not be told which to believe.
+// The error wraps [ErrNoContext], [ErrNotPermitted], [ErrProcessGone], [ErrInvalid] or
+// [ErrBusy], or is ctx's. Two valid contexts in one process are invalid, because
+// nothing tells which one to believe.
 func (p *Process) ProcessContext(ctx context.Context) (*ProcessContext, error) {
 	return p.read(ctx, theContext)
 }

@@ -12,7 +12,7 @@ import (
 // that read them at the moment of a sample, such as a BPF program. It does not change,
 // and is safe for concurrent use.
 //
-// How long it holds is said by [Process.ThreadLayoutSince].
+// [Process.ThreadLayoutSince] tells whether it still holds.
 type ThreadLayout struct {
 	// Context is the process context, nil if there is none. Then ContextErr is the error of
 	// [Process.ProcessContext]: the process publishes none, or several.
@@ -42,9 +42,9 @@ type ThreadLayout struct {
 	made time.Time
 }
 
-// ThreadLayout returns where the process keeps which spans its threads are in. That it
-// shows no spans is no error, nor is it that it publishes no context. The error is one
-// of those of [Process.Carriers].
+// ThreadLayout returns where the process keeps the spans of its threads. It is no error
+// if the process shows no spans, or publishes no context. The error is one of those of
+// [Process.Carriers].
 func (p *Process) ThreadLayout(ctx context.Context) (*ThreadLayout, error) {
 	v, err := p.lookForCarriers(ctx)
 	if err != nil {

@@ -21,8 +21,8 @@ type Thread struct {
 	// Goroutine is the id of the goroutine that runs on the thread or waits on it for a
 	// system call. 0: there is none, or it is not known.
 	Goroutine uint64
-	// Span is the span that the thread is in, nil if there is none or none that can be
-	// told.
+	// Span is the span that the thread is in, nil if it is in none or that is not
+	// known.
 	Span *ThreadSpan
 }
 

@@ -79,8 +79,8 @@ func (p *SpanProcessor) rename(ctx context.Context, ref cells.Ref) {
 	}
 }
 
-// Detach shows again what the goroutine was in before [Attach], or if that is over what is
-// live around it. It must be called on the same goroutine, and attachments be detached in
+// Detach shows again the span that the goroutine was in before [Attach], or the nearest
+// live span around that. Call it on the same goroutine, and detach several attachments in
 // the reverse order. The zero Attachment detaches nothing.
 func (a Attachment) Detach() {
 	if a.p == nil || a.p.stopped.Load() {
@@ -97,8 +97,8 @@ func (a Attachment) Detach() {
 }
 
 // Go runs fn with ctx on a goroutine of its own, with [Attach] to ctx until fn returns. It
-// returns at once. With a context that has no span the goroutine is in none. Do that if it
-// goes on after the span that it is started in.
+// returns at once. With a context that has no span the goroutine is in none. Use such a
+// context for work that outlives the span that it is started in.
 func Go(ctx context.Context, fn func(context.Context)) {
 	go func() {
 		defer Attach(ctx).Detach()

@@ -108,25 +108,25 @@
 //
 // # Environment variables
 //
-// What options choose, operators choose by environment variables OTELCTX_SPAN_*, of which
-// there is a [table]. Options override them. OTELCTX_SPANS_DISABLED=true makes
+// Operators can set by environment variables OTELCTX_SPAN_* what options set in the code:
+// see the [table]. Options override the variables. OTELCTX_SPANS_DISABLED=true makes
 // [WithPublishing] do nothing; [NewSpanProcessor] ignores it. A value that is not valid is
 // reported to [otel.Handle] once, and counts as not set.
 //
 // # Several providers
 //
-// The first [WithPublishing] makes the SpanProcessor, and later ones share it. Keys of
-// attributes are added. Other options that ask for something else have no effect, which
-// [otel.Handle] is told. One without options takes it as it is. Publishing ends with the Shutdown of the last of these providers. A
-// SpanProcessor of [NewSpanProcessor] that is registered with several providers ends with
-// the first Shutdown.
+// The first [WithPublishing] makes the SpanProcessor, and later ones share it. Keys of attributes
+// are added. Other options that differ have no effect, which is reported to [otel.Handle]. A
+// provider without options takes the SpanProcessor as it is. Publishing ends with the Shutdown of
+// the last of these providers. A SpanProcessor of [NewSpanProcessor] that is registered with
+// several providers ends with the first Shutdown.
 //
 // # Limits
 //
-// The span table has room for 65,536 live spans. A new span then evicts an old one, which is
-// shown no more. From about 30,000 live spans on, a few are evicted earlier. A span that its
-// own goroutine still shows is spared where that is possible. Spans that never end cost
-// later spans nothing else.
+// The span table has room for 65,536 live spans. When it is full, a new span evicts an old
+// one, which is no longer shown. From about 30,000 live spans on, a few are evicted earlier.
+// A span that its own goroutine still shows is spared where that is possible. Spans that
+// never end cost later spans nothing else.
 //
 // Spans know the three nearest spans around them. If all three are over before the span is,
 // the goroutine shows none after it.

@@ -15,8 +15,8 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// Option configures a [SpanProcessor]. Of several that say the same thing the last one
-// counts, but for [WithAttributeKeys].
+// Option configures a [SpanProcessor]. If an option is given twice the last one counts,
+// except for [WithAttributeKeys], which adds keys.
 type Option interface {
 	apply(c config) config
 }
@@ -174,8 +174,8 @@ func (c config) differs(other config) error {
 	return fmt.Errorf("%w: of the options that came later %s have no effect", ErrAlreadyPublishing, strings.Join(what, ", "))
 }
 
-// WithEnabled has [WithPublishing] publish spans or not, whatever the environment variable
-// OTELCTX_SPANS_DISABLED says. [NewSpanProcessor] does so in any case.
+// WithEnabled decides whether [WithPublishing] publishes spans, and overrides the
+// environment variable OTELCTX_SPANS_DISABLED. [NewSpanProcessor] always publishes.
 func WithEnabled(on bool) Option {
 	return optionFunc(func(c *config) { c.enabled = &on })
 }
@@ -267,20 +267,21 @@ func WithAttributeSpace(bytes int) Option {
 type Labels int
 
 const (
-	// LabelsUntilEnd has the labels trace_id and span_id be there until the span ends.
-	// While the process takes a CPU profile of itself, and for some seconds after it,
-	// labels of spans that end are kept. The reason is that runtime/pprof reads a
-	// sample's labels when it writes the profile. So they are in a program that the
-	// race detector watches.
+	// LabelsUntilEnd keeps the labels trace_id and span_id until the span ends. While
+	// the process takes a CPU profile of itself, and for some seconds after it, labels
+	// of spans that end are kept. The reason is that runtime/pprof reads a sample's
+	// labels when it writes the profile. Programs built with the race detector keep
+	// them too.
 	LabelsUntilEnd Labels = iota
-	// LabelsWithdrawn has the labels be there until the span ends, come what may.
+	// LabelsWithdrawn withdraws the labels when the span ends, also during a CPU
+	// profile.
 	LabelsWithdrawn
 	// LabelsKept leaves labels as they are when the span ends. Goroutines that have
 	// inherited them, or whose span was ended elsewhere, then show spans that are over to
 	// readers of labels.
 	LabelsKept
-	// LabelsHidden has no labels of ours. Readers of the record see the span all the
-	// same. It keeps goroutine profiles small, which otherwise tell goroutines by span.
+	// LabelsHidden sets no labels. Readers of the record still see the span. Goroutine
+	// profiles stay small: with labels they list the goroutines of each span apart.
 	LabelsHidden
 )
 

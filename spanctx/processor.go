@@ -75,8 +75,8 @@ var building sync.Mutex
 // package resourcepublisher, whichever comes up first. While there is none, it is in a
 // mapping of its own. What keeps readers from finding that mapping goes to [otel.Handle].
 //
-// Where the process has a SpanProcessor already nothing changes, opts included: who has
-// that one can add keys of attributes to it, see [SpanProcessor.AddAttributeKeys].
+// If the process has a SpanProcessor already, nothing changes, and opts have no effect.
+// [SpanProcessor.AddAttributeKeys] adds keys of attributes to that one.
 //
 // A carrier is left off if this Go runtime does not allow for it, or the kernel refuses its memory;
 // [SpanProcessor.Err] says why. The error wraps [ErrAlreadyPublishing], or [errors.ErrUnsupported]

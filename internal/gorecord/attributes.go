@@ -71,8 +71,8 @@ func (a *Attributes) Encoded() []byte {
 	return a.encoded
 }
 
-// Cut returns the beginning of s, at most so many bytes, without the first part of a
-// character whose rest would be cut off.
+// Cut returns at most size bytes from the beginning of s. It cuts between characters if
+// s is UTF-8.
 func Cut(s string, size int) string {
 	if len(s) <= size {
 		return s

@@ -18,7 +18,7 @@ type Names struct {
 	NameLabel, EndpointLabel string
 }
 
-// Label returns a name as it is the value of a label.
+// Label returns a name, cut to what the value of a label may have.
 func Label(name string) string {
 	if len(name) <= maxLabelValue {
 		return name // inlined

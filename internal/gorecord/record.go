@@ -24,7 +24,8 @@ const traceIDKey = "trace_id"
 // spanIDKey is "span_id", at an address that no other string has, see of.
 var spanIDKey = string(append([]byte(nil), "span_id"...))
 
-// Where in a Record the record of OTEP 4947 is, and the references to the enclosing spans.
+// Offset and EnclosingOffset are where a Record has the record of OTEP 4947, and the
+// references to the enclosing spans.
 const (
 	Offset          = unsafe.Offsetof(Record{}.traceID)
 	EnclosingOffset = unsafe.Offsetof(Record{}.enclosing)
@@ -119,8 +120,8 @@ const (
 	stateSizeShift  = 16
 )
 
-// Available returns nil if this runtime's labels are known well enough to install
-// records, or why not.
+// Available returns nil if records can be installed on this runtime, or why they
+// cannot.
 func Available(r *goruntime.Runtime) error {
 	_, layout := r.Offset(goruntime.LabelList)
 	_, labels := r.Offset(goruntime.GLabels)
@@ -136,9 +137,9 @@ func Available(r *goruntime.Runtime) error {
 // New returns a record of a span, which is not installed yet, with attributes, names and the
 // user's labels. Identifiers are big-endian numbers. Names and attributes, in this order,
 // become labels as long as there is room for all of the user's. They take the place of the
-// user's labels with the same keys. It allocates once, and more if the user has labels or
-// the attributes are many, with names more than one. It must not be called unless
-// [Available] returns nil.
+// user's labels with the same keys. It allocates once. It allocates more if the user has
+// labels, if there are many attributes, or with names if there is more than one. It must not
+// be called unless [Available] returns nil.
 func New(traceIDHigh, traceIDLow, spanID uint64, traceFlags uint8, a *Attributes, n *Names, user UserLabels) *Record {
 	r := newRecord(labelsAt(user), a, n)
 	r.user = user
@@ -295,8 +296,7 @@ func (r *Record) HasNames(name, endpoint uint16) bool {
 // Install shows the span on the calling goroutine. It may be called while pinned.
 func (r *Record) Install() { goruntime.SetLabels(unsafe.Pointer(r)) }
 
-// Restore shows no span on the calling goroutine, but the user's labels that a label pointer
-// leads to.
+// Restore installs the user's labels on the calling goroutine, and no record.
 func Restore(user UserLabels) { goruntime.SetLabels(user) }
 
 // Installed returns the record that is installed on the calling goroutine, or nil. Its span
