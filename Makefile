@@ -2,7 +2,7 @@
 # are built from internal/tools.
 
 GO ?= go
-MODULES := . instrumentation cmd/otelctx cmd/otelctx/internal/collectortest example example/ecosystem benchmarks benchmarks/wild internal/interop internal/backends internal/testing/collector internal/matrix
+MODULES := . instrumentation cmd/otelctx cmd/otelctx/internal/collectortest example example/declarative example/ecosystem benchmarks benchmarks/wild internal/interop internal/backends internal/testing/collector internal/matrix
 # A module with tests of its own target, test-collector: an eBPF profiler and a whole Collector
 # take minutes to compile.
 APART := collector

@@ -72,6 +72,7 @@ var graph = map[string]string{
 
 	// Examples, by the public API alone, or in C.
 	"example/creader":             "",
+	"example/declarative":         "contrib/otelconf instrumentation otel",
 	"example/ecosystem":           "",
 	"example/ecosystem/collector": "collector/component collector/confmap collector/confmap/provider/envprovider collector/confmap/provider/fileprovider collector/confmap/provider/yamlprovider collector/exporter collector/exporter/debugexporter collector/otelcol collector/processor collector/processor/memorylimiterprocessor collector/receiver collector/receiver/otlpreceiver collector/service open-telemetry/opentelemetry-collector-contrib/exporter/fileexporter spf13/cobra",
 	"example/ecosystem/deploy":    "",
