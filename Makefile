@@ -183,14 +183,15 @@ accuracy: ## Measure which spans are seen, at least 5,000 samples for each carri
 	cd benchmarks && $(GO) test ./accuracy -count 1 -v -full -samples 5000 -rounds 20 -window 1s -long 30s -timeout 60m
 	cd cmd/otelctx && $(GO) test ./internal/sampler -v -run '^$$' -bench Sample -benchtime 5000x
 
-# What wild score is run with, such as -patterns or -observers (see benchmarks/wild).
+# What wild score is run with, such as -patterns or -observers (see benchmarks/wild). Where make otelcol
+# has built a Collector, its receivers are observers too.
 WILD ?=
 
 .PHONY: wild
 wild: ## As root, measure what profilers see of services with real libraries, and write the table of docs/wild.md.
 	cd cmd/otelctx && CGO_ENABLED=0 $(GO) build -o ../../$(BIN)/otelctx .
 	cd benchmarks/wild && $(GO) build -o ../../$(BIN)/wild .
-	$(BIN)/wild score -otelctx $(BIN)/otelctx -o docs/wild.md $(WILD)
+	$(BIN)/wild score -otelctx $(BIN)/otelctx $(patsubst %,-otelcol %,$(wildcard $(BIN)/otelcol-otelctx)) -o docs/wild.md $(WILD)
 
 # In a PID namespace, since the other processes of the machine would be recorded too.
 .PHONY: recorder

@@ -35,11 +35,19 @@ const (
 
 // board is wild score.
 type board struct {
-	otelctx, output, patterns, observers, resume string
-	cpu                                          time.Duration
+	otelctx, otelcol, output, patterns, observers, resume string
+	cpu                                                   time.Duration
+	parallel                                              int
 
-	// rows are by the names of patterns.
-	rows map[string]*row
+	// rows are by the names of patterns, costs by those of observers.
+	rows  map[string]*row
+	costs map[string]*cost
+}
+
+// cost is what an observer took, its start included, beside what the service used meanwhile.
+type cost struct {
+	Used, Service time.Duration // CPU time
+	Memory        int64         // bytes, the most at a time
 }
 
 // row is the verdict on a pattern.
@@ -52,12 +60,18 @@ type row struct {
 }
 
 // tally counts samples.
-type tally struct{ Right, None, Wrong int }
+type tally struct {
+	Right, None, Wrong int
+	// Shown are those of Right with a span, Outside those of Wrong where none is due.
+	Shown, Outside int
+}
 
 func (t *tally) samples() int { return t.Right + t.None + t.Wrong }
 
 func (b *board) flags(f *flag.FlagSet) {
 	f.StringVar(&b.otelctx, "otelctx", "otelctx", "the command line tool")
+	f.StringVar(&b.otelcol, "otelcol", "", "the Collector with the otelctx receiver, as make otelcol builds it; none is no observers from there")
+	f.IntVar(&b.parallel, "parallel", 1, "how many repetitions of a pattern run at a time, if it allows that")
 	f.StringVar(&b.output, "o", "", "the document whose table to replace; none is standard output")
 	f.StringVar(&b.patterns, "patterns", "", "names of the patterns, by commas; none is all")
 	f.StringVar(&b.observers, "observers", "", "names of the observers, by commas; none is all")
@@ -71,16 +85,18 @@ type observer struct {
 	name, title string
 	// args are those of otelctx record, nil for the profiles that the process takes itself.
 	args []string
+	// receiver is that of the Collector, empty for other observers.
+	receiver string
 	// serve are arguments of wild serve.
 	serve []string
 	// profile is the file with what was seen, and read reads it.
 	profile string
-	read    func([]byte) (map[seen]int, error)
+	read    func(text []byte, pid int) (map[seen]int, error)
 	// factor is how much more CPU time it takes for as many samples.
 	factor int
 }
 
-func observers(carriers bool) []observer {
+func observers(carriers, collector bool) []observer {
 	record := observer{name: "record", title: "`otelctx record`", args: []string{}, profile: "record.pb.gz", read: readProfile, factor: 1}
 	labels := record
 	labels.name, labels.title, labels.args = "labels", "`--carrier labels`", []string{"--carrier", "labels"}
@@ -88,12 +104,18 @@ func observers(carriers bool) []observer {
 	if carriers {
 		all = append(all, labels)
 	}
+	if collector {
+		all = append(all,
+			observer{name: "receiver", title: "`otelctx` receiver", receiver: "otelctx", profile: "profiles.bin", read: readCollected, factor: 1},
+			observer{name: "upstream", title: "eBPF profiler's receiver", receiver: "profiling", profile: "profiles.bin", read: readCollected, factor: 1},
+		)
+	}
 	return append(all,
 		// The kernel's timers of CPU time are as fast as its clock ticks.
 		observer{name: "cpu", title: "CPU profile", serve: []string{"-cpuprofile"}, profile: cpuProfileFile, read: readProfile, factor: 3},
 		observer{
 			name: "goroutines", title: "goroutine profile", serve: []string{"-goroutines"}, profile: goroutinesFile, factor: 1,
-			read: func(b []byte) (map[seen]int, error) { return readGoroutines(string(b)) },
+			read: func(b []byte, _ int) (map[seen]int, error) { return readGoroutines(string(b)) },
 		},
 	)
 }
@@ -111,7 +133,7 @@ func (b *board) score(stdout io.Writer) error {
 			return err
 		}
 	}
-	b.rows = map[string]*row{}
+	b.rows, b.costs = map[string]*row{}, map[string]*cost{}
 	for _, p := range patterns {
 		b.rows[p.name()] = &row{p, map[string]bool{}, map[string]*tally{}}
 	}
@@ -123,7 +145,7 @@ func (b *board) score(stdout io.Writer) error {
 		return fmt.Errorf("%s record --help: %w", b.otelctx, err)
 	}
 	var looked []observer
-	for _, o := range observers(bytes.Contains(help, []byte("--carrier"))) {
+	for _, o := range observers(bytes.Contains(help, []byte("--carrier")), b.otelcol != "") {
 		if b.observers != "" && !strings.Contains(","+b.observers+",", ","+o.name+",") {
 			continue
 		}
@@ -195,7 +217,7 @@ func (b *board) look(o observer, patterns string) error {
 		return err
 	}
 	cpu := b.cpu * time.Duration(o.factor)
-	serve := exec.Command(exe, append([]string{"serve", "-dir", dir, "-patterns", patterns, "-cpu", cpu.String()}, o.serve...)...)
+	serve := exec.Command(exe, append([]string{"serve", "-dir", dir, "-patterns", patterns, "-cpu", cpu.String(), "-parallel", strconv.Itoa(b.parallel)}, o.serve...)...)
 	serve.Stderr = os.Stderr
 	in, err := serve.StdinPipe()
 	if err != nil {
@@ -213,18 +235,47 @@ func (b *board) look(o observer, patterns string) error {
 	if err := await(said, "ready"); err != nil {
 		return err
 	}
-	end := func() error { return nil }
-	if o.args != nil {
-		if end, err = b.record(serve.Process.Pid, append(o.args, "--output", filepath.Join(dir, o.profile))); err != nil {
-			return err
-		}
+	end := func() (*os.ProcessState, error) { return nil, nil }
+	switch {
+	case o.receiver != "":
+		end, err = b.collect(o, dir, serve.Process.Pid)
+	case o.args != nil:
+		end, err = b.record(serve.Process.Pid, append(o.args, "--output", filepath.Join(dir, o.profile)))
 	}
-	_, _ = io.WriteString(in, "go\n")
-	err = errors.Join(await(said, "done"), end(), in.Close(), serve.Wait())
 	if err != nil {
 		return err
 	}
-	return errors.Join(b.add(o, dir), b.save())
+	_, _ = io.WriteString(in, "go\n")
+	served := await(said, "done")
+	ended, err := end()
+	if err := errors.Join(served, err, in.Close(), serve.Wait()); err != nil {
+		return err
+	}
+	b.charge(o, ended, serve.ProcessState)
+	return errors.Join(b.add(o, dir, serve.Process.Pid), b.save())
+}
+
+// charge adds to the costs what an observer has taken, nil if it was the service itself.
+func (b *board) charge(o observer, took, service *os.ProcessState) {
+	if took == nil {
+		return
+	}
+	c := b.costs[o.name]
+	if c == nil {
+		c = new(cost)
+		b.costs[o.name] = c
+	}
+	c.Used += took.UserTime() + took.SystemTime()
+	c.Service += service.UserTime() + service.SystemTime()
+	if usage, ok := took.SysUsage().(*syscall.Rusage); ok {
+		c.Memory = max(c.Memory, usage.Maxrss<<10)
+	}
+}
+
+// counted is what -resume keeps.
+type counted struct {
+	Rows  map[string]*row
+	Costs map[string]*cost
 }
 
 // load reads what was counted before.
@@ -236,11 +287,11 @@ func (b *board) load() error {
 	if err != nil {
 		return err
 	}
-	var rows map[string]*row
-	if err := json.Unmarshal(text, &rows); err != nil {
+	before := counted{Costs: b.costs}
+	if err := json.Unmarshal(text, &before); err != nil {
 		return fmt.Errorf("%s: %w", b.resume, err)
 	}
-	for name, r := range rows {
+	for name, r := range before.Rows {
 		if b.rows[name] != nil {
 			b.rows[name].Kinds, b.rows[name].Tallies = r.Kinds, r.Tallies
 		}
@@ -253,7 +304,7 @@ func (b *board) save() error {
 	if b.resume == "" {
 		return nil
 	}
-	text, err := json.Marshal(b.rows)
+	text, err := json.Marshal(counted{b.rows, b.costs})
 	if err != nil {
 		return err
 	}
@@ -273,7 +324,7 @@ func await(lines *bufio.Scanner, want string) error {
 }
 
 // record starts to record a process. What it returns ends that.
-func (b *board) record(pid int, args []string) (end func() error, err error) {
+func (b *board) record(pid int, args []string) (end func() (*os.ProcessState, error), err error) {
 	var stdout, stderr bytes.Buffer
 	args = append([]string{"record", strconv.Itoa(pid), "--duration=0", "--json", "--top=1", "--freq", strconv.Itoa(frequency)}, args...)
 	cmd := exec.Command(b.otelctx, args...)
@@ -286,18 +337,18 @@ func (b *board) record(pid int, args []string) (end func() error, err error) {
 		_ = cmd.Wait()
 		return nil, fmt.Errorf("%w: %s", err, &stderr)
 	}
-	return func() error {
+	return func() (*os.ProcessState, error) {
 		if err := errors.Join(cmd.Process.Signal(syscall.SIGINT), cmd.Wait()); err != nil {
-			return fmt.Errorf("%w: %s", err, &stderr)
+			return nil, fmt.Errorf("%w: %s", err, &stderr)
 		}
 		var said struct{ Samples, Lost, Cut int }
 		if err := json.Unmarshal(stdout.Bytes(), &said); err != nil {
-			return err
+			return nil, err
 		}
 		if said.Lost > 0 || said.Cut > 0 {
 			_, _ = fmt.Fprintf(os.Stderr, "of %d samples %d were lost, and %d have no stack\n", said.Samples, said.Lost, said.Cut)
 		}
-		return nil
+		return cmd.ProcessState, nil
 	}, nil
 }
 
@@ -319,7 +370,7 @@ func awaitSampling(pid int) error {
 }
 
 // add adds to the rows what an observer has seen.
-func (b *board) add(o observer, dir string) error {
+func (b *board) add(o observer, dir string, pid int) error {
 	f, err := os.Open(filepath.Join(dir, truthsFile))
 	if err != nil {
 		return err
@@ -336,7 +387,7 @@ func (b *board) add(o observer, dir string) error {
 	if err != nil {
 		return err
 	}
-	all, err := o.read(text)
+	all, err := o.read(text, pid)
 	if err != nil {
 		return err
 	}
@@ -359,13 +410,17 @@ func (t *tally) add(due truth, given id, times int) {
 		t.None += times
 	case given == due.spans[0], given == due.spans[1]:
 		t.Right += times
+		t.Shown += times
 	default:
 		t.Wrong += times
+		if (due.spans[0] == id{}) {
+			t.Outside += times
+		}
 	}
 }
 
 // readProfile reads a pprof profile. Samples whose stack spells nothing are left out.
-func readProfile(b []byte) (map[seen]int, error) {
+func readProfile(b []byte, _ int) (map[seen]int, error) {
 	p, err := profile.Parse(bytes.NewReader(b))
 	if err != nil {
 		return nil, err

@@ -31,6 +31,7 @@ type server struct {
 	dir      string
 	cpu      time.Duration
 	rounds   int
+	parallel int
 	// Which profiles of its own the process takes.
 	cpuProfile, goroutines bool
 }
@@ -40,6 +41,7 @@ func (s *server) flags(f *flag.FlagSet) {
 	f.StringVar(&s.dir, "dir", ".", "where to write truths and profiles")
 	f.DurationVar(&s.cpu, "cpu", 500*time.Millisecond, "how much CPU time each pattern uses at least")
 	f.IntVar(&s.rounds, "rounds", 3, "in how many rounds")
+	f.IntVar(&s.parallel, "parallel", 1, "how many repetitions of a pattern run at a time, if it allows that")
 	f.BoolVar(&s.cpuProfile, "cpuprofile", false, "write the process's own CPU profile")
 	f.BoolVar(&s.goroutines, "goroutines", false, "take goroutine profiles all the time")
 }
@@ -64,7 +66,10 @@ func (s *server) serve(in io.Reader, out io.Writer) error {
 	lines := bufio.NewScanner(in)
 	service := newService()
 	_, _ = fmt.Fprintln(out, "ready")
+	var warm atomic.Bool
+	go warmUp(&warm)
 	lines.Scan()
+	warm.Store(true)
 	var finished atomic.Bool
 	ended := make(chan struct{})
 	go func() {
@@ -80,7 +85,7 @@ func (s *server) serve(in io.Reader, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	parallel := 1
+	parallel := s.parallel
 	if s.goroutines {
 		parallel = together
 		// The profile has goroutines that wait, too.
@@ -104,6 +109,15 @@ func (s *server) serve(in io.Reader, out io.Writer) error {
 	_, _ = fmt.Fprintln(out, "done")
 	<-ended
 	return nil
+}
+
+// warmUp uses the processor until it is told that that is enough. A profiler of the whole machine
+// learns of a process by its samples, and first has to read its program.
+func warmUp(enough *atomic.Bool) {
+	for !enough.Load() {
+		sink.Store(spin(sink.Load()))
+		runtime.Gosched()
+	}
 }
 
 // together is how many repetitions are seen at a time in one goroutine profile.

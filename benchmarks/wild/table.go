@@ -43,13 +43,14 @@ func (b *board) table(patterns []pattern, looked []observer) string {
 	var text strings.Builder
 	_, _ = fmt.Fprintf(&text, "\n%s, %s on %s/%s, Linux %s\n\n%s\n", time.Now().UTC().Format(time.DateOnly), runtime.Version(),
 		runtime.GOOS, runtime.GOARCH, kernel(), libraries())
-	_, _ = text.WriteString("\n| Observer | patterns | without fault | with a wrong sample | samples | right | none | wrong |\n|---|--:|--:|--:|--:|--:|--:|--:|\n")
+	_, _ = text.WriteString("\n| Observer | patterns | without fault | with a wrong sample | samples | right | none | wrong | precision | recall | false positives | CPU | memory |\n|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|\n")
 	for _, o := range looked {
 		var sum tally
 		perfect, wrong := 0, 0
 		for _, p := range patterns {
 			t := b.rows[p.name()].Tallies[o.name]
 			sum.Right, sum.None, sum.Wrong = sum.Right+t.Right, sum.None+t.None, sum.Wrong+t.Wrong
+			sum.Shown, sum.Outside = sum.Shown+t.Shown, sum.Outside+t.Outside
 			if t.None+t.Wrong == 0 {
 				perfect++
 			}
@@ -57,7 +58,9 @@ func (b *board) table(patterns []pattern, looked []observer) string {
 				wrong++
 			}
 		}
-		_, _ = fmt.Fprintf(&text, "| %s | %d | %d | %d | %d | %d | %d | %d |\n", o.title, len(patterns), perfect, wrong, sum.samples(), sum.Right, sum.None, sum.Wrong)
+		_, _ = fmt.Fprintf(&text, "| %s | %d | %d | %d | %d | %d | %d | %d | %s | %s | %s | %s |\n", o.title, len(patterns), perfect, wrong, sum.samples(), sum.Right, sum.None, sum.Wrong,
+			share(sum.Shown, sum.Shown+sum.Wrong), share(sum.Shown, sum.Shown+sum.None+sum.Wrong-sum.Outside),
+			share(sum.Outside, sum.samples()-sum.Shown-sum.None-sum.Wrong+sum.Outside), b.costs[o.name])
 	}
 	_, _ = text.WriteString("\nEach observer's column: samples: right / none / wrong.\n\n| Pattern | Where it works | contract |")
 	for _, o := range looked {
@@ -80,6 +83,22 @@ func (b *board) table(patterns []pattern, looked []observer) string {
 	}
 	_, _ = fmt.Fprintln(&text)
 	return text.String()
+}
+
+// share is a number of samples as a percentage of others.
+func share(n, of int) string {
+	if of == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%.2f %%", 100*float64(n)/float64(of))
+}
+
+// String is the cost as two cells of the table.
+func (c *cost) String() string {
+	if c == nil || c.Service == 0 {
+		return "- | -"
+	}
+	return fmt.Sprintf("%.1f %% | %d MB", 100*c.Used.Seconds()/c.Service.Seconds(), c.Memory>>20)
 }
 
 // String is the tally as a cell of the table.

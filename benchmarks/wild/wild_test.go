@@ -100,13 +100,13 @@ func TestVerdict(t *testing.T) {
 		given id
 		want  tally
 	}{
-		{"the span", truth{spans: [2]id{a}}, a, tally{Right: 1}},
+		{"the span", truth{spans: [2]id{a}}, a, tally{Right: 1, Shown: 1}},
 		{"another span", truth{spans: [2]id{a}}, b, tally{Wrong: 1}},
 		{"no span", truth{spans: [2]id{a}}, id{}, tally{None: 1}},
 		{"nothing is due", truth{}, id{}, tally{Right: 1}},
-		{"a span where nothing is due", truth{}, a, tally{Wrong: 1}},
+		{"a span where nothing is due", truth{}, a, tally{Wrong: 1, Outside: 1}},
 		{"nothing is allowed", truth{spans: [2]id{a}, nothing: true}, id{}, tally{Right: 1}},
-		{"the second of two spans", truth{spans: [2]id{a, b}}, b, tally{Right: 1}},
+		{"the second of two spans", truth{spans: [2]id{a, b}}, b, tally{Right: 1, Shown: 1}},
 		{"none of two spans", truth{spans: [2]id{a, b}}, c, tally{Wrong: 1}},
 	} {
 		var got tally

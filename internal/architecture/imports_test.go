@@ -104,7 +104,7 @@ var graph = map[string]string{
 	// Nothing but tests.
 	"benchmarks":                         "",
 	"benchmarks/accuracy":                "",
-	"benchmarks/wild":                    "DataDog/dd-trace-go/v2 XSAM/otelsql contrib/bridges/otelslog contrib/instrumentation/google.golang.org/grpc/otelgrpc contrib/instrumentation/net/http/otelhttp google/pprof grafana/otel-profiling-go grpc modernc.org/sqlite otel otel/sdk otel/sdk/log otel/trace protobuf resourcepublisher spanctx x/sync",
+	"benchmarks/wild":                    "DataDog/dd-trace-go/v2 XSAM/otelsql collector/pdata/pprofile contrib/bridges/otelslog contrib/instrumentation/google.golang.org/grpc/otelgrpc contrib/instrumentation/net/http/otelhttp google/pprof grafana/otel-profiling-go grpc modernc.org/sqlite otel otel/sdk otel/sdk/log otel/trace protobuf resourcepublisher spanctx x/sync",
 	"benchmarks/wild/contexts":           "",
 	"benchmarks/internal/leaf":           "internal/goruntime internal/wire",
 	"benchmarks/recorder":                "",
