@@ -38,7 +38,7 @@ var reserved = map[string]string{
 // linknames says which functions and variables of the runtime are reached without its
 // consent.
 var linknames = map[string]string{
-	"internal/apmlib":    "runtime.iscgo",
+	"internal/apmlib": "runtime.iscgo",
 	// What NewTracerProvider calls, from within a package that this one imports.
 	"instrumentation":    "github.com/otelctx/otelctx/instrumentation.provider",
 	"internal/goruntime": "runtime.procPin runtime.procUnpin runtime/pprof.runtime_getProfLabel runtime/pprof.runtime_setProfLabel",
