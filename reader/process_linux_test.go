@@ -367,7 +367,7 @@ func TestPublishers(t *testing.T) {
 	assertKind(t, ErrInvalid, reported, invalid.PID())
 	numberf(t, busy, "update-end")
 
-	// Whoever looks may have seen enough.
+	// The caller may have seen enough.
 	for p, err := range Publishers(ctx) {
 		if err == nil {
 			require.NoError(t, p.Close())

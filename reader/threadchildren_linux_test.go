@@ -352,7 +352,7 @@ type actor struct {
 	answers chan string
 	spin    uint32
 	turns   atomic.Uint64
-	spinner goruntime.Self // who spins
+	spinner goruntime.Self // the goroutine that spins
 	// in is the span that it is in. Others change it only while it spins.
 	in *shown
 	// blocked says that it blocks in the kernel, until wake is written to.

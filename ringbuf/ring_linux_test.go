@@ -167,7 +167,7 @@ func TestStore(t *testing.T) {
 			_, err := v.Read(id)
 			assert.ErrorIs(t, err, ErrEmpty)
 
-			// Who does not know that it is closed goes on.
+			// A writer that does not know that it is closed goes on.
 			require.NoError(t, r.Close())
 			assert.ErrorIs(t, v.Verify(), ErrNotRing)
 			span := spanFrom(4)

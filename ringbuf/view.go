@@ -161,7 +161,7 @@ func (v *View) check() error {
 	case i.Capacity < 1 || i.Capacity > maxCapacity:
 		return fmt.Errorf("capacity %d is not from 1 to %d", i.Capacity, maxCapacity)
 	case i.Layout != wire.RingLayout1 && i.Capacity&(i.Capacity-1) != 0:
-		// Layout 1 is others' too, who need not choose one.
+		// Others write layout 1 too, and need not choose one.
 		return fmt.Errorf("capacity %d of layout %d is not a power of two", i.Capacity, i.Layout)
 	case i.SlotSize < minSlotSize || i.SlotSize > maxSlotSize:
 		return fmt.Errorf("slots of %d bytes", i.SlotSize)

@@ -402,7 +402,7 @@ func TestAddAttributeKeys(t *testing.T) {
 		span.End()
 		require.NoError(t, tp.Shutdown(context.Background()))
 	})
-	// Who is refused leaves everything as it is.
+	// A refused provider leaves everything as it is.
 	_, err := NewSpanProcessor(WithAttributeKeys("d"))
 	require.ErrorIs(t, err, ErrAlreadyPublishing)
 	assert.Equal(t, []string{"a", "b", "c"}, advertisedKeys(t, s.p))
@@ -434,7 +434,7 @@ func TestTooManyAttributeKeys(t *testing.T) {
 		s.assertAttributes(t, span, "key.255", "last", "key.0", "first")
 		span.End()
 	})
-	// Who is told may ask for more.
+	// A handler that is told may ask for more.
 	var told atomic.Int64
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(error) {
 		told.Add(1)

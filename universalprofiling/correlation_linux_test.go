@@ -337,7 +337,7 @@ func TestAHostileSender(t *testing.T) {
 	assert.Equal(t, []string{"BwAAAAAAAAAAAAAAAAAAAA", "BwAAAAAAAAAAAAAAAAAAAA", "BwAAAAAAAAAAAAAAAAAAAA"}, stackTraceIDs(spans[1]))
 }
 
-// Who is told of an error may trace that, and export what it traces at once.
+// A handler that is told of an error may trace that, and export what it traces at once.
 func TestWarningsAreGivenWithoutLocks(t *testing.T) {
 	s := newService(t)
 	s.send(registration(0))

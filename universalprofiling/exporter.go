@@ -89,7 +89,7 @@ var toldAlone atomic.Bool
 // exporter keeps transactions back.
 type exporter struct {
 	next sdktrace.SpanExporter
-	// turn is held by who calls next.
+	// turn is held by the goroutine that calls next.
 	turn chan struct{}
 
 	mu sync.Mutex

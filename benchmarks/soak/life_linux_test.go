@@ -65,7 +65,7 @@ func (l *life) live() (code int, err error) {
 		_ = l.cmd.Process.Kill()
 	})
 	defer timeout.Stop()
-	// Who has ended already does not mind a signal.
+	// A process that has ended already does not mind a signal.
 	signal := func(s syscall.Signal) { _ = l.cmd.Process.Signal(s) }
 	meet := time.AfterFunc(l.after, func() {
 		switch l.fate {

@@ -44,7 +44,7 @@ type kind struct {
 
 func (s *soak) kinds() []kind {
 	all := []fate{finishes, killed, resumed, interrupted, buried}
-	// Who ends by itself, soon, cannot be told to.
+	// A reader that ends by itself, soon, cannot be told to.
 	brief := []fate{finishes, killed, resumed, buried}
 	return []kind{
 		{byInspect, s.inspect, brief, s.unit / 2},

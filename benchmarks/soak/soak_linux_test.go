@@ -97,14 +97,14 @@ const (
 // written.
 const busyReads = "reads that met an update"
 
-// Who reads.
+// The readers.
 const (
 	byReader  = "package reader"
 	byInspect = "otelctx inspect"
 	byWatch   = "otelctx watch"
 	byRecord  = "otelctx record"
 	// byReaderFrom begins the name of package reader as it reads a carrier, and byLook that of
-	// who looks at its slots alone.
+	// the reader that looks at its slots alone.
 	byReaderFrom = byReader + " from "
 	byLook       = "a look at "
 	// byOfficial are the packages of the OpenTelemetry eBPF profiler.
@@ -142,7 +142,7 @@ func (s *soak) judgeContext(p published) {
 	}
 }
 
-// Who reads a generation must have been able to.
+// A reader that has read a generation must have been able to.
 func TestGenerations(t *testing.T) {
 	for _, tt := range []struct {
 		p      published

@@ -213,7 +213,7 @@ func sqlOpener(r *run) {
 			time.Sleep(10 * time.Microsecond)
 		}
 		over.Do(func() { close(ended) })
-		// A bad connection is closed, and the opener makes another one for who waits.
+		// A bad connection is closed, and the opener makes another one for the goroutine that waits.
 		_ = held.Raw(func(any) error { return driver.ErrBadConn })
 		_ = held.Close()
 		waiting.Wait()

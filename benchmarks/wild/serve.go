@@ -77,7 +77,7 @@ func (s *server) serve(in io.Reader, out io.Writer) error {
 			continue
 		}
 		if !finished.Load() {
-			os.Exit(1) // who has started this is gone
+			os.Exit(1) // the process that has started this is gone
 		}
 		close(ended)
 	}()

@@ -77,7 +77,7 @@ func TestNoAnswer(t *testing.T) {
 	}
 }
 
-// Who interrupts does not wait for what the process makes wait.
+// An interrupted command does not wait for an answer of the process.
 func TestInterruptWithoutAnAnswer(t *testing.T) {
 	c := startStalling(t)
 	pid := strconv.Itoa(c.PID())

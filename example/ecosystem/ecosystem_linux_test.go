@@ -193,7 +193,7 @@ func TestEcosystem(t *testing.T) {
 			late++
 		}
 	}
-	// A span's end is when End was called. Who had to wait for the processor in the middle of
+	// A span's end is when End was called. A goroutine that had to wait for the processor in the middle of
 	// that is seen in the span once more.
 	assert.LessOrEqual(t, late, 2, "samples are from after their spans")
 

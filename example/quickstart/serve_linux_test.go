@@ -127,7 +127,7 @@ func TestServeEndsInOrderWhenSignalled(t *testing.T) {
 	}
 }
 
-// Whoever starts the service may read the first line and close the pipe.
+// The process that starts the service may read the first line and close the pipe.
 func TestServeOutlivesItsReader(t *testing.T) {
 	t.Parallel()
 	s := startServe(t)

@@ -217,7 +217,7 @@ func (r *Records) evict(at Place, goid uint64) {
 // clearIf has a record show nothing if it shows something that the condition holds for.
 // It is one step from a state that counts the writes. If the thread has begun to write
 // since, its record is no longer the one that was asked about. A thread that takes long
-// over a write stores a newer span than the one that was asked about. Whoever shows a
+// over a write stores a newer span than the one that was asked about. A goroutine that shows a
 // span checks afterwards whether it is over.
 func (r *Records) clearIf(t *wire.ProfilingThread, condition func() bool) {
 	for range attempts {

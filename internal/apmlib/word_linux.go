@@ -43,7 +43,7 @@ type place struct {
 	inM uintptr
 }
 
-// Who is pinned returns errors that are there.
+// A pinned goroutine returns errors that are there.
 var (
 	errWordInUse       = errors.New("the thread-local word is in use")
 	errNotInM          = errors.New("the thread pointer does not point into the runtime's structure of the thread")

@@ -92,7 +92,7 @@ const (
 type Options struct {
 	// Spare reports whether the goroutine with an id, which has started the span, still
 	// shows it. Hide takes back what shows a span without asking its cell, just before the
-	// span is ended to make room. Whoever then finds the span over need not take it back.
+	// span is ended to make room. A goroutine that then finds the span over need not take it back.
 	// Evict takes back the rest, once the span is over. All are called while the caller is
 	// pinned, and may be nil but for Evict.
 	Spare func(r Ref, goid uint64) bool
@@ -143,7 +143,7 @@ func New(o Options) (t *Table, err error) {
 func (t *Table) Address() uint64 { return uint64(uintptr(unsafe.Pointer(t.header))) }
 
 // Close has other processes not find the table any more. Spans that are live are over, and
-// those that are started all the same, by who comes late, mean nothing.
+// those that are started all the same, by late goroutines, mean nothing.
 func (t *Table) Close() error {
 	highest := t.base
 	for i := range t.cells[:t.Used()] {
@@ -168,8 +168,8 @@ func (t *Table) Used() uint32 { return atomic.LoadUint32(&t.header.Used) }
 // Limit returns how many cells may be used.
 func (t *Table) Limit() uint32 { return t.limit.Load() }
 
-// RaiseLimit changes the limit, if it is still the one that is given. It is for who keeps
-// something of its own for each cell that may be used.
+// RaiseLimit changes the limit, if it is still the one that is given. It is for callers that keep
+// something of their own for each cell that may be used.
 func (t *Table) RaiseLimit(from, to uint32) { t.limit.CompareAndSwap(from, to) }
 
 func (t *Table) cell(r Ref) *wire.Cell { return &t.cells[r.Index()%Capacity] }

@@ -594,7 +594,7 @@ func TestMapping(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, make([]byte, 4), magic)
 
-	// Who does not know goes on. What the cells held is gone.
+	// A goroutine that does not know goes on. What the cells held is gone.
 	table.End(r)
 	next := table.start()
 	assert.NoError(t, table.checkLive(next))

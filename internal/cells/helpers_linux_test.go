@@ -65,7 +65,7 @@ func mix(x uint64) uint64 {
 }
 
 // spanOf returns the span that tests start in a cell. All of it follows from the Ref, so
-// whoever knows the Ref knows what the cell must hold. The goroutines are two, as the next
+// a goroutine that knows the Ref knows what the cell must hold. The goroutines are two, as the next
 // span in a cell is often the same goroutine's.
 func spanOf(r Ref) Span {
 	x := uint64(r)

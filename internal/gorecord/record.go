@@ -318,7 +318,7 @@ func User() (UserLabels, *Record) {
 // any goroutine, and again. It does nothing if r is nil.
 func (r *Record) End(withdraw bool) {
 	for ; r != nil; r = r.variant.Load() {
-		// Whoever else stores here stores the same.
+		// Every other writer stores the same here.
 		ordered.Put32(&r.state, atomic.LoadUint32(&r.state)&^stateValid)
 		if withdraw {
 			r.HideLabels()

@@ -36,7 +36,7 @@ func moreProcessors(t *testing.T) {
 	t.Cleanup(func() { runtime.GOMAXPROCS(old) })
 }
 
-// Who reads the labels while they are withdrawn finds all of them or the user's alone.
+// A goroutine that reads the labels while they are withdrawn finds all of them or the user's alone.
 func TestWithdrawUnderReaders(t *testing.T) {
 	needRecords(t)
 	moreProcessors(t)

@@ -161,7 +161,7 @@ func (c *calibrator) fresh(f func()) {
 // LockOSThread of a program without cgo. Another may be one for the second goroutine to run on. The
 // first does unlock before it ends. Ending locked would destroy the thread, but that may not be
 // ours. With it would go C's thread-local state, and the children that asked to die with it
-// (Pdeathsig). And the main thread cannot end at all. An idle thread is there for whoever needs the
+// (Pdeathsig). And the main thread cannot end at all. An idle thread serves the goroutine that needs the
 // next.
 func (c *calibrator) pair(lock bool, f, then func()) {
 	c.fresh(func() {

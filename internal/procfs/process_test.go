@@ -68,7 +68,7 @@ func TestIDs(t *testing.T) {
 		require.NoError(t, err, name)
 		assert.Equal(t, want, got, name)
 		for range ids {
-			break // Whoever asks may have seen enough.
+			break // The caller may have seen enough.
 		}
 	}
 	_, err := collectIDs(NewFS(filepath.Join(root, "absent")).PIDs())

@@ -6,7 +6,7 @@
 //
 // The kernel keeps few datagrams for a socket that is not read at once
 // (net.unix.max_dgram_qlen, 10 by default). A profiler sends some fifty at a time and
-// does not wait. What does not fit is lost at the sender, who alone knows. So the
+// does not wait. What does not fit is lost at the sender, which alone knows. So the
 // socket is read on a thread of its own, which stays in the kernel until a burst is
 // over. It does not come back to Go for each message, where it would wait for a
 // processor. [Socket.Drain] has it come back at once.

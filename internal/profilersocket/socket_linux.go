@@ -47,7 +47,7 @@ type Socket struct {
 	path   string
 	closed atomic.Bool
 
-	// mu is held by who uses the descriptors while Close may be called, which is why it
+	// mu is held by goroutines that use the descriptors while Close may be called, which is why it
 	// guards gone.
 	mu   sync.Mutex
 	gone bool
@@ -61,8 +61,8 @@ type Socket struct {
 	served chan struct{} // closed when Serve has returned
 }
 
-// maxDrained bounds how many messages one drain handles. No queue is longer, and somebody
-// who never stops sending must not keep others waiting.
+// maxDrained bounds how many messages one drain handles. No queue is longer, and a
+// sender that never stops must not keep others waiting.
 const maxDrained = 1 << 14
 
 // Listen makes a socket of this name in a directory. Only processes of the same user
@@ -155,7 +155,7 @@ func (s *Socket) nextDrain() *chan struct{} {
 // when Serve has returned. If ctx ends before that, it returns ctx's error. It must not be
 // called by Serve's handle.
 func (s *Socket) Drain(ctx context.Context) error {
-	// Not begun: whoever begins it replaces the channel first.
+	// Not begun: the goroutine that begins it replaces the channel first.
 	drained := *s.drains.Load()
 	s.wanted.Store(true)
 	s.haste()
@@ -238,7 +238,7 @@ func (s *Socket) Serve(size int, handle func(b []byte, whole bool)) error {
 	}
 	silent := idle
 	for !s.closed.Load() {
-		// Before wanted is looked at: who wants a drain says so first and then has the
+		// Before wanted is looked at: a goroutine that wants a drain says so first and then has the
 		// socket not wait.
 		_ = unix.SetNonblock(s.fd, false)
 		if s.wanted.Swap(false) {

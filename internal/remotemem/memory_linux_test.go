@@ -252,7 +252,7 @@ func TestReadPartsStopsAtTheFirstThatCannotBeRead(t *testing.T) {
 // A part is read before those behind it: what always goes up is never lower in a later
 // part.
 func TestReadPartsInOrder(t *testing.T) {
-	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(2)) // one to count beside the other, who reads
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(2)) // one to count beside the other, which reads
 	mem, at := mapReadable(t, 1)
 	// An atomic counter that other memory sees too. Kernels may copy byte by byte: it
 	// counts in both halves, which differ where a read has it half old and half new.

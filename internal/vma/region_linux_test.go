@@ -314,7 +314,7 @@ func TestRetireUnderWriters(t *testing.T) {
 						for n := i; !stop.Load(); n++ {
 							pages[n%64][i] = byte(n)
 							if writes.Add(1)%500 == 0 {
-								runtime.Gosched() // to who retires it, on few processors
+								runtime.Gosched() // to the goroutine that retires it, on few processors
 							}
 						}
 					})

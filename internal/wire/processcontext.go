@@ -83,7 +83,7 @@ func ProcessContextHeaderIn(b []byte) *ProcessContextHeader {
 	return (*ProcessContextHeader)(headerIn(b, ProcessContextHeaderSize))
 }
 
-// Sign stores the signature at once, behind all that was stored before: who sees it sees
+// Sign stores the signature at once, behind all that was stored before: a reader that sees it sees
 // that too.
 //
 // Sound: the signature is 8 bytes at the start of a header, which is aligned to 8

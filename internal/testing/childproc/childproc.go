@@ -90,7 +90,7 @@ type Child struct {
 // patience is how long a child may take to be done once it has been told to.
 const patience = 30 * time.Second
 
-// Command returns the command that runs a role in another process, for who has another
+// Command returns the command that runs a role in another process, for a test that has another
 // conversation with it than a [Child] has.
 func Command(role string) (*exec.Cmd, error) {
 	self, err := os.Executable()

@@ -80,7 +80,7 @@ func (t *httpTransport) send(ctx context.Context, r *collectorpb.ExportProfilesS
 	}
 	response := &collectorpb.ExportProfilesServiceResponse{}
 	if answer.Header.Get("Content-Type") != protobufType {
-		return response, nil // Whoever takes everything need not say more.
+		return response, nil // A collector that takes everything need not say more.
 	}
 	if err := proto.Unmarshal(content, response); err != nil {
 		return nil, &failure{error: fmt.Errorf("the answer %s: %w", answer.Status, err)}

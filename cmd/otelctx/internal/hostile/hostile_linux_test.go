@@ -350,7 +350,7 @@ func TestFilesAreNotOpened(t *testing.T) {
 	require.ErrorIs(t, err, unix.EAGAIN, "the pipe was opened")
 }
 
-// TestStalledFile has a mapped file on a file system that gives no answer to who opens it
+// TestStalledFile has a mapped file on a file system that gives no answer to a process that opens it
 // (row 6).
 func TestStalledFile(t *testing.T) {
 	needRoot(t)
@@ -358,7 +358,7 @@ func TestStalledFile(t *testing.T) {
 	code := codeFile(t, 1)
 	p := self.start(t, "mapped", attacker(t), "map", code, "1", codeOffset)
 	service := startService(t, self)
-	// Whoever opens the file waits until this process lets it go on.
+	// A process that opens the file waits until this process lets it go on.
 	fan, err := unix.FanotifyInit(unix.FAN_CLASS_CONTENT|unix.FAN_CLOEXEC, unix.O_RDONLY)
 	if err != nil {
 		t.Skipf("files that do not answer take fanotify and CAP_SYS_ADMIN: %v", err)

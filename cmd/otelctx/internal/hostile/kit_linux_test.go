@@ -43,7 +43,7 @@ const (
 	maxMemory = 150 << 20
 )
 
-// user is who runs a program: who runs the test, or an ordinary user.
+// user is the user who runs a program: that of the test, or an ordinary one.
 type user bool
 
 const (
@@ -85,7 +85,7 @@ func needRoot(t *testing.T) {
 	}
 }
 
-// recordingCommand returns the path of otelctx: another one for who wants to see what it
+// recordingCommand returns the path of otelctx: another one to see what it
 // makes of the attacks.
 func recordingCommand(t *testing.T) string {
 	t.Helper()

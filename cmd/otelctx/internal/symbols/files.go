@@ -75,7 +75,7 @@ type named struct {
 // NewFiles returns none yet. Close releases them.
 func NewFiles() *Files { return &Files{byID: map[fileID]*file{}} }
 
-// NewUnnamedFiles is NewFiles for who wants build ids and no names. Of files nothing else is
+// NewUnnamedFiles is NewFiles for callers that want build ids and no names. Of files nothing else is
 // read, and only when they are attached.
 func NewUnnamedFiles() *Files {
 	f := NewFiles()

@@ -148,7 +148,7 @@ func (k *Kernel) scan(kallsyms io.Reader, each func(address uint64, kind byte, n
 }
 
 // Locate returns what is known about address in the kernel: that of an instruction.
-// Who has a return address asks for the one before it, which is of the call. The same address gives the
+// A caller that has a return address asks for the one before it, which is of the call. The same address gives the
 // same pointer for as long as the bound of the cache allows. It never returns nil.
 func (k *Kernel) Locate(address uint64) *Location {
 	if l, ok := k.locations[address]; ok {

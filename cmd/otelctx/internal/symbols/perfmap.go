@@ -37,7 +37,7 @@ type perfFunction struct {
 
 // perfFile is a process's perf map, opened as long as the process is there.
 type perfFile struct {
-	reading chan struct{} // held by who opens or reads it
+	reading chan struct{} // held by the goroutine that opens or reads it
 	file    *os.File
 	held    atomic.Pointer[perfMap]
 }
