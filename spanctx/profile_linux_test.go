@@ -77,7 +77,7 @@ func burn() {
 
 var sink atomic.Uint64
 
-// burning is what is known of a span by who has started it.
+// burning is what the goroutine that has started a span knows of it.
 type burning struct {
 	burner, function, traceID string
 	ended                     atomic.Pointer[time.Time]

@@ -174,7 +174,7 @@ func (e *exporter) keep(i *Integration, s sdktrace.ReadOnlySpan) (kept, transact
 func (e *exporter) enqueue(d deferred) (kept, full bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	// Who flushes says so first, and then empties the queue: none may come after that.
+	// A goroutine that flushes says so first, and then empties the queue: none may come after that.
 	if e.closed || d.endedAt <= d.of.correlations.flushed.Load() {
 		return false, false
 	}

@@ -79,7 +79,7 @@ func Active() *Integration { return active.Load() }
 // building is held while an Integration comes up or goes down.
 var building sync.Mutex
 
-// New returns an Integration, for who wants its errors; [WithIntegration] registers one.
+// New returns an Integration, for callers that want its errors; [WithIntegration] registers one.
 // The error wraps [ErrAlreadyIntegrated], or [errors.ErrUnsupported] on other platforms.
 // Else it says what is not known of the Go runtime, or what has failed in which
 // directories. After an error nothing is left behind. Being disabled is no error.

@@ -16,8 +16,8 @@ import (
 // may be used after the end of its span. Each P has a ring of the last ones that ended on it.
 // A table by id would cost each end a miss of the processor's cache.
 //
-// All methods may be called concurrently. Who reads an entry while it is written finds that its
-// check does not hold.
+// All methods may be called concurrently. A goroutine that reads an entry while it is
+// written finds that its check does not hold.
 type roots []rootRing
 
 // rootEntries is how many spans each P remembers.

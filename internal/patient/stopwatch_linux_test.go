@@ -43,7 +43,7 @@ func pin(t *testing.T) {
 	assert.NoError(t, unix.SchedSetaffinity(0, &set))
 }
 
-// Who waits for a processor beside seven others has not had much time of its own.
+// A goroutine that waits for a processor beside seven others has not had much time of its own.
 func TestStopwatchLeavesOutWaiting(t *testing.T) {
 	if _, err := os.Stat("/proc/thread-self/schedstat"); err != nil {
 		t.Skip("the kernel has no schedstat: ", err)
@@ -79,7 +79,7 @@ func TestStopwatchLeavesOutWaiting(t *testing.T) {
 	assert.Less(t, elapsed, all/2)
 }
 
-// Who waits for anything else has.
+// One that waits for anything else has.
 func TestStopwatchCountsSleep(t *testing.T) {
 	onThread(func() {
 		watch := Start()

@@ -55,7 +55,7 @@ type file struct {
 	// nothing is named.
 	gnuBuildID, goBuildID, htlHash, kind string
 
-	// reading is held by who reads the file. It is a channel, as who waits for it may
+	// reading is held by the goroutine that reads the file. It is a channel, as one that waits may
 	// give up.
 	reading chan struct{}
 	closer  io.Closer // nil for what is in memory

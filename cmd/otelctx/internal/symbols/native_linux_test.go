@@ -157,7 +157,7 @@ func TestVDSO(t *testing.T) {
 	assert.Contains(t, strings.Join(names, " "), "clock_gettime")
 }
 
-// requireFoundByPath opens a region's file without map_files, as for who is not root.
+// requireFoundByPath opens a region's file without map_files, as for users other than root.
 func requireFoundByPath(t *testing.T, p *Process, r *Region) {
 	t.Helper()
 	f, _, err := p.openNamed(r)

@@ -32,7 +32,7 @@ func (p *Process) openFile(r *Region) (*os.File, fileID, error) {
 	return p.check(f, func(fileID) bool { return true })
 }
 
-// openNamed is openFile for who may not use map_files.
+// openNamed is openFile for users that may not use map_files.
 func (p *Process) openNamed(r *Region) (*os.File, fileID, error) {
 	dir := fmt.Sprintf("/proc/%d/", p.pid)
 	sameInode := func(id fileID) bool { return id.inode == r.inode }
