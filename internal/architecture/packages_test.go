@@ -117,10 +117,10 @@ func table(synopses map[string]string) string {
 func picture(imports map[string]row) string {
 	var s strings.Builder
 	s.WriteString("```mermaid\nflowchart TB\n")
-	for _, group := range []struct{ title, prefix string }{
-		{"command line tool", "cmd/otelctx"}, {"public", ""}, {"internal", "internal/"},
+	for _, group := range []struct{ name, title, prefix string }{
+		{"tool", "command line tool", "cmd/otelctx"}, {"public", "public", ""}, {"hidden", "internal", "internal/"},
 	} {
-		fmt.Fprintf(&s, "  subgraph %q\n", group.title)
+		fmt.Fprintf(&s, "  subgraph %s[%q]\n", group.name, group.title)
 		for _, dir := range sortedKeys(imports) {
 			if groupOf(dir) == group.prefix {
 				fmt.Fprintf(&s, "    %s[%q]\n", node(dir), strings.TrimPrefix(strings.TrimPrefix(dir, "cmd/otelctx/"), "internal/"))
@@ -176,13 +176,13 @@ func TestPicture(t *testing.T) {
 		"reader": {"internal/a": true, "internal/b/c": true}, "internal/a": {"internal/b/c": true}, "internal/b/c": {},
 		"cmd/otelctx/internal/d": {"reader": true},
 	})
-	assert.Equal(t, "```mermaid\nflowchart TB\n"+`  subgraph "command line tool"
+	assert.Equal(t, "```mermaid\nflowchart TB\n"+`  subgraph tool["command line tool"]
     cmd_otelctx_internal_d["d"]
   end
-  subgraph "public"
+  subgraph public["public"]
     reader["reader"]
   end
-  subgraph "internal"
+  subgraph hidden["internal"]
     internal_a["a"]
     internal_b_c["b/c"]
   end
