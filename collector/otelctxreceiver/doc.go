@@ -2,13 +2,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package otelctxreceiver is an OpenTelemetry Collector receiver of profiles. It is the
-// receiver of the OpenTelemetry eBPF profiler with three additions:
+// receiver of the OpenTelemetry eBPF profiler with four additions:
 //
 //   - Samples of Go goroutines whose labels name a span (trace_id and span_id) have a Link
 //     to it. The two labels are no attributes then.
 //   - Samples are merged only if all their labels are equal.
 //   - The resource of each process has the attributes that the process publishes in its
 //     process context ([OTEP 4719]), whatever language it is written in.
+//   - All text is valid UTF-8. Backends refuse a message with one name that is not.
 //
 // The Collector must run with the feature gate service.profilesSupport, and there can be
 // one such receiver in a Collector. Profiles are recorded on Linux, amd64 and arm64; elsewhere

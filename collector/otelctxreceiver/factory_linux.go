@@ -51,6 +51,7 @@ func createProfiles(ctx context.Context, set receiver.Settings, cfg component.Co
 		known = newContexts(tel, set.Logger)
 		next = &enricher{Profiles: next, contexts: known}
 	}
+	next = valid{next}
 	return upstream.BuildProfilesReceiver(
 		upstream.WithReporterFactory(func(rc *reporter.Config, next xconsumer.Profiles) (reporter.Reporter, error) {
 			rc.ExtraSampleAttrProd = byLabels{}

@@ -83,7 +83,7 @@ func TestJudge(t *testing.T) {
 	assert.Contains(t, report, "| 6.1.0-50-amd64 | 6.1.176-1 | amd64 | no | yes |")
 	assert.Contains(t, report, "| reader | 2/0/3, 12 s |")
 	assert.Contains(t, report, "| internal/vma | not run |")
-	assert.Contains(t, report, "- CONFIG_ANON_VMA_NAME: reader TestTwo (parts: 1)\n")
+	assert.Contains(t, report, "| CONFIG_ANON_VMA_NAME | reader TestTwo (parts: 1) |\n")
 }
 
 // What a kernel has is no reason to skip a test.
