@@ -34,6 +34,7 @@ func TestMain(m *testing.M) {
 		roleWriter:    writerRole,
 		roleStalling:  stallingRole,
 		roleWorker:    workerRole,
+		roleBrief:     briefRole,
 		burner.Role:   burner.Run,
 	})
 }

@@ -4,10 +4,8 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"sync"
 
 	profilespb "go.opentelemetry.io/proto/otlp/profiles/v1development"
 
@@ -15,39 +13,30 @@ import (
 )
 
 // outputs are where the profiles of a recording go to: a file, a collector, both or
-// neither. What goes to a collector waits for it on its own goroutine.
+// neither.
 type outputs struct {
 	streams streams
 	file    *export.File
-	client  *export.Client
-
-	sending sync.WaitGroup
-	parts   chan *profilespb.ProfilesData
-	// left out are the parts that a collector was too slow for. errs are those of sending;
-	// who sends has them until sending is over.
-	leftOut int
-	errs    []error
+	queue   *export.Queue // nil without a collector
+	warned  map[string]bool
 }
-
-// waitingParts is how many parts may wait for a collector, about two minutes.
-const waitingParts = 4
 
 // openOutputs opens what the command line names.
 func (c *recordCommand) openOutputs(s streams) (*outputs, error) {
-	o := &outputs{streams: s, parts: make(chan *profilespb.ProfilesData, waitingParts)}
-	if c.Endpoint != nil {
-		var err error
-		if o.client, err = export.NewClient(*c.Endpoint); err != nil {
-			return nil, fmt.Errorf("--otlp-endpoint: %w", err)
-		}
-		o.sending.Go(o.send)
-	}
+	o := &outputs{streams: s, warned: map[string]bool{}}
 	if c.Output != "" {
 		var err error
 		if o.file, err = export.Create(c.Output, export.Format(c.Format), s.stdout); err != nil {
-			o.discard()
 			return nil, fmt.Errorf("--output: %w", err)
 		}
+	}
+	if c.Endpoint != nil {
+		client, err := export.NewClient(*c.Endpoint)
+		if err != nil {
+			o.discard()
+			return nil, fmt.Errorf("--otlp-endpoint: %w", err)
+		}
+		o.queue = export.NewQueue(client)
 	}
 	return o, nil
 }
@@ -57,35 +46,54 @@ func (o *outputs) add(data *profilespb.ProfilesData) {
 	if o.file != nil {
 		_ = o.file.Add(data) // Close returns the same error.
 	}
-	if o.client == nil {
-		return
-	}
-	select {
-	case o.parts <- data:
-	default:
-		o.leftOut++
+	if o.queue != nil {
+		o.queue.Add(data)
 	}
 }
 
-// send sends what there is to send.
-func (o *outputs) send() {
-	warned := map[string]bool{}
-	for data := range o.parts {
-		warnings, err := o.client.Export(context.Background(), data)
-		if err != nil {
-			o.errs = append(o.errs, err)
-		}
-		for _, w := range warnings {
-			if !warned[w] {
-				warned[w] = true
-				o.streams.complainf("the collector warns: %s", w)
-			}
-		}
+// delivery returns what has become of what was to be sent since the last call, and says what
+// the collector warns of.
+func (o *outputs) delivery() export.Delivery {
+	if o.queue == nil {
+		return export.Delivery{}
 	}
+	d := o.queue.Delivery()
+	for _, w := range d.Warnings {
+		o.complainOnce("the collector warns: " + w)
+	}
+	return d
+}
+
+func (o *outputs) complainOnce(text string) {
+	if !o.warned[text] && len(o.warned) < maxWarned {
+		o.warned[text] = true
+		o.streams.complainf("%s", text)
+	}
+}
+
+// maxWarned bounds the texts of a collector that are remembered.
+const maxWarned = 1 << 10
+
+// complain says what was not sent, and what has to wait.
+func (o *outputs) complain(d export.Delivery) {
+	if err := deliveryError(d); err != nil {
+		o.streams.complainf("%v", err)
+	}
+	if d.Retried != nil && d.Waiting > 0 {
+		o.streams.complainf("%d samples wait to be sent again: %v", d.Waiting, errors.Join(d.Retried...))
+	}
+}
+
+// deliveryError returns what was not sent, and why.
+func deliveryError(d export.Delivery) error {
+	if d.Dropped == 0 {
+		return nil
+	}
+	return fmt.Errorf("%d samples were not sent: %w", d.Dropped, errors.Join(d.Reasons...))
 }
 
 // close ends what is being written and sent, and reports whether a file was written. The
-// error says what was not.
+// error says what was not written.
 func (o *outputs) close() (written bool, err error) {
 	if o.file != nil {
 		if err = o.file.Close(); err != nil {
@@ -93,21 +101,10 @@ func (o *outputs) close() (written bool, err error) {
 		}
 		written = err == nil
 	}
-	err = errors.Join(err, o.finish())
-	if o.leftOut > 0 {
-		err = errors.Join(err, fmt.Errorf("%d parts of the profile were not sent: the collector is too slow", o.leftOut))
+	if o.queue != nil {
+		_ = o.queue.Close() // What was not sent is counted.
 	}
 	return written, err
-}
-
-// finish ends what is being sent.
-func (o *outputs) finish() error {
-	close(o.parts)
-	o.sending.Wait()
-	if o.client != nil {
-		_ = o.client.Close()
-	}
-	return errors.Join(o.errs...)
 }
 
 // discard is close without a recording.
@@ -115,5 +112,7 @@ func (o *outputs) discard() {
 	if o.file != nil {
 		_ = o.file.Discard()
 	}
-	_ = o.finish()
+	if o.queue != nil {
+		_ = o.queue.Close()
+	}
 }

@@ -36,7 +36,7 @@ type recordCommand struct {
 	Output    string  `help:"Write the profile to a file, in the format that its name ends in; - is standard output."           name:"output"                                            placeholder:"FILE"                                                       short:"o"`
 	Format    string  `default:""                                                                                               enum:",pprof,otlp,json,jsonl,folded,html"                help:"The format of --output: pprof, otlp, json, jsonl, folded or html." name:"format"  placeholder:"FORMAT"`
 	Endpoint  *string `help:"Send the profile to a collector by OTLP."                                                          name:"otlp-endpoint"                                     placeholder:"URL"`
-	Repeat    bool    `help:"Record again and again, each time for --duration, and send each profile."                          name:"repeat"`
+	Repeat    bool    `help:"Go on after --duration, without a pause: send a profile and show the tables each time."            name:"repeat"`
 	Kernel    bool    `help:"Record the kernel's part of stacks too."                                                           name:"kernel"`
 	NoSymbols bool    `help:"Do not name functions: the profile has addresses and build ids, by which they can be named later." name:"no-symbols"`
 	IDs       bool    `help:"Put the ids of spans on samples as attributes too, for backends that drop links."                  name:"id-attributes"`
@@ -79,8 +79,11 @@ func (*recordCommand) Help() string {
 		"otelctx.local_root_span_id. That is for backends that drop links, such as Parca. Most backends make a label of each " +
 		"attribute, and ids are too many for most of them.\n\n" +
 		"It ends after --duration, on Ctrl-C, or when the processes that are named by their ids end, and writes what there is, with exit code 0 in each " +
-		"case. A second Ctrl-C ends it at once. With --repeat, which takes --all and --otlp-endpoint, --duration does not end " +
-		"it, nor does a collector that does not take a profile: that one is lost.\n\n" +
+		"case. A second Ctrl-C ends it at once. With --repeat, which takes --otlp-endpoint, --duration does not end " +
+		"it: each time one profile ends and the next one begins, and no sample is missing in between.\n\n" +
+		"What a collector does not take waits, up to 32 MiB, and is sent again after pauses that grow to 10 s. What there is no " +
+		"room for is dropped, the oldest first, as is what the collector rejects, and what it does not take for " +
+		"OTEL_EXPORTER_OTLP_TIMEOUT after the end. Such samples are counted and told.\n\n" +
 		"A command behind -- is recorded until it ends, with its children, which are noticed within a quarter of a second. Signals are passed on " +
 		"to it, and otelctx exits with its code. It has the rights of whoever runs otelctx: no capability of otelctx's file, and no rights " +
 		"of a set-user-id program if root does not run it. Standard output is the command's: tables go to standard error. When --duration is " +
@@ -92,7 +95,7 @@ func (*recordCommand) Help() string {
 		"--otlp-endpoint is where OTEL_EXPORTER_OTLP_PROFILES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT says. The other " +
 		"OTEL_EXPORTER_OTLP_ variables, PROTOCOL (grpc, or http/protobuf) among them, count in any case.\n\n" + recordPrivileges + "\n\n" +
 		"With --json: {pid, start_time_unix_nano, duration_nano, frequency, samples, attributed, unproven, lost, ended,\n" +
-		"replaced, cut, truncated, spans_left_out, dropped, filtered,\n" +
+		"replaced, cut, truncated, spans_left_out, dropped, filtered, sent, unsent, waiting,\n" +
 		"processes: [{pid, service, samples, attributed}],\n" +
 		"spans: [{service, name, trace_id, span_id, samples, unproven, cpu_nano, attributes: {KEY: VALUE}}],\n" +
 		"traces: [{service, trace_id, spans, samples, cpu_nano}],\n" +
@@ -122,8 +125,8 @@ func (c *recordCommand) Validate() error {
 		return fmt.Errorf("--freq %d is more than %d: the kernel would take fewer samples than that, and not say so", c.Frequency, maxFrequency)
 	case c.Top < 0:
 		return fmt.Errorf("--top %d is negative", c.Top)
-	case c.Repeat && (!c.All && !c.selecting() || c.Endpoint == nil || c.Output != "" || c.duration() == 0):
-		return errors.New("--repeat takes --all or --name, --service or --cgroup, --otlp-endpoint and a --duration, and no --output")
+	case c.Repeat && (c.Endpoint == nil || c.Output != "" || c.duration() == 0):
+		return errors.New("--repeat takes --otlp-endpoint and a --duration, and no --output")
 	}
 	if slices.Contains([]string{"/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"}, c.Output) {
 		c.Output = "-" // So that nothing else is written there.
@@ -168,7 +171,7 @@ func (c *recordCommand) duration() time.Duration {
 	switch {
 	case c.Duration != nil:
 		return *c.Duration
-	case c.Command != nil:
+	case c.Command != nil && !c.Repeat:
 		return 0
 	default:
 		return usual
@@ -185,59 +188,55 @@ func (c *recordCommand) Run(s streams) error {
 	}
 	ctx, release := untilInterrupted()
 	defer release()
-	for {
-		err := c.once(ctx, s, c.selection(), nil)
-		if !c.Repeat || ctx.Err() != nil || isFatal(err) {
-			return err
-		}
-		if err != nil {
-			s.complainf("%v", err)
-		}
-	}
+	return c.record(ctx, s, c.selection(), nil)
 }
 
-// once records what is selected, and writes, sends and shows what was recorded. ready, if not
+// record records what is selected, and writes, sends and shows what was recorded. ready, if not
 // nil, is called when that is being recorded.
-func (c *recordCommand) once(ctx context.Context, s streams, selection recording.Selection, ready func() error) error {
+func (c *recordCommand) record(ctx context.Context, s streams, selection recording.Selection, ready func() error) error {
 	// What cannot go well is known before there is anything to lose.
 	out, err := c.openOutputs(s)
 	if err != nil {
-		return fatalError{err}
+		return err
 	}
-	result, err := c.record(ctx, s, out, selection, ready)
+	result, err := c.run(ctx, s, out, selection, ready)
 	if err != nil {
 		out.discard()
-		return fatalError{err}
+		return err
 	}
 	written, err := out.close()
-	c.complain(s, result)
-	to := s.stdout
-	if c.Output == "-" || c.Command != nil && !c.JSON {
-		to = s.stderr
+	delivery := out.delivery()
+	if c.Repeat {
+		out.complain(delivery)
+	} else {
+		err = errors.Join(err, deliveryError(delivery))
 	}
-	write := c.writeText
-	if c.JSON {
-		write = c.writeJSON
-	}
-	err = errors.Join(err, write(to, result))
+	err = errors.Join(err, c.show(s, result, delivery))
 	if written && c.Output != "-" && !c.JSON {
-		_, _ = fmt.Fprint(to, writtenText(c.Output, c.Format))
+		_, _ = fmt.Fprint(c.reportTo(s), writtenText(c.Output, c.Format))
 	}
 	return err
 }
 
-// fatalError is one after which there is no next recording.
-type fatalError struct{ error }
-
-func (f fatalError) Unwrap() error { return f.error }
-
-func isFatal(err error) bool {
-	var fatal fatalError
-	return errors.As(err, &fatal)
+// reportTo returns where the report goes to.
+func (c *recordCommand) reportTo(s streams) io.Writer {
+	if c.Output == "-" || c.Command != nil && !c.JSON {
+		return s.stderr
+	}
+	return s.stdout
 }
 
-// record records, and shows how far that is on a terminal.
-func (c *recordCommand) record(ctx context.Context, s streams, out *outputs, selection recording.Selection, ready func() error) (*recording.Result, error) {
+// show shows a recording, or what was recorded in a period.
+func (c *recordCommand) show(s streams, r *recording.Result, d export.Delivery) error {
+	c.complain(s, r)
+	if c.JSON {
+		return c.writeJSON(c.reportTo(s), r, d)
+	}
+	return c.writeText(c.reportTo(s), r)
+}
+
+// run records, and shows how far that is on a terminal.
+func (c *recordCommand) run(ctx context.Context, s streams, out *outputs, selection recording.Selection, ready func() error) (*recording.Result, error) {
 	config := recording.Config{
 		Selection: selection, Ready: ready,
 		Part:     out.add,
@@ -248,13 +247,26 @@ func (c *recordCommand) record(ctx context.Context, s streams, out *outputs, sel
 		Sampler:    sampler.Config{Frequency: c.Frequency, KernelStacks: c.Kernel, Carrier: carriers[c.Carrier]},
 		Warn:       func(err error) { s.complainf("%v", err) },
 	}
+	clearBar := func() {}
+	if c.Repeat {
+		config.Duration, config.Period = 0, c.duration()
+		config.Report = func(r *recording.Result) {
+			clearBar()
+			d := out.delivery()
+			out.complain(d)
+			if err := c.show(s, r, d); err != nil {
+				s.complainf("%v", err)
+			}
+		}
+	}
 	// What a command writes would be written over.
 	if isTerminal(s.stderr) && c.Command == nil {
-		bar := newProgress(s.stderr, c.duration())
+		bar := newProgress(s.stderr, config.Duration)
 		defer bar.done()
+		clearBar = func() { _ = bar.bar.Clear() }
 		config.Progress = bar.show
 		config.Warn = func(err error) {
-			_ = bar.bar.Clear()
+			clearBar()
 			s.complainf("%v", err)
 		}
 	}

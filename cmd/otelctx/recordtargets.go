@@ -135,7 +135,7 @@ func (c *recordCommand) recordStarted(s streams) error {
 		cancel()
 	}()
 	resumed := false
-	err = c.once(ctx, s, recording.Selection{PIDs: []int{command.PID()}, Children: true}, func() error {
+	err = c.record(ctx, s, recording.Selection{PIDs: []int{command.PID()}, Children: true}, func() error {
 		resumed = true
 		return command.Resume()
 	})

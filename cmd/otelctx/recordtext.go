@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/export"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/recording"
 )
 
@@ -44,6 +45,11 @@ type recordDocument struct {
 	Dropped uint64 `json:"dropped"`
 	// Filtered counts samples that --filter left out. They are not in Samples.
 	Filtered uint64 `json:"filtered"`
+	// Sent counts samples that the collector took since the last document, Unsent those that
+	// were dropped since then, and Waiting those that are still to be sent.
+	Sent    uint64 `json:"sent"`
+	Unsent  uint64 `json:"unsent"`
+	Waiting uint64 `json:"waiting"`
 	// Ended says that the process ended meanwhile.
 	Ended bool `json:"ended"`
 	// Processes, Spans and Traces are those that used the processor most, in that
@@ -201,6 +207,8 @@ func (c *recordCommand) attributes(r *recording.Result) []recording.AttributeUse
 	return slices.DeleteFunc(slices.Clone(r.Attributes), func(u recording.AttributeUse) bool { return one && u.Key != wanted })
 }
 
-func (c *recordCommand) writeJSON(w io.Writer, r *recording.Result) error {
-	return writeJSON(w, c.document(r))
+func (c *recordCommand) writeJSON(w io.Writer, r *recording.Result, sent export.Delivery) error {
+	d := c.document(r)
+	d.Sent, d.Unsent, d.Waiting = sent.Sent, sent.Dropped, sent.Waiting
+	return writeJSON(w, d)
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/cenkalti/backoff/v5"
 	collectorpb "go.opentelemetry.io/proto/otlp/collector/profiles/v1development"
 	profilespb "go.opentelemetry.io/proto/otlp/profiles/v1development"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
 )
@@ -40,8 +41,9 @@ type Client struct {
 
 // transport is a protocol of OTLP.
 type transport interface {
-	// send makes one attempt. The error wraps a *failure.
-	send(ctx context.Context, r *collectorpb.ExportProfilesServiceRequest) (*collectorpb.ExportProfilesServiceResponse, error)
+	// send makes one attempt to send an encoded ExportProfilesServiceRequest. The error wraps a
+	// *failure.
+	send(ctx context.Context, encoded []byte) (*collectorpb.ExportProfilesServiceResponse, error)
 	Close() error
 }
 
@@ -105,10 +107,12 @@ func (r *RejectedError) Error() string {
 // nevertheless. Warnings are what a collector says that has accepted everything. The
 // error wraps a *RejectedError where one has not.
 func (c *Client) Export(ctx context.Context, data *profilespb.ProfilesData) (warnings []string, err error) {
-	parts, err := profile.Split(data, c.maxRequest)
+	requests, err := c.requests(data)
 	errs := []error{err}
-	for _, part := range parts {
-		warning, err := c.send(ctx, part)
+	for _, r := range requests {
+		ctx, cancel := context.WithTimeout(ctx, c.config.timeout)
+		warning, err := c.send(ctx, r, nil)
+		cancel()
 		errs = append(errs, err)
 		if warning != "" {
 			warnings = append(warnings, warning)
@@ -117,28 +121,66 @@ func (c *Client) Export(ctx context.Context, data *profilespb.ProfilesData) (war
 	return warnings, errors.Join(errs...)
 }
 
-func (c *Client) send(ctx context.Context, data *profilespb.ProfilesData) (warning string, err error) {
-	ctx, cancel := context.WithTimeout(ctx, c.config.timeout)
-	defer cancel()
-	request := &collectorpb.ExportProfilesServiceRequest{ResourceProfiles: data.GetResourceProfiles(), Dictionary: data.GetDictionary()}
-	deadline, _ := ctx.Deadline()
+// request is what is sent at a time.
+type request struct {
+	encoded []byte // an ExportProfilesServiceRequest
+	samples uint64
+}
+
+// requests returns data as what is sent at a time. The error names the samples that are too
+// large; the requests have all others.
+func (c *Client) requests(data *profilespb.ProfilesData) ([]request, error) {
+	parts, err := profile.Split(data, c.maxRequest)
+	requests := make([]request, 0, len(parts))
+	for _, part := range parts {
+		encoded, failed := proto.Marshal(&collectorpb.ExportProfilesServiceRequest{ResourceProfiles: part.GetResourceProfiles(), Dictionary: part.GetDictionary()})
+		if failed != nil {
+			return nil, errors.Join(err, failed)
+		}
+		requests = append(requests, request{encoded, profile.Samples(part)})
+	}
+	return requests, err
+}
+
+// Pauses between attempts grow from one to the other.
+const (
+	firstPause   = 500 * time.Millisecond
+	longestPause = 10 * time.Second
+)
+
+// send sends a request, and tries again until ctx is done where that may help. Each attempt has
+// the timeout to itself. failed, if not nil, is called with the error of each that is followed
+// by another one.
+func (c *Client) send(ctx context.Context, r request, failed func(error)) (warning string, err error) {
 	var answer error // of the last attempt that had one
+	pauses := backoff.NewExponentialBackOff()
+	pauses.InitialInterval, pauses.MaxInterval = firstPause, longestPause
 	response, err := backoff.Retry(ctx, func() (*collectorpb.ExportProfilesServiceResponse, error) {
-		response, err := c.transport.send(ctx, request)
+		one, cancel := context.WithTimeout(ctx, c.config.timeout)
+		defer cancel()
+		response, err := c.transport.send(one, r.encoded)
 		// gRPC may find the time to be over before ctx does.
-		if err != nil && ctx.Err() == nil && time.Now().Before(deadline) {
+		if deadline, _ := one.Deadline(); err != nil && one.Err() == nil && time.Now().Before(deadline) {
 			answer = err
 		}
 		return response, waiting(err)
-	}, backoff.WithBackOff(backoff.NewExponentialBackOff()), backoff.WithMaxElapsedTime(c.config.timeout))
+	}, backoff.WithBackOff(pauses), backoff.WithMaxElapsedTime(0), backoff.WithNotify(func(err error, _ time.Duration) {
+		if failed != nil {
+			failed(c.failed(cmp.Or(answer, err)))
+		}
+	}))
 	if err != nil {
-		return "", fmt.Errorf("export to %s: %w", c.config.shownTarget(), cmp.Or(answer, err))
+		return "", c.failed(cmp.Or(answer, err))
 	}
 	p := response.GetPartialSuccess()
 	if p.GetRejectedProfiles() != 0 {
 		return "", &RejectedError{Rejected: p.GetRejectedProfiles(), Message: p.GetErrorMessage()}
 	}
 	return p.GetErrorMessage(), nil
+}
+
+func (c *Client) failed(err error) error {
+	return fmt.Errorf("export to %s: %w", c.config.shownTarget(), err)
 }
 
 // failure is why an attempt has failed.

@@ -73,6 +73,11 @@ func (s *server) Export(ctx context.Context, r *collectorpb.ExportProfilesServic
 // listen serves s until the end of the test, and returns the address.
 func (s *server) listen(t *testing.T, options ...grpc.ServerOption) string {
 	t.Helper()
+	return serve(t, s, options...)
+}
+
+func serve(t *testing.T, s collectorpb.ProfilesServiceServer, options ...grpc.ServerOption) string {
+	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	g := grpc.NewServer(options...)

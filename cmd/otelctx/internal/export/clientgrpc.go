@@ -5,6 +5,7 @@ package export
 
 import (
 	"context"
+	"fmt"
 
 	collectorpb "go.opentelemetry.io/proto/otlp/collector/profiles/v1development"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
@@ -15,6 +16,7 @@ import (
 	"google.golang.org/grpc/encoding/gzip"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 )
 
 // grpcTransport is OTLP/gRPC.
@@ -25,7 +27,7 @@ type grpcTransport struct {
 }
 
 func newGRPCTransport(c config) (*grpcTransport, error) {
-	t := &grpcTransport{headers: c.headers}
+	t := &grpcTransport{headers: c.headers, options: []grpc.CallOption{grpc.ForceCodec(encoded{})}}
 	if c.gzip {
 		t.options = append(t.options, grpc.UseCompressor(gzip.Name))
 	}
@@ -45,10 +47,33 @@ func (t *grpcTransport) Close() error {
 	return nil
 }
 
-func (t *grpcTransport) send(ctx context.Context, r *collectorpb.ExportProfilesServiceRequest) (*collectorpb.ExportProfilesServiceResponse, error) {
+const exportMethod = "/opentelemetry.proto.collector.profiles.v1development.ProfilesService/Export"
+
+// encoded is gRPC's codec for messages of protobuf of which requests are encoded already.
+type encoded struct{}
+
+func (encoded) Name() string { return "proto" }
+
+func (encoded) Marshal(v any) ([]byte, error) {
+	b, ok := v.([]byte)
+	if !ok {
+		return nil, fmt.Errorf("%T is not encoded", v)
+	}
+	return b, nil
+}
+
+func (encoded) Unmarshal(b []byte, v any) error {
+	m, ok := v.(proto.Message)
+	if !ok {
+		return fmt.Errorf("%T is no message", v)
+	}
+	return proto.Unmarshal(b, m)
+}
+
+func (t *grpcTransport) send(ctx context.Context, encoded []byte) (*collectorpb.ExportProfilesServiceResponse, error) {
 	ctx = metadata.NewOutgoingContext(ctx, t.headers)
-	response, err := collectorpb.NewProfilesServiceClient(t.connection).Export(ctx, r, t.options...)
-	if err != nil {
+	response := &collectorpb.ExportProfilesServiceResponse{}
+	if err := t.connection.Invoke(ctx, exportMethod, encoded, response, t.options...); err != nil {
 		return nil, grpcFailure(err)
 	}
 	return response, nil

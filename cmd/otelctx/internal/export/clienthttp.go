@@ -56,12 +56,8 @@ func (t *httpTransport) Close() error {
 	return nil
 }
 
-func (t *httpTransport) send(ctx context.Context, r *collectorpb.ExportProfilesServiceRequest) (*collectorpb.ExportProfilesServiceResponse, error) {
-	body, err := t.body(r)
-	if err != nil {
-		return nil, &failure{error: err}
-	}
-	request, err := http.NewRequestWithContext(ctx, http.MethodPost, t.url, bytes.NewReader(body))
+func (t *httpTransport) send(ctx context.Context, encoded []byte) (*collectorpb.ExportProfilesServiceResponse, error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, t.url, bytes.NewReader(t.body(encoded)))
 	if err != nil {
 		return nil, &failure{error: err}
 	}
@@ -88,16 +84,15 @@ func (t *httpTransport) send(ctx context.Context, r *collectorpb.ExportProfilesS
 	return response, nil
 }
 
-func (t *httpTransport) body(r *collectorpb.ExportProfilesServiceRequest) ([]byte, error) {
-	encoded, err := proto.Marshal(r)
-	if err != nil || !t.gzip {
-		return encoded, err
+func (t *httpTransport) body(encoded []byte) []byte {
+	if !t.gzip {
+		return encoded
 	}
 	var b bytes.Buffer
 	w := gzip.NewWriter(&b)
 	_, _ = w.Write(encoded) // A bytes.Buffer takes everything.
 	_ = w.Close()
-	return b.Bytes(), nil
+	return b.Bytes()
 }
 
 // httpFailure says by the status whether another attempt may help, as the OTLP specification

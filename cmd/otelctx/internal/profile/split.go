@@ -21,10 +21,7 @@ func Split(data *profilespb.ProfilesData, limit int) ([]*profilespb.ProfilesData
 	if size <= limit {
 		return []*profilespb.ProfilesData{data}, nil
 	}
-	times := 0
-	for s := range samplesOf(data) {
-		times += len(s.GetTimestampsUnixNano())
-	}
+	times := int(Samples(data))
 	if times < 2 {
 		return nil, fmt.Errorf("one sample takes %d bytes, more than %d", size, limit)
 	}
@@ -37,6 +34,14 @@ func Split(data *profilespb.ProfilesData, limit int) ([]*profilespb.ProfilesData
 		parts, errs = append(parts, more...), append(errs, err)
 	}
 	return parts, errors.Join(errs...)
+}
+
+// Samples returns how many samples data has, which is a [Builder]'s.
+func Samples(data *profilespb.ProfilesData) (n uint64) {
+	for s := range samplesOf(data) {
+		n += uint64(len(s.GetTimestampsUnixNano()))
+	}
+	return n
 }
 
 func samplesOf(data *profilespb.ProfilesData) func(yield func(*profilespb.Sample) bool) {

@@ -64,7 +64,7 @@ func ask[T any](ctx context.Context, n *namer, pid int, f func(goOn func() bool)
 
 // name hands on the profiles of a part, and counts its samples. It gives up on names when
 // ctx is done.
-func (n *namer) name(ctx context.Context, p *part, end time.Time) {
+func (n *namer) name(ctx context.Context, p *part) {
 	n.used = 0
 	n.asked = map[*published]bool{}
 	builder := profile.New(profile.Options{Start: p.begun, Frequency: n.config.Sampler.Frequency, Version: n.config.Version})
@@ -85,7 +85,7 @@ func (n *namer) name(ctx context.Context, p *part, end time.Time) {
 	n.tally.lost += p.lost
 	n.tally.dropped += builder.Dropped()
 	if n.config.Part != nil && n.tally.samples > before {
-		n.config.Part(builder.Data(end))
+		n.config.Part(builder.Data(p.end))
 	}
 }
 

@@ -31,7 +31,10 @@ const (
 
 // part is the samples of some time, as they were taken: addresses without names.
 type part struct {
-	begun   time.Time
+	// Its samples were taken from begun on and before end.
+	begun, end time.Time
+	// closes says that a period ends with it.
+	closes  bool
 	targets map[*target]*targetSamples
 	samples int
 	bytes   int
@@ -89,13 +92,13 @@ type rawSamples struct {
 	times []time.Time
 }
 
-func newPart(goroutines bool) *part {
-	return &part{begun: time.Now(), targets: map[*target]*targetSamples{}, goroutines: goroutines}
+func newPart(begun time.Time, goroutines bool) *part {
+	return &part{begun: begun, targets: map[*target]*targetSamples{}, goroutines: goroutines}
 }
 
-// full reports whether the part is as long as it should be.
-func (p *part) full() bool {
-	return p.samples >= partSamples || p.bytes >= partBytes || time.Since(p.begun) >= partDuration
+// full reports whether the part is as long as it should be by now.
+func (p *part) full(now time.Time) bool {
+	return p.samples >= partSamples || p.bytes >= partBytes || p.samples > 0 && now.Sub(p.begun) >= partDuration
 }
 
 // add adds a sample of a process. What the sample holds is not kept. It returns the stack,

@@ -28,7 +28,12 @@ type Config struct {
 	Ready func() error
 	// Duration is how long to record, 0 until the processes of PIDs, or the context, end.
 	Duration time.Duration
-	Sampler  sampler.Config
+	// Period, if not 0, is after how long Report is called with what was recorded since the
+	// last time, while the recording goes on: no sample is missing in between. It is called
+	// behind Part, by the same goroutine.
+	Period  time.Duration
+	Report  func(*Result)
+	Sampler sampler.Config
 	// Filters leave out the samples that do not pass all of them.
 	Filters []Filter
 	// Unnamed leaves functions without names: profiles have addresses and build ids, and no
@@ -112,6 +117,7 @@ const (
 // or is what failed.
 func Record(ctx context.Context, c Config) (*Result, error) {
 	r := &recording{config: &c, start: time.Now(), parts: make(chan *part)}
+	r.reported = r.start
 	if c.Warn != nil {
 		var mu sync.Mutex
 		warn := c.Warn
@@ -155,6 +161,14 @@ type recording struct {
 	// parts has those that are to be named.
 	parts chan *part
 	part  *part
+	// period is when the period ends; what is sampled from then on is of the next one.
+	period time.Time
+	// unknown counts samples of programs that are recorded no longer.
+	unknown atomic.Uint64
+	// reported is when the last period that was reported has ended, and which samples were
+	// missing by then.
+	reported time.Time
+	missing  sampler.Counts
 }
 
 // run records the processes that there are and will be.
@@ -174,6 +188,7 @@ func (r *recording) run(ctx context.Context) (*Result, error) {
 	if err := r.targets.start(looking); err != nil && ctx.Err() == nil {
 		return nil, err
 	}
+	r.startPeriod(time.Now())
 	if r.config.Ready != nil {
 		if err := r.config.Ready(); err != nil {
 			return nil, err
@@ -183,55 +198,96 @@ func (r *recording) run(ctx context.Context) (*Result, error) {
 	var working sync.WaitGroup
 	ended := false
 	working.Go(func() { ended = r.supervise(ctx, looking) })
+	working.Go(func() { r.targets.notice(looking) })
 	working.Go(func() {
 		for p := range r.parts {
-			n.name(context.WithoutCancel(ctx), p, time.Now())
+			n.name(context.WithoutCancel(ctx), p)
+			if p.closes {
+				r.config.Report(r.result(n, p.end))
+			}
 		}
 	})
 	// What was sampled before the end is read after it.
 	err := r.read() //nolint:contextcheck // Reading names ends by itself.
 	cancel()
-	if r.part != nil {
-		r.parts <- r.part
-	}
+	r.part.end = time.Now()
+	r.parts <- r.part
 	close(r.parts)
 	working.Wait()
 	if err != nil {
 		return nil, err
 	}
 	r.targets.explainTheRest()
+	// Of the monotonic clock, as the times of samples are.
+	result := r.result(n, r.start.Add(time.Since(r.start)))
+	result.Ended = ended
+	return result, nil
+}
+
+// result returns what has been counted since the last one, and begins to count anew.
+func (r *recording) result(n *namer, end time.Time) *Result {
 	counts := r.targets.sampler.Counts()
+	counts.Lost += r.unknown.Load()
 	result := &Result{
-		// Of the monotonic clock, as the times of samples are.
-		Start: r.start, End: r.start.Add(time.Since(r.start)),
-		Lost: counts.Lost, Replaced: counts.Replaced, Ended: ended, NotPermitted: r.targets.notPermitted(),
+		Start: r.reported, End: end, NotPermitted: r.targets.notPermitted(),
+		Lost: counts.Lost - r.missing.Lost, Replaced: counts.Replaced - r.missing.Replaced,
 	}
 	n.tally.report(result)
-	return result, nil
+	n.tally = newTally(r.config.Attributes)
+	r.reported, r.missing = end, counts
+	return result
 }
 
 // read reads samples until there are no more. It waits for nothing else.
 func (r *recording) read() error {
 	var s sampler.Sample
 	for {
-		err := r.targets.sampler.Read(&s)
-		if errors.Is(err, io.EOF) {
+		asked := time.Now()
+		switch err := r.targets.sampler.Read(&s); {
+		case errors.Is(err, io.EOF):
 			return nil
-		}
-		if err != nil {
+		case errors.Is(err, sampler.ErrNoSample):
+			r.rotate(asked)
+		case err != nil:
 			return err
+		default:
+			r.rotate(s.Time)
+			if t := r.targets.find(s.Image); t != nil {
+				r.add(t, &s)
+			} else {
+				r.unknown.Add(1)
+			}
 		}
-		if t := r.targets.find(s.Image); t != nil {
-			r.add(t, &s)
+	}
+}
+
+// startPeriod begins the first part, and the first period.
+func (r *recording) startPeriod(now time.Time) {
+	r.part = newPart(now, r.config.IDAttributes)
+	r.period = now.Add(r.config.Period)
+}
+
+// rotate has the part named if it is to end, and begins the next one. All samples from before
+// now have been read.
+func (r *recording) rotate(now time.Time) {
+	p := r.part
+	p.closes = r.config.Period > 0 && !now.Before(r.period)
+	if !p.closes && !p.full(now) {
+		return
+	}
+	p.end = now
+	select {
+	case r.parts <- p:
+		r.part = newPart(now, r.config.IDAttributes)
+		for p.closes && !now.Before(r.period) {
+			r.period = r.period.Add(r.config.Period)
 		}
+	default: // The one before is still being named, so that this one goes on.
 	}
 }
 
 // add adds a sample to the part that is being recorded.
 func (r *recording) add(t *target, s *sampler.Sample) {
-	if r.part == nil {
-		r.part = newPart(r.config.IDAttributes)
-	}
 	t.sampled.Store(true)
 	if names := t.published.Load().spanNames; !names.knows(s.Span) {
 		r.targets.wantNames(t, names)
@@ -245,13 +301,6 @@ func (r *recording) add(t *target, s *sampler.Sample) {
 		}
 	}
 	r.samples.Add(1)
-	if r.part.full() {
-		select {
-		case r.parts <- r.part:
-			r.part = nil
-		default: // The one before is still being named.
-		}
-	}
 }
 
 // supervise looks after the processes, and ends the sampling when there is a reason to. It
@@ -277,6 +326,10 @@ func (r *recording) supervise(ctx, looking context.Context) (ended bool) {
 		select {
 		case <-ctx.Done():
 			return false
+		case <-r.targets.ends:
+			if r.targets.hasEnded() {
+				return true
+			}
 		case <-poll.C:
 			r.targets.poll(looking)
 			if interval < tickInterval {

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"slices"
 	"sync"
 	"time"
@@ -40,9 +41,13 @@ type targets struct {
 	config  *Config
 	sampler *sampler.Sampler
 	files   *symbols.Files
+	// changes tells what processes do; nil where the kernel does not.
+	changes *sampler.Changes
 	looks   sync.WaitGroup
 	places  chan struct{} // of those who look
 	attach  chan *symbols.Region
+	// ends has something when a program has ended that is recorded.
+	ends chan struct{}
 
 	mu sync.Mutex
 	// all are those that are recorded, and those that were until a moment ago.
@@ -83,7 +88,7 @@ func openTargets(c *Config) (*targets, error) {
 		files = symbols.NewUnnamedFiles()
 	}
 	ts := &targets{
-		config: c, files: files, attach: make(chan *symbols.Region, attachQueue), places: make(chan struct{}, mostLooks),
+		config: c, files: files, attach: make(chan *symbols.Region, attachQueue), places: make(chan struct{}, mostLooks), ends: make(chan struct{}, 1),
 		all: map[sampler.Image]*target{}, gone: map[*target]time.Time{}, others: map[int]other{}, looking: map[int]time.Time{}, warned: map[warning]bool{}, ended: map[int]bool{},
 	}
 	for _, pid := range c.PIDs {
@@ -101,6 +106,8 @@ func openTargets(c *Config) (*targets, error) {
 	if ts.sampler, err = sampler.Open(c.Sampler); err != nil {
 		return nil, err
 	}
+	// Who is not told finds out by polling.
+	ts.changes, _ = ts.sampler.Changes(sampler.ChangesConfig{Publications: c.publishing(), Watched: c.exact()})
 	return ts, nil
 }
 
@@ -122,7 +129,7 @@ func (ts *targets) start(ctx context.Context) error {
 		}
 		delete(ts.looking, pid)
 		if ts.config.Children {
-			ts.attachNow(ctx, image)
+			ts.attachNow(ctx, image, math.MaxInt)
 		}
 	}
 	if len(ts.config.PIDs) > 0 {
@@ -160,6 +167,11 @@ func (ts *targets) close() {
 	}
 	ts.all = nil
 	ts.files.Close()
+	if ts.changes != nil {
+		if err := ts.changes.Close(); err != nil {
+			ts.config.warn(err)
+		}
+	}
 	if err := ts.sampler.Close(); err != nil {
 		ts.config.warn(err)
 	}
@@ -184,17 +196,26 @@ func (ts *targets) want(r *symbols.Region) {
 	}
 }
 
-// attachNow opens the files that a program has mapped: it may not live until the first sample
-// is read.
-func (ts *targets) attachNow(ctx context.Context, image sampler.Image) {
-	t := ts.find(image)
+// attachNow opens the first files that a program has mapped: it may not live until the first
+// sample is read.
+func (ts *targets) attachNow(ctx context.Context, image sampler.Image, most int) {
+	ts.mu.Lock()
+	t := ts.all[image]
+	if t != nil {
+		t.hold()
+	}
+	ts.mu.Unlock()
+	if t == nil {
+		return
+	}
+	defer t.release()
 	// What it maps next is looked at soon, too.
 	t.sampled.Store(true)
 	_, err := patient.Call(ctx, image.PID, processLimit, func() (struct{}, error) {
-		t.symbols.Table().Attach()
+		t.symbols.Table().Attach(most)
 		return struct{}{}, nil
 	})
-	if err != nil {
+	if err != nil && ctx.Err() == nil {
 		ts.warn(image.PID, err)
 	}
 }
@@ -242,24 +263,31 @@ func (ts *targets) poll(ctx context.Context) (looks *sync.WaitGroup) {
 		looks.Add(1)
 		ts.looks.Go(func() {
 			defer looks.Done()
-			select {
-			case ts.places <- struct{}{}:
-				defer func() { <-ts.places }()
-			case <-ctx.Done():
-				return
-			}
-			ts.mu.Lock()
-			ts.looking[p.Image.PID] = time.Now()
-			ts.mu.Unlock()
-			if err := ts.look(ctx, p); ctx.Err() == nil {
-				ts.explain(p, err)
-				ts.mu.Lock()
-				delete(ts.looking, p.Image.PID)
-				ts.mu.Unlock()
-			}
+			_ = ts.lookInTurn(ctx, p)
 		})
 	}
 	return looks
+}
+
+// lookInTurn looks at a process, which ts.looking has, when there is a place.
+func (ts *targets) lookInTurn(ctx context.Context, p sampler.Process) error {
+	select {
+	case ts.places <- struct{}{}:
+		defer func() { <-ts.places }()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	ts.mu.Lock()
+	ts.looking[p.Image.PID] = time.Now()
+	ts.mu.Unlock()
+	err := ts.look(ctx, p)
+	if ctx.Err() == nil {
+		ts.explain(p, err)
+		ts.mu.Lock()
+		delete(ts.looking, p.Image.PID)
+		ts.mu.Unlock()
+	}
+	return err
 }
 
 // sweep ends the recording of programs that run no longer, and forgets what nobody needs.
@@ -537,8 +565,19 @@ func (ts *targets) explain(p sampler.Process, err error) {
 func (ts *targets) explainTheRest() {
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
+	recorded := map[int]bool{}
+	for image := range ts.all {
+		recorded[image.PID] = true
+	}
 	for pid, since := range ts.looking {
-		if !since.IsZero() && (slices.Contains(ts.config.PIDs, pid) || time.Since(since) > shortLook) {
+		long := shortLook
+		switch {
+		case recorded[pid]: // What is missing is its latest change.
+			long = pollInterval
+		case slices.Contains(ts.config.PIDs, pid):
+			long = 0
+		}
+		if !since.IsZero() && time.Since(since) > long {
 			ts.warnOnce(pid, fmt.Errorf("pid %d: %w: no answer until the end of the recording", pid, patient.ErrNoAnswer))
 		}
 	}

@@ -20,3 +20,4 @@ package sampler
 // compiler but Go's. They come out the same wherever clang 14 makes them.
 //
 //go:generate go tool bpf2go -target amd64,arm64 -tags linux -type image -type thread -type layout -type ring -type spans -type header -type carrier -type feature -type label program sampler.bpf.c -- -mcpu=v3 -Wall -Wextra -Werror -Wno-unused-parameter
+//go:generate go tool bpf2go -target amd64,arm64 -tags linux -type change -type change_kind changes changes.bpf.c -- -mcpu=v3 -Wall -Wextra -Werror -Wno-unused-parameter

@@ -1,7 +1,7 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 
-// What sampler.bpf.c uses of the kernel. Of its structs these have only the fields that
+// What the programs of this package use of the kernel. Of its structs these have only the fields that
 // are read; where those are is filled in when the program is loaded, from the running
 // kernel's BTF (preserve_access_index).
 
@@ -22,6 +22,8 @@ enum {
 	BPF_MAP_TYPE_ARRAY = 2,
 	BPF_MAP_TYPE_PERCPU_ARRAY = 6,
 	BPF_MAP_TYPE_RINGBUF = 27,
+
+	BPF_NOEXIST = 1,
 
 	BPF_F_USER_STACK = 1 << 8,
 
@@ -72,9 +74,18 @@ struct sched_entity {
 
 struct mm_struct;
 
+typedef struct {
+	int counter;
+} atomic_t;
+
+struct signal_struct {
+	atomic_t live;
+};
+
 struct task_struct {
 	struct sched_entity se;
 	struct mm_struct *mm;
+	struct signal_struct *signal;
 	struct task_struct *group_leader;
 	struct pid *thread_pid;
 	__u64 start_boottime;

@@ -14,12 +14,11 @@
 #include "kernel.bpf.h"
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_core_read.h>
+#include "image.bpf.h"
 
 // The kernel lets only programs under the GPL read memory.
 char _license[] SEC("license") = "GPL";
 
-// How many processes can be watched.
-#define MAX_PROCESSES 4096
 // The kernel follows at most 127 frames unless it is told otherwise.
 #define MAX_FRAMES 127
 #define STACK_SIZE (MAX_FRAMES * 8)
@@ -47,7 +46,6 @@ _Static_assert(MAX_RECORD_ATTRIBUTES <= MAX_ATTRIBUTES, "a record has no more at
 #define READ_LABELS 10
 #define READ_KEY 15
 #define READ_VALUE 47
-#define MAX_NAMESPACES 33 // MAX_PID_NS_LEVEL and the first one
 #define SLOT_ATTEMPTS 3
 // What of a cell is read, and how many spans around a span cells and records name.
 #define CELL_SIZE 128
@@ -96,15 +94,6 @@ struct spans {
 	__u32 cell_size; // at least CELL_SIZE
 	__u16 version, trace_id_high, trace_id_low, span_id, local_root_span_id, goid, enclosing, trace_flags, tid;
 	__u16 name, endpoint;
-};
-
-// image says which program a process runs: another process that gets the id of one that
-// has ended was started at another time, and each exec counts.
-struct image {
-	__u64 start; // of the process, CLOCK_BOOTTIME in nanoseconds
-	__u64 execs;
-	__u32 pid; // in the PID namespace of who watches
-	__u32 _pad;
 };
 
 // thread says which program a thread runs, and how much it has used of the processors.
@@ -211,15 +200,6 @@ struct counts {
 	__u64 replaced; // not taken: the process has become another image than is watched
 };
 
-// watched has the number of the layout of each process that is watched, by its id in the
-// PID namespace of who watches.
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, MAX_PROCESSES);
-	__type(key, __u32);
-	__type(value, __u32);
-} watched SEC(".maps");
-
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, MAX_PROCESSES);
@@ -247,7 +227,6 @@ struct {
 } events SEC(".maps");
 
 // Set by the loader.
-volatile const __u32 pid_namespace; // the number of the watcher's; 0 for the first one
 volatile const bool kernel_stacks;
 volatile const bool only_labels; // no span is looked for, and labels are read instead
 volatile const __u32 wake_at; // bytes in events from which on the reader is woken
@@ -289,43 +268,6 @@ static __always_inline void ordered(struct work *w)
 #else
 	barrier(); // the machine does
 #endif
-}
-
-static __always_inline struct upid upid_at(struct pid *pid, __u32 level)
-{
-	struct upid upid = {};
-	void *at = (void *)pid + bpf_core_field_offset(struct pid, numbers) + level * bpf_core_type_size(struct upid);
-
-	bpf_core_read(&upid.nr, sizeof(upid.nr), &((struct upid *)at)->nr);
-	bpf_core_read(&upid.ns, sizeof(upid.ns), &((struct upid *)at)->ns);
-	return upid;
-}
-
-// identify stores the ids of a thread in the watcher's PID namespace, and returns false
-// if it has none there.
-static __always_inline bool identify(struct task_struct *task, __u32 *process, __u32 *thread)
-{
-	struct pid *pid = BPF_CORE_READ(task, thread_pid);
-	__u32 last = BPF_CORE_READ(pid, level), level;
-
-	for (level = 0; level < MAX_NAMESPACES && level <= last; level++) {
-		struct upid upid = upid_at(pid, level);
-
-		if (pid_namespace && BPF_CORE_READ(upid.ns, ns.inum) != pid_namespace)
-			continue;
-		*thread = upid.nr;
-		*process = upid_at(BPF_CORE_READ(task, group_leader, thread_pid), level).nr;
-		return *thread != 0; // 0 is the idle task
-	}
-	return false;
-}
-
-// image_of stores which program a process runs, by its first thread.
-static __always_inline void image_of(struct task_struct *leader, __u32 pid, struct image *image)
-{
-	image->pid = pid;
-	image->start = BPF_CORE_READ(leader, start_boottime);
-	image->execs = BPF_CORE_READ(leader, self_exec_id);
 }
 
 // own_tid returns the id by which the thread knows itself.

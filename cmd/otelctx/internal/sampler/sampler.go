@@ -14,6 +14,8 @@ var (
 	ErrNotPermitted = errors.New("not permitted to sample")
 	// ErrTooManyProcesses says that no more than [MaxProcesses] can be watched.
 	ErrTooManyProcesses = errors.New("too many processes to sample")
+	// ErrNoSample says that there has been no sample for a while.
+	ErrNoSample = errors.New("no sample")
 )
 
 const (

@@ -291,29 +291,32 @@ func (s *Sampler) Processors() error {
 }
 
 // Read waits for a sample and fills to with it, reusing the memory of its stacks. It is
-// up to a quarter of a second late. After [Sampler.Stop], and when all samples have been
-// read, it returns [io.EOF].
+// up to a quarter of a second late, and returns [ErrNoSample] if there is none by then: all
+// that were taken before the call have been read. After [Sampler.Stop], and when all samples
+// have been read, it returns [io.EOF].
 func (s *Sampler) Read(to *Sample) error {
-	for !s.drained {
-		err := s.ring.ReadInto(&s.record)
-		switch {
-		case err == nil:
-			at, err := to.decode(s.record.RawSample)
-			if err != nil {
-				return err
-			}
-			to.Truncated = max(len(to.User), len(to.Kernel)) >= s.frames
-			to.Time = s.base.Add(time.Duration(at - s.bootBase))
-			return nil
-		case errors.Is(err, ringbuf.ErrFlushed):
-			s.drained = true
-		case errors.Is(err, os.ErrDeadlineExceeded):
-			s.ring.SetDeadline(time.Now().Add(pollInterval))
-		default:
-			return fmt.Errorf("read samples: %w", err)
-		}
+	if s.drained {
+		return io.EOF
 	}
-	return io.EOF
+	err := s.ring.ReadInto(&s.record)
+	switch {
+	case err == nil:
+		at, err := to.decode(s.record.RawSample)
+		if err != nil {
+			return err
+		}
+		to.Truncated = max(len(to.User), len(to.Kernel)) >= s.frames
+		to.Time = s.base.Add(time.Duration(at - s.bootBase))
+		return nil
+	case errors.Is(err, ringbuf.ErrFlushed):
+		s.drained = true
+		return io.EOF
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		s.ring.SetDeadline(time.Now().Add(pollInterval))
+		return ErrNoSample
+	default:
+		return fmt.Errorf("read samples: %w", err)
+	}
 }
 
 // Stop ends sampling: what has been sampled by then can still be read.

@@ -40,7 +40,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	childproc.Main(m, map[string]func(*childproc.Parent){burner.Role: burner.Run, roleSelf: selfRole, roleRing: ringRole, roleLabels: labelsRole})
+	childproc.Main(m, map[string]func(*childproc.Parent){burner.Role: burner.Run, roleSelf: selfRole, roleRing: ringRole, roleLabels: labelsRole, rolePublications: publicationsRole})
 }
 
 // needSampling skips the test if this user may not sample.
@@ -93,13 +93,22 @@ func layoutOf(t testing.TB, pid int) *reader.ThreadLayout {
 	return l
 }
 
+// next waits for a sample.
+func next(s *Sampler, to *Sample) error {
+	for {
+		if err := s.Read(to); !errors.Is(err, ErrNoSample) {
+			return err
+		}
+	}
+}
+
 // rest returns the samples that there still are when sampling has been stopped.
 func rest(t testing.TB, s *Sampler) []Sample {
 	t.Helper()
 	var samples []Sample
 	for {
 		var one Sample
-		err := s.Read(&one)
+		err := next(s, &one)
 		if errors.Is(err, io.EOF) {
 			return samples
 		}
@@ -382,7 +391,7 @@ func take(t testing.TB, s *Sampler, n int) []Sample {
 	defer timeout.Stop()
 	samples := make([]Sample, n)
 	for i := range samples {
-		require.NoError(t, s.Read(&samples[i]))
+		require.NoError(t, next(s, &samples[i]))
 	}
 	return samples
 }
@@ -477,7 +486,7 @@ func selfRole(parent *childproc.Parent) {
 	time.AfterFunc(patience, func() { _ = s.Stop() })
 	samples := make([]Sample, 1500)
 	for i := range samples {
-		parent.Must(s.Read(&samples[i]))
+		parent.Must(next(s, &samples[i]))
 	}
 	v := judgeBy(burner.Name, samples)
 	parent.Send(`{"age":%d,"pid":%d,"samples":%d,"undecided":%d,"inside":%d,"found":%d,"wrong":%d,"outside":%d,"stray":%d}`,

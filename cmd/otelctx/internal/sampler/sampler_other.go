@@ -47,3 +47,21 @@ func (*Sampler) Counts() Counts { return Counts{} }
 
 // Close does nothing.
 func (*Sampler) Close() error { return nil }
+
+// Changes tells what processes do, where that is possible.
+type Changes struct{}
+
+// Changes returns an error that wraps [errors.ErrUnsupported].
+func (*Sampler) Changes(ChangesConfig) (*Changes, error) { return nil, errUnsupported }
+
+// Publications returns false.
+func (*Changes) Publications() bool { return false }
+
+// Next returns an error that wraps [errors.ErrUnsupported].
+func (*Changes) Next(*Change) error { return errUnsupported }
+
+// Again does nothing.
+func (*Changes) Again(int) {}
+
+// Close does nothing.
+func (*Changes) Close() error { return nil }

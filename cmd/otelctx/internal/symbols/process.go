@@ -116,9 +116,9 @@ func (r *Region) same(o *Region) bool {
 	return r.mapping == o.mapping && r.inode == o.inode && r.major == o.major && r.minor == o.minor
 }
 
-// Attach opens the files of all regions, as [Region.Attach] does.
-func (t *Table) Attach() {
-	for _, r := range t.regions {
+// Attach opens the files of the first regions, by address, as [Region.Attach] does.
+func (t *Table) Attach(most int) {
+	for _, r := range t.regions[:min(len(t.regions), most)] {
 		if r.Want() {
 			r.Attach()
 		}

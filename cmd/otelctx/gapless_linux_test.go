@@ -1,0 +1,348 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build amd64 || arm64
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	collectorpb "go.opentelemetry.io/proto/otlp/collector/profiles/v1development"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/sampler"
+	"github.com/otelctx/otelctx/internal/testing/burner"
+	"github.com/otelctx/otelctx/internal/testing/childproc"
+	"github.com/otelctx/otelctx/internal/testing/testenv"
+)
+
+// troubled is a collector that answers each attempt as it is told, and keeps the times of the
+// samples that it has taken.
+type troubled struct {
+	collectorpb.UnimplementedProfilesServiceServer
+
+	answer func(ctx context.Context, attempt int) error
+
+	mu       sync.Mutex
+	attempts int
+	taken    int
+	times    []uint64
+}
+
+func (c *troubled) Export(ctx context.Context, r *collectorpb.ExportProfilesServiceRequest) (*collectorpb.ExportProfilesServiceResponse, error) {
+	c.mu.Lock()
+	c.attempts++
+	attempt := c.attempts
+	c.mu.Unlock()
+	if err := c.answer(ctx, attempt); err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.taken++
+	for _, resource := range r.GetResourceProfiles() {
+		for _, s := range resource.GetScopeProfiles()[0].GetProfiles()[0].GetSamples() {
+			c.times = append(c.times, s.GetTimestampsUnixNano()...)
+		}
+	}
+	return &collectorpb.ExportProfilesServiceResponse{}, nil
+}
+
+func (c *troubled) requests() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.taken
+}
+
+// listen returns the collector's URL.
+func (c *troubled) listen(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	server := grpc.NewServer()
+	collectorpb.RegisterProfilesServiceServer(server, c)
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(l) }()
+	t.Cleanup(func() {
+		server.Stop()
+		assert.NoError(t, <-served)
+	})
+	return "http://" + l.Addr().String()
+}
+
+// account is what a recording in periods says of itself.
+type account struct {
+	samples, lost, sent, unsent, waiting uint64
+	documents                            []recordDocument
+}
+
+// accountOf reads the documents of a recording that has gone well. One period begins where the
+// one before has ended.
+func accountOf(t *testing.T, got result) (a account) {
+	t.Helper()
+	require.Zero(t, got.code, got.stderr)
+	for decoder := json.NewDecoder(strings.NewReader(got.stdout)); decoder.More(); {
+		var d recordDocument
+		require.NoError(t, decoder.Decode(&d))
+		if n := len(a.documents); n > 0 {
+			before := a.documents[n-1]
+			// Both clocks are the wall's, of which one is corrected meanwhile.
+			assert.InDelta(t, before.StartTimeUnixNano+before.DurationNano, d.StartTimeUnixNano, float64(time.Millisecond))
+		}
+		a.documents = append(a.documents, d)
+		a.samples += d.Samples
+		a.lost += d.Lost
+		a.sent += d.Sent
+		a.unsent += d.Unsent
+		a.waiting = d.Waiting
+	}
+	return a
+}
+
+// While a collector does not answer, and while it refuses, sampling goes on: all samples
+// arrive, of one process as of all. The recording ends with the process.
+func TestRecordWithoutPause(t *testing.T) {
+	t.Parallel()
+	needSampling(t)
+	const slow, atOnce, refused = 3, 6, 8
+	answer := make(chan struct{})
+	c := &troubled{answer: func(ctx context.Context, attempt int) error {
+		if attempt == atOnce {
+			close(answer)
+		}
+		switch {
+		case attempt <= slow:
+			select {
+			case <-answer: // Others have been sent meanwhile.
+				return nil
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		case attempt > atOnce && attempt <= atOnce+refused:
+			return status.Error(codes.Unavailable, "not yet")
+		default:
+			return nil
+		}
+	}}
+	const frequency = 997
+	service := startBurner(t, nil, burner.Records)
+	r := startRecord(t, pidOf(service), "--repeat", "--duration=100ms", fmt.Sprintf("--freq=%d", frequency), "--otlp-endpoint", c.listen(t))
+	r.awaitRecorded(t, service)
+	before, err := burner.Used(service)
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return c.requests() >= atOnce+refused }, patience, tick)
+	after, err := burner.Used(service)
+	require.NoError(t, err)
+	service.Kill()
+	got := r.wait(t)
+	a := accountOf(t, got)
+	assert.GreaterOrEqual(t, len(a.documents), atOnce+refused)
+	assert.True(t, a.documents[len(a.documents)-1].Ended)
+	assert.Zero(t, a.lost+a.unsent+a.waiting)
+	assert.Equal(t, a.samples, a.sent)
+	assert.Len(t, c.times, int(a.samples))
+	assert.Greater(t, float64(a.samples), 0.9*frequency*(after-before).Seconds(), "there were pauses")
+	assert.Contains(t, got.stderr, "samples wait to be sent again", "it is told")
+	assert.Contains(t, got.stderr, "not yet")
+}
+
+const roleBrief = "brief"
+
+// briefRole publishes when it is told to, and burns until it has used the processors for 400 ms.
+func briefRole(parent *childproc.Parent) {
+	parent.Send("begun")
+	parent.Receive()
+	_, err := burner.Start(burner.Records)
+	parent.Must(err)
+	for {
+		var use unix.Rusage
+		parent.Must(unix.Getrusage(unix.RUSAGE_SELF, &use))
+		if use.Utime.Nano()+use.Stime.Nano() > int64(400*time.Millisecond) {
+			return
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// withTracefs has a command see tracefs, which is root's.
+func withTracefs(t *testing.T, cmd *exec.Cmd) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("tracefs is root's")
+	}
+	cmd.Args = append([]string{"sh", "-c", `mount -t tracefs none /sys/kernel/tracing; exec "$0" "$@"`, cmd.Path}, cmd.Args[1:]...)
+	cmd.Path = "/bin/sh"
+	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
+}
+
+// needChanges skips the test where the kernel does not tell of changes.
+func needChanges(t *testing.T) {
+	t.Helper()
+	needSampling(t)
+	s, err := sampler.Open(sampler.Config{Frequency: 1})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, s.Close()) }()
+	changes, err := s.Changes(sampler.ChangesConfig{})
+	if err != nil {
+		t.Skip(err)
+	}
+	require.NoError(t, changes.Close())
+}
+
+// Processes that publish and end before the next poll are recorded: those that have just begun,
+// and where it is told who publishes, those too that have been there for long.
+func TestRecordNoticesAtOnce(t *testing.T) {
+	t.Parallel()
+	needChanges(t)
+	for name, test := range map[string]struct {
+		prepare   func(*testing.T, *exec.Cmd)
+		processes int
+		early     bool
+	}{
+		"that begin":   {func(*testing.T, *exec.Cmd) {}, 8, false},
+		"that publish": {withTracefs, 4, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var all []*childproc.Child
+			begin := func() *childproc.Child {
+				c := childproc.Start(t, roleBrief, nil)
+				c.Expect("begun")
+				all = append(all, c)
+				return c
+			}
+			for range test.processes {
+				if test.early {
+					begin()
+				}
+			}
+			cmd := exec.Command(executable(t), "record", "--all", "--json", "--top=0", "--duration=0", "--freq=997")
+			test.prepare(t, cmd)
+			r := startCommand(t, cmd)
+			childproc.AwaitOpen(t, r.cmd.Process.Pid, perfEvent)
+			// It has looked at what there was, and notices.
+			first := startBurner(t, nil, burner.Records)
+			r.awaitRecorded(t, first)
+			for i := range test.processes {
+				var c *childproc.Child
+				if test.early {
+					c = all[i]
+				} else {
+					c = begin()
+				}
+				c.Send("publish")
+				c.Done() // when it has ended
+			}
+			d := decodeRecord(t, r.interrupt(t))
+			recorded := map[int]uint64{}
+			for _, p := range d.Processes {
+				recorded[p.PID] = p.Samples
+			}
+			for _, c := range all {
+				t.Logf("%d samples of 400 ms at 997 Hz", recorded[c.PID()])
+				assert.Positive(t, recorded[c.PID()])
+			}
+		})
+	}
+}
+
+// used is how much of the processors a process had used at a time.
+type used struct {
+	at  time.Time
+	cpu time.Duration
+}
+
+// gap returns for how long a process has used the processors from one time to another, at least,
+// by what was seen of it.
+func gap(all []used, from, to uint64) time.Duration {
+	first, _ := slices.BinarySearchFunc(all, int64(from), func(u used, at int64) int { return int(u.at.UnixNano() - at) })
+	last, _ := slices.BinarySearchFunc(all, int64(to)+1, func(u used, at int64) int { return int(u.at.UnixNano() - at) })
+	if first >= last {
+		return 0
+	}
+	return all[last-1].cpu - all[first].cpu
+}
+
+// A minute with a collector that answers in 4 s, then refuses for 20 s: what the kernel says that
+// the service has used is what arrives, without a gap, in memory that stays the same.
+func TestRecordMinute(t *testing.T) {
+	testenv.NeedAll(t)
+	needSampling(t)
+	const (
+		frequency = 997
+		minute    = time.Minute
+	)
+	begin := time.Now()
+	c := &troubled{answer: func(ctx context.Context, _ int) error {
+		if since := time.Since(begin); since > 30*time.Second && since < 50*time.Second {
+			return status.Error(codes.Unavailable, "not now")
+		}
+		select {
+		case <-time.After(4 * time.Second):
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}}
+	service := startBurner(t, nil, burner.Records)
+	r := startRecord(t, pidOf(service), "--repeat", "--duration=1s", fmt.Sprintf("--freq=%d", frequency), "--otlp-endpoint", c.listen(t))
+	r.awaitRecorded(t, service)
+	var seen []used
+	var memory []int
+	for begin = time.Now(); time.Since(begin) < minute; time.Sleep(time.Millisecond) {
+		cpu, err := burner.Used(service)
+		require.NoError(t, err)
+		seen = append(seen, used{time.Now(), cpu})
+		if int(time.Since(begin)/(10*time.Second)) > len(memory) {
+			memory = append(memory, residentKB(t, r.cmd.Process.Pid))
+		}
+	}
+	got := r.interrupt(t)
+	a := accountOf(t, got)
+	from, to := uint64(seen[0].at.UnixNano()), uint64(seen[len(seen)-1].at.UnixNano())
+	slices.Sort(c.times)
+	inTime, longest := 0, time.Duration(0)
+	for i, at := range c.times {
+		if at >= from && at <= to {
+			inTime++
+			if i > 0 {
+				longest = max(longest, gap(seen, c.times[i-1], at))
+			}
+		}
+	}
+	cpu := seen[len(seen)-1].cpu - seen[0].cpu
+	expected := cpu.Seconds() * frequency
+	t.Logf("CPU time %v: %.0f samples expected, %d arrived, %d not sent, %d lost, %d attempts; longest gap %v of CPU time; RSS %d kB",
+		cpu, expected, inTime, a.unsent, a.lost, c.attempts, longest, memory)
+	assert.Equal(t, a.samples, a.sent+a.unsent)
+	assert.Len(t, c.times, int(a.sent))
+	assert.Greater(t, float64(inTime)+float64(a.unsent)+float64(a.lost), 0.995*expected)
+	assert.Less(t, longest, 50*time.Millisecond)
+	assert.Less(t, slices.Max(memory), memory[0]*6/5)
+}
+
+func residentKB(t *testing.T, pid int) (kB int) {
+	t.Helper()
+	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	require.NoError(t, err)
+	_, after, _ := strings.Cut(string(content), "\nVmRSS:")
+	_, err = fmt.Sscan(after, &kB)
+	require.NoError(t, err)
+	return kB
+}

@@ -1,0 +1,195 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package export
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"time"
+
+	profilespb "go.opentelemetry.io/proto/otlp/profiles/v1development"
+
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
+)
+
+const (
+	// queueBytes bounds the requests that wait or are being sent.
+	queueBytes = 32 << 20
+	// senders are how many requests are sent at a time: a collector may take some seconds for
+	// each.
+	senders = 8
+	// maxReasons bounds the texts in a [Delivery].
+	maxReasons = 8
+)
+
+// Queue sends profiles to a collector, apart from who makes them. What the collector does not
+// take now is sent again, after pauses that grow. What there is no room for is dropped, the
+// oldest first, and counted. It is safe for concurrent use.
+type Queue struct {
+	client  *Client
+	limit   int // bytes
+	giveUp  context.CancelCauseFunc
+	senders sync.WaitGroup
+
+	mu      sync.Mutex
+	arrived sync.Cond
+	closed  bool
+	waiting []request
+	bytes   int // of all that are waiting or being sent
+	// progress is how many requests are over, one way or the other.
+	progress int
+	delivery Delivery
+}
+
+// Delivery is what has become of samples.
+type Delivery struct {
+	// Sent are those that the collector has taken. Dropped are those that it will not get, or
+	// not all of which it has accepted.
+	Sent, Dropped uint64
+	// Waiting are those that are still to be sent.
+	Waiting uint64
+	// Reasons are why samples were dropped, and Retried why what waits was not taken yet.
+	// Warnings are what the collector says that has accepted everything. Of each only a few
+	// are kept that differ.
+	Reasons, Retried []error
+	Warnings         []string
+}
+
+// NewQueue begins to send by a client, which is the queue's from now on.
+func NewQueue(c *Client) *Queue { return newQueue(c, queueBytes) }
+
+func newQueue(c *Client, limit int) *Queue {
+	q := &Queue{client: c, limit: limit}
+	q.arrived.L = &q.mu
+	ctx, giveUp := context.WithCancelCause(context.Background())
+	q.giveUp = giveUp
+	for range senders {
+		q.senders.Go(func() { q.send(ctx) })
+	}
+	return q
+}
+
+var (
+	errNoRoom = errors.New("the collector is too slow, or does not answer: there is no room for more")
+	errNoTime = errors.New("the collector does not answer, and the recording is over")
+)
+
+// Add adds profiles to those that are to be sent. It does not wait.
+func (q *Queue) Add(data *profilespb.ProfilesData) {
+	requests, err := q.client.requests(data)
+	left := profile.Samples(data)
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for _, r := range requests {
+		left -= r.samples
+		q.waiting = append(q.waiting, r)
+		q.bytes += len(r.encoded)
+		q.delivery.Waiting += r.samples
+	}
+	if err != nil {
+		q.delivery.Dropped += left
+		q.delivery.Reasons = note(q.delivery.Reasons, err)
+	}
+	for q.bytes > q.limit && len(q.waiting) > 0 {
+		q.over(q.waiting[0], errNoRoom)
+		q.waiting = slices.Delete(q.waiting, 0, 1)
+	}
+	q.arrived.Broadcast()
+}
+
+// over counts a request that need not be sent any more. q.mu is held.
+func (q *Queue) over(r request, err error) {
+	q.bytes -= len(r.encoded)
+	q.progress++
+	q.delivery.Waiting -= r.samples
+	if err == nil {
+		q.delivery.Sent += r.samples
+		return
+	}
+	q.delivery.Dropped += r.samples
+	q.delivery.Reasons = note(q.delivery.Reasons, err)
+}
+
+// note appends an error unless there is one that says the same, or too many.
+func note(errs []error, err error) []error {
+	same := func(e error) bool { return e.Error() == err.Error() }
+	if len(errs) >= maxReasons || slices.ContainsFunc(errs, same) {
+		return errs
+	}
+	return append(errs, err)
+}
+
+// send sends what waits until the queue is closed and there is nothing left. When ctx is done
+// it drops that.
+func (q *Queue) send(ctx context.Context) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for {
+		for len(q.waiting) == 0 && !q.closed {
+			q.arrived.Wait()
+		}
+		if len(q.waiting) == 0 {
+			return
+		}
+		r := q.waiting[0]
+		q.waiting = slices.Delete(q.waiting, 0, 1)
+		q.mu.Unlock()
+		warning, err := "", context.Cause(ctx)
+		if err == nil {
+			warning, err = q.client.send(ctx, r, q.retried)
+		}
+		q.mu.Lock()
+		q.over(r, err)
+		if warning != "" && len(q.delivery.Warnings) < maxReasons && !slices.Contains(q.delivery.Warnings, warning) {
+			q.delivery.Warnings = append(q.delivery.Warnings, warning)
+		}
+	}
+}
+
+func (q *Queue) retried(err error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.delivery.Retried = note(q.delivery.Retried, err)
+}
+
+// Delivery returns what has become of samples since the last call.
+func (q *Queue) Delivery() Delivery {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	d := q.delivery
+	q.delivery = Delivery{Waiting: d.Waiting}
+	return d
+}
+
+// Close sends what waits, for as long as the collector takes any of it within the timeout, and
+// drops the rest. It closes the client.
+func (q *Queue) Close() error {
+	q.mu.Lock()
+	q.closed = true
+	q.arrived.Broadcast()
+	q.mu.Unlock()
+	sent := make(chan struct{})
+	go func() {
+		defer close(sent)
+		q.senders.Wait()
+	}()
+	for before := -1; ; {
+		q.mu.Lock()
+		progress := q.progress
+		q.mu.Unlock()
+		if progress == before {
+			break
+		}
+		before = progress
+		select {
+		case <-sent: // The next look finds nothing new.
+		case <-time.After(q.client.config.timeout):
+		}
+	}
+	q.giveUp(errNoTime)
+	<-sent
+	return q.client.Close()
+}

@@ -1,0 +1,141 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package export
+
+import (
+	"context"
+	"crypto/tls"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	collectorpb "go.opentelemetry.io/proto/otlp/collector/profiles/v1development"
+	profilespb "go.opentelemetry.io/proto/otlp/profiles/v1development"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
+)
+
+// sendAll sends by a queue, which is closed then.
+func sendAll(t *testing.T, endpoint string, all ...*profilespb.ProfilesData) Delivery {
+	t.Helper()
+	c, err := NewClient(endpoint)
+	require.NoError(t, err)
+	q := NewQueue(c)
+	for _, data := range all {
+		q.Add(data)
+	}
+	require.NoError(t, q.Close())
+	return q.Delivery()
+}
+
+// A collector that does not take anything yet gets everything later.
+func TestQueueRetries(t *testing.T) {
+	byEachProtocol(t, func(t *testing.T, listen func(*testing.T, *server, *tls.Config) string) {
+		t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "60000") // There may be little of the processor to have.
+		starting := status.Error(codes.Unavailable, "starting")
+		s := &server{answers: []error{starting, starting, starting}}
+		d := sendAll(t, "http://"+listen(t, s, nil), recording(t, 3), recording(t, 4))
+		assert.EqualValues(t, 14, d.Sent)
+		assert.Zero(t, d.Dropped+d.Waiting)
+		assert.Len(t, s.requests, 2)
+		require.Len(t, d.Retried, 1, "the same each time")
+		assert.ErrorContains(t, d.Retried[0], "starting")
+	})
+}
+
+// What a collector rejects is counted, and the rest is sent.
+func TestQueueCountsWhatIsRejected(t *testing.T) {
+	s := &server{answers: []error{status.Error(codes.InvalidArgument, "not this one")}}
+	d := sendAll(t, "http://"+s.listen(t), recording(t, 3), recording(t, 3))
+	assert.EqualValues(t, 6, d.Sent)
+	assert.EqualValues(t, 6, d.Dropped)
+	require.Len(t, d.Reasons, 1)
+	require.ErrorContains(t, d.Reasons[0], "not this one")
+
+	s = &server{partial: &collectorpb.ExportProfilesPartialSuccess{RejectedProfiles: 1, ErrorMessage: "too old"}}
+	d = sendAll(t, "http://"+s.listen(t), recording(t, 3))
+	assert.EqualValues(t, 6, d.Dropped)
+	require.ErrorContains(t, d.Reasons[0], "too old")
+
+	s = &server{partial: &collectorpb.ExportProfilesPartialSuccess{ErrorMessage: "slow down"}}
+	assert.Equal(t, Delivery{Sent: 6, Warnings: []string{"slow down"}}, sendAll(t, "http://"+s.listen(t), recording(t, 3)))
+}
+
+// The end waits for a collector that takes nothing no longer than the timeout, and counts what
+// was to be sent.
+func TestQueueEnds(t *testing.T) {
+	t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "300")
+	d := sendAll(t, "http://127.0.0.1:1", recording(t, 3), recording(t, 4))
+	assert.EqualValues(t, 14, d.Dropped)
+	assert.Zero(t, d.Sent+d.Waiting)
+}
+
+// held is a collector that answers when it is told to.
+type held struct {
+	*server
+	arrived, answer chan struct{}
+}
+
+func (h *held) Export(ctx context.Context, r *collectorpb.ExportProfilesServiceRequest) (*collectorpb.ExportProfilesServiceResponse, error) {
+	h.arrived <- struct{}{}
+	<-h.answer
+	return h.server.Export(ctx, r)
+}
+
+// What there is no room for is dropped, the oldest first, but for what is being sent.
+func TestQueueDropsTheOldest(t *testing.T) {
+	t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", strconv.Itoa(int(patience.Milliseconds())))
+	h := &held{server: &server{}, arrived: make(chan struct{}, 100), answer: make(chan struct{})}
+	c, err := NewClient("http://" + serve(t, h))
+	require.NoError(t, err)
+	const (
+		room = 2 // for what waits
+		size = 20
+	)
+	q := newQueue(c, (senders+room)*proto.Size(recording(t, size)))
+	var added uint64
+	add := func(stacks int) {
+		data := recording(t, stacks)
+		q.Add(data)
+		added += profile.Samples(data)
+	}
+	for n := range senders {
+		add(n + 1)
+		<-h.arrived
+	}
+	const waiting = 40
+	for range waiting {
+		add(size)
+	}
+	add(size - 1)
+	before := q.Delivery()
+	assert.Zero(t, before.Sent)
+	assert.Positive(t, before.Dropped)
+	assert.Zero(t, before.Dropped%(2*size))
+	require.Len(t, before.Reasons, 1)
+	assert.ErrorIs(t, before.Reasons[0], errNoRoom)
+	q.mu.Lock()
+	assert.LessOrEqual(t, q.bytes, q.limit)
+	q.mu.Unlock()
+	close(h.answer)
+	require.NoError(t, q.Close())
+	after := q.Delivery()
+	assert.Equal(t, added, after.Sent+before.Dropped)
+	assert.Zero(t, after.Dropped+after.Waiting)
+	got := map[uint64]bool{}
+	for _, r := range h.requests {
+		got[profile.Samples(&profilespb.ProfilesData{ResourceProfiles: r.GetResourceProfiles()})] = true
+	}
+	for n := range senders {
+		assert.True(t, got[2*uint64(n+1)], "it was being sent")
+	}
+	assert.True(t, got[2*(size-1)], "the newest")
+}
+
+const patience = 2 * time.Minute

@@ -1,0 +1,141 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build amd64 || arm64
+
+package recording
+
+import (
+	"encoding/binary"
+	"os"
+	"runtime"
+	"runtime/debug"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/export"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/sampler"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/symbols"
+	"github.com/otelctx/otelctx/internal/testing/testenv"
+)
+
+// load is samples of many processes, whose stacks are in this very program.
+type load struct {
+	all  []*target
+	code uint64
+}
+
+func newLoad(t *testing.T, processes int) *load {
+	t.Helper()
+	files := symbols.NewFiles()
+	t.Cleanup(files.Close)
+	l := &load{}
+	for range processes {
+		p, err := openSymbols(files, os.Getpid())
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = p.Close() })
+		p.Table().Attach(1)
+		one := &target{symbols: p}
+		one.users.Add(1 << 30) // The test closes it.
+		one.published.Store(newPublished(os.Getpid(), nil))
+		l.all = append(l.all, one)
+	}
+	for table := l.all[0].symbols.Table(); table.Find(l.code) == nil; {
+		l.code += 0x1000
+	}
+	return l
+}
+
+// add adds a sample with one of so many stacks, in one of the spans of a processor.
+func (l *load) add(p *part, at time.Time, process, cpu, stack, span uint64) {
+	s := sampler.Sample{
+		Time: at, CPU: int(cpu), TID: int(cpu), Comm: "worker",
+		Span: &sampler.Span{Proven: true, TraceFlags: 1, TraceID: [16]byte{1}, SpanID: [8]byte{byte(cpu), 1}},
+	}
+	binary.NativeEndian.PutUint32(s.Span.TraceID[4:], uint32(span))
+	binary.NativeEndian.PutUint32(s.Span.SpanID[4:], uint32(span))
+	const frames = 30
+	for frame := range uint64(frames) {
+		s.User = append(s.User, l.code+(stack*frame*977+frame*64)%(1<<20))
+	}
+	p.add(l.all[process], &s)
+}
+
+// mostMemory returns how much memory there is at most while f runs, in bytes.
+func mostMemory(f func()) uint64 {
+	done := make(chan struct{})
+	most := make(chan uint64)
+	go func() {
+		var highest uint64
+		for {
+			var m runtime.MemStats
+			runtime.ReadMemStats(&m)
+			highest = max(highest, m.Sys-m.HeapReleased)
+			select {
+			case <-done:
+				most <- highest
+				return
+			case <-time.After(10 * time.Millisecond):
+			}
+		}
+	}()
+	f()
+	close(done)
+	return <-most
+}
+
+// The samples of 64 busy processors at 99 Hz, to a collector that takes none, until its queue
+// is full; then parts that are as large as they can be. Memory is what
+// docs/design/0003-gapless.md says.
+func TestMemoryOfManyProcessors(t *testing.T) {
+	testenv.NeedAll(t)
+	const (
+		processors = 64
+		frequency  = 99
+		seconds    = 120
+		processes  = 40
+		stacks     = 2000 // of a process
+		ofSpan     = 5    // samples
+	)
+	before := debug.SetMemoryLimit(100 << 20) // as otelctx record does
+	defer debug.SetMemoryLimit(before)
+	t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "100")
+	client, err := export.NewClient("http://127.0.0.1:1")
+	require.NoError(t, err)
+	queue := export.NewQueue(client)
+	l := newLoad(t, processes)
+	config := &Config{Part: queue.Add, Sampler: sampler.Config{Frequency: frequency}}
+	n := &namer{config: config, tally: newTally(false)}
+	now := time.Now()
+	p, parts := newPart(now, false), 0
+	usual := mostMemory(func() {
+		for i := range uint64(processors * frequency * seconds) {
+			at := now.Add(time.Duration(i) * time.Second / (processors * frequency))
+			l.add(p, at, i%processes, i%processors, i*2654435761%stacks, i/(ofSpan*processors))
+			if p.full(at) {
+				p.end = at
+				n.name(t.Context(), p)
+				parts++
+				p = newPart(at, false)
+			}
+		}
+	})
+	largest := mostMemory(func() {
+		both := []*part{newPart(now, false), newPart(now, false)}
+		for _, p := range both {
+			for i := uint64(0); p.lost == 0; i++ {
+				l.add(p, now, i%processes, i%processors, i, i)
+			}
+			p.end = now.Add(time.Second)
+		}
+		n.name(t.Context(), both[0])
+		runtime.KeepAlive(both)
+	})
+	require.NoError(t, queue.Close())
+	t.Logf("%d parts of %d s: %d MiB; of the largest parts: %d MiB", parts, seconds, usual>>20, largest>>20)
+	assert.Less(t, usual, uint64(150<<20))
+	assert.Less(t, largest, uint64(450<<20))
+}

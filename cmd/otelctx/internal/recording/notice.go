@@ -1,0 +1,188 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package recording
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/sampler"
+	"github.com/otelctx/otelctx/reader"
+)
+
+const (
+	// firstPause is when a process that has changed is looked at again, since it has probably
+	// just begun. Further looks follow in twice the time each, up to pollInterval.
+	firstPause = 25 * time.Millisecond
+	// restTime is until when no further change of it counts: the poll finds that. A process that
+	// changes all the time so costs six looks more in this time than others.
+	restTime = 5 * time.Second
+	// mostNoticed bounds the processes that are looked at again, or are at rest, and
+	// mostNotices the looks at all of them in pollInterval. Others are left to the poll.
+	mostNoticed = 1 << 10
+	mostNotices = 256
+	// attachFirst is how many files of a program are opened before its first sample is read.
+	attachFirst = 4
+)
+
+// noticed is a process that has changed.
+type noticed struct {
+	image sampler.Image
+	// due is when it is looked at next, and pause how long after that it is once more.
+	due   time.Time
+	pause time.Duration
+	// rests says that it is left to the poll until due.
+	rests bool
+}
+
+// pacer says when processes that have changed are looked at.
+type pacer struct {
+	all map[int]*noticed
+	// looks is how many there were since counted.
+	looks   int
+	counted time.Time
+}
+
+// change notes that a process has changed, and reports whether there is room for it.
+func (p *pacer) change(image sampler.Image, now time.Time) bool {
+	if n := p.all[image.PID]; n != nil {
+		n.image = image
+		return true
+	}
+	if len(p.all) >= mostNoticed {
+		return false
+	}
+	p.all[image.PID] = &noticed{image: image, due: now, pause: firstPause}
+	return true
+}
+
+func (p *pacer) forget(pid int) { delete(p.all, pid) }
+
+// due returns what is to be looked at by now, of which processes a change counts as the first
+// one again, and when to ask next.
+func (p *pacer) due(now time.Time) (look []sampler.Image, rested []int, next time.Time) {
+	if now.Sub(p.counted) >= pollInterval {
+		p.counted, p.looks = now, 0
+	}
+	next = now.Add(pollInterval)
+	for pid, n := range p.all {
+		switch {
+		case now.Before(n.due):
+		case n.rests:
+			delete(p.all, pid)
+			rested = append(rested, pid)
+			continue
+		case n.pause > pollInterval || p.looks >= mostNotices:
+			n.rests, n.due = true, now.Add(restTime)
+		default:
+			p.looks++
+			n.due, n.pause = now.Add(n.pause), 2*n.pause
+			look = append(look, n.image)
+		}
+		if n.due.Before(next) {
+			next = n.due
+		}
+	}
+	return look, rested, next
+}
+
+// notice looks at processes when they change, without waiting for the poll.
+func (ts *targets) notice(ctx context.Context) {
+	if ts.changes == nil {
+		return
+	}
+	changes, gone := make(chan sampler.Change), make(chan int)
+	ts.looks.Go(func() { ts.readChanges(ctx, changes) })
+	p := &pacer{all: map[int]*noticed{}}
+	timer := time.NewTimer(pollInterval)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case c := <-changes:
+			switch {
+			case c.Ended:
+				p.forget(c.Image.PID)
+				ts.end(c.Image)
+			case !p.change(c.Image, time.Now()):
+				ts.changes.Again(c.Image.PID)
+			}
+		case pid := <-gone:
+			p.forget(pid)
+			ts.changes.Again(pid)
+		case <-timer.C:
+		}
+		look, rested, next := p.due(time.Now())
+		for _, pid := range rested {
+			ts.changes.Again(pid)
+		}
+		for _, image := range look {
+			// What it does while it is looked at is told.
+			ts.changes.Again(image.PID)
+			ts.lookNow(ctx, image, gone)
+		}
+		timer.Reset(time.Until(next))
+	}
+}
+
+// readChanges reads changes until ctx is done.
+func (ts *targets) readChanges(ctx context.Context, to chan<- sampler.Change) {
+	stop := context.AfterFunc(ctx, func() { _ = ts.changes.Close() })
+	defer stop()
+	for {
+		var c sampler.Change
+		if err := ts.changes.Next(&c); err != nil {
+			return // The poll finds what comes.
+		}
+		select {
+		case to <- c:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// end ends the recording of a program whose process has ended.
+func (ts *targets) end(image sampler.Image) {
+	ts.mu.Lock()
+	t := ts.all[image]
+	if t != nil {
+		ts.retire(t)
+	}
+	ts.mu.Unlock()
+	if t != nil {
+		select {
+		case ts.ends <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// lookNow looks at a process, unless that is being done, and tells if it is gone.
+func (ts *targets) lookNow(ctx context.Context, image sampler.Image, gone chan<- int) {
+	ts.mu.Lock()
+	_, looking := ts.looking[image.PID]
+	known := ts.all[image] != nil
+	if !looking {
+		ts.looking[image.PID] = time.Time{}
+	}
+	ts.mu.Unlock()
+	if looking {
+		return
+	}
+	ts.looks.Go(func() {
+		err := ts.lookInTurn(ctx, sampler.Process{Image: image})
+		switch {
+		case errors.Is(err, reader.ErrProcessGone):
+			select {
+			case gone <- image.PID:
+			case <-ctx.Done():
+			}
+		case err == nil && !known:
+			ts.attachNow(ctx, image, attachFirst)
+		}
+	})
+}

@@ -1,0 +1,129 @@
+//go:build ignore
+
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
+
+// Tells which processes publish, execute another program or end, at that moment. It tells who
+// they are and nothing else: to find out more is for who is told, with that user's rights.
+
+#include <stdbool.h>
+
+#include "kernel.bpf.h"
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_core_read.h>
+#include "image.bpf.h"
+
+char _license[] SEC("license") = "GPL";
+
+enum change_kind {
+	CHANGED = 1,
+	ENDED,
+};
+
+struct change {
+	struct image image;
+	__u32 kind;
+	__u32 _pad;
+};
+
+const struct change *for_go_change __attribute__((unused));
+const enum change_kind *for_go_change_kind __attribute__((unused));
+
+// told has the processes of which CHANGED has been told, until the reader removes them. A
+// process that changes all the time is told of once, and so fills neither this nor changes.
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, MAX_PROCESSES);
+	__type(key, __u32);
+	__type(value, __u8);
+} told SEC(".maps");
+
+// Room for each process once, and for ends.
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1 << 18);
+} changes SEC(".maps");
+
+_Static_assert((1 << 18) >= MAX_PROCESSES * (sizeof(struct change) + 8), "each process has room");
+
+static __always_inline bool is_watched(__u32 pid)
+{
+	return bpf_map_lookup_elem(&watched, &pid) != 0;
+}
+
+static __always_inline void tell(struct task_struct *task, __u32 pid, __u32 kind)
+{
+	struct change change = {.kind = kind};
+	__u8 one = 1;
+
+	if (kind == CHANGED && bpf_map_update_elem(&told, &pid, &one, BPF_NOEXIST))
+		return; // It has been told, or there are too many: it is found later.
+	image_of(BPF_CORE_READ(task, group_leader), pid, &change.image);
+	if (bpf_ringbuf_output(&changes, &change, sizeof(change), 0) && kind == CHANGED)
+		bpf_map_delete_elem(&told, &pid);
+}
+
+static __always_inline int tell_exec(bool any)
+{
+	struct task_struct *task = (struct task_struct *)bpf_get_current_task();
+	__u32 pid, tid;
+
+	if (identify(task, &pid, &tid) && (any || is_watched(pid)))
+		tell(task, pid, CHANGED);
+	return 0;
+}
+
+SEC("tp_btf/sched_process_exec")
+int any_exec(void *ctx)
+{
+	return tell_exec(true);
+}
+
+SEC("tp_btf/sched_process_exec")
+int watched_exec(void *ctx)
+{
+	return tell_exec(false);
+}
+
+// The last thread ends the process.
+SEC("tp_btf/sched_process_exit")
+int watched_exit(void *ctx)
+{
+	struct task_struct *task = (struct task_struct *)bpf_get_current_task();
+	__u32 pid, tid;
+
+	if (BPF_CORE_READ(task, signal, live.counter) == 0 && identify(task, &pid, &tid) && is_watched(pid))
+		tell(task, pid, ENDED);
+	return 0;
+}
+
+#define PR_SET_VMA 0x53564d41
+#define PR_SET_VMA_ANON_NAME 0
+
+// What the kernel gives at the entry of a system call.
+struct syscall_entry {
+	__u64 common;
+	__u64 number;
+	__u64 args[6];
+};
+
+// Who publishes a process context names its mapping, also where the kernel does not know how
+// to: that comes last, when all else can be read. Others name mappings too, as Go's runtime
+// does with its heap.
+SEC("tracepoint/syscalls/sys_enter_prctl")
+int publishes(struct syscall_entry *ctx)
+{
+	struct task_struct *task = (struct task_struct *)bpf_get_current_task();
+	const char want[8] = {'O', 'T', 'E', 'L', '_', 'C', 'T', 'X'};
+	__u64 name = 0;
+	__u32 pid, tid;
+
+	if (ctx->args[0] != PR_SET_VMA || ctx->args[1] != PR_SET_VMA_ANON_NAME)
+		return 0;
+	// A name that is not in memory yet, and so cannot be read here, may be this one.
+	if (bpf_probe_read_user(&name, sizeof(name), (void *)ctx->args[4]) == 0 && name != *(const __u64 *)want)
+		return 0;
+	if (identify(task, &pid, &tid))
+		tell(task, pid, CHANGED);
+	return 0;
+}

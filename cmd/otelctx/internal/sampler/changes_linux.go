@@ -1,0 +1,136 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build amd64 || arm64
+
+package sampler
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/cilium/ebpf/ringbuf"
+
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/privilege"
+)
+
+// Changes tells what processes do, at that moment. It is safe for concurrent use, but only one
+// goroutine may call Next.
+type Changes struct {
+	mu      sync.Mutex
+	closed  bool
+	objects changesObjects
+	links   []link.Link
+	ring    *ringbuf.Reader
+	record  ringbuf.Record
+	// publications says that it is told who publishes.
+	publications bool
+}
+
+// Changes begins to tell changes. It is to be closed before the sampler. An error says why the
+// kernel does not tell them.
+func (s *Sampler) Changes(config ChangesConfig) (*Changes, error) {
+	c := &Changes{}
+	if err := privilege.Do(func() error { return c.open(s.objects.Watched, config) }); err != nil {
+		return nil, errors.Join(explain(err), c.Close())
+	}
+	return c, nil
+}
+
+// open does what takes capabilities.
+func (c *Changes) open(watched *ebpf.Map, config ChangesConfig) error {
+	spec, err := loadChanges()
+	if err != nil {
+		return err
+	}
+	namespace, err := pidNamespace()
+	if err != nil {
+		return err
+	}
+	if err := spec.Variables[changesVarPidNamespace].Set(namespace); err != nil {
+		return err
+	}
+	options := &ebpf.CollectionOptions{MapReplacements: map[string]*ebpf.Map{changesMapWatched: watched}}
+	if err := spec.LoadAndAssign(&c.objects, options); err != nil {
+		return fmt.Errorf("load the BPF programs: %w", err)
+	}
+	if c.ring, err = ringbuf.NewReader(c.objects.Changes); err != nil {
+		return fmt.Errorf("ring buffer: %w", err)
+	}
+	if config.Publications {
+		// Only tracefs knows the number of this tracepoint, and only root may read that.
+		if l, err := link.Tracepoint("syscalls", "sys_enter_prctl", c.objects.Publishes, nil); err == nil {
+			c.links = append(c.links, l)
+			c.publications = true
+		}
+	}
+	exec := c.objects.AnyExec
+	if c.publications || config.Watched {
+		exec = c.objects.WatchedExec
+	}
+	for _, program := range []*ebpf.Program{exec, c.objects.WatchedExit} {
+		l, err := link.AttachTracing(link.TracingOptions{Program: program})
+		if err != nil {
+			return fmt.Errorf("attach to the kernel's scheduler: %w", err)
+		}
+		c.links = append(c.links, l)
+	}
+	return nil
+}
+
+// Publications reports whether it is told who publishes.
+func (c *Changes) Publications() bool { return c.publications }
+
+// Next waits for a change. After Close it returns [os.ErrClosed].
+func (c *Changes) Next(to *Change) error {
+	if err := c.ring.ReadInto(&c.record); err != nil {
+		if errors.Is(err, ringbuf.ErrClosed) {
+			return os.ErrClosed
+		}
+		return fmt.Errorf("read changes: %w", err)
+	}
+	var change changesChange
+	if _, err := binary.Decode(c.record.RawSample, binary.NativeEndian, &change); err != nil {
+		return fmt.Errorf("read changes: %w", err)
+	}
+	*to = Change{Image: newImage(programImage(change.Image)), Ended: changesChangeKind(change.Kind) == changesChangeKindENDED}
+	return nil
+}
+
+// Again has the next change of a process told. Until then it is told once that it has changed,
+// however often it does.
+func (c *Changes) Again(pid int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return
+	}
+	// One that is not there has not been told.
+	_ = privilege.Do(func() error { return c.objects.Told.Delete(uint32(pid)) })
+}
+
+// Close releases everything.
+func (c *Changes) Close() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return nil
+	}
+	c.closed = true
+	var errs []error
+	for _, l := range c.links {
+		errs = append(errs, l.Close())
+	}
+	if c.ring != nil {
+		errs = append(errs, c.ring.Close())
+	}
+	if c.objects.Publishes != nil {
+		errs = append(errs, c.objects.Close())
+	}
+	return errors.Join(errs...)
+}
