@@ -206,8 +206,8 @@ func needChanges(t *testing.T) {
 	require.NoError(t, changes.Close())
 }
 
-// Processes that publish and end before the next poll are recorded: those that have just begun,
-// and where it is told who publishes, those too that have been there for long.
+// Processes that publish and end before the next poll are recorded if they have just begun. Where
+// it is told who publishes, those are recorded too that have been there for long.
 func TestRecordNoticesAtOnce(t *testing.T) {
 	t.Parallel()
 	needChanges(t)
@@ -279,8 +279,8 @@ func gap(all []used, from, to uint64) time.Duration {
 	return all[last-1].cpu - all[first].cpu
 }
 
-// A minute with a collector that answers in 4 s, then refuses for 20 s: what the kernel says that
-// the service has used is what arrives, without a gap, in memory that stays the same.
+// A minute with a collector that answers in 4 s, and then refuses for 20 s. What the service has
+// used, by the kernel, is what arrives. There is no gap, and memory stays the same.
 func TestRecordMinute(t *testing.T) {
 	testenv.NeedAll(t)
 	needSampling(t)

@@ -195,7 +195,7 @@ func (c *recordCommand) Run(s streams) error {
 // nil, is called when that is being recorded.
 func (c *recordCommand) record(ctx context.Context, s streams, selection recording.Selection, ready func() error) error {
 	// What cannot go well is known before there is anything to lose.
-	out, err := c.openOutputs(s)
+	out, err := c.openOutputs(s) //nolint:contextcheck // What was recorded is sent when ctx is done.
 	if err != nil {
 		return err
 	}

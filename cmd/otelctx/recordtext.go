@@ -45,8 +45,8 @@ type recordDocument struct {
 	Dropped uint64 `json:"dropped"`
 	// Filtered counts samples that --filter left out. They are not in Samples.
 	Filtered uint64 `json:"filtered"`
-	// Sent counts samples that the collector took since the last document, Unsent those that
-	// were dropped since then, and Waiting those that are still to be sent.
+	// Sent counts samples that the collector took since the last document, and Unsent those
+	// that were dropped since then. Waiting counts those that are still to be sent.
 	Sent    uint64 `json:"sent"`
 	Unsent  uint64 `json:"unsent"`
 	Waiting uint64 `json:"waiting"`

@@ -60,8 +60,8 @@ func (p *pacer) change(image sampler.Image, now time.Time) bool {
 
 func (p *pacer) forget(pid int) { delete(p.all, pid) }
 
-// due returns what is to be looked at by now, of which processes a change counts as the first
-// one again, and when to ask next.
+// due returns what is to be looked at by now, which processes have rested, and when to ask next.
+// A change of a process that has rested counts as its first one.
 func (p *pacer) due(now time.Time) (look []sampler.Image, rested []int, next time.Time) {
 	if now.Sub(p.counted) >= pollInterval {
 		p.counted, p.looks = now, 0

@@ -24,9 +24,9 @@ const (
 	partBytes = 8 << 20
 	// maxTargetBytes bounds what one process takes of a part that has to wait. Beyond it
 	// stacks are cut to their leaf, and are few then.
-	maxTargetBytes = 16 << 20
+	maxTargetBytes = 8 << 20
 	// maxPartBytes bounds it for all processes together. Further samples are lost.
-	maxPartBytes = 48 << 20
+	maxPartBytes = 24 << 20
 )
 
 // part is the samples of some time, as they were taken: addresses without names.

@@ -29,8 +29,8 @@ type Config struct {
 	// Duration is how long to record, 0 until the processes of PIDs, or the context, end.
 	Duration time.Duration
 	// Period, if not 0, is after how long Report is called with what was recorded since the
-	// last time, while the recording goes on: no sample is missing in between. It is called
-	// behind Part, by the same goroutine.
+	// last time. The recording goes on meanwhile, and no sample is missing in between. Report
+	// is called behind Part, by the same goroutine.
 	Period  time.Duration
 	Report  func(*Result)
 	Sampler sampler.Config

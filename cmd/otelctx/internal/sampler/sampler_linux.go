@@ -291,8 +291,8 @@ func (s *Sampler) Processors() error {
 }
 
 // Read waits for a sample and fills to with it, reusing the memory of its stacks. It is
-// up to a quarter of a second late, and returns [ErrNoSample] if there is none by then: all
-// that were taken before the call have been read. After [Sampler.Stop], and when all samples
+// up to a quarter of a second late. If there is none by then it returns [ErrNoSample]: all that
+// were taken before the call have been read. After [Sampler.Stop], and when all samples
 // have been read, it returns [io.EOF].
 func (s *Sampler) Read(to *Sample) error {
 	if s.drained {
