@@ -6,6 +6,9 @@ package export
 import (
 	"context"
 	"crypto/tls"
+	"net"
+	"os"
+	"path/filepath"
 	"strconv"
 	"testing"
 	"time"
@@ -14,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 	collectorpb "go.opentelemetry.io/proto/otlp/collector/profiles/v1development"
 	profilespb "go.opentelemetry.io/proto/otlp/profiles/v1development"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -139,3 +143,51 @@ func TestQueueDropsTheOldest(t *testing.T) {
 }
 
 const patience = 2 * time.Minute
+
+// A collector that is started again, at the same address, gets what was added meanwhile.
+func TestQueueOutlivesTheCollector(t *testing.T) {
+	t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", strconv.Itoa(int(patience.Milliseconds())))
+	t.Setenv("OTEL_EXPORTER_OTLP_INSECURE", "true")
+	dir, err := os.MkdirTemp("", "collector") // Paths of sockets are short.
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	path := filepath.Join(dir, "s")
+	s := &server{}
+	run := func() (stop func()) {
+		l, err := net.Listen("unix", path)
+		require.NoError(t, err)
+		g := grpc.NewServer()
+		collectorpb.RegisterProfilesServiceServer(g, s)
+		done := make(chan error, 1)
+		go func() { done <- g.Serve(l) }()
+		return func() {
+			g.Stop()
+			require.NoError(t, <-done)
+		}
+	}
+	c, err := NewClient("unix://" + path)
+	require.NoError(t, err)
+	q := NewQueue(c)
+	delivered := func(delivery *Delivery, want func() bool) {
+		require.Eventually(t, func() bool {
+			d := q.Delivery()
+			delivery.Sent += d.Sent
+			delivery.Dropped += d.Dropped
+			delivery.Retried = append(delivery.Retried, d.Retried...)
+			return want()
+		}, patience, time.Millisecond)
+	}
+	stop := run()
+	q.Add(recording(t, 3))
+	var all Delivery
+	delivered(&all, func() bool { return all.Sent == 6 })
+	stop()
+	q.Add(recording(t, 4))
+	delivered(&all, func() bool { return len(all.Retried) > 0 })
+	stop = run()
+	delivered(&all, func() bool { return all.Sent == 14 })
+	require.NoError(t, q.Close())
+	stop()
+	assert.Zero(t, all.Dropped)
+	assert.Len(t, s.requests, 2)
+}
