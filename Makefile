@@ -2,7 +2,7 @@
 # are built from internal/tools.
 
 GO ?= go
-MODULES := . instrumentation cmd/otelctx cmd/otelctx/internal/collectortest example example/declarative example/ecosystem benchmarks benchmarks/wild internal/interop internal/backends internal/testing/collector internal/matrix
+MODULES := . instrumentation cmd/otelctx cmd/otelctx/internal/collectortest example example/declarative example/ecosystem example/nocode benchmarks benchmarks/wild internal/interop internal/backends internal/testing/collector internal/matrix
 # A module with tests of its own target, test-collector: an eBPF profiler and a whole Collector
 # take minutes to compile.
 APART := collector
@@ -85,6 +85,17 @@ test-collector: otelcol ## Test the Collector receiver, and validate its configu
 	cd collector && $(TEST) $(UNLIMITED_$(UNLIMITED)) ./...
 	@set -e; for c in collector/config/*.yaml; do echo "$$c"; \
 		$(BIN)/otelcol-otelctx validate --feature-gates=service.profilesSupport --config "$$c"; done
+
+$(BIN)/otelc:
+	mkdir -p $(BIN) && cd "$$($(GO) mod download -json github.com/open-telemetry/opentelemetry-go-compile-instrumentation@v1.0.1 | sed -n 's/.*"Dir": "\(.*\)".*/\1/p')" && \
+		$(GO) build -o $(CURDIR)/$@ ./tool/cmd/otelc
+$(BIN)/orchestrion:
+	GOBIN=$(CURDIR)/$(BIN) $(GO) install github.com/DataDog/orchestrion@v1.15.0
+
+# The first time it takes a quarter of an hour: each tool compiles the standard library.
+.PHONY: nocode
+nocode: build $(BIN)/otelc $(BIN)/orchestrion ## As root, build a service that knows nothing of otelctx with otelc and Orchestrion, by its Dockerfiles, and record it.
+	cd instrumentation && OTELCTX_TEST_NOCODE=$(CURDIR)/$(BIN) $(TEST) -v -count 1 -timeout 0 -run Dockerfiles .
 
 # How long the tests of a package may take in make test-all, on a machine that is busy.
 TEST_TIMEOUT ?= 60m

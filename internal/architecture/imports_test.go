@@ -77,6 +77,7 @@ var graph = map[string]string{
 	"example/ecosystem/collector": "collector/component collector/confmap collector/confmap/provider/envprovider collector/confmap/provider/fileprovider collector/confmap/provider/yamlprovider collector/exporter collector/exporter/debugexporter collector/otelcol collector/processor collector/processor/memorylimiterprocessor collector/receiver collector/receiver/otlpreceiver collector/service open-telemetry/opentelemetry-collector-contrib/exporter/fileexporter spf13/cobra",
 	"example/ecosystem/deploy":    "",
 	"example/ecosystem/join":      "collector/pdata collector/pdata/pprofile",
+	"example/nocode":              "contrib/instrumentation/net/http/otelhttp otel otel/exporters/otlp/otlptrace/otlptracehttp otel/sdk",
 	"example/quickstart":          "contrib/instrumentation/net/http/otelhttp otel otel/exporters/otlp/otlptrace/otlptracehttp otel/sdk otel/trace proto/otlp reader resourcepublisher spanctx",
 	"example/twoapps":             "contrib/bridges/otelslog contrib/instrumentation/net/http/otelhttp otel otel/exporters/otlp/otlplog/otlploghttp otel/exporters/otlp/otlpmetric/otlpmetrichttp otel/exporters/otlp/otlptrace/otlptracehttp otel/log otel/metric otel/sdk otel/sdk/log otel/sdk/metric otel/trace resourcepublisher scopedattr spanctx",
 
