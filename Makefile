@@ -57,7 +57,10 @@ NOT_TESTED := benchmarks/wild internal/backends
 PARALLEL ?= 4
 
 # The linters vet.
-TEST := $(GO) test -vet=off -p $(PARALLEL)
+# How long the tests of a package may take on a machine that is busy, before they are taken to hang.
+TEST_TIMEOUT ?= 60m
+
+TEST := $(GO) test -vet=off -p $(PARALLEL) -timeout $(TEST_TIMEOUT)
 
 .PHONY: test
 test: ## Run the tests, every behaviour once.
@@ -97,13 +100,10 @@ $(BIN)/orchestrion:
 nocode: build $(BIN)/otelc $(BIN)/orchestrion ## As root, build a service that knows nothing of otelctx with otelc and Orchestrion, by its Dockerfiles, and record it.
 	cd instrumentation && OTELCTX_TEST_NOCODE=$(CURDIR)/$(BIN) $(TEST) -v -count 1 -timeout 0 -run Dockerfiles .
 
-# How long the tests of a package may take in make test-all, on a machine that is busy.
-TEST_TIMEOUT ?= 60m
-
 .PHONY: test-all
 test-all: export OTELCTX_TEST_ALL = 1
 test-all: ## Run all there is: long rounds, every build variant, the race detector everywhere, fuzzing, a soak.
-	@set -e; for m in $(MODULES); do echo "== $$m"; (cd $$m && $(TEST) $(RACE) -timeout $(TEST_TIMEOUT) ./...); done
+	@set -e; for m in $(MODULES); do echo "== $$m"; (cd $$m && $(TEST) $(RACE) ./...); done
 	@$(MAKE) --no-print-directory fuzz FUZZTIME=5000x
 
 # Where make mutation keeps what it has found: it continues there.

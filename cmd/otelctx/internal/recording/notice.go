@@ -167,7 +167,7 @@ func (ts *targets) lookNow(ctx context.Context, image sampler.Image, gone chan<-
 	_, looking := ts.looking[image.PID]
 	known := ts.all[image] != nil
 	if !looking {
-		ts.looking[image.PID] = time.Time{}
+		ts.looking[image.PID] = nil
 	}
 	ts.mu.Unlock()
 	if looking {

@@ -56,9 +56,9 @@ type targets struct {
 	gone map[*target]time.Time
 	// others are what was found out of processes that are not recorded, by their id.
 	others map[int]other
-	// looking is since when processes are being looked at, by their id. The time is zero
+	// looking has the time that looks at processes have taken so far, by their id. It is nil
 	// for those that are to be looked at when there is a place.
-	looking map[int]time.Time
+	looking map[int]*patient.Stopwatch
 	// warned has what has been warned of.
 	warned map[warning]bool
 	// ended has those of the only processes to record that run another program by now, which
@@ -89,7 +89,7 @@ func openTargets(c *Config) (*targets, error) {
 	}
 	ts := &targets{
 		config: c, files: files, attach: make(chan *symbols.Region, attachQueue), places: make(chan struct{}, mostLooks), ends: make(chan struct{}, 1),
-		all: map[sampler.Image]*target{}, gone: map[*target]time.Time{}, others: map[int]other{}, looking: map[int]time.Time{}, warned: map[warning]bool{}, ended: map[int]bool{},
+		all: map[sampler.Image]*target{}, gone: map[*target]time.Time{}, others: map[int]other{}, looking: map[int]*patient.Stopwatch{}, warned: map[warning]bool{}, ended: map[int]bool{},
 	}
 	for _, pid := range c.PIDs {
 		// What is not there needs no permission to sample. Threads are there, but not listed.
@@ -123,7 +123,7 @@ func (ts *targets) start(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		ts.looking[pid] = time.Now()
+		ts.looking[pid] = nil
 		if err := ts.look(ctx, sampler.Process{Image: image}); err != nil {
 			return err
 		}
@@ -254,7 +254,7 @@ func (ts *targets) poll(ctx context.Context) (looks *sync.WaitGroup) {
 	var changed []sampler.Process
 	for pid, p := range processes {
 		if _, is := ts.looking[pid]; !is && ts.changed(p) {
-			ts.looking[pid] = time.Time{}
+			ts.looking[pid] = nil
 			changed = append(changed, p)
 		}
 	}
@@ -277,9 +277,6 @@ func (ts *targets) lookInTurn(ctx context.Context, p sampler.Process) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	ts.mu.Lock()
-	ts.looking[p.Image.PID] = time.Now()
-	ts.mu.Unlock()
 	err := ts.look(ctx, p)
 	if ctx.Err() == nil {
 		ts.explain(p, err)
@@ -288,6 +285,15 @@ func (ts *targets) lookInTurn(ctx context.Context, p sampler.Process) error {
 		ts.mu.Unlock()
 	}
 	return err
+}
+
+// begin notes that the calling thread begins to look at a process.
+func (ts *targets) begin(pid int) {
+	ts.mu.Lock()
+	defer ts.mu.Unlock()
+	if _, ok := ts.looking[pid]; ok {
+		ts.looking[pid] = patient.Start()
+	}
 }
 
 // sweep ends the recording of programs that run no longer, and forgets what nobody needs.
@@ -363,7 +369,10 @@ func (ts *targets) look(ctx context.Context, p sampler.Process) error {
 		}
 		return err
 	}
-	t, err := patient.Call(ctx, p.Image.PID, patient.Limit, func() (*target, error) { return ts.open(ctx, p.Image) })
+	t, err := patient.Call(ctx, p.Image.PID, patient.Limit, func() (*target, error) {
+		ts.begin(p.Image.PID)
+		return ts.open(ctx, p.Image)
+	})
 	if err != nil {
 		return err
 	}
@@ -505,6 +514,7 @@ func (ts *targets) refresh(ctx context.Context, t *target) error {
 	sampled := t.sampled.Swap(false)
 	was := t.published.Load().layout
 	now, err := patient.Call(ctx, t.image.PID, patient.Limit, func() (*reader.ThreadLayout, error) {
+		ts.begin(t.image.PID)
 		if began := time.Now(); sampled && began.After(t.refreshAfter) {
 			_ = t.symbols.Refresh() // What was known stays.
 			t.refreshAfter = time.Now().Add(refreshShare * time.Since(began))
@@ -569,7 +579,7 @@ func (ts *targets) explainTheRest() {
 	for image := range ts.all {
 		recorded[image.PID] = true
 	}
-	for pid, since := range ts.looking {
+	for pid, look := range ts.looking {
 		long := shortLook
 		switch {
 		case recorded[pid]: // What is missing is its latest change.
@@ -577,7 +587,7 @@ func (ts *targets) explainTheRest() {
 		case slices.Contains(ts.config.PIDs, pid):
 			long = 0
 		}
-		if !since.IsZero() && time.Since(since) > long {
+		if look != nil && look.Past(long) {
 			ts.warnOnce(pid, fmt.Errorf("pid %d: %w: no answer until the end of the recording", pid, patient.ErrNoAnswer))
 		}
 	}
