@@ -19,6 +19,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
 // root is the repository.
@@ -80,10 +82,13 @@ func function(t *testing.T, name, code string) string {
 	return f.String()
 }
 
-// vet compiles a file in a module and looks for suspicious code. Nothing is linked, and
-// what the file imports the tests of the module have compiled.
+// vet compiles a file in a module and looks for suspicious code. Nothing is linked. The
+// libraries of real services take long to compile: make test-all does.
 func vet(t *testing.T, module, name, code string) {
 	t.Helper()
+	if module == wild && !testenv.All() {
+		return
+	}
 	file := filepath.Join(t.TempDir(), name)
 	require.NoError(t, os.WriteFile(file, []byte(code), 0o600))
 	cmd := exec.Command("go", "vet", file)
