@@ -235,7 +235,7 @@ func (b *board) look(o observer, patterns string) error {
 	if err := await(said, "ready"); err != nil {
 		return err
 	}
-	end := func() (*os.ProcessState, error) { return nil, nil }
+	var end func() (*os.ProcessState, error)
 	switch {
 	case o.receiver != "":
 		end, err = b.collect(o, dir, serve.Process.Pid)
@@ -247,19 +247,21 @@ func (b *board) look(o observer, patterns string) error {
 	}
 	_, _ = io.WriteString(in, "go\n")
 	served := await(said, "done")
-	ended, err := end()
+	var ended *os.ProcessState
+	if end != nil {
+		ended, err = end()
+	}
 	if err := errors.Join(served, err, in.Close(), serve.Wait()); err != nil {
 		return err
 	}
-	b.charge(o, ended, serve.ProcessState)
+	if ended != nil {
+		b.charge(o, ended, serve.ProcessState)
+	}
 	return errors.Join(b.add(o, dir, serve.Process.Pid), b.save())
 }
 
-// charge adds to the costs what an observer has taken, nil if it was the service itself.
+// charge adds to the costs what an observer has taken.
 func (b *board) charge(o observer, took, service *os.ProcessState) {
-	if took == nil {
-		return
-	}
 	c := b.costs[o.name]
 	if c == nil {
 		c = new(cost)

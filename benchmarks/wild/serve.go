@@ -111,7 +111,7 @@ func (s *server) serve(in io.Reader, out io.Writer) error {
 	return nil
 }
 
-// warmUp uses the processor until it is told that that is enough. A profiler of the whole machine
+// warmUp uses the processor until it is told to stop. A profiler of the whole machine
 // learns of a process by its samples, and first has to read its program.
 func warmUp(enough *atomic.Bool) {
 	for !enough.Load() {
