@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -173,27 +174,49 @@ func (s *rawStack) frameOf(i int) frame {
 // on file systems that do not answer.
 func (n *namer) names(ctx context.Context, of *targetSamples) map[frame]*symbols.Location {
 	asked := map[frame]bool{}
+	var open, others []frame
 	for _, same := range of.order {
 		for i := range same.stack.user {
-			if f := same.stack.frameOf(i); f.region != nil && len(asked) < maxNames {
-				asked[f] = true
+			f := same.stack.frameOf(i)
+			if f.region == nil || asked[f] || len(asked) == maxNames {
+				continue
+			}
+			asked[f] = true
+			if f.region.Attached() {
+				open = append(open, f)
+			} else {
+				others = append(others, f)
 			}
 		}
 	}
-	named, err := ask(ctx, n, of.target.image.PID, func(goOn func() bool) (map[frame]*symbols.Location, error) {
-		named := make(map[frame]*symbols.Location, len(asked))
-		for f := range asked {
+	named := make(map[frame]*symbols.Location, len(asked))
+	n.locate(ctx, of, open, named)
+	// The recording may end while a file is being opened. One that does not answer takes no
+	// names from those that do.
+	n.locate(ctx, of, others, named)
+	return named
+}
+
+// locate adds what is known about frames to named. It opens their files where that is to be
+// done yet.
+func (n *namer) locate(ctx context.Context, of *targetSamples, frames []frame, named map[frame]*symbols.Location) {
+	if len(frames) == 0 {
+		return
+	}
+	found, err := ask(ctx, n, of.target.image.PID, func(goOn func() bool) (map[frame]*symbols.Location, error) {
+		found := make(map[frame]*symbols.Location, len(frames))
+		for _, f := range frames {
 			if !goOn() {
 				break // What has been found counts.
 			}
-			named[f] = f.region.Locate(f.address)
+			f.region.Attach()
+			found[f] = f.region.Locate(f.address)
 		}
-		return named, nil
+		return found, nil
 	})
-	if err != nil { // There was no answer.
-		named = map[frame]*symbols.Location{}
+	if err == nil { // Else there was no answer.
+		maps.Copy(named, found)
 	}
-	return named
 }
 
 // stack returns a stack with names. Names of the same address are the same pointer.

@@ -37,8 +37,9 @@ type Region struct {
 	inode        uint64
 	mapping      Mapping // without build ids
 
-	wanted   atomic.Bool
-	attached atomic.Pointer[attached]
+	wanted    atomic.Bool
+	attaching sync.Once
+	attached  atomic.Pointer[attached]
 }
 
 // attached is a region's file, nil if it has none that can be read, and the file with its
@@ -138,14 +139,17 @@ func (t *Table) Find(address uint64) *Region {
 }
 
 // Want reports whether the region is to be attached, once: later calls return false.
-func (r *Region) Want() bool { return r.attached.Load() == nil && r.wanted.CompareAndSwap(false, true) }
+func (r *Region) Want() bool { return !r.Attached() && r.wanted.CompareAndSwap(false, true) }
 
 // Attach opens the file that the region is mapped from. It has to be done while the process
-// lives, and may have to wait for the process or a file system.
-func (r *Region) Attach() {
-	if r.attached.Load() != nil {
-		return
-	}
+// lives, and may have to wait for the process or a file system. If another goroutine does so
+// already, Attach waits for that.
+func (r *Region) Attach() { r.attaching.Do(r.attach) }
+
+// Attached reports whether [Region.Attach] has returned.
+func (r *Region) Attached() bool { return r.attached.Load() != nil }
+
+func (r *Region) attach() {
 	a := &attached{file: r.process.files.open(r)}
 	if r.anonymous() {
 		r.process.attachPerfMap()
@@ -156,7 +160,7 @@ func (r *Region) Attach() {
 		mapping.GNUBuildID, mapping.GoBuildID, mapping.HTLHash = a.file.gnuBuildID, a.file.goBuildID, a.file.htlHash
 	}
 	a.mapping = &mapping
-	r.attached.CompareAndSwap(nil, a)
+	r.attached.Store(a)
 }
 
 // Locate returns what is known about an address in the region, that of an instruction. It
