@@ -7,6 +7,7 @@ import (
 	"os"
 	"runtime"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -84,8 +85,10 @@ func TestManyProviders(t *testing.T) {
 			goroutines, open, memory = runtime.NumGoroutine(), descriptors(), heap()
 		}
 	}
-	assert.LessOrEqual(t, runtime.NumGoroutine(), goroutines)
-	assert.LessOrEqual(t, descriptors(), open)
+	// A goroutine may still be on its way out.
+	for end := time.Now().Add(time.Minute); runtime.NumGoroutine() > goroutines || descriptors() > open; time.Sleep(time.Millisecond) {
+		require.True(t, time.Now().Before(end), "%d goroutines of %d, %d descriptors of %d", runtime.NumGoroutine(), goroutines, descriptors(), open)
+	}
 	// One integration takes 8 MB, and the last one stays.
 	assert.Less(t, heap(), memory+4<<20)
 	files, err := os.ReadDir(dir)
