@@ -4,7 +4,7 @@
 package reader
 
 import (
-	"encoding/binary"
+	"errors"
 	"fmt"
 
 	"github.com/otelctx/otelctx/internal/wire"
@@ -27,40 +27,24 @@ const (
 
 // nameTable returns the name table that is advertised. The error says why there is none.
 func (a advertisement) nameTable() (*NameTable, error) {
-	var address, layout, headerSize, entrySize, capacity int64
-	for _, f := range []struct {
-		key             string
-		to              *int64
-		lowest, highest int64
-	}{
-		{wire.RingKeyAddress, &address, 1, addressEnd},
-		{wire.RingKeyLayout, &layout, wire.NamesLayout1, wire.NamesLayout1},
-		{wire.RingKeyHeaderSize, &headerSize, 32, 4096},
-		{wire.NamesKeyEntrySize, &entrySize, 2, maxEntrySize},
-		{wire.RingKeyCapacity, &capacity, 1, maxNameCapacity},
-	} {
-		var err error
-		if *f.to, err = a.integer(wire.KeyNames+f.key, f.lowest, f.highest); err != nil {
-			return nil, err
-		}
+	t, err := a.table(wire.KeyNames, tableBounds{wire.NamesLayout1, wire.NamesKeyEntrySize, 2, maxEntrySize, maxNameCapacity})
+	if err != nil {
+		return nil, err
 	}
-	return &NameTable{Address: uint64(address), HeaderSize: int(headerSize), EntrySize: int(entrySize), Capacity: int(capacity)}, nil
+	return &NameTable{t.address, t.headerSize, t.entrySize, t.capacity}, nil
 }
+
+// errNoNameTable says that what is advertised as one is none.
+var errNoNameTable = errors.New("not a name table")
 
 // read returns names by their numbers, of which some are known already. The error is the
 // memory's, or says that the header is not that of this table; then it returns what is known.
 func (t *NameTable) read(memory ringbuf.Memory, known []string) ([]string, error) {
-	var b [24]byte
-	if _, err := memory.ReadParts([]ringbuf.Part{{Address: t.Address, Data: b[:]}}); err != nil {
+	used, err := table{t.Address, t.HeaderSize, t.EntrySize, t.Capacity}.used(memory, wire.NamesMagic, wire.NamesLayout1, errNoNameTable)
+	if err != nil {
 		return known, fmt.Errorf("name table: %w", err)
 	}
-	for i, want := range []int{wire.NamesMagic, wire.NamesLayout1, t.Capacity, t.EntrySize, t.HeaderSize} {
-		if is := binary.NativeEndian.Uint32(b[4*i:]); is != uint32(want) {
-			return known, fmt.Errorf("not a name table: word %d of the header is %#x instead of %#x", i, is, want)
-		}
-	}
 	// The entries are read after the number of those that are complete.
-	used := int(min(binary.NativeEndian.Uint32(b[20:]), uint32(t.Capacity)))
 	const batch = 256
 	for len(known) < used {
 		entries := make([]byte, min(batch, used-len(known))*t.EntrySize)

@@ -60,25 +60,11 @@ func (a advertisement) spanTable(memory ringbuf.Memory) (*SpanTable, error) {
 		return nil, errNotAdvertised
 	}
 	t := new(SpanTable)
-	var address, layout, headerSize, cellSize, capacity int64
-	for _, f := range []struct {
-		key             string
-		to              *int64
-		lowest, highest int64
-	}{
-		{wire.RingKeyAddress, &address, 1, addressEnd},
-		{wire.RingKeyLayout, &layout, wire.SpansLayout1, wire.SpansLayout1},
-		{wire.RingKeyHeaderSize, &headerSize, 32, 4096},
-		{wire.SpansKeyCellSize, &cellSize, 8, maxCellSize},
-		{wire.RingKeyCapacity, &capacity, 1, maxCellCapacity},
-	} {
-		var err error
-		if *f.to, err = a.integer(wire.KeySpans+f.key, f.lowest, f.highest); err != nil {
-			return nil, err
-		}
+	known, err := a.table(wire.KeySpans, tableBounds{wire.SpansLayout1, wire.SpansKeyCellSize, 8, maxCellSize, maxCellCapacity})
+	if err != nil {
+		return nil, err
 	}
-	t.Address, t.HeaderSize, t.CellSize, t.Capacity = uint64(address), int(headerSize), int(cellSize), int(capacity)
-	var err error
+	t.Address, t.HeaderSize, t.CellSize, t.Capacity = known.address, known.headerSize, known.entrySize, known.capacity
 	if t.Fields, err = a.fields(wire.KeySpans + wire.RingKeyFields); err != nil {
 		return nil, err
 	}
@@ -101,16 +87,11 @@ var errNoSpanTable = errors.New("not a span table")
 // used returns how many cells have ever been used. The error is the memory's, or wraps
 // [errNoSpanTable] if the header is not that of this table.
 func (t *SpanTable) used(memory ringbuf.Memory) (int, error) {
-	var b [24]byte
-	if _, err := memory.ReadParts([]ringbuf.Part{{Address: t.Address, Data: b[:]}}); err != nil {
+	used, err := table{t.Address, t.HeaderSize, t.CellSize, t.Capacity}.used(memory, wire.SpansMagic, wire.SpansLayout1, errNoSpanTable)
+	if err != nil {
 		return 0, fmt.Errorf("span table: %w", err)
 	}
-	for i, want := range []int{wire.SpansMagic, wire.SpansLayout1, t.Capacity, t.CellSize, t.HeaderSize} {
-		if is := binary.NativeEndian.Uint32(b[4*i:]); is != uint32(want) {
-			return 0, fmt.Errorf("%w: word %d of the header is %#x instead of %#x", errNoSpanTable, i, is, want)
-		}
-	}
-	return int(min(binary.NativeEndian.Uint32(b[20:]), uint32(t.Capacity))), nil
+	return used, nil
 }
 
 // cell returns the address of the cell that a reference names.

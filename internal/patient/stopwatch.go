@@ -45,8 +45,8 @@ func (s *Stopwatch) Elapsed() time.Duration {
 	return time.Since(s.began) - max(0, s.wait()-s.waited)
 }
 
-// Past reports whether at least limit has passed. Until then it costs no system call on an
-// idle machine.
+// Past reports whether at least limit has passed. As long as it has not by the clock either,
+// that costs no system call.
 func (s *Stopwatch) Past(limit time.Duration) bool {
 	return time.Since(s.began) >= limit && s.Elapsed() >= limit
 }
