@@ -42,7 +42,10 @@ func (s *Stopwatch) wait() time.Duration {
 
 // Elapsed returns how much time has passed.
 func (s *Stopwatch) Elapsed() time.Duration {
-	return time.Since(s.began) - max(0, s.wait()-s.waited)
+	// The clock is read last: what is waited between the two reads would otherwise be taken
+	// off a time that it is no part of.
+	waited := max(0, s.wait()-s.waited)
+	return time.Since(s.began) - waited
 }
 
 // Past reports whether at least limit has passed. As long as it has not by the clock either,
