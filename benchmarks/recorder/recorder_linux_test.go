@@ -228,9 +228,10 @@ func startHTTP(t *testing.T) int {
 // cost is what a recording has taken.
 type cost struct {
 	// steady is the processor time of the window, all that of the whole recording, named
-	// with names afterwards.
-	steady, all, named time.Duration
-	samples            int
+	// with names afterwards. Perf's written is that of making its samples readable without
+	// names.
+	steady, all, named, written time.Duration
+	samples                     int
 }
 
 // TestBesidePerf records a service by otelctx, with names and without, and by perf record, in
@@ -258,7 +259,7 @@ func besidePerf(t *testing.T, exe, pid, frequency string) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "perf.data")
 	var ours, unnamed, theirs []cost
-	var steady, all, named []float64
+	var steady, all, written, named []float64
 	for range *rounds {
 		r := otelctx(t, exe, pid, "--freq="+frequency)
 		o := r.record()
@@ -268,21 +269,32 @@ func besidePerf(t *testing.T, exe, pid, frequency string) {
 		u.samples = r.samples()
 		r = start(t, "perf", "record", "-e", "cpu-clock", "-g", "-F", frequency, "-p", pid, "-o", file)
 		p := r.record()
-		script := exec.Command("perf", "script", "--no-inline", "-F", "comm,tid,time,ip,sym,dso", "-i", file)
-		out, err := script.Output()
-		require.NoError(t, err)
-		p.named = p.all + script.ProcessState.UserTime() + script.ProcessState.SystemTime()
-		p.samples = strings.Count(string(out), "\n\n")
+		var used time.Duration
+		p.samples, used = perfScript(t, file, "comm,tid,time,ip,sym,dso")
+		p.named = p.all + used
+		_, used = perfScript(t, file, "comm,tid,time,ip")
+		p.written = p.all + used
 		ours, unnamed, theirs = append(ours, o), append(unnamed, u), append(theirs, p)
 		steady = append(steady, perSample(u.steady, u)/perSample(p.steady, p))
 		all = append(all, perSample(u.all, u)/perSample(p.all, p))
+		written = append(written, perSample(u.all, u)/perSample(p.written, p))
 		named = append(named, perSample(o.all, o)/perSample(p.named, p))
 	}
 	for i := range ours {
 		t.Logf("otelctx %+v, unnamed %+v; perf %+v", ours[i], unnamed[i], theirs[i])
 	}
-	t.Logf("otelctx a sample, times perf: %.2f without beginning, names and end (%.2f); %.2f with all, both without names (%.2f); %.2f with all (%.2f)",
-		median(steady), steady, median(all), all, median(named), named)
+	t.Logf("otelctx a sample, times perf: %.2f without beginning, names and end (%.2f); %.2f with all, both without names (%.2f), %.2f beside perf script too (%.2f); %.2f with all (%.2f)",
+		median(steady), steady, median(all), all, median(written), written, median(named), named)
+}
+
+// perfScript returns how many samples perf script prints of a file, and what processor time
+// that takes.
+func perfScript(t *testing.T, file, fields string) (samples int, used time.Duration) {
+	t.Helper()
+	script := exec.Command("perf", "script", "--no-inline", "-F", fields, "-i", file)
+	out, err := script.Output()
+	require.NoError(t, err)
+	return strings.Count(string(out), "\n\n"), script.ProcessState.UserTime() + script.ProcessState.SystemTime()
 }
 
 // perSample returns a processor time in seconds for each sample.

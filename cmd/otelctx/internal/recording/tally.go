@@ -247,11 +247,15 @@ func (t *tally) addStack(service string, stack []*symbols.Location, samples, att
 	}
 }
 
-// functionNames yields the functions of a stack, the innermost first.
+// functionNames yields the functions of a stack, the innermost first. Of neighbours that have
+// no name, and are in the same file, it yields one.
 func functionNames(stack []*symbols.Location) iter.Seq[string] {
 	return func(yield func(string) bool) {
+		var before *symbols.Location
 		for _, l := range stack {
-			if len(l.Lines) == 0 && !yield(unnamed(l)) {
+			same := before != nil && len(before.Lines) == 0 && before.Mapping == l.Mapping
+			before = l
+			if len(l.Lines) == 0 && !same && !yield(unnamed(l)) {
 				return
 			}
 			for _, line := range l.Lines {
