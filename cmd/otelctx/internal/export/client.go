@@ -111,7 +111,7 @@ func (c *Client) Export(ctx context.Context, data *profilespb.ProfilesData) (war
 	errs := []error{err}
 	for _, r := range requests {
 		ctx, cancel := context.WithTimeout(ctx, c.config.timeout)
-		warning, err := c.send(ctx, r, nil)
+		warning, err := c.send(ctx, r)
 		cancel()
 		errs = append(errs, err)
 		if warning != "" {
@@ -125,6 +125,10 @@ func (c *Client) Export(ctx context.Context, data *profilespb.ProfilesData) (war
 type request struct {
 	encoded []byte // an ExportProfilesServiceRequest
 	samples uint64
+	// number counts requests: older ones have lower ones.
+	number uint64
+	// answer is the error of the last attempt that had an answer.
+	answer error
 }
 
 // requests returns data as what is sent at a time. The error names the samples that are too
@@ -137,7 +141,7 @@ func (c *Client) requests(data *profilespb.ProfilesData) ([]request, error) {
 		if failed != nil {
 			return nil, errors.Join(err, failed)
 		}
-		requests = append(requests, request{encoded, profile.Samples(part)})
+		requests = append(requests, request{encoded: encoded, samples: profile.Samples(part)})
 	}
 	return requests, err
 }
@@ -148,29 +152,33 @@ const (
 	longestPause = 10 * time.Second
 )
 
-// send sends a request, and tries again until ctx is done where that may help. Each attempt has
-// the timeout to itself. failed, if not nil, is called with the error of each that is followed
-// by another one.
-func (c *Client) send(ctx context.Context, r request, failed func(error)) (warning string, err error) {
-	var answer error // of the last attempt that had one
+func newPauses() *backoff.ExponentialBackOff {
 	pauses := backoff.NewExponentialBackOff()
 	pauses.InitialInterval, pauses.MaxInterval = firstPause, longestPause
-	response, err := backoff.Retry(ctx, func() (*collectorpb.ExportProfilesServiceResponse, error) {
-		one, cancel := context.WithTimeout(ctx, c.config.timeout)
-		defer cancel()
-		response, err := c.transport.send(one, r.encoded)
-		// gRPC may find the time to be over before ctx does.
-		if deadline, _ := one.Deadline(); err != nil && one.Err() == nil && time.Now().Before(deadline) {
-			answer = err
-		}
-		return response, waiting(err)
-	}, backoff.WithBackOff(pauses), backoff.WithMaxElapsedTime(0), backoff.WithNotify(func(err error, _ time.Duration) {
-		if failed != nil {
-			failed(c.failed(cmp.Or(answer, err)))
-		}
-	}))
+	return pauses
+}
+
+// send sends a request, and tries again until ctx is done where that may help.
+func (c *Client) send(ctx context.Context, r request) (warning string, err error) {
+	warning, err = backoff.Retry(ctx, func() (string, error) {
+		warning, err := c.try(ctx, &r)
+		return warning, waiting(err)
+	}, backoff.WithBackOff(newPauses()), backoff.WithMaxElapsedTime(0))
+	return warning, c.failed(r, err)
+}
+
+// try makes one attempt to send a request, which has the timeout to itself. The error wraps a
+// *failure or a *RejectedError.
+func (c *Client) try(ctx context.Context, r *request) (warning string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, c.config.timeout)
+	defer cancel()
+	response, err := c.transport.send(ctx, r.encoded)
 	if err != nil {
-		return "", c.failed(cmp.Or(answer, err))
+		// gRPC may find the time to be over before ctx does.
+		if deadline, _ := ctx.Deadline(); ctx.Err() == nil && time.Now().Before(deadline) {
+			r.answer = err
+		}
+		return "", err
 	}
 	p := response.GetPartialSuccess()
 	if p.GetRejectedProfiles() != 0 {
@@ -179,8 +187,13 @@ func (c *Client) send(ctx context.Context, r request, failed func(error)) (warni
 	return p.GetErrorMessage(), nil
 }
 
-func (c *Client) failed(err error) error {
-	return fmt.Errorf("export to %s: %w", c.config.shownTarget(), err)
+// failed returns why a request was not sent, of which err is the last error.
+func (c *Client) failed(r request, err error) error {
+	var rejected *RejectedError
+	if err == nil || errors.As(err, &rejected) {
+		return err
+	}
+	return fmt.Errorf("export to %s: %w", c.config.shownTarget(), cmp.Or(r.answer, err))
 }
 
 // failure is why an attempt has failed.
@@ -198,9 +211,9 @@ func (f *failure) Unwrap() error { return f.error }
 func waiting(err error) error {
 	var f *failure
 	switch {
-	case !errors.As(err, &f):
-		return err
-	case !f.again:
+	case err == nil:
+		return nil
+	case !errors.As(err, &f), !f.again:
 		return backoff.Permanent(err)
 	case f.after > 0:
 		return &backoff.RetryAfterError{Duration: f.after}

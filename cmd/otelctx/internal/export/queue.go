@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cenkalti/backoff/v5"
 	profilespb "go.opentelemetry.io/proto/otlp/profiles/v1development"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
@@ -26,8 +27,9 @@ const (
 )
 
 // Queue sends profiles to a collector, apart from who makes them. What the collector does not
-// take now is sent again, after pauses that grow. What there is no room for is dropped, the
-// oldest first, and counted. It is safe for concurrent use.
+// take now is sent again, after pauses that grow, behind all that wait: what it never takes
+// does not keep it from the rest. What there is no room for is dropped, the oldest first, and
+// counted. It is safe for concurrent use.
 type Queue struct {
 	client  *Client
 	limit   int // bytes
@@ -39,6 +41,8 @@ type Queue struct {
 	closed  bool
 	waiting []request
 	bytes   int // of all that are waiting or being sent
+	// number is that of the next request.
+	number uint64
 	// progress is how many requests are over, one way or the other.
 	progress int
 	delivery Delivery
@@ -84,6 +88,8 @@ func (q *Queue) Add(data *profilespb.ProfilesData) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for _, r := range requests {
+		r.number = q.number
+		q.number++
 		left -= r.samples
 		q.waiting = append(q.waiting, r)
 		q.bytes += len(r.encoded)
@@ -94,8 +100,14 @@ func (q *Queue) Add(data *profilespb.ProfilesData) {
 		q.delivery.Reasons = note(q.delivery.Reasons, err)
 	}
 	for q.bytes > q.limit && len(q.waiting) > 0 {
-		q.over(q.waiting[0], errNoRoom)
-		q.waiting = slices.Delete(q.waiting, 0, 1)
+		oldest := 0
+		for i, r := range q.waiting {
+			if r.number < q.waiting[oldest].number {
+				oldest = i
+			}
+		}
+		q.over(q.waiting[oldest], errNoRoom)
+		q.waiting = slices.Delete(q.waiting, oldest, oldest+1)
 	}
 	q.arrived.Broadcast()
 }
@@ -125,6 +137,7 @@ func note(errs []error, err error) []error {
 // send sends what waits until the queue is closed and there is nothing left. When ctx is done
 // it drops that.
 func (q *Queue) send(ctx context.Context) {
+	pauses := newPauses()
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for {
@@ -137,16 +150,44 @@ func (q *Queue) send(ctx context.Context) {
 		r := q.waiting[0]
 		q.waiting = slices.Delete(q.waiting, 0, 1)
 		q.mu.Unlock()
-		warning, err := "", context.Cause(ctx)
-		if err == nil {
-			warning, err = q.client.send(ctx, r, q.retried)
-		}
+		warning, again, err := q.try(ctx, &r, pauses)
 		q.mu.Lock()
+		if again {
+			q.waiting = append(q.waiting, r)
+			q.arrived.Signal()
+			continue
+		}
 		q.over(r, err)
 		if warning != "" && len(q.delivery.Warnings) < maxReasons && !slices.Contains(q.delivery.Warnings, warning) {
 			q.delivery.Warnings = append(q.delivery.Warnings, warning)
 		}
 	}
+}
+
+// try makes an attempt to send a request. If it fails, and another one may help, it pauses
+// first: longer each time in a row, or as long as the collector says.
+func (q *Queue) try(ctx context.Context, r *request, pauses *backoff.ExponentialBackOff) (warning string, again bool, err error) {
+	if ctx.Err() != nil {
+		return "", false, q.client.failed(*r, context.Cause(ctx))
+	}
+	warning, err = q.client.try(ctx, r)
+	var f *failure
+	if !errors.As(err, &f) || !f.again {
+		pauses.Reset()
+		return warning, false, q.client.failed(*r, err)
+	}
+	pause := pauses.NextBackOff()
+	if f.after > 0 {
+		pause = f.after
+	}
+	if ctx.Err() == nil {
+		q.retried(q.client.failed(*r, err))
+	}
+	select {
+	case <-time.After(pause):
+	case <-ctx.Done():
+	}
+	return "", true, nil
 }
 
 func (q *Queue) retried(err error) {

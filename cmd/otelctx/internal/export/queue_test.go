@@ -71,6 +71,46 @@ func TestQueueCountsWhatIsRejected(t *testing.T) {
 	assert.Equal(t, Delivery{Sent: 6, Warnings: []string{"slow down"}}, sendAll(t, "http://"+s.listen(t), recording(t, 3)))
 }
 
+// picky is a collector that does not take recordings of this many samples now.
+type picky struct {
+	*server
+	refused uint64
+}
+
+func (p *picky) Export(ctx context.Context, r *collectorpb.ExportProfilesServiceRequest) (*collectorpb.ExportProfilesServiceResponse, error) {
+	if profile.Samples(&profilespb.ProfilesData{ResourceProfiles: r.GetResourceProfiles()}) == p.refused {
+		return nil, status.Error(codes.Unavailable, "not this one")
+	}
+	return p.server.Export(ctx, r)
+}
+
+// What a collector refuses for ever does not keep it from the rest.
+func TestQueueGoesOnBehindWhatIsRefused(t *testing.T) {
+	t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "60000")
+	p := &picky{server: &server{}, refused: 6}
+	c, err := NewClient("http://" + serve(t, p))
+	require.NoError(t, err)
+	q := NewQueue(c)
+	for range 2 * senders {
+		q.Add(recording(t, 3))
+	}
+	for range senders {
+		q.Add(recording(t, 4))
+	}
+	var sent uint64
+	require.Eventually(t, func() bool {
+		sent += q.Delivery().Sent
+		return sent == 8*senders
+	}, patience, time.Millisecond)
+	q.giveUp(errNoTime)
+	require.NoError(t, q.Close())
+	d := q.Delivery()
+	assert.EqualValues(t, 6*2*senders, d.Dropped)
+	assert.Zero(t, d.Sent+d.Waiting)
+	require.Len(t, d.Reasons, 1)
+	assert.ErrorContains(t, d.Reasons[0], "not this one")
+}
+
 // The end waits for a collector that takes nothing no longer than the timeout, and counts what
 // was to be sent.
 func TestQueueEnds(t *testing.T) {

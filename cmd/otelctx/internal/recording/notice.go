@@ -39,40 +39,66 @@ type noticed struct {
 
 // pacer says when processes that have changed are looked at.
 type pacer struct {
-	all map[int]*noticed
+	// again has the next change of a process told. A process that ends before that leaves an
+	// entry behind, for which there is no room some day: it is called for each that was told.
+	again func(pid int)
+	all   map[int]*noticed
+	// late are those that there was no room for. They are told again when counted is over, so
+	// that none of them is told all the time.
+	late []int
 	// looks is how many there were since counted.
 	looks   int
 	counted time.Time
 }
 
-// change notes that a process has changed, and reports whether there is room for it.
-func (p *pacer) change(image sampler.Image, now time.Time) bool {
-	if n := p.all[image.PID]; n != nil {
-		n.image = image
-		return true
-	}
-	if len(p.all) >= mostNoticed {
-		return false
-	}
-	p.all[image.PID] = &noticed{image: image, due: now, pause: firstPause}
-	return true
+func newPacer(again func(pid int)) *pacer {
+	return &pacer{again: again, all: map[int]*noticed{}}
 }
 
-func (p *pacer) forget(pid int) { delete(p.all, pid) }
+// change notes that a process has changed, if there is room.
+func (p *pacer) change(image sampler.Image, now time.Time) {
+	n := p.all[image.PID]
+	switch {
+	case n != nil:
+		n.image = image
+	case len(p.all) >= mostNoticed:
+		p.late = append(p.late, image.PID)
+	default:
+		p.all[image.PID] = &noticed{image: image, due: now, pause: firstPause}
+	}
+}
 
-// due returns what is to be looked at by now, which processes have rested, and when to ask next.
-// A change of a process that has rested counts as its first one.
-func (p *pacer) due(now time.Time) (look []sampler.Image, rested []int, next time.Time) {
+// end notes that a process has ended.
+func (p *pacer) end(pid int) {
+	delete(p.all, pid)
+	p.again(pid)
+}
+
+// gone notes that a program was not there any more when it was looked at. Its process may run
+// another one by now, which was told already.
+func (p *pacer) gone(image sampler.Image) {
+	if n := p.all[image.PID]; n != nil && n.image == image {
+		p.end(image.PID)
+	}
+}
+
+// due returns what is to be looked at by now, and when to ask next. What these processes do
+// while they are looked at is told. A change of a process that has rested counts as its first
+// one.
+func (p *pacer) due(now time.Time) (look []sampler.Image, next time.Time) {
 	if now.Sub(p.counted) >= pollInterval {
 		p.counted, p.looks = now, 0
+		for _, pid := range p.late {
+			p.again(pid)
+		}
+		p.late = nil
 	}
 	next = now.Add(pollInterval)
 	for pid, n := range p.all {
 		switch {
 		case now.Before(n.due):
 		case n.rests:
-			delete(p.all, pid)
-			rested = append(rested, pid)
+			p.end(pid)
 			continue
 		case n.pause > pollInterval || p.looks >= mostNotices:
 			n.rests, n.due = true, now.Add(restTime)
@@ -80,12 +106,13 @@ func (p *pacer) due(now time.Time) (look []sampler.Image, rested []int, next tim
 			p.looks++
 			n.due, n.pause = now.Add(n.pause), 2*n.pause
 			look = append(look, n.image)
+			p.again(pid)
 		}
 		if n.due.Before(next) {
 			next = n.due
 		}
 	}
-	return look, rested, next
+	return look, next
 }
 
 // notice looks at processes when they change, without waiting for the poll.
@@ -93,9 +120,9 @@ func (ts *targets) notice(ctx context.Context) {
 	if ts.changes == nil {
 		return
 	}
-	changes, gone := make(chan sampler.Change), make(chan int)
+	changes, gone := make(chan sampler.Change), make(chan sampler.Image)
 	ts.looks.Go(func() { ts.readChanges(ctx, changes) })
-	p := &pacer{all: map[int]*noticed{}}
+	p := newPacer(ts.changes.Again)
 	timer := time.NewTimer(pollInterval)
 	defer timer.Stop()
 	for {
@@ -103,25 +130,18 @@ func (ts *targets) notice(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case c := <-changes:
-			switch {
-			case c.Ended:
-				p.forget(c.Image.PID)
+			if c.Ended {
+				p.end(c.Image.PID)
 				ts.end(c.Image)
-			case !p.change(c.Image, time.Now()):
-				ts.changes.Again(c.Image.PID)
+			} else {
+				p.change(c.Image, time.Now())
 			}
-		case pid := <-gone:
-			p.forget(pid)
-			ts.changes.Again(pid)
+		case image := <-gone:
+			p.gone(image)
 		case <-timer.C:
 		}
-		look, rested, next := p.due(time.Now())
-		for _, pid := range rested {
-			ts.changes.Again(pid)
-		}
+		look, next := p.due(time.Now())
 		for _, image := range look {
-			// What it does while it is looked at is told.
-			ts.changes.Again(image.PID)
 			ts.lookNow(ctx, image, gone)
 		}
 		timer.Reset(time.Until(next))
@@ -162,7 +182,7 @@ func (ts *targets) end(image sampler.Image) {
 }
 
 // lookNow looks at a process, unless that is being done, and tells if it is gone.
-func (ts *targets) lookNow(ctx context.Context, image sampler.Image, gone chan<- int) {
+func (ts *targets) lookNow(ctx context.Context, image sampler.Image, gone chan<- sampler.Image) {
 	ts.mu.Lock()
 	_, looking := ts.looking[image.PID]
 	known := ts.all[image] != nil
@@ -178,7 +198,7 @@ func (ts *targets) lookNow(ctx context.Context, image sampler.Image, gone chan<-
 		switch {
 		case errors.Is(err, reader.ErrProcessGone):
 			select {
-			case gone <- image.PID:
+			case gone <- image:
 			case <-ctx.Done():
 			}
 		case err == nil && !known:

@@ -8,6 +8,8 @@ package recording
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
+	"os"
 	"os/exec"
 	"testing"
 	"time"
@@ -19,25 +21,47 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 )
 
-// noticing returns targets that nobody polls after the first time.
-func noticing(t *testing.T, s Selection) *targets {
+// opened returns targets that have not been started.
+func opened(t *testing.T, s Selection) *targets {
 	t.Helper()
 	ts, err := openTargets(&Config{Selection: s, Sampler: sampler.Config{Frequency: 1}})
 	if errors.Is(err, sampler.ErrNotPermitted) {
 		t.Skip(err)
 	}
 	require.NoError(t, err)
+	return ts
+}
+
+// startFor starts targets until the end of the test.
+func (ts *targets) startFor(t *testing.T) context.Context {
+	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	t.Cleanup(func() {
 		cancel()
 		ts.close()
 	})
+	require.NoError(t, ts.start(ctx))
+	return ctx
+}
+
+// noticing returns targets that nobody polls after the first time.
+func noticing(t *testing.T, s Selection) *targets {
+	t.Helper()
+	ts := opened(t, s)
+	ctx := ts.startFor(t)
 	if ts.changes == nil {
 		t.Skip("the kernel tells no changes")
 	}
-	require.NoError(t, ts.start(ctx))
 	ts.looks.Go(func() { ts.notice(ctx) })
 	return ts
+}
+
+// startShell starts a shell that executes sleep when it is sent a line.
+func startShell(t *testing.T) *childproc.Child {
+	t.Helper()
+	c := childproc.Run(t, exec.Command("sh", "-c", "echo ready; read line; exec sleep 1000"))
+	c.Expect("ready")
+	return c
 }
 
 // state returns how many programs of a process are recorded, and how many were until they
@@ -66,9 +90,7 @@ func (ts *targets) await(t *testing.T, pid, recorded, gone int) {
 // A process is recorded from its exec on, and no longer when it ends, without a poll.
 func TestNotice(t *testing.T) {
 	ts := noticing(t, Selection{Names: []string{"sleep"}})
-	cmd := exec.Command("sh", "-c", "echo ready; read line; exec sleep 1000")
-	c := childproc.Run(t, cmd)
-	c.Expect("ready")
+	c := startShell(t)
 	recorded, _ := ts.state(c.PID())
 	assert.Zero(t, recorded)
 	c.Send("go")
@@ -79,8 +101,7 @@ func TestNotice(t *testing.T) {
 
 // Of one process the programs that it executes are recorded, and its end ends the recording.
 func TestNoticeOfOne(t *testing.T) {
-	c := childproc.Run(t, exec.Command("sh", "-c", "echo ready; read line; exec sleep 1000"))
-	c.Expect("ready")
+	c := startShell(t)
 	ts := noticing(t, Selection{PIDs: []int{c.PID()}})
 	ts.await(t, c.PID(), 1, 0)
 	c.Send("go")
@@ -94,40 +115,141 @@ func TestNoticeOfOne(t *testing.T) {
 	}
 }
 
+// Without the kernel's help the poll finds who begins and who ends.
+func TestPollAlone(t *testing.T) {
+	ts := opened(t, Selection{Names: []string{"sleep"}})
+	if ts.changes != nil {
+		require.NoError(t, ts.changes.Close())
+		ts.changes = nil
+	}
+	ctx := ts.startFor(t)
+	ts.notice(ctx) // does nothing
+	c := startShell(t)
+	c.Send("go")
+	await := func(recorded, gone int) {
+		require.Eventually(t, func() bool {
+			ts.poll(ctx).Wait()
+			r, g := ts.state(c.PID())
+			return r == recorded && g == gone
+		}, time.Minute, time.Millisecond)
+	}
+	await(1, 0)
+	c.Kill()
+	await(0, 1)
+}
+
 // A process that changes all the time is looked at six times in five seconds, and all together
-// only so often.
+// only so often. Nobody is told of one that there is no room for more than once a second.
 func TestPacer(t *testing.T) {
 	begin := time.Unix(1, 0)
-	looks := func(processes int, d time.Duration) (n int) {
-		p := &pacer{all: map[int]*noticed{}}
+	looks := func(processes int, d time.Duration) (n, told int) {
+		// The kernel tells of a process until it is told to do so again.
+		silent := map[int]bool{}
+		p := newPacer(func(pid int) { delete(silent, pid) })
 		for now := begin; now.Before(begin.Add(d)); now = now.Add(time.Millisecond) {
 			for pid := range processes {
-				p.change(sampler.Image{PID: pid}, now)
+				if !silent[pid] {
+					silent[pid] = true
+					told++
+					p.change(sampler.Image{PID: pid}, now)
+				}
 			}
-			look, _, next := p.due(now)
+			look, next := p.due(now)
 			n += len(look)
 			require.True(t, next.After(now))
 			require.LessOrEqual(t, len(p.all), mostNoticed)
 		}
-		return n
+		return n, told
 	}
-	assert.Equal(t, 6, looks(1, restTime))
-	assert.Equal(t, 12, looks(1, 2*restTime))
-	assert.LessOrEqual(t, looks(4000, 2*time.Second), 2*mostNotices)
+	n, told := looks(1, restTime)
+	assert.Equal(t, 6, n)
+	assert.Equal(t, 7, told)
+	n, _ = looks(1, 2*restTime)
+	assert.Equal(t, 12, n)
+	n, told = looks(4000, 2*time.Second)
+	assert.LessOrEqual(t, n, 2*mostNotices)
+	assert.LessOrEqual(t, told, 3*4000+n)
 
-	p := &pacer{all: map[int]*noticed{}}
+	p := newPacer(func(int) {})
 	one := sampler.Image{PID: 1}
-	require.True(t, p.change(one, begin))
-	look, rested, next := p.due(begin)
+	p.change(one, begin)
+	look, next := p.due(begin)
 	assert.Equal(t, []sampler.Image{one}, look)
-	assert.Empty(t, rested)
 	assert.Equal(t, begin.Add(firstPause), next)
-	look, _, _ = p.due(begin.Add(firstPause - 1))
+	look, _ = p.due(begin.Add(firstPause - 1))
 	assert.Empty(t, look)
-	look, _, next = p.due(next)
+	look, next = p.due(next)
 	assert.Equal(t, []sampler.Image{one}, look)
 	assert.Equal(t, begin.Add(3*firstPause), next)
-	p.forget(1)
-	look, _, _ = p.due(next)
+	p.end(1)
+	look, _ = p.due(next)
 	assert.Empty(t, look)
+}
+
+// A program that is gone when it is looked at does not take the next one of its process along.
+func TestPacerOfTwoPrograms(t *testing.T) {
+	ts := opened(t, Selection{})
+	t.Cleanup(ts.close)
+	second, err := ts.sampler.Image(os.Getpid())
+	require.NoError(t, err)
+	first := sampler.Image{PID: second.PID}
+	now := time.Unix(1, 0)
+	p := newPacer(func(int) {})
+	p.change(first, now)
+	look, next := p.due(now)
+	assert.Equal(t, []sampler.Image{first}, look)
+	p.change(second, now)
+	p.gone(first)
+	look, next = p.due(next)
+	assert.Equal(t, []sampler.Image{second}, look)
+	p.gone(second)
+	look, _ = p.due(next)
+	assert.Empty(t, look)
+}
+
+// However processes change and end, the kernel's table of those that were told is empty at last:
+// it has room for a few thousand.
+func TestPacerForgetsAll(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	now := time.Unix(1, 0)
+	told, lives := map[int]bool{}, map[int]bool{}
+	p := newPacer(func(pid int) { delete(told, pid) })
+	step := func() {
+		now = now.Add(time.Duration(random.IntN(30)) * time.Millisecond)
+		look, _ := p.due(now)
+		for _, image := range look {
+			if !lives[image.PID] {
+				p.gone(image)
+			}
+		}
+	}
+	most := 0
+	for range 20_000 {
+		pid := random.IntN(2 * mostNoticed)
+		switch {
+		case random.IntN(4) > 0:
+			lives[pid] = true
+			if !told[pid] {
+				told[pid] = true
+				p.change(sampler.Image{PID: pid}, now)
+			}
+		case lives[pid]:
+			delete(lives, pid)
+			if pid%2 == 0 { // It is watched.
+				p.end(pid)
+			}
+		}
+		most = max(most, len(told))
+		if random.IntN(20) == 0 {
+			step()
+		}
+	}
+	assert.Greater(t, most, mostNoticed)
+	clear(lives)
+	for end := now.Add(3 * restTime); now.Before(end); {
+		step()
+	}
+	assert.Empty(t, told)
+	assert.Empty(t, p.all)
+	assert.Empty(t, p.late)
 }
