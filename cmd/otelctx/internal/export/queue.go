@@ -27,7 +27,7 @@ const (
 )
 
 // Queue sends profiles to a collector, apart from who makes them. What the collector does not
-// take now is sent again, after pauses that grow, behind all that wait: what it never takes
+// take now is sent again, after pauses that grow, behind all that wait. So what it never takes
 // does not keep it from the rest. What there is no room for is dropped, the oldest first, and
 // counted. It is safe for concurrent use.
 type Queue struct {

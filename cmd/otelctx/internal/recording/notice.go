@@ -39,8 +39,8 @@ type noticed struct {
 
 // pacer says when processes that have changed are looked at.
 type pacer struct {
-	// again has the next change of a process told. A process that ends before that leaves an
-	// entry behind, for which there is no room some day: it is called for each that was told.
+	// again has the next change of a process told. It is called for each process that was told,
+	// also if that ends: else the kernel's table fills up.
 	again func(pid int)
 	all   map[int]*noticed
 	// late are those that there was no room for. They are told again when counted is over, so
