@@ -68,7 +68,7 @@ var rings = []struct {
 }{
 	{2, "thread", false, nil},
 	{2, "goroutine", true, []ringbuf.Option{ringbuf.WithIndex(ringbuf.ByGoroutine)}},
-	{1, "thread", false, []ringbuf.Option{ringbuf.WithLayout1()}},
+	{1, "thread", false, []ringbuf.Option{ringbuf.WithDatadogLayout()}},
 }
 
 // BenchmarkStore shows a span in the slot of the calling thread or goroutine. The

@@ -37,7 +37,7 @@ var tracers = []struct {
 	{"noop", func(tb testing.TB) trace.Tracer { return tracer(tb, noop) }},
 	{"publisher", func(tb testing.TB) trace.Tracer { return tracer(tb, newPublisher(tb, typicalResource())) }},
 	{"slots", carriers(spanctx.WithGoroutineRecord(false), spanctx.WithGoroutineSlots(false))},
-	{"slots1", carriers(spanctx.WithGoroutineRecord(false), spanctx.WithGoroutineSlots(false), spanctx.WithLayout1())},
+	{"slots1", carriers(spanctx.WithGoroutineRecord(false), spanctx.WithGoroutineSlots(false), spanctx.WithDatadogLayout())},
 	{"gslots", carriers(spanctx.WithGoroutineRecord(false), spanctx.WithThreadSlots(false))},
 	{"record", carriers(spanctx.WithThreadSlots(false), spanctx.WithGoroutineSlots(false))},
 	{"default", carriers()},

@@ -91,7 +91,7 @@ func setUp(order string) (*service, error) {
 		case "slots":
 			s.threads, err = ringbuf.New(ringbuf.WithCapacity(1024), ringbuf.WithAttributeSpace(64))
 		case "v1":
-			s.threads, err = ringbuf.New(ringbuf.WithCapacity(1024), ringbuf.WithLayout1())
+			s.threads, err = ringbuf.New(ringbuf.WithCapacity(1024), ringbuf.WithDatadogLayout())
 		case "named-v1":
 			err = s.namedV1()
 		case "goroutine-slots":

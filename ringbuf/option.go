@@ -109,11 +109,11 @@ func WithCapacity(slots int) Option {
 	return optionFunc(func(c *config) { c.capacity = slots })
 }
 
-// WithLayout1 chooses the slots of layout 1, for readers that know the first design of
+// WithDatadogLayout chooses slots of layout 1, for readers that know the first design of
 // Datadog's OTEL context storage. They have 32 bytes and no owner. Readers find them as
 // DD_OTEL_CTX, or by the magic number in anonymous memory. It needs ByThread. The default
 // is layout 2.
-func WithLayout1() Option {
+func WithDatadogLayout() Option {
 	return optionFunc(func(c *config) { c.layout = wire.RingLayout1 })
 }
 

@@ -40,8 +40,8 @@ func TestOptionsRefused(t *testing.T) {
 		{"too many slots", []Option{WithCapacity(1 << 25)}, "capacity 33554432 is not a power of two up to 16777216"},
 		{"negative attribute space", []Option{WithAttributeSpace(-1)}, "attribute space of -1 bytes"},
 		{"too much attribute space", []Option{WithAttributeSpace(613)}, "attribute space of 613 bytes, at most 612"},
-		{"layout 1 by goroutine", []Option{WithLayout1(), WithIndex(ByGoroutine)}, "layout 1 is by thread"},
-		{"layout 1 with attributes", []Option{WithLayout1(), WithAttributeSpace(1)}, "layout 1 is by thread and without attributes"},
+		{"layout 1 by goroutine", []Option{WithDatadogLayout(), WithIndex(ByGoroutine)}, "layout 1 is by thread"},
+		{"layout 1 with attributes", []Option{WithDatadogLayout(), WithAttributeSpace(1)}, "layout 1 is by thread and without attributes"},
 		{"no such index", []Option{WithIndex(2)}, "index 2 is neither"},
 		{"negative index", []Option{WithIndex(-1)}, "index -1 is neither"},
 		{"a process context", []Option{WithName("OTEL_CTX")}, `name "OTEL_CTX" is not one`},
@@ -81,8 +81,8 @@ func TestOptionsAccepted(t *testing.T) {
 		{WithName("a name with spaces")},
 		{WithName(strings.Repeat("n", 79))},
 		{WithIndex(2), WithIndex(ByThread)},
-		{WithLayout1()},
-		{WithLayout1(), WithAttributeSpace(0), WithIndex(ByThread)},
+		{WithDatadogLayout()},
+		{WithDatadogLayout(), WithAttributeSpace(0), WithIndex(ByThread)},
 	} {
 		assert.NoError(t, newConfig(opts).check())
 	}
@@ -92,9 +92,9 @@ func TestNames(t *testing.T) {
 	for want, opts := range map[string][]Option{
 		"OTELCTX_SLOTS":  nil,
 		"OTELCTX_GSLOTS": {WithIndex(ByGoroutine)},
-		"DD_OTEL_CTX":    {WithLayout1()},
+		"DD_OTEL_CTX":    {WithDatadogLayout()},
 		"mine":           {WithIndex(ByGoroutine), WithName("mine")},
-		"yours":          {WithName("yours"), WithLayout1()},
+		"yours":          {WithName("yours"), WithDatadogLayout()},
 	} {
 		assert.Equal(t, want, newConfig(opts).name)
 	}

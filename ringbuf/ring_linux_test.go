@@ -100,10 +100,10 @@ func TestInfo(t *testing.T) {
 	}{
 		"default":      {nil, Info{Mapping: "OTELCTX_SLOTS", Layout: 2, Capacity: 65536, HeaderSize: 64, SlotSize: 64}},
 		"by goroutine": {[]Option{WithIndex(ByGoroutine)}, Info{Mapping: "OTELCTX_GSLOTS", Layout: 2, Capacity: 65536, HeaderSize: 64, SlotSize: 64, Index: ByGoroutine}},
-		"layout 1":     {[]Option{WithLayout1()}, Info{Mapping: "DD_OTEL_CTX", Layout: 1, Capacity: 65536, HeaderSize: 32, SlotSize: 32}},
+		"layout 1":     {[]Option{WithDatadogLayout()}, Info{Mapping: "DD_OTEL_CTX", Layout: 1, Capacity: 65536, HeaderSize: 32, SlotSize: 32}},
 		"one slot":     {[]Option{WithCapacity(1), WithName("a name")}, Info{Mapping: "a name", Layout: 2, Capacity: 1, HeaderSize: 64, SlotSize: 64}},
 		"as many slots as there may be": {
-			[]Option{WithCapacity(1 << 24), WithLayout1()},
+			[]Option{WithCapacity(1 << 24), WithDatadogLayout()},
 			Info{Mapping: "DD_OTEL_CTX", Layout: 1, Capacity: 1 << 24, HeaderSize: 32, SlotSize: 32},
 		},
 		"attributes": {[]Option{WithCapacity(8), WithAttributeSpace(612)}, Info{Mapping: "OTELCTX_SLOTS", Layout: 2, Capacity: 8, HeaderSize: 64, SlotSize: 1024}},
@@ -127,7 +127,7 @@ func TestInfo(t *testing.T) {
 // The thread or goroutine that calls shows the span in its own slot, and takes it back.
 func TestStore(t *testing.T) {
 	for name, opts := range map[string][]Option{
-		"by thread": {WithAttributeSpace(60)}, "by goroutine": {WithIndex(ByGoroutine), WithAttributeSpace(60)}, "layout 1": {WithLayout1()},
+		"by thread": {WithAttributeSpace(60)}, "by goroutine": {WithIndex(ByGoroutine), WithAttributeSpace(60)}, "layout 1": {WithDatadogLayout()},
 	} {
 		t.Run(name, func(t *testing.T) {
 			runtime.LockOSThread()
@@ -214,7 +214,7 @@ func TestGoroutinesMove(t *testing.T) {
 func showASpan(p *childproc.Parent) {
 	var opts []Option
 	if how, _ := p.Receive(); how == "layout 1" {
-		opts = append(opts, WithLayout1())
+		opts = append(opts, WithDatadogLayout())
 	}
 	r, err := New(opts...)
 	p.Must(err)
@@ -300,7 +300,7 @@ func TestNothingLeaks(t *testing.T) {
 	newRing(t)
 	files := resources.OpenFiles(t)
 	for i := range 100 {
-		r, err := New([][]Option{nil, {WithLayout1()}, {WithIndex(ByGoroutine)}}[i%3]...)
+		r, err := New([][]Option{nil, {WithDatadogLayout()}, {WithIndex(ByGoroutine)}}[i%3]...)
 		require.NoError(t, err)
 		require.NoError(t, r.Close())
 		_, err = New(WithCapacity(3))
@@ -324,7 +324,7 @@ func TestWithoutTheRuntime(t *testing.T) {
 			runtime.LockOSThread()
 			defer runtime.UnlockOSThread()
 			known := goruntime.Calibrate().Without(errTest, facts...)
-			for _, layout := range [][]Option{{WithLayout1()}, nil} {
+			for _, layout := range [][]Option{{WithDatadogLayout()}, nil} {
 				r := newRing(t, append(layout, withRuntime(known))...)
 				span := spanFrom(1)
 				r.Store(&span)
@@ -352,7 +352,7 @@ func TestWithoutTheRuntime(t *testing.T) {
 
 func TestNothingAllocates(t *testing.T) {
 	for name, opts := range map[string][]Option{
-		"layout 1": {WithLayout1()}, "layout 2": {WithAttributeSpace(8)}, "by goroutine": {WithIndex(ByGoroutine), WithAttributeSpace(8)},
+		"layout 1": {WithDatadogLayout()}, "layout 2": {WithAttributeSpace(8)}, "by goroutine": {WithIndex(ByGoroutine), WithAttributeSpace(8)},
 	} {
 		r := newRing(t, opts...)
 		span := spanFrom(1)

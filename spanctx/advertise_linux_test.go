@@ -83,7 +83,7 @@ func (a *advertiser) do(word string) (answer string, err error) {
 	case "record":
 		a.opts = append(a.opts, WithGoroutineRecord(on))
 	case "layout1":
-		a.opts = append(a.opts, WithLayout1())
+		a.opts = append(a.opts, WithDatadogLayout())
 	case "capacity":
 		n, _ := strconv.Atoi(value)
 		a.opts = append(a.opts, WithCapacity(n))

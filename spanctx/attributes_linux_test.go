@@ -368,7 +368,7 @@ func (c untouched) Value(key any) any {
 
 // Layout 1 has no room for attributes, and the other carriers have them all the same.
 func TestAttributesWithLayout1(t *testing.T) {
-	s := serve(t, everything(WithLayout1(), WithAttributeKeys("app"))...)
+	s := serve(t, everything(WithDatadogLayout(), WithAttributeKeys("app"))...)
 	assert.Equal(t, 32, s.p.threads.Layout().SlotSize)
 	apart(func() {
 		_, span := s.start(with(context.Background(), "app", "shop"))
@@ -404,7 +404,7 @@ func TestAddAttributeKeys(t *testing.T) {
 	})
 	// A refused provider leaves everything as it is.
 	_, err := NewSpanProcessor(WithAttributeKeys("d"))
-	require.ErrorIs(t, err, ErrAlreadyPublishing)
+	require.ErrorIs(t, err, ErrProcessorExists)
 	assert.Equal(t, []string{"a", "b", "c"}, advertisedKeys(t, s.p))
 	assert.Empty(t, *errs)
 	require.NoError(t, s.p.Shutdown(context.Background()))

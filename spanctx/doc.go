@@ -136,7 +136,7 @@
 // are started meanwhile miss the span. Goroutine slots still show it.
 //
 // Readers that know thread ids only see the span of the goroutine that was last shown on
-// the thread, until that span ends. Slots of [WithLayout1] cannot name a cell: they show it
+// the thread, until that span ends. Slots of [WithDatadogLayout] cannot name a cell: they show it
 // even longer, until a span starts or ends on that thread.
 //
 // Go runs callbacks of C threads on goroutines that it uses again, labels included. A span

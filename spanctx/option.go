@@ -158,7 +158,7 @@ func (c config) differs(other config) error {
 		{"WithGoroutineSlots", c.goroutineSlots == other.goroutineSlots},
 		{"WithGoroutineRecord", c.goroutineRecord == other.goroutineRecord},
 		{"WithSpanNames", c.names == other.names},
-		{"WithLayout1", c.layout1 == other.layout1},
+		{"WithDatadogLayout", c.layout1 == other.layout1},
 		{"WithCapacity", c.capacity == other.capacity},
 		{"WithAttributeSpace", c.space == other.space || other.space == defaultSpace},
 		{"WithLabels", c.labels == other.labels},
@@ -171,7 +171,7 @@ func (c config) differs(other config) error {
 	if len(what) == 0 {
 		return nil
 	}
-	return fmt.Errorf("%w: of the options that came later %s have no effect", ErrAlreadyPublishing, strings.Join(what, ", "))
+	return fmt.Errorf("%w: of the options that came later %s have no effect", ErrProcessorExists, strings.Join(what, ", "))
 }
 
 // WithEnabled decides whether [WithPublishing] publishes spans, and overrides the
@@ -217,11 +217,11 @@ func WithSpanNames(on bool) Option {
 	return optionFunc(func(c *config) { c.names = on })
 }
 
-// WithLayout1 gives the thread slots layout 1, for readers that know the first design of Datadog's OTEL context
-// storage, see package ringbuf. Slots of that layout do not say whose they are:
-// a goroutine that blocks leaves its span behind on the thread. The default is
-// layout 2.
-func WithLayout1() Option {
+// WithDatadogLayout gives the thread slots layout 1, for readers that know the first design
+// of Datadog's OTEL context storage, see package ringbuf. Slots of that layout do not say
+// whose they are: a goroutine that blocks leaves its span behind on the thread. The default
+// is layout 2.
+func WithDatadogLayout() Option {
 	return optionFunc(func(c *config) { c.layout1 = true })
 }
 

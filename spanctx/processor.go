@@ -25,8 +25,8 @@ import (
 	"github.com/otelctx/otelctx/resourcepublisher"
 )
 
-// ErrAlreadyPublishing says that this process has a SpanProcessor already.
-var ErrAlreadyPublishing = errors.New("active spans are already published")
+// ErrProcessorExists says that this process has a SpanProcessor already.
+var ErrProcessorExists = errors.New("active spans are already published")
 
 // SpanProcessor publishes the active span. [NewSpanProcessor] makes one. It may be
 // registered with several TracerProviders, and is safe for concurrent use.
@@ -79,7 +79,7 @@ var building sync.Mutex
 // [SpanProcessor.AddAttributeKeys] adds keys of attributes to that one.
 //
 // A carrier is left off if this Go runtime does not allow for it, or the kernel refuses its memory;
-// [SpanProcessor.Err] says why. The error wraps [ErrAlreadyPublishing], or [errors.ErrUnsupported]
+// [SpanProcessor.Err] says why. The error wraps [ErrProcessorExists], or [errors.ErrUnsupported]
 // where nothing can be published. Else it names the option that cannot be met, what keeps the
 // advertisement from being published, or the system call that failed.
 func NewSpanProcessor(opts ...Option) (*SpanProcessor, error) {
@@ -95,7 +95,7 @@ func newSpanProcessor(c config) (_ *SpanProcessor, refusedKeys int, err error) {
 	building.Lock()
 	defer building.Unlock()
 	if active.Load() != nil {
-		return nil, 0, ErrAlreadyPublishing
+		return nil, 0, ErrProcessorExists
 	}
 	if !goruntime.Supported {
 		return nil, 0, errors.ErrUnsupported
@@ -207,7 +207,7 @@ func ForProvider(opts ...Option) *SpanProcessor {
 	}
 	p, err := NewSpanProcessor(opts...)
 	switch {
-	case errors.Is(err, ErrAlreadyPublishing):
+	case errors.Is(err, ErrProcessorExists):
 		if p, err = share(newConfig(opts), len(opts) > 0); err != nil {
 			otel.Handle(err)
 		}

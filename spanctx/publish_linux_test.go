@@ -41,7 +41,7 @@ func TestCarriers(t *testing.T) {
 		"record":         {[]Option{WithThreadSlots(false), WithGoroutineSlots(false)}, false, false, true, 0, 0, ""},
 		"goroutine only": {[]Option{WithThreadSlots(false), WithGoroutineRecord(false)}, false, true, false, 0, 0, ""},
 		"capacity":       {[]Option{WithCapacity(16)}, true, true, true, 2, 16, "OTELCTX_SLOTS"},
-		"layout 1":       {[]Option{WithLayout1()}, true, true, true, 1, 65536, "DD_OTEL_CTX"},
+		"layout 1":       {[]Option{WithDatadogLayout()}, true, true, true, 1, 65536, "DD_OTEL_CTX"},
 		"last counts": {
 			[]Option{WithThreadSlots(false), WithThreadSlots(true), WithGoroutineSlots(true), WithGoroutineSlots(false)},
 			true, false, true, 2, 65536, "OTELCTX_SLOTS",
@@ -186,7 +186,7 @@ func TestAlreadyPublishing(t *testing.T) {
 					return
 				}
 				assert.Nil(t, p)
-				assert.ErrorIs(t, err, ErrAlreadyPublishing)
+				assert.ErrorIs(t, err, ErrProcessorExists)
 			})
 			all.Go(func() {
 				tp := sdktrace.NewTracerProvider()

@@ -210,7 +210,7 @@ var publications = []publication{
 	{name: "default", exact: true, proven: true},
 	{
 		name:    "thread slots of layout 1, unproven",
-		options: []spanctx.Option{spanctx.WithGoroutineRecord(false), spanctx.WithGoroutineSlots(false), spanctx.WithLayout1()},
+		options: []spanctx.Option{spanctx.WithGoroutineRecord(false), spanctx.WithGoroutineSlots(false), spanctx.WithDatadogLayout()},
 	},
 	{name: "all", options: []spanctx.Option{spanctx.WithGoroutineSlots(true)}},
 }

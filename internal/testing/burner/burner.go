@@ -232,7 +232,7 @@ func (b *Burner) publish() error {
 		opts = append(opts, spanctx.WithAttributeKeys("key.0"))
 	}
 	if b.has(Layout1) {
-		opts = append(opts, spanctx.WithLayout1())
+		opts = append(opts, spanctx.WithDatadogLayout())
 	}
 	processor, err := spanctx.NewSpanProcessor(opts...)
 	if err == nil {
