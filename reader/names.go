@@ -92,8 +92,8 @@ func (p *Process) nameSpans(v *threadView) func(spanNames) (name, endpoint strin
 		s := &p.threads
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		if s.namesFrom != v.names {
-			s.namesFrom, s.names = v.names, nil
+		if s.nameTable != v.names {
+			s.nameTable, s.names = v.names, nil
 		}
 		if most >= len(s.names) && !asked {
 			asked = true

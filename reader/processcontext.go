@@ -92,8 +92,8 @@ const (
 	publications
 )
 
-// named reports whether a mapping with this name can have the publication.
-func (k publication) named(name []byte) bool {
+// mayHave reports whether a mapping with this name can have the publication.
+func (k publication) mayHave(name []byte) bool {
 	return wire.IsProcessContextMapping(name) || k == theAdvertisement && wire.IsThreadLocalMapping(name)
 }
 
@@ -403,7 +403,7 @@ func (p *Process) candidates(ctx context.Context, k publication) ([]procfs.Mappi
 		lines++
 		p.separate = p.separate || wire.IsThreadLocalMapping(name)
 		// Ask ctx now and then: hostile maps run to millions of lines.
-		return k.named(name) || lines%4096 == 0 && ctx.Err() != nil
+		return k.mayHave(name) || lines%4096 == 0 && ctx.Err() != nil
 	}
 	for m, err := range p.target.Maps(keep) {
 		if ctx.Err() != nil {

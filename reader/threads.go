@@ -82,8 +82,8 @@ type threadState struct {
 	// namespaced says whether the process's own thread ids are others than the
 	// caller's. It stays as it is for the life of a process.
 	namespaced, namespaceKnown bool
-	// names are those of the table namesFrom that have been read so far.
-	namesFrom *NameTable
+	// names are those of the table nameTable that have been read so far.
+	nameTable *NameTable
 	names     []string
 	// ms has the address of the runtime's m for the threads that were seen last, by
 	// their own ids.

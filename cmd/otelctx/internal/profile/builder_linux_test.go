@@ -53,7 +53,7 @@ func TestForgottenLocations(t *testing.T) {
 // total returns how many times something was sampled.
 func total(data *profilespb.ProfilesData) int {
 	n := 0
-	for s := range samplesOf(data) {
+	for s := range eachSample(data) {
 		n += len(s.GetTimestampsUnixNano())
 	}
 	return n
@@ -162,7 +162,7 @@ func TestSplit(t *testing.T) {
 	assert.Equal(t, []*profilespb.ProfilesData{data}, same)
 
 	var times []uint64
-	for s := range samplesOf(data) {
+	for s := range eachSample(data) {
 		times = append(times, s.GetTimestampsUnixNano()...)
 	}
 	for _, limit := range []int{proto.Size(data) - 1, proto.Size(data) * 3 / 4} {
@@ -176,7 +176,7 @@ func TestSplit(t *testing.T) {
 			require.NoError(t, Check(part))
 			assert.LessOrEqual(t, proto.Size(part), limit)
 			sum += total(part)
-			for s := range samplesOf(part) {
+			for s := range eachSample(part) {
 				found = append(found, s.GetTimestampsUnixNano()...)
 			}
 			for _, r := range part.GetResourceProfiles() {

@@ -38,13 +38,13 @@ func Split(data *profilespb.ProfilesData, limit int) ([]*profilespb.ProfilesData
 
 // Samples returns how many samples data has, which is a [Builder]'s.
 func Samples(data *profilespb.ProfilesData) (n uint64) {
-	for s := range samplesOf(data) {
+	for s := range eachSample(data) {
 		n += uint64(len(s.GetTimestampsUnixNano()))
 	}
 	return n
 }
 
-func samplesOf(data *profilespb.ProfilesData) func(yield func(*profilespb.Sample) bool) {
+func eachSample(data *profilespb.ProfilesData) func(yield func(*profilespb.Sample) bool) {
 	return func(yield func(*profilespb.Sample) bool) {
 		for _, r := range data.GetResourceProfiles() {
 			for _, s := range r.GetScopeProfiles() {

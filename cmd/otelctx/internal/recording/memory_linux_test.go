@@ -106,7 +106,7 @@ func TestMemoryOfManyProcessors(t *testing.T) {
 	queue := export.NewQueue(client)
 	l := newLoad(t, processes)
 	config := &Config{Part: queue.Add, Sampler: sampler.Config{Frequency: frequency}}
-	n := &namer{config: config, tally: newTally(false)}
+	n := &nameResolver{config: config, tally: newTally(false)}
 	now := time.Now()
 	p, parts := newPart(now, false), 0
 	usual := mostMemory(func() {

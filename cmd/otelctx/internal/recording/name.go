@@ -29,8 +29,8 @@ const (
 	maxNames = 1 << 16
 )
 
-// namer turns parts into profiles.
-type namer struct {
+// nameResolver names what is in parts, and turns them into profiles.
+type nameResolver struct {
 	config *Config
 	kernel *symbols.Kernel
 	tally  *tally
@@ -42,7 +42,7 @@ type namer struct {
 
 // ask has f read a process, or the files that it has mapped. f is to end when goOn returns
 // false.
-func ask[T any](ctx context.Context, n *namer, pid int, f func(goOn func() bool) (T, error)) (T, error) {
+func ask[T any](ctx context.Context, n *nameResolver, pid int, f func(goOn func() bool) (T, error)) (T, error) {
 	limit := min(namingLimit-n.used, processLimit)
 	if limit <= 0 {
 		var none T
@@ -65,7 +65,7 @@ func ask[T any](ctx context.Context, n *namer, pid int, f func(goOn func() bool)
 
 // name hands on the profiles of a part, and counts its samples. It gives up on names when
 // ctx is done.
-func (n *namer) name(ctx context.Context, p *part) {
+func (n *nameResolver) name(ctx context.Context, p *part) {
 	n.used = 0
 	n.asked = map[*published]bool{}
 	builder := profile.New(profile.Options{Start: p.begun, Frequency: n.config.Sampler.Frequency, Version: n.config.Version})
@@ -91,7 +91,7 @@ func (n *namer) name(ctx context.Context, p *part) {
 }
 
 // add adds the samples of one process.
-func (n *namer) add(ctx context.Context, builder *profile.Builder, of *targetSamples) {
+func (n *nameResolver) add(ctx context.Context, builder *profile.Builder, of *targetSamples) {
 	names := n.names(ctx, of)
 	type stackKey struct {
 		stack     *rawStack
@@ -132,7 +132,7 @@ func (n *namer) add(ctx context.Context, builder *profile.Builder, of *targetSam
 }
 
 // readNames reads the names of the spans of a process that are not known yet.
-func (n *namer) readNames(ctx context.Context, of *targetSamples) {
+func (n *nameResolver) readNames(ctx context.Context, of *targetSamples) {
 	asked := map[*nameTable]bool{}
 	for _, same := range of.order {
 		names := same.published.spanNames
@@ -172,7 +172,7 @@ func (s *rawStack) frameOf(i int) frame {
 
 // names returns what is known about the addresses in the stacks of a process. Files may be
 // on file systems that do not answer.
-func (n *namer) names(ctx context.Context, of *targetSamples) map[frame]*symbols.Location {
+func (n *nameResolver) names(ctx context.Context, of *targetSamples) map[frame]*symbols.Location {
 	asked := map[frame]bool{}
 	var open, others []frame
 	for _, same := range of.order {
@@ -199,7 +199,7 @@ func (n *namer) names(ctx context.Context, of *targetSamples) map[frame]*symbols
 
 // locate adds what is known about frames to named. It opens their files where that is to be
 // done yet.
-func (n *namer) locate(ctx context.Context, of *targetSamples, frames []frame, named map[frame]*symbols.Location) {
+func (n *nameResolver) locate(ctx context.Context, of *targetSamples, frames []frame, named map[frame]*symbols.Location) {
 	if len(frames) == 0 {
 		return
 	}
@@ -220,7 +220,7 @@ func (n *namer) locate(ctx context.Context, of *targetSamples, frames []frame, n
 }
 
 // stack returns a stack with names. Names of the same address are the same pointer.
-func (n *namer) stack(names map[frame]*symbols.Location, raw *rawStack) []*symbols.Location {
+func (n *nameResolver) stack(names map[frame]*symbols.Location, raw *rawStack) []*symbols.Location {
 	stack := make([]*symbols.Location, 0, len(raw.kernel)+len(raw.user))
 	for i, address := range raw.kernel {
 		if i > 0 {
@@ -244,7 +244,7 @@ func (n *namer) stack(names map[frame]*symbols.Location, raw *rawStack) []*symbo
 
 // attributes returns the attributes of a span. Processes publish a name before they use it:
 // for one that is not known it looks whether they have published since.
-func (n *namer) attributes(ctx context.Context, t *target, same *rawSamples) []reader.ThreadAttribute {
+func (n *nameResolver) attributes(ctx context.Context, t *target, same *rawSamples) []reader.ThreadAttribute {
 	if same.span.attributes == "" || same.published.layout == nil {
 		return nil
 	}

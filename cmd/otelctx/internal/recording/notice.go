@@ -175,7 +175,7 @@ func (ts *targets) end(image sampler.Image) {
 	ts.mu.Unlock()
 	if t != nil {
 		select {
-		case ts.ends <- struct{}{}:
+		case ts.exits <- struct{}{}:
 		default:
 		}
 	}

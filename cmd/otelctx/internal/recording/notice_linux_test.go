@@ -109,7 +109,7 @@ func TestNoticeOfOne(t *testing.T) {
 	assert.False(t, ts.hasEnded())
 	c.Kill()
 	select {
-	case <-ts.ends:
+	case <-ts.exits:
 	case <-time.After(time.Minute):
 		t.Fatal("nobody is told")
 	}

@@ -194,7 +194,7 @@ func (r *recording) run(ctx context.Context) (*Result, error) {
 			return nil, err
 		}
 	}
-	n := &namer{config: r.config, kernel: r.kernel, tally: newTally(r.config.Attributes)}
+	n := &nameResolver{config: r.config, kernel: r.kernel, tally: newTally(r.config.Attributes)}
 	var working sync.WaitGroup
 	ended := false
 	working.Go(func() { ended = r.supervise(ctx, looking) })
@@ -225,7 +225,7 @@ func (r *recording) run(ctx context.Context) (*Result, error) {
 }
 
 // result returns what has been counted since the last one, and begins to count anew.
-func (r *recording) result(n *namer, end time.Time) *Result {
+func (r *recording) result(n *nameResolver, end time.Time) *Result {
 	counts := r.targets.sampler.Counts()
 	counts.Lost += r.unknown.Load()
 	result := &Result{
@@ -288,7 +288,7 @@ func (r *recording) rotate(now time.Time) {
 
 // add adds a sample to the part that is being recorded.
 func (r *recording) add(t *target, s *sampler.Sample) {
-	t.sampled.Store(true)
+	t.seen.Store(true)
 	if names := t.published.Load().spanNames; !names.knows(s.Span) {
 		r.targets.wantNames(t, names)
 	}
@@ -326,7 +326,7 @@ func (r *recording) supervise(ctx, looking context.Context) (ended bool) {
 		select {
 		case <-ctx.Done():
 			return false
-		case <-r.targets.ends:
+		case <-r.targets.exits:
 			if r.targets.hasEnded() {
 				return true
 			}

@@ -222,7 +222,7 @@ func TestResources(t *testing.T) {
 	}
 }
 
-// asking returns a namer's question for the names of attributes of this very process, which
+// asking returns a nameResolver's question for the names of attributes of this very process, which
 // has published at a time that is not now.
 func asking(t *testing.T) (ask func(encoded ...byte) []reader.ThreadAttribute, p *published) {
 	t.Helper()
@@ -232,7 +232,7 @@ func asking(t *testing.T) (ask func(encoded ...byte) []reader.ThreadAttribute, p
 	one := &target{image: sampler.Image{PID: os.Getpid()}, reader: r}
 	p = &published{layout: &reader.ThreadLayout{Advertisement: &reader.ProcessContext{PublishedAtNS: 1}}}
 	return func(encoded ...byte) []reader.ThreadAttribute {
-		n := &namer{asked: map[*published]bool{}}
+		n := &nameResolver{asked: map[*published]bool{}}
 		return n.attributes(t.Context(), one, &rawSamples{rawKey: rawKey{published: p, span: rawSpan{attributes: string(encoded)}}})
 	}, p
 }

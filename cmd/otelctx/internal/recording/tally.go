@@ -374,7 +374,7 @@ func (t *tally) report(r *Result) {
 // reportSpans fills in the spans, their traces and their names.
 func (t *tally) reportSpans(r *Result) {
 	sumNames(t.spans, t.names, t.endpoints)
-	r.Names, r.Endpoints = named(t.names), named(t.endpoints)
+	r.Names, r.Endpoints = mostUsed(t.names), mostUsed(t.endpoints)
 	traces := make(map[spanKey]*TraceUse)
 	for key, count := range t.spans {
 		u := SpanUse{
@@ -403,8 +403,8 @@ func (t *tally) reportSpans(r *Result) {
 	})
 }
 
-// named returns names, what used most first, or nil if there is not a single one.
-func named(names map[nameKey]*NameUse) []NameUse {
+// mostUsed returns names, what used most first, or nil if there is not a single one.
+func mostUsed(names map[nameKey]*NameUse) []NameUse {
 	var all []NameUse
 	some := false
 	for _, u := range names {

@@ -20,8 +20,8 @@ type target struct {
 	exit    exit
 	// published is what samples are attributed to.
 	published atomic.Pointer[published]
-	// sampled says that there were samples since the last look at the process.
-	sampled atomic.Bool
+	// seen says that there were samples since the last look at the process.
+	seen atomic.Bool
 
 	// The rest is for who looks after the targets.
 

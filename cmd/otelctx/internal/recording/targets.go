@@ -46,8 +46,8 @@ type targets struct {
 	looks   sync.WaitGroup
 	places  chan struct{} // of those who look
 	attach  chan *symbols.Region
-	// ends has something when a program has ended that is recorded.
-	ends chan struct{}
+	// exits has something when a program has ended that is recorded.
+	exits chan struct{}
 
 	mu sync.Mutex
 	// all are those that are recorded, and those that were until a moment ago.
@@ -88,7 +88,7 @@ func openTargets(c *Config) (*targets, error) {
 		files = symbols.NewUnnamedFiles()
 	}
 	ts := &targets{
-		config: c, files: files, attach: make(chan *symbols.Region, attachQueue), places: make(chan struct{}, mostLooks), ends: make(chan struct{}, 1),
+		config: c, files: files, attach: make(chan *symbols.Region, attachQueue), places: make(chan struct{}, mostLooks), exits: make(chan struct{}, 1),
 		all: map[sampler.Image]*target{}, gone: map[*target]time.Time{}, others: map[int]other{}, looking: map[int]*patient.Stopwatch{}, warned: map[warning]bool{}, ended: map[int]bool{},
 	}
 	for _, pid := range c.PIDs {
@@ -210,7 +210,7 @@ func (ts *targets) attachNow(ctx context.Context, image sampler.Image, most int)
 	}
 	defer t.release()
 	// What it maps next is looked at soon, too.
-	t.sampled.Store(true)
+	t.seen.Store(true)
 	_, err := patient.Call(ctx, image.PID, processLimit, func() (struct{}, error) {
 		t.symbols.Table().Attach(most)
 		return struct{}{}, nil
@@ -339,7 +339,7 @@ func (ts *targets) retire(t *target) {
 func (ts *targets) changed(p sampler.Process) bool {
 	if t := ts.all[p.Image]; t != nil {
 		_, gone := ts.gone[t]
-		if gone || t.used == p.Used && !t.sampled.Load() {
+		if gone || t.used == p.Used && !t.seen.Load() {
 			return false
 		}
 		t.used, t.active = p.Used, time.Now()
@@ -511,7 +511,7 @@ func (ts *targets) makeRoom() bool {
 
 // refresh looks what has changed with a program that is recorded.
 func (ts *targets) refresh(ctx context.Context, t *target) error {
-	sampled := t.sampled.Swap(false)
+	sampled := t.seen.Swap(false)
 	was := t.published.Load().layout
 	now, err := patient.Call(ctx, t.image.PID, patient.Limit, func() (*reader.ThreadLayout, error) {
 		ts.begin(t.image.PID)

@@ -37,9 +37,9 @@ type Region struct {
 	inode        uint64
 	mapping      Mapping // without build ids
 
-	wanted    atomic.Bool
-	attaching sync.Once
-	attached  atomic.Pointer[attached]
+	wanted     atomic.Bool
+	attachOnce sync.Once
+	attached   atomic.Pointer[attached]
 }
 
 // attached is a region's file, nil if it has none that can be read, and the file with its
@@ -144,7 +144,7 @@ func (r *Region) Want() bool { return !r.Attached() && r.wanted.CompareAndSwap(f
 // Attach opens the file that the region is mapped from. It has to be done while the process
 // lives, and may have to wait for the process or a file system. If another goroutine does so
 // already, Attach waits for that.
-func (r *Region) Attach() { r.attaching.Do(r.attach) }
+func (r *Region) Attach() { r.attachOnce.Do(r.attach) }
 
 // Attached reports whether [Region.Attach] has returned.
 func (r *Region) Attached() bool { return r.attached.Load() != nil }
