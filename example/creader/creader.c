@@ -116,8 +116,8 @@ static void print_span(const struct cell *c, uint64_t goid) {
 	printf("trace %016" PRIx64 "%016" PRIx64 " span %016" PRIx64 " goroutine %" PRIu64 "\n", c->trace_id_high, c->trace_id_low,
 	       c->span_id, goid);
 }
-// Prints the span that the goroutine on a thread is in: by its own slot, or if that is
-// another one's now, by the slot of the thread.
+// Prints the span that the goroutine on a thread is in. The goroutine's own slot says so, or
+// the thread's slot if another goroutine has taken the first.
 static void show_span(const char *thread, uint32_t tid) {
 	struct slot of_thread, s;
 	if (!read_slot("threadlocal.slots.address", tid, &of_thread) || of_thread.tid != tid) return;

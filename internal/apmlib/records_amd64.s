@@ -6,9 +6,9 @@
 #include "go_asm.h"
 #include "textflag.h"
 
-// Offsets from wire.ProfilingThreadRecord, as 8-byte words, of its fields and of those
-// around it in wire.ProfilingThread, which asserts them: neither the ids nor the flags
-// are aligned, and none of them leaves the cache line.
+// Offsets from wire.ProfilingThreadRecord of its fields, and of those around it in
+// wire.ProfilingThread, which asserts them. Each is an 8-byte word here: neither the ids
+// nor the flags are aligned. None of them leaves the cache line.
 #define record_state -4
 #define record_flags 4
 #define record_traceIDHigh 5

@@ -9,8 +9,10 @@ import (
 	"go/parser"
 	"go/token"
 	"os"
+	"path"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"unicode"
@@ -103,11 +105,13 @@ func paragraphs(lines []string, each func(line int, text string)) {
 // directive is a comment for a tool. Those of linters have a reason, which is not prose.
 var directive = regexp.MustCompile(`^//(?:[a-z0-9]+:|nolint|line |export )`)
 
+// blockMargin is what begins each line of some block comments.
+var blockMargin = regexp.MustCompile(`(?m)^ \*`)
+
 // exampleOutput begins the comment that says what an example prints.
 var exampleOutput = regexp.MustCompile(`^(?i:unordered )?[Oo]utput:`)
 
-// inComments returns the sentences of the comments of a Go file. Code in them, which is
-// indented, and headings are left out.
+// inComments returns the sentences of the comments of a Go file.
 func (f file) inComments(tr tree) []sentence {
 	var out []sentence
 	for _, group := range f.ast.Comments {
@@ -116,31 +120,84 @@ func (f file) inComments(tr tree) []sentence {
 		}
 		var lines []string
 		for _, c := range group.List {
-			switch {
-			case directive.MatchString(c.Text):
-				lines = append(lines, "")
-			case strings.HasPrefix(c.Text, "//"):
-				lines = append(lines, strings.TrimPrefix(c.Text, "//"))
-			default:
-				lines = append(lines, strings.Split(strings.Trim(c.Text, "/*"), "\n")...)
-			}
-		}
-		inItem := false
-		for i, line := range lines {
-			switch {
-			case listItem.MatchString(line):
-				inItem = true
-			case strings.TrimSpace(line) == "":
-				inItem = false
-			case strings.HasPrefix(line, "\t") || strings.HasPrefix(line, "    ") && !inItem || strings.HasPrefix(line, " # "):
-				lines[i] = ""
-			}
+			lines = append(lines, commentLines(c.Text)...)
 		}
 		begin := tr.set.Position(group.Pos())
-		paragraphs(lines, func(line int, text string) {
-			out = append(out, sentences(fmt.Sprintf("%s:%d", tr.rel(begin.Filename), begin.Line+line), text)...)
-		})
+		out = append(out, inComment(tr.rel(begin.Filename), begin.Line, lines)...)
 	}
+	return out
+}
+
+// commentLines returns the lines of a comment without its signs. A directive is an empty line.
+func commentLines(text string) []string {
+	switch {
+	case directive.MatchString(text):
+		return []string{""}
+	case strings.HasPrefix(text, "//"):
+		return []string{strings.TrimPrefix(text, "//")}
+	default:
+		return strings.Split(blockMargin.ReplaceAllString(strings.Trim(text, "/*"), ""), "\n")
+	}
+}
+
+// inComment returns the sentences of a comment. Code in it, which is indented, and headings
+// are left out.
+func inComment(name string, begin int, lines []string) []sentence {
+	inItem := false
+	for i, line := range lines {
+		switch {
+		case listItem.MatchString(line):
+			inItem = true
+		case strings.TrimSpace(line) == "":
+			inItem = false
+		case strings.HasPrefix(line, "\t") || strings.HasPrefix(line, "    ") && !inItem || strings.HasPrefix(line, " # "):
+			lines[i] = ""
+		}
+	}
+	var out []sentence
+	paragraphs(lines, func(line int, text string) {
+		out = append(out, sentences(fmt.Sprintf("%s:%d", name, begin+line), text)...)
+	})
+	return out
+}
+
+// sourceExtensions are those of files with comments like C's.
+var sourceExtensions = []string{".c", ".h", ".s"}
+
+// cToken is a comment of C or of Go's assembly, or a string or character, which may look
+// like the begin of one.
+var cToken = regexp.MustCompile(`(?s)"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|//[^\n]*|/\*.*?\*/`)
+
+// inSource returns the sentences of the comments of a C or assembly file. Comments that have
+// their lines for themselves, one below the other, are one.
+func inSource(name, text string) []sentence {
+	var out []sentence
+	var lines []string
+	begin, end := 0, 0
+	flush := func() {
+		out = append(out, inComment(name, begin, lines)...)
+		lines = nil
+	}
+	for _, match := range cToken.FindAllStringIndex(text, -1) {
+		comment := text[match[0]:match[1]]
+		if comment[0] != '/' {
+			continue
+		}
+		line := 1 + strings.Count(text[:match[0]], "\n")
+		alone := strings.TrimSpace(text[strings.LastIndexByte(text[:match[0]], '\n')+1:match[0]]) == ""
+		if !alone || line != end+1 {
+			flush()
+		}
+		if lines == nil {
+			begin = line
+		}
+		lines = append(lines, commentLines(comment)...)
+		end = line + strings.Count(comment, "\n")
+		if !alone {
+			flush()
+		}
+	}
+	flush()
 	return out
 }
 
@@ -185,7 +242,7 @@ func inDocument(name, text string) []sentence {
 }
 
 // Nobody has to read a sentence twice because it is long. The whole project is checked: every
-// comment in Go code that is not generated, and the prose of every document.
+// comment in code that is not generated, and the prose of every document.
 func TestSentences(t *testing.T) {
 	tr := readTree(t)
 	for _, f := range tr.files {
@@ -194,10 +251,16 @@ func TestSentences(t *testing.T) {
 		}
 	}
 	for _, name := range tr.others {
-		if strings.HasSuffix(name, ".md") {
-			text, err := os.ReadFile(filepath.Join(tr.root, filepath.FromSlash(name)))
-			require.NoError(t, err)
+		extension := path.Ext(name)
+		if extension != ".md" && !slices.Contains(sourceExtensions, extension) {
+			continue
+		}
+		text, err := os.ReadFile(filepath.Join(tr.root, filepath.FromSlash(name)))
+		require.NoError(t, err)
+		if extension == ".md" {
 			checkSentences(t, inDocument(name, string(text)), documentBar)
+		} else {
+			checkSentences(t, inSource(name, string(text)), commentBar)
 		}
 	}
 }
@@ -236,6 +299,24 @@ func F() {} //nolint:all // A reason.
 		{"dir/f.go:8", "an item with two lines"},
 		{"dir/f.go:10", "another one"},
 	}, file{ast: parsed}.inComments(tr))
+}
+
+func TestInSource(t *testing.T) {
+	const source = `// Copyright.
+
+#define SIZE 1 // bytes
+// One sentence, with a "string". It's
+// another one.
+static char s[] = "// No \" comment /*", c = '"'; /* Behind
+ * code. */
+`
+	assert.Equal(t, []sentence{
+		{"f.c:1", "Copyright."},
+		{"f.c:3", "bytes"},
+		{"f.c:4", `One sentence, with a "string".`},
+		{"f.c:4", "It's another one."},
+		{"f.c:6", "Behind code."},
+	}, inSource("f.c", source))
 }
 
 func TestInDocument(t *testing.T) {

@@ -107,9 +107,9 @@ struct syscall_entry {
 	__u64 args[6];
 };
 
-// Who publishes a process context names its mapping, also where the kernel does not know how
-// to: that comes last, when all else can be read. Others name mappings too, as Go's runtime
-// does with its heap.
+// A publisher names its mapping last, when all else of the process context can be read. It
+// tries to even where the kernel cannot name mappings. Others name mappings too, as Go's
+// runtime does with its heap.
 SEC("tracepoint/syscalls/sys_enter_prctl")
 int publishes(struct syscall_entry *ctx)
 {

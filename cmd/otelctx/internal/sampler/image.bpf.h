@@ -8,8 +8,8 @@
 #define MAX_PROCESSES 4096
 #define MAX_NAMESPACES 33 // MAX_PID_NS_LEVEL and the first one
 
-// image says which program a process runs: another process that gets the id of one that
-// has ended was started at another time, and each exec counts.
+// image says which program a process runs. A process that gets the id of an ended one was
+// started at another time. Each exec counts.
 struct image {
 	__u64 start; // of the process, CLOCK_BOOTTIME in nanoseconds
 	__u64 execs;

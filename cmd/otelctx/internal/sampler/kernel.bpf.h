@@ -1,9 +1,9 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 
-// What the programs of this package use of the kernel. Of its structs these have only the fields that
-// are read; where those are is filled in when the program is loaded, from the running
-// kernel's BTF (preserve_access_index).
+// What the programs of this package use of the kernel. The structs have only the fields that
+// are read. The loader fills in their offsets from the running kernel's BTF
+// (preserve_access_index).
 
 typedef unsigned char __u8;
 typedef unsigned short __u16;

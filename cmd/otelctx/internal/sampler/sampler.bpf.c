@@ -232,8 +232,8 @@ volatile const bool only_labels; // no span is looked for, and labels are read i
 volatile const __u32 wake_at; // bytes in events from which on the reader is woken
 
 // Functions that are not static take numbers and have their pointers from here. The kernel
-// checks each of them once, for all numbers, and not again at each call: that is what starting
-// to record would take longest for.
+// checks each of them once, for all numbers. A check at each call would be the slowest part
+// of the start.
 static __always_inline struct work *this_work(void)
 {
 	__u32 zero = 0;
@@ -303,8 +303,8 @@ static __always_inline bool try_slot(struct work *w, const struct ring *r, __u64
 
 	if (size > SLOT_SIZE)
 		return false;
-	// The count comes before the claim: a writer that has counted has claimed, and
-	// if it is found to have let go it has written all.
+	// The count comes before the claim. A writer that has counted has claimed. If the
+	// claim is over by now, it has written all.
 	if (counts && !read_user(&seq, sizeof(seq), at + r->seq))
 		return false;
 	ordered(w);
@@ -495,8 +495,8 @@ static __always_inline bool give_enclosing(struct work *w, const struct spans *s
 	return false;
 }
 
-// resolve_slot stores the span that the slot which was read last shows, or if that is over
-// the nearest live one around it, if it is the running goroutine that has started it. It
+// resolve_slot stores the span of the slot that was read last. If that span is over, it stores
+// the nearest live one around it, provided that the running goroutine has started it. It
 // returns false if there is none.
 static __always_inline bool resolve_slot(struct work *w, const struct layout *l, const struct ring *r,
 					 const struct slot *slot, enum carrier carrier, bool proven)
@@ -576,8 +576,8 @@ static __always_inline bool user_register(__u32 number, __u64 *value)
 }
 #endif
 
-// find_m returns the m of the thread, or 0. The g that the thread itself points at may be
-// the one of a system stack or of a signal handler; its m is the same. Programs for arm64
+// find_m returns the m of the thread, or 0. The g that the thread itself points at may
+// belong to a system stack or a signal handler. Its m is the same. Programs for arm64
 // without cgo point at it by a register only. Where that is not known, the thread's slot
 // leads to the m, if the thread has ever published.
 static __always_inline __u64 find_m(struct bpf_perf_event_data *ctx, struct task_struct *task, const struct layout *l,
@@ -615,8 +615,8 @@ static __always_inline __u64 find_goroutine(const struct layout *l, __u64 m, __u
 }
 
 // digits returns the 8 lower-case hexadecimal digits of the bytes of v, as they are in
-// memory: each nibble is moved into a byte of its own, where '0' is added and, from ten
-// on, what is between '9' and 'a'.
+// memory. Each nibble is moved into a byte of its own, where '0' is added. From ten on,
+// the distance between '9' and 'a' is added too.
 static __always_inline __u64 digits(__u32 v)
 {
 	const __u64 ones = 0x0101010101010101ULL;
@@ -672,8 +672,8 @@ __noinline int labelled(__u64 labels)
 }
 
 // give_record stores the span of the record behind a goroutine's labels, if there is
-// one, or if it is over the nearest live one around it. If only is true it does so only for
-// the span that is stored already.
+// one. If that span is over, it stores the nearest live one around it. If only is true it
+// does so only for the span that is stored already.
 static __always_inline void give_record(struct work *w, const struct layout *l, __u64 g, bool only)
 {
 	struct event *e = &w->event;
@@ -714,10 +714,10 @@ static __always_inline void give_record(struct work *w, const struct layout *l, 
 		e->h.attrs_size = read_user(room(e), size, at + RECORD_SIZE) ? size : 0;
 }
 
-// give_labels stores the labels of the goroutine that the thread runs, of which package
-// sampler takes the span. It reads as the OpenTelemetry eBPF profiler does
-// (support/ebpf/go_labels.ebpf.c), so that both see the same: the current goroutine of the
-// m, the first labels of the list, and no label at all if any of them cannot be read.
+// give_labels stores the labels of the goroutine that the thread runs. Package sampler takes
+// the span from them. It reads as the OpenTelemetry eBPF profiler does
+// (support/ebpf/go_labels.ebpf.c), so that both see the same. That is the first labels of the
+// m's current goroutine, and no label at all if any of them cannot be read.
 static __always_inline void give_labels(struct bpf_perf_event_data *ctx, struct task_struct *task,
 					const struct layout *l, const struct slot *s, struct work *w)
 {
@@ -763,9 +763,9 @@ static __always_inline void give_nothing(struct event *e)
 }
 
 // find_span stores the span that the thread is in. The goroutine's own slot knows best:
-// labels are inherited, and replaced by the user. Then there is the record behind its
-// labels, the thread's slot if the goroutine that runs has written it, and the thread's
-// slot all the same where nobody can tell. They are looked at from the last to the first.
+// labels are inherited, and replaced by the user. Next is the record behind its labels.
+// Then comes the thread's slot, if the running goroutine has written it, or if nobody can
+// tell who has. They are looked at from the last to the first.
 // Where slot and record show the same span the record has the last word, for it has all of
 // the attributes.
 static __always_inline void find_span(struct bpf_perf_event_data *ctx, struct task_struct *task, const struct layout *l,
