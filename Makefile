@@ -50,25 +50,35 @@ RACE_PACKAGES := github.com/otelctx/otelctx/(spanctx|resourcepublisher|scopedatt
 NOT_IN_TEST := github.com/otelctx/otelctx/example/ecosystem/collector
 
 # Modules of which make test would compile much, for little that it runs: the scoreboard's patterns
-# and tests with real servers. make test-all runs them.
-NOT_TESTED := benchmarks/wild internal/backends
+# and tests with real servers, and those with a Collector. make test-all runs them, and .ci/run
+# those with a Collector.
+WITH_SERVERS := benchmarks/wild internal/backends example/nocode
+WITH_COLLECTOR := cmd/otelctx/internal/collectortest example/ecosystem internal/testing/collector
+NOT_TESTED := $(WITH_SERVERS) $(WITH_COLLECTOR)
 
 # Tests wait for other processes: more packages at a time than there are processors.
 PARALLEL ?= 4
 
-# The linters vet.
 # How long the tests of a package may take on a machine that is busy, before they are taken to hang.
 TEST_TIMEOUT ?= 60m
 
+# The linters vet.
 TEST := $(GO) test -vet=off -p $(PARALLEL) -timeout $(TEST_TIMEOUT)
+
+# Its argument is a list of modules.
+test-modules = set -e; for m in $(1); do echo "== $$m"; \
+	(cd $$m && $(TEST) $$($(GO) list ./... | grep -vxE '$(RACE_PACKAGES)|$(NOT_IN_TEST)')); done
 
 .PHONY: test
 test: ## Run the tests, every behaviour once.
 	@[ -n "$(RACE)" ] || echo "no C compiler for cgo: testing without the race detector"
-	@set -e; for m in $(filter-out $(NOT_TESTED),$(MODULES)); do echo "== $$m"; \
-		(cd $$m && $(TEST) $$($(GO) list ./... | grep -vxE '$(RACE_PACKAGES)|$(NOT_IN_TEST)')); done
+	@$(call test-modules,$(filter-out $(NOT_TESTED),$(MODULES)))
 	@echo "== what allocates, which the race detector would change"; $(TEST) -run "Alloc|Attributes.*Nothing" $$($(GO) list ./... | grep -xE '$(RACE_PACKAGES)')
 	@echo "== with the race detector"; $(TEST) $(RACE) $$($(GO) list ./... | grep -xE '$(RACE_PACKAGES)')
+
+.PHONY: test-otlp
+test-otlp: ## Run the tests in which a Collector receives what is exported.
+	@$(call test-modules,$(WITH_COLLECTOR))
 
 # UNLIMITED=1 builds with a copy of the eBPF profiler that does not raise RLIMIT_MEMLOCK, for
 # tests where the kernel refuses that to root.
