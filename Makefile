@@ -80,6 +80,25 @@ test: ## Run the tests, every behaviour once.
 test-otlp: ## Run the tests in which a Collector receives what is exported.
 	@$(call test-modules,$(WITH_COLLECTOR))
 
+# go.mod asks for the oldest Go and the oldest modules that work.
+OLDEST := go$(shell sed -n 's/^go //p' go.mod)
+
+# Tests of the whole project, whose other modules ask for a newer Go.
+WHOLE := github.com/otelctx/otelctx/internal/(architecture|docscode|testing/mutation)
+
+.PHONY: test-oldest
+test-oldest: ## Test the library with the oldest Go, and the oldest OpenTelemetry, that go.mod allows.
+	GOTOOLCHAIN=$(OLDEST) $(TEST) $$($(GO) list ./... | grep -vxE '$(WHOLE)')
+
+# The modules of OpenTelemetry that a service may have newer than go.mod asks for.
+NEWEST := otel otel/log otel/metric otel/sdk otel/sdk/log otel/sdk/metric otel/trace proto/otlp
+
+.PHONY: test-newest
+test-newest: ## Test the library with the newest OpenTelemetry, with the Go that is installed.
+	mkdir -p $(BIN) && cp go.mod $(BIN)/newest.mod && cp go.sum $(BIN)/newest.sum
+	$(GO) get -modfile $(BIN)/newest.mod $(NEWEST:%=go.opentelemetry.io/%@latest)
+	$(TEST) -modfile $(BIN)/newest.mod $$($(GO) list ./... | grep -vxE '$(WHOLE)')
+
 # UNLIMITED=1 builds with a copy of the eBPF profiler that does not raise RLIMIT_MEMLOCK, for
 # tests where the kernel refuses that to root.
 UNLIMITED_1 = -modfile $(CURDIR)/$(BIN)/unlimited.mod

@@ -7,28 +7,30 @@ import (
 	"fmt"
 	"reflect"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 
 	"go.opentelemetry.io/otel"
 )
 
-// globalPackage has the providers that package otel gives out before there is an SDK. They
-// pass calls on to the provider that becomes the global one, with a lock held.
-const globalPackage = "go.opentelemetry.io/otel/internal/global"
+// globalPackages have the providers that package otel gives out before there is an SDK, and
+// package log/global before v1.47.0. They pass calls on to the provider that becomes the
+// global one, with a lock held.
+var globalPackages = []string{"go.opentelemetry.io/otel/internal/global", "go.opentelemetry.io/otel/log/internal/global"}
 
 // cycle notices a provider that is wrapped around the global one and has become the global one
 // itself. Each would call the other for ever, and the second call would wait for the first
 // one's lock.
 type cycle struct {
-	// possible is whether the wrapped provider is the global one.
-	possible bool
-	report   sync.Once
+	// global is the package of the wrapped provider, or "" if that is not the global one.
+	global string
+	report sync.Once
 }
 
 func (c *cycle) init(wrapped any) {
-	if t := reflect.TypeOf(wrapped); t.Kind() == reflect.Pointer {
-		c.possible = t.Elem().PkgPath() == globalPackage
+	if t := reflect.TypeOf(wrapped); t.Kind() == reflect.Pointer && slices.Contains(globalPackages, t.Elem().PkgPath()) {
+		c.global = t.Elem().PkgPath()
 	}
 }
 
@@ -36,7 +38,7 @@ func (c *cycle) init(wrapped any) {
 // each call of the wrapped provider. Calls that make meters and loggers are rare, and
 // programs that wrap the global provider too, so it may look at the stack.
 func (c *cycle) entered(kind string) bool {
-	if !c.possible || !calledFrom(globalPackage+".(*") {
+	if c.global == "" || !calledFrom(c.global+".(*") {
 		return false
 	}
 	c.report.Do(func() {

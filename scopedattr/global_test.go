@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/log/global"
 
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 )
@@ -25,13 +26,13 @@ func runWrapped(parent *childproc.Parent) {
 		counter, err := otel.Meter("test").Int64Counter("x")
 		parent.Must(err)
 		counter.Add(with(context.Background(), "a=1"), 1)
-		otel.Logger("test").Emit(with(context.Background(), "a=1"), newRecord())
+		global.Logger("test").Emit(with(context.Background(), "a=1"), newRecord())
 	}
 	if when, _ := parent.Receive(); when == "before" {
 		use()
 	}
 	otel.SetMeterProvider(NewMeterProvider(otel.GetMeterProvider(), "a"))
-	otel.SetLoggerProvider(NewLoggerProvider(otel.GetLoggerProvider()))
+	global.SetLoggerProvider(NewLoggerProvider(global.GetLoggerProvider()))
 	use()
 	use()
 	parent.Send("%s", strings.Join(reported, "; "))
@@ -52,5 +53,5 @@ func TestGlobalWrapsItself(t *testing.T) {
 func TestGlobalWrapped(t *testing.T) {
 	wrapped := NewMeterProvider(otel.GetMeterProvider(), "a")
 	assert.NotNil(t, wrapped.Meter("test"))
-	assert.NotPanics(t, func() { NewLoggerProvider(otel.GetLoggerProvider()).Logger("test").Emit(t.Context(), newRecord()) })
+	assert.NotPanics(t, func() { NewLoggerProvider(global.GetLoggerProvider()).Logger("test").Emit(t.Context(), newRecord()) })
 }

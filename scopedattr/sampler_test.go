@@ -88,7 +88,7 @@ func TestSpans(t *testing.T) {
 				return adding(sdktrace.RecordAndSample, list(tt.sampler)...)(p)
 			})
 			processor := oteltest.SpanProcessor{Start: func(s sdktrace.ReadWriteSpan) {
-				first = s.Attributes()
+				first = slices.Clone(s.Attributes()) // SDKs before v1.46.0 change it in place.
 				s.SetAttributes(list(tt.set)...)
 			}}
 			span := endedSpan(t, with(t.Context(), tt.ctx...), list(tt.start), WithSampler(sampler), sdktrace.WithSpanProcessor(processor))

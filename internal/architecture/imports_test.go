@@ -119,8 +119,9 @@ var graph = map[string]string{
 	"internal/interop/profcheck":         "",
 }
 
-// sdk is what a program with the SDK for traces has anyway.
-const sdk = "otel otel/log otel/metric otel/sdk otel/trace auto/sdk cespare/xxhash/v2 go-logr/logr go-logr/stdr google/uuid x/sys "
+// sdk is what a program with the SDK for traces has anyway. From v1.47.0 on it brings otel/log
+// too.
+const sdk = "otel otel/metric otel/sdk otel/trace auto/sdk cespare/xxhash/v2 go-logr/logr go-logr/stdr google/uuid x/sys "
 
 // linked says which modules get into a program with each package that others import, on
 // any platform.
@@ -129,7 +130,7 @@ var linked = map[string]string{
 	"reader":                 "proto/otlp proto/otlp/processcontext/v1development protobuf x/sys",
 	"resourcepublisher":      sdk + "proto/otlp proto/otlp/processcontext/v1development protobuf",
 	"spanctx":                sdk + "proto/otlp proto/otlp/processcontext/v1development protobuf",
-	"scopedattr":             sdk,
+	"scopedattr":             sdk + "otel/log",
 	"scopedattr/contextattr": "otel cespare/xxhash/v2",
 	"universalprofiling":     sdk,
 	"instrumentation":        sdk + "proto/otlp proto/otlp/processcontext/v1development protobuf",

@@ -106,7 +106,8 @@ func leaves(t reflect.Type, offset uintptr) []leaf {
 		return []leaf{{t, offset}}
 	}
 	var all []leaf
-	for f := range t.Fields() {
+	for i := range t.NumField() {
+		f := t.Field(i)
 		all = append(all, leaves(f.Type, offset+f.Offset)...)
 	}
 	return all
