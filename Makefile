@@ -33,7 +33,7 @@ otelcol: ## Build a Collector with the otelctx receiver, bin/otelcol-otelctx.
 	rm -rf $(BIN)/otelcol && mkdir -p $(BIN)
 	cd collector && { $(GO) run go.opentelemetry.io/collector/cmd/builder@v0.162.0 --config builder-config.yaml --skip-compilation || [ -f ../$(BIN)/otelcol/go.sum ]; }
 	$(call unlimited,$(BIN)/otelcol,..)
-	cd $(BIN)/otelcol && $(GO) build -o ../otelcol-otelctx $(UNLIMITED_$(UNLIMITED)) .
+	cd $(BIN)/otelcol && CGO_ENABLED=0 $(GO) build -o ../otelcol-otelctx $(UNLIMITED_$(UNLIMITED)) .
 
 .PHONY: build
 build: ## Build the command line tool and the example into bin/.
@@ -110,12 +110,13 @@ unlimited = $(if $(UNLIMITED),cp $(1)/go.mod $(BIN)/unlimited.mod && cp $(1)/go.
 	rm -rf $(BIN)/ebpf-profiler && cp -r "$$(cd collector && $(GO) list -m -f '{{.Dir}}' $(PROFILER))" $(BIN)/ebpf-profiler && \
 	chmod -R u+w $(BIN)/ebpf-profiler && cp collector/testdata/rlimit.go $(BIN)/ebpf-profiler/rlimit/)
 
-# Sampling takes root and a mounted tracefs.
+# Sampling takes root and a mounted tracefs, and running containers takes runc.
 .PHONY: test-collector
 test-collector: otelcol ## Test the Collector receiver, and validate its configurations.
 	$(call unlimited,collector,../$(BIN))
 	cd collector && $(TEST) $(UNLIMITED_$(UNLIMITED)) ./...
-	@set -e; for c in collector/config/*.yaml; do echo "$$c"; \
+	cd example/ecosystem && OTELCTX_TEST_COLLECTOR=$(CURDIR)/$(BIN)/otelcol-otelctx OTELCTX_TEST_UNLIMITED=$(UNLIMITED) $(TEST) -run Agent ./deploy
+	@set -e; for c in collector/config/*.yaml example/ecosystem/deploy/agent.yaml; do echo "$$c"; \
 		$(BIN)/otelcol-otelctx validate --feature-gates=service.profilesSupport --config "$$c"; done
 
 $(BIN)/otelc:

@@ -6,10 +6,15 @@
 package otelctxreceiver
 
 import (
+	"bytes"
 	"context"
 	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -43,8 +48,11 @@ import (
 
 func TestMain(m *testing.M) {
 	childproc.Main(m, map[string]func(*childproc.Parent){"service": serve, "foreign": serveForeign},
-		// Upstream sends to a channel here that nobody reads any more after Shutdown.
-		goleak.IgnoreAnyFunction("go.opentelemetry.io/ebpf-profiler/tracer.(*Tracer).StartMapMonitors.func1"))
+		// Upstream sends to channels here that nobody reads any more after Shutdown.
+		goleak.IgnoreAnyFunction("go.opentelemetry.io/ebpf-profiler/tracer.(*Tracer).StartMapMonitors.func1"),
+		goleak.IgnoreAnyFunction("go.opentelemetry.io/ebpf-profiler/tracer.(*Tracer).startTraceEventMonitor.func1"),
+		// Upstream does not wait for this one, which ends when it has read the program that it is at.
+		goleak.IgnoreAnyFunction("go.opentelemetry.io/ebpf-profiler/tracer.(*Tracer).processPIDEvents"))
 }
 
 // piece is how long a thread of the service works in a span or outside of all: one or two
@@ -174,7 +182,11 @@ type sample struct {
 
 // samples returns the samples of a process, and the attributes of its resource.
 func (p *profiler) samples(pid int) (all []sample, resource map[string]any) {
-	for _, profiles := range p.sink.AllProfiles() {
+	return samplesOf(p.sink.AllProfiles(), pid)
+}
+
+func samplesOf(messages []pprofile.Profiles, pid int) (all []sample, resource map[string]any) {
+	for _, profiles := range messages {
 		d := profiles.Dictionary()
 		for _, rp := range profiles.ResourceProfiles().All() {
 			if id, ok := rp.Resource().Attributes().Get("process.pid"); !ok || id.Int() != int64(pid) {
@@ -277,17 +289,52 @@ func sampled(t *testing.T, factory receiver.Factory, set *componenttest.Telemetr
 		all, _ := p.samples(child.PID())
 		return len(all) >= wanted
 	}, 10*time.Minute, 100*time.Millisecond, "samples of the service arrive")
+	truth := truthOf(t, child)
+	all, resource := p.samples(child.PID())
+	child.Kill()
+	return judge(all, truth), resource
+}
+
+// truthOf has a service stop, and returns when it was in which span.
+func truthOf(t *testing.T, child *childproc.Child) (truth []interval) {
+	t.Helper()
 	child.Send("stop")
-	var truth []interval
 	for line := child.Receive(); line != "done"; line = child.Receive() {
 		var i interval
 		_, err := fmt.Sscan(line, &i.tid, &i.begin, &i.end, &i.span)
 		require.NoError(t, err)
 		truth = append(truth, i)
 	}
-	all, resource := p.samples(child.PID())
+	return truth
+}
+
+// What otelctx record sees of the same service, to compare: OTELCTX_TEST_RECORD names it.
+func TestRecordOfTheSameService(t *testing.T) {
+	program := os.Getenv("OTELCTX_TEST_RECORD")
+	if program == "" {
+		t.Skip("only a comparison runs this")
+	}
+	child := childproc.Start(t, "service", nil)
+	child.Expect("serving")
+	path := filepath.Join(t.TempDir(), "profiles.jsonl")
+	output, err := exec.CommandContext(t.Context(), program, "record", strconv.Itoa(child.PID()), "--freq=97", "--duration=2m", "--top=0", "--output", path).CombinedOutput()
+	require.NoError(t, err, string(output))
+	truth := truthOf(t, child)
+	content, err := os.ReadFile(path)
+	require.NoError(t, err)
+	var messages []pprofile.Profiles
+	for line := range bytes.Lines(content) {
+		message, err := new(pprofile.JSONUnmarshaler).UnmarshalProfiles(line)
+		require.NoError(t, err)
+		messages = append(messages, message)
+	}
+	all, _ := samplesOf(messages, child.PID())
+	v := judge(all, truth)
+	t.Logf("%+v", v)
+	assert.NotZero(t, v.inSpans)
+	assert.Equal(t, v.inSpans, v.right)
+	assert.Zero(t, v.outsideGiven)
 	child.Kill()
-	return judge(all, truth), resource
 }
 
 // The receiver as a Collector runs it, and a service that it samples. With OTELCTX_TEST_ALL

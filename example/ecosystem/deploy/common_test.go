@@ -5,6 +5,7 @@ package deploy
 
 import (
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -15,8 +16,24 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// capabilities are what the recorder takes, and all that it takes.
-var capabilities = []corev1.Capability{"BPF", "PERFMON", "SYS_PTRACE"}
+// recorder samples on each node. The two have one name: who deploys one replaces the other.
+type recorder struct {
+	manifest string
+	// capabilities are what it takes, and all that it takes.
+	capabilities []corev1.Capability
+	// hostPath is what it reads of the host's files, if anything.
+	hostPath string
+}
+
+var (
+	record = recorder{manifest: "kubernetes/3-otelctx.yaml", capabilities: []corev1.Capability{"BPF", "PERFMON", "SYS_PTRACE"}}
+	// agent is a Collector with the otelctx receiver.
+	agent = recorder{
+		manifest:     "kubernetes-agent/3-otelctx.yaml",
+		capabilities: append(slices.Clone(record.capabilities), "SYSLOG", "CHECKPOINT_RESTORE", "DAC_READ_SEARCH", "SYS_RESOURCE"),
+		hostPath:     "/sys/kernel/tracing",
+	}
+)
 
 // read reads a file beside this one.
 func read(t *testing.T, path string) []byte {
@@ -34,6 +51,8 @@ func TestBrokenFiles(t *testing.T) {
 		switch path {
 		case "compose.yaml":
 			_, err = loadCompose(t.Context(), []byte(content))
+		case "compose.agent.yaml":
+			_, err = loadCompose(t.Context(), read(t, "compose.yaml"), []byte(content))
 		case "Dockerfile":
 			_, err = dockerStages([]byte(content))
 		default:

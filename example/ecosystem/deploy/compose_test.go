@@ -5,6 +5,7 @@ package deploy
 
 import (
 	"context"
+	"fmt"
 	"path/filepath"
 	"testing"
 
@@ -14,17 +15,19 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// loadCompose loads a Compose file as Docker does: by the specification's schema.
-func loadCompose(ctx context.Context, content []byte) (*types.Project, error) {
+// loadCompose loads Compose files as Docker does, each on top of those before: by the
+// specification's schema.
+func loadCompose(ctx context.Context, contents ...[]byte) (*types.Project, error) {
 	dir, err := filepath.Abs(".")
 	if err != nil {
 		return nil, err
 	}
-	return loader.LoadWithContext(ctx, types.ConfigDetails{
-		WorkingDir:  dir,
-		ConfigFiles: []types.ConfigFile{{Filename: filepath.Join(dir, "compose.yaml"), Content: content}},
-		Environment: types.Mapping{},
-	})
+	details := types.ConfigDetails{WorkingDir: dir, Environment: types.Mapping{}}
+	for i, content := range contents {
+		name := filepath.Join(dir, fmt.Sprintf("%d.yaml", i))
+		details.ConfigFiles = append(details.ConfigFiles, types.ConfigFile{Filename: name, Content: content})
+	}
+	return loader.LoadWithContext(ctx, details, func(o *loader.Options) { o.SetProjectName("otelctx-ecosystem", true) })
 }
 
 func TestCompose(t *testing.T) {
@@ -48,10 +51,7 @@ func TestCompose(t *testing.T) {
 	}
 
 	recorder := project.Services["otelctx"]
-	require.Len(t, recorder.CapAdd, len(capabilities))
-	for i, c := range capabilities {
-		assert.Equal(t, string(c), recorder.CapAdd[i])
-	}
+	assertCapabilities(t, record, recorder)
 	assert.Equal(t, "host", recorder.Pid)
 	assert.Equal(t, "0:0", recorder.User)
 	assert.Empty(t, recorder.Volumes, "it needs nothing of the host's files")
@@ -68,4 +68,44 @@ func TestCompose(t *testing.T) {
 	assert.Equal(t, "http://collector:4318", *project.Services["quickstart"].Environment["OTEL_EXPORTER_OTLP_ENDPOINT"])
 	require.Len(t, collector.Volumes, 1)
 	assertCollectorWritesTo(t, collector.Volumes[0].Target)
+}
+
+// assertCapabilities fails if a service of a Compose file has other capabilities than a recorder.
+func assertCapabilities(t *testing.T, want recorder, got types.ServiceConfig) {
+	t.Helper()
+	assert.Equal(t, []string{"ALL"}, got.CapDrop)
+	require.Len(t, got.CapAdd, len(want.capabilities))
+	for i, c := range want.capabilities {
+		assert.Equal(t, string(c), got.CapAdd[i])
+	}
+}
+
+// The Collector takes the recorder's place, and all else stays.
+func TestComposeAgent(t *testing.T) {
+	before, err := loadCompose(t.Context(), read(t, "compose.yaml"))
+	require.NoError(t, err)
+	project, err := loadCompose(t.Context(), read(t, "compose.yaml"), read(t, "compose.agent.yaml"))
+	require.NoError(t, err)
+	assert.Equal(t, before.ServiceNames(), project.ServiceNames())
+	for _, name := range []string{"collector", "quickstart"} {
+		assert.Equal(t, before.Services[name], project.Services[name])
+	}
+	s := project.Services["otelctx"]
+	assertCapabilities(t, agent, s)
+	assertPinned(t, s.Image)
+	assert.True(t, s.ReadOnly)
+	assert.Equal(t, []string{"no-new-privileges:true"}, s.SecurityOpt)
+	assert.Equal(t, "host", s.Pid)
+	assert.Equal(t, "0:0", s.User)
+	stages, err := dockerStages(read(t, "Dockerfile"))
+	require.NoError(t, err)
+	assert.Contains(t, stages, s.Build.Target)
+	require.Len(t, s.Volumes, 1)
+	assert.Equal(t, agent.hostPath, s.Volumes[0].Source)
+	assert.Equal(t, agent.hostPath, s.Volumes[0].Target)
+	assert.True(t, s.Volumes[0].ReadOnly)
+	require.Len(t, s.Configs, 1)
+	assert.Equal(t, "agent.yaml", filepath.Base(project.Configs[s.Configs[0].Source].File))
+	assertCollectorArgs(t, s.Command, s.Configs[0].Target)
+	assert.Equal(t, "collector:4317", *s.Environment["OTLP_ENDPOINT"])
 }

@@ -8,10 +8,12 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -198,7 +200,7 @@ func TestContainers(t *testing.T) {
 	testenv.NeedAll(t)
 	needContainers(t)
 	quickstart, otelctx := buildQuickstart(t), buildRecorder(t)
-	dir, objects := t.TempDir(), manifests(t)
+	dir, objects := t.TempDir(), manifests(t, record)
 	collector, grpc, http := startCollector(t, programs.Build(t, programs.Static, "..", "./collector"), dir)
 	service := startService(t, quickstart,
 		&find[*appsv1.Deployment](t, objects, "quickstart").Spec.Template.Spec,
@@ -248,10 +250,10 @@ func TestContainers(t *testing.T) {
 func TestContainersWithLess(t *testing.T) {
 	needContainers(t)
 	quickstart, otelctx := buildQuickstart(t), buildRecorder(t)
-	objects := manifests(t)
+	objects := manifests(t, record)
 	startService(t, quickstart, &find[*appsv1.Deployment](t, objects, "quickstart").Spec.Template.Spec,
 		"OTEL_SERVICE_NAME=contained")
-	record := func(t *testing.T, change func(*corev1.PodSpec), withoutMount string) (stdout, stderr string, code int) {
+	recordWith := func(t *testing.T, change func(*corev1.PodSpec), withoutMount string) (stdout, stderr string, code int) {
 		t.Helper()
 		pod := find[*appsv1.DaemonSet](t, objects, "otelctx").Spec.Template.Spec.DeepCopy()
 		if change != nil {
@@ -262,7 +264,7 @@ func TestContainersWithLess(t *testing.T) {
 		return programs.Run(t, container(t, spec, otelctx))
 	}
 	const notPermitted = 4
-	stdout, stderr, code := record(t, nil, "")
+	stdout, stderr, code := recordWith(t, nil, "")
 	if code == notPermitted {
 		t.Skip(stderr) // Root is not what it could be.
 	}
@@ -281,7 +283,7 @@ func TestContainersWithLess(t *testing.T) {
 		"not the host's processes": {change: func(pod *corev1.PodSpec) { pod.HostPID = false }},
 		"no sysfs":                 {mount: "/sys", code: 1, message: "otelctx: open /sys/"},
 	}
-	for _, capability := range capabilities {
+	for _, capability := range record.capabilities {
 		test := tests["no "+string(capability)]
 		test.change = func(pod *corev1.PodSpec) {
 			has := pod.Containers[0].SecurityContext.Capabilities
@@ -295,10 +297,125 @@ func TestContainersWithLess(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			stdout, stderr, code := record(t, test.change, test.mount)
+			stdout, stderr, code := recordWith(t, test.change, test.mount)
 			assert.Equal(t, test.code, code, stderr)
 			assert.Contains(t, stderr, test.message)
 			assert.NotContains(t, stdout, "contained")
+		})
+	}
+}
+
+// Environment variables that make test-collector sets.
+const (
+	collectorKey = "OTELCTX_TEST_COLLECTOR" // what make otelcol has built
+	unlimitedKey = "OTELCTX_TEST_UNLIMITED" // if it does not raise RLIMIT_MEMLOCK
+)
+
+// mayRaiseLimits reports whether this process has, and so can give, CAP_SYS_RESOURCE.
+func mayRaiseLimits(t *testing.T) bool {
+	t.Helper()
+	const sysResource = 24
+	status, err := os.ReadFile("/proc/self/status")
+	require.NoError(t, err)
+	_, after, _ := strings.Cut(string(status), "\nCapPrm:")
+	var held uint64
+	_, err = fmt.Sscanf(after, "%x", &held)
+	require.NoError(t, err)
+	return held&(1<<sysResource) != 0
+}
+
+// agentSpec returns the container of the Collector that samples, which sends to endpoint.
+func agentSpec(t *testing.T, change func(*corev1.PodSpec), endpoint string) *specs.Spec {
+	t.Helper()
+	objects := manifests(t, agent)
+	pod := find[*appsv1.DaemonSet](t, objects, "otelctx").Spec.Template.Spec.DeepCopy()
+	c := &pod.Containers[0]
+	if !mayRaiseLimits(t) {
+		c.SecurityContext.Capabilities.Add = slices.DeleteFunc(c.SecurityContext.Capabilities.Add, func(c corev1.Capability) bool { return c == "SYS_RESOURCE" })
+	}
+	if change != nil {
+		change(pod)
+	}
+	spec := containerSpec(t, pod, append([]string{"/otelcol"}, c.Args...), []string{"OTLP_ENDPOINT=" + endpoint, "OTEL_RESOURCE_ATTRIBUTES=k8s.node.name=node-0"})
+	config := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(config, "config.yaml"), read(t, "agent.yaml"), 0o600))
+	for _, m := range c.VolumeMounts {
+		source := config
+		if v := pod.Volumes[slices.IndexFunc(pod.Volumes, func(v corev1.Volume) bool { return v.Name == m.Name })]; v.HostPath != nil {
+			source = v.HostPath.Path
+		}
+		spec.Mounts = append(spec.Mounts, specs.Mount{Destination: m.MountPath, Type: "bind", Source: source, Options: []string{"bind", "ro"}})
+	}
+	return spec
+}
+
+// buildAgent returns the Collector under the name that its image gives it.
+func buildAgent(t *testing.T) string {
+	t.Helper()
+	built := os.Getenv(collectorKey)
+	if built == "" {
+		t.Skip("only make test-collector builds the Collector")
+	}
+	if tracepoints, _ := os.ReadDir("/sys/kernel/tracing"); len(tracepoints) == 0 {
+		t.Skip("the eBPF profiler takes a mounted tracefs")
+	}
+	if !mayRaiseLimits(t) && os.Getenv(unlimitedKey) == "" {
+		t.Skip("the eBPF profiler takes CAP_SYS_RESOURCE, for RLIMIT_MEMLOCK")
+	}
+	path := filepath.Join(t.TempDir(), "otelcol")
+	require.NoError(t, os.Symlink(built, path))
+	return path
+}
+
+// The Collector that samples runs with what its manifest gives it and no more. The profiles
+// have names of functions, the service's resource, and links to spans that it has exported.
+func TestContainersAgent(t *testing.T) {
+	needContainers(t)
+	program := buildAgent(t)
+	dir := t.TempDir()
+	collector, grpc, http := startCollector(t, programs.Build(t, programs.Static, "..", "./collector"), dir)
+	service := startService(t, buildQuickstart(t),
+		&find[*appsv1.Deployment](t, manifests(t, agent), "quickstart").Spec.Template.Spec,
+		"OTEL_EXPORTER_OTLP_ENDPOINT=http://"+http, "OTEL_SERVICE_NAME=contained", "OTEL_RESOURCE_ATTRIBUTES=k8s.pod.name=contained-0")
+	recorder := start(t, container(t, agentSpec(t, nil, grpc), program))
+	spans := regexp.MustCompile(`"spanId":"([0-9a-f]{16})"`)
+	spansOf := func(name string) map[string]bool {
+		content, _ := os.ReadFile(filepath.Join(dir, name)) // It may not be there yet.
+		ids := map[string]bool{}
+		for _, match := range spans.FindAllSubmatch(content, -1) {
+			ids[string(match[1])] = true
+		}
+		return ids
+	}
+	var profiles []byte
+	require.Eventually(t, func() bool {
+		profiles, _ = os.ReadFile(filepath.Join(dir, "profiles.jsonl"))
+		linked, exported := spansOf("profiles.jsonl"), spansOf("traces.jsonl")
+		maps.DeleteFunc(linked, func(id string, _ bool) bool { return !exported[id] })
+		return len(linked) > 0 && bytes.Contains(profiles, []byte(`"main.digests"`)) && bytes.Contains(profiles, []byte(`"contained-0"`))
+	}, 5*patience, time.Second, "%s", &recorder.stderr)
+	assert.Contains(t, string(profiles), `"node-0"`)
+	recorder.stop()
+	service.stop()
+	collector.stop()
+}
+
+// Without one of these it does not start, and says why. Without the other capabilities it sees
+// the processes of other users without their names, spans or resources.
+func TestContainersAgentWithLess(t *testing.T) {
+	needContainers(t)
+	program := buildAgent(t)
+	for capability, message := range map[corev1.Capability]string{
+		"BPF": "failed to load eBPF", "PERFMON": "failed to load eBPF", "SYSLOG": "unable to read kallsyms addresses",
+	} {
+		t.Run(string(capability), func(t *testing.T) {
+			spec := agentSpec(t, func(pod *corev1.PodSpec) {
+				has := pod.Containers[0].SecurityContext.Capabilities
+				has.Add = slices.DeleteFunc(has.Add, func(c corev1.Capability) bool { return c == capability })
+			}, "127.0.0.1:1")
+			_, stderr, code := programs.Run(t, container(t, spec, program))
+			assert.NotZero(t, code)
+			assert.Contains(t, stderr, message)
 		})
 	}
 }

@@ -42,17 +42,20 @@ func TestDockerfile(t *testing.T) {
 	content := read(t, "Dockerfile")
 	stages, err := dockerStages(content)
 	require.NoError(t, err)
-	assertPinned(t, stages["build"].BaseName)
-	for name, user := range map[string]string{"otelctx": "0:0", "quickstart": "65532:65532"} {
+	for name, image := range map[string]struct{ user, from string }{
+		"otelctx": {"0:0", "build"}, "quickstart": {"65532:65532", "build"}, "otelcol": {"0:0", "build-otelcol"},
+	} {
+		assertPinned(t, stages[image.from].BaseName)
 		require.Contains(t, stages, name)
 		assert.Equal(t, "scratch", stages[name].BaseName, name)
 		for _, command := range stages[name].Commands {
 			switch c := command.(type) {
 			case *instructions.UserCommand:
-				assert.Equal(t, user, c.User, name)
+				assert.Equal(t, image.user, c.User, name)
 			case *instructions.CopyCommand:
-				assert.Equal(t, "build", c.From)
-				built := strings.HasPrefix(c.SourcePaths[0], "/etc/") || strings.Contains(string(content), "-o "+c.SourcePaths[0]+" ")
+				assert.Equal(t, image.from, c.From)
+				built := strings.HasPrefix(c.SourcePaths[0], "/etc/") || strings.Contains(string(content), "-o "+c.SourcePaths[0]+" ") ||
+					c.SourcePaths[0] == "/src/bin/otelcol-otelctx" && strings.Contains(string(content), "RUN make otelcol\n")
 				assert.True(t, built, "nothing builds %s", c.SourcePaths[0])
 			case *instructions.EntrypointCommand:
 				assert.Equal(t, "/"+name, c.CmdLine[0])
@@ -60,8 +63,11 @@ func TestDockerfile(t *testing.T) {
 		}
 	}
 	// The go.mod files say which Go that is.
-	gomod, err := os.ReadFile("../go.mod")
-	require.NoError(t, err)
-	assert.Contains(t, string(gomod), "\ngo 1.26.0\n")
+	for _, path := range []string{"../go.mod", "../../../collector/go.mod"} {
+		gomod, err := os.ReadFile(path)
+		require.NoError(t, err)
+		assert.Contains(t, string(gomod), "\ngo 1.26.0\n")
+	}
 	assert.Contains(t, stages["build"].BaseName, "golang:1.26.")
+	assert.Equal(t, stages["build"].BaseName, stages["build-otelcol"].BaseName)
 }

@@ -58,13 +58,14 @@ func decode(manifest []byte) ([]metav1.Object, error) {
 	}
 }
 
-// manifests returns the objects of all manifests, in the order in which kubectl apply
-// creates them.
-func manifests(t *testing.T) []metav1.Object {
+// manifests returns the objects of all manifests with one of the recorders, in the order in
+// which kubectl apply creates them.
+func manifests(t *testing.T, r recorder) []metav1.Object {
 	t.Helper()
-	paths, err := filepath.Glob("kubernetes/*.yaml")
+	paths, err := filepath.Glob("kubernetes/[0-2]-*.yaml")
 	require.NoError(t, err)
-	require.NotEmpty(t, paths)
+	require.Len(t, paths, 3)
+	paths = append(paths, r.manifest)
 	var objects []metav1.Object
 	for _, path := range paths {
 		decoded, err := decode(read(t, path))
@@ -101,7 +102,27 @@ func podOf(o metav1.Object) (selector *metav1.LabelSelector, template *corev1.Po
 
 // What refers to something refers to what there is.
 func TestKubernetes(t *testing.T) {
-	objects := manifests(t)
+	t.Run("record", func(t *testing.T) {
+		recorder := testManifests(t, record)
+		assertRecorderArgs(t, recorder.Containers[0].Args, "http://collector.otelctx-example:4317")
+		assert.Empty(t, recorder.Volumes)
+	})
+	t.Run("agent", func(t *testing.T) {
+		recorder := testManifests(t, agent)
+		c := recorder.Containers[0]
+		assertCollectorArgs(t, c.Args, c.VolumeMounts[0].MountPath+"/config.yaml")
+		config := find[*corev1.ConfigMap](t, manifests(t, agent), recorder.Volumes[0].ConfigMap.Name)
+		assert.Equal(t, string(read(t, "agent.yaml")), config.Data["config.yaml"])
+		assert.Equal(t, agent.hostPath, c.VolumeMounts[1].MountPath)
+		assert.Equal(t, "OTLP_ENDPOINT", c.Env[0].Name)
+		assert.Equal(t, "collector.otelctx-example:4317", c.Env[0].Value)
+	})
+}
+
+// testManifests tests all but what one recorder has alone, whose pod it returns.
+func testManifests(t *testing.T, r recorder) corev1.PodSpec {
+	t.Helper()
+	objects := manifests(t, r)
 	namespaces := map[string]bool{}
 	for _, o := range objects {
 		if n, ok := o.(*corev1.Namespace); ok {
@@ -117,7 +138,11 @@ func TestKubernetes(t *testing.T) {
 		require.NoError(t, err)
 		assert.False(t, s.Empty(), o.GetName())
 		assert.True(t, s.Matches(labels.Set(template.Labels)), "%s selects its pods", o.GetName())
-		assertPod(t, o.GetName(), &template.Spec)
+		hostPath := ""
+		if o.GetName() == "otelctx" {
+			hostPath = r.hostPath
+		}
+		assertPod(t, o.GetName(), &template.Spec, hostPath)
 	}
 
 	collector := find[*appsv1.Deployment](t, objects, "collector")
@@ -135,24 +160,26 @@ func TestKubernetes(t *testing.T) {
 
 	recorder := find[*appsv1.DaemonSet](t, objects, "otelctx").Spec.Template.Spec
 	find[*corev1.ServiceAccount](t, objects, recorder.ServiceAccountName)
-	assertRecorderArgs(t, recorder.Containers[0].Args, "http://collector.otelctx-example:4317")
-	assert.Equal(t, capabilities, recorder.Containers[0].SecurityContext.Capabilities.Add)
+	assert.Equal(t, r.capabilities, recorder.Containers[0].SecurityContext.Capabilities.Add)
 	assert.True(t, recorder.HostPID)
-	assert.Empty(t, recorder.Volumes)
 	quickstart := find[*appsv1.Deployment](t, objects, "quickstart").Spec.Template.Spec.Containers[0]
 	assertReaches(t, quickstart.Env[0].Value, service)
 	assertReaches(t, "http://collector.otelctx-example:4317", service)
+	return recorder
 }
 
-// assertPod fails if a pod is not as careful as it can be.
-func assertPod(t *testing.T, name string, pod *corev1.PodSpec) {
+// assertPod fails if a pod is not as careful as it can be. It may read hostPath of the host's
+// files, if that is not empty.
+func assertPod(t *testing.T, name string, pod *corev1.PodSpec, hostPath string) {
 	t.Helper()
 	assert.False(t, *pod.AutomountServiceAccountToken, name)
 	assert.False(t, pod.HostNetwork || pod.HostIPC, name)
 	volumes := map[string]bool{}
 	for _, v := range pod.Volumes {
 		volumes[v.Name] = true
-		assert.Nil(t, v.HostPath, "%s: nothing of the host's files", name)
+		if v.HostPath != nil {
+			assert.Equal(t, hostPath, v.HostPath.Path, "%s: nothing else of the host's files", name)
+		}
 	}
 	for _, c := range pod.Containers {
 		assertPinned(t, c.Image)
@@ -163,6 +190,7 @@ func assertPod(t *testing.T, name string, pod *corev1.PodSpec) {
 		assert.NotZero(t, c.Resources.Limits.Memory().Value(), c.Name)
 		for _, m := range c.VolumeMounts {
 			assert.True(t, volumes[m.Name], "%s: %s", c.Name, m.Name)
+			assert.True(t, m.ReadOnly || hostPath == "", "%s: %s", c.Name, m.Name)
 		}
 	}
 }
@@ -179,9 +207,18 @@ func assertReaches(t *testing.T, endpoint string, s *corev1.Service) {
 // The pod security standards, checked by the code that the API server has. Everything
 // is restricted but the recorder, which is privileged for these reasons and no other.
 func TestPodSecurity(t *testing.T) {
+	reasons := []string{"host namespaces", "unrestricted capabilities", "runAsNonRoot != true", "runAsUser=0"}
+	t.Run("record", func(t *testing.T) { testPodSecurity(t, record, reasons) })
+	t.Run("agent", func(t *testing.T) {
+		testPodSecurity(t, agent, append(reasons, "restricted volume types"))
+	})
+}
+
+func testPodSecurity(t *testing.T, r recorder, reasons []string) {
+	t.Helper()
 	evaluator, err := policy.NewEvaluator(policy.DefaultChecks(), nil)
 	require.NoError(t, err)
-	objects := manifests(t)
+	objects := manifests(t, r)
 	for _, o := range objects {
 		_, template := podOf(o)
 		if template == nil {
@@ -198,8 +235,6 @@ func TestPodSecurity(t *testing.T) {
 			assert.Equal(t, psapi.LevelRestricted, enforced, o.GetName())
 			continue
 		}
-		assert.ElementsMatch(t, []string{
-			"host namespaces", "unrestricted capabilities", "runAsNonRoot != true", "runAsUser=0",
-		}, evaluate(psapi.LevelRestricted).ForbiddenReasons)
+		assert.ElementsMatch(t, reasons, evaluate(psapi.LevelRestricted).ForbiddenReasons)
 	}
 }
