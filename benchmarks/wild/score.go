@@ -15,6 +15,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -36,8 +37,10 @@ const (
 // board is wild score.
 type board struct {
 	otelctx, otelcol, output, patterns, observers, resume string
+	table                                                 string
 	cpu                                                   time.Duration
 	parallel                                              int
+	together                                              bool
 
 	// rows are by the names of patterns, costs by those of observers.
 	rows  map[string]*row
@@ -73,6 +76,8 @@ func (b *board) flags(f *flag.FlagSet) {
 	f.StringVar(&b.otelcol, "otelcol", "", "the Collector with the otelctx receiver, as make otelcol builds it; none is no observers from there")
 	f.IntVar(&b.parallel, "parallel", 1, "how many repetitions of a pattern run at a time, if it allows that")
 	f.StringVar(&b.output, "o", "", "the document whose table to replace; none is standard output")
+	f.StringVar(&b.table, "table", "wild", "which table of the document to replace")
+	f.BoolVar(&b.together, "together", false, "have the recorders look at one process at a time, all of them")
 	f.StringVar(&b.patterns, "patterns", "", "names of the patterns, by commas; none is all")
 	f.StringVar(&b.observers, "observers", "", "names of the observers, by commas; none is all")
 	f.StringVar(&b.resume, "resume", "", "a file to keep what was counted, to go on there another time with the same code")
@@ -145,16 +150,26 @@ func (b *board) score(stdout io.Writer) error {
 		return fmt.Errorf("%s record --help: %w", b.otelctx, err)
 	}
 	var looked []observer
+	var groups [][]observer
 	for _, o := range observers(bytes.Contains(help, []byte("--carrier")), b.otelcol != "") {
 		if b.observers != "" && !strings.Contains(","+b.observers+",", ","+o.name+",") {
 			continue
 		}
-		begin := time.Now()
-		if err := b.observe(o, patterns); err != nil {
-			return fmt.Errorf("%s: %w", o.name, err)
-		}
-		_, _ = fmt.Fprintf(os.Stderr, "%s: %v\n", o.name, time.Since(begin).Round(time.Second))
 		looked = append(looked, o)
+		if last := len(groups) - 1; b.together && o.outside() && last >= 0 && groups[last][0].outside() {
+			groups[last] = append(groups[last], o)
+		} else {
+			groups = append(groups, []observer{o})
+		}
+	}
+	for _, group := range groups {
+		begin := time.Now()
+		if err := b.observe(group, patterns); err != nil {
+			return err
+		}
+		for _, o := range group {
+			_, _ = fmt.Fprintf(os.Stderr, "%s: %v\n", o.name, time.Since(begin).Round(time.Second))
+		}
 	}
 	return b.print(stdout, patterns, looked)
 }
@@ -177,19 +192,27 @@ func (b *board) mayRecord() error {
 	return nil
 }
 
-// observe has an observer look at the patterns until there are enough samples of each.
-func (b *board) observe(o observer, patterns []pattern) error {
+// outside reports whether an observer is a process of its own.
+func (o *observer) outside() bool { return o.args != nil || o.receiver != "" }
+
+// observe has observers look at the patterns, at the same process, until each has enough samples
+// of each.
+func (b *board) observe(group []observer, patterns []pattern) error {
 	for range attempts {
 		var together []string
 		for _, p := range patterns {
 			row := b.rows[p.name()]
-			if row.Tallies[o.name] == nil {
-				row.Tallies[o.name] = new(tally)
+			enough := true
+			for _, o := range group {
+				if row.Tallies[o.name] == nil {
+					row.Tallies[o.name] = new(tally)
+				}
+				enough = enough && row.Tallies[o.name].samples() >= wanted
 			}
 			switch {
-			case row.Tallies[o.name].samples() >= wanted:
+			case enough:
 			case p.alone:
-				if err := b.look(o, p.name()); err != nil {
+				if err := b.look(group, p.name()); err != nil {
 					return err
 				}
 			default:
@@ -197,7 +220,7 @@ func (b *board) observe(o observer, patterns []pattern) error {
 			}
 		}
 		if len(together) > 0 {
-			if err := b.look(o, strings.Join(together, ",")); err != nil {
+			if err := b.look(group, strings.Join(together, ",")); err != nil {
 				return err
 			}
 		}
@@ -205,8 +228,22 @@ func (b *board) observe(o observer, patterns []pattern) error {
 	return nil
 }
 
-// look runs patterns in one process, under the eyes of an observer.
-func (b *board) look(o observer, patterns string) error {
+// ending ends an observer.
+type ending func() (*os.ProcessState, error)
+
+// begin starts an observer of a process, which writes into dir.
+func (b *board) begin(o observer, dir string, pid int) (ending, error) {
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return nil, err
+	}
+	if o.receiver != "" {
+		return b.collect(o, dir, pid)
+	}
+	return b.record(pid, append(o.args, "--output", filepath.Join(dir, o.profile)))
+}
+
+// look runs patterns in one process, under the eyes of observers.
+func (b *board) look(group []observer, patterns string) error {
 	dir, err := os.MkdirTemp("", "wild")
 	if err != nil {
 		return err
@@ -216,8 +253,8 @@ func (b *board) look(o observer, patterns string) error {
 	if err != nil {
 		return err
 	}
-	cpu := b.cpu * time.Duration(o.factor)
-	serve := exec.Command(exe, append([]string{"serve", "-dir", dir, "-patterns", patterns, "-cpu", cpu.String(), "-parallel", strconv.Itoa(b.parallel)}, o.serve...)...)
+	args := []string{"serve", "-dir", dir, "-patterns", patterns, "-cpu", (b.cpu * time.Duration(group[0].factor)).String(), "-parallel", strconv.Itoa(b.parallel)}
+	serve := exec.Command(exe, append(args, group[0].serve...)...)
 	serve.Stderr = os.Stderr
 	in, err := serve.StdinPipe()
 	if err != nil {
@@ -235,29 +272,46 @@ func (b *board) look(o observer, patterns string) error {
 	if err := await(said, "ready"); err != nil {
 		return err
 	}
-	var end func() (*os.ProcessState, error)
-	switch {
-	case o.receiver != "":
-		end, err = b.collect(o, dir, serve.Process.Pid)
-	case o.args != nil:
-		end, err = b.record(serve.Process.Pid, append(o.args, "--output", filepath.Join(dir, o.profile)))
+	ends := map[string]ending{}
+	var failed error
+	// A receiver takes its time: the one that begins first waits for the others.
+	for _, o := range slices.Backward(group) {
+		if failed != nil || !o.outside() {
+			continue
+		}
+		end, err := b.begin(o, filepath.Join(dir, o.name), serve.Process.Pid)
+		if err != nil {
+			failed = fmt.Errorf("%s: %w", o.name, err)
+			continue
+		}
+		ends[o.name] = end
 	}
-	if err != nil {
+	if failed == nil {
+		_, _ = io.WriteString(in, "go\n")
+		failed = await(said, "done")
+	}
+	states := map[string]*os.ProcessState{}
+	for name, end := range ends {
+		state, err := end()
+		states[name], failed = state, errors.Join(failed, err)
+	}
+	if failed != nil {
+		return failed
+	}
+	if err := errors.Join(in.Close(), serve.Wait()); err != nil {
 		return err
 	}
-	_, _ = io.WriteString(in, "go\n")
-	served := await(said, "done")
-	var ended *os.ProcessState
-	if end != nil {
-		ended, err = end()
+	for _, o := range group {
+		path := filepath.Join(dir, o.profile)
+		if o.outside() {
+			b.charge(o, states[o.name], serve.ProcessState)
+			path = filepath.Join(dir, o.name, o.profile)
+		}
+		if err := b.add(o, dir, path, serve.Process.Pid); err != nil {
+			return fmt.Errorf("%s: %w", o.name, err)
+		}
 	}
-	if err := errors.Join(served, err, in.Close(), serve.Wait()); err != nil {
-		return err
-	}
-	if ended != nil {
-		b.charge(o, ended, serve.ProcessState)
-	}
-	return errors.Join(b.add(o, dir, serve.Process.Pid), b.save())
+	return b.save()
 }
 
 // charge adds to the costs what an observer has taken.
@@ -326,7 +380,7 @@ func await(lines *bufio.Scanner, want string) error {
 }
 
 // record starts to record a process. What it returns ends that.
-func (b *board) record(pid int, args []string) (end func() (*os.ProcessState, error), err error) {
+func (b *board) record(pid int, args []string) (ending, error) {
 	var stdout, stderr bytes.Buffer
 	args = append([]string{"record", strconv.Itoa(pid), "--duration=0", "--json", "--top=1", "--freq", strconv.Itoa(frequency)}, args...)
 	cmd := exec.Command(b.otelctx, args...)
@@ -371,8 +425,8 @@ func awaitSampling(pid int) error {
 	return errors.New("the recorder does not begin")
 }
 
-// add adds to the rows what an observer has seen.
-func (b *board) add(o observer, dir string, pid int) error {
+// add adds to the rows what an observer has seen, which is in the file at path.
+func (b *board) add(o observer, dir, path string, pid int) error {
 	f, err := os.Open(filepath.Join(dir, truthsFile))
 	if err != nil {
 		return err
@@ -385,7 +439,7 @@ func (b *board) add(o observer, dir string, pid int) error {
 	for _, t := range truths {
 		b.rows[t.pattern].Kinds[t.kind()] = true
 	}
-	text, err := os.ReadFile(filepath.Join(dir, o.profile))
+	text, err := os.ReadFile(path)
 	if err != nil {
 		return err
 	}

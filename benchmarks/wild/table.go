@@ -16,12 +16,12 @@ import (
 	"time"
 )
 
-// The table is between these lines of the document.
-const tableBegin, tableEnd = "<!-- wild: begin -->\n", "<!-- wild: end -->"
+// A table is between these lines of the document, after its name.
+const tableBegin, tableEnd = ": begin -->\n", ": end -->"
 
 // print writes the table to standard output, or into the document.
 func (b *board) print(stdout io.Writer, patterns []pattern, looked []observer) error {
-	table := b.table(patterns, looked)
+	table := b.text(patterns, looked)
 	if b.output == "" {
 		_, err := io.WriteString(stdout, table)
 		return err
@@ -30,16 +30,17 @@ func (b *board) print(stdout io.Writer, patterns []pattern, looked []observer) e
 	if err != nil {
 		return err
 	}
-	before, rest, ok := bytes.Cut(document, []byte(tableBegin))
-	_, after, ok2 := bytes.Cut(rest, []byte(tableEnd))
+	begin, end := "<!-- "+b.table+tableBegin, "<!-- "+b.table+tableEnd
+	before, rest, ok := bytes.Cut(document, []byte(begin))
+	_, after, ok2 := bytes.Cut(rest, []byte(end))
 	if !ok || !ok2 {
-		return fmt.Errorf("%s has no place for the table", b.output)
+		return fmt.Errorf("%s has no place for the table %s", b.output, b.table)
 	}
-	text := string(before) + tableBegin + table + tableEnd + string(after)
+	text := string(before) + begin + table + end + string(after)
 	return errors.Join(os.WriteFile(b.output, []byte(text), 0o600), os.Chmod(b.output, 0o644))
 }
 
-func (b *board) table(patterns []pattern, looked []observer) string {
+func (b *board) text(patterns []pattern, looked []observer) string {
 	var text strings.Builder
 	_, _ = fmt.Fprintf(&text, "\n%s, %s on %s/%s, Linux %s\n\n%s\n", time.Now().UTC().Format(time.DateOnly), runtime.Version(),
 		runtime.GOOS, runtime.GOARCH, kernel(), libraries())
