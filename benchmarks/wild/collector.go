@@ -48,7 +48,7 @@ service:
 
 // collect starts a Collector with a receiver, which samples the whole machine, and waits until
 // it knows the functions of the process with this id. What it returns ends it.
-func (b *board) collect(o observer, dir string, pid int) (ending, error) {
+func (b *board) collect(o observer, dir string, pid int) (stopFunc, error) {
 	config := filepath.Join(dir, "collector.yaml")
 	text := fmt.Sprintf(collectorConfig, o.receiver, frequency, reportInterval, filepath.Join(dir, o.profile), o.receiver)
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {

@@ -228,11 +228,11 @@ func (b *board) observe(group []observer, patterns []pattern) error {
 	return nil
 }
 
-// ending ends an observer.
-type ending func() (*os.ProcessState, error)
+// stopFunc ends an observer.
+type stopFunc func() (*os.ProcessState, error)
 
 // begin starts an observer of a process, which writes into dir.
-func (b *board) begin(o observer, dir string, pid int) (ending, error) {
+func (b *board) begin(o observer, dir string, pid int) (stopFunc, error) {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return nil, err
 	}
@@ -272,7 +272,7 @@ func (b *board) look(group []observer, patterns string) error {
 	if err := await(said, "ready"); err != nil {
 		return err
 	}
-	ends := map[string]ending{}
+	ends := map[string]stopFunc{}
 	var failed error
 	// A receiver takes its time: the one that begins first waits for the others.
 	for _, o := range slices.Backward(group) {
@@ -380,7 +380,7 @@ func await(lines *bufio.Scanner, want string) error {
 }
 
 // record starts to record a process. What it returns ends that.
-func (b *board) record(pid int, args []string) (ending, error) {
+func (b *board) record(pid int, args []string) (stopFunc, error) {
 	var stdout, stderr bytes.Buffer
 	args = append([]string{"record", strconv.Itoa(pid), "--duration=0", "--json", "--top=1", "--freq", strconv.Itoa(frequency)}, args...)
 	cmd := exec.Command(b.otelctx, args...)
