@@ -220,7 +220,8 @@ func TestRecordNoticesAtOnce(t *testing.T) {
 		"that begin":   {func(*testing.T, *exec.Cmd) {}, 8, false},
 		"that publish": {withTracefs, 4, true},
 	} {
-		t.Run(name, func(t *testing.T) {
+		// While many other processes begin, some are left to the poll.
+		recordedAll := func(t *testing.T) bool {
 			var all []*childproc.Child
 			begin := func() *childproc.Child {
 				c := childproc.Start(t, roleBrief, nil)
@@ -255,9 +256,18 @@ func TestRecordNoticesAtOnce(t *testing.T) {
 			for _, p := range d.Processes {
 				recorded[p.PID] = p.Samples
 			}
+			missing := 0
 			for _, c := range all {
 				t.Logf("%d samples of 400 ms at 997 Hz", recorded[c.PID()])
-				assert.Positive(t, recorded[c.PID()])
+				if recorded[c.PID()] == 0 {
+					missing++
+				}
+			}
+			return missing == 0
+		}
+		t.Run(name, func(t *testing.T) {
+			for tries := 5; !recordedAll(t); tries-- {
+				require.Positive(t, tries)
 			}
 		})
 	}
