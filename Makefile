@@ -128,7 +128,7 @@ $(BIN)/orchestrion:
 # The first time it takes a quarter of an hour: each tool compiles the standard library.
 .PHONY: nocode
 nocode: build $(BIN)/otelc $(BIN)/orchestrion ## As root, build a service that knows nothing of otelctx with otelc and Orchestrion, by its Dockerfiles, and record it.
-	cd instrumentation && OTELCTX_TEST_NOCODE=$(CURDIR)/$(BIN) $(TEST) -v -count 1 -timeout 0 -run Dockerfiles .
+	cd instrumentation && OTELCTX_TEST_NOCODE=$(CURDIR)/$(BIN) $(TEST) -v -count 1 -timeout 0 -run 'Dockerfiles|ThreeCommands' .
 
 .PHONY: test-all
 test-all: export OTELCTX_TEST_ALL = 1

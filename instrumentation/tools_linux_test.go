@@ -7,14 +7,20 @@ import (
 	"bufio"
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -25,37 +31,98 @@ const toolsKey = "OTELCTX_TEST_NOCODE"
 
 const example = "../example/nocode"
 
-// Each Dockerfile of the example builds it without Docker, by the same commands, and what comes out is recorded.
+// The service of the example, and what comes of it. Each Dockerfile builds it without Docker, by the same commands.
 func TestDockerfiles(t *testing.T) {
 	tools := needTools(t)
-	for file, want := range map[string]struct {
-		service string // in the process context
-		cases   bool   // whether the cases are built too
+	dir := t.TempDir() // of all builds, which are compared at last
+	var all []*build
+	for _, c := range []struct {
+		name, file string
+		service    string // in the process context
+		cases      bool   // whether the cases are built too
 	}{
-		"Dockerfile":              {},
-		"Dockerfile.otelc":        {"checkout", true},
-		"Dockerfile.otelc-bundle": {"checkout", false}, // without an exporter otelc makes no provider of its own
-		"Dockerfile.orchestrion":  {"checkout", true},
+		{"plain", "Dockerfile", "", true},
+		{"by hand", "Dockerfile", "checkout", true},
+		{"otelc", "Dockerfile.otelc", "checkout", true},
+		{"otelc with its own rules", "Dockerfile.otelc-bundle", "checkout", false}, // without an exporter otelc makes no provider of its own
+		{"Orchestrion", "Dockerfile.orchestrion", "checkout", true},
 	} {
-		t.Run(file, func(t *testing.T) {
-			b := newBuild(t, tools, file)
+		t.Run(c.name, func(t *testing.T) {
+			b := newBuild(t, tools, filepath.Join(dir, strings.ReplaceAll(c.name, " ", "-")), c.file)
+			b.name = c.name
+			if c.name == "by hand" {
+				b.byHand()
+			}
 			b.run()
-			b.checkService(want.service)
-			if !want.cases {
+			b.seen = b.checkService("service", c.service)
+			all = append(all, b)
+			assert.Equal(t, c.service != "", b.mentions("service"))
+			if c.cases {
+				b.compile("build", "-o", b.out("cases.exe"), "./cases")
+				b.compile("build", "-o", b.out("none.exe"), "./none")
+				assert.Equal(t, "no OpenTelemetry\n", run(t, b.dir, nil, b.out("none.exe")))
+				assert.False(t, b.mentions("none.exe"), "nothing is added to a program without OpenTelemetry")
+			}
+			if c.cases && c.name != "by hand" {
+				testCases(t, b.out("cases.exe"), c.service != "")
+			}
+			if b.tool == "" {
 				return
 			}
-			b.compile("build", "-o", b.out("cases.exe"), "./cases")
-			testCases(t, b.out("cases.exe"), true)
-			b.compile("build", "-o", b.out("none.exe"), "./none")
-			assert.Equal(t, "no OpenTelemetry\n", run(t, b.dir, nil, b.out("none.exe")))
-			assert.True(t, b.mentions("cases.exe"))
-			assert.False(t, b.mentions("none.exe"), "nothing is added to a program without OpenTelemetry")
 			b.withoutRule()
-			b.compile("build", "-o", b.out("without.exe"), "./cases")
+			b.compile("build", "-o", b.out("without.exe"), ".")
 			assert.False(t, b.mentions("without.exe"), "nothing stays without the rule")
-			testCases(t, b.out("without.exe"), false)
+			b.checkService("without.exe", "")
+			if c.cases {
+				b.compile("build", "-o", b.out("without-cases.exe"), "./cases")
+				testCases(t, b.out("without-cases.exe"), false)
+			}
 		})
 	}
+	compare(t, all)
+}
+
+// compare prints what the builds cost, as a table of docs/no-code.md.
+func compare(t *testing.T, all []*build) {
+	t.Helper()
+	for _, b := range all {
+		b.t = t
+	}
+	const starts = 20
+	times := map[*build][]time.Duration{}
+	for range starts {
+		for _, b := range all {
+			if _, err := os.Stat(b.out("cases.exe")); err != nil {
+				continue
+			}
+			cmd := exec.Command(b.out("cases.exe"), "idle")
+			require.NoError(t, cmd.Run())
+			times[b] = append(times[b], cmd.ProcessState.UserTime()+cmd.ProcessState.SystemTime())
+		}
+	}
+	var table strings.Builder
+	table.WriteString("| build | samples | in spans | precision | recall | start | program | program without exporter |\n|---|--:|--:|--:|--:|--:|--:|--:|\n")
+	for _, b := range all {
+		start, size := "", ""
+		if len(times[b]) > 0 {
+			slices.Sort(times[b])
+			start, size = fmt.Sprintf("%.1f ms", (times[b][starts/2-1]+times[b][starts/2]).Seconds()*1000/2), b.size("cases.exe")
+		}
+		recall := ""
+		if b.seen.inSpans > 0 {
+			recall = share(b.seen.found, b.seen.due)
+		}
+		fmt.Fprintf(&table, "| %s | %d | %s | %s | %s | %s | %s | %s |\n", b.name, b.seen.samples, share(b.seen.inSpans, b.seen.samples),
+			share(b.seen.right, b.seen.right+b.seen.wrong), recall, start, b.size("service"), size)
+	}
+	t.Log("\n" + table.String())
+}
+
+func share(part, all int) string {
+	if all == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%.1f %%", 100*float64(part)/float64(all))
 }
 
 func needTools(t *testing.T) string {
@@ -67,9 +134,37 @@ func needTools(t *testing.T) string {
 	return tools
 }
 
+// The three commands of the documents, word for word, from an untouched service to a profile with the names of its spans.
+func TestThreeCommands(t *testing.T) {
+	b := newBuild(t, needTools(t), t.TempDir(), "Dockerfile.otelc")
+	var documents [][]string
+	for _, name := range []string{"README.md", "docs/no-code.md"} {
+		text, err := os.ReadFile(filepath.Join("..", name))
+		require.NoError(t, err)
+		_, rest, found := strings.Cut(string(text), "```sh\nprintf ")
+		require.True(t, found, name)
+		block, _, found := strings.Cut(rest, "\n```\n")
+		require.True(t, found, name)
+		documents = append(documents, strings.Split("printf "+block, "\n"))
+	}
+	commands := documents[0]
+	require.Equal(t, commands, documents[1], "the documents have the same commands")
+	require.Len(t, commands, 3)
+	b.steps = commands[:2]
+	b.run()
+	r := b.start(exec.Command("sh", "-c", "trap : INT\n"+commands[2])) // as a shell that somebody types into
+	r.load()
+	r.end()
+	_, names, found := strings.Cut(r.stderr.String(), "Top span names by CPU time")
+	require.True(t, found, &r.stderr)
+	assert.Regexp(t, ` sign\n`, names)
+}
+
 // build is one of the example.
 type build struct {
 	t     *testing.T
+	name  string
+	seen  seen
 	dir   string
 	file  string
 	env   []string
@@ -80,9 +175,9 @@ type build struct {
 	flags []string
 }
 
-func newBuild(t *testing.T, tools, file string) *build {
+func newBuild(t *testing.T, tools, dir, file string) *build {
 	t.Helper()
-	b := &build{t: t, dir: t.TempDir(), file: file}
+	b := &build{t: t, dir: dir, file: file}
 	require.NoError(t, os.CopyFS(b.dir, os.DirFS(example)))
 	require.NoError(t, os.CopyFS(b.out("cases"), os.DirFS("testdata/cases")))
 	require.NoError(t, os.CopyFS(b.out("none"), os.DirFS("testdata/none")))
@@ -128,94 +223,276 @@ func (b *build) run() {
 	}
 }
 
-// compile runs the go command by the tool.
+// byHand gives the programs the two options.
+func (b *build) byHand() {
+	b.t.Helper()
+	const named, added = `resource.NewSchemaless(attribute.String("service.name", "%s"))`, `resourcepublisher.WithResource(%s), spanctx.WithPublishing()`
+	checkout, idle := fmt.Sprintf(named, "checkout"), fmt.Sprintf(named, "idle")
+	for file, change := range map[string][2]string{
+		"main.go":       {"trace.WithResource(" + checkout + ")", fmt.Sprintf(added, checkout)},
+		"cases/main.go": {`trace.NewTracerProvider(named("idle"))`, "trace.NewTracerProvider(" + fmt.Sprintf(added, idle) + ")"},
+	} {
+		text, err := os.ReadFile(b.out(file))
+		require.NoError(b.t, err)
+		require.Equal(b.t, 1, strings.Count(string(text), change[0]), file)
+		changed := strings.Replace(string(text), change[0], change[1], 1)
+		const imports = "import (\n"
+		write(b.t, b.out(file), strings.Replace(changed, imports, imports+`	"github.com/otelctx/otelctx/resourcepublisher"
+	"github.com/otelctx/otelctx/spanctx"
+`, 1))
+	}
+	b.steps = append([]string{"go mod tidy"}, b.steps...)
+}
+
+// compile runs the go command by the tool, as the Dockerfiles do.
 func (b *build) compile(args ...string) {
 	b.t.Helper()
-	run(b.t, b.dir, b.env, filepath.Join(os.Getenv(toolsKey), b.tool), append(append(b.flags, "go"), args...)...)
+	words := append([]string{"go"}, args...)
+	if b.tool != "" {
+		words = slices.Concat([]string{filepath.Join(os.Getenv(toolsKey), b.tool)}, b.flags, words)
+	}
+	run(b.t, b.dir, append(b.env, "CGO_ENABLED=0"), words[0], words[1:]...)
 }
 
 // withoutRule has the tool find no rule of ours.
 func (b *build) withoutRule() {
 	b.t.Helper()
-	if b.tool == "otelc" {
+	file, own := "orchestrion.tool.go", `_ "github.com/otelctx/otelctx/instrumentation"`
+	switch {
+	case strings.HasSuffix(b.file, "bundle"):
+		file, own = "otel.instrumentation.go", "import "+own
+	case b.tool == "otelc":
 		// Without a tool file it has rules of its own.
 		write(b.t, b.out("none.otelc.yml"), "{}\n")
 		b.flags = []string{"--rules", b.out("none.otelc.yml")}
 		return
 	}
-	text, err := os.ReadFile(b.out("orchestrion.tool.go"))
+	text, err := os.ReadFile(b.out(file))
 	require.NoError(b.t, err)
-	write(b.t, b.out("orchestrion.tool.go"), strings.Replace(string(text), `_ "github.com/otelctx/otelctx/instrumentation"`, "", 1))
+	require.Equal(b.t, 1, strings.Count(string(text), own))
+	write(b.t, b.out(file), strings.Replace(string(text), own, "", 1))
 }
 
-// mentions reports whether a program has any of otelctx in it.
+// mentions reports whether a program has a symbol of otelctx, or of what the rules add to the SDK.
 func (b *build) mentions(program string) bool {
 	b.t.Helper()
-	text, err := os.ReadFile(b.out(program))
-	require.NoError(b.t, err)
-	return bytes.Contains(text, []byte("otelctx/otelctx/instrumentation"))
+	symbols := goTool(b.t, b.dir, "tool", "nm", b.out(program))
+	require.Contains(b.t, symbols, " runtime.main\n")
+	return strings.Contains(symbols, "otelctx")
 }
 
-// checkService starts the service by otelctx record, makes requests, and looks at what was
-// recorded.
-func (b *build) checkService(service string) {
+// size returns how large a program is.
+func (b *build) size(program string) string {
+	b.t.Helper()
+	info, err := os.Stat(b.out(program))
+	require.NoError(b.t, err)
+	return fmt.Sprintf("%.2f MB", float64(info.Size())/1e6)
+}
+
+// running is a program that runs the service, or a recorder that does.
+type running struct {
+	*exec.Cmd
+
+	t       *testing.T
+	printed *bufio.Reader
+	stderr  bytes.Buffer
+	url     string
+}
+
+// start starts a program and waits until the service says where it is.
+func (b *build) start(cmd *exec.Cmd, env ...string) *running {
+	b.t.Helper()
+	r := &running{Cmd: cmd, t: b.t}
+	r.Dir = b.dir
+	r.Env = slices.Concat(os.Environ(), b.env, []string{
+		"OTEL_SERVICE_NAME=from the environment", "OTEL_TRACES_EXPORTER=none", "OTEL_METRICS_EXPORTER=none", "OTEL_LOGS_EXPORTER=none",
+	}, env)
+	r.Stderr = &r.stderr
+	r.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	stdout, err := r.StdoutPipe()
+	require.NoError(b.t, err)
+	require.NoError(b.t, r.Start())
+	b.t.Cleanup(func() { _ = syscall.Kill(-r.Process.Pid, syscall.SIGKILL) })
+	r.printed = bufio.NewReader(stdout)
+	for err == nil && !strings.HasPrefix(r.url, "http://") { // otelc's own rules have it log before
+		r.url, err = r.printed.ReadString('\n')
+	}
+	if err != nil {
+		_ = r.Wait()
+		skipWithoutCapability(b.t, r.stderr.String())
+	}
+	require.NoError(b.t, err, "%s", &r.stderr)
+	return r
+}
+
+func skipWithoutCapability(t *testing.T, said string) {
+	t.Helper()
+	if strings.Contains(said, "CAP_") {
+		t.Skip("needs what otelctx record needs: ", said)
+	}
+}
+
+// load makes requests, four at a time.
+func (r *running) load() {
+	r.t.Helper()
+	var clients sync.WaitGroup
+	for range 4 {
+		clients.Go(func() {
+			for range 250 {
+				response, err := http.Get(strings.TrimSpace(r.url))
+				if !assert.NoError(r.t, err) {
+					return
+				}
+				body, err := io.ReadAll(response.Body)
+				assert.NoError(r.t, err)
+				assert.Equal(r.t, answer, string(body))
+				_ = response.Body.Close()
+			}
+		})
+	}
+	clients.Wait()
+}
+
+// end ends it as Ctrl-C does.
+func (r *running) end() {
+	r.t.Helper()
+	require.NoError(r.t, syscall.Kill(-r.Process.Pid, syscall.SIGINT))
+	_, err := io.Copy(io.Discard, r.printed)
+	require.NoError(r.t, err)
+	require.NoError(r.t, r.Wait(), r.stderr.String())
+}
+
+// answer is what the service says in every build.
+const answer = "9c2eb34733a9831496fa0ab2ae00cb841bc8187af261cb630d0b6e1889e857e9"
+
+// seen counts samples of a recording.
+type seen struct {
+	samples, inSpans int
+	// right are those of a span whose functions run, and wrong those of others' functions.
+	right, wrong int
+	// due are those whose functions run in the span sign, and found those of them that have it.
+	due, found int
+}
+
+// checkService starts the service, records it while it has requests, and looks at what was recorded.
+func (b *build) checkService(program, service string) seen {
 	t := b.t
 	t.Helper()
-	record := exec.Command("otelctx", "record", "--json", "-F", "997", "-o", b.out("profile.pb.gz"), "--", b.out("service"))
-	record.Path, record.Err = filepath.Join(os.Getenv(toolsKey), "otelctx"), nil
-	record.Env = append(os.Environ(), "OTELCTX_SPAN_NAMES=true", "OTEL_SERVICE_NAME=from the environment",
-		"OTEL_TRACES_EXPORTER=none", "OTEL_METRICS_EXPORTER=none", "OTEL_LOGS_EXPORTER=none")
-	stdout, err := record.StdoutPipe()
-	require.NoError(t, err)
-	var stderr bytes.Buffer
-	record.Stderr = &stderr
+	r := b.start(exec.Command(b.out(program)), "OTELCTX_SPAN_NAMES=true")
+	profile := b.out(program + ".pb.gz")
+	record := exec.Command(filepath.Join(os.Getenv(toolsKey), "otelctx"), "record", "--json", "-F", "997", "-o", profile, strconv.Itoa(r.Process.Pid))
+	var stdout, stderr bytes.Buffer
+	record.Stdout, record.Stderr = &stdout, &stderr
 	require.NoError(t, record.Start())
 	defer func() { _ = record.Process.Kill() }()
-	printed := bufio.NewReader(stdout)
-	var url string
-	for err == nil && !strings.HasPrefix(url, "http://") { // otelc's own rules have it log before
-		url, err = printed.ReadString('\n')
+	if !samples(record.Process.Pid) {
+		_ = record.Process.Kill()
+		_ = record.Wait()
+		skipWithoutCapability(t, stderr.String())
+		require.Fail(t, "the recorder does not begin", "%s", &stderr)
 	}
-	if err != nil && strings.Contains(stderr.String(), "CAP_") {
-		t.Skip("needs what otelctx record needs: ", stderr.String())
-	}
-	require.NoError(t, err, "%s", &stderr)
-	for range 100 {
-		r, err := http.Get(strings.TrimSpace(url))
-		require.NoError(t, err)
-		_, _ = io.Copy(io.Discard, r.Body)
-		_ = r.Body.Close()
-	}
+	r.load()
 	require.NoError(t, record.Process.Signal(syscall.SIGINT))
-	text, err := io.ReadAll(printed)
-	require.NoError(t, err)
 	require.NoError(t, record.Wait(), stderr.String())
+	r.end()
 	var got struct {
 		Processes []struct{ Service string }
-		SpanNames []struct {
-			Name    string
-			Samples int
-		} `json:"span_names"`
-		Unproven int
+		Unproven  int
 	}
-	// The service may print lines of JSON; the recorder's begins with a line of its own.
-	begin := bytes.Index(text, []byte("{\n"))
-	require.GreaterOrEqual(t, begin, 0, string(text))
-	require.NoError(t, json.Unmarshal(text[begin:], &got), string(text))
+	require.NoError(t, json.Unmarshal(stdout.Bytes(), &got), stdout.String())
 	assert.Zero(t, got.Unproven)
-	var services []string // what is sampled before it is published has another name
-	for _, p := range got.Processes {
-		services = append(services, p.Service)
-	}
-	samples := map[string]int{}
-	for _, n := range got.SpanNames {
-		samples[n.Name] = n.Samples
-	}
-	t.Log(services, samples)
+	require.Len(t, got.Processes, 1)
+	s, odd := b.count(profile)
+	t.Logf("%s: %s %+v", program, got.Processes[0].Service, s)
+	assert.GreaterOrEqual(t, s.due, 500)
+	assert.Zero(t, s.wrong, odd)
 	if service == "" {
-		assert.Empty(t, samples)
-		return
+		assert.Zero(t, s.inSpans)
+		return s
 	}
-	assert.Contains(t, services, service)
-	assert.Positive(t, samples["sign"])
+	assert.Equal(t, service, got.Processes[0].Service)
+	assert.Equal(t, s.due, s.found, odd)
+	return s
 }
+
+// samples waits until a recorder samples, and reports false if it has ended.
+func samples(pid int) bool {
+	dir := fmt.Sprintf("/proc/%d/fd", pid)
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+		fds, _ := os.ReadDir(dir) // There are none of a process that has ended.
+		for _, fd := range fds {
+			if to, _ := os.Readlink(filepath.Join(dir, fd.Name())); to == "anon_inode:[perf_event]" {
+				return true
+			}
+		}
+		if len(fds) == 0 {
+			return false
+		}
+	}
+	return false
+}
+
+// count compares the spans of samples with their functions, which say what is true. odd is a
+// sample of those that differ.
+func (b *build) count(profile string) (s seen, odd string) {
+	b.t.Helper()
+	traces := goTool(b.t, b.dir, "tool", "pprof", "-traces", "-sample_index=samples", profile)
+	_, traces, found := strings.Cut(traces, "\n-----------+")
+	require.True(b.t, found)
+	for trace := range strings.SplitSeq(traces, "\n-----------+") {
+		var names []string
+		label, n := "", 0
+		for line := range strings.Lines(trace) {
+			words := strings.Fields(line)
+			if strings.HasPrefix(line, "---") || len(words) == 0 {
+				continue
+			}
+			if key, isLabel := strings.CutSuffix(words[0], ":"); isLabel && n == 0 {
+				if key == "span_name" {
+					label = strings.Join(words[1:], " ")
+				}
+				continue
+			}
+			if n == 0 {
+				var err error
+				n, err = strconv.Atoi(words[0])
+				require.NoError(b.t, err, trace)
+				words = words[1:]
+			}
+			names = append(names, words[0])
+		}
+		stack := strings.Join(names, "\n") + "\n"
+		s.samples += n
+		if label != "" {
+			s.inSpans += n
+			right := strings.Contains(stack, "net/http.(*conn).serve\n")
+			if label == "sign" {
+				right = inPay.MatchString(stack)
+			}
+			switch {
+			case right:
+				s.right += n
+			case strings.Contains(stack, "runtime.goexit\n"):
+				odd = trace
+				s.wrong += n
+			default: // The runtime works for a goroutine on a stack of its own.
+			}
+		}
+		if work.MatchString(stack) {
+			s.due += n
+			if label == "sign" {
+				s.found += n
+			} else {
+				odd = trace
+			}
+		}
+	}
+	return s, odd
+}
+
+var (
+	// inPay are the stacks of pay. A function that it calls hides it until it has built a frame.
+	inPay = regexp.MustCompile(`(?m)^main\.pay$|\A\S+\nnet/http\.HandlerFunc\.ServeHTTP$`)
+	// work are those within its span for certain.
+	work = regexp.MustCompile(`(?m)^crypto/.*\nmain\.pay$`)
+)

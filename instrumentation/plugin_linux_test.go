@@ -1,0 +1,96 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package instrumentation
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"io"
+	"os/exec"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/otelctx/otelctx/internal/testing/programs"
+	"github.com/otelctx/otelctx/internal/testing/testenv"
+	"github.com/otelctx/otelctx/reader"
+)
+
+// A plugin has the host's runtime and the host's copy of each package. So it calibrates nothing of its own.
+func TestPlugin(t *testing.T) {
+	testenv.NeedAll(t)
+	v := programs.Cgo
+	v.Name, v.Flags = "plugin", []string{"-buildmode=plugin"}
+	host, guest := programs.Build(t, programs.Cgo, ".", "./testdata/plugin/host"), programs.Build(t, v, ".", "./testdata/plugin/guest")
+	cmd := exec.Command(host, guest)
+	stdin, err := cmd.StdinPipe()
+	require.NoError(t, err)
+	stdout, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	require.NoError(t, cmd.Start())
+	defer func() { _ = cmd.Process.Kill() }()
+	lines := bufio.NewScanner(stdout)
+	var before []reader.Carrier
+	for _, step := range []struct {
+		about string
+		live  []string
+		runs  string
+	}{
+		{"in a span of the plugin", []string{"guest", "host"}, "guest"},
+		{"after it", []string{"host"}, "host"},
+		{"with a provider of the plugin", []string{"guest", "host"}, "guest"},
+		{"after its Shutdown", []string{"host"}, "host"},
+	} {
+		require.True(t, lines.Scan(), "%s: %s", step.about, &stderr)
+		require.Equal(t, "ready", lines.Text(), step.about)
+		service, live := inspect(t, cmd.Process.Pid)
+		assert.Equal(t, "host", service, step.about)
+		assert.Equal(t, step.live, live, step.about)
+		awaitThread(t, cmd.Process.Pid, step.runs)
+		carriers := carriersOf(t, cmd.Process.Pid)
+		if before != nil {
+			assert.Equal(t, before, carriers, step.about)
+		}
+		before = carriers
+		_, err := io.WriteString(stdin, "\n")
+		require.NoError(t, err)
+	}
+	require.NoError(t, cmd.Wait(), stderr.String())
+	assert.Empty(t, stderr.String())
+}
+
+func carriersOf(t *testing.T, pid int) []reader.Carrier {
+	t.Helper()
+	p, err := reader.Open(pid)
+	require.NoError(t, err)
+	defer p.Close()
+	carriers, err := p.Carriers(context.Background())
+	require.NoError(t, err)
+	require.NotEmpty(t, carriers)
+	return carriers
+}
+
+// awaitThread waits until a thread is seen in a span, and proven to run the span's goroutine.
+func awaitThread(t *testing.T, pid int, span string) {
+	t.Helper()
+	p, err := reader.Open(pid)
+	require.NoError(t, err)
+	defer p.Close()
+	for deadline := time.Now().Add(time.Minute); ; {
+		threads, err := p.Threads(context.Background())
+		require.NoError(t, err)
+		if slices.ContainsFunc(threads, func(th reader.Thread) bool {
+			return th.Span != nil && th.Span.Name == span && th.Span.Proven
+		}) {
+			return
+		}
+		require.True(t, time.Now().Before(deadline), "no thread is seen in %s: %+v", span, threads)
+	}
+}
