@@ -173,7 +173,7 @@ fuzz: ## Run each fuzz target for FUZZTIME (30s).
 
 .PHONY: newcomer
 newcomer: export OTELCTX_TEST_ALL = 1
-newcomer: ## As root, run the commands of README and docs/getting-started.md in a clone with an empty home.
+newcomer: ## Run the commands of README and docs/getting-started.md in a clone with an empty home; those that need root as root only.
 	$(TEST) -v -count 1 -timeout 30m ./internal/docscode -run '^TestNewcomer$$'
 
 SOAK_TIME ?= 10m
@@ -259,7 +259,8 @@ $(BIN)/apidiff: TOOL = golang.org/x/exp/cmd/apidiff
 $(BIN)/golangci-lint: TOOL = github.com/golangci/golangci-lint/v2/cmd/golangci-lint
 $(BIN)/govulncheck: TOOL = golang.org/x/vuln/cmd/govulncheck
 $(BIN)/go-licenses: TOOL = github.com/google/go-licenses/v2
-$(BIN)/apidiff $(BIN)/golangci-lint $(BIN)/govulncheck $(BIN)/go-licenses: internal/tools/go.mod internal/tools/go.sum
+$(BIN)/cyclonedx-gomod: TOOL = github.com/CycloneDX/cyclonedx-gomod/cmd/cyclonedx-gomod
+$(BIN)/apidiff $(BIN)/golangci-lint $(BIN)/govulncheck $(BIN)/go-licenses $(BIN)/cyclonedx-gomod: internal/tools/go.mod internal/tools/go.sum
 	cd internal/tools && $(GO) build -o ../../$@ $(TOOL)
 
 # Those without a machine at hand.
@@ -355,6 +356,10 @@ api: $(BIN)/apidiff ## Say how the library's API differs from that of the last r
 		{ (cd "$$tmp/base" && "$(CURDIR)/$(BIN)/apidiff" -m -w "$$tmp/export" .) && \
 			$(BIN)/apidiff -m $(APIDIFF) "$$tmp/export" .; } 2>"$$tmp/messages" || { cat "$$tmp/messages" >&2; exit 1; }
 
+.PHONY: sbom
+sbom: build $(BIN)/cyclonedx-gomod ## Write what the command line tool is made of into bin/otelctx.cdx.json, as CycloneDX.
+	.ci/sbom $(BIN)/otelctx $(BIN)/otelctx.cdx.json
+
 .PHONY: release-check
-release-check: ## Make the next release in a copy, and use it as a stranger does.
+release-check: $(BIN)/cyclonedx-gomod ## Make the next release in a copy, and use it as a stranger does.
 	.ci/release-check
