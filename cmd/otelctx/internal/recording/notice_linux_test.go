@@ -87,8 +87,8 @@ func (ts *targets) await(t *testing.T, pid, recorded, gone int) {
 	}, time.Minute, time.Millisecond)
 }
 
-// retry tries again what is left to the poll, which these tests do without: a change while many
-// processes change, or one of a process that changes often.
+// retry tries again what is left to the poll, which these tests do without. That is a change
+// while many processes change, or one of a process that changes often.
 func retry(t *testing.T, attempt func() bool) {
 	t.Helper()
 	for range 30 {
