@@ -332,8 +332,9 @@ func TestRecordOfTheSameService(t *testing.T) {
 	v := judge(all, truth)
 	t.Logf("%+v", v)
 	assert.NotZero(t, v.inSpans)
-	assert.Equal(t, v.inSpans, v.right)
-	assert.Zero(t, v.outsideGiven)
+	assert.Equal(t, v.inSpans-v.none, v.right, "samples with the wrong span")
+	assert.LessOrEqual(t, v.none, 1+v.inSpans/1000, "samples without their span")
+	assert.Zero(t, v.outsideGiven, "samples outside of spans with one")
 	child.Kill()
 }
 
