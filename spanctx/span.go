@@ -169,8 +169,13 @@ func (p *SpanProcessor) leave(at *position, span cells.Ref, goid uint64) (in boo
 		if at.around[0] == 0 {
 			break
 		}
-		if at.record != nil && at.record.Outer() != nil {
-			at.atRecord(at.record.Outer())
+		// Loaded once: another goroutine that ends the record's span clears it.
+		var outer *gorecord.Record
+		if at.record != nil {
+			outer = at.record.Outer()
+		}
+		if outer != nil {
+			at.atRecord(outer)
 		} else {
 			p.step(at, 0, goid)
 		}
