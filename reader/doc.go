@@ -29,5 +29,7 @@
 // Everything in this package may be called concurrently. What it returns is the
 // caller's own, to keep and to change.
 //
+// The package never writes to a process, and knows nothing of how this process publishes.
+//
 // [OTEP 4719]: https://github.com/open-telemetry/opentelemetry-specification/blob/main/oteps/profiles/4719-process-ctx.md
 package reader

@@ -25,4 +25,6 @@
 // A profiler that finds a second library in a process drops the first. There is one
 // mapping for the life of the process: it stays when nothing is shown any more, and
 // serves again.
+//
+// It knows nothing of spans: what the storage and the records hold is for the caller to write.
 package apmlib

@@ -29,4 +29,6 @@
 //
 // Each P has a small table of the spans that were started on it, each entry a Ref. A live
 // span whose entry is needed for another one moves to a table that all share.
+//
+// It does not know on which carriers a span is shown, nor which goroutines are in it.
 package cells

@@ -12,4 +12,6 @@
 // nobody who still has the pointer takes the goroutine to be in a span that is over.
 // Attributes that are shown with the span follow that record, and are labels too as far
 // as profilers read them.
+//
+// It does not know when spans start and end, nor the SDK. What names a cell is a number to it.
 package gorecord

@@ -14,4 +14,6 @@
 //
 // Supported are linux/amd64 and linux/arm64. Everywhere else the package compiles, and every fact is refused with an
 // error that wraps [errors.ErrUnsupported].
+//
+// It knows nothing of spans, and imports nothing of otelctx.
 package goruntime

@@ -9,6 +9,8 @@
 // what they have read.
 //
 // The memory is bounded: names beyond [Capacity] have no number, and are counted.
+//
+// It does not know which spans are live: it only numbers names, and shows them to readers.
 package names
 
 import (

@@ -13,4 +13,6 @@
 //
 // Unlike atomic stores, they may be overtaken by loads that follow. A writer that then
 // checks whether somebody has looked needs an atomic operation in between.
+//
+// It knows no format, and imports nothing of otelctx.
 package ordered

@@ -8,4 +8,6 @@
 // process provides itself (userfaultfd, FUSE). They wait as long as it likes. Nothing
 // but the end of the caller's own process ends them. So each call gets a goroutine, and
 // with it a thread, that can be done without.
+//
+// It does not know what is read.
 package patient

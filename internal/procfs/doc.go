@@ -10,4 +10,6 @@
 // name with single ones, so that names with one space and with two look the same. And
 // it does not check its scanner's error, so that an overlong line silently ends the
 // list.
+//
+// It knows nothing of what is in the mappings, and imports nothing of otelctx.
 package procfs

@@ -10,4 +10,6 @@
 // socket is read on a thread of its own, which stays in the kernel until a burst is
 // over. It does not come back to Go for each message, where it would wait for a
 // processor. [Socket.Drain] has it come back at once.
+//
+// It does not know what the messages say.
 package profilersocket

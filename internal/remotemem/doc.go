@@ -3,4 +3,6 @@
 
 // Package remotemem reads the memory of a process, one's own included, without
 // its help and without trusting its pointers.
+//
+// It knows no format, and imports nothing of otelctx.
 package remotemem

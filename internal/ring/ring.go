@@ -14,6 +14,8 @@
 // Call all functions that write while pinned ([goruntime.Pin]). A goroutine that moved
 // between reading its thread id and the last store would write the slot of another
 // thread.
+//
+// It does not know the SDK, nor why a goroutine is in a span.
 package ring
 
 import (

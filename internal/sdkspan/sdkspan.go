@@ -9,6 +9,8 @@
 // Parent, which takes a lock. So where a value is one of the SDK's own types, both are read in place, at the
 // offsets that reflection tells. For all others, and should the SDK name its fields
 // otherwise one day, its methods are called.
+//
+// It does not know what is done with spans, and imports nothing of otelctx.
 package sdkspan
 
 import (

@@ -3,4 +3,6 @@
 
 // Package vma makes memory that other processes find by its name in
 // /proc/pid/maps. It is the project's one door to the memory system calls.
+//
+// It knows no format: what is in the memory is for the caller to write.
 package vma

@@ -8,4 +8,6 @@
 //
 // All multi-byte fields are in the byte order of the machine: writer and reader
 // always share one.
+//
+// It knows nothing of goroutines, of the SDK, and of who writes or reads when.
 package wire

@@ -9,4 +9,6 @@
 // has opened, and no capability of this program's file: executing another program drops
 // those. The command waits since it is traced (PTRACE_TRACEME) until it is let go. The kernel
 // does not give the rights of a set-user-id program to a program that an ordinary user traces.
+//
+// It knows nothing of recordings.
 package launch

@@ -10,4 +10,6 @@
 // clears what is effective in all threads, and [Do] raises what recording takes, in one
 // thread, for as long as a function runs. Capabilities that the user has, as root does, are
 // left alone.
+//
+// It does not know what the privileges are used for.
 package privilege

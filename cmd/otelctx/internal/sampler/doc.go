@@ -14,6 +14,9 @@
 // CAP_PERFMON. Before 5.11 it also needs CAP_SYS_RESOURCE, or as much memory that may be
 // locked as its maps take. Elsewhere [Open] returns an error that wraps
 // [errors.ErrUnsupported].
+//
+// It names no functions and makes no profiles. Which processes are sampled is for the caller to
+// say.
 package sampler
 
 // The objects and the code around them are committed, so that building takes no

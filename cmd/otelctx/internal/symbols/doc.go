@@ -19,4 +19,6 @@
 //
 // The files belong to whoever runs the process: nothing in them is trusted. They are
 // read in pieces as needed, never as a whole, and every size is capped.
+//
+// It knows nothing of samples, spans and profiles.
 package symbols
