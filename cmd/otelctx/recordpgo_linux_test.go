@@ -48,7 +48,7 @@ func TestRecordForPGO(t *testing.T) {
 // for each profile, which takes a minute and more of processor time.
 func buildPGO(t *testing.T, pgo string) string {
 	t.Helper()
-	return output(t, "go", "build", "-o", filepath.Join(t.TempDir(), "pgo"), "-pgo="+pgo, "-gcflags=-m", "./testdata/pgo")
+	return goSays(t, "build", "-o", filepath.Join(t.TempDir(), "pgo"), "-pgo="+pgo, "-gcflags=-m", "./testdata/pgo")
 }
 
 // compilePGO returns what the compiler says of the program's own package. It runs the commands
@@ -56,22 +56,22 @@ func buildPGO(t *testing.T, pgo string) string {
 func compilePGO(t *testing.T, pgo string) string {
 	t.Helper()
 	dir := t.TempDir()
-	exports := output(t, "go", "list", "-export", "-deps", "-f", "{{if .Export}}packagefile {{.ImportPath}}={{.Export}}{{end}}", "./testdata/pgo")
+	exports := goSays(t, "list", "-export", "-deps", "-f", "{{if .Export}}packagefile {{.ImportPath}}={{.Export}}{{end}}", "./testdata/pgo")
 	config := filepath.Join(dir, "importcfg")
 	require.NoError(t, os.WriteFile(config, []byte(exports), 0o600))
 	args := []string{"tool", "compile", "-o", filepath.Join(dir, "pgo.a"), "-p", "main", "-importcfg", config, "-m"}
 	if pgo != "off" {
 		prepared := filepath.Join(dir, "prepared.pgo")
-		output(t, "go", "tool", "preprofile", "-o", prepared, "-i", pgo)
+		goSays(t, "tool", "preprofile", "-o", prepared, "-i", pgo)
 		args = append(args, "-pgoprofile="+prepared)
 	}
-	return output(t, "go", append(args, "testdata/pgo/main.go")...)
+	return goSays(t, append(args, "testdata/pgo/main.go")...)
 }
 
-// output runs a program, and returns what it says.
-func output(t *testing.T, name string, args ...string) string {
+// goSays runs the go command, and returns what it says.
+func goSays(t *testing.T, args ...string) string {
 	t.Helper()
-	out, err := exec.Command(name, args...).CombinedOutput()
+	out, err := exec.Command("go", args...).CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	return string(out)
 }
