@@ -61,10 +61,10 @@ func send(t *testing.T, data *profilespb.ProfilesData) []pprofile.Profiles {
 	c := startCollector(t)
 	client, err := export.NewClient(c.endpoint)
 	require.NoError(t, err)
-	defer func() { require.NoError(t, client.Close()) }()
-	warnings, err := client.Export(t.Context(), data)
-	require.NoError(t, err)
-	assert.Empty(t, warnings)
+	q := export.NewQueue(client)
+	q.Add(data)
+	require.NoError(t, q.Close())
+	assert.Equal(t, export.Delivery{Sent: profile.Samples(data)}, q.Delivery())
 	return c.profiles
 }
 

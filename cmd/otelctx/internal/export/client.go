@@ -101,26 +101,6 @@ func (r *RejectedError) Error() string {
 	return fmt.Sprintf("the collector rejected %d profiles: %s", r.Rejected, r.Message)
 }
 
-// Export sends data, and tries again for as long as the timeout allows where the
-// protocol says that it may help. What is too large for one request is sent in several,
-// which have profiles with ids of their own. If one of them fails the rest is sent
-// nevertheless. Warnings are what a collector says that has accepted everything. The
-// error wraps a *RejectedError where one has not.
-func (c *Client) Export(ctx context.Context, data *profilespb.ProfilesData) (warnings []string, err error) {
-	requests, err := c.requests(data)
-	errs := []error{err}
-	for _, r := range requests {
-		ctx, cancel := context.WithTimeout(ctx, c.config.timeout)
-		warning, err := c.send(ctx, r)
-		cancel()
-		errs = append(errs, err)
-		if warning != "" {
-			warnings = append(warnings, warning)
-		}
-	}
-	return warnings, errors.Join(errs...)
-}
-
 // request is what is sent at a time.
 type request struct {
 	encoded []byte // an ExportProfilesServiceRequest
@@ -156,15 +136,6 @@ func newPauses() *backoff.ExponentialBackOff {
 	pauses := backoff.NewExponentialBackOff()
 	pauses.InitialInterval, pauses.MaxInterval = firstPause, longestPause
 	return pauses
-}
-
-// send sends a request, and tries again until ctx is done where that may help.
-func (c *Client) send(ctx context.Context, r request) (warning string, err error) {
-	warning, err = backoff.Retry(ctx, func() (string, error) {
-		warning, err := c.try(ctx, &r)
-		return warning, waiting(err)
-	}, backoff.WithBackOff(newPauses()), backoff.WithMaxElapsedTime(0))
-	return warning, c.failed(r, err)
 }
 
 // try makes one attempt to send a request, which has the timeout to itself. The error wraps a
@@ -206,18 +177,3 @@ type failure struct {
 }
 
 func (f *failure) Unwrap() error { return f.error }
-
-// waiting returns the error of an attempt as backoff understands it.
-func waiting(err error) error {
-	var f *failure
-	switch {
-	case err == nil:
-		return nil
-	case !errors.As(err, &f), !f.again:
-		return backoff.Permanent(err)
-	case f.after > 0:
-		return &backoff.RetryAfterError{Duration: f.after}
-	default:
-		return err
-	}
-}

@@ -13,7 +13,6 @@ import (
 	"crypto/x509"
 	"encoding/pem"
 	"errors"
-	"fmt"
 	"io"
 	"log"
 	"math/big"
@@ -166,7 +165,7 @@ func byEachProtocol(t *testing.T, test func(t *testing.T, listen func(t *testing
 	}
 }
 
-func client(t *testing.T, endpoint string) quiet {
+func client(t *testing.T, endpoint string) *Client {
 	t.Helper()
 	c, err := NewClient(endpoint)
 	require.NoError(t, err)
@@ -174,18 +173,27 @@ func client(t *testing.T, endpoint string) quiet {
 		require.NoError(t, c.Close())
 		require.NoError(t, c.Close())
 	})
-	return quiet{c}
+	return c
 }
 
-// quiet is a client whose collector has no warnings.
-type quiet struct{ *Client }
+// send sends a recording of one sample to a collector that has no warnings.
+func send(t *testing.T, endpoint string) error {
+	t.Helper()
+	d := sendBy(t, client(t, endpoint), recording(t, 1))
+	assert.Empty(t, d.Warnings)
+	return errors.Join(d.Reasons...)
+}
 
-func (q quiet) Export(ctx context.Context, data *profilespb.ProfilesData) error {
-	warnings, err := q.Client.Export(ctx, data)
-	if len(warnings) > 0 {
-		return errors.Join(err, fmt.Errorf("warnings: %q", warnings))
-	}
-	return err
+// sendBy returns what has become of data.
+func sendBy(t *testing.T, c *Client, data *profilespb.ProfilesData) Delivery {
+	t.Helper()
+	q := NewQueue(c)
+	q.Add(data)
+	require.NoError(t, q.Close())
+	d := q.Delivery()
+	assert.Zero(t, d.Waiting)
+	assert.Equal(t, d.Dropped > 0, len(d.Reasons) > 0)
+	return d
 }
 
 func TestExport(t *testing.T) {
@@ -194,7 +202,7 @@ func TestExport(t *testing.T) {
 		t.Setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip")
 		s := &server{}
 		data := recording(t, 3)
-		require.NoError(t, client(t, "http://"+listen(t, s, nil)).Export(t.Context(), data))
+		require.Empty(t, sendBy(t, client(t, "http://"+listen(t, s, nil)), data).Reasons)
 		require.Len(t, s.requests, 1)
 		got := &profilespb.ProfilesData{ResourceProfiles: s.requests[0].GetResourceProfiles(), Dictionary: s.requests[0].GetDictionary()}
 		assert.True(t, proto.Equal(data, got))
@@ -210,7 +218,7 @@ func TestExportRetries(t *testing.T) {
 		exhausted, err := status.New(codes.ResourceExhausted, "later").WithDetails(&errdetails.RetryInfo{RetryDelay: durationpb.New(time.Millisecond)})
 		require.NoError(t, err)
 		s := &server{answers: []error{status.Error(codes.Unavailable, "starting"), exhausted.Err()}}
-		require.NoError(t, client(t, "http://"+listen(t, s, nil)).Export(t.Context(), recording(t, 1)))
+		require.NoError(t, send(t, "http://"+listen(t, s, nil)))
 		assert.Equal(t, 3, s.attempts)
 	})
 }
@@ -218,7 +226,7 @@ func TestExportRetries(t *testing.T) {
 func TestExportDoesNotRetry(t *testing.T) {
 	for _, code := range []codes.Code{codes.InvalidArgument, codes.Unauthenticated, codes.PermissionDenied, codes.ResourceExhausted, codes.Unimplemented, codes.Internal} {
 		s := &server{answers: []error{status.Error(code, "because")}}
-		err := client(t, "http://"+s.listen(t)).Export(t.Context(), recording(t, 1))
+		err := send(t, "http://"+s.listen(t))
 		require.ErrorContains(t, err, "because")
 		assert.Equal(t, code, status.Code(err))
 		assert.Equal(t, 1, s.attempts, code)
@@ -242,7 +250,7 @@ func TestExportDoesNotRetryByHTTP(t *testing.T) {
 			}
 			w.WriteHeader(code)
 		}))
-		err := client(t, h.URL).Export(t.Context(), recording(t, 1))
+		err := send(t, h.URL)
 		h.Close()
 		require.ErrorContains(t, err, "the answer was "+strconv.Itoa(code))
 		assert.Equal(t, 1, here)
@@ -261,7 +269,7 @@ func TestExportTimeout(t *testing.T) {
 		for timeout := 500; ; timeout *= 2 {
 			t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", strconv.Itoa(timeout))
 			s := &server{answers: unavailable}
-			err := client(t, "http://"+listen(t, s, nil)).Export(t.Context(), recording(t, 1))
+			err := send(t, "http://"+listen(t, s, nil))
 			require.Error(t, err)
 			if strings.Contains(err.Error(), "starting") {
 				break
@@ -270,17 +278,14 @@ func TestExportTimeout(t *testing.T) {
 		}
 
 		t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "300")
-		ctx, cancel := context.WithCancel(t.Context())
-		cancel()
-		require.Error(t, client(t, "http://127.0.0.1:1").Export(ctx, recording(t, 1)))
-		require.Error(t, client(t, "http://127.0.0.1:1").Export(t.Context(), recording(t, 1)), "nobody listens")
+		require.Error(t, send(t, "http://127.0.0.1:1"), "nobody listens")
 	})
 }
 
 func TestExportPartialSuccess(t *testing.T) {
 	byEachProtocol(t, func(t *testing.T, listen func(*testing.T, *server, *tls.Config) string) {
 		s := &server{partial: &collectorpb.ExportProfilesPartialSuccess{RejectedProfiles: 1, ErrorMessage: "too old"}}
-		err := client(t, "http://"+listen(t, s, nil)).Export(t.Context(), recording(t, 1))
+		err := send(t, "http://"+listen(t, s, nil))
 		var rejected *RejectedError
 		require.ErrorAs(t, err, &rejected)
 		assert.Equal(t, RejectedError{Rejected: 1, Message: "too old"}, *rejected)
@@ -288,9 +293,9 @@ func TestExportPartialSuccess(t *testing.T) {
 
 		// Everything was accepted.
 		s = &server{partial: &collectorpb.ExportProfilesPartialSuccess{ErrorMessage: "slow down"}}
-		warnings, err := client(t, "http://"+listen(t, s, nil)).Client.Export(t.Context(), recording(t, 1))
-		require.NoError(t, err)
-		assert.Equal(t, []string{"slow down"}, warnings)
+		d := sendBy(t, client(t, "http://"+listen(t, s, nil)), recording(t, 1))
+		assert.Empty(t, d.Reasons)
+		assert.Equal(t, []string{"slow down"}, d.Warnings)
 	})
 }
 
@@ -302,10 +307,10 @@ func TestExportLarge(t *testing.T) {
 	require.Greater(t, proto.Size(data), limit)
 	s := &server{}
 	address := s.listen(t, grpc.MaxRecvMsgSize(limit))
+	require.NotEmpty(t, sendBy(t, client(t, "http://"+address), data).Reasons, "the limit is the server's")
 	c := client(t, "http://"+address)
-	require.Error(t, c.Export(t.Context(), data), "the limit is the server's")
 	c.maxRequest = limit
-	require.NoError(t, c.Export(t.Context(), data))
+	require.Empty(t, sendBy(t, c, data).Reasons)
 	assert.Greater(t, len(s.requests), 1)
 	samples := 0
 	for _, r := range s.requests {
@@ -330,19 +335,19 @@ func TestExportTLS(t *testing.T) {
 			ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: pool,
 		})
 		t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "300")
-		require.Error(t, client(t, "https://"+address).Export(t.Context(), recording(t, 1)), "an authority that nobody knows")
+		require.Error(t, send(t, "https://"+address), "an authority that nobody knows")
 		t.Setenv("OTEL_EXPORTER_OTLP_CERTIFICATE", certificatePath)
-		require.Error(t, client(t, "https://"+address).Export(t.Context(), recording(t, 1)), "no certificate of the client")
+		require.Error(t, send(t, "https://"+address), "no certificate of the client")
 		t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "60000")
 		t.Setenv("OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE", certificatePath)
 		t.Setenv("OTEL_EXPORTER_OTLP_PROFILES_CLIENT_KEY", keyPath)
-		require.NoError(t, client(t, "https://"+address).Export(t.Context(), recording(t, 1)))
+		require.NoError(t, send(t, "https://"+address))
 		if os.Getenv("OTEL_EXPORTER_OTLP_PROTOCOL") == protocolGRPC {
 			address = "dns:///" + address
 		} else {
 			address = "https://" + address + profilesPath
 		}
-		require.NoError(t, client(t, address).Export(t.Context(), recording(t, 1)), "another way to say where")
+		require.NoError(t, send(t, address), "another way to say where")
 		assert.Len(t, s.requests, 2)
 	})
 }
