@@ -115,11 +115,9 @@ func (p *SpanProcessor) position(at *position, l *labels, self *goruntime.Self) 
 
 // outward moves a position to the nearest live span around its own, or to none.
 func (p *SpanProcessor) outward(at *position, goid uint64) {
-	if at.record != nil {
-		if outer := at.record.Outer(); outer != nil && p.cells.Live(outer.Ref()) {
-			at.atRecord(outer)
-			return
-		}
+	if outer := at.record.Outer(); outer != nil && p.cells.Live(outer.Ref()) {
+		at.atRecord(outer)
+		return
 	}
 	p.nearest(at, 0, goid)
 }
@@ -170,11 +168,7 @@ func (p *SpanProcessor) leave(at *position, span cells.Ref, goid uint64) (in boo
 			break
 		}
 		// Loaded once: another goroutine that ends the record's span clears it.
-		var outer *gorecord.Record
-		if at.record != nil {
-			outer = at.record.Outer()
-		}
-		if outer != nil {
+		if outer := at.record.Outer(); outer != nil {
 			at.atRecord(outer)
 		} else {
 			p.step(at, 0, goid)
@@ -438,9 +432,9 @@ func (p *SpanProcessor) install(at *position, l *labels, s *cells.Span) {
 	record := at.record
 	if at.ref != 0 && (record == nil || !record.HasLabels(l.user) || !record.HasNames(s.Name, s.Endpoint)) {
 		if base := p.known.record(at.ref); base != nil {
-			from, outer := base, (*gorecord.Record)(nil)
+			from, outer := base, record.Outer()
 			if record != nil {
-				from, outer = record, record.Outer()
+				from = record
 			}
 			record = p.variant(base, p.keys.Load().Decode(from.Attributes()), l.user, outer, at.around)
 		}

@@ -269,8 +269,13 @@ func (r *Record) Ref() wire.Ref {
 func (r *Record) Enclosing() [wire.Enclosing]wire.Ref { return r.enclosing }
 
 // Outer returns the record that the goroutine goes back to, nil if there is none or the
-// span is over.
-func (r *Record) Outer() *Record { return r.outer.Load() }
+// span is over. That of nil is nil.
+func (r *Record) Outer() *Record {
+	if r == nil {
+		return nil
+	}
+	return r.outer.Load()
+}
 
 // Attributes returns the attributes that the span is shown with, as OTEP 4947 has them,
 // which stay as they are.
