@@ -163,7 +163,7 @@ FUZZ_TARGETS := \
 	./reader:FuzzThreads \
 	./reader:FuzzPayload \
 	./reader:FuzzProcessContext \
-	./cmd/otelctx/internal/symbols:FuzzImage \
+	./cmd/otelctx/internal/profile/symbols:FuzzImage \
 	./cmd/otelctx/internal/profile:FuzzCheck
 
 .PHONY: fuzz
@@ -226,7 +226,7 @@ bench-smoke: ## Run each benchmark once.
 .PHONY: accuracy
 accuracy: ## Measure which spans are seen, at least 5,000 samples for each carrier, and what recording costs.
 	cd benchmarks && $(GO) test ./accuracy -count 1 -v -full -samples 5000 -rounds 20 -window 1s -long 30s -timeout 60m
-	cd cmd/otelctx && $(GO) test ./internal/sampler -v -run '^$$' -bench Sample -benchtime 5000x
+	cd cmd/otelctx && $(GO) test ./internal/kernel/sampler -v -run '^$$' -bench Sample -benchtime 5000x
 
 # What wild score is run with, such as -patterns or -observers (see benchmarks/wild). Where make otelcol
 # has built a Collector, its receivers are observers too.

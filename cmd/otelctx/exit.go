@@ -9,8 +9,8 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/launch"
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/sampler"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/launch"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
 	"github.com/otelctx/otelctx/internal/patient"
 	"github.com/otelctx/otelctx/reader"
 )

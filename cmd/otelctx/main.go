@@ -15,7 +15,7 @@ import (
 
 	"github.com/alecthomas/kong"
 
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/privilege"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/privilege"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/recording"
 )
 

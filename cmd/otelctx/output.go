@@ -9,7 +9,7 @@ import (
 
 	profilespb "go.opentelemetry.io/proto/otlp/profiles/v1development"
 
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/export"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/export"
 )
 
 // outputs are where the profiles of a recording go to: a file, a collector, both or

@@ -17,9 +17,9 @@ import (
 
 	"github.com/schollz/progressbar/v3"
 
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/export"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/export"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/recording"
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/sampler"
 )
 
 // recordCommand is otelctx record.

@@ -10,7 +10,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/launch"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/launch"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/recording"
 )
 

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/export"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/export"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/recording"
 )
 

@@ -57,15 +57,16 @@ var graph = map[string]string{
 	// Readers.
 	"reader": "internal/boottime internal/procfs internal/remotemem internal/wire proto/otlp proto/otlp/processcontext/v1development protobuf ringbuf",
 
-	// The command line tool, which is a reader.
-	"cmd/otelctx":                    "alecthomas/kong cmd/otelctx/internal/export cmd/otelctx/internal/launch cmd/otelctx/internal/privilege cmd/otelctx/internal/recording cmd/otelctx/internal/sampler internal/patient internal/procfs proto/otlp proto/otlp/profiles/v1development reader schollz/progressbar/v3",
-	"cmd/otelctx/internal/launch":    "x/sys",
-	"cmd/otelctx/internal/privilege": "x/sys",
-	"cmd/otelctx/internal/recording": "cmd/otelctx/internal/profile cmd/otelctx/internal/sampler cmd/otelctx/internal/symbols internal/patient internal/procfs internal/wire otel proto/otlp proto/otlp/profiles/v1development reader x/sys",
-	"cmd/otelctx/internal/sampler":   "cilium/ebpf cmd/otelctx/internal/privilege internal/boottime internal/wire reader x/sys",
-	"cmd/otelctx/internal/symbols":   "ianlancetaylor/demangle internal/procfs internal/remotemem x/sys",
-	"cmd/otelctx/internal/profile":   "cmd/otelctx/internal/symbols google/pprof otel proto/otlp proto/otlp/profiles/v1development protobuf",
-	"cmd/otelctx/internal/export":    "cenkalti/backoff/v5 cmd/otelctx/internal/profile genproto/googleapis/rpc google/pprof google/renameio/v2 grpc internal/wire otel proto/otlp/collector/profiles/v1development proto/otlp/profiles/v1development protobuf",
+	// The command line tool, which is a reader. It has layers: what the kernel does for it (kernel),
+	// what a profile is made of and where it goes (profile), and recording, which joins them.
+	"cmd/otelctx":                           "alecthomas/kong cmd/otelctx/internal/profile/export cmd/otelctx/internal/kernel/launch cmd/otelctx/internal/kernel/privilege cmd/otelctx/internal/recording cmd/otelctx/internal/kernel/sampler internal/patient internal/procfs proto/otlp proto/otlp/profiles/v1development reader schollz/progressbar/v3",
+	"cmd/otelctx/internal/kernel/launch":    "x/sys",
+	"cmd/otelctx/internal/kernel/privilege": "x/sys",
+	"cmd/otelctx/internal/recording":        "cmd/otelctx/internal/profile cmd/otelctx/internal/kernel/sampler cmd/otelctx/internal/profile/symbols internal/patient internal/procfs internal/wire otel proto/otlp proto/otlp/profiles/v1development reader x/sys",
+	"cmd/otelctx/internal/kernel/sampler":   "cilium/ebpf cmd/otelctx/internal/kernel/privilege internal/boottime internal/wire reader x/sys",
+	"cmd/otelctx/internal/profile/symbols":  "ianlancetaylor/demangle internal/procfs internal/remotemem x/sys",
+	"cmd/otelctx/internal/profile":          "cmd/otelctx/internal/profile/symbols google/pprof otel proto/otlp proto/otlp/profiles/v1development protobuf",
+	"cmd/otelctx/internal/profile/export":   "cenkalti/backoff/v5 cmd/otelctx/internal/profile genproto/googleapis/rpc google/pprof google/renameio/v2 grpc internal/wire otel proto/otlp/collector/profiles/v1development proto/otlp/profiles/v1development protobuf",
 
 	// The Collector receiver, which is a reader too.
 	"collector/otelctxreceiver": "collector/component collector/consumer/xconsumer collector/pdata collector/pdata/pprofile collector/receiver collector/receiver/xreceiver ebpf-profiler go.uber.org/zap internal/patient otel otel/metric proto/otlp reader",
@@ -141,11 +142,21 @@ var linked = map[string]string{
 		"schollz/progressbar/v3 x/net x/sys x/term x/text",
 }
 
+// The layers of the command line tool.
+const (
+	kernelLayer  = "cmd/otelctx/internal/kernel/launch cmd/otelctx/internal/kernel/privilege cmd/otelctx/internal/kernel/sampler"
+	profileLayer = "cmd/otelctx/internal/profile cmd/otelctx/internal/profile/export cmd/otelctx/internal/profile/symbols"
+	recording    = "cmd/otelctx/internal/recording"
+)
+
 // never says what must not get into whom, by whatever way and whatever the tables allow.
 var never = []struct{ who, what, why string }{
 	{"reader ringbuf", "otel otel/sdk otel/trace otel/log otel/metric", "a profiler gets no SDK with its reader"},
 	{"reader ringbuf", "resourcepublisher spanctx scopedattr universalprofiling internal/cells internal/gorecord internal/names internal/scope internal/apmlib", "readers share formats with writers, and the ring"},
 	{"cmd/otelctx", "resourcepublisher spanctx scopedattr universalprofiling internal/cells internal/gorecord internal/names internal/scope internal/apmlib", "the command line tool publishes nothing"},
+	{kernelLayer, recording + " " + profileLayer, "samples are taken, whatever becomes of them"},
+	{profileLayer, recording + " " + kernelLayer, "a profile is the same wherever its samples come from"},
+	{recording, "cmd/otelctx/internal/profile/export cmd/otelctx/internal/kernel/launch", "what to record, and where profiles go, is for the command"},
 	{"scopedattr/contextattr", "otel/sdk otel/trace otel/log otel/metric internal/goruntime x/sys", "a library that sets attributes links the API alone"},
 	{"resourcepublisher spanctx ringbuf scopedattr universalprofiling instrumentation reader cmd/otelctx", "stretchr/testify go.uber.org/goleak", "these are for tests"},
 }

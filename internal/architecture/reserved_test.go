@@ -16,23 +16,23 @@ import (
 // place says why it is sound there.
 var reserved = map[string]string{
 	"unsafe": "internal/wire internal/vma internal/ordered internal/cells internal/ring internal/gorecord internal/goruntime internal/apmlib " +
-		"internal/profilersocket internal/sdkspan spanctx cmd/otelctx/internal/privilege instrumentation " +
+		"internal/profilersocket internal/sdkspan spanctx cmd/otelctx/internal/kernel/privilege instrumentation " +
 		// Tests, and programs that are tested.
 		"internal/testing/seccomp internal/testing/userfault internal/interop internal/goruntime/testdata/probe internal/testing/burner " +
-		"cmd/otelctx/internal/recording cmd/otelctx/internal/symbols/testdata/prog benchmarks/internal/leaf",
+		"cmd/otelctx/internal/recording cmd/otelctx/internal/profile/symbols/testdata/prog benchmarks/internal/leaf",
 	// Assembly.
 	".s": "internal/goruntime internal/apmlib benchmarks/internal/leaf",
 	// C: a thread-local variable for programs that have cgo anyway, and programs that are tested.
 	"C": "internal/apmlib/cgoword internal/goruntime/testdata/probe spanctx/testdata/cgo " +
-		"internal/testing/burner/service cmd/otelctx/internal/symbols/testdata/cgo benchmarks/wild",
+		"internal/testing/burner/service cmd/otelctx/internal/profile/symbols/testdata/cgo benchmarks/wild",
 	// C in files of its own: the same, the BPF program, and a reader for those who write C.
-	".c": "internal/apmlib/cgoword internal/apmlib/testdata cmd/otelctx/internal/sampler example/creader " +
+	".c": "internal/apmlib/cgoword internal/apmlib/testdata cmd/otelctx/internal/kernel/sampler example/creader " +
 		"cmd/otelctx/internal/hostile/testdata",
-	".h": "cmd/otelctx/internal/sampler",
+	".h": "cmd/otelctx/internal/kernel/sampler",
 	// Where tests make system calls that package syscall does not have. Those of other
 	// code are in [graph].
 	"x/sys in tests": "internal/apmlib internal/goruntime internal/goruntime/testdata/probe internal/profilersocket " +
-		"internal/patient internal/vma reader universalprofiling internal/backends cmd/otelctx cmd/otelctx/internal/sampler cmd/otelctx/internal/collectortest cmd/otelctx/internal/hostile",
+		"internal/patient internal/vma reader universalprofiling internal/backends cmd/otelctx cmd/otelctx/internal/kernel/sampler cmd/otelctx/internal/collectortest cmd/otelctx/internal/hostile",
 }
 
 // linknames says which functions and variables of the runtime are reached without its
@@ -50,7 +50,7 @@ var memoryCalls = map[string]string{
 	"internal/vma":       "Madvise MemfdCreate Mmap MmapPtr Munmap SYS_PRCTL",
 	"internal/remotemem": "ProcessVMReadv",
 	// Nothing about memory: it lets a command go that waits before its first instruction.
-	"cmd/otelctx/internal/launch": "PtraceCont PtraceDetach",
+	"cmd/otelctx/internal/kernel/launch": "PtraceCont PtraceDetach",
 	// For tests.
 	"internal/testing/childproc": "SYS_PRCTL",
 	"internal/testing/userfault": "SYS_USERFAULTFD",

@@ -38,7 +38,7 @@ var packages = []string{
 	"universalprofiling",
 	"cmd/otelctx",
 	"cmd/otelctx/internal/recording",
-	"cmd/otelctx/internal/sampler",
+	"cmd/otelctx/internal/kernel/sampler",
 }
 
 // formats has golden bytes for the tests of other packages.

@@ -32,7 +32,7 @@ const (
 var spanPath = []tests{
 	{".", false, []string{"./spanctx"}},
 	{".", false, []string{"./ringbuf", pkgReader, "./universalprofiling", "./scopedattr"}},
-	{tool, false, []string{"./internal/sampler", pkgRecording, "."}},
+	{tool, false, []string{"./internal/kernel/sampler", pkgRecording, "."}},
 }
 
 var subjects = []subject{
@@ -48,14 +48,14 @@ var subjects = []subject{
 		{"internal/interop", false, []string{everything}},
 		{tool, false, []string{everything}},
 	}},
-	{"recorder: sampling", []string{tool + "/internal/sampler", tool + "/internal/recording", "internal/patient"}, 30, []tests{
+	{"recorder: sampling", []string{tool + "/internal/kernel/sampler", tool + "/internal/recording", "internal/patient"}, 30, []tests{
 		{".", false, []string{"./internal/patient"}},
-		{tool, false, []string{"./internal/sampler", pkgRecording}},
+		{tool, false, []string{"./internal/kernel/sampler", pkgRecording}},
 		{tool, false, []string{"."}},
 		{tool + "/internal/collectortest", false, []string{everything}},
 	}},
-	{"recorder: profiles", []string{tool + "/internal/symbols", tool + "/internal/profile", tool + "/internal/export"}, 30, []tests{
-		{tool, false, []string{"./internal/symbols", "./internal/profile", "./internal/export"}},
+	{"recorder: profiles", []string{tool + "/internal/profile/symbols", tool + "/internal/profile", tool + "/internal/profile/export"}, 30, []tests{
+		{tool, false, []string{"./internal/profile/symbols", "./internal/profile", "./internal/profile/export"}},
 		{tool, false, []string{pkgRecording, "."}},
 		{tool + "/internal/collectortest", false, []string{everything}},
 	}},

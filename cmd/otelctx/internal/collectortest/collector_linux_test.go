@@ -16,9 +16,9 @@ import (
 	profilespb "go.opentelemetry.io/proto/otlp/profiles/v1development"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/export"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/symbols"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/export"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/symbols"
 )
 
 // link returns the span number n.

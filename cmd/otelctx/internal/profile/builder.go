@@ -16,7 +16,7 @@ import (
 	resourcepb "go.opentelemetry.io/proto/otlp/resource/v1"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/symbols"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/symbols"
 )
 
 // ScopeName is the instrumentation scope of the profiles.

@@ -15,7 +15,7 @@ import (
 	profilespb "go.opentelemetry.io/proto/otlp/profiles/v1development"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/symbols"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/symbols"
 )
 
 // onlyProfile returns the profile of data, which has one.

@@ -12,9 +12,9 @@ import (
 	"slices"
 	"time"
 
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/sampler"
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/symbols"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/symbols"
 	"github.com/otelctx/otelctx/internal/patient"
 	"github.com/otelctx/otelctx/reader"
 )

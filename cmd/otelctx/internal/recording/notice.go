@@ -8,7 +8,7 @@ import (
 	"errors"
 	"time"
 
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/sampler"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
 	"github.com/otelctx/otelctx/reader"
 )
 

@@ -8,8 +8,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/sampler"
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/symbols"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/symbols"
 )
 
 const (

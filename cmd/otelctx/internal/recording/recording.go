@@ -15,8 +15,8 @@ import (
 
 	profilespb "go.opentelemetry.io/proto/otlp/profiles/v1development"
 
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/sampler"
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/symbols"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/symbols"
 )
 
 // Config says what to record.

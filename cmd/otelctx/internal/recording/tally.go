@@ -12,7 +12,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/symbols"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/symbols"
 	"github.com/otelctx/otelctx/reader"
 )
 

@@ -6,7 +6,7 @@ package recording
 import (
 	"strings"
 
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/symbols"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/symbols"
 )
 
 // Work is a kind of work that the processor did.

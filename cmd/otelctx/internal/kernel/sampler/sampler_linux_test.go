@@ -527,7 +527,7 @@ func TestBuildModes(t *testing.T) {
 }
 
 // root is the directory of the module that has the burner.
-const root = "../../../.."
+const root = "../../../../.."
 
 // A process that shows nothing is sampled without spans, and may begin to show them.
 func TestWatchAgain(t *testing.T) {

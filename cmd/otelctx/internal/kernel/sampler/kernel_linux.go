@@ -19,7 +19,7 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/privilege"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/privilege"
 	"github.com/otelctx/otelctx/internal/boottime"
 )
 

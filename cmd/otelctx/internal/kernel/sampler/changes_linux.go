@@ -16,7 +16,7 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/cilium/ebpf/ringbuf"
 
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/privilege"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/privilege"
 )
 
 // Changes tells what processes do, at that moment. It is safe for concurrent use, but only one

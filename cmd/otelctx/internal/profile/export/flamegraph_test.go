@@ -20,7 +20,7 @@ import (
 	profilespb "go.opentelemetry.io/proto/otlp/profiles/v1development"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/symbols"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/symbols"
 	"github.com/otelctx/otelctx/internal/wire"
 )
 

@@ -20,7 +20,7 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/cilium/ebpf/ringbuf"
 
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/privilege"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/privilege"
 	"github.com/otelctx/otelctx/reader"
 )
 
