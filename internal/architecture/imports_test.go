@@ -57,8 +57,8 @@ var graph = map[string]string{
 	// Readers.
 	"reader": "internal/boottime internal/procfs internal/remotemem internal/wire proto/otlp proto/otlp/processcontext/v1development protobuf ringbuf",
 
-	// The command line tool, which is a reader. It has layers: what the kernel does for it (kernel),
-	// what a profile is made of and where it goes (profile), and recording, which joins them.
+	// The command line tool, which is a reader. Its packages have layers: what the kernel is
+	// asked for (kernel), what a profile is made of (profile), and recording, which joins them.
 	"cmd/otelctx":                           "alecthomas/kong cmd/otelctx/internal/profile/export cmd/otelctx/internal/kernel/launch cmd/otelctx/internal/kernel/privilege cmd/otelctx/internal/recording cmd/otelctx/internal/kernel/sampler internal/patient internal/procfs proto/otlp proto/otlp/profiles/v1development reader schollz/progressbar/v3",
 	"cmd/otelctx/internal/kernel/launch":    "x/sys",
 	"cmd/otelctx/internal/kernel/privilege": "x/sys",
@@ -142,21 +142,11 @@ var linked = map[string]string{
 		"schollz/progressbar/v3 x/net x/sys x/term x/text",
 }
 
-// The layers of the command line tool.
-const (
-	kernelLayer  = "cmd/otelctx/internal/kernel/launch cmd/otelctx/internal/kernel/privilege cmd/otelctx/internal/kernel/sampler"
-	profileLayer = "cmd/otelctx/internal/profile cmd/otelctx/internal/profile/export cmd/otelctx/internal/profile/symbols"
-	recording    = "cmd/otelctx/internal/recording"
-)
-
 // never says what must not get into whom, by whatever way and whatever the tables allow.
 var never = []struct{ who, what, why string }{
 	{"reader ringbuf", "otel otel/sdk otel/trace otel/log otel/metric", "a profiler gets no SDK with its reader"},
 	{"reader ringbuf", "resourcepublisher spanctx scopedattr universalprofiling internal/cells internal/gorecord internal/names internal/scope internal/apmlib", "readers share formats with writers, and the ring"},
 	{"cmd/otelctx", "resourcepublisher spanctx scopedattr universalprofiling internal/cells internal/gorecord internal/names internal/scope internal/apmlib", "the command line tool publishes nothing"},
-	{kernelLayer, recording + " " + profileLayer, "samples are taken, whatever becomes of them"},
-	{profileLayer, recording + " " + kernelLayer, "a profile is the same wherever its samples come from"},
-	{recording, "cmd/otelctx/internal/profile/export cmd/otelctx/internal/kernel/launch", "what to record, and where profiles go, is for the command"},
 	{"scopedattr/contextattr", "otel/sdk otel/trace otel/log otel/metric internal/goruntime x/sys", "a library that sets attributes links the API alone"},
 	{"resourcepublisher spanctx ringbuf scopedattr universalprofiling instrumentation reader cmd/otelctx", "stretchr/testify go.uber.org/goleak", "these are for tests"},
 }
@@ -181,6 +171,33 @@ func TestImports(t *testing.T) {
 		}
 	}
 	compare(t, graph, found)
+}
+
+// The packages of the command line tool have layers, and the names say which. The kernel
+// layer and the profile layer know nothing of each other; recording joins them.
+func TestLayers(t *testing.T) {
+	const below = "cmd/otelctx/internal/"
+	never := map[string][]string{
+		"kernel":    {"profile", "recording"},
+		"profile":   {"kernel", "recording"},
+		"recording": {"profile/export", "kernel/launch"},
+		// They have tests only.
+		"collectortest": {}, "hostile": {},
+	}
+	checked := 0
+	for dir, imports := range graph {
+		inside, is := strings.CutPrefix(dir, below)
+		if !is {
+			continue
+		}
+		layer, _, _ := strings.Cut(inside, "/")
+		for _, path := range never[layer] {
+			assert.NotContains(t, imports, below+path, dir)
+		}
+		assert.Contains(t, never, layer, dir)
+		checked++
+	}
+	assert.Positive(t, checked)
 }
 
 // testKit is where everything is that only tests use.

@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"cmp"
 	"encoding/hex"
+	"fmt"
 	"maps"
 	"os"
 	"os/exec"
@@ -56,11 +57,14 @@ func record(t *testing.T, endpoint, spans string, options ...string) recording {
 	cmd.Stdout, cmd.Stderr = &output, &output
 	require.NoError(t, cmd.Start())
 	t.Cleanup(func() { _ = cmd.Process.Kill() })
-	childproc.AwaitOpen(t, cmd.Process.Pid, "anon_inode:[perf_event]")
+	// The service is recorded when its program is opened, for the names of the first sample.
+	service, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", child.PID()))
+	require.NoError(t, err)
+	childproc.AwaitOpen(t, cmd.Process.Pid, service)
 	child.Send("%d", requests)
 	child.Expect("exported")
 	require.NoError(t, cmd.Process.Signal(os.Interrupt))
-	err := cmd.Wait()
+	err = cmd.Wait()
 	if cmd.ProcessState.ExitCode() == exitNotPermitted {
 		t.Skip("recording needs CAP_BPF and CAP_PERFMON: " + output.String())
 	}

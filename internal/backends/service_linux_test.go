@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -40,8 +41,8 @@ func TestMain(m *testing.M) {
 	childproc.Main(m, map[string]func(*childproc.Parent){roleService: service})
 }
 
-// service exports its spans to the endpoints that it is told first. Then it answers each
-// number of requests by "exported", when it has worked on them.
+// service exports its spans to the endpoints that it is told first. Then it works outside of
+// spans, until it is told a number of requests. It works on them, and says "exported".
 func service(parent *childproc.Parent) {
 	endpoints, _ := parent.Receive()
 	ctx := context.Background()
@@ -56,9 +57,18 @@ func service(parent *childproc.Parent) {
 	}
 	tp := sdktrace.NewTracerProvider(options...)
 	tracer := tp.Tracer("shop")
+	var told atomic.Bool
+	var working sync.WaitGroup
+	working.Go(func() {
+		for !told.Load() {
+			parent.Must(burn(time.Millisecond))
+		}
+	})
 	parent.Send("ready")
 	for {
 		line, ok := parent.Receive()
+		told.Store(true)
+		working.Wait()
 		if !ok {
 			parent.Must(tp.Shutdown(ctx))
 			return
