@@ -6,6 +6,7 @@ package spanctx
 import (
 	"context"
 	"errors"
+	"net"
 	"runtime"
 	"sync"
 	"syscall"
@@ -218,6 +219,75 @@ func TestGo(t *testing.T) {
 }
 
 type key struct{}
+
+// A goroutine that dials is in no span meanwhile. It goes back to one that it has started or
+// attached itself, and to none that it has inherited.
+func TestDialContext(t *testing.T) {
+	refused := errors.New("refused")
+	dialled := 0
+	dial := func(check func()) {
+		ctx := context.WithValue(context.Background(), key{}, "value")
+		conn, err := DialContext(func(ctx context.Context, network, address string) (net.Conn, error) {
+			dialled++
+			assert.Equal(t, []any{"value", "network", "address"}, []any{ctx.Value(key{}), network, address})
+			check()
+			return nil, refused
+		})(ctx, "network", "address")
+		assert.Nil(t, conn)
+		assert.Equal(t, refused, err)
+	}
+	for name, opts := range map[string][]Option{
+		"everything": everything(),
+		"slots":      everything(WithGoroutineRecord(false)),
+		"record":     {WithThreadSlots(false), WithGoroutineSlots(false)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := serve(t, opts...)
+			nothing := func() { s.assertShows(t, nil, nil) }
+			apart(func() {
+				dial(nothing)
+				ctx, root := s.root()
+				dial(nothing)
+				s.assertShows(t, root, root)
+				inherits(func() {
+					dial(nothing)
+					nothing()
+				})
+				inherits(func() {
+					_, own := s.start(ctx)
+					dial(nothing)
+					s.assertShows(t, own, root)
+					own.End()
+				})
+				if s.p.goroutines != nil {
+					apart(func() {
+						defer Attach(ctx).Detach()
+						dial(nothing)
+						s.assertShows(t, root, root)
+					})
+				}
+				s.assertShows(t, root, root)
+				root.End()
+			})
+			s.assertNowhere(t)
+		})
+	}
+	before := dialled
+	dial(func() {}) // without a SpanProcessor
+	assert.Equal(t, before+1, dialled)
+}
+
+// inherits runs f on a goroutine that inherits what the calling one is in.
+func inherits(f func()) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		f()
+	}()
+	<-done
+}
 
 func TestRefresh(t *testing.T) {
 	s := serve(t, WithGoroutineRecord(false))

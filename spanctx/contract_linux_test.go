@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"runtime/pprof"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -215,10 +216,14 @@ func (p *program) step() {
 	default:
 		switch {
 		case p.random.IntN(2) == 0 && a.slot:
-			say("labels")
-			a.run(func() {
-				pprof.SetGoroutineLabels(pprof.WithLabels(context.Background(), pprof.Labels("user", "1")))
-			})
+			user := pprof.Labels("user", strconv.Itoa(p.random.IntN(2)))
+			if p.random.IntN(2) == 0 {
+				say("labels %v", user)
+				a.run(func() { pprof.SetGoroutineLabels(pprof.WithLabels(context.Background(), user)) })
+			} else {
+				say("pprof.Do %v", user)
+				a.run(func() { pprof.Do(context.Background(), user, func(context.Context) {}) })
+			}
 			a.relabelled = true
 			// Around a span that was attached only the labels knew what there is. The cell
 			// knows what was around the span when it was started.

@@ -35,8 +35,12 @@ func (r recorder) testAccuracy(t *testing.T) {
 	text.header()
 	for _, services := range r.choose() {
 		for _, m := range r.measure(t, services) {
-			text.add(scenarios[m.scenario].name, m.name, m.score)
-			m.verdict(t)
+			for _, v := range m.views {
+				if m.seenBy(v.observer) {
+					text.add(scenarios[m.scenario].name, m.name+v.note, v.score)
+					m.verdict(t, v)
+				}
+			}
 		}
 	}
 	t.Log(text.String())
@@ -55,7 +59,9 @@ func (recorder) choose() (together [][]choice) {
 		}
 		var each []choice
 		for publication := range all {
-			each = append(each, choice{i, publication})
+			if !publications[publication].peer || !sc.ours {
+				each = append(each, choice{i, publication})
+			}
 		}
 		if *full || sc.brief != nil {
 			together = append(together, each)
@@ -67,32 +73,59 @@ func (recorder) choose() (together [][]choice) {
 	return [][]choice{brief}
 }
 
-func (m *measured) verdict(t *testing.T) {
+func (m *measured) verdict(t *testing.T, v *view) {
 	t.Helper()
 	sc := scenarios[m.scenario]
-	name := sc.name + ", " + m.name
-	require.Positive(t, m.inside, name)
-	require.Positive(t, m.outside, name)
-	assert.Less(t, m.untold, 2*m.samples(), name)
-	assert.Equal(t, m.proven, m.unproven == 0, name)
+	name := sc.name + ", " + m.name + v.note
+	require.Positive(t, v.inside, name)
+	require.Positive(t, v.outside, name)
+	assert.Less(t, v.untold, 2*v.samples(), name)
+	if m.peer {
+		return
+	}
+	assert.Equal(t, m.proven, v.unproven == 0, name)
 	if m.proven {
-		assert.Equal(t, m.given, m.right, name)
-		assert.Zero(t, m.outsideGiven, name)
+		assert.Equal(t, v.given, v.right, name)
+		assert.Zero(t, v.outsideGiven, name)
 	}
 	if m.exact && (!m.slots || !sc.noGoroutineSlots) {
-		assert.GreaterOrEqual(t, m.recall(), 99.9, name)
+		assert.GreaterOrEqual(t, v.recall(), 99.9, name)
 	}
 }
 
-// measured is a service of a publication, and what the recorder says of it.
+// observer is a way to record.
+type observer struct {
+	// note is for the table.
+	note string
+	args []string
+	// labels says that it sees labels and nothing else.
+	labels bool
+}
+
+// observers record at the same time. The second one reads labels as the OpenTelemetry eBPF
+// profiler does.
+var observers = []observer{{}, {note: ", by its labels", args: []string{"--carrier=labels"}, labels: true}}
+
+// measured is a service of a publication, and what the observers say of it.
 type measured struct {
 	publication
-	score
 
 	scenario int
 	child    *childproc.Child
 	// path is where the service says which spans there were.
 	path string
+	// views are by observer.
+	views []*view
+}
+
+// seenBy reports whether an observer can see spans of the publication.
+func (m *measured) seenBy(o observer) bool { return m.labels && o.labels || !m.peer && !o.labels }
+
+// view is what an observer says of a service.
+type view struct {
+	observer
+	score
+
 	// untold is how many samples have no stack that tells anything, unproven how many
 	// were given a span that is not proven.
 	untold, unproven int
@@ -113,6 +146,9 @@ func (r recorder) measure(t *testing.T, services []choice) []*measured {
 	var ms []*measured
 	for _, c := range services {
 		m := &measured{publication: publications[c.publication], scenario: c.scenario, path: filepath.Join(t.TempDir(), "spans")}
+		for _, o := range observers {
+			m.views = append(m.views, &view{observer: o})
+		}
 		m.child, _ = startWorkload(t, c.scenario, c.publication, m.path)
 		ms = append(ms, m)
 	}
@@ -121,11 +157,18 @@ func (r recorder) measure(t *testing.T, services []choice) []*measured {
 	deadline := time.Now().Add(10 * time.Minute)
 	for taken := 0; taken < *samples; {
 		require.True(t, time.Now().Before(deadline), "%d samples", taken)
-		result := r.start(t, "--all", fmt.Sprintf("--freq=%d", frequency), "--duration="+duration.String()).wait(t)
+		recordings := make([]*recording, len(observers))
+		for i, o := range observers {
+			args := append([]string{"--all", fmt.Sprintf("--freq=%d", frequency), "--duration=" + duration.String()}, o.args...)
+			recordings[i] = r.startTo(t, fmt.Sprintf("profile%d.otlp", i), args...)
+		}
 		least := int(^uint(0) >> 1)
-		for _, m := range ms {
-			m.look(result)
-			least = min(least, m.taken())
+		for i, one := range recordings {
+			result := one.wait(t)
+			for _, m := range ms {
+				m.views[i].look(result, m.child.PID())
+				least = min(least, m.views[i].taken())
+			}
 		}
 		// As long again as it takes for the rest, at this rate; that may have been none.
 		duration = time.Duration(float64(duration) * float64(*samples-least) / float64(max(least-taken, 1)) * 1.1)
@@ -143,33 +186,33 @@ func (r recorder) measure(t *testing.T, services []choice) []*measured {
 
 // taken is how many samples there are, less than enough while all are inside of spans or
 // all outside.
-func (m *measured) taken() int {
+func (v *view) taken() int {
 	inside := func(s sight) bool { return s.inside }
 	outside := func(s sight) bool { return !s.inside }
-	if slices.ContainsFunc(m.seen, inside) && slices.ContainsFunc(m.seen, outside) {
-		return len(m.seen)
+	if slices.ContainsFunc(v.seen, inside) && slices.ContainsFunc(v.seen, outside) {
+		return len(v.seen)
 	}
-	return min(len(m.seen), *samples-1)
+	return min(len(v.seen), *samples-1)
 }
 
-// look keeps what a recording says of the service.
-func (m *measured) look(r *result) {
-	r.observations(m.child.PID(), func(o observation, times int) {
+// look keeps what a recording says of a service.
+func (v *view) look(r *result, pid int) {
+	r.observations(pid, func(o observation, times int) {
 		if !o.proven {
-			m.unproven += times
+			v.unproven += times
 		}
 		number, inside, ok := told(o.names)
 		if !ok {
-			m.untold += times
+			v.untold += times
 			return
 		}
 		for range times {
-			m.seen = append(m.seen, sight{inside, number, o.given})
+			v.seen = append(v.seen, sight{inside, number, o.given})
 		}
 	})
 }
 
-// judge compares what the recorder has said with what was so, when the service has
+// judge compares what the observers have said with what was so, when the service has
 // written which spans there were.
 func (m *measured) judge(t *testing.T) {
 	t.Helper()
@@ -177,12 +220,14 @@ func (m *measured) judge(t *testing.T) {
 	m.child.Done()
 	spans, err := readSpans(m.path)
 	require.NoError(t, err)
-	for _, s := range m.seen {
-		if !s.inside {
-			m.add(false, s.given != span{}, false)
-			continue
+	for _, v := range m.views {
+		for _, s := range v.seen {
+			if !s.inside {
+				v.add(false, s.given != span{}, false)
+				continue
+			}
+			require.Less(t, s.number, uint64(len(spans)))
+			v.add(true, s.given != span{}, s.given == spans[s.number])
 		}
-		require.Less(t, s.number, uint64(len(spans)))
-		m.add(true, s.given != span{}, s.given == spans[s.number])
 	}
 }

@@ -17,12 +17,14 @@ import (
 	"syscall"
 	"time"
 
+	otelpyroscope "github.com/grafana/otel-profiling-go"
 	"go.opentelemetry.io/contrib/instrumentation/net/http/otelhttp"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/otelctx/otelctx/internal/goruntime"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
+	"github.com/otelctx/otelctx/internal/testing/oteltest"
 	"github.com/otelctx/otelctx/resourcepublisher"
 	"github.com/otelctx/otelctx/spanctx"
 )
@@ -36,6 +38,8 @@ type scenario struct {
 	work func(*service)
 	// noGoroutineSlots says that goroutine slots cannot know of all spans here.
 	noGoroutineSlots bool
+	// ours says that it takes a function of spanctx.
+	ours bool
 	// brief are the numbers of the publications that otelctx record is measured with here,
 	// unless it is asked for more.
 	brief []int
@@ -64,7 +68,7 @@ var scenarios = []scenario{
 	{name: "HTTP, concurrency 8, child spans", workers: 8, work: (*service).getChild, brief: []int{byDefault}},
 	{name: "HTTP, concurrency 64, child spans", workers: 64, work: (*service).getChild},
 	{name: "a goroutine started inside", workers: 4, work: (*service).start, noGoroutineSlots: true, brief: []int{2}},
-	{name: "a goroutine by spanctx.Go", workers: 4, work: (*service).attach},
+	{name: "a goroutine by spanctx.Go", workers: 4, work: (*service).attach, ours: true},
 	{name: "End on another goroutine", workers: 4, work: (*service).endElsewhere, brief: []int{1, 2}},
 	{name: "64 slots, 256 goroutines", capacity: 64, workers: 256, work: (*service).request, noGoroutineSlots: true},
 	{name: "4 slots, 16 goroutines", capacity: 4, workers: 16, work: (*service).request, noGoroutineSlots: true, brief: []int{0, 4}},
@@ -196,6 +200,9 @@ type publication struct {
 	// exact says that no span may be missed, but for scenario.noGoroutineSlots if
 	// slots are all there is; proven, that none may be wrong.
 	exact, slots, proven bool
+	// labels says that goroutines get labels, peer that grafana/otel-profiling-go is who
+	// sets them, and nobody else publishes spans.
+	labels, peer bool
 }
 
 var publications = []publication{
@@ -206,12 +213,14 @@ var publications = []publication{
 			spanctx.WithThreadSlots(false), spanctx.WithGoroutineRecord(false), spanctx.WithGoroutineSlots(true),
 		},
 	},
-	{name: "goroutine record", options: []spanctx.Option{spanctx.WithThreadSlots(false), spanctx.WithGoroutineSlots(false)}, exact: true, proven: true},
-	{name: "default", exact: true, proven: true},
+	{name: "goroutine record", options: []spanctx.Option{spanctx.WithThreadSlots(false), spanctx.WithGoroutineSlots(false)}, exact: true, proven: true, labels: true},
+	{name: "default", exact: true, proven: true, labels: true},
 	{
 		name:    "thread slots of layout 1, unproven",
 		options: []spanctx.Option{spanctx.WithGoroutineRecord(false), spanctx.WithGoroutineSlots(false), spanctx.WithDatadogLayout()},
 	},
+	// Its process says where goroutines keep their labels, and has no records.
+	{name: "grafana/otel-profiling-go", options: []spanctx.Option{spanctx.WithGoroutineRecord(false)}, labels: true, peer: true},
 	{name: "all", options: []spanctx.Option{spanctx.WithGoroutineSlots(true)}},
 }
 
@@ -219,7 +228,7 @@ var publications = []publication{
 // other of all that go together, which the recorder is not asked to tell apart.
 const (
 	byDefault = 3
-	all       = 5
+	all       = 6
 )
 
 // facts are the offsets that who stops the child needs.
@@ -262,7 +271,13 @@ func run(parent *childproc.Parent) {
 	}
 	parent.Must(err)
 	parent.Must(p.Err())
-	s := newService(sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(p)), t, sc.workers)
+	tp := trace.TracerProvider(sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(p)))
+	if publications[carriers].peer {
+		// Spans that no processor is given are not recorded.
+		tp = otelpyroscope.NewTracerProvider(sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(oteltest.SpanProcessor{})),
+			otelpyroscope.WithSpanIDLabelScope(otelpyroscope.ScopeAllSpans))
+	}
+	s := newService(tp, t, sc.workers)
 	for range sc.workers {
 		go func() {
 			for !s.over.Load() {
@@ -299,7 +314,7 @@ func run(parent *childproc.Parent) {
 
 // newService returns a service with a server, for so many workers. There are no spans
 // yet that its goroutines could inherit.
-func newService(tp *sdktrace.TracerProvider, t truth, workers int) *service {
+func newService(tp trace.TracerProvider, t truth, workers int) *service {
 	s := &service{
 		Tracer: tp.Tracer("accuracy"),
 		truth:  t,

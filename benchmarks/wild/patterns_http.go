@@ -47,6 +47,8 @@ var httpPatterns = []pattern{
 	{run: httpConnLoops2, about: "the same, HTTP/2"},
 	{run: httpConnLoops1Detached, about: "the same, HTTP/1, from the first request on, where DialContext calls `spanctx.Attach(context.Background())`"},
 	{run: httpConnLoops2Detached, about: "the same, HTTP/2"},
+	{run: httpDialContext1, about: "the same with `spanctx.DialContext`, HTTP/1: while it dials, and from the first request on"},
+	{run: httpDialContext2, about: "the same, HTTP/2"},
 	{run: httpTraceCallback, about: "httptrace GotFirstResponseByte on the connection's goroutine, in later requests"},
 	{run: httpReverseProxy, about: "ReverseProxy: Rewrite, ModifyResponse and the backend's handler"},
 	{run: httpReverseProxyAfter, about: "middleware of the proxy after ServeHTTP of ReverseProxy, inside of otelhttp"},
@@ -315,26 +317,32 @@ func httpInnerTransport(r *run) {
 	server.Close()
 }
 
-// dialing is a client whose connections are made by dial.
-func (r *run) dialing(version int, handler http.Handler, dial func(context.Context, net.Conn) net.Conn) (*httptest.Server, *http.Client) {
+// dialFunc is what http.Transport makes connections with.
+type dialFunc = func(ctx context.Context, network, address string) (net.Conn, error)
+
+// plainly dials as it is told.
+func plainly(dial dialFunc) dialFunc { return dial }
+
+// dialing is a client whose connections are made by dial, in the way that around says.
+func (r *run) dialing(version int, handler http.Handler, around func(dialFunc) dialFunc, dial func(context.Context, net.Conn) net.Conn) (*httptest.Server, *http.Client) {
 	server, client := r.serve(version, handler)
 	base := &http.Transport{
 		TLSClientConfig:   &tls.Config{InsecureSkipVerify: true},
 		ForceAttemptHTTP2: version == 2,
-		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+		DialContext: around(func(ctx context.Context, network, address string) (net.Conn, error) {
 			conn, err := new(net.Dialer).DialContext(ctx, network, address)
 			if err != nil {
 				return nil, err
 			}
 			return dial(ctx, conn), nil
-		},
+		}),
 	}
 	client.Transport = r.transport(base)
 	return server, client
 }
 
 func httpDial(r *run) {
-	server, client := r.dialing(1, http.HandlerFunc(answer), func(ctx context.Context, conn net.Conn) net.Conn {
+	server, client := r.dialing(1, http.HandlerFunc(answer), plainly, func(ctx context.Context, conn net.Conn) net.Conn {
 		r.in(ctx)
 		block()
 		r.in(ctx)
@@ -376,11 +384,13 @@ func (c loopConn) Write(b []byte) (int, error) {
 }
 
 // connLoops works on a connection's goroutines in the requests after the one that dialled,
-// and with early in that one too.
-func (r *run) connLoops(version int, early bool, dialled func()) {
+// and with early while it dials and in that one too.
+func (r *run) connLoops(version int, early bool, around func(dialFunc) dialFunc) {
 	var now atomic.Int64
-	server, client := r.dialing(version, http.HandlerFunc(answer), func(_ context.Context, conn net.Conn) net.Conn {
-		dialled()
+	server, client := r.dialing(version, http.HandlerFunc(answer), around, func(_ context.Context, conn net.Conn) net.Conn {
+		if early {
+			r.out()
+		}
 		since := now.Load()
 		if !early {
 			since++
@@ -400,13 +410,22 @@ func (r *run) connLoops(version int, early bool, dialled func()) {
 	server.Close()
 }
 
-func httpConnLoops1(r *run) { r.connLoops(1, false, func() {}) }
-func httpConnLoops2(r *run) { r.connLoops(2, false, func() {}) }
+func httpConnLoops1(r *run) { r.connLoops(1, false, plainly) }
+func httpConnLoops2(r *run) { r.connLoops(2, false, plainly) }
 
-func detach() { spanctx.Attach(context.Background()) }
+// detached dials outside of all spans, and leaves the goroutine there.
+func detached(dial dialFunc) dialFunc {
+	return func(ctx context.Context, network, address string) (net.Conn, error) {
+		spanctx.Attach(context.Background())
+		return dial(ctx, network, address)
+	}
+}
 
-func httpConnLoops1Detached(r *run) { r.connLoops(1, true, detach) }
-func httpConnLoops2Detached(r *run) { r.connLoops(2, true, detach) }
+func httpConnLoops1Detached(r *run) { r.connLoops(1, true, detached) }
+func httpConnLoops2Detached(r *run) { r.connLoops(2, true, detached) }
+
+func httpDialContext1(r *run) { r.connLoops(1, true, spanctx.DialContext) }
+func httpDialContext2(r *run) { r.connLoops(2, true, spanctx.DialContext) }
 
 func httpTraceCallback(r *run) {
 	server, client := r.serve(1, http.HandlerFunc(answer))

@@ -26,7 +26,9 @@ var labelPatterns = []pattern{
 	{run: pprofDoChildren, about: "101 children after a pprof.Do, in the parent between them"},
 	{run: pprofDoEndedElsewhere, about: "after pprof.Do, whose span has ended elsewhere meanwhile"},
 	{run: pprofDoGoroutine, about: "a goroutine started in pprof.Do in a span"},
+	{run: spanDo, about: "spanctx.Do inside a span: in it, in a goroutine started there, and after it"},
 	{run: setLabels, about: "after SetGoroutineLabels in a span"},
+	{run: setLabelsRefresh, about: "the same, after `spanctx.Refresh`"},
 	{run: setLabelsCleared, about: "after SetGoroutineLabels(context.Background()) in a span"},
 	{run: setLabelsChild, about: "after SetGoroutineLabels in a child, in the parent after the child"},
 	{run: labels11, about: "a goroutine with 11 labels of the user's, in a span"},
@@ -156,9 +158,34 @@ func pprofDoGoroutine(r *run) {
 	span.End()
 }
 
+func spanDo(r *run) {
+	ctx, span := r.root("root")
+	spanctx.Do(ctx, pprof.Labels("user", "label"), func(ctx context.Context) {
+		r.in(ctx)
+		var group sync.WaitGroup
+		group.Go(func() { r.in(ctx) })
+		group.Wait()
+		r.in(ctx)
+	})
+	r.in(ctx)
+	span.End()
+	r.out()
+}
+
 func setLabels(r *run) {
 	ctx, span := r.root("root")
 	pprof.SetGoroutineLabels(pprof.WithLabels(ctx, pprof.Labels("user", "label")))
+	r.in(ctx)
+	block()
+	r.in(ctx)
+	span.End()
+	r.out()
+}
+
+func setLabelsRefresh(r *run) {
+	ctx, span := r.root("root")
+	pprof.SetGoroutineLabels(pprof.WithLabels(ctx, pprof.Labels("user", "label")))
+	spanctx.Refresh(ctx)
 	r.in(ctx)
 	block()
 	r.in(ctx)

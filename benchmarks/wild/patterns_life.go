@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
+
+	"github.com/otelctx/otelctx/spanctx"
 )
 
 // lifePatterns are about how spans start and end.
@@ -30,6 +32,7 @@ var lifePatterns = []pattern{
 	{run: rootEndedElsewhere, about: "after another goroutine has ended the root"},
 	{run: childEndedElsewhere, about: "in the parent, after another goroutine has ended the child"},
 	{run: childEndedElsewhereBlocking, about: "the same, after a blocking call"},
+	{run: childEndedElsewhereRefresh, about: "the same, after `spanctx.Refresh` with the parent's context"},
 	{run: cInBInA, about: "c in b in a: c ended elsewhere, then b and a here"},
 	{run: cAndBElsewhere, about: "c in b in a: c and b ended elsewhere, then a here"},
 	{run: bElsewhereThenC, about: "c in b in a: b ended elsewhere while c is open, then c here"},
@@ -208,6 +211,17 @@ func childEndedElsewhereBlocking(r *run) {
 	parent, root := r.root("parent")
 	_, child := r.start(parent, "child")
 	r.elsewhere(func() { child.End() })
+	block()
+	r.in(parent)
+	root.End()
+}
+
+func childEndedElsewhereRefresh(r *run) {
+	parent, root := r.root("parent")
+	_, child := r.start(parent, "child")
+	r.elsewhere(func() { child.End() })
+	spanctx.Refresh(parent)
+	r.in(parent)
 	block()
 	r.in(parent)
 	root.End()

@@ -1,0 +1,146 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package spanctx
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"runtime/pprof"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/otel/trace"
+)
+
+// labelled reports whether any goroutine has the labels of a span.
+func labelled(t *testing.T, span trace.Span) bool {
+	t.Helper()
+	var text bytes.Buffer
+	require.NoError(t, pprof.Lookup("goroutine").WriteTo(&text, 1))
+	id := `"span_id":"` + span.SpanContext().SpanID().String() + `"`
+	return strings.Contains(text.String(), id)
+}
+
+// outlived starts a span, and a goroutine inside of it that outlives it. It reports whether
+// that goroutine has the span's labels while the span lives, and after that.
+func (s *service) outlived(t *testing.T) (live, over bool) {
+	t.Helper()
+	apart(func() {
+		_, span := s.root()
+		end := make(chan struct{})
+		go func() { <-end }()
+		live = labelled(t, span)
+		span.End()
+		over = labelled(t, span)
+		close(end)
+	})
+	return live, over
+}
+
+// What readers of labels see of a span, and of one that is over.
+func TestLabels(t *testing.T) {
+	for name, tt := range map[string]struct {
+		labels     Labels
+		live, over bool
+		// profiled is over while the process takes a CPU profile of itself.
+		profiled bool
+	}{
+		"until the end": {LabelsUntilEnd, true, raceEnabled, true},
+		"withdrawn":     {LabelsWithdrawn, true, false, false},
+		"kept":          {LabelsKept, true, true, true},
+		"hidden":        {LabelsHidden, false, false, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := serve(t, WithLabels(tt.labels))
+			live, over := s.outlived(t)
+			assert.Equal(t, tt.live, live)
+			assert.Equal(t, tt.over, over)
+			apart(func() {
+				_, span := s.root()
+				s.assertShows(t, span, span)
+				span.End()
+			})
+			require.NoError(t, pprof.StartCPUProfile(io.Discard))
+			defer pprof.StopCPUProfile()
+			time.Sleep(time.Duration(askEvery)) // The kernel is asked no sooner.
+			live, over = s.outlived(t)
+			assert.Equal(t, tt.live, live)
+			assert.Equal(t, tt.profiled, over)
+		})
+	}
+}
+
+// Labels of spans that end while the process takes a CPU profile of itself are all kept, and
+// two seconds after it. Later they are withdrawn again.
+func TestLabelsAreKeptForTheOwnProfile(t *testing.T) {
+	if raceEnabled {
+		t.Skip("the race detector keeps labels anyway")
+	}
+	s := serve(t)
+	_, over := s.outlived(t)
+	require.False(t, over)
+	require.NoError(t, pprof.StartCPUProfile(io.Discard))
+	time.Sleep(time.Duration(askEvery))
+	var last time.Time
+	for range 50 {
+		last = time.Now()
+		_, over := s.outlived(t)
+		assert.True(t, over)
+	}
+	pprof.StopCPUProfile()
+	// The process has seen the profile at the last span's end, if not later.
+	for deadline := last.Add(time.Minute); ; {
+		_, over := s.outlived(t)
+		if time.Since(last) < 2*time.Second {
+			require.True(t, over, "%v after it", time.Since(last))
+		} else if !over {
+			break
+		}
+		require.True(t, time.Now().Before(deadline), "labels are never withdrawn again")
+	}
+}
+
+// Goroutines with equal stacks are one sample of a goroutine profile. Labels make them as many
+// as there are spans, unless they are hidden.
+func TestGoroutineProfileWithoutLabels(t *testing.T) {
+	for labels, samples := range map[Labels]int{LabelsUntilEnd: 100, LabelsHidden: 1} {
+		s := serve(t, WithLabels(labels))
+		started, end := make(chan trace.Span), make(chan struct{})
+		for range 100 {
+			go func() {
+				_, span := s.tracer.Start(context.Background(), "span")
+				waitInSpan(started, end, span)
+			}()
+		}
+		var spans []trace.Span
+		for range 100 {
+			spans = append(spans, <-started)
+		}
+		// Until all of them wait.
+		for deadline := time.Now().Add(time.Minute); ; {
+			var text bytes.Buffer
+			require.NoError(t, pprof.Lookup("goroutine").WriteTo(&text, 1))
+			n := strings.Count(text.String(), "waitInSpan+")
+			if n == samples {
+				break
+			}
+			require.True(t, time.Now().Before(deadline), "%d samples", n)
+		}
+		close(end)
+		for _, span := range spans {
+			span.End()
+		}
+		require.NoError(t, s.p.Shutdown(context.Background()))
+	}
+}
+
+//go:noinline
+func waitInSpan(started chan<- trace.Span, end <-chan struct{}, span trace.Span) {
+	started <- span
+	<-end
+}
