@@ -213,7 +213,7 @@ func startHTTP(t *testing.T) int {
 	for range clients {
 		go func() {
 			for {
-				response, err := http.Get(url + "/work")
+				response, err := http.Get(url)
 				if err != nil {
 					return // It has ended.
 				}

@@ -54,7 +54,7 @@ func (d *demo) run(ctx context.Context) (err error) {
 		err = errors.Join(err, service.stop())
 	}()
 	for served := int64(0); served < requestsBefore; {
-		a, err := get(ctx, service.url+workPath)
+		a, err := get(ctx, service.url)
 		if err != nil {
 			return err
 		}

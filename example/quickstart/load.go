@@ -13,11 +13,9 @@ import (
 	"time"
 )
 
-// load has a few clients send requests to url, one after the other, until ctx is
-// done.
-func load(ctx context.Context, url string) {
+// load has clients send requests to url, each one after the other, until ctx is done.
+func load(ctx context.Context, url string, clients int) {
 	const (
-		clients = 2
 		// Think time, so that a forgotten service takes little of the machine.
 		pause = 10 * time.Millisecond
 		// Every so many requests one asks for much more than the others.

@@ -15,6 +15,7 @@ import (
 
 func main() {
 	serveOnly := flag.Bool("serve", false, "run only the service, until SIGINT or SIGTERM")
+	clients := flag.Int("load", 2, "with -serve: how many clients in the service send it requests; with 0 only yours do")
 	otelctx := flag.String("otelctx", "otelctx", "the otelctx command that the demo runs")
 	profile := flag.String("profile", "", "the file that the demo records to, profile.pb.gz in a new directory by default")
 	duration := flag.Duration("duration", 10*time.Second, "how long the demo records")
@@ -23,7 +24,7 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	var err error
 	if *serveOnly {
-		err = serve(ctx, os.Stdout)
+		err = serve(ctx, os.Stdout, *clients)
 	} else {
 		err = runDemo(ctx, os.Stdout, *otelctx, *profile, *duration)
 	}

@@ -51,6 +51,11 @@ func startServe(t *testing.T, environ ...string) *service {
 	t.Helper()
 	cmd := quickstart(t, "-serve")
 	cmd.Env = append(cmd.Env, environ...)
+	return startCommand(t, cmd)
+}
+
+func startCommand(t *testing.T, cmd *exec.Cmd) *service {
+	t.Helper()
 	cmd.Stderr = os.Stderr
 	stdout, err := cmd.StdoutPipe()
 	require.NoError(t, err)
@@ -93,18 +98,30 @@ func TestServeHasPublishedAndServesOnceItSaysSo(t *testing.T) {
 	}
 	assert.NotContains(t, published, "process.command_args")
 
-	a, err := get(t.Context(), s.url+workPath)
+	a, err := get(t.Context(), s.url)
 	require.NoError(t, err)
 	assert.Positive(t, a.Request)
 	assert.Len(t, a.Digests, 50)
 
-	a, err = get(t.Context(), s.url+workPath+"?digests=7")
+	a, err = get(t.Context(), s.url+"?digests=7")
 	require.NoError(t, err)
 	assert.Len(t, a.Digests, 7)
 	for _, wrong := range []string{"0", "501", "many"} {
-		_, err = get(t.Context(), s.url+workPath+"?digests="+wrong)
+		_, err = get(t.Context(), s.url+"?digests="+wrong)
 		require.ErrorContains(t, err, "400 Bad Request")
 	}
+}
+
+// Without a load of its own the service answers no requests but those of others.
+func TestServeWithoutLoad(t *testing.T) {
+	t.Parallel()
+	s := startCommand(t, quickstart(t, "-serve", "-load", "0"))
+	for n := range int64(50) {
+		a, err := get(t.Context(), s.url)
+		require.NoError(t, err)
+		require.Equal(t, n+1, a.Request)
+	}
+	s.signal(t, syscall.SIGTERM)
 }
 
 // Profilers find the span that a thread is in.
@@ -132,10 +149,10 @@ func TestServeOutlivesItsReader(t *testing.T) {
 	t.Parallel()
 	s := startServe(t)
 	require.NoError(t, s.stdout.Close())
-	first, err := get(t.Context(), s.url+workPath)
+	first, err := get(t.Context(), s.url)
 	require.NoError(t, err)
 	require.Eventually(t, func() bool {
-		now, err := get(t.Context(), s.url+workPath)
+		now, err := get(t.Context(), s.url)
 		return err == nil && now.Request > first.Request+20
 	}, hung, 10*time.Millisecond)
 	s.signal(t, syscall.SIGTERM)

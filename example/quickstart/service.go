@@ -15,9 +15,9 @@ import (
 	"time"
 )
 
-// serve runs the service, with a load on it, until ctx is done. It writes the lines
-// pid=N and url=URL to stdout once everything is published and served.
-func serve(ctx context.Context, stdout io.Writer) (err error) {
+// serve runs the service, with a load of so many clients on it, until ctx is done. It
+// writes the lines pid=N and url=URL to stdout once everything is published and served.
+func serve(ctx context.Context, stdout io.Writer, clients int) (err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 
@@ -36,9 +36,9 @@ func serve(ctx context.Context, stdout io.Writer) (err error) {
 	go func() { served <- server.Serve(listener) }()
 	defer func() { err = errors.Join(err, inTime(ctx, server.Shutdown)) }()
 
-	url := "http://" + listener.Addr().String()
+	url := "http://" + listener.Addr().String() + workPath
 	var loading sync.WaitGroup
-	loading.Go(func() { load(ctx, url+workPath) })
+	loading.Go(func() { load(ctx, url, clients) })
 	defer loading.Wait()
 	defer cancel()
 
