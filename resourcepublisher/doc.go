@@ -42,7 +42,8 @@
 // find two and believe neither; the spans are still found. Have that library start first,
 // or do without this package: spanctx needs neither.
 //
-// Everything in this package may be called concurrently.
+// Everything in this package may be called concurrently. It knows nothing of spans: what
+// package spanctx advertises are attributes like others.
 //
 // # Turning it off
 //

@@ -42,7 +42,8 @@
 //
 // # Concurrency
 //
-// Everything in this package may be called concurrently. What it puts around a sampler or
+// The package knows nothing of profilers: package spanctx publishes the attributes. Everything
+// in this package may be called concurrently. What it puts around a sampler or
 // a provider is as safe for concurrent use as that is, and the SDK's are.
 //
 // # Scope

@@ -14,6 +14,9 @@
 // docs/where-your-samples-go.md shows, pattern by pattern, what profilers see and how to
 // change it. docs/design/0001-span-path.md says how it works.
 //
+// The package does not know who reads: it writes the same whether there is a profiler or
+// not.
+//
 // # Carriers
 //
 // A carrier is one way to show a span. All three are on by default:

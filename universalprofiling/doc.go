@@ -12,7 +12,8 @@
 //		sdktrace.WithBatcher(universalprofiling.NewExporter(exporter)),
 //	)
 //
-// It takes neither cgo nor a shared library that is shipped.
+// It takes neither cgo nor a shared library that is shipped. It knows nothing of the
+// carriers of package spanctx; a service may use one of the two packages, or both.
 //
 // # What a profiler sees
 //

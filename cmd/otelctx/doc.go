@@ -21,6 +21,9 @@
 // cuts long values short; it may change between versions. Programs use --json, which
 // does neither and is stable: [document], [spansDocument] and [recordDocument] are the schemas.
 //
+// The command knows nothing of BPF, nor of how processes publish: its internal packages and
+// package reader do. It reads the command line, and prints.
+//
 // # Exit codes
 //
 // [exitCodes] is the table of them, which otelctx --help, the manual page and docs show.

@@ -15,8 +15,8 @@
 // locked as its maps take. Elsewhere [Open] returns an error that wraps
 // [errors.ErrUnsupported].
 //
-// It names no functions and makes no profiles. Which processes are sampled is for the caller to
-// say.
+// It knows nothing of function names and profiles. Which processes are sampled is for the
+// caller to say.
 package sampler
 
 // The objects and the code around them are committed, so that building takes no
