@@ -49,7 +49,7 @@ func (k CarrierKind) String() string {
 	}
 }
 
-// CarrierSource is how a carrier was found. Zero is not at all.
+// CarrierSource says how a carrier was found. Zero means that none was found.
 type CarrierSource int
 
 const (
@@ -198,7 +198,7 @@ func (a advertisement) integer(key string, lowest, highest int64) (int64, error)
 	}
 	i, ok := v.GetValue().(*commonpb.AnyValue_IntValue)
 	if !ok {
-		return 0, fmt.Errorf("%s is no integer", key)
+		return 0, fmt.Errorf("%s is not an integer", key)
 	}
 	if i.IntValue < lowest || i.IntValue > highest {
 		return 0, fmt.Errorf("%s is %d, not from %d to %d", key, i.IntValue, lowest, highest)
@@ -213,7 +213,7 @@ func (a advertisement) text(key string) (string, error) {
 	}
 	s, ok := v.GetValue().(*commonpb.AnyValue_StringValue)
 	if !ok {
-		return "", fmt.Errorf("%s is no string", key)
+		return "", fmt.Errorf("%s is not a string", key)
 	}
 	return s.StringValue, nil
 }
@@ -243,7 +243,8 @@ func (a advertisement) announces(prefix string) bool {
 // info is what was found out, also if there is an error.
 func (a advertisement) ring(prefix string, index ringbuf.Index) (ringbuf.Info, map[string]int, error) {
 	info := ringbuf.Info{Index: index}
-	// What does not fit into these is refused here, what makes no sense by the view.
+	// Numbers that do not fit these fields are refused here. The view refuses a layout
+	// that makes no sense.
 	const most = 1 << 30
 	var address, layout, capacity, headerSize, slotSize int64
 	var err error
@@ -283,13 +284,13 @@ func (a advertisement) ring(prefix string, index ringbuf.Index) (ringbuf.Info, m
 func (a advertisement) fields(key string) (map[string]int, error) {
 	list, ok := a[key].GetValue().(*commonpb.AnyValue_KvlistValue)
 	if !ok {
-		return nil, fmt.Errorf("%s is no map", key)
+		return nil, fmt.Errorf("%s is not a map", key)
 	}
 	fields := make(map[string]int)
 	for _, kv := range list.KvlistValue.GetValues() {
 		offset, ok := kv.GetValue().GetValue().(*commonpb.AnyValue_IntValue)
 		if !ok {
-			return nil, fmt.Errorf("%s: %q is no integer", key, kv.GetKey())
+			return nil, fmt.Errorf("%s: %q is not an integer", key, kv.GetKey())
 		}
 		// Where it may be is the view's business; it must only stay the same number.
 		fields[kv.GetKey()] = int(max(-1, min(offset.IntValue, maxRuntimeOffset)))
@@ -321,8 +322,8 @@ func (a advertisement) runtime() (RuntimeOffsets, error) {
 		}
 		*f.to = int(n)
 	}
-	// Readers from outside do without these two: that they are not known is no reason
-	// for anything.
+	// Readers in other processes do not need these two. If they are missing, that is no
+	// error.
 	o.GM = -1
 	if n, err := a.integer(wire.KeyGo+wire.GoKeyGMOffset, 0, maxRuntimeOffset); err == nil {
 		o.GM = int(n)
@@ -417,9 +418,8 @@ func (c *ProcessContext) message() *processcontextpb.ProcessContext {
 // whether it is advertised by now. Asking takes a look at all mappings.
 const lookAgainAfter = time.Second
 
-// threadView returns how the process shows spans, as known from the last time if that
-// has not changed. The view is never nil if the error is, nor is there one that cannot
-// be used.
+// threadView returns how the process shows spans, as known from the last time if that has
+// not changed. If the error is nil, the view is there and can be used.
 func (p *Process) threadView(ctx context.Context) (*threadView, error) {
 	s := &p.threads
 	s.mu.Lock()

@@ -19,7 +19,7 @@ type NameTable struct {
 	HeaderSize, EntrySize, Capacity int
 }
 
-// Bounds of what a name table can be said to be laid out as.
+// Bounds of what a process may advertise as the layout of its name table.
 const (
 	maxEntrySize    = 1024
 	maxNameCapacity = 1 << 16
@@ -34,7 +34,7 @@ func (a advertisement) nameTable() (*NameTable, error) {
 	return &NameTable{t.address, t.headerSize, t.entrySize, t.capacity}, nil
 }
 
-// errNoNameTable says that what is advertised as one is none.
+// errNoNameTable says that there is no name table at the advertised address.
 var errNoNameTable = errors.New("not a name table")
 
 // read returns names by their numbers, of which some are known already. The error is the

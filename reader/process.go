@@ -20,7 +20,7 @@ import (
 
 // Errors that callers tell apart. An error of this package wraps one of them,
 // [errors.ErrUnsupported], or the error of the caller's context. Any other error is the
-// kernel's, for want of memory, descriptors and the like.
+// kernel's, such as a lack of memory or descriptors.
 var (
 	// ErrNoContext says that the process publishes no process context, not yet or
 	// no longer.
@@ -72,7 +72,7 @@ type target interface {
 	Close() error
 }
 
-// linuxTarget is the target that is no test's.
+// linuxTarget is a real process. Tests have other targets.
 type linuxTarget struct {
 	*procfs.Process
 	remotemem.Memory

@@ -359,7 +359,7 @@ func (p *Process) locate(ctx context.Context, k publication) error {
 		}
 	}
 	if k == theAdvertisement {
-		// What has the name and nothing to say is no reason not to look elsewhere.
+		// A mapping that has the name but is invalid does not end the search.
 		rejections = nil
 	}
 	if len(found) == 0 {

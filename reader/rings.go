@@ -154,4 +154,4 @@ func (p *Process) onlyRing(mappings []procfs.Mapping) (*ringbuf.View, Carrier, e
 	return only, c, nil
 }
 
-var errSeveralRings = errors.New("it is not the only ring, and nothing says which one to believe")
+var errSeveralRings = errors.New("there are several rings, and nothing says which one is right")

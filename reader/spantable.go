@@ -48,7 +48,7 @@ const (
 	numCellFields
 )
 
-// Bounds of what a span table can be said to be laid out as.
+// Bounds of what a process may advertise as the layout of its span table.
 const (
 	maxCellSize     = 1024
 	maxCellCapacity = 1 << wire.RefIndexBits
@@ -81,7 +81,8 @@ func (a advertisement) spanTable(memory ringbuf.Memory) (*SpanTable, error) {
 	return t, nil
 }
 
-// errNoSpanTable says that what is advertised as one is none, or none any more.
+// errNoSpanTable says that there is no span table at the advertised address, or no
+// longer.
 var errNoSpanTable = errors.New("not a span table")
 
 // used returns how many cells have ever been used. The error is the memory's, or wraps

@@ -18,7 +18,7 @@ type table struct {
 	headerSize, entrySize, capacity int
 }
 
-// tableBounds is what a table can be said to be laid out as.
+// tableBounds are the bounds of what a process may advertise as a table's layout.
 type tableBounds struct {
 	layout             int64
 	entrySizeKey       string

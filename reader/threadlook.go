@@ -105,10 +105,10 @@ func newThreadLook(memory ringbuf.Memory, v *threadView) *threadLook {
 }
 
 // at looks at a thread and fills in its goroutine and its span. m is the address of its
-// m, as far as it is known. The error is the memory's.
+// m, or 0. The error is the memory's.
 func (l *threadLook) at(t *Thread, m uint64) error {
 	if l.view.runtime.MProcid < 0 || !l.view.runtime.complete() {
-		// Nothing would say that it still is, or what for.
+		// Without these offsets nothing can check that m is still the thread's.
 		m = 0
 	}
 	l.fallback = Thread{TID: t.TID, OwnTID: t.OwnTID}
@@ -136,7 +136,8 @@ func (l *threadLook) at(t *Thread, m uint64) error {
 			return err
 		}
 	}
-	// Never the same twice. What was proven on the way is true all the same.
+	// Each reading found something changed. What an earlier reading has proven still
+	// holds.
 	*t = l.fallback
 	return nil
 }
@@ -371,8 +372,8 @@ func (l *threadLook) resolve(s *ringbuf.Slot, c CarrierKind) (span *ThreadSpan, 
 		span.LocalRootSpanID, span.names = of.LocalRootSpanID, of.names
 		return span, true
 	case over:
-		// What was around it there is what the goroutine of the slot was in, if that is the
-		// one that has started it.
+		// The cell names the spans around the goroutine that started the span. They count
+		// only if the slot is that goroutine's.
 		if s.Owner != 0 && l.view.spans.u64(cell, cellGoid) == s.Owner {
 			return l.nearest(cell[l.view.spans.offsets[cellEnclosing]:], c)
 		}

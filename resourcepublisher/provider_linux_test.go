@@ -237,7 +237,7 @@ func TestProviderShutdownWithdraws(t *testing.T) {
 	assert.Empty(t, contextMappings(t, os.Getpid()))
 }
 
-// startedSpan is a span as far as OnStart looks.
+// startedSpan is a span of which OnStart sees enough.
 type startedSpan struct {
 	sdktrace.ReadWriteSpan
 	resource *resource.Resource

@@ -54,7 +54,7 @@ func TestTimestampsNeverRepeat(t *testing.T) {
 	r, err := newRegion(wire.ProcessContextName, []byte("x"))
 	require.NoError(t, err)
 	defer func() { assert.NoError(t, r.withdraw()) }()
-	// A clock that stands still, as far as the region can tell.
+	// To the region this is a clock that stands still.
 	ahead := r.publishedAt + uint64(time.Hour)
 	r.publishedAt = ahead
 	for i := range uint64(3) {

@@ -74,7 +74,7 @@ func (c config) check() error {
 	case c.index != ByThread && c.index != ByGoroutine:
 		return fmt.Errorf("index %d is neither ByThread nor ByGoroutine", c.index)
 	case !validName(c.name):
-		return fmt.Errorf("name %q is not one that mappings can have and readers expect", c.name)
+		return fmt.Errorf("name %q is not a mapping name that readers accept", c.name)
 	case c.capacity < 1 || c.capacity > maxCapacity || c.capacity&(c.capacity-1) != 0:
 		return fmt.Errorf("capacity %d is not a power of two up to %d", c.capacity, maxCapacity)
 	case c.attributeSpace < 0 || c.attributeSpace > wire.MaxThreadContextRecord-wire.ThreadContextRecordSize:

@@ -304,8 +304,8 @@ func (v *View) Read(id uint64) (Slot, error) {
 	return s, nil
 }
 
-// belongs reports whether a slot is that of the thread or goroutine with this id, as
-// far as it says.
+// belongs reports whether a slot is that of the thread or goroutine with this id. Slots
+// of layout 1 do not say whose they are.
 func (v *View) belongs(s *Slot, id uint64) bool {
 	if v.info.Index == ByGoroutine {
 		return s.Owner == id

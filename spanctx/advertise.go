@@ -127,7 +127,7 @@ func offsets(key attribute.Key, fields []wire.Field) attribute.KeyValue {
 	return attribute.KeyValue{Key: key, Value: attribute.MapValue(kvs...)}
 }
 
-// goAttributes describe the Go runtime, as far as it is known.
+// goAttributes describe what is known of the Go runtime.
 func (p *SpanProcessor) goAttributes() []attribute.KeyValue {
 	kvs := []attribute.KeyValue{attribute.String(wire.KeyGo+wire.GoKeyVersion, runtime.Version())}
 	for _, f := range []struct {

@@ -171,7 +171,7 @@ func (c config) differs(other config) error {
 	if len(what) == 0 {
 		return nil
 	}
-	return fmt.Errorf("%w: of the options that came later %s have no effect", ErrProcessorExists, strings.Join(what, ", "))
+	return fmt.Errorf("%w: these options of a later TracerProvider have no effect: %s", ErrProcessorExists, strings.Join(what, ", "))
 }
 
 // WithEnabled decides whether [WithPublishing] publishes spans, and overrides the

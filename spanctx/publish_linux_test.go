@@ -226,7 +226,7 @@ func TestWithPublishing(t *testing.T) {
 	tp2 := sdktrace.NewTracerProvider(WithPublishing(WithCapacity(64), WithThreadSlots(false), WithLabels(LabelsHidden)))
 	assert.Same(t, p, active.Load())
 	require.Len(t, *errs, 1)
-	require.EqualError(t, (*errs)[0], "active spans are already published: of the options that came later WithThreadSlots, WithLabels have no effect")
+	require.EqualError(t, (*errs)[0], "active spans are already published: these options of a later TracerProvider have no effect: WithThreadSlots, WithLabels")
 	shows := func(tps ...*sdktrace.TracerProvider) {
 		apart(func() {
 			for _, tp := range tps {

@@ -30,7 +30,7 @@ type position struct {
 	ref cells.Ref
 	// record is the span's as it is shown on this goroutine; nil if there is none at hand.
 	record *gorecord.Record
-	// around are the spans around that of ref, innermost first, as far as they are known.
+	// around are the known spans around that of ref, innermost first.
 	around cells.Enclosing
 }
 
@@ -46,8 +46,8 @@ type labels struct {
 	record *gorecord.Record
 }
 
-// at sets a position to a span whose record is not at hand. If it is the goroutine with this
-// id that has started the span, the cell knows what is around it.
+// at sets a position to a span without its record. If goroutine goid has started the span,
+// the cell names the spans around it.
 func (p *SpanProcessor) at(at *position, ref cells.Ref, goid uint64) {
 	*at = position{ref: ref}
 	for i := range at.around {
@@ -62,9 +62,8 @@ func (at *position) atRecord(r *gorecord.Record) {
 	at.ref, at.record, at.around = r.Ref(), r, r.Enclosing()
 }
 
-// shown sets at to what the calling goroutine, which is self, was shown at last, and l
-// to its labels. The span may be over. It reports whether any carrier says something of the
-// goroutine.
+// shown sets at to the position that the calling goroutine, self, showed last, and l to its
+// labels. The span may be over. It reports whether any carrier knows the goroutine.
 func (p *SpanProcessor) shown(at *position, l *labels, self *goruntime.Self) (known bool) {
 	goid := self.Goid
 	if p.records {
@@ -85,8 +84,8 @@ func (p *SpanProcessor) shown(at *position, l *labels, self *goruntime.Self) (kn
 		at.atRecord(installed)
 		return true
 	}
-	// Without goroutine ids a thread's slot may be any goroutine's, and the record, which
-	// cannot, says that this one is in nothing.
+	// Without goroutine ids nobody knows whose a thread's slot is. The missing record
+	// then counts: the goroutine is in no span.
 	if r := p.threads; r != nil && (goid != 0 || !p.records) {
 		if spanID, named, owned := r.Shown(uint64(self.TID), goid); owned && spanID != 0 {
 			ref := cells.Ref(named)
@@ -104,7 +103,8 @@ func (p *SpanProcessor) shown(at *position, l *labels, self *goruntime.Self) (kn
 	return false
 }
 
-// position is shown, but if that span is over for the nearest live one around it.
+// position is like shown. If the span is over, it sets at to the nearest live span around
+// it.
 func (p *SpanProcessor) position(at *position, l *labels, self *goruntime.Self) (known bool) {
 	known = p.shown(at, l, self)
 	if at.ref != 0 && !p.cells.Live(at.ref) {
@@ -141,14 +141,13 @@ func (p *SpanProcessor) step(at *position, i int, goid uint64) {
 		p.at(at, at.ref, goid)
 		return
 	}
-	// Around a span that another goroutine has started, there is here what there is around
-	// it here.
+	// The cell of another goroutine's span names the spans around that goroutine. Keep the
+	// outer spans of this position.
 	clear(at.around[copy(at.around[:], at.around[i+1:]):])
 }
 
-// leave moves a position to where the goroutine goes when it ends a span, and reports
-// whether it is in that span at all. With the span it leaves all that it has started inside
-// of it.
+// leave moves a position out of a span that the goroutine ends, and out of all spans that
+// it has started inside. It reports whether the position was in the span.
 func (p *SpanProcessor) leave(at *position, span cells.Ref, goid uint64) (in bool) {
 	const maxDepth = 64
 	var to position
@@ -255,9 +254,8 @@ func (p *SpanProcessor) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
 	}
 }
 
-// endLate takes a span back that has started while Shutdown was called. Shutdown may not
-// have seen the span, and have replaced the memory of its cell since. So the record is ended
-// whatever the cell says.
+// endLate ends a span that started while Shutdown ran. Shutdown may have missed the span and
+// replaced the memory of its cell. So endLate ends the record, whatever the cell says.
 func (p *SpanProcessor) endLate(ref cells.Ref, record *gorecord.Record) {
 	if p.cells.End(ref) {
 		p.evict(ref)

@@ -282,7 +282,7 @@ func (e *exporter) lock(ctx context.Context) error {
 
 func (e *exporter) unlock() { <-e.turn }
 
-// Shutdown exports what waits, and shuts next down, as far as ctx allows.
+// Shutdown exports what waits, and shuts next down. It gives up when ctx is done.
 func (e *exporter) Shutdown(ctx context.Context) error {
 	e.mu.Lock()
 	closed := e.closed

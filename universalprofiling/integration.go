@@ -491,7 +491,7 @@ func (i *Integration) leave(shown, span cells.Ref, goid uint64) (to cells.Ref, i
 }
 
 // ForceFlush exports what the exporters keep back, with what the profiler has sent until
-// then, as far as ctx allows. It also has them export at once what ended before.
+// then, unless ctx is done before. It also has them export at once what ended before.
 func (i *Integration) ForceFlush(ctx context.Context) error {
 	if i == nil || i.records == nil {
 		return nil
@@ -502,8 +502,8 @@ func (i *Integration) ForceFlush(ctx context.Context) error {
 
 // Shutdown takes everything back: the spans that are still shown, the process storage and
 // the socket. It exports what the exporters keep back, with what the profiler has sent
-// until then, as far as ctx allows. Spans may start and end meanwhile and afterwards; they
-// are not shown, and not kept back. Later calls return what the first one did.
+// until then, unless ctx is done before. Spans may start and end meanwhile and afterwards;
+// they are not shown, and not kept back. Later calls return what the first one did.
 //
 // Where providers share the Integration by [WithIntegration], all calls but the last one do
 // nothing.

@@ -18,7 +18,7 @@ import (
 // each hexadecimal digit. Which span the number stands for is kept, without anything
 // that goroutines could wait for.
 type spelled struct {
-	// chunks are there as far as they are needed.
+	// chunks are made when they are needed.
 	chunks [maxNumbers / chunkSize]atomic.Pointer[[chunkSize]identity]
 	next   atomic.Uint64
 }

@@ -67,7 +67,7 @@ func run(args []string, s streams) int {
 	command, err := parser.Parse(args)
 	if err != nil {
 		s.complainf("%v", err)
-		s.complainf("run otelctx --help to see what there is")
+		s.complainf("run otelctx --help for the commands and flags")
 		return exitUsage
 	}
 	if err := command.Run(s, parser.Model); err != nil {

@@ -122,7 +122,7 @@ func (c *recordCommand) Validate() error {
 	case c.Frequency < 1:
 		return fmt.Errorf("--freq %d is less than 1", c.Frequency)
 	case c.Frequency > maxFrequency:
-		return fmt.Errorf("--freq %d is more than %d: the kernel would take fewer samples than that, and not say so", c.Frequency, maxFrequency)
+		return fmt.Errorf("--freq %d is more than %d: the kernel would silently take fewer samples", c.Frequency, maxFrequency)
 	case c.Top < 0:
 		return fmt.Errorf("--top %d is negative", c.Top)
 	case c.Repeat && (c.Endpoint == nil || c.Output != "" || c.duration() == 0):
@@ -138,7 +138,7 @@ func (c *recordCommand) Validate() error {
 		return errors.New("--output=-: standard output is the command's")
 	}
 	if c.Output == "" && c.Format != "" {
-		return errors.New("--format is that of --output")
+		return errors.New("--format takes --output")
 	}
 	if c.Output != "" && c.Format == "" {
 		format, err := export.FormatOf(c.Output)
@@ -321,7 +321,7 @@ type progress struct {
 	total time.Duration
 }
 
-// newProgress returns a bar for so much time, 0 if there is no telling.
+// newProgress returns a bar for this duration, or for an unknown one if it is 0.
 func newProgress(w io.Writer, total time.Duration) *progress {
 	most := total.Milliseconds()
 	if total == 0 {
@@ -340,7 +340,7 @@ func newProgress(w io.Writer, total time.Duration) *progress {
 
 func (p *progress) show(elapsed time.Duration, samples uint64) {
 	p.bar.Describe(fmt.Sprintf("Recording for %v: %s samples", elapsed.Truncate(time.Second), groupDigits(samples)))
-	// A bar that cannot be shown is none the worse for the recording.
+	// An error of the progress bar does not affect the recording.
 	if p.total > 0 {
 		_ = p.bar.Set64(min(elapsed, p.total-time.Millisecond).Milliseconds())
 	} else {

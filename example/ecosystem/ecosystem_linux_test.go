@@ -20,7 +20,8 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// The files, as far as the test needs them: read by nothing of what has written them.
+// These types have what the test needs of the files. They share nothing with the code
+// that writes the files.
 type (
 	tracesLine struct {
 		ResourceSpans []struct {

@@ -50,9 +50,9 @@ var (
 	errNoThreadPointer = errors.New("the thread pointer cannot be had")
 )
 
-// findWord returns where each thread has a word that nobody uses, as far as a few
-// threads can tell. A program's threads are all made in one way, and each is checked
-// before its word is written for the first time.
+// findWord looks at a few threads, and returns where each has a word that nobody uses. A
+// program's threads are all made in one way, and each is checked before its word is
+// written for the first time.
 func findWord(r *goruntime.Runtime) (place, error) {
 	find := wordOfGo
 	if address, ok := cWord(); ok && address != 0 {

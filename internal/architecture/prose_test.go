@@ -28,6 +28,16 @@ const (
 	documentBar = 30
 )
 
+// unclear are phrases that make a reader stop, with plainer words for them.
+var unclear = map[string]string{
+	"as far as": "within, if, what",
+	"for want":  "for lack",
+	"give way":  "be evicted, be dropped",
+	"gives way": "is evicted, is dropped",
+	"mostly":    "usually, most of",
+	"to be had": "there is, can be",
+}
+
 // sentence is one sentence, with where its paragraph begins.
 type sentence struct {
 	place string
@@ -43,6 +53,18 @@ func (s sentence) words() int {
 		}
 	}
 	return n
+}
+
+// unclear returns the unclear phrases in s.
+func (s sentence) unclear() []string {
+	text := " " + strings.Join(strings.FieldsFunc(strings.ToLower(s.text), func(r rune) bool { return !unicode.IsLetter(r) }), " ") + " "
+	var out []string
+	for _, phrase := range sortedKeys(unclear) {
+		if strings.Contains(text, " "+phrase+" ") {
+			out = append(out, phrase)
+		}
+	}
+	return out
 }
 
 var (
@@ -265,12 +287,16 @@ func TestSentences(t *testing.T) {
 	}
 }
 
-// checkSentences fails the test for each sentence with more words than bar.
+// checkSentences fails the test for each sentence with more words than bar, or with an unclear
+// phrase.
 func checkSentences(t *testing.T, all []sentence, bar int) {
 	t.Helper()
 	for _, s := range all {
 		if n := s.words(); n > bar {
 			t.Errorf("%s: a sentence of %d words, at most %d are easy to read: %s", s.place, n, bar, s.text)
+		}
+		for _, phrase := range s.unclear() {
+			t.Errorf("%s: %q is not plain, say %s: %s", s.place, phrase, unclear[phrase], s.text)
 		}
 	}
 }
@@ -345,4 +371,9 @@ Of two lines. -->
 		{"f.md:16", "Another one"},
 	}, inDocument("f.md", strings.ReplaceAll(document, "'", "`")))
 	assert.Equal(t, 7, sentence{text: "This - a sign - is not a word."}.words())
+}
+
+func TestUnclear(t *testing.T) {
+	assert.Equal(t, []string{"as far as", "mostly"}, sentence{text: "Mostly it is right, as\nfar as (that) goes."}.unclear())
+	assert.Empty(t, sentence{text: "Almost all of it is right."}.unclear())
 }

@@ -129,7 +129,7 @@ func New(o Options) (t *Table, err error) {
 	t.header.CellSize = wire.CellSize
 	t.header.HeaderSize = wire.SpansHeaderSize
 	if t.region != nil {
-		// Last, for it is what readers look for.
+		// Store the magic number last: readers look for it.
 		atomic.StoreUint32(&t.header.Magic, wire.SpansMagic)
 		if announced := t.region.Announce(); announced != nil {
 			err = fmt.Errorf("span table: %w", announced)
@@ -142,8 +142,8 @@ func New(o Options) (t *Table, err error) {
 // Address returns where the table's header is.
 func (t *Table) Address() uint64 { return uint64(uintptr(unsafe.Pointer(t.header))) }
 
-// Close has other processes not find the table any more. Spans that are live are over, and
-// those that are started all the same, by late goroutines, mean nothing.
+// Close withdraws the table from other processes and ends all live spans. Spans that late
+// goroutines still start there have no effect.
 func (t *Table) Close() error {
 	highest := t.base
 	for i := range t.cells[:t.Used()] {
@@ -290,7 +290,8 @@ func (t *Table) Reserve(p int) Ref {
 	// Generations begin with 1 more than the base, so that no Ref is 0.
 	next := max(atomic.LoadUint64(&c.Version), t.base)&^wire.CellOver + wire.RefGeneration
 	next = next&^(wire.RefGeneration-1) | uint64(i)<<wire.RefIndexShift
-	// Seen before what changes in the cell, since all of it is stored in order.
+	// Readers see the new version before the cell changes, because all stores to a cell
+	// are ordered.
 	ordered.Put(&c.Version, next|wire.CellOver)
 	return Ref(next)
 }

@@ -127,7 +127,8 @@ func TestLateStartAndEnd(t *testing.T) {
 	}
 }
 
-// A span that gives way is hidden while it is live. If it ends meanwhile, it is not evicted.
+// A span that is evicted is hidden first, while it is live. If it ends meanwhile, it is not
+// evicted.
 func TestHiddenBeforeEvicted(t *testing.T) {
 	var table *Table
 	var hidden, evicted []Ref
@@ -367,8 +368,8 @@ func TestLeakedSpans(t *testing.T) {
 	assert.EqualValues(t, table.Used(), len(table.live())+len(table.takeFree(t)), "no cell is lost")
 }
 
-// Where all spans are shown by their goroutines the oldest give way all the same.
-func TestShownSpansGiveWay(t *testing.T) {
+// If their goroutines show all spans, the oldest are evicted nevertheless.
+func TestShownSpansAreEvicted(t *testing.T) {
 	table, evicted := newTable(t, true, func(Ref, uint64) bool { return true })
 	for range Capacity + 1000 {
 		if table.start() == 0 {
@@ -378,7 +379,7 @@ func TestShownSpansGiveWay(t *testing.T) {
 	assert.GreaterOrEqual(t, len(evicted.all(t)), 1000)
 }
 
-// Without a free cell and a span that can give way there is no Ref.
+// Without a free cell, and without a span to evict, there is no Ref.
 func TestNoCell(t *testing.T) {
 	table, _ := newTable(t, true, nil)
 	table.RaiseLimit(Capacity, 0)

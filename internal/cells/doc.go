@@ -22,8 +22,8 @@
 // Each P has a few free cells, last in, first out, since those are in the processor's
 // cache. Other cells go to a queue, first in, first out. So the cell of a span that ended
 // on another goroutine describes that span for a while. When there is no free cell left,
-// the oldest of eight spans gives way. A span that its own goroutine still shows is spared
-// if another one of the eight is not shown.
+// the oldest of eight spans is evicted. A span that its own goroutine still shows is
+// spared if another one of the eight is not shown.
 //
 // # How a span is found by its id
 //

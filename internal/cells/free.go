@@ -56,9 +56,9 @@ func (t *Table) give(p int, i uint32) bool {
 }
 
 const (
-	// ways is of how many spans one gives way.
+	// ways is how many spans are compared for one eviction.
 	ways = 8
-	// displaceAttempts bounds the search for a span that can give way.
+	// displaceAttempts bounds the search for a span to evict.
 	displaceAttempts = 16
 )
 
@@ -88,7 +88,7 @@ func (t *Table) displace() (uint32, bool) {
 	return 0, false
 }
 
-// makeWay ends a span to make room, and reports whether this call did.
+// makeWay evicts a span, and reports whether this call ended it.
 func (t *Table) makeWay(r Ref) bool {
 	if t.hide != nil && r != 0 {
 		t.hide(r)
@@ -100,7 +100,7 @@ func (t *Table) makeWay(r Ref) bool {
 	return true
 }
 
-// shown makes a span come after all that are not.
+// shown in an age makes the span the last to be evicted.
 const shown = 1 << 63
 
 // age returns the order of eviction: the span with the least age goes first. It is the

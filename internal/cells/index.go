@@ -15,7 +15,7 @@ import (
 // asks; multiplying serves generators that count.
 func hash(id uint64, size uint) uint64 { return id * 0x9E3779B97F4A7C15 >> (64 - size) }
 
-// note has a committed span be found by its id.
+// note adds a committed span to the index of its P, so that Find returns it.
 func (t *Table) note(p int, r Ref, id uint64) {
 	if p >= len(t.locals) {
 		t.share(r, id) // There are more Ps than there were.
@@ -62,8 +62,8 @@ func newSharedIndex() sharedIndex { return make(sharedIndex, 1<<sharedBits) }
 
 func (x sharedIndex) bucket(id uint64) *bucket { return &x[hash(id, sharedBits)] }
 
-// share has a live span be found in the shared index. If its bucket is full a span there
-// gives way, as in displace.
+// share adds a live span to the shared index. If the bucket is full, share evicts a span
+// from it, as displace does.
 func (t *Table) share(r Ref, id uint64) {
 	b := t.shared.bucket(id)
 	for {

@@ -82,7 +82,7 @@ func manyAttributes(n int) (a *Attributes, labels []string) {
 	return attributesOf(kvs...), kvs
 }
 
-// Attributes are labels beside ours and the user's, as far as profilers read them.
+// Attributes are labels beside ours and the user's, within the limits of profilers.
 func TestAttributeLabels(t *testing.T) {
 	needRecords(t)
 	eight, eightLabels := manyAttributes(8)

@@ -153,9 +153,9 @@ func New(traceIDHigh, traceIDLow, spanID uint64, traceFlags uint8, a *Attributes
 	return r
 }
 
-// SetWithin says what the goroutine goes back to when the span ends. It takes the
-// record that the goroutine shows so far, or nil, and references to the spans that it
-// is in so far, innermost first. It is called before the record is installed.
+// SetWithin stores what the goroutine goes back to when the span ends. That is the record
+// that it shows now, or nil, and references to the spans that it is in now, innermost
+// first. Call it before the record is installed.
 func (r *Record) SetWithin(outer *Record, enclosing [wire.Enclosing]wire.Ref) {
 	r.outer.Store(outer)
 	r.enclosing = enclosing
@@ -209,9 +209,9 @@ func (r *Record) setOurs(list []goruntime.Label) {
 }
 
 // merge returns the user's labels, ours, and those of n and a for which there is room.
-// Profilers read no more than ten: if the user's leave no room for ours, these come first,
-// else last, see HideLabels. Of labels with equal keys there is one: ours, else that of n
-// or a, which have none in common.
+// Profilers read ten labels at most. If the user's leave no room for ours, ours come
+// first; otherwise they come last, see HideLabels. Where keys are equal, our label
+// replaces the user's.
 func (r *Record) merge(users []goruntime.Label, a *Attributes, n *Names) []goruntime.Label {
 	ours := make([]goruntime.Label, ourLabels, maxLabels)
 	r.setOurs(ours)
@@ -233,9 +233,9 @@ func (r *Record) merge(users []goruntime.Label, a *Attributes, n *Names) []gorun
 	return append(kept, ours...)
 }
 
-// HideLabels has readers of labels see the user's alone, or if ours come first none.
-// Profiles of the process itself may be reading them just now. Only the length of the
-// list changes, so they see the list either before or after.
+// HideLabels hides our labels from readers of labels. They then see the user's labels, or
+// none if ours come first. Profiles of the process itself may be reading them just now.
+// Only the length of the list changes, so they see the list either before or after.
 func (r *Record) HideLabels() {
 	// Sound: the second word of a slice is its length.
 	length := (*uint64)(unsafe.Add(unsafe.Pointer(&r.labels.List), unsafe.Sizeof(uintptr(0))))
@@ -256,7 +256,7 @@ func ours(list []goruntime.Label) int {
 // SetRef has the record name the span's cell. It is called before the record is installed.
 func (r *Record) SetRef(ref wire.Ref) { r.ref = ref }
 
-// Ref returns what names the span's cell; that of nil is 0.
+// Ref returns the reference to the span's cell. It returns 0 if r is nil.
 func (r *Record) Ref() wire.Ref {
 	if r == nil {
 		return 0
@@ -268,8 +268,8 @@ func (r *Record) Ref() wire.Ref {
 // 0 is none.
 func (r *Record) Enclosing() [wire.Enclosing]wire.Ref { return r.enclosing }
 
-// Outer returns the record that the goroutine goes back to, nil if there is none or the
-// span is over. That of nil is nil.
+// Outer returns the record that the goroutine goes back to. It returns nil if there is
+// none, if the span is over, or if r is nil.
 func (r *Record) Outer() *Record {
 	if r == nil {
 		return nil
@@ -340,9 +340,10 @@ func (r *Record) Ended() bool { return atomic.LoadUint32(&r.state)&stateValid ==
 // maxVariants bounds the records of one span.
 const maxVariants = 64
 
-// Variant returns a record of the span of r, which [New] returned. It has these
-// attributes, names and labels of the user, and other things to go back to, see SetWithin.
-// It allocates if there is none yet; if there are 64 it returns nil instead.
+// Variant returns a record of the same span as r, which came from [New]. The record has
+// these attributes, names and user labels, and goes back to outer and enclosing, see
+// [Record.SetWithin]. Variant allocates if there is no such record yet, and returns nil if
+// the span has 64 records.
 //
 // An End that runs meanwhile may not see the new record. So the caller looks whether the
 // span is over once Variant has returned, and if it is calls [Record.End]. What it looks at
@@ -396,9 +397,9 @@ func labelsAt(user UserLabels) []goruntime.Label {
 // of returns the record that labels point at, or nil if they are somebody else's.
 //
 // It recognises the record by our label of the span id. The label's key is at an address
-// that no other string has, and its value is inside of the record. Nobody else knows the
-// one, and whoever copies the label copies the address of a value that is not behind the
-// copy. The labels of a span that is over may have been withdrawn, which leaves them
+// that no other string has, and its value is inside of the record. Other packages have
+// that key only in a copy of our label. The value of such a copy is in the original
+// record. The labels of a span that is over may have been withdrawn, which leaves them
 // within the list's capacity. Sound: labels are nil or begin with a label map, and what is
 // within the capacity of its list are labels, if only zeros.
 func of(labels unsafe.Pointer) *Record {

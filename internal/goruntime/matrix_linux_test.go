@@ -45,7 +45,7 @@ type mode struct {
 	// nothing else needs.
 	usual   bool
 	run     []string             // what runs it, if not the kernel
-	refused map[string]string    // facts that are not to be had in this mode, and a part of the reason
+	refused map[string]string    // facts that are refused in this mode, and a part of the reason
 	tls     func(off int64) bool // what the offset of g must be like
 }
 

@@ -24,8 +24,8 @@ type bootable struct {
 	image, config, version string
 }
 
-// ready returns a kernel with its image at hand, fetched and built as far as the cache
-// has it not.
+// ready returns a kernel with its image. It fetches or builds what the cache does not
+// have.
 func (c config) ready(ctx context.Context, k kernel) (*bootable, error) {
 	a, err := c.archive(ctx, k.suite, k.arch)
 	if err != nil {

@@ -51,7 +51,7 @@ func start(ctx context.Context, args []string) error {
 	flags.StringVar(&c.tree, "tree", "../..", "the work tree")
 	flags.StringVar(&c.cache, "cache", filepath.Join(cache, "otelctx-matrix"), "where packages, kernels and logs are kept")
 	flags.StringVar(&c.mirror, "mirror", "http://deb.debian.org/debian", "the mirror of Debian's archive")
-	flags.StringVar(&c.accel, "accel", emulation, "what runs the processors of this architecture, for QEMU; kvm where that is to be had")
+	flags.StringVar(&c.accel, "accel", emulation, "what runs the processors of this architecture, for QEMU; kvm where there is KVM")
 	flags.StringVar(&c.report, "o", "", "the file for the report, instead of standard output")
 	kernels := flags.String("kernels", ".", "which kernels, as a regular expression")
 	programs := flags.String("programs", ".", "which programs, as a regular expression")

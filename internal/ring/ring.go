@@ -26,8 +26,8 @@ type Span struct {
 	// Ref names the span's cell in the span table of the process, 0 if it has none.
 	Ref        uint64
 	TraceFlags uint8
-	// Attributes are in the encoding of OTEP 4947. Of those that do not fit into the
-	// slots all together, as many as do, one after the other, are shown.
+	// Attributes are in the encoding of OTEP 4947. If they do not all fit into a slot, it
+	// shows those for which there is room, in their order.
 	Attributes []byte
 }
 
@@ -67,7 +67,8 @@ type Ring struct {
 }
 
 // New returns a ring that shows nothing yet. Pages that nobody stores to cost no memory.
-// Its addresses stay in use until the process ends, for writers do not ask.
+// Its addresses stay in use until the process ends, because writers do not check whether
+// the ring is closed.
 //
 // The error names the system call that failed; then nothing is left behind.
 func New(c Config) (*Ring, error) {
@@ -103,7 +104,7 @@ func New(c Config) (*Ring, error) {
 		header.HeaderSize = uint32(l.HeaderSize)
 		header.Index = uint32(c.Index)
 	}
-	// Last, for it is what readers look for.
+	// Store the magic number last: readers look for it.
 	atomic.StoreUint32(&header.Magic, wire.RingMagic)
 	if r.region != nil {
 		if err := r.region.Announce(); err != nil {
@@ -121,17 +122,17 @@ func New(c Config) (*Ring, error) {
 // Layout returns how the ring is laid out.
 func (r *Ring) Layout() Layout { return r.layout }
 
-// Close takes the ring back: readers do not find it any more. Its addresses stay mapped, to
-// memory without a name, so that a writer that comes late still has somewhere to write.
-// Closing again does nothing. The error names the system call that failed: then the
-// mapping is still there, but to readers it is no ring any more.
+// Close withdraws the ring: readers no longer find it. Its addresses stay mapped, to memory
+// without a name, so that a writer that comes late still has somewhere to write. Closing
+// again does nothing. The error names the system call that failed: then the mapping is
+// still there, but to readers it is no ring any more.
 func (r *Ring) Close() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.memory == nil {
 		return nil
 	}
-	// Should the mapping have to stay, it is no ring to anybody.
+	// Readers reject the ring from here on, even if its mapping cannot be replaced.
 	atomic.StoreUint32(&wire.RingHeaderIn(r.memory).Magic, 0)
 	r.memory = nil
 	if r.region == nil {
@@ -156,8 +157,8 @@ func (r *Ring) slot(id uint64) *wire.Slot2 {
 const attempts = 64
 
 // Store shows s in the slot of a thread or goroutine with this id, for the running
-// goroutine, which self describes. If another writer holds on to the slot it shows what
-// that one writes, or nothing. The caller is pinned.
+// goroutine, which self describes. If another writer holds the slot, the slot shows that
+// writer's span or nothing. The caller is pinned.
 func (r *Ring) Store(id uint64, s *Span, self *goruntime.Self) {
 	at := r.slot(id)
 	state, ok := r.claim(at)

@@ -236,7 +236,7 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// noDescriptors makes a region where no memfd is to be had.
+// noDescriptors makes a region where no memfd can be made.
 func noDescriptors(p *childproc.Parent) {
 	var r *Region
 	p.Must(resources.WithoutDescriptors(func() (err error) {

@@ -15,7 +15,7 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/golden"
 )
 
-// mapped returns size bytes at the start of a page, as far as alignment goes.
+// mapped returns size bytes that are aligned like the start of a page.
 func mapped(size int) []byte {
 	words := make([]uint64, (size+7)/8)
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(words))), size)

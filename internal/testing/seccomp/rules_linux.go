@@ -27,7 +27,7 @@ var (
 	NoNaming = Rule{Call: unix.SYS_PRCTL, Errno: unix.EINVAL, Args: []Arg{
 		{Index: 0, Mask: ^uint32(0), Value: unix.PR_SET_VMA},
 	}}
-	// SeemingNaming lets mappings be named as far as the caller can tell.
+	// SeemingNaming has the naming of mappings succeed without effect.
 	SeemingNaming = Rule{Call: unix.SYS_PRCTL, Errno: 0, Args: []Arg{
 		{Index: 0, Mask: ^uint32(0), Value: unix.PR_SET_VMA},
 	}}

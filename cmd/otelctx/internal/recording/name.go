@@ -46,7 +46,7 @@ func ask[T any](ctx context.Context, n *nameResolver, pid int, f func(goOn func(
 	limit := min(namingLimit-n.used, processLimit)
 	if limit <= 0 {
 		var none T
-		return none, fmt.Errorf("pid %d: there is no time left for it", pid)
+		return none, fmt.Errorf("pid %d: no time left for its names", pid)
 	}
 	var took time.Duration
 	value, err := patient.Call(ctx, pid, limit, func() (T, error) {
@@ -69,7 +69,8 @@ func (n *nameResolver) name(ctx context.Context, p *part) {
 	n.used = 0
 	n.asked = map[*published]bool{}
 	builder := profile.New(profile.Options{Start: p.begun, Frequency: n.config.Sampler.Frequency, Version: n.config.Version})
-	// Those with few samples first: what one with many takes is none of theirs.
+	// Processes with few samples come first. So a process with many cannot use up their
+	// time.
 	all := make([]*targetSamples, 0, len(p.targets))
 	for _, of := range p.targets {
 		all = append(all, of)
@@ -229,8 +230,8 @@ func (n *nameResolver) stack(names map[frame]*symbols.Location, raw *rawStack) [
 		stack = append(stack, n.kernel.Locate(address))
 	}
 	for i := range raw.user {
-		// Behind the kernel's frames there is the instruction that has called it, or at
-		// which it took over.
+		// The frame after the kernel's frames is the instruction that called the kernel,
+		// or that it interrupted.
 		f := raw.frameOf(i)
 		l := names[f]
 		if l == nil {

@@ -16,9 +16,9 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// nameTable is the names of a program's spans, as far as they have been read. They are read
-// when a sample has the number of one that is not known, since the program may end before
-// the part is named. A nil nameTable has none.
+// nameTable has the names of a program's spans that were read so far. They are read when a
+// sample has the number of one that is not known, since the program may end before the part
+// is named. A nil nameTable has none.
 type nameTable struct {
 	table *reader.NameTable
 	// known are the names by their numbers. mu is held to read more.

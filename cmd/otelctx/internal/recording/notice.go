@@ -39,12 +39,12 @@ type noticed struct {
 
 // pacer says when processes that have changed are looked at.
 type pacer struct {
-	// again has the next change of a process told. It is called for each process that was told,
-	// also if that ends: else the kernel's table fills up.
+	// again has the kernel report the next change of a process. It is called for each process
+	// that was reported, also when that ends. Otherwise the kernel's table fills up.
 	again func(pid int)
 	all   map[int]*noticed
-	// late are those that there was no room for. They are told again when counted is over, so
-	// that none of them is told all the time.
+	// late are processes for which there was no room. The kernel reports them again after
+	// pollInterval, and so not all the time.
 	late []int
 	// looks is how many there were since counted.
 	looks   int
@@ -75,16 +75,16 @@ func (p *pacer) end(pid int) {
 }
 
 // gone notes that a program was not there any more when it was looked at. Its process may run
-// another one by now, which was told already.
+// another program by now, which was reported already.
 func (p *pacer) gone(image sampler.Image) {
 	if n := p.all[image.PID]; n != nil && n.image == image {
 		p.end(image.PID)
 	}
 }
 
-// due returns what is to be looked at by now, and when to ask next. What these processes do
-// while they are looked at is told. A change of a process that has rested counts as its first
-// one.
+// due returns what is to be looked at by now, and when to ask next. The kernel reports
+// changes of these processes while they are looked at. A change of a process that has rested
+// counts as its first one.
 func (p *pacer) due(now time.Time) (look []sampler.Image, next time.Time) {
 	if now.Sub(p.counted) >= pollInterval {
 		p.counted, p.looks = now, 0

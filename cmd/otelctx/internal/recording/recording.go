@@ -63,9 +63,9 @@ type Config struct {
 type Result struct {
 	Start, End time.Time
 	// Samples is how many there are. In Attributed of them a span is known, which in
-	// Unproven of those may be another one. Lost is how many there would be more if
-	// they had been read in time. Replaced is how many were not taken since their process
-	// ran another program by then, which was not looked at yet.
+	// Unproven of those may be another one. Lost is how many were taken and not read in
+	// time. Replaced is how many were not taken because their process already ran another
+	// program, which was not looked at yet.
 	Samples, Attributed, Unproven, Lost, Replaced uint64
 	// Cut is how many samples have only the innermost frame of their stack, since their
 	// process had too many different ones. SpansLeftOut is how many are not in Spans, those
@@ -134,7 +134,8 @@ func Record(ctx context.Context, c Config) (*Result, error) {
 		}
 		var err error
 		if r.kernel, err = open(); err != nil {
-			// Who may not know where the kernel's functions are is not told by samples.
+			// Samples must not show addresses of the kernel to a user who may not know
+			// them.
 			c.Sampler.KernelStacks = !errors.Is(err, fs.ErrPermission)
 			c.warn(fmt.Errorf("%s: %w", what, err))
 		}
@@ -173,8 +174,8 @@ type recording struct {
 
 // run records the processes that there are and will be.
 func (r *recording) run(ctx context.Context) (*Result, error) {
-	// An end before the beginning is a recording of nothing: what ends it does not end the
-	// looks at once.
+	// If ctx ends before the first sample, the recording is empty, which is no error. So
+	// looking at processes has a context of its own.
 	looking, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer r.targets.close()
 	defer cancel()

@@ -154,7 +154,7 @@ func TestExit(t *testing.T) {
 	require.Error(t, err)
 }
 
-// Where there is no more room, the program that has been idle for the longest time gives way.
+// When there is no room for another program, the one that has been idle longest is dropped.
 // It is not recorded until it uses the processor again.
 func TestMakeRoom(t *testing.T) {
 	ts, err := openTargets(&Config{Sampler: sampler.Config{Frequency: 1}})

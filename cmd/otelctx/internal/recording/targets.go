@@ -435,7 +435,7 @@ func (ts *targets) open(ctx context.Context, image sampler.Image) (_ *target, er
 func (ts *targets) same(image sampler.Image) error {
 	now, err := ts.sampler.Image(image.PID)
 	if err == nil && now != image {
-		err = fmt.Errorf("pid %d: %w: it runs another program by now", image.PID, reader.ErrProcessGone)
+		err = fmt.Errorf("pid %d: %w: it runs another program now", image.PID, reader.ErrProcessGone)
 	}
 	return err
 }

@@ -55,10 +55,10 @@ func Restrict() error {
 	return nil
 }
 
-// Do calls f with the capabilities that recording takes, as far as this program has them,
-// and returns what f does. With them f reads also what it may read of other processes, of
-// files and of the kernel. So f does nothing but use BPF and perf events. Functions of f
-// must run on its own goroutine.
+// Do calls f with those capabilities for recording that this program has, and returns
+// what f does. With them f reads also what it may read of other processes, of files and
+// of the kernel. So f does nothing but use BPF and perf events. Functions of f must run
+// on its own goroutine.
 func Do(f func() error) error {
 	if !restricted.Load() {
 		return f()

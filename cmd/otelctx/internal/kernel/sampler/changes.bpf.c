@@ -3,8 +3,8 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 
-// Tells which processes publish, execute another program or end, at that moment. It tells who
-// they are and nothing else: to find out more is for who is told, with that user's rights.
+// Tells which processes publish, execute another program or end, at that moment. It gives
+// their ids and nothing else. The reader finds out more with its own rights.
 
 #include <stdbool.h>
 

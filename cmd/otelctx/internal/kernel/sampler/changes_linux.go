@@ -102,7 +102,7 @@ func (c *Changes) Next(to *Change) error {
 	return nil
 }
 
-// Again has the next change of a process told. Until then it is told once that it has changed,
+// Again has the kernel report the next change of a process. Until then one change is reported,
 // however often it does.
 func (c *Changes) Again(pid int) {
 	c.mu.Lock()

@@ -112,7 +112,7 @@ func parseProcessors(list string) ([]int, error) {
 		from, err := strconv.Atoi(first)
 		to, err2 := strconv.Atoi(last)
 		if err := errors.Join(err, err2); err != nil || to >= most {
-			return nil, fmt.Errorf("%q is no list of processors", list)
+			return nil, fmt.Errorf("%q is not a list of processors", list)
 		}
 		for cpu := from; cpu <= to; cpu++ {
 			cpus = append(cpus, cpu)

@@ -18,7 +18,7 @@ const (
 )
 
 // spanOfLabels returns the span that labels name, as the program has read them, or nil.
-// Of two labels with the same key, as far as that was read, the last one counts.
+// If two labels have the same key, after the cut, the last one counts.
 //
 // The OpenTelemetry eBPF profiler takes bytes for labels in this way (tracer/labels.go).
 // Strings end at the first zero. Values end before what is not UTF-8, unless that is all.

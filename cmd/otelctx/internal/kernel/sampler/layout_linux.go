@@ -15,10 +15,9 @@ const noField = 1024
 
 // newLayout returns what the program is to know of a process. layout may be nil.
 //
-// Where there is proof to be had, only what can be proven is looked at. A thread's slot
-// that nobody can check would only add what may be wrong. Carriers have been checked by
-// package reader, whose bounds are the program's. If one of them is chosen, there are no
-// others.
+// If spans can be proven, only carriers with proof are read. A thread's slot that nobody
+// can check could only add wrong spans. Carriers have been checked by package reader,
+// whose bounds are the program's. If one of them is chosen, there are no others.
 func newLayout(image Image, layout *reader.ThreadLayout, chosen Carrier) programLayout {
 	l := programLayout{Image: programImage{Start: image.start, Execs: image.execs, Pid: uint32(image.PID)}}
 	if layout == nil {

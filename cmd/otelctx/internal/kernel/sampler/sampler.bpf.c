@@ -246,8 +246,8 @@ static __always_inline const struct layout *this_layout(struct work *w)
 	return bpf_map_lookup_elem(&layouts, &w->layout);
 }
 
-// BOUND has a size that is at most mask, a power of 2 less 1, be seen to be so. Not every
-// verifier draws that from a comparison, least of all from one of 32 bits.
+// BOUND shows the verifier that a size is at most mask, a power of 2 less 1. Not every
+// verifier learns that from a comparison, and fewer do from one of 32 bits.
 #define BOUND(size, mask) asm volatile("%0 &= %1" : "+r"(size) : "i"(mask))
 
 static __always_inline bool read_user(void *to, __u32 size, __u64 from)
@@ -260,7 +260,7 @@ static __always_inline bool valid_pointer(__u64 p)
 	return p && p < (1ULL << 56) && p % 8 == 0;
 }
 
-// ordered keeps loads before it before those behind it.
+// ordered is a load barrier.
 static __always_inline void ordered(struct work *w)
 {
 #if defined(__TARGET_ARCH_arm64)
@@ -281,7 +281,7 @@ static __always_inline __u32 own_tid(struct task_struct *task)
 #define FIELD(w, type, offset) (*(type *)&(w)->slot[(offset) & (2 * SLOT_SIZE - 1)])
 
 // read_attributes reads the attributes of a slot whose fields have been read, if it has
-// any. Those that cannot all be there are not there.
+// any. It leaves out all of them if they do not fit into the slot.
 static __always_inline bool read_attributes(struct work *w, const struct ring *r, __u64 at)
 {
 	__u64 size = FIELD(w, __u16, r->attrs_size), offset = r->attrs;
@@ -315,7 +315,7 @@ static __always_inline bool try_slot(struct work *w, const struct ring *r, __u64
 		return false;
 	ordered(w);
 	if (!counts) {
-		// Nobody counts: the same twice is what can be had.
+		// Layout 1 does not count writes: compare two copies.
 		__u64 high, low, span;
 
 		if (!read_user(&high, 8, at + r->trace_id_high) || high != FIELD(w, __u64, r->trace_id_high) ||
@@ -389,7 +389,7 @@ static __always_inline void give_attributes(struct work *w, const struct ring *r
 {
 	__u64 size = s->attrs_size, at = r->attrs;
 
-	// Attributes that cannot all be there are not there.
+	// Attributes that do not fit into the slot are left out.
 	if (!size || size > MAX_ATTRIBUTES || at >= NO_FIELD || at + size > r->slot_size)
 		return;
 	BOUND(size, MAX_ATTRIBUTES);
@@ -397,8 +397,8 @@ static __always_inline void give_attributes(struct work *w, const struct ring *r
 		w->event.h.attrs_size = size;
 }
 
-// give stores a span, whose ids are in the order of their bytes. What is stored of
-// another one is gone.
+// give stores a span, whose ids are in the order of their bytes. It clears what another
+// span has left.
 static __always_inline void give(struct event *e, __u64 trace0, __u64 trace1, __u64 span, enum carrier carrier)
 {
 	if (e->h.trace_id[0] != trace0 || e->h.trace_id[1] != trace1 || e->h.span_id != span)
@@ -540,7 +540,7 @@ static __always_inline __u64 thread_pointer(struct task_struct *task)
 #endif
 }
 
-// runs_on reports whether m is the runtime's m of the thread, as far as it can be told.
+// runs_on reports whether m is the thread's m. Without m.procid it takes any m for that.
 static __always_inline bool runs_on(const struct layout *l, __u64 m, __u32 tid)
 {
 	__u64 procid;
@@ -588,8 +588,8 @@ static __always_inline __u64 find_m(struct bpf_perf_event_data *ctx, struct task
 	if (l->has & HAS_TLS_G && read_user(&g, sizeof(g), thread_pointer(task) + l->tls_g))
 		m = m_of(l, g, tid);
 #if defined(__TARGET_ARCH_arm64)
-	// Go code keeps g in R28; what else may be in there is not taken for one. If it is
-	// the kernel that was interrupted, it has kept what was there.
+	// Go code keeps g in R28, and m_of refuses any other value. If the kernel was
+	// interrupted, it has saved the R28 of user space.
 	if (!m && l->has & HAS_M_PROCID)
 		m = m_of(l, ctx->regs[28], tid);
 	if (!m && l->has & HAS_M_PROCID && user_register(28, &g))
@@ -762,12 +762,12 @@ static __always_inline void give_nothing(struct event *e)
 	e->h.trace_flags = e->h.proven = 0;
 }
 
-// find_span stores the span that the thread is in. The goroutine's own slot knows best:
-// labels are inherited, and replaced by the user. Next is the record behind its labels.
+// find_span stores the span that the thread is in. The goroutine's own slot comes first:
+// labels are inherited, and replaced by users. Next is the record behind its labels.
 // Then comes the thread's slot, if the running goroutine has written it, or if nobody can
 // tell who has. They are looked at from the last to the first.
-// Where slot and record show the same span the record has the last word, for it has all of
-// the attributes.
+// Where slot and record show the same span the record has the last word, because it has
+// all of the attributes.
 static __always_inline void find_span(struct bpf_perf_event_data *ctx, struct task_struct *task, const struct layout *l,
 				      struct work *w)
 {

@@ -95,7 +95,7 @@ func (f *File) Close() error {
 	return f.output.finish()
 }
 
-// Discard leaves everything as it was, as far as that can be. It takes the place of Close.
+// Discard removes what was written, if that is possible. Call it in place of Close.
 func (f *File) Discard() error { return f.output.discard() }
 
 // open returns what the content of a file goes to.

@@ -159,7 +159,7 @@ func (f *elfFile) memory(address uint64) part {
 	return f.file.sub(0, 0)
 }
 
-// buildIDs returns the GNU build id, in hex, and Go's, as far as there are any. The segments of
+// buildIDs returns the GNU build id, in hex, and Go's; "" where there is none. The segments of
 // a program that Go has linked by itself leave the GNU one out: it is in a section alone.
 func (f *elfFile) buildIDs() (gnu, golang string) {
 	add := func(offset, size, align uint64) {

@@ -30,7 +30,7 @@ const (
 	maxGoInlineDepth = 64
 )
 
-var errNoGoTable = errors.New("no table of Go functions that is understood")
+var errNoGoTable = errors.New("no known table of Go functions")
 
 // goTable is the table of functions, files and lines that the Go runtime has of
 // itself, for its own tracebacks. debug/gosym reads it as well, but knows nothing of

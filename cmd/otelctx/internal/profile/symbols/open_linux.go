@@ -120,7 +120,7 @@ func (p *Process) self() (pid int, user uint32, err error) {
 func (p *Process) check(f *os.File, isRight func(fileID) bool) (*os.File, fileID, error) {
 	id, err := identify(f)
 	if err == nil && !isRight(id) {
-		err = fmt.Errorf("%s is another file by now", f.Name())
+		err = fmt.Errorf("%s is another file now", f.Name())
 	}
 	if err == nil {
 		err = p.proc.Alive()
@@ -166,7 +166,7 @@ func identify(f *os.File) (fileID, error) {
 		return fileID{}, err
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFREG {
-		return fileID{}, fmt.Errorf("%s is no regular file", f.Name())
+		return fileID{}, fmt.Errorf("%s is not a regular file", f.Name())
 	}
 	return fileID{device: uint64(st.Dev), inode: st.Ino, size: st.Size, changed: time.Unix(st.Ctim.Unix()).UnixNano()}, nil //nolint:unconvert // not on every architecture
 }
