@@ -109,7 +109,7 @@ func (l *Library) mapFromFirst(dirs []string, storage []byte) error {
 		}
 		errs = append(errs, err)
 	}
-	return fmt.Errorf("no directory allows to map the library: %w", errors.Join(errs...))
+	return fmt.Errorf("no directory allows the library to be mapped: %w", errors.Join(errs...))
 }
 
 // mapFrom maps the library from a file in a directory.
