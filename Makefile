@@ -190,9 +190,10 @@ matrix: test-arm64 ## Run the tests that depend on the kernel in emulated machin
 	cd internal/matrix && $(GO) run . $(MATRIX)
 
 # The servers are built into the user's cache directory, or OTELCTX_BACKENDS_CACHE, which
-# takes minutes the first time.
+# takes minutes the first time. After make otelcol, that Collector records into them too.
 .PHONY: backends
 backends: export OTELCTX_TEST_BACKENDS = 1
+backends: export OTELCTX_TEST_COLLECTOR = $(abspath $(wildcard $(BIN)/otelcol-otelctx))
 backends: ## As root, record a service into real servers (Pyroscope, Parca, ClickHouse), and compare what they answer.
 	cd internal/backends && $(TEST) -v -count 1 -timeout 0 ./...
 
