@@ -89,7 +89,7 @@ func (s *server) serve(in io.Reader, out io.Writer) error {
 	if s.goroutines {
 		parallel = together
 		// The profile has goroutines that wait, too.
-		atBottom = func() { time.Sleep(3 * time.Millisecond) }
+		atBottom = waitAtBottom
 	}
 	var truths truths
 	for round := range s.rounds {

@@ -177,6 +177,11 @@ func bottom() {
 // atBottom is called where the stack spells the number.
 var atBottom = func() {}
 
+// waitAtBottom is atBottom for profiles that have goroutines that wait.
+//
+//go:noinline
+func waitAtBottom() { time.Sleep(3 * time.Millisecond) }
+
 //go:noinline
 func spell(number uint64, left int) {
 	if left == 0 {
@@ -254,6 +259,7 @@ func told(names []string) (number uint64, ok bool) {
 		switch {
 		case !ours && !burning:
 			// The runtime's functions for a goroutine that it preempts.
+		case name == "waitAtBottom" && !burning:
 		case name == "spin", name == "bottom":
 			// A leaf function may hide its caller: there may be one of the two.
 			burning = true

@@ -6,8 +6,10 @@ package main
 import (
 	"bytes"
 	"runtime"
+	"runtime/pprof"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -53,6 +55,38 @@ func TestStackSpellsNumber(t *testing.T) {
 			assert.Equal(t, number, got)
 		}
 		burn(number)
+	}
+}
+
+// TestProfileHasGoroutineThatWaits asserts that a goroutine that waits after its work is seen.
+func TestProfileHasGoroutineThatWaits(t *testing.T) {
+	defer func(before func()) { atBottom = before }(atBottom)
+	atBottom = waitAtBottom
+	done := make(chan struct{})
+	defer close(done)
+	go func() {
+		for {
+			select {
+			case <-done:
+				return
+			default:
+				burn(0xABCDEF)
+			}
+		}
+	}()
+	for deadline := time.Now().Add(time.Minute); ; {
+		var profile bytes.Buffer
+		require.NoError(t, pprof.Lookup("goroutine").WriteTo(&profile, 1))
+		for stack := range strings.SplitSeq(profile.String(), "\n\n") {
+			if strings.Contains(stack, ".waitAtBottom+") {
+				got, times, ok := parseGoroutines(stack)
+				require.True(t, ok, stack)
+				assert.Equal(t, 1, times)
+				assert.Equal(t, seen{number: 0xABCDEF}, got)
+				return
+			}
+		}
+		require.True(t, time.Now().Before(deadline), "it never waits")
 	}
 }
 
