@@ -62,14 +62,8 @@ func Attach(ctx context.Context) Attachment {
 
 // find returns the live local span of ctx, or 0.
 func (p *SpanProcessor) find(ctx context.Context) cells.Ref {
-	// With otelc's own rules, the API finds the goroutine's span in context.Background() too.
-	// Who attaches that context wants none.
-	if ctx == context.Background() {
-		return 0
-	}
-	sc := trace.SpanContextFromContext(ctx)
-	if id := sdkspan.Of(sc); sc.HasTraceID() && !id.Remote {
-		return p.cells.Find(id.Key)
+	if k, ok := sdkspan.Local(ctx); ok {
+		return p.cells.Find(k)
 	}
 	return 0
 }

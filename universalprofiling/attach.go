@@ -9,7 +9,6 @@ import (
 	"sync/atomic"
 
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
-	"go.opentelemetry.io/otel/trace"
 
 	"github.com/otelctx/otelctx/internal/apmlib"
 	"github.com/otelctx/otelctx/internal/cells"
@@ -82,13 +81,8 @@ func Refresh(ctx context.Context) {
 
 // find returns the live local span of ctx, or 0.
 func (i *Integration) find(ctx context.Context) cells.Ref {
-	// With otelc's own rules, the API finds the goroutine's span in this context too.
-	if ctx == context.Background() {
-		return 0
-	}
-	sc := trace.SpanContextFromContext(ctx)
-	if id := sdkspan.Of(sc); sc.HasTraceID() && !id.Remote {
-		return i.table.Find(id.Key)
+	if k, ok := sdkspan.Local(ctx); ok {
+		return i.table.Find(k)
 	}
 	return 0
 }

@@ -4,6 +4,7 @@
 package sdkspan
 
 import (
+	"context"
 	"encoding/binary"
 	"reflect"
 	"sync/atomic"
@@ -37,6 +38,17 @@ func Of(sc trace.SpanContext) ID {
 		TraceFlags: byte(sc.TraceFlags()),
 		Remote:     sc.IsRemote(),
 	}
+}
+
+// Local returns what identifies the span of ctx, and false if there is none or it is remote.
+// There is none in context.Background(), also where otelc's own rules have the API find the
+// goroutine's span in it.
+func Local(ctx context.Context) (k Key, ok bool) {
+	if ctx == context.Background() {
+		return Key{}, false
+	}
+	sc := trace.SpanContextFromContext(ctx)
+	return Of(sc).Key, sc.HasTraceID() && !sc.IsRemote()
 }
 
 // Started returns what identifies a span that a processor is told of by OnStart. It also

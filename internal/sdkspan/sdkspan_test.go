@@ -244,3 +244,16 @@ func TestFieldsThatAreNotThere(t *testing.T) {
 	checkStarted(t, inner, root.SpanContext(), trace.SpanContext{})
 	assert.Nil(t, started.Load())
 }
+
+func TestLocal(t *testing.T) {
+	sc := trace.NewSpanContext(trace.SpanContextConfig{TraceID: trace.TraceID{1}, SpanID: trace.SpanID{2}})
+	k, ok := Local(trace.ContextWithSpanContext(t.Context(), sc))
+	assert.True(t, ok)
+	assert.Equal(t, Of(sc).Key, k)
+	_, ok = Local(trace.ContextWithRemoteSpanContext(t.Context(), sc))
+	assert.False(t, ok, "a remote span")
+	for _, ctx := range []context.Context{t.Context(), context.Background()} {
+		_, ok = Local(ctx)
+		assert.False(t, ok)
+	}
+}
