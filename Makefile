@@ -2,7 +2,7 @@
 # are built from internal/tools.
 
 GO ?= go
-MODULES := . instrumentation cmd/otelctx cmd/otelctx/internal/collectortest example example/declarative example/ecosystem example/nocode benchmarks benchmarks/wild internal/interop internal/backends internal/testing/collector internal/matrix
+MODULES := . cmd/otelctx instrumentation cmd/otelctx/internal/collectortest example example/declarative example/ecosystem example/nocode benchmarks benchmarks/wild internal/interop internal/backends internal/testing/collector internal/matrix
 # A module with tests of its own target, test-collector: an eBPF profiler and a whole Collector
 # take minutes to compile.
 APART := collector
@@ -42,9 +42,9 @@ build: ## Build the command line tool and the example into bin/.
 
 ##@ Tests
 
-# The packages that make test runs with the race detector: goroutines share memory of the
-# heap there. The detector knows nothing of other memory. make test-all runs all with it.
-RACE_PACKAGES := github.com/otelctx/otelctx/(spanctx|resourcepublisher|scopedattr|universalprofiling|internal/(cells|ring|gorecord|names|scope|vma))
+# The packages whose goroutines share memory of the heap. The race detector knows nothing of other memory, and
+# takes a standard library of its own.
+SHARING := github.com/otelctx/otelctx/(spanctx|resourcepublisher|scopedattr|universalprofiling|internal/(cells|ring|gorecord|names|scope|vma))
 
 # A whole Collector, which has no tests of its own: make test-all runs and tests it.
 NOT_IN_TEST := github.com/otelctx/otelctx/example/ecosystem/collector
@@ -62,23 +62,32 @@ PARALLEL ?= 4
 # How long the tests of a package may take on a machine that is busy, before they are taken to hang.
 TEST_TIMEOUT ?= 60m
 
-# The linters vet.
-TEST := $(GO) test -vet=off -p $(PARALLEL) -timeout $(TEST_TIMEOUT)
+# The linters vet. Nothing reads the debug information of tests, which half of the linking is.
+TEST := $(GO) test -vet=off -ldflags=-w -p $(PARALLEL) -timeout $(TEST_TIMEOUT)
 
-# Its argument is a list of modules.
-test-modules = set -e; for m in $(1); do echo "== $$m"; \
-	(cd $$m && $(TEST) $$($(GO) list ./... | grep -vxE '$(RACE_PACKAGES)|$(NOT_IN_TEST)')); done
+# The tests of one module. Most programs that tests start are built without cgo. So are the tests, to compile
+# nothing twice: some of those programs, and make test-race, have cgo.
+TESTS := $(patsubst %,test/%,$(filter-out .,$(MODULES)))
+.PHONY: test/library $(TESTS)
+test/library $(TESTS): export CGO_ENABLED := 0
+test/library:
+	@$(TEST) -tags invariants ./...
+$(TESTS): test/%:
+	@cd $* && $(TEST) $$($(GO) list ./... | grep -vx '$(NOT_IN_TEST)')
 
+# Two modules at a time, as the last package of one leaves processors idle.
 .PHONY: test
-test: ## Run the tests, every behaviour once.
-	@[ -n "$(RACE)" ] || echo "no C compiler for cgo: testing without the race detector"
-	@$(call test-modules,$(filter-out $(NOT_TESTED),$(MODULES)))
-	@echo "== what allocates, which the race detector would change"; $(TEST) -run "Alloc|Attributes.*Nothing" $$($(GO) list ./... | grep -xE '$(RACE_PACKAGES)')
-	@echo "== with the race detector"; $(TEST) $(RACE) $$($(GO) list ./... | grep -xE '$(RACE_PACKAGES)')
+test: test/library ## Run the tests, every behaviour once.
+	@$(MAKE) --no-print-directory -j 2 $(filter-out $(NOT_TESTED:%=test/%),$(TESTS))
+
+.PHONY: test-race
+test-race: ## Run the tests of goroutines that share memory, with the race detector.
+	@[ -n "$(RACE)" ] || { echo "the race detector needs cgo and a C compiler"; exit 1; }
+	@$(TEST) $(RACE) $$($(GO) list ./... | grep -xE '$(SHARING)')
 
 .PHONY: test-otlp
 test-otlp: ## Run the tests in which a Collector receives what is exported.
-	@$(call test-modules,$(WITH_COLLECTOR))
+	@$(MAKE) --no-print-directory $(WITH_COLLECTOR:%=test/%)
 
 # go.mod asks for the oldest Go and the oldest modules that work.
 OLDEST := go$(shell sed -n 's/^go //p' go.mod)
@@ -307,7 +316,7 @@ clean-tree: # Fails if generating or tidying has changed anything.
 GENERATED := $(shell command -v clang >/dev/null 2>&1 && echo generated)
 
 .PHONY: precommit
-precommit: tidy $(GENERATED) fmt lint licenses test cross bench-smoke clean-tree ## All that must hold before a change is sent.
+precommit: tidy $(GENERATED) fmt lint licenses test test-race cross bench-smoke clean-tree ## All that must hold before a change is sent.
 
 ##@ Code
 

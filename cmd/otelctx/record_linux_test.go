@@ -792,6 +792,7 @@ func TestRecordWithTwoCapabilities(t *testing.T) {
 	burner.AwaitUse(t, theirs, 400*time.Second/time.Duration(burner.Frequency()))
 	got = r.interrupt(t)
 	require.Zero(t, got.code, got.stderr)
+	t.Log(got.stdout, got.stderr)
 	assertTrue(t, file)
 
 	ours := startBurner(t, nil, burner.Silent)

@@ -5,7 +5,9 @@ package childproc
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"slices"
@@ -82,8 +84,12 @@ func HasOpen(pid int, name string) (bool, error) {
 func AwaitOpen(t testing.TB, pid int, name string) {
 	t.Helper()
 	for end := time.Now().Add(2 * patience); ; time.Sleep(time.Millisecond) {
-		if open, err := HasOpen(pid, name); open || err != nil {
+		open, err := HasOpen(pid, name)
+		if open || errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) {
 			return
+		}
+		if err != nil {
+			t.Fatal(err)
 		}
 		if time.Now().After(end) {
 			t.Fatalf("process %d has not opened %s", pid, name)
