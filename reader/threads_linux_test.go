@@ -132,7 +132,7 @@ func showsRaw(t *testing.T, p *Process, tid int) {
 }
 
 // patience is how long a test waits for what must come.
-const patience = time.Minute
+const patience = 5 * time.Minute
 
 // waits returns when no goroutine is on a thread. A goroutine says that it waits just before
 // it does.

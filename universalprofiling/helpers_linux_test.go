@@ -162,7 +162,7 @@ func sender(t testing.TB, path string) func([]byte) error {
 }
 
 // patience is how long a test waits for what must come.
-const patience = time.Minute
+const patience = 5 * time.Minute
 
 // remembered is of how many transactions there are samples, and how many.
 func (s *service) remembered() (transactions, samples int) {

@@ -40,7 +40,7 @@ const (
 
 // How long to wait for what happens soon, and how often to look.
 const (
-	patience = time.Minute
+	patience = 5 * time.Minute
 	tick     = 5 * time.Millisecond
 )
 

@@ -49,7 +49,8 @@ func TestRecordCommand(t *testing.T) {
 	got := otelctx(t, "record", "-F", "997", "-o", file, "--", executable(t), shortLived)
 	assert.Equal(t, 5, got.code, got.stderr)
 	assert.Equal(t, "burned\n", got.stdout)
-	assert.Contains(t, got.stderr, "Recorded "+executable(t)+" "+shortLived)
+	recorded := recordTargets{Command: []string{executable(t), shortLived}}
+	assert.Contains(t, got.stderr, "Recorded "+recorded.String())
 	assert.Contains(t, got.stderr, "Wrote "+file)
 	burning := int64(0)
 	for _, s := range readPprof(t, file).Sample {

@@ -31,7 +31,7 @@ func serve(ctx context.Context, stdout io.Writer, clients int) (err error) {
 	if err != nil {
 		return err
 	}
-	server := &http.Server{Handler: newHandler(provider), ReadHeaderTimeout: time.Second}
+	server := &http.Server{Handler: newHandler(provider), ReadHeaderTimeout: time.Minute}
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
 	defer func() { err = errors.Join(err, inTime(ctx, server.Shutdown)) }()

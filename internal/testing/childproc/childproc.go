@@ -88,7 +88,7 @@ type Child struct {
 }
 
 // patience is how long a child may take to be done once it has been told to.
-const patience = 30 * time.Second
+const patience = 5 * time.Minute
 
 // Command returns the command that runs a role in another process, for a test that has another
 // conversation with it than a [Child] has.

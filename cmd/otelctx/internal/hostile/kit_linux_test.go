@@ -38,7 +38,7 @@ import (
 
 const (
 	frequency = 997
-	patience  = 2 * time.Minute
+	patience  = 5 * time.Minute
 	// maxMemory is what a recording may take, whatever is recorded.
 	maxMemory = 150 << 20
 )
