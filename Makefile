@@ -82,8 +82,8 @@ test: test/library ## Run the tests, every behaviour once.
 
 .PHONY: test-race
 test-race: ## Run the tests of goroutines that share memory, with the race detector.
-	@[ -n "$(RACE)" ] || { echo "the race detector needs cgo and a C compiler"; exit 1; }
-	@$(TEST) $(RACE) $$($(GO) list ./... | grep -xE '$(SHARING)')
+	@[ -n "$(RACE)" ] || { echo "skipped: the race detector needs cgo and a C compiler"; exit 0; }; \
+		$(TEST) $(RACE) $$($(GO) list ./... | grep -xE '$(SHARING)')
 
 .PHONY: test-otlp
 test-otlp: ## Run the tests in which a Collector receives what is exported.
