@@ -178,7 +178,7 @@ func TestArgumentErrors(t *testing.T) {
 		{"record -d -1 1", exitUsage, ""},
 		{"record 1 --filter x", exitUsage, "expected KEY=VALUE"},
 		{"record -- /nonexistent/command", exitNotFound, "command not found"},
-		{"record -- /etc/passwd", exitNotExecutable, "cannot be executed"},
+		{"record -- /proc/version", exitNotExecutable, "cannot be executed"},
 		{"record -p 2147483647", exitProcessGone, ""},
 		{"record 1 --freq=0", exitUsage, ""},
 		{"record 1 --freq=50000", exitUsage, ""},

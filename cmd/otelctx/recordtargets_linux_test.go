@@ -22,15 +22,20 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/otelctx/otelctx/internal/testing/burner"
+	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
 // shortLived is the argument that makes the test binary a program that is over soon.
 const shortLived = "short-lived"
 
 // burnShortly uses the processor for a tenth of a second, from the first thing that the
-// program does.
+// program does. An emulated processor is interrupted less often.
 func burnShortly() {
-	for used := time.Duration(0); used < 100*time.Millisecond; {
+	enough := 100 * time.Millisecond
+	if testenv.Emulated() {
+		enough = time.Second
+	}
+	for used := time.Duration(0); used < enough; {
 		var usage syscall.Rusage
 		if err := syscall.Getrusage(syscall.RUSAGE_SELF, &usage); err != nil {
 			panic(err)

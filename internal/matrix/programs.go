@@ -19,8 +19,8 @@ import (
 	"github.com/otelctx/otelctx/internal/matrix/plan"
 )
 
-// packages are those whose tests depend on the kernel, as directories of the work tree:
-// publisher, ring, reader and recorder, and what they stand on.
+// packages are those whose tests depend on the kernel, as directories of the work tree. They
+// are publisher, ring, reader, recorder and receiver, and what they stand on.
 var packages = []string{
 	"resourcepublisher",
 	"ringbuf",
@@ -30,6 +30,7 @@ var packages = []string{
 	"internal/cells",
 	"internal/gorecord",
 	"internal/goruntime",
+	"internal/names",
 	"internal/procfs",
 	"internal/profilersocket",
 	"internal/remotemem",
@@ -39,17 +40,25 @@ var packages = []string{
 	"cmd/otelctx",
 	"cmd/otelctx/internal/recording",
 	"cmd/otelctx/internal/kernel/sampler",
+	"collector/otelctxreceiver",
 }
 
-// formats has golden bytes for the tests of other packages.
-const formats = "internal/wire"
+// data are other files and directories of the work tree that tests read.
+var data = []string{
+	"internal/wire/testdata",
+	"cmd/otelctx/otelctx.1",
+	"docs/profile-attributes.md",
+	"docs/recording.md",
+	"docs/wire-format.md",
+	"collector/otelctxreceiver/metadata.yaml",
+}
 
 // demo is the name of the program that is not a test: the example, which publishes,
 // inspects and records by itself.
 const demo = "demo"
 
 // commands are the commands of Debian's that tests start, all in one program.
-var commands = []string{"sleep", "true"}
+var commands = []string{"mount", "sh", "sleep", "true"}
 
 // commandsPackage has them, at commandsFile.
 const (
@@ -112,9 +121,12 @@ func compile(ctx context.Context, tree, dir, arch string, only func(name string)
 			Args: []string{"-test.v=test2json", fmt.Sprintf("-test.timeout=%v", testTimeout)},
 		})
 	}
-	for _, pkg := range append(slices.Clone(packages), formats) {
-		const data = "testdata"
-		if err := p.add(filepath.Join(tree, pkg, data), path.Join(guestTree, pkg, data)); err != nil {
+	read := slices.Clone(data)
+	for _, pkg := range packages {
+		read = append(read, path.Join(pkg, "testdata"))
+	}
+	for _, name := range read {
+		if err := p.add(filepath.Join(tree, name), path.Join(guestTree, name)); err != nil {
 			return nil, err
 		}
 	}
@@ -157,7 +169,7 @@ func (p *payload) addCommands(ctx context.Context, a *archive, dir string) error
 	return err
 }
 
-// add adds the files of a directory, if there is one.
+// add adds a file, or the files of a directory, if there is one.
 func (p *payload) add(dir, to string) error {
 	if _, err := os.Stat(dir); os.IsNotExist(err) {
 		return nil

@@ -169,10 +169,13 @@ var excuses = []excuse{
 	},
 	{why: regexp.MustCompile(`no go tool`), lacks: "the go tool, to build programs with"},
 	{why: regexp.MustCompile(`no C compiler`), lacks: "a C compiler"},
+	{why: regexp.MustCompile(`^no (bash|fish|zsh)$`), lacks: "a shell that completes commands"},
 	{why: regexp.MustCompile(`no unshare command`), lacks: "the unshare command"},
 	{why: regexp.MustCompile(`an emulated processor's timer is late`), lacks: "timers that are in time"},
+	{why: regexp.MustCompile(`an emulated recorder has not looked yet`), lacks: "the speed to look at processes that live 400 ms"},
 	{why: regexp.MustCompile(`has no thread-local (memory|storage)`), lacks: "thread-local memory, which programs for arm64 have with cgo only"},
 	{why: regexp.MustCompile(`goroutines are found in a register`), lacks: "a need for thread-local memory, which is not looked at on arm64"},
+	{why: regexp.MustCompile(`not built with -race, nor with the tag invariants`), lacks: "checks that programs are built with"},
 	{why: regexp.MustCompile(`only make test-all runs this`), lacks: "time, unless it is run with -all"},
 	// What no machine has.
 	{why: regexp.MustCompile(`this platform is supported`), lacks: "nothing: the test is for platforms without support"},
