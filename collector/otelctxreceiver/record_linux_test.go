@@ -39,8 +39,10 @@ import (
 	"go.opentelemetry.io/otel/trace"
 	"go.uber.org/goleak"
 
+	"github.com/otelctx/otelctx/internal/testing/burner"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/foreigncontext"
+	"github.com/otelctx/otelctx/internal/testing/programs"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 	"github.com/otelctx/otelctx/resourcepublisher"
 	"github.com/otelctx/otelctx/spanctx"
@@ -55,8 +57,10 @@ func TestMain(m *testing.M) {
 		goleak.IgnoreAnyFunction("go.opentelemetry.io/ebpf-profiler/tracer.(*Tracer).processPIDEvents"))
 }
 
+const frequency = 97
+
 // piece is how long a thread of the service works in a span or outside of all: one or two
-// samples at 97 Hz.
+// samples.
 const piece = 20 * time.Millisecond
 
 // interval is a time in which a thread was in a span, or outside of all.
@@ -70,7 +74,7 @@ type interval struct {
 // stop. Then it says when it was in which.
 func serve(parent *childproc.Parent) {
 	provider := sdktrace.NewTracerProvider(
-		resourcepublisher.WithResource(resource.NewSchemaless(attribute.String("service.name", "shop"), attribute.String("service.instance.id", "1"))),
+		resourcepublisher.WithResource(resource.NewSchemaless(attribute.String("service.name", "shop"), attribute.String("service.instance.id", strconv.Itoa(os.Getpid())))),
 		spanctx.WithPublishing())
 	tracer := provider.Tracer("")
 	var (
@@ -147,7 +151,7 @@ func startProfiler(t *testing.T, factory receiver.Factory, set *componenttest.Te
 	if !plain {
 		base = &cfg.(*Config).Config
 	}
-	base.SamplesPerSecond, base.ReporterInterval, base.ReporterJitter = 97, time.Second, 0
+	base.SamplesPerSecond, base.ReporterInterval, base.ReporterJitter = frequency, time.Second, 0
 	settings := receivertest.NewNopSettings(factory.Type())
 	settings.TelemetrySettings = set.NewTelemetrySettings()
 	p := new(profiler)
@@ -174,10 +178,13 @@ func (p *profiler) stop(t *testing.T) {
 
 // sample is one time of a sample.
 type sample struct {
-	tid   int
-	time  int64
-	span  string // "-" for none
-	trace bool   // an attribute has the id
+	tid       int
+	time      int64
+	span      string // "-" for none
+	goroutine string // "" if the profile does not say it
+	instance  string // of the resource
+	trace     bool   // an attribute has the id
+	stack     []string
 }
 
 // samples returns the samples of a process, and the attributes of its resource.
@@ -196,6 +203,7 @@ func samplesOf(messages []pprofile.Profiles, pid int) (all []sample, resource ma
 			for _, profile := range rp.ScopeProfiles().At(0).Profiles().All() {
 				for _, s := range profile.Samples().All() {
 					one := read(d, s)
+					one.instance, _ = resource["service.instance.id"].(string)
 					for _, one.time = range signed(s.TimestampsUnixNano()) {
 						all = append(all, one)
 					}
@@ -226,26 +234,49 @@ func read(d pprofile.ProfilesDictionary, s pprofile.Sample) sample {
 			one.tid = int(a.Value().Int())
 		case "process.context.label.span_id":
 			one.span, one.trace = a.Value().Str(), true
+		case "otelctx.goroutine.id":
+			one.goroutine = a.Value().AsString()
+		}
+	}
+	for _, i := range d.StackTable().At(int(s.StackIndex())).LocationIndices().All() {
+		for _, line := range d.LocationTable().At(int(i)).Lines().All() {
+			f := d.FunctionTable().At(int(line.FunctionIndex()))
+			one.stack = append(one.stack, d.StringTable().At(int(f.NameStrindex())))
 		}
 	}
 	return one
 }
 
-// verdict counts samples that were well inside of an interval.
-type verdict struct{ inSpans, right, none, outside, outsideGiven, otherThreads, betweenPieces, attributes int }
+// noGoroutine reports whether the thread was in the scheduler, on its own stack, without a
+// goroutine. The service's goroutines come there when they are preempted.
+func (s sample) noGoroutine() bool {
+	return slices.ContainsFunc(s.stack, func(f string) bool { return f == "runtime.goschedImpl" || f == "runtime.schedule" }) &&
+		!slices.ContainsFunc(s.stack, func(f string) bool { return strings.HasSuffix(f, ".work") })
+}
 
-// wantedInFull are samples, of which 2,000 are well inside of spans.
-const wantedInFull = 7000
+// verdict counts samples that were well inside of an interval. noGoroutine are those in the time
+// of a span while its goroutine was not on the thread: it had been preempted.
+type verdict struct {
+	inSpans, right, none, outside, outsideGiven, noGoroutine, otherThreads, betweenPieces, attributes int
+}
+
+// With wantedInFull samples there are at least enoughInSpans.
+const wantedInFull, enoughInSpans = 7000, 2000
 
 // margin is how far from the ends of an interval a sample must be: clocks of processes are
 // compared.
 const margin = time.Millisecond
 
-func judge(samples []sample, truth []interval) (v verdict) {
+func judge(t *testing.T, samples []sample, truth []interval) (v verdict) {
+	t.Helper()
 	slices.SortFunc(truth, func(a, b interval) int { return int(a.begin - b.begin) })
 	threads := map[int]bool{}
 	for _, i := range truth {
 		threads[i.tid] = true
+	}
+	fault := func(s sample, i interval) {
+		t.Logf("%v after the start and %v before the end of %q: %q, goroutine %q, %q",
+			time.Duration(s.time-i.begin), time.Duration(i.end-s.time), i.span, s.span, s.goroutine, s.stack)
 	}
 	for _, s := range samples {
 		i := slices.IndexFunc(truth, func(i interval) bool {
@@ -263,7 +294,10 @@ func judge(samples []sample, truth []interval) (v verdict) {
 			v.outside++
 			if s.span != "-" {
 				v.outsideGiven++
+				fault(s, truth[i])
 			}
+		case s.span == "-" && s.noGoroutine():
+			v.noGoroutine++
 		default:
 			v.inSpans++
 			switch s.span {
@@ -271,9 +305,12 @@ func judge(samples []sample, truth []interval) (v verdict) {
 				v.right++
 			case "-":
 				v.none++
+				fault(s, truth[i])
 			}
 		}
 	}
+	load, _ := os.ReadFile("/proc/loadavg")
+	t.Logf("%+v, load %s", v, load)
 	return v
 }
 
@@ -292,7 +329,7 @@ func sampled(t *testing.T, factory receiver.Factory, set *componenttest.Telemetr
 	truth := truthOf(t, child)
 	all, resource := p.samples(child.PID())
 	child.Kill()
-	return judge(all, truth), resource
+	return judge(t, all, truth), resource
 }
 
 // truthOf has a service stop, and returns when it was in which span.
@@ -308,18 +345,25 @@ func truthOf(t *testing.T, child *childproc.Child) (truth []interval) {
 	return truth
 }
 
-// What otelctx record sees of the same service, to compare: OTELCTX_TEST_RECORD names it.
+// What otelctx record sees of the same service, to compare.
 func TestRecordOfTheSameService(t *testing.T) {
-	program := os.Getenv("OTELCTX_TEST_RECORD")
-	if program == "" {
-		t.Skip("only a comparison runs this")
-	}
+	testenv.NeedAll(t)
+	program := programs.Build(t, programs.Static, "../../cmd/otelctx", ".")
 	child := childproc.Start(t, "service", nil)
 	child.Expect("serving")
 	path := filepath.Join(t.TempDir(), "profiles.jsonl")
-	output, err := exec.CommandContext(t.Context(), program, "record", strconv.Itoa(child.PID()), "--freq=97", "--duration=2m", "--top=0", "--output", path).CombinedOutput()
-	require.NoError(t, err, string(output))
+	// It records until the service ends.
+	cmd := exec.CommandContext(t.Context(), program, "record", strconv.Itoa(child.PID()),
+		"--freq="+strconv.Itoa(frequency), "--duration=0", "--top=1", "--id-attributes", "--output", path)
+	var output bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &output, &output
+	require.NoError(t, cmd.Start())
+	for range wantedInFull / frequency {
+		burner.AwaitUse(t, child, time.Second)
+	}
 	truth := truthOf(t, child)
+	child.Done()
+	require.NoError(t, cmd.Wait(), &output)
 	content, err := os.ReadFile(path)
 	require.NoError(t, err)
 	var messages []pprofile.Profiles
@@ -329,13 +373,17 @@ func TestRecordOfTheSameService(t *testing.T) {
 		messages = append(messages, message)
 	}
 	all, _ := samplesOf(messages, child.PID())
-	v := judge(all, truth)
-	t.Logf("%+v", v)
-	assert.NotZero(t, v.inSpans)
+	judge(t, all, truth).assertLinked(t)
+}
+
+// assertLinked says what must hold of recorders that link samples.
+func (v verdict) assertLinked(t *testing.T) {
+	t.Helper()
+	assert.GreaterOrEqual(t, v.inSpans, testenv.Rounds(1, enoughInSpans))
+	assert.NotZero(t, v.outside)
 	assert.Equal(t, v.inSpans-v.none, v.right, "samples with the wrong span")
-	assert.LessOrEqual(t, v.none, 1+v.inSpans/1000, "samples without their span")
+	assert.LessOrEqual(t, v.none, v.inSpans/1000, "samples without their span")
 	assert.Zero(t, v.outsideGiven, "samples outside of spans with one")
-	child.Kill()
 }
 
 // The receiver as a Collector runs it, and a service that it samples. With OTELCTX_TEST_ALL
@@ -344,16 +392,10 @@ func TestSamplesAreLinked(t *testing.T) {
 	wanted := testenv.Rounds(150, wantedInFull)
 	set := componenttest.NewTelemetry()
 	v, resource := sampled(t, NewFactory(), set, wanted)
-	t.Logf("%+v", v)
-	assert.NotZero(t, v.inSpans)
-	assert.NotZero(t, v.outside)
-	assert.Equal(t, v.inSpans-v.none, v.right, "samples with the wrong span")
-	// Upstream cannot read the labels of a goroutine at each moment.
-	assert.LessOrEqual(t, v.none, 1+v.inSpans/1000, "samples without their span")
-	assert.Zero(t, v.outsideGiven, "samples outside of spans with one")
+	v.assertLinked(t)
 	assert.Zero(t, v.attributes, "samples with ids as attributes")
 	assert.Equal(t, "shop", resource["service.name"])
-	assert.Equal(t, "1", resource["service.instance.id"])
+	assert.Equal(t, fmt.Sprint(resource["process.pid"]), resource["service.instance.id"])
 	assert.NotZero(t, counted(t, set, "otelcol_otelctx_samples_linked"))
 }
 
@@ -361,17 +403,29 @@ func TestSamplesAreLinked(t *testing.T) {
 func TestUpstreamMergesSamples(t *testing.T) {
 	testenv.NeedAll(t)
 	v, resource := sampled(t, upstream.NewFactory(), componenttest.NewTelemetry(), wantedInFull)
-	t.Logf("%+v, %v", v, resource)
+	t.Log(resource)
 	assert.Less(t, v.right, v.inSpans, "upstream does as well now: is this receiver still needed?")
 }
 
-// Processes of other languages and libraries, and such as live for a short time.
+// Processes of other languages and libraries.
 func TestResourcesOfAnyPublisher(t *testing.T) {
 	p := startProfiler(t, NewFactory(), componenttest.NewTelemetry())
 	defer p.stop(t)
-	for _, tc := range []struct{ name, service string }{{"foreign", foreigncontext.Service}} {
+	for _, tc := range []struct {
+		name, service string
+		start         func(t *testing.T) *childproc.Child
+	}{
+		{"foreign", foreigncontext.Service, func(t *testing.T) *childproc.Child {
+			t.Helper()
+			return childproc.Start(t, "foreign", nil)
+		}},
+		{"C", "shop in C", func(t *testing.T) *childproc.Child {
+			t.Helper()
+			return childproc.Run(t, exec.CommandContext(t.Context(), compiled(t, "testdata/publisher.c")))
+		}},
+	} {
 		t.Run(tc.name, func(t *testing.T) {
-			child := childproc.Start(t, tc.name, nil)
+			child := tc.start(t)
 			child.Expect("serving")
 			var resource map[string]any
 			require.Eventually(t, func() bool {
@@ -380,5 +434,80 @@ func TestResourcesOfAnyPublisher(t *testing.T) {
 			}, time.Minute, 10*time.Millisecond)
 			assert.Equal(t, tc.service, resource["service.name"])
 		})
+	}
+}
+
+// compiled returns the path of a program in C.
+func compiled(t *testing.T, source string) string {
+	t.Helper()
+	cc, err := exec.LookPath("cc")
+	if err != nil {
+		t.Skipf("no C compiler: %v", err)
+	}
+	exe := filepath.Join(t.TempDir(), "program")
+	out, err := exec.CommandContext(t.Context(), cc, "-O2", "-Wall", "-Werror", "-o", exe, source).CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	return exe
+}
+
+// A service ends and begins again, and so does the receiver. Each time all samples arrive, with
+// the resource of their process. Those of the last interval before a Shutdown are lost, as the
+// README says.
+func TestRestarts(t *testing.T) {
+	begin := func() *childproc.Child {
+		child := childproc.Start(t, "service", nil)
+		child.Expect("serving")
+		return child
+	}
+	p := startProfiler(t, NewFactory(), componenttest.NewTelemetry())
+	first := begin()
+	p.assertComplete(t, first, func() {
+		truthOf(t, first)
+		first.Done()
+	})
+	second := begin()
+	p.assertComplete(t, second, nil)
+	p.stop(t)
+
+	p = startProfiler(t, NewFactory(), componenttest.NewTelemetry())
+	defer p.stop(t)
+	p.assertComplete(t, second, nil)
+}
+
+// assertComplete compares the samples of a service with what it has used of the processors since
+// its first sample, by the kernel. end, if there is one, ends the service then.
+func (p *profiler) assertComplete(t *testing.T, service *childproc.Child, end func()) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		all, _ := p.samples(service.PID())
+		return len(all) > 0
+	}, time.Minute, 10*time.Millisecond)
+	from := time.Now().UnixNano()
+	before, err := burner.Used(service)
+	require.NoError(t, err)
+	burner.AwaitUse(t, service, 2*time.Second)
+	after, err := burner.Used(service)
+	require.NoError(t, err)
+	to := time.Now().UnixNano()
+	if end != nil {
+		end()
+	}
+	// A report is about all that was sampled before its interval.
+	seen := len(p.sink.AllProfiles())
+	require.Eventually(t, func() bool { return len(p.sink.AllProfiles()) >= seen+2 }, time.Minute, 10*time.Millisecond)
+	all, _ := p.samples(service.PID())
+	count := 0
+	for _, s := range all {
+		if from <= s.time && s.time <= to {
+			count++
+			assert.Equal(t, strconv.Itoa(service.PID()), s.instance)
+		}
+	}
+	expected := frequency * (after - before).Seconds()
+	t.Logf("%d samples of %.0f", count, expected)
+	if testenv.Emulated() {
+		assert.NotZero(t, count) // Such a processor's timer is late.
+	} else {
+		assert.Greater(t, float64(count), 0.9*expected)
 	}
 }

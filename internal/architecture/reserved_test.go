@@ -27,7 +27,7 @@ var reserved = map[string]string{
 		"internal/testing/burner/service cmd/otelctx/internal/profile/symbols/testdata/cgo benchmarks/wild",
 	// C in files of its own: the same, the BPF program, and a reader for those who write C.
 	".c": "internal/apmlib/cgoword internal/apmlib/testdata cmd/otelctx/internal/kernel/sampler example/creader " +
-		"cmd/otelctx/internal/hostile/testdata",
+		"cmd/otelctx/internal/hostile/testdata collector/otelctxreceiver/testdata",
 	".h": "cmd/otelctx/internal/kernel/sampler",
 	// Where tests make system calls that package syscall does not have. Those of other
 	// code are in [graph].
