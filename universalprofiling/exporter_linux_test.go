@@ -59,15 +59,20 @@ func TestFlushingHonoursItsContext(t *testing.T) {
 	s.hold()
 	r, e := s.second()
 	ctx, cancel := context.WithCancel(t.Context())
+	var exports atomic.Int64
 	r.export = func(ctx context.Context) error {
-		cancel()
-		<-ctx.Done()
+		if exports.Add(1) == 1 {
+			cancel()
+			<-ctx.Done()
+		}
 		return ctx.Err()
 	}
 	s.start("span").End()
 	require.ErrorIs(t, s.ForceFlush(ctx), context.Canceled)
 	s.start("another").End()
 	require.ErrorIs(t, s.ForceFlush(ctx), context.Canceled)
+	require.Eventually(t, func() bool { return exports.Load() == 2 }, patience, time.Millisecond, "it waits no longer")
+	s.start("last").End()
 	err := e.Shutdown(ctx)
 	require.ErrorIs(t, err, context.Canceled)
 	assert.ErrorContains(t, err, "1 transactions are not exported")
