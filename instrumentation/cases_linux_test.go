@@ -27,7 +27,7 @@ func TestInjected(t *testing.T) {
 	dir := t.TempDir()
 	program := filepath.Join(dir, "cases")
 	goTool(t, ".", "build", "-o", program, "./testdata/cases")
-	testCases(t, program, false)
+	testCases(t, program, false, false)
 
 	sdk, module := filepath.Join(dir, "sdk"), filepath.Join(dir, "module")
 	require.NoError(t, os.CopyFS(sdk, os.DirFS(strings.TrimSpace(goTool(t, ".", "list", "-m", "-f", "{{.Dir}}", "go.opentelemetry.io/otel/sdk")))))
@@ -55,7 +55,12 @@ func TestInjected(t *testing.T) {
 	goTool(t, module, "mod", "edit", "-replace="+own+"="+filepath.Dir(here), "-require="+own+"/instrumentation@v0.0.0", "-replace="+own+"/instrumentation="+here,
 		"-replace=go.opentelemetry.io/otel/sdk="+sdk)
 	goTool(t, module, "build", "-o", program, ".")
-	testCases(t, program, true)
+	testCases(t, program, true, false)
+
+	// With the two options too.
+	byHand(t, filepath.Join(module, "main.go"), "idle", "span")
+	goTool(t, module, "build", "-o", program+"-both", ".")
+	testCases(t, program+"-both", true, false)
 }
 
 func write(t *testing.T, path, text string) {
@@ -81,8 +86,9 @@ func run(t *testing.T, dir string, env []string, name string, args ...string) st
 	return string(out)
 }
 
-// testCases runs each case of a program, published or not.
-func testCases(t *testing.T, program string, published bool) {
+// testCases runs each case of a program, published or not. ownRules says that otelc's own rules
+// have it log at its start.
+func testCases(t *testing.T, program string, published, ownRules bool) {
 	t.Helper()
 	const differs = "process context has the resource of the first TracerProvider; another one has a different resource"
 	for name, want := range map[string]struct {
@@ -116,7 +122,7 @@ func testCases(t *testing.T, program string, published bool) {
 		t.Run(filepath.Base(program)+" "+name, func(t *testing.T) {
 			which, _, _ := strings.Cut(name, ",")
 			cmd := exec.Command(program, which)
-			cmd.Env = append(os.Environ(), append(want.env, "OTELCTX_SPAN_NAMES=true")...)
+			cmd.Env = append(os.Environ(), append(slices.Concat(want.env, withoutExporters), "OTELCTX_SPAN_NAMES=true")...)
 			stdin, err := cmd.StdinPipe()
 			require.NoError(t, err)
 			stdout, err := cmd.StdoutPipe()
@@ -136,7 +142,11 @@ func testCases(t *testing.T, program string, published bool) {
 			require.NoError(t, cmd.Wait(), stderr.String())
 			assert.Equal(t, want.service, service)
 			assert.Equal(t, want.spans, spans)
-			assert.Equal(t, want.stdout, printed.String())
+			if ownRules {
+				assert.Equal(t, want.stdout, withoutLog(printed.String()))
+			} else {
+				assert.Equal(t, want.stdout, printed.String())
+			}
 			if want.stderr == "" {
 				assert.Empty(t, stderr.String())
 			} else {

@@ -39,44 +39,51 @@ func TestDockerfiles(t *testing.T) {
 	for _, c := range []struct {
 		name, file string
 		service    string // in the process context
-		cases      bool   // whether the cases are built too
+		ownRules   bool   // whether otelc adds what it adds by itself
 	}{
-		{"plain", "Dockerfile", "", true},
-		{"by hand", "Dockerfile", "checkout", true},
-		{"otelc", "Dockerfile.otelc", "checkout", true},
-		{"otelc with its own rules", "Dockerfile.otelc-bundle", "checkout", false}, // without an exporter otelc makes no provider of its own
-		{"Orchestrion", "Dockerfile.orchestrion", "checkout", true},
+		{"plain", "Dockerfile", "", false},
+		{"by hand", "Dockerfile", "checkout", false},
+		{"otelc", "Dockerfile.otelc", "checkout", false},
+		{"otelc with its own rules", "Dockerfile.otelc-bundle", "checkout", true},
+		{"Orchestrion", "Dockerfile.orchestrion", "checkout", false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			b := newBuild(t, tools, filepath.Join(dir, strings.ReplaceAll(c.name, " ", "-")), c.file)
 			b.name = c.name
 			if c.name == "by hand" {
 				b.byHand()
+				b.steps = append([]string{"go mod tidy"}, b.steps...)
 			}
 			b.run()
 			b.seen = b.checkService("service", c.service)
 			all = append(all, b)
 			assert.Equal(t, c.service != "", b.mentions("service"))
-			if c.cases {
-				b.compile("build", "-o", b.out("cases.exe"), "./cases")
-				b.compile("build", "-o", b.out("none.exe"), "./none")
-				assert.Equal(t, "no OpenTelemetry\n", run(t, b.dir, nil, b.out("none.exe")))
-				assert.False(t, b.mentions("none.exe"), "nothing is added to a program without OpenTelemetry")
+			b.compile("build", "-o", b.out("cases.exe"), "./cases")
+			if c.name != "by hand" { // where most cases have no options
+				testCases(t, b.out("cases.exe"), c.service != "", c.ownRules)
 			}
-			if c.cases && c.name != "by hand" {
-				testCases(t, b.out("cases.exe"), c.service != "")
+			b.compile("build", "-o", b.out("none.exe"), "./none")
+			printed := run(t, b.dir, withoutExporters, b.out("none.exe"))
+			if c.ownRules {
+				printed = withoutLog(printed)
 			}
+			assert.Equal(t, "no OpenTelemetry\n", printed)
+			assert.False(t, b.mentions("none.exe"), "nothing is added to a program without OpenTelemetry")
 			if b.tool == "" {
 				return
 			}
+			// Both in one build, which takes minutes.
+			restore := b.byHand()
+			run(t, b.dir, b.env, "go", "mod", "tidy")
+			b.compile("build", "-o", b.out("both")+"/", ".", "./cases")
+			b.checkService("both/nocode", c.service)
+			testCases(t, b.out("both/cases"), true, c.ownRules)
+			restore()
 			b.withoutRule()
-			b.compile("build", "-o", b.out("without.exe"), ".")
-			assert.False(t, b.mentions("without.exe"), "nothing stays without the rule")
-			b.checkService("without.exe", "")
-			if c.cases {
-				b.compile("build", "-o", b.out("without-cases.exe"), "./cases")
-				testCases(t, b.out("without-cases.exe"), false)
-			}
+			b.compile("build", "-o", b.out("without")+"/", ".", "./cases")
+			assert.False(t, b.mentions("without/nocode"), "nothing stays without the rule")
+			b.checkService("without/nocode", "")
+			testCases(t, b.out("without/cases"), false, c.ownRules)
 		})
 	}
 	compare(t, all)
@@ -92,10 +99,8 @@ func compare(t *testing.T, all []*build) {
 	times := map[*build][]time.Duration{}
 	for range starts {
 		for _, b := range all {
-			if _, err := os.Stat(b.out("cases.exe")); err != nil {
-				continue
-			}
 			cmd := exec.Command(b.out("cases.exe"), "idle")
+			cmd.Env = append(os.Environ(), withoutExporters...)
 			require.NoError(t, cmd.Run())
 			times[b] = append(times[b], cmd.ProcessState.UserTime()+cmd.ProcessState.SystemTime())
 		}
@@ -103,17 +108,14 @@ func compare(t *testing.T, all []*build) {
 	var table strings.Builder
 	table.WriteString("| build | samples | in spans | precision | recall | start | program | program without exporter |\n|---|--:|--:|--:|--:|--:|--:|--:|\n")
 	for _, b := range all {
-		start, size := "", ""
-		if len(times[b]) > 0 {
-			slices.Sort(times[b])
-			start, size = fmt.Sprintf("%.1f ms", (times[b][starts/2-1]+times[b][starts/2]).Seconds()*1000/2), b.size("cases.exe")
-		}
+		slices.Sort(times[b])
+		start := fmt.Sprintf("%.1f ms", (times[b][starts/2-1]+times[b][starts/2]).Seconds()*1000/2)
 		recall := ""
 		if b.seen.inSpans > 0 {
 			recall = share(b.seen.found, b.seen.due)
 		}
 		fmt.Fprintf(&table, "| %s | %d | %s | %s | %s | %s | %s | %s |\n", b.name, b.seen.samples, share(b.seen.inSpans, b.seen.samples),
-			share(b.seen.right, b.seen.right+b.seen.wrong), recall, start, b.size("service"), size)
+			share(b.seen.right, b.seen.right+b.seen.wrong), recall, start, b.size("service"), b.size("cases.exe"))
 	}
 	t.Log("\n" + table.String())
 }
@@ -158,6 +160,14 @@ func TestThreeCommands(t *testing.T) {
 	_, names, found := strings.Cut(r.stderr.String(), "Top span names by CPU time")
 	require.True(t, found, &r.stderr)
 	assert.Regexp(t, ` sign\n`, names)
+}
+
+// withoutExporters has otelc's own rules make no provider before the program does.
+var withoutExporters = []string{"OTEL_TRACES_EXPORTER=none", "OTEL_METRICS_EXPORTER=none", "OTEL_LOGS_EXPORTER=none"}
+
+// withoutLog returns what a program prints without what otelc's own rules log at its start.
+func withoutLog(printed string) string {
+	return regexp.MustCompile(`(?m)^\{"time":.*"msg":"(OpenTelemetry initialized|runtime metrics enabled)".*\n`).ReplaceAllString(printed, "")
 }
 
 // build is one of the example.
@@ -223,25 +233,34 @@ func (b *build) run() {
 	}
 }
 
-// byHand gives the programs the two options.
-func (b *build) byHand() {
+// byHand gives the programs the two options, until restore is called.
+func (b *build) byHand() (restore func()) {
 	b.t.Helper()
-	const named, added = `resource.NewSchemaless(attribute.String("service.name", "%s"))`, `resourcepublisher.WithResource(%s), spanctx.WithPublishing()`
-	checkout, idle := fmt.Sprintf(named, "checkout"), fmt.Sprintf(named, "idle")
-	for file, change := range map[string][2]string{
-		"main.go":       {"trace.WithResource(" + checkout + ")", fmt.Sprintf(added, checkout)},
-		"cases/main.go": {`trace.NewTracerProvider(named("idle"))`, "trace.NewTracerProvider(" + fmt.Sprintf(added, idle) + ")"},
-	} {
-		text, err := os.ReadFile(b.out(file))
-		require.NoError(b.t, err)
-		require.Equal(b.t, 1, strings.Count(string(text), change[0]), file)
-		changed := strings.Replace(string(text), change[0], change[1], 1)
-		const imports = "import (\n"
-		write(b.t, b.out(file), strings.Replace(changed, imports, imports+`	"github.com/otelctx/otelctx/resourcepublisher"
+	main, cases := byHand(b.t, b.out("main.go"), "checkout"), byHand(b.t, b.out("cases/main.go"), "idle", "span")
+	return func() { main(); cases() }
+}
+
+// byHand gives the providers of these services the two options, until restore is called.
+func byHand(t *testing.T, file string, services ...string) (restore func()) {
+	t.Helper()
+	original, err := os.ReadFile(file)
+	require.NoError(t, err)
+	text := string(original)
+	for _, service := range services {
+		r := fmt.Sprintf(`resource.NewSchemaless(attribute.String("service.name", "%s"))`, service)
+		for old, added := range map[string]string{
+			"{trace.WithResource(" + r + ")}":                   "{%s}",
+			`trace.NewTracerProvider(named("` + service + `"))`: "trace.NewTracerProvider(%s)",
+		} {
+			text = strings.Replace(text, old, fmt.Sprintf(added, "resourcepublisher.WithResource("+r+"), spanctx.WithPublishing()"), 1)
+		}
+	}
+	require.Equal(t, len(services), strings.Count(text, "spanctx.WithPublishing()"), file)
+	const imports = "import (\n"
+	write(t, file, strings.Replace(text, imports, imports+`	"github.com/otelctx/otelctx/resourcepublisher"
 	"github.com/otelctx/otelctx/spanctx"
 `, 1))
-	}
-	b.steps = append([]string{"go mod tidy"}, b.steps...)
+	return func() { write(t, file, string(original)) }
 }
 
 // compile runs the go command by the tool, as the Dockerfiles do.
@@ -304,9 +323,7 @@ func (b *build) start(cmd *exec.Cmd, env ...string) *running {
 	b.t.Helper()
 	r := &running{Cmd: cmd, t: b.t}
 	r.Dir = b.dir
-	r.Env = slices.Concat(os.Environ(), b.env, []string{
-		"OTEL_SERVICE_NAME=from the environment", "OTEL_TRACES_EXPORTER=none", "OTEL_METRICS_EXPORTER=none", "OTEL_LOGS_EXPORTER=none",
-	}, env)
+	r.Env = slices.Concat(os.Environ(), b.env, withoutExporters, []string{"OTEL_SERVICE_NAME=from the environment"}, env)
 	r.Stderr = &r.stderr
 	r.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	stdout, err := r.StdoutPipe()
@@ -391,7 +408,13 @@ func (b *build) checkService(program, service string) seen {
 		skipWithoutCapability(t, stderr.String())
 		require.Fail(t, "the recorder does not begin", "%s", &stderr)
 	}
-	r.load()
+	loaded := make(chan struct{})
+	go func() {
+		defer close(loaded)
+		r.load()
+	}()
+	b.inspectService(r.Process.Pid, service, loaded)
+	<-loaded
 	require.NoError(t, record.Process.Signal(syscall.SIGINT))
 	require.NoError(t, record.Wait(), stderr.String())
 	r.end()
@@ -413,6 +436,49 @@ func (b *build) checkService(program, service string) seen {
 	assert.Equal(t, service, got.Processes[0].Service)
 	assert.Equal(t, s.due, s.found, odd)
 	return s
+}
+
+// inspectService reads the service by otelctx inspect while it has requests, until a thread is seen in a span.
+func (b *build) inspectService(pid int, service string, loaded <-chan struct{}) {
+	t := b.t
+	t.Helper()
+	for {
+		out, err := exec.Command(filepath.Join(os.Getenv(toolsKey), "otelctx"), "inspect", "--json", strconv.Itoa(pid)).Output()
+		if service == "" {
+			var exit *exec.ExitError
+			require.ErrorAs(t, err, &exit)
+			assert.Equal(t, 3, exit.ExitCode(), "no context: %s", exit.Stderr)
+			assert.Contains(t, string(exit.Stderr), "no process context")
+			return
+		}
+		require.NoError(t, err)
+		var got struct {
+			Resource map[string]any
+			Carriers []struct{ Kind, Error string }
+			Threads  []struct {
+				Name   string
+				Proven bool
+			}
+		}
+		require.NoError(t, json.Unmarshal(out, &got), string(out))
+		assert.Equal(t, service, got.Resource["service.name"])
+		kinds := map[string]int{}
+		for _, c := range got.Carriers {
+			kinds[c.Kind]++
+			assert.Empty(t, c.Error, c.Kind)
+		}
+		assert.Equal(t, map[string]int{"thread_slots": 1, "goroutine_slots": 1, "goroutine_record": 1}, kinds)
+		for _, th := range got.Threads {
+			if th.Name == "sign" && th.Proven {
+				return
+			}
+		}
+		select {
+		case <-loaded:
+			require.Fail(t, "otelctx inspect has seen no thread in sign", "%s", out)
+		default:
+		}
+	}
 }
 
 // samples waits until a recorder samples, and reports false if it has ended.
