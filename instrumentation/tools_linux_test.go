@@ -75,9 +75,11 @@ func TestDockerfiles(t *testing.T) {
 			// Both in one build, which takes minutes.
 			restore := b.byHand()
 			run(t, b.dir, b.env, "go", "mod", "tidy")
-			b.compile("build", "-o", b.out("both")+"/", ".", "./cases")
+			b.compile("build", "-o", b.out("both")+"/", ".", "./cases", "./attach")
 			b.checkService("both/nocode", c.service)
 			testCases(t, b.out("both/cases"), true, c.ownRules)
+			attached := run(t, b.dir, withoutExporters, b.out("both/attach"))
+			assert.Equal(t, "true\nfalse\ntrue\nfalse\ntrue\n", withoutLog(attached), "a context without a span is none, also where otelc finds the goroutine's")
 			restore()
 			b.withoutRule()
 			b.compile("build", "-o", b.out("without")+"/", ".", "./cases")
@@ -233,9 +235,10 @@ func (b *build) run() {
 	}
 }
 
-// byHand gives the programs the two options, until restore is called.
+// byHand gives the programs the two options, until restore is called. There is one more program, which attaches contexts.
 func (b *build) byHand() (restore func()) {
 	b.t.Helper()
+	require.NoError(b.t, os.CopyFS(b.out("attach"), os.DirFS("testdata/attach")))
 	main, cases := byHand(b.t, b.out("main.go"), "checkout"), byHand(b.t, b.out("cases/main.go"), "idle", "span")
 	return func() { main(); cases() }
 }

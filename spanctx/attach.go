@@ -9,7 +9,6 @@ import (
 	"runtime/pprof"
 
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
-	"go.opentelemetry.io/otel/trace"
 
 	"github.com/otelctx/otelctx/internal/cells"
 	"github.com/otelctx/otelctx/internal/sdkspan"
@@ -73,7 +72,7 @@ func (p *SpanProcessor) rename(ctx context.Context, ref cells.Ref) {
 	if p.names == nil {
 		return
 	}
-	if s, ok := trace.SpanFromContext(ctx).(sdktrace.ReadOnlySpan); ok {
+	if s, ok := sdkspan.FromContext(ctx).(sdktrace.ReadOnlySpan); ok {
 		p.cells.Rename(ref, p.names.Number(s.Name()))
 	}
 }

@@ -40,15 +40,44 @@ func Of(sc trace.SpanContext) ID {
 	}
 }
 
+// FromContext returns the span of ctx, or nil if there is none. otelc's own rules have
+// [trace.SpanFromContext] return the goroutine's span for a context that has none. So the context
+// itself is asked, as the API does.
+func FromContext(ctx context.Context) trace.Span {
+	if ctx == nil {
+		return nil
+	}
+	s, _ := ctx.Value(spanKey).(trace.Span)
+	return s
+}
+
 // Local returns what identifies the span of ctx, and false if there is none or it is remote.
-// There is none in context.Background(), also where otelc's own rules have the API find the
-// goroutine's span in it.
 func Local(ctx context.Context) (k Key, ok bool) {
-	if ctx == context.Background() {
+	s := FromContext(ctx)
+	if s == nil {
 		return Key{}, false
 	}
-	sc := trace.SpanContextFromContext(ctx)
+	sc := s.SpanContext()
 	return Of(sc).Key, sc.HasTraceID() && !sc.IsRemote()
+}
+
+// spanKey is the key of the span in a context. It is what the API asks a context for.
+var spanKey = func() any {
+	asked := &keyOfSpan{Context: context.Background()}
+	trace.SpanFromContext(asked)
+	return asked.key
+}()
+
+// keyOfSpan is a context that remembers which key it was asked for.
+type keyOfSpan struct {
+	context.Context //nolint:containedctx // It is a context.
+
+	key any
+}
+
+func (c *keyOfSpan) Value(key any) any {
+	c.key = key
+	return nil
 }
 
 // Started returns what identifies a span that a processor is told of by OnStart. It also

@@ -252,8 +252,17 @@ func TestLocal(t *testing.T) {
 	assert.Equal(t, Of(sc).Key, k)
 	_, ok = Local(trace.ContextWithRemoteSpanContext(t.Context(), sc))
 	assert.False(t, ok, "a remote span")
-	for _, ctx := range []context.Context{t.Context(), context.Background()} {
+	for _, ctx := range []context.Context{nil, t.Context(), context.Background(), trace.ContextWithSpan(t.Context(), nil)} {
 		_, ok = Local(ctx)
 		assert.False(t, ok)
 	}
+}
+
+// Contexts are asked for the span as the API asks them.
+func TestFromContext(t *testing.T) {
+	assert.Nil(t, FromContext(t.Context()))
+	_, span := sdktrace.NewTracerProvider().Tracer("test").Start(t.Context(), "span")
+	ctx, cancel := context.WithCancel(trace.ContextWithSpan(t.Context(), span))
+	defer cancel()
+	assert.Same(t, trace.SpanFromContext(ctx), FromContext(ctx))
 }

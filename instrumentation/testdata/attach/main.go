@@ -1,0 +1,35 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Command attach attaches contexts without a span while it is in one. It prints whether it is seen
+// in its span: before, with each context attached, and after each.
+package main
+
+import (
+	"context"
+	"fmt"
+	"runtime/pprof"
+	"strings"
+
+	"go.opentelemetry.io/otel/sdk/trace"
+
+	"github.com/otelctx/otelctx/spanctx"
+)
+
+func main() {
+	_, span := trace.NewTracerProvider(spanctx.WithPublishing()).Tracer("attach").Start(context.Background(), "work")
+	isIn := func() {
+		var profile strings.Builder
+		_ = pprof.Lookup("goroutine").WriteTo(&profile, 1)
+		fmt.Println(strings.Contains(profile.String(), span.SpanContext().SpanID().String()))
+	}
+	isIn()
+	canceled, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	for _, ctx := range []context.Context{context.Background(), canceled} {
+		attachment := spanctx.Attach(ctx)
+		isIn()
+		attachment.Detach()
+		isIn()
+	}
+}
