@@ -48,7 +48,9 @@ func TestDockerfiles(t *testing.T) {
 		{"Orchestrion", "Dockerfile.orchestrion", "checkout", false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			b := newBuild(t, tools, filepath.Join(dir, strings.ReplaceAll(c.name, " ", "-")), c.file)
+			b := newBuild(t, tools, filepath.Join(dir, strings.ReplaceAll(c.name, " ", "-")), c.file, example)
+			require.NoError(t, os.CopyFS(b.out("cases"), os.DirFS("testdata/cases")))
+			require.NoError(t, os.CopyFS(b.out("none"), os.DirFS("testdata/none")))
 			b.name = c.name
 			if c.name == "by hand" {
 				b.byHand()
@@ -140,7 +142,7 @@ func needTools(t *testing.T) string {
 
 // The three commands of the documents, word for word, from an untouched service to a profile with the names of its spans.
 func TestThreeCommands(t *testing.T) {
-	b := newBuild(t, needTools(t), t.TempDir(), "Dockerfile.otelc")
+	b := newBuild(t, needTools(t), t.TempDir(), "Dockerfile.otelc", example)
 	var documents [][]string
 	for _, name := range []string{"README.md", "docs/no-code.md"} {
 		text, err := os.ReadFile(filepath.Join("..", name))
@@ -187,12 +189,11 @@ type build struct {
 	flags []string
 }
 
-func newBuild(t *testing.T, tools, dir, file string) *build {
+// newBuild returns a build of the module in the directory source, by a Dockerfile of the example.
+func newBuild(t *testing.T, tools, dir, file, source string) *build {
 	t.Helper()
 	b := &build{t: t, dir: dir, file: file}
-	require.NoError(t, os.CopyFS(b.dir, os.DirFS(example)))
-	require.NoError(t, os.CopyFS(b.out("cases"), os.DirFS("testdata/cases")))
-	require.NoError(t, os.CopyFS(b.out("none"), os.DirFS("testdata/none")))
+	require.NoError(t, os.CopyFS(b.dir, os.DirFS(source)))
 	here, err := os.Getwd()
 	require.NoError(t, err)
 	// What is not in a registry yet, or not in every one.
@@ -560,8 +561,23 @@ func (b *build) count(profile string) (s seen, odd string) {
 }
 
 var (
-	// inPay are the stacks of pay. A function that it calls hides it until it has built a frame.
-	inPay = regexp.MustCompile(`(?m)^main\.pay$|\A\S+\nnet/http\.HandlerFunc\.ServeHTTP$`)
+	// inPay are the stacks of pay. A function that it calls hides it until it has built a frame. A signal
+	// handler hides the function that it interrupts: frame pointers lead to that function's caller.
+	inPay = regexp.MustCompile(`(?m)^main\.pay$|(\A\S+|^runtime\.cgoSigtramp)\nnet/http\.HandlerFunc\.ServeHTTP$`)
 	// work are those within its span for certain.
 	work = regexp.MustCompile(`(?m)^crypto/.*\nmain\.pay$`)
 )
+
+func TestStacksOfPay(t *testing.T) {
+	const caller = "net/http.HandlerFunc.ServeHTTP\ngo.opentelemetry.io/contrib/instrumentation/net/http/otelhttp.(*middleware).serveHTTP\n"
+	for stack, in := range map[string]bool{
+		"crypto/sha256.Sum256\nmain.pay\n" + caller:                            true,
+		"crypto/sha256.Sum256\n" + caller:                                      true,
+		"runtime.sighandler\nruntime.sigtramp\nruntime.cgoSigtramp\n" + caller: true,
+		"net/http.HandlerFunc.ServeHTTP\nnet/http.(*conn).serve\n":             false,
+		"main.other\nmain.more\n" + caller:                                     false,
+		"runtime.cgoSigtramp\nnet/http.(*conn).serve\n":                        false,
+	} {
+		assert.Equal(t, in, inPay.MatchString(stack), stack)
+	}
+}
