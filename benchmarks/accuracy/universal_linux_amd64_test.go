@@ -161,7 +161,6 @@ func TestUniversalProfiling(t *testing.T) {
 				t.Run(scenario+", "+carrier, func(t *testing.T) {
 					s := measureUniversal(t, workers, blocks, refreshes)
 					text.add(scenario, carrier, s)
-					require.Positive(t, s.right)
 				})
 			}
 		}
@@ -181,8 +180,8 @@ func measureUniversal(t *testing.T, workers int, blocks, refreshes bool) (s scor
 		require.NoError(t, err)
 	}
 	bases := map[uint64]uint64{}
-	for deadline := time.Now().Add(10 * time.Minute); s.samples() < *samples; {
-		require.True(t, time.Now().Before(deadline), "%d samples", s.samples())
+	for deadline := time.Now().Add(10 * time.Minute); s.samples() < *samples || s.right == 0; {
+		require.True(t, time.Now().Before(deadline), "%d samples, %d of them right", s.samples(), s.right)
 		time.Sleep(time.Duration(200+rand.IntN(1000)) * time.Microsecond)
 		stop(t, child.PID())
 		unknown := map[uint64]bool{}
