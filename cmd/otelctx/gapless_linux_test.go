@@ -159,7 +159,9 @@ func TestRecordWithoutPause(t *testing.T) {
 	assert.Zero(t, a.lost+a.unsent+a.waiting)
 	assert.Equal(t, a.samples, a.sent)
 	assert.Len(t, c.times, int(a.samples))
-	assert.Greater(t, float64(a.samples), 0.9*frequency*(after-before).Seconds(), "there were pauses")
+	if !testenv.Emulated() { // Such a processor's timer is late.
+		assert.Greater(t, float64(a.samples), 0.9*frequency*(after-before).Seconds(), "there were pauses")
+	}
 	assert.Contains(t, got.stderr, "samples wait to be sent again", "it is told")
 	assert.Contains(t, got.stderr, "not yet")
 }
