@@ -139,6 +139,11 @@ $(BIN)/orchestrion:
 nocode: build $(BIN)/otelc $(BIN)/orchestrion ## As root, build a service that knows nothing of otelctx with otelc and Orchestrion, by its Dockerfiles, and record it.
 	cd instrumentation && OTELCTX_TEST_NOCODE=$(CURDIR)/$(BIN) $(TEST) -v -count 1 -timeout 0 -run 'Dockerfiles|ThreeCommands' .
 
+# WILD is as for make wild.
+.PHONY: wild-nocode
+wild-nocode: build $(BIN)/otelc $(BIN)/orchestrion ## As root, measure the scoreboard without its options, built by otelc and Orchestrion.
+	cd instrumentation && OTELCTX_TEST_NOCODE=$(CURDIR)/$(BIN) OTELCTX_TEST_WILD="$(WILD)" $(TEST) -v -count 1 -timeout 0 -run Scoreboard .
+
 .PHONY: test-all
 test-all: export OTELCTX_TEST_ALL = 1
 test-all: ## Run all there is: long rounds, every build variant, the race detector everywhere, fuzzing, a soak.
