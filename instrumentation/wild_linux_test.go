@@ -42,7 +42,7 @@ func TestScoreboard(t *testing.T) {
 			counted := b.out("counted.json")
 			score := exec.Command(b.out("service"), append([]string{
 				"score", "-otelctx", filepath.Join(tools, "otelctx"), "-resume", counted,
-				"-patterns", strings.Join(patterns, ","), "-observers", "record", "-parallel", "4", "-cpu", "2600ms",
+				"-patterns", strings.Join(patterns, ","), "-observers", "record", "-parallel", "4", "-cpu", "600ms",
 			}, strings.Fields(arguments)...)...)
 			score.Env = slices.Concat(os.Environ(), withoutExporters)
 			out, err := score.CombinedOutput()
