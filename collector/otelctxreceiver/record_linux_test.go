@@ -254,8 +254,8 @@ func (s sample) noGoroutine() bool {
 		!slices.ContainsFunc(s.stack, func(f string) bool { return strings.HasSuffix(f, ".work") })
 }
 
-// verdict counts samples that were well inside of an interval. noGoroutine are those in the time
-// of a span while its goroutine was not on the thread: it had been preempted.
+// verdict counts samples that were well inside of an interval. Those of noGoroutine are in the
+// time of a span whose goroutine had been preempted.
 type verdict struct {
 	inSpans, right, none, outside, outsideGiven, noGoroutine, otherThreads, betweenPieces, attributes int
 }
@@ -421,7 +421,7 @@ func TestResourcesOfAnyPublisher(t *testing.T) {
 		}},
 		{"C", "shop in C", func(t *testing.T) *childproc.Child {
 			t.Helper()
-			return childproc.Run(t, exec.CommandContext(t.Context(), compiled(t, "testdata/publisher.c")))
+			return childproc.Run(t, exec.CommandContext(t.Context(), programs.C(t, "testdata/publisher.c")))
 		}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -435,19 +435,6 @@ func TestResourcesOfAnyPublisher(t *testing.T) {
 			assert.Equal(t, tc.service, resource["service.name"])
 		})
 	}
-}
-
-// compiled returns the path of a program in C.
-func compiled(t *testing.T, source string) string {
-	t.Helper()
-	cc, err := exec.LookPath("cc")
-	if err != nil {
-		t.Skipf("no C compiler: %v", err)
-	}
-	exe := filepath.Join(t.TempDir(), "program")
-	out, err := exec.CommandContext(t.Context(), cc, "-O2", "-Wall", "-Werror", "-o", exe, source).CombinedOutput()
-	require.NoError(t, err, "%s", out)
-	return exe
 }
 
 // A service ends and begins again, and so does the receiver. Each time all samples arrive, with
@@ -474,8 +461,8 @@ func TestRestarts(t *testing.T) {
 	p.assertComplete(t, second, nil)
 }
 
-// assertComplete compares the samples of a service with what it has used of the processors since
-// its first sample, by the kernel. end, if there is one, ends the service then.
+// assertComplete compares the samples of a service, from the first one on, with its CPU time by the
+// kernel. If there is an end, that ends the service then.
 func (p *profiler) assertComplete(t *testing.T, service *childproc.Child, end func()) {
 	t.Helper()
 	require.Eventually(t, func() bool {

@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/otelctx/otelctx/internal/testing/programs"
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
@@ -151,18 +152,12 @@ func TestReadelfHasNoComplaint(t *testing.T) {
 
 // A program loads the library as any other, and uses what it has.
 func TestDlopen(t *testing.T) {
-	gcc, err := exec.LookPath("gcc")
-	if err != nil {
-		t.Skipf("no gcc: %v", err)
-	}
 	machine := map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}[runtime.GOARCH]
 	if machine == elf.EM_NONE || runtime.GOOS != "linux" {
 		t.Skipf("no library for %s/%s", runtime.GOOS, runtime.GOARCH)
 	}
-	exe := filepath.Join(t.TempDir(), "dlopen")
-	out, err := exec.Command(gcc, "-Wall", "-Werror", "-pthread", "-o", exe, "testdata/dlopen.c", "-ldl").CombinedOutput()
-	require.NoError(t, err, "%s", out)
-	out, err = exec.Command(exe, write(t, machine)).CombinedOutput()
+	exe := programs.C(t, "testdata/dlopen.c", "-pthread", "-ldl")
+	out, err := exec.Command(exe, write(t, machine)).CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	assert.Equal(t, "ok\n", string(out))
 }

@@ -83,9 +83,7 @@ func Build(t testing.TB, v Variant, module, pkg string) string {
 	cmd := exec.Command("go", append(append([]string{"build", "-o", kept}, v.Flags...), pkg)...) //nolint:gosec // G204: all of it is the test's
 	cmd.Dir, cmd.Env = dir, append(os.Environ(), v.env()...)
 	if out, err := cmd.CombinedOutput(); err != nil {
-		if strings.Contains(string(out), "cannot find -lc") {
-			t.Skip("no static C library")
-		}
+		skipWithoutStaticC(t, out)
 		t.Fatalf("%s: %v\n%s", cmd, err, out)
 	}
 	// Another test may build it anew meanwhile.
@@ -99,6 +97,33 @@ func Build(t testing.TB, v Variant, module, pkg string) string {
 	}
 	Write(t, exe, content)
 	return exe
+}
+
+// C returns the path of a program in C, compiled with these flags behind its source. The program
+// is gone at the end of the test. C skips the test, and names what is missing, without a C
+// compiler or, where it is linked statically, a static C library.
+func C(t testing.TB, source string, flags ...string) string {
+	t.Helper()
+	cc, err := exec.LookPath("cc")
+	if err != nil {
+		t.Skipf("no C compiler: %v", err)
+	}
+	exe := filepath.Join(t.TempDir(), strings.TrimSuffix(filepath.Base(source), ".c"))
+	cmd := exec.Command(cc, append([]string{"-O2", "-Wall", "-Werror", "-o", exe, source}, flags...)...) //nolint:gosec // G204: all of it is the test's
+	out, err := cmd.CombinedOutput()
+	skipWithoutStaticC(t, out)
+	if err != nil {
+		t.Fatalf("%s: %v\n%s", cmd, err, out)
+	}
+	return exe
+}
+
+// skipWithoutStaticC skips the test if a linker has found no static C library.
+func skipWithoutStaticC(t testing.TB, linked []byte) {
+	t.Helper()
+	if strings.Contains(string(linked), "cannot find -lc") {
+		t.Skip("no static C library")
+	}
 }
 
 // PublicDir returns a directory that every user can read. It is gone at the end of the test.

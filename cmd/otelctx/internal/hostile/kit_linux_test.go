@@ -119,17 +119,7 @@ func installedCommand(t *testing.T, more ...int) string {
 // attacker returns the path of the program in C, linked to fixed addresses.
 func attacker(t *testing.T) string {
 	t.Helper()
-	cc, err := exec.LookPath("gcc")
-	if err != nil {
-		t.Skipf("no C compiler: %v", err)
-	}
-	exe := filepath.Join(programs.PublicDir(t), "attacker")
-	out, err := exec.Command(cc, "-O2", "-fno-omit-frame-pointer", "-static", "-no-pie", "-o", exe, "testdata/hostile.c").CombinedOutput()
-	if strings.Contains(string(out), "cannot find -lc") {
-		t.Skip("no static C library")
-	}
-	require.NoError(t, err, string(out))
-	return exe
+	return programs.Public(t, programs.C(t, "testdata/hostile.c", "-fno-omit-frame-pointer", "-static", "-no-pie"), "attacker")
 }
 
 // recorder is otelctx record at work.
