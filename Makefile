@@ -67,18 +67,18 @@ TEST := $(GO) test -vet=off -ldflags=-w -p $(PARALLEL) -timeout $(TEST_TIMEOUT)
 
 # The tests of one module. Most programs that tests start are built without cgo. So are the tests, to compile
 # nothing twice: some of those programs, and make test-race, have cgo.
-TESTS := $(patsubst %,test/%,$(filter-out .,$(MODULES)))
-.PHONY: test/library $(TESTS)
-test/library $(TESTS): export CGO_ENABLED := 0
+MODULE_TESTS := $(patsubst %,test/%,$(filter-out .,$(MODULES)))
+.PHONY: test/library $(MODULE_TESTS)
+test/library $(MODULE_TESTS): export CGO_ENABLED := 0
 test/library:
 	@$(TEST) -tags invariants ./...
-$(TESTS): test/%:
+$(MODULE_TESTS): test/%:
 	@cd $* && $(TEST) $$($(GO) list ./... | grep -vx '$(NOT_IN_TEST)')
 
 # Two modules at a time, as the last package of one leaves processors idle.
 .PHONY: test
 test: test/library ## Run the tests, every behaviour once.
-	@$(MAKE) --no-print-directory -j 2 $(filter-out $(NOT_TESTED:%=test/%),$(TESTS))
+	@$(MAKE) --no-print-directory -j 2 $(filter-out $(NOT_TESTED:%=test/%),$(MODULE_TESTS))
 
 .PHONY: test-race
 test-race: ## Run the tests of goroutines that share memory, with the race detector.
