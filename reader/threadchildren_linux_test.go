@@ -24,6 +24,7 @@ import (
 	"github.com/otelctx/otelctx/internal/cells"
 	"github.com/otelctx/otelctx/internal/gorecord"
 	"github.com/otelctx/otelctx/internal/goruntime"
+	"github.com/otelctx/otelctx/internal/sdkspan"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/vma"
 	"github.com/otelctx/otelctx/internal/wire"
@@ -42,7 +43,7 @@ var threadRoles = map[string]func(*childproc.Parent){
 
 // theSpan is what children show, unless they are told to show another one.
 var theSpan = cells.Span{
-	TraceIDHigh: 0x0102030405060708, TraceIDLow: 0x090a0b0c0d0e0f10, SpanID: 0x1112131415161718,
+	Key:             sdkspan.Key{TraceIDHigh: 0x0102030405060708, TraceIDLow: 0x090a0b0c0d0e0f10, SpanID: 0x1112131415161718},
 	LocalRootSpanID: 0x2122232425262728, TraceFlags: 1,
 }
 
@@ -234,7 +235,7 @@ func (s *service) start(span *cells.Span, attributes []byte, outer *shown) *show
 	n.Goid, n.StartUnixNS = s.runtime.GoroutineID(), uint64(time.Now().UnixNano())
 	if s.record {
 		sh.record = gorecord.New(n.TraceIDHigh, n.TraceIDLow, n.SpanID, n.TraceFlags, nil, &gorecord.Names{Name: n.Name, Endpoint: n.Endpoint}, users())
-		sh.record.SetWithin(around, n.Enclosing)
+		sh.record.SetWithin(around, &n.Enclosing)
 	}
 	p := goruntime.Pin()
 	n.TID = s.runtime.ThreadID()
@@ -509,7 +510,8 @@ const (
 func churnSpan(goid, n uint64) cells.Span {
 	high := goid<<32 | n
 	return cells.Span{
-		TraceIDHigh: high, TraceIDLow: high * churnSalt, SpanID: high*churnSalt2 | 1, LocalRootSpanID: high ^ churnSalt,
+		Key:             sdkspan.Key{TraceIDHigh: high, TraceIDLow: high * churnSalt, SpanID: high*churnSalt2 | 1},
+		LocalRootSpanID: high ^ churnSalt,
 	}
 }
 

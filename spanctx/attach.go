@@ -11,6 +11,7 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 
 	"github.com/otelctx/otelctx/internal/cells"
+	"github.com/otelctx/otelctx/internal/goruntime"
 	"github.com/otelctx/otelctx/internal/sdkspan"
 )
 
@@ -43,10 +44,10 @@ func Attach(ctx context.Context) Attachment {
 	if p == nil {
 		return Attachment{}
 	}
-	a, self := Attachment{p: p}, p.runtime.Self()
+	a, self := Attachment{p: p}, p.runtime.Goroutine()
 	var at position
 	var l labels
-	p.position(&a.before, &l, &self)
+	p.position(&a.before, &l, self.Goid)
 	p.at(&at, p.find(ctx), self.Goid)
 	p.rename(ctx, at.ref)
 	attributes := p.keys.Load().Of(ctx)
@@ -56,6 +57,7 @@ func Attach(ctx context.Context) Attachment {
 		}
 	}
 	p.show(&at, a.before.ref, &l, attributes.Encoded(), &self)
+	goruntime.Unpin()
 	return a
 }
 
@@ -84,14 +86,15 @@ func (a Attachment) Detach() {
 	if a.p == nil || a.p.stopped.Load() {
 		return
 	}
-	self := a.p.runtime.Self()
+	self := a.p.runtime.Goroutine()
 	if a.before.ref != 0 && !a.p.cells.Live(a.before.ref) {
 		a.p.outward(&a.before, self.Goid)
 	}
 	var now position
 	var l labels
-	a.p.shown(&now, &l, &self)
+	a.p.shown(&now, &l, self.Goid)
 	a.p.show(&a.before, now.ref, &l, a.p.attributes(&a.before), &self)
+	goruntime.Unpin()
 }
 
 // Go runs fn with ctx on a goroutine of its own, with [Attach] to ctx until fn returns. It
@@ -148,11 +151,12 @@ func refresh(ctx context.Context, anySpan bool) {
 	}
 	var at position
 	var l labels
-	self := p.runtime.Self()
-	if p.position(&at, &l, &self); at.ref != 0 && (anySpan || at.ref == p.find(ctx)) {
+	self := p.runtime.Goroutine()
+	if p.position(&at, &l, self.Goid); at.ref != 0 && (anySpan || at.ref == p.find(ctx)) {
 		if !anySpan {
 			p.rename(ctx, at.ref)
 		}
 		p.show(&at, at.ref, &l, p.attributes(&at), &self)
+		goruntime.Unpin()
 	}
 }

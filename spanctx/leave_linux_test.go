@@ -33,8 +33,8 @@ func TestLeaveWhileOthersEnd(t *testing.T) {
 		}
 		var from position
 		var l labels
-		self := p.runtime.Self()
-		p.shown(&from, &l, &self)
+		self := p.runtime.Goroutine()
+		p.shown(&from, &l, self.Goid)
 		var over atomic.Bool
 		go func() {
 			for _, s := range spans {

@@ -49,66 +49,60 @@ type labels struct {
 // at sets a position to a span without its record. If goroutine goid has started the span,
 // the cell names the spans around it.
 func (p *SpanProcessor) at(at *position, ref cells.Ref, goid uint64) {
-	*at = position{ref: ref}
-	for i := range at.around {
-		if at.around[i] = p.cells.Enclosing(ref, goid, i); at.around[i] == 0 {
-			return
-		}
-	}
+	at.ref, at.record = ref, nil
+	p.cells.Around(ref, goid, &at.around)
 }
 
 // atRecord sets a position to what a record shows.
 func (at *position) atRecord(r *gorecord.Record) {
-	at.ref, at.record, at.around = r.Ref(), r, r.Enclosing()
+	at.ref, at.record = r.Ref(), r
+	r.Around(&at.around)
 }
 
-// shown sets at to the position that the calling goroutine, self, showed last, and l to its
-// labels. The span may be over. It reports whether any carrier knows the goroutine.
-func (p *SpanProcessor) shown(at *position, l *labels, self *goruntime.Self) (known bool) {
-	goid := self.Goid
+// shown sets at to the position that the calling goroutine showed last, and l to its labels.
+// The span may be over. It reports whether any carrier knows the goroutine.
+func (p *SpanProcessor) shown(at *position, l *labels, goid uint64) (known bool) {
 	if p.records {
 		l.user, l.record = gorecord.User()
 	}
-	installed := l.record
 	// The goroutine's own slot knows best: the user may have replaced the labels, or the
 	// goroutine may have inherited them.
-	if ref, owned := p.ownSlot(goid); owned {
-		if installed.Ref() == ref && ref != 0 {
-			at.atRecord(installed)
-		} else {
-			p.at(at, ref, goid)
-		}
-		return true
-	}
-	if installed != nil {
+	ref, owned := p.ownSlot(goid)
+	if installed := l.record; installed != nil && (!owned || installed.Ref() == ref) {
 		at.atRecord(installed)
 		return true
 	}
 	// Without goroutine ids nobody knows whose a thread's slot is. The missing record
 	// then counts: the goroutine is in no span.
-	if r := p.threads; r != nil && (goid != 0 || !p.records) {
-		if spanID, named, owned := r.Shown(uint64(self.TID), goid); owned && spanID != 0 {
-			ref := cells.Ref(named)
-			if ref == 0 {
-				// Layout 1 does not say whose slot it is.
-				if ref = p.cells.Find(sdkspan.Key{SpanID: spanID}); !p.cells.IsOf(ref, goid) {
-					ref = 0
-				}
-			}
-			p.at(at, ref, goid)
-			return ref != 0
+	if !owned && p.threads != nil && (goid != 0 || !p.records) {
+		ref, owned = p.threadSlot(goid)
+	}
+	p.at(at, ref, goid)
+	return owned
+}
+
+// threadSlot returns what the goroutine shows in the slot of its thread. owned is false if
+// the slot is not its own.
+func (p *SpanProcessor) threadSlot(goid uint64) (ref cells.Ref, owned bool) {
+	spanID, shown, owned := p.threads.Shown(uint64(p.runtime.ThreadID()), goid)
+	if !owned || spanID == 0 {
+		return 0, false
+	}
+	if ref = cells.Ref(shown); ref == 0 {
+		// Layout 1 does not say whose slot it is.
+		if ref = p.cells.Find(sdkspan.Key{SpanID: spanID}); !p.cells.IsOf(ref, goid) {
+			ref = 0
 		}
 	}
-	*at = position{}
-	return false
+	return ref, ref != 0
 }
 
 // position is like shown. If the span is over, it sets at to the nearest live span around
 // it.
-func (p *SpanProcessor) position(at *position, l *labels, self *goruntime.Self) (known bool) {
-	known = p.shown(at, l, self)
+func (p *SpanProcessor) position(at *position, l *labels, goid uint64) (known bool) {
+	known = p.shown(at, l, goid)
 	if at.ref != 0 && !p.cells.Live(at.ref) {
-		p.outward(at, self.Goid)
+		p.outward(at, goid)
 	}
 	return known
 }
@@ -149,7 +143,7 @@ func (p *SpanProcessor) step(at *position, i int, goid uint64) {
 // leave moves a position out of a span that the goroutine ends, and out of all spans that
 // it has started inside. It reports whether the position was in the span.
 func (p *SpanProcessor) leave(at *position, span cells.Ref, goid uint64) (in bool) {
-	const maxDepth = 64
+	const maxDepth = 16
 	var to position
 	// The goroutine may be in the span more than once, by Attach: the outermost counts.
 	for range maxDepth {
@@ -183,34 +177,35 @@ func (p *SpanProcessor) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
 	if p == nil || p.stopped.Load() {
 		return
 	}
-	k, traceFlags, child, start := sdkspan.Started(s)
-	if k.SpanID == 0 {
+	var n cells.Span
+	var child bool
+	n.Key, n.TraceFlags, child, n.StartUnixNS = sdkspan.Started(s)
+	if n.SpanID == 0 {
 		return // It is over: a processor before this one has ended it.
 	}
 	if p.config.profileIDs {
 		s.SetAttributes(profileIDKey.String(s.SpanContext().SpanID().String()))
 	}
-	p.known.grow(p.cells)
-	self := p.runtime.Self()
-	goid := self.Goid
+	if p.cells.NearLimit(chunkSize) {
+		p.known.grow(p.cells)
+	}
+	self := p.runtime.Goroutine()
+	n.Goid, n.G = self.Goid, uintptr(self.G)
 	var at position
 	var l labels
-	known := p.position(&at, &l, &self)
+	known := p.position(&at, &l, self.Goid)
 
-	var n cells.Span
-	n.TraceIDHigh, n.TraceIDLow, n.SpanID = k.TraceIDHigh, k.TraceIDLow, k.SpanID
-	n.TraceFlags, n.StartUnixNS, n.Goid = traceFlags, start, goid
-	n.LocalRootSpanID = k.SpanID
+	n.LocalRootSpanID = n.SpanID
 	if p.names != nil {
 		n.Name = p.names.Number(sdkspan.Name(s))
 		n.Endpoint = n.Name
 	}
 	if child {
-		if parent := p.follow(s, &n, at.ref); !known && goid != 0 && p.cells.IsOf(parent, goid) {
-			p.at(&at, parent, goid)
+		if parent := p.follow(s, &n, at.ref); !known && n.Goid != 0 && p.cells.IsOf(parent, n.Goid) {
+			p.at(&at, parent, n.Goid)
 		}
 	}
-	n.Enclosing = at.inside()
+	n.Enclosing[0], n.Enclosing[1], n.Enclosing[2] = at.ref, at.around[0], at.around[1]
 	var attributes *gorecord.Attributes
 	keys := p.keys.Load()
 	if keys != nil {
@@ -218,32 +213,38 @@ func (p *SpanProcessor) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
 	}
 	var record *gorecord.Record
 	if p.records {
-		names := p.names.Of(n.Name, n.Endpoint)
-		record = gorecord.New(k.TraceIDHigh, k.TraceIDLow, k.SpanID, traceFlags, attributes, &names, l.user)
-		record.SetWithin(at.record, n.Enclosing)
+		var names gorecord.Names
+		if p.names != nil {
+			names = p.names.Of(n.Name, n.Endpoint)
+		}
+		record = gorecord.New(n.TraceIDHigh, n.TraceIDLow, n.SpanID, n.TraceFlags, attributes, &names, l.user)
+		record.SetWithin(at.record, &n.Enclosing)
 		if p.labels == LabelsHidden {
 			record.HideLabels()
 		}
 	}
 
+	// Field by field: words that are just stored one by one and then copied as a whole hold
+	// up the processor.
 	var shows ring.Span
-	shows.TraceIDHigh, shows.TraceIDLow, shows.SpanID, shows.TraceFlags = k.TraceIDHigh, k.TraceIDLow, k.SpanID, traceFlags
+	shows.TraceIDHigh, shows.TraceIDLow, shows.SpanID, shows.TraceFlags = n.TraceIDHigh, n.TraceIDLow, n.SpanID, n.TraceFlags
 	shows.Attributes = attributes.Encoded()
 	thread := goruntime.Pin()
 	p.runtime.Renew(&self)
 	ref := p.cells.Reserve(thread)
 	if ref != 0 {
-		n.G, n.TID, shows.Ref = uintptr(self.G), self.TID, uint64(ref)
+		n.TID, shows.Ref = self.TID, uint64(ref)
 		if record != nil {
 			record.SetRef(ref)
 			record.Install()
 		}
-		if p.records || keys != nil {
+		if record != nil || keys != nil {
 			p.known.set(ref, record, attributes)
 		}
 		p.cells.Commit(thread, ref, &n)
-		p.cells.SetThread(at.ref, goid, 0)
-		p.store(&shows, &self)
+		p.cells.SetThread(at.ref, self.Goid, 0)
+		p.threads.Store(uint64(self.TID), &shows, &self)
+		p.goroutines.Store(self.Goid, &shows, &self)
 	}
 	goruntime.Unpin()
 	if p.threads == nil && p.goroutines == nil {
@@ -290,19 +291,19 @@ func (p *SpanProcessor) OnEnd(s sdktrace.ReadOnlySpan) {
 		return
 	}
 	k, _ := sdkspan.Ended(s)
-	self := p.runtime.Self()
-	goid := self.Goid
+	self := p.runtime.Goroutine()
 	var at position
 	var l labels
-	p.shown(&at, &l, &self)
-	from := at.ref
-	ref, here := at.ref, p.cells.Is(at.ref, k)
+	p.shown(&at, &l, self.Goid)
+	from, ref := at.ref, at.ref
+	here := p.cells.Is(ref, k)
 	if !here {
 		if ref = p.cells.Find(k); ref == 0 {
 			return // It was evicted, or never shown.
 		}
 	}
-	own := p.cells.IsOf(ref, goid)
+	// The next span that starts here may take the cell, and the place of the record.
+	again := here && p.cells.IsOf(ref, self.Goid)
 	var base *gorecord.Record
 	if p.records {
 		base = p.known.record(ref)
@@ -312,34 +313,31 @@ func (p *SpanProcessor) OnEnd(s sdktrace.ReadOnlySpan) {
 	}
 	in := here
 	if here && at.record == base {
-		p.outward(&at, goid)
+		p.outward(&at, self.Goid)
 	} else {
-		in = p.leave(&at, ref, goid)
+		in = p.leave(&at, ref, self.Goid)
 	}
 	if base != nil {
 		base.End(p.withdrawsLabels(s))
 	}
 	if in {
-		p.show(&at, from, &l, p.attributes(&at), &self)
+		thread := p.show(&at, from, &l, p.attributes(&at), &self)
+		again = again && p.cells.FreeWarm(thread, ref)
+		goruntime.Unpin()
 	}
-	if here && own && p.cells.FreeWarm(ref) {
-		return // The next span that starts here takes the cell, and the place of the record.
+	if !again {
+		// Another goroutine may still name the cell, to find what is around the span.
+		p.known.drop(ref)
+		p.cells.Free(ref)
 	}
-	// Another goroutine may still name the cell, to find what is around the span.
-	p.known.drop(ref)
-	p.cells.Free(ref)
 }
 
 // withdrawsLabels reports whether the labels of a span that has ended are withdrawn.
 func (p *SpanProcessor) withdrawsLabels(s sdktrace.ReadOnlySpan) bool {
-	switch p.labels {
-	case LabelsKept:
-		return false
-	case LabelsWithdrawn, LabelsHidden:
-		return true
-	default:
+	if p.labels == LabelsUntilEnd {
 		return !raceEnabled && !p.profile.running(sdkspan.EndUnixNS(s))
 	}
+	return p.labels != LabelsKept
 }
 
 // hide takes back the record of a span that is about to be evicted. Its End, which finds the
@@ -386,7 +384,7 @@ func (p *SpanProcessor) isShown(ref cells.Ref, goid uint64) bool {
 // attributes returns the attributes that the span of a position is shown with, encoded as
 // in OTEP 4947. They are those of the record, else those that the span was started with.
 func (p *SpanProcessor) attributes(at *position) []byte {
-	if p.keys.Load() == nil || at.ref == 0 {
+	if at.ref == 0 || p.keys.Load() == nil {
 		return nil
 	}
 	if at.record != nil {
@@ -399,8 +397,8 @@ func (p *SpanProcessor) attributes(at *position) []byte {
 }
 
 // show has the calling goroutine, which has these labels and was shown in another span, be at
-// a position, with attributes.
-func (p *SpanProcessor) show(at *position, from cells.Ref, l *labels, attributes []byte, self *goruntime.Self) {
+// a position, with attributes. It returns pinned, with the number of the P.
+func (p *SpanProcessor) show(at *position, from cells.Ref, l *labels, attributes []byte, self *goruntime.Self) (thread int) {
 	var s cells.Span
 	var shows ring.Span
 	if p.cells.Load(at.ref, &s) {
@@ -410,17 +408,15 @@ func (p *SpanProcessor) show(at *position, from cells.Ref, l *labels, attributes
 	if p.records {
 		p.install(at, l, &s)
 	}
-	if p.threads == nil && p.goroutines == nil {
-		return
-	}
-	goruntime.Pin()
+	thread = goruntime.Pin()
 	p.runtime.Renew(self)
 	if from != at.ref {
 		p.cells.SetThread(from, self.Goid, 0)
 	}
 	p.cells.SetThread(at.ref, self.Goid, self.TID)
-	p.store(&shows, self)
-	goruntime.Unpin()
+	p.threads.Store(uint64(self.TID), &shows, self)
+	p.goroutines.Store(self.Goid, &shows, self)
+	return thread
 }
 
 // install installs the record of a position, whose span is given. It installs another record of
@@ -464,16 +460,6 @@ func (p *SpanProcessor) variant(base *gorecord.Record, a *gorecord.Attributes, u
 	return record
 }
 
-// store stores what the calling goroutine, which is pinned, shows into its slots.
-func (p *SpanProcessor) store(s *ring.Span, self *goruntime.Self) {
-	if r := p.threads; r != nil {
-		r.Store(uint64(self.TID), s, self)
-	}
-	if r := p.goroutines; r != nil {
-		r.Store(self.Goid, s, self)
-	}
-}
-
 // known has, by the number of the cell, what belongs to a span and is on the heap, and
 // so cannot be in its cell. It grows with the cells that are used.
 type known struct {
@@ -493,9 +479,6 @@ type belongings struct {
 // pinned, since it may allocate.
 func (k *known) grow(t *cells.Table) {
 	limit := t.Limit()
-	if limit == cells.Capacity || t.Used()+chunkSize <= limit {
-		return
-	}
 	k.chunks[limit/chunkSize].CompareAndSwap(nil, new([chunkSize]belongings))
 	t.RaiseLimit(limit, limit+chunkSize)
 }

@@ -262,27 +262,26 @@ func (i *Integration) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
 	if i.service.Load() == nil {
 		i.serve(s.Resource())
 	}
-	k, traceFlags, child, start := sdkspan.Started(s)
-	if k.SpanID == 0 {
+	var n cells.Span
+	var child bool
+	n.Key, n.TraceFlags, child, n.StartUnixNS = sdkspan.Started(s)
+	if n.SpanID == 0 {
 		return // It is over: a processor before this one has ended it.
 	}
 	goid := i.runtime.GoroutineID()
 	at, known := i.position(goid)
-	if i.table.Is(at, k) {
+	if i.table.Is(at, n.Key) {
 		return // The provider has this processor twice.
 	}
-	var n cells.Span
-	n.TraceIDHigh, n.TraceIDLow, n.SpanID = k.TraceIDHigh, k.TraceIDLow, k.SpanID
-	n.TraceFlags, n.StartUnixNS, n.Goid = traceFlags, start, goid
-	n.LocalRootSpanID = k.SpanID
+	n.Goid, n.LocalRootSpanID = goid, n.SpanID
 	if child {
 		if parent := i.follow(ctx, s, &n, at); !known && i.table.IsOf(parent, goid) {
 			at = parent
 		}
 	}
-	if at != 0 {
-		n.Enclosing[0], n.Enclosing[1], n.Enclosing[2] = at, i.table.Enclosing(at, goid, 0), i.table.Enclosing(at, goid, 1)
-	}
+	var around cells.Enclosing
+	i.table.Around(at, goid, &around)
+	n.Enclosing[0], n.Enclosing[1], n.Enclosing[2] = at, around[0], around[1]
 	p := goruntime.Pin()
 	r := i.table.Reserve(p)
 	if r == 0 {
@@ -354,8 +353,10 @@ func (i *Integration) serve(r *resource.Resource) {
 // nearest returns the nearest live span around one that the calling goroutine has started,
 // or 0.
 func (i *Integration) nearest(ref cells.Ref, goid uint64) cells.Ref {
-	for n := range wire.Enclosing {
-		if to := i.table.Enclosing(ref, goid, n); to == 0 || i.table.Live(to) {
+	var around cells.Enclosing
+	i.table.Around(ref, goid, &around)
+	for _, to := range around {
+		if i.table.Live(to) {
 			return to
 		}
 	}
@@ -468,7 +469,10 @@ func (i *Integration) OnEnd(s sdktrace.ReadOnlySpan) {
 	if !in || !i.goTo(to, goid) || i.guests.any(ref) {
 		i.evict(ref)
 	}
-	if !in || !i.table.FreeWarm(ref) {
+	p := goruntime.Pin()
+	again := in && i.table.FreeWarm(p, ref)
+	goruntime.Unpin()
+	if !again {
 		// The goroutine that has started it may still need what is around it.
 		i.table.Free(ref)
 	}

@@ -29,13 +29,14 @@ type Enclosing = [wire.Enclosing]Ref
 
 // Span is what a cell says of its span.
 type Span struct {
-	TraceIDHigh, TraceIDLow, SpanID uint64
-	LocalRootSpanID                 uint64
-	Goid                            uint64
-	Enclosing                       Enclosing
-	TraceFlags                      uint8
-	StartUnixNS                     uint64
-	G                               uintptr
+	sdkspan.Key
+
+	LocalRootSpanID uint64
+	Goid            uint64
+	Enclosing       Enclosing
+	TraceFlags      uint8
+	StartUnixNS     uint64
+	G               uintptr
 	// TID is the id of the thread that the goroutine shows the span on.
 	TID uint32
 	// Name and Endpoint are the numbers of its name and of that of its local root.
@@ -172,6 +173,13 @@ func (t *Table) Limit() uint32 { return t.limit.Load() }
 // something of their own for each cell that may be used.
 func (t *Table) RaiseLimit(from, to uint32) { t.limit.CompareAndSwap(from, to) }
 
+// NearLimit reports whether the limit, where it is below [Capacity], may be passed by so many
+// spans.
+func (t *Table) NearLimit(spans uint32) bool {
+	limit := t.limit.Load()
+	return limit < Capacity && t.Used()+spans > limit
+}
+
 func (t *Table) cell(r Ref) *wire.Cell { return &t.cells[r.Index()%Capacity] }
 
 // Live reports whether the span is not over.
@@ -207,9 +215,8 @@ func (t *Table) Load(r Ref, s *Span) bool {
 	s.TraceIDHigh, s.TraceIDLow = atomic.LoadUint64(&c.TraceIDHigh), atomic.LoadUint64(&c.TraceIDLow)
 	s.SpanID, s.LocalRootSpanID = atomic.LoadUint64(&c.SpanID), atomic.LoadUint64(&c.LocalRootSpanID)
 	s.Goid = atomic.LoadUint64(&c.Goid)
-	for i := range s.Enclosing {
-		s.Enclosing[i] = Ref(atomic.LoadUint64(&c.Enclosing[i]))
-	}
+	s.Enclosing[0], s.Enclosing[1] = Ref(atomic.LoadUint64(&c.Enclosing[0])), Ref(atomic.LoadUint64(&c.Enclosing[1]))
+	s.Enclosing[2] = Ref(atomic.LoadUint64(&c.Enclosing[2]))
 	s.TraceFlags, s.StartUnixNS = uint8(atomic.LoadUint64(&c.TraceFlags)), atomic.LoadUint64(&c.Start)
 	s.G = uintptr(atomic.LoadUint64(&c.G))
 	names := atomic.LoadUint64(&c.Names)
@@ -257,28 +264,28 @@ func (t *Table) Rename(r Ref, name uint16) {
 	atomic.CompareAndSwapUint64(&t.cell(r).Names, names(r, s.Name, s.Endpoint), names(r, name, endpoint))
 }
 
-// Enclosing returns the i-th span around one that a goroutine has started. It does so for
-// a span that is over too, as long as its cell is not used for another one. Else it
-// returns 0.
-func (t *Table) Enclosing(r Ref, goid uint64, i int) Ref {
+// Around sets e to the spans around one that a goroutine has started. It does so for a
+// span that is over too, as long as its cell is not used for another one. Else it sets e to
+// zero.
+func (t *Table) Around(r Ref, goid uint64, e *Enclosing) {
+	*e = Enclosing{}
 	if r == 0 {
-		return 0
+		return
 	}
 	c := t.cell(r)
-	around := Ref(atomic.LoadUint64(&c.Enclosing[i]))
-	if atomic.LoadUint64(&c.Goid) != goid || atomic.LoadUint64(&c.Version)&^wire.CellOver != uint64(r) {
-		return 0
+	inner, middle, outer := atomic.LoadUint64(&c.Enclosing[0]), atomic.LoadUint64(&c.Enclosing[1]), atomic.LoadUint64(&c.Enclosing[2])
+	if atomic.LoadUint64(&c.Goid) == goid && atomic.LoadUint64(&c.Version)&^wire.CellOver == uint64(r) {
+		e[0], e[1], e[2] = Ref(inner), Ref(middle), Ref(outer)
 	}
-	return around
 }
 
 // Reserve returns a Ref for a span that is about to start, whose cell is the caller's
 // until [Table.Commit], or 0 if there is none. The caller is pinned to the P with this
 // number until then.
 func (t *Table) Reserve(p int) Ref {
-	i, ok := t.take(p)
+	i, ok := t.takeWarm(p)
 	if !ok {
-		if i, ok = t.displace(); !ok {
+		if i, ok = t.take(); !ok {
 			return 0
 		}
 	}
@@ -288,8 +295,7 @@ func (t *Table) Reserve(p int) Ref {
 		invariants.Check(v == 0 || v&wire.CellOver != 0 || t.closed(), "a free cell has no live span")
 	}
 	// Generations begin with 1 more than the base, so that no Ref is 0.
-	next := max(atomic.LoadUint64(&c.Version), t.base)&^wire.CellOver + wire.RefGeneration
-	next = next&^(wire.RefGeneration-1) | uint64(i)<<wire.RefIndexShift
+	next := max(atomic.LoadUint64(&c.Version), t.base)&^(wire.RefGeneration-1) + wire.RefGeneration + uint64(i)<<wire.RefIndexShift
 	// Readers see the new version before the cell changes, because all stores to a cell
 	// are ordered.
 	ordered.Put(&c.Version, next|wire.CellOver)
@@ -311,16 +317,25 @@ func (t *Table) Commit(p int, r Ref, s *Span) {
 	ordered.Put(&c.SpanID, s.SpanID)
 	ordered.Put(&c.LocalRootSpanID, s.LocalRootSpanID)
 	ordered.Put(&c.Goid, s.Goid)
-	for i := range s.Enclosing {
-		ordered.Put(&c.Enclosing[i], uint64(s.Enclosing[i]))
-	}
+	ordered.Put(&c.Enclosing[0], uint64(s.Enclosing[0]))
+	ordered.Put(&c.Enclosing[1], uint64(s.Enclosing[1]))
+	ordered.Put(&c.Enclosing[2], uint64(s.Enclosing[2]))
 	ordered.Put(&c.TraceFlags, uint64(s.TraceFlags))
 	ordered.Put(&c.Start, s.StartUnixNS)
 	ordered.Put(&c.G, uint64(s.G))
 	ordered.Put32(&c.TID, s.TID)
 	ordered.Put(&c.Names, names(r, s.Name, s.Endpoint))
 	ordered.PutLast(&c.Version, uint64(r))
-	t.note(p, r, s.SpanID)
+	if p >= len(t.locals) {
+		t.share(r, s.SpanID) // There are more Ps than there were.
+		return
+	}
+	// From here on Find returns it.
+	entry := &t.locals[p].index[hash(s.SpanID, localBits)]
+	if old := Ref(atomic.LoadUint64(entry)); t.Live(old) {
+		t.share(old, atomic.LoadUint64(&t.cell(old).SpanID))
+	}
+	ordered.Put(entry, uint64(r))
 }
 
 // Barrier orders a Commit before what the caller looks at next. Any other atomic operation
@@ -351,13 +366,22 @@ func (t *Table) checkOver(r Ref) {
 	}
 }
 
-// FreeWarm is Free for a cell that the next span which is started on this P uses. It
-// returns false, and does nothing, if this P has enough of them.
-func (t *Table) FreeWarm(r Ref) bool {
+// FreeWarm is Free for a caller that is pinned to the P with this number. The next span
+// that is started on the P uses the cell. FreeWarm returns false, and does nothing, if the P
+// has enough of them.
+func (t *Table) FreeWarm(p int, r Ref) bool {
 	t.checkOver(r)
-	given := t.give(goruntime.Pin(), r.Index())
-	goruntime.Unpin()
-	return given
+	if p >= len(t.locals) {
+		return false
+	}
+	l := &t.locals[p]
+	n := atomic.LoadUint32(&l.n)
+	if n >= localFree {
+		return false
+	}
+	ordered.Put32(&l.free[n], r.Index())
+	ordered.Put32(&l.n, n+1)
+	return true
 }
 
 // All calls f for every live span.

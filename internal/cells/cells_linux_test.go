@@ -220,7 +220,7 @@ func TestFindWithIDsOfAllKinds(t *testing.T) {
 			for n, r := range refs {
 				s := spanOf(r)
 				s.SpanID = id(n)
-				if table.Find(keyOf(&s)) == r && table.Find(sdkspan.Key{SpanID: id(n)}) == r {
+				if table.Find(s.Key) == r && table.Find(sdkspan.Key{SpanID: id(n)}) == r {
 					found++
 				}
 			}
@@ -238,7 +238,7 @@ func TestFindTellsTracesApart(t *testing.T) {
 	for _, r := range []Ref{a, b} {
 		s := spanOf(r)
 		s.SpanID = 7
-		assert.Equal(t, r, table.Find(keyOf(&s)))
+		assert.Equal(t, r, table.Find(s.Key))
 	}
 	assert.Contains(t, []Ref{a, b}, table.Find(sdkspan.Key{SpanID: 7}))
 }
@@ -288,7 +288,7 @@ func TestFindAfterGOMAXPROCSWasRaised(t *testing.T) {
 				}
 				other := Ref(refs[(i+n)%workers].Load())
 				s := spanOf(other)
-				if found := table.Find(keyOf(&s)); found != other && table.Live(other) {
+				if found := table.Find(s.Key); found != other && table.Live(other) {
 					t.Errorf("found %#x instead of %#x", found, other)
 					return
 				}
@@ -362,7 +362,7 @@ func TestLeakedSpans(t *testing.T) {
 	}
 	for _, r := range refs {
 		s := spanOf(r)
-		assert.Equal(t, r, table.Find(keyOf(&s)))
+		assert.Equal(t, r, table.Find(s.Key))
 		assert.True(t, table.end(r, true))
 	}
 	assert.EqualValues(t, table.Used(), len(table.live())+len(table.takeFree(t)), "no cell is lost")
@@ -485,10 +485,8 @@ func TestLoadUnderFire(t *testing.T) {
 				loaded++
 				assert.Equal(t, want, got)
 			}
-			for i := range want.Enclosing {
-				if e := table.Enclosing(r, want.Goid, i); e != want.Enclosing[i] && e != 0 {
-					t.Errorf("within %x instead of %x", e, want.Enclosing[i])
-				}
+			if e := table.around(r, want.Goid); e != want.Enclosing && e != (Enclosing{}) {
+				t.Errorf("within %x instead of %x", e, want.Enclosing)
 			}
 			if n%64 == 0 {
 				runtime.Gosched()
@@ -630,10 +628,11 @@ func TestNothingAllocates(t *testing.T) {
 		s := spanOf(r)
 		table.Commit(p, r, &s)
 		goruntime.Unpin()
-		if table.Find(keyOf(&s)) != r || !table.End(r) {
+		if table.Find(s.Key) != r || !table.End(r) {
 			t.Error("it is not live")
 		}
 		table.Barrier(r)
-		table.FreeWarm(r)
+		table.FreeWarm(goruntime.Pin(), r)
+		goruntime.Unpin()
 	}))
 }

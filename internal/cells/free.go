@@ -14,16 +14,24 @@ import (
 // cells that were never used.
 const resting = 1024
 
-// take returns a free cell to the goroutine that is pinned to a P. It takes one of the P's
-// own, or the one that has been free for longest, or one that was never used.
-func (t *Table) take(p int) (uint32, bool) {
-	if p < len(t.locals) {
-		l := &t.locals[p]
-		if n := atomic.LoadUint32(&l.n); n > 0 {
-			ordered.Put32(&l.n, n-1)
-			return atomic.LoadUint32(&l.free[n-1]), true
-		}
+// takeWarm returns the last cell that was given back to a P, to the goroutine that is pinned
+// to it.
+func (t *Table) takeWarm(p int) (uint32, bool) {
+	if p >= len(t.locals) {
+		return 0, false // There are more Ps than there were.
 	}
+	l := &t.locals[p]
+	n := atomic.LoadUint32(&l.n) - 1
+	if n >= localFree {
+		return 0, false
+	}
+	ordered.Put32(&l.n, n)
+	return atomic.LoadUint32(&l.free[n]), true
+}
+
+// take returns another free cell: the one that has been free for longest, or one that was
+// never used. If there is none it evicts a span.
+func (t *Table) take() (uint32, bool) {
 	if t.free.len() > resting {
 		if i, ok := t.free.pop(); ok {
 			return i, true
@@ -32,27 +40,16 @@ func (t *Table) take(p int) (uint32, bool) {
 	for {
 		used := t.Used()
 		if used >= t.limit.Load() {
-			return t.free.pop()
+			break
 		}
 		if atomic.CompareAndSwapUint32(&t.header.Used, used, used+1) {
 			return used, true
 		}
 	}
-}
-
-// give returns a cell to the P that the caller is pinned to, if there is room.
-func (t *Table) give(p int, i uint32) bool {
-	if p >= len(t.locals) {
-		return false
+	if i, ok := t.free.pop(); ok {
+		return i, true
 	}
-	l := &t.locals[p]
-	n := atomic.LoadUint32(&l.n)
-	if n >= localFree {
-		return false
-	}
-	ordered.Put32(&l.free[n], i)
-	ordered.Put32(&l.n, n+1)
-	return true
+	return t.displace()
 }
 
 const (

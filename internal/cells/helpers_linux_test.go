@@ -70,15 +70,12 @@ func mix(x uint64) uint64 {
 func spanOf(r Ref) Span {
 	x := uint64(r)
 	return Span{
-		TraceIDHigh: mix(x + 1), TraceIDLow: mix(x + 2), SpanID: mix(x), LocalRootSpanID: mix(x + 3), Goid: 1 + mix(x+4)%2,
+		Key:             sdkspan.Key{TraceIDHigh: mix(x + 1), TraceIDLow: mix(x + 2), SpanID: mix(x)},
+		LocalRootSpanID: mix(x + 3), Goid: 1 + mix(x+4)%2,
 		Enclosing:  Enclosing{Ref(mix(x + 5)), Ref(mix(x + 6)), Ref(mix(x + 7))},
 		TraceFlags: uint8(mix(x + 8)), StartUnixNS: mix(x+9) >> 1, G: uintptr(mix(x + 10)),
 		Name: uint16(mix(x + 11)), Endpoint: uint16(mix(x + 12)),
 	}
-}
-
-func keyOf(s *Span) sdkspan.Key {
-	return sdkspan.Key{TraceIDHigh: s.TraceIDHigh, TraceIDLow: s.TraceIDLow, SpanID: s.SpanID}
 }
 
 // start starts the span that spanOf describes, if there is a cell for it, and change may
@@ -108,10 +105,18 @@ func (t *Table) end(r Ref, warm bool) bool {
 	if !t.End(r) {
 		return false
 	}
-	if !warm || !t.FreeWarm(r) {
+	t.giveBack(r, warm)
+	return true
+}
+
+// giveBack gives back the cell of a span that is over.
+func (t *Table) giveBack(r Ref, warm bool) {
+	p := goruntime.Pin()
+	again := warm && t.FreeWarm(p, r)
+	goruntime.Unpin()
+	if !again {
 		t.Free(r)
 	}
-	return true
 }
 
 // rounds is [testenv.Rounds], less with the race detector, which makes all this slower.
@@ -132,9 +137,7 @@ func moreProcessors(t *testing.T) {
 
 // around returns what encloses a span.
 func (t *Table) around(r Ref, goid uint64) (e Enclosing) {
-	for i := range e {
-		e[i] = t.Enclosing(r, goid, i)
-	}
+	t.Around(r, goid, &e)
 	return e
 }
 

@@ -7,26 +7,12 @@ import (
 	"sync/atomic"
 
 	"github.com/otelctx/otelctx/internal/goruntime"
-	"github.com/otelctx/otelctx/internal/ordered"
 	"github.com/otelctx/otelctx/internal/sdkspan"
 )
 
 // hash spreads an id, all of whose bits count, over so many bits. Ids are random, as W3C
 // asks; multiplying serves generators that count.
 func hash(id uint64, size uint) uint64 { return id * 0x9E3779B97F4A7C15 >> (64 - size) }
-
-// note adds a committed span to the index of its P, so that Find returns it.
-func (t *Table) note(p int, r Ref, id uint64) {
-	if p >= len(t.locals) {
-		t.share(r, id) // There are more Ps than there were.
-		return
-	}
-	entry := &t.locals[p].index[hash(id, localBits)]
-	if old := Ref(atomic.LoadUint64(entry)); t.Live(old) {
-		t.share(old, atomic.LoadUint64(&t.cell(old).SpanID))
-	}
-	ordered.Put(entry, uint64(r))
-}
 
 // Find returns the live span with a key, or 0. A trace id of 0 stands for all.
 func (t *Table) Find(k sdkspan.Key) Ref {

@@ -23,7 +23,7 @@ func TestInvariants(t *testing.T) {
 	goruntime.Unpin()
 	live := table.start()
 	assert.Panics(t, func() { table.Free(live) }, "a live span")
-	assert.Panics(t, func() { table.FreeWarm(live) }, "a live span")
+	assert.Panics(t, func() { table.FreeWarm(p, live) }, "a live span")
 	assert.Panics(t, func() { table.Commit(p, live, new(Span)) }, "twice")
 	require.True(t, table.End(live))
 	table.Free(live)

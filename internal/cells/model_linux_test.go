@@ -110,9 +110,7 @@ func (w *modelWorker) step() error {
 		if e := w.table.around(r, want.Goid); e != want.Enclosing {
 			return fmt.Errorf("%#x, which is over and not free, is within %x", r, e)
 		}
-		if w.random.IntN(2) == 0 || !w.table.FreeWarm(r) {
-			w.table.Free(r)
-		}
+		w.table.giveBack(r, w.random.IntN(2) != 0)
 		if len(w.dead) < maxLive {
 			w.dead = append(w.dead, r)
 		} else {
@@ -142,7 +140,7 @@ func (w *modelWorker) step() error {
 // checkLive returns what is wrong with the answers about a span that is live.
 func (t *Table) checkLive(r Ref) error {
 	want, got := spanOf(r), Span{}
-	k := keyOf(&want)
+	k := want.Key
 	anyTrace, otherTrace, other := k, k, k
 	anyTrace.TraceIDHigh, anyTrace.TraceIDLow = 0, 0
 	otherTrace.TraceIDLow++
@@ -165,7 +163,7 @@ func (t *Table) checkLive(r Ref) error {
 // checkDead returns what is wrong with the answers about a span that is over.
 func (t *Table) checkDead(r Ref) error {
 	was, got := spanOf(r), Span{}
-	k := keyOf(&was)
+	k := was.Key
 	for what, wrong := range map[string]bool{
 		"Live": t.Live(r), "Load": t.Load(r, &got), "Is": t.Is(r, k), "Find": t.Find(k) != 0, "IsOf": t.IsOf(r, was.Goid),
 		"LocalRoot": t.LocalRoot(r) != 0, "Endpoint": t.Endpoint(r) != 0, "End": t.End(r),
@@ -175,10 +173,8 @@ func (t *Table) checkDead(r Ref) error {
 		}
 	}
 	// What it was in is known until the cell is used again, and then nothing.
-	for i, want := range was.Enclosing {
-		if e := t.Enclosing(r, was.Goid, i); e != want && e != 0 {
-			return fmt.Errorf("%#x, which is over, is within %x", r, e)
-		}
+	if e := t.around(r, was.Goid); e != was.Enclosing && e != (Enclosing{}) {
+		return fmt.Errorf("%#x, which is over, is within %x", r, e)
 	}
 	return nil
 }

@@ -55,7 +55,8 @@ func newOf(id uint64, a *Attributes) *Record {
 // newIn is [New] inside of the span of outer, if that is not nil.
 func newIn(traceIDHigh, traceIDLow, spanID uint64, traceFlags uint8, a *Attributes, user UserLabels, outer *Record) *Record {
 	r := New(traceIDHigh, traceIDLow, spanID, traceFlags, a, &Names{}, user)
-	r.SetWithin(outer, around(outer))
+	enclosing := around(outer)
+	r.SetWithin(outer, &enclosing)
 	return r
 }
 

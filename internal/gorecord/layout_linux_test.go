@@ -103,7 +103,7 @@ func TestLayout(t *testing.T) {
 	}
 }
 
-func TestHex(t *testing.T) {
+func TestText(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	for n := range 16*256 + 10_000 {
 		// Each byte at each place, and all kinds of numbers.
@@ -111,9 +111,12 @@ func TestHex(t *testing.T) {
 		if n >= 8*256 {
 			v = random.Uint64()
 		}
-		b := bytes.Repeat([]byte{'-'}, 18)
-		putHex(b[1:], v)
-		require.Equal(t, "-"+hex.EncodeToString(binary.BigEndian.AppendUint64(nil, v))+"-", string(b))
+		r := new(Record)
+		binary.BigEndian.PutUint64(r.traceID[:8], v)
+		binary.BigEndian.PutUint64(r.traceID[8:], ^v)
+		binary.BigEndian.PutUint64(r.spanID[:], v+1)
+		r.putText()
+		require.Equal(t, fmt.Sprintf("%016x%016x%016x", v, ^v, v+1), string(r.text[:]))
 	}
 }
 

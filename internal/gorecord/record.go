@@ -140,30 +140,8 @@ func Available(r *goruntime.Runtime) error {
 // user's labels with the same keys. It allocates once. It allocates more if the user has
 // labels, if there are many attributes, or with names if there is more than one. It must not
 // be called unless [Available] returns nil.
-func New(traceIDHigh, traceIDLow, spanID uint64, traceFlags uint8, a *Attributes, n *Names, user UserLabels) *Record {
-	r := newRecord(labelsAt(user), a, n)
-	r.user = user
-	binary.BigEndian.PutUint64(r.traceID[:8], traceIDHigh)
-	binary.BigEndian.PutUint64(r.traceID[8:], traceIDLow)
-	binary.BigEndian.PutUint64(r.spanID[:], spanID)
-	putHex(r.text[0:], traceIDHigh)
-	putHex(r.text[16:], traceIDLow)
-	putHex(r.text[32:], spanID)
-	r.state = stateValid | uint32(traceFlags)<<stateFlagsShift | uint32(len(a.Encoded()))<<stateSizeShift
-	return r
-}
-
-// SetWithin stores what the goroutine goes back to when the span ends. That is the record
-// that it shows now, or nil, and references to the spans that it is in now, innermost
-// first. Call it before the record is installed.
-func (r *Record) SetWithin(outer *Record, enclosing [wire.Enclosing]wire.Ref) {
-	r.outer.Store(outer)
-	r.enclosing = enclosing
-}
-
-// newRecord returns a record with the attributes a, the names n and the labels of all,
-// without ids.
-func newRecord(users []goruntime.Label, a *Attributes, n *Names) (r *Record) {
+func New(traceIDHigh, traceIDLow, spanID uint64, traceFlags uint8, a *Attributes, n *Names, user UserLabels) (r *Record) {
+	users := labelsAt(user)
 	merge := len(users) > 0
 	switch {
 	case a == nil && n.Name|n.Endpoint == 0:
@@ -196,8 +174,21 @@ func newRecord(users []goruntime.Label, a *Attributes, n *Names) (r *Record) {
 	if merge {
 		r.labels.List = r.merge(users, a, n)
 	}
-	r.name, r.endpoint = n.Name, n.Endpoint
+	r.user, r.name, r.endpoint = user, n.Name, n.Endpoint
+	binary.BigEndian.PutUint64(r.traceID[:8], traceIDHigh)
+	binary.BigEndian.PutUint64(r.traceID[8:], traceIDLow)
+	binary.BigEndian.PutUint64(r.spanID[:], spanID)
+	r.putText()
+	r.state = stateValid | uint32(traceFlags)<<stateFlagsShift | uint32(len(a.Encoded()))<<stateSizeShift
 	return r
+}
+
+// SetWithin stores what the goroutine goes back to when the span ends. That is the record
+// that it shows now, or nil, and references to the spans that it is in now, innermost
+// first. Call it before the record is installed.
+func (r *Record) SetWithin(outer *Record, enclosing *[wire.Enclosing]wire.Ref) {
+	r.outer.Store(outer)
+	r.enclosing[0], r.enclosing[1], r.enclosing[2] = enclosing[0], enclosing[1], enclosing[2]
 }
 
 // setOurs has the first two labels be ours.
@@ -264,9 +255,11 @@ func (r *Record) Ref() wire.Ref {
 	return r.ref
 }
 
-// Enclosing returns the references to the spans around that of the record, innermost first;
+// Around sets e to the references to the spans around that of the record, innermost first;
 // 0 is none.
-func (r *Record) Enclosing() [wire.Enclosing]wire.Ref { return r.enclosing }
+func (r *Record) Around(e *[wire.Enclosing]wire.Ref) {
+	e[0], e[1], e[2] = r.enclosing[0], r.enclosing[1], r.enclosing[2]
+}
 
 // Outer returns the record that the goroutine goes back to. It returns nil if there is
 // none, if the span is over, or if r is nil.
@@ -372,12 +365,12 @@ func (r *Record) Variant(a *Attributes, n *Names, user UserLabels, outer *Record
 
 // copy returns another record of the same span.
 func (r *Record) copy(a *Attributes, n *Names, user UserLabels, outer *Record, enclosing [wire.Enclosing]wire.Ref) *Record {
-	c := newRecord(labelsAt(user), a, n)
-	c.user, c.ref, c.text = user, r.ref, r.text
-	c.traceID, c.spanID = r.traceID, r.spanID
-	c.SetWithin(outer, enclosing)
-	const sizes = ^uint32(1<<stateSizeShift - 1)
-	c.state = atomic.LoadUint32(&r.state)&^sizes | uint32(len(a.Encoded()))<<stateSizeShift
+	id := binary.BigEndian
+	state := atomic.LoadUint32(&r.state)
+	c := New(id.Uint64(r.traceID[:8]), id.Uint64(r.traceID[8:]), id.Uint64(r.spanID[:]), uint8(state>>stateFlagsShift), a, n, user)
+	c.ref = r.ref
+	c.SetWithin(outer, &enclosing)
+	c.state &= ^uint32(stateValid) | state
 	if ours(r.labels.List) >= len(r.labels.List) {
 		c.HideLabels() // as those of r are
 	}
@@ -416,21 +409,24 @@ func of(labels unsafe.Pointer) *Record {
 // spanTextOffset is where in a record the text of the span id is.
 const spanTextOffset = unsafe.Offsetof(Record{}.text) + 32
 
-// putHex stores the 16 lower-case hexadecimal digits of v.
-func putHex(to []byte, v uint64) {
-	binary.BigEndian.PutUint64(to[0:8], digits(uint32(v>>32)))
-	binary.BigEndian.PutUint64(to[8:16], digits(uint32(v)))
-}
+// digits are the two lower-case hexadecimal digits of each byte, as they are in memory.
+var digits = func() (pairs [256]uint16) {
+	const hex = "0123456789abcdef"
+	for b := range pairs {
+		pairs[b] = binary.NativeEndian.Uint16([]byte{hex[b>>4], hex[b&15]})
+	}
+	return pairs
+}()
 
-// digits returns the 8 lower-case hexadecimal digits of v, the first in the highest
-// byte. Each nibble is moved into a byte of its own. There '0' is added and, from ten
-// on, the distance between '9' and 'a'.
-func digits(v uint32) uint64 {
-	const ones = 0x0101010101010101
-	d := uint64(v)
-	d = (d | d<<16) & 0x0000FFFF0000FFFF
-	d = (d | d<<8) & 0x00FF00FF00FF00FF
-	d = (d | d<<4) & (0x0F * ones)
-	letters := (d + 6*ones) >> 4 & ones
-	return d + '0'*ones + letters*('a'-'9'-1)
+// putText stores the text of the ids.
+func (r *Record) putText() {
+	ids, text := unsafe.Pointer(&r.traceID), unsafe.Pointer(&r.text)
+	// Sound: the ids follow each other, as their texts do, which are twice as long. Eight at
+	// a time, for three instructions each.
+	for range idBytes / 8 {
+		id, to := (*[8]byte)(ids), (*[8]uint16)(text)
+		to[0], to[1], to[2], to[3] = digits[id[0]], digits[id[1]], digits[id[2]], digits[id[3]]
+		to[4], to[5], to[6], to[7] = digits[id[4]], digits[id[5]], digits[id[6]], digits[id[7]]
+		ids, text = unsafe.Add(ids, 8), unsafe.Add(text, 16)
+	}
 }

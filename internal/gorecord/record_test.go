@@ -187,7 +187,9 @@ func TestVariant(t *testing.T) {
 		outer := begin(1)
 		r := newOf(2, attributesOf("app", "a"))
 		assert.Same(t, outer, r.Outer())
-		assert.Equal(t, [wire.Enclosing]wire.Ref{1 << 20}, r.Enclosing())
+		var around [wire.Enclosing]wire.Ref
+		r.Around(&around)
+		assert.Equal(t, [wire.Enclosing]wire.Ref{1 << 20}, around)
 		users := user()
 		setUser("other", "y")
 		other := user()

@@ -151,6 +151,13 @@ type Self struct {
 // together and stay true; else the goroutine may already be on another thread when Self returns. It
 // costs a few loads, and a system call only if the thread id had to be refused. It does not
 // allocate and may be called while pinned.
+func (r *Runtime) Self() Self {
+	s := r.Goroutine()
+	r.Renew(&s)
+	return s
+}
+
+// Goroutine is [Runtime.Self] without the thread, which [Runtime.Renew] adds.
 //
 // The loads are sound. getg returns the caller's g, which the runtime never moves nor frees. g.m of
 // a running goroutine is never nil. Held as a pointer, it keeps its m from the garbage collector
@@ -159,17 +166,15 @@ type Self struct {
 // it to check.
 //
 //go:norace
-func (r *Runtime) Self() Self {
-	s := Self{G: getg()}
+func (r *Runtime) Goroutine() (s Self) {
+	s.G = getg()
 	if r.goid != 0 {
 		s.Goid = *(*uint64)(unsafe.Add(s.G, r.goid))
 	}
-	r.Renew(&s)
 	return s
 }
 
-// Renew has s, which [Runtime.Self] returned on the running goroutine, say on which thread that
-// is by now. It costs less than Self.
+// Renew has s, which came from the running goroutine, say on which thread that is by now.
 //
 //go:norace
 func (r *Runtime) Renew(s *Self) {

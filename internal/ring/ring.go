@@ -158,8 +158,11 @@ const attempts = 64
 
 // Store shows s in the slot of a thread or goroutine with this id, for the running
 // goroutine, which self describes. If another writer holds the slot, the slot shows that
-// writer's span or nothing. The caller is pinned.
+// writer's span or nothing. The caller is pinned. Store does nothing if r is nil.
 func (r *Ring) Store(id uint64, s *Span, self *goruntime.Self) {
+	if r == nil {
+		return
+	}
 	at := r.slot(id)
 	state, ok := r.claim(at)
 	if !ok {
