@@ -399,14 +399,13 @@ func (p *SpanProcessor) attributes(at *position) []byte {
 // show has the calling goroutine, which has these labels and was shown in another span, be at
 // a position, with attributes. It returns pinned, with the number of the P.
 func (p *SpanProcessor) show(at *position, from cells.Ref, l *labels, attributes []byte, self *goruntime.Self) (thread int) {
-	var s cells.Span
 	var shows ring.Span
-	if p.cells.Load(at.ref, &s) {
-		shows.TraceIDHigh, shows.TraceIDLow, shows.SpanID, shows.TraceFlags = s.TraceIDHigh, s.TraceIDLow, s.SpanID, s.TraceFlags
+	if k, flags := p.cells.IDs(at.ref); k.SpanID != 0 {
+		shows.TraceIDHigh, shows.TraceIDLow, shows.SpanID, shows.TraceFlags = k.TraceIDHigh, k.TraceIDLow, k.SpanID, flags
 		shows.Ref, shows.Attributes = uint64(at.ref), attributes
 	}
 	if p.records {
-		p.install(at, l, &s)
+		p.install(at, l)
 	}
 	thread = goruntime.Pin()
 	p.runtime.Renew(self)
@@ -419,12 +418,12 @@ func (p *SpanProcessor) show(at *position, from cells.Ref, l *labels, attributes
 	return thread
 }
 
-// install installs the record of a position, whose span is given. It installs another record of
-// the span if there is none at hand. It also does if the user's labels or the names have
-// changed since that record was made. Without a span it restores the user's labels.
-func (p *SpanProcessor) install(at *position, l *labels, s *cells.Span) {
+// install installs the record of a position. It installs another record of the span if there
+// is none at hand. It also does if the user's labels or the names have changed since that
+// record was made. Without a span it restores the user's labels.
+func (p *SpanProcessor) install(at *position, l *labels) {
 	record := at.record
-	if at.ref != 0 && (record == nil || !record.HasLabels(l.user) || !record.HasNames(s.Name, s.Endpoint)) {
+	if at.ref != 0 && (record == nil || !record.HasLabels(l.user) || p.names != nil && !record.HasNames(p.cells.Names(at.ref))) {
 		if base := p.known.record(at.ref); base != nil {
 			from, outer := base, record.Outer()
 			if record != nil {
@@ -447,9 +446,7 @@ func (p *SpanProcessor) install(at *position, l *labels, s *cells.Span) {
 // record has the attributes and the user's labels, is inside of an outer record or nil,
 // and has other spans around it.
 func (p *SpanProcessor) variant(base *gorecord.Record, a *gorecord.Attributes, user gorecord.UserLabels, outer *gorecord.Record, around cells.Enclosing) *gorecord.Record {
-	var s cells.Span
-	p.cells.Load(base.Ref(), &s)
-	names := p.names.Of(s.Name, s.Endpoint)
+	names := p.names.Of(p.cells.Names(base.Ref()))
 	record := base.Variant(a, &names, user, outer, around)
 	if record == nil {
 		record = base.Variant(a, &names, user, nil, cells.Enclosing{})

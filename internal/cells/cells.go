@@ -224,6 +224,27 @@ func (t *Table) Load(r Ref, s *Span) bool {
 	return atomic.LoadUint64(&c.Version) == uint64(r)
 }
 
+// IDs returns what identifies a span and its trace flags, all 0 if the span is over.
+func (t *Table) IDs(r Ref) (k sdkspan.Key, traceFlags uint8) {
+	if r == 0 {
+		return sdkspan.Key{}, 0
+	}
+	c := t.cell(r)
+	k.TraceIDHigh, k.TraceIDLow = atomic.LoadUint64(&c.TraceIDHigh), atomic.LoadUint64(&c.TraceIDLow)
+	k.SpanID, traceFlags = atomic.LoadUint64(&c.SpanID), uint8(atomic.LoadUint64(&c.TraceFlags))
+	if atomic.LoadUint64(&c.Version) != uint64(r) {
+		return sdkspan.Key{}, 0
+	}
+	return k, traceFlags
+}
+
+// Names returns the numbers of the names of a span and of its local root, which mean nothing
+// if the span is over.
+func (t *Table) Names(r Ref) (name, endpoint uint16) {
+	names := atomic.LoadUint64(&t.cell(r).Names)
+	return uint16(names), uint16(names >> wire.CellEndpointShift)
+}
+
 // LocalRoot returns the id of the local root of a span, 0 if the span is over.
 func (t *Table) LocalRoot(r Ref) uint64 {
 	if r == 0 {
