@@ -215,7 +215,7 @@ func (p *SpanProcessor) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
 	if p.records {
 		var names gorecord.Names
 		if p.names != nil {
-			names = p.names.Of(n.Name, n.Endpoint)
+			p.names.Set(&names, n.Name, n.Endpoint)
 		}
 		record = gorecord.New(n.TraceIDHigh, n.TraceIDLow, n.SpanID, n.TraceFlags, attributes, &names, l.user)
 		record.SetWithin(at.record, &n.Enclosing)
@@ -446,7 +446,9 @@ func (p *SpanProcessor) install(at *position, l *labels) {
 // record has the attributes and the user's labels, is inside of an outer record or nil,
 // and has other spans around it.
 func (p *SpanProcessor) variant(base *gorecord.Record, a *gorecord.Attributes, user gorecord.UserLabels, outer *gorecord.Record, around cells.Enclosing) *gorecord.Record {
-	names := p.names.Of(p.cells.Names(base.Ref()))
+	var names gorecord.Names
+	name, endpoint := p.cells.Names(base.Ref())
+	p.names.Set(&names, name, endpoint)
 	record := base.Variant(a, &names, user, outer, around)
 	if record == nil {
 		record = base.Variant(a, &names, user, nil, cells.Enclosing{})

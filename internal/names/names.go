@@ -196,12 +196,14 @@ func (t *Table) add(name string, hash uint64) uint16 {
 	return uint16(n)
 }
 
-// Of returns what records say of names by their numbers.
-func (t *Table) Of(name, endpoint uint16) gorecord.Names {
+// Set sets n to what records say of names by their numbers.
+func (t *Table) Set(n *gorecord.Names, name, endpoint uint16) {
 	if t == nil {
-		return gorecord.Names{}
+		*n = gorecord.Names{}
+		return
 	}
-	return gorecord.Names{Name: name, Endpoint: endpoint, NameLabel: gorecord.Label(t.texts[name%Capacity]), EndpointLabel: gorecord.Label(t.texts[endpoint%Capacity])}
+	n.Name, n.Endpoint = name, endpoint
+	n.NameLabel, n.EndpointLabel = gorecord.Label(t.texts[name%Capacity]), gorecord.Label(t.texts[endpoint%Capacity])
 }
 
 // LeftOut returns how many spans had a name that has no number.
