@@ -227,7 +227,12 @@ var failure = regexp.MustCompile(`(?m)^\s*--- FAIL: (\S+)|^(panic: .*|fatal erro
 func (r *run) step(t tests, env []string) (string, error) {
 	args := []string{"test", "-vet=off", "-failfast", "-timeout", limit.String()}
 	if t.race {
-		args = append(args, "-race")
+		args, env = append(args, "-race"), append(slices.Clip(env), "CGO_ENABLED=1")
+	} else {
+		args, env = append(args, "-ldflags=-w"), append(slices.Clip(env), "CGO_ENABLED=0") // as make test
+		if t.module == "." {
+			args = append(args, "-tags=invariants")
+		}
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), limit+time.Minute)
 	defer cancel()
