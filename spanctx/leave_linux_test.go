@@ -10,11 +10,13 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/otelctx/otelctx/internal/cells"
+	"github.com/otelctx/otelctx/internal/sdkspan"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
@@ -46,5 +48,30 @@ func TestLeaveWhileOthersEnd(t *testing.T) {
 			at := from
 			p.leave(&at, ^cells.Ref(0), self.Goid) // It is in no such span.
 		}
+	}
+}
+
+// A goroutine whose slot shows another one's span is not in that span.
+func TestSharedSlot(t *testing.T) {
+	for name, opts := range map[string][]Option{
+		"goroutine slots": {WithCapacity(1), WithGoroutineRecord(false), WithThreadSlots(false)},
+		"thread slots":    {WithCapacity(1), WithGoroutineRecord(false), WithGoroutineSlots(false)},
+		"everything":      everything(WithCapacity(1)),
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := serve(t, opts...)
+			apart(func() {
+				_, other := s.root()
+				defer other.End()
+				apart(func() {
+					_, span := s.root()
+					var n cells.Span
+					require.True(t, s.p.cells.Load(s.p.cells.Find(sdkspan.Key{SpanID: number(span)}), &n))
+					assert.Zero(t, n.Enclosing)
+					span.End()
+					s.assertShows(t, nil, nil)
+				})
+			})
+		})
 	}
 }

@@ -74,8 +74,10 @@ func (p *SpanProcessor) shown(at *position, l *labels, goid uint64) (known bool)
 	}
 	// Without goroutine ids nobody knows whose a thread's slot is. The missing record
 	// then counts: the goroutine is in no span.
-	if !owned && p.threads != nil && (goid != 0 || !p.records) {
-		ref, owned = p.threadSlot(goid)
+	if !owned {
+		if ref = 0; p.threads != nil && (goid != 0 || !p.records) {
+			ref, owned = p.threadSlot(goid)
+		}
 	}
 	p.at(at, ref, goid)
 	return owned
