@@ -22,6 +22,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/otelctx/otelctx/internal/testing/burner"
+	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
@@ -178,7 +179,8 @@ func TestRecordSelected(t *testing.T) {
 			if len(want) == 0 {
 				command[2] = "0.2"
 			}
-			r := start(t, command...)
+			var r *running
+			childproc.First(func() { r = start(t, command...) })
 			for _, pid := range want {
 				r.awaitRecordedPID(t, pid)
 			}

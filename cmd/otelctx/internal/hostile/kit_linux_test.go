@@ -159,7 +159,7 @@ func (u user) record(t *testing.T, otelctx string, args ...string) *recorder {
 		require.NoError(t, os.Chown(dir, childproc.Nobody, childproc.Nobody))
 	}
 	r.cmd.Stdout, r.cmd.Stderr = &r.stdout, &r.stderr
-	require.NoError(t, r.cmd.Start())
+	childproc.First(func() { require.NoError(t, r.cmd.Start()) })
 	t.Cleanup(func() {
 		_ = r.cmd.Process.Kill()
 		_ = r.cmd.Wait()
