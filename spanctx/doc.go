@@ -132,7 +132,7 @@
 // never end cost later spans nothing else.
 //
 // Spans know the three nearest spans around them. If all three are over before the span is,
-// the goroutine shows none after it. A goroutine that ends a span while more than 64 spans
+// the goroutine shows none after it. A goroutine that ends a span while more than 16 spans
 // inside of it are open stays in the innermost of those.
 //
 // pprof.Do and pprof.SetGoroutineLabels replace all labels of the goroutine, the record's

@@ -90,6 +90,9 @@ func (c config) check() error {
 	if !validSpace(c.space) {
 		return fmt.Errorf("attribute space of %d bytes, at most %d", c.space, maxSpace)
 	}
+	if c.labels < LabelsUntilEnd || c.labels > LabelsHidden {
+		return fmt.Errorf("labels %d are none of the four choices", c.labels)
+	}
 	return nil
 }
 

@@ -99,6 +99,10 @@ func TestOptionsThatCannotBeMet(t *testing.T) {
 		assert.Nil(t, p)
 		assert.ErrorContains(t, err, fmt.Sprintf("capacity %d", capacity))
 	}
+	for _, labels := range []Labels{-1, LabelsHidden + 1} {
+		_, err := NewSpanProcessor(WithLabels(labels))
+		assert.ErrorContains(t, err, fmt.Sprintf("labels %d", labels))
+	}
 	// The first ring is taken back when the second cannot be had.
 	serve(t)
 	maps, err := os.ReadFile("/proc/self/maps")

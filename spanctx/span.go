@@ -476,10 +476,13 @@ type belongings struct {
 	with atomic.Pointer[gorecord.Attributes]
 }
 
-// grow makes room for the cells that may be used next. It is called before the caller is
-// pinned, since it may allocate.
+// grow makes room for more cells, and raises the limit of what may be used. It is called before
+// the caller is pinned, since it allocates.
 func (k *known) grow(t *cells.Table) {
 	limit := t.Limit()
+	if limit == cells.Capacity {
+		return // Another goroutine has just made the last room.
+	}
 	k.chunks[limit/chunkSize].CompareAndSwap(nil, new([chunkSize]belongings))
 	t.RaiseLimit(limit, limit+chunkSize)
 }

@@ -98,6 +98,18 @@ func TestEvictedRecordIsHiddenBeforeTheSpanIsOver(t *testing.T) {
 	assert.Equal(t, evicted, hidden)
 }
 
+// Goroutines that find the same limit make room once. At the last limit there is none to make.
+func TestGrow(t *testing.T) {
+	s := serve(t)
+	for range cells.Capacity/chunkSize + 3 {
+		s.p.known.grow(s.p.cells)
+	}
+	assert.EqualValues(t, cells.Capacity, s.p.cells.Limit())
+	for i := range s.p.known.chunks {
+		assert.NotNil(t, s.p.known.chunks[i].Load())
+	}
+}
+
 // After a burst of spans no more records are kept than Ps have free cells.
 func TestRecordsAreNotKeptAfterABurst(t *testing.T) {
 	s := serve(t)

@@ -27,6 +27,8 @@ type Ref = wire.Ref
 // when it started the span.
 type Enclosing = [wire.Enclosing]Ref
 
+const _ = -(wire.Enclosing ^ 3) // All three are spelled out below, and in gorecord and spanctx.
+
 // Span is what a cell says of its span.
 type Span struct {
 	sdkspan.Key

@@ -112,6 +112,7 @@ const (
 	_ = -(unsafe.Offsetof(Record{}.spanID) - Offset ^ unsafe.Offsetof(wire.ThreadContextRecord{}.SpanID))
 	_ = -(unsafe.Offsetof(Record{}.state) - Offset ^ unsafe.Offsetof(wire.ThreadContextRecord{}.Valid))
 	_ = -unsafe.Offsetof(Record{}.labels)
+	_ = -(unsafe.Offsetof(Record{}.text) % 2)
 )
 
 const (
@@ -421,8 +422,8 @@ var digits = func() (pairs [256]uint16) {
 // putText stores the text of the ids.
 func (r *Record) putText() {
 	ids, text := unsafe.Pointer(&r.traceID), unsafe.Pointer(&r.text)
-	// Sound: the ids follow each other, as their texts do, which are twice as long. Eight at
-	// a time, for three instructions each.
+	// Sound: the ids follow each other, as their texts do, which are twice as long and begin
+	// at an even address. Eight at a time, for three instructions each.
 	for range idBytes / 8 {
 		id, to := (*[8]byte)(ids), (*[8]uint16)(text)
 		to[0], to[1], to[2], to[3] = digits[id[0]], digits[id[1]], digits[id[2]], digits[id[3]]

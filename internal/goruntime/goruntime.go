@@ -174,7 +174,8 @@ func (r *Runtime) Goroutine() (s Self) {
 	return s
 }
 
-// Renew has s, which came from the running goroutine, say on which thread that is by now.
+// Renew has s, which came from the running goroutine, say on which thread that is by now. Sound
+// for the reasons given at [Runtime.Goroutine].
 //
 //go:norace
 func (r *Runtime) Renew(s *Self) {
@@ -196,7 +197,7 @@ func (r *Runtime) partialRenew(s *Self) {
 
 // ThreadID returns the id of the running thread, as gettid would: through memory if calibration allowed it, else by that
 // system call. Unless pinned, the goroutine may already be on another thread when it returns. Sound for the reasons given
-// at [Runtime.Self].
+// at [Runtime.Goroutine].
 //
 // It is nosplit since to look whether there is stack for its few words is a tenth of what it takes.
 //
@@ -211,7 +212,7 @@ func (r *Runtime) ThreadID() uint32 {
 }
 
 // GoroutineID returns the id of the running goroutine, or 0 if its place is not known. Ids are never reused and start at
-// 1. Sound for the reasons given at [Runtime.Self].
+// 1. Sound for the reasons given at [Runtime.Goroutine].
 //
 //go:norace
 func (r *Runtime) GoroutineID() uint64 {

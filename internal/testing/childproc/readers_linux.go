@@ -146,9 +146,10 @@ func ForbidReaders() error {
 func First(start func()) {
 	runtime.LockOSThread() // Children inherit how their parent's thread is scheduled.
 	defer runtime.UnlockOSThread()
-	if unix.SchedSetAttr(0, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_RR, Priority: 1}, 0) == nil {
+	before, err := unix.SchedGetAttr(0, 0)
+	if err == nil && unix.SchedSetAttr(0, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_RR, Priority: 1}, 0) == nil {
 		defer func() {
-			if err := unix.SchedSetAttr(0, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_NORMAL}, 0); err != nil {
+			if err := unix.SchedSetAttr(0, before, 0); err != nil {
 				panic(err)
 			}
 		}()
