@@ -42,10 +42,16 @@ func (s *Stopwatch) wait() time.Duration {
 
 // Elapsed returns how much time has passed.
 func (s *Stopwatch) Elapsed() time.Duration {
-	// The clock is read last: what is waited between the two reads would otherwise be taken
-	// off a time that it is no part of.
-	waited := max(0, s.wait()-s.waited)
-	return time.Since(s.began) - waited
+	// What is waited between a look at the clock and one at the file would count wrongly. A
+	// thread that has just been given a processor keeps it for longer than all three take.
+	for before := s.wait(); ; {
+		elapsed := time.Since(s.began)
+		after := s.wait()
+		if after == before {
+			return elapsed - max(0, after-s.waited)
+		}
+		before = after
+	}
 }
 
 // Past reports whether at least limit has passed. As long as it has not by the clock either,

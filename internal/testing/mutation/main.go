@@ -8,6 +8,12 @@
 //
 //	go run ./internal/testing/mutation -o results.jsonl    # with the tests of make test
 //
+// It takes hours, mostly for breaks that nobody notices. So run the tests of their own packages
+// first, and all tests for what is left:
+//
+//	go run ./internal/testing/mutation -first -o first.jsonl
+//	go run ./internal/testing/mutation -survivors first.jsonl -o rest.jsonl
+//
 // To compare two suites, such as those of two commits, run one over all breaks. Run the
 // other over the breaks that the first one did not notice:
 //
@@ -64,6 +70,7 @@ func main() {
 		scale   = flag.Float64("scale", 1, "how many times the usual number of mutants")
 		race    = flag.Bool("race", false, "run the first tests of a survivor once more, with the race detector")
 		all     = flag.Bool("all", false, "run the tests as make test-all does")
+		first   = flag.Bool("first", false, "run the tests of the mutant's own packages only, which notice most")
 		list    = flag.Bool("list", false, "list the mutants only")
 		compare = flag.Bool("compare", false, "compare the results of some tests with those of others for their survivors")
 	)
@@ -80,6 +87,9 @@ func main() {
 	for _, s := range subjects {
 		if err == nil && regexp.MustCompile(*only).MatchString(s.name) {
 			s.mutants = int(float64(s.mutants) * *scale)
+			if *first {
+				s.tests = s.tests[:1]
+			}
 			err = r.subject(s, *list)
 		}
 	}
