@@ -8,7 +8,7 @@
 //
 //	go run ./internal/testing/mutation -o results.jsonl    # with the tests of make test
 //
-// It takes hours, mostly for breaks that nobody notices. So run the tests of their own packages
+// It takes hours, most of them for breaks that nobody notices. Run the tests of their own packages
 // first, and all tests for what is left:
 //
 //	go run ./internal/testing/mutation -first -o first.jsonl
