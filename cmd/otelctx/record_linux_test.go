@@ -583,11 +583,19 @@ func startRecordText(t *testing.T, args ...string) *running {
 
 const perfEvent = "anon_inode:[perf_event]"
 
-// awaitSample waits until there is a sample of a burner that is this very program: its file
-// is opened for the names of the first.
+// awaitSample waits until there is a sample of a burner that is this very program.
 func (r *running) awaitSample(t *testing.T) {
 	t.Helper()
-	childproc.AwaitOpen(t, r.cmd.Process.Pid, executable(t))
+	r.awaitSampleOf(t, executable(t))
+}
+
+// awaitSampleOf waits until there is a sample of a program: its file is opened for the names
+// of the first. The recorder may be the same program, and opens that for a moment when it
+// comes up, which is before it samples.
+func (r *running) awaitSampleOf(t *testing.T, program string) {
+	t.Helper()
+	childproc.AwaitOpen(t, r.cmd.Process.Pid, perfEvent)
+	childproc.AwaitOpen(t, r.cmd.Process.Pid, program)
 }
 
 // awaitSamples waits until there are hundreds of samples.
@@ -791,7 +799,7 @@ func TestRecordWithTwoCapabilities(t *testing.T) {
 	}
 	require.Zero(t, got.code, got.stderr)
 	r := startCommand(t, record("--duration=0", often, "--output", file))
-	childproc.AwaitOpen(t, r.cmd.Process.Pid, binary) // for the names of a sample
+	r.awaitSampleOf(t, binary)
 	burner.AwaitUse(t, theirs, 400*time.Second/time.Duration(burner.Frequency()))
 	got = r.interrupt(t)
 	require.Zero(t, got.code, got.stderr)
