@@ -87,8 +87,10 @@ func serveIntegrated(parent *childproc.Parent) {
 	}
 	transaction.End()
 	parent.Send("ended")
-	for integration.Stats().Correlations < 2 {
-		runtime.Gosched()
+	// Whatever becomes of them: the parent sees it.
+	for taken := uint64(0); taken < 2; runtime.Gosched() {
+		s := integration.Stats()
+		taken = s.Correlations + s.Malformed + s.UnknownTransactions + s.Early
 	}
 	parent.Must(tp.Shutdown(context.Background()))
 	parent.Send("%+v", integration.Stats())
