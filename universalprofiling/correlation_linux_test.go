@@ -5,12 +5,12 @@ package universalprofiling
 
 import (
 	"encoding/hex"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
-	"runtime"
 	"time"
 
 	"github.com/stretchr/testify/assert"
