@@ -78,7 +78,7 @@ func TestOptionsAccepted(t *testing.T) {
 		{WithAttributeSpace(0)},
 		{WithAttributeSpace(612)},
 		{WithName("OTEL")},
-		{WithName("a name with spaces")},
+		{WithName("a name with spaces and ~")},
 		{WithName(strings.Repeat("n", 79))},
 		{WithIndex(2), WithIndex(ByThread)},
 		{WithDatadogLayout()},
