@@ -173,7 +173,11 @@ func TestProfilerReadsUniversalProfiling(t *testing.T) {
 	defer collector.Close()
 	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.URL)
 	t.Setenv("OTEL_BSP_SCHEDULE_DELAY", "10")
-	sockets := t.TempDir()
+	// Not t.TempDir, which is long: a socket's name has 107 bytes at most, and the profiler puts
+	// /proc/PID/root before it.
+	sockets, err := os.MkdirTemp("", "")
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, os.RemoveAll(sockets)) })
 	t.Setenv("ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_SOCKET_DIR", sockets)
 	child := start(t, roleIntegrated)
 	receive := func() (s shown) {
