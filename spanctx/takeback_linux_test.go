@@ -98,7 +98,7 @@ func TestEvictedRecordIsHiddenBeforeTheSpanIsOver(t *testing.T) {
 	assert.Equal(t, evicted, hidden)
 }
 
-// Goroutines that find the same limit make room once. At the last limit there is none to make.
+// Room is made up to the last limit. There another goroutine may just have made it.
 func TestGrow(t *testing.T) {
 	s := serve(t)
 	for range cells.Capacity/chunkSize + 3 {
