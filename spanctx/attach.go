@@ -11,7 +11,6 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 
 	"github.com/otelctx/otelctx/internal/cells"
-	"github.com/otelctx/otelctx/internal/goruntime"
 	"github.com/otelctx/otelctx/internal/sdkspan"
 )
 
@@ -56,8 +55,7 @@ func Attach(ctx context.Context) Attachment {
 			at.atRecord(record)
 		}
 	}
-	p.show(&at, a.before.ref, &l, attributes.Encoded(), &self)
-	goruntime.Unpin()
+	p.show(&at, a.before.ref, &l, attributes.Encoded(), &self, 0)
 	return a
 }
 
@@ -93,8 +91,7 @@ func (a Attachment) Detach() {
 	var now position
 	var l labels
 	a.p.shown(&now, &l, self.Goid)
-	a.p.show(&a.before, now.ref, &l, a.p.attributes(&a.before), &self)
-	goruntime.Unpin()
+	a.p.show(&a.before, now.ref, &l, a.p.attributes(&a.before), &self, 0)
 }
 
 // Go runs fn with ctx on a goroutine of its own, with [Attach] to ctx until fn returns. It
@@ -156,7 +153,6 @@ func refresh(ctx context.Context, anySpan bool) {
 		if !anySpan {
 			p.rename(ctx, at.ref)
 		}
-		p.show(&at, at.ref, &l, p.attributes(&at), &self)
-		goruntime.Unpin()
+		p.show(&at, at.ref, &l, p.attributes(&at), &self, 0)
 	}
 }

@@ -304,8 +304,10 @@ func (p *SpanProcessor) OnEnd(s sdktrace.ReadOnlySpan) {
 			return // It was evicted, or never shown.
 		}
 	}
-	// The next span that starts here may take the cell, and the place of the record.
-	again := here && p.cells.IsOf(ref, self.Goid)
+	var own cells.Ref // the span, if the next one that starts here may take its cell
+	if here && p.cells.IsOf(ref, self.Goid) {
+		own = ref
+	}
 	var base *gorecord.Record
 	if p.records {
 		base = p.known.record(ref)
@@ -322,16 +324,12 @@ func (p *SpanProcessor) OnEnd(s sdktrace.ReadOnlySpan) {
 	if base != nil {
 		base.End(p.withdrawsLabels(s))
 	}
-	if in {
-		thread := p.show(&at, from, &l, p.attributes(&at), &self)
-		again = again && p.cells.FreeWarm(thread, ref)
-		goruntime.Unpin()
+	if in && p.show(&at, from, &l, p.attributes(&at), &self, own) {
+		return // The next span takes the cell, and the place of the record.
 	}
-	if !again {
-		// Another goroutine may still name the cell, to find what is around the span.
-		p.known.drop(ref)
-		p.cells.Free(ref)
-	}
+	// Another goroutine may still name the cell, to find what is around the span.
+	p.known.drop(ref)
+	p.cells.Free(ref)
 }
 
 // withdrawsLabels reports whether the labels of a span that has ended are withdrawn.
@@ -399,8 +397,9 @@ func (p *SpanProcessor) attributes(at *position) []byte {
 }
 
 // show has the calling goroutine, which has these labels and was shown in another span, be at
-// a position, with attributes. It returns pinned, with the number of the P.
-func (p *SpanProcessor) show(at *position, from cells.Ref, l *labels, attributes []byte, self *goruntime.Self) (thread int) {
+// a position, with attributes. It gives the cell of a span of its own that it has ended, or 0,
+// to the P, and reports whether there was room.
+func (p *SpanProcessor) show(at *position, from cells.Ref, l *labels, attributes []byte, self *goruntime.Self, ended cells.Ref) (given bool) {
 	var shows ring.Span
 	if k, flags := p.cells.IDs(at.ref); k.SpanID != 0 {
 		shows.TraceIDHigh, shows.TraceIDLow, shows.SpanID, shows.TraceFlags = k.TraceIDHigh, k.TraceIDLow, k.SpanID, flags
@@ -409,7 +408,7 @@ func (p *SpanProcessor) show(at *position, from cells.Ref, l *labels, attributes
 	if p.records {
 		p.install(at, l)
 	}
-	thread = goruntime.Pin()
+	thread := goruntime.Pin()
 	p.runtime.Renew(self)
 	if from != at.ref {
 		p.cells.SetThread(from, self.Goid, 0)
@@ -417,7 +416,9 @@ func (p *SpanProcessor) show(at *position, from cells.Ref, l *labels, attributes
 	p.cells.SetThread(at.ref, self.Goid, self.TID)
 	p.threads.Store(uint64(self.TID), &shows, self)
 	p.goroutines.Store(self.Goid, &shows, self)
-	return thread
+	given = ended != 0 && p.cells.FreeWarm(thread, ended)
+	goruntime.Unpin()
+	return given
 }
 
 // install installs the record of a position. It installs another record of the span if there

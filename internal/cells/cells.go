@@ -389,24 +389,6 @@ func (t *Table) checkOver(r Ref) {
 	}
 }
 
-// FreeWarm is Free for a caller that is pinned to the P with this number. The next span
-// that is started on the P uses the cell. FreeWarm returns false, and does nothing, if the P
-// has enough of them.
-func (t *Table) FreeWarm(p int, r Ref) bool {
-	t.checkOver(r)
-	if p >= len(t.locals) {
-		return false
-	}
-	l := &t.locals[p]
-	n := atomic.LoadUint32(&l.n)
-	if n >= localFree {
-		return false
-	}
-	ordered.Put32(&l.free[n], r.Index())
-	ordered.Put32(&l.n, n+1)
-	return true
-}
-
 // All calls f for every live span.
 func (t *Table) All(f func(Ref)) {
 	for i := range t.cells[:t.Used()] {

@@ -29,6 +29,24 @@ func (t *Table) takeWarm(p int) (uint32, bool) {
 	return atomic.LoadUint32(&l.free[n]), true
 }
 
+// FreeWarm is Free for a caller that is pinned to the P with this number. The next span
+// that is started on the P uses the cell. FreeWarm returns false, and does nothing, if the P
+// has enough of them.
+func (t *Table) FreeWarm(p int, r Ref) bool {
+	t.checkOver(r)
+	if p >= len(t.locals) {
+		return false
+	}
+	l := &t.locals[p]
+	n := atomic.LoadUint32(&l.n)
+	if n >= localFree {
+		return false
+	}
+	ordered.Put32(&l.free[n], r.Index())
+	ordered.Put32(&l.n, n+1)
+	return true
+}
+
 // take returns another free cell: the one that has been free for longest, or one that was
 // never used. If there is none it evicts a span.
 func (t *Table) take() (uint32, bool) {
