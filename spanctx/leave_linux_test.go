@@ -8,6 +8,7 @@ package spanctx
 import (
 	"context"
 	"sync/atomic"
+	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -16,6 +17,8 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/otelctx/otelctx/internal/cells"
+	"github.com/otelctx/otelctx/internal/goruntime"
+	"github.com/otelctx/otelctx/internal/ring"
 	"github.com/otelctx/otelctx/internal/sdkspan"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
@@ -74,4 +77,70 @@ func TestSharedSlot(t *testing.T) {
 			})
 		})
 	}
+}
+
+// With thread slots alone a goroutine comes back to a thread where others have run meanwhile.
+// It finds there what it has left, and believes its context instead.
+func TestThreadSlotLeftBehind(t *testing.T) {
+	s := serve(t, WithGoroutineRecord(false), WithGoroutineSlots(false))
+	find := func(span trace.Span) cells.Ref { return s.p.cells.Find(sdkspan.Key{SpanID: number(span)}) }
+	// elsewhere does something as if the goroutine had been on another thread meanwhile, whose
+	// slot is not its own.
+	elsewhere := func(do func()) {
+		goruntime.Pin()
+		self := s.p.runtime.Self()
+		goruntime.Unpin()
+		var left ring.Span
+		spanID, ref, _ := s.p.threads.Shown(uint64(self.TID), self.Goid)
+		left.SpanID, left.Ref = spanID, ref
+		s.p.threads.Store(uint64(self.TID), new(ring.Span), &goruntime.Self{Goid: self.Goid + 1, TID: self.TID})
+		do()
+		s.p.threads.Store(uint64(self.TID), &left, &self)
+	}
+
+	t.Run("the span that another one started in", func(t *testing.T) {
+		apart(func() {
+			var ctx context.Context
+			var outer trace.Span
+			_, first := s.root()
+			elsewhere(func() {
+				first.End()
+				ctx, outer = s.root()
+			})
+			_, inner := s.start(ctx)
+			var n cells.Span
+			require.True(t, s.p.cells.Load(find(inner), &n))
+			assert.Equal(t, cells.Enclosing{find(outer)}, n.Enclosing)
+			assert.False(t, s.p.cells.ShownOn(find(outer), goid(), uint32(syscall.Gettid())))
+			inner.End()
+			s.assertShows(t, outer, outer)
+			outer.End()
+		})
+	})
+	t.Run("a live span", func(t *testing.T) {
+		apart(func() {
+			ctx, outer := s.root()
+			elsewhere(func() { ctx, _ = s.start(ctx) })
+			_, inner := s.start(ctx)
+			var n cells.Span
+			require.True(t, s.p.cells.Load(find(inner), &n))
+			assert.Equal(t, cells.Enclosing{find(trace.SpanFromContext(ctx)), find(outer)}, n.Enclosing)
+			inner.End()
+			trace.SpanFromContext(ctx).End()
+			s.assertShows(t, outer, outer)
+			outer.End()
+		})
+	})
+	t.Run("a span that has ended meanwhile", func(t *testing.T) {
+		apart(func() {
+			ctx, outer := s.root()
+			_, inner := s.start(ctx)
+			ref := find(inner)
+			elsewhere(func() { inner.End() })
+			// Else what is around it would be shown.
+			assert.False(t, s.p.cells.ShownOn(ref, goid(), uint32(syscall.Gettid())))
+			outer.End()
+		})
+	})
+	s.assertNowhere(t)
 }

@@ -60,7 +60,7 @@ func (at *position) atRecord(r *gorecord.Record) {
 }
 
 // shown sets at to the position that the calling goroutine showed last, and l to its labels.
-// The span may be over. It reports whether any carrier knows the goroutine.
+// The span may be over. It reports whether any carrier knows the goroutine's position.
 func (p *SpanProcessor) shown(at *position, l *labels, goid uint64) (known bool) {
 	if p.records {
 		l.user, l.record = gorecord.User()
@@ -83,10 +83,11 @@ func (p *SpanProcessor) shown(at *position, l *labels, goid uint64) (known bool)
 	return owned
 }
 
-// threadSlot returns what the goroutine shows in the slot of its thread. owned is false if
-// the slot is not its own.
-func (p *SpanProcessor) threadSlot(goid uint64) (ref cells.Ref, owned bool) {
-	spanID, shown, owned := p.threads.Shown(uint64(p.runtime.ThreadID()), goid)
+// threadSlot returns what the goroutine shows in the slot of its thread. known is false if
+// the slot is not its own, or is what it left there before it went on elsewhere.
+func (p *SpanProcessor) threadSlot(goid uint64) (ref cells.Ref, known bool) {
+	tid := p.runtime.ThreadID()
+	spanID, shown, owned := p.threads.Shown(uint64(tid), goid)
 	if !owned || spanID == 0 {
 		return 0, false
 	}
@@ -96,7 +97,7 @@ func (p *SpanProcessor) threadSlot(goid uint64) (ref cells.Ref, owned bool) {
 			ref = 0
 		}
 	}
-	return ref, ref != 0
+	return ref, p.cells.ShownOn(ref, goid, tid)
 }
 
 // position is like shown. If the span is over, it sets at to the nearest live span around
@@ -314,6 +315,10 @@ func (p *SpanProcessor) OnEnd(s sdktrace.ReadOnlySpan) {
 	}
 	if !p.cells.End(ref) {
 		return // Somebody else did.
+	}
+	if !here {
+		// The slot of the thread that shows the span is out of date: see resolve in the reader.
+		p.cells.SetThread(ref, self.Goid, 0)
 	}
 	in := here
 	if here && at.record == base {
