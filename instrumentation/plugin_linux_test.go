@@ -83,7 +83,7 @@ func awaitThread(t *testing.T, pid int, span string) {
 	p, err := reader.Open(pid)
 	require.NoError(t, err)
 	defer p.Close()
-	for deadline := time.Now().Add(time.Minute); ; {
+	for deadline := time.Now().Add(testenv.Patience); ; {
 		threads, err := p.Threads(context.Background())
 		require.NoError(t, err)
 		if slices.ContainsFunc(threads, func(th reader.Thread) bool {

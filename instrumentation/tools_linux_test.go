@@ -24,6 +24,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
 // toolsKey is set by make nocode to the directory with otelc, orchestrion and otelctx.
@@ -488,7 +490,7 @@ func (b *build) inspectService(pid int, service string, loaded <-chan struct{}) 
 // samples waits until a recorder samples, and reports false if it has ended.
 func samples(pid int) bool {
 	dir := fmt.Sprintf("/proc/%d/fd", pid)
-	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(testenv.Patience); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
 		fds, _ := os.ReadDir(dir) // There are none of a process that has ended.
 		for _, fd := range fds {
 			if to, _ := os.Readlink(filepath.Join(dir, fd.Name())); to == "anon_inode:[perf_event]" {

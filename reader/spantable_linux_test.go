@@ -126,7 +126,7 @@ func TestLiveSpans(t *testing.T) {
 	require.Eventually(t, func() bool {
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", c.PID()))
 		return err == nil && strings.Contains(string(stat), ") T ")
-	}, patience, time.Millisecond)
+	}, testenv.Patience, time.Millisecond)
 	check()
 	require.NoError(t, syscall.Kill(c.PID(), syscall.SIGCONT))
 
@@ -145,7 +145,7 @@ func TestLiveSpansUnderChurn(t *testing.T) {
 	p := open(t, c.PID())
 	listed := 0
 	wanted := testenv.Rounds(5000, 100_000)
-	for end := time.Now().Add(patience); listed < wanted && time.Now().Before(end); {
+	for end := time.Now().Add(testenv.Patience); listed < wanted && time.Now().Before(end); {
 		for _, s := range spansOf(t, p) {
 			listed++
 			high := binary.BigEndian.Uint64(s.TraceID[:])

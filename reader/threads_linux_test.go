@@ -131,14 +131,11 @@ func showsRaw(t *testing.T, p *Process, tid int) {
 	require.Equal(t, spanIDOf(theSpan.SpanID), s.SpanID)
 }
 
-// patience is how long a test waits for what must come.
-const patience = 5 * time.Minute
-
 // waits returns when no goroutine is on a thread. A goroutine says that it waits just before
 // it does.
 func waits(t *testing.T, p *Process, tid int) {
 	t.Helper()
-	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(testenv.Patience); ; time.Sleep(time.Millisecond) {
 		require.True(t, time.Now().Before(end), "there is always one")
 		for _, thread := range threadsOf(t, p) {
 			if thread.TID == tid && thread.Goroutine == 0 {
@@ -166,7 +163,7 @@ func TestGoroutineThatMovedTakesItsSpanAlong(t *testing.T) {
 	} {
 		t.Run(carriers, func(t *testing.T) {
 			c, p := acting(t, carriers+" advertise publish")
-			end := time.Now().Add(patience)
+			end := time.Now().Add(testenv.Patience)
 			for try, moved := 0, false; !moved; try++ {
 				require.True(t, time.Now().Before(end), "the goroutine stays on its thread")
 				other := strconv.Itoa(try % 3)
@@ -224,7 +221,7 @@ func TestGoroutineInSystemCall(t *testing.T) {
 	require.Eventually(t, func() bool {
 		call, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/syscall", c.PID(), who.tid))
 		return err == nil && strings.HasPrefix(string(call), fmt.Sprintf("%d ", syscall.SYS_READ))
-	}, patience, time.Millisecond)
+	}, testenv.Patience, time.Millisecond)
 	steadily(t, p, proven(who, GoroutineRecord))
 }
 
@@ -447,7 +444,7 @@ func TestProvenUnderChurn(t *testing.T) {
 			p := open(t, c.PID())
 			shown, ofKind := 0, 0
 			wanted := testenv.Rounds(2000, 20_000) // however long it takes on a busy machine
-			for end := time.Now().Add(patience); ofKind < wanted && time.Now().Before(end); {
+			for end := time.Now().Add(testenv.Patience); ofKind < wanted && time.Now().Before(end); {
 				for _, thread := range withSpans(threadsOf(t, p)) {
 					shown++
 					if thread.Span.Carrier == kind {

@@ -29,6 +29,7 @@ import (
 
 	"github.com/otelctx/otelctx/internal/goruntime"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
+	"github.com/otelctx/otelctx/internal/testing/testenv"
 	"github.com/otelctx/otelctx/reader"
 	"github.com/otelctx/otelctx/resourcepublisher"
 )
@@ -188,7 +189,7 @@ func showIn(t *testing.T, c *childproc.Child) (is truth) {
 		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/syscall", c.PID(), is.tid))
 		require.NoError(t, err)
 		return strings.HasPrefix(string(b), strconv.Itoa(syscall.SYS_READ)+" ")
-	}, time.Minute, time.Millisecond)
+	}, testenv.Patience, time.Millisecond)
 	return is
 }
 

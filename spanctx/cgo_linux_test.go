@@ -64,7 +64,7 @@ func (c *cgoChild) ask(t *testing.T, order string) (is cgoIdentity) {
 func (c *cgoChild) shows(t *testing.T, is cgoIdentity, refresh string) {
 	t.Helper()
 	seen, enough := 0, testenv.Rounds(5, 20)
-	for end := time.Now().Add(5 * time.Minute); seen < enough && time.Now().Before(end); {
+	for end := time.Now().Add(testenv.Patience); seen < enough && time.Now().Before(end); {
 		if refresh != "" {
 			c.ask(t, refresh)
 		}

@@ -15,6 +15,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"go.opentelemetry.io/otel/trace"
+
+	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
 // labelled reports whether any goroutine has the labels of a span.
@@ -122,7 +124,7 @@ func TestGoroutineProfileWithoutLabels(t *testing.T) {
 			spans = append(spans, <-started)
 		}
 		// Until all of them wait.
-		for deadline := time.Now().Add(time.Minute); ; {
+		for deadline := time.Now().Add(testenv.Patience); ; {
 			var text bytes.Buffer
 			require.NoError(t, pprof.Lookup("goroutine").WriteTo(&text, 1))
 			n := strings.Count(text.String(), "waitInSpan+")

@@ -16,6 +16,7 @@ import (
 
 	"github.com/otelctx/otelctx/internal/goruntime"
 	"github.com/otelctx/otelctx/internal/remotemem"
+	"github.com/otelctx/otelctx/internal/testing/testenv"
 	"github.com/otelctx/otelctx/reader"
 	"github.com/otelctx/otelctx/ringbuf"
 )
@@ -139,7 +140,7 @@ func (s *scan) settled(t testing.TB, f func(n uint64, slot *ringbuf.Slot)) {
 		busy := false
 		s.read(t, func(_ uint64, _ *ringbuf.Slot, err error) { busy = busy || err != nil })
 		return !busy
-	}, time.Minute, time.Millisecond, "somebody writes all the time")
+	}, testenv.Patience, time.Millisecond, "somebody writes all the time")
 	for n, l := range s.looks {
 		slot, err := l.Slot()
 		require.NoError(t, err)

@@ -190,7 +190,7 @@ func TestProfiles(t *testing.T) {
 				return functions
 			}
 			// On a busy machine a profile may be empty, or a function in none of a few.
-			deadline := time.Now().Add(5 * time.Minute)
+			deadline := time.Now().Add(testenv.Patience)
 			for n := 0; n < testenv.Rounds(1, 4) || (len(cpu) == 0 || len(missing()) > 0) && time.Now().Before(deadline); n++ {
 				f.profileCPU(t, cpu, goroutines)
 			}

@@ -22,6 +22,7 @@ import (
 
 	"github.com/otelctx/otelctx/internal/sdkspan"
 	"github.com/otelctx/otelctx/internal/testing/oteltest"
+	"github.com/otelctx/otelctx/internal/testing/testenv"
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
@@ -43,7 +44,7 @@ func TestStackTraceIDs(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, send(c.Encode()))
 	}
-	require.Eventually(t, func() bool { return s.Stats() == Stats{Correlations: 3} }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return s.Stats() == Stats{Correlations: 3} }, testenv.Patience, time.Millisecond)
 	transaction.SetAttributes(attribute.String("kept", "yes"))
 	transaction.End()
 	require.NoError(t, s.provider.ForceFlush(t.Context()))
@@ -273,7 +274,7 @@ func TestMessagesThatAreOfNoUse(t *testing.T) {
 	} {
 		require.NoError(t, send(m))
 	}
-	require.Eventually(t, func() bool { return s.Stats().Malformed == 4 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return s.Stats().Malformed == 4 }, testenv.Patience, time.Millisecond)
 	s.take([]byte{9, 0, 1, 0}, true)
 	s.send(correlation(child, 1, 1))
 	other, none := valid, valid
@@ -355,7 +356,7 @@ func TestWarningsAreGivenWithoutLocks(t *testing.T) {
 			s.send(correlation(span, n, maxSamples-1))
 		}
 	}()
-	require.Eventually(t, told.Load, patience, time.Millisecond)
+	require.Eventually(t, told.Load, testenv.Patience, time.Millisecond)
 	assert.Equal(t, []string{"what is wrong"}, s.exported.names())
 }
 

@@ -16,6 +16,7 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 
 	"github.com/otelctx/otelctx/internal/testing/oteltest"
+	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
 // Whatever the order of the processors, ForceFlush and Shutdown export everything.
@@ -71,7 +72,7 @@ func TestFlushingHonoursItsContext(t *testing.T) {
 	require.ErrorIs(t, s.ForceFlush(ctx), context.Canceled)
 	s.start("another").End()
 	require.ErrorIs(t, s.ForceFlush(ctx), context.Canceled)
-	require.Eventually(t, func() bool { return exports.Load() == 2 }, patience, time.Millisecond, "it waits no longer")
+	require.Eventually(t, func() bool { return exports.Load() == 2 }, testenv.Patience, time.Millisecond, "it waits no longer")
 	s.start("last").End()
 	err := e.Shutdown(ctx)
 	require.ErrorIs(t, err, context.Canceled)
@@ -93,7 +94,7 @@ func TestErrorsOfExportsThatWaitedAreReported(t *testing.T) {
 	require.Eventually(t, func() bool {
 		errs = append(errs, handled.Take()...)
 		return len(errs) == 1
-	}, patience, time.Millisecond)
+	}, testenv.Patience, time.Millisecond)
 	assert.ErrorIs(t, errs[0], failure)
 	s.wait(1) // the other exporter has nothing to do with it
 }

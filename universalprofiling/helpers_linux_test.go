@@ -26,6 +26,7 @@ import (
 	"github.com/otelctx/otelctx/internal/sdkspan"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/oteltest"
+	"github.com/otelctx/otelctx/internal/testing/testenv"
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
@@ -161,9 +162,6 @@ func sender(t testing.TB, path string) func([]byte) error {
 	return func(b []byte) error { return unix.Sendto(fd, b, unix.MSG_DONTWAIT, &unix.SockaddrUnix{Name: path}) }
 }
 
-// patience is how long a test waits for what must come.
-const patience = 5 * time.Minute
-
 // remembered is of how many transactions there are samples, and how many.
 func (s *service) remembered() (transactions, samples int) {
 	s.correlations.mu.Lock()
@@ -174,7 +172,7 @@ func (s *service) remembered() (transactions, samples int) {
 // wait waits until so many spans are exported and returns them.
 func (s *service) wait(n int) tracetest.SpanStubs {
 	s.t.Helper()
-	require.Eventually(s.t, func() bool { return len(s.exported.GetSpans()) >= n }, patience, time.Millisecond)
+	require.Eventually(s.t, func() bool { return len(s.exported.GetSpans()) >= n }, testenv.Patience, time.Millisecond)
 	spans := s.exported.GetSpans()
 	require.Len(s.t, spans, n)
 	return spans
@@ -212,7 +210,7 @@ func told(t testing.TB, handled *oteltest.Errors, says ...string) {
 	require.Eventually(t, func() bool {
 		errs = append(errs, handled.Take()...)
 		return len(errs) >= min(len(says), 1)
-	}, patience, time.Millisecond)
+	}, testenv.Patience, time.Millisecond)
 	require.Len(t, errs, min(len(says), 1))
 	for _, s := range says {
 		assert.ErrorContains(t, errs[0], s)

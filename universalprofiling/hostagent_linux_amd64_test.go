@@ -270,7 +270,7 @@ func TestHostAgentInterruptsThreads(t *testing.T) {
 	agent := attach(t, child.PID())
 	tid := startThread(t, child, "spin")
 	word := agent.base(tid) + uint64(agent.tls)
-	require.Eventually(t, func() bool { return agent.word(word) != 0 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return agent.word(word) != 0 }, testenv.Patience, time.Millisecond)
 	at := agent.word(word)
 	counts := map[string]int{}
 	agent.interrupted(tid, func() {
@@ -325,7 +325,7 @@ func TestHostAgentTellsTheService(t *testing.T) {
 	// wait for.
 	handled := func(messages int) {
 		t.Helper()
-		for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+		for end := time.Now().Add(testenv.Patience); ; time.Sleep(time.Millisecond) {
 			if child.Send("handled"); answer(child) == fmt.Sprint("handled ", messages) {
 				return
 			}

@@ -86,7 +86,7 @@ func TestManyProviders(t *testing.T) {
 		}
 	}
 	// A goroutine may still be on its way out.
-	for end := time.Now().Add(time.Minute); runtime.NumGoroutine() > goroutines || descriptors() > open; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(testenv.Patience); runtime.NumGoroutine() > goroutines || descriptors() > open; time.Sleep(time.Millisecond) {
 		require.True(t, time.Now().Before(end), "%d goroutines of %d, %d descriptors of %d", runtime.NumGoroutine(), goroutines, descriptors(), open)
 	}
 	// One integration takes 8 MB, and the last one stays.

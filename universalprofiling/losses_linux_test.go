@@ -142,7 +142,7 @@ func TestEveryOrder(t *testing.T) {
 					span.End()
 					deliver(t, sender(t, i.socket.Path()), correlation(span, 1, 2).Encode())
 					require.NoError(t, leave(tp))
-					require.Eventually(t, func() bool { return len(r.GetSpans()) == 2 }, patience, time.Millisecond)
+					require.Eventually(t, func() bool { return len(r.GetSpans()) == 2 }, testenv.Patience, time.Millisecond)
 					for _, s := range r.GetSpans() {
 						assert.Equal(t, map[string]int{"transaction": 2}[s.Name], samplesOf(s, 1), s.Name)
 					}

@@ -38,11 +38,8 @@ const (
 	roleStalling = "stalling"
 )
 
-// How long to wait for what happens soon, and how often to look.
-const (
-	patience = 5 * time.Minute
-	tick     = 5 * time.Millisecond
-)
+// tick is how often a test looks for what happens soon.
+const tick = 5 * time.Millisecond
 
 // startPublisher returns a service with these attributes that has published, under a system
 // call filter if there are rules.

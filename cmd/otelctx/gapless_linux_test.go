@@ -148,7 +148,7 @@ func TestRecordWithoutPause(t *testing.T) {
 	r.awaitRecorded(t, service)
 	before, err := burner.Used(service)
 	require.NoError(t, err)
-	require.Eventually(t, func() bool { return c.requests() >= atOnce+refused }, patience, tick)
+	require.Eventually(t, func() bool { return c.requests() >= atOnce+refused }, testenv.Patience, tick)
 	after, err := burner.Used(service)
 	require.NoError(t, err)
 	service.Kill()

@@ -16,6 +16,7 @@ import (
 
 	"github.com/otelctx/otelctx/internal/testing/burner"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
+	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
 // asCommandKey is the environment variable that makes the test binary be otelctx.
@@ -122,7 +123,7 @@ func start(t *testing.T, args ...string) *running {
 // wait waits until the command ends.
 func (r *running) wait(t *testing.T) result {
 	t.Helper()
-	timeout := time.AfterFunc(5*time.Minute, func() { _ = r.cmd.Process.Kill() })
+	timeout := time.AfterFunc(testenv.Patience, func() { _ = r.cmd.Process.Kill() })
 	defer timeout.Stop()
 	err := r.cmd.Wait()
 	if exit := (*exec.ExitError)(nil); !errors.As(err, &exit) {

@@ -248,7 +248,7 @@ func TestRecordAttributes(t *testing.T) {
 			require.Eventually(t, func() bool {
 				key, err := strconv.Atoi(c.Ask("keys"))
 				return err != nil || key >= enough
-			}, patience, tick)
+			}, testenv.Patience, tick)
 			d := decodeRecord(t, r.interrupt(t))
 			require.Greater(t, d.Attributed, uint64(30))
 			for _, u := range d.Spans {
@@ -326,7 +326,7 @@ func TestRecordRepeatedly(t *testing.T) {
 		var request *collectorpb.ExportProfilesServiceRequest
 		select {
 		case request = <-received.requests:
-		case <-time.After(patience):
+		case <-time.After(testenv.Patience):
 			t.Fatal("no profile has come, the last one was number ", n)
 		}
 		if len(request.GetResourceProfiles()) == 0 {
@@ -623,7 +623,7 @@ func (r *running) awaitRecordedPID(t *testing.T, pid int) {
 			}
 		}
 		return err != nil || len(fds) == 0 // It has ended: that is for the test to find.
-	}, patience, tick)
+	}, testenv.Patience, tick)
 }
 
 // interrupt ends a recording.
@@ -735,7 +735,7 @@ func TestRecordNoticesPublication(t *testing.T) {
 	// It looks every second, and later on a machine that is busy.
 	wait := 1500 * time.Millisecond
 	for !noticed(wait) {
-		require.Less(t, wait, patience)
+		require.Less(t, wait, testenv.Patience)
 		wait *= 2
 	}
 }

@@ -85,10 +85,10 @@ func TestRecordChildrenOfCommand(t *testing.T) {
 		}
 		pid, err = strconv.Atoi(strings.TrimSpace(string(b)))
 		return err == nil
-	}, patience, tick, r.stderr)
+	}, testenv.Patience, tick, r.stderr)
 	r.awaitRecordedPID(t, pid)
 	used := cpuTime(t, pid)
-	require.Eventually(t, func() bool { return cpuTime(t, pid) > used+20 }, patience, tick)
+	require.Eventually(t, func() bool { return cpuTime(t, pid) > used+20 }, testenv.Patience, tick)
 	require.NoError(t, os.WriteFile(filepath.Join(marks, "end"), nil, 0o600))
 	got := r.wait(t)
 	assert.Equal(t, 3, got.code, got.stderr)
@@ -131,7 +131,7 @@ func TestRecordCommandPassesOn(t *testing.T) {
 	require.Eventually(t, func() bool {
 		_, err := os.Stat(filepath.Join(dir, "ready"))
 		return err == nil
-	}, patience, tick)
+	}, testenv.Patience, tick)
 	require.NoError(t, r.cmd.Process.Signal(syscall.SIGTERM))
 	assert.Equal(t, 9, r.wait(t).code)
 }

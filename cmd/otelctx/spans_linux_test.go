@@ -20,6 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/otelctx/otelctx/internal/testing/golden"
+	"github.com/otelctx/otelctx/internal/testing/testenv"
 	"github.com/otelctx/otelctx/reader"
 )
 
@@ -46,7 +47,7 @@ func TestSpansGolden(t *testing.T) {
 	require.Eventually(t, func() bool {
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", w.PID()))
 		return err == nil && strings.Contains(string(stat), ") T ")
-	}, patience, tick)
+	}, testenv.Patience, tick)
 	compare()
 	require.NoError(t, syscall.Kill(w.PID(), syscall.SIGCONT))
 

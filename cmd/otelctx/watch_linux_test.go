@@ -31,6 +31,7 @@ import (
 	"github.com/otelctx/otelctx/internal/contextattr"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/golden"
+	"github.com/otelctx/otelctx/internal/testing/testenv"
 	"github.com/otelctx/otelctx/reader"
 	"github.com/otelctx/otelctx/resourcepublisher"
 	"github.com/otelctx/otelctx/spanctx"
@@ -105,7 +106,7 @@ func startWorker(t *testing.T) *worker {
 	// The goroutine may still have to get from its answer to its work.
 	require.Eventually(t, func() bool {
 		return strings.Contains(otelctx(t, "inspect", w.pid, "--json").stdout, w.spanID)
-	}, patience, tick)
+	}, testenv.Patience, tick)
 	return w
 }
 

@@ -22,6 +22,7 @@ import (
 	resourcepb "go.opentelemetry.io/proto/otlp/resource/v1"
 	"go.uber.org/zap"
 
+	"github.com/otelctx/otelctx/internal/testing/testenv"
 	"github.com/otelctx/otelctx/reader"
 	"github.com/otelctx/otelctx/resourcepublisher"
 )
@@ -208,7 +209,7 @@ func TestStalledProcessDelaysNobodyElse(t *testing.T) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		return w.states[1].opened == 0
-	}, time.Minute, time.Millisecond, "the descriptor is closed when the read ends")
+	}, testenv.Patience, time.Millisecond, "the descriptor is closed when the read ends")
 }
 
 func TestProcessesWithoutSamplesAreForgotten(t *testing.T) {

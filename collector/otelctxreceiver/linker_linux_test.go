@@ -19,6 +19,8 @@ import (
 	"go.opentelemetry.io/ebpf-profiler/reporter"
 	"go.opentelemetry.io/ebpf-profiler/reporter/samples"
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
+
+	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
 const (
@@ -92,7 +94,7 @@ func reported(t *testing.T, l *linker, of ...map[libpf.String]libpf.String) ppro
 	}
 	require.NoError(t, l.Start(t.Context()))
 	defer l.Stop()
-	require.Eventually(t, func() bool { return len(sink.AllProfiles()) > 0 }, time.Minute, time.Millisecond)
+	require.Eventually(t, func() bool { return len(sink.AllProfiles()) > 0 }, testenv.Patience, time.Millisecond)
 	return sink.AllProfiles()[0]
 }
 

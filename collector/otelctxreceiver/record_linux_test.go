@@ -431,7 +431,7 @@ func TestResourcesOfAnyPublisher(t *testing.T) {
 			require.Eventually(t, func() bool {
 				_, resource = p.samples(child.PID())
 				return resource["service.name"] != nil
-			}, time.Minute, 10*time.Millisecond)
+			}, testenv.Patience, 10*time.Millisecond)
 			assert.Equal(t, tc.service, resource["service.name"])
 		})
 	}
@@ -468,7 +468,7 @@ func (p *profiler) assertComplete(t *testing.T, service *childproc.Child, end fu
 	require.Eventually(t, func() bool {
 		all, _ := p.samples(service.PID())
 		return len(all) > 0
-	}, time.Minute, 10*time.Millisecond)
+	}, testenv.Patience, 10*time.Millisecond)
 	from := time.Now().UnixNano()
 	before, err := burner.Used(service)
 	require.NoError(t, err)
@@ -481,7 +481,7 @@ func (p *profiler) assertComplete(t *testing.T, service *childproc.Child, end fu
 	}
 	// A report is about all that was sampled before its interval.
 	seen := len(p.sink.AllProfiles())
-	require.Eventually(t, func() bool { return len(p.sink.AllProfiles()) >= seen+2 }, time.Minute, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return len(p.sink.AllProfiles()) >= seen+2 }, testenv.Patience, 10*time.Millisecond)
 	all, _ := p.samples(service.PID())
 	count := 0
 	for _, s := range all {

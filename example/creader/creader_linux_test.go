@@ -259,7 +259,7 @@ func agreesWithTheGoReader(t *testing.T, program string) {
 			// Its goroutines come to where they stay.
 			require.Eventually(t, func() bool {
 				return blocked(t, c.PID()) == inSpans+1 && !strings.Contains(strings.Join(threads(t, p), "\n"), parked)
-			}, time.Minute, 10*time.Millisecond)
+			}, testenv.Patience, 10*time.Millisecond)
 			require.Len(t, threads(t, p), inSpans)
 
 			lines, code := read(t, program, c.PID())

@@ -90,7 +90,7 @@ var graph = map[string]string{
 	// For tests; see [TestTestKit].
 	"internal/testing/burner":         "internal/gorecord internal/goruntime internal/scope internal/testing/childproc internal/testing/foreigncontext internal/testing/testenv internal/wire otel otel/sdk otel/trace resourcepublisher scopedattr spanctx x/sys",
 	"internal/testing/burner/service": "internal/testing/burner internal/testing/childproc",
-	"internal/testing/childproc":      "go.uber.org/goleak x/sys",
+	"internal/testing/childproc":      "go.uber.org/goleak internal/testing/testenv x/sys",
 	"internal/testing/collector":      "",
 	"internal/testing/foreigncontext": "internal/boottime internal/vma internal/wire proto/otlp proto/otlp/processcontext/v1development protobuf",
 	"internal/testing/golden":         "",

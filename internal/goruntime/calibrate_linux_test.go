@@ -26,6 +26,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/otelctx/otelctx/internal/testing/resources"
+	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
 // calibrated returns the process's calibration, which must be complete here.
@@ -321,11 +322,11 @@ func TestOwner(t *testing.T) {
 		}
 		return uint64(p.word(g + offset(GGoid)))
 	}
-	assert.Eventually(t, func() bool { return owner() == self.Goid }, time.Minute, time.Millisecond, "while it runs")
+	assert.Eventually(t, func() bool { return owner() == self.Goid }, testenv.Patience, time.Millisecond, "while it runs")
 	assert.Equal(t, uintptr(self.TID), p.word(self.M+offset(MProcid)))
 	stop.Store(true)
 	assert.Equal(t, self, <-running)
-	assert.Eventually(t, func() bool { return owner() == 0 }, time.Minute, time.Millisecond, "while it waits")
+	assert.Eventually(t, func() bool { return owner() == 0 }, testenv.Patience, time.Millisecond, "while it waits")
 	running <- self
 	<-done
 }

@@ -127,7 +127,7 @@ func TestKilledReader(t *testing.T) {
 
 		// The publisher goes on, and its context is whole.
 		before := last
-		for deadline := time.Now().Add(time.Minute); last <= before; {
+		for deadline := time.Now().Add(testenv.Patience); last <= before; {
 			require.True(t, time.Now().Before(deadline), "no update since publication %d", before)
 			o, err := read()
 			if errors.Is(err, reader.ErrBusy) {

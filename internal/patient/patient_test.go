@@ -13,6 +13,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+
+	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -37,7 +39,7 @@ func settle(t *testing.T) {
 		given.Lock()
 		defer given.Unlock()
 		return len(given.up) == 0
-	}, time.Minute, time.Millisecond)
+	}, testenv.Patience, time.Millisecond)
 }
 
 func TestCall(t *testing.T) {

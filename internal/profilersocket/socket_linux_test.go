@@ -26,9 +26,6 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// patience is how long a test waits for what must come.
-const patience = 5 * time.Minute
-
 // listen makes a socket in a directory of its own.
 func listen(t *testing.T) *Socket {
 	t.Helper()
@@ -72,7 +69,7 @@ func serve(t *testing.T, s *Socket) (got func() []string) {
 // arrive waits until so many messages have been got.
 func arrive(t *testing.T, got func() []string, n int) {
 	t.Helper()
-	require.Eventually(t, func() bool { return len(got()) == n }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return len(got()) == n }, testenv.Patience, time.Millisecond)
 }
 
 // socket is what a profiler sends with.
@@ -151,7 +148,7 @@ func TestATrickle(t *testing.T) {
 			require.Less(t, taken, batch/2, "they wait for a whole batch")
 			require.NoError(t, send.to(s.Path(), "message"))
 			// Until it is out of the queue, however long that takes.
-			require.Eventually(t, func() bool { return send.queued(t) == 0 }, patience, time.Millisecond)
+			require.Eventually(t, func() bool { return send.queued(t) == 0 }, testenv.Patience, time.Millisecond)
 			time.Sleep(quiet / 5)
 		}
 	}
@@ -191,7 +188,7 @@ func waitUntilItPolls(t *testing.T, tid int) {
 		b, err := os.ReadFile(fmt.Sprintf("/proc/self/task/%d/syscall", tid))
 		// Kernels may be built without that file: then it is stopped at any time.
 		return err != nil || strings.HasPrefix(string(b), fmt.Sprint(unix.SYS_PPOLL, " "))
-	}, patience, time.Millisecond)
+	}, testenv.Patience, time.Millisecond)
 }
 
 func TestStop(t *testing.T) {
@@ -215,7 +212,7 @@ func TestStop(t *testing.T) {
 			select {
 			case err := <-done:
 				require.NoError(t, err)
-			case <-time.After(patience):
+			case <-time.After(testenv.Patience):
 				t.Fatal("it goes on")
 			}
 			assert.NoFileExists(t, s.Path())

@@ -165,7 +165,7 @@ func TestReadProcessThatIsGone(t *testing.T) {
 	require.Eventually(t, func() bool {
 		_, err := remotemem.Of(child.PID()).ReadAt(make([]byte, 1), off)
 		return errors.Is(err, syscall.ESRCH)
-	}, time.Minute, time.Millisecond)
+	}, testenv.Patience, time.Millisecond)
 
 	child.Kill() // waits for it
 	for _, pid := range []int{child.PID(), -1, math.MaxInt32} {

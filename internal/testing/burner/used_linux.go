@@ -35,7 +35,7 @@ type Process interface{ PID() int }
 func AwaitUse(t testing.TB, c Process, d time.Duration) {
 	t.Helper()
 	var until time.Duration
-	for deadline := time.Now().Add(5 * time.Minute); ; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(testenv.Patience); ; time.Sleep(time.Millisecond) {
 		used, err := Used(c)
 		if err != nil {
 			t.Fatal(err)

@@ -19,6 +19,8 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
 // roleKey is the environment variable that tells the test binary to be a child.
@@ -87,9 +89,6 @@ type Child struct {
 	exited bool
 }
 
-// patience is how long a child may take to be done once it has been told to.
-const patience = 5 * time.Minute
-
 // Command returns the command that runs a role in another process, for a test that has another
 // conversation with it than a [Child] has.
 func Command(role string) (*exec.Cmd, error) {
@@ -124,7 +123,7 @@ func Run(t testing.TB, cmd *exec.Cmd) *Child {
 	if cmd.Stderr == nil {
 		cmd.Stderr = os.Stderr
 	}
-	cmd.WaitDelay = patience
+	cmd.WaitDelay = testenv.Patience
 	stdin, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -187,7 +186,7 @@ func (c *Child) Done() {
 	}
 	c.exited = true
 	_ = c.stdin.Close()
-	timeout := time.AfterFunc(patience, func() { _ = c.cmd.Process.Kill() })
+	timeout := time.AfterFunc(testenv.Patience, func() { _ = c.cmd.Process.Kill() })
 	defer timeout.Stop()
 	var rest strings.Builder
 	for c.lines.Scan() {

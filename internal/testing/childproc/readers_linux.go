@@ -19,6 +19,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
 // Capabilities, by their numbers.
@@ -61,7 +63,7 @@ func (c *Child) Zombie() {
 	if err := c.cmd.Process.Kill(); err != nil {
 		c.t.Fatal(err)
 	}
-	for end := time.Now().Add(2 * patience); ; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(2 * testenv.Patience); ; time.Sleep(time.Millisecond) {
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", c.PID()))
 		if err != nil || time.Now().After(end) {
 			c.t.Fatalf("no zombie: %q, %v", stat, err)
@@ -86,7 +88,7 @@ func HasOpen(pid int, name string) (bool, error) {
 // ended: that is for the test to find.
 func AwaitOpen(t testing.TB, pid int, name string) {
 	t.Helper()
-	for end := time.Now().Add(2 * patience); ; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(2 * testenv.Patience); ; time.Sleep(time.Millisecond) {
 		open, err := HasOpen(pid, name)
 		if open || errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) {
 			return

@@ -10,6 +10,7 @@ package testenv
 import (
 	"os"
 	"testing"
+	"time"
 )
 
 // Environment variables.
@@ -38,6 +39,10 @@ func Rounds(usually, all int) int {
 	}
 	return usually
 }
+
+// Patience is how long a test waits for what must come: on a busy machine a process may not
+// run for minutes.
+const Patience = 5 * time.Minute
 
 // Emulated reports whether the processors are emulated. Shares of time then say nothing
 // about a real machine.

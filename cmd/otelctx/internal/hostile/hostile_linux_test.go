@@ -394,7 +394,7 @@ func TestCrowd(t *testing.T) {
 			n++
 		}
 		return n >= most
-	}, patience, 100*time.Millisecond, "all places are taken")
+	}, testenv.Patience, 100*time.Millisecond, "all places are taken")
 	crowd(most / 8) // They wait for the places of others that end meanwhile.
 	r.requireRecorded(startService(t, self))
 }

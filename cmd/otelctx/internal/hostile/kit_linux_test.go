@@ -33,12 +33,12 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/burner"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/programs"
+	"github.com/otelctx/otelctx/internal/testing/testenv"
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
 const (
 	frequency = 997
-	patience  = 5 * time.Minute
 	// maxMemory is what a recording may take, whatever is recorded.
 	maxMemory = 150 << 20
 )
@@ -199,7 +199,7 @@ func (r *recorder) end() (*document, *pprof.Profile) {
 	r.t.Helper()
 	_ = r.cmd.Process.Signal(os.Interrupt)
 	var hung atomic.Bool
-	timeout := time.AfterFunc(patience, func() {
+	timeout := time.AfterFunc(testenv.Patience, func() {
 		hung.Store(true)
 		_ = r.cmd.Process.Kill()
 	})
@@ -242,7 +242,7 @@ func (r *recorder) recorded(pid int) *recorder {
 			}
 		}
 		return false
-	}, patience, 10*time.Millisecond, "the process is not recorded")
+	}, testenv.Patience, 10*time.Millisecond, "the process is not recorded")
 	return r
 }
 

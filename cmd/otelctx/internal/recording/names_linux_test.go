@@ -13,6 +13,7 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
 	"github.com/otelctx/otelctx/internal/testing/burner"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
+	"github.com/otelctx/otelctx/internal/testing/testenv"
 	"github.com/otelctx/otelctx/reader"
 )
 
@@ -57,7 +58,7 @@ func TestNamesOfSamples(t *testing.T) {
 			require.Equal(t, "burning", c.Ask("%s", words))
 			config := Config{Selection: Selection{PIDs: []int{c.PID()}}, Duration: 500 * time.Millisecond, Sampler: sampler.Config{Frequency: burner.Frequency()}}
 			var names map[[2]string]int
-			for end := time.Now().Add(time.Minute); len(names) == 0 && time.Now().Before(end); {
+			for end := time.Now().Add(testenv.Patience); len(names) == 0 && time.Now().Before(end); {
 				names = record(t, t.Context(), config).namesOfSamples()
 			}
 			require.NotEmpty(t, names)

@@ -19,6 +19,7 @@ import (
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
+	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
 // opened returns targets that have not been started.
@@ -84,7 +85,7 @@ func (ts *targets) await(t *testing.T, pid, recorded, gone int) {
 	require.Eventually(t, func() bool {
 		r, g := ts.state(pid)
 		return r == recorded && g == gone
-	}, time.Minute, time.Millisecond)
+	}, testenv.Patience, time.Millisecond)
 }
 
 // retry tries again what is left to the poll, which these tests do without. That is a change
@@ -163,7 +164,7 @@ func TestPollAlone(t *testing.T) {
 			ts.poll(ctx).Wait()
 			r, g := ts.state(c.PID())
 			return r == recorded && g == gone
-		}, time.Minute, time.Millisecond)
+		}, testenv.Patience, time.Millisecond)
 	}
 	await(1, 0)
 	c.Kill()

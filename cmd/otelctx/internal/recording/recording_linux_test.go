@@ -33,6 +33,7 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
 	"github.com/otelctx/otelctx/internal/testing/burner"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
+	"github.com/otelctx/otelctx/internal/testing/testenv"
 	"github.com/otelctx/otelctx/internal/wire"
 	"github.com/otelctx/otelctx/reader"
 	"github.com/otelctx/otelctx/resourcepublisher"
@@ -126,7 +127,7 @@ func TestProgress(t *testing.T) {
 		},
 	}
 	// What goes on for ever ends with the process.
-	hung := time.AfterFunc(5*time.Minute, func() { _ = syscall.Kill(c.PID(), syscall.SIGKILL) })
+	hung := time.AfterFunc(testenv.Patience, func() { _ = syscall.Kill(c.PID(), syscall.SIGKILL) })
 	defer hung.Stop()
 	r := record(t, ctx, config)
 	assert.False(t, r.Ended)
@@ -147,7 +148,7 @@ func TestExit(t *testing.T) {
 	assert.False(t, e.happened())
 	require.NoError(t, cmd.Process.Kill())
 	// Before anybody has waited for it.
-	assert.Eventually(t, e.happened, time.Minute, time.Millisecond)
+	assert.Eventually(t, e.happened, testenv.Patience, time.Millisecond)
 	_ = cmd.Wait()
 	assert.True(t, e.happened())
 	_, err = watchExit(1 << 30)

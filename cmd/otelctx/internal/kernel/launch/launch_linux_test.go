@@ -20,6 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/otelctx/otelctx/internal/testing/childproc"
+	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
 const roleEnvironment = "OTELCTX_TEST_LAUNCHED"
@@ -124,7 +125,7 @@ func TestPassSignals(t *testing.T) {
 		require.Eventually(t, func() bool {
 			_, err := os.Stat(filepath.Join(marks, name))
 			return err == nil
-		}, time.Minute, time.Millisecond, name)
+		}, testenv.Patience, time.Millisecond, name)
 	}
 	await("ready")
 	signals := map[string]syscall.Signal{"usr1": syscall.SIGUSR1}

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/otelctx/otelctx/internal/testing/childproc"
+	"github.com/otelctx/otelctx/internal/testing/testenv"
 	"github.com/otelctx/otelctx/internal/vma"
 	"github.com/otelctx/otelctx/resourcepublisher"
 )
@@ -44,7 +45,7 @@ func openChanges(t *testing.T, s *Sampler, config ChangesConfig) *Changes {
 // nextOf returns the next change of one of these processes.
 func nextOf(t *testing.T, changes *Changes, pids ...int) Change {
 	t.Helper()
-	timeout := time.AfterFunc(patience, func() { _ = changes.Close() })
+	timeout := time.AfterFunc(testenv.Patience, func() { _ = changes.Close() })
 	defer timeout.Stop()
 	for {
 		var c Change

@@ -300,9 +300,6 @@ func TestServiceInPIDNamespace(t *testing.T) {
 	}
 }
 
-// patience is how long samples may take to come.
-const patience = 5 * time.Minute
-
 // What is shown with a span comes along, byte by byte, and from slots what else they have.
 func TestAttributes(t *testing.T) {
 	s := open(t, Config{Frequency: burner.Frequency()})
@@ -387,7 +384,7 @@ func ringRole(parent *childproc.Parent) {
 // take returns the next so many samples.
 func take(t testing.TB, s *Sampler, n int) []Sample {
 	t.Helper()
-	timeout := time.AfterFunc(patience, func() { _ = s.Stop() })
+	timeout := time.AfterFunc(testenv.Patience, func() { _ = s.Stop() })
 	defer timeout.Stop()
 	samples := make([]Sample, n)
 	for i := range samples {
@@ -483,7 +480,7 @@ func selfRole(parent *childproc.Parent) {
 	image, err := s.Image(os.Getpid())
 	parent.Must(err)
 	parent.Must(s.Watch(image, layout))
-	time.AfterFunc(patience, func() { _ = s.Stop() })
+	time.AfterFunc(testenv.Patience, func() { _ = s.Stop() })
 	samples := make([]Sample, 1500)
 	for i := range samples {
 		parent.Must(next(s, &samples[i]))
@@ -543,7 +540,7 @@ func TestWatchAgain(t *testing.T) {
 	assert.Equal(t, "published", c.Ask("publish"))
 	watch(t, s, c.PID(), layoutOf(t, c.PID()))
 	for start := time.Now(); take(t, s, 1)[0].Span == nil; {
-		require.Less(t, time.Since(start), patience)
+		require.Less(t, time.Since(start), testenv.Patience)
 	}
 	require.NoError(t, s.Unwatch(c.PID()))
 	require.NoError(t, s.Unwatch(c.PID()), "no more")
@@ -565,7 +562,7 @@ func TestLost(t *testing.T) {
 	s := open(t, Config{Frequency: burner.Frequency(), BufferSize: os.Getpagesize()})
 	c := startBurner(t, nil, burner.Records)
 	watch(t, s, c.PID(), nil)
-	require.Eventually(t, func() bool { return s.Counts().Lost > 100 }, patience, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return s.Counts().Lost > 100 }, testenv.Patience, 10*time.Millisecond)
 	require.NoError(t, s.Stop())
 	lost := s.Counts().Lost
 	read := rest(t, s)
@@ -639,7 +636,7 @@ func TestTruncated(t *testing.T) {
 	}()
 	watch(t, s, os.Getpid(), nil)
 	truncated, other := 0, 0
-	for deadline := time.Now().Add(patience); truncated == 0 || other == 0; {
+	for deadline := time.Now().Add(testenv.Patience); truncated == 0 || other == 0; {
 		require.Less(t, time.Now(), deadline)
 		for _, one := range take(t, s, 100) {
 			assert.Equal(t, len(one.User) == MaxFrames, one.Truncated)
@@ -668,7 +665,7 @@ func TestProcesses(t *testing.T) {
 	assert.Greater(t, used(c.PID()), before)
 	c.Zombie()
 	// Other threads than the first one may still be about to end.
-	require.Eventually(t, func() bool { return used(c.PID()) == 0 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return used(c.PID()) == 0 }, testenv.Patience, time.Millisecond)
 	const kthreadd = 2
 	if comm, _ := os.ReadFile("/proc/2/comm"); string(comm) == "kthreadd\n" {
 		assert.Zero(t, used(kthreadd))
@@ -808,7 +805,7 @@ func TestTimesInTimeNamespace(t *testing.T) {
 	})
 	var v map[string]int
 	require.NoError(t, json.Unmarshal([]byte(c.Ask("%s", burner.Records)), &v))
-	assert.Less(t, v["age"], int(patience))
+	assert.Less(t, v["age"], int(testenv.Patience))
 	assert.GreaterOrEqual(t, v["age"], 0)
 	c.Done()
 }

@@ -17,6 +17,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
 // browser is a browser that is told what to do by the Chrome DevTools Protocol, over a pipe.
@@ -74,7 +76,7 @@ func openPage(t *testing.T, path string) *browser {
 		}
 	})
 	require.NoError(t, theirs2.Close()) // so that its end is the end of what is read
-	require.NoError(t, receive.SetReadDeadline(time.Now().Add(5*time.Minute)))
+	require.NoError(t, receive.SetReadDeadline(time.Now().Add(testenv.Patience)))
 	b := &browser{t: t, send: send, receive: bufio.NewReader(receive)}
 	var target struct {
 		TargetID  string `json:"targetId"`

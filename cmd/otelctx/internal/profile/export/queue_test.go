@@ -23,6 +23,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
+	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
 // sendAll sends by a queue, which is closed then.
@@ -101,7 +102,7 @@ func TestQueueGoesOnBehindWhatIsRefused(t *testing.T) {
 	require.Eventually(t, func() bool {
 		sent += q.Delivery().Sent
 		return sent == 8*senders
-	}, patience, time.Millisecond)
+	}, testenv.Patience, time.Millisecond)
 	q.giveUp(errNoTime)
 	require.NoError(t, q.Close())
 	d := q.Delivery()
@@ -134,7 +135,7 @@ func (h *held) Export(ctx context.Context, r *collectorpb.ExportProfilesServiceR
 
 // What there is no room for is dropped, the oldest first, but for what is being sent.
 func TestQueueDropsTheOldest(t *testing.T) {
-	t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", strconv.Itoa(int(patience.Milliseconds())))
+	t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", strconv.Itoa(int(testenv.Patience.Milliseconds())))
 	h := &held{server: &server{}, arrived: make(chan struct{}, 100), answer: make(chan struct{})}
 	c, err := NewClient("http://" + serve(t, h))
 	require.NoError(t, err)
@@ -182,11 +183,9 @@ func TestQueueDropsTheOldest(t *testing.T) {
 	assert.True(t, got[2*(size-1)], "the newest")
 }
 
-const patience = 2 * time.Minute
-
 // A collector that is started again, at the same address, gets what was added meanwhile.
 func TestQueueOutlivesTheCollector(t *testing.T) {
-	t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", strconv.Itoa(int(patience.Milliseconds())))
+	t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", strconv.Itoa(int(testenv.Patience.Milliseconds())))
 	t.Setenv("OTEL_EXPORTER_OTLP_INSECURE", "true")
 	dir, err := os.MkdirTemp("", "collector") // Paths of sockets are short.
 	require.NoError(t, err)
@@ -215,7 +214,7 @@ func TestQueueOutlivesTheCollector(t *testing.T) {
 			delivery.Dropped += d.Dropped
 			delivery.Retried = append(delivery.Retried, d.Retried...)
 			return want()
-		}, patience, time.Millisecond)
+		}, testenv.Patience, time.Millisecond)
 	}
 	stop := run()
 	q.Add(recording(t, 3))
