@@ -571,7 +571,8 @@ func (ts *targets) explain(p sampler.Process, err error) {
 	}
 }
 
-// explainTheRest warns of the processes that have given no answer until the end.
+// explainTheRest warns of the processes that are not recorded since they have given no answer
+// until the end. Of one that is recorded, at most the latest change is missing.
 func (ts *targets) explainTheRest() {
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
@@ -581,13 +582,10 @@ func (ts *targets) explainTheRest() {
 	}
 	for pid, look := range ts.looking {
 		long := shortLook
-		switch {
-		case recorded[pid]: // What is missing is its latest change.
-			long = pollInterval
-		case slices.Contains(ts.config.PIDs, pid):
+		if slices.Contains(ts.config.PIDs, pid) {
 			long = 0
 		}
-		if look != nil && look.Past(long) {
+		if !recorded[pid] && look != nil && look.Past(long) {
 			ts.warnOnce(pid, fmt.Errorf("pid %d: %w: no answer until the end of the recording", pid, patient.ErrNoAnswer))
 		}
 	}
