@@ -86,6 +86,29 @@ func mostMemory(f func()) uint64 {
 	return <-most
 }
 
+// Processors hand over their samples about in the order in which they took them. Parts do not
+// overlap.
+func TestPartsDoNotOverlap(t *testing.T) {
+	const period = time.Second
+	l := newLoad(t, 1)
+	start := time.Now()
+	r := &recording{config: &Config{Period: period}, start: start, parts: make(chan *part, 2)}
+	r.startPeriod(start)
+	end := start.Add(period)
+	l.add(r.part, end.Add(time.Microsecond), 0, 0, 1, 1)
+	r.rotate(end)
+	l.add(r.part, end.Add(-time.Microsecond), 0, 1, 1, 1)
+	r.rotate(end.Add(period))
+	first, second := <-r.parts, <-r.parts
+	for _, p := range []*part{first, second} {
+		at := p.targets[l.all[0]].order[0].times[0]
+		assert.False(t, at.Before(p.begun))
+		assert.True(t, at.Before(p.end))
+	}
+	assert.Equal(t, first.end, second.begun)
+	assert.Equal(t, end.Add(period), second.end)
+}
+
 // The samples of 64 busy processors at 99 Hz, to a collector that takes none. Then there are
 // parts that are as large as they can be. Memory is what docs/design/0003-gapless.md says.
 func TestMemoryOfManyProcessors(t *testing.T) {

@@ -33,6 +33,8 @@ const (
 type part struct {
 	// Its samples were taken from begun on and before end.
 	begun, end time.Time
+	// earliest is the end of the part before, if there is one.
+	earliest time.Time
 	// closes says that a period ends with it.
 	closes  bool
 	targets map[*target]*targetSamples
@@ -96,6 +98,13 @@ func newPart(begun time.Time, goroutines bool) *part {
 	return &part{begun: begun, targets: map[*target]*targetSamples{}, goroutines: goroutines}
 }
 
+// endAt has the part end at a time, or behind its last sample.
+func (p *part) endAt(now time.Time) {
+	if now.After(p.end) {
+		p.end = now
+	}
+}
+
 // full reports whether the part is as long as it should be by now.
 func (p *part) full(now time.Time) bool {
 	return p.samples >= partSamples || p.bytes >= partBytes || p.samples > 0 && now.Sub(p.begun) >= partDuration
@@ -140,7 +149,12 @@ func (p *part) add(t *target, s *sampler.Sample) (stack *rawStack, first bool) {
 		of.order = append(of.order, same)
 		of.bytes += size + len(key.span.attributes)
 	}
-	same.times = append(same.times, s.Time)
+	at := s.Time
+	if at.Before(p.earliest) {
+		at = p.earliest // It was being handed over when the part before ended.
+	}
+	same.times = append(same.times, at)
+	p.endAt(at.Add(1))
 	p.samples++
 	p.bytes += of.bytes - before
 	return stack, first

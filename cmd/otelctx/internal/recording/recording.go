@@ -189,7 +189,7 @@ func (r *recording) run(ctx context.Context) (*Result, error) {
 	if err := r.targets.start(looking); err != nil && ctx.Err() == nil {
 		return nil, err
 	}
-	r.startPeriod(time.Now())
+	r.startPeriod(r.now())
 	if r.config.Ready != nil {
 		if err := r.config.Ready(); err != nil {
 			return nil, err
@@ -211,7 +211,7 @@ func (r *recording) run(ctx context.Context) (*Result, error) {
 	// What was sampled before the end is read after it.
 	err := r.read() //nolint:contextcheck // Reading names ends by itself.
 	cancel()
-	r.part.end = time.Now()
+	r.part.endAt(r.now())
 	r.parts <- r.part
 	close(r.parts)
 	working.Wait()
@@ -219,11 +219,13 @@ func (r *recording) run(ctx context.Context) (*Result, error) {
 		return nil, err
 	}
 	r.targets.explainTheRest()
-	// Of the monotonic clock, as the times of samples are.
-	result := r.result(n, r.start.Add(time.Since(r.start)))
+	result := r.result(n, r.now())
 	result.Ended = ended
 	return result, nil
 }
+
+// now returns the time. As the times of samples do, it goes on evenly when the wall clock is set.
+func (r *recording) now() time.Time { return r.start.Add(time.Since(r.start)) }
 
 // result returns what has been counted since the last one, and begins to count anew.
 func (r *recording) result(n *nameResolver, end time.Time) *Result {
@@ -243,7 +245,7 @@ func (r *recording) result(n *nameResolver, end time.Time) *Result {
 func (r *recording) read() error {
 	var s sampler.Sample
 	for {
-		asked := time.Now()
+		asked := r.now()
 		switch err := r.targets.sampler.Read(&s); {
 		case errors.Is(err, io.EOF):
 			return nil
@@ -268,18 +270,19 @@ func (r *recording) startPeriod(now time.Time) {
 	r.period = now.Add(r.config.Period)
 }
 
-// rotate has the part named if it is to end, and begins the next one. All samples from before
-// now have been read.
+// rotate has the part named if it is to end, and begins the next one. Samples from before now
+// have been read, but for those that other processors are just handing over.
 func (r *recording) rotate(now time.Time) {
 	p := r.part
 	p.closes = r.config.Period > 0 && !now.Before(r.period)
 	if !p.closes && !p.full(now) {
 		return
 	}
-	p.end = now
+	p.endAt(now)
 	select {
 	case r.parts <- p:
-		r.part = newPart(now, r.config.IDAttributes)
+		r.part = newPart(p.end, r.config.IDAttributes)
+		r.part.earliest = p.end
 		for p.closes && !now.Before(r.period) {
 			r.period = r.period.Add(r.config.Period)
 		}
