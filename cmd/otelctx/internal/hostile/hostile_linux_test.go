@@ -418,6 +418,6 @@ func TestForeignCapacity(t *testing.T) {
 	burner.AwaitUse(t, p, time.Second/2)
 	d, _ := r.end()
 	require.Len(t, d.Spans, 1)
-	assert.Equal(t, stolen, d.Spans[0].TraceID)
+	assert.Equal(t, strings.Repeat("46", 16), d.Spans[0].TraceID)
 	assert.Equal(t, d.samples(p.PID()), d.Spans[0].Samples)
 }

@@ -98,8 +98,8 @@ func newPart(begun time.Time, goroutines bool) *part {
 	return &part{begun: begun, targets: map[*target]*targetSamples{}, goroutines: goroutines}
 }
 
-// endAt has the part end at a time, or behind its last sample.
-func (p *part) endAt(now time.Time) {
+// until has the part last until a time, or behind its last sample.
+func (p *part) until(now time.Time) {
 	if now.After(p.end) {
 		p.end = now
 	}
@@ -154,7 +154,7 @@ func (p *part) add(t *target, s *sampler.Sample) (stack *rawStack, first bool) {
 		at = p.earliest // It was being handed over when the part before ended.
 	}
 	same.times = append(same.times, at)
-	p.endAt(at.Add(1))
+	p.until(at.Add(1))
 	p.samples++
 	p.bytes += of.bytes - before
 	return stack, first

@@ -211,7 +211,7 @@ func (r *recording) run(ctx context.Context) (*Result, error) {
 	// What was sampled before the end is read after it.
 	err := r.read() //nolint:contextcheck // Reading names ends by itself.
 	cancel()
-	r.part.endAt(r.now())
+	r.part.until(r.now())
 	r.parts <- r.part
 	close(r.parts)
 	working.Wait()
@@ -278,7 +278,7 @@ func (r *recording) rotate(now time.Time) {
 	if !p.closes && !p.full(now) {
 		return
 	}
-	p.endAt(now)
+	p.until(now)
 	select {
 	case r.parts <- p:
 		r.part = newPart(p.end, r.config.IDAttributes)

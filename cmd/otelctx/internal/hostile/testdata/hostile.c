@@ -129,7 +129,7 @@ static void crowd(int processes)
 // slot shows a span in the slot that its thread has in a ring of this capacity.
 static void slot(int capacity)
 {
-	memset(ring + RING_HEADER + gettid() % capacity * SLOT, 'S', 24);
+	memset(ring + RING_HEADER + gettid() % capacity * SLOT, 'F', 24);
 	say("shown");
 	while (!told())
 		spin();
