@@ -40,6 +40,8 @@ func (s *service) outlived(t *testing.T) (live, over bool) {
 		span.End()
 		over = labelled(t, span)
 		close(end)
+		// Another service may number its spans alike.
+		assert.Eventually(t, func() bool { return !labelled(t, span) }, testenv.Patience, time.Millisecond)
 	})
 	return live, over
 }

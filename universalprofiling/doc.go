@@ -59,7 +59,8 @@
 //     socket; [WithSocketDir] overrides it. The default is the first of XDG_RUNTIME_DIR
 //     and [os.TempDir] that serves. The profiler has to see it in the file system of
 //     the process, which it does in containers too. The socket's path may have 107
-//     bytes.
+//     bytes, and a profiler that sends to /proc/PID/root and the path needs some 18
+//     of them.
 //   - ELASTIC_OTEL_UNIVERSAL_PROFILING_INTEGRATION_BUFFER_SIZE: how many transactions
 //     wait at most, 8096 by default, up to 1,048,576; [WithBufferSize] overrides it.
 //
