@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -192,9 +193,12 @@ func TestFileFails(t *testing.T) {
 	assert.Equal(t, "before", string(content))
 	require.Error(t, write(filepath.Join(dir, "new.pprof"), Pprof, both))
 	require.Error(t, write(filepath.Join(path, "no directory"), OTLP, recording(t, 1)))
-	f, err := Create(filepath.Join(dir, "discarded"), OTLP, nil)
-	require.NoError(t, err)
-	require.NoError(t, f.Discard())
+	// For the second one there is no room for a longer name beside it.
+	for _, name := range []string{"discarded", strings.Repeat("n", 255)} {
+		f, err := Create(filepath.Join(dir, name), OTLP, nil)
+		require.NoError(t, err)
+		require.NoError(t, f.Discard())
+	}
 	entries, err := os.ReadDir(dir)
 	require.NoError(t, err)
 	assert.Len(t, entries, 1)

@@ -95,6 +95,22 @@ func TestOlderGo(t *testing.T) {
 	}
 }
 
+// TestNotELF has files that are no ELF, or that of another kind of machine.
+func TestNotELF(t *testing.T) {
+	content, err := os.ReadFile("/proc/self/exe")
+	require.NoError(t, err)
+	for at, value := range map[int]byte{
+		0: 0, elf.EI_CLASS: byte(elf.ELFCLASS32), elf.EI_DATA: byte(elf.ELFDATA2MSB),
+	} {
+		changed := bytes.Clone(content)
+		changed[at] = value
+		_, err := parseELF(whole(bytes.NewReader(changed)))
+		require.ErrorIs(t, err, errNotELF, at)
+	}
+	_, err = parseELF(whole(bytes.NewReader(content[:elf.EI_NIDENT-1])))
+	require.ErrorIs(t, err, errNotELF)
+}
+
 // TestRelocated has the addresses in moduledata only in the relocations, as linkers may
 // leave them.
 func TestRelocated(t *testing.T) {
