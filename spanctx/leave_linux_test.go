@@ -111,7 +111,7 @@ func TestThreadSlotLeftBehind(t *testing.T) {
 			var n cells.Span
 			require.True(t, s.p.cells.Load(find(inner), &n))
 			assert.Equal(t, cells.Enclosing{find(outer)}, n.Enclosing)
-			assert.False(t, s.p.cells.ShownOn(find(outer), goid(), uint32(syscall.Gettid())))
+			assert.False(t, s.p.cells.OnThread(find(outer), goid(), uint32(syscall.Gettid())))
 			inner.End()
 			s.assertShows(t, outer, outer)
 			outer.End()
@@ -138,7 +138,7 @@ func TestThreadSlotLeftBehind(t *testing.T) {
 			ref := find(inner)
 			elsewhere(func() { inner.End() })
 			// Else what is around it would be shown.
-			assert.False(t, s.p.cells.ShownOn(ref, goid(), uint32(syscall.Gettid())))
+			assert.False(t, s.p.cells.OnThread(ref, goid(), uint32(syscall.Gettid())))
 			outer.End()
 		})
 	})

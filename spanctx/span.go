@@ -83,8 +83,8 @@ func (p *SpanProcessor) shown(at *position, l *labels, goid uint64) (known bool)
 	return owned
 }
 
-// threadSlot returns what the goroutine shows in the slot of its thread. known is false if
-// the slot is not its own, or is what it left there before it went on elsewhere.
+// threadSlot returns what the goroutine shows in the slot of its thread. It reports false if
+// the slot is another goroutine's. It also does if this one has gone on elsewhere since.
 func (p *SpanProcessor) threadSlot(goid uint64) (ref cells.Ref, known bool) {
 	tid := p.runtime.ThreadID()
 	spanID, shown, owned := p.threads.Shown(uint64(tid), goid)
@@ -97,7 +97,7 @@ func (p *SpanProcessor) threadSlot(goid uint64) (ref cells.Ref, known bool) {
 			ref = 0
 		}
 	}
-	return ref, p.cells.ShownOn(ref, goid, tid)
+	return ref, p.cells.OnThread(ref, goid, tid)
 }
 
 // position is like shown. If the span is over, it sets at to the nearest live span around
@@ -317,7 +317,8 @@ func (p *SpanProcessor) OnEnd(s sdktrace.ReadOnlySpan) {
 		return // Somebody else did.
 	}
 	if !here {
-		// The slot of the thread that shows the span is out of date: see resolve in the reader.
+		// Some thread's slot still shows the span. Without this, readers would take the slot for
+		// up to date, and show the spans around.
 		p.cells.SetThread(ref, self.Goid, 0)
 	}
 	in := here

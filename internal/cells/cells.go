@@ -412,10 +412,10 @@ func (t *Table) SetThread(r Ref, goid uint64, tid uint32) {
 	}
 }
 
-// ShownOn reports whether a goroutine that has shown a span on a thread has not shown another
+// OnThread reports whether a goroutine that has shown a span on a thread has not shown another
 // one elsewhere since. The cell tells that of the goroutine that started the span. Others are
 // believed, as long as the cell is not used for another span.
-func (t *Table) ShownOn(r Ref, goid uint64, tid uint32) bool {
+func (t *Table) OnThread(r Ref, goid uint64, tid uint32) bool {
 	if r == 0 {
 		return false
 	}
