@@ -21,7 +21,7 @@ var graph = map[string]string{
 	"internal/invariants": "",
 	"internal/ordered":    "",
 	"internal/procfs":     "",
-	"internal/patient":    "internal/procfs",
+	"internal/patient":    "internal/procfs x/sys",
 
 	// What asks the kernel, each for one thing. internal/vma is the one door to the
 	// memory of this process, internal/remotemem to that of others; see [memoryCalls].

@@ -20,6 +20,8 @@ var (
 	ErrNoAnswer = errors.New("reading timed out (its memory may be backed by userfaultfd or FUSE)")
 	// ErrTooMany says that this happened with so many processes that no more are read.
 	ErrTooMany = errors.New("reading has timed out for too many processes")
+
+	errSilent = fmt.Errorf("%w: still no answer", ErrNoAnswer)
 )
 
 // Limit is how long to wait for a process from which much is read. It is some ten times
@@ -44,13 +46,13 @@ var given = struct {
 }{up: make(map[int]waits)}
 
 // Call calls f, which reads the process with id pid, and returns what f returns. If that
-// takes longer than limit, the error wraps [ErrNoAnswer]. The time counts as a [Stopwatch]
-// counts it: a busy machine is no reason to give up. If ctx is done meanwhile, it
-// wraps ctx's error. f then goes on, until the process lets it go, on a goroutine that
-// nobody waits for. What it returns is dropped. As long as it takes longer than limit,
-// further calls for the process fail at once. While 64 processes of a user do that, calls
-// for any process of that user fail with an error that wraps [ErrTooMany]. While 256 do
-// in all, calls for any process fail so.
+// takes longer than limit, the error wraps [ErrNoAnswer]. While f runs, could run or waits
+// for a lock, a tenth of the time counts: then this process or the machine is busy. If ctx
+// is done meanwhile, it wraps ctx's error. f then goes on, until the process lets it go, on
+// a goroutine that nobody waits for. What it returns is dropped. As long as it takes longer
+// than limit, further calls for the process fail at once, and so do those that wait for a
+// lock. While 64 processes of a user do that, calls for any process of that user fail with
+// an error that wraps [ErrTooMany]. While 256 do in all, calls for any process fail so.
 //
 // Call is safe for concurrent use. What f touches must be so too.
 func Call[T any](ctx context.Context, pid int, limit time.Duration, f func() (T, error)) (T, error) {
@@ -62,15 +64,15 @@ func Call[T any](ctx context.Context, pid int, limit time.Duration, f func() (T,
 		return none, err
 	}
 	answered := make(chan struct{})
-	begun := make(chan *Stopwatch, 1)
+	begun := make(chan func() bool, 1)
 	go func() {
 		defer close(answered)
 		runtime.LockOSThread() // the thread whose time counts
 		defer runtime.UnlockOSThread()
-		begun <- Start()
+		begun <- Start().Blocked
 		value, err = f()
 	}()
-	reason := wait(ctx, limit, begun, answered)
+	reason := wait(ctx, pid, limit, begun, answered)
 	if reason == nil {
 		return value, err
 	}
@@ -84,20 +86,27 @@ func Call[T any](ctx context.Context, pid int, limit time.Duration, f func() (T,
 	return none, fmt.Errorf("pid %d: %w", pid, reason)
 }
 
-// wait waits until there is an answer, and returns why not if there is none.
-func wait(ctx context.Context, limit time.Duration, begun <-chan *Stopwatch, answered <-chan struct{}) error {
-	var watch *Stopwatch
+// What a call waits for is looked at so many times within its limit. A look counts for so much
+// less where that is not the process.
+const (
+	looks  = 5
+	lesser = 10
+)
+
+// wait waits until there is an answer, and returns why not if there is none. What it gets from
+// begun reports whether the process keeps the thread waiting.
+func wait(ctx context.Context, pid int, limit time.Duration, begun <-chan func() bool, answered <-chan struct{}) error {
+	var blocked func() bool
 	select {
-	case watch = <-begun:
+	case blocked = <-begun:
 	case <-ctx.Done():
 		return ctx.Err()
 	}
 	// A timer would count the time for which this process was stopped itself. A ticker
 	// does not make up for ticks that were missed.
-	const ticks = 5
-	ticker := time.NewTicker(limit / ticks)
+	ticker := time.NewTicker(limit / looks)
 	defer ticker.Stop()
-	for tick := 1; tick <= ticks || !watch.Past(limit); tick++ {
+	for passed := 0; passed < looks*lesser; {
 		select {
 		case <-answered:
 			return nil
@@ -105,8 +114,21 @@ func wait(ctx context.Context, limit time.Duration, begun <-chan *Stopwatch, ans
 			return ctx.Err()
 		case <-ticker.C:
 		}
+		passed++
+		if blocked() {
+			passed += lesser - 1
+		} else if silent(pid) {
+			return errSilent // which may have what this call waits for
+		}
 	}
 	return fmt.Errorf("%w: no answer within %v", ErrNoAnswer, limit)
+}
+
+// silent reports whether a call for a process has been given up and still waits.
+func silent(pid int) bool {
+	given.Lock()
+	defer given.Unlock()
+	return given.up[pid].calls > 0
 }
 
 // admit returns an error if the process is not to be read.
@@ -117,7 +139,7 @@ func admit(pid int) error {
 		return nil
 	}
 	if given.up[pid].calls > 0 {
-		return fmt.Errorf("pid %d: %w: still no answer", pid, ErrNoAnswer)
+		return fmt.Errorf("pid %d: %w", pid, errSilent)
 	}
 	if len(given.up) >= mostWaiting {
 		return fmt.Errorf("%w: %d", ErrTooMany, mostWaiting)

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"time"
 )
 
@@ -18,6 +20,8 @@ type Stopwatch struct {
 	// schedstat is the kernel's file about the thread, and waited what it said at the start.
 	schedstat string
 	waited    time.Duration
+	// syscall is the kernel's file about what the thread waits in.
+	syscall string
 }
 
 // Start returns a Stopwatch for the thread that it is called on. The calling goroutine has
@@ -26,6 +30,7 @@ func Start() *Stopwatch {
 	s := &Stopwatch{began: time.Now()}
 	if thread, err := os.Readlink("/proc/thread-self"); err == nil {
 		s.schedstat = filepath.Join("/proc", thread, "schedstat")
+		s.syscall = filepath.Join("/proc", thread, "syscall")
 		s.waited = s.wait()
 	}
 	return s
@@ -58,4 +63,13 @@ func (s *Stopwatch) Elapsed() time.Duration {
 // that costs no system call.
 func (s *Stopwatch) Past(limit time.Duration) bool {
 	return time.Since(s.began) >= limit && s.Elapsed() >= limit
+}
+
+// Blocked reports whether the thread waits now, and neither for a processor nor for another
+// thread of this process. For those it waits where it needs a lock, and where Go does not let
+// it run, as no more than GOMAXPROCS threads may. Where the kernel does not tell, it is blocked.
+func (s *Stopwatch) Blocked() bool {
+	text, err := os.ReadFile(s.syscall)
+	call, _, _ := strings.Cut(strings.TrimSpace(string(text)), " ")
+	return err != nil || call != "running" && call != strconv.Itoa(futex)
 }

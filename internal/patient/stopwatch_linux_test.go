@@ -108,3 +108,46 @@ func TestStopwatchCountsSleep(t *testing.T) {
 		assert.False(t, watch.Past(time.Hour))
 	})
 }
+
+// Only the thread that waits for what others do is blocked.
+func TestBlocked(t *testing.T) {
+	read, answer := waiting(t)
+	var over atomic.Bool
+	locked := make(chan struct{})
+	for name, c := range map[string]struct {
+		f       func()
+		end     func()
+		blocked bool
+	}{
+		"waits in the kernel": {func() { _, _ = read() }, answer, true},
+		"waits for a lock":    {func() { <-locked }, func() { close(locked) }, false},
+		"runs": {func() {
+			for !over.Load() {
+				continue
+			}
+		}, func() { over.Store(true) }, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			begun, ended := make(chan *Stopwatch, 1), make(chan struct{})
+			go func() {
+				defer close(ended)
+				onThread(func() {
+					begun <- Start()
+					c.f()
+				})
+			}()
+			watch := <-begun
+			// It may not have come to where it waits.
+			assert.Eventually(t, func() bool {
+				for range 20 {
+					if watch.Blocked() != c.blocked {
+						return false
+					}
+				}
+				return true
+			}, testenv.Patience, time.Millisecond)
+			c.end()
+			<-ended
+		})
+	}
+}

@@ -227,7 +227,8 @@ func (ts *targets) attachAll(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case r := <-ts.attach:
-			_, err := patient.Call(ctx, r.PID(), processLimit, func() (struct{}, error) {
+			// Who names what is in the region waits for this, also after the end.
+			_, err := patient.Call(context.WithoutCancel(ctx), r.PID(), processLimit, func() (struct{}, error) {
 				r.Attach()
 				return struct{}{}, nil
 			})

@@ -7,12 +7,14 @@ import (
 	"context"
 	"errors"
 	"os"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
 
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
@@ -21,15 +23,22 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const short = 20 * time.Millisecond
 
-// waiting returns a function that answers when the test ends, or is told to.
+// waiting returns a function that answers when the test ends, or is told to. Until then its
+// threads wait in the kernel, as for another process.
 func waiting(t *testing.T) (f func() (int, error), answer func()) {
 	t.Helper()
-	ctx, cancel := context.WithCancel(context.Background())
-	t.Cleanup(cancel)
+	var pipe [2]int
+	require.NoError(t, unix.Pipe2(pipe[:], unix.O_CLOEXEC))
+	t.Cleanup(func() { _ = unix.Close(pipe[0]) })
+	answer = sync.OnceFunc(func() { _ = unix.Close(pipe[1]) })
+	t.Cleanup(answer)
 	return func() (int, error) {
-		<-ctx.Done()
-		return 1, nil
-	}, cancel
+		for {
+			if _, err := unix.Read(pipe[0], make([]byte, 1)); !errors.Is(err, unix.EINTR) {
+				return 1, nil
+			}
+		}
+	}, answer
 }
 
 // settle waits until all calls that were given up have ended.
@@ -73,6 +82,27 @@ func TestCallWithoutAnswer(t *testing.T) {
 	assert.Equal(t, 2, value)
 }
 
+// A call that waits for a lock ends with the one that has the lock, and waits for the process.
+func TestCallsOfOneProcess(t *testing.T) {
+	f, answer := waiting(t)
+	has, lets := make(chan struct{}), make(chan struct{})
+	second := make(chan error)
+	go func() {
+		<-has
+		_, err := Call(t.Context(), 1, 50*short, func() (int, error) { <-lets; return 0, nil })
+		second <- err
+	}()
+	_, err := Call(t.Context(), 1, short, func() (int, error) {
+		defer close(lets)
+		close(has)
+		return f()
+	})
+	require.ErrorIs(t, err, ErrNoAnswer)
+	require.ErrorIs(t, <-second, errSilent)
+	answer()
+	settle(t)
+}
+
 func TestCallCancelled(t *testing.T) {
 	f, answer := waiting(t)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -99,4 +129,27 @@ func TestTooManyCalls(t *testing.T) {
 	assert.Equal(t, 2, value)
 	answer()
 	settle(t)
+}
+
+// What does not wait for the process has ten times as long.
+func TestWaitCountsLittleOfOwnTime(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		blocked func(look int) bool
+		looks   int
+	}{
+		{"blocked", func(int) bool { return true }, 5},
+		{"running", func(int) bool { return false }, 50},
+		{"both in turns", func(look int) bool { return look%2 == 0 }, 10},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			begun, n := make(chan func() bool, 1), 0
+			begun <- func() bool {
+				n++
+				return c.blocked(n)
+			}
+			assert.ErrorIs(t, wait(t.Context(), 1<<30, short, begun, nil), ErrNoAnswer)
+			assert.Equal(t, c.looks, n)
+		})
+	}
 }
