@@ -204,6 +204,8 @@ func (n *nameResolver) locate(ctx context.Context, of *targetSamples, frames []f
 	if len(frames) == 0 {
 		return
 	}
+	// Only the symbols of a few files are held: one file after the other.
+	slices.SortFunc(frames, func(a, b frame) int { return cmp.Compare(a.address, b.address) })
 	found, err := ask(ctx, n, of.target.image.PID, func(goOn func() bool) (map[frame]*symbols.Location, error) {
 		found := make(map[frame]*symbols.Location, len(frames))
 		for _, f := range frames {

@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	// maxSymbols bounds the functions that are kept of a file: 24 bytes each.
+	// maxSymbols bounds the functions that are kept of a file: 16 bytes each.
 	maxSymbols = 1 << 20
 	// maxSymbolEntries bounds the entries of symbol tables that are looked at.
 	maxSymbolEntries = 1 << 22
@@ -34,13 +34,23 @@ type elfSymbols struct {
 	names     [2]part // of .symtab and of .dynsym
 }
 
-// elfFunction is a function, with the size that the file gives it.
+// elfFunction is a function.
 type elfFunction struct {
-	address, size uint64
-	name          uint32 // offset
-	dynamic       bool   // whether the name is in names[1]
-	rank          uint8  // low for a symbol that others use
+	address uint64
+	name    uint32 // offset
+	// sizeAndKind is the size that the file gives it, at most maxSize, above what the bits say.
+	sizeAndKind uint32
 }
+
+const (
+	rankBits   = 3      // low for a symbol that others use
+	dynamicBit = 1 << 2 // the name is in names[1]
+	kindBits   = 3
+	maxSize    = 1<<(32-kindBits) - 1
+)
+
+func (f elfFunction) size() uint64 { return uint64(f.sizeAndKind >> kindBits) }
+func (f elfFunction) rank() uint32 { return f.sizeAndKind & rankBits }
 
 // readSymbols reads the functions in .symtab and .dynsym. Those without a size are left
 // out: it is not known where they end.
@@ -61,7 +71,7 @@ func (f *elfFile) readSymbols() *elfSymbols {
 		left = symbols.read(f.content(s), table == 1, left)
 	}
 	slices.SortStableFunc(symbols.functions, func(a, b elfFunction) int {
-		return cmp.Or(cmp.Compare(a.address, b.address), cmp.Compare(a.rank, b.rank))
+		return cmp.Or(cmp.Compare(a.address, b.address), cmp.Compare(a.rank(), b.rank()))
 	})
 	if len(symbols.functions) < cap(symbols.functions)/2 {
 		symbols.functions = slices.Clone(symbols.functions)
@@ -88,14 +98,18 @@ func (s *elfSymbols) read(table part, dynamic bool, left uint64) uint64 {
 			elf.SectionIndex(symbol.Shndx) == elf.SHN_UNDEF || symbol.Size == 0 {
 			continue
 		}
-		f := elfFunction{address: symbol.Value, size: symbol.Size, name: symbol.Name, dynamic: dynamic}
+		bits := uint32(0)
+		if dynamic {
+			bits = dynamicBit
+		}
 		switch elf.ST_BIND(symbol.Info) {
 		case elf.STB_GLOBAL:
 		case elf.STB_WEAK:
-			f.rank = 1
+			bits |= 1
 		default:
-			f.rank = 2
+			bits |= 2
 		}
+		f := elfFunction{symbol.Value, symbol.Name, uint32(min(symbol.Size, maxSize))<<kindBits | bits}
 		s.functions = append(s.functions, f)
 	}
 	return 0
@@ -116,7 +130,7 @@ func (s *elfSymbols) lookup(address uint64) (string, bool) {
 		if i--; i < 0 {
 			break
 		}
-		if f := s.functions[i]; address-f.address < f.size {
+		if f := s.functions[i]; address-f.address < f.size() {
 			return s.best(f.address, address)
 		}
 	}
@@ -127,10 +141,10 @@ func (s *elfSymbols) lookup(address uint64) (string, bool) {
 // address.
 func (s *elfSymbols) best(start, address uint64) (string, bool) {
 	i, _ := slices.BinarySearchFunc(s.functions, start, func(f elfFunction, a uint64) int { return cmp.Compare(f.address, a) })
-	best, underscores, rank := "", 0, uint8(0)
+	best, underscores, rank := "", 0, uint32(0)
 	for end := min(i+maxAliases, len(s.functions)); i < end && s.functions[i].address == start; i++ {
 		f := s.functions[i]
-		if address-start >= f.size || best != "" && f.rank > rank {
+		if address-start >= f.size() || best != "" && f.rank() > rank {
 			continue
 		}
 		name, ok := s.name(f)
@@ -139,7 +153,7 @@ func (s *elfSymbols) best(start, address uint64) (string, bool) {
 		}
 		n := len(name) - len(strings.TrimLeft(name, "_"))
 		if best == "" || n < underscores {
-			best, underscores, rank = name, n, f.rank
+			best, underscores, rank = name, n, f.rank()
 		}
 	}
 	return demangled(best), best != ""
@@ -148,7 +162,7 @@ func (s *elfSymbols) best(start, address uint64) (string, bool) {
 // name returns the name of f as it is in the file, less a version behind it.
 func (s *elfSymbols) name(f elfFunction) (string, bool) {
 	names := s.names[0]
-	if f.dynamic {
+	if f.sizeAndKind&dynamicBit != 0 {
 		names = s.names[1]
 	}
 	if names.pieces == nil {

@@ -15,8 +15,9 @@ const (
 	// maxFiles bounds the files that are open. The one that was used the longest time ago
 	// is closed, and names nothing any more.
 	maxFiles = 512
-	// maxTables bounds the files of which the symbols are held: about 24 MB each at most.
-	maxTables = 3
+	// maxTables bounds the files of which the symbols are held: about 16 MB each at most. An
+	// address may be looked up in a program and in its debug file.
+	maxTables = 2
 	// maxNamed and maxNamedBytes bound the addresses of a file whose names are kept.
 	// Beyond one of them all are forgotten, and found again when asked for.
 	maxNamed      = 1 << 14

@@ -198,12 +198,12 @@ func TestOverlap(t *testing.T) {
 	names := "\x00outer\x00inner\x00__alias\x00_local\x00weak@@VERSION_1\x00"
 	at := func(name string) uint32 { return uint32(strings.Index(names, "\x00"+name) + 1) }
 	s := &elfSymbols{names: [2]part{whole(strings.NewReader(names))}, functions: []elfFunction{
-		{address: 100, size: 100, name: at("outer")},
-		{address: 110, size: 20, name: at("__alias")},
-		{address: 110, size: 20, name: at("inner")},
-		{address: 110, size: 30, name: at("_local"), rank: 2},
-		{address: 300, size: 10, name: at("weak"), rank: 1},
-		{address: 300, size: 10, name: at("_local"), rank: 2},
+		{100, at("outer"), 100 << kindBits},
+		{110, at("__alias"), 20 << kindBits},
+		{110, at("inner"), 20 << kindBits},
+		{110, at("_local"), 30<<kindBits | 2},
+		{300, at("weak"), 10<<kindBits | 1},
+		{300, at("_local"), 10<<kindBits | 2},
 	}}
 	for address, want := range map[uint64]string{
 		99: "", 100: "outer", 109: "outer", 110: "inner", 129: "inner", 130: "_local", 140: "outer",
