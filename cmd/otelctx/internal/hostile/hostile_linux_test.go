@@ -6,6 +6,7 @@
 package hostile
 
 import (
+	"bytes"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -38,7 +39,7 @@ const (
 )
 
 func TestMain(m *testing.M) {
-	childproc.Main(m, map[string]func(*childproc.Parent){
+	childproc.MainAlone(m, map[string]func(*childproc.Parent){
 		burner.Role: burner.Run,
 		roleStalling: func(parent *childproc.Parent) {
 			memory, err := vma.New(wire.ProcessContextName, os.Getpagesize())
@@ -275,11 +276,16 @@ func TestStalled(t *testing.T) {
 	pids := stall(t)
 	service := startService(t, self)
 	list := self.command(otelctx, "list", "--json")
+	var said bytes.Buffer
+	list.Stderr = &said
 	out, _ := list.Output() // whatever it makes of the others
-	assert.Contains(t, string(out), fmt.Sprintf(`"pid": %d,`, service.PID()))
+	assert.Contains(t, string(out), fmt.Sprintf(`"pid": %d,`, service.PID()), "%s", &said)
 
 	r := self.record(t, otelctx, "--all").recorded(service.PID())
 	burner.AwaitUse(t, service, 300*time.Millisecond)
+	require.Eventually(t, func() bool {
+		return strings.Count(r.stderr.String(), "reading timed out") == len(pids)
+	}, testenv.Patience, 10*time.Millisecond, "%s", &r.stderr)
 	d, _ := r.end()
 	assert.Positive(t, d.samples(service.PID()))
 	for _, pid := range pids {

@@ -17,6 +17,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -122,12 +123,31 @@ func attacker(t *testing.T) string {
 	return programs.Public(t, programs.C(t, "testdata/hostile.c", "-fno-omit-frame-pointer", "-static", "-no-pie"), "attacker")
 }
 
+// output is what a program has written so far.
+type output struct {
+	mu      sync.Mutex
+	content strings.Builder
+}
+
+func (x *output) Write(p []byte) (int, error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.content.Write(p)
+}
+
+func (x *output) String() string {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.content.String()
+}
+
 // recorder is otelctx record at work.
 type recorder struct {
-	t              *testing.T
-	cmd            *exec.Cmd
-	stdout, stderr bytes.Buffer
-	file           string
+	t      *testing.T
+	cmd    *exec.Cmd
+	stdout bytes.Buffer
+	stderr output
+	file   string
 	// memory is the most that it has had so far, in bytes. What the kernel says at the end
 	// counts what this process had when it started it.
 	memory atomic.Int64

@@ -1,0 +1,55 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package childproc
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// aloneKey is the environment variable that tells the test binary that it has a namespace.
+const aloneKey = "OTELCTX_TEST_ALONE"
+
+// MainAlone is [Main], for tests that look at all processes. As root they run in a PID
+// namespace, where there are no others.
+func MainAlone(m *testing.M, roles map[string]func(*Parent)) {
+	_, isChild := os.LookupEnv(roleKey)
+	switch _, alone := os.LookupEnv(aloneKey); {
+	case isChild:
+	case alone:
+		if err := errors.Join(
+			os.Unsetenv(aloneKey),
+			unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""),
+			unix.Mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""),
+		); err != nil {
+			fmt.Fprintln(os.Stderr, "in a PID namespace:", err)
+			os.Exit(2)
+		}
+	case os.Geteuid() == 0:
+		runAlone()
+	}
+	Main(m, roles)
+}
+
+// runAlone runs the test binary in a namespace, and returns only where that is not permitted.
+func runAlone() {
+	runtime.LockOSThread() // whose end would be the tests'
+	defer runtime.UnlockOSThread()
+	cmd := exec.Command("/proc/self/exe", os.Args[1:]...) //nolint:gosec // G204: it is this very binary
+	cmd.Env = append(os.Environ(), aloneKey+"=1")
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
+	if err := cmd.Start(); err != nil {
+		return
+	}
+	_ = cmd.Wait()
+	os.Exit(cmd.ProcessState.ExitCode())
+}
