@@ -50,6 +50,15 @@ func partsOf(t *testing.T, data *profilespb.ProfilesData) parts {
 // far is an index that no table has.
 const far = 1 << 20
 
+// TestCheckChangesNothing has attributes whose order Check leaves out of account.
+func TestCheckChangesNothing(t *testing.T) {
+	data := record(t)
+	data.GetDictionary().GetMappingTable()[1].AttributeIndices = []int32{2, 1}
+	before := proto.CloneOf(data)
+	_ = Check(data)
+	assert.True(t, proto.Equal(before, data))
+}
+
 // TestCheck breaks each rule in a recording that keeps all of them. The message must
 // tell which one.
 func TestCheck(t *testing.T) {

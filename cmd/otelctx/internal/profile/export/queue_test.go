@@ -72,6 +72,21 @@ func TestQueueCountsWhatIsRejected(t *testing.T) {
 	assert.Equal(t, Delivery{Sent: 6, Warnings: []string{"slow down"}}, sendAll(t, "http://"+s.listen(t), recording(t, 3)))
 }
 
+// A sample that takes more than a request may is not sent, and counts as dropped.
+func TestQueueCountsWhatIsTooLarge(t *testing.T) {
+	c, err := NewClient("http://" + (&server{}).listen(t))
+	require.NoError(t, err)
+	c.maxRequest = 1
+	q := NewQueue(c)
+	q.Add(recording(t, 3))
+	require.NoError(t, q.Close())
+	d := q.Delivery()
+	assert.EqualValues(t, 6, d.Dropped)
+	assert.Zero(t, d.Sent+d.Waiting)
+	require.Len(t, d.Reasons, 1)
+	assert.ErrorContains(t, d.Reasons[0], "one sample takes")
+}
+
 // picky is a collector that does not take recordings of this many samples now.
 type picky struct {
 	*server
