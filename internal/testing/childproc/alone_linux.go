@@ -41,13 +41,13 @@ func MainAlone(m *testing.M, roles map[string]func(*Parent)) {
 
 // runAlone runs the test binary in a namespace, and returns only where that is not permitted.
 func runAlone() {
-	runtime.LockOSThread() // whose end would be the tests'
-	defer runtime.UnlockOSThread()
+	runtime.LockOSThread()                                // whose end would be the tests'
 	cmd := exec.Command("/proc/self/exe", os.Args[1:]...) //nolint:gosec // G204: it is this very binary
 	cmd.Env = append(os.Environ(), aloneKey+"=1")
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Start(); err != nil {
+		runtime.UnlockOSThread()
 		return
 	}
 	_ = cmd.Wait()
