@@ -4,6 +4,7 @@
 package profile
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"testing"
@@ -155,9 +156,20 @@ func TestNoRoom(t *testing.T) {
 	assert.Empty(t, locations[100].GetLines())
 }
 
+// collect returns all parts of a split.
+func collect(data *profilespb.ProfilesData, limit int) (parts []*profilespb.ProfilesData, err error) {
+	for part, failed := range Split(data, limit) {
+		if failed == nil {
+			parts = append(parts, part)
+		}
+		err = errors.Join(err, failed)
+	}
+	return parts, err
+}
+
 func TestSplit(t *testing.T) {
 	data := record(t)
-	same, err := Split(data, proto.Size(data))
+	same, err := collect(data, proto.Size(data))
 	require.NoError(t, err)
 	assert.Equal(t, []*profilespb.ProfilesData{data}, same)
 
@@ -166,7 +178,7 @@ func TestSplit(t *testing.T) {
 		times = append(times, s.GetTimestampsUnixNano()...)
 	}
 	for _, limit := range []int{proto.Size(data) - 1, proto.Size(data) * 3 / 4} {
-		parts, err := Split(data, limit)
+		parts, err := collect(data, limit)
 		require.NoError(t, err)
 		assert.Greater(t, len(parts), 1)
 		sum := 0
@@ -190,7 +202,7 @@ func TestSplit(t *testing.T) {
 		slices.Sort(times)
 		assert.Equal(t, times, found)
 	}
-	_, err = Split(data, 300)
+	_, err = collect(data, 300)
 	require.Error(t, err)
 
 	// One sample with many times, and so one profile in each part.
@@ -198,7 +210,7 @@ func TestSplit(t *testing.T) {
 	for i := range 1000 {
 		b.Add(mustResource(t), Sample{Link: &linkA}, start.Add(time.Duration(i)))
 	}
-	parts, err := Split(b.Data(start.Add(duration)), 4000)
+	parts, err := collect(b.Data(start.Add(duration)), 4000)
 	require.NoError(t, err)
 	ids := map[string]bool{}
 	for _, part := range parts {

@@ -61,7 +61,7 @@ func TestForeign(t *testing.T) {
 	p, err := Pprof(data)
 	require.NoError(t, err)
 	assert.Equal(t, []string{"��[31m"}, firstLabel(p.Sample[0].Label))
-	_, err = Split(data, 1<<10)
+	_, err = collect(data, 1<<10)
 	require.ErrorContains(t, err, "one sample takes", "what is too large is left out of what can be sent")
 }
 

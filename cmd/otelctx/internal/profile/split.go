@@ -4,36 +4,39 @@
 package profile
 
 import (
-	"errors"
 	"fmt"
+	"iter"
 
 	profilespb "go.opentelemetry.io/proto/otlp/profiles/v1development"
 	"google.golang.org/protobuf/proto"
 )
 
-// Split returns data in parts of at most limit bytes as protobuf, each complete in itself.
+// Split divides data into parts of at most limit bytes as protobuf, each complete in itself.
 // A part has a dictionary of what its samples use. Its profiles are other profiles, and so
-// have new ids. data is a [Builder]'s; if it is small enough it is returned as it is. A
-// sample that is too large by itself is divided by time. The error names the samples that
-// are too large for that; the parts hold all others.
-func Split(data *profilespb.ProfilesData, limit int) ([]*profilespb.ProfilesData, error) {
+// have new ids. data is a [Builder]'s; if it is small enough it is the only part. A sample
+// that is too large by itself is divided by time. In place of samples that are too large for
+// that there is an error; the parts hold all others. A part is made when it is asked for, and
+// is not kept: all of them together may take more memory than data.
+func Split(data *profilespb.ProfilesData, limit int) iter.Seq2[*profilespb.ProfilesData, error] {
+	return func(yield func(*profilespb.ProfilesData, error) bool) { split(data, limit, yield) }
+}
+
+func split(data *profilespb.ProfilesData, limit int, yield func(*profilespb.ProfilesData, error) bool) bool {
 	size := proto.Size(data)
 	if size <= limit {
-		return []*profilespb.ProfilesData{data}, nil
+		return yield(data, nil)
 	}
 	times := int(Samples(data))
 	if times < 2 {
-		return nil, fmt.Errorf("one sample takes %d bytes, more than %d", size, limit)
+		return yield(nil, fmt.Errorf("one sample takes %d bytes, more than %d", size, limit))
 	}
-	var (
-		parts []*profilespb.ProfilesData
-		errs  []error
-	)
-	for _, half := range [][2]int{{0, times / 2}, {times / 2, times}} {
-		more, err := Split(extract(data, half[0], half[1]), limit)
-		parts, errs = append(parts, more...), append(errs, err)
+	parts := min(times, 1+size/limit)
+	for i := range parts {
+		if !split(extract(data, times*i/parts, times*(i+1)/parts), limit, yield) {
+			return false
+		}
 	}
-	return parts, errors.Join(errs...)
+	return true
 }
 
 // Samples returns how many samples data has, which is a [Builder]'s.

@@ -63,8 +63,8 @@ func ask[T any](ctx context.Context, n *nameResolver, pid int, f func(goOn func(
 	return value, err
 }
 
-// name hands on the profiles of a part, and counts its samples. It gives up on names when
-// ctx is done.
+// name hands on the profiles of a part, and counts its samples. The part is empty then. It
+// gives up on names when ctx is done.
 func (n *nameResolver) name(ctx context.Context, p *part) {
 	n.used = 0
 	n.asked = map[*published]bool{}
@@ -78,10 +78,12 @@ func (n *nameResolver) name(ctx context.Context, p *part) {
 	slices.SortFunc(all, func(a, b *targetSamples) int {
 		return cmp.Or(cmp.Compare(len(a.order), len(b.order)), cmp.Compare(a.target.image.PID, b.target.image.PID))
 	})
+	p.targets = nil
 	before := n.tally.samples
-	for _, of := range all {
+	for i, of := range all {
 		n.add(ctx, builder, of)
 		of.target.release()
+		all[i] = nil // What it took is free for the profiles.
 	}
 	n.tally.cut += p.cut
 	n.tally.lost += p.lost

@@ -111,19 +111,25 @@ type request struct {
 	answer error
 }
 
-// requests returns data as what is sent at a time. The error names the samples that are too
-// large; the requests have all others.
+// requests returns data as what is sent at a time. The error says why samples are too large
+// for that; the requests have all others.
 func (c *Client) requests(data *profilespb.ProfilesData) ([]request, error) {
-	parts, err := profile.Split(data, c.maxRequest)
-	requests := make([]request, 0, len(parts))
-	for _, part := range parts {
-		encoded, failed := proto.Marshal(&collectorpb.ExportProfilesServiceRequest{ResourceProfiles: part.GetResourceProfiles(), Dictionary: part.GetDictionary()})
-		if failed != nil {
-			return nil, errors.Join(err, failed)
+	var (
+		requests []request
+		errs     []error
+	)
+	for part, err := range profile.Split(data, c.maxRequest) {
+		if err != nil {
+			errs = note(errs, err)
+			continue
+		}
+		encoded, err := proto.Marshal(&collectorpb.ExportProfilesServiceRequest{ResourceProfiles: part.GetResourceProfiles(), Dictionary: part.GetDictionary()})
+		if err != nil {
+			return nil, errors.Join(append(errs, err)...)
 		}
 		requests = append(requests, request{encoded: encoded, samples: profile.Samples(part)})
 	}
-	return requests, err
+	return requests, errors.Join(errs...)
 }
 
 // Pauses between attempts grow from one to the other.
