@@ -4,6 +4,7 @@
 package patient
 
 import (
+	"bytes"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -20,8 +21,8 @@ type Stopwatch struct {
 	// schedstat is the kernel's file about the thread, and waited what it said at the start.
 	schedstat string
 	waited    time.Duration
-	// syscall is the kernel's file about what the thread waits in.
-	syscall string
+	// syscall and stat are the kernel's files about what the thread waits in, and whether it does.
+	syscall, stat string
 }
 
 // Start returns a Stopwatch for the thread that it is called on. The calling goroutine has
@@ -31,6 +32,7 @@ func Start() *Stopwatch {
 	if thread, err := os.Readlink("/proc/thread-self"); err == nil {
 		s.schedstat = filepath.Join("/proc", thread, "schedstat")
 		s.syscall = filepath.Join("/proc", thread, "syscall")
+		s.stat = filepath.Join("/proc", thread, "stat")
 		s.waited = s.wait()
 	}
 	return s
@@ -67,9 +69,14 @@ func (s *Stopwatch) Past(limit time.Duration) bool {
 
 // Blocked reports whether the thread waits now, and neither for a processor nor for another
 // thread of this process. For those it waits where it needs a lock, and where Go does not let
-// it run, as no more than GOMAXPROCS threads may. Where the kernel does not tell, it is blocked.
+// it run, as no more than GOMAXPROCS threads may. A program with file capabilities is only told
+// by the kernel whether a thread waits: then the thread is blocked whatever it waits for.
 func (s *Stopwatch) Blocked() bool {
-	text, err := os.ReadFile(s.syscall)
-	call, _, _ := strings.Cut(strings.TrimSpace(string(text)), " ")
-	return err != nil || call != "running" && call != strconv.Itoa(futex)
+	if text, err := os.ReadFile(s.syscall); err == nil {
+		call, _, _ := strings.Cut(strings.TrimSpace(string(text)), " ")
+		return call != "running" && call != strconv.Itoa(futex)
+	}
+	text, _ := os.ReadFile(s.stat)
+	_, state, _ := bytes.Cut(text, []byte(") "))
+	return !bytes.HasPrefix(state, []byte("R"))
 }
