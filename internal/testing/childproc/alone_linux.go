@@ -18,6 +18,9 @@ import (
 // aloneKey is the environment variable that tells the test binary that it has a namespace.
 const aloneKey = "OTELCTX_TEST_ALONE"
 
+// notAlone is how the test binary exits where it may not mount what the namespace needs.
+const notAlone = 86
+
 // MainAlone is [Main], for tests that look at all processes. As root they run in a PID
 // namespace, where there are no others.
 func MainAlone(m *testing.M, roles map[string]func(*Parent)) {
@@ -31,7 +34,7 @@ func MainAlone(m *testing.M, roles map[string]func(*Parent)) {
 			unix.Mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""),
 		); err != nil {
 			fmt.Fprintln(os.Stderr, "in a PID namespace:", err)
-			os.Exit(2)
+			os.Exit(notAlone)
 		}
 	case os.Geteuid() == 0:
 		runAlone()
@@ -50,6 +53,11 @@ func runAlone() {
 		runtime.UnlockOSThread()
 		return
 	}
-	_ = cmd.Wait()
-	os.Exit(cmd.ProcessState.ExitCode())
+	if err := cmd.Wait(); cmd.ProcessState.ExitCode() < 0 {
+		fmt.Fprintln(os.Stderr, "in a PID namespace:", err)
+	}
+	if code := cmd.ProcessState.ExitCode(); code != notAlone {
+		os.Exit(code)
+	}
+	runtime.UnlockOSThread()
 }
