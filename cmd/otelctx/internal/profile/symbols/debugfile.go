@@ -6,7 +6,6 @@ package symbols
 import (
 	"debug/elf"
 	"path"
-	"slices"
 	"strings"
 )
 
@@ -21,39 +20,39 @@ type debugFile struct {
 	segments []elf.Prog64
 }
 
-// wantsDebug returns what to look for if a file has functions that another one may name.
-func (o *file) wantsDebug() (link string, segments []elf.Prog64, ok bool) {
-	if o == nil || o.gnuBuildID == "" {
-		return "", nil, false
-	}
-	o.reading <- struct{}{}
-	defer func() { <-o.reading }()
-	if o.elf == nil {
-		return "", nil, false
-	}
-	for i := range o.elf.sections {
-		if elf.SectionType(o.elf.sections[i].Type) == elf.SHT_SYMTAB {
-			return "", nil, false
+// lacking is what a file without symbols says of the one that has them.
+type lacking struct {
+	// link is its name, if it has one.
+	link string
+	// segments are those of the file itself.
+	segments []elf.Prog64
+}
+
+// lacks returns nil if the file has symbols.
+func (f *elfFile) lacks() *lacking {
+	for i := range f.sections {
+		if elf.SectionType(f.sections[i].Type) == elf.SHT_SYMTAB {
+			return nil
 		}
 	}
-	if s := o.elf.named(".gnu_debuglink"); s != nil {
-		link, _ = o.elf.content(s).text(0)
+	l := &lacking{segments: f.segments}
+	if s := f.named(".gnu_debuglink"); s != nil {
+		l.link, _ = f.content(s).text(0)
 	}
-	return link, slices.Clone(o.elf.segments), true
+	return l
 }
 
 // openDebug returns the file with the symbols of a region's file, or nil. It has the same
 // build id. It is looked for by the build id, and by the name that the file gives it
 // (.gnu_debuglink). Both this process's files and the recorded process's are searched.
 func (f *Files) openDebug(r *Region, of *file) *debugFile {
-	link, segments, ok := of.wantsDebug()
-	if !ok || f.unnamed {
+	if of == nil || of.gnuBuildID == "" || of.lacks == nil {
 		return nil
 	}
 	for _, own := range []bool{true, false} {
-		for _, name := range debugNames(r.mapping.Path, link, of.gnuBuildID) {
+		for _, name := range debugNames(r.mapping.Path, of.lacks.link, of.gnuBuildID) {
 			if o := f.openDebugNamed(r, own, name); o != nil && o.gnuBuildID == of.gnuBuildID {
-				return &debugFile{o, segments}
+				return &debugFile{o, of.lacks.segments}
 			}
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"syscall"
 	"testing"
 
@@ -102,4 +103,53 @@ func TestDebugNames(t *testing.T) {
 	}
 	assert.Equal(t, []string{byID}, debugNames("[heap]", "x.debug", "abcdef"))
 	assert.Empty(t, debugNames("[heap]", "", "ab"))
+}
+
+// A file is attached also while a file system keeps somebody waiting who reads it.
+func TestAttachedWhileRead(t *testing.T) {
+	files := NewFiles()
+	defer files.Close()
+	for range 2 {
+		p, err := files.Open(os.Getpid())
+		require.NoError(t, err)
+		defer func() { _ = p.Close() }()
+		r := p.Table().Find(uint64(reflect.ValueOf(TestAttachedWhileRead).Pointer()))
+		require.NotNil(t, r)
+		r.Attach()
+		of := r.attached.Load().file
+		require.NotNil(t, of)
+		of.gnuBuildID, of.lacks = "0123", &lacking{}
+		if len(of.reading) == 0 {
+			of.reading <- struct{}{}
+			defer func() { <-of.reading }()
+		}
+	}
+}
+
+// Symbols of a file that is being read are forgotten later.
+func TestForgottenLater(t *testing.T) {
+	f := NewFiles()
+	files := make([]*file, maxTables+2)
+	for i := range files {
+		files[i] = &file{files: f, reading: make(chan struct{}, 1), symbols: &elfSymbols{}}
+	}
+	files[0].reading <- struct{}{}
+	for _, o := range files {
+		f.holds(o)
+	}
+	held := func() (n int) {
+		for _, o := range files {
+			if o.symbols != nil {
+				n++
+			}
+		}
+		return n
+	}
+	assert.Equal(t, maxTables, held())
+	assert.NotNil(t, files[0].symbols)
+	<-files[0].reading
+	f.holds(files[1])
+	assert.Equal(t, maxTables-1, held())
+	assert.Nil(t, files[0].symbols)
+	assert.Len(t, f.tables, maxTables)
 }

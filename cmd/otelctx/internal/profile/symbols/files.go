@@ -55,6 +55,8 @@ type file struct {
 	// The build ids do not change, nor does kind: the type of all that is in the file where
 	// nothing is named.
 	gnuBuildID, goBuildID, htlHash, kind string
+	// lacks says what is known of the file that may name the functions, if this one cannot.
+	lacks *lacking
 
 	// reading is held by the goroutine that reads the file. It is a channel, as one that waits may
 	// give up.
@@ -165,6 +167,7 @@ func newFile(f *Files, id fileID, content io.ReaderAt, closer io.Closer) *file {
 	}
 	o.elf = e
 	o.gnuBuildID, o.goBuildID = e.buildIDs()
+	o.lacks = e.lacks()
 	if t, err := e.goTable(); err == nil {
 		o.golang = t
 	}
@@ -278,11 +281,8 @@ func (o *file) find(key uint64, address func() (uint64, bool)) ([]Line, string) 
 
 // keep keeps n for the next time.
 func (o *file) keep(key uint64, n named) {
-	const entry, line = 60, 50 // bytes, about
-	size := entry
-	for _, l := range n.lines {
-		size += line + len(l.Function) + len(l.File)
-	}
+	const entry = 60 // bytes, about
+	size := entry + Bytes(n.lines)
 	if len(o.named) >= maxNamed || o.held+size > maxNamedBytes {
 		o.forget()
 	}
@@ -315,15 +315,16 @@ func (o *file) lookup(address uint64) ([]Line, string) {
 func (f *Files) holds(o *file) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	oldest := use(&f.tables, o)
-	if len(f.tables) <= maxTables {
-		return
-	}
-	f.tables = f.tables[1:]
-	select {
-	case oldest.reading <- struct{}{}:
-		oldest.symbols = nil
-		<-oldest.reading
-	default: // it is being read: another time
+	use(&f.tables, o)
+	for i := 0; len(f.tables) > maxTables && f.tables[i] != o; {
+		oldest := f.tables[i]
+		select {
+		case oldest.reading <- struct{}{}:
+			oldest.symbols = nil
+			<-oldest.reading
+			f.tables = slices.Delete(f.tables, i, i+1)
+		default:
+			i++ // It is being read: another time.
+		}
 	}
 }

@@ -40,6 +40,16 @@ type Line struct {
 	Start int
 }
 
+// Bytes returns about how much memory lines take.
+func Bytes(lines []Line) int {
+	const line = 50
+	size := 0
+	for _, l := range lines {
+		size += line + len(l.Function) + len(l.File)
+	}
+	return size
+}
+
 // Location is what is known about an address. It is shared: nobody may change it.
 type Location struct {
 	// Mapping is nil if the address is in no known mapping. The locations of one
