@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"os"
 	"runtime/debug"
 	"time"
@@ -111,25 +112,21 @@ type request struct {
 	answer error
 }
 
-// requests returns data as what is sent at a time. The error says why samples are too large
-// for that; the requests have all others.
-func (c *Client) requests(data *profilespb.ProfilesData) ([]request, error) {
-	var (
-		requests []request
-		errs     []error
-	)
-	for part, err := range profile.Split(data, c.maxRequest) {
-		if err != nil {
-			errs = note(errs, err)
-			continue
+// requests returns data as what is sent at a time, one after the other. In place of samples that
+// cannot be sent there is an error.
+func (c *Client) requests(data *profilespb.ProfilesData) iter.Seq2[request, error] {
+	return func(yield func(request, error) bool) {
+		for part, err := range profile.Split(data, c.maxRequest) {
+			var r request
+			if err == nil {
+				r.samples = profile.Samples(part)
+				r.encoded, err = proto.Marshal(&collectorpb.ExportProfilesServiceRequest{ResourceProfiles: part.GetResourceProfiles(), Dictionary: part.GetDictionary()})
+			}
+			if !yield(r, err) {
+				return
+			}
 		}
-		encoded, err := proto.Marshal(&collectorpb.ExportProfilesServiceRequest{ResourceProfiles: part.GetResourceProfiles(), Dictionary: part.GetDictionary()})
-		if err != nil {
-			return nil, errors.Join(append(errs, err)...)
-		}
-		requests = append(requests, request{encoded: encoded, samples: profile.Samples(part)})
 	}
-	return requests, errors.Join(errs...)
 }
 
 // Pauses between attempts grow from one to the other.

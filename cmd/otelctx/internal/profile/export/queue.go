@@ -83,22 +83,31 @@ var (
 
 // Add adds profiles to those that are to be sent. It does not wait.
 func (q *Queue) Add(data *profilespb.ProfilesData) {
-	requests, err := q.client.requests(data)
-	left := profile.Samples(data)
+	unsent := profile.Samples(data)
+	for r, err := range q.client.requests(data) {
+		if err == nil {
+			unsent -= r.samples
+		}
+		q.add(r, err)
+	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	for _, r := range requests {
-		r.number = q.number
-		q.number++
-		left -= r.samples
-		q.waiting = append(q.waiting, r)
-		q.bytes += len(r.encoded)
-		q.delivery.Waiting += r.samples
-	}
+	q.delivery.Dropped += unsent
+}
+
+// add adds a request, or notes why there is none.
+func (q *Queue) add(r request, err error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
 	if err != nil {
-		q.delivery.Dropped += left
 		q.delivery.Reasons = note(q.delivery.Reasons, err)
+		return
 	}
+	r.number = q.number
+	q.number++
+	q.waiting = append(q.waiting, r)
+	q.bytes += len(r.encoded)
+	q.delivery.Waiting += r.samples
 	for q.bytes > q.limit && len(q.waiting) > 0 {
 		oldest := 0
 		for i, r := range q.waiting {
@@ -109,7 +118,7 @@ func (q *Queue) Add(data *profilespb.ProfilesData) {
 		q.over(q.waiting[oldest], errNoRoom)
 		q.waiting = slices.Delete(q.waiting, oldest, oldest+1)
 	}
-	q.arrived.Broadcast()
+	q.arrived.Signal()
 }
 
 // over counts a request that need not be sent any more. q.mu is held.
