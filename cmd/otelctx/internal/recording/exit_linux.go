@@ -6,14 +6,17 @@ package recording
 import (
 	"errors"
 	"fmt"
+	"os"
+	"runtime"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/otelctx/otelctx/reader"
 )
 
-// exit tells whether a process has ended, also if nobody has waited for it yet.
-type exit struct{ fd int }
+// exit tells whether a process has ended, also if nobody has waited for it yet. It is a file, since
+// a file that nobody refers to any more is closed.
+type exit struct{ process *os.File }
 
 // watchExit looks after the process that has this id now. The error wraps
 // [reader.ErrProcessGone] if there is none.
@@ -25,14 +28,15 @@ func watchExit(pid int) (exit, error) {
 	if err != nil {
 		return exit{}, fmt.Errorf("pidfd_open %d: %w", pid, err)
 	}
-	return exit{fd}, nil
+	return exit{os.NewFile(uintptr(fd), "pidfd")}, nil
 }
 
 // happened reports whether the process has ended.
 func (e exit) happened() bool {
-	fds := []unix.PollFd{{Fd: int32(e.fd), Events: unix.POLLIN}}
+	fds := []unix.PollFd{{Fd: int32(e.process.Fd()), Events: unix.POLLIN}}
 	n, err := unix.Poll(fds, 0)
+	runtime.KeepAlive(e.process)
 	return err == nil && n > 0
 }
 
-func (e exit) close() { _ = unix.Close(e.fd) }
+func (e exit) close() { _ = e.process.Close() }

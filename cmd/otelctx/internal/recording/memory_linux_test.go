@@ -160,3 +160,18 @@ func TestMemoryOfManyProcessors(t *testing.T) {
 	assert.Less(t, usual, uint64(150<<20))
 	assert.Less(t, largest, uint64(354<<20)) // All else that the document counts is less than 158 MiB.
 }
+
+// Programs choose how long their names are. What has no name any more keeps its address.
+func TestNamesAreBounded(t *testing.T) {
+	l := newLoad(t, 1)
+	p := newPart(time.Now(), false)
+	l.add(p, p.begun, 0, 0, 1, 1)
+	of := p.targets[l.all[0]]
+	for bytes, some := range map[int]bool{0: true, maxNamedBytes: false} {
+		n := &nameResolver{config: &Config{}, tally: newTally(false), namedBytes: bytes}
+		named := n.names(t.Context(), of)
+		assert.Equal(t, some, len(named) > 0)
+		assert.Equal(t, some, n.namedBytes > bytes)
+		assert.NotZero(t, n.stack(named, of.order[0].stack)[0].Address)
+	}
+}

@@ -20,13 +20,17 @@ import (
 )
 
 const (
-	// namingLimit is how long it may take to name what a part has, and processLimit what one
-	// process has in it. What has no name by then stays without. Both count as a
-	// [patient.Stopwatch] does.
+	// namingLimit is how long it may take to name what a part has, as a [patient.Stopwatch]
+	// counts. processLimit is the limit of a [patient.Call] for one process. What has no name by
+	// then stays without.
 	namingLimit  = 10 * time.Second
 	processLimit = 2 * time.Second
 	// maxNames bounds the addresses of a process that are named in a part.
 	maxNames = 1 << 16
+	// maxProcessNamedBytes bounds what the names of a process take in a part, of which there are
+	// two kinds, and maxNamedBytes that of all. Programs choose how long their names are.
+	maxProcessNamedBytes = 16 << 20
+	maxNamedBytes        = 128 << 20
 )
 
 // nameResolver names what is in parts, and turns them into profiles.
@@ -36,8 +40,9 @@ type nameResolver struct {
 	tally  *tally
 	// asked are those that were asked in this part whether they publish more names by now.
 	asked map[*published]bool
-	// used is what has been used of namingLimit in this part.
-	used time.Duration
+	// used and namedBytes are what has been used of namingLimit and maxNamedBytes in this part.
+	used       time.Duration
+	namedBytes int
 }
 
 // ask has f read a process, or the files that it has mapped. f is to end when goOn returns
@@ -49,6 +54,7 @@ func ask[T any](ctx context.Context, n *nameResolver, pid int, f func(goOn func(
 		return none, fmt.Errorf("pid %d: no time left for its names", pid)
 	}
 	var took time.Duration
+	began := time.Now()
 	value, err := patient.Call(ctx, pid, limit, func() (T, error) {
 		watch := patient.Start()
 		value, err := f(func() bool { return ctx.Err() == nil && !watch.Past(limit/2) })
@@ -56,17 +62,17 @@ func ask[T any](ctx context.Context, n *nameResolver, pid int, f func(goOn func(
 		return value, err
 	})
 	if errors.Is(err, patient.ErrNoAnswer) || ctx.Err() != nil {
-		n.used += limit // f may still go on
+		// f may still go on. A call that was refused has taken no time.
+		n.used += min(limit, time.Since(began))
 	} else {
 		n.used += took
 	}
 	return value, err
 }
 
-// name hands on the profiles of a part, and counts its samples. The part is empty then. It
-// gives up on names when ctx is done.
+// name hands on the profiles of a part, and counts its samples. The part is empty then.
 func (n *nameResolver) name(ctx context.Context, p *part) {
-	n.used = 0
+	n.used, n.namedBytes = 0, 0
 	n.asked = map[*published]bool{}
 	builder := profile.New(profile.Options{Start: p.begun, Frequency: n.config.Sampler.Frequency, Version: n.config.Version})
 	// Processes with few samples come first. So a process with many cannot use up their
@@ -208,19 +214,27 @@ func (n *nameResolver) locate(ctx context.Context, of *targetSamples, frames []f
 	}
 	// Only the symbols of a few files are held: one file after the other.
 	slices.SortFunc(frames, func(a, b frame) int { return cmp.Compare(a.address, b.address) })
-	found, err := ask(ctx, n, of.target.image.PID, func(goOn func() bool) (map[frame]*symbols.Location, error) {
-		found := make(map[frame]*symbols.Location, len(frames))
+	type answer struct {
+		found map[frame]*symbols.Location
+		bytes int
+	}
+	most := min(maxProcessNamedBytes, maxNamedBytes-n.namedBytes)
+	answered, err := ask(ctx, n, of.target.image.PID, func(goOn func() bool) (answer, error) {
+		a := answer{found: make(map[frame]*symbols.Location, len(frames))}
 		for _, f := range frames {
-			if !goOn() {
+			if !goOn() || a.bytes >= most {
 				break // What has been found counts.
 			}
 			f.region.Attach()
-			found[f] = f.region.Locate(f.address)
+			l := f.region.Locate(f.address)
+			a.found[f] = l
+			a.bytes += symbols.Bytes(l.Lines)
 		}
-		return found, nil
+		return a, nil
 	})
 	if err == nil { // Else there was no answer.
-		maps.Copy(named, found)
+		maps.Copy(named, answered.found)
+		n.namedBytes += answered.bytes
 	}
 }
 
@@ -262,8 +276,8 @@ func (n *nameResolver) attributes(ctx context.Context, t *target, same *rawSampl
 		return shown
 	}
 	n.asked[same.published] = true // Not for each span: to find that out may take a while.
-	now, err := ask(ctx, n, t.image.PID, func(func() bool) (*reader.ThreadLayout, error) {
-		return layoutSince(ctx, t.reader, by)
+	now, err := ask(ctx, n, t.image.PID, func(goOn func() bool) (*reader.ThreadLayout, error) {
+		return layoutSince(ctx, t.reader, by, goOn)
 	})
 	if err != nil || now == nil {
 		return shown
@@ -274,11 +288,11 @@ func (n *nameResolver) attributes(ctx context.Context, t *target, same *rawSampl
 }
 
 // layoutSince is [reader.Process.ThreadLayoutSince]. The thread that publishes may have to
-// wait for a processor meanwhile.
-func layoutSince(ctx context.Context, p *reader.Process, was *reader.ThreadLayout) (*reader.ThreadLayout, error) {
+// wait for a processor meanwhile. It ends when goOn returns false.
+func layoutSince(ctx context.Context, p *reader.Process, was *reader.ThreadLayout, goOn func() bool) (*reader.ThreadLayout, error) {
 	for {
 		layout, err := p.ThreadLayoutSince(ctx, was)
-		if !errors.Is(err, reader.ErrBusy) || ctx.Err() != nil {
+		if !errors.Is(err, reader.ErrBusy) || !goOn() {
 			return layout, err
 		}
 	}

@@ -12,9 +12,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -31,6 +33,8 @@ import (
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/symbols"
+	"github.com/otelctx/otelctx/internal/patient"
 	"github.com/otelctx/otelctx/internal/testing/burner"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
@@ -371,4 +375,82 @@ func TestSampleAttributes(t *testing.T) {
 		}
 		assert.Equal(t, want, got, "ids: %t", ids)
 	}
+}
+
+// A process that says for ever that it is publishing is given up, and is not waited for afterwards.
+func TestNamesOfAttributesWhilePublishingForEver(t *testing.T) {
+	publishNames(t)
+	p, err := reader.Open(os.Getpid())
+	require.NoError(t, err)
+	defer func() { _ = p.Close() }()
+	pc, err := p.ProcessContext(t.Context())
+	require.NoError(t, err)
+	memory, err := os.OpenFile("/proc/self/mem", os.O_RDWR, 0)
+	require.NoError(t, err)
+	defer func() { _ = memory.Close() }()
+	_, err = memory.WriteAt(make([]byte, 8), int64(pc.MappingAddress)+int64(unsafe.Offsetof(wire.ProcessContextHeader{}.PublishedAtNS)))
+	require.NoError(t, err)
+
+	ask, _ := asking(t)
+	assert.Empty(t, ask(0, 2, 'h', 'i'))
+	_, err = patient.Call(t.Context(), os.Getpid(), processLimit, func() (struct{}, error) { return struct{}{}, nil })
+	assert.NoError(t, err)
+}
+
+// keepWaiting has this process count as one that does not answer, until the end of the test.
+func keepWaiting(t *testing.T) {
+	t.Helper()
+	r, w, err := os.Pipe()
+	require.NoError(t, err)
+	r.Fd() // Reading it waits in the kernel from now on.
+	ended := make(chan struct{})
+	_, err = patient.Call(t.Context(), os.Getpid(), time.Millisecond, func() (int, error) {
+		defer close(ended)
+		return r.Read(make([]byte, 1))
+	})
+	require.ErrorIs(t, err, patient.ErrNoAnswer)
+	t.Cleanup(func() {
+		require.NoError(t, w.Close())
+		<-ended
+		require.NoError(t, r.Close())
+		require.Eventually(t, func() bool {
+			_, err := patient.Call(context.Background(), os.Getpid(), testenv.Patience, func() (int, error) { return 0, nil })
+			return err == nil
+		}, testenv.Patience, time.Millisecond)
+	})
+}
+
+// A process that is not even asked takes nothing of the time in which others are named.
+func TestRefusedTakesNoTime(t *testing.T) {
+	keepWaiting(t)
+	n := &nameResolver{}
+	for range 10 {
+		_, err := ask(t.Context(), n, os.Getpid(), func(func() bool) (struct{}, error) { return struct{}{}, nil })
+		require.ErrorIs(t, err, patient.ErrNoAnswer)
+	}
+	assert.Less(t, n.used, namingLimit)
+}
+
+// A file that was not opened since its process did not answer is asked for again.
+func TestWantedAgain(t *testing.T) {
+	files := symbols.NewFiles()
+	defer files.Close()
+	p, err := files.Open(os.Getpid())
+	require.NoError(t, err)
+	defer func() { _ = p.Close() }()
+	region := p.Table().Find(uint64(reflect.ValueOf(TestWantedAgain).Pointer()))
+	require.NotNil(t, region)
+	ctx, cancel := context.WithCancel(t.Context())
+	warned := make(chan struct{}, 1)
+	ts := &targets{config: &Config{Warn: func(error) { warned <- struct{}{} }}, attach: make(chan *symbols.Region), warned: map[warning]bool{}}
+	var attaching sync.WaitGroup
+	attaching.Go(func() { ts.attachAll(ctx) })
+	keepWaiting(t)
+	require.True(t, region.Want())
+	ts.attach <- region
+	<-warned
+	cancel()
+	attaching.Wait()
+	assert.False(t, region.Attached())
+	assert.True(t, region.Want())
 }

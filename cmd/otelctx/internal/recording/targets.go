@@ -232,6 +232,9 @@ func (ts *targets) attachAll(ctx context.Context) {
 				r.Attach()
 				return struct{}{}, nil
 			})
+			if err != nil {
+				r.Unwant() // It may answer when another sample asks again.
+			}
 			if errors.Is(err, patient.ErrNoAnswer) {
 				ts.warn(r.PID(), fmt.Errorf("a file that it has mapped: %w", err))
 			}
