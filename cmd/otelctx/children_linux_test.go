@@ -191,9 +191,7 @@ func startStalling(t *testing.T) *childproc.Child {
 
 func stallingRole(parent *childproc.Parent) {
 	parent.AdmitReaders()
-	memory, err := vma.New(wire.ProcessContextName, os.Getpagesize())
-	parent.Must(err)
-	awaitReader, err := userfault.StallAndTell(memory.Bytes())
+	_, awaitReader, err := userfault.Stall(wire.ProcessContextName, os.Getpagesize())
 	switch {
 	case errors.Is(err, fs.ErrPermission) && os.Geteuid() != 0:
 		parent.Send("not permitted")
@@ -203,7 +201,6 @@ func stallingRole(parent *childproc.Parent) {
 		return
 	}
 	parent.Must(err)
-	parent.Must(memory.Announce())
 	parent.Send("stalling")
 	for _, ok := parent.Receive(); ok; _, ok = parent.Receive() {
 		parent.Must(awaitReader())

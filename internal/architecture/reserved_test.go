@@ -53,7 +53,7 @@ var memoryCalls = map[string]string{
 	"cmd/otelctx/internal/kernel/launch": "PtraceCont PtraceDetach",
 	// For tests.
 	"internal/testing/childproc": "SYS_PRCTL",
-	"internal/testing/userfault": "SYS_USERFAULTFD",
+	"internal/testing/userfault": "MemfdCreate Mmap Mprotect SYS_USERFAULTFD",
 	// The numbers of the calls that it has fail, for tests, and what that takes.
 	"internal/testing/seccomp": "Prctl SYS_MADVISE SYS_MEMFD_CREATE SYS_MMAP SYS_PRCTL SYS_PROCESS_VM_READV",
 }

@@ -24,39 +24,57 @@ const (
 	messageSize     = 32
 )
 
-// Stall makes whoever touches memory, by whatever way, wait until this process has
-// ended. memory is whole pages, of a memfd or anonymous, that nobody has touched yet.
+// Stall returns new memory of whole pages, from a memfd with this name. Whoever touches it, by
+// whatever way, waits until this process has ended. Nobody can have touched it before, such as a
+// reader of all processes that another test has started: till then it cannot be read. await waits
+// until one more thread has touched the memory and waits for what is there.
 //
 // The error wraps [unix.EPERM], which is an [io/fs.ErrPermission], without CAP_SYS_PTRACE,
 // and [unix.ENOSYS], which is an [errors.ErrUnsupported], of a kernel without
 // CONFIG_USERFAULTFD.
-func Stall(memory []byte) error {
-	_, err := StallAndTell(memory)
-	return err
-}
-
-// StallAndTell is [Stall], and await waits until one more thread has touched memory and
-// waits for what is there.
-func StallAndTell(memory []byte) (await func() error, err error) {
+func Stall(name string, size int) (memory []byte, await func() error, err error) {
 	fd, _, errno := unix.Syscall(unix.SYS_USERFAULTFD, unix.O_CLOEXEC, 0, 0)
 	if errno != 0 {
-		return nil, fmt.Errorf("userfaultfd: %w", errno)
+		return nil, nil, fmt.Errorf("userfaultfd: %w", errno)
+	}
+	if memory, err = hidden(name, size); err != nil {
+		return nil, nil, err
 	}
 	// Sound: the pointers are converted in the argument lists, which keeps what they
 	// point at alive and in place for the calls. The kernel remembers none of them, but
 	// the address of memory, which is not of the heap.
 	hello := api{api: version}
 	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, fd, ioctlAPI, uintptr(unsafe.Pointer(&hello))); errno != 0 {
-		return nil, fmt.Errorf("ioctl UFFDIO_API: %w", errno)
+		return nil, nil, fmt.Errorf("ioctl UFFDIO_API: %w", errno)
 	}
 	all := register{
 		start: uint64(uintptr(unsafe.Pointer(unsafe.SliceData(memory)))), size: uint64(len(memory)), mode: registerMissing,
 	}
 	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, fd, ioctlRegister, uintptr(unsafe.Pointer(&all))); errno != 0 {
-		return nil, fmt.Errorf("ioctl UFFDIO_REGISTER: %w", errno)
+		return nil, nil, fmt.Errorf("ioctl UFFDIO_REGISTER: %w", errno)
 	}
-	return func() error {
+	if err := unix.Mprotect(memory, unix.PROT_READ|unix.PROT_WRITE); err != nil {
+		return nil, nil, fmt.Errorf("mprotect: %w", err)
+	}
+	return memory, func() error {
 		_, err := unix.Read(int(fd), make([]byte, messageSize))
 		return err
 	}, nil
+}
+
+// hidden returns memory of a memfd with this name that cannot be read.
+func hidden(name string, size int) ([]byte, error) {
+	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("memfd_create: %w", err)
+	}
+	defer func() { _ = unix.Close(fd) }()
+	if err := unix.Ftruncate(fd, int64(size)); err != nil {
+		return nil, fmt.Errorf("ftruncate: %w", err)
+	}
+	memory, err := unix.Mmap(fd, 0, size, unix.PROT_NONE, unix.MAP_PRIVATE)
+	if err != nil {
+		return nil, fmt.Errorf("mmap: %w", err)
+	}
+	return memory, nil
 }

@@ -27,7 +27,6 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/seccomp"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 	"github.com/otelctx/otelctx/internal/testing/userfault"
-	"github.com/otelctx/otelctx/internal/vma"
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
@@ -42,10 +41,8 @@ func TestMain(m *testing.M) {
 	childproc.MainAlone(m, map[string]func(*childproc.Parent){
 		burner.Role: burner.Run,
 		roleStalling: func(parent *childproc.Parent) {
-			memory, err := vma.New(wire.ProcessContextName, os.Getpagesize())
+			_, _, err := userfault.Stall(wire.ProcessContextName, os.Getpagesize())
 			parent.Must(err)
-			parent.Must(userfault.Stall(memory.Bytes()))
-			parent.Must(memory.Announce())
 			parent.Send("stalling")
 			parent.Receive()
 		},
