@@ -146,6 +146,7 @@ func TestRecordWithoutPause(t *testing.T) {
 	service := startBurner(t, nil, burner.Records)
 	r := startRecord(t, pidOf(service), "--repeat", "--duration=100ms", fmt.Sprintf("--freq=%d", frequency), "--otlp-endpoint", c.listen(t))
 	r.awaitRecorded(t, service)
+	r.awaitSample(t) // It may still be about to watch the service.
 	before, err := burner.Used(service)
 	require.NoError(t, err)
 	require.Eventually(t, func() bool { return c.requests() >= atOnce+refused }, testenv.Patience, tick)
@@ -350,6 +351,7 @@ func TestRecordMinute(t *testing.T) {
 	service := startBurner(t, nil, burner.Records)
 	r := startRecord(t, pidOf(service), "--repeat", "--duration=1s", fmt.Sprintf("--freq=%d", frequency), "--otlp-endpoint", c.listen(t))
 	r.awaitRecorded(t, service)
+	r.awaitSample(t)
 	var seen []used
 	var memory []int
 	for begin = time.Now(); time.Since(begin) < minute; time.Sleep(time.Millisecond) {
