@@ -54,7 +54,8 @@ var given = struct {
 // lock. While 64 processes of a user do that, calls for any process of that user fail with
 // an error that wraps [ErrTooMany]. While 256 do in all, calls for any process fail so.
 //
-// Call is safe for concurrent use. What f touches must be so too.
+// Signals to this process are left to other threads than f's, and do not wait for f. Call is
+// safe for concurrent use. What f touches must be so too.
 func Call[T any](ctx context.Context, pid int, limit time.Duration, f func() (T, error)) (T, error) {
 	var (
 		none, value T
@@ -69,6 +70,7 @@ func Call[T any](ctx context.Context, pid int, limit time.Duration, f func() (T,
 		defer close(answered)
 		runtime.LockOSThread() // the thread whose time counts
 		defer runtime.UnlockOSThread()
+		defer leaveSignals()()
 		begun <- Start().Blocked
 		value, err = f()
 	}()

@@ -6,7 +6,9 @@ package patient
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
+	"os/signal"
 	"sync"
 	"testing"
 	"time"
@@ -112,6 +114,24 @@ func TestCallCancelled(t *testing.T) {
 	_, err = Call(t.Context(), 1, Limit, func() (int, error) { return 2, nil })
 	require.NoError(t, err, "it has not been given the time to answer")
 	answer()
+}
+
+// A signal does not go to a thread that may not hear of it. One that was sent to that thread alone
+// gets through when the call has an answer.
+func TestCallLeavesSignals(t *testing.T) {
+	heard := make(chan os.Signal, 1)
+	signal.Notify(heard, unix.SIGUSR1)
+	defer signal.Stop(heard)
+	pending, err := Call(t.Context(), 1, Limit, func() (string, error) {
+		if err := unix.Tgkill(os.Getpid(), unix.Gettid(), unix.SIGUSR1); err != nil {
+			return "", err
+		}
+		status, err := os.ReadFile("/proc/thread-self/status")
+		return string(status), err
+	})
+	require.NoError(t, err)
+	assert.Contains(t, pending, fmt.Sprintf("\nSigPnd:\t%016x\n", 1<<(unix.SIGUSR1-1)))
+	<-heard
 }
 
 func TestTooManyCalls(t *testing.T) {
