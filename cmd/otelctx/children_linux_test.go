@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"strconv"
 	"testing"
 	"time"
 
@@ -174,7 +175,8 @@ func writerRole(parent *childproc.Parent) {
 	parent.Receive()
 }
 
-// startStalling returns a process that lets readers of its context wait.
+// startStalling returns a process that lets readers of its context wait. Asked for a process id,
+// it answers when that process does.
 func startStalling(t *testing.T) *childproc.Child {
 	t.Helper()
 	c := childproc.Start(t, roleStalling, nil)
@@ -202,8 +204,14 @@ func stallingRole(parent *childproc.Parent) {
 	}
 	parent.Must(err)
 	parent.Send("stalling")
-	for _, ok := parent.Receive(); ok; _, ok = parent.Receive() {
-		parent.Must(awaitReader())
-		parent.Send("one more waits")
+	for pid, ok := parent.Receive(); ok; pid, ok = parent.Receive() {
+		for thread := ""; thread == ""; { // Others may read this process, too.
+			tid, err := awaitReader()
+			parent.Must(err)
+			if _, err := os.Stat(fmt.Sprintf("/proc/%s/task/%d", pid, tid)); err == nil {
+				thread = strconv.Itoa(tid)
+			}
+		}
+		parent.Send("waits")
 	}
 }

@@ -4,6 +4,7 @@
 package userfault
 
 import (
+	"encoding/binary"
 	"fmt"
 	"unsafe"
 
@@ -20,19 +21,24 @@ const (
 	ioctlAPI        = 0xC018AA3F
 	ioctlRegister   = 0xC020AA00
 	version         = 0xAA
+	featureThreadID = 1 << 8
 	registerMissing = 1
-	messageSize     = 32
+	// A struct uffd_msg has messageSize bytes, and in a message about a page the id of the thread
+	// at threadID.
+	messageSize = 32
+	threadID    = 24
 )
 
 // Stall returns new memory of whole pages, from a memfd with this name. Whoever touches it, by
 // whatever way, waits until this process has ended. Nobody can have touched it before, such as a
 // reader of all processes that another test has started: till then it cannot be read. await waits
-// until one more thread has touched the memory and waits for what is there.
+// until one more thread has touched the memory and waits for what is there. It returns the
+// thread's id, as the thread itself knows it.
 //
 // The error wraps [unix.EPERM], which is an [io/fs.ErrPermission], without CAP_SYS_PTRACE,
 // and [unix.ENOSYS], which is an [errors.ErrUnsupported], of a kernel without
 // CONFIG_USERFAULTFD.
-func Stall(name string, size int) (memory []byte, await func() error, err error) {
+func Stall(name string, size int) (memory []byte, await func() (tid int, err error), err error) {
 	fd, _, errno := unix.Syscall(unix.SYS_USERFAULTFD, unix.O_CLOEXEC, 0, 0)
 	if errno != 0 {
 		return nil, nil, fmt.Errorf("userfaultfd: %w", errno)
@@ -43,7 +49,7 @@ func Stall(name string, size int) (memory []byte, await func() error, err error)
 	// Sound: the pointers are converted in the argument lists, which keeps what they
 	// point at alive and in place for the calls. The kernel remembers none of them, but
 	// the address of memory, which is not of the heap.
-	hello := api{api: version}
+	hello := api{api: version, features: featureThreadID}
 	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, fd, ioctlAPI, uintptr(unsafe.Pointer(&hello))); errno != 0 {
 		return nil, nil, fmt.Errorf("ioctl UFFDIO_API: %w", errno)
 	}
@@ -56,9 +62,10 @@ func Stall(name string, size int) (memory []byte, await func() error, err error)
 	if err := unix.Mprotect(memory, unix.PROT_READ|unix.PROT_WRITE); err != nil {
 		return nil, nil, fmt.Errorf("mprotect: %w", err)
 	}
-	return memory, func() error {
-		_, err := unix.Read(int(fd), make([]byte, messageSize))
-		return err
+	return memory, func() (int, error) {
+		message := make([]byte, messageSize)
+		_, err := unix.Read(int(fd), message)
+		return int(binary.NativeEndian.Uint32(message[threadID:])), err
 	}, nil
 }
 
