@@ -6,10 +6,6 @@ package reader
 import (
 	"context"
 	"encoding/binary"
-	"fmt"
-	"os"
-	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -121,14 +117,9 @@ func TestLiveSpans(t *testing.T) {
 	}
 	check()
 
-	require.NoError(t, syscall.Kill(c.PID(), syscall.SIGSTOP))
-	t.Cleanup(func() { _ = syscall.Kill(c.PID(), syscall.SIGCONT) })
-	require.Eventually(t, func() bool {
-		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", c.PID()))
-		return err == nil && strings.Contains(string(stat), ") T ")
-	}, testenv.Patience, time.Millisecond)
+	c.Stop()
 	check()
-	require.NoError(t, syscall.Kill(c.PID(), syscall.SIGCONT))
+	c.Continue()
 
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"syscall"
 	"testing"
 	"time"
 
@@ -89,9 +88,9 @@ func measure(t *testing.T, number int) [numCarriers]score {
 	for deadline := time.Now().Add(10 * time.Minute); taken < *samples; {
 		require.False(t, time.Now().After(deadline), "%d samples", taken)
 		time.Sleep(time.Duration(200+rand.IntN(1000)) * time.Microsecond)
-		stop(t, child.PID())
+		child.Stop()
 		seen, err := l.look()
-		require.NoError(t, syscall.Kill(child.PID(), syscall.SIGCONT))
+		child.Continue()
 		require.NoError(t, err)
 		taken += len(seen)
 		for _, s := range seen {
@@ -102,22 +101,6 @@ func measure(t *testing.T, number int) [numCarriers]score {
 	}
 	child.Done()
 	return scores
-}
-
-// stop stops all threads of a child, and returns when they have.
-func stop(t *testing.T, pid int) {
-	t.Helper()
-	require.NoError(t, syscall.Kill(pid, syscall.SIGSTOP))
-	for {
-		var status syscall.WaitStatus
-		_, err := syscall.Wait4(pid, &status, syscall.WUNTRACED, nil)
-		if errors.Is(err, syscall.EINTR) {
-			continue
-		}
-		require.NoError(t, err)
-		require.True(t, status.Stopped(), "child has ended: %v", status)
-		return
-	}
 }
 
 // looker reads a child that is stopped.

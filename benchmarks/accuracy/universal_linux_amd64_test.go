@@ -183,7 +183,7 @@ func measureUniversal(t *testing.T, workers int, blocks, refreshes bool) (s scor
 	for deadline := time.Now().Add(10 * time.Minute); s.samples() < *samples || s.right == 0; {
 		require.True(t, time.Now().Before(deadline), "%d samples, %d of them right", s.samples(), s.right)
 		time.Sleep(time.Duration(200+rand.IntN(1000)) * time.Microsecond)
-		stop(t, child.PID())
+		child.Stop()
 		unknown := map[uint64]bool{}
 		b := make([]byte, len(cells)*cellSize)
 		read(address, b)
@@ -208,7 +208,7 @@ func measureUniversal(t *testing.T, workers int, blocks, refreshes bool) (s scor
 			}
 			s.add(doing == inside, given != 0, doing == inside && given == span)
 		}
-		require.NoError(t, syscall.Kill(child.PID(), syscall.SIGCONT))
+		child.Continue()
 		for tid := range unknown {
 			if base, err := threadPointer(int(tid)); errors.Is(err, syscall.EPERM) {
 				t.Skip(err)

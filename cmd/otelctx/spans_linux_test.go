@@ -6,13 +6,10 @@ package main
 import (
 	"bytes"
 	"encoding/json"
-	"fmt"
 	"math"
-	"os"
 	"regexp"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -20,7 +17,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/otelctx/otelctx/internal/testing/golden"
-	"github.com/otelctx/otelctx/internal/testing/testenv"
 	"github.com/otelctx/otelctx/reader"
 )
 
@@ -42,14 +38,9 @@ func TestSpansGolden(t *testing.T) {
 		}
 	}
 	compare()
-	require.NoError(t, syscall.Kill(w.PID(), syscall.SIGSTOP))
-	t.Cleanup(func() { _ = syscall.Kill(w.PID(), syscall.SIGCONT) })
-	require.Eventually(t, func() bool {
-		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", w.PID()))
-		return err == nil && strings.Contains(string(stat), ") T ")
-	}, testenv.Patience, tick)
+	w.Stop()
 	compare()
-	require.NoError(t, syscall.Kill(w.PID(), syscall.SIGCONT))
+	w.Continue()
 
 	assert.Equal(t, "Process PID: live spans: 0\n", printed(t, "spans", w.pid, "--min-age", "1000h"))
 	assert.Contains(t, printed(t, "spans", w.pid, "--min-age", "1000h", "--json"), `"spans": []`)

@@ -74,6 +74,33 @@ func (c *Child) Zombie() {
 	}
 }
 
+// Stop stops the child, and returns when all of its threads have stopped.
+func (c *Child) Stop() {
+	c.t.Helper()
+	if err := c.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+		c.t.Fatal(err)
+	}
+	for {
+		var status syscall.WaitStatus
+		_, err := syscall.Wait4(c.PID(), &status, syscall.WUNTRACED, nil)
+		if errors.Is(err, syscall.EINTR) {
+			continue
+		}
+		if err != nil || !status.Stopped() {
+			c.t.Fatalf("child has not stopped: %v, %v", err, status)
+		}
+		return
+	}
+}
+
+// Continue has a stopped child go on.
+func (c *Child) Continue() {
+	c.t.Helper()
+	if err := c.cmd.Process.Signal(syscall.SIGCONT); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
 // HasOpen reports whether a process has something open that the kernel calls name.
 func HasOpen(pid int, name string) (bool, error) {
 	dir := fmt.Sprintf("/proc/%d/fd/", pid)
