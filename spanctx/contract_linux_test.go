@@ -116,17 +116,11 @@ func (p *program) check(t *testing.T) bool {
 		if !a.relabelled {
 			want.record = in
 		}
-		if s := p.service; s.rings[threadRing] == nil {
+		if p.rings[threadRing] == nil {
 			want.thread = 0
 		}
 		var got shown
 		a.run(func() { got = p.shown(t) })
-		if !p.p.records {
-			want.record = 0
-		}
-		if p.p.goroutines == nil {
-			want.goroutine = 0
-		}
 		if !assert.Equal(t, want, got, "goroutine %d", n) {
 			return false
 		}
@@ -249,14 +243,17 @@ func TestContract(t *testing.T) {
 	for name, opts := range map[string][]Option{
 		"mapped": nil,
 		// The race detector watches memory of the heap alone.
-		"heap": {withHeap()},
+		"heap":            {withHeap()},
+		"hidden labels":   {WithLabels(LabelsHidden)},
+		"names and keys":  {WithSpanNames(true), WithAttributeKeys("tenant")},
+		"no thread slots": {WithThreadSlots(false)},
 	} {
 		t.Run(name, func(t *testing.T) { testContract(t, serve(t, opts...)) })
 	}
 }
 
 func testContract(t *testing.T, s *service) {
-	first, programs := uint64(1), testenv.Rounds(100, long(5000))
+	first, programs := uint64(1), testenv.Rounds(50, long(2000))
 	for seed := first; seed < first+uint64(programs); seed++ {
 		p := &program{service: s, random: rand.New(rand.NewPCG(seed, 0))}
 		for range 3 {
