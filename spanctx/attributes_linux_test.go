@@ -102,7 +102,7 @@ func (s *service) assertAttributes(t testing.TB, span trace.Span, kvs ...string)
 	}
 	if s.p.records {
 		assert.Equal(t, number(span), recorded(t, s.p.cells.Address()))
-		assert.Equal(t, want, decoded(t, keys, string(gorecord.Installed().Attributes())), "record")
+		assert.Equal(t, want, decoded(t, keys, string(installed().Attributes())), "record")
 		assert.Contains(t, labelsThatShow(t, span), want, "labels")
 	}
 }
@@ -253,7 +253,7 @@ func TestAttachAttributesWhileItEnds(t *testing.T) {
 		for r := range rounds {
 			r.begun.Store(true)
 			attached := Attach(r.ctx)
-			r.left <- gorecord.Installed()
+			r.left <- installed()
 			attached.Detach()
 		}
 	})
@@ -262,7 +262,7 @@ func TestAttachAttributesWhileItEnds(t *testing.T) {
 		apart(func() {
 			ctx, span := s.root()
 			r := &round{ctx: with(ctx, "app", "x"), left: make(chan *gorecord.Record, 1)}
-			root := gorecord.Installed()
+			root := installed()
 			rounds <- r
 			for !r.begun.Load() {
 				runtime.Gosched()
@@ -305,7 +305,7 @@ func TestAttributesThatDoNotFit(t *testing.T) {
 		at := s.rings[threadRing].at(t, uint64(syscall.Gettid()))
 		assert.Equal(t, "\x01\x011\x03\x012", at.attributes)
 		want := "\x00\xc8" + long + "\x01\x011\x02\xc8" + long + "\x03\x012"
-		assert.Equal(t, want, string(gorecord.Installed().Attributes()))
+		assert.Equal(t, want, string(installed().Attributes()))
 		ctxB, child := s.start(trace.ContextWithSpan(context.Background(), span))
 		assert.Empty(t, s.rings[threadRing].at(t, uint64(syscall.Gettid())).attributes)
 		_ = ctxB
@@ -350,7 +350,7 @@ func TestNoAttributeKeys(t *testing.T) {
 	require.NoError(t, s.p.AddAttributeKeys("app"))
 	apart(func() {
 		_, span := s.start(with(context.Background(), "app", "shop"))
-		assert.Equal(t, "\x00\x04shop", string(gorecord.Installed().Attributes()))
+		assert.Equal(t, "\x00\x04shop", string(installed().Attributes()))
 		assert.Empty(t, s.rings[threadRing].at(t, uint64(syscall.Gettid())).attributes)
 		span.End()
 	})
@@ -372,7 +372,7 @@ func TestAttributesWithLayout1(t *testing.T) {
 	assert.Equal(t, 32, s.p.threads.Layout().SlotSize)
 	apart(func() {
 		_, span := s.start(with(context.Background(), "app", "shop"))
-		assert.Equal(t, "\x00\x04shop", string(gorecord.Installed().Attributes()))
+		assert.Equal(t, "\x00\x04shop", string(installed().Attributes()))
 		assert.Equal(t, "\x00\x04shop", s.rings[goroutineRing].at(t, goid()).attributes)
 		span.End()
 	})

@@ -12,7 +12,6 @@ import (
 	"github.com/stretchr/testify/assert"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 
-	"github.com/otelctx/otelctx/internal/gorecord"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/seccomp"
 )
@@ -23,10 +22,10 @@ func beWithoutMappings(parent *childproc.Parent) {
 	p, err := NewSpanProcessor(WithGoroutineSlots(true))
 	parent.Must(err)
 	provider := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(p))
-	before := gorecord.Installed()
+	before := installed()
 	_, span := provider.Tracer("").Start(context.Background(), "span")
 	reasons := strings.ReplaceAll(fmt.Sprint(p.Err()), "\n", "; ")
-	parent.Send("record %t: %s", before == nil && gorecord.Installed() != nil, reasons)
+	parent.Send("record %t: %s", before == nil && installed() != nil, reasons)
 	span.End()
 }
 

@@ -330,11 +330,17 @@ func (s *service) shown(t testing.TB) (is shown) {
 	return is
 }
 
+// installed returns the record that is installed on the calling goroutine, or nil.
+func installed() *gorecord.Record {
+	_, r := gorecord.User()
+	return r
+}
+
 // recorded returns the id of the span that the record behind the calling goroutine's
 // labels shows. If that span is over it is the nearest live one around it.
 func recorded(t testing.TB, table uint64) uint64 {
 	t.Helper()
-	if gorecord.Installed() == nil {
+	if installed() == nil {
 		return 0
 	}
 	labels := int64(uintptr(goruntime.Labels()))

@@ -24,7 +24,6 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/otelctx/otelctx/internal/environment"
-	"github.com/otelctx/otelctx/internal/gorecord"
 	"github.com/otelctx/otelctx/internal/remotemem"
 	"github.com/otelctx/otelctx/reader"
 )
@@ -103,7 +102,7 @@ func (s *service) assertNames(t testing.TB, span trace.Span, name, endpoint stri
 		return
 	}
 	require.Equal(t, number(span), recorded(t, s.p.cells.Address()))
-	r := uint64(uintptr(unsafe.Pointer(gorecord.Installed())))
+	r := uint64(uintptr(unsafe.Pointer(installed())))
 	var numbers [4]byte
 	_, err := remotemem.Of(os.Getpid()).ReadAt(numbers[:], int64(r+advertised(t, s.p, "threadlocal.go.record_names_offset")))
 	require.NoError(t, err)

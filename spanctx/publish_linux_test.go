@@ -22,7 +22,6 @@ import (
 
 	"github.com/otelctx/otelctx/internal/cells"
 	"github.com/otelctx/otelctx/internal/environment"
-	"github.com/otelctx/otelctx/internal/gorecord"
 	"github.com/otelctx/otelctx/internal/goruntime"
 	"github.com/otelctx/otelctx/internal/ring"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
@@ -158,7 +157,7 @@ func TestRefusedCalibration(t *testing.T) {
 					if tt.record {
 						assert.Equal(t, want, is.record)
 					} else {
-						assert.Nil(t, gorecord.Installed())
+						assert.Nil(t, installed())
 					}
 				}
 				ctx, a := s.root()
@@ -252,7 +251,7 @@ func TestWithPublishing(t *testing.T) {
 	assert.Nil(t, active.Load())
 	apart(func() {
 		ctx, span := tp3.Tracer("").Start(context.Background(), "span")
-		assert.Nil(t, gorecord.Installed())
+		assert.Nil(t, installed())
 		Attach(ctx).Detach()
 		Refresh(ctx)
 		span.End()
@@ -440,7 +439,7 @@ func TestShutdown(t *testing.T) {
 // assertNoRecord checks that the calling goroutine has no record of a live span.
 func assertNoRecord(t testing.TB) {
 	t.Helper()
-	if r := gorecord.Installed(); r != nil {
+	if r := installed(); r != nil {
 		assert.False(t, isValid(t, r), "a valid record")
 	}
 }

@@ -200,7 +200,7 @@ func (p *SpanProcessor) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
 
 	n.LocalRootSpanID = n.SpanID
 	if p.names != nil {
-		n.Name = p.names.Number(sdkspan.Name(s))
+		n.Name = p.names.Number(s.Name())
 		n.Endpoint = n.Name
 	}
 	if child {
@@ -280,10 +280,7 @@ func (p *SpanProcessor) follow(s sdktrace.ReadWriteSpan, child *cells.Span, like
 		parent = p.cells.Find(k)
 	}
 	// If it is over, or is not recorded, only it would know.
-	child.LocalRootSpanID = p.cells.LocalRoot(parent)
-	if p.names != nil {
-		child.Endpoint = p.cells.Endpoint(parent)
-	}
+	child.LocalRootSpanID, child.Endpoint = p.cells.LocalRoot(parent)
 	return parent
 }
 

@@ -16,7 +16,6 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/otelctx/otelctx/internal/cells"
-	"github.com/otelctx/otelctx/internal/gorecord"
 	"github.com/otelctx/otelctx/internal/goruntime"
 )
 
@@ -59,7 +58,7 @@ func TestSpanThatStartsDuringShutdownIsNotShown(t *testing.T) {
 			apart(func() {
 				defer goruntime.SetLabels(nil)
 				_, a := s.root()
-				record := gorecord.Installed()
+				record := installed()
 				if replaced {
 					require.NoError(t, s.p.cells.Close())
 				}

@@ -310,7 +310,7 @@ func (i *Integration) follow(ctx context.Context, s sdktrace.ReadWriteSpan, chil
 	if !i.table.Is(likely, k) {
 		parent = i.table.Find(k)
 	}
-	if child.LocalRootSpanID = i.table.LocalRoot(parent); child.LocalRootSpanID == 0 {
+	if child.LocalRootSpanID, _ = i.table.LocalRoot(parent); child.LocalRootSpanID == 0 {
 		child.LocalRootSpanID = i.rootOfEnded(ctx, k)
 	}
 	return parent
@@ -325,7 +325,7 @@ func (i *Integration) rootOfEnded(ctx context.Context, k sdkspan.Key) uint64 {
 		if isTransaction(s) {
 			return k.SpanID
 		}
-		if root := i.table.LocalRoot(i.table.Find(sdkspan.Of(s.Parent()).Key)); root != 0 {
+		if root, _ := i.table.LocalRoot(i.table.Find(sdkspan.Of(s.Parent()).Key)); root != 0 {
 			return root
 		}
 	}
@@ -449,7 +449,7 @@ func (i *Integration) OnEnd(s sdktrace.ReadOnlySpan) {
 		}
 	}
 	// Before it is over: correlations and children may come at any time.
-	switch root := i.table.LocalRoot(ref); root {
+	switch root, _ := i.table.LocalRoot(ref); root {
 	case 0:
 	case k.SpanID:
 		if traceFlags&sampled != 0 && i.correlations.on() {

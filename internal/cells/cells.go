@@ -247,28 +247,18 @@ func (t *Table) Names(r Ref) (name, endpoint uint16) {
 	return uint16(names), uint16(names >> wire.CellEndpointShift)
 }
 
-// LocalRoot returns the id of the local root of a span, 0 if the span is over.
-func (t *Table) LocalRoot(r Ref) uint64 {
+// LocalRoot returns the id of the local root of a span and the number of its name, both 0 if
+// the span is over.
+func (t *Table) LocalRoot(r Ref) (spanID uint64, name uint16) {
 	if r == 0 {
-		return 0
+		return 0, 0
 	}
-	id := atomic.LoadUint64(&t.cell(r).LocalRootSpanID)
+	spanID = atomic.LoadUint64(&t.cell(r).LocalRootSpanID)
+	_, name = t.Names(r)
 	if !t.Live(r) {
-		return 0
+		return 0, 0
 	}
-	return id
-}
-
-// Endpoint returns the number of the name of a span's local root, 0 if the span is over.
-func (t *Table) Endpoint(r Ref) uint16 {
-	if r == 0 {
-		return 0
-	}
-	names := atomic.LoadUint64(&t.cell(r).Names)
-	if !t.Live(r) {
-		return 0
-	}
-	return uint16(names >> wire.CellEndpointShift)
+	return spanID, name
 }
 
 // Rename gives a live span the name of this number, and if it is a local root its endpoint.

@@ -155,7 +155,7 @@ func TestAllocations(t *testing.T) {
 				user := user()
 				create := func() { newIn(1, 2, 3, 1, tt.a, user, nil).Install() }
 				assert.LessOrEqual(t, testing.AllocsPerRun(1000, create), tt.objects)
-				assert.Zero(t, testing.AllocsPerRun(100, func() { Installed().End(true); User() }))
+				assert.Zero(t, testing.AllocsPerRun(100, func() { installed().End(true); User() }))
 				const runs = 1000
 				var before, after runtime.MemStats
 				runtime.ReadMemStats(&before)

@@ -47,7 +47,7 @@ func apart(f func()) {
 // newOf returns a record of a span of which all follows from its id, for the calling
 // goroutine as it is.
 func newOf(id uint64, a *Attributes) *Record {
-	r := newIn(^id, id*3, id, 1, a, user(), Installed())
+	r := newIn(^id, id*3, id, 1, a, user(), installed())
 	r.SetRef(wire.Ref(id << 20))
 	return r
 }
@@ -145,4 +145,10 @@ func (r *Record) valid() bool { return atomic.LoadUint32(&r.state)&1 == 1 }
 // setUser sets labels of the calling goroutine as a user does.
 func setUser(kvs ...string) {
 	pprof.SetGoroutineLabels(pprof.WithLabels(context.Background(), pprof.Labels(kvs...)))
+}
+
+// installed returns the record that is installed on the calling goroutine, or nil.
+func installed() *Record {
+	_, r := User()
+	return r
 }

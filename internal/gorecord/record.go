@@ -298,10 +298,6 @@ func (r *Record) Install() { goruntime.SetLabels(unsafe.Pointer(r)) }
 // Restore installs the user's labels on the calling goroutine, and no record.
 func Restore(user UserLabels) { goruntime.SetLabels(user) }
 
-// Installed returns the record that is installed on the calling goroutine, or nil. Its span
-// may be over.
-func Installed() *Record { return of(goruntime.Labels()) }
-
 // User returns the label pointer to the labels of the user's on the calling goroutine, and
 // the record that is installed over them, or nil. The record's span may be over.
 func User() (UserLabels, *Record) {

@@ -65,10 +65,10 @@ func TestUsersLabels(t *testing.T) {
 				before := goruntime.Labels()
 				r := begin(1)
 				assertShows(t, 1, kept(tt.user)...)
-				assert.Same(t, r, Installed())
-				labels, installed := User()
+				assert.Same(t, r, installed())
+				labels, over := User()
 				assert.Equal(t, before, labels)
-				assert.Same(t, r, installed)
+				assert.Same(t, r, over)
 				assert.True(t, r.HasLabels(before))
 				at := 0
 				if !tt.first {
@@ -79,7 +79,7 @@ func TestUsersLabels(t *testing.T) {
 
 				// Nobody takes it for somebody else's, also once it is over.
 				r.End(true)
-				assert.Same(t, r, Installed())
+				assert.Same(t, r, installed())
 				if tt.first {
 					assert.Empty(t, shown(), "a list can only become shorter")
 				} else {
@@ -90,11 +90,11 @@ func TestUsersLabels(t *testing.T) {
 				next.End(false)
 				assertShows(t, 2, kept(tt.user)...)
 				Restore(user())
-				assert.Nil(t, Installed())
+				assert.Nil(t, installed())
 				assert.Equal(t, before, goruntime.Labels(), "the very same")
-				labels, installed = User()
+				labels, over = User()
 				assert.Equal(t, before, labels)
-				assert.Nil(t, installed)
+				assert.Nil(t, over)
 			})
 		})
 	}
@@ -109,7 +109,7 @@ func TestHideLabels(t *testing.T) {
 		r.Install()
 		assertShows(t, 0, "user", "x")
 		assert.True(t, r.valid())
-		assert.Same(t, r, Installed())
+		assert.Same(t, r, installed())
 		setUser("other", "y")
 		r.variantIn(nil, user(), nil).Install()
 		assertShows(t, 0, "other", "y")
@@ -126,11 +126,11 @@ func TestInherited(t *testing.T) {
 		go func() {
 			defer close(done)
 			assertShows(t, 1, "user", "x")
-			assert.Same(t, r, Installed())
+			assert.Same(t, r, installed())
 			close(started)
 			<-ended
 			assertShows(t, 0, "user", "x")
-			assert.False(t, Installed().valid())
+			assert.False(t, installed().valid())
 		}()
 		<-started
 		apart(func() { r.End(true) })
@@ -167,13 +167,13 @@ func TestPprofDo(t *testing.T) {
 	apart(func() {
 		r := begin(1)
 		pprof.Do(context.Background(), pprof.Labels("do", "inner"), func(context.Context) {
-			assert.Nil(t, Installed())
+			assert.Nil(t, installed())
 			inner := begin(2)
 			assertShows(t, 2, "do", "inner")
 			Restore(user())
 			inner.End(true)
 		})
-		assert.Nil(t, Installed(), "it does not know what was there before")
+		assert.Nil(t, installed(), "it does not know what was there before")
 		r.Install()
 		assertShows(t, 1)
 	})
@@ -212,7 +212,7 @@ func TestVariant(t *testing.T) {
 			assert.Equal(t, r.Ref(), v.Ref())
 			assert.True(t, v.valid())
 			v.Install()
-			assert.Same(t, v, Installed())
+			assert.Same(t, v, installed())
 			var want []string
 			if strings.Contains(name, "other labels") {
 				want = append(want, "other", "y")
@@ -306,7 +306,7 @@ func TestCopiesOfOurLabels(t *testing.T) {
 			kvs = append(kvs, l.Key, l.Value)
 		}
 		setUser(kvs...)
-		assert.Nil(t, Installed())
+		assert.Nil(t, installed())
 		begin(2)
 		assertShows(t, 2)
 		Restore(user())
@@ -352,7 +352,7 @@ func FuzzOf(f *testing.F) {
 			for _, part := range [][]string{kvs[:len(kvs)/4*2], kvs[len(kvs)/4*2:]} {
 				ctx = pprof.WithLabels(ctx, pprof.Labels(part...))
 				pprof.SetGoroutineLabels(ctx)
-				if Installed() != nil {
+				if installed() != nil {
 					t.Fatalf("labels %q are taken for a record", part)
 				}
 			}
@@ -365,12 +365,12 @@ func FuzzOf(f *testing.F) {
 			})
 			assertShows(t, id|1, kept(users)...)
 			for _, withdraw := range []bool{false, true} {
-				if Installed() != r {
+				if installed() != r {
 					t.Fatal("a record is not known")
 				}
 				r.End(withdraw)
 			}
-			if Installed() != r || user() != before {
+			if installed() != r || user() != before {
 				t.Fatal("a record that is over is not known")
 			}
 		})

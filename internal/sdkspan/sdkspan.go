@@ -111,9 +111,6 @@ func startedOther(s sdktrace.ReadWriteSpan, table unsafe.Pointer) (k Key, traceF
 	return id.Key, id.TraceFlags, s.Parent().HasSpanID(), uint64(s.StartTime().UnixNano())
 }
 
-// Name returns the name of such a span.
-func Name(s sdktrace.ReadWriteSpan) string { return s.Name() }
-
 // Parent returns what identifies the parent of such a span, zero if it has none, and whether
 // that is remote.
 func Parent(s sdktrace.ReadWriteSpan) (k Key, remote bool) {
