@@ -116,6 +116,12 @@ func serve(t testing.TB, opts ...Option) *service {
 	require.NoError(t, err)
 	tp := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(p), sdktrace.WithIDGenerator(new(derivedIDs)))
 	t.Cleanup(func() { require.NoError(t, tp.Shutdown(context.Background())) })
+	return observe(t, p, tp)
+}
+
+// observe returns a process that traces with tp, of which p is a processor.
+func observe(t testing.TB, p *SpanProcessor, tp trace.TracerProvider) *service {
+	t.Helper()
 	s := &service{t: t, p: p, tracer: tp.Tracer("test")}
 	for i, r := range []*ring.Ring{p.threads, p.goroutines} {
 		if r != nil {

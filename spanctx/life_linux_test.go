@@ -289,6 +289,28 @@ func TestEndElsewhere(t *testing.T) {
 	}
 }
 
+// A provider that is given the same SpanProcessor twice tells it twice of each span.
+func TestRegisteredTwice(t *testing.T) {
+	tp := sdktrace.NewTracerProvider(WithPublishing(), WithPublishing(), sdktrace.WithIDGenerator(new(derivedIDs)))
+	t.Cleanup(func() { require.NoError(t, tp.Shutdown(context.Background())) })
+	s := observe(t, active.Load(), tp)
+	live := func() (n int) {
+		s.p.cells.All(func(cells.Ref) { n++ })
+		return n
+	}
+	apart(func() {
+		ctx, a := s.root()
+		_, b := s.start(ctx)
+		assert.Equal(t, 2, live())
+		s.assertShows(t, b, a)
+		b.End()
+		assert.Equal(t, 1, live())
+		s.assertShows(t, a, a)
+		a.End()
+	})
+	s.assertNowhere(t)
+}
+
 func TestEndTwice(t *testing.T) {
 	s := serve(t, everything()...)
 	apart(func() {

@@ -197,6 +197,9 @@ func (p *SpanProcessor) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
 	var at position
 	var l labels
 	known := p.position(&at, &l, self.Goid)
+	if p.cells.Is(at.ref, n.Key) {
+		return // The provider has this processor twice.
+	}
 
 	n.LocalRootSpanID = n.SpanID
 	if p.names != nil {
