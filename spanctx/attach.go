@@ -17,7 +17,8 @@ import (
 // Attachment is what [Attach] has changed.
 type Attachment struct {
 	p *SpanProcessor
-	// before is what the goroutine was in.
+	// goid is the goroutine's id, and before what it was in.
+	goid   uint64
 	before position
 }
 
@@ -43,7 +44,8 @@ func Attach(ctx context.Context) Attachment {
 	if p == nil {
 		return Attachment{}
 	}
-	a, self := Attachment{p: p}, p.runtime.Goroutine()
+	self := p.runtime.Goroutine()
+	a := Attachment{p: p, goid: self.Goid}
 	var at position
 	var l labels
 	p.position(&a.before, &l, self.Goid)
@@ -79,12 +81,15 @@ func (p *SpanProcessor) rename(ctx context.Context, ref cells.Ref) {
 
 // Detach shows again the span that the goroutine was in before [Attach], or the nearest
 // live span around that. Call it on the same goroutine, and detach several attachments in
-// the reverse order. The zero Attachment detaches nothing.
+// the reverse order. On another goroutine it does nothing, as does the zero Attachment.
 func (a Attachment) Detach() {
 	if a.p == nil || a.p.stopped.Load() {
 		return
 	}
 	self := a.p.runtime.Goroutine()
+	if self.Goid != a.goid {
+		return
+	}
 	if a.before.ref != 0 && !a.p.cells.Live(a.before.ref) {
 		a.p.outward(&a.before, self.Goid)
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/otelctx/otelctx/internal/goruntime"
 	"github.com/otelctx/otelctx/internal/ring"
@@ -69,6 +70,28 @@ func TestAttach(t *testing.T) {
 			s.assertNowhere(t)
 		})
 	}
+}
+
+// Detach on another goroutine shows nothing there that is not its own.
+func TestDetachElsewhere(t *testing.T) {
+	s := serve(t, everything()...)
+	apart(func() {
+		_, outer := s.root()
+		var ctx context.Context
+		var other trace.Span
+		apart(func() { ctx, other = s.root() })
+		a := Attach(ctx)
+		apart(func() {
+			a.Detach()
+			s.assertShows(t, nil, nil)
+		})
+		s.assertShows(t, other, other)
+		a.Detach()
+		s.assertShows(t, outer, outer)
+		other.End()
+		outer.End()
+	})
+	s.assertNowhere(t)
 }
 
 // A pool's worker shows the spans that it works for, and nothing of their parents, which

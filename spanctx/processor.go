@@ -28,8 +28,9 @@ import (
 // ErrProcessorExists says that this process has a SpanProcessor already.
 var ErrProcessorExists = errors.New("active spans are already published")
 
-// SpanProcessor publishes the active span. [NewSpanProcessor] makes one. It may be
-// registered with several TracerProviders, and is safe for concurrent use.
+// SpanProcessor publishes the active span. [NewSpanProcessor] makes one, which may be
+// registered with several TracerProviders; the first of them that is shut down ends it. With
+// [ForProvider] it is the last. It is safe for concurrent use.
 type SpanProcessor struct {
 	runtime *goruntime.Runtime
 	cells   *cells.Table
@@ -328,8 +329,8 @@ func (p *SpanProcessor) SpansWithoutName() int64 {
 func (p *SpanProcessor) ForceFlush(context.Context) error { return nil }
 
 // Shutdown takes everything back: the advertisement, the spans that are still shown, and
-// the slots. If several providers share the SpanProcessor the last Shutdown does so, and
-// those before do nothing. ctx is not used, since there is nothing to wait for. Spans may
+// the slots. If several providers share the SpanProcessor by [ForProvider] the last Shutdown
+// does so, and those before do nothing. ctx is not used, since there is nothing to wait for. Spans may
 // start and end meanwhile and afterwards; they are not shown. Later calls return what the
 // last one did.
 func (p *SpanProcessor) Shutdown(context.Context) error {

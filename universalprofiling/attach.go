@@ -45,12 +45,13 @@ func Attach(ctx context.Context) Attachment {
 
 // Detach shows again what the goroutine was in before [Attach], or if that is over what is live
 // around it. It must be called on the same goroutine, and attachments be detached in the
-// reverse order. The zero Attachment detaches nothing.
+// reverse order. On another goroutine it changes nothing there. The zero Attachment detaches
+// nothing.
 func (a Attachment) Detach() {
 	if a.i == nil {
 		return
 	}
-	if !a.i.off() {
+	if !a.i.off() && a.i.runtime.GoroutineID() == a.goid {
 		a.i.goTo(a.before, a.goid)
 	}
 	a.i.guests.add(a.span, -1)

@@ -47,6 +47,14 @@ func TestAttach(t *testing.T) {
 		s.shownHere(root)
 		a.Detach()
 		s.shownHere(nil)
+
+		_, mine := s.tracer.Start(t.Context(), "mine")
+		a = Attach(ctx)
+		locked(func() {
+			a.Detach()
+			s.shownHere(nil) // not what that goroutine was never in
+		})
+		mine.End()
 	})
 	// The span ends elsewhere, or here, or another way than by its own End.
 	for name, end := range map[string]func(){
