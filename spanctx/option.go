@@ -205,7 +205,8 @@ func WithGoroutineRecord(on bool) Option {
 //
 // Names are those that spans are started with. A span that SetName gives another name is
 // shown with it after [Refresh] or [Attach] with its context. If it is the local root,
-// spans started within it from then on have that name as their endpoint.
+// spans started within it from then on have that name as their endpoint. A name that comes
+// when the work is done, such as otelhttp's for a whole http.ServeMux, is not seen.
 //
 // A name takes at most 255 bytes, where it is cut between two characters. It is the profiler
 // label span_name, and the endpoint is the label endpoint, both cut to 47 bytes. If the

@@ -6,6 +6,7 @@ package documents
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -38,10 +39,13 @@ var (
 	exporter      sdktrace.SpanExporter
 	tenant, route string
 	dsn           string
+	mux           *http.ServeMux
+	users         http.Handler
 
 	_ bytes.Buffer
 	_ trace.Tracer
 	_ = attribute.String
+	_ = cmp.Or[string]
 	_ = fmt.Errorf
 	_ = grpc.NewServer
 	_ = http.Get
