@@ -72,6 +72,30 @@ func TestAttach(t *testing.T) {
 	}
 }
 
+// A span is shown on any number of goroutines, whatever they go back to.
+func TestAttachFromManySpans(t *testing.T) {
+	s := serve(t, everything()...)
+	var ctx context.Context
+	var root, span trace.Span
+	apart(func() {
+		ctx, root = s.root()
+		ctx, span = s.start(ctx)
+	})
+	for range 100 {
+		apart(func() {
+			_, own := s.root()
+			a := Attach(ctx)
+			s.assertShows(t, span, root)
+			a.Detach()
+			s.assertShows(t, own, own)
+			own.End()
+		})
+	}
+	span.End()
+	root.End()
+	s.assertNowhere(t)
+}
+
 // Detach on another goroutine shows nothing there that is not its own.
 func TestDetachElsewhere(t *testing.T) {
 	s := serve(t, everything()...)

@@ -327,13 +327,14 @@ func (r *Record) End(withdraw bool) {
 // Ended reports whether End was called.
 func (r *Record) Ended() bool { return atomic.LoadUint32(&r.state)&stateValid == 0 }
 
-// maxVariants bounds the records of one span.
+// maxVariants bounds the records of one span. The last of them is for goroutines that go
+// back to no span.
 const maxVariants = 64
 
 // Variant returns a record of the same span as r, which came from [New]. The record has
 // these attributes, names and user labels, and goes back to outer and enclosing, see
-// [Record.SetWithin]. Variant allocates if there is no such record yet, and returns nil if
-// the span has 64 records.
+// [Record.SetWithin]. Variant allocates if there is no such record yet. It returns nil if the
+// span has 64 records, or with enclosing spans 63.
 //
 // An End that runs meanwhile may not see the new record. So the caller looks whether the
 // span is over once Variant has returned, and if it is calls [Record.End]. What it looks at
@@ -341,6 +342,10 @@ const maxVariants = 64
 // record by compare-and-swap too: if that came first, End sees the record; if not, the
 // caller sees that the span is over.
 func (r *Record) Variant(a *Attributes, n *Names, user UserLabels, outer *Record, enclosing [wire.Enclosing]wire.Ref) *Record {
+	most := maxVariants
+	if enclosing != [wire.Enclosing]wire.Ref{} {
+		most--
+	}
 	for last, have := r, 1; ; have++ {
 		if last.enclosing == enclosing && (outer == nil || last.outer.Load() == outer) &&
 			bytes.Equal(last.Attributes(), a.Encoded()) && last.HasNames(n.Name, n.Endpoint) && last.HasLabels(user) {
@@ -348,7 +353,7 @@ func (r *Record) Variant(a *Attributes, n *Names, user UserLabels, outer *Record
 		}
 		next := last.variant.Load()
 		if next == nil {
-			if have == maxVariants {
+			if have >= most {
 				return nil
 			}
 			next = r.copy(a, n, user, outer, enclosing)
