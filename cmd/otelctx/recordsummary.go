@@ -9,6 +9,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"io"
+	"net/http"
 	"os"
 	"slices"
 	"strconv"
@@ -93,11 +94,24 @@ func (c *recordCommand) writeText(w io.Writer, r *recording.Result) error {
 	if group == "" && r.Attributed > 0 && len(r.Names) == 0 {
 		s.out.WriteString("\nThe spans have no names: spanctx.WithSpanNames(true) in the service, or OTELCTX_SPAN_NAMES=true, publishes them.\n")
 	}
+	if len(r.Endpoints) > 0 && (group == "" || group == groupEndpoint) && isMethod(r.Endpoints[0].Name) {
+		s.out.WriteString("\nThe endpoint has no route. Around a whole mux otelhttp learns it too late: put otelhttp around each handler.\n")
+	}
 	if group != "" && s.out.Len() == header {
 		fmt.Fprintf(&s.out, "\nNo samples to group by %s\n", keyText(c.GroupBy))
 	}
 	_, err = w.Write(s.out.Bytes())
 	return err
+}
+
+// isMethod reports whether a name is an HTTP method alone.
+func isMethod(name string) bool {
+	switch name {
+	case http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete:
+		return true
+	default:
+		return false
+	}
 }
 
 // rows are those of a table. The first column is the samples of a row, which come with the CPU

@@ -113,6 +113,21 @@ func TestSummaryOfOneService(t *testing.T) {
 		"\nThe spans have no names: spanctx.WithSpanNames(true) in the service, or OTELCTX_SPAN_NAMES=true, publishes them.\n", out.String())
 }
 
+// Where otelhttp is around a whole mux the summary says why no endpoint has a route.
+func TestSummaryWithoutRoutes(t *testing.T) {
+	const hint = "\nThe endpoint has no route. Around a whole mux otelhttp learns it too late: put otelhttp around each handler.\n"
+	for name, want := range map[string]bool{"GET": true, "POST": true, "GET /": false, "": false} {
+		r := summarized()
+		r.Endpoints[0].Name = name
+		for group, shown := range map[string]bool{"": want, "endpoint": want, "span": false} {
+			var out bytes.Buffer
+			c := &recordCommand{Frequency: 100, Top: 1, recordTargets: recordTargets{All: true}, GroupBy: group}
+			require.NoError(t, c.writeText(&out, r))
+			assert.Equal(t, shown, strings.HasSuffix(out.String(), hint), "%q by %q", name, group)
+		}
+	}
+}
+
 // A terminal gets colours, unless it or its user wants none.
 func TestSummaryOnTerminal(t *testing.T) {
 	for _, test := range []struct {
