@@ -166,18 +166,32 @@ func TestNewRoot(t *testing.T) {
 	s.assertNowhere(t)
 }
 
-// Below a span that is over nobody knows any more which one is the local root.
+// Work that goes on below a span which is over has that span's local root, if the span is it
+// or its parent is live.
 func TestBelowOneThatIsOver(t *testing.T) {
 	s := serve(t, everything()...)
+	unknown := trace.SpanFromContext(t.Context()) // whose id is 0
 	apart(func() {
-		ctx, a := s.root()
-		a.End()
-		ctx, b := s.start(ctx)
-		s.assertShows(t, b, trace.SpanFromContext(t.Context())) // whose id is 0
-		_, c := s.start(ctx)
-		s.assertShows(t, c, trace.SpanFromContext(t.Context()))
-		c.End()
+		ctxA, a := s.root()
+		ctxB, b := s.start(ctxA)
 		b.End()
+		ctxC, c := s.start(ctxB)
+		s.assertShows(t, c, a)
+		c.End()
+		a.End()
+		ctxD, d := s.start(ctxA)
+		s.assertShows(t, d, a)
+		_, e := s.start(ctxD)
+		s.assertShows(t, e, a)
+		e.End()
+		d.End()
+		_, f := s.start(ctxC) // Its parent and that one's are over.
+		s.assertShows(t, f, unknown)
+		f.End()
+		// The context has another span than the parent.
+		_, g := s.start(trace.ContextWithSpanContext(ctxA, a.SpanContext()))
+		s.assertShows(t, g, unknown)
+		g.End()
 		s.assertShows(t, nil, nil)
 	})
 	s.assertNowhere(t)

@@ -139,9 +139,9 @@ func TestNamesOfSpans(t *testing.T) {
 			child.End()
 			s.assertNames(t, root, "GET /cart/{id}", "GET /cart/{id}")
 			root.End()
-			// Only its parent would know the endpoint, and is over.
+			// Its parent is over, and is asked all the same.
 			_, late := s.tracer.Start(ctx, "late")
-			s.assertNames(t, late, "late", "")
+			s.assertNames(t, late, "late", "GET /cart/{id}")
 			late.End()
 			assert.Zero(t, s.p.SpansWithoutName())
 		})
@@ -150,6 +150,23 @@ func TestNamesOfSpans(t *testing.T) {
 
 // A name that SetName gives to a span is shown from Refresh or Attach on, also where the
 // goroutine goes back to the span. Spans that are started from then on show it too.
+// What goes on after a request has ended has the request's name as its endpoint, as it was at
+// the end.
+func TestNamesAfterTheEnd(t *testing.T) {
+	s := serve(t, WithSpanNames(true))
+	apart(func() {
+		ctx, root := s.tracer.Start(context.Background(), "GET")
+		root.SetName("GET /cart/{id}")
+		root.End()
+		ctx, child := s.tracer.Start(ctx, "mail")
+		s.assertNames(t, child, "mail", "GET /cart/{id}")
+		_, grandchild := s.tracer.Start(ctx, "template")
+		s.assertNames(t, grandchild, "template", "GET /cart/{id}")
+		grandchild.End()
+		child.End()
+	})
+}
+
 func TestNamesFollowSetName(t *testing.T) {
 	for name, opts := range carriers() {
 		t.Run(name, func(t *testing.T) {

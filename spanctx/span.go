@@ -207,7 +207,7 @@ func (p *SpanProcessor) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
 		n.Endpoint = n.Name
 	}
 	if child {
-		if parent := p.follow(s, &n, at.ref); !known && n.Goid != 0 && p.cells.IsOf(parent, n.Goid) {
+		if parent := p.follow(ctx, s, &n, at.ref); !known && n.Goid != 0 && p.cells.IsOf(parent, n.Goid) {
 			p.at(&at, parent, n.Goid)
 		}
 	}
@@ -273,7 +273,7 @@ func (p *SpanProcessor) endLate(ref cells.Ref, record *gorecord.Record) {
 // follow gives a span that starts the local root of its parent, if the parent is local.
 // It returns the parent if that is live. Most likely the parent is the span that is
 // given. A remote parent is somebody else's, also where its id is known here.
-func (p *SpanProcessor) follow(s sdktrace.ReadWriteSpan, child *cells.Span, likely cells.Ref) cells.Ref {
+func (p *SpanProcessor) follow(ctx context.Context, s sdktrace.ReadWriteSpan, child *cells.Span, likely cells.Ref) cells.Ref {
 	k, remote := sdkspan.Parent(s)
 	if remote || k.TraceIDHigh != child.TraceIDHigh || k.TraceIDLow != child.TraceIDLow {
 		return 0
@@ -282,9 +282,30 @@ func (p *SpanProcessor) follow(s sdktrace.ReadWriteSpan, child *cells.Span, like
 	if !p.cells.Is(likely, k) {
 		parent = p.cells.Find(k)
 	}
-	// If it is over, or is not recorded, only it would know.
 	child.LocalRootSpanID, child.Endpoint = p.cells.LocalRoot(parent)
+	if parent == 0 {
+		p.followEnded(ctx, k, child)
+	}
 	return parent
+}
+
+// followEnded gives a span the local root of its parent, which is over. The span of ctx is
+// asked: it may be the local root, or its parent may be live and know.
+//
+//go:noinline
+func (p *SpanProcessor) followEnded(ctx context.Context, k sdkspan.Key, child *cells.Span) {
+	parent, ok := sdkspan.FromContext(ctx).(sdktrace.ReadOnlySpan)
+	if !ok || sdkspan.Of(parent.SpanContext()).Key != k {
+		return
+	}
+	if up := parent.Parent(); up.IsValid() && !up.IsRemote() {
+		child.LocalRootSpanID, child.Endpoint = p.cells.LocalRoot(p.cells.Find(sdkspan.Of(up).Key))
+		return
+	}
+	child.LocalRootSpanID = k.SpanID
+	if p.names != nil {
+		child.Endpoint = p.names.Number(parent.Name())
+	}
 }
 
 // OnEnd makes the span be over, wherever it is shown. If the calling goroutine is in it, it
