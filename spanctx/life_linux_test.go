@@ -188,7 +188,7 @@ func TestBelowOneThatIsOver(t *testing.T) {
 		_, f := s.start(ctxC) // Its parent and that one's are over.
 		s.assertShows(t, f, unknown)
 		f.End()
-		// The context has another span than the parent.
+		// A context that has no more than the parent's ids cannot be asked.
 		_, g := s.start(trace.ContextWithSpanContext(ctxA, a.SpanContext()))
 		s.assertShows(t, g, unknown)
 		g.End()
