@@ -53,9 +53,7 @@ func Attach(ctx context.Context) Attachment {
 	p.rename(ctx, at.ref)
 	attributes := p.keys.Load().Of(ctx)
 	if base := p.known.record(at.ref); base != nil {
-		if record := p.variant(base, attributes, l.user, a.before.record, a.before.inside()); record != nil {
-			at.atRecord(record)
-		}
+		at.atRecord(p.variant(base, attributes, l.user, a.before.record, a.before.inside()))
 	}
 	p.show(&at, a.before.ref, &l, attributes.Encoded(), &self, 0)
 	return a

@@ -8,6 +8,7 @@ import (
 	"context"
 	"io"
 	"runtime/pprof"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -147,4 +148,41 @@ func TestGoroutineProfileWithoutLabels(t *testing.T) {
 func waitInSpan(started chan<- trace.Span, end <-chan struct{}, span trace.Span) {
 	started <- span
 	<-end
+}
+
+// A span may last through any number of sets of labels. A goroutine that keeps an early one is
+// in the span too, for readers that know cells.
+func TestDoWithManyLabels(t *testing.T) {
+	s := serve(t, everything()...)
+	apart(func() {
+		ctx, root := s.root()
+		ctx, span := s.start(ctx)
+		look, looked := make(chan struct{}), make(chan uint64)
+		for i := range 200 {
+			Do(ctx, pprof.Labels("job", strconv.Itoa(i)), func(context.Context) {
+				s.assertShows(t, span, root)
+				if i == 0 {
+					go func() {
+						for range look {
+							looked <- recorded(t, s.p.cells.Address())
+						}
+						close(looked)
+					}()
+				}
+			})
+			s.assertShows(t, span, root)
+		}
+		look <- struct{}{}
+		assert.Equal(t, number(span), <-looked)
+		span.End()
+		s.assertShows(t, root, root)
+		look <- struct{}{}
+		assert.Equal(t, number(root), <-looked)
+		root.End()
+		look <- struct{}{}
+		assert.Zero(t, <-looked)
+		close(look)
+		<-looked
+	})
+	s.assertNowhere(t)
 }

@@ -453,7 +453,7 @@ func (p *SpanProcessor) show(at *position, from cells.Ref, l *labels, attributes
 // record was made. Without a span it restores the user's labels.
 func (p *SpanProcessor) install(at *position, l *labels) {
 	record := at.record
-	if at.ref != 0 && (record == nil || !record.HasLabels(l.user) || p.names != nil && !record.HasNames(p.cells.Names(at.ref))) {
+	if at.ref != 0 && (record == nil || record.Ended() || !record.HasLabels(l.user) || p.names != nil && !record.HasNames(p.cells.Names(at.ref))) {
 		if base := p.known.record(at.ref); base != nil {
 			from, outer := base, record.Outer()
 			if record != nil {
@@ -472,18 +472,15 @@ func (p *SpanProcessor) install(at *position, l *labels) {
 	}
 }
 
-// variant returns a record of the span of base for the calling goroutine, or nil. The
-// record has the attributes and the user's labels, is inside of an outer record or nil,
-// and has other spans around it.
+// variant returns a record of the span of base for the calling goroutine. The record has
+// the attributes and the user's labels, is inside of an outer record or nil, and has other
+// spans around it.
 func (p *SpanProcessor) variant(base *gorecord.Record, a *gorecord.Attributes, user gorecord.UserLabels, outer *gorecord.Record, around cells.Enclosing) *gorecord.Record {
 	var names gorecord.Names
 	name, endpoint := p.cells.Names(base.Ref())
 	p.names.Set(&names, name, endpoint)
 	record := base.Variant(a, &names, user, outer, around)
-	if record == nil {
-		record = base.Variant(a, &names, user, nil, cells.Enclosing{})
-	}
-	if record != nil && (base.Ended() || !p.cells.Live(base.Ref())) {
+	if base.Ended() || !p.cells.Live(base.Ref()) {
 		record.End(p.labels != LabelsKept)
 	}
 	return record

@@ -38,7 +38,7 @@ const ourLabels = 2
 type UserLabels = unsafe.Pointer
 
 // Record is what the label pointer of a goroutine in a span points at. It does not change
-// once it is installed, until its span ends.
+// once it is installed, until its span ends or it is retired.
 type Record struct {
 	_ structs.HostLayout
 
@@ -259,8 +259,11 @@ func (r *Record) Ref() wire.Ref {
 // Around sets e to the references to the spans around that of the record, innermost first;
 // 0 is none.
 func (r *Record) Around(e *[wire.Enclosing]wire.Ref) {
-	e[0], e[1], e[2] = r.enclosing[0], r.enclosing[1], r.enclosing[2]
+	e[0], e[1], e[2] = r.at(0), r.at(1), r.at(2)
 }
+
+// at returns the i-th enclosing reference.
+func (r *Record) at(i int) wire.Ref { return wire.Ref(atomic.LoadUint64((*uint64)(&r.enclosing[i]))) }
 
 // Outer returns the record that the goroutine goes back to. It returns nil if there is
 // none, if the span is over, or if r is nil.
@@ -324,17 +327,16 @@ func (r *Record) End(withdraw bool) {
 	}
 }
 
-// Ended reports whether End was called.
+// Ended reports whether the span is over, or the record was retired.
 func (r *Record) Ended() bool { return atomic.LoadUint32(&r.state)&stateValid == 0 }
 
-// maxVariants bounds the records of one span. The last of them is for goroutines that go
-// back to no span.
+// maxVariants bounds the records of one span.
 const maxVariants = 64
 
 // Variant returns a record of the same span as r, which came from [New]. The record has
 // these attributes, names and user labels, and goes back to outer and enclosing, see
-// [Record.SetWithin]. Variant allocates if there is no such record yet. It returns nil if the
-// span has 64 records, or with enclosing spans 63.
+// [Record.SetWithin]. Variant allocates if there is no such record yet. If there are 64 it
+// retires the one that was made first, of those that came from Variant.
 //
 // An End that runs meanwhile may not see the new record. So the caller looks whether the
 // span is over once Variant has returned, and if it is calls [Record.End]. What it looks at
@@ -342,27 +344,48 @@ const maxVariants = 64
 // record by compare-and-swap too: if that came first, End sees the record; if not, the
 // caller sees that the span is over.
 func (r *Record) Variant(a *Attributes, n *Names, user UserLabels, outer *Record, enclosing [wire.Enclosing]wire.Ref) *Record {
-	most := maxVariants
-	if enclosing != [wire.Enclosing]wire.Ref{} {
-		most--
-	}
-	for last, have := r, 1; ; have++ {
-		if last.enclosing == enclosing && (outer == nil || last.outer.Load() == outer) &&
-			bytes.Equal(last.Attributes(), a.Encoded()) && last.HasNames(n.Name, n.Endpoint) && last.HasLabels(user) {
-			return last
-		}
-		next := last.variant.Load()
-		if next == nil {
-			if have >= most {
-				return nil
+	for {
+		newest, have := r.variant.Load(), 1
+		var before, last *Record = nil, r
+		for next := newest; ; next = last.variant.Load() {
+			var around [wire.Enclosing]wire.Ref
+			if last.Around(&around); around == enclosing && (outer == nil || last.outer.Load() == outer) &&
+				bytes.Equal(last.Attributes(), a.Encoded()) && last.HasNames(n.Name, n.Endpoint) && last.HasLabels(user) && !last.Ended() {
+				return last
 			}
-			next = r.copy(a, n, user, outer, enclosing)
-			if !last.variant.CompareAndSwap(nil, next) {
-				next = last.variant.Load()
+			if next == nil {
+				break
 			}
+			before, last = last, next
+			have++
 		}
-		last = next
+		if have >= maxVariants {
+			last.retire()
+			before.variant.Store(nil)
+			continue
+		}
+		v := r.copy(a, n, user, outer, enclosing)
+		v.variant.Store(newest)
+		if r.variant.CompareAndSwap(newest, v) {
+			return v
+		}
 	}
+}
+
+// retire takes a record out of use although its span is live. Goroutines may still have it
+// installed. For readers of labels they are in no span then. Other readers find the span as
+// the first of those that enclose the record.
+func (r *Record) retire() {
+	if r.Ended() {
+		return
+	}
+	// From the last to the first: whatever a reader sees of it are spans that enclose this.
+	for i := wire.Enclosing - 1; i > 0; i-- {
+		ordered.Put((*uint64)(&r.enclosing[i]), uint64(r.at(i-1)))
+	}
+	ordered.Put((*uint64)(&r.enclosing[0]), uint64(r.ref))
+	ordered.Put32(&r.state, atomic.LoadUint32(&r.state)&^stateValid)
+	r.HideLabels()
 }
 
 // copy returns another record of the same span.
