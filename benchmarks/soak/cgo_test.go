@@ -1,0 +1,10 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo
+
+package soak
+
+// threadMappings is how many mappings a thread of the C library has: its stack and its heap,
+// with what guards each.
+const threadMappings = 4
