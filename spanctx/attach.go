@@ -44,18 +44,16 @@ func Attach(ctx context.Context) Attachment {
 	if p == nil {
 		return Attachment{}
 	}
-	self := p.runtime.Goroutine()
-	a := Attachment{p: p, goid: self.Goid}
-	var at position
-	var l labels
-	p.position(&a.before, &l, self.Goid)
-	p.at(&at, p.find(ctx), self.Goid)
-	p.rename(ctx, at.ref)
+	var c caller
+	p.locateLive(&c)
+	a := Attachment{p: p, goid: c.Goid, before: c.at}
+	p.at(&c.at, p.find(ctx), c.Goid)
+	p.rename(ctx, c.at.ref)
 	attributes := p.keys.Load().Of(ctx)
-	if base := p.known.record(at.ref); base != nil {
-		at.atRecord(p.variant(base, attributes, l.user, a.before.record, a.before.inside()))
+	if base := p.known.record(c.at.ref); base != nil {
+		c.at.atRecord(p.variant(base, attributes, c.user, a.before.record, a.before.inside()))
 	}
-	p.show(&at, a.before.ref, &l, attributes.Encoded(), &self, 0)
+	p.show(&c, a.before.ref, attributes.Encoded(), 0)
 	return a
 }
 
@@ -84,17 +82,17 @@ func (a Attachment) Detach() {
 	if a.p == nil || a.p.stopped.Load() {
 		return
 	}
-	self := a.p.runtime.Goroutine()
-	if self.Goid != a.goid {
+	var c caller
+	a.p.locate(&c)
+	if c.Goid != a.goid {
 		return
 	}
-	if a.before.ref != 0 && !a.p.cells.Live(a.before.ref) {
-		a.p.outward(&a.before, self.Goid)
+	from := c.at.ref
+	c.at = a.before
+	if c.at.ref != 0 && !a.p.cells.Live(c.at.ref) {
+		a.p.outward(&c.at, c.Goid)
 	}
-	var now position
-	var l labels
-	a.p.shown(&now, &l, self.Goid)
-	a.p.show(&a.before, now.ref, &l, a.p.attributes(&a.before), &self, 0)
+	a.p.show(&c, from, a.p.attributes(&c.at), 0)
 }
 
 // Go runs fn with ctx on a goroutine of its own, with [Attach] to ctx until fn returns. It
@@ -126,7 +124,7 @@ func DialContext(dial func(ctx context.Context, network, address string) (net.Co
 	return func(ctx context.Context, network, address string) (net.Conn, error) {
 		if p := active.Load(); p != nil {
 			goid := p.runtime.GoroutineID()
-			_, own := p.ownSlot(goid)
+			_, own := p.positions.load(goid)
 			if a := Attach(context.Background()); own || p.cells.IsOf(a.before.ref, goid) { //nolint:contextcheck // what it is in is to be nothing
 				defer a.Detach()
 			}
@@ -149,13 +147,11 @@ func refresh(ctx context.Context, anySpan bool) {
 	if p == nil || p.stopped.Load() {
 		return
 	}
-	var at position
-	var l labels
-	self := p.runtime.Goroutine()
-	if p.position(&at, &l, self.Goid); at.ref != 0 && (anySpan || at.ref == p.find(ctx)) {
+	var c caller
+	if p.locateLive(&c); c.at.ref != 0 && (anySpan || c.at.ref == p.find(ctx)) {
 		if !anySpan {
-			p.rename(ctx, at.ref)
+			p.rename(ctx, c.at.ref)
 		}
-		p.show(&at, at.ref, &l, p.attributes(&at), &self, 0)
+		p.show(&c, c.at.ref, p.attributes(&c.at), 0)
 	}
 }

@@ -176,6 +176,7 @@ type cell struct {
 	traceIDHigh, traceIDLow uint64
 	spanID, localRoot, goid uint64
 	enclosing               [3]uint64
+	tid                     uint32
 }
 
 // readCell reads the cell that a reference names.
@@ -191,7 +192,7 @@ func readCell(t testing.TB, table, ref uint64) (c cell) {
 	version := at.Uint64(b[0:])
 	c.live, c.over = version == ref, version == ref|1
 	c.traceIDHigh, c.traceIDLow, c.spanID = at.Uint64(b[8:]), at.Uint64(b[16:]), at.Uint64(b[24:])
-	c.localRoot, c.goid = at.Uint64(b[32:]), at.Uint64(b[40:])
+	c.localRoot, c.goid, c.tid = at.Uint64(b[32:]), at.Uint64(b[40:]), at.Uint32(b[96:])
 	for i := range c.enclosing {
 		c.enclosing[i] = at.Uint64(b[48+8*i:])
 	}

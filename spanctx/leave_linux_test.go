@@ -36,10 +36,8 @@ func TestLeaveWhileOthersEnd(t *testing.T) {
 		for i := range spans {
 			ctx, spans[i] = tracer.Start(ctx, "span")
 		}
-		var from position
-		var l labels
-		self := p.runtime.Goroutine()
-		p.shown(&from, &l, self.Goid)
+		var c caller
+		p.locate(&c)
 		var over atomic.Bool
 		go func() {
 			for _, s := range spans {
@@ -48,8 +46,8 @@ func TestLeaveWhileOthersEnd(t *testing.T) {
 			over.Store(true)
 		}()
 		for !over.Load() {
-			at := from
-			p.leave(&at, ^cells.Ref(0), self.Goid) // It is in no such span.
+			at := c.at
+			p.leave(&at, ^cells.Ref(0), c.Goid) // It is in no such span.
 		}
 	}
 }
@@ -79,11 +77,15 @@ func TestSharedSlot(t *testing.T) {
 	}
 }
 
-// With thread slots alone a goroutine comes back to a thread where others have run meanwhile.
-// It finds there what it has left, and believes its context instead.
+// With thread slots alone a goroutine comes back to a thread whose slot shows what the goroutine
+// was in before. The goroutine knows better, and readers see by the cell that the slot is out of
+// date.
 func TestThreadSlotLeftBehind(t *testing.T) {
 	s := serve(t, WithGoroutineRecord(false), WithGoroutineSlots(false))
 	find := func(span trace.Span) cells.Ref { return s.p.cells.Find(sdkspan.Key{SpanID: number(span)}) }
+	onThread := func(ref cells.Ref) bool {
+		return readCell(t, s.p.cells.Address(), uint64(ref)).tid == uint32(syscall.Gettid())
+	}
 	// elsewhere does something as if the goroutine had been on another thread meanwhile, whose
 	// slot is not its own.
 	elsewhere := func(do func()) {
@@ -111,7 +113,7 @@ func TestThreadSlotLeftBehind(t *testing.T) {
 			var n cells.Span
 			require.True(t, s.p.cells.Load(find(inner), &n))
 			assert.Equal(t, cells.Enclosing{find(outer)}, n.Enclosing)
-			assert.False(t, s.p.cells.OnThread(find(outer), goid(), uint32(syscall.Gettid())))
+			assert.False(t, onThread(find(outer)))
 			inner.End()
 			s.assertShows(t, outer, outer)
 			outer.End()
@@ -138,7 +140,7 @@ func TestThreadSlotLeftBehind(t *testing.T) {
 			ref := find(inner)
 			elsewhere(func() { inner.End() })
 			// Else what is around it would be shown.
-			assert.False(t, s.p.cells.OnThread(ref, goid(), uint32(syscall.Gettid())))
+			assert.False(t, onThread(ref))
 			outer.End()
 		})
 	})

@@ -37,6 +37,7 @@ type SpanProcessor struct {
 	// listed is whether other processes find the cells, namesListed whether they find names.
 	listed, namesListed bool
 	known               known
+	positions           positions
 	// threads and goroutines are nil where those slots are off.
 	threads, goroutines *ring.Ring
 	records             bool

@@ -39,11 +39,14 @@ func (at *position) inside() cells.Enclosing {
 	return cells.Enclosing{at.ref, at.around[0], at.around[1]}
 }
 
-// labels are what is behind the label pointer of the calling goroutine.
-type labels struct {
-	user gorecord.UserLabels
-	// record is what is installed over these, or nil.
-	record *gorecord.Record
+// caller is the calling goroutine, and what it was shown in last.
+type caller struct {
+	goruntime.Self
+
+	at position
+	// user are the user's labels. installed is the record that is over them, or nil.
+	user      gorecord.UserLabels
+	installed *gorecord.Record
 }
 
 // at sets a position to a span without its record. If goroutine goid has started the span,
@@ -59,55 +62,58 @@ func (at *position) atRecord(r *gorecord.Record) {
 	r.Around(&at.around)
 }
 
-// shown sets at to the position that the calling goroutine showed last, and l to its labels.
-// The span may be over. It reports whether any carrier knows the goroutine's position.
-func (p *SpanProcessor) shown(at *position, l *labels, goid uint64) (known bool) {
+// locate sets c to the calling goroutine and what it was shown in last. That span may be over.
+func (p *SpanProcessor) locate(c *caller) {
+	c.Self = p.runtime.Goroutine()
+	if c.Goid == 0 {
+		p.locateThread(c)
+		return
+	}
+	// What the goroutine was shown in itself counts most: the user may have replaced its
+	// labels, or it may have inherited them.
+	ref, known := p.positions.load(c.Goid)
 	if p.records {
-		l.user, l.record = gorecord.User()
-	}
-	// The goroutine's own slot knows best: the user may have replaced the labels, or the
-	// goroutine may have inherited them.
-	ref, owned := p.ownSlot(goid)
-	if installed := l.record; installed != nil && (!owned || installed.Ref() == ref) {
-		at.atRecord(installed)
-		return true
-	}
-	// Without goroutine ids nobody knows whose a thread's slot is. The missing record
-	// then counts: the goroutine is in no span.
-	if !owned {
-		if ref = 0; p.threads != nil && (goid != 0 || !p.records) {
-			ref, owned = p.threadSlot(goid)
+		c.user, c.installed = gorecord.User()
+		if r := c.installed; r != nil && (!known || r.Ref() == ref) {
+			c.at.atRecord(r)
+			return
 		}
 	}
-	p.at(at, ref, goid)
-	return owned
+	if ref != 0 {
+		p.at(&c.at, ref, c.Goid)
+	}
 }
 
-// threadSlot returns what the goroutine shows in the slot of its thread. It reports false if
-// the slot is another goroutine's. It also does if this one has gone on elsewhere since.
-func (p *SpanProcessor) threadSlot(goid uint64) (ref cells.Ref, known bool) {
-	tid := p.runtime.ThreadID()
-	spanID, shown, owned := p.threads.Shown(uint64(tid), goid)
-	if !owned || spanID == 0 {
-		return 0, false
-	}
-	if ref = cells.Ref(shown); ref == 0 {
-		// Layout 1 does not say whose slot it is.
-		if ref = p.cells.Find(sdkspan.Key{SpanID: spanID}); !p.cells.IsOf(ref, goid) {
-			ref = 0
+// locateThread is locate where goroutine ids are not known. The record then says it all.
+// Without records the goroutine is taken to be in what its thread was shown in last.
+//
+//go:noinline
+func (p *SpanProcessor) locateThread(c *caller) {
+	if p.records {
+		if c.user, c.installed = gorecord.User(); c.installed != nil {
+			c.at.atRecord(c.installed)
 		}
+		return
 	}
-	return ref, p.cells.OnThread(ref, goid, tid)
+	ref, _ := p.positions.load(uint64(p.runtime.ThreadID()))
+	p.at(&c.at, ref, 0)
 }
 
-// position is like shown. If the span is over, it sets at to the nearest live span around
-// it.
-func (p *SpanProcessor) position(at *position, l *labels, goid uint64) (known bool) {
-	known = p.shown(at, l, goid)
-	if at.ref != 0 && !p.cells.Live(at.ref) {
-		p.outward(at, goid)
+// moved notes that the calling goroutine, which is pinned, is shown in a span from now on.
+func (p *SpanProcessor) moved(self *goruntime.Self, ref cells.Ref) {
+	if self.Goid != 0 {
+		p.positions.store(self.Goid, ref)
+	} else if !p.records {
+		p.positions.store(uint64(self.TID), ref)
 	}
-	return known
+}
+
+// locateLive is like locate. If the span is over, it sets c to the nearest live span around it.
+func (p *SpanProcessor) locateLive(c *caller) {
+	p.locate(c)
+	if c.at.ref != 0 && !p.cells.Live(c.at.ref) {
+		p.outward(&c.at, c.Goid)
+	}
 }
 
 // outward moves a position to the nearest live span around its own, or to none.
@@ -192,26 +198,21 @@ func (p *SpanProcessor) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
 	if p.cells.NearLimit(chunkSize) {
 		p.known.grow(p.cells)
 	}
-	self := p.runtime.Goroutine()
-	n.Goid, n.G = self.Goid, uintptr(self.G)
-	var at position
-	var l labels
-	known := p.position(&at, &l, self.Goid)
-	if p.cells.Is(at.ref, n.Key) {
+	var c caller
+	p.locateLive(&c)
+	if p.cells.Is(c.at.ref, n.Key) {
 		return // The provider has this processor twice.
 	}
-
+	n.Goid, n.G = c.Goid, uintptr(c.G)
 	n.LocalRootSpanID = n.SpanID
 	if p.names != nil {
 		n.Name = p.names.Number(s.Name())
 		n.Endpoint = n.Name
 	}
 	if child {
-		if parent := p.follow(ctx, s, &n, at.ref); !known && n.Goid != 0 && p.cells.IsOf(parent, n.Goid) {
-			p.at(&at, parent, n.Goid)
-		}
+		p.follow(ctx, s, &n, c.at.ref)
 	}
-	n.Enclosing[0], n.Enclosing[1], n.Enclosing[2] = at.ref, at.around[0], at.around[1]
+	n.Enclosing[0], n.Enclosing[1], n.Enclosing[2] = c.at.ref, c.at.around[0], c.at.around[1]
 	var attributes *gorecord.Attributes
 	keys := p.keys.Load()
 	if keys != nil {
@@ -223,8 +224,8 @@ func (p *SpanProcessor) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
 		if p.names != nil {
 			p.names.Set(&names, n.Name, n.Endpoint)
 		}
-		record = gorecord.New(n.TraceIDHigh, n.TraceIDLow, n.SpanID, n.TraceFlags, attributes, &names, l.user)
-		record.SetWithin(at.record, &n.Enclosing)
+		record = gorecord.New(n.TraceIDHigh, n.TraceIDLow, n.SpanID, n.TraceFlags, attributes, &names, c.user)
+		record.SetWithin(c.at.record, &n.Enclosing)
 		if p.labels == LabelsHidden {
 			record.HideLabels()
 		}
@@ -236,10 +237,10 @@ func (p *SpanProcessor) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
 	shows.TraceIDHigh, shows.TraceIDLow, shows.SpanID, shows.TraceFlags = n.TraceIDHigh, n.TraceIDLow, n.SpanID, n.TraceFlags
 	shows.Attributes = attributes.Encoded()
 	thread := goruntime.Pin()
-	p.runtime.Renew(&self)
+	p.runtime.Renew(&c.Self)
 	ref := p.cells.Reserve(thread)
 	if ref != 0 {
-		n.TID, shows.Ref = self.TID, uint64(ref)
+		n.TID, shows.Ref = c.TID, uint64(ref)
 		if record != nil {
 			record.SetRef(ref)
 			record.Install()
@@ -248,9 +249,10 @@ func (p *SpanProcessor) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
 			p.known.set(ref, record, attributes)
 		}
 		p.cells.Commit(thread, ref, &n)
-		p.cells.SetThread(at.ref, self.Goid, 0)
-		p.threads.Store(uint64(self.TID), &shows, &self)
-		p.goroutines.Store(self.Goid, &shows, &self)
+		p.cells.SetThread(c.at.ref, c.Goid, 0)
+		p.moved(&c.Self, ref)
+		p.threads.Store(uint64(c.TID), &shows, &c.Self)
+		p.goroutines.Store(c.Goid, &shows, &c.Self)
 	}
 	goruntime.Unpin()
 	if p.threads == nil && p.goroutines == nil {
@@ -270,13 +272,13 @@ func (p *SpanProcessor) endLate(ref cells.Ref, record *gorecord.Record) {
 	record.End(p.withdrawsEvicted())
 }
 
-// follow gives a span that starts the local root of its parent, if the parent is local.
-// It returns the parent if that is live. Most likely the parent is the span that is
-// given. A remote parent is somebody else's, also where its id is known here.
-func (p *SpanProcessor) follow(ctx context.Context, s sdktrace.ReadWriteSpan, child *cells.Span, likely cells.Ref) cells.Ref {
+// follow gives a span that starts the local root of its parent, if the parent is local. Most
+// likely the parent is the span that is given. A remote parent is somebody else's, also where
+// its id is known here.
+func (p *SpanProcessor) follow(ctx context.Context, s sdktrace.ReadWriteSpan, child *cells.Span, likely cells.Ref) {
 	k, remote := sdkspan.Parent(s)
 	if remote || k.TraceIDHigh != child.TraceIDHigh || k.TraceIDLow != child.TraceIDLow {
-		return 0
+		return
 	}
 	parent := likely
 	if !p.cells.Is(likely, k) {
@@ -286,7 +288,6 @@ func (p *SpanProcessor) follow(ctx context.Context, s sdktrace.ReadWriteSpan, ch
 	if parent == 0 {
 		p.followEnded(ctx, k, child)
 	}
-	return parent
 }
 
 // followEnded gives a span the local root of its parent, which is over. The span of ctx is
@@ -315,11 +316,9 @@ func (p *SpanProcessor) OnEnd(s sdktrace.ReadOnlySpan) {
 		return
 	}
 	k, _ := sdkspan.Ended(s)
-	self := p.runtime.Goroutine()
-	var at position
-	var l labels
-	p.shown(&at, &l, self.Goid)
-	from, ref := at.ref, at.ref
+	var c caller
+	p.locate(&c)
+	from, ref := c.at.ref, c.at.ref
 	here := p.cells.Is(ref, k)
 	if !here {
 		if ref = p.cells.Find(k); ref == 0 {
@@ -327,7 +326,7 @@ func (p *SpanProcessor) OnEnd(s sdktrace.ReadOnlySpan) {
 		}
 	}
 	var own cells.Ref // the span, if the next one that starts here may take its cell
-	if here && p.cells.IsOf(ref, self.Goid) {
+	if here && p.cells.IsOf(ref, c.Goid) {
 		own = ref
 	}
 	var base *gorecord.Record
@@ -340,18 +339,18 @@ func (p *SpanProcessor) OnEnd(s sdktrace.ReadOnlySpan) {
 	if !here {
 		// Some thread's slot still shows the span. Without this, readers would take the slot for
 		// up to date, and show the spans around.
-		p.cells.SetThread(ref, self.Goid, 0)
+		p.cells.SetThread(ref, c.Goid, 0)
 	}
 	in := here
-	if here && at.record == base {
-		p.outward(&at, self.Goid)
+	if here && c.at.record == base {
+		p.outward(&c.at, c.Goid)
 	} else {
-		in = p.leave(&at, ref, self.Goid)
+		in = p.leave(&c.at, ref, c.Goid)
 	}
 	if base != nil {
 		base.End(p.withdrawsLabels(s))
 	}
-	if in && p.show(&at, from, &l, p.attributes(&at), &self, own) {
+	if in && p.show(&c, from, p.attributes(&c.at), own) {
 		return // The next span takes the cell, and the place of the record.
 	}
 	// Another goroutine may still name the cell, to find what is around the span.
@@ -392,20 +391,10 @@ func (p *SpanProcessor) withdrawsEvicted() bool {
 	return p.labels == LabelsWithdrawn || p.labels == LabelsUntilEnd && !raceEnabled && !p.profile.wasRunning()
 }
 
-// ownSlot returns what a goroutine shows in its slot. owned is false if that is not its own:
-// then the goroutine has shown nothing itself, and only inherited it.
-func (p *SpanProcessor) ownSlot(goid uint64) (ref cells.Ref, owned bool) {
-	if p.goroutines == nil {
-		return 0, false
-	}
-	_, shown, owned := p.goroutines.Shown(goid, goid)
-	return cells.Ref(shown), owned
-}
-
-// isShown reports whether a goroutine shows a span in its slot.
+// isShown reports whether a goroutine was shown in a span last.
 func (p *SpanProcessor) isShown(ref cells.Ref, goid uint64) bool {
-	shown, owned := p.ownSlot(goid)
-	return owned && shown == ref
+	shown, known := p.positions.load(goid)
+	return known && shown == ref
 }
 
 // attributes returns the attributes that the span of a position is shown with, encoded as
@@ -423,52 +412,53 @@ func (p *SpanProcessor) attributes(at *position) []byte {
 	return p.known.attributes(at.ref).Encoded()
 }
 
-// show has the calling goroutine, which has these labels and was shown in another span, be at
-// a position, with attributes. It gives the cell of a span of its own that it has ended, or 0,
-// to the P, and reports whether there was room.
-func (p *SpanProcessor) show(at *position, from cells.Ref, l *labels, attributes []byte, self *goruntime.Self, ended cells.Ref) (given bool) {
+// show has the calling goroutine, which was shown in the span from, be at the position of c,
+// with attributes. It gives the cell of a span of its own that it has ended, or 0, to the P, and
+// reports whether there was room.
+func (p *SpanProcessor) show(c *caller, from cells.Ref, attributes []byte, ended cells.Ref) (given bool) {
 	var shows ring.Span
-	if k, flags := p.cells.IDs(at.ref); k.SpanID != 0 {
+	if k, flags := p.cells.IDs(c.at.ref); k.SpanID != 0 {
 		shows.TraceIDHigh, shows.TraceIDLow, shows.SpanID, shows.TraceFlags = k.TraceIDHigh, k.TraceIDLow, k.SpanID, flags
-		shows.Ref, shows.Attributes = uint64(at.ref), attributes
+		shows.Ref, shows.Attributes = uint64(c.at.ref), attributes
 	}
 	if p.records {
-		p.install(at, l)
+		p.install(c)
 	}
 	thread := goruntime.Pin()
-	p.runtime.Renew(self)
-	if from != at.ref {
-		p.cells.SetThread(from, self.Goid, 0)
+	p.runtime.Renew(&c.Self)
+	if from != c.at.ref {
+		p.cells.SetThread(from, c.Goid, 0)
 	}
-	p.cells.SetThread(at.ref, self.Goid, self.TID)
-	p.threads.Store(uint64(self.TID), &shows, self)
-	p.goroutines.Store(self.Goid, &shows, self)
+	p.cells.SetThread(c.at.ref, c.Goid, c.TID)
+	p.moved(&c.Self, c.at.ref)
+	p.threads.Store(uint64(c.TID), &shows, &c.Self)
+	p.goroutines.Store(c.Goid, &shows, &c.Self)
 	given = ended != 0 && p.cells.FreeWarm(thread, ended)
 	goruntime.Unpin()
 	return given
 }
 
-// install installs the record of a position. It installs another record of the span if there
-// is none at hand. It also does if the user's labels or the names have changed since that
+// install installs the record of the position of c. It installs another record of the span if
+// there is none at hand. It also does if the user's labels or the names have changed since that
 // record was made. Without a span it restores the user's labels.
-func (p *SpanProcessor) install(at *position, l *labels) {
-	record := at.record
-	if at.ref != 0 && (record == nil || record.Ended() || !record.HasLabels(l.user) || p.names != nil && !record.HasNames(p.cells.Names(at.ref))) {
+func (p *SpanProcessor) install(c *caller) {
+	at, record := &c.at, c.at.record
+	if at.ref != 0 && (record == nil || record.Ended() || !record.HasLabels(c.user) || p.names != nil && !record.HasNames(p.cells.Names(at.ref))) {
 		if base := p.known.record(at.ref); base != nil {
 			from, outer := base, record.Outer()
 			if record != nil {
 				from = record
 			}
-			record = p.variant(base, p.keys.Load().Decode(from.Attributes()), l.user, outer, at.around)
+			record = p.variant(base, p.keys.Load().Decode(from.Attributes()), c.user, outer, at.around)
 		}
 	}
 	if at.ref != 0 && record != nil {
 		if invariants.Enabled {
-			invariants.Check(record.Ref() == at.ref, "slot and record of a goroutine name the same cell")
+			invariants.Check(record.Ref() == at.ref, "position and record of a goroutine name the same cell")
 		}
 		record.Install()
-	} else if l.record != nil {
-		gorecord.Restore(l.user)
+	} else if c.installed != nil {
+		gorecord.Restore(c.user)
 	}
 }
 

@@ -402,18 +402,6 @@ func (t *Table) SetThread(r Ref, goid uint64, tid uint32) {
 	}
 }
 
-// OnThread reports whether a goroutine that has shown a span on a thread has not shown another
-// one elsewhere since. The cell tells that of the goroutine that started the span. Others are
-// believed, as long as the cell is not used for another span.
-func (t *Table) OnThread(r Ref, goid uint64, tid uint32) bool {
-	if r == 0 {
-		return false
-	}
-	c := t.cell(r)
-	on := atomic.LoadUint64(&c.Goid) != goid || atomic.LoadUint32(&c.TID) == tid
-	return on && atomic.LoadUint64(&c.Version)&^wire.CellOver == uint64(r)
-}
-
 // IsOf reports whether the goroutine with this id has started a live span.
 func (t *Table) IsOf(r Ref, goid uint64) bool {
 	return r != 0 && atomic.LoadUint64(&t.cell(r).Goid) == goid && t.Live(r)
