@@ -121,7 +121,7 @@ func newSpanProcessor(c config) (_ *SpanProcessor, refusedKeys int, err error) {
 		p.off("names for other processes are", err)
 		p.namesListed = err == nil
 	}
-	p.cells.RaiseLimit(cells.Capacity, 0)
+	p.known = newKnown(p.records)
 	if err := p.advertise(); err != nil {
 		return nil, 0, errors.Join(err, p.closeMemory())
 	}

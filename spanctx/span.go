@@ -195,9 +195,6 @@ func (p *SpanProcessor) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
 	if p.config.profileIDs {
 		s.SetAttributes(profileIDKey.String(s.SpanContext().SpanID().String()))
 	}
-	if p.cells.NearLimit(chunkSize) {
-		p.known.grow(p.cells)
-	}
 	var c caller
 	p.locateLive(&c)
 	if p.cells.Is(c.at.ref, n.Key) {
@@ -406,10 +403,7 @@ func (p *SpanProcessor) attributes(at *position) []byte {
 	if at.record != nil {
 		return at.record.Attributes()
 	}
-	if base := p.known.record(at.ref); base != nil {
-		return base.Attributes()
-	}
-	return p.known.attributes(at.ref).Encoded()
+	return p.known.attributesOf(at.ref)
 }
 
 // show has the calling goroutine, which was shown in the span from, be at the position of c,
@@ -476,75 +470,53 @@ func (p *SpanProcessor) variant(base *gorecord.Record, a *gorecord.Attributes, u
 	return record
 }
 
-// known has, by the number of the cell, what belongs to a span and is on the heap, and
-// so cannot be in its cell. It grows with the cells that are used.
+// known has, by the number of the cell, what belongs to a live span and is on the heap, and so
+// cannot be in its cell. That is the record. Without records it is the attributes that slots
+// show with the span.
 type known struct {
-	chunks [cells.Capacity / chunkSize]atomic.Pointer[[chunkSize]belongings]
+	records    []gorecord.Pointer
+	attributes []atomic.Pointer[gorecord.Attributes]
 }
 
-const chunkSize = 1024
-
-// belongings are what belongs to one span.
-type belongings struct {
-	record gorecord.Pointer
-	// with are the attributes that slots show with the span, if it has no record.
-	with atomic.Pointer[gorecord.Attributes]
-}
-
-// grow makes room for more cells, and raises the limit of what may be used. It is called before
-// the caller is pinned, since it allocates.
-func (k *known) grow(t *cells.Table) {
-	limit := t.Limit()
-	if limit == cells.Capacity {
-		return // Another goroutine has just made the last room.
+func newKnown(records bool) known {
+	if records {
+		return known{records: make([]gorecord.Pointer, cells.Capacity)}
 	}
-	k.chunks[limit/chunkSize].CompareAndSwap(nil, new([chunkSize]belongings))
-	t.RaiseLimit(limit, limit+chunkSize)
+	return known{attributes: make([]atomic.Pointer[gorecord.Attributes], cells.Capacity)}
 }
 
-func (k *known) at(r cells.Ref) *belongings {
-	chunk := k.chunks[r.Index()/chunkSize].Load()
-	if r == 0 || chunk == nil {
-		return nil
-	}
-	return &chunk[r.Index()%chunkSize]
-}
-
-// set stores what belongs to a span that is about to be live. It may be called while
-// pinned: room was made before.
+// set stores what belongs to a span that is about to be live. It may be called while pinned.
 func (k *known) set(r cells.Ref, record *gorecord.Record, a *gorecord.Attributes) {
-	b := k.at(r)
 	if record != nil {
-		b.record.Store(record)
-	} else if b.with.Load() != a {
-		b.with.Store(a)
+		k.records[r.Index()].Store(record)
+	} else {
+		k.attributes[r.Index()].Store(a)
 	}
 }
 
 // record returns the record of a span, or nil.
 func (k *known) record(r cells.Ref) *gorecord.Record {
-	if b := k.at(r); b != nil {
-		if record := b.record.Load(); record.Ref() == r {
+	if i := r.Index(); int(i) < len(k.records) {
+		if record := k.records[i].Load(); record.Ref() == r && r != 0 {
 			return record
 		}
 	}
 	return nil
 }
 
-// attributes returns those that slots show with a span that has no record.
-func (k *known) attributes(r cells.Ref) *gorecord.Attributes {
-	if b := k.at(r); b != nil {
-		return b.with.Load()
+// attributesOf returns those that a live span is shown with, encoded as in OTEP 4947.
+func (k *known) attributesOf(r cells.Ref) []byte {
+	if k.attributes != nil {
+		return k.attributes[r.Index()].Load().Encoded()
 	}
-	return nil
+	return k.record(r).Attributes()
 }
 
 // drop forgets what belongs to a span that is over, so that it can be collected.
 func (k *known) drop(r cells.Ref) {
-	if b := k.at(r); b != nil {
-		b.record.Store(nil)
-		if b.with.Load() != nil {
-			b.with.Store(nil)
-		}
+	if k.attributes == nil {
+		k.records[r.Index()].Store(nil)
+	} else if a := &k.attributes[r.Index()]; a.Load() != nil {
+		a.Store(nil)
 	}
 }

@@ -84,7 +84,6 @@ func TestEvictedRecordIsHiddenBeforeTheSpanIsOver(t *testing.T) {
 		p.evict(r)
 	}})
 	require.NoError(t, err)
-	table.RaiseLimit(cells.Capacity, 0)
 	p.cells = table
 	defer func() { assert.NoError(t, advertised.Close()) }()
 	apart(func() {
@@ -95,18 +94,6 @@ func TestEvictedRecordIsHiddenBeforeTheSpanIsOver(t *testing.T) {
 	})
 	assert.GreaterOrEqual(t, evicted, 100)
 	assert.Equal(t, evicted, hidden)
-}
-
-// Room is made up to the last limit. There another goroutine may just have made it.
-func TestGrow(t *testing.T) {
-	s := serve(t)
-	for range cells.Capacity/chunkSize + 3 {
-		s.p.known.grow(s.p.cells)
-	}
-	assert.EqualValues(t, cells.Capacity, s.p.cells.Limit())
-	for i := range s.p.known.chunks {
-		assert.NotNil(t, s.p.known.chunks[i].Load())
-	}
 }
 
 // After a burst of spans no more records are kept than Ps have free cells.
@@ -123,15 +110,9 @@ func TestRecordsAreNotKeptAfterABurst(t *testing.T) {
 		}
 	})
 	n := 0
-	for i := range s.p.known.chunks {
-		chunk := s.p.known.chunks[i].Load()
-		if chunk == nil {
-			continue
-		}
-		for j := range chunk {
-			if chunk[j].record.Load() != nil {
-				n++
-			}
+	for i := range s.p.known.records {
+		if s.p.known.records[i].Load() != nil {
+			n++
 		}
 	}
 	assert.LessOrEqual(t, n, kept)

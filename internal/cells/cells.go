@@ -59,9 +59,9 @@ type Table struct {
 	locals []local
 	shared sharedIndex
 	free   queue
-	// limit is how many cells may be used so far, see [Table.Limit].
-	limit atomic.Uint32
-	hand  atomic.Uint32
+	hand   atomic.Uint32
+	// limit is how many cells may be used: Capacity, but for tests.
+	limit uint32
 	// base is the version that a cell without one counts from.
 	base uint64
 
@@ -110,7 +110,7 @@ type Options struct {
 func New(o Options) (t *Table, err error) {
 	t = &Table{
 		spare: o.Spare, hide: o.Hide, evict: o.Evict, shared: newSharedIndex(), base: generations.Load(),
-		locals: make([]local, max(runtime.GOMAXPROCS(0), runtime.NumCPU())),
+		locals: make([]local, max(runtime.GOMAXPROCS(0), runtime.NumCPU())), limit: Capacity,
 	}
 	t.free.init(Capacity)
 	const size = wire.SpansHeaderSize + Capacity*wire.CellSize
@@ -138,7 +138,6 @@ func New(o Options) (t *Table, err error) {
 			err = fmt.Errorf("span table: %w", announced)
 		}
 	}
-	t.limit.Store(Capacity)
 	return t, err
 }
 
@@ -167,20 +166,6 @@ func (t *Table) Close() error {
 
 // Used returns how many cells have been used: the indices of all Refs are below.
 func (t *Table) Used() uint32 { return atomic.LoadUint32(&t.header.Used) }
-
-// Limit returns how many cells may be used.
-func (t *Table) Limit() uint32 { return t.limit.Load() }
-
-// RaiseLimit changes the limit, if it is still the one that is given. It is for callers that keep
-// something of their own for each cell that may be used.
-func (t *Table) RaiseLimit(from, to uint32) { t.limit.CompareAndSwap(from, to) }
-
-// NearLimit reports whether the limit, where it is below [Capacity], may be passed by so many
-// spans.
-func (t *Table) NearLimit(spans uint32) bool {
-	limit := t.limit.Load()
-	return limit < Capacity && t.Used()+spans > limit
-}
 
 func (t *Table) cell(r Ref) *wire.Cell { return &t.cells[r.Index()%Capacity] }
 

@@ -27,7 +27,6 @@ import (
 func TestEmptyTable(t *testing.T) {
 	table, _ := newTable(t, true, nil)
 	assert.Zero(t, table.Used())
-	assert.EqualValues(t, Capacity, table.Limit())
 	assert.Empty(t, table.live())
 	var s Span
 	for _, r := range []Ref{0, 1 << 20, 1<<20 | 2, ^Ref(1)} {
@@ -69,9 +68,7 @@ func TestReserveShowsNothing(t *testing.T) {
 func TestRefsNeverNameAnotherSpan(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // warm cells are those of a P
 	table, _ := newTable(t, true, nil)
-	table.RaiseLimit(Capacity, 1)
-	table.RaiseLimit(Capacity, 5)
-	require.EqualValues(t, 1, table.Limit(), "it was not that any more")
+	table.limit = 1
 	refs := map[Ref]bool{}
 	for n := range 1000 {
 		r := table.start()
@@ -146,7 +143,7 @@ func TestHiddenBeforeEvicted(t *testing.T) {
 	}})
 	require.NoError(t, err)
 	r := table.start()
-	table.RaiseLimit(Capacity, 1)
+	table.limit = 1
 	table.hand.Store(^uint32(0) - ways + 1)
 	next := table.start()
 	require.NotZero(t, next)
@@ -383,9 +380,9 @@ func TestShownSpansAreEvicted(t *testing.T) {
 // Without a free cell, and without a span to evict, there is no Ref.
 func TestNoCell(t *testing.T) {
 	table, _ := newTable(t, true, nil)
-	table.RaiseLimit(Capacity, 0)
+	table.limit = 0
 	assert.Zero(t, table.start())
-	table.RaiseLimit(0, 1)
+	table.limit = 1
 	assert.NotZero(t, table.start())
 }
 
@@ -461,7 +458,7 @@ func TestLoadUnderFire(t *testing.T) {
 	for _, heap := range []bool{true, false} {
 		moreProcessors(t)
 		table, _ := newTable(t, heap, nil)
-		table.RaiseLimit(Capacity, 3)
+		table.limit = 3
 		var last atomic.Uint64
 		var stop atomic.Bool
 		var done sync.WaitGroup
@@ -508,7 +505,7 @@ func startAndEnd(p *childproc.Parent) {
 	}
 	n, err := strconv.Atoi(limit)
 	p.Must(err)
-	table.RaiseLimit(Capacity, uint32(n))
+	table.limit = uint32(n)
 	runtime.GOMAXPROCS(8)
 	for i := range 4 {
 		go func() {

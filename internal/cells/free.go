@@ -57,7 +57,7 @@ func (t *Table) take() (uint32, bool) {
 	}
 	for {
 		used := t.Used()
-		if used >= t.limit.Load() {
+		if used >= t.limit {
 			break
 		}
 		if atomic.CompareAndSwapUint32(&t.header.Used, used, used+1) {

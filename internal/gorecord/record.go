@@ -275,8 +275,11 @@ func (r *Record) Outer() *Record {
 }
 
 // Attributes returns the attributes that the span is shown with, as OTEP 4947 has them,
-// which stay as they are.
+// which stay as they are. It returns nil if r is nil.
 func (r *Record) Attributes() []byte {
+	if r == nil {
+		return nil
+	}
 	size := atomic.LoadUint32(&r.state) >> stateSizeShift
 	if size == 0 {
 		return nil
