@@ -6,6 +6,7 @@ package spanctx
 import (
 	"context"
 	"sync/atomic"
+	"time"
 
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 
@@ -312,7 +313,7 @@ func (p *SpanProcessor) OnEnd(s sdktrace.ReadOnlySpan) {
 	if p == nil {
 		return
 	}
-	k, _ := sdkspan.Ended(s)
+	k, _, end := sdkspan.Ended(s)
 	var c caller
 	p.locate(&c)
 	from, ref := c.at.ref, c.at.ref
@@ -345,7 +346,7 @@ func (p *SpanProcessor) OnEnd(s sdktrace.ReadOnlySpan) {
 		in = p.leave(&c.at, ref, c.Goid)
 	}
 	if base != nil {
-		base.End(p.withdrawsLabels(s))
+		base.End(p.withdrawsLabels(end))
 	}
 	if in && p.show(&c, from, p.attributes(&c.at), own) {
 		return // The next span takes the cell, and the place of the record.
@@ -356,9 +357,9 @@ func (p *SpanProcessor) OnEnd(s sdktrace.ReadOnlySpan) {
 }
 
 // withdrawsLabels reports whether the labels of a span that has ended are withdrawn.
-func (p *SpanProcessor) withdrawsLabels(s sdktrace.ReadOnlySpan) bool {
+func (p *SpanProcessor) withdrawsLabels(end time.Time) bool {
 	if p.labels == LabelsUntilEnd {
-		return !raceEnabled && !p.profile.running(sdkspan.EndUnixNS(s))
+		return !raceEnabled && !p.profile.running(uint64(end.UnixNano()))
 	}
 	return p.labels != LabelsKept
 }

@@ -304,7 +304,7 @@ func (c *correlations) forget(k sdkspan.Key) {
 }
 
 func keyOf(s sdktrace.ReadOnlySpan) sdkspan.Key {
-	k, _ := sdkspan.Ended(s)
+	k, _, _ := sdkspan.Ended(s)
 	return k
 }
 

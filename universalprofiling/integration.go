@@ -435,7 +435,7 @@ func (i *Integration) OnEnd(s sdktrace.ReadOnlySpan) {
 	if i == nil || i.records == nil {
 		return
 	}
-	k, traceFlags := sdkspan.Ended(s)
+	k, traceFlags, _ := sdkspan.Ended(s)
 	goid := i.runtime.GoroutineID()
 	shown, _ := i.records.Shown(goid)
 	ref := cells.Ref(shown)

@@ -89,11 +89,11 @@ func (c *keyOfSpan) Value(key any) any {
 func Started(s sdktrace.ReadWriteSpan) (k Key, traceFlags uint8, child bool, startUnixNS uint64) {
 	v := (*value)(unsafe.Pointer(&s)) // sound: see value
 	if l := started.Load(); l != nil && l.table == v.table && v.data != nil {
-		if *(*time.Time)(unsafe.Add(v.data, l.end)) != (time.Time{}) { // sound as spanContext is
+		if *v.time(l.end) != (time.Time{}) {
 			return Key{}, 0, false, 0
 		}
 		sc := v.spanContext(l.spanContext)
-		return sc.key(), uint8(sc.traceFlags), v.spanContext(l.parent).spanID != trace.SpanID{}, v.unixNS(l.time)
+		return sc.key(), uint8(sc.traceFlags), v.spanContext(l.parent).spanID != trace.SpanID{}, uint64(v.time(l.start).UnixNano())
 	}
 	return startedOther(s, v.table)
 }
@@ -103,7 +103,7 @@ func Started(s sdktrace.ReadWriteSpan) (k Key, traceFlags uint8, child bool, sta
 //
 //go:noinline
 func startedOther(s sdktrace.ReadWriteSpan, table unsafe.Pointer) (k Key, traceFlags uint8, child bool, startUnixNS uint64) {
-	learn(&started, s, table, "startTime", s.StartTime())
+	learn(&started, s, table)
 	if !s.EndTime().IsZero() {
 		return Key{}, 0, false, 0
 	}
@@ -128,31 +128,22 @@ func otherParent(s sdktrace.ReadWriteSpan) (k Key, remote bool) {
 	return id.Key, id.Remote
 }
 
-// Ended returns what identifies a span that a processor is told of by OnEnd, and its trace
-// flags.
-func Ended(s sdktrace.ReadOnlySpan) (k Key, traceFlags uint8) {
+// Ended returns what identifies a span that a processor is told of by OnEnd, its trace flags
+// and its end.
+func Ended(s sdktrace.ReadOnlySpan) (k Key, traceFlags uint8, end time.Time) {
 	v := (*value)(unsafe.Pointer(&s))
 	if l := ended.Load(); l != nil && l.table == v.table && v.data != nil {
 		sc := v.spanContext(l.spanContext)
-		return sc.key(), uint8(sc.traceFlags)
+		return sc.key(), uint8(sc.traceFlags), *v.time(l.end)
 	}
 	return endedOther(s, v.table)
 }
 
 //go:noinline
-func endedOther(s sdktrace.ReadOnlySpan, table unsafe.Pointer) (k Key, traceFlags uint8) {
-	learn(&ended, s, table, "endTime", s.EndTime())
+func endedOther(s sdktrace.ReadOnlySpan, table unsafe.Pointer) (k Key, traceFlags uint8, end time.Time) {
+	learn(&ended, s, table)
 	id := Of(s.SpanContext())
-	return id.Key, id.TraceFlags
-}
-
-// EndUnixNS returns the end of such a span in nanoseconds since 1970.
-func EndUnixNS(s sdktrace.ReadOnlySpan) uint64 {
-	v := (*value)(unsafe.Pointer(&s))
-	if l := ended.Load(); l != nil && l.table == v.table && v.data != nil {
-		return v.unixNS(l.time)
-	}
-	return uint64(s.EndTime().UnixNano())
+	return id.Key, id.TraceFlags, s.EndTime()
 }
 
 // value is how a variable of an interface type that has methods is laid out. Its first
@@ -161,20 +152,19 @@ func EndUnixNS(s sdktrace.ReadOnlySpan) uint64 {
 // have it like that, and so did all of their releases.
 type value struct{ table, data unsafe.Pointer }
 
-// layout is where in a value with a table its own SpanContext, its parent's, a time of
-// interest, and the end of the span are. It is nil as long as none of the SDK's types has
-// been seen.
+// layout is where in a value with a table its own SpanContext, its parent's, its start and its
+// end are. It is nil as long as none of the SDK's types has been seen.
 type layout struct {
-	table                          unsafe.Pointer
-	spanContext, parent, time, end uintptr
+	table                           unsafe.Pointer
+	spanContext, parent, start, end uintptr
 }
 
 var started, ended atomic.Pointer[layout]
 
-// unixNS returns the time that is so far behind the beginning of the value. Sound as
+// time returns the time that is so far behind the beginning of the value. Sound as
 // spanContext is.
-func (v *value) unixNS(offset uintptr) uint64 {
-	return uint64((*time.Time)(unsafe.Add(v.data, offset)).UnixNano())
+func (v *value) time(offset uintptr) *time.Time {
+	return (*time.Time)(unsafe.Add(v.data, offset))
 }
 
 // spanContext returns the one that is so far behind the beginning of the value.
@@ -219,7 +209,7 @@ func (sc *spanContext) key() Key {
 // learn notes where a span that has this table keeps what is read of it. It does so only
 // for a pointer to one of the SDK's structs with fields for that. What it reads there must
 // be what the span's methods return.
-func learn(to *atomic.Pointer[layout], span sdktrace.ReadOnlySpan, table unsafe.Pointer, timeField string, at time.Time) {
+func learn(to *atomic.Pointer[layout], span sdktrace.ReadOnlySpan, table unsafe.Pointer) {
 	if !known || to.Load() != nil {
 		return
 	}
@@ -229,13 +219,13 @@ func learn(to *atomic.Pointer[layout], span sdktrace.ReadOnlySpan, table unsafe.
 	}
 	l := layout{table: table}
 	if !field[trace.SpanContext](t.Elem(), &l.spanContext, "spanContext") ||
-		!field[trace.SpanContext](t.Elem(), &l.parent, "parent") || !field[time.Time](t.Elem(), &l.time, timeField) || !field[time.Time](t.Elem(), &l.end, "endTime") {
+		!field[trace.SpanContext](t.Elem(), &l.parent, "parent") || !field[time.Time](t.Elem(), &l.start, "startTime") || !field[time.Time](t.Elem(), &l.end, "endTime") {
 		return
 	}
 	v := (*value)(unsafe.Pointer(&span)) // its table is another one, its value is the same
 	own, parent := Of(span.SpanContext()), Of(span.Parent())
 	if v.spanContext(l.spanContext).key() == own.Key && v.spanContext(l.parent).key() == parent.Key &&
-		v.unixNS(l.time) == uint64(at.UnixNano()) && (*time.Time)(unsafe.Add(v.data, l.end)).Equal(span.EndTime()) {
+		v.time(l.start).Equal(span.StartTime()) && v.time(l.end).Equal(span.EndTime()) {
 		to.CompareAndSwap(nil, &l)
 	}
 }
