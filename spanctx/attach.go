@@ -124,7 +124,7 @@ func DialContext(dial func(ctx context.Context, network, address string) (net.Co
 	return func(ctx context.Context, network, address string) (net.Conn, error) {
 		if p := active.Load(); p != nil {
 			goid := p.runtime.GoroutineID()
-			_, own := p.positions.load(goid)
+			_, own := p.positions.Load(goid)
 			if a := Attach(context.Background()); own || p.cells.IsOf(a.before.ref, goid) { //nolint:contextcheck // what it is in is to be nothing
 				defer a.Detach()
 			}

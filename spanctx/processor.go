@@ -37,7 +37,7 @@ type SpanProcessor struct {
 	// listed is whether other processes find the cells, namesListed whether they find names.
 	listed, namesListed bool
 	known               known
-	positions           *positions
+	positions           *ring.Positions
 	// threads and goroutines are nil where those slots are off.
 	threads, goroutines *ring.Ring
 	records             bool
@@ -105,7 +105,7 @@ func newSpanProcessor(c config) (_ *SpanProcessor, refusedKeys int, err error) {
 	if err := c.check(); err != nil {
 		return nil, 0, err
 	}
-	p := &SpanProcessor{runtime: c.runtime, positions: new(positions), labels: c.labels, config: c, users: 1}
+	p := &SpanProcessor{runtime: c.runtime, positions: new(ring.Positions), labels: c.labels, config: c, users: 1}
 	keys, refusedKeys := p.keys.Load().Append(c.keys...)
 	p.keys.Store(keys)
 	p.openCarriers()

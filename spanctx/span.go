@@ -72,7 +72,7 @@ func (p *SpanProcessor) locate(c *caller) {
 	}
 	// What the goroutine was shown in itself counts most: the user may have replaced its
 	// labels, or it may have inherited them.
-	ref, known := p.positions.load(c.Goid)
+	ref, known := p.positions.Load(c.Goid)
 	if p.records {
 		c.user, c.installed = gorecord.User()
 		if r := c.installed; r != nil && (!known || r.Ref() == ref) {
@@ -96,16 +96,16 @@ func (p *SpanProcessor) locateThread(c *caller) {
 		}
 		return
 	}
-	ref, _ := p.positions.load(uint64(p.runtime.ThreadID()))
+	ref, _ := p.positions.Load(uint64(p.runtime.ThreadID()))
 	p.at(&c.at, ref, 0)
 }
 
 // moved notes that the calling goroutine, which is pinned, is shown in a span from now on.
 func (p *SpanProcessor) moved(self *goruntime.Self, ref cells.Ref) {
 	if self.Goid != 0 {
-		p.positions.store(self.Goid, ref)
+		p.positions.Store(self.Goid, ref)
 	} else if !p.records {
-		p.positions.store(uint64(self.TID), ref)
+		p.positions.Store(uint64(self.TID), ref)
 	}
 }
 
@@ -391,7 +391,7 @@ func (p *SpanProcessor) withdrawsEvicted() bool {
 
 // isShown reports whether a goroutine was shown in a span last.
 func (p *SpanProcessor) isShown(ref cells.Ref, goid uint64) bool {
-	shown, known := p.positions.load(goid)
+	shown, known := p.positions.Load(goid)
 	return known && shown == ref
 }
 
@@ -471,9 +471,9 @@ func (p *SpanProcessor) variant(base *gorecord.Record, a *gorecord.Attributes, u
 	return record
 }
 
-// known has, by the number of the cell, what belongs to a live span and is on the heap, and so
-// cannot be in its cell. That is the record. Without records it is the attributes that slots
-// show with the span.
+// known has what belongs to a live span and is on the heap, so that it cannot be in the span's
+// cell. It is found by the number of the cell. With records it is the record. Without them it is
+// the attributes that slots show with the span.
 type known struct {
 	records    []gorecord.Pointer
 	attributes []atomic.Pointer[gorecord.Attributes]

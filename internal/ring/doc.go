@@ -15,5 +15,7 @@
 // between reading its thread id and the last store would write the slot of another
 // thread.
 //
+// [Positions] is the writer's own note of what each goroutine was shown in last.
+//
 // It does not know the SDK, nor why a goroutine is in a span.
 package ring
