@@ -11,14 +11,15 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 
 	"github.com/otelctx/otelctx/internal/cells"
+	"github.com/otelctx/otelctx/internal/goruntime"
 	"github.com/otelctx/otelctx/internal/sdkspan"
 )
 
 // Attachment is what [Attach] has changed.
 type Attachment struct {
 	p *SpanProcessor
-	// goid is the goroutine's id, and before what it was in.
-	goid   uint64
+	// self is the goroutine, and before what it was in.
+	self   goruntime.Self
 	before position
 }
 
@@ -46,14 +47,14 @@ func Attach(ctx context.Context) Attachment {
 	}
 	var c caller
 	p.locateLive(&c)
-	a := Attachment{p: p, goid: c.Goid, before: c.at}
+	a := Attachment{p: p, self: c.Self, before: c.at}
 	p.at(&c.at, p.find(ctx), c.Goid)
 	p.rename(ctx, c.at.ref)
 	attributes := p.keys.Load().Of(ctx)
 	if base := p.known.record(c.at.ref); base != nil {
 		c.at.atRecord(p.variant(base, attributes, c.user, a.before.record, a.before.inside()))
 	}
-	p.show(&c, a.before.ref, attributes.Encoded(), 0)
+	p.show(&c, attributes.Encoded(), 0)
 	return a
 }
 
@@ -84,15 +85,14 @@ func (a Attachment) Detach() {
 	}
 	var c caller
 	a.p.locate(&c)
-	if c.Goid != a.goid {
+	if c.Goid != a.self.Goid || c.G != a.self.G {
 		return
 	}
-	from := c.at.ref
 	c.at = a.before
 	if c.at.ref != 0 && !a.p.cells.Live(c.at.ref) {
 		a.p.outward(&c.at, c.Goid)
 	}
-	a.p.show(&c, from, a.p.attributes(&c.at), 0)
+	a.p.show(&c, a.p.attributes(&c.at), 0)
 }
 
 // Go runs fn with ctx on a goroutine of its own, with [Attach] to ctx until fn returns. It
@@ -125,7 +125,7 @@ func DialContext(dial func(ctx context.Context, network, address string) (net.Co
 		if p := active.Load(); p != nil {
 			goid := p.runtime.GoroutineID()
 			_, own := p.positions.Load(goid)
-			if a := Attach(context.Background()); own || p.cells.IsOf(a.before.ref, goid) { //nolint:contextcheck // what it is in is to be nothing
+			if a := Attach(context.Background()); own || goid != 0 && p.cells.IsOf(a.before.ref, goid) { //nolint:contextcheck // what it is in is to be nothing
 				defer a.Detach()
 			}
 		}
@@ -152,6 +152,6 @@ func refresh(ctx context.Context, anySpan bool) {
 		if !anySpan {
 			p.rename(ctx, c.at.ref)
 		}
-		p.show(&c, c.at.ref, p.attributes(&c.at), 0)
+		p.show(&c, p.attributes(&c.at), 0)
 	}
 }

@@ -7,6 +7,9 @@ package spanctx
 
 import (
 	"context"
+	"errors"
+	"net"
+	"runtime/pprof"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -77,6 +80,108 @@ func TestSharedSlot(t *testing.T) {
 	}
 }
 
+// collide takes the calling goroutine's entry among the positions, and its slot, as a goroutine
+// with an id that is equal modulo 65,536 does by starting and ending a span.
+func (s *service) collide() {
+	other := goruntime.Self{Goid: goid() + 1<<16}
+	goruntime.Pin()
+	s.p.positions.Store(other.Goid, 0)
+	s.p.goroutines.Store(other.Goid, new(ring.Span), &other)
+	goruntime.Unpin()
+}
+
+// A goroutine whose entry another one has taken is shown in no span that it may have left, and
+// goes on inside the span of its context.
+func TestLostPosition(t *testing.T) {
+	for name, tt := range map[string]struct {
+		opts    []Option
+		replace bool // the user replaces the labels, or else the record tells the position
+	}{
+		"thread slots": {[]Option{WithGoroutineRecord(false), WithGoroutineSlots(false)}, false},
+		"slots":        {[]Option{WithGoroutineRecord(false)}, false},
+		"record":       {nil, false},
+		"user's":       {nil, true},
+		"more slots":   {[]Option{WithCapacity(1 << 20), WithThreadSlots(false)}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := serve(t, tt.opts...)
+			replace := func() {
+				if tt.replace {
+					pprof.SetGoroutineLabels(pprof.WithLabels(t.Context(), pprof.Labels("user", "label")))
+				}
+			}
+			apart(func() {
+				ctx, a := s.root()
+				replace()
+				_, b := s.start(ctx)
+				replace()
+				s.collide()
+				a.End() // and so b, which was started inside, is left
+				assert.Equal(t, shown{}, s.shown(t))
+				b.End()
+
+				ctx, a = s.root()
+				replace()
+				s.collide()
+				_, b = s.start(ctx)
+				b.End()
+				s.assertShows(t, a, a)
+				a.End()
+			})
+		})
+	}
+}
+
+// A long-lived request is not evicted for spans that goroutines have left open which are gone.
+func TestSpansOfGoroutinesThatAreGone(t *testing.T) {
+	for name, opts := range map[string][]Option{
+		"thread slots": {WithGoroutineRecord(false), WithGoroutineSlots(false)},
+		"record":       {WithThreadSlots(false), WithGoroutineSlots(false)},
+		"everything":   everything(),
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := serve(t, opts...)
+			leak := func(n int) {
+				for range n {
+					apart(func() { s.root() })
+				}
+			}
+			leak(cells.Capacity - 100)
+			apart(func() {
+				ctx, request := s.root()
+				_, query := s.start(ctx)
+				leak(3000)
+				assert.NotZero(t, s.p.cells.Find(sdkspan.Key{SpanID: number(request)}))
+				query.End()
+				s.assertShows(t, request, request)
+				request.End()
+			})
+		})
+	}
+}
+
+// Where goroutine ids are not known, a goroutine is still told from others.
+func TestGoroutinesWithoutIDs(t *testing.T) {
+	s := serve(t, withRuntime(goruntime.Calibrate().Without(errors.New("test"), goruntime.GGoid)))
+	apart(func() {
+		_, span := s.root()
+		attached := Attach(context.Background())
+		apart(func() {
+			attached.Detach()
+			assert.Zero(t, s.shown(t).record, "of another goroutine")
+		})
+		attached.Detach()
+		assert.Equal(t, number(span), s.shown(t).record)
+		dialed := make(chan uint64)
+		go func() {
+			_, _ = DialContext(func(context.Context, string, string) (net.Conn, error) { return nil, nil })(t.Context(), "", "")
+			dialed <- s.shown(t).record
+		}()
+		assert.Zero(t, <-dialed, "of the goroutine that has started this one")
+		span.End()
+	})
+}
+
 // With thread slots alone a goroutine comes back to a thread whose slot shows what the goroutine
 // was in before. The goroutine knows better, and readers see by the cell that the slot is out of
 // date.
@@ -117,6 +222,28 @@ func TestThreadSlotLeftBehind(t *testing.T) {
 			inner.End()
 			s.assertShows(t, outer, outer)
 			outer.End()
+		})
+	})
+	t.Run("a span inside of which another one has ended elsewhere", func(t *testing.T) {
+		apart(func() {
+			ctx, outer := s.root()
+			_, inner := s.start(ctx)
+			ref := find(inner)
+			apart(func() { inner.End() })
+			elsewhere(func() { Attach(context.Background()) })
+			// Else what is around it would be shown.
+			assert.False(t, onThread(ref))
+			outer.End()
+		})
+	})
+	t.Run("a lost position", func(t *testing.T) {
+		apart(func() {
+			ctx, outer := s.root()
+			s.collide()
+			elsewhere(func() { _, outer = s.start(ctx) })
+			assert.False(t, onThread(find(trace.SpanFromContext(ctx))))
+			outer.End()
+			trace.SpanFromContext(ctx).End()
 		})
 	})
 	t.Run("a live span", func(t *testing.T) {

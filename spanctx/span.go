@@ -40,11 +40,16 @@ func (at *position) inside() cells.Enclosing {
 	return cells.Enclosing{at.ref, at.around[0], at.around[1]}
 }
 
-// caller is the calling goroutine, and what it was shown in last.
+// caller is the calling goroutine, and its position.
 type caller struct {
 	goruntime.Self
 
 	at position
+	// from is the span that it was shown in last, which may be over.
+	from cells.Ref
+	// lost is true if nothing tells what the goroutine was shown in last. It was shown in nothing
+	// so far, or another goroutine has its entry among the positions.
+	lost bool
 	// user are the user's labels. installed is the record that is over them, or nil.
 	user      gorecord.UserLabels
 	installed *gorecord.Record
@@ -77,9 +82,11 @@ func (p *SpanProcessor) locate(c *caller) {
 		c.user, c.installed = gorecord.User()
 		if r := c.installed; r != nil && (!known || r.Ref() == ref) {
 			c.at.atRecord(r)
+			c.from = c.at.ref
 			return
 		}
 	}
+	c.from, c.lost = ref, !known
 	if ref != 0 {
 		p.at(&c.at, ref, c.Goid)
 	}
@@ -94,10 +101,10 @@ func (p *SpanProcessor) locateThread(c *caller) {
 		if c.user, c.installed = gorecord.User(); c.installed != nil {
 			c.at.atRecord(c.installed)
 		}
-		return
+	} else if ref, _ := p.positions.Load(uint64(p.runtime.ThreadID())); ref != 0 {
+		p.at(&c.at, ref, 0)
 	}
-	ref, _ := p.positions.Load(uint64(p.runtime.ThreadID()))
-	p.at(&c.at, ref, 0)
+	c.from = c.at.ref
 }
 
 // moved notes that the calling goroutine, which is pinned, is shown in a span from now on.
@@ -208,7 +215,10 @@ func (p *SpanProcessor) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
 		n.Endpoint = n.Name
 	}
 	if child {
-		p.follow(ctx, s, &n, c.at.ref)
+		if parent := p.follow(ctx, s, &n, c.at.ref); c.lost && p.cells.IsOf(parent, c.Goid) {
+			p.at(&c.at, parent, c.Goid)
+			c.from = parent
+		}
 	}
 	n.Enclosing[0], n.Enclosing[1], n.Enclosing[2] = c.at.ref, c.at.around[0], c.at.around[1]
 	var attributes *gorecord.Attributes
@@ -247,7 +257,7 @@ func (p *SpanProcessor) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
 			p.known.set(ref, record, attributes)
 		}
 		p.cells.Commit(thread, ref, &n)
-		p.cells.SetThread(c.at.ref, c.Goid, 0)
+		p.cells.SetThread(c.from, c.Goid, 0)
 		p.moved(&c.Self, ref)
 		p.threads.Store(uint64(c.TID), &shows, &c.Self)
 		p.goroutines.Store(c.Goid, &shows, &c.Self)
@@ -270,13 +280,13 @@ func (p *SpanProcessor) endLate(ref cells.Ref, record *gorecord.Record) {
 	record.End(p.withdrawsEvicted())
 }
 
-// follow gives a span that starts the local root of its parent, if the parent is local. Most
-// likely the parent is the span that is given. A remote parent is somebody else's, also where
-// its id is known here.
-func (p *SpanProcessor) follow(ctx context.Context, s sdktrace.ReadWriteSpan, child *cells.Span, likely cells.Ref) {
+// follow gives a span that starts the local root of its parent, if the parent is local. It
+// returns the parent, or 0 if that is not live here. Most likely the parent is the span that is
+// given. A remote parent is somebody else's, also where its id is known here.
+func (p *SpanProcessor) follow(ctx context.Context, s sdktrace.ReadWriteSpan, child *cells.Span, likely cells.Ref) cells.Ref {
 	k, remote := sdkspan.Parent(s)
 	if remote || k.TraceIDHigh != child.TraceIDHigh || k.TraceIDLow != child.TraceIDLow {
-		return
+		return 0
 	}
 	parent := likely
 	if !p.cells.Is(likely, k) {
@@ -286,6 +296,7 @@ func (p *SpanProcessor) follow(ctx context.Context, s sdktrace.ReadWriteSpan, ch
 	if parent == 0 {
 		p.followEnded(ctx, k, child)
 	}
+	return parent
 }
 
 // followEnded gives a span the local root of its parent, which is over. The span of ctx is
@@ -316,17 +327,14 @@ func (p *SpanProcessor) OnEnd(s sdktrace.ReadOnlySpan) {
 	k, _, end := sdkspan.Ended(s)
 	var c caller
 	p.locate(&c)
-	from, ref := c.at.ref, c.at.ref
+	ref := c.at.ref
 	here := p.cells.Is(ref, k)
 	if !here {
 		if ref = p.cells.Find(k); ref == 0 {
 			return // It was evicted, or never shown.
 		}
 	}
-	var own cells.Ref // the span, if the next one that starts here may take its cell
-	if here && p.cells.IsOf(ref, c.Goid) {
-		own = ref
-	}
+	own := p.cells.IsOf(ref, c.Goid)
 	var base *gorecord.Record
 	if p.records {
 		base = p.known.record(ref)
@@ -343,12 +351,18 @@ func (p *SpanProcessor) OnEnd(s sdktrace.ReadOnlySpan) {
 	if here && c.at.record == base {
 		p.outward(&c.at, c.Goid)
 	} else {
-		in = p.leave(&c.at, ref, c.Goid)
+		// If the goroutine is lost, it may be in a span that it has started: then it is in nothing
+		// from now on.
+		in = p.leave(&c.at, ref, c.Goid) || c.lost && own
 	}
 	if base != nil {
 		base.End(p.withdrawsLabels(end))
 	}
-	if in && p.show(&c, from, p.attributes(&c.at), own) {
+	var warm cells.Ref
+	if here && own {
+		warm = ref // No other goroutine names the cell.
+	}
+	if in && p.show(&c, p.attributes(&c.at), warm) {
 		return // The next span takes the cell, and the place of the record.
 	}
 	// Another goroutine may still name the cell, to find what is around the span.
@@ -389,10 +403,11 @@ func (p *SpanProcessor) withdrawsEvicted() bool {
 	return p.labels == LabelsWithdrawn || p.labels == LabelsUntilEnd && !raceEnabled && !p.profile.wasRunning()
 }
 
-// isShown reports whether a goroutine was shown in a span last.
-func (p *SpanProcessor) isShown(ref cells.Ref, goid uint64) bool {
+// isShown reports whether the goroutine that has started a span still runs and was shown in it
+// last. It may be called while pinned.
+func (p *SpanProcessor) isShown(ref cells.Ref, goid uint64, g uintptr) bool {
 	shown, known := p.positions.Load(goid)
-	return known && shown == ref
+	return known && shown == ref && p.runtime.Is(g, goid)
 }
 
 // attributes returns the attributes that the span of a position is shown with, encoded as
@@ -407,10 +422,9 @@ func (p *SpanProcessor) attributes(at *position) []byte {
 	return p.known.attributesOf(at.ref)
 }
 
-// show has the calling goroutine, which was shown in the span from, be at the position of c,
-// with attributes. It gives the cell of a span of its own that it has ended, or 0, to the P, and
-// reports whether there was room.
-func (p *SpanProcessor) show(c *caller, from cells.Ref, attributes []byte, ended cells.Ref) (given bool) {
+// show has the calling goroutine be at the position of c, with attributes. It gives the cell of a
+// span of its own that it has ended, or 0, to the P, and reports whether there was room.
+func (p *SpanProcessor) show(c *caller, attributes []byte, ended cells.Ref) (given bool) {
 	var shows ring.Span
 	if k, flags := p.cells.IDs(c.at.ref); k.SpanID != 0 {
 		shows.TraceIDHigh, shows.TraceIDLow, shows.SpanID, shows.TraceFlags = k.TraceIDHigh, k.TraceIDLow, k.SpanID, flags
@@ -421,8 +435,8 @@ func (p *SpanProcessor) show(c *caller, from cells.Ref, attributes []byte, ended
 	}
 	thread := goruntime.Pin()
 	p.runtime.Renew(&c.Self)
-	if from != c.at.ref {
-		p.cells.SetThread(from, c.Goid, 0)
+	if c.from != c.at.ref {
+		p.cells.SetThread(c.from, c.Goid, 0)
 	}
 	p.cells.SetThread(c.at.ref, c.Goid, c.TID)
 	p.moved(&c.Self, c.at.ref)

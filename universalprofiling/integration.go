@@ -268,7 +268,9 @@ func (i *Integration) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
 	if n.SpanID == 0 {
 		return // It is over: a processor before this one has ended it.
 	}
-	goid := i.runtime.GoroutineID()
+	self := i.runtime.Goroutine()
+	goid := self.Goid
+	n.G = uintptr(self.G)
 	at, known := i.position(goid)
 	if i.table.Is(at, n.Key) {
 		return // The provider has this processor twice.
@@ -404,10 +406,10 @@ func (i *Integration) goTo(ref cells.Ref, goid uint64) bool {
 	return i.records.Store(nil)
 }
 
-// isShown reports whether a goroutine has shown this span last.
-func (i *Integration) isShown(ref cells.Ref, goid uint64) bool {
+// isShown reports whether the goroutine that has started a span still runs and has shown it last.
+func (i *Integration) isShown(ref cells.Ref, goid uint64, g uintptr) bool {
 	shown, _ := i.records.Shown(goid)
-	return cells.Ref(shown) == ref
+	return cells.Ref(shown) == ref && i.runtime.Is(g, goid)
 }
 
 // evict clears the records that show a span which is over. It may be called while pinned.

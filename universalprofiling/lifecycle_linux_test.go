@@ -265,12 +265,13 @@ func TestEvictedSpans(t *testing.T) {
 		s.table.Free(r)
 	}
 	locked(func() {
-		self := s.runtime.GoroutineID()
+		self := s.runtime.Goroutine()
+		isShown := func(span trace.Span) bool { return s.isShown(s.table.Find(idOf(span)), self.Goid, uintptr(self.G)) }
 		ctx, root := s.tracer.Start(t.Context(), "root")
 		ctx, child := s.tracer.Start(ctx, "child")
 		_, grandchild := s.tracer.Start(ctx, "grandchild")
-		assert.True(t, s.isShown(s.table.Find(idOf(grandchild)), self), "it is spared")
-		assert.False(t, s.isShown(s.table.Find(idOf(child)), self))
+		assert.True(t, isShown(grandchild), "it is spared")
+		assert.False(t, isShown(child))
 		evict(child)
 		s.shownHere(grandchild)
 		child.End()

@@ -65,7 +65,7 @@ type Table struct {
 	// base is the version that a cell without one counts from.
 	base uint64
 
-	spare       func(Ref, uint64) bool
+	spare       func(Ref, uint64, uintptr) bool
 	hide, evict func(Ref)
 }
 
@@ -93,12 +93,12 @@ const (
 
 // Options are how a table works with what shows its spans.
 type Options struct {
-	// Spare reports whether the goroutine with an id, which has started the span, still
+	// Spare reports whether the goroutine with an id and g, which has started the span, still
 	// shows it. Hide takes back what shows a span without asking its cell, just before the
 	// span is ended to make room. A goroutine that then finds the span over need not take it back.
 	// Evict takes back the rest, once the span is over. All are called while the caller is
 	// pinned, and may be nil but for Evict.
-	Spare func(r Ref, goid uint64) bool
+	Spare func(r Ref, goid uint64, g uintptr) bool
 	Hide  func(Ref)
 	Evict func(Ref)
 	// Heap has the cells in memory that no other process finds.

@@ -315,7 +315,7 @@ func TestLeakedSpans(t *testing.T) {
 	}
 	const leaked, shownSpans = 200_000, 100
 	spared := map[Ref]bool{} // not changed once spans are displaced
-	table, evicted := newTable(t, false, func(r Ref, goid uint64) bool {
+	table, evicted := newTable(t, false, func(r Ref, goid uint64, _ uintptr) bool {
 		if s := spanOf(r); goid != s.Goid {
 			t.Errorf("%#x is asked for with goroutine %d", r, goid)
 		}
@@ -368,7 +368,7 @@ func TestLeakedSpans(t *testing.T) {
 
 // If their goroutines show all spans, the oldest are evicted nevertheless.
 func TestShownSpansAreEvicted(t *testing.T) {
-	table, evicted := newTable(t, true, func(Ref, uint64) bool { return true })
+	table, evicted := newTable(t, true, func(Ref, uint64, uintptr) bool { return true })
 	for range Capacity + 1000 {
 		if table.start() == 0 {
 			t.Fatal("there is no cell")

@@ -123,7 +123,7 @@ const shown = 1 << 63
 func (t *Table) age(r Ref) uint64 {
 	c := t.cell(r)
 	age := atomic.LoadUint64(&c.Start) &^ shown
-	if t.spare != nil && t.spare(r, atomic.LoadUint64(&c.Goid)) {
+	if t.spare != nil && t.spare(r, atomic.LoadUint64(&c.Goid), uintptr(atomic.LoadUint64(&c.G))) {
 		age |= shown
 	}
 	return age

@@ -45,7 +45,7 @@ func (e *evicted) all(t testing.TB) map[Ref]bool {
 
 // newTable returns a table that is closed when the test ends, and what it evicts. Spare
 // may be nil.
-func newTable(t testing.TB, heap bool, spare func(Ref, uint64) bool) (*Table, *evicted) {
+func newTable(t testing.TB, heap bool, spare func(Ref, uint64, uintptr) bool) (*Table, *evicted) {
 	t.Helper()
 	if !goruntime.Supported {
 		t.Skip("nothing can be mapped on this platform")

@@ -174,6 +174,18 @@ func (r *Runtime) Goroutine() (s Self) {
 	return s
 }
 
+// Is reports whether the goroutine with an id still runs, given the address of its g, which came
+// from [Runtime.Goroutine] there. A goroutine that has just ended may still seem to run, until
+// another one takes its g. It may be called while pinned.
+//
+// The load is sound: the runtime never frees a g, and stores the id as a whole.
+//
+//go:norace
+func (r *Runtime) Is(g uintptr, goid uint64) bool {
+	at := *(*unsafe.Pointer)(unsafe.Pointer(&g))
+	return r.goid != 0 && at != nil && *(*uint64)(unsafe.Add(at, r.goid)) == goid
+}
+
 // Renew has s, which came from the running goroutine, say on which thread that is by now. Sound
 // for the reasons given at [Runtime.Goroutine].
 //
