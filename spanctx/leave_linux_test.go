@@ -70,7 +70,7 @@ func TestSharedSlot(t *testing.T) {
 				apart(func() {
 					_, span := s.root()
 					var n cells.Span
-					require.True(t, s.p.cells.Load(s.p.cells.Find(sdkspan.Key{SpanID: number(span)}), &n))
+					require.True(t, s.p.cells.Load(s.p.cells.Find(sdkspan.Of(span.SpanContext()).Key), &n))
 					assert.Zero(t, n.Enclosing)
 					span.End()
 					s.assertShows(t, nil, nil)
@@ -80,8 +80,8 @@ func TestSharedSlot(t *testing.T) {
 	}
 }
 
-// collide takes the calling goroutine's entry among the positions, and its slot, as a goroutine
-// with an id that is equal modulo 65,536 does by starting and ending a span.
+// collide takes the calling goroutine's entry among the positions, and its slot. A goroutine with
+// an id that is equal modulo 65,536 does so when it starts and ends a span.
 func (s *service) collide() {
 	other := goruntime.Self{Goid: goid() + 1<<16}
 	goruntime.Pin()
@@ -90,8 +90,8 @@ func (s *service) collide() {
 	goruntime.Unpin()
 }
 
-// A goroutine whose entry another one has taken is shown in no span that it may have left, and
-// goes on inside the span of its context.
+// A goroutine whose entry another one has taken is shown in no span that it may have left. The
+// span of its context counts instead.
 func TestLostPosition(t *testing.T) {
 	for name, tt := range map[string]struct {
 		opts    []Option
@@ -151,7 +151,7 @@ func TestSpansOfGoroutinesThatAreGone(t *testing.T) {
 				ctx, request := s.root()
 				_, query := s.start(ctx)
 				leak(3000)
-				assert.NotZero(t, s.p.cells.Find(sdkspan.Key{SpanID: number(request)}))
+				assert.NotZero(t, s.p.cells.Find(sdkspan.Of(request.SpanContext()).Key))
 				query.End()
 				s.assertShows(t, request, request)
 				request.End()
@@ -187,7 +187,7 @@ func TestGoroutinesWithoutIDs(t *testing.T) {
 // date.
 func TestThreadSlotLeftBehind(t *testing.T) {
 	s := serve(t, WithGoroutineRecord(false), WithGoroutineSlots(false))
-	find := func(span trace.Span) cells.Ref { return s.p.cells.Find(sdkspan.Key{SpanID: number(span)}) }
+	find := func(span trace.Span) cells.Ref { return s.p.cells.Find(sdkspan.Of(span.SpanContext()).Key) }
 	onThread := func(ref cells.Ref) bool {
 		return readCell(t, s.p.cells.Address(), uint64(ref)).tid == uint32(syscall.Gettid())
 	}

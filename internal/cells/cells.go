@@ -179,18 +179,14 @@ func (t *Table) End(r Ref) bool {
 	return r != 0 && atomic.CompareAndSwapUint64(&t.cell(r).Version, uint64(r), uint64(r)|wire.CellOver)
 }
 
-// Is reports whether r names the live span with a key. A trace id of 0 stands for all.
+// Is reports whether r names the live span with a key.
 func (t *Table) Is(r Ref, k sdkspan.Key) bool {
 	if r == 0 || k.SpanID == 0 {
 		return false
 	}
 	c := t.cell(r)
-	if atomic.LoadUint64(&c.SpanID) != k.SpanID {
-		return false
-	}
-	high, low := atomic.LoadUint64(&c.TraceIDHigh), atomic.LoadUint64(&c.TraceIDLow)
-	return (high == k.TraceIDHigh && low == k.TraceIDLow || k.TraceIDHigh|k.TraceIDLow == 0) &&
-		atomic.LoadUint64(&c.Version) == uint64(r)
+	return atomic.LoadUint64(&c.SpanID) == k.SpanID && atomic.LoadUint64(&c.TraceIDHigh) == k.TraceIDHigh &&
+		atomic.LoadUint64(&c.TraceIDLow) == k.TraceIDLow && atomic.LoadUint64(&c.Version) == uint64(r)
 }
 
 // Load fills s with what is known of a span, and reports whether that is live.

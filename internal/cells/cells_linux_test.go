@@ -218,7 +218,7 @@ func TestFindWithIDsOfAllKinds(t *testing.T) {
 			for n, r := range refs {
 				s := spanOf(r)
 				s.SpanID = id(n)
-				if table.Find(s.Key) == r && table.Find(sdkspan.Key{SpanID: id(n)}) == r {
+				if table.Find(s.Key) == r {
 					found++
 				}
 			}
@@ -238,7 +238,6 @@ func TestFindTellsTracesApart(t *testing.T) {
 		s.SpanID = 7
 		assert.Equal(t, r, table.Find(s.Key))
 	}
-	assert.Contains(t, []Ref{a, b}, table.Find(sdkspan.Key{SpanID: 7}))
 }
 
 // A span is found from every P, wherever it was started, also on Ps that the table does not

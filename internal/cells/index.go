@@ -14,7 +14,7 @@ import (
 // asks; multiplying serves generators that count.
 func hash(id uint64, size uint) uint64 { return id * 0x9E3779B97F4A7C15 >> (64 - size) }
 
-// Find returns the live span with a key, or 0. A trace id of 0 stands for all.
+// Find returns the live span with a key, or 0.
 func (t *Table) Find(k sdkspan.Key) Ref {
 	p := goruntime.Pin()
 	goruntime.Unpin()
