@@ -144,6 +144,9 @@ type threadView struct {
 	// there are none.
 	threadRing, goroutineRing *ringbuf.View
 	recordOffset              int
+	// refOffset is how far behind the label pointer a record names the cell of its span,
+	// negative if it does not.
+	refOffset int
 	// enclosingOffset is how far behind the label pointer a record names the spans around
 	// its own, negative if it does not.
 	enclosingOffset int
@@ -336,7 +339,7 @@ func (a advertisement) runtime() (RuntimeOffsets, error) {
 
 // newThreadView returns what a message advertises, which may be nil.
 func newThreadView(memory ringbuf.Memory, from *ProcessContext) *threadView {
-	v := &threadView{advertisement: from, made: time.Now(), recordOffset: -1, enclosingOffset: -1, namesOffset: -1}
+	v := &threadView{advertisement: from, made: time.Now(), recordOffset: -1, refOffset: -1, enclosingOffset: -1, namesOffset: -1}
 	a := newAdvertisement(from.message())
 	v.keys = a.keys()
 	var runtimeErr error
@@ -365,11 +368,17 @@ func newThreadView(memory ringbuf.Memory, from *ProcessContext) *threadView {
 		if c.Err = err; err == nil {
 			c.Provable = true
 			v.recordOffset = c.RecordOffset
-			if at, err := a.integer(wire.KeyGo+wire.GoKeyEnclosingOffset, labelListSize, offset-8*wire.Enclosing); err == nil {
-				v.enclosingOffset = int(at)
-			}
-			if at, err := a.integer(wire.KeyGo+wire.GoKeyNamesOffset, labelListSize, offset-4); err == nil {
-				v.namesOffset = int(at)
+			for _, f := range []struct {
+				key  string
+				to   *int
+				size int64
+			}{
+				{wire.GoKeyRefOffset, &v.refOffset, 8}, {wire.GoKeyEnclosingOffset, &v.enclosingOffset, 8 * wire.Enclosing},
+				{wire.GoKeyNamesOffset, &v.namesOffset, 4},
+			} {
+				if at, err := a.integer(wire.KeyGo+f.key, labelListSize, offset-f.size); err == nil {
+					*f.to = int(at)
+				}
 			}
 		}
 		v.carriers = append(v.carriers, c)

@@ -26,11 +26,12 @@ type ThreadLayout struct {
 	Carriers []Carrier
 	// Runtime is what the process says of its Go runtime.
 	Runtime RuntimeOffsets
-	// Spans is where its live spans are, nil if it does not say that. EnclosingOffset is
-	// how far behind the label pointer a record has references to the spans around its
-	// own, negative if it has none.
-	Spans           *SpanTable
-	EnclosingOffset int
+	// Spans is where its live spans are, nil if it does not say that. RefOffset is how far
+	// behind the label pointer a record has the reference to the cell of its span, and
+	// EnclosingOffset how far it has those to the spans around. Each is negative if a record has
+	// none.
+	Spans                      *SpanTable
+	RefOffset, EnclosingOffset int
 	// Names is where the names of its spans are, nil if it does not say that. NamesOffset is
 	// how far behind the label pointer a record has the numbers of two names, 2 bytes each.
 	// They are the names of its span and of the local root. NamesOffset is negative if a
@@ -52,7 +53,7 @@ func (p *Process) ThreadLayout(ctx context.Context) (*ThreadLayout, error) {
 	}
 	return &ThreadLayout{
 		Context: v.context, ContextErr: v.contextErr, Advertisement: v.advertisement, Carriers: v.carriers, Runtime: v.runtime, Spans: v.spans,
-		EnclosingOffset: v.enclosingOffset, Names: v.names, NamesOffset: v.namesOffset, keys: v.keys, made: v.made,
+		RefOffset: v.refOffset, EnclosingOffset: v.enclosingOffset, Names: v.names, NamesOffset: v.namesOffset, keys: v.keys, made: v.made,
 	}, nil
 }
 

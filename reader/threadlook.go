@@ -537,7 +537,21 @@ func (l *threadLook) spanOfRecord() (s *ThreadSpan, settled bool, err error) {
 	if at := l.view.namesOffset; at >= 0 {
 		s.names = spanNames{binary.NativeEndian.Uint16(l.record[at:]), binary.NativeEndian.Uint16(l.record[at+2:])}
 	}
-	return s, true, nil
+	return s, l.addCell(s), nil
+}
+
+// addCell adds what only the cell of a record's span says. It reports false if that is to be
+// read again.
+func (l *threadLook) addCell(s *ThreadSpan) (settled bool) {
+	if l.view.spans == nil || l.view.refOffset < 0 {
+		return true
+	}
+	cell, state := l.cellOf(binary.NativeEndian.Uint64(l.record[l.view.refOffset:]))
+	if state == live || state == over { // It may be just ending.
+		of := l.view.spans.decode(cell)
+		s.complete(&ThreadSpan{LocalRootSpanID: of.LocalRootSpanID, names: of.names})
+	}
+	return state != unread
 }
 
 // Bounds of the labels that are looked at.

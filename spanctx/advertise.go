@@ -148,6 +148,7 @@ func (p *SpanProcessor) goAttributes() []attribute.KeyValue {
 	if p.records {
 		kvs = append(kvs,
 			attribute.Int64(wire.KeyGo+wire.GoKeyRecordOffset, int64(gorecord.Offset)),
+			attribute.Int64(wire.KeyGo+wire.GoKeyRefOffset, int64(gorecord.RefOffset)),
 			attribute.Int64(wire.KeyGo+wire.GoKeyEnclosingOffset, int64(gorecord.EnclosingOffset)))
 	}
 	return kvs

@@ -277,9 +277,10 @@ func testAdvertisement(t *testing.T, tt *wantAdvertised) {
 		}
 	}
 	if tt.schema == "go_pprof_labels_v1" {
+		assert.EqualValues(t, 48, o.integer(t, "threadlocal.go.record_ref_offset"), "behind a slice and three pointers")
 		assert.EqualValues(t, 56, o.integer(t, "threadlocal.go.record_enclosing_offset"), "behind a slice, three pointers and a reference")
 		assert.EqualValues(t, 132, o.integer(t, "threadlocal.go.record_offset"), "behind three references and a text")
-		keys += 2
+		keys += 3
 	}
 	assert.Len(t, o.ad, keys)
 	exe, err := os.Executable()

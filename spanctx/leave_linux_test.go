@@ -9,7 +9,10 @@ import (
 	"context"
 	"errors"
 	"net"
+	"os"
+	"runtime"
 	"runtime/pprof"
+	"slices"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -24,6 +27,7 @@ import (
 	"github.com/otelctx/otelctx/internal/ring"
 	"github.com/otelctx/otelctx/internal/sdkspan"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
+	"github.com/otelctx/otelctx/reader"
 )
 
 // A goroutine leaves a span while another one ends what it has started inside of that. It goes
@@ -128,6 +132,38 @@ func TestLostPosition(t *testing.T) {
 				s.assertShows(t, a, a)
 				a.End()
 			})
+		})
+	}
+}
+
+// The local root of an inherited span is known: the record leads to the span's cell.
+func TestLocalRootOfInheritedSpan(t *testing.T) {
+	for name, opts := range map[string][]Option{
+		"record and thread slots": {WithGoroutineSlots(false)}, "everything": everything(),
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := serve(t, opts...)
+			o, err := reader.Open(os.Getpid())
+			require.NoError(t, err)
+			defer func() { assert.NoError(t, o.Close()) }()
+			ctx, request := s.root()
+			_, query := s.start(ctx)
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				runtime.LockOSThread()
+				threads, err := o.Threads(t.Context())
+				assert.NoError(t, err)
+				at := slices.IndexFunc(threads, func(t reader.Thread) bool { return t.Goroutine == goid() })
+				if assert.GreaterOrEqual(t, at, 0) && assert.NotNil(t, threads[at].Span) {
+					assert.Equal(t, reader.GoroutineRecord, threads[at].Span.Carrier)
+					assert.EqualValues(t, query.SpanContext().SpanID(), threads[at].Span.SpanID)
+					assert.EqualValues(t, request.SpanContext().SpanID(), threads[at].Span.LocalRootSpanID)
+				}
+			}()
+			<-done
+			query.End()
+			request.End()
 		})
 	}
 }

@@ -251,12 +251,14 @@ func (p *SpanProcessor) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
 		n.TID, shows.Ref = c.TID, uint64(ref)
 		if record != nil {
 			record.SetRef(ref)
-			record.Install()
 		}
 		if record != nil || keys != nil {
 			p.known.set(ref, record, attributes)
 		}
 		p.cells.Commit(thread, ref, &n)
+		if record != nil {
+			record.Install() // Readers find the cell that it names.
+		}
 		p.cells.SetThread(c.from, c.Goid, 0)
 		p.moved(&c.Self, ref)
 		p.threads.Store(uint64(c.TID), &shows, &c.Self)

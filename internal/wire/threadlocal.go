@@ -67,6 +67,8 @@ const (
 	GoKeyGLabelsOffset = "g_labels_offset"
 	// GoKeyRecordOffset is where behind the label pointer the record is.
 	GoKeyRecordOffset = "record_offset"
+	// GoKeyRefOffset is where behind the label pointer the reference to the span's cell is.
+	GoKeyRefOffset = "record_ref_offset"
 	// GoKeyEnclosingOffset is where behind the label pointer the references to the
 	// enclosing spans are.
 	GoKeyEnclosingOffset = "record_enclosing_offset"

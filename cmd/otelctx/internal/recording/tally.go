@@ -194,7 +194,9 @@ func (t *tally) add(pid int, s *rawSamples, shown []reader.ThreadAttribute) {
 		t.thinSpans()
 	}
 	count.samples += uint32(n)
-	count.localRoot = s.span.localRoot
+	if s.span.localRoot != [8]byte{} { // not every carrier leads to the span's cell
+		count.localRoot = s.span.localRoot
+	}
 	if !s.span.proven {
 		count.unproven += uint32(n)
 		t.unproven += n

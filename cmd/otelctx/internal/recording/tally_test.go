@@ -71,7 +71,8 @@ func TestTallyOfNames(t *testing.T) {
 	}{
 		{1, 1, 1, 3, attributes("span_name", "GET /a")},
 		{1, 1, 1, 1, nil}, // as it ends
-		{1, 2, 1, 2, attributes("span_name", "SELECT", "endpoint", "GET /a", "db", "x")},
+		{1, 2, 1, 1, attributes("span_name", "SELECT", "db", "x")},
+		{1, 2, 0, 1, attributes("span_name", "SELECT", "endpoint", "GET /a", "db", "x")}, // by a carrier without the root
 		{2, 3, 3, 1, attributes("endpoint", "GET /a", "span_name", "GET /a")},
 		{2, 4, 3, 4, attributes("span_name", "SELECT")}, // of the request that the other span tells of
 		{3, 5, 5, 1, attributes("span_name", "old", "span_name", "GET /b")},

@@ -91,6 +91,10 @@ func (l *programLayout) setSpans(layout *reader.ThreadLayout) {
 		return
 	}
 	l.add(programFeatureHAS_SPANS)
+	if layout.RefOffset >= 0 {
+		l.add(programFeatureHAS_REF)
+		l.RefOffset = uint32(layout.RefOffset)
+	}
 	if layout.EnclosingOffset >= 0 {
 		l.add(programFeatureHAS_ENCLOSING)
 		l.EnclosingOffset = uint32(layout.EnclosingOffset)

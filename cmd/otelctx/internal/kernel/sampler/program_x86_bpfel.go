@@ -45,6 +45,7 @@ const (
 	programFeatureHAS_SPANS           programFeature = 512
 	programFeatureHAS_ENCLOSING       programFeature = 1024
 	programFeatureHAS_NAMES           programFeature = 2048
+	programFeatureHAS_REF             programFeature = 4096
 )
 
 type programHeader struct {
@@ -97,6 +98,8 @@ type programLayout struct {
 	RecordOffset    uint32
 	EnclosingOffset uint32
 	NamesOffset     uint32
+	RefOffset       uint32
+	Pad2            uint32
 	Threads         programRing
 	Goroutines      programRing
 	Spans           programSpans

@@ -75,6 +75,7 @@ enum feature {
 	HAS_SPANS = 1 << 9, // spans
 	HAS_ENCLOSING = 1 << 10, // enclosing_offset
 	HAS_NAMES = 1 << 11, // names_offset, name and endpoint of spans
+	HAS_REF = 1 << 12, // ref_offset
 };
 
 // ring says where slots are and what is where in them.
@@ -109,7 +110,7 @@ struct layout {
 	__u32 has;
 	__s64 tls_g;
 	__u32 g_m, g_goid, g_labels, m_curg, m_procid, record_offset;
-	__u32 enclosing_offset, names_offset;
+	__u32 enclosing_offset, names_offset, ref_offset, _pad2;
 	struct ring threads, goroutines;
 	struct spans spans;
 };
@@ -678,7 +679,7 @@ static __always_inline void give_record(struct work *w, const struct layout *l, 
 {
 	struct event *e = &w->event;
 	struct record *r = &w->record;
-	__u64 labels, at, size, refs[ENCLOSING];
+	__u64 labels, at, size, ref, refs[ENCLOSING];
 	__u8 valid;
 
 	if (!read_user(&labels, sizeof(labels), g + l->g_labels) || !valid_pointer(labels))
@@ -712,6 +713,10 @@ static __always_inline void give_record(struct work *w, const struct layout *l, 
 	BOUND(size, MAX_ATTRIBUTES);
 	if (size)
 		e->h.attrs_size = read_user(room(e), size, at + RECORD_SIZE) ? size : 0;
+	// The slot that shows the same span has led to the cell already. The span may be just ending.
+	if (!only && l->has & HAS_SPANS && l->has & HAS_REF && read_user(&ref, sizeof(ref), labels + l->ref_offset) &&
+	    read_cell(ref) != GONE)
+		give_root(w, &l->spans);
 }
 
 // give_labels stores the labels of the goroutine that the thread runs. Package sampler takes

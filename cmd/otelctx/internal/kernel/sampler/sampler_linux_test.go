@@ -240,6 +240,7 @@ func TestSpans(t *testing.T) {
 				assert.Equal(t, c.PID(), one.Image.PID)
 				if one.Span != nil {
 					assert.Equal(t, test.proven, one.Span.Proven)
+					assert.Equal(t, test.proven, one.Span.LocalRootSpanID != [8]byte{}, "the cell has the local root")
 					if one.Span.Carrier != Carrier(test.carrier) {
 						others++ // A span that is just being published has not come to all of them.
 					}
