@@ -27,9 +27,9 @@ type ThreadLayout struct {
 	// Runtime is what the process says of its Go runtime.
 	Runtime RuntimeOffsets
 	// Spans is where its live spans are, nil if it does not say that. RefOffset is how far
-	// behind the label pointer a record has the reference to the cell of its span, and
-	// EnclosingOffset how far it has those to the spans around. Each is negative if a record has
-	// none.
+	// behind the label pointer a record has the reference to the cell of its span.
+	// EnclosingOffset is how far it has those to the spans around. Each is negative if a record
+	// has none.
 	Spans                      *SpanTable
 	RefOffset, EnclosingOffset int
 	// Names is where the names of its spans are, nil if it does not say that. NamesOffset is

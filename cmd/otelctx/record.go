@@ -79,7 +79,7 @@ func (*recordCommand) Help() string {
 		"otelctx.local_root_span_id. That is for backends that drop links, such as Parca. Most backends make a label of each " +
 		"attribute, and ids are too many for most of them.\n\n" +
 		"It ends after --duration, on Ctrl-C, or when the processes that are named by their ids end, and writes what there is, with exit code 0 in each " +
-		"case. A second Ctrl-C ends it at once. With --repeat, which takes --otlp-endpoint, --duration does not end " +
+		"case. A second Ctrl-C ends it at once. With --repeat, which needs --otlp-endpoint, --duration does not end " +
 		"it: each time one profile ends and the next one begins, and no sample is missing in between.\n\n" +
 		"What a collector does not take waits, up to 32 MiB, and is sent again after pauses that grow to 10 s. What there is no " +
 		"room for is dropped, the oldest first, as is what the collector rejects, and what it does not take for " +
@@ -126,19 +126,21 @@ func (c *recordCommand) Validate() error {
 	case c.Top < 0:
 		return fmt.Errorf("--top %d is negative", c.Top)
 	case c.Repeat && (c.Endpoint == nil || c.Output != "" || c.duration() == 0):
-		return errors.New("--repeat takes --otlp-endpoint and a --duration, and no --output")
+		return errors.New("--repeat needs --otlp-endpoint and --duration, and cannot be used with --output")
 	}
 	if slices.Contains([]string{"/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"}, c.Output) {
 		c.Output = "-" // So that nothing else is written there.
 	}
-	if _, err := groupOf(c.GroupBy); err != nil {
+	if group, err := groupOf(c.GroupBy); err != nil {
 		return err
+	} else if group == groupFunction && c.NoSymbols {
+		return errors.New("--group-by function needs the names of functions: leave out --no-symbols")
 	}
 	if c.Output == "-" && c.Command != nil {
 		return errors.New("--output=-: standard output is the command's")
 	}
 	if c.Output == "" && c.Format != "" {
-		return errors.New("--format takes --output")
+		return errors.New("--format needs --output")
 	}
 	if c.Output != "" && c.Format == "" {
 		format, err := export.FormatOf(c.Output)

@@ -16,6 +16,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/recording"
 )
 
@@ -91,7 +92,7 @@ func (c *recordCommand) writeText(w io.Writer, r *recording.Result) error {
 	for _, show := range groups[group] {
 		show(s)
 	}
-	if group == "" && r.Attributed > 0 && len(r.Names) == 0 {
+	if group == "" && r.Attributed > 0 && len(r.Names) == 0 && carriers[c.Carrier] != sampler.Labels { // which are read for ids alone
 		s.out.WriteString("\nThe spans have no names: spanctx.WithSpanNames(true) in the service, or OTELCTX_SPAN_NAMES=true, publishes them.\n")
 	}
 	if len(r.Endpoints) > 0 && (group == "" || group == groupEndpoint) && isMethod(r.Endpoints[0].Name) {

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -16,15 +17,30 @@ import (
 
 // recordTargets are the flags and arguments that say what to record.
 type recordTargets struct {
-	PIDs     []int    `arg:""                                                                                                                                     help:"The processes to record." name:"pid"            optional:""`
-	PIDList  []int    `help:"The processes to record, as the arguments say it."                                                                                   name:"pid"                      placeholder:"PID,…"   short:"p"`
-	All      bool     `help:"Record every process that publishes a context or spans, also those that come to it meanwhile."                                       name:"all"                      short:"a"`
-	Names    []string `help:"Record the processes with this name: that of their executable, or the one that ps shows. Several names mean any of them."            name:"name"                     placeholder:"NAME"`
-	Services []string `help:"Record the processes of this service, by the service.name that they publish. Several mean any of them."                              name:"service"                  placeholder:"NAME"`
-	Cgroups  []string `help:"Record the processes in this control group: its path, its name, or a container's id of 12 or more digits. Several mean any of them." name:"cgroup"                   placeholder:"GROUP"`
+	PIDArgs  []processID `arg:""                                                                                                                                     help:"The processes to record." name:"pid"            optional:""`
+	PIDList  []processID `help:"The processes to record, as the arguments say it."                                                                                   name:"pid"                      placeholder:"PID,…"   short:"p"`
+	All      bool        `help:"Record every process that publishes a context or spans, also those that come to it meanwhile."                                       name:"all"                      short:"a"`
+	Names    []string    `help:"Record the processes with this name: that of their executable, or the one that ps shows. Several names mean any of them."            name:"name"                     placeholder:"NAME"`
+	Services []string    `help:"Record the processes of this service, by the service.name that they publish. Several mean any of them."                              name:"service"                  placeholder:"NAME"`
+	Cgroups  []string    `help:"Record the processes in this control group: its path, its name, or a container's id of 12 or more digits. Several mean any of them." name:"cgroup"                   placeholder:"GROUP"`
+	// PIDs are those of both.
+	PIDs []int `kong:"-"`
 	// Command is what comes after --, and started its process id once it runs.
 	Command []string `kong:"-"`
 	started int
+}
+
+// processID is an argument that has to be the id of a process.
+type processID int
+
+// UnmarshalText is called by kong.
+func (p *processID) UnmarshalText(text []byte) error {
+	n, err := strconv.Atoi(string(text))
+	if err != nil {
+		return fmt.Errorf("%q is not a process id; for the processes with a name say --name %[1]s, and to start a command -- %[1]s", text)
+	}
+	*p = processID(n)
+	return nil
 }
 
 // cutCommand cuts the command to record off the arguments of record, which begins behind --.
@@ -43,10 +59,12 @@ func cutCommand(args []string) (rest, command []string) {
 
 // validate makes sure that there is one way in which processes are chosen.
 func (t *recordTargets) validate() error {
-	t.PIDs, t.PIDList = append(t.PIDs, t.PIDList...), nil
-	for _, pid := range t.PIDs {
+	for _, pid := range slices.Concat(t.PIDArgs, t.PIDList) {
 		if pid <= 0 {
 			return fmt.Errorf("%d is not a process id", pid)
+		}
+		if !slices.Contains(t.PIDs, int(pid)) {
+			t.PIDs = append(t.PIDs, int(pid))
 		}
 	}
 	if t.Command != nil && len(t.Command) == 0 {
@@ -59,7 +77,7 @@ func (t *recordTargets) validate() error {
 		}
 	}
 	if ways != 1 {
-		return errors.New("expected one of: process ids; --all; --name, --service and --cgroup; -- and a command")
+		return errors.New("say which processes in one of these ways: process ids; --all; --name, --service and --cgroup; -- and a command")
 	}
 	return nil
 }

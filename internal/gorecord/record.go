@@ -24,8 +24,8 @@ const traceIDKey = "trace_id"
 // spanIDKey is "span_id", at an address that no other string has, see of.
 var spanIDKey = string(append([]byte(nil), "span_id"...))
 
-// Offset, RefOffset and EnclosingOffset are where a Record has the record of OTEP 4947, the
-// reference to the span's cell, and those to the enclosing spans.
+// Offset is where a Record has the record of OTEP 4947. RefOffset is where it has the reference
+// to the span's cell, and EnclosingOffset where it has those to the enclosing spans.
 const (
 	Offset          = unsafe.Offsetof(Record{}.traceID)
 	RefOffset       = unsafe.Offsetof(Record{}.ref)

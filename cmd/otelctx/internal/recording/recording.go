@@ -211,7 +211,8 @@ func (r *recording) run(ctx context.Context) (*Result, error) {
 	// What was sampled before the end is read after it.
 	err := r.read() //nolint:contextcheck // Reading names ends by itself.
 	cancel()
-	r.part.until(r.now())
+	end := r.now() // before symbols are read
+	r.part.until(end)
 	r.parts <- r.part
 	close(r.parts)
 	working.Wait()
@@ -219,7 +220,7 @@ func (r *recording) run(ctx context.Context) (*Result, error) {
 		return nil, err
 	}
 	r.targets.explainTheRest()
-	result := r.result(n, r.now())
+	result := r.result(n, end)
 	result.Ended = ended
 	return result, nil
 }
