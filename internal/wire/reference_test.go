@@ -137,7 +137,7 @@ func TestReferenceKeys(t *testing.T) {
 	}
 	for _, key := range []string{
 		GoKeyVersion, GoKeyTLSGOffset, GoKeyGMOffset, GoKeyMCurgOffset, GoKeyMProcidOffset, GoKeyGGoidOffset, GoKeyGLabelsOffset, GoKeyRecordOffset,
-		GoKeyEnclosingOffset, GoKeyNamesOffset,
+		GoKeyRefOffset, GoKeyEnclosingOffset, GoKeyNamesOffset,
 	} {
 		want = append(want, KeyGo+key)
 	}
