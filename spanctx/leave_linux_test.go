@@ -152,6 +152,11 @@ func TestLocalRootOfInheritedSpan(t *testing.T) {
 			go func() {
 				defer close(done)
 				runtime.LockOSThread()
+				goruntime.Pin()
+				other := s.p.runtime.Self() // which has been on the thread: so readers find its m
+				other.Goid++
+				s.p.threads.Store(uint64(other.TID), new(ring.Span), &other)
+				goruntime.Unpin()
 				threads, err := o.Threads(t.Context())
 				assert.NoError(t, err)
 				at := slices.IndexFunc(threads, func(t reader.Thread) bool { return t.Goroutine == goid() })
