@@ -373,7 +373,8 @@ func newThreadView(memory ringbuf.Memory, from *ProcessContext) *threadView {
 				to   *int
 				size int64
 			}{
-				{wire.GoKeyRefOffset, &v.refOffset, 8}, {wire.GoKeyEnclosingOffset, &v.enclosingOffset, 8 * wire.Enclosing},
+				{wire.GoKeyRefOffset, &v.refOffset, 8},
+				{wire.GoKeyEnclosingOffset, &v.enclosingOffset, 8 * wire.Enclosing},
 				{wire.GoKeyNamesOffset, &v.namesOffset, 4},
 			} {
 				if at, err := a.integer(wire.KeyGo+f.key, labelListSize, offset-f.size); err == nil {

@@ -215,7 +215,7 @@ func TestGoroutinesWithoutIDs(t *testing.T) {
 		assert.Equal(t, number(span), s.shown(t).record)
 		dialed := make(chan uint64)
 		go func() {
-			_, _ = DialContext(func(context.Context, string, string) (net.Conn, error) { return nil, nil })(t.Context(), "", "")
+			_, _ = DialContext(func(context.Context, string, string) (net.Conn, error) { return nil, net.ErrClosed })(t.Context(), "", "")
 			dialed <- s.shown(t).record
 		}()
 		assert.Zero(t, <-dialed, "of the goroutine that has started this one")
