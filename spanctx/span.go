@@ -362,7 +362,7 @@ func (p *SpanProcessor) OnEnd(s sdktrace.ReadOnlySpan) {
 	}
 	var warm cells.Ref
 	if here && own {
-		warm = ref // No other goroutine names the cell.
+		warm = ref // The next span that starts here may take its cell.
 	}
 	if in && p.show(&c, p.attributes(&c.at), warm) {
 		return // The next span takes the cell, and the place of the record.
