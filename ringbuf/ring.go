@@ -32,7 +32,8 @@ func SpanOf(traceID [16]byte, spanID [8]byte, traceFlags byte) Span {
 	}
 }
 
-// Ring is a ring of slots. [New] makes one. It is safe for concurrent use.
+// Ring is a ring of slots. [New] makes one. It is safe for concurrent use. A nil or zero Ring shows
+// nothing: its methods do nothing.
 type Ring struct {
 	ring    *ring.Ring
 	index   Index
@@ -41,7 +42,7 @@ type Ring struct {
 
 // Info says where and how a ring is laid out, for readers.
 type Info struct {
-	// Mapping is the name that the ring's mapping was given.
+	// Mapping is the name that the ring's mapping was given. That of a view from [FindView] is empty.
 	Mapping string
 	// Address is where in the process the ring's header is.
 	Address uint64
@@ -78,6 +79,9 @@ func New(opts ...Option) (*Ring, error) {
 
 // Info returns how the ring is laid out.
 func (r *Ring) Info() Info {
+	if r.none() {
+		return Info{}
+	}
 	l := r.ring.Layout()
 	return Info{
 		Mapping: l.Name, Address: l.Address, Layout: l.Layout, Capacity: l.Capacity,
@@ -87,11 +91,14 @@ func (r *Ring) Info() Info {
 
 // Store shows s in the slot of the calling thread or goroutine. If another writer holds on
 // to the slot just then, it shows what that one stores, or nothing, and never what it
-// showed before.
+// showed before. If s is nil, it does nothing.
 //
 // A goroutine that has moved to another thread leaves behind what it showed on the one
 // before, as its owner says.
 func (r *Ring) Store(s *Span) {
+	if r.none() || s == nil {
+		return // A panic while pinned would end the process.
+	}
 	goruntime.Pin()
 	self := r.runtime.Self()
 	r.ring.Store(r.id(&self), s, &self)
@@ -105,6 +112,9 @@ func (r *Ring) Clear() { r.Store(new(Span)) }
 // for the calling goroutine, or 0. Where goroutine ids are not known, and in layout 1, it
 // is that of whichever goroutine.
 func (r *Ring) Shown() uint64 {
+	if r.none() {
+		return 0
+	}
 	goruntime.Pin()
 	self := r.runtime.Self()
 	spanID, _, owned := r.ring.Shown(r.id(&self), self.Goid)
@@ -114,6 +124,9 @@ func (r *Ring) Shown() uint64 {
 	}
 	return spanID
 }
+
+// none reports whether r is no ring.
+func (r *Ring) none() bool { return r == nil || r.ring == nil }
 
 func (r *Ring) id(self *goruntime.Self) uint64 {
 	if r.index == ByGoroutine {
@@ -128,6 +141,9 @@ func (r *Ring) id(self *goruntime.Self) uint64 {
 // names the system call that failed: then the mapping is still there, but no ring to
 // readers any more.
 func (r *Ring) Close() error {
+	if r.none() {
+		return nil
+	}
 	if err := r.ring.Close(); err != nil {
 		return fmt.Errorf("ringbuf: %w", err)
 	}

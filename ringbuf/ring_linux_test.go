@@ -179,6 +179,23 @@ func TestStore(t *testing.T) {
 
 // A goroutine has one slot in a ring by goroutine, whatever thread it is on. In the slot of
 // a thread each goroutine sees only what it has stored there.
+// What New returns with an error is safe to use, and so is no span.
+func TestNoRing(t *testing.T) {
+	for _, r := range []*Ring{nil, {}} {
+		r.Store(&Span{SpanID: 1})
+		r.Clear()
+		assert.Zero(t, r.Shown())
+		assert.Zero(t, r.Info())
+		require.NoError(t, r.Close())
+	}
+	r, err := New(WithCapacity(1))
+	require.NoError(t, err)
+	r.Store(&Span{SpanID: 1})
+	r.Store(nil)
+	assert.EqualValues(t, 1, r.Shown())
+	require.NoError(t, r.Close())
+}
+
 func TestGoroutinesMove(t *testing.T) {
 	old := runtime.GOMAXPROCS(max(8, runtime.NumCPU()))
 	defer runtime.GOMAXPROCS(old)

@@ -49,6 +49,10 @@ func Attach(ctx context.Context) Attachment {
 	p.locateLive(&c)
 	a := Attachment{p: p, self: c.Self, before: c.at}
 	p.at(&c.at, p.find(ctx), c.Goid)
+	if c.at.ref != a.before.ref && c.at.around != a.before.inside() {
+		p.cells.Disown(c.at.ref, c.Goid) // It goes back to where it was attached.
+		c.at.around = cells.Enclosing{}
+	}
 	p.rename(ctx, c.at.ref)
 	attributes := p.keys.Load().Of(ctx)
 	if base := p.known.record(c.at.ref); base != nil {
@@ -137,7 +141,8 @@ func DialContext(dial func(ctx context.Context, network, address string) (net.Co
 // the slot of the thread that the goroutine is on now, and behind its labels. After a call
 // that blocked, Go may run the goroutine on another thread. That thread's slot does not
 // show the span until a span starts or ends. And pprof.SetGoroutineLabels replaces all
-// labels. With [WithSpanNames] it publishes the name that SetName has given to the span
+// labels. If nothing else tells with which attributes the span was attached, those of ctx
+// count. With [WithSpanNames] it publishes the name that SetName has given to the span
 // since.
 func Refresh(ctx context.Context) { refresh(ctx, false) }
 
@@ -152,6 +157,10 @@ func refresh(ctx context.Context, anySpan bool) {
 		if !anySpan {
 			p.rename(ctx, c.at.ref)
 		}
-		p.show(&c, p.attributes(&c.at), 0)
+		attributes := p.attributes(&c.at)
+		if c.at.record == nil && c.at.ref == p.find(ctx) {
+			attributes = p.keys.Load().Of(ctx).Encoded() // Nothing else tells what Attach has shown.
+		}
+		p.show(&c, attributes, 0)
 	}
 }

@@ -73,6 +73,41 @@ func TestAttach(t *testing.T) {
 }
 
 // A span is shown on any number of goroutines, whatever they go back to.
+// A goroutine may leave a span of its own, and attach it later. It goes back to where it did that.
+// It does not go back to what was around the span when it started.
+func TestAttachOwnSpanLeftBefore(t *testing.T) {
+	for name, opts := range carriers() {
+		t.Run(name, func(t *testing.T) {
+			s := serve(t, opts...)
+			apart(func() {
+				ctxA, a := s.root()
+				ctxChild, child := s.start(ctxA)
+				idle := Attach(context.Background())
+				s.assertShows(t, nil, nil)
+				_, b := s.root()
+				attached := Attach(ctxChild)
+				s.assertShows(t, child, a)
+				apart(func() { child.End() })
+				is := s.shown(t)
+				if s.p.records {
+					assert.Equal(t, number(b), max(is.goroutine, is.record))
+				}
+				for _, id := range []uint64{is.thread, is.goroutine, is.record} {
+					assert.Contains(t, []uint64{0, number(b)}, id)
+				}
+				attached.Detach()
+				s.assertShows(t, b, b)
+				b.End()
+				s.assertShows(t, nil, nil)
+				idle.Detach()
+				s.assertShows(t, a, a)
+				a.End()
+			})
+			s.assertNowhere(t)
+		})
+	}
+}
+
 func TestAttachFromManySpans(t *testing.T) {
 	s := serve(t, everything()...)
 	var ctx context.Context

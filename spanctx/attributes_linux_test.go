@@ -115,6 +115,35 @@ func carriers() map[string][]Option {
 	}
 }
 
+// What a goroutine is attached to survives that the user replaces its labels, or is not known.
+func TestAttachedAttributesUnderUserLabels(t *testing.T) {
+	s := serve(t, everything(WithAttributeKeys("tenant"))...)
+	apart(func() {
+		ctx, a := s.start(with(context.Background(), "tenant", "one"))
+		two := with(ctx, "tenant", "two")
+		attached := Attach(two)
+		Do(two, pprof.Labels("user", "label"), func(context.Context) {
+			assert.Equal(t, "two", decoded(t, s.p.keys.Load().Keys(), string(installed().Attributes()))["tenant"])
+		})
+		s.assertAttributes(t, a, "tenant", "two")
+		pprof.SetGoroutineLabels(context.Background())
+		Refresh(two)
+		s.assertAttributes(t, a, "tenant", "two")
+		pprof.Do(two, pprof.Labels("user", "label"), func(context.Context) {
+			_, child := s.start(two)
+			child.End()
+			assert.Equal(t, number(a), s.shown(t).goroutine)
+			assert.Empty(t, installed().Attributes(), "rather none than the wrong ones")
+		})
+		Refresh(two)
+		s.assertAttributes(t, a, "tenant", "two")
+		attached.Detach()
+		s.assertAttributes(t, a, "tenant", "one")
+		a.End()
+	})
+	s.assertNowhere(t)
+}
+
 // Spans are shown with the attributes of the contexts that they were started with, and
 // so they are again when their children end.
 func TestAttributesOfSpans(t *testing.T) {
@@ -424,7 +453,7 @@ func TestTooManyAttributeKeys(t *testing.T) {
 	require.Len(t, *errs, 1)
 	require.ErrorContains(t, (*errs)[0], "publish attribute keys: 1 of them are refused, there are 256 already")
 	require.NoError(t, s.p.AddAttributeKeys("more", "and more", "key.7"))
-	shared, err := share(newConfig([]Option{WithAttributeKeys("yet more")}), true)
+	shared, err := share([]Option{WithAttributeKeys("yet more")})
 	require.NoError(t, err)
 	require.NoError(t, shared.Shutdown(context.Background()))
 	assert.Equal(t, 4, s.p.RefusedAttributeKeys())

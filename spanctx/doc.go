@@ -148,8 +148,9 @@
 // that gets the goroutine later.
 //
 // A span has at most 64 records, one for each set of attributes, user's labels and spans
-// around it. Beyond that only slots show it. Without the goroutine record, a goroutine that goes back to a span which it attached with other
-// attributes shows the span's own attributes.
+// around it. One more retires the oldest: goroutines that still have that one are in no span for
+// readers of labels. Without the goroutine record, a goroutine that goes back to a span which it
+// attached with other attributes shows the span's own attributes.
 //
 // # Platforms
 //

@@ -201,6 +201,23 @@ func TestSpansOfGoroutinesThatAreGone(t *testing.T) {
 	}
 }
 
+// A span may end elsewhere just when a goroutine goes back to it. The slot must not say then that the
+// goroutine is in nothing.
+func TestShownAsItEnds(t *testing.T) {
+	s := serve(t)
+	apart(func() {
+		ctx, outer := s.root()
+		_, middle := s.start(ctx)
+		var c caller
+		s.p.locateLive(&c) // as the end of a child does
+		apart(func() { middle.End() })
+		s.p.show(&c, nil, 0)
+		at := s.rings[goroutineRing].at(t, c.Goid)
+		assert.False(t, at.spanID == 0 && at.ref == 0, "in nothing")
+		outer.End()
+	})
+}
+
 // Where goroutine ids are not known, a goroutine is still told from others.
 func TestGoroutinesWithoutIDs(t *testing.T) {
 	s := serve(t, withRuntime(goruntime.Calibrate().Without(errors.New("test"), goruntime.GGoid)))

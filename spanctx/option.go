@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"unicode/utf8"
 
 	"go.opentelemetry.io/otel/attribute"
 
@@ -112,27 +113,19 @@ const (
 // fromEnvironment is c with what an operator asks for: the carriers, or all of them, and
 // all else for which there is an environment variable.
 func (c config) fromEnvironment() config {
-	carriers := environment.SpanCarriers.List()
-	if len(carriers) == 0 {
-		carriers = []string{CarrierThreadSlots, CarrierGoroutineSlots, CarrierGoroutineRecord}
-	}
-	for _, name := range carriers {
-		switch name {
-		case CarrierThreadSlots:
-			c.threadSlots = true
-		case CarrierGoroutineSlots:
-			c.goroutineSlots = true
-		case CarrierGoroutineRecord:
-			c.goroutineRecord = true
-		case "none":
-		default:
-			environment.SpanCarriers.Unknown(name)
-		}
+	for _, name := range environment.SpanCarriers.Members(CarrierThreadSlots, CarrierGoroutineSlots, CarrierGoroutineRecord, "none") {
+		c.threadSlots = c.threadSlots || name == CarrierThreadSlots
+		c.goroutineSlots = c.goroutineSlots || name == CarrierGoroutineSlots
+		c.goroutineRecord = c.goroutineRecord || name == CarrierGoroutineRecord
 	}
 	c.names = environment.SpanNames.Bool()
 	c.profileIDs = environment.SpanPyroscopeProfileIDs.Bool()
 	for _, key := range environment.SpanAttributeKeys.List() {
-		c.keys = append(c.keys, attribute.Key(key))
+		if utf8.ValidString(key) {
+			c.keys = append(c.keys, attribute.Key(key))
+		} else {
+			environment.SpanAttributeKeys.Unknown(key)
+		}
 	}
 	if n, ok := environment.SpanAttributeSpace.Int(validSpace); ok {
 		c.space = n
@@ -163,7 +156,7 @@ func (c config) differs(other config) error {
 		{"WithSpanNames", c.names == other.names},
 		{"WithDatadogLayout", c.layout1 == other.layout1},
 		{"WithCapacity", c.capacity == other.capacity},
-		{"WithAttributeSpace", c.space == other.space || other.space == defaultSpace},
+		{"WithAttributeSpace", c.space == other.space},
 		{"WithLabels", c.labels == other.labels},
 		{"WithPyroscopeProfileIDs", c.profileIDs == other.profileIDs},
 	} {

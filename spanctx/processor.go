@@ -207,35 +207,39 @@ func ForProvider(opts ...Option) *SpanProcessor {
 	if !isEnabled(opts) {
 		return nil
 	}
-	p, err := NewSpanProcessor(opts...)
-	switch {
-	case errors.Is(err, ErrProcessorExists):
-		if p, err = share(newConfig(opts), len(opts) > 0); err != nil {
+	for {
+		p, err := NewSpanProcessor(opts...)
+		if errors.Is(err, ErrProcessorExists) {
+			if p, err = share(opts); p == nil {
+				continue // It has gone meanwhile.
+			}
+		} else if err == nil {
+			err = p.Err()
+		}
+		if err != nil {
 			otel.Handle(err)
 		}
-	case err != nil:
-		otel.Handle(err)
-	case p.Err() != nil:
-		otel.Handle(p.Err())
+		return p
 	}
-	return p
 }
 
 // share returns the SpanProcessor of this process for one more provider, or nil if it has
-// gone. The error says what it does not do that c asks for, if c is chosen.
-func share(c config, chosen bool) (p *SpanProcessor, err error) {
+// gone. The error says what it does not do that opts ask for.
+func share(opts []Option) (*SpanProcessor, error) {
 	building.Lock()
-	if p = active.Load(); p != nil {
+	p := active.Load()
+	if p != nil {
 		p.users++
 	}
 	building.Unlock()
 	if p == nil {
-		return p, err
+		return nil, nil //nolint:nilnil // It has gone, which is no error.
 	}
-	if chosen {
-		err = p.config.differs(c)
+	asked := p.config
+	for _, o := range opts {
+		asked = o.apply(asked)
 	}
-	return p, errors.Join(err, p.AddAttributeKeys(c.keys...))
+	return p, errors.Join(p.config.differs(asked), p.AddAttributeKeys(asked.keys[len(p.config.keys):]...))
 }
 
 // isEnabled reports whether spans are to be published, as options say, or if they do not

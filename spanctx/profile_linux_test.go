@@ -154,6 +154,18 @@ func (f *fire) burnOnce(name string) {
 // While spans run, CPU profiles and goroutine profiles are taken as services take them.
 // All code that is seen there has the labels of the span that it works for, and those
 // that it has set itself. It has nothing of a span that is over.
+// Spans that say that they ended long ago do not have the kernel asked each time.
+func TestProfileAskedOnceForOldSpans(t *testing.T) {
+	var o ownProfile
+	before := time.Now()
+	asked := map[uint64]bool{}
+	for range 1000 {
+		o.running(uint64(before.Add(-time.Hour).UnixNano()))
+		asked[o.asked.Load()] = true
+	}
+	assert.LessOrEqual(t, len(asked), int(time.Since(before)/time.Duration(askEvery))+1)
+}
+
 func TestProfiles(t *testing.T) {
 	for name, locked := range map[string]bool{"goroutines": false, "locked to threads": true} {
 		t.Run(name, func(t *testing.T) {

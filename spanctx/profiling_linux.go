@@ -28,12 +28,13 @@ const (
 // running reports whether labels are to be kept. ended is when the span ended, in
 // nanoseconds since 1970, as the span says.
 func (o *ownProfile) running(ended uint64) bool {
-	last := o.asked.Load()
-	if ended-last < askEvery { // not if it ended before that
-		return ended < o.until.Load()
+	last, now := o.asked.Load(), ended
+	if now-last >= askEvery {
+		now = uint64(time.Now().UnixNano()) // Spans may say any time. Only the clock's counts.
 	}
-	// Spans may say any time: only the clock's counts here.
-	now := uint64(time.Now().UnixNano())
+	if now-last < askEvery {
+		return now < o.until.Load()
+	}
 	if timer, err := unix.Getitimer(unix.ItimerProf); err == nil && timer.Interval != (unix.Timeval{}) {
 		o.until.Store(now + writing)
 	}

@@ -259,6 +259,46 @@ func TestWithPublishing(t *testing.T) {
 	assert.Len(t, *errs, 1)
 }
 
+// Only options that a later provider gives are compared with those of the first.
+func TestOptionsNotGiven(t *testing.T) {
+	errs := handled(t)
+	first := sdktrace.NewTracerProvider(WithPublishing(WithSpanNames(true), WithCapacity(64)))
+	second := sdktrace.NewTracerProvider(WithPublishing(WithAttributeKeys("more"), WithEnabled(true)))
+	assert.Empty(t, *errs)
+	third := sdktrace.NewTracerProvider(WithPublishing(WithAttributeSpace(192)))
+	require.Len(t, *errs, 1)
+	require.ErrorContains(t, (*errs)[0], "no effect: WithAttributeSpace")
+	for _, tp := range []*sdktrace.TracerProvider{first, second, third} {
+		require.NoError(t, tp.Shutdown(context.Background()))
+	}
+}
+
+// A provider that is made while the last one shuts down publishes all the same.
+func TestProviderDuringShutdown(t *testing.T) {
+	for range 300 {
+		first := sdktrace.NewTracerProvider(WithPublishing(WithCapacity(64)))
+		var done sync.WaitGroup
+		done.Go(func() { assert.NoError(t, first.Shutdown(context.Background())) })
+		p := ForProvider(WithCapacity(64))
+		require.NotNil(t, p)
+		done.Wait()
+		assert.Same(t, p, active.Load())
+		require.NoError(t, p.Shutdown(context.Background()))
+	}
+}
+
+// What is no attribute key is left out, and costs nothing else.
+func TestInvalidAttributeKeyOfEnvironment(t *testing.T) {
+	t.Setenv("OTELCTX_SPAN_ATTRIBUTE_KEYS", "a,b\xff,c")
+	environment.Forget()
+	errs := handled(t)
+	tp := sdktrace.NewTracerProvider(WithPublishing(WithCapacity(64)))
+	assert.Equal(t, []string{"a", "c"}, advertisedKeys(t, active.Load()))
+	require.Len(t, *errs, 1)
+	require.ErrorContains(t, (*errs)[0], `OTELCTX_SPAN_ATTRIBUTE_KEYS: "b\xff"`)
+	require.NoError(t, tp.Shutdown(context.Background()))
+}
+
 // Operators turn publishing off and choose carriers; options override what they say.
 func TestEnvironment(t *testing.T) {
 	all := []string{CarrierThreadSlots, CarrierGoroutineSlots, CarrierGoroutineRecord}
@@ -278,6 +318,7 @@ func TestEnvironment(t *testing.T) {
 		"two carriers":     {"", " goroutine_record , thread_slots", nil, []string{all[0], all[2]}, ""},
 		"and an option":    {"", "thread_slots", []Option{WithThreadSlots(false), WithGoroutineRecord(true)}, all[2:], ""},
 		"unknown carrier":  {"", "thread_slots,labels", nil, all[:1], `OTELCTX_SPAN_CARRIERS: "labels" is none of thread_slots, goroutine_slots, goroutine_record, or none`},
+		"unknown alone":    {"", "threads", nil, all, `OTELCTX_SPAN_CARRIERS: "threads" is none of thread_slots, goroutine_slots, goroutine_record, or none`},
 		"none":             {"", "none", nil, nil, "publish active spans: no carrier is on"},
 	} {
 		t.Run(name, func(t *testing.T) {

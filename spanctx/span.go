@@ -427,13 +427,15 @@ func (p *SpanProcessor) attributes(at *position) []byte {
 // show has the calling goroutine be at the position of c, with attributes. It gives the cell of a
 // span of its own that it has ended, or 0, to the P, and reports whether there was room.
 func (p *SpanProcessor) show(c *caller, attributes []byte, ended cells.Ref) (given bool) {
-	var shows ring.Span
+	// A span that has just ended elsewhere has no ids any more. Its ref says all the same that the
+	// goroutine is not in nothing: readers go on to its record, which leads outward.
+	shows := ring.Span{Ref: uint64(c.at.ref)}
 	if k, flags := p.cells.IDs(c.at.ref); k.SpanID != 0 {
 		shows.TraceIDHigh, shows.TraceIDLow, shows.SpanID, shows.TraceFlags = k.TraceIDHigh, k.TraceIDLow, k.SpanID, flags
-		shows.Ref, shows.Attributes = uint64(c.at.ref), attributes
+		shows.Attributes = attributes
 	}
 	if p.records {
-		p.install(c)
+		p.install(c, attributes)
 	}
 	thread := goruntime.Pin()
 	p.runtime.Renew(&c.Self)
@@ -449,18 +451,14 @@ func (p *SpanProcessor) show(c *caller, attributes []byte, ended cells.Ref) (giv
 	return given
 }
 
-// install installs the record of the position of c. It installs another record of the span if
-// there is none at hand. It also does if the user's labels or the names have changed since that
-// record was made. Without a span it restores the user's labels.
-func (p *SpanProcessor) install(c *caller) {
+// install installs the record of the position of c. If there is none at hand it installs another
+// record of the span, with attributes. It also does if the user's labels or the names have changed
+// since that record was made. Without a span it restores the user's labels.
+func (p *SpanProcessor) install(c *caller, attributes []byte) {
 	at, record := &c.at, c.at.record
 	if at.ref != 0 && (record == nil || record.Ended() || !record.HasLabels(c.user) || p.names != nil && !record.HasNames(p.cells.Names(at.ref))) {
 		if base := p.known.record(at.ref); base != nil {
-			from, outer := base, record.Outer()
-			if record != nil {
-				from = record
-			}
-			record = p.variant(base, p.keys.Load().Decode(from.Attributes()), c.user, outer, at.around)
+			record = p.variant(base, p.keys.Load().Decode(attributes), c.user, record.Outer(), at.around)
 		}
 	}
 	if at.ref != 0 && record != nil {
@@ -521,12 +519,12 @@ func (k *known) record(r cells.Ref) *gorecord.Record {
 	return nil
 }
 
-// attributesOf returns those that a live span is shown with, encoded as in OTEP 4947.
+// attributesOf returns those that a live span is shown with wherever it is, encoded as in OTEP 4947.
 func (k *known) attributesOf(r cells.Ref) []byte {
 	if k.attributes != nil {
 		return k.attributes[r.Index()].Load().Encoded()
 	}
-	return k.record(r).Attributes()
+	return k.record(r).CommonAttributes()
 }
 
 // drop forgets what belongs to a span that is over, so that it can be collected.

@@ -383,6 +383,16 @@ func (t *Table) SetThread(r Ref, goid uint64, tid uint32) {
 	}
 }
 
+// Disown notes that the spans around a span are no longer those in its cell. The caller is the
+// goroutine with this id, which has started the span, and is now attached to it elsewhere. From then
+// on the cell does not say who has started the span. Disown does nothing if another goroutine has.
+func (t *Table) Disown(r Ref, goid uint64) {
+	if r != 0 && goid != 0 {
+		// Nobody else stores this id: if the cell is another span's by now, it has another one.
+		atomic.CompareAndSwapUint64(&t.cell(r).Goid, goid, 0)
+	}
+}
+
 // IsOf reports whether the goroutine with this id has started a live span.
 func (t *Table) IsOf(r Ref, goid uint64) bool {
 	return r != 0 && atomic.LoadUint64(&t.cell(r).Goid) == goid && t.Live(r)

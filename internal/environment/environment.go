@@ -151,6 +151,22 @@ func (v Variable) List() (list []string) {
 	return list
 }
 
+// Members returns which of names are in v. If none is, as if v is not set, it returns all but
+// "none". It reports what else is in v.
+func (v Variable) Members(names ...string) (members []string) {
+	for _, member := range v.List() {
+		if slices.Contains(names, member) {
+			members = append(members, member)
+		} else {
+			v.Unknown(member)
+		}
+	}
+	if members == nil {
+		return slices.DeleteFunc(names, func(name string) bool { return name == "none" })
+	}
+	return members
+}
+
 // Unknown reports a member of a list that is none of v's values.
 func (v Variable) Unknown(member string) {
 	report(fmt.Errorf("%s: %q is none of %s", v.Name, member, v.Values))

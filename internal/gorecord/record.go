@@ -289,6 +289,18 @@ func (r *Record) Attributes() []byte {
 	return unsafe.Slice((*byte)(unsafe.Add(unsafe.Pointer(r), unsafe.Sizeof(Record{}))), size)
 }
 
+// CommonAttributes returns the attributes of a record from [New] if all other records of its span
+// have the same. Otherwise, or if r is nil, it returns nil.
+func (r *Record) CommonAttributes() []byte {
+	common := r.Attributes()
+	for v := r; v != nil; v = v.variant.Load() {
+		if !bytes.Equal(v.Attributes(), common) {
+			return nil
+		}
+	}
+	return common
+}
+
 // HasLabels reports whether the record has the user's labels.
 func (r *Record) HasLabels(user UserLabels) bool {
 	return r.user == user || slices.Equal(labelsAt(r.user), labelsAt(user))
