@@ -49,15 +49,15 @@ wrote over its memory, is at fault.`
 
 // permissionAdvice returns what reading other processes takes.
 func permissionAdvice(proc fs.FS) string {
-	return `Reading a process takes the capability CAP_SYS_PTRACE, which root has (try sudo), or being the same user as the
+	return `Reading a process needs the capability CAP_SYS_PTRACE, which root has (try sudo), or being the same user as the
 process, if Yama allows that. ` + yamaState(proc)
 }
 
 // samplingAdvice returns what recording takes.
 func samplingAdvice(proc fs.FS) string {
-	return `Recording takes the capabilities CAP_BPF and CAP_PERFMON. Root has them (try sudo), or give them to the command:
+	return `Recording needs the capabilities CAP_BPF and CAP_PERFMON. Root has them (try sudo), or give them to the command:
     sudo setcap cap_bpf,cap_perfmon+ep "$(command -v otelctx)"
-With these each user records the processes that they may trace; those of others take root, whatever else the file has. In a
+With these each user records the processes that they may trace; those of others need root, whatever else the file has. In a
 container they are to be given to the container, and count if that is not in a user namespace of its own. ` + "\n" + paranoia(proc) + permissionAdvice(proc)
 }
 
@@ -73,7 +73,7 @@ func paranoia(proc fs.FS) string {
 	if n, err := strconv.Atoi(setting); err != nil || n <= 2 {
 		return ""
 	}
-	return "/proc/" + name + " is " + setting + `, of which the kernels of Debian and Ubuntu make that CAP_PERFMON does not count: there it takes root
+	return "/proc/" + name + " is " + setting + `, of which the kernels of Debian and Ubuntu make that CAP_PERFMON does not count: there it needs root
 (CAP_SYS_ADMIN), or to set it to 2.
 `
 }

@@ -106,10 +106,10 @@ func (*recordCommand) Help() string {
 		"of CPU time."
 }
 
-// recordPrivileges says what recording takes.
-const recordPrivileges = "It takes the capabilities CAP_BPF and CAP_PERFMON, which the file may have: " +
-	"sudo setcap cap_bpf,cap_perfmon+ep otelctx. Where kernel.perf_event_paranoid is above 2, as by Debian's default, it takes root. Beside that it may do what its user may: to record the processes " +
-	"of others takes CAP_SYS_PTRACE, and --kernel takes CAP_SYSLOG where kernel.kptr_restrict is 1. Root has them all."
+// recordPrivileges says what recording needs.
+const recordPrivileges = "It needs the capabilities CAP_BPF and CAP_PERFMON, which the file may have: " +
+	"sudo setcap cap_bpf,cap_perfmon+ep otelctx. Where kernel.perf_event_paranoid is above 2, as by Debian's default, it needs root. Beside that it may do what its user may: to record the processes " +
+	"of others needs CAP_SYS_PTRACE, and --kernel needs CAP_SYSLOG where kernel.kptr_restrict is 1. Root has them all."
 
 // Validate is called by kong.
 func (c *recordCommand) Validate() error {

@@ -359,6 +359,22 @@ func TestRecordRepeatedly(t *testing.T) {
 	assert.GreaterOrEqual(t, documents, 5)
 }
 
+// A terminal that goes away ends a recording, which is written.
+func TestRecordHangup(t *testing.T) {
+	t.Parallel()
+	needSampling(t)
+	c := startBurner(t, nil, burner.Records)
+	path := filepath.Join(t.TempDir(), "profile.pb.gz")
+	r := startRecord(t, pidOf(c), "--output", path)
+	r.awaitSample(t)
+	require.NoError(t, r.cmd.Process.Signal(syscall.SIGHUP))
+	got := r.wait(t)
+	require.Zero(t, got.code, got.stderr)
+	b, err := os.ReadFile(path)
+	require.NoError(t, err)
+	assert.NotEmpty(t, b)
+}
+
 func TestRecordOTLPFile(t *testing.T) {
 	t.Parallel()
 	needSampling(t)

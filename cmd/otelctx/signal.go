@@ -15,10 +15,15 @@ import (
 // timeout(1), for one, sends it to the command and to its process group.
 const sameSignal = 300 * time.Millisecond
 
-// untilInterrupted returns a context that the first SIGINT or SIGTERM ends. The next one is
-// nobody's but the system's. release is to be called when the context is needed no more.
+// untilInterrupted returns a context that the first SIGINT or SIGTERM ends, and SIGHUP, as of a
+// terminal that goes away, unless nohup has it ignored. The next one is nobody's but the system's.
+// release is to be called when the context is needed no more.
 func untilInterrupted() (ctx context.Context, release func()) {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	signals := []os.Signal{os.Interrupt, syscall.SIGTERM}
+	if !signal.Ignored(syscall.SIGHUP) {
+		signals = append(signals, syscall.SIGHUP)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), signals...)
 	context.AfterFunc(ctx, func() {
 		time.Sleep(sameSignal)
 		stop()

@@ -117,9 +117,16 @@ func open(path string, stdout io.Writer) (output, error) {
 	if err != nil {
 		return nil, err
 	}
+	abandon := func(err error) error {
+		err = errors.Join(err, f.Close())
+		if created {
+			err = errors.Join(err, os.Remove(path))
+		}
+		return err
+	}
 	info, err := f.Stat()
 	if err != nil {
-		return nil, errors.Join(err, f.Close())
+		return nil, abandon(err)
 	}
 	if !info.Mode().IsRegular() {
 		return direct{Writer: f, file: f}, nil
@@ -132,7 +139,7 @@ func open(path string, stdout io.Writer) (output, error) {
 	}
 	spool, err := os.CreateTemp("", "otelctx-")
 	if err != nil {
-		return nil, errors.Join(err, f.Close())
+		return nil, abandon(err)
 	}
 	_ = os.Remove(spool.Name()) // what can only be done afterwards elsewhere
 	return &inPlace{File: spool, target: f, path: path, created: created}, nil
@@ -186,14 +193,39 @@ type inPlace struct {
 }
 
 func (p *inPlace) finish() error {
-	_, err := p.Seek(0, io.SeekStart)
-	if err == nil {
-		err = p.target.Truncate(0)
+	if err := p.over(); err != nil {
+		return errors.Join(err, p.discard())
 	}
-	if err == nil {
-		_, err = io.Copy(p.target, p.File)
+	return errors.Join(p.target.Close(), p.close())
+}
+
+// over writes over the target. What goes beyond its end is written first: if there is no space, the
+// target is as it was.
+func (p *inPlace) over() error {
+	size, err := p.Seek(0, io.SeekEnd)
+	if err != nil {
+		return err
 	}
-	return errors.Join(err, p.target.Close(), p.close())
+	info, err := p.target.Stat()
+	if err != nil {
+		return err
+	}
+	old := info.Size()
+	if size > old {
+		if err := p.copy(old, size); err != nil {
+			return errors.Join(err, p.target.Truncate(old))
+		}
+	}
+	if err := p.copy(0, min(old, size)); err != nil {
+		return err
+	}
+	return p.target.Truncate(size)
+}
+
+// copy writes a part of what is held to the same place of the target.
+func (p *inPlace) copy(from, to int64) error {
+	_, err := io.Copy(io.NewOffsetWriter(p.target, from), io.NewSectionReader(p.File, from, to-from))
+	return err
 }
 
 func (p *inPlace) discard() error {

@@ -1,0 +1,45 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package export
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// A file that is written over in its place is as it was if there is no space for more.
+func TestWrittenOverOnFullDisk(t *testing.T) {
+	dir := t.TempDir()
+	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=64k"); err != nil {
+		t.Skipf("cannot mount a small file system, which needs CAP_SYS_ADMIN: %v", err)
+	}
+	t.Cleanup(func() { _ = syscall.Unmount(dir, syscall.MNT_DETACH) })
+	path := filepath.Join(dir, "profile")
+	before := bytes.Repeat([]byte("before "), 1000)
+	require.NoError(t, os.WriteFile(path, before, 0o600))
+	require.NoError(t, os.Link(path, path+"2"))
+	for size, fits := range map[int]bool{100_000: false, 20_000: true, 10: true} {
+		require.NoError(t, os.WriteFile(path, before, 0o600))
+		out, err := open(path, nil)
+		require.NoError(t, err)
+		want := bytes.Repeat([]byte{'x'}, size)
+		_, err = out.Write(want)
+		require.NoError(t, err)
+		if err = out.finish(); !fits {
+			require.ErrorIs(t, err, syscall.ENOSPC)
+			want = before
+		} else {
+			require.NoError(t, err)
+		}
+		got, err := os.ReadFile(path + "2")
+		require.NoError(t, err)
+		assert.Equal(t, want, got, size)
+	}
+}
