@@ -28,6 +28,7 @@ type Variable struct {
 const (
 	booleans = "true, false"
 	no       = "false"
+	none     = "none"
 )
 
 // The variables.
@@ -38,7 +39,7 @@ var (
 		Option: "resourcepublisher.WithEnabled",
 	}
 	ProcessContextHiddenKeys = Variable{
-		Name: "OTELCTX_PROCESS_CONTEXT_HIDDEN_KEYS", Values: "attribute keys", Default: "none",
+		Name: "OTELCTX_PROCESS_CONTEXT_HIDDEN_KEYS", Values: "attribute keys", Default: none,
 		Does:   "attributes of the resource that are not published, such as process.command_args",
 		Option: "resourcepublisher.WithAttributeFilter",
 	}
@@ -58,7 +59,7 @@ var (
 		Option: "spanctx.WithSpanNames",
 	}
 	SpanAttributeKeys = Variable{
-		Name: "OTELCTX_SPAN_ATTRIBUTE_KEYS", Values: "attribute keys", Default: "none",
+		Name: "OTELCTX_SPAN_ATTRIBUTE_KEYS", Values: "attribute keys", Default: none,
 		Does:   "context-scoped attributes that are published with spans",
 		Option: "spanctx.WithAttributeKeys, which adds to them",
 	}
@@ -162,7 +163,7 @@ func (v Variable) Members(names ...string) (members []string) {
 		}
 	}
 	if members == nil {
-		return slices.DeleteFunc(names, func(name string) bool { return name == "none" })
+		return slices.DeleteFunc(names, func(name string) bool { return name == none })
 	}
 	return members
 }
