@@ -177,8 +177,6 @@ func TestStore(t *testing.T) {
 	}
 }
 
-// A goroutine has one slot in a ring by goroutine, whatever thread it is on. In the slot of
-// a thread each goroutine sees only what it has stored there.
 // What New returns with an error is safe to use, and so is no span.
 func TestNoRing(t *testing.T) {
 	for _, r := range []*Ring{nil, {}} {
@@ -196,6 +194,8 @@ func TestNoRing(t *testing.T) {
 	require.NoError(t, r.Close())
 }
 
+// A goroutine has one slot in a ring by goroutine, whatever thread it is on. In the slot of
+// a thread each goroutine sees only what it has stored there.
 func TestGoroutinesMove(t *testing.T) {
 	old := runtime.GOMAXPROCS(max(8, runtime.NumCPU()))
 	defer runtime.GOMAXPROCS(old)

@@ -158,7 +158,7 @@ func refresh(ctx context.Context, anySpan bool) {
 			p.rename(ctx, c.at.ref)
 		}
 		attributes := p.attributes(&c.at)
-		if c.at.record == nil && c.at.ref == p.find(ctx) {
+		if attributes == nil && c.at.record == nil && c.at.ref == p.find(ctx) {
 			attributes = p.keys.Load().Of(ctx).Encoded() // Nothing else tells what Attach has shown.
 		}
 		p.show(&c, attributes, 0)

@@ -72,7 +72,6 @@ func TestAttach(t *testing.T) {
 	}
 }
 
-// A span is shown on any number of goroutines, whatever they go back to.
 // A goroutine may leave a span of its own, and attach it later. It goes back to where it did that.
 // It does not go back to what was around the span when it started.
 func TestAttachOwnSpanLeftBefore(t *testing.T) {
@@ -108,6 +107,7 @@ func TestAttachOwnSpanLeftBefore(t *testing.T) {
 	}
 }
 
+// A span is shown on any number of goroutines, whatever they go back to.
 func TestAttachFromManySpans(t *testing.T) {
 	s := serve(t, everything()...)
 	var ctx context.Context

@@ -113,7 +113,7 @@ const (
 // fromEnvironment is c with what an operator asks for: the carriers, or all of them, and
 // all else for which there is an environment variable.
 func (c config) fromEnvironment() config {
-	for _, name := range environment.SpanCarriers.Members(CarrierThreadSlots, CarrierGoroutineSlots, CarrierGoroutineRecord, "none") {
+	for _, name := range environment.SpanCarriers.Members(CarrierThreadSlots, CarrierGoroutineSlots, CarrierGoroutineRecord) {
 		c.threadSlots = c.threadSlots || name == CarrierThreadSlots
 		c.goroutineSlots = c.goroutineSlots || name == CarrierGoroutineSlots
 		c.goroutineRecord = c.goroutineRecord || name == CarrierGoroutineRecord

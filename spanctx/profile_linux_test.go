@@ -151,9 +151,6 @@ func (f *fire) burnOnce(name string) {
 	burnBare()
 }
 
-// While spans run, CPU profiles and goroutine profiles are taken as services take them.
-// All code that is seen there has the labels of the span that it works for, and those
-// that it has set itself. It has nothing of a span that is over.
 // Spans that say that they ended long ago do not have the kernel asked each time.
 func TestProfileAskedOnceForOldSpans(t *testing.T) {
 	var o ownProfile
@@ -166,6 +163,9 @@ func TestProfileAskedOnceForOldSpans(t *testing.T) {
 	assert.LessOrEqual(t, len(asked), int(time.Since(before)/time.Duration(askEvery))+1)
 }
 
+// While spans run, CPU profiles and goroutine profiles are taken as services take them.
+// All code that is seen there has the labels of the span that it works for, and those
+// that it has set itself. It has nothing of a span that is over.
 func TestProfiles(t *testing.T) {
 	for name, locked := range map[string]bool{"goroutines": false, "locked to threads": true} {
 		t.Run(name, func(t *testing.T) {

@@ -47,13 +47,13 @@ wrote over its memory, is at fault.`
 	}
 }
 
-// permissionAdvice returns what reading other processes takes.
+// permissionAdvice returns what reading other processes needs.
 func permissionAdvice(proc fs.FS) string {
-	return `Reading a process needs the capability CAP_SYS_PTRACE, which root has (try sudo), or being the same user as the
+	return `Reading a process needs the capability CAP_SYS_PTRACE, which root has (try sudo), or the same user as the
 process, if Yama allows that. ` + yamaState(proc)
 }
 
-// samplingAdvice returns what recording takes.
+// samplingAdvice returns what recording needs.
 func samplingAdvice(proc fs.FS) string {
 	return `Recording needs the capabilities CAP_BPF and CAP_PERFMON. Root has them (try sudo), or give them to the command:
     sudo setcap cap_bpf,cap_perfmon+ep "$(command -v otelctx)"

@@ -13,7 +13,7 @@
 //	otelctx record 1234      # what it uses the CPU for, span by span, as a profile
 //	otelctx record -- ./service -port 80    # the same from its first instruction on
 //
-// Reading the memory of another process needs being the same user, if the kernel's Yama
+// Reading the memory of another process needs the same user, if the kernel's Yama
 // module allows that, or the capability CAP_SYS_PTRACE. Recording needs
 // CAP_BPF and CAP_PERFMON too. It runs on Linux; elsewhere it says so.
 //

@@ -34,7 +34,7 @@ type cli struct {
 const description = `Shows what processes publish about themselves in their process context: the OpenTelemetry resource of a ` +
 	`service and the spans that its threads are in, as a profiler sees them; and records profiles of them.
 
-Reading another process needs being the same user, if the kernel's Yama module allows that, or the capability CAP_SYS_PTRACE. ` +
+Reading another process needs the same user, if the kernel's Yama module allows that, or the capability CAP_SYS_PTRACE. ` +
 	"Recording needs the capabilities CAP_BPF and CAP_PERFMON too."
 
 // streams are where commands write to.

@@ -78,7 +78,7 @@ func (*recordCommand) Help() string {
 		"A sample's span is a link of the sample. With --id-attributes its ids are attributes too: trace_id, span_id and " +
 		"otelctx.local_root_span_id. That is for backends that drop links, such as Parca. Most backends make a label of each " +
 		"attribute, and ids are too many for most of them.\n\n" +
-		"It ends after --duration, on Ctrl-C, or when the processes that are named by their ids end, and writes what there is, with exit code 0 in each " +
+		"It ends after --duration, on Ctrl-C, when its terminal goes away, or when the processes that are named by their ids end, and writes what there is, with exit code 0 in each " +
 		"case. A second Ctrl-C ends it at once. With --repeat, which needs --otlp-endpoint, --duration does not end " +
 		"it: each time one profile ends and the next one begins, and no sample is missing in between.\n\n" +
 		"What a collector does not take waits, up to 32 MiB, and is sent again after pauses that grow to 10 s. What there is no " +

@@ -152,18 +152,22 @@ func (v Variable) List() (list []string) {
 	return list
 }
 
-// Members returns which of names are in v. If none is, as if v is not set, it returns all but
-// "none". It reports what else is in v.
+// Members returns which of names are in v, and reports what else is. If v has neither one of them
+// nor "none", it counts as not set, and Members returns all names.
 func (v Variable) Members(names ...string) (members []string) {
+	set := false
 	for _, member := range v.List() {
-		if slices.Contains(names, member) {
-			members = append(members, member)
-		} else {
+		switch {
+		case slices.Contains(names, member):
+			members, set = append(members, member), true
+		case member == none:
+			set = true
+		default:
 			v.Unknown(member)
 		}
 	}
-	if members == nil {
-		return slices.DeleteFunc(names, func(name string) bool { return name == none })
+	if !set {
+		return names
 	}
 	return members
 }

@@ -133,6 +133,17 @@ func TestList(t *testing.T) {
 	assert.Empty(t, variable.List())
 }
 
+// Only a value with something valid in it counts.
+func TestMembers(t *testing.T) {
+	handled(t)
+	for value, want := range map[string][]string{
+		"": {"a", "b"}, "b": {"b"}, " b,a": {"b", "a"}, "none": nil, "x": {"a", "b"}, "x,a": {"a"}, "x,none": nil,
+	} {
+		t.Setenv(variable.Name, value)
+		assert.Equal(t, want, variable.Members("a", "b"), value)
+	}
+}
+
 // What many providers read is reported once, and each member of a list by itself.
 func TestReportedOnce(t *testing.T) {
 	errs := handled(t)
