@@ -137,7 +137,7 @@ func TestList(t *testing.T) {
 func TestMembers(t *testing.T) {
 	handled(t)
 	for value, want := range map[string][]string{
-		"": {"a", "b"}, "b": {"b"}, " b,a": {"b", "a"}, "none": nil, "x": {"a", "b"}, "x,a": {"a"}, "x,none": nil,
+		"": {"a", "b"}, "b": {"b"}, "b, a": {"b", "a"}, "none": nil, "x": {"a", "b"}, "x,a": {"a"}, "x,none": nil,
 	} {
 		t.Setenv(variable.Name, value)
 		assert.Equal(t, want, variable.Members("a", "b"), value)
