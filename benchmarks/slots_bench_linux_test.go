@@ -146,7 +146,7 @@ func BenchmarkThreadID(b *testing.B) {
 	b.Run("from=memory", func(b *testing.B) {
 		alternate(b, 100_000, gettid, func(n int) {
 			for range n {
-				r.ThreadID()
+				r.Self()
 			}
 		})
 	})

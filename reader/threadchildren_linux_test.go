@@ -73,7 +73,7 @@ type service struct {
 // "advertise" publishes them, "no-go" leaves out what is known of the runtime, "no-cells"
 // the span table.
 func setUp(order string) (*service, error) {
-	table, err := cells.New(cells.Options{Evict: func(cells.Ref) {}})
+	table, err := cells.New(cells.Options{Spare: func(cells.Ref, uint64, uintptr) bool { return true }})
 	if err != nil {
 		return nil, err
 	}
@@ -232,13 +232,13 @@ func (s *service) start(span *cells.Span, attributes []byte, outer *shown) *show
 		n.Enclosing = cells.Enclosing{outer.ref, of.Enclosing[0], of.Enclosing[1]}
 		around = outer.record
 	}
-	n.Goid, n.StartUnixNS = s.runtime.GoroutineID(), uint64(time.Now().UnixNano())
+	n.Goid, n.StartUnixNS = s.runtime.Goroutine().Goid, uint64(time.Now().UnixNano())
 	if s.record {
 		sh.record = gorecord.New(n.TraceIDHigh, n.TraceIDLow, n.SpanID, n.TraceFlags, nil, &gorecord.Names{Name: n.Name, Endpoint: n.Endpoint}, users())
 		sh.record.SetWithin(around, &n.Enclosing)
 	}
 	p := goruntime.Pin()
-	n.TID = s.runtime.ThreadID()
+	n.TID = s.runtime.Self().TID
 	sh.ref = s.cells.Reserve(p)
 	s.cells.Commit(p, sh.ref, &n)
 	goruntime.Unpin()
@@ -269,7 +269,7 @@ func (s *service) show(sh *shown) {
 		span = &sh.span
 	}
 	if sh != nil {
-		s.cells.SetThread(sh.ref, s.runtime.GoroutineID(), s.runtime.ThreadID())
+		s.cells.SetThread(sh.ref, s.runtime.Goroutine().Goid, s.runtime.Self().TID)
 	}
 	for _, ring := range []*ringbuf.Ring{s.threads, s.routines} {
 		if ring != nil {
@@ -546,7 +546,7 @@ func churn(p *childproc.Parent) {
 }
 
 func churnOne(s *service, elsewhere chan<- func()) {
-	goid := s.runtime.GoroutineID()
+	goid := s.runtime.Goroutine().Goid
 	for n := range uint64(20) {
 		span := churnSpan(goid, n+1)
 		in := s.start(&span, nil, nil)

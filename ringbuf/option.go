@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/otelctx/otelctx/internal/goruntime"
+	"github.com/otelctx/otelctx/internal/ring"
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
@@ -35,10 +36,7 @@ const (
 )
 
 // DefaultCapacity is the capacity of rings for which none is chosen.
-const DefaultCapacity = 65536
-
-// maxCapacity bounds the size of a ring, which is address space.
-const maxCapacity = 1 << 24
+const DefaultCapacity = ring.DefaultCapacity
 
 type config struct {
 	capacity       int
@@ -57,15 +55,6 @@ func newConfig(opts []Option) config {
 	if c.runtime == nil {
 		c.runtime = goruntime.Calibrate()
 	}
-	if c.name == "" {
-		c.name = wire.ThreadRingName
-		if c.index == ByGoroutine {
-			c.name = wire.GoroutineRingName
-		}
-		if c.layout == wire.RingLayout1 {
-			c.name = wire.RingName1
-		}
-	}
 	return c
 }
 
@@ -75,11 +64,6 @@ func (c config) check() error {
 		return fmt.Errorf("index %d is neither ByThread nor ByGoroutine", c.index)
 	case !validName(c.name):
 		return fmt.Errorf("name %q is not a mapping name that readers accept", c.name)
-	case c.capacity < 1 || c.capacity > maxCapacity || c.capacity&(c.capacity-1) != 0:
-		return fmt.Errorf("capacity %d is not a power of two up to %d", c.capacity, maxCapacity)
-	case c.attributeSpace < 0 || c.attributeSpace > wire.MaxThreadContextRecord-wire.ThreadContextRecordSize:
-		return fmt.Errorf("attribute space of %d bytes, at most %d", c.attributeSpace,
-			wire.MaxThreadContextRecord-wire.ThreadContextRecordSize)
 	case c.layout == wire.RingLayout1 && (c.index != ByThread || c.attributeSpace != 0):
 		return errors.New("layout 1 is by thread and without attributes")
 	}
@@ -88,7 +72,7 @@ func (c config) check() error {
 			return fmt.Errorf("index by goroutine: %w", err)
 		}
 	}
-	return nil
+	return ring.Check(c.capacity, c.attributeSpace)
 }
 
 // validName reports whether the kernel names mappings like this (is_valid_name_char,
@@ -134,10 +118,4 @@ func WithName(name string) Option {
 // 612. Rounding the slot up to a power of two may add some. The default is none.
 func WithAttributeSpace(bytes int) Option {
 	return optionFunc(func(c *config) { c.attributeSpace = bytes })
-}
-
-// withRuntime replaces what is known of the Go runtime, for tests of what is
-// refused.
-func withRuntime(r *goruntime.Runtime) Option {
-	return optionFunc(func(c *config) { c.runtime = r })
 }

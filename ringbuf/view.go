@@ -11,6 +11,7 @@ import (
 	"slices"
 
 	"github.com/otelctx/otelctx/internal/remotemem"
+	"github.com/otelctx/otelctx/internal/ring"
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
@@ -158,8 +159,8 @@ func (v *View) check() error {
 	switch {
 	case i.Layout != wire.RingLayout1 && i.Layout != wire.RingLayout2:
 		return fmt.Errorf("layout %d", i.Layout)
-	case i.Capacity < 1 || i.Capacity > maxCapacity:
-		return fmt.Errorf("capacity %d is not from 1 to %d", i.Capacity, maxCapacity)
+	case i.Capacity < 1 || i.Capacity > ring.MaxCapacity:
+		return fmt.Errorf("capacity %d is not from 1 to %d", i.Capacity, ring.MaxCapacity)
 	case i.Layout != wire.RingLayout1 && i.Capacity&(i.Capacity-1) != 0:
 		// Others write layout 1 too, and need not choose one.
 		return fmt.Errorf("capacity %d of layout %d is not a power of two", i.Capacity, i.Layout)

@@ -5,6 +5,7 @@ package spanctx
 
 import (
 	"runtime"
+	"slices"
 
 	"go.opentelemetry.io/otel/attribute"
 
@@ -17,11 +18,6 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 	"github.com/otelctx/otelctx/resourcepublisher"
 )
-
-// advertise tells readers by the process context what is shown where.
-func (p *SpanProcessor) advertise() error {
-	return resourcepublisher.SetAttributes(p.advertisement()...)
-}
 
 func (p *SpanProcessor) withdrawAdvertisement() error {
 	var keys []attribute.Key
@@ -47,8 +43,7 @@ func (p *SpanProcessor) advertisement() []attribute.KeyValue {
 	if p.goroutines != nil {
 		kvs = append(kvs, ringAttributes(wire.KeyGoroutineSlots, wire.IndexGoroutine, p.goroutines.Layout())...)
 	}
-	kvs = append(kvs, p.cellAttributes()...)
-	kvs = append(kvs, p.nameAttributes()...)
+	kvs = append(kvs, p.tableAttributes()...)
 	return append(kvs, p.goAttributes()...)
 }
 
@@ -61,70 +56,51 @@ func keyMapAttribute(m *scope.KeyMap) attribute.KeyValue {
 	return attribute.StringSlice(wire.KeyAttributeKeyMap, keys)
 }
 
-func ringAttributes(prefix attribute.Key, index string, l ring.Layout) []attribute.KeyValue {
-	var there []wire.Field
-	for _, f := range wire.SlotFields(l.Layout) {
-		if int(f.Offset) < l.SlotSize { // else attributes in slots that have no space for them
-			there = append(there, f)
-		}
-	}
-	return []attribute.KeyValue{
-		attribute.String(string(prefix)+wire.RingKeyMapping, l.Name),
-		attribute.Int64(string(prefix)+wire.RingKeyAddress, int64(l.Address)),
-		attribute.Int(string(prefix)+wire.RingKeyLayout, l.Layout),
-		attribute.Int(string(prefix)+wire.RingKeyCapacity, l.Capacity),
-		attribute.Int(string(prefix)+wire.RingKeyHeaderSize, l.HeaderSize),
-		attribute.Int(string(prefix)+wire.RingKeySlotSize, l.SlotSize),
-		attribute.String(string(prefix)+wire.RingKeyIndex, index),
-		offsets(prefix+wire.RingKeyFields, there),
-	}
+func ringAttributes(prefix, index string, l ring.Layout) []attribute.KeyValue {
+	fields := slices.DeleteFunc(wire.SlotFields(l.Layout), func(f wire.Field) bool {
+		return int(f.Offset) >= l.SlotSize // attributes in slots that have no space for them
+	})
+	return append(memoryAttributes(prefix, l.Name, l.Address, l.Layout, l.Capacity, l.HeaderSize),
+		attribute.Int(prefix+wire.RingKeySlotSize, l.SlotSize),
+		attribute.String(prefix+wire.RingKeyIndex, index),
+		offsets(prefix+wire.RingKeyFields, fields))
 }
 
-// cellAttributes describe the span table, if other processes can find it.
-func (p *SpanProcessor) cellAttributes() []attribute.KeyValue {
-	if !p.listed {
-		return nil
-	}
-	address := p.cells.Address()
-	const prefix = wire.KeySpans
+// memoryAttributes say where memory is that readers find, and how it begins.
+func memoryAttributes(prefix, mapping string, address uint64, layout, capacity, headerSize int) []attribute.KeyValue {
 	return []attribute.KeyValue{
-		attribute.String(prefix+wire.RingKeyMapping, wire.SpansName),
+		attribute.String(prefix+wire.RingKeyMapping, mapping),
 		attribute.Int64(prefix+wire.RingKeyAddress, int64(address)),
-		attribute.Int(prefix+wire.RingKeyLayout, wire.SpansLayout1),
-		attribute.Int(prefix+wire.RingKeyCapacity, cells.Capacity),
-		attribute.Int(prefix+wire.RingKeyHeaderSize, wire.SpansHeaderSize),
-		attribute.Int(prefix+wire.SpansKeyCellSize, wire.CellSize),
-		offsets(prefix+wire.RingKeyFields, wire.CellFields()),
+		attribute.Int(prefix+wire.RingKeyLayout, layout),
+		attribute.Int(prefix+wire.RingKeyCapacity, capacity),
+		attribute.Int(prefix+wire.RingKeyHeaderSize, headerSize),
 	}
 }
 
-// nameAttributes describe the name table, if other processes can find it.
-func (p *SpanProcessor) nameAttributes() []attribute.KeyValue {
-	if !p.namesListed {
-		return nil
+// tableAttributes describe the span table and the name table, if other processes can find them.
+func (p *SpanProcessor) tableAttributes() (kvs []attribute.KeyValue) {
+	if p.listed {
+		kvs = append(memoryAttributes(wire.KeySpans, wire.SpansName, p.cells.Address(), wire.SpansLayout1, cells.Capacity, wire.SpansHeaderSize),
+			attribute.Int(wire.KeySpans+wire.SpansKeyCellSize, wire.CellSize),
+			offsets(wire.KeySpans+wire.RingKeyFields, wire.CellFields()))
 	}
-	const prefix = wire.KeyNames
-	kvs := []attribute.KeyValue{
-		attribute.String(prefix+wire.RingKeyMapping, wire.NamesName),
-		attribute.Int64(prefix+wire.RingKeyAddress, int64(p.names.Address())),
-		attribute.Int(prefix+wire.RingKeyLayout, wire.NamesLayout1),
-		attribute.Int(prefix+wire.RingKeyCapacity, names.Capacity),
-		attribute.Int(prefix+wire.RingKeyHeaderSize, wire.NamesHeaderSize),
-		attribute.Int(prefix+wire.NamesKeyEntrySize, wire.NameEntrySize),
-	}
-	if p.records {
-		kvs = append(kvs, attribute.Int64(wire.KeyGo+wire.GoKeyNamesOffset, int64(gorecord.NamesOffset)))
+	if p.namesListed {
+		kvs = append(kvs, memoryAttributes(wire.KeyNames, wire.NamesName, p.names.Address(), wire.NamesLayout1, names.Capacity, wire.NamesHeaderSize)...)
+		kvs = append(kvs, attribute.Int(wire.KeyNames+wire.NamesKeyEntrySize, wire.NameEntrySize))
+		if p.records {
+			kvs = append(kvs, attribute.Int64(wire.KeyGo+wire.GoKeyNamesOffset, int64(gorecord.NamesOffset)))
+		}
 	}
 	return kvs
 }
 
 // offsets returns an attribute that has the offsets of fields.
-func offsets(key attribute.Key, fields []wire.Field) attribute.KeyValue {
+func offsets(key string, fields []wire.Field) attribute.KeyValue {
 	var kvs []attribute.KeyValue
 	for _, f := range fields {
 		kvs = append(kvs, attribute.Int64(f.Name, int64(f.Offset)))
 	}
-	return attribute.KeyValue{Key: key, Value: attribute.MapValue(kvs...)}
+	return attribute.KeyValue{Key: attribute.Key(key), Value: attribute.MapValue(kvs...)}
 }
 
 // goAttributes describe what is known of the Go runtime.

@@ -93,8 +93,8 @@ func (a Attachment) Detach() {
 		return
 	}
 	c.at = a.before
-	if c.at.ref != 0 && !a.p.cells.Live(c.at.ref) {
-		a.p.outward(&c.at, c.Goid)
+	if !a.p.cells.Live(c.at.ref) {
+		a.p.outward(&c.at, 0, c.Goid)
 	}
 	a.p.show(&c, a.p.attributes(&c.at), 0)
 }
@@ -127,7 +127,7 @@ func Do(ctx context.Context, labels pprof.LabelSet, fn func(context.Context)) {
 func DialContext(dial func(ctx context.Context, network, address string) (net.Conn, error)) func(ctx context.Context, network, address string) (net.Conn, error) {
 	return func(ctx context.Context, network, address string) (net.Conn, error) {
 		if p := active.Load(); p != nil {
-			goid := p.runtime.GoroutineID()
+			goid := p.runtime.Goroutine().Goid
 			_, own := p.positions.Load(goid)
 			if a := Attach(context.Background()); own || goid != 0 && p.cells.IsOf(a.before.ref, goid) { //nolint:contextcheck // what it is in is to be nothing
 				defer a.Detach()

@@ -469,7 +469,7 @@ func TestTooManyAttributeKeys(t *testing.T) {
 		told.Add(1)
 		assert.NoError(t, s.p.AddAttributeKeys("still more"))
 	}))
-	s.p.toldRefused.Store(false)
+	s.p.refusedKeys.Store(0)
 	require.NoError(t, s.p.AddAttributeKeys("one more"))
 	assert.EqualValues(t, 1, told.Load())
 	// Names that make the process context too large are an error, and change nothing.

@@ -119,6 +119,18 @@ func serve(t testing.TB, opts ...Option) *service {
 	return observe(t, p, tp)
 }
 
+// withRuntime replaces what is known of the Go runtime, for tests of what is
+// refused.
+func withRuntime(r *goruntime.Runtime) Option {
+	return optionFunc(func(c *config) { c.runtime = r })
+}
+
+// withHeap has slots and cells in memory that no other process finds, where the race
+// detector watches them.
+func withHeap() Option {
+	return optionFunc(func(c *config) { c.heap = true })
+}
+
 // observe returns a process that traces with tp, of which p is a processor.
 func observe(t testing.TB, p *SpanProcessor, tp trace.TracerProvider) *service {
 	t.Helper()

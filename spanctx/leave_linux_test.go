@@ -74,7 +74,7 @@ func TestSharedSlot(t *testing.T) {
 				apart(func() {
 					_, span := s.root()
 					var n cells.Span
-					require.True(t, s.p.cells.Load(s.p.cells.Find(sdkspan.Of(span.SpanContext()).Key), &n))
+					require.True(t, s.p.cells.Load(s.p.cells.Find(sdkspan.Of(span.SpanContext())), &n))
 					assert.Zero(t, n.Enclosing)
 					span.End()
 					s.assertShows(t, nil, nil)
@@ -192,7 +192,7 @@ func TestSpansOfGoroutinesThatAreGone(t *testing.T) {
 				ctx, request := s.root()
 				_, query := s.start(ctx)
 				leak(3000)
-				assert.NotZero(t, s.p.cells.Find(sdkspan.Of(request.SpanContext()).Key))
+				assert.NotZero(t, s.p.cells.Find(sdkspan.Of(request.SpanContext())))
 				query.End()
 				s.assertShows(t, request, request)
 				request.End()
@@ -245,7 +245,7 @@ func TestGoroutinesWithoutIDs(t *testing.T) {
 // date.
 func TestThreadSlotLeftBehind(t *testing.T) {
 	s := serve(t, WithGoroutineRecord(false), WithGoroutineSlots(false))
-	find := func(span trace.Span) cells.Ref { return s.p.cells.Find(sdkspan.Of(span.SpanContext()).Key) }
+	find := func(span trace.Span) cells.Ref { return s.p.cells.Find(sdkspan.Of(span.SpanContext())) }
 	onThread := func(ref cells.Ref) bool {
 		return readCell(t, s.p.cells.Address(), uint64(ref)).tid == uint32(syscall.Gettid())
 	}

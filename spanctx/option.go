@@ -13,6 +13,7 @@ import (
 
 	"github.com/otelctx/otelctx/internal/environment"
 	"github.com/otelctx/otelctx/internal/goruntime"
+	"github.com/otelctx/otelctx/internal/ring"
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
@@ -38,27 +39,21 @@ type config struct {
 	labels   Labels
 	keys     []attribute.Key
 	// space is that of slots for attributes, negative if it was not chosen.
-	space   int
+	space int
+	// runtime is nil for what calibration finds out.
 	runtime *goruntime.Runtime
 	heap    bool
 	// profileIDs sets the attribute profileIDKey of spans.
 	profileIDs bool
-	// enabled is nil for what the environment says.
-	enabled *bool
+	// enabled is for [ForProvider] alone.
+	enabled bool
 }
 
-const (
-	// defaultSpace makes slots of 256 bytes.
-	defaultSpace = 192
-	maxSpace     = wire.MaxThreadContextRecord - wire.ThreadContextRecordSize
-
-	defaultCapacity = 65536
-	// maxCapacity bounds the size of a ring, which is address space.
-	maxCapacity = 1 << 24
-)
+// defaultSpace makes slots of 256 bytes.
+const defaultSpace = 192
 
 func newConfig(opts []Option) config {
-	c := config{capacity: defaultCapacity, space: -1}
+	c := config{capacity: ring.DefaultCapacity, space: -1, enabled: !environment.SpansDisabled.Bool()}
 	c = c.fromEnvironment()
 	for _, o := range opts {
 		c = o.apply(c)
@@ -69,9 +64,6 @@ func newConfig(opts []Option) config {
 		if len(c.keys) > 0 {
 			c.space = defaultSpace
 		}
-	}
-	if c.runtime == nil {
-		c.runtime = goruntime.Calibrate()
 	}
 	return c
 }
@@ -85,20 +77,11 @@ func (c config) ownKeys(keys []attribute.Key) []attribute.Key {
 }
 
 func (c config) check() error {
-	if !validCapacity(c.capacity) {
-		return fmt.Errorf("capacity %d is not a power of two up to %d", c.capacity, maxCapacity)
-	}
-	if !validSpace(c.space) {
-		return fmt.Errorf("attribute space of %d bytes, at most %d", c.space, maxSpace)
-	}
 	if c.labels < LabelsUntilEnd || c.labels > LabelsHidden {
 		return fmt.Errorf("labels %d are none of the four choices", c.labels)
 	}
-	return nil
+	return ring.Check(c.capacity, c.space)
 }
-
-func validCapacity(n int) bool { return n >= 1 && n <= maxCapacity && n&(n-1) == 0 }
-func validSpace(n int) bool    { return n >= 0 && n <= maxSpace }
 
 // The names of the carriers, in the environment and in [SpanProcessor.Carriers].
 const (
@@ -127,10 +110,10 @@ func (c config) fromEnvironment() config {
 			environment.SpanAttributeKeys.Unknown(key)
 		}
 	}
-	if n, ok := environment.SpanAttributeSpace.Int(validSpace); ok {
+	if n, ok := environment.SpanAttributeSpace.Int(func(n int) bool { return ring.Check(1, n) == nil }); ok {
 		c.space = n
 	}
-	if n, ok := environment.SpanCapacity.Int(validCapacity); ok {
+	if n, ok := environment.SpanCapacity.Int(func(n int) bool { return ring.Check(n, 0) == nil }); ok {
 		c.capacity = n
 	}
 	if i, ok := environment.SpanLabels.Choice(labelNames...); ok {
@@ -173,7 +156,7 @@ func (c config) differs(other config) error {
 // WithEnabled decides whether [WithPublishing] publishes spans, and overrides the
 // environment variable OTELCTX_SPANS_DISABLED. [NewSpanProcessor] always publishes.
 func WithEnabled(on bool) Option {
-	return optionFunc(func(c *config) { c.enabled = &on })
+	return optionFunc(func(c *config) { c.enabled = on })
 }
 
 // WithThreadSlots turns the thread slots on, which is the default, or off.
@@ -286,16 +269,4 @@ const (
 // environment variable OTELCTX_SPAN_LABELS says otherwise.
 func WithLabels(l Labels) Option {
 	return optionFunc(func(c *config) { c.labels = l })
-}
-
-// withRuntime replaces what is known of the Go runtime, for tests of what is
-// refused.
-func withRuntime(r *goruntime.Runtime) Option {
-	return optionFunc(func(c *config) { c.runtime = r })
-}
-
-// withHeap has slots and cells in memory that no other process finds, where the race
-// detector watches them.
-func withHeap() Option {
-	return optionFunc(func(c *config) { c.heap = true })
 }

@@ -417,7 +417,7 @@ func beHammer(parent *childproc.Parent) {
 }
 
 func hammerOn(w *worker, h *hammered, helper chan func(), stop *atomic.Bool) {
-	h.goid.Store(goruntime.Calibrate().GoroutineID())
+	h.goid.Store(goruntime.Calibrate().Goroutine().Goid)
 	random := rand.New(rand.NewPCG(4, uint64(w.number)))
 	for !stop.Load() {
 		for _, span := range w.roots() {

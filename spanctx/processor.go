@@ -15,7 +15,6 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 
 	"github.com/otelctx/otelctx/internal/cells"
-	"github.com/otelctx/otelctx/internal/environment"
 	"github.com/otelctx/otelctx/internal/gorecord"
 	"github.com/otelctx/otelctx/internal/goruntime"
 	"github.com/otelctx/otelctx/internal/names"
@@ -32,8 +31,9 @@ var ErrProcessorExists = errors.New("active spans are already published")
 // registered with several TracerProviders; the first of them that is shut down ends it. With
 // [ForProvider] it is the last. It is safe for concurrent use.
 type SpanProcessor struct {
-	runtime *goruntime.Runtime
-	cells   *cells.Table
+	config
+
+	cells *cells.Table
 	// listed is whether other processes find the cells, namesListed whether they find names.
 	listed, namesListed bool
 	known               known
@@ -43,9 +43,7 @@ type SpanProcessor struct {
 	records             bool
 	// names are those of spans; nil if they are not published.
 	names   *names.Table
-	labels  Labels
 	profile ownProfile
-	config  config
 	// keys are those of the attributes that are published with spans; nil is none. They
 	// change with building held.
 	keys atomic.Pointer[scope.KeyMap]
@@ -53,8 +51,6 @@ type SpanProcessor struct {
 	refused error
 
 	refusedKeys atomic.Int64
-	// toldRefused is whether the first of them have been reported.
-	toldRefused atomic.Bool
 
 	stopped atomic.Bool
 	// users is how many providers share it; building guards it, and shutdownErr.
@@ -85,7 +81,11 @@ var building sync.Mutex
 // where nothing can be published. Else it names the option that cannot be met, what keeps the
 // advertisement from being published, or the system call that failed.
 func NewSpanProcessor(opts ...Option) (*SpanProcessor, error) {
-	p, refusedKeys, err := newSpanProcessor(newConfig(opts))
+	return newSpanProcessor(newConfig(opts))
+}
+
+func newSpanProcessor(c config) (*SpanProcessor, error) {
+	p, refusedKeys, err := build(c)
 	if err != nil {
 		return nil, fmt.Errorf("publish active spans: %w", err)
 	}
@@ -93,7 +93,8 @@ func NewSpanProcessor(opts ...Option) (*SpanProcessor, error) {
 	return p, nil
 }
 
-func newSpanProcessor(c config) (_ *SpanProcessor, refusedKeys int, err error) {
+// build returns a SpanProcessor that is active, and how many of the keys it has no room for.
+func build(c config) (_ *SpanProcessor, refusedKeys int, err error) {
 	building.Lock()
 	defer building.Unlock()
 	if active.Load() != nil {
@@ -105,14 +106,17 @@ func newSpanProcessor(c config) (_ *SpanProcessor, refusedKeys int, err error) {
 	if err := c.check(); err != nil {
 		return nil, 0, err
 	}
-	p := &SpanProcessor{runtime: c.runtime, positions: new(ring.Positions), labels: c.labels, config: c, users: 1}
+	if c.runtime == nil {
+		c.runtime = goruntime.Calibrate()
+	}
+	p := &SpanProcessor{config: c, positions: new(ring.Positions), users: 1}
 	keys, refusedKeys := p.keys.Load().Append(c.keys...)
 	p.keys.Store(keys)
 	p.openCarriers()
 	if p.threads == nil && p.goroutines == nil && !p.records {
 		return nil, 0, errors.Join(errors.New("no carrier is on"), p.refused)
 	}
-	if p.cells, err = cells.New(cells.Options{Spare: p.isShown, Hide: p.hide, Evict: p.evict, Heap: c.heap}); err != nil {
+	if p.cells, err = cells.New(cells.Options{Spare: p.isShown, Evict: p.evict, Heap: c.heap}); err != nil {
 		p.off("list of live spans is", err)
 	}
 	p.listed = err == nil
@@ -122,7 +126,7 @@ func newSpanProcessor(c config) (_ *SpanProcessor, refusedKeys int, err error) {
 		p.namesListed = err == nil
 	}
 	p.known = newKnown(p.records)
-	if err := p.advertise(); err != nil {
+	if err := resourcepublisher.SetAttributes(p.advertisement()...); err != nil {
 		return nil, 0, errors.Join(err, p.closeMemory())
 	}
 	active.Store(p)
@@ -134,21 +138,21 @@ func newSpanProcessor(c config) (_ *SpanProcessor, refusedKeys int, err error) {
 func (p *SpanProcessor) openCarriers() {
 	var err error
 	c := p.config
+	at := ring.Config{Layout: wire.RingLayout2, Capacity: c.capacity, AttributeSpace: c.space, Heap: c.heap}
+	if c.goroutineSlots {
+		if _, err = c.runtime.Offset(goruntime.GGoid); err == nil {
+			at.Index = wire.RingByGoroutine
+			p.goroutines, err = ring.New(at)
+		}
+		p.off("goroutine slots are", err)
+	}
 	if c.threadSlots {
-		at := ring.Config{Name: wire.ThreadRingName, Layout: wire.RingLayout2, Index: wire.RingByThread, Capacity: c.capacity, AttributeSpace: c.space, Heap: c.heap}
+		at.Index = wire.RingByThread
 		if c.layout1 {
-			at.Name, at.Layout, at.AttributeSpace = wire.RingName1, wire.RingLayout1, 0
+			at.Layout, at.AttributeSpace = wire.RingLayout1, 0
 		}
 		p.threads, err = ring.New(at)
 		p.off("thread slots are", err)
-	}
-	if c.goroutineSlots {
-		if _, err = c.runtime.Offset(goruntime.GGoid); err == nil {
-			p.goroutines, err = ring.New(ring.Config{
-				Name: wire.GoroutineRingName, Layout: wire.RingLayout2, Index: wire.RingByGoroutine, Capacity: c.capacity, AttributeSpace: c.space, Heap: c.heap,
-			})
-		}
-		p.off("goroutine slots are", err)
 	}
 	if c.goroutineRecord {
 		err = gorecord.Available(c.runtime)
@@ -204,11 +208,12 @@ func WithPublishing(opts ...Option) sdktrace.TracerProviderOption {
 // nil; [WithEnabled] overrides that. The package's documentation has the variables that
 // choose what is published, which options override.
 func ForProvider(opts ...Option) *SpanProcessor {
-	if !isEnabled(opts) {
+	c := newConfig(opts)
+	if !c.enabled {
 		return nil
 	}
 	for {
-		p, err := NewSpanProcessor(opts...)
+		p, err := newSpanProcessor(c)
 		if errors.Is(err, ErrProcessorExists) {
 			if p, err = share(opts); p == nil {
 				continue // It has gone meanwhile.
@@ -239,20 +244,7 @@ func share(opts []Option) (*SpanProcessor, error) {
 	for _, o := range opts {
 		asked = o.apply(asked)
 	}
-	return p, errors.Join(p.config.differs(asked), p.AddAttributeKeys(asked.keys[len(p.config.keys):]...))
-}
-
-// isEnabled reports whether spans are to be published, as options say, or if they do not
-// the environment.
-func isEnabled(opts []Option) bool {
-	var c config
-	for _, o := range opts {
-		c = o.apply(c)
-	}
-	if c.enabled != nil {
-		return *c.enabled
-	}
-	return !environment.SpansDisabled.Bool()
+	return p, errors.Join(p.differs(asked), p.AddAttributeKeys(asked.keys[len(p.config.keys):]...))
 }
 
 // Err returns why carriers that were asked for are off, all reasons joined, or nil.
@@ -290,7 +282,7 @@ func (p *SpanProcessor) addKeys(keys []attribute.Key) (refused int, err error) {
 	if p.stopped.Load() {
 		return 0, nil
 	}
-	more, refused := p.keys.Load().Append(p.config.ownKeys(keys)...)
+	more, refused := p.keys.Load().Append(p.ownKeys(keys)...)
 	if more != p.keys.Load() {
 		if err := resourcepublisher.SetAttributes(keyMapAttribute(more)); err != nil {
 			return 0, err
@@ -302,11 +294,7 @@ func (p *SpanProcessor) addKeys(keys []attribute.Key) (refused int, err error) {
 
 // refuse counts keys for which there is no room, and reports the first ones.
 func (p *SpanProcessor) refuse(keys int) {
-	if keys == 0 {
-		return
-	}
-	p.refusedKeys.Add(int64(keys))
-	if !p.toldRefused.Swap(true) {
+	if keys != 0 && p.refusedKeys.Add(int64(keys)) == int64(keys) {
 		otel.Handle(fmt.Errorf("publish attribute keys: %d of them are refused, there are %d already", keys, scope.MaxKeys))
 	}
 }
@@ -352,12 +340,7 @@ func (p *SpanProcessor) Shutdown(context.Context) error {
 	// stopped. So either it sees that, or the span is seen here.
 	p.stopped.Store(true)
 	err := p.withdrawAdvertisement()
-	p.cells.All(func(r cells.Ref) {
-		p.hide(r)
-		if p.cells.End(r) {
-			p.evict(r)
-		}
-	})
+	p.cells.All(func(r cells.Ref) { p.evict(r) })
 	p.shutdownErr = errors.Join(err, p.closeMemory())
 	active.CompareAndSwap(p, nil)
 	return p.shutdownErr
@@ -365,11 +348,5 @@ func (p *SpanProcessor) Shutdown(context.Context) error {
 
 // closeMemory has readers not find the rings and the cells any more.
 func (p *SpanProcessor) closeMemory() error {
-	errs := []error{p.cells.Close(), p.names.Close()}
-	for _, r := range []*ring.Ring{p.threads, p.goroutines} {
-		if r != nil {
-			errs = append(errs, r.Close())
-		}
-	}
-	return errors.Join(errs...)
+	return errors.Join(p.cells.Close(), p.names.Close(), p.threads.Close(), p.goroutines.Close())
 }

@@ -157,7 +157,7 @@ func TestProfileAskedOnceForOldSpans(t *testing.T) {
 	before := time.Now()
 	asked := map[uint64]bool{}
 	for range 1000 {
-		o.running(uint64(before.Add(-time.Hour).UnixNano()))
+		o.running(before.Add(-time.Hour))
 		asked[o.asked.Load()] = true
 	}
 	assert.LessOrEqual(t, len(asked), int(time.Since(before)/time.Duration(askEvery))+1)

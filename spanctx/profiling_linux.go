@@ -25,10 +25,10 @@ const (
 	writing = uint64(3 * time.Second)
 )
 
-// running reports whether labels are to be kept. ended is when the span ended, in
-// nanoseconds since 1970, as the span says.
-func (o *ownProfile) running(ended uint64) bool {
-	last, now := o.asked.Load(), ended
+// running reports whether labels are to be kept. ended is when the span ended, as the span
+// says.
+func (o *ownProfile) running(ended time.Time) bool {
+	last, now := o.asked.Load(), uint64(ended.UnixNano())
 	if now-last >= askEvery {
 		now = uint64(time.Now().UnixNano()) // Spans may say any time. Only the clock's counts.
 	}

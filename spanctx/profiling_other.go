@@ -5,9 +5,11 @@
 
 package spanctx
 
+import "time"
+
 // ownProfile is what there is without carriers.
 type ownProfile struct{}
 
-func (*ownProfile) running(uint64) bool { return true }
+func (*ownProfile) running(time.Time) bool { return true }
 
 func (*ownProfile) wasRunning() bool { return true }

@@ -359,7 +359,7 @@ func TestEnvironmentChooses(t *testing.T) {
 			"64", "613", func(c config) any { return c.space }, 0, 64, WithAttributeSpace(32), 32,
 		},
 		"OTELCTX_SPAN_CAPACITY": {
-			"1024", "1000", func(c config) any { return c.capacity }, defaultCapacity, 1024, WithCapacity(64), 64,
+			"1024", "1000", func(c config) any { return c.capacity }, ring.DefaultCapacity, 1024, WithCapacity(64), 64,
 		},
 		"OTELCTX_SPAN_LABELS": {
 			"hidden", "gone", func(c config) any { return c.labels }, LabelsUntilEnd, LabelsHidden, WithLabels(LabelsKept), LabelsKept,

@@ -6,7 +6,6 @@ package spanctx
 import (
 	"context"
 	"sync/atomic"
-	"time"
 
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 
@@ -101,7 +100,7 @@ func (p *SpanProcessor) locateThread(c *caller) {
 		if c.user, c.installed = gorecord.User(); c.installed != nil {
 			c.at.atRecord(c.installed)
 		}
-	} else if ref, _ := p.positions.Load(uint64(p.runtime.ThreadID())); ref != 0 {
+	} else if ref, _ := p.positions.Load(uint64(p.runtime.Self().TID)); ref != 0 {
 		p.at(&c.at, ref, 0)
 	}
 	c.from = c.at.ref
@@ -119,23 +118,18 @@ func (p *SpanProcessor) moved(self *goruntime.Self, ref cells.Ref) {
 // locateLive is like locate. If the span is over, it sets c to the nearest live span around it.
 func (p *SpanProcessor) locateLive(c *caller) {
 	p.locate(c)
-	if c.at.ref != 0 && !p.cells.Live(c.at.ref) {
-		p.outward(&c.at, c.Goid)
+	if !p.cells.Live(c.at.ref) {
+		p.outward(&c.at, 0, c.Goid)
 	}
 }
 
-// outward moves a position to the nearest live span around its own, or to none.
-func (p *SpanProcessor) outward(at *position, goid uint64) {
-	if outer := at.record.Outer(); outer != nil && p.cells.Live(outer.Ref()) {
+// outward moves a position to the nearest live span around its own, from the i-th on, or to
+// none.
+func (p *SpanProcessor) outward(at *position, i int, goid uint64) {
+	if outer := at.record.Outer(); i == 0 && outer != nil && p.cells.Live(outer.Ref()) {
 		at.atRecord(outer)
 		return
 	}
-	p.nearest(at, 0, goid)
-}
-
-// nearest moves a position to the first live span around its own, from the i-th on, or to
-// none.
-func (p *SpanProcessor) nearest(at *position, i int, goid uint64) {
 	for ; i < len(at.around) && at.around[i] != 0; i++ {
 		if p.cells.Live(at.around[i]) {
 			p.step(at, i, goid)
@@ -166,12 +160,12 @@ func (p *SpanProcessor) leave(at *position, span cells.Ref, goid uint64) (in boo
 	for range maxDepth {
 		if at.ref == span {
 			in, to = true, *at
-			p.outward(&to, goid)
+			p.outward(&to, 0, goid)
 		}
 		for i := range at.around {
 			if at.around[i] == span {
 				in, to = true, *at
-				p.nearest(&to, i+1, goid)
+				p.outward(&to, i+1, goid)
 			}
 		}
 		if at.around[0] == 0 {
@@ -200,7 +194,7 @@ func (p *SpanProcessor) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
 	if n.SpanID == 0 {
 		return // It is over: a processor before this one has ended it.
 	}
-	if p.config.profileIDs {
+	if p.profileIDs {
 		s.SetAttributes(profileIDKey.String(s.SpanContext().SpanID().String()))
 	}
 	var c caller
@@ -276,10 +270,10 @@ func (p *SpanProcessor) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
 // endLate ends a span that started while Shutdown ran. Shutdown may have missed the span and
 // replaced the memory of its cell. So endLate ends the record, whatever the cell says.
 func (p *SpanProcessor) endLate(ref cells.Ref, record *gorecord.Record) {
-	if p.cells.End(ref) {
+	if ref != 0 {
 		p.evict(ref)
 	}
-	record.End(p.withdrawsEvicted())
+	record.End(p.withdraws(p.profile.wasRunning()))
 }
 
 // follow gives a span that starts the local root of its parent, if the parent is local. It
@@ -307,11 +301,11 @@ func (p *SpanProcessor) follow(ctx context.Context, s sdktrace.ReadWriteSpan, ch
 //go:noinline
 func (p *SpanProcessor) followEnded(ctx context.Context, k sdkspan.Key, child *cells.Span) {
 	parent, ok := sdkspan.FromContext(ctx).(sdktrace.ReadOnlySpan)
-	if !ok || sdkspan.Of(parent.SpanContext()).Key != k {
+	if !ok || sdkspan.Of(parent.SpanContext()) != k {
 		return
 	}
 	if up := parent.Parent(); up.IsValid() && !up.IsRemote() {
-		child.LocalRootSpanID, child.Endpoint = p.cells.LocalRoot(p.cells.Find(sdkspan.Of(up).Key))
+		child.LocalRootSpanID, child.Endpoint = p.cells.LocalRoot(p.cells.Find(sdkspan.Of(up)))
 		return
 	}
 	child.LocalRootSpanID = k.SpanID
@@ -351,14 +345,14 @@ func (p *SpanProcessor) OnEnd(s sdktrace.ReadOnlySpan) {
 	}
 	in := here
 	if here && c.at.record == base {
-		p.outward(&c.at, c.Goid)
+		p.outward(&c.at, 0, c.Goid)
 	} else {
 		// If the goroutine is lost, it may be in a span that it has started: then it is in nothing
 		// from now on.
 		in = p.leave(&c.at, ref, c.Goid) || c.lost && own
 	}
 	if base != nil {
-		base.End(p.withdrawsLabels(end))
+		base.End(p.withdraws(p.profile.running(end)))
 	}
 	var warm cells.Ref
 	if here && own {
@@ -372,37 +366,29 @@ func (p *SpanProcessor) OnEnd(s sdktrace.ReadOnlySpan) {
 	p.cells.Free(ref)
 }
 
-// withdrawsLabels reports whether the labels of a span that has ended are withdrawn.
-func (p *SpanProcessor) withdrawsLabels(end time.Time) bool {
-	if p.labels == LabelsUntilEnd {
-		return !raceEnabled && !p.profile.running(uint64(end.UnixNano()))
-	}
-	return p.labels != LabelsKept
+// withdraws reports whether the labels of a span that is over are withdrawn, given whether the
+// process takes a CPU profile of itself.
+func (p *SpanProcessor) withdraws(profiled bool) bool {
+	return p.labels != LabelsKept && (p.labels != LabelsUntilEnd || !raceEnabled && !profiled)
 }
 
-// hide takes back the record of a span that is about to be evicted. Its End, which finds the
-// span over from then on, may return before evict is called. It may be called while pinned.
-func (p *SpanProcessor) hide(ref cells.Ref) {
-	record := p.known.record(ref)
-	withdraw := p.withdrawsEvicted()
+// evict ends a live span to make room, or since all ends, and takes its record back. It reports
+// whether it did, or somebody else was first. Nothing is shown in its stead: it is another
+// goroutine's. It may be called while pinned.
+func (p *SpanProcessor) evict(ref cells.Ref) bool {
+	record, withdraw := p.known.record(ref), p.withdraws(p.profile.wasRunning())
+	// The span's own End finds it over from then on and may return before this does. So the
+	// record is taken back first. A variant that is added from now on finds it ended. One that was
+	// added before is found the second time.
 	record.End(withdraw)
-	// A variant that is added from now on finds the record ended. One that was added
-	// before is found here.
 	p.cells.Barrier(ref)
 	record.End(withdraw)
-}
-
-// evict forgets a span that was ended to make room, or since all has ended, and takes its
-// record back. Nothing is shown in its stead: it is another goroutine's. It may be called
-// while pinned.
-func (p *SpanProcessor) evict(ref cells.Ref) {
-	p.known.record(ref).End(p.withdrawsEvicted())
+	if !p.cells.End(ref) {
+		return false
+	}
+	p.known.record(ref).End(withdraw)
 	p.known.drop(ref)
-}
-
-// withdrawsEvicted is withdrawsLabels for a span that is evicted.
-func (p *SpanProcessor) withdrawsEvicted() bool {
-	return p.labels == LabelsWithdrawn || p.labels == LabelsUntilEnd && !raceEnabled && !p.profile.wasRunning()
+	return true
 }
 
 // isShown reports whether the goroutine that has started a span still runs and was shown in it

@@ -36,7 +36,7 @@ func Attach(ctx context.Context) Attachment {
 	if i.off() {
 		return Attachment{}
 	}
-	a := Attachment{i: i, goid: i.runtime.GoroutineID(), span: i.find(ctx)}
+	a := Attachment{i: i, goid: i.runtime.Goroutine().Goid, span: i.find(ctx)}
 	a.before, _ = i.position(a.goid)
 	i.guests.add(a.span, 1)
 	i.goTo(a.span, a.goid)
@@ -51,7 +51,7 @@ func (a Attachment) Detach() {
 	if a.i == nil {
 		return
 	}
-	if !a.i.off() && a.i.runtime.GoroutineID() == a.goid {
+	if !a.i.off() && a.i.runtime.Goroutine().Goid == a.goid {
 		a.i.goTo(a.before, a.goid)
 	}
 	a.i.guests.add(a.span, -1)
@@ -69,7 +69,7 @@ func Refresh(ctx context.Context) {
 	if i.off() {
 		return
 	}
-	goid := i.runtime.GoroutineID()
+	goid := i.runtime.Goroutine().Goid
 	at, _ := i.position(goid)
 	if i.find(ctx) != 0 {
 		i.goTo(at, goid)

@@ -62,15 +62,14 @@ func TestAttach(t *testing.T) {
 		"here":      func() { root.End() },
 		"evicted": func() {
 			r := s.table.Find(idOf(root))
-			require.True(t, s.table.End(r))
-			s.evicted(r)
+			require.True(t, s.displace(r))
 			s.table.Free(r)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			locked(func() {
 				ctx, root = s.tracer.Start(t.Context(), "root")
-				self := s.runtime.GoroutineID()
+				self := s.runtime.Goroutine().Goid
 				locked(func() {
 					a := Attach(ctx)
 					s.shownHere(root)
@@ -140,7 +139,7 @@ func TestEndWhileGoroutinesAttach(t *testing.T) {
 func TestRefresh(t *testing.T) {
 	s := newService(t)
 	locked(func() {
-		self := s.runtime.GoroutineID()
+		self := s.runtime.Goroutine().Goid
 		ctx, root := s.tracer.Start(t.Context(), "root")
 		_, child := s.tracer.Start(ctx, "child")
 		moved := func() {

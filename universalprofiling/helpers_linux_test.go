@@ -241,7 +241,7 @@ func serviceResource(kvs ...attribute.KeyValue) *resource.Resource {
 // shownHere checks what the calling goroutine, which has its thread to itself, shows.
 func (s *service) shownHere(span trace.Span) {
 	s.t.Helper()
-	s.shownBy(s.runtime.GoroutineID(), span)
+	s.shownBy(s.runtime.Goroutine().Goid, span)
 }
 
 // shownBy checks what a goroutine shows that has its thread to itself.
@@ -262,7 +262,7 @@ func (s *service) transactionOf(span trace.Span) uint64 {
 	return n.LocalRootSpanID
 }
 
-func idOf(span trace.Span) sdkspan.Key { return sdkspan.Of(span.SpanContext()).Key }
+func idOf(span trace.Span) sdkspan.Key { return sdkspan.Of(span.SpanContext()) }
 
 var errReason = errors.New("the reason")
 

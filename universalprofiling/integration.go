@@ -154,7 +154,7 @@ func newIntegration(s settings) (_ *Integration, err error) {
 	i := &Integration{
 		settings: s, runtime: s.runtime, received: make(chan struct{}), users: 1, roots: newRoots(),
 	}
-	if i.table, err = cells.New(cells.Options{Spare: i.isShown, Evict: i.evicted, Heap: true}); err != nil {
+	if i.table, err = cells.New(cells.Options{Spare: i.isShown, Evict: i.displace, Heap: true}); err != nil {
 		return nil, err
 	}
 	i.correlations.start(i.table, s)
@@ -327,7 +327,7 @@ func (i *Integration) rootOfEnded(ctx context.Context, k sdkspan.Key) uint64 {
 		if isTransaction(s) {
 			return k.SpanID
 		}
-		if root, _ := i.table.LocalRoot(i.table.Find(sdkspan.Of(s.Parent()).Key)); root != 0 {
+		if root, _ := i.table.LocalRoot(i.table.Find(sdkspan.Of(s.Parent()))); root != 0 {
 			return root
 		}
 	}
@@ -423,10 +423,15 @@ func (i *Integration) evict(ref cells.Ref) {
 	}
 }
 
-// evicted is evict for a span that was ended to make room.
-func (i *Integration) evicted(ref cells.Ref) {
+// displace ends a span to make room for another one, and clears the records that show it. It reports
+// whether it did, or somebody else was first. It may be called while pinned.
+func (i *Integration) displace(ref cells.Ref) bool {
+	if !i.table.End(ref) {
+		return false
+	}
 	i.correlations.counters.evicted.Add(1)
 	i.evict(ref)
+	return true
 }
 
 // OnEnd makes the span be over. If the calling goroutine is in it, it goes back to the
@@ -438,7 +443,7 @@ func (i *Integration) OnEnd(s sdktrace.ReadOnlySpan) {
 		return
 	}
 	k, traceFlags, _ := sdkspan.Ended(s)
-	goid := i.runtime.GoroutineID()
+	goid := i.runtime.Goroutine().Goid
 	shown, _ := i.records.Shown(goid)
 	ref := cells.Ref(shown)
 	if !i.table.Is(ref, k) {

@@ -154,7 +154,7 @@ func TestWhatAGoroutineShows(t *testing.T) {
 func TestEndOnAnotherGoroutine(t *testing.T) {
 	s := newService(t)
 	locked(func() {
-		self := s.runtime.GoroutineID()
+		self := s.runtime.Goroutine().Goid
 		ctx, root := s.tracer.Start(t.Context(), "root")
 		_, child := s.tracer.Start(ctx, "child")
 		s.shownHere(child)
@@ -295,12 +295,12 @@ func TestGoroutinesThatShareAHome(t *testing.T) {
 	const homes = 1 << 16
 	s := newService(t)
 	locked(func() {
-		self := s.runtime.GoroutineID()
+		self := s.runtime.Goroutine().Goid
 		ctx, root := s.tracer.Start(t.Context(), "root")
 		var others trace.Span
 		for found := make(chan bool); others == nil; <-found {
 			go locked(func() {
-				if id := s.runtime.GoroutineID(); id != self && (id-self)%homes == 0 {
+				if id := s.runtime.Goroutine().Goid; id != self && (id-self)%homes == 0 {
 					others = s.start("other's")
 				}
 				found <- true

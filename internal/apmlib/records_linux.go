@@ -252,13 +252,13 @@ func (r *Records) home(goid uint64) *home { return &r.memory[goid&r.homeMask] }
 // enter gives the calling thread a record, or one that it is on meanwhile.
 func (r *Records) enter() error {
 	for range attempts {
-		tid := r.runtime.ThreadID()
+		tid := r.runtime.Self().TID
 		place, err := r.take(tid)
 		if err != nil {
 			return err
 		}
 		goruntime.Pin()
-		if r.runtime.ThreadID() != tid || atomic.LoadUint32(&r.at(place).TID) != tid {
+		if r.runtime.Self().TID != tid || atomic.LoadUint32(&r.at(place).TID) != tid {
 			goruntime.Unpin()
 			continue
 		}

@@ -61,7 +61,7 @@ func random() *Span {
 }
 
 // self returns the calling goroutine's id.
-func (r *Records) self() uint64 { return r.runtime.GoroutineID() }
+func (r *Records) self() uint64 { return r.runtime.Goroutine().Goid }
 
 // placeOf returns the record that the calling goroutine has stored to last.
 func (r *Records) placeOf() Place { return Place(r.home(r.self()).place) }

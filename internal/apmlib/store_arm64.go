@@ -26,7 +26,7 @@ func store(r *Records, s *Span) (place, old, goid uint64) {
 	if at >= r.size || at%wire.ProfilingThreadSize != 0 {
 		return 0, 0, 0
 	}
-	goid = r.runtime.GoroutineID()
+	goid = r.runtime.Goroutine().Goid
 	place = at/wire.ProfilingThreadSize + 1
 	t := r.at(Place(place))
 	state := uint64(uint32(atomic.LoadUint64(stateOf(t)))+1) | wire.ProfilingVersionBit

@@ -4,6 +4,7 @@
 package cells
 
 import (
+	"errors"
 	"fmt"
 	"runtime"
 	"sync/atomic"
@@ -65,8 +66,8 @@ type Table struct {
 	// base is the version that a cell without one counts from.
 	base uint64
 
-	spare       func(Ref, uint64, uintptr) bool
-	hide, evict func(Ref)
+	spare func(Ref, uint64, uintptr) bool
+	evict func(Ref) bool
 }
 
 // generations is the highest version of any table that was closed. Goroutines may still
@@ -94,13 +95,14 @@ const (
 // Options are how a table works with what shows its spans.
 type Options struct {
 	// Spare reports whether the goroutine with an id and g, which has started the span, still
-	// shows it. Hide takes back what shows a span without asking its cell, just before the
-	// span is ended to make room. A goroutine that then finds the span over need not take it back.
-	// Evict takes back the rest, once the span is over. All are called while the caller is
-	// pinned, and may be nil but for Evict.
+	// shows it.
 	Spare func(r Ref, goid uint64, g uintptr) bool
-	Hide  func(Ref)
-	Evict func(Ref)
+	// Evict ends a live span to make room, by [Table.End], and takes back what shows it. It reports
+	// whether it did, or somebody else was first. A goroutine that ends the span itself finds it
+	// over. So what shows the span without asking its cell is taken back before.
+	//
+	// Both are called while the caller is pinned.
+	Evict func(Ref) bool
 	// Heap has the cells in memory that no other process finds.
 	Heap bool
 }
@@ -109,34 +111,19 @@ type Options struct {
 // the same, but no other process finds it: err says why.
 func New(o Options) (t *Table, err error) {
 	t = &Table{
-		spare: o.Spare, hide: o.Hide, evict: o.Evict, shared: newSharedIndex(), base: generations.Load(),
+		spare: o.Spare, evict: o.Evict, shared: newSharedIndex(), base: generations.Load(),
 		locals: make([]local, max(runtime.GOMAXPROCS(0), runtime.NumCPU())), limit: Capacity,
 	}
 	t.free.init(Capacity)
-	const size = wire.SpansHeaderSize + Capacity*wire.CellSize
-	memory := []byte(nil)
-	if !o.Heap {
-		if t.region, err = vma.New(wire.SpansName, size); err != nil {
-			err = fmt.Errorf("span table: %w", err)
-		} else {
-			memory = t.region.Bytes()
-		}
-	}
-	if memory == nil {
-		memory = make([]byte, size)
-	}
-	header, all := wire.SpansIn(memory)
+	t.region, err = vma.NewOrHeap(wire.SpansName, wire.SpansHeaderSize+Capacity*wire.CellSize, o.Heap)
+	header, all := wire.SpansIn(t.region.Bytes())
 	t.header, t.cells = header, (*[Capacity]wire.Cell)(all)
 	t.header.Layout = wire.SpansLayout1
 	t.header.Capacity = Capacity
 	t.header.CellSize = wire.CellSize
 	t.header.HeaderSize = wire.SpansHeaderSize
-	if t.region != nil {
-		// Store the magic number last: readers look for it.
-		atomic.StoreUint32(&t.header.Magic, wire.SpansMagic)
-		if announced := t.region.Announce(); announced != nil {
-			err = fmt.Errorf("span table: %w", announced)
-		}
+	if err = errors.Join(err, t.region.Publish(wire.SpansMagic)); err != nil {
+		err = fmt.Errorf("span table: %w", err)
 	}
 	return t, err
 }
@@ -154,11 +141,7 @@ func (t *Table) Close() error {
 	highest = (highest + lateGenerations) &^ (wire.RefGeneration - 1)
 	for last := generations.Load(); last < highest && !generations.CompareAndSwap(last, highest); last = generations.Load() {
 	}
-	if t.region == nil {
-		return nil
-	}
-	atomic.StoreUint32(&t.header.Magic, 0)
-	if err := t.region.Retire(); err != nil {
+	if err := t.region.Withdraw(); err != nil {
 		return fmt.Errorf("span table: close: %w", err)
 	}
 	return nil
@@ -348,9 +331,7 @@ func (t *Table) Free(r Ref) {
 
 // closed reports whether the memory of the table has been replaced, or is about to be: then it
 // does not tell which cells are used.
-func (t *Table) closed() bool {
-	return t.region != nil && atomic.LoadUint32(&t.header.Magic) == 0
-}
+func (t *Table) closed() bool { return atomic.LoadUint32(&t.header.Magic) == 0 }
 
 // checkOver checks that a span is over whose cell is given back, for the first time.
 func (t *Table) checkOver(r Ref) {

@@ -125,21 +125,18 @@ func TestLateStartAndEnd(t *testing.T) {
 	}
 }
 
-// A span that is evicted is hidden first, while it is live. If it ends meanwhile, it is not
-// evicted.
-func TestHiddenBeforeEvicted(t *testing.T) {
+// A span that ends when it is just to be evicted does not give its cell twice.
+func TestEndedMeanwhileIsNotEvicted(t *testing.T) {
 	var table *Table
-	var hidden, evicted []Ref
+	var asked []Ref
 	endsMeanwhile := false
-	table, err := New(Options{Heap: true, Hide: func(r Ref) {
+	table, err := New(Options{Heap: true, Spare: spareNone, Evict: func(r Ref) bool {
 		assert.True(t, table.Live(r))
-		hidden = append(hidden, r)
+		asked = append(asked, r)
 		if endsMeanwhile {
 			assert.True(t, table.End(r))
 		}
-	}, Evict: func(r Ref) {
-		assert.False(t, table.Live(r))
-		evicted = append(evicted, r)
+		return table.End(r)
 	}})
 	require.NoError(t, err)
 	r := table.start()
@@ -148,14 +145,12 @@ func TestHiddenBeforeEvicted(t *testing.T) {
 	next := table.start()
 	require.NotZero(t, next)
 	assert.Equal(t, r.Index(), next.Index())
-	assert.Equal(t, []Ref{r}, hidden)
-	assert.Equal(t, []Ref{r}, evicted)
+	assert.Equal(t, []Ref{r}, asked)
 
 	endsMeanwhile = true
 	table.hand.Store(^uint32(0) - ways + 1)
 	assert.Zero(t, table.start())
-	assert.Equal(t, []Ref{r, next}, hidden)
-	assert.Equal(t, []Ref{r}, evicted)
+	assert.Equal(t, []Ref{r, next}, asked)
 }
 
 // The cell of a span that ended elsewhere describes it while many other spans start and end.
@@ -496,7 +491,8 @@ func TestLoadUnderFire(t *testing.T) {
 
 // startAndEnd is a child that starts and ends spans all the while.
 func startAndEnd(p *childproc.Parent) {
-	table, err := New(Options{Evict: func(Ref) {}})
+	var table *Table
+	table, err := New(Options{Spare: spareNone, Evict: func(r Ref) bool { return table.End(r) }})
 	p.Must(err)
 	limit, ok := p.Receive()
 	if !ok {
@@ -606,7 +602,7 @@ func TestWithoutMemory(t *testing.T) {
 	var table *Table
 	err := resources.WithoutDescriptors(func() error {
 		var err error
-		table, err = New(Options{Evict: func(Ref) {}})
+		table, err = New(Options{Spare: spareNone, Evict: func(Ref) bool { return false }})
 		return err
 	})
 	if err != nil { // the kernel does not name anonymous memory

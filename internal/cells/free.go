@@ -96,23 +96,11 @@ func (t *Table) displace() (uint32, bool) {
 		if least&shown != 0 && attempt < displaceAttempts-1 {
 			continue // If all eight are shown there may be others that are not.
 		}
-		if t.makeWay(victim) {
+		if victim != 0 && t.evict(victim) {
 			return victim.Index(), true
 		}
 	}
 	return 0, false
-}
-
-// makeWay evicts a span, and reports whether this call ended it.
-func (t *Table) makeWay(r Ref) bool {
-	if t.hide != nil && r != 0 {
-		t.hide(r)
-	}
-	if !t.End(r) {
-		return false
-	}
-	t.evict(r)
-	return true
 }
 
 // shown in an age makes the span the last to be evicted.
@@ -123,7 +111,7 @@ const shown = 1 << 63
 func (t *Table) age(r Ref) uint64 {
 	c := t.cell(r)
 	age := atomic.LoadUint64(&c.Start) &^ shown
-	if t.spare != nil && t.spare(r, atomic.LoadUint64(&c.Goid), uintptr(atomic.LoadUint64(&c.G))) {
+	if t.spare(r, atomic.LoadUint64(&c.Goid), uintptr(atomic.LoadUint64(&c.G))) {
 		age |= shown
 	}
 	return age

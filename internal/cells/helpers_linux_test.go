@@ -43,6 +43,8 @@ func (e *evicted) all(t testing.TB) map[Ref]bool {
 	return all
 }
 
+func spareNone(Ref, uint64, uintptr) bool { return false }
+
 // newTable returns a table that is closed when the test ends, and what it evicts. Spare
 // may be nil.
 func newTable(t testing.TB, heap bool, spare func(Ref, uint64, uintptr) bool) (*Table, *evicted) {
@@ -51,7 +53,17 @@ func newTable(t testing.TB, heap bool, spare func(Ref, uint64, uintptr) bool) (*
 		t.Skip("nothing can be mapped on this platform")
 	}
 	e := new(evicted)
-	table, err := New(Options{Heap: heap, Spare: spare, Evict: e.add})
+	if spare == nil {
+		spare = spareNone
+	}
+	var table *Table
+	table, err := New(Options{Heap: heap, Spare: spare, Evict: func(r Ref) bool {
+		ended := table.End(r)
+		if ended {
+			e.add(r)
+		}
+		return ended
+	}})
 	require.NoError(t, err)
 	t.Cleanup(func() { assert.NoError(t, table.Close()) })
 	return table, e

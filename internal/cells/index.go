@@ -66,7 +66,7 @@ func (t *Table) share(r Ref, id uint64) {
 				oldest, least = i, age
 			}
 		}
-		if old := Ref(b[oldest].Load()); t.makeWay(old) {
+		if old := Ref(b[oldest].Load()); old != 0 && t.evict(old) {
 			t.free.push(old.Index())
 		}
 	}

@@ -24,8 +24,6 @@ type Attributes struct {
 	encoded []byte
 	// labels are those attributes that are labels too, in their order.
 	labels []goruntime.Label
-	// short is labels, if those are few.
-	short [shortLabels]goruntime.Label
 }
 
 const (
@@ -59,7 +57,6 @@ func NewAttributes(attributes []Attribute) *Attributes {
 	kept := make([]byte, len(a.encoded), max(shortAttributes, len(a.encoded)))
 	copy(kept, a.encoded)
 	a.encoded = kept
-	copy(a.short[:], a.labels)
 	return a
 }
 

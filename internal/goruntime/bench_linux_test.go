@@ -33,16 +33,16 @@ func BenchmarkThreadID(b *testing.B) {
 	r := calibrated(b)
 	refused := r.Without(errTest)
 	compare(b, map[string]func(){
-		"source=memory":  func() { r.ThreadID() },
+		"source=memory":  func() { r.Self() },
 		"source=gettid":  func() { unix.Gettid() },
-		"source=refused": func() { refused.ThreadID() },
+		"source=refused": func() { refused.Self() },
 	})
 }
 
 func BenchmarkGoroutineID(b *testing.B) {
 	r := calibrated(b)
 	compare(b, map[string]func(){
-		"source=memory": func() { r.GoroutineID() },
+		"source=memory": func() { r.Goroutine() },
 		"source=stack":  func() { _, _ = stackGoid() },
 	})
 }

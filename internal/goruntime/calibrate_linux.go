@@ -226,7 +226,8 @@ func (c *calibrator) observe() {
 	slots := c.slots[:c.peekTLS(tlsFirst(), c.slots[:])]
 	Unpin()
 
-	if c.refused = c.err(); c.refused != nil {
+	if c.failed != 0 {
+		c.refused = fmt.Errorf("pipe: %w", c.failed)
 		return
 	}
 	if !slices.Contains(c.tids, tid) {

@@ -117,7 +117,7 @@ func trueGoid(t testing.TB) uint64 {
 func checkSelf(t testing.TB, r *Runtime) (tid uint32) {
 	goid := trueGoid(t)
 	Pin()
-	self, thread, g := r.Self(), r.ThreadID(), r.GoroutineID()
+	self, thread, g := r.Self(), r.Self().TID, r.Goroutine().Goid
 	tid = uint32(unix.Gettid()) // x/sys makes it a raw system call
 	Unpin()
 	if self.Goid != goid || self.TID != tid || self.M == 0 || thread != tid || g != goid {
@@ -397,14 +397,13 @@ func TestNoAllocations(t *testing.T) {
 	defer SetLabels(old)
 	partial := r.Without(errTest, MProcid)
 	for name, f := range map[string]func(){
-		"Pin":         func() { Pin(); Unpin() },
-		"Self":        func() { r.Self() },
-		"Self, part":  func() { partial.Self() },
-		"ThreadID":    func() { r.ThreadID() },
-		"GoroutineID": func() { r.GoroutineID() },
-		"Labels":      func() { Labels() },
-		"SetLabels":   func() { SetLabels(unsafe.Pointer(labels)) },
-		"Calibrate":   func() { Calibrate() },
+		"Pin":        func() { Pin(); Unpin() },
+		"Self":       func() { r.Self() },
+		"Self, part": func() { partial.Self() },
+		"Goroutine":  func() { r.Goroutine() },
+		"Labels":     func() { Labels() },
+		"SetLabels":  func() { SetLabels(unsafe.Pointer(labels)) },
+		"Calibrate":  func() { Calibrate() },
 	} {
 		assert.Zero(t, testing.AllocsPerRun(100, f), name)
 	}
@@ -439,8 +438,8 @@ func TestPartial(t *testing.T) {
 				want.M = whole.Self().M
 			}
 			assert.Equal(t, want, r.Self())
-			assert.Equal(t, want.TID, r.ThreadID())
-			assert.Equal(t, want.Goid, r.GoroutineID())
+			assert.Equal(t, want.TID, r.Self().TID)
+			assert.Equal(t, want.Goid, r.Goroutine().Goid)
 			assert.Equal(t, tc.fromMemory, r.procid != 0)
 		})
 	}
@@ -473,14 +472,14 @@ func TestPeek(t *testing.T) {
 	}
 	assert.Equal(t, uintptr(1), p.word(begin))
 	assert.Zero(t, p.word(end))
-	require.NoError(t, p.err())
+	require.Zero(t, p.failed)
 
 	_, err = unix.Write(p.w, []byte("out of step"))
 	require.NoError(t, err)
 	require.NoError(t, unix.Close(p.r))
 	p.r = -1
 	assert.Zero(t, p.peek(begin, dst[:1]))
-	assert.ErrorIs(t, p.err(), unix.EPIPE)
+	assert.Equal(t, unix.EPIPE, p.failed)
 	assert.Zero(t, p.word(begin), "and stays broken")
 }
 

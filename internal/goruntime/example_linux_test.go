@@ -18,8 +18,8 @@ func ExampleCalibrate() {
 	fmt.Println("unknown:", unknown)
 
 	other := make(chan uint64)
-	go func() { other <- known.GoroutineID() }()
-	fmt.Println("another goroutine:", <-other != known.GoroutineID())
+	go func() { other <- known.Goroutine().Goid }()
+	fmt.Println("another goroutine:", <-other != known.Goroutine().Goid)
 	// Output:
 	// unknown: <nil>
 	// another goroutine: true

@@ -44,19 +44,15 @@ func (f Fact) String() string {
 // Facts returns all facts.
 func Facts() []Fact { return []Fact{GM, GGoid, GLabels, MProcid, MCurg, TLSG, LabelList} }
 
-var errNotCalibrated = errors.New("goruntime: not calibrated")
-
 // A Runtime is what is known of the Go runtime that this process runs on. It never changes once it exists, so that all
-// its methods may be called by any goroutine at any time, without locks. The zero Runtime knows nothing and serves
-// through the fallbacks.
+// its methods may be called by any goroutine at any time, without locks. [Calibrate] returns it.
 type Runtime struct {
 	// The offsets of the hot path, apart from the report below so that they share a cache line. 0 means refused: neither
 	// structure has any of these fields first. They come from a calibration or from nowhere: loads through them are what
 	// makes a wrong one dangerous.
 	gm, goid, procid uintptr
 
-	calibrated bool
-	facts      [numFacts]fact
+	facts [numFacts]fact
 }
 
 type fact struct {
@@ -91,7 +87,7 @@ func newRuntime(facts [numFacts]fact) *Runtime {
 		}
 		return uintptr(facts[f].offset)
 	}
-	return &Runtime{gm: at(GM), goid: at(GGoid), procid: at(MProcid), calibrated: true, facts: facts}
+	return &Runtime{gm: at(GM), goid: at(GGoid), procid: at(MProcid), facts: facts}
 }
 
 // Offset returns where f is, or why that is not known.
@@ -99,17 +95,11 @@ func (r *Runtime) Offset(f Fact) (int64, error) {
 	if f >= numFacts {
 		return 0, fmt.Errorf("goruntime: no such fact: %v", f)
 	}
-	if !r.calibrated {
-		return 0, errNotCalibrated
-	}
 	return r.facts[f].offset, r.facts[f].err
 }
 
 // Err returns why facts were refused, all reasons joined, or nil if every fact is known.
 func (r *Runtime) Err() error {
-	if !r.calibrated {
-		return errNotCalibrated
-	}
 	var errs []error
 	for i := range r.facts {
 		errs = append(errs, r.facts[i].err)
@@ -126,11 +116,6 @@ func (r *Runtime) Without(reason error, facts ...Fact) *Runtime {
 		facts = Facts()
 	}
 	known := r.facts
-	for f := range numFacts {
-		if !r.calibrated {
-			known[f] = fact{err: errNotCalibrated}
-		}
-	}
 	for _, f := range facts {
 		if f < numFacts {
 			known[f] = fact{err: fmt.Errorf("goruntime: %v: %w", f, reason)}
@@ -205,31 +190,4 @@ func (r *Runtime) partialRenew(s *Self) {
 		s.M = *(*uintptr)(unsafe.Add(s.G, r.gm))
 	}
 	s.TID = gettid()
-}
-
-// ThreadID returns the id of the running thread, as gettid would: through memory if calibration allowed it, else by that
-// system call. Unless pinned, the goroutine may already be on another thread when it returns. Sound for the reasons given
-// at [Runtime.Goroutine].
-//
-// It is nosplit since to look whether there is stack for its few words is a tenth of what it takes.
-//
-//go:norace
-//go:nosplit
-func (r *Runtime) ThreadID() uint32 {
-	if r.procid == 0 {
-		return gettid()
-	}
-	m := *(*unsafe.Pointer)(unsafe.Add(getg(), r.gm))
-	return uint32(*(*uint64)(unsafe.Add(m, r.procid)))
-}
-
-// GoroutineID returns the id of the running goroutine, or 0 if its place is not known. Ids are never reused and start at
-// 1. Sound for the reasons given at [Runtime.Goroutine].
-//
-//go:norace
-func (r *Runtime) GoroutineID() uint64 {
-	if r.goid == 0 {
-		return 0
-	}
-	return *(*uint64)(unsafe.Add(getg(), r.goid))
 }

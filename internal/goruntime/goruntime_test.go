@@ -33,24 +33,6 @@ func TestUnsupported(t *testing.T) {
 	}
 }
 
-func TestZeroRuntime(t *testing.T) {
-	t.Parallel()
-	var r Runtime
-	require.ErrorIs(t, r.Err(), errNotCalibrated)
-	for _, f := range Facts() {
-		_, err := r.Offset(f)
-		assert.ErrorIs(t, err, errNotCalibrated, f)
-	}
-	assert.Zero(t, r.GoroutineID())
-	assert.Zero(t, r.Self().M)
-
-	some := r.Without(errTest, GLabels)
-	_, err := some.Offset(GLabels)
-	assert.ErrorIs(t, err, errTest)
-	_, err = some.Offset(GGoid)
-	assert.ErrorIs(t, err, errNotCalibrated, "refusing one fact must not make the others known")
-}
-
 // Each partial result, made by taking facts away, must leave the others as they were.
 func TestWithout(t *testing.T) {
 	t.Parallel()

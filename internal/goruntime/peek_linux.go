@@ -6,7 +6,6 @@
 package goruntime
 
 import (
-	"errors"
 	"fmt"
 	"unsafe"
 
@@ -27,9 +26,8 @@ type peeker struct {
 	r, w int
 	one  [1]uintptr
 
-	// Once the pipe is out of step nothing is read any more.
-	broken bool
-	errno  unix.Errno // why, or 0 if fewer bytes went through than were there
+	// failed is why nothing is read any more, as the pipe is out of step; 0 if it is not.
+	failed unix.Errno
 }
 
 func newPeeker() (*peeker, error) {
@@ -53,7 +51,7 @@ func (p *peeker) close() {
 // detector or checkptr what it points at. dst is converted in the call itself, which keeps it alive
 // and in place.
 func (p *peeker) peek(addr uintptr, dst []uintptr) int {
-	if addr%wordSize != 0 || p.broken {
+	if addr%wordSize != 0 || p.failed != 0 {
 		return 0
 	}
 	done := 0
@@ -68,24 +66,16 @@ func (p *peeker) peek(addr uintptr, dst []uintptr) int {
 		if errno == 0 && n == size {
 			n, _, errno = unix.RawSyscall(unix.SYS_READ, uintptr(p.r), uintptr(unsafe.Pointer(&dst[done])), size)
 		}
-		if errno != 0 || n != size {
-			p.broken, p.errno = true, errno
+		if errno == 0 && n != size {
+			errno = unix.EIO // There was room, and then as many bytes.
+		}
+		if errno != 0 {
+			p.failed = errno
 			break
 		}
 		done += int(size / wordSize)
 	}
 	return done
-}
-
-// err returns why nothing is read any more, or nil.
-func (p *peeker) err() error {
-	if !p.broken {
-		return nil
-	}
-	if p.errno == 0 {
-		return errors.New("pipe: short write or read")
-	}
-	return fmt.Errorf("pipe: %w", p.errno)
 }
 
 // word returns the word at addr, or 0 if there is none.

@@ -4,6 +4,7 @@
 package names
 
 import (
+	"errors"
 	"fmt"
 	"hash/maphash"
 	"strings"
@@ -46,50 +47,29 @@ type Table struct {
 // process finds, for tests.
 func New(heap bool) (t *Table, err error) {
 	t = &Table{seed: maphash.Bytes(maphash.MakeSeed(), nil) | 1}
-	const size = wire.NamesHeaderSize + Capacity*wire.NameEntrySize
-	var memory []byte
-	if !heap {
-		if t.region, err = vma.New(wire.NamesName, size); err != nil {
-			err = fmt.Errorf("name table: %w", err)
-		} else {
-			memory = t.region.Bytes()
-		}
-	}
-	if memory == nil {
-		memory = make([]byte, size)
-	}
-	t.header, t.entries = wire.NamesIn(memory)
+	t.region, err = vma.NewOrHeap(wire.NamesName, wire.NamesHeaderSize+Capacity*wire.NameEntrySize, heap)
+	t.header, t.entries = wire.NamesIn(t.region.Bytes())
 	t.header.Layout = wire.NamesLayout1
 	t.header.Capacity = Capacity
 	t.header.EntrySize = wire.NameEntrySize
 	t.header.HeaderSize = wire.NamesHeaderSize
 	atomic.StoreUint32(&t.header.Used, 1) // the empty one
 	t.used.Store(1)
-	if t.region != nil {
-		// Last, for it is what readers look for.
-		atomic.StoreUint32(&t.header.Magic, wire.NamesMagic)
-		if announced := t.region.Announce(); announced != nil {
-			err = fmt.Errorf("name table: %w", announced)
-		}
+	if err = errors.Join(err, t.region.Publish(wire.NamesMagic)); err != nil {
+		err = fmt.Errorf("name table: %w", err)
 	}
 	return t, err
 }
 
-// Address returns where the table's header is, 0 if other processes cannot find it.
-func (t *Table) Address() uint64 {
-	if t.region == nil {
-		return 0
-	}
-	return t.region.Address()
-}
+// Address returns where the table's header is.
+func (t *Table) Address() uint64 { return t.region.Address() }
 
 // Close has other processes not find the table any more. Names keep their numbers.
 func (t *Table) Close() error {
-	if t == nil || t.region == nil {
+	if t == nil {
 		return nil
 	}
-	atomic.StoreUint32(&t.header.Magic, 0)
-	if err := t.region.Retire(); err != nil {
+	if err := t.region.Withdraw(); err != nil {
 		return fmt.Errorf("name table: close: %w", err)
 	}
 	return nil

@@ -49,10 +49,12 @@ func newRing(t testing.TB, c Config) *Ring {
 }
 
 // slots returns the memory of the slots, and bytes that of one.
-func (r *Ring) slots() []byte { return r.memory[r.layout.HeaderSize:] }
+func (r *Ring) slots() []byte {
+	return r.region.Bytes()[r.layout.HeaderSize:][:r.layout.Capacity*r.layout.SlotSize]
+}
 
 func (r *Ring) bytes(n int) []byte {
-	return r.memory[r.layout.HeaderSize+n*r.layout.SlotSize:][:r.layout.SlotSize]
+	return r.slots()[n*r.layout.SlotSize:][:r.layout.SlotSize]
 }
 
 // randomize fills the slots with what no writer would leave, but for in_use, and what

@@ -31,8 +31,27 @@ type Span struct {
 	Attributes []byte
 }
 
-// Config says how a ring is laid out.
+// Bounds of a ring, and the capacity of rings for which none is chosen.
+const (
+	DefaultCapacity = 65536
+	MaxCapacity     = 1 << 24 // a ring is address space
+	MaxSpace        = wire.MaxThreadContextRecord - wire.ThreadContextRecordSize
+)
+
+// Check returns what is wrong with a capacity or with room for attributes, or nil.
+func Check(capacity, attributeSpace int) error {
+	if capacity < 1 || capacity > MaxCapacity || capacity&(capacity-1) != 0 {
+		return fmt.Errorf("capacity %d is not a power of two up to %d", capacity, MaxCapacity)
+	}
+	if attributeSpace < 0 || attributeSpace > MaxSpace {
+		return fmt.Errorf("attribute space of %d bytes, at most %d", attributeSpace, MaxSpace)
+	}
+	return nil
+}
+
+// Config says how a ring is laid out. [Check] has accepted it.
 type Config struct {
+	// Name is that of the mapping; "" is what readers look for.
 	Name     string
 	Capacity int // a power of two
 	Layout   int
@@ -62,7 +81,6 @@ type Ring struct {
 	layout Layout
 
 	mu     sync.Mutex
-	memory []byte // not nil, and written to, as long as the ring is not closed
 	region *vma.Region
 }
 
@@ -73,6 +91,16 @@ type Ring struct {
 // The error names the system call that failed; then nothing is left behind.
 func New(c Config) (*Ring, error) {
 	r := &Ring{layout1: c.Layout == wire.RingLayout1, claimed: wire.SlotInUse}
+	if c.Name == "" {
+		switch {
+		case r.layout1:
+			c.Name = wire.RingName1
+		case c.Index == wire.RingByGoroutine:
+			c.Name = wire.GoroutineRingName
+		default:
+			c.Name = wire.ThreadRingName
+		}
+	}
 	l := Layout{Name: c.Name, Layout: c.Layout, Capacity: c.Capacity, HeaderSize: wire.RingHeaderSize2, SlotSize: wire.SlotSize2}
 	allocate := vma.New
 	if r.layout1 {
@@ -86,17 +114,15 @@ func New(c Config) (*Ring, error) {
 		r.attributes = l.SlotSize - wire.SlotAttributes
 	}
 	size := l.HeaderSize + c.Capacity*l.SlotSize
+	var err error
 	if c.Heap {
 		// Room behind the last slot of layout 1, which is looked at as one of layout 2.
-		r.memory = make([]byte, size, size+wire.SlotSize2)
-	} else {
-		region, err := allocate(c.Name, size)
-		if err != nil {
-			return nil, err
-		}
-		r.region, r.memory = region, region.Bytes()
+		r.region = vma.NewHeap(size + wire.SlotSize2)
+	} else if r.region, err = allocate(c.Name, size); err != nil {
+		return nil, err
 	}
-	header := wire.RingHeaderIn(r.memory)
+	memory := r.region.Bytes()
+	header := wire.RingHeaderIn(memory)
 	header.Layout = uint32(c.Layout)
 	header.Capacity = uint32(c.Capacity)
 	header.SlotSize = uint32(l.SlotSize)
@@ -104,17 +130,13 @@ func New(c Config) (*Ring, error) {
 		header.HeaderSize = uint32(l.HeaderSize)
 		header.Index = uint32(c.Index)
 	}
-	// Store the magic number last: readers look for it.
-	atomic.StoreUint32(&header.Magic, wire.RingMagic)
-	if r.region != nil {
-		if err := r.region.Announce(); err != nil {
-			return nil, errors.Join(err, r.region.Close())
-		}
+	if err := r.region.Publish(wire.RingMagic); err != nil {
+		return nil, errors.Join(err, r.region.Close())
 	}
-	r.base = unsafe.Pointer(unsafe.SliceData(r.memory[l.HeaderSize:]))
+	l.Address = r.region.Address()
+	r.base = unsafe.Pointer(unsafe.SliceData(memory[l.HeaderSize:]))
 	r.mask = uint64(c.Capacity - 1)
 	r.shift = uint64(bits.TrailingZeros(uint(l.SlotSize)))
-	l.Address = uint64(uintptr(unsafe.Pointer(unsafe.SliceData(r.memory))))
 	r.layout = l
 	return r, nil
 }
@@ -125,20 +147,14 @@ func (r *Ring) Layout() Layout { return r.layout }
 // Close withdraws the ring: readers no longer find it. Its addresses stay mapped, to memory
 // without a name, so that a writer that comes late still has somewhere to write. Closing
 // again does nothing. The error names the system call that failed: then the mapping is
-// still there, but to readers it is no ring any more.
+// still there, but to readers it is no ring any more. It does nothing if r is nil.
 func (r *Ring) Close() error {
+	if r == nil {
+		return nil
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.memory == nil {
-		return nil
-	}
-	// Readers reject the ring from here on, even if its mapping cannot be replaced.
-	atomic.StoreUint32(&wire.RingHeaderIn(r.memory).Magic, 0)
-	r.memory = nil
-	if r.region == nil {
-		return nil
-	}
-	if err := r.region.Retire(); err != nil {
+	if err := r.region.Withdraw(); err != nil {
 		return fmt.Errorf("close: %w", err)
 	}
 	return nil

@@ -160,7 +160,7 @@ func TestGolden(t *testing.T) {
 		r.bytes(1)[0x18] = 1
 		s := Span{0x0123456789abcdef, 0xfedcba9876543210, 0x1122334455667788, 0x0099aabbccddee02, 1, []byte("\x00\x03GET")}
 		r.store(4, &s, &goruntime.Self{Goid: 12345, M: 0xc02345e000, TID: 1234})
-		assert.Equal(t, want, r.memory, file)
+		assert.Equal(t, want, r.region.Bytes()[:len(want)], file)
 	}
 }
 

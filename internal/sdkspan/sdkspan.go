@@ -15,28 +15,17 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// ID is what a SpanContext says of a span. The zero ID is none.
-type ID struct {
-	Key
-
-	TraceFlags uint8
-	Remote     bool
-}
-
-// Key identifies a span: W3C's identifiers read as big-endian numbers.
+// Key identifies a span: W3C's identifiers read as big-endian numbers. The zero Key is none.
 type Key struct{ TraceIDHigh, TraceIDLow, SpanID uint64 }
 
-// Of returns the identifiers of sc.
-func Of(sc trace.SpanContext) ID {
-	traceID, spanID := sc.TraceID(), sc.SpanID()
-	return ID{
-		Key: Key{
-			TraceIDHigh: binary.BigEndian.Uint64(traceID[:8]),
-			TraceIDLow:  binary.BigEndian.Uint64(traceID[8:]),
-			SpanID:      binary.BigEndian.Uint64(spanID[:]),
-		},
-		TraceFlags: byte(sc.TraceFlags()),
-		Remote:     sc.IsRemote(),
+// Of returns what identifies the span that sc is of.
+func Of(sc trace.SpanContext) Key { return keyOf(sc.TraceID(), sc.SpanID()) }
+
+func keyOf(traceID trace.TraceID, spanID trace.SpanID) Key {
+	return Key{
+		TraceIDHigh: binary.BigEndian.Uint64(traceID[:8]),
+		TraceIDLow:  binary.BigEndian.Uint64(traceID[8:]),
+		SpanID:      binary.BigEndian.Uint64(spanID[:]),
 	}
 }
 
@@ -58,7 +47,7 @@ func Local(ctx context.Context) (k Key, ok bool) {
 		return Key{}, false
 	}
 	sc := s.SpanContext()
-	return Of(sc).Key, sc.HasTraceID() && !sc.IsRemote()
+	return Of(sc), sc.HasTraceID() && !sc.IsRemote()
 }
 
 // spanKey is the key of the span in a context. It is what the API asks a context for.
@@ -107,8 +96,8 @@ func startedOther(s sdktrace.ReadWriteSpan, table unsafe.Pointer) (k Key, traceF
 	if !s.EndTime().IsZero() {
 		return Key{}, 0, false, 0
 	}
-	id := Of(s.SpanContext())
-	return id.Key, id.TraceFlags, s.Parent().HasSpanID(), uint64(s.StartTime().UnixNano())
+	sc := s.SpanContext()
+	return Of(sc), byte(sc.TraceFlags()), s.Parent().HasSpanID(), uint64(s.StartTime().UnixNano())
 }
 
 // Parent returns what identifies the parent of such a span, zero if it has none, and whether
@@ -124,8 +113,8 @@ func Parent(s sdktrace.ReadWriteSpan) (k Key, remote bool) {
 
 //go:noinline
 func otherParent(s sdktrace.ReadWriteSpan) (k Key, remote bool) {
-	id := Of(s.Parent())
-	return id.Key, id.Remote
+	sc := s.Parent()
+	return Of(sc), sc.IsRemote()
 }
 
 // Ended returns what identifies a span that a processor is told of by OnEnd, its trace flags
@@ -142,8 +131,8 @@ func Ended(s sdktrace.ReadOnlySpan) (k Key, traceFlags uint8, end time.Time) {
 //go:noinline
 func endedOther(s sdktrace.ReadOnlySpan, table unsafe.Pointer) (k Key, traceFlags uint8, end time.Time) {
 	learn(&ended, s, table)
-	id := Of(s.SpanContext())
-	return id.Key, id.TraceFlags, s.EndTime()
+	sc := s.SpanContext()
+	return Of(sc), byte(sc.TraceFlags()), s.EndTime()
 }
 
 // value is how a variable of an interface type that has methods is laid out. Its first
@@ -197,14 +186,7 @@ func sameFields(a, b reflect.Type) bool {
 	return same
 }
 
-// key returns what identifies the span that sc is of.
-func (sc *spanContext) key() Key {
-	return Key{
-		TraceIDHigh: binary.BigEndian.Uint64(sc.traceID[:8]),
-		TraceIDLow:  binary.BigEndian.Uint64(sc.traceID[8:]),
-		SpanID:      binary.BigEndian.Uint64(sc.spanID[:]),
-	}
-}
+func (sc *spanContext) key() Key { return keyOf(sc.traceID, sc.spanID) }
 
 // learn notes where a span that has this table keeps what is read of it. It does so only
 // for a pointer to one of the SDK's structs with fields for that. What it reads there must
@@ -223,8 +205,7 @@ func learn(to *atomic.Pointer[layout], span sdktrace.ReadOnlySpan, table unsafe.
 		return
 	}
 	v := (*value)(unsafe.Pointer(&span)) // its table is another one, its value is the same
-	own, parent := Of(span.SpanContext()), Of(span.Parent())
-	if v.spanContext(l.spanContext).key() == own.Key && v.spanContext(l.parent).key() == parent.Key &&
+	if v.spanContext(l.spanContext).key() == Of(span.SpanContext()) && v.spanContext(l.parent).key() == Of(span.Parent()) &&
 		v.time(l.start).Equal(span.StartTime()) && v.time(l.end).Equal(span.EndTime()) {
 		to.CompareAndSwap(nil, &l)
 	}

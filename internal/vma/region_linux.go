@@ -12,19 +12,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Region is a private, zeroed, readable and writable mapping that a name in
-// /proc/pid/maps leads to and that no forked child inherits.
-//
-// A Region is not safe for concurrent use; its memory is whatever its owner makes
-// of it.
-type Region struct {
-	mem  []byte
-	name string
-	// nameless is why there should be a memfd's name to find the mapping by and is
-	// not; nil if there is or need not be.
-	nameless error
-}
-
 // New maps size bytes, rounded up to whole pages, that [Region.Announce] will make
 // findable as name (at most 79 bytes without '[', ']', '\\', '$', '`': the kernel's
 // rule). Pages that are never touched cost no memory.
@@ -78,7 +65,7 @@ func newRegion(name string, size, fd int) (*Region, error) {
 	// Memory is for the pages that are used, not for the huge ones around them. Not
 	// every kernel has huge pages to refuse.
 	_ = unix.Madvise(mem, unix.MADV_NOHUGEPAGE)
-	return &Region{mem: mem, name: name}, nil
+	return &Region{mem: mem, mapped: true, name: name}, nil
 }
 
 // NewAnonymous is [New] without a memfd. Unless the kernel can name mappings, readers
@@ -110,15 +97,6 @@ func memfd(name string, size int) (int, error) {
 		return -1, fmt.Errorf("ftruncate memfd: %w", err)
 	}
 	return fd, nil
-}
-
-// Bytes returns the mapped memory, page-aligned. It must not be touched after
-// [Region.Close].
-func (r *Region) Bytes() []byte { return r.mem }
-
-// Address returns where in this process the memory starts.
-func (r *Region) Address() uint64 {
-	return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(r.mem))))
 }
 
 // Announce asks the kernel to name the mapping. It always asks, also where it is known

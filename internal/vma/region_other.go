@@ -10,9 +10,6 @@ import (
 	"fmt"
 )
 
-// Region cannot be made on this platform.
-type Region struct{}
-
 // New returns an error that wraps [errors.ErrUnsupported].
 func New(string, int) (*Region, error) {
 	return nil, fmt.Errorf("vma.New: %w", errors.ErrUnsupported)
@@ -22,12 +19,6 @@ func New(string, int) (*Region, error) {
 func NewAnonymous(string, int) (*Region, error) {
 	return nil, fmt.Errorf("vma.NewAnonymous: %w", errors.ErrUnsupported)
 }
-
-// Bytes returns nil.
-func (*Region) Bytes() []byte { return nil }
-
-// Address returns 0.
-func (*Region) Address() uint64 { return 0 }
 
 // Announce returns an error that wraps [errors.ErrUnsupported].
 func (*Region) Announce() error {

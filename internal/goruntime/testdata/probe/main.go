@@ -167,7 +167,7 @@ func (c *checker) self() {
 	goruntime.Pin()
 	self := c.rt.Self()
 	tid, _, _ := unix.RawSyscall(unix.SYS_GETTID, 0, 0, 0)
-	again := c.rt.ThreadID()
+	again := c.rt.Self().TID
 	goruntime.Unpin()
 
 	c.mu.Lock()
@@ -177,7 +177,7 @@ func (c *checker) self() {
 	c.equal("thread id alone", again, uint32(tid))
 	if c.known(goruntime.GGoid) {
 		c.equal("goroutine id", self.Goid, goid)
-		c.equal("goroutine id alone", c.rt.GoroutineID(), goid)
+		c.equal("goroutine id alone", c.rt.Goroutine().Goid, goid)
 	} else {
 		c.equal("unknown goroutine id", self.Goid, uint64(0))
 	}
@@ -203,7 +203,7 @@ func (c *checker) labels() {
 		c.equal("label pointer", goruntime.Labels(), unsafe.Pointer(rec))
 	}
 	c.mu.Lock() // one profile at a time is enough
-	first := len(c.tids) > 0 && c.rt.ThreadID()%4 == 0
+	first := len(c.tids) > 0 && c.rt.Self().TID%4 == 0
 	c.mu.Unlock()
 	if first {
 		if err := pprof.Lookup("goroutine").WriteTo(&profile, 1); err != nil {
