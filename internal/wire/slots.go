@@ -48,7 +48,7 @@ type RingHeader struct {
 	SlotSize uint32
 	// HeaderSize is where the slots start, counted from the header.
 	HeaderSize uint32
-	// Index is how a slot is found, an [RingIndex] of them.
+	// Index is what a slot's number is taken from: RingByThread or RingByGoroutine.
 	Index uint32
 	_     [8]byte
 }
