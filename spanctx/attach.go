@@ -49,9 +49,9 @@ func Attach(ctx context.Context) Attachment {
 	p.locateLive(&c)
 	a := Attachment{p: p, self: c.Self, before: c.at}
 	p.at(&c.at, p.find(ctx), c.Goid)
-	if c.at.ref != a.before.ref && c.at.around != a.before.inside() {
+	if c.at.ref != a.before.ref && c.at.enclosing != a.before.inside() {
 		p.cells.Disown(c.at.ref, c.Goid) // It goes back to where it was attached.
-		c.at.around = cells.Enclosing{}
+		c.at.enclosing = cells.Enclosing{}
 	}
 	p.rename(ctx, c.at.ref)
 	attributes := p.keys.Load().Of(ctx)

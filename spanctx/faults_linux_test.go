@@ -36,6 +36,6 @@ func TestWithoutMappings(t *testing.T) {
 	assert.Contains(t, said, "record true: ")
 	assert.Contains(t, said, "thread slots are off: ")
 	assert.Contains(t, said, "goroutine slots are off: ")
-	assert.Contains(t, said, "list of live spans is off: ")
+	assert.Contains(t, said, "span table is off: ")
 	assert.NotContains(t, said, "goroutine record")
 }

@@ -117,7 +117,7 @@ func build(c config) (_ *SpanProcessor, refusedKeys int, err error) {
 		return nil, 0, errors.Join(errors.New("no carrier is on"), p.refused)
 	}
 	if p.cells, err = cells.New(cells.Options{Spare: p.isShown, Evict: p.evict, Heap: c.heap}); err != nil {
-		p.off("list of live spans is", err)
+		p.off("span table is", err)
 	}
 	p.listed = err == nil
 	if c.names {

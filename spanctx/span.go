@@ -30,13 +30,13 @@ type position struct {
 	ref cells.Ref
 	// record is the span's as it is shown on this goroutine; nil if there is none at hand.
 	record *gorecord.Record
-	// around are the known spans around that of ref, innermost first.
-	around cells.Enclosing
+	// enclosing are the known spans around that of ref, innermost first.
+	enclosing cells.Enclosing
 }
 
 // inside returns what is around a span that starts at a position.
 func (at *position) inside() cells.Enclosing {
-	return cells.Enclosing{at.ref, at.around[0], at.around[1]}
+	return cells.Enclosing{at.ref, at.enclosing[0], at.enclosing[1]}
 }
 
 // caller is the calling goroutine, and its position.
@@ -58,13 +58,13 @@ type caller struct {
 // the cell names the spans around it.
 func (p *SpanProcessor) at(at *position, ref cells.Ref, goid uint64) {
 	at.ref, at.record = ref, nil
-	p.cells.Around(ref, goid, &at.around)
+	p.cells.LoadEnclosing(ref, goid, &at.enclosing)
 }
 
 // atRecord sets a position to what a record shows.
 func (at *position) atRecord(r *gorecord.Record) {
 	at.ref, at.record = r.Ref(), r
-	r.Around(&at.around)
+	r.LoadEnclosing(&at.enclosing)
 }
 
 // locate sets c to the calling goroutine and what it was shown in last. That span may be over.
@@ -118,7 +118,7 @@ func (p *SpanProcessor) moved(self *goruntime.Self, ref cells.Ref) {
 // locateLive is like locate. If the span is over, it sets c to the nearest live span around it.
 func (p *SpanProcessor) locateLive(c *caller) {
 	p.locate(c)
-	if !p.cells.Live(c.at.ref) {
+	if c.at.ref != 0 && !p.cells.Live(c.at.ref) {
 		p.outward(&c.at, 0, c.Goid)
 	}
 }
@@ -130,8 +130,8 @@ func (p *SpanProcessor) outward(at *position, i int, goid uint64) {
 		at.atRecord(outer)
 		return
 	}
-	for ; i < len(at.around) && at.around[i] != 0; i++ {
-		if p.cells.Live(at.around[i]) {
+	for ; i < len(at.enclosing) && at.enclosing[i] != 0; i++ {
+		if p.cells.Live(at.enclosing[i]) {
 			p.step(at, i, goid)
 			return
 		}
@@ -141,14 +141,14 @@ func (p *SpanProcessor) outward(at *position, i int, goid uint64) {
 
 // step moves a position to the i-th span around its own.
 func (p *SpanProcessor) step(at *position, i int, goid uint64) {
-	at.ref, at.record = at.around[i], nil
+	at.ref, at.record = at.enclosing[i], nil
 	if p.cells.IsOf(at.ref, goid) {
 		p.at(at, at.ref, goid)
 		return
 	}
 	// The cell of another goroutine's span names the spans around that goroutine. Keep the
 	// outer spans of this position.
-	clear(at.around[copy(at.around[:], at.around[i+1:]):])
+	clear(at.enclosing[copy(at.enclosing[:], at.enclosing[i+1:]):])
 }
 
 // leave moves a position out of a span that the goroutine ends, and out of all spans that
@@ -162,13 +162,13 @@ func (p *SpanProcessor) leave(at *position, span cells.Ref, goid uint64) (in boo
 			in, to = true, *at
 			p.outward(&to, 0, goid)
 		}
-		for i := range at.around {
-			if at.around[i] == span {
+		for i := range at.enclosing {
+			if at.enclosing[i] == span {
 				in, to = true, *at
 				p.outward(&to, i+1, goid)
 			}
 		}
-		if at.around[0] == 0 {
+		if at.enclosing[0] == 0 {
 			break
 		}
 		// Loaded once: another goroutine that ends the record's span clears it.
@@ -214,7 +214,7 @@ func (p *SpanProcessor) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
 			c.from = parent
 		}
 	}
-	n.Enclosing[0], n.Enclosing[1], n.Enclosing[2] = c.at.ref, c.at.around[0], c.at.around[1]
+	n.Enclosing[0], n.Enclosing[1], n.Enclosing[2] = c.at.ref, c.at.enclosing[0], c.at.enclosing[1]
 	var attributes *gorecord.Attributes
 	keys := p.keys.Load()
 	if keys != nil {
@@ -444,7 +444,7 @@ func (p *SpanProcessor) install(c *caller, attributes []byte) {
 	at, record := &c.at, c.at.record
 	if at.ref != 0 && (record == nil || record.Ended() || !record.HasLabels(c.user) || p.names != nil && !record.HasNames(p.cells.Names(at.ref))) {
 		if base := p.known.record(at.ref); base != nil {
-			record = p.variant(base, p.keys.Load().Decode(attributes), c.user, record.Outer(), at.around)
+			record = p.variant(base, p.keys.Load().Decode(attributes), c.user, record.Outer(), at.enclosing)
 		}
 	}
 	if at.ref != 0 && record != nil {
@@ -460,11 +460,11 @@ func (p *SpanProcessor) install(c *caller, attributes []byte) {
 // variant returns a record of the span of base for the calling goroutine. The record has
 // the attributes and the user's labels, is inside of an outer record or nil, and has other
 // spans around it.
-func (p *SpanProcessor) variant(base *gorecord.Record, a *gorecord.Attributes, user gorecord.UserLabels, outer *gorecord.Record, around cells.Enclosing) *gorecord.Record {
+func (p *SpanProcessor) variant(base *gorecord.Record, a *gorecord.Attributes, user gorecord.UserLabels, outer *gorecord.Record, enclosing cells.Enclosing) *gorecord.Record {
 	var names gorecord.Names
 	name, endpoint := p.cells.Names(base.Ref())
 	p.names.Set(&names, name, endpoint)
-	record := base.Variant(a, &names, user, outer, around)
+	record := base.Variant(a, &names, user, outer, enclosing)
 	if base.Ended() || !p.cells.Live(base.Ref()) {
 		record.End(p.labels != LabelsKept)
 	}

@@ -62,7 +62,7 @@ func TestAttach(t *testing.T) {
 		"here":      func() { root.End() },
 		"evicted": func() {
 			r := s.table.Find(idOf(root))
-			require.True(t, s.displace(r))
+			require.True(t, s.evict(r))
 			s.table.Free(r)
 		},
 	} {

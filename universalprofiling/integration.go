@@ -154,7 +154,7 @@ func newIntegration(s settings) (_ *Integration, err error) {
 	i := &Integration{
 		settings: s, runtime: s.runtime, received: make(chan struct{}), users: 1, roots: newRoots(),
 	}
-	if i.table, err = cells.New(cells.Options{Spare: i.isShown, Evict: i.displace, Heap: true}); err != nil {
+	if i.table, err = cells.New(cells.Options{Spare: i.isShown, Evict: i.evict, Heap: true}); err != nil {
 		return nil, err
 	}
 	i.correlations.start(i.table, s)
@@ -281,9 +281,9 @@ func (i *Integration) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
 			at = parent
 		}
 	}
-	var around cells.Enclosing
-	i.table.Around(at, goid, &around)
-	n.Enclosing[0], n.Enclosing[1], n.Enclosing[2] = at, around[0], around[1]
+	var enclosing cells.Enclosing
+	i.table.LoadEnclosing(at, goid, &enclosing)
+	n.Enclosing[0], n.Enclosing[1], n.Enclosing[2] = at, enclosing[0], enclosing[1]
 	p := goruntime.Pin()
 	r := i.table.Reserve(p)
 	if r == 0 {
@@ -296,7 +296,7 @@ func (i *Integration) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
 	i.show(r, &n, goid)
 	// Shutdown says so first and then ends all live spans: one of the two sees the other.
 	if i.stopped.Load() && i.table.End(r) {
-		i.evict(r)
+		i.clear(r)
 	}
 }
 
@@ -355,9 +355,9 @@ func (i *Integration) serve(r *resource.Resource) {
 // nearest returns the nearest live span around one that the calling goroutine has started,
 // or 0.
 func (i *Integration) nearest(ref cells.Ref, goid uint64) cells.Ref {
-	var around cells.Enclosing
-	i.table.Around(ref, goid, &around)
-	for _, to := range around {
+	var enclosing cells.Enclosing
+	i.table.LoadEnclosing(ref, goid, &enclosing)
+	for _, to := range enclosing {
 		if i.table.Live(to) {
 			return to
 		}
@@ -412,8 +412,8 @@ func (i *Integration) isShown(ref cells.Ref, goid uint64, g uintptr) bool {
 	return cells.Ref(shown) == ref && i.runtime.Is(g, goid)
 }
 
-// evict clears the records that show a span which is over. It may be called while pinned.
-func (i *Integration) evict(ref cells.Ref) {
+// clear clears the records that show a span which is over. It may be called while pinned.
+func (i *Integration) clear(ref cells.Ref) {
 	var n cells.Span
 	i.table.Load(ref, &n)
 	if i.guests.any(ref) {
@@ -423,14 +423,14 @@ func (i *Integration) evict(ref cells.Ref) {
 	}
 }
 
-// displace ends a span to make room for another one, and clears the records that show it. It reports
+// evict ends a span to make room for another one, and clears the records that show it. It reports
 // whether it did, or somebody else was first. It may be called while pinned.
-func (i *Integration) displace(ref cells.Ref) bool {
+func (i *Integration) evict(ref cells.Ref) bool {
 	if !i.table.End(ref) {
 		return false
 	}
 	i.correlations.counters.evicted.Add(1)
-	i.evict(ref)
+	i.clear(ref)
 	return true
 }
 
@@ -474,7 +474,7 @@ func (i *Integration) OnEnd(s sdktrace.ReadOnlySpan) {
 		return // Somebody else did.
 	}
 	if !in || !i.goTo(to, goid) || i.guests.any(ref) {
-		i.evict(ref)
+		i.clear(ref)
 	}
 	p := goruntime.Pin()
 	again := in && i.table.FreeWarm(p, ref)
@@ -541,7 +541,7 @@ func (i *Integration) Shutdown(ctx context.Context) error {
 		<-i.received
 		i.table.All(func(r cells.Ref) {
 			if i.table.End(r) {
-				i.evict(r)
+				i.clear(r)
 			}
 		})
 		i.shutdownErr = errors.Join(err, i.socket.Close(), i.table.Close())

@@ -261,7 +261,7 @@ func TestEvictedSpans(t *testing.T) {
 	evict := func(span trace.Span) {
 		r := s.table.Find(idOf(span))
 		require.True(t, s.table.End(r))
-		s.evict(r)
+		s.clear(r)
 		s.table.Free(r)
 	}
 	locked(func() {

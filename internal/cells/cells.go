@@ -46,8 +46,8 @@ type Span struct {
 	Name, Endpoint uint16
 }
 
-// names returns what a cell has of names.
-func names(r Ref, name, endpoint uint16) uint64 {
+// packNames returns what a cell has of names.
+func packNames(r Ref, name, endpoint uint16) uint64 {
 	return uint64(name) | uint64(endpoint)<<wire.CellEndpointShift | uint64(r)/wire.RefGeneration<<wire.CellGenerationShift
 }
 
@@ -238,13 +238,13 @@ func (t *Table) Rename(r Ref, name uint16) {
 	}
 	// If the cell is another span's by now, it has another generation. If somebody else has
 	// renamed the span meanwhile, that is as new.
-	atomic.CompareAndSwapUint64(&t.cell(r).Names, names(r, s.Name, s.Endpoint), names(r, name, endpoint))
+	atomic.CompareAndSwapUint64(&t.cell(r).Names, packNames(r, s.Name, s.Endpoint), packNames(r, name, endpoint))
 }
 
-// Around sets e to the spans around one that a goroutine has started. It does so for a
+// LoadEnclosing sets e to the spans around one that a goroutine has started. It does so for a
 // span that is over too, as long as its cell is not used for another one. Else it sets e to
 // zero.
-func (t *Table) Around(r Ref, goid uint64, e *Enclosing) {
+func (t *Table) LoadEnclosing(r Ref, goid uint64, e *Enclosing) {
 	*e = Enclosing{}
 	if r == 0 {
 		return
@@ -285,8 +285,8 @@ func (t *Table) Commit(p int, r Ref, s *Span) {
 	if invariants.Enabled {
 		v := atomic.LoadUint64(&c.Version)
 		invariants.Check(v == uint64(r)|wire.CellOver || t.closed(), "a cell is its own until it is committed")
-		for _, around := range s.Enclosing {
-			invariants.Check(around != r, "no span encloses itself")
+		for _, outer := range s.Enclosing {
+			invariants.Check(outer != r, "no span encloses itself")
 		}
 	}
 	ordered.Put(&c.TraceIDHigh, s.TraceIDHigh)
@@ -301,7 +301,7 @@ func (t *Table) Commit(p int, r Ref, s *Span) {
 	ordered.Put(&c.Start, s.StartUnixNS)
 	ordered.Put(&c.G, uint64(s.G))
 	ordered.Put32(&c.TID, s.TID)
-	ordered.Put(&c.Names, names(r, s.Name, s.Endpoint))
+	ordered.Put(&c.Names, packNames(r, s.Name, s.Endpoint))
 	ordered.PutLast(&c.Version, uint64(r))
 	if p >= len(t.locals) {
 		t.share(r, s.SpanID) // There are more Ps than there were.

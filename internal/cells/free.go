@@ -67,21 +67,21 @@ func (t *Table) take() (uint32, bool) {
 	if i, ok := t.free.pop(); ok {
 		return i, true
 	}
-	return t.displace()
+	return t.evictOldest()
 }
 
 const (
 	// ways is how many spans are compared for one eviction.
 	ways = 8
-	// displaceAttempts bounds the search for a span to evict.
-	displaceAttempts = 16
+	// evictAttempts bounds the search for a span to evict.
+	evictAttempts = 16
 )
 
-// displace ends a span so that its cell can be used for another one. It takes the oldest of
+// evictOldest ends a span so that its cell can be used for another one. It takes the oldest of
 // eight spans that are not shown by the goroutine that has started them. If all that it
 // looks at are shown, it takes the oldest of eight.
-func (t *Table) displace() (uint32, bool) {
-	for attempt := range displaceAttempts {
+func (t *Table) evictOldest() (uint32, bool) {
+	for attempt := range evictAttempts {
 		first := t.hand.Add(ways)
 		victim, least := Ref(0), ^uint64(0)
 		for i := range uint32(ways) {
@@ -93,7 +93,7 @@ func (t *Table) displace() (uint32, bool) {
 				victim, least = r, age
 			}
 		}
-		if least&shown != 0 && attempt < displaceAttempts-1 {
+		if least&shown != 0 && attempt < evictAttempts-1 {
 			continue // If all eight are shown there may be others that are not.
 		}
 		if victim != 0 && t.evict(victim) {

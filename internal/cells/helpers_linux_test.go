@@ -149,7 +149,7 @@ func moreProcessors(t *testing.T) {
 
 // around returns what encloses a span.
 func (t *Table) around(r Ref, goid uint64) (e Enclosing) {
-	t.Around(r, goid, &e)
+	t.LoadEnclosing(r, goid, &e)
 	return e
 }
 

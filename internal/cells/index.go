@@ -49,7 +49,7 @@ func newSharedIndex() sharedIndex { return make(sharedIndex, 1<<sharedBits) }
 func (x sharedIndex) bucket(id uint64) *bucket { return &x[hash(id, sharedBits)] }
 
 // share adds a live span to the shared index. If the bucket is full, share evicts a span
-// from it, as displace does.
+// from it, as evictOldest does.
 func (t *Table) share(r Ref, id uint64) {
 	b := t.shared.bucket(id)
 	for {

@@ -257,9 +257,9 @@ func (r *Record) Ref() wire.Ref {
 	return r.ref
 }
 
-// Around sets e to the references to the spans around that of the record, innermost first;
+// LoadEnclosing sets e to the references to the spans around that of the record, innermost first;
 // 0 is none.
-func (r *Record) Around(e *[wire.Enclosing]wire.Ref) {
+func (r *Record) LoadEnclosing(e *[wire.Enclosing]wire.Ref) {
 	e[0], e[1], e[2] = r.at(0), r.at(1), r.at(2)
 }
 
@@ -365,7 +365,7 @@ func (r *Record) Variant(a *Attributes, n *Names, user UserLabels, outer *Record
 		var before, last *Record = nil, r
 		for next := newest; ; next = last.variant.Load() {
 			var around [wire.Enclosing]wire.Ref
-			if last.Around(&around); around == enclosing && (outer == nil || last.outer.Load() == outer) &&
+			if last.LoadEnclosing(&around); around == enclosing && (outer == nil || last.outer.Load() == outer) &&
 				bytes.Equal(last.Attributes(), a.Encoded()) && last.HasNames(n.Name, n.Endpoint) && last.HasLabels(user) && !last.Ended() {
 				return last
 			}

@@ -188,7 +188,7 @@ func TestVariant(t *testing.T) {
 		r := newOf(2, attributesOf("app", "a"))
 		assert.Same(t, outer, r.Outer())
 		var around [wire.Enclosing]wire.Ref
-		r.Around(&around)
+		r.LoadEnclosing(&around)
 		assert.Equal(t, [wire.Enclosing]wire.Ref{1 << 20}, around)
 		users := user()
 		setUser("other", "y")
@@ -260,7 +260,7 @@ func TestVariantsAreBounded(t *testing.T) {
 		assert.Equal(t, 64, chained)
 		for i, v := range all {
 			var e [wire.Enclosing]wire.Ref
-			v.Around(&e)
+			v.LoadEnclosing(&e)
 			if i < 200-63 {
 				assert.False(t, v.valid())
 				assert.Empty(t, v.labels.List)
