@@ -71,7 +71,7 @@ func (*recordCommand) Help() string {
 		"process publishes their names. A request or span that no sample has met is not counted, so that what each of them " +
 		"used is at most what stands behind ≤. --group-by shows one kind of table alone, of attributes those of all spans, or " +
 		"of one key.\n\n" +
-		"Tables and --json are made of at most 16,384 spans, those with the most samples, also with --top=0; the profile has all.\n\n" +
+		"Tables and --json are made of at most 16,384 spans with 8 MiB of attributes, those with the most samples, also with --top=0; the profile has all.\n\n" +
 		"With --no-symbols no symbols are read, and the profile has no names of functions: each location has its address and its " +
 		"mapping, with the file's path and build ids. go tool pprof names them where the same files are, as do backends that have " +
 		"their symbols.\n\n" +
@@ -297,7 +297,7 @@ func (c *recordCommand) complain(s streams, r *recording.Result) {
 		s.complainf("%d samples were left out by --filter", r.Filtered)
 	}
 	if r.Cut > 0 {
-		s.complainf("%d samples have only the innermost frame of their stack: their process has too many different stacks", r.Cut)
+		s.complainf("%d samples have only the innermost frame of their stack, and no attributes of their span: their process has too many different ones", r.Cut)
 	}
 	if r.Truncated > r.Cut {
 		s.complainf("%d samples lack the outermost frames of their stack: the kernel gives %d at most", r.Truncated-r.Cut, sampler.MaxFrames)

@@ -34,7 +34,8 @@ type recordDocument struct {
 	// Replaced counts samples that were not taken: their process had begun to run another
 	// program.
 	Replaced uint64 `json:"replaced"`
-	// Cut counts samples with only the innermost frame of their stack.
+	// Cut counts samples with only the innermost frame of their stack, and no attributes of
+	// their span.
 	Cut uint64 `json:"cut"`
 	// Truncated counts samples that lack the outermost frames of their stack, those in Cut
 	// included.

@@ -61,6 +61,10 @@ const (
 	Foreign = "foreign"
 	// Crafted has a goroutine burn in CraftedSpan, shown by a record with attributes.
 	Crafted = "crafted"
+	// VariedLong and VariedMany have goroutines shown in other spans all the time. Each span
+	// has new attributes: a few long ones, or many short ones.
+	VariedLong = "varied-long"
+	VariedMany = "varied-many"
 	// InC has work done in C, in a program that can.
 	InC = "in-c"
 	// Keyed has spans shown with one attribute, key.0=0. After the line "keys" the key is a
@@ -130,6 +134,12 @@ func Start(words ...string) (*Burner, error) {
 	if b.has(Crafted) {
 		go burnCrafted()
 	}
+	if b.has(VariedLong) {
+		b.vary(longValue)
+	}
+	if b.has(VariedMany) {
+		b.vary(shortValue)
+	}
 	return b, nil
 }
 
@@ -163,8 +173,8 @@ func burnCrafted() {
 	copy(r.attributes[:], CraftedAttributes)
 	r.List = []goruntime.Label{
 		{Key: "user", Value: "of the same length"[:16]},
-		{Key: "span_id", Value: hex.EncodeToString(r.SpanID[:])},
-		{Key: "trace_id", Value: hex.EncodeToString(r.TraceID[:])},
+		{Key: labelSpanID, Value: hex.EncodeToString(r.SpanID[:])},
+		{Key: labelTraceID, Value: hex.EncodeToString(r.TraceID[:])},
 	}
 	goruntime.SetLabels(unsafe.Pointer(r))
 	for {
@@ -172,6 +182,12 @@ func burnCrafted() {
 		runtime.KeepAlive(r)
 	}
 }
+
+// The labels of a record.
+const (
+	labelTraceID = "trace_id"
+	labelSpanID  = "span_id"
+)
 
 // workers is more than there are processors, so that goroutines change threads.
 const workers = 6
@@ -198,7 +214,7 @@ var forged = &struct {
 	wire.ThreadContextRecord
 }{
 	LabelMap: goruntime.LabelMap{List: []goruntime.Label{
-		{Key: "span_id", Value: "ab5eedca00000002"}, {Key: "trace_id", Value: "ab5eedca00000000ab5eedca00000001"},
+		{Key: labelSpanID, Value: "ab5eedca00000002"}, {Key: labelTraceID, Value: "ab5eedca00000000ab5eedca00000001"},
 	}},
 	ThreadContextRecord: wire.ThreadContextRecord{TraceID: [16]byte{1}, SpanID: [8]byte{2}, Valid: 1},
 }
@@ -230,6 +246,9 @@ func (b *Burner) publish() error {
 	}
 	if b.has(Keyed) {
 		opts = append(opts, spanctx.WithAttributeKeys("key.0"))
+	}
+	if b.has(VariedLong) || b.has(VariedMany) {
+		opts = append(opts, spanctx.WithAttributeKeys(variedKeys()...))
 	}
 	if b.has(Layout1) {
 		opts = append(opts, spanctx.WithDatadogLayout())
@@ -387,7 +406,7 @@ func (b *Burner) burn(sc trace.SpanContext) {
 	}
 	burn := func(context.Context) { top(number&(1<<pathBits-1), spin) }
 	if b.foreign && number != 0 {
-		labels := pprof.Labels("span_id", sc.SpanID().String(), "trace_id", ForeignTrace.String(), "work", "burn")
+		labels := pprof.Labels(labelSpanID, sc.SpanID().String(), labelTraceID, ForeignTrace.String(), "work", "burn")
 		pprof.Do(context.Background(), labels, burn)
 		return
 	}

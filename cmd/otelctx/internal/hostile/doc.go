@@ -17,12 +17,14 @@
 //	  60,000 mappings     did not end when it was interrupted
 //	  a million symbols   did not come to record the service, for two minutes
 //	  random frames       lost up to 10,182 of 16,901 samples, those of the service too
+//	  new attributes      recorded the service as it should
 //	  stalling readers    did not come to record the service, for two minutes
 //	TestStalled           left the service out of the list
 //	TestPlantedOutput     wrote through the link, and files for everybody to read (0666)
 //	TestFilesAreNotOpened opened the pipe
 //	TestStalledFile       did not end when it was interrupted
 //	TestCrowd             took no sample of the service (make test-all runs it)
+//	TestOutputs           took up to 2,025 MiB (before attributes counted, commit 2905e87)
 //	TestForeignCapacity   showed no span of a ring whose capacity is no power of two
 //
 // TestDenied is about the library in the service, and passes with any otelctx.

@@ -206,6 +206,9 @@ var attacks = []attack{
 			u.publishing(t, "frames", attacker, "frames")
 		}
 	}},
+	{"attributes that are new all the time", "", func(t *testing.T, u user, _ string) {
+		startBurner(t, u, burner.Records, burner.VariedLong, burner.VariedMany)
+	}},
 	{"stalling readers", "reading timed out", func(t *testing.T, u user, _ string) {
 		if u == nobody {
 			t.Skip("who stalls has CAP_SYS_PTRACE, and this user may not read it")

@@ -172,8 +172,14 @@ func (r *recorder) watchMemory() {
 // record starts to record.
 func (u user) record(t *testing.T, otelctx string, args ...string) *recorder {
 	t.Helper()
+	return u.recordTo(t, "p.pb.gz", otelctx, args...)
+}
+
+// recordTo starts to record to a file with this name.
+func (u user) recordTo(t *testing.T, name, otelctx string, args ...string) *recorder {
+	t.Helper()
 	dir := programs.PublicDir(t)
-	r := &recorder{t: t, file: filepath.Join(dir, "p.pb.gz")}
+	r := &recorder{t: t, file: filepath.Join(dir, name)}
 	r.cmd = u.command(otelctx, append([]string{"record", "--json", "--top=0", "--duration=0", fmt.Sprintf("--freq=%d", frequency), "-o", r.file}, args...)...)
 	if u == nobody {
 		require.NoError(t, os.Chown(dir, childproc.Nobody, childproc.Nobody))
@@ -213,9 +219,21 @@ func (d *document) samples(pid int) (n uint64) {
 	return n
 }
 
-// end interrupts the recording, if it has not ended by itself. It has gone well, and has not
-// taken too much memory.
+// end ends the recording, which is a pprof profile.
 func (r *recorder) end() (*document, *pprof.Profile) {
+	r.t.Helper()
+	d := r.interrupt()
+	content, err := os.ReadFile(r.file)
+	require.NoError(r.t, err)
+	p, err := pprof.ParseData(content)
+	require.NoError(r.t, err)
+	require.NoError(r.t, p.CheckValid())
+	return d, p
+}
+
+// interrupt interrupts the recording, if it has not ended by itself. It has gone well, and has
+// not taken too much memory.
+func (r *recorder) interrupt() *document {
 	r.t.Helper()
 	_ = r.cmd.Process.Signal(os.Interrupt)
 	var hung atomic.Bool
@@ -230,12 +248,7 @@ func (r *recorder) end() (*document, *pprof.Profile) {
 	assert.Less(r.t, r.memory.Load(), int64(maxMemory))
 	d := &document{}
 	require.NoError(r.t, json.Unmarshal(r.stdout.Bytes(), d), r.stdout.String())
-	content, err := os.ReadFile(r.file)
-	require.NoError(r.t, err)
-	p, err := pprof.ParseData(content)
-	require.NoError(r.t, err)
-	require.NoError(r.t, p.CheckValid())
-	return d, p
+	return d
 }
 
 // exits returns of which processes the recorder waits for the ends: those that it records.
@@ -293,13 +306,19 @@ func (r *recorder) requireRecorded(service *childproc.Child) *document {
 // program.
 func startService(t *testing.T, u user) *childproc.Child {
 	t.Helper()
+	return startBurner(t, u, burner.Records)
+}
+
+// startBurner starts a burner of a user's, which has a program to itself.
+func startBurner(t *testing.T, u user, words ...string) *childproc.Child {
+	t.Helper()
 	c := childproc.Start(t, burner.Role, func(cmd *exec.Cmd) {
 		cmd.Path = programs.Public(t, cmd.Path, "service")
 		if u == nobody {
 			childproc.AsNobody(cmd)
 		}
 	})
-	require.Equal(t, "burning", c.Ask("%s", burner.Words(burner.Records)))
+	require.Equal(t, "burning", c.Ask("%s", burner.Words(words...)))
 	return c
 }
 

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -219,4 +220,16 @@ func TestSplit(t *testing.T) {
 	}
 	assert.Greater(t, len(parts), 2)
 	assert.Len(t, ids, len(parts))
+}
+
+// A process has few keys, and new values all the time: the keys take room once.
+func TestLongKeysAreHeldOnce(t *testing.T) {
+	d := newDictionary()
+	const values = 1000
+	key := strings.Repeat("k", maxForeignText)
+	for i := range values {
+		require.EqualValues(t, i+1, d.attribute(IntAttribute(key, int64(i))))
+		require.EqualValues(t, i+1, d.attribute(IntAttribute(key, int64(i))))
+	}
+	assert.Less(t, d.text, maxForeignText+100*values)
 }

@@ -37,7 +37,7 @@ type dictionary struct {
 	locations  map[string]int32 // by all that they refer to
 	stacks     map[string]int32 // by their locations
 	links      map[Link]int32
-	attributes map[string]int32 // encoded
+	attributes map[attributeKey]int32
 
 	// attributeSets are sets of attributes by number, the empty one first.
 	attributeSets [][]int32
@@ -55,6 +55,10 @@ type functionKey struct {
 	start      int64
 }
 
+// attributeKey holds the key apart from the encoded value: a process has few keys, however
+// long, and new values all the time.
+type attributeKey struct{ key, value string }
+
 func newDictionary() *dictionary {
 	d := &dictionary{
 		strings:    map[string]int32{"": 0},
@@ -64,7 +68,7 @@ func newDictionary() *dictionary {
 		locations:  map[string]int32{},
 		stacks:     map[string]int32{"": 0},
 		links:      map[Link]int32{},
-		attributes: map[string]int32{},
+		attributes: map[attributeKey]int32{},
 
 		attributeSets: [][]int32{nil},
 		setNumbers:    map[string]int32{"": 0},
@@ -291,19 +295,19 @@ func (d *dictionary) appendAttribute(indices []int32, a *commonpb.KeyValue) []in
 // attribute returns the index of a valid attribute, 0, none, if there is no more room.
 func (d *dictionary) attribute(a *commonpb.KeyValue) int32 {
 	var err error
-	if d.inner, err = marshal.MarshalAppend(d.inner[:0], a); err != nil {
+	if d.inner, err = marshal.MarshalAppend(d.inner[:0], a.GetValue()); err != nil {
 		return 0
 	}
-	if i, ok := d.attributes[string(d.inner)]; ok {
+	if i, ok := d.attributes[attributeKey{a.GetKey(), string(d.inner)}]; ok {
 		return i
 	}
-	if !d.room(2 * len(d.inner)) {
+	if !d.room(2 * (len(a.GetKey()) + len(d.inner))) {
 		return 0
 	}
-	key := string(d.inner)
-	d.text += len(key)
-	i := add(&d.tables.AttributeTable, &profilespb.KeyValueAndUnit{KeyStrindex: d.string(a.GetKey()), Value: a.GetValue()})
-	d.attributes[key] = i
+	d.text += len(d.inner)
+	key := d.string(a.GetKey())
+	i := add(&d.tables.AttributeTable, &profilespb.KeyValueAndUnit{KeyStrindex: key, Value: a.GetValue()})
+	d.attributes[attributeKey{d.tables.GetStringTable()[key], string(d.inner)}] = i
 	return i
 }
 

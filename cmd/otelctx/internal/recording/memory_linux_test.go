@@ -161,6 +161,42 @@ func TestMemoryOfManyProcessors(t *testing.T) {
 	assert.Less(t, largest, uint64(354<<20)) // All else that the document counts is less than 158 MiB.
 }
 
+// Attributes count by what they take in a profile, and once. A process that has had its share
+// of a part has no more of them, and others still do.
+func TestAttributesOfAPartAreBounded(t *testing.T) {
+	const attributes = 150 // of a sample
+	l := newLoad(t, 2)
+	p := newPart(time.Now(), false)
+	add := func(process int, number uint32) *rawSamples {
+		span := sampler.Span{Proven: true, TraceID: [16]byte{1}, SpanID: [8]byte{1}}
+		for key := range byte(attributes) {
+			span.Attributes = binary.NativeEndian.AppendUint32(append(span.Attributes, key, 4), number)
+		}
+		p.add(l.all[process], &sampler.Sample{Time: p.begun, User: []uint64{l.code}, Span: &span})
+		of := p.targets[l.all[process]]
+		return of.order[len(of.order)-1]
+	}
+	full := uint32(0)
+	for ; p.bytes < partBytes; full++ {
+		require.Len(t, add(0, full).span.attributes, attributes*6)
+	}
+	assert.Less(t, full, uint32(partBytes/attributes/250))
+	assert.True(t, p.full(p.begun))
+	for number := range uint32(10_000) {
+		require.Empty(t, add(0, full+number).span.attributes)
+	}
+	assert.EqualValues(t, 10_000, p.cut)
+	assert.Less(t, p.bytes, partBytes*3/2)
+
+	require.NotEmpty(t, add(1, 1).span.attributes)
+	before := p.bytes
+	for range 100 {
+		add(1, 1)
+	}
+	assert.Equal(t, before, p.bytes)
+	assert.Zero(t, p.lost)
+}
+
 // Programs choose how long their names are. What has no name any more keeps its address.
 func TestNamesAreBounded(t *testing.T) {
 	l := newLoad(t, 1)

@@ -19,11 +19,11 @@ const (
 	// maxPartSamples bounds the samples of a part that has to wait for the one before to be
 	// named. Further ones are lost.
 	maxPartSamples = 4 * partSamples
-	// partBytes of different stacks and spans end a part early. To name and write a part
-	// takes some times its own memory, so that this decides about most of the memory.
+	// partBytes of different stacks, spans and attributes end a part early. To name and write a
+	// part takes some times its own memory, so that this decides about most of the memory.
 	partBytes = 8 << 20
 	// maxTargetBytes bounds what one process takes of a part that has to wait. Beyond it
-	// stacks are cut to their leaf, and are few then.
+	// stacks are cut to their leaf, and are few then. Attributes are left out.
 	maxTargetBytes = 8 << 20
 	// maxPartBytes bounds it for all processes together. Further samples are lost.
 	maxPartBytes = 24 << 20
@@ -42,7 +42,8 @@ type part struct {
 	bytes   int
 	// goroutines has samples of different goroutines counted apart.
 	goroutines bool
-	// cut counts the samples whose stack was cut, lost those that were not kept.
+	// cut counts the samples whose stack was cut and whose attributes were left out, lost those
+	// that were not kept.
 	cut, lost uint64
 }
 
@@ -52,7 +53,9 @@ type targetSamples struct {
 	stacks  map[string]*rawStack
 	samples map[rawKey]*rawSamples
 	order   []*rawSamples
-	bytes   int
+	// attributes are those of spans, encoded.
+	attributes map[string]string
+	bytes      int
 }
 
 // rawStack is a stack in addresses.
@@ -94,6 +97,12 @@ type rawSamples struct {
 	times []time.Time
 }
 
+func newTargetSamples(t *target) *targetSamples {
+	return &targetSamples{
+		target: t, stacks: map[string]*rawStack{}, samples: map[rawKey]*rawSamples{}, attributes: map[string]string{},
+	}
+}
+
 func newPart(begun time.Time, goroutines bool) *part {
 	return &part{begun: begun, targets: map[*target]*targetSamples{}, goroutines: goroutines}
 }
@@ -119,13 +128,14 @@ func (p *part) add(t *target, s *sampler.Sample) (stack *rawStack, first bool) {
 	}
 	of := p.targets[t]
 	if of == nil {
-		of = &targetSamples{target: t, stacks: map[string]*rawStack{}, samples: map[rawKey]*rawSamples{}}
+		of = newTargetSamples(t)
 		t.hold()
 		p.targets[t] = of
 	}
 	before := of.bytes
 	user, kernel, truncated := s.User, s.Kernel, s.Truncated
-	if of.bytes > maxTargetBytes {
+	cut := of.bytes > maxTargetBytes
+	if cut {
 		p.cut++
 		user, kernel, truncated = user[:min(len(user), 1)], kernel[:min(len(kernel), 1)], true
 	}
@@ -137,8 +147,11 @@ func (p *part) add(t *target, s *sampler.Sample) (stack *rawStack, first bool) {
 	if s.Span != nil {
 		key.span = rawSpan{
 			traceID: s.Span.TraceID, spanID: s.Span.SpanID, localRoot: s.Span.LocalRootSpanID,
-			proven: s.Span.Proven, unsampled: isUnsampled(s.Span), attributes: string(s.Span.Attributes),
+			proven: s.Span.Proven, unsampled: isUnsampled(s.Span),
 			name: s.Span.Name, endpoint: s.Span.Endpoint,
+		}
+		if !cut {
+			key.span.attributes = of.shown(s.Span.Attributes)
 		}
 	}
 	same := of.samples[key]
@@ -147,7 +160,7 @@ func (p *part) add(t *target, s *sampler.Sample) (stack *rawStack, first bool) {
 		same = &rawSamples{rawKey: key}
 		of.samples[key] = same
 		of.order = append(of.order, same)
-		of.bytes += size + len(key.span.attributes)
+		of.bytes += size
 	}
 	at := s.Time
 	if at.Before(p.earliest) {
@@ -186,4 +199,27 @@ func (s *targetSamples) stack(table *symbols.Table, user, kernel []uint64) (_ *r
 	s.stacks[string(key)] = stack
 	s.bytes += size + 2*len(key)
 	return stack, true
+}
+
+// shown returns the encoded attributes of a span, which are held once.
+func (s *targetSamples) shown(encoded []byte) string {
+	if known, ok := s.attributes[string(encoded)]; ok {
+		return known
+	}
+	attributes := string(encoded)
+	s.attributes[attributes] = attributes
+	s.bytes += attributesSize(encoded)
+	return attributes
+}
+
+// attributesSize returns what attributes take in a profile, in bytes, about. However short one
+// is, it has entries in tables: a record with 153 of them takes 75 times its own size.
+func attributesSize(encoded []byte) int {
+	const size = 300 // bytes, about, of an attribute
+	bytes := len(encoded)
+	for len(encoded) >= 2 {
+		encoded = encoded[min(2+int(encoded[1]), len(encoded)):]
+		bytes += size
+	}
+	return bytes
 }

@@ -67,10 +67,10 @@ type Result struct {
 	// time. Replaced is how many were not taken because their process already ran another
 	// program, which was not looked at yet.
 	Samples, Attributed, Unproven, Lost, Replaced uint64
-	// Cut is how many samples have only the innermost frame of their stack, since their
-	// process had too many different ones. SpansLeftOut is how many are not in Spans, those
-	// with the fewest samples, since there are too many. Dropped is how many attributes were
-	// left out, since profiles cannot have them.
+	// Cut is how many samples have only the innermost frame of their stack, and no attributes:
+	// their process had too many different ones. SpansLeftOut is how many are not in Spans, those
+	// with the fewest samples, since there are too many. Dropped is how many attributes were left
+	// out, since profiles cannot have them.
 	Cut, SpansLeftOut, Dropped uint64
 	// Truncated is how many samples lack the outermost frames of their stack, those of Cut
 	// included.

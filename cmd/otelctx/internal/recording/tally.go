@@ -94,6 +94,8 @@ const (
 	maxFunctions  = 1 << 13
 	maxAttributes = 1 << 12
 	maxProcesses  = 1 << 13
+	// maxShownBytes bounds what the attributes of spans take: a span may have hundreds.
+	maxShownBytes = 8 << 20
 	// maxNameBytes bounds the name of a function. What is longer is cut off.
 	maxNameBytes = 1 << 9
 )
@@ -111,6 +113,8 @@ type tally struct {
 	samples, attributed, unproven uint64
 	// stacks is how many have been counted.
 	stacks uint64
+	// shownBytes is what the attributes of spans take.
+	shownBytes int
 	// spansLeftOut is how many spans are not among spans any more.
 	spansLeftOut uint64
 	// filtered are those that did not pass the filters, and are in nothing else.
@@ -189,10 +193,10 @@ func (t *tally) add(pid int, s *rawSamples, shown []reader.ThreadAttribute) {
 	p.Attributed += n
 	t.attributed += n
 	key := spanKey{service, s.span.traceID, s.span.spanID}
-	count, known := t.spans[key]
-	if !known && len(t.spans) == maxSpans {
+	if _, known := t.spans[key]; !known && len(t.spans) == maxSpans || t.shownBytes > maxShownBytes {
 		t.thinSpans()
 	}
+	count := t.spans[key]
 	count.samples += uint32(n)
 	if s.span.localRoot != [8]byte{} { // not every carrier leads to the span's cell
 		count.localRoot = s.span.localRoot
@@ -202,6 +206,7 @@ func (t *tally) add(pid int, s *rawSamples, shown []reader.ThreadAttribute) {
 		t.unproven += n
 	}
 	if len(shown) > 0 { // A span that has ended is shown without, until its goroutine goes on.
+		t.shownBytes += shownSize(shown) - shownSize(count.shown())
 		count.attributes = &shown
 	}
 	t.spans[key] = count
@@ -283,7 +288,19 @@ func unnamed(l *symbols.Location) string {
 func (t *tally) thinSpans() {
 	removed := thin(t.spans, func(c spanCount) uint64 { return uint64(c.samples) })
 	t.spansLeftOut += uint64(len(removed))
+	for _, c := range removed {
+		t.shownBytes -= shownSize(c.shown())
+	}
 	sumNames(removed, t.names, t.endpoints)
+}
+
+// shownSize returns what attributes take, in bytes, about.
+func shownSize(shown []reader.ThreadAttribute) (bytes int) {
+	const size = 64 // bytes, of an attribute beside its texts
+	for _, a := range shown {
+		bytes += size + len(a.Key) + len(a.Value)
+	}
+	return bytes
 }
 
 // thin removes the half of counts with the smallest weights, and returns it.

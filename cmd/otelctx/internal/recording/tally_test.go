@@ -178,3 +178,25 @@ func TestTallyOfManySpans(t *testing.T) {
 	assert.Equal(t, maxSpans+10, int(r.SpansLeftOut)+len(r.Spans))
 	assert.EqualValues(t, 2, r.Spans[len(r.Spans)-20].Samples)
 }
+
+// TestTallyOfManyAttributes leaves spans out whose attributes take too much.
+func TestTallyOfManyAttributes(t *testing.T) {
+	const spans, samples = 3000, 2 // of each
+	shown := []reader.ThreadAttribute{{Key: "span_name", Value: "n"}, {Key: "k", Value: strings.Repeat("v", maxShownBytes/spans*2)}}
+	c := newTally(false)
+	for i := range spans * samples {
+		span := rawSpan{traceID: [16]byte{1}, spanID: [8]byte{1, 6: byte(i % spans >> 8), 7: byte(i % spans)}}
+		c.add(1, samplesOf("a", 1, span), shown)
+		require.LessOrEqual(t, c.shownBytes, maxShownBytes+shownSize(shown))
+	}
+	held := 0
+	for _, count := range c.spans {
+		held += shownSize(count.shown())
+	}
+	assert.Equal(t, held, c.shownBytes)
+	var r Result
+	c.report(&r)
+	assert.EqualValues(t, spans*samples, r.Attributed)
+	assert.EqualValues(t, spans*samples, r.Names[0].Samples)
+	assert.Positive(t, r.SpansLeftOut)
+}

@@ -4,11 +4,15 @@
 package export
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"testing"
@@ -20,6 +24,7 @@ import (
 	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
 	profilespb "go.opentelemetry.io/proto/otlp/profiles/v1development"
 	"go.uber.org/goleak"
+	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
@@ -167,9 +172,16 @@ func sorted(t *testing.T, p *pprof.Profile) *pprof.Profile {
 
 func mustJSON(t *testing.T, data *profilespb.ProfilesData) any {
 	t.Helper()
-	b, err := MarshalJSON(data)
-	require.NoError(t, err)
-	return normal(t, b)
+	return normal(t, asJSON(t, data))
+}
+
+func asJSON(t *testing.T, data proto.Message) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	w := jsonWriter{bufio.NewWriter(&b)}
+	w.message(data)
+	require.NoError(t, w.Flush())
+	return b.Bytes()
 }
 
 func normal(t *testing.T, content []byte) (v any) {
@@ -272,15 +284,73 @@ func TestPlanted(t *testing.T) {
 	require.NoError(t, write(path, Pprof, recording(t, 1)), "again")
 }
 
-// TestMarshalJSON compares with a file that somebody has checked for what OTLP's JSON
+// TestJSON compares with a file that somebody has checked for what OTLP's JSON
 // does otherwise than protobuf's. That is names, ids in hexadecimal digits, and large
 // numbers in quotes.
-func TestMarshalJSON(t *testing.T) {
+func TestJSON(t *testing.T) {
 	data := recording(t, 1)
 	data.ResourceProfiles[0].ScopeProfiles[0].Profiles[0].ProfileId = []byte("0123456789abcdef")
-	encoded, err := MarshalJSON(data)
-	require.NoError(t, err)
 	var got bytes.Buffer
-	require.NoError(t, json.Indent(&got, encoded, "", "  "))
+	require.NoError(t, json.Indent(&got, append(asJSON(t, data), '\n'), "", "  "))
 	golden.Compare(t, "recording.json", got.String())
+}
+
+// A long recording takes no more memory than a short one, in any format.
+func TestLongRecordings(t *testing.T) {
+	const parts, most = 24, 8 << 20
+	for _, format := range []Format{Pprof, OTLP, JSON, JSONLines, Folded, HTML} {
+		f, err := Create(filepath.Join(t.TempDir(), "profile"), format, nil)
+		require.NoError(t, err)
+		before := heap()
+		for i := range parts {
+			require.NoError(t, f.Add(partOf(i)))
+		}
+		assert.Less(t, heap(), before+most, format)
+		require.NoError(t, f.Close())
+	}
+}
+
+// partOf returns a recording with 1 MiB of attributes that no other one has.
+func partOf(number int) *profilespb.ProfilesData {
+	const samples, size = 1 << 10, 1 << 10
+	b := profile.New(profile.Options{Start: time.Unix(1700000000, 0), Frequency: 99})
+	for i := range samples {
+		value := fmt.Sprintf("%0*d", size, number*samples+i)
+		b.Add(profile.Resource{}, profile.Sample{Attributes: []*commonpb.KeyValue{profile.StringAttribute("key", value)}}, time.Unix(1700000001, 0))
+	}
+	return b.Data(time.Unix(1700000002, 0))
+}
+
+// heap returns what is in use.
+func heap() uint64 {
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.HeapAlloc
+}
+
+// Values are written as package protojson writes them.
+func TestJSONOfValues(t *testing.T) {
+	list := &commonpb.ArrayValue{}
+	for _, n := range []float64{0, math.Copysign(0, -1), -1.5, 1e-7, 1e20, 1e21, math.MaxFloat64, math.NaN(), math.Inf(1), math.Inf(-1)} {
+		list.Values = append(list.Values, &commonpb.AnyValue{Value: &commonpb.AnyValue_DoubleValue{DoubleValue: n}})
+	}
+	for _, text := range []string{"", "<&>\u2028", "\x00\t\"\\", "\ufffdü"} {
+		list.Values = append(list.Values, &commonpb.AnyValue{Value: &commonpb.AnyValue_StringValue{StringValue: text}})
+	}
+	for _, bytes := range [][]byte{nil, {}, {0xff, 0xfe, 0}} {
+		list.Values = append(list.Values, &commonpb.AnyValue{Value: &commonpb.AnyValue_BytesValue{BytesValue: bytes}})
+	}
+	list.Values = append(list.Values,
+		&commonpb.AnyValue{},
+		&commonpb.AnyValue{Value: &commonpb.AnyValue_BoolValue{}},
+		&commonpb.AnyValue{Value: &commonpb.AnyValue_IntValue{IntValue: math.MinInt64}},
+		&commonpb.AnyValue{Value: &commonpb.AnyValue_ArrayValue{ArrayValue: &commonpb.ArrayValue{}}},
+		&commonpb.AnyValue{Value: &commonpb.AnyValue_KvlistValue{KvlistValue: &commonpb.KeyValueList{
+			Values: []*commonpb.KeyValue{{Key: "k"}, profile.IntAttribute("n", 1)},
+		}}},
+	)
+	want, err := protojson.Marshal(list)
+	require.NoError(t, err)
+	assert.Equal(t, normal(t, want), normal(t, asJSON(t, list)))
 }

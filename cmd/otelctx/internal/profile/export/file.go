@@ -52,23 +52,29 @@ func Create(path string, format Format, stdout io.Writer) (*File, error) {
 		return nil, err
 	}
 	f := &File{output: out, buffer: bufio.NewWriter(out)}
-	switch format {
-	case Pprof:
-		f.encoder = newPprofEncoder(f.buffer)
-	case OTLP:
-		f.encoder = &otlpEncoder{to: f.buffer}
-	case JSON:
-		f.encoder = &jsonEncoder{to: f.buffer}
-	case JSONLines:
-		f.encoder = &linesEncoder{to: f.buffer}
-	case Folded:
-		f.encoder = &foldedEncoder{to: f.buffer}
-	case HTML:
-		f.encoder = &htmlEncoder{to: f.buffer, flame: newFlame(pageBounds)}
-	default:
-		return nil, errors.Join(fmt.Errorf("no format %q", format), out.discard())
+	if f.encoder, err = newEncoder(format, f.buffer); err != nil {
+		return nil, errors.Join(err, out.discard())
 	}
 	return f, nil
+}
+
+func newEncoder(format Format, to *bufio.Writer) (encoder, error) {
+	switch format {
+	case Pprof:
+		return newPprofEncoder(to), nil
+	case OTLP:
+		return &otlpEncoder{to: to}, nil
+	case JSON:
+		return newJSONEncoder(to)
+	case JSONLines:
+		return &linesEncoder{to: jsonWriter{to}}, nil
+	case Folded:
+		return &foldedEncoder{to: to}, nil
+	case HTML:
+		return &htmlEncoder{to: to, flame: newFlame(pageBounds)}, nil
+	default:
+		return nil, fmt.Errorf("no format %q", format)
+	}
 }
 
 // Add writes profiles, which a profile.Builder has made. After an error the file cannot be
@@ -137,12 +143,22 @@ func open(path string, stdout io.Writer) (output, error) {
 			return &beside{pending: p, path: path, created: created}, nil
 		}
 	}
-	spool, err := os.CreateTemp("", "otelctx-")
+	spool, err := newSpool()
 	if err != nil {
 		return nil, abandon(err)
 	}
-	_ = os.Remove(spool.Name()) // what can only be done afterwards elsewhere
 	return &inPlace{File: spool, target: f, path: path, created: created}, nil
+}
+
+// newSpool returns a file for what has to wait. Where that can be it has no name, and so ends with
+// this process.
+func newSpool() (*os.File, error) {
+	f, err := os.CreateTemp("", "otelctx-")
+	if err != nil {
+		return nil, err
+	}
+	_ = os.Remove(f.Name()) // what can only be done afterwards elsewhere
+	return f, nil
 }
 
 // direct writes to what is no regular file.

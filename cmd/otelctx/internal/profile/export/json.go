@@ -4,90 +4,98 @@
 package export
 
 import (
-	"bytes"
+	"bufio"
+	"cmp"
 	"encoding/base64"
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"math"
+	"slices"
 
-	profilespb "go.opentelemetry.io/proto/otlp/profiles/v1development"
-	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// MarshalJSON returns data in OTLP's JSON encoding: protobuf's own, with the ids of
-// traces, spans and profiles in hex instead of base64. Equal messages give equal bytes.
-func MarshalJSON(data *profilespb.ProfilesData) ([]byte, error) {
-	document, err := jsonDocument(data)
+// hexFields are written in hexadecimal digits, all other bytes in base64.
+var hexFields = map[protoreflect.Name]bool{"trace_id": true, "span_id": true, "profile_id": true}
+
+// jsonWriter writes messages in OTLP's JSON encoding: protobuf's own, with the ids of traces,
+// spans and profiles in hex instead of base64. Enums are numbers. Equal messages give equal
+// bytes. One value is written after the other: package protojson has a text of the whole
+// message in memory, which takes some times the message. Errors are those of Flush.
+type jsonWriter struct{ *bufio.Writer }
+
+func (w jsonWriter) text(s string) { _, _ = w.WriteString(s) }
+
+// message writes the fields that m has, sorted by their names.
+func (w jsonWriter) message(m proto.Message) { w.object(m.ProtoReflect()) }
+
+func (w jsonWriter) object(m protoreflect.Message) {
+	var fields []protoreflect.FieldDescriptor
+	for f := range m.Range {
+		fields = append(fields, f)
+	}
+	slices.SortFunc(fields, func(a, b protoreflect.FieldDescriptor) int { return cmp.Compare(a.JSONName(), b.JSONName()) })
+	separator := "{"
+	for _, f := range fields {
+		w.text(separator + `"` + f.JSONName() + `":`)
+		separator = ","
+		if f.IsList() {
+			w.text("[")
+			w.elements(f, m.Get(f).List(), false)
+			w.text("]")
+		} else {
+			w.value(f, m.Get(f))
+		}
+	}
+	if len(fields) == 0 {
+		w.text("{")
+	}
+	w.text("}")
+}
+
+// elements writes those of a list, the first one behind a comma if others stand before it.
+func (w jsonWriter) elements(f protoreflect.FieldDescriptor, all protoreflect.List, others bool) {
+	for i := range all.Len() {
+		if others || i > 0 {
+			w.text(",")
+		}
+		w.value(f, all.Get(i))
+	}
+}
+
+func (w jsonWriter) value(f protoreflect.FieldDescriptor, v protoreflect.Value) {
+	if f.Message() != nil {
+		w.object(v.Message())
+		return
+	}
+	b, err := json.Marshal(jsonValue(f, v.Interface()))
 	if err != nil {
-		return nil, err
+		panic("export: a value that JSON has: " + err.Error())
 	}
-	encoded, err := json.Marshal(document)
-	if err != nil {
-		return nil, err
-	}
-	return append(encoded, '\n'), nil
+	_, _ = w.Write(b)
 }
 
-// jsonDocument returns what encoding/json turns into OTLP's JSON encoding of data.
-func jsonDocument(data *profilespb.ProfilesData) (map[string]any, error) {
-	encoded, err := protojson.MarshalOptions{UseEnumNumbers: true}.Marshal(data)
-	if err != nil {
-		return nil, err
-	}
-	var document map[string]any
-	decoder := json.NewDecoder(bytes.NewReader(encoded))
-	decoder.UseNumber() // a float64 does not hold every number
-	if err := decoder.Decode(&document); err != nil {
-		return nil, err
-	}
-	for link := range objects(document, "dictionary", "linkTable") {
-		if err := toHex(link, "traceId", "spanId"); err != nil {
-			return nil, err
+// jsonValue returns what encoding/json writes as protobuf's encoding wants it.
+func jsonValue(f protoreflect.FieldDescriptor, v any) any {
+	switch n := v.(type) {
+	case int64, uint64:
+		return fmt.Sprint(n) // JSON's own numbers are inexact for many readers.
+	case []byte:
+		if hexFields[f.Name()] {
+			return hex.EncodeToString(n)
+		}
+		return base64.StdEncoding.EncodeToString(n) // Nil bytes are no null.
+	case float64:
+		switch {
+		case math.IsNaN(n):
+			return "NaN"
+		case math.IsInf(n, 1):
+			return "Infinity"
+		case math.IsInf(n, -1):
+			return "-Infinity"
 		}
 	}
-	for p := range objects(document, "resourceProfiles", "scopeProfiles", "profiles") {
-		if err := toHex(p, "profileId"); err != nil {
-			return nil, err
-		}
-	}
-	return document, nil
-}
-
-// objects yields the objects that path leads to from value, through each element of
-// the arrays on the way.
-func objects(value any, path ...string) func(yield func(map[string]any) bool) {
-	return func(yield func(map[string]any) bool) { visit(value, path, yield) }
-}
-
-func visit(value any, path []string, yield func(map[string]any) bool) bool {
-	switch v := value.(type) {
-	case []any:
-		for _, element := range v {
-			if !visit(element, path, yield) {
-				return false
-			}
-		}
-	case map[string]any:
-		if len(path) == 0 {
-			return yield(v)
-		}
-		return visit(v[path[0]], path[1:], yield)
-	}
-	return true
-}
-
-// toHex makes hex of the fields that are base64.
-func toHex(object map[string]any, fields ...string) error {
-	for _, field := range fields {
-		text, ok := object[field].(string)
-		if !ok {
-			continue // empty, and so left out
-		}
-		id, err := base64.StdEncoding.DecodeString(text)
-		if err != nil {
-			return fmt.Errorf("%s: %w", field, err)
-		}
-		object[field] = hex.EncodeToString(id)
-	}
-	return nil
+	return v
 }

@@ -4,13 +4,16 @@
 package export
 
 import (
+	"bufio"
 	"cmp"
-	"encoding/json"
 	"hash/maphash"
 	"io"
+	"os"
+	"slices"
 
 	profilespb "go.opentelemetry.io/proto/otlp/profiles/v1development"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
 // otlpEncoder writes one ProfilesData message in parts. In protobuf, messages whose
@@ -37,12 +40,35 @@ func (e *otlpEncoder) add(data *profilespb.ProfilesData) error {
 func (*otlpEncoder) close() error { return nil }
 
 // jsonEncoder writes one ProfilesData message in OTLP's JSON encoding. An object has a field
-// once, so that the tables wait in memory for the end.
+// once, so that the tables wait in files for the end: in memory there is one part at most.
 type jsonEncoder struct {
-	to         io.Writer
-	tables     tables
-	dictionary profilespb.ProfilesDictionary
-	begun      bool
+	to     jsonWriter
+	tables tables
+	begun  bool
+	// waiting are the tables of the dictionary, sorted by their names.
+	waiting []*waitingTable
+}
+
+// waitingTable is a table of which the entries are in a file, with commas in between.
+type waitingTable struct {
+	field protoreflect.FieldDescriptor
+	file  *os.File
+	to    jsonWriter
+	begun bool
+}
+
+func newJSONEncoder(to *bufio.Writer) (*jsonEncoder, error) {
+	e := &jsonEncoder{to: jsonWriter{to}}
+	fields := (&profilespb.ProfilesDictionary{}).ProtoReflect().Descriptor().Fields()
+	for i := range fields.Len() {
+		file, err := newSpool()
+		if err != nil {
+			return nil, err
+		}
+		e.waiting = append(e.waiting, &waitingTable{field: fields.Get(i), file: file, to: jsonWriter{bufio.NewWriter(file)}})
+	}
+	slices.SortFunc(e.waiting, func(a, b *waitingTable) int { return cmp.Compare(a.field.JSONName(), b.field.JSONName()) })
+	return e, nil
 }
 
 func (e *jsonEncoder) add(data *profilespb.ProfilesData) error {
@@ -50,56 +76,66 @@ func (e *jsonEncoder) add(data *profilespb.ProfilesData) error {
 	if err != nil {
 		return err
 	}
-	proto.Merge(&e.dictionary, part.GetDictionary())
-	part.Dictionary = nil
-	document, err := jsonDocument(part)
-	if err != nil {
-		return err
-	}
-	profiles, _ := document["resourceProfiles"].([]any)
-	for _, p := range profiles {
+	for _, r := range part.GetResourceProfiles() {
 		separator := ","
 		if !e.begun {
 			separator, e.begun = `{"resourceProfiles":[`, true
 		}
-		b, err := json.Marshal(p)
-		if err != nil {
-			return err
-		}
-		if _, err := io.WriteString(e.to, separator+string(b)); err != nil {
-			return err
-		}
+		e.to.text(separator)
+		e.to.message(r)
+	}
+	dictionary := part.GetDictionary().ProtoReflect()
+	for _, t := range e.waiting {
+		entries := dictionary.Get(t.field).List()
+		t.to.elements(t.field, entries, t.begun)
+		t.begun = t.begun || entries.Len() > 0
 	}
 	return nil
 }
 
 func (e *jsonEncoder) close() error {
-	document, err := jsonDocument(&profilespb.ProfilesData{Dictionary: &e.dictionary})
-	if err != nil {
-		return err
-	}
-	b, err := json.Marshal(document["dictionary"])
-	if err != nil {
-		return err
-	}
-	end := `],"dictionary":`
 	if !e.begun {
-		end = `{"resourceProfiles":[` + end
+		e.to.text(`{"resourceProfiles":[`)
 	}
-	_, err = io.WriteString(e.to, end+string(b)+"}\n")
-	return err
+	separator := `],"dictionary":{`
+	for _, t := range e.waiting {
+		if t.begun {
+			e.to.text(separator + `"` + t.field.JSONName() + `":[`)
+			separator = ","
+			if err := t.copyTo(e.to); err != nil {
+				return err
+			}
+			e.to.text("]")
+		}
+	}
+	if separator != "," {
+		e.to.text(separator)
+	}
+	e.to.text("}}\n")
+	return nil
+}
+
+// copyTo writes the entries, and closes the file.
+func (t *waitingTable) copyTo(w io.Writer) error {
+	if err := t.to.Flush(); err != nil {
+		return err
+	}
+	if _, err := t.file.Seek(0, io.SeekStart); err != nil {
+		return err
+	}
+	if _, err := io.Copy(w, t.file); err != nil {
+		return err
+	}
+	return t.file.Close()
 }
 
 // linesEncoder writes a ProfilesData message in each line.
-type linesEncoder struct{ to io.Writer }
+type linesEncoder struct{ to jsonWriter }
 
 func (e *linesEncoder) add(data *profilespb.ProfilesData) error {
-	b, err := MarshalJSON(data)
-	if err != nil {
-		return err
-	}
-	_, err = e.to.Write(b)
-	return err
+	e.to.message(data)
+	e.to.text("\n")
+	return nil
 }
 
 func (*linesEncoder) close() error { return nil }

@@ -1,0 +1,60 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build amd64
+
+package hostile
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/otelctx/otelctx/internal/testing/burner"
+)
+
+// TestOutputs records a process with attributes that are new all the time, to files of all
+// formats (row 4). Short ones take most: each has its own entries in tables.
+func TestOutputs(t *testing.T) {
+	otelctx := recordingCommand(t)
+	attacker := startBurner(t, self, burner.Records, burner.VariedMany)
+	for _, ending := range []string{".json", ".pb.gz", ".otlp", ".jsonl", ".folded", ".html"} {
+		t.Run(ending, func(t *testing.T) {
+			r := self.recordTo(t, "p"+ending, otelctx, "--all").recorded(attacker.PID())
+			burner.AwaitUse(t, attacker, 5*time.Second)
+			d := r.interrupt()
+			t.Logf("%v of the processor, %d MB, %d samples; said: %s",
+				r.cmd.ProcessState.UserTime()+r.cmd.ProcessState.SystemTime(), r.memory.Load()>>20, d.Samples, r.stderr.String())
+			assert.Zero(t, d.Lost)
+			assert.Positive(t, d.Attributed)
+			content, err := os.ReadFile(r.file)
+			require.NoError(t, err)
+			require.NotEmpty(t, content)
+			if ending == ".json" || ending == ".jsonl" {
+				requireJSON(t, content)
+			}
+		})
+	}
+}
+
+// requireJSON fails unless there is nothing but JSON objects.
+func requireJSON(t *testing.T, content []byte) {
+	t.Helper()
+	d := json.NewDecoder(bytes.NewReader(content))
+	for {
+		var object map[string]json.RawMessage
+		err := d.Decode(&object)
+		if errors.Is(err, io.EOF) {
+			return
+		}
+		require.NoError(t, err)
+		require.Contains(t, object, "dictionary")
+	}
+}
