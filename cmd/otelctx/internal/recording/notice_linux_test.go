@@ -21,6 +21,7 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
+	"github.com/otelctx/otelctx/reader"
 )
 
 // opened returns targets that have not been started.
@@ -193,6 +194,19 @@ func TestExecutesAllTheTime(t *testing.T) {
 		require.NoError(t, err)
 	}
 	assert.Positive(t, replaced)
+}
+
+// A process that is there is not called gone, though the kernel does not list it.
+func TestUnlisted(t *testing.T) {
+	c := startShell(t)
+	ts := opened(t, Selection{PIDs: []int{c.PID()}})
+	defer ts.close()
+	err := ts.unlisted(t.Context(), c.PID(), reader.ErrProcessGone)
+	require.ErrorContains(t, err, "does not list it")
+	require.NotErrorIs(t, err, reader.ErrProcessGone)
+	c.Kill()
+	require.ErrorIs(t, ts.unlisted(t.Context(), c.PID(), reader.ErrProcessGone), reader.ErrProcessGone)
+	assert.ErrorIs(t, ts.unlisted(t.Context(), c.PID(), os.ErrClosed), os.ErrClosed)
 }
 
 // Without the kernel's help the poll finds who begins and who ends.

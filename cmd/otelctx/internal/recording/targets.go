@@ -178,13 +178,27 @@ const maxPrograms = 16
 func (ts *targets) lookFirst(ctx context.Context, pid int) (image sampler.Image, err error) {
 	for range maxPrograms {
 		if image, err = ts.sampler.Image(pid); err != nil {
-			return image, err
+			return image, ts.unlisted(ctx, pid, err)
 		}
 		if err = ts.look(ctx, sampler.Process{Image: image}); !errors.Is(err, errReplaced) {
 			return image, err
 		}
 	}
 	return image, nil
+}
+
+// unlisted returns why the kernel does not list one of the only processes to record. err says that
+// there is none. But a kernel was seen to hide a process from BPF programs that may not be read either.
+func (ts *targets) unlisted(ctx context.Context, pid int, err error) error {
+	if !errors.Is(err, reader.ErrProcessGone) {
+		return err
+	}
+	p, err := patient.Call(ctx, pid, patient.Limit, func() (*symbols.Process, error) { return openSymbols(ts.files, pid) })
+	if err != nil {
+		return err
+	}
+	_ = p.Close()
+	return fmt.Errorf("pid %d: it is there, but the kernel does not list it for BPF programs", pid)
 }
 
 // shortLook is how long a look may have gone on when the recording ends without a word
