@@ -136,6 +136,25 @@ func TestExitOtherError(t *testing.T) {
 	}
 }
 
+// A recording that has no file descriptors left says so.
+func TestFewDescriptors(t *testing.T) {
+	needSampling(t)
+	pid, failed := strconv.Itoa(startIdle(t).PID()), 0
+	for limit := 12; limit < 24; limit++ {
+		cmd := exec.Command("sh", "-c", fmt.Sprintf(`ulimit -n %d; exec "$0" record -d 0.01 "$1"`, limit), executable(t), pid)
+		got := runCommand(t, cmd)
+		if got.code == exitOK {
+			break
+		}
+		failed++
+		assert.Equal(t, exitOther, got.code, limit)
+		assert.Contains(t, got.stderr, "too many open files", limit)
+		assert.Contains(t, got.stderr, "ulimit -n", limit)
+		assert.NotContains(t, got.stderr, "verifier", limit)
+	}
+	assert.Positive(t, failed)
+}
+
 // What the command line itself is wrong about.
 func TestArgumentErrors(t *testing.T) {
 	directory := filepath.Join(t.TempDir(), "a.otlp")
