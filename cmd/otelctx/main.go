@@ -60,6 +60,7 @@ func run(args []string, s streams) int {
 		kong.Description(description+"\n\nExit codes:\n\n"+exitCodesText()),
 		kong.Vars{"version": version()},
 		kong.Writers(s.stdout, s.stderr),
+		kong.KindMapper(reflect.String, kong.MapperFunc(decodeString)),
 		kong.TypeMapper(reflect.TypeFor[time.Duration](), kong.MapperFunc(decodeDuration)),
 		kong.TypeMapper(reflect.TypeFor[recording.Filter](), kong.MapperFunc(decodeFilter)),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
@@ -86,6 +87,16 @@ func (s streams) complain(err error) {
 	if a := advice(err, os.DirFS("/proc")); a != "" {
 		_, _ = fmt.Fprintln(s.stderr, a)
 	}
+}
+
+// decodeString keeps bytes that are not UTF-8, as names of files and processes may have them. Kong's
+// own decoding turns them into others.
+func decodeString(ctx *kong.DecodeContext, target reflect.Value) error {
+	token, err := ctx.Scan.PopValue("string")
+	if err == nil {
+		target.SetString(fmt.Sprint(token.Value))
+	}
+	return err
 }
 
 // decodeDuration decodes a duration as package time has it, or a number of seconds.

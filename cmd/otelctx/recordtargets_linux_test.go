@@ -158,6 +158,17 @@ func TestRecordFiltered(t *testing.T) {
 	assert.Positive(t, d.Filtered)
 }
 
+// Names of processes and files may have any bytes, and those in lists commas behind a backslash.
+func TestRecordNames(t *testing.T) {
+	assert.Equal(t, []string{"a", "b,c", "\xff\\", "d"}, splitList([]string{`a,b\,c`, "\xff\\", "d"}))
+	assert.Empty(t, splitList(nil))
+	needSampling(t)
+	file := filepath.Join(t.TempDir(), "\xfd.pb.gz")
+	got := otelctx(t, "record", "-d", "0.01", "--name", "\xff,b", "--cgroup", "\xfe", "-o", file)
+	assert.Contains(t, got.stdout, `Recorded processes of name "\xff or b" and control group "\xfe" for `)
+	assert.FileExists(t, file)
+}
+
 // Processes are chosen by ids, name, service and control group, and others are left alone.
 func TestRecordSelected(t *testing.T) {
 	t.Parallel()
