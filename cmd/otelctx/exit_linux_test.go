@@ -127,7 +127,17 @@ func TestExitOtherError(t *testing.T) {
 	require.NoError(t, err)
 	defer func() { _ = full.Close() }()
 	pid := strconv.Itoa(startPublisher(t, "checkout", "1").PID())
-	for _, args := range [][]string{{"inspect", pid}, {"inspect", pid, "--json"}, {"list"}, {"list", "--json"}} {
+	for _, args := range [][]string{
+		{"inspect", pid},
+		{"inspect", pid, "--json"},
+		{"list"},
+		{"list", "--json"},
+		{"--help"},
+		{"record", "--help"},
+		{"--version"},
+		{"man"},
+		{"completion", "bash"},
+	} {
 		cmd := exec.Command(executable(t), args...)
 		cmd.Stdout = full
 		got := runCommand(t, cmd)

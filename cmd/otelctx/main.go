@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"reflect"
 	"strconv"
@@ -28,7 +29,7 @@ type cli struct {
 	Record     recordCommand     `cmd:""                             help:"Record what processes use the CPU for, span by span."`
 	Completion completionCommand `cmd:""                             help:"Print what completes command lines in a shell."`
 	Man        manCommand        `cmd:""                             help:"Print the manual page."`
-	Version    kong.VersionFlag  `help:"Print the version and exit."`
+	Version    versionFlag       `help:"Print the version and exit."`
 }
 
 const description = `Shows what processes publish about themselves in their process context: the OpenTelemetry resource of a ` +
@@ -66,6 +67,10 @@ func run(args []string, s streams) int {
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
 	)
 	command, err := parser.Parse(args)
+	if errors.As(err, new(*fs.PathError)) {
+		s.complainf("%v", err) // Help was asked for, and could not be written.
+		return exitOther
+	}
 	if err != nil {
 		s.complainf("%v", err)
 		s.complainf("run otelctx --help for the commands and flags")
@@ -76,6 +81,18 @@ func run(args []string, s streams) int {
 		return exitCode(err)
 	}
 	return exitOK
+}
+
+// versionFlag is kong.VersionFlag, but fails if the version cannot be written.
+type versionFlag bool
+
+// BeforeReset is called by kong.
+func (versionFlag) BeforeReset(app *kong.Kong, vars kong.Vars) error {
+	_, err := fmt.Fprintln(app.Stdout, vars["version"])
+	if err == nil {
+		app.Exit(exitOK)
+	}
+	return err
 }
 
 // complain says what has failed, and what to do about it.
