@@ -72,7 +72,8 @@ func run(args []string, s streams) int {
 		return exitOther
 	}
 	if err != nil {
-		s.complainf("%v", err)
+		// An empty value means that there is none, which need not be said.
+		s.complainf("%s", strings.Replace(err.Error(), `must be one of "",`, "must be one of ", 1))
 		s.complainf("run otelctx --help for the commands and flags")
 		return exitUsage
 	}
