@@ -190,7 +190,7 @@ func Publishers(ctx context.Context) iter.Seq2[*Process, error] {
 func (p *Process) publishes(ctx context.Context) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	err := p.locate(ctx, theContext)
+	err := p.locate(ctx, theContext, false)
 	if errors.Is(err, ErrBusy) {
 		return nil
 	}
