@@ -44,7 +44,7 @@ var graph = map[string]string{
 	"internal/apmlib":         "internal/apmlib/cgoword internal/goruntime internal/vma internal/wire x/sys",
 	"internal/apmlib/cgoword": "",
 	"resourcepublisher":       "internal/boottime internal/environment internal/procfs internal/remotemem internal/vma internal/wire otel otel/sdk proto/otlp proto/otlp/processcontext/v1development protobuf",
-	"spanctx":                 "internal/cells internal/environment internal/gorecord internal/goruntime internal/invariants internal/names internal/ring internal/scope internal/sdkspan internal/wire otel otel/sdk resourcepublisher x/sys",
+	"spanctx":                 "internal/cells internal/environment internal/gorecord internal/goruntime internal/invariants internal/names internal/ring internal/scope internal/sdksampler internal/sdkspan internal/wire otel otel/sdk resourcepublisher x/sys",
 	"scopedattr":              "internal/contextattr internal/sdksampler otel otel/log otel/metric otel/sdk scopedattr/contextattr",
 	"scopedattr/contextattr":  "internal/contextattr otel",
 	"universalprofiling":      "internal/apmlib internal/cells internal/goruntime internal/ordered internal/profilersocket internal/sdksampler internal/sdkspan internal/wire otel otel/sdk otel/trace",
