@@ -93,6 +93,9 @@ func NewSpanProcessor(opts ...Option) (*SpanProcessor, error) {
 	return p, nil
 }
 
+// errNoCarrier says that none was asked for.
+var errNoCarrier = errors.New("no carrier is on")
+
 func newSpanProcessor(c config) (_ *SpanProcessor, refusedKeys int, err error) {
 	building.Lock()
 	defer building.Unlock()
@@ -105,12 +108,15 @@ func newSpanProcessor(c config) (_ *SpanProcessor, refusedKeys int, err error) {
 	if err := c.check(); err != nil {
 		return nil, 0, err
 	}
+	if !c.threadSlots && !c.goroutineSlots && !c.goroutineRecord {
+		return nil, 0, errNoCarrier
+	}
 	p := &SpanProcessor{runtime: c.runtime, positions: new(ring.Positions), labels: c.labels, config: c, users: 1}
 	keys, refusedKeys := p.keys.Load().Append(c.keys...)
 	p.keys.Store(keys)
 	p.openCarriers()
 	if p.threads == nil && p.goroutines == nil && !p.records {
-		return nil, 0, errors.Join(errors.New("no carrier is on"), p.refused)
+		return nil, 0, fmt.Errorf("no carrier is on: %w", p.refused)
 	}
 	if p.cells, err = cells.New(cells.Options{Spare: p.isShown, Hide: p.hide, Evict: p.evict, Heap: c.heap}); err != nil {
 		p.off("list of live spans is", err)
@@ -201,7 +207,8 @@ func WithPublishing(opts ...Option) sdktrace.TracerProviderOption {
 // options the provider takes it as it is.
 //
 // With the environment variable OTELCTX_SPANS_DISABLED=true (default: false) it returns
-// nil; [WithEnabled] overrides that. The package's documentation has the variables that
+// nil; [WithEnabled] overrides that. So it does with OTELCTX_SPAN_CARRIERS=none, if no
+// option turns a carrier on. The package's documentation has the variables that
 // choose what is published, which options override.
 func ForProvider(opts ...Option) *SpanProcessor {
 	if !isEnabled(opts) {
@@ -209,6 +216,9 @@ func ForProvider(opts ...Option) *SpanProcessor {
 	}
 	for {
 		p, err := NewSpanProcessor(opts...)
+		if errors.Is(err, errNoCarrier) && len(environment.SpanCarriers.Members(allCarriers...)) == 0 {
+			return nil
+		}
 		if errors.Is(err, ErrProcessorExists) {
 			if p, err = share(opts); p == nil {
 				continue // It has gone meanwhile.
