@@ -116,6 +116,8 @@ func (w *testWriter) do(step string, args []string) (string, error) {
 		return "ok", w.memfd.Truncate(0)
 	case "close":
 		return "ok", w.region.Close()
+	case "end-first-thread":
+		return "ok", childproc.EndFirstThread()
 	case "undumpable":
 		return "ok", childproc.ForbidReaders()
 	case "exec":

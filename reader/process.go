@@ -78,6 +78,49 @@ type linuxTarget struct {
 	remotemem.Memory
 }
 
+// ReadAt is that of remotemem.Memory, also of a process whose first thread has ended.
+func (t linuxTarget) ReadAt(b []byte, off int64) (int, error) {
+	n, err := t.Memory.ReadAt(b, off)
+	if err != nil {
+		return t.byThread(n, err, func(m remotemem.Memory) (int, error) { return m.ReadAt(b, off) })
+	}
+	return n, nil
+}
+
+// ReadParts is likewise.
+func (t linuxTarget) ReadParts(parts []remotemem.Part) (int, error) {
+	n, err := t.Memory.ReadParts(parts)
+	if err != nil {
+		return t.byThread(n, err, func(m remotemem.Memory) (int, error) { return m.ReadParts(parts) })
+	}
+	return n, nil
+}
+
+// byThread returns what read returns of the memory by the id of another thread, if err says that
+// the first one has none. It has ended then, while the process may go on.
+func (t linuxTarget) byThread(n int, err error, read func(remotemem.Memory) (int, error)) (int, error) {
+	if !errors.Is(err, syscall.ESRCH) {
+		return n, err
+	}
+	for tid, errThreads := range t.Threads() {
+		if errThreads != nil {
+			break
+		}
+		thread, errThread := t.Thread(tid)
+		if errThread != nil {
+			continue
+		}
+		n, errRead := read(remotemem.Of(tid))
+		// As long as the thread lives the id was its own.
+		errThread = thread.Alive()
+		_ = thread.Close()
+		if errThread == nil && !errors.Is(errRead, syscall.ESRCH) {
+			return n, errRead
+		}
+	}
+	return 0, err
+}
+
 const procRoot = "/proc"
 
 // Open prepares to read the process with id pid. It reads nothing yet, so that it
@@ -147,7 +190,7 @@ func Publishers(ctx context.Context) iter.Seq2[*Process, error] {
 func (p *Process) publishes(ctx context.Context) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	err := p.locate(ctx, theContext)
+	err := p.locate(ctx, theContext, false)
 	if errors.Is(err, ErrBusy) {
 		return nil
 	}

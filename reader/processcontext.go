@@ -173,7 +173,7 @@ func (p *Process) read(ctx context.Context, k publication) (*ProcessContext, err
 		if err := ctx.Err(); err != nil {
 			return nil, p.error(err)
 		}
-		pc, err := p.readOnce(ctx, k)
+		pc, err := p.readOnce(ctx, k, attempt == maxAttempts)
 		if err == nil || !errors.Is(err, ErrBusy) || attempt == maxAttempts {
 			return pc, err
 		}
@@ -210,9 +210,9 @@ func (p *Process) changed(k publication, publishedAtNS uint64) (bool, error) {
 }
 
 // readOnce finds a publication, if that has not been done, and reads it.
-func (p *Process) readOnce(ctx context.Context, k publication) (*ProcessContext, error) {
+func (p *Process) readOnce(ctx context.Context, k publication, last bool) (*ProcessContext, error) {
 	if p.found[k].Name == "" {
-		if err := p.locate(ctx, k); err != nil {
+		if err := p.locate(ctx, k, last); err != nil {
 			return nil, err
 		}
 	}
@@ -313,8 +313,9 @@ func decodePayload(payload []byte) (*processcontextpb.ProcessContext, error) {
 	return msg, nil
 }
 
-// locate sets p.found to the one mapping that has a publication.
-func (p *Process) locate(ctx context.Context, k publication) error {
+// locate sets p.found to the one mapping that has a publication. last says that a mapping which
+// cannot be read, as one of a truncated file, has had the time to go away.
+func (p *Process) locate(ctx context.Context, k publication, last bool) error {
 	candidates, err := p.candidates(ctx, k)
 	if err != nil {
 		return err
@@ -327,10 +328,10 @@ func (p *Process) locate(ctx context.Context, k publication) error {
 	for _, m := range candidates {
 		h, err := p.readHeader(m)
 		switch {
-		case errors.Is(err, syscall.EFAULT), errors.Is(err, wire.ErrProcessContextUnsigned):
+		case errors.Is(err, syscall.EFAULT) && !last, errors.Is(err, wire.ErrProcessContextUnsigned):
 			// Just withdrawn, or just being published.
 			changing = true
-		case errors.Is(err, wire.ErrProcessContextHeader):
+		case errors.Is(err, syscall.EFAULT), errors.Is(err, wire.ErrProcessContextHeader):
 			// The name may be made of anything, terminal control sequences included.
 			err = fmt.Errorf("%q: %w", m.Name, err)
 			if rejections != nil {

@@ -313,6 +313,11 @@ func actors(p *childproc.Parent) {
 			p.Send("ok")
 			continue
 		}
+		if words[0] == "end-first-thread" {
+			p.Must(childproc.EndFirstThread())
+			p.Send("ok")
+			continue
+		}
 		name := words[1]
 		a := all[name]
 		if words[0] == "end-elsewhere" { // here, where the actor spins on

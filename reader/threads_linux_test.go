@@ -145,6 +145,13 @@ func waits(t *testing.T, p *Process, tid int) {
 	}
 }
 
+// Spans are read by another thread if the first one has ended.
+func TestThreadsWithoutTheFirst(t *testing.T) {
+	c, p := acting(t, "slots record advertise publish")
+	tellf(t, c, "end-first-thread")
+	steadily(t, p, proven(spinIn(t, c, "show a"), GoroutineRecord))
+}
+
 func TestGoroutineThatWaitsIsOnNoThread(t *testing.T) {
 	c, p := acting(t, "slots goroutine-slots record advertise publish")
 	tellf(t, c, "lock a")

@@ -93,10 +93,13 @@ const (
 	CarrierGoroutineRecord = "goroutine_record"
 )
 
+// allCarriers are the names of all carriers.
+var allCarriers = []string{CarrierThreadSlots, CarrierGoroutineSlots, CarrierGoroutineRecord}
+
 // fromEnvironment is c with what an operator asks for: the carriers, or all of them, and
 // all else for which there is an environment variable.
 func (c config) fromEnvironment() config {
-	for _, name := range environment.SpanCarriers.Members(CarrierThreadSlots, CarrierGoroutineSlots, CarrierGoroutineRecord) {
+	for _, name := range environment.SpanCarriers.Members(allCarriers...) {
 		c.threadSlots = c.threadSlots || name == CarrierThreadSlots
 		c.goroutineSlots = c.goroutineSlots || name == CarrierGoroutineSlots
 		c.goroutineRecord = c.goroutineRecord || name == CarrierGoroutineRecord

@@ -15,6 +15,7 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 
 	"github.com/otelctx/otelctx/internal/cells"
+	"github.com/otelctx/otelctx/internal/environment"
 	"github.com/otelctx/otelctx/internal/gorecord"
 	"github.com/otelctx/otelctx/internal/goruntime"
 	"github.com/otelctx/otelctx/internal/names"
@@ -93,6 +94,9 @@ func newSpanProcessor(c config) (*SpanProcessor, error) {
 	return p, nil
 }
 
+// errNoCarrier says that none was asked for.
+var errNoCarrier = errors.New("no carrier is on")
+
 // build returns a SpanProcessor that is active, and how many of the keys it has no room for.
 func build(c config) (_ *SpanProcessor, refusedKeys int, err error) {
 	building.Lock()
@@ -106,6 +110,9 @@ func build(c config) (_ *SpanProcessor, refusedKeys int, err error) {
 	if err := c.check(); err != nil {
 		return nil, 0, err
 	}
+	if !c.threadSlots && !c.goroutineSlots && !c.goroutineRecord {
+		return nil, 0, errNoCarrier
+	}
 	if c.runtime == nil {
 		c.runtime = goruntime.Calibrate()
 	}
@@ -114,7 +121,7 @@ func build(c config) (_ *SpanProcessor, refusedKeys int, err error) {
 	p.keys.Store(keys)
 	p.openCarriers()
 	if p.threads == nil && p.goroutines == nil && !p.records {
-		return nil, 0, errors.Join(errors.New("no carrier is on"), p.refused)
+		return nil, 0, fmt.Errorf("no carrier is on: %w", p.refused)
 	}
 	if p.cells, err = cells.New(cells.Options{Spare: p.isShown, Evict: p.evict, Heap: c.heap}); err != nil {
 		p.off("span table is", err)
@@ -205,7 +212,8 @@ func WithPublishing(opts ...Option) sdktrace.TracerProviderOption {
 // options the provider takes it as it is.
 //
 // With the environment variable OTELCTX_SPANS_DISABLED=true (default: false) it returns
-// nil; [WithEnabled] overrides that. The package's documentation has the variables that
+// nil; [WithEnabled] overrides that. So it does with OTELCTX_SPAN_CARRIERS=none, if no
+// option turns a carrier on. The package's documentation has the variables that
 // choose what is published, which options override.
 func ForProvider(opts ...Option) *SpanProcessor {
 	c := newConfig(opts)
@@ -214,6 +222,9 @@ func ForProvider(opts ...Option) *SpanProcessor {
 	}
 	for {
 		p, err := newSpanProcessor(c)
+		if errors.Is(err, errNoCarrier) && len(environment.SpanCarriers.Members(allCarriers...)) == 0 {
+			return nil
+		}
 		if errors.Is(err, ErrProcessorExists) {
 			if p, err = share(opts); p == nil {
 				continue // It has gone meanwhile.

@@ -319,7 +319,14 @@ func TestEnvironment(t *testing.T) {
 		"and an option":    {"", "thread_slots", []Option{WithThreadSlots(false), WithGoroutineRecord(true)}, all[2:], ""},
 		"unknown carrier":  {"", "thread_slots,labels", nil, all[:1], `OTELCTX_SPAN_CARRIERS: "labels" is none of thread_slots, goroutine_slots, goroutine_record, or none`},
 		"unknown alone":    {"", "threads", nil, all, `OTELCTX_SPAN_CARRIERS: "threads" is none of thread_slots, goroutine_slots, goroutine_record, or none`},
-		"none":             {"", "none", nil, nil, "publish active spans: no carrier is on"},
+		"none":             {"", "none", nil, nil, ""},
+		"none but one":     {"", "none", []Option{WithGoroutineSlots(true)}, all[1:2], ""},
+		"none by options": {
+			"", "",
+			[]Option{WithThreadSlots(false), WithGoroutineSlots(false), WithGoroutineRecord(false)},
+			nil,
+			"publish active spans: no carrier is on",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Setenv("OTELCTX_SPANS_DISABLED", tt.disabled)

@@ -7,6 +7,8 @@ import (
 	"fmt"
 
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+
+	"github.com/otelctx/otelctx/internal/sdksampler"
 )
 
 // RecordUnsampled returns a sampler that decides as s does, but records what s drops,
@@ -16,7 +18,15 @@ import (
 // It costs what recording costs: an unsampled span becomes about as expensive as a
 // sampled one is before its export (benchmarks/README.md has figures). Profiles then
 // hold ids of spans that no backend has.
-func RecordUnsampled(s sdktrace.Sampler) sdktrace.Sampler { return recordUnsampled{s} }
+//
+// nil stands for the sampler that a provider has without an option, which
+// OTEL_TRACES_SAMPLER and OTEL_TRACES_SAMPLER_ARG choose.
+func RecordUnsampled(s sdktrace.Sampler) sdktrace.Sampler {
+	if s == nil {
+		s = sdksampler.Default()
+	}
+	return recordUnsampled{s}
+}
 
 type recordUnsampled struct{ sdktrace.Sampler }
 

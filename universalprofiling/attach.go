@@ -12,6 +12,7 @@ import (
 
 	"github.com/otelctx/otelctx/internal/apmlib"
 	"github.com/otelctx/otelctx/internal/cells"
+	"github.com/otelctx/otelctx/internal/sdksampler"
 	"github.com/otelctx/otelctx/internal/sdkspan"
 )
 
@@ -104,7 +105,15 @@ func (g *guests) add(ref cells.Ref, n int32) {
 // that next drops. Processors do not see such a span. Without Refresh the thread would go on
 // showing what it showed before, which may be another goroutine's transaction. A dropped child
 // of a live span counts for that span.
-func NewSampler(next sdktrace.Sampler) sdktrace.Sampler { return sampler{next} }
+//
+// nil stands for the sampler that a provider has without an option, which
+// OTEL_TRACES_SAMPLER and OTEL_TRACES_SAMPLER_ARG choose.
+func NewSampler(next sdktrace.Sampler) sdktrace.Sampler {
+	if next == nil {
+		next = sdksampler.Default()
+	}
+	return sampler{next}
+}
 
 type sampler struct{ sdktrace.Sampler }
 

@@ -166,6 +166,17 @@ func TestRefresh(t *testing.T) {
 	})
 }
 
+// No sampler stands for the one that a provider has without an option.
+func TestSamplerOfNone(t *testing.T) {
+	for env, sampled := range map[string]bool{"parentbased_always_on": true, "always_off": false} {
+		t.Setenv("OTEL_TRACES_SAMPLER", env)
+		tp := sdktrace.NewTracerProvider(sdktrace.WithSampler(NewSampler(nil)))
+		_, span := tp.Tracer("test").Start(t.Context(), "a")
+		assert.Equal(t, sampled, span.SpanContext().IsSampled(), env)
+		span.End()
+	}
+}
+
 // A span that is not sampled does not count for what the thread showed before; but one within
 // a live span counts for that.
 func TestSampler(t *testing.T) {

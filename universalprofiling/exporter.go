@@ -36,7 +36,12 @@ const (
 // [WithIntegration] has been called when it exports its first span, that is reported once to
 // [otel.Handle]. An exporter of this function is returned as it is. The exporter does not
 // call next concurrently; its own methods may be. Shut it down, as its provider does.
+//
+// If next is nil so is what is returned, with which the SDK's batch processor exports nothing.
 func NewExporter(next sdktrace.SpanExporter) sdktrace.SpanExporter {
+	if next == nil {
+		return nil
+	}
 	if e, ok := next.(*exporter); ok {
 		return e
 	}

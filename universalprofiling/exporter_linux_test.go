@@ -19,6 +19,15 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
+// Where there is no exporter the SDK's batch processor exports nothing.
+func TestNoExporter(t *testing.T) {
+	assert.Nil(t, NewExporter(nil))
+	tp := sdktrace.NewTracerProvider(sdktrace.WithBatcher(NewExporter(nil)))
+	_, span := tp.Tracer("test").Start(t.Context(), "a")
+	span.End()
+	require.NoError(t, tp.Shutdown(t.Context()))
+}
+
 // Whatever the order of the processors, ForceFlush and Shutdown export everything.
 func TestForceFlushAndShutdownExportEverything(t *testing.T) {
 	for name, integrationFirst := range map[string]bool{"integration first": true, "exporter first": false} {

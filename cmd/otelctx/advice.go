@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/launch"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
@@ -40,6 +41,8 @@ a container's own ids mean nothing outside of it.`
 wrote over its memory, is at fault.`
 	case errors.Is(err, reader.ErrBusy):
 		return `Try again. If that goes on, the process updates its context all the time, or stopped in the midst of an update.`
+	case errors.Is(err, syscall.EMFILE):
+		return "The limit of open files is too low. Raise it: ulimit -n 1024"
 	case errors.Is(err, errors.ErrUnsupported):
 		return "Process contexts can only be read on Linux, and recorded there from 5.10 on (arm64: 5.12), with BTF, on amd64 and arm64."
 	default:

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/fstest"
 
@@ -62,4 +63,10 @@ func TestUnsupportedPlatform(t *testing.T) {
 	err := fmt.Errorf("reader: %w", errors.ErrUnsupported)
 	assert.Equal(t, exitOther, exitCode(err))
 	assert.Contains(t, advice(err, fstest.MapFS{}), "Linux")
+}
+
+func TestTooManyOpenFiles(t *testing.T) {
+	err := fmt.Errorf("load the BPF program: %w", syscall.EMFILE)
+	assert.Equal(t, exitOther, exitCode(err))
+	assert.Contains(t, advice(err, fstest.MapFS{}), "ulimit -n")
 }

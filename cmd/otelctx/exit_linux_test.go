@@ -127,13 +127,42 @@ func TestExitOtherError(t *testing.T) {
 	require.NoError(t, err)
 	defer func() { _ = full.Close() }()
 	pid := strconv.Itoa(startPublisher(t, "checkout", "1").PID())
-	for _, args := range [][]string{{"inspect", pid}, {"inspect", pid, "--json"}, {"list"}, {"list", "--json"}} {
+	for _, args := range [][]string{
+		{"inspect", pid},
+		{"inspect", pid, "--json"},
+		{"list"},
+		{"list", "--json"},
+		{"--help"},
+		{"record", "--help"},
+		{"--version"},
+		{"man"},
+		{"completion", "bash"},
+	} {
 		cmd := exec.Command(executable(t), args...)
 		cmd.Stdout = full
 		got := runCommand(t, cmd)
 		assert.Equal(t, exitOther, got.code, args)
 		assert.Contains(t, got.stderr, "no space left on device", args)
 	}
+}
+
+// A recording that has no file descriptors left says so.
+func TestFewDescriptors(t *testing.T) {
+	needSampling(t)
+	pid, failed := strconv.Itoa(startIdle(t).PID()), 0
+	for limit := 12; limit < 24; limit++ {
+		cmd := exec.Command("sh", "-c", fmt.Sprintf(`ulimit -n %d; exec "$0" record -d 0.01 "$1"`, limit), executable(t), pid)
+		got := runCommand(t, cmd)
+		if got.code == exitOK {
+			break
+		}
+		failed++
+		assert.Equal(t, exitOther, got.code, limit)
+		assert.Contains(t, got.stderr, "too many open files", limit)
+		assert.Contains(t, got.stderr, "ulimit -n", limit)
+		assert.NotContains(t, got.stderr, "verifier", limit)
+	}
+	assert.Positive(t, failed)
 }
 
 // What the command line itself is wrong about.
@@ -182,14 +211,14 @@ func TestArgumentErrors(t *testing.T) {
 		{"record -p 2147483647", exitProcessGone, ""},
 		{"record 1 --freq=0", exitUsage, ""},
 		{"record 1 --freq=50000", exitUsage, ""},
-		{"record 1 --carrier=goroutine_record", exitUsage, ""},
+		{"record 1 --carrier=goroutine_record", exitUsage, `--carrier must be one of "labels",`},
 		{"record 1 --duration=-1s", exitUsage, ""},
 		{"record 1 --top=-1", exitUsage, ""},
 		{"record 1 --output=a.svg", exitUsage, ""},
 		{"record 1 --output=-", exitUsage, ""},
 		{"record 1 --format=otlp", exitUsage, "needs --output"},
 		{"record 1 --no-symbols --group-by function", exitUsage, "leave out --no-symbols"},
-		{"record 1 --format=svg --output=a", exitUsage, ""},
+		{"record 1 --format=svg --output=a", exitUsage, `--format must be one of "pprof",`},
 		{"record 1 --repeat", exitUsage, ""},
 		{"record --all --repeat", exitUsage, ""},
 		{"record --all --repeat --otlp-endpoint= --duration=0", exitUsage, ""},

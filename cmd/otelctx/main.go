@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"reflect"
 	"strconv"
@@ -28,7 +29,7 @@ type cli struct {
 	Record     recordCommand     `cmd:""                             help:"Record what processes use the CPU for, span by span."`
 	Completion completionCommand `cmd:""                             help:"Print what completes command lines in a shell."`
 	Man        manCommand        `cmd:""                             help:"Print the manual page."`
-	Version    kong.VersionFlag  `help:"Print the version and exit."`
+	Version    versionFlag       `help:"Print the version and exit."`
 }
 
 const description = `Shows what processes publish about themselves in their process context: the OpenTelemetry resource of a ` +
@@ -60,13 +61,19 @@ func run(args []string, s streams) int {
 		kong.Description(description+"\n\nExit codes:\n\n"+exitCodesText()),
 		kong.Vars{"version": version()},
 		kong.Writers(s.stdout, s.stderr),
+		kong.KindMapper(reflect.String, kong.MapperFunc(decodeString)),
 		kong.TypeMapper(reflect.TypeFor[time.Duration](), kong.MapperFunc(decodeDuration)),
 		kong.TypeMapper(reflect.TypeFor[recording.Filter](), kong.MapperFunc(decodeFilter)),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
 	)
 	command, err := parser.Parse(args)
+	if errors.As(err, new(*fs.PathError)) {
+		s.complainf("%v", err) // Help was asked for, and could not be written.
+		return exitOther
+	}
 	if err != nil {
-		s.complainf("%v", err)
+		// An empty value means that there is none, which need not be said.
+		s.complainf("%s", strings.Replace(err.Error(), `must be one of "",`, "must be one of ", 1))
 		s.complainf("run otelctx --help for the commands and flags")
 		return exitUsage
 	}
@@ -75,6 +82,18 @@ func run(args []string, s streams) int {
 		return exitCode(err)
 	}
 	return exitOK
+}
+
+// versionFlag is kong.VersionFlag, but fails if the version cannot be written.
+type versionFlag bool
+
+// BeforeReset is called by kong.
+func (versionFlag) BeforeReset(app *kong.Kong, vars kong.Vars) error {
+	_, err := fmt.Fprintln(app.Stdout, vars["version"])
+	if err == nil {
+		app.Exit(exitOK)
+	}
+	return err
 }
 
 // complain says what has failed, and what to do about it.
@@ -86,6 +105,16 @@ func (s streams) complain(err error) {
 	if a := advice(err, os.DirFS("/proc")); a != "" {
 		_, _ = fmt.Fprintln(s.stderr, a)
 	}
+}
+
+// decodeString keeps bytes that are not UTF-8, as names of files and processes may have them. Kong's
+// own decoding turns them into others.
+func decodeString(ctx *kong.DecodeContext, target reflect.Value) error {
+	token, err := ctx.Scan.PopValue("string")
+	if err == nil {
+		target.SetString(fmt.Sprint(token.Value))
+	}
+	return err
 }
 
 // decodeDuration decodes a duration as package time has it, or a number of seconds.

@@ -286,6 +286,8 @@ func (c *recordCommand) complain(s streams, r *recording.Result) {
 	}
 	if c.selecting() && len(r.Processes) == 0 {
 		s.complainf("no process was found that matches, and has used the processor meanwhile")
+	} else if !c.Repeat && r.Samples+r.Lost+r.Replaced+r.Filtered == 0 {
+		s.complainf("there are no samples: processes are sampled only while they use the processor")
 	}
 	if r.Lost > 0 {
 		s.complainf("%d samples were lost: a lower --freq, or a machine with less to do, loses none", r.Lost)

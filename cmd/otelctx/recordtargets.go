@@ -17,12 +17,12 @@ import (
 
 // recordTargets are the flags and arguments that say what to record.
 type recordTargets struct {
-	PIDArgs  []processID `arg:""                                                                                                                                     help:"The processes to record." name:"pid"            optional:""`
-	PIDList  []processID `help:"The processes to record, as the arguments say it."                                                                                   name:"pid"                      placeholder:"PID,…"   short:"p"`
+	PIDArgs  []processID `arg:""                                                                                                                                     help:"The processes to record." name:"pid"              optional:""`
+	PIDList  []processID `help:"The processes to record, as the arguments say it."                                                                                   name:"pid"                      placeholder:"PID,…"     short:"p"`
 	All      bool        `help:"Record every process that publishes a context or spans, also those that come to it meanwhile."                                       name:"all"                      short:"a"`
-	Names    []string    `help:"Record the processes with this name: that of their executable, or the one that ps shows. Several names mean any of them."            name:"name"                     placeholder:"NAME"`
-	Services []string    `help:"Record the processes of this service, by the service.name that they publish. Several mean any of them."                              name:"service"                  placeholder:"NAME"`
-	Cgroups  []string    `help:"Record the processes in this control group: its path, its name, or a container's id of 12 or more digits. Several mean any of them." name:"cgroup"                   placeholder:"GROUP"`
+	Names    []string    `help:"Record the processes with this name: that of their executable, or the one that ps shows. Several names mean any of them."            name:"name"                     placeholder:"NAME,…"    sep:"none"`
+	Services []string    `help:"Record the processes of this service, by the service.name that they publish. Several mean any of them."                              name:"service"                  placeholder:"NAME,…"    sep:"none"`
+	Cgroups  []string    `help:"Record the processes in this control group: its path, its name, or a container's id of 12 or more digits. Several mean any of them." name:"cgroup"                   placeholder:"GROUP,…"   sep:"none"`
 	// PIDs are those of both.
 	PIDs []int `kong:"-"`
 	// Command is what comes after --, and started its process id once it runs.
@@ -57,8 +57,21 @@ func cutCommand(args []string) (rest, command []string) {
 	return args, nil
 }
 
+// splitList splits what has several values at commas, but not where a backslash is before one. Unlike
+// kong it keeps bytes that are not UTF-8, which the names of processes and control groups may have.
+func splitList(list []string) (values []string) {
+	const comma = "\x00" // which no argument has
+	for _, several := range list {
+		for value := range strings.SplitSeq(strings.ReplaceAll(several, `\,`, comma), ",") {
+			values = append(values, strings.ReplaceAll(value, comma, ","))
+		}
+	}
+	return values
+}
+
 // validate makes sure that there is one way in which processes are chosen.
 func (t *recordTargets) validate() error {
+	t.Names, t.Services, t.Cgroups = splitList(t.Names), splitList(t.Services), splitList(t.Cgroups)
 	for _, pid := range slices.Concat(t.PIDArgs, t.PIDList) {
 		if pid <= 0 {
 			return fmt.Errorf("%d is not a process id", pid)

@@ -10,6 +10,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -156,6 +157,26 @@ func TestRecordFiltered(t *testing.T) {
 	assert.Zero(t, d.Samples)
 	assert.Empty(t, d.Processes)
 	assert.Positive(t, d.Filtered)
+}
+
+// Names of processes and files may have any bytes, and those in lists commas behind a backslash.
+func TestRecordNames(t *testing.T) {
+	assert.Equal(t, []string{"a", "b,c", "\xff\\", "d"}, splitList([]string{`a,b\,c`, "\xff\\", "d"}))
+	assert.Empty(t, splitList(nil))
+	needSampling(t)
+	file := filepath.Join(t.TempDir(), "\xfd.pb.gz")
+	got := otelctx(t, "record", "-d", "0.01", "--name", "\xff,b", "--cgroup", "\xfe", "-o", file)
+	assert.Contains(t, got.stdout, `Recorded processes of name "\xff or b" and control group "\xfe" for `)
+	assert.FileExists(t, file)
+}
+
+// A process that waits has no samples, and it is said why.
+func TestRecordIdle(t *testing.T) {
+	needSampling(t)
+	c := childproc.Run(t, exec.Command("sleep", "1000"))
+	got := otelctx(t, "record", "-F", "1", "-d", "0.01", "--json", strconv.Itoa(c.PID()))
+	assert.Zero(t, decodeRecord(t, got).Samples)
+	assert.Equal(t, "otelctx: there are no samples: processes are sampled only while they use the processor\n", got.stderr)
 }
 
 // Processes are chosen by ids, name, service and control group, and others are left alone.

@@ -39,14 +39,15 @@ var graph = map[string]string{
 	"internal/contextattr":    "otel",
 	"internal/names":          "internal/gorecord internal/vma internal/wire",
 	"internal/scope":          "internal/contextattr internal/gorecord otel",
+	"internal/sdksampler":     "otel/sdk",
 	"internal/sdkspan":        "otel/sdk otel/trace",
 	"internal/apmlib":         "internal/apmlib/cgoword internal/goruntime internal/vma internal/wire x/sys",
 	"internal/apmlib/cgoword": "",
 	"resourcepublisher":       "internal/boottime internal/environment internal/procfs internal/remotemem internal/vma internal/wire otel otel/sdk proto/otlp proto/otlp/processcontext/v1development protobuf",
-	"spanctx":                 "internal/cells internal/environment internal/gorecord internal/goruntime internal/invariants internal/names internal/ring internal/scope internal/sdkspan internal/wire otel otel/sdk resourcepublisher x/sys",
-	"scopedattr":              "internal/contextattr otel otel/log otel/metric otel/sdk scopedattr/contextattr",
+	"spanctx":                 "internal/cells internal/environment internal/gorecord internal/goruntime internal/invariants internal/names internal/ring internal/scope internal/sdksampler internal/sdkspan internal/wire otel otel/sdk resourcepublisher x/sys",
+	"scopedattr":              "internal/contextattr internal/sdksampler otel otel/log otel/metric otel/sdk scopedattr/contextattr",
 	"scopedattr/contextattr":  "internal/contextattr otel",
-	"universalprofiling":      "internal/apmlib internal/cells internal/goruntime internal/ordered internal/profilersocket internal/sdkspan internal/wire otel otel/sdk otel/trace",
+	"universalprofiling":      "internal/apmlib internal/cells internal/goruntime internal/ordered internal/profilersocket internal/sdksampler internal/sdkspan internal/wire otel otel/sdk otel/trace",
 
 	// Without code: rules for tools, and what they add to a program.
 	"instrumentation": "internal/environment otel otel/sdk resourcepublisher spanctx universalprofiling",

@@ -87,23 +87,72 @@ func (p *Process) Alive() error {
 	return goneError(err)
 }
 
+// Thread opens the thread tid of the process, as [FS.Process] does a process. The error wraps
+// [ErrProcessGone] if it has no such thread.
+func (p *Process) Thread(tid int) (*Process, error) {
+	dir, err := p.dir.OpenRoot(filepath.Join("task", strconv.Itoa(tid)))
+	if err != nil {
+		return nil, goneError(err)
+	}
+	return &Process{dir: dir}, nil
+}
+
 // Maps yields the mappings of the process as [Maps] does. Reading them needs the
 // same access as a ptrace read (PTRACE_MODE_READ_FSCREDS): without it the error
 // wraps [fs.ErrPermission].
+//
+// The first thread may have ended before others. Then it has no mappings any more, and those
+// of the first other thread are yielded that has some.
 func (p *Process) Maps(keep func(name []byte) bool) iter.Seq2[Mapping, error] {
 	return func(yield func(Mapping, error) bool) {
 		f, err := p.dir.Open("maps")
-		if err != nil {
+		if err != nil && !errors.Is(err, syscall.ESRCH) {
 			yield(Mapping{}, goneError(err))
 			return
 		}
-		defer func() { _ = f.Close() }()
-		for m, err := range Maps(f, keep) {
-			if !yield(m, goneError(err)) {
+		if err == nil && maps(f, keep, yield) {
+			return
+		}
+		for tid, err := range p.Threads() {
+			if err != nil {
+				yield(Mapping{}, err)
+				return
+			}
+			f, err := p.dir.Open(filepath.Join("task", strconv.Itoa(tid), "maps"))
+			switch err = goneError(err); {
+			case errors.Is(err, ErrProcessGone): // The thread is, or has no mappings either.
+			case err != nil:
+				yield(Mapping{}, err)
+				return
+			case maps(f, keep, yield):
 				return
 			}
 		}
 	}
+}
+
+// maps yields the mappings out of f, and closes it. It reports whether there were any, or an error.
+func maps(f *os.File, keep func(name []byte) bool, yield func(Mapping, error) bool) bool {
+	defer func() { _ = f.Close() }()
+	content := &noticing{Reader: f}
+	for m, err := range Maps(content, keep) {
+		if !yield(m, goneError(err)) || err != nil {
+			return true
+		}
+	}
+	return content.any
+}
+
+// noticing notes whether there was anything to read.
+type noticing struct {
+	io.Reader
+	any bool
+}
+
+func (n *noticing) Read(b []byte) (int, error) {
+	read, err := n.Reader.Read(b)
+	n.any = n.any || read > 0
+	return read, err
 }
 
 // goneError adds ErrProcessGone to the errors by which the kernel says so. The entries

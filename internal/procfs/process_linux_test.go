@@ -21,8 +21,9 @@ import (
 
 func TestMain(m *testing.M) {
 	childproc.Main(m, map[string]func(*childproc.Parent){
-		"idle":   idle,
-		"nobody": nobody,
+		"idle":     idle,
+		"nobody":   nobody,
+		"headless": headless,
 	})
 }
 
@@ -30,6 +31,12 @@ func TestMain(m *testing.M) {
 func idle(p *childproc.Parent) {
 	p.Send("ready")
 	p.Receive()
+}
+
+// headless has no first thread any more.
+func headless(p *childproc.Parent) {
+	p.Must(childproc.EndFirstThread())
+	idle(p)
 }
 
 // nobody gives up root's rights and says what comes of reading the maps of a process then.
@@ -127,6 +134,35 @@ func TestLifeOfAProcess(t *testing.T) {
 	require.ErrorIs(t, err, ErrProcessGone)
 }
 
+// A process whose first thread has ended has the mappings of the others.
+func TestMapsWithoutTheFirstThread(t *testing.T) {
+	child := childproc.Start(t, "headless", nil)
+	child.Expect("ready")
+	p := openIn(t, "/proc", child.PID())
+	got, err := collect(t, p.Maps(all))
+	require.NoError(t, err)
+	assert.NotEmpty(t, got)
+	kept, err := collect(t, p.Maps(none))
+	require.NoError(t, err)
+	assert.Empty(t, kept)
+	for m, err := range p.Maps(all) {
+		require.NoError(t, err)
+		assert.Equal(t, got[0], m)
+		break
+	}
+
+	first, err := p.Thread(child.PID())
+	require.NoError(t, err)
+	got, err = collect(t, first.Maps(all))
+	require.ErrorIs(t, err, ErrProcessGone, "a thread has no threads")
+	assert.Empty(t, got)
+	child.Kill()
+	require.ErrorIs(t, first.Alive(), ErrProcessGone)
+	require.NoError(t, first.Close())
+	_, err = p.Thread(child.PID())
+	require.ErrorIs(t, err, ErrProcessGone)
+}
+
 func TestProcessEndsWhileItsMapsAreRead(t *testing.T) {
 	child, p := idleChild(t)
 	lines := 0
@@ -148,5 +184,11 @@ func TestMapsNotPermitted(t *testing.T) {
 	}
 	child := childproc.Start(t, "nobody", nil)
 	assert.Contains(t, child.Ask("%d", os.Getpid()), "true: ")
+	child.Done()
+
+	other := childproc.Start(t, "headless", nil)
+	other.Expect("ready")
+	child = childproc.Start(t, "nobody", nil)
+	assert.Contains(t, child.Ask("%d", other.PID()), "true: ", "by another thread than the first")
 	child.Done()
 }

@@ -68,8 +68,39 @@ func (c *Child) Zombie() {
 		if err != nil || time.Now().After(end) {
 			c.t.Fatalf("no zombie: %q, %v", stat, err)
 		}
-		if bytes.Contains(stat, []byte(") Z ")) {
+		// The first thread may have ended before the others, which have memory yet.
+		threads, _ := os.ReadDir(fmt.Sprintf("/proc/%d/task", c.PID()))
+		if bytes.Contains(stat, []byte(") Z ")) && len(threads) == 1 {
 			return
+		}
+	}
+}
+
+// EndFirstThread ends the first thread of this process, as pthread_exit in C's main does. It
+// returns when the thread has given up its memory. No goroutine may be locked to it.
+func EndFirstThread() error {
+	ended := make(chan struct{})
+	var visit func()
+	visit = func() {
+		runtime.LockOSThread() // The next one is on another thread.
+		if unix.Gettid() != unix.Getpid() {
+			go visit()
+			<-ended
+			return
+		}
+		close(ended)
+		// The runtime takes the thread for one that waits for the system.
+		_, _, _ = unix.Syscall(unix.SYS_EXIT, 0, 0, 0)
+	}
+	go visit()
+	<-ended
+	for end := time.Now().Add(2 * testenv.Patience); ; time.Sleep(time.Millisecond) {
+		statm, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", os.Getpid()))
+		if err != nil || strings.HasPrefix(string(statm), "0 ") {
+			return err
+		}
+		if time.Now().After(end) {
+			return errors.New("the first thread has not ended")
 		}
 	}
 }

@@ -199,6 +199,7 @@ func (n *nameResolver) names(ctx context.Context, of *targetSamples) map[frame]*
 		}
 	}
 	named := make(map[frame]*symbols.Location, len(asked))
+	of.target.symbols.RenewPerfMap()
 	n.locate(ctx, of, open, named)
 	// The recording may end while a file is being opened. One that does not answer takes no
 	// names from those that do.

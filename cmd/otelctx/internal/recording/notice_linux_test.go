@@ -11,6 +11,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -20,6 +21,7 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
+	"github.com/otelctx/otelctx/reader"
 )
 
 // opened returns targets that have not been started.
@@ -146,6 +148,65 @@ func TestNoticeOfOne(t *testing.T) {
 		}
 		return true
 	})
+}
+
+// A process that has executed a program while it was looked at has not ended.
+func TestReplacedIsNotEnded(t *testing.T) {
+	c := startShell(t)
+	ts := opened(t, Selection{PIDs: []int{c.PID()}})
+	defer ts.close()
+	require.NoError(t, ts.watchOnly(c.PID()))
+	shell, err := ts.sampler.Image(c.PID())
+	require.NoError(t, err)
+	c.Send("go")
+	image := func() sampler.Image {
+		now, err := ts.sampler.Image(c.PID())
+		require.NoError(t, err)
+		return now
+	}
+	require.Eventually(t, func() bool { return image() != shell }, testenv.Patience, time.Millisecond)
+	require.ErrorIs(t, ts.lookInTurn(t.Context(), sampler.Process{Image: shell}), errReplaced)
+	assert.False(t, ts.hasEnded())
+	ts.mu.Lock()
+	assert.True(t, ts.changed(sampler.Process{Image: image()}), "it is looked at again")
+	ts.mu.Unlock()
+	c.Kill()
+	assert.True(t, ts.hasEnded())
+}
+
+// A process that executes programs all the time is recorded, however often one has taken the
+// place of the one that is looked at.
+func TestExecutesAllTheTime(t *testing.T) {
+	script := filepath.Join(t.TempDir(), "again")
+	require.NoError(t, os.WriteFile(script, []byte("#!/bin/sh\nexec \"$0\"\n"), 0o700))
+	c := childproc.Run(t, exec.Command(script))
+	ts := opened(t, Selection{PIDs: []int{c.PID()}})
+	defer ts.close()
+	replaced := 0
+	for end := time.Now().Add(testenv.Patience); replaced < 10 && time.Now().Before(end); {
+		image, err := ts.sampler.Image(c.PID())
+		require.NoError(t, err)
+		if err := ts.look(t.Context(), sampler.Process{Image: image}); err != nil {
+			require.ErrorIs(t, err, errReplaced)
+			replaced++
+		}
+		_, err = ts.lookFirst(t.Context(), c.PID())
+		require.NoError(t, err)
+	}
+	assert.Positive(t, replaced)
+}
+
+// A process that is there is not called gone, though the kernel does not list it.
+func TestUnlisted(t *testing.T) {
+	c := startShell(t)
+	ts := opened(t, Selection{PIDs: []int{c.PID()}})
+	defer ts.close()
+	err := ts.unlisted(t.Context(), c.PID(), reader.ErrProcessGone)
+	require.ErrorContains(t, err, "does not list it")
+	require.NotErrorIs(t, err, reader.ErrProcessGone)
+	c.Kill()
+	require.ErrorIs(t, ts.unlisted(t.Context(), c.PID(), reader.ErrProcessGone), reader.ErrProcessGone)
+	assert.ErrorIs(t, ts.unlisted(t.Context(), c.PID(), os.ErrClosed), os.ErrClosed)
 }
 
 // Without the kernel's help the poll finds who begins and who ends.

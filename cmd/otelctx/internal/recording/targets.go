@@ -64,6 +64,9 @@ type targets struct {
 	// ended has those of the only processes to record that run another program by now, which
 	// cannot be recorded.
 	ended map[int]bool
+	// only tells when the only processes to record end, whatever programs they have run. It does
+	// not change after the start.
+	only map[int]exit
 }
 
 // warning is what is said once: why a process, or with 0 all, cannot be recorded as it
@@ -89,7 +92,7 @@ func openTargets(c *Config) (*targets, error) {
 	}
 	ts := &targets{
 		config: c, files: files, attach: make(chan *symbols.Region, attachQueue), places: make(chan struct{}, mostLooks), exits: make(chan struct{}, 1),
-		all: map[sampler.Image]*target{}, gone: map[*target]time.Time{}, others: map[int]other{}, looking: map[int]*patient.Stopwatch{}, warned: map[warning]bool{}, ended: map[int]bool{},
+		all: map[sampler.Image]*target{}, gone: map[*target]time.Time{}, others: map[int]other{}, looking: map[int]*patient.Stopwatch{}, warned: map[warning]bool{}, ended: map[int]bool{}, only: map[int]exit{},
 	}
 	for _, pid := range c.PIDs {
 		// What is not there needs no permission to sample. Threads are there, but not listed.
@@ -111,6 +114,21 @@ func openTargets(c *Config) (*targets, error) {
 	return ts, nil
 }
 
+// watchOnly looks after the end of one of the only processes to record.
+func (ts *targets) watchOnly(pid int) error {
+	process, err := watchExit(pid)
+	if errors.Is(err, reader.ErrProcessGone) {
+		ts.ended[pid] = true // It has been looked at, and is over already.
+		return nil
+	}
+	ts.only[pid] = process
+	return err
+}
+
+// over reports whether one of the only processes to record has ended, or runs a program that
+// cannot be recorded. ts.mu is held.
+func (ts *targets) over(pid int) bool { return ts.ended[pid] || ts.only[pid].happened() }
+
 // start begins to look after the processes until ctx is done, and to record those that
 // there are. It waits until all that answer at once have been looked at. The error is about
 // one of the only processes to record.
@@ -119,15 +137,15 @@ func (ts *targets) start(ctx context.Context) error {
 		ts.looks.Go(func() { ts.attachAll(ctx) })
 	}
 	for _, pid := range ts.config.PIDs {
-		image, err := ts.sampler.Image(pid)
+		ts.looking[pid] = nil
+		image, err := ts.lookFirst(ctx, pid)
 		if err != nil {
 			return err
 		}
-		ts.looking[pid] = nil
-		if err := ts.look(ctx, sampler.Process{Image: image}); err != nil {
+		delete(ts.looking, pid)
+		if err := ts.watchOnly(pid); err != nil {
 			return err
 		}
-		delete(ts.looking, pid)
 		if ts.config.Children {
 			ts.attachNow(ctx, image, math.MaxInt)
 		}
@@ -149,6 +167,40 @@ func (ts *targets) start(ctx context.Context) error {
 	return nil
 }
 
+// errReplaced says that a process runs another program by now.
+var errReplaced = fmt.Errorf("%w: it runs another program now", reader.ErrProcessGone)
+
+// maxPrograms bounds the programs of a process that are looked at before its recording begins.
+const maxPrograms = 16
+
+// lookFirst looks at what one of the only processes to record runs. One that executes programs all
+// the time may have been faster each time, which is no error: the next looks find what it runs.
+func (ts *targets) lookFirst(ctx context.Context, pid int) (image sampler.Image, err error) {
+	for range maxPrograms {
+		if image, err = ts.sampler.Image(pid); err != nil {
+			return image, ts.unlisted(ctx, pid, err)
+		}
+		if err = ts.look(ctx, sampler.Process{Image: image}); !errors.Is(err, errReplaced) {
+			return image, err
+		}
+	}
+	return image, nil
+}
+
+// unlisted returns why the kernel does not list one of the only processes to record. err says that
+// there is none. But a kernel was seen to hide a process from BPF programs that may not be read either.
+func (ts *targets) unlisted(ctx context.Context, pid int, err error) error {
+	if !errors.Is(err, reader.ErrProcessGone) {
+		return err
+	}
+	p, err := patient.Call(ctx, pid, patient.Limit, func() (*symbols.Process, error) { return openSymbols(ts.files, pid) })
+	if err != nil {
+		return err
+	}
+	_ = p.Close()
+	return fmt.Errorf("pid %d: it is there, but the kernel does not list it for BPF programs", pid)
+}
+
 // shortLook is how long a look may have gone on when the recording ends without a word
 // about it.
 const shortLook = 100 * time.Millisecond
@@ -166,6 +218,9 @@ func (ts *targets) close() {
 		t.release()
 	}
 	ts.all = nil
+	for _, process := range ts.only {
+		process.close()
+	}
 	ts.files.Close()
 	if ts.changes != nil {
 		if err := ts.changes.Close(); err != nil {
@@ -350,7 +405,7 @@ func (ts *targets) changed(p sampler.Process) bool {
 		return true
 	}
 	if ts.config.exact() {
-		return slices.Contains(ts.config.PIDs, p.Image.PID) && !ts.ended[p.Image.PID]
+		return slices.Contains(ts.config.PIDs, p.Image.PID) && !ts.over(p.Image.PID)
 	}
 	o := ts.others[p.Image.PID]
 	return p.Used != 0 && (o.image != p.Image || o.used != p.Used)
@@ -439,7 +494,7 @@ func (ts *targets) open(ctx context.Context, image sampler.Image) (_ *target, er
 func (ts *targets) same(image sampler.Image) error {
 	now, err := ts.sampler.Image(image.PID)
 	if err == nil && now != image {
-		err = fmt.Errorf("pid %d: %w: it runs another program now", image.PID, reader.ErrProcessGone)
+		err = fmt.Errorf("pid %d: %w", image.PID, errReplaced)
 	}
 	return err
 }
@@ -534,6 +589,7 @@ func (ts *targets) refresh(ctx context.Context, t *target) error {
 		// The caller may not look into it any more.
 		ts.mu.Lock()
 		ts.retire(t)
+		ts.ended[t.image.PID] = true
 		ts.mu.Unlock()
 		return err
 	case errors.Is(err, reader.ErrNoContext), errors.Is(err, reader.ErrProcessGone):
@@ -560,7 +616,8 @@ func (ts *targets) explain(p sampler.Process, err error) {
 	ts.mu.Lock()
 	if ts.all[p.Image] == nil {
 		ts.others[p.Image.PID] = other{image: p.Image, used: p.Used, notPermitted: errors.Is(err, reader.ErrNotPermitted)}
-		if slices.Contains(ts.config.PIDs, p.Image.PID) {
+		// A process that is gone is over anyway; one that has executed a program is not.
+		if slices.Contains(ts.config.PIDs, p.Image.PID) && !errors.Is(err, reader.ErrProcessGone) {
 			ts.ended[p.Image.PID] = true
 		}
 	}
@@ -637,8 +694,8 @@ func (ts *targets) hasEnded() bool {
 	}
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
-	for _, t := range ts.all {
-		if _, gone := ts.gone[t]; !gone && !t.ended() {
+	for _, pid := range ts.config.PIDs {
+		if !ts.over(pid) {
 			return false
 		}
 	}

@@ -232,6 +232,8 @@ func unlockMemory() error {
 func explain(err error) error {
 	var refused *ebpf.VerifierError
 	switch {
+	case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE), errors.Is(err, unix.ENOMEM):
+		return err // A program that was accepted needs them. The log is the verifier's, and tells nothing.
 	case errors.As(err, &refused) && len(refused.Log) > 0:
 		// It says EACCES as well, whoever asks.
 		return fmt.Errorf("%w: the kernel's verifier does not accept the program: %w", errors.ErrUnsupported, err)

@@ -811,6 +811,19 @@ func TestTimesInTimeNamespace(t *testing.T) {
 	c.Done()
 }
 
+// What the verifier has accepted is not blamed on it, though its log is there.
+func TestExplain(t *testing.T) {
+	log := []string{"Func#3 ('read_slot') is safe for any args that match its prototype"}
+	for _, cause := range []error{unix.EMFILE, unix.ENFILE, unix.ENOMEM} {
+		err := explain(&ebpf.VerifierError{Cause: cause, Log: log})
+		require.ErrorIs(t, err, cause)
+		require.NotErrorIs(t, err, errors.ErrUnsupported)
+	}
+	for _, cause := range []error{unix.EACCES, unix.EINVAL} {
+		assert.ErrorIs(t, explain(&ebpf.VerifierError{Cause: cause, Log: log}), errors.ErrUnsupported)
+	}
+}
+
 func TestOpenRefuses(t *testing.T) {
 	needSampling(t)
 	_, err := Open(Config{})

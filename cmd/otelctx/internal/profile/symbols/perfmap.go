@@ -40,6 +40,9 @@ type perfFile struct {
 	reading chan struct{} // held by the goroutine that opens or reads it
 	file    *os.File
 	held    atomic.Pointer[perfMap]
+	// current says that it has been read since the last call of [Process.RenewPerfMap], or could
+	// not be.
+	current atomic.Bool
 }
 
 // parsePerfMap leaves out lines that are none.
@@ -107,7 +110,13 @@ func (p *Process) openPerfMapOnce() {
 	}
 }
 
-// perfMap returns what the process says by now, or nil.
+// RenewPerfMap has the perf map read again, if it has changed, for the next address that it may
+// name. It is not looked at any more until the next call. A program may change it all the time,
+// and to read it for each address would take minutes.
+func (p *Process) RenewPerfMap() { p.perf.current.Store(false) }
+
+// perfMap returns what the process has said by the last call of [Process.RenewPerfMap] or later,
+// or nil.
 func (p *Process) perfMap() *perfMap {
 	select {
 	case p.perf.reading <- struct{}{}:
@@ -115,26 +124,33 @@ func (p *Process) perfMap() *perfMap {
 	default:
 		return nil // It is being read, by a file system that may not answer.
 	}
+	if p.perf.current.CompareAndSwap(false, true) {
+		p.readPerfMap()
+	}
+	return p.perf.held.Load()
+}
+
+// readPerfMap reads the perf map, if it has changed. What cannot be read stays as it was known.
+// p.perf.reading is held.
+func (p *Process) readPerfMap() {
 	p.openPerfMapOnce()
 	if p.perf.file == nil {
-		return nil
+		return
 	}
 	info, err := p.perf.file.Stat()
 	if err != nil {
-		return nil
+		return
 	}
 	size, changed := info.Size(), info.ModTime().UnixNano()
 	if m := p.perf.held.Load(); m != nil && m.size == size && m.changed == changed {
-		return m
+		return
 	}
 	var text strings.Builder
 	if _, err := io.Copy(&text, io.NewSectionReader(p.perf.file, 0, min(size, maxPerfMap))); err != nil {
-		return nil
+		return
 	}
-	m := &perfMap{functions: parsePerfMap(text.String()), size: size, changed: changed}
-	p.perf.held.Store(m)
+	p.perf.held.Store(&perfMap{functions: parsePerfMap(text.String()), size: size, changed: changed})
 	p.files.holdsPerfMap(p)
-	return m
 }
 
 // holdsPerfMap notes that a process's perf map is held, and lets another one go.
@@ -147,6 +163,7 @@ func (f *Files) holdsPerfMap(p *Process) {
 	f.perfMaps = append(f.perfMaps, p)
 	if len(f.perfMaps) > maxPerfMaps {
 		f.perfMaps[0].perf.held.Store(nil)
+		f.perfMaps[0].RenewPerfMap()
 		f.perfMaps = slices.Delete(f.perfMaps, 0, 1)
 	}
 }

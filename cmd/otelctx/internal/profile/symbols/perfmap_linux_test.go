@@ -62,6 +62,7 @@ func TestPerfMap(t *testing.T) {
 		},
 	} {
 		require.NoError(t, prepare())
+		process.RenewPerfMap()
 		assert.Empty(t, region().Locate(0x1000).Lines, kind)
 		require.NoError(t, os.Remove(path))
 	}
@@ -73,10 +74,13 @@ func TestPerfMap(t *testing.T) {
 		_, err := f.WriteString(line)
 		require.NoError(t, err)
 	}
+	process.RenewPerfMap()
 	say("1000 10 first\n")
 	assert.Equal(t, []Line{{Function: "first"}}, early.Locate(0x1008).Lines)
 	assert.Empty(t, early.Locate(0x1800).Lines)
 	say("1800 10 second\n")
+	assert.Empty(t, early.Locate(0x1808).Lines, "it is not read for each address")
+	process.RenewPerfMap()
 	require.NoError(t, os.Remove(path), "it is open")
 	l := early.Locate(0x1808)
 	assert.Equal(t, []Line{{Function: "second"}}, l.Lines)
@@ -90,5 +94,6 @@ func TestPerfMap(t *testing.T) {
 
 	require.NoError(t, f.Truncate(maxPerfMap+1)) // Zeros, which are no lines.
 	say("\n1000 10 beyond the bound\n")
+	process.RenewPerfMap()
 	assert.Equal(t, []Line{{Function: "first"}}, early.Locate(0x1008).Lines)
 }
