@@ -8,6 +8,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"io"
 	"io/fs"
 	"math"
 	"os"
@@ -327,6 +328,20 @@ func heap() uint64 {
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	return m.HeapAlloc
+}
+
+// Without a directory for temporary files, what has to wait is beside the recording.
+func TestNoDirectoryForTemporaryFiles(t *testing.T) {
+	t.Setenv("TMPDIR", filepath.Join(t.TempDir(), "missing"))
+	dir := t.TempDir()
+	f, err := Create(filepath.Join(dir, "x.json"), JSON, nil)
+	require.NoError(t, err)
+	require.NoError(t, f.Close())
+	entries, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	assert.Len(t, entries, 1, "and nothing is left there")
+	_, err = Create("-", JSON, io.Discard)
+	require.NoError(t, err)
 }
 
 // Values are written as package protojson writes them.

@@ -10,6 +10,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"path/filepath"
 
 	profilespb "go.opentelemetry.io/proto/otlp/profiles/v1development"
 )
@@ -52,20 +53,22 @@ func Create(path string, format Format, stdout io.Writer) (*File, error) {
 		return nil, err
 	}
 	f := &File{output: out, buffer: bufio.NewWriter(out)}
-	if f.encoder, err = newEncoder(format, f.buffer); err != nil {
+	if f.encoder, err = newEncoder(format, f.buffer, filepath.Dir(path)); err != nil {
 		return nil, errors.Join(err, out.discard())
 	}
 	return f, nil
 }
 
-func newEncoder(format Format, to *bufio.Writer) (encoder, error) {
+// newEncoder returns an encoder. What has to wait may be in dir, if there is no directory for
+// temporary files.
+func newEncoder(format Format, to *bufio.Writer, dir string) (encoder, error) {
 	switch format {
 	case Pprof:
 		return newPprofEncoder(to), nil
 	case OTLP:
 		return &otlpEncoder{to: to}, nil
 	case JSON:
-		return newJSONEncoder(to)
+		return newJSONEncoder(to, dir)
 	case JSONLines:
 		return &linesEncoder{to: jsonWriter{to}}, nil
 	case Folded:
@@ -143,7 +146,7 @@ func open(path string, stdout io.Writer) (output, error) {
 			return &beside{pending: p, path: path, created: created}, nil
 		}
 	}
-	spool, err := newSpool()
+	spool, err := newSpool(filepath.Dir(path))
 	if err != nil {
 		return nil, abandon(err)
 	}
@@ -151,11 +154,14 @@ func open(path string, stdout io.Writer) (output, error) {
 }
 
 // newSpool returns a file for what has to wait. Where that can be it has no name, and so ends with
-// this process.
-func newSpool() (*os.File, error) {
+// this process. It is in dir if there is no directory for temporary files, as in small containers.
+func newSpool(dir string) (*os.File, error) {
 	f, err := os.CreateTemp("", "otelctx-")
 	if err != nil {
-		return nil, err
+		var here error
+		if f, here = os.CreateTemp(dir, "otelctx-"); here != nil {
+			return nil, errors.Join(err, here)
+		}
 	}
 	_ = os.Remove(f.Name()) // what can only be done afterwards elsewhere
 	return f, nil

@@ -57,11 +57,11 @@ type waitingTable struct {
 	begun bool
 }
 
-func newJSONEncoder(to *bufio.Writer) (*jsonEncoder, error) {
+func newJSONEncoder(to *bufio.Writer, dir string) (*jsonEncoder, error) {
 	e := &jsonEncoder{to: jsonWriter{to}}
 	fields := (&profilespb.ProfilesDictionary{}).ProtoReflect().Descriptor().Fields()
 	for i := range fields.Len() {
-		file, err := newSpool()
+		file, err := newSpool(dir)
 		if err != nil {
 			return nil, err
 		}
