@@ -116,7 +116,7 @@ func build(c config) (_ *SpanProcessor, refusedKeys int, err error) {
 	if c.runtime == nil {
 		c.runtime = goruntime.Calibrate()
 	}
-	p := &SpanProcessor{config: c, positions: new(ring.Positions), users: 1}
+	p := &SpanProcessor{config: c, positions: ring.NewPositions(), users: 1}
 	keys, refusedKeys := p.keys.Load().Append(c.keys...)
 	p.keys.Store(keys)
 	p.openCarriers()

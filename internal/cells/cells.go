@@ -54,7 +54,9 @@ func packNames(r Ref, name, endpoint uint16) uint64 {
 // Table is the cells of a process. [New] makes one. It is safe for concurrent use.
 type Table struct {
 	header *wire.SpansHeader
-	cells  *[Capacity]wire.Cell
+	// cells has [Capacity] of them. It is no pointer to an array: to see whether that is nil,
+	// compiled code reads its first word. That would be cell 0, which a processor is writing to.
+	cells  []wire.Cell
 	region *vma.Region
 
 	locals []local
@@ -116,8 +118,7 @@ func New(o Options) (t *Table, err error) {
 	}
 	t.free.init(Capacity)
 	t.region, err = vma.NewOrHeap(wire.SpansName, wire.SpansHeaderSize+Capacity*wire.CellSize, o.Heap)
-	header, all := wire.SpansIn(t.region.Bytes())
-	t.header, t.cells = header, (*[Capacity]wire.Cell)(all)
+	t.header, t.cells = wire.SpansIn(t.region.Bytes())
 	t.header.Layout = wire.SpansLayout1
 	t.header.Capacity = Capacity
 	t.header.CellSize = wire.CellSize

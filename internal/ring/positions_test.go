@@ -12,8 +12,8 @@ import (
 )
 
 func TestPositions(t *testing.T) {
-	p := new(Positions)
-	const size = uint64(len(p))
+	p := NewPositions()
+	const size = uint64(positions)
 	load := func(goid uint64) (wire.Ref, bool) { return p.Load(goid) }
 	for _, goid := range []uint64{0, 1, size, 5 * size, 1<<63 + 3} {
 		_, known := load(goid)
@@ -34,14 +34,14 @@ func TestPositions(t *testing.T) {
 
 // An entry of which two goroutines have stored half each belongs to neither.
 func TestSharedPosition(t *testing.T) {
-	p := new(Positions)
-	const first, second = 7, 7 + uint64(len(p))
+	p := NewPositions()
+	const first, second = 7, 7 + uint64(positions)
 	p.Store(first, 1<<20)
-	one := p[first]
+	one := *p.entry(first)
 	p.Store(second, 2<<20)
-	other := p[first]
+	other := *p.entry(first)
 	for _, refs := range [][2]uint64{{one.ref, other.check}, {other.ref, one.check}} {
-		p[first].ref, p[first].check = refs[0], refs[1]
+		*p.entry(first) = entry{refs[0], refs[1]}
 		for _, goid := range []uint64{first, second} {
 			_, known := p.Load(goid)
 			assert.False(t, known, "goroutine %d", goid)
