@@ -82,7 +82,7 @@ TEXT ·store(SB), NOSPLIT, $0-40
 	INCQ R13
 	MOVQ R10, R9
 	ANDQ Records_homeMask(DI), R9
-	SHLQ $5, R9 // home__size
+	SHLQ $6, R9 // home__size
 	ADDQ Records_homes(DI), R9
 	MOVQ R13, AX
 	XCHGQ AX, home_place(R9) // a full memory barrier

@@ -85,6 +85,8 @@ type home struct {
 	goid, ref, place uint64
 	// check is goid XOR ref: it does not hold where two of them have written at once.
 	check uint64
+	// A cache line each: goroutines that run at the same time often have ids that follow one another.
+	_ [32]byte
 }
 
 const (
