@@ -176,7 +176,7 @@ func TestRecordIdle(t *testing.T) {
 	c := childproc.Run(t, exec.Command("sleep", "1000"))
 	got := otelctx(t, "record", "-F", "1", "-d", "0.01", "--json", strconv.Itoa(c.PID()))
 	assert.Zero(t, decodeRecord(t, got).Samples)
-	assert.Equal(t, "otelctx: there are no samples: processes are sampled only while they use the processor\n", got.stderr)
+	assert.Contains(t, got.stderr, "otelctx: there are no samples: processes are sampled only while they use the processor\n")
 }
 
 // Processes are chosen by ids, name, service and control group, and others are left alone.
