@@ -16,6 +16,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -363,6 +364,10 @@ func TestRecordRepeatedly(t *testing.T) {
 func TestRecordHangup(t *testing.T) {
 	t.Parallel()
 	needSampling(t)
+	// Under nohup the signal is ignored, which programs inherit unless this one handles it.
+	hangups := make(chan os.Signal, 1)
+	signal.Notify(hangups, syscall.SIGHUP)
+	defer signal.Stop(hangups)
 	c := startBurner(t, nil, burner.Records)
 	path := filepath.Join(t.TempDir(), "profile.pb.gz")
 	r := startRecord(t, pidOf(c), "--output", path)
