@@ -102,8 +102,9 @@ func (t linuxTarget) byThread(n int, err error, read func(remotemem.Memory) (int
 	if !errors.Is(err, syscall.ESRCH) {
 		return n, err
 	}
+	tried := 0
 	for tid, errThreads := range t.Threads() {
-		if errThreads != nil {
+		if tried++; errThreads != nil || tried > procfs.MaxThreadsTried {
 			break
 		}
 		thread, errThread := t.Thread(tid)

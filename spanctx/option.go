@@ -76,6 +76,9 @@ func (c config) ownKeys(keys []attribute.Key) []attribute.Key {
 	return slices.DeleteFunc(slices.Clone(keys), func(k attribute.Key) bool { return k == wire.NameKey || k == wire.EndpointKey })
 }
 
+// noCarrier reports whether none is asked for.
+func (c config) noCarrier() bool { return !c.threadSlots && !c.goroutineSlots && !c.goroutineRecord }
+
 func (c config) check() error {
 	if c.labels < LabelsUntilEnd || c.labels > LabelsHidden {
 		return fmt.Errorf("labels %d are none of the four choices", c.labels)

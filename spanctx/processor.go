@@ -94,9 +94,6 @@ func newSpanProcessor(c config) (*SpanProcessor, error) {
 	return p, nil
 }
 
-// errNoCarrier says that none was asked for.
-var errNoCarrier = errors.New("no carrier is on")
-
 // build returns a SpanProcessor that is active, and how many of the keys it has no room for.
 func build(c config) (_ *SpanProcessor, refusedKeys int, err error) {
 	building.Lock()
@@ -110,8 +107,8 @@ func build(c config) (_ *SpanProcessor, refusedKeys int, err error) {
 	if err := c.check(); err != nil {
 		return nil, 0, err
 	}
-	if !c.threadSlots && !c.goroutineSlots && !c.goroutineRecord {
-		return nil, 0, errNoCarrier
+	if c.noCarrier() {
+		return nil, 0, errors.New("no carrier is on")
 	}
 	if c.runtime == nil {
 		c.runtime = goruntime.Calibrate()
@@ -217,14 +214,11 @@ func WithPublishing(opts ...Option) sdktrace.TracerProviderOption {
 // choose what is published, which options override.
 func ForProvider(opts ...Option) *SpanProcessor {
 	c := newConfig(opts)
-	if !c.enabled {
+	if !c.enabled || c.noCarrier() && len(environment.SpanCarriers.Members(allCarriers...)) == 0 {
 		return nil
 	}
 	for {
 		p, err := newSpanProcessor(c)
-		if errors.Is(err, errNoCarrier) && len(environment.SpanCarriers.Members(allCarriers...)) == 0 {
-			return nil
-		}
 		if errors.Is(err, ErrProcessorExists) {
 			if p, err = share(opts); p == nil {
 				continue // It has gone meanwhile.

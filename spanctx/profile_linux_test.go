@@ -163,6 +163,20 @@ func TestProfileAskedOnceForOldSpans(t *testing.T) {
 	assert.LessOrEqual(t, len(asked), int(time.Since(before)/time.Duration(askEvery))+1)
 }
 
+// The kernel is asked for a profile only where that decides about labels.
+func TestProfileAskedForLabelsUntilEndOnly(t *testing.T) {
+	for _, labels := range []Labels{LabelsUntilEnd, LabelsWithdrawn, LabelsKept, LabelsHidden} {
+		t.Run(labelNames[labels], func(t *testing.T) {
+			s := serve(t, WithLabels(labels))
+			apart(func() {
+				_, span := s.root()
+				span.End()
+			})
+			assert.Equal(t, labels == LabelsUntilEnd && !raceEnabled, s.p.profile.asked.Load() != 0)
+		})
+	}
+}
+
 // While spans run, CPU profiles and goroutine profiles are taken as services take them.
 // All code that is seen there has the labels of the span that it works for, and those
 // that it has set itself. It has nothing of a span that is over.

@@ -346,6 +346,14 @@ func TestEnvironment(t *testing.T) {
 	}
 }
 
+// A provider that is to publish nothing does not share what another one publishes.
+func TestNoCarrierIsNotShared(t *testing.T) {
+	serve(t)
+	t.Setenv("OTELCTX_SPAN_CARRIERS", "none")
+	assert.Nil(t, ForProvider())
+	assert.NotNil(t, active.Load())
+}
+
 // Whatever an option chooses, a variable chooses too; the option overrides it.
 func TestEnvironmentChooses(t *testing.T) {
 	for variable, tt := range map[string]struct {

@@ -352,7 +352,8 @@ func (p *SpanProcessor) OnEnd(s sdktrace.ReadOnlySpan) {
 		in = p.leave(&c.at, ref, c.Goid) || c.lost && own
 	}
 	if base != nil {
-		base.End(p.withdraws(p.profile.running(end)))
+		// The kernel is asked for a profile only if that decides.
+		base.End(p.withdraws(p.labels == LabelsUntilEnd && !raceEnabled && p.profile.running(end)))
 	}
 	var warm cells.Ref
 	if here && own {

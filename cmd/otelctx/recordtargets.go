@@ -59,11 +59,14 @@ func cutCommand(args []string) (rest, command []string) {
 
 // splitList splits what has several values at commas, but not where a backslash is before one. Unlike
 // kong it keeps bytes that are not UTF-8, which the names of processes and control groups may have.
+// Empty values are left out: they would choose every process.
 func splitList(list []string) (values []string) {
 	const comma = "\x00" // which no argument has
 	for _, several := range list {
 		for value := range strings.SplitSeq(strings.ReplaceAll(several, `\,`, comma), ",") {
-			values = append(values, strings.ReplaceAll(value, comma, ","))
+			if value != "" {
+				values = append(values, strings.ReplaceAll(value, comma, ","))
+			}
 		}
 	}
 	return values

@@ -163,6 +163,9 @@ func TestRecordFiltered(t *testing.T) {
 func TestRecordNames(t *testing.T) {
 	assert.Equal(t, []string{"a", "b,c", "\xff\\", "d"}, splitList([]string{`a,b\,c`, "\xff\\", "d"}))
 	assert.Empty(t, splitList(nil))
+	assert.Empty(t, splitList([]string{"", ","}), "nothing is chosen by an empty value")
+	assert.Equal(t, []string{"a"}, splitList([]string{"a,"}))
+	assert.Equal(t, exitUsage, otelctx(t, "record", "--cgroup=").code)
 	needSampling(t)
 	file := filepath.Join(t.TempDir(), "\xfd.pb.gz")
 	got := otelctx(t, "record", "-d", "0.01", "--name", "\xff,b", "--cgroup", "\xfe", "-o", file)

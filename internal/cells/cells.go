@@ -101,9 +101,9 @@ type Options struct {
 	Spare func(r Ref, goid uint64, g uintptr) bool
 	// Evict ends a live span to make room, by [Table.End], and takes back what shows it. It reports
 	// whether it did, or somebody else was first. A goroutine that ends the span itself finds it
-	// over. So what shows the span without asking its cell is taken back before.
+	// over. So what readers would believe without asking the cell is best taken back before.
 	//
-	// Both are called while the caller is pinned.
+	// Neither may be nil. Both are called while the caller is pinned.
 	Evict func(Ref) bool
 	// Heap has the cells in memory that no other process finds.
 	Heap bool

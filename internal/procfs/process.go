@@ -97,6 +97,10 @@ func (p *Process) Thread(tid int) (*Process, error) {
 	return &Process{dir: dir}, nil
 }
 
+// MaxThreadsTried is how many threads are asked in place of a first one that has ended. A process
+// may keep any number of threads that have ended too, and each takes the reader time.
+const MaxThreadsTried = 64
+
 // Maps yields the mappings of the process as [Maps] does. Reading them needs the
 // same access as a ptrace read (PTRACE_MODE_READ_FSCREDS): without it the error
 // wraps [fs.ErrPermission].
@@ -113,9 +117,13 @@ func (p *Process) Maps(keep func(name []byte) bool) iter.Seq2[Mapping, error] {
 		if err == nil && maps(f, keep, yield) {
 			return
 		}
+		tried := 0
 		for tid, err := range p.Threads() {
 			if err != nil {
 				yield(Mapping{}, err)
+				return
+			}
+			if tried++; tried > MaxThreadsTried {
 				return
 			}
 			f, err := p.dir.Open(filepath.Join("task", strconv.Itoa(tid), "maps"))

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
@@ -161,6 +162,31 @@ func TestMapsWithoutTheFirstThread(t *testing.T) {
 	require.NoError(t, first.Close())
 	_, err = p.Thread(child.PID())
 	require.ErrorIs(t, err, ErrProcessGone)
+}
+
+// Of a process that keeps many threads that have ended, a bounded number is asked.
+func TestMapsOfManyThreadsThatHaveEnded(t *testing.T) {
+	root := t.TempDir()
+	of := func(tid int) string { return filepath.Join(root, "7", "task", strconv.Itoa(tid)) }
+	for tid := range 2 * MaxThreadsTried {
+		require.NoError(t, os.MkdirAll(of(tid+1), 0o700))
+		require.NoError(t, os.WriteFile(filepath.Join(of(tid+1), "maps"), nil, 0o600))
+	}
+	require.NoError(t, os.WriteFile(filepath.Join(root, "7", "maps"), nil, 0o600))
+	p := openIn(t, root, 7)
+	var order []int // as they are asked
+	for tid, err := range p.Threads() {
+		require.NoError(t, err)
+		order = append(order, tid)
+	}
+	for at, want := range map[int]int{MaxThreadsTried - 1: 1, MaxThreadsTried: 0} {
+		path := filepath.Join(of(order[at]), "maps")
+		require.NoError(t, os.WriteFile(path, []byte("1000-2000 r--p 00000000 00:00 0\n"), 0o600))
+		got, err := collect(t, p.Maps(all))
+		require.NoError(t, err)
+		assert.Len(t, got, want, "the mappings of thread %d of %d", at+1, len(order))
+		require.NoError(t, os.WriteFile(path, nil, 0o600))
+	}
 }
 
 func TestProcessEndsWhileItsMapsAreRead(t *testing.T) {
