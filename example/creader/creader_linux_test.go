@@ -78,11 +78,11 @@ func foreign(p *childproc.Parent) {
 func service(p *childproc.Parent, opts ...sdktrace.TracerProviderOption) {
 	tp := sdktrace.NewTracerProvider(append(opts, spanctx.WithPublishing())...)
 	tracer := tp.Tracer("creader")
-	nothing, _, err := os.Pipe()
-	p.Must(err)
-	// It is to block the thread, not only the goroutine.
-	fd := int(nothing.Fd())
-	wait := func() { _, _ = syscall.Read(fd, make([]byte, 1)) }
+	// Reading it blocks the thread, not only the goroutine. No os.File has its ends: the
+	// garbage collector would close them.
+	var nothing [2]int
+	p.Must(syscall.Pipe(nothing[:]))
+	wait := func() { _, _ = syscall.Read(nothing[0], make([]byte, 1)) }
 	inner := make(chan trace.Span, 1)
 	var started sync.WaitGroup
 	started.Add(inSpans + 1)
