@@ -340,8 +340,9 @@ func TestNoDirectoryForTemporaryFiles(t *testing.T) {
 	entries, err := os.ReadDir(dir)
 	require.NoError(t, err)
 	assert.Len(t, entries, 1, "and nothing is left there")
-	_, err = Create("-", JSON, io.Discard)
+	f, err = Create("-", JSON, io.Discard)
 	require.NoError(t, err)
+	require.NoError(t, f.Discard())
 }
 
 // Values are written as package protojson writes them.

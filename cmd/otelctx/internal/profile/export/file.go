@@ -23,6 +23,7 @@ type File struct {
 	output  output
 	buffer  *bufio.Writer
 	encoder encoder
+	spools  []*os.File // of the encoder
 	err     error
 }
 
@@ -53,22 +54,29 @@ func Create(path string, format Format, stdout io.Writer) (*File, error) {
 		return nil, err
 	}
 	f := &File{output: out, buffer: bufio.NewWriter(out)}
-	if f.encoder, err = newEncoder(format, f.buffer, filepath.Dir(path)); err != nil {
-		return nil, errors.Join(err, out.discard())
+	f.encoder, err = newEncoder(format, f.buffer, func() (*os.File, error) {
+		spool, err := newSpool(filepath.Dir(path))
+		if err == nil {
+			f.spools = append(f.spools, spool)
+		}
+		return spool, err
+	})
+	if err != nil {
+		return nil, errors.Join(err, f.Discard())
 	}
 	return f, nil
 }
 
-// newEncoder returns an encoder. What has to wait may be in dir, if there is no directory for
-// temporary files.
-func newEncoder(format Format, to *bufio.Writer, dir string) (encoder, error) {
+// newEncoder returns an encoder. What has to wait is in files that spool makes, and the caller
+// closes.
+func newEncoder(format Format, to *bufio.Writer, spool func() (*os.File, error)) (encoder, error) {
 	switch format {
 	case Pprof:
 		return newPprofEncoder(to), nil
 	case OTLP:
 		return &otlpEncoder{to: to}, nil
 	case JSON:
-		return newJSONEncoder(to, dir)
+		return newJSONEncoder(to, spool)
 	case JSONLines:
 		return &linesEncoder{to: jsonWriter{to}}, nil
 	case Folded:
@@ -99,13 +107,20 @@ func (f *File) Close() error {
 		f.err = f.buffer.Flush()
 	}
 	if f.err != nil {
-		return errors.Join(f.err, f.output.discard())
+		return errors.Join(f.err, f.Discard())
 	}
-	return f.output.finish()
+	return errors.Join(f.output.finish(), f.closeSpools())
 }
 
 // Discard removes what was written, if that is possible. Call it in place of Close.
-func (f *File) Discard() error { return f.output.discard() }
+func (f *File) Discard() error { return errors.Join(f.output.discard(), f.closeSpools()) }
+
+func (f *File) closeSpools() (err error) {
+	for _, spool := range f.spools {
+		err = errors.Join(err, closeSpool(spool))
+	}
+	return err
+}
 
 // open returns what the content of a file goes to.
 func open(path string, stdout io.Writer) (output, error) {
@@ -167,6 +182,12 @@ func newSpool(dir string) (*os.File, error) {
 	return f, nil
 }
 
+func closeSpool(f *os.File) error {
+	err := f.Close()
+	_ = os.Remove(f.Name())
+	return err
+}
+
 // direct writes to what is no regular file.
 type direct struct {
 	io.Writer
@@ -218,7 +239,7 @@ func (p *inPlace) finish() error {
 	if err := p.over(); err != nil {
 		return errors.Join(err, p.discard())
 	}
-	return errors.Join(p.target.Close(), p.close())
+	return errors.Join(p.target.Close(), closeSpool(p.File))
 }
 
 // over writes over the target. What goes beyond its end is written first: if there is no space, the
@@ -251,15 +272,9 @@ func (p *inPlace) copy(from, to int64) error {
 }
 
 func (p *inPlace) discard() error {
-	err := errors.Join(p.target.Close(), p.close())
+	err := errors.Join(p.target.Close(), closeSpool(p.File))
 	if p.created {
 		err = errors.Join(err, os.Remove(p.path))
 	}
-	return err
-}
-
-func (p *inPlace) close() error {
-	err := p.Close()
-	_ = os.Remove(p.Name())
 	return err
 }

@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -41,5 +42,39 @@ func TestWrittenOverOnFullDisk(t *testing.T) {
 		got, err := os.ReadFile(path + "2")
 		require.NoError(t, err)
 		assert.Equal(t, want, got, size)
+	}
+}
+
+// An error of writing is told when it happens.
+func TestFullDisk(t *testing.T) {
+	for _, format := range []Format{OTLP, JSON, JSONLines} {
+		f, err := Create("/dev/full", format, nil)
+		require.NoError(t, err)
+		require.ErrorIs(t, f.Add(partOf(0)), syscall.ENOSPC, format)
+		require.ErrorIs(t, f.Close(), syscall.ENOSPC, format)
+	}
+}
+
+// What has to wait is in files that do not stay open.
+func TestSpoolsAreClosed(t *testing.T) {
+	tmp := t.TempDir()
+	t.Setenv("TMPDIR", tmp)
+	spools := func() (n int) {
+		files, err := os.ReadDir("/proc/self/fd")
+		require.NoError(t, err)
+		for _, f := range files {
+			if path, err := os.Readlink("/proc/self/fd/" + f.Name()); err == nil && strings.HasPrefix(path, tmp) {
+				n++
+			}
+		}
+		return n
+	}
+	for _, end := range []func(*File) error{(*File).Close, (*File).Discard} {
+		f, err := Create(filepath.Join(t.TempDir(), "x.json"), JSON, nil)
+		require.NoError(t, err)
+		require.NoError(t, f.Add(partOf(0)))
+		assert.NotZero(t, spools())
+		require.NoError(t, end(f))
+		assert.Zero(t, spools())
 	}
 }

@@ -23,8 +23,14 @@ var hexFields = map[protoreflect.Name]bool{"trace_id": true, "span_id": true, "p
 // jsonWriter writes messages in OTLP's JSON encoding: protobuf's own, with the ids of traces,
 // spans and profiles in hex instead of base64. Enums are numbers. Equal messages give equal
 // bytes. One value is written after the other: package protojson has a text of the whole
-// message in memory, which takes some times the message. Errors are those of Flush.
+// message in memory, which takes some times the message. Errors are those of failure and Flush.
 type jsonWriter struct{ *bufio.Writer }
+
+// failure returns the first error of what was written so far, without what is still in the buffer.
+func (w jsonWriter) failure() error {
+	_, err := w.Write(nil)
+	return err
+}
 
 func (w jsonWriter) text(s string) { _, _ = w.WriteString(s) }
 

@@ -57,11 +57,11 @@ type waitingTable struct {
 	begun bool
 }
 
-func newJSONEncoder(to *bufio.Writer, dir string) (*jsonEncoder, error) {
+func newJSONEncoder(to *bufio.Writer, spool func() (*os.File, error)) (*jsonEncoder, error) {
 	e := &jsonEncoder{to: jsonWriter{to}}
 	fields := (&profilespb.ProfilesDictionary{}).ProtoReflect().Descriptor().Fields()
 	for i := range fields.Len() {
-		file, err := newSpool(dir)
+		file, err := spool()
 		if err != nil {
 			return nil, err
 		}
@@ -89,8 +89,9 @@ func (e *jsonEncoder) add(data *profilespb.ProfilesData) error {
 		entries := dictionary.Get(t.field).List()
 		t.to.elements(t.field, entries, t.begun)
 		t.begun = t.begun || entries.Len() > 0
+		err = cmp.Or(err, t.to.failure())
 	}
-	return nil
+	return cmp.Or(err, e.to.failure())
 }
 
 func (e *jsonEncoder) close() error {
@@ -115,7 +116,7 @@ func (e *jsonEncoder) close() error {
 	return nil
 }
 
-// copyTo writes the entries, and closes the file.
+// copyTo writes the entries.
 func (t *waitingTable) copyTo(w io.Writer) error {
 	if err := t.to.Flush(); err != nil {
 		return err
@@ -123,10 +124,8 @@ func (t *waitingTable) copyTo(w io.Writer) error {
 	if _, err := t.file.Seek(0, io.SeekStart); err != nil {
 		return err
 	}
-	if _, err := io.Copy(w, t.file); err != nil {
-		return err
-	}
-	return t.file.Close()
+	_, err := io.Copy(w, t.file)
+	return err
 }
 
 // linesEncoder writes a ProfilesData message in each line.
@@ -135,7 +134,7 @@ type linesEncoder struct{ to jsonWriter }
 func (e *linesEncoder) add(data *profilespb.ProfilesData) error {
 	e.to.message(data)
 	e.to.text("\n")
-	return nil
+	return e.to.failure()
 }
 
 func (*linesEncoder) close() error { return nil }
