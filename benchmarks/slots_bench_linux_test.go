@@ -131,8 +131,9 @@ func TestStoreDoesNotAllocate(t *testing.T) {
 	}
 }
 
-// BenchmarkThreadID asks which thread this is. The baseline is the system call.
-func BenchmarkThreadID(b *testing.B) {
+// BenchmarkSelf asks who runs: which thread and goroutine. The baseline is the system call, which
+// knows the thread alone.
+func BenchmarkSelf(b *testing.B) {
 	r := goruntime.Calibrate()
 	if _, err := r.Offset(goruntime.MProcid); err != nil {
 		b.Skip(err)

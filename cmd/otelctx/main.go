@@ -68,7 +68,7 @@ func run(args []string, s streams) int {
 	)
 	command, err := parser.Parse(args)
 	if errors.As(err, new(*fs.PathError)) {
-		s.complainf("%v", err) // Help was asked for, and could not be written.
+		s.complainf("%v", err) // Help or the version was asked for, and could not be written.
 		return exitOther
 	}
 	if err != nil {

@@ -305,7 +305,7 @@ func (c *recordCommand) complain(s streams, r *recording.Result) {
 		s.complainf("%d samples lack the outermost frames of their stack: the kernel gives %d at most", r.Truncated-r.Cut, sampler.MaxFrames)
 	}
 	if r.SpansLeftOut > 0 {
-		s.complainf("%d spans are not shown, though the profile has them: there are too many", r.SpansLeftOut)
+		s.complainf("up to %d spans are not shown, though the profile has them: there are too many", r.SpansLeftOut)
 	}
 	if r.Dropped > 0 {
 		s.complainf("%d attributes were left out, which no profile can have", r.Dropped)

@@ -40,7 +40,7 @@ type recordDocument struct {
 	// Truncated counts samples that lack the outermost frames of their stack, those in Cut
 	// included.
 	Truncated uint64 `json:"truncated"`
-	// SpansLeftOut counts spans that are not in Spans: there are too many.
+	// SpansLeftOut is how many spans are not in Spans at most: there are too many.
 	SpansLeftOut uint64 `json:"spans_left_out"`
 	// Dropped counts attributes that no profile can have.
 	Dropped uint64 `json:"dropped"`

@@ -132,8 +132,8 @@ func New(o Options) (t *Table, err error) {
 // Address returns where the table's header is.
 func (t *Table) Address() uint64 { return uint64(uintptr(unsafe.Pointer(t.header))) }
 
-// Close withdraws the table from other processes and ends all live spans. Spans that late
-// goroutines still start there have no effect.
+// Close withdraws the table from other processes. Its caller has ended the live spans, for cells on
+// the heap keep them. Those that late goroutines still start have no effect.
 func (t *Table) Close() error {
 	highest := t.base
 	for i := range t.cells[:t.Used()] {
@@ -330,8 +330,8 @@ func (t *Table) Free(r Ref) {
 	goruntime.Unpin()
 }
 
-// closed reports whether the memory of the table has been replaced, or is about to be: then it
-// does not tell which cells are used.
+// closed reports whether the table is withdrawn, or is about to be. Its memory may be another one
+// then, and not tell which cells are used.
 func (t *Table) closed() bool { return atomic.LoadUint32(&t.header.Magic) == 0 }
 
 // checkOver checks that a span is over whose cell is given back, for the first time.

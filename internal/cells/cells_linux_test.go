@@ -308,7 +308,7 @@ func TestLeakedSpans(t *testing.T) {
 		return int64(m.HeapAlloc)
 	}
 	const leaked, shownSpans = 200_000, 100
-	spared := map[Ref]bool{} // not changed once spans are displaced
+	spared := map[Ref]bool{} // not changed once spans are evicted
 	table, evicted := newTable(t, false, func(r Ref, goid uint64, _ uintptr) bool {
 		if s := spanOf(r); goid != s.Goid {
 			t.Errorf("%#x is asked for with goroutine %d", r, goid)

@@ -49,13 +49,10 @@ func (r *Region) Address() uint64 {
 }
 
 // Publish has readers find the memory, which is complete now. It stores magic, which is what
-// they look for, as the first word. Then it announces the mapping. The error is that of
+// they look for, as the first word. Then it announces the memory. The error is that of
 // [Region.Announce].
 func (r *Region) Publish(magic uint32) error {
 	atomic.StoreUint32(r.magic(), magic)
-	if !r.mapped {
-		return nil
-	}
 	return r.Announce()
 }
 
@@ -67,10 +64,6 @@ func (r *Region) Withdraw() error {
 	}
 	// Readers reject it from here on, even if the mapping cannot be replaced.
 	atomic.StoreUint32(r.magic(), 0)
-	if !r.mapped {
-		r.mem = nil
-		return nil
-	}
 	return r.Retire()
 }
 

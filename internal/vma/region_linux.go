@@ -104,8 +104,12 @@ func memfd(name string, size int) (int, error) {
 // publication protocol, step 10).
 //
 // A kernel without CONFIG_ANON_VMA_NAME refuses, which is no error as long as the
-// memfd's name is there to be found. The error says that neither is.
+// memfd's name is there to be found. The error says that neither is. Memory on the heap
+// has no name, which is no error either.
 func (r *Region) Announce() error {
+	if !r.mapped {
+		return nil
+	}
 	name, err := unix.BytePtrFromString(r.name)
 	if err != nil {
 		return err
@@ -122,13 +126,14 @@ func (r *Region) Announce() error {
 
 // Retire takes the memory's name and contents away and leaves the addresses mapped for
 // ever. So writers that do not know yet write where nobody reads. It is for memory
-// whose writers cannot be waited for; the region cannot be used after it.
+// whose writers cannot be waited for; the region cannot be used after it. Memory on the
+// heap is only let go of.
 func (r *Region) Retire() error {
-	if r.mem == nil {
-		return nil
-	}
 	mem := r.mem
 	r.mem = nil
+	if mem == nil || !r.mapped {
+		return nil
+	}
 	// One system call replaces the mapping: at no moment is there none.
 	_, err := unix.MmapPtr(-1, 0, unsafe.Pointer(unsafe.SliceData(mem)), uintptr(len(mem)),
 		unix.PROT_READ|unix.PROT_WRITE, unix.MAP_FIXED|unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
@@ -138,13 +143,13 @@ func (r *Region) Retire() error {
 	return nil
 }
 
-// Close unmaps the memory. Closing again does nothing.
+// Close unmaps the memory, or lets go of that on the heap. Closing again does nothing.
 func (r *Region) Close() error {
-	if r.mem == nil {
-		return nil
-	}
 	mem := r.mem
 	r.mem = nil
+	if mem == nil || !r.mapped {
+		return nil
+	}
 	return munmap(mem)
 }
 

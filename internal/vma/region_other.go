@@ -20,13 +20,14 @@ func NewAnonymous(string, int) (*Region, error) {
 	return nil, fmt.Errorf("vma.NewAnonymous: %w", errors.ErrUnsupported)
 }
 
-// Announce returns an error that wraps [errors.ErrUnsupported].
-func (*Region) Announce() error {
-	return fmt.Errorf("vma.Region.Announce: %w", errors.ErrUnsupported)
+// Announce does nothing: memory is on the heap here.
+func (*Region) Announce() error { return nil }
+
+// Retire lets go of the memory.
+func (r *Region) Retire() error {
+	r.mem = nil
+	return nil
 }
 
-// Retire does nothing.
-func (*Region) Retire() error { return nil }
-
-// Close does nothing.
-func (*Region) Close() error { return nil }
+// Close lets go of the memory.
+func (r *Region) Close() error { return r.Retire() }

@@ -155,7 +155,9 @@ func TestReplacedIsNotEnded(t *testing.T) {
 	c := startShell(t)
 	ts := opened(t, Selection{PIDs: []int{c.PID()}})
 	defer ts.close()
-	require.NoError(t, ts.watchOnly(c.PID()))
+	process, err := watchExit(c.PID())
+	require.NoError(t, err)
+	ts.only[c.PID()] = process
 	shell, err := ts.sampler.Image(c.PID())
 	require.NoError(t, err)
 	c.Send("go")

@@ -115,7 +115,7 @@ type tally struct {
 	stacks uint64
 	// shownBytes is what the attributes of spans take.
 	shownBytes int
-	// spansLeftOut is how many spans are not among spans any more.
+	// spansLeftOut is how often a span was taken out of spans. One that is sampled again comes back.
 	spansLeftOut uint64
 	// filtered are those that did not pass the filters, and are in nothing else.
 	filtered uint64

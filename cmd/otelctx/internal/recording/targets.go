@@ -61,8 +61,8 @@ type targets struct {
 	looking map[int]*patient.Stopwatch
 	// warned has what has been warned of.
 	warned map[warning]bool
-	// ended has those of the only processes to record that run another program by now, which
-	// cannot be recorded.
+	// ended has those of the only processes to record that cannot be recorded any more. They run
+	// another program by now, or may not be read.
 	ended map[int]bool
 	// only tells when the only processes to record end, whatever programs they have run. It does
 	// not change after the start.
@@ -114,17 +114,6 @@ func openTargets(c *Config) (*targets, error) {
 	return ts, nil
 }
 
-// watchOnly looks after the end of one of the only processes to record.
-func (ts *targets) watchOnly(pid int) error {
-	process, err := watchExit(pid)
-	if errors.Is(err, reader.ErrProcessGone) {
-		ts.ended[pid] = true // It has been looked at, and is over already.
-		return nil
-	}
-	ts.only[pid] = process
-	return err
-}
-
 // over reports whether one of the only processes to record has ended, or runs a program that
 // cannot be recorded. ts.mu is held.
 func (ts *targets) over(pid int) bool { return ts.ended[pid] || ts.only[pid].happened() }
@@ -137,15 +126,18 @@ func (ts *targets) start(ctx context.Context) error {
 		ts.looks.Go(func() { ts.attachAll(ctx) })
 	}
 	for _, pid := range ts.config.PIDs {
+		// First, for another process may get the id of one that ends.
+		process, err := watchExit(pid)
+		if err != nil {
+			return err
+		}
+		ts.only[pid] = process
 		ts.looking[pid] = nil
 		image, err := ts.lookFirst(ctx, pid)
 		if err != nil {
 			return err
 		}
 		delete(ts.looking, pid)
-		if err := ts.watchOnly(pid); err != nil {
-			return err
-		}
 		if ts.config.Children {
 			ts.attachNow(ctx, image, math.MaxInt)
 		}
@@ -589,7 +581,9 @@ func (ts *targets) refresh(ctx context.Context, t *target) error {
 		// The caller may not look into it any more.
 		ts.mu.Lock()
 		ts.retire(t)
-		ts.ended[t.image.PID] = true
+		if ts.config.exact() {
+			ts.ended[t.image.PID] = true
+		}
 		ts.mu.Unlock()
 		return err
 	case errors.Is(err, reader.ErrNoContext), errors.Is(err, reader.ErrProcessGone):
