@@ -327,6 +327,7 @@ func (p *SpanProcessor) OnEnd(s sdktrace.ReadOnlySpan) {
 	here := p.cells.Is(ref, k)
 	if !here {
 		if ref = p.cells.Find(k); ref == 0 {
+			p.goBack(&c)
 			return // It was evicted, or never shown.
 		}
 	}
@@ -336,6 +337,7 @@ func (p *SpanProcessor) OnEnd(s sdktrace.ReadOnlySpan) {
 		base = p.known.record(ref)
 	}
 	if !p.cells.End(ref) {
+		p.goBack(&c)
 		return // Somebody else did.
 	}
 	if !here {
@@ -365,6 +367,18 @@ func (p *SpanProcessor) OnEnd(s sdktrace.ReadOnlySpan) {
 	// Another goroutine may still name the cell, to find what is around the span.
 	p.known.drop(ref)
 	p.cells.Free(ref)
+}
+
+// goBack shows the nearest live span around the one that c was shown in last, if that is over. It
+// does nothing if a record is installed whose span is live: that is one of a later SpanProcessor.
+//
+//go:noinline
+func (p *SpanProcessor) goBack(c *caller) {
+	if c.at.ref == 0 || p.cells.Live(c.at.ref) || c.installed != nil && !c.installed.Ended() {
+		return
+	}
+	p.outward(&c.at, 0, c.Goid)
+	p.show(c, p.attributes(&c.at), 0)
 }
 
 // withdraws reports whether the labels of a span that is over are withdrawn, given whether the
