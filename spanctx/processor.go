@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
@@ -78,9 +79,10 @@ var building sync.Mutex
 // [SpanProcessor.AddAttributeKeys] adds keys of attributes to that one.
 //
 // A carrier is left off if this Go runtime does not allow for it, or the kernel refuses its memory;
-// [SpanProcessor.Err] says why. Slots of layout 2 are also off without memory for the span table. The error wraps [ErrProcessorExists], or [errors.ErrUnsupported]
-// where nothing can be published. Else it names the option that cannot be met, what keeps the
-// advertisement from being published, or the system call that failed.
+// [SpanProcessor.Err] says why. Slots of layout 2 are also off without memory for the span table.
+// The error wraps [ErrProcessorExists], or [errors.ErrUnsupported] where nothing can be published.
+// Else it names the option that cannot be met, what keeps the advertisement from being published,
+// or the system call that failed.
 func NewSpanProcessor(opts ...Option) (*SpanProcessor, error) {
 	return newSpanProcessor(newConfig(opts))
 }
@@ -356,6 +358,7 @@ func (p *SpanProcessor) Shutdown(context.Context) error {
 	// stopped. So either it sees that, or the span is seen here.
 	p.stopped.Store(true)
 	err := p.withdrawAdvertisement()
+	p.profile.running(time.Now()) // evict goes by what this finds out
 	p.cells.All(func(r cells.Ref) { p.evict(r) })
 	p.shutdownErr = errors.Join(err, p.closeMemory())
 	active.CompareAndSwap(p, nil)
