@@ -361,7 +361,9 @@ func (p *SpanProcessor) OnEnd(s sdktrace.ReadOnlySpan) {
 	if here && own {
 		warm = ref // The next span that starts here may take its cell.
 	}
-	if in && p.show(&c, p.attributes(&c.at), warm) {
+	if !in {
+		p.goBack(&c)
+	} else if p.show(&c, p.attributes(&c.at), warm) {
 		return // The next span takes the cell, and the place of the record.
 	}
 	// Another goroutine may still name the cell, to find what is around the span.
@@ -369,15 +371,16 @@ func (p *SpanProcessor) OnEnd(s sdktrace.ReadOnlySpan) {
 	p.cells.Free(ref)
 }
 
-// goBack shows the nearest live span around the one that c was shown in last, if that is over. It
-// does nothing if a record is installed whose span is live: that is one of a later SpanProcessor.
+// goBack has the calling goroutine, which c is, leave the span that it was shown in last, if that is
+// over. It is then in the nearest live span around that. If the record that is installed is of a
+// live span it is a later SpanProcessor's, and goBack does nothing.
 //
 //go:noinline
 func (p *SpanProcessor) goBack(c *caller) {
-	if c.at.ref == 0 || p.cells.Live(c.at.ref) || c.installed != nil && !c.installed.Ended() {
+	if c.from == 0 || p.cells.Live(c.from) || c.installed != nil && !c.installed.Ended() {
 		return
 	}
-	p.outward(&c.at, 0, c.Goid)
+	p.locateLive(c)
 	p.show(c, p.attributes(&c.at), 0)
 }
 
