@@ -478,6 +478,9 @@ func (i *Integration) OnEnd(s sdktrace.ReadOnlySpan) {
 	if !in || !i.goTo(to, goid) || i.guests.any(ref) {
 		i.clear(ref)
 	}
+	if !in {
+		i.goBack(cells.Ref(shown), goid)
+	}
 	p := goruntime.Pin()
 	again := in && i.table.FreeWarm(p, ref)
 	goruntime.Unpin()

@@ -289,6 +289,25 @@ func TestEvictedSpans(t *testing.T) {
 	})
 }
 
+// A goroutine whose span was ended elsewhere goes back when it ends a span that it is not in.
+func TestEndOfAnotherSpanGoesBack(t *testing.T) {
+	s := newService(t)
+	locked(func() {
+		ctx, outer := s.tracer.Start(t.Context(), "outer")
+		_, inner := s.tracer.Start(ctx, "inner")
+		var other trace.Span
+		locked(func() {
+			inner.End()
+			other = s.start("other")
+		})
+		s.shownHere(nil)
+		other.End()
+		s.shownHere(outer)
+		outer.End()
+		s.shownHere(nil)
+	})
+}
+
 // Goroutines whose ids are equal modulo 65,536 share one home. The one that starts or
 // ends a span last is known, and neither goes back to a span of the other.
 func TestGoroutinesThatShareAHome(t *testing.T) {
