@@ -131,6 +131,34 @@ func TestAttachFromManySpans(t *testing.T) {
 	s.assertNowhere(t)
 }
 
+// A goroutine that attaches long spans in turn, and never detaches, takes no more memory with time.
+func TestAttachInTurnWithoutDetach(t *testing.T) {
+	s := serve(t, everything()...)
+	ctxA, a := s.root()
+	ctxB, b := s.root()
+	heap := func() uint64 {
+		var m runtime.MemStats
+		for range 2 {
+			runtime.GC()
+		}
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	apart(func() {
+		defer goruntime.SetLabels(nil)
+		before := heap()
+		for range 10_000 {
+			Attach(ctxA)
+			Attach(ctxB)
+		}
+		s.assertShows(t, b, b)
+		assert.Less(t, heap(), before+1<<20)
+	})
+	b.End()
+	a.End()
+	s.assertNowhere(t)
+}
+
 // Detach on another goroutine shows nothing there that is not its own.
 func TestDetachElsewhere(t *testing.T) {
 	s := serve(t, everything()...)

@@ -19,6 +19,7 @@ import (
 
 	"github.com/otelctx/otelctx/internal/goruntime"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
+	"github.com/otelctx/otelctx/internal/wire"
 )
 
 // The contract of attribution (docs/design/0001-span-path.md) as a model: which spans a
@@ -75,7 +76,8 @@ type program struct {
 	spans  []trace.Span
 	ctxs   []context.Context
 	live   []bool
-	// starter is which actor has started each span.
+	// starter is which actor has started each span, or nobody if it has attached the span
+	// somewhere else since.
 	starter []int
 	// under are the chains that they were started in.
 	under  [][]int
@@ -86,6 +88,12 @@ type program struct {
 // maxDepth is that of chains: a span names three around it, so that all of a chain is known
 // whatever ends first.
 const maxDepth = 4
+
+// nobody is no actor.
+const nobody = -1
+
+// named returns those spans of a chain that the cell of a span in it names.
+func named(chain []int) []int { return chain[max(0, len(chain)-wire.Enclosing):] }
 
 // nearest returns the id of the innermost live span of a chain, or 0.
 func (p *program) nearest(chain []int) uint64 {
@@ -179,6 +187,9 @@ func (p *program) step() {
 			a.chain = a.chain[:at]
 			p.leaveOver(a)
 			a.slot, a.relabelled = true, false
+		} else if top := len(a.chain) - 1; was && top >= 0 && !p.live[a.chain[top]] {
+			p.leaveOver(a)
+			a.slot, a.relabelled = true, false
 		}
 	case 6:
 		if len(a.chain) >= maxDepth || some < 0 {
@@ -190,6 +201,10 @@ func (p *program) step() {
 			ctx = p.ctxs[some]
 			if p.live[some] {
 				chain = append(slices.Clone(a.chain), some)
+				top := len(a.chain) - 1
+				if p.starter[some] == n && (top < 0 || a.chain[top] != some) && !slices.Equal(named(a.chain), named(p.under[some])) {
+					p.starter[some] = nobody // Its cell does not say what it goes back to.
+				}
 			}
 		}
 		say("attach %d: %v", some, chain)

@@ -12,8 +12,10 @@ import (
 	"github.com/stretchr/testify/assert"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 
+	"github.com/otelctx/otelctx/internal/cells"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/seccomp"
+	"github.com/otelctx/otelctx/internal/wire"
 )
 
 // beWithoutMappings publishes spans where no mapping can be found by a name.
@@ -38,4 +40,22 @@ func TestWithoutMappings(t *testing.T) {
 	assert.Contains(t, said, "goroutine slots are off: ")
 	assert.Contains(t, said, "span table is off: ")
 	assert.NotContains(t, said, "goroutine record")
+}
+
+// beWithoutSpanTable publishes spans where the span table cannot be mapped, but all else can.
+func beWithoutSpanTable(parent *childproc.Parent) {
+	parent.Must(seccomp.Deny(seccomp.NoMmap(wire.SpansHeaderSize + cells.Capacity*wire.CellSize)))
+	p, err := NewSpanProcessor()
+	parent.Must(err)
+	parent.Send("%v: %s", p.Carriers(), strings.ReplaceAll(fmt.Sprint(p.Err()), "\n", "; "))
+}
+
+// Without the span table nobody could tell that the span of a slot is over. So only the record is
+// published, which says so itself.
+func TestWithoutSpanTable(t *testing.T) {
+	said := childproc.Start(t, roleWithoutSpanTable, nil).Receive()
+	assert.Contains(t, said, "[goroutine_record]: ")
+	assert.Contains(t, said, "span table is off: ")
+	assert.Contains(t, said, "thread slots are off: ")
+	assert.Contains(t, said, "goroutine slots are off: ")
 }

@@ -34,7 +34,8 @@ const (
 	roleLockstep   = "lockstep"
 	roleHammer     = "hammer"
 
-	roleWithoutMappings = "without mappings"
+	roleWithoutMappings  = "without mappings"
+	roleWithoutSpanTable = "without span table"
 )
 
 func TestMain(m *testing.M) {
@@ -43,7 +44,8 @@ func TestMain(m *testing.M) {
 		roleLockstep:   beLockstep,
 		roleHammer:     beHammer,
 
-		roleWithoutMappings: beWithoutMappings,
+		roleWithoutMappings:  beWithoutMappings,
+		roleWithoutSpanTable: beWithoutSpanTable,
 	})
 }
 

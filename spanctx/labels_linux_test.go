@@ -6,6 +6,7 @@ package spanctx
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"io"
 	"runtime/pprof"
 	"strconv"
@@ -185,4 +186,33 @@ func TestDoWithManyLabels(t *testing.T) {
 		<-looked
 	})
 	s.assertNowhere(t)
+}
+
+// Shutdown keeps the labels of live spans only if the process takes a CPU profile of itself just
+// then. What was known of profiles when the last span ended does not count.
+func TestLabelsAtShutdown(t *testing.T) {
+	if raceEnabled {
+		t.Skip("the race detector keeps labels anyway")
+	}
+	for _, profiled := range []bool{false, true} {
+		t.Run(fmt.Sprintf("profiled=%v", profiled), func(t *testing.T) {
+			s := serve(t)
+			apart(func() {
+				_, before := s.root()
+				before.End()
+				_, span := s.root()
+				if profiled {
+					require.NoError(t, pprof.StartCPUProfile(io.Discard))
+					defer pprof.StopCPUProfile()
+					time.Sleep(time.Duration(askEvery)) // The kernel is asked no sooner.
+				} else {
+					s.p.profile.until.Store(s.p.profile.asked.Load() + 1) // as at the end of one
+					time.Sleep(time.Duration(askEvery))
+				}
+				require.NoError(t, s.p.Shutdown(context.Background()))
+				assert.Equal(t, profiled, labelled(t, span))
+				span.End()
+			})
+		})
+	}
 }

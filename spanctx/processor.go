@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
@@ -78,9 +79,10 @@ var building sync.Mutex
 // [SpanProcessor.AddAttributeKeys] adds keys of attributes to that one.
 //
 // A carrier is left off if this Go runtime does not allow for it, or the kernel refuses its memory;
-// [SpanProcessor.Err] says why. The error wraps [ErrProcessorExists], or [errors.ErrUnsupported]
-// where nothing can be published. Else it names the option that cannot be met, what keeps the
-// advertisement from being published, or the system call that failed.
+// [SpanProcessor.Err] says why. Slots of layout 2 are also off without memory for the span table.
+// The error wraps [ErrProcessorExists], or [errors.ErrUnsupported] where nothing can be published.
+// Else it names the option that cannot be met, what keeps the advertisement from being published,
+// or the system call that failed.
 func NewSpanProcessor(opts ...Option) (*SpanProcessor, error) {
 	return newSpanProcessor(newConfig(opts))
 }
@@ -116,14 +118,13 @@ func build(c config) (_ *SpanProcessor, refusedKeys int, err error) {
 	p := &SpanProcessor{config: c, positions: ring.NewPositions(), users: 1}
 	keys, refusedKeys := p.keys.Load().Append(c.keys...)
 	p.keys.Store(keys)
+	p.cells, err = cells.New(cells.Options{Spare: p.isShown, Evict: p.evict, Heap: c.heap})
+	p.off("span table is", err)
+	p.listed = err == nil
 	p.openCarriers()
 	if p.threads == nil && p.goroutines == nil && !p.records {
-		return nil, 0, fmt.Errorf("no carrier is on: %w", p.refused)
+		return nil, 0, errors.Join(fmt.Errorf("no carrier is on: %w", p.refused), p.closeMemory())
 	}
-	if p.cells, err = cells.New(cells.Options{Spare: p.isShown, Evict: p.evict, Heap: c.heap}); err != nil {
-		p.off("span table is", err)
-	}
-	p.listed = err == nil
 	if c.names {
 		p.names, err = names.New(c.heap)
 		p.off("names for other processes are", err)
@@ -142,6 +143,18 @@ func build(c config) (_ *SpanProcessor, refusedKeys int, err error) {
 func (p *SpanProcessor) openCarriers() {
 	var err error
 	c := p.config
+	if !p.listed {
+		// Slots go on naming spans that are over, and only the table tells.
+		err = errors.New("there is no span table")
+		if c.goroutineSlots {
+			c.goroutineSlots = false
+			p.off("goroutine slots are", err)
+		}
+		if c.threadSlots && !c.layout1 {
+			c.threadSlots = false
+			p.off("thread slots are", err)
+		}
+	}
 	at := ring.Config{Layout: wire.RingLayout2, Capacity: c.capacity, AttributeSpace: c.space, Heap: c.heap}
 	if c.goroutineSlots {
 		if _, err = c.runtime.Offset(goruntime.GGoid); err == nil {
@@ -345,6 +358,7 @@ func (p *SpanProcessor) Shutdown(context.Context) error {
 	// stopped. So either it sees that, or the span is seen here.
 	p.stopped.Store(true)
 	err := p.withdrawAdvertisement()
+	p.profile.running(time.Now()) // evict goes by what this finds out
 	p.cells.All(func(r cells.Ref) { p.evict(r) })
 	p.shutdownErr = errors.Join(err, p.closeMemory())
 	active.CompareAndSwap(p, nil)

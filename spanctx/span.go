@@ -327,6 +327,7 @@ func (p *SpanProcessor) OnEnd(s sdktrace.ReadOnlySpan) {
 	here := p.cells.Is(ref, k)
 	if !here {
 		if ref = p.cells.Find(k); ref == 0 {
+			p.goBack(&c)
 			return // It was evicted, or never shown.
 		}
 	}
@@ -336,6 +337,7 @@ func (p *SpanProcessor) OnEnd(s sdktrace.ReadOnlySpan) {
 		base = p.known.record(ref)
 	}
 	if !p.cells.End(ref) {
+		p.goBack(&c)
 		return // Somebody else did.
 	}
 	if !here {
@@ -359,12 +361,27 @@ func (p *SpanProcessor) OnEnd(s sdktrace.ReadOnlySpan) {
 	if here && own {
 		warm = ref // The next span that starts here may take its cell.
 	}
-	if in && p.show(&c, p.attributes(&c.at), warm) {
+	if !in {
+		p.goBack(&c)
+	} else if p.show(&c, p.attributes(&c.at), warm) {
 		return // The next span takes the cell, and the place of the record.
 	}
 	// Another goroutine may still name the cell, to find what is around the span.
 	p.known.drop(ref)
 	p.cells.Free(ref)
+}
+
+// goBack has the calling goroutine, which c is, leave the span that it was shown in last, if that is
+// over. It is then in the nearest live span around that. If the record that is installed is of a
+// live span it is a later SpanProcessor's, and goBack does nothing.
+//
+//go:noinline
+func (p *SpanProcessor) goBack(c *caller) {
+	if c.from == 0 || p.cells.Live(c.from) || c.installed != nil && !c.installed.Ended() {
+		return
+	}
+	p.locateLive(c)
+	p.show(c, p.attributes(&c.at), 0)
 }
 
 // withdraws reports whether the labels of a span that is over are withdrawn, given whether the

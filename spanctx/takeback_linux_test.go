@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"slices"
 	"sync/atomic"
+	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -104,6 +105,84 @@ func TestEvictedRecordIsTakenBackBeforeTheSpanIsOver(t *testing.T) {
 			}
 		}
 		assert.Zero(t, shown, "spans whose record was valid after End")
+	})
+}
+
+// The End of a span that was evicted shows again what is live around it, to all readers.
+func TestEndOfEvictedSpanShowsTheSpanAround(t *testing.T) {
+	for name, opts := range map[string][]Option{"everything": everything(), "slots": {WithGoroutineRecord(false)}} {
+		t.Run(name, func(t *testing.T) {
+			s := serve(t, opts...)
+			apart(func() {
+				defer goruntime.SetLabels(nil)
+				ctx, outer := s.root()
+				_, inner := s.start(ctx)
+				require.True(t, s.p.evict(s.p.find(trace.ContextWithSpan(ctx, inner))))
+				inner.End()
+				s.assertInSlots(t, outer)
+				outer.End()
+				s.assertShows(t, nil, nil)
+			})
+		})
+	}
+}
+
+// A goroutine whose span was ended elsewhere goes back when it ends a span that it is not in.
+func TestEndOfAnotherSpanGoesBack(t *testing.T) {
+	for name, opts := range map[string][]Option{"everything": everything(), "slots": {WithGoroutineRecord(false)}} {
+		t.Run(name, func(t *testing.T) {
+			s := serve(t, opts...)
+			apart(func() {
+				defer goruntime.SetLabels(nil)
+				ctx, outer := s.root()
+				_, inner := s.start(ctx)
+				var other trace.Span
+				apart(func() {
+					inner.End()
+					_, other = s.root()
+				})
+				other.End()
+				s.assertInSlots(t, outer)
+				outer.End()
+				s.assertShows(t, nil, nil)
+			})
+			s.assertNowhere(t)
+		})
+	}
+}
+
+// assertInSlots checks that slots and record of the calling goroutine show a span themselves, for
+// readers that do not follow them outward.
+func (s *service) assertInSlots(t *testing.T, span trace.Span) {
+	t.Helper()
+	s.assertShows(t, span, span)
+	assert.Equal(t, number(span), s.rings[threadRing].at(t, uint64(syscall.Gettid())).spanID)
+	assert.Equal(t, number(span), s.rings[goroutineRing].at(t, goid()).spanID)
+	if s.p.records {
+		assert.False(t, installed().Ended(), "readers of labels see the span")
+	}
+}
+
+// A span that ends after Shutdown leaves none of its labels on the goroutine, whatever labels are
+// kept for. It leaves those of a later SpanProcessor alone.
+func TestEndAfterShutdownRestoresLabels(t *testing.T) {
+	former, err := NewSpanProcessor(WithLabels(LabelsKept))
+	require.NoError(t, err)
+	provider := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(former))
+	apart(func() {
+		defer goruntime.SetLabels(nil)
+		_, a := provider.Tracer("").Start(context.Background(), "a")
+		_, b := provider.Tracer("").Start(context.Background(), "b")
+		require.NoError(t, former.Shutdown(context.Background()))
+		b.End()
+		assert.Nil(t, goruntime.Labels())
+
+		s := serve(t)
+		_, c := s.root()
+		a.End()
+		s.assertShows(t, c, c)
+		c.End()
+		assert.Nil(t, goruntime.Labels())
 	})
 }
 

@@ -452,6 +452,7 @@ func (i *Integration) OnEnd(s sdktrace.ReadOnlySpan) {
 			if n := i.correlations.counters.evicted.Load(); n > 0 {
 				i.warned.once("more than %d spans are live: the oldest are not shown and have no stack traces", cells.Capacity)
 			}
+			i.goBack(cells.Ref(shown), goid)
 			return
 		}
 	}
@@ -471,10 +472,14 @@ func (i *Integration) OnEnd(s sdktrace.ReadOnlySpan) {
 		to, in = i.leave(cells.Ref(shown), ref, goid)
 	}
 	if !i.table.End(ref) {
+		i.goBack(cells.Ref(shown), goid)
 		return // Somebody else did.
 	}
 	if !in || !i.goTo(to, goid) || i.guests.any(ref) {
 		i.clear(ref)
+	}
+	if !in {
+		i.goBack(cells.Ref(shown), goid)
 	}
 	p := goruntime.Pin()
 	again := in && i.table.FreeWarm(p, ref)
@@ -482,6 +487,14 @@ func (i *Integration) OnEnd(s sdktrace.ReadOnlySpan) {
 	if !again {
 		// The goroutine that has started it may still need what is around it.
 		i.table.Free(ref)
+	}
+}
+
+// goBack shows the nearest live span around the one that the calling goroutine has shown last, if
+// that is over. After Shutdown it does nothing: the record may be in use by a later Integration.
+func (i *Integration) goBack(shown cells.Ref, goid uint64) {
+	if shown != 0 && !i.table.Live(shown) && !i.stopped.Load() {
+		i.goTo(i.nearest(shown, goid), goid)
 	}
 }
 

@@ -254,8 +254,8 @@ func TestCells(t *testing.T) {
 	}
 }
 
-// A span that is evicted is shown no more, its end changes nothing, and the goroutine goes
-// back to what is live around it.
+// A span that is evicted is shown no more. At its end the goroutine goes back to what is live
+// around it, unless it has left the span before.
 func TestEvictedSpans(t *testing.T) {
 	s := newService(t)
 	evict := func(span trace.Span) {
@@ -279,12 +279,31 @@ func TestEvictedSpans(t *testing.T) {
 		locked(func() { evict(grandchild) })
 		s.shownHere(nil)
 		grandchild.End()
-		s.shownHere(nil)
+		s.shownHere(root)
 		span := s.start("next")
 		s.shownHere(span)
 		span.End()
 		s.shownHere(root)
 		root.End()
+		s.shownHere(nil)
+	})
+}
+
+// A goroutine whose span was ended elsewhere goes back when it ends a span that it is not in.
+func TestEndOfAnotherSpanGoesBack(t *testing.T) {
+	s := newService(t)
+	locked(func() {
+		ctx, outer := s.tracer.Start(t.Context(), "outer")
+		_, inner := s.tracer.Start(ctx, "inner")
+		var other trace.Span
+		locked(func() {
+			inner.End()
+			other = s.start("other")
+		})
+		s.shownHere(nil)
+		other.End()
+		s.shownHere(outer)
+		outer.End()
 		s.shownHere(nil)
 	})
 }

@@ -402,6 +402,8 @@ func (r *Record) retire() {
 	ordered.Put((*uint64)(&r.enclosing[0]), uint64(r.ref))
 	ordered.Put32(&r.state, atomic.LoadUint32(&r.state)&^stateValid)
 	r.HideLabels()
+	// The End of its span does not find it any more.
+	r.outer.Store(nil)
 }
 
 // copy returns another record of the same span.
