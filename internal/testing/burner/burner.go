@@ -495,6 +495,13 @@ func Truth(names []string) (number uint64, ok bool) {
 	return number, true
 }
 
+// InCrafted reports whether a stack, its functions' names with the innermost first, was in
+// CraftedSpan.
+func InCrafted(names []string) bool {
+	// A function without a frame of its own hides its caller.
+	return len(names) > 1 && names[0] == pkg+"burnGo" && (names[1] == pkg+"burnCrafted" || names[1] == "runtime.goexit")
+}
+
 // Same reports whether a span's number is the one that a stack can say.
 func Same(number, truth uint64) bool { return number&(1<<pathBits-1) == truth }
 
