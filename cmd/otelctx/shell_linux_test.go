@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/otelctx/otelctx/internal/testing/golden"
+	"github.com/otelctx/otelctx/internal/testing/programs"
 )
 
 // The manual page that is committed is what the command line says; -update writes it anew.
@@ -77,7 +78,7 @@ var completers = map[string]string{
 func TestCompletion(t *testing.T) {
 	dir := t.TempDir()
 	// otelctx list has this process.
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "otelctx"), []byte("#!/bin/sh\nprintf 'PID  SERVICE\\n4711 checkout\\n'\n"), 0o700))
+	programs.Write(t, filepath.Join(dir, "otelctx"), []byte("#!/bin/sh\nprintf 'PID  SERVICE\\n4711 checkout\\n'\n"))
 	for shell, ask := range completers {
 		t.Run(shell, func(t *testing.T) {
 			path, err := exec.LookPath(shell)

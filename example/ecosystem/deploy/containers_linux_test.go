@@ -117,7 +117,7 @@ func container(t *testing.T, spec *specs.Spec, program string) *exec.Cmd {
 	require.NoError(t, os.Mkdir(rootfs, 0o755))
 	content, err := os.ReadFile(program)
 	require.NoError(t, err)
-	require.NoError(t, os.WriteFile(filepath.Join(rootfs, filepath.Base(program)), content, 0o755))
+	programs.Write(t, filepath.Join(rootfs, filepath.Base(program)), content)
 	config, err := json.Marshal(spec)
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(filepath.Join(bundle, "config.json"), config, 0o600))

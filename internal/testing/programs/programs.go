@@ -79,9 +79,12 @@ func Build(t testing.TB, v Variant, module, pkg string) string {
 	}
 	name := filepath.Base(filepath.Join(dir, pkg))
 	// The go command does not link again what is up to date.
-	kept := filepath.Join(cache(t), v.key(dir, pkg), name)
+	cached := cache(t)
+	kept := filepath.Join(cached, v.key(dir, pkg), name)
 	cmd := exec.Command("go", append(append([]string{"build", "-o", kept}, v.Flags...), pkg)...) //nolint:gosec // G204: all of it is the test's
 	cmd.Dir, cmd.Env = dir, append(os.Environ(), v.env()...)
+	// Nobody sees half a program: from another file system it would be copied.
+	cmd.Env = append(cmd.Env, "GOTMPDIR="+cached)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		skipWithoutStaticC(t, out)
 		t.Fatalf("%s: %v\n%s", cmd, err, out)
@@ -167,6 +170,10 @@ func Write(t testing.TB, path string, content []byte) {
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
 	if err := os.WriteFile(path, content, 0o755); err != nil { //nolint:gosec // G306: a program
+		t.Fatal(err)
+	}
+	// Whatever the umask is.
+	if err := os.Chmod(path, 0o755); err != nil { //nolint:gosec // G302: a program
 		t.Fatal(err)
 	}
 }

@@ -412,6 +412,6 @@ func codeFile(t *testing.T, symbols int) string {
 		{Type: uint32(elf.SHT_STRTAB), Off: uint64(strtab), Size: uint64(len(names))},
 	})
 	path := filepath.Join(programs.PublicDir(t), "code")
-	require.NoError(t, os.WriteFile(path, b.Bytes(), 0o755))
+	programs.Write(t, path, b.Bytes())
 	return path
 }

@@ -11,7 +11,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"testing"
 	"time"
 
@@ -20,6 +19,7 @@ import (
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
+	"github.com/otelctx/otelctx/internal/testing/programs"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 	"github.com/otelctx/otelctx/reader"
 )
@@ -179,9 +179,7 @@ func TestReplacedIsNotEnded(t *testing.T) {
 // A process that executes programs all the time is recorded, however often one has taken the
 // place of the one that is looked at.
 func TestExecutesAllTheTime(t *testing.T) {
-	script := filepath.Join(t.TempDir(), "again")
-	require.NoError(t, os.WriteFile(script, []byte("#!/bin/sh\nexec \"$0\"\n"), 0o700))
-	c := childproc.Run(t, exec.Command(script))
+	c := childproc.Run(t, exec.Command(programs.Script(t, `exec "$0"`)))
 	ts := opened(t, Selection{PIDs: []int{c.PID()}})
 	defer ts.close()
 	replaced := 0
