@@ -146,7 +146,6 @@ func TestRecordWithoutPause(t *testing.T) {
 	service := startBurner(t, nil, burner.Records)
 	r := startRecord(t, pidOf(service), "--repeat", "--duration=100ms", fmt.Sprintf("--freq=%d", frequency), "--otlp-endpoint", c.listen(t))
 	r.awaitRecorded(t, service)
-	r.awaitSample(t) // It may still be about to watch the service.
 	before, err := burner.Used(service)
 	require.NoError(t, err)
 	require.Eventually(t, func() bool { return c.requests() >= atOnce+refused }, testenv.Patience, tick)
@@ -242,7 +241,8 @@ func TestRecordNoticesAtOnce(t *testing.T) {
 			}
 			cmd := exec.Command(executable(t), "record", "--all", "--json", "--top=0", "--duration=0", "--freq=997")
 			test.prepare(t, cmd)
-			r := startCommand(t, cmd)
+			var r *running
+			childproc.First(func() { r = startCommand(t, cmd) })
 			childproc.AwaitOpen(t, r.cmd.Process.Pid, perfEvent)
 			// It has looked at what there was, and notices.
 			first := startBurner(t, nil, burner.Records)
@@ -351,7 +351,6 @@ func TestRecordMinute(t *testing.T) {
 	service := startBurner(t, nil, burner.Records)
 	r := startRecord(t, pidOf(service), "--repeat", "--duration=1s", fmt.Sprintf("--freq=%d", frequency), "--otlp-endpoint", c.listen(t))
 	r.awaitRecorded(t, service)
-	r.awaitSample(t)
 	var seen []used
 	var memory []int
 	for begin = time.Now(); time.Since(begin) < minute; time.Sleep(time.Millisecond) {

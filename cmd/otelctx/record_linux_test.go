@@ -13,6 +13,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
 	"os/exec"
@@ -28,12 +29,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
 	pprof "github.com/google/pprof/profile"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	collectorpb "go.opentelemetry.io/proto/otlp/collector/profiles/v1development"
 	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
 	profilespb "go.opentelemetry.io/proto/otlp/profiles/v1development"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -43,6 +46,7 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
 	"github.com/otelctx/otelctx/internal/testing/burner"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
+	"github.com/otelctx/otelctx/internal/testing/programs"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
@@ -621,14 +625,15 @@ func (r *running) awaitSampleOf(t *testing.T, program string) {
 	childproc.AwaitOpen(t, r.cmd.Process.Pid, program)
 }
 
-// awaitSamples waits until there are hundreds of samples.
+// awaitSamples waits until there are hundreds of samples of a burner.
 func (r *running) awaitSamples(t *testing.T, c *childproc.Child) {
 	t.Helper()
 	r.awaitSample(t)
+	r.awaitRecorded(t, c)
 	burner.AwaitUse(t, c, 400*time.Second/time.Duration(burner.Frequency()))
 }
 
-// awaitRecorded waits until a process is recorded: somebody waits for its end.
+// awaitRecorded waits until a process is recorded: what it does from now on is sampled.
 func (r *running) awaitRecorded(t *testing.T, c *childproc.Child) {
 	t.Helper()
 	r.awaitRecordedPID(t, c.PID())
@@ -636,17 +641,72 @@ func (r *running) awaitRecorded(t *testing.T, c *childproc.Child) {
 
 func (r *running) awaitRecordedPID(t *testing.T, pid int) {
 	t.Helper()
-	pidfd := fmt.Sprintf("\nPid:\t%d\n", pid)
-	dir := fmt.Sprintf("/proc/%d/fdinfo/", r.cmd.Process.Pid)
 	require.Eventually(t, func() bool {
-		fds, err := os.ReadDir(dir)
-		for _, fd := range fds {
-			if info, _ := os.ReadFile(dir + fd.Name()); strings.Contains(string(info), pidfd) {
-				return true
-			}
+		is, err := r.samples(pid)
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) {
+			return true // It has ended: that is for the test to find.
 		}
-		return err != nil || len(fds) == 0 // It has ended: that is for the test to find.
+		require.NoError(t, err)
+		return is
 	}, testenv.Patience, tick)
+}
+
+// samples reports whether the kernel has been told to sample a process for the command.
+func (r *running) samples(pid int) (bool, error) {
+	process, err := unix.PidfdOpen(r.cmd.Process.Pid, 0)
+	if err != nil {
+		return false, err
+	}
+	defer func() { _ = unix.Close(process) }()
+	dir := fmt.Sprintf("/proc/%d/fd/", r.cmd.Process.Pid)
+	fds, err := os.ReadDir(dir)
+	if err != nil {
+		return false, err
+	}
+	for _, entry := range fds {
+		if to, _ := os.Readlink(dir + entry.Name()); to != bpfMap {
+			continue
+		}
+		theirs, err := strconv.Atoi(entry.Name())
+		if err != nil {
+			return false, err
+		}
+		own, err := unix.PidfdGetfd(process, theirs, 0)
+		if errors.Is(err, unix.EBADF) {
+			continue // It is closed by now.
+		}
+		if err != nil {
+			return false, err
+		}
+		if is, err := watches(own, pid); is || err != nil {
+			return is, err
+		}
+	}
+	return false, nil
+}
+
+const bpfMap = "anon_inode:bpf-map"
+
+// watches reports whether a descriptor is of the map of watched processes, and one of them is
+// there. It closes the descriptor.
+func watches(fd, pid int) (bool, error) {
+	if is, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd)); is != bpfMap || err != nil {
+		return false, errors.Join(err, unix.Close(fd)) // The number has become another file's.
+	}
+	m, err := ebpf.NewMapFromFD(fd)
+	if err != nil {
+		return false, err
+	}
+	defer func() { _ = m.Close() }()
+	info, err := m.Info()
+	if err != nil || info.Name != "watched" {
+		return false, err
+	}
+	err = m.Lookup(uint32(pid), new(uint32))
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		return false, nil
+	}
+	return err == nil, err
 }
 
 // interrupt ends a recording.
@@ -814,10 +874,7 @@ func TestRecordWithTwoCapabilities(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	require.NoError(t, os.Chmod(dir, 0o777))
-	binary := filepath.Join(dir, "otelctx")
-	self, err := os.ReadFile("/proc/self/exe")
-	require.NoError(t, err)
-	require.NoError(t, os.WriteFile(binary, self, 0o755))
+	binary := programs.Public(t, "/proc/self/exe", "otelctx")
 	const (
 		nobody     = 65534
 		capPerfmon = 38

@@ -177,6 +177,7 @@ func TestRecordNames(t *testing.T) {
 func TestRecordIdle(t *testing.T) {
 	needSampling(t)
 	c := childproc.Run(t, exec.Command("sleep", "1000"))
+	c.Stop() // It may not have begun to sleep.
 	got := otelctx(t, "record", "-F", "1", "-d", "0.01", "--json", strconv.Itoa(c.PID()))
 	assert.Zero(t, decodeRecord(t, got).Samples)
 	assert.Contains(t, got.stderr, "otelctx: there are no samples: processes are sampled only while they use the processor\n")
