@@ -82,15 +82,17 @@ func TestEvictedRecordIsTakenBackBeforeTheSpanIsOver(t *testing.T) {
 		done := make(chan struct{})
 		defer close(done)
 		go func() {
-			for last := uint64(0); ; {
+			for last := cells.Ref(0); ; {
 				select {
 				case <-done:
 					return
 				default:
 				}
-				if ref := round.Load(); ref != last {
+				if ref := cells.Ref(round.Load()); ref != last {
 					last = ref
-					s.p.evict(cells.Ref(ref))
+					if s.p.evict(last) {
+						s.p.cells.Free(last) // or there is none left after as many rounds as there are cells
+					}
 				}
 			}
 		}()
