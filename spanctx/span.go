@@ -387,7 +387,7 @@ func (p *SpanProcessor) goBack(c *caller) {
 // withdraws reports whether the labels of a span that is over are withdrawn, given whether the
 // process takes a CPU profile of itself.
 func (p *SpanProcessor) withdraws(profiled bool) bool {
-	return p.labels != LabelsKept && (p.labels != LabelsUntilEnd || !raceEnabled && !profiled)
+	return p.labels == LabelsWithdrawn || p.labels == LabelsUntilEnd && !raceEnabled && !profiled
 }
 
 // evict ends a live span to make room, or since all ends, and takes its record back. It reports
@@ -484,7 +484,7 @@ func (p *SpanProcessor) variant(base *gorecord.Record, a *gorecord.Attributes, u
 	p.names.Set(&names, name, endpoint)
 	record := base.Variant(a, &names, user, outer, enclosing)
 	if base.Ended() || !p.cells.Live(base.Ref()) {
-		record.End(p.labels != LabelsKept)
+		record.End(p.withdraws(p.profile.wasRunning()))
 	}
 	return record
 }
