@@ -120,11 +120,11 @@ func (c pyroscopeClient) span(t *testing.T, id string) int {
 	return int(g.Flamegraph.Total / c.of.period)
 }
 
-// labelValues returns the values that a label has.
+// labelValues returns the values that a label has in profiles of the service.
 func (c pyroscopeClient) labelValues(t *testing.T, name string) []string {
 	t.Helper()
 	var answer struct{ Names []string }
-	c.ask(t, "LabelValues", map[string]any{"name": name}, &answer)
+	c.ask(t, "LabelValues", map[string]any{"name": name, "matchers": []string{fmt.Sprintf("{service_name=%q}", serviceName)}}, &answer)
 	return answer.Names
 }
 
