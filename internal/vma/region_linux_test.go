@@ -334,3 +334,17 @@ func TestRetireUnderWriters(t *testing.T) {
 		})
 	}
 }
+
+// Memory on the heap is only let go of: whoever still has it finds what is there.
+func TestHeap(t *testing.T) {
+	for name, end := range map[string]func(*Region) error{"retire": (*Region).Retire, "close": (*Region).Close} {
+		r := NewHeap(1 << 16)
+		memory := r.Bytes()
+		memory[0], memory[1<<16-1] = 1, 2
+		require.NoError(t, r.Announce(), name)
+		require.NoError(t, end(r), name)
+		assert.Nil(t, r.Bytes(), name)
+		assert.Equal(t, [2]byte{1, 2}, [2]byte{memory[0], memory[1<<16-1]}, name)
+		require.NoError(t, end(r), name)
+	}
+}
