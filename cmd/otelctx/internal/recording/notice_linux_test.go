@@ -143,7 +143,7 @@ func TestNoticeOfOne(t *testing.T) {
 		c.Kill()
 		select {
 		case <-ts.exits:
-		case <-time.After(time.Minute):
+		case <-time.After(testenv.Patience):
 			t.Fatal("nobody is told")
 		}
 		return true
