@@ -261,11 +261,6 @@ recorder: ## Measure what the recorder takes beside idle processes, attackers an
 	cd benchmarks && unshare --pid --fork --mount-proc --kill-child $(GO) test ./recorder -count 1 -v -measure -timeout 0
 	cd cmd/otelctx && OTELCTX_TEST_ALL=1 unshare --pid --fork --mount-proc --kill-child $(GO) test ./internal/hostile -count 1 -v -run Together -together 5 -together-use 20s -timeout 0
 
-.PHONY: pictures
-pictures: build ## Draw the pictures of docs/img anew, with graphviz and chromium, as root.
-	dot -Tsvg docs/img/architecture.dot -o docs/img/architecture.svg
-	docs/img/flamegraph.sh
-
 ##@ Checks
 
 .PHONY: lint
@@ -376,7 +371,3 @@ api: $(BIN)/apidiff ## Say how the library's API differs from that of the last r
 .PHONY: sbom
 sbom: build $(BIN)/cyclonedx-gomod ## Write what the command line tool is made of into bin/otelctx.cdx.json, as CycloneDX.
 	.ci/sbom $(BIN)/otelctx $(BIN)/otelctx.cdx.json
-
-.PHONY: release-check
-release-check: $(BIN)/cyclonedx-gomod ## Make the next release in a copy, and use it as a stranger does.
-	.ci/release-check
