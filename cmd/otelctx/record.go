@@ -295,6 +295,9 @@ func (c *recordCommand) complain(s streams, r *recording.Result) {
 	if r.Replaced > 0 {
 		s.complainf("%d samples were left out: their process had just begun to run another program", r.Replaced)
 	}
+	if r.Unnamed > 0 {
+		s.complainf("%d samples lack names of functions: it took too long to find them", r.Unnamed)
+	}
 	if r.Filtered > 0 {
 		s.complainf("%d samples were left out by --filter", r.Filtered)
 	}

@@ -203,11 +203,13 @@ func TestNamesAreBounded(t *testing.T) {
 	p := newPart(time.Now(), false)
 	l.add(p, p.begun, 0, 0, 1, 1)
 	of := p.targets[l.all[0]]
-	for bytes, some := range map[int]bool{0: true, maxNamedBytes: false} {
-		n := &nameResolver{config: &Config{}, tally: newTally(false), namedBytes: bytes}
+	for bytes, some := range map[int]bool{maxNamedBytes: true, 0: false} {
+		n := &nameResolver{config: &Config{}, tally: newTally(false), left: budget{namingLimit, bytes}}
 		named := n.names(t.Context(), of)
 		assert.Equal(t, some, len(named) > 0)
-		assert.Equal(t, some, n.namedBytes > bytes)
-		assert.NotZero(t, n.stack(named, of.order[0].stack)[0].Address)
+		assert.Equal(t, some, n.left.bytes < bytes)
+		stack, unnamed := n.stack(named, of.order[0].stack)
+		assert.NotZero(t, stack[0].Address)
+		assert.Equal(t, !some, unnamed)
 	}
 }

@@ -37,8 +37,6 @@ type Files struct {
 	byID   map[fileID]*file
 	order  []*file // the one used last is the last
 	tables []*file // those that hold symbols, likewise
-	// perfMaps are the processes that hold a perf map, likewise.
-	perfMaps []*Process
 }
 
 // fileID tells files apart, also one that was written anew in its place.

@@ -20,11 +20,12 @@ const maxRegions = 1 << 14
 // Process knows what a process has mapped. It is safe for concurrent use.
 type Process struct {
 	pid     int
+	user    int
 	proc    *procfs.Process
 	files   *Files
 	refresh sync.Mutex
 	table   atomic.Pointer[Table]
-	perf    perfFile
+	perf    perfMap
 }
 
 // Table is what a process had mapped at one moment. It does not change.
@@ -58,14 +59,23 @@ func (f *Files) Open(pid int) (*Process, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Process{pid: pid, proc: proc, files: f, perf: perfFile{reading: make(chan struct{}, 1)}}
+	p := &Process{pid: pid, proc: proc, files: f, perf: perfMap{reading: make(chan struct{}, 1)}}
 	p.table.Store(&Table{})
-	if err := p.Refresh(); err != nil {
+	if p.user, err = procfs.NewFS("/proc").User(pid); err == nil {
+		err = p.Refresh()
+	}
+	if err != nil {
 		_ = p.Close()
 		return nil, err
 	}
+	if slices.ContainsFunc(p.table.Load().regions, (*Region).Compiled) {
+		p.attachPerfMap()
+	}
 	return p, nil
 }
+
+// User returns the real user id of the process.
+func (p *Process) User() int { return p.user }
 
 // Close releases what p holds. What tables and locations say stays valid, and regions that
 // have been attached still name what is in them.
@@ -151,7 +161,7 @@ func (r *Region) Attached() bool { return r.attached.Load() != nil }
 
 func (r *Region) attach() {
 	a := &attached{file: r.process.files.open(r)}
-	if r.anonymous() {
+	if r.Compiled() {
 		r.process.attachPerfMap()
 	}
 	a.debug = r.process.files.openDebug(r, a.file)
@@ -164,7 +174,8 @@ func (r *Region) attach() {
 }
 
 // Locate returns what is known about an address in the region, that of an instruction. It
-// never returns nil. It may have to wait for a file system.
+// never returns nil. It may have to wait for a file system. Code that was compiled at run time has no
+// lines until [Process.NameCompiled] sets them.
 func (r *Region) Locate(address uint64) *Location {
 	a := r.attached.Load()
 	if a == nil {
@@ -172,11 +183,6 @@ func (r *Region) Locate(address uint64) *Location {
 		return &Location{Address: address, Mapping: &mapping}
 	}
 	l := &Location{Address: address, Mapping: a.mapping}
-	if r.anonymous() {
-		if m := r.process.perfMap(); m != nil {
-			l.Lines = m.lookup(address)
-		}
-	}
 	if a.file != nil {
 		offset := address - r.mapping.Start + r.mapping.FileOffset
 		l.Lines, l.Type = a.file.locate(offset)
@@ -189,9 +195,9 @@ func (r *Region) Locate(address uint64) *Location {
 	return l
 }
 
-// anonymous reports whether the region is of no file that has a name: what is there was made at
-// run time.
-func (r *Region) anonymous() bool {
+// Compiled reports whether the region has code that was compiled at run time: no file with a name has
+// it.
+func (r *Region) Compiled() bool {
 	return r.inode == 0 && !strings.HasPrefix(r.mapping.Path, "[v") || strings.HasPrefix(r.mapping.Path, "/memfd:")
 }
 
