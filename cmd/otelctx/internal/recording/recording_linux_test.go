@@ -237,7 +237,7 @@ func asking(t *testing.T) (ask func(encoded ...byte) []reader.ThreadAttribute, p
 	one := &target{image: sampler.Image{PID: os.Getpid()}, reader: r}
 	p = &published{layout: &reader.ThreadLayout{Advertisement: &reader.ProcessContext{PublishedAtNS: 1}}}
 	return func(encoded ...byte) []reader.ThreadAttribute {
-		n := &nameResolver{asked: map[*published]bool{}}
+		n := &nameResolver{asked: map[*published]bool{}, left: budget{time: namingLimit}}
 		return n.attributes(t.Context(), one, &rawSamples{rawKey: rawKey{published: p, span: rawSpan{attributes: string(encoded)}}})
 	}, p
 }
