@@ -42,7 +42,7 @@ func newLoad(t *testing.T, processes int) *load {
 		p, err := openSymbols(files, os.Getpid())
 		require.NoError(t, err)
 		t.Cleanup(func() { _ = p.Close() })
-		p.Table().Attach(1)
+		p.Attach(1)
 		one := &target{symbols: p}
 		one.users.Add(1 << 30) // The test closes it.
 		one.published.Store(newPublished(os.Getpid(), nil))

@@ -215,24 +215,29 @@ type frame struct {
 	address uint64
 }
 
-// frameOf returns what is looked up for a frame of a stack: the call, not where it returns
-// to.
-func (s *rawStack) frameOf(i int) frame {
-	address := s.user[i]
-	if i > 0 && address > 0 {
-		address--
+// frame returns what is looked up for a frame of a stack. It has no region if that is not known.
+func (s *rawStack) frame(i int) frame {
+	f := frame{s.regions[i], s.user[i]}
+	if f.region != nil && !s.certain && f.region.Gone() {
+		f.region = nil
 	}
-	return frame{s.table.Find(address), address}
+	return f
 }
 
 // names returns what is known about the addresses in the stacks of a process. Files may be
 // on file systems that do not answer.
 func (n *nameResolver) names(ctx context.Context, of *targetSamples) map[frame]*symbols.Location {
+	if slices.ContainsFunc(of.order, func(s *rawSamples) bool { return !s.stack.certain }) {
+		// Whether what was mapped is there still.
+		_, _ = ask(ctx, n, of.target.image.PID, func(func() bool) (struct{}, error) {
+			return struct{}{}, of.target.symbols.Refresh()
+		})
+	}
 	asked := map[frame]bool{}
 	var open, others []frame
 	for _, same := range of.order {
 		for i := range same.stack.user {
-			f := same.stack.frameOf(i)
+			f := same.stack.frame(i)
 			if f.region == nil || asked[f] || len(asked) == maxNames {
 				continue
 			}
@@ -308,7 +313,7 @@ func (n *nameResolver) stack(names map[frame]*symbols.Location, raw *rawStack) (
 	for i := range raw.user {
 		// The frame after the kernel's frames is the instruction that called the kernel,
 		// or that it interrupted.
-		f := raw.frameOf(i)
+		f := raw.frame(i)
 		l := names[f]
 		if l == nil {
 			l = &symbols.Location{Address: f.address}

@@ -60,9 +60,12 @@ type targetSamples struct {
 
 // rawStack is a stack in addresses.
 type rawStack struct {
-	// table is what the process had mapped then.
-	table        *symbols.Table
 	user, kernel []uint64
+	// regions are those of user. If they are not certain, some may have been replaced before.
+	regions []*symbols.Region
+	certain bool
+	// generation is that of the process when the regions were looked up.
+	generation uint64
 }
 
 // rawKey is what samples have in common that are counted together.
@@ -162,7 +165,7 @@ func (p *part) add(t *target, s *sampler.Sample) (stack *rawStack, first bool) {
 		p.cut++
 		user, kernel, truncated = user[:min(len(user), 1)], kernel[:min(len(kernel), 1)], true
 	}
-	stack, first = of.stack(t.symbols.Table(), user, kernel)
+	stack, first = of.stack(user, kernel, s.Time)
 	key := rawKey{published: t.published.Load(), stack: stack, cpu: s.CPU, tid: s.TID, comm: s.Comm, truncated: truncated}
 	if p.goroutines {
 		key.goroutine = s.Goroutine
@@ -207,8 +210,8 @@ func isUnsampled(s *sampler.Span) bool {
 	return s.Proven && s.Carrier != sampler.Labels && s.TraceFlags&flagSampled == 0
 }
 
-// stack returns the stack with these addresses.
-func (s *targetSamples) stack(table *symbols.Table, user, kernel []uint64) (_ *rawStack, first bool) {
+// stack returns the stack with these addresses at a time.
+func (s *targetSamples) stack(user, kernel []uint64, at time.Time) (_ *rawStack, first bool) {
 	key := make([]byte, 0, 8*(1+len(user)+len(kernel)))
 	key = binary.NativeEndian.AppendUint64(key, uint64(len(user)))
 	for _, addresses := range [][]uint64{user, kernel} {
@@ -216,13 +219,23 @@ func (s *targetSamples) stack(table *symbols.Table, user, kernel []uint64) (_ *r
 			key = binary.NativeEndian.AppendUint64(key, a)
 		}
 	}
-	if known := s.stacks[string(key)]; known != nil && known.table == table {
+	process := s.target.symbols
+	known, generation := s.stacks[string(key)], process.Generation()
+	if known != nil && known.generation == generation {
 		return known, false
 	}
-	const size = 200 // bytes, about, with what the map takes
-	stack := &rawStack{table: table, user: slices.Clone(user), kernel: slices.Clone(kernel)}
+	stack := &rawStack{user: slices.Clone(user), kernel: slices.Clone(kernel), generation: generation}
+	for i := 1; i < len(stack.user); i++ {
+		stack.user[i]-- // of the call, not of where it returns to
+	}
+	stack.regions, stack.certain = process.Regions(stack.user, at)
+	if known != nil && known.certain == stack.certain && slices.Equal(known.regions, stack.regions) {
+		known.generation = generation
+		return known, false
+	}
+	const size = 250 // bytes, about, with what the map takes
 	s.stacks[string(key)] = stack
-	s.bytes += size + 2*len(key)
+	s.bytes += size + 3*len(key)
 	return stack, true
 }
 

@@ -302,7 +302,7 @@ func (r *recording) add(t *target, s *sampler.Sample) {
 	if stack, first := r.part.add(t, s); first {
 		// Files are opened while the process is there to say which.
 		for i := range stack.user {
-			if f := stack.frameOf(i); f.region != nil {
+			if f := stack.frame(i); f.region != nil {
 				r.targets.want(f.region)
 			}
 		}

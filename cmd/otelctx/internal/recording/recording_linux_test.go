@@ -438,7 +438,7 @@ func TestWantedAgain(t *testing.T) {
 	p, err := files.Open(os.Getpid())
 	require.NoError(t, err)
 	defer func() { _ = p.Close() }()
-	region := p.Table().Find(uint64(reflect.ValueOf(TestWantedAgain).Pointer()))
+	region := p.Find(uint64(reflect.ValueOf(TestWantedAgain).Pointer()))
 	require.NotNil(t, region)
 	ctx, cancel := context.WithCancel(t.Context())
 	warned := make(chan struct{}, 1)

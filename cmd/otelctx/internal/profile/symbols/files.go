@@ -9,7 +9,10 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
+
+	"github.com/otelctx/otelctx/internal/procfs"
 )
 
 const (
@@ -35,11 +38,60 @@ type Files struct {
 	// unnamed says that only build ids are read of files, and that none stays open.
 	unnamed bool
 
+	// missed is when something may have been mapped last that was not told. misses counts such times.
+	missed atomic.Pointer[time.Time]
+	misses atomic.Uint64
+	untold atomic.Bool
+
 	mu    sync.Mutex
 	byID  map[fileID]*file
 	users map[int][]*file // those that a user holds; the one used last is the last
+	// processes are those that are open, by their ids.
+	processes map[int][]*Process
 	// tables are the files that hold symbols, likewise.
 	tables []*file
+}
+
+// Maps reports whether what a process maps is of interest to f.
+func (f *Files) Maps(pid int) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(f.processes[pid]) > 0
+}
+
+// Mapped notes that a process has mapped code, as the kernel tells: m replaces what was there. Without it
+// that is found at the next [Process.Refresh]. The time may be before the last one.
+func (f *Files) Mapped(pid int, at time.Time, m procfs.Mapping) {
+	f.mu.Lock()
+	processes := slices.Clone(f.processes[pid])
+	f.mu.Unlock()
+	for _, p := range processes {
+		p.mapped(at, m)
+	}
+}
+
+// Missed notes that processes may have mapped code before a time without a call of [Files.Mapped].
+func (f *Files) Missed(before time.Time) {
+	f.missed.Store(&before)
+	f.misses.Add(1)
+}
+
+// Untold notes that [Files.Mapped] is not called for all that processes map.
+func (f *Files) Untold() { f.untold.Store(true) }
+
+func (f *Files) register(p *Process) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.processes[p.pid] = append(f.processes[p.pid], p)
+}
+
+func (f *Files) unregister(p *Process) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	others := slices.DeleteFunc(f.processes[p.pid], func(o *Process) bool { return o == p })
+	if f.processes[p.pid] = others; len(others) == 0 {
+		delete(f.processes, p.pid)
+	}
 }
 
 // fileID tells files apart, also one that was written anew in its place.
@@ -79,7 +131,9 @@ type named struct {
 }
 
 // NewFiles returns none yet. Close releases them.
-func NewFiles() *Files { return &Files{byID: map[fileID]*file{}, users: map[int][]*file{}} }
+func NewFiles() *Files {
+	return &Files{byID: map[fileID]*file{}, users: map[int][]*file{}, processes: map[int][]*Process{}}
+}
 
 // NewUnnamedFiles is NewFiles for callers that want build ids and no names. Of files nothing else is
 // read, and only when they are attached.
