@@ -296,7 +296,7 @@ func (c *recordCommand) complain(s streams, r *recording.Result) {
 		s.complainf("%d samples were left out: their process had just begun to run another program", r.Replaced)
 	}
 	if r.Unnamed > 0 {
-		s.complainf("%d samples lack names of functions: it took too long to find them", r.Unnamed)
+		s.complainf("%d samples lack names of functions: finding them took too long, or it is not known what their process had mapped", r.Unnamed)
 	}
 	if r.Filtered > 0 {
 		s.complainf("%d samples were left out by --filter", r.Filtered)

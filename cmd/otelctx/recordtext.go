@@ -40,7 +40,8 @@ type recordDocument struct {
 	// Truncated counts samples that lack the outermost frames of their stack, those in Cut
 	// included.
 	Truncated uint64 `json:"truncated"`
-	// Unnamed counts samples that lack names because looking them up took too much time or memory.
+	// Unnamed counts samples that lack names because looking them up took too much time or memory, or
+	// because it is not known what their process had mapped.
 	Unnamed uint64 `json:"unnamed"`
 	// SpansLeftOut is how many spans are not in Spans at most: there are too many.
 	SpansLeftOut uint64 `json:"spans_left_out"`

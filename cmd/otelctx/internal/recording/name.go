@@ -300,7 +300,8 @@ func (n *nameResolver) locate(ctx context.Context, of *targetSamples, frames []f
 	}
 }
 
-// stack returns a stack with names, and whether the names of some frames could not be looked up.
+// stack returns a stack with names, and whether some frames have none because these could not be looked up,
+// or may be wrong.
 // Names of the same address are the same pointer.
 func (n *nameResolver) stack(names map[frame]*symbols.Location, raw *rawStack) (_ []*symbols.Location, unnamed bool) {
 	stack := make([]*symbols.Location, 0, len(raw.kernel)+len(raw.user))
@@ -319,7 +320,7 @@ func (n *nameResolver) stack(names map[frame]*symbols.Location, raw *rawStack) (
 			l = &symbols.Location{Address: f.address}
 			names[f] = l
 		}
-		unnamed = unnamed || f.region != nil && l.Mapping == nil
+		unnamed = unnamed || raw.regions[i] != nil && l.Mapping == nil
 		stack = append(stack, l)
 	}
 	return stack, unnamed

@@ -75,7 +75,8 @@ type Result struct {
 	// Truncated is how many samples lack the outermost frames of their stack, those of Cut
 	// included.
 	Truncated uint64
-	// Unnamed is how many samples lack names because looking them up took too much time or memory.
+	// Unnamed is how many samples lack names because looking them up took too much time or memory, or
+	// because the kernel's records of what their process mapped were lost.
 	Unnamed uint64
 	// Filtered is how many samples did not pass Config.Filters. They are counted nowhere else,
 	// unless they are Lost or Cut.
