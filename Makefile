@@ -2,7 +2,7 @@
 # are built from internal/tools.
 
 GO ?= go
-MODULES := . cmd/otelctx cmd/otelctx/internal/collectortest example example/ecosystem example/nocode benchmarks internal/interop internal/backends internal/testing/collector internal/matrix
+MODULES := . cmd/otelctx example example/nocode benchmarks internal/interop internal/matrix
 # A module with tests of its own target, test-collector: an eBPF profiler and a whole Collector
 # take minutes to compile.
 APART := collector
@@ -24,7 +24,8 @@ demo: build ## Run a traced service and show what a profiler sees of it.
 
 .PHONY: ecosystem
 ecosystem: build ## Send a service's spans and its profile to a collector, and show CPU time beside wall time for each span name.
-	cd example/ecosystem && $(GO) build -o ../../$(BIN)/ . ./collector ./join
+	cd example && $(GO) build -o ../$(BIN)/ ./ecosystem ./ecosystem/join
+	cd internal/interop && $(GO) build -o ../../$(BIN)/ ./collector
 	$(BIN)/ecosystem -collector $(BIN)/collector -quickstart $(BIN)/quickstart -otelctx $(BIN)/otelctx -join $(BIN)/join
 
 # The builder's last step wants more of each module than compiling does.
@@ -48,14 +49,12 @@ SHARING := github.com/otelctx/otelctx/(spanctx|resourcepublisher|scopedattr|univ
 
 # Packages of which make test would compile much, for little that it runs: a whole Collector, and the scoreboard's
 # patterns. make test-all has them.
-NOT_IN_TEST := github.com/otelctx/otelctx/(example/ecosystem/collector|benchmarks/wild)
+NOT_IN_TEST := github.com/otelctx/otelctx/(internal/interop/(backends|collector|deploy|ecosystem|otlp)|benchmarks/wild)
 
 # Modules of which make test would compile much, for little that it runs: tests with
 # real servers, and those with a Collector. make test-all runs them, and .ci/run
 # those with a Collector.
-WITH_SERVERS := internal/backends example/nocode
-WITH_COLLECTOR := cmd/otelctx/internal/collectortest example/ecosystem internal/testing/collector
-NOT_TESTED := $(WITH_SERVERS) $(WITH_COLLECTOR)
+NOT_TESTED := example/nocode
 
 # Tests wait for other processes: more packages at a time than there are processors.
 PARALLEL ?= 4
@@ -88,7 +87,7 @@ test-race: ## Run the tests of goroutines that share memory, with the race detec
 
 .PHONY: test-otlp
 test-otlp: ## Run the tests in which a Collector receives what is exported.
-	@$(MAKE) --no-print-directory $(WITH_COLLECTOR:%=test/%)
+	@cd internal/interop && $(TEST) ./ecosystem ./otlp ./deploy
 
 # go.mod asks for the oldest Go and the oldest modules that work.
 OLDEST := go$(shell sed -n 's/^go //p' go.mod)
@@ -125,7 +124,7 @@ unlimited = $(if $(UNLIMITED),cp $(1)/go.mod $(BIN)/unlimited.mod && cp $(1)/go.
 test-collector: otelcol ## Test the Collector receiver, and validate its configurations.
 	$(call unlimited,collector,../$(BIN))
 	cd collector && $(TEST) $(UNLIMITED_$(UNLIMITED)) ./...
-	cd example/ecosystem && OTELCTX_TEST_COLLECTOR=$(CURDIR)/$(BIN)/otelcol-otelctx OTELCTX_TEST_UNLIMITED=$(UNLIMITED) $(TEST) -run Agent ./deploy
+	cd internal/interop && OTELCTX_TEST_COLLECTOR=$(CURDIR)/$(BIN)/otelcol-otelctx OTELCTX_TEST_UNLIMITED=$(UNLIMITED) $(TEST) -run Agent ./deploy
 	@set -e; for c in collector/config/*.yaml example/ecosystem/deploy/agent.yaml; do echo "$$c"; \
 		$(BIN)/otelcol-otelctx validate --feature-gates=service.profilesSupport --config "$$c"; done
 
@@ -212,7 +211,7 @@ matrix: test-arm64 ## Run the tests that depend on the kernel in emulated machin
 backends: export OTELCTX_TEST_BACKENDS = 1
 backends: export OTELCTX_TEST_COLLECTOR = $(abspath $(wildcard $(BIN)/otelcol-otelctx))
 backends: ## As root, record a service into real servers (Pyroscope, Parca, ClickHouse), and compare what they answer.
-	cd internal/backends && $(TEST) -v -count 1 -timeout 0 ./...
+	cd internal/interop && $(TEST) -v -count 1 -timeout 0 ./backends
 
 # The others start programs of their own architecture or read other processes, as
 # emulated programs cannot, or receive messages within a time, of which the emulation

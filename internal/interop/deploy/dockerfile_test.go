@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"errors"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -63,8 +64,8 @@ func TestDockerfile(t *testing.T) {
 		}
 	}
 	// The go.mod files say which Go that is.
-	for _, path := range []string{"../go.mod", "../../../collector/go.mod"} {
-		gomod, err := os.ReadFile(path)
+	for _, path := range []string{"example/go.mod", "collector/go.mod"} {
+		gomod, err := os.ReadFile(filepath.Join(root, path))
 		require.NoError(t, err)
 		assert.Contains(t, string(gomod), "\ngo 1.26.0\n")
 	}

@@ -1,7 +1,7 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package interop
+package profiler
 
 import (
 	"encoding/json"
@@ -21,7 +21,7 @@ import (
 
 // Every file in a recording has the hash by which the eBPF profiler knows it.
 func TestRecordedHashes(t *testing.T) {
-	otelctx := programs.Build(t, programs.Static, "../../cmd/otelctx", ".")
+	otelctx := programs.Build(t, programs.Static, "../../../cmd/otelctx", ".")
 	burn := exec.Command("sh", "-c", "while :; do :; done")
 	require.NoError(t, burn.Start())
 	defer func() {

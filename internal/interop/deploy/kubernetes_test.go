@@ -62,13 +62,13 @@ func decode(manifest []byte) ([]metav1.Object, error) {
 // which kubectl apply creates them.
 func manifests(t *testing.T, r recorder) []metav1.Object {
 	t.Helper()
-	paths, err := filepath.Glob("kubernetes/[0-2]-*.yaml")
+	paths, err := filepath.Glob(filepath.Join(files, "kubernetes/[0-2]-*.yaml"))
 	require.NoError(t, err)
 	require.Len(t, paths, 3)
-	paths = append(paths, r.manifest)
+	paths = append(paths, filepath.Join(files, r.manifest))
 	var objects []metav1.Object
 	for _, path := range paths {
-		decoded, err := decode(read(t, path))
+		decoded, err := decode(readFile(t, path))
 		require.NoError(t, err, path)
 		objects = append(objects, decoded...)
 	}

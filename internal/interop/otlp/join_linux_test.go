@@ -1,14 +1,11 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package collectortest
+package otlp
 
 import (
 	"context"
-	"errors"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"runtime"
 	"strconv"
 	"strings"
@@ -23,23 +20,21 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"golang.org/x/sys/unix"
 
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
 	"github.com/otelctx/otelctx/internal/testing/burner"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
-	"github.com/otelctx/otelctx/internal/testing/programs"
 	"github.com/otelctx/otelctx/resourcepublisher"
 	"github.com/otelctx/otelctx/spanctx"
 )
 
-// roleService is a service with spans that burn and spans that wait.
+// roleService is a service with spans that use the CPU and spans that wait.
 const roleService = "service"
 
 func TestMain(m *testing.M) {
 	childproc.Main(m, map[string]func(*childproc.Parent){roleService: service})
 }
 
-// service exports its spans to the endpoint that it is told, and works until it is told
-// that this is enough.
+// service exports its spans to the endpoint that the parent sends, and works until the parent
+// sends another line.
 func service(parent *childproc.Parent) {
 	endpoint, _ := parent.Receive()
 	ctx := context.Background()
@@ -78,8 +73,7 @@ func service(parent *childproc.Parent) {
 	parent.Send("exported")
 }
 
-// burn uses the processor for so long, however many others do: the goroutine keeps its
-// thread.
+// burn uses d of CPU time. The calling goroutine must be locked to its thread.
 //
 //go:noinline
 func burn(d time.Duration) error {
@@ -92,7 +86,7 @@ func burn(d time.Duration) error {
 	return err
 }
 
-// used returns for how long the thread has used the processor.
+// used returns the CPU time of the calling thread.
 func used() (time.Duration, error) {
 	var ts unix.Timespec
 	err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts)
@@ -101,27 +95,21 @@ func used() (time.Duration, error) {
 
 var burned int
 
-// The collector's receiver gets the spans of a service from the service, and its
-// profile from otelctx record. Samples are linked to those spans and to no others. All
-// spans that burned have samples.
-func TestJoin(t *testing.T) {
-	if s, err := sampler.Open(sampler.Config{Frequency: 99}); errors.Is(err, sampler.ErrNotPermitted) || errors.Is(err, errors.ErrUnsupported) {
-		t.Skip(err)
-	} else {
-		require.NoError(t, err)
-		require.NoError(t, s.Close())
-	}
-	// Built as its tests are, with or without cgo, it shares with them what is compiled.
-	cgo, err := exec.Command("go", "env", "CGO_ENABLED").Output()
-	require.NoError(t, err)
-	usual := programs.Variant{Name: "usual", Env: []string{"CGO_ENABLED=" + strings.TrimSpace(string(cgo))}}
-	program := programs.Build(t, usual, filepath.Join("..", ".."), ".")
-
-	c := startCollector(t)
+// startService starts a service that exports its spans to the Collector.
+func startService(t *testing.T, c *collector) *childproc.Child {
+	t.Helper()
 	child := childproc.Start(t, roleService, nil)
 	child.Send("%s", c.endpoint)
 	child.Expect("working")
-	record := exec.Command(program, "record", strconv.Itoa(child.PID()), "--duration", "0", "--freq", strconv.Itoa(burner.Frequency()), "--otlp-endpoint", c.endpoint)
+	return child
+}
+
+// The Collector receives the spans of a service from the service, and its profile from otelctx record.
+// Samples are linked to those spans only, and all spans that used the CPU have samples.
+func TestJoin(t *testing.T) {
+	c := startCollector(t, grpcProtobuf)
+	child := startService(t, c)
+	record := recorder(t, child, c, "--duration", "0", "--freq", strconv.Itoa(burner.Frequency()))
 	var table strings.Builder
 	record.Stdout, record.Stderr = &table, os.Stderr
 	require.NoError(t, record.Start())
@@ -139,7 +127,7 @@ func TestJoin(t *testing.T) {
 	samples, byName := 0, map[string]int{}
 	for s, n := range linked {
 		samples += n
-		assert.Contains(t, exported, s, "a sample is linked to what is no span of the service")
+		assert.Contains(t, exported, s, "a sample is linked to a span that the service did not export")
 		if is, ok := exported[s]; ok {
 			byName[is.Name()] += n
 		}
@@ -157,9 +145,9 @@ func TestJoin(t *testing.T) {
 	t.Logf("%d spans, %d of them burning; %d samples linked to %d spans (%v), %d to none\n%s",
 		len(exported), burning, samples, len(linked), byName, without, table.String())
 	assert.Greater(t, samples, 500)
-	assert.Less(t, without, samples/10, "the service does hardly anything outside of spans")
+	assert.Less(t, without, samples/10, "the service does hardly anything outside spans")
 	assert.Greater(t, byName["query"], byName["request"]/2)
 	assert.Less(t, byName["wait"], samples/20)
 	assert.Greater(t, burning, 50)
-	assert.Greater(t, seen, burning*9/10, "each burns for the time of many samples")
+	assert.Greater(t, seen, burning*9/10, "each uses the CPU for many sampling periods")
 }

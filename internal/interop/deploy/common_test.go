@@ -5,6 +5,7 @@ package deploy
 
 import (
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -35,8 +36,19 @@ var (
 	}
 )
 
-// read reads a file beside this one.
-func read(t *testing.T, path string) []byte {
+// root is the repository, and files is where the files for deployment are.
+const (
+	root  = "../../.."
+	files = root + "/example/ecosystem/deploy"
+)
+
+// read returns the content of a file for deployment.
+func read(t *testing.T, name string) []byte {
+	t.Helper()
+	return readFile(t, filepath.Join(files, name))
+}
+
+func readFile(t *testing.T, path string) []byte {
 	t.Helper()
 	b, err := os.ReadFile(path)
 	require.NoError(t, err)
@@ -46,7 +58,7 @@ func read(t *testing.T, path string) []byte {
 // TestBrokenFiles makes the mistakes of testdata/broken.yaml one at a time: each is noticed.
 func TestBrokenFiles(t *testing.T) {
 	var mistakes map[string]map[string]string
-	require.NoError(t, yaml.UnmarshalStrict(read(t, "testdata/broken.yaml"), &mistakes))
+	require.NoError(t, yaml.UnmarshalStrict(readFile(t, "testdata/broken.yaml"), &mistakes))
 	check := func(path, content string) (err error) {
 		switch path {
 		case "compose.yaml":

@@ -1,7 +1,7 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package ecosystem
 
 import (
 	"bufio"
@@ -145,13 +145,14 @@ func readSamples(t *testing.T, path string) (samples []sample, start, end int64)
 // tells what burns from what waits.
 func TestEcosystem(t *testing.T) {
 	testenv.NeedAll(t)
-	join := programs.Build(t, programs.Static, ".", "./join")
+	join := programs.Build(t, programs.Static, root+"/example", "./ecosystem/join")
+	command := programs.Build(t, programs.Static, root+"/example", "./ecosystem")
 	commands := []string{
-		"-collector", programs.Build(t, programs.Static, ".", "./collector"), "-join", join,
-		"-quickstart", programs.Build(t, programs.Static, "..", "./quickstart"),
-		"-otelctx", programs.Build(t, programs.Static, "../../cmd/otelctx", "."),
+		"-collector", programs.Build(t, programs.Static, "..", "./collector"), "-join", join,
+		"-quickstart", programs.Build(t, programs.Static, root+"/example", "./quickstart"),
+		"-otelctx", programs.Build(t, programs.Static, root+"/cmd/otelctx", "."),
 	}
-	const frequency, enoughSamples, enoughSpans = 997, 50, 300
+	const frequency, enoughSamples, enoughSpans, notPermitted = 997, 50, 300, 4
 	var (
 		stdout, traces, profiles string
 		spans                    map[[2]string]exportedSpan
@@ -162,8 +163,8 @@ func TestEcosystem(t *testing.T) {
 	for duration := 4 * time.Second; len(samples) <= enoughSamples || len(spans) <= enoughSpans; duration *= 2 {
 		require.Less(t, duration, 5*time.Minute, "%d samples, %d spans", len(samples), len(spans))
 		dir := t.TempDir()
-		out, stderr, code := ecosystem(t, nil, append(commands, "-duration", duration.String(), "-dir", dir)...)
-		if code == exitNotPermitted {
+		out, stderr, code := programs.Run(t, exec.Command(command, append(commands, "-duration", duration.String(), "-dir", dir)...))
+		if code == notPermitted {
 			t.Skip(stderr) // It names what is missing.
 		}
 		require.Zero(t, code, stderr)

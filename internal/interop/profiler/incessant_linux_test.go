@@ -1,7 +1,7 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package interop
+package profiler
 
 import (
 	"context"

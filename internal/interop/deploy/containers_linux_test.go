@@ -49,12 +49,12 @@ func needContainers(t *testing.T) {
 // a container.
 func buildQuickstart(t *testing.T) string {
 	t.Helper()
-	return programs.Build(t, programs.Static, "../..", "./quickstart")
+	return programs.Build(t, programs.Static, filepath.Join(root, "example"), "./quickstart")
 }
 
 func buildRecorder(t *testing.T) string {
 	t.Helper()
-	return programs.Build(t, programs.Static, "../../../cmd/otelctx", ".")
+	return programs.Build(t, programs.Static, filepath.Join(root, "cmd/otelctx"), ".")
 }
 
 // containerSpec returns what a container runtime makes of the first container of a pod.
@@ -238,7 +238,7 @@ func TestContainers(t *testing.T) {
 	require.NoError(t, err)
 	assert.Contains(t, string(content), `"main.digests"`, "the service's functions have names")
 	assert.Contains(t, string(content), `"contained-0"`, "profiles have the service's resource")
-	joined, err := exec.Command(programs.Build(t, programs.Static, "..", "./join"), filepath.Join(dir, "traces.jsonl"), profiles).CombinedOutput()
+	joined, err := exec.Command(programs.Build(t, programs.Static, filepath.Join(root, "example"), "./ecosystem/join"), filepath.Join(dir, "traces.jsonl"), profiles).CombinedOutput()
 	require.NoError(t, err, string(joined))
 	t.Logf("%s", joined)
 	// Other processes of this host may be there too, with spans that are elsewhere.

@@ -3,7 +3,7 @@
 
 //go:build linux && !amd64
 
-package interop
+package profiler
 
 import "github.com/otelctx/otelctx/internal/testing/childproc"
 

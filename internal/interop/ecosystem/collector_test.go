@@ -1,7 +1,7 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package ecosystem
 
 import (
 	"os"
@@ -18,8 +18,7 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// The tests are not in the collector's package, where each would take linking it.
-var configurations = []string{"collector/config.yaml", "deploy/collector.yaml"}
+var configurations = []string{"../collector/config.yaml", root + "/example/ecosystem/deploy/collector.yaml"}
 
 // Pipelines are made of what there is, and of all that there is.
 func TestPipelines(t *testing.T) {
@@ -56,7 +55,7 @@ func TestPipelines(t *testing.T) {
 // wrong in one.
 func TestConfigurations(t *testing.T) {
 	testenv.NeedAll(t)
-	collector := programs.Build(t, programs.Static, ".", "./collector")
+	collector := programs.Build(t, programs.Static, "..", "./collector")
 	validate := func(args ...string) (string, error) {
 		out, err := exec.Command(collector, append([]string{"validate"}, args...)...).CombinedOutput()
 		return string(out), err

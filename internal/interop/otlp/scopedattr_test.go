@@ -1,21 +1,14 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package collector
+package otlp
 
 import (
 	"context"
-	"path/filepath"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	"go.opentelemetry.io/collector/component"
-	"go.opentelemetry.io/collector/component/componenttest"
-	"go.opentelemetry.io/collector/config/configoptional"
-	"go.opentelemetry.io/collector/consumer/consumertest"
-	"go.opentelemetry.io/collector/receiver/otlpreceiver"
-	"go.opentelemetry.io/collector/receiver/receivertest"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/exporters/otlp/otlplog/otlploggrpc"
 	"go.opentelemetry.io/otel/exporters/otlp/otlpmetric/otlpmetricgrpc"
@@ -30,62 +23,23 @@ import (
 	"github.com/otelctx/otelctx/scopedattr"
 )
 
-// collector is the collector's OTLP receiver, and what it has received.
-type collector struct {
-	endpoint string
-	traces   consumertest.TracesSink
-	logs     consumertest.LogsSink
-	metrics  consumertest.MetricsSink
-}
-
-// startCollector runs the receiver until the end of the test.
-func startCollector(t *testing.T) *collector {
-	t.Helper()
-	// A socket of its own, where a port that is free now may be another's by then.
-	socket := filepath.Join(t.TempDir(), "otlp")
-	c := &collector{endpoint: "unix:" + socket}
-	factory := otlpreceiver.NewFactory()
-	config, ok := factory.CreateDefaultConfig().(*otlpreceiver.Config)
-	require.True(t, ok)
-	grpc := config.Protocols.GRPC.GetOrInsertDefault()
-	grpc.NetAddr.Transport, grpc.NetAddr.Endpoint = "unix", socket
-	config.Protocols.HTTP = configoptional.None[otlpreceiver.HTTPConfig]()
-	require.NoError(t, config.Validate())
-
-	settings := receivertest.NewNopSettings(factory.Type())
-	traces, err := factory.CreateTraces(t.Context(), settings, config, &c.traces)
-	require.NoError(t, err)
-	logs, err := factory.CreateLogs(t.Context(), settings, config, &c.logs)
-	require.NoError(t, err)
-	metrics, err := factory.CreateMetrics(t.Context(), settings, config, &c.metrics)
-	require.NoError(t, err)
-	for _, r := range []interface {
-		Start(ctx context.Context, host component.Host) error
-		Shutdown(ctx context.Context) error
-	}{traces, logs, metrics} {
-		require.NoError(t, r.Start(t.Context(), componenttest.NewNopHost()))
-		t.Cleanup(func() { require.NoError(t, r.Shutdown(context.Background())) })
-	}
-	return c
-}
-
 // TestReceived sends each signal by OTLP, from two applications in one process and from
 // none, and compares what the collector has. There is one attribute of each type, one
 // that the signal overrides, and one that is its own.
 func TestReceived(t *testing.T) {
-	c := startCollector(t)
+	c := startCollector(t, grpcProtobuf)
 	ctx := t.Context()
 
-	spans, err := otlptracegrpc.New(ctx, otlptracegrpc.WithEndpoint(c.endpoint), otlptracegrpc.WithInsecure())
+	spans, err := otlptracegrpc.New(ctx, otlptracegrpc.WithEndpointURL(c.endpoint), otlptracegrpc.WithInsecure())
 	require.NoError(t, err)
 	tp := sdktrace.NewTracerProvider(
 		scopedattr.WithSampler(sdktrace.ParentBased(sdktrace.AlwaysSample())),
 		sdktrace.WithBatcher(spans),
 	)
-	records, err := otlploggrpc.New(ctx, otlploggrpc.WithEndpoint(c.endpoint), otlploggrpc.WithInsecure())
+	records, err := otlploggrpc.New(ctx, otlploggrpc.WithEndpointURL(c.endpoint), otlploggrpc.WithInsecure())
 	require.NoError(t, err)
 	lp := sdklog.NewLoggerProvider(sdklog.WithProcessor(sdklog.NewBatchProcessor(records)))
-	points, err := otlpmetricgrpc.New(ctx, otlpmetricgrpc.WithEndpoint(c.endpoint), otlpmetricgrpc.WithInsecure())
+	points, err := otlpmetricgrpc.New(ctx, otlpmetricgrpc.WithEndpointURL(c.endpoint), otlpmetricgrpc.WithInsecure())
 	require.NoError(t, err)
 	mp := sdkmetric.NewMeterProvider(sdkmetric.WithReader(sdkmetric.NewPeriodicReader(points)))
 

@@ -1,63 +1,59 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package collectortest
+package otlp
 
 import (
 	"context"
 	"errors"
 	"math"
 	"net"
-	"os"
-	"sync"
 	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/collector/component"
 	"go.opentelemetry.io/collector/component/componenttest"
 	"go.opentelemetry.io/collector/config/configoptional"
-	"go.opentelemetry.io/collector/consumer"
-	"go.opentelemetry.io/collector/consumer/xconsumer"
+	"go.opentelemetry.io/collector/consumer/consumertest"
 	"go.opentelemetry.io/collector/pdata/pcommon"
-	"go.opentelemetry.io/collector/pdata/pprofile"
 	"go.opentelemetry.io/collector/pdata/ptrace"
 	"go.opentelemetry.io/collector/receiver/otlpreceiver"
 	"go.opentelemetry.io/collector/receiver/receivertest"
 	"go.opentelemetry.io/collector/receiver/xreceiver"
 )
 
-// The environment's choice of OTLP/HTTP. The default is OTLP/gRPC.
+// The values of OTEL_EXPORTER_OTLP_PROTOCOL.
 const (
-	protocolVariable = "OTEL_EXPORTER_OTLP_PROTOCOL"
-	httpProtobuf     = "http/protobuf"
+	grpcProtobuf = "grpc"
+	httpProtobuf = "http/protobuf"
 )
 
-// collector is what stands behind the collector's OTLP receiver, and keeps what it gets.
+// collector keeps everything that the Collector's OTLP receiver passes on.
 type collector struct {
-	// endpoint is where the receiver listens, by the protocol of protocolVariable.
-	endpoint string
-
-	mu       sync.Mutex
-	profiles []pprofile.Profiles
-	traces   []ptrace.Traces
+	endpoint string // where the receiver listens
+	traces   consumertest.TracesSink
+	logs     consumertest.LogsSink
+	metrics  consumertest.MetricsSink
+	profiles consumertest.ProfilesSink
 }
 
-// startCollector starts the collector's OTLP receiver with pipelines of traces and
-// profiles, until the end of the test.
-func startCollector(t *testing.T) *collector {
+// startCollector starts the Collector's OTLP receiver with pipelines for traces and
+// profiles. It stops at the end of the test.
+func startCollector(t *testing.T, protocol string) *collector {
 	t.Helper()
 	for {
-		c, err := tryCollector(t)
+		c, err := tryCollector(t, protocol)
 		if errors.Is(err, syscall.EADDRINUSE) {
-			continue // Somebody else has been quicker.
+			continue // Another process took the port.
 		}
 		require.NoError(t, err)
 		return c
 	}
 }
 
-// tryCollector has the receiver listen on a port that was free a moment ago.
-func tryCollector(t *testing.T) (*collector, error) {
+// tryCollector starts the receiver on a port that was free a moment ago.
+func tryCollector(t *testing.T, protocol string) (*collector, error) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -66,7 +62,7 @@ func tryCollector(t *testing.T) (*collector, error) {
 
 	factory := otlpreceiver.NewFactory()
 	config := factory.CreateDefaultConfig().(*otlpreceiver.Config)
-	if os.Getenv(protocolVariable) == httpProtobuf {
+	if protocol == httpProtobuf {
 		config.Protocols.HTTP.GetOrInsertDefault().ServerConfig.NetAddr.Endpoint = address
 	} else {
 		config.Protocols.GRPC.GetOrInsertDefault().NetAddr.Endpoint = address
@@ -74,38 +70,23 @@ func tryCollector(t *testing.T) (*collector, error) {
 	}
 
 	c := &collector{endpoint: "http://" + address}
-	traces, err := consumer.NewTraces(keep(c, &c.traces, ptrace.NewTraces))
-	require.NoError(t, err)
-	profiles, err := xconsumer.NewProfiles(keep(c, &c.profiles, pprofile.NewProfiles))
-	require.NoError(t, err)
 	settings := receivertest.NewNopSettings(factory.Type())
-	// Both pipelines share one receiver.
-	ofTraces, err := factory.CreateTraces(t.Context(), settings, config, traces)
+	// All pipelines share one receiver.
+	traces, err := factory.CreateTraces(t.Context(), settings, config, &c.traces)
 	require.NoError(t, err)
-	ofProfiles, err := factory.(xreceiver.Factory).CreateProfiles(t.Context(), settings, config, profiles)
+	logs, err := factory.CreateLogs(t.Context(), settings, config, &c.logs)
 	require.NoError(t, err)
-	host := componenttest.NewNopHost()
-	if err := ofTraces.Start(t.Context(), host); err != nil {
-		return nil, err
+	metrics, err := factory.CreateMetrics(t.Context(), settings, config, &c.metrics)
+	require.NoError(t, err)
+	profiles, err := factory.(xreceiver.Factory).CreateProfiles(t.Context(), settings, config, &c.profiles)
+	require.NoError(t, err)
+	for _, pipeline := range []component.Component{traces, logs, metrics, profiles} {
+		if err := pipeline.Start(t.Context(), componenttest.NewNopHost()); err != nil {
+			return nil, err
+		}
+		t.Cleanup(func() { require.NoError(t, pipeline.Shutdown(context.Background())) })
 	}
-	require.NoError(t, ofProfiles.Start(t.Context(), host))
-	t.Cleanup(func() {
-		require.NoError(t, ofTraces.Shutdown(context.Background()))
-		require.NoError(t, ofProfiles.Shutdown(context.Background()))
-	})
 	return c, nil
-}
-
-// keep returns a consumer that appends copies of what it gets to kept.
-func keep[T interface{ CopyTo(to T) }](c *collector, kept *[]T, empty func() T) func(context.Context, T) error {
-	return func(_ context.Context, data T) error {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		own := empty()
-		data.CopyTo(own)
-		*kept = append(*kept, own)
-		return nil
-	}
 }
 
 // span is a span by its ids.
@@ -114,12 +95,10 @@ type span struct {
 	spanID  [8]byte
 }
 
-// exported returns the spans that have come.
+// exported returns the spans received so far.
 func (c *collector) exported() map[span]ptrace.Span {
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	spans := map[span]ptrace.Span{}
-	for _, td := range c.traces {
+	for _, td := range c.traces.AllTraces() {
 		for _, r := range td.ResourceSpans().All() {
 			for _, scope := range r.ScopeSpans().All() {
 				for _, s := range scope.Spans().All() {
@@ -131,14 +110,11 @@ func (c *collector) exported() map[span]ptrace.Span {
 	return spans
 }
 
-// linked returns the spans that samples have come for, with how many, and how many
-// samples have come for none. first and last are when the first and the last sample of
-// all were taken.
+// linked counts the samples received so far: per span, and without a span. first and last
+// are the times of the first and the last sample.
 func (c *collector) linked() (spans map[span]int, without int, first, last pcommon.Timestamp) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	spans, first = map[span]int{}, math.MaxUint64
-	for _, pd := range c.profiles {
+	for _, pd := range c.profiles.AllProfiles() {
 		for _, r := range pd.ResourceProfiles().All() {
 			for _, scope := range r.ScopeProfiles().All() {
 				for _, p := range scope.Profiles().All() {
