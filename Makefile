@@ -93,7 +93,7 @@ test-otlp: ## Run the tests in which a Collector receives what is exported.
 OLDEST := go$(shell sed -n 's/^go //p' go.mod)
 
 # Tests of the whole project, whose other modules ask for a newer Go.
-WHOLE := github.com/otelctx/otelctx/internal/(architecture|docscode|testing/mutation)
+WHOLE := github.com/otelctx/otelctx/internal/(architecture|docscode)
 
 .PHONY: test-oldest
 test-oldest: ## Test the library with the oldest Go, and the oldest OpenTelemetry, that go.mod allows.
@@ -151,14 +151,6 @@ test-all: ## Run all there is: long rounds, every build variant, the race detect
 	@set -e; for m in $(MODULES); do echo "== $$m"; case $$m in benchmarks*) race=;; *) race=$(RACE);; esac; \
 		(cd $$m && $(TEST) $$race ./...); done
 	@$(MAKE) --no-print-directory fuzz FUZZTIME=5000x
-
-# Where make mutation keeps what it has found: it continues there.
-MUTATION ?= $(BIN)/mutation.jsonl
-
-.PHONY: mutation
-mutation: ## Break the code in some hundred places, one at a time, and say which breaks no test notices.
-	@mkdir -p $(dir $(MUTATION))
-	$(GO) run ./internal/testing/mutation -o $(MUTATION)
 
 # A time, or how many inputs as 5000x. Before Go 1.27 a target may fail by "context
 # deadline exceeded" when its time is over (https://go.dev/issue/75804), not when its

@@ -18,7 +18,7 @@ var reserved = map[string]string{
 	"unsafe": "internal/wire internal/vma internal/ordered internal/cells internal/ring internal/gorecord internal/goruntime internal/apmlib " +
 		"internal/profilersocket internal/sdkspan spanctx cmd/otelctx/internal/kernel/privilege instrumentation " +
 		// Tests, and programs that are tested.
-		"internal/testing/seccomp internal/testing/userfault internal/interop/profiler internal/goruntime/testdata/probe internal/testing/burner " +
+		"internal/testing/childproc internal/interop/profiler internal/goruntime/testdata/probe internal/testing/burner " +
 		"cmd/otelctx/internal/recording cmd/otelctx/internal/profile/symbols/testdata/prog benchmarks/internal/leaf",
 	// Assembly.
 	".s": "internal/goruntime internal/apmlib benchmarks/internal/leaf",
@@ -52,10 +52,7 @@ var memoryCalls = map[string]string{
 	// Nothing about memory: it lets a command go that waits before its first instruction.
 	"cmd/otelctx/internal/kernel/launch": "PtraceCont PtraceDetach",
 	// For tests.
-	"internal/testing/childproc": "SYS_PRCTL",
-	"internal/testing/userfault": "MemfdCreate Mmap Mprotect SYS_USERFAULTFD",
-	// The numbers of the calls that it has fail, for tests, and what that takes.
-	"internal/testing/seccomp": "Prctl SYS_MADVISE SYS_MEMFD_CREATE SYS_MMAP SYS_PRCTL SYS_PROCESS_VM_READV",
+	"internal/testing/childproc": "MemfdCreate Mmap Mprotect Prctl SYS_MADVISE SYS_MEMFD_CREATE SYS_MMAP SYS_PRCTL SYS_PROCESS_VM_READV SYS_USERFAULTFD",
 }
 
 // memoryCall matches the names that are about memory.

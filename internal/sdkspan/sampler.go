@@ -1,7 +1,7 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package sdksampler
+package sdkspan
 
 import (
 	"os"
@@ -11,10 +11,9 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 )
 
-// Default returns the sampler that a TracerProvider has without an option. The
-// SDK does not hand it out, so that it is read from the environment once more; the
-// provider reports what is wrong there.
-func Default() sdktrace.Sampler {
+// DefaultSampler returns the sampler that a TracerProvider uses if no option sets one. The SDK does not
+// export it, so this reads the same environment variables. The provider reports invalid values.
+func DefaultSampler() sdktrace.Sampler {
 	switch strings.ToLower(strings.TrimSpace(os.Getenv("OTEL_TRACES_SAMPLER"))) {
 	case "always_on":
 		return sdktrace.AlwaysSample()
@@ -31,8 +30,8 @@ func Default() sdktrace.Sampler {
 	}
 }
 
-// ratio returns the ratio of the environment: 1 if there is none that the SDK would
-// take. Above 1 it is the same as 1.
+// ratio returns the ratio from the environment, or 1 if there is none that the SDK would
+// accept. Ratios above 1 are the same as 1.
 func ratio() float64 {
 	r, err := strconv.ParseFloat(strings.TrimSpace(os.Getenv("OTEL_TRACES_SAMPLER_ARG")), 64)
 	if err != nil || r < 0 {

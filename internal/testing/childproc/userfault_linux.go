@@ -1,7 +1,7 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package userfault
+package childproc
 
 import (
 	"encoding/binary"
@@ -11,10 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// api and register are the kernel's struct uffdio_api and uffdio_register.
+// uffdAPI and uffdRegister are the kernel's struct uffdio_api and uffdio_register.
 type (
-	api      struct{ api, features, ioctls uint64 }
-	register struct{ start, size, mode, ioctls uint64 }
+	uffdAPI      struct{ api, features, ioctls uint64 }
+	uffdRegister struct{ start, size, mode, ioctls uint64 }
 )
 
 const (
@@ -29,11 +29,10 @@ const (
 	threadID    = 24
 )
 
-// Stall returns new memory of whole pages, from a memfd with this name. Whoever touches it, by
-// whatever way, waits until this process has ended. Nobody can have touched it before, such as a
-// reader of all processes that another test has started: till then it cannot be read. await waits
-// until one more thread has touched the memory and waits for what is there. It returns the
-// thread's id, as the thread itself knows it.
+// Stall returns new memory of whole pages, from a memfd with this name, that makes its readers wait as a hostile
+// process can: any access to it blocks until this process ends. The memory is unreadable until Stall returns, so no
+// other reader has touched it before. await blocks until one more thread waits for the memory, and returns that
+// thread's id in its own PID namespace.
 //
 // The error wraps [unix.EPERM], which is an [io/fs.ErrPermission], without CAP_SYS_PTRACE,
 // and [unix.ENOSYS], which is an [errors.ErrUnsupported], of a kernel without
@@ -49,11 +48,11 @@ func Stall(name string, size int) (memory []byte, await func() (tid int, err err
 	// Sound: the pointers are converted in the argument lists, which keeps what they
 	// point at alive and in place for the calls. The kernel remembers none of them, but
 	// the address of memory, which is not of the heap.
-	hello := api{api: version, features: featureThreadID}
+	hello := uffdAPI{api: version, features: featureThreadID}
 	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, fd, ioctlAPI, uintptr(unsafe.Pointer(&hello))); errno != 0 {
 		return nil, nil, fmt.Errorf("ioctl UFFDIO_API: %w", errno)
 	}
-	all := register{
+	all := uffdRegister{
 		start: uint64(uintptr(unsafe.Pointer(unsafe.SliceData(memory)))), size: uint64(len(memory)), mode: registerMissing,
 	}
 	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, fd, ioctlRegister, uintptr(unsafe.Pointer(&all))); errno != 0 {

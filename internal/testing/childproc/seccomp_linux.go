@@ -1,7 +1,7 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package seccomp
+package childproc
 
 import (
 	"fmt"
@@ -18,7 +18,7 @@ type Rule struct {
 	Call uint32
 	// Args are conditions that must all hold; without any, every call fails.
 	Args []Arg
-	// Errno is how it fails; 0 has it do nothing and succeed.
+	// Errno is the error; with 0 the call does nothing and succeeds.
 	Errno syscall.Errno
 }
 
@@ -28,8 +28,8 @@ type Arg struct {
 	Mask, Value uint32
 }
 
-// Deny makes calls that match any of rules fail, in this process and what it starts,
-// for good.
+// Deny makes system calls that match a rule fail, in this process and those it starts. A filter
+// cannot be removed, so only children use it.
 func Deny(rules ...Rule) error {
 	var program []unix.SockFilter
 	for _, r := range rules {

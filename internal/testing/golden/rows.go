@@ -1,9 +1,7 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package mdtable reads tables out of Markdown documents, so that tests can compare what
-// is documented with what is so. It is for tests only.
-package mdtable
+package golden
 
 import (
 	"os"
@@ -11,12 +9,12 @@ import (
 	"testing"
 )
 
-// Rows returns the rows of the table that stands in a file below the comment
+// Rows returns the rows of the Markdown table below the comment
 //
 //	<!-- table: name -->
 //
-// without its head: of each the cells, trimmed, and without the backquotes around a whole
-// cell. It fails the test if there is no such table or more than one.
+// in a file, without the table's head. Cells are trimmed, and lose the backquotes around a whole
+// cell. Rows fails the test unless there is exactly one such table.
 func Rows(t *testing.T, file, name string) [][]string {
 	t.Helper()
 	text, err := os.ReadFile(file) //nolint:gosec // A test says which.

@@ -1,7 +1,7 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package seccomp
+package childproc
 
 import (
 	"os"
@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The system calls that otelctx makes, each with a condition that leaves those of
-// the Go runtime alone.
+// Rules for the system calls that otelctx makes. Each has a condition that does not match the calls of
+// the Go runtime.
 var (
 	// NoMemfd denies memory files, as strict profiles do.
 	NoMemfd = Rule{Call: unix.SYS_MEMFD_CREATE, Errno: unix.EPERM}
