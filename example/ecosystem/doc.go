@@ -10,8 +10,8 @@
 //	ecosystem -duration 1m -freq 997 -dir DIR
 //
 // It runs a Collector, quickstart, otelctx and join as a user would by hand, and shows how;
-// flags say where they are. make ecosystem, at the top of the repository, builds them all and
-// runs this.
+// flags say where they are. make interop WHAT=ecosystem, at the top of the repository, builds
+// them all and runs this.
 //
 // Recording takes the capabilities CAP_BPF and CAP_PERFMON: without them it exits with
 // code 4, as otelctx does.

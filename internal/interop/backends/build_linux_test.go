@@ -15,7 +15,7 @@ import (
 
 // Environment variables.
 const (
-	enabledKey = "OTELCTX_TEST_BACKENDS" // set by make backends
+	enabledKey = "OTELCTX_TEST_BACKENDS" // set by make interop WHAT=backends
 	cacheKey   = "OTELCTX_BACKENDS_CACHE"
 )
 
@@ -26,11 +26,11 @@ type server struct {
 	prepare func(t *testing.T, source string)
 }
 
-// needBackends skips the test unless make backends runs it.
+// needBackends skips the test unless make interop WHAT=backends runs it.
 func needBackends(t *testing.T) {
 	t.Helper()
 	if os.Getenv(enabledKey) == "" {
-		t.Skip("only make backends runs this")
+		t.Skip("only make interop WHAT=backends runs this")
 	}
 }
 

@@ -6,5 +6,5 @@
 // traced service into them. Then it compares their answers with the recording and with
 // the spans that the service exported.
 //
-// Only make backends runs these tests: building the servers takes minutes.
+// Only make interop WHAT=backends runs these tests: building the servers takes minutes.
 package backends

@@ -19,8 +19,8 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 )
 
-// collectorKey is an environment variable with the path of the Collector that make otelcol
-// builds. make backends sets it if there is one.
+// collectorKey is an environment variable with the path of the Collector that make interop WHAT=otelcol
+// builds. make interop WHAT=backends sets it if there is one.
 const collectorKey = "OTELCTX_TEST_COLLECTOR"
 
 const (
@@ -36,7 +36,7 @@ func receive(t *testing.T, config string, environment []string, inSpans func(r r
 	t.Helper()
 	collector := os.Getenv(collectorKey)
 	if collector == "" {
-		t.Skip("make otelcol builds the Collector that this test runs")
+		t.Skip("make interop WHAT=otelcol builds the Collector that this test runs")
 	}
 	received, spanEndpoint := receiveSpans(t)
 	child := childproc.Start(t, roleService, nil)

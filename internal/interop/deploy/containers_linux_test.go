@@ -305,9 +305,9 @@ func TestContainersWithLess(t *testing.T) {
 	}
 }
 
-// Environment variables that make test-collector sets.
+// Environment variables that make interop WHAT=collector sets.
 const (
-	collectorKey = "OTELCTX_TEST_COLLECTOR" // what make otelcol has built
+	collectorKey = "OTELCTX_TEST_COLLECTOR" // what make interop WHAT=otelcol has built
 	unlimitedKey = "OTELCTX_TEST_UNLIMITED" // if it does not raise RLIMIT_MEMLOCK
 )
 
@@ -354,7 +354,7 @@ func buildAgent(t *testing.T) string {
 	t.Helper()
 	built := os.Getenv(collectorKey)
 	if built == "" {
-		t.Skip("only make test-collector builds the Collector")
+		t.Skip("only make interop WHAT=collector builds the Collector")
 	}
 	if tracepoints, _ := os.ReadDir("/sys/kernel/tracing"); len(tracepoints) == 0 {
 		t.Skip("the eBPF profiler takes a mounted tracefs")

@@ -56,7 +56,7 @@ func TestDockerfile(t *testing.T) {
 			case *instructions.CopyCommand:
 				assert.Equal(t, image.from, c.From)
 				built := strings.HasPrefix(c.SourcePaths[0], "/etc/") || strings.Contains(string(content), "-o "+c.SourcePaths[0]+" ") ||
-					c.SourcePaths[0] == "/src/bin/otelcol-otelctx" && strings.Contains(string(content), "RUN make otelcol\n")
+					c.SourcePaths[0] == "/src/bin/otelcol-otelctx" && strings.Contains(string(content), "RUN .ci/interop otelcol\n")
 				assert.True(t, built, "nothing builds %s", c.SourcePaths[0])
 			case *instructions.EntrypointCommand:
 				assert.Equal(t, "/"+name, c.CmdLine[0])
