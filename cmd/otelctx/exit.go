@@ -26,7 +26,7 @@ const (
 	exitInvalid       = 6
 	exitBusy          = 7
 	exitNoAnswer      = 8
-	exitNotConforming = 9
+	exitNotConforming = 10
 	exitNotExecutable = 126
 	exitNotFound      = 127
 )

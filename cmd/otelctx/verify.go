@@ -27,7 +27,7 @@ type verifyCommand struct {
 // Help is shown by otelctx verify --help.
 func (*verifyCommand) Help() string {
 	return `Checks what a process publishes, in any language, against every rule of OTEP 4719 (process context) and OTEP 4947 (thread ` +
-		`context), and a file of profiles against the rules of OTLP. Exits with 9 if a rule is broken.
+		`context), and a file of profiles against the rules of OTLP. Exits with 10 if a rule is broken.
 
   otelctx verify 4711 -d 30s        watch a process for half a minute
   otelctx verify 4711 --json        the same for a program

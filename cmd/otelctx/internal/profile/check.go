@@ -183,7 +183,7 @@ func (c *checker) tables() {
 		return encode(l)
 	}, c.location)
 	checkTable(c, "function", d.GetFunctionTable(), zeroMessage, encode, c.function)
-	checkTable(c, "link", d.GetLinkTable(), zeroMessage, encode, c.link)
+	checkTable(c, "link", d.GetLinkTable(), c.zeroLink, encode, c.link)
 	checkTable(c, "string", d.GetStringTable(), func(s string) bool { return s == "" }, func(s string) string { return s }, c.string)
 	checkTable(c, "attribute", d.GetAttributeTable(), zeroMessage, encode, c.attribute)
 	checkTable(c, "stack", d.GetStackTable(), zeroMessage, encode, c.stack)
@@ -208,6 +208,11 @@ func checkTable[T any](c *checker, name string, table []T, zero func(T) bool, ke
 			check(fmt.Sprintf("%s %d", name, i), entry)
 		}
 	}
+}
+
+// zeroLink reports whether a link is the zero value. The format allows ids of zeros, too.
+func (c *checker) zeroLink(l *profilespb.Link) bool {
+	return zeroMessage(l) || !c.promises && len(l.GetTraceId()) == 16 && len(l.GetSpanId()) == 8 && allZero(l.GetTraceId()) && allZero(l.GetSpanId())
 }
 
 func zeroMessage[T proto.Message](m T) bool { return m.ProtoReflect().IsValid() && proto.Size(m) == 0 }
@@ -270,11 +275,12 @@ func (c *checker) function(name string, f *profilespb.Function) {
 }
 
 func (c *checker) link(name string, l *profilespb.Link) {
-	if len(l.GetTraceId()) != len(Link{}.TraceID) || allZero(l.GetTraceId()) {
-		c.promise("%s: trace id %x is not valid", name, l.GetTraceId())
+	const traceIDSize, spanIDSize = 16, 8
+	if len(l.GetTraceId()) != traceIDSize || c.promises && allZero(l.GetTraceId()) {
+		c.problem("%s: trace id %x is not valid", name, l.GetTraceId())
 	}
-	if len(l.GetSpanId()) != len(Link{}.SpanID) || allZero(l.GetSpanId()) {
-		c.promise("%s: span id %x is not valid", name, l.GetSpanId())
+	if len(l.GetSpanId()) != spanIDSize || c.promises && allZero(l.GetSpanId()) {
+		c.problem("%s: span id %x is not valid", name, l.GetSpanId())
 	}
 }
 
@@ -446,8 +452,8 @@ func (c *checker) valueType(name string, t *profilespb.ValueType, of, unit strin
 
 func (c *checker) sample(name string, p *profilespb.Profile, s *profilespb.Sample) {
 	values, times := s.GetValues(), s.GetTimestampsUnixNano()
-	if len(values) > 0 || len(times) == 0 {
-		c.promise("%s: %d values, %d times", name, len(values), len(times))
+	if len(values) != len(times) && len(values) > 0 && len(times) > 0 || len(values)+len(times) == 0 || c.promises && len(values) > 0 {
+		c.problem("%s: %d values, %d times", name, len(values), len(times))
 	}
 	for _, t := range times {
 		if t < p.GetTimeUnixNano() || t-p.GetTimeUnixNano() >= p.GetDurationNano() {
