@@ -44,7 +44,7 @@ func TestAllocations(t *testing.T) {
 		records float64
 	}{
 		"thread slots":    {[]Option{WithGoroutineRecord(false)}, 0},
-		"goroutine slots": {[]Option{WithGoroutineRecord(false), WithThreadSlots(false), WithGoroutineSlots(true)}, 0},
+		"goroutine slots": {[]Option{WithGoroutineRecord(false), WithThreadSlots(false), WithGoroutineTable(true)}, 0},
 		"all slots":       {everything(WithGoroutineRecord(false)), 0},
 		"layout 1":        {[]Option{WithGoroutineRecord(false), WithDatadogLayout()}, 0},
 		"one slot":        {everything(WithGoroutineRecord(false), WithCapacity(1)), 0},

@@ -21,7 +21,7 @@ import (
 // beWithoutMappings publishes spans where no mapping can be found by a name.
 func beWithoutMappings(parent *childproc.Parent) {
 	parent.Must(seccomp.Deny(seccomp.NoMemfd, seccomp.NoNaming))
-	p, err := NewSpanProcessor(WithGoroutineSlots(true))
+	p, err := NewSpanProcessor(WithGoroutineTable(true))
 	parent.Must(err)
 	provider := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(p))
 	before := installed()
