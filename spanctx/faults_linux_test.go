@@ -37,7 +37,7 @@ func TestWithoutMappings(t *testing.T) {
 	said := childproc.Start(t, roleWithoutMappings, nil).Receive()
 	assert.Contains(t, said, "record true: ")
 	assert.Contains(t, said, "thread slots are off: ")
-	assert.Contains(t, said, "goroutine slots are off: ")
+	assert.Contains(t, said, "goroutine table is off: ")
 	assert.Contains(t, said, "span table is off: ")
 	assert.NotContains(t, said, "goroutine record")
 }
@@ -57,5 +57,5 @@ func TestWithoutSpanTable(t *testing.T) {
 	assert.Contains(t, said, "[goroutine_record]: ")
 	assert.Contains(t, said, "span table is off: ")
 	assert.Contains(t, said, "thread slots are off: ")
-	assert.Contains(t, said, "goroutine slots are off: ")
+	assert.Contains(t, said, "goroutine table is off: ")
 }

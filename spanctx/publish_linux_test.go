@@ -114,8 +114,8 @@ func TestRefusedCalibration(t *testing.T) {
 		goroutine, record bool
 		reasons           []string
 	}{
-		"everything":    {nil, false, false, []string{"goroutine slots are off", "goroutine record is off", "g.goid", "g.labels"}},
-		"goid":          {[]goruntime.Fact{goruntime.GGoid}, false, true, []string{"goroutine slots are off", "g.goid"}},
+		"everything":    {nil, false, false, []string{"goroutine table is off", "goroutine record is off", "g.goid", "g.labels"}},
+		"goid":          {[]goruntime.Fact{goruntime.GGoid}, false, true, []string{"goroutine table is off", "g.goid"}},
 		"g.m":           {[]goruntime.Fact{goruntime.GM}, true, true, nil},
 		"labels":        {[]goruntime.Fact{goruntime.GLabels}, true, false, []string{"goroutine record is off", "g.labels"}},
 		"label list":    {[]goruntime.Fact{goruntime.LabelList}, true, false, []string{"goroutine record is off", "labelMap.list"}},

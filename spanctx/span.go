@@ -34,8 +34,8 @@ type goroutine struct {
 	record   *gorecord.Record
 	// published is the span that the goroutine published last. It may have ended.
 	published cells.Ref
-	// unknown is true if nothing tells what the goroutine is in: it has published nothing so far,
-	// or another goroutine has its entry, and there is no record.
+	// unknown is true if nothing tells what the goroutine is in, although its id is known: it has
+	// published nothing so far, or another goroutine has its entry, and there is no record.
 	unknown bool
 	// user are the user's labels. installed is the record that is installed over them, or nil.
 	user      gorecord.UserLabels
@@ -62,7 +62,7 @@ func (p *SpanProcessor) locate(g *goroutine) {
 			}
 		}
 	}
-	g.published, g.unknown = g.position.Ref(), !known
+	g.published, g.unknown = g.position.Ref(), !known && g.Goid != 0
 }
 
 // locateThread is for runtimes whose goroutine ids are not known. The record then says it all.
@@ -377,13 +377,17 @@ func (p *SpanProcessor) isShown(ref cells.Ref, goid uint64, g uintptr) bool {
 }
 
 // attributes returns the attributes that a goroutine's span is published with, encoded as in OTEP
-// 4947. They are those of the record, or those that the span was started with.
+// 4947. They are those of the record, or those that the span was started with. If the goroutine has
+// attached the span and lost the record, none are better than wrong ones.
 func (p *SpanProcessor) attributes(g *goroutine) []byte {
 	if g.position == 0 || p.keys.Load() == nil {
 		return nil
 	}
 	if g.record != nil {
 		return g.record.Attributes()
+	}
+	if p.records && g.position.Attached() {
+		return nil
 	}
 	return p.data.attributesOf(g.position.Ref())
 }

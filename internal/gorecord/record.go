@@ -381,18 +381,21 @@ func (r *Record) Variant(a *Attributes, n *Names, user UserLabels, outer *Record
 }
 
 // retire takes a record out of use although its span is live. Goroutines may still have it
-// installed. For readers of labels they are in no span then. Other readers take the record for
-// one of a child of its span that has ended: they find the span while it is live, and nothing
-// afterwards.
+// installed. For readers of labels they are in no span then. For other readers it becomes that of a
+// child of its span that has ended: they find the span while it is live, and then its ancestors.
 func (r *Record) retire() {
 	if r.Ended() {
 		return
 	}
-	// Whatever a reader sees of these stores is an ancestor of that child.
-	ordered.Put((*uint64)(&r.ancestors[2]), 0)
-	ordered.Put((*uint64)(&r.ancestors[1]), 0)
-	ordered.Put(&r.outsider, 0)
+	second, third := r.ancestors[0], r.ancestors[1]
+	if r.outsider != 0 {
+		second, third = 0, 0 // The outsider may have the record, and does not go to them.
+	}
+	// From the last to the first: whatever a reader sees of it are the span and its ancestors.
+	ordered.PutLast((*uint64)(&r.ancestors[2]), uint64(third))
+	ordered.PutLast((*uint64)(&r.ancestors[1]), uint64(second))
 	ordered.PutLast((*uint64)(&r.ancestors[0]), uint64(r.ref))
+	ordered.PutLast(&r.outsider, 0)
 	atomic.StoreUint32(&r.state, atomic.LoadUint32(&r.state)&^stateValid)
 	r.HideLabels()
 	// The End of its span does not find it any more.

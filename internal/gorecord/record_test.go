@@ -243,7 +243,7 @@ func TestVariant(t *testing.T) {
 }
 
 // A span has at most 64 records in use. A retired one has no labels, and names its own span as
-// its only ancestor.
+// its first ancestor.
 func TestVariantsAreBounded(t *testing.T) {
 	needRecords(t)
 	apart(func() {
