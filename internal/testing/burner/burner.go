@@ -46,7 +46,7 @@ const Role = "burner"
 const (
 	// Records, GoroutineTable, ThreadSlots and Layout1 choose carriers.
 	Records        = "records"
-	GoroutineTable = "goroutine-slots"
+	GoroutineTable = "goroutine-table"
 	ThreadSlots    = "thread-slots"
 	Layout1        = "layout-1"
 	// Started has work done by goroutines that are started in spans and outlive them.
