@@ -85,16 +85,15 @@ static size_t read_payload(uint64_t address) {
 	}
 	return 0;
 }
-// Reads the slot of a thread, and returns 0 if it is being written.
-static int read_slot(uint64_t id, struct slot *s) {
+// Returns the runtime's m of a thread by the thread's slot, or 0. What the slot says may be torn or
+// old, but the m says of which thread it is.
+static uint64_t find_m(uint32_t tid) {
 	struct ring ring;
+	struct slot s;
 	uint64_t address = integer("threadlocal.slots.address");
 	if (!read_at(address, &ring, sizeof ring) || ring.magic != 0x4F54454C || ring.layout != 2 || !ring.capacity) return 0;
-	address += ring.header_size + id % ring.capacity * ring.slot_size;
-	uint64_t seq = number_at(address + 0x1C, 4), in_use = number_at(address + 0x18, 1);
-	if (!read_at(address, s, sizeof *s)) return 0;
-	in_use |= s->in_use | number_at(address + 0x18, 1);
-	return !in_use && s->seq == seq && number_at(address + 0x1C, 4) == seq;
+	if (!read_at(address + ring.header_size + tid % ring.capacity * ring.slot_size, &s, sizeof s)) return 0;
+	return number_at(s.m + integer("threadlocal.go.m_procid_offset"), 8) == tid ? s.m : 0;
 }
 // Reads what a goroutine has published in the goroutine table, and returns 0 if its entry is
 // another one's.
@@ -127,26 +126,18 @@ static void print_span(const struct cell *c, uint64_t goid) {
 	printf("trace %016" PRIx64 "%016" PRIx64 " span %016" PRIx64 " goroutine %" PRIu64 "\n", c->trace_id_high, c->trace_id_low,
 	       c->span_id, goid);
 }
-// Prints the span that the goroutine on a thread is in. The goroutine's own entry says so, or
-// the thread's slot if another goroutine has taken the entry.
+// Prints the span that the goroutine on a thread is in, as the goroutine's entry says.
 static void show_span(const char *thread, uint32_t tid) {
-	struct slot s;
-	if (!read_slot(tid, &s) || s.tid != tid) return;
-	uint64_t procid = number_at(s.m + integer("threadlocal.go.m_procid_offset"), 8), ref = s.span_ref;
-	uint64_t curg = number_at(s.m + integer("threadlocal.go.m_curg_offset"), 8);
+	uint64_t m = find_m(tid), curg = number_at(m + integer("threadlocal.go.m_curg_offset"), 8), ref;
 	uint64_t goid = number_at(curg + integer("threadlocal.go.g_goid_offset"), 8);
-	int by_slot = goid && !read_entry(goid, curg, &ref);
-	if (by_slot) ref = s.span_ref;
-	if (procid != tid || !goid || (by_slot && s.owner_goid != goid)) return;
+	if (!m || !goid || !read_entry(goid, curg, &ref)) return;
 	struct cell c;
 	int is = read_cell(ref, &c);
-	// A thread's slot is out of date if the goroutine has gone on elsewhere.
-	if (by_slot && is != GONE && c.goid == goid && c.tid != tid) return;
 	if (is == OVER && !(c.outside && c.goid == goid)) { // The goroutine is in the nearest live ancestor.
 		struct cell over = c;
 		for (int i = 0; i < 3 && is != LIVE; i++) is = read_cell(over.ancestors[i], &c);
 	}
-	if (is != LIVE || number_at(s.m + integer("threadlocal.go.m_curg_offset"), 8) != curg) return;
+	if (is != LIVE || number_at(m + integer("threadlocal.go.m_curg_offset"), 8) != curg) return;
 	printf("thread %s ", thread);
 	print_span(&c, goid);
 }
