@@ -87,6 +87,10 @@ func (f *fakeMemory) PresentPages(address uint64, pages int) ([]bool, error) {
 	return present, nil
 }
 
+func (*fakeMemory) ThreadStart(int) (uint64, error) { return 0, nil }
+
+func (*fakeMemory) ProgramHeaders() (uint64, error) { return 0, nil }
+
 func (f *fakeMemory) ThreadIDs(tid int) ([]int, error) {
 	ids, ok := f.ids[tid]
 	if !ok {
