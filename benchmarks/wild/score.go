@@ -256,6 +256,9 @@ func (b *board) look(group []observer, patterns string) error {
 	args := []string{"serve", "-dir", dir, "-patterns", patterns, "-cpu", (b.cpu * time.Duration(group[0].factor)).String(), "-parallel", strconv.Itoa(b.parallel)}
 	serve := exec.Command(exe, append(args, group[0].serve...)...)
 	serve.Stderr = os.Stderr
+	if i := slices.IndexFunc(all(), func(p pattern) bool { return p.name() == patterns && p.env != "" }); i >= 0 {
+		serve.Env = append(os.Environ(), all()[i].env)
+	}
 	in, err := serve.StdinPipe()
 	if err != nil {
 		return err

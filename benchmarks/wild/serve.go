@@ -22,7 +22,7 @@ import (
 
 // all returns all patterns.
 func all() []pattern {
-	return slices.Concat(lifePatterns, goroutinePatterns, handoverPatterns, httpPatterns, grpcPatterns, sqlPatterns, labelPatterns, samplingPatterns, datadogPatterns, cgoPatterns)
+	return slices.Concat(lifePatterns, goroutinePatterns, handoverPatterns, brokerPatterns, waitPatterns, inheritedPatterns, httpPatterns, routerPatterns, grpcPatterns, sqlPatterns, labelPatterns, samplingPatterns, datadogPatterns, cgoPatterns)
 }
 
 // server is wild serve.
