@@ -15,7 +15,6 @@ import (
 	"connectrpc.com/otelconnect"
 	"github.com/coder/websocket"
 	"github.com/gin-gonic/gin"
-	"github.com/glebarez/sqlite"
 	"github.com/go-chi/chi/v5"
 	"github.com/go-chi/chi/v5/middleware"
 	"github.com/gofiber/fiber/v2"
@@ -27,6 +26,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/types/known/emptypb"
 	"gorm.io/gorm"
+	"gorm.io/gorm/utils/tests"
 )
 
 // routerPatterns are about routers, and protocols and query languages over HTTP.
@@ -358,7 +358,7 @@ func graphqlFields(r *run) {
 
 func gormQuery(r *run) {
 	db := r.database(&connector{exec: r.in})
-	orm := check(gorm.Open(&sqlite.Dialector{Conn: db}, new(gorm.Config)))
+	orm := check(gorm.Open(tests.DummyDialector{}, &gorm.Config{ConnPool: db}))
 	type saved struct{}
 	must(orm.Callback().Raw().Before("gorm:raw").Register("wild:start", func(tx *gorm.DB) {
 		ctx, span := r.start(tx.Statement.Context, "gorm")
