@@ -346,7 +346,7 @@ func (q resolver) resolve(ctx context.Context) int32 {
 }
 
 func graphqlFields(r *run) {
-	schema := graphql.MustParseSchema("type Query { one: Int! two: Int! }", resolver{r},
+	schema := graphql.MustParseSchema("type Query { one: Int! two: Int! }", &resolver{r},
 		graphql.Tracer(&graphqltrace.Tracer{Tracer: r.tracer}))
 	r.requests(1, r.traced(func(_ http.ResponseWriter, request *http.Request) {
 		if response := schema.Exec(request.Context(), "{ one two }", "", nil); len(response.Errors) > 0 {
