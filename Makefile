@@ -251,10 +251,11 @@ accuracy: ## Measure which spans are seen, at least 5,000 samples for each carri
 WILD ?=
 
 .PHONY: wild
-wild: ## As root, measure what profilers see of services with real libraries, and write the table of docs/wild.md.
+wild: ## As root, measure what profilers see of services with real libraries, and write docs/wild.md, benchmarks/results/wild.csv and benchmarks/results.md.
 	cd cmd/otelctx && CGO_ENABLED=0 $(GO) build -o ../../$(BIN)/otelctx .
 	cd benchmarks && $(GO) build -o ../$(BIN)/ ./wild
-	$(BIN)/wild score -otelctx $(BIN)/otelctx $(patsubst %,-otelcol %,$(wildcard $(BIN)/otelcol-otelctx)) -o docs/wild.md $(WILD)
+	$(BIN)/wild score -otelctx $(BIN)/otelctx $(patsubst %,-otelcol %,$(wildcard $(BIN)/otelcol-otelctx)) -o docs/wild.md -csv benchmarks/results/wild.csv $(WILD)
+	cd benchmarks && $(GO) run ./results
 
 # In a PID namespace, since the other processes of the machine would be recorded too.
 .PHONY: recorder

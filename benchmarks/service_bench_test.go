@@ -19,7 +19,7 @@ import (
 	"time"
 
 	ddotel "github.com/DataDog/dd-trace-go/v2/ddtrace/opentelemetry"
-	"github.com/DataDog/dd-trace-go/v2/ddtrace/tracer"
+	datadog "github.com/DataDog/dd-trace-go/v2/ddtrace/tracer"
 	otelpyroscope "github.com/grafana/otel-profiling-go"
 	"github.com/stretchr/testify/require"
 	"go.opentelemetry.io/contrib/instrumentation/net/http/otelhttp"
@@ -75,8 +75,8 @@ func publishing(opts ...spanctx.Option) func() (trace.TracerProvider, error) {
 
 func byDatadog(labels bool) func() (trace.TracerProvider, error) {
 	return func() (trace.TracerProvider, error) {
-		return ddotel.NewTracerProvider(tracer.WithLogStartup(false), tracer.WithLogger(silence{}), tracer.WithProfilerCodeHotspots(labels),
-			tracer.WithProfilerEndpoints(labels), tracer.WithHTTPClient(&http.Client{Transport: agent{}})), nil
+		return ddotel.NewTracerProvider(datadog.WithLogStartup(false), datadog.WithLogger(silence{}), datadog.WithProfilerCodeHotspots(labels),
+			datadog.WithProfilerEndpoints(labels), datadog.WithHTTPClient(&http.Client{Transport: agent{}})), nil
 	}
 }
 
