@@ -121,6 +121,8 @@ func serveHTTP(parent *childproc.Parent) {
 	_, err := fmt.Sscan(line, &processor, &gogc)
 	parent.Must(err)
 	debug.SetGCPercent(gogc)
+	ballast = nil // collections are part of what is measured
+	runtime.GC()
 	i := slices.IndexFunc(services, func(s service) bool { return s.processor == processor })
 	provider, err := services[i].provider()
 	if errors.Is(err, errors.ErrUnsupported) {
