@@ -439,7 +439,7 @@ func (r *run) pooled(submit func(func()), job func(ctx context.Context)) {
 
 // ants has a pool of ants do jobs.
 func (r *run) ants(job func(ctx context.Context)) {
-	workers := check(ants.NewPool(1))
+	workers := check(ants.NewPool(1, ants.WithDisablePurge(true))) // an idle worker stays
 	r.pooled(func(f func()) { must(workers.Submit(f)) }, job)
 	workers.Release()
 }

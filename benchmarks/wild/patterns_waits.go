@@ -28,7 +28,7 @@ var waitPatterns = []pattern{
 	{called: "waitSleep", run: waits(waitSleep), about: "the same, in time.Sleep"},
 	{called: "waitNetwork", run: waits(waitNetwork), about: "the same, in Read of a TCP connection"},
 	{called: "waitSyscall", run: waits(waitSyscall), about: "the same, in a system call that blocks the thread"},
-	{run: waitInChild, about: "a parent that waits for a child on another goroutine: both"},
+	{run: waitInChild, about: "a parent that waits for a goroutine, which waits in a child: both"},
 	{run: waitAttached, about: "a pool worker that waits in an attached span"},
 }
 
@@ -129,15 +129,15 @@ func waitSyscall() (wait, wake func()) {
 
 func waitInChild(r *run) {
 	parent, root := r.root("parent")
-	ctx, child := r.start(parent, "child")
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
+		ctx, child := r.start(parent, "child")
 		r.waitIn(ctx, func() { time.Sleep(waitTime) })
 		child.End()
 		r.in(parent)
 	}()
-	r.waitIn(ctx, func() { <-done })
+	r.waitIn(parent, func() { <-done })
 	r.in(parent)
 	root.End()
 }
