@@ -20,7 +20,7 @@ import (
 func (b *board) writeCSV(patterns []pattern, looked []observer) error {
 	var text bytes.Buffer
 	for _, line := range [][2]string{
-		{"date", time.Now().UTC().Format(time.DateOnly)}, {"commit", commit()}, {"machine", machine()}, {"libraries", libraries()},
+		{"date", time.Now().UTC().Format(time.DateOnly)}, {"commit", commit()}, {"machine", machine()}, {"carriers", b.publish}, {"libraries", libraries()},
 	} {
 		_, _ = fmt.Fprintf(&text, "# %s: %s\n", line[0], line[1])
 	}
