@@ -36,7 +36,7 @@ func TestLibrary(t *testing.T) {
 	}{
 		{"c-shared", []string{opens, shared}, "^$"},
 		{"c-archive", []string{linked}, "^$"},
-		{"two c-shared", []string{opens, shared, second}, "process context is published by another library"},
+		{"two c-shared", []string{opens, shared, second}, "(?s)process context is published by another library.*another Go runtime in this process publishes its spans"},
 	} {
 		// In blocks of 512 bytes: enough for everything, not for the tables of spans, not for
 		// the process context either, for nothing.
@@ -58,7 +58,6 @@ func TestLibrary(t *testing.T) {
 					service, live := inspect(t, cmd.Process.Pid)
 					assert.Equal(t, "first", service)
 					assert.Equal(t, []string{"first"}, live)
-					awaitThread(t, cmd.Process.Pid, "first")
 				}
 				_, err = io.WriteString(stdin, "\n")
 				require.NoError(t, err)

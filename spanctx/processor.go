@@ -15,6 +15,7 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 
+	"github.com/otelctx/otelctx/internal/advertise"
 	"github.com/otelctx/otelctx/internal/cells"
 	"github.com/otelctx/otelctx/internal/environment"
 	"github.com/otelctx/otelctx/internal/gorecord"
@@ -23,7 +24,7 @@ import (
 	"github.com/otelctx/otelctx/internal/ring"
 	"github.com/otelctx/otelctx/internal/scope"
 	"github.com/otelctx/otelctx/internal/wire"
-	"github.com/otelctx/otelctx/resourcepublisher"
+	_ "github.com/otelctx/otelctx/resourcepublisher" // publishes what is advertised
 )
 
 // ErrProcessorExists says that this process has a SpanProcessor already.
@@ -131,7 +132,7 @@ func build(c config) (_ *SpanProcessor, refusedKeys int, err error) {
 		p.namesListed = err == nil
 	}
 	p.known = newKnown(p.records)
-	if err := resourcepublisher.SetAttributes(p.advertisement()...); err != nil {
+	if err := advertise.Change(p.advertisement(), nil); err != nil {
 		return nil, 0, errors.Join(err, p.closeMemory())
 	}
 	active.Store(p)
@@ -302,7 +303,7 @@ func (p *SpanProcessor) addKeys(keys []attribute.Key) (refused int, err error) {
 	}
 	more, refused := p.keys.Load().Append(p.ownKeys(keys)...)
 	if more != p.keys.Load() {
-		if err := resourcepublisher.SetAttributes(keyMapAttribute(more)); err != nil {
+		if err := advertise.Change([]attribute.KeyValue{keyMapAttribute(more)}, nil); err != nil {
 			return 0, err
 		}
 		p.keys.Store(more)
