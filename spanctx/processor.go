@@ -327,9 +327,8 @@ func (p *SpanProcessor) RefusedAttributeKeys() int {
 	return int(p.refusedKeys.Load())
 }
 
-// SpansWithoutName returns how often a name had no number when a span was started: the span, or its
-// parent's, is shown without. There were 4,095 others already, another goroutine was just adding
-// one, or more than 32 names are alike in length, beginning, middle and end. See [WithSpanNames].
+// SpansWithoutName returns how often the name of a span, or of its parent, was not published when
+// a span started: there were 4,095 other names already. See [WithSpanNames].
 func (p *SpanProcessor) SpansWithoutName() int64 {
 	if p == nil {
 		return 0
