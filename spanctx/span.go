@@ -185,7 +185,7 @@ func (p *SpanProcessor) leave(at *position, span cells.Ref, goid uint64) (in boo
 // OnStart shows the span on the calling goroutine. ctx is the context that the span
 // was started with.
 func (p *SpanProcessor) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
-	if p == nil || p.stopped.Load() {
+	if p == nil || s == nil || p.stopped.Load() {
 		return
 	}
 	var n cells.Span
@@ -317,7 +317,7 @@ func (p *SpanProcessor) followEnded(ctx context.Context, k sdkspan.Key, child *c
 // OnEnd makes the span be over, wherever it is shown. If the calling goroutine is in it, it
 // goes back to the nearest live span around it.
 func (p *SpanProcessor) OnEnd(s sdktrace.ReadOnlySpan) {
-	if p == nil {
+	if p == nil || s == nil {
 		return
 	}
 	k, _, end := sdkspan.Ended(s)

@@ -352,10 +352,13 @@ func (i *Integration) complete(r *resource.Resource) *resource.Resource {
 	return to
 }
 
-// wake has exporters look again at what waits.
+// wake has exporters look again at what waits. Those in a bubble do so when the delay from before is
+// over, since the caller is outside.
 func (c *correlations) wake() {
 	for _, e := range exporters.each() {
-		e.rearm()
+		if !e.bubbled {
+			e.rearm()
+		}
 	}
 }
 

@@ -21,6 +21,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/otelctx/otelctx/internal/apmlib"
+	"github.com/otelctx/otelctx/internal/bubble"
 	"github.com/otelctx/otelctx/internal/cells"
 	"github.com/otelctx/otelctx/internal/goruntime"
 	"github.com/otelctx/otelctx/internal/profilersocket"
@@ -92,7 +93,9 @@ func newWith(s settings) (*Integration, error) {
 	if s.mode == Disabled {
 		return new(Integration), nil
 	}
-	i, err := newIntegration(s)
+	var i *Integration
+	var err error
+	bubble.Outside(func() { i, err = newIntegration(s) })
 	if err != nil {
 		return nil, fmt.Errorf("universal profiling: %w", err)
 	}
@@ -256,7 +259,7 @@ func (i *Integration) off() bool { return i == nil || i.records == nil || i.stop
 // OnStart shows the span on the calling goroutine's thread. ctx is the context that the
 // span was started with.
 func (i *Integration) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
-	if i.off() {
+	if i.off() || s == nil {
 		return
 	}
 	if i.service.Load() == nil {
@@ -439,7 +442,7 @@ func (i *Integration) evict(ref cells.Ref) bool {
 // cleared, and it goes back when it starts or ends its next span. No other thread may
 // store to its record.
 func (i *Integration) OnEnd(s sdktrace.ReadOnlySpan) {
-	if i == nil || i.records == nil {
+	if i == nil || i.records == nil || s == nil {
 		return
 	}
 	k, traceFlags, _ := sdkspan.Ended(s)
