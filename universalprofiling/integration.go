@@ -117,24 +117,28 @@ func WithIntegration(opts ...Option) sdktrace.TracerProviderOption {
 // traces all the same, that is reported.
 func ForProvider(opts ...Option) *Integration {
 	s := newSettings(opts)
-	i, err := newWith(s)
-	if errors.Is(err, ErrAlreadyIntegrated) {
-		i, err = share(s)
+	for {
+		i, err := newWith(s)
+		if errors.Is(err, ErrAlreadyIntegrated) {
+			if i, err = share(s); i == nil {
+				continue // It has been shut down meanwhile.
+			}
+		}
+		if err != nil {
+			otel.Handle(err)
+		}
+		return i
 	}
-	if err != nil {
-		otel.Handle(err)
-	}
-	return i
 }
 
 // share returns the Integration of this process for one more provider, with an error if s
-// asks for another one.
+// asks for another one. It returns nil if the Integration has been shut down, or is about to be.
 func share(s settings) (*Integration, error) {
 	building.Lock()
 	defer building.Unlock()
 	i := active.Load()
-	if i == nil {
-		return nil, errors.New("universal profiling: the integration was shut down meanwhile")
+	if i == nil || i.users <= 0 {
+		return nil, nil //nolint:nilnil // It has gone, which is no error.
 	}
 	i.users++
 	of := i.settings

@@ -109,6 +109,26 @@ func TestThereIsOneIntegration(t *testing.T) {
 // of it. It goes back to the nearest live span around it. Each step starts (+) a span, ends
 // one here (-) or on another goroutine (~), and says what is shown then. A span is the
 // child of the one that was started before.
+// A provider that comes up while the last one shuts down gets an Integration that works.
+func TestProvidersComeAndGo(t *testing.T) {
+	handled := oteltest.HandledErrors(t)
+	var all sync.WaitGroup
+	for range 4 {
+		all.Go(func() {
+			for range testenv.Rounds(100, 1000) {
+				i := ForProvider()
+				if assert.NotNil(t, i) {
+					assert.Same(t, i, Active())
+					assert.NoError(t, i.Shutdown(t.Context()))
+				}
+			}
+		})
+	}
+	all.Wait()
+	assert.Nil(t, Active())
+	assert.Empty(t, handled.Take())
+}
+
 func TestWhatAGoroutineShows(t *testing.T) {
 	s := newService(t)
 	for name, steps := range map[string]string{
