@@ -115,7 +115,7 @@ func TestProvidersComeAndGo(t *testing.T) {
 	var all sync.WaitGroup
 	for range 4 {
 		all.Go(func() {
-			for range testenv.Rounds(100, 1000) {
+			for range testenv.Rounds(400, 2000) {
 				i := ForProvider()
 				if assert.NotNil(t, i) {
 					assert.Same(t, i, Active())

@@ -10,7 +10,9 @@ import (
 	"math"
 	"math/big"
 	"os"
+	"sync/atomic"
 	"testing"
+	"unsafe"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -34,6 +36,36 @@ func encodeHeader(h ProcessContextHeader) []byte {
 	b := make([]byte, ProcessContextHeaderSize)
 	*ProcessContextHeaderIn(b) = h
 	return b
+}
+
+// Readers that go by the time find a whole header behind it: the signature too.
+func TestPublishStoresTheTimeLast(t *testing.T) {
+	h := ProcessContextHeaderIn(make([]byte, ProcessContextHeaderSize))
+	signature := (*uint64)(unsafe.Pointer(&h.Signature))
+	var stop atomic.Bool
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for now := uint64(1); !stop.Load(); now++ {
+			h.Publish(now)
+			atomic.StoreUint64(&h.PublishedAtNS, 0)
+			atomic.StoreUint64(signature, 0)
+		}
+	}()
+	seen, unsigned := 0, 0
+	for range 1 << 22 {
+		at := atomic.LoadUint64(&h.PublishedAtNS)
+		signed := atomic.LoadUint64(signature) != 0
+		if at != 0 && at == atomic.LoadUint64(&h.PublishedAtNS) {
+			seen++
+			if !signed {
+				unsigned++
+			}
+		}
+	}
+	stop.Store(true)
+	<-done
+	assert.Zero(t, unsigned, "of %d", seen)
 }
 
 func TestProcessContextHeaderGolden(t *testing.T) {

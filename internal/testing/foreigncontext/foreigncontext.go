@@ -42,9 +42,9 @@ func PublishAs(mapping string, attributes ...*commonpb.KeyValue) (withdraw func(
 	}
 	copy(memory.Bytes()[wire.ProcessContextHeaderSize:], payload)
 	h := wire.ProcessContextHeaderIn(memory.Bytes())
-	h.Version, h.PayloadSize, h.PublishedAtNS = wire.ProcessContextVersion, uint32(len(payload)), now
+	h.Version, h.PayloadSize = wire.ProcessContextVersion, uint32(len(payload))
 	h.Payload = memory.Address() + wire.ProcessContextHeaderSize
-	h.Sign()
+	h.Publish(now)
 	_ = memory.Announce() // The memfd has the name.
 	return memory.Close, nil
 }
