@@ -84,7 +84,7 @@ func ProcessContextHeaderIn(b []byte) *ProcessContextHeader {
 }
 
 // Publish publishes a header whose other fields are complete: it stores the signature and, behind
-// a full barrier, the time, which comes last (OTEP 4719, "Publication Protocol", steps 8 and 9).
+// a full barrier, the time, which comes last in OTEP 4719 as it was merged.
 //
 // Sound: the signature is 8 bytes at the start of a header, which is aligned to 8
 // ([ProcessContextHeaderIn]). So it is one word that can be stored atomically.
