@@ -77,6 +77,7 @@ func provided() map[string]func(*testing.T) options {
 	for name, opts := range map[string][]universalprofiling.Option{
 		"": nil, "WithEnabled": {universalprofiling.WithEnabled(universalprofiling.Enabled)},
 		"WithSocketDir": {universalprofiling.WithSocketDir("/tmp")}, "WithBufferSize": {universalprofiling.WithBufferSize(8)},
+		"WithMaxDelay": {universalprofiling.WithMaxDelay(time.Minute)},
 		"WithResource": {universalprofiling.WithResource(named("bubble"))},
 	} {
 		all["universalprofiling."+name] = func(*testing.T) options { return options{universalprofiling.WithIntegration(opts...)} }

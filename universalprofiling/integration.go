@@ -142,7 +142,7 @@ func share(s settings) (*Integration, error) {
 	}
 	i.users++
 	of := i.settings
-	if s.mode != of.mode || s.socketDir != of.socketDir || s.bufferSize != of.bufferSize ||
+	if s.mode != of.mode || s.socketDir != of.socketDir || s.bufferSize != of.bufferSize || s.maxDelay != of.maxDelay ||
 		s.resource != nil && (of.resource == nil || !s.resource.Equal(of.resource)) {
 		return i, errors.New("universal profiling: the integration is shared with another provider: the options of this one do not count")
 	}

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -414,6 +415,8 @@ func TestConfiguration(t *testing.T) {
 		{"size below 0", "BUFFER_SIZE", "-1", nil, settings{}, []string{`BUFFER_SIZE is "-1"`}},
 		{"no number", "BUFFER_SIZE", "many", nil, settings{}, []string{`BUFFER_SIZE is "many"`}},
 		{"size by option", "BUFFER_SIZE", "many", []Option{WithBufferSize(5)}, settings{bufferSize: 5}, nil},
+		{"delay", "", "", []Option{WithMaxDelay(time.Minute)}, settings{maxDelay: time.Minute}, nil},
+		{"delay is not valid", "", "", []Option{WithMaxDelay(-1)}, settings{}, []string{`WithMaxDelay is "-1ns"`}},
 		{"size by option is not valid", "", "", []Option{WithBufferSize(0)}, settings{}, []string{`WithBufferSize is "0"`}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -424,6 +427,7 @@ func TestConfiguration(t *testing.T) {
 			got := newSettings(tt.opts)
 			got.runtime = nil
 			tt.want.bufferSize = cmp.Or(tt.want.bufferSize, 8096)
+			tt.want.maxDelay = cmp.Or(tt.want.maxDelay, 30*time.Second)
 			assert.Equal(t, tt.want, got)
 			told(t, handled, tt.reported...)
 		})
