@@ -34,6 +34,7 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/symbols"
+	"github.com/otelctx/otelctx/internal/advertise"
 	"github.com/otelctx/otelctx/internal/patient"
 	"github.com/otelctx/otelctx/internal/testing/burner"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
@@ -248,8 +249,8 @@ func publishNames(t *testing.T) {
 	publisher, err := resourcepublisher.NewPublisher(resource.Empty())
 	require.NoError(t, err)
 	t.Cleanup(func() { assert.NoError(t, publisher.Shutdown(context.Background())) })
-	require.NoError(t, resourcepublisher.SetAttributes(attribute.StringSlice("threadlocal.attribute_key_map", []string{"http.app"})))
-	t.Cleanup(func() { assert.NoError(t, resourcepublisher.RemoveAttributes("threadlocal.attribute_key_map")) })
+	require.NoError(t, advertise.Change([]attribute.KeyValue{attribute.StringSlice("threadlocal.attribute_key_map", []string{"http.app"})}, nil))
+	t.Cleanup(func() { assert.NoError(t, advertise.Change(nil, []attribute.Key{"threadlocal.attribute_key_map"})) })
 }
 
 // Names that are not known are looked for if the process has published since.
