@@ -26,6 +26,7 @@ const (
 	exitInvalid       = 6
 	exitBusy          = 7
 	exitNoAnswer      = 8
+	exitNoSamples     = 9
 	exitNotExecutable = 126
 	exitNotFound      = 127
 )
@@ -46,6 +47,7 @@ var exitCodes = []struct {
 	{exitInvalid, "what the process publishes is not a valid context", []error{reader.ErrInvalid}},
 	{exitBusy, "the context was being updated each time it was looked at", []error{reader.ErrBusy}},
 	{exitNoAnswer, "reading the process timed out", []error{patient.ErrNoAnswer, patient.ErrTooMany}},
+	{exitNoSamples, "record: there are no samples, and so no profile was written; the message says why", []error{errNoSamples}},
 	{exitNotExecutable, "record -- COMMAND: the command cannot be executed", []error{launch.ErrNotExecutable}},
 	{exitNotFound, "record -- COMMAND: there is no such command", []error{launch.ErrNotFound}},
 }

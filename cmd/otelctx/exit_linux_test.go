@@ -91,9 +91,9 @@ func TestEveryKindOfProcess(t *testing.T) {
 			}
 			for _, stderr := range []string{list.stderr, listJSON.stderr} {
 				if kind.listed != "" {
-					assert.Regexp(t, "(?m)^otelctx: pid "+pid+": .*"+kind.listed, stderr)
+					assert.Regexp(t, "(?m)^otelctx: pid "+pid+` \(.+\): .*`+kind.listed, stderr)
 				} else {
-					assert.NotContains(t, stderr, "pid "+pid+":")
+					assert.NotContains(t, stderr, "pid "+pid+" ")
 				}
 			}
 		})
@@ -246,17 +246,32 @@ func TestArgumentErrors(t *testing.T) {
 func TestNotPermitted(t *testing.T) {
 	hidden := startHidden(t)
 	startHidden(t)
-	got := otelctxAsNobody(t, "inspect", strconv.Itoa(hidden.PID()))
-	assert.Equal(t, exitNotPermitted, got.code)
-	assert.Empty(t, got.stdout)
-	for _, advice := range []string{"not permitted", "CAP_SYS_PTRACE", "same user", yamaState(os.DirFS("/proc"))} {
-		assert.Contains(t, got.stderr, advice)
+	reason := "Processes of other users"
+	if os.Geteuid() != 0 {
+		reason = "Run otelctx as root"
+	}
+	for _, command := range []string{"inspect", "watch", "spans"} {
+		got := otelctxAsNobody(t, command, strconv.Itoa(hidden.PID()))
+		assert.Equal(t, exitNotPermitted, got.code)
+		assert.Empty(t, got.stdout)
+		assert.Regexp(t, "^otelctx: pid "+regexp.QuoteMeta(commOf(t, hidden))+": not permitted to read the process: .*\n.*"+reason, got.stderr)
 	}
 
-	got = otelctxAsNobody(t, "list")
+	got := otelctxAsNobody(t, "list")
 	assert.Zero(t, got.code)
-	assert.Regexp(t, `(?m)^otelctx: processes that could not be examined for lack of permission: ([2-9]|\d{2,})$`, got.stderr)
-	assert.Equal(t, 1, strings.Count(got.stderr, "CAP_SYS_PTRACE, which root has"))
+	assert.Regexp(t, `(?m)^otelctx: not permitted to read \d+ processes \(.+\): \d+ \(.+\), \d+ \(.+$`, got.stderr)
+	assert.Equal(t, 1, strings.Count(got.stderr, reason))
+
+	// Root without the capability is not told to become root.
+	if _, err := exec.LookPath("setpriv"); err != nil || os.Geteuid() != 0 {
+		t.Skip("taking CAP_SYS_PTRACE from root needs setpriv, and root")
+	}
+	for _, args := range [][]string{{"inspect", strconv.Itoa(hidden.PID())}, {"list"}} {
+		got := runCommand(t, exec.Command("setpriv", append([]string{"--bounding-set=-sys_ptrace", executable(t)}, args...)...))
+		assert.Contains(t, got.stderr, "otelctx runs as root, but without CAP_SYS_PTRACE")
+		assert.Contains(t, got.stderr, commOf(t, hidden))
+		assert.NotContains(t, got.stderr, "sudo")
+	}
 }
 
 func TestHelpDocumentsEveryExitCode(t *testing.T) {

@@ -15,6 +15,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/recording"
 	"github.com/otelctx/otelctx/internal/patient"
 	"github.com/otelctx/otelctx/internal/procfs"
 	"github.com/otelctx/otelctx/reader"
@@ -57,7 +58,7 @@ func (c *listCommand) Run(s streams) error {
 	if err := c.write(s.stdout, found.publications); err != nil {
 		return err
 	}
-	report(s, found.unreadable)
+	reportUnread(s, found.unread)
 	return found.failure
 }
 
@@ -76,8 +77,8 @@ func (c *listCommand) write(w io.Writer, publications []publication) error {
 type findings struct {
 	// publications is sorted by pid.
 	publications []publication
-	// unreadable holds why processes could not be read that publish, or may.
-	unreadable []error
+	// unread says why processes could not be read that publish, or may.
+	unread []error
 	// failure says that the look was not complete for another reason.
 	failure error
 }
@@ -119,17 +120,18 @@ func survey(ctx context.Context, active bool) findings {
 			case errors.Is(err, patient.ErrTooMany):
 				tooMany = err
 			default:
-				f.add(err)
+				f.add(pid, err)
 			}
 		})
 	}
 	looks.Wait()
 	if tooMany != nil {
-		f.add(tooMany)
+		f.unread = append(f.unread, tooMany)
 	}
 	if ctx.Err() != nil {
 		f.failure = errors.Join(f.failure, fmt.Errorf("the list is not complete: %w", ctx.Err()))
 	}
+	slices.SortFunc(f.unread, func(a, b error) int { return cmp.Compare(errorPID(a), errorPID(b)) })
 	slices.SortFunc(f.publications, func(a, b publication) int { return cmp.Compare(a.pid, b.pid) })
 	return f
 }
@@ -154,31 +156,15 @@ func read(ctx context.Context, pid int, active bool) (publication, error) {
 	})
 }
 
-// add takes note of an error.
-func (f *findings) add(err error) {
+// add takes note of why a process could not be read.
+func (f *findings) add(pid int, err error) {
 	switch exitCode(err) {
 	case exitNoContext, exitProcessGone:
 		// Most processes publish nothing, and any may end.
 	case exitNotPermitted, exitInvalid, exitBusy, exitNoAnswer:
-		f.unreadable = append(f.unreadable, err)
+		f.unread = append(f.unread, recording.NewProcessError(pid, err))
 	default:
 		f.failure = errors.Join(f.failure, err)
-	}
-}
-
-// report says what the list does not show, and why.
-func report(s streams, unreadable []error) {
-	notPermitted := 0
-	for _, err := range unreadable {
-		if errors.Is(err, reader.ErrNotPermitted) {
-			notPermitted++
-			continue
-		}
-		s.complainf("%v", err)
-	}
-	if notPermitted > 0 {
-		s.complainf("processes that could not be examined for lack of permission: %d", notPermitted)
-		_, _ = fmt.Fprintln(s.stderr, permissionAdvice(os.DirFS("/proc")))
 	}
 }
 

@@ -92,9 +92,13 @@ func deliveryError(d export.Delivery) error {
 	return fmt.Errorf("%d samples were not sent: %w", d.Dropped, errors.Join(d.Reasons...))
 }
 
-// close ends what is being written and sent, and reports whether a file was written. The
-// error says what was not written.
-func (o *outputs) close() (written bool, err error) {
+// close completes the file, or discards it if there are no samples, and waits for what is being
+// sent. It reports whether a file was written. The error says what could not be written.
+func (o *outputs) close(samples bool) (written bool, err error) {
+	if !samples {
+		o.discard()
+		return false, nil
+	}
 	if o.file != nil {
 		if err = o.file.Close(); err != nil {
 			err = fmt.Errorf("--output: %w", err)

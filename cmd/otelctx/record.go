@@ -44,6 +44,9 @@ type recordCommand struct {
 	Top       int     `default:"10"                                                                                             help:"How many rows a table has; 0 shows all."           name:"top"`
 	JSON      bool    `help:"Print a JSON object instead of tables."                                                            name:"json"`
 
+	// samples counts those of all periods.
+	samples uint64
+
 	GroupBy string `help:"Show one kind of table alone: span, endpoint, trace, service, function, attribute, or attribute=KEY." name:"group-by" placeholder:"KIND"`
 }
 
@@ -206,7 +209,8 @@ func (c *recordCommand) record(ctx context.Context, s streams, selection recordi
 		out.discard()
 		return err
 	}
-	written, err := out.close()
+	c.samples += result.Samples
+	written, err := out.close(c.samples > 0)
 	delivery := out.delivery()
 	if c.Repeat {
 		out.complain(delivery)
@@ -214,6 +218,12 @@ func (c *recordCommand) record(ctx context.Context, s streams, selection recordi
 		err = errors.Join(err, deliveryError(delivery))
 	}
 	err = errors.Join(err, c.show(s, result, delivery))
+	if c.samples == 0 {
+		err = errors.Join(err, c.noSamples(result))
+		if c.Output != "" && c.Output != "-" {
+			s.complainf("%s was not written", stringText(c.Output))
+		}
+	}
 	if written && c.Output != "-" && !c.JSON {
 		_, _ = fmt.Fprint(c.reportTo(s), writtenText(c.Output, c.Format))
 	}
@@ -254,6 +264,7 @@ func (c *recordCommand) run(ctx context.Context, s streams, out *outputs, select
 		config.Duration, config.Period = 0, c.duration()
 		config.Report = func(r *recording.Result) {
 			clearBar()
+			c.samples += r.Samples
 			d := out.delivery()
 			out.complain(d)
 			if err := c.show(s, r, d); err != nil {
@@ -284,18 +295,13 @@ func (c *recordCommand) complain(s streams, r *recording.Result) {
 		}
 		s.complainf("%v %s", &c.recordTargets, ended)
 	}
-	if c.selecting() && len(r.Processes) == 0 {
-		s.complainf("no process was found that matches, and has used the processor meanwhile")
-	} else if !c.Repeat && r.Samples+r.Lost+r.Replaced+r.Filtered == 0 {
-		s.complainf("there are no samples: processes are sampled only while they use the processor")
-	}
 	if r.Lost > 0 {
 		s.complainf("%d samples were lost: a lower --freq, or a machine with less to do, loses none", r.Lost)
 	}
 	if r.Replaced > 0 {
 		s.complainf("%d samples were left out: their process had just begun to run another program", r.Replaced)
 	}
-	if r.Filtered > 0 {
+	if r.Filtered > 0 && r.Samples > 0 {
 		s.complainf("%d samples were left out by --filter", r.Filtered)
 	}
 	if r.Cut > 0 {
@@ -310,9 +316,9 @@ func (c *recordCommand) complain(s streams, r *recording.Result) {
 	if r.Dropped > 0 {
 		s.complainf("%d attributes were left out, which no profile can have", r.Dropped)
 	}
-	if r.NotPermitted > 0 {
-		s.complainf("processes that could not be examined for lack of permission: %d", r.NotPermitted)
-		_, _ = fmt.Fprintln(s.stderr, permissionAdvice(os.DirFS("/proc")))
+	// Of a service that was found, the others are not: they are not selected.
+	if len(c.Services) == 0 || r.Recorded == 0 {
+		reportUnread(s, r.Unexamined)
 	}
 	if r.Unproven > 0 {
 		s.complainf("%d samples have a span that is not proven: the process does not say whose it is", r.Unproven)
@@ -365,7 +371,7 @@ func groupDigits(n uint64) string {
 
 // writtenText says where the profile is, and how to look at it.
 func writtenText(path, format string) string {
-	text := fmt.Sprintf("\nWrote %s\n", keyText(path))
+	text := fmt.Sprintf("\nWrote %s\n", stringText(path))
 	switch export.Format(format) {
 	case export.Pprof:
 		text += fmt.Sprintf("Look at it with: go tool pprof -http=localhost:0 %s\n", shellText(path))

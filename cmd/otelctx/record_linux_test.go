@@ -854,9 +854,7 @@ func TestRecordWithoutPrivileges(t *testing.T) {
 		assert.Equal(t, exitNotPermitted, got.code)
 		assert.Empty(t, got.stdout)
 		assert.Contains(t, got.stderr, "not permitted to sample: without CAP_BPF and CAP_PERFMON")
-		assert.Contains(t, got.stderr, "sudo setcap cap_bpf,cap_perfmon+ep")
-		assert.Contains(t, got.stderr, "CAP_SYS_PTRACE")
-		assert.Contains(t, got.stderr, yamaState(os.DirFS("/proc")))
+		assert.Regexp(t, "CGO_ENABLED=0 (.*\n.*)sudo setcap|sudo sysctl kernel.perf_event_paranoid=2", got.stderr)
 	}
 }
 
@@ -892,13 +890,13 @@ func TestRecordWithTwoCapabilities(t *testing.T) {
 		return cmd
 	}
 	got := runCommand(t, record("--duration=1ms"))
-	if more := paranoia(os.DirFS("/proc")); more != "" && got.code == exitNotPermitted {
-		// Debian's kernels and their kin: then the user is to be told.
-		assert.Contains(t, got.stderr, "kernel.perf_event_paranoid is "+strings.TrimSpace(string(paranoid))+": permission denied")
-		assert.Contains(t, got.stderr, more)
+	if level, err := strconv.Atoi(strings.TrimSpace(string(paranoid))); err == nil && level > 2 && got.code == exitNotPermitted {
+		// Debian's kernels and their kin.
+		assert.Contains(t, got.stderr, fmt.Sprintf("kernel.perf_event_paranoid is %d: permission denied", level))
+		assert.Contains(t, got.stderr, fmt.Sprintf("kernel.perf_event_paranoid is %d. ", level))
 		return
 	}
-	require.Zero(t, got.code, got.stderr)
+	require.Contains(t, []int{exitOK, exitNoSamples}, got.code, got.stderr)
 	r := startCommand(t, record("--duration=0", often, "--output", file))
 	r.awaitSampleOf(t, binary)
 	burner.AwaitUse(t, theirs, 400*time.Second/time.Duration(burner.Frequency()))

@@ -178,7 +178,8 @@ func (c *recordCommand) recordStarted(s streams) error {
 		return err
 	}
 	<-command.Ended()
-	if code := command.ExitCode(); code != exitOK {
+	// A command that is over before the first sample has done what it was started for.
+	if code := command.ExitCode(); code != exitOK || errors.Is(err, errNoSamples) {
 		if err != nil {
 			s.complain(err)
 		}

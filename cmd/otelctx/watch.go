@@ -55,7 +55,7 @@ func (c *watchCommand) Run(s streams) error {
 	defer release()
 	p, err := reader.Open(c.PID)
 	if err != nil {
-		return err
+		return aboutProcess(c.PID, err)
 	}
 	defer func() { _ = p.Close() }()
 	w := watch{
@@ -119,13 +119,13 @@ func (w *watch) run(ctx context.Context) (ended bool, err error) {
 			return false, nil
 		case err == nil:
 		case n == 0:
-			return false, err
+			return false, aboutProcess(w.pid, err)
 		case errors.Is(err, reader.ErrProcessGone):
 			return true, nil
 		case errors.Is(err, reader.ErrNoThreadContext):
 			f.nothing = true
 		case !errors.Is(err, reader.ErrBusy):
-			return false, err
+			return false, aboutProcess(w.pid, err)
 		}
 		// A context that is being updated is one for the next look.
 		if err == nil || f.nothing {

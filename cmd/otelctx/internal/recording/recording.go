@@ -90,8 +90,14 @@ type Result struct {
 	Spans      []SpanUse
 	Traces     []TraceUse
 	Attributes []AttributeUse
-	// NotPermitted is how many processes could not be examined for lack of permission.
-	NotPermitted int
+	// Recorded is how many processes were recorded, whether or not they used the CPU.
+	Recorded int
+	// Unexamined says why processes that may be selected could not be examined. Errors that Warn
+	// was called with are not among them.
+	Unexamined []error
+	// FilteredAttributes are attributes of the samples that Config.Filters left out, as long as
+	// no sample passed: all keys, with values only for the keys of the filters. Both are bounded.
+	FilteredAttributes map[string][]string
 	// Ended says that all processes of Config.PIDs have ended, unless there are Children.
 	Ended bool
 }
@@ -233,7 +239,7 @@ func (r *recording) result(n *nameResolver, end time.Time) *Result {
 	counts := r.targets.sampler.Counts()
 	counts.Lost += r.unknown.Load()
 	result := &Result{
-		Start: r.reported, End: end, NotPermitted: r.targets.notPermitted(),
+		Start: r.reported, End: end, Recorded: r.targets.recorded(), Unexamined: r.targets.unexamined(),
 		Lost: counts.Lost - r.missing.Lost, Replaced: counts.Replaced - r.missing.Replaced,
 	}
 	n.tally.report(result)

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"math"
 	"slices"
 	"sync"
@@ -67,6 +68,8 @@ type targets struct {
 	// only tells when the only processes to record end, whatever programs they have run. It does
 	// not change after the start.
 	only map[int]exit
+	// pids are the processes that were recorded at some time.
+	pids map[int]bool
 }
 
 // warning is what is said once: why a process, or with 0 all, cannot be recorded as it
@@ -79,9 +82,10 @@ type warning struct {
 // other is a process that is not recorded. It is looked at again when it has used the
 // processor, as it must to publish anything.
 type other struct {
-	image        sampler.Image
-	used         uint64
-	notPermitted bool
+	image sampler.Image
+	used  uint64
+	// err is why the process could not be examined, if it may be selected and nothing was said yet.
+	err error
 }
 
 // openTargets opens the sampler, and begins with the processes that there are.
@@ -92,7 +96,7 @@ func openTargets(c *Config) (*targets, error) {
 	}
 	ts := &targets{
 		config: c, files: files, attach: make(chan *symbols.Region, attachQueue), places: make(chan struct{}, mostLooks), exits: make(chan struct{}, 1),
-		all: map[sampler.Image]*target{}, gone: map[*target]time.Time{}, others: map[int]other{}, looking: map[int]*patient.Stopwatch{}, warned: map[warning]bool{}, ended: map[int]bool{}, only: map[int]exit{},
+		all: map[sampler.Image]*target{}, gone: map[*target]time.Time{}, others: map[int]other{}, looking: map[int]*patient.Stopwatch{}, warned: map[warning]bool{}, ended: map[int]bool{}, only: map[int]exit{}, pids: map[int]bool{},
 	}
 	for _, pid := range c.PIDs {
 		// What is not there needs no permission to sample. Threads are there, but not listed.
@@ -101,7 +105,7 @@ func openTargets(c *Config) (*targets, error) {
 		}
 		p, err := reader.Open(pid)
 		if err != nil {
-			return nil, err
+			return nil, NewProcessError(pid, err)
 		}
 		_ = p.Close()
 	}
@@ -129,13 +133,13 @@ func (ts *targets) start(ctx context.Context) error {
 		// First, for another process may get the id of one that ends.
 		process, err := watchExit(pid)
 		if err != nil {
-			return err
+			return NewProcessError(pid, err)
 		}
 		ts.only[pid] = process
 		ts.looking[pid] = nil
 		image, err := ts.lookFirst(ctx, pid)
 		if err != nil {
-			return err
+			return NewProcessError(pid, err)
 		}
 		delete(ts.looking, pid)
 		if ts.config.Children {
@@ -454,7 +458,7 @@ func (ts *targets) open(ctx context.Context, image sampler.Image) (_ *target, er
 	if err != nil {
 		return nil, err
 	}
-	layout, err := ts.layout(ctx, p)
+	layout, unreadable, err := ts.layout(ctx, p)
 	if err != nil {
 		return nil, errors.Join(err, p.Close())
 	}
@@ -478,6 +482,9 @@ func (ts *targets) open(ctx context.Context, image sampler.Image) (_ *target, er
 		t.release()
 		return nil, err
 	}
+	if unreadable != nil {
+		ts.warn(image.PID, unreadable)
+	}
 	return t, nil
 }
 
@@ -491,25 +498,27 @@ func (ts *targets) same(image sampler.Image) error {
 	return err
 }
 
-// layout looks at what a process publishes. For processes that are recorded whatever they
-// publish, nothing is as good as anything.
-func (ts *targets) layout(ctx context.Context, p *reader.Process) (*reader.ThreadLayout, error) {
-	layout, err := p.ThreadLayout(ctx)
-	if err == nil && errors.Is(layout.ContextErr, reader.ErrInvalid) {
-		ts.warn(p.PID(), layout.ContextErr) // The resource is missing.
-	}
+// layout returns what a process publishes: nil if that is nothing, or cannot be read, and the
+// process is recorded anyway. unreadable then says what cannot be read.
+func (ts *targets) layout(ctx context.Context, p *reader.Process) (layout *reader.ThreadLayout, unreadable, err error) {
+	layout, err = p.ThreadLayout(ctx)
 	switch {
 	case err == nil && ts.config.publishing() && layout.Context == nil && layout.Advertisement == nil:
-		return nil, reader.ErrNoContext
+		if errors.Is(layout.ContextErr, reader.ErrInvalid) {
+			return nil, nil, layout.ContextErr
+		}
+		return nil, nil, reader.ErrNoContext
+	case err == nil && errors.Is(layout.ContextErr, reader.ErrInvalid):
+		return layout, layout.ContextErr, nil // The resource is missing.
 	case err == nil, ts.config.publishing() && !errors.Is(err, reader.ErrBusy):
-		return layout, err
+		return layout, nil, err
 	case errors.Is(err, reader.ErrInvalid), errors.Is(err, reader.ErrBusy):
-		ts.warn(p.PID(), err)
-		err = nil
+		return nil, err, nil
 	case errors.Is(err, reader.ErrNoContext):
-		err = nil
+		return nil, nil, nil
+	default:
+		return nil, nil, err
 	}
-	return nil, err
 }
 
 // openSymbols is [symbols.Files.Open] with the errors of package reader.
@@ -536,6 +545,7 @@ func (ts *targets) watch(t *target) error {
 		return err
 	}
 	ts.all[t.image] = t
+	ts.pids[t.image.PID] = true
 	delete(ts.others, t.image.PID)
 	return nil
 }
@@ -602,32 +612,45 @@ func (ts *targets) refresh(ctx context.Context, t *target) error {
 	return ts.sampler.Watch(t.image, now)
 }
 
-// explain notes why a process is not recorded, and warns of it where that helps.
+// explain notes why a process is not recorded. It warns if the process is known to be selected.
 func (ts *targets) explain(p sampler.Process, err error) {
 	if err == nil {
 		return
 	}
+	pid := p.Image.PID
+	var selected, maybe bool
+	silent := errors.Is(err, errNotSelected) || errors.Is(err, reader.ErrNoContext) || errors.Is(err, reader.ErrProcessGone)
+	general := errors.Is(err, patient.ErrTooMany) || errors.Is(err, sampler.ErrTooManyProcesses)
+	if !silent && !general {
+		selected, maybe = ts.config.selected(pid)
+	}
+	// Unless processes are selected by their ids, the kernel refuses most of other users' processes.
+	refused := errors.Is(err, reader.ErrNotPermitted) && len(ts.config.PIDs) == 0
 	ts.mu.Lock()
-	if ts.all[p.Image] == nil {
-		ts.others[p.Image.PID] = other{image: p.Image, used: p.Used, notPermitted: errors.Is(err, reader.ErrNotPermitted)}
+	defer ts.mu.Unlock()
+	recorded := ts.all[p.Image] != nil
+	warn := (recorded || selected) && !silent && !general && !refused
+	if !recorded {
+		o := other{image: p.Image, used: p.Used}
+		if maybe && !warn {
+			o.err = NewProcessError(pid, err)
+		}
+		ts.others[pid] = o
 		// A process that is gone is over anyway; one that has executed a program is not.
-		if slices.Contains(ts.config.PIDs, p.Image.PID) && !errors.Is(err, reader.ErrProcessGone) {
-			ts.ended[p.Image.PID] = true
+		if slices.Contains(ts.config.PIDs, pid) && !errors.Is(err, reader.ErrProcessGone) {
+			ts.ended[pid] = true
 		}
 	}
-	ts.mu.Unlock()
 	switch {
-	case errors.Is(err, errNotSelected), errors.Is(err, reader.ErrNoContext), errors.Is(err, reader.ErrProcessGone),
-		errors.Is(err, reader.ErrNotPermitted) && len(ts.config.PIDs) == 0:
-	case errors.Is(err, patient.ErrTooMany), errors.Is(err, sampler.ErrTooManyProcesses):
-		ts.warn(0, err)
-	default:
-		ts.warn(p.Image.PID, err)
+	case general:
+		ts.warnOnce(0, err)
+	case warn:
+		ts.warnOnce(pid, err)
 	}
 }
 
-// explainTheRest warns of the processes that are not recorded since they have given no answer
-// until the end. Of one that is recorded, at most the latest change is missing.
+// explainTheRest notes the processes that are not recorded because they gave no answer until the
+// end. Of one that is recorded, at most the latest change is missing.
 func (ts *targets) explainTheRest() {
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
@@ -640,8 +663,15 @@ func (ts *targets) explainTheRest() {
 		if slices.Contains(ts.config.PIDs, pid) {
 			long = 0
 		}
-		if !recorded[pid] && look != nil && look.Past(long) {
-			ts.warnOnce(pid, fmt.Errorf("pid %d: %w: no answer until the end of the recording", pid, patient.ErrNoAnswer))
+		if recorded[pid] || look == nil || !look.Past(long) {
+			continue
+		}
+		err := fmt.Errorf("pid %d: %w: no answer until the end of the recording", pid, patient.ErrNoAnswer)
+		switch selected, maybe := ts.config.selected(pid); {
+		case selected:
+			ts.warnOnce(pid, err)
+		case maybe:
+			ts.others[pid] = other{err: NewProcessError(pid, err)}
 		}
 	}
 }
@@ -662,23 +692,33 @@ func (ts *targets) warnOnce(pid int, err error) {
 			w.reason = kind.Error()
 		}
 	}
-	if !ts.warned[w] {
-		ts.warned[w] = true
-		ts.config.warn(err)
+	if ts.warned[w] {
+		return
 	}
+	ts.warned[w] = true
+	if pid != 0 {
+		err = NewProcessError(pid, err)
+	}
+	ts.config.warn(err)
 }
 
-// notPermitted returns how many processes could not be examined for lack of permission.
-func (ts *targets) notPermitted() int {
+// recorded returns how many processes were recorded so far.
+func (ts *targets) recorded() int {
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
-	n := 0
-	for _, o := range ts.others {
-		if o.notPermitted {
-			n++
+	return len(ts.pids)
+}
+
+// unexamined returns why processes could not be examined, ordered by their ids.
+func (ts *targets) unexamined() (errs []error) {
+	ts.mu.Lock()
+	defer ts.mu.Unlock()
+	for _, pid := range slices.Sorted(maps.Keys(ts.others)) {
+		if err := ts.others[pid].err; err != nil {
+			errs = append(errs, err)
 		}
 	}
-	return n
+	return errs
 }
 
 // hasEnded reports whether all of the only processes to record have ended.
