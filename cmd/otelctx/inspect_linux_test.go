@@ -37,6 +37,9 @@ func TestInspectGolden(t *testing.T) {
 		pid := strconv.Itoa(c.PID())
 		golden.Compare(t, name+".txt", printed(t, "inspect", pid))
 		golden.Compare(t, name+".json", printed(t, "inspect", pid, "--json"))
+		if name == "go" {
+			assert.Contains(t, printed(t, "inspect", pid, "-v"), `  threadlocal.attribute_key_map  ["http.route",7]`)
+		}
 	}
 
 	w := startWorker(t)

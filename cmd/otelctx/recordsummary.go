@@ -52,12 +52,30 @@ func groupOf(groupBy string) (string, error) {
 
 // Heads of columns.
 const (
-	columnCPU        = "CPU"
-	columnShare      = "SHARE"
-	columnInSpans    = "IN SPANS"
-	columnName       = "NAME"
-	columnAttributes = "ATTRIBUTES"
+	columnCPU          = "CPU"
+	columnShare        = "SHARE"
+	columnInSpans      = "IN SPANS"
+	columnCum          = "CUM"
+	columnOwn          = "OWN"
+	columnRequestsSeen = "REQUESTS SEEN"
+	columnCPURequest   = "CPU/REQUEST"
+	columnSpansSeen    = "SPANS SEEN"
+	columnCPUSpan      = "CPU/SPAN"
+	columnName         = "NAME"
+	columnAttributes   = "ATTRIBUTES"
 )
+
+// columnTexts explain columns, in the order in which they are explained.
+var columnTexts = []struct{ column, text string }{
+	{columnShare, "of the CPU time of all samples"},
+	{columnInSpans, "of the CPU time of the row"},
+	{columnCum, "CPU time of the function and of what it calls"},
+	{columnOwn, "CPU time of the function without what it calls"},
+	{columnRequestsSeen, "requests with at least one sample; short ones may have none"},
+	{columnCPURequest, "CPU time of one of them; ≤ marks an upper bound"},
+	{columnSpansSeen, "spans with at least one sample; short ones may have none"},
+	{columnCPUSpan, "CPU time of one of them, without its children; ≤ marks an upper bound"},
+}
 
 // summary writes a recording for people.
 type summary struct {
@@ -66,13 +84,15 @@ type summary struct {
 	*recording.Result
 	out     bytes.Buffer
 	colours bool
+	// columns are those that were shown.
+	columns map[string]bool
 	// several says that there are several services.
 	several bool
 }
 
 // writeText writes a recording for people.
 func (c *recordCommand) writeText(w io.Writer, r *recording.Result) error {
-	s := &summary{recordCommand: c, Result: r, colours: isTerminal(w) && os.Getenv("NO_COLOR") == ""}
+	s := &summary{recordCommand: c, Result: r, columns: map[string]bool{}, colours: isTerminal(w) && os.Getenv("NO_COLOR") == ""}
 	s.several = slices.ContainsFunc(r.Processes, func(p recording.ProcessUse) bool { return p.Service != r.Processes[0].Service })
 	subject := c.String()
 	if c.pid() != 0 && len(r.Processes) > 0 {
@@ -92,6 +112,7 @@ func (c *recordCommand) writeText(w io.Writer, r *recording.Result) error {
 	for _, show := range groups[group] {
 		show(s)
 	}
+	s.explainColumns()
 	if group == "" && r.Attributed > 0 && len(r.Names) == 0 && carriers[c.Carrier] != sampler.Labels { // which are read for ids alone
 		s.out.WriteString("\nThe spans have no names: spanctx.WithSpanNames(true) in the service, or OTELCTX_SPAN_NAMES=true, publishes them.\n")
 	}
@@ -103,6 +124,23 @@ func (c *recordCommand) writeText(w io.Writer, r *recording.Result) error {
 	}
 	_, err = w.Write(s.out.Bytes())
 	return err
+}
+
+// explainColumns explains the columns that were shown.
+func (s *summary) explainColumns() {
+	if len(s.columns) == 0 {
+		return
+	}
+	lines := [][]string{{"  " + columnCPU, fmt.Sprintf("%v for each sample", s.cpu(1).Round(time.Microsecond))}}
+	for _, c := range columnTexts {
+		if s.columns[c.column] {
+			lines = append(lines, []string{"  " + c.column, c.text})
+		}
+	}
+	s.out.WriteByte('\n')
+	for line := range bytes.Lines(table(lines)) {
+		s.out.WriteString(s.colour(dim, strings.TrimSuffix(string(line), "\n")) + "\n")
+	}
 }
 
 // isMethod reports whether a name is an HTTP method alone.
@@ -133,6 +171,10 @@ func (s *summary) table(title string, heads []string, r rows) {
 		return
 	}
 	lines := [][]string{append([]string{"  " + columnCPU, columnShare}, heads...)}
+	s.columns[columnShare] = true
+	for _, head := range heads {
+		s.columns[head] = true
+	}
 	for i, cells := range r.cells {
 		lines = append(lines, append([]string{"  " + cpuText(s.cpu(r.samples[i])), shareText(r.samples[i], s.Samples)}, cells...))
 	}
@@ -238,7 +280,7 @@ func (s *summary) functions() {
 	for _, u := range top(s.recordCommand, s.Functions) {
 		r.add(u.Flat, s.service(keyText(u.Service), cpuText(s.cpu(u.Cumulative)), shareText(u.Cumulative, s.Samples), functionText(u.Function))...)
 	}
-	s.functionTable("Top functions by CPU time of their own", r, "CUM", columnShare)
+	s.functionTable("Top functions by CPU time of their own", r, columnCum, columnShare)
 }
 
 // callers shows functions by all that was called in them.
@@ -249,7 +291,7 @@ func (s *summary) callers() {
 	for _, u := range top(s.recordCommand, all) {
 		r.add(u.Cumulative, s.service(keyText(u.Service), cpuText(s.cpu(u.Flat)), shareText(u.Flat, s.Samples), functionText(u.Function))...)
 	}
-	s.functionTable("Top functions by CPU time with what they call", r, "OWN", columnShare)
+	s.functionTable("Top functions by CPU time with what they call", r, columnOwn, columnShare)
 }
 
 func (s *summary) functionTable(title string, r rows, heads ...string) {
@@ -261,11 +303,11 @@ func (s *summary) functionTable(title string, r rows, heads ...string) {
 func functionText(name string) string { return cutShort(stringText(name), maxValueText) }
 
 func (s *summary) endpoints() {
-	s.nameTable("Top endpoints by CPU time", s.Endpoints, "REQUESTS", "CPU/REQUEST", columnEndpoint)
+	s.nameTable("Top endpoints by CPU time", s.Endpoints, columnRequestsSeen, columnCPURequest, columnEndpoint)
 }
 
 func (s *summary) names() {
-	s.nameTable("Top span names by CPU time", s.Names, "SPANS", "CPU/SPAN", columnName)
+	s.nameTable("Top span names by CPU time", s.Names, columnSpansSeen, columnCPUSpan, columnName)
 }
 
 func (s *summary) nameTable(title string, names []recording.NameUse, heads ...string) {
@@ -329,7 +371,7 @@ func (s *summary) traces() {
 	for _, u := range top(s.recordCommand, s.Traces) {
 		r.add(u.Samples, s.service(keyText(u.Service), strconv.Itoa(u.Spans), hex.EncodeToString(u.TraceID[:]))...)
 	}
-	s.table("Top traces by CPU time", s.service(columnService, "SPANS", columnTraceID), r)
+	s.table("Top traces by CPU time", s.service(columnService, columnSpansSeen, columnTraceID), r)
 }
 
 func (s *summary) attributes() {
