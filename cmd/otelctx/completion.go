@@ -18,10 +18,11 @@ type completionCommand struct {
 
 // Help is shown by otelctx completion --help.
 func (*completionCommand) Help() string {
-	return "  bash:  source <(otelctx completion bash)\n" +
-		"  zsh:   source <(otelctx completion zsh), after compinit\n" +
+	return "Add the line of your shell to its start-up file:\n\n" +
+		"  bash:  source <(otelctx completion bash)\n" +
+		"  zsh:   source <(otelctx completion zsh)      after compinit\n" +
 		"  fish:  otelctx completion fish | source\n\n" +
-		"Process ids are completed by those that publish, which otelctx list shows."
+		"Process ids are completed with those that otelctx list shows."
 }
 
 // Run is called by kong.

@@ -71,7 +71,7 @@ type advertisementDocument struct {
 }
 
 // jsonHelp tells users of --json what they get.
-const jsonHelp = `The schema of --json is stable:
+const jsonHelp = `--json prints an object whose schema is stable:
 
   {pid, mapping, version, published_at_ns, payload_size,
    resource: {key: value}, schema_url, attributes: {key: value},
@@ -82,9 +82,9 @@ const jsonHelp = `The schema of --json is stable:
               local_root_span_id, name, endpoint, carrier, proven,
               attributes: {key: value}}]}
 
-Values: strings, bools and int64 as they are; a double as a number, or as "NaN", "Infinity" or "-Infinity"; bytes as a base64 ` +
-	`string; arrays and maps nested; empty values and unknown types as null. Of duplicate keys the last one counts. ` +
-	`published_at_ns is CLOCK_BOOTTIME, or nanoseconds since the epoch from publishers written to OTEP 4719's first text.`
+Attribute values keep their types. Bytes are base64 strings; NaN and the infinities are "NaN", "Infinity" and "-Infinity"; empty ` +
+	`values and unknown types are null. If a key occurs twice, the last value counts. published_at_ns is CLOCK_BOOTTIME, or ` +
+	`nanoseconds since the epoch from publishers that follow the first text of OTEP 4719.`
 
 // newDocument returns the document of a process. pc is nil if it advertises carriers and
 // has no process context; then what that would say is empty.

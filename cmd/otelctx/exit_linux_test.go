@@ -197,9 +197,9 @@ func TestArgumentErrors(t *testing.T) {
 		{"record 0", exitUsage, ""},
 		{"record -1", exitUsage, ""},
 		{"record one", exitUsage, "--name one"},
-		{"record 1 --all", exitUsage, "in one of these ways"},
-		{"record --all --service=a", exitUsage, "in one of these ways"},
-		{"record -p 1 -- true", exitUsage, "in one of these ways"},
+		{"record 1 --all", exitUsage, "exactly one of these ways"},
+		{"record --all --service=a", exitUsage, "exactly one of these ways"},
+		{"record -p 1 -- true", exitUsage, "exactly one of these ways"},
 		{"record -p 1,0", exitUsage, "0 is not a process id"},
 		{"record --", exitUsage, "expected a command"},
 		{"record -o - -- true", exitUsage, "standard output is the command's"},
@@ -236,7 +236,7 @@ func TestArgumentErrors(t *testing.T) {
 		assert.NotContains(t, got.stderr, "\x1b", test.args)
 		assert.Contains(t, got.stderr, test.stderr, test.args)
 		if test.code == exitUsage {
-			assert.Contains(t, got.stderr, "otelctx --help", test.args)
+			assert.Regexp(t, `run otelctx( \w+)? --help for the commands and flags\n$`, got.stderr, test.args)
 		}
 	}
 }
@@ -279,10 +279,6 @@ func TestHelpDocumentsEveryExitCode(t *testing.T) {
 	require.Zero(t, got.code)
 	for _, e := range exitCodes {
 		assert.Regexp(t, `(?m)^\s+`+strconv.Itoa(e.code)+` +\w`, got.stdout)
-	}
-	for _, command := range []string{"list", "inspect"} {
-		assert.Contains(t, otelctx(t, command, "--help").stdout,
-			"{pid, mapping, version, published_at_ns, payload_size,\n     resource: {key: value}, schema_url, attributes: {key: value},")
 	}
 }
 

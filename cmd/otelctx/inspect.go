@@ -28,8 +28,8 @@ type inspectCommand struct {
 
 // Help is shown by otelctx inspect --help.
 func (*inspectCommand) Help() string {
-	return "Shows the context's header, the resource and the extra attributes of the process, how it shows spans, and which " +
-		"threads are in one.\n\n" + jsonHelp
+	return "Shows the header of the process context, the resource, the extra attributes, the carriers (the tables and records in " +
+		"which readers find spans), and the threads that are in a span.\n\n" + jsonHelp
 }
 
 // Validate is called by kong.

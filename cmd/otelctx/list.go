@@ -28,13 +28,11 @@ type listCommand struct {
 
 // Help is shown by otelctx list --help.
 func (*listCommand) Help() string {
-	return "Shows for every process on the host that publishes a context, and that may be read: its process id, service.name, " +
-		"service.instance.id, telemetry.sdk.language/name/version, and how long ago it published. A - stands for what a " +
-		"process does not say.\n\n" +
-		"Standard output holds only contexts that were read whole. A process that publishes but could not be read has a line " +
-		"on standard error; so has one whose reading timed out after " + patient.Limit.String() + ", and the number of " +
-		"processes that could not be examined for lack of permission. None of that is an error.\n\n" +
-		"With --json: an array, sorted by pid, of the objects that inspect --json prints.\n\n" + jsonHelp
+	return "Shows each process that publishes a process context: its id, service.name, service.instance.id, " +
+		"telemetry.sdk.language/name/version, and how long ago it last published. A - stands for an attribute that it does not have.\n\n" +
+		"Processes that publish but cannot be read, and those that otelctx is not permitted to read, are reported on standard error, " +
+		"as are those that give no answer within " + patient.Limit.String() + ". The exit code is 0 all the same.\n\n" +
+		"--json prints an array, sorted by pid, of the objects that otelctx inspect --json prints."
 }
 
 // publication is the context that a process publishes.

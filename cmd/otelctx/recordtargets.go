@@ -15,17 +15,17 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/recording"
 )
 
-// recordTargets are the flags and arguments that say what to record.
+// recordTargets are the flags and arguments that select processes.
 type recordTargets struct {
-	PIDArgs  []processID `arg:""                                                                                                                                     help:"The processes to record." name:"pid"              optional:""`
-	PIDList  []processID `help:"The processes to record, as the arguments say it."                                                                                   name:"pid"                      placeholder:"PID,…"     short:"p"`
-	All      bool        `help:"Record every process that publishes a context or spans, also those that come to it meanwhile."                                       name:"all"                      short:"a"`
-	Names    []string    `help:"Record the processes with this name: that of their executable, or the one that ps shows. Several names mean any of them."            name:"name"                     placeholder:"NAME,…"    sep:"none"`
-	Services []string    `help:"Record the processes of this service, by the service.name that they publish. Several mean any of them."                              name:"service"                  placeholder:"NAME,…"    sep:"none"`
-	Cgroups  []string    `help:"Record the processes in this control group: its path, its name, or a container's id of 12 or more digits. Several mean any of them." name:"cgroup"                   placeholder:"GROUP,…"   sep:"none"`
-	// PIDs are those of both.
+	PIDArgs  []processID `arg:"" help:"Processes to record." name:"pid" optional:""`
+	PIDList  []processID `group:"Processes:" help:"The same as the PID arguments." name:"pid" placeholder:"PID" short:"p"`
+	All      bool        `group:"Processes:" help:"All processes that publish a context or spans, also those that start later." name:"all" short:"a"`
+	Services []string    `group:"Processes:" help:"Processes that publish one of these names as service.name." name:"service" placeholder:"NAME,…" sep:"none"`
+	Names    []string    `group:"Processes:" help:"Processes whose executable, or name in ps, is one of these." name:"name" placeholder:"NAME,…" sep:"none"`
+	Cgroups  []string    `group:"Processes:" help:"Processes in one of these control groups: a path, a name, or at least 12 digits of a container's id." name:"cgroup" placeholder:"GROUP,…" sep:"none"`
+	// PIDs are those of PIDArgs and PIDList.
 	PIDs []int `kong:"-"`
-	// Command is what comes after --, and started its process id once it runs.
+	// Command is the command after --, and started its process id once it runs.
 	Command []string `kong:"-"`
 	started int
 }
@@ -93,7 +93,7 @@ func (t *recordTargets) validate() error {
 		}
 	}
 	if ways != 1 {
-		return errors.New("say which processes in one of these ways: process ids; --all; --name, --service and --cgroup; -- and a command")
+		return errors.New("select processes in exactly one of these ways: process ids; --all; --service, --name and --cgroup; a command after --")
 	}
 	return nil
 }

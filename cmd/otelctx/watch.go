@@ -19,20 +19,20 @@ import (
 // watchCommand is otelctx watch.
 type watchCommand struct {
 	PID      int           `arg:""                                     help:"The process to read."                                  name:"pid"`
-	Interval time.Duration `default:"200ms"                            help:"The time from one look to the next."                   name:"interval"`
-	Count    int           `default:"0"                                help:"End after so many looks; 0 goes on until interrupted." name:"count"`
+	Interval time.Duration `default:"200ms"                            help:"Time from one look to the next."                   name:"interval"`
+	Count    int           `default:"0"                                help:"Number of looks; 0: until interrupted." name:"count"`
 	JSON     bool          `help:"Print a line of JSON for each look." name:"json"`
 }
 
 // Help is shown by otelctx watch --help.
 func (*watchCommand) Help() string {
-	return "Shows which spans the threads of the process are in, look by look: on a terminal in place, else one below the " +
-		"other. Threads in no span are counted only. Threads run on while they are looked at: each line holds for a moment, " +
-		"not all for the same one.\n\n" +
-		"A span is unproven if the process does not say whose it is, so that it may be a span that the thread was in before.\n\n" +
-		"It ends on Ctrl-C, after --count looks, or when the process ends, with exit code 0 in each case; but a process that " +
-		"cannot be looked at from the start, for one that it shows no spans, is an error.\n\n" +
-		"With --json each look is a line {pid, time_unix_nano, thread_count, threads: [...]} with threads as inspect --json has them."
+	return "Shows which spans the threads of the process are in, and refreshes that: in place on a terminal, otherwise one look " +
+		"below the other. Threads in no span are only counted. The process keeps running, so the lines of a look are not all " +
+		"of the same moment.\n\n" +
+		"A span is unproven if the process does not say which goroutine or thread it belongs to: it may be an earlier one.\n\n" +
+		"It ends on Ctrl-C, after --count looks, or when the process ends. The exit code is 0, unless the first look fails, for " +
+		"example because the process publishes no spans.\n\n" +
+		"--json prints a line {pid, time_unix_nano, thread_count, threads: [...]} for each look, with the threads of otelctx inspect --json."
 }
 
 const minInterval = time.Millisecond
