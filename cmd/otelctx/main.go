@@ -66,6 +66,13 @@ func run(args []string, s streams) int {
 		kong.TypeMapper(reflect.TypeFor[recording.Filter](), kong.MapperFunc(decodeFilter)),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
 	)
+	if len(args) > 0 && args[0] == completeCommand {
+		if err := complete(s, parser.Model, args[1:]); err != nil {
+			s.complain(err)
+			return exitOther
+		}
+		return exitOK
+	}
 	command, err := parser.Parse(args)
 	if errors.As(err, new(*fs.PathError)) {
 		s.complainf("%v", err) // Help or the version could not be written.
