@@ -314,6 +314,9 @@ func (c *recordCommand) complain(s streams, r *recording.Result) {
 		s.complainf("processes that could not be examined for lack of permission: %d", r.NotPermitted)
 		_, _ = fmt.Fprintln(s.stderr, permissionAdvice(os.DirFS("/proc")))
 	}
+	if r.NotExamined > 0 {
+		s.complainf("%d processes were not examined before the recording ended: a longer --duration, or a choice of processes, examines them", r.NotExamined)
+	}
 	if r.Unproven > 0 {
 		s.complainf("%d samples have a span that is not proven: the process does not say whose it is", r.Unproven)
 	}
