@@ -277,7 +277,10 @@ func (c *recordCommand) complain(s streams, r *recording.Result) {
 	}
 	// If the service was found, the others are not selected.
 	if len(c.Services) == 0 || r.Recorded == 0 {
-		reportUnread(s, r.Unexamined)
+		reportUnread(s, r.Unread)
+	}
+	if r.NotExamined > 0 {
+		s.complainf("%d processes were not examined before the recording ended: record for longer (--duration), or select fewer processes", r.NotExamined)
 	}
 }
 

@@ -92,7 +92,7 @@ func TestPartsDoNotOverlap(t *testing.T) {
 	const period = time.Second
 	l := newLoad(t, 1)
 	start := time.Now()
-	r := &recording{config: &Config{Period: period}, start: start, parts: make(chan *part, 2)}
+	r := &recording{config: &Config{Period: period}, clock: start, parts: make(chan *part, 2)}
 	r.startPeriod(start)
 	end := start.Add(period)
 	l.add(r.part, end.Add(time.Microsecond), 0, 0, 1, 1)
