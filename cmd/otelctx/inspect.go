@@ -35,8 +35,7 @@ func (*inspectCommand) Help() string {
 // Validate is called by kong.
 func (c *inspectCommand) Validate() error { return validatePID(c.PID) }
 
-// validatePID returns an error if there can be no process with this id. An id that the
-// command line lacks is 0.
+// validatePID rejects ids that no process can have. If the command line has no id, pid is 0.
 func validatePID(pid int) error {
 	switch {
 	case pid == 0:
@@ -63,8 +62,8 @@ func (c *inspectCommand) Run(s streams) error {
 	return writeInspection(s.stdout, found, c.Verbose)
 }
 
-// readWithoutContext reads which spans a process shows that has no context to be read. If
-// it advertises none the error is contextErr.
+// readWithoutContext reads the spans of a process whose context cannot be read, because of contextErr. It
+// returns contextErr if the process advertises no spans either.
 func readWithoutContext(ctx context.Context, pid int, contextErr error) (publication, error) {
 	return patient.Call(ctx, pid, patient.Limit, func() (publication, error) {
 		p, err := reader.Open(pid)
@@ -80,7 +79,7 @@ func readWithoutContext(ctx context.Context, pid int, contextErr error) (publica
 	})
 }
 
-// writeInspection writes what a process publishes for people.
+// writeInspection writes what a process publishes as text.
 func writeInspection(w io.Writer, found publication, verbose bool) error {
 	pid, pc, a := found.pid, found.context, found.activity
 	d := newDocument(pid, pc, a)
@@ -125,11 +124,10 @@ func schemaURLText(url string) string {
 	return valueText(url)
 }
 
-// threadLocalPrefix begins the attributes that say where readers find spans.
+// threadLocalPrefix is the prefix of the attributes that say where readers find spans.
 const threadLocalPrefix = "threadlocal."
 
-// appendAttributes appends attributes for people, those that say where readers find spans only if all
-// are to be shown.
+// appendAttributes appends attributes as text, threadlocal.* only if all is true.
 func appendAttributes(out []byte, title string, attributes map[string]any, all bool) []byte {
 	if len(attributes) == 0 {
 		return fmt.Appendf(out, "\n%s: none\n", title)

@@ -39,9 +39,9 @@ func (*listCommand) Help() string {
 type publication struct {
 	pid     int
 	context *reader.ProcessContext
-	// contextErr is why there is no context, where the spans are shown all the same.
+	// contextErr is why context is nil, for a process that publishes spans.
 	contextErr error
-	// activity is only for those who ask.
+	// activity is read only on request.
 	activity activity
 }
 
@@ -71,21 +71,20 @@ func (c *listCommand) write(w io.Writer, publications []publication) error {
 	return writeJSON(w, documents)
 }
 
-// findings is what a look at all processes has come to.
+// findings is the result of [survey].
 type findings struct {
 	// publications is sorted by pid.
 	publications []publication
-	// unread says why processes could not be read that publish, or may.
+	// unread says why processes that publish, or may publish, could not be read.
 	unread []error
-	// failure says that the look was not complete for another reason.
+	// failure is any other reason why the list is incomplete.
 	failure error
 }
 
-// survey reads the contexts of all processes, and which spans they show if active is
-// true.
+// survey reads the contexts of all processes, and if active is true, the spans that their threads are in.
 func survey(ctx context.Context, active bool) findings {
 	var f findings
-	// Where reading is not supported there is nothing to list either.
+	// Fail at once on platforms where no process can be read.
 	self, err := reader.Open(os.Getpid())
 	if err != nil {
 		return findings{failure: err}
@@ -105,7 +104,7 @@ func survey(ctx context.Context, active bool) findings {
 		if ctx.Err() != nil {
 			break
 		}
-		// Some may make it wait, and the others are not to wait for those.
+		// A process may make its reader wait, but not the readers of other processes.
 		looking <- struct{}{}
 		looks.Go(func() {
 			defer func() { <-looking }()
@@ -134,11 +133,10 @@ func survey(ctx context.Context, active bool) findings {
 	return f
 }
 
-// mostLooks bounds the processes that are looked at a time: more than one user can keep
-// waiting.
+// mostLooks bounds the processes that are read at the same time. It is more than one user can block.
 const mostLooks = 128
 
-// read reads the context of a process, and which spans it shows if active is true.
+// read reads the context of a process, and if active is true, the spans that its threads are in.
 func read(ctx context.Context, pid int, active bool) (publication, error) {
 	return patient.Call(ctx, pid, patient.Limit, func() (publication, error) {
 		p, err := reader.Open(pid)
@@ -154,11 +152,11 @@ func read(ctx context.Context, pid int, active bool) (publication, error) {
 	})
 }
 
-// add takes note of why a process could not be read.
+// add records why a process could not be read.
 func (f *findings) add(pid int, err error) {
 	switch exitCode(err) {
 	case exitNoContext, exitProcessGone:
-		// Most processes publish nothing, and any may end.
+		// Most processes publish nothing, and any process may end.
 	case exitNotPermitted, exitInvalid, exitBusy, exitNoAnswer:
 		f.unread = append(f.unread, recording.NewProcessError(pid, err))
 	default:
@@ -166,7 +164,7 @@ func (f *findings) add(pid int, err error) {
 	}
 }
 
-// writeList writes the contexts as a table for people.
+// writeList writes the contexts as a table.
 func writeList(w io.Writer, publications []publication) error {
 	rows := [][]string{{"PID", columnService, "INSTANCE", "SDK", "AGE"}}
 	for _, p := range publications {

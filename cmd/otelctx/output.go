@@ -12,8 +12,7 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/export"
 )
 
-// outputs are where the profiles of a recording go to: a file, a collector, both or
-// neither.
+// outputs are the destinations of the profiles of a recording: a file, a collector, both or neither.
 type outputs struct {
 	streams streams
 	file    *export.File
@@ -21,7 +20,7 @@ type outputs struct {
 	warned  map[string]bool
 }
 
-// openOutputs opens what the command line names.
+// openOutputs opens the outputs that the command line names.
 func (c *recordCommand) openOutputs(s streams) (*outputs, error) {
 	o := &outputs{streams: s, warned: map[string]bool{}}
 	if c.Output != "" {
@@ -41,18 +40,17 @@ func (c *recordCommand) openOutputs(s streams) (*outputs, error) {
 	return o, nil
 }
 
-// add takes one part of a recording.
+// add writes and sends one part of a recording.
 func (o *outputs) add(data *profilespb.ProfilesData) {
 	if o.file != nil {
-		_ = o.file.Add(data) // Close returns the same error.
+		_ = o.file.Add(data) // Close returns the error again.
 	}
 	if o.queue != nil {
 		o.queue.Add(data)
 	}
 }
 
-// delivery returns what has become of what was to be sent since the last call, and says what
-// the collector warns of.
+// delivery returns what was sent and dropped since the last call, and prints the warnings of the collector.
 func (o *outputs) delivery() export.Delivery {
 	if o.queue == nil {
 		return export.Delivery{}
@@ -71,10 +69,10 @@ func (o *outputs) complainOnce(text string) {
 	}
 }
 
-// maxWarned bounds the texts of a collector that are remembered.
+// maxWarned bounds the different warnings of a collector that are printed.
 const maxWarned = 1 << 10
 
-// complain says what was not sent, and what has to wait.
+// complain prints what was not sent, and what waits to be sent again.
 func (o *outputs) complain(d export.Delivery) {
 	if err := deliveryError(d); err != nil {
 		o.streams.complainf("%v", err)
@@ -84,7 +82,7 @@ func (o *outputs) complain(d export.Delivery) {
 	}
 }
 
-// deliveryError returns what was not sent, and why.
+// deliveryError returns an error about the samples that were dropped, or nil.
 func deliveryError(d export.Delivery) error {
 	if d.Dropped == 0 {
 		return nil
@@ -92,8 +90,8 @@ func deliveryError(d export.Delivery) error {
 	return fmt.Errorf("%d samples were not sent: %w", d.Dropped, errors.Join(d.Reasons...))
 }
 
-// close completes the file, or discards it if there are no samples, and waits for what is being
-// sent. It reports whether a file was written. The error says what could not be written.
+// close completes the file and waits until everything is sent or given up. Without samples it discards the
+// file. It reports whether a file was written; the error says why not.
 func (o *outputs) close(samples bool) (written bool, err error) {
 	if !samples {
 		o.discard()
@@ -106,12 +104,12 @@ func (o *outputs) close(samples bool) (written bool, err error) {
 		written = err == nil
 	}
 	if o.queue != nil {
-		_ = o.queue.Close() // What was not sent is counted.
+		_ = o.queue.Close() // delivery counts what was not sent.
 	}
 	return written, err
 }
 
-// discard is close without a recording.
+// discard closes the outputs and removes the file.
 func (o *outputs) discard() {
 	if o.file != nil {
 		_ = o.file.Discard()

@@ -45,7 +45,7 @@ type recordCommand struct {
 	Top     int    `default:"10" group:"Report:" help:"Rows of a table; 0: all." name:"top"`
 	JSON    bool   `group:"Report:" help:"Print a JSON object instead of tables." name:"json"`
 
-	// samples counts those of all periods.
+	// samples is the number of samples in all periods.
 	samples uint64
 }
 
@@ -93,7 +93,7 @@ func (c *recordCommand) Validate() error {
 		return errors.New("--repeat needs --otlp-endpoint and --duration, and cannot be used with --output")
 	}
 	if slices.Contains([]string{"/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"}, c.Output) {
-		c.Output = "-" // So that nothing else is written there.
+		c.Output = "-" // The report then goes to standard error.
 	}
 	if group, err := groupOf(c.GroupBy); err != nil {
 		return err
@@ -124,14 +124,14 @@ var carriers = map[string]sampler.Carrier{
 	"thread_slots":    sampler.ThreadSlots,
 }
 
-// maxFrequency is up to what frequency the kernel was seen to take all samples.
+// maxFrequency is the highest frequency at which the kernel was seen to take all samples.
 const maxFrequency = 49999
 
-// memoryLimit is from how many bytes on memory is collected more often. Most recordings stay
-// far below; symbols and stacks of hostile processes, which are bounded, may not.
+// memoryLimit is the heap size in bytes above which garbage is collected more often. Most recordings stay far
+// below it; symbols and stacks of hostile processes, though bounded, may not.
 const memoryLimit = 100 << 20
 
-// duration is how long to record, 0 for as long as there is something to record.
+// duration returns how long to record; 0 means until interrupted, or until the processes end.
 func (c *recordCommand) duration() time.Duration {
 	const usual = 10 * time.Second
 	switch {
@@ -157,11 +157,11 @@ func (c *recordCommand) Run(s streams) error {
 	return c.record(ctx, s, c.selection(), nil)
 }
 
-// record records what is selected, and writes, sends and shows what was recorded. ready, if not
-// nil, is called when that is being recorded.
+// record records the selected processes, and writes, sends and prints the result. ready, if not nil, is called
+// once sampling has started.
 func (c *recordCommand) record(ctx context.Context, s streams, selection recording.Selection, ready func() error) error {
-	// What cannot go well is known before there is anything to lose.
-	out, err := c.openOutputs(s) //nolint:contextcheck // What was recorded is sent when ctx is done.
+	// Fail before the recording if an output cannot be opened.
+	out, err := c.openOutputs(s) //nolint:contextcheck // What was recorded is sent after ctx is done.
 	if err != nil {
 		return err
 	}
@@ -191,7 +191,7 @@ func (c *recordCommand) record(ctx context.Context, s streams, selection recordi
 	return err
 }
 
-// reportTo returns where the report goes to.
+// reportTo returns the stream that the report goes to.
 func (c *recordCommand) reportTo(s streams) io.Writer {
 	if c.Output == "-" || c.Command != nil && !c.JSON {
 		return s.stderr
@@ -199,7 +199,7 @@ func (c *recordCommand) reportTo(s streams) io.Writer {
 	return s.stdout
 }
 
-// show shows a recording, or what was recorded in a period.
+// show prints the result of a recording or of a period.
 func (c *recordCommand) show(s streams, r *recording.Result, d export.Delivery) error {
 	c.complain(s, r)
 	if c.JSON {
@@ -208,7 +208,7 @@ func (c *recordCommand) show(s streams, r *recording.Result, d export.Delivery) 
 	return c.writeText(c.reportTo(s), r)
 }
 
-// run records, and shows how far that is on a terminal.
+// run records, with a progress bar on terminals.
 func (c *recordCommand) run(ctx context.Context, s streams, out *outputs, selection recording.Selection, ready func() error) (*recording.Result, error) {
 	config := recording.Config{
 		Selection: selection, Ready: ready,
@@ -233,7 +233,7 @@ func (c *recordCommand) run(ctx context.Context, s streams, out *outputs, select
 			}
 		}
 	}
-	// What a command writes would be written over.
+	// A bar would overwrite the output of a command.
 	if isTerminal(s.stderr) && c.Command == nil {
 		bar := newProgress(s.stderr, config.Duration)
 		defer bar.done()
@@ -284,13 +284,13 @@ func (c *recordCommand) complain(s streams, r *recording.Result) {
 	}
 }
 
-// progress is a bar on a terminal.
+// progress is a progress bar on a terminal.
 type progress struct {
 	bar   *progressbar.ProgressBar
 	total time.Duration
 }
 
-// newProgress returns a bar for this duration, or for an unknown one if it is 0.
+// newProgress returns a progress bar; total is 0 if the duration is unknown.
 func newProgress(w io.Writer, total time.Duration) *progress {
 	most := total.Milliseconds()
 	if total == 0 {
@@ -309,7 +309,7 @@ func newProgress(w io.Writer, total time.Duration) *progress {
 
 func (p *progress) show(elapsed time.Duration, samples uint64) {
 	p.bar.Describe(fmt.Sprintf("Recording for %v: %s samples", elapsed.Truncate(time.Second), groupDigits(samples)))
-	// An error of the progress bar does not affect the recording.
+	// Errors of the bar do not matter to the recording.
 	if p.total > 0 {
 		_ = p.bar.Set64(min(elapsed, p.total-time.Millisecond).Milliseconds())
 	} else {
@@ -319,7 +319,7 @@ func (p *progress) show(elapsed time.Duration, samples uint64) {
 
 func (p *progress) done() { _ = p.bar.Finish() }
 
-// groupDigits returns n with a comma between each three digits.
+// groupDigits returns n with thousands separators.
 func groupDigits(n uint64) string {
 	s := strconv.FormatUint(n, 10)
 	for i := len(s) - 3; i > 0; i -= 3 {
@@ -328,19 +328,19 @@ func groupDigits(n uint64) string {
 	return s
 }
 
-// writtenText says where the profile is, and how to look at it.
+// writtenText says where the profile is and how to view it.
 func writtenText(path, format string) string {
 	text := fmt.Sprintf("\nWrote %s\n", stringText(path))
 	switch export.Format(format) {
 	case export.Pprof:
-		text += fmt.Sprintf("Look at it with: go tool pprof -http=localhost:0 %s\n", shellText(path))
+		text += fmt.Sprintf("View it with: go tool pprof -http=localhost:0 %s\n", shellText(path))
 	case export.HTML:
 		text += "Open it in a browser\n"
 	}
 	return text
 }
 
-// shellText returns s as a word of a shell's command line.
+// shellText quotes s as one word for a shell.
 func shellText(s string) string {
 	const plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./-+=:@%,"
 	if s != "" && strings.Trim(s, plain) == "" {

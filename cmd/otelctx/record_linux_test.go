@@ -317,7 +317,7 @@ func TestRecordForPeople(t *testing.T) {
 	assert.Regexp(t, `(?m)^Top functions by CPU time of their own\n  CPU +SHARE +CUM +SHARE +FUNCTION\n(  \d\.\d{3}s +\d+\.\d% +\d\.\d{3}s +\d+\.\d% +[^ ].*\n){3}\n`, got.stdout)
 	assert.Regexp(t, `(?m)^Top spans by CPU time\n  CPU +SHARE +SPAN ID +TRACE ID\n(  \d\.\d{3}s +\d+\.\d% +ab5eedca[0-9a-f]{8} +ab5eedca[0-9a-f]{24}\n){3}\n`, got.stdout)
 	assert.NotContains(t, got.stdout, "\x1b", "it is no terminal")
-	assert.Contains(t, got.stdout, "\nLook at it with: go tool pprof -http=localhost:0 '")
+	assert.Contains(t, got.stdout, "\nView it with: go tool pprof -http=localhost:0 '")
 	assert.FileExists(t, file)
 }
 

@@ -111,7 +111,7 @@ func TestSummary(t *testing.T) {
 	}
 	for _, group := range []string{"spans", "span=x", "attribute="} {
 		_, err := groupOf(group)
-		assert.ErrorContains(t, err, "attribute=KEY")
+		assert.ErrorContains(t, err, "use span, endpoint, trace, service, function, attribute or attribute=KEY")
 	}
 }
 

@@ -30,7 +30,7 @@ type recordTargets struct {
 	started int
 }
 
-// processID is an argument that has to be the id of a process.
+// processID is an argument that must be a process id.
 type processID int
 
 // UnmarshalText is called by kong.
@@ -43,8 +43,7 @@ func (p *processID) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// cutCommand cuts the command to record off the arguments of record, which begins behind --.
-// It is nil if there is none, and empty if nothing comes after --.
+// cutCommand splits the arguments of record at --. command is nil without --, and empty if nothing follows.
 func cutCommand(args []string) (rest, command []string) {
 	if len(args) == 0 || args[0] != "record" {
 		return args, nil
@@ -57,9 +56,9 @@ func cutCommand(args []string) (rest, command []string) {
 	return args, nil
 }
 
-// splitList splits what has several values at commas, but not where a backslash is before one. Unlike
-// kong it keeps bytes that are not UTF-8, which the names of processes and control groups may have.
-// Empty values are left out: they would choose every process.
+// splitList splits each element at commas that no backslash precedes. Unlike kong it keeps invalid UTF-8,
+// which the names of processes and control groups may have. It drops empty values, which would select every
+// process.
 func splitList(list []string) (values []string) {
 	const comma = "\x00" // which no argument has
 	for _, several := range list {
@@ -72,7 +71,7 @@ func splitList(list []string) (values []string) {
 	return values
 }
 
-// validate makes sure that there is one way in which processes are chosen.
+// validate checks that processes are selected in exactly one way.
 func (t *recordTargets) validate() error {
 	t.Names, t.Services, t.Cgroups = splitList(t.Names), splitList(t.Services), splitList(t.Cgroups)
 	for _, pid := range slices.Concat(t.PIDArgs, t.PIDList) {
@@ -86,27 +85,27 @@ func (t *recordTargets) validate() error {
 	if t.Command != nil && len(t.Command) == 0 {
 		return errors.New("expected a command after --")
 	}
-	ways := 0
+	selections := 0
 	for _, chosen := range []bool{len(t.PIDs) > 0, t.All, t.selecting(), t.Command != nil} {
 		if chosen {
-			ways++
+			selections++
 		}
 	}
-	if ways != 1 {
+	if selections != 1 {
 		return errors.New("select processes in exactly one of these ways: process ids; --all; --service, --name and --cgroup; a command after --")
 	}
 	return nil
 }
 
-// selecting reports whether processes are selected by what they are.
+// selecting reports whether processes are selected by service, name or control group.
 func (t *recordTargets) selecting() bool { return len(t.Names)+len(t.Services)+len(t.Cgroups) > 0 }
 
-// selection returns what is to be recorded, other than a command.
+// selection returns the processes to record, unless that is a command.
 func (t *recordTargets) selection() recording.Selection {
 	return recording.Selection{PIDs: t.PIDs, Names: t.Names, Services: t.Services, Cgroups: t.Cgroups}
 }
 
-// pid returns the id of the only process to record, or of the command; 0 if there is none.
+// pid returns the id of the only process to record, or of the command; 0 if there are several.
 func (t *recordTargets) pid() int {
 	if len(t.PIDs) != 1 {
 		return t.started
@@ -114,10 +113,10 @@ func (t *recordTargets) pid() int {
 	return t.PIDs[0]
 }
 
-// maxCommandText is how many characters of a command people are shown.
+// maxCommandText is how many characters of a command are printed.
 const maxCommandText = 60
 
-// String says what is recorded.
+// String describes the processes to record.
 func (t *recordTargets) String() string {
 	switch {
 	case t.Command != nil:
@@ -153,8 +152,7 @@ func (t *recordTargets) String() string {
 	return "processes of " + strings.Join(by, " and ")
 }
 
-// recordStarted starts a command, records it from its first instruction on, and waits for its
-// end.
+// recordStarted starts the command, records it from its first instruction, and waits for its end.
 func (c *recordCommand) recordStarted(s streams) error {
 	command, err := launch.Start(c.Command)
 	if err != nil {
@@ -178,7 +176,7 @@ func (c *recordCommand) recordStarted(s streams) error {
 		return err
 	}
 	<-command.Ended()
-	// A command that is over before the first sample has done what it was started for.
+	// A command may end before the first sample, which is no failure of the command.
 	if code := command.ExitCode(); code != exitOK || errors.Is(err, errNoSamples) {
 		if err != nil {
 			s.complain(err)
