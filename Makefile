@@ -2,7 +2,7 @@
 # are built from internal/tools.
 
 GO ?= go
-MODULES := . cmd/otelctx instrumentation cmd/otelctx/internal/collectortest example example/declarative example/ecosystem example/nocode benchmarks benchmarks/wild internal/interop internal/backends internal/testing/collector internal/matrix
+MODULES := . cmd/otelctx cmd/otelctx/internal/collectortest example example/ecosystem example/nocode benchmarks internal/interop internal/backends internal/testing/collector internal/matrix
 # A module with tests of its own target, test-collector: an eBPF profiler and a whole Collector
 # take minutes to compile.
 APART := collector
@@ -46,13 +46,14 @@ build: ## Build the command line tool and the example into bin/.
 # takes a standard library of its own.
 SHARING := github.com/otelctx/otelctx/(spanctx|resourcepublisher|scopedattr|universalprofiling|internal/(cells|ring|gorecord|names|scope|vma))
 
-# A whole Collector, which has no tests of its own: make test-all runs and tests it.
-NOT_IN_TEST := github.com/otelctx/otelctx/example/ecosystem/collector
+# Packages of which make test would compile much, for little that it runs: a whole Collector, and the scoreboard's
+# patterns. make test-all has them.
+NOT_IN_TEST := github.com/otelctx/otelctx/(example/ecosystem/collector|benchmarks/wild)
 
-# Modules of which make test would compile much, for little that it runs: the scoreboard's patterns
-# and tests with real servers, and those with a Collector. make test-all runs them, and .ci/run
+# Modules of which make test would compile much, for little that it runs: tests with
+# real servers, and those with a Collector. make test-all runs them, and .ci/run
 # those with a Collector.
-WITH_SERVERS := benchmarks/wild internal/backends example/nocode
+WITH_SERVERS := internal/backends example/nocode
 WITH_COLLECTOR := cmd/otelctx/internal/collectortest example/ecosystem internal/testing/collector
 NOT_TESTED := $(WITH_SERVERS) $(WITH_COLLECTOR)
 
@@ -73,7 +74,7 @@ test/library $(MODULE_TESTS): export CGO_ENABLED := 0
 test/library:
 	@$(TEST) -tags invariants ./...
 $(MODULE_TESTS): test/%:
-	@cd $* && $(TEST) $$($(GO) list ./... | grep -vx '$(NOT_IN_TEST)')
+	@cd $* && $(TEST) $$($(GO) list ./... | grep -vxE '$(NOT_IN_TEST)')
 
 # Two modules at a time, as the last package of one leaves processors idle.
 .PHONY: test
@@ -137,12 +138,12 @@ $(BIN)/orchestrion:
 # The first time it takes a quarter of an hour: each tool compiles the standard library.
 .PHONY: nocode
 nocode: build $(BIN)/otelc $(BIN)/orchestrion ## As root, build a service that knows nothing of otelctx with otelc and Orchestrion, by its Dockerfiles, and record it.
-	cd instrumentation && OTELCTX_TEST_NOCODE=$(CURDIR)/$(BIN) $(TEST) -v -count 1 -timeout 0 -run 'Dockerfiles|ThreeCommands' .
+	OTELCTX_TEST_NOCODE=$(CURDIR)/$(BIN) $(TEST) -v -count 1 -timeout 0 -run 'Dockerfiles|ThreeCommands' ./instrumentation
 
 # WILD is as for make wild.
 .PHONY: wild-nocode
 wild-nocode: build $(BIN)/otelc $(BIN)/orchestrion ## As root, measure the scoreboard without its options, built by otelc and Orchestrion.
-	cd instrumentation && OTELCTX_TEST_NOCODE=$(CURDIR)/$(BIN) OTELCTX_TEST_WILD="$(WILD)" $(TEST) -v -count 1 -timeout 0 -run Scoreboard .
+	OTELCTX_TEST_NOCODE=$(CURDIR)/$(BIN) OTELCTX_TEST_WILD="$(WILD)" $(TEST) -v -count 1 -timeout 0 -run Scoreboard ./instrumentation
 
 .PHONY: test-all
 test-all: export OTELCTX_TEST_ALL = 1
@@ -252,7 +253,7 @@ WILD ?=
 .PHONY: wild
 wild: ## As root, measure what profilers see of services with real libraries, and write the table of docs/wild.md.
 	cd cmd/otelctx && CGO_ENABLED=0 $(GO) build -o ../../$(BIN)/otelctx .
-	cd benchmarks/wild && $(GO) build -o ../../$(BIN)/wild .
+	cd benchmarks && $(GO) build -o ../$(BIN)/ ./wild
 	$(BIN)/wild score -otelctx $(BIN)/otelctx $(patsubst %,-otelcol %,$(wildcard $(BIN)/otelcol-otelctx)) -o docs/wild.md $(WILD)
 
 # In a PID namespace, since the other processes of the machine would be recorded too.

@@ -200,7 +200,7 @@ func newBuild(t *testing.T, tools, dir, file, source string) *build {
 	require.NoError(t, err)
 	// What is not in a registry yet, or not in every one.
 	const own, otelc = "github.com/otelctx/otelctx", "go.opentelemetry.io/otelc"
-	goTool(t, b.dir, "mod", "edit", "-replace="+own+"="+filepath.Dir(here), "-replace="+own+"/instrumentation="+here,
+	goTool(t, b.dir, "mod", "edit", "-replace="+own+"="+filepath.Dir(here),
 		"-replace="+otelc+"=github.com/open-telemetry/opentelemetry-go-compile-instrumentation@v1.0.1")
 	b.env = []string{"PATH=" + tools + ":" + os.Getenv("PATH"), "GOFLAGS=-buildvcs=false"}
 	text, err := os.ReadFile(filepath.Join(example, file))

@@ -36,7 +36,14 @@ func TestScoreboard(t *testing.T) {
 		{"Orchestrion", "Dockerfile.orchestrion", nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			b := newBuild(t, tools, t.TempDir(), c.file, "../benchmarks/wild")
+			source := t.TempDir()
+			require.NoError(t, os.CopyFS(source, os.DirFS("../benchmarks/wild")))
+			for _, name := range []string{"go.mod", "go.sum"} {
+				text, err := os.ReadFile(filepath.Join("../benchmarks", name))
+				require.NoError(t, err)
+				write(t, filepath.Join(source, name), string(text))
+			}
+			b := newBuild(t, tools, t.TempDir(), c.file, source)
 			patterns := b.withoutOptions(append(c.leftOut, "silentProvider"))
 			b.run()
 			counted := b.out("counted.json")

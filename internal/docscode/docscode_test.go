@@ -29,21 +29,21 @@ const root = "../.."
 // block is Go code in a document, maybe indented as part of a list.
 var block = regexp.MustCompile("(?ms)^ *```go\n(.*?)^ *```$")
 
-// wild is a module that has the libraries of real services.
-const wild = "benchmarks/wild"
+// benchmarks is the module that has the libraries of real services.
+const benchmarks = "benchmarks"
 
 // modules says in which module the code of a document is compiled, if not in the library's.
 // What it takes for granted is declared in testdata, in the file of the module's name.
 var modules = map[string]string{
-	"docs/getting-started.md": wild,
-	"docs/migration.md":       wild,
+	"docs/getting-started.md": benchmarks,
+	"docs/migration.md":       benchmarks,
 }
 
 // readDocuments returns all documents by their path. It skips the test where only the
 // library's own module is there.
 func readDocuments(t *testing.T) map[string]string {
 	t.Helper()
-	if _, err := os.Stat(filepath.Join(root, filepath.FromSlash(wild), "go.mod")); err != nil {
+	if _, err := os.Stat(filepath.Join(root, benchmarks, "go.mod")); err != nil {
 		t.Skip("needs a clone of the repository: ", err)
 	}
 	documents := map[string]string{}
@@ -86,7 +86,7 @@ func function(t *testing.T, name, code string) string {
 // libraries of real services take long to compile: make test-all does.
 func vet(t *testing.T, module, name, code string) {
 	t.Helper()
-	if module == wild && !testenv.All() {
+	if module == benchmarks && !testenv.All() {
 		return
 	}
 	file := filepath.Join(t.TempDir(), name)
