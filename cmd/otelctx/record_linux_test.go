@@ -7,24 +7,20 @@ package main
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
-	"net"
 	"os"
 	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -33,11 +29,9 @@ import (
 	pprof "github.com/google/pprof/profile"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	collectorpb "go.opentelemetry.io/proto/otlp/collector/profiles/v1development"
 	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
 	profilespb "go.opentelemetry.io/proto/otlp/profiles/v1development"
 	"golang.org/x/sys/unix"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -321,47 +315,26 @@ func TestRecordForPeople(t *testing.T) {
 	assert.FileExists(t, file)
 }
 
-// A recorder that is a service of its own goes on, whatever the collector does, and ends
-// in order.
+// A recorder that is a service of its own goes on, whatever the collector does, and ends in order.
 func TestRecordRepeatedly(t *testing.T) {
 	needSampling(t)
-	received, _, endpoint := startCollector(t, 3)
+	const rejected = 3
+	c := &collector{answer: func(_ context.Context, attempt int) error {
+		if attempt == rejected {
+			return status.Error(codes.InvalidArgument, "not today")
+		}
+		return nil
+	}}
 	startBurner(t, nil, burner.Records)
-	r := startRecord(t, "--all", "--repeat", "--duration=100ms", "--otlp-endpoint", endpoint)
-	var recorded [][2]uint64 // from and until when
-	for len(recorded) < 5 {
-		var request *collectorpb.ExportProfilesServiceRequest
-		select {
-		case request = <-received.requests:
-		case <-time.After(testenv.Patience):
-			t.Fatal("no profile has come, the last one was number ", len(recorded))
-		}
-		if len(request.GetResourceProfiles()) == 0 {
-			continue // The burner has had nothing of the processors.
-		}
-		p := request.GetResourceProfiles()[0].GetScopeProfiles()[0].GetProfiles()[0]
-		recorded = append(recorded, [2]uint64{p.GetTimeUnixNano(), p.GetTimeUnixNano() + p.GetDurationNano()})
-	}
-	// Some are sent at a time, so that the next may come first.
-	slices.SortFunc(recorded, func(a, b [2]uint64) int { return cmp.Compare(a[0], b[0]) })
-	for n, later := range recorded[1:] {
-		assert.GreaterOrEqual(t, later[0], recorded[n][1], "profiles overlap")
-	}
+	r := startRecord(t, "--all", "--repeat", "--duration=100ms", "--otlp-endpoint", c.listen(t))
+	require.Eventually(t, func() bool { return c.requests() >= 5 }, testenv.Patience, tick)
 	require.NoError(t, r.cmd.Process.Signal(syscall.SIGTERM))
-	go func() {
-		for range received.requests {
-		}
-	}()
 	got := r.wait(t)
-	require.Zero(t, got.code, got.stderr)
-	close(received.requests)
+	a := accountOf(t, got)
+	assert.GreaterOrEqual(t, len(a.documents), 5)
+	assert.Positive(t, a.unsent)
+	assert.Len(t, c.times, int(a.sent))
 	assert.Contains(t, got.stderr, "not today")
-	decoder, documents := json.NewDecoder(strings.NewReader(got.stdout)), 0
-	for ; decoder.More(); documents++ {
-		var d recordDocument
-		require.NoError(t, decoder.Decode(&d))
-	}
-	assert.GreaterOrEqual(t, documents, 5)
 }
 
 // A terminal that goes away ends a recording, which is written.
@@ -405,25 +378,6 @@ func TestRecordOTLPFile(t *testing.T) {
 	got := otelctx(t, "record", pidOf(c), "--duration=100ms", "--output=/dev/stdout", "--format=otlp")
 	require.NoError(t, proto.Unmarshal([]byte(got.stdout), &profilespb.ProfilesData{}))
 	assert.Contains(t, got.stderr, "Recorded process")
-}
-
-// Folded stacks are all samples, the outermost function first.
-func TestRecordFolded(t *testing.T) {
-	t.Parallel()
-	needSampling(t)
-	c := startBurner(t, nil, burner.Records)
-	file := filepath.Join(t.TempDir(), "p.folded")
-	d, _ := recorded(t, c, "--output", file)
-	content, err := os.ReadFile(file)
-	require.NoError(t, err)
-	var samples uint64
-	for line := range strings.Lines(string(content)) {
-		n, err := strconv.ParseUint(strings.TrimSpace(line[strings.LastIndex(line, " ")+1:]), 10, 64)
-		require.NoError(t, err)
-		samples += n
-	}
-	assert.Equal(t, d.Samples, samples)
-	assert.Regexp(t, `(?m)^burner;runtime\.goexit;.*internal/testing/burner\..* \d+$`, string(content))
 }
 
 // Without symbols a profile has what it takes to name functions later: go tool pprof names
@@ -498,61 +452,23 @@ func TestRecordWithoutContext(t *testing.T) {
 	assert.Equal(t, filepath.Base(executable(t)), d.Processes[0].Service)
 }
 
-// collector takes profiles.
-type collector struct {
-	collectorpb.UnimplementedProfilesServiceServer
-
-	requests chan *collectorpb.ExportProfilesServiceRequest
-	count    atomic.Uint64 // of requests
-	// refused is the number of the request that it does not take, 0 for none.
-	refused uint64
-}
-
-func (c *collector) Export(_ context.Context, r *collectorpb.ExportProfilesServiceRequest) (*collectorpb.ExportProfilesServiceResponse, error) {
-	number := c.count.Add(1)
-	c.requests <- r
-	if number == c.refused {
-		return nil, status.Error(codes.InvalidArgument, "not today")
-	}
-	return &collectorpb.ExportProfilesServiceResponse{}, nil
-}
-
-// startCollector returns a collector that does not take the request with the number refused,
-// its server and its URL.
-func startCollector(t *testing.T, refused uint64) (received *collector, server *grpc.Server, endpoint string) {
-	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	received = &collector{requests: make(chan *collectorpb.ExportProfilesServiceRequest, 1), refused: refused}
-	server = grpc.NewServer()
-	collectorpb.RegisterProfilesServiceServer(server, received)
-	served := make(chan error, 1)
-	go func() { served <- server.Serve(listener) }()
-	t.Cleanup(func() {
-		server.Stop()
-		assert.NoError(t, <-served)
-	})
-	return received, server, "http://" + listener.Addr().String()
-}
-
 func TestRecordToCollector(t *testing.T) {
 	needSampling(t)
-	received, server, endpoint := startCollector(t, 0)
+	received := &collector{answer: func(context.Context, int) error { return nil }}
+	endpoint := received.listen(t)
 	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
 	c := startBurner(t, nil, burner.Records)
 	for _, flag := range []string{"--otlp-endpoint=" + endpoint, "--otlp-endpoint="} {
+		received.last = nil
 		recorded(t, c, flag)
-		r := <-received.requests
-		data := &profilespb.ProfilesData{ResourceProfiles: r.GetResourceProfiles(), Dictionary: r.GetDictionary()}
-		assert.Equal(t, "burner", checkedResource(t, data)["service.name"])
-		assert.Greater(t, len(data.GetDictionary().GetLinkTable()), 3)
+		assert.Equal(t, "burner", checkedResource(t, received.last)["service.name"])
+		assert.Greater(t, len(received.last.GetDictionary().GetLinkTable()), 3)
 	}
 
 	// What cannot be sent is not lost.
-	server.Stop()
 	file := filepath.Join(t.TempDir(), "p.pb.gz")
 	t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "500")
-	record := startRecordText(t, pidOf(c), often, "--otlp-endpoint=", "--output", file)
+	record := startRecordText(t, pidOf(c), often, "--otlp-endpoint=http://127.0.0.1:1", "--output", file)
 	record.awaitSamples(t, c)
 	got := record.interrupt(t)
 	assert.Equal(t, exitOther, got.code)

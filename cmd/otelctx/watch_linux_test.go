@@ -175,15 +175,19 @@ func TestWatchEnds(t *testing.T) {
 	}
 }
 
-func TestWatchOfNothing(t *testing.T) {
+func TestNoSpansPublished(t *testing.T) {
 	for want, c := range map[string]*childproc.Child{
 		"spanctx.WithPublishing()": startIdle(t),
 		"no thread context":        startForeign(t, `resource {}`),
 	} {
-		got := otelctx(t, "watch", strconv.Itoa(c.PID()))
-		assert.Equal(t, exitNoContext, got.code)
-		assert.Empty(t, got.stdout)
-		assert.Contains(t, got.stderr, want)
+		for _, command := range []string{"watch", "spans"} {
+			got := otelctx(t, command, strconv.Itoa(c.PID()))
+			assert.Equal(t, exitNoContext, got.code, got.stderr)
+			assert.Empty(t, got.stdout)
+			if command == "watch" {
+				assert.Contains(t, got.stderr, want)
+			}
+		}
 	}
 }
 
