@@ -27,23 +27,23 @@ import (
 type recordCommand struct {
 	recordTargets
 
-	Duration  *time.Duration     `group:"Sampling:" help:"How long to record: seconds, or a duration such as 1m30s. 0: until interrupted, or until the processes end. Default: 10s, or until the command ends." name:"duration" placeholder:"TIME" short:"d"`
-	Frequency int                `default:"99" group:"Sampling:" help:"Samples per second of CPU time." name:"freq" short:"F"`
-	Filters   []recording.Filter `group:"Sampling:" help:"Keep only samples with this attribute of the resource, the span or the sample; trace_id and span_id count as attributes. Repeated filters must all match." name:"filter" placeholder:"KEY=VALUE" sep:"none"`
-	Kernel    bool               `group:"Sampling:" help:"Record the kernel's part of stacks too." name:"kernel"`
-	NoSymbols bool               `group:"Sampling:" help:"Record addresses and build ids instead of function names." name:"no-symbols"`
-	Carrier   string             `default:"" enum:",labels,record,goroutine_slots,thread_slots" group:"Sampling:" help:"Read spans from one place only: labels, record, goroutine_slots or thread_slots." name:"carrier" placeholder:"NAME"`
-	Stacks    bool               `group:"Sampling:" help:"Record stacks. Always on; the flag is there for the habit of perf record -g." hidden:"" name:"stacks" short:"g"`
+	Duration  *time.Duration     `group:"Sampling:" help:"How long to record: seconds, or a duration such as 1m30s. 0: until interrupted, or until the processes end. Default: 10s, or until the command ends."      name:"duration"                        placeholder:"TIME"                                                                      short:"d"`
+	Frequency int                `default:"99"      group:"Sampling:"                                                                                                                                                help:"Samples per second of CPU time." name:"freq"                                                                             short:"F"`
+	Filters   []recording.Filter `group:"Sampling:" help:"Keep only samples with this attribute of the resource, the span or the sample; trace_id and span_id count as attributes. Repeated filters must all match." name:"filter"                          placeholder:"KEY=VALUE"                                                                 sep:"none"`
+	Kernel    bool               `group:"Sampling:" help:"Record the kernel's part of stacks too."                                                                                                                   name:"kernel"`
+	NoSymbols bool               `group:"Sampling:" help:"Record addresses and build ids instead of function names."                                                                                                 name:"no-symbols"`
+	Carrier   string             `default:""        enum:",labels,record,goroutine_slots,thread_slots"                                                                                                               group:"Sampling:"                      help:"Read spans from one place only: labels, record, goroutine_slots or thread_slots." name:"carrier" placeholder:"NAME"`
+	Stacks    bool               `group:"Sampling:" help:"Record stacks. Always on; the flag is there for the habit of perf record -g."                                                                              hidden:""                              name:"stacks"                                                                           short:"g"`
 
-	Output   string  `group:"Profile:" help:"Write the profile to a file. Its name decides about the format: .pb.gz, .otlp, .json, .jsonl, .folded or .html. -: standard output." name:"output" placeholder:"FILE" short:"o"`
-	Format   string  `default:"" enum:",pprof,otlp,json,jsonl,folded,html" group:"Profile:" help:"The format, for other names: pprof, otlp, json, jsonl, folded or html." name:"format" placeholder:"FORMAT"`
-	Endpoint *string `group:"Profile:" help:"Send the profile to a collector by OTLP. Empty: to the one that OTEL_EXPORTER_OTLP_ENDPOINT names." name:"otlp-endpoint" placeholder:"URL"`
-	Repeat   bool    `group:"Profile:" help:"After --duration, send the profile, print the tables, and go on without a gap." name:"repeat"`
-	IDs      bool    `group:"Profile:" help:"Add the ids of spans to each sample as attributes, for backends that drop links." name:"id-attributes"`
+	Output   string  `group:"Profile:" help:"Write the profile to a file. Its name decides about the format: .pb.gz, .otlp, .json, .jsonl, .folded or .html. -: standard output." name:"output"        placeholder:"FILE"                                                            short:"o"`
+	Format   string  `default:""       enum:",pprof,otlp,json,jsonl,folded,html"                                                                                                  group:"Profile:"     help:"The format, for other names: pprof, otlp, json, jsonl, folded or html." name:"format" placeholder:"FORMAT"`
+	Endpoint *string `group:"Profile:" help:"Send the profile to a collector by OTLP. Empty: to the one that OTEL_EXPORTER_OTLP_ENDPOINT names."                                  name:"otlp-endpoint" placeholder:"URL"`
+	Repeat   bool    `group:"Profile:" help:"After --duration, send the profile, print the tables, and go on without a gap."                                                      name:"repeat"`
+	IDs      bool    `group:"Profile:" help:"Add the ids of spans to each sample as attributes, for backends that drop links."                                                    name:"id-attributes"`
 
-	GroupBy string `group:"Report:" help:"Print one kind of table: span, endpoint, trace, service, function, attribute or attribute=KEY." name:"group-by" placeholder:"KIND"`
-	Top     int    `default:"10" group:"Report:" help:"Rows of a table; 0: all." name:"top"`
-	JSON    bool   `group:"Report:" help:"Print a JSON object instead of tables." name:"json"`
+	GroupBy string `group:"Report:" help:"Print one kind of table: span, endpoint, trace, service, function, attribute or attribute=KEY." name:"group-by"                 placeholder:"KIND"`
+	Top     int    `default:"10"    group:"Report:"                                                                                       help:"Rows of a table; 0: all." name:"top"`
+	JSON    bool   `group:"Report:" help:"Print a JSON object instead of tables."                                                         name:"json"`
 
 	// samples is the number of samples in all periods.
 	samples uint64
