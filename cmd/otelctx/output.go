@@ -94,7 +94,7 @@ func deliveryError(d export.Delivery) error {
 
 // close ends what is being written and sent, and reports whether a file was written. The
 // error says what was not written.
-func (o *outputs) close() (written bool, err error) {
+func (o *outputs) close(interrupted context.Context) (written bool, err error) {
 	if o.file != nil {
 		if err = o.file.Close(); err != nil {
 			err = fmt.Errorf("--output: %w", err)
@@ -102,7 +102,7 @@ func (o *outputs) close() (written bool, err error) {
 		written = err == nil
 	}
 	if o.queue != nil {
-		_ = o.queue.Close() // What was not sent is counted.
+		_ = o.queue.Close(interrupted) // What was not sent is counted.
 	}
 	return written, err
 }
