@@ -4,30 +4,55 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	profilespb "go.opentelemetry.io/proto/otlp/profiles/v1development"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/export"
 )
 
-// outputs are where the profiles of a recording go to: a file, a collector, both or
-// neither.
+// outputs are where the profiles of a recording go: to a file, to a collector, to both or to neither. With
+// --repeat there is a file for each period.
 type outputs struct {
 	streams streams
-	file    *export.File
-	queue   *export.Queue // nil without a collector
-	warned  map[string]bool
+	// interrupted is done once the user wants the end: nothing is waited for any longer than it
+	// takes.
+	interrupted context.Context //nolint:containedctx // It is about the whole recording.
+	create      func(path string) (*export.File, error)
+	file        *export.File // nil without one, or while a period has no samples
+	path        string       // of file
+	used        bool         // file has something
+	rolling     *export.Rolling
+	period      time.Time     // when the period began
+	queue       *export.Queue // nil without a collector
+	warned      map[string]bool
+	// failed is what was not written in earlier periods, and unsent how many samples were not sent.
+	failed error
+	unsent uint64
 }
 
 // openOutputs opens what the command line names.
-func (c *recordCommand) openOutputs(s streams) (*outputs, error) {
-	o := &outputs{streams: s, warned: map[string]bool{}}
+func (c *recordCommand) openOutputs(interrupted context.Context, s streams) (*outputs, error) {
+	o := &outputs{streams: s, interrupted: interrupted, period: time.Now(), warned: map[string]bool{}}
+	o.create = func(path string) (*export.File, error) {
+		file, err := export.Create(interrupted, path, export.Format(c.Format), s.stdout)
+		if err != nil {
+			err = fmt.Errorf("--output: %w", err)
+		}
+		return file, err
+	}
 	if c.Output != "" {
+		o.path = c.Output
+		if c.Repeat {
+			rolling := export.NewRolling(c.Output, c.Keep)
+			o.rolling, o.path = &rolling, rolling.Path(o.period)
+		}
 		var err error
-		if o.file, err = export.Create(c.Output, export.Format(c.Format), s.stdout); err != nil {
-			return nil, fmt.Errorf("--output: %w", err)
+		if o.file, err = o.create(o.path); err != nil {
+			return nil, err
 		}
 	}
 	if c.Endpoint != nil {
@@ -43,12 +68,47 @@ func (c *recordCommand) openOutputs(s streams) (*outputs, error) {
 
 // add takes one part of a recording.
 func (o *outputs) add(data *profilespb.ProfilesData) {
+	if o.file == nil && o.rolling != nil {
+		o.path = o.rolling.Path(o.period)
+		var err error
+		if o.file, err = o.create(o.path); err != nil {
+			o.fail(err)
+		}
+	}
 	if o.file != nil {
+		o.used = true
 		_ = o.file.Add(data) // Close returns the same error.
 	}
 	if o.queue != nil {
 		o.queue.Add(data)
 	}
+}
+
+// fail says at once what could not be written in a period.
+func (o *outputs) fail(err error) {
+	o.streams.complainf("%v", err)
+	o.failed = errors.New("some of the profiles were not written")
+}
+
+// roll ends the file of a period, and returns its path, or "" if there is none.
+func (o *outputs) roll(end time.Time) (written string) {
+	o.period = end
+	if o.rolling == nil || !o.used {
+		return ""
+	}
+	file := o.file
+	o.file, o.used = nil, false
+	if file == nil {
+		return ""
+	}
+	if err := file.Close(); err != nil {
+		o.fail(fmt.Errorf("--output: %w", err))
+		return ""
+	}
+	if err := o.rolling.Prune(); err != nil {
+		o.fail(fmt.Errorf("--keep: %w", err))
+	}
+	return o.path
 }
 
 // delivery returns what has become of what was to be sent since the last call, and says what
@@ -58,6 +118,7 @@ func (o *outputs) delivery() export.Delivery {
 		return export.Delivery{}
 	}
 	d := o.queue.Delivery()
+	o.unsent += d.Dropped
 	for _, w := range d.Warnings {
 		o.complainOnce("the collector warns: " + w)
 	}
@@ -92,19 +153,27 @@ func deliveryError(d export.Delivery) error {
 	return fmt.Errorf("%d samples were not sent: %w", d.Dropped, errors.Join(d.Reasons...))
 }
 
-// close ends what is being written and sent, and reports whether a file was written. The
-// error says what was not written.
-func (o *outputs) close(interrupted context.Context) (written bool, err error) {
-	if o.file != nil {
+// close ends what is being written and sent, and returns the path of the file that was written, "" if there is
+// none. The error says what was not written.
+func (o *outputs) close() (written string, err error) {
+	switch {
+	case o.rolling != nil && !o.used:
+		if o.file != nil {
+			_ = o.file.Discard() // It is empty.
+		}
+	case o.rolling != nil:
+		written = o.roll(o.period)
+	case o.file != nil:
 		if err = o.file.Close(); err != nil {
 			err = fmt.Errorf("--output: %w", err)
+		} else {
+			written = o.path
 		}
-		written = err == nil
 	}
 	if o.queue != nil {
-		_ = o.queue.Close(interrupted) // What was not sent is counted.
+		_ = o.queue.Close(o.interrupted) // What was not sent is counted.
 	}
-	return written, err
+	return written, errors.Join(err, o.failed)
 }
 
 // discard is close without a recording.
@@ -113,6 +182,6 @@ func (o *outputs) discard() {
 		_ = o.file.Discard()
 	}
 	if o.queue != nil {
-		_ = o.queue.Close()
+		_ = o.queue.Close(o.interrupted)
 	}
 }

@@ -36,7 +36,8 @@ type recordCommand struct {
 	Output    string  `help:"Write the profile to a file, in the format that its name ends in; - is standard output."           name:"output"                                            placeholder:"FILE"                                                       short:"o"`
 	Format    string  `default:""                                                                                               enum:",pprof,otlp,json,jsonl,folded,html"                help:"The format of --output: pprof, otlp, json, jsonl, folded or html." name:"format"  placeholder:"FORMAT"`
 	Endpoint  *string `help:"Send the profile to a collector by OTLP."                                                          name:"otlp-endpoint"                                     placeholder:"URL"`
-	Repeat    bool    `help:"Go on after --duration, without a pause: send a profile and show the tables each time."            name:"repeat"`
+	Repeat    bool    `help:"Go on after --duration, without a pause: write or send a profile and show the tables each time."   name:"repeat"`
+	Keep      int     `default:"0"                                                                                              help:"With --repeat and --output, how many files to keep, the newest; 0 keeps all." name:"keep" placeholder:"N"`
 	Kernel    bool    `help:"Record the kernel's part of stacks too."                                                           name:"kernel"`
 	NoSymbols bool    `help:"Do not name functions: the profile has addresses and build ids, by which they can be named later." name:"no-symbols"`
 	IDs       bool    `help:"Put the ids of spans on samples as attributes too, for backends that drop links."                  name:"id-attributes"`
@@ -79,8 +80,9 @@ func (*recordCommand) Help() string {
 		"otelctx.local_root_span_id. That is for backends that drop links, such as Parca. Most backends make a label of each " +
 		"attribute, and ids are too many for most of them.\n\n" +
 		"It ends after --duration, on Ctrl-C, when its terminal goes away, or when the processes that are named by their ids end, and writes what there is, with exit code 0 in each " +
-		"case. A second Ctrl-C ends it at once. With --repeat, which needs --otlp-endpoint, --duration does not end " +
-		"it: each time one profile ends and the next one begins, and no sample is missing in between.\n\n" +
+		"case. A second Ctrl-C ends it at once. With --repeat --duration does not end " +
+		"it: each time one profile ends and the next one begins, and no sample is missing in between. With --output each profile has a file, " +
+		"named after the time when it begins, as in profile-20261125T182544.123456Z.pb.gz; --keep removes the oldest. The exit code is 1 if any samples were not sent or written.\n\n" +
 		"What a collector does not take waits, up to 32 MiB, and is sent again after pauses that grow to 10 s. What there is no " +
 		"room for is dropped, the oldest first, as is what the collector rejects, and what it does not take for " +
 		"OTEL_EXPORTER_OTLP_TIMEOUT after the end. Such samples are counted and told.\n\n" +
@@ -125,8 +127,12 @@ func (c *recordCommand) Validate() error {
 		return fmt.Errorf("--freq %d is more than %d: the kernel would silently take fewer samples", c.Frequency, maxFrequency)
 	case c.Top < 0:
 		return fmt.Errorf("--top %d is negative", c.Top)
-	case c.Repeat && (c.Endpoint == nil || c.Output != "" || c.duration() == 0):
-		return errors.New("--repeat needs --otlp-endpoint and --duration, and cannot be used with --output")
+	case c.Repeat && (c.Endpoint == nil && c.Output == "" || c.duration() == 0):
+		return errors.New("--repeat needs --duration, and --otlp-endpoint or --output")
+	case c.Keep < 0:
+		return fmt.Errorf("--keep %d is negative", c.Keep)
+	case c.Keep > 0 && (!c.Repeat || c.Output == ""):
+		return errors.New("--keep needs --repeat and --output")
 	}
 	if slices.Contains([]string{"/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"}, c.Output) {
 		c.Output = "-" // So that nothing else is written there.
@@ -135,6 +141,9 @@ func (c *recordCommand) Validate() error {
 		return err
 	} else if group == groupFunction && c.NoSymbols {
 		return errors.New("--group-by function needs the names of functions: leave out --no-symbols")
+	}
+	if c.Output == "-" && c.Repeat {
+		return errors.New("--output=- with --repeat: there is a file for each period")
 	}
 	if c.Output == "-" && c.Command != nil {
 		return errors.New("--output=-: standard output is the command's")
@@ -190,14 +199,15 @@ func (c *recordCommand) Run(s streams) error {
 	}
 	ctx, release := untilInterrupted()
 	defer release()
-	return c.record(ctx, s, c.selection(), nil)
+	return c.record(ctx, ctx, s, c.selection(), nil)
 }
 
-// record records what is selected, and writes, sends and shows what was recorded. ready, if not
-// nil, is called when that is being recorded.
-func (c *recordCommand) record(ctx context.Context, s streams, selection recording.Selection, ready func() error) error {
+// record records what is selected until ctx is done, and writes, sends and shows what was recorded. Once
+// interrupted is done it waits for neither files nor collectors longer than it has to. ready, if not nil, is called
+// when the processes are being recorded.
+func (c *recordCommand) record(ctx, interrupted context.Context, s streams, selection recording.Selection, ready func() error) error {
 	// What cannot go well is known before there is anything to lose.
-	out, err := c.openOutputs(s) //nolint:contextcheck // What was recorded is sent when ctx is done.
+	out, err := c.openOutputs(interrupted, s) //nolint:contextcheck // What was recorded is sent when ctx is done.
 	if err != nil {
 		return err
 	}
@@ -210,14 +220,22 @@ func (c *recordCommand) record(ctx context.Context, s streams, selection recordi
 	delivery := out.delivery()
 	if c.Repeat {
 		out.complain(delivery)
+		if out.unsent > 0 {
+			err = errors.Join(err, fmt.Errorf("%d samples of the whole recording were not sent", out.unsent))
+		}
 	} else {
 		err = errors.Join(err, deliveryError(delivery))
 	}
 	err = errors.Join(err, c.show(s, result, delivery))
-	if written && c.Output != "-" && !c.JSON {
-		_, _ = fmt.Fprint(c.reportTo(s), writtenText(c.Output, c.Format))
-	}
+	c.showWritten(s, written)
 	return err
+}
+
+// showWritten says where a profile is, unless path is empty.
+func (c *recordCommand) showWritten(s streams, path string) {
+	if path != "" && path != "-" && !c.JSON {
+		_, _ = fmt.Fprint(c.reportTo(s), writtenText(path, c.Format))
+	}
 }
 
 // reportTo returns where the report goes to.
@@ -256,9 +274,11 @@ func (c *recordCommand) run(ctx context.Context, s streams, out *outputs, select
 			clearBar()
 			d := out.delivery()
 			out.complain(d)
+			written := out.roll(r.End)
 			if err := c.show(s, r, d); err != nil {
 				s.complainf("%v", err)
 			}
+			c.showWritten(s, written)
 		}
 	}
 	// What a command writes would be written over.
