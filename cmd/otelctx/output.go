@@ -4,29 +4,55 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	profilespb "go.opentelemetry.io/proto/otlp/profiles/v1development"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/export"
 )
 
-// outputs are the destinations of the profiles of a recording: a file, a collector, both or neither.
+// outputs are where the profiles of a recording go: to a file, to a collector, to both or to neither. With
+// --repeat there is a file for each period.
 type outputs struct {
 	streams streams
-	file    *export.File
-	queue   *export.Queue // nil without a collector
-	warned  map[string]bool
+	// interrupted is done once the user wants the end: nothing is waited for any longer than it
+	// takes.
+	interrupted context.Context //nolint:containedctx // It is about the whole recording.
+	create      func(path string) (*export.File, error)
+	file        *export.File // nil without one, or while a period has no samples
+	path        string       // of file
+	used        bool         // file has something
+	rolling     *export.Rolling
+	period      time.Time     // when the period began
+	queue       *export.Queue // nil without a collector
+	warned      map[string]bool
+	// failed is what was not written in earlier periods, and unsent how many samples were not sent.
+	failed error
+	unsent uint64
 }
 
 // openOutputs opens the outputs that the command line names.
-func (c *recordCommand) openOutputs(s streams) (*outputs, error) {
-	o := &outputs{streams: s, warned: map[string]bool{}}
+func (c *recordCommand) openOutputs(interrupted context.Context, s streams) (*outputs, error) {
+	o := &outputs{streams: s, interrupted: interrupted, period: time.Now(), warned: map[string]bool{}}
+	o.create = func(path string) (*export.File, error) {
+		file, err := export.Create(interrupted, path, export.Format(c.Format), s.stdout)
+		if err != nil {
+			err = fmt.Errorf("--output: %w", err)
+		}
+		return file, err
+	}
 	if c.Output != "" {
+		o.path = c.Output
+		if c.Repeat {
+			rolling := export.NewRolling(c.Output, c.Keep)
+			o.rolling, o.path = &rolling, rolling.Path(o.period)
+		}
 		var err error
-		if o.file, err = export.Create(c.Output, export.Format(c.Format), s.stdout); err != nil {
-			return nil, fmt.Errorf("--output: %w", err)
+		if o.file, err = o.create(o.path); err != nil {
+			return nil, err
 		}
 	}
 	if c.Endpoint != nil {
@@ -42,12 +68,47 @@ func (c *recordCommand) openOutputs(s streams) (*outputs, error) {
 
 // add writes and sends one part of a recording.
 func (o *outputs) add(data *profilespb.ProfilesData) {
+	if o.file == nil && o.rolling != nil {
+		o.path = o.rolling.Path(o.period)
+		var err error
+		if o.file, err = o.create(o.path); err != nil {
+			o.fail(err)
+		}
+	}
 	if o.file != nil {
+		o.used = true
 		_ = o.file.Add(data) // Close returns the error again.
 	}
 	if o.queue != nil {
 		o.queue.Add(data)
 	}
+}
+
+// fail says at once what could not be written in a period.
+func (o *outputs) fail(err error) {
+	o.streams.complainf("%v", err)
+	o.failed = errors.New("some of the profiles were not written")
+}
+
+// roll ends the file of a period, and returns its path, or "" if there is none.
+func (o *outputs) roll(end time.Time) (written string) {
+	o.period = end
+	if o.rolling == nil || !o.used {
+		return ""
+	}
+	file := o.file
+	o.file, o.used = nil, false
+	if file == nil {
+		return ""
+	}
+	if err := file.Close(); err != nil {
+		o.fail(fmt.Errorf("--output: %w", err))
+		return ""
+	}
+	if err := o.rolling.Prune(); err != nil {
+		o.fail(fmt.Errorf("--keep: %w", err))
+	}
+	return o.path
 }
 
 // delivery returns what was sent and dropped since the last call, and prints the warnings of the collector.
@@ -56,6 +117,7 @@ func (o *outputs) delivery() export.Delivery {
 		return export.Delivery{}
 	}
 	d := o.queue.Delivery()
+	o.unsent += d.Dropped
 	for _, w := range d.Warnings {
 		o.complainOnce("the collector warns: " + w)
 	}
@@ -91,22 +153,25 @@ func deliveryError(d export.Delivery) error {
 }
 
 // close completes the file and waits until everything is sent or given up. Without samples it discards the
-// file. It reports whether a file was written; the error says why not.
-func (o *outputs) close(samples bool) (written bool, err error) {
-	if !samples {
-		o.discard()
-		return false, nil
-	}
-	if o.file != nil {
+// file. It returns the path of the file, or "" if none was written; the error says why not.
+func (o *outputs) close() (written string, err error) {
+	switch {
+	case o.file == nil:
+	case !o.used:
+		err = o.file.Discard()
+	case o.rolling != nil:
+		written = o.roll(o.period)
+	default:
 		if err = o.file.Close(); err != nil {
 			err = fmt.Errorf("--output: %w", err)
+		} else {
+			written = o.path
 		}
-		written = err == nil
 	}
 	if o.queue != nil {
-		_ = o.queue.Close() // delivery counts what was not sent.
+		_ = o.queue.Close(o.interrupted) // delivery counts what was not sent.
 	}
-	return written, err
+	return written, errors.Join(err, o.failed)
 }
 
 // discard closes the outputs and removes the file.
@@ -115,6 +180,6 @@ func (o *outputs) discard() {
 		_ = o.file.Discard()
 	}
 	if o.queue != nil {
-		_ = o.queue.Close()
+		_ = o.queue.Close(o.interrupted)
 	}
 }

@@ -35,10 +35,11 @@ type recordCommand struct {
 	Carrier   string             `default:""        enum:",labels,record,goroutine_slots,thread_slots"                                                                                                               group:"Sampling:"                      help:"Read spans from one place only: labels, record, goroutine_slots or thread_slots." name:"carrier" placeholder:"NAME"`
 	Stacks    bool               `group:"Sampling:" help:"Record stacks. Always on; the flag is there for the habit of perf record -g."                                                                              hidden:""                              name:"stacks"                                                                           short:"g"`
 
-	Output   string  `group:"Profile:" help:"Write the profile to a file. Its name decides about the format: .pb.gz, .otlp, .json, .jsonl, .folded or .html. -: standard output." name:"output"        placeholder:"FILE"                                                            short:"o"`
-	Format   string  `default:""       enum:",pprof,otlp,json,jsonl,folded,html"                                                                                                  group:"Profile:"     help:"The format, for other names: pprof, otlp, json, jsonl, folded or html." name:"format" placeholder:"FORMAT"`
-	Endpoint *string `group:"Profile:" help:"Send the profile to a collector by OTLP. Empty: to the one that OTEL_EXPORTER_OTLP_ENDPOINT names."                                  name:"otlp-endpoint" placeholder:"URL"`
-	Repeat   bool    `group:"Profile:" help:"After --duration, send the profile, print the tables, and go on without a gap."                                                      name:"repeat"`
+	Output   string  `group:"Profile:" help:"Write the profile to a file. Its name decides about the format: .pb.gz, .otlp, .json, .jsonl, .folded or .html. -: standard output." name:"output"                                                             placeholder:"FILE"                                                            short:"o"`
+	Format   string  `default:""       enum:",pprof,otlp,json,jsonl,folded,html"                                                                                                  group:"Profile:"                                                          help:"The format, for other names: pprof, otlp, json, jsonl, folded or html." name:"format"   placeholder:"FORMAT"`
+	Endpoint *string `group:"Profile:" help:"Send the profile to a collector by OTLP. Empty: to the one that OTEL_EXPORTER_OTLP_ENDPOINT names."                                  name:"otlp-endpoint"                                                      placeholder:"URL"`
+	Repeat   bool    `group:"Profile:" help:"After --duration, write or send the profile, print the tables, and go on without a gap."                                             name:"repeat"`
+	Keep     int     `default:"0"      group:"Profile:"                                                                                                                           help:"With --repeat and --output, how many of the files to keep; 0: all." name:"keep"                                                                   placeholder:"N"`
 	IDs      bool    `group:"Profile:" help:"Add the ids of spans to each sample as attributes, for backends that drop links."                                                    name:"id-attributes"`
 
 	GroupBy string `group:"Report:" help:"Print one kind of table: span, endpoint, trace, service, function, attribute or attribute=KEY." name:"group-by"                 placeholder:"KIND"`
@@ -89,8 +90,12 @@ func (c *recordCommand) Validate() error {
 		return fmt.Errorf("--freq %d is more than %d: the kernel would silently take fewer samples", c.Frequency, maxFrequency)
 	case c.Top < 0:
 		return fmt.Errorf("--top %d is negative", c.Top)
-	case c.Repeat && (c.Endpoint == nil || c.Output != "" || c.duration() == 0):
-		return errors.New("--repeat needs --otlp-endpoint and --duration, and cannot be used with --output")
+	case c.Repeat && (c.Endpoint == nil && c.Output == "" || c.duration() == 0):
+		return errors.New("--repeat needs --duration, and --otlp-endpoint or --output")
+	case c.Keep < 0:
+		return fmt.Errorf("--keep %d is negative", c.Keep)
+	case c.Keep > 0 && (!c.Repeat || c.Output == ""):
+		return errors.New("--keep needs --repeat and --output")
 	}
 	if slices.Contains([]string{"/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"}, c.Output) {
 		c.Output = "-" // The report then goes to standard error.
@@ -99,6 +104,9 @@ func (c *recordCommand) Validate() error {
 		return err
 	} else if group == groupFunction && c.NoSymbols {
 		return errors.New("--group-by function needs the names of functions: leave out --no-symbols")
+	}
+	if c.Output == "-" && c.Repeat {
+		return errors.New("--output=- with --repeat: there is a file for each period")
 	}
 	if c.Output == "-" && c.Command != nil {
 		return errors.New("--output=-: standard output is the command's")
@@ -154,14 +162,15 @@ func (c *recordCommand) Run(s streams) error {
 	}
 	ctx, release := untilInterrupted()
 	defer release()
-	return c.record(ctx, s, c.selection(), nil)
+	return c.record(ctx, ctx, s, c.selection(), nil)
 }
 
-// record records the selected processes, and writes, sends and prints the result. ready, if not nil, is called
+// record records the selected processes until ctx is done, and writes, sends and prints the result. Once
+// interrupted is done, it waits for files and collectors no longer than it has to. ready, if not nil, is called
 // once sampling has started.
-func (c *recordCommand) record(ctx context.Context, s streams, selection recording.Selection, ready func() error) error {
+func (c *recordCommand) record(ctx, interrupted context.Context, s streams, selection recording.Selection, ready func() error) error {
 	// Fail before the recording if an output cannot be opened.
-	out, err := c.openOutputs(s) //nolint:contextcheck // What was recorded is sent after ctx is done.
+	out, err := c.openOutputs(interrupted, s) //nolint:contextcheck // What was recorded is sent after ctx is done.
 	if err != nil {
 		return err
 	}
@@ -171,10 +180,13 @@ func (c *recordCommand) record(ctx context.Context, s streams, selection recordi
 		return err
 	}
 	c.samples += result.Samples
-	written, err := out.close(c.samples > 0)
+	written, err := out.close()
 	delivery := out.delivery()
 	if c.Repeat {
 		out.complain(delivery)
+		if out.unsent > 0 {
+			err = errors.Join(err, fmt.Errorf("%d samples of the whole recording were not sent", out.unsent))
+		}
 	} else {
 		err = errors.Join(err, deliveryError(delivery))
 	}
@@ -185,10 +197,15 @@ func (c *recordCommand) record(ctx context.Context, s streams, selection recordi
 			s.complainf("%s was not written", stringText(c.Output))
 		}
 	}
-	if written && c.Output != "-" && !c.JSON {
-		_, _ = fmt.Fprint(c.reportTo(s), writtenText(c.Output, c.Format))
-	}
+	c.showWritten(s, written)
 	return err
+}
+
+// showWritten says where a profile was written, if it was.
+func (c *recordCommand) showWritten(s streams, path string) {
+	if path != "" && path != "-" && !c.JSON {
+		_, _ = fmt.Fprint(c.reportTo(s), writtenText(path, c.Format))
+	}
 }
 
 // reportTo returns the stream that the report goes to.
@@ -228,9 +245,11 @@ func (c *recordCommand) run(ctx context.Context, s streams, out *outputs, select
 			c.samples += r.Samples
 			d := out.delivery()
 			out.complain(d)
+			written := out.roll(r.End)
 			if err := c.show(s, r, d); err != nil {
 				s.complainf("%v", err)
 			}
+			c.showWritten(s, written)
 		}
 	}
 	// A bar would overwrite the output of a command.

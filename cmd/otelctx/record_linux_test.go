@@ -18,6 +18,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -335,6 +336,96 @@ func TestRecordRepeatedly(t *testing.T) {
 	assert.Positive(t, a.unsent)
 	assert.Len(t, c.times, int(a.sent))
 	assert.Contains(t, got.stderr, "not today")
+}
+
+// What a collector never takes is an error, also if the recording goes on.
+func TestRecordRepeatedlyToNobody(t *testing.T) {
+	needSampling(t)
+	t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "100")
+	c := startBurner(t, nil, burner.Records)
+	r := startRecord(t, pidOf(c), "--repeat", "--duration=100ms", "--otlp-endpoint=http://127.0.0.1:1")
+	r.awaitSamples(t, c)
+	require.NoError(t, r.cmd.Process.Signal(syscall.SIGTERM))
+	got := r.wait(t)
+	assert.Equal(t, exitOther, got.code)
+	assert.Contains(t, got.stderr, "of the whole recording were not sent")
+}
+
+// A recording that goes on writes a file for each period, and keeps the newest.
+func TestRecordRollingFiles(t *testing.T) {
+	needSampling(t)
+	c := startBurner(t, nil, burner.Records)
+	dir := t.TempDir()
+	const old, others = "p-20200101T000000.000000Z.jsonl", "p-2020.jsonl"
+	for _, name := range []string{old, others} {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), nil, 0o600))
+	}
+	r := startRecord(t, pidOf(c), "--repeat", "--duration=100ms", "--keep=2", "--output", filepath.Join(dir, "p.jsonl"))
+	files := func() (names []string) {
+		entries, err := os.ReadDir(dir)
+		require.NoError(t, err)
+		for _, e := range entries {
+			if e.Name() != others && !strings.HasPrefix(e.Name(), ".") {
+				names = append(names, e.Name())
+			}
+		}
+		return names
+	}
+	seen := map[string]bool{}
+	require.Eventually(t, func() bool {
+		for _, name := range files() {
+			seen[name] = true
+		}
+		return len(seen) > 5
+	}, testenv.Patience, time.Millisecond)
+	require.NoError(t, r.cmd.Process.Signal(syscall.SIGTERM))
+	got := r.wait(t)
+	require.Zero(t, got.code, got.stderr)
+	left := files()
+	require.Len(t, left, 2)
+	assert.NotContains(t, left, old)
+	assert.FileExists(t, filepath.Join(dir, others))
+	for _, name := range left {
+		content, err := os.ReadFile(filepath.Join(dir, name))
+		require.NoError(t, err)
+		var data map[string]any
+		require.NoError(t, json.Unmarshal(content, &data))
+		assert.NotEmpty(t, data["resourceProfiles"])
+	}
+}
+
+// The first signal ends the wait for the reader of a FIFO, and for one that reads nothing.
+func TestInterruptWhileAFileWaits(t *testing.T) {
+	t.Parallel()
+	needSampling(t)
+	c := startBurner(t, nil, burner.Records)
+	fifo := filepath.Join(t.TempDir(), "p.jsonl")
+	require.NoError(t, unix.Mkfifo(fifo, 0o600))
+	for _, s := range []os.Signal{syscall.SIGINT, syscall.SIGTERM} {
+		r := start(t, "record", "--duration=0", "-o", fifo, pidOf(c))
+		require.Eventually(t, func() bool {
+			threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/syscall", r.cmd.Process.Pid))
+			return slices.ContainsFunc(threads, func(name string) bool {
+				content, _ := os.ReadFile(name)
+				return strings.HasPrefix(string(content), fmt.Sprintf("%d ", unix.SYS_OPENAT))
+			})
+		}, testenv.Patience, 10*time.Millisecond, "it opens the FIFO")
+		require.NoError(t, r.cmd.Process.Signal(s))
+		got := r.wait(t)
+		assert.Equal(t, exitOther, got.code)
+		assert.Contains(t, got.stderr, "interrupted while opening")
+	}
+
+	reader, err := os.OpenFile(fifo, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	require.NoError(t, err)
+	defer func() { _ = reader.Close() }()
+	_, err = unix.FcntlInt(reader.Fd(), unix.F_SETPIPE_SZ, 4096)
+	require.NoError(t, err)
+	r := startRecord(t, "-o", fifo, pidOf(c))
+	r.awaitSamples(t, c)
+	got := r.interrupt(t)
+	assert.Equal(t, exitOther, got.code)
+	assert.Contains(t, got.stderr, "took nothing")
 }
 
 // A terminal that goes away ends a recording, which is written.

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os/signal"
 	"slices"
 	"strconv"
 	"strings"
@@ -166,8 +167,11 @@ func (c *recordCommand) recordStarted(s streams) error {
 		<-command.Ended()
 		cancel()
 	}()
+	// Signals are the command's. They are also a wish that this program should wait for nothing else.
+	interrupted, stop := signal.NotifyContext(context.Background(), interrupts()...)
+	defer stop()
 	resumed := false
-	err = c.record(ctx, s, recording.Selection{PIDs: []int{command.PID()}, Children: true}, func() error {
+	err = c.record(ctx, interrupted, s, recording.Selection{PIDs: []int{command.PID()}, Children: true}, func() error {
 		resumed = true
 		return command.Resume()
 	})

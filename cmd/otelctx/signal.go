@@ -19,11 +19,7 @@ const sameSignal = 300 * time.Millisecond
 // away), unless nohup made the process ignore that. The next signal ends the process. The caller calls
 // release when it no longer needs the context.
 func untilInterrupted() (ctx context.Context, release func()) {
-	signals := []os.Signal{os.Interrupt, syscall.SIGTERM}
-	if !signal.Ignored(syscall.SIGHUP) {
-		signals = append(signals, syscall.SIGHUP)
-	}
-	ctx, stop := signal.NotifyContext(context.Background(), signals...)
+	ctx, stop := signal.NotifyContext(context.Background(), interrupts()...)
 	context.AfterFunc(ctx, func() {
 		time.Sleep(sameSignal)
 		stop()
@@ -33,4 +29,13 @@ func untilInterrupted() (ctx context.Context, release func()) {
 			stop()
 		}
 	}
+}
+
+// interrupts are the signals by which users end this program.
+func interrupts() []os.Signal {
+	signals := []os.Signal{os.Interrupt, syscall.SIGTERM}
+	if !signal.Ignored(syscall.SIGHUP) {
+		signals = append(signals, syscall.SIGHUP)
+	}
+	return signals
 }

@@ -87,7 +87,7 @@ func TestCollectorReadsRecordings(t *testing.T) {
 		path := filepath.Join(t.TempDir(), name)
 		format, err := export.FormatOf(path)
 		require.NoError(t, err)
-		f, err := export.Create(path, format, nil)
+		f, err := export.Create(t.Context(), path, format, nil)
 		require.NoError(t, err)
 		require.NoError(t, f.Add(data))
 		require.NoError(t, f.Close())

@@ -6,6 +6,7 @@
 package recording
 
 import (
+	"context"
 	"encoding/binary"
 	"os"
 	"reflect"
@@ -155,7 +156,7 @@ func TestMemoryOfManyProcessors(t *testing.T) {
 		n.name(t.Context(), both[0])
 		runtime.KeepAlive(both)
 	})
-	require.NoError(t, queue.Close())
+	require.NoError(t, queue.Close(context.Background()))
 	t.Logf("%d parts of %d s: %d MiB; of the largest parts: %d MiB", parts, seconds, usual>>20, largest>>20)
 	assert.Less(t, usual, uint64(150<<20))
 	assert.Less(t, largest, uint64(354<<20)) // All else that the document counts is less than 158 MiB.

@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
 	"github.com/otelctx/otelctx/internal/patient"
@@ -15,19 +16,24 @@ import (
 // queue decides which process is looked at next. Users share the places: the next look goes to the user
 // with the fewest looks under way, then to the one with the fewest looks so far, then to the one whose
 // process is the busiest. Within a user the busiest process comes first. A user may take a place only
-// while as many remain free as they hold, so that one user never fills all of them.
+// while as many remain free as they hold, so that one user never fills all of them. A look that takes longer
+// than quickLook probably waits for its process. The others are few at a time: many would delay each other, and
+// take the CPU from what is recorded.
 //
 // There is at most one look for each process. queue is safe for concurrent use.
 type queue struct {
-	places int
+	places, quick int
 
 	mu      sync.Mutex
 	looks   map[int]*look // waiting or under way, by process id
 	users   map[int]*userLooks
-	running int
+	running []*look
 	// settled is signalled whenever nothing waits and nothing is under way.
 	settled chan struct{}
 }
+
+// quickLook is longer than a look usually takes.
+const quickLook = 50 * time.Millisecond
 
 // look is a process that waits to be looked at, or is being looked at.
 type look struct {
@@ -37,6 +43,8 @@ type look struct {
 	recent uint64
 	// after, if not nil, is called with the result. Such a look keeps its place in the order.
 	after func(error)
+	// started is when it was given a place.
+	started time.Time
 	// watch, nil until then, runs while the process is being read.
 	watch *patient.Stopwatch
 }
@@ -49,8 +57,9 @@ type userLooks struct {
 	served  uint64
 }
 
-func newQueue(places int) *queue {
-	return &queue{places: places, looks: map[int]*look{}, users: map[int]*userLooks{}, settled: make(chan struct{}, 1)}
+// newQueue returns a queue of so many places, of which quick may be taken by looks that do not take long.
+func newQueue(places, quick int) *queue {
+	return &queue{places: places, quick: quick, looks: map[int]*look{}, users: map[int]*userLooks{}, settled: make(chan struct{}, 1)}
 }
 
 // add queues a look, unless there is one for the process.
@@ -67,7 +76,8 @@ func (q *queue) add(l *look) bool {
 		u = &userLooks{served: q.leastServed()}
 		q.users[l.user] = u
 	}
-	u.waiting, u.sorted = append(u.waiting, l), false
+	u.sorted = len(u.waiting) == 0 || u.sorted && compareLooks(u.waiting[len(u.waiting)-1], l) < 0
+	u.waiting = append(u.waiting, l)
 	return true
 }
 
@@ -98,13 +108,22 @@ func (q *queue) has(pid int) bool {
 }
 
 // next returns the look to start now, nil if none waits or no place is free. The caller calls done
-// afterwards.
-func (q *queue) next() *look {
+// afterwards, and next again when quickLook has passed.
+func (q *queue) next(now time.Time) *look {
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	quick := 0
+	for _, l := range q.running {
+		if now.Sub(l.started) < quickLook {
+			quick++
+		}
+	}
+	if quick >= q.quick {
+		return nil
+	}
 	var best *userLooks
 	for _, u := range q.users {
-		if len(u.waiting) > 0 && u.running < q.places-q.running && (best == nil || u.before(best)) {
+		if len(u.waiting) > 0 && u.running < q.places-len(q.running) && (best == nil || u.before(best)) {
 			best = u
 		}
 	}
@@ -115,16 +134,15 @@ func (q *queue) next() *look {
 	best.waiting = best.waiting[1:]
 	best.running++
 	best.served++
-	q.running++
+	l.started = now
+	q.running = append(q.running, l)
 	return l
 }
 
 // busiest returns the user's first look.
 func (u *userLooks) busiest() *look {
 	if !u.sorted {
-		slices.SortFunc(u.waiting, func(a, b *look) int {
-			return cmp.Or(cmp.Compare(b.recent, a.recent), cmp.Compare(b.process.Used, a.process.Used), cmp.Compare(a.process.Image.PID, b.process.Image.PID))
-		})
+		slices.SortFunc(u.waiting, compareLooks)
 		u.sorted = true
 	}
 	return u.waiting[0]
@@ -133,8 +151,12 @@ func (u *userLooks) busiest() *look {
 // before reports whether it is this user's turn before other's.
 func (u *userLooks) before(other *userLooks) bool {
 	a, b := u.busiest(), other.busiest()
-	return cmp.Or(cmp.Compare(u.running, other.running), cmp.Compare(u.served, other.served),
-		cmp.Compare(b.recent, a.recent), cmp.Compare(b.process.Used, a.process.Used), cmp.Compare(a.process.Image.PID, b.process.Image.PID)) < 0
+	return cmp.Or(cmp.Compare(u.running, other.running), cmp.Compare(u.served, other.served), compareLooks(a, b)) < 0
+}
+
+// compareLooks returns a negative number if a's process is busier than b's, and never 0.
+func compareLooks(a, b *look) int {
+	return cmp.Or(cmp.Compare(b.recent, a.recent), cmp.Compare(b.process.Used, a.process.Used), cmp.Compare(a.process.Image.PID, b.process.Image.PID))
 }
 
 // done gives the place of a look back.
@@ -142,7 +164,7 @@ func (q *queue) done(l *look) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	delete(q.looks, l.process.Image.PID)
-	q.running--
+	q.running = slices.DeleteFunc(q.running, func(other *look) bool { return other == l })
 	u := q.users[l.user]
 	u.running--
 	q.settle()

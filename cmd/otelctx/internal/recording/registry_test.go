@@ -31,7 +31,7 @@ func TestWarnings(t *testing.T) {
 }
 
 // TestQueue is about whose turn it is. Each waiting process is user, name and recent CPU time; "+" adds
-// one, "<" ends the look at one, and the others are started in this order.
+// one, and "<" starts those whose turn it is, and ends the look at one. They are started in the order that is wanted.
 func TestQueue(t *testing.T) {
 	for name, test := range map[string]struct {
 		places int
@@ -47,11 +47,12 @@ func TestQueue(t *testing.T) {
 		"places that are given back, again": {4, "+a1:5 +a2:5 +a3:5 <a1", "a1 a2 a3"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			q := newQueue(test.places)
+			now := time.Now()
+			q := newQueue(test.places, test.places)
 			looks := map[string]*look{}
 			var got []string
 			start := func() {
-				for l := q.next(); l != nil; l = q.next() {
+				for l := q.next(now); l != nil; l = q.next(now) {
 					for name, one := range looks {
 						if one == l {
 							got = append(got, name)
@@ -59,25 +60,18 @@ func TestQueue(t *testing.T) {
 					}
 				}
 			}
-			adding := true
 			for i, step := range strings.Fields(test.steps) {
 				of, recent, _ := strings.Cut(step[1:], ":")
-				if step[0] == '+' {
-					l := &look{process: sampler.Process{Image: sampler.Image{PID: i + 1}}, user: int(of[0])}
-					_, _ = fmt.Sscan(recent, &l.recent)
-					looks[of] = l
-					assert.True(t, q.add(l))
-					assert.False(t, q.add(l), "there is one already")
+				if step[0] == '<' {
+					start()
+					q.done(looks[of])
 					continue
 				}
-				if adding {
-					start()
-					adding = false
-				}
-				q.done(looks[of])
-				if i+1 == len(strings.Fields(test.steps)) || strings.Fields(test.steps)[i+1][0] == '<' {
-					start()
-				}
+				l := &look{process: sampler.Process{Image: sampler.Image{PID: i + 1}}, user: int(of[0])}
+				_, _ = fmt.Sscan(recent, &l.recent)
+				looks[of] = l
+				assert.True(t, q.add(l))
+				assert.False(t, q.add(l), "there is one already")
 			}
 			start()
 			assert.Equal(t, test.want, strings.Join(got, " "))
@@ -87,18 +81,32 @@ func TestQueue(t *testing.T) {
 
 // A process that waits is known by what it runs now, and by how busy it is now.
 func TestQueueUpdate(t *testing.T) {
-	q := newQueue(1)
+	now := time.Now()
+	q := newQueue(1, 1)
 	for pid, recent := range map[int]uint64{1: 30, 2: 20, 3: 10} {
 		q.add(&look{process: sampler.Process{Image: sampler.Image{PID: pid}}, recent: recent})
 	}
 	q.update(map[int]sampler.Process{1: {Image: sampler.Image{PID: 1}}, 3: {Image: sampler.Image{PID: 3}}},
 		func(p sampler.Process) uint64 { return uint64(p.Image.PID) })
-	l := q.next()
+	l := q.next(now)
 	assert.Equal(t, sampler.Image{PID: 3}, l.process.Image)
-	assert.Nil(t, q.next(), "there is one place")
+	assert.Nil(t, q.next(now), "there is one place")
 	q.done(l)
-	assert.Equal(t, 1, q.next().process.Image.PID)
+	assert.Equal(t, 1, q.next(now).process.Image.PID)
 	assert.False(t, q.has(2), "it has ended")
+}
+
+// Looks that wait for their processes do not keep others from being looked at.
+func TestQueueOfSlowLooks(t *testing.T) {
+	now := time.Now()
+	q := newQueue(4, 1)
+	for pid := 1; pid <= 4; pid++ {
+		q.add(&look{process: sampler.Process{Image: sampler.Image{PID: pid}}})
+	}
+	assert.NotNil(t, q.next(now))
+	assert.Nil(t, q.next(now.Add(quickLook-1)))
+	assert.NotNil(t, q.next(now.Add(quickLook)))
+	assert.Nil(t, q.next(now.Add(time.Hour)), "the other places are for other users")
 }
 
 // TestMakeRoom gives up the program that has been idle the longest. If none is idle, the user with the most

@@ -27,6 +27,8 @@ import (
 const (
 	// mostLooks bounds the processes that are looked at at the same time.
 	mostLooks = 128
+	// mostQuick bounds those of them that do not wait for their processes.
+	mostQuick = 4
 	// firstLooks is how long the start of a recording waits for the processes that exist already.
 	// Most answer at once.
 	firstLooks = time.Second
@@ -60,6 +62,8 @@ type watcher struct {
 	watching sync.Mutex
 	// began is when the first process was watched, nil before.
 	began atomic.Pointer[time.Time]
+	// slow gets a value when a look takes long, so that others may begin.
+	slow chan struct{}
 	// exits gets a value when a recorded program has ended.
 	exits chan struct{}
 	// only tells when the processes of Config.PIDs end, whatever programs they have run. It does
@@ -91,8 +95,8 @@ func newWatcher(c *Config, w *warnings) (*watcher, error) {
 		files = symbols.NewUnnamedFiles()
 	}
 	watcher := &watcher{
-		config: c, sampler: s, files: files, registry: newRegistry(&c.Selection), queue: newQueue(mostLooks),
-		attacher: newAttacher(w), warnings: w, exits: make(chan struct{}, 1), only: map[int]exit{},
+		config: c, sampler: s, files: files, registry: newRegistry(&c.Selection), queue: newQueue(mostLooks, mostQuick),
+		attacher: newAttacher(w), warnings: w, slow: make(chan struct{}, 1), exits: make(chan struct{}, 1), only: map[int]exit{},
 	}
 	// Without it changes are found by polling.
 	watcher.changes, _ = s.Changes(sampler.ChangesConfig{Publications: c.publishing(), Watched: c.exact()})
@@ -105,6 +109,16 @@ func (w *watcher) start(ctx context.Context, wait time.Duration) error {
 	for range attachers {
 		w.working.Go(func() { w.attacher.run(ctx) })
 	}
+	w.working.Go(func() {
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-w.slow:
+				w.dispatch(ctx)
+			}
+		}
+	})
 	for _, pid := range w.config.PIDs {
 		// First, for another process may get the id of one that ends.
 		process, err := watchExit(pid)
@@ -256,13 +270,20 @@ func (w *watcher) poll(ctx context.Context) {
 		return p.Used
 	}
 	w.queue.update(processes, recent)
+	var changed []*look
 	for _, p := range w.registry.changed(processes) {
 		if pid := p.Image.PID; !w.queue.has(pid) && !w.over(pid) {
-			w.queue.add(&look{process: p, user: userOf(pid), recent: recent(p)})
+			changed = append(changed, &look{process: p, recent: recent(p)})
 		}
 	}
+	// To find out whose thousands of processes are takes a while, so the busiest begin before.
+	slices.SortFunc(changed, compareLooks)
+	for _, l := range changed {
+		l.user = userOf(l.process.Image.PID)
+		w.queue.add(l)
+		w.dispatch(ctx)
+	}
 	w.last = processes
-	w.dispatch(ctx)
 }
 
 // userOf returns the user who has started a process, -1 if that is unknown.
@@ -286,11 +307,18 @@ func userOf(pid int) int {
 // dispatch starts the looks whose turn it is.
 func (w *watcher) dispatch(ctx context.Context) {
 	for ctx.Err() == nil {
-		l := w.queue.next()
+		l := w.queue.next(time.Now())
 		if l == nil {
 			return
 		}
+		late := time.AfterFunc(quickLook, func() {
+			select {
+			case w.slow <- struct{}{}:
+			default:
+			}
+		})
 		w.working.Go(func() {
+			defer late.Stop()
 			err := w.look(ctx, l)
 			if ctx.Err() != nil {
 				return // The look stays in the queue: see notExamined.
