@@ -353,9 +353,10 @@ func TestRecordRepeatedly(t *testing.T) {
 		}
 	}()
 	got := r.wait(t)
-	require.Zero(t, got.code, got.stderr)
+	require.Equal(t, exitOther, got.code, got.stderr)
 	close(received.requests)
 	assert.Contains(t, got.stderr, "not today")
+	assert.Contains(t, got.stderr, "of the whole recording were not sent")
 	decoder, documents := json.NewDecoder(strings.NewReader(got.stdout)), 0
 	for ; decoder.More(); documents++ {
 		var d recordDocument
