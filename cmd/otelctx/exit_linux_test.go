@@ -225,7 +225,6 @@ func TestArgumentErrors(t *testing.T) {
 		{"record 1 --repeat", exitUsage, ""},
 		{"record --all --repeat", exitUsage, ""},
 		{"record --all --repeat --otlp-endpoint= --duration=0", exitUsage, ""},
-		{"record --all --repeat --otlp-endpoint= --output=p.pb.gz", exitUsage, ""},
 		{"record 1 --output=/nonexistent/file.otlp", exitOther, "--output: "},
 		{"record 1 --output=/proc/profile.otlp", exitOther, "--output: "},
 		{"record 1 --output=" + directory, exitOther, "--output: "},

@@ -331,6 +331,9 @@ func TestRecordRepeatedly(t *testing.T) {
 	require.Eventually(t, func() bool { return c.requests() >= 5 }, testenv.Patience, tick)
 	require.NoError(t, r.cmd.Process.Signal(syscall.SIGTERM))
 	got := r.wait(t)
+	assert.Equal(t, exitOther, got.code, got.stderr)
+	assert.Contains(t, got.stderr, "of the whole recording were not sent")
+	got.code = exitOK
 	a := accountOf(t, got)
 	assert.GreaterOrEqual(t, len(a.documents), 5)
 	assert.Positive(t, a.unsent)

@@ -218,6 +218,7 @@ func (q *Queue) Delivery() Delivery {
 // closes the client. If ctx is done meanwhile, the rest is dropped at once. If it was done before, all that
 // waits has the timeout once.
 func (q *Queue) Close(ctx context.Context) error {
+	interrupted := ctx.Err() != nil
 	q.mu.Lock()
 	q.closed = true
 	q.arrived.Broadcast()
@@ -228,7 +229,7 @@ func (q *Queue) Close(ctx context.Context) error {
 		q.senders.Wait()
 	}()
 	timeout := q.client.config.timeout
-	if ctx.Err() != nil {
+	if interrupted {
 		select {
 		case <-sent:
 		case <-time.After(timeout):

@@ -155,6 +155,11 @@ func TestQueueEndsWhenInterrupted(t *testing.T) {
 	ctx, interrupt := context.WithCancel(t.Context())
 	closed := make(chan error)
 	go func() { closed <- q.Close(ctx) }()
+	require.Eventually(t, func() bool {
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		return q.closed
+	}, testenv.Patience, time.Millisecond)
 	interrupt()
 	require.NoError(t, <-closed)
 	assert.EqualValues(t, 6, q.Delivery().Dropped)
@@ -165,14 +170,14 @@ func TestForeignAnswers(t *testing.T) {
 	long := strings.Repeat("x", maxResponse/2)
 	byEachProtocol(t, func(t *testing.T, listen func(*testing.T, *server, *tls.Config) string) {
 		for name, s := range map[string]*server{
-			"refused":  {answers: []error{status.Error(codes.InvalidArgument, long)}},
+			"refused":  {answers: []error{status.Error(codes.ResourceExhausted, long)}},
 			"rejected": {partial: &collectorpb.ExportProfilesPartialSuccess{RejectedProfiles: 1, ErrorMessage: long}},
 			"warning":  {partial: &collectorpb.ExportProfilesPartialSuccess{ErrorMessage: long}},
 		} {
 			t.Run(name, func(t *testing.T) {
 				d := sendAll(t, "http://"+listen(t, s, nil), recording(t, 3))
 				texts := d.Warnings
-				for _, err := range d.Reasons {
+				for _, err := range slices.Concat(d.Reasons, d.Retried) {
 					texts = append(texts, err.Error())
 				}
 				require.Len(t, texts, 1)
