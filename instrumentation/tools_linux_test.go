@@ -28,7 +28,7 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// toolsKey is set by make nocode to the directory with otelc, orchestrion and otelctx.
+// toolsKey is set by make interop WHAT=nocode to the directory with otelc, orchestrion and otelctx.
 const toolsKey = "OTELCTX_TEST_NOCODE"
 
 const example = "../example/nocode"
@@ -137,7 +137,7 @@ func needTools(t *testing.T) string {
 	t.Helper()
 	tools := os.Getenv(toolsKey)
 	if tools == "" {
-		t.Skip("make nocode runs this")
+		t.Skip("make interop WHAT=nocode runs this")
 	}
 	return tools
 }

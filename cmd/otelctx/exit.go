@@ -27,6 +27,7 @@ const (
 	exitBusy          = 7
 	exitNoAnswer      = 8
 	exitNoSamples     = 9
+	exitNotConforming = 10
 	exitNotExecutable = 126
 	exitNotFound      = 127
 )
@@ -48,6 +49,7 @@ var exitCodes = []struct {
 	{exitBusy, "the context was being updated at each attempt to read it", []error{reader.ErrBusy}},
 	{exitNoAnswer, "reading the process timed out", []error{patient.ErrNoAnswer, patient.ErrTooMany}},
 	{exitNoSamples, "record: there are no samples, so no profile was written; the message says why", []error{errNoSamples}},
+	{exitNotConforming, "verify: a rule is broken", []error{errNotConforming}},
 	{exitNotExecutable, "record -- COMMAND: the command cannot be executed", []error{launch.ErrNotExecutable}},
 	{exitNotFound, "record -- COMMAND: there is no such command", []error{launch.ErrNotFound}},
 }
