@@ -5,6 +5,7 @@ package recording
 
 import (
 	"encoding/hex"
+	"slices"
 	"strconv"
 
 	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
@@ -40,6 +41,40 @@ func (f Filter) passes(span *rawSpan, attributes [][]*commonpb.KeyValue) bool {
 		}
 	}
 	return false
+}
+
+// Bounds of what is kept of the samples that filters left out.
+const (
+	maxFilteredKeys   = 256
+	maxFilteredValues = 8
+	maxFilteredText   = 256 // bytes of a key or a value
+)
+
+// addFiltered adds the attributes of a sample that filters left out to seen, values only for the
+// keys of the filters.
+func addFiltered(seen map[string][]string, filters []Filter, span *rawSpan, attributes ...[]*commonpb.KeyValue) {
+	add := func(key, value string) {
+		values, known := seen[key]
+		if len(key) > maxFilteredText || !known && len(seen) >= maxFilteredKeys {
+			return
+		}
+		wanted := slices.ContainsFunc(filters, func(f Filter) bool { return f.Key == key })
+		if wanted && len(values) < maxFilteredValues && len(value) <= maxFilteredText && !slices.Contains(values, value) {
+			values = append(values, value)
+		}
+		seen[key] = values
+	}
+	if span.exists() {
+		add("trace_id", hex.EncodeToString(span.traceID[:]))
+		add("span_id", hex.EncodeToString(span.spanID[:]))
+	}
+	for _, kvs := range attributes {
+		for _, kv := range kvs {
+			if text, ok := plainText(kv.GetValue()); ok {
+				add(kv.GetKey(), text)
+			}
+		}
+	}
 }
 
 // plainText returns a value as text, unless it is made of others.

@@ -6,6 +6,7 @@
 package recording
 
 import (
+	"context"
 	"encoding/binary"
 	"os"
 	"os/exec"
@@ -96,7 +97,7 @@ func TestPartsDoNotOverlap(t *testing.T) {
 	const period = time.Second
 	l := newLoad(t, 1)
 	start := time.Now()
-	r := &recording{config: &Config{Period: period}, start: start, parts: make(chan *part, 2)}
+	r := &recording{config: &Config{Period: period}, clock: start, parts: make(chan *part, 2)}
 	r.startPeriod(start)
 	end := start.Add(period)
 	l.add(r.part, end.Add(time.Microsecond), 0, 0, 1, 1)
@@ -159,7 +160,7 @@ func TestMemoryOfManyProcessors(t *testing.T) {
 		n.name(t.Context(), both[0])
 		runtime.KeepAlive(both)
 	})
-	require.NoError(t, queue.Close())
+	require.NoError(t, queue.Close(context.Background()))
 	t.Logf("%d parts of %d s: %d MiB; of the largest parts: %d MiB", parts, seconds, usual>>20, largest>>20)
 	assert.Less(t, usual, uint64(150<<20))
 	assert.Less(t, largest, uint64(354<<20)) // All else that the document counts is less than 158 MiB.

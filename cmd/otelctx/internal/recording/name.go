@@ -156,6 +156,9 @@ func (n *nameResolver) add(ctx context.Context, builder *profile.Builder, of *ta
 		attributes := sampleAttributes(&same.rawKey, shown, n.config.IDAttributes)
 		if !passes(n.config.Filters, &same.span, attributes, same.published.attributes) {
 			n.tally.filtered += uint64(len(same.times))
+			if n.tally.samples == 0 {
+				addFiltered(n.tally.filteredAttributes, n.config.Filters, &same.span, attributes, same.published.attributes)
+			}
 			continue
 		}
 		key := stackKey{same.stack, same.published}

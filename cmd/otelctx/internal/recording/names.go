@@ -86,8 +86,8 @@ func (n *nameTable) appendTo(shown []reader.ThreadAttribute, s *rawSpan) []reade
 	return shown
 }
 
-// wantNames has the names of a program's spans read soon. It does not wait.
-func (ts *targets) wantNames(t *target, n *nameTable) {
+// want has the names of a program's spans read soon, on a goroutine of working. It does not wait.
+func (n *nameTable) want(working *sync.WaitGroup, t *target) {
 	if !n.wanted.CompareAndSwap(false, true) {
 		return
 	}
@@ -96,7 +96,7 @@ func (ts *targets) wantNames(t *target, n *nameTable) {
 		return
 	}
 	t.hold()
-	ts.looks.Go(func() {
+	working.Go(func() {
 		defer t.release()
 		_, _ = patient.Call(context.Background(), t.image.PID, processLimit, func() (struct{}, error) {
 			n.read(t.reader)

@@ -86,17 +86,17 @@ func TestWantNames(t *testing.T) {
 	n := newNameTable(layout, nil)
 	of := &target{image: sampler.Image{PID: c.PID()}, reader: p}
 	of.hold()
-	ts := &targets{}
+	var working sync.WaitGroup
 	span := &sampler.Span{Name: 1, Endpoint: 1}
 	assert.False(t, n.knows(span))
-	ts.wantNames(of, n)
-	ts.looks.Wait()
+	n.want(&working, of)
+	working.Wait()
 	assert.True(t, n.knows(span))
 	assert.Equal(t, "request", n.name(1))
 	n.known.Store(new([]string))
 	n.after = time.Now().Add(time.Hour)
-	ts.wantNames(of, n)
-	ts.looks.Wait()
+	n.want(&working, of)
+	working.Wait()
 	assert.False(t, n.knows(span))
 }
 
