@@ -33,9 +33,11 @@ const (
 	// GoroutineRecord is a record behind a goroutine's profiler labels, as OTEP 4947
 	// has it.
 	GoroutineRecord
+	// ThreadContextRecord is the record of OTEP 4947 that a thread-local variable names.
+	ThreadContextRecord
 )
 
-// String returns the kind as thread_slots, goroutine_slots or goroutine_record.
+// String returns the kind as thread_slots, goroutine_slots, goroutine_record or thread_context.
 func (k CarrierKind) String() string {
 	switch k {
 	case ThreadSlots:
@@ -44,6 +46,8 @@ func (k CarrierKind) String() string {
 		return "goroutine_slots"
 	case GoroutineRecord:
 		return "goroutine_record"
+	case ThreadContextRecord:
+		return "thread_context"
 	default:
 		return fmt.Sprintf("CarrierKind(%d)", int(k))
 	}

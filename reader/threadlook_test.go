@@ -75,6 +75,10 @@ func (f *fakeMemory) Threads() iter.Seq2[int, error] {
 	}
 }
 
+func (*fakeMemory) ThreadStart(int) (uint64, error) { return 0, nil }
+
+func (*fakeMemory) ProgramHeaders() (uint64, error) { return 0, nil }
+
 func (f *fakeMemory) ThreadIDs(tid int) ([]int, error) {
 	ids, ok := f.ids[tid]
 	if !ok {

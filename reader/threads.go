@@ -10,6 +10,7 @@ import (
 	"sync"
 
 	"github.com/otelctx/otelctx/internal/procfs"
+	"github.com/otelctx/otelctx/internal/tlsvar"
 	"github.com/otelctx/otelctx/ringbuf"
 )
 
@@ -69,6 +70,10 @@ type threadTarget interface {
 	Threads() iter.Seq2[int, error]
 	// ThreadIDs returns the ids of a thread, the one that it knows itself by last.
 	ThreadIDs(tid int) ([]int, error)
+	// ThreadStart returns when a thread started, in clock ticks.
+	ThreadStart(tid int) (uint64, error)
+	// ProgramHeaders returns the address of the executable's program headers.
+	ProgramHeaders() (uint64, error)
 }
 
 var _ threadTarget = linuxTarget{}
@@ -88,6 +93,12 @@ type threadState struct {
 	// ms has the address of the runtime's m for the threads that were seen last, by
 	// their own ids.
 	ms map[int]uint64
+	// variables are the thread-local variables of OTEP 4947 in the publication variablesOf, and unresolved is why others cannot be
+	// used. pointers are the thread pointers of threads, by their ids.
+	variables   []tlsvar.Variable
+	variablesOf uint64
+	unresolved  error
+	pointers    map[int]knownPointer
 }
 
 // maxThreads bounds how many threads of a process are looked at.
@@ -120,6 +131,11 @@ const maxThreads = 1 << 17
 // [ErrBusy], or is ctx's.
 func (p *Process) Threads(ctx context.Context) ([]Thread, error) {
 	v, err := p.threadView(ctx)
+	if errors.Is(err, ErrNoThreadContext) {
+		if threads, contextErr := p.threadsByContext(ctx); !errors.Is(contextErr, ErrNoThreadContext) {
+			return threads, contextErr
+		}
+	}
 	if err != nil {
 		return nil, err
 	}

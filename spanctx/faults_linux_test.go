@@ -14,13 +14,12 @@ import (
 
 	"github.com/otelctx/otelctx/internal/cells"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
-	"github.com/otelctx/otelctx/internal/testing/seccomp"
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
 // beWithoutMappings publishes spans where no mapping can be found by a name.
 func beWithoutMappings(parent *childproc.Parent) {
-	parent.Must(seccomp.Deny(seccomp.NoMemfd, seccomp.NoNaming))
+	parent.Must(childproc.Deny(childproc.NoMemfd, childproc.NoNaming))
 	p, err := NewSpanProcessor(WithGoroutineSlots(true))
 	parent.Must(err)
 	provider := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(p))
@@ -44,7 +43,7 @@ func TestWithoutMappings(t *testing.T) {
 
 // beWithoutSpanTable publishes spans where the span table cannot be mapped, but all else can.
 func beWithoutSpanTable(parent *childproc.Parent) {
-	parent.Must(seccomp.Deny(seccomp.NoMmap(wire.SpansHeaderSize + cells.Capacity*wire.CellSize)))
+	parent.Must(childproc.Deny(childproc.NoMmap(wire.SpansHeaderSize + cells.Capacity*wire.CellSize)))
 	p, err := NewSpanProcessor()
 	parent.Must(err)
 	parent.Send("%v: %s", p.Carriers(), strings.ReplaceAll(fmt.Sprint(p.Err()), "\n", "; "))

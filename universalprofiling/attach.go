@@ -12,7 +12,6 @@ import (
 
 	"github.com/otelctx/otelctx/internal/apmlib"
 	"github.com/otelctx/otelctx/internal/cells"
-	"github.com/otelctx/otelctx/internal/sdksampler"
 	"github.com/otelctx/otelctx/internal/sdkspan"
 )
 
@@ -110,7 +109,7 @@ func (g *guests) add(ref cells.Ref, n int32) {
 // OTEL_TRACES_SAMPLER and OTEL_TRACES_SAMPLER_ARG choose.
 func NewSampler(next sdktrace.Sampler) sdktrace.Sampler {
 	if next == nil {
-		next = sdksampler.Default()
+		next = sdkspan.DefaultSampler()
 	}
 	return sampler{next}
 }

@@ -73,7 +73,7 @@ func (t *tally) samples() int { return t.Right + t.None + t.Wrong }
 
 func (b *board) flags(f *flag.FlagSet) {
 	f.StringVar(&b.otelctx, "otelctx", "otelctx", "the command line tool")
-	f.StringVar(&b.otelcol, "otelcol", "", "the Collector with the otelctx receiver, as make otelcol builds it; none is no observers from there")
+	f.StringVar(&b.otelcol, "otelcol", "", "the Collector with the otelctx receiver, as make interop WHAT=otelcol builds it; none is no observers from there")
 	f.IntVar(&b.parallel, "parallel", 1, "how many repetitions of a pattern run at a time, if it allows that")
 	f.StringVar(&b.output, "o", "", "the document whose table to replace; none is standard output")
 	f.StringVar(&b.table, "table", "wild", "which table of the document to replace")

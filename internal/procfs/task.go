@@ -6,6 +6,7 @@ package procfs
 import (
 	"bufio"
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -89,6 +90,37 @@ func (p *Process) ThreadIDs(tid int) ([]int, error) {
 		ids = []int{tid}
 	}
 	return ids, nil
+}
+
+// ThreadStart returns when the thread tid started, in clock ticks since boot. Together with its id it names the thread for good.
+// The error wraps [ErrProcessGone] if the thread is gone.
+func (p *Process) ThreadStart(tid int) (uint64, error) {
+	stat, err := p.dir.ReadFile(path.Join("task", strconv.Itoa(tid), "stat"))
+	if err != nil {
+		return 0, goneError(err)
+	}
+	// The thread's name may contain anything, parentheses included. The start is the 20th field behind it (proc_pid_stat(5)).
+	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
+	if len(fields) < 20 {
+		return 0, fmt.Errorf("%w stat: %d fields", ErrMalformed, len(fields))
+	}
+	return strconv.ParseUint(string(fields[19]), 10, 64)
+}
+
+// ProgramHeaders returns the address of the executable's program headers in the process, AT_PHDR of getauxval(3). The error wraps
+// [ErrProcessGone] if the process is gone.
+func (p *Process) ProgramHeaders() (uint64, error) {
+	const atPHDR = 3
+	auxv, err := p.dir.ReadFile("auxv")
+	if err != nil {
+		return 0, goneError(err)
+	}
+	for ; len(auxv) >= 16; auxv = auxv[16:] {
+		if binary.NativeEndian.Uint64(auxv) == atPHDR {
+			return binary.NativeEndian.Uint64(auxv[8:]), nil
+		}
+	}
+	return 0, fmt.Errorf("%w auxv: no AT_PHDR", ErrMalformed)
 }
 
 // nsPIDs returns the ids in the line NSpid of a status file, or nil if there is none.

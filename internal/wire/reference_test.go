@@ -19,7 +19,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/otelctx/otelctx/internal/goruntime"
-	"github.com/otelctx/otelctx/internal/testing/mdtable"
+	"github.com/otelctx/otelctx/internal/testing/golden"
 )
 
 // reference is where the formats are documented for readers in other languages.
@@ -28,7 +28,7 @@ const reference = "../../docs/wire-format.md"
 // documented returns the first cells of each row of a table of the reference, joined.
 func documented(t *testing.T, table string, cells int) (rows []string) {
 	t.Helper()
-	for _, row := range mdtable.Rows(t, reference, table) {
+	for _, row := range golden.Rows(t, reference, table) {
 		require.Greater(t, len(row), cells-1, row)
 		rows = append(rows, strings.Join(row[:cells], " "))
 	}
@@ -90,7 +90,7 @@ func TestReferenceConstants(t *testing.T) {
 	assert.Equal(t, processContextMappings[:], documented(t, "mapping names", 1))
 	assert.Equal(t, threadLocalMappings[:], documented(t, "separate mapping names", 1))
 	var values []string
-	for _, r := range mdtable.Rows(t, reference, "ring constants") {
+	for _, r := range golden.Rows(t, reference, "ring constants") {
 		values = append(values, r[1])
 	}
 	assert.Equal(t, []string{
@@ -98,20 +98,20 @@ func TestReferenceConstants(t *testing.T) {
 		strconv.Itoa(RingHeaderSize1), strconv.Itoa(RingHeaderSize2), strconv.Itoa(SlotSize1), strconv.Itoa(SlotSize2),
 	}, values)
 	values = nil
-	for _, r := range mdtable.Rows(t, reference, "span table constants") {
+	for _, r := range golden.Rows(t, reference, "span table constants") {
 		values = append(values, r[1])
 	}
 	assert.Equal(t, []string{
 		fmt.Sprintf("0x%X", SpansMagic), SpansName, strconv.Itoa(SpansHeaderSize), strconv.Itoa(CellSize),
 	}, values)
 	values = nil
-	for _, r := range mdtable.Rows(t, reference, "name table constants") {
+	for _, r := range golden.Rows(t, reference, "name table constants") {
 		values = append(values, r[1])
 	}
 	assert.Equal(t, []string{
 		fmt.Sprintf("0x%X", NamesMagic), NamesName, strconv.Itoa(NamesHeaderSize), strconv.Itoa(NameEntrySize),
 	}, values)
-	header := mdtable.Rows(t, reference, "process context header")
+	header := golden.Rows(t, reference, "process context header")
 	assert.Contains(t, header[0][3], ProcessContextSignature)
 	assert.Equal(t, strconv.Itoa(ProcessContextVersion), header[1][3])
 }
@@ -142,7 +142,7 @@ func TestReferenceKeys(t *testing.T) {
 		want = append(want, KeyGo+key)
 	}
 	assert.Equal(t, want, documented(t, "advertised keys", 1))
-	for _, r := range mdtable.Rows(t, reference, "advertised keys") {
+	for _, r := range golden.Rows(t, reference, "advertised keys") {
 		switch r[0] {
 		case KeySchemaVersion:
 			assert.Contains(t, r[2], "`"+SchemaGoLabels+"`: goroutines")
@@ -164,7 +164,7 @@ func TestReferenceProtobuf(t *testing.T) {
 		d := m.ProtoReflect().Descriptor()
 		messages[string(d.Name())] = d
 	}
-	for _, r := range mdtable.Rows(t, reference, "protobuf fields") {
+	for _, r := range golden.Rows(t, reference, "protobuf fields") {
 		require.Contains(t, messages, r[0])
 		f := messages[r[0]].Fields().ByName(protoreflect.Name(r[1]))
 		require.NotNil(t, f, r)

@@ -14,6 +14,9 @@ const (
 	KeySchemaVersion = "threadlocal.schema_version"
 	SchemaGoLabels   = "go_pprof_labels_v1"
 	SchemaSlots      = "otelctx_slots_v1"
+	// SchemaTLSDevelopment and SchemaTLS say that the thread-local variable of OTEP 4947 names records.
+	SchemaTLSDevelopment = "tlsdesc_v1_dev"
+	SchemaTLS            = "tls_v1"
 
 	// KeyAttributeKeyMap is an array of strings: what the key bytes of encoded
 	// attributes stand for.

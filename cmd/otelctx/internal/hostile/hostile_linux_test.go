@@ -27,9 +27,7 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/burner"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/programs"
-	"github.com/otelctx/otelctx/internal/testing/seccomp"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
-	"github.com/otelctx/otelctx/internal/testing/userfault"
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
@@ -44,13 +42,13 @@ func TestMain(m *testing.M) {
 	childproc.MainAlone(m, map[string]func(*childproc.Parent){
 		burner.Role: burner.Run,
 		roleStalling: func(parent *childproc.Parent) {
-			_, _, err := userfault.Stall(wire.ProcessContextName, os.Getpagesize())
+			_, _, err := childproc.Stall(wire.ProcessContextName, os.Getpagesize())
 			parent.Must(err)
 			parent.Send("stalling")
 			parent.Receive()
 		},
 		roleDenied: func(parent *childproc.Parent) {
-			parent.Must(seccomp.Deny(seccomp.DeniedNoexecSeal, seccomp.NoNaming))
+			parent.Must(childproc.Deny(childproc.DeniedNoexecSeal, childproc.NoNaming))
 			burner.Run(parent)
 		},
 	})
