@@ -97,7 +97,7 @@ func (*recordCommand) Help() string {
 		"--otlp-endpoint is where OTEL_EXPORTER_OTLP_PROFILES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT says. The other " +
 		"OTEL_EXPORTER_OTLP_ variables, PROTOCOL (grpc, or http/protobuf) among them, count in any case.\n\n" + recordPrivileges + "\n\n" +
 		"With --json: {pid, start_time_unix_nano, duration_nano, frequency, samples, attributed, unproven, lost, ended,\n" +
-		"replaced, cut, truncated, spans_left_out, dropped, filtered, sent, unsent, waiting,\n" +
+		"replaced, cut, truncated, spans_left_out, dropped, filtered, not_examined, sent, unsent, waiting,\n" +
 		"processes: [{pid, service, samples, attributed}],\n" +
 		"spans: [{service, name, trace_id, span_id, samples, unproven, cpu_nano, attributes: {KEY: VALUE}}],\n" +
 		"traces: [{service, trace_id, spans, samples, cpu_nano}],\n" +

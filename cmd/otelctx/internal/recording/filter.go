@@ -8,6 +8,8 @@ import (
 	"strconv"
 
 	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
+
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
 )
 
 // Filter leaves out all samples but those with an attribute of this value: of the process's
@@ -16,7 +18,7 @@ import (
 type Filter struct{ Key, Value string }
 
 // passes reports whether a sample passes all filters.
-func passes(filters []Filter, span *rawSpan, attributes ...[]*commonpb.KeyValue) bool {
+func passes(filters []Filter, span *sampler.Span, attributes ...[]*commonpb.KeyValue) bool {
 	for _, f := range filters {
 		if !f.passes(span, attributes) {
 			return false
@@ -25,12 +27,12 @@ func passes(filters []Filter, span *rawSpan, attributes ...[]*commonpb.KeyValue)
 	return true
 }
 
-func (f Filter) passes(span *rawSpan, attributes [][]*commonpb.KeyValue) bool {
+func (f Filter) passes(span *sampler.Span, attributes [][]*commonpb.KeyValue) bool {
 	switch {
-	case f.Key == "trace_id" && span.exists():
-		return f.Value == hex.EncodeToString(span.traceID[:])
-	case f.Key == "span_id" && span.exists():
-		return f.Value == hex.EncodeToString(span.spanID[:])
+	case f.Key == "trace_id" && span.Exists():
+		return f.Value == hex.EncodeToString(span.TraceID[:])
+	case f.Key == "span_id" && span.Exists():
+		return f.Value == hex.EncodeToString(span.SpanID[:])
 	}
 	for _, kvs := range attributes {
 		for _, kv := range kvs {
