@@ -25,7 +25,7 @@ func TestGoldenVectors(t *testing.T) {
 	for file, judge := range map[string]func([]byte) (verdict, expect string){
 		"headers.csv": judgeHeader, "payloads.csv": judgePayload, "records.csv": judgeRecord,
 	} {
-		f, err := os.Open("../interop/vectors/" + file)
+		f, err := os.Open("../internal/interop/vectors/" + file)
 		if errors.Is(err, os.ErrNotExist) {
 			t.Skip("needs a clone of the repository: ", err)
 		}

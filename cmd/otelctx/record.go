@@ -315,6 +315,9 @@ func (c *recordCommand) complain(s streams, r *recording.Result) {
 	if r.Replaced > 0 {
 		s.complainf("%d samples were left out: their process had just begun to run another program", r.Replaced)
 	}
+	if r.Unnamed > 0 {
+		s.complainf("%d samples lack names of functions: finding them took too long, or it is not known what their process had mapped", r.Unnamed)
+	}
 	if r.Filtered > 0 {
 		s.complainf("%d samples were left out by --filter", r.Filtered)
 	}

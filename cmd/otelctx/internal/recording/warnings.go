@@ -35,7 +35,7 @@ func (w *warnings) say(pid int, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	key := warning{pid, err.Error()}
-	for _, kind := range []error{patient.ErrNoAnswer, patient.ErrTooMany, reader.ErrInvalid, reader.ErrBusy} {
+	for _, kind := range []error{patient.ErrNoAnswer, patient.ErrTooMany, reader.ErrInvalid, reader.ErrBusy, errMappings} {
 		if errors.Is(err, kind) {
 			key.reason = kind.Error()
 		}

@@ -86,13 +86,18 @@ func newWatcher(c *Config, w *warnings) (*watcher, error) {
 		}
 		_ = p.Close()
 	}
-	s, err := sampler.Open(c.Sampler)
-	if err != nil {
-		return nil, err
-	}
 	files := symbols.NewFiles()
 	if c.Unnamed {
 		files = symbols.NewUnnamedFiles()
+	}
+	of := c.Sampler
+	of.Mappings = files
+	s, err := sampler.Open(of)
+	if err != nil {
+		return nil, err
+	}
+	if !s.TellsMappings() {
+		files.Untold()
 	}
 	watcher := &watcher{
 		config: c, sampler: s, files: files, registry: newRegistry(&c.Selection), queue: newQueue(mostLooks, mostQuick),
@@ -230,7 +235,7 @@ func (w *watcher) attachNow(ctx context.Context, image sampler.Image, most int) 
 	// What it maps next is looked at soon, too.
 	t.seen.Store(true)
 	_, err := patient.Call(ctx, image.PID, processLimit, func() (struct{}, error) {
-		t.symbols.Table().Attach(most)
+		t.symbols.Attach(most)
 		return struct{}{}, nil
 	})
 	if err != nil && ctx.Err() == nil {
@@ -357,6 +362,7 @@ func (w *watcher) look(ctx context.Context, l *look) error {
 		defer t.release()
 		was := t.published.Load()
 		err := w.refresh(ctx, t)
+		w.checkMappings(t)
 		if t.published.Load() != was {
 			w.checkCarrier(t)
 		}
@@ -375,7 +381,18 @@ func (w *watcher) look(ctx context.Context, l *look) error {
 		return err
 	}
 	w.checkCarrier(t)
+	w.checkMappings(t)
 	return nil
+}
+
+// errMappings says that a process has too many executable mappings.
+var errMappings = errors.New("too many executable mappings")
+
+// checkMappings warns if a program has too many mappings.
+func (w *watcher) checkMappings(t *target) {
+	if n := t.symbols.LeftOut(); n > 0 {
+		w.warnings.say(t.image.PID, fmt.Errorf("pid %d: %w: functions in %d of them have no names", t.image.PID, errMappings, n))
+	}
 }
 
 // checkCarrier warns if a program cannot show its spans by the only carrier to be read.
