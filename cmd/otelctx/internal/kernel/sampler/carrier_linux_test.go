@@ -287,7 +287,7 @@ func TestSpanOfLabels(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			got := spanOfLabels(test.labels)
 			if !test.found {
-				assert.Nil(t, got)
+				assert.Zero(t, got)
 				return
 			}
 			assert.Equal(t, Span{
