@@ -473,7 +473,7 @@ func (b *build) inspectService(pid int, service string, loaded <-chan struct{}) 
 			kinds[c.Kind]++
 			assert.Empty(t, c.Error, c.Kind)
 		}
-		assert.Equal(t, map[string]int{"thread_slots": 1, "goroutine_slots": 1, "goroutine_record": 1}, kinds)
+		assert.Equal(t, map[string]int{"thread_slots": 1, "goroutine_table": 1, "goroutine_record": 1}, kinds)
 		for _, th := range got.Threads {
 			if th.Name == "sign" && th.Proven {
 				return

@@ -15,8 +15,8 @@ import (
 	"github.com/otelctx/otelctx/ringbuf"
 )
 
-// SpanTable says where a process keeps its live spans: a cell for each. Slots and records
-// name cells by references, see docs/wire-format.md.
+// SpanTable says where a process keeps its live spans: a cell for each. Slots, records and entries
+// of the goroutine table name cells by references, see docs/wire-format.md.
 type SpanTable struct {
 	// Address is where the table's header is, and HeaderSize how far behind it the first
 	// cell is. CellSize is the distance between cells, and Capacity their number.
@@ -38,8 +38,9 @@ const (
 	cellSpanID
 	cellLocalRoot
 	cellGoid
-	cellEnclosing
+	cellAncestors
 	cellTraceFlags
+	cellOutside
 	cellStart
 	cellG
 	cellTID
@@ -154,36 +155,15 @@ func (p *Process) Spans(ctx context.Context) ([]LiveSpan, error) {
 	if t == nil {
 		return nil, p.error(fmt.Errorf("%w: live spans are not advertised", ErrNoThreadContext))
 	}
-	used, err := t.used(p.threads.source)
+	spans, err := t.live(p.threads.source)
 	if errors.Is(err, errNoSpanTable) {
 		err = fmt.Errorf("%w: %w", ErrNoThreadContext, err) // it was closed meanwhile
 	}
 	if err != nil {
 		return nil, p.classify(err)
 	}
-	var spans []LiveSpan
-	const batch = 512
-	before, cells, after := make([]byte, batch*t.CellSize), make([]byte, batch*t.CellSize), make([]byte, batch*t.CellSize)
-	for first := 0; first < used; first += batch {
-		if err := ctx.Err(); err != nil {
-			return nil, p.error(err)
-		}
-		address := t.Address + uint64(t.HeaderSize) + uint64(first*t.CellSize)
-		size := min(batch, used-first) * t.CellSize
-		// Nothing says in which order the bytes of a part are read. So the cells are read
-		// three times. A version that is there before and after was there all the while,
-		// because versions do not come back.
-		if _, err := p.threads.source.ReadParts([]ringbuf.Part{
-			{Address: address, Data: before[:size]}, {Address: address, Data: cells[:size]}, {Address: address, Data: after[:size]},
-		}); err != nil {
-			return nil, p.classify(err)
-		}
-		for at := 0; at < size; at += t.CellSize {
-			version := t.u64(before[at:], cellVersion)
-			if version != 0 && version&wire.CellOver == 0 && t.u64(after[at:], cellVersion) == version {
-				spans = append(spans, t.decode(cells[at:]))
-			}
-		}
+	if err := ctx.Err(); err != nil {
+		return nil, p.error(err)
 	}
 	name := p.nameSpans(v)
 	for i := range spans {
@@ -194,5 +174,35 @@ func (p *Process) Spans(ctx context.Context) ([]LiveSpan, error) {
 		return nil, err
 	}
 	slices.SortStableFunc(spans, func(a, b LiveSpan) int { return a.Start.Compare(b.Start) })
+	return spans, nil
+}
+
+// live returns the live spans, without their names. The error is the memory's, or wraps
+// [errNoSpanTable].
+func (t *SpanTable) live(memory ringbuf.Memory) (spans []LiveSpan, err error) {
+	used, err := t.used(memory)
+	if err != nil {
+		return nil, err
+	}
+	const batch = 512
+	before, cells, after := make([]byte, batch*t.CellSize), make([]byte, batch*t.CellSize), make([]byte, batch*t.CellSize)
+	for first := 0; first < used; first += batch {
+		address := t.Address + uint64(t.HeaderSize) + uint64(first*t.CellSize)
+		size := min(batch, used-first) * t.CellSize
+		// Nothing says in which order the bytes of a part are read. So the cells are read
+		// three times. A version that is there before and after was there all the while,
+		// because versions do not come back.
+		if _, err := memory.ReadParts([]ringbuf.Part{
+			{Address: address, Data: before[:size]}, {Address: address, Data: cells[:size]}, {Address: address, Data: after[:size]},
+		}); err != nil {
+			return nil, err
+		}
+		for at := 0; at < size; at += t.CellSize {
+			version := t.u64(before[at:], cellVersion)
+			if version != 0 && version&wire.CellOver == 0 && t.u64(after[at:], cellVersion) == version {
+				spans = append(spans, t.decode(cells[at:]))
+			}
+		}
+	}
 	return spans, nil
 }

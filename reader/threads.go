@@ -70,6 +70,8 @@ type threadTarget interface {
 	Threads() iter.Seq2[int, error]
 	// ThreadIDs returns the ids of a thread, the one that it knows itself by last.
 	ThreadIDs(tid int) ([]int, error)
+	// PresentPages returns which of some pages of its memory are there.
+	PresentPages(address uint64, pages int) ([]bool, error)
 	// ThreadStart returns when a thread started, in clock ticks.
 	ThreadStart(tid int) (uint64, error)
 	// ProgramHeaders returns the address of the executable's program headers.
@@ -117,14 +119,17 @@ const maxThreads = 1 << 17
 // goroutines.
 //
 // Which goroutine a thread runs is known to profilers that interrupt the thread. A
-// reader in another process has to find the runtime's m of the thread first, and the
-// thread slots of layout 2 have its address. So a process without thread slots shows no
-// spans here. A thread shows none before it has once published one.
+// reader in another process has to find the runtime's m of the thread first. The
+// thread slots of layout 2 have its address. For a thread that has published nothing, Threads
+// asks the goroutines that are in a span, by the goroutine table and the span table, on which
+// thread they run. So only a goroutine that has inherited its span, on a thread that has published
+// nothing so far, is not found.
 //
 // How carriers are found is remembered, and looked at again when the process advertises
 // them anew. Then a process costs one system call, and a thread between one and
-// about eight. Without an advertisement it takes a look at all mappings, each time
-// until a ring is found.
+// about eight. While there are threads whose m is not known, it also costs reading the live spans
+// and the used pages of the goroutine table. Without an advertisement it takes a look at all
+// mappings, each time until a ring is found.
 //
 // The error wraps [ErrNoThreadContext] if the process shows no spans in a way that can
 // be read. Else it wraps [ErrNotPermitted], [ErrProcessGone], [ErrInvalid] or
@@ -143,20 +148,8 @@ func (p *Process) Threads(ctx context.Context) ([]Thread, error) {
 	if err != nil {
 		return nil, err
 	}
-	known := p.knownMs()
-	ms := make(map[int]uint64, len(threads))
-	look := newThreadLook(p.threads.source, v)
-	for i := range threads {
-		if err := ctx.Err(); err != nil {
-			return nil, p.error(err)
-		}
-		t := &threads[i]
-		if err := look.at(t, known[t.OwnTID]); err != nil {
-			return nil, p.classify(err)
-		}
-		if look.m != 0 {
-			ms[t.OwnTID] = look.m
-		}
+	if err := p.look(ctx, v, threads); err != nil {
+		return nil, err
 	}
 	name := p.nameSpans(v)
 	for i := range threads {
@@ -168,11 +161,49 @@ func (p *Process) Threads(ctx context.Context) ([]Thread, error) {
 	if err := p.checkAlive(); err != nil {
 		return nil, err
 	}
+	p.nameAttributes(ctx, v, threads)
+	return threads, nil
+}
+
+// look fills in the goroutines and the spans of threads. A thread whose slot does not lead to its
+// m, and whose m is not known from the last time, is looked at again if one of the goroutines that
+// are in a span runs on it.
+func (p *Process) look(ctx context.Context, v *threadView, threads []Thread) error {
+	known := p.knownMs()
+	ms := make(map[int]uint64, len(threads))
+	look := newThreadLook(p.threads.source, v)
+	at := func(t *Thread, m uint64) error {
+		if err := ctx.Err(); err != nil {
+			return p.error(err)
+		}
+		if err := look.at(t, m); err != nil {
+			return p.classify(err)
+		}
+		if look.m != 0 {
+			ms[t.OwnTID] = look.m
+		}
+		return nil
+	}
+	for i := range threads {
+		if err := at(&threads[i], known[threads[i].OwnTID]); err != nil {
+			return err
+		}
+	}
+	if len(ms) < len(threads) && (v.goroutines != nil || v.recordOffset >= 0) {
+		found := p.findMs(v)
+		for i := range threads {
+			t := &threads[i]
+			if m := found[uint64(t.OwnTID)]; m != 0 && ms[t.OwnTID] == 0 {
+				if err := at(t, m); err != nil {
+					return err
+				}
+			}
+		}
+	}
 	p.threads.mu.Lock()
 	p.threads.ms = ms
 	p.threads.mu.Unlock()
-	p.nameAttributes(ctx, v, threads)
-	return threads, nil
+	return nil
 }
 
 func (p *Process) knownMs() map[int]uint64 {

@@ -20,7 +20,7 @@ import (
 // beWithoutMappings publishes spans where no mapping can be found by a name.
 func beWithoutMappings(parent *childproc.Parent) {
 	parent.Must(childproc.Deny(childproc.NoMemfd, childproc.NoNaming))
-	p, err := NewSpanProcessor(WithGoroutineSlots(true))
+	p, err := NewSpanProcessor(WithGoroutineTable(true))
 	parent.Must(err)
 	provider := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(p))
 	before := installed()
@@ -36,7 +36,7 @@ func TestWithoutMappings(t *testing.T) {
 	said := childproc.Start(t, roleWithoutMappings, nil).Receive()
 	assert.Contains(t, said, "record true: ")
 	assert.Contains(t, said, "thread slots are off: ")
-	assert.Contains(t, said, "goroutine slots are off: ")
+	assert.Contains(t, said, "goroutine table is off: ")
 	assert.Contains(t, said, "span table is off: ")
 	assert.NotContains(t, said, "goroutine record")
 }
@@ -56,5 +56,5 @@ func TestWithoutSpanTable(t *testing.T) {
 	assert.Contains(t, said, "[goroutine_record]: ")
 	assert.Contains(t, said, "span table is off: ")
 	assert.Contains(t, said, "thread slots are off: ")
-	assert.Contains(t, said, "goroutine slots are off: ")
+	assert.Contains(t, said, "goroutine table is off: ")
 }

@@ -80,9 +80,9 @@ func Refresh(ctx context.Context) {
 	i.records.Store(&hidden)
 }
 
-// find returns the live local span of ctx, or 0.
+// find returns the live, recording, local span of ctx, or 0.
 func (i *Integration) find(ctx context.Context) cells.Ref {
-	if k, ok := sdkspan.Local(ctx); ok {
+	if k, ok := sdkspan.Recording(ctx); ok {
 		return i.table.Find(k)
 	}
 	return 0

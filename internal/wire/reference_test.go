@@ -78,6 +78,8 @@ func TestReferenceLayouts(t *testing.T) {
 		"slot of layout 2":       fieldRows(SlotFields(RingLayout2)),
 		"span table header":      layoutOf(SpansHeader{}),
 		"cell":                   fieldRows(CellFields()),
+		"goroutine table header": layoutOf(GoroutinesHeader{}),
+		"goroutine entry":        layoutOf(GoroutineEntry{}),
 		"name table header":      layoutOf(NamesHeader{}),
 		"name":                   layoutOf(NameEntry{}),
 		"record":                 append(layoutOf(ThreadContextRecord{}), row(ThreadContextRecordSize, 0, "attrs_data")),
@@ -105,6 +107,13 @@ func TestReferenceConstants(t *testing.T) {
 		fmt.Sprintf("0x%X", SpansMagic), SpansName, strconv.Itoa(SpansHeaderSize), strconv.Itoa(CellSize),
 	}, values)
 	values = nil
+	for _, r := range golden.Rows(t, reference, "goroutine table constants") {
+		values = append(values, r[1])
+	}
+	assert.Equal(t, []string{
+		fmt.Sprintf("0x%X", GoroutinesMagic), GoroutinesName, strconv.Itoa(GoroutinesHeaderSize), strconv.Itoa(GoroutineEntrySize), strconv.Itoa(GoroutinesCapacity),
+	}, values)
+	values = nil
 	for _, r := range golden.Rows(t, reference, "name table constants") {
 		values = append(values, r[1])
 	}
@@ -118,12 +127,15 @@ func TestReferenceConstants(t *testing.T) {
 
 func TestReferenceKeys(t *testing.T) {
 	want := []string{KeySchemaVersion, KeyAttributeKeyMap}
-	for _, prefix := range []string{KeyThreadSlots, KeyGoroutineSlots} {
-		for _, key := range []string{
-			RingKeyMapping, RingKeyAddress, RingKeyLayout, RingKeyCapacity, RingKeyHeaderSize, RingKeySlotSize, RingKeyIndex, RingKeyFields,
-		} {
-			want = append(want, prefix+key)
-		}
+	for _, key := range []string{
+		RingKeyMapping, RingKeyAddress, RingKeyLayout, RingKeyCapacity, RingKeyHeaderSize, RingKeySlotSize, RingKeyIndex, RingKeyFields,
+	} {
+		want = append(want, KeyThreadSlots+key)
+	}
+	for _, key := range []string{
+		RingKeyMapping, RingKeyAddress, RingKeyLayout, RingKeyCapacity, RingKeyHeaderSize, TableKeyEntrySize,
+	} {
+		want = append(want, KeyGoroutines+key)
 	}
 	for _, key := range []string{
 		RingKeyMapping, RingKeyAddress, RingKeyLayout, RingKeyCapacity, RingKeyHeaderSize, SpansKeyCellSize, RingKeyFields,
@@ -131,13 +143,13 @@ func TestReferenceKeys(t *testing.T) {
 		want = append(want, KeySpans+key)
 	}
 	for _, key := range []string{
-		RingKeyMapping, RingKeyAddress, RingKeyLayout, RingKeyCapacity, RingKeyHeaderSize, NamesKeyEntrySize,
+		RingKeyMapping, RingKeyAddress, RingKeyLayout, RingKeyCapacity, RingKeyHeaderSize, TableKeyEntrySize,
 	} {
 		want = append(want, KeyNames+key)
 	}
 	for _, key := range []string{
 		GoKeyVersion, GoKeyTLSGOffset, GoKeyGMOffset, GoKeyMCurgOffset, GoKeyMProcidOffset, GoKeyGGoidOffset, GoKeyGLabelsOffset, GoKeyRecordOffset,
-		GoKeyRefOffset, GoKeyEnclosingOffset, GoKeyNamesOffset,
+		GoKeyRefOffset, GoKeyAncestorsOffset, GoKeyNamesOffset,
 	} {
 		want = append(want, KeyGo+key)
 	}
@@ -149,8 +161,6 @@ func TestReferenceKeys(t *testing.T) {
 			assert.Contains(t, r[2], "`"+SchemaSlots+"`: there are slots only")
 		case KeyThreadSlots + RingKeyIndex:
 			assert.Equal(t, IndexThread, r[2])
-		case KeyGoroutineSlots + RingKeyIndex:
-			assert.Equal(t, IndexGoroutine, r[2])
 		}
 	}
 }

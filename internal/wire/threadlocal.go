@@ -22,9 +22,11 @@ const (
 	// attributes stand for.
 	KeyAttributeKeyMap = "threadlocal.attribute_key_map"
 
-	// KeyThreadSlots and KeyGoroutineSlots are what the keys of a ring begin with.
-	KeyThreadSlots    = "threadlocal.slots."
-	KeyGoroutineSlots = "threadlocal.goroutine_slots."
+	// KeyThreadSlots is what the keys of the ring by thread begin with.
+	KeyThreadSlots = "threadlocal.slots."
+
+	// KeyGoroutines is what the keys of the goroutine table begin with.
+	KeyGoroutines = "threadlocal.goroutines."
 
 	// KeySpans is what the keys of the span table begin with.
 	KeySpans = "threadlocal.spans."
@@ -51,8 +53,8 @@ const (
 
 	// The span table has cells instead of slots.
 	SpansKeyCellSize = "cell_size"
-	// The name table has entries.
-	NamesKeyEntrySize = "entry_size"
+	// The name table and the goroutine table have entries.
+	TableKeyEntrySize = "entry_size"
 
 	IndexThread    = "thread"
 	IndexGoroutine = "goroutine"
@@ -72,9 +74,10 @@ const (
 	GoKeyRecordOffset = "record_offset"
 	// GoKeyRefOffset is where behind the label pointer the reference to the span's cell is.
 	GoKeyRefOffset = "record_ref_offset"
-	// GoKeyEnclosingOffset is where behind the label pointer the references to the
-	// enclosing spans are.
-	GoKeyEnclosingOffset = "record_enclosing_offset"
+	// GoKeyAncestorsOffset is where behind the label pointer the references to the span's
+	// ancestors are. The id of the goroutine that does not go to them follows: see
+	// [Cell.Flags].
+	GoKeyAncestorsOffset = "record_ancestors_offset"
 	// GoKeyNamesOffset is where behind the label pointer the numbers of the names are.
 	GoKeyNamesOffset = "record_names_offset"
 )

@@ -49,9 +49,9 @@ func (r recorded) namesOfSamples() map[[2]string]int {
 func TestNamesOfSamples(t *testing.T) {
 	for _, words := range []string{
 		burner.Words(burner.Records, burner.Started),
-		burner.Words(burner.GoroutineSlots),
+		burner.Words(burner.GoroutineTable),
 		burner.Words(burner.ThreadSlots),
-		burner.Words(burner.Records, burner.GoroutineSlots, burner.ThreadSlots, burner.Foreign),
+		burner.Words(burner.Records, burner.GoroutineTable, burner.ThreadSlots, burner.Foreign),
 	} {
 		t.Run(words, func(t *testing.T) {
 			t.Setenv("OTELCTX_SPAN_NAMES", "true")

@@ -303,7 +303,7 @@ func TestContainerAttributes(t *testing.T) {
 func TestUnsampled(t *testing.T) {
 	for span, want := range map[sampler.Span]bool{
 		{Proven: true, Carrier: sampler.GoroutineRecord, TraceFlags: 2}: true,
-		{Proven: true, Carrier: sampler.GoroutineSlots, TraceFlags: 3}:  false,
+		{Proven: true, Carrier: sampler.GoroutineTable, TraceFlags: 3}:  false,
 		{Proven: true, Carrier: sampler.Labels}:                         false,
 		{Carrier: sampler.ThreadSlots}:                                  false,
 	} {
