@@ -446,7 +446,7 @@ func startingRole(parent *childproc.Parent) {
 	parent.Send("starting")
 	parent.Receive()
 	close(over)
-	_, err = burner.Start(burner.Records, burner.ThreadSlots, burner.GoroutineSlots)
+	_, err = burner.Start(burner.Records, burner.ThreadSlots)
 	parent.Must(err)
 	parent.Send("published")
 	parent.Receive()
