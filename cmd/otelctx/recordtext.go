@@ -46,6 +46,8 @@ type recordDocument struct {
 	Dropped uint64 `json:"dropped"`
 	// Filtered counts samples that --filter left out. Samples does not include them.
 	Filtered uint64 `json:"filtered"`
+	// NotExamined counts processes that were not examined before the recording ended.
+	NotExamined int `json:"not_examined"`
 	// Sent counts the samples that the collector accepted since the last document, Unsent those that were
 	// dropped since then, and Waiting those that are still to be sent.
 	Sent    uint64 `json:"sent"`
@@ -159,7 +161,7 @@ func (c *recordCommand) document(r *recording.Result) recordDocument {
 	d := recordDocument{
 		PID: c.pid(), StartTimeUnixNano: r.Start.UnixNano(), DurationNano: int64(r.End.Sub(r.Start)), Frequency: c.Frequency,
 		Samples: r.Samples, Attributed: r.Attributed, Unproven: r.Unproven, Lost: r.Lost, Ended: r.Ended,
-		Replaced: r.Replaced, Cut: r.Cut, Truncated: r.Truncated, Unnamed: r.Unnamed, SpansLeftOut: r.SpansLeftOut, Dropped: r.Dropped, Filtered: r.Filtered,
+		Replaced: r.Replaced, Cut: r.Cut, Truncated: r.Truncated, Unnamed: r.Unnamed, SpansLeftOut: r.SpansLeftOut, Dropped: r.Dropped, Filtered: r.Filtered, NotExamined: r.NotExamined,
 		Processes: []processUseDocument{}, Spans: []spanUseDocument{}, Traces: []traceUseDocument{},
 		Work: []workUseDocument{}, Functions: []functionUseDocument{}, Endpoints: []endpointUseDocument{},
 		SpanNames: []spanNameUseDocument{}, Attributes: []attributeUseDocument{},

@@ -4,6 +4,7 @@
 package recording
 
 import (
+	"sync"
 	"testing"
 	"time"
 
@@ -113,12 +114,12 @@ func TestNameTable(t *testing.T) {
 	assert.Nil(t, newNameTable(nil, n))
 	assert.True(t, n.knows(&sampler.Span{Name: 2, Endpoint: 1}))
 	assert.False(t, n.knows(&sampler.Span{Name: 3, Endpoint: 1}))
-	assert.True(t, n.knows(nil))
+	assert.True(t, n.knows(&sampler.Span{}))
 	var none *nameTable
 	assert.True(t, none.knows(&sampler.Span{Name: 3}))
 	none.read(nil)
 	shown := []reader.ThreadAttribute{{Key: "tenant", Value: "7"}}
-	span := &rawSpan{name: 2, endpoint: 9}
+	span := &sampler.Span{Name: 2, Endpoint: 9}
 	assert.Equal(t, []reader.ThreadAttribute{{Key: "tenant", Value: "7"}, {Key: "span_name", Value: "query"}}, n.appendTo(shown, span))
 	assert.Equal(t, shown, none.appendTo(shown, span))
 }

@@ -306,7 +306,7 @@ func (r *recording) rotate(now time.Time) {
 // add adds a sample to the part that is being recorded.
 func (r *recording) add(t *target, s *sampler.Sample) {
 	t.seen.Store(true)
-	if names := t.published.Load().spanNames; !names.knows(s.Span) {
+	if names := t.published.Load().spanNames; !names.knows(&s.Span) {
 		names.want(&r.watcher.working, t)
 	}
 	if stack, first := r.part.add(t, s); first {

@@ -208,7 +208,7 @@ func asking(t *testing.T) (ask func(encoded ...byte) []reader.ThreadAttribute, p
 	p = &published{layout: &reader.ThreadLayout{Advertisement: &reader.ProcessContext{PublishedAtNS: 1}}}
 	return func(encoded ...byte) []reader.ThreadAttribute {
 		n := &nameResolver{asked: map[*published]bool{}, left: budget{time: namingLimit}}
-		return n.attributes(t.Context(), one, &rawSamples{rawKey: rawKey{published: p, span: rawSpan{attributes: string(encoded)}}})
+		return n.attributes(t.Context(), one, &rawSamples{rawKey: rawKey{published: p, span: sampler.Span{Attributes: string(encoded)}}})
 	}, p
 }
 
@@ -301,25 +301,25 @@ func TestContainerAttributes(t *testing.T) {
 	}
 }
 
-func TestIsUnsampled(t *testing.T) {
-	for span, want := range map[*sampler.Span]bool{
+func TestUnsampled(t *testing.T) {
+	for span, want := range map[sampler.Span]bool{
 		{Proven: true, Carrier: sampler.GoroutineRecord, TraceFlags: 2}: true,
 		{Proven: true, Carrier: sampler.GoroutineTable, TraceFlags: 3}:  false,
 		{Proven: true, Carrier: sampler.Labels}:                         false,
 		{Carrier: sampler.ThreadSlots}:                                  false,
 	} {
-		assert.Equal(t, want, isUnsampled(span), "%+v", span)
+		span.SpanID = [8]byte{1}
+		assert.Equal(t, want, span.Unsampled(), "%+v", span)
 	}
 }
 
 func TestSampleAttributes(t *testing.T) {
 	key := rawKey{
-		cpu: 3, tid: 7, comm: "worker", goroutine: 9, truncated: true, span: rawSpan{traceID: [16]byte{0xCD}, spanID: [8]byte{1}, localRoot: [8]byte{0xAB}, unsampled: true},
+		cpu: 3, tid: 7, comm: "worker", goroutine: 9, truncated: true, span: sampler.Span{TraceID: [16]byte{0xCD}, SpanID: [8]byte{1}, LocalRootSpanID: [8]byte{0xAB}, Proven: true, Carrier: sampler.GoroutineRecord},
 	}
 	shown := []reader.ThreadAttribute{{Key: "http.app", Value: "shop"}, {Key: "thread.name", Value: "another"}}
 	want := map[string]string{
-		"cpu.logical_number": "3", "thread.id": "7", "thread.name": "worker", "http.app": "shop", "otelctx.span.unproven": "true",
-		"otelctx.span.sampled": "false", "otelctx.stack.truncated": "true", "otelctx.goroutine.id": "9",
+		"cpu.logical_number": "3", "thread.id": "7", "thread.name": "worker", "http.app": "shop", "otelctx.span.sampled": "false", "otelctx.stack.truncated": "true", "otelctx.goroutine.id": "9",
 	}
 	withIDs := maps.Clone(want)
 	withIDs["trace_id"], withIDs["span_id"] = "cd000000000000000000000000000000", "0100000000000000"
@@ -447,7 +447,7 @@ func startingRole(parent *childproc.Parent) {
 	parent.Send("starting")
 	parent.Receive()
 	close(over)
-	_, err = burner.Start(burner.Records, burner.ThreadSlots, burner.GoroutineTable)
+	_, err = burner.Start(burner.Records, burner.ThreadSlots)
 	parent.Must(err)
 	parent.Send("published")
 	parent.Receive()

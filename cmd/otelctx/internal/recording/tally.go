@@ -191,21 +191,21 @@ func (t *tally) add(pid int, s *rawSamples, shown []reader.ThreadAttribute) {
 		}
 	}
 	p.Samples += n
-	if !s.span.exists() {
+	if !s.span.Exists() {
 		return
 	}
 	p.Attributed += n
 	t.attributed += n
-	key := spanKey{service, s.span.traceID, s.span.spanID}
+	key := spanKey{service, s.span.TraceID, s.span.SpanID}
 	if _, known := t.spans[key]; !known && len(t.spans) == maxSpans || t.shownBytes > maxShownBytes {
 		t.thinSpans()
 	}
 	count := t.spans[key]
 	count.samples += uint32(n)
-	if s.span.localRoot != [8]byte{} { // not every carrier leads to the span's cell
-		count.localRoot = s.span.localRoot
+	if s.span.LocalRootSpanID != [8]byte{} { // not every carrier leads to the span's cell
+		count.localRoot = s.span.LocalRootSpanID
 	}
-	if !s.span.proven {
+	if !s.span.Proven {
 		count.unproven += uint32(n)
 		t.unproven += n
 	}

@@ -33,7 +33,7 @@ const (
 	// Most answer at once.
 	firstLooks = time.Second
 	// firstUse is for how long the processes are observed at the start to tell which are busy.
-	firstUse = 20 * time.Millisecond
+	firstUse = 50 * time.Millisecond
 	// shortLook is how long a look may have taken when the recording ends without a warning.
 	shortLook = 100 * time.Millisecond
 	// refreshShare bounds the time that reading the mappings of a process takes: one part in so many.
