@@ -59,7 +59,7 @@ func (*recordCommand) Help() string {
 		"A sample's span is the one of the goroutine that ran, or none. Only of processes that show their spans in slots of " +
 		"layout 1 alone, or do not say where the Go runtime keeps goroutines, it may be another one: such samples are counted " +
 		"as unproven, and have the attribute otelctx.span.unproven in the profile.\n\n" +
-		"Where a process shows its spans in several ways the best one counts: the goroutine's record, its slot, the thread's " +
+		"Where a process shows its spans in several ways the best one counts: the goroutine's record, its entry, the thread's " +
 		"slot. --carrier reads one of them alone, to see what a profiler sees that knows only that one: record, " +
 		"goroutine_table, thread_slots, or labels. Labels are the goroutine's runtime/pprof labels trace_id and span_id, 32 and " +
 		"16 lower-case hexadecimal digits, whoever has set them. They are read as the OpenTelemetry eBPF profiler reads them: " +
