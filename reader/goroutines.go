@@ -8,6 +8,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	goruntime "runtime"
 	"sync"
 	"syscall"
 	"time"
@@ -298,6 +299,9 @@ func (l *goroutineLook) learn(v *threadView, refs []GoroutineRef) error {
 	}
 	l.knownGoroutines = *k
 	l.result.StateErr, l.result.StacksErr, l.result.ReasonsErr = k.stateErr, k.stacksErr, k.reasonsErr
+	if errors.Is(k.stacksErr, gostack.ErrNotParked) || len(refs) == 0 {
+		l.result.StacksErr = nil // There is none to be missed.
+	}
 	return nil
 }
 
@@ -321,10 +325,14 @@ func (l *goroutineLook) calibrate(k *knownGoroutines, refs []GoroutineRef) error
 		k.stacksErr = fmt.Errorf("%w: %w", ErrNoStack, err)
 		return nil
 	}
+	most := uint64(firstStack)
+	if len(gs) <= settledSize {
+		most = maxStack
+	}
 	parts := make([]ringbuf.Part, 0, 2*len(gs))
 	for i := range gs {
 		if low, high, ok := layout.UsedStack(&gs[i]); ok {
-			gs[i].Stack = gostack.Stack{Low: low, Data: make([]byte, min(high-low, firstStack))}
+			gs[i].Stack = gostack.Stack{Low: low, Data: make([]byte, min(high-low, most))}
 		}
 		parts = append(parts, ringbuf.Part{Address: gs[i].Stack.Low, Data: gs[i].Stack.Data},
 			ringbuf.Part{Address: gs[i].Address, Data: make([]byte, l.size)})
@@ -333,6 +341,7 @@ func (l *goroutineLook) calibrate(k *knownGoroutines, refs []GoroutineRef) error
 	if err != nil {
 		return err
 	}
+	layout.ARM64 = goruntime.GOARCH == "arm64" // unless the program's code says otherwise
 	parked := gs[:0]
 	for i, g := range gs {
 		if ok[2*i] && ok[2*i+1] && len(g.Stack.Data) > 0 && layout.SameAs(g.Data, parts[2*i+1].Data) {
@@ -526,12 +535,12 @@ func (l *goroutineLook) finish(out *Goroutine, r *goroutineReading, ok []bool) b
 	switch {
 	case !l.options.Stacks:
 		return true
-	case l.stacksErr != nil:
-		out.StackErr = l.stacksErr
-		return true
 	case out.State == GoroutineRunning:
 		out.StackErr = errRunning
 		return l.stopped(out, r)
+	case l.stacksErr != nil:
+		out.StackErr = l.stacksErr
+		return true
 	case len(r.g.Stack.Data) == 0 || !ok[partStack]:
 		out.StackErr = errUnreadable
 		return !scanned

@@ -141,7 +141,7 @@ func TestCalibrateRefuses(t *testing.T) {
 		code   func(uint64, []byte) bool
 		want   error
 	}{
-		"no parked":      {func(gs []G) { gs[0].put(f.status, StatusRunning); gs[1].put(f.status, StatusRunning) }, f.code, errNotParked},
+		"no parked":      {func(gs []G) { gs[0].put(f.status, StatusRunning); gs[1].put(f.status, StatusRunning) }, f.code, ErrNotParked},
 		"no code":        {func([]G) {}, func(uint64, []byte) bool { return false }, errNotFound},
 		"other code":     {func([]G) {}, func(_ uint64, b []byte) bool { b[0] = 0x90; return true }, errNotFound},
 		"one ends wrong": {func(gs []G) { gs[0].put(f.bp, gs[0].Stack.Low) }, f.code, errNotFound},

@@ -95,8 +95,10 @@ var (
 	errNoSamples = errors.New("no goroutine to learn from")
 	errNotFound  = errors.New("not found")
 	errAmbiguous = errors.New("several places have its properties")
-	errNotParked = errors.New("no goroutine with a stack that can be read")
 )
+
+// ErrNotParked says that nothing could be learned of stacks because every goroutine was running.
+var ErrNotParked = errors.New("no goroutine with a stack that can be read")
 
 // Calibrate finds the fields of g, except for the frame pointer, by what the given goroutines have in
 // common. goid is the offset of their ids. All of them must be alive.

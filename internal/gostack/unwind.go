@@ -25,6 +25,7 @@ const (
 	asyncPreempt = "runtime.asyncPreempt"
 	sigpanic     = "runtime.sigpanic"
 	cgocallback  = "runtime.cgocallback"
+	goexit       = "runtime.goexit"
 )
 
 // MaxFrames is how many frames of a stack are followed.
@@ -57,7 +58,7 @@ func (l *Layout) FindFramePointer(goroutines []G, code func(address uint64, b []
 		}
 	}
 	if len(gs) == 0 {
-		return fmt.Errorf("the frame pointer: %w", errNotParked)
+		return fmt.Errorf("the frame pointer: %w", ErrNotParked)
 	}
 	self := l.PC + wordSize
 	type place struct {
@@ -174,10 +175,10 @@ func (l *Layout) Unwind(g *G, code Code, pcs []uint64) ([]uint64, Result) {
 }
 
 // UnwindFrom is [Layout.Unwind] for a goroutine that was stopped by a signal at the instruction pc
-// with the stack pointer sp.
+// with the stack pointer sp. It needs code, and nothing of the layout.
 func (l *Layout) UnwindFrom(s Stack, pc, sp uint64, code Code, pcs []uint64) ([]uint64, Result) {
 	u := unwinder{l, code, s, pcs, len(pcs)}
-	if l.BP == 0 || code == nil {
+	if code == nil {
 		return pcs, Broken
 	}
 	bp, last, ok := u.enter(pc, sp)
@@ -209,7 +210,7 @@ func (u *unwinder) follow(pc, bp uint64) Result {
 			return u.end(bp)
 		case bp < sp:
 			return Broken
-		case ret == u.Goexit:
+		case u.isGoexit(ret):
 			return Complete
 		}
 		sp = bp + 2*wordSize
@@ -226,6 +227,11 @@ func (u *unwinder) follow(pc, bp uint64) Result {
 		u.pcs = append(u.pcs, pc)
 	}
 	return Short
+}
+
+// isGoexit reports whether a return address is in runtime.goexit, the end of every stack.
+func (u *unwinder) isGoexit(ret uint64) bool {
+	return ret == u.Goexit && ret != 0 || u.Goexit == 0 && u.function(ret) == goexit
 }
 
 // end returns what it means that there is no frame at bp.
@@ -264,7 +270,7 @@ func (u *unwinder) enter(pc, sp uint64) (bp, last uint64, ok bool) {
 			return 0, 0, false
 		}
 		at, sp = ret-1, sp+wordSize
-		if ret == u.Goexit {
+		if u.isGoexit(ret) {
 			return sp - 2*wordSize, at, true
 		}
 	}
@@ -286,7 +292,7 @@ func (u *unwinder) leaveCallback(pc, sp uint64) (bp, last uint64, ok bool) {
 	if !ok {
 		return 0, 0, false
 	}
-	if ret == u.Goexit { // The thread was made by C, and this is all that Go has of it.
+	if u.isGoexit(ret) { // The thread was made by C, and this is all that Go has of it.
 		return at - wordSize, pc, true
 	}
 	return u.enter(ret-1, caller)
