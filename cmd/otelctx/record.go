@@ -32,7 +32,12 @@ type recordCommand struct {
 
 	Stacks bool `help:"Record stacks, as perf does by -g. It is always done." name:"stacks" short:"g"`
 
-	Frequency int     `default:"99"                                                                                             help:"How many samples to take in a second of CPU time." name:"freq"                                                              short:"F"`
+	Wall bool `help:"Record where the wall-clock time of spans goes, waiting included, in place of CPU time. It needs no capabilities but the right to read the processes." name:"wall"`
+
+	// Frequency is Freq, or what it is without that.
+	Freq      *int `help:"How many samples to take in a second of CPU time, 99 unless you say; with --wall how often to look in a second, 20 unless you say." name:"freq" placeholder:"N" short:"F"`
+	Frequency int  `kong:"-"`
+
 	Output    string  `help:"Write the profile to a file, in the format that its name ends in; - is standard output."           name:"output"                                            placeholder:"FILE"                                                       short:"o"`
 	Format    string  `default:""                                                                                               enum:",pprof,otlp,json,jsonl,folded,html"                help:"The format of --output: pprof, otlp, json, jsonl, folded or html." name:"format"  placeholder:"FORMAT"`
 	Endpoint  *string `help:"Send the profile to a collector by OTLP."                                                          name:"otlp-endpoint"                                     placeholder:"URL"`
@@ -84,6 +89,11 @@ func (*recordCommand) Help() string {
 		"What a collector does not take waits, up to 32 MiB, and is sent again after pauses that grow to 10 s. What there is no " +
 		"room for is dropped, the oldest first, as is what the collector rejects, and what it does not take for " +
 		"OTEL_EXPORTER_OTLP_TIMEOUT after the end. Such samples are counted and told.\n\n" +
+		"With --wall it looks at the goroutines of the processes about 20 times in a second, and takes what each one does for what it has " +
+		"done since the look before. A goroutine counts once, for the live span that it started last. The tables say how the wall-clock " +
+		"time of spans divides into running, being runnable, and the kinds of waits, by endpoint and span name, and which functions wait. What runs is counted too " +
+		"low, by a tenth to a third, since looking competes for the processors: take CPU time from a recording without --wall. Processes are " +
+		"chosen by their ids. Values in the profile are nanoseconds of the type wall; in flame graphs a frame such as [waiting: select] ends each stack.\n\n" +
 		"A command behind -- is recorded until it ends, with its children, which are noticed within a quarter of a second. Signals are passed on " +
 		"to it, and otelctx exits with its code. It has the rights of whoever runs otelctx: no capability of otelctx's file, and no rights " +
 		"of a set-user-id program if root does not run it. Standard output is the command's: tables go to standard error. When --duration is " +
@@ -115,6 +125,19 @@ const recordPrivileges = "It needs the capabilities CAP_BPF and CAP_PERFMON, whi
 func (c *recordCommand) Validate() error {
 	if err := c.validate(); err != nil {
 		return err
+	}
+	switch {
+	case c.Freq != nil:
+		c.Frequency = *c.Freq
+	case c.Wall:
+		c.Frequency = wallFrequency
+	default:
+		c.Frequency = cpuFrequency
+	}
+	if c.Wall {
+		if err := c.validateWall(); err != nil {
+			return err
+		}
 	}
 	switch {
 	case c.duration() < 0:
@@ -160,6 +183,9 @@ var carriers = map[string]sampler.Carrier{
 	"thread_slots":    sampler.ThreadSlots,
 }
 
+// How often samples are taken unless the user says.
+const cpuFrequency, wallFrequency = 99, 20
+
 // maxFrequency is up to what frequency the kernel was seen to take all samples.
 const maxFrequency = 49999
 
@@ -187,6 +213,9 @@ func (c *recordCommand) Run(s streams) error {
 	}
 	if c.Command != nil {
 		return c.recordStarted(s)
+	}
+	if c.Wall {
+		return c.recordWall(s)
 	}
 	ctx, release := untilInterrupted()
 	defer release()

@@ -240,9 +240,9 @@ func TestSpansOfStoppedProcess(t *testing.T) {
 		defer p.Continue()
 		s := running()
 		for i, f := range s.Stack {
-			if f.Function == "main.spinLeaf" && i+3 < len(s.Stack) {
+			if f.Function == "main.spinLeaf" && i+2 < len(s.Stack) {
 				assert.Equal(t, "main.spin", s.Stack[i+1].Function)
-				assert.Equal(t, "main.park", s.Stack[i+3].Function)
+				assert.Equal(t, "main.park", s.Stack[i+2].Function)
 				return s.StackError == ""
 			}
 		}
@@ -305,10 +305,11 @@ func TestSpansNeverShowAnotherStack(t *testing.T) {
 			name := look.Spans[g.Spans[len(g.Spans)-1]].Name
 			for _, f := range frames {
 				if strings.HasPrefix(f.Function, "main.churn") && f.Function != "main.churnFor" && f.Function != "main.churnOne" {
-					require.True(t, f.Function == "main."+name || strings.HasPrefix(f.Function, "main.churn.func"), "%s: %v", name, frames)
+					require.True(t, f.Function == "main."+name || strings.HasPrefix(f.Function, "main.churn."), "%s: %v", name, frames)
 				}
 			}
-			require.Contains(t, []string{"main.churnFor", "main.churn.func2.1", "main.churn.func2.gowrap1", "sync.(*WaitGroup).Go.func1"}, frames[len(frames)-1].Function, frames)
+			last := frames[len(frames)-1].Function
+			require.True(t, strings.HasPrefix(last, "main.churn.") || last == "sync.(*WaitGroup).Go.func1", frames)
 		}
 	}
 	t.Logf("%d stacks, %d of them incomplete; %d readings were torn, %d goroutines changed each time", believed, broken, torn, lost)

@@ -8,8 +8,9 @@
 //
 //	parker COUNT [WAY]
 //	parker churn
+//	parker work COUNT
 //
-// With churn, goroutines wait all the time for a moment, in functions that only they call, on stacks that grow and shrink.
+// With work, COUNT workers serve requests: see [work]. With churn, goroutines wait all the time for a moment, in functions that only they call, on stacks that grow and shrink.
 //
 // Otherwise it starts COUNT goroutines, at least one for each way, or COUNT in one way alone, and prints a line when all are parked. For
 // each line "dump FILE" that it reads it writes the runtime's own stacks of all goroutines to FILE and
@@ -241,8 +242,14 @@ func must(err error) {
 var quits sync.Map
 
 func main() {
-	if os.Args[1] == "churn" {
+	switch os.Args[1] {
+	case "churn":
 		churn()
+		return
+	case "work":
+		count, err := strconv.Atoi(os.Args[2])
+		must(err)
+		work(count)
 		return
 	}
 	count, err := strconv.Atoi(os.Args[1])

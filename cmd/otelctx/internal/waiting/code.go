@@ -23,7 +23,7 @@ type code struct {
 	process *symbols.Process // nil until it is needed, or if it cannot be had
 	failed  bool
 	sizes   map[uint64]frameSize
-	lines   map[uint64][]Frame
+	lines   map[uint64]*symbols.Location
 
 	modulePath  string
 	moduleAsked bool
@@ -38,7 +38,7 @@ type frameSize struct {
 }
 
 func newCode(pid int) *code {
-	return &code{pid: pid, files: symbols.NewFiles(), sizes: map[uint64]frameSize{}, lines: map[uint64][]Frame{}}
+	return &code{pid: pid, files: symbols.NewFiles(), sizes: map[uint64]frameSize{}, lines: map[uint64]*symbols.Location{}}
 }
 
 func (c *code) close() {
@@ -82,22 +82,21 @@ func (c *code) Frame(pc uint64) (function string, size int, ok bool) {
 	return f.function, f.size, f.ok
 }
 
-// frames returns the function that an instruction is in, after those that are inlined there.
-func (c *code) frames(pc uint64) []Frame {
-	frames, known := c.lines[pc]
+// location returns what is known of an instruction. The function that it is in comes after those that
+// are inlined there.
+func (c *code) location(pc uint64) *symbols.Location {
+	l, known := c.lines[pc]
 	if !known {
+		l = &symbols.Location{Address: pc}
 		if r := c.region(pc); r != nil {
-			frames = r.Locate(pc).Lines
-		}
-		if len(frames) == 0 {
-			frames = []Frame{{Function: fmt.Sprintf("%#x", pc)}}
+			l = r.Locate(pc)
 		}
 		if len(c.lines) >= maxCached {
 			clear(c.lines)
 		}
-		c.lines[pc] = frames
+		c.lines[pc] = l
 	}
-	return frames
+	return l
 }
 
 // module returns the path of the module that the program was built from, "" if that is not known.

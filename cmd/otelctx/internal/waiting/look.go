@@ -5,7 +5,11 @@ package waiting
 
 import (
 	"context"
-	"errors"
+	"fmt"
+	"math/rand/v2"
+
+	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
+	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/symbols"
 	"github.com/otelctx/otelctx/reader"
@@ -64,21 +68,33 @@ func (p *Process) Close() error {
 
 // Service returns the name of the process's service, "" if it publishes none.
 func (p *Process) Service(ctx context.Context) string {
-	pc, err := p.process.ProcessContext(ctx)
-	if err != nil {
-		return ""
-	}
-	for _, kv := range pc.Message.GetResource().GetAttributes() {
-		if kv.GetKey() == "service.name" {
+	attributes, _ := p.Resource(ctx)
+	for _, kv := range attributes {
+		if kv.GetKey() == string(semconv.ServiceNameKey) {
 			return kv.GetValue().GetStringValue()
 		}
 	}
 	return ""
 }
 
-// Look looks once. The errors are those of [reader.Process.Spans].
-func (p *Process) Look(ctx context.Context) (*Look, error) {
+// Resource returns the attributes of the process's resource and their schema URL, nothing if it
+// publishes none.
+func (p *Process) Resource(ctx context.Context) (attributes []*commonpb.KeyValue, schemaURL string) {
+	pc, err := p.process.ProcessContext(ctx)
+	if err != nil {
+		return nil, ""
+	}
+	return pc.Message.GetResource().GetAttributes(), pc.SchemaURL()
+}
+
+// Look looks once, at all goroutines. The errors are those of [reader.Process.Spans].
+func (p *Process) Look(ctx context.Context) (*Look, error) { return p.Sample(ctx, 1) }
+
+// Sample looks once, and reads each goroutine with the given probability. The spans of the others are
+// missing too.
+func (p *Process) Sample(ctx context.Context, probability float64) (*Look, error) {
 	look := new(Look)
+	const leftOut = -2
 	known := map[reader.GoroutineRef]int{}
 	var refs []reader.GoroutineRef
 	for batch, err := range p.process.SpanBatches(ctx) {
@@ -92,10 +108,17 @@ func (p *Process) Look(ctx context.Context) (*Look, error) {
 			ref := reader.GoroutineRef{ID: s.Goroutine, G: s.G}
 			if ref.ID != 0 && ref.G != 0 {
 				i, ok := known[ref]
+				if !ok && probability < 1 && rand.Float64() >= probability {
+					i, ok = leftOut, true
+					known[ref] = leftOut
+				}
 				if !ok {
 					i = first + len(refs)
 					known[ref] = i
 					refs = append(refs, ref)
+				}
+				if i == leftOut {
+					continue
 				}
 				span.Goroutine = i
 			}
@@ -131,17 +154,28 @@ func (p *Process) Look(ctx context.Context) (*Look, error) {
 }
 
 // Frames returns the stack of a goroutine with the names of its functions, those that the compiler has
-// inlined among them, the innermost first.
+// inlined among them, the innermost first. A function whose name is not known has its address instead.
 func (p *Process) Frames(g *Goroutine) []Frame {
 	frames := make([]Frame, 0, len(g.Stack)+8)
 	for _, pc := range g.Stack {
-		frames = append(frames, p.code.frames(pc)...)
+		if l := p.code.location(pc); len(l.Lines) > 0 {
+			frames = append(frames, l.Lines...)
+		} else {
+			frames = append(frames, Frame{Function: fmt.Sprintf("%#x", pc)})
+		}
 	}
 	return frames
 }
 
-// Frame is a function of a stack. Function is a number in hexadecimal if its name is not known.
-type Frame = symbols.Line
+// Locations returns the stack of a goroutine as profiles have it, the innermost first. Nobody may
+// change the locations.
+func (p *Process) Locations(g *Goroutine) []*symbols.Location {
+	stack := make([]*symbols.Location, len(g.Stack))
+	for i, pc := range g.Stack {
+		stack[i] = p.code.location(pc)
+	}
+	return stack
+}
 
-// ErrLeft reports whether an error of a look says that the process is gone.
-func ErrLeft(err error) bool { return errors.Is(err, reader.ErrProcessGone) }
+// Frame is a function of a stack.
+type Frame = symbols.Line
