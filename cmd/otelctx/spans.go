@@ -250,7 +250,9 @@ func (c *spansCommand) document(l *spansLook, look *waiting.Look, now time.Time)
 	goroutines := make([]*goroutineDocument, len(look.Goroutines))
 	last := make([]bool, len(look.Spans)) // whether the goroutine has started no span later
 	for _, g := range look.Goroutines {
-		last[g.Spans[len(g.Spans)-1]] = true
+		if len(g.Spans) > 0 {
+			last[g.Spans[len(g.Spans)-1]] = true
+		}
 	}
 	order := make([]int, 0, len(look.Spans))
 	for i, s := range look.Spans {

@@ -117,11 +117,13 @@ func goroutineText(id uint64) string {
 
 // waitingText says what a span waits for and where.
 func (s *spanDocument) waitingText() string {
-	text := s.goroutineDocument.waitingText()
-	if s.Leaked == leakedMovedOn {
-		text += " (goroutine is in another trace)"
+	switch s.Leaked {
+	case leakedExited:
+		return "(goroutine has exited)"
+	case leakedMovedOn:
+		return s.goroutineDocument.waitingText() + " (goroutine is in another trace)"
 	}
-	return text
+	return s.goroutineDocument.waitingText()
 }
 
 func (g *goroutineDocument) waitingText() string {

@@ -68,7 +68,9 @@ func work(count int) {
 			for s, t := range w.times {
 				sums[s] += t
 			}
-			sums[w.in] += time.Since(w.since)
+			if w.in.name != "" {
+				sums[w.in] += time.Since(w.since)
+			}
 			w.mu.Unlock()
 		}
 		for s, t := range sums {
@@ -95,6 +97,7 @@ func (w *worker) serve(tracer trace.Tracer) {
 		case <-time.After(wait(20 * time.Millisecond)):
 		case <-never:
 		}
+		w.enter(stage{})
 		request.End()
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 
 	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
 	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
@@ -47,7 +48,7 @@ type Goroutine struct {
 	reader.Goroutine
 
 	// Spans are the indexes of its spans in [Look.Spans], the one that was started last being the
-	// last.
+	// last. There are none if all of them have ended since.
 	Spans []int
 }
 
@@ -88,7 +89,61 @@ func (p *Process) Resource(ctx context.Context) (attributes []*commonpb.KeyValue
 }
 
 // Look looks once, at all goroutines. The errors are those of [reader.Process.Spans].
-func (p *Process) Look(ctx context.Context) (*Look, error) { return p.Sample(ctx, 1) }
+//
+// Spans whose goroutine has exited are looked at once more and left out if they have ended by then: they
+// had not yet when they were read, but had when the goroutine was.
+func (p *Process) Look(ctx context.Context) (*Look, error) {
+	look, err := p.Sample(ctx, 1)
+	if err != nil {
+		return nil, err
+	}
+	over := map[spanID]bool{}
+	for _, s := range look.Spans {
+		if s.Goroutine >= 0 && look.Goroutines[s.Goroutine].State == reader.GoroutineGone {
+			over[idOf(&s.LiveSpan)] = true
+		}
+	}
+	if len(over) == 0 {
+		return look, nil
+	}
+	for batch, err := range p.process.SpanBatches(ctx) {
+		if err != nil {
+			return nil, err
+		}
+		for i := range batch {
+			delete(over, idOf(&batch[i]))
+		}
+	}
+	look.Spans = slices.DeleteFunc(look.Spans, func(s Span) bool { return over[idOf(&s.LiveSpan)] })
+	look.index()
+	return look, nil
+}
+
+// spanID is the identity of a span.
+type spanID struct {
+	trace [16]byte
+	span  [8]byte
+}
+
+func idOf(s *reader.LiveSpan) spanID { return spanID{s.TraceID, s.SpanID} }
+
+// index has goroutines know their spans.
+func (l *Look) index() {
+	for i := range l.Goroutines {
+		l.Goroutines[i].Spans = nil
+	}
+	for i, s := range l.Spans {
+		if s.Goroutine < 0 {
+			continue
+		}
+		g := &l.Goroutines[s.Goroutine]
+		g.Spans = append(g.Spans, i)
+		// Few have many: the one started last goes to the end.
+		for j := len(g.Spans) - 1; j > 0 && l.Spans[g.Spans[j-1]].Start.After(s.Start); j-- {
+			g.Spans[j-1], g.Spans[j] = g.Spans[j], g.Spans[j-1]
+		}
+	}
+}
 
 // Sample looks once, and reads each goroutine with the given probability. The spans of the others are
 // missing too.
@@ -140,16 +195,7 @@ func (p *Process) Sample(ctx context.Context, probability float64) (*Look, error
 			}
 		}
 	}
-	for i, s := range look.Spans {
-		if s.Goroutine >= 0 {
-			g := &look.Goroutines[s.Goroutine]
-			g.Spans = append(g.Spans, i)
-			// Few have many: the one started last goes to the end.
-			for j := len(g.Spans) - 1; j > 0 && look.Spans[g.Spans[j-1]].Start.After(s.Start); j-- {
-				g.Spans[j-1], g.Spans[j] = g.Spans[j], g.Spans[j-1]
-			}
-		}
-	}
+	look.index()
 	return look, nil
 }
 

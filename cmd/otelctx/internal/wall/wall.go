@@ -76,15 +76,16 @@ type Times struct {
 	Waits                             map[string]time.Duration
 	// Looks is how many looks have met this.
 	Looks uint64
-	// squares is the sum of the squares of what each look has added, in seconds.
+	// squares is the sum of the squares of what was added each time, in seconds.
 	squares float64
 }
 
 // Waiting returns the time of all waits.
 func (t *Times) Waiting() time.Duration { return t.Total - t.Running - t.Runnable - t.Unknown }
 
-// Error returns the standard error of the total, as if each look had met other spans. It is less for
-// spans that last longer than the time between two looks.
+// Error returns the standard error of the total, as if each goroutine were in another span at each look
+// and all were independent. It is less for spans that last longer than the time between two looks, and
+// leaves out what looks that are late add to it.
 func (t *Times) Error() time.Duration {
 	return time.Duration(math.Sqrt(t.squares) * float64(time.Second))
 }
@@ -124,7 +125,9 @@ type target struct {
 	last     time.Time // the last look
 	// probability is with which each goroutine is read.
 	probability float64
-	gone        bool
+	// exited are the spans whose goroutine had exited at the last look.
+	exited map[[8]byte]bool
+	gone   bool
 }
 
 // recorder is a recording.
@@ -265,18 +268,23 @@ func (r *recorder) add(t *target, look *waiting.Look, elapsed time.Duration) {
 	r.result.Sampled = r.result.Sampled || t.probability < 1
 	expected := float64(len(look.Goroutines)) / t.probability
 	t.probability = min(1, maxGoroutines/max(expected, 1))
-	met := map[*Row]time.Duration{}
+	met := map[*Row]bool{}
+	exited := map[[8]byte]bool{}
 	for i := range look.Goroutines {
 		g := &look.Goroutines[i]
-		if g.State == reader.GoroutineGone {
-			continue // It is in no span any more, whoever has the span now.
-		}
 		s := &look.Spans[g.Spans[len(g.Spans)-1]]
+		if g.State == reader.GoroutineGone {
+			// It was in the span when that was read, and exited before it was read itself; or it exited
+			// long ago, and is in no span, whoever has the span now.
+			if exited[s.SpanID] = true; t.exited[s.SpanID] {
+				continue
+			}
+		}
 		frames := t.process.Frames(g)
 		kind := waiting.Kind(g, frames)
 		row := r.row(t.service, s.Endpoint, s.Name)
 		row.add(g.State, kind, weighted)
-		met[row] += weighted
+		met[row] = true
 		if kind != "" {
 			function := "(unknown)"
 			if i := t.process.User(frames); i >= 0 {
@@ -288,9 +296,9 @@ func (r *recorder) add(t *target, look *waiting.Look, elapsed time.Duration) {
 			r.builder.AddTime(t.resource, r.sample(t.process, g, s, kind), weighted)
 		}
 	}
-	for row, d := range met {
+	t.exited = exited
+	for row := range met {
 		row.Looks++
-		row.squares += d.Seconds() * d.Seconds()
 	}
 }
 
@@ -329,6 +337,7 @@ func inRuntime(lines []symbols.Line) bool {
 
 func (t *Times) add(state reader.GoroutineState, kind string, d time.Duration) {
 	t.Total += d
+	t.squares += d.Seconds() * d.Seconds()
 	switch {
 	case kind != "":
 		if t.Waits == nil {
