@@ -189,6 +189,12 @@ func (p *Process) Goroutines(ctx context.Context, refs []GoroutineRef, options G
 		now: monotonicNow(), result: &Goroutines{Goroutines: make([]Goroutine, len(refs))},
 		size: max(v.runtime.GGoid+4*8, gRead), // all of it is read at once
 	}
+	look.scratch, _ = goroutineScratches.Get().(*goroutineScratch)
+	defer goroutineScratches.Put(look.scratch)
+	if options.Stacks {
+		const usual = 16 // frames
+		look.pcs = make([]uint64, 0, usual*len(refs))
+	}
 	for i, ref := range refs {
 		look.result.Goroutines[i].GoroutineRef = ref
 	}
@@ -220,17 +226,50 @@ type goroutineLook struct {
 	now     int64
 	knownGoroutines
 
-	result *Goroutines
+	scratch *goroutineScratch
+	result  *Goroutines
 	// pcs holds the stacks.
 	pcs []uint64
 	// threads maps the process's own thread ids to the caller's, once they are needed.
 	threads map[int]int
 }
 
+// goroutineScratch is memory that calls of Goroutines use one after the other.
+type goroutineScratch struct {
+	bytes    []byte
+	used     int
+	refs     []GoroutineRef
+	gs       []gostack.G
+	readings []goroutineReading
+	parts    []ringbuf.Part
+	ok       []bool
+}
+
+var goroutineScratches = sync.Pool{New: func() any { return new(goroutineScratch) }}
+
+// take returns n bytes, which hold anything, until the next reset.
+func (s *goroutineScratch) take(n int) []byte {
+	if n > len(s.bytes)-s.used {
+		s.bytes, s.used = make([]byte, max(n, 2*len(s.bytes), 1<<16)), 0 // What was taken stays valid.
+	}
+	s.used += n
+	return s.bytes[s.used-n : s.used : s.used]
+}
+
+// sized returns a slice with n elements, of which old elements are to be overwritten.
+func sized[T any](s []T, n int) []T {
+	if n > cap(s) {
+		return make([]T, n)
+	}
+	return s[:n]
+}
+
 // readEach fills as many parts as can be read, and reports which those are. The error is the memory's
 // if the process cannot be read at all.
-func readEach(memory ringbuf.Memory, parts []ringbuf.Part) ([]bool, error) {
-	ok := make([]bool, len(parts))
+func (s *goroutineScratch) readEach(memory ringbuf.Memory, parts []ringbuf.Part) ([]bool, error) {
+	s.ok = sized(s.ok, len(parts))
+	ok := s.ok
+	clear(ok)
 	for done := 0; done < len(parts); {
 		n, err := memory.ReadParts(parts[done:])
 		for i := range n {
@@ -256,14 +295,14 @@ func (l *goroutineLook) read(address uint64, b []byte) bool {
 
 // readGs reads the g of each goroutine. The data of those that cannot be read is nil.
 func (l *goroutineLook) readGs(refs []GoroutineRef) ([]gostack.G, error) {
-	data := make([]byte, len(refs)*l.size)
-	parts, gs := make([]ringbuf.Part, len(refs)), make([]gostack.G, len(refs))
+	l.scratch.gs, l.scratch.parts = sized(l.scratch.gs, len(refs)), sized(l.scratch.parts, len(refs))
+	parts, gs := l.scratch.parts, l.scratch.gs
 	for i, ref := range refs {
-		b := data[i*l.size:][:l.size:l.size]
+		b := l.scratch.take(l.size)
 		gs[i] = gostack.G{Address: ref.G, ID: ref.ID, Data: b}
 		parts[i] = ringbuf.Part{Address: ref.G, Data: b}
 	}
-	ok, err := readEach(l.memory, parts)
+	ok, err := l.scratch.readEach(l.memory, parts)
 	for i := range ok {
 		if !ok[i] {
 			gs[i].Data = nil
@@ -337,7 +376,7 @@ func (l *goroutineLook) calibrate(k *knownGoroutines, refs []GoroutineRef) error
 		parts = append(parts, ringbuf.Part{Address: gs[i].Stack.Low, Data: gs[i].Stack.Data},
 			ringbuf.Part{Address: gs[i].Address, Data: make([]byte, l.size)})
 	}
-	ok, err := readEach(l.memory, parts)
+	ok, err := l.scratch.readEach(l.memory, parts)
 	if err != nil {
 		return err
 	}
@@ -436,7 +475,10 @@ const (
 // try reads those of out that todo has the indexes of. It returns the indexes of those that changed
 // meanwhile.
 func (l *goroutineLook) try(out []Goroutine, todo []int) (again []int, err error) {
-	refs := make([]GoroutineRef, len(todo))
+	s := l.scratch
+	s.used = 0
+	s.refs = sized(s.refs, len(todo))
+	refs := s.refs
 	for i, at := range todo {
 		refs[i] = out[at].GoroutineRef
 	}
@@ -444,10 +486,11 @@ func (l *goroutineLook) try(out []Goroutine, todo []int) (again []int, err error
 	if err != nil {
 		return nil, err
 	}
-	readings := make([]goroutineReading, len(todo))
-	parts := make([]ringbuf.Part, 0, partsEach*len(todo))
+	s.readings = sized(s.readings, len(todo))
+	readings, parts := s.readings, s.parts[:0]
 	for i := range gs {
 		r := &readings[i]
+		*r = goroutineReading{}
 		r.g, r.first = &gs[i], len(parts)
 		l.prepare(r)
 		var procid, curg ringbuf.Part
@@ -458,7 +501,8 @@ func (l *goroutineLook) try(out []Goroutine, todo []int) (again []int, err error
 		parts = append(parts, ringbuf.Part{Address: r.g.Stack.Low, Data: r.g.Stack.Data}, procid, curg,
 			ringbuf.Part{Address: r.g.Address, Data: r.after})
 	}
-	ok, err := readEach(l.memory, parts)
+	s.parts = parts
+	ok, err := l.scratch.readEach(l.memory, parts)
 	if err != nil {
 		return nil, err
 	}
@@ -475,10 +519,10 @@ func (l *goroutineLook) prepare(r *goroutineReading) {
 	if r.g.Data == nil || l.stateErr != nil || !l.layout.Is(r.g) {
 		return
 	}
-	r.after = make([]byte, l.size)
+	r.after = l.scratch.take(l.size)
 	if low, high, ok := l.layout.UsedStack(r.g); ok && l.options.Stacks && l.stacksErr == nil {
 		r.used = high - low
-		r.g.Stack = gostack.Stack{Low: low, Data: make([]byte, min(r.used, firstStack))}
+		r.g.Stack = gostack.Stack{Low: low, Data: l.scratch.take(int(min(r.used, firstStack)))}
 	}
 }
 
@@ -554,7 +598,7 @@ func (l *goroutineLook) stack(out *Goroutine, r *goroutineReading, scanned bool)
 	first := len(l.pcs)
 	pcs, result := l.layout.Unwind(r.g, l.options.Code, l.pcs)
 	if result == gostack.Short && uint64(len(r.g.Stack.Data)) < r.used {
-		r.g.Stack.Data = make([]byte, min(r.used, maxStack))
+		r.g.Stack.Data = l.scratch.take(int(min(r.used, maxStack)))
 		parts := []ringbuf.Part{{Address: r.g.Stack.Low, Data: r.g.Stack.Data}, {Address: r.g.Address, Data: r.after}}
 		if _, err := l.memory.ReadParts(parts); err != nil || !l.layout.SameAs(r.g.Data, r.after) {
 			return false

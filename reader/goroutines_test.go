@@ -52,7 +52,7 @@ func FuzzGoroutines(f *testing.F) {
 		memory := &hostileMemory{data: data, changes: changes}
 		look := &goroutineLook{
 			ctx: context.Background(), process: &Process{}, memory: memory, options: GoroutineOptions{Stacks: true}, size: gRead,
-			runtime: RuntimeOffsets{GM: 48, GGoid: 152, MProcid: 64, MCurg: 184}, result: new(Goroutines),
+			runtime: RuntimeOffsets{GM: 48, GGoid: 152, MProcid: 64, MCurg: 184}, result: new(Goroutines), scratch: new(goroutineScratch),
 			knownGoroutines: knownGoroutines{layout: gostack.Layout{
 				Goid: 152, SP: 56, PC: 64, LR: 88, Status: 144, WaitSince: 168, WaitReason: 176, BP: 96, Goexit: 0x40_1000,
 			}},

@@ -22,7 +22,7 @@ func BenchmarkSpans(b *testing.B) {
 	childproc.NeedReading(b)
 	exe := programs.Build(b, programs.Static, "../..", "./internal/testing/parker")
 	for _, count := range []int{1000, 10_000} {
-		child := childproc.Run(b, exec.Command(exe, strconv.Itoa(count), "network read"))
+		child := childproc.Run(b, exec.Command(exe, strconv.Itoa(count), "chan receive"))
 		child.Expect("started")
 		p, err := waiting.Open(child.PID())
 		require.NoError(b, err)

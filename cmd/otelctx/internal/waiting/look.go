@@ -129,8 +129,15 @@ func idOf(s *reader.LiveSpan) spanID { return spanID{s.TraceID, s.SpanID} }
 
 // index has goroutines know their spans.
 func (l *Look) index() {
-	for i := range l.Goroutines {
-		l.Goroutines[i].Spans = nil
+	counts := make([]int, len(l.Goroutines))
+	for _, s := range l.Spans {
+		if s.Goroutine >= 0 {
+			counts[s.Goroutine]++
+		}
+	}
+	all := make([]int, len(l.Spans))
+	for i, n := range counts {
+		l.Goroutines[i].Spans, all = all[:0:n], all[n:]
 	}
 	for i, s := range l.Spans {
 		if s.Goroutine < 0 {

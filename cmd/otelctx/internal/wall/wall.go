@@ -11,6 +11,7 @@ package wall
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math"
@@ -127,6 +128,8 @@ type target struct {
 	probability float64
 	// exited are the spans whose goroutine had exited at the last look.
 	exited map[[8]byte]bool
+	stacks map[string]*stack
+	key    []byte // scratch space
 	gone   bool
 }
 
@@ -177,7 +180,7 @@ func open(ctx context.Context, pid int) (*target, error) {
 		return nil, err
 	}
 	attributes, schema := p.Resource(ctx)
-	t := &target{pid: pid, process: p, service: p.Service(ctx), probability: 1}
+	t := &target{pid: pid, process: p, service: p.Service(ctx), probability: 1, stacks: map[string]*stack{}}
 	if t.service == "" {
 		t.service = "unknown_service"
 		attributes = append(slices.Clip(attributes), profile.StringAttribute(string(semconv.ServiceNameKey), t.service))
@@ -280,20 +283,15 @@ func (r *recorder) add(t *target, look *waiting.Look, elapsed time.Duration) {
 				continue
 			}
 		}
-		frames := t.process.Frames(g)
-		kind := waiting.Kind(g, frames)
+		known := t.stack(r, g)
 		row := r.row(t.service, s.Endpoint, s.Name)
-		row.add(g.State, kind, weighted)
+		row.add(g.State, known.kind, weighted)
 		met[row] = true
-		if kind != "" {
-			function := "(unknown)"
-			if i := t.process.User(frames); i >= 0 {
-				function = frames[i].Function
-			}
-			r.function(t.service, function, kind).Time += weighted
+		if known.kind != "" {
+			r.function(t.service, known.function, known.kind).Time += weighted
 		}
 		if r.Part != nil {
-			r.builder.AddTime(t.resource, r.sample(t.process, g, s, kind), weighted)
+			r.builder.AddTime(t.resource, sample(g, s, known), weighted)
 		}
 	}
 	t.exited = exited
@@ -302,9 +300,41 @@ func (r *recorder) add(t *target, look *waiting.Look, elapsed time.Duration) {
 	}
 }
 
-// sample returns what a profile has of a goroutine: its stack without the functions of the runtime that
-// do the waiting, in whose place a frame says what it waits for.
-func (r *recorder) sample(p *waiting.Process, g *waiting.Goroutine, s *waiting.Span, kind string) profile.Sample {
+// stack is what is known of goroutines with equal stacks.
+type stack struct {
+	kind, function string
+	// locations are the stack without the functions of the runtime that do the waiting, in whose place a
+	// frame says what it waits for.
+	locations []*symbols.Location
+}
+
+// maxStacks bounds the stacks of a process that are remembered.
+const maxStacks = 1 << 14
+
+// stack returns what is known of a goroutine's stack.
+func (t *target) stack(r *recorder, g *waiting.Goroutine) *stack {
+	t.key = append(append(t.key[:0], byte(g.State)), g.WaitReason...)
+	for _, pc := range g.Stack {
+		t.key = binary.NativeEndian.AppendUint64(t.key, pc)
+	}
+	known, ok := t.stacks[string(t.key)]
+	if ok {
+		return known
+	}
+	frames := t.process.Frames(g)
+	known = &stack{kind: waiting.Kind(g, frames), function: "(unknown)"}
+	if i := t.process.User(frames); i >= 0 {
+		known.function = frames[i].Function
+	}
+	known.locations = r.locations(t.process, g, known.kind)
+	if len(t.stacks) >= maxStacks {
+		clear(t.stacks)
+	}
+	t.stacks[string(t.key)] = known
+	return known
+}
+
+func (r *recorder) locations(p *waiting.Process, g *waiting.Goroutine, kind string) []*symbols.Location {
 	name := "[" + g.State.String() + "]"
 	if g.State == reader.GoroutineWaiting {
 		name = "[waiting: " + kind + "]"
@@ -320,15 +350,18 @@ func (r *recorder) sample(p *waiting.Process, g *waiting.Goroutine, s *waiting.S
 	for len(stack) > 1 && len(stack[0].Lines) > 0 && inRuntime(stack[0].Lines) {
 		stack = stack[1:]
 	}
+	return append([]*symbols.Location{top}, stack...)
+}
+
+// sample returns what a profile has of a goroutine in a span.
+func sample(g *waiting.Goroutine, s *waiting.Span, known *stack) profile.Sample {
 	attributes := []*commonpb.KeyValue{profile.StringAttribute("otelctx.goroutine.state", g.State.String())}
-	for key, value := range map[string]string{"otelctx.wait.kind": kind, wire.NameKey: s.Name, wire.EndpointKey: s.Endpoint} {
-		if value != "" {
-			attributes = append(attributes, profile.StringAttribute(key, value))
+	for _, a := range [...]struct{ key, value string }{{"otelctx.wait.kind", known.kind}, {wire.NameKey, s.Name}, {wire.EndpointKey, s.Endpoint}} {
+		if a.value != "" {
+			attributes = append(attributes, profile.StringAttribute(a.key, a.value))
 		}
 	}
-	return profile.Sample{
-		Stack: append([]*symbols.Location{top}, stack...), Link: &profile.Link{TraceID: s.TraceID, SpanID: s.SpanID}, Attributes: attributes,
-	}
+	return profile.Sample{Stack: known.locations, Link: &profile.Link{TraceID: s.TraceID, SpanID: s.SpanID}, Attributes: attributes}
 }
 
 func inRuntime(lines []symbols.Line) bool {
