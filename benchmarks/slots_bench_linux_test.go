@@ -33,7 +33,7 @@ func newRing(tb testing.TB, opts ...ringbuf.Option) *ringbuf.Ring {
 	tb.Helper()
 	r, err := ringbuf.New(opts...)
 	if errors.Is(err, errors.ErrUnsupported) {
-		tb.Skip(err)
+		noResult(tb, err)
 	}
 	require.NoError(tb, err)
 	tb.Cleanup(func() { require.NoError(tb, r.Close()) })
@@ -44,7 +44,7 @@ func newLeaf(tb testing.TB, byGoroutine bool) *leaf.Slots {
 	tb.Helper()
 	s, err := leaf.New(ringbuf.DefaultCapacity, byGoroutine)
 	if err != nil {
-		tb.Skip(err)
+		noResult(tb, err)
 	}
 	return s
 }
@@ -111,7 +111,7 @@ func BenchmarkStore(b *testing.B) {
 func BenchmarkThreadRecord(b *testing.B) {
 	library, err := apmlib.Install([]string{b.TempDir()}, wire.ProfilingProcessStorage{}.Encode(), goruntime.Calibrate())
 	if err != nil {
-		b.Skip(err)
+		noResult(b, err)
 	}
 	records := library.Records()
 	span := apmlib.Span{TraceIDHigh: 1, TraceIDLow: 2, SpanID: 3, TransactionID: 4, TraceFlags: 1}
@@ -136,7 +136,7 @@ func TestStoreDoesNotAllocate(t *testing.T) {
 func BenchmarkSelf(b *testing.B) {
 	r := goruntime.Calibrate()
 	if _, err := r.Offset(goruntime.MProcid); err != nil {
-		b.Skip(err)
+		noResult(b, err)
 	}
 	gettid := func(n int) {
 		for range n {
@@ -166,7 +166,7 @@ func BenchmarkNeighbours(b *testing.B) {
 		}
 		b.Run("layout="+strconv.Itoa(r.layout), func(b *testing.B) {
 			if runtime.GOMAXPROCS(0) < 2 {
-				b.Skip("takes two processors")
+				noResult(b, "takes two processors")
 			}
 			ring, elsewhere := newRing(b, r.opts...), newRing(b, r.opts...)
 			onOwn, onNeighbour := onNeighbours(b)

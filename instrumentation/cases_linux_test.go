@@ -45,21 +45,21 @@ func TestInjected(t *testing.T) {
 	require.NoError(t, os.CopyFS(module, os.DirFS("testdata/cases")))
 	write(t, filepath.Join(module, "imported.go"), "package main\n\nimport _ \"github.com/otelctx/otelctx/instrumentation\"\n")
 	for _, name := range []string{"go.mod", "go.sum"} {
-		text, err := os.ReadFile(name)
+		text, err := os.ReadFile(filepath.Join("..", name))
 		require.NoError(t, err)
-		write(t, filepath.Join(module, name), strings.Replace(string(text), "module github.com/otelctx/otelctx/instrumentation", "module cases", 1))
+		write(t, filepath.Join(module, name), strings.Replace(string(text), "module github.com/otelctx/otelctx\n", "module cases\n", 1))
 	}
 	here, err := os.Getwd()
 	require.NoError(t, err)
 	const own = "github.com/otelctx/otelctx"
-	goTool(t, module, "mod", "edit", "-replace="+own+"="+filepath.Dir(here), "-require="+own+"/instrumentation@v0.0.0", "-replace="+own+"/instrumentation="+here,
+	goTool(t, module, "mod", "edit", "-replace="+own+"="+filepath.Dir(here), "-require="+own+"@v0.0.0",
 		"-replace=go.opentelemetry.io/otel/sdk="+sdk)
-	goTool(t, module, "build", "-o", program, ".")
+	goTool(t, module, "build", "-trimpath", "-o", program, ".")
 	testCases(t, program, true, false)
 
 	// With the two options too.
 	byHand(t, filepath.Join(module, "main.go"), "idle", "span")
-	goTool(t, module, "build", "-o", program+"-both", ".")
+	goTool(t, module, "build", "-trimpath", "-o", program+"-both", ".")
 	testCases(t, program+"-both", true, false)
 }
 

@@ -28,7 +28,7 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// toolsKey is set by make nocode to the directory with otelc, orchestrion and otelctx.
+// toolsKey is set by make interop WHAT=nocode to the directory with otelc, orchestrion and otelctx.
 const toolsKey = "OTELCTX_TEST_NOCODE"
 
 const example = "../example/nocode"
@@ -137,7 +137,7 @@ func needTools(t *testing.T) string {
 	t.Helper()
 	tools := os.Getenv(toolsKey)
 	if tools == "" {
-		t.Skip("make nocode runs this")
+		t.Skip("make interop WHAT=nocode runs this")
 	}
 	return tools
 }
@@ -200,7 +200,7 @@ func newBuild(t *testing.T, tools, dir, file, source string) *build {
 	require.NoError(t, err)
 	// What is not in a registry yet, or not in every one.
 	const own, otelc = "github.com/otelctx/otelctx", "go.opentelemetry.io/otelc"
-	goTool(t, b.dir, "mod", "edit", "-replace="+own+"="+filepath.Dir(here), "-replace="+own+"/instrumentation="+here,
+	goTool(t, b.dir, "mod", "edit", "-replace="+own+"="+filepath.Dir(here),
 		"-replace="+otelc+"=github.com/open-telemetry/opentelemetry-go-compile-instrumentation@v1.0.1")
 	b.env = []string{"PATH=" + tools + ":" + os.Getenv("PATH"), "GOFLAGS=-buildvcs=false"}
 	text, err := os.ReadFile(filepath.Join(example, file))
@@ -473,7 +473,7 @@ func (b *build) inspectService(pid int, service string, loaded <-chan struct{}) 
 			kinds[c.Kind]++
 			assert.Empty(t, c.Error, c.Kind)
 		}
-		assert.Equal(t, map[string]int{"thread_slots": 1, "goroutine_slots": 1, "goroutine_record": 1}, kinds)
+		assert.Equal(t, map[string]int{"thread_slots": 1, "goroutine_table": 1, "goroutine_record": 1}, kinds)
 		for _, th := range got.Threads {
 			if th.Name == "sign" && th.Proven {
 				return

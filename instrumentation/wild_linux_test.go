@@ -17,7 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// wildKey is set by make wild-nocode, to arguments of wild score that count in place of those here.
+// wildKey is set by make interop WHAT=nocode WILD=..., to arguments of wild score that override those here.
 const wildKey = "OTELCTX_TEST_WILD"
 
 // The scoreboard without its options has a right answer for each sample too. See docs/no-code.md for patterns that do not apply.
@@ -25,7 +25,7 @@ func TestScoreboard(t *testing.T) {
 	tools := needTools(t)
 	arguments, isSet := os.LookupEnv(wildKey)
 	if !isSet {
-		t.Skip("make wild-nocode runs this")
+		t.Skip("make interop WHAT=nocode WILD=... runs this")
 	}
 	for _, c := range []struct {
 		name, file string
@@ -36,7 +36,14 @@ func TestScoreboard(t *testing.T) {
 		{"Orchestrion", "Dockerfile.orchestrion", nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			b := newBuild(t, tools, t.TempDir(), c.file, "../benchmarks/wild")
+			source := t.TempDir()
+			require.NoError(t, os.CopyFS(source, os.DirFS("../benchmarks/wild")))
+			for _, name := range []string{"go.mod", "go.sum"} {
+				text, err := os.ReadFile(filepath.Join("../benchmarks", name))
+				require.NoError(t, err)
+				write(t, filepath.Join(source, name), string(text))
+			}
+			b := newBuild(t, tools, t.TempDir(), c.file, source)
 			patterns := b.withoutOptions(append(c.leftOut, "silentProvider"))
 			b.run()
 			counted := b.out("counted.json")

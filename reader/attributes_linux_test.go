@@ -37,9 +37,9 @@ func scopedService(p *childproc.Parent) {
 	opts := []spanctx.Option{spanctx.WithAttributeKeys("http.app", "tenant")}
 	switch order {
 	case "slots":
-		opts = append(opts, spanctx.WithGoroutineRecord(false), spanctx.WithGoroutineSlots(false))
-	case "goroutine-slots":
-		opts = append(opts, spanctx.WithGoroutineRecord(false), spanctx.WithGoroutineSlots(true))
+		opts = append(opts, spanctx.WithGoroutineRecord(false), spanctx.WithGoroutineTable(false))
+	case "goroutine-table":
+		opts = append(opts, spanctx.WithGoroutineRecord(false), spanctx.WithGoroutineTable(true))
 	}
 	processor, err := spanctx.NewSpanProcessor(opts...)
 	p.Must(err)
@@ -140,7 +140,7 @@ func (s *scoped) do(order string, words []string) {
 // also learns keys that are published after it has begun.
 func TestScopedAttributes(t *testing.T) {
 	for order, carrier := range map[string]CarrierKind{
-		"default": GoroutineRecord, "slots": ThreadSlots, "goroutine-slots": GoroutineSlots,
+		"default": GoroutineRecord, "slots": ThreadSlots, "goroutine-table": GoroutineTable,
 	} {
 		t.Run(order, func(t *testing.T) {
 			c, p, who := startScoped(t, order)

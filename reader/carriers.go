@@ -28,22 +28,26 @@ type CarrierKind int
 const (
 	// ThreadSlots is a ring of slots indexed by thread id.
 	ThreadSlots CarrierKind = iota + 1
-	// GoroutineSlots is a ring of slots indexed by goroutine id.
-	GoroutineSlots
+	// GoroutineTable is a table with an entry for each goroutine.
+	GoroutineTable
 	// GoroutineRecord is a record behind a goroutine's profiler labels, as OTEP 4947
 	// has it.
 	GoroutineRecord
+	// ThreadContextRecord is the record of OTEP 4947 that a thread-local variable names.
+	ThreadContextRecord
 )
 
-// String returns the kind as thread_slots, goroutine_slots or goroutine_record.
+// String returns the kind as thread_slots, goroutine_table, goroutine_record or thread_context.
 func (k CarrierKind) String() string {
 	switch k {
 	case ThreadSlots:
 		return "thread_slots"
-	case GoroutineSlots:
-		return "goroutine_slots"
+	case GoroutineTable:
+		return "goroutine_table"
 	case GoroutineRecord:
 		return "goroutine_record"
+	case ThreadContextRecord:
+		return "thread_context"
 	default:
 		return fmt.Sprintf("CarrierKind(%d)", int(k))
 	}
@@ -81,18 +85,19 @@ type Carrier struct {
 	// Kind is the way in which spans are shown, Source how it was found.
 	Kind   CarrierKind
 	Source CarrierSource
-	// Ring is how the slots are laid out; zero for GoroutineRecord.
+	// Ring is how the slots, or the entries of the goroutine table, are laid out; zero for
+	// GoroutineRecord.
 	Ring ringbuf.Info
 	// Fields has the offset of each field of a slot by the field's name, such as
-	// span_id. It is nil for GoroutineRecord, and if the carrier cannot be read. The
+	// span_id. It is nil without slots, and if the carrier cannot be read. The
 	// names are those that rings are advertised with.
 	Fields map[string]int
 	// RecordOffset is how far behind the label pointer the record is, for
 	// GoroutineRecord.
 	RecordOffset int
 	// Provable says whether a span found there can be proven to be that of the
-	// goroutine which runs. It takes layout 2 and knowledge of where the Go runtime
-	// keeps goroutines.
+	// goroutine which runs. It takes knowledge of where the Go runtime keeps goroutines,
+	// and slots of layout 2.
 	Provable bool
 	// Err is why the carrier cannot be read, or nil. It may quote what the process
 	// has chosen.
@@ -142,14 +147,15 @@ type threadView struct {
 	carriers []Carrier
 	// The carriers that can be read; nil, or for the record a negative offset, if
 	// there are none.
-	threadRing, goroutineRing *ringbuf.View
-	recordOffset              int
+	threadRing   *ringbuf.View
+	goroutines   *GoroutineEntries
+	recordOffset int
 	// refOffset is how far behind the label pointer a record names the cell of its span,
 	// negative if it does not.
 	refOffset int
-	// enclosingOffset is how far behind the label pointer a record names the spans around
-	// its own, negative if it does not.
-	enclosingOffset int
+	// ancestorsOffset is how far behind the label pointer a record names the ancestors of its
+	// span, negative if it does not.
+	ancestorsOffset int
 	// namesOffset is how far behind the label pointer a record has the numbers of its names,
 	// negative if it has none.
 	namesOffset int
@@ -164,7 +170,7 @@ type threadView struct {
 
 // usable reports whether there is anything to read.
 func (v *threadView) usable() bool {
-	return v.threadRing != nil || v.goroutineRing != nil || v.recordOffset >= 0
+	return v.threadRing != nil || v.goroutines != nil || v.recordOffset >= 0
 }
 
 // reasons says why the carriers that there are cannot be read.
@@ -242,10 +248,10 @@ func (a advertisement) announces(prefix string) bool {
 	return false
 }
 
-// ring returns the ring that is described by the keys that begin with prefix. The
+// ring returns the ring by thread that is described by the keys that begin with prefix. The
 // info is what was found out, also if there is an error.
-func (a advertisement) ring(prefix string, index ringbuf.Index) (ringbuf.Info, map[string]int, error) {
-	info := ringbuf.Info{Index: index}
+func (a advertisement) ring(prefix string) (ringbuf.Info, map[string]int, error) {
+	var info ringbuf.Info
 	// Numbers that do not fit these fields are refused here. The view refuses a layout
 	// that makes no sense.
 	const most = 1 << 30
@@ -273,12 +279,8 @@ func (a advertisement) ring(prefix string, index ringbuf.Index) (ringbuf.Info, m
 	if err != nil {
 		return info, nil, err
 	}
-	want := wire.IndexThread
-	if index == ringbuf.ByGoroutine {
-		want = wire.IndexGoroutine
-	}
-	if by, err := a.text(prefix + wire.RingKeyIndex); err != nil || by != want {
-		return info, nil, fmt.Errorf("%s is %q instead of %q", prefix+wire.RingKeyIndex, by, want)
+	if by, err := a.text(prefix + wire.RingKeyIndex); err != nil || by != wire.IndexThread {
+		return info, nil, fmt.Errorf("%s is %q instead of %q", prefix+wire.RingKeyIndex, by, wire.IndexThread)
 	}
 	fields, err := a.fields(prefix + wire.RingKeyFields)
 	return info, fields, err
@@ -339,7 +341,7 @@ func (a advertisement) runtime() (RuntimeOffsets, error) {
 
 // newThreadView returns what a message advertises, which may be nil.
 func newThreadView(memory ringbuf.Memory, from *ProcessContext) *threadView {
-	v := &threadView{advertisement: from, made: time.Now(), recordOffset: -1, refOffset: -1, enclosingOffset: -1, namesOffset: -1}
+	v := &threadView{advertisement: from, made: time.Now(), recordOffset: -1, refOffset: -1, ancestorsOffset: -1, namesOffset: -1}
 	a := newAdvertisement(from.message())
 	v.keys = a.keys()
 	var runtimeErr error
@@ -349,14 +351,10 @@ func newThreadView(memory ringbuf.Memory, from *ProcessContext) *threadView {
 	v.names, _ = a.nameTable()
 
 	if a.announces(wire.KeyThreadSlots) {
-		v.threadRing = v.addRing(memory, a, ThreadSlots, wire.KeyThreadSlots, nil)
+		v.addRing(memory, a)
 	}
-	if a.announces(wire.KeyGoroutineSlots) {
-		var err error
-		if !v.runtime.complete() {
-			err = runtimeErr
-		}
-		v.goroutineRing = v.addRing(memory, a, GoroutineSlots, wire.KeyGoroutineSlots, err)
+	if a.announces(wire.KeyGoroutines) {
+		v.addGoroutineTable(memory, a, runtimeErr)
 	}
 	if schema, _ := a.text(wire.KeySchemaVersion); schema == wire.SchemaGoLabels {
 		c := Carrier{Kind: GoroutineRecord, Source: Advertised}
@@ -374,7 +372,7 @@ func newThreadView(memory ringbuf.Memory, from *ProcessContext) *threadView {
 				size int64
 			}{
 				{wire.GoKeyRefOffset, &v.refOffset, 8},
-				{wire.GoKeyEnclosingOffset, &v.enclosingOffset, 8 * wire.Enclosing},
+				{wire.GoKeyAncestorsOffset, &v.ancestorsOffset, 8 * (wire.Ancestors + 1)},
 				{wire.GoKeyNamesOffset, &v.namesOffset, 4},
 			} {
 				if at, err := a.integer(wire.KeyGo+f.key, labelListSize, offset-f.size); err == nil {
@@ -387,15 +385,10 @@ func newThreadView(memory ringbuf.Memory, from *ProcessContext) *threadView {
 	return v
 }
 
-// addRing adds the carrier that is described by the keys with a prefix and returns its
-// ring, or nil if it cannot be read. err is why that is known before.
-func (v *threadView) addRing(memory ringbuf.Memory, a advertisement, kind CarrierKind, prefix string, err error) *ringbuf.View {
-	index := ringbuf.ByThread
-	if kind == GoroutineSlots {
-		index = ringbuf.ByGoroutine
-	}
-	info, fields, ringErr := a.ring(prefix, index)
-	c := Carrier{Kind: kind, Source: Advertised, Ring: info, Err: ringErr}
+// addRing adds the thread slots that are advertised.
+func (v *threadView) addRing(memory ringbuf.Memory, a advertisement) {
+	info, fields, err := a.ring(wire.KeyThreadSlots)
+	c := Carrier{Kind: ThreadSlots, Source: Advertised, Ring: info, Err: err}
 	var ring *ringbuf.View
 	if c.Err == nil {
 		ring, c.Err = ringbuf.NewView(memory, info, fields)
@@ -404,16 +397,31 @@ func (v *threadView) addRing(memory ringbuf.Memory, a advertisement, kind Carrie
 		// A ring that has been closed leaves its addresses mapped, to something else.
 		c.Err = ring.Verify()
 	}
-	if c.Err == nil {
-		c.Err = err
-	}
 	if c.Err != nil {
 		ring = nil
 	}
 	c.Fields = ring.Fields()
 	c.Provable = ring != nil && info.Layout != wire.RingLayout1 && v.runtime.complete()
+	v.threadRing = ring
 	v.carriers = append(v.carriers, c)
-	return ring
+}
+
+// addGoroutineTable adds the goroutine table that is advertised. runtimeErr is why goroutines
+// cannot be found.
+func (v *threadView) addGoroutineTable(memory ringbuf.Memory, a advertisement, runtimeErr error) {
+	t, err := a.goroutineTable(memory)
+	mapping, _ := a.text(wire.KeyGoroutines + wire.RingKeyMapping)
+	c := Carrier{Kind: GoroutineTable, Source: Advertised, Ring: t.info(mapping), Err: err}
+	if err == nil && v.spans == nil {
+		c.Err = errors.New("there is no span table")
+	}
+	if c.Err == nil && !v.runtime.complete() {
+		c.Err = runtimeErr
+	}
+	if c.Provable = c.Err == nil; c.Provable {
+		v.goroutines = t
+	}
+	v.carriers = append(v.carriers, c)
 }
 
 // message returns what was published, or nil.

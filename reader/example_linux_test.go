@@ -176,7 +176,9 @@ func ExampleProcess_ThreadLayout() {
 	}
 	for _, c := range layout.Carriers {
 		switch c.Kind {
-		case reader.ThreadSlots, reader.GoroutineSlots:
+		case reader.GoroutineTable:
+			fmt.Printf("%v, %v: %d entries of %d bytes\n", c.Kind, c.Source, c.Ring.Capacity, c.Ring.SlotSize)
+		case reader.ThreadSlots:
 			fmt.Printf("%v, %v: %d slots of %d bytes, the span id at %d\n",
 				c.Kind, c.Source, c.Ring.Capacity, c.Ring.SlotSize, c.Fields["span_id"])
 		case reader.GoroutineRecord:
@@ -186,7 +188,7 @@ func ExampleProcess_ThreadLayout() {
 	fmt.Println("goroutines can be told:", layout.Runtime.GGoid >= 0)
 	// Output:
 	// thread_slots, advertised: 65536 slots of 64 bytes, the span id at 16
-	// goroutine_slots, advertised: 65536 slots of 64 bytes, the span id at 16
+	// goroutine_table, advertised: 65536 entries of 16 bytes
 	// goroutine_record, advertised: behind the labels: true
 	// goroutines can be told: true
 }

@@ -27,7 +27,7 @@ const (
 
 // nameTable returns the name table that is advertised. The error says why there is none.
 func (a advertisement) nameTable() (*NameTable, error) {
-	t, err := a.table(wire.KeyNames, tableBounds{wire.NamesLayout1, wire.NamesKeyEntrySize, 2, maxEntrySize, maxNameCapacity})
+	t, err := a.table(wire.KeyNames, tableBounds{wire.NamesLayout1, wire.TableKeyEntrySize, 2, maxEntrySize, maxNameCapacity})
 	if err != nil {
 		return nil, err
 	}

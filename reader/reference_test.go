@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/otelctx/otelctx/internal/testing/mdtable"
+	"github.com/otelctx/otelctx/internal/testing/golden"
 	"github.com/otelctx/otelctx/internal/wire"
 	"github.com/otelctx/otelctx/ringbuf"
 )
@@ -20,7 +20,7 @@ const reference = "../docs/wire-format.md"
 // The bounds that are documented are those that hold.
 func TestReferenceBounds(t *testing.T) {
 	bounds := map[string]int{}
-	for _, row := range mdtable.Rows(t, reference, "bounds") {
+	for _, row := range golden.Rows(t, reference, "bounds") {
 		n, err := strconv.Atoi(row[1])
 		require.NoError(t, err, row)
 		bounds[row[0]] = n

@@ -16,8 +16,8 @@ import (
 	"github.com/otelctx/otelctx/ringbuf"
 )
 
-// SpanTable says where a process keeps its live spans: a cell for each. Slots and records
-// name cells by references, see docs/wire-format.md.
+// SpanTable says where a process keeps its live spans: a cell for each. Slots, records and entries
+// of the goroutine table name cells by references, see docs/wire-format.md.
 type SpanTable struct {
 	// Address is where the table's header is, and HeaderSize how far behind it the first
 	// cell is. CellSize is the distance between cells, and Capacity their number.
@@ -39,8 +39,9 @@ const (
 	cellSpanID
 	cellLocalRoot
 	cellGoid
-	cellEnclosing
+	cellAncestors
 	cellTraceFlags
+	cellOutside
 	cellStart
 	cellG
 	cellTID
@@ -160,8 +161,8 @@ func (p *Process) Spans(ctx context.Context) ([]LiveSpan, error) {
 
 // SpanBatches yields the live spans of the process in no particular order, some hundreds at a time,
 // each batch right after it has been read: for callers that look at the goroutines of spans before
-// those have moved on. Each span is yielded at most once. A batch is valid until the next one. After an error, which is one of those of
-// [Process.Spans], the sequence ends.
+// those have moved on. Each span is yielded at most once. A batch is valid until the next one. The
+// sequence ends after an error, which is one of those of [Process.Spans].
 func (p *Process) SpanBatches(ctx context.Context) iter.Seq2[[]LiveSpan, error] {
 	return func(yield func([]LiveSpan, error) bool) {
 		v, err := p.threadView(ctx)
@@ -169,48 +170,18 @@ func (p *Process) SpanBatches(ctx context.Context) iter.Seq2[[]LiveSpan, error] 
 			yield(nil, err)
 			return
 		}
-		t := v.spans
-		if t == nil {
+		if v.spans == nil {
 			yield(nil, p.error(fmt.Errorf("%w: live spans are not advertised", ErrNoThreadContext)))
 			return
 		}
-		used, err := t.used(p.threads.source)
-		if errors.Is(err, errNoSpanTable) {
-			err = fmt.Errorf("%w: %w", ErrNoThreadContext, err) // it was closed meanwhile
-		}
-		if err != nil {
-			yield(nil, p.classify(err))
-			return
-		}
-		const batch = 512
-		before, cells, after := make([]byte, batch*t.CellSize), make([]byte, batch*t.CellSize), make([]byte, batch*t.CellSize)
-		spans := make([]LiveSpan, 0, batch)
 		name := p.nameSpans(v)
-		for first := 0; first < used; first += batch {
-			if err := ctx.Err(); err != nil {
-				yield(nil, p.error(err))
-				return
+		for spans, err := range v.spans.batches(p.threads.source) {
+			if errors.Is(err, errNoSpanTable) {
+				err = fmt.Errorf("%w: %w", ErrNoThreadContext, err) // it was closed meanwhile
 			}
-			address := t.Address + uint64(t.HeaderSize) + uint64(first*t.CellSize)
-			size := min(batch, used-first) * t.CellSize
-			// Nothing says in which order the bytes of a part are read. So the cells are read
-			// three times. A version that is there before and after was there all the while,
-			// because versions do not come back.
-			if _, err := p.threads.source.ReadParts([]ringbuf.Part{
-				{Address: address, Data: before[:size]}, {Address: address, Data: cells[:size]}, {Address: address, Data: after[:size]},
-			}); err != nil {
+			if err != nil {
 				yield(nil, p.classify(err))
 				return
-			}
-			spans = spans[:0]
-			for at := 0; at < size; at += t.CellSize {
-				version := t.u64(before[at:], cellVersion)
-				if version != 0 && version&wire.CellOver == 0 && t.u64(after[at:], cellVersion) == version {
-					spans = append(spans, t.decode(cells[at:]))
-				}
-			}
-			if len(spans) == 0 {
-				continue
 			}
 			for i := range spans {
 				s := &spans[i]
@@ -224,9 +195,59 @@ func (p *Process) SpanBatches(ctx context.Context) iter.Seq2[[]LiveSpan, error] 
 			if !yield(spans, nil) {
 				return
 			}
-		}
-		if err := p.checkAlive(); err != nil {
-			yield(nil, err)
+			if err := ctx.Err(); err != nil {
+				yield(nil, p.error(err))
+				return
+			}
 		}
 	}
+}
+
+// batches yields the live spans of 512 cells at a time, without their names, and at least one batch. The
+// error is the memory's, or wraps [errNoSpanTable].
+func (t *SpanTable) batches(memory ringbuf.Memory) iter.Seq2[[]LiveSpan, error] {
+	return func(yield func([]LiveSpan, error) bool) {
+		used, err := t.used(memory)
+		if err != nil {
+			yield(nil, err)
+			return
+		}
+		const batch = 512
+		before, cells, after := make([]byte, batch*t.CellSize), make([]byte, batch*t.CellSize), make([]byte, batch*t.CellSize)
+		spans := make([]LiveSpan, 0, batch)
+		for first := 0; first < max(used, 1); first += batch {
+			address := t.Address + uint64(t.HeaderSize) + uint64(first*t.CellSize)
+			size := min(batch, used-first) * t.CellSize
+			// Nothing says in which order the bytes of a part are read. So the cells are read
+			// three times. A version that is there before and after was there all the while,
+			// because versions do not come back.
+			if _, err := memory.ReadParts([]ringbuf.Part{
+				{Address: address, Data: before[:size]}, {Address: address, Data: cells[:size]}, {Address: address, Data: after[:size]},
+			}); err != nil {
+				yield(nil, err)
+				return
+			}
+			spans = spans[:0]
+			for at := 0; at < size; at += t.CellSize {
+				version := t.u64(before[at:], cellVersion)
+				if version != 0 && version&wire.CellOver == 0 && t.u64(after[at:], cellVersion) == version {
+					spans = append(spans, t.decode(cells[at:]))
+				}
+			}
+			if !yield(spans, nil) {
+				return
+			}
+		}
+	}
+}
+
+// live returns the live spans, without their names. The error is that of batches.
+func (t *SpanTable) live(memory ringbuf.Memory) (spans []LiveSpan, err error) {
+	for batch, err := range t.batches(memory) {
+		if err != nil {
+			return nil, err
+		}
+		spans = append(spans, batch...)
+	}
+	return spans, nil
 }

@@ -26,8 +26,8 @@ func inner(who identity, more uint64, c CarrierKind) Thread {
 // The slots and the record of a goroutine go on naming a span that was ended elsewhere.
 func TestSpanThatWasEndedElsewhere(t *testing.T) {
 	for carriers, kind := range map[string]CarrierKind{
-		"slots": ThreadSlots, "slots goroutine-slots": GoroutineSlots, "slots record": GoroutineRecord,
-		"slots goroutine-slots record": GoroutineRecord,
+		"slots": ThreadSlots, "slots goroutine-table": GoroutineTable, "slots record": GoroutineRecord,
+		"slots goroutine-table record": GoroutineRecord,
 	} {
 		t.Run(carriers, func(t *testing.T) {
 			c, p := acting(t, carriers+" advertise publish")
@@ -49,7 +49,7 @@ func TestSpanThatWasEndedElsewhere(t *testing.T) {
 
 // Without cells there is nothing but what slots and records say themselves.
 func TestSpansWithoutCells(t *testing.T) {
-	for _, carriers := range []string{"slots", "slots goroutine-slots", "slots record"} {
+	for _, carriers := range []string{"slots", "slots goroutine-table", "slots record"} {
 		c, p := acting(t, carriers+" no-cells advertise publish")
 		who := spinIn(t, c, "show a")
 		shown := withSpans(threadsOf(t, p))
@@ -66,7 +66,7 @@ func TestSpansWithoutCells(t *testing.T) {
 
 // A goroutine's own slot says that it is in no span, whatever its labels say.
 func TestOwnSlotKnowsBest(t *testing.T) {
-	c, p := acting(t, "slots goroutine-slots record advertise publish")
+	c, p := acting(t, "slots goroutine-table record advertise publish")
 	who := spinIn(t, c, "show a")
 	steadily(t, p, proven(who, GoroutineRecord))
 	tellf(t, c, "nothing a")
@@ -85,7 +85,7 @@ func spansOf(t *testing.T, p *Process) []LiveSpan {
 
 // Spans are listed where no thread shows them, and of a process that does not run.
 func TestLiveSpans(t *testing.T) {
-	c, p := acting(t, "slots goroutine-slots record advertise publish")
+	c, p := acting(t, "slots goroutine-table record advertise publish")
 	assert.Empty(t, spansOf(t, p))
 	began := time.Now()
 	var who identity

@@ -25,7 +25,7 @@ func stillSpanWorld(t *testing.T) *spanWorld {
 	w.running = g
 	put64(w.pieces[fakeM][fakeOffsets.MCurg:], g.g)
 	for range 2 {
-		w.start(g, w.stacks[g])
+		w.start(g)
 		for len(w.steps) > 0 {
 			do := w.steps[0]
 			w.steps = w.steps[1:]
@@ -41,6 +41,13 @@ func (w *spanWorld) over(span uint64) {
 	for _, record := range w.records[span] {
 		w.pieces[fakeHeap][record-fakeHeap+worldRecord+24] = 0
 	}
+}
+
+// outsider has a goroutine be the one that has started span 2, from outside of its ancestors.
+func (w *spanWorld) outsider(goid uint64) {
+	put64(w.cell(w.refs[2])[0x28:], goid)
+	w.cell(w.refs[2])[0x49] = 1
+	put64(w.pieces[fakeHeap][w.records[2][0]-fakeHeap+worldAncestors+8*wire.Ancestors:], goid)
 }
 
 // reuse has another span use the cell of a span that is over.
@@ -61,8 +68,8 @@ func TestCellsDecide(t *testing.T) {
 	for _, which := range []string{"t", "g", "r", "tg", "tgr"} {
 		for name, test := range map[string]struct {
 			change func(w *spanWorld)
-			// want is by slots, byRecord where there are records, which know what is around
-			// them whatever the cell is used for.
+			// want is by slots and entries, byRecord where there are records, which know the ancestors
+			// of their span whatever the cell is used for.
 			want, byRecord uint64
 		}{
 			"live":                    {func(*spanWorld) {}, 2, 2},
@@ -71,8 +78,10 @@ func TestCellsDecide(t *testing.T) {
 			"both over":               {func(w *spanWorld) { w.over(1); w.over(2) }, 0, 0},
 			"reused":                  {func(w *spanWorld) { w.reuse(2) }, 0, 1},
 			"around it reused":        {func(w *spanWorld) { w.over(2); w.reuse(1) }, 0, 0},
-			"started by another one":  {func(w *spanWorld) { w.over(2); put64(w.cell(w.refs[2])[0x28:], 99) }, 0, 1},
-			"started by nobody known": {func(w *spanWorld) { w.over(2); put64(w.cell(w.refs[2])[0x28:], 0) }, 0, 1},
+			"started by another one":  {func(w *spanWorld) { w.over(2); put64(w.cell(w.refs[2])[0x28:], 99) }, 1, 1},
+			"started by nobody known": {func(w *spanWorld) { w.over(2); put64(w.cell(w.refs[2])[0x28:], 0) }, 1, 1},
+			"an outsider":             {func(w *spanWorld) { w.over(2); w.outsider(1) }, 0, 0},
+			"another one's outsider":  {func(w *spanWorld) { w.over(2); w.outsider(99) }, 1, 1},
 		} {
 			w := stillSpanWorld(t)
 			test.change(w)
@@ -102,9 +111,8 @@ func TestCellsThatCannotBeBelieved(t *testing.T) {
 
 	for _, ref := range []uint64{1, wire.CellOver | wire.RefGeneration, math.MaxUint64, math.MaxUint64 - 1, 1 << 63} {
 		w := stillSpanWorld(t)
-		for _, slot := range w.slots(1) {
-			put64(slot[0x28:], ref)
-		}
+		put64(w.slot()[0x28:], ref)
+		w.publish(w.goroutines[0], ref)()
 		assert.Nil(t, w.lookAt(t, "tg"), "%#x", ref)
 		put64(w.cell(ref%worldCells), ref)
 		w.lookAt(t, "tg")
@@ -118,34 +126,18 @@ func TestCellsThatCannotBeBelieved(t *testing.T) {
 	assert.Less(t, w.calls, 30)
 }
 
-// goodTable adds the advertisement of a world's cells.
+// goodTable adds where records have ancestors to the advertisement of a world.
 func goodTable() map[string]*commonpb.AnyValue {
 	a := goodAdvertisement()
-	fields := &commonpb.KeyValueList{}
-	for _, f := range wire.CellFields() {
-		fields.Values = append(fields.Values, keyValue(f.Name, intValue(int64(f.Offset))))
-	}
-	for key, value := range map[string]*commonpb.AnyValue{
-		wire.RingKeyMapping: str(wire.SpansName), wire.RingKeyAddress: intValue(fakeSpans), wire.RingKeyLayout: intValue(wire.SpansLayout1),
-		wire.RingKeyCapacity: intValue(worldCells), wire.RingKeyHeaderSize: intValue(wire.SpansHeaderSize),
-		wire.SpansKeyCellSize: intValue(wire.CellSize),
-		wire.RingKeyFields:    {Value: &commonpb.AnyValue_KvlistValue{KvlistValue: fields}},
-	} {
-		a[wire.KeySpans+key] = value
-	}
-	a[wire.KeyGo+wire.GoKeyEnclosingOffset] = intValue(worldEnclosing)
+	a[wire.KeyGo+wire.GoKeyAncestorsOffset] = intValue(worldAncestors)
 	return a
 }
 
-// headedSpans is a world whose rings have headers too.
+// headedSpans is a world whose ring has a header too.
 func headedSpans(t *testing.T) *spanWorld {
 	t.Helper()
 	w := stillSpanWorld(t)
-	for at, b := range headed(t).pieces {
-		if at == fakeRing || at == fakeGoroutineRing {
-			copy(w.pieces[at][:24], b[:24])
-		}
-	}
+	copy(w.pieces[fakeRing][:24], headed(t).pieces[fakeRing][:24])
 	return w
 }
 
@@ -184,7 +176,7 @@ func TestSpanTableThatCannotBeOne(t *testing.T) {
 		"header size":         set(wire.RingKeyHeaderSize, intValue(1<<40)),
 		"field far":           field("span_id", 121),
 		"field negative":      field("version", -1),
-		"enclosing far":       field("enclosing", 112),
+		"ancestors far":       field("ancestors", 112),
 		"fields as text":      set(wire.RingKeyFields, str("x")),
 		"header: magic":       header(0, 0),
 		"header: layout":      header(1, 2),
@@ -207,7 +199,7 @@ func TestSpanTableThatCannotBeOne(t *testing.T) {
 	v := newThreadView(w, contextOf(goodTable()))
 	require.NotNil(t, v.spans)
 	assert.Equal(t, worldTable(), v.spans)
-	assert.Equal(t, worldEnclosing, v.enclosingOffset)
+	assert.Equal(t, worldAncestors, v.ancestorsOffset)
 	for name, change := range cases {
 		w, a := headedSpans(t), goodTable()
 		change(a, w)
@@ -224,8 +216,8 @@ func TestSpanTableThatCannotBeOne(t *testing.T) {
 	// References that a record would have in its labels, or in itself, are none.
 	for _, offset := range []int64{0, 8, worldRecord - 8, worldRecord + 28, -1} {
 		a := goodTable()
-		a[wire.KeyGo+wire.GoKeyEnclosingOffset] = intValue(offset)
+		a[wire.KeyGo+wire.GoKeyAncestorsOffset] = intValue(offset)
 		w := headedSpans(t)
-		assert.Negative(t, newThreadView(w, contextOf(a)).enclosingOffset, offset)
+		assert.Negative(t, newThreadView(w, contextOf(a)).ancestorsOffset, offset)
 	}
 }

@@ -23,6 +23,7 @@ import (
 
 	"github.com/otelctx/otelctx/internal/cells"
 	"github.com/otelctx/otelctx/internal/gorecord"
+	"github.com/otelctx/otelctx/internal/goroutines"
 	"github.com/otelctx/otelctx/internal/goruntime"
 	"github.com/otelctx/otelctx/internal/sdkspan"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
@@ -60,16 +61,17 @@ func spanIDOf(id uint64) (b [8]byte) {
 
 // service is what a child shows.
 type service struct {
-	runtime           *goruntime.Runtime
-	threads, routines *ringbuf.Ring
-	record            bool
-	cells             *cells.Table
-	withoutCells      bool
-	attributes        []attribute.KeyValue
-	others            []any // what must stay
+	runtime      *goruntime.Runtime
+	threads      *ringbuf.Ring
+	routines     *goroutines.Table
+	record       bool
+	cells        *cells.Table
+	withoutCells bool
+	attributes   []attribute.KeyValue
+	others       []any // what must stay
 }
 
-// setUp lays down carriers: words of slots, v1, goroutine-slots, record, keys=a+b.
+// setUp lays down carriers: words of slots, v1, goroutine-table, record, keys=a+b.
 // "advertise" publishes them, "no-go" leaves out what is known of the runtime, "no-cells"
 // the span table.
 func setUp(order string) (*service, error) {
@@ -95,8 +97,8 @@ func setUp(order string) (*service, error) {
 			s.threads, err = ringbuf.New(ringbuf.WithCapacity(1024), ringbuf.WithDatadogLayout())
 		case "named-v1":
 			err = s.namedV1()
-		case "goroutine-slots":
-			s.routines, err = ringbuf.New(ringbuf.WithCapacity(1024), ringbuf.WithIndex(ringbuf.ByGoroutine))
+		case "goroutine-table":
+			s.routines, err = goroutines.New(false)
 		case "record":
 			s.record = true
 		case "keys":
@@ -125,13 +127,13 @@ func (s *service) advertise(offsets bool) error {
 		kvs = append(kvs, ringAttributes(wire.KeyThreadSlots, s.threads.Info())...)
 	}
 	if s.routines != nil {
-		kvs = append(kvs, ringAttributes(wire.KeyGoroutineSlots, s.routines.Info())...)
+		kvs = append(kvs, goroutineAttributes(s.routines.Address())...)
 	}
 	schema := wire.SchemaSlots
 	if s.record {
 		schema = wire.SchemaGoLabels
 		kvs = append(kvs, attribute.Int(wire.KeyGo+wire.GoKeyRecordOffset, int(gorecord.Offset)),
-			attribute.Int(wire.KeyGo+wire.GoKeyEnclosingOffset, int(gorecord.EnclosingOffset)))
+			attribute.Int(wire.KeyGo+wire.GoKeyAncestorsOffset, int(gorecord.AncestorsOffset)))
 	}
 	if !s.withoutCells {
 		kvs = append(kvs, tableAttributes(s.cells.Address())...)
@@ -150,10 +152,6 @@ func (s *service) advertise(offsets bool) error {
 }
 
 func ringAttributes(prefix string, info ringbuf.Info) []attribute.KeyValue {
-	index := wire.IndexThread
-	if info.Index == ringbuf.ByGoroutine {
-		index = wire.IndexGoroutine
-	}
 	return []attribute.KeyValue{
 		attribute.String(prefix+wire.RingKeyMapping, info.Mapping),
 		attribute.Int64(prefix+wire.RingKeyAddress, int64(info.Address)),
@@ -161,7 +159,7 @@ func ringAttributes(prefix string, info ringbuf.Info) []attribute.KeyValue {
 		attribute.Int(prefix+wire.RingKeyCapacity, info.Capacity),
 		attribute.Int(prefix+wire.RingKeyHeaderSize, info.HeaderSize),
 		attribute.Int(prefix+wire.RingKeySlotSize, info.SlotSize),
-		attribute.String(prefix+wire.RingKeyIndex, index),
+		attribute.String(prefix+wire.RingKeyIndex, wire.IndexThread),
 		fieldsAttribute(prefix, wire.SlotFields(info.Layout)),
 	}
 }
@@ -184,6 +182,18 @@ func tableAttributes(address uint64) []attribute.KeyValue {
 		attribute.Int(prefix+wire.RingKeyHeaderSize, wire.SpansHeaderSize),
 		attribute.Int(prefix+wire.SpansKeyCellSize, wire.CellSize),
 		fieldsAttribute(prefix, wire.CellFields()),
+	}
+}
+
+func goroutineAttributes(address uint64) []attribute.KeyValue {
+	const prefix = wire.KeyGoroutines
+	return []attribute.KeyValue{
+		attribute.String(prefix+wire.RingKeyMapping, wire.GoroutinesName),
+		attribute.Int64(prefix+wire.RingKeyAddress, int64(address)),
+		attribute.Int(prefix+wire.RingKeyLayout, wire.GoroutinesLayout1),
+		attribute.Int(prefix+wire.RingKeyCapacity, wire.GoroutinesCapacity),
+		attribute.Int(prefix+wire.RingKeyHeaderSize, wire.GoroutinesHeaderSize),
+		attribute.Int(prefix+wire.TableKeyEntrySize, wire.GoroutineEntrySize),
 	}
 }
 
@@ -227,15 +237,13 @@ func (s *service) start(span *cells.Span, attributes []byte, outer *shown) *show
 	n := *span
 	var around *gorecord.Record
 	if outer != nil {
-		of := cells.Span{}
-		s.cells.Load(outer.ref, &of)
-		n.Enclosing = cells.Enclosing{outer.ref, of.Enclosing[0], of.Enclosing[1]}
+		s.cells.SetLineage(&n, outer.ref, wire.Position(outer.ref))
 		around = outer.record
 	}
 	n.Goid, n.StartUnixNS = s.runtime.Goroutine().Goid, uint64(time.Now().UnixNano())
 	if s.record {
 		sh.record = gorecord.New(n.TraceIDHigh, n.TraceIDLow, n.SpanID, n.TraceFlags, nil, &gorecord.Names{Name: n.Name, Endpoint: n.Endpoint}, users())
-		sh.record.SetWithin(around, &n.Enclosing)
+		sh.record.SetOuter(around)
 	}
 	p := goruntime.Pin()
 	n.TID = s.runtime.Self().TID
@@ -244,7 +252,7 @@ func (s *service) start(span *cells.Span, attributes []byte, outer *shown) *show
 	goruntime.Unpin()
 	sh.span.Ref = uint64(sh.ref)
 	if sh.record != nil {
-		sh.record.SetRef(sh.ref)
+		sh.record.SetCell(sh.ref, &n.Ancestors, 0)
 	}
 	s.show(sh)
 	return sh
@@ -271,10 +279,11 @@ func (s *service) show(sh *shown) {
 	if sh != nil {
 		s.cells.SetThread(sh.ref, s.runtime.Goroutine().Goid, s.runtime.Self().TID)
 	}
-	for _, ring := range []*ringbuf.Ring{s.threads, s.routines} {
-		if ring != nil {
-			ring.Store(span)
-		}
+	if s.threads != nil {
+		s.threads.Store(span)
+	}
+	if self := s.runtime.Goroutine(); s.routines != nil {
+		s.routines.Store(self.Goid, self.G, wire.Position(span.Ref))
 	}
 }
 
@@ -408,8 +417,9 @@ func (a *actor) run() {
 		case "end":
 			a.in = a.in.end()
 			a.answers <- "ok"
-		case "nothing": // say in the goroutine's own slot that it is in none
-			a.service.routines.Clear()
+		case "nothing": // say in the goroutine's entry that it is in none
+			self := a.service.runtime.Goroutine()
+			a.service.routines.Store(self.Goid, self.G, 0)
 			a.answers <- "ok"
 		case "park": // wait for orders as goroutines do
 			a.answers <- "ok"

@@ -26,12 +26,14 @@ type ThreadLayout struct {
 	Carriers []Carrier
 	// Runtime is what the process says of its Go runtime.
 	Runtime RuntimeOffsets
+	// Goroutines is where it keeps what each goroutine is in, nil if it does not say that.
+	Goroutines *GoroutineEntries
 	// Spans is where its live spans are, nil if it does not say that. RefOffset is how far
 	// behind the label pointer a record has the reference to the cell of its span.
-	// EnclosingOffset is how far it has those to the spans around. Each is negative if a record
-	// has none.
+	// AncestorsOffset is how far it has those to the span's ancestors. The id of the goroutine that
+	// does not go to the ancestors follows. Each is negative if a record has none.
 	Spans                      *SpanTable
-	RefOffset, EnclosingOffset int
+	RefOffset, AncestorsOffset int
 	// Names is where the names of its spans are, nil if it does not say that. NamesOffset is
 	// how far behind the label pointer a record has the numbers of two names, 2 bytes each.
 	// They are the names of its span and of the local root. NamesOffset is negative if a
@@ -52,8 +54,9 @@ func (p *Process) ThreadLayout(ctx context.Context) (*ThreadLayout, error) {
 		return nil, err
 	}
 	return &ThreadLayout{
-		Context: v.context, ContextErr: v.contextErr, Advertisement: v.advertisement, Carriers: v.carriers, Runtime: v.runtime, Spans: v.spans,
-		RefOffset: v.refOffset, EnclosingOffset: v.enclosingOffset, Names: v.names, NamesOffset: v.namesOffset, keys: v.keys, made: v.made,
+		Context: v.context, ContextErr: v.contextErr, Advertisement: v.advertisement, Carriers: v.carriers, Runtime: v.runtime,
+		Goroutines: v.goroutines, Spans: v.spans,
+		RefOffset: v.refOffset, AncestorsOffset: v.ancestorsOffset, Names: v.names, NamesOffset: v.namesOffset, keys: v.keys, made: v.made,
 	}, nil
 }
 

@@ -18,20 +18,21 @@ import (
 //
 // Everything that matters is read by one call, in this order:
 //
-//	slots, their first halves
+//	the thread's slot, its first half
+//	the goroutine's entry
 //	record
 //	versions of cells
 //	m.procid, m.curg
 //	g.goid, g.labels
 //	cells, versions of cells again
 //	record again
-//	slots, their second halves
+//	entry again
+//	slot, its second half
 //
-// where a slot is that of the thread or of the goroutine, and cells are those that slots and the
-// record name. What is read in the middle is so while all around it stands still. Hence the thread
+// where cells are those that the slot, the entry and the record name. What is read in the middle is so while all around it stands still. Hence the thread
 // ran that goroutine at the moment when m.curg was read. The goroutine had that id then, because it
-// had it before and after, and ids are not used again. The slot showed the span at that moment, or
-// the record behind the label pointer did. A goroutine that moves on and comes back in between does
+// had it before and after, and ids are not used again. The entry, the slot or the record behind the
+// label pointer named the span at that moment. A goroutine that moves on and comes back in between does
 // no harm.
 //
 // One part's address is another part's contents: the m is in the slot, the g in the m,
@@ -41,7 +42,7 @@ type threadLook struct {
 	memory ringbuf.Memory
 	view   *threadView
 
-	threadSlot, goroutineSlot *ringbuf.Look
+	threadSlot *ringbuf.Look
 
 	// What the next reading takes for granted. 0 is not known.
 	tid    uint32
@@ -69,6 +70,9 @@ type threadLook struct {
 	parts  []ringbuf.Part
 	groups []group
 
+	// entry and entryAgain are the goroutine's entry.
+	entry, entryAgain [wire.GoroutineEntrySize]byte
+
 	procid, curg, goidNow, labelsNow [8]byte
 }
 
@@ -77,7 +81,7 @@ type group int
 
 const (
 	groupThreadSlot group = iota
-	groupGoroutineSlot
+	groupEntry
 	groupRecord
 	groupM
 	groupG
@@ -97,9 +101,6 @@ func newThreadLook(memory ringbuf.Memory, v *threadView) *threadLook {
 	l := &threadLook{memory: memory, view: v}
 	if v.threadRing != nil {
 		l.threadSlot = v.threadRing.NewLook()
-	}
-	if v.goroutineRing != nil {
-		l.goroutineSlot = v.goroutineRing.NewLook()
 	}
 	return l
 }
@@ -155,12 +156,12 @@ func (l *threadLook) read() error {
 	l.parts, l.groups = l.parts[:0], l.groups[:0]
 	o := &l.view.runtime
 	threadSlot := l.threadSlot != nil && !l.unreadable[groupThreadSlot]
-	goroutineSlot := l.goroutineSlot != nil && l.goid != 0 && !l.unreadable[groupGoroutineSlot]
+	entry := l.hasEntry()
 	if threadSlot {
 		l.add(groupThreadSlot, l.threadSlot.Before()...)
 	}
-	if goroutineSlot {
-		l.add(groupGoroutineSlot, l.goroutineSlot.Before()...)
+	if entry {
+		l.add(groupEntry, ringbuf.Part{Address: l.view.goroutines.entry(l.goid), Data: l.entry[:]})
 	}
 	if l.hasRecord() {
 		l.add(groupRecord, ringbuf.Part{Address: l.labels, Data: l.record})
@@ -195,8 +196,8 @@ func (l *threadLook) read() error {
 	if l.hasRecord() {
 		l.add(groupRecord, ringbuf.Part{Address: l.labels, Data: l.again})
 	}
-	if goroutineSlot {
-		l.add(groupGoroutineSlot, l.goroutineSlot.After()...)
+	if entry {
+		l.add(groupEntry, ringbuf.Part{Address: l.view.goroutines.entry(l.goid), Data: l.entryAgain[:]})
 	}
 	if threadSlot {
 		l.add(groupThreadSlot, l.threadSlot.After()...)
@@ -206,6 +207,10 @@ func (l *threadLook) read() error {
 		return &readError{l.groups[n], err}
 	}
 	return err
+}
+
+func (l *threadLook) hasEntry() bool {
+	return l.view.goroutines != nil && l.goid != 0 && !l.unreadable[groupEntry]
 }
 
 func (l *threadLook) hasRecord() bool { return l.labels != 0 && !l.unreadable[groupRecord] }
@@ -242,7 +247,7 @@ func (l *threadLook) judge(t *Thread) (done bool, err error) {
 	if l.m == 0 {
 		if settled && slot.ShowsSpan() && !l.provable() {
 			var known bool
-			if t.Span, known = l.resolve(&slot, ThreadSlots); !known {
+			if t.Span, known = l.resolve(&slot); !known {
 				return false, nil
 			}
 		}
@@ -253,13 +258,13 @@ func (l *threadLook) judge(t *Thread) (done bool, err error) {
 	}
 	t.Goroutine = l.goid
 
-	// From here on l.goid ran on the thread when curg was read. Its own slot knows best:
+	// From here on l.goid ran on the thread when curg was read. Its own entry knows best:
 	// labels are inherited, and replaced by the user.
-	own, owned, ownSettled := l.slotOfGoroutine()
-	if owned && !own.ShowsSpan() && own.Ref == 0 {
-		return true, nil // and says that it is in none
+	ref, owned, entrySettled := l.entryOfGoroutine()
+	published, decided, cellSettled := l.spanOf(ref, l.goid, GoroutineTable)
+	if owned && decided && published == nil {
+		return cellSettled, nil // It is in none.
 	}
-	shown, shownSettled := l.resolve(&own, GoroutineSlots)
 	recorded, recordSettled, err := l.spanOfRecord()
 	if err != nil {
 		return false, err
@@ -267,29 +272,29 @@ func (l *threadLook) judge(t *Thread) (done bool, err error) {
 	var ofThread *ThreadSpan
 	threadSettled := true
 	if settled && slot.ShowsSpan() && slot.Owner == l.goid && l.provable() && slot.M == l.m {
-		ofThread, threadSettled = l.resolve(&slot, ThreadSlots)
+		ofThread, threadSettled = l.resolve(&slot)
 	}
-	best := shown
+	best := published
 	if best == nil {
 		best = recorded
 	} else if recorded != nil && recorded.sameAs(best) {
 		recorded.complete(best)
 		best = recorded
 	}
-	if best == nil && ownSettled && !owned {
-		best = ofThread // else it is what the goroutine showed there before
+	if best == nil && entrySettled && !owned {
+		best = ofThread // otherwise it is what the goroutine published there before
 	} else if best != nil && ofThread != nil && ofThread.sameAs(best) {
 		best.complete(ofThread)
 	}
-	allSettled := ownSettled && shownSettled && recordSettled && threadSettled
+	allSettled := entrySettled && cellSettled && recordSettled && threadSettled
 	if best == nil {
-		// There is no span only if nobody was just writing one.
+		// There is no span only if nobody was just storing one.
 		return settled && allSettled, nil
 	}
 	best.Proven = true
 	t.Span = best
-	if !allSettled && (shown != nil || shownSettled) {
-		l.fallback = *t // also if the slot is being written: then the record is as new
+	if !allSettled && (published != nil || cellSettled) {
+		l.fallback = *t // also if the entry is being stored: then the record is as new
 	}
 	return allSettled, nil
 }
@@ -348,56 +353,77 @@ func (l *threadLook) cellOf(ref uint64) ([]byte, liveness) {
 	return nil, unread
 }
 
-// resolve returns the span that a slot of the goroutine shows. If that span is over it
-// returns the nearest live one around it, or nil if there is none. settled is false if
-// that is to be read again.
-func (l *threadLook) resolve(s *ringbuf.Slot, c CarrierKind) (span *ThreadSpan, settled bool) {
+// resolve returns the span that the thread's slot shows, or if that has ended what its owner is in.
+// settled is false if that is to be read again.
+func (l *threadLook) resolve(s *ringbuf.Slot) (span *ThreadSpan, settled bool) {
 	if !s.ShowsSpan() {
 		return nil, true
 	}
 	if l.view.spans == nil || s.Ref == 0 {
-		return spanOf(s, c), true
+		return spanOfSlot(s), true
 	}
 	cell, state := l.cellOf(s.Ref)
-	if (state == live || state == over) && c == ThreadSlots && s.Owner != 0 && l.view.spans.u64(cell, cellGoid) == s.Owner &&
+	if (state == live || state == over) && s.Owner != 0 && l.view.spans.u64(cell, cellGoid) == s.Owner &&
 		binary.NativeEndian.Uint32(cell[l.view.spans.offsets[cellTID]:]) != s.TID {
 		return nil, true // The goroutine has gone on elsewhere since.
 	}
+	if state == over && s.Owner == 0 {
+		return nil, true
+	}
+	if span, _, settled = l.spanOf(wire.Ref(s.Ref), s.Owner, ThreadSlots); state == live {
+		ofSlot := spanOfSlot(s)
+		ofSlot.complete(span)
+		return ofSlot, true
+	}
+	return span, settled
+}
+
+// spanOf returns the span that a goroutine is in which has published the span that a reference
+// names. That is the span itself while it is live, and then its nearest live ancestor, or nil.
+// decided is false if the cell is another span's by now, and settled if it is to be read again.
+func (l *threadLook) spanOf(ref wire.Ref, goid uint64, c CarrierKind) (span *ThreadSpan, decided, settled bool) {
+	if ref == 0 {
+		return nil, true, true
+	}
+	cell, state := l.cellOf(uint64(ref))
 	switch state {
 	case unread:
-		return nil, false
+		return nil, false, false
 	case live:
-		span := spanOf(s, c)
-		of := l.view.spans.decode(cell)
-		span.LocalRootSpanID, span.names = of.LocalRootSpanID, of.names
-		return span, true
+		return l.spanOfCell(cell, c), true, true
 	case over:
-		// The cell names the spans around the goroutine that started the span. They count
-		// only if the slot is that goroutine's.
-		if s.Owner != 0 && l.view.spans.u64(cell, cellGoid) == s.Owner {
-			return l.nearest(cell[l.view.spans.offsets[cellEnclosing]:], c)
+		if cell[l.view.spans.offsets[cellOutside]] != 0 && l.view.spans.u64(cell, cellGoid) == goid {
+			return nil, true, true
 		}
+		span, settled = l.nearest(cell[l.view.spans.offsets[cellAncestors]:], c)
+		return span, true, settled
+	default:
+		return nil, false, true
 	}
-	return nil, true
 }
 
 // nearest returns the first live span of those that some references name, or nil. settled
 // is false if that is to be read again.
 func (l *threadLook) nearest(refs []byte, c CarrierKind) (span *ThreadSpan, settled bool) {
 	settled = true
-	for i := range wire.Enclosing {
+	for i := range wire.Ancestors {
 		cell, state := l.cellOf(binary.NativeEndian.Uint64(refs[8*i:]))
 		if state == unread {
 			settled = false // but the others are to be read as well
 		}
 		if state == live && settled {
-			s := l.view.spans.decode(cell)
-			return &ThreadSpan{
-				TraceID: s.TraceID, SpanID: s.SpanID, TraceFlags: s.TraceFlags, LocalRootSpanID: s.LocalRootSpanID, Carrier: c, names: s.names,
-			}, true
+			return l.spanOfCell(cell, c), true
 		}
 	}
 	return nil, settled
+}
+
+// spanOfCell returns the span that a cell describes.
+func (l *threadLook) spanOfCell(cell []byte, c CarrierKind) *ThreadSpan {
+	s := l.view.spans.decode(cell)
+	return &ThreadSpan{
+		TraceID: s.TraceID, SpanID: s.SpanID, TraceFlags: s.TraceFlags, LocalRootSpanID: s.LocalRootSpanID, Carrier: c, names: s.names,
+	}
 }
 
 func (s *ThreadSpan) sameAs(other *ThreadSpan) bool {
@@ -425,20 +451,20 @@ func (l *threadLook) slotOfThread() (slot ringbuf.Slot, settled bool) {
 	return slot, true
 }
 
-// slotOfGoroutine returns the goroutine's slot. The slot is zero, and owned false, if
-// it is another goroutine's or there is none; settled is false if it was being written.
-func (l *threadLook) slotOfGoroutine() (slot ringbuf.Slot, owned, settled bool) {
-	if l.goroutineSlot == nil || l.unreadable[groupGoroutineSlot] {
-		return ringbuf.Slot{}, false, true
+// entryOfGoroutine returns the span that the goroutine has published last, 0 if none. owned is false
+// if the entry is another goroutine's, or there is none; settled is false if it was being stored.
+func (l *threadLook) entryOfGoroutine() (ref wire.Ref, owned, settled bool) {
+	if !l.hasEntry() {
+		return 0, false, true
 	}
-	slot, err := l.goroutineSlot.Slot()
-	if err != nil {
-		return ringbuf.Slot{}, false, false
+	if l.entry != l.entryAgain {
+		return 0, false, false
 	}
-	if slot.Owner != l.goid {
-		return ringbuf.Slot{}, false, true
+	e := decodeEntry(l.entry[:])
+	if at := wire.Position(e.Position); e.Check == wire.GoroutineCheck(l.goid, l.g, at) {
+		return at.Ref(), true, true
 	}
-	return slot, true, true
+	return 0, false, true
 }
 
 // goroutine reports whether a goroutine was running on the thread, l.goid then. settled
@@ -459,9 +485,6 @@ func (l *threadLook) goroutine() (running, settled bool) {
 	}
 	if goid := native64(l.goidNow); goid != l.goid {
 		l.goid, l.labels = goid, 0
-		if l.goroutineSlot != nil {
-			l.goroutineSlot.Aim(goid)
-		}
 		l.aimAtLabels()
 		return false, false
 	}
@@ -511,7 +534,7 @@ func (l *threadLook) spanOfRecord() (s *ThreadSpan, settled bool, err error) {
 		TraceID: [16]byte(b[0:16]), SpanID: [8]byte(b[16:24]), TraceFlags: b[25], Carrier: GoroutineRecord,
 	}
 	attributes := int(binary.NativeEndian.Uint16(b[26:28]))
-	isOver := b[24] == 0 && l.view.spans != nil && l.view.enclosingOffset >= 0
+	isOver := b[24] == 0 && l.view.spans != nil && l.view.ancestorsOffset >= 0
 	if b[24] != 1 && !isOver || s.TraceID == [16]byte{} || s.SpanID == [8]byte{} ||
 		attributes > wire.MaxThreadContextRecord-wire.ThreadContextRecordSize {
 		return nil, true, nil
@@ -526,7 +549,11 @@ func (l *threadLook) spanOfRecord() (s *ThreadSpan, settled bool, err error) {
 		return nil, true, nil
 	}
 	if isOver {
-		s, settled = l.nearest(l.record[l.view.enclosingOffset:], GoroutineRecord)
+		lineage := l.record[l.view.ancestorsOffset:]
+		if outsider := binary.NativeEndian.Uint64(lineage[8*wire.Ancestors:]); outsider != 0 && outsider == l.goid {
+			return nil, true, nil
+		}
+		s, settled = l.nearest(lineage, GoroutineRecord)
 		return s, settled, nil
 	}
 	if have := len(b) - wire.ThreadContextRecordSize; have != attributes {
@@ -607,11 +634,11 @@ func (l *threadLook) readAll(parts ...ringbuf.Part) (bool, error) {
 	return err == nil, err
 }
 
-// spanOf returns the span that a slot shows.
-func spanOf(s *ringbuf.Slot, c CarrierKind) *ThreadSpan {
+// spanOfSlot returns the span that the thread's slot shows.
+func spanOfSlot(s *ringbuf.Slot) *ThreadSpan {
 	return &ThreadSpan{
 		TraceID: s.TraceID, SpanID: s.SpanID, TraceFlags: s.TraceFlags,
-		Carrier: c, encoded: s.Attributes,
+		Carrier: ThreadSlots, encoded: s.Attributes,
 	}
 }
 

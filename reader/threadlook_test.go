@@ -10,6 +10,7 @@ import (
 	"iter"
 	"maps"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"syscall"
 	"testing"
@@ -75,6 +76,21 @@ func (f *fakeMemory) Threads() iter.Seq2[int, error] {
 	}
 }
 
+func (f *fakeMemory) PresentPages(address uint64, pages int) ([]bool, error) {
+	present := make([]bool, pages)
+	for i := range present {
+		for start, b := range f.pieces {
+			at := address + uint64(i*os.Getpagesize())
+			present[i] = present[i] || at >= start && at < start+uint64(len(b))
+		}
+	}
+	return present, nil
+}
+
+func (*fakeMemory) ThreadStart(int) (uint64, error) { return 0, nil }
+
+func (*fakeMemory) ProgramHeaders() (uint64, error) { return 0, nil }
+
 func (f *fakeMemory) ThreadIDs(tid int) ([]int, error) {
 	ids, ok := f.ids[tid]
 	if !ok {
@@ -85,12 +101,13 @@ func (f *fakeMemory) ThreadIDs(tid int) ([]int, error) {
 
 // Where fakes have things, and the runtime keeps them.
 const (
-	fakeRing, fakeGoroutineRing = 0x10_0000, 0x20_0000
-	fakeM                       = 0x30_0000
-	fakeG                       = 0x40_0000 // the first; each has a page
-	fakeHeap                    = 0x50_0000
-	fakeHeapSize                = 1 << 21
-	fakeTID                     = 77
+	fakeRing       = 0x10_0000
+	fakeM          = 0x30_0000
+	fakeG          = 0x40_0000 // the first; each has a page
+	fakeHeap       = 0x50_0000
+	fakeHeapSize   = 1 << 21
+	fakeGoroutines = 0x100_0000
+	fakeTID        = 77
 )
 
 var fakeOffsets = RuntimeOffsets{MCurg: 184, MProcid: 64, GGoid: 152, GLabels: 352}
@@ -130,10 +147,9 @@ const worldCapacity = 64
 func newWorld(seed uint64) *world {
 	w := &world{
 		fakeMemory: &fakeMemory{pieces: map[uint64][]byte{
-			fakeRing:          make([]byte, 64+64*worldCapacity),
-			fakeGoroutineRing: make([]byte, 64+64*worldCapacity),
-			fakeM:             make([]byte, 512),
-			fakeHeap:          make([]byte, fakeHeapSize),
+			fakeRing: make([]byte, 64+64*worldCapacity),
+			fakeM:    make([]byte, 512),
+			fakeHeap: make([]byte, fakeHeapSize),
 		}},
 		rand: rand.New(rand.NewPCG(seed, 1)),
 		heap: fakeHeap,
@@ -154,12 +170,8 @@ func (w *world) spawn(g *worldGoroutine, goid uint64) {
 	w.setLabels(g)
 }
 
-func (w *world) slots(goid uint64) [][]byte {
-	return [][]byte{
-		w.pieces[fakeRing][64+64*(fakeTID%worldCapacity):][:64],
-		w.pieces[fakeGoroutineRing][64+64*(goid%worldCapacity):][:64],
-	}
-}
+// slot returns the thread's slot.
+func (w *world) slot() []byte { return w.pieces[fakeRing][64+64*(fakeTID%worldCapacity):][:64] }
 
 // worldTraceID is that of the trace that a span is in.
 func worldTraceID(span uint64) uint64 { return span*1000 + 7 }
@@ -212,8 +224,8 @@ func (w *world) setLabels(g *worldGoroutine) {
 
 // Where in its records the world has what.
 const (
-	worldEnclosing  = 24
-	worldRecord     = worldEnclosing + 8*wire.Enclosing
+	worldAncestors  = 24 // and behind them the outsider
+	worldRecord     = worldAncestors + 8*(wire.Ancestors+1)
 	worldList       = 96
 	worldText       = 160
 	worldRecordSize = 256
@@ -221,7 +233,7 @@ const (
 
 // newRecord returns the address of a record, as gorecord lays it out; perhaps one that
 // another record was at before.
-func (w *world) newRecord(span uint64, enclosing ...uint64) uint64 {
+func (w *world) newRecord(span uint64, lineage ...uint64) uint64 {
 	at := w.heap
 	if n := len(w.free); n > 0 {
 		at, w.free = w.free[n-1], w.free[:n-1]
@@ -232,8 +244,8 @@ func (w *world) newRecord(span uint64, enclosing ...uint64) uint64 {
 	put64(b, at+worldList)
 	put64(b[8:], 2)
 	put64(b[16:], 2)
-	for i, ref := range enclosing {
-		put64(b[worldEnclosing+8*i:], ref)
+	for i, word := range lineage {
+		put64(b[worldAncestors+8*i:], word)
 	}
 	binary.BigEndian.PutUint64(b[worldRecord+8:], worldTraceID(span))
 	binary.BigEndian.PutUint64(b[worldRecord+16:], span)
@@ -263,13 +275,11 @@ func (w *world) act() {
 		w.lastSpan++
 		span := w.lastSpan
 		w.steps = append(w.steps, func() { g.next = &span })
-		slots := w.slots(g.goid)
 		if g == w.running {
-			w.steps = append(w.steps, w.store(slots[0], g.goid, span)...)
+			w.steps = append(w.steps, w.store(w.slot(), g.goid, span)...)
 		} else if len(g.spans) > 0 { // on another thread, which takes this one's back
-			w.steps = append(w.steps, w.replace(slots[0], g.goid, g.spans[len(g.spans)-1], 0)...)
+			w.steps = append(w.steps, w.replace(w.slot(), g.goid, g.spans[len(g.spans)-1], 0)...)
 		}
-		w.steps = append(w.steps, w.store(slots[1], g.goid, span)...)
 		w.steps = append(w.steps, func() {
 			g.records = append(g.records, w.newRecord(span))
 			w.setLabels(g)
@@ -280,9 +290,7 @@ func (w *world) act() {
 			parent = g.spans[len(g.spans)-2]
 		}
 		w.steps = append(w.steps, func() { g.next = &parent })
-		for _, slot := range w.slots(g.goid) {
-			w.steps = append(w.steps, w.replace(slot, g.goid, span, parent)...)
-		}
+		w.steps = append(w.steps, w.replace(w.slot(), g.goid, span, parent)...)
 		record := g.records[len(g.records)-1]
 		elsewhere := w.rand.IntN(2) == 0
 		w.steps = append(w.steps, func() { w.pieces[fakeHeap][record-fakeHeap+worldRecord+24] = 0 }, func() {
@@ -330,16 +338,14 @@ func (w *world) note() {
 // worldView is how the world shows spans; which has t, g, r for the carriers.
 func (w *world) view(t testing.TB, which string) *threadView {
 	t.Helper()
-	v := &threadView{recordOffset: -1, enclosingOffset: -1, namesOffset: -1, runtime: fakeOffsets}
+	v := &threadView{recordOffset: -1, refOffset: -1, ancestorsOffset: -1, namesOffset: -1, runtime: fakeOffsets}
 	var err error
 	for _, c := range which {
-		info := ringbuf.Info{Address: fakeRing, Layout: 2, Capacity: worldCapacity, HeaderSize: 64, SlotSize: 64}
 		switch c {
 		case 't':
-			v.threadRing, err = ringbuf.NewView(w, info, nil)
+			v.threadRing, err = ringbuf.NewView(w, ringbuf.Info{Address: fakeRing, Layout: 2, Capacity: worldCapacity, HeaderSize: 64, SlotSize: 64}, nil)
 		case 'g':
-			info.Address, info.Index = fakeGoroutineRing, ringbuf.ByGoroutine
-			v.goroutineRing, err = ringbuf.NewView(w, info, nil)
+			v.goroutines = &GoroutineEntries{fakeGoroutines, wire.GoroutinesHeaderSize, wire.GoroutineEntrySize, wire.GoroutinesCapacity}
 		case 'r':
 			v.recordOffset = worldRecord
 		}
@@ -349,9 +355,9 @@ func (w *world) view(t testing.TB, which string) *threadView {
 }
 
 // Whatever happens between whichever words that are read: what is proven was true at a
-// moment of the reading.
+// moment of the reading. There is no span table here; see TestSpanThatIsShownWasLive.
 func TestWhatIsProvenWasTrue(t *testing.T) {
-	for _, which := range []string{"t", "tg", "tr", "tgr", "g", "r", "gr"} {
+	for _, which := range []string{"t", "tr", "r"} {
 		t.Run(which, func(t *testing.T) {
 			shown, idle := 0, 0
 			for seed := range uint64(testenv.Rounds(6, 60)) {
@@ -397,23 +403,21 @@ func TestWhatIsProvenWasTrue(t *testing.T) {
 }
 
 // stillWorld is a world in which goroutine 1 runs in span 1.
-func stillWorld(t *testing.T) *world {
+func stillWorld(t *testing.T) *spanWorld {
 	t.Helper()
-	w := newWorld(1)
+	w := newSpanWorld(1)
 	g := w.goroutines[0]
 	w.running = g
 	put64(w.pieces[fakeM][fakeOffsets.MCurg:], g.g)
-	for _, slot := range w.slots(g.goid) {
-		for _, do := range w.store(slot, g.goid, 1) {
-			do()
-		}
+	w.start(g)
+	for _, do := range w.steps {
+		do()
 	}
-	g.spans, g.records = []uint64{1}, []uint64{w.newRecord(1)}
-	w.setLabels(g)
+	w.steps = nil
 	return w
 }
 
-func (w *world) look(t *testing.T, which string, m uint64) Thread {
+func (w *spanWorld) look(t *testing.T, which string, m uint64) Thread {
 	t.Helper()
 	thread := Thread{TID: fakeTID, OwnTID: fakeTID}
 	require.NoError(t, newThreadLook(w, w.view(t, which)).at(&thread, m))
@@ -422,22 +426,22 @@ func (w *world) look(t *testing.T, which string, m uint64) Thread {
 
 // One carrier that is not there or cannot be read does not hide the others.
 func TestBestCarrierIsShown(t *testing.T) {
-	none := func(*world) {}
+	none := func(*spanWorld) {}
 	for _, tt := range []struct {
 		which  string
-		change func(w *world)
+		change func(w *spanWorld)
 		want   CarrierKind
 		calls  int
 	}{
 		{"t", none, ThreadSlots, 8},
-		{"tg", none, GoroutineSlots, 8},
+		{"tg", none, GoroutineTable, 8},
 		{"tr", none, GoroutineRecord, 8},
 		{"tgr", none, GoroutineRecord, 8},
-		{"g", none, GoroutineSlots, 8},
+		{"g", none, GoroutineTable, 8},
 		{"r", none, GoroutineRecord, 8},
-		{"tgr", func(w *world) { put64(w.pieces[fakeG][fakeOffsets.GLabels:], 0x99_0000) }, GoroutineSlots, 8},
-		{"tgr", func(w *world) { w.slots(1)[1][0x18] = 1 }, GoroutineRecord, 2 + maxLooks},
-		{"tgr", func(w *world) { delete(w.pieces, fakeRing) }, GoroutineRecord, 8},
+		{"tgr", func(w *spanWorld) { put64(w.pieces[fakeG][fakeOffsets.GLabels:], 0x99_0000) }, GoroutineTable, 8},
+		{"tgr", func(w *spanWorld) { w.entry(w.goroutines[0])[8]++ }, GoroutineRecord, 8},
+		{"tgr", func(w *spanWorld) { delete(w.pieces, fakeRing) }, GoroutineRecord, 8},
 	} {
 		w := stillWorld(t)
 		tt.change(w)
@@ -455,34 +459,36 @@ func TestBestCarrierIsShown(t *testing.T) {
 func TestWrongIsWorseThanMissing(t *testing.T) {
 	for name, test := range map[string]struct {
 		which  string
-		change func(w *world)
+		change func(w *spanWorld)
 	}{
-		"slot of another thread":       {"t", func(w *world) { w.slots(1)[0][0x38]++ }},
-		"slot of another goroutine":    {"t", func(w *world) { w.slots(1)[0][0x20]++ }},
-		"slot without an m":            {"t", func(w *world) { put64(w.slots(1)[0][0x30:], 0) }},
-		"m of another thread":          {"tgr", func(w *world) { w.pieces[fakeM][fakeOffsets.MProcid]++ }},
-		"m that is not there":          {"tgr", func(w *world) { put64(w.slots(1)[0][0x30:], 0x99_0000) }},
-		"m in the kernel":              {"t", func(w *world) { put64(w.slots(1)[0][0x30:], 1<<63) }},
-		"no goroutine":                 {"tgr", func(w *world) { put64(w.pieces[fakeM][fakeOffsets.MCurg:], 0) }},
-		"goroutine that is not there":  {"tgr", func(w *world) { put64(w.pieces[fakeM][fakeOffsets.MCurg:], 0x99_0000) }},
-		"another goroutine":            {"tgr", func(w *world) { put64(w.pieces[fakeM][fakeOffsets.MCurg:], fakeG+0x1000) }},
-		"goroutine without an id":      {"tgr", func(w *world) { put64(w.pieces[fakeG][fakeOffsets.GGoid:], 0) }},
-		"slot being written":           {"t", func(w *world) { w.slots(1)[0][0x18] = 1 }},
-		"goroutine slot being written": {"g", func(w *world) { w.slots(1)[1][0x18] = 1 }},
-		"goroutine slot of another":    {"g", func(w *world) { w.slots(1)[1][0x20]++ }},
-		"no labels":                    {"r", func(w *world) { put64(w.pieces[fakeG][fakeOffsets.GLabels:], 0) }},
-		"wild labels":                  {"r", func(w *world) { put64(w.pieces[fakeG][fakeOffsets.GLabels:], 0x99_0000) }},
-		"record is over":               {"r", func(w *world) { w.pieces[fakeHeap][worldRecord+24] = 0 }},
-		"record valid in another way":  {"r", func(w *world) { w.pieces[fakeHeap][worldRecord+24] = 2 }},
-		"record of no trace":           {"r", func(w *world) { clear(w.pieces[fakeHeap][worldRecord : worldRecord+16]) }},
-		"record of no span":            {"r", func(w *world) { clear(w.pieces[fakeHeap][worldRecord+16 : worldRecord+24]) }},
-		"record too large":             {"r", func(w *world) { binary.NativeEndian.PutUint16(w.pieces[fakeHeap][worldRecord+26:], 613) }},
-		"other labels":                 {"r", func(w *world) { w.pieces[fakeHeap][worldText]++ }},
-		"labels of another span":       {"r", func(w *world) { w.pieces[fakeHeap][worldText+32+15]++ }},
-		"no list of labels":            {"r", func(w *world) { put64(w.pieces[fakeHeap], 0) }},
-		"wild list of labels":          {"r", func(w *world) { put64(w.pieces[fakeHeap], 0x99_0000) }},
-		"endless list of labels":       {"r", func(w *world) { put64(w.pieces[fakeHeap][16:], maxLabels+1) }},
-		"wild label":                   {"r", func(w *world) { put64(w.pieces[fakeHeap][worldList+16:], 0x99_0000) }},
+		"slot of another thread":       {"t", func(w *spanWorld) { w.slot()[0x38]++ }},
+		"slot of another goroutine":    {"t", func(w *spanWorld) { w.slot()[0x20]++ }},
+		"slot without an m":            {"t", func(w *spanWorld) { put64(w.slot()[0x30:], 0) }},
+		"m of another thread":          {"tgr", func(w *spanWorld) { w.pieces[fakeM][fakeOffsets.MProcid]++ }},
+		"m that is not there":          {"tgr", func(w *spanWorld) { put64(w.slot()[0x30:], 0x99_0000) }},
+		"m in the kernel":              {"t", func(w *spanWorld) { put64(w.slot()[0x30:], 1<<63) }},
+		"no goroutine":                 {"tgr", func(w *spanWorld) { put64(w.pieces[fakeM][fakeOffsets.MCurg:], 0) }},
+		"goroutine that is not there":  {"tgr", func(w *spanWorld) { put64(w.pieces[fakeM][fakeOffsets.MCurg:], 0x99_0000) }},
+		"another goroutine":            {"tgr", func(w *spanWorld) { put64(w.pieces[fakeM][fakeOffsets.MCurg:], fakeG+0x1000) }},
+		"goroutine without an id":      {"tgr", func(w *spanWorld) { put64(w.pieces[fakeG][fakeOffsets.GGoid:], 0) }},
+		"slot being written":           {"t", func(w *spanWorld) { w.slot()[0x18] = 1 }},
+		"entry of another goroutine":   {"g", func(w *spanWorld) { w.entry(w.goroutines[0])[8]++ }},
+		"entry of an ended span":       {"g", func(w *spanWorld) { w.cell(w.refs[1])[0]++ }},
+		"entry of another span's cell": {"g", func(w *spanWorld) { w.cell(w.refs[1])[2]++ }},
+		"entry in nothing":             {"tgr", func(w *spanWorld) { w.publish(w.goroutines[0], 0)() }},
+		"no labels":                    {"r", func(w *spanWorld) { put64(w.pieces[fakeG][fakeOffsets.GLabels:], 0) }},
+		"wild labels":                  {"r", func(w *spanWorld) { put64(w.pieces[fakeG][fakeOffsets.GLabels:], 0x99_0000) }},
+		"record is over":               {"r", func(w *spanWorld) { w.pieces[fakeHeap][worldRecord+24] = 0 }},
+		"record valid in another way":  {"r", func(w *spanWorld) { w.pieces[fakeHeap][worldRecord+24] = 2 }},
+		"record of no trace":           {"r", func(w *spanWorld) { clear(w.pieces[fakeHeap][worldRecord : worldRecord+16]) }},
+		"record of no span":            {"r", func(w *spanWorld) { clear(w.pieces[fakeHeap][worldRecord+16 : worldRecord+24]) }},
+		"record too large":             {"r", func(w *spanWorld) { binary.NativeEndian.PutUint16(w.pieces[fakeHeap][worldRecord+26:], 613) }},
+		"other labels":                 {"r", func(w *spanWorld) { w.pieces[fakeHeap][worldText]++ }},
+		"labels of another span":       {"r", func(w *spanWorld) { w.pieces[fakeHeap][worldText+32+15]++ }},
+		"no list of labels":            {"r", func(w *spanWorld) { put64(w.pieces[fakeHeap], 0) }},
+		"wild list of labels":          {"r", func(w *spanWorld) { put64(w.pieces[fakeHeap], 0x99_0000) }},
+		"endless list of labels":       {"r", func(w *spanWorld) { put64(w.pieces[fakeHeap][16:], maxLabels+1) }},
+		"wild label":                   {"r", func(w *spanWorld) { put64(w.pieces[fakeHeap][worldList+16:], 0x99_0000) }},
 	} {
 		w := stillWorld(t)
 		test.change(w)
@@ -580,21 +586,35 @@ func intValue(i int64) *commonpb.AnyValue {
 // goodAdvertisement advertises the rings of a world and its records.
 func goodAdvertisement() map[string]*commonpb.AnyValue {
 	a := map[string]*commonpb.AnyValue{
-		wire.KeySchemaVersion:                      str(wire.SchemaGoLabels),
-		wire.KeyGo + wire.GoKeyMCurgOffset:         intValue(184),
-		wire.KeyGo + wire.GoKeyMProcidOffset:       intValue(64),
-		wire.KeyGo + wire.GoKeyGGoidOffset:         intValue(152),
-		wire.KeyGo + wire.GoKeyGLabelsOffset:       intValue(352),
-		wire.KeyGo + wire.GoKeyRecordOffset:        intValue(worldRecord),
-		wire.KeyThreadSlots + wire.RingKeyIndex:    str(wire.IndexThread),
-		wire.KeyThreadSlots + wire.RingKeyMapping:  str("T"),
-		wire.KeyGoroutineSlots + wire.RingKeyIndex: str(wire.IndexGoroutine),
+		wire.KeySchemaVersion:                       str(wire.SchemaGoLabels),
+		wire.KeyGo + wire.GoKeyMCurgOffset:          intValue(184),
+		wire.KeyGo + wire.GoKeyMProcidOffset:        intValue(64),
+		wire.KeyGo + wire.GoKeyGGoidOffset:          intValue(152),
+		wire.KeyGo + wire.GoKeyGLabelsOffset:        intValue(352),
+		wire.KeyGo + wire.GoKeyRecordOffset:         intValue(worldRecord),
+		wire.KeyThreadSlots + wire.RingKeyIndex:     str(wire.IndexThread),
+		wire.KeyThreadSlots + wire.RingKeyMapping:   str("T"),
+		wire.KeySpans + wire.RingKeyLayout:          intValue(1),
+		wire.KeySpans + wire.SpansKeyCellSize:       intValue(wire.CellSize),
+		wire.KeyGoroutines + wire.RingKeyLayout:     intValue(1),
+		wire.KeyGoroutines + wire.TableKeyEntrySize: intValue(wire.GoroutineEntrySize),
 	}
+	for prefix, is := range map[string][3]int64{
+		wire.KeySpans:      {fakeSpans, worldCells, wire.SpansHeaderSize},
+		wire.KeyGoroutines: {fakeGoroutines, wire.GoroutinesCapacity, wire.GoroutinesHeaderSize},
+	} {
+		a[prefix+wire.RingKeyAddress], a[prefix+wire.RingKeyCapacity], a[prefix+wire.RingKeyHeaderSize] = intValue(is[0]), intValue(is[1]), intValue(is[2])
+	}
+	cellFields := &commonpb.KeyValueList{}
+	for _, f := range wire.CellFields() {
+		cellFields.Values = append(cellFields.Values, &commonpb.KeyValue{Key: f.Name, Value: intValue(int64(f.Offset))})
+	}
+	a[wire.KeySpans+wire.RingKeyFields] = &commonpb.AnyValue{Value: &commonpb.AnyValue_KvlistValue{KvlistValue: cellFields}}
 	fields := &commonpb.KeyValueList{}
 	for _, f := range wire.SlotFields(2) {
 		fields.Values = append(fields.Values, &commonpb.KeyValue{Key: f.Name, Value: intValue(int64(f.Offset))})
 	}
-	for prefix, address := range map[string]int64{wire.KeyThreadSlots: fakeRing, wire.KeyGoroutineSlots: fakeGoroutineRing} {
+	for prefix, address := range map[string]int64{wire.KeyThreadSlots: fakeRing} {
 		a[prefix+wire.RingKeyAddress] = intValue(address)
 		a[prefix+wire.RingKeyLayout] = intValue(2)
 		a[prefix+wire.RingKeyCapacity] = intValue(worldCapacity)
@@ -613,14 +633,12 @@ func contextOf(a map[string]*commonpb.AnyValue) *ProcessContext {
 	return &ProcessContext{Message: msg}
 }
 
-// headed is a world whose rings have headers.
-func headed(t *testing.T) *world {
+// headed is a world whose ring has a header.
+func headed(t *testing.T) *spanWorld {
 	t.Helper()
 	w := stillWorld(t)
-	for i, at := range []uint64{fakeRing, fakeGoroutineRing} {
-		for j, v := range []uint32{wire.RingMagic, 2, worldCapacity, 64, 64, uint32(i)} {
-			binary.NativeEndian.PutUint32(w.pieces[at][4*j:], v)
-		}
+	for j, v := range []uint32{wire.RingMagic, 2, worldCapacity, 64, 64, 0} {
+		binary.NativeEndian.PutUint32(w.pieces[fakeRing][4*j:], v)
 	}
 	return w
 }
@@ -643,7 +661,7 @@ func TestAdvertisement(t *testing.T) {
 			maps.DeleteFunc(a, func(k string, _ *commonpb.AnyValue) bool { return slices.Contains(keys, k) })
 		}
 	}
-	all := []CarrierKind{ThreadSlots, GoroutineSlots, GoroutineRecord}
+	all := []CarrierKind{ThreadSlots, GoroutineTable, GoroutineRecord}
 	for name, test := range map[string]struct {
 		change func(a advertised)
 		want   []CarrierKind
@@ -669,7 +687,10 @@ func TestAdvertisement(t *testing.T) {
 		"field as text": {set(wire.KeyThreadSlots+wire.RingKeyFields, &commonpb.AnyValue{Value: &commonpb.AnyValue_KvlistValue{
 			KvlistValue: &commonpb.KeyValueList{Values: []*commonpb.KeyValue{keyValue("seq", str("x"))}},
 		}}), all[1:]},
-		"nothing": {func(a advertised) { clear(a) }, nil},
+		"no span table": {without(wire.KeySpans + wire.RingKeyAddress), []CarrierKind{ThreadSlots, GoroutineRecord}},
+		"other table":   {set(wire.KeyGoroutines+wire.RingKeyAddress, intValue(fakeGoroutines+8)), []CarrierKind{ThreadSlots, GoroutineRecord}},
+		"small table":   {set(wire.KeyGoroutines+wire.RingKeyCapacity, intValue(8)), []CarrierKind{ThreadSlots, GoroutineRecord}},
+		"nothing":       {func(a advertised) { clear(a) }, nil},
 	} {
 		a := goodAdvertisement()
 		test.change(a)
@@ -758,11 +779,11 @@ func FuzzThreads(f *testing.F) {
 			mixed.recordOffset = v.recordOffset
 		}
 		if v.runtime.MCurg < 0 || v.runtime.GGoid < 0 || v.runtime.GLabels < 0 {
-			mixed.goroutineRing, mixed.recordOffset = nil, -1
+			mixed.goroutines, mixed.recordOffset = nil, -1
 		}
-		if which&8 != 0 {
+		if which&8 != 0 || mixed.goroutines != nil {
 			mixed.spans = worldTable()
-			mixed.enclosingOffset = max(mixed.recordOffset-8*wire.Enclosing, -1)
+			mixed.ancestorsOffset = max(mixed.recordOffset-8*(wire.Ancestors+1), -1)
 		}
 		thread := Thread{TID: fakeTID, OwnTID: fakeTID}
 		require.NoError(t, newThreadLook(memory, mixed).at(&thread, fakeM))

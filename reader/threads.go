@@ -10,6 +10,7 @@ import (
 	"sync"
 
 	"github.com/otelctx/otelctx/internal/procfs"
+	"github.com/otelctx/otelctx/internal/tlsvar"
 	"github.com/otelctx/otelctx/ringbuf"
 )
 
@@ -69,6 +70,12 @@ type threadTarget interface {
 	Threads() iter.Seq2[int, error]
 	// ThreadIDs returns the ids of a thread, the one that it knows itself by last.
 	ThreadIDs(tid int) ([]int, error)
+	// PresentPages returns which of some pages of its memory are there.
+	PresentPages(address uint64, pages int) ([]bool, error)
+	// ThreadStart returns when a thread started, in clock ticks.
+	ThreadStart(tid int) (uint64, error)
+	// ProgramHeaders returns the address of the executable's program headers.
+	ProgramHeaders() (uint64, error)
 }
 
 var _ threadTarget = linuxTarget{}
@@ -88,6 +95,12 @@ type threadState struct {
 	// ms has the address of the runtime's m for the threads that were seen last, by
 	// their own ids.
 	ms map[int]uint64
+	// variables are the thread-local variables of OTEP 4947 in the publication variablesOf, and unresolved is why others cannot be
+	// used. pointers are the thread pointers of threads, by their ids.
+	variables   []tlsvar.Variable
+	variablesOf uint64
+	unresolved  error
+	pointers    map[int]knownPointer
 }
 
 // maxThreads bounds how many threads of a process are looked at.
@@ -106,20 +119,28 @@ const maxThreads = 1 << 17
 // goroutines.
 //
 // Which goroutine a thread runs is known to profilers that interrupt the thread. A
-// reader in another process has to find the runtime's m of the thread first, and the
-// thread slots of layout 2 have its address. So a process without thread slots shows no
-// spans here. A thread shows none before it has once published one.
+// reader in another process has to find the runtime's m of the thread first. The
+// thread slots of layout 2 have its address. For a thread that has published nothing, Threads
+// asks the goroutines that are in a span, by the goroutine table and the span table, on which
+// thread they run. So only a goroutine that has inherited its span, on a thread that has published
+// nothing so far, is not found.
 //
 // How carriers are found is remembered, and looked at again when the process advertises
 // them anew. Then a process costs one system call, and a thread between one and
-// about eight. Without an advertisement it takes a look at all mappings, each time
-// until a ring is found.
+// about eight. While there are threads whose m is not known, it also costs reading the live spans
+// and the used pages of the goroutine table. Without an advertisement it takes a look at all
+// mappings, each time until a ring is found.
 //
 // The error wraps [ErrNoThreadContext] if the process shows no spans in a way that can
 // be read. Else it wraps [ErrNotPermitted], [ErrProcessGone], [ErrInvalid] or
 // [ErrBusy], or is ctx's.
 func (p *Process) Threads(ctx context.Context) ([]Thread, error) {
 	v, err := p.threadView(ctx)
+	if errors.Is(err, ErrNoThreadContext) {
+		if threads, contextErr := p.threadsByContext(ctx); !errors.Is(contextErr, ErrNoThreadContext) {
+			return threads, contextErr
+		}
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -127,20 +148,8 @@ func (p *Process) Threads(ctx context.Context) ([]Thread, error) {
 	if err != nil {
 		return nil, err
 	}
-	known := p.knownMs()
-	ms := make(map[int]uint64, len(threads))
-	look := newThreadLook(p.threads.source, v)
-	for i := range threads {
-		if err := ctx.Err(); err != nil {
-			return nil, p.error(err)
-		}
-		t := &threads[i]
-		if err := look.at(t, known[t.OwnTID]); err != nil {
-			return nil, p.classify(err)
-		}
-		if look.m != 0 {
-			ms[t.OwnTID] = look.m
-		}
+	if err := p.look(ctx, v, threads); err != nil {
+		return nil, err
 	}
 	name := p.nameSpans(v)
 	for i := range threads {
@@ -152,11 +161,49 @@ func (p *Process) Threads(ctx context.Context) ([]Thread, error) {
 	if err := p.checkAlive(); err != nil {
 		return nil, err
 	}
+	p.nameAttributes(ctx, v, threads)
+	return threads, nil
+}
+
+// look fills in the goroutines and the spans of threads. A thread whose slot does not lead to its
+// m, and whose m is not known from the last time, is looked at again if one of the goroutines that
+// are in a span runs on it.
+func (p *Process) look(ctx context.Context, v *threadView, threads []Thread) error {
+	known := p.knownMs()
+	ms := make(map[int]uint64, len(threads))
+	look := newThreadLook(p.threads.source, v)
+	at := func(t *Thread, m uint64) error {
+		if err := ctx.Err(); err != nil {
+			return p.error(err)
+		}
+		if err := look.at(t, m); err != nil {
+			return p.classify(err)
+		}
+		if look.m != 0 {
+			ms[t.OwnTID] = look.m
+		}
+		return nil
+	}
+	for i := range threads {
+		if err := at(&threads[i], known[threads[i].OwnTID]); err != nil {
+			return err
+		}
+	}
+	if len(ms) < len(threads) && (v.goroutines != nil || v.recordOffset >= 0) {
+		found := p.findMs(v)
+		for i := range threads {
+			t := &threads[i]
+			if m := found[uint64(t.OwnTID)]; m != 0 && ms[t.OwnTID] == 0 {
+				if err := at(t, m); err != nil {
+					return err
+				}
+			}
+		}
+	}
 	p.threads.mu.Lock()
 	p.threads.ms = ms
 	p.threads.mu.Unlock()
-	p.nameAttributes(ctx, v, threads)
-	return threads, nil
+	return nil
 }
 
 func (p *Process) knownMs() map[int]uint64 {

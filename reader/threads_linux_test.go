@@ -90,9 +90,9 @@ func steadily(t *testing.T, p *Process, want ...Thread) {
 func TestThreadsOfEachCarrier(t *testing.T) {
 	for carriers, want := range map[string]CarrierKind{
 		"slots":                        ThreadSlots,
-		"slots goroutine-slots":        GoroutineSlots,
+		"slots goroutine-table":        GoroutineTable,
 		"slots record":                 GoroutineRecord,
-		"slots goroutine-slots record": GoroutineRecord,
+		"slots goroutine-table record": GoroutineRecord,
 	} {
 		t.Run(carriers, func(t *testing.T) {
 			c, p := acting(t, carriers+" advertise publish")
@@ -105,8 +105,8 @@ func TestThreadsOfEachCarrier(t *testing.T) {
 				tellf(t, c, "relabel a")
 				askf(t, c, "spin a")
 				next := ThreadSlots
-				if strings.Contains(carriers, "goroutine-slots") {
-					next = GoroutineSlots
+				if strings.Contains(carriers, "goroutine-table") {
+					next = GoroutineTable
 				}
 				steadily(t, p, proven(who, next))
 			}
@@ -153,7 +153,7 @@ func TestThreadsWithoutTheFirst(t *testing.T) {
 }
 
 func TestGoroutineThatWaitsIsOnNoThread(t *testing.T) {
-	c, p := acting(t, "slots goroutine-slots record advertise publish")
+	c, p := acting(t, "slots goroutine-table record advertise publish")
 	tellf(t, c, "lock a")
 	who := askf(t, c, "show a")
 	tellf(t, c, "park a")
@@ -166,7 +166,7 @@ func TestGoroutineThatWaitsIsOnNoThread(t *testing.T) {
 
 func TestGoroutineThatMovedTakesItsSpanAlong(t *testing.T) {
 	for carriers, want := range map[string]CarrierKind{
-		"slots": 0, "slots goroutine-slots": GoroutineSlots, "slots record": GoroutineRecord,
+		"slots": 0, "slots goroutine-table": GoroutineTable, "slots record": GoroutineRecord,
 	} {
 		t.Run(carriers, func(t *testing.T) {
 			c, p := acting(t, carriers+" advertise publish")
@@ -209,7 +209,7 @@ func withoutLocalRoot(threads []Thread, c CarrierKind) []Thread {
 }
 
 func TestOwnerIsGone(t *testing.T) {
-	c, p := acting(t, "slots goroutine-slots record advertise publish")
+	c, p := acting(t, "slots goroutine-table record advertise publish")
 	who := askf(t, c, "show a")
 	tellf(t, c, "exit a")
 	for i := range 5 { // whoever gets its thread and its g
@@ -233,7 +233,7 @@ func TestGoroutineInSystemCall(t *testing.T) {
 }
 
 func TestOnlyRecordsAreInherited(t *testing.T) {
-	for carriers, inherited := range map[string]bool{"slots goroutine-slots": false, "slots record": true} {
+	for carriers, inherited := range map[string]bool{"slots goroutine-table": false, "slots record": true} {
 		t.Run(carriers, func(t *testing.T) {
 			c, p := acting(t, carriers+" advertise publish")
 			tellf(t, c, "lock a")
@@ -274,7 +274,7 @@ func TestAttributesOfThreads(t *testing.T) {
 // What profilers are to read themselves is where the process itself has it: this is
 // another process of the same program.
 func TestThreadLayout(t *testing.T) {
-	c := startActors(t, "slots goroutine-slots record keys=http.route+user advertise publish")
+	c := startActors(t, "slots goroutine-table record keys=http.route+user advertise publish")
 	l, err := open(t, c.PID()).ThreadLayout(t.Context())
 	require.NoError(t, err)
 	require.NotNil(t, l.Context)
@@ -299,7 +299,9 @@ func TestThreadLayout(t *testing.T) {
 		fields[f.Name] = int(f.Offset)
 	}
 	assert.Equal(t, fields, kinds[ThreadSlots])
-	assert.Equal(t, fields, kinds[GoroutineSlots])
+	assert.Contains(t, kinds, GoroutineTable)
+	assert.Nil(t, kinds[GoroutineTable])
+	assert.Equal(t, &GoroutineEntries{l.Goroutines.Address, wire.GoroutinesHeaderSize, wire.GoroutineEntrySize, wire.GoroutinesCapacity}, l.Goroutines)
 	assert.Contains(t, kinds, GoroutineRecord)
 	assert.Nil(t, kinds[GoroutineRecord])
 	require.NotNil(t, l.Spans)
@@ -308,7 +310,7 @@ func TestThreadLayout(t *testing.T) {
 	for _, f := range wire.CellFields() {
 		assert.Equal(t, int(f.Offset), l.Spans.Fields[f.Name], f.Name)
 	}
-	assert.Equal(t, int(gorecord.EnclosingOffset), l.EnclosingOffset)
+	assert.Equal(t, int(gorecord.AncestorsOffset), l.AncestorsOffset)
 
 	shown, all := l.Attributes([]byte{1, 2, 'm', 'e', 0, 1, '/'})
 	assert.Equal(t, []ThreadAttribute{{"user", "me"}, {"http.route", "/"}}, shown)
@@ -444,7 +446,7 @@ func TestThreadsOfAProcessThatEnds(t *testing.T) {
 // is called proven is whole, and its goroutine's.
 func TestProvenUnderChurn(t *testing.T) {
 	for carriers, kind := range map[string]CarrierKind{
-		"slots": ThreadSlots, "slots goroutine-slots": GoroutineSlots, "slots record": GoroutineRecord,
+		"slots": ThreadSlots, "slots goroutine-table": GoroutineTable, "slots record": GoroutineRecord,
 	} {
 		t.Run(carriers, func(t *testing.T) {
 			c := readied(t, childproc.Start(t, "churn", nil), carriers+" advertise publish")

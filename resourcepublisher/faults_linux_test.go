@@ -19,7 +19,6 @@ import (
 	"github.com/otelctx/otelctx/internal/procfs"
 	"github.com/otelctx/otelctx/internal/remotemem"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
-	"github.com/otelctx/otelctx/internal/testing/seccomp"
 	"github.com/otelctx/otelctx/internal/vma"
 	"github.com/otelctx/otelctx/internal/wire"
 	"github.com/otelctx/otelctx/reader"
@@ -27,7 +26,7 @@ import (
 )
 
 // noMmap denies the mapping of a header and two payloads.
-var noMmap = seccomp.NoMmap(2 * (wire.ProcessContextHeaderSize + wire.MaxProcessContextPayload))
+var noMmap = childproc.NoMmap(2 * (wire.ProcessContextHeaderSize + wire.MaxProcessContextPayload))
 
 // kernelNamesMappings reports whether naming works here (CONFIG_ANON_VMA_NAME).
 func kernelNamesMappings(t *testing.T) bool {
@@ -44,7 +43,7 @@ func kernelNamesMappings(t *testing.T) bool {
 func TestPublishingUnderSystemCallFilters(t *testing.T) {
 	named := kernelNamesMappings(t)
 	tests := map[string]struct {
-		rules []seccomp.Rule
+		rules []childproc.Rule
 		// wantErr is what the error says; empty for success.
 		wantErr string
 		// wantName is the mapping's where publishing succeeds.
@@ -53,22 +52,22 @@ func TestPublishingUnderSystemCallFilters(t *testing.T) {
 		skip string
 	}{
 		"nothing denied": {wantName: map[bool]string{false: "/memfd:OTEL_CTX (deleted)", true: "[anon_shmem:OTEL_CTX]"}[named]},
-		"naming denied":  {rules: []seccomp.Rule{seccomp.NoNaming}, wantName: "/memfd:OTEL_CTX (deleted)"},
+		"naming denied":  {rules: []childproc.Rule{childproc.NoNaming}, wantName: "/memfd:OTEL_CTX (deleted)"},
 		"memfd denied": {
-			rules: []seccomp.Rule{seccomp.NoMemfd}, wantName: "[anon:OTEL_CTX]",
+			rules: []childproc.Rule{childproc.NoMemfd}, wantName: "[anon:OTEL_CTX]",
 			skip: map[bool]string{false: "kernel without CONFIG_ANON_VMA_NAME: an anonymous mapping has no name"}[named],
 		},
-		"memfd and naming denied":      {rules: []seccomp.Rule{seccomp.NoMemfd, seccomp.NoNaming}, wantErr: "memfd_create: operation not permitted; prctl PR_SET_VMA_ANON_NAME: invalid argument"},
-		"memfd cannot be sized":        {rules: []seccomp.Rule{seccomp.NoFtruncate, seccomp.NoNaming}, wantErr: "ftruncate memfd: operation not permitted; prctl"},
-		"MFD_NOEXEC_SEAL unknown":      {rules: []seccomp.Rule{seccomp.NoNoexecSeal, seccomp.NoNaming}, wantName: "/memfd:OTEL_CTX (deleted)"},
-		"MFD_NOEXEC_SEAL denied":       {rules: []seccomp.Rule{seccomp.DeniedNoexecSeal, seccomp.NoNaming}, wantName: "/memfd:OTEL_CTX (deleted)"},
-		"madvise denied":               {rules: []seccomp.Rule{seccomp.NoDontfork}, wantErr: "madvise MADV_DONTFORK: permission denied"},
-		"madvise denied, no memfd":     {rules: []seccomp.Rule{seccomp.NoDontfork, seccomp.NoMemfd}, wantErr: "madvise MADV_DONTFORK: permission denied"},
-		"mmap denied":                  {rules: []seccomp.Rule{noMmap}, wantErr: "cannot allocate memory"},
-		"mmap denied, no memfd":        {rules: []seccomp.Rule{noMmap, seccomp.NoMemfd}, wantErr: "cannot allocate memory"},
-		"clock denied":                 {rules: []seccomp.Rule{seccomp.NoBoottime}, wantErr: "CLOCK_BOOTTIME: operation not permitted"},
-		"own memory cannot be read":    {rules: []seccomp.Rule{seccomp.NoReadv, seccomp.NoNaming}, wantName: "/memfd:OTEL_CTX (deleted)"},
-		"memfd denied, kernel unnamed": {rules: []seccomp.Rule{seccomp.NoMemfd, seccomp.NoNaming, seccomp.NoReadv}, wantErr: "mapping cannot be named"},
+		"memfd and naming denied":      {rules: []childproc.Rule{childproc.NoMemfd, childproc.NoNaming}, wantErr: "memfd_create: operation not permitted; prctl PR_SET_VMA_ANON_NAME: invalid argument"},
+		"memfd cannot be sized":        {rules: []childproc.Rule{childproc.NoFtruncate, childproc.NoNaming}, wantErr: "ftruncate memfd: operation not permitted; prctl"},
+		"MFD_NOEXEC_SEAL unknown":      {rules: []childproc.Rule{childproc.NoNoexecSeal, childproc.NoNaming}, wantName: "/memfd:OTEL_CTX (deleted)"},
+		"MFD_NOEXEC_SEAL denied":       {rules: []childproc.Rule{childproc.DeniedNoexecSeal, childproc.NoNaming}, wantName: "/memfd:OTEL_CTX (deleted)"},
+		"madvise denied":               {rules: []childproc.Rule{childproc.NoDontfork}, wantErr: "madvise MADV_DONTFORK: permission denied"},
+		"madvise denied, no memfd":     {rules: []childproc.Rule{childproc.NoDontfork, childproc.NoMemfd}, wantErr: "madvise MADV_DONTFORK: permission denied"},
+		"mmap denied":                  {rules: []childproc.Rule{noMmap}, wantErr: "cannot allocate memory"},
+		"mmap denied, no memfd":        {rules: []childproc.Rule{noMmap, childproc.NoMemfd}, wantErr: "cannot allocate memory"},
+		"clock denied":                 {rules: []childproc.Rule{childproc.NoBoottime}, wantErr: "CLOCK_BOOTTIME: operation not permitted"},
+		"own memory cannot be read":    {rules: []childproc.Rule{childproc.NoReadv, childproc.NoNaming}, wantName: "/memfd:OTEL_CTX (deleted)"},
+		"memfd denied, kernel unnamed": {rules: []childproc.Rule{childproc.NoMemfd, childproc.NoNaming, childproc.NoReadv}, wantErr: "mapping cannot be named"},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -95,7 +94,7 @@ func TestPublishingUnderSystemCallFilters(t *testing.T) {
 }
 
 // startUnder starts a child that publishes under a system call filter.
-func startUnder(t *testing.T, rules ...seccomp.Rule) *childproc.Child {
+func startUnder(t *testing.T, rules ...childproc.Rule) *childproc.Child {
 	t.Helper()
 	child := childproc.Start(t, "publish under a filter", nil)
 	encoded, err := json.Marshal(rules)
@@ -106,14 +105,14 @@ func startUnder(t *testing.T, rules ...seccomp.Rule) *childproc.Child {
 
 func publishUnderFilter(parent *childproc.Parent) {
 	line, _ := parent.Receive()
-	var rules []seccomp.Rule
+	var rules []childproc.Rule
 	parent.Must(json.Unmarshal([]byte(line), &rules))
 	fds := func() {
 		entries, err := os.ReadDir("/proc/self/fd")
 		parent.Must(err)
 		parent.Send("%d descriptors", len(entries))
 	}
-	parent.Must(seccomp.Deny(rules...))
+	parent.Must(childproc.Deny(rules...))
 	fds()
 	if _, err := resourcepublisher.NewPublisher(resource.NewSchemaless(attribute.Int("n", 1))); err != nil {
 		parent.Send("%s", strings.ReplaceAll(err.Error(), "\n", "; "))
@@ -127,7 +126,7 @@ func publishUnderFilter(parent *childproc.Parent) {
 // TestAnonymousMapping looks at the fallback where the kernel need not be able to
 // name mappings: the filter pretends that it has.
 func TestAnonymousMapping(t *testing.T) {
-	child := startUnder(t, seccomp.NoMemfd, seccomp.SeemingNaming)
+	child := startUnder(t, childproc.NoMemfd, childproc.SeemingNaming)
 	child.Receive()
 	child.Expect("published")
 	assert.Empty(t, contextMappings(t, child.PID()))
@@ -172,7 +171,7 @@ func failToUpdate(parent *childproc.Parent) {
 	parent.Must(err)
 	parent.Send("published")
 	parent.Receive()
-	parent.Must(seccomp.Deny(seccomp.NoBoottime))
+	parent.Must(childproc.Deny(childproc.NoBoottime))
 	parent.Send("%v", p.Update(resource.NewSchemaless(attribute.Int("n", 2))))
 	parent.Receive()
 	parent.Send("%v", resourcepublisher.SetAttributes(attribute.Int("n", 2)))

@@ -20,7 +20,6 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/foreigncontext"
 	"github.com/otelctx/otelctx/internal/testing/oteltest"
-	"github.com/otelctx/otelctx/internal/testing/seccomp"
 	"github.com/otelctx/otelctx/reader"
 	"github.com/otelctx/otelctx/resourcepublisher"
 )
@@ -184,7 +183,7 @@ func TestDisablingTheContextLeavesSpans(t *testing.T) {
 func advertiseUnderFilter(parent *childproc.Parent) {
 	var handled error
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { handled = errors.Join(handled, err) }))
-	parent.Must(seccomp.Deny(seccomp.NoMemfd, seccomp.NoNaming))
+	parent.Must(childproc.Deny(childproc.NoMemfd, childproc.NoNaming))
 	err := resourcepublisher.SetAttributes(ofSpans)
 	parent.Send("%v, reported: %s", err, strings.ReplaceAll(handled.Error(), "\n", "; "))
 	parent.Receive()

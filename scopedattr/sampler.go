@@ -10,7 +10,7 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 
 	"github.com/otelctx/otelctx/internal/contextattr"
-	"github.com/otelctx/otelctx/internal/sdksampler"
+	"github.com/otelctx/otelctx/internal/sdkspan"
 )
 
 // WithSampler is [sdktrace.WithSampler] with a [NewSampler] around s: spans of the
@@ -39,7 +39,7 @@ func WithSampler(s sdktrace.Sampler) sdktrace.TracerProviderOption {
 // The sampler is safe for concurrent use if s is.
 func NewSampler(s sdktrace.Sampler) sdktrace.Sampler {
 	if s == nil {
-		s = sdksampler.Default()
+		s = sdkspan.DefaultSampler()
 	}
 	few := fewAttributes
 	if limit := sdktrace.NewSpanLimits().AttributeCountLimit; limit >= 0 {

@@ -38,10 +38,11 @@ func (p *SpanProcessor) advertisement() []attribute.KeyValue {
 		keyMapAttribute(p.keys.Load()),
 	}
 	if p.threads != nil {
-		kvs = append(kvs, ringAttributes(wire.KeyThreadSlots, wire.IndexThread, p.threads.Layout())...)
+		kvs = append(kvs, ringAttributes(wire.KeyThreadSlots, p.threads.Layout())...)
 	}
-	if p.goroutines != nil {
-		kvs = append(kvs, ringAttributes(wire.KeyGoroutineSlots, wire.IndexGoroutine, p.goroutines.Layout())...)
+	if p.tableOn {
+		kvs = append(kvs, memoryAttributes(wire.KeyGoroutines, wire.GoroutinesName, p.goroutines.Address(), wire.GoroutinesLayout1, wire.GoroutinesCapacity, wire.GoroutinesHeaderSize)...)
+		kvs = append(kvs, attribute.Int(wire.KeyGoroutines+wire.TableKeyEntrySize, wire.GoroutineEntrySize))
 	}
 	kvs = append(kvs, p.tableAttributes()...)
 	return append(kvs, p.goAttributes()...)
@@ -56,13 +57,13 @@ func keyMapAttribute(m *scope.KeyMap) attribute.KeyValue {
 	return attribute.StringSlice(wire.KeyAttributeKeyMap, keys)
 }
 
-func ringAttributes(prefix, index string, l ring.Layout) []attribute.KeyValue {
+func ringAttributes(prefix string, l ring.Layout) []attribute.KeyValue {
 	fields := slices.DeleteFunc(wire.SlotFields(l.Layout), func(f wire.Field) bool {
 		return int(f.Offset) >= l.SlotSize // attributes in slots that have no space for them
 	})
 	return append(memoryAttributes(prefix, l.Name, l.Address, l.Layout, l.Capacity, l.HeaderSize),
 		attribute.Int(prefix+wire.RingKeySlotSize, l.SlotSize),
-		attribute.String(prefix+wire.RingKeyIndex, index),
+		attribute.String(prefix+wire.RingKeyIndex, wire.IndexThread),
 		offsets(prefix+wire.RingKeyFields, fields))
 }
 
@@ -86,7 +87,7 @@ func (p *SpanProcessor) tableAttributes() (kvs []attribute.KeyValue) {
 	}
 	if p.namesListed {
 		kvs = append(kvs, memoryAttributes(wire.KeyNames, wire.NamesName, p.names.Address(), wire.NamesLayout1, names.Capacity, wire.NamesHeaderSize)...)
-		kvs = append(kvs, attribute.Int(wire.KeyNames+wire.NamesKeyEntrySize, wire.NameEntrySize))
+		kvs = append(kvs, attribute.Int(wire.KeyNames+wire.TableKeyEntrySize, wire.NameEntrySize))
 		if p.records {
 			kvs = append(kvs, attribute.Int64(wire.KeyGo+wire.GoKeyNamesOffset, int64(gorecord.NamesOffset)))
 		}
@@ -125,7 +126,7 @@ func (p *SpanProcessor) goAttributes() []attribute.KeyValue {
 		kvs = append(kvs,
 			attribute.Int64(wire.KeyGo+wire.GoKeyRecordOffset, int64(gorecord.Offset)),
 			attribute.Int64(wire.KeyGo+wire.GoKeyRefOffset, int64(gorecord.RefOffset)),
-			attribute.Int64(wire.KeyGo+wire.GoKeyEnclosingOffset, int64(gorecord.EnclosingOffset)))
+			attribute.Int64(wire.KeyGo+wire.GoKeyAncestorsOffset, int64(gorecord.AncestorsOffset)))
 	}
 	return kvs
 }

@@ -80,7 +80,7 @@ func (a *advertiser) do(word string) (answer string, err error) {
 	case "thread":
 		a.opts = append(a.opts, WithThreadSlots(on))
 	case "goroutine":
-		a.opts = append(a.opts, WithGoroutineSlots(on))
+		a.opts = append(a.opts, WithGoroutineTable(on))
 	case "record":
 		a.opts = append(a.opts, WithGoroutineRecord(on))
 	case "layout1":
@@ -98,7 +98,7 @@ func (a *advertiser) do(word string) (answer string, err error) {
 		a.opts = append(a.opts, withRuntime(goruntime.Calibrate().Without(errors.New("refused for a test"), facts...)))
 
 	case "processor":
-		a.processor, err = NewSpanProcessor(append([]Option{WithGoroutineSlots(false)}, a.opts...)...)
+		a.processor, err = NewSpanProcessor(append([]Option{WithGoroutineTable(false)}, a.opts...)...)
 		a.opts = nil
 		a.provider = sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(a.processor))
 		if err == nil && a.processor.Err() != nil {
@@ -213,34 +213,33 @@ func TestAdvertisement(t *testing.T) {
 	ring2 := ring(2, 65536, 64, 64, fields2)
 	const schemaSlots, schemaLabels = "otelctx_slots_v1", "go_pprof_labels_v1"
 	for name, tt := range map[string]wantAdvertised{
-		"two carriers":    {"", schemaLabels, ring2, nil, goOffsets, ""},
-		"everything":      {"goroutine=on", schemaLabels, ring2, ring2, goOffsets, ""},
-		"thread slots":    {"record=off", schemaSlots, ring2, nil, goOffsets, ""},
-		"goroutine slots": {"thread=off record=off goroutine=on", schemaSlots, nil, ring2, goOffsets, ""},
-		"all slots":       {"record=off goroutine=on", schemaSlots, ring2, ring2, goOffsets, ""},
-		"record":          {"thread=off", schemaLabels, nil, nil, goOffsets, ""},
-		"layout 1":        {"layout1", schemaLabels, ring(1, 65536, 32, 32, fields1), nil, goOffsets, ""},
-		"layout 1 alone":  {"layout1 record=off", schemaSlots, ring(1, 65536, 32, 32, fields1), nil, goOffsets, ""},
-		"capacity": {
-			"capacity=8 goroutine=on", schemaLabels, ring(2, 8, 64, 64, fields2), ring(2, 8, 64, 64, fields2), goOffsets, "",
-		},
+		"two carriers":    {"", schemaLabels, ring2, false, goOffsets, ""},
+		"everything":      {"goroutine=on", schemaLabels, ring2, true, goOffsets, ""},
+		"thread slots":    {"record=off", schemaSlots, ring2, false, goOffsets, ""},
+		"goroutine table": {"thread=off record=off goroutine=on", schemaSlots, nil, true, goOffsets, ""},
+		"both":            {"record=off goroutine=on", schemaSlots, ring2, true, goOffsets, ""},
+		"record":          {"thread=off", schemaLabels, nil, false, goOffsets, ""},
+		"layout 1":        {"layout1", schemaLabels, ring(1, 65536, 32, 32, fields1), false, goOffsets, ""},
+		"layout 1 alone":  {"layout1 record=off", schemaSlots, ring(1, 65536, 32, 32, fields1), false, goOffsets, ""},
+		"capacity":        {"capacity=8 goroutine=on", schemaLabels, ring(2, 8, 64, 64, fields2), true, goOffsets, ""},
 		// What is not known is not said. Thread ids come by system call then.
-		"nothing known":  {"goroutine=on without=", schemaSlots, ring2, nil, 0, "goroutine record is off"},
-		"no goid":        {"goroutine=on without=g.goid", schemaLabels, ring2, nil, goOffsets - 1, "goroutine slots are off"},
-		"no labels":      {"goroutine=on without=g.labels", schemaSlots, ring2, ring2, goOffsets - 1, "goroutine record is off"},
-		"no thread id":   {"without=m.procid", schemaLabels, ring2, nil, goOffsets - 1, ""},
-		"no m":           {"without=g.m", schemaLabels, ring2, nil, goOffsets - 3, ""},
-		"no label lists": {"without=labelMap.list", schemaSlots, ring2, nil, goOffsets, "goroutine record is off"},
+		"nothing known":  {"goroutine=on without=", schemaSlots, ring2, false, 0, "goroutine record is off"},
+		"no goid":        {"goroutine=on without=g.goid", schemaLabels, ring2, false, goOffsets - 1, "goroutine table is off"},
+		"no labels":      {"goroutine=on without=g.labels", schemaSlots, ring2, true, goOffsets - 1, "goroutine record is off"},
+		"no thread id":   {"without=m.procid", schemaLabels, ring2, false, goOffsets - 1, ""},
+		"no m":           {"without=g.m", schemaLabels, ring2, false, goOffsets - 3, ""},
+		"no label lists": {"without=labelMap.list", schemaSlots, ring2, false, goOffsets, "goroutine record is off"},
 	} {
 		t.Run(name, func(t *testing.T) { testAdvertisement(t, &tt) })
 	}
 }
 
 type wantAdvertised struct {
-	words, schema     string
-	thread, goroutine *wantRing
-	goOffsets         int
-	refused           string
+	words, schema string
+	thread        *wantRing
+	goroutine     bool
+	goOffsets     int
+	refused       string
 }
 
 type wantRing struct {
@@ -271,15 +270,16 @@ func testAdvertisement(t *testing.T, tt *wantAdvertised) {
 		require.Equal(t, "arm64", runtime.GOARCH, err) // which has no thread-local storage without cgo
 		keys--
 	}
-	for _, r := range []*wantRing{tt.thread, tt.goroutine} {
-		if r != nil {
-			keys += 8
-		}
+	if tt.thread != nil {
+		keys += 8
+	}
+	if tt.goroutine {
+		keys += 6
 	}
 	if tt.schema == "go_pprof_labels_v1" {
 		assert.EqualValues(t, 48, o.integer(t, "threadlocal.go.record_ref_offset"), "behind a slice and three pointers")
-		assert.EqualValues(t, 56, o.integer(t, "threadlocal.go.record_enclosing_offset"), "behind a slice, three pointers and a reference")
-		assert.EqualValues(t, 132, o.integer(t, "threadlocal.go.record_offset"), "behind three references and a text")
+		assert.EqualValues(t, 56, o.integer(t, "threadlocal.go.record_ancestors_offset"), "behind a slice, three pointers and a reference")
+		assert.EqualValues(t, 140, o.integer(t, "threadlocal.go.record_offset"), "behind three references, an id and a text")
 		keys += 3
 	}
 	assert.Len(t, o.ad, keys)
@@ -308,15 +308,17 @@ func testAdvertisement(t *testing.T, tt *wantAdvertised) {
 		if tt.thread.layout == 1 {
 			name = "DD_OTEL_CTX"
 		}
-		o.assertRing(t, "threadlocal.slots.", name, "thread", tt.thread)
+		o.assertRing(t, "threadlocal.slots.", name, tt.thread)
 		o.assertSlot(t, "threadlocal.slots.", is.tid, &is)
 		if tt.thread.layout == 2 {
 			assert.EqualValues(t, 2, o.slot(t, "threadlocal.slots.", is.tid)["seq"], "spans have been stored there")
 		}
 	}
-	if tt.goroutine != nil {
-		o.assertRing(t, "threadlocal.goroutine_slots.", "OTELCTX_GSLOTS", "goroutine", tt.goroutine)
-		o.assertSlot(t, "threadlocal.goroutine_slots.", is.goid, &is)
+	if tt.goroutine {
+		assert.EqualValues(t, 65536, o.integer(t, "threadlocal.goroutines.capacity"))
+		assert.EqualValues(t, 1, o.integer(t, "threadlocal.goroutines.layout"))
+		assert.Equal(t, "OTELCTX_GOROUTINES", o.ad["threadlocal.goroutines.mapping"].GetStringValue())
+		assert.True(t, o.live(t, o.entry(t, is.goid)))
 	}
 	if tt.thread != nil && tt.thread.layout == 2 && tt.goOffsets == goOffsets {
 		o.assertGo(t, &is, tt.schema == "go_pprof_labels_v1")
@@ -327,8 +329,8 @@ func testAdvertisement(t *testing.T, tt *wantAdvertised) {
 	if tt.thread != nil {
 		assert.Zero(t, o.slot(t, "threadlocal.slots.", is.tid)["span_id"])
 	}
-	if tt.goroutine != nil {
-		assert.Zero(t, o.slot(t, "threadlocal.goroutine_slots.", is.goid)["span_id"])
+	if tt.goroutine {
+		assert.Zero(t, o.entry(t, is.goid))
 	}
 	require.Equal(t, "ok", c.Ask("processor-down"))
 	o.assertWithdrawn(t)
@@ -356,13 +358,13 @@ func (o *outside) assertKnownOffsets(t *testing.T) {
 }
 
 // assertRing compares what is said of a ring with its header and its mapping.
-func (o *outside) assertRing(t *testing.T, prefix, name, index string, want *wantRing) {
+func (o *outside) assertRing(t *testing.T, prefix, name string, want *wantRing) {
 	t.Helper()
 	assert.Equal(t, want.layout, o.integer(t, prefix+"layout"))
 	assert.Equal(t, want.capacity, o.integer(t, prefix+"capacity"))
 	assert.Equal(t, want.headerSize, o.integer(t, prefix+"header_size"))
 	assert.Equal(t, want.slotSize, o.integer(t, prefix+"slot_size"))
-	assert.Equal(t, index, o.ad[prefix+"index"].GetStringValue())
+	assert.Equal(t, "thread", o.ad[prefix+"index"].GetStringValue())
 	assert.Equal(t, name, o.ad[prefix+"mapping"].GetStringValue())
 	fields := make(map[string]uint64)
 	for _, kv := range o.ad[prefix+"fields"].GetKvlistValue().GetValues() {
@@ -379,9 +381,6 @@ func (o *outside) assertRing(t *testing.T, prefix, name, index string, want *wan
 	inHeader := []uint32{0x4F54454C, uint32(want.layout), uint32(want.capacity), uint32(want.slotSize), 0, 0, 0, 0}
 	if want.layout == 2 {
 		inHeader[4] = uint32(want.headerSize)
-		if index == "goroutine" {
-			inHeader[5] = 1
-		}
 	}
 	assert.Equal(t, inHeader, words)
 
@@ -399,6 +398,13 @@ func (o *outside) assertRing(t *testing.T, prefix, name, index string, want *wan
 		return
 	}
 	assert.Fail(t, "no mapping begins where it is said to")
+}
+
+// entry returns what the entry of a goroutine names.
+func (o *outside) entry(t *testing.T, goid uint64) uint64 {
+	t.Helper()
+	at := o.integer(t, "threadlocal.goroutines.address") + o.integer(t, "threadlocal.goroutines.header_size")
+	return o.word(t, at+o.integer(t, "threadlocal.goroutines.entry_size")*(goid%8192*8+goid/8192%8))
 }
 
 // slot reads the slot of an id, by what is advertised alone.
@@ -476,7 +482,7 @@ func (o *outside) assertThreads(t *testing.T, is *truth, tt *wantAdvertised) {
 	t.Helper()
 	threads, err := o.Threads(t.Context())
 	switch {
-	case tt.thread == nil && tt.goroutine == nil && tt.schema != "go_pprof_labels_v1":
+	case tt.thread == nil && !tt.goroutine && tt.schema != "go_pprof_labels_v1":
 		require.ErrorIs(t, err, reader.ErrNoThreadContext)
 		return
 	case err != nil:
@@ -489,12 +495,14 @@ func (o *outside) assertThreads(t *testing.T, is *truth, tt *wantAdvertised) {
 			shown = append(shown, thread)
 		}
 	}
-	if tt.thread == nil || tt.thread.layout == 2 && known("m_curg") && known("g_goid") && !known("g_m") {
+	slots2, byGoroutine := tt.thread != nil && tt.thread.layout == 2, tt.goroutine || tt.schema == "go_pprof_labels_v1"
+	found := known("m_curg") && known("g_goid") && known("g_m")
+	provable := found && (slots2 || known("m_procid") && byGoroutine)
+	if slots2 && known("m_curg") && known("g_goid") && !found || tt.thread == nil && !provable {
 		assert.Empty(t, shown, "nothing leads to the goroutine")
 		return
 	}
 	require.Len(t, shown, 1)
-	provable := tt.thread.layout == 2 && known("m_curg") && known("g_goid")
 	assert.EqualValues(t, is.tid, shown[0].TID)
 	assert.Equal(t, provable, shown[0].Span.Proven)
 	if provable {
@@ -502,7 +510,7 @@ func (o *outside) assertThreads(t *testing.T, is *truth, tt *wantAdvertised) {
 	}
 	assert.Equal(t, is.traceID, shown[0].Span.TraceID)
 	assert.Equal(t, is.span, shown[0].Span.SpanID)
-	if tt.thread.layout == 2 {
+	if provable || slots2 {
 		assert.Equal(t, is.outer, shown[0].Span.LocalRootSpanID)
 	}
 }

@@ -11,16 +11,19 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 
 	"github.com/otelctx/otelctx/internal/cells"
+	"github.com/otelctx/otelctx/internal/gorecord"
 	"github.com/otelctx/otelctx/internal/goruntime"
 	"github.com/otelctx/otelctx/internal/sdkspan"
+	"github.com/otelctx/otelctx/internal/wire"
 )
 
 // Attachment is what [Attach] has changed.
 type Attachment struct {
 	p *SpanProcessor
-	// self is the goroutine, and before what it was in.
+	// self is the goroutine. before is what it was in, and record how that was published.
 	self   goruntime.Self
-	before position
+	before wire.Position
+	record *gorecord.Record
 }
 
 // Attach shows on the calling goroutine what ctx says, until [Attachment.Detach]. That is
@@ -38,33 +41,30 @@ type Attachment struct {
 // added to a context since the span was started. With [WithSpanNames] it is shown with the
 // name that it has now, also if SetName has changed it.
 //
-// If the span ends meanwhile the goroutine is in what it was in before. Attach does
+// If the span ends meanwhile, the goroutine is in the span's nearest live ancestor. Attach does
 // nothing if no SpanProcessor is active.
 func Attach(ctx context.Context) Attachment {
 	p := active.Load()
 	if p == nil {
 		return Attachment{}
 	}
-	var c caller
-	p.locateLive(&c)
-	a := Attachment{p: p, self: c.Self, before: c.at}
-	p.at(&c.at, p.find(ctx), c.Goid)
-	if c.at.ref != a.before.ref && c.at.enclosing != a.before.inside() {
-		p.cells.Disown(c.at.ref, c.Goid) // It goes back to where it was attached.
-		c.at.enclosing = cells.Enclosing{}
-	}
-	p.rename(ctx, c.at.ref)
+	var g goroutine
+	p.locateLive(&g)
+	a := Attachment{p: p, self: g.Self, before: g.position, record: g.record}
+	ref := p.find(ctx)
+	p.rename(ctx, ref)
 	attributes := p.keys.Load().Of(ctx)
-	if base := p.known.record(c.at.ref); base != nil {
-		c.at.atRecord(p.variant(base, attributes, c.user, a.before.record, a.before.inside()))
+	g.position, g.record = wire.AttachedTo(ref), nil
+	if base := p.data.record(ref); base != nil {
+		g.record = p.variant(base, attributes, g.user, nil)
 	}
-	p.show(&c, attributes.Encoded(), 0)
+	p.publish(&g, attributes.Encoded(), 0)
 	return a
 }
 
-// find returns the live local span of ctx, or 0.
+// find returns the live, recording, local span of ctx, or 0.
 func (p *SpanProcessor) find(ctx context.Context) cells.Ref {
-	if k, ok := sdkspan.Local(ctx); ok {
+	if k, ok := sdkspan.Recording(ctx); ok {
 		return p.cells.Find(k)
 	}
 	return 0
@@ -87,16 +87,16 @@ func (a Attachment) Detach() {
 	if a.p == nil || a.p.stopped.Load() {
 		return
 	}
-	var c caller
-	a.p.locate(&c)
-	if c.Goid != a.self.Goid || c.G != a.self.G {
+	var g goroutine
+	a.p.locate(&g)
+	if g.Goid != a.self.Goid || g.G != a.self.G {
 		return
 	}
-	c.at = a.before
-	if !a.p.cells.Live(c.at.ref) {
-		a.p.outward(&c.at, 0, c.Goid)
+	g.position, g.record = a.before, a.record
+	if g.position != 0 && !a.p.cells.Live(g.position.Ref()) {
+		a.p.moveToNearest(&g)
 	}
-	a.p.show(&c, a.p.attributes(&c.at), 0)
+	a.p.publish(&g, a.p.attributes(&g), 0)
 }
 
 // Go runs fn with ctx on a goroutine of its own, with [Attach] to ctx until fn returns. It
@@ -113,6 +113,7 @@ func Go(ctx context.Context, fn func(context.Context)) {
 // goroutines that fn starts. pprof.Do alone replaces all labels, those of the span
 // included.
 func Do(ctx context.Context, labels pprof.LabelSet, fn func(context.Context)) {
+	refresh(ctx, true) // An inherited span is in the labels only, which pprof.Do replaces.
 	defer refresh(ctx, true)
 	pprof.Do(ctx, labels, func(ctx context.Context) {
 		refresh(ctx, true)
@@ -127,9 +128,9 @@ func Do(ctx context.Context, labels pprof.LabelSet, fn func(context.Context)) {
 func DialContext(dial func(ctx context.Context, network, address string) (net.Conn, error)) func(ctx context.Context, network, address string) (net.Conn, error) {
 	return func(ctx context.Context, network, address string) (net.Conn, error) {
 		if p := active.Load(); p != nil {
-			goid := p.runtime.Goroutine().Goid
-			_, own := p.positions.Load(goid)
-			if a := Attach(context.Background()); own || goid != 0 && p.cells.IsOf(a.before.ref, goid) { //nolint:contextcheck // what it is in is to be nothing
+			self := p.runtime.Goroutine()
+			_, own := p.goroutines.Load(self.Goid, uintptr(self.G))
+			if a := Attach(context.Background()); own || self.Goid != 0 && p.cells.IsOf(a.before.Ref(), self.Goid) { //nolint:contextcheck // what it is in is to be nothing
 				defer a.Detach()
 			}
 		}
@@ -137,12 +138,13 @@ func DialContext(dial func(ctx context.Context, network, address string) (net.Co
 	}
 }
 
-// Refresh shows again what the goroutine is in, if that is the span of ctx. It shows it in
-// the slot of the thread that the goroutine is on now, and behind its labels. After a call
-// that blocked, Go may run the goroutine on another thread. That thread's slot does not
-// show the span until a span starts or ends. And pprof.SetGoroutineLabels replaces all
-// labels. If nothing else tells with which attributes the span was attached, those of ctx
-// count. With [WithSpanNames] it publishes the name that SetName has given to the span
+// Refresh publishes again what the goroutine is in, if that is the span of ctx: in the slot of the
+// thread that the goroutine is on now, and behind its labels. After a call that blocked, Go may run
+// the goroutine on another thread, whose slot does not show the span until a span starts or ends.
+// And pprof.SetGoroutineLabels replaces all labels. If nothing tells any more what the goroutine is
+// in, Refresh publishes the span of ctx. That is so after SetGoroutineLabels on a goroutine that
+// has inherited its span. If nothing else tells with which attributes the span was attached, those
+// of ctx count. With [WithSpanNames] it publishes the name that SetName has given to the span
 // since.
 func Refresh(ctx context.Context) { refresh(ctx, false) }
 
@@ -152,15 +154,20 @@ func refresh(ctx context.Context, anySpan bool) {
 	if p == nil || p.stopped.Load() {
 		return
 	}
-	var c caller
-	if p.locateLive(&c); c.at.ref != 0 && (anySpan || c.at.ref == p.find(ctx)) {
-		if !anySpan {
-			p.rename(ctx, c.at.ref)
-		}
-		attributes := p.attributes(&c.at)
-		if attributes == nil && c.at.record == nil && c.at.ref == p.find(ctx) {
-			attributes = p.keys.Load().Of(ctx).Encoded() // Nothing else tells what Attach has shown.
-		}
-		p.show(&c, attributes, 0)
+	var g goroutine
+	p.locateLive(&g)
+	if g.unknown && !anySpan {
+		g.position = wire.Position(p.find(ctx))
 	}
+	if g.position == 0 || !anySpan && g.position.Ref() != p.find(ctx) {
+		return
+	}
+	if !anySpan {
+		p.rename(ctx, g.position.Ref())
+	}
+	attributes := p.attributes(&g)
+	if attributes == nil && g.record == nil && g.position.Ref() == p.find(ctx) {
+		attributes = p.keys.Load().Of(ctx).Encoded() // Nothing else tells what Attach has published.
+	}
+	p.publish(&g, attributes, 0)
 }

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"net"
 	"runtime"
-	"sync"
 	"syscall"
 	"testing"
 
@@ -19,117 +18,6 @@ import (
 	"github.com/otelctx/otelctx/internal/goruntime"
 	"github.com/otelctx/otelctx/internal/ring"
 )
-
-func TestAttach(t *testing.T) {
-	for name, opts := range map[string][]Option{
-		"everything": everything(),
-		"slots":      everything(WithGoroutineRecord(false)),
-		"record":     {WithThreadSlots(false), WithGoroutineSlots(false)},
-	} {
-		t.Run(name, func(t *testing.T) {
-			s := serve(t, opts...)
-			ctx, root := s.root()
-			_, other := s.root()
-			apart(func() {
-				s.assertShows(t, nil, nil)
-				outer := Attach(ctx)
-				s.assertShows(t, root, root)
-				again := Attach(ctx)
-				s.assertShows(t, root, root)
-				again.Detach()
-				s.assertShows(t, root, root)
-
-				ctxA, a := s.start(ctx)
-				s.assertShows(t, a, root)
-				back := Attach(ctx)
-				s.assertShows(t, root, root)
-				back.Detach()
-				s.assertShows(t, a, root)
-				ctxB, b := s.start(ctxA)
-				s.assertShows(t, b, root)
-				b.End()
-				s.assertShows(t, a, root)
-				isOver := Attach(ctxB)
-				s.assertShows(t, nil, nil)
-				isOver.Detach()
-				s.assertShows(t, a, root)
-				a.End()
-				s.assertShows(t, root, root)
-				outer.Detach()
-				s.assertShows(t, nil, nil)
-
-				for _, none := range []context.Context{context.Background(), ctxA} {
-					nothing := Attach(none)
-					s.assertShows(t, nil, nil)
-					nothing.Detach()
-					s.assertShows(t, nil, nil)
-				}
-			})
-			root.End()
-			other.End()
-			s.assertNowhere(t)
-		})
-	}
-}
-
-// A goroutine may leave a span of its own, and attach it later. It goes back to where it did that.
-// It does not go back to what was around the span when it started.
-func TestAttachOwnSpanLeftBefore(t *testing.T) {
-	for name, opts := range carriers() {
-		t.Run(name, func(t *testing.T) {
-			s := serve(t, opts...)
-			apart(func() {
-				ctxA, a := s.root()
-				ctxChild, child := s.start(ctxA)
-				idle := Attach(context.Background())
-				s.assertShows(t, nil, nil)
-				_, b := s.root()
-				attached := Attach(ctxChild)
-				s.assertShows(t, child, a)
-				apart(func() { child.End() })
-				is := s.shown(t)
-				if s.p.records {
-					assert.Equal(t, number(b), max(is.goroutine, is.record))
-				}
-				for _, id := range []uint64{is.thread, is.goroutine, is.record} {
-					assert.Contains(t, []uint64{0, number(b)}, id)
-				}
-				attached.Detach()
-				s.assertShows(t, b, b)
-				b.End()
-				s.assertShows(t, nil, nil)
-				idle.Detach()
-				s.assertShows(t, a, a)
-				a.End()
-			})
-			s.assertNowhere(t)
-		})
-	}
-}
-
-// A span is shown on any number of goroutines, whatever they go back to.
-func TestAttachFromManySpans(t *testing.T) {
-	s := serve(t, everything()...)
-	var ctx context.Context
-	var root, span trace.Span
-	apart(func() {
-		ctx, root = s.root()
-		ctx, span = s.start(ctx)
-	})
-	for range 100 {
-		apart(func() {
-			_, own := s.root()
-			a := Attach(ctx)
-			s.assertShows(t, span, root)
-			a.Detach()
-			s.assertShows(t, own, own)
-			own.End()
-		})
-	}
-	span.End()
-	root.End()
-	s.assertNowhere(t)
-}
 
 // A goroutine that attaches long spans in turn, and never detaches, takes no more memory with time.
 func TestAttachInTurnWithoutDetach(t *testing.T) {
@@ -181,129 +69,6 @@ func TestDetachElsewhere(t *testing.T) {
 	s.assertNowhere(t)
 }
 
-// A pool's worker shows the spans that it works for, and nothing of their parents, which
-// it never showed, whoever ends them and whenever.
-func TestWorkerShowsNoParent(t *testing.T) {
-	s := serve(t, everything()...)
-	for name, end := range map[string]func(end func()){
-		"worker ends it":  func(end func()) { end() },
-		"starter ends it": nil,
-		"another one":     apart,
-	} {
-		t.Run(name, func(t *testing.T) {
-			apart(func() {
-				ctx, parent := s.root()
-				ctx, span := s.start(ctx)
-				worked, ended := make(chan struct{}), make(chan struct{})
-				done := make(chan struct{})
-				go apart(func() {
-					defer close(done)
-					a := Attach(ctx)
-					s.assertShows(t, span, parent)
-					if end != nil {
-						end(func() { span.End() })
-					}
-					close(worked)
-					<-ended
-					s.assertShows(t, nil, nil)
-					a.Detach()
-					s.assertShows(t, nil, nil)
-				})
-				<-worked
-				if end == nil {
-					span.End()
-				}
-				close(ended)
-				<-done
-				s.assertShows(t, parent, parent)
-				parent.End()
-			})
-			s.assertNowhere(t)
-		})
-	}
-}
-
-// What was attached on top of a span that is over by the time of Detach leaves nothing
-// behind.
-func TestDetachFromEnded(t *testing.T) {
-	s := serve(t, everything()...)
-	ctx, root := s.root()
-	apart(func() {
-		ctxA, own := s.root()
-		a := Attach(ctx)
-		s.assertShows(t, root, root)
-		apart(func() { own.End() })
-		a.Detach()
-		s.assertShows(t, nil, nil)
-		Attach(ctxA).Detach()
-		s.assertShows(t, nil, nil)
-
-		// The span ends before the attachment does.
-		ctxB, own := s.root()
-		_, inner := s.start(ctxB)
-		a = Attach(ctxB)
-		s.assertShows(t, own, own)
-		own.End()
-		s.assertShows(t, nil, nil)
-		a.Detach()
-		s.assertShows(t, inner, own) // it is live, and what was shown before
-		inner.End()
-		s.assertShows(t, nil, nil)
-	})
-	root.End()
-	s.assertNowhere(t)
-}
-
-// A goroutine with pprof labels of its own keeps those, and gets them back.
-func TestAttachManyGoroutines(t *testing.T) {
-	s := serve(t, everything()...)
-	ctx, root := s.root()
-	const goroutines = 20
-	var attached, done sync.WaitGroup
-	ended := make(chan struct{})
-	byThread, byGoroutine, byRecord := make([]bool, goroutines), make([]bool, goroutines), make([]bool, goroutines)
-	for i := range goroutines {
-		attached.Add(1)
-		done.Go(func() {
-			apart(func() {
-				defer Attach(ctx).Detach()
-				is := s.shown(t)
-				byThread[i], byGoroutine[i] = is.thread == number(root), is.goroutine == number(root)
-				byRecord[i] = is.record == number(root)
-				attached.Done()
-				<-ended
-				s.assertShows(t, nil, nil)
-			})
-		})
-	}
-	attached.Wait()
-	for i := range goroutines {
-		assert.True(t, byThread[i] && byGoroutine[i] && byRecord[i], "goroutine %d", i)
-	}
-	root.End()
-	s.assertNowhere(t)
-	close(ended)
-	done.Wait()
-	s.assertNowhere(t)
-	goruntime.SetLabels(nil)
-}
-
-// Places where it is not shown any more make room for others.
-func TestAttachInTurn(t *testing.T) {
-	s := serve(t, everything()...)
-	ctx, root := s.root()
-	for range 50 {
-		apart(func() {
-			a := Attach(ctx)
-			s.assertShows(t, root, root)
-			a.Detach()
-			s.assertShows(t, nil, nil)
-		})
-	}
-	root.End()
-	s.assertNowhere(t)
-}
-
 func TestGo(t *testing.T) {
 	s := serve(t, everything()...)
 	ctx, root := s.root()
@@ -349,7 +114,7 @@ func TestDialContext(t *testing.T) {
 	for name, opts := range map[string][]Option{
 		"everything": everything(),
 		"slots":      everything(WithGoroutineRecord(false)),
-		"record":     {WithThreadSlots(false), WithGoroutineSlots(false)},
+		"record":     {WithThreadSlots(false), WithGoroutineTable(false)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := serve(t, opts...)
@@ -369,7 +134,7 @@ func TestDialContext(t *testing.T) {
 					s.assertShows(t, own, root)
 					own.End()
 				})
-				if s.p.goroutines != nil {
+				if s.p.tableOn {
 					apart(func() {
 						defer Attach(ctx).Detach()
 						dial(nothing)
@@ -417,9 +182,6 @@ func TestRefresh(t *testing.T) {
 		Refresh(context.Background())
 		s.assertShows(t, a, a)
 		apart(func() {
-			// It is not this goroutine's.
-			Refresh(ctx)
-			s.assertShows(t, nil, nil)
 			attached := Attach(ctx)
 			s.assertShows(t, a, a)
 			Refresh(ctx)
@@ -430,26 +192,6 @@ func TestRefresh(t *testing.T) {
 		a.End()
 		Refresh(ctx)
 		s.assertShows(t, nil, nil)
-	})
-	s.assertNowhere(t)
-}
-
-// Refresh knows a goroutine that shows the span by its record only.
-func TestRefreshInherited(t *testing.T) {
-	s := serve(t)
-	apart(func() {
-		ctx, a := s.root()
-		done := make(chan struct{})
-		go func() {
-			defer close(done)
-			runtime.LockOSThread()
-			defer runtime.UnlockOSThread()
-			assert.Equal(t, shown{record: number(a)}, s.shown(t))
-			Refresh(ctx)
-			s.assertShows(t, a, a)
-		}()
-		<-done
-		a.End()
 	})
 	s.assertNowhere(t)
 }
@@ -488,7 +230,8 @@ func TestWithoutGoroutineIDs(t *testing.T) {
 	require.ErrorIs(t, s.p.Err(), refused)
 	assert.Equal(t, []string{CarrierThreadSlots}, s.p.Carriers())
 	at := func() uint64 {
-		return s.rings[threadRing].resolve(t, s.rings[threadRing].at(t, uint64(syscall.Gettid())), 0)
+		id, _ := resolve(t, s.p.cells.Address(), s.threads.at(t, uint64(syscall.Gettid())).ref, 0)
+		return id
 	}
 	apart(func() {
 		ctx, a := s.root()

@@ -93,15 +93,13 @@ func (s *service) assertAttributes(t testing.TB, span trace.Span, kvs ...string)
 		want[kvs[i]] = kvs[i+1]
 	}
 	keys := s.p.keys.Load().Keys()
-	for i, index := range [2]uint64{uint64(syscall.Gettid()), goid()} {
-		if m := s.rings[i]; m != nil {
-			at := m.at(t, index)
-			assert.Equal(t, number(span), at.spanID)
-			assert.Equal(t, want, decoded(t, keys, at.attributes), "ring %d", i)
-		}
+	if m := s.threads; m != nil {
+		at := m.at(t, uint64(syscall.Gettid()))
+		assert.Equal(t, number(span), at.spanID)
+		assert.Equal(t, want, decoded(t, keys, at.attributes), "slot")
 	}
 	if s.p.records {
-		assert.Equal(t, number(span), recorded(t, s.p.cells.Address()))
+		assert.Equal(t, number(span), recorded(t, s.p.cells.Address(), goid()))
 		assert.Equal(t, want, decoded(t, keys, string(installed().Attributes())), "record")
 		assert.Contains(t, labelsThatShow(t, span), want, "labels")
 	}
@@ -111,7 +109,7 @@ func carriers() map[string][]Option {
 	return map[string][]Option{
 		"everything": everything(),
 		"slots":      everything(WithGoroutineRecord(false)),
-		"record":     {WithThreadSlots(false), WithGoroutineSlots(false)},
+		"record":     {WithThreadSlots(false), WithGoroutineTable(false)},
 	}
 }
 
@@ -331,15 +329,15 @@ func TestAttributesThatDoNotFit(t *testing.T) {
 	ctx := with(context.Background(), "a", long, "b", "1", "c", long, "d", "2")
 	apart(func() {
 		_, span := s.start(ctx)
-		at := s.rings[threadRing].at(t, uint64(syscall.Gettid()))
+		at := s.threads.at(t, uint64(syscall.Gettid()))
 		assert.Equal(t, "\x01\x011\x03\x012", at.attributes)
 		want := "\x00\xc8" + long + "\x01\x011\x02\xc8" + long + "\x03\x012"
 		assert.Equal(t, want, string(installed().Attributes()))
 		ctxB, child := s.start(trace.ContextWithSpan(context.Background(), span))
-		assert.Empty(t, s.rings[threadRing].at(t, uint64(syscall.Gettid())).attributes)
+		assert.Empty(t, s.threads.at(t, uint64(syscall.Gettid())).attributes)
 		_ = ctxB
 		child.End()
-		assert.Equal(t, "\x01\x011\x03\x012", s.rings[threadRing].at(t, uint64(syscall.Gettid())).attributes)
+		assert.Equal(t, "\x01\x011\x03\x012", s.threads.at(t, uint64(syscall.Gettid())).attributes)
 		span.End()
 	})
 	require.NoError(t, s.p.Shutdown(context.Background()))
@@ -360,7 +358,7 @@ func (s *service) assertRings(t testing.TB, span trace.Span, kvs ...string) {
 	for i := 0; i < len(kvs); i += 2 {
 		want[kvs[i]] = kvs[i+1]
 	}
-	at := s.rings[threadRing].at(t, uint64(syscall.Gettid()))
+	at := s.threads.at(t, uint64(syscall.Gettid()))
 	assert.Equal(t, number(span), at.spanID)
 	assert.Equal(t, want, decoded(t, s.p.keys.Load().Keys(), at.attributes))
 }
@@ -369,7 +367,7 @@ func (s *service) assertRings(t testing.TB, span trace.Span, kvs ...string) {
 func TestNoAttributeKeys(t *testing.T) {
 	s := serve(t, everything(WithAttributeKeys())...)
 	assert.Equal(t, []string{}, advertisedKeys(t, s.p))
-	assert.Equal(t, []int{64, 64}, []int{s.p.threads.Layout().SlotSize, s.p.goroutines.Layout().SlotSize})
+	assert.Equal(t, 64, s.p.threads.Layout().SlotSize)
 	apart(func() {
 		_, span := s.start(untouched{with(context.Background(), "app", "shop")})
 		s.assertAttributes(t, span)
@@ -380,7 +378,7 @@ func TestNoAttributeKeys(t *testing.T) {
 	apart(func() {
 		_, span := s.start(with(context.Background(), "app", "shop"))
 		assert.Equal(t, "\x00\x04shop", string(installed().Attributes()))
-		assert.Empty(t, s.rings[threadRing].at(t, uint64(syscall.Gettid())).attributes)
+		assert.Empty(t, s.threads.at(t, uint64(syscall.Gettid())).attributes)
 		span.End()
 	})
 }
@@ -402,7 +400,6 @@ func TestAttributesWithLayout1(t *testing.T) {
 	apart(func() {
 		_, span := s.start(with(context.Background(), "app", "shop"))
 		assert.Equal(t, "\x00\x04shop", string(installed().Attributes()))
-		assert.Equal(t, "\x00\x04shop", s.rings[goroutineRing].at(t, goid()).attributes)
 		span.End()
 	})
 }
@@ -554,7 +551,7 @@ func TestAttributesUnderLoad(t *testing.T) {
 					left--
 				default:
 				}
-				for _, m := range s.rings {
+				if m := s.threads; m != nil {
 					b := make([]byte, m.info.Capacity*m.info.SlotSize)
 					again := bytes.Clone(b)
 					_, err := m.ReadAt(b, int64(m.address(0)))

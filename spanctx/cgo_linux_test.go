@@ -128,7 +128,7 @@ func (c *cgoChild) showsNothing(t *testing.T) {
 func TestCgo(t *testing.T) {
 	exe := programs.Build(t, programs.Cgo, ".", "./testdata/cgo")
 	for carriers, kind := range map[string]reader.CarrierKind{
-		"threads": reader.ThreadSlots, "goroutines": reader.GoroutineSlots, "record": reader.GoroutineRecord,
+		"threads": reader.ThreadSlots, "goroutines": reader.GoroutineTable, "record": reader.GoroutineRecord,
 	} {
 		t.Run(carriers, func(t *testing.T) {
 			for _, locked := range []bool{false, true} {

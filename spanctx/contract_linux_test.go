@@ -5,6 +5,7 @@ package spanctx
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"math/rand/v2"
 	"runtime"
@@ -22,29 +23,22 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// The contract of attribution (docs/design/0001-span-path.md) as a model: which spans a
-// goroutine is in, the innermost last.
-type model struct {
-	chain []int
-	// saved are the chains from before each Attach.
-	saved [][]int
-	// slot is whether the goroutine has shown anything itself, and relabelled whether the
-	// user has replaced its labels since.
-	slot, relabelled bool
-}
+var (
+	programCount = flag.Int("programs", 0, "how many random programs TestContract runs in each configuration; 0 is few")
+	firstSeed    = flag.Uint64("seed", 1, "seed of the first of them")
+)
 
 // actor is a goroutine that does what it is told, on a thread of its own.
 type actor struct {
-	model
-
 	do       chan func()
 	done     chan struct{}
 	attached []Attachment
 }
 
-func newActor(inherits func(start func())) *actor {
+// newActor returns an actor that inherits what the goroutine on which start runs is in.
+func newActor(on func(start func())) *actor {
 	a := &actor{do: make(chan func()), done: make(chan struct{})}
-	inherits(func() {
+	on(func() {
 		go func() {
 			runtime.LockOSThread()
 			defer runtime.UnlockOSThread()
@@ -58,6 +52,12 @@ func newActor(inherits func(start func())) *actor {
 	return a
 }
 
+// inNothing starts an actor that inherits nothing.
+func inNothing(start func()) {
+	goruntime.SetLabels(nil)
+	start()
+}
+
 func (a *actor) run(f func()) {
 	a.do <- f
 	<-a.done
@@ -68,67 +68,203 @@ func (a *actor) stop() {
 	<-a.done
 }
 
+// The contract of attribution (docs/design/0001-span-path.md) as a model. Spans and goroutines are
+// numbers.
+
+// none is no span.
+const none = -1
+
+// in is what a goroutine is in: a span or none. attached is whether it is there by Attach.
+type in struct {
+	span     int
+	attached bool
+}
+
+var nothing = in{span: none}
+
+type modelSpan struct {
+	live    bool
+	starter int
+	// parent is by the span's own account, ancestors are by the context that it was started with.
+	parent    int
+	depth     int
+	ancestors []int
+	// before is what the starter was in, and outside whether that was in none of the ancestors.
+	before  in
+	outside bool
+}
+
+type modelGoroutine struct {
+	// at is what the goroutine has published last, if published is true.
+	at        in
+	published bool
+	// record is the span whose record is behind its labels: inherited, or published.
+	record int
+	// saved are what it goes back to by Detach.
+	saved []saved
+}
+
+type saved struct {
+	in
+	record bool
+}
+
+type model struct {
+	spans      []modelSpan
+	goroutines []modelGoroutine
+}
+
+// position returns what a goroutine was in last, and whether that is known.
+func (m *model) position(g int) (at in, known bool) {
+	switch a := &m.goroutines[g]; {
+	case a.published:
+		return a.at, true
+	case a.record != none:
+		return in{span: a.record}, true
+	default:
+		return nothing, false
+	}
+}
+
+// nearest is rule 3 for a goroutine that has not ended the span itself.
+func (m *model) nearest(g int, at in) in {
+	if at.span == none || m.spans[at.span].live {
+		return at
+	}
+	s := &m.spans[at.span]
+	if s.starter == g && s.outside {
+		return nothing
+	}
+	for _, ancestor := range s.ancestors {
+		if m.spans[ancestor].live {
+			if s.starter == g && !at.attached && s.before.span == ancestor {
+				return s.before
+			}
+			return in{ancestor, at.attached}
+		}
+	}
+	return nothing
+}
+
+func (m *model) publish(g int, at in) {
+	a := &m.goroutines[g]
+	a.at, a.published, a.record = at, true, at.span
+}
+
+// starts is rule 1. parent is the span of the context, or none.
+func (m *model) starts(g, parent int, newRoot bool) {
+	at, _ := m.position(g)
+	at = m.nearest(g, at)
+	s := modelSpan{live: true, starter: g, parent: parent, before: at}
+	if parent != none {
+		s.depth = m.spans[parent].depth + 1
+		if !m.spans[parent].live {
+			parent = m.spans[parent].parent
+		}
+		if parent != none && m.spans[parent].live {
+			s.ancestors = append([]int{parent}, m.spans[parent].ancestors...)
+			s.ancestors = s.ancestors[:min(len(s.ancestors), wire.Ancestors)]
+		}
+	}
+	if newRoot {
+		s.parent = none
+	}
+	s.outside = len(s.ancestors) > 0 && !m.isIn(at.span, s.ancestors)
+	m.spans = append(m.spans, s)
+	m.publish(g, in{span: len(m.spans) - 1})
+}
+
+// isIn reports whether a goroutine in a span is in one of some spans.
+func (m *model) isIn(span int, spans []int) bool {
+	if span == none || slices.Contains(spans, span) {
+		return span != none
+	}
+	return !m.spans[span].outside && slices.ContainsFunc(m.spans[span].ancestors, func(a int) bool { return slices.Contains(spans, a) })
+}
+
+// ends is rules 2 and 3.
+func (m *model) ends(g, span int) {
+	ended := &m.spans[span]
+	ended.live = false
+	was, _ := m.position(g)
+	at, left := was, false
+	for at.span != none && at.span != span && !at.attached {
+		if s := &m.spans[at.span]; s.starter != g || !slices.Contains(s.ancestors, span) {
+			break
+		}
+		at, left = m.spans[at.span].before, true
+	}
+	switch {
+	case at.span == span && ended.starter == g && !at.attached:
+		m.publish(g, m.nearest(g, ended.before))
+	case at.span == span || left || was.span != none && !m.spans[was.span].live:
+		m.publish(g, m.nearest(g, at))
+	}
+}
+
+// endsHere reports whether a goroutine is in a span that it has started, and would end it. Then the
+// next span may take its cell.
+func (m *model) endsHere(g, span int) bool {
+	at, _ := m.position(g)
+	return at == in{span: span} && m.spans[span].starter == g
+}
+
+// needed reports whether a goroutine other than its starter would go on from a span that has ended,
+// and no record tells it where.
+func (m *model) needed(span int) bool {
+	for i := range m.goroutines {
+		a := &m.goroutines[i]
+		if a.at.span == span && a.record != span && m.spans[span].starter != i ||
+			slices.ContainsFunc(a.saved, func(s saved) bool { return s.span == span && !s.record }) {
+			return true
+		}
+	}
+	return slices.ContainsFunc(m.spans, func(s modelSpan) bool { return s.live && s.before.span == span && s.before.attached })
+}
+
 // program is a random program, and what the model says of it.
 type program struct {
 	*service
+	model
 
 	random *rand.Rand
-	spans  []trace.Span
+	traced []trace.Span
 	ctxs   []context.Context
-	live   []bool
-	// starter is which actor has started each span, or nobody if it has attached the span
-	// somewhere else since.
-	starter []int
-	// under are the chains that they were started in.
-	under  [][]int
+	// reused are spans whose cells may be other spans' by now.
+	reused map[int]bool
 	actors []*actor
 	log    []string
 }
 
-// maxDepth is that of chains: a span names three around it, so that all of a chain is known
-// whatever ends first.
-const maxDepth = 4
-
-// nobody is no actor.
-const nobody = -1
-
-// named returns those spans of a chain that the cell of a span in it names.
-func named(chain []int) []int { return chain[max(0, len(chain)-wire.Enclosing):] }
-
-// nearest returns the id of the innermost live span of a chain, or 0.
-func (p *program) nearest(chain []int) uint64 {
-	for _, n := range slices.Backward(chain) {
-		if p.live[n] {
-			return number(p.spans[n])
-		}
-	}
-	return 0
-}
-
-// check compares what each carrier shows of each goroutine with what the model says.
+// check compares what each carrier publishes for each goroutine with what the model says.
 func (p *program) check(t *testing.T) bool {
 	t.Helper()
 	for n, a := range p.actors {
-		in, want := p.nearest(a.chain), shown{}
-		if top := len(a.chain) - 1; a.slot && top >= 0 {
-			// A slot names one span. What is around it is in the cell, as it was for the
-			// goroutine that has started the span, when it did.
-			slot := in
-			if last := a.chain[top]; !p.live[last] {
-				if slot = 0; p.starter[last] == n {
-					slot = p.nearest(p.under[last])
-				}
-			}
-			want.thread, want.goroutine = slot, slot
+		g := &p.goroutines[n]
+		at, _ := p.position(n)
+		now, want := p.nearest(n, at), shown{}
+		id := uint64(0)
+		if now.span != none {
+			id = number(p.traced[now.span])
 		}
-		if !a.relabelled {
-			want.record = in
+		if g.published {
+			want.thread, want.goroutine = id, id
 		}
-		if p.rings[threadRing] == nil {
+		if g.record != none {
+			want.record = id
+		}
+		if p.threads == nil {
 			want.thread = 0
 		}
 		var got shown
 		a.run(func() { got = p.shown(t) })
+		if p.reused[at.span] { // Only the record says what its ancestors are.
+			for _, carrier := range []struct{ want, got *uint64 }{{&want.thread, &got.thread}, {&want.goroutine, &got.goroutine}} {
+				if *carrier.got == 0 {
+					*carrier.want = 0
+				}
+			}
+		}
 		if !assert.Equal(t, want, got, "goroutine %d", n) {
 			return false
 		}
@@ -136,123 +272,127 @@ func (p *program) check(t *testing.T) bool {
 	return true
 }
 
-// leaveOver has a goroutine that shows another span leave those for good that are over.
-func (p *program) leaveOver(a *actor) {
-	for len(a.chain) > 0 && !p.live[a.chain[len(a.chain)-1]] {
-		a.chain = a.chain[:len(a.chain)-1]
-	}
-}
+// maxDepth is that of contexts: all ancestors of a span are known then, whatever has ended.
+const maxDepth = wire.Ancestors
 
 // step does one thing at random.
 func (p *program) step() {
 	n := p.random.IntN(len(p.actors))
-	a := p.actors[n]
+	a, g := p.actors[n], &p.goroutines[n]
 	say := func(format string, args ...any) {
 		p.log = append(p.log, fmt.Sprintf("%d: ", n)+fmt.Sprintf(format, args...))
 	}
-	some := -1
-	if len(p.spans) > 0 {
-		some = max(0, len(p.spans)-1-p.random.IntN(8))
-		some = min(some, len(p.spans)-1)
+	some := none
+	if len(p.traced) > 0 {
+		some = max(0, len(p.traced)-1-p.random.IntN(8))
 	}
-	switch p.random.IntN(9) {
-	case 0, 1, 2:
-		if len(a.chain) >= maxDepth {
-			return
+	ctx := context.Background()
+	if some != none {
+		ctx = p.ctxs[some]
+	}
+	switch p.random.IntN(12) {
+	case 0, 1, 2, 3:
+		parent, newRoot := some, p.random.IntN(8) == 0
+		if some == none || p.random.IntN(4) == 0 || p.spans[some].depth >= maxDepth {
+			parent, ctx = none, context.Background()
 		}
-		ctx := context.Background()
-		if some >= 0 && p.random.IntN(4) > 0 {
-			ctx = p.ctxs[some]
+		say("start %d, parent %d, new root %v", len(p.traced), parent, newRoot)
+		var opts []trace.SpanStartOption
+		if newRoot {
+			opts = append(opts, trace.WithNewRoot())
 		}
-		say("start %d", len(p.spans))
+		p.starts(n, parent, newRoot)
 		a.run(func() {
-			ctx, span := p.start(ctx)
-			p.ctxs, p.spans, p.live = append(p.ctxs, ctx), append(p.spans, span), append(p.live, true)
+			ctx, span := p.start(ctx, opts...)
+			p.ctxs, p.traced = append(p.ctxs, ctx), append(p.traced, span)
 		})
-		p.starter = append(p.starter, n)
-		p.under = append(p.under, nil)
-		p.leaveOver(a)
-		p.under[len(p.spans)-1] = slices.Clone(a.chain)
-		a.chain = append(slices.Clip(a.chain), len(p.spans)-1)
-		a.slot, a.relabelled = true, false
-	case 3, 4, 5:
-		if some < 0 {
+	case 4, 5, 6, 7:
+		if some == none || !p.spans[some].live {
 			return
+		}
+		if p.endsHere(n, some) {
+			if p.needed(some) {
+				return
+			}
+			p.reused[some] = true
 		}
 		say("end %d", some)
-		was := p.live[some]
-		p.live[some] = false
-		a.run(func() { p.spans[some].End() })
-		if at := slices.Index(a.chain, some); was && at >= 0 {
-			a.chain = a.chain[:at]
-			p.leaveOver(a)
-			a.slot, a.relabelled = true, false
-		} else if top := len(a.chain) - 1; was && top >= 0 && !p.live[a.chain[top]] {
-			p.leaveOver(a)
-			a.slot, a.relabelled = true, false
+		p.ends(n, some)
+		a.run(func() { p.traced[some].End() })
+	case 8:
+		to := nothing
+		if some != none && p.spans[some].live && p.random.IntN(3) > 0 {
+			to = in{some, true}
+		} else {
+			ctx = context.Background()
 		}
-	case 6:
-		if len(a.chain) >= maxDepth || some < 0 {
-			return
-		}
-		p.leaveOver(a)
-		ctx, chain := context.Background(), []int(nil)
-		if p.random.IntN(3) > 0 {
-			ctx = p.ctxs[some]
-			if p.live[some] {
-				chain = append(slices.Clone(a.chain), some)
-				top := len(a.chain) - 1
-				if p.starter[some] == n && (top < 0 || a.chain[top] != some) && !slices.Equal(named(a.chain), named(p.under[some])) {
-					p.starter[some] = nobody // Its cell does not say what it goes back to.
-				}
-			}
-		}
-		say("attach %d: %v", some, chain)
+		say("attach %d", to.span)
+		at, _ := p.position(n)
+		hadRecord := g.record == at.span && at.span != none
+		at = p.nearest(n, at)
+		g.saved = append(g.saved, saved{at, hadRecord && g.record == at.span})
+		p.publish(n, to)
 		a.run(func() { a.attached = append(a.attached, Attach(ctx)) })
-		a.saved = append(a.saved, a.chain)
-		a.chain, a.slot, a.relabelled = chain, true, false
-	case 7:
-		if len(a.attached) == 0 {
+	case 9:
+		last := len(a.attached) - 1
+		if last < 0 {
 			return
 		}
 		say("detach")
-		last := len(a.attached) - 1
+		p.publish(n, p.nearest(n, g.saved[last].in))
+		g.saved = g.saved[:last]
 		a.run(func() { a.attached[last].Detach() })
-		a.chain = a.saved[last]
-		p.leaveOver(a)
-		a.attached, a.saved = a.attached[:last], a.saved[:last]
-		a.slot, a.relabelled = true, false
+		a.attached = a.attached[:last]
+	case 10:
+		p.relabel(n, some, ctx, say)
 	default:
-		switch {
-		case p.random.IntN(2) == 0 && a.slot:
-			user := pprof.Labels("user", strconv.Itoa(p.random.IntN(2)))
-			if p.random.IntN(2) == 0 {
-				say("labels %v", user)
-				a.run(func() { pprof.SetGoroutineLabels(pprof.WithLabels(context.Background(), user)) })
-			} else {
-				say("pprof.Do %v", user)
-				a.run(func() { pprof.Do(context.Background(), user, func(context.Context) {}) })
-			}
-			a.relabelled = true
-			// Around a span that was attached only the labels knew what there is. The cell
-			// knows what was around the span when it was started.
-			if len(a.chain) > 0 {
-				top, under := a.chain[len(a.chain)-1], []int(nil)
-				if p.starter[top] == n {
-					under = p.under[top]
-				}
-				a.chain = append(slices.Clone(under), top)
-			}
-		case len(p.actors) < 6 && !a.relabelled:
+		if len(p.actors) < 6 {
 			say("go %d", len(p.actors))
-			b := newActor(a.run)
-			b.chain = slices.Clone(a.chain)
-			p.actors = append(p.actors, b)
+			p.goroutines = append(p.goroutines, modelGoroutine{at: nothing, record: g.record})
+			p.actors = append(p.actors, newActor(a.run))
 		}
 	}
 }
 
-// Random programs: after each step every carrier shows of every goroutine what the contract
+// relabel has a goroutine change its labels, or Refresh them.
+func (p *program) relabel(n, some int, ctx context.Context, say func(string, ...any)) {
+	a, g := p.actors[n], &p.goroutines[n]
+	at, known := p.position(n)
+	now := p.nearest(n, at)
+	user := pprof.Labels("user", strconv.Itoa(p.random.IntN(2)))
+	switch what := p.random.IntN(4); what {
+	case 0, 1:
+		if p.reused[at.span] {
+			return // Nothing would tell the goroutine where it is.
+		}
+		say("labels %d", what)
+		g.record = none
+		if what == 0 {
+			a.run(func() { pprof.SetGoroutineLabels(pprof.WithLabels(context.Background(), user)) })
+		} else {
+			a.run(func() { pprof.Do(context.Background(), user, func(context.Context) {}) })
+		}
+	case 2:
+		say("Do")
+		if now.span != none {
+			p.publish(n, now)
+		} else if g.record = none; p.reused[at.span] {
+			return
+		}
+		a.run(func() { Do(context.Background(), user, func(context.Context) {}) })
+	default:
+		say("refresh %d", some)
+		if !known && some != none && p.spans[some].live {
+			now = in{span: some}
+		}
+		if now.span != none && now.span == some {
+			p.publish(n, now)
+		}
+		a.run(func() { Refresh(ctx) })
+	}
+}
+
+// Random programs: after each step every carrier publishes for every goroutine what the contract
 // says. The seed of a program that fails runs it again.
 func TestContract(t *testing.T) {
 	for name, opts := range map[string][]Option{
@@ -268,21 +408,22 @@ func TestContract(t *testing.T) {
 }
 
 func testContract(t *testing.T, s *service) {
-	first, programs := uint64(1), testenv.Rounds(50, long(2000))
-	for seed := first; seed < first+uint64(programs); seed++ {
-		p := &program{service: s, random: rand.New(rand.NewPCG(seed, 0))}
+	count := *programCount
+	if count == 0 {
+		count = testenv.Rounds(50, long(2000))
+	}
+	for seed := *firstSeed; seed < *firstSeed+uint64(count); seed++ {
+		p := &program{service: s, random: rand.New(rand.NewPCG(seed, 0)), reused: map[int]bool{}}
 		for range 3 {
-			p.actors = append(p.actors, newActor(func(start func()) {
-				goruntime.SetLabels(nil)
-				start()
-			}))
+			p.actors = append(p.actors, newActor(inNothing))
+			p.goroutines = append(p.goroutines, modelGoroutine{at: nothing, record: none})
 		}
 		ok := true
 		for step := 0; step < 60 && ok; step++ {
 			p.step()
 			ok = p.check(t)
 		}
-		for _, span := range p.spans {
+		for _, span := range p.traced {
 			span.End()
 		}
 		for _, a := range p.actors {

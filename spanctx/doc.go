@@ -25,15 +25,14 @@
 //     are started inside the span inherit it. Readers of labels, such as runtime/pprof, see
 //     the ordinary labels trace_id and span_id. It costs one allocation a span. See
 //     [OTEP 4947].
-//   - Goroutine slots are a ring indexed by goroutine id, see package ringbuf. They are
-//     right under the user's own labels too, as inside of pprof.Do. Goroutines do not
-//     inherit them.
+//   - The goroutine table has an entry for each goroutine, which names its span. It is right
+//     under the user's own labels too, as inside of pprof.Do. Goroutines do not inherit it.
 //   - Thread slots are a ring indexed by thread id, for readers that know nothing of
 //     goroutines. Go moves goroutines between threads when they block. A slot names its
 //     goroutine, so a reader that knows Go can tell when the slot is out of date.
 //
-// Every slot and every record names a cell of the span table, which tells whether the span
-// is over. Attributes that begin with threadlocal. advertise rings, table and offsets: in the
+// Slots, entries and records name a cell of the span table, which tells whether the span
+// has ended. Attributes that begin with threadlocal. advertise the ring, the tables and offsets: in the
 // process context if package resourcepublisher publishes one, and else in a mapping of their
 // own. So spans are found also beside the process context of another library, such as
 // dd-trace-go, and without any. They are there from the start, since a process does not
@@ -44,24 +43,29 @@
 //
 // # Which span a goroutine is in
 //
-//  1. A goroutine is in a span from the end of the span's Start on it, or from [Attach]. If
-//     its parent goroutine was in a span when it was started, it is in that span.
-//  2. It leaves the span when the span ends, on whichever goroutine End is called, and at
-//     Detach. It also leaves a span that it has started inside another span when it ends
-//     that outer span. So a stream left open does not outlive its job.
-//  3. It is then in the nearest enclosing span of its own chain that is still live.
-//  4. [Attach] shows what its context says: the span and the attributes of ctx. If ctx has no
-//     live recording span of this process, the goroutine is in nothing.
-//  5. A span that is over is never shown. Slots and records stop showing it at once, and its
+//  1. A goroutine is in a span from the span's Start on it, from [Attach], or because it was
+//     started by a goroutine that was in the span.
+//  2. It leaves the span when the span ends, on whichever goroutine End runs, and at Detach. When a
+//     goroutine ends a span, it also leaves the span's descendants, by context, that it started and
+//     has not ended: a stream left open does not outlive its job. A sibling that overlaps stays.
+//  3. A goroutine that ends a span which it started goes back to what it was in before that Start,
+//     or if that has ended to its nearest live ancestor. In every other case, when another goroutine
+//     ended the span, or this one had inherited or attached it, a goroutine that was in the span
+//     goes to the nearest live ancestor by the context that the span was started with: parent,
+//     grandparent or great-grandparent. Without one it is in nothing. So is a goroutine that started
+//     the span without being in any of those ancestors, such as a dispatcher.
+//  4. [Attach] publishes exactly what its context says: the live, recording, local span of ctx and
+//     its attributes, or nothing. Rule 3 applies if the span ends before Detach. Detach restores what
+//     was there before, if it is still live.
+//  5. A span that has ended is never shown. Slots and records stop showing it at once, and its
 //     labels are withdrawn: see [Labels].
 //  6. A remote parent is never shown, since it is not active in this process. Processors do
 //     not see unsampled spans: inside one, what is around it is shown.
 //  7. Where the span cannot be known, nothing is shown. Missing is better than wrong.
 //
-// Readers follow rule 3 by themselves, through the span table. Readers of labels cannot. When
-// another goroutine has ended a span, they see none at first. They see the span around it
-// once a span starts or ends on the first goroutine, or [Attach] or [Refresh] is called
-// there.
+// Readers follow rule 3 by themselves, through the span table. Readers of labels cannot: when
+// another goroutine has ended a span, they see none until a span starts or ends on the first
+// goroutine, or [Attach] or [Refresh] is called there.
 //
 // # Work that moves
 //
@@ -131,13 +135,14 @@
 // A span that its own goroutine still shows is spared where that is possible. Spans that
 // never end cost later spans nothing else.
 //
-// Spans know the three nearest spans around them. If all three are over before the span is,
-// the goroutine shows none after it. A goroutine that ends a span while more than 16 spans
-// inside of it are open stays in the innermost of those.
+// Spans know their three nearest ancestors. If all three end before the span does, nothing is
+// shown after it.
 //
 // pprof.Do and pprof.SetGoroutineLabels replace all labels of the goroutine, the record's
 // included. Until the next span starts or ends there, readers of labels and goroutines that
-// are started meanwhile miss the span. Goroutine slots still show it.
+// are started meanwhile miss the span. The goroutine table still shows it, unless the goroutine has
+// only inherited the span: then nothing tells any more. [Do] keeps the span in both cases, and
+// [Refresh] brings it back.
 //
 // Readers that know thread ids only see the span of the goroutine that was last shown on
 // the thread, until that span ends. Slots of [WithDatadogLayout] cannot name a cell: they show it
@@ -147,8 +152,7 @@
 // that a callback leaves open is shown on its thread until it ends, and on another thread
 // that gets the goroutine later.
 //
-// A span has at most 64 records, one for each set of attributes, user's labels and spans
-// around it. One more retires the oldest: goroutines that still have that one are in no span for
+// A span has at most 64 records, one for each set of attributes and user's labels. One more retires the oldest: goroutines that still have that one are in no span for
 // readers of labels. Without the goroutine record, a goroutine that goes back to a span which it
 // attached with other attributes shows the span's own attributes.
 //

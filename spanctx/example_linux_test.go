@@ -77,7 +77,7 @@ func ExampleWithPublishing() {
 }
 
 func ExampleNewSpanProcessor() {
-	p, err := spanctx.NewSpanProcessor(spanctx.WithGoroutineRecord(false), spanctx.WithGoroutineSlots(true))
+	p, err := spanctx.NewSpanProcessor(spanctx.WithGoroutineRecord(false), spanctx.WithGoroutineTable(true))
 	if err != nil {
 		fmt.Println(err) // the service runs on, unseen
 		return
@@ -94,7 +94,7 @@ func ExampleNewSpanProcessor() {
 	show(span)
 	// Output:
 	// carriers that are off though asked for: <nil>
-	// goroutine_slots: the span: true, proven: true, sampled: true
+	// goroutine_table: the span: true, proven: true, sampled: true
 }
 
 // A worker of a pool shows the span that it works for just now.

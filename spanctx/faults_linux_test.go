@@ -14,14 +14,13 @@ import (
 
 	"github.com/otelctx/otelctx/internal/cells"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
-	"github.com/otelctx/otelctx/internal/testing/seccomp"
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
 // beWithoutMappings publishes spans where no mapping can be found by a name.
 func beWithoutMappings(parent *childproc.Parent) {
-	parent.Must(seccomp.Deny(seccomp.NoMemfd, seccomp.NoNaming))
-	p, err := NewSpanProcessor(WithGoroutineSlots(true))
+	parent.Must(childproc.Deny(childproc.NoMemfd, childproc.NoNaming))
+	p, err := NewSpanProcessor(WithGoroutineTable(true))
 	parent.Must(err)
 	provider := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(p))
 	before := installed()
@@ -37,14 +36,14 @@ func TestWithoutMappings(t *testing.T) {
 	said := childproc.Start(t, roleWithoutMappings, nil).Receive()
 	assert.Contains(t, said, "record true: ")
 	assert.Contains(t, said, "thread slots are off: ")
-	assert.Contains(t, said, "goroutine slots are off: ")
+	assert.Contains(t, said, "goroutine table is off: ")
 	assert.Contains(t, said, "span table is off: ")
 	assert.NotContains(t, said, "goroutine record")
 }
 
 // beWithoutSpanTable publishes spans where the span table cannot be mapped, but all else can.
 func beWithoutSpanTable(parent *childproc.Parent) {
-	parent.Must(seccomp.Deny(seccomp.NoMmap(wire.SpansHeaderSize + cells.Capacity*wire.CellSize)))
+	parent.Must(childproc.Deny(childproc.NoMmap(wire.SpansHeaderSize + cells.Capacity*wire.CellSize)))
 	p, err := NewSpanProcessor()
 	parent.Must(err)
 	parent.Send("%v: %s", p.Carriers(), strings.ReplaceAll(fmt.Sprint(p.Err()), "\n", "; "))
@@ -57,5 +56,5 @@ func TestWithoutSpanTable(t *testing.T) {
 	assert.Contains(t, said, "[goroutine_record]: ")
 	assert.Contains(t, said, "span table is off: ")
 	assert.Contains(t, said, "thread slots are off: ")
-	assert.Contains(t, said, "goroutine slots are off: ")
+	assert.Contains(t, said, "goroutine table is off: ")
 }

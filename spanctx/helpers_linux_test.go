@@ -102,14 +102,9 @@ type service struct {
 	t      testing.TB
 	p      *SpanProcessor
 	tracer trace.Tracer
-	rings  [2]*memory
+	// threads are the thread slots, nil if they are off.
+	threads *memory
 }
-
-// The rings of a service.
-const (
-	threadRing = iota
-	goroutineRing
-)
 
 // serve starts tracing for the length of the test.
 func serve(t testing.TB, opts ...Option) *service {
@@ -137,10 +132,8 @@ func withHeap() Option {
 func observe(t testing.TB, p *SpanProcessor, tp trace.TracerProvider) *service {
 	t.Helper()
 	s := &service{t: t, p: p, tracer: tp.Tracer("test")}
-	for i, r := range []*ring.Ring{p.threads, p.goroutines} {
-		if r != nil {
-			s.rings[i] = &memory{Memory: remotemem.Of(os.Getpid()), info: r.Layout(), cells: p.cells.Address()}
-		}
+	if p.threads != nil {
+		s.threads = &memory{Memory: remotemem.Of(os.Getpid()), info: p.threads.Layout(), cells: p.cells.Address()}
 	}
 	return s
 }
@@ -189,7 +182,8 @@ type cell struct {
 	live, over              bool
 	traceIDHigh, traceIDLow uint64
 	spanID, localRoot, goid uint64
-	enclosing               [3]uint64
+	ancestors               [3]uint64
+	outside                 bool
 	tid                     uint32
 }
 
@@ -207,8 +201,9 @@ func readCell(t testing.TB, table, ref uint64) (c cell) {
 	c.live, c.over = version == ref, version == ref|1
 	c.traceIDHigh, c.traceIDLow, c.spanID = at.Uint64(b[8:]), at.Uint64(b[16:]), at.Uint64(b[24:])
 	c.localRoot, c.goid, c.tid = at.Uint64(b[32:]), at.Uint64(b[40:]), at.Uint32(b[96:])
-	for i := range c.enclosing {
-		c.enclosing[i] = at.Uint64(b[48+8*i:])
+	c.outside = b[73] == 1
+	for i := range c.ancestors {
+		c.ancestors[i] = at.Uint64(b[48+8*i:])
 	}
 	return c
 }
@@ -224,21 +219,23 @@ func nearest(t testing.TB, table uint64, refs [3]uint64) uint64 {
 	return 0
 }
 
-// resolve returns the id of the span that a goroutine's slot shows, as readers find it.
-// That is the cell's span if it is live, else the nearest live one around it.
-func (m *memory) resolve(t testing.TB, s slot, goid uint64) uint64 {
+// resolve returns the id of the span that a goroutine is in which has published the span that a
+// reference names, as readers find it. That is the cell's span if it is live, and then the nearest
+// live ancestor. decided is false if the cell is another span's by now.
+func resolve(t testing.TB, table, ref, goid uint64) (id uint64, decided bool) {
 	t.Helper()
-	if s.spanID == 0 || s.ref == 0 {
-		return s.spanID
-	}
-	c := readCell(t, m.cells, s.ref)
+	c := readCell(t, table, ref)
 	switch {
+	case ref == 0:
+		return 0, true
 	case c.live:
-		return s.spanID
-	case c.over && c.goid == goid:
-		return nearest(t, m.cells, c.enclosing)
+		return c.spanID, true
+	case c.over && c.outside && c.goid == goid:
+		return 0, true
+	case c.over:
+		return nearest(t, table, c.ancestors), true
 	default:
-		return 0
+		return 0, false
 	}
 }
 
@@ -275,16 +272,14 @@ func (m *memory) each(f func(n int, s slot)) error {
 	return nil
 }
 
-// places returns how many slots show a live span, in all rings.
+// places returns how many slots show a live span.
 func (s *service) places(id uint64) (n int) {
-	for _, m := range s.rings {
-		if m != nil {
-			require.NoError(s.t, m.each(func(_ int, at slot) {
-				if at.spanID == id && (m.info.Layout == 1 || readCell(s.t, m.cells, at.ref).live) {
-					n++
-				}
-			}))
-		}
+	if m := s.threads; m != nil {
+		require.NoError(s.t, m.each(func(_ int, at slot) {
+			if at.spanID == id && (m.info.Layout == 1 || readCell(s.t, m.cells, at.ref).live) {
+				n++
+			}
+		}))
 	}
 	return n
 }
@@ -292,14 +287,12 @@ func (s *service) places(id uint64) (n int) {
 // assertNowhere checks that no slot shows a live span, and that no cell has one.
 func (s *service) assertNowhere(t testing.TB) {
 	t.Helper()
-	for i, m := range s.rings {
-		if m != nil {
-			require.NoError(t, m.each(func(n int, at slot) {
-				if m.info.Layout == 1 || readCell(t, m.cells, at.ref).live {
-					assert.Fail(t, "shown", "ring %d, slot %d: %+v", i, n, at)
-				}
-			}))
-		}
+	if m := s.threads; m != nil {
+		require.NoError(t, m.each(func(n int, at slot) {
+			if m.info.Layout == 1 || readCell(t, m.cells, at.ref).live {
+				assert.Fail(t, "shown", "slot %d: %+v", n, at)
+			}
+		}))
 	}
 	s.p.cells.All(func(r cells.Ref) { assert.Fail(t, "live", "cell %d", r.Index()) })
 }
@@ -334,21 +327,56 @@ type shown struct{ thread, goroutine, record uint64 }
 
 func (s *service) shown(t testing.TB) (is shown) {
 	t.Helper()
-	self, tid := goid(), uint64(syscall.Gettid())
-	if m := s.rings[threadRing]; m != nil {
-		if at := m.at(t, tid); m.info.Layout == 1 || at.owner == self && uint64(at.tid) == tid {
-			is.thread = m.resolve(t, at, self)
+	self, tid, table := goid(), uint64(syscall.Gettid()), s.p.cells.Address()
+	if m := s.threads; m != nil {
+		switch at := m.at(t, tid); {
+		case m.info.Layout == 1:
+			is.thread = at.spanID
+		case at.owner == self && uint64(at.tid) == tid && at.spanID != 0:
+			is.thread, _ = resolve(t, table, at.ref, self)
 		}
 	}
-	if m := s.rings[goroutineRing]; m != nil {
-		if at := m.at(t, self); at.owner == self {
-			is.goroutine = m.resolve(t, at, self)
-		}
+	if ref, owned := s.entry(t); owned {
+		is.goroutine, _ = resolve(t, table, ref, self)
 	}
 	if s.p.records {
-		is.record = recorded(t, s.p.cells.Address())
+		is.record = recorded(t, table, self)
 	}
 	return is
+}
+
+// entry returns what the calling goroutine's entry in the goroutine table names, and whether the
+// entry is its own. It goes by the format, which is written out here once more.
+func (s *service) entry(t testing.TB) (ref uint64, owned bool) {
+	t.Helper()
+	if !s.p.tableOn {
+		return 0, false
+	}
+	self := s.p.runtime.Goroutine()
+	var b [16]byte
+	index := self.Goid%8192*8 + self.Goid/8192%8
+	_, err := selfMemory().ReadAt(b[:], int64(s.p.goroutines.Address()+128+16*index))
+	require.NoError(t, err)
+	position, check := binary.LittleEndian.Uint64(b[:]), binary.LittleEndian.Uint64(b[8:])
+	owner := ^(check ^ position*0x9E3779B97F4A7C15)
+	return position &^ 1, owner<<19>>16 == uint64(uintptr(self.G)) && owner>>45 == self.Goid>>16&(1<<19-1)
+}
+
+// current returns what readers that know Go find of the calling goroutine: by its entry, or by its
+// record, or by the slot of its thread.
+func (s *service) current(t testing.TB) uint64 {
+	t.Helper()
+	is := s.shown(t)
+	if ref, owned := s.entry(t); owned {
+		if id, decided := resolve(t, s.p.cells.Address(), ref, goid()); decided {
+			return id
+		}
+		return is.record
+	}
+	if s.p.records {
+		return is.record
+	}
+	return is.thread
 }
 
 // installed returns the record that is installed on the calling goroutine, or nil.
@@ -358,8 +386,8 @@ func installed() *gorecord.Record {
 }
 
 // recorded returns the id of the span that the record behind the calling goroutine's
-// labels shows. If that span is over it is the nearest live one around it.
-func recorded(t testing.TB, table uint64) uint64 {
+// labels shows. If that span has ended, it is the nearest live ancestor.
+func recorded(t testing.TB, table, goid uint64) uint64 {
 	t.Helper()
 	if installed() == nil {
 		return 0
@@ -371,11 +399,14 @@ func recorded(t testing.TB, table uint64) uint64 {
 	if b[24] == 1 {
 		return binary.BigEndian.Uint64(b[16:])
 	}
-	var refs [24]byte
-	_, err = selfMemory().ReadAt(refs[:], labels+int64(gorecord.EnclosingOffset))
+	var lineage [32]byte
+	_, err = selfMemory().ReadAt(lineage[:], labels+int64(gorecord.AncestorsOffset))
 	require.NoError(t, err)
 	at := binary.LittleEndian
-	return nearest(t, table, [3]uint64{at.Uint64(refs[:]), at.Uint64(refs[8:]), at.Uint64(refs[16:])})
+	if at.Uint64(lineage[24:]) == goid {
+		return 0
+	}
+	return nearest(t, table, [3]uint64{at.Uint64(lineage[:]), at.Uint64(lineage[8:]), at.Uint64(lineage[16:])})
 }
 
 // assertShows checks that all carriers show the span, and what belongs to it, for the
@@ -386,32 +417,28 @@ func (s *service) assertShows(t testing.TB, span, localRoot trace.Span) bool {
 		return assert.Equal(t, shown{}, s.shown(t))
 	}
 	want := shown{}
-	if s.rings[threadRing] != nil {
+	if s.threads != nil {
 		want.thread = number(span)
 	}
-	if s.rings[goroutineRing] != nil {
+	if s.p.tableOn {
 		want.goroutine = number(span)
 	}
 	if s.p.records {
 		want.record = number(span)
 	}
 	ok := assert.Equal(t, want, s.shown(t))
-	id := span.SpanContext().TraceID()
-	for i, index := range [2]uint64{uint64(syscall.Gettid()), goid()} {
-		m := s.rings[i]
-		if m == nil {
-			continue
-		}
-		at := m.at(t, index)
-		if at.spanID != number(span) {
-			continue // It shows one inside of it that is over.
-		}
+	if c := readCell(t, s.p.cells.Address(), uint64(s.p.find(trace.ContextWithSpan(context.Background(), span)))); c.live {
+		ok = assert.Equal(t, number(localRoot), c.localRoot, "local root") && ok
+	}
+	m := s.threads
+	if m == nil {
+		return ok
+	}
+	if at := m.at(t, uint64(syscall.Gettid())); at.spanID == number(span) { // else it shows one that has ended
+		id := span.SpanContext().TraceID()
 		ok = assert.Equal(t, binary.BigEndian.Uint64(id[:8]), at.traceIDHigh) && ok
 		ok = assert.Equal(t, binary.BigEndian.Uint64(id[8:]), at.traceIDLow) && ok
 		if m.info.Layout == 2 {
-			c := readCell(t, m.cells, at.ref)
-			ok = assert.Equal(t, []uint64{at.traceIDHigh, at.traceIDLow, at.spanID}, []uint64{c.traceIDHigh, c.traceIDLow, c.spanID}) && ok
-			ok = assert.Equal(t, number(localRoot), c.localRoot, "local root") && ok
 			ok = assert.EqualValues(t, span.SpanContext().TraceFlags(), at.flags, "flags") && ok
 			ok = assert.NotZero(t, at.m) && ok
 		}

@@ -165,7 +165,7 @@ func TestDoWithManyLabels(t *testing.T) {
 				if i == 0 {
 					go func() {
 						for range look {
-							looked <- recorded(t, s.p.cells.Address())
+							looked <- recorded(t, s.p.cells.Address(), goid())
 						}
 						close(looked)
 					}()

@@ -43,8 +43,8 @@ func TestLeaveWhileOthersEnd(t *testing.T) {
 		for i := range spans {
 			ctx, spans[i] = tracer.Start(ctx, "span")
 		}
-		var c caller
-		p.locate(&c)
+		var g goroutine
+		p.locate(&g)
 		var over atomic.Bool
 		go func() {
 			for _, s := range spans {
@@ -53,8 +53,9 @@ func TestLeaveWhileOthersEnd(t *testing.T) {
 			over.Store(true)
 		}()
 		for !over.Load() {
-			at := c.at
-			p.leave(&at, ^cells.Ref(0), c.Goid) // It is in no such span.
+			moved := g
+			p.moveToNearest(&moved)
+			p.cells.Leave(g.position, ^cells.Ref(1), g.Goid) // It is in no such span.
 		}
 	}
 }
@@ -63,7 +64,7 @@ func TestLeaveWhileOthersEnd(t *testing.T) {
 func TestSharedSlot(t *testing.T) {
 	for name, opts := range map[string][]Option{
 		"goroutine slots": {WithCapacity(1), WithGoroutineRecord(false), WithThreadSlots(false)},
-		"thread slots":    {WithCapacity(1), WithGoroutineRecord(false), WithGoroutineSlots(false)},
+		"thread slots":    {WithCapacity(1), WithGoroutineRecord(false), WithGoroutineTable(false)},
 		"everything":      everything(WithCapacity(1)),
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -75,7 +76,8 @@ func TestSharedSlot(t *testing.T) {
 					_, span := s.root()
 					var n cells.Span
 					require.True(t, s.p.cells.Load(s.p.cells.Find(sdkspan.Of(span.SpanContext())), &n))
-					assert.Zero(t, n.Enclosing)
+					assert.Zero(t, n.Before)
+					assert.Zero(t, n.Ancestors)
 					span.End()
 					s.assertShows(t, nil, nil)
 				})
@@ -84,13 +86,11 @@ func TestSharedSlot(t *testing.T) {
 	}
 }
 
-// collide takes the calling goroutine's entry among the positions, and its slot. A goroutine with
-// an id that is equal modulo 65,536 does so when it starts and ends a span.
+// collide takes the calling goroutine's entry. A goroutine with an id that is equal modulo 65,536
+// does so when it starts and ends a span.
 func (s *service) collide() {
-	other := goruntime.Self{Goid: goid() + 1<<16}
 	goruntime.Pin()
-	s.p.positions.Store(other.Goid, 0)
-	s.p.goroutines.Store(other.Goid, new(ring.Span), &other)
+	s.p.goroutines.Store(goid()+1<<16, s.p.runtime.Self().G, 0)
 	goruntime.Unpin()
 }
 
@@ -101,7 +101,7 @@ func TestLostPosition(t *testing.T) {
 		opts    []Option
 		replace bool // the user replaces the labels, or else the record tells the position
 	}{
-		"thread slots": {[]Option{WithGoroutineRecord(false), WithGoroutineSlots(false)}, false},
+		"thread slots": {[]Option{WithGoroutineRecord(false), WithGoroutineTable(false)}, false},
 		"slots":        {[]Option{WithGoroutineRecord(false)}, false},
 		"record":       {nil, false},
 		"user's":       {nil, true},
@@ -139,7 +139,7 @@ func TestLostPosition(t *testing.T) {
 // The local root of an inherited span is known: the record leads to the span's cell.
 func TestLocalRootOfInheritedSpan(t *testing.T) {
 	for name, opts := range map[string][]Option{
-		"record and thread slots": {WithGoroutineSlots(false)}, "everything": everything(),
+		"record and thread slots": {WithGoroutineTable(false)}, "everything": everything(),
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := serve(t, opts...)
@@ -176,8 +176,8 @@ func TestLocalRootOfInheritedSpan(t *testing.T) {
 // A long-lived request is not evicted for spans that goroutines have left open which are gone.
 func TestSpansOfGoroutinesThatAreGone(t *testing.T) {
 	for name, opts := range map[string][]Option{
-		"thread slots": {WithGoroutineRecord(false), WithGoroutineSlots(false)},
-		"record":       {WithThreadSlots(false), WithGoroutineSlots(false)},
+		"thread slots": {WithGoroutineRecord(false), WithGoroutineTable(false)},
+		"record":       {WithThreadSlots(false), WithGoroutineTable(false)},
 		"everything":   everything(),
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -208,12 +208,13 @@ func TestShownAsItEnds(t *testing.T) {
 	apart(func() {
 		ctx, outer := s.root()
 		_, middle := s.start(ctx)
-		var c caller
-		s.p.locateLive(&c) // as the end of a child does
+		var g goroutine
+		s.p.locateLive(&g) // as the end of a child does
 		apart(func() { middle.End() })
-		s.p.show(&c, nil, 0)
-		at := s.rings[goroutineRing].at(t, c.Goid)
-		assert.False(t, at.spanID == 0 && at.ref == 0, "in nothing")
+		s.p.publish(&g, nil, 0)
+		ref, _ := s.entry(t)
+		assert.NotZero(t, ref, "in nothing")
+		assert.Equal(t, number(outer), s.current(t))
 		outer.End()
 	})
 }
@@ -244,7 +245,7 @@ func TestGoroutinesWithoutIDs(t *testing.T) {
 // was in before. The goroutine knows better, and readers see by the cell that the slot is out of
 // date.
 func TestThreadSlotLeftBehind(t *testing.T) {
-	s := serve(t, WithGoroutineRecord(false), WithGoroutineSlots(false))
+	s := serve(t, WithGoroutineRecord(false), WithGoroutineTable(false))
 	find := func(span trace.Span) cells.Ref { return s.p.cells.Find(sdkspan.Of(span.SpanContext())) }
 	onThread := func(ref cells.Ref) bool {
 		return readCell(t, s.p.cells.Address(), uint64(ref)).tid == uint32(syscall.Gettid())
@@ -275,7 +276,7 @@ func TestThreadSlotLeftBehind(t *testing.T) {
 			_, inner := s.start(ctx)
 			var n cells.Span
 			require.True(t, s.p.cells.Load(find(inner), &n))
-			assert.Equal(t, cells.Enclosing{find(outer)}, n.Enclosing)
+			assert.Equal(t, cells.Ancestors{find(outer)}, n.Ancestors)
 			assert.False(t, onThread(find(outer)))
 			inner.End()
 			s.assertShows(t, outer, outer)
@@ -311,7 +312,7 @@ func TestThreadSlotLeftBehind(t *testing.T) {
 			_, inner := s.start(ctx)
 			var n cells.Span
 			require.True(t, s.p.cells.Load(find(inner), &n))
-			assert.Equal(t, cells.Enclosing{find(trace.SpanFromContext(ctx)), find(outer)}, n.Enclosing)
+			assert.Equal(t, cells.Ancestors{find(trace.SpanFromContext(ctx)), find(outer)}, n.Ancestors)
 			inner.End()
 			trace.SpanFromContext(ctx).End()
 			s.assertShows(t, outer, outer)

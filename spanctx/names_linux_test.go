@@ -88,23 +88,18 @@ func (s *service) assertNames(t testing.TB, span trace.Span, name, endpoint stri
 	t.Helper()
 	assertRead(t, span, name, endpoint)
 	want := [2]string{name, endpoint}
-	for i, index := range [2]uint64{uint64(syscall.Gettid()), goid()} {
-		if m := s.rings[i]; m != nil {
-			at := m.at(t, index)
-			require.Equal(t, number(span), at.spanID)
-			var cell [128]byte
-			_, err := remotemem.Of(os.Getpid()).ReadAt(cell[:], int64(s.p.cells.Address()+128+128*(at.ref>>1&(1<<19-1))))
-			require.NoError(t, err)
-			assert.Equal(t, want, namesOf(t, s.p, cell[0x68:]), "ring %d", i)
-		}
-	}
+	ref := uint64(s.p.find(trace.ContextWithSpan(context.Background(), span)))
+	var cell [128]byte
+	_, err := remotemem.Of(os.Getpid()).ReadAt(cell[:], int64(s.p.cells.Address()+128+128*(ref>>1&(1<<19-1))))
+	require.NoError(t, err)
+	assert.Equal(t, want, namesOf(t, s.p, cell[0x68:]), "cell")
 	if !s.p.records {
 		return
 	}
-	require.Equal(t, number(span), recorded(t, s.p.cells.Address()))
+	require.Equal(t, number(span), recorded(t, s.p.cells.Address(), goid()))
 	r := uint64(uintptr(unsafe.Pointer(installed())))
 	var numbers [4]byte
-	_, err := remotemem.Of(os.Getpid()).ReadAt(numbers[:], int64(r+advertised(t, s.p, "threadlocal.go.record_names_offset")))
+	_, err = remotemem.Of(os.Getpid()).ReadAt(numbers[:], int64(r+advertised(t, s.p, "threadlocal.go.record_names_offset")))
 	require.NoError(t, err)
 	assert.Equal(t, want, namesOf(t, s.p, numbers[:]), "record")
 	labels := map[string]string{}

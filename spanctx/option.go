@@ -31,7 +31,7 @@ func (f optionFunc) apply(c config) config {
 }
 
 type config struct {
-	threadSlots, goroutineSlots, goroutineRecord bool
+	threadSlots, goroutineTable, goroutineRecord bool
 
 	names    bool
 	layout1  bool
@@ -77,7 +77,7 @@ func (c config) ownKeys(keys []attribute.Key) []attribute.Key {
 }
 
 // noCarrier reports whether none is asked for.
-func (c config) noCarrier() bool { return !c.threadSlots && !c.goroutineSlots && !c.goroutineRecord }
+func (c config) noCarrier() bool { return !c.threadSlots && !c.goroutineTable && !c.goroutineRecord }
 
 func (c config) check() error {
 	if c.labels < LabelsUntilEnd || c.labels > LabelsHidden {
@@ -90,21 +90,21 @@ func (c config) check() error {
 const (
 	// CarrierThreadSlots are the slots that are found by thread id.
 	CarrierThreadSlots = "thread_slots"
-	// CarrierGoroutineSlots are the slots that are found by goroutine id.
-	CarrierGoroutineSlots = "goroutine_slots"
+	// CarrierGoroutineTable is the table that has an entry for each goroutine.
+	CarrierGoroutineTable = "goroutine_table"
 	// CarrierGoroutineRecord is the record behind a goroutine's profiler labels.
 	CarrierGoroutineRecord = "goroutine_record"
 )
 
 // allCarriers are the names of all carriers.
-var allCarriers = []string{CarrierThreadSlots, CarrierGoroutineSlots, CarrierGoroutineRecord}
+var allCarriers = []string{CarrierThreadSlots, CarrierGoroutineTable, CarrierGoroutineRecord}
 
 // fromEnvironment is c with what an operator asks for: the carriers, or all of them, and
 // all else for which there is an environment variable.
 func (c config) fromEnvironment() config {
 	for _, name := range environment.SpanCarriers.Members(allCarriers...) {
 		c.threadSlots = c.threadSlots || name == CarrierThreadSlots
-		c.goroutineSlots = c.goroutineSlots || name == CarrierGoroutineSlots
+		c.goroutineTable = c.goroutineTable || name == CarrierGoroutineTable
 		c.goroutineRecord = c.goroutineRecord || name == CarrierGoroutineRecord
 	}
 	c.names = environment.SpanNames.Bool()
@@ -140,7 +140,7 @@ func (c config) differs(other config) error {
 		same bool
 	}{
 		{"WithThreadSlots", c.threadSlots == other.threadSlots},
-		{"WithGoroutineSlots", c.goroutineSlots == other.goroutineSlots},
+		{"WithGoroutineTable", c.goroutineTable == other.goroutineTable},
 		{"WithGoroutineRecord", c.goroutineRecord == other.goroutineRecord},
 		{"WithSpanNames", c.names == other.names},
 		{"WithDatadogLayout", c.layout1 == other.layout1},
@@ -170,9 +170,10 @@ func WithThreadSlots(on bool) Option {
 	return optionFunc(func(c *config) { c.threadSlots = on })
 }
 
-// WithGoroutineSlots turns the goroutine slots on, which is the default, or off.
-func WithGoroutineSlots(on bool) Option {
-	return optionFunc(func(c *config) { c.goroutineSlots = on })
+// WithGoroutineTable advertises the goroutine table, which is the default, or does not. Publishing
+// needs the table in any case.
+func WithGoroutineTable(on bool) Option {
+	return optionFunc(func(c *config) { c.goroutineTable = on })
 }
 
 // WithGoroutineRecord turns the goroutine record on, which is the default, or off.

@@ -28,8 +28,8 @@ type outside struct {
 	memory remotemem.Memory
 	// ad is what is advertised.
 	ad map[string]*commonpb.AnyValue
-	// rings are nil where they are not advertised.
-	rings [2]*ringbuf.View
+	// threads are the thread slots, nil if they are not advertised.
+	threads *ringbuf.View
 }
 
 // lookAt opens a process that publishes a context, for the length of the test.
@@ -46,7 +46,7 @@ func lookAt(t testing.TB, pid int) *outside {
 // look reads what is advertised now.
 func (o *outside) look(t testing.TB) {
 	t.Helper()
-	o.ad, o.rings = make(map[string]*commonpb.AnyValue), [2]*ringbuf.View{}
+	o.ad, o.threads = make(map[string]*commonpb.AnyValue), nil
 	pc, err := o.ProcessContext(t.Context())
 	require.NoError(t, err)
 	for _, kv := range pc.Message.GetAttributes() {
@@ -58,14 +58,11 @@ func (o *outside) look(t testing.TB) {
 	carriers, err := o.Carriers(t.Context())
 	require.NoError(t, err)
 	for _, c := range carriers {
-		if c.Kind == reader.GoroutineRecord || c.Source != reader.Advertised {
+		if c.Kind != reader.ThreadSlots || c.Source != reader.Advertised {
 			continue
 		}
-		if c.Kind == reader.ThreadSlots {
-			require.NoError(t, c.Err)
-		}
-		ring := map[reader.CarrierKind]int{reader.ThreadSlots: threadRing, reader.GoroutineSlots: goroutineRing}[c.Kind]
-		o.rings[ring], err = ringbuf.NewView(o.memory, c.Ring, nil)
+		require.NoError(t, c.Err)
+		o.threads, err = ringbuf.NewView(o.memory, c.Ring, nil)
 		require.NoError(t, err)
 	}
 }
@@ -100,23 +97,20 @@ func (o *outside) live(t testing.TB, ref uint64) bool {
 	return ref != 0 && o.word(t, table+o.integer(t, "threadlocal.spans.cell_size")*(ref>>1&(1<<19-1))) == ref
 }
 
-// scan reads all slots of a ring by one system call.
+// scan reads all thread slots by one system call.
 type scan struct {
 	memory remotemem.Memory
 	looks  []*ringbuf.Look
 	parts  []ringbuf.Part
 }
 
-// scans returns one for each ring.
-func (o *outside) scans() (all [2]*scan) {
-	for i, view := range o.rings {
-		all[i] = &scan{memory: o.memory}
-		for n := range uint64(view.Info().Capacity) {
-			l := view.NewLook()
-			l.Aim(n)
-			all[i].looks = append(all[i].looks, l)
-			all[i].parts = append(append(all[i].parts, l.Before()...), l.After()...)
-		}
+func (o *outside) scan() *scan {
+	all := &scan{memory: o.memory}
+	for n := range uint64(o.threads.Info().Capacity) {
+		l := o.threads.NewLook()
+		l.Aim(n)
+		all.looks = append(all.looks, l)
+		all.parts = append(append(all.parts, l.Before()...), l.After()...)
 	}
 	return all
 }

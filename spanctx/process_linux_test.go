@@ -120,15 +120,11 @@ func idOf(traceID [16]byte, spanID [8]byte) (id, error) {
 	return i, nil
 }
 
-// idOfSlot is idOf for what slots show, in a ring, as their number says.
-func idOfSlot(ring int, number uint64, capacity int, s *ringbuf.Slot) (id, error) {
+// idOfSlot is idOf for what a slot with a number shows.
+func idOfSlot(number uint64, capacity int, s *ringbuf.Slot) (id, error) {
 	i, err := idOf(s.TraceID, s.SpanID)
-	index := uint64(s.TID)
-	if ring == goroutineRing {
-		index = s.Owner
-	}
 	if err != nil || s.TraceFlags != byte(trace.FlagsSampled) ||
-		index%uint64(capacity) != number || s.Owner == 0 || s.TID == 0 || s.M == 0 {
+		uint64(s.TID)%uint64(capacity) != number || s.Owner == 0 || s.TID == 0 || s.M == 0 {
 		return i, fmt.Errorf("slot %d: %+v", number, *s)
 	}
 	return i, nil
@@ -300,7 +296,7 @@ func TestEndedIsShownToNoProcess(t *testing.T) {
 	require.NoError(t, err)
 	o := lookAt(t, c.PID())
 	goidAt := o.integer(t, "threadlocal.go.g_goid_offset")
-	scans := o.scans()
+	scan := o.scan()
 
 	const perRound = lockstepWorkers * kinds
 	rounds := uint64(testenv.Rounds(100, 1000))
@@ -314,15 +310,13 @@ func TestEndedIsShownToNoProcess(t *testing.T) {
 				t.Fatalf("%s: %+v is shown after round %d", where, i, round)
 			}
 		}
-		for ring, scan := range scans {
-			scan.settled(t, func(n uint64, s *ringbuf.Slot) {
-				if s.ShowsSpan() && o.live(t, s.Ref) {
-					i, err := idOfSlot(ring, n, lockstepCapacity, s)
-					check("slot", i, err)
-					bySlot++
-				}
-			})
-		}
+		scan.settled(t, func(n uint64, s *ringbuf.Slot) {
+			if s.ShowsSpan() && o.live(t, s.Ref) {
+				i, err := idOfSlot(n, lockstepCapacity, s)
+				check("slot", i, err)
+				bySlot++
+			}
+		})
 		spans, err := o.Spans(t.Context())
 		require.NoError(t, err)
 		require.Len(t, spans, lockstepWorkers)
@@ -471,7 +465,7 @@ func TestSlotsUnderFire(t *testing.T) {
 	}
 	want := testenv.Rounds(10_000, long(1_000_000))
 	var accepted, busy, empty, looks int
-	scans := o.scans()
+	scan := o.scan()
 	shown := make(map[int]bool)
 	for accepted < want {
 		if looks%8 == 0 { // it is the longest of reads
@@ -479,30 +473,28 @@ func TestSlotsUnderFire(t *testing.T) {
 			require.NoError(t, err)
 		}
 		looks++
-		for ring, scan := range scans {
-			scan.read(t, func(n uint64, s *ringbuf.Slot, err error) {
-				if errors.Is(err, ringbuf.ErrBusy) {
-					busy++
-					return
-				}
-				require.NoError(t, err)
-				if !s.ShowsSpan() || !o.live(t, s.Ref) {
-					empty++
-					return
-				}
-				accepted++
-				i, err := idOfSlot(ring, n, hammerCapacity, s)
-				require.NoError(t, err, "torn: ring %d", ring)
-				shown[i.worker] = true
-				require.Less(t, i.worker, crew)
-				if over := tell(i.worker, i.kind-1); i.round <= over {
-					t.Fatalf("%+v is shown after its end, by ring %d, slot %d: over are those up to %d", i, ring, n, over)
-				}
-				if goid := tell(i.worker, kinds); goid != 0 && goid != s.Owner {
-					t.Fatalf("%+v is shown as goroutine %d's, not %d's", i, s.Owner, goid)
-				}
-			})
-		}
+		scan.read(t, func(n uint64, s *ringbuf.Slot, err error) {
+			if errors.Is(err, ringbuf.ErrBusy) {
+				busy++
+				return
+			}
+			require.NoError(t, err)
+			if !s.ShowsSpan() || !o.live(t, s.Ref) {
+				empty++
+				return
+			}
+			accepted++
+			i, err := idOfSlot(n, hammerCapacity, s)
+			require.NoError(t, err, "torn")
+			shown[i.worker] = true
+			require.Less(t, i.worker, crew)
+			if over := tell(i.worker, i.kind-1); i.round <= over {
+				t.Fatalf("%+v is shown after its end, by slot %d: over are those up to %d", i, n, over)
+			}
+			if goid := tell(i.worker, kinds); goid != 0 && goid != s.Owner {
+				t.Fatalf("%+v is shown as goroutine %d's, not %d's", i, s.Owner, goid)
+			}
+		})
 	}
 	require.Equal(t, "stopped", c.Ask("stop"))
 	_, err = o.memory.ReadAt(told, int64(at))
@@ -513,11 +505,9 @@ func TestSlotsUnderFire(t *testing.T) {
 			spans += tell(w, kind)
 		}
 	}
-	for ring, scan := range scans {
-		scan.settled(t, func(n uint64, s *ringbuf.Slot) {
-			require.False(t, s.ShowsSpan() && o.live(t, s.Ref), "ring %d, slot %d: all are over", ring, n)
-		})
-	}
+	scan.settled(t, func(n uint64, s *ringbuf.Slot) {
+		require.False(t, s.ShowsSpan() && o.live(t, s.Ref), "slot %d: all are over", n)
+	})
 	t.Logf("%d spans of %d goroutines; %d reads accepted with a span of %d of these, %d without, %d busy, in %d looks at all",
 		spans, crew, accepted, len(shown), empty, busy, looks)
 	assert.Greater(t, len(shown), 10)

@@ -18,6 +18,7 @@ import (
 	"github.com/otelctx/otelctx/internal/cells"
 	"github.com/otelctx/otelctx/internal/environment"
 	"github.com/otelctx/otelctx/internal/gorecord"
+	"github.com/otelctx/otelctx/internal/goroutines"
 	"github.com/otelctx/otelctx/internal/goruntime"
 	"github.com/otelctx/otelctx/internal/names"
 	"github.com/otelctx/otelctx/internal/ring"
@@ -38,11 +39,13 @@ type SpanProcessor struct {
 	cells *cells.Table
 	// listed is whether other processes find the cells, namesListed whether they find names.
 	listed, namesListed bool
-	known               known
-	positions           *ring.Positions
-	// threads and goroutines are nil where those slots are off.
-	threads, goroutines *ring.Ring
-	records             bool
+	data                liveSpanData
+	// threads is nil where the thread slots are off.
+	threads *ring.Ring
+	// goroutines has what each goroutine is in. tableOn is whether other processes find it.
+	goroutines *goroutines.Table
+	tableOn    bool
+	records    bool
 	// names are those of spans; nil if they are not published.
 	names   *names.Table
 	profile ownProfile
@@ -115,14 +118,14 @@ func build(c config) (_ *SpanProcessor, refusedKeys int, err error) {
 	if c.runtime == nil {
 		c.runtime = goruntime.Calibrate()
 	}
-	p := &SpanProcessor{config: c, positions: ring.NewPositions(), users: 1}
+	p := &SpanProcessor{config: c, users: 1}
 	keys, refusedKeys := p.keys.Load().Append(c.keys...)
 	p.keys.Store(keys)
 	p.cells, err = cells.New(cells.Options{Spare: p.isShown, Evict: p.evict, Heap: c.heap})
 	p.off("span table is", err)
 	p.listed = err == nil
 	p.openCarriers()
-	if p.threads == nil && p.goroutines == nil && !p.records {
+	if p.threads == nil && !p.tableOn && !p.records {
 		return nil, 0, errors.Join(fmt.Errorf("no carrier is on: %w", p.refused), p.closeMemory())
 	}
 	if c.names {
@@ -130,7 +133,7 @@ func build(c config) (_ *SpanProcessor, refusedKeys int, err error) {
 		p.off("names for other processes are", err)
 		p.namesListed = err == nil
 	}
-	p.known = newKnown(p.records)
+	p.data = newLiveSpanData(p.records)
 	if err := resourcepublisher.SetAttributes(p.advertisement()...); err != nil {
 		return nil, 0, errors.Join(err, p.closeMemory())
 	}
@@ -141,40 +144,45 @@ func build(c config) (_ *SpanProcessor, refusedKeys int, err error) {
 // openCarriers turns on the carriers that are asked for. A carrier is off if this Go runtime
 // does not allow for it, or the kernel gives it no memory. The others are on all the same.
 func (p *SpanProcessor) openCarriers() {
-	var err error
 	c := p.config
+	var noSpanTable error
 	if !p.listed {
-		// Slots go on naming spans that are over, and only the table tells.
-		err = errors.New("there is no span table")
-		if c.goroutineSlots {
-			c.goroutineSlots = false
-			p.off("goroutine slots are", err)
-		}
-		if c.threadSlots && !c.layout1 {
-			c.threadSlots = false
-			p.off("thread slots are", err)
-		}
+		// Slots and entries go on naming spans that have ended, and only the span table tells.
+		noSpanTable = errors.New("there is no span table")
 	}
-	at := ring.Config{Layout: wire.RingLayout2, Capacity: c.capacity, AttributeSpace: c.space, Heap: c.heap}
-	if c.goroutineSlots {
-		if _, err = c.runtime.Offset(goruntime.GGoid); err == nil {
-			at.Index = wire.RingByGoroutine
-			p.goroutines, err = ring.New(at)
-		}
-		p.off("goroutine slots are", err)
-	}
+	p.openGoroutineTable(c.goroutineTable, noSpanTable)
 	if c.threadSlots {
-		at.Index = wire.RingByThread
-		if c.layout1 {
-			at.Layout, at.AttributeSpace = wire.RingLayout1, 0
+		err := noSpanTable
+		if r := (ring.Config{Layout: wire.RingLayout2, Capacity: c.capacity, AttributeSpace: c.space, Heap: c.heap}); c.layout1 {
+			r.Layout, r.AttributeSpace = wire.RingLayout1, 0
+			p.threads, err = ring.New(r)
+		} else if err == nil {
+			p.threads, err = ring.New(r)
 		}
-		p.threads, err = ring.New(at)
 		p.off("thread slots are", err)
 	}
 	if c.goroutineRecord {
-		err = gorecord.Available(c.runtime)
+		err := gorecord.Available(c.runtime)
 		p.records = err == nil
 		p.off("goroutine record is", err)
+	}
+}
+
+// openGoroutineTable makes the goroutine table. This package needs it in any case; other processes
+// find it if it is asked for, and noSpanTable is nil.
+func (p *SpanProcessor) openGoroutineTable(asked bool, noSpanTable error) {
+	err := noSpanTable
+	if _, unknown := p.config.runtime.Offset(goruntime.GGoid); err == nil {
+		err = unknown
+	}
+	private := p.config.heap || !asked || err != nil
+	var mapErr error
+	if p.goroutines, mapErr = goroutines.New(private); err == nil {
+		err = mapErr
+	}
+	if asked {
+		p.tableOn = err == nil
+		p.off("goroutine table is", err)
 	}
 }
 
@@ -185,7 +193,7 @@ func (p *SpanProcessor) off(carrier string, reason error) {
 	}
 }
 
-// Carriers returns the names of the carriers that are on: thread_slots, goroutine_slots,
+// Carriers returns the names of the carriers that are on: thread_slots, goroutine_table,
 // goroutine_record. [SpanProcessor.Err] says why others are not.
 func (p *SpanProcessor) Carriers() (names []string) {
 	if p == nil {
@@ -194,7 +202,7 @@ func (p *SpanProcessor) Carriers() (names []string) {
 	for _, c := range []struct {
 		on   bool
 		name string
-	}{{p.threads != nil, CarrierThreadSlots}, {p.goroutines != nil, CarrierGoroutineSlots}, {p.records, CarrierGoroutineRecord}} {
+	}{{p.threads != nil, CarrierThreadSlots}, {p.tableOn, CarrierGoroutineTable}, {p.records, CarrierGoroutineRecord}} {
 		if c.on {
 			names = append(names, c.name)
 		}
@@ -365,7 +373,7 @@ func (p *SpanProcessor) Shutdown(context.Context) error {
 	return p.shutdownErr
 }
 
-// closeMemory has readers not find the rings and the cells any more.
+// closeMemory withdraws the memory that readers find.
 func (p *SpanProcessor) closeMemory() error {
-	return errors.Join(p.cells.Close(), p.names.Close(), p.threads.Close(), p.goroutines.Close())
+	return errors.Join(p.cells.Close(), p.names.Close(), p.goroutines.Close(), p.threads.Close())
 }

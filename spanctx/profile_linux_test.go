@@ -226,7 +226,7 @@ func TestProfiles(t *testing.T) {
 			assert.Empty(t, missing())
 			assert.NotEmpty(t, cpu)
 			assert.NotEmpty(t, goroutines)
-			assert.Zero(t, recorded(t, f.p.cells.Address()))
+			assert.Zero(t, recorded(t, f.p.cells.Address(), goid()))
 		})
 	}
 }

@@ -20,7 +20,7 @@ type ownProfile struct{ asked, until atomic.Uint64 }
 const (
 	// askEvery is how often the kernel is asked, which takes a few hundred nanoseconds.
 	// The first sample of a profile comes some milliseconds after its start.
-	askEvery = uint64(200 * time.Microsecond)
+	askEvery = uint64(5 * time.Millisecond)
 	// writing is how long a profile may take to be written once it has been stopped.
 	writing = uint64(3 * time.Second)
 )

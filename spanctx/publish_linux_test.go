@@ -36,13 +36,13 @@ func TestCarriers(t *testing.T) {
 		mapping                   string
 	}{
 		"default":        {nil, true, true, true, 2, 65536, "OTELCTX_SLOTS"},
-		"thread slots":   {[]Option{WithGoroutineRecord(false), WithGoroutineSlots(false)}, true, false, false, 2, 65536, "OTELCTX_SLOTS"},
-		"record":         {[]Option{WithThreadSlots(false), WithGoroutineSlots(false)}, false, false, true, 0, 0, ""},
+		"thread slots":   {[]Option{WithGoroutineRecord(false), WithGoroutineTable(false)}, true, false, false, 2, 65536, "OTELCTX_SLOTS"},
+		"record":         {[]Option{WithThreadSlots(false), WithGoroutineTable(false)}, false, false, true, 0, 0, ""},
 		"goroutine only": {[]Option{WithThreadSlots(false), WithGoroutineRecord(false)}, false, true, false, 0, 0, ""},
 		"capacity":       {[]Option{WithCapacity(16)}, true, true, true, 2, 16, "OTELCTX_SLOTS"},
 		"layout 1":       {[]Option{WithDatadogLayout()}, true, true, true, 1, 65536, "DD_OTEL_CTX"},
 		"last counts": {
-			[]Option{WithThreadSlots(false), WithThreadSlots(true), WithGoroutineSlots(true), WithGoroutineSlots(false)},
+			[]Option{WithThreadSlots(false), WithThreadSlots(true), WithGoroutineTable(true), WithGoroutineTable(false)},
 			true, false, true, 2, 65536, "OTELCTX_SLOTS",
 		},
 	} {
@@ -50,7 +50,7 @@ func TestCarriers(t *testing.T) {
 			s := serve(t, tt.opts...)
 			require.NoError(t, s.p.Err())
 			assert.Equal(t, tt.thread, s.p.threads != nil)
-			assert.Equal(t, tt.goroutine, s.p.goroutines != nil)
+			assert.Equal(t, tt.goroutine, s.p.tableOn)
 			assert.Equal(t, tt.record, s.p.records)
 			if tt.thread {
 				info := s.p.threads.Layout()
@@ -58,11 +58,9 @@ func TestCarriers(t *testing.T) {
 				assert.Equal(t, tt.capacity, info.Capacity)
 				assert.Equal(t, tt.mapping, info.Name)
 			}
-			if tt.goroutine {
-				info := s.p.goroutines.Layout()
-				assert.Equal(t, 2, info.Layout)
-				assert.Equal(t, "OTELCTX_GSLOTS", info.Name)
-			}
+			maps, err := os.ReadFile("/proc/self/maps")
+			require.NoError(t, err)
+			assert.Equal(t, tt.goroutine, strings.Contains(string(maps), "OTELCTX_GOROUTINES"))
 			apart(func() {
 				ctx, a := s.root()
 				s.assertShows(t, a, a)
@@ -80,7 +78,7 @@ func TestCarriers(t *testing.T) {
 }
 
 func TestNoCarrier(t *testing.T) {
-	p, err := NewSpanProcessor(WithThreadSlots(false), WithGoroutineSlots(false), WithGoroutineRecord(false))
+	p, err := NewSpanProcessor(WithThreadSlots(false), WithGoroutineTable(false), WithGoroutineRecord(false))
 	assert.Nil(t, p)
 	assert.ErrorContains(t, err, "publish active spans: no carrier is on")
 
@@ -116,8 +114,8 @@ func TestRefusedCalibration(t *testing.T) {
 		goroutine, record bool
 		reasons           []string
 	}{
-		"everything":    {nil, false, false, []string{"goroutine slots are off", "goroutine record is off", "g.goid", "g.labels"}},
-		"goid":          {[]goruntime.Fact{goruntime.GGoid}, false, true, []string{"goroutine slots are off", "g.goid"}},
+		"everything":    {nil, false, false, []string{"goroutine table is off", "goroutine record is off", "g.goid", "g.labels"}},
+		"goid":          {[]goruntime.Fact{goruntime.GGoid}, false, true, []string{"goroutine table is off", "g.goid"}},
 		"g.m":           {[]goruntime.Fact{goruntime.GM}, true, true, nil},
 		"labels":        {[]goruntime.Fact{goruntime.GLabels}, true, false, []string{"goroutine record is off", "g.labels"}},
 		"label list":    {[]goruntime.Fact{goruntime.LabelList}, true, false, []string{"goroutine record is off", "labelMap.list"}},
@@ -133,15 +131,15 @@ func TestRefusedCalibration(t *testing.T) {
 			for _, reason := range tt.reasons {
 				assert.ErrorContains(t, s.p.Err(), reason)
 			}
-			assert.Equal(t, tt.goroutine, s.p.goroutines != nil)
+			assert.Equal(t, tt.goroutine, s.p.tableOn)
 			assert.Equal(t, tt.record, s.p.records)
 			apart(func() {
 				at := func(want uint64) {
 					t.Helper()
 					is := s.shown(t)
-					require.NotNil(t, s.rings[threadRing])
+					require.NotNil(t, s.threads)
 					var ids []uint64
-					require.NoError(t, s.rings[threadRing].each(func(_ int, at slot) {
+					require.NoError(t, s.threads.each(func(_ int, at slot) {
 						if readCell(t, s.p.cells.Address(), at.ref).live {
 							ids = append(ids, at.spanID)
 						}
@@ -234,9 +232,9 @@ func TestWithPublishing(t *testing.T) {
 		apart(func() {
 			for _, tp := range tps {
 				_, span := tp.Tracer("").Start(context.Background(), "span")
-				assert.Equal(t, number(span), recorded(t, p.cells.Address()))
+				assert.Equal(t, number(span), recorded(t, p.cells.Address(), goid()))
 				span.End()
-				assert.Zero(t, recorded(t, p.cells.Address()))
+				assert.Zero(t, recorded(t, p.cells.Address(), goid()))
 			}
 		})
 	}
@@ -301,7 +299,7 @@ func TestInvalidAttributeKeyOfEnvironment(t *testing.T) {
 
 // Operators turn publishing off and choose carriers; options override what they say.
 func TestEnvironment(t *testing.T) {
-	all := []string{CarrierThreadSlots, CarrierGoroutineSlots, CarrierGoroutineRecord}
+	all := []string{CarrierThreadSlots, CarrierGoroutineTable, CarrierGoroutineRecord}
 	for name, tt := range map[string]struct {
 		disabled, carriers string
 		opts               []Option
@@ -314,16 +312,16 @@ func TestEnvironment(t *testing.T) {
 		"overridden":       {"1", "", []Option{WithEnabled(true)}, all, ""},
 		"off by an option": {"", "", []Option{WithEnabled(false)}, nil, ""},
 		"neither":          {"maybe", "", nil, all, `OTELCTX_SPANS_DISABLED="maybe" is not valid: want true, false; taken as not set`},
-		"one carrier":      {"", "goroutine_slots", nil, all[1:2], ""},
+		"one carrier":      {"", "goroutine_table", nil, all[1:2], ""},
 		"two carriers":     {"", " goroutine_record , thread_slots", nil, []string{all[0], all[2]}, ""},
 		"and an option":    {"", "thread_slots", []Option{WithThreadSlots(false), WithGoroutineRecord(true)}, all[2:], ""},
-		"unknown carrier":  {"", "thread_slots,labels", nil, all[:1], `OTELCTX_SPAN_CARRIERS: "labels" is none of thread_slots, goroutine_slots, goroutine_record, or none`},
-		"unknown alone":    {"", "threads", nil, all, `OTELCTX_SPAN_CARRIERS: "threads" is none of thread_slots, goroutine_slots, goroutine_record, or none`},
+		"unknown carrier":  {"", "thread_slots,labels", nil, all[:1], `OTELCTX_SPAN_CARRIERS: "labels" is none of thread_slots, goroutine_table, goroutine_record, or none`},
+		"unknown alone":    {"", "threads", nil, all, `OTELCTX_SPAN_CARRIERS: "threads" is none of thread_slots, goroutine_table, goroutine_record, or none`},
 		"none":             {"", "none", nil, nil, ""},
-		"none but one":     {"", "none", []Option{WithGoroutineSlots(true)}, all[1:2], ""},
+		"none but one":     {"", "none", []Option{WithGoroutineTable(true)}, all[1:2], ""},
 		"none by options": {
 			"", "",
-			[]Option{WithThreadSlots(false), WithGoroutineSlots(false), WithGoroutineRecord(false)},
+			[]Option{WithThreadSlots(false), WithGoroutineTable(false), WithGoroutineRecord(false)},
 			nil,
 			"publish active spans: no carrier is on",
 		},
@@ -414,7 +412,7 @@ func TestSharingWithoutOptionsIsSilent(t *testing.T) {
 	require.NoError(t, tp.Shutdown(context.Background()))
 	apart(func() {
 		_, span := tp2.Tracer("").Start(context.Background(), "span")
-		assert.Equal(t, number(span), recorded(t, p.cells.Address()), "it goes on for the second provider")
+		assert.Equal(t, number(span), recorded(t, p.cells.Address(), goid()), "it goes on for the second provider")
 		span.End()
 	})
 	require.NoError(t, tp2.Shutdown(context.Background()))
@@ -466,7 +464,7 @@ func TestShutdown(t *testing.T) {
 		step := make(chan struct{})
 		go apart(func() {
 			at := Attach(ctx)
-			assert.Equal(t, number(a), recorded(t, p.cells.Address()))
+			assert.Equal(t, number(a), recorded(t, p.cells.Address(), goid()))
 			step <- struct{}{}
 			<-step
 			assertNoRecord(t)
@@ -543,10 +541,8 @@ func TestShutdownUnderLoad(t *testing.T) {
 		require.NoError(t, p.Shutdown(context.Background()))
 		stop.Store(true)
 		all.Wait()
-		for _, r := range []*ring.Ring{p.threads, p.goroutines} {
-			m := &memory{info: r.Layout(), Memory: selfMemory()}
-			require.NoError(t, m.each(func(int, slot) {}), "late writers still have somewhere to write")
-		}
+		m := &memory{info: p.threads.Layout(), Memory: selfMemory()}
+		require.NoError(t, m.each(func(int, slot) {}), "late writers still have somewhere to write")
 		maps, err := os.ReadFile("/proc/self/maps")
 		require.NoError(t, err)
 		assert.NotContains(t, string(maps), "OTELCTX_")

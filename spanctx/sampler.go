@@ -8,7 +8,7 @@ import (
 
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 
-	"github.com/otelctx/otelctx/internal/sdksampler"
+	"github.com/otelctx/otelctx/internal/sdkspan"
 )
 
 // RecordUnsampled returns a sampler that decides as s does, but records what s drops,
@@ -23,7 +23,7 @@ import (
 // OTEL_TRACES_SAMPLER and OTEL_TRACES_SAMPLER_ARG choose.
 func RecordUnsampled(s sdktrace.Sampler) sdktrace.Sampler {
 	if s == nil {
-		s = sdksampler.Default()
+		s = sdkspan.DefaultSampler()
 	}
 	return recordUnsampled{s}
 }

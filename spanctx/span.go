@@ -5,7 +5,6 @@ package spanctx
 
 import (
 	"context"
-	"sync/atomic"
 
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 
@@ -15,255 +14,264 @@ import (
 	"github.com/otelctx/otelctx/internal/invariants"
 	"github.com/otelctx/otelctx/internal/ring"
 	"github.com/otelctx/otelctx/internal/sdkspan"
+	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// Every live span has a cell. What shows the span on a goroutine names the cell: the
-// goroutine's slot, the slot of its thread, and the record behind its labels. A position is
-// the same for this package: what a goroutine is in.
+// Every live span has a cell. Everything that publishes the span for a goroutine names the cell:
+// the goroutine's entry in the goroutine table, the record behind its labels, and the slot of its
+// thread.
 //
-// OnStart goes one step inwards, OnEnd one step outwards, and Attach anywhere. Each finds
-// out the position of the calling goroutine, and shows another one.
+// Start, End and Attach do the same in this order: locate finds out what the calling goroutine is
+// in, they work out what it is in from now on, and publish publishes that.
 
-// position is a span that a goroutine is in, and what it is in around that.
-type position struct {
-	// ref is 0 if the goroutine is in no span.
-	ref cells.Ref
-	// record is the span's as it is shown on this goroutine; nil if there is none at hand.
-	record *gorecord.Record
-	// enclosing are the known spans around that of ref, innermost first.
-	enclosing cells.Enclosing
-}
-
-// inside returns what is around a span that starts at a position.
-func (at *position) inside() cells.Enclosing {
-	return cells.Enclosing{at.ref, at.enclosing[0], at.enclosing[1]}
-}
-
-// caller is the calling goroutine, and its position.
-type caller struct {
+// goroutine is the calling goroutine, and what it is in.
+type goroutine struct {
 	goruntime.Self
 
-	at position
-	// from is the span that it was shown in last, which may be over.
-	from cells.Ref
-	// lost is true if nothing tells what the goroutine was shown in last. It was shown in nothing
-	// so far, or another goroutine has its entry among the positions.
-	lost bool
-	// user are the user's labels. installed is the record that is over them, or nil.
+	// position is the span that the goroutine is in. record is that span's as it is published on
+	// this goroutine, nil if there is none at hand.
+	position wire.Position
+	record   *gorecord.Record
+	// published is the span that the goroutine published last. It may have ended.
+	published cells.Ref
+	// unknown is true if nothing tells what the goroutine is in, although its id is known: it has
+	// published nothing so far, or another goroutine has its entry, and there is no record.
+	unknown bool
+	// user are the user's labels. installed is the record that is installed over them, or nil.
 	user      gorecord.UserLabels
 	installed *gorecord.Record
 }
 
-// at sets a position to a span without its record. If goroutine goid has started the span,
-// the cell names the spans around it.
-func (p *SpanProcessor) at(at *position, ref cells.Ref, goid uint64) {
-	at.ref, at.record = ref, nil
-	p.cells.LoadEnclosing(ref, goid, &at.enclosing)
-}
-
-// atRecord sets a position to what a record shows.
-func (at *position) atRecord(r *gorecord.Record) {
-	at.ref, at.record = r.Ref(), r
-	r.LoadEnclosing(&at.enclosing)
-}
-
-// locate sets c to the calling goroutine and what it was shown in last. That span may be over.
-func (p *SpanProcessor) locate(c *caller) {
-	c.Self = p.runtime.Goroutine()
-	if c.Goid == 0 {
-		p.locateThread(c)
-		return
+// locate fills in the calling goroutine, and what it published or inherited last. That span may
+// have ended.
+func (p *SpanProcessor) locate(g *goroutine) {
+	g.Self = p.runtime.Goroutine()
+	var known bool
+	if g.Goid != 0 {
+		g.position, known = p.goroutines.Load(g.Goid, uintptr(g.G))
+	} else {
+		g.position, known = p.locateThread()
 	}
-	// What the goroutine was shown in itself counts most: the user may have replaced its
-	// labels, or it may have inherited them.
-	ref, known := p.positions.Load(c.Goid)
 	if p.records {
-		c.user, c.installed = gorecord.User()
-		if r := c.installed; r != nil && (!known || r.Ref() == ref) {
-			c.at.atRecord(r)
-			c.from = c.at.ref
-			return
-		}
-	}
-	c.from, c.lost = ref, !known
-	if ref != 0 {
-		p.at(&c.at, ref, c.Goid)
-	}
-}
-
-// locateThread is locate where goroutine ids are not known. The record then says it all.
-// Without records the goroutine is taken to be in what its thread was shown in last.
-//
-//go:noinline
-func (p *SpanProcessor) locateThread(c *caller) {
-	if p.records {
-		if c.user, c.installed = gorecord.User(); c.installed != nil {
-			c.at.atRecord(c.installed)
-		}
-	} else if ref, _ := p.positions.Load(uint64(p.runtime.Self().TID)); ref != 0 {
-		p.at(&c.at, ref, 0)
-	}
-	c.from = c.at.ref
-}
-
-// moved notes that the calling goroutine, which is pinned, is shown in a span from now on.
-func (p *SpanProcessor) moved(self *goruntime.Self, ref cells.Ref) {
-	if self.Goid != 0 {
-		p.positions.Store(self.Goid, ref)
-	} else if !p.records {
-		p.positions.Store(uint64(self.TID), ref)
-	}
-}
-
-// locateLive is like locate. If the span is over, it sets c to the nearest live span around it.
-func (p *SpanProcessor) locateLive(c *caller) {
-	p.locate(c)
-	if c.at.ref != 0 && !p.cells.Live(c.at.ref) {
-		p.outward(&c.at, 0, c.Goid)
-	}
-}
-
-// outward moves a position to the nearest live span around its own, from the i-th on, or to
-// none.
-func (p *SpanProcessor) outward(at *position, i int, goid uint64) {
-	if outer := at.record.Outer(); i == 0 && outer != nil && p.cells.Live(outer.Ref()) {
-		at.atRecord(outer)
-		return
-	}
-	for ; i < len(at.enclosing) && at.enclosing[i] != 0; i++ {
-		if p.cells.Live(at.enclosing[i]) {
-			p.step(at, i, goid)
-			return
-		}
-	}
-	*at = position{}
-}
-
-// step moves a position to the i-th span around its own.
-func (p *SpanProcessor) step(at *position, i int, goid uint64) {
-	at.ref, at.record = at.enclosing[i], nil
-	if p.cells.IsOf(at.ref, goid) {
-		p.at(at, at.ref, goid)
-		return
-	}
-	// The cell of another goroutine's span names the spans around that goroutine. Keep the
-	// outer spans of this position.
-	clear(at.enclosing[copy(at.enclosing[:], at.enclosing[i+1:]):])
-}
-
-// leave moves a position out of a span that the goroutine ends, and out of all spans that
-// it has started inside. It reports whether the position was in the span.
-func (p *SpanProcessor) leave(at *position, span cells.Ref, goid uint64) (in bool) {
-	const maxDepth = 16
-	var to position
-	// The goroutine may be in the span more than once, by Attach: the outermost counts.
-	for range maxDepth {
-		if at.ref == span {
-			in, to = true, *at
-			p.outward(&to, 0, goid)
-		}
-		for i := range at.enclosing {
-			if at.enclosing[i] == span {
-				in, to = true, *at
-				p.outward(&to, i+1, goid)
+		// What the goroutine has published itself comes first: the user may have replaced its
+		// labels, and it may have inherited them.
+		g.user, g.installed = gorecord.User()
+		if r := g.installed; r != nil && (!known || r.Ref() == g.position.Ref()) {
+			if g.record = r; !known {
+				g.position, known = wire.Position(r.Ref()), true
 			}
 		}
-		if at.enclosing[0] == 0 {
-			break
-		}
-		// Loaded once: another goroutine that ends the record's span clears it.
-		if outer := at.record.Outer(); outer != nil {
-			at.atRecord(outer)
-		} else {
-			p.step(at, 0, goid)
-		}
 	}
-	*at = to
-	return in
+	g.published, g.unknown = g.position.Ref(), !known && g.Goid != 0
 }
 
-// OnStart shows the span on the calling goroutine. ctx is the context that the span
-// was started with.
+// locateThread is for runtimes whose goroutine ids are not known. The record then says it all.
+// Without records, the goroutine is taken to be in what its thread published last.
+//
+//go:noinline
+func (p *SpanProcessor) locateThread() (at wire.Position, known bool) {
+	if p.records {
+		return 0, false
+	}
+	return p.goroutines.Load(uint64(p.runtime.Self().TID), 0)
+}
+
+// locateLive is locate, and moves the goroutine on if its span has ended.
+func (p *SpanProcessor) locateLive(g *goroutine) {
+	p.locate(g)
+	if g.position != 0 && !p.cells.Live(g.position.Ref()) {
+		p.moveToNearest(g)
+	}
+}
+
+// moveToNearest moves a goroutine whose span has ended to the nearest live ancestor, or to nothing.
+//
+//go:noinline
+func (p *SpanProcessor) moveToNearest(g *goroutine) {
+	now, known := p.cells.Nearest(g.position, g.Goid)
+	if !known && g.record != nil {
+		if ancestors, outsider := g.record.Ancestors(); outsider == 0 || outsider != g.Goid {
+			now = p.cells.NearestOf(&ancestors, g.position)
+		}
+	}
+	g.moveTo(now)
+}
+
+// moveTo moves a goroutine to a position, with the record that it had there, if it is known.
+func (g *goroutine) moveTo(at wire.Position) {
+	outer := g.record.Outer()
+	for outer != nil && outer.Ref() != at.Ref() {
+		outer = outer.Outer()
+	}
+	g.position, g.record = at, outer
+}
+
+// OnStart publishes the span for the calling goroutine. ctx is the context that the span was
+// started with.
 func (p *SpanProcessor) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
-	if p == nil || p.stopped.Load() {
+	if p == nil || s == nil || p.stopped.Load() {
 		return
 	}
 	var n cells.Span
 	var child bool
 	n.Key, n.TraceFlags, child, n.StartUnixNS = sdkspan.Started(s)
 	if n.SpanID == 0 {
-		return // It is over: a processor before this one has ended it.
+		return // It has ended: a processor before this one did that.
 	}
 	if p.profileIDs {
 		s.SetAttributes(profileIDKey.String(s.SpanContext().SpanID().String()))
 	}
-	var c caller
-	p.locateLive(&c)
-	if p.cells.Is(c.at.ref, n.Key) {
+	var g goroutine
+	p.locateLive(&g)
+	if p.cells.Is(g.position.Ref(), n.Key) {
 		return // The provider has this processor twice.
 	}
-	n.Goid, n.G = c.Goid, uintptr(c.G)
+	n.Goid, n.G = g.Goid, uintptr(g.G)
 	n.LocalRootSpanID = n.SpanID
 	if p.names != nil {
 		n.Name = p.names.Number(s.Name())
 		n.Endpoint = n.Name
 	}
-	if child {
-		if parent := p.follow(ctx, s, &n, c.at.ref); c.lost && p.cells.IsOf(parent, c.Goid) {
-			p.at(&c.at, parent, c.Goid)
-			c.from = parent
-		}
-	}
-	n.Enclosing[0], n.Enclosing[1], n.Enclosing[2] = c.at.ref, c.at.enclosing[0], c.at.enclosing[1]
+	p.setLineage(ctx, s, &n, child, &g)
 	var attributes *gorecord.Attributes
-	keys := p.keys.Load()
-	if keys != nil {
+	if keys := p.keys.Load(); keys != nil {
 		attributes = keys.Of(ctx)
 	}
-	var record *gorecord.Record
-	if p.records {
-		var names gorecord.Names
-		if p.names != nil {
-			p.names.Set(&names, n.Name, n.Endpoint)
+	record := p.newRecord(&n, attributes, &g)
+	ref := p.begin(&n, record, attributes, &g)
+	if p.threads == nil {
+		p.cells.Barrier(ref) // otherwise claiming a slot was one
+	}
+	if p.stopped.Load() {
+		p.endLate(ref, record)
+	}
+}
+
+// setLineage fills in the local root and the ancestors of a span that starts. Both come from the
+// span of the context that it is started with. If that has ended, they come from its parent.
+func (p *SpanProcessor) setLineage(ctx context.Context, s sdktrace.ReadWriteSpan, n *cells.Span, child bool, g *goroutine) {
+	var parent cells.Ref
+	if !child {
+		parent = p.newRootParent(ctx)
+	} else if k, remote := sdkspan.Parent(s); !remote && k.TraceIDHigh == n.TraceIDHigh && k.TraceIDLow == n.TraceIDLow {
+		if parent = g.position.Ref(); !p.cells.Is(parent, k) {
+			parent = p.cells.Find(k)
 		}
-		record = gorecord.New(n.TraceIDHigh, n.TraceIDLow, n.SpanID, n.TraceFlags, attributes, &names, c.user)
-		record.SetWithin(c.at.record, &n.Enclosing)
-		if p.labels == LabelsHidden {
-			record.HideLabels()
+		if n.LocalRootSpanID, n.Endpoint = p.cells.LocalRoot(parent); parent == 0 {
+			parent = p.setEndedParent(ctx, k, n)
 		}
 	}
+	if parent != 0 && g.unknown && p.cells.IsOf(parent, g.Goid) {
+		g.position, g.published = wire.Position(parent), parent
+	}
+	p.cells.SetLineage(n, parent, g.position)
+}
 
+// newRootParent returns the nearest live span of a context that a span without parent is started
+// with, or 0. There is one if the option trace.WithNewRoot was given.
+func (p *SpanProcessor) newRootParent(ctx context.Context) cells.Ref {
+	k, ok := sdkspan.Local(ctx)
+	if !ok {
+		return 0
+	}
+	if ref := p.cells.Find(k); ref != 0 {
+		return ref
+	}
+	_, grandparent := p.grandparent(ctx, k)
+	return grandparent
+}
+
+// setEndedParent fills in the local root of a span whose parent, the span of ctx, has ended. It
+// returns the grandparent if that is live, or 0.
+//
+//go:noinline
+func (p *SpanProcessor) setEndedParent(ctx context.Context, k sdkspan.Key, n *cells.Span) cells.Ref {
+	parent, grandparent := p.grandparent(ctx, k)
+	if parent == nil {
+		return 0
+	}
+	if up := parent.Parent(); up.IsValid() && !up.IsRemote() {
+		n.LocalRootSpanID, n.Endpoint = p.cells.LocalRoot(grandparent)
+		return grandparent
+	}
+	n.LocalRootSpanID = k.SpanID // The parent was the local root.
+	if p.names != nil {
+		n.Endpoint = p.names.Number(parent.Name())
+	}
+	return 0
+}
+
+// grandparent returns the span of ctx if it has this key, and the span's own parent if that is live
+// and local.
+func (p *SpanProcessor) grandparent(ctx context.Context, k sdkspan.Key) (parent sdktrace.ReadOnlySpan, grandparent cells.Ref) {
+	parent, ok := sdkspan.FromContext(ctx).(sdktrace.ReadOnlySpan)
+	if !ok || sdkspan.Of(parent.SpanContext()) != k {
+		return nil, 0
+	}
+	if up := parent.Parent(); up.IsValid() && !up.IsRemote() {
+		grandparent = p.cells.Find(sdkspan.Of(up))
+	}
+	return parent, grandparent
+}
+
+// newRecord returns the record of a span that starts, or nil if there are no records.
+func (p *SpanProcessor) newRecord(n *cells.Span, attributes *gorecord.Attributes, g *goroutine) *gorecord.Record {
+	if !p.records {
+		return nil
+	}
+	var names gorecord.Names
+	if p.names != nil {
+		p.names.Set(&names, n.Name, n.Endpoint)
+	}
+	record := gorecord.New(n.TraceIDHigh, n.TraceIDLow, n.SpanID, n.TraceFlags, attributes, &names, g.user)
+	record.SetOuter(g.record)
+	if p.labels == LabelsHidden {
+		record.HideLabels()
+	}
+	return record
+}
+
+// begin makes a span live, and publishes it for the calling goroutine. It returns 0 if there is no
+// cell for the span.
+func (p *SpanProcessor) begin(n *cells.Span, record *gorecord.Record, attributes *gorecord.Attributes, g *goroutine) cells.Ref {
 	// Field by field: words that are just stored one by one and then copied as a whole hold
 	// up the processor.
 	var shows ring.Span
 	shows.TraceIDHigh, shows.TraceIDLow, shows.SpanID, shows.TraceFlags = n.TraceIDHigh, n.TraceIDLow, n.SpanID, n.TraceFlags
 	shows.Attributes = attributes.Encoded()
 	thread := goruntime.Pin()
-	p.runtime.Renew(&c.Self)
+	p.runtime.Renew(&g.Self)
 	ref := p.cells.Reserve(thread)
 	if ref != 0 {
-		n.TID, shows.Ref = c.TID, uint64(ref)
+		n.TID, shows.Ref = g.TID, uint64(ref)
 		if record != nil {
-			record.SetRef(ref)
+			var outsider uint64
+			if n.Outside {
+				outsider = n.Goid
+			}
+			record.SetCell(ref, &n.Ancestors, outsider)
 		}
-		if record != nil || keys != nil {
-			p.known.set(ref, record, attributes)
+		if record != nil || p.keys.Load() != nil {
+			p.data.set(ref, record, attributes)
 		}
-		p.cells.Commit(thread, ref, &n)
+		p.cells.Commit(thread, ref, n)
 		if record != nil {
 			record.Install() // Readers find the cell that it names.
 		}
-		p.cells.SetThread(c.from, c.Goid, 0)
-		p.moved(&c.Self, ref)
-		p.threads.Store(uint64(c.TID), &shows, &c.Self)
-		p.goroutines.Store(c.Goid, &shows, &c.Self)
+		p.cells.SetThread(g.published, g.Goid, 0)
+		p.storePosition(&g.Self, wire.Position(ref))
+		p.threads.Store(uint64(g.TID), &shows, &g.Self)
 	}
 	goruntime.Unpin()
-	if p.threads == nil && p.goroutines == nil {
-		p.cells.Barrier(ref) // else the claim of a slot was one
-	}
-	if p.stopped.Load() {
-		p.endLate(ref, record)
+	return ref
+}
+
+// storePosition stores what the calling goroutine, which is pinned, is in from now on.
+func (p *SpanProcessor) storePosition(self *goruntime.Self, at wire.Position) {
+	if self.Goid != 0 {
+		p.goroutines.Store(self.Goid, self.G, at)
+	} else if !p.records {
+		p.goroutines.Store(uint64(self.TID), nil, at)
 	}
 }
 
@@ -276,126 +284,78 @@ func (p *SpanProcessor) endLate(ref cells.Ref, record *gorecord.Record) {
 	record.End(p.withdraws(p.profile.wasRunning()))
 }
 
-// follow gives a span that starts the local root of its parent, if the parent is local. It
-// returns the parent, or 0 if that is not live here. Most likely the parent is the span that is
-// given. A remote parent is somebody else's, also where its id is known here.
-func (p *SpanProcessor) follow(ctx context.Context, s sdktrace.ReadWriteSpan, child *cells.Span, likely cells.Ref) cells.Ref {
-	k, remote := sdkspan.Parent(s)
-	if remote || k.TraceIDHigh != child.TraceIDHigh || k.TraceIDLow != child.TraceIDLow {
-		return 0
-	}
-	parent := likely
-	if !p.cells.Is(likely, k) {
-		parent = p.cells.Find(k)
-	}
-	child.LocalRootSpanID, child.Endpoint = p.cells.LocalRoot(parent)
-	if parent == 0 {
-		p.followEnded(ctx, k, child)
-	}
-	return parent
-}
-
-// followEnded gives a span the local root of its parent, which is over. The span of ctx is
-// asked: it may be the local root, or its parent may be live and know.
-//
-//go:noinline
-func (p *SpanProcessor) followEnded(ctx context.Context, k sdkspan.Key, child *cells.Span) {
-	parent, ok := sdkspan.FromContext(ctx).(sdktrace.ReadOnlySpan)
-	if !ok || sdkspan.Of(parent.SpanContext()) != k {
-		return
-	}
-	if up := parent.Parent(); up.IsValid() && !up.IsRemote() {
-		child.LocalRootSpanID, child.Endpoint = p.cells.LocalRoot(p.cells.Find(sdkspan.Of(up)))
-		return
-	}
-	child.LocalRootSpanID = k.SpanID
-	if p.names != nil {
-		child.Endpoint = p.names.Number(parent.Name())
-	}
-}
-
-// OnEnd makes the span be over, wherever it is shown. If the calling goroutine is in it, it
-// goes back to the nearest live span around it.
+// OnEnd ends the span for every reader. If the calling goroutine is in it, or in a descendant of it
+// that it has started, OnEnd publishes what the goroutine is in now.
 func (p *SpanProcessor) OnEnd(s sdktrace.ReadOnlySpan) {
-	if p == nil {
+	if p == nil || s == nil {
 		return
 	}
 	k, _, end := sdkspan.Ended(s)
-	var c caller
-	p.locate(&c)
-	ref := c.at.ref
+	var g goroutine
+	p.locate(&g)
+	ref := g.position.Ref()
 	here := p.cells.Is(ref, k)
 	if !here {
-		if ref = p.cells.Find(k); ref == 0 {
-			p.goBack(&c)
-			return // It was evicted, or never shown.
-		}
+		ref = p.cells.Find(k)
 	}
-	own := p.cells.IsOf(ref, c.Goid)
-	var base *gorecord.Record
-	if p.records {
-		base = p.known.record(ref)
+	own := p.cells.IsOf(ref, g.Goid)
+	if ref == 0 || !p.cells.End(ref) {
+		p.leaveEnded(&g)
+		return // It was evicted or never published, or somebody else has just ended it.
 	}
-	if !p.cells.End(ref) {
-		p.goBack(&c)
-		return // Somebody else did.
+	if g.unknown && own {
+		g.position = wire.Position(ref) // It has started the span, and nothing tells of another one.
 	}
-	if !here {
-		// Some thread's slot still shows the span. Without this, readers would take the slot for
-		// up to date, and show the spans around.
-		p.cells.SetThread(ref, c.Goid, 0)
+	// The next span that starts here may take the cell, if nothing needs the span's lineage any more.
+	var warm cells.Ref
+	if here && own && !g.position.Attached() {
+		warm = ref
 	}
-	in := here
-	if here && c.at.record == base {
-		p.outward(&c.at, 0, c.Goid)
-	} else {
-		// If the goroutine is lost, it may be in a span that it has started: then it is in nothing
-		// from now on.
-		in = p.leave(&c.at, ref, c.Goid) || c.lost && own
+	now, in := p.cells.Leave(g.position, ref, g.Goid)
+	if in {
+		g.moveTo(now)
 	}
-	if base != nil {
+	if base := p.data.record(ref); base != nil {
 		// The kernel is asked for a profile only if that decides.
 		base.End(p.withdraws(p.labels == LabelsUntilEnd && !raceEnabled && p.profile.running(end)))
 	}
-	var warm cells.Ref
-	if here && own {
-		warm = ref // The next span that starts here may take its cell.
+	if !here {
+		// Some thread's slot still shows the span. Without this, readers would take the slot for
+		// up to date, and show an ancestor.
+		p.cells.SetThread(ref, g.Goid, 0)
 	}
 	if !in {
-		p.goBack(&c)
-	} else if p.show(&c, p.attributes(&c.at), warm) {
-		return // The next span takes the cell, and the place of the record.
+		p.leaveEnded(&g)
+	} else if p.publish(&g, p.attributes(&g), warm) {
+		return // The next span takes the cell, and the place of the span's data.
 	}
-	// Another goroutine may still name the cell, to find what is around the span.
-	p.known.drop(ref)
+	p.data.drop(ref)
 	p.cells.Free(ref)
 }
 
-// goBack has the calling goroutine, which c is, leave the span that it was shown in last, if that is
-// over. It is then in the nearest live span around that. If the record that is installed is of a
-// live span it is a later SpanProcessor's, and goBack does nothing.
-//
-//go:noinline
-func (p *SpanProcessor) goBack(c *caller) {
-	if c.from == 0 || p.cells.Live(c.from) || c.installed != nil && !c.installed.Ended() {
+// leaveEnded publishes what the calling goroutine is in, if the span that it published last has
+// ended. If the record that is installed is of a live span, it is a later SpanProcessor's, and
+// leaveEnded does nothing.
+func (p *SpanProcessor) leaveEnded(g *goroutine) {
+	if g.published == 0 || p.cells.Live(g.published) || g.installed != nil && !g.installed.Ended() {
 		return
 	}
-	p.locateLive(c)
-	p.show(c, p.attributes(&c.at), 0)
+	p.moveToNearest(g)
+	p.publish(g, p.attributes(g), 0)
 }
 
-// withdraws reports whether the labels of a span that is over are withdrawn, given whether the
+// withdraws reports whether the labels of a span that has ended are withdrawn, given whether the
 // process takes a CPU profile of itself.
 func (p *SpanProcessor) withdraws(profiled bool) bool {
 	return p.labels == LabelsWithdrawn || p.labels == LabelsUntilEnd && !raceEnabled && !profiled
 }
 
-// evict ends a live span to make room, or since all ends, and takes its record back. It reports
-// whether it did, or somebody else was first. Nothing is shown in its stead: it is another
+// evict ends a live span to make room, or because all spans end, and takes its record back. It
+// reports whether it did, or somebody else was first. Nothing replaces the span: it is another
 // goroutine's. It may be called while pinned.
 func (p *SpanProcessor) evict(ref cells.Ref) bool {
-	record, withdraw := p.known.record(ref), p.withdraws(p.profile.wasRunning())
-	// The span's own End finds it over from then on and may return before this does. So the
+	record, withdraw := p.data.record(ref), p.withdraws(p.profile.wasRunning())
+	// The span's own End finds it ended from then on, and may return before this does. So the
 	// record is taken back first. A variant that is added from now on finds it ended. One that was
 	// added before is found the second time.
 	record.End(withdraw)
@@ -404,142 +364,94 @@ func (p *SpanProcessor) evict(ref cells.Ref) bool {
 	if !p.cells.End(ref) {
 		return false
 	}
-	p.known.record(ref).End(withdraw)
-	p.known.drop(ref)
+	p.data.record(ref).End(withdraw)
+	p.data.drop(ref)
 	return true
 }
 
-// isShown reports whether the goroutine that has started a span still runs and was shown in it
-// last. It may be called while pinned.
+// isShown reports whether the goroutine that has started a span still runs, and published it last.
+// It may be called while pinned.
 func (p *SpanProcessor) isShown(ref cells.Ref, goid uint64, g uintptr) bool {
-	shown, known := p.positions.Load(goid)
-	return known && shown == ref && p.runtime.Is(g, goid)
+	at, known := p.goroutines.Load(goid, g)
+	return known && at.Ref() == ref && p.runtime.Is(g, goid)
 }
 
-// attributes returns the attributes that the span of a position is shown with, encoded as
-// in OTEP 4947. They are those of the record, else those that the span was started with.
-func (p *SpanProcessor) attributes(at *position) []byte {
-	if at.ref == 0 || p.keys.Load() == nil {
+// attributes returns the attributes that a goroutine's span is published with, encoded as in OTEP
+// 4947. They are those of the record, or those that the span was started with. If the goroutine has
+// attached the span and lost the record, none are better than wrong ones.
+func (p *SpanProcessor) attributes(g *goroutine) []byte {
+	if g.position == 0 || p.keys.Load() == nil {
 		return nil
 	}
-	if at.record != nil {
-		return at.record.Attributes()
+	if g.record != nil {
+		return g.record.Attributes()
 	}
-	return p.known.attributesOf(at.ref)
+	if p.records && g.position.Attached() {
+		return nil
+	}
+	return p.data.attributesOf(g.position.Ref())
 }
 
-// show has the calling goroutine be at the position of c, with attributes. It gives the cell of a
+// publish publishes the position of the calling goroutine, with attributes. It gives the cell of a
 // span of its own that it has ended, or 0, to the P, and reports whether there was room.
-func (p *SpanProcessor) show(c *caller, attributes []byte, ended cells.Ref) (given bool) {
+func (p *SpanProcessor) publish(g *goroutine, attributes []byte, ended cells.Ref) (given bool) {
+	ref := g.position.Ref()
 	// A span that has just ended elsewhere has no ids any more. Its ref says all the same that the
-	// goroutine is not in nothing: readers go on to its record, which leads outward.
-	shows := ring.Span{Ref: uint64(c.at.ref)}
-	if k, flags := p.cells.IDs(c.at.ref); k.SpanID != 0 {
+	// goroutine is not in nothing: readers go on to its ancestors.
+	shows := ring.Span{Ref: uint64(ref)}
+	if k, flags := p.cells.IDs(ref); k.SpanID != 0 {
 		shows.TraceIDHigh, shows.TraceIDLow, shows.SpanID, shows.TraceFlags = k.TraceIDHigh, k.TraceIDLow, k.SpanID, flags
 		shows.Attributes = attributes
 	}
 	if p.records {
-		p.install(c, attributes)
+		p.install(g, attributes)
 	}
 	thread := goruntime.Pin()
-	p.runtime.Renew(&c.Self)
-	if c.from != c.at.ref {
-		p.cells.SetThread(c.from, c.Goid, 0)
+	p.runtime.Renew(&g.Self)
+	if g.published != ref {
+		p.cells.SetThread(g.published, g.Goid, 0)
 	}
-	p.cells.SetThread(c.at.ref, c.Goid, c.TID)
-	p.moved(&c.Self, c.at.ref)
-	p.threads.Store(uint64(c.TID), &shows, &c.Self)
-	p.goroutines.Store(c.Goid, &shows, &c.Self)
+	p.cells.SetThread(ref, g.Goid, g.TID)
+	p.storePosition(&g.Self, g.position)
+	p.threads.Store(uint64(g.TID), &shows, &g.Self)
 	given = ended != 0 && p.cells.FreeWarm(thread, ended)
 	goruntime.Unpin()
 	return given
 }
 
-// install installs the record of the position of c. If there is none at hand it installs another
-// record of the span, with attributes. It also does if the user's labels or the names have changed
-// since that record was made. Without a span it restores the user's labels.
-func (p *SpanProcessor) install(c *caller, attributes []byte) {
-	at, record := &c.at, c.at.record
-	if at.ref != 0 && (record == nil || record.Ended() || !record.HasLabels(c.user) || p.names != nil && !record.HasNames(p.cells.Names(at.ref))) {
-		if base := p.known.record(at.ref); base != nil {
-			record = p.variant(base, p.keys.Load().Decode(attributes), c.user, record.Outer(), at.enclosing)
+// install installs the record of the goroutine's span. It installs another record of that span, with
+// attributes, if there is none at hand, or if the user's labels or the names have changed since that
+// one was made. Without a span it restores the user's labels.
+func (p *SpanProcessor) install(g *goroutine, attributes []byte) {
+	record, ref := g.record, g.position.Ref()
+	if ref != 0 && (record == nil || record.Ended() || !record.HasLabels(g.user) || p.names != nil && !record.HasNames(p.cells.Names(ref))) {
+		if base := p.data.record(ref); base != nil {
+			outer := base.Outer()
+			if record != nil {
+				outer = record.Outer()
+			}
+			record = p.variant(base, p.keys.Load().Decode(attributes), g.user, outer)
 		}
 	}
-	if at.ref != 0 && record != nil {
+	if ref != 0 && record != nil {
 		if invariants.Enabled {
-			invariants.Check(record.Ref() == at.ref, "position and record of a goroutine name the same cell")
+			invariants.Check(record.Ref() == ref, "position and record of a goroutine name the same cell")
 		}
 		record.Install()
-	} else if c.installed != nil {
-		gorecord.Restore(c.user)
+	} else if g.installed != nil {
+		gorecord.Restore(g.user)
 	}
 }
 
-// variant returns a record of the span of base for the calling goroutine. The record has
-// the attributes and the user's labels, is inside of an outer record or nil, and has other
-// spans around it.
-func (p *SpanProcessor) variant(base *gorecord.Record, a *gorecord.Attributes, user gorecord.UserLabels, outer *gorecord.Record, enclosing cells.Enclosing) *gorecord.Record {
+// variant returns a record of the span of base, with attributes and the user's labels, which goes
+// back to an outer record. nil is any outer record.
+func (p *SpanProcessor) variant(base *gorecord.Record, a *gorecord.Attributes, user gorecord.UserLabels, outer *gorecord.Record) *gorecord.Record {
 	var names gorecord.Names
 	name, endpoint := p.cells.Names(base.Ref())
 	p.names.Set(&names, name, endpoint)
-	record := base.Variant(a, &names, user, outer, enclosing)
+	record := base.Variant(a, &names, user, outer)
 	if base.Ended() || !p.cells.Live(base.Ref()) {
 		record.End(p.withdraws(p.profile.wasRunning()))
 	}
 	return record
-}
-
-// known has what belongs to a live span and is on the heap, so that it cannot be in the span's
-// cell. It is found by the number of the cell. With records it is the record. Without them it is
-// the attributes that slots show with the span.
-type known struct {
-	records    []gorecord.Pointer
-	attributes []atomic.Pointer[gorecord.Attributes]
-}
-
-func newKnown(records bool) known {
-	if records {
-		return known{records: make([]gorecord.Pointer, cells.Capacity)}
-	}
-	return known{attributes: make([]atomic.Pointer[gorecord.Attributes], cells.Capacity)}
-}
-
-// place returns where in both is what belongs to a span. Cells that follow one another are
-// not beside each other here. Else processors that use them would pass a cache line back and forth.
-func place(r cells.Ref) uint32 { return r.Index() * 0x9E3779B1 % cells.Capacity }
-
-// set stores what belongs to a span that is about to be live. It may be called while pinned.
-func (k *known) set(r cells.Ref, record *gorecord.Record, a *gorecord.Attributes) {
-	if record != nil {
-		k.records[place(r)].Store(record)
-	} else {
-		k.attributes[place(r)].Store(a)
-	}
-}
-
-// record returns the record of a span, or nil.
-func (k *known) record(r cells.Ref) *gorecord.Record {
-	if k.records != nil {
-		if record := k.records[place(r)].Load(); record.Ref() == r && r != 0 {
-			return record
-		}
-	}
-	return nil
-}
-
-// attributesOf returns those that a live span is shown with wherever it is, encoded as in OTEP 4947.
-func (k *known) attributesOf(r cells.Ref) []byte {
-	if k.attributes != nil {
-		return k.attributes[place(r)].Load().Encoded()
-	}
-	return k.record(r).CommonAttributes()
-}
-
-// drop forgets what belongs to a span that is over, so that it can be collected.
-func (k *known) drop(r cells.Ref) {
-	if k.attributes == nil {
-		k.records[place(r)].Store(nil)
-	} else if a := &k.attributes[place(r)]; a.Load() != nil {
-		a.Store(nil)
-	}
 }

@@ -121,7 +121,7 @@ func TestEndOfEvictedSpanShowsTheSpanAround(t *testing.T) {
 				_, inner := s.start(ctx)
 				require.True(t, s.p.evict(s.p.find(trace.ContextWithSpan(ctx, inner))))
 				inner.End()
-				s.assertInSlots(t, outer)
+				s.assertPublished(t, outer)
 				outer.End()
 				s.assertShows(t, nil, nil)
 			})
@@ -129,37 +129,14 @@ func TestEndOfEvictedSpanShowsTheSpanAround(t *testing.T) {
 	}
 }
 
-// A goroutine whose span was ended elsewhere goes back when it ends a span that it is not in.
-func TestEndOfAnotherSpanGoesBack(t *testing.T) {
-	for name, opts := range map[string][]Option{"everything": everything(), "slots": {WithGoroutineRecord(false)}} {
-		t.Run(name, func(t *testing.T) {
-			s := serve(t, opts...)
-			apart(func() {
-				defer goruntime.SetLabels(nil)
-				ctx, outer := s.root()
-				_, inner := s.start(ctx)
-				var other trace.Span
-				apart(func() {
-					inner.End()
-					_, other = s.root()
-				})
-				other.End()
-				s.assertInSlots(t, outer)
-				outer.End()
-				s.assertShows(t, nil, nil)
-			})
-			s.assertNowhere(t)
-		})
-	}
-}
-
-// assertInSlots checks that slots and record of the calling goroutine show a span themselves, for
-// readers that do not follow them outward.
-func (s *service) assertInSlots(t *testing.T, span trace.Span) {
+// assertPublished checks that slot, entry and record of the calling goroutine show a span themselves,
+// for readers that do not look at ancestors.
+func (s *service) assertPublished(t *testing.T, span trace.Span) {
 	t.Helper()
 	s.assertShows(t, span, span)
-	assert.Equal(t, number(span), s.rings[threadRing].at(t, uint64(syscall.Gettid())).spanID)
-	assert.Equal(t, number(span), s.rings[goroutineRing].at(t, goid()).spanID)
+	assert.Equal(t, number(span), s.threads.at(t, uint64(syscall.Gettid())).spanID)
+	ref, _ := s.entry(t)
+	assert.EqualValues(t, s.p.find(trace.ContextWithSpan(context.Background(), span)), ref)
 	if s.p.records {
 		assert.False(t, installed().Ended(), "readers of labels see the span")
 	}
@@ -202,8 +179,8 @@ func TestRecordsAreNotKeptAfterABurst(t *testing.T) {
 		}
 	})
 	n := 0
-	for i := range s.p.known.records {
-		if s.p.known.records[i].Load() != nil {
+	for i := range s.p.data.records {
+		if s.p.data.records[i].Load() != nil {
 			n++
 		}
 	}

@@ -12,7 +12,6 @@ import (
 
 	"github.com/otelctx/otelctx/internal/apmlib"
 	"github.com/otelctx/otelctx/internal/cells"
-	"github.com/otelctx/otelctx/internal/sdksampler"
 	"github.com/otelctx/otelctx/internal/sdkspan"
 )
 
@@ -81,9 +80,9 @@ func Refresh(ctx context.Context) {
 	i.records.Store(&hidden)
 }
 
-// find returns the live local span of ctx, or 0.
+// find returns the live, recording, local span of ctx, or 0.
 func (i *Integration) find(ctx context.Context) cells.Ref {
-	if k, ok := sdkspan.Local(ctx); ok {
+	if k, ok := sdkspan.Recording(ctx); ok {
 		return i.table.Find(k)
 	}
 	return 0
@@ -110,7 +109,7 @@ func (g *guests) add(ref cells.Ref, n int32) {
 // OTEL_TRACES_SAMPLER and OTEL_TRACES_SAMPLER_ARG choose.
 func NewSampler(next sdktrace.Sampler) sdktrace.Sampler {
 	if next == nil {
-		next = sdksampler.Default()
+		next = sdkspan.DefaultSampler()
 	}
 	return sampler{next}
 }

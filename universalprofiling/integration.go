@@ -276,14 +276,11 @@ func (i *Integration) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
 		return // The provider has this processor twice.
 	}
 	n.Goid, n.LocalRootSpanID = goid, n.SpanID
-	if child {
-		if parent := i.follow(ctx, s, &n, at); !known && i.table.IsOf(parent, goid) {
-			at = parent
-		}
+	parent := i.parent(ctx, s, &n, child, at)
+	if !known && i.table.IsOf(parent, goid) {
+		at = parent
 	}
-	var enclosing cells.Enclosing
-	i.table.LoadEnclosing(at, goid, &enclosing)
-	n.Enclosing[0], n.Enclosing[1], n.Enclosing[2] = at, enclosing[0], enclosing[1]
+	i.table.SetLineage(&n, parent, wire.Position(at))
 	p := goruntime.Pin()
 	r := i.table.Reserve(p)
 	if r == 0 {
@@ -300,36 +297,48 @@ func (i *Integration) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
 	}
 }
 
-// follow gives a span that starts the local root of its parent, if the parent is local.
-// It returns the parent if that is live; likely is a guess at it. A remote parent is
-// another process's, also where its id is known here.
-func (i *Integration) follow(ctx context.Context, s sdktrace.ReadWriteSpan, child *cells.Span, likely cells.Ref) cells.Ref {
+// parent returns the nearest live span of the context that a span is started with, or 0. It gives
+// the span the local root of its parent, if that is local. likely is a guess at the parent.
+func (i *Integration) parent(ctx context.Context, s sdktrace.ReadWriteSpan, n *cells.Span, child bool, likely cells.Ref) cells.Ref {
 	k, remote := sdkspan.Parent(s)
-	if remote || k.TraceIDHigh != child.TraceIDHigh || k.TraceIDLow != child.TraceIDLow {
-		return 0
+	if !child { // By the option trace.WithNewRoot its context may have a span all the same.
+		local := false
+		if k, local = sdkspan.Local(ctx); !local {
+			return 0
+		}
+	} else if remote || k.TraceIDHigh != n.TraceIDHigh || k.TraceIDLow != n.TraceIDLow {
+		return 0 // A remote parent is another process's, also where its id is known here.
 	}
 	parent := likely
 	if !i.table.Is(likely, k) {
 		parent = i.table.Find(k)
 	}
-	if child.LocalRootSpanID, _ = i.table.LocalRoot(parent); child.LocalRootSpanID == 0 {
-		child.LocalRootSpanID = i.rootOfEnded(ctx, k)
+	if child {
+		n.LocalRootSpanID, _ = i.table.LocalRoot(parent)
 	}
-	return parent
+	if parent != 0 {
+		return parent
+	}
+	grandparent := cells.Ref(0)
+	ended, _ := trace.SpanFromContext(ctx).(sdktrace.ReadOnlySpan)
+	if ended != nil && !ended.Parent().IsRemote() {
+		grandparent = i.table.Find(sdkspan.Of(ended.Parent()))
+	}
+	if child {
+		n.LocalRootSpanID = i.rootOfEnded(ended, grandparent, k)
+	}
+	return grandparent
 }
 
-// rootOfEnded returns the local root of the span of ctx, which is over and has this key. The
-// span itself may be it, a live parent knows it, or it is remembered, which takes longest to
-// find out. Else it returns 0: profilers do not report samples without a transaction, and a
-// wrong one is worse than none.
-func (i *Integration) rootOfEnded(ctx context.Context, k sdkspan.Key) uint64 {
-	if s, ok := trace.SpanFromContext(ctx).(sdktrace.ReadOnlySpan); ok {
-		if isTransaction(s) {
-			return k.SpanID
-		}
-		if root, _ := i.table.LocalRoot(i.table.Find(sdkspan.Of(s.Parent()))); root != 0 {
-			return root
-		}
+// rootOfEnded returns the local root of a span that has ended and has this key. The span itself may
+// be it, its live parent knows it, or it is remembered, which takes longest to find out. Otherwise it
+// returns 0: profilers do not report samples without a transaction, and a wrong one is worse than none.
+func (i *Integration) rootOfEnded(s sdktrace.ReadOnlySpan, parent cells.Ref, k sdkspan.Key) uint64 {
+	if s != nil && isTransaction(s) {
+		return k.SpanID
+	}
+	if root, _ := i.table.LocalRoot(parent); root != 0 {
+		return root
 	}
 	return i.roots.find(k)
 }
@@ -352,26 +361,16 @@ func (i *Integration) serve(r *resource.Resource) {
 	}
 }
 
-// nearest returns the nearest live span around one that the calling goroutine has started,
-// or 0.
+// nearest returns the live span that a goroutine is in which has shown a span, or 0.
 func (i *Integration) nearest(ref cells.Ref, goid uint64) cells.Ref {
-	var enclosing cells.Enclosing
-	i.table.LoadEnclosing(ref, goid, &enclosing)
-	for _, to := range enclosing {
-		if i.table.Live(to) {
-			return to
-		}
-	}
-	return 0
+	now, _ := i.table.Nearest(wire.Position(ref), goid)
+	return now.Ref()
 }
 
 // position returns the live span that a goroutine is in, or 0, and whether that is known.
 func (i *Integration) position(goid uint64) (at cells.Ref, known bool) {
 	ref, known := i.records.Shown(goid)
-	if at = cells.Ref(ref); !i.table.Live(at) {
-		at = i.nearest(at, goid)
-	}
-	return at, known
+	return i.nearest(cells.Ref(ref), goid), known
 }
 
 // show shows a live span on the calling goroutine's thread, or if the span has ended meanwhile
@@ -466,23 +465,23 @@ func (i *Integration) OnEnd(s sdktrace.ReadOnlySpan) {
 	default:
 		i.roots.add(k, root)
 	}
-	in := false
-	var to cells.Ref
-	if i.table.IsOf(ref, goid) {
-		to, in = i.leave(cells.Ref(shown), ref, goid)
+	at, own := wire.Position(shown), i.table.IsOf(ref, goid)
+	if i.guests.any(cells.Ref(shown)) {
+		at = wire.AttachedTo(cells.Ref(shown))
 	}
 	if !i.table.End(ref) {
 		i.goBack(cells.Ref(shown), goid)
 		return // Somebody else did.
 	}
-	if !in || !i.goTo(to, goid) || i.guests.any(ref) {
+	to, in := i.table.Leave(at, ref, goid)
+	if !in || !i.goTo(to.Ref(), goid) || i.guests.any(ref) {
 		i.clear(ref)
 	}
 	if !in {
 		i.goBack(cells.Ref(shown), goid)
 	}
 	p := goruntime.Pin()
-	again := in && i.table.FreeWarm(p, ref)
+	again := in && own && !at.Attached() && i.table.FreeWarm(p, ref)
 	goruntime.Unpin()
 	if !again {
 		// The goroutine that has started it may still need what is around it.
@@ -496,22 +495,6 @@ func (i *Integration) goBack(shown cells.Ref, goid uint64) {
 	if shown != 0 && !i.table.Live(shown) && !i.stopped.Load() {
 		i.goTo(i.nearest(shown, goid), goid)
 	}
-}
-
-// leave returns where the calling goroutine goes when it ends a span, and whether it is
-// in that span at all. shown is the span that it has shown last. With the span it leaves
-// all that it has started inside of it.
-func (i *Integration) leave(shown, span cells.Ref, goid uint64) (to cells.Ref, in bool) {
-	const maxDepth = 64
-	for range maxDepth {
-		if shown == span {
-			return i.nearest(span, goid), true
-		}
-		if shown = i.nearest(shown, goid); shown == 0 {
-			break
-		}
-	}
-	return 0, false
 }
 
 // ForceFlush exports what the exporters keep back, with what the profiler has sent until

@@ -6,6 +6,7 @@ package universalprofiling
 import (
 	"context"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -18,13 +19,45 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// node is what the model knows of a span: its transaction, and what its goroutine was in.
+// node is what the model knows of a span: its transaction, its parent by its own account and its
+// ancestors by its context, and what its goroutine was in.
 type node struct {
 	ctx         context.Context
 	span        trace.Span
 	transaction uint64
-	around      *node
+	parent      *node
+	ancestors   []*node
+	depth       int
+	before      *node
+	outside     bool
 	over        bool
+}
+
+// nearest returns what a goroutine is in that was in a span.
+func nearest(n *node) *node {
+	if n == nil || !n.over {
+		return n
+	}
+	for _, a := range n.ancestors {
+		if !n.outside && !a.over {
+			return a
+		}
+	}
+	return nil
+}
+
+// setLineage fills in what follows from the span of the context.
+func (n *node) setLineage(parent *node) {
+	if n.depth = parent.depth + 1; parent.over {
+		parent = parent.parent
+	}
+	if parent == nil || parent.over {
+		return
+	}
+	n.ancestors = append([]*node{parent}, parent.ancestors...)
+	n.ancestors = n.ancestors[:min(len(n.ancestors), 3)]
+	n.outside = n.before == nil || !slices.Contains(n.ancestors, n.before) &&
+		(n.before.outside || !slices.ContainsFunc(n.before.ancestors, func(a *node) bool { return slices.Contains(n.ancestors, a) }))
 }
 
 // Spans start in contexts of spans that are live or over, as roots, in remote contexts of the
@@ -50,16 +83,23 @@ func (s *service) tree(random *rand.Rand) {
 	var nodes []*node
 	var in *node // what the goroutine is in, by the model
 	start := func() {
-		n := &node{around: in}
+		n := &node{before: in}
 		ctx, opts := s.t.Context(), []trace.SpanStartOption(nil)
-		local := len(nodes) > 0 && random.IntN(8) > 0
+		local := false
 		if len(nodes) > 0 {
-			parent := nodes[random.IntN(len(nodes))]
-			ctx, n.transaction = parent.ctx, parent.transaction
-			if !local && random.IntN(2) == 0 {
-				opts = append(opts, trace.WithNewRoot())
-			} else if !local {
-				ctx = trace.ContextWithRemoteSpanContext(ctx, parent.span.SpanContext())
+			// Of contexts that are not deep all ancestors are known.
+			if parent := nodes[random.IntN(len(nodes))]; parent.depth < 3 {
+				ctx, n.transaction = parent.ctx, parent.transaction
+				switch local = random.IntN(8) > 0; {
+				case local:
+					n.setLineage(parent)
+					n.parent = parent
+				case random.IntN(2) == 0:
+					n.setLineage(parent)
+					opts = append(opts, trace.WithNewRoot())
+				default:
+					ctx = trace.ContextWithRemoteSpanContext(ctx, parent.span.SpanContext())
+				}
 			}
 		}
 		n.ctx, n.span = s.tracer.Start(ctx, "span", opts...)
@@ -70,14 +110,19 @@ func (s *service) tree(random *rand.Rand) {
 		nodes, in = append(nodes, n), n
 	}
 	end := func(n *node) {
+		if n.over {
+			return
+		}
 		n.span.End()
 		n.over = true
-		for at := in; at != nil; at = at.around {
-			if at == n {
-				in = n.around
-				break
-			}
+		at := in
+		for at != nil && at != n && slices.Contains(at.ancestors, n) {
+			at = at.before
 		}
+		if at == n {
+			at = n.before
+		}
+		in = nearest(at)
 	}
 	for range 4 + random.IntN(30) {
 		if n := random.IntN(3); n > 0 || len(nodes) == 0 {

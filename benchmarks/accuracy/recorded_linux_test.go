@@ -88,7 +88,7 @@ func (m *measured) verdict(t *testing.T, v *view) {
 		assert.Equal(t, v.given, v.right, name)
 		assert.Zero(t, v.outsideGiven, name)
 	}
-	if m.exact && (!m.slots || !sc.noGoroutineSlots) {
+	if m.exact && (!m.slots || !sc.noGoroutineTable) {
 		assert.GreaterOrEqual(t, v.recall(), 99.9, name)
 	}
 }

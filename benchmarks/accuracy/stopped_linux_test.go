@@ -29,7 +29,7 @@ const (
 	numCarriers
 )
 
-var carriers = [numCarriers]string{"thread slots by tid", "thread slots, owner checked", "goroutine slots", "goroutine record"}
+var carriers = [numCarriers]string{"thread slots by tid", "thread slots, owner checked", "goroutine table", "goroutine record"}
 
 // sample is what was seen of a thread: the span that it was in, and the spans that the
 // carriers say it was in. 0 is none.
@@ -53,7 +53,7 @@ func TestStopped(t *testing.T) {
 			assert.InDelta(t, 100, scores[goslot].precision(), 0, carriers[goslot])
 			assert.InDelta(t, 100, scores[record].precision(), 0, carriers[record])
 			assert.GreaterOrEqual(t, scores[record].recall(), 99.9, carriers[record])
-			if !sc.noGoroutineSlots {
+			if !sc.noGoroutineTable {
 				assert.GreaterOrEqual(t, scores[goslot].recall(), 99.9, carriers[goslot])
 			}
 		})
@@ -80,7 +80,7 @@ func measure(t *testing.T, number int) [numCarriers]score {
 	found := layout.Carriers
 	require.Len(t, found, numCarriers-1)
 	require.NotNil(t, layout.Spans)
-	l.spans, l.enclosingOffset = layout.Spans, uint64(layout.EnclosingOffset)
+	l.spans, l.ancestorsOffset = layout.Spans, uint64(layout.AncestorsOffset)
 	l.threads, l.goroutines, l.recordOffset = found[0].Ring, found[1].Ring, uint64(found[2].RecordOffset)
 
 	var scores [numCarriers]score
@@ -111,7 +111,7 @@ type looker struct {
 	recordOffset          uint64
 	threads, goroutines   ringbuf.Info
 	spans                 *reader.SpanTable
-	enclosingOffset       uint64
+	ancestorsOffset       uint64
 }
 
 // look returns what the threads do that burn, and what the carriers say.
@@ -155,17 +155,21 @@ func (l *looker) carriers(s *sample, tid, m uint64) error {
 			return err
 		}
 		if runs == slot.owner {
-			if s.given[owned], err = l.live(slot); err != nil {
+			if slot.span == 0 {
+				slot.ref = 0
+			}
+			if s.given[owned], err = l.current(slot.ref, slot.owner); err != nil {
 				return err
 			}
 		}
 	}
 	// By goroutine.
-	if slot, err = l.slot(l.goroutines, goid); err != nil {
+	entry, err := l.words(l.goroutines.Address+uint64(l.goroutines.HeaderSize)+uint64(wire.GoroutineIndex(goid)*wire.GoroutineEntrySize), 2)
+	if err != nil {
 		return err
 	}
-	if slot.owner == goid {
-		if s.given[goslot], err = l.live(slot); err != nil {
+	if at := wire.Position(entry[0]); entry[1] == wire.GoroutineCheck(goid, g, at) {
+		if s.given[goslot], err = l.current(uint64(at.Ref()), goid); err != nil {
 			return err
 		}
 	}
@@ -183,28 +187,29 @@ func (l *looker) carriers(s *sample, tid, m uint64) error {
 		s.given[record] = binary.BigEndian.Uint64(b[spanID:])
 		return nil
 	}
-	around, err := l.words(labels[0]+l.enclosingOffset, wire.Enclosing)
-	if err == nil {
-		s.given[record], err = l.nearest(around)
+	lineage, err := l.words(labels[0]+l.ancestorsOffset, wire.Ancestors+1)
+	if err == nil && lineage[wire.Ancestors] != goid {
+		s.given[record], err = l.nearest(lineage[:wire.Ancestors])
 	}
 	return err
 }
 
-// live returns the span that a slot shows, or if that is over the nearest live one around
-// it.
-func (l *looker) live(s slot) (uint64, error) {
-	if s.span == 0 {
+// current returns what a goroutine is in that has published a span: the span, or if that has ended
+// its nearest live ancestor.
+func (l *looker) current(ref, goid uint64) (uint64, error) {
+	if ref == 0 {
 		return 0, nil
 	}
-	cell, err := l.cell(s.ref)
+	cell, err := l.cell(ref)
 	if err != nil {
 		return 0, err
 	}
+	outside := cell[l.spans.Fields["trace_flags"]/8]&wire.CellOutside != 0 && cell[l.spans.Fields["goid"]/8] == goid
 	switch version := cell[l.spans.Fields["version"]/8]; {
-	case version == s.ref:
-		return s.span, nil
-	case version == s.ref|wire.CellOver && cell[l.spans.Fields["goid"]/8] == s.owner:
-		return l.nearest(cell[l.spans.Fields["enclosing"]/8:][:wire.Enclosing])
+	case version == ref:
+		return cell[l.spans.Fields["span_id"]/8], nil
+	case version == ref|wire.CellOver && !outside:
+		return l.nearest(cell[l.spans.Fields["ancestors"]/8:][:wire.Ancestors])
 	default:
 		return 0, nil
 	}

@@ -92,7 +92,7 @@ func serveUniversal(parent *childproc.Parent) {
 var libraryMapping = regexp.MustCompile(`(?m)^(([0-9a-f]+)-[0-9a-f]+) r-xp \S+ \S+ \S+ +/\S*elastic-jvmti-linux-\S+`)
 
 // wordOffset returns how far from its thread pointer a thread has the pointer to its record, as
-// the library of a process says. internal/interop shows that the OpenTelemetry eBPF profiler's
+// the library of a process says. internal/interop/profiler shows that the OpenTelemetry eBPF profiler's
 // own code finds the same.
 func wordOffset(t *testing.T, pid int) uint64 {
 	t.Helper()

@@ -36,8 +36,8 @@ type scenario struct {
 	workers  int
 	// work does the work of one request, over and over, on each of the workers.
 	work func(*service)
-	// noGoroutineSlots says that goroutine slots cannot know of all spans here.
-	noGoroutineSlots bool
+	// noGoroutineTable says that goroutine table cannot know of all spans here.
+	noGoroutineTable bool
 	// ours says that it takes a function of spanctx.
 	ours bool
 	// brief are the numbers of the publications that otelctx record is measured with here,
@@ -67,11 +67,11 @@ var scenarios = []scenario{
 	{name: "HTTP, concurrency 1, child spans", workers: 1, work: (*service).getChild},
 	{name: "HTTP, concurrency 8, child spans", workers: 8, work: (*service).getChild, brief: []int{byDefault}},
 	{name: "HTTP, concurrency 64, child spans", workers: 64, work: (*service).getChild},
-	{name: "a goroutine started inside", workers: 4, work: (*service).start, noGoroutineSlots: true, brief: []int{2}},
+	{name: "a goroutine started inside", workers: 4, work: (*service).start, noGoroutineTable: true, brief: []int{2}},
 	{name: "a goroutine by spanctx.Go", workers: 4, work: (*service).attach, ours: true},
 	{name: "End on another goroutine", workers: 4, work: (*service).endElsewhere, brief: []int{1, 2}},
-	{name: "64 slots, 256 goroutines", capacity: 64, workers: 256, work: (*service).request, noGoroutineSlots: true},
-	{name: "4 slots, 16 goroutines", capacity: 4, workers: 16, work: (*service).request, noGoroutineSlots: true, brief: []int{0, 4}},
+	{name: "64 slots, 256 goroutines", capacity: 64, workers: 256, work: (*service).request, noGoroutineTable: true},
+	{name: "4 slots, 16 goroutines", capacity: 4, workers: 16, work: (*service).request, noGoroutineTable: true, brief: []int{0, 4}},
 }
 
 // busiest is the number of the scenario that costs are measured in.
@@ -197,7 +197,7 @@ func (s *service) endElsewhere() {
 type publication struct {
 	name    string
 	options []spanctx.Option
-	// exact says that no span may be missed, but for scenario.noGoroutineSlots if
+	// exact says that no span may be missed, but for scenario.noGoroutineTable if
 	// slots are all there is; proven, that none may be wrong.
 	exact, slots, proven bool
 	// labels says that goroutines get labels, peer that grafana/otel-profiling-go is who
@@ -206,22 +206,22 @@ type publication struct {
 }
 
 var publications = []publication{
-	{name: "thread slots, owner checked", options: []spanctx.Option{spanctx.WithGoroutineRecord(false), spanctx.WithGoroutineSlots(false)}, proven: true},
+	{name: "thread slots, owner checked", options: []spanctx.Option{spanctx.WithGoroutineRecord(false), spanctx.WithGoroutineTable(false)}, proven: true},
 	{
-		name: "goroutine slots", exact: true, slots: true, proven: true,
+		name: "goroutine table", exact: true, slots: true, proven: true,
 		options: []spanctx.Option{
-			spanctx.WithThreadSlots(false), spanctx.WithGoroutineRecord(false), spanctx.WithGoroutineSlots(true),
+			spanctx.WithThreadSlots(false), spanctx.WithGoroutineRecord(false), spanctx.WithGoroutineTable(true),
 		},
 	},
-	{name: "goroutine record", options: []spanctx.Option{spanctx.WithThreadSlots(false), spanctx.WithGoroutineSlots(false)}, exact: true, proven: true, labels: true},
+	{name: "goroutine record", options: []spanctx.Option{spanctx.WithThreadSlots(false), spanctx.WithGoroutineTable(false)}, exact: true, proven: true, labels: true},
 	{name: "default", exact: true, proven: true, labels: true},
 	{
 		name:    "thread slots of layout 1, unproven",
-		options: []spanctx.Option{spanctx.WithGoroutineRecord(false), spanctx.WithGoroutineSlots(false), spanctx.WithDatadogLayout()},
+		options: []spanctx.Option{spanctx.WithGoroutineRecord(false), spanctx.WithGoroutineTable(false), spanctx.WithDatadogLayout()},
 	},
 	// Its process says where goroutines keep their labels, and has no records.
 	{name: "grafana/otel-profiling-go", options: []spanctx.Option{spanctx.WithGoroutineRecord(false)}, labels: true, peer: true},
-	{name: "all", options: []spanctx.Option{spanctx.WithGoroutineSlots(true)}},
+	{name: "all", options: []spanctx.Option{spanctx.WithGoroutineTable(true)}},
 }
 
 // byDefault and all are the numbers of publications. One is of the usual carriers, the

@@ -10,6 +10,6 @@
 // shown, and again after it may not be shown any more. Whatever a reader shows is
 // compared with it.
 //
-// Everything is in the tests; make soak runs them for ten minutes, and what that has
+// Everything is in the tests; make bench WHAT=soak runs them for ten minutes, and what that has
 // shown is in docs/soak.md in the repository's root.
 package soak

@@ -182,7 +182,7 @@ func (v *visitor) look(ctx context.Context) error {
 			for _, t := range threads {
 				err = errors.Join(err, v.slot(&c, uint64(t.OwnTID)))
 			}
-		case reader.GoroutineSlots:
+		case reader.GoroutineTable:
 			for _, t := range threads {
 				err = errors.Join(err, v.slot(&c, t.Goroutine))
 			}

@@ -158,7 +158,7 @@ func newService(o order) (*service, error) {
 		resourcepublisher.WithResource(generation(0)),
 		sdktrace.WithSpanProcessor(resourcepublisher.Current()),
 		spanctx.WithPublishing(
-			spanctx.WithGoroutineSlots(true), spanctx.WithAttributeKeys(laneKey), spanctx.WithCapacity(o.Capacity),
+			spanctx.WithGoroutineTable(true), spanctx.WithAttributeKeys(laneKey), spanctx.WithCapacity(o.Capacity),
 		),
 		sdktrace.WithSpanProcessor(s.integration),
 		sdktrace.WithBatcher(s.integration.NewExporter(s.exporter)),

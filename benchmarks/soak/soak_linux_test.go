@@ -207,9 +207,9 @@ func (s *soak) enough(c *curves, r report) bool {
 // everyCount are the counts of which none may be zero.
 var everyCount = []string{
 	spansBy + byReaderFrom + reader.GoroutineRecord.String(),
-	spansBy + byLook + reader.ThreadSlots.String(), spansBy + byLook + reader.GoroutineSlots.String(),
+	spansBy + byLook + reader.ThreadSlots.String(), spansBy + byLook + reader.GoroutineTable.String(),
 	lanesBy + byReaderFrom + reader.GoroutineRecord.String(),
-	lanesBy + byLook + reader.ThreadSlots.String(), lanesBy + byLook + reader.GoroutineSlots.String(),
+	lanesBy + byLook + reader.ThreadSlots.String(), lanesBy + byLook + reader.GoroutineTable.String(),
 	spansBy + byWatch, spansBy + byRecord, lanesBy + byRecord, contextsBy + byInspect, contextsBy + byReader,
 	contextsBy + byOfficial,
 }

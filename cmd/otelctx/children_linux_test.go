@@ -22,8 +22,6 @@ import (
 
 	"github.com/otelctx/otelctx/internal/boottime"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
-	"github.com/otelctx/otelctx/internal/testing/seccomp"
-	"github.com/otelctx/otelctx/internal/testing/userfault"
 	"github.com/otelctx/otelctx/internal/vma"
 	"github.com/otelctx/otelctx/internal/wire"
 	"github.com/otelctx/otelctx/resourcepublisher"
@@ -44,7 +42,7 @@ const tick = 5 * time.Millisecond
 
 // startPublisher returns a service with these attributes that has published, under a system
 // call filter if there are rules.
-func startPublisher(t *testing.T, name, instance string, rules ...seccomp.Rule) *childproc.Child {
+func startPublisher(t *testing.T, name, instance string, rules ...childproc.Rule) *childproc.Child {
 	t.Helper()
 	c := startIdle(t)
 	asked, err := json.Marshal(order{name, instance, rules})
@@ -72,7 +70,7 @@ func startIdle(t *testing.T) *childproc.Child {
 // order is what a publisher is asked for.
 type order struct {
 	Name, Instance string
-	Rules          []seccomp.Rule
+	Rules          []childproc.Rule
 }
 
 func publisherRole(parent *childproc.Parent) {
@@ -85,7 +83,7 @@ func publisherRole(parent *childproc.Parent) {
 	var o order
 	parent.Must(json.Unmarshal([]byte(asked), &o))
 	if len(o.Rules) > 0 {
-		parent.Must(seccomp.Deny(o.Rules...))
+		parent.Must(childproc.Deny(o.Rules...))
 	}
 	parent.Must(resourcepublisher.SetAttributes(
 		attribute.String("threadlocal.schema_version", "go_pprof_labels_v1"),
@@ -193,7 +191,7 @@ func startStalling(t *testing.T) *childproc.Child {
 
 func stallingRole(parent *childproc.Parent) {
 	parent.AdmitReaders()
-	_, awaitReader, err := userfault.Stall(wire.ProcessContextName, os.Getpagesize())
+	_, awaitReader, err := childproc.Stall(wire.ProcessContextName, os.Getpagesize())
 	switch {
 	case errors.Is(err, fs.ErrPermission) && os.Geteuid() != 0:
 		parent.Send("not permitted")

@@ -26,6 +26,7 @@ const (
 	exitInvalid       = 6
 	exitBusy          = 7
 	exitNoAnswer      = 8
+	exitNotConforming = 10
 	exitNotExecutable = 126
 	exitNotFound      = 127
 )
@@ -46,6 +47,7 @@ var exitCodes = []struct {
 	{exitInvalid, "what the process publishes is not a valid context", []error{reader.ErrInvalid}},
 	{exitBusy, "the context was being updated each time it was looked at", []error{reader.ErrBusy}},
 	{exitNoAnswer, "reading the process timed out", []error{patient.ErrNoAnswer, patient.ErrTooMany}},
+	{exitNotConforming, "verify: a rule is broken", []error{errNotConforming}},
 	{exitNotExecutable, "record -- COMMAND: the command cannot be executed", []error{launch.ErrNotExecutable}},
 	{exitNotFound, "record -- COMMAND: there is no such command", []error{launch.ErrNotFound}},
 }

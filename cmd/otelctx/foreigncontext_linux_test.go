@@ -37,7 +37,7 @@ func TestSpansBesideAnyProcessContext(t *testing.T) {
 		"ours":                              {nil, "burner", false, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			c := startBurner(t, nil, append(test.words, burner.Records, burner.GoroutineSlots, burner.ThreadSlots)...)
+			c := startBurner(t, nil, append(test.words, burner.Records, burner.GoroutineTable, burner.ThreadSlots)...)
 			inspected := otelctx(t, "inspect", pidOf(c), "--json")
 			require.Zero(t, inspected.code, inspected.stderr)
 			var d document

@@ -26,6 +26,7 @@ type cli struct {
 	Inspect    inspectCommand    `cmd:""                             help:"Show everything that one process publishes."`
 	Watch      watchCommand      `cmd:""                             help:"Show live which spans the threads of one process are in."`
 	Spans      spansCommand      `cmd:""                             help:"Show the spans of one process that have started and not ended."`
+	Verify     verifyCommand     `cmd:""                             help:"Check what a process publishes, or a file of profiles, against the formats' rules."`
 	Record     recordCommand     `cmd:""                             help:"Record what processes use the CPU for, span by span."`
 	Completion completionCommand `cmd:""                             help:"Print what completes command lines in a shell."`
 	Man        manCommand        `cmd:""                             help:"Print the manual page."`

@@ -11,19 +11,19 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/otelctx/otelctx/internal/testing/seccomp"
+	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/vma"
 )
 
 // The names that a kernel may show a context by, each as inspect and list see it.
 func TestMappingNames(t *testing.T) {
 	for want, test := range map[string]struct {
-		rules []seccomp.Rule
+		rules []childproc.Rule
 		named bool
 	}{
-		"/memfd:OTEL_CTX (deleted)": {rules: []seccomp.Rule{seccomp.NoNaming}},
+		"/memfd:OTEL_CTX (deleted)": {rules: []childproc.Rule{childproc.NoNaming}},
 		"[anon_shmem:OTEL_CTX]":     {named: true},
-		"[anon:OTEL_CTX]":           {rules: []seccomp.Rule{seccomp.NoMemfd}, named: true},
+		"[anon:OTEL_CTX]":           {rules: []childproc.Rule{childproc.NoMemfd}, named: true},
 	} {
 		t.Run(want, func(t *testing.T) {
 			if test.named {

@@ -45,7 +45,7 @@ type recordCommand struct {
 	Kernel    bool    `help:"Record the kernel's part of stacks too."                                                           name:"kernel"`
 	NoSymbols bool    `help:"Do not name functions: the profile has addresses and build ids, by which they can be named later." name:"no-symbols"`
 	IDs       bool    `help:"Put the ids of spans on samples as attributes too, for backends that drop links."                  name:"id-attributes"`
-	Carrier   string  `default:""                                                                                               enum:",labels,record,goroutine_slots,thread_slots"       help:"Read only labels, record, goroutine_slots or thread_slots."        name:"carrier" placeholder:"NAME"`
+	Carrier   string  `default:""                                                                                               enum:",labels,record,goroutine_table,thread_slots"       help:"Read only labels, record, goroutine_table or thread_slots."        name:"carrier" placeholder:"NAME"`
 	Top       int     `default:"10"                                                                                             help:"How many rows a table has; 0 shows all."           name:"top"`
 	JSON      bool    `help:"Print a JSON object instead of tables."                                                            name:"json"`
 
@@ -66,7 +66,7 @@ func (*recordCommand) Help() string {
 		"as unproven, and have the attribute otelctx.span.unproven in the profile.\n\n" +
 		"Where a process shows its spans in several ways the best one counts: the goroutine's record, its slot, the thread's " +
 		"slot. --carrier reads one of them alone, to see what a profiler sees that knows only that one: record, " +
-		"goroutine_slots, thread_slots, or labels. Labels are the goroutine's runtime/pprof labels trace_id and span_id, 32 and " +
+		"goroutine_table, thread_slots, or labels. Labels are the goroutine's runtime/pprof labels trace_id and span_id, 32 and " +
 		"16 lower-case hexadecimal digits, whoever has set them. They are read as the OpenTelemetry eBPF profiler reads them: " +
 		"the first 10 labels, keys cut to 15 bytes, values cut to 47. A label may outlive its span. The process must say where " +
 		"goroutines keep labels, as services with spanctx do even without records, and be built with Go 1.24 to 1.27. A process " +
@@ -179,7 +179,7 @@ func (c *recordCommand) Validate() error {
 var carriers = map[string]sampler.Carrier{
 	"labels":          sampler.Labels,
 	"record":          sampler.GoroutineRecord,
-	"goroutine_slots": sampler.GoroutineSlots,
+	"goroutine_table": sampler.GoroutineTable,
 	"thread_slots":    sampler.ThreadSlots,
 }
 
@@ -323,6 +323,9 @@ func (c *recordCommand) complain(s streams, r *recording.Result) {
 	}
 	if r.Replaced > 0 {
 		s.complainf("%d samples were left out: their process had just begun to run another program", r.Replaced)
+	}
+	if r.Unnamed > 0 {
+		s.complainf("%d samples lack names of functions: finding them took too long, or it is not known what their process had mapped", r.Unnamed)
 	}
 	if r.Filtered > 0 {
 		s.complainf("%d samples were left out by --filter", r.Filtered)

@@ -243,7 +243,7 @@ func TestRecordAttributes(t *testing.T) {
 	t.Parallel()
 	needSampling(t)
 	for _, words := range []string{
-		burner.Records, burner.GoroutineSlots, burner.ThreadSlots, burner.Words(burner.GoroutineSlots, burner.Context, burner.NoContext),
+		burner.Records, burner.GoroutineTable, burner.ThreadSlots, burner.Words(burner.GoroutineTable, burner.Context, burner.NoContext),
 	} {
 		t.Run(words, func(t *testing.T) {
 			c := startBurner(t, nil, words, burner.Keyed)

@@ -19,7 +19,7 @@ import (
 func TestRecordByCarrier(t *testing.T) {
 	t.Parallel()
 	needSampling(t)
-	service := []string{burner.Records, burner.GoroutineSlots, burner.ThreadSlots}
+	service := []string{burner.Records, burner.GoroutineTable, burner.ThreadSlots}
 	for name, test := range map[string]struct {
 		carrier string
 		words   []string
@@ -30,9 +30,9 @@ func TestRecordByCarrier(t *testing.T) {
 		"labels":                         {"labels", service, true, false, ""},
 		"labels of another library":      {"labels", []string{burner.ThreadSlots, burner.Foreign}, true, true, ""},
 		"record":                         {"record", service, true, false, ""},
-		"goroutine slots":                {"goroutine_slots", append(service, burner.Foreign), true, false, ""},
+		"goroutine table":                {"goroutine_table", append(service, burner.Foreign), true, false, ""},
 		"thread slots":                   {"thread_slots", append(service, burner.Foreign), true, false, ""},
-		"a carrier that is not there":    {"goroutine_slots", []string{burner.Records}, false, false, "no spans by goroutine_slots: the process does not have this carrier"},
+		"a carrier that is not there":    {"goroutine_table", []string{burner.Records}, false, false, "no spans by goroutine_table: the process does not have this carrier"},
 		"a service that shows no spans":  {"record", []string{burner.Silent}, false, false, ""},
 		"the best one, beside of others": {"", append(service, burner.Foreign), true, false, ""},
 	} {

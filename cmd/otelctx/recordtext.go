@@ -40,6 +40,9 @@ type recordDocument struct {
 	// Truncated counts samples that lack the outermost frames of their stack, those in Cut
 	// included.
 	Truncated uint64 `json:"truncated"`
+	// Unnamed counts samples that lack names because looking them up took too much time or memory, or
+	// because it is not known what their process had mapped.
+	Unnamed uint64 `json:"unnamed"`
 	// SpansLeftOut is how many spans are not in Spans at most: there are too many.
 	SpansLeftOut uint64 `json:"spans_left_out"`
 	// Dropped counts attributes that no profile can have.
@@ -161,7 +164,7 @@ func (c *recordCommand) document(r *recording.Result) recordDocument {
 	d := recordDocument{
 		PID: c.pid(), StartTimeUnixNano: r.Start.UnixNano(), DurationNano: int64(r.End.Sub(r.Start)), Frequency: c.Frequency,
 		Samples: r.Samples, Attributed: r.Attributed, Unproven: r.Unproven, Lost: r.Lost, Ended: r.Ended,
-		Replaced: r.Replaced, Cut: r.Cut, Truncated: r.Truncated, SpansLeftOut: r.SpansLeftOut, Dropped: r.Dropped, Filtered: r.Filtered,
+		Replaced: r.Replaced, Cut: r.Cut, Truncated: r.Truncated, Unnamed: r.Unnamed, SpansLeftOut: r.SpansLeftOut, Dropped: r.Dropped, Filtered: r.Filtered,
 		Processes: []processUseDocument{}, Spans: []spanUseDocument{}, Traces: []traceUseDocument{},
 		Work: []workUseDocument{}, Functions: []functionUseDocument{}, Endpoints: []endpointUseDocument{},
 		SpanNames: []spanNameUseDocument{}, Attributes: []attributeUseDocument{},

@@ -94,7 +94,7 @@ func TestCompletion(t *testing.T) {
 				"otelctx ins":                         "inspect",
 				"otelctx record --freq":               "--freq",
 				"otelctx record --format pp":          "pprof",
-				"otelctx record --carrier ":           "goroutine_slots",
+				"otelctx record --carrier ":           "goroutine_table",
 				"otelctx record -p 47":                "4711",
 				"otelctx watch 47":                    "4711",
 				"otelctx completion fi":               "fish",

@@ -57,12 +57,12 @@ func inSpans(threads []reader.Thread) []reader.Thread {
 
 // carrierDocument is a way in which a process shows spans, for --json.
 type carrierDocument struct {
-	// Kind is thread_slots, goroutine_slots or goroutine_record. More may come.
+	// Kind is thread_slots, goroutine_table or goroutine_record. More may come.
 	Kind string `json:"kind"`
 	// Source is advertised, found_by_name or found_by_magic.
 	Source string `json:"source"`
 	// Mapping, Address, Layout, Capacity, HeaderSize and SlotSize describe a ring of
-	// slots, with sizes in bytes; they are "" and 0 for other kinds.
+	// slots or the goroutine table, with sizes in bytes; they are "" and 0 for other kinds.
 	Mapping    string `json:"mapping"`
 	Address    uint64 `json:"address"`
 	Layout     int    `json:"layout"`
@@ -159,7 +159,11 @@ func carrierText(d *carrierDocument) string {
 		if name == "" {
 			name = "no name"
 		}
-		return fmt.Sprintf("layout %d, %d slots of %d bytes at %#x, %s", d.Layout, d.Capacity, d.SlotSize, d.Address, keyText(name))
+		what := "slots"
+		if d.Kind == reader.GoroutineTable.String() {
+			what = "entries"
+		}
+		return fmt.Sprintf("layout %d, %d %s of %d bytes at %#x, %s", d.Layout, d.Capacity, what, d.SlotSize, d.Address, keyText(name))
 	case d.RecordOffset != 0:
 		return fmt.Sprintf("%d bytes behind the label pointer", d.RecordOffset)
 	default:

@@ -190,7 +190,7 @@ func TestWatchOfNothing(t *testing.T) {
 func sampleThreads() []reader.Thread {
 	return []reader.Thread{
 		{TID: 9, OwnTID: 3, Goroutine: 7, Span: &reader.ThreadSpan{
-			TraceID: [16]byte{15: 1}, SpanID: [8]byte{7: 2}, LocalRootSpanID: [8]byte{7: 3}, Carrier: reader.GoroutineSlots, Proven: true,
+			TraceID: [16]byte{15: 1}, SpanID: [8]byte{7: 2}, LocalRootSpanID: [8]byte{7: 3}, Carrier: reader.GoroutineTable, Proven: true,
 			Attributes: []reader.ThreadAttribute{{Key: "z\x1b", Value: "\x1b[2J"}, {Key: "a", Value: strings.Repeat("x", 100)}},
 		}},
 		{TID: 8, OwnTID: 8, Span: &reader.ThreadSpan{TraceID: [16]byte{1}, SpanID: [8]byte{1}, Carrier: reader.ThreadSlots}},
@@ -205,7 +205,7 @@ func TestThreadsForPeople(t *testing.T) {
 	assert.Equal(t, `Process 1 at 03:04:05.006: threads in a span: 2 of 3
   TID        GOROUTINE  TRACE ID                          SPAN ID           LOCAL ROOT        CARRIER                 ATTRIBUTES
   8          -          01000000000000000000000000000000  0100000000000000  -                 thread_slots, unproven  -
-  9 (own 3)  7          00000000000000000000000000000001  0000000000000002  0000000000000003  goroutine_slots         `+
+  9 (own 3)  7          00000000000000000000000000000001  0000000000000002  0000000000000003  goroutine_table         `+
 		`a=`+strings.Repeat("x", 60)+`… (100 characters, --json shows all) "z\x1b"="\x1b[2J"
 
 `, out.String())

@@ -25,8 +25,8 @@ struct slot {
 };
 struct table { uint32_t magic, layout, capacity, cell_size, header_size, used; };
 struct cell {
-	uint64_t version, trace_id_high, trace_id_low, span_id, local_root_span_id, goid, enclosing[3];
-	uint64_t trace_flags, start_unix_ns, g; uint32_t tid, reserved[7];
+	uint64_t version, trace_id_high, trace_id_low, span_id, local_root_span_id, goid, ancestors[3];
+	uint8_t trace_flags, outside, reserved1[6]; uint64_t start_unix_ns, g; uint32_t tid, reserved2[7];
 };
 struct field { uint64_t value; const uint8_t *at, *end; }; // of protobuf: an integer, or bytes
 static uint8_t payload[65536];
@@ -85,16 +85,26 @@ static size_t read_payload(uint64_t address) {
 	}
 	return 0;
 }
-// Reads the slot of a thread or goroutine, and returns 0 if it is being written.
-static int read_slot(const char *ring_key, uint64_t id, struct slot *s) {
+// Returns the runtime's m of a thread by the thread's slot, or 0. What the slot says may be torn or
+// old, but the m says of which thread it is.
+static uint64_t find_m(uint32_t tid) {
 	struct ring ring;
-	uint64_t address = integer(ring_key);
+	struct slot s;
+	uint64_t address = integer("threadlocal.slots.address");
 	if (!read_at(address, &ring, sizeof ring) || ring.magic != 0x4F54454C || ring.layout != 2 || !ring.capacity) return 0;
-	address += ring.header_size + id % ring.capacity * ring.slot_size;
-	uint64_t seq = number_at(address + 0x1C, 4), in_use = number_at(address + 0x18, 1);
-	if (!read_at(address, s, sizeof *s)) return 0;
-	in_use |= s->in_use | number_at(address + 0x18, 1);
-	return !in_use && s->seq == seq && number_at(address + 0x1C, 4) == seq;
+	if (!read_at(address + ring.header_size + tid % ring.capacity * ring.slot_size, &s, sizeof s)) return 0;
+	return number_at(s.m + integer("threadlocal.go.m_procid_offset"), 8) == tid ? s.m : 0;
+}
+// Reads what a goroutine has published in the goroutine table, and returns 0 if its entry is
+// another one's.
+static int read_entry(uint64_t goid, uint64_t g, uint64_t *ref) {
+	struct table t;
+	uint64_t address = integer("threadlocal.goroutines.address"), entry[2];
+	if (!read_at(address, &t, sizeof t) || t.magic != 0x4F544754 || t.layout != 1 || t.capacity != 65536) return 0;
+	address += t.header_size + (goid % 8192 * 8 + goid / 8192 % 8) * t.cell_size;
+	if (!read_at(address, entry, sizeof entry)) return 0;
+	*ref = entry[0] & ~1ULL;
+	return entry[1] == (~((g >> 3 & ((1ULL << 45) - 1)) | goid >> 16 << 45) ^ entry[0] * 0x9E3779B97F4A7C15);
 }
 // Reads the header of the span table and returns where its cells are, or 0.
 static uint64_t read_table(struct table *t) {
@@ -116,25 +126,18 @@ static void print_span(const struct cell *c, uint64_t goid) {
 	printf("trace %016" PRIx64 "%016" PRIx64 " span %016" PRIx64 " goroutine %" PRIu64 "\n", c->trace_id_high, c->trace_id_low,
 	       c->span_id, goid);
 }
-// Prints the span that the goroutine on a thread is in. The goroutine's own slot says so, or
-// the thread's slot if another goroutine has taken the first.
+// Prints the span that the goroutine on a thread is in, as the goroutine's entry says.
 static void show_span(const char *thread, uint32_t tid) {
-	struct slot of_thread, s;
-	if (!read_slot("threadlocal.slots.address", tid, &of_thread) || of_thread.tid != tid) return;
-	uint64_t procid = number_at(of_thread.m + integer("threadlocal.go.m_procid_offset"), 8);
-	uint64_t curg = number_at(of_thread.m + integer("threadlocal.go.m_curg_offset"), 8);
+	uint64_t m = find_m(tid), curg = number_at(m + integer("threadlocal.go.m_curg_offset"), 8), ref;
 	uint64_t goid = number_at(curg + integer("threadlocal.go.g_goid_offset"), 8);
-	if (!read_slot("threadlocal.goroutine_slots.address", goid, &s) || s.owner_goid != goid) s = of_thread;
-	if (procid != tid || !goid || s.owner_goid != goid || !s.span_id || !(s.trace_id_high | s.trace_id_low)) return;
-	struct cell c = {.trace_id_high = s.trace_id_high, .trace_id_low = s.trace_id_low, .span_id = s.span_id};
-	int is = s.span_ref ? read_cell(s.span_ref, &c) : LIVE;
-	// A thread's slot is out of date if the goroutine has gone on elsewhere.
-	if (s.span_id == of_thread.span_id && is != GONE && c.goid == goid && c.tid != tid) return;
-	if (is == OVER && c.goid == goid) { // The goroutine is in what is live around it.
+	if (!m || !goid || !read_entry(goid, curg, &ref)) return;
+	struct cell c;
+	int is = read_cell(ref, &c);
+	if (is == OVER && !(c.outside && c.goid == goid)) { // The goroutine is in the nearest live ancestor.
 		struct cell over = c;
-		for (int i = 0; i < 3 && is != LIVE; i++) is = read_cell(over.enclosing[i], &c);
+		for (int i = 0; i < 3 && is != LIVE; i++) is = read_cell(over.ancestors[i], &c);
 	}
-	if (is != LIVE || number_at(of_thread.m + integer("threadlocal.go.m_curg_offset"), 8) != curg) return;
+	if (is != LIVE || number_at(m + integer("threadlocal.go.m_curg_offset"), 8) != curg) return;
 	printf("thread %s ", thread);
 	print_span(&c, goid);
 }

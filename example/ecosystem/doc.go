@@ -9,14 +9,10 @@
 //	ecosystem                # record for 10 s, into a new directory
 //	ecosystem -duration 1m -freq 997 -dir DIR
 //
-// It runs the commands collector and join of this module, quickstart of the module
-// example and otelctx. It runs them as a user would by hand, and shows how; flags say
-// where they are. make ecosystem, at the top of the repository, builds them all and
-// runs this.
+// It runs a Collector, quickstart, otelctx and join as a user would by hand, and shows how;
+// flags say where they are. make interop WHAT=ecosystem, at the top of the repository, builds
+// them all and runs this.
 //
 // Recording takes the capabilities CAP_BPF and CAP_PERFMON: without them it exits with
 // code 4, as otelctx does.
-//
-// This is a module of its own because a collector comes with more than a hundred
-// modules, which nobody needs who reads the other examples.
 package main

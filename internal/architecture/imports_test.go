@@ -152,7 +152,7 @@ var dependenciesOnce = sync.OnceValues(func() (map[string]row, error) {
 		return nil, err
 	}
 	// Those of the library, and the one of a module of its own.
-	patterns := map[string][]string{"cmd/otelctx": {"."}, "instrumentation": {"."}}
+	patterns := map[string][]string{"cmd/otelctx": {"."}}
 	for name := range linked {
 		if patterns[name] == nil {
 			patterns["."] = append(patterns["."], "./"+name)

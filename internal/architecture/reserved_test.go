@@ -18,7 +18,7 @@ var reserved = map[string]string{
 	"unsafe": "internal/wire internal/vma internal/ordered internal/cells internal/ring internal/gorecord internal/goruntime internal/apmlib " +
 		"internal/profilersocket internal/sdkspan spanctx cmd/otelctx/internal/kernel/privilege instrumentation " +
 		// Tests, and programs that are tested.
-		"internal/testing/seccomp internal/testing/userfault internal/interop internal/goruntime/testdata/probe internal/testing/burner " +
+		"internal/testing/childproc internal/interop/profiler internal/goruntime/testdata/probe internal/testing/burner " +
 		"cmd/otelctx/internal/recording cmd/otelctx/internal/profile/symbols/testdata/prog benchmarks/internal/leaf",
 	// Assembly.
 	".s": "internal/goruntime internal/apmlib benchmarks/internal/leaf",
@@ -32,7 +32,7 @@ var reserved = map[string]string{
 	// Where tests make system calls that package syscall does not have. Those of other
 	// code are in [graph].
 	"x/sys in tests": "internal/apmlib internal/goruntime internal/goruntime/testdata/probe internal/profilersocket " +
-		"internal/patient internal/vma reader universalprofiling internal/backends cmd/otelctx cmd/otelctx/internal/kernel/sampler cmd/otelctx/internal/collectortest cmd/otelctx/internal/hostile",
+		"internal/patient internal/vma reader universalprofiling internal/interop/backends internal/interop/otlp cmd/otelctx cmd/otelctx/internal/kernel/sampler cmd/otelctx/internal/hostile",
 }
 
 // linknames says which functions and variables of the runtime are reached without its
@@ -52,10 +52,7 @@ var memoryCalls = map[string]string{
 	// Nothing about memory: it lets a command go that waits before its first instruction.
 	"cmd/otelctx/internal/kernel/launch": "PtraceCont PtraceDetach",
 	// For tests.
-	"internal/testing/childproc": "SYS_PRCTL",
-	"internal/testing/userfault": "MemfdCreate Mmap Mprotect SYS_USERFAULTFD",
-	// The numbers of the calls that it has fail, for tests, and what that takes.
-	"internal/testing/seccomp": "Prctl SYS_MADVISE SYS_MEMFD_CREATE SYS_MMAP SYS_PRCTL SYS_PROCESS_VM_READV",
+	"internal/testing/childproc": "MemfdCreate Mmap Mprotect Prctl SYS_MADVISE SYS_MEMFD_CREATE SYS_MMAP SYS_PRCTL SYS_PROCESS_VM_READV SYS_USERFAULTFD",
 }
 
 // memoryCall matches the names that are about memory.

@@ -29,7 +29,6 @@ const modulePath = "github.com/otelctx/otelctx"
 // tree is the project's source: every Go file, whatever it is built for.
 type tree struct {
 	root  string
-	set   *token.FileSet
 	files []file
 	// others are the paths of all other files, relative to root and with slashes.
 	others []string
@@ -60,7 +59,7 @@ var parsed = sync.OnceValues(func() (tree, error) {
 	if err != nil {
 		return tree{}, err
 	}
-	out := tree{root: root, set: token.NewFileSet()}
+	out, set := tree{root: root}, token.NewFileSet()
 	err = filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
@@ -80,7 +79,7 @@ var parsed = sync.OnceValues(func() (tree, error) {
 			out.others = append(out.others, rel)
 			return nil
 		}
-		ast, err := parser.ParseFile(out.set, path, nil, parser.ParseComments|parser.SkipObjectResolution)
+		ast, err := parser.ParseFile(set, path, nil, parser.ParseComments|parser.SkipObjectResolution)
 		if err != nil {
 			return err
 		}
@@ -94,11 +93,6 @@ var parsed = sync.OnceValues(func() (tree, error) {
 	})
 	return out, err
 })
-
-// rel returns the name that a file has in tr, with slashes.
-func (tr tree) rel(path string) string {
-	return filepath.ToSlash(strings.TrimPrefix(path, tr.root+string(filepath.Separator)))
-}
 
 // imports returns the paths that f imports.
 func (f file) imports() []string {

@@ -24,11 +24,11 @@ const Capacity = 1 << 16
 // Ref names the cell of one span. The zero Ref names nothing.
 type Ref = wire.Ref
 
-// Enclosing are the spans around a span, innermost first, as its goroutine was in them
-// when it started the span.
-type Enclosing = [wire.Enclosing]Ref
+// Ancestors are the parent of a span, its grandparent and its great-grandparent, by the context
+// that the span was started with.
+type Ancestors = [wire.Ancestors]Ref
 
-const _ = -(wire.Enclosing ^ 3) // All three are spelled out below, and in gorecord and spanctx.
+const _ = -(wire.Ancestors ^ 3) // All three are spelled out below, and in gorecord.
 
 // Span is what a cell says of its span.
 type Span struct {
@@ -36,10 +36,14 @@ type Span struct {
 
 	LocalRootSpanID uint64
 	Goid            uint64
-	Enclosing       Enclosing
-	TraceFlags      uint8
-	StartUnixNS     uint64
-	G               uintptr
+	Ancestors       Ancestors
+	// Outside is whether the goroutine that started the span was in none of its ancestors, and
+	// Before is what it was in.
+	Outside     bool
+	Before      Position
+	TraceFlags  uint8
+	StartUnixNS uint64
+	G           uintptr
 	// TID is the id of the thread that the goroutine shows the span on.
 	TID uint32
 	// Name and Endpoint are the numbers of its name and of that of its local root.
@@ -182,9 +186,11 @@ func (t *Table) Load(r Ref, s *Span) bool {
 	s.TraceIDHigh, s.TraceIDLow = atomic.LoadUint64(&c.TraceIDHigh), atomic.LoadUint64(&c.TraceIDLow)
 	s.SpanID, s.LocalRootSpanID = atomic.LoadUint64(&c.SpanID), atomic.LoadUint64(&c.LocalRootSpanID)
 	s.Goid = atomic.LoadUint64(&c.Goid)
-	s.Enclosing[0], s.Enclosing[1] = Ref(atomic.LoadUint64(&c.Enclosing[0])), Ref(atomic.LoadUint64(&c.Enclosing[1]))
-	s.Enclosing[2] = Ref(atomic.LoadUint64(&c.Enclosing[2]))
-	s.TraceFlags, s.StartUnixNS = uint8(atomic.LoadUint64(&c.TraceFlags)), atomic.LoadUint64(&c.Start)
+	s.Ancestors[0], s.Ancestors[1] = Ref(atomic.LoadUint64(&c.Ancestors[0])), Ref(atomic.LoadUint64(&c.Ancestors[1]))
+	s.Ancestors[2] = Ref(atomic.LoadUint64(&c.Ancestors[2]))
+	flags := atomic.LoadUint64(&c.Flags)
+	s.TraceFlags, s.Outside, s.StartUnixNS = uint8(flags), flags&wire.CellOutside != 0, atomic.LoadUint64(&c.Start)
+	s.Before = Position(atomic.LoadUint64(&c.Before))
 	s.G = uintptr(atomic.LoadUint64(&c.G))
 	names := atomic.LoadUint64(&c.Names)
 	s.Name, s.Endpoint = uint16(names), uint16(names>>wire.CellEndpointShift)
@@ -198,7 +204,7 @@ func (t *Table) IDs(r Ref) (k sdkspan.Key, traceFlags uint8) {
 	}
 	c := t.cell(r)
 	k.TraceIDHigh, k.TraceIDLow = atomic.LoadUint64(&c.TraceIDHigh), atomic.LoadUint64(&c.TraceIDLow)
-	k.SpanID, traceFlags = atomic.LoadUint64(&c.SpanID), uint8(atomic.LoadUint64(&c.TraceFlags))
+	k.SpanID, traceFlags = atomic.LoadUint64(&c.SpanID), uint8(atomic.LoadUint64(&c.Flags))
 	if atomic.LoadUint64(&c.Version) != uint64(r) {
 		return sdkspan.Key{}, 0
 	}
@@ -242,21 +248,6 @@ func (t *Table) Rename(r Ref, name uint16) {
 	atomic.CompareAndSwapUint64(&t.cell(r).Names, packNames(r, s.Name, s.Endpoint), packNames(r, name, endpoint))
 }
 
-// LoadEnclosing sets e to the spans around one that a goroutine has started. It does so for a
-// span that is over too, as long as its cell is not used for another one. Else it sets e to
-// zero.
-func (t *Table) LoadEnclosing(r Ref, goid uint64, e *Enclosing) {
-	*e = Enclosing{}
-	if r == 0 {
-		return
-	}
-	c := t.cell(r)
-	inner, middle, outer := atomic.LoadUint64(&c.Enclosing[0]), atomic.LoadUint64(&c.Enclosing[1]), atomic.LoadUint64(&c.Enclosing[2])
-	if atomic.LoadUint64(&c.Goid) == goid && atomic.LoadUint64(&c.Version)&^wire.CellOver == uint64(r) {
-		e[0], e[1], e[2] = Ref(inner), Ref(middle), Ref(outer)
-	}
-}
-
 // Reserve returns a Ref for a span that is about to start, whose cell is the caller's
 // until [Table.Commit], or 0 if there is none. The caller is pinned to the P with this
 // number until then.
@@ -274,9 +265,8 @@ func (t *Table) Reserve(p int) Ref {
 	}
 	// Generations begin with 1 more than the base, so that no Ref is 0.
 	next := max(atomic.LoadUint64(&c.Version), t.base)&^(wire.RefGeneration-1) + wire.RefGeneration + uint64(i)<<wire.RefIndexShift
-	// Readers see the new version before the cell changes, because all stores to a cell
-	// are ordered.
-	ordered.Put(&c.Version, next|wire.CellOver)
+	// Readers see the new version before the cell changes.
+	ordered.PutFirst(&c.Version, next|wire.CellOver)
 	return Ref(next)
 }
 
@@ -286,8 +276,8 @@ func (t *Table) Commit(p int, r Ref, s *Span) {
 	if invariants.Enabled {
 		v := atomic.LoadUint64(&c.Version)
 		invariants.Check(v == uint64(r)|wire.CellOver || t.closed(), "a cell is its own until it is committed")
-		for _, outer := range s.Enclosing {
-			invariants.Check(outer != r, "no span encloses itself")
+		for _, ancestor := range s.Ancestors {
+			invariants.Check(ancestor != r, "no span is its own ancestor")
 		}
 	}
 	ordered.Put(&c.TraceIDHigh, s.TraceIDHigh)
@@ -295,10 +285,15 @@ func (t *Table) Commit(p int, r Ref, s *Span) {
 	ordered.Put(&c.SpanID, s.SpanID)
 	ordered.Put(&c.LocalRootSpanID, s.LocalRootSpanID)
 	ordered.Put(&c.Goid, s.Goid)
-	ordered.Put(&c.Enclosing[0], uint64(s.Enclosing[0]))
-	ordered.Put(&c.Enclosing[1], uint64(s.Enclosing[1]))
-	ordered.Put(&c.Enclosing[2], uint64(s.Enclosing[2]))
-	ordered.Put(&c.TraceFlags, uint64(s.TraceFlags))
+	ordered.Put(&c.Ancestors[0], uint64(s.Ancestors[0]))
+	ordered.Put(&c.Ancestors[1], uint64(s.Ancestors[1]))
+	ordered.Put(&c.Ancestors[2], uint64(s.Ancestors[2]))
+	flags := uint64(s.TraceFlags)
+	if s.Outside {
+		flags |= wire.CellOutside
+	}
+	ordered.Put(&c.Flags, flags)
+	ordered.Put(&c.Before, uint64(s.Before))
 	ordered.Put(&c.Start, s.StartUnixNS)
 	ordered.Put(&c.G, uint64(s.G))
 	ordered.Put32(&c.TID, s.TID)
@@ -360,18 +355,8 @@ func (t *Table) SetThread(r Ref, goid uint64, tid uint32) {
 		return
 	}
 	c := t.cell(r)
-	if atomic.LoadUint64(&c.Goid) == goid && atomic.LoadUint64(&c.Version)&^wire.CellOver == uint64(r) {
+	if atomic.LoadUint64(&c.Goid) == goid && t.describes(c, r) {
 		ordered.Put32(&c.TID, tid)
-	}
-}
-
-// Disown notes that the spans around a span are no longer those in its cell. The caller is the
-// goroutine with this id, which has started the span, and is now attached to it elsewhere. From then
-// on the cell does not say who has started the span. Disown does nothing if another goroutine has.
-func (t *Table) Disown(r Ref, goid uint64) {
-	if r != 0 && goid != 0 {
-		// Nobody else stores this id: if the cell is another span's by now, it has another one.
-		atomic.CompareAndSwapUint64(&t.cell(r).Goid, goid, 0)
 	}
 }
 

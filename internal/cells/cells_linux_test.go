@@ -34,7 +34,7 @@ func TestEmptyTable(t *testing.T) {
 		root, name := table.LocalRoot(r)
 		assert.Zero(t, root)
 		assert.Zero(t, name)
-		assert.Zero(t, table.around(r, 0))
+		assert.Zero(t, table.ancestorsOf(r))
 	}
 	assert.Zero(t, table.Find(sdkspan.Key{}))
 	assert.Zero(t, table.Find(sdkspan.Key{SpanID: 1}))
@@ -56,7 +56,7 @@ func TestReserveShowsNothing(t *testing.T) {
 		assert.False(t, table.Live(ref) || table.End(ref) || table.Load(ref, new(Span)), "%#x", ref)
 	}
 	assert.Empty(t, table.live())
-	assert.Zero(t, table.around(first, spanOf(first).Goid), "the cell is another one's")
+	assert.Zero(t, table.ancestorsOf(first), "the cell is another one's")
 	s := spanOf(r)
 	table.Commit(p, r, &s)
 	assert.NoError(t, table.checkLive(r))
@@ -161,12 +161,12 @@ func TestFreeCellsRest(t *testing.T) {
 	require.True(t, table.end(r, false))
 	for n := range resting - 1 {
 		require.True(t, table.end(table.start(), false))
-		require.Equal(t, was.Enclosing, table.around(r, was.Goid), "after %d", n)
+		require.Equal(t, was.Ancestors, table.ancestorsOf(r), "after %d", n)
 	}
 	for range 10 * resting {
 		require.True(t, table.end(table.start(), false))
 	}
-	assert.Zero(t, table.around(r, was.Goid))
+	assert.Zero(t, table.ancestorsOf(r))
 	assert.LessOrEqual(t, int(table.Used()), resting+2, "cells are used again")
 }
 
@@ -477,8 +477,8 @@ func TestLoadUnderFire(t *testing.T) {
 				loaded++
 				assert.Equal(t, want, got)
 			}
-			if e := table.around(r, want.Goid); e != want.Enclosing && e != (Enclosing{}) {
-				t.Errorf("within %x instead of %x", e, want.Enclosing)
+			if e := table.ancestorsOf(r); e != want.Ancestors && e != (Ancestors{}) {
+				t.Errorf("within %x instead of %x", e, want.Ancestors)
 			}
 			if n%64 == 0 {
 				runtime.Gosched()
@@ -552,10 +552,14 @@ func TestNothingTornFromOutside(t *testing.T) {
 			}
 			live++
 			want := spanOf(Ref(version))
+			flags := uint64(want.TraceFlags)
+			if want.Outside {
+				flags |= 1 << 8
+			}
 			for i, word := range []uint64{
 				version, want.TraceIDHigh, want.TraceIDLow, want.SpanID, want.LocalRootSpanID, want.Goid,
-				uint64(want.Enclosing[0]), uint64(want.Enclosing[1]), uint64(want.Enclosing[2]),
-				uint64(want.TraceFlags), want.StartUnixNS, uint64(want.G),
+				uint64(want.Ancestors[0]), uint64(want.Ancestors[1]), uint64(want.Ancestors[2]),
+				flags, want.StartUnixNS, uint64(want.G),
 			} {
 				assert.Equal(t, word, get.Uint64(cell[8*i:]), "word %d of %#x", i, version)
 			}

@@ -84,7 +84,8 @@ func spanOf(r Ref) Span {
 	return Span{
 		Key:             sdkspan.Key{TraceIDHigh: mix(x + 1), TraceIDLow: mix(x + 2), SpanID: mix(x)},
 		LocalRootSpanID: mix(x + 3), Goid: 1 + mix(x+4)%2,
-		Enclosing:  Enclosing{Ref(mix(x + 5)), Ref(mix(x + 6)), Ref(mix(x + 7))},
+		Ancestors: Ancestors{Ref(mix(x + 5)), Ref(mix(x + 6)), Ref(mix(x + 7))},
+		Outside:   mix(x+13)%2 == 0, Before: Position(mix(x + 14)),
 		TraceFlags: uint8(mix(x + 8)), StartUnixNS: mix(x+9) >> 1, G: uintptr(mix(x + 10)),
 		Name: uint16(mix(x + 11)), Endpoint: uint16(mix(x + 12)),
 	}
@@ -147,10 +148,13 @@ func moreProcessors(t *testing.T) {
 	t.Cleanup(func() { runtime.GOMAXPROCS(old) })
 }
 
-// around returns what encloses a span.
-func (t *Table) around(r Ref, goid uint64) (e Enclosing) {
-	t.LoadEnclosing(r, goid, &e)
-	return e
+// ancestorsOf returns the ancestors of a span, zeros if its cell is another one's.
+func (t *Table) ancestorsOf(r Ref) Ancestors {
+	var l lineage
+	if !t.lineage(r, &l) {
+		return Ancestors{}
+	}
+	return l.ancestors
 }
 
 // live returns all spans that the table has.

@@ -53,7 +53,7 @@ func (x sharedIndex) bucket(id uint64) *bucket { return &x[hash(id, sharedBits)]
 func (t *Table) share(r Ref, id uint64) {
 	b := t.shared.bucket(id)
 	for {
-		oldest, least := 0, ^uint64(0)
+		oldest, least := Ref(0), ^uint64(0)
 		for i := range b {
 			old := Ref(b[i].Load())
 			if !t.Live(old) {
@@ -63,11 +63,12 @@ func (t *Table) share(r Ref, id uint64) {
 				continue
 			}
 			if age := t.age(old); age < least {
-				oldest, least = i, age
+				oldest, least = old, age
 			}
 		}
-		if old := Ref(b[oldest].Load()); old != 0 && t.evict(old) {
-			t.free.push(old.Index())
+		// The entry may be another span's by now. Evict the one whose age was compared.
+		if oldest != 0 && t.evict(oldest) {
+			t.free.push(oldest.Index())
 		}
 	}
 }

@@ -28,5 +28,5 @@ func TestInvariants(t *testing.T) {
 	require.True(t, table.End(live))
 	table.Free(live)
 	reserved := table.Reserve(p)
-	assert.Panics(t, func() { table.Commit(p, reserved, &Span{Enclosing: Enclosing{reserved}}) }, "inside of itself")
+	assert.Panics(t, func() { table.Commit(p, reserved, &Span{Ancestors: Ancestors{reserved}}) }, "inside of itself")
 }

@@ -107,7 +107,7 @@ func (w *modelWorker) step() error {
 			return fmt.Errorf("%#x was not live", r)
 		}
 		want := spanOf(r)
-		if e := w.table.around(r, want.Goid); e != want.Enclosing {
+		if e := w.table.ancestorsOf(r); e != want.Ancestors {
 			return fmt.Errorf("%#x, which is over and not free, is within %x", r, e)
 		}
 		w.table.giveBack(r, w.random.IntN(2) != 0)
@@ -150,8 +150,8 @@ func (t *Table) checkLive(r Ref) error {
 		"Is another trace": !t.Is(r, otherTrace), "Is another span": !t.Is(r, other), "Is no span": !t.Is(r, sdkspan.Key{}),
 		"Find": t.Find(k) == r, "Find another trace": t.Find(otherTrace) == 0,
 		"IsOf": t.IsOf(r, want.Goid), "IsOf another": !t.IsOf(r, want.Goid+1), "LocalRoot": root == want.LocalRootSpanID && endpoint == want.Endpoint,
-		"Enclosing": t.around(r, want.Goid) == want.Enclosing, "Enclosing of another goroutine": t.around(r, want.Goid+1) == Enclosing{},
-		"Index": r.Index() < t.Used(),
+		"Ancestors": t.ancestorsOf(r) == want.Ancestors,
+		"Index":     r.Index() < t.Used(),
 	} {
 		if !ok {
 			return fmt.Errorf("%#x is live: wrong answer of %s", r, what)
@@ -174,7 +174,7 @@ func (t *Table) checkDead(r Ref) error {
 		}
 	}
 	// What it was in is known until the cell is used again, and then nothing.
-	if e := t.around(r, was.Goid); e != was.Enclosing && e != (Enclosing{}) {
+	if e := t.ancestorsOf(r); e != was.Ancestors && e != (Ancestors{}) {
 		return fmt.Errorf("%#x, which is over, is within %x", r, e)
 	}
 	return nil

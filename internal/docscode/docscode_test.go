@@ -11,7 +11,6 @@ import (
 	"io/fs"
 	"os"
 	"os/exec"
-	"path"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -29,21 +28,21 @@ const root = "../.."
 // block is Go code in a document, maybe indented as part of a list.
 var block = regexp.MustCompile("(?ms)^ *```go\n(.*?)^ *```$")
 
-// wild is a module that has the libraries of real services.
-const wild = "benchmarks/wild"
+// benchmarks is the module that has the libraries of real services.
+const benchmarks = "benchmarks"
 
 // modules says in which module the code of a document is compiled, if not in the library's.
 // What it takes for granted is declared in testdata, in the file of the module's name.
 var modules = map[string]string{
-	"docs/getting-started.md": wild,
-	"docs/migration.md":       wild,
+	"docs/getting-started.md": benchmarks,
+	"docs/migration.md":       benchmarks,
 }
 
 // readDocuments returns all documents by their path. It skips the test where only the
 // library's own module is there.
 func readDocuments(t *testing.T) map[string]string {
 	t.Helper()
-	if _, err := os.Stat(filepath.Join(root, filepath.FromSlash(wild), "go.mod")); err != nil {
+	if _, err := os.Stat(filepath.Join(root, benchmarks, "go.mod")); err != nil {
 		t.Skip("needs a clone of the repository: ", err)
 	}
 	documents := map[string]string{}
@@ -86,7 +85,7 @@ func function(t *testing.T, name, code string) string {
 // libraries of real services take long to compile: make test-all does.
 func vet(t *testing.T, module, name, code string) {
 	t.Helper()
-	if module == wild && !testenv.All() {
+	if module == benchmarks && !testenv.All() {
 		return
 	}
 	file := filepath.Join(t.TempDir(), name)
@@ -185,45 +184,17 @@ func TestAnchors(t *testing.T) {
 		anchors("# A `c` & [D, e](f.md#g)\ntext\n## Again\n```sh\n# no heading\n```\n## Again\n"))
 }
 
-// quoted is a message that a document quotes, up to where another part of the message, or
-// a number, begins.
-var quoted = regexp.MustCompile(`(?m)^> ([^:,\d\n]*)`)
-
-// The messages by which docs/troubleshooting.md is ordered are those of the code.
-func TestMessages(t *testing.T) {
-	text := readDocuments(t)["docs/troubleshooting.md"]
-	var code strings.Builder
-	for _, dir := range []string{"cmd/otelctx", "internal", "reader", "resourcepublisher", "spanctx"} {
-		require.NoError(t, filepath.WalkDir(filepath.Join(root, filepath.FromSlash(dir)), func(path string, d fs.DirEntry, err error) error {
-			if err != nil || d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
-				return err
-			}
-			source, err := os.ReadFile(path)
-			code.Write(source)
-			return err
-		}))
-	}
-	found := quoted.FindAllStringSubmatch(text, -1)
-	require.NotEmpty(t, found)
-	for _, message := range found {
-		if !strings.Contains(code.String(), message[1]) {
-			t.Errorf("nothing prints %q", message[1])
-		}
-	}
-}
-
 // identifier is what a document calls a file or directory of the project.
 var identifier = regexp.MustCompile("`((?:internal|cmd|benchmarks|collector|docs|example)/[\\w./-]+)`")
 
 // release is a tag, or a file that a release to come will have.
 var release = regexp.MustCompile(`/v(?:X\.Y\.Z|\d+\.\d+\.\d+)`)
 
-// Files and packages that documents name exist. docs/matrix.md says what was, and a changelog
-// too.
+// Files and packages that documents name exist. A changelog names what has gone.
 func TestPaths(t *testing.T) {
 	paths := 0
 	for document, text := range readDocuments(t) {
-		if document == "docs/matrix.md" || document == "CHANGELOG.md" {
+		if document == "CHANGELOG.md" {
 			continue
 		}
 		for _, match := range identifier.FindAllStringSubmatch(fenced.ReplaceAllString(text, ""), -1) {
@@ -236,15 +207,4 @@ func TestPaths(t *testing.T) {
 		}
 	}
 	require.NotZero(t, paths)
-}
-
-// Each document is in the index of its directory.
-func TestIndexes(t *testing.T) {
-	documents := readDocuments(t)
-	for document := range documents {
-		dir, name := path.Split(document)
-		if (dir == "docs/" || dir == "docs/design/") && name != "README.md" {
-			assert.Contains(t, documents[dir+"README.md"], "]("+name+")", "%sREADME.md has no row for %s", dir, document)
-		}
-	}
 }

@@ -49,9 +49,9 @@ var (
 		Option: "spanctx.WithEnabled",
 	}
 	SpanCarriers = Variable{
-		Name: "OTELCTX_SPAN_CARRIERS", Values: "thread_slots, goroutine_slots, goroutine_record, or none", Default: "all three",
+		Name: "OTELCTX_SPAN_CARRIERS", Values: "thread_slots, goroutine_table, goroutine_record, or none", Default: "all three",
 		Does:   "where spans are published",
-		Option: "spanctx.WithThreadSlots, WithGoroutineSlots, WithGoroutineRecord",
+		Option: "spanctx.WithThreadSlots, WithGoroutineTable, WithGoroutineRecord",
 	}
 	SpanNames = Variable{
 		Name: "OTELCTX_SPAN_NAMES", Values: booleans, Default: no,
@@ -75,7 +75,7 @@ var (
 	}
 	SpanCapacity = Variable{
 		Name: "OTELCTX_SPAN_CAPACITY", Values: "a power of two up to 16777216", Default: "65536",
-		Does:   "slots of each kind",
+		Does:   "thread slots",
 		Option: "spanctx.WithCapacity",
 	}
 	SpanPyroscopeProfileIDs = Variable{

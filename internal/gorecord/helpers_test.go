@@ -48,29 +48,31 @@ func apart(f func()) {
 // goroutine as it is.
 func newOf(id uint64, a *Attributes) *Record {
 	r := newIn(^id, id*3, id, 1, a, user(), installed())
-	r.SetRef(wire.Ref(id << 20))
+	ancestors := ancestorsIn(installed())
+	r.SetCell(wire.Ref(id<<20), &ancestors, 0)
 	return r
 }
 
 // newIn is [New] inside of the span of outer, if that is not nil.
 func newIn(traceIDHigh, traceIDLow, spanID uint64, traceFlags uint8, a *Attributes, user UserLabels, outer *Record) *Record {
 	r := New(traceIDHigh, traceIDLow, spanID, traceFlags, a, &Names{}, user)
-	enclosing := around(outer)
-	r.SetWithin(outer, &enclosing)
+	ancestors := ancestorsIn(outer)
+	r.SetCell(0, &ancestors, 0)
+	r.SetOuter(outer)
 	return r
 }
 
-// variantIn is [Record.Variant] inside of the span of outer.
+// variantIn is [Record.Variant] without names.
 func (r *Record) variantIn(a *Attributes, user UserLabels, outer *Record) *Record {
-	return r.Variant(a, &Names{}, user, outer, around(outer))
+	return r.Variant(a, &Names{}, user, outer)
 }
 
-// around returns the references to the spans that a goroutine is in which shows r.
-func around(r *Record) (e [wire.Enclosing]wire.Ref) {
+// ancestorsIn returns the ancestors of a child of the span of r.
+func ancestorsIn(r *Record) (a [wire.Ancestors]wire.Ref) {
 	if r != nil {
-		e = [wire.Enclosing]wire.Ref{r.ref, r.enclosing[0], r.enclosing[1]}
+		a = [wire.Ancestors]wire.Ref{r.ref, r.ancestors[0], r.ancestors[1]}
 	}
-	return e
+	return a
 }
 
 // user returns the label pointer to the user's labels.

@@ -25,6 +25,7 @@ import (
 	"github.com/otelctx/otelctx/internal/goruntime"
 	"github.com/otelctx/otelctx/internal/remotemem"
 	"github.com/otelctx/otelctx/internal/testing/golden"
+	"github.com/otelctx/otelctx/internal/wire"
 )
 
 // read returns memory of this process as a profiler reads it.
@@ -77,18 +78,22 @@ func TestLayout(t *testing.T) {
 		apart(func() {
 			setUser("user", "x", "abc", "")
 			outermost := newIn(1, 2, 3, 1, nil, nil, nil)
-			outermost.SetRef(0x200004)
+			outermost.SetCell(0x200004, new([wire.Ancestors]wire.Ref), 0)
 			outer := newIn(1, 2, 4, 1, nil, nil, outermost)
-			outer.SetRef(0x100002)
+			ancestors := ancestorsIn(outermost)
+			outer.SetCell(0x100002, &ancestors, 0)
 			r := newIn(0x0102030405060708, 0x090a0b0c0d0e0f10, 0xa1a2a3a4a5a6a7a8, 0x83, nil, user(), outer)
+			ancestors = ancestorsIn(outer)
+			r.SetCell(0x300006, &ancestors, 77)
 			r.Install()
 			address := labelAddress(t)
 			record := func() string { return hex.EncodeToString(read(t, address+uint64(Offset), 28)) }
 			assert.Equal(t, slices.Concat(users, ours), labelsSeen(t, address))
 			assert.Zero(t, (address+uint64(Offset))%2, "alignment")
 			assert.Equal(t, ids+"01"+"83"+"0000", record())
-			enclosing := read(t, address+uint64(EnclosingOffset), 24)
-			assert.Equal(t, []uint64{0x100002, 0x200004, 0}, []uint64{word(enclosing, 0), word(enclosing, 8), word(enclosing, 16)})
+			assert.EqualValues(t, 0x300006, word(read(t, address+uint64(RefOffset), 8), 0))
+			lineage := read(t, address+uint64(AncestorsOffset), 32)
+			assert.Equal(t, []uint64{0x100002, 0x200004, 0, 77}, []uint64{word(lineage, 0), word(lineage, 8), word(lineage, 16), word(lineage, 24)})
 
 			r.End(withdraw)
 			assert.Equal(t, ids+"00"+"83"+"0000", record())

@@ -25,11 +25,12 @@ const traceIDKey = "trace_id"
 var spanIDKey = string(append([]byte(nil), "span_id"...))
 
 // Offset is where a Record has the record of OTEP 4947. RefOffset is where it has the reference
-// to the span's cell, and EnclosingOffset where it has those to the enclosing spans.
+// to the span's cell. AncestorsOffset is where it has the references to the span's ancestors, and
+// behind them the outsider.
 const (
 	Offset          = unsafe.Offsetof(Record{}.traceID)
 	RefOffset       = unsafe.Offsetof(Record{}.ref)
-	EnclosingOffset = unsafe.Offsetof(Record{}.enclosing)
+	AncestorsOffset = unsafe.Offsetof(Record{}.ancestors)
 )
 
 // ourLabels is how many labels say the span.
@@ -52,9 +53,12 @@ type Record struct {
 	outer Pointer
 	// variant is another record of the same span, see Variant.
 	variant atomic.Pointer[Record]
-	// ref names the span's cell; enclosing names those of the spans around it.
+	// ref names the span's cell, and ancestors those of its ancestors.
 	ref       wire.Ref
-	enclosing [wire.Enclosing]wire.Ref
+	ancestors [wire.Ancestors]wire.Ref
+	// outsider is the id of the goroutine that does not go to the ancestors when the span ends,
+	// 0 if there is none: it started the span, and was in none of them.
+	outsider uint64
 	// text is that of the trace id and of the span id.
 	text [2 * idBytes]byte
 	// name and endpoint are numbers in the name table: of the span's name and of that of its
@@ -106,6 +110,7 @@ const (
 
 const (
 	_ = -(Offset % 2)
+	_ = -(unsafe.Offsetof(Record{}.outsider) - AncestorsOffset ^ 8*wire.Ancestors)
 	_ = -(unsafe.Sizeof(Record{}) - Offset ^ wire.ThreadContextRecordSize)
 	_ = -(unsafe.Offsetof(short{}.attributes) ^ unsafe.Sizeof(Record{}))
 	_ = -(unsafe.Offsetof(full{}.attributes) ^ unsafe.Sizeof(Record{}))
@@ -185,12 +190,16 @@ func New(traceIDHigh, traceIDLow, spanID uint64, traceFlags uint8, a *Attributes
 	return r
 }
 
-// SetWithin stores what the goroutine goes back to when the span ends. That is the record
-// that it shows now, or nil, and references to the spans that it is in now, innermost
-// first. Call it before the record is installed.
-func (r *Record) SetWithin(outer *Record, enclosing *[wire.Enclosing]wire.Ref) {
-	r.outer.Store(outer)
-	r.enclosing[0], r.enclosing[1], r.enclosing[2] = enclosing[0], enclosing[1], enclosing[2]
+// SetOuter stores the record that the goroutine goes back to when it ends the span, or nil. Call
+// it before the record is installed.
+func (r *Record) SetOuter(outer *Record) { r.outer.Store(outer) }
+
+// SetCell stores the reference to the span's cell, the references to its ancestors, and the
+// outsider or 0. Call it before the record is installed.
+func (r *Record) SetCell(ref wire.Ref, ancestors *[wire.Ancestors]wire.Ref, outsider uint64) {
+	r.ref = ref
+	r.ancestors[0], r.ancestors[1], r.ancestors[2] = ancestors[0], ancestors[1], ancestors[2]
+	r.outsider = outsider
 }
 
 // setOurs has the first two labels be ours.
@@ -246,9 +255,6 @@ func ours(list []goruntime.Label) int {
 	return -1
 }
 
-// SetRef has the record name the span's cell. It is called before the record is installed.
-func (r *Record) SetRef(ref wire.Ref) { r.ref = ref }
-
 // Ref returns the reference to the span's cell. It returns 0 if r is nil.
 func (r *Record) Ref() wire.Ref {
 	if r == nil {
@@ -257,14 +263,13 @@ func (r *Record) Ref() wire.Ref {
 	return r.ref
 }
 
-// LoadEnclosing sets e to the references to the spans around that of the record, innermost first;
-// 0 is none.
-func (r *Record) LoadEnclosing(e *[wire.Enclosing]wire.Ref) {
-	e[0], e[1], e[2] = r.at(0), r.at(1), r.at(2)
+// Ancestors returns the references to the span's ancestors, and the outsider or 0.
+func (r *Record) Ancestors() (ancestors [wire.Ancestors]wire.Ref, outsider uint64) {
+	for i := range ancestors {
+		ancestors[i] = wire.Ref(atomic.LoadUint64((*uint64)(&r.ancestors[i])))
+	}
+	return ancestors, atomic.LoadUint64(&r.outsider)
 }
-
-// at returns the i-th enclosing reference.
-func (r *Record) at(i int) wire.Ref { return wire.Ref(atomic.LoadUint64((*uint64)(&r.enclosing[i]))) }
 
 // Outer returns the record that the goroutine goes back to. It returns nil if there is
 // none, if the span is over, or if r is nil.
@@ -287,18 +292,6 @@ func (r *Record) Attributes() []byte {
 	}
 	// Sound: a record with attributes begins an object with room for them behind it.
 	return unsafe.Slice((*byte)(unsafe.Add(unsafe.Pointer(r), unsafe.Sizeof(Record{}))), size)
-}
-
-// CommonAttributes returns the attributes of a record from [New] if all other records of its span
-// have the same. Otherwise, or if r is nil, it returns nil.
-func (r *Record) CommonAttributes() []byte {
-	common := r.Attributes()
-	for v := r; v != nil; v = v.variant.Load() {
-		if !bytes.Equal(v.Attributes(), common) {
-			return nil
-		}
-	}
-	return common
 }
 
 // HasLabels reports whether the record has the user's labels.
@@ -350,22 +343,21 @@ func (r *Record) Ended() bool { return atomic.LoadUint32(&r.state)&stateValid ==
 const maxVariants = 64
 
 // Variant returns a record of the same span as r, which came from [New]. The record has
-// these attributes, names and user labels, and goes back to outer and enclosing, see
-// [Record.SetWithin]. Variant allocates if there is no such record yet. If there are 64 it
-// retires the one that was made first, of those that came from Variant.
+// these attributes, names and user labels, and goes back to outer. nil is any outer record.
+// Variant allocates if there is no such record yet. If there are 64, it retires the oldest of
+// those that came from Variant.
 //
 // An End that runs meanwhile may not see the new record. So the caller looks whether the
-// span is over once Variant has returned, and if it is calls [Record.End]. What it looks at
+// span has ended once Variant has returned, and if it has calls [Record.End]. What it looks at
 // is a word that was changed by compare-and-swap before End was called. Variant adds the
 // record by compare-and-swap too: if that came first, End sees the record; if not, the
-// caller sees that the span is over.
-func (r *Record) Variant(a *Attributes, n *Names, user UserLabels, outer *Record, enclosing [wire.Enclosing]wire.Ref) *Record {
+// caller sees that the span has ended.
+func (r *Record) Variant(a *Attributes, n *Names, user UserLabels, outer *Record) *Record {
 	for {
 		newest, have := r.variant.Load(), 1
 		var before, last *Record = nil, r
 		for next := newest; ; next = last.variant.Load() {
-			var around [wire.Enclosing]wire.Ref
-			if last.LoadEnclosing(&around); around == enclosing && (outer == nil || last.outer.Load() == outer) &&
+			if (outer == nil || last.outer.Load() == outer) &&
 				bytes.Equal(last.Attributes(), a.Encoded()) && last.HasNames(n.Name, n.Endpoint) && last.HasLabels(user) && !last.Ended() {
 				return last
 			}
@@ -380,7 +372,7 @@ func (r *Record) Variant(a *Attributes, n *Names, user UserLabels, outer *Record
 			before.variant.Store(nil)
 			continue
 		}
-		v := r.copy(a, n, user, outer, enclosing)
+		v := r.copy(a, n, user, outer)
 		v.variant.Store(newest)
 		if r.variant.CompareAndSwap(newest, v) {
 			return v
@@ -389,30 +381,34 @@ func (r *Record) Variant(a *Attributes, n *Names, user UserLabels, outer *Record
 }
 
 // retire takes a record out of use although its span is live. Goroutines may still have it
-// installed. For readers of labels they are in no span then. Other readers find the span as
-// the first of those that enclose the record.
+// installed. For readers of labels they are in no span then. For other readers it becomes that of a
+// child of its span that has ended: they find the span while it is live, and then its ancestors.
 func (r *Record) retire() {
 	if r.Ended() {
 		return
 	}
-	// From the last to the first: whatever a reader sees of it are spans that enclose this.
-	for i := wire.Enclosing - 1; i > 0; i-- {
-		ordered.Put((*uint64)(&r.enclosing[i]), uint64(r.at(i-1)))
+	second, third := r.ancestors[0], r.ancestors[1]
+	if r.outsider != 0 {
+		second, third = 0, 0 // The outsider may have the record, and does not go to them.
 	}
-	ordered.Put((*uint64)(&r.enclosing[0]), uint64(r.ref))
-	ordered.Put32(&r.state, atomic.LoadUint32(&r.state)&^stateValid)
+	// From the last to the first: whatever a reader sees of it are the span and its ancestors.
+	ordered.PutLast((*uint64)(&r.ancestors[2]), uint64(third))
+	ordered.PutLast((*uint64)(&r.ancestors[1]), uint64(second))
+	ordered.PutLast((*uint64)(&r.ancestors[0]), uint64(r.ref))
+	ordered.PutLast(&r.outsider, 0)
+	atomic.StoreUint32(&r.state, atomic.LoadUint32(&r.state)&^stateValid)
 	r.HideLabels()
 	// The End of its span does not find it any more.
 	r.outer.Store(nil)
 }
 
 // copy returns another record of the same span.
-func (r *Record) copy(a *Attributes, n *Names, user UserLabels, outer *Record, enclosing [wire.Enclosing]wire.Ref) *Record {
+func (r *Record) copy(a *Attributes, n *Names, user UserLabels, outer *Record) *Record {
 	id := binary.BigEndian
 	state := atomic.LoadUint32(&r.state)
 	c := New(id.Uint64(r.traceID[:8]), id.Uint64(r.traceID[8:]), id.Uint64(r.spanID[:]), uint8(state>>stateFlagsShift), a, n, user)
-	c.ref = r.ref
-	c.SetWithin(outer, &enclosing)
+	c.SetCell(r.ref, &r.ancestors, r.outsider)
+	c.SetOuter(outer)
 	c.state &= ^uint32(stateValid) | state
 	if ours(r.labels.List) >= len(r.labels.List) {
 		c.HideLabels() // as those of r are

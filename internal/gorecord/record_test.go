@@ -187,9 +187,9 @@ func TestVariant(t *testing.T) {
 		outer := begin(1)
 		r := newOf(2, attributesOf("app", "a"))
 		assert.Same(t, outer, r.Outer())
-		var around [wire.Enclosing]wire.Ref
-		r.LoadEnclosing(&around)
-		assert.Equal(t, [wire.Enclosing]wire.Ref{1 << 20}, around)
+		ancestors, outsider := r.Ancestors()
+		assert.Equal(t, [wire.Ancestors]wire.Ref{1 << 20}, ancestors)
+		assert.Zero(t, outsider)
 		users := user()
 		setUser("other", "y")
 		other := user()
@@ -203,7 +203,7 @@ func TestVariant(t *testing.T) {
 			"no attributes":       r.variantIn(nil, users, outer),
 			"other labels":        r.variantIn(attributesOf("app", "a"), other, outer),
 			"no labels":           r.variantIn(attributesOf("app", "a"), nil, outer),
-			"no outer one":        r.variantIn(attributesOf("app", "a"), users, nil),
+			"another outer one":   r.variantIn(attributesOf("app", "a"), users, newOf(3, nil)),
 			"of a variant itself": r.variantIn(nil, nil, nil).variantIn(nil, nil, nil),
 		} {
 			assert.Equal(t, name == "itself", v == r, name)
@@ -224,6 +224,7 @@ func TestVariant(t *testing.T) {
 			}
 			assertShows(t, 2, want...)
 		}
+		assert.Same(t, r, r.variantIn(attributesOf("app", "a"), users, nil), "any outer one")
 		assert.Same(t, r.variantIn(nil, other, outer), r.variantIn(nil, copied, outer), "equal labels at another place")
 		assert.Zero(t, testing.AllocsPerRun(10, func() { r.variantIn(nil, other, outer) }), "it is known")
 
@@ -241,9 +242,8 @@ func TestVariant(t *testing.T) {
 	})
 }
 
-// Attributes and labels without end cost a span a bounded number of records.
-// Of a span there are 64 records in use. One that makes way has no labels any more, and its
-// span as the first of those that enclose it.
+// A span has at most 64 records in use. A retired one has no labels, and names its own span as
+// its first ancestor.
 func TestVariantsAreBounded(t *testing.T) {
 	needRecords(t)
 	apart(func() {
@@ -259,12 +259,11 @@ func TestVariantsAreBounded(t *testing.T) {
 		}
 		assert.Equal(t, 64, chained)
 		for i, v := range all {
-			var e [wire.Enclosing]wire.Ref
-			v.LoadEnclosing(&e)
+			e, _ := v.Ancestors()
 			if i < 200-63 {
 				assert.False(t, v.valid())
 				assert.Empty(t, v.labels.List)
-				assert.Equal(t, [wire.Enclosing]wire.Ref{r.ref}, e)
+				assert.Equal(t, [wire.Ancestors]wire.Ref{r.ref}, e)
 			} else {
 				assert.True(t, v.valid())
 				assert.Zero(t, e)

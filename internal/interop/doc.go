@@ -1,10 +1,6 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package interop tests otelctx's publisher and reader against each other and against
-// the OpenTelemetry eBPF profiler's reader, across processes. Every reader must see
-// exactly what was published, also while it is being replaced and when either side is
-// killed.
-//
-// It is a module of its own so that the profiler never enters otelctx's go.mod.
+// Package interop has the tests with real counterparts: the eBPF profiler's code, the OpenTelemetry Collector, containers, and
+// servers for profiles. They are a module of their own, because no user of otelctx should get these dependencies.
 package interop

@@ -5,11 +5,11 @@
 // which they are made here, like atomic stores. Where the processor keeps that order
 // anyway, they do without the locked instruction of Go's atomic stores.
 //
-// On amd64 stores are seen in their order, and the compiler moves nothing across a call or an
-// atomic operation. So a plain store will do between two of those. [Put] is for the fields of
-// an entry that was claimed by compare-and-swap. [PutLast], which begins with an atomic load,
-// is for the store that gives the entry free. Elsewhere, and for the race detector, they are
-// atomic stores. Nobody else may store to the same place meanwhile, unless it is the same.
+// On amd64 the processor makes stores visible in program order, and the compiler moves no store
+// across an atomic operation. So plain stores between two atomic operations will do: [PutFirst]
+// ends with an atomic load, and [PutLast] begins with one. Nothing relies on calls, which the
+// compiler may inline. Elsewhere, and for the race detector, all of them are atomic stores. Nobody
+// else may store to the same place meanwhile, except the same value.
 //
 // Unlike atomic stores, they may be overtaken by loads that follow. A writer that then
 // checks whether somebody has looked needs an atomic operation in between.

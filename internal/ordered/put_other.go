@@ -10,8 +10,10 @@ import (
 	"unsafe"
 )
 
-// Put stores to a field, to be seen before what a call or an atomic operation stores
-// later.
+// PutFirst stores what is to be seen before all that is stored later.
+func PutFirst(field *uint64, v uint64) { atomic.StoreUint64(field, v) }
+
+// Put stores to a field between [PutFirst], or an atomic operation, and [PutLast].
 func Put(field *uint64, v uint64) { atomic.StoreUint64(field, v) }
 
 // Put32 is [Put] for 32 bits.

@@ -6,6 +6,7 @@ package procfs
 import (
 	"bufio"
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -91,6 +92,37 @@ func (p *Process) ThreadIDs(tid int) ([]int, error) {
 	return ids, nil
 }
 
+// ThreadStart returns when the thread tid started, in clock ticks since boot. Together with its id it names the thread for good.
+// The error wraps [ErrProcessGone] if the thread is gone.
+func (p *Process) ThreadStart(tid int) (uint64, error) {
+	stat, err := p.dir.ReadFile(path.Join("task", strconv.Itoa(tid), "stat"))
+	if err != nil {
+		return 0, goneError(err)
+	}
+	// The thread's name may contain anything, parentheses included. The start is the 20th field behind it (proc_pid_stat(5)).
+	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
+	if len(fields) < 20 {
+		return 0, fmt.Errorf("%w stat: %d fields", ErrMalformed, len(fields))
+	}
+	return strconv.ParseUint(string(fields[19]), 10, 64)
+}
+
+// ProgramHeaders returns the address of the executable's program headers in the process, AT_PHDR of getauxval(3). The error wraps
+// [ErrProcessGone] if the process is gone.
+func (p *Process) ProgramHeaders() (uint64, error) {
+	const atPHDR = 3
+	auxv, err := p.dir.ReadFile("auxv")
+	if err != nil {
+		return 0, goneError(err)
+	}
+	for ; len(auxv) >= 16; auxv = auxv[16:] {
+		if binary.NativeEndian.Uint64(auxv) == atPHDR {
+			return binary.NativeEndian.Uint64(auxv[8:]), nil
+		}
+	}
+	return 0, fmt.Errorf("%w auxv: no AT_PHDR", ErrMalformed)
+}
+
 // nsPIDs returns the ids in the line NSpid of a status file, or nil if there is none.
 func nsPIDs(status io.Reader) ([]int, error) {
 	r := bufio.NewReader(status)
@@ -121,4 +153,24 @@ func nsPIDs(status io.Reader) ([]int, error) {
 		}
 		return ids, nil
 	}
+}
+
+// PresentPages returns which of the pages from an address on are in the process's memory or swapped
+// out. Reading any other page would make the kernel provide it.
+func (p *Process) PresentPages(address uint64, pages int) ([]bool, error) {
+	const entrySize, present, swapped = 8, 1 << 63, 1 << 62
+	f, err := p.dir.Open("pagemap")
+	if err != nil {
+		return nil, goneError(err)
+	}
+	defer func() { _ = f.Close() }()
+	entries := make([]byte, pages*entrySize)
+	if _, err := f.ReadAt(entries, int64(address/uint64(os.Getpagesize())*entrySize)); err != nil {
+		return nil, fmt.Errorf("read pagemap: %w", goneError(err))
+	}
+	is := make([]bool, pages)
+	for i := range is {
+		is[i] = binary.NativeEndian.Uint64(entries[i*entrySize:])&(present|swapped) != 0
+	}
+	return is, nil
 }

@@ -20,7 +20,6 @@ import (
 	"github.com/otelctx/otelctx/internal/procfs"
 	"github.com/otelctx/otelctx/internal/remotemem"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
-	"github.com/otelctx/otelctx/internal/testing/seccomp"
 )
 
 // storeForEver is a child whose goroutines store all the while. The slot that a goroutine
@@ -97,7 +96,7 @@ func TestNothingTornFromOutside(t *testing.T) {
 // it.
 type faults struct {
 	Layout        int
-	Before, After []seccomp.Rule
+	Before, After []childproc.Rule
 }
 
 func workUnderFilters(p *childproc.Parent) {
@@ -111,7 +110,7 @@ func workUnderFilters(p *childproc.Parent) {
 	line, _ := p.Receive()
 	var f faults
 	p.Must(json.Unmarshal([]byte(line), &f))
-	p.Must(seccomp.Deny(f.Before...))
+	p.Must(childproc.Deny(f.Before...))
 	name := "OTELCTX_SLOTS"
 	if f.Layout == 1 {
 		name = "DD_OTEL_CTX"
@@ -130,7 +129,7 @@ func workUnderFilters(p *childproc.Parent) {
 	}
 	store()
 	if len(f.After) > 0 {
-		p.Must(seccomp.Deny(f.After...))
+		p.Must(childproc.Deny(f.After...))
 	}
 	say("closed", r.Close())
 	store()
@@ -162,7 +161,7 @@ func found(t *testing.T, pid int) (named, searched []uint64) {
 func TestFaults(t *testing.T) {
 	childproc.NeedReading(t)
 	newRing(t, Config{Layout: 2, Capacity: 1, Heap: true})
-	noMemory1, noMemory2 := seccomp.NoMmap(32+65536*32), seccomp.NoMmap(64+65536*64)
+	noMemory1, noMemory2 := childproc.NoMmap(32+65536*32), childproc.NoMmap(64+65536*64)
 	for name, tt := range map[string]struct {
 		faults
 
@@ -171,21 +170,21 @@ func TestFaults(t *testing.T) {
 		found, searched bool
 	}{
 		"no memfd, no names": {
-			faults:  faults{2, []seccomp.Rule{seccomp.NoMemfd, seccomp.NoNaming}, nil},
+			faults:  faults{2, []childproc.Rule{childproc.NoMemfd, childproc.NoNaming}, nil},
 			wantNew: "mapping cannot be named: memfd_create: operation not permitted; prctl PR_SET_VMA_ANON_NAME: invalid argument",
 		},
-		"no names":                     {faults: faults{2, []seccomp.Rule{seccomp.NoNaming}, nil}, found: true},
-		"no memfd":                     {faults: faults{2, []seccomp.Rule{seccomp.NoMemfd, seccomp.SeemingNaming}, nil}, searched: true},
-		"layout 1, no memfd, no names": {faults: faults{1, []seccomp.Rule{seccomp.NoMemfd, seccomp.NoNaming}, nil}, searched: true},
-		"no memory":                    {faults: faults{2, []seccomp.Rule{noMemory2}, nil}, wantNew: "mmap of 4198400 bytes: cannot allocate memory"},
-		"layout 1, no memory":          {faults: faults{1, []seccomp.Rule{noMemory1}, nil}, wantNew: "mmap of 2101248 bytes: cannot allocate memory"},
-		"forks inherit":                {faults: faults{2, []seccomp.Rule{seccomp.NoDontfork}, nil}, wantNew: "madvise MADV_DONTFORK: permission denied"},
+		"no names":                     {faults: faults{2, []childproc.Rule{childproc.NoNaming}, nil}, found: true},
+		"no memfd":                     {faults: faults{2, []childproc.Rule{childproc.NoMemfd, childproc.SeemingNaming}, nil}, searched: true},
+		"layout 1, no memfd, no names": {faults: faults{1, []childproc.Rule{childproc.NoMemfd, childproc.NoNaming}, nil}, searched: true},
+		"no memory":                    {faults: faults{2, []childproc.Rule{noMemory2}, nil}, wantNew: "mmap of 4198400 bytes: cannot allocate memory"},
+		"layout 1, no memory":          {faults: faults{1, []childproc.Rule{noMemory1}, nil}, wantNew: "mmap of 2101248 bytes: cannot allocate memory"},
+		"forks inherit":                {faults: faults{2, []childproc.Rule{childproc.NoDontfork}, nil}, wantNew: "madvise MADV_DONTFORK: permission denied"},
 		"no memory to close with": {
-			faults: faults{2, []seccomp.Rule{seccomp.NoNaming}, []seccomp.Rule{noMemory2}},
+			faults: faults{2, []childproc.Rule{childproc.NoNaming}, []childproc.Rule{noMemory2}},
 			found:  true, wantClose: "close: replace mapping: cannot allocate memory",
 		},
 		"layout 1, no memory to close with": {
-			faults:   faults{1, []seccomp.Rule{seccomp.NoNaming}, []seccomp.Rule{noMemory1}},
+			faults:   faults{1, []childproc.Rule{childproc.NoNaming}, []childproc.Rule{noMemory1}},
 			searched: true, wantClose: "close: replace mapping: cannot allocate memory",
 		},
 	} {

@@ -50,6 +50,20 @@ func Local(ctx context.Context) (k Key, ok bool) {
 	return Of(sc), sc.HasTraceID() && !sc.IsRemote()
 }
 
+// Recording returns what identifies the span of ctx, and false if that does not record in this
+// process: there is none, it is remote, or it is only the context of a span. A span of the SDK
+// records until it ends.
+func Recording(ctx context.Context) (k Key, ok bool) {
+	s := FromContext(ctx)
+	if s == nil {
+		return Key{}, false
+	}
+	if _, ok := s.(sdktrace.ReadOnlySpan); !ok && !s.IsRecording() {
+		return Key{}, false // The SDK's own spans are not asked: that takes a lock.
+	}
+	return Of(s.SpanContext()), true
+}
+
 // spanKey is the key of the span in a context. It is what the API asks a context for.
 var spanKey = func() any {
 	asked := &keyOfSpan{Context: context.Background()}

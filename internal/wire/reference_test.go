@@ -19,7 +19,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/otelctx/otelctx/internal/goruntime"
-	"github.com/otelctx/otelctx/internal/testing/mdtable"
+	"github.com/otelctx/otelctx/internal/testing/golden"
 )
 
 // reference is where the formats are documented for readers in other languages.
@@ -28,7 +28,7 @@ const reference = "../../docs/wire-format.md"
 // documented returns the first cells of each row of a table of the reference, joined.
 func documented(t *testing.T, table string, cells int) (rows []string) {
 	t.Helper()
-	for _, row := range mdtable.Rows(t, reference, table) {
+	for _, row := range golden.Rows(t, reference, table) {
 		require.Greater(t, len(row), cells-1, row)
 		rows = append(rows, strings.Join(row[:cells], " "))
 	}
@@ -78,6 +78,8 @@ func TestReferenceLayouts(t *testing.T) {
 		"slot of layout 2":       fieldRows(SlotFields(RingLayout2)),
 		"span table header":      layoutOf(SpansHeader{}),
 		"cell":                   fieldRows(CellFields()),
+		"goroutine table header": layoutOf(GoroutinesHeader{}),
+		"goroutine entry":        layoutOf(GoroutineEntry{}),
 		"name table header":      layoutOf(NamesHeader{}),
 		"name":                   layoutOf(NameEntry{}),
 		"record":                 append(layoutOf(ThreadContextRecord{}), row(ThreadContextRecordSize, 0, "attrs_data")),
@@ -90,7 +92,7 @@ func TestReferenceConstants(t *testing.T) {
 	assert.Equal(t, processContextMappings[:], documented(t, "mapping names", 1))
 	assert.Equal(t, threadLocalMappings[:], documented(t, "separate mapping names", 1))
 	var values []string
-	for _, r := range mdtable.Rows(t, reference, "ring constants") {
+	for _, r := range golden.Rows(t, reference, "ring constants") {
 		values = append(values, r[1])
 	}
 	assert.Equal(t, []string{
@@ -98,32 +100,42 @@ func TestReferenceConstants(t *testing.T) {
 		strconv.Itoa(RingHeaderSize1), strconv.Itoa(RingHeaderSize2), strconv.Itoa(SlotSize1), strconv.Itoa(SlotSize2),
 	}, values)
 	values = nil
-	for _, r := range mdtable.Rows(t, reference, "span table constants") {
+	for _, r := range golden.Rows(t, reference, "span table constants") {
 		values = append(values, r[1])
 	}
 	assert.Equal(t, []string{
 		fmt.Sprintf("0x%X", SpansMagic), SpansName, strconv.Itoa(SpansHeaderSize), strconv.Itoa(CellSize),
 	}, values)
 	values = nil
-	for _, r := range mdtable.Rows(t, reference, "name table constants") {
+	for _, r := range golden.Rows(t, reference, "goroutine table constants") {
+		values = append(values, r[1])
+	}
+	assert.Equal(t, []string{
+		fmt.Sprintf("0x%X", GoroutinesMagic), GoroutinesName, strconv.Itoa(GoroutinesHeaderSize), strconv.Itoa(GoroutineEntrySize), strconv.Itoa(GoroutinesCapacity),
+	}, values)
+	values = nil
+	for _, r := range golden.Rows(t, reference, "name table constants") {
 		values = append(values, r[1])
 	}
 	assert.Equal(t, []string{
 		fmt.Sprintf("0x%X", NamesMagic), NamesName, strconv.Itoa(NamesHeaderSize), strconv.Itoa(NameEntrySize),
 	}, values)
-	header := mdtable.Rows(t, reference, "process context header")
+	header := golden.Rows(t, reference, "process context header")
 	assert.Contains(t, header[0][3], ProcessContextSignature)
 	assert.Equal(t, strconv.Itoa(ProcessContextVersion), header[1][3])
 }
 
 func TestReferenceKeys(t *testing.T) {
 	want := []string{KeySchemaVersion, KeyAttributeKeyMap}
-	for _, prefix := range []string{KeyThreadSlots, KeyGoroutineSlots} {
-		for _, key := range []string{
-			RingKeyMapping, RingKeyAddress, RingKeyLayout, RingKeyCapacity, RingKeyHeaderSize, RingKeySlotSize, RingKeyIndex, RingKeyFields,
-		} {
-			want = append(want, prefix+key)
-		}
+	for _, key := range []string{
+		RingKeyMapping, RingKeyAddress, RingKeyLayout, RingKeyCapacity, RingKeyHeaderSize, RingKeySlotSize, RingKeyIndex, RingKeyFields,
+	} {
+		want = append(want, KeyThreadSlots+key)
+	}
+	for _, key := range []string{
+		RingKeyMapping, RingKeyAddress, RingKeyLayout, RingKeyCapacity, RingKeyHeaderSize, TableKeyEntrySize,
+	} {
+		want = append(want, KeyGoroutines+key)
 	}
 	for _, key := range []string{
 		RingKeyMapping, RingKeyAddress, RingKeyLayout, RingKeyCapacity, RingKeyHeaderSize, SpansKeyCellSize, RingKeyFields,
@@ -131,26 +143,24 @@ func TestReferenceKeys(t *testing.T) {
 		want = append(want, KeySpans+key)
 	}
 	for _, key := range []string{
-		RingKeyMapping, RingKeyAddress, RingKeyLayout, RingKeyCapacity, RingKeyHeaderSize, NamesKeyEntrySize,
+		RingKeyMapping, RingKeyAddress, RingKeyLayout, RingKeyCapacity, RingKeyHeaderSize, TableKeyEntrySize,
 	} {
 		want = append(want, KeyNames+key)
 	}
 	for _, key := range []string{
 		GoKeyVersion, GoKeyTLSGOffset, GoKeyGMOffset, GoKeyMCurgOffset, GoKeyMProcidOffset, GoKeyGGoidOffset, GoKeyGLabelsOffset, GoKeyRecordOffset,
-		GoKeyRefOffset, GoKeyEnclosingOffset, GoKeyNamesOffset,
+		GoKeyRefOffset, GoKeyAncestorsOffset, GoKeyNamesOffset,
 	} {
 		want = append(want, KeyGo+key)
 	}
 	assert.Equal(t, want, documented(t, "advertised keys", 1))
-	for _, r := range mdtable.Rows(t, reference, "advertised keys") {
+	for _, r := range golden.Rows(t, reference, "advertised keys") {
 		switch r[0] {
 		case KeySchemaVersion:
 			assert.Contains(t, r[2], "`"+SchemaGoLabels+"`: goroutines")
 			assert.Contains(t, r[2], "`"+SchemaSlots+"`: there are slots only")
 		case KeyThreadSlots + RingKeyIndex:
 			assert.Equal(t, IndexThread, r[2])
-		case KeyGoroutineSlots + RingKeyIndex:
-			assert.Equal(t, IndexGoroutine, r[2])
 		}
 	}
 }
@@ -164,7 +174,7 @@ func TestReferenceProtobuf(t *testing.T) {
 		d := m.ProtoReflect().Descriptor()
 		messages[string(d.Name())] = d
 	}
-	for _, r := range mdtable.Rows(t, reference, "protobuf fields") {
+	for _, r := range golden.Rows(t, reference, "protobuf fields") {
 		require.Contains(t, messages, r[0])
 		f := messages[r[0]].Fields().ByName(protoreflect.Name(r[1]))
 		require.NotNil(t, f, r)

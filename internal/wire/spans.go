@@ -21,8 +21,8 @@ const (
 	// SpansName names the mapping.
 	SpansName = "OTELCTX_SPANS"
 
-	// Enclosing is how many spans around a span its cell and its record name.
-	Enclosing = 3
+	// Ancestors is how many ancestors of a span its cell and its record name.
+	Ancestors = 3
 )
 
 // SpansHeader is the header of a span table.
@@ -49,17 +49,18 @@ type Cell struct {
 	LocalRootSpanID                 uint64
 	// Goid is the id of the goroutine that started the span, 0 if it is not known.
 	Goid uint64
-	// Enclosing are references to the spans that the goroutine was in when it started
-	// this one, innermost first; 0 is none.
-	Enclosing [Enclosing]uint64
-	// TraceFlags has W3C's flags in its lowest byte.
-	TraceFlags uint64
+	// Ancestors are references to the span's parent, grandparent and great-grandparent by
+	// the context that it was started with; 0 is none.
+	Ancestors [Ancestors]uint64
+	// Flags has W3C's trace flags in its lowest byte. The next byte is 1 if the goroutine
+	// that started the span was in none of the ancestors: see CellOutside.
+	Flags uint64
 	// Start is the span's start in nanoseconds since 1970.
 	Start uint64
 	// G is the address of the runtime's g of that goroutine.
 	G uint64
-	// TID is the id of the thread on which that goroutine shows the span, 0 if it shows
-	// another one or none.
+	// TID is the id of the thread in whose slot that goroutine published the span last, 0 if
+	// it has published another one, or none, since.
 	TID uint32
 	_   uint32
 	// Names has two numbers of the name table, u16 each, 0 for none. The lowest bits have
@@ -67,8 +68,15 @@ type Cell struct {
 	// the lowest 32 bits of the generation, so that a compare-and-swap cannot rename a later
 	// span.
 	Names uint64
-	_     [16]byte
+	// Before is what that goroutine was in when it started the span: a reference, whose lowest
+	// bit is the writer's. Readers do not need it.
+	Before uint64
+	_      [8]byte
 }
+
+// CellOutside is set in Cell.Flags if the goroutine that started the span was in none of its
+// ancestors. If another goroutine ends the span, this goroutine is in no span.
+const CellOutside = 1 << 8
 
 // The parts of Cell.Names.
 const (
@@ -113,12 +121,13 @@ const (
 	_ = -(unsafe.Offsetof(Cell{}.SpanID) ^ 0x18)
 	_ = -(unsafe.Offsetof(Cell{}.LocalRootSpanID) ^ 0x20)
 	_ = -(unsafe.Offsetof(Cell{}.Goid) ^ 0x28)
-	_ = -(unsafe.Offsetof(Cell{}.Enclosing) ^ 0x30)
-	_ = -(unsafe.Offsetof(Cell{}.TraceFlags) ^ 0x48)
+	_ = -(unsafe.Offsetof(Cell{}.Ancestors) ^ 0x30)
+	_ = -(unsafe.Offsetof(Cell{}.Flags) ^ 0x48)
 	_ = -(unsafe.Offsetof(Cell{}.Start) ^ 0x50)
 	_ = -(unsafe.Offsetof(Cell{}.G) ^ 0x58)
 	_ = -(unsafe.Offsetof(Cell{}.TID) ^ 0x60)
 	_ = -(unsafe.Offsetof(Cell{}.Names) ^ 0x68)
+	_ = -(unsafe.Offsetof(Cell{}.Before) ^ 0x70)
 )
 
 // CellFields returns the fields of a cell, as they are advertised.
@@ -130,8 +139,9 @@ func CellFields() []Field {
 		{"span_id", unsafe.Offsetof(Cell{}.SpanID), 8},
 		{"local_root_span_id", unsafe.Offsetof(Cell{}.LocalRootSpanID), 8},
 		{"goid", unsafe.Offsetof(Cell{}.Goid), 8},
-		{"enclosing", unsafe.Offsetof(Cell{}.Enclosing), 8 * Enclosing},
-		{"trace_flags", unsafe.Offsetof(Cell{}.TraceFlags), 1},
+		{"ancestors", unsafe.Offsetof(Cell{}.Ancestors), 8 * Ancestors},
+		{"trace_flags", unsafe.Offsetof(Cell{}.Flags), 1},
+		{"outside", unsafe.Offsetof(Cell{}.Flags) + 1, 1},
 		{"start_unix_ns", unsafe.Offsetof(Cell{}.Start), 8},
 		{"g", unsafe.Offsetof(Cell{}.G), 8},
 		{"tid", unsafe.Offsetof(Cell{}.TID), 4},

@@ -24,8 +24,8 @@ func TestSpanTableGolden(t *testing.T) {
 	*header = SpansHeader{Magic: SpansMagic, Layout: SpansLayout1, Capacity: 2, CellSize: CellSize, HeaderSize: SpansHeaderSize, Used: 1}
 	cells[0] = Cell{
 		Version: 7 * RefGeneration, TraceIDHigh: traceHigh, TraceIDLow: traceLow, SpanID: spanID, LocalRootSpanID: localRoot,
-		Goid: 12345, Enclosing: [Enclosing]uint64{RefGeneration | 3<<RefIndexShift, 2*RefGeneration | (1<<RefIndexBits-1)<<RefIndexShift},
-		TraceFlags: 1, Start: 1e18, G: 0xc02345e000, Names: 7<<CellGenerationShift | 0x123<<CellEndpointShift | 0x456,
+		Goid: 12345, Ancestors: [Ancestors]uint64{RefGeneration | 3<<RefIndexShift, 2*RefGeneration | (1<<RefIndexBits-1)<<RefIndexShift},
+		Flags: 1 | CellOutside, Start: 1e18, G: 0xc02345e000, Before: 0x300009, Names: 7<<CellGenerationShift | 0x123<<CellEndpointShift | 0x456,
 	}
 	assert.Equal(t, want, got)
 	assert.Equal(t, "OTSP", string(binary.BigEndian.AppendUint32(nil, SpansMagic)))
@@ -56,8 +56,9 @@ func TestCellFields(t *testing.T) {
 		"span_id":            {0x18, 8, spanID},
 		"local_root_span_id": {0x20, 8, localRoot},
 		"goid":               {0x28, 8, 12345},
-		"enclosing":          {0x30, 24, 0x100006},
+		"ancestors":          {0x30, 24, 0x100006},
 		"trace_flags":        {0x48, 1, 1},
+		"outside":            {0x49, 1, 1},
 		"start_unix_ns":      {0x50, 8, 1_000_000_000_000_000_000},
 		"g":                  {0x58, 8, 0xc02345e000},
 		"tid":                {0x60, 4, 0},

@@ -14,14 +14,19 @@ const (
 	KeySchemaVersion = "threadlocal.schema_version"
 	SchemaGoLabels   = "go_pprof_labels_v1"
 	SchemaSlots      = "otelctx_slots_v1"
+	// SchemaTLSDevelopment and SchemaTLS say that the thread-local variable of OTEP 4947 names records.
+	SchemaTLSDevelopment = "tlsdesc_v1_dev"
+	SchemaTLS            = "tls_v1"
 
 	// KeyAttributeKeyMap is an array of strings: what the key bytes of encoded
 	// attributes stand for.
 	KeyAttributeKeyMap = "threadlocal.attribute_key_map"
 
-	// KeyThreadSlots and KeyGoroutineSlots are what the keys of a ring begin with.
-	KeyThreadSlots    = "threadlocal.slots."
-	KeyGoroutineSlots = "threadlocal.goroutine_slots."
+	// KeyThreadSlots is what the keys of the ring by thread begin with.
+	KeyThreadSlots = "threadlocal.slots."
+
+	// KeyGoroutines is what the keys of the goroutine table begin with.
+	KeyGoroutines = "threadlocal.goroutines."
 
 	// KeySpans is what the keys of the span table begin with.
 	KeySpans = "threadlocal.spans."
@@ -48,8 +53,8 @@ const (
 
 	// The span table has cells instead of slots.
 	SpansKeyCellSize = "cell_size"
-	// The name table has entries.
-	NamesKeyEntrySize = "entry_size"
+	// The name table and the goroutine table have entries.
+	TableKeyEntrySize = "entry_size"
 
 	IndexThread    = "thread"
 	IndexGoroutine = "goroutine"
@@ -69,9 +74,10 @@ const (
 	GoKeyRecordOffset = "record_offset"
 	// GoKeyRefOffset is where behind the label pointer the reference to the span's cell is.
 	GoKeyRefOffset = "record_ref_offset"
-	// GoKeyEnclosingOffset is where behind the label pointer the references to the
-	// enclosing spans are.
-	GoKeyEnclosingOffset = "record_enclosing_offset"
+	// GoKeyAncestorsOffset is where behind the label pointer the references to the span's
+	// ancestors are. The id of the goroutine that does not go to them follows: see
+	// [Cell.Flags].
+	GoKeyAncestorsOffset = "record_ancestors_offset"
 	// GoKeyNamesOffset is where behind the label pointer the numbers of the names are.
 	GoKeyNamesOffset = "record_names_offset"
 )

@@ -44,9 +44,9 @@ const Role = "burner"
 
 // What a burner is told when it is started, in a line of words.
 const (
-	// Records, GoroutineSlots, ThreadSlots and Layout1 choose carriers.
+	// Records, GoroutineTable, ThreadSlots and Layout1 choose carriers.
 	Records        = "records"
-	GoroutineSlots = "goroutine-slots"
+	GoroutineTable = "goroutine-table"
 	ThreadSlots    = "thread-slots"
 	Layout1        = "layout-1"
 	// Started has work done by goroutines that are started in spans and outlive them.
@@ -238,7 +238,7 @@ func (b *Burner) publish() error {
 		}
 	}
 	opts := []spanctx.Option{
-		spanctx.WithGoroutineRecord(b.has(Records)), spanctx.WithGoroutineSlots(b.has(GoroutineSlots)),
+		spanctx.WithGoroutineRecord(b.has(Records)), spanctx.WithGoroutineTable(b.has(GoroutineTable)),
 		spanctx.WithThreadSlots(b.has(ThreadSlots) || b.has(Layout1)),
 	}
 	if b.has(FewSlots) {

@@ -1,9 +1,10 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package childproc lets a test run parts of itself in other processes, which is
-// what otelctx is about: one process reads what another one wrote. The test binary
-// starts itself again, and the two exchange lines.
+// Package childproc runs parts of a test in other processes, because otelctx is about one
+// process reading what another one wrote. The test binary starts itself again, and the two
+// exchange lines. A child can also limit itself: [Deny] makes system calls fail as they do under
+// the filters that services run under, and [Stall] returns memory that makes its readers wait.
 //
 // It is for tests only.
 package childproc

@@ -16,7 +16,7 @@ import (
 // Environment variables.
 const (
 	allKey      = "OTELCTX_TEST_ALL"      // set by make test-all
-	emulatedKey = "OTELCTX_TEST_EMULATED" // set by internal/matrix
+	emulatedKey = "OTELCTX_TEST_EMULATED" // set by .ci/kernels
 )
 
 // All reports whether long rounds and every build variant are wanted, as in make test-all.

@@ -93,7 +93,7 @@ func main() {
 	}
 	_, err := resourcepublisher.NewPublisher(resource.Empty())
 	must(err)
-	p, err := spanctx.NewSpanProcessor(spanctx.WithGoroutineRecord(record), spanctx.WithGoroutineSlots(goroutines))
+	p, err := spanctx.NewSpanProcessor(spanctx.WithGoroutineRecord(record), spanctx.WithGoroutineTable(goroutines))
 	must(errors.Join(err, p.Err()))
 	tracer = sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(p)).Tracer("test")
 

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -19,14 +20,14 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
+	profilespb "go.opentelemetry.io/proto/otlp/profiles/v1development"
 	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/otelctx/otelctx/internal/testing/burner"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/programs"
-	"github.com/otelctx/otelctx/internal/testing/seccomp"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
-	"github.com/otelctx/otelctx/internal/testing/userfault"
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
@@ -41,13 +42,13 @@ func TestMain(m *testing.M) {
 	childproc.MainAlone(m, map[string]func(*childproc.Parent){
 		burner.Role: burner.Run,
 		roleStalling: func(parent *childproc.Parent) {
-			_, _, err := userfault.Stall(wire.ProcessContextName, os.Getpagesize())
+			_, _, err := childproc.Stall(wire.ProcessContextName, os.Getpagesize())
 			parent.Must(err)
 			parent.Send("stalling")
 			parent.Receive()
 		},
 		roleDenied: func(parent *childproc.Parent) {
-			parent.Must(seccomp.Deny(seccomp.DeniedNoexecSeal, seccomp.NoNaming))
+			parent.Must(childproc.Deny(childproc.DeniedNoexecSeal, childproc.NoNaming))
 			burner.Run(parent)
 		},
 	})
@@ -272,6 +273,96 @@ func (u user) requireRecordedBeside(t *testing.T, said string) {
 	t.Logf("%v of the processor, %d MB, %d samples; said: %s", used, r.memory.Load()>>20, d.Samples, r.stderr.String())
 	assert.Less(t, used, time.Duration(d.Samples)*time.Second/frequency)
 	assert.Contains(t, r.stderr.String(), said)
+}
+
+// jit starts a program that runs code which it has made itself, in so many pages, and whose perf map says
+// this.
+func (u user) jit(t *testing.T, attacker string, pages int, perfMap string) {
+	t.Helper()
+	c := childproc.Run(t, u.command(attacker, append(publish(t, attacker, text("service.name", "hostile")), "jit", strconv.Itoa(pages))...))
+	c.Receive()
+	path := fmt.Sprintf("/tmp/perf-%d.map", c.PID())
+	t.Cleanup(func() { _ = os.Remove(path) })
+	require.NoError(t, os.WriteFile(path, []byte(perfMap), 0o600))
+	if u == nobody {
+		require.NoError(t, os.Chown(path, childproc.Nobody, childproc.Nobody))
+	}
+	require.Equal(t, "running", c.Ask("run"))
+}
+
+// TestNamesBesideOthers records a service beside processes of another user that make names expensive. The
+// service has as many samples for its CPU time as without them, and its names (row 4).
+func TestNamesBesideOthers(t *testing.T) {
+	needRoot(t)
+	otelctx, attacker := recordingCommand(t), attacker(t)
+	service := startService(t, self)
+	record := func(t *testing.T) (perSecond, named float64) {
+		t.Helper()
+		r := self.recordTo(t, "p.otlp", otelctx, "--all").recorded(service.PID())
+		moment := func() (time.Time, time.Duration) {
+			used, err := burner.Used(service)
+			require.NoError(t, err)
+			return time.Now(), used
+		}
+		begun, before := moment()
+		burner.AwaitUse(t, service, 2*time.Second)
+		ended, after := moment()
+		d := r.interrupt()
+		asked := time.Since(ended)
+		content, err := os.ReadFile(r.file)
+		require.NoError(t, err)
+		samples, withNames := samplesBetween(t, content, service.PID(), begun, ended)
+		t.Logf("%d samples in %v, %d with names, ended after %v; lost %d: %s", samples, after-before, withNames, asked, d.Lost, r.stderr.String())
+		assert.Zero(t, d.Lost)
+		return float64(samples) / (after - before).Seconds(), float64(withNames) / float64(samples)
+	}
+	alone, named := record(t)
+	assert.Greater(t, named, 0.99)
+	for name, perfMap := range map[string]string{
+		"empty lines": strings.Repeat("\n", 17<<20),
+		"everything":  strings.Repeat("0 ffffffffffffffff x\n", 17<<20/21),
+	} {
+		t.Run(name, func(t *testing.T) {
+			if name != "empty lines" {
+				testenv.NeedAll(t)
+			}
+			for range 6 {
+				nobody.jit(t, attacker, 1000, perfMap)
+			}
+			beside, named := record(t)
+			assert.InEpsilon(t, alone, beside, 0.05)
+			assert.Greater(t, named, 0.99)
+		})
+	}
+}
+
+// samplesBetween returns how many samples of a process a profile has between two moments, and how many of
+// them have a name where the process was.
+func samplesBetween(t *testing.T, content []byte, pid int, begun, ended time.Time) (samples, named int) {
+	t.Helper()
+	data := &profilespb.ProfilesData{}
+	require.NoError(t, proto.Unmarshal(content, data))
+	d := data.GetDictionary()
+	for _, r := range data.GetResourceProfiles() {
+		if !slices.ContainsFunc(r.GetResource().GetAttributes(), func(kv *commonpb.KeyValue) bool {
+			return kv.GetKey() == "process.pid" && kv.GetValue().GetIntValue() == int64(pid)
+		}) {
+			continue
+		}
+		for _, s := range r.GetScopeProfiles()[0].GetProfiles()[0].GetSamples() {
+			leaf := d.GetLocationTable()[d.GetStackTable()[s.GetStackIndex()].GetLocationIndices()[0]]
+			for _, at := range s.GetTimestampsUnixNano() {
+				if at < uint64(begun.UnixNano()) || at >= uint64(ended.UnixNano()) {
+					continue
+				}
+				samples++
+				if len(leaf.GetLines()) > 0 {
+					named++
+				}
+			}
+		}
+	}
+	return samples, named
 }
 
 // TestStalled has otelctx show and record a service although many processes make their

@@ -4,6 +4,9 @@
 package profile
 
 import (
+	"bytes"
+	"encoding/base64"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"math"
@@ -14,6 +17,7 @@ import (
 	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
 	profilespb "go.opentelemetry.io/proto/otlp/profiles/v1development"
 	resourcepb "go.opentelemetry.io/proto/otlp/resource/v1"
+	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/symbols"
@@ -37,13 +41,79 @@ import (
 // What is unknown has no lines, and addresses are in their mapping. Attributes do not
 // refer to strings of the dictionary where they could. original_payload is left unset.
 func Check(data *profilespb.ProfilesData) error {
-	c := checker{dictionary: data.GetDictionary()}
+	return errors.Join(check(data, true)...)
+}
+
+// CheckFormat returns an error for each way, up to a limit, in which data breaks the format's rules alone: what the profiles.proto of
+// v0.4.0 demands or recommends of any writer. Each names the place and the rule. Nothing in data is trusted.
+func CheckFormat(data *profilespb.ProfilesData) []error { return check(data, false) }
+
+func check(data *profilespb.ProfilesData, promises bool) []error {
+	c := checker{dictionary: data.GetDictionary(), promises: promises}
 	c.tables()
 	if len(c.errs) == 0 { // indices can be followed
 		c.profiles(data.GetResourceProfiles())
 		c.orphans()
 	}
-	return errors.Join(c.errs...)
+	return c.errs
+}
+
+// CheckFile is [CheckFormat] for a file of OTLP profiles whose name ends with ext: .otlp (protobuf), .json or .jsonl, which has a message
+// in each line. The error says that the file cannot be read as that.
+func CheckFile(ext string, content []byte) ([]error, error) {
+	messages := [][]byte{content}
+	decode := proto.Unmarshal
+	switch ext {
+	case ".otlp":
+	case ".json", ".jsonl":
+		decode = func(b []byte, m proto.Message) error { return unmarshalJSON(b, m.(*profilespb.ProfilesData)) }
+		if ext == ".jsonl" {
+			messages = bytes.Split(bytes.TrimSuffix(content, []byte("\n")), []byte("\n"))
+		}
+	default:
+		return nil, fmt.Errorf("%q is none of .otlp, .json and .jsonl", ext)
+	}
+	var problems []error
+	for i, m := range messages {
+		data := &profilespb.ProfilesData{}
+		if err := decode(m, data); err != nil {
+			return nil, fmt.Errorf("message %d: %w", i, err)
+		}
+		for _, err := range CheckFormat(data) {
+			if len(messages) > 1 {
+				err = fmt.Errorf("line %d: %w", i+1, err)
+			}
+			if len(problems) < maxProblems {
+				problems = append(problems, err)
+			}
+		}
+	}
+	return problems, nil
+}
+
+// unmarshalJSON decodes OTLP's JSON, which differs from protobuf's own by ids in hexadecimal digits. Package protojson has taken these
+// digits for base64, and encoding them again gives them back.
+func unmarshalJSON(b []byte, data *profilespb.ProfilesData) error {
+	if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(b, data); err != nil {
+		return err
+	}
+	var failed error
+	fromHex := func(id []byte) []byte {
+		out, err := hex.DecodeString(base64.StdEncoding.EncodeToString(id))
+		failed = errors.Join(failed, err)
+		return out
+	}
+	for _, l := range data.GetDictionary().GetLinkTable() {
+		l.TraceId, l.SpanId = fromHex(l.GetTraceId()), fromHex(l.GetSpanId())
+	}
+	for _, r := range data.GetResourceProfiles() {
+		for _, s := range r.GetScopeProfiles() {
+			for _, p := range s.GetProfiles() {
+				p.ProfileId = fromHex(p.GetProfileId())
+			}
+		}
+	}
+	return failed
 }
 
 // maxProblems bounds the errors that are returned.
@@ -53,7 +123,9 @@ const maxProblems = 100
 type checker struct {
 	dictionary *profilespb.ProfilesDictionary
 	used       usage
-	errs       []error
+	// promises says that what this package promises is checked, too.
+	promises bool
+	errs     []error
 }
 
 // usage tells of each entry of each table whether anything refers to it.
@@ -62,6 +134,13 @@ type usage struct{ mappings, locations, functions, links, strings, attributes, s
 func (c *checker) problem(format string, args ...any) {
 	if len(c.errs) < maxProblems {
 		c.errs = append(c.errs, fmt.Errorf(format, args...))
+	}
+}
+
+// promise is problem for what this package promises beyond the format.
+func (c *checker) promise(format string, args ...any) {
+	if c.promises {
+		c.problem(format, args...)
 	}
 }
 
@@ -104,7 +183,7 @@ func (c *checker) tables() {
 		return encode(l)
 	}, c.location)
 	checkTable(c, "function", d.GetFunctionTable(), zeroMessage, encode, c.function)
-	checkTable(c, "link", d.GetLinkTable(), zeroMessage, encode, c.link)
+	checkTable(c, "link", d.GetLinkTable(), c.zeroLink, encode, c.link)
 	checkTable(c, "string", d.GetStringTable(), func(s string) bool { return s == "" }, func(s string) string { return s }, c.string)
 	checkTable(c, "attribute", d.GetAttributeTable(), zeroMessage, encode, c.attribute)
 	checkTable(c, "stack", d.GetStackTable(), zeroMessage, encode, c.stack)
@@ -129,6 +208,11 @@ func checkTable[T any](c *checker, name string, table []T, zero func(T) bool, ke
 			check(fmt.Sprintf("%s %d", name, i), entry)
 		}
 	}
+}
+
+// zeroLink reports whether a link is the zero value. The format allows ids of zeros, too.
+func (c *checker) zeroLink(l *profilespb.Link) bool {
+	return zeroMessage(l) || !c.promises && len(l.GetTraceId()) == 16 && len(l.GetSpanId()) == 8 && allZero(l.GetTraceId()) && allZero(l.GetSpanId())
 }
 
 func zeroMessage[T proto.Message](m T) bool { return m.ProtoReflect().IsValid() && proto.Size(m) == 0 }
@@ -170,7 +254,7 @@ func (c *checker) location(name string, l *profilespb.Location) {
 	}
 	for i, line := range l.GetLines() {
 		if c.inside(c.used.functions, line.GetFunctionIndex(), "%s: line %d: function", name, i) && line.GetFunctionIndex() == 0 {
-			c.problem("%s: line %d is of no function", name, i)
+			c.promise("%s: line %d is of no function", name, i)
 		}
 		if line.GetLine() < 0 || line.GetColumn() < 0 {
 			c.problem("%s: line %d: place %d:%d", name, i, line.GetLine(), line.GetColumn())
@@ -181,7 +265,7 @@ func (c *checker) location(name string, l *profilespb.Location) {
 
 func (c *checker) function(name string, f *profilespb.Function) {
 	if c.inside(c.used.strings, f.GetNameStrindex(), "%s: name", name) && f.GetNameStrindex() == 0 {
-		c.problem("%s has no name", name)
+		c.promise("%s has no name", name)
 	}
 	c.inside(c.used.strings, f.GetSystemNameStrindex(), "%s: system name", name)
 	c.inside(c.used.strings, f.GetFilenameStrindex(), "%s: file name", name)
@@ -191,10 +275,11 @@ func (c *checker) function(name string, f *profilespb.Function) {
 }
 
 func (c *checker) link(name string, l *profilespb.Link) {
-	if len(l.GetTraceId()) != len(Link{}.TraceID) || allZero(l.GetTraceId()) {
+	const traceIDSize, spanIDSize = 16, 8
+	if len(l.GetTraceId()) != traceIDSize || c.promises && allZero(l.GetTraceId()) {
 		c.problem("%s: trace id %x is not valid", name, l.GetTraceId())
 	}
-	if len(l.GetSpanId()) != len(Link{}.SpanID) || allZero(l.GetSpanId()) {
+	if len(l.GetSpanId()) != spanIDSize || c.promises && allZero(l.GetSpanId()) {
 		c.problem("%s: span id %x is not valid", name, l.GetSpanId())
 	}
 }
@@ -219,7 +304,7 @@ func (c *checker) stack(name string, s *profilespb.Stack) {
 func (c *checker) value(name string, v *commonpb.AnyValue) {
 	switch v := v.GetValue().(type) {
 	case *commonpb.AnyValue_StringValueStrindex:
-		c.problem("%s: value refers to string %d", name, v.StringValueStrindex)
+		c.promise("%s: value refers to string %d", name, v.StringValueStrindex)
 	case *commonpb.AnyValue_StringValue:
 		if !utf8.ValidString(v.StringValue) {
 			c.problem("%s: value is not UTF-8: %q", name, v.StringValue)
@@ -239,7 +324,7 @@ func (c *checker) keyValues(name string, attributes []*commonpb.KeyValue) {
 	for _, a := range attributes {
 		key := a.GetKey()
 		if a.GetKeyStrindex() != 0 {
-			c.problem("%s: key %q refers to string %d", name, key, a.GetKeyStrindex())
+			c.promise("%s: key %q refers to string %d", name, key, a.GetKeyStrindex())
 		}
 		if key == "" || !utf8.ValidString(key) {
 			c.problem("%s: key %q", name, key)
@@ -279,7 +364,7 @@ func (c *checker) known(name, key string, v *commonpb.AnyValue) {
 	switch key {
 	case string(semconv.ProfileFrameTypeKey):
 		if !slices.Contains(frameTypes, v.GetStringValue()) {
-			c.problem("%s: %s is %v", name, key, v)
+			c.promise("%s: %s is %v", name, key, v)
 		}
 	case string(semconv.ProcessExecutableBuildIDGNUKey), string(semconv.ProcessExecutableBuildIDGoKey),
 		string(semconv.ProcessExecutableBuildIDHtlhashKey):
@@ -303,11 +388,11 @@ func (c *checker) profiles(resources []*profilespb.ResourceProfiles) {
 		c.keyValues(name, r.GetResource().GetAttributes())
 		key := r.GetSchemaUrl() + "\x00" + encode(&resourcepb.Resource{Attributes: unique(r.GetResource().GetAttributes())})
 		if seen[key] {
-			c.problem("%s: there is another profile of the same resource", name)
+			c.promise("%s: there is another profile of the same resource", name)
 		}
 		seen[key] = true
 		if len(r.GetScopeProfiles()) != 1 || len(r.GetScopeProfiles()[0].GetProfiles()) != 1 {
-			c.problem("%s: not exactly one profile", name)
+			c.promise("%s: not exactly one profile", name)
 		}
 		for _, s := range r.GetScopeProfiles() {
 			c.keyValues(name+": scope", s.GetScope().GetAttributes())
@@ -330,7 +415,7 @@ func (c *checker) profile(name string, p *profilespb.Profile) {
 		c.problem("%s: original payload and its format are not set together", name)
 	}
 	if p.GetOriginalPayloadFormat() != "" || len(p.GetOriginalPayload()) != 0 {
-		c.problem("%s: original payload is set", name)
+		c.promise("%s: original payload is set", name)
 	}
 	c.valueType(name+": sample type", p.GetSampleType(), typeSamples, unitCount)
 	c.valueType(name+": period type", p.GetPeriodType(), typeCPU, unitNanoseconds)
@@ -361,13 +446,13 @@ func (c *checker) valueType(name string, t *profilespb.ValueType, of, unit strin
 	c.used.strings[t.GetTypeStrindex()], c.used.strings[t.GetUnitStrindex()] = true, true
 	table := c.dictionary.GetStringTable()
 	if table[t.GetTypeStrindex()] != of || table[t.GetUnitStrindex()] != unit {
-		c.problem("%s: %q in %q, not %q in %q", name, table[t.GetTypeStrindex()], table[t.GetUnitStrindex()], of, unit)
+		c.promise("%s: %q in %q, not %q in %q", name, table[t.GetTypeStrindex()], table[t.GetUnitStrindex()], of, unit)
 	}
 }
 
 func (c *checker) sample(name string, p *profilespb.Profile, s *profilespb.Sample) {
 	values, times := s.GetValues(), s.GetTimestampsUnixNano()
-	if len(values) > 0 || len(times) == 0 {
+	if len(values) != len(times) && len(values) > 0 && len(times) > 0 || len(values)+len(times) == 0 || c.promises && len(values) > 0 {
 		c.problem("%s: %d values, %d times", name, len(values), len(times))
 	}
 	for _, t := range times {

@@ -4,6 +4,8 @@
 package profile
 
 import (
+	"errors"
+	"fmt"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -61,6 +63,14 @@ func TestCheckChangesNothing(t *testing.T) {
 
 // TestCheck breaks each rule in a recording that keeps all of them. The message must
 // tell which one.
+// promises are the rules that the format does not have.
+var promises = map[string]bool{
+	"zero link": true, "trace id is valid": true, "span id is valid": true, "line of a function": true, "function's name is set": true,
+	"attribute's value is none of strings": true, "resource's keys are none of strings": true, "frame type is known": true,
+	"one profile for a resource": true, "one scope": true, "one profile": true, "no payload": true,
+	"sample type is samples": true, "sample type is set": true, "period type is cpu": true, "values instead of times": true,
+}
+
 func TestCheck(t *testing.T) {
 	good := record(t)
 	for _, m := range []struct {
@@ -203,6 +213,13 @@ func TestCheck(t *testing.T) {
 			data := proto.CloneOf(good)
 			m.mutate(partsOf(t, data))
 			assert.ErrorContains(t, Check(data), m.want)
+			// What is only promised is no breach of the format.
+			problems := CheckFormat(data)
+			if promises[m.rule] {
+				assert.NotContains(t, fmt.Sprint(problems), m.want)
+			} else {
+				assert.ErrorContains(t, errors.Join(problems...), m.want)
+			}
 		})
 	}
 }

@@ -4,18 +4,13 @@
 package recording
 
 import (
-	"fmt"
-	"os"
-	"syscall"
 	"testing"
 	"time"
-	"unsafe"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/symbols"
 	"github.com/otelctx/otelctx/internal/testing/burner"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
@@ -53,9 +48,9 @@ func (r recorded) namesOfSamples() map[[2]string]int {
 func TestNamesOfSamples(t *testing.T) {
 	for _, words := range []string{
 		burner.Words(burner.Records, burner.Started),
-		burner.Words(burner.GoroutineSlots),
+		burner.Words(burner.GoroutineTable),
 		burner.Words(burner.ThreadSlots),
-		burner.Words(burner.Records, burner.GoroutineSlots, burner.ThreadSlots, burner.Foreign),
+		burner.Words(burner.Records, burner.GoroutineTable, burner.ThreadSlots, burner.Foreign),
 	} {
 		t.Run(words, func(t *testing.T) {
 			t.Setenv("OTELCTX_SPAN_NAMES", "true")
@@ -126,30 +121,4 @@ func TestNameTable(t *testing.T) {
 	span := &rawSpan{name: 2, endpoint: 9}
 	assert.Equal(t, []reader.ThreadAttribute{{Key: "tenant", Value: "7"}, {Key: "span_name", Value: "query"}}, n.appendTo(shown, span))
 	assert.Equal(t, shown, none.appendTo(shown, span))
-}
-
-// Each part has the names of code made at run time that its process knew by then.
-func TestNamesOfNewCode(t *testing.T) {
-	code, err := syscall.Mmap(-1, 0, os.Getpagesize(), syscall.PROT_READ|syscall.PROT_EXEC, syscall.MAP_PRIVATE|syscall.MAP_ANON)
-	require.NoError(t, err)
-	defer func() { require.NoError(t, syscall.Munmap(code)) }()
-	address := uint64(uintptr(unsafe.Pointer(&code[0])))
-	files := symbols.NewFiles()
-	defer files.Close()
-	of := &target{image: sampler.Image{PID: os.Getpid()}}
-	of.symbols, err = files.Open(os.Getpid())
-	require.NoError(t, err)
-	defer func() { require.NoError(t, of.symbols.Close()) }()
-	path := fmt.Sprintf("/tmp/perf-%d.map", os.Getpid()) // The name is the process's own.
-	defer func() { _ = os.Remove(path) }()
-	for _, name := range []string{"first", "second one"} {
-		require.NoError(t, os.WriteFile(path, fmt.Appendf(nil, "%x 10 %s\n", address, name), 0o600))
-		p := newPart(time.Now(), false)
-		_, _ = p.add(of, &sampler.Sample{User: []uint64{address}})
-		n := &nameResolver{}
-		for _, l := range n.names(t.Context(), p.targets[of]) {
-			assert.Equal(t, []symbols.Line{{Function: name}}, l.Lines)
-		}
-		assert.Positive(t, n.namedBytes)
-	}
 }

@@ -16,17 +16,13 @@ const (
 	// partDuration and partSamples are about how long a part is.
 	partDuration = 30 * time.Second
 	partSamples  = 1 << 16
-	// maxPartSamples bounds the samples of a part that has to wait for the one before to be
-	// named. Further ones are lost.
-	maxPartSamples = 4 * partSamples
 	// partBytes of different stacks, spans and attributes end a part early. To name and write a
 	// part takes some times its own memory, so that this decides about most of the memory.
 	partBytes = 8 << 20
-	// maxTargetBytes bounds what one process takes of a part that has to wait. Beyond it
-	// stacks are cut to their leaf, and are few then. Attributes are left out.
-	maxTargetBytes = 8 << 20
-	// maxPartBytes bounds it for all processes together. Further samples are lost.
-	maxPartBytes = 24 << 20
+	// maxPartSamples and maxPartBytes bound a part that has to wait for the one before to be named.
+	// Users share both: see [part.room].
+	maxPartSamples = 8 * partSamples
+	maxPartBytes   = 32 << 20
 )
 
 // part is the samples of some time, as they were taken: addresses without names.
@@ -38,14 +34,17 @@ type part struct {
 	// closes says that a period ends with it.
 	closes  bool
 	targets map[*target]*targetSamples
-	samples int
-	bytes   int
+	usage   // of all
+	users   map[int]*usage
 	// goroutines has samples of different goroutines counted apart.
 	goroutines bool
 	// cut counts the samples whose stack was cut and whose attributes were left out, lost those
 	// that were not kept.
 	cut, lost uint64
 }
+
+// usage is how much of a part's room is taken.
+type usage struct{ samples, bytes int }
 
 // targetSamples are those of one process.
 type targetSamples struct {
@@ -55,14 +54,18 @@ type targetSamples struct {
 	order   []*rawSamples
 	// attributes are those of spans, encoded.
 	attributes map[string]string
+	user       *usage
 	bytes      int
 }
 
 // rawStack is a stack in addresses.
 type rawStack struct {
-	// table is what the process had mapped then.
-	table        *symbols.Table
 	user, kernel []uint64
+	// regions are those of user. If they are not certain, some may have been replaced before.
+	regions []*symbols.Region
+	certain bool
+	// generation is that of the process when the regions were looked up.
+	generation uint64
 }
 
 // rawKey is what samples have in common that are counted together.
@@ -97,14 +100,14 @@ type rawSamples struct {
 	times []time.Time
 }
 
-func newTargetSamples(t *target) *targetSamples {
+func newTargetSamples(t *target, user *usage) *targetSamples {
 	return &targetSamples{
-		target: t, stacks: map[string]*rawStack{}, samples: map[rawKey]*rawSamples{}, attributes: map[string]string{},
+		target: t, user: user, stacks: map[string]*rawStack{}, samples: map[rawKey]*rawSamples{}, attributes: map[string]string{},
 	}
 }
 
 func newPart(begun time.Time, goroutines bool) *part {
-	return &part{begun: begun, targets: map[*target]*targetSamples{}, goroutines: goroutines}
+	return &part{begun: begun, targets: map[*target]*targetSamples{}, users: map[int]*usage{}, goroutines: goroutines}
 }
 
 // until has the part last until a time, or behind its last sample.
@@ -119,27 +122,50 @@ func (p *part) full(now time.Time) bool {
 	return p.samples >= partSamples || p.bytes >= partBytes || p.samples > 0 && now.Sub(p.begun) >= partDuration
 }
 
-// add adds a sample of a process. What the sample holds is not kept. It returns the stack,
-// and whether it is the first one of its kind.
-func (p *part) add(t *target, s *sampler.Sample) (stack *rawStack, first bool) {
-	if p.samples >= maxPartSamples || p.bytes >= maxPartBytes {
-		p.lost++
-		return nil, false
-	}
+// room reports whether there is room for a sample of a process, and for a whole one: not only the
+// innermost frames, without attributes.
+//
+// A user may take as much as is free. So one user takes at most half, two a third each, and there is
+// always room for another. Likewise a process may not take all that its user may.
+func (p *part) room(of *targetSamples) (some, whole bool) {
+	free := maxPartBytes - p.bytes
+	// Cut samples take little, but a process can have many different ones.
+	some = of.user.bytes <= free && 3*(of.user.bytes+of.bytes) <= 4*free && of.user.samples <= maxPartSamples-p.samples
+	return some, some && of.user.bytes+of.bytes <= free
+}
+
+// of returns the samples of a process.
+func (p *part) of(t *target) *targetSamples {
 	of := p.targets[t]
 	if of == nil {
-		of = newTargetSamples(t)
+		user := p.users[t.symbols.User()]
+		if user == nil {
+			user = &usage{}
+			p.users[t.symbols.User()] = user
+		}
+		of = newTargetSamples(t, user)
 		t.hold()
 		p.targets[t] = of
 	}
+	return of
+}
+
+// add adds a sample of a process. What the sample holds is not kept. It returns the stack,
+// and whether it is the first one of its kind.
+func (p *part) add(t *target, s *sampler.Sample) (stack *rawStack, first bool) {
+	of := p.of(t)
+	some, whole := p.room(of)
+	if !some {
+		p.lost++
+		return nil, false
+	}
 	before := of.bytes
 	user, kernel, truncated := s.User, s.Kernel, s.Truncated
-	cut := of.bytes > maxTargetBytes
-	if cut {
+	if !whole {
 		p.cut++
 		user, kernel, truncated = user[:min(len(user), 1)], kernel[:min(len(kernel), 1)], true
 	}
-	stack, first = of.stack(t.symbols.Table(), user, kernel)
+	stack, first = of.stack(user, kernel, s.Time)
 	key := rawKey{published: t.published.Load(), stack: stack, cpu: s.CPU, tid: s.TID, comm: s.Comm, truncated: truncated}
 	if p.goroutines {
 		key.goroutine = s.Goroutine
@@ -150,7 +176,7 @@ func (p *part) add(t *target, s *sampler.Sample) (stack *rawStack, first bool) {
 			proven: s.Span.Proven, unsampled: isUnsampled(s.Span),
 			name: s.Span.Name, endpoint: s.Span.Endpoint,
 		}
-		if !cut {
+		if whole {
 			key.span.attributes = of.shown(s.Span.Attributes)
 		}
 	}
@@ -168,8 +194,10 @@ func (p *part) add(t *target, s *sampler.Sample) (stack *rawStack, first bool) {
 	}
 	same.times = append(same.times, at)
 	p.until(at.Add(1))
-	p.samples++
-	p.bytes += of.bytes - before
+	for _, u := range []*usage{&p.usage, of.user} {
+		u.samples++
+		u.bytes += of.bytes - before
+	}
 	return stack, first
 }
 
@@ -182,8 +210,8 @@ func isUnsampled(s *sampler.Span) bool {
 	return s.Proven && s.Carrier != sampler.Labels && s.TraceFlags&flagSampled == 0
 }
 
-// stack returns the stack with these addresses.
-func (s *targetSamples) stack(table *symbols.Table, user, kernel []uint64) (_ *rawStack, first bool) {
+// stack returns the stack with these addresses at a time.
+func (s *targetSamples) stack(user, kernel []uint64, at time.Time) (_ *rawStack, first bool) {
 	key := make([]byte, 0, 8*(1+len(user)+len(kernel)))
 	key = binary.NativeEndian.AppendUint64(key, uint64(len(user)))
 	for _, addresses := range [][]uint64{user, kernel} {
@@ -191,13 +219,23 @@ func (s *targetSamples) stack(table *symbols.Table, user, kernel []uint64) (_ *r
 			key = binary.NativeEndian.AppendUint64(key, a)
 		}
 	}
-	if known := s.stacks[string(key)]; known != nil && known.table == table {
+	process := s.target.symbols
+	known, generation := s.stacks[string(key)], process.Generation()
+	if known != nil && known.generation == generation {
 		return known, false
 	}
-	const size = 200 // bytes, about, with what the map takes
-	stack := &rawStack{table: table, user: slices.Clone(user), kernel: slices.Clone(kernel)}
+	stack := &rawStack{user: slices.Clone(user), kernel: slices.Clone(kernel), generation: generation}
+	for i := 1; i < len(stack.user); i++ {
+		stack.user[i]-- // of the call, not of where it returns to
+	}
+	stack.regions, stack.certain = process.Regions(stack.user, at)
+	if known != nil && known.certain == stack.certain && slices.Equal(known.regions, stack.regions) {
+		known.generation = generation
+		return known, false
+	}
+	const size = 250 // bytes, about, with what the map takes
 	s.stacks[string(key)] = stack
-	s.bytes += size + 2*len(key)
+	s.bytes += size + 3*len(key)
 	return stack, true
 }
 

@@ -75,6 +75,9 @@ type Result struct {
 	// Truncated is how many samples lack the outermost frames of their stack, those of Cut
 	// included.
 	Truncated uint64
+	// Unnamed is how many samples lack names because looking them up took too much time or memory, or
+	// because the kernel's records of what their process mapped were lost.
+	Unnamed uint64
 	// Filtered is how many samples did not pass Config.Filters. They are counted nowhere else,
 	// unless they are Lost or Cut.
 	Filtered uint64
@@ -300,7 +303,7 @@ func (r *recording) add(t *target, s *sampler.Sample) {
 	if stack, first := r.part.add(t, s); first {
 		// Files are opened while the process is there to say which.
 		for i := range stack.user {
-			if f := stack.frameOf(i); f.region != nil {
+			if f := stack.frame(i); f.region != nil {
 				r.targets.want(f.region)
 			}
 		}

@@ -237,7 +237,7 @@ func asking(t *testing.T) (ask func(encoded ...byte) []reader.ThreadAttribute, p
 	one := &target{image: sampler.Image{PID: os.Getpid()}, reader: r}
 	p = &published{layout: &reader.ThreadLayout{Advertisement: &reader.ProcessContext{PublishedAtNS: 1}}}
 	return func(encoded ...byte) []reader.ThreadAttribute {
-		n := &nameResolver{asked: map[*published]bool{}}
+		n := &nameResolver{asked: map[*published]bool{}, left: budget{time: namingLimit}}
 		return n.attributes(t.Context(), one, &rawSamples{rawKey: rawKey{published: p, span: rawSpan{attributes: string(encoded)}}})
 	}, p
 }
@@ -334,7 +334,7 @@ func TestContainerAttributes(t *testing.T) {
 func TestIsUnsampled(t *testing.T) {
 	for span, want := range map[*sampler.Span]bool{
 		{Proven: true, Carrier: sampler.GoroutineRecord, TraceFlags: 2}: true,
-		{Proven: true, Carrier: sampler.GoroutineSlots, TraceFlags: 3}:  false,
+		{Proven: true, Carrier: sampler.GoroutineTable, TraceFlags: 3}:  false,
 		{Proven: true, Carrier: sampler.Labels}:                         false,
 		{Carrier: sampler.ThreadSlots}:                                  false,
 	} {
@@ -423,12 +423,12 @@ func keepWaiting(t *testing.T) {
 // A process that is not even asked takes nothing of the time in which others are named.
 func TestRefusedTakesNoTime(t *testing.T) {
 	keepWaiting(t)
-	n := &nameResolver{}
+	n := &nameResolver{left: budget{time: namingLimit}}
 	for range 10 {
 		_, err := ask(t.Context(), n, os.Getpid(), func(func() bool) (struct{}, error) { return struct{}{}, nil })
 		require.ErrorIs(t, err, patient.ErrNoAnswer)
 	}
-	assert.Less(t, n.used, namingLimit)
+	assert.Positive(t, n.left.time)
 }
 
 // A file that was not opened since its process did not answer is asked for again.
@@ -438,7 +438,7 @@ func TestWantedAgain(t *testing.T) {
 	p, err := files.Open(os.Getpid())
 	require.NoError(t, err)
 	defer func() { _ = p.Close() }()
-	region := p.Table().Find(uint64(reflect.ValueOf(TestWantedAgain).Pointer()))
+	region := p.Find(uint64(reflect.ValueOf(TestWantedAgain).Pointer()))
 	require.NotNil(t, region)
 	ctx, cancel := context.WithCancel(t.Context())
 	warned := make(chan struct{}, 1)

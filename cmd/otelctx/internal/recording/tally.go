@@ -121,7 +121,7 @@ type tally struct {
 	filtered uint64
 	// cut, lost and dropped are what parts say of themselves.
 	cut, lost, dropped uint64
-	truncated          uint64
+	truncated, unnamed uint64
 }
 
 type processKey struct {
@@ -364,7 +364,7 @@ func (c *spanCount) shown() []reader.ThreadAttribute {
 func (t *tally) report(r *Result) {
 	r.Samples, r.Attributed, r.Unproven = t.samples, t.attributed, t.unproven
 	r.SpansLeftOut, r.Cut, r.Dropped, r.Truncated = t.spansLeftOut, t.cut, t.dropped, t.truncated
-	r.Filtered = t.filtered
+	r.Filtered, r.Unnamed = t.filtered, t.unnamed
 	r.Lost += t.lost
 	r.Work = t.work[:]
 	for _, p := range t.processes {

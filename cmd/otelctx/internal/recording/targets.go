@@ -106,8 +106,13 @@ func openTargets(c *Config) (*targets, error) {
 		_ = p.Close()
 	}
 	var err error
-	if ts.sampler, err = sampler.Open(c.Sampler); err != nil {
+	of := c.Sampler
+	of.Mappings = files
+	if ts.sampler, err = sampler.Open(of); err != nil {
 		return nil, err
+	}
+	if !ts.sampler.TellsMappings() {
+		files.Untold()
 	}
 	// Who is not told finds out by polling.
 	ts.changes, _ = ts.sampler.Changes(sampler.ChangesConfig{Publications: c.publishing(), Watched: c.exact()})
@@ -259,7 +264,7 @@ func (ts *targets) attachNow(ctx context.Context, image sampler.Image, most int)
 	// What it maps next is looked at soon, too.
 	t.seen.Store(true)
 	_, err := patient.Call(ctx, image.PID, processLimit, func() (struct{}, error) {
-		t.symbols.Table().Attach(most)
+		t.symbols.Attach(most)
 		return struct{}{}, nil
 	})
 	if err != nil && ctx.Err() == nil {
@@ -415,6 +420,7 @@ func (ts *targets) look(ctx context.Context, p sampler.Process) error {
 		defer t.release()
 		was := t.published.Load()
 		err := ts.refresh(ctx, t)
+		ts.checkMappings(t)
 		if t.published.Load() != was {
 			ts.checkCarrier(t)
 		}
@@ -433,7 +439,18 @@ func (ts *targets) look(ctx context.Context, p sampler.Process) error {
 		return err
 	}
 	ts.checkCarrier(t)
+	ts.checkMappings(t)
 	return nil
+}
+
+// errMappings says that a process has too many executable mappings.
+var errMappings = errors.New("too many executable mappings")
+
+// checkMappings warns if a program has too many mappings.
+func (ts *targets) checkMappings(t *target) {
+	if n := t.symbols.LeftOut(); n > 0 {
+		ts.warn(t.image.PID, fmt.Errorf("pid %d: %w: functions in %d of them have no names", t.image.PID, errMappings, n))
+	}
 }
 
 // checkCarrier warns if a program cannot show its spans by the only carrier to be read.
@@ -657,7 +674,7 @@ func (ts *targets) warn(pid int, err error) {
 // known by the kind of error. So its texts do not fill the memory or the screen.
 func (ts *targets) warnOnce(pid int, err error) {
 	w := warning{pid, err.Error()}
-	for _, kind := range []error{patient.ErrNoAnswer, patient.ErrTooMany, reader.ErrInvalid, reader.ErrBusy} {
+	for _, kind := range []error{patient.ErrNoAnswer, patient.ErrTooMany, reader.ErrInvalid, reader.ErrBusy, errMappings} {
 		if errors.Is(err, kind) {
 			w.reason = kind.Error()
 		}

@@ -60,7 +60,7 @@ func (c *code) region(pc uint64) *symbols.Region {
 			return nil
 		}
 	}
-	r := c.process.Table().Find(pc)
+	r := c.process.Find(pc)
 	if r != nil {
 		r.Attach()
 	}

@@ -19,8 +19,8 @@ type Carrier int
 const (
 	// ThreadSlots is [reader.ThreadSlots].
 	ThreadSlots = Carrier(reader.ThreadSlots)
-	// GoroutineSlots is [reader.GoroutineSlots].
-	GoroutineSlots = Carrier(reader.GoroutineSlots)
+	// GoroutineTable is [reader.GoroutineTable].
+	GoroutineTable = Carrier(reader.GoroutineTable)
 	// GoroutineRecord is [reader.GoroutineRecord].
 	GoroutineRecord = Carrier(reader.GoroutineRecord)
 	// Labels are the profiler labels of the goroutine, whoever has set them, as the

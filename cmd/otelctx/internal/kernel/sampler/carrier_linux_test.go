@@ -32,7 +32,7 @@ import (
 
 // Of a service that shows its spans in every way only the one that is chosen is read.
 func TestChosenCarrier(t *testing.T) {
-	all := []string{burner.Records, burner.GoroutineSlots, burner.ThreadSlots}
+	all := []string{burner.Records, burner.GoroutineTable, burner.ThreadSlots}
 	const exact, most = 1, 0.3
 	for name, test := range map[string]struct {
 		carrier Carrier
@@ -45,7 +45,7 @@ func TestChosenCarrier(t *testing.T) {
 	}{
 		"labels":          {Labels, all, true, exact, false},
 		"record":          {GoroutineRecord, all, true, exact, false},
-		"goroutine slots": {GoroutineSlots, all, true, exact, false},
+		"goroutine table": {GoroutineTable, all, true, exact, false},
 		"thread slots":    {ThreadSlots, all, true, most, false},
 		"layout 1":        {ThreadSlots, []string{burner.Records, burner.Layout1}, false, 0, true},
 	} {
@@ -82,10 +82,10 @@ func TestChosenCarrier(t *testing.T) {
 // A carrier that the process does not have shows nothing, whatever else there is.
 func TestChosenCarrierIsMissing(t *testing.T) {
 	for carrier, words := range map[Carrier][]string{
-		GoroutineRecord: {burner.GoroutineSlots, burner.ThreadSlots},
-		GoroutineSlots:  {burner.Records, burner.ThreadSlots},
-		ThreadSlots:     {burner.Records, burner.GoroutineSlots},
-		Labels:          {burner.GoroutineSlots, burner.ThreadSlots},
+		GoroutineRecord: {burner.GoroutineTable, burner.ThreadSlots},
+		GoroutineTable:  {burner.Records, burner.ThreadSlots},
+		ThreadSlots:     {burner.Records, burner.GoroutineTable},
+		Labels:          {burner.GoroutineTable, burner.ThreadSlots},
 	} {
 		t.Run(carrier.String(), func(t *testing.T) {
 			s := open(t, Config{Frequency: burner.Frequency(), Carrier: carrier})
@@ -101,10 +101,10 @@ func TestChosenCarrierIsMissing(t *testing.T) {
 // The labels of others are seen by who reads labels, and by nobody else. That takes no
 // records.
 func TestLabelsOfOthers(t *testing.T) {
-	for carrier, trace := range map[Carrier][16]byte{Labels: burner.ForeignTrace, GoroutineSlots: {}} {
+	for carrier, trace := range map[Carrier][16]byte{Labels: burner.ForeignTrace, GoroutineTable: {}} {
 		t.Run(carrier.String(), func(t *testing.T) {
 			s := open(t, Config{Frequency: burner.Frequency(), Carrier: carrier})
-			c := startBurner(t, nil, burner.GoroutineSlots, burner.Foreign)
+			c := startBurner(t, nil, burner.GoroutineTable, burner.Foreign)
 			watch(t, s, c.PID(), layoutOf(t, c.PID()))
 			samples := take(t, s, 1500)
 			// Labels end before the span does, and slots with it.
@@ -330,7 +330,7 @@ func TestLayoutsOfChosenCarriers(t *testing.T) {
 	noLabels.GLabels = -1
 	record := reader.Carrier{Kind: reader.GoroutineRecord, RecordOffset: 24, Provable: true}
 	layout1 := reader.Carrier{Kind: reader.ThreadSlots}
-	broken := reader.Carrier{Kind: reader.GoroutineSlots, Err: errors.New("broken")}
+	broken := reader.Carrier{Kind: reader.GoroutineTable, Err: errors.New("broken")}
 	carriers := []reader.Carrier{layout1, broken, record}
 	goroutine := bits(programFeatureHAS_GOROUTINE, programFeatureHAS_G_M)
 	for name, test := range map[string]struct {
@@ -342,7 +342,7 @@ func TestLayoutsOfChosenCarriers(t *testing.T) {
 		"any":             {0, reader.ThreadLayout{Carriers: carriers, Runtime: runtime}, goroutine | bits(programFeatureHAS_RECORD), ""},
 		"record":          {GoroutineRecord, reader.ThreadLayout{Carriers: carriers, Runtime: runtime}, goroutine | bits(programFeatureHAS_RECORD), ""},
 		"thread slots":    {ThreadSlots, reader.ThreadLayout{Carriers: carriers, Runtime: runtime}, bits(programFeatureHAS_THREAD_SLOTS), ""},
-		"goroutine slots": {GoroutineSlots, reader.ThreadLayout{Carriers: carriers, Runtime: runtime}, 0, "broken"},
+		"goroutine table": {GoroutineTable, reader.ThreadLayout{Carriers: carriers, Runtime: runtime}, 0, "broken"},
 		"missing":         {ThreadSlots, reader.ThreadLayout{Carriers: carriers[2:], Runtime: runtime}, 0, "the process does not have this carrier"},
 		"nothing yet":     {ThreadSlots, reader.ThreadLayout{Runtime: runtime}, 0, ""},
 		"labels": {

@@ -49,9 +49,12 @@ func newLayout(image Image, layout *reader.ThreadLayout, chosen Carrier) program
 				l.add(programFeatureHAS_OWNERS)
 			}
 			l.Threads = newRing(&c)
-		case reader.GoroutineSlots:
-			l.add(programFeatureHAS_GOROUTINE_SLOTS)
-			l.Goroutines = newRing(&c)
+		case reader.GoroutineTable:
+			if layout.Goroutines.EntrySize != wire.GoroutineEntrySize {
+				continue
+			}
+			l.add(programFeatureHAS_GOROUTINE_TABLE)
+			l.Entries = layout.Goroutines.Address + uint64(layout.Goroutines.HeaderSize)
 		case reader.GoroutineRecord:
 			l.add(programFeatureHAS_RECORD)
 			l.G_labels, l.RecordOffset = uint32(layout.Runtime.GLabels), uint32(c.RecordOffset)
@@ -84,10 +87,10 @@ func (l *programLayout) setSpans(layout *reader.ThreadLayout) {
 		Cells: t.Address + uint64(t.HeaderSize), Capacity: uint32(t.Capacity), CellSize: uint32(t.CellSize),
 		Version: field("version", 8), TraceIdHigh: field("trace_id_high", 8), TraceIdLow: field("trace_id_low", 8),
 		SpanId: field("span_id", 8), LocalRootSpanId: field("local_root_span_id", 8), Goid: field("goid", 8),
-		Enclosing: field("enclosing", 8), TraceFlags: field("trace_flags", 1), Tid: field("tid", 4),
+		Ancestors: field("ancestors", 8), TraceFlags: field("trace_flags", 1), Outside: field("outside", 1), Tid: field("tid", 4),
 		Name: field("name", 2), Endpoint: field("endpoint", 2),
 	}
-	if !within || int(l.Spans.Enclosing) > cellSize-8*wire.Enclosing {
+	if !within || int(l.Spans.Ancestors) > cellSize-8*wire.Ancestors {
 		return
 	}
 	l.add(programFeatureHAS_SPANS)
@@ -95,9 +98,9 @@ func (l *programLayout) setSpans(layout *reader.ThreadLayout) {
 		l.add(programFeatureHAS_REF)
 		l.RefOffset = uint32(layout.RefOffset)
 	}
-	if layout.EnclosingOffset >= 0 {
-		l.add(programFeatureHAS_ENCLOSING)
-		l.EnclosingOffset = uint32(layout.EnclosingOffset)
+	if layout.AncestorsOffset >= 0 {
+		l.add(programFeatureHAS_ANCESTORS)
+		l.AncestorsOffset = uint32(layout.AncestorsOffset)
 	}
 }
 

@@ -32,7 +32,7 @@ func TestLayouts(t *testing.T) {
 	var (
 		record    = reader.Carrier{Kind: reader.GoroutineRecord, RecordOffset: 24, Provable: true}
 		slots     = reader.Carrier{Kind: reader.ThreadSlots, Ring: ring, Provable: true, Fields: map[string]int{"m": 48}}
-		goroutine = reader.Carrier{Kind: reader.GoroutineSlots, Ring: ring, Provable: true}
+		goroutine = reader.Carrier{Kind: reader.GoroutineTable, Ring: ring, Provable: true}
 		layout1   = reader.Carrier{Kind: reader.ThreadSlots, Ring: ring}
 		broken    = reader.Carrier{Kind: reader.GoroutineRecord, RecordOffset: 24, Provable: true, Err: errors.New("broken")}
 	)
@@ -48,7 +48,7 @@ func TestLayouts(t *testing.T) {
 		"nothing":              {runtime, nil, 0},
 		"record":               {runtime, []reader.Carrier{record}, bits(append(all, programFeatureHAS_RECORD)...)},
 		"thread slots":         {runtime, []reader.Carrier{slots}, bits(append(all, programFeatureHAS_THREAD_SLOTS, programFeatureHAS_OWNERS)...)},
-		"goroutine slots":      {runtime, []reader.Carrier{goroutine}, bits(append(all, programFeatureHAS_GOROUTINE_SLOTS)...)},
+		"goroutine table":      {runtime, []reader.Carrier{goroutine}, bits(append(all, programFeatureHAS_GOROUTINE_TABLE)...)},
 		"layout 1":             {runtime, []reader.Carrier{layout1}, bits(programFeatureHAS_THREAD_SLOTS)},
 		"layout 1, no runtime": {unknown, []reader.Carrier{layout1}, bits(programFeatureHAS_THREAD_SLOTS)},
 		"record and layout 1":  {runtime, []reader.Carrier{layout1, record}, bits(append(all, programFeatureHAS_RECORD)...)},
@@ -61,7 +61,11 @@ func TestLayouts(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got := newLayout(image, &reader.ThreadLayout{Carriers: test.carriers, Runtime: test.runtime}, 0)
+			entries := &reader.GoroutineEntries{Address: 0x2000, HeaderSize: 128, EntrySize: 16, Capacity: 65536}
+			got := newLayout(image, &reader.ThreadLayout{Carriers: test.carriers, Runtime: test.runtime, Goroutines: entries}, 0)
+			if got.Has&bits(programFeatureHAS_GOROUTINE_TABLE) != 0 {
+				assert.EqualValues(t, 0x2080, got.Entries)
+			}
 			assert.Equal(t, test.want, got.Has)
 			assert.Equal(t, programImage{Pid: 7, Start: 8, Execs: 9}, got.Image)
 		})
@@ -82,7 +86,7 @@ func TestLayouts(t *testing.T) {
 // The carriers of the program are numbered as those of package reader.
 func TestCarrierNumbers(t *testing.T) {
 	assert.Equal(t, int(reader.ThreadSlots), int(programCarrierTHREAD_SLOTS))
-	assert.Equal(t, int(reader.GoroutineSlots), int(programCarrierGOROUTINE_SLOTS))
+	assert.Equal(t, int(reader.GoroutineTable), int(programCarrierGOROUTINE_TABLE))
 	assert.Equal(t, int(reader.GoroutineRecord), int(programCarrierGOROUTINE_RECORD))
 	assert.Equal(t, int(Labels), int(programCarrierLABELS))
 }

@@ -18,7 +18,7 @@ type programCarrier uint32
 const (
 	programCarrierNO_CARRIER       programCarrier = 0
 	programCarrierTHREAD_SLOTS     programCarrier = 1
-	programCarrierGOROUTINE_SLOTS  programCarrier = 2
+	programCarrierGOROUTINE_TABLE  programCarrier = 2
 	programCarrierGOROUTINE_RECORD programCarrier = 3
 	programCarrierLABELS           programCarrier = 4
 )
@@ -39,11 +39,11 @@ const (
 	programFeatureHAS_M_PROCID        programFeature = 8
 	programFeatureHAS_RECORD          programFeature = 16
 	programFeatureHAS_THREAD_SLOTS    programFeature = 32
-	programFeatureHAS_GOROUTINE_SLOTS programFeature = 64
+	programFeatureHAS_GOROUTINE_TABLE programFeature = 64
 	programFeatureHAS_OWNERS          programFeature = 128
 	programFeatureHAS_LABELS          programFeature = 256
 	programFeatureHAS_SPANS           programFeature = 512
-	programFeatureHAS_ENCLOSING       programFeature = 1024
+	programFeatureHAS_ANCESTORS       programFeature = 1024
 	programFeatureHAS_NAMES           programFeature = 2048
 	programFeatureHAS_REF             programFeature = 4096
 )
@@ -96,12 +96,12 @@ type programLayout struct {
 	M_curg          uint32
 	M_procid        uint32
 	RecordOffset    uint32
-	EnclosingOffset uint32
+	AncestorsOffset uint32
 	NamesOffset     uint32
 	RefOffset       uint32
 	Pad2            uint32
+	Entries         uint64
 	Threads         programRing
-	Goroutines      programRing
 	Spans           programSpans
 }
 
@@ -137,12 +137,14 @@ type programSpans struct {
 	SpanId          uint16
 	LocalRootSpanId uint16
 	Goid            uint16
-	Enclosing       uint16
+	Ancestors       uint16
 	TraceFlags      uint16
+	Outside         uint16
 	Tid             uint16
 	Name            uint16
 	Endpoint        uint16
-	_               [2]byte
+	Pad             uint16
+	_               [6]byte
 }
 
 type programThread struct {
@@ -161,19 +163,6 @@ type programWork struct {
 	Slot     [2056]uint8
 	Cell     [128]uint8
 	OfThread struct {
-		_           structs.HostLayout
-		TraceIdHigh uint64
-		TraceIdLow  uint64
-		SpanId      uint64
-		OwnerGoid   uint64
-		Ref         uint64
-		M           uint64
-		Tid         uint32
-		AttrsSize   uint16
-		TraceFlags  uint8
-		_           [1]byte
-	}
-	OfGoroutine struct {
 		_           structs.HostLayout
 		TraceIdHigh uint64
 		TraceIdLow  uint64

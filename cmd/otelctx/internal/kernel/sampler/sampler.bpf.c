@@ -47,15 +47,23 @@ _Static_assert(MAX_RECORD_ATTRIBUTES <= MAX_ATTRIBUTES, "a record has no more at
 #define READ_KEY 15
 #define READ_VALUE 47
 #define SLOT_ATTEMPTS 3
-// What of a cell is read, and how many spans around a span cells and records name.
+// What of a cell is read, and how many ancestors of a span cells and records name.
 #define CELL_SIZE 128
-#define ENCLOSING 3
+#define ANCESTORS 3
+// The goroutine table: how many entries there are, how many are in two cache lines, and how check
+// words are made. See internal/wire/goroutines.go.
+#define ENTRIES (1 << 16)
+#define ENTRY_SPREAD 8
+#define ENTRY_SIZE 16
+#define ENTRY_ADDRESS_BITS 45
+#define ENTRY_FACTOR 0x9E3779B97F4A7C15ULL
+#define ENTRY_ATTACHED 1
 
 // The carriers, numbered as in package reader.
 enum carrier {
 	NO_CARRIER,
 	THREAD_SLOTS,
-	GOROUTINE_SLOTS,
+	GOROUTINE_TABLE,
 	GOROUTINE_RECORD,
 	LABELS, // which package reader does not know
 };
@@ -68,12 +76,12 @@ enum feature {
 	HAS_M_PROCID = 1 << 3,
 	HAS_RECORD = 1 << 4, // g_labels, record_offset
 	HAS_THREAD_SLOTS = 1 << 5,
-	HAS_GOROUTINE_SLOTS = 1 << 6,
+	HAS_GOROUTINE_TABLE = 1 << 6, // entries
 	// The thread slots say whose they are, and that can be checked.
 	HAS_OWNERS = 1 << 7,
 	HAS_LABELS = 1 << 8, // m_curg, g_goid, g_labels
 	HAS_SPANS = 1 << 9, // spans
-	HAS_ENCLOSING = 1 << 10, // enclosing_offset
+	HAS_ANCESTORS = 1 << 10, // ancestors_offset
 	HAS_NAMES = 1 << 11, // names_offset, name and endpoint of spans
 	HAS_REF = 1 << 12, // ref_offset
 };
@@ -93,8 +101,8 @@ struct spans {
 	__u64 cells; // the address of the first one
 	__u32 capacity; // how many there are, not 0
 	__u32 cell_size; // at least CELL_SIZE
-	__u16 version, trace_id_high, trace_id_low, span_id, local_root_span_id, goid, enclosing, trace_flags, tid;
-	__u16 name, endpoint;
+	__u16 version, trace_id_high, trace_id_low, span_id, local_root_span_id, goid, ancestors, trace_flags, outside, tid;
+	__u16 name, endpoint, _pad;
 };
 
 // thread says which program a thread runs, and how much it has used of the processors.
@@ -110,8 +118,9 @@ struct layout {
 	__u32 has;
 	__s64 tls_g;
 	__u32 g_m, g_goid, g_labels, m_curg, m_procid, record_offset;
-	__u32 enclosing_offset, names_offset, ref_offset, _pad2;
-	struct ring threads, goroutines;
+	__u32 ancestors_offset, names_offset, ref_offset, _pad2;
+	__u64 entries; // the address of the first entry of the goroutine table
+	struct ring threads;
 	struct spans spans;
 };
 
@@ -180,8 +189,8 @@ struct work {
 	__u8 slot[2 * SLOT_SIZE + 8];
 	// The cell that was read last.
 	__u8 cell[CELL_SIZE];
-	// The slots of the thread and of the goroutine that it runs.
-	struct slot of_thread, of_goroutine;
+	// The slot of the thread.
+	struct slot of_thread;
 	// The record behind the goroutine's labels.
 	struct record record;
 	// The number of the process's layout.
@@ -334,9 +343,9 @@ static __always_inline bool try_slot(struct work *w, const struct ring *r, __u64
 	return FIELD(w, __u8, r->in_use) == 0;
 }
 
-// read_slot reads the slot of the goroutine or thread with a number, whoever it belongs to. It
-// returns false if there is no telling what it holds.
-__noinline int read_slot(__u32 of_goroutine, __u64 number)
+// read_slot reads the slot of the thread with an id, whoever it belongs to. It returns false if
+// there is no telling what it holds.
+__noinline int read_slot(__u64 tid)
 {
 	struct work *w = this_work();
 	const struct layout *l;
@@ -350,11 +359,11 @@ __noinline int read_slot(__u32 of_goroutine, __u64 number)
 	l = this_layout(w);
 	if (!l)
 		return false;
-	r = of_goroutine ? &l->goroutines : &l->threads;
-	s = of_goroutine ? &w->of_goroutine : &w->of_thread;
+	r = &l->threads;
+	s = &w->of_thread;
 	if (!r->capacity)
 		return false;
-	at = r->slots + number % r->capacity * r->slot_size;
+	at = r->slots + tid % r->capacity * r->slot_size;
 	for (i = 0; i < SLOT_ATTEMPTS; i++) {
 		if (!try_slot(w, r, at))
 			continue;
@@ -410,14 +419,20 @@ static __always_inline void give(struct event *e, __u64 trace0, __u64 trace1, __
 	e->h.carrier = carrier;
 }
 
-// give_slot stores the span of the slot that was read last.
-static __always_inline void give_slot(struct work *w, const struct ring *r, const struct slot *s,
-				      enum carrier carrier, bool proven)
+// give_nothing stores that the thread is in no span.
+static __always_inline void give_nothing(struct event *e)
+{
+	give(e, 0, 0, 0, NO_CARRIER);
+	e->h.trace_flags = e->h.proven = 0;
+}
+
+// give_slot stores the span of the thread's slot.
+static __always_inline void give_slot(struct work *w, const struct ring *r, const struct slot *s, bool proven)
 {
 	struct event *e = &w->event;
 
 	give(e, __builtin_bswap64(s->trace_id_high), __builtin_bswap64(s->trace_id_low),
-	     __builtin_bswap64(s->span_id), carrier);
+	     __builtin_bswap64(s->span_id), THREAD_SLOTS);
 	e->h.trace_flags = s->trace_flags;
 	e->h.proven = proven;
 	give_attributes(w, r, s);
@@ -481,13 +496,13 @@ static __always_inline void give_cell(struct work *w, const struct spans *s, enu
 	e->h.proven = true;
 }
 
-// give_enclosing stores the first live span of those that references name, and returns
-// false if there is none.
-static __always_inline bool give_enclosing(struct work *w, const struct spans *s, const __u64 *refs, enum carrier carrier)
+// give_ancestor stores the first live span of those that references name, and returns false if
+// there is none.
+static __always_inline bool give_ancestor(struct work *w, const struct spans *s, const __u64 *refs, enum carrier carrier)
 {
 	int i;
 
-	for (i = 0; i < ENCLOSING; i++) {
+	for (i = 0; i < ANCESTORS; i++) {
 		if (read_cell(refs[i]) == LIVE) {
 			give_cell(w, s, carrier);
 			return true;
@@ -496,39 +511,78 @@ static __always_inline bool give_enclosing(struct work *w, const struct spans *s
 	return false;
 }
 
-// resolve_slot stores the span of the slot that was read last. If that span is over, it stores
-// the nearest live one around it, provided that the running goroutine has started it. It
-// returns false if there is none.
-static __always_inline bool resolve_slot(struct work *w, const struct layout *l, const struct ring *r,
-					 const struct slot *slot, enum carrier carrier, bool proven)
+// give_ancestor_of_cell stores what a goroutine is in after the end of the span of the cell that was
+// read last: the span's nearest live ancestor, or nothing if the goroutine has started the span from
+// outside of them.
+static __always_inline void give_ancestor_of_cell(struct work *w, const struct spans *s, __u64 goid, enum carrier carrier)
 {
-	const struct spans *s = &l->spans;
-	__u64 refs[ENCLOSING];
-	enum liveness is;
+	__u64 refs[ANCESTORS];
 	int i;
 
+	if (CELL(w, __u8, s->outside) && CELL(w, __u64, s->goid) == goid)
+		return;
+	for (i = 0; i < ANCESTORS; i++)
+		refs[i] = CELL(w, __u64, s->ancestors + 8 * i);
+	give_ancestor(w, s, refs, carrier);
+}
+
+// resolve_slot stores the span of the thread's slot. If that has ended, it stores what the slot's
+// owner is in.
+static __always_inline void resolve_slot(struct work *w, const struct layout *l, const struct slot *slot, bool proven)
+{
+	const struct spans *s = &l->spans;
+	enum liveness is;
+
 	if (!(l->has & HAS_SPANS) || !slot->ref) {
-		give_slot(w, r, slot, carrier, proven);
-		return true;
+		give_slot(w, &l->threads, slot, proven);
+		return;
 	}
 	is = read_cell(slot->ref);
 	// The goroutine that has started the span may have gone on elsewhere since.
-	if (carrier == THREAD_SLOTS && slot->owner_goid && CELL(w, __u64, s->goid) == slot->owner_goid &&
-	    CELL(w, __u32, s->tid) != slot->tid)
-		return false;
-	switch (is) {
-	case LIVE:
-		give_slot(w, r, slot, carrier, proven);
+	if (is == GONE || (slot->owner_goid && CELL(w, __u64, s->goid) == slot->owner_goid &&
+			   CELL(w, __u32, s->tid) != slot->tid))
+		return;
+	if (is == LIVE) {
+		give_slot(w, &l->threads, slot, proven);
 		give_root(w, s);
-		return true;
+	} else if (proven) {
+		give_ancestor_of_cell(w, s, slot->owner_goid, THREAD_SLOTS);
+	}
+}
+
+// What an entry of the goroutine table tells.
+enum entry {
+	UNKNOWN, // it is another goroutine's, or the cell is another span's by now
+	DECIDED, // the goroutine is in the span that is stored, or in none
+};
+
+// resolve_entry stores what the goroutine is in by its entry.
+static __always_inline enum entry resolve_entry(struct work *w, const struct layout *l, __u64 goid, __u64 g)
+{
+	const __u64 groups = ENTRIES / ENTRY_SPREAD;
+	__u64 owner, at = l->entries + (goid % groups * ENTRY_SPREAD + goid / groups % ENTRY_SPREAD) * ENTRY_SIZE;
+	struct {
+		__u64 position, check;
+	} entry;
+
+	if (!read_user(&entry, sizeof(entry), at))
+		return UNKNOWN;
+	owner = (g >> 3 & ((1ULL << ENTRY_ADDRESS_BITS) - 1)) | goid / ENTRIES << ENTRY_ADDRESS_BITS;
+	if (entry.check != (~owner ^ entry.position * ENTRY_FACTOR))
+		return UNKNOWN;
+	entry.position &= ~(__u64)ENTRY_ATTACHED;
+	switch (entry.position ? read_cell(entry.position) : OVER) {
+	case LIVE:
+		give_cell(w, &l->spans, GOROUTINE_TABLE);
+		return DECIDED;
 	case OVER:
-		if (!w->event.h.goid || CELL(w, __u64, s->goid) != w->event.h.goid)
-			return false;
-		for (i = 0; i < ENCLOSING; i++)
-			refs[i] = CELL(w, __u64, s->enclosing + 8 * i);
-		return give_enclosing(w, s, refs, carrier);
+		give_nothing(&w->event);
+		if (entry.position)
+			give_ancestor_of_cell(w, &l->spans, goid, GOROUTINE_TABLE);
+		return DECIDED;
 	default:
-		return false;
+		give_nothing(&w->event);
+		return UNKNOWN;
 	}
 }
 
@@ -673,13 +727,16 @@ __noinline int labelled(__u64 labels)
 }
 
 // give_record stores the span of the record behind a goroutine's labels, if there is
-// one. If that span is over, it stores the nearest live one around it. If only is true it
+// one. If that span has ended, it stores the nearest live ancestor. If only is true it
 // does so only for the span that is stored already.
 static __always_inline void give_record(struct work *w, const struct layout *l, __u64 g, bool only)
 {
 	struct event *e = &w->event;
 	struct record *r = &w->record;
-	__u64 labels, at, size, ref, refs[ENCLOSING];
+	__u64 labels, at, size, ref;
+	struct {
+		__u64 ancestors[ANCESTORS], outsider;
+	} lineage;
 	__u8 valid;
 
 	if (!read_user(&labels, sizeof(labels), g + l->g_labels) || !valid_pointer(labels))
@@ -698,9 +755,9 @@ static __always_inline void give_record(struct work *w, const struct layout *l, 
 	if (!read_user(&valid, sizeof(valid), at + __builtin_offsetof(struct record, valid)))
 		return;
 	if (valid != 1) {
-		if (!only && l->has & HAS_SPANS && l->has & HAS_ENCLOSING &&
-		    read_user(refs, sizeof(refs), labels + l->enclosing_offset))
-			give_enclosing(w, &l->spans, refs, GOROUTINE_RECORD);
+		if (!only && l->has & HAS_SPANS && l->has & HAS_ANCESTORS &&
+		    read_user(&lineage, sizeof(lineage), labels + l->ancestors_offset) && lineage.outsider != e->h.goid)
+			give_ancestor(w, &l->spans, lineage.ancestors, GOROUTINE_RECORD);
 		return;
 	}
 	give(e, r->trace_id[0], r->trace_id[1], r->span_id, GOROUTINE_RECORD);
@@ -760,24 +817,17 @@ static __always_inline void give_labels(struct bpf_perf_event_data *ctx, struct 
 	e->h.carrier = LABELS;
 }
 
-// give_nothing stores that the thread is in no span.
-static __always_inline void give_nothing(struct event *e)
-{
-	give(e, 0, 0, 0, NO_CARRIER);
-	e->h.trace_flags = e->h.proven = 0;
-}
-
-// find_span stores the span that the thread is in. The goroutine's own slot comes first:
+// find_span stores the span that the thread is in. The goroutine's own entry comes first:
 // labels are inherited, and replaced by users. Next is the record behind its labels.
 // Then comes the thread's slot, if the running goroutine has written it, or if nobody can
 // tell who has. They are looked at from the last to the first.
-// Where slot and record show the same span the record has the last word, because it has
-// all of the attributes.
+// Where entry and record name the same span the record has the last word, because it has
+// the attributes.
 static __always_inline void find_span(struct bpf_perf_event_data *ctx, struct task_struct *task, const struct layout *l,
 				      struct work *w)
 {
 	struct event *e = &w->event;
-	struct slot *of_thread = &w->of_thread, *of_goroutine = &w->of_goroutine;
+	struct slot *of_thread = &w->of_thread;
 	__u32 tid = e->h.own_tid;
 	bool only = false;
 	__u64 m, g;
@@ -787,11 +837,11 @@ static __always_inline void find_span(struct bpf_perf_event_data *ctx, struct ta
 		give_labels(ctx, task, l, of_thread, w);
 		return;
 	}
-	if (l->has & HAS_THREAD_SLOTS && !read_slot(false, tid))
+	if (l->has & HAS_THREAD_SLOTS && !read_slot(tid))
 		__builtin_memset(of_thread, 0, sizeof(*of_thread));
 	if (!(l->has & HAS_GOROUTINE)) {
 		if (shows_span(of_thread) && (of_thread->tid == tid || l->threads.tid == NO_FIELD))
-			resolve_slot(w, l, &l->threads, of_thread, THREAD_SLOTS, false);
+			resolve_slot(w, l, of_thread, false);
 		return;
 	}
 	m = find_m(ctx, task, l, of_thread, tid);
@@ -802,14 +852,11 @@ static __always_inline void find_span(struct bpf_perf_event_data *ctx, struct ta
 	}
 	if (l->has & HAS_OWNERS && shows_span(of_thread) && of_thread->tid == tid && of_thread->m == m &&
 	    of_thread->owner_goid == e->h.goid)
-		resolve_slot(w, l, &l->threads, of_thread, THREAD_SLOTS, true);
-	if (l->has & HAS_GOROUTINE_SLOTS && read_slot(true, e->h.goid) &&
-	    of_goroutine->owner_goid == e->h.goid) {
-		give_nothing(e);
-		if (shows_span(of_goroutine))
-			only = resolve_slot(w, l, &l->goroutines, of_goroutine, GOROUTINE_SLOTS, true);
-		else if (!of_goroutine->ref)
-			return; // it says that it is in none
+		resolve_slot(w, l, of_thread, true);
+	if (l->has & HAS_GOROUTINE_TABLE && l->has & HAS_SPANS && resolve_entry(w, l, e->h.goid, g) == DECIDED) {
+		if (e->h.carrier == NO_CARRIER)
+			return; // It is in none.
+		only = true;
 	}
 	if (l->has & HAS_RECORD)
 		give_record(w, l, g, only);

@@ -6,6 +6,8 @@ package sampler
 import (
 	"errors"
 	"time"
+
+	"github.com/otelctx/otelctx/internal/procfs"
 )
 
 var (
@@ -40,6 +42,20 @@ type Config struct {
 	// is a power of two and a multiple of the page size. 0 is enough for a reader that
 	// is no more than a second late.
 	BufferSize int
+	// Mappings, if not nil, is told of the code that processes map.
+	Mappings Mappings
+}
+
+// Mappings is told of the executable mappings that processes make, by the goroutine that reads samples:
+// before it gets a sample, of all that were made before the sample was taken, in order.
+type Mappings interface {
+	// Maps reports whether the mappings of a process are of interest.
+	Maps(pid int) bool
+	// Mapped is called when a process has mapped m, in place of what was there. The time is as
+	// that of a [Sample].
+	Mapped(pid int, at time.Time, m procfs.Mapping)
+	// Missed is called if there may have been mappings before a time that are never told.
+	Missed(before time.Time)
 }
 
 // Image is a program that a process runs, from one exec to the next. Images are equal (==)

@@ -219,15 +219,15 @@ func TestSpans(t *testing.T) {
 		"record":                         {[]string{burner.Records}, reader.GoroutineRecord, true, exact, false},
 		"record, inherited":              {[]string{burner.Records, burner.Started}, reader.GoroutineRecord, true, exact, false},
 		"record, others' labels":         {[]string{burner.Records, burner.Forged}, reader.GoroutineRecord, true, exact, false},
-		"few goroutine slots":            {[]string{burner.GoroutineSlots, burner.FewSlots}, reader.GoroutineSlots, true, some, false},
+		"few goroutine table":            {[]string{burner.GoroutineTable, burner.FewSlots}, reader.GoroutineTable, true, some, false},
 		"few thread slots":               {[]string{burner.ThreadSlots, burner.FewSlots}, reader.ThreadSlots, true, some, false},
-		"goroutine slots":                {[]string{burner.GoroutineSlots}, reader.GoroutineSlots, true, exact, false},
+		"goroutine table":                {[]string{burner.GoroutineTable}, reader.GoroutineTable, true, exact, false},
 		"thread slots":                   {[]string{burner.ThreadSlots}, reader.ThreadSlots, true, most, false},
 		"layout 1":                       {[]string{burner.Layout1}, reader.ThreadSlots, false, some, true},
-		"record before all":              {[]string{burner.Records, burner.GoroutineSlots, burner.ThreadSlots}, reader.GoroutineRecord, true, exact, false},
-		"goroutine before thread slots":  {[]string{burner.GoroutineSlots, burner.ThreadSlots}, reader.GoroutineSlots, true, exact, false},
+		"record before all":              {[]string{burner.Records, burner.GoroutineTable, burner.ThreadSlots}, reader.GoroutineRecord, true, exact, false},
+		"goroutine before thread slots":  {[]string{burner.GoroutineTable, burner.ThreadSlots}, reader.GoroutineTable, true, exact, false},
 		"record before layout 1":         {[]string{burner.Records, burner.Layout1}, reader.GoroutineRecord, true, exact, false},
-		"goroutine slots before layout1": {[]string{burner.GoroutineSlots, burner.Layout1}, reader.GoroutineSlots, true, exact, false},
+		"goroutine table before layout1": {[]string{burner.GoroutineTable, burner.Layout1}, reader.GoroutineTable, true, exact, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := open(t, Config{Frequency: burner.Frequency()})
@@ -524,10 +524,10 @@ func TestBuildModes(t *testing.T) {
 		usual bool
 	}{
 		"pie":            {programs.PIE, []string{burner.Records}, false},
-		"stripped":       {programs.Stripped, []string{burner.GoroutineSlots}, false},
+		"stripped":       {programs.Stripped, []string{burner.GoroutineTable}, false},
 		"cgo":            {programs.Cgo, []string{burner.Records}, false},
 		"cgo, in C":      {programs.Cgo, []string{burner.Records, burner.InC}, true},
-		"cgo, pie, in C": {programs.CgoPIE, []string{burner.GoroutineSlots, burner.InC}, false},
+		"cgo, pie, in C": {programs.CgoPIE, []string{burner.GoroutineTable, burner.InC}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if !test.usual {
@@ -862,7 +862,7 @@ func BenchmarkSample(b *testing.B) {
 		{"none", []string{burner.Silent}},
 		{"record", []string{burner.Records}},
 		{"record+thread-slots", []string{burner.Records, burner.ThreadSlots}},
-		{"goroutine-slots", []string{burner.GoroutineSlots}},
+		{"goroutine-table", []string{burner.GoroutineTable}},
 		{"thread-slots", []string{burner.ThreadSlots}},
 		{"layout-1", []string{burner.Layout1}},
 	} {

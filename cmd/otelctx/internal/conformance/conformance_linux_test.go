@@ -1,0 +1,168 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package conformance_test
+
+import (
+	"maps"
+	"os"
+	"os/exec"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/conformance"
+	"github.com/otelctx/otelctx/internal/testing/childproc"
+	"github.com/otelctx/otelctx/internal/testing/programs"
+	"github.com/otelctx/otelctx/reader"
+)
+
+func TestMain(m *testing.M) { childproc.Main(m, nil) }
+
+const source = "../../../../reader/testdata/threadcontext/publisher.c"
+
+// broken has the rules of which a publisher that is broken in one way must break at least these.
+var broken = map[string][]string{
+	"another signature":                     {"4719-H1"},
+	"no signature":                          {"4719-H1", "4719-P9"},
+	"version 3":                             {"4719-H2"},
+	"version 0":                             {"4719-H2", "4719-P9"},
+	"no payload":                            {"4719-H5", "4719-P9"},
+	"the payload is not mapped":             {"4719-H5"},
+	"the payload is endless":                {"4719-H5", "4719-H6"},
+	"a large payload":                       {"4719-H6"},
+	"wall clock":                            {"4719-H4"},
+	"an hour ahead":                         {"4719-H4"},
+	"the timestamp stays zero":              {"4719-H3"},
+	"the timestamp comes first":             {"4719-P9"},
+	"the payload is no message":             {"4719-D1"},
+	"the payload is cut":                    {"4719-D1"},
+	"a resource key twice":                  {"4719-D2"},
+	"an attribute key twice":                {"4719-D2"},
+	"an empty key":                          {"4719-D3"},
+	"no service.name":                       {"4719-D3"},
+	"service.name is a number":              {"4719-D3"},
+	"no resource":                           {"4719-D3"},
+	"the descriptor survives exec":          {"4719-P2"},
+	"the mapping is shared":                 {"4719-P3"},
+	"the mapping is executable":             {"4719-P3"},
+	"the mapping is read-only":              {"4719-P3"},
+	"children inherit the mapping":          {"4719-P5", "4719-F1"},
+	"two contexts":                          {"4719-P11"},
+	"an update moves the header":            {"4719-U1"},
+	"an update keeps the timestamp":         {"4719-U2"},
+	"an update does not zero the timestamp": {"4719-U2"},
+	"the payload changes in place":          {"4719-U2"},
+	"an update goes back in time":           {"4719-U6"},
+	"an update does not name the mapping":   {"4719-U7"},
+	"the schema is a number":                {"4947-R1"},
+	"a key is a number":                     {"4947-R2"},
+	"the key map is a string":               {"4947-R2"},
+	"the key map is too large":              {"4947-R2"},
+	"the key map shrinks":                   {"4947-R3"},
+	"the key map is reordered":              {"4947-R3"},
+	"a wild record":                         {"4947-C1"},
+	"the record is at an odd address":       {"4947-C2"},
+	"valid is 2":                            {"4947-C3"},
+	"no trace id":                           {"4947-C4"},
+	"no span id":                            {"4947-C4"},
+	"flags without ids":                     {"4947-C5"},
+	"an attribute is cut":                   {"4947-C6"},
+	"half an attribute":                     {"4947-C6"},
+	"an unknown key":                        {"4947-C7"},
+	"a value is not UTF-8":                  {"4947-C8"},
+	"a long record":                         {"4947-C9"},
+}
+
+// verify runs a publisher that is broken in this way, updates it while it is watched, and returns the broken rules.
+func verify(t *testing.T, program, way string, d time.Duration) []string {
+	t.Helper()
+	cmd := exec.Command(program, "3")
+	cmd.Env = append(os.Environ(), "BREAK="+way)
+	child := childproc.Run(t, cmd)
+	if way == "the timestamp comes first" {
+		child.Send("go") // it publishes while it is watched
+	} else {
+		for child.Receive() != "ready" {
+		}
+		child.Ask("fork")
+	}
+	type outcome struct {
+		results []conformance.Result
+		err     error
+	}
+	done := make(chan outcome, 1)
+	go func() {
+		r, err := conformance.Process(t.Context(), child.PID(), d)
+		done <- outcome{r, err}
+	}()
+	// It is updated for as long as it is watched.
+	var got outcome
+	for waiting := true; waiting; {
+		select {
+		case got = <-done:
+			waiting = false
+		default:
+			if way != "the timestamp comes first" {
+				child.Ask("update")
+			}
+		}
+	}
+	assert.NoError(t, got.err)
+	var failed []string
+	for _, r := range got.results {
+		if r.Status == conformance.Failed {
+			failed = append(failed, r.ID)
+			assert.NotEmpty(t, r.Evidence, r.ID)
+		}
+	}
+	return failed
+}
+
+// The checker finds each of these ways to break a rule.
+func TestBroken(t *testing.T) {
+	program := programs.C(t, source, "-pthread", "-rdynamic")
+	for _, way := range slices.Sorted(maps.Keys(broken)) {
+		t.Run(way, func(t *testing.T) {
+			t.Parallel()
+			d := 3 * time.Second
+			if way == "the timestamp stays zero" {
+				d = 8 * time.Second
+			}
+			if way == "an update does not name the mapping" {
+				_, err := os.Stat("/sys/kernel/tracing/events/syscalls/sys_enter_prctl/id")
+				if err != nil {
+					t.Skip("tracefs is not mounted: ", err)
+				}
+			}
+			failed := verify(t, program, way, d)
+			assert.Subset(t, failed, broken[way])
+		})
+	}
+	for name, flags := range map[string][]string{
+		"the symbol is not exported":    {"-pthread"},
+		"the symbol is no thread-local": {"-pthread", "-rdynamic", "-DNOT_THREAD_LOCAL"},
+	} {
+		program := programs.C(t, source, flags...)
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			assert.Subset(t, verify(t, program, "", 2*time.Second), []string{"4947-V1"})
+		})
+	}
+}
+
+// A correct publisher that updates all the time passes every rule.
+func TestCorrect(t *testing.T) {
+	program := programs.C(t, source, "-pthread", "-rdynamic")
+	assert.Empty(t, verify(t, program, "", 2*time.Second))
+}
+
+// A process that publishes nothing is no conforming publisher, and no error of the checker.
+func TestNoContext(t *testing.T) {
+	_, err := conformance.Process(t.Context(), os.Getpid(), 50*time.Millisecond)
+	assert.ErrorIs(t, err, reader.ErrNoContext)
+	require.Error(t, err)
+}

@@ -1,0 +1,98 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package conformance
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// kernelNamesMappings reports whether prctl(PR_SET_VMA_ANON_NAME) works here, by a page of our own.
+var kernelNamesMappings = sync.OnceValue(func() bool {
+	page, err := unix.Mmap(-1, 0, os.Getpagesize(), unix.PROT_READ, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		return false
+	}
+	defer func() { _ = unix.Munmap(page) }()
+	name := []byte("otelctx\x00")
+	// Sound: the kernel copies the name, and the page outlives the call.
+	err = unix.Prctl(unix.PR_SET_VMA, unix.PR_SET_VMA_ANON_NAME,
+		uintptr(unsafe.Pointer(&page[0])), uintptr(len(page)), uintptr(unsafe.Pointer(&name[0])))
+	return err == nil
+})
+
+// namingCounter counts the calls of prctl(PR_SET_VMA) of a process by a tracepoint. That takes a mounted tracefs and the right to
+// read it, as root has.
+type namingCounter struct {
+	fds []int
+	err error
+}
+
+func newNamingCounter(threads []int) *namingCounter {
+	n := &namingCounter{}
+	for _, tid := range threads {
+		if n.err = n.add(tid); n.err != nil {
+			n.err = fmt.Errorf("calls of prctl cannot be counted: %w", n.err)
+			n.close()
+			break
+		}
+	}
+	return n
+}
+
+func (n *namingCounter) add(tid int) error {
+	id, err := os.ReadFile("/sys/kernel/tracing/events/syscalls/sys_enter_prctl/id")
+	if err != nil {
+		return err
+	}
+	number, err := strconv.ParseUint(strings.TrimSpace(string(id)), 10, 64)
+	if err != nil {
+		return err
+	}
+	attr := unix.PerfEventAttr{Type: unix.PERF_TYPE_TRACEPOINT, Config: number, Bits: unix.PerfBitInherit}
+	attr.Size = uint32(unsafe.Sizeof(attr))
+	fd, err := unix.PerfEventOpen(&attr, tid, -1, -1, unix.PERF_FLAG_FD_CLOEXEC)
+	if errors.Is(err, unix.ESRCH) {
+		return nil // the thread has ended
+	}
+	if err != nil {
+		return err
+	}
+	n.fds = append(n.fds, fd)
+	filter := fmt.Appendf(nil, "option == %d\x00", unix.PR_SET_VMA)
+	// Sound: the kernel copies the filter during the call.
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.PERF_EVENT_IOC_SET_FILTER, uintptr(unsafe.Pointer(&filter[0]))); errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+// count returns the calls so far, and closes the counter.
+func (n *namingCounter) count() (int, error) {
+	defer n.close()
+	total := 0
+	for _, fd := range n.fds {
+		var b [8]byte
+		if _, err := unix.Read(fd, b[:]); err != nil {
+			return 0, err
+		}
+		total += int(binary.NativeEndian.Uint64(b[:]))
+	}
+	return total, n.err
+}
+
+func (n *namingCounter) close() {
+	for _, fd := range n.fds {
+		_ = unix.Close(fd)
+	}
+	n.fds = nil
+}

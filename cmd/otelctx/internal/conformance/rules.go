@@ -1,0 +1,181 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package conformance checks what a running process publishes, rule by rule, against OTEP 4719 (process context) and OTEP 4947 (thread
+// context), and against otelctx's own wire format. It reads the process as any reader does and never writes to it.
+//
+// The published bytes are evidence of a broken rule, but they cannot prove that a rule is kept. A passed rule means: nothing in the
+// time of the check contradicted it, and there was occasion to. A rule without occasion is not exercised.
+package conformance
+
+import (
+	"fmt"
+	"unicode/utf8"
+)
+
+// Level is how binding a rule is.
+type Level string
+
+const (
+	// Must is a requirement of the text.
+	Must Level = "MUST"
+	// Should is a recommendation of the text.
+	Should Level = "SHOULD"
+	// Reader is what known readers require beyond the text.
+	Reader Level = "READER"
+)
+
+// Rule is one rule of a format.
+type Rule struct {
+	// ID names the rule for good, such as 4719-P6.
+	ID    string `json:"id"`
+	Level Level  `json:"level"`
+	// Section is where the format's text has the rule.
+	Section string `json:"section"`
+	// Text is the rule in one sentence.
+	Text string `json:"text"`
+}
+
+const (
+	header      = "OTEP 4719, Header Structure"
+	payload     = "OTEP 4719, Payload Format"
+	publication = "OTEP 4719, Publication Protocol"
+	updating    = "OTEP 4719, Updating Protocol"
+	forking     = "OTEP 4719, Process Forking"
+	reference   = "OTEP 4947, Thread-Local Reference Data"
+	resolution  = "OTEP 4947, Thread-Local Variable Resolution"
+	record      = "OTEP 4947, Thread-Local Context Record"
+	goSupport   = "OTEP 4947, Alternative for Go support"
+	ownTables   = "otelctx wire format"
+)
+
+// rules are all rules, in the order of the report.
+var rules = []Rule{
+	{"4719-H1", Must, header, "The signature is OTEL_CTX."},
+	{"4719-H2", Must, header, "The version is 2 (1 in development)."},
+	{"4719-H3", Must, header, "The timestamp is zero only while the context is being changed."},
+	{"4719-H4", Should, header, "The timestamp is of CLOCK_BOOTTIME."},
+	{"4719-H5", Must, header, "payload and payload_size name readable memory."},
+	{"4719-H6", Reader, header, "The payload has at most 65,536 bytes, the limit of known readers."},
+	{"4719-D1", Must, payload, "The payload is a ProcessContext message."},
+	{"4719-D2", Must, payload, "Attribute keys are unique."},
+	{"4719-D3", Should, payload, "Attributes follow the semantic conventions: keys are not empty, and service.name is a string."},
+	{"4719-P2", Must, publication, "Step 2: the descriptor of the memfd, if it is still open, is closed on exec."},
+	{"4719-P3", Must, publication, "Step 3: the mapping is private, readable, writable and not executable."},
+	{"4719-P5", Must, publication, "Step 5: the mapping is marked MADV_DONTFORK."},
+	{"4719-P9", Must, publication, "Step 9: the timestamp is written last; once it is not zero, the whole header is valid."},
+	{"4719-P10", Must, publication, "Step 10: the mapping is named OTEL_CTX where the kernel names mappings."},
+	{"4719-P11", Must, publication, "There is not more than one process context."},
+	{"4719-U1", Must, updating, "A later publication updates the header in place."},
+	{"4719-U2", Must, updating, "Steps 2 to 5: payload, payload_size and the payload's bytes change only while the timestamp is zero."},
+	{"4719-U6", Must, updating, "Step 6: every update has a later timestamp."},
+	{"4719-U7", Must, updating, "Step 7: every update names the mapping again."},
+	{"4719-F1", Must, forking, "Children of fork do not inherit the mapping."},
+
+	{"4947-R1", Must, reference, "threadlocal.schema_version is a string."},
+	{"4947-R2", Must, reference, "threadlocal.attribute_key_map is an array of at most 256 strings."},
+	{"4947-R3", Must, reference, "threadlocal.attribute_key_map is only ever appended to."},
+	{"4947-V1", Must, resolution, "otel_thread_ctx_v1 is a TLS symbol in the dynamic symbol table of the executable or of a library."},
+	{"4947-V2", Must, resolution, "The symbol is accessed by a model that readers support."},
+	{"4947-C1", Must, record, "The variable names readable memory."},
+	{"4947-C2", Must, record, "The record is aligned to 2 bytes."},
+	{"4947-C3", Must, record, "valid is 0 or 1."},
+	{"4947-C4", Must, record, "trace-id and span-id are both set, or neither is."},
+	{"4947-C5", Must, record, "trace-flags are zero if the ids are unset."},
+	{"4947-C6", Must, record, "attrs-data-size ends with a complete attribute."},
+	{"4947-C7", Must, record, "Key indexes are inside threadlocal.attribute_key_map."},
+	{"4947-C8", Must, record, "Values are UTF-8."},
+	{"4947-C9", Should, record, "The record has at most 640 bytes."},
+	{"4947-G1", Should, goSupport, "A Go process has no key map or an empty one, unless its records have attributes."},
+
+	{"otelctx-1", Must, ownTables, "Every advertised carrier can be read."},
+	{"otelctx-2", Must, ownTables, "The advertised offsets lead from a thread to its goroutine, so that spans are proven."},
+	{"otelctx-3", Must, ownTables, "Every live span has valid ids, a start in the past, and UTF-8 names."},
+	{"otelctx-4", Must, ownTables, "A span that a thread is in is a live span."},
+}
+
+// Status is what has become of a rule.
+type Status string
+
+const (
+	// Passed means that there was occasion to break the rule, and that it was not seen broken.
+	Passed Status = "passed"
+	// Failed means that the rule was seen broken.
+	Failed Status = "failed"
+	// NotExercised means that there was no occasion, or that it could not be observed.
+	NotExercised Status = "not exercised"
+)
+
+// Result is what was found of a rule.
+type Result struct {
+	Rule
+	Status Status `json:"status"`
+	// Checks counts the times that the rule was checked, Failures how often it was broken.
+	Checks   int `json:"checks"`
+	Failures int `json:"failures"`
+	// Evidence has the first failures, or why the rule was not exercised. It may quote what the process has chosen.
+	Evidence []string `json:"evidence"`
+}
+
+// maxEvidence bounds the failures of a rule that are described, and maxText their length.
+const (
+	maxEvidence = 3
+	maxText     = 300
+)
+
+// report collects results by the ids of rules.
+type report map[string]*Result
+
+func newReport() report {
+	r := report{}
+	for _, rule := range rules {
+		r[rule.ID] = &Result{Rule: rule, Status: NotExercised, Evidence: []string{}}
+	}
+	return r
+}
+
+// results returns the results in the order of the rules.
+func (r report) results() []Result {
+	out := make([]Result, 0, len(rules))
+	for _, rule := range rules {
+		out = append(out, *r[rule.ID])
+	}
+	return out
+}
+
+// check notes that a rule was checked, and if it does not hold, the evidence. It returns ok.
+func (r report) check(id string, ok bool, format string, args ...any) bool {
+	result := r[id]
+	if result.Checks++; result.Checks == 1 {
+		result.Evidence = []string{} // the reason why it was not exercised
+	}
+	if ok {
+		if result.Status == NotExercised {
+			result.Status = Passed
+		}
+		return true
+	}
+	result.Status = Failed
+	if result.Failures++; len(result.Evidence) < maxEvidence {
+		result.Evidence = append(result.Evidence, cut(fmt.Sprintf(format, args...)))
+	}
+	return false
+}
+
+// skip says why a rule cannot be checked, unless it has been.
+func (r report) skip(id, format string, args ...any) {
+	if result := r[id]; result.Checks == 0 {
+		result.Evidence = []string{cut(fmt.Sprintf(format, args...))}
+	}
+}
+
+// cut bounds a text that the process may have chosen.
+func cut(s string) string {
+	if len(s) > maxText {
+		s = s[:maxText] + "…"
+	}
+	if !utf8.ValidString(s) {
+		s = fmt.Sprintf("%q", s)
+	}
+	return s
+}

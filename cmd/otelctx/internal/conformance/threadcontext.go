@@ -1,0 +1,159 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package conformance
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"slices"
+	"time"
+	"unicode/utf8"
+
+	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
+
+	"github.com/otelctx/otelctx/internal/wire"
+	"github.com/otelctx/otelctx/reader"
+)
+
+// checkReference checks the threadlocal.* attributes of a publication.
+func (c *contextChecker) checkReference(attributes []*commonpb.KeyValue) {
+	var keys []string
+	goSchema := false
+	for _, kv := range attributes {
+		switch kv.GetKey() {
+		case wire.KeySchemaVersion:
+			schema, ok := kv.GetValue().GetValue().(*commonpb.AnyValue_StringValue)
+			if c.check("4947-R1", ok, "%v", kv.GetValue()) {
+				goSchema = schema.StringValue == wire.SchemaGoLabels
+			}
+		case wire.KeyAttributeKeyMap:
+			array, ok := kv.GetValue().GetValue().(*commonpb.AnyValue_ArrayValue)
+			values := kv.GetValue().GetArrayValue().GetValues()
+			for _, v := range values {
+				text, isText := v.GetValue().(*commonpb.AnyValue_StringValue)
+				ok = ok && isText
+				if isText {
+					keys = append(keys, text.StringValue)
+				}
+			}
+			c.check("4947-R2", ok && array != nil && len(values) <= 256, "%d keys, all strings: %t", len(values), ok)
+		}
+	}
+	if c.keys != nil || keys != nil {
+		c.check("4947-R3", len(keys) >= len(c.keys) && slices.Equal(keys[:len(c.keys)], c.keys), "%q became %q", c.keys, keys)
+	}
+	c.keys = keys
+	if goSchema {
+		// otelctx's records have attributes, as those of other languages do. The text asks for none.
+		own := slices.ContainsFunc(attributes, func(kv *commonpb.KeyValue) bool { return kv.GetKey() == wire.KeyGo+wire.GoKeyRecordOffset })
+		c.check("4947-G1", len(keys) == 0 || own, "the key map is %q", keys)
+	}
+}
+
+// checkThreads checks the thread contexts of a process.
+func checkThreads(ctx context.Context, r report, p *reader.Process) {
+	contexts, err := p.ThreadContexts(ctx)
+	if err != nil {
+		for _, rule := range rules {
+			if rule.Section == record || rule.Section == resolution {
+				r.skip(rule.ID, "%v", err)
+			}
+		}
+		return
+	}
+	r.check("4947-V1", len(contexts.Variables) > 0 || contexts.Unresolved != nil, "no module defines otel_thread_ctx_v1")
+	if contexts.Unresolved != nil || len(contexts.Variables) > 0 {
+		r.check("4947-V2", contexts.Unresolved == nil, "%v", contexts.Unresolved)
+	}
+	attached := false
+	for _, t := range contexts.Threads {
+		if errors.Is(t.Err, reader.ErrBusy) || t.Record == 0 && t.Err == nil {
+			continue
+		}
+		attached = true
+		if r.check("4947-C1", t.Err == nil, "thread %d: record at %#x: %v", t.TID, t.Record, t.Err) {
+			checkRecord(r, t, len(contexts.Keys))
+		}
+	}
+	if !attached {
+		r.skip("4947-C1", "no thread had a context while it was looked at")
+	}
+}
+
+// checkRecord checks a record that was read whole.
+func checkRecord(r report, t reader.ThreadContext, keys int) {
+	b := t.Encoded
+	r.check("4947-C2", t.Record%2 == 0, "thread %d: record at %#x", t.TID, t.Record)
+	r.check("4947-C3", b[24] <= 1, "thread %d: valid is %d", t.TID, b[24])
+	if b[24] != 1 {
+		return // what is not valid may be half written
+	}
+	zero := func(b []byte) bool { return !slices.ContainsFunc(b, func(x byte) bool { return x != 0 }) }
+	trace, span := b[:16], b[16:24]
+	r.check("4947-C4", zero(trace) == zero(span), "thread %d: trace-id %x, span-id %x", t.TID, trace, span)
+	if zero(trace) && zero(span) {
+		r.check("4947-C5", b[25] == 0, "thread %d: trace-flags %#x without ids", t.TID, b[25])
+	}
+	size := binary.NativeEndian.Uint16(b[26:28])
+	r.check("4947-C9", wire.ThreadContextRecordSize+int(size) <= wire.MaxThreadContextRecord, "thread %d: %d bytes of attributes", t.TID, size)
+	data := b[wire.ThreadContextRecordSize:]
+	for len(data) > 0 {
+		if complete := len(data) >= 2 && len(data) >= 2+int(data[1]); !r.check("4947-C6", complete, "thread %d: it ends with % x", t.TID, data[:min(len(data), 32)]) {
+			return
+		}
+		value := data[2 : 2+int(data[1])]
+		r.check("4947-C7", int(data[0]) < keys, "thread %d: key %d of %d", t.TID, data[0], keys)
+		r.check("4947-C8", utf8.Valid(value), "thread %d: %q", t.TID, value)
+		data = data[2+len(value):]
+	}
+}
+
+// checkTables checks otelctx's own tables, if the process has some.
+func checkTables(ctx context.Context, r report, p *reader.Process) {
+	carriers, err := p.Carriers(ctx)
+	if err != nil || len(carriers) == 0 {
+		for _, rule := range rules {
+			if rule.Section == ownTables {
+				r.skip(rule.ID, "the process advertises none of otelctx's tables")
+			}
+		}
+		return
+	}
+	for _, c := range carriers {
+		r.check("otelctx-1", c.Err == nil, "%v: %v", c.Kind, c.Err)
+		if c.Kind != reader.ThreadSlots || c.Ring.Layout != 1 {
+			r.check("otelctx-2", c.Provable || c.Err != nil, "%v cannot be proven", c.Kind)
+		}
+	}
+	before, beforeErr := p.Threads(ctx)
+	spans, err := p.Spans(ctx)
+	after, afterErr := p.Threads(ctx)
+	if err != nil {
+		r.skip("otelctx-3", "%v", err)
+		return
+	}
+	live, now := map[[8]byte]bool{}, time.Now()
+	for _, s := range spans {
+		live[s.SpanID] = true
+		r.check("otelctx-3", s.TraceID != [16]byte{} && s.SpanID != [8]byte{} && !s.Start.After(now.Add(time.Second)) &&
+			utf8.ValidString(s.Name) && utf8.ValidString(s.Endpoint), "span %x of trace %x, started %v, %q", s.SpanID, s.TraceID, s.Start, s.Name)
+	}
+	if err := errors.Join(beforeErr, afterErr); err != nil {
+		r.skip("otelctx-4", "%v", err)
+		return
+	}
+	// A span that was shown before and after was live in between.
+	shown := map[[8]byte]bool{}
+	for _, t := range before {
+		if t.Span != nil && t.Span.Proven {
+			shown[t.Span.SpanID] = true
+		}
+	}
+	for _, t := range after {
+		if t.Span != nil && t.Span.Proven && shown[t.Span.SpanID] {
+			r.check("otelctx-4", live[t.Span.SpanID], "thread %d was in span %x before and after, which was not in the span table", t.TID, t.Span.SpanID)
+		}
+	}
+}

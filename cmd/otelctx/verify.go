@@ -1,0 +1,136 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/conformance"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
+)
+
+// verifyCommand is otelctx verify.
+type verifyCommand struct {
+	PID      int           `arg:""                                                              help:"The process to check."           name:"pid" optional:""`
+	Duration time.Duration `default:"5s"                                                        help:"How long to watch the process."  name:"duration" short:"d"`
+	Profile  string        `help:"Check a file of OTLP profiles instead (.otlp, .json, .jsonl)." name:"profile"                       placeholder:"FILE"`
+	JSON     bool          `help:"Print JSON."                                                  name:"json"`
+	Verbose  bool          `help:"List the rules that passed, too."                             name:"verbose"                        short:"v"`
+}
+
+// Help is shown by otelctx verify --help.
+func (*verifyCommand) Help() string {
+	return `Checks what a process publishes, in any language, against every rule of OTEP 4719 (process context) and OTEP 4947 (thread ` +
+		`context), and a file of profiles against the rules of OTLP. Exits with 10 if a rule is broken.
+
+  otelctx verify 4711 -d 30s        watch a process for half a minute
+  otelctx verify 4711 --json        the same for a program
+  otelctx verify --profile p.otlp   check a file
+
+A rule that passed was not seen broken, and there was occasion to. Updates, forks and threads are seen only if they happen while the ` +
+		`process is watched. Each thread with a thread context is stopped once, for some microseconds, to learn its thread pointer.`
+}
+
+// Validate is called by kong.
+func (c *verifyCommand) Validate() error {
+	switch {
+	case c.Profile != "" && c.PID != 0:
+		return errors.New("expected a process or --profile, not both")
+	case c.Profile != "":
+		return nil
+	case c.Duration <= 0:
+		return fmt.Errorf("--duration %v is not positive", c.Duration)
+	}
+	return validatePID(c.PID)
+}
+
+// errNotConforming says that a rule is broken. The report says which.
+var errNotConforming = errors.New("not conforming")
+
+// Run is called by kong.
+func (c *verifyCommand) Run(s streams) error {
+	if c.Profile != "" {
+		return c.verifyProfile(s)
+	}
+	ctx, stop := untilInterrupted()
+	defer stop()
+	results, err := conformance.Process(ctx, c.PID, c.Duration)
+	if err != nil {
+		return err
+	}
+	failed := 0
+	for _, r := range results {
+		if r.Status == conformance.Failed {
+			failed++
+		}
+	}
+	if c.JSON {
+		err = writeJSON(s.stdout, verifyDocument{PID: c.PID, Failed: failed, Rules: results})
+	} else {
+		err = c.write(s.stdout, results)
+	}
+	if err == nil && failed > 0 {
+		err = fmt.Errorf("%w: %d of %d rules are broken", errNotConforming, failed, len(results))
+	}
+	return err
+}
+
+// verifyDocument is what verify --json prints.
+type verifyDocument struct {
+	PID int `json:"pid"`
+	// Failed counts the rules that are broken.
+	Failed int                  `json:"failed"`
+	Rules  []conformance.Result `json:"rules"`
+}
+
+// write prints the broken rules first, then those that were not exercised; with -v those that passed, too.
+func (c *verifyCommand) write(w io.Writer, results []conformance.Result) error {
+	counts := map[conformance.Status]int{}
+	var out []byte
+	for _, status := range []conformance.Status{conformance.Failed, conformance.NotExercised, conformance.Passed} {
+		for _, r := range results {
+			if r.Status != status {
+				continue
+			}
+			counts[status]++
+			if status == conformance.Passed && !c.Verbose {
+				continue
+			}
+			out = fmt.Appendf(out, "%-13s %-9s %-6s %s (%s)\n", status, r.ID, r.Level, r.Text, r.Section)
+			for _, e := range r.Evidence {
+				out = fmt.Appendf(out, "              %s\n", escape(e))
+			}
+		}
+	}
+	out = fmt.Appendf(out, "%d passed, %d failed, %d not exercised\n", counts[conformance.Passed], counts[conformance.Failed], counts[conformance.NotExercised])
+	_, err := w.Write(out)
+	return err
+}
+
+// verifyProfile checks a file.
+func (c *verifyCommand) verifyProfile(s streams) error {
+	content, err := os.ReadFile(c.Profile)
+	if err != nil {
+		return err
+	}
+	problems, err := profile.CheckFile(filepath.Ext(c.Profile), content)
+	if err != nil {
+		return fmt.Errorf("%s: %w", c.Profile, err)
+	}
+	for _, p := range problems {
+		if _, err := fmt.Fprintln(s.stdout, escape(p.Error())); err != nil {
+			return err
+		}
+	}
+	if len(problems) > 0 {
+		return fmt.Errorf("%w: %s breaks %d rules", errNotConforming, c.Profile, len(problems))
+	}
+	_, err = fmt.Fprintf(s.stdout, "%s: no rule is broken\n", c.Profile)
+	return err
+}

@@ -1,0 +1,67 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/otelctx/otelctx/internal/testing/childproc"
+	"github.com/otelctx/otelctx/internal/testing/programs"
+)
+
+// verify tells a correct publisher from a broken one by its exit code, and names the rule.
+func TestVerify(t *testing.T) {
+	program := programs.C(t, "../../reader/testdata/threadcontext/publisher.c", "-pthread", "-rdynamic")
+	for way, code := range map[string]int{"": exitOK, "no service.name": exitNotConforming} {
+		cmd := exec.Command(program, "2")
+		cmd.Env = append(os.Environ(), "BREAK="+way)
+		child := childproc.Run(t, cmd)
+		for child.Receive() != "ready" {
+		}
+		pid := strconv.Itoa(child.PID())
+		got := otelctx(t, "verify", pid, "-d", "1s", "--json")
+		assert.Equal(t, code, got.code, got.stderr)
+		var d verifyDocument
+		require.NoError(t, json.Unmarshal([]byte(got.stdout), &d))
+		assert.Equal(t, child.PID(), d.PID)
+		got = otelctx(t, "verify", pid, "-d", "1s", "-v")
+		assert.Contains(t, got.stdout, "passed        4947-C1")
+		if way != "" {
+			assert.Equal(t, 1, d.Failed)
+			assert.Contains(t, got.stdout, "failed        4719-D3")
+			assert.Contains(t, got.stdout, "the resource has no service.name")
+			assert.Contains(t, got.stderr, "1 of 39 rules are broken")
+		}
+		got = otelctx(t, "watch", pid, "--count", "1")
+		assert.Contains(t, got.stdout, "threads in a span: 2 of 3")
+	}
+}
+
+// What otelctx records conforms in every OTLP format. A broken file does not.
+func TestVerifyProfile(t *testing.T) {
+	for _, name := range []string{"p.otlp", "p.json", "p.jsonl"} {
+		path := filepath.Join(t.TempDir(), name)
+		got := otelctx(t, "record", "--output", path, "--", "sh", "-c", "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done")
+		if got.code == exitNotPermitted {
+			t.Skip(got.stderr)
+		}
+		require.Zero(t, got.code, got.stderr)
+		got = otelctx(t, "verify", "--profile", path)
+		assert.Zero(t, got.code, got.stdout)
+		assert.Contains(t, got.stdout, "no rule is broken")
+	}
+	broken := filepath.Join(t.TempDir(), "broken.json")
+	require.NoError(t, os.WriteFile(broken, []byte(`{"dictionary":{"stringTable":["x"]}}`), 0o600))
+	got := otelctx(t, "verify", "--profile", broken)
+	assert.Equal(t, exitNotConforming, got.code)
+	assert.Contains(t, got.stdout, "string table: index 0 is not the zero value")
+}

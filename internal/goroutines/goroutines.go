@@ -1,0 +1,72 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package goroutines
+
+import (
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/otelctx/otelctx/internal/ordered"
+	"github.com/otelctx/otelctx/internal/vma"
+	"github.com/otelctx/otelctx/internal/wire"
+)
+
+// Table has the positions of goroutines. [New] makes one. It is safe for concurrent use.
+type Table struct {
+	header  *wire.GoroutinesHeader
+	entries []wire.GoroutineEntry
+	region  *vma.Region
+}
+
+// New returns a table in which nothing is stored. If heap is true, or its memory cannot be
+// mapped, the table works all the same, but no other process finds it: err says why the memory
+// could not be mapped.
+func New(heap bool) (t *Table, err error) {
+	t = new(Table)
+	t.region, err = vma.NewOrHeap(wire.GoroutinesName, wire.GoroutinesHeaderSize+wire.GoroutinesCapacity*wire.GoroutineEntrySize, heap)
+	t.header, t.entries = wire.GoroutinesIn(t.region.Bytes())
+	t.header.Layout = wire.GoroutinesLayout1
+	t.header.Capacity, t.header.Used = wire.GoroutinesCapacity, wire.GoroutinesCapacity
+	t.header.EntrySize, t.header.HeaderSize = wire.GoroutineEntrySize, wire.GoroutinesHeaderSize
+	if err = errors.Join(err, t.region.Publish(wire.GoroutinesMagic)); err != nil {
+		err = fmt.Errorf("goroutine table: %w", err)
+	}
+	return t, err
+}
+
+// Address returns where the table's header is.
+func (t *Table) Address() uint64 { return uint64(uintptr(unsafe.Pointer(t.header))) }
+
+// Close withdraws the table from other processes. Entries may still be stored: they have no effect.
+func (t *Table) Close() error {
+	if err := t.region.Withdraw(); err != nil {
+		return fmt.Errorf("goroutine table: close: %w", err)
+	}
+	return nil
+}
+
+// entry returns that of a goroutine.
+func (t *Table) entry(goid uint64) *wire.GoroutineEntry {
+	return &t.entries[wire.GoroutineIndex(goid)]
+}
+
+// Load returns the position that a goroutine stored last, given its id and the address of its g.
+// known is false if it has stored none, or another goroutine has its entry.
+func (t *Table) Load(goid uint64, g uintptr) (p wire.Position, known bool) {
+	e := t.entry(goid)
+	p = wire.Position(atomic.LoadUint64(&e.Position))
+	if atomic.LoadUint64(&e.Check) != wire.GoroutineCheck(goid, uint64(g), p) {
+		return 0, false
+	}
+	return p, true
+}
+
+// Store stores the position of the calling goroutine.
+func (t *Table) Store(goid uint64, g unsafe.Pointer, p wire.Position) {
+	e := t.entry(goid)
+	ordered.Put(&e.Position, uint64(p))
+	ordered.Put(&e.Check, wire.GoroutineCheck(goid, uint64(uintptr(g)), p))
+}

@@ -1,0 +1,92 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package goroutines
+
+import (
+	"os"
+	"testing"
+	"unsafe"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/otelctx/otelctx/internal/remotemem"
+	"github.com/otelctx/otelctx/internal/testing/resources"
+	"github.com/otelctx/otelctx/internal/wire"
+)
+
+const size = wire.GoroutinesCapacity
+
+// g is what tests take for a g; its address alone counts.
+var gs [2]uint64
+
+func store(t *Table, goid uint64, g int, p wire.Position) { t.Store(goid, unsafe.Pointer(&gs[g]), p) }
+func load(t *Table, goid uint64, g int) (wire.Position, bool) {
+	return t.Load(goid, uintptr(unsafe.Pointer(&gs[g])))
+}
+
+func newTable(t *testing.T, heap bool) *Table {
+	t.Helper()
+	table, err := New(heap)
+	require.NoError(t, err)
+	t.Cleanup(func() { assert.NoError(t, table.Close()) })
+	return table
+}
+
+func TestPositions(t *testing.T) {
+	table := newTable(t, true)
+	for _, goid := range []uint64{0, 1, size, 5 * size, 1<<63 + 3} {
+		_, known := load(table, goid, 0)
+		assert.False(t, known, "goroutine %d has stored nothing", goid)
+	}
+	for _, p := range []wire.Position{1 << 20, 1<<20 | 1, 0, ^wire.Position(1)} {
+		store(table, 7, 0, p)
+		got, known := load(table, 7, 0)
+		assert.True(t, known)
+		assert.Equal(t, p, got)
+		_, known = load(table, 7+size, 0)
+		assert.False(t, known, "another id")
+		_, known = load(table, 7, 1)
+		assert.False(t, known, "another g")
+	}
+	store(table, 7+size, 0, 2<<20)
+	_, known := load(table, 7, 0)
+	assert.False(t, known)
+}
+
+// An entry of which two goroutines have stored half each belongs to neither.
+func TestSharedEntry(t *testing.T) {
+	table := newTable(t, true)
+	const first, second = 7, 7 + size
+	store(table, first, 0, 1<<20)
+	one := *table.entry(first)
+	store(table, second, 1, 2<<20)
+	other := *table.entry(first)
+	for _, e := range []wire.GoroutineEntry{{Position: one.Position, Check: other.Check}, {Position: other.Position, Check: one.Check}} {
+		*table.entry(first) = e
+		for g, goid := range []uint64{first, second} {
+			_, known := load(table, goid, g)
+			assert.False(t, known, "goroutine %d", goid)
+		}
+	}
+}
+
+func TestMapping(t *testing.T) {
+	mappings := func() int {
+		found, err := resources.Mappings("OTELCTX_GOROUTINES")
+		require.NoError(t, err)
+		return len(found)
+	}
+	table := newTable(t, false)
+	assert.Equal(t, 1, mappings())
+	store(table, 1, 0, 1<<20)
+	require.NoError(t, table.Close())
+	assert.Zero(t, mappings())
+	magic := make([]byte, 4)
+	_, err := remotemem.Of(os.Getpid()).ReadAt(magic, int64(table.Address()))
+	require.NoError(t, err)
+	assert.Equal(t, make([]byte, 4), magic)
+	store(table, 1, 0, 2<<20) // by a goroutine that does not know yet
+	require.NoError(t, table.Close(), "again")
+}

@@ -1,0 +1,166 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package backends
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/otelctx/otelctx/internal/testing/childproc"
+)
+
+// collectorKey is an environment variable with the path of the Collector that make interop WHAT=otelcol
+// builds. make interop WHAT=backends sets it if there is one.
+const collectorKey = "OTELCTX_TEST_COLLECTOR"
+
+const (
+	// receiverPeriod is that of the example configurations: 97 Hz.
+	receiverPeriod = int64(time.Second) / 97
+	// enough is how many samples of one service in spans a backend is to have.
+	enough = 300
+)
+
+// receive has a service recorded by the otelctx receiver, with an example configuration, until
+// a backend has enough samples of its spans, as inSpans says.
+func receive(t *testing.T, config string, environment []string, inSpans func(r recording) int, arguments ...string) recording {
+	t.Helper()
+	collector := os.Getenv(collectorKey)
+	if collector == "" {
+		t.Skip("make interop WHAT=otelcol builds the Collector that this test runs")
+	}
+	received, spanEndpoint := receiveSpans(t)
+	child := childproc.Start(t, roleService, nil)
+	child.Send("%s", spanEndpoint)
+	child.Expect("ready")
+
+	cmd := exec.Command(collector, append([]string{
+		"--feature-gates=service.profilesSupport", "--set=service.telemetry.metrics.level=none",
+		"--config", filepath.Join("..", "..", "collector", "config", config),
+	}, arguments...)...)
+	cmd.Env = append(os.Environ(), environment...)
+	var log strings.Builder
+	cmd.Stdout, cmd.Stderr = &log, &log
+	require.NoError(t, cmd.Start())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = cmd.Wait()
+	}()
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		<-ended
+		if t.Failed() {
+			t.Logf("log of the Collector:\n%s", tail(log.String()))
+		}
+	})
+
+	r := recording{period: receiverPeriod, first: time.Now()}
+	for end := time.Now().Add(readyWithin); ; {
+		child.Send("%d", requests)
+		child.Expect("exported")
+		r.last, r.exported = time.Now(), received.exported()
+		if inSpans(r) >= enough {
+			break
+		}
+		select {
+		case <-ended:
+			t.Fatal("the Collector has ended")
+		default:
+		}
+		require.True(t, time.Now().Before(end), "the backend has too few samples of the service")
+	}
+	require.NoError(t, cmd.Process.Signal(os.Interrupt))
+	<-ended
+	assert.Zero(t, cmd.ProcessState.ExitCode())
+	child.Done()
+	return r
+}
+
+// checkTraces checks that samples have exported traces alone.
+func (r *recording) checkTraces(t *testing.T, ids []string) {
+	t.Helper()
+	var exported []string
+	for s := range r.exported {
+		exported = append(exported, traceText(s.traceID))
+	}
+	slices.Sort(exported)
+	exported = slices.Compact(exported)
+	assert.Subset(t, exported, ids)
+	t.Logf("%d of %d traces have samples", len(ids), len(exported))
+}
+
+// Pyroscope finds what the receiver has sampled, by service, span and trace.
+func TestReceiverPyroscope(t *testing.T) {
+	needBackends(t)
+	address := startPyroscope(t, os.DevNull)
+	service := fmt.Sprintf("{service_name=%q}", serviceName)
+	var spans int
+	r := receive(t, "pyroscope.yaml", []string{"PYROSCOPE_ENDPOINT=" + address}, func(r recording) int {
+		c := pyroscopeClient{address, r}
+		spans = c.total(t, fmt.Sprintf("{service_name=%q, trace_id!=%q}", serviceName, ""))
+		return spans
+	})
+	c := pyroscopeClient{address, r}
+	ids := c.labelValues(t, "trace_id")
+	r.checkTraces(t, ids)
+	bySpan := 0
+	for s, e := range r.exported {
+		if slices.Contains(ids, traceText(s.traceID)) {
+			bySpan += c.span(t, e.profileID)
+		}
+	}
+	spans = c.total(t, fmt.Sprintf("{service_name=%q, trace_id!=%q}", serviceName, ""))
+	assert.Equal(t, spans, bySpan, "all samples with a trace are in its spans")
+	assert.Greater(t, c.total(t, service), bySpan, "the service has worked outside of spans, too")
+}
+
+// Parca drops links: the receiver's configuration leaves ids as attributes.
+func TestReceiverParca(t *testing.T) {
+	needBackends(t)
+	address := startParca(t)
+	var ids []string
+	r := receive(t, "parca.yaml", []string{"PARCA_ENDPOINT=" + address}, func(r recording) int {
+		c := parcaClient{address, r}
+		ids = c.labelValues(t, "process_context_label_trace_id")
+		return len(ids) * enough / requests // all traces of a round, or as many of more
+	})
+	r.checkTraces(t, ids)
+	c := parcaClient{address, r}
+	assert.Contains(t, c.labelValues(t, "service_name"), serviceName)
+}
+
+// ClickHouse has what the receiver has sampled, with links.
+func TestReceiverClickHouse(t *testing.T) {
+	needBackends(t)
+	clickHouse := startClickHouse(t)
+	byTrace := func() map[string]int {
+		return query(t, clickHouse, "SELECT TraceId AS Name, toString(count()) AS Samples FROM default.otel_profiles "+
+			"WHERE ServiceName = '"+serviceName+"' AND TraceId != '' GROUP BY Name")
+	}
+	exists := func() bool {
+		return query(t, clickHouse, "SELECT name AS Name, '1' AS Samples FROM system.tables WHERE name = 'otel_profiles'")["otel_profiles"] != 0
+	}
+	r := receive(t, "clickhouse.yaml", []string{"CLICKHOUSE_ENDPOINT=http://" + clickHouse}, func(recording) (n int) {
+		if exists() {
+			for _, samples := range byTrace() {
+				n += samples
+			}
+		}
+		return n
+	}, "--set=exporters::clickhouse::compress=none")
+	var ids []string
+	for id := range byTrace() {
+		ids = append(ids, id)
+	}
+	r.checkTraces(t, ids)
+}

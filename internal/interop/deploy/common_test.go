@@ -1,0 +1,129 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package deploy
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/yaml"
+)
+
+// recorder samples on each node. The two have one name: who deploys one replaces the other.
+type recorder struct {
+	manifest string
+	// capabilities are what it takes, and all that it takes.
+	capabilities []corev1.Capability
+	// hostPath is what it reads of the host's files, if anything.
+	hostPath string
+}
+
+var (
+	record = recorder{manifest: "kubernetes/3-otelctx.yaml", capabilities: []corev1.Capability{"BPF", "PERFMON", "SYS_PTRACE"}}
+	// agent is a Collector with the otelctx receiver.
+	agent = recorder{
+		manifest:     "kubernetes-agent/3-otelctx.yaml",
+		capabilities: append(slices.Clone(record.capabilities), "SYSLOG", "CHECKPOINT_RESTORE", "DAC_READ_SEARCH", "SYS_RESOURCE"),
+		hostPath:     "/sys/kernel/tracing",
+	}
+)
+
+// root is the repository, and files is where the files for deployment are.
+const (
+	root  = "../../.."
+	files = root + "/example/ecosystem/deploy"
+)
+
+// read returns the content of a file for deployment.
+func read(t *testing.T, name string) []byte {
+	t.Helper()
+	return readFile(t, filepath.Join(files, name))
+}
+
+func readFile(t *testing.T, path string) []byte {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	require.NoError(t, err)
+	return b
+}
+
+// TestBrokenFiles makes the mistakes of testdata/broken.yaml one at a time: each is noticed.
+func TestBrokenFiles(t *testing.T) {
+	var mistakes map[string]map[string]string
+	require.NoError(t, yaml.UnmarshalStrict(readFile(t, "testdata/broken.yaml"), &mistakes))
+	check := func(path, content string) (err error) {
+		switch path {
+		case "compose.yaml":
+			_, err = loadCompose(t.Context(), []byte(content))
+		case "compose.agent.yaml":
+			_, err = loadCompose(t.Context(), read(t, "compose.yaml"), []byte(content))
+		case "Dockerfile":
+			_, err = dockerStages([]byte(content))
+		default:
+			_, err = decode([]byte(content))
+		}
+		return err
+	}
+	for path, changes := range mistakes {
+		good := string(read(t, path))
+		require.NoError(t, check(path, good), path)
+		for from, to := range changes {
+			require.Contains(t, good, from, path)
+			assert.Error(t, check(path, strings.Replace(good, from, to, 1)), "%s: %s", path, to)
+		}
+	}
+}
+
+// assertPinned fails for an image without a version of its own.
+func assertPinned(t *testing.T, image string) {
+	t.Helper()
+	_, tag, ok := strings.Cut(image, ":")
+	assert.True(t, ok, image)
+	assert.Regexp(t, `^\d+\.\d+`, tag, image)
+}
+
+// assertCollectorArgs fails if the collector would not read the configuration at path.
+func assertCollectorArgs(t *testing.T, args []string, path string) {
+	t.Helper()
+	assert.ElementsMatch(t, []string{"--config=" + path, "--feature-gates=service.profilesSupport"}, args)
+}
+
+// assertCollectorWritesTo fails if the collector's files are elsewhere.
+func assertCollectorWritesTo(t *testing.T, dir string) {
+	t.Helper()
+	var config struct {
+		Exporters map[string]struct {
+			Path string `json:"path"`
+		} `json:"exporters"`
+	}
+	require.NoError(t, yaml.Unmarshal(read(t, "collector.yaml"), &config))
+	require.Len(t, config.Exporters, 2)
+	for name, e := range config.Exporters {
+		assert.True(t, strings.HasPrefix(e.Path, dir+"/"), name)
+	}
+}
+
+// assertRecorderArgs fails if the recorder would not send endpoint all that it can record.
+// What its command line is otherwise, TestContainers tells.
+func assertRecorderArgs(t *testing.T, args []string, endpoint string) {
+	t.Helper()
+	require.Equal(t, "record", args[0])
+	assert.Contains(t, args, "--all")
+	assert.Contains(t, args, "--repeat")
+	assert.Contains(t, args, "--otlp-endpoint="+endpoint)
+	for _, arg := range args {
+		if text, ok := strings.CutPrefix(arg, "--duration="); ok {
+			d, err := time.ParseDuration(text)
+			require.NoError(t, err)
+			assert.LessOrEqual(t, d, time.Minute)
+		}
+	}
+}

@@ -1,0 +1,421 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package deploy
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/moby/profiles/seccomp"
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/otelctx/otelctx/internal/testing/programs"
+	"github.com/otelctx/otelctx/internal/testing/testenv"
+)
+
+// patience is how long something may take.
+const patience = 2 * time.Minute
+
+// needContainers skips the test where no container can be run.
+func needContainers(t *testing.T) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("running containers takes root")
+	}
+	if _, err := exec.LookPath("runc"); err != nil {
+		t.Skip("running containers takes runc: ", err)
+	}
+}
+
+// buildQuickstart and buildRecorder build as the Dockerfile does: there are no libraries in
+// a container.
+func buildQuickstart(t *testing.T) string {
+	t.Helper()
+	return programs.Build(t, programs.Static, filepath.Join(root, "example"), "./quickstart")
+}
+
+func buildRecorder(t *testing.T) string {
+	t.Helper()
+	return programs.Build(t, programs.Static, filepath.Join(root, "cmd/otelctx"), ".")
+}
+
+// containerSpec returns what a container runtime makes of the first container of a pod.
+// It has the seccomp profile that Docker has by default, but runs in the host's
+// network.
+func containerSpec(t *testing.T, pod *corev1.PodSpec, args, environ []string) *specs.Spec {
+	t.Helper()
+	c := pod.Containers[0].SecurityContext
+	user := c.RunAsUser
+	if user == nil {
+		user = pod.SecurityContext.RunAsUser
+	}
+	var added, counting []string
+	for _, capability := range c.Capabilities.Add {
+		added = append(added, "CAP_"+string(capability))
+	}
+	if *user == 0 {
+		counting = added // Runtimes make none ambient.
+	}
+	s := &specs.Spec{
+		Version: specs.Version,
+		Process: &specs.Process{
+			Args: args, Env: environ, Cwd: "/",
+			User:            specs.User{UID: uint32(*user), GID: uint32(*user)},
+			Capabilities:    &specs.LinuxCapabilities{Bounding: added, Permitted: counting, Effective: counting},
+			NoNewPrivileges: !*c.AllowPrivilegeEscalation,
+		},
+		Root: &specs.Root{Path: "rootfs", Readonly: *c.ReadOnlyRootFilesystem},
+		Mounts: []specs.Mount{
+			{Destination: "/proc", Type: "proc", Source: "proc", Options: []string{"nosuid", "noexec", "nodev"}},
+			{Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "strictatime", "mode=755", "size=65536k"}},
+			{Destination: "/sys", Type: "sysfs", Source: "sysfs", Options: []string{"nosuid", "noexec", "nodev", "ro"}},
+		},
+		Linux: &specs.Linux{
+			Namespaces: []specs.LinuxNamespace{{Type: specs.MountNamespace}, {Type: specs.IPCNamespace}, {Type: specs.UTSNamespace}},
+			MaskedPaths: []string{
+				"/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/sched_debug",
+				"/proc/scsi", "/proc/timer_list", "/proc/timer_stats", "/sys/devices/virtual/powercap", "/sys/firmware",
+			},
+			ReadonlyPaths: []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"},
+		},
+	}
+	if !pod.HostPID {
+		s.Linux.Namespaces = append(s.Linux.Namespaces, specs.LinuxNamespace{Type: specs.PIDNamespace})
+	}
+	profile, err := seccomp.GetDefaultProfile(s)
+	require.NoError(t, err)
+	s.Linux.Seccomp = profile
+	return s
+}
+
+// container returns the command that runs a container with one program in it.
+func container(t *testing.T, spec *specs.Spec, program string) *exec.Cmd {
+	t.Helper()
+	bundle := t.TempDir()
+	rootfs := filepath.Join(bundle, "rootfs")
+	for dir := bundle; dir != os.TempDir(); dir = filepath.Dir(dir) {
+		require.NoError(t, os.Chmod(dir, 0o755)) // for every user
+	}
+	require.NoError(t, os.Mkdir(rootfs, 0o755))
+	content, err := os.ReadFile(program)
+	require.NoError(t, err)
+	programs.Write(t, filepath.Join(rootfs, filepath.Base(program)), content)
+	config, err := json.Marshal(spec)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(filepath.Join(bundle, "config.json"), config, 0o600))
+	name := fmt.Sprintf("otelctx-test-%d-%s", os.Getpid(), filepath.Base(filepath.Dir(bundle))+filepath.Base(bundle))
+	t.Cleanup(func() { _ = exec.Command("runc", "delete", "--force", name).Run() })
+	return exec.Command("runc", "run", "--bundle", bundle, name)
+}
+
+// started is a process that runs until it is stopped.
+type started struct {
+	t      *testing.T
+	cmd    *exec.Cmd
+	stderr bytes.Buffer
+	exited bool
+}
+
+func start(t *testing.T, cmd *exec.Cmd) *started {
+	t.Helper()
+	s := &started{t: t, cmd: cmd}
+	cmd.Stderr = &s.stderr
+	require.NoError(t, cmd.Start())
+	t.Cleanup(func() {
+		if !s.exited {
+			_ = cmd.Process.Kill()
+			_ = cmd.Wait()
+		}
+	})
+	return s
+}
+
+// stop has it end in order.
+func (s *started) stop() {
+	s.t.Helper()
+	require.NoError(s.t, s.cmd.Process.Signal(syscall.SIGTERM))
+	timeout := time.AfterFunc(patience, func() { _ = s.cmd.Process.Kill() })
+	defer timeout.Stop()
+	err := s.cmd.Wait()
+	s.exited = true
+	require.NoError(s.t, err, s.stderr.String())
+}
+
+// startCollector starts the collector with the configuration of the manifests, but on
+// ports that are free and with files in dir. It returns the ports.
+func startCollector(t *testing.T, program, dir string) (collector *started, grpc, http string) {
+	t.Helper()
+	var addresses []string
+	for range 2 {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		defer func() { _ = l.Close() }()
+		addresses = append(addresses, l.Addr().String())
+	}
+	config := string(read(t, "collector.yaml"))
+	for from, to := range map[string]string{"0.0.0.0:4317": addresses[0], "0.0.0.0:4318": addresses[1], "/telemetry/": dir + "/"} {
+		require.Contains(t, config, from)
+		config = strings.ReplaceAll(config, from, to)
+	}
+	path := filepath.Join(dir, "config.yaml")
+	require.NoError(t, os.WriteFile(path, []byte(config), 0o600))
+	return start(t, exec.Command(program, "--feature-gates=service.profilesSupport", "--config="+path)), addresses[0], addresses[1]
+}
+
+// startService starts the service in a container, and returns when it serves.
+func startService(t *testing.T, program string, pod *corev1.PodSpec, environ ...string) *started {
+	t.Helper()
+	cmd := container(t, containerSpec(t, pod, []string{"/quickstart", "-serve"}, environ), program)
+	stdout, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	service := start(t, cmd)
+	lines := bufio.NewScanner(stdout)
+	require.True(t, lines.Scan(), "the service has not started: %s", &service.stderr)
+	assert.Equal(t, "pid=1", lines.Text(), "it is in a PID namespace of its own")
+	require.True(t, lines.Scan())
+	return service
+}
+
+// The pods of the manifests run as containers. The recorder, with what it is given and
+// no more, sees the service's spans and its functions, and the collector gets them.
+func TestContainers(t *testing.T) {
+	testenv.NeedAll(t)
+	needContainers(t)
+	quickstart, otelctx := buildQuickstart(t), buildRecorder(t)
+	dir, objects := t.TempDir(), manifests(t, record)
+	collector, grpc, http := startCollector(t, programs.Build(t, programs.Static, "..", "./collector"), dir)
+	service := startService(t, quickstart,
+		&find[*appsv1.Deployment](t, objects, "quickstart").Spec.Template.Spec,
+		"OTEL_EXPORTER_OTLP_ENDPOINT=http://"+http, "OTEL_SERVICE_NAME=contained", "OTEL_RESOURCE_ATTRIBUTES=k8s.pod.name=contained-0")
+
+	pod := &find[*appsv1.DaemonSet](t, objects, "otelctx").Spec.Template.Spec
+	args := []string{"/otelctx"}
+	for _, arg := range pod.Containers[0].Args {
+		switch {
+		case strings.HasPrefix(arg, "--otlp-endpoint="):
+			arg = "--otlp-endpoint=http://" + grpc
+		case strings.HasPrefix(arg, "--duration="):
+			arg = "--duration=2s"
+		case strings.HasPrefix(arg, "--freq="):
+			arg = "--freq=499"
+		}
+		args = append(args, arg)
+	}
+	recorder := start(t, container(t, containerSpec(t, pod, args, nil), otelctx))
+	profiles := filepath.Join(dir, "profiles.jsonl")
+	if !assert.Eventually(t, func() bool {
+		content, err := os.ReadFile(profiles)
+		return err == nil && bytes.Count(content, []byte("\n")) >= 2
+	}, patience, 100*time.Millisecond) {
+		if strings.Contains(recorder.stderr.String(), "not permitted to sample") {
+			t.Skip(recorder.stderr.String()) // Root is not what it could be.
+		}
+		require.FailNow(t, "no profiles", recorder.stderr.String())
+	}
+	recorder.stop()
+	service.stop()
+	collector.stop()
+
+	content, err := os.ReadFile(profiles)
+	require.NoError(t, err)
+	assert.Contains(t, string(content), `"main.digests"`, "the service's functions have names")
+	assert.Contains(t, string(content), `"contained-0"`, "profiles have the service's resource")
+	joined, err := exec.Command(programs.Build(t, programs.Static, filepath.Join(root, "example"), "./ecosystem/join"), filepath.Join(dir, "traces.jsonl"), profiles).CombinedOutput()
+	require.NoError(t, err, string(joined))
+	t.Logf("%s", joined)
+	// Other processes of this host may be there too, with spans that are elsewhere.
+	assert.Regexp(t, `(?m)^contained +digests +[1-9]\d+ +\S+ +\S+ +(0\.\d*[1-9]|[1-9]\d*\.)\d*s `, string(joined))
+	assert.NotRegexp(t, `(?m)^contained +\(not exported\)`, string(joined))
+}
+
+// With anything less the recorder sees nothing of the service, and says what is missing.
+func TestContainersWithLess(t *testing.T) {
+	needContainers(t)
+	quickstart, otelctx := buildQuickstart(t), buildRecorder(t)
+	objects := manifests(t, record)
+	startService(t, quickstart, &find[*appsv1.Deployment](t, objects, "quickstart").Spec.Template.Spec,
+		"OTEL_SERVICE_NAME=contained")
+	recordWith := func(t *testing.T, change func(*corev1.PodSpec), withoutMount string) (stdout, stderr string, code int) {
+		t.Helper()
+		pod := find[*appsv1.DaemonSet](t, objects, "otelctx").Spec.Template.Spec.DeepCopy()
+		if change != nil {
+			change(pod)
+		}
+		spec := containerSpec(t, pod, []string{"/otelctx", "record", "--all", "--duration=1s", "--freq=499"}, nil)
+		spec.Mounts = slices.DeleteFunc(spec.Mounts, func(m specs.Mount) bool { return m.Destination == withoutMount })
+		return programs.Run(t, container(t, spec, otelctx))
+	}
+	const notPermitted = 4
+	stdout, stderr, code := recordWith(t, nil, "")
+	if code == notPermitted {
+		t.Skip(stderr) // Root is not what it could be.
+	}
+	require.Zero(t, code, stderr)
+	require.Contains(t, stdout, "contained")
+	tests := map[string]struct {
+		change  func(*corev1.PodSpec)
+		mount   string // that is left out
+		code    int
+		message string
+	}{
+		"not root": {
+			change: func(pod *corev1.PodSpec) { *pod.Containers[0].SecurityContext.RunAsUser = 65532 },
+			code:   notPermitted, message: "without CAP_BPF and CAP_PERFMON",
+		},
+		"not the host's processes": {change: func(pod *corev1.PodSpec) { pod.HostPID = false }},
+		"no sysfs":                 {mount: "/sys", code: 1, message: "otelctx: open /sys/"},
+	}
+	for _, capability := range record.capabilities {
+		test := tests["no "+string(capability)]
+		test.change = func(pod *corev1.PodSpec) {
+			has := pod.Containers[0].SecurityContext.Capabilities
+			has.Add = slices.DeleteFunc(has.Add, func(c corev1.Capability) bool { return c == capability })
+		}
+		test.message = "CAP_" + string(capability)
+		if capability != "SYS_PTRACE" { // without that it records the processes that it may
+			test.code = notPermitted
+		}
+		tests["no "+string(capability)] = test
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			stdout, stderr, code := recordWith(t, test.change, test.mount)
+			assert.Equal(t, test.code, code, stderr)
+			assert.Contains(t, stderr, test.message)
+			assert.NotContains(t, stdout, "contained")
+		})
+	}
+}
+
+// Environment variables that make interop WHAT=collector sets.
+const (
+	collectorKey = "OTELCTX_TEST_COLLECTOR" // what make interop WHAT=otelcol has built
+	unlimitedKey = "OTELCTX_TEST_UNLIMITED" // if it does not raise RLIMIT_MEMLOCK
+)
+
+// mayRaiseLimits reports whether this process has, and so can give, CAP_SYS_RESOURCE.
+func mayRaiseLimits(t *testing.T) bool {
+	t.Helper()
+	const sysResource = 24
+	status, err := os.ReadFile("/proc/self/status")
+	require.NoError(t, err)
+	_, after, _ := strings.Cut(string(status), "\nCapPrm:")
+	var held uint64
+	_, err = fmt.Sscanf(after, "%x", &held)
+	require.NoError(t, err)
+	return held&(1<<sysResource) != 0
+}
+
+// agentSpec returns the container of the Collector that samples, which sends to endpoint.
+func agentSpec(t *testing.T, change func(*corev1.PodSpec), endpoint string) *specs.Spec {
+	t.Helper()
+	objects := manifests(t, agent)
+	pod := find[*appsv1.DaemonSet](t, objects, "otelctx").Spec.Template.Spec.DeepCopy()
+	c := &pod.Containers[0]
+	if !mayRaiseLimits(t) {
+		c.SecurityContext.Capabilities.Add = slices.DeleteFunc(c.SecurityContext.Capabilities.Add, func(c corev1.Capability) bool { return c == "SYS_RESOURCE" })
+	}
+	if change != nil {
+		change(pod)
+	}
+	spec := containerSpec(t, pod, append([]string{"/otelcol"}, c.Args...), []string{"OTLP_ENDPOINT=" + endpoint, "OTEL_RESOURCE_ATTRIBUTES=k8s.node.name=node-0"})
+	config := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(config, "config.yaml"), read(t, "agent.yaml"), 0o600))
+	for _, m := range c.VolumeMounts {
+		source := config
+		if v := pod.Volumes[slices.IndexFunc(pod.Volumes, func(v corev1.Volume) bool { return v.Name == m.Name })]; v.HostPath != nil {
+			source = v.HostPath.Path
+		}
+		spec.Mounts = append(spec.Mounts, specs.Mount{Destination: m.MountPath, Type: "bind", Source: source, Options: []string{"bind", "ro"}})
+	}
+	return spec
+}
+
+// buildAgent returns the Collector under the name that its image gives it.
+func buildAgent(t *testing.T) string {
+	t.Helper()
+	built := os.Getenv(collectorKey)
+	if built == "" {
+		t.Skip("only make interop WHAT=collector builds the Collector")
+	}
+	if tracepoints, _ := os.ReadDir("/sys/kernel/tracing"); len(tracepoints) == 0 {
+		t.Skip("the eBPF profiler takes a mounted tracefs")
+	}
+	if !mayRaiseLimits(t) && os.Getenv(unlimitedKey) == "" {
+		t.Skip("the eBPF profiler takes CAP_SYS_RESOURCE, for RLIMIT_MEMLOCK")
+	}
+	path := filepath.Join(t.TempDir(), "otelcol")
+	require.NoError(t, os.Symlink(built, path))
+	return path
+}
+
+// The Collector that samples runs with what its manifest gives it and no more. The profiles
+// have names of functions, the service's resource, and links to spans that it has exported.
+func TestContainersAgent(t *testing.T) {
+	needContainers(t)
+	program := buildAgent(t)
+	dir := t.TempDir()
+	collector, grpc, http := startCollector(t, programs.Build(t, programs.Static, "..", "./collector"), dir)
+	service := startService(t, buildQuickstart(t),
+		&find[*appsv1.Deployment](t, manifests(t, agent), "quickstart").Spec.Template.Spec,
+		"OTEL_EXPORTER_OTLP_ENDPOINT=http://"+http, "OTEL_SERVICE_NAME=contained", "OTEL_RESOURCE_ATTRIBUTES=k8s.pod.name=contained-0")
+	recorder := start(t, container(t, agentSpec(t, nil, grpc), program))
+	spans := regexp.MustCompile(`"spanId":"([0-9a-f]{16})"`)
+	spansOf := func(name string) map[string]bool {
+		content, _ := os.ReadFile(filepath.Join(dir, name)) // It may not be there yet.
+		ids := map[string]bool{}
+		for _, match := range spans.FindAllSubmatch(content, -1) {
+			ids[string(match[1])] = true
+		}
+		return ids
+	}
+	var profiles []byte
+	require.Eventually(t, func() bool {
+		profiles, _ = os.ReadFile(filepath.Join(dir, "profiles.jsonl"))
+		linked, exported := spansOf("profiles.jsonl"), spansOf("traces.jsonl")
+		maps.DeleteFunc(linked, func(id string, _ bool) bool { return !exported[id] })
+		return len(linked) > 0 && bytes.Contains(profiles, []byte(`"main.digests"`)) && bytes.Contains(profiles, []byte(`"contained-0"`))
+	}, 5*patience, time.Second, "%s", &recorder.stderr)
+	assert.Contains(t, string(profiles), `"node-0"`)
+	recorder.stop()
+	service.stop()
+	collector.stop()
+}
+
+// Without one of these it does not start, and says why. Without the other capabilities it sees
+// the processes of other users without their names, spans or resources.
+func TestContainersAgentWithLess(t *testing.T) {
+	needContainers(t)
+	program := buildAgent(t)
+	for capability, message := range map[corev1.Capability]string{
+		"BPF": "failed to load eBPF", "PERFMON": "failed to load eBPF", "SYSLOG": "unable to read kallsyms addresses",
+	} {
+		t.Run(string(capability), func(t *testing.T) {
+			spec := agentSpec(t, func(pod *corev1.PodSpec) {
+				has := pod.Containers[0].SecurityContext.Capabilities
+				has.Add = slices.DeleteFunc(has.Add, func(c corev1.Capability) bool { return c == capability })
+			}, "127.0.0.1:1")
+			_, stderr, code := programs.Run(t, container(t, spec, program))
+			assert.NotZero(t, code)
+			assert.Contains(t, stderr, message)
+		})
+	}
+}

@@ -1,0 +1,230 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package ecosystem
+
+import (
+	"bufio"
+	"encoding/json"
+	"math"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/otelctx/otelctx/internal/testing/programs"
+	"github.com/otelctx/otelctx/internal/testing/testenv"
+)
+
+// These types have what the test needs of the files. They share nothing with the code
+// that writes the files.
+type (
+	tracesLine struct {
+		ResourceSpans []struct {
+			ScopeSpans []struct {
+				Spans []struct {
+					TraceID, SpanID, Name string
+					StartTimeUnixNano     int64 `json:",string"`
+					EndTimeUnixNano       int64 `json:",string"`
+				}
+			}
+		}
+	}
+	profilesLine struct {
+		ResourceProfiles []struct {
+			ScopeProfiles []struct {
+				Profiles []struct {
+					TimeUnixNano int64 `json:",string"`
+					DurationNano int64 `json:",string"`
+					Period       int64 `json:",string"`
+					Samples      []struct {
+						LinkIndex          int
+						TimestampsUnixNano []json.Number
+					}
+				}
+			}
+		}
+		Dictionary struct {
+			LinkTable []struct{ TraceID, SpanID string }
+		}
+	}
+	// joined is what join -json prints.
+	joined struct {
+		RecordedNano time.Duration   `json:"recorded_nano"`
+		CPUNano      time.Duration   `json:"cpu_nano"`
+		Services     []joinedService `json:"services"`
+		Spans        []joinedSpan    `json:"spans"`
+	}
+	joinedService struct {
+		Service            string        `json:"service"`
+		CPUNano            time.Duration `json:"cpu_nano"`
+		NoSpanCPUNano      time.Duration `json:"no_span_cpu_nano"`
+		NotExportedCPUNano time.Duration `json:"not_exported_cpu_nano"`
+	}
+	joinedSpan struct {
+		Service  string        `json:"service"`
+		Name     string        `json:"name"`
+		Spans    int           `json:"spans"`
+		WallNano time.Duration `json:"wall_nano"`
+		CPUNano  time.Duration `json:"cpu_nano"`
+	}
+)
+
+// exportedSpan is a span in the file.
+type exportedSpan struct {
+	name       string
+	start, end int64
+}
+
+// sample is one time in a profile in the file.
+type sample struct {
+	traceID, spanID string // empty for none
+	at, nano        int64
+}
+
+// readLines decodes each line of a file.
+func readLines[T any](t *testing.T, path string) []T {
+	t.Helper()
+	f, err := os.Open(path)
+	require.NoError(t, err)
+	defer func() { _ = f.Close() }()
+	lines := bufio.NewScanner(f)
+	lines.Buffer(nil, 64<<20)
+	var all []T
+	for lines.Scan() {
+		var line T
+		require.NoError(t, json.Unmarshal(lines.Bytes(), &line))
+		all = append(all, line)
+	}
+	require.NoError(t, lines.Err())
+	return all
+}
+
+func readSpans(t *testing.T, path string) map[[2]string]exportedSpan {
+	t.Helper()
+	spans := map[[2]string]exportedSpan{}
+	for _, line := range readLines[tracesLine](t, path) {
+		for _, r := range line.ResourceSpans {
+			for _, scope := range r.ScopeSpans {
+				for _, s := range scope.Spans {
+					spans[[2]string{s.TraceID, s.SpanID}] = exportedSpan{s.Name, s.StartTimeUnixNano, s.EndTimeUnixNano}
+				}
+			}
+		}
+	}
+	return spans
+}
+
+// readSamples returns the samples of the one profile that the file has, and from when to
+// when it was recorded.
+func readSamples(t *testing.T, path string) (samples []sample, start, end int64) {
+	t.Helper()
+	number := func(n json.Number) int64 {
+		i, err := n.Int64()
+		require.NoError(t, err)
+		return i
+	}
+	lines := readLines[profilesLine](t, path)
+	require.Len(t, lines, 1)
+	require.Len(t, lines[0].ResourceProfiles, 1)
+	p := lines[0].ResourceProfiles[0].ScopeProfiles[0].Profiles[0]
+	for _, s := range p.Samples {
+		link := lines[0].Dictionary.LinkTable[s.LinkIndex]
+		for _, at := range s.TimestampsUnixNano {
+			samples = append(samples, sample{link.TraceID, link.SpanID, number(at), p.Period})
+		}
+	}
+	return samples, p.TimeUnixNano, p.TimeUnixNano + p.DurationNano
+}
+
+// The whole: what a collector has got of a service and of its recorder fits together, and
+// tells what burns from what waits.
+func TestEcosystem(t *testing.T) {
+	testenv.NeedAll(t)
+	join := programs.Build(t, programs.Static, root+"/example", "./ecosystem/join")
+	command := programs.Build(t, programs.Static, root+"/example", "./ecosystem")
+	commands := []string{
+		"-collector", programs.Build(t, programs.Static, "..", "./collector"), "-join", join,
+		"-quickstart", programs.Build(t, programs.Static, root+"/example", "./quickstart"),
+		"-otelctx", programs.Build(t, programs.Static, root+"/cmd/otelctx", "."),
+	}
+	const frequency, enoughSamples, enoughSpans, notPermitted = 997, 50, 300, 4
+	var (
+		stdout, traces, profiles string
+		spans                    map[[2]string]exportedSpan
+		samples                  []sample
+		start, end               int64
+	)
+	// Longer on a machine that does other things besides.
+	for duration := 4 * time.Second; len(samples) <= enoughSamples || len(spans) <= enoughSpans; duration *= 2 {
+		require.Less(t, duration, 5*time.Minute, "%d samples, %d spans", len(samples), len(spans))
+		dir := t.TempDir()
+		out, stderr, code := programs.Run(t, exec.Command(command, append(commands, "-duration", duration.String(), "-dir", dir)...))
+		if code == notPermitted {
+			t.Skip(stderr) // It names what is missing.
+		}
+		require.Zero(t, code, stderr)
+		stdout, traces, profiles = out, filepath.Join(dir, "traces.jsonl"), filepath.Join(dir, "profiles.jsonl")
+		spans = readSpans(t, traces)
+		samples, start, end = readSamples(t, profiles)
+	}
+	t.Log(stdout)
+
+	var cpu, noSpan int64
+	late := 0
+	byName := map[string]int64{}
+	for _, s := range samples {
+		cpu += s.nano
+		if s.spanID == "" {
+			noSpan += s.nano
+			continue
+		}
+		of, exported := spans[[2]string{s.traceID, s.spanID}]
+		if !assert.True(t, exported, "a sample is linked to %s of %s, which is no span of the service", s.spanID, s.traceID) {
+			continue
+		}
+		byName[of.name] += s.nano
+		// The service and the recorder read one clock, in different ways.
+		const apart = int64(time.Millisecond)
+		assert.Greater(t, s.at, of.start-apart, "a sample is from before its span")
+		if s.at >= of.end+apart {
+			late++
+		}
+	}
+	// A span's end is when End was called. A goroutine that had to wait for the processor in the middle of
+	// that is seen in the span once more.
+	assert.LessOrEqual(t, late, 2, "samples are from after their spans")
+
+	out, err := exec.Command(join, "-json", traces, profiles).Output()
+	require.NoError(t, err)
+	var got joined
+	require.NoError(t, json.Unmarshal(out, &got))
+	assert.Equal(t, time.Duration(end-start), got.RecordedNano)
+	assert.Equal(t, time.Duration(cpu), got.CPUNano)
+	assert.Equal(t, []joinedService{{"quickstart", time.Duration(cpu), time.Duration(noSpan), 0}}, got.Services)
+	assert.Contains(t, stdout, "(no span)")
+	assert.Positive(t, noSpan, "the load comes from the same process, outside of spans")
+
+	const period = time.Second / frequency
+	named := map[string]joinedSpan{}
+	for _, s := range got.Spans {
+		named[s.Name] = s
+		assert.Equal(t, "quickstart", s.Service)
+		assert.Equal(t, time.Duration(byName[s.Name]), s.CPUNano)
+		// One goroutine works on a span of this service, so on one thread at a time.
+		n := float64(s.CPUNano / period)
+		noise := time.Duration(4*math.Sqrt(n)+4) * period
+		assert.LessOrEqual(t, s.CPUNano, s.WallNano+noise, "%s used more of the processor than it had time", s.Name)
+	}
+	require.NotEmpty(t, got.Spans)
+	digests, query, request := named["digests"], named["query"], named["GET /work"]
+	assert.Equal(t, "digests", got.Spans[0].Name, "digests burns")
+	busy := func(s joinedSpan) float64 { return float64(s.CPUNano) / float64(s.WallNano) }
+	assert.Greater(t, busy(digests), 5*busy(query), "a query waits") // However much else the machine has to do.
+	assert.Greater(t, request.WallNano, query.WallNano+digests.WallNano, "a request has both in it")
+	assert.InDelta(t, request.Spans, query.Spans, 4, "two clients, at the beginning and at the end")
+}

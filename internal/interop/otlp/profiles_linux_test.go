@@ -1,0 +1,100 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package otlp
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/collector/pdata/pprofile"
+	profilespb "go.opentelemetry.io/proto/otlp/profiles/v1development"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/otelctx/otelctx/internal/testing/childproc"
+	"github.com/otelctx/otelctx/internal/testing/programs"
+)
+
+// recorder returns a command that records the service and sends the profile to the Collector. It skips the test
+// where otelctx may not record.
+func recorder(t *testing.T, service *childproc.Child, c *collector, args ...string) *exec.Cmd {
+	t.Helper()
+	program := programs.Build(t, programs.Static, filepath.Join("..", "..", "..", "cmd", "otelctx"), ".")
+	const notPermitted = 4
+	pid := strconv.Itoa(service.PID())
+	if _, stderr, code := programs.Run(t, exec.Command(program, "record", pid, "--duration", "1ms")); code == notPermitted {
+		t.Skip(stderr)
+	}
+	return exec.Command(program, append([]string{"record", pid, "--otlp-endpoint", c.endpoint}, args...)...)
+}
+
+// The Collector receives exactly what otelctx record writes to a file, by each protocol, and its own code reads both kinds
+// of files.
+func TestProfiles(t *testing.T) {
+	for _, test := range []struct{ protocol, compression, file string }{
+		{grpcProtobuf, "none", "a.otlp"},
+		{grpcProtobuf, "gzip", "a.json"},
+		{httpProtobuf, "none", "a.json"},
+		{httpProtobuf, "gzip", "a.otlp"},
+	} {
+		t.Run(test.protocol+"/"+test.compression, func(t *testing.T) {
+			c := startCollector(t, test.protocol)
+			service := startService(t, startCollector(t, grpcProtobuf))
+			path := filepath.Join(t.TempDir(), test.file)
+			record := recorder(t, service, c, "--duration", "500ms", "--freq", "997", "--output", path)
+			record.Env = append(os.Environ(), "OTEL_EXPORTER_OTLP_PROTOCOL="+test.protocol, "OTEL_EXPORTER_OTLP_COMPRESSION="+test.compression)
+			_, stderr, code := programs.Run(t, record)
+			require.Zero(t, code, stderr)
+			service.Send("enough")
+			service.Expect("exported")
+			service.Done()
+
+			content, err := os.ReadFile(path)
+			require.NoError(t, err)
+			var written pprofile.Profiles
+			if test.file == "a.json" {
+				written, err = (&pprofile.JSONUnmarshaler{DisallowUnknownFields: true}).UnmarshalProfiles(content)
+			} else {
+				written, err = (&pprofile.ProtoUnmarshaler{}).UnmarshalProfiles(content)
+				requireNothingUnknown(t, content, written)
+			}
+			require.NoError(t, err)
+			received := c.profiles.AllProfiles()
+			require.Len(t, received, 1)
+			linked, _, _, _ := c.linked()
+			assert.NotEmpty(t, linked)
+			assert.True(t, proto.Equal(encode(t, written), encode(t, received[0])), "written %v\nreceived %v", written, received[0])
+		})
+	}
+}
+
+// encode returns what the Collector's model has.
+func encode(t *testing.T, profiles pprofile.Profiles) *profilespb.ProfilesData {
+	t.Helper()
+	content, err := (&pprofile.ProtoMarshaler{}).MarshalProfiles(profiles)
+	require.NoError(t, err)
+	data := &profilespb.ProfilesData{}
+	require.NoError(t, proto.Unmarshal(content, data))
+	return data
+}
+
+// requireNothingUnknown fails if the Collector's model, which drops unknown fields, lost part of the content.
+func requireNothingUnknown(t *testing.T, content []byte, model pprofile.Profiles) {
+	t.Helper()
+	want, got := &profilespb.ProfilesData{}, encode(t, model)
+	require.NoError(t, proto.Unmarshal(content, want))
+	strings := len(want.GetDictionary().GetStringTable())
+	require.NotZero(t, strings)
+	for _, data := range []*profilespb.ProfilesData{want, got} {
+		// The model writes zero values in its own way, and adds the resource's strings to the table.
+		data.ResourceProfiles[0].Resource = nil
+		d := data.GetDictionary()
+		d.LinkTable, d.AttributeTable, d.StringTable = d.GetLinkTable()[1:], d.GetAttributeTable()[1:], d.GetStringTable()[:strings]
+	}
+	require.True(t, proto.Equal(want, got), "content %v\nmodel %v", want, got)
+}

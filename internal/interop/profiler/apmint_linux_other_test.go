@@ -1,0 +1,11 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux && !amd64
+
+package profiler
+
+import "github.com/otelctx/otelctx/internal/testing/childproc"
+
+// moreRoles are those of the tests for this machine.
+var moreRoles = map[string]func(*childproc.Parent){}

@@ -1,0 +1,194 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package profiler
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/sdk/resource"
+	processcontextpb "go.opentelemetry.io/proto/otlp/processcontext/v1development"
+	resourcepb "go.opentelemetry.io/proto/otlp/resource/v1"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/otelctx/otelctx/internal/testing/childproc"
+	"github.com/otelctx/otelctx/reader"
+	"github.com/otelctx/otelctx/resourcepublisher"
+)
+
+// The publications of an incessant publisher are numbered, and every byte of one
+// follows from its number. Each has three attributes: "a" is text that readers can
+// check to the last byte, and "n" is the number. service.name is the number again, so
+// that it stands at both ends of the message.
+
+// Sizes of messages, with numbers from 128 to 16,383.
+const (
+	smallestMessage = 50
+	largestMessage  = 60 << 10
+)
+
+// noise is what texts are cut out of, at another place for each of noiseOffsets
+// successive numbers. Wherever two of their texts are mixed it shows.
+var noise = func() string {
+	const alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+	random := rand.New(rand.NewPCG(1, 2))
+	b := make([]byte, largestMessage+noiseOffsets)
+	for i := range b {
+		b[i] = alphabet[random.IntN(len(alphabet))]
+	}
+	return string(b)
+}()
+
+const noiseOffsets = 8191
+
+// text returns the text of publication n. It is the shortest, the longest, or one of
+// any length in between; half of those are shorter than 2 KiB.
+func text(n int) string {
+	random := rand.New(rand.NewPCG(3, uint64(n)))
+	const shortest, longest = smallestMessage - 46, largestMessage - 54
+	length := shortest
+	switch kind := n % 20; {
+	case kind == 7:
+	case kind == 13:
+		length = longest
+	case kind%2 == 0:
+		length += random.IntN(2 << 10)
+	default:
+		length += random.IntN(longest - shortest)
+	}
+	offset := n * 4099 % noiseOffsets
+	return noise[offset:][:length]
+}
+
+func serviceName(n int) string { return fmt.Sprintf("%05d", n) }
+
+// numbered returns the resource of publication n.
+func numbered(n int) *resource.Resource {
+	return resource.NewSchemaless(
+		attribute.String("a", text(n)), attribute.Int("n", n), attribute.String("service.name", serviceName(n)),
+	)
+}
+
+// numberOf returns the number of the publication that o is, all of it, or an error
+// if it is none.
+func numberOf(o observation) (int, error) {
+	attrs := o.message.GetResource().GetAttributes()
+	if len(attrs) != 3 {
+		return 0, fmt.Errorf("%d attributes instead of 3", len(attrs))
+	}
+	n := attrs[1].GetValue().GetIntValue()
+	want := &processcontextpb.ProcessContext{Resource: &resourcepb.Resource{}}
+	want.Resource.Attributes = append(want.Resource.Attributes,
+		keyValue("a", str(text(int(n)))), keyValue("n", integer(n)), keyValue("service.name", str(serviceName(int(n)))))
+	if !proto.Equal(want, o.message) {
+		return 0, fmt.Errorf("not publication %d: service.name %.20q, text of %d bytes",
+			n, attrs[2].GetValue().GetStringValue(), len(attrs[0].GetValue().GetStringValue()))
+	}
+	if size := proto.Size(want); o.payloadSize != 0 && o.payloadSize != size {
+		return 0, fmt.Errorf("publication %d in %d bytes instead of %d", n, o.payloadSize, size)
+	}
+	return int(n), nil
+}
+
+// updateUntil publishes numbers 1, 2, 3, ... until stop, in bursts with pauses
+// between them, and returns the last number.
+func updateUntil(stop *atomic.Bool, pub *resourcepublisher.Publisher) (int, error) {
+	random := rand.New(rand.NewPCG(5, 6))
+	for n := 1; ; {
+		for range 1 + random.IntN(16) {
+			if err := pub.Update(numbered(n)); err != nil {
+				return n, fmt.Errorf("publication %d: %w", n, err)
+			}
+			if stop.Load() {
+				return n, nil
+			}
+			n++
+		}
+		time.Sleep(time.Duration(random.IntN(int(longestPause))))
+	}
+}
+
+// longestPause leaves the readers room: without pauses they hardly ever find a
+// large context that stays for as long as it takes to read it.
+const longestPause = 500 * time.Microsecond
+
+// publishIncessantly is the role of a child that publishes number 0 and says so. After
+// the first line it updates until there is a second one, which it answers with the last
+// number.
+func publishIncessantly(parent *childproc.Parent) {
+	parent.AdmitReaders()
+	pub, err := resourcepublisher.NewPublisher(numbered(0))
+	parent.Must(err)
+	parent.Send("published")
+	parent.Receive()
+	var stop atomic.Bool
+	stopped := make(chan struct{})
+	go func() {
+		defer close(stopped)
+		parent.Receive()
+		stop.Store(true)
+	}()
+	last, err := updateUntil(&stop, pub)
+	parent.Must(err)
+	<-stopped
+	parent.Send("%d", last)
+	parent.Receive()
+	parent.Must(pub.Shutdown(context.Background()))
+}
+
+// readIncessantly is the role of a child that reads the process whose id it is
+// told, and says so after the first time.
+func readIncessantly(parent *childproc.Parent) {
+	line, _ := parent.Receive()
+	pid, err := strconv.Atoi(line)
+	parent.Must(err)
+	p, err := reader.Open(pid)
+	parent.Must(err)
+	for said := false; ; {
+		_, err := p.ProcessContext(context.Background())
+		if errors.Is(err, reader.ErrBusy) {
+			continue
+		}
+		parent.Must(err)
+		if !said {
+			parent.Send("reading")
+			said = true
+		}
+	}
+}
+
+func TestNumberedPublicationsDiffer(t *testing.T) {
+	smallest, largest := largestMessage, 0
+	for n := 128; n < 16_384; n += 3 {
+		o := observation{message: &processcontextpb.ProcessContext{Resource: &resourcepb.Resource{}}}
+		o.message.Resource.Attributes = append(o.message.Resource.Attributes,
+			keyValue("a", str(text(n))), keyValue("n", integer(int64(n))), keyValue("service.name", str(serviceName(n))))
+		size := proto.Size(o.message)
+		smallest, largest = min(smallest, size), max(largest, size)
+		if got, err := numberOf(o); err != nil || got != n {
+			t.Fatalf("publication %d is taken for %d, %v", n, got, err)
+		}
+		// As a reader would see it that has met the next one's update halfway.
+		a, b := text(n), text(n+1)
+		half := min(len(a), len(b)) / 2
+		if half < 8 {
+			continue // may be alike by chance; the numbers tell
+		}
+		o.message.Resource.Attributes[0] = keyValue("a", str(strings.Join([]string{b[:half], a[half:]}, "")))
+		if _, err := numberOf(o); err == nil {
+			t.Fatalf("a mixture of %d and %d passes for whole", n, n+1)
+		}
+	}
+	if smallest != smallestMessage || largest != largestMessage {
+		t.Errorf("messages are of %d to %d bytes", smallest, largest)
+	}
+}

@@ -1,0 +1,145 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package profiler
+
+import (
+	"errors"
+	"math/rand/v2"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/otelctx/otelctx/internal/testing/childproc"
+	"github.com/otelctx/otelctx/internal/testing/testenv"
+	"github.com/otelctx/otelctx/reader"
+)
+
+var killRounds = testenv.Rounds(10, 100)
+
+func TestKilledPublisher(t *testing.T) {
+	t.Run("while updating", func(t *testing.T) {
+		outcomes := map[string]int{}
+		for range killRounds {
+			child := start(t, roleIncessant)
+			child.Expect("published")
+			child.Send("go")
+			readUntilKilled(t, child, "whole", 4*time.Millisecond, outcomes)
+		}
+		t.Logf("%v", outcomes)
+	})
+	t.Run("from its start on", func(t *testing.T) {
+		outcomes := map[string]int{}
+		// A busy machine may have started it before it is read.
+		for round := 0; round < killRounds || outcomes[reader.ErrNoContext.Error()] == 0; round++ {
+			require.Less(t, round, 1000, "never seen before the first publication")
+			child := start(t, roleIncessant)
+			child.Send("go")
+			readUntilKilled(t, child, "", 60*time.Millisecond, outcomes)
+		}
+		t.Logf("%v", outcomes)
+	})
+}
+
+// readUntilKilled reads child until it has been killed and waited for. It kills the
+// child within spread of the first outcome of a kind, or of the start if that is empty.
+// Only publications, whole, or the errors that are documented are read. It counts them
+// in outcomes.
+func readUntilKilled(t *testing.T, child *childproc.Child, first string, spread time.Duration, outcomes map[string]int) {
+	t.Helper()
+	p, err := reader.Open(child.PID())
+	require.NoError(t, err)
+	defer func() { assert.NoError(t, p.Close()) }()
+	killed := make(chan struct{})
+	kill := sync.OnceFunc(func() {
+		go func() {
+			defer close(killed)
+			time.Sleep(rand.N(spread))
+			child.Kill()
+		}()
+	})
+	defer func() { kill(); <-killed }()
+	meet := func(kind string) {
+		outcomes[kind]++
+		if kind == first {
+			kill()
+		}
+	}
+	if first == "" {
+		kill()
+	}
+
+	read := ourReader(t, p)
+	for last, gone, running := 0, false, true; running; {
+		select {
+		case <-killed:
+			running = false
+		default:
+		}
+		o, err := read()
+		if err != nil {
+			// Seen while it died, a process has no memory and no mappings.
+			kind := errorKind(err)
+			require.NotEmpty(t, kind, "%v", err)
+			meet(kind)
+			if !running {
+				require.ErrorIs(t, err, reader.ErrProcessGone)
+			}
+			gone = gone || errors.Is(err, reader.ErrProcessGone)
+			continue
+		}
+		require.False(t, gone, "read a process that was gone")
+		n, err := numberOf(o)
+		require.NoError(t, err)
+		require.GreaterOrEqual(t, n, last)
+		last = n
+		meet("whole")
+	}
+}
+
+// errorKind returns the text of the error that err wraps of those that a reader may
+// meet when a publisher dies, or "".
+func errorKind(err error) string {
+	for _, kind := range []error{reader.ErrBusy, reader.ErrNoContext, reader.ErrProcessGone} {
+		if errors.Is(err, kind) {
+			return kind.Error()
+		}
+	}
+	return ""
+}
+
+func TestKilledReader(t *testing.T) {
+	publisher := start(t, roleIncessant)
+	publisher.Expect("published")
+	publisher.Send("go")
+	read := ourReader(t, open(t, publisher.PID()))
+	last := 0
+	for range killRounds {
+		victim := start(t, roleReader)
+		victim.Send("%d", publisher.PID())
+		victim.Expect("reading")
+		time.Sleep(rand.N(4 * time.Millisecond))
+		victim.Kill()
+
+		// The publisher goes on, and its context is whole.
+		before := last
+		for deadline := time.Now().Add(testenv.Patience); last <= before; {
+			require.True(t, time.Now().Before(deadline), "no update since publication %d", before)
+			o, err := read()
+			if errors.Is(err, reader.ErrBusy) {
+				continue
+			}
+			require.NoError(t, err)
+			last, err = numberOf(o)
+			require.NoError(t, err)
+		}
+	}
+	final, err := strconv.Atoi(publisher.Ask("stop"))
+	require.NoError(t, err)
+	t.Logf("%d readers killed during %d updates", killRounds, final)
+	publisher.Done()
+}

@@ -1,0 +1,36 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package profiler
+
+import (
+	"maps"
+	"testing"
+
+	"github.com/otelctx/otelctx/internal/testing/childproc"
+)
+
+// Roles of child processes.
+const (
+	roleObedient  = "obedient publisher"
+	roleIncessant = "incessant publisher"
+	roleReader    = "incessant reader"
+)
+
+func TestMain(m *testing.M) {
+	roles := map[string]func(*childproc.Parent){
+		roleObedient:  publishAsTold,
+		roleIncessant: publishIncessantly,
+		roleReader:    readIncessantly,
+	}
+	maps.Copy(roles, moreRoles)
+	childproc.Main(m, roles)
+}
+
+// start starts a child that this process may read. Where the kernel forbids that it
+// skips the test.
+func start(t *testing.T, role string) *childproc.Child {
+	t.Helper()
+	childproc.NeedReading(t)
+	return childproc.Start(t, role, nil)
+}

@@ -1,0 +1,52 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package childproc
+
+import (
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// Rules for the system calls that otelctx makes. Each has a condition that does not match the calls of
+// the Go runtime.
+var (
+	// NoMemfd denies memory files, as strict profiles do.
+	NoMemfd = Rule{Call: unix.SYS_MEMFD_CREATE, Errno: unix.EPERM}
+	// NoNoexecSeal refuses MFD_NOEXEC_SEAL, as Linux before 6.3 does.
+	NoNoexecSeal = Rule{Call: unix.SYS_MEMFD_CREATE, Errno: unix.EINVAL, Args: []Arg{
+		{Index: 1, Mask: unix.MFD_NOEXEC_SEAL, Value: unix.MFD_NOEXEC_SEAL},
+	}}
+	// DeniedNoexecSeal denies MFD_NOEXEC_SEAL, as a filter that lists the flags it knows.
+	DeniedNoexecSeal = Rule{Call: unix.SYS_MEMFD_CREATE, Errno: unix.EPERM, Args: NoNoexecSeal.Args}
+	// NoFtruncate denies giving a memory file its size.
+	NoFtruncate = Rule{Call: unix.SYS_FTRUNCATE, Errno: unix.EPERM}
+	// NoNaming refuses to name mappings, as a kernel without CONFIG_ANON_VMA_NAME
+	// does.
+	NoNaming = Rule{Call: unix.SYS_PRCTL, Errno: unix.EINVAL, Args: []Arg{
+		{Index: 0, Mask: ^uint32(0), Value: unix.PR_SET_VMA},
+	}}
+	// SeemingNaming has the naming of mappings succeed without effect.
+	SeemingNaming = Rule{Call: unix.SYS_PRCTL, Errno: 0, Args: []Arg{
+		{Index: 0, Mask: ^uint32(0), Value: unix.PR_SET_VMA},
+	}}
+	// NoDontfork denies MADV_DONTFORK.
+	NoDontfork = Rule{Call: unix.SYS_MADVISE, Errno: unix.EACCES, Args: []Arg{
+		{Index: 2, Mask: ^uint32(0), Value: unix.MADV_DONTFORK},
+	}}
+	// NoBoottime denies CLOCK_BOOTTIME.
+	NoBoottime = Rule{Call: unix.SYS_CLOCK_GETTIME, Errno: unix.EPERM, Args: []Arg{
+		{Index: 0, Mask: ^uint32(0), Value: unix.CLOCK_BOOTTIME},
+	}}
+	// NoReadv denies process_vm_readv.
+	NoReadv = Rule{Call: unix.SYS_PROCESS_VM_READV, Errno: unix.EPERM}
+)
+
+// NoMmap lets there be no memory for mappings of size bytes, rounded up to pages.
+func NoMmap(size int) Rule {
+	page := os.Getpagesize()
+	return Rule{Call: unix.SYS_MMAP, Errno: unix.ENOMEM, Args: []Arg{
+		{Index: 1, Mask: ^uint32(0), Value: uint32((size + page - 1) / page * page)},
+	}}
+}

@@ -1,0 +1,86 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package childproc
+
+import (
+	"fmt"
+	"runtime"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Rule says which system calls fail.
+type Rule struct {
+	// Call is the system call's number.
+	Call uint32
+	// Args are conditions that must all hold; without any, every call fails.
+	Args []Arg
+	// Errno is the error; with 0 the call does nothing and succeeds.
+	Errno syscall.Errno
+}
+
+// Arg is a condition on the lower 32 bits of an argument: those in Mask equal Value.
+type Arg struct {
+	Index       int
+	Mask, Value uint32
+}
+
+// Deny makes system calls that match a rule fail, in this process and those it starts. A filter
+// cannot be removed, so only children use it.
+func Deny(rules ...Rule) error {
+	var program []unix.SockFilter
+	for _, r := range rules {
+		program = append(program, r.program()...)
+	}
+	program = append(program, unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW})
+
+	// Both calls must be made by the same thread; TSYNC then takes all others along.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		return fmt.Errorf("prctl PR_SET_NO_NEW_PRIVS: %w", err)
+	}
+	fprog := unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]}
+	// Sound: the pointer is converted in the argument list, which keeps fprog, and
+	// through it program, alive and in place for the call.
+	if _, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER,
+		unix.SECCOMP_FILTER_FLAG_TSYNC, uintptr(unsafe.Pointer(&fprog))); errno != 0 {
+		return fmt.Errorf("seccomp: %w", errno)
+	}
+	return nil
+}
+
+// Offsets in struct seccomp_data.
+const (
+	dataCall = 0
+	dataArgs = 16
+)
+
+// program returns instructions that end with the rule's errno if it matches and go
+// on behind it if not.
+func (r Rule) program() []unix.SockFilter {
+	load := func(offset uint32) unix.SockFilter {
+		return unix.SockFilter{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: offset}
+	}
+	// What is left of the program behind a comparison: its jump if they differ.
+	left := uint8(3*len(r.Args) + 1)
+	p := []unix.SockFilter{
+		load(dataCall),
+		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: r.Call, Jf: left},
+	}
+	for _, a := range r.Args {
+		left -= 3
+		p = append(p,
+			load(dataArgs+8*uint32(a.Index)), // little endian
+			unix.SockFilter{Code: unix.BPF_ALU | unix.BPF_AND | unix.BPF_K, K: a.Mask},
+			unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: a.Value, Jf: left},
+		)
+	}
+	return append(p, unix.SockFilter{
+		Code: unix.BPF_RET | unix.BPF_K,
+		K:    unix.SECCOMP_RET_ERRNO | uint32(r.Errno),
+	})
+}

@@ -1,0 +1,86 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package childproc
+
+import (
+	"encoding/binary"
+	"fmt"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// uffdAPI and uffdRegister are the kernel's struct uffdio_api and uffdio_register.
+type (
+	uffdAPI      struct{ api, features, ioctls uint64 }
+	uffdRegister struct{ start, size, mode, ioctls uint64 }
+)
+
+const (
+	ioctlAPI        = 0xC018AA3F
+	ioctlRegister   = 0xC020AA00
+	version         = 0xAA
+	featureThreadID = 1 << 8
+	registerMissing = 1
+	// A struct uffd_msg has messageSize bytes, and in a message about a page the id of the thread
+	// at threadID.
+	messageSize = 32
+	threadID    = 24
+)
+
+// Stall returns new memory of whole pages, from a memfd with this name, that makes its readers wait as a hostile
+// process can: any access to it blocks until this process ends. The memory is unreadable until Stall returns, so no
+// other reader has touched it before. await blocks until one more thread waits for the memory, and returns that
+// thread's id in its own PID namespace.
+//
+// The error wraps [unix.EPERM], which is an [io/fs.ErrPermission], without CAP_SYS_PTRACE,
+// and [unix.ENOSYS], which is an [errors.ErrUnsupported], of a kernel without
+// CONFIG_USERFAULTFD.
+func Stall(name string, size int) (memory []byte, await func() (tid int, err error), err error) {
+	fd, _, errno := unix.Syscall(unix.SYS_USERFAULTFD, unix.O_CLOEXEC, 0, 0)
+	if errno != 0 {
+		return nil, nil, fmt.Errorf("userfaultfd: %w", errno)
+	}
+	if memory, err = hidden(name, size); err != nil {
+		return nil, nil, err
+	}
+	// Sound: the pointers are converted in the argument lists, which keeps what they
+	// point at alive and in place for the calls. The kernel remembers none of them, but
+	// the address of memory, which is not of the heap.
+	hello := uffdAPI{api: version, features: featureThreadID}
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, fd, ioctlAPI, uintptr(unsafe.Pointer(&hello))); errno != 0 {
+		return nil, nil, fmt.Errorf("ioctl UFFDIO_API: %w", errno)
+	}
+	all := uffdRegister{
+		start: uint64(uintptr(unsafe.Pointer(unsafe.SliceData(memory)))), size: uint64(len(memory)), mode: registerMissing,
+	}
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, fd, ioctlRegister, uintptr(unsafe.Pointer(&all))); errno != 0 {
+		return nil, nil, fmt.Errorf("ioctl UFFDIO_REGISTER: %w", errno)
+	}
+	if err := unix.Mprotect(memory, unix.PROT_READ|unix.PROT_WRITE); err != nil {
+		return nil, nil, fmt.Errorf("mprotect: %w", err)
+	}
+	return memory, func() (int, error) {
+		message := make([]byte, messageSize)
+		_, err := unix.Read(int(fd), message)
+		return int(binary.NativeEndian.Uint32(message[threadID:])), err
+	}, nil
+}
+
+// hidden returns memory of a memfd with this name that cannot be read.
+func hidden(name string, size int) ([]byte, error) {
+	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("memfd_create: %w", err)
+	}
+	defer func() { _ = unix.Close(fd) }()
+	if err := unix.Ftruncate(fd, int64(size)); err != nil {
+		return nil, fmt.Errorf("ftruncate: %w", err)
+	}
+	memory, err := unix.Mmap(fd, 0, size, unix.PROT_NONE, unix.MAP_PRIVATE)
+	if err != nil {
+		return nil, fmt.Errorf("mmap: %w", err)
+	}
+	return memory, nil
+}

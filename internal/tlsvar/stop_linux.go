@@ -1,0 +1,75 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build amd64 || arm64
+
+package tlsvar
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Stopped stops the thread tid by ptrace, calls do with its thread pointer, and lets it go on. A thread that sleeps in a system call
+// continues the call; as with any ptrace stop, a few calls such as epoll_wait may return EINTR. do must be quick.
+//
+// The error wraps the system call's: EPERM if the caller may not trace the thread or somebody else does, ESRCH if it is gone.
+func Stopped(tid int, do func(threadPointer uint64) error) error {
+	// The kernel accepts ptrace calls only from the thread that has seized the tracee.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if err := unix.PtraceSeize(tid); err != nil {
+		return fmt.Errorf("seize thread %d: %w", tid, err)
+	}
+	if err := interrupt(tid); err != nil {
+		return fmt.Errorf("stop thread %d: %w", tid, err)
+	}
+	tp, err := threadPointer(tid)
+	if err == nil {
+		err = do(tp)
+	}
+	if detach := unix.PtraceDetach(tid); detach != nil && !errors.Is(detach, unix.ESRCH) {
+		err = errors.Join(err, fmt.Errorf("detach from thread %d: %w", tid, detach))
+	}
+	return err
+}
+
+// interrupt stops a seized thread. A signal that arrives first is delivered.
+func interrupt(tid int) error {
+	if err := unix.PtraceInterrupt(tid); err != nil {
+		return err
+	}
+	for {
+		var status unix.WaitStatus
+		if _, err := unix.Wait4(tid, &status, unix.WALL, nil); errors.Is(err, unix.EINTR) {
+			continue
+		} else if err != nil {
+			return err
+		}
+		switch {
+		case !status.Stopped():
+			return unix.ESRCH
+		case status.TrapCause() == unix.PTRACE_EVENT_STOP:
+			return nil
+		}
+		if err := unix.PtraceCont(tid, int(status.StopSignal())); err != nil {
+			return err
+		}
+	}
+}
+
+// registers reads a set of registers of a stopped thread.
+func registers(tid, set int, into []byte) error {
+	iov := unix.Iovec{Base: &into[0]}
+	iov.SetLen(len(into))
+	// Sound: iov and the bytes that it names outlive the call, which does not keep them.
+	_, _, errno := unix.Syscall6(unix.SYS_PTRACE, unix.PTRACE_GETREGSET, uintptr(tid), uintptr(set), uintptr(unsafe.Pointer(&iov)), 0, 0)
+	if errno != 0 {
+		return fmt.Errorf("registers of thread %d: %w", tid, errno)
+	}
+	return nil
+}

@@ -1,0 +1,389 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package tlsvar finds a thread-local variable of another process by the name of its dynamic symbol, as OTEP 4947 asks readers to
+// do ("Thread-Local Variable Resolution").
+//
+// Everything is read from the process's memory: program headers, dynamic section, symbols and relocations are mapped, and no file
+// has to be opened or trusted. The access models global dynamic (TLSDESC and traditional), initial exec and local exec are
+// understood, with glibc and musl, on amd64 and arm64.
+package tlsvar
+
+import (
+	"bytes"
+	"debug/elf"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+)
+
+// Module is a place where an ELF file may be mapped: the start of a mapping with file offset 0.
+type Module struct {
+	Start uint64
+	// Name is the file's name, for messages.
+	Name string
+}
+
+// Process is what is read of a process.
+type Process struct {
+	Memory io.ReaderAt
+	// Modules are its mapped files.
+	Modules []Module
+	// ProgramHeaders is AT_PHDR of its auxiliary vector, the address of the executable's program headers.
+	ProgramHeaders uint64
+	// Musl says that its C library is musl.
+	Musl bool
+}
+
+// Variable is a thread-local variable of a process. It holds for the life of the module that defines it.
+type Variable struct {
+	// Module is the file that defines it.
+	Module string
+	// Model is how its address is found.
+	Model Model
+
+	machine elf.Machine
+	musl    bool
+	// offset is the distance from the thread pointer, or for Dynamic from the module's block.
+	offset int64
+	// id is the module's number in the dynamic thread vector, for Dynamic.
+	id uint64
+}
+
+// Model is how the address of a thread-local variable is found.
+type Model string
+
+const (
+	// LocalExec variables belong to the executable, at a distance from the thread pointer that the linker has fixed.
+	LocalExec Model = "local-exec"
+	// Static variables belong to a library whose block the loader has placed at a fixed distance from the thread pointer.
+	Static Model = "initial-exec"
+	// Dynamic variables are found through the dynamic thread vector.
+	Dynamic Model = "global-dynamic"
+)
+
+// ErrUnresolved says that a module defines the symbol, but nothing in it tells where the variable is.
+var ErrUnresolved = errors.New("no relocation for the symbol")
+
+// Bounds of what is read of a module. Real ones stay far below.
+const (
+	maxProgramHeaders = 128
+	maxDynamic        = 1024
+	maxChain          = 1 << 16
+	maxRelocations    = 64 << 20
+	relocationSize    = 24
+	symbolSize        = 24
+	chunk             = 64 << 10
+)
+
+// Find returns the variables with this name, one for each module that defines it. Modules that are not ELF files, or are broken, are
+// passed over; err reports those that define the symbol but cannot be resolved, and wraps [ErrUnresolved].
+func (p *Process) Find(name string) (found []Variable, err error) {
+	for _, m := range p.Modules {
+		v, defined, merr := p.find(m, name)
+		switch {
+		case merr == nil && defined:
+			found = append(found, v)
+		case defined:
+			err = errors.Join(err, fmt.Errorf("%s in %q: %w", name, m.Name, merr))
+		}
+	}
+	return found, err
+}
+
+// image is an ELF file in memory.
+type image struct {
+	mem     io.ReaderAt
+	machine elf.Machine
+	bias    uint64 // to be added to addresses of the file
+	end     uint64 // the highest address of the file
+	phdr    uint64
+	tls     elf.Prog64
+	dynamic map[elf.DynTag]uint64
+}
+
+func (p *Process) find(m Module, name string) (v Variable, defined bool, err error) {
+	f, err := p.open(m)
+	if err != nil {
+		return v, false, err
+	}
+	index, sym, err := f.lookup(name)
+	if err != nil || sym.Shndx == 0 || elf.ST_TYPE(sym.Info) != elf.STT_TLS {
+		return v, false, err
+	}
+	v = Variable{Module: m.Name, machine: f.machine, musl: p.Musl}
+	if f.phdr == p.ProgramHeaders {
+		v.Model, v.offset = LocalExec, f.localExec(sym.Value)
+		return v, true, nil
+	}
+	return v, true, f.resolve(&v, index, sym.Value)
+}
+
+// open reads what is needed of the file that is mapped at m.
+func (p *Process) open(m Module) (*image, error) {
+	var h elf.Header64
+	if err := read(p.Memory, m.Start, &h); err != nil {
+		return nil, err
+	}
+	f := &image{mem: p.Memory, machine: elf.Machine(h.Machine), phdr: m.Start + h.Phoff}
+	if string(h.Ident[:4]) != elf.ELFMAG || elf.Class(h.Ident[elf.EI_CLASS]) != elf.ELFCLASS64 ||
+		f.machine != elf.EM_X86_64 && f.machine != elf.EM_AARCH64 || h.Phnum > maxProgramHeaders || h.Phentsize != 56 {
+		return nil, errors.New("not an ELF file of this machine")
+	}
+	programs := make([]elf.Prog64, h.Phnum)
+	if err := read(p.Memory, f.phdr, programs); err != nil {
+		return nil, err
+	}
+	var dynamic *elf.Prog64
+	first := true
+	for i, ph := range programs {
+		switch elf.ProgType(ph.Type) {
+		case elf.PT_LOAD:
+			if first {
+				f.bias, first = m.Start-(ph.Vaddr-ph.Off), false
+			}
+			f.end = max(f.end, ph.Vaddr+ph.Memsz)
+		case elf.PT_TLS:
+			f.tls = ph
+		case elf.PT_DYNAMIC:
+			dynamic = &programs[i]
+		}
+	}
+	if f.tls.Memsz == 0 || dynamic == nil {
+		return nil, errors.New("no thread-local variables")
+	}
+	entries := make([]elf.Dyn64, min(dynamic.Memsz/16, maxDynamic))
+	if err := read(p.Memory, f.bias+dynamic.Vaddr, entries); err != nil {
+		return nil, err
+	}
+	f.dynamic = map[elf.DynTag]uint64{}
+	for _, e := range entries {
+		if elf.DynTag(e.Tag) == elf.DT_NULL {
+			break
+		}
+		f.dynamic[elf.DynTag(e.Tag)] = e.Val
+	}
+	return f, nil
+}
+
+// address returns where a pointer of the dynamic section leads. glibc's loader adds the bias in place, musl's does not.
+func (f *image) address(tag elf.DynTag) uint64 {
+	v := f.dynamic[tag]
+	if v == 0 || v >= f.bias && v-f.bias <= f.end {
+		return v
+	}
+	return f.bias + v
+}
+
+// lookup finds a symbol by one of the two hash tables.
+func (f *image) lookup(name string) (uint32, elf.Sym64, error) {
+	if f.dynamic[elf.DT_GNU_HASH] != 0 {
+		return f.lookupGNU(name)
+	}
+	table := f.address(elf.DT_HASH)
+	var h struct{ Buckets, Chains uint32 }
+	if err := read(f.mem, table, &h); err != nil || h.Buckets == 0 {
+		return 0, elf.Sym64{}, err
+	}
+	next := table + 8 + 4*uint64(sysvHash(name)%h.Buckets)
+	for range maxChain {
+		var i uint32
+		if err := read(f.mem, next, &i); err != nil || i == 0 || i >= h.Chains {
+			return 0, elf.Sym64{}, err
+		}
+		if sym, ok, err := f.symbol(i, name); ok || err != nil {
+			return i, sym, err
+		}
+		next = table + 8 + 4*uint64(h.Buckets) + 4*uint64(i)
+	}
+	return 0, elf.Sym64{}, nil
+}
+
+func (f *image) lookupGNU(name string) (uint32, elf.Sym64, error) {
+	table := f.address(elf.DT_GNU_HASH)
+	var h struct{ Buckets, FirstSymbol, BloomWords, BloomShift uint32 }
+	if err := read(f.mem, table, &h); err != nil || h.Buckets == 0 {
+		return 0, elf.Sym64{}, err
+	}
+	hash := gnuHash(name)
+	buckets := table + 16 + 8*uint64(h.BloomWords)
+	chains := buckets + 4*uint64(h.Buckets)
+	var i uint32
+	if err := read(f.mem, buckets+4*uint64(hash%h.Buckets), &i); err != nil || i < h.FirstSymbol {
+		return 0, elf.Sym64{}, err
+	}
+	for range maxChain {
+		var c uint32
+		if err := read(f.mem, chains+4*uint64(i-h.FirstSymbol), &c); err != nil {
+			return 0, elf.Sym64{}, err
+		}
+		if c|1 == hash|1 {
+			if sym, ok, err := f.symbol(i, name); ok || err != nil {
+				return i, sym, err
+			}
+		}
+		if c&1 == 1 {
+			break
+		}
+		i++
+	}
+	return 0, elf.Sym64{}, nil
+}
+
+// symbol returns symbol i if it has this name.
+func (f *image) symbol(i uint32, name string) (sym elf.Sym64, ok bool, err error) {
+	if err := read(f.mem, f.address(elf.DT_SYMTAB)+symbolSize*uint64(i), &sym); err != nil {
+		return sym, false, err
+	}
+	text := make([]byte, len(name)+1)
+	if _, err := f.mem.ReadAt(text, int64(f.address(elf.DT_STRTAB)+uint64(sym.Name))); err != nil {
+		return sym, false, err
+	}
+	return sym, string(text) == name+"\x00", nil
+}
+
+// localExec returns the distance from the thread pointer of a variable of the executable, whose block is next to it: in front of it
+// on amd64, behind two words on arm64.
+func (f *image) localExec(value uint64) int64 {
+	align := max(f.tls.Align, 1)
+	up := func(n uint64) uint64 { return (n + align - 1) / align * align }
+	if f.machine == elf.EM_AARCH64 {
+		return int64(up(16) + value)
+	}
+	return int64(value - up(f.tls.Memsz))
+}
+
+// resolve asks the relocations of the module for the symbol, which the loader has filled in.
+func (f *image) resolve(v *Variable, index uint32, value uint64) error {
+	for _, table := range [...]struct{ at, size elf.DynTag }{{elf.DT_RELA, elf.DT_RELASZ}, {elf.DT_JMPREL, elf.DT_PLTRELSZ}} {
+		at, size := f.address(table.at), min(f.dynamic[table.size], maxRelocations)
+		for done := uint64(0); done < size; done += chunk / relocationSize * relocationSize {
+			relocations := make([]elf.Rela64, min(size-done, chunk)/relocationSize)
+			if err := read(f.mem, at+done, relocations); err != nil {
+				return err
+			}
+			for _, r := range relocations {
+				sym := elf.R_SYM64(r.Info)
+				if sym != index && (sym != 0 || uint64(r.Addend) != value) {
+					continue
+				}
+				if done, err := f.relocated(v, elf.R_TYPE64(r.Info), f.bias+r.Off, value, sym == 0); done || err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return ErrUnresolved
+}
+
+// relocated looks at what the loader has stored for a relocation, and reports whether it was one of a thread-local variable.
+func (f *image) relocated(v *Variable, kind uint32, at, value uint64, anonymous bool) (bool, error) {
+	var words [2]uint64
+	switch {
+	case f.is(kind, elf.R_X86_64_TPOFF64, elf.R_AARCH64_TLS_TPREL64):
+		if err := read(f.mem, at, words[:1]); err != nil {
+			return false, err
+		}
+		v.Model, v.offset = Static, int64(words[0])
+	case f.is(kind, elf.R_X86_64_DTPMOD64, elf.R_AARCH64_TLS_DTPMOD64) && !anonymous:
+		if err := read(f.mem, at, words[:1]); err != nil {
+			return false, err
+		}
+		v.Model, v.id, v.offset = Dynamic, words[0], int64(value)
+	case f.is(kind, elf.R_X86_64_TLSDESC, elf.R_AARCH64_TLSDESC):
+		if err := read(f.mem, at, &words); err != nil {
+			return false, err
+		}
+		// The second word is a distance from the thread pointer, or the address of the module's number and the
+		// variable's offset, if its block is allocated on demand.
+		v.Model, v.offset = Static, int64(words[1])
+		var dynamic struct{ Module, Offset uint64 }
+		if words[1] >= 1<<16 && words[1] < math.MaxInt64 && read(f.mem, words[1], &dynamic) == nil &&
+			dynamic.Module > 0 && dynamic.Module < 1<<20 && dynamic.Offset == value {
+			v.Model, v.id, v.offset = Dynamic, dynamic.Module, int64(value)
+		}
+	default:
+		return false, nil
+	}
+	return true, nil
+}
+
+func (f *image) is(kind uint32, amd64 elf.R_X86_64, arm64 elf.R_AARCH64) bool {
+	if f.machine == elf.EM_AARCH64 {
+		return kind == uint32(arm64)
+	}
+	return kind == uint32(amd64)
+}
+
+// Address returns where the variable of the thread with this thread pointer is, or 0 if the thread has none yet because its block is
+// allocated at the first use.
+func (v *Variable) Address(mem io.ReaderAt, threadPointer uint64) (uint64, error) {
+	if v.Model != Dynamic {
+		return threadPointer + uint64(v.offset), nil
+	}
+	// Where the dynamic thread vector is, and how large its entries are, is up to the C library.
+	var distance int64
+	entry := uint64(16)
+	switch {
+	case v.musl && v.machine == elf.EM_AARCH64:
+		distance = -8
+	case v.machine == elf.EM_X86_64:
+		distance = 8
+	}
+	if v.musl {
+		entry = 8
+	}
+	var vector, block uint64
+	if err := read(mem, threadPointer+uint64(distance), &vector); err != nil {
+		return 0, err
+	}
+	// glibc grows a thread's vector when the thread uses a module that is not in it yet. Its size stands in front of it, and musl's in
+	// its first entry.
+	var size uint64
+	where := vector - entry
+	if v.musl {
+		where = vector
+	}
+	if err := read(mem, where, &size); err != nil {
+		return 0, err
+	}
+	if v.id > size {
+		return 0, nil
+	}
+	if err := read(mem, vector+entry*v.id, &block); err != nil {
+		return 0, err
+	}
+	if block == 0 || block == math.MaxUint64 { // not allocated: musl, glibc
+		return 0, nil
+	}
+	return block + uint64(v.offset), nil
+}
+
+// read fills data, which has a fixed size, from memory. The machines that are supported are little-endian.
+func read(mem io.ReaderAt, at uint64, data any) error {
+	buf := make([]byte, binary.Size(data))
+	if _, err := mem.ReadAt(buf, int64(at)); err != nil {
+		return err
+	}
+	return binary.Read(bytes.NewReader(buf), binary.LittleEndian, data)
+}
+
+func gnuHash(name string) uint32 {
+	h := uint32(5381)
+	for _, c := range []byte(name) {
+		h = h*33 + uint32(c)
+	}
+	return h
+}
+
+func sysvHash(name string) uint32 {
+	var h uint32
+	for _, c := range []byte(name) {
+		h = h<<4 + uint32(c)
+		g := h & 0xf0000000
+		h = (h ^ g>>24) &^ g
+	}
+	return h
+}

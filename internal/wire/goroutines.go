@@ -1,0 +1,134 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package wire
+
+import (
+	"structs"
+	"unsafe"
+)
+
+// The goroutine table: a header and one entry for each goroutine, found by its id. An entry says
+// what its goroutine is in.
+const (
+	// GoroutinesMagic opens a goroutine table: "OTGT", most significant byte first.
+	GoroutinesMagic = 0x4F544754
+	// GoroutinesLayout1 is the only layout so far.
+	GoroutinesLayout1 = 1
+
+	GoroutinesHeaderSize = 128
+	GoroutineEntrySize   = 16
+	// GoroutinesCapacity is how many entries there are in this layout. Goroutines whose ids are
+	// equal modulo the capacity share one.
+	GoroutinesCapacity = 1 << 16
+
+	// GoroutinesName names the mapping.
+	GoroutinesName = "OTELCTX_GOROUTINES"
+)
+
+// GoroutinesHeader is the header of a goroutine table.
+type GoroutinesHeader struct {
+	_ structs.HostLayout
+
+	Magic      uint32
+	Layout     uint32
+	Capacity   uint32
+	EntrySize  uint32
+	HeaderSize uint32
+	// Used is the capacity: an entry may be anywhere.
+	Used uint32
+	_    [8]byte
+}
+
+// GoroutineEntry says what a goroutine is in. Only that goroutine stores to it, unless two share
+// it. An entry of which two goroutines have stored half each belongs to neither.
+type GoroutineEntry struct {
+	_ structs.HostLayout
+
+	// Position is a [Position].
+	Position uint64
+	// Check is GoroutineCheck of the goroutine and its position.
+	Check uint64
+}
+
+// Position is what a goroutine is in: the Ref of a span, or 0 for none. Its lowest bit is set
+// if the goroutine is there by Attach, and not by starting the span.
+type Position uint64
+
+const attached Position = 1
+
+// AttachedTo returns the position of a goroutine that attaches a span, or nothing.
+func AttachedTo(r Ref) Position {
+	if r == 0 {
+		return 0
+	}
+	return Position(r) | attached
+}
+
+// Ref returns the span that the goroutine is in, or 0.
+func (p Position) Ref() Ref { return Ref(p &^ attached) }
+
+// Attached reports whether the goroutine is there by Attach.
+func (p Position) Attached() bool { return p&attached != 0 }
+
+// Moved returns the position of the goroutine when it goes from there to a related span, or 0.
+func (p Position) Moved(r Ref) Position {
+	if r == 0 {
+		return 0
+	}
+	return Position(r) | p&attached
+}
+
+const (
+	// spread is how many entries are in two cache lines. Goroutines that run at the same time
+	// often have ids that follow one another: their entries are that far apart, or processors
+	// would pass cache lines back and forth.
+	spread = 8
+	groups = GoroutinesCapacity / spread
+	// addressBits are those of an address without the lowest three, which are 0.
+	addressBits = 45
+	// checkFactor spreads a position over the check word.
+	checkFactor = 0x9E3779B97F4A7C15
+)
+
+// GoroutineIndex returns the number of a goroutine's entry.
+func GoroutineIndex(goid uint64) int {
+	return int(goid%groups*spread + goid/groups%spread)
+}
+
+// GoroutineCheck returns the check word of a goroutine with this id, whose g is at this address.
+// It holds all of the address and 19 bits of the id, which with the number of the entry make the
+// id modulo 2^35.
+func GoroutineCheck(goid, g uint64, p Position) uint64 {
+	return ^(g>>3&(1<<addressBits-1) | goid/GoroutinesCapacity<<addressBits) ^ uint64(p)*checkFactor
+}
+
+// Goroutine returns the goroutine that entry number index belongs to: the address of its g, and
+// its id modulo 2^35. What an entry that two goroutines share has may be neither's. So the
+// caller looks whether the g has such an id.
+func (e *GoroutineEntry) Goroutine(index int) (goid, g uint64) {
+	owner := ^(e.Check ^ e.Position*checkFactor)
+	low := uint64(index)/spread + uint64(index)%spread*groups
+	return owner>>addressBits*GoroutinesCapacity + low, owner & (1<<addressBits - 1) << 3
+}
+
+// SameGoroutine reports whether a goroutine's id is what [GoroutineEntry.Goroutine] returned.
+func SameGoroutine(goid, modulo uint64) bool { return (goid^modulo)<<(64-35) == 0 }
+
+const (
+	_ = -(unsafe.Sizeof(GoroutinesHeader{}) ^ 32)
+	_ = -(unsafe.Offsetof(GoroutinesHeader{}.Capacity) ^ 8)
+	_ = -(unsafe.Offsetof(GoroutinesHeader{}.EntrySize) ^ 12)
+	_ = -(unsafe.Offsetof(GoroutinesHeader{}.HeaderSize) ^ 16)
+	_ = -(unsafe.Offsetof(GoroutinesHeader{}.Used) ^ 20)
+	_ = -(unsafe.Sizeof(GoroutineEntry{}) ^ GoroutineEntrySize)
+	_ = -(unsafe.Offsetof(GoroutineEntry{}.Check) ^ 8)
+)
+
+// GoroutinesIn returns the header at the start of b, which the caller has mapped, and the
+// entries behind it. It panics if b is too short or not 8-byte aligned.
+func GoroutinesIn(b []byte) (*GoroutinesHeader, []GoroutineEntry) {
+	h := (*GoroutinesHeader)(headerIn(b, GoroutinesHeaderSize))
+	// Sound: the entries are inside of b, aligned as it is, and have no pointers.
+	return h, unsafe.Slice((*GoroutineEntry)(unsafe.Pointer(unsafe.SliceData(b[GoroutinesHeaderSize:]))), (len(b)-GoroutinesHeaderSize)/GoroutineEntrySize)
+}

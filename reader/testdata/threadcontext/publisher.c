@@ -1,0 +1,309 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// A publisher of OTEP 4719 and 4947 in C, which shares no code with otelctx. It is written against the texts of the OTEPs.
+//
+// Usage: publisher THREADS [LIBRARY]
+//
+// Each thread publishes a record of its own whose ids and attribute follow from the thread's number, and then waits. With LIBRARY the
+// thread-local variable is that library's, which is loaded by dlopen; without it is the program's. It prints a line "TID NUMBER" for
+// each thread and "ready", and ends when its standard input does. A line "update" on it publishes the context again; "detach" detaches
+// all records; "fork" starts a child that waits.
+//
+// The environment variable BREAK names one rule to break, for tests of checkers: see BROKEN below.
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#ifndef PR_SET_VMA
+#define PR_SET_VMA 0x53564d41
+#define PR_SET_VMA_ANON_NAME 0
+#endif
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 8U
+#endif
+
+#ifndef WITHOUT_VARIABLE
+#ifdef NOT_THREAD_LOCAL
+__attribute__((visibility("default"))) void *otel_thread_ctx_v1;
+#else
+__attribute__((visibility("default"))) _Thread_local void *otel_thread_ctx_v1;
+#endif
+#endif
+
+struct header {
+	char signature[8];
+	uint32_t version, payload_size;
+	_Atomic uint64_t published_at;
+	uint64_t payload;
+};
+
+static struct header *header;
+static uint8_t payload[2][1 << 18];
+static int updates;
+static const char *broken = "";
+#define BROKEN(what) (!strcmp(broken, what))
+
+// Just enough protobuf.
+static size_t field(uint8_t *out, int number, const uint8_t *data, size_t size) {
+	size_t n = 0;
+	out[n++] = (uint8_t)(number << 3 | 2);
+	size_t rest = size;
+	for (; rest > 127; rest >>= 7)
+		out[n++] = (uint8_t)(rest & 127) | 128;
+	out[n++] = (uint8_t)rest;
+	memcpy(out + n, data, size);
+	return size + n;
+}
+
+static size_t int_value(uint8_t *out, int number) {
+	out[0] = 3 << 3;
+	out[1] = (uint8_t)number;
+	return 2;
+}
+
+static size_t string_value(uint8_t *out, const char *text) {
+	return field(out, 1, (const uint8_t *)text, strlen(text));
+}
+
+static size_t key_value(uint8_t *out, int number, const char *key, const uint8_t *value, size_t size) {
+	static uint8_t kv[1 << 17];
+	size_t n = field(kv, 1, (const uint8_t *)key, strlen(key));
+	n += field(kv + n, 2, value, size);
+	return field(out, number, kv, n);
+}
+
+static size_t encode(uint8_t *out) {
+	static uint8_t value[1 << 17], resource[1 << 17], list[1 << 16], text[256], large[70000];
+	size_t n = 0, l = 0;
+	if (BROKEN("service.name is a number"))
+		n += key_value(resource + n, 1, "service.name", value, int_value(value, 7));
+	else if (!BROKEN("no service.name"))
+		n += key_value(resource + n, 1, "service.name", value, string_value(value, "c-publisher"));
+	if (BROKEN("a resource key twice"))
+		n += key_value(resource + n, 1, "service.name", value, string_value(value, "again"));
+	if (BROKEN("an empty key"))
+		n += key_value(resource + n, 1, "", value, string_value(value, "nothing"));
+	if (BROKEN("a large payload")) {
+		memset(large, 'x', sizeof large - 1);
+		n += key_value(resource + n, 1, "large", value, string_value(value, (char *)large));
+	}
+	n = BROKEN("no resource") ? 0 : field(out, 1, resource, n);
+	size_t schema = BROKEN("the schema is a number") ? int_value(value, 1) : string_value(value, "tlsdesc_v1_dev");
+	n += key_value(out + n, 2, "threadlocal.schema_version", value, schema);
+	if (BROKEN("an attribute key twice"))
+		n += key_value(out + n, 2, "threadlocal.schema_version", value, schema);
+	const char *first = "worker", *second = "update";
+	if (BROKEN("the key map is reordered") && updates % 2)
+		first = "update", second = "worker";
+	l += field(list + l, 1, text, BROKEN("a key is a number") ? int_value(text, 1) : string_value(text, first));
+	if (!BROKEN("the key map shrinks") || updates % 2)
+		l += field(list + l, 1, text, string_value(text, second));
+	for (int i = 0; BROKEN("the key map is too large") && i < 255; i++)
+		l += field(list + l, 1, text, string_value(text, "more"));
+	size_t keys = BROKEN("the key map is a string") ? string_value(value, "worker") : field(value, 5, list, l);
+	n += key_value(out + n, 2, "threadlocal.attribute_key_map", value, keys);
+	if (BROKEN("the payload is no message"))
+		memset(out, 0xff, n);
+	return BROKEN("the payload is cut") ? n - 3 : n;
+}
+
+static uint64_t boottime(void) {
+	struct timespec t;
+	clock_gettime(CLOCK_BOOTTIME, &t);
+	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+static void map(void) {
+	int fd = (int)syscall(SYS_memfd_create, "OTEL_CTX", BROKEN("the descriptor survives exec") ? 2U : 1U | 2U | MFD_NOEXEC_SEAL);
+	if (fd < 0)
+		fd = (int)syscall(SYS_memfd_create, "OTEL_CTX", 1U | 2U);
+	if (fd < 0 || ftruncate(fd, 4096))
+		exit(2);
+	int protection = PROT_READ | PROT_WRITE | (BROKEN("the mapping is executable") ? PROT_EXEC : 0);
+	header = mmap(0, 4096, protection, BROKEN("the mapping is shared") ? MAP_SHARED : MAP_PRIVATE, fd, 0);
+	if (!BROKEN("the descriptor survives exec"))
+		close(fd);
+	if (header == MAP_FAILED)
+		exit(3);
+	if (!BROKEN("children inherit the mapping") && madvise(header, 4096, MADV_DONTFORK))
+		exit(3);
+}
+
+static void wait_ms(long ms) {
+	struct timespec t = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};
+	nanosleep(&t, 0);
+}
+
+static void publish(void) {
+	uint8_t *to = payload[updates++ % 2];
+	size_t size = encode(to);
+	uint64_t before = 0;
+	struct header *old = header;
+	int update = header != 0;
+	if (BROKEN("the mapping is read-only") && update)
+		mprotect(header, 4096, PROT_READ | PROT_WRITE);
+	if (!update || BROKEN("an update moves the header") || (BROKEN("two contexts") && updates == 2)) {
+		map();
+		memcpy(header->signature, BROKEN("another signature") ? "OTEL_CTY" : BROKEN("no signature") ? "\0\0\0\0\0\0\0" : "OTEL_CTX", 8);
+		header->version = BROKEN("version 3") ? 3 : BROKEN("version 0") ? 0 : 2;
+		if (BROKEN("the timestamp comes first")) {
+			atomic_store(&header->published_at, boottime());
+			wait_ms(1500);
+		}
+	} else if (BROKEN("an update keeps the timestamp") || BROKEN("an update does not zero the timestamp")) {
+		before = header->published_at;
+	} else {
+		before = atomic_exchange(&header->published_at, 0);
+		atomic_thread_fence(memory_order_seq_cst);
+	}
+	header->payload = BROKEN("no payload") ? 0 : BROKEN("the payload is not mapped") ? 4096 : (uintptr_t)to;
+	header->payload_size = BROKEN("the payload is endless") ? 1U << 30 : (uint32_t)size;
+	if (update && BROKEN("an update does not zero the timestamp"))
+		wait_ms(20);
+	if (BROKEN("the timestamp stays zero") && update)
+		return;
+	atomic_thread_fence(memory_order_seq_cst);
+	uint64_t now = boottime();
+	if (BROKEN("wall clock"))
+		now = (uint64_t)time(0) * 1000000000u + (uint64_t)updates;
+	if (BROKEN("an hour ahead"))
+		now += 3600000000000u;
+	if (now <= before)
+		now = before + 1;
+	if (update && BROKEN("an update keeps the timestamp"))
+		now = before;
+	if (update && BROKEN("an update goes back in time"))
+		now = before - 1000;
+	atomic_store(&header->published_at, now);
+	if (!update || !BROKEN("an update does not name the mapping"))
+		prctl(PR_SET_VMA, PR_SET_VMA_ANON_NAME, header, 4096, "OTEL_CTX");
+	if (update && BROKEN("an update moves the header"))
+		munmap(old, 4096);
+	if (BROKEN("the mapping is read-only"))
+		mprotect(header, 4096, PROT_READ);
+	if (update && BROKEN("the payload changes in place")) {
+		wait_ms(20);
+		to[size - 1] ^= 1;
+		wait_ms(20);
+	}
+}
+
+struct record {
+	uint8_t trace_id[16], span_id[8], valid, flags;
+	uint16_t size;
+	uint8_t data[1000];
+};
+
+static void **(*variable)(void);
+
+#ifndef WITHOUT_VARIABLE
+static void **own(void) { return &otel_thread_ctx_v1; }
+#endif
+
+static pthread_barrier_t started, detached;
+static int detach;
+
+static void *work(void *arg) {
+	unsigned number = (unsigned)(uintptr_t)arg;
+	struct record *r = calloc(2, sizeof *r);
+	if (BROKEN("the record is at an odd address"))
+		r = (struct record *)((char *)r + 1);
+	memset(r->trace_id, (int)number + 1, sizeof r->trace_id);
+	memset(r->span_id, (int)number + 101, sizeof r->span_id);
+	r->flags = 1;
+	r->size = 4;
+	r->data[1] = 2; // key 0, two bytes
+	r->data[2] = (uint8_t)('0' + number / 10 % 10);
+	r->data[3] = (uint8_t)('0' + number % 10);
+	if (BROKEN("no trace id") || BROKEN("flags without ids"))
+		memset(r->trace_id, 0, sizeof r->trace_id);
+	if (BROKEN("no span id") || BROKEN("flags without ids"))
+		memset(r->span_id, 0, sizeof r->span_id);
+	if (BROKEN("an attribute is cut"))
+		r->size = 3;
+	if (BROKEN("half an attribute"))
+		r->size = 5;
+	if (BROKEN("an unknown key"))
+		r->data[0] = 200;
+	if (BROKEN("a value is not UTF-8"))
+		r->data[2] = 0xff;
+	if (BROKEN("a long record"))
+		for (r->size = 0; r->size < 768; r->size += 256)
+			r->data[r->size] = 1, r->data[r->size + 1] = 254, memset(r->data + r->size + 2, 'x', 254);
+	atomic_signal_fence(memory_order_seq_cst);
+	r->valid = BROKEN("valid is 2") ? 2 : 1;
+	atomic_signal_fence(memory_order_seq_cst);
+	*variable() = BROKEN("a wild record") ? (void *)4096 : r;
+	printf("%ld %u\n", syscall(SYS_gettid), number);
+	fflush(stdout);
+	pthread_barrier_wait(&started);
+	pthread_barrier_wait(&detached);
+	if (detach)
+		*variable() = 0;
+	pthread_barrier_wait(&detached);
+	for (;;)
+		pause();
+	return 0;
+}
+
+int main(int argc, char **argv) {
+	int threads = atoi(argv[1]);
+	if (getenv("BREAK"))
+		broken = getenv("BREAK");
+	if (argc > 2) {
+		void *library = dlopen(argv[2], RTLD_NOW);
+		if (!library) {
+			fprintf(stderr, "%s\n", dlerror());
+			return 4;
+		}
+		variable = (void **(*)(void))dlsym(library, "variable");
+	}
+#ifndef WITHOUT_VARIABLE
+	else
+		variable = own;
+#endif
+	if (BROKEN("the timestamp comes first"))
+		getchar(); // until the checker is there
+	publish();
+	if (BROKEN("two contexts"))
+		publish();
+	pthread_barrier_init(&started, 0, (unsigned)threads + 1);
+	pthread_barrier_init(&detached, 0, (unsigned)threads + 1);
+	for (int i = 0; i < threads; i++) {
+		pthread_t t;
+		pthread_create(&t, 0, work, (void *)(uintptr_t)i);
+	}
+	pthread_barrier_wait(&started);
+	puts("ready");
+	fflush(stdout);
+	char line[64];
+	while (fgets(line, sizeof line, stdin)) {
+		if (!strcmp(line, "update\n"))
+			publish();
+		if (!strcmp(line, "fork\n") && !fork()) {
+			prctl(PR_SET_PDEATHSIG, SIGKILL);
+			for (;;)
+				pause();
+		}
+		if (!strcmp(line, "detach\n")) {
+			detach = 1;
+			pthread_barrier_wait(&detached);
+			pthread_barrier_wait(&detached);
+		}
+		puts("done");
+		fflush(stdout);
+	}
+	return 0;
+}
