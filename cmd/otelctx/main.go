@@ -25,7 +25,7 @@ type cli struct {
 	List       listCommand       `cmd:""                             help:"List every process on the host that publishes a process context."`
 	Inspect    inspectCommand    `cmd:""                             help:"Show everything that one process publishes."`
 	Watch      watchCommand      `cmd:""                             help:"Show live which spans the threads of one process are in."`
-	Spans      spansCommand      `cmd:""                             help:"Show the spans of one process that have started and not ended."`
+	Spans      spansCommand      `cmd:""                             help:"Show the spans of one process that have started and not ended, and what each waits for."`
 	Verify     verifyCommand     `cmd:""                             help:"Check what a process publishes, or a file of profiles, against the formats' rules."`
 	Record     recordCommand     `cmd:""                             help:"Record what processes use the CPU for, span by span."`
 	Completion completionCommand `cmd:""                             help:"Print what completes command lines in a shell."`

@@ -93,7 +93,10 @@ func (*recordCommand) Help() string {
 		"done since the look before. A goroutine counts once, for the live span that it started last. The tables say how the wall-clock " +
 		"time of spans divides into running, being runnable, and the kinds of waits, by endpoint and span name, and which functions wait. What runs is counted too " +
 		"low, by a tenth to a third, since looking competes for the processors: take CPU time from a recording without --wall. Processes are " +
-		"chosen by their ids. Values in the profile are nanoseconds of the type wall; in flame graphs a frame such as [waiting: select] ends each stack.\n\n" +
+		"chosen by their ids. Values in the profile are nanoseconds of the type wall; in flame graphs a frame such as [waiting: select] ends each stack. With " +
+		"--json: {start_time_unix_nano, duration_nano, frequency, looks, late_nano, latest_nano, overloaded, goroutines, sampled, torn, lost, ended, " +
+		"span_names: [{service, endpoint, name, wall_nano, error_nano, running_nano, runnable_nano, unknown_nano, waits_nano: {KIND: NANO}, looks}], " +
+		"functions: [{service, function, waiting_for, wall_nano}]}.\n\n" +
 		"A command behind -- is recorded until it ends, with its children, which are noticed within a quarter of a second. Signals are passed on " +
 		"to it, and otelctx exits with its code. It has the rights of whoever runs otelctx: no capability of otelctx's file, and no rights " +
 		"of a set-user-id program if root does not run it. Standard output is the command's: tables go to standard error. When --duration is " +

@@ -76,10 +76,12 @@ type wallDocument struct {
 	DurationNano      int64 `json:"duration_nano"`
 	// Frequency is how many looks there should be in a second, Looks how many there were. LateNano is by
 	// how much they were late on average, LatestNano at most.
-	Frequency  int    `json:"frequency"`
-	Looks      uint64 `json:"looks"`
-	LateNano   int64  `json:"late_nano"`
-	LatestNano int64  `json:"latest_nano"`
+	Frequency int    `json:"frequency"`
+	Looks     uint64 `json:"looks"`
+	// Overloaded says that this was so much that times are less exact than their errors say.
+	LateNano   int64 `json:"late_nano"`
+	LatestNano int64 `json:"latest_nano"`
+	Overloaded bool  `json:"overloaded"`
 	// Goroutines is how many goroutines were looked at in all, and Sampled whether some were left out at
 	// each look, by chance.
 	Goroutines uint64 `json:"goroutines"`
@@ -118,7 +120,7 @@ type wallFunctionDocument struct {
 func (c *recordCommand) wallDocument(r *wall.Result) wallDocument {
 	d := wallDocument{
 		StartTimeUnixNano: r.Start.UnixNano(), DurationNano: int64(r.End.Sub(r.Start)), Frequency: c.Frequency, Looks: r.Looks,
-		LateNano: int64(r.Late), LatestNano: int64(r.Latest), Goroutines: r.Goroutines, Sampled: r.Sampled, Torn: r.Torn, Lost: r.Lost, Ended: r.Ended,
+		LateNano: int64(r.Late), LatestNano: int64(r.Latest), Overloaded: r.Overloaded, Goroutines: r.Goroutines, Sampled: r.Sampled, Torn: r.Torn, Lost: r.Lost, Ended: r.Ended,
 		SpanNames: []wallNameDocument{}, Functions: []wallFunctionDocument{},
 	}
 	for _, row := range top(c, r.Rows) {
@@ -150,7 +152,7 @@ func (c *recordCommand) wallText(r *wall.Result) []byte {
 	out := fmt.Appendf(nil, "Looked %d times in %v at goroutines in spans: %s of wall-clock time, %s of it waiting\n",
 		r.Looks, r.End.Sub(r.Start).Round(time.Millisecond), cpuText(total.Total), shareOf(total.Waiting(), total.Total))
 	out = fmt.Appendf(out, "Looks were late by %v on average, %v at most\n", r.Late.Round(10*time.Microsecond), r.Latest.Round(10*time.Microsecond))
-	if r.Late > time.Second/time.Duration(c.Frequency)/10 {
+	if r.Overloaded {
 		out = append(out, "The machine is overloaded: times are less exact than they seem\n"...)
 	}
 	if r.Sampled {

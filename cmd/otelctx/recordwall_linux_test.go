@@ -62,6 +62,9 @@ func TestRecordWallIsTrue(t *testing.T) {
 			var d wallDocument
 			require.NoError(t, json.Unmarshal([]byte(run.stdout), &d))
 			require.Len(t, d.SpanNames, 2, run.stdout)
+			if d.Overloaded {
+				t.Skipf("the machine has no processors to spare: looks were late by %dus", d.LateNano/1000)
+			}
 			// The service's part of one second, and the recording's, both of all workers.
 			scale := float64(d.DurationNano) / float64(end-start)
 			kinds := map[string]float64{}

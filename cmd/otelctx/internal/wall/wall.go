@@ -60,6 +60,9 @@ type Result struct {
 	Sampled           bool
 	// Late is by how much looks came too late on average, and Latest at most.
 	Late, Latest time.Duration
+	// Overloaded says that looks were late by more than a tenth of the time between them on average, so
+	// that times are less exact than their errors say.
+	Overloaded bool
 	// Rows has the time of spans by their names, that with the most first.
 	Rows []Row
 	// Functions has the time of waits by the user's function that waits, that with the most first.
@@ -429,6 +432,7 @@ func (r *recorder) finish() *Result {
 	r.result.End = time.Now()
 	if r.result.Looks > 0 {
 		r.result.Late = r.late / time.Duration(r.result.Looks)
+		r.result.Overloaded = r.result.Late > time.Second/time.Duration(10*r.Frequency)
 	}
 	for _, row := range r.rows {
 		r.result.Rows = append(r.result.Rows, *row)
