@@ -58,7 +58,8 @@ type Process struct {
 	// context's name, when one was last looked for.
 	separate bool
 
-	threads threadState
+	threads    threadState
+	goroutines goroutineState
 }
 
 // target is the process as the kernel shows it.

@@ -8,6 +8,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"iter"
 	"slices"
 	"time"
 
@@ -142,67 +143,111 @@ func (t *SpanTable) decode(data []byte) (s LiveSpan) {
 
 // Spans returns the live spans of the process, the oldest first: also those of goroutines
 // that wait, and of a process that is stopped. Each is as it was at one moment; spans that
-// start or end meanwhile may be there or not.
+// start or end meanwhile may be there or not. [Process.SpanBatches] is cheaper.
 //
 // The error wraps [ErrNoThreadContext] if the process does not advertise its live spans, or
 // [ErrNotPermitted], [ErrProcessGone], [ErrInvalid] or [ErrBusy], or is ctx's.
 func (p *Process) Spans(ctx context.Context) ([]LiveSpan, error) {
-	v, err := p.threadView(ctx)
-	if err != nil {
-		return nil, err
-	}
-	t := v.spans
-	if t == nil {
-		return nil, p.error(fmt.Errorf("%w: live spans are not advertised", ErrNoThreadContext))
-	}
-	spans, err := t.live(p.threads.source)
-	if errors.Is(err, errNoSpanTable) {
-		err = fmt.Errorf("%w: %w", ErrNoThreadContext, err) // it was closed meanwhile
-	}
-	if err != nil {
-		return nil, p.classify(err)
-	}
-	if err := ctx.Err(); err != nil {
-		return nil, p.error(err)
-	}
-	name := p.nameSpans(v)
-	for i := range spans {
-		s := &spans[i]
-		s.Name, s.Endpoint = name(s.names)
-	}
-	if err := p.checkAlive(); err != nil {
-		return nil, err
+	var spans []LiveSpan
+	for batch, err := range p.SpanBatches(ctx) {
+		if err != nil {
+			return nil, err
+		}
+		spans = append(spans, batch...)
 	}
 	slices.SortStableFunc(spans, func(a, b LiveSpan) int { return a.Start.Compare(b.Start) })
 	return spans, nil
 }
 
-// live returns the live spans, without their names. The error is the memory's, or wraps
-// [errNoSpanTable].
-func (t *SpanTable) live(memory ringbuf.Memory) (spans []LiveSpan, err error) {
-	used, err := t.used(memory)
-	if err != nil {
-		return nil, err
-	}
-	const batch = 512
-	before, cells, after := make([]byte, batch*t.CellSize), make([]byte, batch*t.CellSize), make([]byte, batch*t.CellSize)
-	for first := 0; first < used; first += batch {
-		address := t.Address + uint64(t.HeaderSize) + uint64(first*t.CellSize)
-		size := min(batch, used-first) * t.CellSize
-		// Nothing says in which order the bytes of a part are read. So the cells are read
-		// three times. A version that is there before and after was there all the while,
-		// because versions do not come back.
-		if _, err := memory.ReadParts([]ringbuf.Part{
-			{Address: address, Data: before[:size]}, {Address: address, Data: cells[:size]}, {Address: address, Data: after[:size]},
-		}); err != nil {
-			return nil, err
+// SpanBatches yields the live spans of the process in no particular order, some hundreds at a time,
+// each batch right after it has been read: for callers that look at the goroutines of spans before
+// those have moved on. Each span is yielded at most once. A batch is valid until the next one. The
+// sequence ends after an error, which is one of those of [Process.Spans].
+func (p *Process) SpanBatches(ctx context.Context) iter.Seq2[[]LiveSpan, error] {
+	return func(yield func([]LiveSpan, error) bool) {
+		v, err := p.threadView(ctx)
+		if err != nil {
+			yield(nil, err)
+			return
 		}
-		for at := 0; at < size; at += t.CellSize {
-			version := t.u64(before[at:], cellVersion)
-			if version != 0 && version&wire.CellOver == 0 && t.u64(after[at:], cellVersion) == version {
-				spans = append(spans, t.decode(cells[at:]))
+		if v.spans == nil {
+			yield(nil, p.error(fmt.Errorf("%w: live spans are not advertised", ErrNoThreadContext)))
+			return
+		}
+		name := p.nameSpans(v)
+		for spans, err := range v.spans.batches(p.threads.source) {
+			if errors.Is(err, errNoSpanTable) {
+				err = fmt.Errorf("%w: %w", ErrNoThreadContext, err) // it was closed meanwhile
+			}
+			if err != nil {
+				yield(nil, p.classify(err))
+				return
+			}
+			for i := range spans {
+				s := &spans[i]
+				s.Name, s.Endpoint = name(s.names)
+			}
+			// Memory is read by the id: as long as the process lives it was this one's.
+			if err := p.checkAlive(); err != nil {
+				yield(nil, err)
+				return
+			}
+			if !yield(spans, nil) {
+				return
+			}
+			if err := ctx.Err(); err != nil {
+				yield(nil, p.error(err))
+				return
 			}
 		}
+	}
+}
+
+// batches yields the live spans of 512 cells at a time, without their names, and at least one batch. The
+// error is the memory's, or wraps [errNoSpanTable].
+func (t *SpanTable) batches(memory ringbuf.Memory) iter.Seq2[[]LiveSpan, error] {
+	return func(yield func([]LiveSpan, error) bool) {
+		used, err := t.used(memory)
+		if err != nil {
+			yield(nil, err)
+			return
+		}
+		const batch = 512
+		before, cells, after := make([]byte, batch*t.CellSize), make([]byte, batch*t.CellSize), make([]byte, batch*t.CellSize)
+		spans := make([]LiveSpan, 0, batch)
+		for first := 0; first < max(used, 1); first += batch {
+			address := t.Address + uint64(t.HeaderSize) + uint64(first*t.CellSize)
+			size := min(batch, used-first) * t.CellSize
+			// Nothing says in which order the bytes of a part are read. So the cells are read
+			// three times. A version that is there before and after was there all the while,
+			// because versions do not come back.
+			if _, err := memory.ReadParts([]ringbuf.Part{
+				{Address: address, Data: before[:size]}, {Address: address, Data: cells[:size]}, {Address: address, Data: after[:size]},
+			}); err != nil {
+				yield(nil, err)
+				return
+			}
+			spans = spans[:0]
+			for at := 0; at < size; at += t.CellSize {
+				version := t.u64(before[at:], cellVersion)
+				if version != 0 && version&wire.CellOver == 0 && t.u64(after[at:], cellVersion) == version {
+					spans = append(spans, t.decode(cells[at:]))
+				}
+			}
+			if !yield(spans, nil) {
+				return
+			}
+		}
+	}
+}
+
+// live returns the live spans, without their names. The error is that of batches.
+func (t *SpanTable) live(memory ringbuf.Memory) (spans []LiveSpan, err error) {
+	for batch, err := range t.batches(memory) {
+		if err != nil {
+			return nil, err
+		}
+		spans = append(spans, batch...)
 	}
 	return spans, nil
 }

@@ -11,3 +11,5 @@ import (
 )
 
 func supported() error { return fmt.Errorf("reader: %w", errors.ErrUnsupported) }
+
+func monotonicNow() int64 { return 0 }

@@ -25,7 +25,7 @@ type cli struct {
 	List       listCommand       `cmd:""                             help:"List the processes that publish a process context."`
 	Inspect    inspectCommand    `cmd:""                             help:"Show everything that a process publishes."`
 	Watch      watchCommand      `cmd:""                             help:"Show, live, which spans the threads of a process are in."`
-	Spans      spansCommand      `cmd:""                             help:"Show the live spans of a process, the oldest first."`
+	Spans      spansCommand      `cmd:""                             help:"Show the live spans of a process, the oldest first, and what each waits for."`
 	Verify     verifyCommand     `cmd:""                             help:"Check what a process publishes, or a file of profiles, against the formats' rules."`
 	Record     recordCommand     `cmd:""                             help:"Record what processes use the CPU for, span by span."`
 	Completion completionCommand `cmd:""                             help:"Print the completion script of a shell."`

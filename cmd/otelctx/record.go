@@ -28,7 +28,9 @@ type recordCommand struct {
 	recordTargets
 
 	Duration  *time.Duration     `group:"Sampling:" help:"How long to record: seconds, or a duration such as 1m30s. 0: until interrupted, or until the processes end. Default: 10s, or until the command ends."      name:"duration"                        placeholder:"TIME"                                                                      short:"d"`
-	Frequency int                `default:"99"      group:"Sampling:"                                                                                                                                                help:"Samples per second of CPU time." name:"freq"                                                                             short:"F"`
+	Freq      *int               `group:"Sampling:" help:"Samples per second of CPU time, 99 by default; with --wall looks per second, 20 by default." name:"freq" placeholder:"N" short:"F"`
+	Wall      bool               `group:"Sampling:" help:"Record where the wall-clock time of spans goes, waiting included, instead of CPU time. Needs only the right to read the processes." name:"wall"`
+	Frequency int                `kong:"-"` // Freq, or its default
 	Filters   []recording.Filter `group:"Sampling:" help:"Keep only samples with this attribute of the resource, the span or the sample; trace_id and span_id count as attributes. Repeated filters must all match." name:"filter"                          placeholder:"KEY=VALUE"                                                                 sep:"none"`
 	Kernel    bool               `group:"Sampling:" help:"Record the kernel's part of stacks too."                                                                                                                   name:"kernel"`
 	NoSymbols bool               `group:"Sampling:" help:"Record addresses and build ids instead of function names."                                                                                                 name:"no-symbols"`
@@ -61,6 +63,7 @@ Examples:
     otelctx record 1234                                   a process, for 10 s
     otelctx record --service checkout -d 30 -o cpu.html   a flame graph of a service
     otelctx record -o cpu.pb.gz -- ./service -port 80     a command, until it ends
+    otelctx record --wall 1234                            wall-clock time, waiting included
     otelctx record --all --repeat --otlp-endpoint http://localhost:4317
 
 Needs root, or CAP_BPF and CAP_PERFMON for processes of the same user.
@@ -80,6 +83,19 @@ func (*recordCommand) Manual() string { return recordManual }
 func (c *recordCommand) Validate() error {
 	if err := c.validate(); err != nil {
 		return err
+	}
+	switch {
+	case c.Freq != nil:
+		c.Frequency = *c.Freq
+	case c.Wall:
+		c.Frequency = wallFrequency
+	default:
+		c.Frequency = cpuFrequency
+	}
+	if c.Wall {
+		if err := c.validateWall(); err != nil {
+			return err
+		}
 	}
 	switch {
 	case c.duration() < 0:
@@ -132,6 +148,9 @@ var carriers = map[string]sampler.Carrier{
 	"thread_slots":    sampler.ThreadSlots,
 }
 
+// How often samples are taken unless the user says.
+const cpuFrequency, wallFrequency = 99, 20
+
 // maxFrequency is the highest frequency at which the kernel was seen to take all samples.
 const maxFrequency = 49999
 
@@ -159,6 +178,9 @@ func (c *recordCommand) Run(s streams) error {
 	}
 	if c.Command != nil {
 		return c.recordStarted(s)
+	}
+	if c.Wall {
+		return c.recordWall(s)
 	}
 	ctx, release := untilInterrupted()
 	defer release()

@@ -4,75 +4,169 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/hex"
+	"errors"
 	"fmt"
-	"io"
 	"slices"
-	"strconv"
+	"strings"
 	"time"
 
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/waiting"
 	"github.com/otelctx/otelctx/internal/patient"
 	"github.com/otelctx/otelctx/reader"
 )
 
 // spansCommand is otelctx spans.
 type spansCommand struct {
-	PID    int           `arg:""                                help:"The process to read."                             name:"pid"`
-	MinAge time.Duration `default:"0s"                          help:"Leave out spans that were started more recently." name:"min-age"`
-	JSON   bool          `help:"Print JSON, nothing cut short." name:"json"`
+	PID      int           `arg:""                                                                          help:"The process to read."                             name:"pid"`
+	Stacks   bool          `help:"Show the stack of each goroutine."                                        name:"stacks"`
+	Group    bool          `help:"Group goroutines with equal stacks, the most frequent stack first."       name:"group"`
+	MinAge   time.Duration `default:"0s"                                                                    help:"Leave out spans that were started more recently." name:"min-age"`
+	Trace    string        `help:"Show only spans of this trace; the first digits of its id will do."       name:"trace"                                            placeholder:"ID"`
+	Name     string        `help:"Show only spans whose name, or whose endpoint's name, contains this."     name:"name"                                             placeholder:"TEXT"`
+	Leaked   bool          `help:"Show only spans whose goroutine has exited or moved on to another trace." name:"leaked"`
+	Watch    bool          `help:"Look again and again until interrupted."                                  name:"watch"`
+	Interval time.Duration `default:"1s"                                                                    help:"The time between the looks of --watch."           name:"interval"`
+	JSON     bool          `help:"Print JSON, nothing cut short."                                           name:"json"`
 }
 
 // Help is shown by otelctx spans --help.
 func (*spansCommand) Help() string {
-	return "Shows the spans of the process that have started and not ended, the oldest first: also those of goroutines that wait, " +
-		"and of a process that is stopped. A span that stays at the top was never ended, or its request hangs. A - stands for " +
-		"what is not known.\n\n" +
-		"The age is the time since the span's start as the span says it. The goroutine is the one that has started the span.\n\n" +
+	return "Shows the spans of the process that have started and not ended, the oldest first, and what each one waits for. A hung " +
+		"request is the first line. The process is neither stopped nor asked: it may be stopped, deadlocked, or out of threads " +
+		"or file descriptors. A - stands for what is not known.\n\n" +
+		"The age is the time since the span's start. The goroutine is the one that started the span, and the state is that " +
+		"goroutine's:\n\n" +
+		"  waiting   for what WAITING FOR says, in the words of Go's own stack traces\n" +
+		"  syscall   in a system call or in C, on a thread\n" +
+		"  running   executing, on a thread\n" +
+		"  runnable  could run, and waits for a processor\n" +
+		"  gone      the goroutine has exited: the span was handed over, or it leaks\n" +
+		"  unknown   could not be found out\n\n" +
+		"WAITING FOR also names the innermost function of package main or of the program's module, or else of any other module. " +
+		"--stacks shows whole stacks, as Go's own stack traces do. Stacks of goroutines that run are there only if the process is stopped.\n\n" +
+		"--leaked shows spans whose goroutine has exited, or has since started a span of another trace that is live. A span that was " +
+		"handed over to another goroutine on purpose is among them.\n\n" +
 		"With --json:\n\n" +
-		"  {pid, time_unix_nano, spans: [{trace_id, span_id, local_root_span_id, name, endpoint, trace_flags, sampled,\n" +
-		"                                 goroutine, start_time_unix_nano, age_nano}]}"
+		"  {pid, service, time_unix_nano, torn, lost, missing: [text],\n" +
+		"   spans: [{trace_id, span_id, local_root_span_id, name, endpoint, trace_flags, sampled,\n" +
+		"            goroutine, start_time_unix_nano, age_nano, state, waiting_for, waited_at_least_nano,\n" +
+		"            thread, leaked, in: null or {function, file, line},\n" +
+		"            stack: [{function, file, line}], stack_error}],\n" +
+		"   groups: [{goroutines, state, waiting_for, oldest_age_nano, names: {NAME: COUNT}, stack: [...]}]}\n\n" +
+		"With --group there are groups, otherwise spans. Stacks have every frame, the runtime's own too, and are there with --stacks or --group. " +
+		"leaked is empty, exited or moved_on. torn counts readings that were repeated because a goroutine changed meanwhile, and lost those goroutines that changed each time. " +
+		"With --watch each look is a line."
 }
+
+const minSpansInterval = 10 * time.Millisecond
 
 // Validate is called by kong.
 func (c *spansCommand) Validate() error {
-	if c.MinAge < 0 {
+	switch {
+	case c.MinAge < 0:
 		return fmt.Errorf("--min-age %v is negative", c.MinAge)
+	case c.Interval < minSpansInterval:
+		return fmt.Errorf("--interval %v is less than %v", c.Interval, minSpansInterval)
+	case strings.Trim(strings.ToLower(c.Trace), "0123456789abcdef") != "" || len(c.Trace) > 32:
+		return fmt.Errorf("--trace %q is not a trace id: use up to 32 hexadecimal digits", c.Trace)
 	}
 	return validatePID(c.PID)
 }
 
 // Run is called by kong.
 func (c *spansCommand) Run(s streams) error {
-	ctx := context.Background()
-	var now time.Time
-	spans, err := patient.Call(ctx, c.PID, patient.Limit, func() ([]reader.LiveSpan, error) {
-		p, err := reader.Open(c.PID)
-		if err != nil {
-			return nil, err
-		}
-		defer func() { _ = p.Close() }()
-		spans, err := p.Spans(ctx)
-		now = time.Now()
-		return spans, err
-	})
+	ctx, release := untilInterrupted()
+	defer release()
+	look, err := patient.Call(ctx, c.PID, patient.Limit, func() (*spansLook, error) { return openSpans(ctx, c.PID) })
 	if err != nil {
 		return aboutProcess(c.PID, err)
 	}
-	d := newSpansDocument(c.PID, spans, now, c.MinAge)
-	if c.JSON {
-		return writeJSON(s.stdout, d)
+	defer look.close(ctx)
+	if !c.Watch {
+		d, err := c.look(ctx, look)
+		if err != nil {
+			return err
+		}
+		if c.JSON {
+			return writeJSON(s.stdout, d)
+		}
+		return c.write(s.stdout, d)
 	}
-	return writeSpans(s.stdout, d)
+	tick := time.NewTicker(c.Interval)
+	defer tick.Stop()
+	for n := 0; ; n++ {
+		d, err := c.look(ctx, look)
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case n > 0 && errors.Is(err, reader.ErrProcessGone):
+			s.complainf("process %d has ended", c.PID)
+			return nil
+		case n > 0 && errors.Is(err, reader.ErrBusy):
+		case err != nil:
+			return err
+		default:
+			if err := c.writeFrame(s.stdout, d); err != nil {
+				return err
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+	}
+}
+
+// spansLook looks at the spans of a process.
+type spansLook struct {
+	pid     int
+	process *waiting.Process
+	service string
+}
+
+func openSpans(ctx context.Context, pid int) (*spansLook, error) {
+	p, err := waiting.Open(pid)
+	if err != nil {
+		return nil, err
+	}
+	return &spansLook{pid, p, p.Service(ctx)}, nil
+}
+
+// close releases the process, unless somebody still waits for it.
+func (l *spansLook) close(ctx context.Context) {
+	_, _ = patient.Call(ctx, l.pid, patient.Limit, func() (struct{}, error) { return struct{}{}, l.process.Close() })
+}
+
+// look looks once.
+func (c *spansCommand) look(ctx context.Context, l *spansLook) (spansDocument, error) {
+	return patient.Call(ctx, c.PID, patient.Limit, func() (spansDocument, error) {
+		look, err := l.process.Look(ctx)
+		if err != nil {
+			return spansDocument{}, err
+		}
+		return c.document(l, look, time.Now()), nil
+	})
 }
 
 // spansDocument is what spans --json prints. The schema is stable as that of [document] is.
 type spansDocument struct {
-	PID int `json:"pid"`
+	PID     int    `json:"pid"`
+	Service string `json:"service"`
 	// TimeUnixNano is when the spans had been read, in nanoseconds since the epoch.
 	TimeUnixNano int64 `json:"time_unix_nano"`
-	// Spans holds the live spans, the oldest first.
+	// Torn and Lost count readings and goroutines that changed while they were read.
+	Torn int `json:"torn"`
+	Lost int `json:"lost"`
+	// Missing says what could not be found out of any goroutine, and why.
+	Missing []string `json:"missing"`
+	// Spans holds the live spans, the oldest first; none with --group.
 	Spans []spanDocument `json:"spans"`
+	// Groups holds the stacks, the most frequent first; none without --group.
+	Groups []groupDocument `json:"groups"`
 }
 
 // spanDocument is a live span, for --json.
@@ -94,65 +188,180 @@ type spanDocument struct {
 	// before TimeUnixNano that was, 0 if it lies ahead.
 	StartTimeUnixNano int64 `json:"start_time_unix_nano"`
 	AgeNano           int64 `json:"age_nano"`
+
+	goroutineDocument
+
+	// Leaked is "exited", "moved_on" or "".
+	Leaked string `json:"leaked"`
 }
 
-// newSpansDocument returns the spans that are at least so old.
-func newSpansDocument(pid int, spans []reader.LiveSpan, now time.Time, minAge time.Duration) spansDocument {
-	d := spansDocument{PID: pid, TimeUnixNano: now.UnixNano(), Spans: []spanDocument{}}
-	for _, s := range spans {
-		age := max(now.Sub(s.Start), 0)
-		if age < minAge {
+// goroutineDocument is what a goroutine does.
+type goroutineDocument struct {
+	// State is one of those of reader.GoroutineState. WaitingFor is the kind of wait, "" for goroutines
+	// that do not wait.
+	State      string `json:"state"`
+	WaitingFor string `json:"waiting_for"`
+	// WaitedAtLeastNano is for how long the goroutine has waited at least, 0 if that is not known.
+	WaitedAtLeastNano int64 `json:"waited_at_least_nano"`
+	// Thread is the thread that the goroutine is on, as the process itself numbers it, or 0.
+	Thread int `json:"thread"`
+	// In is the innermost function of the user's own code, nil if there is none.
+	In *codeDocument `json:"in"`
+	// Stack is the stack, innermost first; StackError says why it is not complete.
+	Stack      []codeDocument `json:"stack"`
+	StackError string         `json:"stack_error"`
+
+	visible []codeDocument
+}
+
+// codeDocument is a place in the program; what is not known is "" or 0.
+type codeDocument struct {
+	Function string `json:"function"`
+	File     string `json:"file"`
+	Line     int    `json:"line"`
+}
+
+// groupDocument is a stack that several goroutines may have.
+type groupDocument struct {
+	Goroutines int `json:"goroutines"`
+	// OldestAgeNano is the age of the oldest span of these goroutines, Names how many goroutines are in
+	// spans of a name, by the name of the span that the goroutine started last.
+	OldestAgeNano int64          `json:"oldest_age_nano"`
+	Names         map[string]int `json:"names"`
+
+	goroutineDocument
+}
+
+// Values of spanDocument.Leaked.
+const (
+	leakedExited  = "exited"
+	leakedMovedOn = "moved_on"
+)
+
+// document returns what is to be shown of a look.
+func (c *spansCommand) document(l *spansLook, look *waiting.Look, now time.Time) spansDocument {
+	d := spansDocument{
+		PID: c.PID, Service: l.service, TimeUnixNano: now.UnixNano(), Torn: look.Torn, Lost: look.Lost,
+		Missing: []string{}, Spans: []spanDocument{}, Groups: []groupDocument{},
+	}
+	for _, err := range look.Missing {
+		d.Missing = append(d.Missing, err.Error())
+	}
+	goroutines := make([]*goroutineDocument, len(look.Goroutines))
+	last := make([]bool, len(look.Spans)) // whether the goroutine has started no span later
+	for _, g := range look.Goroutines {
+		if len(g.Spans) > 0 {
+			last[g.Spans[len(g.Spans)-1]] = true
+		}
+	}
+	order := make([]int, 0, len(look.Spans))
+	for i, s := range look.Spans {
+		if max(now.Sub(s.Start), 0) >= c.MinAge {
+			order = append(order, i)
+		}
+	}
+	slices.SortFunc(order, func(i, j int) int {
+		return cmp.Or(look.Spans[i].Start.Compare(look.Spans[j].Start), cmp.Compare(i, j))
+	})
+	groups := map[string]int{}
+	for _, i := range order {
+		s := &look.Spans[i]
+		span := newSpanDocument(&s.LiveSpan, now)
+		if !c.wants(&span) {
 			continue
 		}
-		span := spanDocument{
-			TraceID: hex.EncodeToString(s.TraceID[:]), SpanID: hex.EncodeToString(s.SpanID[:]),
-			Name: s.Name, Endpoint: s.Endpoint, TraceFlags: s.TraceFlags, Sampled: s.TraceFlags&1 == 1, Goroutine: s.Goroutine,
-			StartTimeUnixNano: s.Start.UnixNano(), AgeNano: int64(age),
+		if s.Goroutine >= 0 {
+			g := &look.Goroutines[s.Goroutine]
+			if span.Leaked = leaked(look, g, s); c.Leaked && span.Leaked == "" {
+				continue
+			}
+			known := goroutines[s.Goroutine]
+			if known == nil {
+				known = c.goroutine(l.process, g)
+				goroutines[s.Goroutine] = known
+			}
+			span.goroutineDocument = *known
+		} else if span.goroutineDocument = (goroutineDocument{State: reader.GoroutineUnknown.String(), Stack: []codeDocument{}}); c.Leaked {
+			continue
 		}
-		if s.LocalRootSpanID != [8]byte{} {
-			span.LocalRootSpanID = hex.EncodeToString(s.LocalRootSpanID[:])
+		switch {
+		case !c.Group:
+			d.Spans = append(d.Spans, span)
+		case s.Goroutine >= 0 && last[i]:
+			d.addToGroup(groups, look.Goroutines[s.Goroutine].Stack, &span)
 		}
-		d.Spans = append(d.Spans, span)
+	}
+	slices.SortStableFunc(d.Groups, func(a, b groupDocument) int { return cmp.Compare(b.Goroutines, a.Goroutines) })
+	return d
+}
+
+func newSpanDocument(s *reader.LiveSpan, now time.Time) spanDocument {
+	span := spanDocument{
+		TraceID: hex.EncodeToString(s.TraceID[:]), SpanID: hex.EncodeToString(s.SpanID[:]),
+		Name: s.Name, Endpoint: s.Endpoint, TraceFlags: s.TraceFlags, Sampled: s.TraceFlags&1 == 1, Goroutine: s.Goroutine,
+		StartTimeUnixNano: s.Start.UnixNano(), AgeNano: int64(max(now.Sub(s.Start), 0)),
+	}
+	if s.LocalRootSpanID != [8]byte{} {
+		span.LocalRootSpanID = hex.EncodeToString(s.LocalRootSpanID[:])
+	}
+	return span
+}
+
+// wants reports whether a span passes --trace and --name.
+func (c *spansCommand) wants(s *spanDocument) bool {
+	return strings.HasPrefix(s.TraceID, strings.ToLower(c.Trace)) && (strings.Contains(s.Name, c.Name) || strings.Contains(s.Endpoint, c.Name))
+}
+
+// leaked says whether a span's goroutine has exited, or has moved on: then it has started a span of
+// another trace since, which is live.
+func leaked(look *waiting.Look, g *waiting.Goroutine, s *waiting.Span) string {
+	if g.State == reader.GoroutineGone {
+		return leakedExited
+	}
+	if last := look.Spans[g.Spans[len(g.Spans)-1]]; last.TraceID != s.TraceID {
+		return leakedMovedOn
+	}
+	return ""
+}
+
+// goroutine returns what is to be shown of a goroutine.
+func (c *spansCommand) goroutine(p *waiting.Process, g *waiting.Goroutine) *goroutineDocument {
+	frames := p.Frames(g)
+	d := &goroutineDocument{
+		State: g.State.String(), WaitingFor: waiting.Kind(g, frames), WaitedAtLeastNano: int64(g.WaitedFor), Thread: g.OwnTID,
+		Stack: []codeDocument{},
+	}
+	if i := p.User(frames); i >= 0 {
+		d.In = &codeDocument{frames[i].Function, frames[i].File, frames[i].Line}
+	}
+	if !c.Stacks && !c.Group {
+		return d
+	}
+	if g.StackErr != nil {
+		d.StackError = g.StackErr.Error()
+	}
+	for _, f := range frames {
+		d.Stack = append(d.Stack, codeOf(f))
+	}
+	for _, f := range waiting.Visible(frames) {
+		d.visible = append(d.visible, codeOf(f))
 	}
 	return d
 }
 
-// writeSpans writes spans for people.
-func writeSpans(w io.Writer, d spansDocument) error {
-	out := fmt.Appendf(nil, "Process %d: live spans: %d\n", d.PID, len(d.Spans))
-	if len(d.Spans) > 0 {
-		rows := [][]string{{"  AGE", "GOROUTINE", columnTraceID, columnSpanID, columnLocalRoot, "SAMPLED"}}
-		// Most services publish none.
-		named := slices.ContainsFunc(d.Spans, func(s spanDocument) bool { return s.Name != "" || s.Endpoint != "" })
-		if named {
-			rows[0] = slices.Insert(rows[0], 2, columnName, columnEndpoint)
-		}
-		for _, s := range d.Spans {
-			goroutine, localRoot, sampled := "-", "-", "no"
-			if s.Goroutine != 0 {
-				goroutine = strconv.FormatUint(s.Goroutine, 10)
-			}
-			if s.LocalRootSpanID != "" {
-				localRoot = s.LocalRootSpanID
-			}
-			if s.Sampled {
-				sampled = "yes"
-			}
-			rows = append(rows, []string{"  " + spanAgeText(time.Duration(s.AgeNano)), goroutine, s.TraceID, s.SpanID, localRoot, sampled})
-			if named {
-				rows[len(rows)-1] = slices.Insert(rows[len(rows)-1], 2, nameText(s.Name), nameText(s.Endpoint))
-			}
-		}
-		out = append(out, table(rows)...)
-	}
-	_, err := w.Write(out)
-	return err
-}
+func codeOf(f waiting.Frame) codeDocument { return codeDocument{f.Function, f.File, f.Line} }
 
-// spanAgeText is ageText for what may be over within a second.
-func spanAgeText(d time.Duration) string {
-	if d < time.Second {
-		return d.Truncate(time.Millisecond).String()
+// addToGroup adds a goroutine to the group of its stack; groups has the indexes of those there are.
+func (d *spansDocument) addToGroup(groups map[string]int, stack []uint64, s *spanDocument) {
+	key := fmt.Sprint(s.State, s.WaitingFor, stack)
+	i, ok := groups[key]
+	if !ok {
+		i = len(d.Groups)
+		groups[key] = i
+		d.Groups = append(d.Groups, groupDocument{Names: map[string]int{}, goroutineDocument: s.goroutineDocument})
 	}
-	return ageText(d)
+	g := &d.Groups[i]
+	g.Goroutines++
+	g.OldestAgeNano = max(g.OldestAgeNano, s.AgeNano)
+	g.Names[s.Name]++
 }

@@ -8,6 +8,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
+	neturl "net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -83,7 +85,10 @@ func (d *demo) run(ctx context.Context) (err error) {
 	}
 	d.sayf("All this was read out of the service's memory, while it was at work and without its help: no port, no\n" +
 		"collector, no file. A profiler puts it on every sample of the process.")
-	return d.record(ctx, service.pid)
+	if err := d.record(ctx, service.pid); err != nil {
+		return err
+	}
+	return d.explain(ctx, service)
 }
 
 // exitNotPermitted is the exit code of otelctx where the kernel forbids what it is to do.
@@ -116,6 +121,33 @@ func (d *demo) record(ctx context.Context, pid int) error {
 		return fmt.Errorf("otelctx record: exit code %d", code)
 	}
 	d.sayf("Each span is a request to the service, or a part of one. A few ask for more than the others: here they are.")
+	return nil
+}
+
+// explain has a request hang, and shows what it waits for.
+func (d *demo) explain(ctx context.Context, service *child) error {
+	url, err := neturl.Parse(service.url)
+	if err != nil {
+		return err
+	}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url.ResolveReference(&neturl.URL{Path: stuckPath}).String(), nil)
+	if err != nil {
+		return err
+	}
+	response, err := http.DefaultClient.Do(request) // It returns with the header: the request is at work.
+	if err != nil {
+		return err
+	}
+	defer func() { _ = response.Body.Close() }()
+	d.sayf("Most requests do not compute, they wait. One of them hangs just now. What does it wait for?")
+	code, err := d.runOtelctx(ctx, "spans", strconv.Itoa(service.pid), "--name", "stuck", "--stacks")
+	switch {
+	case err != nil:
+		return err
+	case code != 0:
+		return fmt.Errorf("otelctx spans: exit code %d", code)
+	}
+	d.sayf("The service was neither stopped nor asked. otelctx has read the stack of the waiting goroutine in its memory.")
 	return nil
 }
 

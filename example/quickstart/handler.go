@@ -17,8 +17,11 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// workPath is the service's only path. The query parameter digests says how much to do.
+// workPath is where the service works. The query parameter digests says how much to do.
 const workPath = "/work"
+
+// stuckPath is where requests hang.
+const stuckPath = "/stuck"
 
 // How many digests a request has, unless it says, and at most.
 const (
@@ -55,6 +58,7 @@ func newHandler(provider trace.TracerProvider) http.Handler {
 	})
 	mux := http.NewServeMux()
 	// Behind the mux, the span is named after the route from its start on.
+	mux.Handle("GET "+stuckPath, otelhttp.NewHandler(http.HandlerFunc(stuck), "stuck", otelhttp.WithTracerProvider(provider)))
 	mux.Handle("GET "+workPath, otelhttp.NewHandler(work, "work", otelhttp.WithTracerProvider(provider)))
 	return mux
 }
@@ -81,4 +85,18 @@ func digests(ctx context.Context, tracer trace.Tracer, request int64, count int)
 		chain.Digests = append(chain.Digests, hex.EncodeToString(sum[:]))
 	}
 	return chain.Digests
+}
+
+// stuck answers the header of a response and then waits for a backend that never answers, for as long as
+// its client does.
+func stuck(w http.ResponseWriter, r *http.Request) {
+	if http.NewResponseController(w).Flush() != nil {
+		return
+	}
+	backend := make(chan string)
+	select {
+	case text := <-backend:
+		_, _ = w.Write([]byte(text)) // The client may have gone.
+	case <-r.Context().Done():
+	}
 }

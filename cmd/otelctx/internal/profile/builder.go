@@ -31,6 +31,8 @@ const (
 	unitNanoseconds = "nanoseconds"
 	typeSamples     = "samples"
 	unitCount       = "count"
+	// Profiles of wall-clock time have no times of single samples, but how long each lasted.
+	typeWall = "wall"
 )
 
 // profileIDSize is in bytes.
@@ -44,6 +46,8 @@ type Options struct {
 	Frequency int
 	// Version is that of the scope, and may be empty.
 	Version string
+	// Wall makes profiles of wall-clock time: samples are added by [Builder.AddTime] alone.
+	Wall bool
 }
 
 // Resource is what a profile is about. Those with the same attributes and schema URL, of which as many attributes were
@@ -110,7 +114,7 @@ type resourceSamples struct {
 	id       []byte
 	byKey    map[sampleKey]*combined
 	samples  []*combined
-	times    int // of all samples
+	weight   int64 // of all samples: how many, or their time
 	dropped  uint32
 }
 
@@ -121,6 +125,7 @@ type sampleKey struct{ stack, attributes, link int32 }
 type combined struct {
 	sampleKey
 	times []uint64
+	value int64 // nanoseconds of wall-clock time
 }
 
 // New returns a builder without samples. A frequency below 1 counts as 1.
@@ -136,6 +141,25 @@ func New(options Options) *Builder {
 // Add adds the samples of one kind that were taken at these times. It may be called again
 // for the kind.
 func (b *Builder) Add(resource Resource, s Sample, times ...time.Time) {
+	c := b.combined(resource, s, int64(len(times)))
+	for _, one := range times {
+		at := max(one.UnixNano(), 1)
+		c.times = append(c.times, uint64(at))
+		if b.first == 0 || at < b.first {
+			b.first = at
+		}
+		b.last = max(b.last, at)
+	}
+}
+
+// AddTime adds wall-clock time that went by in samples of one kind, for a builder with
+// [Options.Wall].
+func (b *Builder) AddTime(resource Resource, s Sample, d time.Duration) {
+	b.combined(resource, s, int64(d)).value += int64(d)
+}
+
+// combined returns what samples of one kind are added to, which add weight to their resource.
+func (b *Builder) combined(resource Resource, s Sample, weight int64) *combined {
 	r, ok := b.byResource[resource]
 	if !ok {
 		r = &resourceSamples{resource: resource, id: newProfileID(), byKey: map[sampleKey]*combined{}}
@@ -145,7 +169,7 @@ func (b *Builder) Add(resource Resource, s Sample, times ...time.Time) {
 	attributes, dropped := validAttributes(s.Attributes, 0)
 	b.dropped += uint64(dropped)
 	r.dropped += uint32(dropped)
-	r.times += len(times)
+	r.weight += weight
 	key := sampleKey{
 		stack:      b.dictionary.stack(s.Stack),
 		attributes: b.dictionary.attributeSet(attributes),
@@ -157,14 +181,7 @@ func (b *Builder) Add(resource Resource, s Sample, times ...time.Time) {
 		r.byKey[key] = c
 		r.samples = append(r.samples, c)
 	}
-	for _, one := range times {
-		at := max(one.UnixNano(), 1)
-		c.times = append(c.times, uint64(at))
-		if b.first == 0 || at < b.first {
-			b.first = at
-		}
-		b.last = max(b.last, at)
-	}
+	return c
 }
 
 // Dropped returns how many attributes were left out, since profiles cannot have them: those
@@ -193,8 +210,12 @@ func (b *Builder) Data(end time.Time) *profilespb.ProfilesData {
 	if len(b.resources) > 0 { // a dictionary has no strings that nothing uses
 		sampleType = b.dictionary.valueType(typeSamples, unitCount)
 		periodType = b.dictionary.valueType(typeCPU, unitNanoseconds)
+		if b.options.Wall {
+			sampleType = b.dictionary.valueType(typeWall, unitNanoseconds)
+			periodType = sampleType
+		}
 	}
-	resources := slices.SortedStableFunc(slices.Values(b.resources), func(a, b *resourceSamples) int { return cmp.Compare(b.times, a.times) })
+	resources := slices.SortedStableFunc(slices.Values(b.resources), func(a, b *resourceSamples) int { return cmp.Compare(b.weight, a.weight) })
 	for _, r := range resources {
 		data.ResourceProfiles = append(data.ResourceProfiles, &profilespb.ResourceProfiles{
 			Resource:  r.resource.message(),
@@ -228,7 +249,7 @@ func (r Resource) message() *resourcepb.Resource {
 	return m
 }
 
-// messages returns the samples with their times, each of which counts as 1.
+// messages returns the samples with their times, each of which counts as 1, or their values.
 func (r *resourceSamples) messages(d *dictionary) []*profilespb.Sample {
 	samples := make([]*profilespb.Sample, len(r.samples))
 	for i, c := range r.samples {
@@ -239,6 +260,9 @@ func (r *resourceSamples) messages(d *dictionary) []*profilespb.Sample {
 			AttributeIndices:   d.attributeSets[c.attributes],
 			LinkIndex:          c.link,
 			TimestampsUnixNano: times,
+		}
+		if c.value != 0 {
+			samples[i].Values = []int64{c.value}
 		}
 	}
 	return samples

@@ -38,7 +38,7 @@ var resourceLabels = []string{
 }
 
 // Pprof returns all profiles of data, which a [Builder] has made, as one profile in pprof's
-// format. Its values are the number of samples and their CPU time. The labels
+// format. Its values are the number of samples and their CPU time, or the wall-clock time alone. The labels
 // of a sample are its trace_id and span_id, its attributes, and those attributes of
 // its resource that tell services and processes apart. Times of single samples have no
 // place in that format.
@@ -54,6 +54,10 @@ func Pprof(data *profilespb.ProfilesData) (*profile.Profile, error) {
 			PeriodType:        &profile.ValueType{Type: typeCPU, Unit: unitNanoseconds},
 		},
 	}
+	if isWall(data) {
+		wall := &profile.ValueType{Type: typeWall, Unit: unitNanoseconds}
+		c.to.SampleType, c.to.DefaultSampleType, c.to.PeriodType = []*profile.ValueType{wall}, typeWall, wall
+	}
 	c.tables()
 	for _, r := range data.GetResourceProfiles() {
 		for _, s := range r.GetScopeProfiles() {
@@ -68,6 +72,18 @@ func Pprof(data *profilespb.ProfilesData) (*profile.Profile, error) {
 		return nil, err
 	}
 	return c.to, nil
+}
+
+// isWall reports whether profiles are of wall-clock time.
+func isWall(data *profilespb.ProfilesData) bool {
+	for _, r := range data.GetResourceProfiles() {
+		for _, s := range r.GetScopeProfiles() {
+			for _, p := range s.GetProfiles() {
+				return data.GetDictionary().GetStringTable()[p.GetSampleType().GetTypeStrindex()] == typeWall
+			}
+		}
+	}
+	return false
 }
 
 // converter writes to one pprof profile. Entry i of its tables is what index i of the
@@ -178,8 +194,11 @@ func (c *converter) profile(p *profilespb.Profile, resource []*commonpb.KeyValue
 	return nil
 }
 
-// sampleValues returns how many samples s stands for, and their CPU time.
+// sampleValues returns how many samples s stands for, and their CPU time; or its wall-clock time.
 func sampleValues(p *profilespb.Profile, s *profilespb.Sample) []int64 {
+	if len(s.GetValues()) > 0 {
+		return s.GetValues()
+	}
 	n := int64(len(s.GetTimestampsUnixNano()))
 	return []int64{n, n * p.GetPeriod()}
 }

@@ -62,6 +62,9 @@ func (e *htmlEncoder) add(data *profilespb.ProfilesData) error {
 	}
 	if len(p.Sample) > 0 {
 		e.flame.period = p.Period
+		if e.flame.wall = len(p.SampleType) == 1; e.flame.wall {
+			e.flame.period = 1 // Values are nanoseconds.
+		}
 	}
 	return nil
 }
@@ -99,6 +102,7 @@ type flame struct {
 
 	samples map[flameSample]int64
 	period  int64
+	wall    bool // the time is wall-clock time
 	cut     bool // whether stacks lack their innermost functions
 }
 
@@ -291,7 +295,9 @@ func (f *flame) renumber(change func(*flameSample)) {
 // flameDocument is what the page's script reads.
 type flameDocument struct {
 	// Period is the CPU time of a sample in nanoseconds.
-	Period    int64    `json:"period"`
+	Period int64 `json:"period"`
+	// Wall says that counts are nanoseconds of wall-clock time.
+	Wall      bool     `json:"wall,omitempty"`
 	Functions []string `json:"functions"`
 	Names     []string `json:"names"`
 	Endpoints []string `json:"endpoints"`
@@ -305,7 +311,7 @@ type flameDocument struct {
 
 func (f *flame) document() flameDocument {
 	d := flameDocument{
-		Period: f.period, Functions: f.functions.all, Names: f.names.all, Endpoints: f.endpoints.all, Traces: f.traces.all, Cut: f.cut,
+		Period: f.period, Wall: f.wall, Functions: f.functions.all, Names: f.names.all, Endpoints: f.endpoints.all, Traces: f.traces.all, Cut: f.cut,
 		Nodes: make([]int32, 0, 2*len(f.nodes)), Samples: make([]int64, 0, 5*len(f.samples)),
 	}
 	for _, n := range f.nodes {

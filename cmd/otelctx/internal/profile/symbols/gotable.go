@@ -56,6 +56,7 @@ type goTable struct {
 type goFunction struct {
 	entry, limit   uint64
 	name           uint32
+	pcsp           uint32 // in byPC, as those below: how far the stack pointer has moved
 	pcfile, pcline uint32
 	unit           uint32
 	start          int32  // line
@@ -346,7 +347,7 @@ func (t *goTable) function(i uint64) (goFunction, bool) {
 	word := func(at int) uint32 { return binary.LittleEndian.Uint32(b[at:]) }
 	fn := goFunction{
 		entry: t.text + uint64(entry), limit: t.text + uint64(next),
-		name: word(4), pcfile: word(20), pcline: word(24), unit: word(32), start: int32(word(36)),
+		name: word(4), pcsp: word(16), pcfile: word(20), pcline: word(24), unit: word(32), start: int32(word(36)),
 	}
 	tables, data := uint64(word(28)), b[43]
 	if tables > goPCDataInlTreeIndex {

@@ -80,7 +80,8 @@ function draw() {
 	}
 	graph.replaceChildren(...shown);
 	graph.style.height = (deepest + 1) * rowHeight + "px";
-	let text = root.total.toLocaleString("en") + " samples, " + time(root.total) + " of CPU time";
+	let text = profile.wall ? time(root.total) + " of wall-clock time in spans"
+		: root.total.toLocaleString("en") + " samples, " + time(root.total) + " of CPU time";
 	if (zoomed !== root) text += "; shown: " + share(zoomed.total, root.total);
 	if (words !== "") text += "; found: " + share(matched, zoomed.total);
 	element("summary").textContent = text;
@@ -100,8 +101,10 @@ function box(n, depth, left, width, hit, around) {
 	return b;
 }
 
-// colour returns a colour for the package of a function.
+// colour returns a colour for the package of a function, or for what is no function: a wait is blue.
 function colour(name) {
+	if (name.startsWith("[waiting") || name.startsWith("[syscall") || name.startsWith("[cgo")) return "hsl(210 70% 72%)";
+	if (name === "[runnable]") return "hsl(150 45% 70%)";
 	const path = name.lastIndexOf("/") + 1, dot = name.indexOf(".", path);
 	let hash = 0;
 	for (const c of dot < 0 ? name : name.slice(0, dot)) hash = (31 * hash + c.codePointAt(0)) % 9973;

@@ -1,0 +1,114 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package waiting
+
+import (
+	"debug/buildinfo"
+	"fmt"
+	"os"
+
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/symbols"
+	"github.com/otelctx/otelctx/reader"
+)
+
+// maxCached bounds the addresses whose functions are kept. A process that makes up addresses has them
+// forgotten again.
+const maxCached = 1 << 16
+
+// code names the code of a process and knows its frames. What it has once found it keeps.
+type code struct {
+	pid     int
+	files   *symbols.Files
+	process *symbols.Process // nil until it is needed, or if it cannot be had
+	failed  bool
+	sizes   map[uint64]frameSize
+	lines   map[uint64]*symbols.Location
+
+	modulePath  string
+	moduleAsked bool
+}
+
+var _ reader.GoCode = (*code)(nil)
+
+type frameSize struct {
+	function string
+	size     int
+	ok       bool
+}
+
+func newCode(pid int) *code {
+	return &code{pid: pid, files: symbols.NewFiles(), sizes: map[uint64]frameSize{}, lines: map[uint64]*symbols.Location{}}
+}
+
+func (c *code) close() {
+	if c.process != nil {
+		_ = c.process.Close()
+	}
+	c.files.Close()
+}
+
+// region returns the region that an address is in, nil if there is none.
+func (c *code) region(pc uint64) *symbols.Region {
+	if c.process == nil {
+		if c.failed {
+			return nil
+		}
+		var err error
+		if c.process, err = c.files.Open(c.pid); err != nil {
+			c.failed = true
+			return nil
+		}
+	}
+	r := c.process.Find(pc)
+	if r != nil {
+		r.Attach()
+	}
+	return r
+}
+
+// Frame is for [reader.GoCode].
+func (c *code) Frame(pc uint64) (function string, size int, ok bool) {
+	f, known := c.sizes[pc]
+	if !known {
+		if r := c.region(pc); r != nil {
+			f.function, f.size, f.ok = r.GoFrame(pc)
+		}
+		if len(c.sizes) >= maxCached {
+			clear(c.sizes)
+		}
+		c.sizes[pc] = f
+	}
+	return f.function, f.size, f.ok
+}
+
+// location returns what is known of an instruction. The function that it is in comes after those that
+// are inlined there.
+func (c *code) location(pc uint64) *symbols.Location {
+	l, known := c.lines[pc]
+	if !known {
+		l = &symbols.Location{Address: pc}
+		if r := c.region(pc); r != nil {
+			l = r.Locate(pc)
+		}
+		if len(c.lines) >= maxCached {
+			clear(c.lines)
+		}
+		c.lines[pc] = l
+	}
+	return l
+}
+
+// module returns the path of the module that the program was built from, "" if that is not known.
+func (c *code) module() string {
+	if !c.moduleAsked {
+		c.moduleAsked = true
+		if f, err := os.Open(fmt.Sprintf("/proc/%d/exe", c.pid)); err == nil {
+			if info, err := buildinfo.Read(f); err == nil {
+				c.modulePath = info.Main.Path
+			}
+			_ = f.Close()
+		}
+	}
+	return c.modulePath
+}

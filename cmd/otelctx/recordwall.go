@@ -1,0 +1,210 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/wall"
+)
+
+// validateWall refuses what --wall cannot do.
+func (c *recordCommand) validateWall() error {
+	const most = 1000 // Above that looks take longer than the time between them.
+	switch {
+	case len(c.PIDs) == 0:
+		return errors.New("--wall needs the ids of the processes to record")
+	case c.Frequency > most:
+		return fmt.Errorf("--wall: --freq %d is more than %d: looks would take longer than the time between them", c.Frequency, most)
+	case c.Repeat, c.Kernel, c.NoSymbols, c.IDs, c.Carrier != "", c.GroupBy != "", len(c.Filters) > 0:
+		return errors.New("--wall cannot be used with --repeat, --kernel, --no-symbols, --id-attributes, --carrier, --group-by or --filter")
+	}
+	return nil
+}
+
+// recordWall records wall-clock time.
+func (c *recordCommand) recordWall(s streams) error {
+	ctx, release := untilInterrupted()
+	defer release()
+	out, err := c.openOutputs(ctx, s) //nolint:contextcheck // What was recorded is sent when ctx is done.
+	if err != nil {
+		return err
+	}
+	config := wall.Config{PIDs: c.PIDs, Frequency: c.Frequency, Duration: c.duration(), Version: moduleVersion()}
+	if c.Output != "" || c.Endpoint != nil {
+		config.Part = out.add
+	}
+	if isTerminal(s.stderr) {
+		bar := newProgress(s.stderr, config.Duration)
+		defer bar.done()
+		config.Progress = bar.show
+	}
+	result, err := wall.Record(ctx, config)
+	if err != nil {
+		out.discard()
+		return err
+	}
+	written, err := out.close()
+	err = errors.Join(err, deliveryError(out.delivery()))
+	if result.Ended {
+		s.complainf("%v has ended", &c.recordTargets)
+	}
+	for _, m := range result.Missing {
+		s.complainf("not known: %v", m)
+	}
+	if c.JSON {
+		err = errors.Join(err, writeJSON(c.reportTo(s), c.wallDocument(result)))
+	} else {
+		_, errWrite := c.reportTo(s).Write(c.wallText(result))
+		err = errors.Join(err, errWrite)
+	}
+	if written != "" && written != "-" && !c.JSON {
+		_, _ = fmt.Fprint(c.reportTo(s), writtenText(written, c.Format))
+	}
+	return err
+}
+
+// wallDocument is what record --wall --json prints. The schema is stable as that of [document] is.
+type wallDocument struct {
+	StartTimeUnixNano int64 `json:"start_time_unix_nano"`
+	DurationNano      int64 `json:"duration_nano"`
+	// Frequency is how many looks there should be in a second, Looks how many there were. LateNano is by
+	// how much they were late on average, LatestNano at most.
+	Frequency int    `json:"frequency"`
+	Looks     uint64 `json:"looks"`
+	// Overloaded says that this was so much that times are less exact than their errors say.
+	LateNano   int64 `json:"late_nano"`
+	LatestNano int64 `json:"latest_nano"`
+	Overloaded bool  `json:"overloaded"`
+	// Goroutines is how many goroutines were looked at in all, and Sampled whether some were left out at
+	// each look, by chance.
+	Goroutines uint64 `json:"goroutines"`
+	Sampled    bool   `json:"sampled"`
+	Torn       uint64 `json:"torn"`
+	Lost       uint64 `json:"lost"`
+	Ended      bool   `json:"ended"`
+	// SpanNames and Functions have the times of spans by their names, and of waits by functions: at most
+	// --top of each, that with the most time first.
+	SpanNames []wallNameDocument     `json:"span_names"`
+	Functions []wallFunctionDocument `json:"functions"`
+}
+
+type wallNameDocument struct {
+	Service  string `json:"service"`
+	Endpoint string `json:"endpoint"`
+	Name     string `json:"name"`
+	// WallNano is the sum of what follows, and ErrorNano its standard error at most.
+	WallNano     int64 `json:"wall_nano"`
+	ErrorNano    int64 `json:"error_nano"`
+	RunningNano  int64 `json:"running_nano"`
+	RunnableNano int64 `json:"runnable_nano"`
+	UnknownNano  int64 `json:"unknown_nano"`
+	// WaitsNano has the time of waits by their kind.
+	WaitsNano map[string]int64 `json:"waits_nano"`
+	Looks     uint64           `json:"looks"`
+}
+
+type wallFunctionDocument struct {
+	Service    string `json:"service"`
+	Function   string `json:"function"`
+	WaitingFor string `json:"waiting_for"`
+	WallNano   int64  `json:"wall_nano"`
+}
+
+func (c *recordCommand) wallDocument(r *wall.Result) wallDocument {
+	d := wallDocument{
+		StartTimeUnixNano: r.Start.UnixNano(), DurationNano: int64(r.End.Sub(r.Start)), Frequency: c.Frequency, Looks: r.Looks,
+		LateNano: int64(r.Late), LatestNano: int64(r.Latest), Overloaded: r.Overloaded, Goroutines: r.Goroutines, Sampled: r.Sampled, Torn: r.Torn, Lost: r.Lost, Ended: r.Ended,
+		SpanNames: []wallNameDocument{}, Functions: []wallFunctionDocument{},
+	}
+	for _, row := range top(c, r.Rows) {
+		name := wallNameDocument{
+			Service: row.Service, Endpoint: row.Endpoint, Name: row.Name, WallNano: int64(row.Total), ErrorNano: int64(row.Error()),
+			RunningNano: int64(row.Running), RunnableNano: int64(row.Runnable), UnknownNano: int64(row.Unknown), WaitsNano: map[string]int64{}, Looks: row.Looks,
+		}
+		for kind, t := range row.Waits {
+			name.WaitsNano[kind] = int64(t)
+		}
+		d.SpanNames = append(d.SpanNames, name)
+	}
+	for _, f := range top(c, r.Functions) {
+		d.Functions = append(d.Functions, wallFunctionDocument{f.Service, f.Function, f.Kind, int64(f.Time)})
+	}
+	return d
+}
+
+// wallText returns the report for people.
+func (c *recordCommand) wallText(r *wall.Result) []byte {
+	var total wall.Times
+	kinds := map[string]time.Duration{}
+	for _, row := range r.Rows {
+		total.Total, total.Running, total.Runnable, total.Unknown = total.Total+row.Total, total.Running+row.Running, total.Runnable+row.Runnable, total.Unknown+row.Unknown
+		for kind, t := range row.Waits {
+			kinds[kind] += t
+		}
+	}
+	out := fmt.Appendf(nil, "Looked %d times in %v at goroutines in spans: %s of wall-clock time, %s of it waiting\n",
+		r.Looks, r.End.Sub(r.Start).Round(time.Millisecond), cpuText(total.Total), shareOf(total.Waiting(), total.Total))
+	out = fmt.Appendf(out, "Looks were late by %v on average, %v at most\n", r.Late.Round(10*time.Microsecond), r.Latest.Round(10*time.Microsecond))
+	if r.Overloaded {
+		out = append(out, "The machine is overloaded: times are less exact than they seem\n"...)
+	}
+	if r.Sampled {
+		out = append(out, "There were too many goroutines to look at each: some were chosen by chance\n"...)
+	}
+	if len(r.Rows) == 0 {
+		return append(out, "No goroutine was in a span\n"...)
+	}
+	rows := [][]string{{"  WALL", "±", "RUNNING", "RUNNABLE", "WAITING", "MOST FOR", columnName, columnEndpoint}}
+	for _, row := range top(c, r.Rows) {
+		rows = append(rows, []string{
+			"  " + cpuText(row.Total), cpuText(row.Error()), shareOf(row.Running, row.Total), shareOf(row.Runnable, row.Total), shareOf(row.Waiting(), row.Total),
+			mostFor(row.Waits), nameText(row.Name), nameText(row.Endpoint),
+		})
+	}
+	out = appendWallTable(out, "Top span names by wall-clock time, children left out", rows)
+	rows = [][]string{{"  WALL", columnShare, "WAITING FOR"}}
+	for _, kind := range byTime(kinds) {
+		rows = append(rows, []string{"  " + cpuText(kinds[kind]), shareOf(kinds[kind], total.Total), escape(kind)})
+	}
+	out = appendWallTable(out, "What spans wait for", rows)
+	rows = [][]string{{"  WALL", columnShare, "WAITING FOR", "FUNCTION"}}
+	for _, f := range top(c, r.Functions) {
+		rows = append(rows, []string{"  " + cpuText(f.Time), shareOf(f.Time, total.Total), escape(f.Kind), functionText(f.Function)})
+	}
+	return appendWallTable(out, "Top functions by time waited", rows)
+}
+
+func appendWallTable(out []byte, title string, rows [][]string) []byte {
+	if len(rows) == 1 {
+		return out
+	}
+	return append(fmt.Appendf(out, "\n%s\n", title), table(rows)...)
+}
+
+func shareOf(part, whole time.Duration) string {
+	return shareText(uint64(max(part, 0)), uint64(max(whole, 0)))
+}
+
+// byTime returns kinds of waits, that with the most time first.
+func byTime(kinds map[string]time.Duration) []string {
+	return slices.SortedFunc(maps.Keys(kinds), func(a, b string) int {
+		if kinds[a] != kinds[b] {
+			return int(min(max(kinds[b]-kinds[a], -1), 1))
+		}
+		return strings.Compare(a, b)
+	})
+}
+
+func mostFor(kinds map[string]time.Duration) string {
+	if len(kinds) == 0 {
+		return "-"
+	}
+	return escape(byTime(kinds)[0])
+}

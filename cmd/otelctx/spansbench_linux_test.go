@@ -1,0 +1,52 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"os/exec"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/waiting"
+	"github.com/otelctx/otelctx/internal/testing/childproc"
+	"github.com/otelctx/otelctx/internal/testing/programs"
+)
+
+// BenchmarkSpans looks at waiting goroutines, once their symbols are read: look is what is read, document
+// is all that spans --stacks does but writing.
+func BenchmarkSpans(b *testing.B) {
+	childproc.NeedReading(b)
+	exe := programs.Build(b, programs.Static, "../..", "./internal/testing/parker")
+	for _, count := range []int{1000, 10_000} {
+		child := childproc.Run(b, exec.Command(exe, strconv.Itoa(count), "chan receive"))
+		child.Expect("started")
+		p, err := waiting.Open(child.PID())
+		require.NoError(b, err)
+		first, err := p.Look(b.Context())
+		require.NoError(b, err)
+		command := &spansCommand{PID: child.PID(), Stacks: true}
+		command.document(&spansLook{pid: child.PID(), process: p}, first, time.Now())
+		b.Run("look/spans="+strconv.Itoa(count), func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				look, err := p.Look(b.Context())
+				require.NoError(b, err)
+				require.Len(b, look.Goroutines, len(first.Goroutines))
+			}
+		})
+		b.Run("document/spans="+strconv.Itoa(count), func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				look, err := p.Look(b.Context())
+				require.NoError(b, err)
+				command.document(&spansLook{pid: child.PID(), process: p}, look, time.Now())
+			}
+		})
+		require.NoError(b, p.Close())
+		child.Kill()
+	}
+}

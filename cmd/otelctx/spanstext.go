@@ -1,0 +1,244 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"io"
+	"maps"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// writeFrame writes one look of --watch.
+func (c *spansCommand) writeFrame(w io.Writer, d spansDocument) error {
+	if c.JSON {
+		b, err := encodeJSON(d, "")
+		if err != nil {
+			return err
+		}
+		_, err = w.Write(append(b, '\n'))
+		return err
+	}
+	if isTerminal(w) {
+		// To the top left, and from there clear all.
+		if _, err := io.WriteString(w, "\x1b[H\x1b[J"); err != nil {
+			return err
+		}
+		// What is above the top of the terminal cannot be written over.
+		if left := len(d.Spans) - maxInPlace; left > 0 && !c.Stacks {
+			d.Spans = d.Spans[:maxInPlace]
+			if err := c.write(w, d); err != nil {
+				return err
+			}
+			_, err := fmt.Fprintf(w, "  and %d more\n", left)
+			return err
+		}
+		return c.write(w, d)
+	}
+	if err := c.write(w, d); err != nil {
+		return err
+	}
+	_, err := io.WriteString(w, "\n")
+	return err
+}
+
+// write writes spans or groups for people.
+func (c *spansCommand) write(w io.Writer, d spansDocument) error {
+	out := fmt.Appendf(nil, "Process %d", d.PID)
+	if d.Service != "" {
+		out = fmt.Appendf(out, " (%s)", keyText(d.Service))
+	}
+	switch {
+	case c.Group:
+		goroutines := 0
+		for i := range d.Groups {
+			goroutines += d.Groups[i].Goroutines
+		}
+		out = fmt.Appendf(out, ": goroutines in live spans: %d, different stacks: %d\n", goroutines, len(d.Groups))
+		for i := range d.Groups {
+			out = appendGroup(out, &d.Groups[i])
+		}
+	case c.Stacks:
+		out = appendSpanStacks(fmt.Appendf(out, ": live spans: %d\n", len(d.Spans)), d.Spans)
+	default:
+		out = appendSpanTable(fmt.Appendf(out, ": live spans: %d\n", len(d.Spans)), d.Spans)
+	}
+	for _, m := range d.Missing {
+		out = fmt.Appendf(out, "Not known: %s\n", escape(m))
+	}
+	_, err := w.Write(out)
+	return err
+}
+
+// named reports whether any span has a name: most services publish none.
+func named(spans []spanDocument) bool {
+	return slices.ContainsFunc(spans, func(s spanDocument) bool { return s.Name != "" || s.Endpoint != "" })
+}
+
+func appendSpanTable(out []byte, spans []spanDocument) []byte {
+	if len(spans) == 0 {
+		return out
+	}
+	rows := [][]string{{"  AGE", "STATE", "WAITING FOR", "GOROUTINE", columnTraceID, columnSpanID, columnLocalRoot, "SAMPLED"}}
+	const names = 3 // the column before which names go
+	withNames := named(spans)
+	if withNames {
+		rows[0] = slices.Insert(rows[0], names, columnName, columnEndpoint)
+	}
+	for i := range spans {
+		s := &spans[i]
+		localRoot, sampled := "-", "no"
+		if s.LocalRootSpanID != "" {
+			localRoot = s.LocalRootSpanID
+		}
+		if s.Sampled {
+			sampled = "yes"
+		}
+		row := []string{"  " + spanAgeText(time.Duration(s.AgeNano)), s.State, s.waitingText(), goroutineText(s.Goroutine), s.TraceID, s.SpanID, localRoot, sampled}
+		if withNames {
+			row = slices.Insert(row, names, nameText(s.Name), nameText(s.Endpoint))
+		}
+		rows = append(rows, row)
+	}
+	return append(out, table(rows)...)
+}
+
+func goroutineText(id uint64) string {
+	if id == 0 {
+		return "-"
+	}
+	return strconv.FormatUint(id, 10)
+}
+
+// waitingText says what a span waits for and where.
+func (s *spanDocument) waitingText() string {
+	switch s.Leaked {
+	case leakedExited:
+		return "(goroutine has exited)"
+	case leakedMovedOn:
+		return s.goroutineDocument.waitingText() + " (goroutine is in another trace)"
+	}
+	return s.goroutineDocument.waitingText()
+}
+
+func (g *goroutineDocument) waitingText() string {
+	text := escape(g.WaitingFor)
+	if text == "" && g.Thread != 0 {
+		text = "thread " + strconv.Itoa(g.Thread)
+	}
+	if g.In != nil {
+		text = strings.TrimPrefix(text+" in ", " ") + g.In.String()
+	}
+	if text == "" {
+		return "-"
+	}
+	return text
+}
+
+// String returns the function and the last element of the file's path.
+func (c *codeDocument) String() string {
+	text := escape(c.Function)
+	if c.File != "" {
+		text += fmt.Sprintf(" (%s:%d)", escape(path.Base(c.File)), c.Line)
+	}
+	return text
+}
+
+// appendStack appends a stack as Go's own stack traces show it: without the runtime's functions.
+func (g *goroutineDocument) appendStack(out []byte) []byte {
+	rows := make([][]string, len(g.visible))
+	for i, f := range g.visible {
+		place := "-"
+		if f.File != "" {
+			place = fmt.Sprintf("%s:%d", escape(f.File), f.Line)
+		}
+		rows[i] = []string{"    " + escape(f.Function), place}
+	}
+	out = append(out, table(rows)...)
+	if g.StackError != "" {
+		out = fmt.Appendf(out, "    (%s)\n", escape(g.StackError))
+	}
+	return out
+}
+
+// appendSpanStacks appends each span with the stack of its goroutine, each stack once.
+func appendSpanStacks(out []byte, spans []spanDocument) []byte {
+	shown := map[uint64]bool{}
+	for i := range spans {
+		s := &spans[i]
+		out = fmt.Appendf(out, "\n%s  %s", spanAgeText(time.Duration(s.AgeNano)), s.State)
+		if s.WaitingFor != "" {
+			out = fmt.Appendf(out, ": %s", escape(s.WaitingFor))
+		}
+		if s.WaitedAtLeastNano > int64(time.Second) {
+			out = fmt.Appendf(out, " for at least %s", ageText(time.Duration(s.WaitedAtLeastNano)))
+		}
+		if s.Thread != 0 {
+			out = fmt.Appendf(out, ", thread %d", s.Thread)
+		}
+		if s.Leaked == leakedMovedOn {
+			out = append(out, ", goroutine is in another trace"...)
+		}
+		out = append(out, '\n')
+		if s.Name != "" {
+			out = fmt.Appendf(out, "  span %s", keyText(s.Name))
+			if s.Endpoint != "" && s.Endpoint != s.Name {
+				out = fmt.Appendf(out, " of %s", keyText(s.Endpoint))
+			}
+			out = append(out, '\n')
+		}
+		out = fmt.Appendf(out, "  trace %s span %s goroutine %s\n", s.TraceID, s.SpanID, goroutineText(s.Goroutine))
+		switch {
+		case s.Goroutine != 0 && shown[s.Goroutine]:
+			out = append(out, "    (the stack is shown above)\n"...)
+		default:
+			shown[s.Goroutine] = true
+			out = s.appendStack(out)
+		}
+	}
+	return out
+}
+
+// maxGroupNames is how many names of spans a group shows.
+const maxGroupNames = 5
+
+func appendGroup(out []byte, g *groupDocument) []byte {
+	out = fmt.Appendf(out, "\n%d  %s", g.Goroutines, g.State)
+	if g.WaitingFor != "" {
+		out = fmt.Appendf(out, ": %s", escape(g.WaitingFor))
+	}
+	out = fmt.Appendf(out, ", oldest span %s\n", spanAgeText(time.Duration(g.OldestAgeNano)))
+	names := slices.SortedFunc(maps.Keys(g.Names), func(a, b string) int {
+		if g.Names[a] != g.Names[b] {
+			return g.Names[b] - g.Names[a]
+		}
+		return strings.Compare(a, b)
+	})
+	var texts []string
+	for i, name := range names {
+		if i == maxGroupNames {
+			texts = append(texts, fmt.Sprintf("%d others", len(names)-i))
+			break
+		}
+		if name != "" {
+			texts = append(texts, fmt.Sprintf("%s (%d)", keyText(name), g.Names[name]))
+		}
+	}
+	if len(texts) > 0 {
+		out = fmt.Appendf(out, "  spans: %s\n", strings.Join(texts, ", "))
+	}
+	return g.appendStack(out)
+}
+
+// spanAgeText is ageText for what may be over within a second.
+func spanAgeText(d time.Duration) string {
+	if d < time.Second {
+		return d.Truncate(time.Millisecond).String()
+	}
+	return ageText(d)
+}

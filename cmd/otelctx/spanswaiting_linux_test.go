@@ -1,0 +1,333 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/waiting"
+	"github.com/otelctx/otelctx/internal/testing/childproc"
+	"github.com/otelctx/otelctx/internal/testing/programs"
+	"github.com/otelctx/otelctx/internal/testing/testenv"
+)
+
+// parker is a program whose goroutines are parked in known ways, each in a span with the name of the
+// way. It says itself, with the runtime's own stack traces, what they do.
+type parker struct {
+	*childproc.Child
+
+	pid, dir string
+}
+
+func startParker(t *testing.T, exe string, args ...string) *parker {
+	t.Helper()
+	p := &parker{Child: childproc.Run(t, exec.Command(exe, args...)), dir: t.TempDir()}
+	p.pid = strconv.Itoa(p.PID())
+	p.Expect("started")
+	return p
+}
+
+func buildParker(t *testing.T, v programs.Variant) string {
+	t.Helper()
+	return programs.Build(t, v, "../..", "./internal/testing/parker")
+}
+
+// traceback is a goroutine as a Go stack trace has it.
+type traceback struct {
+	state string
+	stack []codeDocument
+}
+
+var (
+	tracebackHeader = regexp.MustCompile(`^goroutine (\d+).* \[([^\],]+?)(?:, [^\]]*)?\]:$`)
+	tracebackPlace  = regexp.MustCompile(`^\t(.*):(\d+)(?: .*)?$`)
+)
+
+// dump returns what the process says of its goroutines, by their ids.
+func (p *parker) dump(t *testing.T) map[uint64]traceback {
+	t.Helper()
+	file := filepath.Join(p.dir, "goroutines")
+	require.Equal(t, "done", p.Ask("dump %s", file))
+	f, err := os.Open(file)
+	require.NoError(t, err)
+	defer func() { _ = f.Close() }()
+	found := map[uint64]traceback{}
+	var id uint64
+	var function string
+	lines := bufio.NewScanner(f)
+	for lines.Scan() {
+		line := lines.Text()
+		if m := tracebackHeader.FindStringSubmatch(line); m != nil {
+			id, err = strconv.ParseUint(m[1], 10, 64)
+			require.NoError(t, err)
+			found[id] = traceback{state: m[2]}
+			continue
+		}
+		if m := tracebackPlace.FindStringSubmatch(line); m != nil {
+			if function != "runtime.goexit" && !strings.HasPrefix(function, "created by ") {
+				g, number := found[id], 0
+				number, err = strconv.Atoi(m[2])
+				require.NoError(t, err)
+				g.stack = append(g.stack, codeDocument{function, m[1], number})
+				found[id] = g
+			}
+			continue
+		}
+		function = line
+		if i := strings.LastIndexByte(line, '('); i > 0 && strings.HasSuffix(line, ")") {
+			function = line[:i]
+		}
+	}
+	require.NoError(t, lines.Err())
+	return found
+}
+
+// look returns what otelctx says of the process.
+func (p *parker) look(t *testing.T, args ...string) spansDocument {
+	t.Helper()
+	var d spansDocument
+	//nolint:testifylint // It is called by conditions too, on goroutines that must not end.
+	run := otelctx(t, append([]string{"spans", p.pid, "--json"}, args...)...)
+	assert.Zero(t, run.code, run.stderr)
+	assert.NoError(t, json.Unmarshal([]byte(run.stdout), &d))
+	assert.Empty(t, d.Missing)
+	return d
+}
+
+// sameAs compares a look with the process's own word. Goroutines that moved between the two dumps, such
+// as those that run, do not count. It returns how many goroutines were compared and the spans of those
+// that were not.
+func (p *parker) sameAs(t *testing.T, look func() spansDocument) (compared int, others []spanDocument) {
+	t.Helper()
+	before := p.dump(t)
+	d := look()
+	after := p.dump(t)
+	for _, s := range d.Spans {
+		was, is := before[s.Goroutine], after[s.Goroutine]
+		if was.state != is.state || was.state == "running" || was.state == "runnable" || !slices.Equal(was.stack, is.stack) {
+			others = append(others, s)
+			continue
+		}
+		compared++
+		if s.State == "syscall" {
+			assert.Equal(t, "syscall", was.state, s.Name)
+		} else {
+			assert.Equal(t, was.state, s.WaitingFor, s.Name)
+			assert.Equal(t, "waiting", s.State, s.Name)
+		}
+		assert.Empty(t, s.StackError, s.Name)
+		assert.Equal(t, was.stack, visible(s.Stack), "%s: goroutine %d", s.Name, s.Goroutine)
+		if t.Failed() {
+			t.FailNow()
+		}
+	}
+	return compared, others
+}
+
+// visible returns the frames that Go's stack traces show.
+func visible(stack []codeDocument) []codeDocument {
+	frames := make([]waiting.Frame, len(stack))
+	for i, c := range stack {
+		frames[i] = waiting.Frame{Function: c.Function, File: c.File, Line: c.Line}
+	}
+	var shown []codeDocument
+	for _, f := range waiting.Visible(frames) {
+		shown = append(shown, codeOf(f))
+	}
+	return shown
+}
+
+// settle waits until the goroutines of all spans but those that run are parked.
+func (p *parker) settle(t *testing.T) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		return !slices.ContainsFunc(p.look(t).Spans, func(s spanDocument) bool {
+			return s.Name != "running" && (s.State == "running" || s.State == "runnable")
+		})
+	}, testenv.Patience, 100*time.Millisecond)
+}
+
+// What goroutines wait for, and where, is what the Go runtime says itself.
+func TestSpansWaitForWhatGoSays(t *testing.T) {
+	childproc.NeedReading(t)
+	const oldestGo = "go1.25.0"
+	for _, tt := range []struct {
+		programs.Variant
+		count int
+	}{
+		{programs.Static, 10_000},
+		{programs.Stripped, 100},
+		{programs.PIE, 100},
+		{programs.Cgo, 100},
+		{programs.CgoPIE, 100},
+		{programs.Static.With(oldestGo), 1000},
+		{programs.Cgo.With(oldestGo), 100},
+		{programs.Stripped.With(programs.NextGo), 1000},
+		{programs.Cgo.With(programs.NextGo), 100},
+	} {
+		t.Run(tt.Name, func(t *testing.T) {
+			p := startParker(t, buildParker(t, tt.Variant), strconv.Itoa(tt.count))
+			p.settle(t)
+			var total int
+			compared, others := p.sameAs(t, func() spansDocument {
+				d := p.look(t, "--stacks")
+				total = len(d.Spans)
+				return d
+			})
+			assert.GreaterOrEqual(t, total, tt.count)
+			for _, s := range others {
+				assert.Equal(t, "running", s.Name)
+			}
+			assert.Equal(t, total-len(others), compared)
+			t.Logf("%d of %d goroutines are equal", compared, total)
+			p.Done()
+		})
+	}
+}
+
+// A single goroutine is enough to learn from, whatever it waits for.
+func TestSpansOfOneGoroutine(t *testing.T) {
+	childproc.NeedReading(t)
+	exe := buildParker(t, programs.Static)
+	for _, way := range []string{
+		"chan receive", "select empty", "mutex", "sleep", "network read", "pipe", "system call", "raw system call", "after a panic", "iterator", "big frame",
+	} {
+		t.Run(way, func(t *testing.T) {
+			p := startParker(t, exe, "1", way)
+			p.settle(t)
+			d := p.look(t, "--name", way, "--stacks")
+			require.Len(t, d.Spans, 1)
+			d.Spans[0].visible = visible(d.Spans[0].Stack)
+			compared, _ := p.sameAs(t, func() spansDocument { return d })
+			assert.Equal(t, 1, compared)
+			p.Done()
+		})
+	}
+}
+
+// The stack of a goroutine that runs is there if the process is stopped, and its thread otherwise. The
+// loop that it is in has no frame of its own.
+func TestSpansOfStoppedProcess(t *testing.T) {
+	childproc.NeedReading(t)
+	p := startParker(t, buildParker(t, programs.Static), "1", "running")
+	running := func() spanDocument {
+		d := p.look(t, "--name", "running", "--stacks")
+		if !assert.Len(t, d.Spans, 1) {
+			return spanDocument{}
+		}
+		return d.Spans[0]
+	}
+	require.Eventually(t, func() bool {
+		s := running()
+		return s.State == "running" && s.Thread != 0 && s.StackError != "" && len(s.Stack) == 0
+	}, testenv.Patience, 10*time.Millisecond)
+	require.Eventually(t, func() bool { // It may be stopped while the runtime has it.
+		p.Stop()
+		defer p.Continue()
+		s := running()
+		for i, f := range s.Stack {
+			if f.Function == "main.spinLeaf" && i+2 < len(s.Stack) {
+				assert.Equal(t, "main.spin", s.Stack[i+1].Function)
+				assert.Equal(t, "main.park", s.Stack[i+2].Function)
+				return s.StackError == ""
+			}
+		}
+		return false
+	}, testenv.Patience, 10*time.Millisecond)
+	p.Done()
+}
+
+// A goroutine that waits to run again has all its callers, also where it was interrupted in a function
+// without a frame.
+func TestSpansOfPreemptedGoroutine(t *testing.T) {
+	childproc.NeedReading(t)
+	cmd := exec.Command(buildParker(t, programs.Static), "3", "running")
+	cmd.Env = append(os.Environ(), "GOMAXPROCS=1")
+	p := &parker{Child: childproc.Run(t, cmd)}
+	p.pid = strconv.Itoa(p.PID())
+	p.Expect("started")
+	require.Eventually(t, func() bool {
+		found := false
+		for _, s := range p.look(t, "--name", "running", "--stacks").Spans {
+			if s.State != "runnable" || s.StackError != "" || !slices.ContainsFunc(s.Stack, func(c codeDocument) bool { return c.Function == "runtime.asyncPreempt" }) {
+				continue
+			}
+			var functions []string
+			for _, c := range visible(s.Stack) {
+				functions = append(functions, c.Function)
+			}
+			assert.Equal(t, []string{"main.spinLeaf", "main.spin"}, functions[:2])
+			found = true
+		}
+		return found
+	}, testenv.Patience, 10*time.Millisecond)
+	p.Done()
+}
+
+// No span shows another goroutine's stack, or one that is mixed of two moments, however fast goroutines
+// wait, exit and have their stacks moved.
+func TestSpansNeverShowAnotherStack(t *testing.T) {
+	childproc.NeedReading(t)
+	child := startParker(t, buildParker(t, programs.Static), "churn")
+	p, err := waiting.Open(child.PID())
+	require.NoError(t, err)
+	defer func() { assert.NoError(t, p.Close()) }()
+	believed, torn, lost, broken := 0, 0, 0, 0
+	for range testenv.Rounds(300, 20_000) {
+		look, err := p.Look(t.Context())
+		require.NoError(t, err)
+		torn, lost = torn+look.Torn, lost+look.Lost
+		for i := range look.Goroutines {
+			g := &look.Goroutines[i]
+			if len(g.Stack) == 0 {
+				continue
+			}
+			frames := p.Frames(g)
+			if g.StackErr != nil {
+				broken++
+				continue
+			}
+			believed++
+			name := look.Spans[g.Spans[len(g.Spans)-1]].Name
+			for _, f := range frames {
+				if strings.HasPrefix(f.Function, "main.churn") && f.Function != "main.churnFor" && f.Function != "main.churnOne" {
+					require.True(t, f.Function == "main."+name || strings.HasPrefix(f.Function, "main.churn."), "%s: %v", name, frames)
+				}
+			}
+			last := frames[len(frames)-1].Function
+			require.True(t, strings.HasPrefix(last, "main.churn.") || last == "sync.(*WaitGroup).Go.func1", frames)
+		}
+	}
+	t.Logf("%d stacks, %d of them incomplete; %d readings were torn, %d goroutines changed each time", believed, broken, torn, lost)
+	require.NotZero(t, believed)
+	child.Kill()
+}
+
+// A span whose goroutine has exited, or has gone on to another trace, leaks.
+func TestSpansLeaked(t *testing.T) {
+	childproc.NeedReading(t)
+	p := startParker(t, buildParker(t, programs.Static), "1", "chan receive")
+	assert.Empty(t, p.look(t, "--leaked").Spans)
+	require.Equal(t, "done", p.Ask("leak leave0"))
+	require.Equal(t, "done", p.Ask("end leave1"))
+	require.Eventually(t, func() bool {
+		d := p.look(t, "--leaked")
+		return len(d.Spans) == 1 && d.Spans[0].Name == "leave0" && d.Spans[0].Leaked == leakedExited && d.Spans[0].State == "gone"
+	}, testenv.Patience, 10*time.Millisecond)
+	assert.Len(t, p.look(t).Spans, 2)
+	p.Done()
+}

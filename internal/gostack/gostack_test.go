@@ -1,0 +1,304 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package gostack
+
+import (
+	"encoding/binary"
+	"math"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// A fake program: where its goroutines have what, and its code. The places are not those of any
+// release of Go.
+type fake struct {
+	self, bp, status, goid int
+	arm64                  bool
+}
+
+var fakes = map[string]fake{
+	"amd64":     {self: 80, bp: 104, status: 164, goid: 184},
+	"other":     {self: 48, bp: 56, status: 88, goid: 96},
+	"arm64":     {self: 72, bp: 96, status: 144, goid: 152, arm64: true},
+	"go 1.26":   {self: 72, bp: 96, status: 144, goid: 152},
+	"far apart": {self: 200, bp: 288, status: 304, goid: 312},
+}
+
+const (
+	fakeGoexit = 0x40_1001
+	fakeSize   = 400
+	stackSize  = 4096
+	firstG     = 0xc000_0000_0000
+	firstStack = 0xc100_0000_0000
+)
+
+// code is the program's code around fakeGoexit.
+func (f fake) code(address uint64, b []byte) bool {
+	amd64 := []byte{0x90, 0xe8, 1, 2, 3, 4, 0x90}
+	arm64 := []byte{0xe0, 0x03, 0x00, 0xaa, 0x01, 0x00, 0x00, 0x94}
+	switch {
+	case f.arm64 && address == fakeGoexit-4:
+		copy(b, arm64)
+	case !f.arm64 && address == fakeGoexit-1:
+		copy(b, amd64)
+	default:
+		clear(b)
+	}
+	return true
+}
+
+// goroutine returns a goroutine with frames that return to these addresses, the innermost first.
+func (f fake) goroutine(id uint64, status uint32, returns ...uint64) G {
+	g := G{Address: firstG + 1024*id, ID: id, Data: make([]byte, fakeSize)}
+	low := firstStack + stackSize*id
+	s := Stack{Low: low, Data: make([]byte, stackSize)}
+	put := func(address, v uint64) { binary.NativeEndian.PutUint64(s.Data[address-low:], v) }
+	bp, next := low+stackSize-48, uint64(0)
+	for i := range returns {
+		put(bp, next)
+		put(bp+8, returns[len(returns)-1-i])
+		next, bp = bp, bp-64
+	}
+	g.put(0, low)
+	g.put(8, low+stackSize)
+	g.put(f.self-16, next-32) // the stack pointer
+	g.put(f.self-8, 0x40_2005)
+	g.put(f.self, g.Address)
+	g.put(f.bp, next)
+	g.put(f.goid, id)
+	binary.NativeEndian.PutUint32(g.Data[f.status:], status)
+	sp := next - 32 - low
+	g.Stack = Stack{Low: low + sp - 8, Data: s.Data[sp-8:]}
+	return g
+}
+
+func (g *G) put(offset int, v uint64) { binary.NativeEndian.PutUint64(g.Data[offset:], v) }
+
+// known returns the layout as calibration finds it by some parked goroutines.
+func (f fake) known(t testing.TB) Layout {
+	t.Helper()
+	var gs []G
+	for id := range uint64(10) {
+		gs = append(gs, f.goroutine(id+1, StatusWaiting, 0x40_3003, 0x40_4004+id, fakeGoexit))
+	}
+	l, err := Calibrate(f.goid, gs)
+	require.NoError(t, err)
+	require.NoError(t, l.FindFramePointer(gs, f.code))
+	return l
+}
+
+func TestCalibrate(t *testing.T) {
+	for name, f := range fakes {
+		t.Run(name, func(t *testing.T) {
+			assert.Equal(t, Layout{
+				Goid: f.goid, SP: f.self - 16, PC: f.self - 8, LR: f.self + 16, Status: f.status, WaitSince: f.goid + 16, WaitReason: f.goid + 24,
+				BP: f.bp, Goexit: fakeGoexit, ARM64: f.arm64,
+			}, f.known(t))
+		})
+	}
+}
+
+// What cannot be told apart, or is not there, is an error.
+func TestCalibrateRefuses(t *testing.T) {
+	f := fakes["go 1.26"]
+	parked := func() []G {
+		return []G{f.goroutine(1, StatusWaiting, 0x40_3003, fakeGoexit), f.goroutine(2, StatusWaiting, 0x40_3003, fakeGoexit)}
+	}
+	for name, tt := range map[string]struct {
+		change func(gs []G)
+		says   string
+	}{
+		"other ids":       {func(gs []G) { gs[0].ID, gs[1].ID = 7, 8 }, "no goroutine"},
+		"no stack":        {func(gs []G) { gs[0].put(8, 0); gs[1].put(0, 3) }, "no goroutine"},
+		"no pointer to g": {func(gs []G) { gs[1].put(f.self, 1) }, "g.sched: not found"},
+		"two": {func(gs []G) {
+			gs[0].put(128, gs[0].Address)
+			gs[1].put(128, gs[1].Address)
+			gs[0].put(120, 1)
+			gs[1].put(120, 1)
+		}, "g.sched: several"},
+		"impossible status": {func(gs []G) { gs[0].put(f.status, 77) }, "status: not found"},
+		"two statuses":      {func(gs []G) { gs[0].put(f.status-8, 2); gs[1].put(f.status-8, 4) }, "status: several"},
+		"outside the stack": {func(gs []G) { gs[1].put(f.self-16, 4096) }, "outside the stack"},
+		"short":             {func(gs []G) { gs[0].Data = gs[0].Data[:100] }, "no goroutine"},
+	} {
+		gs := parked()
+		tt.change(gs)
+		if name == "short" {
+			gs = gs[:1]
+		}
+		_, err := Calibrate(f.goid, gs)
+		assert.ErrorContains(t, err, tt.says, name)
+	}
+	_, err := Calibrate(f.goid, nil)
+	require.ErrorIs(t, err, errNoSamples)
+
+	for name, tt := range map[string]struct {
+		change func(gs []G)
+		code   func(uint64, []byte) bool
+		want   error
+	}{
+		"no parked":      {func(gs []G) { gs[0].put(f.status, StatusRunning); gs[1].put(f.status, StatusRunning) }, f.code, ErrNotParked},
+		"no code":        {func([]G) {}, func(uint64, []byte) bool { return false }, errNotFound},
+		"other code":     {func([]G) {}, func(_ uint64, b []byte) bool { b[0] = 0x90; return true }, errNotFound},
+		"one ends wrong": {func(gs []G) { gs[0].put(f.bp, gs[0].Stack.Low) }, f.code, errNotFound},
+		"two":            {func(gs []G) { gs[0].put(f.bp+8, gs[0].word(f.bp)); gs[1].put(f.bp+8, gs[1].word(f.bp)+64) }, f.code, errAmbiguous},
+	} {
+		gs := parked()
+		l, err := Calibrate(f.goid, gs)
+		require.NoError(t, err)
+		tt.change(gs)
+		assert.ErrorIs(t, l.FindFramePointer(gs, tt.code), tt.want, name)
+		assert.Zero(t, l.BP, name)
+	}
+}
+
+func TestUnwind(t *testing.T) {
+	for name, f := range fakes {
+		l := f.known(t)
+		g := f.goroutine(50, StatusWaiting, 0x40_3003, 0x40_4004, fakeGoexit)
+		pcs, result := l.Unwind(&g, nil, []uint64{1})
+		assert.Equal(t, []uint64{1, 0x40_2004, 0x40_3002, 0x40_4003}, pcs, name)
+		assert.Equal(t, Complete, result, name)
+		// What comes of a stack that is not what it should be. frame is the innermost frame.
+		frame := g.word(f.bp)
+		for what, tt := range map[string]struct {
+			change func(g *G)
+			want   Result
+			frames int
+		}{
+			"running":      {func(g *G) { g.put(f.status, StatusRunning) }, Broken, 0},
+			"no pc":        {func(g *G) { g.put(f.self-8, 0) }, Broken, 0},
+			"cut":          {func(g *G) { g.Stack.Data = g.Stack.Data[:60] }, Short, 2},
+			"nothing":      {func(g *G) { g.Stack.Data = nil }, Short, 1},
+			"odd":          {func(g *G) { g.put(f.bp, frame+1) }, Broken, 1},
+			"cyclic":       {func(g *G) { g.Stack.put(frame, frame) }, Broken, 2},
+			"backwards":    {func(g *G) { g.Stack.put(frame, frame-8) }, Broken, 2},
+			"wild":         {func(g *G) { g.Stack.put(frame, math.MaxUint64-7) }, Broken, 2},
+			"the last 8":   {func(g *G) { g.Stack.put(frame, math.MaxUint64) }, Broken, 2},
+			"ends early":   {func(g *G) { g.Stack.put(frame, 0) }, Broken, 2},
+			"other goexit": {func(g *G) { g.Stack.put(frame+128+8, 0x40_9999) }, Broken, 4},
+		} {
+			g := f.goroutine(50, StatusWaiting, 0x40_3003, 0x40_4004, fakeGoexit)
+			tt.change(&g)
+			pcs, result := l.Unwind(&g, nil, nil)
+			assert.Equal(t, tt.want, result, what)
+			assert.Len(t, pcs, tt.frames, what)
+		}
+	}
+}
+
+func (s Stack) put(address, v uint64) { binary.NativeEndian.PutUint64(s.Data[address-s.Low:], v) }
+
+// A stack of the longest kind has the innermost frames.
+func TestUnwindEndless(t *testing.T) {
+	f := fakes["go 1.26"]
+	l := f.known(t)
+	g := f.goroutine(1, StatusWaiting, fakeGoexit)
+	low, _, _ := g.Bounds()
+	g.Stack = Stack{Low: low, Data: make([]byte, 1<<20)}
+	for at := uint64(0); at+16 < 1<<20; at += 16 {
+		g.Stack.put(low+at, low+at+16)
+		g.Stack.put(low+at+8, 0x40_3003)
+	}
+	g.put(f.bp, low)
+	pcs, result := l.Unwind(&g, nil, nil)
+	assert.Equal(t, Short, result)
+	assert.Len(t, pcs, MaxFrames)
+}
+
+// A goroutine that has not run yet is at the first instruction of its function.
+func TestUnwindBeforeTheFirstInstruction(t *testing.T) {
+	for name, f := range fakes {
+		l := f.known(t)
+		g := f.goroutine(3, StatusRunnable, fakeGoexit)
+		g.put(f.bp, 0)
+		if f.arm64 {
+			g.put(l.LR, fakeGoexit)
+		} else {
+			g.Stack.put(g.word(l.SP), fakeGoexit)
+		}
+		pcs, result := l.Unwind(&g, nil, nil)
+		assert.Equal(t, []uint64{0x40_2005}, pcs, name)
+		assert.Equal(t, Complete, result, name)
+	}
+}
+
+func TestSameAs(t *testing.T) {
+	f := fakes["go 1.26"]
+	l := f.known(t)
+	g := f.goroutine(1, StatusWaiting, fakeGoexit)
+	for offset := range g.Data {
+		other := append([]byte(nil), g.Data...)
+		other[offset] ^= 0x10
+		// The garbage collector's mark is the only bit that may differ.
+		assert.Equal(t, offset == f.status+1, l.SameAs(g.Data, other), offset)
+	}
+	assert.False(t, l.SameAs(g.Data, g.Data[:100]))
+	assert.False(t, l.SameAs(nil, nil))
+}
+
+func TestFindReasons(t *testing.T) {
+	texts := []string{"GC assist marking", "IO wait", "chan receive (nil chan)", "sleep"}
+	const at = 0x50_0000
+	var names, table []byte
+	table = append(table, make([]byte, 40)...) // something else, and the empty reason
+	for _, s := range texts {
+		table = binary.NativeEndian.AppendUint64(table, at+uint64(len(names)))
+		table = binary.NativeEndian.AppendUint64(table, uint64(len(s)))
+		names = append(names, s...)
+	}
+	table = append(table, make([]byte, 64)...)
+	read := func(address uint64, b []byte) bool {
+		return address >= at && address+uint64(len(b)) <= at+uint64(len(names)) && copy(b, names[address-at:]) == len(b)
+	}
+	assert.Equal(t, append([]string{""}, texts...), FindReasons(table, read))
+	names[3] ^= 1
+	assert.Nil(t, FindReasons(table, read))
+	names[3] ^= 1
+	names[30] = '\n' // The third is no text.
+	assert.Equal(t, []string{"", texts[0], texts[1]}, FindReasons(table, read))
+	for size := range 60 {
+		FindReasons(table[:size], read)
+	}
+}
+
+// fakeCode says what a fuzzed function is.
+type fakeCode []byte
+
+func (c fakeCode) Frame(pc uint64) (string, int, bool) {
+	if len(c) == 0 {
+		return "", 0, false
+	}
+	b := c[pc%uint64(len(c))]
+	return []string{asyncPreempt, sigpanic, cgocallback, "main.f"}[b&3], int(b>>2) * 8, b != 0xff
+}
+
+// Whatever a stack has, following it ends and stays within bounds.
+func FuzzUnwind(f *testing.F) {
+	known := fakes["go 1.26"]
+	g := known.goroutine(1, StatusWaiting, 0x40_3003, 0x40_4004, fakeGoexit)
+	f.Add(g.Stack.Data, uint64(0), uint64(32), []byte{3, 7, 12}, false)
+	f.Add(g.Stack.Data, uint64(8), uint64(24), []byte{0, 1, 2, 4, 8}, true)
+	f.Fuzz(func(t *testing.T, data []byte, sp, bp uint64, code []byte, arm64 bool) {
+		l := known.known(t)
+		l.ARM64 = arm64
+		g := known.goroutine(1, StatusWaiting, fakeGoexit)
+		g.Stack = Stack{Low: g.Stack.Low, Data: data}
+		g.put(l.SP, g.Stack.Low+sp)
+		g.put(l.BP, g.Stack.Low+bp)
+		for _, c := range []Code{nil, fakeCode(code)} {
+			pcs, result := l.Unwind(&g, c, nil)
+			if len(pcs) > MaxFrames || result == Complete && len(data) < 8 {
+				t.Fatalf("%d frames: %v", len(pcs), result)
+			}
+			pcs, _ = l.UnwindFrom(g.Stack, 0x40_2005, g.Stack.Low+sp, c, nil)
+			if len(pcs) > MaxFrames {
+				t.Fatalf("%d frames", len(pcs))
+			}
+		}
+	})
+}

@@ -1,0 +1,242 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package gostack
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+)
+
+// Statuses of a goroutine, the runtime's _Grunnable and so on. They have kept their numbers since Go
+// 1.0, because debuggers know them.
+const (
+	StatusRunnable  = 1
+	StatusRunning   = 2
+	StatusSyscall   = 3
+	StatusWaiting   = 4
+	StatusDead      = 6
+	StatusCopying   = 8
+	StatusPreempted = 9
+	// StatusLeaked is a goroutine that waits and that the garbage collector found to wait forever.
+	StatusLeaked    = 10
+	StatusDeadExtra = 11
+
+	// statusScan is set beside the status while the garbage collector holds the goroutine.
+	statusScan = 0x1000
+)
+
+const wordSize = 8
+
+// G is a copy of the first bytes of a goroutine's g, and of the used part of its stack if that has
+// been read too.
+type G struct {
+	// Address is where g is, and ID the id that the goroutine there should have.
+	Address, ID uint64
+	// Data is g from its first byte on.
+	Data []byte
+	// Stack is the used part of the goroutine's stack, or the innermost part of it.
+	Stack Stack
+}
+
+// Stack is a copy of memory, from the address Low on.
+type Stack struct {
+	Low  uint64
+	Data []byte
+}
+
+// word returns the word at an address. It reports false unless all of the word has been copied.
+func (s Stack) word(address uint64) (uint64, bool) {
+	offset := address - s.Low // huge if address is lower
+	if size := uint64(len(s.Data)); offset >= size || size-offset < wordSize {
+		return 0, false
+	}
+	return binary.NativeEndian.Uint64(s.Data[offset:]), true
+}
+
+// word returns the word at an offset of g, 0 if that has not been read.
+func (g *G) word(offset int) uint64 {
+	if offset < 0 || offset > len(g.Data)-wordSize {
+		return 0
+	}
+	return binary.NativeEndian.Uint64(g.Data[offset:])
+}
+
+// Bounds returns the bounds of the goroutine's stack, which are the first two words of every g. It
+// reports false if they cannot be right.
+func (g *G) Bounds() (low, high uint64, ok bool) {
+	const smallest, largest = 1 << 10, 1 << 32 // The runtime's own limits are 2 KiB and 1 GB.
+	low, high = g.word(0), g.word(wordSize)
+	return low, high, low != 0 && low < high && high-low >= smallest && high-low <= largest && low%wordSize == 0 && high%wordSize == 0
+}
+
+// Layout says where in g the runtime keeps what this package needs, in bytes from the start of g. It
+// is for one program.
+type Layout struct {
+	// Goid is the offset of the goroutine's id.
+	Goid int
+	// SP, PC and LR are where the goroutine goes on when it is scheduled again (g.sched). LR counts
+	// on arm64 only.
+	SP, PC, LR int
+	// Status is the offset of a uint32, WaitSince that of an int64, and WaitReason that of a byte.
+	Status, WaitSince, WaitReason int
+
+	// BP is the offset of the frame pointer of g.sched. It is 0 until FindFramePointer has found it.
+	BP int
+	// Goexit is the address to which the outermost function of every goroutine returns.
+	Goexit uint64
+	// ARM64 says that the program is for arm64; otherwise it is for amd64.
+	ARM64 bool
+}
+
+var (
+	errNoSamples = errors.New("no goroutine to learn from")
+	errNotFound  = errors.New("not found")
+	errAmbiguous = errors.New("several places have its properties")
+)
+
+// ErrNotParked says that nothing could be learned of stacks because every goroutine was running.
+var ErrNotParked = errors.New("no goroutine with a stack that can be read")
+
+// Calibrate finds the fields of g, except for the frame pointer, by what the given goroutines have in
+// common. goid is the offset of their ids. All of them must be alive.
+//
+// g.sched is found by the pointer to g itself that it has, with a stack pointer and a program counter
+// before it. The status is the only 32-bit number between g.sched and the id that is a possible
+// status in every goroutine. What follows the id has kept its order since Go 1.4: the next g of a
+// list, since when the goroutine waits, and why. Callers prove the last one by the texts of the
+// reasons.
+func Calibrate(goid int, goroutines []G) (Layout, error) {
+	l := Layout{Goid: goid, WaitSince: goid + 2*wordSize, WaitReason: goid + 3*wordSize}
+	gs := slices.DeleteFunc(slices.Clone(goroutines), func(g G) bool {
+		_, _, ok := g.Bounds()
+		return !ok || g.word(goid) != g.ID || g.ID == 0
+	})
+	if len(gs) == 0 {
+		return Layout{}, errNoSamples
+	}
+	self, err := only("g.sched", candidates(gs, 4*wordSize, goid, wordSize, func(g *G, offset int) bool {
+		return g.word(offset) == g.Address && g.word(offset-wordSize) != 0
+	}))
+	if err != nil {
+		return Layout{}, err
+	}
+	l.SP, l.PC, l.LR = self-2*wordSize, self-wordSize, self+2*wordSize
+	l.Status, err = only("the status", candidates(gs, self+wordSize, goid, 4, func(g *G, offset int) bool {
+		switch binary.NativeEndian.Uint32(g.Data[offset:]) &^ statusScan {
+		case StatusRunnable, StatusRunning, StatusSyscall, StatusWaiting, StatusDead, StatusCopying, StatusPreempted, StatusLeaked, StatusDeadExtra:
+			return true
+		}
+		return false
+	}))
+	if err != nil {
+		return Layout{}, err
+	}
+	// The stack pointer is the one of a goroutine that does not run.
+	for i := range gs {
+		low, high, _ := gs[i].Bounds()
+		if sp := gs[i].word(l.SP); l.Saved(&gs[i]) && (sp < low || sp >= high) {
+			return Layout{}, fmt.Errorf("g.sched: %w: the stack pointer %#x is outside the stack", errNotFound, sp)
+		}
+	}
+	return l, nil
+}
+
+// candidates returns the offsets from first to before end at which holds is true of every goroutine.
+func candidates(gs []G, first, end, step int, holds func(g *G, offset int) bool) []int {
+	var found []int
+	for offset := first; offset < end; offset += step {
+		all := true
+		for i := range gs {
+			all = all && offset+step <= len(gs[i].Data) && holds(&gs[i], offset)
+		}
+		if all {
+			found = append(found, offset)
+		}
+	}
+	return found
+}
+
+func only(what string, offsets []int) (int, error) {
+	switch len(offsets) {
+	case 0:
+		return 0, fmt.Errorf("%s: %w", what, errNotFound)
+	case 1:
+		return offsets[0], nil
+	default:
+		return 0, fmt.Errorf("%s: %w: %v", what, errAmbiguous, offsets)
+	}
+}
+
+// StatusOf returns a goroutine's status. scanned says that the garbage collector holds the goroutine,
+// and may be moving its stack.
+func (l *Layout) StatusOf(g *G) (status uint32, scanned bool) {
+	if l.Status > len(g.Data)-4 {
+		return 0, false
+	}
+	status = binary.NativeEndian.Uint32(g.Data[l.Status:])
+	return status &^ statusScan, status&statusScan != 0
+}
+
+// Saved reports whether g.sched says where the goroutine goes on: while it runs, g.sched is from an
+// earlier time.
+func (l *Layout) Saved(g *G) bool {
+	switch status, _ := l.StatusOf(g); status {
+	case StatusRunnable, StatusSyscall, StatusWaiting, StatusPreempted, StatusLeaked:
+		return true
+	}
+	return false
+}
+
+// Is reports whether g still is the goroutine's: the runtime uses a g again after its goroutine has
+// exited.
+func (l *Layout) Is(g *G) bool {
+	status, _ := l.StatusOf(g)
+	return g.word(l.Goid) == g.ID && g.ID != 0 && status != StatusDead && status != StatusDeadExtra && status != 0
+}
+
+// SameAs reports whether two copies of the same g are equal, but for the mark of the garbage
+// collector. If they are, the goroutine has not run in between, and what was read between them
+// belongs together: the runtime changes several fields of g whenever a goroutine stops.
+func (l *Layout) SameAs(before, after []byte) bool {
+	if len(before) != len(after) || l.Status > len(before)-4 {
+		return false
+	}
+	a, b := binary.NativeEndian.Uint32(before[l.Status:]), binary.NativeEndian.Uint32(after[l.Status:])
+	return a&^statusScan == b&^statusScan &&
+		string(before[:l.Status]) == string(after[:l.Status]) && string(before[l.Status+4:]) == string(after[l.Status+4:])
+}
+
+// UsedStack returns the address range of the used part of the stack of a goroutine that does not run.
+// It reports false if there is none that makes sense.
+func (l *Layout) UsedStack(g *G) (low, high uint64, ok bool) {
+	low, high, ok = g.Bounds()
+	sp := g.word(l.SP)
+	if !ok || !l.Saved(g) || sp%wordSize != 0 || sp < low || sp >= high {
+		return 0, 0, false
+	}
+	// arm64 keeps the frame pointer in the word before the stack pointer's.
+	return max(low, sp-wordSize), high, true
+}
+
+// WaitReasonOf returns the number of the reason why a goroutine waits. It reports false if the
+// goroutine does not wait: the number is then that of an earlier wait.
+func (l *Layout) WaitReasonOf(g *G) (int, bool) {
+	status, _ := l.StatusOf(g)
+	if l.WaitReason >= len(g.Data) || status != StatusWaiting && status != StatusLeaked {
+		return 0, false
+	}
+	return int(g.Data[l.WaitReason]), true
+}
+
+// WaitSinceOf returns since when a goroutine has waited at least, in nanoseconds of CLOCK_MONOTONIC, 0
+// if that is not known. Only garbage collections set it.
+func (l *Layout) WaitSinceOf(g *G) int64 {
+	switch status, _ := l.StatusOf(g); status {
+	case StatusWaiting, StatusSyscall, StatusLeaked:
+		return int64(g.word(l.WaitSince))
+	}
+	return 0
+}

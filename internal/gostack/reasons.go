@@ -1,0 +1,57 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package gostack
+
+import "encoding/binary"
+
+// The runtime has the texts of its wait reasons in an array of strings. Their order has changed from
+// release to release, but not that of the first three.
+const (
+	firstReason, secondReason = "GC assist marking", "IO wait"
+	// maxReasons and maxReasonSize bound what is read of the array.
+	maxReasons, maxReasonSize = 64, 64
+)
+
+// FindReasons looks for the runtime's texts of wait reasons in a part of the program's data, which
+// begins at an address that is divisible by 8. read reads memory of the program. It returns the texts
+// by their numbers; the array is known by its first texts and ends at the first string that is none.
+func FindReasons(data []byte, read func(address uint64, b []byte) bool) []string {
+	word := func(i int) uint64 { return binary.NativeEndian.Uint64(data[i*wordSize:]) }
+	for i := range max(0, len(data)/wordSize-5) {
+		if word(i+3) != uint64(len(firstReason)) || word(i+5) != uint64(len(secondReason)) || word(i) != 0 || word(i+1) != 0 {
+			continue
+		}
+		if text(word(i+2), len(firstReason), read) != firstReason || text(word(i+4), len(secondReason), read) != secondReason {
+			continue
+		}
+		reasons := []string{""}
+		for j := i + 2; j+1 < len(data)/wordSize && len(reasons) < maxReasons; j += 2 {
+			size := word(j + 1)
+			if size == 0 || size > maxReasonSize {
+				break
+			}
+			s := text(word(j), int(size), read)
+			if s == "" {
+				break
+			}
+			reasons = append(reasons, s)
+		}
+		return reasons
+	}
+	return nil
+}
+
+// text returns a string of printable ASCII characters, or "" if there is none.
+func text(address uint64, size int, read func(uint64, []byte) bool) string {
+	b := make([]byte, size)
+	if !read(address, b) {
+		return ""
+	}
+	for _, c := range b {
+		if c < ' ' || c > '~' {
+			return ""
+		}
+	}
+	return string(b)
+}

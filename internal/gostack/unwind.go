@@ -1,0 +1,299 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package gostack
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+)
+
+// Code knows the machine code of the program. With it stacks are complete also where frame pointers
+// do not tell the caller: below signals, and where C has called back into Go.
+type Code interface {
+	// Frame returns the name of the Go function that an instruction is in, and how many bytes its
+	// frame has on the stack when that instruction is executed: on amd64 without the return
+	// address. ok is false if the address is in no Go function.
+	Frame(pc uint64) (function string, size int, ok bool)
+}
+
+// Functions of the runtime that callers are not found of by frame pointers alone. They have had these
+// names since Go 1.14.
+const (
+	asyncPreempt = "runtime.asyncPreempt"
+	sigpanic     = "runtime.sigpanic"
+	cgocallback  = "runtime.cgocallback"
+	goexit       = "runtime.goexit"
+)
+
+// MaxFrames is how many frames of a stack are followed.
+const MaxFrames = 1024
+
+// A Result says how far a stack has been followed.
+type Result int
+
+const (
+	// Complete stacks end at the goroutine's outermost function.
+	Complete Result = iota
+	// Short stacks have the innermost frames: the copy of the stack ends there, or there are more
+	// than [MaxFrames].
+	Short
+	// Broken stacks end where no caller could be found.
+	Broken
+)
+
+// FindFramePointer finds the frame pointer of g.sched, with the stacks of the goroutines. It is the
+// only word between g.sched and the status whose chain of frames leads, in at least nine of ten
+// parked goroutines, to the same return address with no frame behind it, and that address must be in
+// runtime.goexit. code reads bytes of the program; goexit is known by its instructions, which is that
+// of a no-operation and a call.
+func (l *Layout) FindFramePointer(goroutines []G, code func(address uint64, b []byte) bool) error {
+	var gs []G
+	for i := range goroutines {
+		// A goroutine that has not run yet has no frame.
+		if g := &goroutines[i]; l.Is(g) && l.Saved(g) && g.word(l.SP) != 0 && len(g.Stack.Data) > 0 && !l.fresh(g) {
+			gs = append(gs, *g)
+		}
+	}
+	if len(gs) == 0 {
+		return fmt.Errorf("the frame pointer: %w", ErrNotParked)
+	}
+	self := l.PC + wordSize
+	type place struct {
+		offset int
+		end    uint64
+	}
+	var found []place
+	for offset := self + wordSize; offset < l.Status; offset += wordSize {
+		ends := map[uint64]int{}
+		for i := range gs {
+			if end, ok := chainEnd(gs[i].Stack, gs[i].word(offset)); ok {
+				ends[end]++
+			}
+		}
+		for end, n := range ends {
+			if n*10 >= len(gs)*9 && isGoexit(end, code) {
+				found = append(found, place{offset, end})
+			}
+		}
+	}
+	// In a system call the runtime keeps a second copy of the same frame pointer.
+	same := func(p place) bool {
+		return !slices.ContainsFunc(gs, func(g G) bool { return g.word(p.offset) != g.word(found[0].offset) })
+	}
+	if len(found) == 0 {
+		return fmt.Errorf("the frame pointer: %w", errNotFound)
+	}
+	for _, p := range found[1:] {
+		if !same(p) {
+			return fmt.Errorf("the frame pointer: %w: %v", errAmbiguous, found)
+		}
+	}
+	l.BP, l.Goexit = found[0].offset, found[0].end
+	l.ARM64 = isGoexitARM64(found[0].end, code)
+	return nil
+}
+
+// fresh reports whether a goroutine looks as if it has not run yet: it is runnable, and has no frame
+// pointer anywhere.
+func (l *Layout) fresh(g *G) bool {
+	status, _ := l.StatusOf(g)
+	_, high, _ := g.Bounds()
+	return status == StatusRunnable && high-g.word(l.SP) < 128
+}
+
+// chainEnd follows a chain of frames to the one that has none behind it, and returns that one's
+// return address.
+func chainEnd(s Stack, bp uint64) (uint64, bool) {
+	for range MaxFrames {
+		next, ok := s.word(bp)
+		ret, ok2 := s.word(bp + wordSize)
+		if !ok || !ok2 || bp%wordSize != 0 {
+			return 0, false
+		}
+		if next == 0 {
+			return ret, true
+		}
+		if next <= bp {
+			return 0, false
+		}
+		bp = next
+	}
+	return 0, false
+}
+
+// isGoexit reports whether an address is the second instruction of runtime.goexit, which is written
+// in assembly: a no-operation and a call, so that the address belongs to a function that has been
+// entered.
+func isGoexit(address uint64, code func(uint64, []byte) bool) bool {
+	return isGoexitAMD64(address, code) || isGoexitARM64(address, code)
+}
+
+func isGoexitAMD64(address uint64, code func(uint64, []byte) bool) bool {
+	var b [7]byte // NOP; CALL rel32; NOP
+	return code(address-1, b[:]) && b[0] == 0x90 && b[1] == 0xe8 && b[6] == 0x90
+}
+
+func isGoexitARM64(address uint64, code func(uint64, []byte) bool) bool {
+	var b [8]byte // MOVD R0, R0; BL
+	return code(address-4, b[:]) && binary.LittleEndian.Uint32(b[:]) == 0xaa0003e0 && binary.LittleEndian.Uint32(b[4:])>>26 == 0x25
+}
+
+// ErrNoStack says that a goroutine's stack cannot be followed from where it stopped.
+var ErrNoStack = errors.New("no stack")
+
+// An unwinder follows one stack.
+type unwinder struct {
+	*Layout
+	code  Code
+	stack Stack
+	pcs   []uint64
+	first int // how many pcs belong to other stacks
+}
+
+// Unwind appends the stack of a goroutine that does not run to pcs, the innermost frame first. Each
+// is the address of an instruction: the next one to be executed where a signal or the scheduler
+// stopped the goroutine, and otherwise the last byte of a call. runtime.goexit is left out. code may
+// be nil.
+func (l *Layout) Unwind(g *G, code Code, pcs []uint64) ([]uint64, Result) {
+	u := unwinder{l, code, g.Stack, pcs, len(pcs)}
+	sp, pc, bp := g.word(l.SP), g.word(l.PC), g.word(l.BP)
+	if l.BP == 0 || !l.Saved(g) || pc == 0 {
+		return pcs, Broken
+	}
+	entry := g.word(l.LR)
+	if !l.ARM64 {
+		entry, _ = u.stack.word(sp)
+	}
+	if entry == l.Goexit && bp == 0 { // It has not run yet.
+		return append(pcs, pc), Complete
+	}
+	u.pcs = append(u.pcs, pc-1)
+	return u.pcs, u.follow(pc-1, bp)
+}
+
+// UnwindFrom is [Layout.Unwind] for a goroutine that was stopped by a signal at the instruction pc
+// with the stack pointer sp. It needs code, and nothing of the layout.
+func (l *Layout) UnwindFrom(s Stack, pc, sp uint64, code Code, pcs []uint64) ([]uint64, Result) {
+	u := unwinder{l, code, s, pcs, len(pcs)}
+	if code == nil {
+		return pcs, Broken
+	}
+	bp, last, ok := u.enter(pc, sp)
+	if !ok {
+		return u.pcs, Broken
+	}
+	return u.pcs, u.follow(last, bp)
+}
+
+// full reports whether no more frames are followed.
+func (u *unwinder) full() bool { return len(u.pcs)-u.first >= MaxFrames }
+
+// follow follows the chain of frames that begins at bp. pc is in the function whose frame that is.
+func (u *unwinder) follow(pc, bp uint64) Result {
+	var sp uint64 // that of the function that pc is in, once known
+	for ok := true; !u.full(); {
+		function := u.function(pc)
+		if function == cgocallback && sp != 0 {
+			// C has its own frame pointers. The runtime has left a return address that leads on.
+			if bp, pc, ok = u.leaveCallback(pc, sp); !ok {
+				return Broken
+			}
+			function = u.function(pc)
+		}
+		next, ok1 := u.stack.word(bp)
+		ret, ok2 := u.stack.word(bp + wordSize)
+		switch {
+		case !ok1 || !ok2 || bp%wordSize != 0:
+			return u.end(bp)
+		case bp < sp:
+			return Broken
+		case u.isGoexit(ret):
+			return Complete
+		}
+		sp = bp + 2*wordSize
+		if function == asyncPreempt || function == sigpanic {
+			// A signal has made the call. The function that was interrupted may not have had a frame
+			// yet, or none at all.
+			if bp, pc, ok = u.enter(ret, sp); !ok {
+				return Broken
+			}
+			sp = bp
+			continue
+		}
+		pc, bp = ret-1, next
+		u.pcs = append(u.pcs, pc)
+	}
+	return Short
+}
+
+// isGoexit reports whether a return address is in runtime.goexit, the end of every stack.
+func (u *unwinder) isGoexit(ret uint64) bool {
+	return ret == u.Goexit && ret != 0 || u.Goexit == 0 && u.function(ret) == goexit
+}
+
+// end returns what it means that there is no frame at bp.
+func (u *unwinder) end(bp uint64) Result {
+	if end := u.stack.Low + uint64(len(u.stack.Data)); bp%wordSize == 0 && bp >= end-wordSize && bp-end < 1<<30 {
+		return Short
+	}
+	return Broken
+}
+
+func (u *unwinder) function(pc uint64) string {
+	if u.code == nil {
+		return ""
+	}
+	name, _, _ := u.code.Frame(pc)
+	return name
+}
+
+// enter appends the instruction pc, at which a function was interrupted with the stack pointer sp,
+// and the callers up to the first that has a frame. It returns where that frame is and the pc in it.
+func (u *unwinder) enter(pc, sp uint64) (bp, last uint64, ok bool) {
+	for at := pc; !u.full(); {
+		_, size, ok := u.code.Frame(at)
+		if !ok || size < 0 || size%wordSize != 0 {
+			return 0, 0, false
+		}
+		u.pcs = append(u.pcs, at)
+		if size > 0 {
+			if u.ARM64 {
+				return sp - wordSize, at, true
+			}
+			return sp + uint64(size) - wordSize, at, true
+		}
+		ret, ok := u.stack.word(sp)
+		if !ok {
+			return 0, 0, false
+		}
+		at, sp = ret-1, sp+wordSize
+		if u.isGoexit(ret) {
+			return sp - 2*wordSize, at, true
+		}
+	}
+	return 0, 0, false
+}
+
+// leaveCallback appends the frames above runtime.cgocallback, whose instruction is pc and whose stack
+// pointer is sp, up to the first with a frame pointer.
+func (u *unwinder) leaveCallback(pc, sp uint64) (bp, last uint64, ok bool) {
+	_, size, ok := u.code.Frame(pc)
+	if !ok || size < 0 {
+		return 0, 0, false
+	}
+	at, caller := sp+uint64(size), sp+uint64(size)+wordSize
+	if u.ARM64 {
+		at, caller = sp, sp+uint64(size)
+	}
+	ret, ok := u.stack.word(at)
+	if !ok {
+		return 0, 0, false
+	}
+	if u.isGoexit(ret) { // The thread was made by C, and this is all that Go has of it.
+		return at - wordSize, pc, true
+	}
+	return u.enter(ret-1, caller)
+}

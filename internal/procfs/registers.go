@@ -1,0 +1,55 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package procfs
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"path"
+	"strconv"
+	"strings"
+)
+
+// ErrRunning says that a thread is running, so that nothing can be said of its registers.
+var ErrRunning = errors.New("the thread is running")
+
+// Registers are where a thread that does not run is in its program.
+type Registers struct{ SP, PC uint64 }
+
+// Stopped returns where the thread tid of the process is in its program, if it is stopped or in a
+// system call: the line proc_pid_syscall(5). It wakes and stops nothing. The error wraps [ErrRunning]
+// for a thread that runs, [ErrProcessGone], or [fs.ErrPermission] without the access of a ptrace
+// attach.
+func (p *Process) Stopped(tid int) (Registers, error) {
+	f, err := p.dir.Open(path.Join("task", strconv.Itoa(tid), "syscall"))
+	if err != nil {
+		return Registers{}, goneError(err)
+	}
+	defer func() { _ = f.Close() }()
+	b, err := io.ReadAll(io.LimitReader(f, 1<<10))
+	if err != nil {
+		return Registers{}, goneError(err)
+	}
+	return parseRegisters(string(b))
+}
+
+// parseRegisters parses "running", "-1 SP PC" or "NUMBER ARGUMENT... SP PC".
+func parseRegisters(line string) (Registers, error) {
+	fields := strings.Fields(line)
+	if len(fields) == 1 && fields[0] == "running" {
+		return Registers{}, ErrRunning
+	}
+	if len(fields) < 3 {
+		return Registers{}, fmt.Errorf("%w syscall: %q", ErrMalformed, line)
+	}
+	var r Registers
+	for i, to := range []*uint64{&r.SP, &r.PC} {
+		var err error
+		if *to, err = strconv.ParseUint(fields[len(fields)-2+i], 0, 64); err != nil {
+			return Registers{}, fmt.Errorf("%w syscall: %w", ErrMalformed, err)
+		}
+	}
+	return r, nil
+}

@@ -1,0 +1,124 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"runtime"
+	"sync"
+	"time"
+
+	"go.opentelemetry.io/otel/trace"
+)
+
+// churners are functions of one goroutine each, which is in a span with the function's name.
+var churners = map[string]func(depth int){"churnA": churnA, "churnB": churnB, "churnC": churnC, "churnD": churnD}
+
+// churn runs until standard input ends.
+func churn() {
+	tracer := newTracer()
+	for name, f := range churners {
+		go churnFor(tracer, name, f)
+	}
+	// Goroutines exit, and others use their g and their stack.
+	go func() {
+		for {
+			var done sync.WaitGroup
+			for range 10 {
+				done.Go(func() { churnOne(tracer, "churnShort", func(int) { churnShort() }) })
+			}
+			done.Wait()
+		}
+	}()
+	// The garbage collector shrinks stacks.
+	go func() {
+		for {
+			runtime.GC()
+		}
+	}()
+	fmt.Println("started")
+	_, _ = os.Stdin.Read(make([]byte, 1))
+}
+
+func churnFor(tracer trace.Tracer, name string, f func(int)) {
+	for {
+		churnOne(tracer, name, f)
+	}
+}
+
+// churnOne waits twenty times in a span.
+func churnOne(tracer trace.Tracer, name string, f func(int)) {
+	_, span := tracer.Start(context.Background(), name)
+	defer span.End()
+	for range 20 {
+		f(rand.IntN(40))
+	}
+}
+
+// rest waits for a moment, in one of several ways.
+func rest() {
+	switch rand.IntN(3) {
+	case 0:
+		time.Sleep(time.Microsecond)
+	case 1:
+		runtime.Gosched()
+	default:
+		c := make(chan int)
+		go func() { c <- 1 }()
+		<-c
+	}
+}
+
+//go:noinline
+func churnShort() { rest() }
+
+//go:noinline
+func churnA(depth int) {
+	var b [200]byte
+	use(b[:])
+	if depth > 0 {
+		churnA(depth - 1)
+	} else {
+		rest()
+	}
+	use(b[:])
+}
+
+//go:noinline
+func churnB(depth int) {
+	var b [400]byte
+	use(b[:])
+	if depth > 0 {
+		churnB(depth - 1)
+	} else {
+		rest()
+	}
+	use(b[:])
+}
+
+//go:noinline
+func churnC(depth int) {
+	if depth > 0 {
+		churnC(depth - 1)
+		return
+	}
+	rest()
+}
+
+//go:noinline
+func churnD(depth int) {
+	var b [64]byte
+	use(b[:])
+	if depth > 0 {
+		churnD(depth - 2)
+	} else {
+		rest()
+	}
+	use(b[:])
+}

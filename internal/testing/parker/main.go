@@ -1,0 +1,340 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build linux
+
+// Command parker parks goroutines in every way in which goroutines wait, each inside a span of its own
+// whose name is the way. It is for tests of what is seen of them from outside.
+//
+//	parker COUNT [WAY]
+//	parker churn
+//	parker work COUNT
+//
+// With work, COUNT workers serve requests: see [work]. With churn, goroutines wait all the time for a moment, in functions that only they call, on stacks that grow and shrink.
+//
+// Otherwise it starts COUNT goroutines, at least one for each way, or COUNT in one way alone, and prints a line when all are parked. For
+// each line "dump FILE" that it reads it writes the runtime's own stacks of all goroutines to FILE and
+// answers with a line. For each line "end ID" the goroutine with that id goes on, ends its span and
+// exits; "leak ID" is the same without ending the span.
+package main
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"iter"
+	"net"
+	"os"
+	"runtime"
+	"runtime/pprof"
+	"sort"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	sdkresource "go.opentelemetry.io/otel/sdk/resource"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/otelctx/otelctx/resourcepublisher"
+	"github.com/otelctx/otelctx/spanctx"
+)
+
+// forever is as long as a test can last.
+const forever = 24 * time.Hour
+
+// way is a way to wait. most bounds how many goroutines wait in it, 0 for any number: ways that hold a
+// thread or a processor are expensive.
+type way struct {
+	park func()
+	most int
+}
+
+// Things to wait for. The main goroutine never lets go of them.
+var (
+	empty     = make(chan int)
+	never     chan int
+	mutex     sync.Mutex
+	readLock  sync.RWMutex // held for reading
+	writeLock sync.RWMutex // held for writing
+	cond      = sync.NewCond(new(sync.Mutex))
+	group     sync.WaitGroup
+	listener  net.Listener
+	stopSpin  atomic.Bool
+)
+
+var ways = map[string]way{
+	"chan receive":       {func() { <-empty }, 0},
+	"chan receive range": {func() { rangeOver(empty) }, 0},
+	"chan send":          {func() { empty2 <- 1 }, 0},
+	"nil chan receive":   {func() { <-never }, 0},
+	"nil chan send":      {func() { never <- 1 }, 0},
+	"select":             {func() { selectTwo(empty, never) }, 0},
+	"select empty":       {func() { select {} }, 0},
+	"mutex":              {func() { lock(&mutex) }, 0},
+	"rwmutex read":       {func() { writeLock.RLock() }, 0},
+	"rwmutex write":      {func() { readLock.Lock() }, 1}, // A waiting writer keeps readers out: it has a lock alone.
+	"cond":               {func() { cond.L.Lock(); cond.Wait() }, 0},
+	"waitgroup":          {func() { group.Wait() }, 0},
+	"sleep":              {func() { time.Sleep(forever) }, 0},
+	"timer":              {func() { <-time.After(forever) }, 0},
+	"context": {func() {
+		ctx, cancel := context.WithTimeout(context.Background(), forever)
+		defer cancel()
+		<-ctx.Done()
+	}, 0},
+	"network read":    {readNetwork, 200},
+	"network accept":  {accept, 50},
+	"pipe":            {readPipe, 50},
+	"system call":     {readBlockingPipe, 10},
+	"raw system call": {pause, 10},
+	"once":            {func() { once.Do(func() { <-empty }) }, 0},
+	"iterator":        {iterate, 0},
+	"deep":            {func() { deep(60) }, 0},
+	"after a panic":   {recovering, 0},
+	"deferred":        {func() { defer func() { <-empty }() }, 0},
+	"wrapper":         {func() { outer{inner: new(inner)}.wait() }, 0},
+	"interface":       {func() { var w waiter = outer{inner: new(inner)}; w.wait() }, 0},
+	"method value":    {func() { f := new(inner).wait; call(f) }, 0},
+	"generic":         {func() { generic[string](map[string]int{}) }, 0},
+	"inlined":         {func() { inlined1() }, 0},
+	"big frame":       {bigFrame, 0},
+	"running":         {spin, 1},
+}
+
+var (
+	once   sync.Once
+	empty2 = make(chan int)
+)
+
+//go:noinline
+func rangeOver(c chan int) {
+	for range c {
+		runtime.Gosched()
+	}
+}
+
+//go:noinline
+func selectTwo(a, b chan int) {
+	select {
+	case <-a:
+	case <-b:
+	}
+}
+
+//go:noinline
+func lock(m *sync.Mutex) { m.Lock() }
+
+//go:noinline
+func call(f func()) { f() }
+
+func inlined1() { inlined2() }
+func inlined2() { <-empty }
+
+//go:noinline
+func generic[T comparable](m map[T]int) { <-empty; m[*new(T)]++ }
+
+type waiter interface{ wait() }
+
+type inner struct{}
+
+//go:noinline
+func (*inner) wait() { <-empty }
+
+type outer struct{ *inner }
+
+//go:noinline
+func deep(n int) {
+	if n > 0 {
+		deep(n - 1)
+		return
+	}
+	<-empty
+}
+
+//go:noinline
+func bigFrame() {
+	var b [40 << 10]byte
+	use(b[:])
+	<-empty
+	use(b[:])
+}
+
+//go:noinline
+func use(b []byte) { b[0]++ }
+
+// recovering waits in a function that was deferred by one that has dereferenced nil in a leaf.
+func recovering() {
+	defer func() {
+		_ = recover()
+	}()
+	defer func() { <-empty }()
+	leaf(nil)
+}
+
+//go:noinline
+func leaf(p *int) { *p = 1 }
+
+func iterate() {
+	next, stop := iter.Pull(func(yield func(int) bool) {
+		<-empty
+		yield(1)
+	})
+	defer stop()
+	next()
+}
+
+func readNetwork() {
+	c, err := net.Dial("tcp", listener.Addr().String())
+	must(err)
+	_, _ = c.Read(make([]byte, 1))
+}
+
+func accept() {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	must(err)
+	_, _ = l.Accept()
+}
+
+func readPipe() {
+	r, w, err := os.Pipe()
+	must(err)
+	_, _ = r.Read(make([]byte, 1))
+	_ = w.Close()
+}
+
+func readBlockingPipe() {
+	var fds [2]int
+	must(syscall.Pipe(fds[:]))
+	_, _ = syscall.Read(fds[0], make([]byte, 1))
+}
+
+func pause() { _, _, _ = syscall.Syscall(syscall.SYS_PPOLL, 0, 0, 0) }
+
+// spin keeps a processor busy in a function that has no frame.
+func spin() {
+	for !stopSpin.Load() {
+		spinLeaf(&spun)
+	}
+}
+
+var spun int
+
+//go:noinline
+func spinLeaf(n *int) {
+	for range 100_000_000 {
+		*n++
+	}
+}
+
+func must(err error) {
+	if err != nil {
+		panic(err)
+	}
+}
+
+// quits has a channel for each goroutine that can be told to go on. exits is closed when it is about to
+// exit.
+var quits sync.Map
+
+func main() {
+	switch os.Args[1] {
+	case "churn":
+		churn()
+		return
+	case "work":
+		count, err := strconv.Atoi(os.Args[2])
+		must(err)
+		work(count)
+		return
+	}
+	count, err := strconv.Atoi(os.Args[1])
+	must(err)
+	listener, err = net.Listen("tcp", "127.0.0.1:0")
+	must(err)
+	mutex.Lock()
+	readLock.RLock()
+	writeLock.Lock()
+	group.Add(1)
+
+	tracer := newTracer()
+	names := make([]string, 0, len(ways))
+	for name := range ways {
+		names = append(names, name)
+	}
+	sort.Strings(names)
+	count = max(count, len(names))
+	if len(os.Args) > 2 {
+		names = os.Args[2:]
+		count, err = strconv.Atoi(os.Args[1])
+		must(err)
+	}
+	started := map[string]int{}
+	var ready sync.WaitGroup
+	for n := 0; n < count; n++ {
+		name := names[n%len(names)]
+		if w := ways[name]; w.most > 0 && started[name] == w.most && len(names) > 1 {
+			name = "chan receive"
+		}
+		started[name]++
+		ready.Add(1)
+		go park(tracer, name, ways[name].park, &ready)
+	}
+	ready.Wait()
+	for n := range 2 {
+		ready.Add(1)
+		go leave(tracer, "leave"+strconv.Itoa(n), &ready)
+	}
+	ready.Wait()
+	fmt.Println("started")
+	serve()
+}
+
+func newTracer() trace.Tracer {
+	resource := sdkresource.NewSchemaless(attribute.String("service.name", "parker"))
+	return sdktrace.NewTracerProvider(resourcepublisher.WithResource(resource), spanctx.WithPublishing(spanctx.WithSpanNames(true))).Tracer("parker")
+}
+
+// park starts a span and waits.
+func park(tracer trace.Tracer, name string, wait func(), ready *sync.WaitGroup) {
+	_, span := tracer.Start(context.Background(), name)
+	defer span.End()
+	ready.Done()
+	wait()
+}
+
+// leave starts a span, waits until it is told to go on, and exits.
+func leave(tracer trace.Tracer, name string, ready *sync.WaitGroup) {
+	_, span := tracer.Start(context.Background(), name)
+	quit := make(chan bool)
+	quits.Store(name, quit)
+	ready.Done()
+	if end := <-quit; end {
+		span.End()
+	}
+	close(quit)
+}
+
+func serve() {
+	in := bufio.NewScanner(os.Stdin)
+	for in.Scan() {
+		command, argument, _ := strings.Cut(in.Text(), " ")
+		switch command {
+		case "dump":
+			f, err := os.Create(argument)
+			must(err)
+			must(pprof.Lookup("goroutine").WriteTo(f, 2))
+			must(f.Close())
+		case "end", "leak":
+			quit, _ := quits.Load(argument)
+			quit.(chan bool) <- command == "end"
+			<-quit.(chan bool)
+		}
+		fmt.Println("done")
+	}
+	stopSpin.Store(true)
+}

@@ -1,0 +1,86 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package reader_test
+
+import (
+	"context"
+	"os"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/otel/sdk/resource"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+
+	"github.com/otelctx/otelctx/internal/testing/testenv"
+	"github.com/otelctx/otelctx/reader"
+	"github.com/otelctx/otelctx/resourcepublisher"
+	"github.com/otelctx/otelctx/spanctx"
+)
+
+//go:noinline
+func waitIn(ctx context.Context, tp *sdktrace.TracerProvider, end <-chan struct{}) {
+	_, span := tp.Tracer("").Start(ctx, "waits")
+	defer span.End()
+	<-end
+}
+
+// A process reads its own goroutine. The runtime names what the stack has.
+func TestGoroutines(t *testing.T) {
+	tp := sdktrace.NewTracerProvider(resourcepublisher.WithResource(resource.Empty()), spanctx.WithPublishing())
+	defer func() { assert.NoError(t, tp.Shutdown(context.Background())) }()
+	end, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		waitIn(t.Context(), tp, end)
+	}()
+	p, err := reader.Open(os.Getpid())
+	require.NoError(t, err)
+	defer func() { assert.NoError(t, p.Close()) }()
+
+	var ref reader.GoroutineRef
+	look := func() reader.Goroutine {
+		if ref.G == 0 {
+			spans, err := p.Spans(t.Context())
+			require.NoError(t, err)
+			if len(spans) == 0 {
+				return reader.Goroutine{}
+			}
+			ref = reader.GoroutineRef{ID: spans[0].Goroutine, G: spans[0].G}
+		}
+		found, err := p.Goroutines(t.Context(), []reader.GoroutineRef{ref, {ID: ref.ID + 1000, G: ref.G}, {ID: 1, G: 64}}, reader.GoroutineOptions{Stacks: true})
+		require.NoError(t, err)
+		require.Len(t, found.Goroutines, 3)
+		require.NoError(t, found.StateErr)
+		assert.Equal(t, reader.GoroutineGone, found.Goroutines[1].State)
+		assert.Equal(t, reader.GoroutineUnknown, found.Goroutines[2].State)
+		require.ErrorIs(t, found.Goroutines[2].StackErr, reader.ErrNoStack)
+		return found.Goroutines[0]
+	}
+	var g reader.Goroutine
+	require.Eventually(t, func() bool { g = look(); return g.WaitReason == "chan receive" }, testenv.Patience, time.Millisecond)
+	assert.Equal(t, reader.GoroutineWaiting, g.State)
+	assert.Equal(t, ref, g.GoroutineRef)
+	require.NoError(t, g.StackErr)
+	var functions []string
+	for _, pc := range g.Stack {
+		functions = append(functions, runtime.FuncForPC(uintptr(pc)).Name())
+	}
+	assert.Equal(t, "runtime.gopark", functions[0])
+	assert.Contains(t, functions, "github.com/otelctx/otelctx/reader_test.waitIn")
+
+	close(end)
+	<-ended
+	assert.Eventually(t, func() bool { return look().State == reader.GoroutineGone }, testenv.Patience, time.Millisecond)
+	_, err = p.Goroutines(canceled(), []reader.GoroutineRef{ref}, reader.GoroutineOptions{})
+	require.ErrorIs(t, err, context.Canceled)
+}
+
+func canceled() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
+}

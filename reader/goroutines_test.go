@@ -1,0 +1,82 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package reader
+
+import (
+	"context"
+	"encoding/binary"
+	"syscall"
+	"testing"
+
+	"github.com/otelctx/otelctx/internal/gostack"
+	"github.com/otelctx/otelctx/ringbuf"
+)
+
+// hostileMemory says whatever it likes at every address, and something else each time if it changes.
+type hostileMemory struct {
+	data    []byte
+	changes bool
+	reads   int
+	bytes   int
+}
+
+func (m *hostileMemory) ReadParts(parts []ringbuf.Part) (int, error) {
+	for i, p := range parts {
+		m.reads++
+		m.bytes += len(p.Data)
+		at := p.Address
+		if m.changes {
+			at += uint64(m.reads) * 8
+		}
+		if len(m.data) == 0 || m.data[at%uint64(len(m.data))] == 0xee && len(p.Data) > 0 {
+			return i, syscall.EFAULT
+		}
+		for j := range p.Data {
+			p.Data[j] = m.data[(at+uint64(j))%uint64(len(m.data))]
+		}
+	}
+	return len(parts), nil
+}
+
+// Whatever a process has in its memory, looking at its goroutines ends, and reads and returns no more
+// than is said.
+func FuzzGoroutines(f *testing.F) {
+	g := make([]byte, 512)
+	for i, v := range map[int]uint64{0: 0x1000, 8: 0x9000, 56: 0x1200, 64: 0x40_1000, 72: 512, 96: 0x1208, 144: 4, 152: 7} {
+		binary.NativeEndian.PutUint64(g[i:], v)
+	}
+	f.Add(g, uint8(3), false)
+	f.Add(g, uint8(200), true)
+	f.Fuzz(func(t *testing.T, data []byte, count uint8, changes bool) {
+		memory := &hostileMemory{data: data, changes: changes}
+		look := &goroutineLook{
+			ctx: context.Background(), process: &Process{}, memory: memory, options: GoroutineOptions{Stacks: true}, size: gRead,
+			runtime: RuntimeOffsets{GM: 48, GGoid: 152, MProcid: 64, MCurg: 184}, result: new(Goroutines), scratch: new(goroutineScratch),
+			knownGoroutines: knownGoroutines{layout: gostack.Layout{
+				Goid: 152, SP: 56, PC: 64, LR: 88, Status: 144, WaitSince: 168, WaitReason: 176, BP: 96, Goexit: 0x40_1000,
+			}},
+		}
+		out := make([]Goroutine, count)
+		refs := make([]GoroutineRef, count)
+		for i := range out {
+			refs[i] = GoroutineRef{ID: 7, G: uint64(i+1) * 512}
+			out[i].GoroutineRef = refs[i]
+		}
+		var k knownGoroutines
+		if err := look.calibrate(&k, refs); err != nil {
+			t.Fatal(err)
+		}
+		if err := look.batch(out); err != nil {
+			t.Fatal(err)
+		}
+		for _, g := range out {
+			if len(g.Stack) > gostack.MaxFrames {
+				t.Fatalf("%d frames", len(g.Stack))
+			}
+		}
+		if most := (int(count) + 1) * (goroutineTries + 1) * (maxStack + firstStack + 4*gRead); memory.bytes > most {
+			t.Fatalf("read %d bytes for %d goroutines", memory.bytes, count)
+		}
+	})
+}

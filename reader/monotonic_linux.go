@@ -1,0 +1,16 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package reader
+
+import "golang.org/x/sys/unix"
+
+// monotonicNow returns the time of CLOCK_MONOTONIC in nanoseconds, by which the Go runtime tells the
+// time, or 0.
+func monotonicNow() int64 {
+	var t unix.Timespec
+	if unix.ClockGettime(unix.CLOCK_MONOTONIC, &t) != nil {
+		return 0
+	}
+	return t.Nano()
+}
