@@ -66,7 +66,7 @@ func provided() map[string]func(*testing.T) options {
 	}
 	for name, opts := range map[string][]spanctx.Option{
 		"": nil, "WithEnabled": {spanctx.WithEnabled(true)}, "WithThreadSlots": {spanctx.WithThreadSlots(false)},
-		"WithGoroutineSlots": {spanctx.WithGoroutineSlots(false)}, "WithGoroutineRecord": {spanctx.WithGoroutineRecord(false)},
+		"WithGoroutineSlots": {spanctx.WithGoroutineTable(false)}, "WithGoroutineRecord": {spanctx.WithGoroutineRecord(false)},
 		"WithSpanNames": {spanctx.WithSpanNames(true)}, "WithDatadogLayout": {spanctx.WithDatadogLayout()},
 		"WithCapacity": {spanctx.WithCapacity(64)}, "WithAttributeKeys": {spanctx.WithAttributeKeys("key")},
 		"WithAttributeSpace": {spanctx.WithAttributeSpace(64)}, "WithLabels": {spanctx.WithLabels(spanctx.LabelsKept)},
