@@ -71,7 +71,8 @@ bench: ## Run the benchmarks, or for minutes one of WHAT=accuracy, soak or recor
 .PHONY: wild
 wild: build ## As root, measure what profilers see of services with real libraries: the scoreboard. WILD= has arguments of wild score.
 	cd benchmarks && $(GO) build -o ../$(BIN)/ ./wild
-	$(BIN)/wild score -otelctx $(BIN)/otelctx $(patsubst %,-otelcol %,$(wildcard $(BIN)/otelcol-otelctx)) -o docs/wild.md $(WILD)
+	$(BIN)/wild score -otelctx $(BIN)/otelctx $(patsubst %,-otelcol %,$(wildcard $(BIN)/otelcol-otelctx)) -o docs/wild.md -csv benchmarks/results/wild.csv $(WILD)
+	cd benchmarks && $(GO) run ./results
 
 .PHONY: interop
 interop: build ## Test with real counterparts: WHAT=collector, backends, nocode or ecosystem; WHAT=otelcol builds a Collector.

@@ -24,6 +24,7 @@ const rolePublisher = "publisher"
 
 func TestMain(m *testing.M) {
 	childproc.Main(m, map[string]func(*childproc.Parent){
+		roleService: serveHTTP,
 		rolePublisher: func(parent *childproc.Parent) {
 			pub, err := resourcepublisher.NewPublisher(typicalResource())
 			parent.Must(err)
@@ -70,9 +71,16 @@ func newPublisher(tb testing.TB, r *resource.Resource) *resourcepublisher.Publis
 	tb.Helper()
 	pub, err := resourcepublisher.NewPublisher(r)
 	if errors.Is(err, errors.ErrUnsupported) {
-		tb.Skip(err)
+		noResult(tb, err)
 	}
 	require.NoError(tb, err)
 	tb.Cleanup(func() { require.NoError(tb, pub.Shutdown(context.Background())) })
 	return pub
+}
+
+// noResult skips a benchmark and says so. Package testing would print nothing without -v.
+func noResult(tb testing.TB, reason any) {
+	tb.Helper()
+	_, _ = fmt.Printf("%s: no result: %v\n", tb.Name(), reason)
+	tb.Skip(reason)
 }

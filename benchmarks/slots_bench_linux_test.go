@@ -33,7 +33,7 @@ func newRing(tb testing.TB, opts ...ringbuf.Option) *ringbuf.Ring {
 	tb.Helper()
 	r, err := ringbuf.New(opts...)
 	if errors.Is(err, errors.ErrUnsupported) {
-		tb.Skip(err)
+		noResult(tb, err)
 	}
 	require.NoError(tb, err)
 	tb.Cleanup(func() { require.NoError(tb, r.Close()) })
@@ -44,7 +44,7 @@ func newLeaf(tb testing.TB, byGoroutine bool) *leaf.Slots {
 	tb.Helper()
 	s, err := leaf.New(ringbuf.DefaultCapacity, byGoroutine)
 	if err != nil {
-		tb.Skip(err)
+		noResult(tb, err)
 	}
 	return s
 }
@@ -106,12 +106,33 @@ func BenchmarkStore(b *testing.B) {
 	}
 }
 
+// BenchmarkGet reads the span that the slot of the calling thread or goroutine shows, and the one of
+// a thread or goroutine by its id. The baseline is that of BenchmarkStore.
+func BenchmarkGet(b *testing.B) {
+	const reads = 100_000
+	for _, r := range rings {
+		ring, baseline := newRing(b, r.opts...), storeLeaf(newLeaf(b, r.byGoroutine))
+		for reader, get := range map[string]func() (ringbuf.Span, bool){
+			"here": ring.Get, "id": func() (ringbuf.Span, bool) { return ring.GetByID(1) },
+		} {
+			b.Run(fmt.Sprintf("layout=%d/index=%s/reader=%s", r.layout, r.index, reader), func(b *testing.B) {
+				ring.Store(&shownSpan)
+				alternate(b, reads, baseline, func(n int) {
+					for range n {
+						get()
+					}
+				})
+			})
+		}
+	}
+}
+
 // BenchmarkThreadRecord shows a span in the calling thread's record for Universal
 // Profiling, which a few loads lead to. The baseline is that of BenchmarkStore.
 func BenchmarkThreadRecord(b *testing.B) {
 	library, err := apmlib.Install([]string{b.TempDir()}, wire.ProfilingProcessStorage{}.Encode(), goruntime.Calibrate())
 	if err != nil {
-		b.Skip(err)
+		noResult(b, err)
 	}
 	records := library.Records()
 	span := apmlib.Span{TraceIDHigh: 1, TraceIDLow: 2, SpanID: 3, TransactionID: 4, TraceFlags: 1}
@@ -136,7 +157,7 @@ func TestStoreDoesNotAllocate(t *testing.T) {
 func BenchmarkSelf(b *testing.B) {
 	r := goruntime.Calibrate()
 	if _, err := r.Offset(goruntime.MProcid); err != nil {
-		b.Skip(err)
+		noResult(b, err)
 	}
 	gettid := func(n int) {
 		for range n {
@@ -166,7 +187,7 @@ func BenchmarkNeighbours(b *testing.B) {
 		}
 		b.Run("layout="+strconv.Itoa(r.layout), func(b *testing.B) {
 			if runtime.GOMAXPROCS(0) < 2 {
-				b.Skip("takes two processors")
+				noResult(b, "takes two processors")
 			}
 			ring, elsewhere := newRing(b, r.opts...), newRing(b, r.opts...)
 			onOwn, onNeighbour := onNeighbours(b)

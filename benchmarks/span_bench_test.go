@@ -28,6 +28,13 @@ import (
 // noop is the processor of the baseline: without any the SDK records no spans.
 var noop = oteltest.SpanProcessor{}
 
+// published are the options that leave one carrier.
+var published = map[string][]spanctx.Option{
+	"slots":  {spanctx.WithGoroutineRecord(false), spanctx.WithGoroutineTable(false)},
+	"gslots": {spanctx.WithGoroutineRecord(false), spanctx.WithThreadSlots(false)},
+	"record": {spanctx.WithThreadSlots(false), spanctx.WithGoroutineTable(false)},
+}
+
 // tracers returns the tracer of a provider with the processor that the name says.
 var tracers = []struct {
 	processor string
@@ -36,10 +43,10 @@ var tracers = []struct {
 	{"none", func(tb testing.TB) trace.Tracer { return provider(tb).Tracer("benchmarks") }},
 	{"noop", func(tb testing.TB) trace.Tracer { return tracer(tb, noop) }},
 	{"publisher", func(tb testing.TB) trace.Tracer { return tracer(tb, newPublisher(tb, typicalResource())) }},
-	{"slots", carriers(spanctx.WithGoroutineRecord(false), spanctx.WithGoroutineTable(false))},
+	{"slots", carriers(published["slots"]...)},
 	{"slots1", carriers(spanctx.WithGoroutineRecord(false), spanctx.WithGoroutineTable(false), spanctx.WithDatadogLayout())},
-	{"gslots", carriers(spanctx.WithGoroutineRecord(false), spanctx.WithThreadSlots(false))},
-	{"record", carriers(spanctx.WithThreadSlots(false), spanctx.WithGoroutineTable(false))},
+	{"gslots", carriers(published["gslots"]...)},
+	{"record", carriers(published["record"]...)},
 	{"default", carriers()},
 	{"names", carriers(spanctx.WithSpanNames(true))},
 	{"keys3", carriers(spanctx.WithAttributeKeys("http.app", "http.route", "tenant"))},
@@ -82,7 +89,7 @@ func newSpanProcessor(tb testing.TB, opts ...spanctx.Option) *spanctx.SpanProces
 	tb.Helper()
 	p, err := spanctx.NewSpanProcessor(opts...)
 	if errors.Is(err, errors.ErrUnsupported) {
-		tb.Skip(err)
+		noResult(tb, err)
 	}
 	require.NoError(tb, err)
 	tb.Cleanup(func() { require.NoError(tb, p.Shutdown(context.Background())) })
@@ -95,7 +102,7 @@ func newIntegration(tb testing.TB, mode universalprofiling.Mode) *universalprofi
 	tb.Helper()
 	i, err := universalprofiling.New(universalprofiling.WithEnabled(mode), universalprofiling.WithSocketDir(tb.TempDir()))
 	if err != nil {
-		tb.Skip(err)
+		noResult(tb, err)
 	}
 	tb.Cleanup(func() { require.NoError(tb, i.Shutdown(context.Background())) })
 	return i

@@ -17,19 +17,27 @@ import (
 
 // pattern is a way in which services use spans, goroutines and libraries.
 type pattern struct {
-	// run is one short repetition. The function's name is the pattern's.
+	// run is one short repetition.
 	run func(*run)
+	// called is the pattern's name. If it is empty, the pattern has the name of its function.
+	called string
 	// about says in a few words what happens and when the work is done.
 	about string
-	// alone says that the pattern takes a process of its own, since it changes the
+	// alone says that the pattern needs a process of its own, because it changes the
 	// process for good.
 	alone bool
-	// single says that there must be one repetition at a time.
+	// env is an environment variable, KEY=value, that the process needs from its start.
+	// A pattern with one is alone.
+	env string
+	// single says that only one repetition may run at a time.
 	single bool
 }
 
-// name returns the name of the pattern's function.
+// name returns the pattern's name.
 func (p pattern) name() string {
+	if p.called != "" {
+		return p.called
+	}
 	name := runtime.FuncForPC(reflect.ValueOf(p.run).Pointer()).Name()
 	return name[strings.LastIndexByte(name, '.')+1:]
 }
@@ -77,6 +85,14 @@ func (r *run) oneOf(a, b trace.SpanContext) {
 	r.burn(truth{spans: [2]id{idOf(a), idOf(b)}})
 }
 
+// waitIn works where the contract says that the span of ctx is shown, and then waits there:
+// the stack that spells the truth stays while wait runs. The name of the function that
+// calls the runtime or another package must begin with "wait".
+func (r *run) waitIn(ctx context.Context, wait func()) {
+	r.needSpan(ctx)
+	r.burnAndWait(truth{spans: [2]id{spanOf(ctx)}}, wait)
+}
+
 func (r *run) needSpan(ctx context.Context) {
 	if span := trace.SpanFromContext(ctx); !span.IsRecording() || span.SpanContext().IsRemote() {
 		panic(r.pattern + ": no span is active in the context")
@@ -85,7 +101,9 @@ func (r *run) needSpan(ctx context.Context) {
 
 func spanOf(ctx context.Context) id { return idOf(trace.SpanContextFromContext(ctx)) }
 
-func (r *run) burn(t truth) {
+func (r *run) burn(t truth) { r.burnAndWait(t, nil) }
+
+func (r *run) burnAndWait(t truth, wait func()) {
 	t.pattern = r.pattern
 	r.burned.Add(1)
 	switch t.kind() {
@@ -96,7 +114,7 @@ func (r *run) burn(t truth) {
 	default:
 		r.eitherCount.Add(1)
 	}
-	burn(r.truths.number(t))
+	burn(r.truths.number(t), wait)
 }
 
 // says is what the contract says of the pattern.

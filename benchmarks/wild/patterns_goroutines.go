@@ -61,7 +61,7 @@ var goroutinePatterns = []pattern{
 	{run: channels, about: "in the span, after a hand-over through channels to goroutines of other spans"},
 	{run: cleanup, about: "in a runtime.AddCleanup function, after the span that the object was made in"},
 	{run: attachNested, about: "Attach within Attach, of two spans: in each and after each"},
-	{run: attachEndedMeanwhile, about: "after the attached span has ended elsewhere, before Detach"},
+	{run: attachEndedMeanwhile, about: "after the attached root has ended elsewhere: nothing before Detach, the own span after it"},
 	{run: attachOver, about: "Attach of a span that is over, inside a live one"},
 	{run: attachBackground, about: "Attach(context.Background()) inside a span, and after Detach"},
 	{run: attachRemote, about: "Attach of a remote span, inside a live one"},
@@ -750,7 +750,7 @@ func attachEndedMeanwhile(r *run) {
 	attachment := spanctx.Attach(ctx)
 	r.in(ctx)
 	r.elsewhere(end)
-	r.in(own)
+	r.out() // the ancestors of the attached span are none
 	attachment.Detach()
 	r.in(own)
 	ownSpan.End()

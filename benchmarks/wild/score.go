@@ -37,7 +37,7 @@ const (
 // board is wild score.
 type board struct {
 	otelctx, otelcol, output, patterns, observers, resume string
-	table                                                 string
+	table, csv, publish                                   string
 	cpu                                                   time.Duration
 	parallel                                              int
 	together                                              bool
@@ -76,6 +76,8 @@ func (b *board) flags(f *flag.FlagSet) {
 	f.StringVar(&b.otelcol, "otelcol", "", "the Collector with the otelctx receiver, as make interop WHAT=otelcol builds it; none is no observers from there")
 	f.IntVar(&b.parallel, "parallel", 1, "how many repetitions of a pattern run at a time, if it allows that")
 	f.StringVar(&b.output, "o", "", "the document whose table to replace; none is standard output")
+	f.StringVar(&b.publish, "publish", "default", publishUsage)
+	f.StringVar(&b.csv, "csv", "", "the file for the rows of all patterns and observers; none is no file")
 	f.StringVar(&b.table, "table", "wild", "which table of the document to replace")
 	f.BoolVar(&b.together, "together", false, "have the recorders look at one process at a time, all of them")
 	f.StringVar(&b.patterns, "patterns", "", "names of the patterns, by commas; none is all")
@@ -171,6 +173,11 @@ func (b *board) score(stdout io.Writer) error {
 			_, _ = fmt.Fprintf(os.Stderr, "%s: %v\n", o.name, time.Since(begin).Round(time.Second))
 		}
 	}
+	if b.csv != "" {
+		if err := b.writeCSV(patterns, looked); err != nil {
+			return err
+		}
+	}
 	return b.print(stdout, patterns, looked)
 }
 
@@ -180,7 +187,7 @@ const exitNotPermitted = 4
 // mayRecord returns why this user may not record.
 func (b *board) mayRecord() error {
 	var stderr bytes.Buffer
-	cmd := exec.Command(b.otelctx, "record", "--duration=1ms", strconv.Itoa(os.Getpid()))
+	cmd := exec.Command(b.otelctx, "record", "--", "true")
 	cmd.Stderr = &stderr
 	err := cmd.Run()
 	if exit := new(exec.ExitError); errors.As(err, &exit) && exit.ExitCode() == exitNotPermitted {
@@ -253,9 +260,12 @@ func (b *board) look(group []observer, patterns string) error {
 	if err != nil {
 		return err
 	}
-	args := []string{"serve", "-dir", dir, "-patterns", patterns, "-cpu", (b.cpu * time.Duration(group[0].factor)).String(), "-parallel", strconv.Itoa(b.parallel)}
+	args := []string{"serve", "-dir", dir, "-patterns", patterns, "-publish", b.publish, "-cpu", (b.cpu * time.Duration(group[0].factor)).String(), "-parallel", strconv.Itoa(b.parallel)}
 	serve := exec.Command(exe, append(args, group[0].serve...)...)
 	serve.Stderr = os.Stderr
+	if i := slices.IndexFunc(all(), func(p pattern) bool { return p.name() == patterns && p.env != "" }); i >= 0 {
+		serve.Env = append(os.Environ(), all()[i].env)
+	}
 	in, err := serve.StdinPipe()
 	if err != nil {
 		return err

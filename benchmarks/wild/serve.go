@@ -22,12 +22,13 @@ import (
 
 // all returns all patterns.
 func all() []pattern {
-	return slices.Concat(lifePatterns, goroutinePatterns, httpPatterns, grpcPatterns, sqlPatterns, labelPatterns, samplingPatterns, datadogPatterns, cgoPatterns)
+	return slices.Concat(lifePatterns, goroutinePatterns, handoverPatterns, brokerPatterns, waitPatterns, inheritedPatterns, httpPatterns, routerPatterns, grpcPatterns, sqlPatterns, labelPatterns, samplingPatterns, datadogPatterns, cgoPatterns)
 }
 
 // server is wild serve.
 type server struct {
 	patterns string
+	publish  string
 	dir      string
 	cpu      time.Duration
 	rounds   int
@@ -38,6 +39,7 @@ type server struct {
 
 func (s *server) flags(f *flag.FlagSet) {
 	f.StringVar(&s.patterns, "patterns", "", "names of the patterns to run, by commas; none is all that do not take a process alone")
+	f.StringVar(&s.publish, "publish", "default", publishUsage)
 	f.StringVar(&s.dir, "dir", ".", "where to write truths and profiles")
 	f.DurationVar(&s.cpu, "cpu", 500*time.Millisecond, "how much CPU time each pattern uses at least")
 	f.IntVar(&s.rounds, "rounds", 3, "in how many rounds")
@@ -45,6 +47,8 @@ func (s *server) flags(f *flag.FlagSet) {
 	f.BoolVar(&s.cpuProfile, "cpuprofile", false, "write the process's own CPU profile")
 	f.BoolVar(&s.goroutines, "goroutines", false, "take goroutine profiles all the time")
 }
+
+const publishUsage = "which carriers the service has: default, thread_slots, goroutine_table, record, or small, which is default with 64 slots"
 
 // Files in the directory of a server.
 const (
@@ -64,7 +68,11 @@ func (s *server) serve(in io.Reader, out io.Writer) error {
 	runtime.GOMAXPROCS(4) // more than processors may be, so that goroutines change threads
 	each := burnTime()
 	lines := bufio.NewScanner(in)
-	service := newService()
+	carriers, ok := publications[s.publish]
+	if !ok {
+		return fmt.Errorf("invalid -publish %q: use default, thread_slots, goroutine_table, record, small", s.publish)
+	}
+	service := newService(carriers...)
 	_, _ = fmt.Fprintln(out, "ready")
 	var warm atomic.Bool
 	go warmUp(&warm)

@@ -33,8 +33,17 @@ type service struct {
 	shutDownOne sync.Once
 }
 
+// publications are the choices of -publish: which carriers the service has.
+var publications = map[string][]spanctx.Option{
+	"default":         nil,
+	"thread_slots":    {spanctx.WithGoroutineRecord(false), spanctx.WithGoroutineTable(false)},
+	"goroutine_table": {spanctx.WithGoroutineRecord(false), spanctx.WithThreadSlots(false)},
+	"record":          {spanctx.WithThreadSlots(false), spanctx.WithGoroutineTable(false)},
+	"small":           {spanctx.WithCapacity(64)}, // fewer slots than goroutines
+}
+
 // newService starts the service, outside of all spans.
-func newService() *service {
+func newService(opts ...spanctx.Option) *service {
 	s := &service{
 		started:    newStarted(),
 		propagator: propagation.TraceContext{},
@@ -42,7 +51,7 @@ func newService() *service {
 	}
 	s.provider = sdktrace.NewTracerProvider(
 		resourcepublisher.WithResource(resource.NewSchemaless(attribute.String("service.name", "wild"))),
-		spanctx.WithPublishing(),
+		spanctx.WithPublishing(opts...),
 		sdktrace.WithSpanProcessor(s.started),
 		// The default makes root spans unsampled that say so, and nothing else.
 		sdktrace.WithSampler(sdktrace.ParentBased(sdktrace.AlwaysSample())),

@@ -11,6 +11,7 @@ import (
 	"os"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -70,13 +71,7 @@ func (b *board) text(patterns []pattern, looked []observer) string {
 	_, _ = fmt.Fprintf(&text, "\n|---|---|---|%s\n", strings.Repeat("--:|", len(looked)))
 	for _, p := range patterns {
 		row := b.rows[p.name()]
-		var says []string
-		for _, kind := range []string{"shown", "nothing", "either"} {
-			if row.Kinds[kind] {
-				says = append(says, kind)
-			}
-		}
-		_, _ = fmt.Fprintf(&text, "| %s | %s | %s |", p.name(), p.about, strings.Join(says, ", "))
+		_, _ = fmt.Fprintf(&text, "| %s | %s | %s |", p.name(), p.about, row.says())
 		for _, o := range looked {
 			_, _ = fmt.Fprintf(&text, " %s |", row.Tallies[o.name])
 		}
@@ -84,6 +79,11 @@ func (b *board) text(patterns []pattern, looked []observer) string {
 	}
 	_, _ = fmt.Fprintln(&text)
 	return text.String()
+}
+
+// says is what the contract says of the pattern.
+func (r *row) says() string {
+	return strings.Join(slices.DeleteFunc([]string{"shown", "nothing", "either"}, func(kind string) bool { return !r.Kinds[kind] }), ", ")
 }
 
 // share is a number of samples as a percentage of others.
@@ -131,11 +131,19 @@ func libraries() string {
 	}
 	var list []string
 	for _, m := range info.Deps {
-		for _, name := range []string{"otel/sdk", "otelhttp", "otelgrpc", "otelslog", "otelsql", "modernc.org/sqlite", "google.golang.org/grpc", "otel-profiling-go", "dd-trace-go/v2", "golang.org/x/sync"} {
+		for _, name := range patternLibraries {
 			if strings.HasSuffix(m.Path, name) {
 				list = append(list, m.Path+" "+m.Version)
 			}
 		}
 	}
 	return strings.Join(list, ", ")
+}
+
+// patternLibraries are how the paths of modules end that patterns are about.
+var patternLibraries = []string{
+	"otel/sdk", "otelhttp", "otelgrpc", "otelslog", "otelsql", "modernc.org/sqlite", "google.golang.org/grpc", "otel-profiling-go",
+	"dd-trace-go/v2", "golang.org/x/sync", "twmb/franz-go", "plugin/kotel", "quic-go/quic-go", "coder/websocket", "nats-server/v2",
+	"go-redis/v9", "connectrpc.com/connect", "otelconnect", "go-chi/chi/v5", "gin-gonic/gin", "echo/v4", "fiber/v2", "graphql-go",
+	"gorm.io/gorm", "cron/v3", "failsafe-go", "ants/v2", "pond/v2", "sourcegraph/conc",
 }

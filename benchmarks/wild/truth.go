@@ -158,19 +158,23 @@ func burnTime() time.Duration {
 // sink keeps the compiler from finding out that nothing comes of the work.
 var sink atomic.Uint64
 
-// burn works for the truth with a number. The stack has one frame of burn, one of digit
-// for each digit, the highest first, and one of bottom. Frames of spell are in between.
+// burn works for the truth with a number, and then calls wait unless it is nil. The stack
+// has one frame of burn, one of digit for each digit, the highest first, and one of
+// bottom. Frames of spell are in between.
 //
 //go:noinline
-func burn(number uint64) { spell(number, numberDigits) }
+func burn(number uint64, wait func()) { spell(number, numberDigits, wait) }
 
 //go:noinline
-func bottom() {
+func bottom(wait func()) {
 	x := sink.Load()
 	for range pieces {
 		x = spin(x)
 	}
 	sink.Store(x)
+	if wait != nil {
+		wait()
+	}
 	atBottom()
 }
 
@@ -183,71 +187,71 @@ var atBottom = func() {}
 func waitAtBottom() { time.Sleep(3 * time.Millisecond) }
 
 //go:noinline
-func spell(number uint64, left int) {
+func spell(number uint64, left int, wait func()) {
 	if left == 0 {
-		bottom()
+		bottom(wait)
 		return
 	}
 	left--
-	digits[number>>(4*left)&15](number, left)
+	digits[number>>(4*left)&15](number, left, wait)
 }
 
 // digits are the functions that spell a digit.
-var digits [16]func(number uint64, left int)
+var digits [16]func(number uint64, left int, wait func())
 
 func init() { //nolint:gochecknoinits // The functions call each other through the table.
-	digits = [...]func(uint64, int){
+	digits = [...]func(uint64, int, func()){
 		digit0, digit1, digit2, digit3, digit4, digit5, digit6, digit7, digit8, digit9, digitA, digitB, digitC, digitD, digitE, digitF,
 	}
 }
 
 //go:noinline
-func digit0(number uint64, left int) { spell(number, left) }
+func digit0(number uint64, left int, wait func()) { spell(number, left, wait) }
 
 //go:noinline
-func digit1(number uint64, left int) { spell(number, left) }
+func digit1(number uint64, left int, wait func()) { spell(number, left, wait) }
 
 //go:noinline
-func digit2(number uint64, left int) { spell(number, left) }
+func digit2(number uint64, left int, wait func()) { spell(number, left, wait) }
 
 //go:noinline
-func digit3(number uint64, left int) { spell(number, left) }
+func digit3(number uint64, left int, wait func()) { spell(number, left, wait) }
 
 //go:noinline
-func digit4(number uint64, left int) { spell(number, left) }
+func digit4(number uint64, left int, wait func()) { spell(number, left, wait) }
 
 //go:noinline
-func digit5(number uint64, left int) { spell(number, left) }
+func digit5(number uint64, left int, wait func()) { spell(number, left, wait) }
 
 //go:noinline
-func digit6(number uint64, left int) { spell(number, left) }
+func digit6(number uint64, left int, wait func()) { spell(number, left, wait) }
 
 //go:noinline
-func digit7(number uint64, left int) { spell(number, left) }
+func digit7(number uint64, left int, wait func()) { spell(number, left, wait) }
 
 //go:noinline
-func digit8(number uint64, left int) { spell(number, left) }
+func digit8(number uint64, left int, wait func()) { spell(number, left, wait) }
 
 //go:noinline
-func digit9(number uint64, left int) { spell(number, left) }
+func digit9(number uint64, left int, wait func()) { spell(number, left, wait) }
 
 //go:noinline
-func digitA(number uint64, left int) { spell(number, left) }
+func digitA(number uint64, left int, wait func()) { spell(number, left, wait) }
 
 //go:noinline
-func digitB(number uint64, left int) { spell(number, left) }
+func digitB(number uint64, left int, wait func()) { spell(number, left, wait) }
 
 //go:noinline
-func digitC(number uint64, left int) { spell(number, left) }
+func digitC(number uint64, left int, wait func()) { spell(number, left, wait) }
 
 //go:noinline
-func digitD(number uint64, left int) { spell(number, left) }
+func digitD(number uint64, left int, wait func()) { spell(number, left, wait) }
 
 //go:noinline
-func digitE(number uint64, left int) { spell(number, left) }
+func digitE(number uint64, left int, wait func()) { spell(number, left, wait) }
 
 //go:noinline
-func digitF(number uint64, left int) { spell(number, left) }
+func digitF(number uint64, left int, wait func()) { spell(number, left, wait) }
 
 // told returns the number that a stack spells, its functions' names with the innermost
 // first. ok is false if it spells none.
@@ -259,7 +263,7 @@ func told(names []string) (number uint64, ok bool) {
 		switch {
 		case !ours && !burning:
 			// The runtime's functions for a goroutine that it preempts.
-		case name == "waitAtBottom" && !burning:
+		case strings.HasPrefix(name, "wait") && !burning:
 		case name == "spin", name == "bottom":
 			// A leaf function may hide its caller: there may be one of the two.
 			burning = true

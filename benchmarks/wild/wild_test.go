@@ -54,7 +54,7 @@ func TestStackSpellsNumber(t *testing.T) {
 			assert.True(t, ok, names)
 			assert.Equal(t, number, got)
 		}
-		burn(number)
+		burn(number, nil)
 	}
 }
 
@@ -70,7 +70,7 @@ func TestProfileHasGoroutineThatWaits(t *testing.T) {
 			case <-done:
 				return
 			default:
-				burn(0xABCDEF)
+				burn(0xABCDEF, nil)
 			}
 		}
 	}()

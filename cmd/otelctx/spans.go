@@ -57,7 +57,7 @@ func (c *spansCommand) Run(s streams) error {
 		return spans, err
 	})
 	if err != nil {
-		return err
+		return aboutProcess(c.PID, err)
 	}
 	d := newSpansDocument(c.PID, spans, now, c.MinAge)
 	if c.JSON {

@@ -7,9 +7,12 @@ package hostile
 
 import (
 	"bytes"
+	"cmp"
+	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -19,7 +22,9 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
+	profilespb "go.opentelemetry.io/proto/otlp/profiles/v1development"
 	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/otelctx/otelctx/internal/testing/burner"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
@@ -272,6 +277,96 @@ func (u user) requireRecordedBeside(t *testing.T, said string) {
 	assert.Contains(t, r.stderr.String(), said)
 }
 
+// jit starts a program that runs code which it has made itself, in so many pages, and whose perf map says
+// this.
+func (u user) jit(t *testing.T, attacker string, pages int, perfMap string) {
+	t.Helper()
+	c := childproc.Run(t, u.command(attacker, append(publish(t, attacker, text("service.name", "hostile")), "jit", strconv.Itoa(pages))...))
+	c.Receive()
+	path := fmt.Sprintf("/tmp/perf-%d.map", c.PID())
+	t.Cleanup(func() { _ = os.Remove(path) })
+	require.NoError(t, os.WriteFile(path, []byte(perfMap), 0o600))
+	if u == nobody {
+		require.NoError(t, os.Chown(path, childproc.Nobody, childproc.Nobody))
+	}
+	require.Equal(t, "running", c.Ask("run"))
+}
+
+// TestNamesBesideOthers records a service beside processes of another user that make names expensive. The
+// service has as many samples for its CPU time as without them, and its names (row 4).
+func TestNamesBesideOthers(t *testing.T) {
+	needRoot(t)
+	otelctx, attacker := recordingCommand(t), attacker(t)
+	service := startService(t, self)
+	record := func(t *testing.T) (perSecond, named float64) {
+		t.Helper()
+		r := self.recordTo(t, "p.otlp", otelctx, "--all").recorded(service.PID())
+		moment := func() (time.Time, time.Duration) {
+			used, err := burner.Used(service)
+			require.NoError(t, err)
+			return time.Now(), used
+		}
+		begun, before := moment()
+		burner.AwaitUse(t, service, 2*time.Second)
+		ended, after := moment()
+		d := r.interrupt()
+		asked := time.Since(ended)
+		content, err := os.ReadFile(r.file)
+		require.NoError(t, err)
+		samples, withNames := samplesBetween(t, content, service.PID(), begun, ended)
+		t.Logf("%d samples in %v, %d with names, ended after %v; lost %d: %s", samples, after-before, withNames, asked, d.Lost, r.stderr.String())
+		assert.Zero(t, d.Lost)
+		return float64(samples) / (after - before).Seconds(), float64(withNames) / float64(samples)
+	}
+	alone, named := record(t)
+	assert.Greater(t, named, 0.99)
+	for name, perfMap := range map[string]string{
+		"empty lines": strings.Repeat("\n", 17<<20),
+		"everything":  strings.Repeat("0 ffffffffffffffff x\n", 17<<20/21),
+	} {
+		t.Run(name, func(t *testing.T) {
+			if name != "empty lines" {
+				testenv.NeedAll(t)
+			}
+			for range 6 {
+				nobody.jit(t, attacker, 1000, perfMap)
+			}
+			beside, named := record(t)
+			assert.InEpsilon(t, alone, beside, 0.05)
+			assert.Greater(t, named, 0.99)
+		})
+	}
+}
+
+// samplesBetween returns how many samples of a process a profile has between two moments, and how many of
+// them have a name where the process was.
+func samplesBetween(t *testing.T, content []byte, pid int, begun, ended time.Time) (samples, named int) {
+	t.Helper()
+	data := &profilespb.ProfilesData{}
+	require.NoError(t, proto.Unmarshal(content, data))
+	d := data.GetDictionary()
+	for _, r := range data.GetResourceProfiles() {
+		if !slices.ContainsFunc(r.GetResource().GetAttributes(), func(kv *commonpb.KeyValue) bool {
+			return kv.GetKey() == "process.pid" && kv.GetValue().GetIntValue() == int64(pid)
+		}) {
+			continue
+		}
+		for _, s := range r.GetScopeProfiles()[0].GetProfiles()[0].GetSamples() {
+			leaf := d.GetLocationTable()[d.GetStackTable()[s.GetStackIndex()].GetLocationIndices()[0]]
+			for _, at := range s.GetTimestampsUnixNano() {
+				if at < uint64(begun.UnixNano()) || at >= uint64(ended.UnixNano()) {
+					continue
+				}
+				samples++
+				if len(leaf.GetLines()) > 0 {
+					named++
+				}
+			}
+		}
+	}
+	return samples, named
+}
+
 // TestStalled has otelctx show and record a service although many processes make their
 // readers wait (row 4).
 func TestStalled(t *testing.T) {
@@ -292,7 +387,7 @@ func TestStalled(t *testing.T) {
 	d, _ := r.end()
 	assert.Positive(t, d.samples(service.PID()))
 	for _, pid := range pids {
-		assert.Equal(t, 1, strings.Count(r.stderr.String(), fmt.Sprintf("pid %d: reading timed out", pid)), r.stderr.String())
+		assert.Equal(t, 1, strings.Count(r.stderr.String(), fmt.Sprintf("pid %d (", pid)), r.stderr.String())
 	}
 }
 
@@ -406,6 +501,59 @@ func TestCrowd(t *testing.T) {
 	}, testenv.Patience, 100*time.Millisecond, "all places are taken")
 	crowd(most / 8) // They wait for the places of others that end meanwhile.
 	r.requireRecorded(startService(t, self))
+}
+
+// TestIdlePublishers has more processes of another user publish than can be examined while a busy service is
+// recorded. The service has as many samples for its CPU time as without them.
+func TestIdlePublishers(t *testing.T) {
+	testenv.NeedAll(t)
+	needRoot(t)
+	otelctx, attacker := recordingCommand(t), attacker(t)
+	service := startService(t, self)
+	alone := samplesPerUse(t, otelctx, service)
+	nobody.publishing(t, "crowded", attacker, "crowd", "4200")
+	beside := samplesPerUse(t, otelctx, service)
+	t.Logf("samples for each second of CPU time: %.0f alone, %.0f beside the others", alone, beside)
+	assert.InEpsilon(t, alone, beside, 0.05)
+}
+
+// samplesPerUse records all processes, and returns how many samples there are of a service for each second of
+// its CPU time in the recording.
+func samplesPerUse(t *testing.T, otelctx string, service *childproc.Child) float64 {
+	t.Helper()
+	type moment struct {
+		at   int64
+		used time.Duration
+	}
+	var moments []moment
+	over, watched := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(watched)
+		for {
+			used, err := burner.Used(service)
+			if !assert.NoError(t, err) {
+				return
+			}
+			moments = append(moments, moment{time.Now().UnixNano(), used})
+			select {
+			case <-over:
+				return
+			case <-time.After(time.Millisecond):
+			}
+		}
+	}()
+	r := self.record(t, otelctx, "--all", "--duration=5s")
+	require.NoError(t, r.cmd.Wait(), r.stderr.String())
+	close(over)
+	<-watched
+	t.Log(r.stderr.String())
+	d := &document{}
+	require.NoError(t, json.Unmarshal(r.stdout.Bytes(), d))
+	usedAt := func(at int64) time.Duration {
+		i, _ := slices.BinarySearchFunc(moments, at, func(m moment, at int64) int { return cmp.Compare(m.at, at) })
+		return moments[min(i, len(moments)-1)].used
+	}
+	return float64(d.samples(service.PID())) / (usedAt(d.Start+d.Duration) - usedAt(d.Start)).Seconds()
 }
 
 // TestDenied has a service publish that may not create memory files as it should like to

@@ -44,7 +44,7 @@ func stacks(t testing.TB) [][]*symbols.Location {
 	require.NoError(t, err)
 	defer func() { require.NoError(t, process.Close()) }()
 	locate := func(address uint64) *symbols.Location {
-		region := process.Table().Find(address)
+		region := process.Find(address)
 		if region == nil {
 			return &symbols.Location{Address: address}
 		}

@@ -6,8 +6,10 @@
 package recording
 
 import (
+	"context"
 	"encoding/binary"
 	"os"
+	"os/exec"
 	"reflect"
 	"runtime"
 	"runtime/debug"
@@ -20,6 +22,9 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/export"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/symbols"
+	"github.com/otelctx/otelctx/internal/testing/burner"
+	"github.com/otelctx/otelctx/internal/testing/childproc"
+	"github.com/otelctx/otelctx/internal/testing/programs"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
@@ -38,7 +43,7 @@ func newLoad(t *testing.T, processes int) *load {
 		p, err := openSymbols(files, os.Getpid())
 		require.NoError(t, err)
 		t.Cleanup(func() { _ = p.Close() })
-		p.Table().Attach(1)
+		p.Attach(1)
 		one := &target{symbols: p}
 		one.users.Add(1 << 30) // The test closes it.
 		one.published.Store(newPublished(os.Getpid(), nil))
@@ -52,7 +57,7 @@ func newLoad(t *testing.T, processes int) *load {
 func (l *load) add(p *part, at time.Time, process, cpu, stack, span uint64) {
 	s := sampler.Sample{
 		Time: at, CPU: int(cpu), TID: int(cpu), Comm: "worker",
-		Span: &sampler.Span{Proven: true, TraceFlags: 1, TraceID: [16]byte{1}, SpanID: [8]byte{byte(cpu), 1}},
+		Span: sampler.Span{Proven: true, TraceFlags: 1, TraceID: [16]byte{1}, SpanID: [8]byte{byte(cpu), 1}},
 	}
 	binary.NativeEndian.PutUint32(s.Span.TraceID[4:], uint32(span))
 	binary.NativeEndian.PutUint32(s.Span.SpanID[4:], uint32(span))
@@ -92,7 +97,7 @@ func TestPartsDoNotOverlap(t *testing.T) {
 	const period = time.Second
 	l := newLoad(t, 1)
 	start := time.Now()
-	r := &recording{config: &Config{Period: period}, start: start, parts: make(chan *part, 2)}
+	r := &recording{config: &Config{Period: period}, clock: start, parts: make(chan *part, 2)}
 	r.startPeriod(start)
 	end := start.Add(period)
 	l.add(r.part, end.Add(time.Microsecond), 0, 0, 1, 1)
@@ -155,7 +160,7 @@ func TestMemoryOfManyProcessors(t *testing.T) {
 		n.name(t.Context(), both[0])
 		runtime.KeepAlive(both)
 	})
-	require.NoError(t, queue.Close())
+	require.NoError(t, queue.Close(context.Background()))
 	t.Logf("%d parts of %d s: %d MiB; of the largest parts: %d MiB", parts, seconds, usual>>20, largest>>20)
 	assert.Less(t, usual, uint64(150<<20))
 	assert.Less(t, largest, uint64(354<<20)) // All else that the document counts is less than 158 MiB.
@@ -169,32 +174,68 @@ func TestAttributesOfAPartAreBounded(t *testing.T) {
 	p := newPart(time.Now(), false)
 	add := func(process int, number uint32) *rawSamples {
 		span := sampler.Span{Proven: true, TraceID: [16]byte{1}, SpanID: [8]byte{1}}
+		var encoded []byte
 		for key := range byte(attributes) {
-			span.Attributes = binary.NativeEndian.AppendUint32(append(span.Attributes, key, 4), number)
+			encoded = binary.NativeEndian.AppendUint32(append(encoded, key, 4), number)
 		}
-		p.add(l.all[process], &sampler.Sample{Time: p.begun, User: []uint64{l.code}, Span: &span})
+		span.Attributes = string(encoded)
+		p.add(l.all[process], &sampler.Sample{Time: p.begun, User: []uint64{l.code}, Span: span})
 		of := p.targets[l.all[process]]
 		return of.order[len(of.order)-1]
 	}
 	full := uint32(0)
-	for ; p.bytes < partBytes; full++ {
-		require.Len(t, add(0, full).span.attributes, attributes*6)
+	for ; p.cut == 0; full++ {
+		add(0, full)
 	}
-	assert.Less(t, full, uint32(partBytes/attributes/250))
+	assert.Less(t, full, uint32(maxPartBytes/3/attributes/250))
 	assert.True(t, p.full(p.begun))
 	for number := range uint32(10_000) {
-		require.Empty(t, add(0, full+number).span.attributes)
+		require.Empty(t, add(0, full+number).span.Attributes)
 	}
-	assert.EqualValues(t, 10_000, p.cut)
-	assert.Less(t, p.bytes, partBytes*3/2)
+	assert.EqualValues(t, 10_001, p.cut+p.lost)
+	assert.Less(t, p.bytes, maxPartBytes/2)
 
-	require.NotEmpty(t, add(1, 1).span.attributes)
+	require.NotEmpty(t, add(1, 1).span.Attributes)
 	before := p.bytes
 	for range 100 {
 		add(1, 1)
 	}
 	assert.Equal(t, before, p.bytes)
-	assert.Zero(t, p.lost)
+}
+
+// However much the processes of one user take of a part, others find room.
+func TestUsersShareAPart(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("another user takes root: CAP_SETUID")
+	}
+	attacker := childproc.Start(t, burner.Role, func(cmd *exec.Cmd) {
+		cmd.Path = programs.Public(t, cmd.Path, "attacker")
+		childproc.AsNobody(cmd)
+	})
+	files := symbols.NewFiles()
+	t.Cleanup(files.Close)
+	l := newLoad(t, 1)
+	for range 40 {
+		p, err := openSymbols(files, attacker.PID())
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = p.Close() })
+		one := &target{symbols: p}
+		one.users.Add(1 << 30) // The test closes it.
+		one.published.Store(newPublished(os.Getpid(), nil))
+		l.all = append(l.all, one)
+	}
+	for name, stacks := range map[string]uint64{"memory": 1 << 30, "samples": 1} {
+		p := newPart(time.Now(), false)
+		for i := uint64(0); p.lost == 0; i++ {
+			l.add(p, p.begun, 1+i%40, 0, i%stacks, i%stacks)
+		}
+		lost, cut := p.lost, p.cut
+		for i := range uint64(1000) {
+			l.add(p, p.begun, 0, 0, i, i)
+		}
+		assert.Equal(t, lost, p.lost, name)
+		assert.Equal(t, cut, p.cut, name)
+	}
 }
 
 // Programs choose how long their names are. What has no name any more keeps its address.
@@ -203,11 +244,13 @@ func TestNamesAreBounded(t *testing.T) {
 	p := newPart(time.Now(), false)
 	l.add(p, p.begun, 0, 0, 1, 1)
 	of := p.targets[l.all[0]]
-	for bytes, some := range map[int]bool{0: true, maxNamedBytes: false} {
-		n := &nameResolver{config: &Config{}, tally: newTally(false), namedBytes: bytes}
+	for bytes, some := range map[int]bool{maxNamedBytes: true, 0: false} {
+		n := &nameResolver{config: &Config{}, tally: newTally(false), left: budget{namingLimit, bytes}}
 		named := n.names(t.Context(), of)
 		assert.Equal(t, some, len(named) > 0)
-		assert.Equal(t, some, n.namedBytes > bytes)
-		assert.NotZero(t, n.stack(named, of.order[0].stack)[0].Address)
+		assert.Equal(t, some, n.left.bytes < bytes)
+		stack, unnamed := n.stack(named, of.order[0].stack)
+		assert.NotZero(t, stack[0].Address)
+		assert.Equal(t, !some, unnamed)
 	}
 }

@@ -4,18 +4,14 @@
 package recording
 
 import (
-	"fmt"
-	"os"
-	"syscall"
+	"sync"
 	"testing"
 	"time"
-	"unsafe"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/symbols"
 	"github.com/otelctx/otelctx/internal/testing/burner"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
@@ -91,17 +87,17 @@ func TestWantNames(t *testing.T) {
 	n := newNameTable(layout, nil)
 	of := &target{image: sampler.Image{PID: c.PID()}, reader: p}
 	of.hold()
-	ts := &targets{}
+	var working sync.WaitGroup
 	span := &sampler.Span{Name: 1, Endpoint: 1}
 	assert.False(t, n.knows(span))
-	ts.wantNames(of, n)
-	ts.looks.Wait()
+	n.want(&working, of)
+	working.Wait()
 	assert.True(t, n.knows(span))
 	assert.Equal(t, "request", n.name(1))
 	n.known.Store(new([]string))
 	n.after = time.Now().Add(time.Hour)
-	ts.wantNames(of, n)
-	ts.looks.Wait()
+	n.want(&working, of)
+	working.Wait()
 	assert.False(t, n.knows(span))
 }
 
@@ -118,38 +114,12 @@ func TestNameTable(t *testing.T) {
 	assert.Nil(t, newNameTable(nil, n))
 	assert.True(t, n.knows(&sampler.Span{Name: 2, Endpoint: 1}))
 	assert.False(t, n.knows(&sampler.Span{Name: 3, Endpoint: 1}))
-	assert.True(t, n.knows(nil))
+	assert.True(t, n.knows(&sampler.Span{}))
 	var none *nameTable
 	assert.True(t, none.knows(&sampler.Span{Name: 3}))
 	none.read(nil)
 	shown := []reader.ThreadAttribute{{Key: "tenant", Value: "7"}}
-	span := &rawSpan{name: 2, endpoint: 9}
+	span := &sampler.Span{Name: 2, Endpoint: 9}
 	assert.Equal(t, []reader.ThreadAttribute{{Key: "tenant", Value: "7"}, {Key: "span_name", Value: "query"}}, n.appendTo(shown, span))
 	assert.Equal(t, shown, none.appendTo(shown, span))
-}
-
-// Each part has the names of code made at run time that its process knew by then.
-func TestNamesOfNewCode(t *testing.T) {
-	code, err := syscall.Mmap(-1, 0, os.Getpagesize(), syscall.PROT_READ|syscall.PROT_EXEC, syscall.MAP_PRIVATE|syscall.MAP_ANON)
-	require.NoError(t, err)
-	defer func() { require.NoError(t, syscall.Munmap(code)) }()
-	address := uint64(uintptr(unsafe.Pointer(&code[0])))
-	files := symbols.NewFiles()
-	defer files.Close()
-	of := &target{image: sampler.Image{PID: os.Getpid()}}
-	of.symbols, err = files.Open(os.Getpid())
-	require.NoError(t, err)
-	defer func() { require.NoError(t, of.symbols.Close()) }()
-	path := fmt.Sprintf("/tmp/perf-%d.map", os.Getpid()) // The name is the process's own.
-	defer func() { _ = os.Remove(path) }()
-	for _, name := range []string{"first", "second one"} {
-		require.NoError(t, os.WriteFile(path, fmt.Appendf(nil, "%x 10 %s\n", address, name), 0o600))
-		p := newPart(time.Now(), false)
-		_, _ = p.add(of, &sampler.Sample{User: []uint64{address}})
-		n := &nameResolver{}
-		for _, l := range n.names(t.Context(), p.targets[of]) {
-			assert.Equal(t, []symbols.Line{{Function: name}}, l.Lines)
-		}
-		assert.Positive(t, n.namedBytes)
-	}
 }

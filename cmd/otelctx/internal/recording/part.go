@@ -16,17 +16,13 @@ const (
 	// partDuration and partSamples are about how long a part is.
 	partDuration = 30 * time.Second
 	partSamples  = 1 << 16
-	// maxPartSamples bounds the samples of a part that has to wait for the one before to be
-	// named. Further ones are lost.
-	maxPartSamples = 4 * partSamples
 	// partBytes of different stacks, spans and attributes end a part early. To name and write a
 	// part takes some times its own memory, so that this decides about most of the memory.
 	partBytes = 8 << 20
-	// maxTargetBytes bounds what one process takes of a part that has to wait. Beyond it
-	// stacks are cut to their leaf, and are few then. Attributes are left out.
-	maxTargetBytes = 8 << 20
-	// maxPartBytes bounds it for all processes together. Further samples are lost.
-	maxPartBytes = 24 << 20
+	// maxPartSamples and maxPartBytes bound a part that has to wait for the one before to be named.
+	// Users share both: see [part.room].
+	maxPartSamples = 8 * partSamples
+	maxPartBytes   = 32 << 20
 )
 
 // part is the samples of some time, as they were taken: addresses without names.
@@ -38,14 +34,17 @@ type part struct {
 	// closes says that a period ends with it.
 	closes  bool
 	targets map[*target]*targetSamples
-	samples int
-	bytes   int
+	usage   // of all
+	users   map[int]*usage
 	// goroutines has samples of different goroutines counted apart.
 	goroutines bool
 	// cut counts the samples whose stack was cut and whose attributes were left out, lost those
 	// that were not kept.
 	cut, lost uint64
 }
+
+// usage is how much of a part's room is taken.
+type usage struct{ samples, bytes int }
 
 // targetSamples are those of one process.
 type targetSamples struct {
@@ -55,14 +54,18 @@ type targetSamples struct {
 	order   []*rawSamples
 	// attributes are those of spans, encoded.
 	attributes map[string]string
+	user       *usage
 	bytes      int
 }
 
 // rawStack is a stack in addresses.
 type rawStack struct {
-	// table is what the process had mapped then.
-	table        *symbols.Table
 	user, kernel []uint64
+	// regions are those of user. If they are not certain, some may have been replaced before.
+	regions []*symbols.Region
+	certain bool
+	// generation is that of the process when the regions were looked up.
+	generation uint64
 }
 
 // rawKey is what samples have in common that are counted together.
@@ -74,22 +77,8 @@ type rawKey struct {
 	goroutine uint64 // 0 if that is not asked for
 	// truncated says that the stack lacks the outermost frames.
 	truncated bool
-	span      rawSpan
+	span      sampler.Span
 }
-
-// rawSpan is a sampler's span that can be compared. The zero value is none.
-type rawSpan struct {
-	traceID    [16]byte
-	spanID     [8]byte
-	localRoot  [8]byte
-	proven     bool
-	unsampled  bool   // known not to be sampled
-	attributes string // encoded
-	// name and endpoint are numbers of names.
-	name, endpoint uint16
-}
-
-func (s *rawSpan) exists() bool { return s.spanID != [8]byte{} }
 
 // rawSamples are samples that are counted together.
 type rawSamples struct {
@@ -97,14 +86,14 @@ type rawSamples struct {
 	times []time.Time
 }
 
-func newTargetSamples(t *target) *targetSamples {
+func newTargetSamples(t *target, user *usage) *targetSamples {
 	return &targetSamples{
-		target: t, stacks: map[string]*rawStack{}, samples: map[rawKey]*rawSamples{}, attributes: map[string]string{},
+		target: t, user: user, stacks: map[string]*rawStack{}, samples: map[rawKey]*rawSamples{}, attributes: map[string]string{},
 	}
 }
 
 func newPart(begun time.Time, goroutines bool) *part {
-	return &part{begun: begun, targets: map[*target]*targetSamples{}, goroutines: goroutines}
+	return &part{begun: begun, targets: map[*target]*targetSamples{}, users: map[int]*usage{}, goroutines: goroutines}
 }
 
 // until has the part last until a time, or behind its last sample.
@@ -119,40 +108,57 @@ func (p *part) full(now time.Time) bool {
 	return p.samples >= partSamples || p.bytes >= partBytes || p.samples > 0 && now.Sub(p.begun) >= partDuration
 }
 
-// add adds a sample of a process. What the sample holds is not kept. It returns the stack,
-// and whether it is the first one of its kind.
-func (p *part) add(t *target, s *sampler.Sample) (stack *rawStack, first bool) {
-	if p.samples >= maxPartSamples || p.bytes >= maxPartBytes {
-		p.lost++
-		return nil, false
-	}
+// room reports whether there is room for a sample of a process, and for a whole one: not only the
+// innermost frames, without attributes.
+//
+// A user may take as much as is free. So one user takes at most half, two a third each, and there is
+// always room for another. Likewise a process may not take all that its user may.
+func (p *part) room(of *targetSamples) (some, whole bool) {
+	free := maxPartBytes - p.bytes
+	// Cut samples take little, but a process can have many different ones.
+	some = of.user.bytes <= free && 3*(of.user.bytes+of.bytes) <= 4*free && of.user.samples <= maxPartSamples-p.samples
+	return some, some && of.user.bytes+of.bytes <= free
+}
+
+// of returns the samples of a process.
+func (p *part) of(t *target) *targetSamples {
 	of := p.targets[t]
 	if of == nil {
-		of = newTargetSamples(t)
+		user := p.users[t.symbols.User()]
+		if user == nil {
+			user = &usage{}
+			p.users[t.symbols.User()] = user
+		}
+		of = newTargetSamples(t, user)
 		t.hold()
 		p.targets[t] = of
 	}
+	return of
+}
+
+// add adds a sample of a process. What the sample holds is not kept. It returns the stack,
+// and whether it is the first one of its kind.
+func (p *part) add(t *target, s *sampler.Sample) (stack *rawStack, first bool) {
+	of := p.of(t)
+	some, whole := p.room(of)
+	if !some {
+		p.lost++
+		return nil, false
+	}
 	before := of.bytes
 	user, kernel, truncated := s.User, s.Kernel, s.Truncated
-	cut := of.bytes > maxTargetBytes
-	if cut {
+	if !whole {
 		p.cut++
 		user, kernel, truncated = user[:min(len(user), 1)], kernel[:min(len(kernel), 1)], true
 	}
-	stack, first = of.stack(t.symbols.Table(), user, kernel)
-	key := rawKey{published: t.published.Load(), stack: stack, cpu: s.CPU, tid: s.TID, comm: s.Comm, truncated: truncated}
+	stack, first = of.stack(user, kernel, s.Time)
+	key := rawKey{published: t.published.Load(), stack: stack, cpu: s.CPU, tid: s.TID, comm: s.Comm, truncated: truncated, span: s.Span}
 	if p.goroutines {
 		key.goroutine = s.Goroutine
 	}
-	if s.Span != nil {
-		key.span = rawSpan{
-			traceID: s.Span.TraceID, spanID: s.Span.SpanID, localRoot: s.Span.LocalRootSpanID,
-			proven: s.Span.Proven, unsampled: isUnsampled(s.Span),
-			name: s.Span.Name, endpoint: s.Span.Endpoint,
-		}
-		if !cut {
-			key.span.attributes = of.shown(s.Span.Attributes)
-		}
+	key.span.Attributes = ""
+	if whole {
+		key.span.Attributes = of.shown(s.Span.Attributes)
 	}
 	same := of.samples[key]
 	if same == nil {
@@ -168,22 +174,15 @@ func (p *part) add(t *target, s *sampler.Sample) (stack *rawStack, first bool) {
 	}
 	same.times = append(same.times, at)
 	p.until(at.Add(1))
-	p.samples++
-	p.bytes += of.bytes - before
+	for _, u := range []*usage{&p.usage, of.user} {
+		u.samples++
+		u.bytes += of.bytes - before
+	}
 	return stack, first
 }
 
-// flagSampled is the flag of W3C's trace context that says that a span is sampled.
-const flagSampled = 1
-
-// isUnsampled reports whether a span is known not to be sampled. Labels and slots of layout 1,
-// whose spans are unproven, do not tell.
-func isUnsampled(s *sampler.Span) bool {
-	return s.Proven && s.Carrier != sampler.Labels && s.TraceFlags&flagSampled == 0
-}
-
-// stack returns the stack with these addresses.
-func (s *targetSamples) stack(table *symbols.Table, user, kernel []uint64) (_ *rawStack, first bool) {
+// stack returns the stack with these addresses at a time.
+func (s *targetSamples) stack(user, kernel []uint64, at time.Time) (_ *rawStack, first bool) {
 	key := make([]byte, 0, 8*(1+len(user)+len(kernel)))
 	key = binary.NativeEndian.AppendUint64(key, uint64(len(user)))
 	for _, addresses := range [][]uint64{user, kernel} {
@@ -191,30 +190,43 @@ func (s *targetSamples) stack(table *symbols.Table, user, kernel []uint64) (_ *r
 			key = binary.NativeEndian.AppendUint64(key, a)
 		}
 	}
-	if known := s.stacks[string(key)]; known != nil && known.table == table {
+	process := s.target.symbols
+	known, generation := s.stacks[string(key)], process.Generation()
+	if known != nil && known.generation == generation {
 		return known, false
 	}
-	const size = 200 // bytes, about, with what the map takes
-	stack := &rawStack{table: table, user: slices.Clone(user), kernel: slices.Clone(kernel)}
+	stack := &rawStack{user: slices.Clone(user), kernel: slices.Clone(kernel), generation: generation}
+	for i := 1; i < len(stack.user); i++ {
+		stack.user[i]-- // of the call, not of where it returns to
+	}
+	stack.regions, stack.certain = process.Regions(stack.user, at)
+	if known != nil && known.certain == stack.certain && slices.Equal(known.regions, stack.regions) {
+		known.generation = generation
+		return known, false
+	}
+	const size = 250 // bytes, about, with what the map takes
 	s.stacks[string(key)] = stack
-	s.bytes += size + 2*len(key)
+	s.bytes += size + 3*len(key)
 	return stack, true
 }
 
 // shown returns the encoded attributes of a span, which are held once.
-func (s *targetSamples) shown(encoded []byte) string {
-	if known, ok := s.attributes[string(encoded)]; ok {
-		return known
+func (s *targetSamples) shown(encoded string) string {
+	if encoded == "" {
+		return ""
 	}
-	attributes := string(encoded)
-	s.attributes[attributes] = attributes
-	s.bytes += attributesSize(encoded)
-	return attributes
+	known, ok := s.attributes[encoded]
+	if !ok {
+		known = encoded
+		s.attributes[known] = known
+		s.bytes += attributesSize(known)
+	}
+	return known
 }
 
 // attributesSize returns what attributes take in a profile, in bytes, about. However short one
 // is, it has entries in tables: a record with 153 of them takes 75 times its own size.
-func attributesSize(encoded []byte) int {
+func attributesSize(encoded string) int {
 	const size = 300 // bytes, about, of an attribute
 	bytes := len(encoded)
 	for len(encoded) >= 2 {

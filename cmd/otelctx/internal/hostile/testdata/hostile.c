@@ -165,6 +165,32 @@ static void map(const char *path, int times, long offset)
 		((void (*)(void))((char *)places[i] + offset))();
 }
 
+// jit runs code that it has made itself, in as many pages: a function of its own in each. When that is
+// made it waits for a line, so that a perf map can be written.
+static void jit(int pages)
+{
+	//	mov $200000, %ecx; 1: dec %ecx; jnz 1b; ret
+	static const unsigned char code[] = {0xb9, 0x40, 0x0d, 0x03, 0, 0xff, 0xc9, 0x75, 0xfc, 0xc3};
+	char line[16];
+	unsigned char *all = mmap(NULL, pages * 8192L, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	if (all == MAP_FAILED)
+		fail("mmap");
+	// Each second page, so that each is a mapping.
+	for (int i = 0; i < pages; i++) {
+		memcpy(all + i * 8192L, code, sizeof(code));
+		if (mprotect(all + i * 8192L, 4096, PROT_READ | PROT_EXEC))
+			fail("mprotect");
+	}
+	printf("%lx\n", (unsigned long)(uintptr_t)all);
+	fflush(stdout);
+	if (!fgets(line, sizeof(line), stdin))
+		exit(0);
+	say("running");
+	for (int i = 0; !told(); i = (i + 1) % pages)
+		((void (*)(void))(all + i * 8192L))();
+}
+
 // frames makes the chain of frame pointers another one each time, of addresses that are
 // nowhere or somewhere.
 static void frames(void)
@@ -218,6 +244,8 @@ int main(int argc, char **argv)
 		slot(atoi(argv[2]));
 	else if (!strcmp(what, "map") && argc == 5)
 		map(argv[2], atoi(argv[3]), atol(argv[4]));
+	else if (!strcmp(what, "jit") && argc == 3)
+		jit(atoi(argv[2]));
 	else if (!strcmp(what, "frames"))
 		frames();
 	else

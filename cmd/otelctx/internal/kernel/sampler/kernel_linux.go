@@ -29,6 +29,7 @@ type timers struct {
 	program   int         // what they run
 	online    string      // the file that lists the processors
 	events    map[int]int // file descriptors by processor
+	mappings  *mappings   // nil if nobody wants them
 }
 
 // onlineFile has the processors that run, as "0-3,5". Unlike in /proc none are left out.
@@ -48,7 +49,7 @@ func (t *timers) adjust() error {
 	var errs []error
 	for cpu, fd := range t.events {
 		if !slices.Contains(online, cpu) {
-			errs = append(errs, unix.Close(fd))
+			errs = append(errs, t.close(cpu, fd))
 			delete(t.events, cpu)
 		}
 	}
@@ -65,6 +66,9 @@ func (t *timers) adjust() error {
 			return errors.Join(append(errs, err)...)
 		}
 		t.events[cpu] = fd
+		if t.mappings != nil {
+			t.mappings.add(cpu, fd)
+		}
 		added = append(added, fd)
 	}
 	// All together, so that none is ahead by the time that the others take.
@@ -78,13 +82,20 @@ func (t *timers) adjust() error {
 
 // open opens the event of a processor, which does not run yet.
 func (t *timers) open(cpu int) (int, error) {
-	fd, err := unix.PerfEventOpen(&unix.PerfEventAttr{
+	attr := &unix.PerfEventAttr{
 		Type:   unix.PERF_TYPE_SOFTWARE,
-		Size:   unix.PERF_ATTR_SIZE_VER1,
+		Size:   unix.PERF_ATTR_SIZE_VER5,
 		Config: unix.PERF_COUNT_SW_CPU_CLOCK,
 		Sample: uint64(t.frequency),
 		Bits:   unix.PerfBitFreq | unix.PerfBitDisabled | unix.PerfBitExcludeIdle,
-	}, -1, cpu, -1, unix.PERF_FLAG_FD_CLOEXEC)
+	}
+	if t.mappings != nil {
+		// The kernel records the executable mappings of all processes, with the time.
+		attr.Bits |= unix.PerfBitMmap | unix.PerfBitMmap2 | unix.PerfBitSampleIDAll | unix.PerfBitUseClockID
+		attr.Sample_type = unix.PERF_SAMPLE_TIME
+		attr.Clockid = unix.CLOCK_BOOTTIME
+	}
+	fd, err := unix.PerfEventOpen(attr, -1, cpu, -1, unix.PERF_FLAG_FD_CLOEXEC)
 	switch {
 	case errors.Is(err, unix.EINVAL):
 		return 0, fmt.Errorf("perf_event_open at a frequency of %d, where kernel.perf_event_max_sample_rate is %s: %w",
@@ -124,11 +135,19 @@ func parseProcessors(list string) ([]int, error) {
 // stop ends the events. When it returns none of them runs any more.
 func (t *timers) stop() error {
 	var errs []error
-	for _, fd := range t.events {
-		errs = append(errs, unix.IoctlSetInt(fd, unix.PERF_EVENT_IOC_DISABLE, 0), unix.Close(fd))
+	for cpu, fd := range t.events {
+		errs = append(errs, unix.IoctlSetInt(fd, unix.PERF_EVENT_IOC_DISABLE, 0), t.close(cpu, fd))
 	}
 	t.events = nil
 	return errors.Join(errs...)
+}
+
+// close closes the event of a processor.
+func (t *timers) close(cpu, fd int) error {
+	if t.mappings != nil {
+		t.mappings.remove(cpu)
+	}
+	return unix.Close(fd)
 }
 
 // initPIDNamespace is the number of the first PID namespace (PROC_PID_INIT_INO).
@@ -154,21 +173,8 @@ func kernelBoottime() (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	const name = "/proc/self/timens_offsets"
-	b, err := os.ReadFile(name)
-	if errors.Is(err, fs.ErrNotExist) {
-		return now, nil // A kernel without time namespaces.
-	}
-	if err != nil {
-		return 0, err
-	}
-	for line := range strings.Lines(string(b)) {
-		var seconds, nanoseconds int64
-		if _, err := fmt.Sscanf(line, "boottime %d %d", &seconds, &nanoseconds); err == nil {
-			return now - uint64(seconds*int64(time.Second)+nanoseconds), nil
-		}
-	}
-	return 0, fmt.Errorf("%s: no boottime in %q", name, b)
+	offset, err := boottime.Offset("/proc/self")
+	return now - uint64(offset), err
 }
 
 // sameMoment returns one moment on two clocks: time's, and [kernelBoottime]. It looks at

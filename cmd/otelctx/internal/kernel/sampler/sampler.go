@@ -6,6 +6,8 @@ package sampler
 import (
 	"errors"
 	"time"
+
+	"github.com/otelctx/otelctx/internal/procfs"
 )
 
 var (
@@ -40,6 +42,20 @@ type Config struct {
 	// is a power of two and a multiple of the page size. 0 is enough for a reader that
 	// is no more than a second late.
 	BufferSize int
+	// Mappings, if not nil, is told of the code that processes map.
+	Mappings Mappings
+}
+
+// Mappings is told of the executable mappings that processes make, by the goroutine that reads samples:
+// before it gets a sample, of all that were made before the sample was taken, in order.
+type Mappings interface {
+	// Maps reports whether the mappings of a process are of interest.
+	Maps(pid int) bool
+	// Mapped is called when a process has mapped m, in place of what was there. The time is as
+	// that of a [Sample].
+	Mapped(pid int, at time.Time, m procfs.Mapping)
+	// Missed is called if there may have been mappings before a time that are never told.
+	Missed(before time.Time)
 }
 
 // Image is a program that a process runs, from one exec to the next. Images are equal (==)
@@ -97,12 +113,12 @@ type Sample struct {
 	// Goroutine is the id of the user's goroutine that the thread ran, or waited for a
 	// system call for. It is 0 if there was none, or it is not known.
 	Goroutine uint64
-	// Span is the span that the thread was in, nil if there was none or none that
-	// can be told.
-	Span *Span
+	// Span is the span that the thread was in, zero if there was none or it is not known.
+	Span Span
 }
 
-// Span is the span that a thread was in.
+// Span is the span that a thread was in. Spans are equal (==) if they are the same and were shown in the same
+// way. The zero value is none.
 type Span struct {
 	TraceID [16]byte
 	SpanID  [8]byte
@@ -115,7 +131,7 @@ type Span struct {
 	Name, Endpoint uint16
 	// Attributes are those of the span as OTEP 4947 encodes them, which
 	// [reader.ThreadLayout.Attributes] decodes.
-	Attributes []byte
+	Attributes string
 	// Carrier is what the span was read from.
 	Carrier Carrier
 	// Proven says that the process showed this span for the goroutine that the thread
@@ -123,4 +139,16 @@ type Span struct {
 	// Its goroutine may have moved on since. In slots of layout 1 the span may even be
 	// another thread's. Labels are the goroutine's, but may outlive their span.
 	Proven bool
+}
+
+// Exists reports whether there is a span.
+func (s *Span) Exists() bool { return s.SpanID != [8]byte{} }
+
+// flagSampled is the flag of W3C's trace context that says that a span is sampled.
+const flagSampled = 1
+
+// Unsampled reports whether a span is known not to be sampled. Labels and slots of layout 1,
+// whose spans are unproven, do not tell.
+func (s *Span) Unsampled() bool {
+	return s.Exists() && s.Proven && s.Carrier != Labels && s.TraceFlags&flagSampled == 0
 }

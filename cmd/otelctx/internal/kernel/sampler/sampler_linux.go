@@ -31,6 +31,7 @@ type Sampler struct {
 	iterator *link.Iter
 	timers   timers
 	ring     *ringbuf.Reader
+	mappings mappings
 	record   ringbuf.Record
 	carrier  Carrier
 	// frames is how many frames of a stack the kernel gives at most.
@@ -53,7 +54,9 @@ type Sampler struct {
 	// drained says that there will be no more samples. It is the reader's.
 	drained bool
 
-	nextMu sync.Mutex
+	// listing is held while the kernel lists the processes, and before mu. Watching does not wait for that.
+	listing sync.Mutex
+	nextMu  sync.Mutex
 	// next makes the next list of processes, for those who ask for one of them; nil if
 	// nobody does.
 	next func() (map[int]Process, error)
@@ -75,7 +78,7 @@ func Open(c Config) (*Sampler, error) {
 	if err := permitted(); err != nil {
 		return nil, err
 	}
-	s := &Sampler{carrier: c.Carrier, frames: maxFrames(), places: make(map[int]uint32), free: make([]uint32, MaxProcesses)}
+	s := &Sampler{mappings: mappings{told: c.Mappings, rings: map[int][]byte{}}, carrier: c.Carrier, frames: maxFrames(), places: make(map[int]uint32), free: make([]uint32, MaxProcesses)}
 	for i := range s.free {
 		s.free[i] = uint32(i)
 	}
@@ -105,6 +108,9 @@ func (s *Sampler) open(c Config) error {
 		return err
 	}
 	s.timers = timers{frequency: c.Frequency, program: s.objects.Sample.FD(), online: onlineFile, events: map[int]int{}}
+	if c.Mappings != nil {
+		s.timers.mappings = &s.mappings
+	}
 	return s.timers.adjust()
 }
 
@@ -210,14 +216,17 @@ func (s *Sampler) Unwatch(pid int) error {
 
 // Processes returns the processes that the caller's PID namespace has, by their ids.
 func (s *Sampler) Processes() (map[int]Process, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	s.listing.Lock()
+	defer s.listing.Unlock()
 	return s.processes()
 }
 
-// processes is Processes; s.mu is held.
+// processes is Processes; s.listing is held.
 func (s *Sampler) processes() (map[int]Process, error) {
-	if s.closed {
+	s.mu.Lock()
+	closed := s.closed
+	s.mu.Unlock()
+	if closed {
 		return nil, os.ErrClosed
 	}
 	var content []byte
@@ -271,8 +280,8 @@ func (s *Sampler) Image(pid int) (Image, error) {
 
 // nextProcesses is s.next.
 func (s *Sampler) nextProcesses() (map[int]Process, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	s.listing.Lock()
+	defer s.listing.Unlock()
 	s.nextMu.Lock()
 	s.next = nil // Who asks from now on is told what holds then.
 	s.nextMu.Unlock()
@@ -298,6 +307,7 @@ func (s *Sampler) Read(to *Sample) error {
 	if s.drained {
 		return io.EOF
 	}
+	asked := time.Now()
 	err := s.ring.ReadInto(&s.record)
 	switch {
 	case err == nil:
@@ -306,18 +316,41 @@ func (s *Sampler) Read(to *Sample) error {
 			return err
 		}
 		to.Truncated = max(len(to.User), len(to.Kernel)) >= s.frames
-		to.Time = s.base.Add(time.Duration(at - s.bootBase))
+		to.Time = s.time(at)
+		s.tell(at)
 		return nil
 	case errors.Is(err, ringbuf.ErrFlushed):
 		s.drained = true
 		return io.EOF
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		s.ring.SetDeadline(time.Now().Add(pollInterval))
+		s.tell(s.bootBase + uint64(asked.Sub(s.base)))
 		return ErrNoSample
 	default:
 		return fmt.Errorf("read samples: %w", err)
 	}
 }
+
+// time returns a time of CLOCK_BOOTTIME as that of a sample.
+func (s *Sampler) time(boot uint64) time.Time { return s.base.Add(time.Duration(boot - s.bootBase)) }
+
+// tell tells what processes had mapped by a time of CLOCK_BOOTTIME.
+func (s *Sampler) tell(boot uint64) {
+	if s.mappings.told == nil {
+		return
+	}
+	made, lost := s.mappings.until(boot)
+	if lost {
+		s.mappings.told.Missed(time.Now())
+	}
+	for _, m := range made {
+		s.mappings.told.Mapped(m.pid, s.time(m.boot), m.Mapping)
+	}
+}
+
+// TellsMappings reports whether the kernel tells Config.Mappings what processes map. It may have no memory
+// for that.
+func (s *Sampler) TellsMappings() bool { return s.mappings.told != nil && s.mappings.complete() }
 
 // Stop ends sampling: what has been sampled by then can still be read.
 func (s *Sampler) Stop() error {
@@ -356,6 +389,8 @@ func (s *Sampler) count() {
 // Close ends sampling and releases everything. It returns what went wrong the first
 // time.
 func (s *Sampler) Close() error {
+	s.listing.Lock()
+	defer s.listing.Unlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {

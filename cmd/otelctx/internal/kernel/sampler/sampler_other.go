@@ -42,6 +42,9 @@ func (*Sampler) Image(int) (Image, error) { return Image{}, errUnsupported }
 // Processors returns an error that wraps [errors.ErrUnsupported].
 func (*Sampler) Processors() error { return errUnsupported }
 
+// TellsMappings returns false.
+func (*Sampler) TellsMappings() bool { return false }
+
 // Counts returns none.
 func (*Sampler) Counts() Counts { return Counts{} }
 

@@ -25,7 +25,7 @@ func BenchmarkLocate(b *testing.B) {
 		i := 0
 		for b.Loop() {
 			if i%len(addresses) == 0 {
-				process.Table().Find(addresses[0]).attached.Load().file.forget()
+				process.Find(addresses[0]).attached.Load().file.forget()
 			}
 			process.Locate(addresses[i%len(addresses)], true)
 			i++

@@ -80,17 +80,7 @@ func (f *Files) openDebugNamed(r *Region, own bool, name string) *file {
 		return nil
 	}
 	defer func() { _ = named.Close() }()
-	f.mu.Lock()
-	known := f.byID[id]
-	f.mu.Unlock()
-	if known != nil {
-		return known
-	}
-	content, err := reopen(named)
-	if err != nil {
-		return nil
-	}
-	return f.add(newFile(f, id, content, content))
+	return f.openNamed(r.process.user, named, id)
 }
 
 // locate names what is at an offset of the other file.

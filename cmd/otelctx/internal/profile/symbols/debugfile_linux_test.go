@@ -113,7 +113,7 @@ func TestAttachedWhileRead(t *testing.T) {
 		p, err := files.Open(os.Getpid())
 		require.NoError(t, err)
 		defer func() { _ = p.Close() }()
-		r := p.Table().Find(uint64(reflect.ValueOf(TestAttachedWhileRead).Pointer()))
+		r := p.Find(uint64(reflect.ValueOf(TestAttachedWhileRead).Pointer()))
 		require.NotNil(t, r)
 		r.Attach()
 		of := r.attached.Load().file

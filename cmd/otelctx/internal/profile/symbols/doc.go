@@ -8,8 +8,12 @@
 // Go functions are found by the runtime's own table (.gopclntab), with the calls that the
 // compiler inlined. Every Go executable has it, also a stripped one. Others are found by
 // the symbol table of their ELF file, or of a file with the same build id that has its
-// debugging information. Code that was compiled at run time is named by
-// /tmp/perf-PID.map. What nothing names stays unnamed.
+// debugging information. Code that was compiled at run time is named by the last line of
+// /tmp/perf-PID.map that covers it. What nothing names stays unnamed.
+//
+// A process may map other code at an address at any time. The caller hands on what the kernel
+// tells of that ([Files.Mapped]), and asks for what was mapped at the time of a sample
+// ([Process.Regions]).
 //
 // Limits: it reads files of 64-bit little-endian amd64 and arm64 with section headers. It reads
 // the table of Go 1.20 and later; programs of older Go have what their symbol table has. Of

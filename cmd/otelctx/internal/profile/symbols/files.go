@@ -6,15 +6,20 @@ package symbols
 import (
 	"bytes"
 	"io"
+	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
+
+	"github.com/otelctx/otelctx/internal/procfs"
 )
 
 const (
-	// maxFiles bounds the files that are open. The one that was used the longest time ago
-	// is closed, and names nothing any more.
-	maxFiles = 512
+	// maxFiles bounds the open files. Users share it: one may hold as many as are free, so that there is
+	// room for others. Beyond that a user loses the file that it has not asked for the longest. A file
+	// that no user holds is closed, and names nothing any more.
+	maxFiles = 1024
 	// maxTables bounds the files of which the symbols are held: about 16 MB each at most. An
 	// address may be looked up in a program and in its debug file.
 	maxTables = 2
@@ -33,12 +38,60 @@ type Files struct {
 	// unnamed says that only build ids are read of files, and that none stays open.
 	unnamed bool
 
-	mu     sync.Mutex
-	byID   map[fileID]*file
-	order  []*file // the one used last is the last
-	tables []*file // those that hold symbols, likewise
-	// perfMaps are the processes that hold a perf map, likewise.
-	perfMaps []*Process
+	// missed is when something may have been mapped last that was not told. misses counts such times.
+	missed atomic.Pointer[time.Time]
+	misses atomic.Uint64
+	untold atomic.Bool
+
+	mu    sync.Mutex
+	byID  map[fileID]*file
+	users map[int][]*file // those that a user holds; the one used last is the last
+	// processes are those that are open, by their ids.
+	processes map[int][]*Process
+	// tables are the files that hold symbols, likewise.
+	tables []*file
+}
+
+// Maps reports whether what a process maps is of interest to f.
+func (f *Files) Maps(pid int) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(f.processes[pid]) > 0
+}
+
+// Mapped notes that a process has mapped code, as the kernel tells: m replaces what was there. Without it
+// that is found at the next [Process.Refresh]. The time may be before the last one.
+func (f *Files) Mapped(pid int, at time.Time, m procfs.Mapping) {
+	f.mu.Lock()
+	processes := slices.Clone(f.processes[pid])
+	f.mu.Unlock()
+	for _, p := range processes {
+		p.mapped(at, m)
+	}
+}
+
+// Missed notes that processes may have mapped code before a time without a call of [Files.Mapped].
+func (f *Files) Missed(before time.Time) {
+	f.missed.Store(&before)
+	f.misses.Add(1)
+}
+
+// Untold notes that [Files.Mapped] is not called for all that processes map.
+func (f *Files) Untold() { f.untold.Store(true) }
+
+func (f *Files) register(p *Process) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.processes[p.pid] = append(f.processes[p.pid], p)
+}
+
+func (f *Files) unregister(p *Process) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	others := slices.DeleteFunc(f.processes[p.pid], func(o *Process) bool { return o == p })
+	if f.processes[p.pid] = others; len(others) == 0 {
+		delete(f.processes, p.pid)
+	}
 }
 
 // fileID tells files apart, also one that was written anew in its place.
@@ -52,6 +105,8 @@ type fileID struct {
 type file struct {
 	files *Files
 	id    fileID
+	// holders is how many users hold the file. It is guarded by files.mu.
+	holders int
 	// The build ids do not change, nor does kind: the type of all that is in the file where
 	// nothing is named.
 	gnuBuildID, goBuildID, htlHash, kind string
@@ -76,7 +131,9 @@ type named struct {
 }
 
 // NewFiles returns none yet. Close releases them.
-func NewFiles() *Files { return &Files{byID: map[fileID]*file{}} }
+func NewFiles() *Files {
+	return &Files{byID: map[fileID]*file{}, users: map[int][]*file{}, processes: map[int][]*Process{}}
+}
 
 // NewUnnamedFiles is NewFiles for callers that want build ids and no names. Of files nothing else is
 // read, and only when they are attached.
@@ -90,10 +147,10 @@ func NewUnnamedFiles() *Files {
 func (f *Files) Close() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for _, o := range f.order {
+	for _, o := range f.byID {
 		o.close()
 	}
-	f.byID, f.order, f.tables = map[fileID]*file{}, nil, nil
+	f.byID, f.users, f.tables = map[fileID]*file{}, map[int][]*file{}, nil
 }
 
 // open returns the file behind a region, or nil if it cannot be read.
@@ -109,10 +166,15 @@ func (f *Files) open(r *Region) *file {
 		return nil
 	}
 	defer func() { _ = path.Close() }()
+	return f.openNamed(r.process.user, path, id)
+}
+
+// openNamed returns the file that path names, for a user. It is nil if it cannot be read.
+func (f *Files) openNamed(user int, path *os.File, id fileID) *file {
 	f.mu.Lock()
 	known := f.byID[id]
 	if known != nil {
-		use(&f.order, known)
+		f.hold(user, known)
 	}
 	f.mu.Unlock()
 	if known != nil {
@@ -125,24 +187,37 @@ func (f *Files) open(r *Region) *file {
 	if f.unnamed {
 		defer func() { _ = content.Close() }() // nothing was written
 	}
-	return f.add(newFile(f, id, content, content))
+	return f.add(user, newFile(f, id, content, content))
 }
 
-// add keeps a file, unless it is known by now.
-func (f *Files) add(o *file) *file {
+// add keeps a file for a user, unless it is known by now.
+func (f *Files) add(user int, o *file) *file {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if known := f.byID[o.id]; known != nil {
 		o.close()
-		return known
+		o = known
+	} else {
+		f.byID[o.id] = o
 	}
-	f.byID[o.id] = o
-	if oldest := use(&f.order, o); len(f.order) > maxFiles {
-		f.order = f.order[1:]
-		delete(f.byID, oldest.id)
-		oldest.close()
-	}
+	f.hold(user, o)
 	return o
+}
+
+// hold keeps a file open for a user. f.mu is held.
+func (f *Files) hold(user int, o *file) {
+	held := f.users[user]
+	before := len(held)
+	oldest := use(&held, o)
+	o.holders += len(held) - before
+	if len(held) > maxFiles-len(f.byID) {
+		held = held[1:]
+		if oldest.holders--; oldest.holders == 0 {
+			delete(f.byID, oldest.id)
+			oldest.close()
+		}
+	}
+	f.users[user] = held
 }
 
 // use makes o the last of a list, and returns the first.
@@ -201,6 +276,9 @@ func (o *file) close() {
 // vdso is the path of the code that the kernel maps into each process.
 const vdso = "[vdso]"
 
+// kernelUser holds what is the kernel's.
+const kernelUser = -1
+
 // ownVDSO returns the vDSO of this process: the kernel has one for all of an architecture.
 // What others have mapped may be what they have written there.
 func (f *Files) ownVDSO() *file {
@@ -217,7 +295,7 @@ func (f *Files) ownVDSO() *file {
 	}
 	o := newFile(f, id, bytes.NewReader(code), nil)
 	o.htlHash = htlHash(whole(bytes.NewReader(code)), int64(len(code)))
-	return f.add(o)
+	return f.add(kernelUser, o)
 }
 
 // locate returns what is at an offset of the file, and its type.

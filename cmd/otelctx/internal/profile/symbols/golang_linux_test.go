@@ -13,10 +13,13 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
+	"unsafe"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/otelctx/otelctx/internal/procfs"
 	"github.com/otelctx/otelctx/internal/testing/programs"
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
@@ -165,7 +168,7 @@ func TestGoContainer(t *testing.T) {
 	requireStack(t, process, r.Stack)
 
 	// Without map_files too.
-	requireFoundByPath(t, process.Process, process.Table().Find(r.Stack[0].PC))
+	requireFoundByPath(t, process.Process, process.Find(r.Stack[0].PC))
 }
 
 // TestGoMachines compares files for all machines with their own symbols.
@@ -253,8 +256,67 @@ func TestSameRegion(t *testing.T) {
 	process := openProcess(t, os.Getpid())
 	pc := uint64(here())
 	l := process.Locate(pc, true)
-	region := process.Table().Find(pc)
+	region := process.Find(pc)
 	require.NoError(t, process.Refresh())
-	assert.Same(t, region, process.Table().Find(pc))
+	assert.Same(t, region, process.Find(pc))
 	assert.Same(t, l.Mapping, process.Locate(pc, true).Mapping)
+}
+
+// What the kernel tells of mappings holds until a look finds something else. Without it, or if there is too
+// much of it, nothing is certain.
+func TestMapped(t *testing.T) {
+	code, err := syscall.Mmap(-1, 0, 2*os.Getpagesize(), syscall.PROT_READ|syscall.PROT_EXEC, syscall.MAP_PRIVATE|syscall.MAP_ANON)
+	require.NoError(t, err)
+	process := openProcess(t, os.Getpid())
+	files, address := process.files, uint64(uintptr(unsafe.Pointer(&code[0])))
+	require.True(t, files.Maps(os.Getpid()))
+	require.False(t, files.Maps(1<<30))
+	told := func(inode uint64) {
+		files.Mapped(os.Getpid(), time.Now(), procfs.Mapping{Start: address, End: address + 16, Inode: inode, Name: "/library"})
+	}
+	at := func() (path string, certain bool) {
+		regions, certain := process.Regions([]uint64{address, 0}, time.Now())
+		assert.Nil(t, regions[1])
+		if regions[0] == nil {
+			return "unknown", certain
+		}
+		return regions[0].mapping.Path, certain
+	}
+	wants := func(wantPath string, wantCertain bool) {
+		t.Helper()
+		path, certain := at()
+		assert.Equal(t, wantPath, path)
+		assert.Equal(t, wantCertain, certain)
+	}
+	wants("", true)
+	before := process.Generation()
+	told(7)
+	assert.NotEqual(t, before, process.Generation())
+	wants("/library", true)
+	require.NoError(t, process.Refresh())
+	wants("", true)
+
+	region := process.Find(address)
+	before = process.Generation()
+	files.Missed(time.Now())
+	assert.NotEqual(t, before, process.Generation())
+	wants("", false)
+	require.NoError(t, process.Refresh())
+	wants("", true)
+	assert.False(t, region.Gone())
+	files.Missed(time.Now())
+	require.NoError(t, syscall.Munmap(code))
+	require.NoError(t, process.Refresh())
+	assert.True(t, region.Gone())
+
+	for i := range uint64(maxChanges + 1) {
+		told(1 + i%2)
+	}
+	wants("unknown", false)
+	assert.Nil(t, process.Find(uint64(here())))
+	require.NoError(t, process.Refresh())
+	wants("unknown", true)
+	assert.NotNil(t, process.Find(uint64(here())))
+	files.Untold()
+	wants("unknown", false)
 }

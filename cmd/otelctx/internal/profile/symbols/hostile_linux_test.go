@@ -12,12 +12,15 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/otelctx/otelctx/internal/testing/programs"
+	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
 // endless is a file without an end: content, and then the same byte for ever.
@@ -189,6 +192,35 @@ func TestBoundedCache(t *testing.T) {
 	}
 	assert.Less(t, len(f.named), maxNamedBytes/maxName)
 }
+
+// A user who maps any number of files loses only files that nobody else has mapped.
+func TestUsersShareFiles(t *testing.T) {
+	f := NewFiles()
+	defer f.Close()
+	const victim, attackers = 1, 3
+	var open atomic.Int64
+	add := func(user int, inode uint64) *file {
+		open.Add(1)
+		return f.add(user, newFile(f, fileID{inode: inode}, strings.NewReader(""), closer(func() { open.Add(-1) })))
+	}
+	own, both := add(victim, 1), add(victim, 2)
+	for i := range uint64(3 * maxFiles) {
+		user := victim + 1 + int(i%attackers)
+		assert.Same(t, both, add(user, 2))
+		add(user, 3+i)
+	}
+	settled := func() bool { return open.Load() == int64(len(f.byID)) }
+	require.Eventually(t, settled, testenv.Patience, time.Millisecond)
+	assert.Less(t, len(f.byID), maxFiles)
+	assert.Same(t, own, f.byID[own.id])
+	assert.Same(t, both, f.byID[both.id])
+	last := add(victim, 1<<30)
+	assert.Same(t, last, f.byID[last.id])
+}
+
+type closer func()
+
+func (c closer) Close() error { c(); return nil }
 
 // TestGone looks at a process that has ended meanwhile, and at none.
 func TestGone(t *testing.T) {

@@ -142,7 +142,7 @@ func TestUnnamedReadsNoSymbols(t *testing.T) {
 func TestVDSO(t *testing.T) {
 	process := openProcess(t, os.Getpid())
 	var names []string
-	for _, r := range process.Table().regions {
+	for _, r := range process.regions() {
 		if r.mapping.Path != vdso {
 			continue
 		}
@@ -160,7 +160,7 @@ func TestVDSO(t *testing.T) {
 // requireFoundByPath opens a region's file without map_files, as for users other than root.
 func requireFoundByPath(t *testing.T, p *Process, r *Region) {
 	t.Helper()
-	f, _, err := p.openNamed(r)
+	f, _, err := p.openFirst(p.candidates(r)[1:])
 	require.NoError(t, err, r.mapping.Path)
 	require.NoError(t, f.Close())
 }
@@ -168,7 +168,7 @@ func requireFoundByPath(t *testing.T, p *Process, r *Region) {
 func TestOpenNamed(t *testing.T) {
 	process := openProcess(t, os.Getpid())
 	opened := 0
-	for _, r := range process.Table().regions {
+	for _, r := range process.regions() {
 		if r.inode == 0 {
 			continue
 		}
@@ -179,7 +179,7 @@ func TestOpenNamed(t *testing.T) {
 			if change(changed); r.mapping.Path == mustExecutable(t) && changed.inode == r.inode {
 				continue // There is no other file that was executed.
 			}
-			_, _, err := process.openNamed(changed)
+			_, _, err := process.openFirst(process.candidates(changed)[1:])
 			require.Error(t, err, "another file at the same path")
 		}
 	}

@@ -19,42 +19,141 @@ import (
 	"github.com/otelctx/otelctx/internal/remotemem"
 )
 
-// openFile finds the file behind a region. With CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE the
-// kernel gives the file that is mapped, deleted or not. Else it is the process's executable,
-// or the file at the mapping's path as the process sees it, if that still is the same. It
-// is not opened for reading yet: a device may act when it is.
-func (p *Process) openFile(r *Region) (*os.File, fileID, error) {
-	f, err := openPath(fmt.Sprintf("/proc/%d/map_files/%x-%x", p.pid, r.mapping.Start, r.mapping.Limit))
-	if err != nil {
-		return p.openNamed(r)
-	}
-	// The kernel leads to the very file.
-	return p.check(f, func(fileID) bool { return true })
+// openFile finds the file behind a region. It is not opened for reading yet: a device may act when it is.
+//
+// With CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE the kernel gives the file that is mapped now, deleted or not.
+// Otherwise it is the process's executable, or the file at the mapping's path as the process sees it. By
+// now something else may be mapped or have the path. So the file must have the inode of the mapping, or
+// its build ids: file systems such as overlayfs and btrfs give a file other numbers than its mappings have.
+func (p *Process) openFile(r *Region) (*os.File, fileID, error) { return p.openFirst(p.candidates(r)) }
+
+// candidate is a way to open a file, and whether it is the right one.
+type candidate struct {
+	open func() (*os.File, error)
+	is   func(*os.File, fileID) bool
 }
 
-// openNamed is openFile for users that may not use map_files.
-func (p *Process) openNamed(r *Region) (*os.File, fileID, error) {
+// candidates are the ways to open a region's file.
+func (p *Process) candidates(r *Region) []candidate {
 	dir := fmt.Sprintf("/proc/%d/", p.pid)
-	sameInode := func(id fileID) bool { return id.inode == r.inode }
-	f, errExe := openPath(dir + "exe")
-	if errExe == nil {
-		// What was executed: the kernel leads to the very file, if it is this one.
-		var id fileID
-		if f, id, errExe = p.check(f, sameInode); errExe == nil {
-			return f, id, nil
+	var mapped *buildIDs
+	isFile := func(f *os.File, id fileID) bool {
+		if id.inode == r.inode && unix.Major(id.device) == r.major && unix.Minor(id.device) == r.minor {
+			return true
+		}
+		if mapped == nil {
+			mapped = p.mappedBuildIDs(r)
+		}
+		return mapped.match(f)
+	}
+	return []candidate{
+		{
+			func() (*os.File, error) {
+				return openPath(fmt.Sprintf("%smap_files/%x-%x", dir, r.mapping.Start, r.mapping.Limit))
+			},
+			func(f *os.File, id fileID) bool { return isFile(f, id) || p.isMapped(r) },
+		},
+		{
+			func() (*os.File, error) { return openPath(dir + "exe") },
+			func(f *os.File, id fileID) bool { return isFile(f, id) || id.inode == r.inode && p.isExecutable(r) },
+		},
+		{func() (*os.File, error) { return openIn(dir+"root", r.mapping.Path) }, isFile},
+	}
+}
+
+// openFirst opens the first candidate that is the right file.
+func (p *Process) openFirst(candidates []candidate) (*os.File, fileID, error) {
+	var errs []error
+	for _, c := range candidates {
+		f, err := c.open()
+		if err == nil {
+			var id fileID
+			if f, id, err = p.check(f, c.is); err == nil {
+				return f, id, nil
+			}
+		}
+		errs = append(errs, err)
+	}
+	return nil, fileID{}, errors.Join(errs...)
+}
+
+// isMapped reports whether a region is mapped now.
+func (p *Process) isMapped(r *Region) bool {
+	for m, err := range p.proc.Maps(func(name []byte) bool { return len(name) > 0 }) {
+		if err != nil {
+			break
+		}
+		if m.Start == r.mapping.Start {
+			return m.Perms.Exec && newRegion(p, m).same(r)
 		}
 	}
-	f, err := openIn(dir+"root", r.mapping.Path)
-	if err != nil {
-		return nil, fileID{}, errors.Join(errExe, err)
+	return false
+}
+
+// isExecutable reports whether a region has the path of the program that the process executes.
+func (p *Process) isExecutable(r *Region) bool {
+	path, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", p.pid))
+	return err == nil && strings.TrimSuffix(path, " (deleted)") == r.mapping.Path
+}
+
+// buildIDs are the build ids of a file that is mapped. Those that are unknown are empty.
+type buildIDs struct{ gnu, golang string }
+
+// match reports whether a file has the same build ids, of which at least one must be known.
+func (b *buildIDs) match(f *os.File) bool {
+	if b.gnu == "" && b.golang == "" {
+		return false
 	}
-	f, id, err := p.check(f, func(id fileID) bool {
-		return sameInode(id) && unix.Major(id.device) == r.major && unix.Minor(id.device) == r.minor
-	})
+	content, err := reopen(f)
 	if err != nil {
-		return nil, fileID{}, errors.Join(errExe, err)
+		return false
 	}
-	return f, id, nil
+	defer func() { _ = content.Close() }()
+	e, err := parseELF(whole(content))
+	if err != nil {
+		return false
+	}
+	gnu, golang := e.buildIDs()
+	return (b.gnu == "" || b.gnu == gnu) && (b.golang == "" || b.golang == golang)
+}
+
+// mappedBuildIDs reads the build ids of a region's file from the memory of the process.
+func (p *Process) mappedBuildIDs(r *Region) *buildIDs {
+	file := mappedFile{pid: p.pid}
+	for m, err := range p.proc.Maps(func(name []byte) bool { return len(name) > 0 }) {
+		if err != nil || len(file.mappings) == maxSegments {
+			break
+		}
+		if m.Inode == r.inode && m.Major == r.major && m.Minor == r.minor && !m.Perms.Write {
+			file.mappings = append(file.mappings, m)
+		}
+	}
+	ids := &buildIDs{}
+	if e, err := parseELF(whole(file)); err == nil {
+		ids.gnu, ids.golang = e.buildIDs()
+	}
+	return ids
+}
+
+// mappedFile reads a file as far as a process has mapped it.
+type mappedFile struct {
+	pid      int
+	mappings []procfs.Mapping
+}
+
+// ReadAt implements [io.ReaderAt].
+func (f mappedFile) ReadAt(b []byte, offset int64) (int, error) {
+	for _, m := range f.mappings {
+		if at := uint64(offset); m.Offset <= at && at-m.Offset < m.End-m.Start {
+			start := m.Start + at - m.Offset
+			n, err := remotemem.Of(f.pid).ReadAt(b[:min(uint64(len(b)), m.End-start)], int64(start))
+			if err == nil && n < len(b) {
+				err = io.EOF
+			}
+			return n, err
+		}
+	}
+	return 0, io.EOF
 }
 
 // openDebugFile names the file at a path as this process sees it, or as p does.
@@ -67,7 +166,7 @@ func (p *Process) openDebugFile(own bool, path string) (*os.File, fileID, error)
 	if err != nil {
 		return nil, fileID{}, err
 	}
-	return p.check(f, func(fileID) bool { return true })
+	return p.check(f, func(*os.File, fileID) bool { return true })
 }
 
 // openPerfMap names /tmp/perf-PID.map as the process sees it, by the id that the process has for
@@ -85,7 +184,7 @@ func (p *Process) openPerfMap() (*os.File, error) {
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
-	f, _, err = p.check(f, func(fileID) bool { return st.Uid == user })
+	f, _, err = p.check(f, func(*os.File, fileID) bool { return st.Uid == user })
 	return f, err
 }
 
@@ -117,9 +216,9 @@ func (p *Process) self() (pid int, user uint32, err error) {
 
 // check closes f and fails unless it is a regular file and the right one, and the
 // process is still there. Otherwise the file may be another process's.
-func (p *Process) check(f *os.File, isRight func(fileID) bool) (*os.File, fileID, error) {
+func (p *Process) check(f *os.File, isRight func(*os.File, fileID) bool) (*os.File, fileID, error) {
 	id, err := identify(f)
-	if err == nil && !isRight(id) {
+	if err == nil && !isRight(f, id) {
 		err = fmt.Errorf("%s is another file now", f.Name())
 	}
 	if err == nil {

@@ -4,98 +4,47 @@
 package symbols
 
 import (
+	"bytes"
 	"cmp"
 	"io"
 	"os"
 	"slices"
-	"strconv"
-	"strings"
-	"sync/atomic"
 )
 
 const (
-	// maxPerfMap bounds what is read of a perf map, in bytes, and maxPerfFunctions its lines.
-	maxPerfMap       = 16 << 20
-	maxPerfFunctions = 1 << 18
-	// maxPerfMaps bounds the perf maps that are held in memory.
-	maxPerfMaps = 2
+	// maxPerfMap bounds how much of the end of a perf map is searched, in bytes, and maxPerfLines how many
+	// lines of it, valid or not.
+	maxPerfMap   = 64 << 20
+	maxPerfLines = 1 << 21
+	// maxPerfLine bounds a line: longer ones are ignored.
+	maxPerfLine = maxName + 64
+	// perfChunk is how much of a perf map is read at a time.
+	perfChunk = 256 << 10
 )
 
-// perfMap is what a process says of the code that it has compiled at run time. A line has the
-// start and the size of a function in hexadecimal, and its name. perf and most compilers at
-// run time know this format (linux/tools/perf/Documentation/jit-interface.txt).
+// perfMap is a process's perf map: a log to which the process appends a line with the start, the
+// size (both hexadecimal) and the name of each function that it compiles at run time
+// (linux/tools/perf/Documentation/jit-interface.txt). The file stays open while the process does.
 type perfMap struct {
-	functions []perfFunction // by address; of those with the same, the last is the latest
-	// size and changed are the file's when it was read.
-	size, changed int64
-}
-
-type perfFunction struct {
-	start, size uint64
-	name        string
-}
-
-// perfFile is a process's perf map, opened as long as the process is there.
-type perfFile struct {
-	reading chan struct{} // held by the goroutine that opens or reads it
+	// reading is held by the goroutine that opens or searches the file. The file system may never
+	// answer.
+	reading chan struct{}
 	file    *os.File
-	held    atomic.Pointer[perfMap]
-	// current says that it has been read since the last call of [Process.RenewPerfMap], or could
-	// not be.
-	current atomic.Bool
+	// sizes are the file's sizes at the last search and at the one before.
+	sizes [2]int64
 }
 
-// parsePerfMap leaves out lines that are none.
-func parsePerfMap(text string) []perfFunction {
-	var functions []perfFunction
-	for line := range strings.Lines(text) {
-		start, rest, _ := strings.Cut(line, " ")
-		length, name, _ := strings.Cut(rest, " ")
-		from, err := strconv.ParseUint(strings.TrimPrefix(start, "0x"), 16, 64)
-		size, err2 := strconv.ParseUint(strings.TrimPrefix(length, "0x"), 16, 64)
-		name = strings.TrimSuffix(name, "\n")
-		if err != nil || err2 != nil || name == "" || len(name) > maxName {
-			continue
-		}
-		if functions = append(functions, perfFunction{from, size, name}); len(functions) == maxPerfFunctions {
-			break
-		}
-	}
-	slices.SortStableFunc(functions, func(a, b perfFunction) int { return cmp.Compare(a.start, b.start) })
-	return functions
-}
-
-// lookup returns the name of the function that an address is in: of several the one that
-// begins last.
-func (m *perfMap) lookup(address uint64) []Line {
-	i, _ := slices.BinarySearchFunc(m.functions, address, func(f perfFunction, a uint64) int {
-		if f.start <= a {
-			return -1
-		}
-		return 1
-	})
-	for range maxOverlap {
-		if i--; i < 0 {
-			break
-		}
-		if f := m.functions[i]; address-f.start < f.size {
-			return []Line{{Function: f.name}}
-		}
-	}
-	return nil
-}
-
-// attachPerfMap opens the perf map while the process is there.
+// attachPerfMap opens the perf map while the process is there. Another call may be doing so already.
 func (p *Process) attachPerfMap() {
 	select {
 	case p.perf.reading <- struct{}{}:
 		p.openPerfMapOnce()
 		<-p.perf.reading
-	default: // Another call does.
+	default:
 	}
 }
 
-// openPerfMapOnce opens the perf map, if it is not open. p.perf.reading is held.
+// openPerfMapOnce opens the perf map unless it is open. The caller holds p.perf.reading.
 func (p *Process) openPerfMapOnce() {
 	if p.perf.file != nil || p.files.unnamed {
 		return
@@ -105,79 +54,213 @@ func (p *Process) openPerfMapOnce() {
 		return // Most processes have none.
 	}
 	defer func() { _ = named.Close() }()
-	if f, err := reopen(named); err == nil {
-		p.perf.file = f
+	f, err := reopen(named)
+	if err != nil {
+		return
+	}
+	p.perf.file = f
+	if info, err := f.Stat(); err == nil {
+		p.perf.sizes = [2]int64{info.Size(), info.Size()}
 	}
 }
 
-// RenewPerfMap has the perf map read again, if it has changed, for the next address that it may
-// name. It is not looked at any more until the next call. A program may change it all the time,
-// and to read it for each address would take minutes.
-func (p *Process) RenewPerfMap() { p.perf.current.Store(false) }
-
-// perfMap returns what the process has said by the last call of [Process.RenewPerfMap] or later,
-// or nil.
-func (p *Process) perfMap() *perfMap {
+// NameCompiled sets the lines of those locations whose code was compiled at run time, from the
+// process's perf map. The locations must not be shared yet. Of several functions at an address, the
+// one that was written last has the name. If the last one was written since the second last call, and
+// so may be younger than the samples, and it replaces another function, the location stays unnamed.
+//
+// NameCompiled reads the last 64 MiB or two million lines of the file, from the end, until all is found, the names take more
+// than most bytes, or goOn returns false. It reports whether it came to an end. It may have to wait for a
+// file system.
+func (p *Process) NameCompiled(locations []*Location, most int, goOn func() bool) bool {
+	if len(locations) == 0 || p.files.unnamed {
+		return true
+	}
 	select {
 	case p.perf.reading <- struct{}{}:
 		defer func() { <-p.perf.reading }()
 	default:
-		return nil // It is being read, by a file system that may not answer.
+		return false // A file system does not answer.
 	}
-	if p.perf.current.CompareAndSwap(false, true) {
-		p.readPerfMap()
-	}
-	return p.perf.held.Load()
-}
-
-// readPerfMap reads the perf map, if it has changed. What cannot be read stays as it was known.
-// p.perf.reading is held.
-func (p *Process) readPerfMap() {
 	p.openPerfMapOnce()
 	if p.perf.file == nil {
-		return
+		return true
 	}
 	info, err := p.perf.file.Stat()
 	if err != nil {
-		return
+		return true
 	}
-	size, changed := info.Size(), info.ModTime().UnixNano()
-	if m := p.perf.held.Load(); m != nil && m.size == size && m.changed == changed {
-		return
-	}
-	var text strings.Builder
-	if _, err := io.Copy(&text, io.NewSectionReader(p.perf.file, 0, min(size, maxPerfMap))); err != nil {
-		return
-	}
-	p.perf.held.Store(&perfMap{functions: parsePerfMap(text.String()), size: size, changed: changed})
-	p.files.holdsPerfMap(p)
+	s := newPerfSearch(locations, p.perf.sizes[0], most, goOn)
+	p.perf.sizes = [2]int64{p.perf.sizes[1], info.Size()}
+	return s.search(p.perf.file, info.Size())
 }
 
-// holdsPerfMap notes that a process's perf map is held, and lets another one go.
-func (f *Files) holdsPerfMap(p *Process) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if i := slices.Index(f.perfMaps, p); i >= 0 {
-		f.perfMaps = slices.Delete(f.perfMaps, i, i+1)
-	}
-	f.perfMaps = append(f.perfMaps, p)
-	if len(f.perfMaps) > maxPerfMaps {
-		f.perfMaps[0].perf.held.Store(nil)
-		f.perfMaps[0].RenewPerfMap()
-		f.perfMaps = slices.Delete(f.perfMaps, 0, 1)
-	}
-}
-
-// closePerfMap lets go of the perf map when nobody reads it.
+// closePerfMap closes the perf map as soon as nobody reads it.
 func (p *Process) closePerfMap() {
-	p.files.mu.Lock()
-	p.files.perfMaps = slices.DeleteFunc(p.files.perfMaps, func(o *Process) bool { return o == p })
-	p.files.mu.Unlock()
-	p.perf.held.Store(nil)
 	go func() {
-		p.perf.reading <- struct{}{} // and nobody opens it again
+		p.perf.reading <- struct{}{} // for good, so that nobody opens it again
 		if p.perf.file != nil {
 			_ = p.perf.file.Close() // nothing was written
 		}
 	}()
+}
+
+// perfSearch looks for the functions at some addresses in a perf map.
+type perfSearch struct {
+	open []perfAddress // by address; those that are still to be found, and some that are done
+	done int
+	// old is the size of the file before the first of the addresses was sampled.
+	old int64
+	// left is how many bytes names may still take.
+	left  int
+	goOn  func() bool
+	steps int
+	lines int
+}
+
+// perfAddress is an address and the locations that have it.
+type perfAddress struct {
+	address   uint64
+	locations []*Location
+	name      string // of the last function, if that is younger than perfSearch.old
+	done      bool
+}
+
+func newPerfSearch(locations []*Location, old int64, most int, goOn func() bool) *perfSearch {
+	s := &perfSearch{old: old, left: most, goOn: goOn}
+	locations = slices.SortedFunc(slices.Values(locations), func(a, b *Location) int { return cmp.Compare(a.Address, b.Address) })
+	for _, l := range locations {
+		if n := len(s.open); n > 0 && s.open[n-1].address == l.Address {
+			s.open[n-1].locations = append(s.open[n-1].locations, l)
+		} else {
+			s.open = append(s.open, perfAddress{address: l.Address, locations: []*Location{l}})
+		}
+	}
+	return s
+}
+
+// search searches the lines before size, from the last to the first. What follows the last newline is
+// still being written. It reports whether it came to an end.
+func (s *perfSearch) search(file io.ReaderAt, size int64) bool {
+	defer s.settle()
+	buffer := make([]byte, perfChunk+maxPerfLine)
+	var rest []byte // the part that has been read of a line that begins earlier
+	ignore := true  // what follows the last newline so far: it is not a line, or too long
+	for end, limit := size, max(0, size-maxPerfMap); end > limit && len(s.open) > 0 && s.lines < maxPerfLines; {
+		start := max(limit, end-perfChunk)
+		text := buffer[:end-start]
+		if _, err := file.ReadAt(text, start); err != nil {
+			return true // It was truncated.
+		}
+		text = append(text, rest...)
+		for {
+			newline := bytes.LastIndexByte(text, '\n')
+			if newline < 0 {
+				break
+			}
+			if !ignore && !s.line(text[newline+1:], start+int64(newline)+1) {
+				return false
+			}
+			text, ignore = text[:newline], false
+		}
+		if start == 0 && !ignore {
+			return s.line(text, 0)
+		}
+		if ignore = ignore || len(text) > maxPerfLine; ignore {
+			text = nil
+		}
+		rest, end = slices.Clone(text), start
+	}
+	return true
+}
+
+// line notes what a line at an offset of the file says, if it is valid. It returns false when the
+// search is to end.
+func (s *perfSearch) line(line []byte, offset int64) bool {
+	if s.lines++; !s.step() {
+		return false
+	}
+	from, rest, ok := cutPerfNumber(line)
+	size, name, ok2 := cutPerfNumber(rest)
+	if !ok || !ok2 || len(name) == 0 || len(name) > maxName {
+		return true
+	}
+	i, _ := slices.BinarySearchFunc(s.open, from, func(a perfAddress, from uint64) int { return cmp.Compare(a.address, from) })
+	for ; i < len(s.open) && s.open[i].address-from < size; i++ {
+		if !s.step() || s.left < 0 {
+			return false
+		}
+		s.found(&s.open[i], name, offset)
+	}
+	if s.done > len(s.open)/2 {
+		s.open = slices.DeleteFunc(s.open, func(a perfAddress) bool { return a.done })
+		s.done = 0
+	}
+	return true
+}
+
+// found notes a function at an address. Younger ones were found before.
+func (s *perfSearch) found(a *perfAddress, name []byte, offset int64) {
+	switch {
+	case a.done:
+		return
+	case a.name == "":
+		s.left -= len(name)
+		a.name = string(name)
+		if offset >= s.old {
+			return // It may replace another one.
+		}
+		a.setName(a.name)
+	case a.name == string(name) && offset >= s.old:
+		return
+	case a.name == string(name):
+		a.setName(a.name)
+	}
+	a.done = true
+	s.done++
+}
+
+// settle names what only young functions were found for.
+func (s *perfSearch) settle() {
+	for i := range s.open {
+		if a := &s.open[i]; !a.done && a.name != "" {
+			a.setName(a.name)
+		}
+	}
+}
+
+func (a *perfAddress) setName(name string) {
+	for _, l := range a.locations {
+		l.Lines = []Line{{Function: name}}
+	}
+}
+
+// step reports whether the search may go on. It asks now and then.
+func (s *perfSearch) step() bool {
+	const often = 1 << 10
+	s.steps++
+	return s.steps%often != 0 || s.goOn()
+}
+
+// cutPerfNumber returns the hexadecimal number that a line begins with, and what follows the space behind
+// it. Some compilers write 0x before the number.
+func cutPerfNumber(line []byte) (n uint64, rest []byte, ok bool) {
+	line = bytes.TrimPrefix(line, []byte("0x"))
+	for i, c := range line {
+		switch {
+		case c == ' ':
+			return n, line[i+1:], i > 0
+		case n>>60 != 0:
+			return 0, nil, false
+		case '0' <= c && c <= '9':
+			n = n<<4 | uint64(c-'0')
+		case 'a' <= c && c <= 'f':
+			n = n<<4 | uint64(c-'a'+10)
+		case 'A' <= c && c <= 'F':
+			n = n<<4 | uint64(c-'A'+10)
+		default:
+			return 0, nil, false
+		}
+	}
+	return 0, nil, false
 }

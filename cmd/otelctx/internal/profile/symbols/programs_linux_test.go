@@ -74,12 +74,22 @@ func openWith(t testing.TB, files *Files, pid int) opened {
 
 func (p *program) open() opened { return openProcess(p.t, p.PID()) }
 
+// regions are those that are known now.
+func (p *Process) regions() (regions []*Region) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, s := range p.timeline.now {
+		regions = append(regions, s.region)
+	}
+	return regions
+}
+
 // Locate looks an instruction up, or the call before where a call returns to.
 func (o opened) Locate(address uint64, leaf bool) *Location {
 	if !leaf && address > 0 {
 		address--
 	}
-	r := o.Table().Find(address)
+	r := o.Find(address)
 	if r == nil {
 		return &Location{Address: address}
 	}

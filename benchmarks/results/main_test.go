@@ -1,0 +1,50 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// The document has all observers in its summary, and of the patterns those with a fault.
+func TestGenerate(t *testing.T) {
+	dir := t.TempDir()
+	output := filepath.Join(dir, "results.md")
+	for name, text := range map[string]string{
+		"wild.csv": `# date: 2026-11-25
+# machine: a fast one
+pattern,about,contract,observer,samples,right,none,wrong,shown,outside
+good,all is well,shown,record,10,10,0,0,10,0
+good,all is well,shown,goroutine profile,10,4,6,0,4,0
+lost,"missing, and wrong",shown,record,10,4,4,2,4,0
+lost,"missing, and wrong",shown,goroutine profile,10,10,0,0,10,0
+outside,after it,nothing,record,5,4,0,1,0,1
+outside,after it,nothing,goroutine profile,5,5,0,0,0,0
+`,
+		"bench.csv": "benchmark,ns/op\nSpan,420\n",
+	} {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
+	}
+	require.NoError(t, generate(dir, output))
+	got, err := os.ReadFile(output)
+	require.NoError(t, err)
+	for _, line := range []string{
+		"- machine: a fast one\n",
+		"| record | 3 | 1 | 2 | 25 | 82.35 % | 70.00 % | 20.00 % |\n",
+		"Patterns with a fault outside the goroutine profile: 2 of 3.",
+		"| lost | missing, and wrong | shown | 10: 4 none, **2 wrong** |  |\n",
+		"| outside | after it | nothing | 5: 0 none, **1 wrong** |  |\n",
+		"| Span | 420 |\n",
+	} {
+		assert.Contains(t, string(got), line)
+	}
+	assert.NotContains(t, string(got), "| good |")
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "wild.csv"), []byte("a,b\nc\n"), 0o600))
+	assert.ErrorContains(t, generate(dir, output), "wild.csv: ")
+}

@@ -1,0 +1,164 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build amd64 || arm64
+
+package sampler
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/binary"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/otelctx/otelctx/internal/procfs"
+)
+
+const (
+	// mappingPages is the size of a processor's ring of records in pages, a power of two. It takes about
+	// two thousand of them. With the page of the ring's header it is less than what
+	// kernel.perf_event_mlock_kb lets everybody lock for each processor.
+	mappingPages = 64
+	// maxMappings bounds the records that wait for older samples to be read.
+	maxMappings = 1 << 16
+)
+
+// mappings reads what the kernel records of executable mappings when they are made: PERF_RECORD_MMAP2 of
+// perf_event_open(2), in one ring for each processor.
+type mappings struct {
+	told Mappings
+
+	mu    sync.Mutex
+	rings map[int][]byte // memory that is shared with the kernel, by processor
+	// waiting are mappings that may be younger than samples which are still to be read.
+	waiting []mapped
+	// lost says that there were records that have not been read, blind that a ring could not be had.
+	lost, blind bool
+}
+
+// mapped is a mapping that a process made at a time of CLOCK_BOOTTIME.
+type mapped struct {
+	pid  int
+	boot uint64
+	procfs.Mapping
+}
+
+// add begins to read the records of a processor's event.
+func (m *mappings) add(cpu, fd int) {
+	ring, err := unix.Mmap(fd, 0, (1+mappingPages)*os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if err != nil {
+		m.blind = true
+		return
+	}
+	m.rings[cpu] = ring
+}
+
+// remove ends that.
+func (m *mappings) remove(cpu int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if ring, ok := m.rings[cpu]; ok {
+		m.readRing(ring)
+		_ = unix.Munmap(ring) // It is one that was mapped.
+		delete(m.rings, cpu)
+	}
+}
+
+// complete reports whether there is a ring for each processor.
+func (m *mappings) complete() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return !m.blind
+}
+
+// until reads all records, and returns the mappings that were made up to a time of CLOCK_BOOTTIME. It
+// reports whether others were lost.
+func (m *mappings) until(boot uint64) (made []mapped, lost bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	before := len(m.waiting)
+	for _, ring := range m.rings {
+		m.readRing(ring)
+	}
+	if len(m.waiting) > before {
+		slices.SortStableFunc(m.waiting, func(a, b mapped) int { return cmp.Compare(a.boot, b.boot) })
+	}
+	n := 0
+	for n < len(m.waiting) && m.waiting[n].boot <= boot {
+		n++
+	}
+	made, m.waiting = m.waiting[:n:n], m.waiting[n:]
+	if len(m.waiting) == 0 || len(m.waiting) > maxMappings {
+		m.lost = m.lost || len(m.waiting) > 0
+		m.waiting = nil
+	}
+	lost, m.lost = m.lost, false
+	return made, lost
+}
+
+// readRing reads all records of a ring. m.mu is held.
+func (m *mappings) readRing(ring []byte) {
+	header := (*unix.PerfEventMmapPage)(unsafe.Pointer(&ring[0])) // The kernel has it there, at the start of a page.
+	data := ring[os.Getpagesize():]
+	tail := header.Data_tail // No one else writes it.
+	head := atomic.LoadUint64(&header.Data_head)
+	var record []byte
+	for head-tail >= recordHeaderSize {
+		at := tail % uint64(len(data)) // Records are aligned to 8 bytes, so that this header is in one piece.
+		size := uint64(binary.NativeEndian.Uint16(data[at+6:]))
+		if size < recordHeaderSize || size > head-tail {
+			m.lost, tail = true, head
+			break
+		}
+		// A record may go on at the start.
+		first := data[at:min(at+size, uint64(len(data)))]
+		record = append(append(record[:0], first...), data[:size-uint64(len(first))]...)
+		switch binary.NativeEndian.Uint32(record) {
+		case unix.PERF_RECORD_MMAP2:
+			if r, ok := decodeMapped(record, m.told.Maps); ok {
+				m.waiting = append(m.waiting, r)
+			}
+		case unix.PERF_RECORD_LOST:
+			m.lost = true
+		}
+		tail += size
+	}
+	atomic.StoreUint64(&header.Data_tail, tail)
+}
+
+// The layout of PERF_RECORD_MMAP2, and the time behind it.
+const (
+	recordHeaderSize = 8
+	mappedNameOffset = 72
+	mappedTimeSize   = 8
+)
+
+// decodeMapped decodes a PERF_RECORD_MMAP2. It returns false for one that is of no interest.
+func decodeMapped(record []byte, wants func(pid int) bool) (m mapped, ok bool) {
+	if len(record) < mappedNameOffset+mappedTimeSize {
+		return m, false
+	}
+	word := func(offset int) uint64 { return binary.NativeEndian.Uint64(record[offset:]) }
+	half := func(offset int) uint32 { return binary.NativeEndian.Uint32(record[offset:]) }
+	if m.pid = int(int32(half(8))); !wants(m.pid) {
+		return m, false
+	}
+	name, _, _ := bytes.Cut(record[mappedNameOffset:len(record)-mappedTimeSize], []byte{0})
+	m.boot = word(len(record) - mappedTimeSize)
+	m.Mapping = procfs.Mapping{
+		Start: word(16), End: word(16) + word(24), Offset: word(32), Major: half(40), Minor: half(44), Inode: word(48),
+		Perms: procfs.Perms{Exec: true}, Name: string(name),
+	}
+	if m.Name == "//anon" {
+		m.Name = ""
+	}
+	return m, m.Start < m.End
+}

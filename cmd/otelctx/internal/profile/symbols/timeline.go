@@ -1,0 +1,132 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package symbols
+
+import (
+	"slices"
+	"time"
+)
+
+// maxPast bounds the spans that a timeline remembers of what is no longer mapped. Samples that are still
+// to be read may need them.
+const maxPast = 256
+
+// timeline tells which region was at an address at a time.
+type timeline struct {
+	now  []span // by address; they do not overlap
+	past []span // what was mapped before; the latest is last
+}
+
+// span is a range of addresses that belongs to a region, which may be larger, from since on and before
+// until.
+type span struct {
+	start, limit uint64
+	region       *Region
+	since, until time.Time
+}
+
+func (s *span) covers(address uint64) bool { return s.start <= address && address < s.limit }
+
+// index returns the first span of now that ends behind an address.
+func (t *timeline) index(address uint64) int {
+	i, _ := slices.BinarySearchFunc(t.now, address, func(s span, a uint64) int {
+		if s.limit <= a {
+			return -1
+		}
+		return 1
+	})
+	return i
+}
+
+// find returns the region that an address was in, or nil.
+func (t *timeline) find(address uint64, at time.Time) *Region {
+	if i := t.index(address); i < len(t.now) && t.now[i].covers(address) && !at.Before(t.now[i].since) {
+		return t.now[i].region
+	}
+	for _, s := range slices.Backward(t.past) {
+		if s.covers(address) && !at.Before(s.since) && at.Before(s.until) {
+			return s.region
+		}
+	}
+	return nil
+}
+
+// insert notes that a region was mapped at a time, in place of what was there. It reports whether that is
+// news: it is not if the region is known, or if something is there that was mapped later.
+func (t *timeline) insert(r *Region, at time.Time) bool {
+	start, limit := r.mapping.Start, r.mapping.Limit
+	i := t.index(start)
+	end := i
+	for ; end < len(t.now) && t.now[end].start < limit; end++ {
+		s := &t.now[end]
+		if s.region.same(r) && s.start == start && s.limit == limit {
+			if at.Before(s.since) {
+				s.since = at
+				return true
+			}
+			return false
+		}
+		if at.Before(s.since) || r.anonymous() && s.region.anonymous() && s.start <= start && limit <= s.limit {
+			return false
+		}
+	}
+	var pieces []span
+	for _, s := range t.now[i:end] {
+		if s.start < start {
+			pieces = append(pieces, span{start: s.start, limit: start, region: s.region, since: s.since})
+		}
+	}
+	pieces = append(pieces, span{start: start, limit: limit, region: r, since: at})
+	for _, s := range t.now[i:end] {
+		if s.limit > limit {
+			pieces = append(pieces, span{start: limit, limit: s.limit, region: s.region, since: s.since})
+		}
+		t.leave(s, at)
+	}
+	t.now = slices.Replace(t.now, i, end, pieces...)
+	return true
+}
+
+// leave notes that a span was mapped until a time.
+func (t *timeline) leave(s span, until time.Time) {
+	if s.until = until; !s.since.Before(until) {
+		return
+	}
+	if len(t.past) == maxPast {
+		t.past = slices.Delete(t.past, 0, maxPast/2)
+	}
+	t.past = append(t.past, s)
+}
+
+// look replaces what is known by what was found at a time, sorted by address. What was mapped later stays.
+// It calls gone for the regions that were not found again.
+func (t *timeline) look(found []*Region, at time.Time, gone func(*Region)) {
+	now := make([]span, 0, len(found))
+	kept := make([]bool, len(t.now))
+	for _, r := range found {
+		s := span{start: r.mapping.Start, limit: r.mapping.Limit, region: r, since: at}
+		if i := t.index(s.start); i < len(t.now) && t.now[i].covers(s.start) {
+			switch old := &t.now[i]; {
+			case old.start == s.start && old.limit == s.limit && old.region.same(r):
+				s = *old
+				kept[i] = true
+			case old.region.continues(r):
+				s.since = old.since // It has another size now.
+			}
+		}
+		now = append(now, s)
+	}
+	old := t.now
+	t.now = now
+	for i, s := range old {
+		switch {
+		case kept[i]:
+		case s.since.After(at):
+			t.insert(s.region, s.since)
+		default:
+			t.leave(s, at)
+			gone(s.region)
+		}
+	}
+}
