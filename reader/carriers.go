@@ -17,12 +17,12 @@ import (
 	"github.com/otelctx/otelctx/ringbuf"
 )
 
-// ErrNoThreadContext says that the process shows no spans of its threads in a way that
-// this package knows. It may show them later, or have shown them before; or what it
-// shows cannot be right.
+// ErrNoThreadContext says that the process publishes no spans of its threads in a format that this
+// package supports. It may publish them later, or have published them before, or what it publishes
+// is invalid.
 var ErrNoThreadContext = errors.New("no thread context")
 
-// CarrierKind is a way in which a process shows spans. Zero is none.
+// CarrierKind is a format in which a process publishes spans. Zero is none.
 type CarrierKind int
 
 const (
@@ -30,10 +30,9 @@ const (
 	ThreadSlots CarrierKind = iota + 1
 	// GoroutineTable is a table with an entry for each goroutine.
 	GoroutineTable
-	// GoroutineRecord is a record behind a goroutine's profiler labels, as OTEP 4947
-	// has it.
+	// GoroutineRecord is a record in the format of OTEP 4947 behind a goroutine's profiler labels.
 	GoroutineRecord
-	// ThreadContextRecord is the record of OTEP 4947 that a thread-local variable names.
+	// ThreadContextRecord is the record of OTEP 4947 that a thread-local variable points at.
 	ThreadContextRecord
 )
 
@@ -57,12 +56,12 @@ func (k CarrierKind) String() string {
 type CarrierSource int
 
 const (
-	// Advertised carriers are described in the process context, or where that is another
-	// library's, in a mapping of their own.
+	// Advertised carriers are described in the process context or, if another library owns that, in
+	// a mapping of their own.
 	Advertised CarrierSource = iota + 1
-	// FoundByName is for rings whose mapping has the name of one.
+	// FoundByName rings were found by the name of their mapping.
 	FoundByName
-	// FoundByMagic is for rings that begin an anonymous mapping.
+	// FoundByMagic rings were found by the magic number in an anonymous mapping.
 	FoundByMagic
 )
 
@@ -80,100 +79,92 @@ func (s CarrierSource) String() string {
 	}
 }
 
-// Carrier says where a process shows spans.
+// Carrier locates the spans that a process publishes.
 type Carrier struct {
-	// Kind is the way in which spans are shown, Source how it was found.
+	// Kind is the carrier's format, Source how it was found.
 	Kind   CarrierKind
 	Source CarrierSource
-	// Ring is how the slots, or the entries of the goroutine table, are laid out; zero for
+	// Ring is the layout of the slots or of the entries of the goroutine table; zero for
 	// GoroutineRecord.
 	Ring ringbuf.Info
-	// Fields has the offset of each field of a slot by the field's name, such as
-	// span_id. It is nil without slots, and if the carrier cannot be read. The
-	// names are those that rings are advertised with.
+	// Fields maps the name of each field of a slot, such as span_id, to its offset. It is nil
+	// without slots, and if the carrier cannot be read. The names are those used in the
+	// advertisement.
 	Fields map[string]int
-	// RecordOffset is how far behind the label pointer the record is, for
-	// GoroutineRecord.
+	// RecordOffset is the distance from the label pointer to the record, for GoroutineRecord.
 	RecordOffset int
-	// Provable says whether a span found there can be proven to be that of the
-	// goroutine which runs. It takes knowledge of where the Go runtime keeps goroutines,
-	// and slots of layout 2.
+	// Provable says whether a span found there can be proven to belong to the running goroutine.
+	// That needs the offsets of the Go runtime's goroutines, and slots of layout 2.
 	Provable bool
-	// Err is why the carrier cannot be read, or nil. It may quote what the process
-	// has chosen.
+	// Err is the reason why the carrier cannot be read, or nil. It may quote text chosen by the
+	// process.
 	Err error
 }
 
-// RuntimeOffsets is where the Go runtime of a process keeps what is needed to tell
-// which goroutine a thread runs, in bytes. Those that are not known are negative, but
-// for TLSG.
+// RuntimeOffsets are the byte offsets in the Go runtime's structures that lead from a thread to its
+// goroutine. Unknown ones are negative, except TLSG.
 type RuntimeOffsets struct {
-	// GM, GGoid and GLabels are offsets in the runtime's g. They lead to the pointer to
-	// the m that runs it, its id, and its profiler labels.
+	// GM, GGoid and GLabels are offsets in the runtime's g: of the pointer to the m that runs it,
+	// its id, and its profiler labels.
 	GM, GGoid, GLabels int
-	// MCurg and MProcid are offsets in the runtime's m. They lead to the pointer to the
-	// user's goroutine that it runs, and the thread's id. That id is of the process's
-	// own PID namespace.
+	// MCurg and MProcid are offsets in the runtime's m: of the pointer to the user goroutine that
+	// it runs, and the thread's id in the process's own PID namespace.
 	MCurg, MProcid int
-	// TLSG is the distance from the thread pointer to the word that points at the
-	// current g. On a system stack the current g is not the user's. It may be negative,
-	// and counts only if TLSGKnown is true.
+	// TLSG is the distance from the thread pointer to the word that points at the current g, which
+	// on a system stack is not the user's. It may be negative, and is valid only if TLSGKnown is
+	// true.
 	TLSG      int64
 	TLSGKnown bool
 }
 
-// complete reports whether it can be found out which goroutine runs on a thread.
+// complete reports whether the offsets suffice to find the goroutine that a thread runs.
 func (o *RuntimeOffsets) complete() bool { return o.MCurg >= 0 && o.GGoid >= 0 }
 
-// Bounds of what can be advertised: g and m have some hundred bytes to some thousand,
-// and thread-local storage hardly more.
+// Bounds of advertised offsets: g and m have some hundred to some thousand bytes, and thread-local
+// storage hardly more.
 const (
 	maxRuntimeOffset = 1 << 16
 	maxRecordOffset  = 4096
-	// labelListSize is the size of what a record stands behind, a slice of labels.
+	// labelListSize is the size of the slice of labels in front of a record.
 	labelListSize = 24
 	maxKeys       = 256
 )
 
-// threadView is what is known of how a process shows spans. It does not change.
+// threadView is everything known about how a process publishes spans. It is immutable.
 type threadView struct {
-	// context is the process context and advertisement the message that it comes from;
-	// each is nil if there was none. made is when they were looked at.
+	// context is the process context and advertisement the message that advertises carriers; each
+	// is nil if there was none. made is the time of reading.
 	context, advertisement *ProcessContext
 	made                   time.Time
-	// contextErr is why there is no context.
+	// contextErr is the reason why there is no context.
 	contextErr error
 
 	carriers []Carrier
-	// The carriers that can be read; nil, or for the record a negative offset, if
-	// there are none.
+	// The readable carriers; nil, or a negative offset for the record, if there is none.
 	threadRing   *ringbuf.View
 	goroutines   *GoroutineEntries
 	recordOffset int
-	// refOffset is how far behind the label pointer a record names the cell of its span,
-	// negative if it does not.
-	refOffset int
-	// ancestorsOffset is how far behind the label pointer a record names the ancestors of its
-	// span, negative if it does not.
+	// The distances from the label pointer to fields behind a goroutine's record, negative if the
+	// process has none: the reference to the span's cell, the references to its ancestors, and the
+	// numbers of its names.
+	refOffset       int
 	ancestorsOffset int
-	// namesOffset is how far behind the label pointer a record has the numbers of its names,
-	// negative if it has none.
-	namesOffset int
+	namesOffset     int
 	// names is the name table, nil if there is none.
 	names *NameTable
-	// spans is the span table, nil if there is none that can be read.
+	// spans is the span table, nil if there is no readable one.
 	spans   *SpanTable
 	runtime RuntimeOffsets
-	// keys has the names of attributes. Where one is not known it is "".
+	// keys are the names of attributes, "" if unknown.
 	keys []string
 }
 
-// usable reports whether there is anything to read.
+// usable reports whether there is a readable carrier.
 func (v *threadView) usable() bool {
 	return v.threadRing != nil || v.goroutines != nil || v.recordOffset >= 0
 }
 
-// reasons says why the carriers that there are cannot be read.
+// reasons returns the errors of the unreadable carriers.
 func (v *threadView) reasons() string {
 	var b strings.Builder
 	for _, c := range v.carriers {
@@ -184,7 +175,7 @@ func (v *threadView) reasons() string {
 	return b.String()
 }
 
-// advertisement is what a process says by attributes that begin with threadlocal.
+// advertisement holds the attributes of a message that begin with threadlocal, by key.
 type advertisement map[string]*commonpb.AnyValue
 
 func newAdvertisement(msg *processcontextpb.ProcessContext) advertisement {
@@ -227,8 +218,8 @@ func (a advertisement) text(key string) (string, error) {
 	return s.StringValue, nil
 }
 
-// keys returns what the key bytes of encoded attributes stand for. What is no string
-// stays unknown.
+// keys returns the attribute names by the key byte of encoded attributes. An entry that is not a
+// string is "".
 func (a advertisement) keys() []string {
 	values := a[wire.KeyAttributeKeyMap].GetArrayValue().GetValues()
 	keys := make([]string, min(len(values), maxKeys))
@@ -238,7 +229,7 @@ func (a advertisement) keys() []string {
 	return keys
 }
 
-// announces reports whether there is any key that begins with prefix.
+// announces reports whether any key begins with prefix.
 func (a advertisement) announces(prefix string) bool {
 	for key := range a {
 		if strings.HasPrefix(key, prefix) {
@@ -248,26 +239,25 @@ func (a advertisement) announces(prefix string) bool {
 	return false
 }
 
-// ring returns the ring by thread that is described by the keys that begin with prefix. The
-// info is what was found out, also if there is an error.
+// ring returns the ring indexed by thread that the keys with this prefix describe. The info holds
+// the valid values even if there is an error.
 func (a advertisement) ring(prefix string) (ringbuf.Info, map[string]int, error) {
 	var info ringbuf.Info
-	// Numbers that do not fit these fields are refused here. The view refuses a layout
-	// that makes no sense.
-	const most = 1 << 30
+	// Values that do not fit these fields are rejected here; NewView rejects invalid layouts.
+	const maxValue = 1 << 30
 	var address, layout, capacity, headerSize, slotSize int64
 	var err error
-	for key, to := range map[string]*int64{
+	for key, value := range map[string]*int64{
 		wire.RingKeyAddress: &address, wire.RingKeyLayout: &layout, wire.RingKeyCapacity: &capacity,
 		wire.RingKeyHeaderSize: &headerSize, wire.RingKeySlotSize: &slotSize,
 	} {
-		highest := int64(most)
+		highest := int64(maxValue)
 		if key == wire.RingKeyAddress {
 			highest = 1<<63 - 1
 		}
 		var e error
-		if *to, e = a.integer(prefix+key, 0, highest); e != nil && (err == nil || e.Error() < err.Error()) {
-			// One of them is enough, and always the same one.
+		if *value, e = a.integer(prefix+key, 0, highest); e != nil && (err == nil || e.Error() < err.Error()) {
+			// Report one error, always the same one.
 			err = e
 		}
 	}
@@ -279,8 +269,8 @@ func (a advertisement) ring(prefix string) (ringbuf.Info, map[string]int, error)
 	if err != nil {
 		return info, nil, err
 	}
-	if by, err := a.text(prefix + wire.RingKeyIndex); err != nil || by != wire.IndexThread {
-		return info, nil, fmt.Errorf("%s is %q instead of %q", prefix+wire.RingKeyIndex, by, wire.IndexThread)
+	if index, err := a.text(prefix + wire.RingKeyIndex); err != nil || index != wire.IndexThread {
+		return info, nil, fmt.Errorf("%s is %q instead of %q", prefix+wire.RingKeyIndex, index, wire.IndexThread)
 	}
 	fields, err := a.fields(prefix + wire.RingKeyFields)
 	return info, fields, err
@@ -297,21 +287,21 @@ func (a advertisement) fields(key string) (map[string]int, error) {
 		if !ok {
 			return nil, fmt.Errorf("%s: %q is not an integer", key, kv.GetKey())
 		}
-		// Where it may be is the view's business; it must only stay the same number.
+		// NewView checks the offset; here it only must survive the conversion.
 		fields[kv.GetKey()] = int(max(-1, min(offset.IntValue, maxRuntimeOffset)))
 	}
 	return fields, nil
 }
 
-// runtime returns the offsets that are advertised, and why others are not known.
+// runtime returns the advertised offsets and the reason why others are unknown.
 func (a advertisement) runtime() (RuntimeOffsets, error) {
 	var (
 		o    RuntimeOffsets
 		errs error
 	)
 	for _, f := range []struct {
-		key string
-		to  *int
+		key   string
+		value *int
 	}{
 		{wire.GoKeyMCurgOffset, &o.MCurg},
 		{wire.GoKeyMProcidOffset, &o.MProcid},
@@ -325,10 +315,9 @@ func (a advertisement) runtime() (RuntimeOffsets, error) {
 				errs = err
 			}
 		}
-		*f.to = int(n)
+		*f.value = int(n)
 	}
-	// Readers in other processes do not need these two. If they are missing, that is no
-	// error.
+	// Readers in other processes do not need these two, so it is no error if they are missing.
 	o.GM = -1
 	if n, err := a.integer(wire.KeyGo+wire.GoKeyGMOffset, 0, maxRuntimeOffset); err == nil {
 		o.GM = int(n)
@@ -339,14 +328,14 @@ func (a advertisement) runtime() (RuntimeOffsets, error) {
 	return o, errs
 }
 
-// newThreadView returns what a message advertises, which may be nil.
-func newThreadView(memory ringbuf.Memory, from *ProcessContext) *threadView {
-	v := &threadView{advertisement: from, made: time.Now(), recordOffset: -1, refOffset: -1, ancestorsOffset: -1, namesOffset: -1}
-	a := newAdvertisement(from.message())
+// newThreadView returns the view of the carriers that message advertises; it may be nil.
+func newThreadView(memory ringbuf.Memory, message *ProcessContext) *threadView {
+	v := &threadView{advertisement: message, made: time.Now(), recordOffset: -1, refOffset: -1, ancestorsOffset: -1, namesOffset: -1}
+	a := newAdvertisement(message.message())
 	v.keys = a.keys()
 	var runtimeErr error
 	v.runtime, runtimeErr = a.runtime()
-	// Without it spans are taken for live if slots show them.
+	// Without a span table, spans in slots are considered live.
 	v.spans, _ = a.spanTable(memory)
 	v.names, _ = a.nameTable()
 
@@ -367,16 +356,16 @@ func newThreadView(memory ringbuf.Memory, from *ProcessContext) *threadView {
 			c.Provable = true
 			v.recordOffset = c.RecordOffset
 			for _, f := range []struct {
-				key  string
-				to   *int
-				size int64
+				key   string
+				value *int
+				size  int64
 			}{
 				{wire.GoKeyRefOffset, &v.refOffset, 8},
 				{wire.GoKeyAncestorsOffset, &v.ancestorsOffset, 8 * (wire.Ancestors + 1)},
 				{wire.GoKeyNamesOffset, &v.namesOffset, 4},
 			} {
-				if at, err := a.integer(wire.KeyGo+f.key, labelListSize, offset-f.size); err == nil {
-					*f.to = int(at)
+				if n, err := a.integer(wire.KeyGo+f.key, labelListSize, offset-f.size); err == nil {
+					*f.value = int(n)
 				}
 			}
 		}
@@ -385,7 +374,7 @@ func newThreadView(memory ringbuf.Memory, from *ProcessContext) *threadView {
 	return v
 }
 
-// addRing adds the thread slots that are advertised.
+// addRing adds the advertised thread slots.
 func (v *threadView) addRing(memory ringbuf.Memory, a advertisement) {
 	info, fields, err := a.ring(wire.KeyThreadSlots)
 	c := Carrier{Kind: ThreadSlots, Source: Advertised, Ring: info, Err: err}
@@ -394,7 +383,7 @@ func (v *threadView) addRing(memory ringbuf.Memory, a advertisement) {
 		ring, c.Err = ringbuf.NewView(memory, info, fields)
 	}
 	if c.Err == nil {
-		// A ring that has been closed leaves its addresses mapped, to something else.
+		// The addresses of a closed ring stay mapped, with other contents.
 		c.Err = ring.Verify()
 	}
 	if c.Err != nil {
@@ -406,8 +395,8 @@ func (v *threadView) addRing(memory ringbuf.Memory, a advertisement) {
 	v.carriers = append(v.carriers, c)
 }
 
-// addGoroutineTable adds the goroutine table that is advertised. runtimeErr is why goroutines
-// cannot be found.
+// addGoroutineTable adds the advertised goroutine table. runtimeErr is the reason why runtime
+// offsets are missing.
 func (v *threadView) addGoroutineTable(memory ringbuf.Memory, a advertisement, runtimeErr error) {
 	t, err := a.goroutineTable(memory)
 	mapping, _ := a.text(wire.KeyGoroutines + wire.RingKeyMapping)
@@ -424,7 +413,7 @@ func (v *threadView) addGoroutineTable(memory ringbuf.Memory, a advertisement, r
 	v.carriers = append(v.carriers, c)
 }
 
-// message returns what was published, or nil.
+// message returns the published message, or nil.
 func (c *ProcessContext) message() *processcontextpb.ProcessContext {
 	if c == nil {
 		return nil
@@ -432,18 +421,18 @@ func (c *ProcessContext) message() *processcontextpb.ProcessContext {
 	return c.Message
 }
 
-// lookAgainAfter is how long an unadvertised ring is used before the reader asks again
-// whether it is advertised by now. Asking takes a look at all mappings.
-const lookAgainAfter = time.Second
+// recheckAfter is how long an unadvertised ring is used before the reader checks again whether it
+// is advertised. The check scans all mappings.
+const recheckAfter = time.Second
 
-// threadView returns how the process shows spans, as known from the last time if that has
-// not changed. If the error is nil, the view is there and can be used.
+// threadView returns the cached view, or a new one if that is no longer valid. If the error is nil,
+// the view is usable.
 func (p *Process) threadView(ctx context.Context) (*threadView, error) {
 	s := &p.threads
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if v := s.view; v != nil {
-		ok, err := p.stillHolds(v)
+		ok, err := p.stillValid(v)
 		if err != nil {
 			return nil, err
 		}
@@ -452,7 +441,7 @@ func (p *Process) threadView(ctx context.Context) (*threadView, error) {
 		}
 	}
 	s.view = nil
-	v, err := p.lookForCarriers(ctx)
+	v, err := p.findCarriers(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -463,9 +452,9 @@ func (p *Process) threadView(ctx context.Context) (*threadView, error) {
 	return v, nil
 }
 
-// stillHolds reports whether a view says how the process shows spans now.
-func (p *Process) stillHolds(v *threadView) (bool, error) {
-	if v.advertisement == nil && time.Since(v.made) > lookAgainAfter {
+// stillValid reports whether a view still describes how the process publishes spans.
+func (p *Process) stillValid(v *threadView) (bool, error) {
+	if v.advertisement == nil && time.Since(v.made) > recheckAfter {
 		return false, p.checkAlive()
 	}
 	if pc, k := v.source(); pc != nil {
@@ -479,17 +468,16 @@ func (p *Process) stillHolds(v *threadView) (bool, error) {
 	return v.threadRing.Verify() == nil, nil
 }
 
-// source returns what a view holds for: the advertisement, or if there is none the process
-// context, which may be nil.
+// source returns the publication that a view depends on: the advertisement or, without one, the
+// process context, which may be nil.
 func (v *threadView) source() (*ProcessContext, publication) {
 	if v.advertisement == nil || v.advertisement == v.context {
-		return v.context, theContext
+		return v.context, contextPublication
 	}
-	return v.advertisement, theAdvertisement
+	return v.advertisement, advertisementPublication
 }
 
-// advertised reports whether it was an advertisement that has led to carriers that can be
-// read.
+// advertised reports whether a readable carrier was advertised.
 func (v *threadView) advertised() bool {
 	for _, c := range v.carriers {
 		if c.Source == Advertised && c.Err == nil {
@@ -499,9 +487,9 @@ func (v *threadView) advertised() bool {
 	return false
 }
 
-// lookForCarriers returns the carriers that are advertised. If none of them is of use
-// it returns what it finds in memory, and that view may be unusable too.
-func (p *Process) lookForCarriers(ctx context.Context) (*threadView, error) {
+// findCarriers returns the advertised carriers. If none of them is readable, it searches memory for
+// a ring. The view may be unusable.
+func (p *Process) findCarriers(ctx context.Context) (*threadView, error) {
 	pc, advertisement, contextErr, err := p.published(ctx)
 	if err != nil {
 		return nil, err
@@ -523,14 +511,13 @@ func (p *Process) lookForCarriers(ctx context.Context) (*threadView, error) {
 	return v, nil
 }
 
-// Carriers returns the ways in which the process shows the spans of its threads. It
-// returns the advertised ones, also if they cannot be read. If none of them can, it
-// returns a ring that it found in memory. There may be none.
+// Carriers returns the carriers in which the process publishes the spans of its threads: the
+// advertised ones, readable or not, or, if none is readable, a ring found in memory. The result may
+// be empty.
 //
-// The error wraps [ErrNotPermitted], [ErrProcessGone], [ErrInvalid] or [ErrBusy], or
-// is ctx's.
+// The error wraps [ErrNotPermitted], [ErrProcessGone], [ErrInvalid] or [ErrBusy], or is ctx's.
 func (p *Process) Carriers(ctx context.Context) ([]Carrier, error) {
-	v, err := p.lookForCarriers(ctx)
+	v, err := p.findCarriers(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -18,13 +18,13 @@ import (
 	"github.com/otelctx/otelctx/ringbuf"
 )
 
-// GoroutineRef names a goroutine of a process. [LiveSpan] has both values.
+// GoroutineRef identifies a goroutine of a process. [LiveSpan] has both values.
 type GoroutineRef struct {
-	// ID is the goroutine's id, and G the address of the runtime's g that it uses.
+	// ID is the goroutine's id, and G the address of its runtime g.
 	ID, G uint64
 }
 
-// GoroutineState is what a goroutine does.
+// GoroutineState is the scheduling state of a goroutine.
 type GoroutineState int
 
 const (
@@ -32,12 +32,12 @@ const (
 	GoroutineUnknown GoroutineState = iota
 	// GoroutineRunning is executing Go code on a thread.
 	GoroutineRunning
-	// GoroutineRunnable could run, and waits for a processor.
+	// GoroutineRunnable is ready to run and waits for a processor.
 	GoroutineRunnable
-	// GoroutineWaiting is blocked by the Go runtime, as in channel operations, locks, sleeps and I/O
-	// on the network.
+	// GoroutineWaiting is blocked in the Go runtime, as in channel operations, locks, sleeps and
+	// network I/O.
 	GoroutineWaiting
-	// GoroutineInSyscall is in a system call or a call of C code, on a thread.
+	// GoroutineInSyscall is in a system call or a C call, on a thread.
 	GoroutineInSyscall
 	// GoroutineGone has exited.
 	GoroutineGone
@@ -53,36 +53,34 @@ func (s GoroutineState) String() string {
 	return goroutineStates[s]
 }
 
-// Goroutine is a goroutine as it was at one moment.
+// Goroutine is a snapshot of a goroutine.
 type Goroutine struct {
 	GoroutineRef
 
 	State GoroutineState
 	// WaitReason says why a goroutine waits, in the words of the runtime's own tracebacks, such as
-	// "chan receive" or "sync.Mutex.Lock". It is empty for other states, and if the reasons are not
-	// known: see [Goroutines.ReasonsErr].
+	// "chan receive" or "sync.Mutex.Lock". It is empty for other states, and if the reasons are
+	// unknown: see [Goroutines.ReasonsErr].
 	WaitReason string
-	// WaitedFor is for how long the goroutine has waited at least, 0 if that is not known. The runtime
-	// notes when a wait began only during a garbage collection, so it is often much too low.
+	// WaitedFor is the least time for which the goroutine has waited, 0 if unknown. The runtime
+	// records when a wait began only during a garbage collection, so it is often much too low.
 	WaitedFor time.Duration
-	// OwnTID is the thread that a goroutine runs on, or is in a system call on; 0 for other states and
-	// if it is not known. It is the thread's id in the process's own PID namespace.
+	// OwnTID is the thread on which the goroutine runs or is in a system call, in the process's own
+	// PID namespace; 0 for other states and if it is unknown.
 	OwnTID int
-	// Stack has the address of an instruction in each function of the stack, the innermost first. Look
-	// functions and lines up by these very addresses: they are already moved from a return address
-	// into its call. It is empty for goroutines that run, unless the whole process is stopped.
+	// Stack holds the address of an instruction in each function of the stack, the innermost first.
+	// Resolve functions and lines by these very addresses: return addresses are already moved back
+	// into the call. It is empty for running goroutines, unless the whole process is stopped.
 	Stack []uint64
-	// StackErr is nil if Stack is complete, and otherwise says why it is not: it wraps
-	// [ErrStackTruncated] or [ErrNoStack].
+	// StackErr is nil if Stack is complete. Otherwise it wraps [ErrStackTruncated] or [ErrNoStack].
 	StackErr error
 }
 
 // Errors of [Goroutine.StackErr].
 var (
-	// ErrStackTruncated says that the stack is longer than what is returned, which are the innermost
-	// frames.
+	// ErrStackTruncated says that the stack is longer than the innermost frames that are returned.
 	ErrStackTruncated = errors.New("the stack is longer")
-	// ErrNoStack says that the stack, or the outer part of it, could not be found.
+	// ErrNoStack says that the stack, or the outer part of it, could not be unwound.
 	ErrNoStack = errors.New("the stack cannot be followed")
 )
 
@@ -94,87 +92,89 @@ var (
 	errBroken     = fmt.Errorf("%w: its end is not that of a Go stack", ErrNoStack)
 )
 
-// GoCode knows the machine code of a Go program. [Process.Goroutines] needs it for three kinds of
-// frames whose callers frame pointers do not tell: below a signal (a nil dereference that panics, a
-// goroutine that was preempted), where C code has called Go, and of running goroutines in a stopped
-// process.
+// GoCode describes the machine code of a Go program. [Process.Goroutines] needs it for frames whose
+// callers frame pointers do not give: below a signal (a nil dereference that panics, a preempted
+// goroutine), where C code has called Go, and of running goroutines in a stopped process.
 type GoCode interface {
-	// Frame returns the name of the function that an instruction is in, as the runtime's table has
-	// it, and by how many bytes the stack pointer has moved when that instruction is executed since
-	// the function was entered (the table pcsp). ok is false for addresses outside of Go functions.
+	// Frame returns the name of the function that contains an instruction, as the runtime's
+	// function table has it, and by how many bytes the stack pointer has moved since the function
+	// was entered when that instruction is executed (the table pcsp). ok is false for addresses
+	// outside of Go functions.
 	Frame(pc uint64) (function string, size int, ok bool)
 }
 
-// GoroutineOptions say what [Process.Goroutines] reads.
+// GoroutineOptions select what [Process.Goroutines] reads.
 type GoroutineOptions struct {
-	// Stacks asks for stacks. Without it, states and reasons alone are read.
+	// Stacks requests stacks. Without it, only states and wait reasons are read.
 	Stacks bool
-	// Code, if not nil, completes stacks. It is called by the goroutine that calls Goroutines.
+	// Code, if not nil, completes stacks. It is called on the goroutine that calls Goroutines.
 	Code GoCode
 }
 
-// Goroutines is what [Process.Goroutines] has found.
+// Goroutines is the result of [Process.Goroutines].
 type Goroutines struct {
-	// Goroutines are in the order of the references that were asked for.
+	// Goroutines are in the order of the given references.
 	Goroutines []Goroutine
-	// Torn counts the readings that were dropped because the goroutine changed meanwhile, and Lost
-	// the goroutines that changed at each of several tries. Their stacks are missing.
+	// Torn counts the reads that were dropped because the goroutine changed meanwhile, and Lost the
+	// goroutines that changed at every attempt. Their stacks are missing.
 	Torn, Lost int
-	// StateErr, StacksErr and ReasonsErr say why states, stacks and reasons could not be read of any
-	// goroutine, or are nil: the place where the program keeps them could not be found and proven.
+	// StateErr, StacksErr and ReasonsErr say why no states, stacks or wait reasons could be read at
+	// all: their location in the program could not be found and proven. They are nil otherwise.
 	StateErr, StacksErr, ReasonsErr error
 }
 
 const (
-	// goroutineBatch is how many goroutines are read together, and goroutineTries how often one that
-	// changes is read.
+	// goroutineBatch is the number of goroutines read together, and goroutineTries how often a
+	// changing one is read.
 	goroutineBatch = 128
 	goroutineTries = 4
-	// firstStack is how much of a stack is read together with many, maxStack how much of one alone.
+	// firstStack is how much of a stack is read in a batch, maxStack how much on its own.
 	firstStack = 8 << 10
 	maxStack   = 256 << 10
-	// maxReasonData bounds how much of the program's data is searched for the texts of wait reasons.
+	// maxReasonData bounds how much of the program's data is searched for the texts of wait
+	// reasons.
 	maxReasonData = 64 << 20
-	// gRead is how much of g is read at least: the fields that change whenever a goroutine stops are
-	// among these. No g is smaller.
+	// gRead is the least number of bytes of a g that is read. It covers the fields that change
+	// whenever a goroutine stops. No g is smaller.
 	gRead = 320
 )
 
-// goroutineState is what a Process remembers for [Process.Goroutines].
+// goroutineState caches what [Process.Goroutines] needs between calls.
 type goroutineState struct {
-	mu    sync.Mutex
-	known knownGoroutines
+	mu     sync.Mutex
+	layout goroutineLayout
 }
 
-// knownGoroutines says where a program keeps what goroutines do. It is for one view: once that
-// changes, the process may have become another program.
-type knownGoroutines struct {
+// goroutineLayout locates the state of goroutines in a program. It holds for one view: once that
+// changes, the process may run another program.
+type goroutineLayout struct {
 	view *threadView
-	// layout is complete if both errors are nil. settled says that enough goroutines have proven it.
+	// layout is complete if both errors are nil. settled says that enough goroutines have confirmed
+	// it.
 	layout              gostack.Layout
 	stateErr, stacksErr error
 	settled             bool
-	// reasons are the texts of the wait reasons, looked for once.
+	// reasons are the texts of the wait reasons; they are searched only once.
 	reasons    []string
 	reasonsErr error
 	searched   bool
 }
 
-// Goroutines returns what goroutines of the process do, with their stacks, without stopping it. The
+// Goroutines returns the states and stacks of goroutines without stopping the process. The
 // references come from [Process.Spans] or [Process.SpanBatches] and should be used at once: a
-// goroutine that has exited meanwhile is gone. The process must say where its goroutines have their
-// ids, as services that use otelctx do. It may be stopped.
+// goroutine that has exited meanwhile is reported as gone. The process must advertise the offset of
+// goroutine ids, as services that use otelctx do. It may be stopped.
 //
-// Where the runtime keeps the rest is found by what the goroutines of refs have in common, proven, and
-// remembered for later calls. What could not be proven is missing, and an error of the result says
-// why. Then a later call tries again. No version of Go is built in.
+// The other runtime offsets are derived from what the goroutines in refs have in common, proven,
+// and cached for later calls. Data whose location could not be proven is missing, an error of the
+// result says why, and a later call tries again. No Go version is built in.
 //
-// Each goroutine is as it was at one moment, not all at the same. A goroutine is read before and after
-// its stack; unless both are equal, nothing of it is believed and it is read again, at most four
-// times. So a stack is never mixed of two, nor of another goroutine. At most 1,024 frames and 256 KiB
-// of a stack are followed, innermost first. Time and memory are proportional to len(refs).
+// Each goroutine is a snapshot of its own moment. It is read before and after its stack; unless
+// both reads are equal, the data is dropped and read again, at most four times. So a stack never
+// mixes two moments or two goroutines. At most 1,024 frames and 256 KiB of a stack are unwound,
+// innermost first. Time and memory are proportional to len(refs).
 //
-// The error wraps [ErrNoThreadContext] if the process does not advertise where goroutines have their
+// The error wraps [ErrNoThreadContext] if the process does not advertise the offset of goroutine
 // ids, or [ErrNotPermitted], [ErrProcessGone], [ErrInvalid] or [ErrBusy], or is ctx's.
 func (p *Process) Goroutines(ctx context.Context, refs []GoroutineRef, options GoroutineOptions) (*Goroutines, error) {
 	v, err := p.threadView(ctx)
@@ -184,39 +184,39 @@ func (p *Process) Goroutines(ctx context.Context, refs []GoroutineRef, options G
 	if v.runtime.GGoid < 0 {
 		return nil, p.error(fmt.Errorf("%w: where goroutines have their ids is not advertised", ErrNoThreadContext))
 	}
-	look := &goroutineLook{
+	call := &goroutineCall{
 		ctx: ctx, process: p, memory: p.threads.source, runtime: v.runtime, options: options,
 		now: monotonicNow(), result: &Goroutines{Goroutines: make([]Goroutine, len(refs))},
-		size: max(v.runtime.GGoid+4*8, gRead), // all of it is read at once
+		size: max(v.runtime.GGoid+4*8, gRead), // read at once
 	}
-	look.scratch, _ = goroutineScratches.Get().(*goroutineScratch)
-	defer goroutineScratches.Put(look.scratch)
+	call.scratch, _ = goroutineScratches.Get().(*goroutineScratch)
+	defer goroutineScratches.Put(call.scratch)
 	if options.Stacks {
-		const usual = 16 // frames
-		look.pcs = make([]uint64, 0, usual*len(refs))
+		const usualFrames = 16
+		call.pcs = make([]uint64, 0, usualFrames*len(refs))
 	}
 	for i, ref := range refs {
-		look.result.Goroutines[i].GoroutineRef = ref
+		call.result.Goroutines[i].GoroutineRef = ref
 	}
-	if err := look.learn(v, refs); err != nil {
+	if err := call.loadLayout(v, refs); err != nil {
 		return nil, p.classify(err)
 	}
 	for first := 0; first < len(refs); first += goroutineBatch {
 		if err := ctx.Err(); err != nil {
 			return nil, p.error(err)
 		}
-		if err := look.batch(look.result.Goroutines[first:min(first+goroutineBatch, len(refs))]); err != nil {
+		if err := call.readBatch(call.result.Goroutines[first:min(first+goroutineBatch, len(refs))]); err != nil {
 			return nil, p.classify(err)
 		}
 	}
 	if err := p.checkAlive(); err != nil {
 		return nil, err
 	}
-	return look.result, nil
+	return call.result, nil
 }
 
-// goroutineLook is one call of Goroutines.
-type goroutineLook struct {
+// goroutineCall is the state of one call of Goroutines.
+type goroutineCall struct {
 	ctx     context.Context //nolint:containedctx // It lives as long as the call.
 	process *Process
 	memory  ringbuf.Memory
@@ -224,17 +224,17 @@ type goroutineLook struct {
 	options GoroutineOptions
 	size    int
 	now     int64
-	knownGoroutines
+	goroutineLayout
 
 	scratch *goroutineScratch
 	result  *Goroutines
 	// pcs holds the stacks.
 	pcs []uint64
-	// threads maps the process's own thread ids to the caller's, once they are needed.
+	// threads maps the process's own thread ids to the caller's. It is filled on first use.
 	threads map[int]int
 }
 
-// goroutineScratch is memory that calls of Goroutines use one after the other.
+// goroutineScratch is memory reused by successive calls of Goroutines.
 type goroutineScratch struct {
 	bytes    []byte
 	used     int
@@ -247,16 +247,16 @@ type goroutineScratch struct {
 
 var goroutineScratches = sync.Pool{New: func() any { return new(goroutineScratch) }}
 
-// take returns n bytes, which hold anything, until the next reset.
-func (s *goroutineScratch) take(n int) []byte {
+// alloc returns n uninitialized bytes that are valid until the next reset.
+func (s *goroutineScratch) alloc(n int) []byte {
 	if n > len(s.bytes)-s.used {
-		s.bytes, s.used = make([]byte, max(n, 2*len(s.bytes), 1<<16)), 0 // What was taken stays valid.
+		s.bytes, s.used = make([]byte, max(n, 2*len(s.bytes), 1<<16)), 0 // Earlier allocations stay valid.
 	}
 	s.used += n
 	return s.bytes[s.used-n : s.used : s.used]
 }
 
-// sized returns a slice with n elements, of which old elements are to be overwritten.
+// sized returns a slice of n elements that may hold old values.
 func sized[T any](s []T, n int) []T {
 	if n > cap(s) {
 		return make([]T, n)
@@ -264,8 +264,8 @@ func sized[T any](s []T, n int) []T {
 	return s[:n]
 }
 
-// readEach fills as many parts as can be read, and reports which those are. The error is the memory's
-// if the process cannot be read at all.
+// readEach fills the readable parts and reports which those are. The error is the memory's if the
+// process cannot be read at all.
 func (s *goroutineScratch) readEach(memory ringbuf.Memory, parts []ringbuf.Part) ([]bool, error) {
 	s.ok = sized(s.ok, len(parts))
 	ok := s.ok
@@ -282,27 +282,27 @@ func (s *goroutineScratch) readEach(memory ringbuf.Memory, parts []ringbuf.Part)
 		if !errors.Is(err, syscall.EFAULT) {
 			return nil, err
 		}
-		done++ // The one that cannot be read.
+		done++ // Skip the unreadable one.
 	}
 	return ok, nil
 }
 
-// read reads one piece, and reports whether all of it could be read.
-func (l *goroutineLook) read(address uint64, b []byte) bool {
-	_, err := l.memory.ReadParts([]ringbuf.Part{{Address: address, Data: b}})
+// read reports whether all of b could be read.
+func (c *goroutineCall) read(address uint64, b []byte) bool {
+	_, err := c.memory.ReadParts([]ringbuf.Part{{Address: address, Data: b}})
 	return err == nil
 }
 
-// readGs reads the g of each goroutine. The data of those that cannot be read is nil.
-func (l *goroutineLook) readGs(refs []GoroutineRef) ([]gostack.G, error) {
-	l.scratch.gs, l.scratch.parts = sized(l.scratch.gs, len(refs)), sized(l.scratch.parts, len(refs))
-	parts, gs := l.scratch.parts, l.scratch.gs
+// readGs reads the g of each goroutine. The data of unreadable ones is nil.
+func (c *goroutineCall) readGs(refs []GoroutineRef) ([]gostack.G, error) {
+	c.scratch.gs, c.scratch.parts = sized(c.scratch.gs, len(refs)), sized(c.scratch.parts, len(refs))
+	parts, gs := c.scratch.parts, c.scratch.gs
 	for i, ref := range refs {
-		b := l.scratch.take(l.size)
+		b := c.scratch.alloc(c.size)
 		gs[i] = gostack.G{Address: ref.G, ID: ref.ID, Data: b}
 		parts[i] = ringbuf.Part{Address: ref.G, Data: b}
 	}
-	ok, err := l.scratch.readEach(l.memory, parts)
+	ok, err := c.scratch.readEach(c.memory, parts)
 	for i := range ok {
 		if !ok[i] {
 			gs[i].Data = nil
@@ -312,40 +312,40 @@ func (l *goroutineLook) readGs(refs []GoroutineRef) ([]gostack.G, error) {
 }
 
 const (
-	// sampleSize is how many goroutines are looked at to find where the program keeps things, and
-	// settledSize how many parked ones settle it.
+	// sampleSize is the number of goroutines examined to find the layout, and settledSize the
+	// number of parked ones that confirm it.
 	sampleSize, settledSize = 256, 8
 )
 
-// learn finds where the program keeps what is to be read, or takes it from an earlier call.
-func (l *goroutineLook) learn(v *threadView, refs []GoroutineRef) error {
-	s := &l.process.goroutines
+// loadLayout takes the layout from an earlier call or finds it.
+func (c *goroutineCall) loadLayout(v *threadView, refs []GoroutineRef) error {
+	s := &c.process.goroutines
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.known.view != v {
-		s.known = knownGoroutines{view: v}
+	if s.layout.view != v {
+		s.layout = goroutineLayout{view: v}
 	}
-	k := &s.known
+	k := &s.layout
 	if !k.searched {
-		if err := l.findReasons(k); err != nil {
+		if err := c.findReasons(k); err != nil {
 			return err
 		}
 	}
 	if !k.settled && len(refs) > 0 {
-		if err := l.calibrate(k, refs); err != nil {
+		if err := c.calibrate(k, refs); err != nil {
 			return err
 		}
 	}
-	l.knownGoroutines = *k
-	l.result.StateErr, l.result.StacksErr, l.result.ReasonsErr = k.stateErr, k.stacksErr, k.reasonsErr
+	c.goroutineLayout = *k
+	c.result.StateErr, c.result.StacksErr, c.result.ReasonsErr = k.stateErr, k.stacksErr, k.reasonsErr
 	if errors.Is(k.stacksErr, gostack.ErrNotParked) || len(refs) == 0 {
-		l.result.StacksErr = nil // There is none to be missed.
+		c.result.StacksErr = nil // No stack is missing.
 	}
 	return nil
 }
 
-// calibrate finds the layout by some of the goroutines.
-func (l *goroutineLook) calibrate(k *knownGoroutines, refs []GoroutineRef) error {
+// calibrate derives the layout from a sample of the goroutines.
+func (c *goroutineCall) calibrate(k *goroutineLayout, refs []GoroutineRef) error {
 	step := max(1, len(refs)/sampleSize)
 	sample := make([]GoroutineRef, 0, sampleSize)
 	seen := map[uint64]bool{}
@@ -355,28 +355,28 @@ func (l *goroutineLook) calibrate(k *knownGoroutines, refs []GoroutineRef) error
 			sample = append(sample, refs[i])
 		}
 	}
-	gs, err := l.readGs(sample)
+	gs, err := c.readGs(sample)
 	if err != nil {
 		return err
 	}
-	layout, err := gostack.Calibrate(l.runtime.GGoid, gs)
+	layout, err := gostack.Calibrate(c.runtime.GGoid, gs)
 	if k.stateErr = err; err != nil {
 		k.stacksErr = fmt.Errorf("%w: %w", ErrNoStack, err)
 		return nil
 	}
-	most := uint64(firstStack)
+	limit := uint64(firstStack)
 	if len(gs) <= settledSize {
-		most = maxStack
+		limit = maxStack
 	}
 	parts := make([]ringbuf.Part, 0, 2*len(gs))
 	for i := range gs {
 		if low, high, ok := layout.UsedStack(&gs[i]); ok {
-			gs[i].Stack = gostack.Stack{Low: low, Data: make([]byte, min(high-low, most))}
+			gs[i].Stack = gostack.Stack{Low: low, Data: make([]byte, min(high-low, limit))}
 		}
 		parts = append(parts, ringbuf.Part{Address: gs[i].Stack.Low, Data: gs[i].Stack.Data},
-			ringbuf.Part{Address: gs[i].Address, Data: make([]byte, l.size)})
+			ringbuf.Part{Address: gs[i].Address, Data: make([]byte, c.size)})
 	}
-	ok, err := l.scratch.readEach(l.memory, parts)
+	ok, err := c.scratch.readEach(c.memory, parts)
 	if err != nil {
 		return err
 	}
@@ -387,7 +387,7 @@ func (l *goroutineLook) calibrate(k *knownGoroutines, refs []GoroutineRef) error
 			parked = append(parked, g)
 		}
 	}
-	if err = layout.FindFramePointer(parked, l.read); err != nil {
+	if err = layout.FindFramePointer(parked, c.read); err != nil {
 		err = fmt.Errorf("%w: %w", ErrNoStack, err)
 	}
 	k.layout, k.stacksErr = layout, err
@@ -396,30 +396,30 @@ func (l *goroutineLook) calibrate(k *knownGoroutines, refs []GoroutineRef) error
 }
 
 // findReasons finds the texts of wait reasons in the program's data.
-func (l *goroutineLook) findReasons(k *knownGoroutines) error {
+func (c *goroutineCall) findReasons(k *goroutineLayout) error {
 	const (
 		chunk   = 1 << 20
-		overlap = 2 << 10 // more than the array of texts has
+		overlap = 2 << 10 // more than the size of the array of texts
 	)
 	data := make([]byte, chunk)
-	left := maxReasonData
-	for m, err := range l.process.target.Maps(func(name []byte) bool { return len(name) > 0 && name[0] == '/' }) {
+	remaining := maxReasonData
+	for m, err := range c.process.target.Maps(func(name []byte) bool { return len(name) > 0 && name[0] == '/' }) {
 		if err != nil {
 			return err
 		}
 		if !m.Perms.Write || m.Perms.Shared || m.Inode == 0 {
 			continue
 		}
-		for address := m.Start &^ 7; address < m.End && left > 0; address += chunk - overlap {
-			if err := l.ctx.Err(); err != nil {
+		for address := m.Start &^ 7; address < m.End && remaining > 0; address += chunk - overlap {
+			if err := c.ctx.Err(); err != nil {
 				return err
 			}
 			b := data[:min(m.End-address, chunk)]
-			left -= len(b)
-			if !l.read(address, b) {
+			remaining -= len(b)
+			if !c.read(address, b) {
 				break
 			}
-			if k.reasons = gostack.FindReasons(b, l.read); k.reasons != nil {
+			if k.reasons = gostack.FindReasons(b, c.read); k.reasons != nil {
 				k.searched = true
 				return nil
 			}
@@ -430,30 +430,30 @@ func (l *goroutineLook) findReasons(k *knownGoroutines) error {
 	return nil
 }
 
-// batch reads some goroutines.
-func (l *goroutineLook) batch(out []Goroutine) error {
-	todo := make([]int, len(out))
-	for i := range todo {
-		todo[i] = i
+// readBatch reads one batch of goroutines and retries those that change.
+func (c *goroutineCall) readBatch(out []Goroutine) error {
+	pending := make([]int, len(out))
+	for i := range pending {
+		pending[i] = i
 	}
 	for range goroutineTries {
-		again, err := l.try(out, todo)
+		changed, err := c.readOnce(out, pending)
 		if err != nil {
 			return err
 		}
-		if todo = again; len(todo) == 0 {
+		if pending = changed; len(pending) == 0 {
 			return nil
 		}
-		l.result.Torn += len(todo)
+		c.result.Torn += len(pending)
 	}
-	l.result.Lost += len(todo)
-	for _, i := range todo {
+	c.result.Lost += len(pending)
+	for _, i := range pending {
 		out[i].WaitReason, out[i].WaitedFor, out[i].OwnTID, out[i].Stack, out[i].StackErr = "", 0, 0, nil, errTorn
 	}
 	return nil
 }
 
-// goroutineReading is what is read of a goroutine after its g.
+// goroutineReading is the data read for a goroutine after its g.
 type goroutineReading struct {
 	g            *gostack.G
 	after        []byte
@@ -472,86 +472,87 @@ const (
 	partsEach
 )
 
-// try reads those of out that todo has the indexes of. It returns the indexes of those that changed
-// meanwhile.
-func (l *goroutineLook) try(out []Goroutine, todo []int) (again []int, err error) {
-	s := l.scratch
+// readOnce reads the goroutines of out at the indexes in pending. It returns the indexes of those
+// that changed meanwhile.
+func (c *goroutineCall) readOnce(out []Goroutine, pending []int) (changed []int, err error) {
+	s := c.scratch
 	s.used = 0
-	s.refs = sized(s.refs, len(todo))
+	s.refs = sized(s.refs, len(pending))
 	refs := s.refs
-	for i, at := range todo {
-		refs[i] = out[at].GoroutineRef
+	for i, index := range pending {
+		refs[i] = out[index].GoroutineRef
 	}
-	gs, err := l.readGs(refs)
+	gs, err := c.readGs(refs)
 	if err != nil {
 		return nil, err
 	}
-	s.readings = sized(s.readings, len(todo))
+	s.readings = sized(s.readings, len(pending))
 	readings, parts := s.readings, s.parts[:0]
 	for i := range gs {
 		r := &readings[i]
 		*r = goroutineReading{}
 		r.g, r.first = &gs[i], len(parts)
-		l.prepare(r)
+		c.prepare(r)
 		var procid, curg ringbuf.Part
-		if m := l.m(r.g); m != 0 {
-			procid = ringbuf.Part{Address: m + uint64(l.runtime.MProcid), Data: r.procid[:]}
-			curg = ringbuf.Part{Address: m + uint64(l.runtime.MCurg), Data: r.curg[:]}
+		if m := c.m(r.g); m != 0 {
+			procid = ringbuf.Part{Address: m + uint64(c.runtime.MProcid), Data: r.procid[:]}
+			curg = ringbuf.Part{Address: m + uint64(c.runtime.MCurg), Data: r.curg[:]}
 		}
 		parts = append(parts, ringbuf.Part{Address: r.g.Stack.Low, Data: r.g.Stack.Data}, procid, curg,
 			ringbuf.Part{Address: r.g.Address, Data: r.after})
 	}
 	s.parts = parts
-	ok, err := l.scratch.readEach(l.memory, parts)
+	ok, err := c.scratch.readEach(c.memory, parts)
 	if err != nil {
 		return nil, err
 	}
-	for i, at := range todo {
-		if !l.finish(&out[at], &readings[i], ok[readings[i].first:][:partsEach]) {
-			again = append(again, at)
+	for i, index := range pending {
+		if !c.decode(&out[index], &readings[i], ok[readings[i].first:][:partsEach]) {
+			changed = append(changed, index)
 		}
 	}
-	return again, nil
+	return changed, nil
 }
 
-// prepare makes room for what is to be read of a goroutine.
-func (l *goroutineLook) prepare(r *goroutineReading) {
-	if r.g.Data == nil || l.stateErr != nil || !l.layout.Is(r.g) {
+// prepare allocates the buffers for a goroutine.
+func (c *goroutineCall) prepare(r *goroutineReading) {
+	if r.g.Data == nil || c.stateErr != nil || !c.layout.Is(r.g) {
 		return
 	}
-	r.after = l.scratch.take(l.size)
-	if low, high, ok := l.layout.UsedStack(r.g); ok && l.options.Stacks && l.stacksErr == nil {
+	r.after = c.scratch.alloc(c.size)
+	if low, high, ok := c.layout.UsedStack(r.g); ok && c.options.Stacks && c.stacksErr == nil {
 		r.used = high - low
-		r.g.Stack = gostack.Stack{Low: low, Data: l.scratch.take(int(min(r.used, firstStack)))}
+		r.g.Stack = gostack.Stack{Low: low, Data: c.scratch.alloc(int(min(r.used, firstStack)))}
 	}
 }
 
-// m returns the address of the m that a goroutine runs on, 0 if it runs on none or that is not known.
-func (l *goroutineLook) m(g *gostack.G) uint64 {
-	if l.stateErr != nil || g.Data == nil || l.runtime.GM < 0 || l.runtime.GM > l.size-8 || l.runtime.MProcid < 0 || l.runtime.MCurg < 0 {
+// m returns the address of the m that runs a goroutine, 0 if none does or it is unknown.
+func (c *goroutineCall) m(g *gostack.G) uint64 {
+	if c.stateErr != nil || g.Data == nil || c.runtime.GM < 0 || c.runtime.GM > c.size-8 || c.runtime.MProcid < 0 || c.runtime.MCurg < 0 {
 		return 0
 	}
-	switch status, _ := l.layout.StatusOf(g); status {
+	switch status, _ := c.layout.StatusOf(g); status {
 	case gostack.StatusRunning, gostack.StatusSyscall:
-		return binary.NativeEndian.Uint64(g.Data[l.runtime.GM:])
+		return binary.NativeEndian.Uint64(g.Data[c.runtime.GM:])
 	}
 	return 0
 }
 
-// finish fills out from what was read. It reports false if the goroutine changed meanwhile.
-func (l *goroutineLook) finish(out *Goroutine, r *goroutineReading, ok []bool) bool {
+// decode fills out from the data that was read. It returns false if the goroutine changed
+// meanwhile.
+func (c *goroutineCall) decode(out *Goroutine, r *goroutineReading, ok []bool) bool {
 	switch {
 	case r.g.Data == nil:
 		out.StackErr = errUnreadable
 		return true
-	case l.stateErr != nil:
-		out.StackErr = l.stacksErr
+	case c.stateErr != nil:
+		out.StackErr = c.stacksErr
 		return true
-	case !l.layout.Is(r.g):
+	case !c.layout.Is(r.g):
 		out.State, out.StackErr = GoroutineGone, errGone
 		return true
 	}
-	status, scanned := l.layout.StatusOf(r.g)
+	status, scanned := c.layout.StatusOf(r.g)
 	switch status {
 	case gostack.StatusRunning:
 		out.State = GoroutineRunning
@@ -564,64 +565,64 @@ func (l *goroutineLook) finish(out *Goroutine, r *goroutineReading, ok []bool) b
 	default: // Its stack is being copied.
 		return false
 	}
-	if !ok[partAfter] || !l.layout.SameAs(r.g.Data, r.after) {
+	if !ok[partAfter] || !c.layout.SameAs(r.g.Data, r.after) {
 		return false
 	}
-	if reason, ok := l.layout.WaitReasonOf(r.g); ok && reason < len(l.reasons) {
-		out.WaitReason = l.reasons[reason]
+	if reason, ok := c.layout.WaitReasonOf(r.g); ok && reason < len(c.reasons) {
+		out.WaitReason = c.reasons[reason]
 	}
-	if since := l.layout.WaitSinceOf(r.g); since > 0 && since < l.now {
-		out.WaitedFor = time.Duration(l.now - since)
+	if since := c.layout.WaitSinceOf(r.g); since > 0 && since < c.now {
+		out.WaitedFor = time.Duration(c.now - since)
 	}
-	if l.m(r.g) != 0 && ok[partProcid] && ok[partCurg] && binary.NativeEndian.Uint64(r.curg[:]) == r.g.Address {
+	if c.m(r.g) != 0 && ok[partProcid] && ok[partCurg] && binary.NativeEndian.Uint64(r.curg[:]) == r.g.Address {
 		out.OwnTID = int(int32(binary.NativeEndian.Uint64(r.procid[:])))
 	}
 	switch {
-	case !l.options.Stacks:
+	case !c.options.Stacks:
 		return true
 	case out.State == GoroutineRunning:
 		out.StackErr = errRunning
-		return l.stopped(out, r)
-	case l.stacksErr != nil:
-		out.StackErr = l.stacksErr
+		return c.unwindStopped(out, r)
+	case c.stacksErr != nil:
+		out.StackErr = c.stacksErr
 		return true
 	case len(r.g.Stack.Data) == 0 || !ok[partStack]:
 		out.StackErr = errUnreadable
 		return !scanned
 	}
-	return l.stack(out, r, scanned)
+	return c.unwind(out, r, scanned)
 }
 
-// stack follows the stack of a goroutine that does not run. It reports false if that has to be done
-// again.
-func (l *goroutineLook) stack(out *Goroutine, r *goroutineReading, scanned bool) bool {
-	first := len(l.pcs)
-	pcs, result := l.layout.Unwind(r.g, l.options.Code, l.pcs)
+// unwind unwinds the stack of a goroutine that does not run. It returns false if the goroutine must
+// be read again.
+func (c *goroutineCall) unwind(out *Goroutine, r *goroutineReading, scanned bool) bool {
+	first := len(c.pcs)
+	pcs, result := c.layout.Unwind(r.g, c.options.Code, c.pcs)
 	if result == gostack.Short && uint64(len(r.g.Stack.Data)) < r.used {
-		r.g.Stack.Data = l.scratch.take(int(min(r.used, maxStack)))
+		r.g.Stack.Data = c.scratch.alloc(int(min(r.used, maxStack)))
 		parts := []ringbuf.Part{{Address: r.g.Stack.Low, Data: r.g.Stack.Data}, {Address: r.g.Address, Data: r.after}}
-		if _, err := l.memory.ReadParts(parts); err != nil || !l.layout.SameAs(r.g.Data, r.after) {
+		if _, err := c.memory.ReadParts(parts); err != nil || !c.layout.SameAs(r.g.Data, r.after) {
 			return false
 		}
-		pcs, result = l.layout.Unwind(r.g, l.options.Code, pcs[:first])
+		pcs, result = c.layout.Unwind(r.g, c.options.Code, pcs[:first])
 	}
 	if scanned && result != gostack.Complete {
-		return false // It is being copied.
+		return false // The stack is being copied.
 	}
-	l.keep(out, pcs, result)
+	c.setStack(out, pcs, result)
 	const systemStack = "runtime.systemstack_switch" // The goroutine has lent its thread to the runtime.
-	if l.options.Code != nil && out.State == GoroutineWaiting && len(out.Stack) > 0 {
-		if function, _, _ := l.options.Code.Frame(out.Stack[0]); function == systemStack {
+	if c.options.Code != nil && out.State == GoroutineWaiting && len(out.Stack) > 0 {
+		if function, _, _ := c.options.Code.Frame(out.Stack[0]); function == systemStack {
 			out.State = GoroutineRunning
 		}
 	}
 	return true
 }
 
-// keep takes what was appended to the stacks for one of them.
-func (l *goroutineLook) keep(out *Goroutine, pcs []uint64, result gostack.Result) {
-	out.Stack = pcs[len(l.pcs):len(pcs):len(pcs)]
-	l.pcs = pcs
+// setStack makes the addresses appended to c.pcs the stack of out.
+func (c *goroutineCall) setStack(out *Goroutine, pcs []uint64, result gostack.Result) {
+	out.Stack = pcs[len(c.pcs):len(pcs):len(pcs)]
+	c.pcs = pcs
 	switch result {
 	case gostack.Complete:
 		out.StackErr = nil
@@ -632,20 +633,21 @@ func (l *goroutineLook) keep(out *Goroutine, pcs []uint64, result gostack.Result
 	}
 }
 
-// stopped follows the stack of a goroutine that was running when its process was stopped: then the
-// kernel says where its thread is. It reports false if that has to be done again.
-func (l *goroutineLook) stopped(out *Goroutine, r *goroutineReading) bool {
+// unwindStopped unwinds the stack of a goroutine that was running when its process was stopped: the
+// kernel then reports the registers of its thread. It returns false if the goroutine must be read
+// again.
+func (c *goroutineCall) unwindStopped(out *Goroutine, r *goroutineReading) bool {
 	low, high, ok := r.g.Bounds()
-	if out.OwnTID == 0 || l.options.Code == nil || !ok {
+	if out.OwnTID == 0 || c.options.Code == nil || !ok {
 		return true
 	}
-	kernel, ok := l.memory.(interface {
+	kernel, ok := c.memory.(interface {
 		Stopped(tid int) (procfs.Registers, error)
 	})
 	if !ok {
 		return true
 	}
-	tid, ok := l.tid(out.OwnTID)
+	tid, ok := c.tid(out.OwnTID)
 	if !ok {
 		return true
 	}
@@ -655,31 +657,31 @@ func (l *goroutineLook) stopped(out *Goroutine, r *goroutineReading) bool {
 	}
 	s := gostack.Stack{Low: max(low, before.SP-8), Data: make([]byte, min(high-max(low, before.SP-8), maxStack))}
 	parts := []ringbuf.Part{{Address: s.Low, Data: s.Data}, {Address: r.g.Address, Data: r.after}}
-	if _, err := l.memory.ReadParts(parts); err != nil || !l.layout.SameAs(r.g.Data, r.after) {
+	if _, err := c.memory.ReadParts(parts); err != nil || !c.layout.SameAs(r.g.Data, r.after) {
 		return false
 	}
 	if after, err := kernel.Stopped(tid); err != nil || after != before {
 		return true
 	}
-	pcs, result := l.layout.UnwindFrom(s, before.PC, before.SP, l.options.Code, l.pcs)
-	if len(pcs) > len(l.pcs) {
-		l.keep(out, pcs, result)
+	pcs, result := c.layout.UnwindFrom(s, before.PC, before.SP, c.options.Code, c.pcs)
+	if len(pcs) > len(c.pcs) {
+		c.setStack(out, pcs, result)
 	}
 	return true
 }
 
-// tid returns the caller's id of a thread that the process knows by another one.
-func (l *goroutineLook) tid(own int) (int, bool) {
-	if l.threads == nil {
-		l.threads = map[int]int{}
-		threads, err := l.process.listThreads(l.ctx)
+// tid returns the caller's id of a thread given by the process's own id.
+func (c *goroutineCall) tid(own int) (int, bool) {
+	if c.threads == nil {
+		c.threads = map[int]int{}
+		threads, err := c.process.listThreads(c.ctx)
 		if err != nil {
 			return 0, false
 		}
 		for _, t := range threads {
-			l.threads[t.OwnTID] = t.TID
+			c.threads[t.OwnTID] = t.TID
 		}
 	}
-	tid, ok := l.threads[own]
+	tid, ok := c.threads[own]
 	return tid, ok
 }

@@ -50,10 +50,10 @@ func FuzzGoroutines(f *testing.F) {
 	f.Add(g, uint8(200), true)
 	f.Fuzz(func(t *testing.T, data []byte, count uint8, changes bool) {
 		memory := &hostileMemory{data: data, changes: changes}
-		look := &goroutineLook{
+		call := &goroutineCall{
 			ctx: context.Background(), process: &Process{}, memory: memory, options: GoroutineOptions{Stacks: true}, size: gRead,
 			runtime: RuntimeOffsets{GM: 48, GGoid: 152, MProcid: 64, MCurg: 184}, result: new(Goroutines), scratch: new(goroutineScratch),
-			knownGoroutines: knownGoroutines{layout: gostack.Layout{
+			goroutineLayout: goroutineLayout{layout: gostack.Layout{
 				Goid: 152, SP: 56, PC: 64, LR: 88, Status: 144, WaitSince: 168, WaitReason: 176, BP: 96, Goexit: 0x40_1000,
 			}},
 		}
@@ -63,11 +63,11 @@ func FuzzGoroutines(f *testing.F) {
 			refs[i] = GoroutineRef{ID: 7, G: uint64(i+1) * 512}
 			out[i].GoroutineRef = refs[i]
 		}
-		var k knownGoroutines
-		if err := look.calibrate(&k, refs); err != nil {
+		var k goroutineLayout
+		if err := call.calibrate(&k, refs); err != nil {
 			t.Fatal(err)
 		}
-		if err := look.batch(out); err != nil {
+		if err := call.readBatch(out); err != nil {
 			t.Fatal(err)
 		}
 		for _, g := range out {

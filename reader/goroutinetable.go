@@ -13,18 +13,18 @@ import (
 	"github.com/otelctx/otelctx/ringbuf"
 )
 
-// GoroutineEntries says where a process keeps what each of its goroutines is in: an entry for each,
-// see docs/wire-format.md.
+// GoroutineEntries locates the goroutine table of a process: one entry per goroutine with its
+// active span, see docs/wire-format.md.
 type GoroutineEntries struct {
-	// Address is where the table's header is, and HeaderSize how far behind it the first
-	// entry is. EntrySize is the distance between entries, and Capacity their number.
+	// Address is the address of the table's header, and HeaderSize the distance from there to the
+	// first entry. EntrySize is the distance between entries, and Capacity their number.
 	Address                         uint64
 	HeaderSize, EntrySize, Capacity int
 }
 
 var errNoGoroutineTable = errors.New("not a goroutine table")
 
-// goroutineTable returns the goroutine table that is advertised. The error says why there is none.
+// goroutineTable returns the advertised goroutine table, or the reason why there is none.
 func (a advertisement) goroutineTable(memory ringbuf.Memory) (*GoroutineEntries, error) {
 	t, err := a.table(wire.KeyGoroutines, tableBounds{
 		wire.GoroutinesLayout1, wire.TableKeyEntrySize, wire.GoroutineEntrySize, maxEntrySize, wire.GoroutinesCapacity,
@@ -32,7 +32,7 @@ func (a advertisement) goroutineTable(memory ringbuf.Memory) (*GoroutineEntries,
 	if err != nil {
 		return nil, err
 	}
-	// A table that has been closed leaves its addresses mapped, to something else.
+	// The addresses of a closed table stay mapped, with other contents.
 	if _, err := t.used(memory, wire.GoroutinesMagic, wire.GoroutinesLayout1, errNoGoroutineTable); err != nil {
 		return nil, err
 	}
@@ -42,7 +42,7 @@ func (a advertisement) goroutineTable(memory ringbuf.Memory) (*GoroutineEntries,
 	return &GoroutineEntries{t.address, t.headerSize, t.entrySize, t.capacity}, nil
 }
 
-// info is the table as a [Carrier] describes it.
+// info returns the table's layout for a [Carrier].
 func (t *GoroutineEntries) info(mapping string) ringbuf.Info {
 	if t == nil {
 		return ringbuf.Info{}
@@ -60,23 +60,22 @@ func (t *GoroutineEntries) address(index int) uint64 {
 	return t.Address + uint64(t.HeaderSize) + uint64(index)*uint64(t.EntrySize)
 }
 
-// decodeEntry decodes an entry.
 func decodeEntry(b []byte) wire.GoroutineEntry {
 	return wire.GoroutineEntry{Position: binary.NativeEndian.Uint64(b), Check: binary.NativeEndian.Uint64(b[8:])}
 }
 
-// inSpan is a goroutine that has published the span that it is in, which may have ended since.
-type inSpan struct {
+// spanGoroutine is a goroutine that has published a span as its active one. The span may have ended
+// since.
+type spanGoroutine struct {
 	// goid is the goroutine's id modulo 2^35, and g the address of its g. The goroutine may have
-	// ended: it lives if its g has that id.
+	// exited: it is alive if its g has that id.
 	goid, g uint64
 	ref     wire.Ref
 }
 
-// inSpans returns the goroutines that have published that they are in a span. It looks at pages of
-// the table alone that the process has touched: reading others would provide them, at the cost of
-// the process.
-func (t *GoroutineEntries) inSpans(source threadTarget) ([]inSpan, error) {
+// inSpan returns the goroutines that have published an active span. It reads only pages of the
+// table that the process has touched: reading others would allocate them at the process's expense.
+func (t *GoroutineEntries) inSpan(source threadTarget) ([]spanGoroutine, error) {
 	pageSize := uint64(os.Getpagesize())
 	size := uint64(t.HeaderSize) + uint64(t.Capacity)*uint64(t.EntrySize)
 	first := t.Address &^ (pageSize - 1)
@@ -85,7 +84,7 @@ func (t *GoroutineEntries) inSpans(source threadTarget) ([]inSpan, error) {
 	if err != nil {
 		return nil, err
 	}
-	var all []inSpan
+	var all []spanGoroutine
 	page := make([]byte, pageSize)
 	for _, start := range present {
 		if _, err := source.ReadParts([]ringbuf.Part{{Address: start, Data: page}}); errors.Is(err, syscall.EFAULT) {
@@ -103,15 +102,15 @@ func (t *GoroutineEntries) inSpans(source threadTarget) ([]inSpan, error) {
 			e := decodeEntry(page[t.address(index)-start:])
 			if ref := wire.Position(e.Position).Ref(); ref != 0 {
 				goid, g := e.Goroutine(index)
-				all = append(all, inSpan{goid, g, ref})
+				all = append(all, spanGoroutine{goid, g, ref})
 			}
 		}
 	}
 	return all, nil
 }
 
-// readEach reads parts one by one, as far as they can be read. The others become zeros. The error is
-// any other one.
+// readEach reads each part on its own and zeroes unreadable ones. The error is any error but
+// EFAULT.
 func readEach(memory ringbuf.Memory, parts []ringbuf.Part) error {
 	const batch = 512
 	for len(parts) > 0 {
@@ -128,19 +127,19 @@ func readEach(memory ringbuf.Memory, parts []ringbuf.Part) error {
 	return nil
 }
 
-// maxGoroutines bounds how many goroutines are asked for their thread.
+// maxGoroutines bounds the number of goroutines asked for their thread.
 const maxGoroutines = 1 << 16
 
-// findMs returns the addresses of the runtime's ms of threads, by the threads' own ids. It asks the
-// goroutines that are in a span, by the goroutine table, and those that have started a live span.
-// It returns what it can read, which may be wrong, as a guess may: threadLook checks it.
+// findMs maps thread ids, in the process's own namespace, to the addresses of the threads' runtime
+// ms. It follows the goroutines inside a span, from the goroutine table, and those that started a
+// live span. The result may be wrong, like any guess: threadReader verifies it.
 func (p *Process) findMs(v *threadView) map[uint64]uint64 {
 	if v.runtime.GM < 0 || v.runtime.MProcid < 0 {
-		return nil // There is no way from a goroutine to its thread.
+		return nil // A goroutine does not lead to its thread.
 	}
 	gs := map[uint64]bool{}
 	if v.goroutines != nil {
-		goroutines, _ := v.goroutines.inSpans(p.threads.source)
+		goroutines, _ := v.goroutines.inSpan(p.threads.source)
 		for _, g := range goroutines {
 			gs[g.g] = true
 		}
@@ -162,21 +161,21 @@ func (p *Process) findMs(v *threadView) map[uint64]uint64 {
 	return found
 }
 
-// follow returns the words at an offset from addresses, those that can be read, by the addresses.
+// follow reads the word at an offset from each address and returns the readable ones by address.
 func follow(memory ringbuf.Memory, addresses map[uint64]bool, offset int) map[uint64]uint64 {
-	var from []uint64
+	var valid []uint64
 	var parts []ringbuf.Part
 	for address := range addresses {
-		if validPointer(address) && len(from) < maxGoroutines {
-			from = append(from, address)
+		if validPointer(address) && len(valid) < maxGoroutines {
+			valid = append(valid, address)
 			parts = append(parts, ringbuf.Part{Address: address + uint64(offset), Data: make([]byte, 8)})
 		}
 	}
-	words := make(map[uint64]uint64, len(from))
+	words := make(map[uint64]uint64, len(valid))
 	if readEach(memory, parts) != nil {
 		return words
 	}
-	for i, address := range from {
+	for i, address := range valid {
 		words[address] = binary.NativeEndian.Uint64(parts[i].Data)
 	}
 	return words

@@ -11,21 +11,21 @@ import (
 	"github.com/otelctx/otelctx/ringbuf"
 )
 
-// NameTable says where a process keeps the names of its spans, see docs/wire-format.md.
+// NameTable locates the names of a process's spans, see docs/wire-format.md.
 type NameTable struct {
-	// Address is where the table's header is, and HeaderSize how far behind it the first
-	// entry is. EntrySize is the distance between entries, and Capacity their number.
+	// Address is the address of the table's header, and HeaderSize the distance from there to the
+	// first entry. EntrySize is the distance between entries, and Capacity their number.
 	Address                         uint64
 	HeaderSize, EntrySize, Capacity int
 }
 
-// Bounds of what a process may advertise as the layout of its name table.
+// Bounds of the name table layout that a process may advertise.
 const (
 	maxEntrySize    = 1024
 	maxNameCapacity = 1 << 16
 )
 
-// nameTable returns the name table that is advertised. The error says why there is none.
+// nameTable returns the advertised name table, or the reason why there is none.
 func (a advertisement) nameTable() (*NameTable, error) {
 	t, err := a.table(wire.KeyNames, tableBounds{wire.NamesLayout1, wire.TableKeyEntrySize, 2, maxEntrySize, maxNameCapacity})
 	if err != nil {
@@ -34,59 +34,58 @@ func (a advertisement) nameTable() (*NameTable, error) {
 	return &NameTable{t.address, t.headerSize, t.entrySize, t.capacity}, nil
 }
 
-// errNoNameTable says that there is no name table at the advertised address.
+// errNoNameTable says that the advertised address holds no name table.
 var errNoNameTable = errors.New("not a name table")
 
-// read returns names by their numbers, of which some are known already. The error is the
-// memory's, or says that the header is not that of this table; then it returns what is known.
-func (t *NameTable) read(memory ringbuf.Memory, known []string) ([]string, error) {
+// read returns names by number and appends to the ones read before. The error is the memory's, or
+// says that the header is not this table's; then read returns names.
+func (t *NameTable) read(memory ringbuf.Memory, names []string) ([]string, error) {
 	used, err := table{t.Address, t.HeaderSize, t.EntrySize, t.Capacity}.used(memory, wire.NamesMagic, wire.NamesLayout1, errNoNameTable)
 	if err != nil {
-		return known, fmt.Errorf("name table: %w", err)
+		return names, fmt.Errorf("name table: %w", err)
 	}
-	// The entries are read after the number of those that are complete.
+	// Read after the count of complete entries, so each entry is complete.
 	const batch = 256
-	for len(known) < used {
-		entries := make([]byte, min(batch, used-len(known))*t.EntrySize)
-		address := t.Address + uint64(t.HeaderSize) + uint64(len(known)*t.EntrySize)
+	for len(names) < used {
+		entries := make([]byte, min(batch, used-len(names))*t.EntrySize)
+		address := t.Address + uint64(t.HeaderSize) + uint64(len(names)*t.EntrySize)
 		if _, err := memory.ReadParts([]ringbuf.Part{{Address: address, Data: entries}}); err != nil {
-			return known, fmt.Errorf("name table: %w", err)
+			return names, fmt.Errorf("name table: %w", err)
 		}
 		for ; len(entries) > 0; entries = entries[t.EntrySize:] {
 			size := min(int(entries[0]), t.EntrySize-1)
-			known = append(known, string(entries[1:1+size]))
+			names = append(names, string(entries[1:1+size]))
 		}
 	}
-	return known, nil
+	return names, nil
 }
 
-// Names returns the names of a process's spans by their numbers. known are the names that the
-// caller has read before: names never change, and new ones are appended. t is of this process
-// and what it advertises, see [ThreadLayout]. The error wraps [ErrNotPermitted],
-// [ErrProcessGone] or [ErrInvalid], or says that the table is not there any more; then Names
-// returns what is known.
+// Names returns the names of a process's spans by number. known are the names the caller has read
+// before: names never change, and new ones are appended. t is the table that this process
+// advertises, see [ThreadLayout]. The error wraps [ErrNotPermitted], [ErrProcessGone] or
+// [ErrInvalid], or says that the table no longer exists; then Names returns known.
 func (p *Process) Names(t *NameTable, known []string) ([]string, error) {
 	names, err := t.read(p.threads.source, known)
 	if err != nil {
 		return known, p.classify(err)
 	}
-	// Memory is read by the id: as long as the process lives it was this one's.
+	// Memory is read by pid. The process is still alive, so the pid was its own throughout.
 	if err := p.checkAlive(); err != nil {
 		return known, err
 	}
 	return names, nil
 }
 
-// spanNames are the numbers of the names of a span and of its local root; 0 is none.
+// spanNames are the numbers of the names of a span and of its local root; 0 is no name.
 type spanNames struct{ name, endpoint uint16 }
 
-// nameSpans returns what finds the names of numbers. It reads the process's names once, if a
-// number is not known. What cannot be read has no name.
+// nameSpans returns a function that looks up names by number. The first unknown number reads the
+// process's name table once. A name that cannot be read is empty.
 func (p *Process) nameSpans(v *threadView) func(spanNames) (name, endpoint string) {
-	asked := false
+	refreshed := false
 	return func(numbers spanNames) (name, endpoint string) {
-		most := int(max(numbers.name, numbers.endpoint))
-		if v.names == nil || most == 0 {
+		highest := int(max(numbers.name, numbers.endpoint))
+		if v.names == nil || highest == 0 {
 			return "", ""
 		}
 		s := &p.threads
@@ -95,8 +94,8 @@ func (p *Process) nameSpans(v *threadView) func(spanNames) (name, endpoint strin
 		if s.nameTable != v.names {
 			s.nameTable, s.names = v.names, nil
 		}
-		if most >= len(s.names) && !asked {
-			asked = true
+		if highest >= len(s.names) && !refreshed {
+			refreshed = true
 			s.names, _ = v.names.read(s.source, s.names)
 		}
 		find := func(number uint16) string {

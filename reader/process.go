@@ -18,51 +18,45 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// Errors that callers tell apart. An error of this package wraps one of them,
-// [errors.ErrUnsupported], or the error of the caller's context. Any other error is the
-// kernel's, such as a lack of memory or descriptors.
+// Errors for callers to branch on. An error of this package wraps one of them,
+// [errors.ErrUnsupported], or the error of the caller's context. Any other error is the kernel's,
+// such as a lack of memory or descriptors.
 var (
-	// ErrNoContext says that the process publishes no process context, not yet or
-	// no longer.
+	// ErrNoContext says that the process publishes no process context, not yet or no longer.
 	ErrNoContext = errors.New("no process context")
-	// ErrNotPermitted says that the kernel does not let the caller read the
-	// process.
+	// ErrNotPermitted says that the kernel does not allow the caller to read the process.
 	ErrNotPermitted = errors.New("not permitted to read the process")
-	// ErrProcessGone says that there is no such process, or no longer. A zombie has no
-	// memory left, and may give [ErrNoContext] instead.
+	// ErrProcessGone says that the process does not exist, or no longer. A zombie has no memory
+	// left, and may give [ErrNoContext] instead.
 	ErrProcessGone = errors.New("process is gone")
-	// ErrInvalid says that what the process publishes is not a valid context. Retrying
-	// is of no use until that changes.
+	// ErrInvalid says that the process publishes data that is not a valid context. Retrying is
+	// useless until the data changes.
 	ErrInvalid = errors.New("invalid process context")
-	// ErrBusy says that the context was being updated each time it was looked at:
-	// try again later.
+	// ErrBusy says that the context was being updated at every attempt: try again later.
 	ErrBusy = errors.New("process context is being updated")
 )
 
-// Process is a process that is being read. It remembers where the context is, so
-// that reading it again costs four system calls and no look at the process's
-// mappings.
+// Process is an open process. It caches the location of the context, so that reading it again costs
+// four system calls and no scan of the process's mappings.
 //
-// It stands for the process that [Open] found and never for a later one with the
-// same id. For that it holds one file descriptor until [Process.Close]. It is safe for
-// concurrent use.
+// It refers to the process that [Open] found and never to a later one with the same id. For that it
+// holds one file descriptor until [Process.Close]. It is safe for concurrent use.
 type Process struct {
 	pid    int
 	target target
 
 	mu sync.Mutex
-	// found is where the publications were when last seen; a Name is empty if it has
-	// not been.
+	// found holds the last known location of each publication; its Name is empty if there is none.
 	found [publications]procfs.Mapping
-	// separate says that there was a mapping that may advertise spans and has no process
-	// context's name, when one was last looked for.
+	// separate says that the last scan saw a mapping that may advertise spans apart from the
+	// process context.
 	separate bool
 
 	threads    threadState
 	goroutines goroutineState
 }
 
-// target is the process as the kernel shows it.
+// target is the kernel's interface to the process.
 type target interface {
 	// ReadAt reads the process's memory.
 	io.ReaderAt
@@ -70,18 +64,18 @@ type target interface {
 	Maps(keep func(name []byte) bool) iter.Seq2[procfs.Mapping, error]
 	// Pagemap says which of its pages are present.
 	Pagemap() (*procfs.Pagemap, error)
-	// Alive returns an error once the process is gone.
+	// Alive returns an error once the process has exited.
 	Alive() error
 	Close() error
 }
 
-// linuxTarget is a real process. Tests have other targets.
+// linuxTarget is a real process. Tests use other targets.
 type linuxTarget struct {
 	*procfs.Process
 	remotemem.Memory
 }
 
-// ReadAt is that of remotemem.Memory, also of a process whose first thread has ended.
+// ReadAt is like remotemem.Memory.ReadAt, but also reads a process whose first thread has exited.
 func (t linuxTarget) ReadAt(b []byte, off int64) (int, error) {
 	n, err := t.Memory.ReadAt(b, off)
 	if err != nil {
@@ -90,7 +84,8 @@ func (t linuxTarget) ReadAt(b []byte, off int64) (int, error) {
 	return n, nil
 }
 
-// ReadParts is likewise.
+// ReadParts is like remotemem.Memory.ReadParts, but also reads a process whose first thread has
+// exited.
 func (t linuxTarget) ReadParts(parts []remotemem.Part) (int, error) {
 	n, err := t.Memory.ReadParts(parts)
 	if err != nil {
@@ -99,8 +94,8 @@ func (t linuxTarget) ReadParts(parts []remotemem.Part) (int, error) {
 	return n, nil
 }
 
-// byThread returns what read returns of the memory by the id of another thread, if err says that
-// the first one has none. It has ended then, while the process may go on.
+// byThread retries a failed read through other threads if err says that the first thread has no
+// memory: it has exited, while the process may go on.
 func (t linuxTarget) byThread(n int, err error, read func(remotemem.Memory) (int, error)) (int, error) {
 	if !errors.Is(err, syscall.ESRCH) {
 		return n, err
@@ -115,7 +110,7 @@ func (t linuxTarget) byThread(n int, err error, read func(remotemem.Memory) (int
 			continue
 		}
 		n, errRead := read(remotemem.Of(tid))
-		// As long as the thread lives the id was its own.
+		// The thread is still alive, so the tid was its own throughout.
 		errThread = thread.Alive()
 		_ = thread.Close()
 		if errThread == nil && !errors.Is(errRead, syscall.ESRCH) {
@@ -127,9 +122,8 @@ func (t linuxTarget) byThread(n int, err error, read func(remotemem.Memory) (int
 
 const procRoot = "/proc"
 
-// Open prepares to read the process with id pid. It reads nothing yet, so that it
-// succeeds also where reading is not permitted. The error wraps [ErrProcessGone]
-// if there is no such process.
+// Open opens the process with id pid. It reads nothing yet, so it succeeds even if reading is not
+// permitted. The error wraps [ErrProcessGone] if there is no such process.
 func Open(pid int) (*Process, error) {
 	if err := supported(); err != nil {
 		return nil, err
@@ -147,18 +141,17 @@ func Open(pid int) (*Process, error) {
 // PID returns the process's id in the caller's PID namespace.
 func (p *Process) PID() int { return p.pid }
 
-// Close releases the process and its file descriptor. Do not use the Process after
-// that. Closing it again does nothing.
+// Close releases the process and its file descriptor. The Process must not be used afterwards.
+// Closing it again does nothing.
 func (p *Process) Close() error { return p.target.Close() }
 
-// Publishers yields, in the order of /proc, every process of the caller's PID namespace
-// that publishes a process context and that the caller may read. The caller closes what
-// it gets. Each range over the sequence looks at the mappings of all processes.
+// Publishers yields, in the order of /proc, every process of the caller's PID namespace that
+// publishes a process context and that the caller may read. The caller closes the yielded
+// processes. Each range over the sequence scans the mappings of all processes.
 //
-// A process that could not be examined is yielded as an error, most often one that
-// wraps [ErrNotPermitted] or [ErrInvalid], and the sequence goes on. Processes that
-// come and go meanwhile are not errors. The sequence ends after ctx's error, or if
-// processes cannot be listed.
+// A process that could not be examined is yielded as an error, usually one that wraps
+// [ErrNotPermitted] or [ErrInvalid], and the sequence goes on. Processes that start or exit
+// meanwhile are not errors. The sequence ends after ctx's error, or if processes cannot be listed.
 func Publishers(ctx context.Context) iter.Seq2[*Process, error] {
 	return func(yield func(*Process, error) bool) {
 		if err := supported(); err != nil {
@@ -194,14 +187,14 @@ func Publishers(ctx context.Context) iter.Seq2[*Process, error] {
 func (p *Process) publishes(ctx context.Context) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	err := p.locate(ctx, theContext, false)
+	err := p.locate(ctx, contextPublication, false)
 	if errors.Is(err, ErrBusy) {
 		return nil
 	}
 	return err
 }
 
-// classify wraps err with the error that callers tell it by.
+// classify wraps err with the matching exported error.
 func (p *Process) classify(err error) error {
 	var kind error
 	switch {
@@ -218,5 +211,5 @@ func (p *Process) classify(err error) error {
 	return p.error(fmt.Errorf("%w: %w", kind, err))
 }
 
-// error says which process err is about.
+// error adds the pid to err.
 func (p *Process) error(err error) error { return fmt.Errorf("pid %d: %w", p.pid, err) }

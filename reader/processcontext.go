@@ -24,38 +24,37 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// ProcessContext is one publication of a process context, read whole. It owns its
-// memory.
+// ProcessContext is one complete publication of a process context. It owns its memory.
 type ProcessContext struct {
-	// MappingName is the name of the mapping as the kernel shows it, and
-	// MappingAddress where it starts in the process.
+	// MappingName is the name of the mapping in /proc/pid/maps, and MappingAddress its start in the
+	// process.
 	MappingName    string
 	MappingAddress uint64
 	// Version is the version of the format, always 2 today.
 	Version uint32
-	// PublishedAtNS tells this publication from others of the process: the cache
-	// key for [Process.Changed]. It is CLOCK_BOOTTIME in nanoseconds, or from
-	// publishers written to OTEP 4719's first text, nanoseconds since the epoch.
+	// PublishedAtNS distinguishes this publication from others of the process; it is the cache key
+	// for [Process.Changed]. It is CLOCK_BOOTTIME in nanoseconds, or nanoseconds since the epoch
+	// from publishers that follow OTEP 4719's first text.
 	PublishedAtNS uint64
 	// PayloadSize is the size of the encoded message in bytes.
 	PayloadSize int
-	// Message is what was published. Attributes whose keys are not unique, which
-	// the OTEP forbids, are kept as they came.
+	// Message is the published message. Attributes with duplicate keys, which the OTEP forbids, are
+	// preserved.
 	Message *processcontextpb.ProcessContext
 
-	// ahead is how far the publisher's CLOCK_BOOTTIME is ahead of the reader's.
-	ahead time.Duration
+	// clockOffset is how far the publisher's CLOCK_BOOTTIME is ahead of the reader's.
+	clockOffset time.Duration
 }
 
-// advertises reports whether the message says where spans are.
+// advertises reports whether the message locates spans.
 func (c *ProcessContext) advertises() bool {
 	return slices.ContainsFunc(c.message().GetAttributes(), func(kv *commonpb.KeyValue) bool {
 		return strings.HasPrefix(kv.GetKey(), wire.ThreadLocalPrefix)
 	})
 }
 
-// SchemaURL returns the schema URL of the resource if the publisher gave one, as
-// otelctx does in the attribute otelctx.resource.schema_url, or "".
+// SchemaURL returns the schema URL of the resource, or "" if it is not published. otelctx publishes
+// it in the attribute otelctx.resource.schema_url.
 func (c *ProcessContext) SchemaURL() string {
 	url := ""
 	for _, kv := range c.Message.GetAttributes() {
@@ -66,11 +65,10 @@ func (c *ProcessContext) SchemaURL() string {
 	return url
 }
 
-// Age returns how long ago the context was published. It understands both clocks
-// that publishers use: what would be decades since boot is time since the epoch.
-// A publisher in another time namespace has its own time since boot, which Age makes up for.
-// The error says that the time lies ahead, as after a move to another machine, or that
-// the clock cannot be read.
+// Age returns how long ago the context was published. It supports both clocks that publishers use:
+// a time decades after boot is time since the epoch. It corrects for a publisher in another time
+// namespace. The error says that the time lies in the future, as after a migration to another
+// machine, or that the clock cannot be read.
 func (c *ProcessContext) Age() (time.Duration, error) {
 	now, err := boottime.Now()
 	if err != nil {
@@ -80,7 +78,7 @@ func (c *ProcessContext) Age() (time.Duration, error) {
 	if c.PublishedAtNS >= year2000 {
 		now = uint64(time.Now().UnixNano())
 	} else {
-		now += uint64(c.ahead)
+		now += uint64(c.clockOffset)
 	}
 	if age := now - c.PublishedAtNS; c.PublishedAtNS <= now && age <= math.MaxInt64 {
 		return time.Duration(age), nil
@@ -88,9 +86,9 @@ func (c *ProcessContext) Age() (time.Duration, error) {
 	return 0, fmt.Errorf("published at %d ns, which lies ahead", c.PublishedAtNS)
 }
 
-// clockAhead returns how far the process's CLOCK_BOOTTIME is ahead of this one's: 0 unless they are in different
-// time namespaces, or if that is not known.
-func (p *Process) clockAhead() time.Duration {
+// clockOffset returns how far the process's CLOCK_BOOTTIME is ahead of this one's: 0 unless they
+// are in different time namespaces, or if unknown.
+func (p *Process) clockOffset() time.Duration {
 	namespace := func(process, name string) string {
 		target, err := os.Readlink(process + "/ns/" + name)
 		if err != nil {
@@ -100,37 +98,38 @@ func (p *Process) clockAhead() time.Duration {
 	}
 	const own = "/proc/self"
 	other := "/proc/" + strconv.Itoa(p.pid)
-	at := namespace(other, "time")
-	// The offsets are those of a process's children, which are in the same namespace but after unshare.
-	if at == "" || at == namespace(own, "time") || at != namespace(other, "time_for_children") {
+	current := namespace(other, "time")
+	// The kernel reports the offsets of a process's children, which share its namespace unless it
+	// called unshare.
+	if current == "" || current == namespace(own, "time") || current != namespace(other, "time_for_children") {
 		return 0
 	}
-	ours, err := boottime.Offset(own)
+	ownOffset, err := boottime.Offset(own)
 	if err != nil {
 		return 0
 	}
-	theirs, err := boottime.Offset(other)
+	otherOffset, err := boottime.Offset(other)
 	if err != nil {
 		return 0
 	}
-	return theirs - ours
+	return otherOffset - ownOffset
 }
 
-// publication is what is looked for in a process.
+// publication is a kind of message that a process publishes.
 type publication int
 
 const (
-	// theContext is the process context.
-	theContext publication = iota
-	// theAdvertisement is the message that says where spans are, if the process context
-	// does not. It is in a mapping of its own, or in one of several process contexts.
-	theAdvertisement
+	// contextPublication is the process context.
+	contextPublication publication = iota
+	// advertisementPublication is the message that locates spans, if the process context does not.
+	// It is in a mapping of its own, or in one of several process contexts.
+	advertisementPublication
 	publications
 )
 
-// mayHave reports whether a mapping with this name can have the publication.
+// mayHave reports whether a mapping with this name may hold the publication.
 func (k publication) mayHave(name []byte) bool {
-	return wire.IsProcessContextMapping(name) || k == theAdvertisement && wire.IsThreadLocalMapping(name)
+	return wire.IsProcessContextMapping(name) || k == advertisementPublication && wire.IsThreadLocalMapping(name)
 }
 
 // errSeveral says that a process has several process contexts. It is wrapped together with
@@ -138,39 +137,37 @@ func (k publication) mayHave(name []byte) bool {
 var errSeveral = errors.New("of them")
 
 const (
-	// maxAttempts bounds how often a read is tried while the context changes
-	// underneath. The pauses between them add up to 1.5 ms, and to some 10 ms where
-	// timers are coarse.
+	// maxAttempts bounds the attempts to read a context that keeps changing. The pauses between
+	// them add up to 1.5 ms, and to some 10 ms if timers are coarse.
 	maxAttempts  = 10
 	firstBackoff = 3 * time.Microsecond
 
-	// maxCandidates bounds how many mappings with the right name are looked at.
-	// A process should have one.
+	// maxCandidates bounds the number of mappings with the right name that are examined. A process
+	// should have one.
 	maxCandidates = 16
 
-	// maxMessageNesting bounds how deep messages nest in a payload. Each level of a
-	// value takes up to three: map, entry and value. Around them are the process
-	// context, its resource, an attribute and its value. One level more is that of the
-	// innermost value, which may be a list or a map too.
+	// maxMessageNesting bounds the nesting of messages in a payload. Each level of a value takes up
+	// to three: map, entry and value. They are inside the process context, its resource, an
+	// attribute and its value. One more level is for the innermost value, which may be a list or a
+	// map, too.
 	maxMessageNesting = 3*(wire.MaxValueNesting+1) + 4
 )
 
-// ProcessContext returns the whole context that the process publishes. It retries a
-// context that is being updated meanwhile, a bounded number of times within about 10
-// ms.
+// ProcessContext returns the context that the process publishes. If the context is being updated,
+// it retries, a bounded number of times within about 10 ms.
 //
-// The error wraps [ErrNoContext], [ErrNotPermitted], [ErrProcessGone], [ErrInvalid] or
-// [ErrBusy], or is ctx's. Two valid contexts in one process are invalid, because
-// nothing tells which one to believe.
+// The error wraps [ErrNoContext], [ErrNotPermitted], [ErrProcessGone], [ErrInvalid] or [ErrBusy],
+// or is ctx's. Two valid contexts in one process are invalid, because nothing tells which one is
+// right.
 func (p *Process) ProcessContext(ctx context.Context) (*ProcessContext, error) {
-	return p.read(ctx, theContext)
+	return p.read(ctx, contextPublication)
 }
 
-// published returns the process context, or why there is none, and the message that says
-// where spans are, which may be the same or nil. Several contexts are as good as none if one
-// of them says where spans are, and else an error.
+// published returns the process context, or contextErr if there is none, and the message that
+// locates spans, which may be the same message or nil. Several contexts count as none if one of
+// them locates spans; otherwise they are an error.
 func (p *Process) published(ctx context.Context) (pc, advertisement *ProcessContext, contextErr, err error) {
-	pc, contextErr = p.read(ctx, theContext)
+	pc, contextErr = p.read(ctx, contextPublication)
 	several := errors.Is(contextErr, errSeveral)
 	if contextErr != nil && !several && !errors.Is(contextErr, ErrNoContext) {
 		return nil, nil, contextErr, contextErr
@@ -181,7 +178,7 @@ func (p *Process) published(ctx context.Context) (pc, advertisement *ProcessCont
 	if errors.Is(contextErr, ErrNoContext) && !p.hasSeparate() {
 		return nil, nil, contextErr, nil
 	}
-	advertisement, err = p.read(ctx, theAdvertisement)
+	advertisement, err = p.read(ctx, advertisementPublication)
 	if errors.Is(err, ErrNoContext) {
 		err = nil
 		if several {
@@ -191,15 +188,15 @@ func (p *Process) published(ctx context.Context) (pc, advertisement *ProcessCont
 	return pc, advertisement, contextErr, err
 }
 
-// hasSeparate spares processes that publish nothing, which are most, a second look at their
-// mappings.
+// hasSeparate saves a second scan of the mappings for processes that publish nothing, which most
+// do.
 func (p *Process) hasSeparate() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.separate
 }
 
-// read returns a publication, whole.
+// read returns a complete publication.
 func (p *Process) read(ctx context.Context, k publication) (*ProcessContext, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -218,25 +215,24 @@ func (p *Process) read(ctx context.Context, k publication) (*ProcessContext, err
 	}
 }
 
-// Changed reports whether [Process.ProcessContext] would return anything else than the
-// publication with this PublishedAtNS. That is a newer one, or an error because the
-// context is gone, busy or no longer valid. It costs one system call once the context
-// has been found.
+// Changed reports whether [Process.ProcessContext] would return anything but the publication with
+// this PublishedAtNS: a newer one, or an error because the context is withdrawn, busy or no longer
+// valid. Once the context has been found, it costs one system call.
 //
 // The error wraps [ErrProcessGone] or [ErrNotPermitted].
 func (p *Process) Changed(publishedAtNS uint64) (bool, error) {
-	return p.changed(theContext, publishedAtNS)
+	return p.changed(contextPublication, publishedAtNS)
 }
 
 func (p *Process) changed(k publication, publishedAtNS uint64) (bool, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.found[k].Name == "" {
-		// Nothing has been read yet, or it went away.
+		// Nothing has been read yet, or the context was withdrawn.
 		return true, p.checkAlive()
 	}
 	h, err := p.readHeader(p.found[k])
-	if notThere(err) {
+	if headerMissing(err) {
 		return true, p.checkAlive()
 	}
 	if err != nil {
@@ -245,47 +241,46 @@ func (p *Process) changed(k publication, publishedAtNS uint64) (bool, error) {
 	return h.PublishedAtNS == 0 || h.PublishedAtNS != publishedAtNS, nil
 }
 
-// readOnce finds a publication, if that has not been done, and reads it.
+// readOnce reads a publication, and finds it first if necessary.
 func (p *Process) readOnce(ctx context.Context, k publication, last bool) (*ProcessContext, error) {
 	if p.found[k].Name == "" {
 		if err := p.locate(ctx, k, last); err != nil {
 			return nil, err
 		}
 	}
-	pc, lost, err := p.readAt(p.found[k])
-	if err == nil && k == theAdvertisement && !pc.advertises() {
-		// It is a context that did so before: another message may do so now.
-		pc, lost, err = nil, true, p.error(ErrBusy)
+	pc, missing, err := p.readAt(p.found[k])
+	if err == nil && k == advertisementPublication && !pc.advertises() {
+		// This context has stopped advertising; another message may have started to.
+		pc, missing, err = nil, true, p.error(ErrBusy)
 	}
-	if lost {
+	if missing {
 		p.found[k] = procfs.Mapping{}
 	}
 	return pc, err
 }
 
-// readAt is one pass through the reading protocol of OTEP 4719. lost says that there is no
-// header any more.
-func (p *Process) readAt(at procfs.Mapping) (_ *ProcessContext, lost bool, err error) {
-	before, err := p.readHeader(at)
+// readAt runs the reading protocol of OTEP 4719 once. missing says that the mapping no longer holds
+// a header.
+func (p *Process) readAt(m procfs.Mapping) (_ *ProcessContext, missing bool, err error) {
+	before, err := p.readHeader(m)
 	if err != nil {
-		return nil, true, p.lost(err)
+		return nil, true, p.headerError(err)
 	}
 	if before.PublishedAtNS == 0 {
 		return nil, false, p.error(ErrBusy)
 	}
 
-	// What is wrong with the payload may be an update's doing. Judge it only when all
-	// of the header is seen to be the same as before: its fields are not read in one
-	// instant.
+	// An update may be the cause of an invalid payload, so judge the payload only if the whole
+	// header is unchanged: its fields are not read in one instant.
 	payload, payloadErr := p.readPayload(&before)
-	after, err := p.readHeader(at)
+	after, err := p.readHeader(m)
 	if err != nil {
-		return nil, true, p.lost(err)
+		return nil, true, p.headerError(err)
 	}
 	if after != before {
 		return nil, false, p.error(ErrBusy)
 	}
-	// Memory is read by the id: as long as the process lives it was this one's.
+	// Memory is read by pid. The process is still alive, so the pid was its own throughout.
 	if err := p.checkAlive(); err != nil {
 		return nil, false, err
 	}
@@ -297,28 +292,28 @@ func (p *Process) readAt(at procfs.Mapping) (_ *ProcessContext, lost bool, err e
 		return nil, false, p.error(fmt.Errorf("%w: %w", ErrInvalid, err))
 	}
 	return &ProcessContext{
-		MappingName:    at.Name,
-		MappingAddress: at.Start,
+		MappingName:    m.Name,
+		MappingAddress: m.Start,
 		Version:        before.Version,
 		PublishedAtNS:  before.PublishedAtNS,
 		PayloadSize:    len(payload),
 		Message:        msg,
-		ahead:          p.clockAhead(),
+		clockOffset:    p.clockOffset(),
 	}, false, nil
 }
 
-// lost returns the error for a header that was found once and now cannot be read.
-func (p *Process) lost(err error) error {
-	if notThere(err) {
-		// Withdrawn or replaced: looking for it again will tell.
+// headerError returns the error for a header that was found before and cannot be read now.
+func (p *Process) headerError(err error) error {
+	if headerMissing(err) {
+		// Withdrawn or replaced: the next search finds out.
 		return p.error(fmt.Errorf("%w: %w", ErrBusy, err))
 	}
 	return p.classify(err)
 }
 
-// notThere reports whether the error of readHeader says that the memory is not
-// mapped or holds something else.
-func notThere(err error) bool {
+// headerMissing reports whether an error of readHeader says that the memory is unmapped or holds
+// something else.
+func headerMissing(err error) bool {
 	return errors.Is(err, syscall.EFAULT) || errors.Is(err, wire.ErrProcessContextHeader)
 }
 
@@ -350,26 +345,27 @@ func decodePayload(payload []byte) (*processcontextpb.ProcessContext, error) {
 	return msg, nil
 }
 
-// locate sets p.found to the one mapping that has a publication. last says that a mapping which
-// cannot be read, as one of a truncated file, has had the time to go away.
+// locate sets p.found to the only mapping that holds a publication. last says that this is the last
+// attempt: an unreadable mapping, as of a truncated file, then counts as invalid instead of
+// withdrawn.
 func (p *Process) locate(ctx context.Context, k publication, last bool) error {
 	candidates, err := p.candidates(ctx, k)
 	if err != nil {
 		return err
 	}
 	var (
-		found, apart []procfs.Mapping
-		changing     bool
-		rejections   error
+		found, separate []procfs.Mapping
+		changing        bool
+		rejections      error
 	)
 	for _, m := range candidates {
 		h, err := p.readHeader(m)
 		switch {
 		case errors.Is(err, syscall.EFAULT) && !last, errors.Is(err, wire.ErrProcessContextUnsigned):
-			// Just withdrawn, or just being published.
+			// Just withdrawn, or being published.
 			changing = true
 		case errors.Is(err, syscall.EFAULT), errors.Is(err, wire.ErrProcessContextHeader):
-			// The name may be made of anything, terminal control sequences included.
+			// The name may contain anything, terminal control sequences included.
 			err = fmt.Errorf("%q: %w", m.Name, err)
 			if rejections != nil {
 				err = fmt.Errorf("%w; %w", rejections, err)
@@ -379,7 +375,7 @@ func (p *Process) locate(ctx context.Context, k publication, last bool) error {
 			return p.classify(err)
 		case h.PublishedAtNS == 0:
 			changing = true
-		case k == theContext:
+		case k == contextPublication:
 			found = append(found, m)
 		default:
 			pc, _, err := p.readAt(m)
@@ -390,19 +386,19 @@ func (p *Process) locate(ctx context.Context, k publication, last bool) error {
 				return err
 			case err != nil || !pc.advertises():
 			case wire.IsThreadLocalMapping([]byte(m.Name)):
-				apart = append(apart, m)
+				separate = append(separate, m)
 			default:
 				found = append(found, m)
 			}
 		}
 	}
-	if k == theAdvertisement {
-		// A mapping that has the name but is invalid does not end the search.
+	if k == advertisementPublication {
+		// An invalid mapping with the right name does not end the search.
 		rejections = nil
 	}
 	if len(found) == 0 {
-		// There are both while a publisher comes up or shuts down. They say the same.
-		found = apart
+		// Both exist while a publisher starts or shuts down, with the same content.
+		found = separate
 	}
 	var invalid error
 	switch {
@@ -418,8 +414,8 @@ func (p *Process) locate(ctx context.Context, k publication, last bool) error {
 	default:
 		return p.error(ErrNoContext)
 	}
-	// The mapping may have been unmapped before it was looked at, and the address may hold
-	// something else by now. Only a mapping that still has the name is invalid.
+	// The mapping may have been unmapped before it was read, and the address may hold something
+	// else now. Only a mapping that still has the name is invalid.
 	again, err := p.candidates(ctx, k)
 	if err != nil {
 		return err
@@ -430,7 +426,7 @@ func (p *Process) locate(ctx context.Context, k publication, last bool) error {
 	return p.error(invalid)
 }
 
-// candidates returns the mappings that have a name for a publication.
+// candidates returns the mappings whose name may be that of a publication.
 func (p *Process) candidates(ctx context.Context, k publication) ([]procfs.Mapping, error) {
 	var (
 		candidates []procfs.Mapping
@@ -440,7 +436,7 @@ func (p *Process) candidates(ctx context.Context, k publication) ([]procfs.Mappi
 	keep := func(name []byte) bool {
 		lines++
 		p.separate = p.separate || wire.IsThreadLocalMapping(name)
-		// Ask ctx now and then: hostile maps run to millions of lines.
+		// Check ctx now and then: hostile maps run to millions of lines.
 		return k.mayHave(name) || lines%4096 == 0 && ctx.Err() != nil
 	}
 	for m, err := range p.target.Maps(keep) {

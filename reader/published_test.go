@@ -120,7 +120,7 @@ func TestPublishedIsRemembered(t *testing.T) {
 	_, again, _, err := p.published(t.Context())
 	require.NoError(t, err)
 	assert.Equal(t, advertisement, again)
-	changed, err := p.changed(theAdvertisement, advertisement.PublishedAtNS)
+	changed, err := p.changed(advertisementPublication, advertisement.PublishedAtNS)
 	require.NoError(t, err)
 	assert.False(t, changed)
 

@@ -72,7 +72,7 @@ func TestReferenceBounds(t *testing.T) {
 		"attributes of a record in bytes":     wire.MaxThreadContextRecord - wire.ThreadContextRecordSize,
 		"labels in front of a record":         maxLabels,
 		"keys in the key map":                 maxKeys,
-		"readings for a thread":               maxLooks,
+		"readings for a thread":               maxReads,
 		"threads of a process":                maxThreads,
 	}, bounds)
 }

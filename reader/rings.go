@@ -16,30 +16,28 @@ import (
 	"github.com/otelctx/otelctx/ringbuf"
 )
 
-// This is the search for rings that nobody advertises, such as those of the
-// OTEL-compatible context storage of Datadog's Java profiler. It finds them by the name
-// of the mapping. Where the kernel took no name, it goes by the magic number at the start of
-// anonymous memory, or at the start of a page within: the kernel merges a ring with anonymous
-// memory beside it.
+// This file searches for rings that are not advertised, such as those of the OTEL-compatible
+// context storage of Datadog's Java profiler. It finds them by the name of the mapping. If the
+// kernel does not support names, it searches for the magic number at the start of anonymous memory,
+// or at the start of a page within: the kernel merges a ring with adjacent anonymous memory.
 
 const (
-	// maxRings bounds how many mappings with a ring's name are looked at.
+	// maxRings bounds the number of mappings with a ring's name that are examined.
 	maxRings = 16
-	// maxScanned bounds how many anonymous mappings are looked into, scanned at a
-	// time that many.
+	// maxScanned bounds the number of anonymous mappings scanned, scanBatch at a time.
 	maxScanned = 1 << 14
-	scanned    = 256
-	// maxPages bounds for how many pages of such mappings it is asked whether they are
-	// present, and maxPresent into how many present ones is looked.
+	scanBatch  = 256
+	// maxPages bounds the pages of such mappings checked for presence, and maxPresent the present
+	// ones that are scanned.
 	maxPages   = 1 << 17
 	maxPresent = 1 << 13
 )
 
-// ringNames are the names of rings by thread, the better one first: a process may have
-// both for the sake of different readers.
+// ringNames are the names of rings indexed by thread, the preferred one first: a process may have
+// both to serve different readers.
 var ringNames = [...]string{wire.ThreadRingName, wire.RingName1}
 
-// ringName returns which of ringNames the name of a mapping is, or a negative number.
+// ringName returns the index in ringNames of a mapping's name, or -1.
 func ringName(mapping []byte) int {
 	for i, name := range ringNames {
 		switch string(mapping) {
@@ -50,8 +48,8 @@ func ringName(mapping []byte) int {
 	return -1
 }
 
-// findRing looks for a ring by thread in all of the process's memory. It returns a nil
-// view if there is none, or if it could not be told which of several is the one.
+// findRing searches all of the process's memory for a ring indexed by thread. The view is nil if
+// there is none, or if there are several.
 func (p *Process) findRing(ctx context.Context) (*ringbuf.View, Carrier, error) {
 	named, anonymous, err := p.ringMappings(ctx)
 	if err != nil {
@@ -76,13 +74,13 @@ func (p *Process) findRing(ctx context.Context) (*ringbuf.View, Carrier, error) 
 	return ring, c, err
 }
 
-// ringMappings returns the mappings that a ring may be in: those with each of ringNames,
-// and anonymous ones without a name.
+// ringMappings returns the mappings that may hold a ring: those with one of ringNames, and unnamed
+// anonymous ones.
 func (p *Process) ringMappings(ctx context.Context) (named [len(ringNames)][]procfs.Mapping, anonymous []procfs.Mapping, err error) {
 	lines := 0
 	keep := func(name []byte) bool {
 		lines++
-		// Ask ctx now and then: hostile maps run to millions of lines.
+		// Check ctx now and then: hostile maps run to millions of lines.
 		return len(name) == 0 || ringName(name) >= 0 || lines%4096 == 0 && ctx.Err() != nil
 	}
 	for m, err := range p.target.Maps(keep) {
@@ -106,9 +104,9 @@ func (p *Process) ringMappings(ctx context.Context) (named [len(ringNames)][]pro
 	return named, anonymous, nil
 }
 
-// presentPages returns what each present page inside of the mappings begins, up to the end of its
-// mapping. It looks at the smallest mappings first: the heaps of a large process come last, and may
-// be left out. Where nothing tells which pages are present, as on other platforms, it returns none.
+// presentPages returns one mapping for each present page inside of the mappings, from the page to
+// the end of its mapping. It examines the smallest mappings first: the heaps of a large process
+// come last and may be left out. Without a pagemap, as on other platforms, it returns none.
 func (p *Process) presentPages(ctx context.Context, mappings []procfs.Mapping) (inside []procfs.Mapping) {
 	pagemap, err := p.target.Pagemap()
 	if err != nil {
@@ -120,7 +118,7 @@ func (p *Process) presentPages(ctx context.Context, mappings []procfs.Mapping) (
 	left := uint64(maxPages)
 	var pages []uint64
 	for _, m := range mappings {
-		// The first page has been looked at.
+		// The first page has already been scanned.
 		first := m.Start + page
 		if first >= m.End {
 			continue
@@ -146,8 +144,8 @@ func (p *Process) presentPages(ctx context.Context, mappings []procfs.Mapping) (
 func (p *Process) scan(ctx context.Context, mappings []procfs.Mapping) ([]procfs.Mapping, error) {
 	var (
 		marked []procfs.Mapping
-		magic  [scanned][4]byte
-		parts  [scanned]ringbuf.Part
+		magic  [scanBatch][4]byte
+		parts  [scanBatch]ringbuf.Part
 	)
 	want := [4]byte{}
 	putNative32(want[:], wire.RingMagic)
@@ -155,7 +153,7 @@ func (p *Process) scan(ctx context.Context, mappings []procfs.Mapping) ([]procfs
 		if err := ctx.Err(); err != nil {
 			return nil, p.error(err)
 		}
-		n := min(len(mappings), scanned)
+		n := min(len(mappings), scanBatch)
 		for i, m := range mappings[:n] {
 			parts[i] = ringbuf.Part{Address: m.Start, Data: magic[i][:]}
 		}
@@ -169,15 +167,15 @@ func (p *Process) scan(ctx context.Context, mappings []procfs.Mapping) ([]procfs
 			}
 		}
 		if err != nil {
-			read++ // The one that cannot be read.
+			read++ // Skip the unreadable one.
 		}
 		mappings = mappings[read:]
 	}
 	return marked, nil
 }
 
-// onlyRing returns the one ring by thread that any of the mappings starts with. If it is
-// not the only one, the carrier's error says so.
+// onlyRing returns the only ring indexed by thread among the mappings. If there are several, the
+// carrier's Err says so.
 func (p *Process) onlyRing(mappings []procfs.Mapping) (*ringbuf.View, Carrier, error) {
 	var only *ringbuf.View
 	c := Carrier{Kind: ThreadSlots}

@@ -16,17 +16,17 @@ import (
 	"github.com/otelctx/otelctx/ringbuf"
 )
 
-// SpanTable says where a process keeps its live spans: a cell for each. Slots, records and entries
-// of the goroutine table name cells by references, see docs/wire-format.md.
+// SpanTable locates the live spans of a process: one cell per span. Slots, records and entries of
+// the goroutine table reference cells, see docs/wire-format.md.
 type SpanTable struct {
-	// Address is where the table's header is, and HeaderSize how far behind it the first
-	// cell is. CellSize is the distance between cells, and Capacity their number.
+	// Address is the address of the table's header, and HeaderSize the distance from there to the
+	// first cell. CellSize is the distance between cells, and Capacity their number.
 	Address                        uint64
 	HeaderSize, CellSize, Capacity int
-	// Fields has the offset of each field of a cell by its name, such as span_id.
+	// Fields maps the name of each field of a cell, such as span_id, to its offset.
 	Fields map[string]int
 
-	// offsets are those of the fields that are read here.
+	// offsets holds the offsets of the fields read by this package.
 	offsets [numCellFields]int
 }
 
@@ -50,23 +50,23 @@ const (
 	numCellFields
 )
 
-// Bounds of what a process may advertise as the layout of its span table.
+// Bounds of the span table layout that a process may advertise.
 const (
 	maxCellSize     = 1024
 	maxCellCapacity = 1 << wire.RefIndexBits
 )
 
-// spanTable returns the span table that is advertised. The error says why there is none.
+// spanTable returns the advertised span table, or the reason why there is none.
 func (a advertisement) spanTable(memory ringbuf.Memory) (*SpanTable, error) {
 	if !a.announces(wire.KeySpans) {
 		return nil, errNotAdvertised
 	}
 	t := new(SpanTable)
-	known, err := a.table(wire.KeySpans, tableBounds{wire.SpansLayout1, wire.SpansKeyCellSize, 8, maxCellSize, maxCellCapacity})
+	layout, err := a.table(wire.KeySpans, tableBounds{wire.SpansLayout1, wire.SpansKeyCellSize, 8, maxCellSize, maxCellCapacity})
 	if err != nil {
 		return nil, err
 	}
-	t.Address, t.HeaderSize, t.CellSize, t.Capacity = known.address, known.headerSize, known.entrySize, known.capacity
+	t.Address, t.HeaderSize, t.CellSize, t.Capacity = layout.address, layout.headerSize, layout.entrySize, layout.capacity
 	if t.Fields, err = a.fields(wire.KeySpans + wire.RingKeyFields); err != nil {
 		return nil, err
 	}
@@ -83,12 +83,11 @@ func (a advertisement) spanTable(memory ringbuf.Memory) (*SpanTable, error) {
 	return t, nil
 }
 
-// errNoSpanTable says that there is no span table at the advertised address, or no
-// longer.
+// errNoSpanTable says that the advertised address holds no span table, or no longer does.
 var errNoSpanTable = errors.New("not a span table")
 
-// used returns how many cells have ever been used. The error is the memory's, or wraps
-// [errNoSpanTable] if the header is not that of this table.
+// used returns the number of cells ever used. The error is the memory's, or wraps [errNoSpanTable]
+// if the header is not this table's.
 func (t *SpanTable) used(memory ringbuf.Memory) (int, error) {
 	used, err := table{t.Address, t.HeaderSize, t.CellSize, t.Capacity}.used(memory, wire.SpansMagic, wire.SpansLayout1, errNoSpanTable)
 	if err != nil {
@@ -108,26 +107,25 @@ func (t *SpanTable) u64(data []byte, f cellField) uint64 {
 
 // LiveSpan is a span of a process that has started and not ended.
 type LiveSpan struct {
-	// TraceID, SpanID and LocalRootSpanID are in the order of their bytes in W3C trace
-	// contexts. The local root is the outermost span of the trace in the process.
-	// TraceFlags is 1 for sampled.
+	// TraceID, SpanID and LocalRootSpanID are in W3C trace context byte order. The local root is
+	// the outermost span of the trace in the process. TraceFlags is 1 for sampled.
 	TraceID         [16]byte
 	SpanID          [8]byte
 	LocalRootSpanID [8]byte
 	TraceFlags      byte
-	// Start is when the span says that it was started.
+	// Start is the start time that the span reports.
 	Start time.Time
-	// Goroutine is the id of the goroutine that has started the span, and G the address
-	// of that goroutine's g. Each is 0 where it is not known.
+	// Goroutine is the id of the goroutine that started the span, and G the address of its runtime
+	// g. Each is 0 if unknown.
 	Goroutine, G uint64
-	// Name is the span's name, and Endpoint that of its local root, if the process publishes
-	// names; at most 255 bytes, which should be UTF-8.
+	// Name is the span's name, and Endpoint the name of its local root, if the process publishes
+	// names. Each has at most 255 bytes, which should be UTF-8.
 	Name, Endpoint string
 
 	names spanNames
 }
 
-// decode returns what a cell says.
+// decode decodes a cell, without the names.
 func (t *SpanTable) decode(data []byte) (s LiveSpan) {
 	binary.BigEndian.PutUint64(s.TraceID[:8], t.u64(data, cellTraceIDHigh))
 	binary.BigEndian.PutUint64(s.TraceID[8:], t.u64(data, cellTraceIDLow))
@@ -141,9 +139,9 @@ func (t *SpanTable) decode(data []byte) (s LiveSpan) {
 	return s
 }
 
-// Spans returns the live spans of the process, the oldest first: also those of goroutines
-// that wait, and of a process that is stopped. Each is as it was at one moment; spans that
-// start or end meanwhile may be there or not. [Process.SpanBatches] is cheaper.
+// Spans returns the live spans of the process, the oldest first, including spans of waiting
+// goroutines and of a stopped process. Each span is a snapshot of one moment; spans that start or
+// end during the call may be included or not. [Process.SpanBatches] is cheaper.
 //
 // The error wraps [ErrNoThreadContext] if the process does not advertise its live spans, or
 // [ErrNotPermitted], [ErrProcessGone], [ErrInvalid] or [ErrBusy], or is ctx's.
@@ -159,10 +157,10 @@ func (p *Process) Spans(ctx context.Context) ([]LiveSpan, error) {
 	return spans, nil
 }
 
-// SpanBatches yields the live spans of the process in no particular order, some hundreds at a time,
-// each batch right after it has been read: for callers that look at the goroutines of spans before
-// those have moved on. Each span is yielded at most once. A batch is valid until the next one. The
-// sequence ends after an error, which is one of those of [Process.Spans].
+// SpanBatches yields the live spans of the process in no particular order, a few hundred at a time,
+// each batch right after it was read: for callers that examine the goroutines of spans before they
+// move on. Each span is yielded at most once. A batch is valid until the next one. The sequence
+// ends after an error, one of those of [Process.Spans].
 func (p *Process) SpanBatches(ctx context.Context) iter.Seq2[[]LiveSpan, error] {
 	return func(yield func([]LiveSpan, error) bool) {
 		v, err := p.threadView(ctx)
@@ -177,7 +175,7 @@ func (p *Process) SpanBatches(ctx context.Context) iter.Seq2[[]LiveSpan, error] 
 		name := p.nameSpans(v)
 		for spans, err := range v.spans.batches(p.threads.source) {
 			if errors.Is(err, errNoSpanTable) {
-				err = fmt.Errorf("%w: %w", ErrNoThreadContext, err) // it was closed meanwhile
+				err = fmt.Errorf("%w: %w", ErrNoThreadContext, err) // closed meanwhile
 			}
 			if err != nil {
 				yield(nil, p.classify(err))
@@ -187,7 +185,7 @@ func (p *Process) SpanBatches(ctx context.Context) iter.Seq2[[]LiveSpan, error] 
 				s := &spans[i]
 				s.Name, s.Endpoint = name(s.names)
 			}
-			// Memory is read by the id: as long as the process lives it was this one's.
+			// Memory is read by pid. The process is still alive, so the pid was its own throughout.
 			if err := p.checkAlive(); err != nil {
 				yield(nil, err)
 				return
@@ -203,8 +201,8 @@ func (p *Process) SpanBatches(ctx context.Context) iter.Seq2[[]LiveSpan, error] 
 	}
 }
 
-// batches yields the live spans of 512 cells at a time, without their names, and at least one batch. The
-// error is the memory's, or wraps [errNoSpanTable].
+// batches yields the live spans of 512 cells at a time, without their names, and at least one
+// batch. The error is the memory's, or wraps [errNoSpanTable].
 func (t *SpanTable) batches(memory ringbuf.Memory) iter.Seq2[[]LiveSpan, error] {
 	return func(yield func([]LiveSpan, error) bool) {
 		used, err := t.used(memory)
@@ -218,9 +216,9 @@ func (t *SpanTable) batches(memory ringbuf.Memory) iter.Seq2[[]LiveSpan, error] 
 		for first := 0; first < max(used, 1); first += batch {
 			address := t.Address + uint64(t.HeaderSize) + uint64(first*t.CellSize)
 			size := min(batch, used-first) * t.CellSize
-			// Nothing says in which order the bytes of a part are read. So the cells are read
-			// three times. A version that is there before and after was there all the while,
-			// because versions do not come back.
+			// The order in which the bytes of a part are read is unspecified, so the cells are read
+			// three times. A version that is the same before and after held all the while, because
+			// versions never repeat.
 			if _, err := memory.ReadParts([]ringbuf.Part{
 				{Address: address, Data: before[:size]}, {Address: address, Data: cells[:size]}, {Address: address, Data: after[:size]},
 			}); err != nil {
@@ -228,10 +226,10 @@ func (t *SpanTable) batches(memory ringbuf.Memory) iter.Seq2[[]LiveSpan, error] 
 				return
 			}
 			spans = spans[:0]
-			for at := 0; at < size; at += t.CellSize {
-				version := t.u64(before[at:], cellVersion)
-				if version != 0 && version&wire.CellOver == 0 && t.u64(after[at:], cellVersion) == version {
-					spans = append(spans, t.decode(cells[at:]))
+			for offset := 0; offset < size; offset += t.CellSize {
+				version := t.u64(before[offset:], cellVersion)
+				if version != 0 && version&wire.CellOver == 0 && t.u64(after[offset:], cellVersion) == version {
+					spans = append(spans, t.decode(cells[offset:]))
 				}
 			}
 			if !yield(spans, nil) {
@@ -241,7 +239,7 @@ func (t *SpanTable) batches(memory ringbuf.Memory) iter.Seq2[[]LiveSpan, error] 
 	}
 }
 
-// live returns the live spans, without their names. The error is that of batches.
+// live returns the live spans without their names. The error is one of those of batches.
 func (t *SpanTable) live(memory ringbuf.Memory) (spans []LiveSpan, err error) {
 	for batch, err := range t.batches(memory) {
 		if err != nil {

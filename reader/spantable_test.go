@@ -59,7 +59,7 @@ func (w *spanWorld) reuse(span uint64) {
 func (w *spanWorld) lookAt(t *testing.T, which string) *ThreadSpan {
 	t.Helper()
 	thread := Thread{TID: fakeTID, OwnTID: fakeTID}
-	require.NoError(t, newThreadLook(w, w.view(t, which)).at(&thread, fakeM))
+	require.NoError(t, newThreadReader(w, w.view(t, which)).read(&thread, fakeM))
 	return thread.Span
 }
 
@@ -107,7 +107,7 @@ func TestCellsThatCannotBeBelieved(t *testing.T) {
 	version := w.cell(w.refs[2])
 	w.beforeWord = func() { put64(version, binary.NativeEndian.Uint64(version)^wire.CellOver) }
 	assert.Nil(t, w.lookAt(t, "tg"))
-	assert.LessOrEqual(t, w.calls, maxLooks)
+	assert.LessOrEqual(t, w.calls, maxReads)
 
 	for _, ref := range []uint64{1, wire.CellOver | wire.RefGeneration, math.MaxUint64, math.MaxUint64 - 1, 1 << 63} {
 		w := stillSpanWorld(t)
@@ -208,7 +208,7 @@ func TestSpanTableThatCannotBeOne(t *testing.T) {
 		w.over(2)
 		thread := Thread{TID: fakeTID, OwnTID: fakeTID}
 		v.recordOffset = -1
-		require.NoError(t, newThreadLook(w, v).at(&thread, fakeM), name)
+		require.NoError(t, newThreadReader(w, v).read(&thread, fakeM), name)
 		if assert.NotNil(t, thread.Span, name) {
 			assert.Equal(t, [8]byte{7: 2}, thread.Span.SpanID, name)
 		}

@@ -372,7 +372,7 @@ func TestSpanThatIsShownWasLive(t *testing.T) {
 			stale := strings.Contains(which, "t") && !strings.Contains(which, "g")
 			for seed := range uint64(testenv.Rounds(6, 60)) {
 				w := newSpanWorld(seed)
-				l := newThreadLook(w, w.view(t, which))
+				l := newThreadReader(w, w.view(t, which))
 				pace := []int{1000, 300, 100, 40, 15, 5}[seed%6]
 				for range 400 {
 					for range w.rand.IntN(60) {
@@ -390,8 +390,8 @@ func TestSpanThatIsShownWasLive(t *testing.T) {
 					}
 					thread := Thread{TID: fakeTID, OwnTID: fakeTID}
 					before := w.calls
-					require.NoError(t, l.at(&thread, fakeM))
-					require.LessOrEqual(t, w.calls-before, 3*maxLooks)
+					require.NoError(t, l.read(&thread, fakeM))
+					require.LessOrEqual(t, w.calls-before, 3*maxReads)
 					w.beforeWord = nil
 					s := thread.Span
 					if s == nil {

@@ -11,14 +11,14 @@ import (
 	"github.com/otelctx/otelctx/ringbuf"
 )
 
-// table is memory with a header and entries of one size behind it, as names and live spans
-// are in.
+// table is a header followed by entries of one size, the shape of the name, span and goroutine
+// tables.
 type table struct {
 	address                         uint64
 	headerSize, entrySize, capacity int
 }
 
-// tableBounds are the bounds of what a process may advertise as a table's layout.
+// tableBounds are the bounds of the table layout that a process may advertise.
 type tableBounds struct {
 	layout             int64
 	entrySizeKey       string
@@ -26,12 +26,13 @@ type tableBounds struct {
 	maxCapacity        int64
 }
 
-// table returns the table whose attributes have a prefix. The error says why there is none.
+// table returns the table advertised by the attributes with a prefix, or the reason why there is
+// none.
 func (a advertisement) table(prefix string, b tableBounds) (t table, err error) {
 	var address, layout, headerSize, entrySize, capacity int64
 	for _, f := range []struct {
 		key             string
-		to              *int64
+		value           *int64
 		lowest, highest int64
 	}{
 		{wire.RingKeyAddress, &address, 1, addressEnd},
@@ -40,23 +41,23 @@ func (a advertisement) table(prefix string, b tableBounds) (t table, err error) 
 		{b.entrySizeKey, &entrySize, b.minEntry, b.maxEntry},
 		{wire.RingKeyCapacity, &capacity, 1, b.maxCapacity},
 	} {
-		if *f.to, err = a.integer(prefix+f.key, f.lowest, f.highest); err != nil {
+		if *f.value, err = a.integer(prefix+f.key, f.lowest, f.highest); err != nil {
 			return table{}, err
 		}
 	}
 	return table{uint64(address), int(headerSize), int(entrySize), int(capacity)}, nil
 }
 
-// used returns how many entries have been used. The error is the memory's, or says that the
-// header is not that of this table, and then wraps wrong.
-func (t table) used(memory ringbuf.Memory, magic, layout uint32, wrong error) (int, error) {
+// used returns the number of entries in use. The error is the memory's, or wraps mismatch and says
+// how the header differs from this table's.
+func (t table) used(memory ringbuf.Memory, magic, layout uint32, mismatch error) (int, error) {
 	var b [24]byte
 	if _, err := memory.ReadParts([]ringbuf.Part{{Address: t.address, Data: b[:]}}); err != nil {
 		return 0, err
 	}
 	for i, want := range []uint32{magic, layout, uint32(t.capacity), uint32(t.entrySize), uint32(t.headerSize)} {
-		if is := binary.NativeEndian.Uint32(b[4*i:]); is != want {
-			return 0, fmt.Errorf("%w: word %d of the header is %#x instead of %#x", wrong, i, is, want)
+		if got := binary.NativeEndian.Uint32(b[4*i:]); got != want {
+			return 0, fmt.Errorf("%w: word %d of the header is %#x instead of %#x", mismatch, i, got, want)
 		}
 	}
 	return int(min(binary.NativeEndian.Uint32(b[20:]), uint32(t.capacity))), nil

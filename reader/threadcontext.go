@@ -17,13 +17,15 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// ThreadContexts are the thread contexts of OTEP 4947 that a process publishes through the thread-local variable otel_thread_ctx_v1.
+// ThreadContexts are the thread contexts of OTEP 4947 that a process publishes through the
+// thread-local variable otel_thread_ctx_v1.
 type ThreadContexts struct {
 	// Schema is the process's threadlocal.schema_version, tlsdesc_v1_dev or tls_v1.
 	Schema string
-	// Keys are the names of attributes by their key index.
+	// Keys are the names of attributes by key index.
 	Keys []string
-	// Variables are the modules that define the variable, and Unresolved is why others that define it cannot be used.
+	// Variables are the usable definitions of the variable, and Unresolved is the reason why others
+	// cannot be used.
 	Variables  []ThreadVariable
 	Unresolved error
 	// Threads are all threads of the process, at most 131,072.
@@ -32,41 +34,45 @@ type ThreadContexts struct {
 
 // ThreadVariable is a definition of the thread-local variable.
 type ThreadVariable struct {
-	// Module is the path of the executable or library. Model is the access model that was found in it: local-exec, initial-exec or
-	// global-dynamic.
+	// Module is the path of the executable or library. Model is its access model: local-exec,
+	// initial-exec or global-dynamic.
 	Module, Model string
 }
 
 // ThreadContext is the context of one thread.
 type ThreadContext struct {
-	// TID is its id in the caller's PID namespace, OwnTID that in the namespace of the process.
+	// TID is the thread's id in the caller's PID namespace, OwnTID its id in the namespace of the
+	// process.
 	TID, OwnTID int
 	// Record is the address of the record in the process, 0 if the thread has none.
 	Record uint64
-	// Encoded is the record: 28 bytes, and as many bytes of attributes as it says. It belongs to the caller.
+	// Encoded is the record: 28 bytes, followed by its attributes. It belongs to the caller.
 	Encoded []byte
-	// Span is what the record says. It is nil without a record, if the record is not valid or has no ids, and with Err.
+	// Span is the decoded record. It is nil if there is no record, if the record is invalid or has
+	// no ids, or if Err is set.
 	Span *ThreadSpan
-	// Err is why the thread could not be read, or nil.
+	// Err is the reason why the thread could not be read, or nil.
 	Err error
 }
 
-// threadContextVariable is the symbol that OTEP 4947 names.
+// threadContextVariable is the symbol defined by OTEP 4947.
 const threadContextVariable = "otel_thread_ctx_v1"
 
-// errMoving says that a record was different each time.
-var errMoving = fmt.Errorf("%w: the record changed at each reading", ErrBusy)
+// errChanging says that a record was different at each read.
+var errChanging = fmt.Errorf("%w: the record changed at each read", ErrBusy)
 
-// ThreadContexts returns the thread contexts of the process, for processes whose threadlocal.schema_version is tlsdesc_v1_dev or
-// tls_v1 (OTEP 4947). [Process.Threads] returns their spans as it does those of Go services.
+// ThreadContexts returns the thread contexts of the process, if its threadlocal.schema_version is
+// tlsdesc_v1_dev or tls_v1 (OTEP 4947). [Process.Threads] returns their spans as it does those of
+// Go services.
 //
-// A thread is stopped once, for the tens of microseconds that it takes to learn its thread pointer; after that, records are read while
-// it runs. A record counts only if two readings of the pointer and the whole record are equal and the record is valid, so that one
-// which is being written is never returned. The OTEP lets readers read stopped threads only; stopping each thread at each reading would
-// let system calls of the service fail with EINTR all the time.
+// Each thread is stopped once, for tens of microseconds, to learn its thread pointer; afterwards
+// records are read while it runs. A record is returned only if two reads of the pointer and of the
+// whole record are equal and the record is valid, so a record that is being written is never
+// returned. The OTEP allows only reads of stopped threads; stopping each thread for every read
+// would make system calls of the service fail with EINTR all the time.
 //
-// The error wraps [ErrNoThreadContext] if the process publishes no such contexts, and otherwise is one of those of
-// [Process.ProcessContext]. It is safe for concurrent use.
+// The error wraps [ErrNoThreadContext] if the process publishes no such contexts, and otherwise is
+// one of those of [Process.ProcessContext]. It is safe for concurrent use.
 func (p *Process) ThreadContexts(ctx context.Context) (*ThreadContexts, error) {
 	_, message, contextErr, err := p.published(ctx)
 	if err == nil && message == nil {
@@ -113,12 +119,13 @@ func (p *Process) ThreadContexts(ctx context.Context) (*ThreadContexts, error) {
 	return out, p.checkAlive()
 }
 
-// threadVariables finds the variable, and remembers it for as long as the publication is the same.
+// threadVariables returns the definitions of the variable, cached until the process publishes
+// again.
 func (p *Process) threadVariables(ctx context.Context, publishedAtNS uint64) ([]tlsvar.Variable, error) {
 	s := &p.threads
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.variables) > 0 && s.variablesOf == publishedAtNS {
+	if len(s.variables) > 0 && s.variablesPublishedAt == publishedAtNS {
 		return s.variables, s.unresolved
 	}
 	headers, err := s.source.ProgramHeaders()
@@ -140,14 +147,14 @@ func (p *Process) threadVariables(ctx context.Context, publishedAtNS uint64) ([]
 		}
 	}
 	s.variables, s.unresolved = target.Find(threadContextVariable)
-	s.variablesOf = publishedAtNS
+	s.variablesPublishedAt = publishedAtNS
 	return s.variables, s.unresolved
 }
 
-// maxModules bounds how many mapped files are searched for the variable.
+// maxModules bounds the number of mapped files searched for the variable.
 const maxModules = 4096
 
-// threadRecord returns the record of a thread, or 0 if none of the variables names one.
+// threadRecord returns the address and contents of a thread's record, or 0 if it has none.
 func (p *Process) threadRecord(tid int, variables []tlsvar.Variable) (uint64, []byte, error) {
 	tp, err := p.threadPointer(tid)
 	if err != nil {
@@ -169,7 +176,7 @@ func (p *Process) threadRecord(tid int, variables []tlsvar.Variable) (uint64, []
 	return 0, nil, nil
 }
 
-// readRecord reads the record that the variable at address names until two readings are equal.
+// readRecord reads the record that the variable at address points at, until two reads are equal.
 func (p *Process) readRecord(address uint64) (uint64, []byte, error) {
 	for range maxAttempts {
 		var before, after [8]byte
@@ -196,10 +203,10 @@ func (p *Process) readRecord(address uint64) (uint64, []byte, error) {
 			return record, encoded, nil
 		}
 	}
-	return 0, nil, errMoving
+	return 0, nil, errChanging
 }
 
-// threadPointer returns the thread pointer of a thread, which stays the same for its life.
+// threadPointer returns the thread pointer of a thread, which never changes.
 func (p *Process) threadPointer(tid int) (uint64, error) {
 	start, err := p.threads.source.ThreadStart(tid)
 	if err != nil {
@@ -207,14 +214,14 @@ func (p *Process) threadPointer(tid int) (uint64, error) {
 	}
 	s := &p.threads
 	s.mu.Lock()
-	known, ok := s.pointers[tid]
+	cached, ok := s.pointers[tid]
 	s.mu.Unlock()
-	if ok && known.start == start {
-		return known.pointer, nil
+	if ok && cached.start == start {
+		return cached.pointer, nil
 	}
-	known.start = start
+	cached.start = start
 	err = tlsvar.Stopped(tid, func(pointer uint64) error {
-		known.pointer = pointer
+		cached.pointer = pointer
 		return nil
 	})
 	if err != nil {
@@ -223,16 +230,17 @@ func (p *Process) threadPointer(tid int) (uint64, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.pointers == nil || len(s.pointers) >= maxThreads {
-		s.pointers = map[int]knownPointer{}
+		s.pointers = map[int]cachedPointer{}
 	}
-	s.pointers[tid] = known
-	return known.pointer, nil
+	s.pointers[tid] = cached
+	return cached.pointer, nil
 }
 
-// knownPointer is the thread pointer of the thread that started at this time.
-type knownPointer struct{ start, pointer uint64 }
+// cachedPointer is the thread pointer of the thread that started at start.
+type cachedPointer struct{ start, pointer uint64 }
 
-// spanOfRecord returns what a record says, nil if it is not valid or has no ids. The last attribute with a key counts.
+// spanOfRecord decodes a record. It returns nil if the record is invalid or has no ids. The last
+// attribute with a key counts.
 func spanOfRecord(encoded []byte, keys []string) *ThreadSpan {
 	if len(encoded) < wire.ThreadContextRecordSize || encoded[24] != 1 {
 		return nil
@@ -248,7 +256,7 @@ func spanOfRecord(encoded []byte, keys []string) *ThreadSpan {
 	return s
 }
 
-// threadsByContext is [Process.Threads] for processes with thread contexts.
+// threadsByContext implements [Process.Threads] for processes with thread contexts.
 func (p *Process) threadsByContext(ctx context.Context) ([]Thread, error) {
 	contexts, err := p.ThreadContexts(ctx)
 	if err != nil {

@@ -8,36 +8,33 @@ import (
 	"time"
 )
 
-// ThreadLayout says where a process keeps the spans of its threads. It is for profilers
-// that read them at the moment of a sample, such as a BPF program. It does not change,
-// and is safe for concurrent use.
+// ThreadLayout locates the spans of a process's threads. It is for profilers that read them at the
+// moment of a sample, such as BPF programs. It is immutable and safe for concurrent use.
 //
-// [Process.ThreadLayoutSince] tells whether it still holds.
+// [Process.ThreadLayoutSince] checks whether it is still valid.
 type ThreadLayout struct {
-	// Context is the process context, nil if there is none. Then ContextErr is the error of
+	// Context is the process context, nil if there is none. ContextErr is then the error of
 	// [Process.ProcessContext]: the process publishes none, or several.
 	Context    *ProcessContext
 	ContextErr error
-	// Advertisement is the message that says where the carriers are. It is Context, if
-	// that says it. Else it is the message of another mapping, or of another one of
-	// several process contexts. nil if the process advertises no carriers.
+	// Advertisement is the message that locates the carriers, nil if the process advertises none.
+	// It is Context, the message of another mapping, or one of several process contexts.
 	Advertisement *ProcessContext
-	// Carriers are what [Process.Carriers] returns.
+	// Carriers is the result of [Process.Carriers].
 	Carriers []Carrier
-	// Runtime is what the process says of its Go runtime.
+	// Runtime holds the advertised offsets of the process's Go runtime.
 	Runtime RuntimeOffsets
-	// Goroutines is where it keeps what each goroutine is in, nil if it does not say that.
+	// Goroutines locates the goroutine table, nil if it is not advertised.
 	Goroutines *GoroutineEntries
-	// Spans is where its live spans are, nil if it does not say that. RefOffset is how far
-	// behind the label pointer a record has the reference to the cell of its span.
-	// AncestorsOffset is how far it has those to the span's ancestors. The id of the goroutine that
-	// does not go to the ancestors follows. Each is negative if a record has none.
+	// Spans locates the live spans, nil if they are not advertised. RefOffset is the distance from
+	// the label pointer to a record's reference to the cell of its span, AncestorsOffset the
+	// distance to its references to the span's ancestors. Those are followed by the id of the
+	// goroutine that does not fall back to the ancestors. Each is negative if records have none.
 	Spans                      *SpanTable
 	RefOffset, AncestorsOffset int
-	// Names is where the names of its spans are, nil if it does not say that. NamesOffset is
-	// how far behind the label pointer a record has the numbers of two names, 2 bytes each.
-	// They are the names of its span and of the local root. NamesOffset is negative if a
-	// record has none.
+	// Names locates the names of spans, nil if they are not advertised. NamesOffset is the distance
+	// from the label pointer to the numbers of two names in a record, 2 bytes each: the name of its
+	// span and the name of the local root. It is negative if records have none.
 	Names       *NameTable
 	NamesOffset int
 
@@ -45,11 +42,10 @@ type ThreadLayout struct {
 	made time.Time
 }
 
-// ThreadLayout returns where the process keeps the spans of its threads. It is no error
-// if the process shows no spans, or publishes no context. The error is one of those of
-// [Process.Carriers].
+// ThreadLayout returns the location of the spans of the process's threads. It is no error if the
+// process publishes no spans or no context. The error is one of those of [Process.Carriers].
 func (p *Process) ThreadLayout(ctx context.Context) (*ThreadLayout, error) {
-	v, err := p.lookForCarriers(ctx)
+	v, err := p.findCarriers(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -60,36 +56,36 @@ func (p *Process) ThreadLayout(ctx context.Context) (*ThreadLayout, error) {
 	}, nil
 }
 
-// lookForAdvertisementAfter is how long a process context that advertises nothing is
-// believed to be all that there is. The look for another mapping is a look at all of them.
-const lookForAdvertisementAfter = 10 * time.Second
+// rescanAfter is how long a process context without an advertisement is taken to be the only
+// publication. Searching for another mapping scans all of them.
+const rescanAfter = 10 * time.Second
 
-// ThreadLayoutSince is [Process.ThreadLayout], but returns was if that still holds: until
-// the process publishes its context anew, or advertises its carriers anew. That costs a
-// system call or two. Without a context it takes a look at all mappings each time, and
-// without an advertisement every ten seconds.
+// ThreadLayoutSince is like [Process.ThreadLayout], but returns was if that is still valid, which
+// it is until the process publishes its context or advertises its carriers again. The check costs a
+// system call or two. Without a context it scans all mappings each time, and without an
+// advertisement every ten seconds.
 func (p *Process) ThreadLayoutSince(ctx context.Context, was *ThreadLayout) (*ThreadLayout, error) {
 	if was == nil {
 		return p.ThreadLayout(ctx)
 	}
-	known := was.Context != nil && (was.Advertisement != nil || time.Since(was.made) < lookForAdvertisementAfter)
-	if known {
+	checkable := was.Context != nil && (was.Advertisement != nil || time.Since(was.made) < rescanAfter)
+	if checkable {
 		changed, err := p.Changed(was.Context.PublishedAtNS)
 		if err == nil && !changed && was.Advertisement != nil && was.Advertisement != was.Context {
-			changed, err = p.changed(theAdvertisement, was.Advertisement.PublishedAtNS)
+			changed, err = p.changed(advertisementPublication, was.Advertisement.PublishedAtNS)
 		}
 		if err != nil || !changed {
 			return was, err
 		}
 	}
-	now, err := p.ThreadLayout(ctx)
-	if err == nil && now.Advertisement != nil && now.Advertisement.same(was.Advertisement) && now.Context.same(was.Context) {
+	current, err := p.ThreadLayout(ctx)
+	if err == nil && current.Advertisement != nil && current.Advertisement.same(was.Advertisement) && current.Context.same(was.Context) {
 		return was, nil
 	}
-	return now, err
+	return current, err
 }
 
-// same reports whether both are the same publication, or nil.
+// same reports whether both are the same publication, or both nil.
 func (c *ProcessContext) same(other *ProcessContext) bool {
 	if c == nil || other == nil {
 		return c == other
@@ -97,10 +93,10 @@ func (c *ProcessContext) same(other *ProcessContext) bool {
 	return c.MappingAddress == other.MappingAddress && c.PublishedAtNS == other.PublishedAtNS
 }
 
-// Attributes decodes the attributes of a span, which are entries {key u8, length u8,
-// value} as in OTEP 4947. Of entries with the same key the last one counts. Those whose
-// names the process has not said are left out; all reports whether there are none.
-// Names are only ever added: then a later ThreadLayout may know them.
+// Attributes decodes the attributes of a span, which are entries {key u8, length u8, value} as in
+// OTEP 4947. The last entry with a key counts. Entries whose keys the process has not published are
+// left out; all reports whether there are none. Keys are only ever added, so a later ThreadLayout
+// may know them.
 func (l *ThreadLayout) Attributes(encoded []byte) (attributes []ThreadAttribute, all bool) {
 	return decodeAttributes(encoded, l.keys)
 }

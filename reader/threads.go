@@ -14,63 +14,62 @@ import (
 	"github.com/otelctx/otelctx/ringbuf"
 )
 
-// Thread is a thread of a process, at one time.
+// Thread is a snapshot of one thread of a process.
 type Thread struct {
-	// TID is its id in the caller's PID namespace, OwnTID that in the namespace of the
+	// TID is the thread's id in the caller's PID namespace, OwnTID its id in the namespace of the
 	// process itself.
 	TID, OwnTID int
-	// Goroutine is the id of the goroutine that runs on the thread or waits on it for a
-	// system call. 0: there is none, or it is not known.
+	// Goroutine is the id of the goroutine that runs on the thread or waits on it for a system
+	// call, or 0 if there is none or it is unknown.
 	Goroutine uint64
-	// Span is the span that the thread is in, nil if it is in none or that is not
-	// known.
+	// Span is the thread's active span, nil if it has none or it is unknown.
 	Span *ThreadSpan
 }
 
-// ThreadSpan is the span that a thread is in.
+// ThreadSpan is the active span of a thread.
 type ThreadSpan struct {
-	// TraceID and SpanID are in the order of their bytes in W3C trace contexts.
-	// TraceFlags are W3C's too: 1 for sampled, and 0 in slots of layout 1.
+	// TraceID and SpanID are in W3C trace context byte order. TraceFlags are W3C's too: 1 for
+	// sampled. Slots of layout 1 have no flags: TraceFlags is 0.
 	TraceID    [16]byte
 	SpanID     [8]byte
 	TraceFlags byte
-	// LocalRootSpanID is the id of the outermost span of the trace in the process;
-	// zeros where that is not known.
+	// LocalRootSpanID is the id of the outermost span of the trace in the process, zeros if it is
+	// unknown.
 	LocalRootSpanID [8]byte
-	// Name is the span's name, and Endpoint that of its local root, if the process publishes
-	// names; at most 255 bytes, which should be UTF-8.
+	// Name is the span's name, and Endpoint the name of its local root, if the process publishes
+	// names. Each has at most 255 bytes, which should be UTF-8.
 	Name, Endpoint string
-	// Attributes are what the process shows with the span, of those whose names it
-	// says, in no particular order, each name once.
+	// Attributes are the attributes published with the span, in no particular order, each key once.
+	// Attributes whose keys the process does not publish are left out.
 	Attributes []ThreadAttribute
-	// Carrier is what the span was read from.
+	// Carrier is the source of the span.
 	Carrier CarrierKind
-	// Proven says that at one moment of the reading the thread ran Thread.Goroutine and
-	// the process showed this span for that goroutine. If it is false, all that is
-	// known is that the span was shown for the thread. Its goroutine may have moved on
-	// since. In slots of layout 1 the span may even be another thread's.
+	// Proven says that at one moment during the read the thread ran Thread.Goroutine and the
+	// process published this span for that goroutine. If it is false, the span is only known to
+	// have been published for the thread: the goroutine may have moved to another thread since. In
+	// slots of layout 1 the span may even be another thread's.
 	Proven bool
 
-	// encoded are the attributes as OTEP 4947 has them.
+	// encoded holds the attributes in the encoding of OTEP 4947.
 	encoded []byte
 	names   spanNames
 }
 
 // ThreadAttribute is an attribute of a [ThreadSpan].
 type ThreadAttribute struct {
-	// Key is the attribute's name. Value is whatever bytes the process shows, at most
-	// 255; it should be UTF-8.
+	// Key is the attribute's name. Value is whatever the process publishes, at most 255 bytes; it
+	// should be UTF-8.
 	Key, Value string
 }
 
-// threadTarget is what of a process, as the kernel shows it, only its threads need.
+// threadTarget is the part of the process's kernel interface that only thread reads need.
 type threadTarget interface {
 	ringbuf.Memory
-	// Threads yields the ids of its threads.
+	// Threads yields the ids of the process's threads.
 	Threads() iter.Seq2[int, error]
-	// ThreadIDs returns the ids of a thread, the one that it knows itself by last.
+	// ThreadIDs returns the ids of a thread in its PID namespaces, the innermost last.
 	ThreadIDs(tid int) ([]int, error)
-	// PresentPages returns those pages from start to end that are in memory.
+	// PresentPages returns the pages from start to end that are in memory.
 	PresentPages(start, end uint64) ([]uint64, error)
 	// ThreadStart returns when a thread started, in clock ticks.
 	ThreadStart(tid int) (uint64, error)
@@ -80,60 +79,55 @@ type threadTarget interface {
 
 var _ threadTarget = linuxTarget{}
 
-// threadState is what a Process remembers for [Process.Threads].
+// threadState caches what [Process.Threads] needs between calls.
 type threadState struct {
 	source threadTarget
 
 	mu   sync.Mutex
 	view *threadView
-	// namespaced says whether the process's own thread ids are others than the
-	// caller's. It stays as it is for the life of a process.
+	// namespaced says whether the process's own thread ids differ from the caller's. It never
+	// changes during the life of a process.
 	namespaced, namespaceKnown bool
-	// names are those of the table nameTable that have been read so far.
+	// names are the names read so far from nameTable.
 	nameTable *NameTable
 	names     []string
-	// ms has the address of the runtime's m for the threads that were seen last, by
-	// their own ids.
+	// ms maps the threads of the last read, by their own ids, to the address of their runtime m.
 	ms map[int]uint64
-	// variables are the thread-local variables of OTEP 4947 in the publication variablesOf, and unresolved is why others cannot be
-	// used. pointers are the thread pointers of threads, by their ids.
-	variables   []tlsvar.Variable
-	variablesOf uint64
-	unresolved  error
-	pointers    map[int]knownPointer
+	// variables are the thread-local variables of OTEP 4947, resolved for the publication
+	// variablesPublishedAt. unresolved says why others cannot be used. pointers caches thread
+	// pointers by thread id.
+	variables            []tlsvar.Variable
+	variablesPublishedAt uint64
+	unresolved           error
+	pointers             map[int]cachedPointer
 }
 
-// maxThreads bounds how many threads of a process are looked at.
+// maxThreads bounds the number of threads read from a process.
 const maxThreads = 1 << 17
 
-// Threads returns the threads of the process, each with the span that it is in, and
-// which of several carriers shows that one. They are read one after the other while the
-// process runs on. So what is said of each thread holds for a moment of its own. At
+// Threads returns the threads of the process, each with its active span. Threads are read one after
+// the other while the process keeps running, so each thread's entry holds for its own moment. At
 // most 131,072 threads are returned.
 //
-// A span is proven, see [ThreadSpan.Proven], by the identity of the goroutine that
-// published it, while nothing that was read for it changed. Where there could be proof
-// and there is none, there is no span. The goroutine may have moved to another thread
-// or be gone, or things may have changed at each reading. Spans are shown unproven only
-// if the process uses slots of layout 1, or does not say where the Go runtime keeps
-// goroutines.
+// A span is proven, see [ThreadSpan.Proven], if the identity of the goroutine that published it was
+// verified and nothing read for it changed meanwhile. If the process supports that proof and it
+// fails, there is no span: the goroutine may have moved to another thread or exited, or the data
+// changed at each read. Unproven spans are returned only if the process uses slots of layout 1, or
+// does not publish the runtime offsets of its goroutines.
 //
-// Which goroutine a thread runs is known to profilers that interrupt the thread. A
-// reader in another process has to find the runtime's m of the thread first. The
-// thread slots of layout 2 have its address. For a thread that has published nothing, Threads
-// asks the goroutines that are in a span, by the goroutine table and the span table, on which
-// thread they run. So only a goroutine that has inherited its span, on a thread that has published
-// nothing so far, is not found.
+// Profilers that interrupt a thread know which goroutine it runs. A reader in another process has
+// to find the thread's runtime m first. Thread slots of layout 2 hold its address. For a thread
+// that has published nothing, Threads asks the goroutines inside a span, found through the
+// goroutine table and the span table, on which thread they run. The only goroutine missed is one
+// that inherited its span and runs on a thread that has published nothing so far.
 //
-// How carriers are found is remembered, and looked at again when the process advertises
-// them anew. Then a process costs one system call, and a thread between one and
-// about eight. While there are threads whose m is not known, it also costs reading the live spans
-// and the used pages of the goroutine table. Without an advertisement it takes a look at all
-// mappings, each time until a ring is found.
+// The location of the carriers is cached until the process advertises them again. With a warm cache
+// a process costs one system call, and a thread between one and about eight. While some threads
+// have no known m, reading the live spans and the used pages of the goroutine table is added.
+// Without an advertisement each call scans all mappings until a ring is found.
 //
-// The error wraps [ErrNoThreadContext] if the process shows no spans in a way that can
-// be read. Else it wraps [ErrNotPermitted], [ErrProcessGone], [ErrInvalid] or
-// [ErrBusy], or is ctx's.
+// The error wraps [ErrNoThreadContext] if the process publishes no spans in a readable way.
+// Otherwise it wraps [ErrNotPermitted], [ErrProcessGone], [ErrInvalid] or [ErrBusy], or is ctx's.
 func (p *Process) Threads(ctx context.Context) ([]Thread, error) {
 	v, err := p.threadView(ctx)
 	if errors.Is(err, ErrNoThreadContext) {
@@ -148,7 +142,7 @@ func (p *Process) Threads(ctx context.Context) ([]Thread, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := p.look(ctx, v, threads); err != nil {
+	if err := p.readThreads(ctx, v, threads); err != nil {
 		return nil, err
 	}
 	name := p.nameSpans(v)
@@ -157,7 +151,7 @@ func (p *Process) Threads(ctx context.Context) ([]Thread, error) {
 			s.Name, s.Endpoint = name(s.names)
 		}
 	}
-	// Memory is read by the id: as long as the process lives it was this one's.
+	// Memory is read by pid. The process is still alive, so the pid was its own throughout.
 	if err := p.checkAlive(); err != nil {
 		return nil, err
 	}
@@ -165,27 +159,27 @@ func (p *Process) Threads(ctx context.Context) ([]Thread, error) {
 	return threads, nil
 }
 
-// look fills in the goroutines and the spans of threads. A thread whose slot does not lead to its
-// m, and whose m is not known from the last time, is looked at again if one of the goroutines that
-// are in a span runs on it.
-func (p *Process) look(ctx context.Context, v *threadView, threads []Thread) error {
-	known := p.knownMs()
+// readThreads fills in the goroutines and the spans of threads. A thread whose m is neither in its
+// slot nor known from the last call is read again if one of the goroutines inside a span runs on
+// it.
+func (p *Process) readThreads(ctx context.Context, v *threadView, threads []Thread) error {
+	cached := p.cachedMs()
 	ms := make(map[int]uint64, len(threads))
-	look := newThreadLook(p.threads.source, v)
-	at := func(t *Thread, m uint64) error {
+	reader := newThreadReader(p.threads.source, v)
+	read := func(t *Thread, m uint64) error {
 		if err := ctx.Err(); err != nil {
 			return p.error(err)
 		}
-		if err := look.at(t, m); err != nil {
+		if err := reader.read(t, m); err != nil {
 			return p.classify(err)
 		}
-		if look.m != 0 {
-			ms[t.OwnTID] = look.m
+		if reader.m != 0 {
+			ms[t.OwnTID] = reader.m
 		}
 		return nil
 	}
 	for i := range threads {
-		if err := at(&threads[i], known[threads[i].OwnTID]); err != nil {
+		if err := read(&threads[i], cached[threads[i].OwnTID]); err != nil {
 			return err
 		}
 	}
@@ -194,7 +188,7 @@ func (p *Process) look(ctx context.Context, v *threadView, threads []Thread) err
 		for i := range threads {
 			t := &threads[i]
 			if m := found[uint64(t.OwnTID)]; m != 0 && ms[t.OwnTID] == 0 {
-				if err := at(t, m); err != nil {
+				if err := read(t, m); err != nil {
 					return err
 				}
 			}
@@ -206,13 +200,13 @@ func (p *Process) look(ctx context.Context, v *threadView, threads []Thread) err
 	return nil
 }
 
-func (p *Process) knownMs() map[int]uint64 {
+func (p *Process) cachedMs() map[int]uint64 {
 	p.threads.mu.Lock()
 	defer p.threads.mu.Unlock()
 	return p.threads.ms
 }
 
-// listThreads returns the threads with their ids.
+// listThreads returns the threads with their ids only.
 func (p *Process) listThreads(ctx context.Context) ([]Thread, error) {
 	var threads []Thread
 	for tid, err := range p.threads.source.Threads() {
@@ -224,7 +218,7 @@ func (p *Process) listThreads(ctx context.Context) ([]Thread, error) {
 		}
 		own, err := p.ownTID(tid)
 		if errors.Is(err, procfs.ErrProcessGone) {
-			continue // The thread is gone. If the process is too, that will be noticed.
+			continue // The thread has exited. If the process has too, checkAlive reports it.
 		}
 		if err != nil {
 			return nil, p.classify(err)
@@ -237,20 +231,20 @@ func (p *Process) listThreads(ctx context.Context) ([]Thread, error) {
 	return threads, nil
 }
 
-// ownTID returns the id by which a thread knows itself.
+// ownTID returns the id of a thread in the process's own PID namespace.
 func (p *Process) ownTID(tid int) (int, error) {
 	s := &p.threads
 	s.mu.Lock()
-	known, namespaced := s.namespaceKnown, s.namespaced
+	cached, namespaced := s.namespaceKnown, s.namespaced
 	s.mu.Unlock()
-	if known && !namespaced {
+	if cached && !namespaced {
 		return tid, nil
 	}
 	ids, err := s.source.ThreadIDs(tid)
 	if err != nil {
 		return 0, err
 	}
-	if !known {
+	if !cached {
 		s.mu.Lock()
 		s.namespaceKnown, s.namespaced = true, len(ids) > 1
 		s.mu.Unlock()
@@ -258,8 +252,8 @@ func (p *Process) ownTID(tid int) (int, error) {
 	return ids[len(ids)-1], nil
 }
 
-// nameAttributes decodes the attributes of all spans. If one has a key that is not
-// known, the process may have published it since: then it looks once.
+// nameAttributes decodes the attributes of all spans. An unknown key may have been published since
+// the view was made, so the first one refreshes the keys.
 func (p *Process) nameAttributes(ctx context.Context, v *threadView, threads []Thread) {
 	keys, refreshed := v.keys, false
 	for i := range threads {
@@ -267,11 +261,11 @@ func (p *Process) nameAttributes(ctx context.Context, v *threadView, threads []T
 		if s == nil || len(s.encoded) == 0 {
 			continue
 		}
-		var known bool
-		s.Attributes, known = decodeAttributes(s.encoded, keys)
-		if !known && !refreshed {
+		var complete bool
+		s.Attributes, complete = decodeAttributes(s.encoded, keys)
+		if !complete && !refreshed {
 			refreshed = true
-			// If that fails the attribute has no name, which is how it was.
+			// If this fails, the attribute stays without a name.
 			if _, advertisement, _, err := p.published(ctx); err == nil {
 				keys = newAdvertisement(advertisement.message()).keys()
 				s.Attributes, _ = decodeAttributes(s.encoded, keys)
@@ -280,12 +274,11 @@ func (p *Process) nameAttributes(ctx context.Context, v *threadView, threads []T
 	}
 }
 
-// decodeAttributes decodes {key u8, length u8, value} entries, of which the last one
-// with a key counts. all is whether all keys are among keys. It stops at an entry that
-// is not there to its end.
+// decodeAttributes decodes {key u8, length u8, value} entries; the last entry of a key counts. all
+// reports whether every key is in keys. Decoding stops at a truncated entry.
 func decodeAttributes(encoded []byte, keys []string) (attributes []ThreadAttribute, all bool) {
 	all = true
-	at := make(map[string]int)
+	positions := make(map[string]int)
 	for len(encoded) >= 2 {
 		key, size := int(encoded[0]), int(encoded[1])
 		if len(encoded) < 2+size {
@@ -297,11 +290,11 @@ func decodeAttributes(encoded []byte, keys []string) (attributes []ThreadAttribu
 			all = false
 			continue
 		}
-		if i, ok := at[keys[key]]; ok {
+		if i, ok := positions[keys[key]]; ok {
 			attributes[i].Value = value
 			continue
 		}
-		at[keys[key]] = len(attributes)
+		positions[keys[key]] = len(attributes)
 		attributes = append(attributes, ThreadAttribute{keys[key], value})
 	}
 	return attributes, all

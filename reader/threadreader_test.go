@@ -362,7 +362,7 @@ func TestWhatIsProvenWasTrue(t *testing.T) {
 			shown, idle := 0, 0
 			for seed := range uint64(testenv.Rounds(6, 60)) {
 				w := newWorld(seed)
-				l := newThreadLook(w, w.view(t, which))
+				l := newThreadReader(w, w.view(t, which))
 				// From a world that stands still to one in which much happens at once.
 				pace := []int{1000, 300, 100, 40, 15, 5}[seed%6]
 				for range 400 {
@@ -381,8 +381,8 @@ func TestWhatIsProvenWasTrue(t *testing.T) {
 					}
 					thread := Thread{TID: fakeTID, OwnTID: fakeTID}
 					before := w.calls
-					require.NoError(t, l.at(&thread, fakeM))
-					require.LessOrEqual(t, w.calls-before, 3*maxLooks)
+					require.NoError(t, l.read(&thread, fakeM))
+					require.LessOrEqual(t, w.calls-before, 3*maxReads)
 					w.beforeWord = nil
 					s := thread.Span
 					if s == nil {
@@ -420,7 +420,7 @@ func stillWorld(t *testing.T) *spanWorld {
 func (w *spanWorld) look(t *testing.T, which string, m uint64) Thread {
 	t.Helper()
 	thread := Thread{TID: fakeTID, OwnTID: fakeTID}
-	require.NoError(t, newThreadLook(w, w.view(t, which)).at(&thread, m))
+	require.NoError(t, newThreadReader(w, w.view(t, which)).read(&thread, m))
 	return thread
 }
 
@@ -498,7 +498,7 @@ func TestWrongIsWorseThanMissing(t *testing.T) {
 			}
 			assert.Nil(t, w.look(t, test.which, m).Span, name)
 		}
-		assert.Less(t, w.calls, 6*maxLooks, name)
+		assert.Less(t, w.calls, 6*maxReads, name)
 	}
 }
 
@@ -786,8 +786,8 @@ func FuzzThreads(f *testing.F) {
 			mixed.ancestorsOffset = max(mixed.recordOffset-8*(wire.Ancestors+1), -1)
 		}
 		thread := Thread{TID: fakeTID, OwnTID: fakeTID}
-		require.NoError(t, newThreadLook(memory, mixed).at(&thread, fakeM))
-		require.LessOrEqual(t, memory.calls, 3*maxLooks)
+		require.NoError(t, newThreadReader(memory, mixed).read(&thread, fakeM))
+		require.LessOrEqual(t, memory.calls, 3*maxReads)
 		if s := thread.Span; s != nil {
 			require.NotZero(t, s.SpanID)
 			require.NotZero(t, s.TraceID)

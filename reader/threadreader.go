@@ -1,0 +1,663 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package reader
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"syscall"
+
+	"github.com/otelctx/otelctx/internal/wire"
+	"github.com/otelctx/otelctx/ringbuf"
+)
+
+// threadReader finds the goroutine that a thread runs and the span published for it.
+//
+// Everything relevant is read by one call, in this order:
+//
+//	the thread's slot, first half
+//	the goroutine's entry
+//	the record
+//	versions of cells
+//	m.procid, m.curg
+//	g.goid, g.labels
+//	cells, versions of cells again
+//	the record again
+//	the entry again
+//	the thread's slot, second half
+//
+// where the cells are those that the slot, the entry and the record reference. A value read in the
+// middle is valid if everything read around it is unchanged. Hence the thread ran that goroutine at
+// the moment when m.curg was read. The goroutine had that id at that moment, because it had it
+// before and after, and ids are never reused. The entry, the slot or the record behind the label
+// pointer named the span at that moment. A goroutine that moves away and returns in between does no
+// harm.
+//
+// Each address comes from another part's contents: the m is in the slot, the g in the m, the record
+// behind the g. So the call uses the addresses found by the previous one and is repeated, a bounded
+// number of times, if they have changed.
+type threadReader struct {
+	memory ringbuf.Memory
+	view   *threadView
+
+	threadSlot *ringbuf.Look
+
+	// The addresses and ids that the next read assumes. 0 is unknown.
+	tid    uint32
+	m      uint64
+	g      uint64
+	goid   uint64
+	labels uint64
+
+	// unreadable marks the groups that cannot be read, see group.
+	unreadable [numGroups]bool
+	// wrongM is an address that turned out to be another thread's m, or none.
+	wrongM uint64
+	// record and recordAgain are the object behind labels, from its start to the end of the
+	// record's attributes. verified is the record's content when its labels were last compared, and
+	// labelsMatch the result.
+	record, recordAgain, verified []byte
+	labelsMatch                   bool
+	// fallback is the thread with what has been proven so far, used if no later read is consistent.
+	fallback Thread
+
+	// cells are the cells to read, each with the reference that names it.
+	cells []cellRead
+
+	parts  []ringbuf.Part
+	groups []group
+
+	// entry and entryAgain are the two reads of the goroutine's entry.
+	entry, entryAgain [wire.GoroutineEntrySize]byte
+
+	procid, curg, goidNow, labelsNow [8]byte
+}
+
+// group names the structure that a part belongs to. An unreadable part disables its whole group.
+type group int
+
+const (
+	groupThreadSlot group = iota
+	groupEntry
+	groupRecord
+	groupM
+	groupG
+	groupCells
+	numGroups
+)
+
+const (
+	// maxReads bounds the reads for one thread. The first ones, at most five, find addresses.
+	maxReads = 16
+	// addressEnd bounds pointers, so that adding offsets cannot overflow.
+	addressEnd = 1 << 56
+)
+
+func newThreadReader(memory ringbuf.Memory, v *threadView) *threadReader {
+	r := &threadReader{memory: memory, view: v}
+	if v.threadRing != nil {
+		r.threadSlot = v.threadRing.NewLook()
+	}
+	return r
+}
+
+// read fills in the goroutine and the span of a thread. m is the address of its m, or 0. The error
+// is the memory's.
+func (r *threadReader) read(t *Thread, m uint64) error {
+	if r.view.runtime.MProcid < 0 || !r.view.runtime.complete() {
+		// Without these offsets m cannot be verified to be still the thread's.
+		m = 0
+	}
+	r.fallback = Thread{TID: t.TID, OwnTID: t.OwnTID}
+	r.tid, r.m, r.g, r.goid, r.labels = uint32(t.OwnTID), m, 0, 0, 0
+	r.unreadable, r.wrongM = [numGroups]bool{}, 0
+	r.verified, r.labelsMatch, r.cells = r.verified[:0], false, r.cells[:0]
+	if r.threadSlot != nil {
+		r.threadSlot.Aim(uint64(t.OwnTID))
+	}
+	for range maxReads {
+		if err := r.readParts(); err != nil {
+			failed, ok := unreadableGroup(err)
+			if !ok {
+				return err
+			}
+			r.unreadable[failed] = true
+			if failed == groupM {
+				r.wrongM, r.m = r.m, 0
+				r.unreadable[failed] = false
+			}
+			continue
+		}
+		done, err := r.evaluate(t)
+		if done || err != nil {
+			return err
+		}
+	}
+	// Every read found a change. What an earlier read has proven still holds.
+	*t = r.fallback
+	return nil
+}
+
+// add adds parts to the next read.
+func (r *threadReader) add(g group, parts ...ringbuf.Part) {
+	for range parts {
+		r.groups = append(r.groups, g)
+	}
+	r.parts = append(r.parts, parts...)
+}
+
+// readParts reads everything whose address is known.
+func (r *threadReader) readParts() error {
+	r.parts, r.groups = r.parts[:0], r.groups[:0]
+	o := &r.view.runtime
+	threadSlot := r.threadSlot != nil && !r.unreadable[groupThreadSlot]
+	entry := r.hasEntry()
+	if threadSlot {
+		r.add(groupThreadSlot, r.threadSlot.Before()...)
+	}
+	if entry {
+		r.add(groupEntry, ringbuf.Part{Address: r.view.goroutines.entry(r.goid), Data: r.entry[:]})
+	}
+	if r.hasRecord() {
+		r.add(groupRecord, ringbuf.Part{Address: r.labels, Data: r.record})
+	}
+	cells := !r.unreadable[groupCells]
+	if cells {
+		for i := range r.cells {
+			version := r.view.spans.cell(r.cells[i].ref) + uint64(r.view.spans.offsets[cellVersion])
+			r.add(groupCells, ringbuf.Part{Address: version, Data: r.cells[i].before[:]})
+		}
+	}
+	if r.m != 0 {
+		if o.MProcid >= 0 {
+			r.add(groupM, ringbuf.Part{Address: r.m + uint64(o.MProcid), Data: r.procid[:]})
+		}
+		r.add(groupM, ringbuf.Part{Address: r.m + uint64(o.MCurg), Data: r.curg[:]})
+	}
+	if r.g != 0 && !r.unreadable[groupG] {
+		r.add(groupG, ringbuf.Part{Address: r.g + uint64(o.GGoid), Data: r.goidNow[:]})
+		if r.view.recordOffset >= 0 {
+			r.add(groupG, ringbuf.Part{Address: r.g + uint64(o.GLabels), Data: r.labelsNow[:]})
+		}
+	}
+	if cells {
+		for i := range r.cells {
+			address := r.view.spans.cell(r.cells[i].ref)
+			r.add(groupCells, ringbuf.Part{Address: address, Data: r.cells[i].data},
+				ringbuf.Part{Address: address + uint64(r.view.spans.offsets[cellVersion]), Data: r.cells[i].after[:]})
+			r.cells[i].read = true
+		}
+	}
+	if r.hasRecord() {
+		r.add(groupRecord, ringbuf.Part{Address: r.labels, Data: r.recordAgain})
+	}
+	if entry {
+		r.add(groupEntry, ringbuf.Part{Address: r.view.goroutines.entry(r.goid), Data: r.entryAgain[:]})
+	}
+	if threadSlot {
+		r.add(groupThreadSlot, r.threadSlot.After()...)
+	}
+	n, err := r.memory.ReadParts(r.parts)
+	if err != nil && n < len(r.groups) {
+		return &readError{r.groups[n], err}
+	}
+	return err
+}
+
+func (r *threadReader) hasEntry() bool {
+	return r.view.goroutines != nil && r.goid != 0 && !r.unreadable[groupEntry]
+}
+
+func (r *threadReader) hasRecord() bool { return r.labels != 0 && !r.unreadable[groupRecord] }
+
+// readError is an error of the memory with the group of the part that failed.
+type readError struct {
+	group group
+	err   error
+}
+
+func (e *readError) Error() string { return e.err.Error() }
+func (e *readError) Unwrap() error { return e.err }
+
+// unreadableGroup returns the group that could not be read, if that is the cause of err.
+func unreadableGroup(err error) (group, bool) {
+	readErr := (*readError)(nil)
+	if !errors.As(err, &readErr) || !errors.Is(err, syscall.EFAULT) {
+		return 0, false
+	}
+	return readErr.group, true
+}
+
+// evaluate derives the thread's goroutine and span from the last read. If the data is not enough,
+// it sets the addresses for the next read and returns false. The error is the memory's.
+func (r *threadReader) evaluate(t *Thread) (done bool, err error) {
+	t.Goroutine, t.Span = 0, nil
+	slot, settled := r.slotOfThread()
+	if settled && r.view.runtime.complete() {
+		if m := slot.M; m != 0 && m != r.m && m != r.wrongM && validPointer(m) {
+			r.m, r.g, r.goid, r.labels = m, 0, 0, 0
+			return false, nil
+		}
+	}
+	if r.m == 0 {
+		if settled && slot.ShowsSpan() && !r.provable() {
+			var consistent bool
+			if t.Span, consistent = r.resolve(&slot); !consistent {
+				return false, nil
+			}
+		}
+		return settled, nil
+	}
+	if running, settled := r.goroutine(); !settled || !running {
+		return settled, nil
+	}
+	t.Goroutine = r.goid
+
+	// From here on r.goid ran on the thread when curg was read. Its own entry takes precedence:
+	// labels are inherited, and the user can replace them.
+	ref, owned, entrySettled := r.entryOfGoroutine()
+	published, decided, cellSettled := r.spanOf(ref, r.goid, GoroutineTable)
+	if owned && decided && published == nil {
+		return cellSettled, nil // The goroutine is outside of all spans.
+	}
+	recorded, recordSettled, err := r.spanOfRecord()
+	if err != nil {
+		return false, err
+	}
+	var ofThread *ThreadSpan
+	threadSettled := true
+	if settled && slot.ShowsSpan() && slot.Owner == r.goid && r.provable() && slot.M == r.m {
+		ofThread, threadSettled = r.resolve(&slot)
+	}
+	best := published
+	if best == nil {
+		best = recorded
+	} else if recorded != nil && recorded.sameAs(best) {
+		recorded.complete(best)
+		best = recorded
+	}
+	if best == nil && entrySettled && !owned {
+		best = ofThread // with an entry, the slot is older
+	} else if best != nil && ofThread != nil && ofThread.sameAs(best) {
+		best.complete(ofThread)
+	}
+	allSettled := entrySettled && cellSettled && recordSettled && threadSettled
+	if best == nil {
+		// The absence of a span holds only if none was being stored.
+		return settled && allSettled, nil
+	}
+	best.Proven = true
+	t.Span = best
+	if !allSettled && (published != nil || cellSettled) {
+		r.fallback = *t // even while the entry is being stored: the record is as recent
+	}
+	return allSettled, nil
+}
+
+// cellRead is the last read of a cell.
+type cellRead struct {
+	ref  uint64
+	data []byte
+	// before and after are the cell's version, read before and after data.
+	before, after [8]byte
+	read          bool // by the last read
+}
+
+// liveness is the state of a referenced span according to its cell.
+type liveness int
+
+const (
+	// replaced: the cell has been reused for another span.
+	replaced liveness = iota
+	// ended: the span has ended.
+	ended
+	live
+	// unread: the cell was not read yet, or changed during the read; it must be read again.
+	unread
+)
+
+// maxCells bounds how many cells are read for one thread.
+const maxCells = 16
+
+// cellOf returns the cell that a reference names, and the state of the span. It schedules the read
+// of a cell that has not been read.
+func (r *threadReader) cellOf(ref uint64) ([]byte, liveness) {
+	if ref == 0 || ref&wire.CellOver != 0 || r.unreadable[groupCells] {
+		return nil, replaced
+	}
+	for i := range r.cells {
+		c := &r.cells[i]
+		if c.ref != ref {
+			continue
+		}
+		before, after := native64(c.before), native64(c.after)
+		switch {
+		case !c.read || before != after:
+			return nil, unread
+		case after == ref:
+			return c.data, live
+		case after == ref|wire.CellOver:
+			return c.data, ended
+		default:
+			return nil, replaced
+		}
+	}
+	if len(r.cells) >= maxCells {
+		r.cells = r.cells[:0]
+	}
+	r.cells = append(r.cells, cellRead{ref: ref, data: make([]byte, r.view.spans.CellSize)})
+	return nil, unread
+}
+
+// resolve returns the span in the thread's slot or, if that has ended, the active span of the
+// slot's owner. settled is false if the cells must be read again.
+func (r *threadReader) resolve(s *ringbuf.Slot) (span *ThreadSpan, settled bool) {
+	if !s.ShowsSpan() {
+		return nil, true
+	}
+	if r.view.spans == nil || s.Ref == 0 {
+		return spanOfSlot(s), true
+	}
+	cell, state := r.cellOf(s.Ref)
+	if (state == live || state == ended) && s.Owner != 0 && r.view.spans.u64(cell, cellGoid) == s.Owner &&
+		binary.NativeEndian.Uint32(cell[r.view.spans.offsets[cellTID]:]) != s.TID {
+		return nil, true // The goroutine has moved to another thread since.
+	}
+	if state == ended && s.Owner == 0 {
+		return nil, true
+	}
+	if span, _, settled = r.spanOf(wire.Ref(s.Ref), s.Owner, ThreadSlots); state == live {
+		ofSlot := spanOfSlot(s)
+		ofSlot.complete(span)
+		return ofSlot, true
+	}
+	return span, settled
+}
+
+// spanOf returns the active span of a goroutine whose last published span is ref: that span while
+// it is live, then its nearest live ancestor, or nil. decided is false if the cell has been reused
+// for another span; settled is false if cells must be read again.
+func (r *threadReader) spanOf(ref wire.Ref, goid uint64, c CarrierKind) (span *ThreadSpan, decided, settled bool) {
+	if ref == 0 {
+		return nil, true, true
+	}
+	cell, state := r.cellOf(uint64(ref))
+	switch state {
+	case unread:
+		return nil, false, false
+	case live:
+		return r.spanOfCell(cell, c), true, true
+	case ended:
+		if cell[r.view.spans.offsets[cellOutside]] != 0 && r.view.spans.u64(cell, cellGoid) == goid {
+			return nil, true, true
+		}
+		span, settled = r.nearestLive(cell[r.view.spans.offsets[cellAncestors]:], c)
+		return span, true, settled
+	default:
+		return nil, false, true
+	}
+}
+
+// nearestLive returns the first live span among the references in refs, or nil. settled is false if
+// cells must be read again.
+func (r *threadReader) nearestLive(refs []byte, c CarrierKind) (span *ThreadSpan, settled bool) {
+	settled = true
+	for i := range wire.Ancestors {
+		cell, state := r.cellOf(binary.NativeEndian.Uint64(refs[8*i:]))
+		if state == unread {
+			settled = false // but schedule the other cells, too
+		}
+		if state == live && settled {
+			return r.spanOfCell(cell, c), true
+		}
+	}
+	return nil, settled
+}
+
+// spanOfCell decodes the span in a cell.
+func (r *threadReader) spanOfCell(cell []byte, c CarrierKind) *ThreadSpan {
+	s := r.view.spans.decode(cell)
+	return &ThreadSpan{
+		TraceID: s.TraceID, SpanID: s.SpanID, TraceFlags: s.TraceFlags, LocalRootSpanID: s.LocalRootSpanID, Carrier: c, names: s.names,
+	}
+}
+
+func (s *ThreadSpan) sameAs(other *ThreadSpan) bool {
+	return s.TraceID == other.TraceID && s.SpanID == other.SpanID
+}
+
+// provable reports whether the owners of thread slots can be verified.
+func (r *threadReader) provable() bool {
+	return r.view.runtime.complete() && r.view.threadRing.Info().Layout != wire.RingLayout1
+}
+
+// slotOfThread returns the thread's slot, zero if there is none or another thread owns it. settled
+// is false if it was being written.
+func (r *threadReader) slotOfThread() (slot ringbuf.Slot, settled bool) {
+	if r.threadSlot == nil || r.unreadable[groupThreadSlot] {
+		return ringbuf.Slot{}, true
+	}
+	slot, err := r.threadSlot.Slot()
+	if err != nil {
+		return ringbuf.Slot{}, false
+	}
+	if r.view.threadRing.Info().Layout != wire.RingLayout1 && slot.TID != r.tid {
+		return ringbuf.Slot{}, true
+	}
+	return slot, true
+}
+
+// entryOfGoroutine returns the span that the goroutine has published last, 0 if none. owned is
+// false if there is no entry or another goroutine owns it; settled is false if it was being stored.
+func (r *threadReader) entryOfGoroutine() (ref wire.Ref, owned, settled bool) {
+	if !r.hasEntry() {
+		return 0, false, true
+	}
+	if r.entry != r.entryAgain {
+		return 0, false, false
+	}
+	e := decodeEntry(r.entry[:])
+	if p := wire.Position(e.Position); e.Check == wire.GoroutineCheck(r.goid, r.g, p) {
+		return p.Ref(), true, true
+	}
+	return 0, false, true
+}
+
+// goroutine reports whether the thread was running a goroutine, then r.goid. settled is false if it
+// must be read again.
+func (r *threadReader) goroutine() (running, settled bool) {
+	if r.view.runtime.MProcid >= 0 && native64(r.procid) != uint64(r.tid) {
+		r.wrongM, r.m, r.g, r.goid, r.labels = r.m, 0, 0, 0, 0
+		return false, false
+	}
+	curg := native64(r.curg)
+	if curg == 0 || !validPointer(curg) || r.unreadable[groupG] && curg == r.g {
+		return false, true
+	}
+	if curg != r.g {
+		r.g, r.goid, r.labels = curg, 0, 0
+		r.unreadable[groupG] = false
+		return false, false
+	}
+	if goid := native64(r.goidNow); goid != r.goid {
+		r.goid, r.labels = goid, 0
+		r.followLabels()
+		return false, false
+	}
+	return r.goid != 0, true
+}
+
+// followLabels schedules the read of the record behind the label pointer.
+func (r *threadReader) followLabels() {
+	if r.view.recordOffset < 0 {
+		return
+	}
+	r.labels = native64(r.labelsNow)
+	if !validPointer(r.labels) {
+		r.labels = 0
+	}
+	r.unreadable[groupRecord] = false
+	r.setRecordSize(0)
+}
+
+// setRecordSize makes the next read include this many bytes of attributes.
+func (r *threadReader) setRecordSize(attributes int) {
+	size := r.view.recordOffset + wire.ThreadContextRecordSize + attributes
+	for len(r.record) < size {
+		r.record, r.recordAgain = append(r.record, 0), append(r.recordAgain, 0)
+	}
+	r.record, r.recordAgain = r.record[:size], r.recordAgain[:size]
+}
+
+// spanOfRecord returns the span in the record behind the goroutine's label pointer, or nil. settled
+// is false if it must be read again. The error is the memory's.
+func (r *threadReader) spanOfRecord() (s *ThreadSpan, settled bool, err error) {
+	if r.view.recordOffset < 0 {
+		return nil, true, nil
+	}
+	if now := native64(r.labelsNow); now != r.labels && (now == 0 || validPointer(now)) {
+		r.followLabels()
+		return nil, r.labels == 0, nil
+	}
+	if !r.hasRecord() {
+		return nil, true, nil
+	}
+	if !bytes.Equal(r.record, r.recordAgain) {
+		return nil, false, nil
+	}
+	b := r.record[r.view.recordOffset:]
+	s = &ThreadSpan{
+		TraceID: [16]byte(b[0:16]), SpanID: [8]byte(b[16:24]), TraceFlags: b[25], Carrier: GoroutineRecord,
+	}
+	attributes := int(binary.NativeEndian.Uint16(b[26:28]))
+	hasEnded := b[24] == 0 && r.view.spans != nil && r.view.ancestorsOffset >= 0
+	if b[24] != 1 && !hasEnded || s.TraceID == [16]byte{} || s.SpanID == [8]byte{} ||
+		attributes > wire.MaxThreadContextRecord-wire.ThreadContextRecordSize {
+		return nil, true, nil
+	}
+	if !bytes.Equal(r.verified, r.record[:r.view.recordOffset+wire.ThreadContextRecordSize]) {
+		r.verified = append(r.verified[:0], r.record[:r.view.recordOffset+wire.ThreadContextRecordSize]...)
+		if r.labelsMatch, err = r.labelsHaveIDs(s); err != nil {
+			return nil, false, err
+		}
+	}
+	if !r.labelsMatch {
+		return nil, true, nil
+	}
+	if hasEnded {
+		ancestors := r.record[r.view.ancestorsOffset:]
+		if outsider := binary.NativeEndian.Uint64(ancestors[8*wire.Ancestors:]); outsider != 0 && outsider == r.goid {
+			return nil, true, nil
+		}
+		s, settled = r.nearestLive(ancestors, GoroutineRecord)
+		return s, settled, nil
+	}
+	if size := len(b) - wire.ThreadContextRecordSize; size != attributes {
+		r.setRecordSize(attributes)
+		return nil, false, nil
+	}
+	s.encoded = append([]byte(nil), b[wire.ThreadContextRecordSize:]...)
+	if offset := r.view.namesOffset; offset >= 0 {
+		s.names = spanNames{binary.NativeEndian.Uint16(r.record[offset:]), binary.NativeEndian.Uint16(r.record[offset+2:])}
+	}
+	return s, r.addCell(s), nil
+}
+
+// addCell adds the fields that only the cell of a record's span has. It returns false if the cell
+// must be read again.
+func (r *threadReader) addCell(s *ThreadSpan) (settled bool) {
+	if r.view.spans == nil || r.view.refOffset < 0 {
+		return true
+	}
+	cell, state := r.cellOf(binary.NativeEndian.Uint64(r.record[r.view.refOffset:]))
+	if state == live || state == ended { // The span may be ending just now.
+		span := r.view.spans.decode(cell)
+		s.complete(&ThreadSpan{LocalRootSpanID: span.LocalRootSpanID, names: span.names})
+	}
+	return state != unread
+}
+
+// Bounds of the labels that are compared.
+const (
+	labelSize = 32
+	maxLabels = 256
+)
+
+// labelsHaveIDs reports whether the labels in front of a record have its ids among their values, as
+// the labels of real records do. Labels installed by other code are followed by arbitrary heap
+// memory, which may look like a record.
+//
+// The labels of an ended span may have been withdrawn: then they are beyond the length of the list,
+// but within its capacity.
+//
+// The memory may have been freed meanwhile. Then the ids are missing, or the next read finds
+// another record. The error is the memory's.
+func (r *threadReader) labelsHaveIDs(s *ThreadSpan) (bool, error) {
+	list, n := binary.NativeEndian.Uint64(r.record), binary.NativeEndian.Uint64(r.record[16:])
+	if !validPointer(list) || n > maxLabels {
+		return false, nil
+	}
+	labels := make([]byte, n*labelSize)
+	if ok, err := r.readAll(ringbuf.Part{Address: list, Data: labels}); !ok {
+		return false, err
+	}
+	const traceDigits, spanDigits = 32, 16
+	var parts []ringbuf.Part
+	for ; len(labels) > 0; labels = labels[labelSize:] {
+		value, size := binary.NativeEndian.Uint64(labels[16:]), binary.NativeEndian.Uint64(labels[24:])
+		if (size == traceDigits || size == spanDigits) && value < addressEnd {
+			parts = append(parts, ringbuf.Part{Address: value, Data: make([]byte, size)})
+		}
+	}
+	if ok, err := r.readAll(parts...); !ok {
+		return false, err
+	}
+	trace, span := hex.EncodeToString(s.TraceID[:]), hex.EncodeToString(s.SpanID[:])
+	var hasTrace, hasSpan bool
+	for _, p := range parts {
+		hasTrace = hasTrace || string(p.Data) == trace
+		hasSpan = hasSpan || string(p.Data) == span
+	}
+	return hasTrace && hasSpan, nil
+}
+
+// readAll reads parts and reports whether all are readable. The error is any error but EFAULT.
+func (r *threadReader) readAll(parts ...ringbuf.Part) (bool, error) {
+	_, err := r.memory.ReadParts(parts)
+	if errors.Is(err, syscall.EFAULT) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// spanOfSlot returns the span in the thread's slot.
+func spanOfSlot(s *ringbuf.Slot) *ThreadSpan {
+	return &ThreadSpan{
+		TraceID: s.TraceID, SpanID: s.SpanID, TraceFlags: s.TraceFlags,
+		Carrier: ThreadSlots, encoded: s.Attributes,
+	}
+}
+
+// complete adds fields from another carrier of the same span. The names in a cell are those of the
+// record, or newer.
+func (s *ThreadSpan) complete(other *ThreadSpan) {
+	if s.LocalRootSpanID == [8]byte{} {
+		s.LocalRootSpanID = other.LocalRootSpanID
+	}
+	if len(s.encoded) == 0 {
+		s.encoded = other.encoded
+	}
+	if other.names != (spanNames{}) {
+		s.names = other.names
+	}
+}
+
+// validPointer reports whether p can be the address of one of the runtime's structures.
+func validPointer(p uint64) bool { return p != 0 && p < addressEnd && p%8 == 0 }
+
+func native64(b [8]byte) uint64 { return binary.NativeEndian.Uint64(b[:]) }
+
+func putNative32(b []byte, v uint32) { binary.NativeEndian.PutUint32(b, v) }
