@@ -30,8 +30,8 @@ import (
 	"github.com/otelctx/otelctx/spanctx"
 )
 
-// scopedService is a service that traces with context-scoped attributes, on a goroutine
-// that does as it is told and is busy in between.
+// scopedService is a child that traces with context-scoped attributes, on a goroutine that executes
+// orders and spins in between.
 func scopedService(p *childproc.Parent) {
 	order, _ := p.Receive()
 	opts := []spanctx.Option{spanctx.WithAttributeKeys("http.app", "tenant")}
@@ -66,7 +66,7 @@ func scopedService(p *childproc.Parent) {
 type scoped struct {
 	tracer    trace.Tracer
 	processor *spanctx.SpanProcessor
-	// ctx are the contexts, one in the other, undo what takes them back.
+	// ctx is the stack of contexts, undo the functions that restore the previous one.
 	ctx  []context.Context
 	undo []func()
 
@@ -93,7 +93,7 @@ func (s *scoped) run() {
 	}
 }
 
-// spin keeps its thread, see startActors, from when it has added to turns.
+// spin keeps its thread busy, see startActors, once it has incremented turns.
 //
 //go:norace
 func (s *scoped) spin() {
@@ -102,7 +102,7 @@ func (s *scoped) spin() {
 	}
 }
 
-// do does what it is told: scope key=value..., start, attach, undo, keys key...
+// do executes an order: scope key=value..., start, attach, undo, keys key...
 func (s *scoped) do(order string, words []string) {
 	ctx := s.ctx[len(s.ctx)-1]
 	undo := func() {}
@@ -136,8 +136,8 @@ func (s *scoped) do(order string, words []string) {
 	s.ctx, s.undo = append(s.ctx, ctx), append(s.undo, undo)
 }
 
-// A reader in another process sees the attributes of the contexts as they come and go. It
-// also learns keys that are published after it has begun.
+// A reader in another process sees the attributes of contexts appear and disappear, including keys
+// published after it started.
 func TestScopedAttributes(t *testing.T) {
 	for order, carrier := range map[string]CarrierKind{
 		"default": GoroutineRecord, "slots": ThreadSlots, "goroutine-table": GoroutineTable,
@@ -187,7 +187,7 @@ func TestScopedAttributes(t *testing.T) {
 	}
 }
 
-// startScoped starts a service, and opens it.
+// startScoped starts a scopedService and opens it.
 func startScoped(t *testing.T, order string) (*childproc.Child, *Process, identity) {
 	t.Helper()
 	c := childproc.Start(t, "scoped", notPreempted)
@@ -196,15 +196,14 @@ func startScoped(t *testing.T, order string) (*childproc.Child, *Process, identi
 	return c, open(t, c.PID()), who
 }
 
-// attributesOf returns the attributes of the one span that a process shows.
+// attributesOf returns the attributes of the only published span of a process.
 func attributesOf(t *testing.T, threads []Thread) []ThreadAttribute {
 	t.Helper()
 	require.Len(t, threads, 1)
 	return threads[0].Span.Attributes
 }
 
-// There are 256 keys, the last of which is as good as the first. One more is refused, and
-// so is not there.
+// All 256 keys work, and one more is refused.
 func TestAllKeys(t *testing.T) {
 	c, p, _ := startScoped(t, "default")
 	c.Ask("scope http.app=shop key.2=third key.255=last key.256=refused")
@@ -220,7 +219,7 @@ func TestAllKeys(t *testing.T) {
 		attributesOf(t, withSpans(threadsOf(t, p))))
 }
 
-// The key map that a reader has read before is read again for a key that is not in it.
+// A key missing from the cached key map makes the reader read the map again.
 func TestKeysAreRefreshed(t *testing.T) {
 	c, p, _ := startScoped(t, "default")
 	c.Ask("scope http.app=shop user=alice")
@@ -231,7 +230,7 @@ func TestKeysAreRefreshed(t *testing.T) {
 	c.Ask("keys user")
 	c.Ask("start")
 	threads := withSpans(threadsOf(t, p))
-	// As if they had been published between the reading of the keys and of the span.
+	// Simulates keys published between the reads of the keys and of the span.
 	threads[0].Span.Attributes = nil
 	p.nameAttributes(t.Context(), old, threads)
 	assert.Equal(t, []ThreadAttribute{{"http.app", "shop"}, {"user", "alice"}}, attributesOf(t, threads))

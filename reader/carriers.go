@@ -201,7 +201,7 @@ func (a advertisement) integer(key string, lowest, highest int64) (int64, error)
 		return 0, fmt.Errorf("%s is not an integer", key)
 	}
 	if i.IntValue < lowest || i.IntValue > highest {
-		return 0, fmt.Errorf("%s is %d, not from %d to %d", key, i.IntValue, lowest, highest)
+		return 0, fmt.Errorf("%s is %d, expected %d to %d", key, i.IntValue, lowest, highest)
 	}
 	return i.IntValue, nil
 }

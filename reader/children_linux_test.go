@@ -32,9 +32,8 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// The children of these tests play publishers of other kinds than otelctx's own. They
-// follow other texts of the OTEP, are written in other languages, hostile, stuck or
-// dead.
+// The children of these tests are publishers other than otelctx's own: they follow other versions
+// of the OTEP, are written in other languages, or are hostile, stuck or dead.
 
 func TestMain(m *testing.M) {
 	roles := map[string]func(*childproc.Parent){
@@ -54,8 +53,7 @@ func idle(p *childproc.Parent) {
 	p.Receive()
 }
 
-// publisher does what it is told, one step a line, and answers each with "ok" or a
-// word about why not.
+// publisher executes one step per line, and answers each with "ok" or the reason for a failure.
 func publisher(p *childproc.Parent) {
 	w := new(testWriter)
 	for line, ok := p.Receive(); ok; line, ok = p.Receive() {
@@ -66,14 +64,14 @@ func publisher(p *childproc.Parent) {
 	}
 }
 
-// testWriter lays down a process context step by step.
+// testWriter publishes a process context step by step.
 type testWriter struct {
-	// memory is where the header is, at address.
+	// memory holds the header, at address.
 	memory  []byte
 	address uint64
 	region  *vma.Region
 	memfd   *os.File
-	// payload is what the header is to point at.
+	// payload is the target of the header's pointer.
 	payload        *vma.Region
 	payloadAddress uint64
 	payloadSize    int
@@ -134,8 +132,7 @@ func (w *testWriter) do(step string, args []string) (string, error) {
 
 const testMemorySize = 128 << 10
 
-// mapMemory maps memory that is found under a context's name, now or when it is
-// announced.
+// mapMemory maps memory that carries a context's name, now or after announce.
 func (w *testWriter) mapMemory(how string) (string, error) {
 	var err error
 	w.region, w.memfd = nil, nil // what was mapped stays mapped
@@ -174,7 +171,7 @@ func (w *testWriter) mapMemory(how string) (string, error) {
 	return strconv.FormatUint(w.address, 10), nil
 }
 
-// writePayload puts the payload behind the header or elsewhere in memory.
+// writePayload stores the payload behind the header or elsewhere in memory.
 func (w *testWriter) writePayload(inside bool, payload []byte) error {
 	w.payloadSize = len(payload)
 	if inside {
@@ -192,8 +189,8 @@ func (w *testWriter) writePayload(inside bool, payload []byte) error {
 	return nil
 }
 
-// publish writes the header in the order of the OTEP as it was merged. With seed it uses
-// the order of the OTEP's first text, in which the signature is written last.
+// publish writes the header in the order of the merged OTEP. With seed it uses the order of the
+// OTEP's first text, in which the signature is written last.
 func (w *testWriter) publish(now uint64, seed bool) (string, error) {
 	h := w.header()
 	sign := func() { copy(h.Signature[:], wire.ProcessContextSignature) }
@@ -209,8 +206,8 @@ func (w *testWriter) publish(now uint64, seed bool) (string, error) {
 	return w.announce(now)
 }
 
-// announce names the mapping. The answer to not being able to is "unnamed", else
-// it is when the context was published.
+// announce names the mapping. It returns "unnamed" if the kernel cannot, otherwise the time of
+// publication.
 func (w *testWriter) announce(at uint64) (string, error) {
 	if w.region != nil {
 		if err := w.region.Announce(); err != nil {
@@ -220,7 +217,7 @@ func (w *testWriter) announce(at uint64) (string, error) {
 	return strconv.FormatUint(at, 10), nil
 }
 
-// canNameMemory reports whether the kernel says that it can name anonymous memory.
+// canNameMemory reports whether the kernel can name anonymous memory.
 func canNameMemory() bool {
 	f, err := os.Open("/proc/config.gz")
 	if err != nil {
@@ -235,8 +232,8 @@ func canNameMemory() bool {
 	return err == nil && bytes.Contains(config, []byte("\nCONFIG_ANON_VMA_NAME=y\n"))
 }
 
-// nobody gives up root's rights, and reads the process that it is told. It says what
-// comes of that with the context found before, from the start, and among all.
+// nobody drops root's privileges and reads the process that it is told to. It reports the results
+// with the context found before, with a new search, and among all publishers.
 func nobody(p *childproc.Parent) {
 	line, _ := p.Receive()
 	pid, err := strconv.Atoi(line)
@@ -268,9 +265,9 @@ func nobody(p *childproc.Parent) {
 	}
 }
 
-// reusedPID runs in a PID namespace of its own, as its first process: where it
-// decides which ids processes get. It reads a publisher, ends it, gives its id to
-// another one and says what comes of reading on.
+// reusedPID runs as the first process of a PID namespace, where it controls which ids processes
+// get. It reads a publisher, ends it, starts another one with the same id and reports the results
+// of further reads.
 func reusedPID(p *childproc.Parent) {
 	p.Must(syscall.Mount("", "/", "", syscall.MS_PRIVATE|syscall.MS_REC, ""))
 	if err := syscall.Mount("proc", "/proc", "proc", 0, ""); err != nil {
@@ -282,7 +279,7 @@ func reusedPID(p *childproc.Parent) {
 		p.Send("no choice of process ids: %v", err)
 		return
 	}
-	// Without random addresses both have their contexts in the same place.
+	// Without address randomization both have their contexts at the same address.
 	runtime.LockOSThread()            // a thread's setting, which its children inherit
 	const addrNoRandomize = 0x0040000 // ADDR_NO_RANDOMIZE
 	if _, _, errno := syscall.RawSyscall(syscall.SYS_PERSONALITY, addrNoRandomize, 0, 0); errno != 0 {
@@ -302,8 +299,8 @@ func reusedPID(p *childproc.Parent) {
 		secondAt string
 	)
 	for range 300 {
-		// The Go runtime may start a thread in between, and that may take the id. The
-		// runtime also decides for itself where memory goes.
+		// The Go runtime may start a thread in between that takes the id. It also places memory
+		// itself.
 		p.Must(os.WriteFile(lastPID, []byte(strconv.Itoa(pid-1)), 0))
 		second, secondAt = startPlain(p)
 		if second.Process.Pid == pid && secondAt == firstAt {
@@ -333,8 +330,8 @@ func reusedPID(p *childproc.Parent) {
 	_ = second.Wait()
 }
 
-// startPlain starts a publisher from a child, where there is no test to fail, and
-// returns where its context is.
+// startPlain starts a publisher from a child, which has no test to fail, and returns the address of
+// its context.
 func startPlain(p *childproc.Parent) (cmd *exec.Cmd, at string) {
 	cmd, err := childproc.Command("publisher")
 	p.Must(err)

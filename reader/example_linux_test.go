@@ -79,7 +79,7 @@ func ExampleProcess_ProcessContext_errors() {
 	// look again when the process has had time to publish
 }
 
-// A profiler keeps what it has read until the process publishes anew.
+// A profiler caches the context until the process publishes again.
 func ExampleProcess_Changed() {
 	ctx := context.Background()
 	named := func(service string) *resource.Resource {
@@ -115,7 +115,7 @@ func ExampleProcess_Changed() {
 	// true <nil>
 }
 
-// A look at what each thread is doing. The process is the example's own, with one span.
+// List the active span of each thread. The process is the example's own, with one span.
 func ExampleProcess_Threads() {
 	ctx := context.Background()
 	tp := sdktrace.NewTracerProvider(
@@ -124,7 +124,7 @@ func ExampleProcess_Threads() {
 		spanctx.WithPublishing(),
 	)
 	defer tp.Shutdown(ctx)
-	// The example's goroutine stays where it is while it is looked at.
+	// The example's goroutine stays on its thread while it is read.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	_, span := tp.Tracer("shop").Start(ctx, "GET /cart")
@@ -153,7 +153,7 @@ func ExampleProcess_Threads() {
 	// from the goroutine_record proven: true
 }
 
-// What a BPF program has to know to find the span of the thread that it interrupts.
+// The layout that a BPF program needs to find the span of the thread that it interrupts.
 func ExampleProcess_ThreadLayout() {
 	ctx := context.Background()
 	tp := sdktrace.NewTracerProvider(
@@ -193,7 +193,7 @@ func ExampleProcess_ThreadLayout() {
 	// goroutines can be told: true
 }
 
-// Every process that says who it is. The example looks for its own among them.
+// List every process that publishes its resource. The example looks for its own.
 func ExamplePublishers() {
 	ctx := context.Background()
 	pub, err := resourcepublisher.NewPublisher(resource.NewSchemaless(attribute.String("service.name", "checkout")))

@@ -30,7 +30,7 @@ import (
 const (
 	fakePID = 4711
 
-	// Where usual fakes have things.
+	// Addresses in usual fakes.
 	headerAt  = 0x7f00_0000_1000
 	payloadAt = 0xc0_0012_3456
 
@@ -38,21 +38,21 @@ const (
 	otherMapping = "55601133d000-55601135e000 rw-p 00000000 00:00 0                          [heap]\n"
 )
 
-// fakeTarget is a process as a test wants it.
+// fakeTarget is a scripted process.
 type fakeTarget struct {
-	// maps returns what /proc/pid/maps reads.
+	// maps returns the contents of /proc/pid/maps.
 	maps func() io.Reader
-	// memory has what is mapped by its address.
+	// memory holds the mapped memory by address.
 	memory map[uint64][]byte
 	// beforeRead, if not nil, runs before the nth read of memory, from 1.
 	beforeRead func(n int)
-	// readErr, if not nil, is what the read number failAt returns.
+	// readErr, if not nil, is the result of read number failAt.
 	readErr error
 	failAt  int
-	// alive is what Alive returns.
+	// alive is the result of Alive.
 	alive error
 
-	// What has been asked.
+	// Calls so far.
 	reads, mapsReads, aliveChecks, closed int
 }
 
@@ -92,17 +92,17 @@ func (f *fakeTarget) Close() error {
 	return nil
 }
 
-// setMaps replaces what the process has mapped.
+// setMaps replaces the process's mappings.
 func (f *fakeTarget) setMaps(lines string) {
 	f.maps = func() io.Reader { return strings.NewReader(lines) }
 }
 
-// header returns the header at an address, to be changed.
+// header returns the header at an address, for modification.
 func (f *fakeTarget) header(address uint64) *wire.ProcessContextHeader {
 	return wire.ProcessContextHeaderIn(f.memory[address])
 }
 
-// process is the process that reads the fake.
+// process returns a Process that reads the fake.
 func (f *fakeTarget) process() *Process { return &Process{pid: fakePID, target: f} }
 
 func (f *fakeTarget) read() (*ProcessContext, error) {
@@ -117,7 +117,7 @@ func changed(t *testing.T, p *Process, publishedAt uint64) bool {
 	return changed
 }
 
-// encodeHeader returns the memory of a header.
+// encodeHeader encodes a header.
 func encodeHeader(publishedAt uint64, size int, payload uint64) []byte {
 	b := make([]byte, 4096)
 	*wire.ProcessContextHeaderIn(b) = wire.ProcessContextHeader{
@@ -130,7 +130,7 @@ func encodeHeader(publishedAt uint64, size int, payload uint64) []byte {
 	return b
 }
 
-// newFake is a process that publishes payload, the usual way.
+// newFake returns a process that publishes payload as usual.
 func newFake(payload []byte) *fakeTarget {
 	f := &fakeTarget{memory: map[uint64][]byte{
 		headerAt:  encodeHeader(1000, len(payload), payloadAt),
@@ -148,7 +148,7 @@ func keyValue(k string, v *commonpb.AnyValue) *commonpb.KeyValue {
 	return &commonpb.KeyValue{Key: k, Value: v}
 }
 
-// message is a process context whose service has a name.
+// message returns a process context with a service name.
 func message(service string) *processcontextpb.ProcessContext {
 	return &processcontextpb.ProcessContext{
 		Resource: &resourcepb.Resource{Attributes: []*commonpb.KeyValue{
@@ -169,7 +169,7 @@ func marshal(t testing.TB, msg proto.Message) []byte {
 	return b
 }
 
-// serviceName returns what a context's service is called.
+// serviceName returns the service name in a context.
 func serviceName(pc *ProcessContext) string {
 	for _, kv := range pc.Message.GetResource().GetAttributes() {
 		if kv.GetKey() == "service.name" {
@@ -181,16 +181,14 @@ func serviceName(pc *ProcessContext) string {
 
 var kinds = []error{ErrNoContext, ErrNotPermitted, ErrProcessGone, ErrInvalid, ErrBusy}
 
-// assertKind fails unless err is of the wanted kind and of no other, and says which
-// process it is about.
+// assertKind fails unless err wraps want and no other documented error, and names the pid.
 func assertKind(t testing.TB, want, err error, pid int) {
 	t.Helper()
 	require.ErrorIs(t, err, want)
 	assertDocumented(t, err, pid)
 }
 
-// assertDocumented fails unless err is of exactly one kind that the package
-// documents, and says which process it is about.
+// assertDocumented fails unless err wraps exactly one documented error and names the pid.
 func assertDocumented(t testing.TB, err error, pid int) {
 	t.Helper()
 	var of []error
@@ -204,7 +202,7 @@ func assertDocumented(t testing.TB, err error, pid int) {
 	assert.NotContains(t, err.Error(), "\n")
 }
 
-// allocated returns how many bytes f allocates, those of other goroutines included.
+// allocated returns the number of bytes allocated during f, including by other goroutines.
 func allocated(f func()) uint64 {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
@@ -213,7 +211,7 @@ func allocated(f func()) uint64 {
 	return after.TotalAlloc - before.TotalAlloc
 }
 
-// lengthDelimited is a protobuf field, written by hand.
+// lengthDelimited encodes a protobuf field by hand.
 func lengthDelimited(field int, content []byte) []byte {
 	b := binary.AppendUvarint(nil, uint64(field<<3|2))
 	b = binary.AppendUvarint(b, uint64(len(content)))

@@ -18,8 +18,8 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// inspect walks through a message and returns how deep messages nest in it. It
-// fails the test if a string of it is not text.
+// inspect walks a message and returns the nesting depth of its messages. It fails the test if a
+// string is not UTF-8.
 func inspect(t *testing.T, m protoreflect.Message) int {
 	t.Helper()
 	deepest := 0
@@ -47,8 +47,7 @@ func inspect(t *testing.T, m protoreflect.Message) int {
 	return deepest + 1
 }
 
-// checkDecoded compares what came of decoding a payload with protobuf's own
-// opinion.
+// checkDecoded compares the result of decoding a payload with protobuf's own.
 func checkDecoded(t *testing.T, payload []byte, got *processcontextpb.ProcessContext, err error) {
 	t.Helper()
 	if (got == nil) == (err == nil) {
@@ -96,7 +95,7 @@ func FuzzPayload(f *testing.F) {
 			require.ErrorContains(t, err, "payload: ")
 			return
 		}
-		// What was decoded owns its memory.
+		// The decoded message owns its memory.
 		want := proto.Clone(got)
 		clear(payload)
 		if !proto.Equal(want, got) {
@@ -170,11 +169,11 @@ func FuzzProcessContext(f *testing.F) {
 		}
 		fake.setMaps(otherMapping + line)
 
-		// headers has every state that the header has been in when it was read.
+		// headers holds every state of the header at the time of a read.
 		headers := [][]byte{}
 		original := h.PublishedAtNS
 		replacement := lengthDelimited(1, nil)
-		// published has the payloads by their time, if the header points at them.
+		// published holds the payloads by publication time, if the header points at them.
 		published := map[uint64][]byte{original: payload}
 		fake.beforeRead = func(n int) {
 			now, mapped := fake.memory[headerAt]
@@ -206,7 +205,7 @@ func FuzzProcessContext(f *testing.F) {
 		}
 		if err != nil {
 			assertDocumented(t, err, fakePID)
-			// Whatever was published, at any time, was valid: then that is a false one.
+			// Everything published at any time was valid, so this result is wrong.
 			if layout&(layoutSecond|layoutTimed|layoutWithdrawn) == 0 && layout&layoutRepoint != 0 &&
 				len(payload) <= 65536 && validHeader(memory) && original != 0 {
 				checkDecoded(t, payload, nil, err)
@@ -222,8 +221,7 @@ func FuzzProcessContext(f *testing.F) {
 			return
 		}
 
-		// The fuzzer's header pointed at something: one that is valid by the OTEP's
-		// rules ...
+		// The fuzzer's header pointed at something: a header that is valid by the OTEP's rules ...
 		var read []byte
 		for _, h := range headers {
 			if binary.NativeEndian.Uint64(h[16:]) == pc.PublishedAtNS && int(binary.NativeEndian.Uint32(h[12:])) == pc.PayloadSize {
@@ -254,7 +252,7 @@ func FuzzProcessContext(f *testing.F) {
 	})
 }
 
-// validHeader has the rules for a header that may be read, anew.
+// validHeader reimplements the rules for a readable header.
 func validHeader(b []byte) bool {
 	if len(b) < 32 {
 		return false

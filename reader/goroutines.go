@@ -81,7 +81,7 @@ var (
 	// ErrStackTruncated says that the stack is longer than the innermost frames that are returned.
 	ErrStackTruncated = errors.New("the stack is longer")
 	// ErrNoStack says that the stack, or the outer part of it, could not be unwound.
-	ErrNoStack = errors.New("the stack cannot be followed")
+	ErrNoStack = errors.New("the stack cannot be unwound")
 )
 
 var (
@@ -89,7 +89,7 @@ var (
 	errGone       = fmt.Errorf("%w: the goroutine has exited", ErrNoStack)
 	errUnreadable = fmt.Errorf("%w: the memory cannot be read", ErrNoStack)
 	errTorn       = fmt.Errorf("%w: the goroutine changed each time it was read", ErrNoStack)
-	errBroken     = fmt.Errorf("%w: its end is not that of a Go stack", ErrNoStack)
+	errBroken     = fmt.Errorf("%w: it does not end like a Go stack", ErrNoStack)
 )
 
 // GoCode describes the machine code of a Go program. [Process.Goroutines] needs it for frames whose
@@ -182,7 +182,7 @@ func (p *Process) Goroutines(ctx context.Context, refs []GoroutineRef, options G
 		return nil, err
 	}
 	if v.runtime.GGoid < 0 {
-		return nil, p.error(fmt.Errorf("%w: where goroutines have their ids is not advertised", ErrNoThreadContext))
+		return nil, p.error(fmt.Errorf("%w: the offset of goroutine ids is not advertised", ErrNoThreadContext))
 	}
 	call := &goroutineCall{
 		ctx: ctx, process: p, memory: p.threads.source, runtime: v.runtime, options: options,
@@ -426,7 +426,7 @@ func (c *goroutineCall) findReasons(k *goroutineLayout) error {
 		}
 	}
 	k.searched = true
-	k.reasonsErr = errors.New("the program's texts of wait reasons were not found")
+	k.reasonsErr = errors.New("the texts of wait reasons were not found in the program's data")
 	return nil
 }
 

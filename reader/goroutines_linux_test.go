@@ -28,7 +28,7 @@ func waitIn(ctx context.Context, tp *sdktrace.TracerProvider, end <-chan struct{
 	<-end
 }
 
-// A process reads its own goroutine. The runtime names what the stack has.
+// A process reads its own goroutine. The runtime is the oracle for the stack.
 func TestGoroutines(t *testing.T) {
 	tp := sdktrace.NewTracerProvider(resourcepublisher.WithResource(resource.Empty()), spanctx.WithPublishing())
 	defer func() { assert.NoError(t, tp.Shutdown(context.Background())) }()

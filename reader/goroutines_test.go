@@ -13,7 +13,8 @@ import (
 	"github.com/otelctx/otelctx/ringbuf"
 )
 
-// hostileMemory says whatever it likes at every address, and something else each time if it changes.
+// hostileMemory returns the same data at every address, and different data each time if changes is
+// set.
 type hostileMemory struct {
 	data    []byte
 	changes bool
@@ -39,8 +40,8 @@ func (m *hostileMemory) ReadParts(parts []ringbuf.Part) (int, error) {
 	return len(parts), nil
 }
 
-// Whatever a process has in its memory, looking at its goroutines ends, and reads and returns no more
-// than is said.
+// Whatever a process has in its memory, reading its goroutines terminates and stays within the
+// documented bounds.
 func FuzzGoroutines(f *testing.F) {
 	g := make([]byte, 512)
 	for i, v := range map[int]uint64{0: 0x1000, 8: 0x9000, 56: 0x1200, 64: 0x40_1000, 72: 512, 96: 0x1208, 144: 4, 152: 7} {

@@ -26,13 +26,13 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// stepf has a child do something that can be refused by nobody.
+// stepf runs a step of a child that must succeed.
 func stepf(t *testing.T, child *childproc.Child, format string, args ...any) {
 	t.Helper()
 	require.Equal(t, "ok", child.Ask(format, args...))
 }
 
-// numberf has a child do something that yields a number.
+// numberf runs a step of a child that returns a number.
 func numberf(t *testing.T, child *childproc.Child, format string, args ...any) uint64 {
 	t.Helper()
 	answer := child.Ask(format, args...)
@@ -41,7 +41,7 @@ func numberf(t *testing.T, child *childproc.Child, format string, args ...any) u
 	return n
 }
 
-// publishing starts a child that publishes a service, the usual way.
+// publishing starts a child that publishes a service as usual.
 func publishing(t *testing.T, service string) *childproc.Child {
 	t.Helper()
 	childproc.NeedReading(t)
@@ -51,7 +51,7 @@ func publishing(t *testing.T, service string) *childproc.Child {
 	return child
 }
 
-// publishIn has a child publish a service in memory of a kind.
+// publishIn makes a child publish a service in a kind of memory.
 func publishIn(t *testing.T, child *childproc.Child, memory, service string) {
 	t.Helper()
 	numberf(t, child, "map %s", memory)
@@ -59,7 +59,7 @@ func publishIn(t *testing.T, child *childproc.Child, memory, service string) {
 	numberf(t, child, "publish")
 }
 
-// reading starts a child that publishes a service, and reads that.
+// reading starts a child that publishes a service, and reads its context.
 func reading(t *testing.T, service string) (*childproc.Child, *Process, *ProcessContext) {
 	t.Helper()
 	child := publishing(t, service)
@@ -70,7 +70,7 @@ func reading(t *testing.T, service string) (*childproc.Child, *Process, *Process
 	return child, p, pc
 }
 
-// fails has the test fail unless a process cannot be read, for a reason.
+// fails checks that reading a process fails with an error that wraps want.
 func fails(t *testing.T, p *Process, want error) error {
 	t.Helper()
 	pc, err := p.ProcessContext(t.Context())
@@ -79,7 +79,7 @@ func fails(t *testing.T, p *Process, want error) error {
 	return err
 }
 
-// open opens a process for the length of the test.
+// open opens a process for the duration of the test.
 func open(t *testing.T, pid int) *Process {
 	t.Helper()
 	p, err := Open(pid)
@@ -124,7 +124,7 @@ func TestReadOtherPublishers(t *testing.T) {
 						"/memfd:OTEL_CTX (deleted)", "[anon_shmem:OTEL_CTX]", "[anon:OTEL_CTX]",
 					}, pc.MappingName)
 
-					// Both clocks give an age that this process agrees with.
+					// Both clocks give a plausible age.
 					age, err := pc.Age()
 					require.NoError(t, err)
 					assert.GreaterOrEqual(t, age, time.Duration(0))
@@ -143,12 +143,12 @@ func TestReadOtherPublishers(t *testing.T) {
 	}
 }
 
-// kindNames are the errors as testdata/publishers.txt has them.
+// kindNames are the errors by their names in testdata/publishers.txt.
 var kindNames = map[error]string{
 	ErrNoContext: "none", ErrNotPermitted: "not permitted", ErrProcessGone: "gone", ErrInvalid: "invalid", ErrBusy: "busy",
 }
 
-// outcome says whether something went well or which kind of error it is, which is documented.
+// outcome returns good, or the name of err's documented kind.
 func outcome(t *testing.T, err error, pid int, good string) string {
 	t.Helper()
 	if err == nil {
@@ -163,10 +163,9 @@ func outcome(t *testing.T, err error, pid int, good string) string {
 	return err.Error()
 }
 
-// TestPublisherScripts plays testdata/publishers.txt: paragraphs of steps of a publisher, and
-// questions with the answers that are right. A question is about the process as it was opened
-// at the start, about one that is opened anew, or about both. Questions are "read", and
-// "changed", which means since it was read.
+// TestPublisherScripts runs testdata/publishers.txt: paragraphs of publisher steps, and questions
+// with the expected answers. A question is asked about the process opened at the start, about one
+// opened anew, or about both. Questions are "read", and "changed" since the last read.
 func TestPublisherScripts(t *testing.T) {
 	childproc.NeedReading(t)
 	text, err := os.ReadFile("testdata/publishers.txt")
@@ -271,7 +270,7 @@ func TestOpenNoSuchProcess(t *testing.T) {
 	}
 }
 
-// Memory is not readable, by way of the maps and by way of the memory itself.
+// Neither the maps nor the memory itself is readable.
 func TestReadNotPermitted(t *testing.T) {
 	child, p, pc := reading(t, "x")
 	if os.Geteuid() == 0 {
@@ -303,7 +302,7 @@ func TestReadReusedPID(t *testing.T) {
 	if strings.HasPrefix(first, "no ") {
 		t.Skip(first + ": needs a kernel with CONFIG_CHECKPOINT_RESTORE, and processes whose addresses repeat")
 	}
-	// Changed looks at the memory alone: what it finds there is another publication.
+	// Changed reads only the memory, and finds another publication there.
 	assert.Equal(t, "true false <nil>", first)
 	second := child.Receive()
 	assert.True(t, strings.HasPrefix(second, "true pid "), "read the context of another process: %q", second)
@@ -311,15 +310,15 @@ func TestReadReusedPID(t *testing.T) {
 	child.Done()
 }
 
-// published returns which of the children are found, and their services. It fails
-// the test on an error about one of them.
+// published returns the children that Publishers finds, with their services. It fails the test on
+// an error about one of them.
 func published(t *testing.T, ctx context.Context, children ...*childproc.Child) map[int]string {
 	t.Helper()
 	found := make(map[int]string)
 	for p, err := range Publishers(ctx) {
 		for _, c := range children {
 			if err != nil {
-				// Others on this host may be anything.
+				// Other processes on this host may give any error.
 				assert.False(t, strings.HasPrefix(err.Error(), fmt.Sprintf("pid %d: ", c.PID())), "%v", err)
 				continue
 			}
@@ -338,7 +337,7 @@ func published(t *testing.T, ctx context.Context, children ...*childproc.Child) 
 	return found
 }
 
-// Publishers finds those that publish, reports those that are invalid, and says nothing of others.
+// Publishers finds the processes that publish, reports invalid ones, and omits others.
 func TestPublishers(t *testing.T) {
 	ctx := t.Context()
 	one, busy, invalid := publishing(t, "one"), publishing(t, "two"), publishing(t, "three")
@@ -367,7 +366,7 @@ func TestPublishers(t *testing.T) {
 	assertKind(t, ErrInvalid, reported, invalid.PID())
 	numberf(t, busy, "update-end")
 
-	// The caller may have seen enough.
+	// The caller may stop early.
 	for p, err := range Publishers(ctx) {
 		if err == nil {
 			require.NoError(t, p.Close())
@@ -379,7 +378,7 @@ func TestPublishers(t *testing.T) {
 	assert.Equal(t, map[int]string{busy.PID(): "two"}, published(t, ctx, one, busy, invalid, silent))
 }
 
-// countdown is a context that is done after having been asked so many times.
+// countdown is a context that is canceled after a number of checks.
 type countdown struct{ left int }
 
 func (*countdown) Deadline() (time.Time, bool) { return time.Time{}, false }
@@ -402,7 +401,7 @@ func TestPublishersOfWhichOneEnds(t *testing.T) {
 			continue
 		}
 		if p.PID() == first.PID() {
-			// Listed already, unless there are very many processes.
+			// Already listed, unless there are very many processes.
 			second.Kill()
 			ended = true
 		} else if ended {
@@ -415,8 +414,7 @@ func TestPublishersOfWhichOneEnds(t *testing.T) {
 
 func TestPublishersCancelled(t *testing.T) {
 	child := publishing(t, "x")
-	// Done at every point of the search, of which later ones are much alike, until one is
-	// long enough to find all.
+	// Cancel at every point of the search, with growing steps, until the search completes.
 	alike := testenv.Rounds(8, math.MaxInt)
 	for asked := 0; asked < 100_000; asked += 1 + asked/alike {
 		var cancelled, found int

@@ -134,7 +134,7 @@ func (k publication) mayHave(name []byte) bool {
 
 // errSeveral says that a process has several process contexts. It is wrapped together with
 // [ErrInvalid].
-var errSeveral = errors.New("of them")
+var errSeveral = errors.New("process contexts")
 
 const (
 	// maxAttempts bounds the attempts to read a context that keeps changing. The pauses between
@@ -450,7 +450,7 @@ func (p *Process) candidates(ctx context.Context, k publication) ([]procfs.Mappi
 			continue
 		}
 		if len(candidates) == maxCandidates {
-			return nil, p.error(fmt.Errorf("%w: more than %d mappings of the name", ErrInvalid, maxCandidates))
+			return nil, p.error(fmt.Errorf("%w: more than %d mappings with the name", ErrInvalid, maxCandidates))
 		}
 		candidates = append(candidates, m)
 	}

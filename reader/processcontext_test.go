@@ -53,7 +53,7 @@ func TestProcessContext(t *testing.T) {
 			}
 			pc, err := f.read()
 			require.NoError(t, err, tt.name)
-			clear(f.memory[payloadAt]) // What was read is a copy.
+			clear(f.memory[payloadAt]) // The result is a copy.
 			clear(f.memory[headerAt])
 			assert.Equal(t, tt.wantName, pc.MappingName)
 			assert.Equal(t, uint64(headerAt), pc.MappingAddress)
@@ -66,8 +66,7 @@ func TestProcessContext(t *testing.T) {
 	}
 }
 
-// Reading costs what the documentation of Process says, and no look at the maps
-// once the context has been found.
+// Reading costs what Process documents, and scans no maps once the context has been found.
 func TestProcessContextCost(t *testing.T) {
 	f := newFake(marshal(t, message("x")))
 	p := f.process()
@@ -83,7 +82,7 @@ func TestProcessContextCost(t *testing.T) {
 	assert.Zero(t, f.mapsReads)
 }
 
-// nested is a value inside of depth arrays or maps.
+// nested returns a value inside of depth arrays or maps.
 func nested(depth int, leaf *commonpb.AnyValue, asMap bool) *commonpb.AnyValue {
 	for range depth {
 		if asMap {
@@ -99,9 +98,8 @@ func nested(depth int, leaf *commonpb.AnyValue, asMap bool) *commonpb.AnyValue {
 	return leaf
 }
 
-// nestedPayload is a payload with a value inside of depth arrays or maps, or of as
-// many as a payload has room for. By hand and from its end, as it is more than a
-// marshaller need put up with.
+// nestedPayload returns a payload with a value inside of depth arrays or maps, or as many as fit.
+// It is encoded by hand from its end, because marshalers may reject such depth.
 func nestedPayload(depth int, asMap bool) (payload []byte, levels int) {
 	b := make([]byte, wire.MaxProcessContextPayload)
 	at := len(b)
@@ -113,7 +111,7 @@ func nestedPayload(depth int, asMap bool) (payload []byte, levels int) {
 			copy(b[at:], tag)
 		}
 	}
-	const most = 32 // more than what one level and the attribute around all take
+	const most = 32 // more than one level and the enclosing attribute take
 	for ; levels < depth && at > most; levels++ {
 		if asMap {
 			wrap(2, 1, 6) // the value of an entry of a map
@@ -139,10 +137,10 @@ const (
 	recursion = "recursion"
 )
 
-// payloads are payloads of every kind.
+// payloads returns payloads of every kind.
 func payloads(t testing.TB) []payloadTest {
 	t.Helper()
-	// Strings are filled up to a size.
+	// Strings are padded to a size.
 	largest := message("")
 	value := largest.GetResource().GetAttributes()[0].GetValue()
 	for i := 65_200; proto.Size(largest) < wire.MaxProcessContextPayload; i++ {
@@ -169,7 +167,7 @@ func payloads(t testing.TB) []payloadTest {
 		{"unknown field", append(bytes.Clone(usual), lengthDelimited(99, []byte("later"))...), ""},
 		{"unknown group", append(groups(100), usual...), ""},
 
-		// Two bytes on the wire are a whole message in memory.
+		// Two bytes on the wire become a whole message in memory.
 		{"attributes", bytes.Repeat([]byte{0x12, 0}, 32768), ""},
 		{"resources", bytes.Repeat([]byte{0x0a, 0}, 32768), ""},
 		{"resource attributes", resource(bytes.Repeat([]byte{0x0a, 0}, 32760)), ""},
@@ -194,7 +192,7 @@ func payloads(t testing.TB) []payloadTest {
 		{"reserved wire type", []byte{0x0f, 0, 0, 0}, noMessage},
 		{"field number 0", []byte{0x02, 0}, noMessage},
 		{"end of a group not started", []byte{0x0c}, noMessage},
-		// The only thing in protobuf that nests without saying how long it is.
+		// Groups are the only nesting in protobuf without a length.
 		{"groups without an end", bytes.Repeat([]byte{groupStart}, wire.MaxProcessContextPayload), noMessage},
 		{"groups in groups", groups(30_000), noMessage},
 	}
@@ -202,8 +200,8 @@ func payloads(t testing.TB) []payloadTest {
 		for name, leaf := range map[string]*commonpb.AnyValue{
 			"string":  str("leaf"),
 			"nothing": {},
-			// Publishers count the values that values are inside of. Lists of plain
-			// values, and empty ones, may be the innermost.
+			// Publishers count the enclosing values. Lists of plain values, and empty ones, may be
+			// the innermost.
 			"list":       nested(1, str("leaf"), false),
 			"empty list": {Value: &commonpb.AnyValue_ArrayValue{ArrayValue: &commonpb.ArrayValue{}}},
 			"empty map":  {Value: &commonpb.AnyValue_KvlistValue{KvlistValue: &commonpb.KeyValueList{}}},
@@ -248,8 +246,7 @@ func TestProcessContextPayloads(t *testing.T) {
 	}
 }
 
-// The reads of a first ProcessContext: the candidate's header, the header, the
-// payload, the header.
+// The reads of a first ProcessContext: the candidate's header, the header, the payload, the header.
 const (
 	readLocate = 1 + iota
 	readBefore
@@ -257,18 +254,19 @@ const (
 	readAfter
 )
 
-// readTest is a process that differs from newFake's, and what comes of reading its context.
+// readTest is a process that differs from newFake's, with the expected result of reading its
+// context.
 type readTest struct {
 	name   string
 	change func(f *fakeTarget)
-	// want is the service that is read or, if it is empty, wantErr the kind of the error and
-	// says a part of it.
+	// want is the expected service. If it is empty, wantErr is the kind of the error and says a
+	// part of its text.
 	want    string
 	wantErr error
 	says    string
 }
 
-// before has a fake change before its nth read.
+// before changes a fake before its nth read.
 func before(n int, change func(f *fakeTarget)) func(f *fakeTarget) {
 	return func(f *fakeTarget) {
 		next := f.beforeRead
@@ -283,12 +281,12 @@ func before(n int, change func(f *fakeTarget)) func(f *fakeTarget) {
 	}
 }
 
-// changing has a fake change its header.
+// changing changes a fake's header.
 func changing(change func(h *wire.ProcessContextHeader)) func(f *fakeTarget) {
 	return func(f *fakeTarget) { change(f.header(headerAt)) }
 }
 
-// mapping has a fake have other mappings.
+// mapping replaces a fake's mappings.
 func mapping(lines string) func(f *fakeTarget) {
 	return func(f *fakeTarget) { f.setMaps(lines) }
 }
@@ -403,13 +401,13 @@ func TestProcessContextSeveralMappings(t *testing.T) {
 	}
 	oldVersion := func(f *fakeTarget) { f.header(otherAt).Version = 1 }
 	tests = append(tests, []readTest{
-		{"both valid", func(*fakeTarget) {}, "", ErrInvalid, "2 of them"},
+		{"both valid", func(*fakeTarget) {}, "", ErrInvalid, "2 process contexts"},
 		{"valid and unmapped", func(f *fakeTarget) { delete(f.memory, otherAt) }, "first", nil, ""},
 		{"valid and executable", mapping(usualMapping + strings.ReplaceAll(otherContext, "rw-p", "r-xp")), "first", nil, ""},
 		{"something else by the time it is looked at", func(f *fakeTarget) {
 			f.setMaps(usualMapping)
 			before(1, func(f *fakeTarget) {
-				// Withdrawn, its address taken by others, and published again elsewhere.
+				// Withdrawn, its address reused by others, and published again elsewhere.
 				f.header(headerAt).Signature = [8]byte([]byte("\x7fELF\x02\x01\x01\x00"))
 				f.setMaps(otherContext)
 			})(f)
@@ -437,11 +435,11 @@ func TestProcessContextSeveralMappings(t *testing.T) {
 	testReads(t, both, tests)
 }
 
-// A context that changes between two looks.
+// A context that changes between two reads.
 func TestProcessContextReplacedMidway(t *testing.T) {
 	const newPayloadAt, newAt, hidden = 0xc0_2000_0000, 0x7f77_0000_0000, 0
 	none := func(*fakeTarget) {}
-	// publish lays the new payload down as an update does.
+	// publish stores the new payload as an update does.
 	publish := func(f *fakeTarget) {
 		f.memory[newPayloadAt] = second
 		h := f.header(headerAt)
@@ -574,7 +572,7 @@ func TestProcessContextFailures(t *testing.T) {
 	}
 }
 
-// readFunc is a reader without contents that calls a function when it is its turn.
+// readFunc is an empty reader that calls a function when it is read.
 type readFunc func()
 
 func (f readFunc) Read([]byte) (int, error) {
@@ -643,7 +641,7 @@ func TestChanged(t *testing.T) {
 		"a later time":             {none, 1001, true, nil},
 		"the last time":            {none, math.MaxUint64, true, nil},
 		"no publication":           {none, 0, true, nil},
-		"no publication, and busy": {set(0), 0, true, nil}, // A caller who has read nothing yet may well begin with 0.
+		"no publication, and busy": {set(0), 0, true, nil}, // A caller that has read nothing may start with 0.
 		"updated":                  {set(2000), 1000, true, nil},
 		"updated and known":        {set(2000), 2000, false, nil},
 		"back in time":             {set(999), 1000, true, nil},

@@ -14,11 +14,11 @@ import (
 	processcontextpb "go.opentelemetry.io/proto/otlp/processcontext/v1development"
 )
 
-// publishedAt is what a fake process has at a place.
+// publishedAt is a publication of a fake process.
 type publishedAt struct {
-	// name is that of the mapping, as the kernel shows it.
+	// name is the name of the mapping in the maps.
 	name string
-	// schema is what is said of spans, "" for nothing.
+	// schema is the advertised schema, "" for none.
 	schema string
 	// change, if not nil, changes the memory.
 	change func(f *fakeTarget, header, payload uint64)
@@ -30,7 +30,7 @@ const (
 	separateMemfd = "/memfd:OTELCTX_THREADLOCAL (deleted)"
 )
 
-// newPublished is a process with these publications, one behind the other.
+// newPublished returns a process with these publications, one behind the other.
 func newPublished(t *testing.T, all ...publishedAt) *fakeTarget {
 	t.Helper()
 	f := &fakeTarget{memory: map[uint64][]byte{}}
@@ -62,7 +62,8 @@ func TestPublished(t *testing.T) {
 	separate := publishedAt{separateName, "separate", nil}
 	for name, test := range map[string]struct {
 		all all
-		// context says that there is one, and contextErr is why not; err is for all.
+		// context says that a context is expected, contextErr is the expected reason why not; err
+		// is for all.
 		context         bool
 		contextErr, err error
 		schema          string
@@ -110,7 +111,7 @@ func TestPublished(t *testing.T) {
 	}
 }
 
-// What is found is remembered until it says nothing of spans any more.
+// A publication is cached until it no longer advertises spans.
 func TestPublishedIsRemembered(t *testing.T) {
 	f := newPublished(t, publishedAt{contextName, "", nil}, publishedAt{contextName, "of ours", nil})
 	p := f.process()

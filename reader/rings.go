@@ -199,4 +199,4 @@ func (p *Process) onlyRing(mappings []procfs.Mapping) (*ringbuf.View, Carrier, e
 	return only, c, nil
 }
 
-var errSeveralRings = errors.New("there are several rings, and nothing says which one is right")
+var errSeveralRings = errors.New("several rings found, and nothing tells which one is right")

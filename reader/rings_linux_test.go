@@ -18,8 +18,8 @@ import (
 	"github.com/otelctx/otelctx/ringbuf"
 )
 
-// mergedRing has a ring that the kernel merges with the anonymous memory below it, whose pages are
-// not touched. It says where both begin.
+// mergedRing maps a ring that the kernel merges with the untouched anonymous memory below it. It
+// reports where both begin.
 func mergedRing(p *childproc.Parent) {
 	ring, err := ringbuf.New(ringbuf.WithDatadogLayout(), ringbuf.WithCapacity(1024))
 	p.Must(err)
@@ -40,8 +40,8 @@ func mergedRing(p *childproc.Parent) {
 	p.Receive()
 }
 
-// The ring is not at the start of a mapping any more, and is found all the same.
-func TestRingInsideOfAMapping(t *testing.T) {
+// A ring that is no longer at the start of a mapping is found.
+func TestFindRingInsideMapping(t *testing.T) {
 	child := childproc.Start(t, "merged-ring", nil)
 	var start, ring uint64
 	_, err := fmt.Sscan(child.Receive(), &start, &ring)

@@ -16,15 +16,15 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// inner is what a thread shows that is in a span inside of theSpan.
-func inner(who identity, more uint64, c CarrierKind) Thread {
-	thread := proven(who, c)
+// inner is the expected thread in a span inside of theSpan.
+func inner(id identity, more uint64, c CarrierKind) Thread {
+	thread := proven(id, c)
 	thread.Span.SpanID = spanIDOf(theSpan.SpanID + more)
 	return thread
 }
 
-// The slots and the record of a goroutine go on naming a span that was ended elsewhere.
-func TestSpanThatWasEndedElsewhere(t *testing.T) {
+// The slots and the record of a goroutine keep naming a span that ended on another goroutine.
+func TestSpanEndedOnOtherGoroutine(t *testing.T) {
 	for carriers, kind := range map[string]CarrierKind{
 		"slots": ThreadSlots, "slots goroutine-table": GoroutineTable, "slots record": GoroutineRecord,
 		"slots goroutine-table record": GoroutineRecord,
@@ -35,26 +35,26 @@ func TestSpanThatWasEndedElsewhere(t *testing.T) {
 			askf(t, c, "show a")
 			tellf(t, c, "nest a 1")
 			tellf(t, c, "nest a 2")
-			who := askf(t, c, "spin a")
-			steadily(t, p, inner(who, 2, kind))
+			id := askf(t, c, "spin a")
+			steadily(t, p, inner(id, 2, kind))
 			tellf(t, c, "end-elsewhere a")
-			steadily(t, p, inner(who, 1, kind))
+			steadily(t, p, inner(id, 1, kind))
 			tellf(t, c, "end-elsewhere a")
-			steadily(t, p, proven(who, kind))
+			steadily(t, p, proven(id, kind))
 			tellf(t, c, "end-elsewhere a")
 			steadily(t, p)
 		})
 	}
 }
 
-// Without cells there is nothing but what slots and records say themselves.
+// Without cells, slots and records are the only sources.
 func TestSpansWithoutCells(t *testing.T) {
 	for _, carriers := range []string{"slots", "slots goroutine-table", "slots record"} {
 		c, p := acting(t, carriers+" no-cells advertise publish")
-		who := spinIn(t, c, "show a")
+		id := spinIn(t, c, "show a")
 		shown := withSpans(threadsOf(t, p))
 		require.Len(t, shown, 1)
-		assert.Equal(t, who.goid, shown[0].Goroutine)
+		assert.Equal(t, id.goid, shown[0].Goroutine)
 		assert.Zero(t, shown[0].Span.LocalRootSpanID)
 		_, err := p.Spans(t.Context())
 		require.ErrorIs(t, err, ErrNoThreadContext)
@@ -64,15 +64,15 @@ func TestSpansWithoutCells(t *testing.T) {
 	require.ErrorIs(t, err, ErrNoThreadContext)
 }
 
-// A goroutine's own slot says that it is in no span, whatever its labels say.
-func TestOwnSlotKnowsBest(t *testing.T) {
+// A goroutine's own empty entry takes precedence over its labels.
+func TestOwnEntryTakesPrecedence(t *testing.T) {
 	c, p := acting(t, "slots goroutine-table record advertise publish")
-	who := spinIn(t, c, "show a")
-	steadily(t, p, proven(who, GoroutineRecord))
+	id := spinIn(t, c, "show a")
+	steadily(t, p, proven(id, GoroutineRecord))
 	tellf(t, c, "nothing a")
 	askf(t, c, "spin a")
 	steadily(t, p)
-	showsRaw(t, p, who.tid)
+	slotHasSpan(t, p, id.tid)
 }
 
 // spansOf reads the live spans of a process.
@@ -83,14 +83,14 @@ func spansOf(t *testing.T, p *Process) []LiveSpan {
 	return spans
 }
 
-// Spans are listed where no thread shows them, and of a process that does not run.
+// Spans are listed if no thread publishes them, and of a stopped process.
 func TestLiveSpans(t *testing.T) {
 	c, p := acting(t, "slots goroutine-table record advertise publish")
 	assert.Empty(t, spansOf(t, p))
 	began := time.Now()
-	var who identity
+	var id identity
 	for _, name := range []string{"a", "b", "c"} {
-		who = askf(t, c, "show %s", name)
+		id = askf(t, c, "show %s", name)
 		tellf(t, c, "nest %s 1", name)
 		tellf(t, c, "park %s", name)
 	}
@@ -101,7 +101,7 @@ func TestLiveSpans(t *testing.T) {
 		for i, s := range spans {
 			assert.Equal(t, traceIDOf(&theSpan), s.TraceID)
 			want := theSpan.SpanID
-			if i == 2 || i == 4 { // a's inner one is over
+			if i == 2 || i == 4 { // a's inner span has ended
 				want++
 			}
 			assert.Equal(t, spanIDOf(want), s.SpanID)
@@ -113,7 +113,7 @@ func TestLiveSpans(t *testing.T) {
 				assert.False(t, s.Start.Before(spans[i-1].Start), "the oldest first")
 			}
 		}
-		assert.Equal(t, who.goid, spans[4].Goroutine)
+		assert.Equal(t, id.goid, spans[4].Goroutine)
 	}
 	check()
 
@@ -130,7 +130,7 @@ func TestLiveSpans(t *testing.T) {
 	require.ErrorIs(t, err, ErrProcessGone)
 }
 
-// Goroutines start and end spans while they are listed: each that is listed is whole.
+// Every listed span is consistent while goroutines start and end spans.
 func TestLiveSpansUnderChurn(t *testing.T) {
 	c := readied(t, childproc.Start(t, "churn", nil), "slots advertise publish")
 	p := open(t, c.PID())

@@ -16,8 +16,8 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// stillSpanWorld is a world in which goroutine 1 runs in span 2, which it has started in
-// span 1.
+// stillSpanWorld returns a static world in which goroutine 1 runs in span 2, which it has started
+// in span 1.
 func stillSpanWorld(t *testing.T) *spanWorld {
 	t.Helper()
 	w := newSpanWorld(1)
@@ -35,24 +35,24 @@ func stillSpanWorld(t *testing.T) *spanWorld {
 	return w
 }
 
-// over ends a span elsewhere.
-func (w *spanWorld) over(span uint64) {
+// endElsewhere ends a span on another goroutine.
+func (w *spanWorld) endElsewhere(span uint64) {
 	put64(w.cell(w.refs[span]), w.refs[span]|wire.CellOver)
 	for _, record := range w.records[span] {
 		w.pieces[fakeHeap][record-fakeHeap+worldRecord+24] = 0
 	}
 }
 
-// outsider has a goroutine be the one that has started span 2, from outside of its ancestors.
+// outsider makes a goroutine the one that started span 2 from outside of its ancestors.
 func (w *spanWorld) outsider(goid uint64) {
 	put64(w.cell(w.refs[2])[0x28:], goid)
 	w.cell(w.refs[2])[0x49] = 1
 	put64(w.pieces[fakeHeap][w.records[2][0]-fakeHeap+worldAncestors+8*wire.Ancestors:], goid)
 }
 
-// reuse has another span use the cell of a span that is over.
+// reuse gives the cell of an ended span to another span.
 func (w *spanWorld) reuse(span uint64) {
-	w.over(span)
+	w.endElsewhere(span)
 	put64(w.cell(w.refs[span]), w.refs[span]+wire.RefGeneration)
 }
 
@@ -63,25 +63,25 @@ func (w *spanWorld) lookAt(t *testing.T, which string) *ThreadSpan {
 	return thread.Span
 }
 
-// What of a span and of its cell there is decides what is shown, by each carrier.
-func TestCellsDecide(t *testing.T) {
+// The state of a span's cell decides which span each carrier gives.
+func TestCellStates(t *testing.T) {
 	for _, which := range []string{"t", "g", "r", "tg", "tgr"} {
 		for name, test := range map[string]struct {
 			change func(w *spanWorld)
-			// want is by slots and entries, byRecord where there are records, which know the ancestors
-			// of their span whatever the cell is used for.
+			// want is the expected span by slots and entries, byRecord by records, which hold the
+			// ancestors of their span whatever the cell is used for.
 			want, byRecord uint64
 		}{
 			"live":                    {func(*spanWorld) {}, 2, 2},
-			"over":                    {func(w *spanWorld) { w.over(2) }, 1, 1},
-			"around it over":          {func(w *spanWorld) { w.over(1) }, 2, 2},
-			"both over":               {func(w *spanWorld) { w.over(1); w.over(2) }, 0, 0},
+			"over":                    {func(w *spanWorld) { w.endElsewhere(2) }, 1, 1},
+			"around it over":          {func(w *spanWorld) { w.endElsewhere(1) }, 2, 2},
+			"both over":               {func(w *spanWorld) { w.endElsewhere(1); w.endElsewhere(2) }, 0, 0},
 			"reused":                  {func(w *spanWorld) { w.reuse(2) }, 0, 1},
-			"around it reused":        {func(w *spanWorld) { w.over(2); w.reuse(1) }, 0, 0},
-			"started by another one":  {func(w *spanWorld) { w.over(2); put64(w.cell(w.refs[2])[0x28:], 99) }, 1, 1},
-			"started by nobody known": {func(w *spanWorld) { w.over(2); put64(w.cell(w.refs[2])[0x28:], 0) }, 1, 1},
-			"an outsider":             {func(w *spanWorld) { w.over(2); w.outsider(1) }, 0, 0},
-			"another one's outsider":  {func(w *spanWorld) { w.over(2); w.outsider(99) }, 1, 1},
+			"around it reused":        {func(w *spanWorld) { w.endElsewhere(2); w.reuse(1) }, 0, 0},
+			"started by another one":  {func(w *spanWorld) { w.endElsewhere(2); put64(w.cell(w.refs[2])[0x28:], 99) }, 1, 1},
+			"started by nobody known": {func(w *spanWorld) { w.endElsewhere(2); put64(w.cell(w.refs[2])[0x28:], 0) }, 1, 1},
+			"an outsider":             {func(w *spanWorld) { w.endElsewhere(2); w.outsider(1) }, 0, 0},
+			"another one's outsider":  {func(w *spanWorld) { w.endElsewhere(2); w.outsider(99) }, 1, 1},
 		} {
 			w := stillSpanWorld(t)
 			test.change(w)
@@ -101,8 +101,8 @@ func TestCellsDecide(t *testing.T) {
 	}
 }
 
-// A cell that changes each time it is read says nothing, and neither do wild references.
-func TestCellsThatCannotBeBelieved(t *testing.T) {
+// Cells that keep changing and wild references give no span.
+func TestUntrustedCells(t *testing.T) {
 	w := stillSpanWorld(t)
 	version := w.cell(w.refs[2])
 	w.beforeWord = func() { put64(version, binary.NativeEndian.Uint64(version)^wire.CellOver) }
@@ -117,7 +117,7 @@ func TestCellsThatCannotBeBelieved(t *testing.T) {
 		put64(w.cell(ref%worldCells), ref)
 		w.lookAt(t, "tg")
 	}
-	// That the cells cannot be read does not hide what needs none.
+	// Unreadable cells do not hide carriers that need none.
 	w = stillSpanWorld(t)
 	delete(w.pieces, fakeSpans)
 	assert.Nil(t, w.lookAt(t, "tg"))
@@ -126,14 +126,14 @@ func TestCellsThatCannotBeBelieved(t *testing.T) {
 	assert.Less(t, w.calls, 30)
 }
 
-// goodTable adds where records have ancestors to the advertisement of a world.
+// goodTable returns the advertisement of a world including the ancestors in records.
 func goodTable() map[string]*commonpb.AnyValue {
 	a := goodAdvertisement()
 	a[wire.KeyGo+wire.GoKeyAncestorsOffset] = intValue(worldAncestors)
 	return a
 }
 
-// headedSpans is a world whose ring has a header too.
+// headedSpans returns a world whose ring has a header, too.
 func headedSpans(t *testing.T) *spanWorld {
 	t.Helper()
 	w := stillSpanWorld(t)
@@ -141,8 +141,8 @@ func headedSpans(t *testing.T) *spanWorld {
 	return w
 }
 
-// A span table that cannot be one is none: then slots are believed without it.
-func TestSpanTableThatCannotBeOne(t *testing.T) {
+// An invalid span table is ignored: slots are then trusted without it.
+func TestInvalidSpanTable(t *testing.T) {
 	type advertised = map[string]*commonpb.AnyValue
 	set := func(key string, v *commonpb.AnyValue) func(advertised, *spanWorld) {
 		return func(a advertised, _ *spanWorld) { a[wire.KeySpans+key] = v }
@@ -205,7 +205,7 @@ func TestSpanTableThatCannotBeOne(t *testing.T) {
 		change(a, w)
 		v := newThreadView(w, contextOf(a))
 		assert.Nil(t, v.spans, name)
-		w.over(2)
+		w.endElsewhere(2)
 		thread := Thread{TID: fakeTID, OwnTID: fakeTID}
 		v.recordOffset = -1
 		require.NoError(t, newThreadReader(w, v).read(&thread, fakeM), name)
@@ -213,7 +213,7 @@ func TestSpanTableThatCannotBeOne(t *testing.T) {
 			assert.Equal(t, [8]byte{7: 2}, thread.Span.SpanID, name)
 		}
 	}
-	// References that a record would have in its labels, or in itself, are none.
+	// Reference offsets inside the labels or in the record itself are invalid.
 	for _, offset := range []int64{0, 8, worldRecord - 8, worldRecord + 28, -1} {
 		a := goodTable()
 		a[wire.KeyGo+wire.GoKeyAncestorsOffset] = intValue(offset)

@@ -17,38 +17,38 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// Where a world has its cells. They are few, so that they are soon used for other spans.
+// The cells of a world. They are few, so that they are soon reused.
 const (
 	fakeSpans  = 0x80_0000
 	worldCells = 12
 )
 
-// spanWorld is a world that keeps its spans in cells, as spanctx does. A span that ends is
-// over in its cell and its records at once. Slots and labels stay as they are, but for those
-// of the goroutine that ends it.
+// spanWorld is a world that keeps its spans in cells, as spanctx does. Ending a span changes its
+// cell and its records at once. Slots and labels stay, except those of the goroutine that ends it.
 type spanWorld struct {
 	*world
 
 	free []uint32
-	// live are the live spans in the order of their starts, refs what names all spans, and
-	// records the records of each.
+	// live are the live spans in start order, refs the references of all spans, and records the
+	// records of each.
 	live    []uint64
 	refs    map[uint64]uint64
 	records map[uint64][]uint64
 	spans   map[uint64]*worldSpan
-	// at is what goroutines have published or inherited, which may have ended. saved is what they go
-	// back to by Detach.
-	at    map[*worldGoroutine]worldPosition
-	saved map[*worldGoroutine][]worldPosition
-	// acting is who goes to a span or leaves the span leaving, in the step that is under way.
-	acting  *worldGoroutine
-	to      uint64
-	leaving uint64
-	// been has the spans that goroutines have ever been in.
-	been map[uint64][]uint64
+	// position is the span that each goroutine has published or inherited, which may have ended.
+	// saved is the one restored by Detach.
+	position map[*worldGoroutine]worldPosition
+	saved    map[*worldGoroutine][]worldPosition
+	// acting is the goroutine that enters the span entering, or leaves the span leaving, in the current
+	// step.
+	acting   *worldGoroutine
+	entering uint64
+	leaving  uint64
+	// visited holds the spans that goroutines have ever been in.
+	visited map[uint64][]uint64
 }
 
-// worldSpan is what does not change of a span.
+// worldSpan holds the constant properties of a span.
 type worldSpan struct {
 	goid      uint64 // of its starter
 	ancestors []uint64
@@ -56,22 +56,22 @@ type worldSpan struct {
 	before    worldPosition
 }
 
-// worldPosition is a span, or 0 for nothing.
+// worldPosition is a span, or 0 for none.
 type worldPosition struct{ span, record uint64 }
 
 func newSpanWorld(seed uint64) *spanWorld {
 	w := &spanWorld{
 		world: newWorld(seed), refs: map[uint64]uint64{}, records: map[uint64][]uint64{}, spans: map[uint64]*worldSpan{},
-		at: map[*worldGoroutine]worldPosition{}, saved: map[*worldGoroutine][]worldPosition{}, been: map[uint64][]uint64{},
+		position: map[*worldGoroutine]worldPosition{}, saved: map[*worldGoroutine][]worldPosition{}, visited: map[uint64][]uint64{},
 	}
 	w.pieces[fakeSpans] = make([]byte, wire.SpansHeaderSize+worldCells*wire.CellSize)
 	w.pieces[fakeGoroutines] = make([]byte, wire.GoroutinesHeaderSize+wire.GoroutinesCapacity*wire.GoroutineEntrySize)
-	for at, words := range map[uint64][]uint32{
+	for address, words := range map[uint64][]uint32{
 		fakeSpans:      {wire.SpansMagic, wire.SpansLayout1, worldCells, wire.CellSize, wire.SpansHeaderSize, worldCells},
 		fakeGoroutines: {wire.GoroutinesMagic, wire.GoroutinesLayout1, wire.GoroutinesCapacity, wire.GoroutineEntrySize, wire.GoroutinesHeaderSize, wire.GoroutinesCapacity},
 	} {
 		for i, v := range words {
-			binary.NativeEndian.PutUint32(w.pieces[at][4*i:], v)
+			binary.NativeEndian.PutUint32(w.pieces[address][4*i:], v)
 		}
 	}
 	for i := range uint32(worldCells) {
@@ -90,7 +90,7 @@ func (w *spanWorld) entry(g *worldGoroutine) []byte {
 	return w.pieces[fakeGoroutines][wire.GoroutinesHeaderSize+wire.GoroutineEntrySize*wire.GoroutineIndex(g.goid):][:wire.GoroutineEntrySize]
 }
 
-// publish stores the entry of a goroutine as a whole.
+// publish stores the entry of a goroutine in one step.
 func (w *spanWorld) publish(g *worldGoroutine, ref uint64) func() {
 	return func() {
 		put64(w.entry(g), ref)
@@ -119,15 +119,15 @@ func (w *spanWorld) view(t testing.TB, which string) *threadView {
 	return v
 }
 
-// isLive reports whether a span is.
+// isLive reports whether a span is live.
 func (w *spanWorld) isLive(span uint64) bool { return slices.Contains(w.live, span) }
 
-// nearest returns what a goroutine is in that has published a position.
-func (w *spanWorld) nearest(g *worldGoroutine, at worldPosition) worldPosition {
-	if at.span == 0 || w.isLive(at.span) {
-		return at
+// nearest returns the active span of a goroutine that has published a position.
+func (w *spanWorld) nearest(g *worldGoroutine, position worldPosition) worldPosition {
+	if position.span == 0 || w.isLive(position.span) {
+		return position
 	}
-	s := w.spans[at.span]
+	s := w.spans[position.span]
 	if s.outside && s.goid == g.goid {
 		return worldPosition{}
 	}
@@ -139,28 +139,28 @@ func (w *spanWorld) nearest(g *worldGoroutine, at worldPosition) worldPosition {
 	return worldPosition{}
 }
 
-// record returns the address of a new record of a span, 0 if there is no room.
+// record returns the address of a new record of a span, 0 if there is no space.
 func (w *spanWorld) record(span uint64) uint64 {
 	if w.heap+worldRecordSize > fakeHeap+fakeHeapSize {
 		return 0
 	}
-	s, lineage := w.spans[span], make([]uint64, wire.Ancestors+1)
+	s, ancestors := w.spans[span], make([]uint64, wire.Ancestors+1)
 	for i, ancestor := range s.ancestors {
-		lineage[i] = w.refs[ancestor]
+		ancestors[i] = w.refs[ancestor]
 	}
 	if s.outside {
-		lineage[wire.Ancestors] = s.goid
+		ancestors[wire.Ancestors] = s.goid
 	}
-	at := w.newRecord(span, lineage...)
-	w.records[span] = append(w.records[span], at)
-	return at
+	address := w.newRecord(span, ancestors...)
+	w.records[span] = append(w.records[span], address)
+	return address
 }
 
 func (w *spanWorld) label(g *worldGoroutine, record uint64) func() {
 	return func() { put64(w.pieces[g.g][fakeOffsets.GLabels:], record) }
 }
 
-// show is the steps of publishing a span or 0 by the entry and the slot of a goroutine.
+// show returns the steps of publishing a span, or 0, in the entry and the slot of a goroutine.
 func (w *spanWorld) show(g *worldGoroutine, span uint64) (steps []func()) {
 	setThread := func(span uint64, tid uint32) {
 		cell := w.cell(w.refs[span])
@@ -173,7 +173,7 @@ func (w *spanWorld) show(g *worldGoroutine, span uint64) (steps []func()) {
 		if g != w.running {
 			tid++
 		}
-		setThread(w.at[g].span, 0)
+		setThread(w.position[g].span, 0)
 		setThread(span, tid)
 	}, func() { put64(w.entry(g), w.refs[span]) }, w.publish(g, w.refs[span]))
 	if g == w.running {
@@ -182,11 +182,11 @@ func (w *spanWorld) show(g *worldGoroutine, span uint64) (steps []func()) {
 	return steps
 }
 
-// goTo is the steps of a goroutine that publishes a position.
-func (w *spanWorld) goTo(g *worldGoroutine, at worldPosition) []func() {
-	steps := []func(){func() { w.acting, w.to = g, at.span }, w.label(g, at.record)}
-	w.been[g.goid] = append(w.been[g.goid], at.span)
-	return append(append(steps, w.show(g, at.span)...), func() { w.at[g], w.acting = at, nil })
+// goTo returns the steps of publishing a position of a goroutine.
+func (w *spanWorld) goTo(g *worldGoroutine, position worldPosition) []func() {
+	steps := []func(){func() { w.acting, w.entering = g, position.span }, w.label(g, position.record)}
+	w.visited[g.goid] = append(w.visited[g.goid], position.span)
+	return append(append(steps, w.show(g, position.span)...), func() { w.position[g], w.acting = position, nil })
 }
 
 func (w *spanWorld) act() {
@@ -213,7 +213,7 @@ func (w *spanWorld) act() {
 				return
 			}
 		}
-		w.saved[g] = append(w.saved[g], w.nearest(g, w.at[g]))
+		w.saved[g] = append(w.saved[g], w.nearest(g, w.position[g]))
 		w.steps = append(w.steps, w.goTo(g, to)...)
 	case what == 14 && len(w.saved[g]) > 0:
 		last := len(w.saved[g]) - 1
@@ -226,17 +226,17 @@ func (w *spanWorld) act() {
 			g.goid += uint64(len(w.goroutines))
 			put64(w.pieces[g.g][fakeOffsets.GGoid:], g.goid)
 			record := binary.NativeEndian.Uint64(w.pieces[parent.g][fakeOffsets.GLabels:])
-			w.at[g], w.saved[g] = worldPosition{w.at[parent].span, record}, nil
+			w.position[g], w.saved[g] = worldPosition{w.position[parent].span, record}, nil
 			if record == 0 {
-				w.at[g] = worldPosition{}
+				w.position[g] = worldPosition{}
 			}
-			w.been[g.goid] = append(w.been[g.goid], w.at[g].span)
+			w.visited[g.goid] = append(w.visited[g.goid], w.position[g].span)
 			w.label(g, record)()
 		})
 	}
 }
 
-// start begins a span on a goroutine, in the context of what the goroutine is in or of any span.
+// start starts a span on a goroutine, as a child of its active span or of any span.
 func (w *spanWorld) start(g *worldGoroutine) {
 	if len(w.free) == 0 || w.heap+worldRecordSize > fakeHeap+fakeHeapSize {
 		return
@@ -249,7 +249,7 @@ func (w *spanWorld) start(g *worldGoroutine) {
 	cell := w.cell(uint64(index) << wire.RefIndexShift)
 	ref := binary.NativeEndian.Uint64(cell)&^(wire.RefGeneration-1) + wire.RefGeneration | uint64(index)<<wire.RefIndexShift
 	w.refs[span] = ref
-	s := &worldSpan{goid: g.goid, before: w.nearest(g, w.at[g])}
+	s := &worldSpan{goid: g.goid, before: w.nearest(g, w.position[g])}
 	parent := s.before.span
 	if len(w.live) > 0 && w.rand.IntN(4) == 0 {
 		parent = w.live[w.rand.IntN(len(w.live))]
@@ -262,7 +262,7 @@ func (w *spanWorld) start(g *worldGoroutine) {
 	w.spans[span] = s
 	record := w.record(span)
 	w.steps = append(w.steps,
-		func() { w.acting, w.to = g, span },
+		func() { w.acting, w.entering = g, span },
 		func() { put64(cell, ref|wire.CellOver) },
 		w.label(g, record),
 		func() { put64(cell[0x10:], worldTraceID(span)) },
@@ -281,19 +281,19 @@ func (w *spanWorld) start(g *worldGoroutine) {
 		},
 		func() { put64(cell, ref); w.live = append(w.live, span) },
 	)
-	w.been[g.goid] = append(w.been[g.goid], span)
+	w.visited[g.goid] = append(w.visited[g.goid], span)
 	w.steps = append(w.steps, w.show(g, span)...)
-	w.steps = append(w.steps, func() { w.at[g], w.acting = worldPosition{span, record}, nil })
+	w.steps = append(w.steps, func() { w.position[g], w.acting = worldPosition{span, record}, nil })
 }
 
-// end ends any span, on a goroutine that is in it or elsewhere.
+// end ends any span, on a goroutine inside of it or on another one.
 func (w *spanWorld) end() {
 	if len(w.live) == 0 {
 		return
 	}
 	span := w.live[w.rand.IntN(len(w.live))]
 	by := w.goroutines[w.rand.IntN(len(w.goroutines))]
-	in := w.rand.IntN(3) > 0 && w.at[by].span == span
+	in := w.rand.IntN(3) > 0 && w.position[by].span == span
 	w.steps = append(w.steps, func() { w.leaving = span }, func() {
 		put64(w.cell(w.refs[span]), w.refs[span]|wire.CellOver)
 		w.live = slices.DeleteFunc(w.live, func(s uint64) bool { return s == span })
@@ -327,26 +327,25 @@ func (w *spanWorld) step(before bool) {
 	w.note(before)
 }
 
-// note notes what is true, or if before is true what was true before, of spans that are
-// live.
+// note records the current truth, or the truth before the step if before is set, about live spans.
 func (w *spanWorld) note(before bool) {
 	g := w.running
 	if g == nil || w.truths == nil {
 		return
 	}
 	truth := func(span uint64) { w.truths[fmt.Sprint(g.goid, span)] = true }
-	truth(w.nearest(g, w.at[g]).span)
+	truth(w.nearest(g, w.position[g]).span)
 	if w.acting == g {
-		truth(w.nearest(g, worldPosition{span: w.to}).span)
-		truth(w.to)
+		truth(w.nearest(g, worldPosition{span: w.entering}).span)
+		truth(w.entering)
 	}
-	if w.at[g].span == w.leaving {
+	if w.position[g].span == w.leaving {
 		truth(w.leaving)
 	}
 	if !before {
 		return
 	}
-	for _, span := range w.been[g.goid] {
+	for _, span := range w.visited[g.goid] {
 		if span == 0 {
 			continue
 		}
@@ -358,14 +357,14 @@ func (w *spanWorld) note(before bool) {
 	}
 }
 
-// Spans start and end, on their goroutines and elsewhere. Their cells are used again, and
-// goroutines attach to spans and to nothing. All of that happens between any two words that
-// are read. What is proven was true at a moment of the reading.
+// Spans start and end, on their goroutines and elsewhere, cells are reused, and goroutines attach
+// to spans and to nothing, all between any two words that are read. A proven span was the true one
+// at a moment during the read.
 //
-// A thread's slot may show what the goroutine was in when it was last on that thread. The
-// goroutine may have changed spans on another thread since, while this span is live. So
-// without the goroutine table any live span counts that the goroutine has been in.
-func TestSpanThatIsShownWasLive(t *testing.T) {
+// A thread's slot may hold the goroutine's span of its last visit to that thread. The goroutine may
+// have changed spans on another thread since, while this span is live. So without the goroutine
+// table any live span counts that the goroutine has been in.
+func TestProvenSpanWasLive(t *testing.T) {
 	for _, which := range []string{"t", "tr", "tg", "tgr", "g", "r", "gr"} {
 		t.Run(which, func(t *testing.T) {
 			shown, idle, ancestors := 0, 0, 0
@@ -406,7 +405,7 @@ func TestSpanThatIsShownWasLive(t *testing.T) {
 						require.Equal(t, s.SpanID, s.LocalRootSpanID)
 					}
 					require.Contains(t, w.truths, fmt.Sprint(thread.Goroutine, id), "%v, seed %d", s.Carrier, seed)
-					if w.at[w.running].span != id {
+					if w.position[w.running].span != id {
 						ancestors++
 					}
 				}

@@ -34,8 +34,8 @@ import (
 	"github.com/otelctx/otelctx/ringbuf"
 )
 
-// The children of these tests show spans by hand, carrier by carrier, on goroutines
-// that do as they are told.
+// The children of these tests publish spans by hand, carrier by carrier, on goroutines that execute
+// orders.
 
 var threadRoles = map[string]func(*childproc.Parent){
 	"actors": actors,
@@ -43,7 +43,7 @@ var threadRoles = map[string]func(*childproc.Parent){
 	"scoped": scopedService,
 }
 
-// theSpan is what children show, unless they are told to show another one.
+// theSpan is the span that children publish by default.
 var theSpan = cells.Span{
 	Key:             sdkspan.Key{TraceIDHigh: 0x0102030405060708, TraceIDLow: 0x090a0b0c0d0e0f10, SpanID: 0x1112131415161718},
 	LocalRootSpanID: 0x2122232425262728, TraceFlags: 1,
@@ -60,7 +60,7 @@ func spanIDOf(id uint64) (b [8]byte) {
 	return b
 }
 
-// service is what a child shows.
+// service holds the carriers of a child.
 type service struct {
 	runtime      *goruntime.Runtime
 	threads      *ringbuf.Ring
@@ -72,9 +72,8 @@ type service struct {
 	others       []any // what must stay
 }
 
-// setUp lays down carriers: words of slots, v1, goroutine-table, record, keys=a+b.
-// "advertise" publishes them, "no-go" leaves out what is known of the runtime, "no-cells"
-// the span table.
+// setUp creates carriers: words of slots, v1, goroutine-table, record, keys=a+b. "advertise"
+// publishes them, "no-go" leaves out the runtime offsets, "no-cells" the span table.
 func setUp(order string) (*service, error) {
 	table, err := cells.New(cells.Options{Spare: func(cells.Ref, uint64, uintptr) bool { return true }})
 	if err != nil {
@@ -198,8 +197,8 @@ func goroutineAttributes(address uint64) []attribute.KeyValue {
 	}
 }
 
-// namedV1 lays down a ring of layout 1 that is found by its name on every kernel, and
-// shows theSpan on every thread.
+// namedV1 creates a ring of layout 1 that is found by name on every kernel, and publishes theSpan
+// on every thread.
 func (s *service) namedV1() error {
 	const capacity = 64
 	region, err := vma.New(wire.RingName1, wire.RingHeaderSize1+capacity*wire.SlotSize1)
@@ -220,7 +219,7 @@ func (s *service) namedV1() error {
 	return region.Announce()
 }
 
-// shown is a span that a goroutine is in, inside of another one or of nil.
+// shown is a goroutine's published span, inside of another one or of nil.
 type shown struct {
 	service *service
 	outer   *shown
@@ -229,8 +228,8 @@ type shown struct {
 	record  *gorecord.Record
 }
 
-// start starts a span on the calling goroutine, which is in another one or in nil, and
-// shows it by all carriers.
+// start starts a span on the calling goroutine, inside of another one or of nil, and publishes it
+// in all carriers.
 func (s *service) start(span *cells.Span, attributes []byte, outer *shown) *shown {
 	sh := &shown{service: s, outer: outer, span: ringbuf.Span{
 		TraceIDHigh: span.TraceIDHigh, TraceIDLow: span.TraceIDLow, SpanID: span.SpanID, TraceFlags: span.TraceFlags, Attributes: attributes,
@@ -259,13 +258,13 @@ func (s *service) start(span *cells.Span, attributes []byte, outer *shown) *show
 	return sh
 }
 
-// users returns the labels of the user's on the calling goroutine.
+// users returns the user's labels on the calling goroutine.
 func users() gorecord.UserLabels {
 	labels, _ := gorecord.User()
 	return labels
 }
 
-// show shows a span or nil on the calling goroutine, by all carriers.
+// show publishes a span or nil on the calling goroutine, in all carriers.
 func (s *service) show(sh *shown) {
 	if s.record {
 		gorecord.Restore(users())
@@ -288,7 +287,7 @@ func (s *service) show(sh *shown) {
 	}
 }
 
-// over ends the span, on whatever goroutine.
+// over ends the span, on any goroutine.
 func (sh *shown) over() {
 	if sh.service.cells.End(sh.ref) {
 		sh.record.End(true)
@@ -296,7 +295,7 @@ func (sh *shown) over() {
 	}
 }
 
-// end ends the span on its own goroutine, and shows what it is in now.
+// end ends the span on its own goroutine, and publishes its new active span.
 func (sh *shown) end() *shown {
 	sh.over()
 	to := sh.outer
@@ -307,7 +306,7 @@ func (sh *shown) end() *shown {
 	return to
 }
 
-// actors has goroutines that each do one thing at a time.
+// actors runs goroutines that each execute one order at a time.
 func actors(p *childproc.Parent) {
 	order, _ := p.Receive()
 	s, err := setUp(order)
@@ -369,15 +368,15 @@ type actor struct {
 	spin    uint32
 	turns   atomic.Uint64
 	spinner goruntime.Self // the goroutine that spins
-	// in is the span that it is in. Others change it only while it spins.
+	// in is the actor's active span. Others change it only while it spins.
 	in *shown
-	// blocked says that it blocks in the kernel, until wake is written to.
+	// blocked says that the actor blocks in the kernel until wake is written to.
 	blocked     bool
 	sleep, wake *os.File
 }
 
-// spinning runs on its thread until the next order, without ever being preempted: see
-// startActors. Atomic loads would be calls under the race detector, at which it could be.
+// spinning runs on its thread until the next order, without ever being preempted: see startActors.
+// Atomic loads would be calls under the race detector, where preemption is possible.
 //
 //go:norace
 func (a *actor) spinning() {
@@ -397,7 +396,7 @@ func (a *actor) run() {
 		case "lock": // stay on this thread
 			runtime.LockOSThread()
 			a.answers <- "ok"
-		case "show": // show theSpan, with these attributes
+		case "show": // publish theSpan, with these attributes
 			var attributes []byte
 			for i, value := range order[1:] {
 				attributes = append(attributes, byte(i), byte(len(value)))
@@ -409,7 +408,7 @@ func (a *actor) run() {
 				who = a.who()
 			}
 			a.answers <- who
-		case "nest": // show another span inside, whose id is so much more
+		case "nest": // publish a nested span, whose id is larger by the argument
 			span := theSpan
 			more, _ := strconv.ParseUint(order[1], 10, 64)
 			span.SpanID += more
@@ -428,7 +427,7 @@ func (a *actor) run() {
 			atomic.StoreUint32(&a.spin, 1)
 			a.answers <- ""
 			a.spinning()
-		case "spin-known": // the same, on a thread whose m becomes known, by a span that is over
+		case "spin-known": // the same, on a thread whose m becomes known, by a span that has ended
 			atomic.StoreUint32(&a.spin, 1)
 			a.answers <- ""
 			a.service.threads.Clear()
@@ -469,7 +468,7 @@ func answer(err error) string {
 	return "ok"
 }
 
-// who returns the thread and the goroutine that call.
+// who returns the ids of the calling thread and goroutine.
 func (a *actor) who() string {
 	goruntime.Pin()
 	self := a.service.runtime.Self()
@@ -477,15 +476,15 @@ func (a *actor) who() string {
 	return fmt.Sprintf("%d %d", self.TID, self.Goid)
 }
 
-// identity is what who says.
+// identity is the parsed result of who.
 type identity struct {
 	tid  int
 	goid uint64
 }
 
-// startActors starts a child that has set up carriers. Its goroutines are not preempted,
-// so that one that spins stays on its thread, however busy the machine is. The collector
-// is off, because it would wait for such a goroutine.
+// startActors starts a child that has set up carriers. Its goroutines are not preempted, so that a
+// spinning one stays on its thread however busy the machine is. The garbage collector is off,
+// because it would wait for such a goroutine.
 func startActors(t *testing.T, carriers string) *childproc.Child {
 	t.Helper()
 	return readied(t, childproc.Start(t, "actors", notPreempted), carriers)
@@ -514,15 +513,14 @@ func askf(t *testing.T, c *childproc.Child, format string, args ...any) (id iden
 	return id
 }
 
-// Churn: each of many goroutines shows spans that say which goroutine they are of.
+// Churn: each of many goroutines publishes spans that encode its goroutine id.
 
 const (
 	churnSalt  = 0x9E3779B97F4A7C15
 	churnSalt2 = 0xC2B2AE3D27D4EB4F
 )
 
-// churnSpan returns the nth span of a goroutine. Whatever of it is mixed with another
-// one's does not fit.
+// churnSpan returns the nth span of a goroutine. Any mixture with another span is detectable.
 func churnSpan(goid, n uint64) cells.Span {
 	high := goid<<32 | n
 	return cells.Span{
@@ -531,13 +529,13 @@ func churnSpan(goid, n uint64) cells.Span {
 	}
 }
 
-// churn shows spans on goroutines that block, yield, are born and die all the time.
+// churn publishes spans on goroutines that block, yield, start and exit all the time.
 func churn(p *childproc.Parent) {
 	order, _ := p.Receive()
 	s, err := setUp(order)
 	p.Must(err)
 	var stop atomic.Bool
-	// One that has not inherited any labels.
+	// A goroutine without inherited labels.
 	elsewhere := make(chan func())
 	go func() {
 		for do := range elsewhere {

@@ -18,8 +18,8 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// A C program publishes thread contexts (OTEP 4947) in every way in which a C compiler and loader place the variable. Each thread's
-// record follows from its number.
+// A C program publishes thread contexts (OTEP 4947) with every placement of the variable that C
+// compilers and loaders use. Each thread's record follows from its number.
 func TestThreadContexts(t *testing.T) {
 	const (
 		publisher = "testdata/threadcontext/publisher.c"
@@ -62,7 +62,7 @@ func TestThreadContexts(t *testing.T) {
 			require.NoError(t, err)
 			t.Cleanup(func() { assert.NoError(t, p.Close()) })
 
-			// More than once: thread pointers and variables are remembered.
+			// Repeat: thread pointers and variables are cached.
 			for range 3 {
 				contexts, err := p.ThreadContexts(t.Context())
 				require.NoError(t, err)

@@ -26,13 +26,12 @@ import (
 	"github.com/otelctx/otelctx/ringbuf"
 )
 
-// fakeMemory is memory in pieces, in which a script happens while it is
-// read.
+// fakeMemory is memory in pieces that a script changes while it is read.
 type fakeMemory struct {
 	pieces map[uint64][]byte
 	// beforeWord, if not nil, runs before each eight bytes are read.
 	beforeWord func()
-	// always, if not nil, provides what is not in pieces.
+	// always, if not nil, provides the memory outside of pieces.
 	always func(address uint64, b []byte) bool
 
 	calls, words int // words of the last call
@@ -99,7 +98,7 @@ func (f *fakeMemory) ThreadIDs(tid int) ([]int, error) {
 	return ids, nil
 }
 
-// Where fakes have things, and the runtime keeps them.
+// Addresses in fakes, and runtime offsets.
 const (
 	fakeRing       = 0x10_0000
 	fakeM          = 0x30_0000
@@ -114,9 +113,8 @@ var fakeOffsets = RuntimeOffsets{MCurg: 184, MProcid: 64, GGoid: 152, GLabels: 3
 
 func put64(b []byte, v uint64) { binary.NativeEndian.PutUint64(b, v) }
 
-// world is a process of which one thread is looked at. Goroutines come to it and go,
-// start and end spans there and elsewhere. It does one thing at a time, step by step,
-// and notes what is true after each step.
+// world is a process with one observed thread. Goroutines arrive on it and leave, start and end
+// spans there and elsewhere. It acts one step at a time, and records the truth after each step.
 type world struct {
 	*fakeMemory
 
@@ -135,10 +133,10 @@ type world struct {
 type worldGoroutine struct {
 	g    uint64
 	goid uint64
-	// spans are those that it is in, the innermost last.
+	// spans are its nested spans, the innermost last.
 	spans   []uint64
 	records []uint64 // of each of them
-	// next is the span that it will be in when the step that is under way is done.
+	// next is its span after the current step.
 	next *uint64
 }
 
@@ -173,15 +171,15 @@ func (w *world) spawn(g *worldGoroutine, goid uint64) {
 // slot returns the thread's slot.
 func (w *world) slot() []byte { return w.pieces[fakeRing][64+64*(fakeTID%worldCapacity):][:64] }
 
-// worldTraceID is that of the trace that a span is in.
+// worldTraceID returns the trace id of a span.
 func worldTraceID(span uint64) uint64 { return span*1000 + 7 }
 
-// store is the steps of storing a span, which may be 0, in a slot.
+// store returns the steps of storing a span, which may be 0, in a slot.
 func (w *world) store(slot []byte, owner, span uint64) []func() {
 	return w.storeRef(slot, owner, span, 0)
 }
 
-// storeRef is store, with a reference to the span's cell.
+// storeRef is like store, with a reference to the span's cell.
 func (w *world) storeRef(slot []byte, owner, span, ref uint64) []func() {
 	m := uint64(fakeM)
 	return []func(){
@@ -206,7 +204,7 @@ func (w *world) storeRef(slot []byte, owner, span, ref uint64) []func() {
 	}
 }
 
-// replace is the steps of showing another span where a slot shows one.
+// replace returns the steps of replacing the span in a slot.
 func (w *world) replace(slot []byte, goid, old, span uint64) []func() {
 	if binary.NativeEndian.Uint64(slot[0x10:]) != old || binary.NativeEndian.Uint64(slot[0x20:]) != goid {
 		return nil
@@ -222,7 +220,7 @@ func (w *world) setLabels(g *worldGoroutine) {
 	put64(w.pieces[g.g][fakeOffsets.GLabels:], labels)
 }
 
-// Where in its records the world has what.
+// Offsets in the world's records.
 const (
 	worldAncestors  = 24 // and behind them the outsider
 	worldRecord     = worldAncestors + 8*(wire.Ancestors+1)
@@ -231,9 +229,9 @@ const (
 	worldRecordSize = 256
 )
 
-// newRecord returns the address of a record, as gorecord lays it out; perhaps one that
-// another record was at before.
-func (w *world) newRecord(span uint64, lineage ...uint64) uint64 {
+// newRecord returns the address of a record, as gorecord lays it out, which may reuse the address
+// of an earlier one.
+func (w *world) newRecord(span uint64, ancestors ...uint64) uint64 {
 	at := w.heap
 	if n := len(w.free); n > 0 {
 		at, w.free = w.free[n-1], w.free[:n-1]
@@ -244,7 +242,7 @@ func (w *world) newRecord(span uint64, lineage ...uint64) uint64 {
 	put64(b, at+worldList)
 	put64(b[8:], 2)
 	put64(b[16:], 2)
-	for i, word := range lineage {
+	for i, word := range ancestors {
 		put64(b[worldAncestors+8*i:], word)
 	}
 	binary.BigEndian.PutUint64(b[worldRecord+8:], worldTraceID(span))
@@ -258,7 +256,7 @@ func (w *world) newRecord(span uint64, lineage ...uint64) uint64 {
 	return at
 }
 
-// act begins something.
+// act starts a random action.
 func (w *world) act() {
 	g := w.goroutines[w.rand.IntN(len(w.goroutines))]
 	switch what := w.rand.IntN(10); {
@@ -335,7 +333,7 @@ func (w *world) note() {
 	}
 }
 
-// worldView is how the world shows spans; which has t, g, r for the carriers.
+// view returns the view of the world; which has t, g, r for the carriers.
 func (w *world) view(t testing.TB, which string) *threadView {
 	t.Helper()
 	v := &threadView{recordOffset: -1, refOffset: -1, ancestorsOffset: -1, namesOffset: -1, runtime: fakeOffsets}
@@ -354,16 +352,16 @@ func (w *world) view(t testing.TB, which string) *threadView {
 	return v
 }
 
-// Whatever happens between whichever words that are read: what is proven was true at a
-// moment of the reading. There is no span table here; see TestSpanThatIsShownWasLive.
-func TestWhatIsProvenWasTrue(t *testing.T) {
+// Whatever happens between any two words that are read, a proven span was the true one at a moment
+// during the read. This world has no span table; see TestProvenSpanWasLive.
+func TestProvenSpanWasTrue(t *testing.T) {
 	for _, which := range []string{"t", "tr", "r"} {
 		t.Run(which, func(t *testing.T) {
 			shown, idle := 0, 0
 			for seed := range uint64(testenv.Rounds(6, 60)) {
 				w := newWorld(seed)
 				l := newThreadReader(w, w.view(t, which))
-				// From a world that stands still to one in which much happens at once.
+				// From a static world to one in which much happens at once.
 				pace := []int{1000, 300, 100, 40, 15, 5}[seed%6]
 				for range 400 {
 					for range w.rand.IntN(40) {
@@ -402,7 +400,7 @@ func TestWhatIsProvenWasTrue(t *testing.T) {
 	}
 }
 
-// stillWorld is a world in which goroutine 1 runs in span 1.
+// stillWorld returns a static world in which goroutine 1 runs in span 1.
 func stillWorld(t *testing.T) *spanWorld {
 	t.Helper()
 	w := newSpanWorld(1)
@@ -424,8 +422,8 @@ func (w *spanWorld) look(t *testing.T, which string, m uint64) Thread {
 	return thread
 }
 
-// One carrier that is not there or cannot be read does not hide the others.
-func TestBestCarrierIsShown(t *testing.T) {
+// A missing or unreadable carrier does not hide the others.
+func TestBestCarrierWins(t *testing.T) {
 	none := func(*spanWorld) {}
 	for _, tt := range []struct {
 		which  string
@@ -455,8 +453,8 @@ func TestBestCarrierIsShown(t *testing.T) {
 	}
 }
 
-// Everything that can be wrong about a thread leaves it without the span.
-func TestWrongIsWorseThanMissing(t *testing.T) {
+// Each inconsistency of a thread removes its span.
+func TestInconsistentThreadHasNoSpan(t *testing.T) {
 	for name, test := range map[string]struct {
 		which  string
 		change func(w *spanWorld)
@@ -502,8 +500,8 @@ func TestWrongIsWorseThanMissing(t *testing.T) {
 	}
 }
 
-// A record may be read while the goroutine is away, and be over when it comes back.
-func TestSpanThatEndsElsewhereMeanwhile(t *testing.T) {
+// A record may be read while the goroutine is on another thread, and have ended when it returns.
+func TestSpanEndsElsewhereDuringRead(t *testing.T) {
 	for _, whole := range []bool{false, true} {
 		w := stillWorld(t)
 		curg := w.pieces[fakeM][fakeOffsets.MCurg:]
@@ -530,7 +528,7 @@ func TestRecordWithAttributes(t *testing.T) {
 	w := stillWorld(t)
 	encoded := []byte("\x00\x02ab\x01\x01c")
 	b := w.pieces[fakeHeap]
-	// The list of labels and its text move out of the way.
+	// Move the list of labels and its text out of the way.
 	copy(b[1024:], b[worldList:worldRecordSize])
 	put64(b, fakeHeap+1024)
 	put64(b[1024+16:], fakeHeap+1024+worldText-worldList+32)
@@ -563,7 +561,7 @@ func TestDecodeAttributes(t *testing.T) {
 	}
 }
 
-func TestOwnIDsInANamespace(t *testing.T) {
+func TestOwnIDsInNamespace(t *testing.T) {
 	for namespaced, ids := range map[bool]map[int][]int{false: {4: {4}, 5: {5}}, true: {1004: {1004, 40, 4}, 1005: {1005, 41, 5}}} {
 		p := &Process{threads: threadState{source: &fakeMemory{ids: ids}}}
 		for range 2 {
@@ -583,7 +581,7 @@ func intValue(i int64) *commonpb.AnyValue {
 	return &commonpb.AnyValue{Value: &commonpb.AnyValue_IntValue{IntValue: i}}
 }
 
-// goodAdvertisement advertises the rings of a world and its records.
+// goodAdvertisement returns an advertisement of a world's rings and records.
 func goodAdvertisement() map[string]*commonpb.AnyValue {
 	a := map[string]*commonpb.AnyValue{
 		wire.KeySchemaVersion:                       str(wire.SchemaGoLabels),
@@ -633,7 +631,7 @@ func contextOf(a map[string]*commonpb.AnyValue) *ProcessContext {
 	return &ProcessContext{Message: msg}
 }
 
-// headed is a world whose ring has a header.
+// headed returns a world whose ring has a header.
 func headed(t *testing.T) *spanWorld {
 	t.Helper()
 	w := stillWorld(t)
@@ -643,7 +641,7 @@ func headed(t *testing.T) *spanWorld {
 	return w
 }
 
-// usableKinds returns the carriers that can be read.
+// usableKinds returns the kinds of the readable carriers.
 func usableKinds(v *threadView) (kinds []CarrierKind) {
 	for _, c := range v.carriers {
 		if c.Err == nil {
@@ -705,7 +703,7 @@ func TestAdvertisement(t *testing.T) {
 		}
 	}
 
-	// A ring that has been closed leaves its addresses mapped, to something else.
+	// The addresses of a closed ring stay mapped, with other contents.
 	w := headed(t)
 	clear(w.pieces[fakeRing])
 	v := newThreadView(w, contextOf(goodAdvertisement()))
@@ -738,9 +736,8 @@ func TestRingNames(t *testing.T) {
 	}
 }
 
-// FuzzThreads looks at a thread, over and over, of a process whose memory is made of
-// the input, and so is its advertisement. Each look ends, and what it returns is in
-// order.
+// FuzzThreads reads a thread, over and over, of a process whose memory and advertisement are made
+// of the input. Each read terminates, and its results are valid.
 func FuzzThreads(f *testing.F) {
 	f.Add(uint64(1), []byte{1, 2, 3, 4, 5, 6, 7, 8}, uint16(184), uint16(24), byte(7))
 	f.Add(uint64(2), []byte{0, 0, 0x50, 0, 0, 0, 0, 0, 1}, uint16(0), uint16(4096), byte(7))
@@ -765,7 +762,7 @@ func FuzzThreads(f *testing.F) {
 		a[wire.KeyGo+wire.GoKeyGGoidOffset] = intValue(int64(offset) / 2)
 		a[wire.KeyGo+wire.GoKeyRecordOffset] = intValue(int64(record))
 		v := newThreadView(headed(t), contextOf(a))
-		// The same, of this memory.
+		// The same for this memory.
 		w := world{fakeMemory: memory}
 		var names []rune
 		for i, c := range "tgr" {

@@ -42,7 +42,7 @@ func threadsOf(t *testing.T, p *Process) []Thread {
 	return threads
 }
 
-// withSpans returns the threads that show spans.
+// withSpans returns the threads with spans.
 func withSpans(threads []Thread) []Thread {
 	var shown []Thread
 	for _, t := range threads {
@@ -53,10 +53,10 @@ func withSpans(threads []Thread) []Thread {
 	return shown
 }
 
-// proven is what a thread shows that is in theSpan.
-func proven(who identity, c CarrierKind) Thread {
+// proven is the expected thread in theSpan.
+func proven(id identity, c CarrierKind) Thread {
 	return Thread{
-		TID: who.tid, OwnTID: who.tid, Goroutine: who.goid,
+		TID: id.tid, OwnTID: id.tid, Goroutine: id.goid,
 		Span: &ThreadSpan{
 			TraceID: traceIDOf(&theSpan), SpanID: spanIDOf(theSpan.SpanID), TraceFlags: 1,
 			LocalRootSpanID: spanIDOf(theSpan.LocalRootSpanID), Carrier: c, Proven: true,
@@ -71,7 +71,7 @@ func acting(t *testing.T, carriers string) (*childproc.Child, *Process) {
 	return c, open(t, c.PID())
 }
 
-// spinIn has an actor show a span on a thread of its own and spin there.
+// spinIn makes an actor publish a span on a thread of its own and spin there.
 func spinIn(t *testing.T, c *childproc.Child, show string) identity {
 	t.Helper()
 	tellf(t, c, "lock a")
@@ -79,7 +79,7 @@ func spinIn(t *testing.T, c *childproc.Child, show string) identity {
 	return askf(t, c, "spin a")
 }
 
-// steadily fails the test unless these threads and no others show spans, each time.
+// steadily fails the test unless exactly these threads have spans, at each read.
 func steadily(t *testing.T, p *Process, want ...Thread) {
 	t.Helper()
 	for range 50 {
@@ -101,7 +101,7 @@ func TestThreadsOfEachCarrier(t *testing.T) {
 			who := spinIn(t, c, "show a")
 			steadily(t, p, proven(who, want))
 			if want == GoroutineRecord {
-				// A goroutine with other labels has no record, whatever is behind those.
+				// A goroutine with other labels has no record, whatever follows those in memory.
 				tellf(t, c, "relabel a")
 				askf(t, c, "spin a")
 				next := ThreadSlots
@@ -121,8 +121,9 @@ func TestThreadsOfEachCarrier(t *testing.T) {
 	}
 }
 
-// showsRaw fails the test unless the slot of a thread shows theSpan, whoever runs there.
-func showsRaw(t *testing.T, p *Process, tid int) {
+// slotHasSpan fails the test unless the slot of a thread holds theSpan, whichever goroutine runs
+// there.
+func slotHasSpan(t *testing.T, p *Process, tid int) {
 	t.Helper()
 	v, err := p.threadView(t.Context())
 	require.NoError(t, err)
@@ -131,9 +132,9 @@ func showsRaw(t *testing.T, p *Process, tid int) {
 	require.Equal(t, spanIDOf(theSpan.SpanID), s.SpanID)
 }
 
-// waits returns when no goroutine is on a thread. A goroutine says that it waits just before
-// it does.
-func waits(t *testing.T, p *Process, tid int) {
+// waitUntilIdle returns when no goroutine is on a thread. A goroutine reports that it waits just
+// before it does.
+func waitUntilIdle(t *testing.T, p *Process, tid int) {
 	t.Helper()
 	for end := time.Now().Add(testenv.Patience); ; time.Sleep(time.Millisecond) {
 		require.True(t, time.Now().Before(end), "there is always one")
@@ -145,26 +146,26 @@ func waits(t *testing.T, p *Process, tid int) {
 	}
 }
 
-// Spans are read by another thread if the first one has ended.
-func TestThreadsWithoutTheFirst(t *testing.T) {
+// Spans are read through another thread if the first one has exited.
+func TestThreadsAfterFirstExited(t *testing.T) {
 	c, p := acting(t, "slots record advertise publish")
 	tellf(t, c, "end-first-thread")
 	steadily(t, p, proven(spinIn(t, c, "show a"), GoroutineRecord))
 }
 
-func TestGoroutineThatWaitsIsOnNoThread(t *testing.T) {
+func TestWaitingGoroutineIsOnNoThread(t *testing.T) {
 	c, p := acting(t, "slots goroutine-table record advertise publish")
 	tellf(t, c, "lock a")
 	who := askf(t, c, "show a")
 	tellf(t, c, "park a")
-	waits(t, p, who.tid)
+	waitUntilIdle(t, p, who.tid)
 	steadily(t, p)
-	showsRaw(t, p, who.tid)
+	slotHasSpan(t, p, who.tid)
 	assert.Equal(t, who.goid, askf(t, c, "spin a").goid)
 	require.Equal(t, []Thread{proven(who, GoroutineRecord)}, withSpans(threadsOf(t, p)))
 }
 
-func TestGoroutineThatMovedTakesItsSpanAlong(t *testing.T) {
+func TestMovedGoroutineKeepsItsSpan(t *testing.T) {
 	for carriers, want := range map[string]CarrierKind{
 		"slots": 0, "slots goroutine-table": GoroutineTable, "slots record": GoroutineRecord,
 	} {
@@ -180,7 +181,7 @@ func TestGoroutineThatMovedTakesItsSpanAlong(t *testing.T) {
 				askf(t, c, "spin %s", other) // perhaps there
 				after := askf(t, c, "spin a")
 				if before.tid != after.tid {
-					showsRaw(t, p, before.tid)
+					slotHasSpan(t, p, before.tid)
 					shown := withSpans(threadsOf(t, p))
 					if want == 0 {
 						require.Empty(t, shown)
@@ -197,8 +198,8 @@ func TestGoroutineThatMovedTakesItsSpanAlong(t *testing.T) {
 	}
 }
 
-// withoutLocalRoot gives spans of a record the local root that only slots have, which
-// the thread that they moved to does not show.
+// withoutLocalRoot clears the local root of spans from a record: only slots have it, and the thread
+// that the goroutine moved to has published none.
 func withoutLocalRoot(threads []Thread, c CarrierKind) []Thread {
 	for _, t := range threads {
 		if c == GoroutineRecord && t.Span.LocalRootSpanID == [8]byte{} {
@@ -208,15 +209,15 @@ func withoutLocalRoot(threads []Thread, c CarrierKind) []Thread {
 	return threads
 }
 
-func TestOwnerIsGone(t *testing.T) {
+func TestOwnerExited(t *testing.T) {
 	c, p := acting(t, "slots goroutine-table record advertise publish")
 	who := askf(t, c, "show a")
 	tellf(t, c, "exit a")
-	for i := range 5 { // whoever gets its thread and its g
+	for i := range 5 { // for the goroutine that gets its thread and its g
 		askf(t, c, "spin %d", i)
 	}
 	steadily(t, p)
-	showsRaw(t, p, who.tid)
+	slotHasSpan(t, p, who.tid)
 }
 
 func TestGoroutineInSystemCall(t *testing.T) {
@@ -224,7 +225,7 @@ func TestGoroutineInSystemCall(t *testing.T) {
 	tellf(t, c, "lock a")
 	askf(t, c, "show a")
 	who := askf(t, c, "syscall a")
-	// It says so just before it does.
+	// It reports that just before the system call.
 	require.Eventually(t, func() bool {
 		call, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/syscall", c.PID(), who.tid))
 		return err == nil && strings.HasPrefix(string(call), fmt.Sprintf("%d ", syscall.SYS_READ))
@@ -232,17 +233,17 @@ func TestGoroutineInSystemCall(t *testing.T) {
 	steadily(t, p, proven(who, GoroutineRecord))
 }
 
-func TestOnlyRecordsAreInherited(t *testing.T) {
+func TestRecordsAreInherited(t *testing.T) {
 	for carriers, inherited := range map[string]bool{"slots goroutine-table": false, "slots record": true} {
 		t.Run(carriers, func(t *testing.T) {
 			c, p := acting(t, carriers+" advertise publish")
 			tellf(t, c, "lock a")
 			self := askf(t, c, "show a")
-			// The thread of the goroutine that is started becomes known by a span of its
-			// own, which is over.
+			// The thread of the started goroutine becomes known by a span of its own, which has
+			// ended.
 			who := askf(t, c, "start-known a")
 			require.NotEqual(t, self.goid, who.goid)
-			waits(t, p, self.tid)
+			waitUntilIdle(t, p, self.tid)
 			for range 100 {
 				shown := withSpans(threadsOf(t, p))
 				if !inherited {
@@ -271,8 +272,7 @@ func TestAttributesOfThreads(t *testing.T) {
 	assert.Equal(t, []ThreadAttribute{{"http.route", "/cart"}, {"user", "alice"}, {"tenant", "unnamed"}}, shown[0].Span.Attributes)
 }
 
-// What profilers are to read themselves is where the process itself has it: this is
-// another process of the same program.
+// The layout matches the memory of the process itself, which runs the same program.
 func TestThreadLayout(t *testing.T) {
 	c := startActors(t, "slots goroutine-table record keys=http.route+user advertise publish")
 	l, err := open(t, c.PID()).ThreadLayout(t.Context())
@@ -320,8 +320,8 @@ func TestThreadLayout(t *testing.T) {
 	assert.False(t, all)
 }
 
-// That there is nothing is an error of Threads alone.
-func TestThreadLayoutOfNothing(t *testing.T) {
+// Only Threads fails if nothing is published.
+func TestThreadLayoutWithoutPublication(t *testing.T) {
 	for order, source := range map[string]CarrierSource{"publish": 0, "": 0, "slots": FoundByName} {
 		_, p := acting(t, order)
 		l, err := p.ThreadLayout(t.Context())
@@ -340,7 +340,7 @@ func TestThreadLayoutOfNothing(t *testing.T) {
 	}
 }
 
-// A service in a container knows its threads by other ids than its host does.
+// A service in a container has other thread ids than its host sees.
 func TestThreadsInOwnPIDNamespace(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("a PID namespace needs CAP_SYS_ADMIN")
@@ -360,7 +360,7 @@ func TestThreadsInOwnPIDNamespace(t *testing.T) {
 	assert.Equal(t, proven(who, GoroutineRecord).Span, shown[0].Span)
 }
 
-// Without owners, or without a way to check them, spans are shown but not as proven.
+// Without owners, or without a way to verify them, spans are unproven.
 func TestUnprovenSpans(t *testing.T) {
 	for carriers, want := range map[string]Carrier{
 		"v1 advertise publish":          {Source: Advertised},
@@ -400,7 +400,7 @@ func TestUnprovenSpans(t *testing.T) {
 	}
 }
 
-func TestRingFoundByItsName(t *testing.T) {
+func TestFindRingByName(t *testing.T) {
 	_, p := acting(t, "named-v1")
 	threads := threadsOf(t, p)
 	assert.Len(t, withSpans(threads), len(threads), "every slot shows a span")
@@ -411,7 +411,7 @@ func TestRingFoundByItsName(t *testing.T) {
 	assert.Contains(t, found[0].Ring.Mapping, wire.RingName1)
 }
 
-func TestAdvertisementThatComesLater(t *testing.T) {
+func TestLateAdvertisement(t *testing.T) {
 	c, p := acting(t, "slots publish")
 	spinIn(t, c, "show a")
 	shown := withSpans(threadsOf(t, p))
@@ -423,7 +423,7 @@ func TestAdvertisementThatComesLater(t *testing.T) {
 	require.Equal(t, []Thread{proven(who, ThreadSlots)}, withSpans(threadsOf(t, p)))
 }
 
-func TestThreadsOfAProcessThatEnds(t *testing.T) {
+func TestThreadsOfExitedProcess(t *testing.T) {
 	c, p := acting(t, "slots advertise publish")
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -432,7 +432,7 @@ func TestThreadsOfAProcessThatEnds(t *testing.T) {
 		require.ErrorIs(t, err, context.Canceled)
 		threadsOf(t, p)
 	}
-	// Killed and not waited for, it has no memory any more.
+	// Killed and not waited for, it no longer has memory.
 	c.Zombie()
 	_, err := p.Threads(t.Context())
 	require.Truef(t, errors.Is(err, ErrProcessGone) || errors.Is(err, ErrNoThreadContext), "%v", err)
@@ -442,8 +442,8 @@ func TestThreadsOfAProcessThatEnds(t *testing.T) {
 	require.NotErrorIs(t, err, ErrNoThreadContext)
 }
 
-// Goroutines that block, migrate and die with spans are read all the while: a span that
-// is called proven is whole, and its goroutine's.
+// A proven span is consistent and its goroutine's while goroutines block, migrate and exit with
+// spans.
 func TestProvenUnderChurn(t *testing.T) {
 	for carriers, kind := range map[string]CarrierKind{
 		"slots": ThreadSlots, "slots goroutine-table": GoroutineTable, "slots record": GoroutineRecord,

@@ -20,10 +20,10 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// The reader does with the golden vectors what they say.
+// The reader handles the golden vectors as they specify.
 func TestGoldenVectors(t *testing.T) {
 	for file, judge := range map[string]func([]byte) (verdict, expect string){
-		"headers.csv": judgeHeader, "payloads.csv": judgePayload, "records.csv": judgeRecord,
+		"headers.csv": checkHeader, "payloads.csv": checkPayload, "records.csv": checkRecord,
 	} {
 		f, err := os.Open("../internal/interop/vectors/" + file)
 		if errors.Is(err, os.ErrNotExist) {
@@ -44,7 +44,7 @@ func TestGoldenVectors(t *testing.T) {
 	}
 }
 
-func judgeHeader(b []byte) (verdict, expect string) {
+func checkHeader(b []byte) (verdict, expect string) {
 	h, err := wire.DecodeProcessContextHeader((*[wire.ProcessContextHeaderSize]byte)(b))
 	switch {
 	case errors.Is(err, wire.ErrProcessContextUnsigned), err == nil && h.PublishedAtNS == 0:
@@ -57,7 +57,7 @@ func judgeHeader(b []byte) (verdict, expect string) {
 	return "accept", fmt.Sprintf("payload of %d bytes at %#x", h.PayloadSize, h.Payload)
 }
 
-func judgePayload(b []byte) (verdict, expect string) {
+func checkPayload(b []byte) (verdict, expect string) {
 	message, err := decodePayload(b)
 	if err != nil {
 		return "reject", ""
@@ -86,8 +86,8 @@ func valueText(v *commonpb.AnyValue) string {
 	}
 }
 
-func judgeRecord(b []byte) (verdict, expect string) {
-	// A reader reads as many bytes as the record says.
+func checkRecord(b []byte) (verdict, expect string) {
+	// A reader reads the number of bytes that the record gives.
 	b = b[:wire.ThreadContextRecordSize+int(binary.LittleEndian.Uint16(b[26:]))]
 	s := spanOfRecord(b, []string{"http_route", "http_method", "user_id"})
 	if s == nil {

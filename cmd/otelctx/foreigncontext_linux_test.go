@@ -58,7 +58,7 @@ func TestSpansBesideAnyProcessContext(t *testing.T) {
 			assert.NotContains(t, printed(t, "inspect", pidOf(c)), "threadlocal.schema_version")
 			text := printed(t, "inspect", pidOf(c), "-v")
 			assert.Contains(t, text, "threadlocal.schema_version")
-			assert.Equal(t, test.invalid, strings.Contains(text, "2 of them"))
+			assert.Equal(t, test.invalid, strings.Contains(text, "2 process contexts"))
 
 			file := filepath.Join(t.TempDir(), "profile.pb.gz")
 			recording, got := recorded(t, c, "--output", file)
@@ -66,7 +66,7 @@ func TestSpansBesideAnyProcessContext(t *testing.T) {
 			assert.Zero(t, recording.Unproven)
 			assertTrue(t, file)
 			if test.invalid {
-				assert.Contains(t, got.stderr, "invalid process context: 2 of them")
+				assert.Contains(t, got.stderr, "invalid process context: 2 process contexts")
 			} else {
 				assert.Empty(t, got.complaints())
 			}
