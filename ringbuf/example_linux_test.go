@@ -23,7 +23,7 @@ func Example() {
 	info := ring.Info()
 	fmt.Printf("%s: layout %d, %d slots of %d bytes\n", info.Mapping, info.Layout, info.Capacity, info.SlotSize)
 
-	// A thread slot is right as long as the goroutine stays on its thread.
+	// A thread slot is valid while the goroutine stays on its thread.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	traceID := [16]byte{0x4b, 0xf9, 0x2f, 0x35, 0x77, 0xb3, 0x4d, 0xa6, 0xa3, 0xce, 0x92, 0x9d, 0x0e, 0x0e, 0x47, 0x36}
@@ -41,8 +41,8 @@ func Example() {
 	// the thread shows 0000000000000000
 }
 
-// Slots that are found by goroutine stay right wherever the scheduler takes the
-// goroutine. Readers need to know the Go runtime to use them.
+// Slots indexed by goroutine stay valid when the scheduler moves the goroutine. Readers need the Go
+// runtime's offsets to use them.
 func ExampleWithIndex() {
 	ring, err := ringbuf.New(ringbuf.WithIndex(ringbuf.ByGoroutine), ringbuf.WithAttributeSpace(100))
 	if err != nil {
@@ -61,7 +61,7 @@ func ExampleWithIndex() {
 	// the goroutine shows 2
 }
 
-// memory is a process's, as /proc shows it to those who may debug the process.
+// memory is the memory of a process, as /proc gives it to debuggers.
 type memory struct{ file *os.File }
 
 // ReadParts reads one part after the other.
@@ -74,7 +74,7 @@ func (m memory) ReadParts(parts []ringbuf.Part) (int, error) {
 	return len(parts), nil
 }
 
-// What a profiler sees. The process whose ring it looks into is the example's own.
+// A profiler reads the slot of a thread. The process is the example's own.
 func ExampleView() {
 	ring, err := ringbuf.New(ringbuf.WithCapacity(1024))
 	if err != nil {

@@ -10,5 +10,5 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	childproc.Main(m, map[string]func(*childproc.Parent){"show a span": showASpan})
+	childproc.Main(m, map[string]func(*childproc.Parent){"publish a span": publishSpan})
 }

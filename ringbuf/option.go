@@ -13,7 +13,7 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// Option configures a [Ring]. Of several that say the same thing the last one counts.
+// Option configures a [Ring]. The last of several options for the same setting counts.
 type Option interface {
 	apply(c config) config
 }
@@ -25,17 +25,17 @@ func (f optionFunc) apply(c config) config {
 	return c
 }
 
-// Index is what the number of a slot is taken from, modulo the capacity.
+// Index selects the id that gives the number of a slot, modulo the capacity.
 type Index int
 
 const (
-	// ByThread takes the thread id, as the process's own PID namespace has it.
+	// ByThread indexes slots by thread id in the process's own PID namespace.
 	ByThread Index = wire.RingByThread
-	// ByGoroutine takes the goroutine id.
+	// ByGoroutine indexes slots by goroutine id.
 	ByGoroutine Index = wire.RingByGoroutine
 )
 
-// DefaultCapacity is the capacity of rings for which none is chosen.
+// DefaultCapacity is the capacity without [WithCapacity].
 const DefaultCapacity = ring.DefaultCapacity
 
 type config struct {
@@ -65,7 +65,7 @@ func (c config) check() error {
 	case !validName(c.name):
 		return fmt.Errorf("name %q is not a mapping name that readers accept", c.name)
 	case c.layout == wire.RingLayout1 && (c.index != ByThread || c.attributeSpace != 0):
-		return errors.New("layout 1 is by thread and without attributes")
+		return errors.New("layout 1 supports only ByThread and no attributes")
 	}
 	if c.index == ByGoroutine {
 		if _, err := c.runtime.Offset(goruntime.GGoid); err != nil {
@@ -75,8 +75,8 @@ func (c config) check() error {
 	return ring.Check(c.capacity, c.attributeSpace)
 }
 
-// validName reports whether the kernel names mappings like this (is_valid_name_char,
-// ANON_VMA_NAME_MAX_LEN), and no reader of process contexts looks into them.
+// validName reports whether the kernel accepts the name for a mapping (is_valid_name_char,
+// ANON_VMA_NAME_MAX_LEN) and readers of process contexts ignore it.
 func validName(name string) bool {
 	for _, c := range []byte(name) {
 		if c < ' ' || c > '~' || strings.IndexByte("[]\\$`", c) >= 0 {
@@ -86,37 +86,35 @@ func validName(name string) bool {
 	return len(name) < 80 && !strings.HasPrefix(name, wire.ProcessContextName)
 }
 
-// WithCapacity chooses the number of slots, a power of two up to 16,777,216. That holds for layout 1
-// too, whose readers compute an id modulo any capacity: a writer that divides takes longer over each
-// span, and nothing needs another capacity. A [View] reads rings of any. The
-// default is 65,536. Threads or goroutines whose ids are equal modulo the capacity
-// share a slot, which then shows the one that stored last.
+// WithCapacity sets the number of slots, a power of two up to 16,777,216. The default is 65,536.
+// Threads or goroutines whose ids are equal modulo the capacity share a slot, which then holds the
+// last stored span. The power of two applies to layout 1, too, although its readers accept any
+// capacity, as a [View] does: a writer that divides takes longer for each span.
 func WithCapacity(slots int) Option {
 	return optionFunc(func(c *config) { c.capacity = slots })
 }
 
-// WithDatadogLayout chooses slots of layout 1, for readers that know the first design of
-// Datadog's OTEL context storage. They have 32 bytes and no owner. Readers find them as
-// DD_OTEL_CTX, or by the magic number in anonymous memory. It needs ByThread. The default
-// is layout 2.
+// WithDatadogLayout selects slots of layout 1, for readers of the first design of Datadog's OTEL
+// context storage. They have 32 bytes and no owner. Readers find them as DD_OTEL_CTX, or by the
+// magic number in anonymous memory. It requires ByThread. The default is layout 2.
 func WithDatadogLayout() Option {
 	return optionFunc(func(c *config) { c.layout = wire.RingLayout1 })
 }
 
-// WithIndex chooses by what a slot is found. The default is [ByThread].
+// WithIndex selects the id that slots are indexed by. The default is [ByThread].
 func WithIndex(i Index) Option {
 	return optionFunc(func(c *config) { c.index = i })
 }
 
-// WithName chooses the name of the mapping, at most 79 bytes. The default is
-// OTELCTX_SLOTS, or OTELCTX_GSLOTS by goroutine, or DD_OTEL_CTX in layout 1. The
-// kernel takes printable ASCII without [, ], \, $ and `. A name that begins with
-// OTEL_CTX would mislead readers of process contexts and is refused.
+// WithName sets the name of the mapping, at most 79 bytes. The default is OTELCTX_SLOTS, or
+// OTELCTX_GSLOTS by goroutine, or DD_OTEL_CTX in layout 1. The kernel accepts printable ASCII
+// without [, ], \, $ and `. A name that begins with OTEL_CTX would mislead readers of process
+// contexts and is rejected.
 func WithName(name string) Option {
 	return optionFunc(func(c *config) { c.name = name })
 }
 
-// WithAttributeSpace has each slot hold encoded attributes of this many bytes, at most
+// WithAttributeSpace reserves space for this many bytes of encoded attributes in each slot, at most
 // 612. Rounding the slot up to a power of two may add some. The default is none.
 func WithAttributeSpace(bytes int) Option {
 	return optionFunc(func(c *config) { c.attributeSpace = bytes })

@@ -26,13 +26,12 @@ func TestUnsupported(t *testing.T) {
 	assert.Nil(t, r)
 }
 
-// withRuntime replaces what is known of the Go runtime, for tests of what is
-// refused.
+// withRuntime replaces the runtime offsets, to test errors.
 func withRuntime(r *goruntime.Runtime) Option {
 	return optionFunc(func(c *config) { c.runtime = r })
 }
 
-func TestOptionsRefused(t *testing.T) {
+func TestInvalidOptions(t *testing.T) {
 	known := goruntime.Calibrate()
 	for _, tt := range []struct {
 		name string
@@ -47,7 +46,7 @@ func TestOptionsRefused(t *testing.T) {
 		{"negative attribute space", []Option{WithAttributeSpace(-1)}, "attribute space of -1 bytes"},
 		{"too much attribute space", []Option{WithAttributeSpace(613)}, "attribute space of 613 bytes, at most 612"},
 		{"layout 1 by goroutine", []Option{WithDatadogLayout(), WithIndex(ByGoroutine)}, "layout 1 is by thread"},
-		{"layout 1 with attributes", []Option{WithDatadogLayout(), WithAttributeSpace(1)}, "layout 1 is by thread and without attributes"},
+		{"layout 1 with attributes", []Option{WithDatadogLayout(), WithAttributeSpace(1)}, "layout 1 supports only ByThread and no attributes"},
 		{"no such index", []Option{WithIndex(2)}, "index 2 is neither"},
 		{"negative index", []Option{WithIndex(-1)}, "index -1 is neither"},
 		{"a process context", []Option{WithName("OTEL_CTX")}, `name "OTEL_CTX" is not a mapping name`},
@@ -75,7 +74,7 @@ func TestOptionsRefused(t *testing.T) {
 	}
 }
 
-func TestOptionsAccepted(t *testing.T) {
+func TestValidOptions(t *testing.T) {
 	for _, opts := range [][]Option{
 		nil,
 		{WithCapacity(1)},

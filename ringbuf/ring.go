@@ -12,14 +12,12 @@ import (
 	"github.com/otelctx/otelctx/internal/ring"
 )
 
-// Span is what a slot shows. [SpanOf] makes one. The zero Span shows nothing.
+// Span is the content of a slot. [SpanOf] makes one. The zero Span is no span.
 //
-//   - TraceIDHigh, TraceIDLow and SpanID are uint64: a W3C identifier, or a half of one,
-//     read as a big-endian number.
+//   - TraceIDHigh, TraceIDLow and SpanID are uint64: a W3C identifier, or a half of one, read as a big-endian number.
 //   - Ref, a uint64, names the span's cell in a span table. It is 0 without one.
 //   - TraceFlags is a byte.
-//   - Attributes is a []byte in the encoding of OTEP 4947. If they do not all fit into the
-//     ring's attribute space, those are shown, one after the other, for which there is room.
+//   - Attributes is a []byte in the encoding of OTEP 4947. Attributes that do not fit into the ring's attribute space are left out.
 type Span = ring.Span
 
 // SpanOf returns the Span with these identifiers.
@@ -32,34 +30,34 @@ func SpanOf(traceID [16]byte, spanID [8]byte, traceFlags byte) Span {
 	}
 }
 
-// Ring is a ring of slots. [New] makes one. It is safe for concurrent use. A nil or zero Ring shows
-// nothing: its methods do nothing.
+// Ring is a ring of slots. [New] makes one. It is safe for concurrent use. The methods of a nil or
+// zero Ring do nothing.
 type Ring struct {
 	ring    *ring.Ring
 	index   Index
 	runtime *goruntime.Runtime
 }
 
-// Info says where and how a ring is laid out, for readers.
+// Info describes the location and layout of a ring, for readers.
 type Info struct {
-	// Mapping is the name that the ring's mapping was given. That of a view from [FindView] is empty.
+	// Mapping is the name of the ring's mapping. It is empty in a view from [FindView].
 	Mapping string
-	// Address is where in the process the ring's header is.
+	// Address is the address of the ring's header in the process.
 	Address uint64
 	// Layout is 1 or 2, Capacity the number of slots.
 	Layout, Capacity int
-	// HeaderSize is how far behind Address the slots start, SlotSize how far they
-	// are apart, in bytes.
+	// HeaderSize is the distance from Address to the slots, SlotSize the distance between slots, in
+	// bytes.
 	HeaderSize, SlotSize int
-	// Index is by what a slot is found.
+	// Index is the id that slots are indexed by.
 	Index Index
 }
 
-// New returns a ring that shows nothing yet. Only those of its pages cost memory that
-// spans are stored in. Its addresses stay in use until the process ends.
+// New returns an empty ring. Only pages with stored spans cost memory. Its addresses stay in use
+// until the process ends.
 //
-// The error names the option that cannot be met or the system call that failed, or
-// wraps [errors.ErrUnsupported]; then nothing is left behind.
+// The error names the option that cannot be met or the system call that failed, or wraps
+// [errors.ErrUnsupported]; then nothing is left behind.
 func New(opts ...Option) (*Ring, error) {
 	if !goruntime.Supported {
 		return nil, fmt.Errorf("ringbuf.New: %w", errors.ErrUnsupported)
@@ -77,9 +75,9 @@ func New(opts ...Option) (*Ring, error) {
 	return &Ring{r, c.index, c.runtime}, nil
 }
 
-// Info returns how the ring is laid out.
+// Info returns the location and layout of the ring.
 func (r *Ring) Info() Info {
-	if r.none() {
+	if r.isNil() {
 		return Info{}
 	}
 	l := r.ring.Layout()
@@ -89,14 +87,14 @@ func (r *Ring) Info() Info {
 	}
 }
 
-// Store shows s in the slot of the calling thread or goroutine. If another writer holds on
-// to the slot just then, it shows what that one stores, or nothing, and never what it
-// showed before. If s is nil, it does nothing.
+// Store publishes s in the slot of the calling thread or goroutine. If another writer holds the
+// slot at that moment, the slot ends up with that writer's span or with none, and never with the
+// previous one. If s is nil, Store does nothing.
 //
-// A goroutine that has moved to another thread leaves behind what it showed on the one
-// before, as its owner says.
+// A goroutine that moves to another thread leaves its span in the slot of the previous thread; the
+// slot's owner tells.
 func (r *Ring) Store(s *Span) {
-	if r.none() || s == nil {
+	if r.isNil() || s == nil {
 		return // A panic while pinned would end the process.
 	}
 	goruntime.Pin()
@@ -105,14 +103,13 @@ func (r *Ring) Store(s *Span) {
 	goruntime.Unpin()
 }
 
-// Clear shows nothing in the slot of the calling thread or goroutine.
+// Clear removes the span from the slot of the calling thread or goroutine.
 func (r *Ring) Clear() { r.Store(new(Span)) }
 
-// Shown returns the id of the span that the slot of the calling thread or goroutine shows
-// for the calling goroutine, or 0. Where goroutine ids are not known, and in layout 1, it
-// is that of whichever goroutine.
+// Shown returns the id of the span that the calling goroutine has published in its slot, or 0. If
+// goroutine ids are unknown, and in layout 1, any goroutine's span counts.
 func (r *Ring) Shown() uint64 {
-	if r.none() {
+	if r.isNil() {
 		return 0
 	}
 	goruntime.Pin()
@@ -125,11 +122,11 @@ func (r *Ring) Shown() uint64 {
 	return spanID
 }
 
-// Get returns the span, without attributes, that the slot of the calling thread or goroutine shows for
-// the calling goroutine, and whether it shows one. Where goroutine ids are not known, and in layout
-// 1, the span is that of whichever goroutine. It allocates nothing and takes no lock.
+// Get returns the span, without attributes, that the calling goroutine has published in its slot,
+// and whether there is one. If goroutine ids are unknown, and in layout 1, any goroutine's span
+// counts. Get allocates nothing and takes no lock.
 func (r *Ring) Get() (Span, bool) {
-	if r.none() {
+	if r.isNil() {
 		return Span{}, false
 	}
 	goruntime.Pin()
@@ -142,12 +139,12 @@ func (r *Ring) Get() (Span, bool) {
 	return s, true
 }
 
-// GetByID returns the span, without attributes, that the slot of the thread or goroutine with this id
-// shows, and whether it shows one. A thread id is one of the process's own PID namespace. In layout 1
-// the slot may be that of another thread with an id that is equal modulo the capacity. The goroutine
-// may have moved to another thread since. It allocates nothing and takes no lock.
+// GetByID returns the span, without attributes, in the slot of the thread or goroutine with this
+// id, and whether there is one. Thread ids are those of the process's own PID namespace. In layout
+// 1 the slot may belong to another thread with an id that is equal modulo the capacity. The
+// goroutine may have moved to another thread since. GetByID allocates nothing and takes no lock.
 func (r *Ring) GetByID(id uint64) (Span, bool) {
-	if r.none() {
+	if r.isNil() {
 		return Span{}, false
 	}
 	s, owner, tid, ok := r.ring.Load(id)
@@ -161,8 +158,8 @@ func (r *Ring) GetByID(id uint64) (Span, bool) {
 	return Span{}, false
 }
 
-// none reports whether r is no ring.
-func (r *Ring) none() bool { return r == nil || r.ring == nil }
+// isNil reports whether r is nil or zero.
+func (r *Ring) isNil() bool { return r == nil || r.ring == nil }
 
 func (r *Ring) id(self *goruntime.Self) uint64 {
 	if r.index == ByGoroutine {
@@ -171,13 +168,12 @@ func (r *Ring) id(self *goruntime.Self) uint64 {
 	return uint64(self.TID)
 }
 
-// Close takes the ring back: readers do not find it any more. Its addresses stay mapped, to
-// memory without a name. So a writer that comes late, or was in the middle of writing,
-// still has somewhere to write; nobody reads that. Closing again does nothing. The error
-// names the system call that failed: then the mapping is still there, but no ring to
-// readers any more.
+// Close unpublishes the ring: readers no longer find it. Its addresses stay mapped, to unnamed
+// memory, so that a late writer, or one in the middle of a write, still has valid memory to write
+// to. Closing again does nothing. The error names the system call that failed: then the mapping
+// still exists, but readers no longer recognize it as a ring.
 func (r *Ring) Close() error {
-	if r.none() {
+	if r.isNil() {
 		return nil
 	}
 	if err := r.ring.Close(); err != nil {

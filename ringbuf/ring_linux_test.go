@@ -38,8 +38,7 @@ func newRing(t testing.TB, opts ...Option) *Ring {
 	return r
 }
 
-// viewOf returns a view of a ring in a process, found as readers do who know no more than
-// the address.
+// viewOf returns a view of a ring in a process, found by the address alone.
 func viewOf(t testing.TB, pid int, i Info) *View {
 	t.Helper()
 	childproc.NeedReading(t)
@@ -54,7 +53,7 @@ func spanFrom(x uint64) Span {
 	return Span{TraceIDHigh: x * 3, TraceIDLow: x, SpanID: x * 5, Ref: x << 20, TraceFlags: byte(x)}
 }
 
-// slotFrom is what readers find of it.
+// slotFrom returns the slot that readers find for spanFrom(x).
 func slotFrom(x uint64, goid uint64, tid uint32) Slot {
 	span := spanFrom(x)
 	s := Slot{Ref: span.Ref, TraceFlags: span.TraceFlags, Owner: goid, TID: tid}
@@ -72,7 +71,7 @@ func bigEndian(words ...uint64) (b []byte) {
 	return b
 }
 
-// threadID is the kernel's, of a caller that is locked to its thread.
+// threadID returns the kernel's id of the calling thread. The caller is locked to it.
 func threadID() uint64 {
 	link, err := os.Readlink("/proc/thread-self")
 	if err != nil {
@@ -125,7 +124,7 @@ func TestInfo(t *testing.T) {
 	}
 }
 
-// The thread or goroutine that calls shows the span in its own slot, and takes it back.
+// The calling thread or goroutine publishes the span in its own slot, and clears it.
 func TestStore(t *testing.T) {
 	for name, opts := range map[string][]Option{
 		"by thread": {WithAttributeSpace(60)}, "by goroutine": {WithIndex(ByGoroutine), WithAttributeSpace(60)}, "layout 1": {WithDatadogLayout()},
@@ -171,7 +170,7 @@ func TestStore(t *testing.T) {
 				}
 				assert.Equal(t, want, got)
 			}
-			// Another goroutine is on another thread, or shows nothing of this one's.
+			// Another goroutine is on another thread, or does not see this one's span.
 			other := make(chan uint64)
 			go func() { other <- r.Shown() }()
 			assert.Zero(t, <-other)
@@ -183,7 +182,7 @@ func TestStore(t *testing.T) {
 			_, err := v.Read(id)
 			assert.ErrorIs(t, err, ErrEmpty)
 
-			// A writer that does not know that it is closed goes on.
+			// A writer that missed the Close goes on.
 			require.NoError(t, r.Close())
 			assert.ErrorIs(t, v.Verify(), ErrNotRing)
 			span := spanFrom(4)
@@ -193,7 +192,7 @@ func TestStore(t *testing.T) {
 	}
 }
 
-// A read inside of the process returns a span of one write, or none.
+// A read inside of the process returns the span of one write, or none.
 func TestGetUnderWriters(t *testing.T) {
 	for name, opts := range map[string][]Option{"layout 1": {WithDatadogLayout()}, "layout 2": nil, "by goroutine": {WithIndex(ByGoroutine)}} {
 		t.Run(name, func(t *testing.T) {
@@ -234,7 +233,7 @@ func TestGetUnderWriters(t *testing.T) {
 	}
 }
 
-// What New returns with an error is safe to use, and so is no span.
+// The ring that New returns with an error is safe to use, and so is a nil span.
 func TestNoRing(t *testing.T) {
 	for _, r := range []*Ring{nil, {}} {
 		r.Store(&Span{SpanID: 1})
@@ -254,8 +253,8 @@ func TestNoRing(t *testing.T) {
 	require.NoError(t, r.Close())
 }
 
-// A goroutine has one slot in a ring by goroutine, whatever thread it is on. In the slot of
-// a thread each goroutine sees only what it has stored there.
+// A goroutine has one slot in a ring by goroutine, on every thread. In a thread's slot each
+// goroutine sees only its own span.
 func TestGoroutinesMove(t *testing.T) {
 	old := runtime.GOMAXPROCS(max(8, runtime.NumCPU()))
 	defer runtime.GOMAXPROCS(old)
@@ -287,8 +286,8 @@ func TestGoroutinesMove(t *testing.T) {
 	done.Wait()
 }
 
-// showASpan is a child that shows a span on a thread and says where.
-func showASpan(p *childproc.Parent) {
+// publishSpan is a child that publishes a span on a thread and reports where.
+func publishSpan(p *childproc.Parent) {
 	var opts []Option
 	if how, _ := p.Receive(); how == "layout 1" {
 		opts = append(opts, WithDatadogLayout())
@@ -308,12 +307,12 @@ func showASpan(p *childproc.Parent) {
 	p.Receive()
 }
 
-// Another process sees the span of a thread, and no ring once it is closed.
-func TestSeenByAnotherProcess(t *testing.T) {
+// Another process reads the span of a thread, and finds no ring once it is closed.
+func TestReadByAnotherProcess(t *testing.T) {
 	newRing(t)
 	for _, layout := range []string{"layout 1", "layout 2"} {
 		t.Run(layout, func(t *testing.T) {
-			c := childproc.Start(t, "show a span", nil)
+			c := childproc.Start(t, "publish a span", nil)
 			var info Info
 			require.NoError(t, json.Unmarshal([]byte(c.Ask("%s", layout)), &info))
 			var tid uint32
@@ -339,7 +338,7 @@ func TestSeenByAnotherProcess(t *testing.T) {
 	}
 }
 
-// Close may be called while others store, and by several.
+// Close is safe during stores and concurrent calls of Close.
 func TestCloseUnderWriters(t *testing.T) {
 	var stop atomic.Bool
 	var current atomic.Pointer[Ring]
@@ -391,9 +390,8 @@ func TestNothingLeaks(t *testing.T) {
 	}
 }
 
-// Without what calibration finds, thread slots work by system call, and who owns them is
-// left out.
-func TestWithoutTheRuntime(t *testing.T) {
+// Without calibrated runtime offsets, thread slots work by system call, without an owner.
+func TestWithoutRuntimeOffsets(t *testing.T) {
 	for name, facts := range map[string][]goruntime.Fact{
 		"goroutine ids": {goruntime.GGoid}, "thread ids": {goruntime.MProcid}, "m": {goruntime.GM}, "all": nil,
 	} {

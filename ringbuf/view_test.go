@@ -19,7 +19,7 @@ import (
 
 var errFault = errors.New("fault")
 
-// viewMemory is memory in which a script happens between the parts that are read.
+// viewMemory is memory that a script changes between the parts of a read.
 type viewMemory struct {
 	base  uint64
 	bytes []byte
@@ -54,7 +54,7 @@ func (m *viewMemory) ReadParts(parts []Part) (int, error) {
 
 const viewBase = 0x7f00_0000_1000
 
-// newViewMemory is the memory of a ring, as a writer would lay it down.
+// newViewMemory returns the memory of a ring as a writer creates it.
 func newViewMemory(info Info) *viewMemory {
 	m := &viewMemory{base: info.Address, bytes: make([]byte, info.HeaderSize+info.Capacity*info.SlotSize)}
 	header := []uint32{wire.RingMagic, uint32(info.Layout), uint32(info.Capacity), uint32(info.SlotSize)}
@@ -80,7 +80,7 @@ func (m *viewMemory) slot(i Info, n int) []byte {
 	return m.bytes[i.HeaderSize+n*i.SlotSize:][:i.SlotSize]
 }
 
-// rawSlot is what a writer stores, in the order of the format.
+// rawSlot is a slot's content, in the order of the format.
 type rawSlot struct {
 	high, low, span uint64
 	inUse, flags    byte
@@ -109,7 +109,7 @@ func (r *rawSlot) put(b []byte) {
 	copy(b, append(full, r.attrs...))
 }
 
-// raw is a slot of thread 5; everything about its nth write is a multiple of n.
+// raw returns a slot of thread 5; every value of its nth write is a multiple of n.
 func raw(n uint64) rawSlot {
 	return rawSlot{
 		high: n * 0x0101, low: n * 0x0202, span: n * 0x0303, flags: 1, seq: uint32(n),
@@ -153,7 +153,7 @@ func TestViewReadsLayout2(t *testing.T) {
 	assert.Equal(t, 1, m.calls, "one call reads a slot that stands still")
 	assert.True(t, got.ShowsSpan())
 
-	// What was read does not change with the memory.
+	// The result is a copy.
 	clear(m.slot(info, 5))
 	assert.Equal(t, []byte("\x00\x03abc"), got.Attributes)
 }
@@ -175,7 +175,7 @@ func TestViewReadsLayout1(t *testing.T) {
 	require.ErrorIs(t, err, ErrEmpty)
 }
 
-func TestViewIsDrivenByFields(t *testing.T) {
+func TestViewUsesFields(t *testing.T) {
 	info := info2(2, 96, ByThread)
 	m := newViewMemory(info)
 	fields := map[string]int{
@@ -239,7 +239,7 @@ func TestViewEmptyAndForeignSlots(t *testing.T) {
 	}
 }
 
-// Whatever a writer does between any two words of a look, what is accepted is one write.
+// Whatever a writer does between any two words of a read, an accepted slot is one write.
 func TestViewNeverMixesWrites(t *testing.T) {
 	for _, layout := range []int{1, 2} {
 		// The steps of a writer.
@@ -268,7 +268,7 @@ func TestViewNeverMixesWrites(t *testing.T) {
 		for _, p := range append(v.NewLook().Before(), v.NewLook().After()...) {
 			words += (len(p.Data) + 7) / 8
 		}
-		// Each assignment of the four steps, in order, to moments between the words.
+		// Each placement of the four steps, in order, between the words.
 		var at [4]int
 		var try func(step, from int)
 		tried := 0
@@ -322,8 +322,8 @@ func TestViewNeverMixesWrites(t *testing.T) {
 	}
 }
 
-// A writer that comes and goes between the two looks at in_use leaves it as it was.
-func TestViewSeesAWholeWriteBetweenItsLooks(t *testing.T) {
+// A complete write between the two reads of in_use leaves it unchanged.
+func TestViewDetectsWriteBetweenHalves(t *testing.T) {
 	info := info2(1, 64, ByThread)
 	m := newViewMemory(info)
 	v := mustView(t, m, info)
@@ -390,7 +390,7 @@ func TestViewLyingAttributeSizes(t *testing.T) {
 	}
 }
 
-// TestViewOfAnyCapacity looks at a ring of layout 1 whose writer has not chosen a power of two.
+// TestViewOfAnyCapacity reads a ring of layout 1 whose capacity is not a power of two.
 func TestViewOfAnyCapacity(t *testing.T) {
 	info := info1(7)
 	m := newViewMemory(info)
@@ -406,7 +406,7 @@ func TestViewOfAnyCapacity(t *testing.T) {
 	}
 }
 
-func TestViewRefusesWhatCannotBe(t *testing.T) {
+func TestViewRejectsInvalidLayouts(t *testing.T) {
 	good := info2(8, 64, ByThread)
 	for name, change := range map[string]func(*Info){
 		"layout 0":            func(i *Info) { i.Layout = 0 },
@@ -504,7 +504,7 @@ func TestViewMemoryErrors(t *testing.T) {
 	assert.NotErrorIs(t, err, ErrEmpty)
 }
 
-// The names of fields stand in the order of the constants for them.
+// The names of fields are in the order of their constants.
 func TestFieldsOfViews(t *testing.T) {
 	names := map[field]string{
 		fieldTraceIDHigh: "trace_id_high", fieldTraceIDLow: "trace_id_low", fieldSpanID: "span_id",
@@ -518,7 +518,7 @@ func TestFieldsOfViews(t *testing.T) {
 	}
 }
 
-// A view says which fields slots have, where they are advertised as elsewhere too.
+// A view returns the fields of slots, including those at other offsets than the layout's.
 func TestFieldsOfAView(t *testing.T) {
 	m := newViewMemory(info1(4))
 	v, err := NewView(m, info1(4), nil)
@@ -536,8 +536,8 @@ func TestFieldsOfAView(t *testing.T) {
 	assert.Nil(t, (*View)(nil).Fields())
 }
 
-// FuzzView looks at a slot in memory of any content, laid out in any way, that changes
-// in the middle. The oracle reads the same by itself.
+// FuzzView reads a slot in memory of any content and layout that changes in the middle. The oracle
+// decodes the same memory on its own.
 func FuzzView(f *testing.F) {
 	header := func(i Info) []byte { return newViewMemory(i).bytes }
 	f.Add(header(info2(2, 128, ByThread)), uint64(5), byte(0), []byte{}, uint16(0))
@@ -573,7 +573,7 @@ func FuzzView(f *testing.F) {
 			require.Zero(t, s)
 			return
 		}
-		// One change at most: what was seen was there before it, or after it.
+		// At most one change: the result was valid before it or after it.
 		n := int(id % uint64(info.Capacity))
 		before := &viewMemory{base: viewBase, bytes: memory}
 		if info.Layout == 2 && string(before.slot(info, n)) != string(m.slot(info, n)) &&
@@ -585,7 +585,7 @@ func FuzzView(f *testing.F) {
 	})
 }
 
-// oracle returns what a slot is by the format's text; "" if it is being written.
+// oracle decodes a slot by the format's text; "" if it is being written.
 func oracle(i Info, b []byte) string {
 	if b[0x18] != 0 {
 		return ""
