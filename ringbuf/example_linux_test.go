@@ -30,15 +30,15 @@ func Example() {
 	spanID := [8]byte{0x00, 0xf0, 0x67, 0xaa, 0x0b, 0xa9, 0x02, 0xb7}
 	span := ringbuf.SpanOf(traceID, spanID, 1)
 	ring.Store(&span)
-	fmt.Printf("the thread shows %016x\n", ring.Shown())
+	fmt.Printf("the thread's span: %016x\n", ring.Shown())
 
 	// The span ends.
 	ring.Clear()
-	fmt.Printf("the thread shows %016x\n", ring.Shown())
+	fmt.Printf("the thread's span: %016x\n", ring.Shown())
 	// Output:
 	// OTELCTX_SLOTS: layout 2, 1024 slots of 64 bytes
-	// the thread shows 00f067aa0ba902b7
-	// the thread shows 0000000000000000
+	// the thread's span: 00f067aa0ba902b7
+	// the thread's span: 0000000000000000
 }
 
 // Slots indexed by goroutine stay valid when the scheduler moves the goroutine. Readers need the Go
@@ -55,10 +55,10 @@ func ExampleWithIndex() {
 
 	ring.Store(&ringbuf.Span{TraceIDLow: 1, SpanID: 2, Attributes: []byte("\x00\x03GET")})
 	runtime.Gosched()
-	fmt.Println("the goroutine shows", ring.Shown())
+	fmt.Println("the goroutine's span:", ring.Shown())
 	// Output:
 	// OTELCTX_GSLOTS: slots of 256 bytes
-	// the goroutine shows 2
+	// the goroutine's span: 2
 }
 
 // memory is the memory of a process, as /proc gives it to debuggers.

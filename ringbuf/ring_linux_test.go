@@ -276,7 +276,7 @@ func TestGoroutinesMove(t *testing.T) {
 				assert.NoError(t, err)
 				assert.Equal(t, span.Ref, got.Ref)
 				if shown := threads.Shown(); shown != 0 && shown/5>>16 != i {
-					t.Errorf("goroutine %d is said to show a span of %d", i, shown/5>>16)
+					t.Errorf("goroutine %d got a span of goroutine %d", i, shown/5>>16)
 				}
 			}
 			goroutines.Clear()

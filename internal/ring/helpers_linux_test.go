@@ -21,11 +21,11 @@ import (
 
 func TestMain(m *testing.M) {
 	childproc.Main(m, map[string]func(*childproc.Parent){
-		"store for ever": storeForEver, "work under filters": workUnderFilters,
+		"store for ever": storeForever, "work under filters": workUnderFilters,
 	})
 }
 
-// layouts are all there are, with few slots.
+// layouts are all layouts, with few slots.
 func layouts() map[string]Config {
 	all := map[string]Config{"layout 1": {Name: "DD_OTEL_CTX", Layout: 1, Capacity: 4}}
 	for _, space := range []int{0, 1, 65, 612} {
@@ -40,7 +40,7 @@ func layouts() map[string]Config {
 func newRing(t testing.TB, c Config) *Ring {
 	t.Helper()
 	if !goruntime.Supported {
-		t.Skip("there are no rings on this platform")
+		t.Skip("this platform has no rings")
 	}
 	r, err := New(c)
 	require.NoError(t, err)
@@ -48,7 +48,7 @@ func newRing(t testing.TB, c Config) *Ring {
 	return r
 }
 
-// slots returns the memory of the slots, and bytes that of one.
+// slots returns the memory of the slots, and bytes that of one slot.
 func (r *Ring) slots() []byte {
 	return r.region.Bytes()[r.layout.HeaderSize:][:r.layout.Capacity*r.layout.SlotSize]
 }
@@ -57,8 +57,7 @@ func (r *Ring) bytes(n int) []byte {
 	return r.slots()[n*r.layout.SlotSize:][:r.layout.SlotSize]
 }
 
-// randomize fills the slots with what no writer would leave, but for in_use, and what
-// layout 1 reserves.
+// randomize fills the slots with random bytes, except in_use and the fields that layout 1 reserves.
 func (r *Ring) randomize(seed uint64) {
 	fill := rand.NewChaCha8([32]byte{byte(seed), byte(seed >> 8)})
 	_, _ = fill.Read(r.slots()[:r.layout.Capacity*r.layout.SlotSize])
@@ -70,8 +69,8 @@ func (r *Ring) randomize(seed uint64) {
 	}
 }
 
-// want returns what a slot must hold after s was stored over old: by the offsets of the
-// format, not by the code's. Behind the attributes' last word is what was there before.
+// want returns the expected content of a slot after s was stored over old, by the offsets of the
+// format instead of the code's. The bytes behind the attributes' last word are unchanged.
 func (r *Ring) want(old []byte, s *Span, self *goruntime.Self) []byte {
 	b := bytes.Clone(old)
 	put := binary.LittleEndian
@@ -117,8 +116,7 @@ func mix(x uint64) uint64 {
 	return x ^ x>>31
 }
 
-// spanOf returns a span and a writer of which all follows from x, and up to space bytes
-// of attributes.
+// spanOf returns a span and a writer derived from x, with up to space bytes of attributes.
 func spanOf(x uint64, space int) (Span, goruntime.Self) {
 	s := Span{TraceIDHigh: mix(x + 1), TraceIDLow: x, SpanID: mix(x + 2), Ref: mix(x + 3), TraceFlags: byte(mix(x + 4))}
 	if n := mix(x+5) % 4 * uint64(space) / 3; n > 0 {
@@ -130,14 +128,14 @@ func spanOf(x uint64, space int) (Span, goruntime.Self) {
 	return s, goruntime.Self{Goid: mix(x + 7), M: uintptr(mix(x + 8)), TID: uint32(mix(x + 9))}
 }
 
-// moreProcessors has the kernel switch between writers, as well as the scheduler.
+// moreProcessors makes the kernel switch between writers, in addition to the scheduler.
 func moreProcessors(t *testing.T) {
 	t.Helper()
 	old := runtime.GOMAXPROCS(max(8, runtime.NumCPU()))
 	t.Cleanup(func() { runtime.GOMAXPROCS(old) })
 }
 
-// rounds is [testenv.Rounds], less with the race detector, which makes all this slower.
+// rounds is [testenv.Rounds], fewer under the slower race detector.
 func rounds(usually, all int) int {
 	n := testenv.Rounds(usually, all)
 	if testenv.Race {

@@ -12,28 +12,28 @@ import (
 // Layout1 reports whether slots are of layout 1.
 func (r *Ring) Layout1() bool { return r.layout1 }
 
-// Load returns the span that the slot with this id shows, without attributes, and whose slot it is.
-// ok is false if it shows none, or is being written. Layout 1 does not say whose slots are: owner
-// and tid are 0. All fields are of one write: in layout 2 writes are counted, and in layout 1 two
-// looks are equal.
+// Load returns the span in the slot with this id, without attributes, and the slot's owner. ok is
+// false if there is no span, or if the slot is being written. Slots of layout 1 do not record their
+// owner: owner and tid are 0. All fields belong to one write: in layout 2 writes are counted, and
+// in layout 1 two reads are equal.
 func (r *Ring) Load(id uint64) (s Span, owner uint64, tid uint32, ok bool) {
-	at := r.slot(id)
+	slot := r.slot(id)
 	for range attempts {
-		state := atomic.LoadUint64(&at.State)
+		state := atomic.LoadUint64(&slot.State)
 		if state&wire.SlotInUse != 0 {
 			continue
 		}
-		s.TraceIDHigh, s.TraceIDLow = atomic.LoadUint64(&at.TraceIDHigh), atomic.LoadUint64(&at.TraceIDLow)
-		s.SpanID = atomic.LoadUint64(&at.SpanID)
+		s.TraceIDHigh, s.TraceIDLow = atomic.LoadUint64(&slot.TraceIDHigh), atomic.LoadUint64(&slot.TraceIDLow)
+		s.SpanID = atomic.LoadUint64(&slot.SpanID)
 		if r.layout1 {
-			ok = s.TraceIDHigh == atomic.LoadUint64(&at.TraceIDHigh) && s.TraceIDLow == atomic.LoadUint64(&at.TraceIDLow) &&
-				s.SpanID == atomic.LoadUint64(&at.SpanID)
+			ok = s.TraceIDHigh == atomic.LoadUint64(&slot.TraceIDHigh) && s.TraceIDLow == atomic.LoadUint64(&slot.TraceIDLow) &&
+				s.SpanID == atomic.LoadUint64(&slot.SpanID)
 		} else {
-			s.Ref, s.TraceFlags = atomic.LoadUint64(&at.Ref), uint8(state>>wire.SlotTraceFlagsShift)
-			owner, tid, ok = atomic.LoadUint64(&at.Owner), atomic.LoadUint32(&at.TID), true
+			s.Ref, s.TraceFlags = atomic.LoadUint64(&slot.Ref), uint8(state>>wire.SlotTraceFlagsShift)
+			owner, tid, ok = atomic.LoadUint64(&slot.Owner), atomic.LoadUint32(&slot.TID), true
 		}
-		if ok && atomic.LoadUint64(&at.State) == state {
-			// A writer that gave up has taken back the span's id alone.
+		if ok && atomic.LoadUint64(&slot.State) == state {
+			// A writer that gave up has cleared only the span id.
 			return s, owner, tid, s.SpanID != 0
 		}
 	}

@@ -22,9 +22,9 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 )
 
-// storeForEver is a child whose goroutines store all the while. The slot that a goroutine
-// takes follows from the thread that it is on, as that of its thread.
-func storeForEver(p *childproc.Parent) {
+// storeForever is a child whose goroutines store all the time. The slot that a goroutine uses
+// follows from its thread.
+func storeForever(p *childproc.Parent) {
 	line, _ := p.Receive()
 	var c Config
 	p.Must(json.Unmarshal([]byte(line), &c))
@@ -55,8 +55,8 @@ func storeForEver(p *childproc.Parent) {
 	p.Receive()
 }
 
-// Another process that reads by the protocol sees nothing but what was stored whole, also
-// where threads share slots.
+// Another process that follows the protocol reads only complete writes, even where threads share
+// slots.
 func TestNothingTornFromOutside(t *testing.T) {
 	childproc.NeedReading(t)
 	newRing(t, Config{Layout: 2, Capacity: 1, Heap: true})
@@ -92,8 +92,8 @@ func TestNothingTornFromOutside(t *testing.T) {
 	}
 }
 
-// faults are what a child is to go without: before it makes its ring, and before it closes
-// it.
+// faults are the system calls that a child must do without: before it creates its ring, and before
+// it closes it.
 type faults struct {
 	Layout        int
 	Before, After []childproc.Rule
@@ -124,7 +124,7 @@ func workUnderFilters(p *childproc.Parent) {
 		s, self := spanOf(1, 0)
 		r.store(1, &s, &self)
 		if spanID, _, _ := r.Shown(1, self.Goid); spanID != s.SpanID {
-			p.Must(errors.New("it does not show the span"))
+			p.Must(errors.New("the span is not in the slot"))
 		}
 	}
 	store()
@@ -136,7 +136,7 @@ func workUnderFilters(p *childproc.Parent) {
 	say("closed", r.Close())
 }
 
-// found returns where a process has rings: by name, and by the header at the start of
+// found returns the addresses of a process's rings: by name, and by the header at the start of
 // anonymous memory, as readers of layout 1 search.
 func found(t *testing.T, pid int) (named, searched []uint64) {
 	t.Helper()
@@ -166,7 +166,7 @@ func TestFaults(t *testing.T) {
 		faults
 
 		wantNew, wantClose string
-		// found says that another process finds the ring: by the name, or by a search.
+		// found says whether another process finds the ring: by name, or by a search.
 		found, searched bool
 	}{
 		"no memfd, no names": {

@@ -18,7 +18,7 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// Span is what a slot shows. The zero Span shows nothing.
+// Span is the content of a slot. The zero Span is no span.
 type Span struct {
 	// TraceIDHigh, TraceIDLow and SpanID are W3C identifiers, or halves of them, read as
 	// big-endian numbers.
@@ -26,43 +26,43 @@ type Span struct {
 	// Ref names the span's cell in the span table of the process, 0 if it has none.
 	Ref        uint64
 	TraceFlags uint8
-	// Attributes are in the encoding of OTEP 4947. If they do not all fit into a slot, it
-	// shows those for which there is room, in their order.
+	// Attributes are in the encoding of OTEP 4947. Attributes that do not fit into a slot are left
+	// out.
 	Attributes []byte
 }
 
-// Bounds of a ring, and the capacity of rings for which none is chosen.
+// Bounds of a ring, and the default capacity.
 const (
 	DefaultCapacity = 65536
-	MaxCapacity     = 1 << 24 // a ring is address space
+	MaxCapacity     = 1 << 24 // bounds the address space of a ring
 	MaxSpace        = wire.MaxThreadContextRecord - wire.ThreadContextRecordSize
 )
 
-// Check returns what is wrong with a capacity or with room for attributes, or nil.
+// Check returns an error if the capacity or the attribute space is invalid.
 func Check(capacity, attributeSpace int) error {
 	if capacity < 1 || capacity > MaxCapacity || capacity&(capacity-1) != 0 {
 		return fmt.Errorf("capacity %d is not a power of two up to %d", capacity, MaxCapacity)
 	}
 	if attributeSpace < 0 || attributeSpace > MaxSpace {
-		return fmt.Errorf("attribute space of %d bytes, at most %d", attributeSpace, MaxSpace)
+		return fmt.Errorf("attribute space of %d bytes, slot most %d", attributeSpace, MaxSpace)
 	}
 	return nil
 }
 
-// Config says how a ring is laid out. [Check] has accepted it.
+// Config is the layout of a ring. [Check] has accepted it.
 type Config struct {
-	// Name is that of the mapping; "" is what readers look for.
+	// Name is the name of the mapping; "" selects the default that readers look for.
 	Name     string
 	Capacity int // a power of two
 	Layout   int
 	Index    int // wire.RingByThread or wire.RingByGoroutine
-	// AttributeSpace is for how many bytes of attributes each slot has room at least.
+	// AttributeSpace is the least number of bytes for attributes in each slot.
 	AttributeSpace int
-	// Heap has the ring in memory that no other process finds, for tests.
+	// Heap allocates the ring on the heap, where no other process finds it, for tests.
 	Heap bool
 }
 
-// Layout says where and how a ring is laid out.
+// Layout describes the location and layout of a ring.
 type Layout struct {
 	Name                                   string
 	Address                                uint64 // of the header
@@ -74,7 +74,7 @@ type Ring struct {
 	base       unsafe.Pointer
 	mask       uint64
 	shift      uint64
-	claimed    uint64 // what a claim adds to a slot's state
+	claimed    uint64 // added to a slot's state by a claim
 	layout1    bool
 	attributes int
 
@@ -84,9 +84,8 @@ type Ring struct {
 	region *vma.Region
 }
 
-// New returns a ring that shows nothing yet. Pages that nobody stores to cost no memory.
-// Its addresses stay in use until the process ends, because writers do not check whether
-// the ring is closed.
+// New returns an empty ring. Pages without stores cost no memory. Its addresses stay in use until
+// the process ends, because writers do not check whether the ring is closed.
 //
 // The error names the system call that failed; then nothing is left behind.
 func New(c Config) (*Ring, error) {
@@ -105,7 +104,7 @@ func New(c Config) (*Ring, error) {
 	allocate := vma.New
 	if r.layout1 {
 		l.HeaderSize, l.SlotSize = wire.RingHeaderSize1, wire.SlotSize1
-		allocate = vma.NewAnonymous // which readers of layout 1 look for
+		allocate = vma.NewAnonymous // readers of layout 1 search anonymous memory
 	} else {
 		r.claimed |= 1 << wire.SlotSeqShift
 		if c.AttributeSpace > 0 {
@@ -116,7 +115,7 @@ func New(c Config) (*Ring, error) {
 	size := l.HeaderSize + c.Capacity*l.SlotSize
 	var err error
 	if c.Heap {
-		// Room behind the last slot of layout 1, which is looked at as one of layout 2.
+		// Space behind the last slot of layout 1, which is accessed as one of layout 2.
 		r.region = vma.NewHeap(size + wire.SlotSize2)
 	} else if r.region, err = allocate(c.Name, size); err != nil {
 		return nil, err
@@ -141,13 +140,13 @@ func New(c Config) (*Ring, error) {
 	return r, nil
 }
 
-// Layout returns how the ring is laid out.
+// Layout returns the location and layout of the ring.
 func (r *Ring) Layout() Layout { return r.layout }
 
-// Close withdraws the ring: readers no longer find it. Its addresses stay mapped, to memory
-// without a name, so that a writer that comes late still has somewhere to write. Closing
-// again does nothing. The error names the system call that failed: then the mapping is
-// still there, but to readers it is no ring any more. It does nothing if r is nil.
+// Close unpublishes the ring: readers no longer find it. Its addresses stay mapped, to unnamed
+// memory, so that a late writer still has valid memory to write to. Closing again does nothing. The
+// error names the system call that failed: then the mapping still exists, but readers no longer
+// recognize it as a ring. Close does nothing if r is nil.
 func (r *Ring) Close() error {
 	if r == nil {
 		return nil
@@ -163,116 +162,114 @@ func (r *Ring) Close() error {
 // slot returns the slot of a thread or goroutine. Layouts 1 and 2 begin with the same
 // fields.
 func (r *Ring) slot(id uint64) *wire.Slot2 {
-	// Sound: the index is at most mask, and the memory never goes away. That the shift is
-	// less than 64 spares the check that Go's shifts have.
+	// Sound: the index is at most mask, and the memory is never unmapped. Limiting the shift to 63
+	// avoids Go's check for larger shifts.
 	return (*wire.Slot2)(unsafe.Add(r.base, (id&r.mask)<<(r.shift&63)))
 }
 
-// attempts is how often a writer tries to claim a slot. A claim is held for nanoseconds,
-// unless the kernel takes the processor away just then.
+// attempts is how often a writer tries to claim a slot. A claim is held for nanoseconds, unless the
+// kernel preempts the holder.
 const attempts = 64
 
-// Store shows s in the slot of a thread or goroutine with this id, for the running
-// goroutine, which self describes. If another writer holds the slot, the slot shows that
-// writer's span or nothing. The caller is pinned. Store does nothing if r is nil.
+// Store publishes s in the slot of the thread or goroutine with this id, for the running goroutine,
+// which self describes. If another writer holds the slot, the slot ends up with that writer's span
+// or with none. The caller is pinned. Store does nothing if r is nil.
 func (r *Ring) Store(id uint64, s *Span, self *goruntime.Self) {
 	if r == nil {
 		return
 	}
-	at := r.slot(id)
-	state, ok := r.claim(at)
+	slot := r.slot(id)
+	state, ok := r.claim(slot)
 	if !ok {
-		// The one store that needs no claim: to have the slot show nothing. What the
-		// holder of the claim stores afterwards counts. If it lets go without having
-		// stored, what the slot showed before must not be shown again.
-		atomic.StoreUint64(&at.SpanID, 0)
+		// The only store without a claim: it clears the slot's span. A later store by the holder of
+		// the claim counts. If the holder releases the slot without storing, the previous span must
+		// not reappear.
+		atomic.StoreUint64(&slot.SpanID, 0)
 		return
 	}
-	ordered.Put(&at.TraceIDHigh, s.TraceIDHigh)
-	ordered.Put(&at.TraceIDLow, s.TraceIDLow)
-	ordered.Put(&at.SpanID, s.SpanID)
+	ordered.Put(&slot.TraceIDHigh, s.TraceIDHigh)
+	ordered.Put(&slot.TraceIDLow, s.TraceIDLow)
+	ordered.Put(&slot.SpanID, s.SpanID)
 	if r.layout1 {
-		ordered.PutLast(&at.State, state&^wire.SlotInUse)
+		ordered.PutLast(&slot.State, state&^wire.SlotInUse)
 		return
 	}
 	state = state>>wire.SlotSeqShift<<wire.SlotSeqShift | uint64(s.TraceFlags)<<wire.SlotTraceFlagsShift
 	if len(s.Attributes) > 0 && r.attributes > 0 {
-		state |= uint64(r.putAttributes(at, s.Attributes)) << wire.SlotAttrsSizeShift
+		state |= uint64(r.putAttributes(slot, s.Attributes)) << wire.SlotAttrsSizeShift
 	}
-	ordered.Put(&at.Owner, self.Goid)
-	ordered.Put(&at.Ref, s.Ref)
-	ordered.Put(&at.M, uint64(self.M))
-	ordered.Put32(&at.TID, self.TID)
-	ordered.PutLast(&at.State, state)
+	ordered.Put(&slot.Owner, self.Goid)
+	ordered.Put(&slot.Ref, s.Ref)
+	ordered.Put(&slot.M, uint64(self.M))
+	ordered.Put32(&slot.TID, self.TID)
+	ordered.PutLast(&slot.State, state)
 }
 
-// claim claims a slot and returns the state that it has then.
-func (r *Ring) claim(at *wire.Slot2) (state uint64, ok bool) {
+// claim claims a slot and returns its new state.
+func (r *Ring) claim(slot *wire.Slot2) (state uint64, ok bool) {
 	for range attempts {
-		state := atomic.LoadUint64(&at.State)
-		if state&wire.SlotInUse == 0 && atomic.CompareAndSwapUint64(&at.State, state, state+r.claimed) {
+		state := atomic.LoadUint64(&slot.State)
+		if state&wire.SlotInUse == 0 && atomic.CompareAndSwapUint64(&slot.State, state, state+r.claimed) {
 			return state + r.claimed, true
 		}
 	}
 	return 0, false
 }
 
-// putAttributes stores encoded attributes, those for which there is room, and returns how
-// many bytes that is.
-func (r *Ring) putAttributes(at *wire.Slot2, attributes []byte) int {
+// putAttributes stores the encoded attributes that fit and returns their size in bytes.
+func (r *Ring) putAttributes(slot *wire.Slot2, attributes []byte) int {
 	if len(attributes) > r.attributes {
-		return r.putFitting(at, attributes)
+		return r.putFitting(slot, attributes)
 	}
-	// Word by word: like the fields they must not be seen before the claim. Sound: the slot
-	// goes on for r.attributes bytes behind its fields, which is a multiple of 8.
-	to, whole := unsafe.Add(unsafe.Pointer(at), wire.SlotAttributes), len(attributes)&^7
+	// Word by word, because like the fields they must not become visible before the claim. Sound:
+	// the slot has r.attributes bytes behind its fields, which is a multiple of 8.
+	target, whole := unsafe.Add(unsafe.Pointer(slot), wire.SlotAttributes), len(attributes)&^7
 	for i := 0; i < whole; i += 8 {
-		ordered.Put((*uint64)(unsafe.Add(to, i)), binary.NativeEndian.Uint64(attributes[i:]))
+		ordered.Put((*uint64)(unsafe.Add(target, i)), binary.NativeEndian.Uint64(attributes[i:]))
 	}
 	if whole < len(attributes) {
 		var word [8]byte
 		copy(word[:], attributes[whole:])
-		ordered.Put((*uint64)(unsafe.Add(to, whole)), binary.NativeEndian.Uint64(word[:]))
+		ordered.Put((*uint64)(unsafe.Add(target, whole)), binary.NativeEndian.Uint64(word[:]))
 	}
 	return len(attributes)
 }
 
-// putFitting is putAttributes for attributes that do not fit all together.
+// putFitting is putAttributes for attributes that do not all fit.
 //
 //go:noinline
-func (r *Ring) putFitting(at *wire.Slot2, attributes []byte) int {
-	var room [wire.MaxThreadContextRecord]byte
+func (r *Ring) putFitting(slot *wire.Slot2, attributes []byte) int {
+	var buffer [wire.MaxThreadContextRecord]byte
 	n := 0
 	for len(attributes) >= 2 {
 		size := 2 + int(attributes[1])
 		if size > len(attributes) {
 			break
 		}
-		if size <= min(r.attributes, len(room))-n {
-			n += copy(room[n:], attributes[:size])
+		if size <= min(r.attributes, len(buffer))-n {
+			n += copy(buffer[n:], attributes[:size])
 		}
 		attributes = attributes[size:]
 	}
-	return r.putAttributes(at, room[:n])
+	return r.putAttributes(slot, buffer[:n])
 }
 
-// Shown returns what the slot with this id, of a thread or goroutine, shows for the
-// goroutine goid. That is the id of the span and its Ref. owned is false if the slot is
-// not that goroutine's, or is being written. In layout 1, which does not say whose slots
-// are, it always is, and there is no Ref.
+// Shown returns the id and the Ref of the span in the slot with this id of a thread or goroutine.
+// owned is false if the slot does not belong to the goroutine goid, or is being written. In layout
+// 1, which records no owner, it is always true and there is no Ref.
 func (r *Ring) Shown(id, goid uint64) (spanID, ref uint64, owned bool) {
-	at := r.slot(id)
+	slot := r.slot(id)
 	if r.layout1 {
-		return atomic.LoadUint64(&at.SpanID), 0, true
+		return atomic.LoadUint64(&slot.SpanID), 0, true
 	}
 	for range attempts {
-		state := atomic.LoadUint64(&at.State)
-		owner := atomic.LoadUint64(&at.Owner)
+		state := atomic.LoadUint64(&slot.State)
+		owner := atomic.LoadUint64(&slot.Owner)
 		if state&wire.SlotInUse != 0 {
 			continue
 		}
-		if spanID, ref = atomic.LoadUint64(&at.SpanID), atomic.LoadUint64(&at.Ref); atomic.LoadUint64(&at.State) == state {
-			// If the last write was given up, the span's id was taken back and its Ref was not.
+		if spanID, ref = atomic.LoadUint64(&slot.SpanID), atomic.LoadUint64(&slot.Ref); atomic.LoadUint64(&slot.State) == state {
+			// A writer that gave up has cleared the span id and not the Ref.
 			return spanID, ref, owner == goid && (spanID != 0 || ref == 0)
 		}
 	}

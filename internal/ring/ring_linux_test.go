@@ -24,7 +24,7 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/resources"
 )
 
-// The header, byte by byte as the formats have it, and where the ring is found.
+// The header matches the format byte by byte, and readers find the ring.
 func TestNew(t *testing.T) {
 	for name, tt := range map[string]struct {
 		config               Config
@@ -73,7 +73,7 @@ func TestNew(t *testing.T) {
 	}
 }
 
-// Store leaves the bytes of the format in one slot, and others as they were.
+// Store writes the bytes of the format to one slot and leaves the others unchanged.
 func TestStoreBytes(t *testing.T) {
 	for name, c := range layouts() {
 		t.Run(name, func(t *testing.T) {
@@ -107,7 +107,7 @@ func TestStoreBytes(t *testing.T) {
 	}
 }
 
-// Of attributes that do not fit, those are shown for which there is room.
+// Attributes that do not fit are left out.
 func TestAttributes(t *testing.T) {
 	for name, c := range layouts() {
 		if c.Layout == 1 {
@@ -124,7 +124,7 @@ func TestAttributes(t *testing.T) {
 					}
 					s, self := spanOf(uint64(size), 0)
 					s.Attributes = bytes.Repeat([]byte{0xA7}, size)
-					// Entries of all sizes, of which some fit where others do not.
+					// Entries of all sizes: some fit where others do not.
 					for at, n := 0, length; at+1 < size; at, n = at+2+int(n), n-7 {
 						s.Attributes[at+1] = n
 					}
@@ -136,7 +136,7 @@ func TestAttributes(t *testing.T) {
 					require.Equal(t, given, s.Attributes)
 				}
 			}
-			// What a slot showed before does not show through.
+			// No bytes of earlier attributes remain visible.
 			s, self := spanOf(1, 0)
 			r.store(0, &s, &self)
 			assert.Zero(t, binary.LittleEndian.Uint16(r.bytes(0)[0x1A:]))
@@ -144,7 +144,7 @@ func TestAttributes(t *testing.T) {
 	}
 }
 
-// What is stored is what was written by hand from the design.
+// The stored bytes equal those written by hand from the design.
 func TestGolden(t *testing.T) {
 	for file, c := range map[string]Config{
 		"ring_layout1.hex": {Layout: 1, Capacity: 2, Heap: true},
@@ -153,7 +153,7 @@ func TestGolden(t *testing.T) {
 		want := golden.Hex(t, "../wire/testdata/"+file)
 		r := newRing(t, c)
 		if c.Layout == 2 {
-			// The writes before.
+			// The preceding writes.
 			binary.LittleEndian.PutUint32(r.bytes(0)[0x1C:], 0x01020303)
 			r.bytes(1)[0x1C] = 2
 		}
@@ -164,7 +164,7 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-// Every write is counted, past the counter's end too.
+// Every write is counted, including past the counter's end.
 func TestSeq(t *testing.T) {
 	r := newRing(t, Config{Layout: 2, Capacity: 1, Heap: true})
 	const start = 1<<32 - 50
@@ -176,9 +176,9 @@ func TestSeq(t *testing.T) {
 	}
 }
 
-// A slot that another writer holds is not written to, and nobody waits for it: a test that
-// hangs fails. Only what it showed so far is not shown again if that one lets go without
-// having stored.
+// A slot that another writer holds is not written, and the writer does not wait: a hang fails the
+// test. Only the previous span is cleared, so that it does not reappear if the holder releases the
+// slot without storing.
 func TestHeldSlot(t *testing.T) {
 	for name, c := range layouts() {
 		t.Run(name, func(t *testing.T) {
@@ -209,7 +209,7 @@ func TestHeldSlot(t *testing.T) {
 	}
 }
 
-// checkSlot returns what is wrong with a slot that stood still.
+// checkSlot returns an error if an idle slot is invalid.
 func checkSlot(slot []byte, layout Layout) error {
 	get := binary.LittleEndian
 	s, self := spanOf(get.Uint64(slot[0x08:]), max(0, layout.SlotSize-0x40))
@@ -218,7 +218,7 @@ func checkSlot(slot []byte, layout Layout) error {
 	if !r.layout1 {
 		get.PutUint32(old[0x1C:], get.Uint32(slot[0x1C:])-1)
 	}
-	// Behind the attributes is what was there before.
+	// The bytes behind the attributes are unchanged.
 	want := r.want(old, &s, &self)
 	if !bytes.Equal(want, slot) {
 		return fmt.Errorf("a mixture: %x instead of %x", slot, want)
@@ -226,7 +226,7 @@ func checkSlot(slot []byte, layout Layout) error {
 	return nil
 }
 
-// Goroutines that share slots store all they can, and who looks finds one's or nothing.
+// Goroutines that share slots store all the time, and readers find the span of one of them or none.
 func TestOneWriterAtATime(t *testing.T) {
 	for _, heap := range []bool{true, false} {
 		for name, c := range layouts() {
@@ -269,8 +269,8 @@ func TestOneWriterAtATime(t *testing.T) {
 	}
 }
 
-// What one goroutine shows is not taken for another's while one stores over the other.
-func TestShownIsOneWriters(t *testing.T) {
+// Shown does not return another goroutine's span while goroutines overwrite each other's.
+func TestShownBelongsToOneWriter(t *testing.T) {
 	for _, heap := range []bool{true, false} {
 		moreProcessors(t)
 		r := newRing(t, Config{Name: "OTELCTX_SLOTS", Layout: 2, Capacity: 1, Heap: heap})
@@ -319,7 +319,7 @@ func TestClose(t *testing.T) {
 			require.NoError(t, err)
 			assert.Equal(t, make([]byte, len(got)), got, "nothing is left to be read")
 
-			// Late writers notice nothing.
+			// Late writers do not fail.
 			r.store(1, &s, &self)
 			spanID, _, owned := r.Shown(1, self.Goid)
 			assert.True(t, owned)
@@ -329,8 +329,7 @@ func TestClose(t *testing.T) {
 	}
 }
 
-// Writers that know nothing of Close go on over it. One write to memory that is not there
-// would end the test's process.
+// Writers go on during and after Close. A write to unmapped memory would crash the test's process.
 func TestCloseUnderWriters(t *testing.T) {
 	moreProcessors(t)
 	for name, c := range layouts() {
@@ -392,7 +391,7 @@ func TestMemory(t *testing.T) {
 	}
 }
 
-// residentKB returns how much of the mapping at an address is in memory.
+// residentKB returns the resident size of the mapping at an address.
 func residentKB(t *testing.T, address uint64) (kB int) {
 	t.Helper()
 	text, err := os.ReadFile("/proc/self/smaps")
