@@ -10,7 +10,7 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// A reader judges what it has copied out of another process.
+// A reader validates a header copied from another process.
 func ExampleDecodeProcessContextHeader() {
 	var b [wire.ProcessContextHeaderSize]byte
 	_, err := wire.DecodeProcessContextHeader(&b)
@@ -28,7 +28,7 @@ func ExampleDecodeProcessContextHeader() {
 	// not a process context header: payload at 0x0
 }
 
-// The offsets that a ring's carrier is advertised with.
+// The advertised offsets of a ring's slots.
 func ExampleSlotFields() {
 	for _, f := range wire.SlotFields(wire.RingLayout1) {
 		fmt.Printf("%s: %d bytes at %d\n", f.Name, f.Size, f.Offset)

@@ -8,8 +8,8 @@ import (
 	"unsafe"
 )
 
-// The goroutine table: a header and one entry for each goroutine, found by its id. An entry says
-// what its goroutine is in.
+// The goroutine table: a header and one entry for each goroutine, indexed by its id, with the
+// goroutine's active span.
 const (
 	// GoroutinesMagic opens a goroutine table: "OTGT", most significant byte first.
 	GoroutinesMagic = 0x4F544754
@@ -18,8 +18,8 @@ const (
 
 	GoroutinesHeaderSize = 128
 	GoroutineEntrySize   = 16
-	// GoroutinesCapacity is how many entries there are in this layout. Goroutines whose ids are
-	// equal modulo the capacity share one.
+	// GoroutinesCapacity is the number of entries in this layout. Goroutines whose ids are equal
+	// modulo the capacity share one.
 	GoroutinesCapacity = 1 << 16
 
 	// GoroutinesName names the mapping.
@@ -35,13 +35,13 @@ type GoroutinesHeader struct {
 	Capacity   uint32
 	EntrySize  uint32
 	HeaderSize uint32
-	// Used is the capacity: an entry may be anywhere.
+	// Used is the capacity: any entry may be in use.
 	Used uint32
 	_    [8]byte
 }
 
-// GoroutineEntry says what a goroutine is in. Only that goroutine stores to it, unless two share
-// it. An entry of which two goroutines have stored half each belongs to neither.
+// GoroutineEntry is the active span of a goroutine. Only that goroutine stores to it, unless two
+// share it. An entry half written by each of two goroutines belongs to neither.
 type GoroutineEntry struct {
 	_ structs.HostLayout
 
@@ -51,13 +51,13 @@ type GoroutineEntry struct {
 	Check uint64
 }
 
-// Position is what a goroutine is in: the Ref of a span, or 0 for none. Its lowest bit is set
-// if the goroutine is there by Attach, and not by starting the span.
+// Position is the active span of a goroutine: the Ref of a span, or 0 for none. Its lowest bit is
+// set if the goroutine entered the span by Attach instead of starting it.
 type Position uint64
 
 const attached Position = 1
 
-// AttachedTo returns the position of a goroutine that attaches a span, or nothing.
+// AttachedTo returns the position of a goroutine that attaches a span, or 0 if r is 0.
 func AttachedTo(r Ref) Position {
 	if r == 0 {
 		return 0
@@ -65,13 +65,13 @@ func AttachedTo(r Ref) Position {
 	return Position(r) | attached
 }
 
-// Ref returns the span that the goroutine is in, or 0.
+// Ref returns the goroutine's active span, or 0.
 func (p Position) Ref() Ref { return Ref(p &^ attached) }
 
-// Attached reports whether the goroutine is there by Attach.
+// Attached reports whether the goroutine entered the span by Attach.
 func (p Position) Attached() bool { return p&attached != 0 }
 
-// Moved returns the position of the goroutine when it goes from there to a related span, or 0.
+// Moved returns the position of a goroutine that moves from p to a related span, or 0 if r is 0.
 func (p Position) Moved(r Ref) Position {
 	if r == 0 {
 		return 0
@@ -80,39 +80,38 @@ func (p Position) Moved(r Ref) Position {
 }
 
 const (
-	// spread is how many entries are in two cache lines. Goroutines that run at the same time
-	// often have ids that follow one another: their entries are that far apart, or processors
-	// would pass cache lines back and forth.
+	// spread is the number of entries in two cache lines. Goroutines that run at the same time
+	// often have consecutive ids; their entries are this far apart to avoid false sharing.
 	spread = 8
 	groups = GoroutinesCapacity / spread
-	// addressBits are those of an address without the lowest three, which are 0.
+	// addressBits is the number of bits of an address without the lowest three, which are 0.
 	addressBits = 45
 	// checkFactor spreads a position over the check word.
 	checkFactor = 0x9E3779B97F4A7C15
 )
 
-// GoroutineIndex returns the number of a goroutine's entry.
+// GoroutineIndex returns the index of a goroutine's entry.
 func GoroutineIndex(goid uint64) int {
 	return int(goid%groups*spread + goid/groups%spread)
 }
 
-// GoroutineCheck returns the check word of a goroutine with this id, whose g is at this address.
-// It holds all of the address and 19 bits of the id, which with the number of the entry make the
-// id modulo 2^35.
+// GoroutineCheck returns the check word of a goroutine with this id and this address of its g. It
+// holds all of the address and 19 bits of the id, which together with the index of the entry give
+// the id modulo 2^35.
 func GoroutineCheck(goid, g uint64, p Position) uint64 {
 	return ^(g>>3&(1<<addressBits-1) | goid/GoroutinesCapacity<<addressBits) ^ uint64(p)*checkFactor
 }
 
-// Goroutine returns the goroutine that entry number index belongs to: the address of its g, and
-// its id modulo 2^35. What an entry that two goroutines share has may be neither's. So the
-// caller looks whether the g has such an id.
+// Goroutine returns the goroutine that owns entry number index: the address of its g, and its id
+// modulo 2^35. If two goroutines share the entry, the result may be neither, so the caller checks
+// whether the g has such an id.
 func (e *GoroutineEntry) Goroutine(index int) (goid, g uint64) {
 	owner := ^(e.Check ^ e.Position*checkFactor)
 	low := uint64(index)/spread + uint64(index)%spread*groups
 	return owner>>addressBits*GoroutinesCapacity + low, owner & (1<<addressBits - 1) << 3
 }
 
-// SameGoroutine reports whether a goroutine's id is what [GoroutineEntry.Goroutine] returned.
+// SameGoroutine reports whether a goroutine's id matches one from [GoroutineEntry.Goroutine].
 func SameGoroutine(goid, modulo uint64) bool { return (goid^modulo)<<(64-35) == 0 }
 
 const (

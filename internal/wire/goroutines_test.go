@@ -36,7 +36,8 @@ func TestGoroutineTableGolden(t *testing.T) {
 	}
 }
 
-// Entries lead back to their goroutines, each has its own, and neighbours are two cache lines apart.
+// Entries identify their goroutines, each goroutine has its own, and neighbours are two cache lines
+// apart.
 func TestGoroutineEntries(t *testing.T) {
 	used := map[int]bool{}
 	for low := range uint64(GoroutinesCapacity) {

@@ -13,10 +13,10 @@ import (
 // Keys of the names of spans, as profiler labels and as attributes of samples. Label
 // readers cut keys at 15 bytes.
 const (
-	// NameKey has the name of the span. Grafana's span profiles use the same key.
+	// NameKey is the key of the span's name. Grafana's span profiles use the same key.
 	NameKey = "span_name"
-	// EndpointKey has the name of the local root. That is the outermost span of the trace
-	// in the process: the request that the process serves.
+	// EndpointKey is the key of the local root's name. The local root is the outermost span of the
+	// trace in the process: the request that the process serves.
 	EndpointKey = "endpoint"
 )
 
@@ -30,7 +30,7 @@ const (
 
 	NamesHeaderSize = 256
 	NameEntrySize   = 256
-	// MaxName is the size of a name at most.
+	// MaxName is the largest size of a name in bytes.
 	MaxName = NameEntrySize - 1
 
 	// NamesName names the mapping.
@@ -46,12 +46,12 @@ type NamesHeader struct {
 	Capacity   uint32
 	EntrySize  uint32
 	HeaderSize uint32
-	// Used is how many entries are complete. They never change.
+	// Used is the number of complete entries. They never change.
 	Used uint32
 	_    [8]byte
 }
 
-// NameEntry is a name: its size, and its text in UTF-8. It is aligned for words.
+// NameEntry is a name: its size, and its text in UTF-8. It is word-aligned.
 type NameEntry struct {
 	_ structs.HostLayout
 
@@ -59,12 +59,13 @@ type NameEntry struct {
 	Text [MaxName]byte
 }
 
-// Put stores a name of at most MaxName bytes. Several goroutines may store the same name at once.
+// Put stores a name of at most MaxName bytes. Several goroutines may store the same name at the
+// same time.
 func (e *NameEntry) Put(name string) {
 	var b [NameEntrySize]byte
 	b[0] = uint8(copy(b[1:], name))
 	for i := 0; i <= len(name); i += 8 {
-		// Sound: the entry is made of whole words, is aligned for them, and has no pointers.
+		// Sound: the entry consists of whole words, is word-aligned, and has no pointers.
 		atomic.StoreUint64((*uint64)(unsafe.Add(unsafe.Pointer(e), i)), binary.NativeEndian.Uint64(b[i:]))
 	}
 }

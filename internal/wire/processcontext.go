@@ -17,10 +17,9 @@ import (
 const (
 	// ProcessContextName names the memfd and, by prctl, the mapping.
 	ProcessContextName = "OTEL_CTX"
-	// ThreadLocalName names the mapping of what a process says of its spans if its
-	// process context, should it have one, is another library's. It has a header and a
-	// message as a process context has them. The attributes in it begin with
-	// ThreadLocalPrefix.
+	// ThreadLocalName names the mapping that locates a process's spans if its process context
+	// belongs to another library or is missing. It holds a header and a message like a process
+	// context. Its attributes begin with ThreadLocalPrefix.
 	ThreadLocalName = "OTELCTX_THREADLOCAL"
 	// ProcessContextSignature opens every header.
 	ProcessContextSignature = "OTEL_CTX"
@@ -28,9 +27,9 @@ const (
 	ProcessContextVersion = 2
 	// ProcessContextHeaderSize is the size of the header in bytes.
 	ProcessContextHeaderSize = 32
-	// MaxProcessContextPayload is the largest payload, in bytes, that readers
-	// accept. The OTEP names no limit; this is the one that the OpenTelemetry
-	// eBPF profiler and opentelemetry-go's proposed publisher share.
+	// MaxProcessContextPayload is the largest payload, in bytes, that readers accept. The OTEP
+	// names no limit; the OpenTelemetry eBPF profiler and opentelemetry-go's proposed publisher
+	// share this one.
 	MaxProcessContextPayload = 65536
 )
 
@@ -40,18 +39,18 @@ type ProcessContextHeader struct {
 
 	Signature [8]byte
 	Version   uint32
-	// PayloadSize counts the bytes at Payload.
+	// PayloadSize is the size of the payload in bytes.
 	PayloadSize uint32
-	// PublishedAtNS is the CLOCK_BOOTTIME of the publication in nanoseconds; 0
-	// while the header is being changed. Publishers written to the OTEP's first
-	// text store nanoseconds since the epoch.
+	// PublishedAtNS is the CLOCK_BOOTTIME of the publication in nanoseconds; 0 while the header is
+	// being changed. Publishers that follow the OTEP's first text store nanoseconds since the
+	// epoch.
 	PublishedAtNS uint64
 	// Payload is the payload's address in the publishing process.
 	Payload uint64
 }
 
-// The layout is a contract with readers in other languages. The build breaks if it
-// moves, since the negative of any difference but 0 overflows a uintptr constant.
+// The layout is a contract with readers in other languages. The build fails if it changes, since
+// the negative of any difference but 0 overflows a uintptr constant.
 const (
 	_ = -(unsafe.Sizeof(ProcessContextHeader{}) ^ ProcessContextHeaderSize)
 	_ = -unsafe.Offsetof(ProcessContextHeader{}.Signature)
@@ -68,23 +67,23 @@ const (
 )
 
 var (
-	// ErrProcessContextHeader is wrapped by every error that says that bytes are
-	// not the header of a process context.
+	// ErrProcessContextHeader is wrapped by every error about bytes that are not the header of a
+	// process context.
 	ErrProcessContextHeader = errors.New("not a process context header")
-	// ErrProcessContextUnsigned says that there are only zeros where the signature
-	// belongs, as while a context is published for the first time.
+	// ErrProcessContextUnsigned says that the signature is all zeros, as while a context is
+	// published for the first time.
 	ErrProcessContextUnsigned = fmt.Errorf("%w: no signature yet", ErrProcessContextHeader)
 )
 
-// ProcessContextHeaderIn returns the header at the start of b, which the caller
-// has mapped. The header lives as long as b's memory does. It panics if b is too
-// short or not 8-byte aligned: the caller mapped it wrong.
+// ProcessContextHeaderIn returns the header at the start of b, which the caller has mapped. The
+// header lives as long as b's memory does. It panics if b is too short or not 8-byte aligned: that
+// is a bug in the caller's mapping.
 func ProcessContextHeaderIn(b []byte) *ProcessContextHeader {
 	return (*ProcessContextHeader)(headerIn(b, ProcessContextHeaderSize))
 }
 
-// Publish publishes a header whose other fields are complete: it stores the signature and, behind
-// a full barrier, the time, which comes last in OTEP 4719 as it was merged.
+// Publish publishes a header whose other fields are complete: it stores the signature and then,
+// behind a full barrier, the time, which OTEP 4719 as merged requires to be last.
 //
 // Sound: the signature is 8 bytes at the start of a header, which is aligned to 8
 // ([ProcessContextHeaderIn]). So it is one word that can be stored atomically.
@@ -96,9 +95,9 @@ func (h *ProcessContextHeader) Publish(publishedAtNS uint64) {
 
 // headerIn returns b's memory for a header of size bytes.
 //
-// Sound: headers hold no Go pointers and need no more than 8-byte alignment, which
-// their assertions imply. Length and alignment are checked here. The result keeps Go
-// memory alive; a mapping, which the collector does not know, is kept by its owner.
+// Sound: headers hold no Go pointers and need no more than 8-byte alignment, which their assertions
+// imply. Length and alignment are checked here. The result keeps Go memory alive; a mapping, which
+// the garbage collector does not know, is kept by its owner.
 func headerIn(b []byte, size uintptr) unsafe.Pointer {
 	p := unsafe.Pointer(unsafe.SliceData(b))
 	if uintptr(len(b)) < size || uintptr(p)%8 != 0 {
@@ -107,9 +106,9 @@ func headerIn(b []byte, size uintptr) unsafe.Pointer {
 	return p
 }
 
-// DecodeProcessContextHeader reads a header out of a copy of its bytes. It verifies the
-// signature and the version, as step 2 of the OTEP's reading protocol asks. It does not
-// judge the other fields, which an update in flight may leave in any state;
+// DecodeProcessContextHeader decodes a header from a copy of its bytes. It verifies the signature
+// and the version, as step 2 of the OTEP's reading protocol requires. It does not check the other
+// fields, which an update in progress may leave in any state;
 // [ProcessContextHeader.ValidatePayload] does.
 //
 // The error wraps [ErrProcessContextHeader], and may be [ErrProcessContextUnsigned].
@@ -134,10 +133,9 @@ func DecodeProcessContextHeader(b *[ProcessContextHeaderSize]byte) (ProcessConte
 	return h, nil
 }
 
-// ValidatePayload reports whether the payload's size and address are ones that a reader
-// may follow. The size is between 1 and [MaxProcessContextPayload] bytes, and the
-// address in the lower half of the address space, where user memory is. The error wraps
-// [ErrProcessContextHeader].
+// ValidatePayload returns an error unless a reader may follow the payload's size and address: a
+// size of 1 to [MaxProcessContextPayload] bytes, and an address in the lower half of the address
+// space, where user memory is. The error wraps [ErrProcessContextHeader].
 func (h *ProcessContextHeader) ValidatePayload() error {
 	if h.PayloadSize == 0 || h.PayloadSize > MaxProcessContextPayload {
 		return fmt.Errorf("%w: payload of %d bytes, must be 1 to %d",
@@ -150,15 +148,14 @@ func (h *ProcessContextHeader) ValidatePayload() error {
 	return nil
 }
 
-// IsProcessContextMapping reports whether a line of /proc/pid/maps with this name
-// can be a process context. The names are those that publishing leaves behind:
+// IsProcessContextMapping reports whether a line of /proc/pid/maps with this name can be a process
+// context. These are the possible names:
 //
-//   - /memfd:OTEL_CTX (deleted): a memfd, where the kernel cannot name it
-//   - [anon_shmem:OTEL_CTX]: a memfd that prctl has named
-//   - [anon:OTEL_CTX]: anonymous memory that prctl has named
+//   - /memfd:OTEL_CTX (deleted): a memfd, if the kernel cannot name it
+//   - [anon_shmem:OTEL_CTX]: a memfd named by prctl
+//   - [anon:OTEL_CTX]: anonymous memory named by prctl
 //
-// Like the OTEP's reading protocol this asks for a prefix and leaves the verdict
-// to the header.
+// Like the OTEP's reading protocol it matches a prefix and leaves the decision to the header.
 func IsProcessContextMapping(name []byte) bool { return isMapping(name, &processContextMappings) }
 
 // IsThreadLocalMapping is [IsProcessContextMapping] for [ThreadLocalName].
@@ -182,10 +179,10 @@ func mappingNames(name string) [3]string {
 	return [3]string{"/memfd:" + name, "[anon_shmem:" + name + "]", "[anon:" + name + "]"}
 }
 
-// MaxValueNesting is how many arrays and maps an attribute's value may be inside of.
-// OTLP sets no limit; this is the one at which OpenTelemetry SDKs cut values.
+// MaxValueNesting is the largest number of arrays and maps around an attribute's value. OTLP sets
+// no limit; OpenTelemetry SDKs cut values at this one.
 const MaxValueNesting = 64
 
-// AttributeSchemaURL is the key of the attribute of a process context that has the
-// schema URL of its resource. The message has no field for that.
+// AttributeSchemaURL is the key of the process context attribute with the schema URL of the
+// resource. The message has no field for it.
 const AttributeSchemaURL = "otelctx.resource.schema_url"

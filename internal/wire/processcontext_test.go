@@ -32,15 +32,15 @@ var header = ProcessContextHeader{
 	Payload:       0x00007fedcba98765,
 }
 
-// encodeHeader lays h down as a publisher does: through the struct, in mapped memory.
+// encodeHeader writes h as a publisher does: through the struct, in mapped memory.
 func encodeHeader(h ProcessContextHeader) []byte {
 	b := make([]byte, ProcessContextHeaderSize)
 	*ProcessContextHeaderIn(b) = h
 	return b
 }
 
-// Readers that go by the time find a whole header behind it: the signature too.
-func TestPublishStoresTheTimeLast(t *testing.T) {
+// A reader that sees the time finds a complete header, including the signature.
+func TestPublishStoresTimeLast(t *testing.T) {
 	h := ProcessContextHeaderIn(make([]byte, ProcessContextHeaderSize))
 	signature := (*uint64)(unsafe.Pointer(&h.Signature))
 	var stop atomic.Bool
@@ -53,17 +53,17 @@ func TestPublishStoresTheTimeLast(t *testing.T) {
 			atomic.StoreUint64(signature, 0)
 		}
 	}()
-	// Both run at once where the time changes between two looks.
+	// The two ran at the same time if the time changed between two reads.
 	changes, unsigned, last := 0, 0, uint64(0)
 	for end := time.Now().Add(time.Minute); changes < 20_000 && time.Now().Before(end); {
 		for range 1000 {
-			at := atomic.LoadUint64(&h.PublishedAtNS)
+			published := atomic.LoadUint64(&h.PublishedAtNS)
 			signed := atomic.LoadUint64(signature) != 0
-			if at == 0 || at != atomic.LoadUint64(&h.PublishedAtNS) {
+			if published == 0 || published != atomic.LoadUint64(&h.PublishedAtNS) {
 				continue
 			}
-			if at != last {
-				changes, last = changes+1, at
+			if published != last {
+				changes, last = changes+1, published
 			}
 			if !signed {
 				unsigned++
@@ -111,7 +111,7 @@ func TestDecodeProcessContextHeader(t *testing.T) {
 		assert.Zero(t, got, tt.name)
 	}
 
-	// An update in flight is no error.
+	// An update in progress is no error.
 	h := header
 	h.PublishedAtNS, h.PayloadSize, h.Payload = 0, 0, 0
 	got, err := DecodeProcessContextHeader((*[ProcessContextHeaderSize]byte)(encodeHeader(h)))
@@ -265,7 +265,7 @@ func FuzzProcessContextHeader(f *testing.F) {
 		}
 		assert.Equal(t, b[:], encodeHeader(h))
 
-		// The rule in numbers that do not overflow.
+		// The rule in numbers that cannot overflow.
 		size, end := big.NewInt(int64(h.PayloadSize)), new(big.Int).SetUint64(h.Payload)
 		end.Add(end, size)
 		valid = size.Sign() > 0 && size.Cmp(big.NewInt(65536)) <= 0 &&

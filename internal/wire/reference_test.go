@@ -22,7 +22,7 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/golden"
 )
 
-// reference is where the formats are documented for readers in other languages.
+// reference is the documentation of the formats for readers in other languages.
 const reference = "../../docs/wire-format.md"
 
 // documented returns the first cells of each row of a table of the reference, joined.
@@ -35,7 +35,7 @@ func documented(t *testing.T, table string, cells int) (rows []string) {
 	return rows
 }
 
-// row is a field as the reference has it, whose size may be none.
+// row is a field in the reference; it may have no size.
 func row(offset, size uintptr, name string) string {
 	if size == 0 {
 		return fmt.Sprintf("0x%02X  %s", offset, name)
@@ -43,7 +43,7 @@ func row(offset, size uintptr, name string) string {
 	return fmt.Sprintf("0x%02X %d %s", offset, size, name)
 }
 
-// layoutOf returns the fields of a struct, named as the reference names them.
+// layoutOf returns the fields of a struct under their names in the reference.
 func layoutOf(structure any) (rows []string) {
 	for _, f := range reflect.VisibleFields(reflect.TypeOf(structure)) {
 		if f.Name == "_" {
@@ -52,7 +52,7 @@ func layoutOf(structure any) (rows []string) {
 		var name strings.Builder
 		for i, c := range f.Name {
 			upper := c >= 'A' && c <= 'Z'
-			// A word begins where the one before or the one behind is not of capitals.
+			// A word begins at a capital with a lower-case neighbour.
 			if i > 0 && upper && (f.Name[i-1] >= 'a' || i+1 < len(f.Name) && f.Name[i+1] >= 'a') {
 				name.WriteByte('_')
 			}
@@ -193,7 +193,7 @@ func TestReferenceProtobuf(t *testing.T) {
 func TestReferenceLabels(t *testing.T) {
 	const word = unsafe.Sizeof(uintptr(0))
 	if word != 8 {
-		t.Skip("this machine has no 64 bits")
+		t.Skip("needs a 64-bit machine")
 	}
 	key, value := unsafe.Offsetof(goruntime.Label{}.Key), unsafe.Offsetof(goruntime.Label{}.Value)
 	assert.Equal(t, []string{

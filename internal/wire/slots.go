@@ -8,10 +8,10 @@ import (
 	"unsafe"
 )
 
-// The slot ring: a header and a power of two of slots. One slot belongs to each thread,
-// by its id modulo the capacity, or in layout 2 alternatively to each goroutine. Layout
-// 1 is that of the OTEL-compatible context storage of Datadog's Java profiler, byte for
-// byte. Layout 2 begins each slot with the same 25 bytes.
+// The slot ring: a header and a power of two of slots. Each thread has the slot at its id modulo
+// the capacity; in layout 2 slots may belong to goroutines instead. Layout 1 is that of the
+// OTEL-compatible context storage of Datadog's Java profiler, byte for byte. Layout 2 begins each
+// slot with the same 25 bytes.
 const (
 	// RingMagic opens every ring: "OTEL", most significant byte first.
 	RingMagic = 0x4F54454C
@@ -19,14 +19,14 @@ const (
 	RingLayout1 = 1
 	RingLayout2 = 2
 
-	// RingHeaderSize1 and RingHeaderSize2 are where the slots start.
+	// RingHeaderSize1 and RingHeaderSize2 are the offsets of the first slot.
 	RingHeaderSize1 = 32
 	RingHeaderSize2 = 64
 	// SlotSize1 is the size of a slot of layout 1; SlotSize2 is that of layout 2
 	// without attributes, a cache line.
 	SlotSize1 = 32
 	SlotSize2 = 64
-	// SlotAttributes is where in a slot of layout 2 the attributes start.
+	// SlotAttributes is the offset of the attributes in a slot of layout 2.
 	SlotAttributes = 64
 
 	// RingName1 names the mapping of a ring of layout 1, ThreadRingName and
@@ -46,14 +46,14 @@ type RingHeader struct {
 	Layout   uint32
 	Capacity uint32
 	SlotSize uint32
-	// HeaderSize is where the slots start, counted from the header.
+	// HeaderSize is the distance from the header to the slots.
 	HeaderSize uint32
-	// Index is what a slot's number is taken from: RingByThread or RingByGoroutine.
+	// Index is the id that gives a slot's number: RingByThread or RingByGoroutine.
 	Index uint32
 	_     [8]byte
 }
 
-// What a slot's number is taken from, in RingHeader.Index.
+// Values of RingHeader.Index.
 const (
 	RingByThread    = 0
 	RingByGoroutine = 1
@@ -65,27 +65,27 @@ type Slot1 struct {
 
 	TraceIDHigh, TraceIDLow uint64
 	SpanID                  uint64
-	// State holds InUse in its lowest byte. Layout 1 leaves the others 0.
+	// State holds in_use in its lowest byte. Layout 1 leaves the others 0.
 	State uint32
 	_     uint32
 }
 
-// Slot2 is a slot of layout 2, without its attributes. All zero but State, it shows
-// no span.
+// Slot2 is a slot of layout 2, without its attributes. If all fields but State are zero, it has no
+// span.
 //
-// Identifiers are W3C's, read as big-endian numbers. State is one word, so that a
-// writer claims the slot and counts itself in one step.
+// Identifiers are W3C's, read as big-endian numbers. State is one word, so that a writer claims the
+// slot and counts its write in one step.
 type Slot2 struct {
 	_ structs.HostLayout
 
 	TraceIDHigh, TraceIDLow uint64
 	SpanID                  uint64
-	// State is, from the lowest bit: in_use u8, 1 while the slot is written;
-	// trace_flags u8; attrs_size u16; seq u32, one more with every write.
+	// State is, from the lowest bit: in_use u8, 1 while the slot is being written; trace_flags u8;
+	// attrs_size u16; seq u32, incremented by every write.
 	State uint64
 	// Owner is the id of the goroutine that published the span.
 	Owner uint64
-	// Ref names the span's cell in the span table; 0 where there is none.
+	// Ref names the span's cell in the span table; 0 if there is none.
 	Ref uint64
 	// M is the address of the runtime's m of the publishing thread.
 	M   uint64
@@ -101,7 +101,7 @@ const (
 	SlotSeqShift        = 32
 )
 
-// Offsets that readers and the advertisement name.
+// Offsets used by readers and the advertisement.
 const (
 	OffsetTraceIDHigh = unsafe.Offsetof(Slot2{}.TraceIDHigh)
 	OffsetTraceIDLow  = unsafe.Offsetof(Slot2{}.TraceIDLow)
@@ -116,9 +116,8 @@ const (
 	OffsetTID         = unsafe.Offsetof(Slot2{}.TID)
 )
 
-// The parts of Slot2.State are bytes to readers. They are where the format says on
-// little-endian machines. Go's Linux ports with a calibrated runtime (amd64, arm64) are
-// such machines.
+// Readers access the parts of Slot2.State as bytes. The offsets are right on little-endian
+// machines, which all Go Linux ports with a calibrated runtime (amd64, arm64) are.
 const (
 	_ = -(unsafe.Sizeof(RingHeader{}) ^ 32)
 	_ = -(unsafe.Offsetof(RingHeader{}.Layout) ^ 4)

@@ -15,7 +15,7 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/golden"
 )
 
-// mapped returns size bytes that are aligned like the start of a page.
+// mapped returns size bytes that are page-aligned.
 func mapped(size int) []byte {
 	words := make([]uint64, (size+7)/8)
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(words))), size)
@@ -70,15 +70,14 @@ func TestThreadContextRecordGolden(t *testing.T) {
 	assert.LessOrEqual(t, len(got), MaxThreadContextRecord)
 }
 
-// Layout 2 begins each slot as layout 1 does, so that the same first 25 bytes mean
-// the same.
-func TestSlotsBeginAlike(t *testing.T) {
+// Slots of both layouts begin with the same 25 bytes.
+func TestSlotLayoutsSharePrefix(t *testing.T) {
 	one, two := golden.Hex(t, "testdata/ring_layout1.hex"), golden.Hex(t, "testdata/ring_layout2.hex")
 	assert.Equal(t, one[32:][:25], two[64:][:25])
 	assert.Equal(t, one[:4], two[:4], "magic")
 }
 
-// The formats' numbers once more, for what is not a byte of a golden file.
+// Constants of the formats that the golden files do not cover.
 func TestRingConstants(t *testing.T) {
 	assert.Equal(t, "OTEL", string(binary.BigEndian.AppendUint32(nil, RingMagic)))
 	assert.Equal(t, "DD_OTEL_CTX", RingName1)
@@ -107,7 +106,7 @@ func TestRingHeaderIn(t *testing.T) {
 	}
 }
 
-// What is advertised of a slot's fields is what the golden bytes have there.
+// The advertised fields of a slot match the golden bytes.
 func TestSlotFields(t *testing.T) {
 	type field struct {
 		offset, size uintptr

@@ -21,7 +21,7 @@ const (
 	// SpansName names the mapping.
 	SpansName = "OTELCTX_SPANS"
 
-	// Ancestors is how many ancestors of a span its cell and its record name.
+	// Ancestors is the number of ancestors that a span's cell and record reference.
 	Ancestors = 3
 )
 
@@ -34,7 +34,7 @@ type SpansHeader struct {
 	Capacity   uint32
 	CellSize   uint32
 	HeaderSize uint32
-	// Used is how many cells have ever been used: cells from there on are empty.
+	// Used is the number of cells ever used: the cells behind them are empty.
 	Used uint32
 	_    [8]byte
 }
@@ -47,35 +47,34 @@ type Cell struct {
 	Version                         uint64
 	TraceIDHigh, TraceIDLow, SpanID uint64
 	LocalRootSpanID                 uint64
-	// Goid is the id of the goroutine that started the span, 0 if it is not known.
+	// Goid is the id of the goroutine that started the span, 0 if unknown.
 	Goid uint64
-	// Ancestors are references to the span's parent, grandparent and great-grandparent by
-	// the context that it was started with; 0 is none.
+	// Ancestors are references to the span's parent, grandparent and great-grandparent, according
+	// to the context it was started with; 0 is none.
 	Ancestors [Ancestors]uint64
-	// Flags has W3C's trace flags in its lowest byte. The next byte is 1 if the goroutine
-	// that started the span was in none of the ancestors: see CellOutside.
+	// Flags holds W3C's trace flags in its lowest byte. The next byte is 1 if the goroutine that
+	// started the span was in none of the ancestors: see CellOutside.
 	Flags uint64
 	// Start is the span's start in nanoseconds since 1970.
 	Start uint64
 	// G is the address of the runtime's g of that goroutine.
 	G uint64
-	// TID is the id of the thread in whose slot that goroutine published the span last, 0 if
-	// it has published another one, or none, since.
+	// TID is the id of the thread in whose slot that goroutine last published the span, 0 if it has
+	// published none or another one since.
 	TID uint32
 	_   uint32
-	// Names has two numbers of the name table, u16 each, 0 for none. The lowest bits have
-	// that of the span's name, the next ones that of its local root's name. Above them are
-	// the lowest 32 bits of the generation, so that a compare-and-swap cannot rename a later
-	// span.
+	// Names holds two numbers of the name table, u16 each, 0 for none: the span's name in the
+	// lowest bits, then its local root's. Above them are the lowest 32 bits of the generation, so
+	// that a compare-and-swap cannot rename a later span.
 	Names uint64
-	// Before is what that goroutine was in when it started the span: a reference, whose lowest
-	// bit is the writer's. Readers do not need it.
+	// Before references the span that the goroutine was in when it started this one; its lowest bit
+	// is the writer's. Readers do not need it.
 	Before uint64
 	_      [8]byte
 }
 
 // CellOutside is set in Cell.Flags if the goroutine that started the span was in none of its
-// ancestors. If another goroutine ends the span, this goroutine is in no span.
+// ancestors. If another goroutine ends the span, that goroutine is in no span.
 const CellOutside = 1 << 8
 
 // The parts of Cell.Names.
@@ -84,17 +83,17 @@ const (
 	CellGenerationShift = 32
 )
 
-// A reference names a cell for the life of one span. It has a generation in its upper 44
-// bits, the index of the cell in 19 bits, and a lowest bit of 0. While the span is live
-// the cell's version equals the reference. The lowest bit of the version is 1 while the
-// cell is being filled for the span, and again after the span has ended. The cell then
-// still describes the span until it is used for another one. 0 refers to nothing.
+// A reference names a cell for the life of one span. It has a generation in its upper 44 bits, the
+// index of the cell in 19 bits, and a lowest bit of 0. While the span is live, the cell's version
+// equals the reference. The lowest bit of the version is 1 while the cell is being filled, and
+// again after the span has ended. The cell then still describes the span until it is reused. 0
+// references nothing.
 const (
 	RefIndexBits  = 19
 	RefIndexShift = 1
-	// RefGeneration is what one more use adds to a cell's version.
+	// RefGeneration is added to a cell's version by each use.
 	RefGeneration = 1 << (RefIndexBits + RefIndexShift)
-	// CellOver is the lowest bit of a version.
+	// CellOver, the lowest bit of a version, is set once the span has ended.
 	CellOver = 1
 )
 
@@ -106,7 +105,7 @@ func RefIndex(ref uint64) uint32 {
 // Ref names the cell of one span. The zero Ref names nothing.
 type Ref uint64
 
-// Index returns the number of the cell.
+// Index returns the index of the cell.
 func (r Ref) Index() uint32 { return RefIndex(uint64(r)) }
 
 const (
@@ -130,7 +129,7 @@ const (
 	_ = -(unsafe.Offsetof(Cell{}.Before) ^ 0x70)
 )
 
-// CellFields returns the fields of a cell, as they are advertised.
+// CellFields returns the advertised fields of a cell.
 func CellFields() []Field {
 	return []Field{
 		{"version", unsafe.Offsetof(Cell{}.Version), 8},

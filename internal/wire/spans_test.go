@@ -33,7 +33,7 @@ func TestSpanTableGolden(t *testing.T) {
 	assert.False(t, IsProcessContextMapping([]byte("/memfd:"+SpansName+" (deleted)")))
 }
 
-// What is advertised of a cell's fields is what the golden bytes have there.
+// The advertised fields of a cell match the golden bytes.
 func TestCellFields(t *testing.T) {
 	type field struct {
 		offset, size uintptr

@@ -8,9 +8,8 @@ import (
 	"unsafe"
 )
 
-// ThreadContextRecord is the record of OTEP 4947, without its attributes, which
-// follow it: {key u8, length u8, value} each, the key an index into
-// threadlocal.attribute_key_map.
+// ThreadContextRecord is the record of OTEP 4947 without its attributes, which follow it: {key u8,
+// length u8, value} each, where the key is an index into threadlocal.attribute_key_map.
 type ThreadContextRecord struct {
 	_ structs.HostLayout
 
@@ -19,14 +18,14 @@ type ThreadContextRecord struct {
 	// Valid is 1 for a record that readers may use.
 	Valid      uint8
 	TraceFlags uint8
-	// AttrsDataSize counts the bytes of the attributes.
+	// AttrsDataSize is the size of the attributes in bytes.
 	AttrsDataSize uint16
 }
 
 const (
 	// ThreadContextRecordSize is the size of the record without attributes.
 	ThreadContextRecordSize = 28
-	// MaxThreadContextRecord is the size that a record with its attributes may have.
+	// MaxThreadContextRecord is the largest size of a record with its attributes.
 	MaxThreadContextRecord = 640
 )
 

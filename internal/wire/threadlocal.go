@@ -3,44 +3,44 @@
 
 package wire
 
-// Keys of the attributes beside the resource by which a process says where its
-// active spans are. The first two are OTEP 4947's.
+// Keys of the process context attributes that locate a process's active spans. The first two are
+// OTEP 4947's.
 const (
-	// ThreadLocalPrefix is what all of them begin with.
+	// ThreadLocalPrefix is the prefix of all of them.
 	ThreadLocalPrefix = "threadlocal."
 
-	// KeySchemaVersion has the value SchemaGoLabels if the goroutines' labels carry
-	// records, else SchemaSlots.
+	// KeySchemaVersion has the value SchemaGoLabels if the goroutines' labels carry records,
+	// otherwise SchemaSlots.
 	KeySchemaVersion = "threadlocal.schema_version"
 	SchemaGoLabels   = "go_pprof_labels_v1"
 	SchemaSlots      = "otelctx_slots_v1"
-	// SchemaTLSDevelopment and SchemaTLS say that the thread-local variable of OTEP 4947 names records.
+	// SchemaTLSDevelopment and SchemaTLS say that the thread-local variable of OTEP 4947 points at
+	// records.
 	SchemaTLSDevelopment = "tlsdesc_v1_dev"
 	SchemaTLS            = "tls_v1"
 
-	// KeyAttributeKeyMap is an array of strings: what the key bytes of encoded
-	// attributes stand for.
+	// KeyAttributeKeyMap is an array of strings: the attribute names by the key byte of encoded
+	// attributes.
 	KeyAttributeKeyMap = "threadlocal.attribute_key_map"
 
-	// KeyThreadSlots is what the keys of the ring by thread begin with.
+	// KeyThreadSlots is the prefix of the keys of the ring by thread.
 	KeyThreadSlots = "threadlocal.slots."
 
-	// KeyGoroutines is what the keys of the goroutine table begin with.
+	// KeyGoroutines is the prefix of the keys of the goroutine table.
 	KeyGoroutines = "threadlocal.goroutines."
 
-	// KeySpans is what the keys of the span table begin with.
+	// KeySpans is the prefix of the keys of the span table.
 	KeySpans = "threadlocal.spans."
 
-	// KeyNames is what the keys of the name table begin with.
+	// KeyNames is the prefix of the keys of the name table.
 	KeyNames = "threadlocal.names."
 
-	// KeyGo is what the keys that describe the Go runtime begin with.
+	// KeyGo is the prefix of the keys that describe the Go runtime.
 	KeyGo = "threadlocal.go."
 )
 
-// How the keys of a ring end. All values are integers but these: mapping is a string,
-// and index is IndexThread or IndexGoroutine. fields is a map of the names below to
-// their offsets in a slot.
+// Suffixes of the keys of a ring. All values are integers, except: mapping is a string, index is
+// IndexThread or IndexGoroutine, and fields is a map of the names below to their offsets in a slot.
 const (
 	RingKeyMapping    = "mapping"
 	RingKeyAddress    = "address"
@@ -60,8 +60,8 @@ const (
 	IndexGoroutine = "goroutine"
 )
 
-// How the keys that describe the Go runtime end. All values are integers but the
-// version, which is that of the toolchain. What could not be found out is left out.
+// Suffixes of the keys that describe the Go runtime. All values are integers, except the version,
+// which is that of the toolchain. Unknown values are left out.
 const (
 	GoKeyVersion       = "version"
 	GoKeyTLSGOffset    = "tls_g_offset"
@@ -70,27 +70,27 @@ const (
 	GoKeyMProcidOffset = "m_procid_offset"
 	GoKeyGGoidOffset   = "g_goid_offset"
 	GoKeyGLabelsOffset = "g_labels_offset"
-	// GoKeyRecordOffset is where behind the label pointer the record is.
+	// GoKeyRecordOffset is the distance from the label pointer to the record.
 	GoKeyRecordOffset = "record_offset"
-	// GoKeyRefOffset is where behind the label pointer the reference to the span's cell is.
+	// GoKeyRefOffset is the distance from the label pointer to the reference to the span's cell.
 	GoKeyRefOffset = "record_ref_offset"
-	// GoKeyAncestorsOffset is where behind the label pointer the references to the span's
-	// ancestors are. The id of the goroutine that does not go to them follows: see
+	// GoKeyAncestorsOffset is the distance from the label pointer to the references to the span's
+	// ancestors. They are followed by the id of the goroutine that does not fall back to them: see
 	// [Cell.Flags].
 	GoKeyAncestorsOffset = "record_ancestors_offset"
-	// GoKeyNamesOffset is where behind the label pointer the numbers of the names are.
+	// GoKeyNamesOffset is the distance from the label pointer to the numbers of the names.
 	GoKeyNamesOffset = "record_names_offset"
 )
 
-// Field is a field of a slot, as it is advertised.
+// Field is an advertised field of a slot or cell.
 type Field struct {
 	Name   string
 	Offset uintptr
-	// Size is its size in bytes; 0 for the attributes, which say theirs.
+	// Size is the field's size in bytes; 0 for the attributes, whose size is in the slot.
 	Size uintptr
 }
 
-// SlotFields returns the fields of a slot of a layout.
+// SlotFields returns the fields of a slot in a layout.
 func SlotFields(layout int) []Field {
 	fields := []Field{
 		{"trace_id_high", OffsetTraceIDHigh, 8},

@@ -12,10 +12,9 @@ import (
 	"unsafe"
 )
 
-// The formats of Elastic's Universal Profiling integration. Two symbols of a library
-// lead to a process storage and to a record of each thread, and a socket takes
-// messages. Numbers are in the machine's byte order, strings are UTF-8 behind their
-// length, a u32.
+// The formats of Elastic's Universal Profiling integration. Two symbols of a library point at a
+// process storage and at a record of each thread, and a socket receives messages. Numbers are in
+// the machine's byte order; strings are UTF-8, preceded by their length, a u32.
 const (
 	// ProfilingProcessSymbol is a pointer to the process storage.
 	ProfilingProcessSymbol = "elastic_apm_profiling_correlation_process_storage_v1"
@@ -26,15 +25,15 @@ const (
 	ProfilingLibraryPrefix = "elastic-jvmti-linux-"
 	ProfilingLibrarySuffix = ".so"
 
-	// ProfilingMinorVersion is that of both layouts and both messages.
+	// ProfilingMinorVersion is the minor version of both layouts and both messages.
 	ProfilingMinorVersion = 1
 
-	// MaxProfilingString is how many bytes of a name the OpenTelemetry eBPF profiler
-	// reads; it turns away storages with longer ones.
+	// MaxProfilingString is the largest size of a name that the OpenTelemetry eBPF profiler
+	// accepts; it rejects storages with longer ones.
 	MaxProfilingString = 128
 )
 
-// ProfilingThreadRecord is what a thread's pointer leads to: 37 bytes, packed.
+// ProfilingThreadRecord is the target of a thread's pointer: 37 bytes, packed.
 type ProfilingThreadRecord struct {
 	_ structs.HostLayout
 
@@ -49,9 +48,9 @@ type ProfilingThreadRecord struct {
 	TransactionID [8]byte
 }
 
-// ProfilingThread is a [ProfilingThreadRecord] between what its writers need to know
-// beside it. It is a cache line, in which the record's first fields share an aligned
-// word with a count of the writes. So they can be changed in one step.
+// ProfilingThread is a [ProfilingThreadRecord] with additional data for its writers. It fills a
+// cache line, in which the record's first fields share an aligned word with a write counter, so
+// that they change in one step.
 type ProfilingThread struct {
 	_ structs.HostLayout
 
@@ -61,8 +60,7 @@ type ProfilingThread struct {
 	_      [3]byte
 	// TID is the thread that the record belongs to.
 	TID uint32
-	// Key is the span's id, in the machine's byte order, and Owner the goroutine that
-	// shows it.
+	// Key is the span's id, in the machine's byte order, and Owner the goroutine that published it.
 	Key, Owner uint64
 }
 
@@ -95,19 +93,18 @@ const (
 	_ = -(unsafe.Offsetof(ProfilingThread{}.Owner) ^ 56)
 )
 
-// ProfilingProcessStorage is what the process's pointer leads to.
+// ProfilingProcessStorage is the target of the process's pointer.
 type ProfilingProcessStorage struct {
 	ServiceName, ServiceEnvironment, SocketPath string
 }
 
-// MaxProfilingProcessStorage bounds an encoded storage whose socket has a path.
+// MaxProfilingProcessStorage bounds the size of an encoded storage whose socket has a path.
 const MaxProfilingProcessStorage = 2 + 3*4 + 2*MaxProfilingString + maxSocketPath
 
-// maxSocketPath is how many bytes a socket's path may have (sockaddr_un).
+// maxSocketPath is the largest size of a socket's path (sockaddr_un).
 const maxSocketPath = 107
 
-// Encode returns the storage's bytes. Names are cut where readers would turn them
-// away, between characters.
+// Encode returns the encoded storage. Names that readers would reject are cut between characters.
 func (s ProfilingProcessStorage) Encode() []byte {
 	b := binary.NativeEndian.AppendUint16(nil, ProfilingMinorVersion)
 	b = appendProfilingString(b, cut(s.ServiceName))
@@ -143,42 +140,41 @@ const (
 	profilingRegistrationMin = profilingMessageHeader + 4 + 4
 )
 
-// MaxProfilingHostID is how long the host id of a registration may be.
+// MaxProfilingHostID is the largest size of the host id in a registration.
 const MaxProfilingHostID = 1024
 
-// MaxProfilingMessage is more than any message of a known version has: what fills a
-// buffer of that size may have been cut off.
+// MaxProfilingMessage is larger than any message of a known version: a message that fills a buffer
+// of that size may have been cut off.
 const MaxProfilingMessage = 4096
 
-// ProfilingRegistration says that a profiler is active.
+// ProfilingRegistration announces an active profiler.
 type ProfilingRegistration struct {
-	// SamplesDelayMS bounds, usually, the time from a sample to its message.
+	// SamplesDelayMS is the usual upper bound of the time from a sample to its message.
 	SamplesDelayMS uint32
 	// HostID is the host.id that the profiler reports with.
 	HostID string
 }
 
-// ProfilingCorrelation says that samples were taken in a transaction.
+// ProfilingCorrelation reports samples taken in a transaction.
 type ProfilingCorrelation struct {
 	TraceID       [16]byte
 	TransactionID [8]byte
 	StackTraceID  [16]byte
-	// Count is how many there are since the last message about the same three.
+	// Count is the number of samples since the last message with the same three ids.
 	Count uint16
 }
 
 var (
-	// ErrProfilingMessage is wrapped by errors about messages that are cut off or
-	// otherwise not what their type and version promise.
+	// ErrProfilingMessage is wrapped by errors about messages that are cut off or contradict their
+	// type and version.
 	ErrProfilingMessage = errors.New("malformed message")
 	// ErrProfilingMessageType is wrapped by errors about unknown types.
 	ErrProfilingMessageType = errors.New("unknown message type")
 )
 
-// ParseProfilingMessage returns what a datagram says: a [ProfilingRegistration] or a
-// [ProfilingCorrelation]. A newer minor version may have more behind the fields that
-// are known, which is ignored; minor version 1 may not. The error wraps one of the two
-// above.
+// ParseProfilingMessage decodes a datagram into a [ProfilingRegistration] or a
+// [ProfilingCorrelation]. Newer minor versions may append fields, which are ignored; minor version
+// 1 may not. The error wraps [ErrProfilingMessage] or [ErrProfilingMessageType].
 func ParseProfilingMessage(b []byte) (any, error) {
 	if len(b) < profilingMessageHeader {
 		return nil, fmt.Errorf("%w: %d bytes", ErrProfilingMessage, len(b))
@@ -199,7 +195,7 @@ func ParseProfilingMessage(b []byte) (any, error) {
 		message, rest, ok = parseRegistration(b)
 	}
 	if !ok {
-		return nil, fmt.Errorf("%w: type %d cut off at %d bytes, or its host id is none", ErrProfilingMessage, kind, len(b))
+		return nil, fmt.Errorf("%w: type %d cut off at %d bytes, or its host id is invalid", ErrProfilingMessage, kind, len(b))
 	}
 	if len(rest) != 0 && minor == ProfilingMinorVersion {
 		return nil, fmt.Errorf("%w: type %d with %d bytes too many", ErrProfilingMessage, kind, len(rest))

@@ -42,7 +42,7 @@ func TestProfilingProcessStorageGolden(t *testing.T) {
 	assert.Equal(t, want, ProfilingProcessStorage{ServiceName: "shö", SocketPath: "/tmp/sk"}.Encode())
 }
 
-func TestProfilingProcessStorageIsCutBetweenCharacters(t *testing.T) {
+func TestProfilingProcessStorageCutsNames(t *testing.T) {
 	long := strings.Repeat("x", MaxProfilingString-1) + "ö" + "more"
 	b := ProfilingProcessStorage{ServiceName: long, ServiceEnvironment: long, SocketPath: strings.Repeat("p", maxSocketPath)}.Encode()
 	assert.Equal(t, uint32(MaxProfilingString-1), binary.NativeEndian.Uint32(b[2:]))
@@ -134,7 +134,7 @@ func FuzzProfilingMessage(f *testing.F) {
 			require.LessOrEqual(t, len(m.HostID), MaxProfilingHostID)
 			again = m.Encode()
 		}
-		// A newer version may say more, behind what is known.
+		// A newer version may append fields.
 		require.GreaterOrEqual(t, len(b), len(again))
 		require.Equal(t, again[4:], b[4:len(again)])
 		require.Equal(t, again[:2], b[:2])
