@@ -21,33 +21,33 @@ const (
 	maxMapsLines = 1 << 22
 )
 
-// ErrMalformed is wrapped by every error about contents that the kernel would not
-// have written, or more of them than this package reads.
+// ErrMalformed is wrapped by every error about contents that the kernel would not have written, or
+// that exceed this package's limits.
 var ErrMalformed = errors.New("malformed")
 
 // Mapping is one line of /proc/pid/maps, proc_pid_maps(5).
 type Mapping struct {
-	// Start and End are the first address and the one behind the last.
+	// Start is the first address, and End the one behind the last.
 	Start, End uint64
 	Perms      Perms
 	Offset     uint64
-	// Major and Minor are the numbers of the device that Inode is on.
+	// Major and Minor are the device number of Inode.
 	Major, Minor uint32
 	Inode        uint64
-	// Name is what stands behind the inode, exactly as the kernel wrote it. It is a
-	// path with '\n' escaped as \012, a pseudo-path such as [heap], or nothing.
+	// Name is the text behind the inode, exactly as the kernel wrote it: a path with '\n' escaped
+	// as \012, a pseudo-path such as [heap], or nothing.
 	Name string
 }
 
 // Perms are the permissions of a mapping.
 type Perms struct{ Read, Write, Exec, Shared bool }
 
-// Maps yields, in the order of their addresses, the mappings out of r for whose
-// name keep returns true. keep must not hold on to the name; the mappings own
-// theirs. Lines that keep declines are not parsed and cost no allocation.
+// Maps yields the mappings in r, in address order, for whose name keep returns true. keep must not
+// retain the name; the mappings own theirs. Lines that keep declines are not parsed and cost no
+// allocation.
 //
-// It reads at most 4,194,304 lines of at most 32 KiB, one at a time. It ends after
-// the first error: what r returned, or one that wraps [ErrMalformed].
+// It reads at most 4,194,304 lines of at most 32 KiB, one at a time. It ends after the first error:
+// r's error, or one that wraps [ErrMalformed].
 func Maps(r io.Reader, keep func(name []byte) bool) iter.Seq2[Mapping, error] {
 	return func(yield func(Mapping, error) bool) {
 		s := bufio.NewScanner(r)
@@ -81,8 +81,7 @@ func Maps(r io.Reader, keep func(name []byte) bool) iter.Seq2[Mapping, error] {
 	}
 }
 
-// scanLines is bufio.ScanLines without its taste for carriage returns, with which a
-// name may end.
+// scanLines is bufio.ScanLines, but keeps carriage returns, with which a name may end.
 func scanLines(data []byte, atEOF bool) (advance int, token []byte, err error) {
 	if i := bytes.IndexByte(data, '\n'); i >= 0 {
 		return i + 1, data[:i], nil
@@ -93,12 +92,12 @@ func scanLines(data []byte, atEOF bool) (advance int, token []byte, err error) {
 	return 0, nil, nil
 }
 
-// mapsFields is how many fields precede the name: address, perms, offset, dev, inode.
+// mapsFields is the number of fields before the name: address, perms, offset, dev, inode.
 const mapsFields = 5
 
-// cutName splits a line behind its inode. The kernel pads the gap before the name with
-// spaces, so that a name cannot start with one unless it is longer than the padding.
-// Paths start with '/', and pseudo-paths with '['.
+// cutName splits a line behind its inode. The kernel pads the gap before the name with spaces, so a
+// name cannot start with a space unless it is longer than the padding. Paths start with '/', and
+// pseudo-paths with '['.
 func cutName(line []byte) (fields, name []byte) {
 	end := 0
 	for range mapsFields {
@@ -112,8 +111,7 @@ func cutName(line []byte) (fields, name []byte) {
 }
 
 func parseFields(line []byte) (Mapping, error) {
-	// Splitting by hand instead of with bytes.Fields: exactly one space separates
-	// the fields, and anything else is not the kernel's.
+	// bytes.Fields would accept other separators: the kernel separates fields by exactly one space.
 	var f [mapsFields][]byte
 	rest := line
 	for i := range f {

@@ -45,7 +45,7 @@ func collect(t testing.TB, seq iter.Seq2[Mapping, error]) ([]Mapping, error) {
 	return mappings, failed
 }
 
-// goodLine is a line that is put around others.
+// goodLine is a valid line to surround others.
 const goodLine = "1000-2000 rw-p 00000000 00:00 0                          [heap]\n"
 
 type lineTest struct {
@@ -179,8 +179,8 @@ func TestMapsLimits(t *testing.T) {
 	}
 }
 
-// Maps reads no further than its caller wants, and a line without an end does not fill the memory.
-func TestMapsReadsNoFurther(t *testing.T) {
+// Maps stops reading when its caller stops, and a line without an end does not fill the memory.
+func TestMapsStopsReading(t *testing.T) {
 	endless := strings.NewReader(strings.Repeat("x", 8<<20))
 	_, err := collect(t, Maps(endless, all))
 	require.ErrorIs(t, err, ErrMalformed)
@@ -227,7 +227,7 @@ func TestPermsString(t *testing.T) {
 	assert.Equal(t, "rwxs", Perms{true, true, true, true}.String())
 }
 
-// reference parses lines in another way: one expression for all of a line.
+// reference parses a whole line with one expression, independently of the package.
 var reference = regexp.MustCompile(`(?s)^([0-9a-fA-F]+)-([0-9a-fA-F]+) ([r-][w-][x-][sp]) ([0-9a-fA-F]+) ([0-9a-fA-F]+):([0-9a-fA-F]+) ([0-9]+)(?: +(.*))?$`)
 
 // parseReference returns the mapping of a line, or false.
@@ -255,7 +255,7 @@ func parseReference(line string) (Mapping, bool) {
 	return m, ok && number(f[5], 16) <= math.MaxUint32 && number(f[6], 16) <= math.MaxUint32 && m.Start < m.End
 }
 
-// splitLines returns the lines of a file, the last of which need not be ended.
+// splitLines returns the lines of a file; the last one may be unterminated.
 func splitLines(file []byte) []string {
 	lines := strings.Split(string(file), "\n")
 	if lines[len(lines)-1] == "" {

@@ -10,15 +10,15 @@ import (
 	"os"
 )
 
-// Pagemap says which pages of a process are present. [Process.Pagemap] opens it. It is not safe
+// Pagemap reports which pages of a process are present. [Process.Pagemap] opens it. It is not safe
 // for concurrent use.
 type Pagemap struct {
 	file   *os.File
 	buffer [8 << 10]byte
 }
 
-// Pagemap opens the process's pagemap. The error wraps [ErrProcessGone] if the process is gone, or
-// [os.ErrPermission] if the caller may not trace it.
+// Pagemap opens the process's pagemap. The error wraps [ErrProcessGone] if the process has exited,
+// or [os.ErrPermission] if the caller may not trace it.
 func (p *Process) Pagemap() (*Pagemap, error) {
 	f, err := p.dir.Open("pagemap")
 	if err != nil {
@@ -31,7 +31,7 @@ func (p *Process) Pagemap() (*Pagemap, error) {
 func (p *Pagemap) Close() error { return p.file.Close() }
 
 // AppendPresent appends the addresses of the pages from start to end, both multiples of the page
-// size, that are in memory: reading them brings none there.
+// size, that are in memory. Reading those allocates no pages in the process.
 func (p *Pagemap) AppendPresent(pages []uint64, start, end uint64) ([]uint64, error) {
 	const entrySize, present = 8, 1 << 63
 	page := uint64(os.Getpagesize())
@@ -50,7 +50,7 @@ func (p *Pagemap) AppendPresent(pages []uint64, start, end uint64) ([]uint64, er
 	return pages, nil
 }
 
-// PresentPages returns the addresses of those pages from start to end that are in memory, see
+// PresentPages returns the addresses of the pages from start to end that are in memory, see
 // [Pagemap.AppendPresent].
 func (p *Process) PresentPages(start, end uint64) ([]uint64, error) {
 	m, err := p.Pagemap()

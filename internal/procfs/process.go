@@ -15,8 +15,7 @@ import (
 	"syscall"
 )
 
-// ErrProcessGone is wrapped by every error about a process that is not there, or
-// no longer.
+// ErrProcessGone is wrapped by every error about a process that does not exist, or no longer.
 var ErrProcessGone = errors.New("no such process")
 
 // FS is a proc file system.
@@ -25,8 +24,8 @@ type FS struct{ root string }
 // NewFS returns the proc file system mounted at root, usually /proc.
 func NewFS(root string) FS { return FS{root: root} }
 
-// PIDs yields the ids of the processes there are, in the order of the directory.
-// It ends after the first error.
+// PIDs yields the ids of all processes, in directory order. The sequence ends after the first
+// error.
 func (f FS) PIDs() iter.Seq2[int, error] {
 	return func(yield func(int, error) bool) {
 		dir, err := os.Open(f.root)
@@ -39,8 +38,8 @@ func (f FS) PIDs() iter.Seq2[int, error] {
 	}
 }
 
-// ids yields the entries of a directory that are ids, in its order. It ends after the
-// first error.
+// ids yields the numeric entries of a directory, in its order. The sequence ends after the first
+// error.
 func ids(dir *os.File) iter.Seq2[int, error] {
 	return func(yield func(int, error) bool) {
 		for {
@@ -61,8 +60,8 @@ func ids(dir *os.File) iter.Seq2[int, error] {
 	}
 }
 
-// Process is one process in a [FS]. It holds the process's directory open, and so
-// never turns into another process that was given the same id.
+// Process is one process in a [FS]. It holds the process's directory open, so it never refers to a
+// later process with the same id.
 //
 // It is safe for concurrent use.
 type Process struct{ dir *os.Root }
@@ -80,15 +79,15 @@ func (f FS) Process(pid int) (*Process, error) {
 // Close releases the directory.
 func (p *Process) Close() error { return p.dir.Close() }
 
-// Alive returns an error that wraps [ErrProcessGone] once the process has been
-// waited for. As long as it returns nil no other process can have had its id.
+// Alive returns an error that wraps [ErrProcessGone] once the process has been reaped. While it
+// returns nil, no other process can have had its id.
 func (p *Process) Alive() error {
 	_, err := p.dir.Lstat("stat")
 	return goneError(err)
 }
 
-// Thread opens the thread tid of the process, as [FS.Process] does a process. The error wraps
-// [ErrProcessGone] if it has no such thread.
+// Thread opens the thread tid of the process, as [FS.Process] opens a process. The error wraps
+// [ErrProcessGone] if there is no such thread.
 func (p *Process) Thread(tid int) (*Process, error) {
 	dir, err := p.dir.OpenRoot(filepath.Join("task", strconv.Itoa(tid)))
 	if err != nil {
@@ -97,16 +96,15 @@ func (p *Process) Thread(tid int) (*Process, error) {
 	return &Process{dir: dir}, nil
 }
 
-// MaxThreadsTried is how many threads are asked in place of a first one that has ended. A process
-// may keep any number of threads that have ended too, and each takes the reader time.
+// MaxThreadsTried is the number of threads tried if the first one has exited. A process may keep
+// any number of exited threads, too, and each costs the reader time.
 const MaxThreadsTried = 64
 
-// Maps yields the mappings of the process as [Maps] does. Reading them needs the
-// same access as a ptrace read (PTRACE_MODE_READ_FSCREDS): without it the error
-// wraps [fs.ErrPermission].
+// Maps yields the mappings of the process, like [Maps]. Reading them needs the access of a ptrace
+// read (PTRACE_MODE_READ_FSCREDS): without it the error wraps [fs.ErrPermission].
 //
-// The first thread may have ended before others. Then it has no mappings any more, and those
-// of the first other thread are yielded that has some.
+// The first thread may exit before others and then has no mappings. In that case Maps yields the
+// mappings of the first other thread that has some.
 func (p *Process) Maps(keep func(name []byte) bool) iter.Seq2[Mapping, error] {
 	return func(yield func(Mapping, error) bool) {
 		f, err := p.dir.Open("maps")
@@ -128,7 +126,7 @@ func (p *Process) Maps(keep func(name []byte) bool) iter.Seq2[Mapping, error] {
 			}
 			f, err := p.dir.Open(filepath.Join("task", strconv.Itoa(tid), "maps"))
 			switch err = goneError(err); {
-			case errors.Is(err, ErrProcessGone): // The thread is, or has no mappings either.
+			case errors.Is(err, ErrProcessGone): // The thread has exited, or has no mappings either.
 			case err != nil:
 				yield(Mapping{}, err)
 				return
@@ -139,10 +137,10 @@ func (p *Process) Maps(keep func(name []byte) bool) iter.Seq2[Mapping, error] {
 	}
 }
 
-// maps yields the mappings out of f, and closes it. It reports whether there were any, or an error.
+// maps yields the mappings in f, and closes it. It reports whether there were any, or an error.
 func maps(f *os.File, keep func(name []byte) bool, yield func(Mapping, error) bool) bool {
 	defer func() { _ = f.Close() }()
-	content := &noticing{Reader: f}
+	content := &readDetector{Reader: f}
 	for m, err := range Maps(content, keep) {
 		if !yield(m, goneError(err)) || err != nil {
 			return true
@@ -151,20 +149,20 @@ func maps(f *os.File, keep func(name []byte) bool, yield func(Mapping, error) bo
 	return content.any
 }
 
-// noticing notes whether there was anything to read.
-type noticing struct {
+// readDetector records whether anything was read.
+type readDetector struct {
 	io.Reader
 	any bool
 }
 
-func (n *noticing) Read(b []byte) (int, error) {
-	read, err := n.Reader.Read(b)
-	n.any = n.any || read > 0
-	return read, err
+func (d *readDetector) Read(b []byte) (int, error) {
+	n, err := d.Reader.Read(b)
+	d.any = d.any || n > 0
+	return n, err
 }
 
-// goneError adds ErrProcessGone to the errors by which the kernel says so. The entries
-// of a process vanish with it, and those held open read ESRCH.
+// goneError wraps the errors by which the kernel reports an exited process with ErrProcessGone. The
+// entries of a process vanish with it, and open ones read ESRCH.
 func goneError(err error) error {
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) {
 		return fmt.Errorf("%w: %w", ErrProcessGone, err)

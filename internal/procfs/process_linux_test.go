@@ -34,13 +34,13 @@ func idle(p *childproc.Parent) {
 	p.Receive()
 }
 
-// headless has no first thread any more.
+// headless is a child whose first thread has exited.
 func headless(p *childproc.Parent) {
 	p.Must(childproc.EndFirstThread())
 	idle(p)
 }
 
-// nobody gives up root's rights and says what comes of reading the maps of a process then.
+// nobody drops root's privileges and reports the result of reading the maps of a process.
 func nobody(p *childproc.Parent) {
 	p.BecomeNobody()
 	line, _ := p.Receive()
@@ -113,8 +113,8 @@ func TestMapsOfAwkwardNames(t *testing.T) {
 	}
 }
 
-// A process is alive until it has been waited for.
-func TestLifeOfAProcess(t *testing.T) {
+// A process is alive until it has been reaped.
+func TestAliveUntilReaped(t *testing.T) {
 	child, p := idleChild(t)
 	listed, err := collectIDs(NewFS("/proc").PIDs())
 	require.NoError(t, err)
@@ -135,8 +135,8 @@ func TestLifeOfAProcess(t *testing.T) {
 	require.ErrorIs(t, err, ErrProcessGone)
 }
 
-// A process whose first thread has ended has the mappings of the others.
-func TestMapsWithoutTheFirstThread(t *testing.T) {
+// A process whose first thread has exited has the mappings of the others.
+func TestMapsAfterFirstThreadExited(t *testing.T) {
 	child := childproc.Start(t, "headless", nil)
 	child.Expect("ready")
 	p := openIn(t, "/proc", child.PID())
@@ -164,8 +164,8 @@ func TestMapsWithoutTheFirstThread(t *testing.T) {
 	require.ErrorIs(t, err, ErrProcessGone)
 }
 
-// Of a process that keeps many threads that have ended, a bounded number is asked.
-func TestMapsOfManyThreadsThatHaveEnded(t *testing.T) {
+// The number of exited threads that are tried is bounded.
+func TestMapsOfManyExitedThreads(t *testing.T) {
 	root := t.TempDir()
 	of := func(tid int) string { return filepath.Join(root, "7", "task", strconv.Itoa(tid)) }
 	for tid := range 2 * MaxThreadsTried {
@@ -189,7 +189,7 @@ func TestMapsOfManyThreadsThatHaveEnded(t *testing.T) {
 	}
 }
 
-func TestProcessEndsWhileItsMapsAreRead(t *testing.T) {
+func TestProcessExitsDuringMaps(t *testing.T) {
 	child, p := idleChild(t)
 	lines := 0
 	var err error
@@ -206,7 +206,7 @@ func TestProcessEndsWhileItsMapsAreRead(t *testing.T) {
 
 func TestMapsNotPermitted(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("needs root (CAP_SETUID), to become somebody who may not read a process of root")
+		t.Skip("needs root (CAP_SETUID), to become a user that may not read root's processes")
 	}
 	child := childproc.Start(t, "nobody", nil)
 	assert.Contains(t, child.Ask("%d", os.Getpid()), "true: ")

@@ -17,7 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// fakeRoot makes a proc file system out of files.
+// fakeRoot creates a proc file system from files.
 func fakeRoot(t *testing.T, files map[string]string) (root string) {
 	t.Helper()
 	root = t.TempDir()
@@ -49,7 +49,7 @@ func collectIDs(seq iter.Seq2[int, error]) (ids []int, failed error) {
 	return ids, nil
 }
 
-// Processes and threads are the directories that are numbers, also where there are more than are read at once.
+// Processes and threads are the numeric directory entries, including those beyond one batch.
 func TestIDs(t *testing.T) {
 	files := map[string]string{
 		"self/stat": "", "sys/kernel/pid_max": "", "uptime": "", "0/stat": "", "-5/stat": "", "12x/stat": "", "1.5/stat": "",
@@ -110,7 +110,7 @@ func TestProcess(t *testing.T) {
 		require.ErrorIs(t, err, ErrProcessGone, "pid %d", pid)
 	}
 
-	// Another process gets the id.
+	// Another process reuses the id.
 	require.NoError(t, p.Alive())
 	require.NoError(t, os.Rename(filepath.Join(root, "7"), filepath.Join(root, "old")))
 	require.NoError(t, os.Remove(filepath.Join(root, "old", "stat")))

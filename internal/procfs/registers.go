@@ -12,15 +12,15 @@ import (
 	"strings"
 )
 
-// ErrRunning says that a thread is running, so that nothing can be said of its registers.
+// ErrRunning says that the registers are unknown because the thread is running.
 var ErrRunning = errors.New("the thread is running")
 
-// Registers are where a thread that does not run is in its program.
+// Registers are the stack pointer and the program counter of a thread that does not run.
 type Registers struct{ SP, PC uint64 }
 
-// Stopped returns where the thread tid of the process is in its program, if it is stopped or in a
-// system call: the line proc_pid_syscall(5). It wakes and stops nothing. The error wraps [ErrRunning]
-// for a thread that runs, [ErrProcessGone], or [fs.ErrPermission] without the access of a ptrace
+// Stopped returns the registers of the thread tid if it is stopped or in a system call, from the
+// line of proc_pid_syscall(5). It neither wakes nor stops anything. The error wraps [ErrRunning]
+// for a running thread, [ErrProcessGone], or [fs.ErrPermission] without the access of a ptrace
 // attach.
 func (p *Process) Stopped(tid int) (Registers, error) {
 	f, err := p.dir.Open(path.Join("task", strconv.Itoa(tid), "syscall"))
@@ -45,9 +45,9 @@ func parseRegisters(line string) (Registers, error) {
 		return Registers{}, fmt.Errorf("%w syscall: %q", ErrMalformed, line)
 	}
 	var r Registers
-	for i, to := range []*uint64{&r.SP, &r.PC} {
+	for i, register := range []*uint64{&r.SP, &r.PC} {
 		var err error
-		if *to, err = strconv.ParseUint(fields[len(fields)-2+i], 0, 64); err != nil {
+		if *register, err = strconv.ParseUint(fields[len(fields)-2+i], 0, 64); err != nil {
 			return Registers{}, fmt.Errorf("%w syscall: %w", ErrMalformed, err)
 		}
 	}

@@ -17,13 +17,13 @@ import (
 	"strconv"
 )
 
-// maxStatus bounds how much of a status file is read. Its longest line is that of
-// the groups, of which there are at most 65536.
+// maxStatus bounds the bytes read from a status file. Its longest line is the list of groups, at
+// most 65536.
 const maxStatus = 1 << 20
 
-// Threads yields the ids of the threads of the process, in the PID namespace of the
-// proc file system. Threads come and go meanwhile. It ends after the first error,
-// which wraps [ErrProcessGone] if the process is gone.
+// Threads yields the ids of the threads of the process, in the PID namespace of the proc file
+// system. Threads may start and exit meanwhile. The sequence ends after the first error, which
+// wraps [ErrProcessGone] if the process has exited.
 func (p *Process) Threads() iter.Seq2[int, error] {
 	return func(yield func(int, error) bool) {
 		dir, err := p.dir.Open("task")
@@ -40,13 +40,13 @@ func (p *Process) Threads() iter.Seq2[int, error] {
 	}
 }
 
-// User returns the real user id of the process with id pid, as this process's user namespace
-// has it. That is who started it, also if its program is another user's. The error wraps
-// [ErrProcessGone] if there is no such process.
+// User returns the real user id of the process with id pid, in this process's user namespace: the
+// user that started it, even if its program runs as another user. The error wraps [ErrProcessGone]
+// if there is no such process.
 func (f FS) User(pid int) (int, error) { return f.status(pid, "Uid") }
 
-// Leader returns the id of the process that a thread belongs to, which is that of its first
-// thread. The error wraps [ErrProcessGone] if there is no such thread.
+// Leader returns the id of the process of a thread, which is the id of the process's first thread.
+// The error wraps [ErrProcessGone] if there is no such thread.
 func (f FS) Leader(tid int) (int, error) { return f.status(tid, "Tgid") }
 
 // status returns the first number in a line of a process's status file.
@@ -69,13 +69,12 @@ func (f FS) status(pid int, key string) (int, error) {
 	return 0, fmt.Errorf("%w status: no %s", ErrMalformed, key)
 }
 
-// ThreadIDs returns the ids that the thread tid has, one for each PID namespace that it
-// is in. The first is that in the namespace of the proc file system, which is tid. The
-// last is the one that the thread itself knows. It is the line NSpid of
-// proc_pid_status(5); kernels without PID namespaces have none, and tid is all there
-// is.
+// ThreadIDs returns the ids of the thread tid, one for each PID namespace that it is in. The first
+// is the id in the namespace of the proc file system, which is tid; the last is the thread's own
+// view. It reads the line NSpid of proc_pid_status(5); kernels without PID namespaces have none,
+// and the result is tid alone.
 //
-// The error wraps [ErrProcessGone] if the thread is gone.
+// The error wraps [ErrProcessGone] if the thread has exited.
 func (p *Process) ThreadIDs(tid int) ([]int, error) {
 	f, err := p.dir.Open(path.Join("task", strconv.Itoa(tid), "status"))
 	if err != nil {
@@ -92,8 +91,9 @@ func (p *Process) ThreadIDs(tid int) ([]int, error) {
 	return ids, nil
 }
 
-// ThreadStart returns when the thread tid started, in clock ticks since boot. Together with its id it names the thread for good.
-// The error wraps [ErrProcessGone] if the thread is gone.
+// ThreadStart returns the start time of the thread tid in clock ticks since boot. Together, id and
+// start time identify a thread permanently. The error wraps [ErrProcessGone] if the thread has
+// exited.
 func (p *Process) ThreadStart(tid int) (uint64, error) {
 	stat, err := p.dir.ReadFile(path.Join("task", strconv.Itoa(tid), "stat"))
 	if err != nil {
@@ -107,8 +107,8 @@ func (p *Process) ThreadStart(tid int) (uint64, error) {
 	return strconv.ParseUint(string(fields[19]), 10, 64)
 }
 
-// ProgramHeaders returns the address of the executable's program headers in the process, AT_PHDR of getauxval(3). The error wraps
-// [ErrProcessGone] if the process is gone.
+// ProgramHeaders returns the address of the executable's program headers in the process, AT_PHDR of
+// getauxval(3). The error wraps [ErrProcessGone] if the process has exited.
 func (p *Process) ProgramHeaders() (uint64, error) {
 	const atPHDR = 3
 	auxv, err := p.dir.ReadFile("auxv")
@@ -136,7 +136,7 @@ func nsPIDs(status io.Reader) ([]int, error) {
 		}
 		fields, found := bytes.CutPrefix(line, []byte("NSpid:"))
 		for continues && err == nil {
-			// What does not fit into the buffer is no line of ids.
+			// A line that does not fit into the buffer is not a line of ids.
 			_, continues, err = r.ReadLine()
 			found = false
 		}
