@@ -1,8 +1,8 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package remotemem reads the memory of a process, one's own included, without
-// its help and without trusting its pointers.
+// Package remotemem reads the memory of a process, including the caller's own, without its help and
+// without trusting its pointers.
 //
-// It knows no format, and imports nothing of otelctx.
+// It does not interpret the memory, and imports no other package of otelctx.
 package remotemem

@@ -9,13 +9,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ReadAt copies the len(p) bytes at address off into p; anything less is an
-// error. The bytes are not one snapshot: their process may write them meanwhile.
+// ReadAt copies the len(p) bytes at address off into p; anything less is an error. The bytes are
+// not a snapshot: the process may write them meanwhile.
 //
-// It calls process_vm_readv(2), so that a wild address is an error (EFAULT) and
-// never a fault. The error wraps the system call's: ESRCH if the process is gone;
-// EPERM, which is an [io/fs.ErrPermission], without the access of a ptrace attach
-// (PTRACE_MODE_ATTACH_REALCREDS).
+// It calls process_vm_readv(2), so an invalid address is an error (EFAULT) and never a fault. The
+// error wraps the system call's: ESRCH if the process has exited; EPERM, which is an
+// [io/fs.ErrPermission], without the access of a ptrace attach (PTRACE_MODE_ATTACH_REALCREDS).
 func (m Memory) ReadAt(p []byte, off int64) (int, error) {
 	if len(p) == 0 {
 		return 0, nil
@@ -25,7 +24,7 @@ func (m Memory) ReadAt(p []byte, off int64) (int, error) {
 	remote := []unix.RemoteIovec{{Base: uintptr(off), Len: len(p)}}
 	n, err := unix.ProcessVMReadv(m.pid, local, remote, 0)
 	if err == nil && n < len(p) {
-		// The kernel stops before the first page that cannot be read.
+		// The kernel stops before the first unreadable page.
 		err = unix.EFAULT
 	}
 	if err != nil {
@@ -35,24 +34,23 @@ func (m Memory) ReadAt(p []byte, off int64) (int, error) {
 }
 
 const (
-	// maxParts is how many parts one system call takes: the kernel's IOV_MAX.
+	// maxParts is the number of parts that one system call takes: the kernel's IOV_MAX.
 	maxParts = 1024
-	// fewParts is for how many parts the call's arguments are not allocated.
+	// fewParts is the number of parts up to which the call's arguments are not allocated.
 	fewParts = 24
 )
 
-// ReadParts fills parts, one after the other. Every byte of a part is read before any
-// of the next. So a part tells whether those between it and an earlier one were written
-// meanwhile. Up to 1024 parts take one system call.
+// ReadParts fills parts, one after the other: every byte of a part is read before any byte of the
+// next. So a part that is equal to an earlier one proves that nothing changed in between. Up to
+// 1024 parts take one system call.
 //
-// It stops at the first part that cannot be read to its end and returns how many it
-// has filled whole. That part may be filled to some extent; those behind it are not
-// touched. The error, nil only if all parts are filled, is about that part and wraps
-// what [Memory.ReadAt]'s would.
+// It stops at the first part that cannot be read completely and returns the number of complete
+// parts. That part may be partly filled; those behind it are unchanged. The error, nil only if all
+// parts are complete, is about that part and wraps the same errors as [Memory.ReadAt]'s.
 //
-// That holds on machines that reorder loads too. The kernel copies the parts in order,
-// and for each takes and gives back references to its pages. Those are atomic
-// operations, which order the copies around them.
+// The order also holds on machines that reorder loads. The kernel copies the parts in order, and
+// takes and releases references to the pages of each. Those are atomic operations, which order the
+// copies around them.
 func (m Memory) ReadParts(parts []Part) (int, error) {
 	for done := 0; done < len(parts); {
 		next := parts[done:min(done+maxParts, len(parts))]
@@ -95,8 +93,8 @@ func (m Memory) readParts(parts []Part) (int, error) {
 		return len(parts), nil
 	}
 	if err == nil {
-		// The kernel tells why it stopped only if it has read nothing; what stops it
-		// midway is a page that cannot be read.
+		// The kernel reports the cause only if it has read nothing; the cause of a partial read is
+		// an unreadable page.
 		err = unix.EFAULT
 	}
 	for i := range parts {

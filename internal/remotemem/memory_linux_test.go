@@ -32,7 +32,7 @@ func TestMain(m *testing.M) {
 	childproc.Main(m, map[string]func(*childproc.Parent){"pages": pages, "nobody": nobody, "undumpable": undumpable})
 }
 
-// pattern is different at every offset for a long way.
+// pattern does not repeat within a long distance.
 func pattern(n int) []byte {
 	b := make([]byte, n)
 	for i := range b {
@@ -41,8 +41,7 @@ func pattern(n int) []byte {
 	return b
 }
 
-// mapPages maps readable pages full of the pattern, followed by one that is not
-// readable.
+// mapPages maps readable pages filled with the pattern, followed by an unreadable one.
 func mapPages(n int) (mem []byte, at uint64, err error) {
 	page := os.Getpagesize()
 	mem, err = syscall.Mmap(-1, 0, (n+1)*page, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_PRIVATE|syscall.MAP_ANON)
@@ -53,7 +52,7 @@ func mapPages(n int) (mem []byte, at uint64, err error) {
 	return mem, uint64(reflect.ValueOf(mem).Pointer()), syscall.Mprotect(mem[n*page:], syscall.PROT_NONE)
 }
 
-// mapReadable maps pages as mapPages does, for the length of the test.
+// mapReadable maps pages like mapPages, for the duration of the test.
 func mapReadable(t *testing.T, pages int) (mem []byte, at uint64) {
 	t.Helper()
 	all, at, err := mapPages(pages)
@@ -64,7 +63,7 @@ func mapReadable(t *testing.T, pages int) (mem []byte, at uint64) {
 
 func self() remotemem.Memory { return remotemem.Of(os.Getpid()) }
 
-// pages maps two pages and says where.
+// pages maps two pages and reports their address.
 func pages(p *childproc.Parent) {
 	_, at, err := mapPages(2)
 	p.Must(err)
@@ -72,13 +71,13 @@ func pages(p *childproc.Parent) {
 	p.Receive()
 }
 
-// undumpable does as pages and forbids its user to read it.
+// undumpable is like pages, and forbids its user to read it.
 func undumpable(p *childproc.Parent) {
 	p.Must(childproc.ForbidReaders())
 	pages(p)
 }
 
-// nobody gives up root's rights and says what comes of reading a byte of a process then.
+// nobody drops root's privileges and reports the result of reading a byte of a process.
 func nobody(p *childproc.Parent) {
 	p.BecomeNobody()
 	line, _ := p.Receive()
@@ -109,7 +108,7 @@ func TestReadAt(t *testing.T) {
 	whole := pattern(2 * page)
 	for pid, off := range map[int]int64{os.Getpid(): int64(selfAt), child.PID(): childAt} {
 		mem := remotemem.Of(pid)
-		for _, r := range []struct{ from, size, want int }{
+		for _, r := range []struct{ offset, size, want int }{
 			{0, 0, 0},
 			{0, 1, 1},
 			{0, 32, 32},
@@ -118,19 +117,19 @@ func TestReadAt(t *testing.T) {
 			{0, 2 * page, 2 * page},
 			{2*page - 1, 1, 1},
 			{page + 5, page - 5, page - 5},
-			{page, page + 1, page}, // into the page that cannot be read
+			{page, page + 1, page}, // into the unreadable page
 			{2 * page, 1, 0},
 		} {
 			got := make([]byte, r.size)
-			n, err := mem.ReadAt(got, off+int64(r.from))
+			n, err := mem.ReadAt(got, off+int64(r.offset))
 			assert.Equal(t, r.want, n)
-			assert.True(t, bytes.Equal(whole[r.from:r.from+r.want], got[:r.want]), "%d bytes at %d", r.size, r.from)
+			assert.True(t, bytes.Equal(whole[r.offset:r.offset+r.want], got[:r.want]), "%d bytes at %d", r.size, r.offset)
 			if r.want == r.size {
 				require.NoError(t, err)
 				continue
 			}
 			require.ErrorIs(t, err, syscall.EFAULT)
-			assert.EqualError(t, err, fmt.Sprintf("process_vm_readv of %d bytes at %#x: bad address", r.size, off+int64(r.from)))
+			assert.EqualError(t, err, fmt.Sprintf("process_vm_readv of %d bytes at %#x: bad address", r.size, off+int64(r.offset)))
 		}
 	}
 	child.Done()
@@ -154,20 +153,20 @@ func TestReadAtWildAddresses(t *testing.T) {
 	}
 }
 
-func TestReadProcessThatIsGone(t *testing.T) {
+func TestReadExitedProcess(t *testing.T) {
 	childproc.NeedReading(t)
 	child, off := startPages(t, "pages")
 	_, err := remotemem.Of(child.PID()).ReadAt(make([]byte, 1), off)
 	require.NoError(t, err)
 
-	// Killed and not waited for, it has no memory any more.
+	// Killed and not waited for, it no longer has memory.
 	require.NoError(t, syscall.Kill(child.PID(), syscall.SIGKILL))
 	require.Eventually(t, func() bool {
 		_, err := remotemem.Of(child.PID()).ReadAt(make([]byte, 1), off)
 		return errors.Is(err, syscall.ESRCH)
 	}, testenv.Patience, time.Millisecond)
 
-	child.Kill() // waits for it
+	child.Kill() // reaps it
 	for _, pid := range []int{child.PID(), -1, math.MaxInt32} {
 		mem := remotemem.Of(pid)
 		for name, read := range map[string]func(b []byte) (int, error){
@@ -202,7 +201,7 @@ func TestReadAtNotPermitted(t *testing.T) {
 
 func TestReadPartsOfEverySize(t *testing.T) {
 	mem, at := mapReadable(t, 4)
-	// Fewer and more than fit into one call, with parts of no bytes among them.
+	// Fewer and more than fit into one call, with empty parts among them.
 	for _, count := range []int{0, 1, 2, 24, 25, 1024, 1025, 3000} {
 		parts := make([]remotemem.Part, count)
 		for i := range parts {
@@ -212,8 +211,8 @@ func TestReadPartsOfEverySize(t *testing.T) {
 		require.NoError(t, err)
 		assert.Equal(t, count, n)
 		for i, p := range parts {
-			from := int(p.Address - at)
-			require.True(t, bytes.Equal(mem[from:from+len(p.Data)], p.Data), "part %d of %d", i, count)
+			offset := int(p.Address - at)
+			require.True(t, bytes.Equal(mem[offset:offset+len(p.Data)], p.Data), "part %d of %d", i, count)
 		}
 	}
 	n, err := self().ReadParts([]remotemem.Part{{Address: 1 << 63}, {}, {Data: []byte{}}})
@@ -221,12 +220,12 @@ func TestReadPartsOfEverySize(t *testing.T) {
 	assert.Equal(t, 3, n)
 }
 
-func TestReadPartsStopsAtTheFirstThatCannotBeRead(t *testing.T) {
+func TestReadPartsStopsAtUnreadablePart(t *testing.T) {
 	mem, at := mapReadable(t, 1)
 	end := at + uint64(len(mem))
 	for _, bad := range []remotemem.Part{
 		{Address: end, Data: make([]byte, 8)},
-		{Address: end - 4, Data: make([]byte, 8)}, // to its end
+		{Address: end - 4, Data: make([]byte, 8)}, // partly readable
 		{Address: 0, Data: make([]byte, 1)},
 		{Address: math.MaxUint64 - 4, Data: make([]byte, 8)},
 		{Address: 1 << 63, Data: make([]byte, 8)},
@@ -249,13 +248,12 @@ func TestReadPartsStopsAtTheFirstThatCannotBeRead(t *testing.T) {
 	}
 }
 
-// A part is read before those behind it: what always goes up is never lower in a later
-// part.
+// A part is read before the ones behind it: an increasing counter is never lower in a later part.
 func TestReadPartsInOrder(t *testing.T) {
-	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(2)) // one to count beside the other, which reads
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(2)) // one counts while the other reads
 	mem, at := mapReadable(t, 1)
-	// An atomic counter that other memory sees too. Kernels may copy byte by byte: it
-	// counts in both halves, which differ where a read has it half old and half new.
+	// An atomic counter. Kernels may copy byte by byte: it counts in both halves, which differ if a
+	// read has one half old and the other new.
 	counter := &wire.ProcessContextHeaderIn(mem).PublishedAtNS
 	*counter = 0
 	at += 16 // where the header has that field, as package wire asserts
@@ -267,15 +265,15 @@ func TestReadPartsInOrder(t *testing.T) {
 			atomic.AddUint64(counter, 1<<32|1)
 		}
 	}()
-	moved := 0
+	changes := 0
 	var data [16][8]byte
 	parts := make([]remotemem.Part, len(data))
 	for i := range parts {
 		parts[i] = remotemem.Part{Address: at, Data: data[i][:]}
 	}
-	// The kernel may leave the two on one processor for long, where neither sees the other.
+	// The kernel may leave both on one processor for long, where neither sees the other.
 	start := time.Now()
-	for n := 0; n < testenv.Rounds(1000, 20_000) || moved == 0 && time.Since(start) < time.Minute; n++ {
+	for n := 0; n < testenv.Rounds(1000, 20_000) || changes == 0 && time.Since(start) < time.Minute; n++ {
 		_, err := self().ReadParts(parts)
 		require.NoError(t, err)
 		var last uint32
@@ -286,14 +284,14 @@ func TestReadPartsInOrder(t *testing.T) {
 			}
 			require.GreaterOrEqual(t, count, last)
 			if count != last && last != 0 {
-				moved++
+				changes++
 			}
 			last = count
 		}
 	}
 	stop.Store(true)
 	<-done
-	assert.NotZero(t, moved)
+	assert.NotZero(t, changes)
 }
 
 func TestReadPartsDoesNotAllocate(t *testing.T) {
