@@ -28,9 +28,10 @@ func Now() (uint64, error) {
 	return uint64(ns), nil
 }
 
-// Offset returns how far CLOCK_BOOTTIME of a process is ahead of the kernel's own, by the process's directory
-// in /proc: what its time namespace adds, see time_namespaces(7). The process must not be one that has called unshare
-// itself: the kernel shows the offset of its children.
+// Offset returns how far CLOCK_BOOTTIME of a process is ahead of the kernel's own: the offset of
+// its time namespace, see time_namespaces(7). process is the process's directory in /proc. The
+// result is wrong for a process that has itself called unshare: the kernel reports the offset of
+// its children.
 func Offset(process string) (time.Duration, error) {
 	name := process + "/timens_offsets"
 	content, err := os.ReadFile(name)

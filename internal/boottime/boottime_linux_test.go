@@ -40,8 +40,7 @@ func TestNowIsMonotonic(t *testing.T) {
 	assert.GreaterOrEqual(t, now(t)-last, pause, "not in nanoseconds")
 }
 
-// uptime is the kernel's own idea of the time since boot, suspension included, in
-// hundredths of a second.
+// uptime returns the kernel's time since boot, including suspension, with a resolution of 10 ms.
 func uptime(t *testing.T) time.Duration {
 	t.Helper()
 	b, err := os.ReadFile("/proc/uptime")
@@ -56,7 +55,7 @@ func TestNowIsUptime(t *testing.T) {
 	var fs syscall.Statfs_t
 	require.NoError(t, syscall.Statfs("/proc/uptime", &fs))
 	if fs.Type != 0x9fa0 { // PROC_SUPER_MAGIC
-		t.Skip("/proc/uptime is not the kernel's: a container's own takes its place")
+		t.Skip("/proc/uptime is not the kernel's: the container replaces it")
 	}
 	const tolerance = 20 * time.Millisecond // two of uptime's units
 	before := uptime(t)

@@ -16,7 +16,7 @@ func Now() (uint64, error) {
 	return 0, fmt.Errorf("boottime.Now: %w", errors.ErrUnsupported)
 }
 
-// Offset returns an error.
+// Offset returns an error that wraps [errors.ErrUnsupported].
 func Offset(string) (time.Duration, error) {
 	return 0, fmt.Errorf("boottime.Offset: %w", errors.ErrUnsupported)
 }
