@@ -14,10 +14,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Stopped stops the thread tid by ptrace, calls do with its thread pointer, and lets it go on. A thread that sleeps in a system call
-// continues the call; as with any ptrace stop, a few calls such as epoll_wait may return EINTR. do must be quick.
+// Stopped stops the thread tid by ptrace, calls do with its thread pointer, and resumes it. A
+// thread that sleeps in a system call continues the call; as with any ptrace stop, a few calls such
+// as epoll_wait may return EINTR. do must be quick.
 //
-// The error wraps the system call's: EPERM if the caller may not trace the thread or somebody else does, ESRCH if it is gone.
+// The error wraps the system call's: EPERM if the caller may not trace the thread or another tracer
+// does, ESRCH if it has exited.
 func Stopped(tid int, do func(threadPointer uint64) error) error {
 	// The kernel accepts ptrace calls only from the thread that has seized the tracee.
 	runtime.LockOSThread()
@@ -62,11 +64,11 @@ func interrupt(tid int) error {
 	}
 }
 
-// registers reads a set of registers of a stopped thread.
-func registers(tid, set int, into []byte) error {
-	iov := unix.Iovec{Base: &into[0]}
-	iov.SetLen(len(into))
-	// Sound: iov and the bytes that it names outlive the call, which does not keep them.
+// registers reads a register set of a stopped thread.
+func registers(tid, set int, buffer []byte) error {
+	iov := unix.Iovec{Base: &buffer[0]}
+	iov.SetLen(len(buffer))
+	// Sound: iov and the bytes that it points at outlive the call, which does not retain them.
 	_, _, errno := unix.Syscall6(unix.SYS_PTRACE, unix.PTRACE_GETREGSET, uintptr(tid), uintptr(set), uintptr(unsafe.Pointer(&iov)), 0, 0)
 	if errno != 0 {
 		return fmt.Errorf("registers of thread %d: %w", tid, errno)

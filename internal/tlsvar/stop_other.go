@@ -10,7 +10,7 @@ import (
 	"fmt"
 )
 
-// Stopped is not supported here.
+// Stopped returns an error that wraps [errors.ErrUnsupported].
 func Stopped(int, func(threadPointer uint64) error) error {
 	return fmt.Errorf("stop a thread: %w", errors.ErrUnsupported)
 }

@@ -1,12 +1,13 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package tlsvar finds a thread-local variable of another process by the name of its dynamic symbol, as OTEP 4947 asks readers to
-// do ("Thread-Local Variable Resolution").
+// Package tlsvar finds a thread-local variable of another process by the name of its dynamic
+// symbol, as OTEP 4947 requires of readers ("Thread-Local Variable Resolution").
 //
-// Everything is read from the process's memory: program headers, dynamic section, symbols and relocations are mapped, and no file
-// has to be opened or trusted. The access models global dynamic (TLSDESC and traditional), initial exec and local exec are
-// understood, with glibc and musl, on amd64 and arm64.
+// Everything is read from the process's memory: program headers, dynamic section, symbols and
+// relocations are mapped, so no file has to be opened or trusted. It supports the access models
+// global dynamic (TLSDESC and traditional), initial exec and local exec, with glibc and musl, on
+// amd64 and arm64.
 package tlsvar
 
 import (
@@ -19,14 +20,14 @@ import (
 	"math"
 )
 
-// Module is a place where an ELF file may be mapped: the start of a mapping with file offset 0.
+// Module is a place sizeAddress an ELF file may be mapped: the start of a mapping with file offset 0.
 type Module struct {
 	Start uint64
 	// Name is the file's name, for messages.
 	Name string
 }
 
-// Process is what is read of a process.
+// Process is the input of the search in a process.
 type Process struct {
 	Memory io.ReaderAt
 	// Modules are its mapped files.
@@ -37,37 +38,41 @@ type Process struct {
 	Musl bool
 }
 
-// Variable is a thread-local variable of a process. It holds for the life of the module that defines it.
+// Variable is a thread-local variable of a process. It is valid for the life of the module that
+// defines it.
 type Variable struct {
 	// Module is the file that defines it.
 	Module string
-	// Model is how its address is found.
+	// Model is the variable's access model.
 	Model Model
 
 	machine elf.Machine
 	musl    bool
 	// offset is the distance from the thread pointer, or for Dynamic from the module's block.
 	offset int64
-	// id is the module's number in the dynamic thread vector, for Dynamic.
+	// id is the module's index in the dynamic thread vector, for Dynamic.
 	id uint64
 }
 
-// Model is how the address of a thread-local variable is found.
+// Model is the access model of a thread-local variable.
 type Model string
 
 const (
-	// LocalExec variables belong to the executable, at a distance from the thread pointer that the linker has fixed.
+	// LocalExec variables belong to the executable, at a distance from the thread pointer fixed by
+	// the linker.
 	LocalExec Model = "local-exec"
-	// Static variables belong to a library whose block the loader has placed at a fixed distance from the thread pointer.
+	// Static variables belong to a library whose block the loader has placed at a fixed distance
+	// from the thread pointer.
 	Static Model = "initial-exec"
 	// Dynamic variables are found through the dynamic thread vector.
 	Dynamic Model = "global-dynamic"
 )
 
-// ErrUnresolved says that a module defines the symbol, but nothing in it tells where the variable is.
+// ErrUnresolved says that a module defines the symbol, but no relocation in it locates the
+// variable.
 var ErrUnresolved = errors.New("no relocation for the symbol")
 
-// Bounds of what is read of a module. Real ones stay far below.
+// Bounds of the data read from a module. Real ones stay far below.
 const (
 	maxProgramHeaders = 128
 	maxDynamic        = 1024
@@ -78,8 +83,9 @@ const (
 	chunk             = 64 << 10
 )
 
-// Find returns the variables with this name, one for each module that defines it. Modules that are not ELF files, or are broken, are
-// passed over; err reports those that define the symbol but cannot be resolved, and wraps [ErrUnresolved].
+// Find returns the variables with this name, one for each module that defines it. It skips modules
+// that are not ELF files or are malformed; err reports modules that define the symbol but cannot be
+// resolved, and wraps [ErrUnresolved].
 func (p *Process) Find(name string) (found []Variable, err error) {
 	for _, m := range p.Modules {
 		v, defined, merr := p.find(m, name)
@@ -97,7 +103,7 @@ func (p *Process) Find(name string) (found []Variable, err error) {
 type image struct {
 	mem     io.ReaderAt
 	machine elf.Machine
-	bias    uint64 // to be added to addresses of the file
+	bias    uint64 // added to addresses in the file
 	end     uint64 // the highest address of the file
 	phdr    uint64
 	tls     elf.Prog64
@@ -121,7 +127,7 @@ func (p *Process) find(m Module, name string) (v Variable, defined bool, err err
 	return v, true, f.resolve(&v, index, sym.Value)
 }
 
-// open reads what is needed of the file that is mapped at m.
+// open reads the needed parts of the file that is mapped at m.
 func (p *Process) open(m Module) (*image, error) {
 	var h elf.Header64
 	if err := read(p.Memory, m.Start, &h); err != nil {
@@ -168,7 +174,8 @@ func (p *Process) open(m Module) (*image, error) {
 	return f, nil
 }
 
-// address returns where a pointer of the dynamic section leads. glibc's loader adds the bias in place, musl's does not.
+// address returns the address that a pointer in the dynamic section refers to. glibc's loader adds
+// the bias in place, musl's does not.
 func (f *image) address(tag elf.DynTag) uint64 {
 	v := f.dynamic[tag]
 	if v == 0 || v >= f.bias && v-f.bias <= f.end {
@@ -244,8 +251,8 @@ func (f *image) symbol(i uint32, name string) (sym elf.Sym64, ok bool, err error
 	return sym, string(text) == name+"\x00", nil
 }
 
-// localExec returns the distance from the thread pointer of a variable of the executable, whose block is next to it: in front of it
-// on amd64, behind two words on arm64.
+// localExec returns the distance of a variable of the executable from the thread pointer. The
+// executable's block is next to it: in front of it on amd64, behind two words on arm64.
 func (f *image) localExec(value uint64) int64 {
 	align := max(f.tls.Align, 1)
 	up := func(n uint64) uint64 { return (n + align - 1) / align * align }
@@ -255,13 +262,13 @@ func (f *image) localExec(value uint64) int64 {
 	return int64(value - up(f.tls.Memsz))
 }
 
-// resolve asks the relocations of the module for the symbol, which the loader has filled in.
+// resolve searches the module's relocations, which the loader has filled in, for the symbol.
 func (f *image) resolve(v *Variable, index uint32, value uint64) error {
-	for _, table := range [...]struct{ at, size elf.DynTag }{{elf.DT_RELA, elf.DT_RELASZ}, {elf.DT_JMPREL, elf.DT_PLTRELSZ}} {
-		at, size := f.address(table.at), min(f.dynamic[table.size], maxRelocations)
+	for _, table := range [...]struct{ address, size elf.DynTag }{{elf.DT_RELA, elf.DT_RELASZ}, {elf.DT_JMPREL, elf.DT_PLTRELSZ}} {
+		address, size := f.address(table.address), min(f.dynamic[table.size], maxRelocations)
 		for done := uint64(0); done < size; done += chunk / relocationSize * relocationSize {
 			relocations := make([]elf.Rela64, min(size-done, chunk)/relocationSize)
-			if err := read(f.mem, at+done, relocations); err != nil {
+			if err := read(f.mem, address+done, relocations); err != nil {
 				return err
 			}
 			for _, r := range relocations {
@@ -269,7 +276,7 @@ func (f *image) resolve(v *Variable, index uint32, value uint64) error {
 				if sym != index && (sym != 0 || uint64(r.Addend) != value) {
 					continue
 				}
-				if done, err := f.relocated(v, elf.R_TYPE64(r.Info), f.bias+r.Off, value, sym == 0); done || err != nil {
+				if found, err := f.relocated(v, elf.R_TYPE64(r.Info), f.bias+r.Off, value, sym == 0); found || err != nil {
 					return err
 				}
 			}
@@ -278,22 +285,23 @@ func (f *image) resolve(v *Variable, index uint32, value uint64) error {
 	return ErrUnresolved
 }
 
-// relocated looks at what the loader has stored for a relocation, and reports whether it was one of a thread-local variable.
-func (f *image) relocated(v *Variable, kind uint32, at, value uint64, anonymous bool) (bool, error) {
+// relocated reads what the loader has stored for a relocation, and reports whether that belongs to
+// a thread-local variable.
+func (f *image) relocated(v *Variable, kind uint32, address, value uint64, anonymous bool) (bool, error) {
 	var words [2]uint64
 	switch {
-	case f.is(kind, elf.R_X86_64_TPOFF64, elf.R_AARCH64_TLS_TPREL64):
-		if err := read(f.mem, at, words[:1]); err != nil {
+	case f.isKind(kind, elf.R_X86_64_TPOFF64, elf.R_AARCH64_TLS_TPREL64):
+		if err := read(f.mem, address, words[:1]); err != nil {
 			return false, err
 		}
 		v.Model, v.offset = Static, int64(words[0])
-	case f.is(kind, elf.R_X86_64_DTPMOD64, elf.R_AARCH64_TLS_DTPMOD64) && !anonymous:
-		if err := read(f.mem, at, words[:1]); err != nil {
+	case f.isKind(kind, elf.R_X86_64_DTPMOD64, elf.R_AARCH64_TLS_DTPMOD64) && !anonymous:
+		if err := read(f.mem, address, words[:1]); err != nil {
 			return false, err
 		}
 		v.Model, v.id, v.offset = Dynamic, words[0], int64(value)
-	case f.is(kind, elf.R_X86_64_TLSDESC, elf.R_AARCH64_TLSDESC):
-		if err := read(f.mem, at, &words); err != nil {
+	case f.isKind(kind, elf.R_X86_64_TLSDESC, elf.R_AARCH64_TLSDESC):
+		if err := read(f.mem, address, &words); err != nil {
 			return false, err
 		}
 		// The second word is a distance from the thread pointer, or the address of the module's number and the
@@ -310,20 +318,20 @@ func (f *image) relocated(v *Variable, kind uint32, at, value uint64, anonymous 
 	return true, nil
 }
 
-func (f *image) is(kind uint32, amd64 elf.R_X86_64, arm64 elf.R_AARCH64) bool {
+func (f *image) isKind(kind uint32, amd64 elf.R_X86_64, arm64 elf.R_AARCH64) bool {
 	if f.machine == elf.EM_AARCH64 {
 		return kind == uint32(arm64)
 	}
 	return kind == uint32(amd64)
 }
 
-// Address returns where the variable of the thread with this thread pointer is, or 0 if the thread has none yet because its block is
-// allocated at the first use.
+// Address returns the address of the variable in the thread with this thread pointer, or 0 if the
+// thread has none yet because its block is allocated at the first use.
 func (v *Variable) Address(mem io.ReaderAt, threadPointer uint64) (uint64, error) {
 	if v.Model != Dynamic {
 		return threadPointer + uint64(v.offset), nil
 	}
-	// Where the dynamic thread vector is, and how large its entries are, is up to the C library.
+	// The place of the dynamic thread vector and the size of its entries depend on the C library.
 	var distance int64
 	entry := uint64(16)
 	switch {
@@ -339,14 +347,14 @@ func (v *Variable) Address(mem io.ReaderAt, threadPointer uint64) (uint64, error
 	if err := read(mem, threadPointer+uint64(distance), &vector); err != nil {
 		return 0, err
 	}
-	// glibc grows a thread's vector when the thread uses a module that is not in it yet. Its size stands in front of it, and musl's in
-	// its first entry.
+	// glibc grows a thread's vector when the thread uses a module that is not in it yet. The
+	// vector's size is in front of it, or, with musl, in its first entry.
 	var size uint64
-	where := vector - entry
+	sizeAddress := vector - entry
 	if v.musl {
-		where = vector
+		sizeAddress = vector
 	}
-	if err := read(mem, where, &size); err != nil {
+	if err := read(mem, sizeAddress, &size); err != nil {
 		return 0, err
 	}
 	if v.id > size {
@@ -361,10 +369,10 @@ func (v *Variable) Address(mem io.ReaderAt, threadPointer uint64) (uint64, error
 	return block + uint64(v.offset), nil
 }
 
-// read fills data, which has a fixed size, from memory. The machines that are supported are little-endian.
-func read(mem io.ReaderAt, at uint64, data any) error {
+// read fills data, which has a fixed size, from memory. The supported machines are little-endian.
+func read(mem io.ReaderAt, address uint64, data any) error {
 	buf := make([]byte, binary.Size(data))
-	if _, err := mem.ReadAt(buf, int64(at)); err != nil {
+	if _, err := mem.ReadAt(buf, int64(address)); err != nil {
 		return err
 	}
 	return binary.Read(bytes.NewReader(buf), binary.LittleEndian, data)
