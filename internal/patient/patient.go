@@ -18,44 +18,45 @@ import (
 var (
 	// ErrNoAnswer says that reading a process took too long.
 	ErrNoAnswer = errors.New("reading timed out (its memory may be backed by userfaultfd or FUSE)")
-	// ErrTooMany says that this happened with so many processes that no more are read.
+	// ErrTooMany says that so many processes have timed out that no more are read.
 	ErrTooMany = errors.New("reading has timed out for too many processes")
 
-	errSilent = fmt.Errorf("%w: still no answer", ErrNoAnswer)
+	errStillWaiting = fmt.Errorf("%w: still no answer", ErrNoAnswer)
 )
 
-// Limit is how long to wait for a process from which much is read. It is some ten times
-// what reading tens of thousands of threads takes.
+// Limit is the time limit for large reads of a process, about ten times what reading tens of
+// thousands of threads takes.
 const Limit = 5 * time.Second
 
-// mostWaiting bounds how many processes can keep a thread of this one waiting, and
-// mostOfUser how many of one user. So no user can keep other users' processes from
-// being read.
+// maxAbandoned bounds the processes with abandoned calls, and maxPerUser those of one user, so that
+// no user can prevent reads of other users' processes.
 const (
-	mostWaiting = 256
-	mostOfUser  = 64
+	maxAbandoned = 256
+	maxPerUser   = 64
 )
 
-// waits are the calls for a process that were given up and still wait.
-type waits struct{ user, calls int }
+// abandonedCalls counts the abandoned calls for a process that have not returned.
+type abandonedCalls struct{ user, calls int }
 
-// given holds what still waits, by process.
-var given = struct {
+// abandoned holds the abandoned calls by process.
+var abandoned = struct {
 	sync.Mutex
-	up map[int]waits
-}{up: make(map[int]waits)}
+	byPID map[int]abandonedCalls
+}{byPID: make(map[int]abandonedCalls)}
 
-// Call calls f, which reads the process with id pid, and returns what f returns. If that
-// takes longer than limit, the error wraps [ErrNoAnswer]. While f runs, could run or waits
-// for a lock, a tenth of the time counts: then this process or the machine is busy. If ctx
-// is done meanwhile, it wraps ctx's error. f then goes on, until the process lets it go, on
-// a goroutine that nobody waits for. What it returns is dropped. As long as it takes longer
-// than limit, further calls for the process fail at once, and so do those that wait for a
-// lock. While 64 processes of a user do that, calls for any process of that user fail with
-// an error that wraps [ErrTooMany]. While 256 do in all, calls for any process fail so.
+// Call calls f, which reads the process with id pid, and returns f's results. If f takes longer
+// than limit, the error wraps [ErrNoAnswer]; if ctx is done first, it wraps ctx's error. Time in
+// which f runs, is ready to run or waits for a lock counts only a tenth, because then this process
+// or the machine is busy.
 //
-// Signals to this process are left to other threads than f's, and do not wait for f. Call is
-// safe for concurrent use. What f touches must be so too.
+// An abandoned f continues on its goroutine until the process lets it return, and its results are
+// dropped. While a call that timed out has not returned, further calls for the same process fail at
+// once, as do those that wait for a lock. While 64 processes of a user have such calls, calls for
+// any process of that user fail with an error that wraps [ErrTooMany]; while 256 processes in total
+// have such calls, all calls do.
+//
+// Signals to this process are handled on other threads than f's, and do not wait for f. Call is
+// safe for concurrent use, and so must be everything f accesses.
 func Call[T any](ctx context.Context, pid int, limit time.Duration, f func() (T, error)) (T, error) {
 	var (
 		none, value T
@@ -65,50 +66,50 @@ func Call[T any](ctx context.Context, pid int, limit time.Duration, f func() (T,
 		return none, err
 	}
 	answered := make(chan struct{})
-	begun := make(chan func() bool, 1)
+	started := make(chan func() bool, 1)
 	go func() {
 		defer close(answered)
 		runtime.LockOSThread() // the thread whose time counts
 		defer runtime.UnlockOSThread()
-		defer leaveSignals()()
-		begun <- Start().Blocked
+		defer blockSignals()()
+		started <- Start().Blocked
 		value, err = f()
 	}()
-	reason := wait(ctx, pid, limit, begun, answered)
+	reason := wait(ctx, pid, limit, started, answered)
 	if reason == nil {
 		return value, err
 	}
 	if errors.Is(reason, ErrNoAnswer) {
-		count(pid, 1)
+		addAbandoned(pid, 1)
 		go func() {
 			<-answered
-			count(pid, -1)
+			addAbandoned(pid, -1)
 		}()
 	}
 	return none, fmt.Errorf("pid %d: %w", pid, reason)
 }
 
-// What a call waits for is looked at so many times within its limit. A look counts for so much
-// less where that is not the process.
+// The thread of a call is checked this many times within its limit. A check that finds the thread
+// busy, not blocked on the process, counts for a tenth.
 const (
-	looks  = 5
-	lesser = 10
+	checks     = 5
+	busyFactor = 10
 )
 
-// wait waits until there is an answer, and returns why not if there is none. What it gets from
-// begun reports whether the process keeps the thread waiting.
-func wait(ctx context.Context, pid int, limit time.Duration, begun <-chan func() bool, answered <-chan struct{}) error {
+// wait returns nil once f has returned, or the reason for abandoning it. The function received from
+// started reports whether the process blocks the thread.
+func wait(ctx context.Context, pid int, limit time.Duration, started <-chan func() bool, answered <-chan struct{}) error {
 	var blocked func() bool
 	select {
-	case blocked = <-begun:
+	case blocked = <-started:
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	// A timer would count the time for which this process was stopped itself. A ticker
-	// does not make up for ticks that were missed.
-	ticker := time.NewTicker(limit / looks)
+	// A timer would also count the time while this process was stopped. A ticker drops missed
+	// ticks.
+	ticker := time.NewTicker(limit / checks)
 	defer ticker.Stop()
-	for passed := 0; passed < looks*lesser; {
+	for passed := 0; passed < checks*busyFactor; {
 		select {
 		case <-answered:
 			return nil
@@ -118,50 +119,50 @@ func wait(ctx context.Context, pid int, limit time.Duration, begun <-chan func()
 		}
 		passed++
 		if blocked() {
-			passed += lesser - 1
-		} else if silent(pid) {
-			return errSilent // which may have what this call waits for
+			passed += busyFactor - 1
+		} else if hasAbandoned(pid) {
+			return errStillWaiting // the abandoned call may hold the lock that this one waits for
 		}
 	}
 	return fmt.Errorf("%w: no answer within %v", ErrNoAnswer, limit)
 }
 
-// silent reports whether a call for a process has been given up and still waits.
-func silent(pid int) bool {
-	given.Lock()
-	defer given.Unlock()
-	return given.up[pid].calls > 0
+// hasAbandoned reports whether an abandoned call for a process has not returned.
+func hasAbandoned(pid int) bool {
+	abandoned.Lock()
+	defer abandoned.Unlock()
+	return abandoned.byPID[pid].calls > 0
 }
 
-// admit returns an error if the process is not to be read.
+// admit returns an error if the process must not be read.
 func admit(pid int) error {
-	given.Lock()
-	defer given.Unlock()
-	if len(given.up) == 0 {
+	abandoned.Lock()
+	defer abandoned.Unlock()
+	if len(abandoned.byPID) == 0 {
 		return nil
 	}
-	if given.up[pid].calls > 0 {
-		return fmt.Errorf("pid %d: %w", pid, errSilent)
+	if abandoned.byPID[pid].calls > 0 {
+		return fmt.Errorf("pid %d: %w", pid, errStillWaiting)
 	}
-	if len(given.up) >= mostWaiting {
-		return fmt.Errorf("%w: %d", ErrTooMany, mostWaiting)
+	if len(abandoned.byPID) >= maxAbandoned {
+		return fmt.Errorf("%w: %d", ErrTooMany, maxAbandoned)
 	}
-	if len(given.up) < mostOfUser {
+	if len(abandoned.byPID) < maxPerUser {
 		return nil
 	}
 	user, n := userOf(pid), 0
-	for _, w := range given.up {
+	for _, w := range abandoned.byPID {
 		if w.user == user {
 			n++
 		}
 	}
-	if n >= mostOfUser {
+	if n >= maxPerUser {
 		return fmt.Errorf("%w: %d of user %d", ErrTooMany, n, user)
 	}
 	return nil
 }
 
-// userOf returns who has started a process, -1 if that is not known.
+// userOf returns the user that started a process, -1 if unknown.
 func userOf(pid int) int {
 	user, err := procfs.NewFS("/proc").User(pid)
 	if err != nil {
@@ -170,17 +171,17 @@ func userOf(pid int) int {
 	return user
 }
 
-// count notes that n more calls for a process wait.
-func count(pid, n int) {
-	given.Lock()
-	defer given.Unlock()
-	w, known := given.up[pid]
-	if !known {
+// addAbandoned adds n to the abandoned calls for a process.
+func addAbandoned(pid, n int) {
+	abandoned.Lock()
+	defer abandoned.Unlock()
+	w, ok := abandoned.byPID[pid]
+	if !ok {
 		w.user = userOf(pid)
 	}
 	if w.calls += n; w.calls == 0 {
-		delete(given.up, pid)
+		delete(abandoned.byPID, pid)
 		return
 	}
-	given.up[pid] = w
+	abandoned.byPID[pid] = w
 }

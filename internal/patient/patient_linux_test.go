@@ -25,7 +25,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const short = 20 * time.Millisecond
 
-// waiting returns a function that answers when the test ends, or is told to. Until then its
+// waiting returns a function that returns when the test ends, or when told to. Until then its
 // threads wait in the kernel, as for another process.
 func waiting(t *testing.T) (f func() (int, error), answer func()) {
 	t.Helper()
@@ -43,13 +43,13 @@ func waiting(t *testing.T) (f func() (int, error), answer func()) {
 	}, answer
 }
 
-// settle waits until all calls that were given up have ended.
+// settle waits until all abandoned calls have returned.
 func settle(t *testing.T) {
 	t.Helper()
 	require.Eventually(t, func() bool {
-		given.Lock()
-		defer given.Unlock()
-		return len(given.up) == 0
+		abandoned.Lock()
+		defer abandoned.Unlock()
+		return len(abandoned.byPID) == 0
 	}, testenv.Patience, time.Millisecond)
 }
 
@@ -84,7 +84,7 @@ func TestCallWithoutAnswer(t *testing.T) {
 	assert.Equal(t, 2, value)
 }
 
-// A call that waits for a lock ends with the one that has the lock, and waits for the process.
+// A call that waits for a lock ends together with the one that holds it and waits for the process.
 func TestCallsOfOneProcess(t *testing.T) {
 	f, answer := waiting(t)
 	has, lets := make(chan struct{}), make(chan struct{})
@@ -116,9 +116,9 @@ func TestCallCancelled(t *testing.T) {
 	answer()
 }
 
-// A signal does not go to a thread that may not hear of it. One that was sent to that thread alone
-// gets through when the call has an answer.
-func TestCallLeavesSignals(t *testing.T) {
+// A process-wide signal does not go to a thread of a call. One sent to that very thread is
+// delivered when the call returns.
+func TestCallBlocksSignals(t *testing.T) {
 	heard := make(chan os.Signal, 1)
 	signal.Notify(heard, unix.SIGUSR1)
 	defer signal.Stop(heard)
@@ -137,11 +137,11 @@ func TestCallLeavesSignals(t *testing.T) {
 func TestTooManyCalls(t *testing.T) {
 	f, answer := waiting(t)
 	const first = 1 << 30 // There is no such process: nobody knows whose they are.
-	for pid := range mostOfUser {
+	for pid := range maxPerUser {
 		_, err := Call(t.Context(), first+pid, short, f)
 		require.ErrorIs(t, err, ErrNoAnswer)
 	}
-	_, err := Call(t.Context(), first+mostOfUser, Limit, f)
+	_, err := Call(t.Context(), first+maxPerUser, Limit, f)
 	require.ErrorIs(t, err, ErrTooMany)
 	require.NotErrorIs(t, err, ErrNoAnswer)
 	value, err := Call(t.Context(), os.Getpid(), Limit, func() (int, error) { return 2, nil })
@@ -151,25 +151,25 @@ func TestTooManyCalls(t *testing.T) {
 	settle(t)
 }
 
-// What does not wait for the process has ten times as long.
-func TestWaitCountsLittleOfOwnTime(t *testing.T) {
+// A call that does not wait for the process has ten times the limit.
+func TestWaitDiscountsOwnTime(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		blocked func(look int) bool
-		looks   int
+		checks  int
 	}{
 		{"blocked", func(int) bool { return true }, 5},
 		{"running", func(int) bool { return false }, 50},
 		{"both in turns", func(look int) bool { return look%2 == 0 }, 10},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			begun, n := make(chan func() bool, 1), 0
-			begun <- func() bool {
+			started, n := make(chan func() bool, 1), 0
+			started <- func() bool {
 				n++
 				return c.blocked(n)
 			}
-			assert.ErrorIs(t, wait(t.Context(), 1<<30, short, begun, nil), ErrNoAnswer)
-			assert.Equal(t, c.looks, n)
+			assert.ErrorIs(t, wait(t.Context(), 1<<30, short, started, nil), ErrNoAnswer)
+			assert.Equal(t, c.checks, n)
 		})
 	}
 }

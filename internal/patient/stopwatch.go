@@ -13,20 +13,20 @@ import (
 	"time"
 )
 
-// Stopwatch counts the time of one thread, without that in which the thread could have run
-// and had no processor. Where the kernel does not tell that time, all counts. [Start] makes
-// one. It is safe for concurrent use.
+// Stopwatch measures the time of one thread, excluding the time in which it was ready to run but
+// had no processor. If the kernel does not report that time, all time counts. [Start] makes one. It
+// is safe for concurrent use.
 type Stopwatch struct {
 	began time.Time
-	// schedstat is the kernel's file about the thread, and waited what it said at the start.
+	// schedstat is the path of the thread's schedstat file, and waited the waiting time in it at
+	// the start.
 	schedstat string
 	waited    time.Duration
-	// syscall and stat are the kernel's files about what the thread waits in, and whether it does.
+	// syscall and stat are the paths of the thread's files with its system call and its state.
 	syscall, stat string
 }
 
-// Start returns a Stopwatch for the thread that it is called on. The calling goroutine has
-// to stay on it.
+// Start returns a Stopwatch for the calling thread. The calling goroutine must stay on it.
 func Start() *Stopwatch {
 	s := &Stopwatch{began: time.Now()}
 	if thread, err := os.Readlink("/proc/thread-self"); err == nil {
@@ -38,7 +38,7 @@ func Start() *Stopwatch {
 	return s
 }
 
-// wait returns for how long the thread has waited for a processor since it exists.
+// wait returns the total time for which the thread has waited for a processor.
 func (s *Stopwatch) wait() time.Duration {
 	var ran, waited time.Duration
 	if text, err := os.ReadFile(s.schedstat); err == nil {
@@ -47,10 +47,10 @@ func (s *Stopwatch) wait() time.Duration {
 	return waited
 }
 
-// Elapsed returns how much time has passed.
+// Elapsed returns the time since Start.
 func (s *Stopwatch) Elapsed() time.Duration {
-	// What is waited between a look at the clock and one at the file would count wrongly. A
-	// thread that has just been given a processor keeps it for longer than all three take.
+	// A wait between reading the clock and reading the file would be counted wrongly. A thread that
+	// has just been given a processor keeps it for longer than all three reads take.
 	for before := s.wait(); ; {
 		elapsed := time.Since(s.began)
 		after := s.wait()
@@ -61,16 +61,16 @@ func (s *Stopwatch) Elapsed() time.Duration {
 	}
 }
 
-// Past reports whether at least limit has passed. As long as it has not by the clock either,
-// that costs no system call.
+// Past reports whether at least limit has elapsed. It makes no system call while the wall clock has
+// not passed limit either.
 func (s *Stopwatch) Past(limit time.Duration) bool {
 	return time.Since(s.began) >= limit && s.Elapsed() >= limit
 }
 
-// Blocked reports whether the thread waits now, and neither for a processor nor for another
-// thread of this process. For those it waits where it needs a lock, and where Go does not let
-// it run, as no more than GOMAXPROCS threads may. A program with file capabilities is only told
-// by the kernel whether a thread waits: then the thread is blocked whatever it waits for.
+// Blocked reports whether the thread is waiting for something other than a processor or another
+// thread of this process. It waits for another thread if it needs a lock, or if Go does not let it
+// run because GOMAXPROCS threads already do. For a program with file capabilities the kernel only
+// reports whether a thread waits: then any wait counts as blocked.
 func (s *Stopwatch) Blocked() bool {
 	if text, err := os.ReadFile(s.syscall); err == nil {
 		call, _, _ := strings.Cut(strings.TrimSpace(string(text)), " ")

@@ -17,7 +17,7 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// onThread runs f on a thread of its own, which ends with it.
+// onThread runs f on a new thread that ends with it.
 func onThread(f func()) {
 	done := make(chan struct{})
 	go func() {
@@ -28,7 +28,7 @@ func onThread(f func()) {
 	<-done
 }
 
-// pin has the calling thread run on one processor, the same one for all.
+// pin pins the calling thread to one processor, the same one for all.
 func pin(t *testing.T) {
 	var set unix.CPUSet
 	if !assert.NoError(t, unix.SchedGetaffinity(0, &set)) {
@@ -44,35 +44,35 @@ func pin(t *testing.T) {
 	assert.NoError(t, unix.SchedSetaffinity(0, &set))
 }
 
-// A goroutine that waits for a processor beside seven others has not had much time of its own.
-func TestStopwatchLeavesOutWaiting(t *testing.T) {
+// Time waiting for a processor, beside seven other threads, does not count.
+func TestStopwatchExcludesWaiting(t *testing.T) {
 	if _, err := os.Stat("/proc/thread-self/schedstat"); err != nil {
 		t.Skip("the kernel has no schedstat: ", err)
 	}
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(16))
 	var (
-		over          atomic.Bool
-		others, begun sync.WaitGroup
+		stop            atomic.Bool
+		others, started sync.WaitGroup
 	)
 	for range 7 {
-		begun.Add(1)
+		started.Add(1)
 		others.Go(func() {
 			onThread(func() {
 				pin(t)
-				for begun.Done(); !over.Load(); {
+				for started.Done(); !stop.Load(); {
 					continue
 				}
 			})
 		})
 	}
-	begun.Wait()
+	started.Wait()
 	var all, elapsed time.Duration
 	onThread(func() {
 		pin(t)
 		begin := time.Now()
 		watch := Start()
-		// The kernel gives slices of some milliseconds, and may first give this thread what
-		// the others have had before.
+		// The kernel gives slices of some milliseconds, and may first let this thread catch up with
+		// the others.
 		for ran := all; all < 300*time.Millisecond || ran > all/4 && all < testenv.Patience; {
 			all = time.Since(begin)
 			var ts unix.Timespec
@@ -81,15 +81,15 @@ func TestStopwatchLeavesOutWaiting(t *testing.T) {
 		}
 		elapsed = watch.Elapsed()
 	})
-	over.Store(true)
+	stop.Store(true)
 	others.Wait()
 	assert.Positive(t, elapsed)
 	assert.Less(t, elapsed, all/2)
 }
 
-// One that waits for anything else has. The kernel's clock for waiting is not Go's, so no
-// number is compared: the thread sleeps until its watch is past the limit. If sleep did not
-// count, the limit would be a hundred times what the loop itself takes.
+// Time asleep counts. The kernel's clock for waiting is not Go's, so no numbers are compared: the
+// thread sleeps until its watch is past the limit. If sleep did not count, the limit would be a
+// hundred times the time of the loop itself.
 func TestStopwatchCountsSleep(t *testing.T) {
 	const (
 		nap    = 10 * time.Millisecond
@@ -109,10 +109,10 @@ func TestStopwatchCountsSleep(t *testing.T) {
 	})
 }
 
-// Only the thread that waits for what others do is blocked.
+// Only a thread that waits for others is blocked.
 func TestBlocked(t *testing.T) {
 	read, answer := waiting(t)
-	var over atomic.Bool
+	var stop atomic.Bool
 	locked := make(chan struct{})
 	for name, c := range map[string]struct {
 		f       func()
@@ -122,26 +122,26 @@ func TestBlocked(t *testing.T) {
 		"waits in the kernel": {func() { _, _ = read() }, answer, true},
 		"waits for a lock":    {func() { <-locked }, func() { close(locked) }, false},
 		"runs": {func() {
-			for !over.Load() {
+			for !stop.Load() {
 				continue
 			}
-		}, func() { over.Store(true) }, false},
+		}, func() { stop.Store(true) }, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			begun, ended := make(chan *Stopwatch, 1), make(chan struct{})
+			started, ended := make(chan *Stopwatch, 1), make(chan struct{})
 			go func() {
 				defer close(ended)
 				onThread(func() {
-					begun <- Start()
+					started <- Start()
 					c.f()
 				})
 			}()
-			watch := <-begun
-			// With file capabilities the kernel tells less.
+			watch := <-started
+			// With file capabilities the kernel reports less.
 			untold := *watch
 			untold.syscall = ""
 			waits := name != "runs"
-			// It may not have come to where it waits.
+			// The thread may not have reached its wait yet.
 			assert.Eventually(t, func() bool {
 				for range 20 {
 					if watch.Blocked() != c.blocked || untold.Blocked() != waits {

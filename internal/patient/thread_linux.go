@@ -5,24 +5,23 @@ package patient
 
 import "golang.org/x/sys/unix"
 
-// futex is the number of the system call in which threads of a process wait for each other.
+// futex is the number of the system call in which the threads of a process wait for each other.
 const futex = unix.SYS_FUTEX
 
-// leaveSignals leaves what others send to this process to its other threads, until restore is
-// called. The goroutine has to stay on the thread. The kernel tells one thread of a signal, the
-// main thread if it can. One that waits for the memory of another process does not hear of it,
-// and then nobody does.
+// blockSignals blocks signals from other processes on the calling thread until restore is called.
+// The goroutine must stay on the thread. The kernel delivers a signal to one thread, preferably the
+// main thread; if that thread waits for the memory of another process, the signal would be stuck.
 //
-// Blocked are only the signals that people and supervisors send. The Go runtime sends others to
-// its own threads, and those of faults end a process that blocks them.
-func leaveSignals() (restore func()) {
-	var others, before unix.Sigset_t
+// Only the signals that people and supervisors send are blocked. The Go runtime sends others to its
+// own threads, and blocking fault signals would end the process.
+func blockSignals() (restore func()) {
+	var blocked, before unix.Sigset_t
 	for _, s := range []unix.Signal{
 		unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM, unix.SIGUSR1, unix.SIGUSR2, unix.SIGTSTP, unix.SIGCONT, unix.SIGWINCH,
 	} {
-		others.Val[0] |= 1 << (s - 1)
+		blocked.Val[0] |= 1 << (s - 1)
 	}
-	if err := unix.PthreadSigmask(unix.SIG_BLOCK, &others, &before); err != nil {
+	if err := unix.PthreadSigmask(unix.SIG_BLOCK, &blocked, &before); err != nil {
 		return func() {}
 	}
 	return func() { _ = unix.PthreadSigmask(unix.SIG_SETMASK, &before, nil) }

@@ -5,8 +5,8 @@
 
 package patient
 
-// futex is no system call: nothing tells what threads wait for here.
+// futex is not a valid number: this platform does not report the system calls of threads.
 const futex = -1
 
-// leaveSignals does nothing: there is no process to be read here.
-func leaveSignals() (restore func()) { return func() {} }
+// blockSignals does nothing: no process can be read on this platform.
+func blockSignals() (restore func()) { return func() {} }
