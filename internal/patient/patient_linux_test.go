@@ -100,7 +100,7 @@ func TestCallsOfOneProcess(t *testing.T) {
 		return f()
 	})
 	require.ErrorIs(t, err, ErrNoAnswer)
-	require.ErrorIs(t, <-second, errSilent)
+	require.ErrorIs(t, <-second, errStillWaiting)
 	answer()
 	settle(t)
 }
