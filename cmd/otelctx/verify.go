@@ -21,20 +21,20 @@ type verifyCommand struct {
 	Duration time.Duration `default:"5s"                                                        help:"How long to watch the process."  name:"duration" short:"d"`
 	Profile  string        `help:"Check a file of OTLP profiles instead (.otlp, .json, .jsonl)." name:"profile"                       placeholder:"FILE"`
 	JSON     bool          `help:"Print JSON."                                                  name:"json"`
-	Verbose  bool          `help:"List the rules that passed, too."                             name:"verbose"                        short:"v"`
+	Verbose  bool          `help:"Also list the rules that passed."                             name:"verbose"                        short:"v"`
 }
 
-// Help is shown by otelctx verify --help.
+// Help returns the text of otelctx verify --help.
 func (*verifyCommand) Help() string {
-	return `Checks what a process publishes, in any language, against every rule of OTEP 4719 (process context) and OTEP 4947 (thread ` +
+	return `Checks the publications of a process in any language against every rule of OTEP 4719 (process context) and OTEP 4947 (thread ` +
 		`context), and a file of profiles against the rules of OTLP. Exits with 10 if a rule is broken.
 
   otelctx verify 4711 -d 30s        watch a process for half a minute
-  otelctx verify 4711 --json        the same for a program
+  otelctx verify 4711 --json        print JSON
   otelctx verify --profile p.otlp   check a file
 
-A rule that passed was not seen broken, and there was occasion to. Updates, forks and threads are seen only if they happen while the ` +
-		`process is watched. Each thread with a thread context is stopped once, for some microseconds, to learn its thread pointer.`
+A rule passes if it was exercised and no violation was seen. Updates, forks and threads are seen only if they happen while the ` +
+		`process is watched. Each thread with a thread context is stopped once, for microseconds, to learn its thread pointer.`
 }
 
 // Validate is called by kong.
@@ -89,7 +89,8 @@ type verifyDocument struct {
 	Rules  []conformance.Result `json:"rules"`
 }
 
-// write prints the broken rules first, then those that were not exercised; with -v those that passed, too.
+// write prints the broken rules first, then the ones that were not exercised, and with -v the
+// passed ones.
 func (c *verifyCommand) write(w io.Writer, results []conformance.Result) error {
 	counts := map[conformance.Status]int{}
 	var out []byte
@@ -113,7 +114,7 @@ func (c *verifyCommand) write(w io.Writer, results []conformance.Result) error {
 	return err
 }
 
-// verifyProfile checks a file.
+// verifyProfile checks a profile file.
 func (c *verifyCommand) verifyProfile(s streams) error {
 	content, err := os.ReadFile(c.Profile)
 	if err != nil {

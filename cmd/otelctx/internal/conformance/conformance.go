@@ -14,11 +14,13 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// Process checks the process with id pid for the time d, and returns the result of every rule, in the order of the formats' texts. It
-// ends earlier, without an error, when ctx does or when the process ends.
+// Process checks the process with id pid for the duration d, and returns the result of every rule,
+// in the order of the formats' texts. It ends early, without an error, when ctx is done or the
+// process exits.
 //
-// It takes the permission to read the process. The calls of prctl are counted only where the caller may use tracepoints. The error
-// wraps [reader.ErrNoContext] if no process context was seen, or is one of package reader's.
+// It needs permission to read the process. Calls of prctl are counted only if the caller may use
+// tracepoints. The error wraps [reader.ErrNoContext] if no process context was seen, or is one of
+// package reader's.
 func Process(ctx context.Context, pid int, d time.Duration) ([]Result, error) {
 	p, err := reader.Open(pid)
 	if err != nil {
@@ -49,16 +51,16 @@ func Process(ctx context.Context, pid int, d time.Duration) ([]Result, error) {
 	return c.results(), nil
 }
 
-// watch looks until the time is over.
+// watch checks the process until the time is over.
 func (c *contextChecker) watch(ctx context.Context, p *reader.Process, d time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, d)
 	defer cancel()
-	look, scan := time.NewTicker(interval), time.NewTicker(scanInterval)
-	defer look.Stop()
+	read, scan := time.NewTicker(interval), time.NewTicker(scanInterval)
+	defer read.Stop()
 	defer scan.Stop()
-	due := true
+	scanDue := true
 	for {
-		if due {
+		if scanDue {
 			switch err := c.scan(ctx); {
 			case errors.Is(err, procfs.ErrProcessGone):
 				return nil
@@ -67,18 +69,18 @@ func (c *contextChecker) watch(ctx context.Context, p *reader.Process, d time.Du
 			}
 			checkThreads(ctx, c.report, p)
 			checkTables(ctx, c.report, p)
-			due = false
+			scanDue = false
 		}
 		c.step()
-		if due = c.lost != 0; due {
+		if scanDue = c.lastAddress != 0; scanDue {
 			continue
 		}
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-scan.C:
-			due = true
-		case <-look.C:
+			scanDue = true
+		case <-read.C:
 		}
 	}
 }

@@ -24,7 +24,7 @@ func TestMain(m *testing.M) { childproc.Main(m, nil) }
 
 const source = "../../../../reader/testdata/threadcontext/publisher.c"
 
-// broken has the rules of which a publisher that is broken in one way must break at least these.
+// broken maps each defect of a publisher to the rules that it must break at least.
 var broken = map[string][]string{
 	"another signature":                     {"4719-H1"},
 	"no signature":                          {"4719-H1", "4719-P9"},
@@ -77,13 +77,14 @@ var broken = map[string][]string{
 	"a long record":                         {"4947-C9"},
 }
 
-// verify runs a publisher that is broken in this way, updates it while it is watched, and returns the broken rules.
-func verify(t *testing.T, program, way string, d time.Duration) []string {
+// verify runs a publisher with a defect, updates it while it is watched, and returns the broken
+// rules.
+func verify(t *testing.T, program, defect string, d time.Duration) []string {
 	t.Helper()
 	cmd := exec.Command(program, "3")
-	cmd.Env = append(os.Environ(), "BREAK="+way)
+	cmd.Env = append(os.Environ(), "BREAK="+defect)
 	child := childproc.Run(t, cmd)
-	if way == "the timestamp comes first" {
+	if defect == "the timestamp comes first" {
 		child.Send("go") // it publishes while it is watched
 	} else {
 		for child.Receive() != "ready" {
@@ -99,14 +100,14 @@ func verify(t *testing.T, program, way string, d time.Duration) []string {
 		r, err := conformance.Process(t.Context(), child.PID(), d)
 		done <- outcome{r, err}
 	}()
-	// It is updated for as long as it is watched.
+	// Update it for as long as it is watched.
 	var got outcome
 	for waiting := true; waiting; {
 		select {
 		case got = <-done:
 			waiting = false
 		default:
-			if way != "the timestamp comes first" {
+			if defect != "the timestamp comes first" {
 				child.Ask("update")
 			}
 		}
@@ -122,24 +123,24 @@ func verify(t *testing.T, program, way string, d time.Duration) []string {
 	return failed
 }
 
-// The checker finds each of these ways to break a rule.
+// The checker finds each defect.
 func TestBroken(t *testing.T) {
 	program := programs.C(t, source, "-pthread", "-rdynamic")
-	for _, way := range slices.Sorted(maps.Keys(broken)) {
-		t.Run(way, func(t *testing.T) {
+	for _, defect := range slices.Sorted(maps.Keys(broken)) {
+		t.Run(defect, func(t *testing.T) {
 			t.Parallel()
 			d := 3 * time.Second
-			if way == "the timestamp stays zero" {
+			if defect == "the timestamp stays zero" {
 				d = 8 * time.Second
 			}
-			if way == "an update does not name the mapping" {
+			if defect == "an update does not name the mapping" {
 				_, err := os.Stat("/sys/kernel/tracing/events/syscalls/sys_enter_prctl/id")
 				if err != nil {
 					t.Skip("tracefs is not mounted: ", err)
 				}
 			}
-			failed := verify(t, program, way, d)
-			assert.Subset(t, failed, broken[way])
+			failed := verify(t, program, defect, d)
+			assert.Subset(t, failed, broken[defect])
 		})
 	}
 	for name, flags := range map[string][]string{
@@ -160,7 +161,7 @@ func TestCorrect(t *testing.T) {
 	assert.Empty(t, verify(t, program, "", 2*time.Second))
 }
 
-// A process that publishes nothing is no conforming publisher, and no error of the checker.
+// A process that publishes nothing gives ErrNoContext.
 func TestNoContext(t *testing.T) {
 	_, err := conformance.Process(t.Context(), os.Getpid(), 50*time.Millisecond)
 	assert.ErrorIs(t, err, reader.ErrNoContext)

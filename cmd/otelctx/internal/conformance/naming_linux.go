@@ -16,7 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// kernelNamesMappings reports whether prctl(PR_SET_VMA_ANON_NAME) works here, by a page of our own.
+// kernelNamesMappings reports whether prctl(PR_SET_VMA_ANON_NAME) works here, by naming a page of
+// this process.
 var kernelNamesMappings = sync.OnceValue(func() bool {
 	page, err := unix.Mmap(-1, 0, os.Getpagesize(), unix.PROT_READ, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {
@@ -30,8 +31,8 @@ var kernelNamesMappings = sync.OnceValue(func() bool {
 	return err == nil
 })
 
-// namingCounter counts the calls of prctl(PR_SET_VMA) of a process by a tracepoint. That takes a mounted tracefs and the right to
-// read it, as root has.
+// namingCounter counts a process's calls of prctl(PR_SET_VMA) by a tracepoint. It needs a mounted
+// tracefs and permission to read it, as root has.
 type namingCounter struct {
 	fds []int
 	err error
@@ -62,7 +63,7 @@ func (n *namingCounter) add(tid int) error {
 	attr.Size = uint32(unsafe.Sizeof(attr))
 	fd, err := unix.PerfEventOpen(&attr, tid, -1, -1, unix.PERF_FLAG_FD_CLOEXEC)
 	if errors.Is(err, unix.ESRCH) {
-		return nil // the thread has ended
+		return nil // the thread has exited
 	}
 	if err != nil {
 		return err
@@ -76,7 +77,7 @@ func (n *namingCounter) add(tid int) error {
 	return nil
 }
 
-// count returns the calls so far, and closes the counter.
+// count returns the number of calls so far, and closes the counter.
 func (n *namingCounter) count() (int, error) {
 	defer n.close()
 	total := 0

@@ -30,14 +30,15 @@ import (
 )
 
 const (
-	// interval is the time between two looks at the header. An update takes microseconds, so most are seen by what they leave behind.
+	// interval is the time between two reads of the header. An update takes microseconds, so most
+	// are seen only by their result.
 	interval = 200 * time.Microsecond
-	// scanInterval is the time between two looks at the mappings, children and threads.
+	// scanInterval is the time between two scans of the mappings, children and threads.
 	scanInterval = time.Second
-	// stuckAfter is how long an update may take. It is far more than a descheduled publisher needs.
+	// stuckAfter is the time limit of an update, far more than a descheduled publisher needs.
 	stuckAfter  = 5 * time.Second
-	maxChildren = 1024     // that are looked at
-	maxPayload  = 16 << 20 // bytes, for a look; readers stop far below
+	maxChildren = 1024     // that are examined
+	maxPayload  = 16 << 20 // bytes; readers stop far below
 	maxSmaps    = 64 << 20 // bytes
 )
 
@@ -48,32 +49,32 @@ type contextChecker struct {
 	memory  remotemem.Memory
 	process *procfs.Process
 
-	at      procfs.Mapping // where the header is, once found
-	lost    uint64         // where it was until the last look
-	found   bool           // whether there was a header at any time
-	zero    time.Time      // since when the timestamp has been zero
-	last    *publicationSeen
-	updates int
-	message *processcontextpb.ProcessContext
-	keys    []string
-	naming  *namingCounter
+	mapping     procfs.Mapping // that holds the header; no name until found
+	lastAddress uint64         // of a header that the last read missed, 0 if none
+	found       bool           // whether a header was ever found
+	zero        time.Time      // when the timestamp became zero
+	last        *observedPublication
+	updates     int
+	message     *processcontextpb.ProcessContext
+	keys        []string
+	naming      *namingCounter
 }
 
-// publicationSeen is one publication.
-type publicationSeen struct {
+// observedPublication is one publication.
+type observedPublication struct {
 	header wire.ProcessContextHeader
 	digest [sha256.Size]byte
 }
 
-// step looks once at the header and the payload.
+// step reads the header and the payload once.
 func (c *contextChecker) step() {
-	if c.at.Name == "" {
+	if c.mapping.Name == "" {
 		return
 	}
 	var before, after [wire.ProcessContextHeaderSize]byte
-	if _, err := c.memory.ReadAt(before[:], int64(c.at.Start)); err != nil {
-		// Withdrawn, or moved. If it was moved, the next scan finds it elsewhere at once.
-		c.at, c.lost = procfs.Mapping{}, c.at.Start
+	if _, err := c.memory.ReadAt(before[:], int64(c.mapping.Start)); err != nil {
+		// Withdrawn or moved. If it was moved, the next scan, which follows at once, finds it.
+		c.mapping, c.lastAddress = procfs.Mapping{}, c.mapping.Start
 		return
 	}
 	h := decode(before)
@@ -89,7 +90,7 @@ func (c *contextChecker) step() {
 	}
 	c.zero = time.Time{}
 	body, bodyErr := c.payload(h)
-	if _, err := c.memory.ReadAt(after[:], int64(c.at.Start)); err != nil || before != after {
+	if _, err := c.memory.ReadAt(after[:], int64(c.mapping.Start)); err != nil || before != after {
 		if err == nil && decode(after).PublishedAtNS == h.PublishedAtNS {
 			c.check("4719-U2", false, "with timestamp %d the header was % x and then % x", h.PublishedAtNS, before, after)
 		}
@@ -98,7 +99,7 @@ func (c *contextChecker) step() {
 	c.published(h, before, body, bodyErr)
 }
 
-// published judges a publication that was read whole.
+// published checks a publication that was read completely.
 func (c *contextChecker) published(h wire.ProcessContextHeader, raw [wire.ProcessContextHeaderSize]byte, body []byte, bodyErr error) {
 	digest := sha256.Sum256(body)
 	if c.last != nil && c.last.header.PublishedAtNS == h.PublishedAtNS {
@@ -120,14 +121,14 @@ func (c *contextChecker) published(h wire.ProcessContextHeader, raw [wire.Proces
 		c.updates++
 		c.check("4719-U6", h.PublishedAtNS > c.last.header.PublishedAtNS, "timestamp %d after %d", h.PublishedAtNS, c.last.header.PublishedAtNS)
 	}
-	c.last = &publicationSeen{h, digest}
+	c.last = &observedPublication{h, digest}
 	if bodyErr == nil {
 		c.checkMessage(body)
 	}
 }
 
-// checkClock checks that a timestamp is a plausible time since boot: not before the process started, and not ahead.
-func (c *contextChecker) checkClock(at uint64) {
+// checkClock checks that a timestamp is a plausible time since boot, that is, not in the future.
+func (c *contextChecker) checkClock(timestamp uint64) {
 	now, err := boottime.Now()
 	offset, offsetErr := boottimeOffset(c.pid)
 	if err = errors.Join(err, offsetErr); err != nil {
@@ -136,10 +137,11 @@ func (c *contextChecker) checkClock(at uint64) {
 	}
 	// An update may wait for the clock to pass the last timestamp, by a nanosecond each.
 	const slack = uint64(time.Second)
-	c.check("4719-H4", at <= now+offset+slack, "timestamp %d, while CLOCK_BOOTTIME of the process is %d", at, now+offset)
+	c.check("4719-H4", timestamp <= now+offset+slack, "timestamp %d, while CLOCK_BOOTTIME of the process is %d", timestamp, now+offset)
 }
 
-// boottimeOffset is what CLOCK_BOOTTIME of the process has more than ours, by their time namespaces.
+// boottimeOffset returns how far CLOCK_BOOTTIME of the process is ahead of this process's, by their
+// time namespaces.
 func boottimeOffset(pid int) (uint64, error) {
 	read := func(pid string) (int64, error) {
 		text, err := os.ReadFile(filepath.Join("/proc", pid, "timens_offsets"))
@@ -154,15 +156,15 @@ func boottimeOffset(pid int) (uint64, error) {
 		}
 		return 0, err
 	}
-	theirs, err := read(strconv.Itoa(pid))
-	ours, ourErr := read("self")
-	return uint64(theirs - ours), errors.Join(err, ourErr)
+	target, err := read(strconv.Itoa(pid))
+	own, ownErr := read("self")
+	return uint64(target - own), errors.Join(err, ownErr)
 }
 
 func (c *contextChecker) checkMessage(body []byte) {
 	message := new(processcontextpb.ProcessContext)
 	err := proto.Unmarshal(body, message)
-	if !c.check("4719-D1", err == nil, "%v; it begins with % x", err, body[:min(len(body), 32)]) {
+	if !c.check("4719-D1", err == nil, "%v; the payload begins with % x", err, body[:min(len(body), 32)]) {
 		return
 	}
 	c.message = message
@@ -195,7 +197,7 @@ func (c *contextChecker) payload(h wire.ProcessContextHeader) ([]byte, error) {
 	return body, err
 }
 
-// scan looks at the mappings, the descriptors and the children.
+// scan checks the mappings, the descriptors and the children.
 func (c *contextChecker) scan(ctx context.Context) error {
 	var valid []procfs.Mapping
 	for m, err := range c.process.Maps(wire.IsProcessContextMapping) {
@@ -217,21 +219,21 @@ func (c *contextChecker) scan(ctx context.Context) error {
 			break
 		}
 	}
-	lost := c.lost
-	c.lost = 0
+	previous := c.lastAddress
+	c.lastAddress = 0
 	if len(valid) == 0 {
 		return nil
 	}
 	c.found = true
 	c.check("4719-P11", len(valid) == 1, "%d process contexts, at %#x and %#x", len(valid), valid[0].Start, valid[len(valid)-1].Start)
 	m := valid[0]
-	if c.at.Name != "" {
-		lost = c.at.Start
+	if c.mapping.Name != "" {
+		previous = c.mapping.Start
 	}
-	if c.last != nil && lost != 0 {
-		c.check("4719-U1", lost == m.Start, "the header was at %#x and is at %#x", lost, m.Start)
+	if c.last != nil && previous != 0 {
+		c.check("4719-U1", previous == m.Start, "the header was at %#x and is at %#x", previous, m.Start)
 	}
-	c.at = m
+	c.mapping = m
 	p := m.Perms
 	c.check("4719-P3", p.Read && p.Write && !p.Exec && !p.Shared, "permissions %s of %q", p, m.Name)
 	c.checkName(m)
@@ -249,7 +251,7 @@ func (c *contextChecker) checkName(m procfs.Mapping) {
 	c.check("4719-P10", strings.HasPrefix(m.Name, "[anon"), "the mapping is %q", m.Name)
 }
 
-// checkFlags looks for "dc", do not copy on fork, among the kernel's flags of the mapping.
+// checkFlags checks that the mapping has the kernel's flag "dc", do not copy on fork.
 func (c *contextChecker) checkFlags(m procfs.Mapping) {
 	f, err := os.Open(filepath.Join("/proc", strconv.Itoa(c.pid), "smaps"))
 	if err != nil {
@@ -266,7 +268,7 @@ func (c *contextChecker) checkFlags(m procfs.Mapping) {
 			return
 		}
 	}
-	c.skip("4719-P5", "the kernel does not tell the flags of the mapping")
+	c.skip("4719-P5", "the kernel does not report the flags of the mapping")
 }
 
 func (c *contextChecker) checkDescriptors() {
@@ -295,7 +297,7 @@ func (c *contextChecker) checkDescriptors() {
 	}
 }
 
-// checkChildren looks for the parent's mapping in children.
+// checkChildren checks that children do not have the parent's mapping.
 func (c *contextChecker) checkChildren(m procfs.Mapping) {
 	children, err := childrenOf(c.pid)
 	if err != nil || len(children) == 0 {
@@ -308,14 +310,14 @@ func (c *contextChecker) checkChildren(m procfs.Mapping) {
 			continue
 		}
 		inherited := false
-		for theirs, err := range child.Maps(wire.IsProcessContextMapping) {
+		for mapping, err := range child.Maps(wire.IsProcessContextMapping) {
 			if err != nil {
 				break
 			}
-			inherited = inherited || theirs.Start == m.Start && theirs.Inode == m.Inode && theirs.Minor == m.Minor
+			inherited = inherited || mapping.Start == m.Start && mapping.Inode == m.Inode && mapping.Minor == m.Minor
 		}
 		_ = child.Close()
-		c.check("4719-F1", !inherited, "child %d has the mapping at %#x too", pid, m.Start)
+		c.check("4719-F1", !inherited, "child %d has the mapping at %#x, too", pid, m.Start)
 	}
 }
 
@@ -339,7 +341,7 @@ func childrenOf(pid int) ([]int, error) {
 	return children, nil
 }
 
-// finish judges what holds for the whole time.
+// finish checks the rules that concern the whole time.
 func (c *contextChecker) finish() {
 	if c.updates == 0 {
 		for _, id := range []string{"4719-U1", "4719-U6", "4719-U7"} {
@@ -358,7 +360,7 @@ func (c *contextChecker) finish() {
 func decode(raw [wire.ProcessContextHeaderSize]byte) wire.ProcessContextHeader {
 	h, err := wire.DecodeProcessContextHeader(&raw)
 	if err != nil {
-		// Not one that readers accept: the fields are evidence all the same.
+		// Readers reject this header, but its fields are still evidence.
 		h = *wire.ProcessContextHeaderIn(slices.Clone(raw[:]))
 	}
 	return h

@@ -1,11 +1,13 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package conformance checks what a running process publishes, rule by rule, against OTEP 4719 (process context) and OTEP 4947 (thread
-// context), and against otelctx's own wire format. It reads the process as any reader does and never writes to it.
+// Package conformance checks the publications of a running process, rule by rule, against OTEP 4719
+// (process context), OTEP 4947 (thread context) and otelctx's own wire format. It reads the process
+// like any reader and never writes to it.
 //
-// The published bytes are evidence of a broken rule, but they cannot prove that a rule is kept. A passed rule means: nothing in the
-// time of the check contradicted it, and there was occasion to. A rule without occasion is not exercised.
+// The published bytes can prove that a rule is broken, but not that it is kept. A rule passes if it
+// was exercised and no violation was seen during the check. A rule that was never exercised is
+// reported as such.
 package conformance
 
 import (
@@ -13,7 +15,7 @@ import (
 	"unicode/utf8"
 )
 
-// Level is how binding a rule is.
+// Level is the obligation of a rule.
 type Level string
 
 const (
@@ -21,16 +23,16 @@ const (
 	Must Level = "MUST"
 	// Should is a recommendation of the text.
 	Should Level = "SHOULD"
-	// Reader is what known readers require beyond the text.
+	// Reader is a requirement of known readers beyond the text.
 	Reader Level = "READER"
 )
 
 // Rule is one rule of a format.
 type Rule struct {
-	// ID names the rule for good, such as 4719-P6.
+	// ID is the permanent name of the rule, such as 4719-P6.
 	ID    string `json:"id"`
 	Level Level  `json:"level"`
-	// Section is where the format's text has the rule.
+	// Section is the section of the format's text that states the rule.
 	Section string `json:"section"`
 	// Text is the rule in one sentence.
 	Text string `json:"text"`
@@ -94,36 +96,37 @@ var rules = []Rule{
 	{"otelctx-4", Must, ownTables, "A span that a thread is in is a live span."},
 }
 
-// Status is what has become of a rule.
+// Status is the outcome of a rule.
 type Status string
 
 const (
-	// Passed means that there was occasion to break the rule, and that it was not seen broken.
+	// Passed means that the rule was exercised and no violation was seen.
 	Passed Status = "passed"
-	// Failed means that the rule was seen broken.
+	// Failed means that a violation was seen.
 	Failed Status = "failed"
-	// NotExercised means that there was no occasion, or that it could not be observed.
+	// NotExercised means that the rule was not exercised, or could not be observed.
 	NotExercised Status = "not exercised"
 )
 
-// Result is what was found of a rule.
+// Result is the result of a rule.
 type Result struct {
 	Rule
 	Status Status `json:"status"`
-	// Checks counts the times that the rule was checked, Failures how often it was broken.
+	// Checks counts the checks of the rule, Failures its violations.
 	Checks   int `json:"checks"`
 	Failures int `json:"failures"`
-	// Evidence has the first failures, or why the rule was not exercised. It may quote what the process has chosen.
+	// Evidence describes the first failures, or the reason why the rule was not exercised. It may
+	// quote text chosen by the process.
 	Evidence []string `json:"evidence"`
 }
 
-// maxEvidence bounds the failures of a rule that are described, and maxText their length.
+// maxEvidence bounds the failures described for a rule, and maxText their length.
 const (
 	maxEvidence = 3
 	maxText     = 300
 )
 
-// report collects results by the ids of rules.
+// report collects results by rule id.
 type report map[string]*Result
 
 func newReport() report {
@@ -143,11 +146,11 @@ func (r report) results() []Result {
 	return out
 }
 
-// check notes that a rule was checked, and if it does not hold, the evidence. It returns ok.
+// check records a check of a rule and, if it failed, the evidence. It returns ok.
 func (r report) check(id string, ok bool, format string, args ...any) bool {
 	result := r[id]
 	if result.Checks++; result.Checks == 1 {
-		result.Evidence = []string{} // the reason why it was not exercised
+		result.Evidence = []string{} // drop the reason why it was not exercised
 	}
 	if ok {
 		if result.Status == NotExercised {
@@ -162,14 +165,14 @@ func (r report) check(id string, ok bool, format string, args ...any) bool {
 	return false
 }
 
-// skip says why a rule cannot be checked, unless it has been.
+// skip records why a rule cannot be checked, unless it has already been checked.
 func (r report) skip(id, format string, args ...any) {
 	if result := r[id]; result.Checks == 0 {
 		result.Evidence = []string{cut(fmt.Sprintf(format, args...))}
 	}
 }
 
-// cut bounds a text that the process may have chosen.
+// cut shortens a text that the process may have chosen.
 func cut(s string) string {
 	if len(s) > maxText {
 		s = s[:maxText] + "…"

@@ -46,7 +46,8 @@ func (c *contextChecker) checkReference(attributes []*commonpb.KeyValue) {
 	}
 	c.keys = keys
 	if goSchema {
-		// otelctx's records have attributes, as those of other languages do. The text asks for none.
+		// otelctx's records have attributes, like those of other languages, although the text
+		// requires none.
 		own := slices.ContainsFunc(attributes, func(kv *commonpb.KeyValue) bool { return kv.GetKey() == wire.KeyGo+wire.GoKeyRecordOffset })
 		c.check("4947-G1", len(keys) == 0 || own, "the key map is %q", keys)
 	}
@@ -78,17 +79,17 @@ func checkThreads(ctx context.Context, r report, p *reader.Process) {
 		}
 	}
 	if !attached {
-		r.skip("4947-C1", "no thread had a context while it was looked at")
+		r.skip("4947-C1", "no thread had a context when it was read")
 	}
 }
 
-// checkRecord checks a record that was read whole.
+// checkRecord checks a record that was read completely.
 func checkRecord(r report, t reader.ThreadContext, keys int) {
 	b := t.Encoded
 	r.check("4947-C2", t.Record%2 == 0, "thread %d: record at %#x", t.TID, t.Record)
 	r.check("4947-C3", b[24] <= 1, "thread %d: valid is %d", t.TID, b[24])
 	if b[24] != 1 {
-		return // what is not valid may be half written
+		return // an invalid record may be half written
 	}
 	zero := func(b []byte) bool { return !slices.ContainsFunc(b, func(x byte) bool { return x != 0 }) }
 	trace, span := b[:16], b[16:24]
@@ -100,7 +101,7 @@ func checkRecord(r report, t reader.ThreadContext, keys int) {
 	r.check("4947-C9", wire.ThreadContextRecordSize+int(size) <= wire.MaxThreadContextRecord, "thread %d: %d bytes of attributes", t.TID, size)
 	data := b[wire.ThreadContextRecordSize:]
 	for len(data) > 0 {
-		if complete := len(data) >= 2 && len(data) >= 2+int(data[1]); !r.check("4947-C6", complete, "thread %d: it ends with % x", t.TID, data[:min(len(data), 32)]) {
+		if complete := len(data) >= 2 && len(data) >= 2+int(data[1]); !r.check("4947-C6", complete, "thread %d: the attributes end with % x", t.TID, data[:min(len(data), 32)]) {
 			return
 		}
 		value := data[2 : 2+int(data[1])]
@@ -110,7 +111,7 @@ func checkRecord(r report, t reader.ThreadContext, keys int) {
 	}
 }
 
-// checkTables checks otelctx's own tables, if the process has some.
+// checkTables checks otelctx's own tables, if the process has any.
 func checkTables(ctx context.Context, r report, p *reader.Process) {
 	carriers, err := p.Carriers(ctx)
 	if err != nil || len(carriers) == 0 {
@@ -144,16 +145,16 @@ func checkTables(ctx context.Context, r report, p *reader.Process) {
 		r.skip("otelctx-4", "%v", err)
 		return
 	}
-	// A span that was shown before and after was live in between.
-	shown := map[[8]byte]bool{}
+	// A span that a thread was in before and after was live in between.
+	active := map[[8]byte]bool{}
 	for _, t := range before {
 		if t.Span != nil && t.Span.Proven {
-			shown[t.Span.SpanID] = true
+			active[t.Span.SpanID] = true
 		}
 	}
 	for _, t := range after {
-		if t.Span != nil && t.Span.Proven && shown[t.Span.SpanID] {
-			r.check("otelctx-4", live[t.Span.SpanID], "thread %d was in span %x before and after, which was not in the span table", t.TID, t.Span.SpanID)
+		if t.Span != nil && t.Span.Proven && active[t.Span.SpanID] {
+			r.check("otelctx-4", live[t.Span.SpanID], "thread %d was in span %x before and after, but the span table did not have it", t.TID, t.Span.SpanID)
 		}
 	}
 }
