@@ -3,9 +3,8 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// creader PID prints which service a process is, which spans its threads are in, and which
-// spans are live, as docs/wire-format.md has it. Whatever it reads is checked before it is
-// used.
+// creader PID prints the service of a process, the active spans of its threads and its live spans,
+// following docs/wire-format.md. Everything is validated before it is used.
 
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -28,19 +27,19 @@ struct cell {
 	uint64_t version, trace_id_high, trace_id_low, span_id, local_root_span_id, goid, ancestors[3];
 	uint8_t trace_flags, outside, reserved1[6]; uint64_t start_unix_ns, g; uint32_t tid, reserved2[7];
 };
-struct field { uint64_t value; const uint8_t *at, *end; }; // of protobuf: an integer, or bytes
+struct field { uint64_t value; const uint8_t *at, *end; }; // a protobuf field: an integer, or bytes
 static uint8_t payload[65536];
 static struct field context = {0, payload, payload}; // the message in it
 static int mem; // the memory of the process
 
-static int read_at(uint64_t address, void *to, size_t size) {
-	return pread(mem, to, size, (off_t)address) == (ssize_t)size;
+static int read_at(uint64_t address, void *buffer, size_t size) {
+	return pread(mem, buffer, size, (off_t)address) == (ssize_t)size;
 }
 static uint64_t number_at(uint64_t address, size_t size) {
 	uint64_t number = 0;
 	return read_at(address, &number, size) ? number : 0;
 }
-// Finds the first line with a text in a file of /proc/PID.
+// Finds the first line that contains a text in a file of /proc/PID.
 static int find_line(const char *path, const char *text, char line[4096]) {
 	int found = 0;
 	FILE *file = fopen(path, "r");
@@ -57,7 +56,7 @@ static uint64_t varint(struct field *message) {
 	}
 	return value;
 }
-// Returns the last field of a number; with a key, the last of those KeyValues that has it.
+// Returns the last field with a number; with a key, the last KeyValue that has it.
 static struct field get(struct field message, uint64_t number, const char *key) {
 	struct field found = {0};
 	while (message.at < message.end) {
@@ -85,8 +84,8 @@ static size_t read_payload(uint64_t address) {
 	}
 	return 0;
 }
-// Returns the runtime's m of a thread by the thread's slot, or 0. What the slot says may be torn or
-// old, but the m says of which thread it is.
+// Returns the runtime's m of a thread from the thread's slot, or 0. The slot may be torn or stale, but
+// the m holds its thread's id.
 static uint64_t find_m(uint32_t tid) {
 	struct ring ring;
 	struct slot s;
@@ -95,8 +94,8 @@ static uint64_t find_m(uint32_t tid) {
 	if (!read_at(address + ring.header_size + tid % ring.capacity * ring.slot_size, &s, sizeof s)) return 0;
 	return number_at(s.m + integer("threadlocal.go.m_procid_offset"), 8) == tid ? s.m : 0;
 }
-// Reads what a goroutine has published in the goroutine table, and returns 0 if its entry is
-// another one's.
+// Reads the last published span of a goroutine from the goroutine table. Returns 0 if its entry belongs
+// to another one.
 static int read_entry(uint64_t goid, uint64_t g, uint64_t *ref) {
 	struct table t;
 	uint64_t address = integer("threadlocal.goroutines.address"), entry[2];
@@ -106,42 +105,42 @@ static int read_entry(uint64_t goid, uint64_t g, uint64_t *ref) {
 	*ref = entry[0] & ~1ULL;
 	return entry[1] == (~((g >> 3 & ((1ULL << 45) - 1)) | goid >> 16 << 45) ^ entry[0] * 0x9E3779B97F4A7C15);
 }
-// Reads the header of the span table and returns where its cells are, or 0.
+// Reads the header of the span table and returns the address of its cells, or 0.
 static uint64_t read_table(struct table *t) {
 	uint64_t address = integer("threadlocal.spans.address");
 	if (!read_at(address, t, sizeof *t) || t->magic != 0x4F545350 || t->layout != 1 || !t->capacity) return 0;
 	return t->cell_size < sizeof(struct cell) ? 0 : address + t->header_size;
 }
-// Reads the cell that a reference names. The span is LIVE, OVER, or GONE: then the cell is
-// another one's by now.
-static enum { GONE, OVER, LIVE } read_cell(uint64_t ref, struct cell *c) {
+// Reads the cell that a reference names. The span is LIVE or ENDED, or the cell has been REUSED for
+// another span.
+static enum { REUSED, ENDED, LIVE } read_cell(uint64_t ref, struct cell *c) {
 	struct table t;
 	uint64_t address = read_table(&t);
-	if (!address || !ref) return GONE;
+	if (!address || !ref) return REUSED;
 	address += (ref >> 1 & 0x7FFFF) % t.capacity * t.cell_size;
-	if (!read_at(address, c, sizeof *c) || number_at(address, 8) != c->version) return GONE;
-	return c->version == ref ? LIVE : c->version == (ref | 1) ? OVER : GONE;
+	if (!read_at(address, c, sizeof *c) || number_at(address, 8) != c->version) return REUSED;
+	return c->version == ref ? LIVE : c->version == (ref | 1) ? ENDED : REUSED;
 }
 static void print_span(const struct cell *c, uint64_t goid) {
 	printf("trace %016" PRIx64 "%016" PRIx64 " span %016" PRIx64 " goroutine %" PRIu64 "\n", c->trace_id_high, c->trace_id_low,
 	       c->span_id, goid);
 }
-// Prints the span that the goroutine on a thread is in, as the goroutine's entry says.
-static void show_span(const char *thread, uint32_t tid) {
+// Prints the active span of the goroutine on a thread, according to the goroutine's entry.
+static void print_thread(const char *thread, uint32_t tid) {
 	uint64_t m = find_m(tid), curg = number_at(m + integer("threadlocal.go.m_curg_offset"), 8), ref;
 	uint64_t goid = number_at(curg + integer("threadlocal.go.g_goid_offset"), 8);
 	if (!m || !goid || !read_entry(goid, curg, &ref)) return;
 	struct cell c;
-	int is = read_cell(ref, &c);
-	if (is == OVER && !(c.outside && c.goid == goid)) { // The goroutine is in the nearest live ancestor.
-		struct cell over = c;
-		for (int i = 0; i < 3 && is != LIVE; i++) is = read_cell(over.ancestors[i], &c);
+	int state = read_cell(ref, &c);
+	if (state == ENDED && !(c.outside && c.goid == goid)) { // The nearest live ancestor is active.
+		struct cell ended = c;
+		for (int i = 0; i < 3 && state != LIVE; i++) state = read_cell(ended.ancestors[i], &c);
 	}
-	if (is != LIVE || number_at(m + integer("threadlocal.go.m_curg_offset"), 8) != curg) return;
+	if (state != LIVE || number_at(m + integer("threadlocal.go.m_curg_offset"), 8) != curg) return;
 	printf("thread %s ", thread);
 	print_span(&c, goid);
 }
-// Prints the live spans. What is read between two looks at a version is of that version.
+// Prints the live spans. A cell is consistent if its version is the same before and after the read.
 static void list_spans(void) {
 	struct table t;
 	struct cell before, c;
@@ -163,15 +162,15 @@ int main(int argc, char **argv) {
 	struct field name = get(get(get(get(context, 1, NULL), 1, "service.name"), 2, NULL), 1, NULL);
 	for (printf("service "); name.at < name.end; name.at++) putchar(*name.at < ' ' || *name.at > '~' ? '?' : *name.at);
 	putchar('\n');
-	// Where the process context is another library's, what says where spans are is apart from it.
+	// If the process context belongs to another library, spans are advertised in a separate mapping.
 	if (!get(context, 2, "threadlocal.schema_version").at && find_line("maps", ":OTELCTX_THREADLOCAL", line))
 		context.end = context.at + read_payload(strtoull(line, NULL, 16));
-	if (context.at == context.end) errx(1, "no process context to be read");
+	if (context.at == context.end) errx(1, "no readable process context");
 	DIR *tasks = opendir("task");
 	for (struct dirent *e; tasks && (e = readdir(tasks));) {
 		snprintf(path, sizeof path, "task/%s/status", e->d_name);
-		// Slots go by the id that a thread has for itself, in the innermost PID namespace.
-		if (e->d_name[0] != '.' && find_line(path, "NSpid:\t", line)) show_span(e->d_name, atoi(strrchr(line, '\t')));
+		// Slots are indexed by the thread's id in its innermost PID namespace.
+		if (e->d_name[0] != '.' && find_line(path, "NSpid:\t", line)) print_thread(e->d_name, atoi(strrchr(line, '\t')));
 	}
 	list_spans();
 	return tasks ? closedir(tasks) : 0;

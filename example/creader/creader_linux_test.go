@@ -51,11 +51,11 @@ func TestMain(m *testing.M) {
 	})
 }
 
-// serviceName has what a reader must not send to a terminal.
+// serviceName contains a control sequence that a reader must not send to a terminal.
 const serviceName = "check\x1b[31mout"
 
-// inSpans is how many threads of a service are in a span. live is how many spans are
-// live there: one of the threads has an inner one that was ended elsewhere.
+// inSpans is the number of threads of a service with an active span. live is the number of live
+// spans: one of the threads has an inner span that was ended on another goroutine.
 const inSpans, live = 3, inSpans + 1
 
 func theResource() *resource.Resource {
@@ -65,24 +65,24 @@ func theResource() *resource.Resource {
 	)
 }
 
-// foreign is a service whose process context is another library's.
+// foreign is a service whose process context belongs to another library.
 func foreign(p *childproc.Parent) {
 	_, err := foreigncontext.Publish()
 	p.Must(err)
 	service(p)
 }
 
-// service has threads that stay in spans; one of these is in what is around a span that
-// was ended on another goroutine. It has one whose span has ended. And it has one that
-// shows the span of a goroutine that is not there any more.
+// service has threads that stay in spans, one of them with an inner span that was ended on another
+// goroutine, a thread whose span has ended, and a goroutine that is parked in a span and has left
+// its thread.
 func service(p *childproc.Parent, opts ...sdktrace.TracerProviderOption) {
 	tp := sdktrace.NewTracerProvider(append(opts, spanctx.WithPublishing())...)
 	tracer := tp.Tracer("creader")
-	// Reading it blocks the thread, not only the goroutine. No os.File has its ends: the
-	// garbage collector would close them.
-	var nothing [2]int
-	p.Must(syscall.Pipe(nothing[:]))
-	wait := func() { _, _ = syscall.Read(nothing[0], make([]byte, 1)) }
+	// Reading the pipe blocks the thread, not only the goroutine. It is not wrapped in an os.File,
+	// which the garbage collector would close.
+	var pipe [2]int
+	p.Must(syscall.Pipe(pipe[:]))
+	wait := func() { _, _ = syscall.Read(pipe[0], make([]byte, 1)) }
 	inner := make(chan trace.Span, 1)
 	var started sync.WaitGroup
 	started.Add(inSpans + 1)
@@ -112,15 +112,15 @@ func service(p *childproc.Parent, opts ...sdktrace.TracerProviderOption) {
 		select {}
 	}()
 	id := <-parked
-	// Last, for a span that starts now may get its cell.
+	// End it last, because a new span may reuse its cell.
 	started.Wait()
 	(<-inner).End()
 	p.Send("%s", id)
 	p.Receive()
 }
 
-// publisher publishes each payload that it is told, in hexadecimal digits, as its context;
-// one that is too large is what lies there already.
+// publisher publishes each payload that it receives, in hexadecimal digits, as its context; "too
+// large" keeps the payload and makes its size too large.
 func publisher(p *childproc.Parent) {
 	region, err := vma.New(wire.ProcessContextName, 2*wire.MaxProcessContextPayload)
 	p.Must(err)
@@ -149,9 +149,9 @@ func compile(t *testing.T) string {
 	t.Helper()
 	cc, err := exec.LookPath("cc")
 	if err != nil {
-		t.Skip("there is no C compiler (cc)")
+		t.Skip("needs a C compiler (cc)")
 	}
-	// It is read here so that go test knows that the result depends on it.
+	// Read the source here so that go test knows that the result depends on it.
 	source, err := os.ReadFile("creader.c")
 	require.NoError(t, err)
 	program := filepath.Join(t.TempDir(), "creader")
@@ -170,7 +170,7 @@ func compile(t *testing.T) string {
 	return program
 }
 
-// read runs the reader on a process and returns the lines that it prints and its exit code.
+// read runs the reader on a process and returns its output lines and its exit code.
 func read(t *testing.T, program string, pid int) (lines []string, code int) {
 	t.Helper()
 	stdout, stderr, code := programs.Run(t, exec.Command(program, strconv.Itoa(pid)))
@@ -179,8 +179,7 @@ func read(t *testing.T, program string, pid int) (lines []string, code int) {
 	return strings.Split(strings.TrimSuffix(stdout, "\n"), "\n"), code
 }
 
-// threads returns what the Go reader says of the threads that are in spans, as the one in
-// C prints it.
+// threads returns the active spans of threads from the Go reader, in the format of the C reader.
 func threads(t *testing.T, p *reader.Process) (lines []string) {
 	t.Helper()
 	all, err := p.Threads(t.Context())
@@ -193,7 +192,7 @@ func threads(t *testing.T, p *reader.Process) (lines []string) {
 	return lines
 }
 
-// liveSpans returns what the Go reader says of the live spans, as the one in C prints it.
+// liveSpans returns the live spans from the Go reader, in the format of the C reader.
 func liveSpans(t *testing.T, p *reader.Process) (lines []string) {
 	t.Helper()
 	all, err := p.Spans(t.Context())
@@ -204,14 +203,13 @@ func liveSpans(t *testing.T, p *reader.Process) (lines []string) {
 	return lines
 }
 
-// blocked returns how many threads of a process block reading anything but its standard
-// input.
+// blocked returns the number of threads that block reading anything but standard input.
 func blocked(t *testing.T, pid int) (n int) {
 	t.Helper()
 	calls, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/syscall", pid))
 	require.NoError(t, err)
 	for _, path := range calls {
-		// The call's number and its first argument; nothing of a thread that has ended.
+		// The call's number and its first argument; nothing if the thread has exited.
 		call, _ := os.ReadFile(path)
 		if rest, ok := strings.CutPrefix(string(call), fmt.Sprintf("%d ", syscall.SYS_READ)); ok && !strings.HasPrefix(rest, "0x0 ") {
 			n++
@@ -228,7 +226,7 @@ func open(t *testing.T, c *childproc.Child) *reader.Process {
 	return p
 }
 
-// The tests of the program, which is compiled once.
+// TestReader compiles the program once for all its tests.
 func TestReader(t *testing.T) {
 	program := compile(t)
 	t.Run("agrees with the Go reader", func(t *testing.T) { agreesWithTheGoReader(t, program) })
@@ -249,14 +247,14 @@ func agreesWithTheGoReader(t *testing.T, program string) {
 		t.Run(name, func(t *testing.T) {
 			flags := test.flags
 			if flags != 0 && os.Geteuid() != 0 {
-				t.Skip("a PID namespace takes CAP_SYS_ADMIN")
+				t.Skip("a PID namespace needs CAP_SYS_ADMIN")
 			}
 			c := childproc.Start(t, test.role, func(cmd *exec.Cmd) {
 				cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: flags}
 			})
 			parked := c.Receive()
 			p := open(t, c)
-			// Its goroutines come to where they stay.
+			// Wait until its goroutines have reached their final state.
 			require.Eventually(t, func() bool {
 				return blocked(t, c.PID()) == inSpans+1 && !strings.Contains(strings.Join(threads(t, p), "\n"), parked)
 			}, testenv.Patience, 10*time.Millisecond)
@@ -270,13 +268,13 @@ func agreesWithTheGoReader(t *testing.T, program string) {
 			slices.Sort(want)
 			slices.Sort(got)
 			assert.Equal(t, want, got)
-			assert.Equal(t, 1, strings.Count(strings.Join(got, "\n"), parked), "it is live, but its goroutine is on no thread")
+			assert.Equal(t, 1, strings.Count(strings.Join(got, "\n"), parked), "the span is live, but its goroutine is on no thread")
 		})
 	}
 }
 
-// The documentation says how short it is.
-func TestHasFewLinesOfCode(t *testing.T) {
+// The documentation states this limit.
+func TestLinesOfCode(t *testing.T) {
 	source, err := os.ReadFile("creader.c")
 	require.NoError(t, err)
 	code := 0
@@ -295,7 +293,7 @@ func withoutContext(t *testing.T, program string) {
 	assert.Equal(t, 1, code)
 }
 
-// What a process publishes may be anything: the reader prints something, or nothing.
+// A process may publish anything: the reader must not crash.
 func hostilePayloads(t *testing.T, program string) {
 	c := childproc.Start(t, "service", nil)
 	c.Receive()
@@ -307,7 +305,8 @@ func hostilePayloads(t *testing.T, program string) {
 	hostile := childproc.Start(t, "publisher", nil)
 	hostile.Expect("ready")
 	publish := func(payload []byte) (lines []string, code int) {
-		// It stands at the end of the reader's buffer: one step too far is out of it.
+		// Place the payload at the end of the reader's buffer, so that one step too far is out of
+		// bounds.
 		padding := wire.MaxProcessContextPayload - len(payload) - 5
 		p := protowire.AppendTag(nil, 1000, protowire.BytesType)
 		p = append(protowire.AppendVarint(p, uint64(padding)), make([]byte, padding)...)
@@ -316,9 +315,9 @@ func hostilePayloads(t *testing.T, program string) {
 	}
 	lines, code := publish(payload)
 	require.Zero(t, code)
-	require.Equal(t, "service check?[31mout", lines[0], "as it is")
+	require.Equal(t, "service check?[31mout", lines[0], "unchanged")
 
-	// A number that does not end, and one that is longer than any.
+	// A number without an end, and one that is too long.
 	publish(append(slices.Clone(payload), 0xff))
 	publish(append(bytes.Repeat([]byte{0xff}, 11), payload...))
 	random := rand.New(rand.NewPCG(1, 2))

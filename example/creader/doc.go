@@ -1,25 +1,24 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package creader is a reader in C, creader.c, which shares no code with otelctx and goes
-// by docs/wire-format.md. It prints which service a process is, which spans its threads are
-// in, as slots show them, and which spans are live:
+// Package creader is a reader in C, creader.c, which shares no code with otelctx and follows
+// docs/wire-format.md. It prints the service of a process, the active spans of its threads and its
+// live spans:
 //
 //	cc -std=c11 -o creader creader.c
 //	./creader PID
 //
-// A slot names the cell of its span. The reader believes the slot if the span is live there,
-// and if it is over goes on to the spans around it.
+// For each thread it reads the goroutine's entry, which references the cell of a span. If that span
+// has ended, the reader falls back to the nearest live ancestor.
 //
-// It has 150 lines of code, and leaves out some of what a reader for production has:
+// It has 150 lines of code and omits some features of a production reader:
 //
-//   - the goroutine record, which shows the spans that goroutines inherit
+//   - the goroutine record, which carries the spans that goroutines inherit
 //   - attributes, slots of layout 1 and rings that are not advertised
-//   - a second try where a slot is just being written or a span just ends
-//   - a second mapping that claims to be the process context, as there is if two libraries
-//     publish one
-//   - a check that the process still lives when all is read
-//   - a way out of a read that the process makes wait
+//   - retries while a slot is being written or a span ends
+//   - a second mapping that claims to be the process context, as when two libraries publish one
+//   - a check that the process is still alive after the last read
+//   - a time limit for reads that the process blocks
 //
-// The Go side of it is the test that compiles and runs it.
+// The Go side is the test that compiles and runs it.
 package creader

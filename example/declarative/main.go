@@ -1,8 +1,8 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Command declarative is configured by the file that OTEL_CONFIG_FILE names, and publishes
-// what that file describes: the resource, with the first span, and the spans.
+// Command declarative configures OpenTelemetry from the file that OTEL_CONFIG_FILE names, and publishes
+// the resource that the file describes, with the first span, and the spans.
 package main
 
 import (
@@ -24,7 +24,7 @@ func main() {
 	}
 }
 
-// run does its work in a span, and ends it when stdin ends.
+// run works in a span until stdin ends.
 func run(ctx context.Context, stdout io.Writer, stdin io.Reader) error {
 	sdk, err := otelconf.NewSDK(otelconf.WithTracerProviderOptions(instrumentation.Options()...))
 	if err != nil {

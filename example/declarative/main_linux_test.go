@@ -21,7 +21,7 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// configured has OTEL_CONFIG_FILE name otel.yaml with its processor replaced, or not.
+// configured sets OTEL_CONFIG_FILE to a copy of otel.yaml in which old is replaced.
 func configured(t *testing.T, old, replacement string) {
 	t.Helper()
 	text, err := os.ReadFile("otel.yaml")
@@ -32,7 +32,7 @@ func configured(t *testing.T, old, replacement string) {
 	t.Setenv("OTEL_CONFIG_FILE", path)
 }
 
-func TestPublishesWhatTheFileSays(t *testing.T) {
+func TestPublishesConfiguredResource(t *testing.T) {
 	exported := make(chan struct{}, 1)
 	collector := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { exported <- struct{}{} }))
 	defer collector.Close()
@@ -69,7 +69,7 @@ func TestPublishesWhatTheFileSays(t *testing.T) {
 	require.ErrorIs(t, err, reader.ErrNoContext, "withdrawn with the provider")
 }
 
-// When this fails, otelconf has a registry: see docs/upstream/otelconf-span-processors.md.
+// If this fails, otelconf has gained a registry: see docs/upstream/otelconf-span-processors.md.
 func TestFileCannotNameProcessors(t *testing.T) {
 	configured(t, "    - batch:", "    - otelctx: {}\n    - batch:")
 	_, err := otelconf.NewSDK()

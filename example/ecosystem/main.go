@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// exitNotPermitted is the exit code of otelctx where the kernel forbids what it is to do.
+// exitNotPermitted is the exit code of otelctx if the kernel denies permission.
 const exitNotPermitted = 4
 
 func main() {
@@ -23,7 +23,7 @@ func main() {
 	flag.StringVar(&r.collector, "collector", "collector", "the collector's command")
 	flag.StringVar(&r.service, "quickstart", "quickstart", "the service's command")
 	flag.StringVar(&r.otelctx, "otelctx", "otelctx", "the recorder's command")
-	flag.StringVar(&r.join, "join", "join", "the command that joins")
+	flag.StringVar(&r.join, "join", "join", "the join command")
 	flag.StringVar(&r.dir, "dir", "", "the directory for traces.jsonl and profiles.jsonl, a new one by default")
 	flag.DurationVar(&r.duration, "duration", 10*time.Second, "how long to record")
 	flag.IntVar(&r.frequency, "freq", 997, "how many samples to take in a second of CPU time")
@@ -38,7 +38,7 @@ func main() {
 	}
 }
 
-// exitCode returns 4 where recording is not permitted, and else 1.
+// exitCode returns 4 if recording is not permitted, and otherwise 1.
 func exitCode(err error) int {
 	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) && exit.ExitCode() == exitNotPermitted {
 		return exitNotPermitted

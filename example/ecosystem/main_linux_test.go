@@ -21,8 +21,8 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/programs"
 )
 
-// asKey is the environment variable that makes the test binary be another program, which
-// notes in the file that notesKey names what happens.
+// asKey is the environment variable that makes the test binary run as another program, which logs
+// its events to the file that notesKey names.
 const (
 	asKey    = "ECOSYSTEM_TEST_AS"
 	notesKey = "ECOSYSTEM_TEST_NOTES"
@@ -84,7 +84,7 @@ func note(words ...any) error {
 	return err
 }
 
-// self is a command that runs the test binary as another program.
+// self returns a command that runs the test binary as another program.
 func self(t *testing.T, as string) string {
 	t.Helper()
 	exe, err := os.Executable()
@@ -92,7 +92,7 @@ func self(t *testing.T, as string) string {
 	return programs.Script(t, asKey+"="+as+` exec "`+exe+`" "$@"`)
 }
 
-// ecosystem runs the command to its end, in an environment that has environ besides.
+// ecosystem runs the command to its end, with environ added to the environment.
 func ecosystem(t *testing.T, environ []string, args ...string) (stdout, stderr string, code int) {
 	t.Helper()
 	command := exec.CommandContext(t.Context(), self(t, "ecosystem"), args...)
@@ -100,12 +100,12 @@ func ecosystem(t *testing.T, environ []string, args ...string) (stdout, stderr s
 	return programs.Run(t, command)
 }
 
-// All are told of each other, and end in the order in which nothing is lost.
+// The programs get each other's addresses, and end in an order that loses no data.
 func TestOrder(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "notes")
-	notes := func(who string) string {
-		return programs.Script(t, `echo "`+who+` [$*]" >>"$`+notesKey+`"; echo "said by `+who+`"`)
+	notes := func(program string) string {
+		return programs.Script(t, `echo "`+program+` [$*]" >>"$`+notesKey+`"; echo "said by `+program+`"`)
 	}
 	stdout, stderr, code := ecosystem(t, []string{notesKey + "=" + file}, "-dir", dir, "-duration", "7s", "-freq", "99",
 		"-collector", self(t, "collector"), "-quickstart", self(t, "service"), "-otelctx", notes("otelctx"), "-join", notes("join"))
@@ -128,12 +128,12 @@ join [DIR/traces.jsonl DIR/profiles.jsonl]
 		` for 7s.*\n\$ script record .*\nsaid by otelctx\n.*\n\$ script .*\nsaid by join\n$`, stdout)
 }
 
-// What goes wrong is said, ends what runs and leaves no files behind.
+// A failure is reported, ends all programs and leaves no files behind.
 func TestFails(t *testing.T) {
 	fails, succeeds := programs.Script(t, "exit 7"), programs.Script(t, "exit 0")
-	// The last of a flag counts.
+	// The last occurrence of a flag counts.
 	usual := []string{"-collector", self(t, "collector"), "-quickstart", self(t, "service"), "-otelctx", succeeds, "-join", succeeds}
-	// What ends badly when it is told to end.
+	// A program that fails when it is told to end.
 	badly := func(as string) string {
 		exe, err := os.Executable()
 		require.NoError(t, err)
@@ -145,7 +145,7 @@ func TestFails(t *testing.T) {
 		code int
 	}{
 		"no collector":              {[]string{"-collector", "none"}, "executable file not found", 1},
-		"the collector ends":        {[]string{"-collector", fails}, "has not come to listen", 1},
+		"the collector ends":        {[]string{"-collector", fails}, "ended before it listened", 1},
 		"the collector ends badly":  {[]string{"-collector", badly("collector")}, "exit status 7", 1},
 		"the service ends":          {[]string{"-quickstart", fails}, "the service has ended before it served", 1},
 		"the service ends badly":    {[]string{"-quickstart", badly("service")}, "exit status 7", 1},
@@ -166,7 +166,7 @@ func TestFails(t *testing.T) {
 	}
 }
 
-// A process that has ended when it is stopped has not done what it was there for.
+// A process that has ended before it is stopped has failed.
 func TestProcessEndsEarly(t *testing.T) {
 	p := newProcess(t.Context(), nil, programs.Script(t, "exit 0"))
 	require.NoError(t, p.start())

@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// patience is how long a process may take to start and to stop.
+// patience is the time limit for starting and stopping a process.
 const patience = 30 * time.Second
 
 // process is a command that runs beside this one.
@@ -22,9 +22,9 @@ type process struct {
 	name    string
 	command *exec.Cmd
 	cancel  context.CancelFunc
-	// told is set when it is told to end, ended is closed when it has.
-	told  atomic.Bool
-	ended chan struct{}
+	// stopping is set when the process is told to end, ended is closed when it has ended.
+	stopping atomic.Bool
+	ended    chan struct{}
 }
 
 // newProcess returns a command that is told to end by SIGTERM, when ctx is done or
@@ -36,14 +36,14 @@ func newProcess(ctx context.Context, environ []string, name string, args ...stri
 	p.command.Env = append(os.Environ(), environ...)
 	p.command.Stderr = os.Stderr
 	p.command.Cancel = func() error {
-		p.told.Store(true)
+		p.stopping.Store(true)
 		return p.command.Process.Signal(syscall.SIGTERM)
 	}
 	p.command.WaitDelay = patience
 	return p
 }
 
-// run runs it to its end.
+// run runs the command to its end.
 func (p *process) run() error {
 	defer p.cancel()
 	if err := p.command.Run(); err != nil {
@@ -52,25 +52,25 @@ func (p *process) run() error {
 	return nil
 }
 
-// start starts it. It is to be stopped.
+// start starts the command. The caller must stop it.
 func (p *process) start() error {
 	if err := p.command.Start(); err != nil {
 		p.cancel()
 		return fmt.Errorf("%s: %w", p.name, err)
 	}
 	go func() {
-		_ = p.command.Wait() // How it ended is in its state.
+		_ = p.command.Wait() // The result is in ProcessState.
 		close(p.ended)
 	}()
 	return nil
 }
 
-// stop ends it, and returns an error if it did not end in order or had ended before.
+// stop ends the process. It returns an error if the process failed or had ended before.
 func (p *process) stop() error {
 	early := false
 	select {
 	case <-p.ended:
-		early = !p.told.Load()
+		early = !p.stopping.Load()
 	default:
 	}
 	p.cancel()
@@ -85,7 +85,7 @@ func (p *process) stop() error {
 	}
 }
 
-// listens waits until it accepts connections at these addresses.
+// listens waits until the process accepts connections at these addresses.
 func (p *process) listens(ctx context.Context, addresses ...string) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -98,7 +98,7 @@ func (p *process) listens(ctx context.Context, addresses ...string) error {
 			}
 			select {
 			case <-p.ended:
-				return fmt.Errorf("%s has not come to listen at %s", p.name, address)
+				return fmt.Errorf("%s ended before it listened at %s", p.name, address)
 			case <-ctx.Done():
 				return fmt.Errorf("%s does not listen at %s: %w", p.name, address, err)
 			case <-time.After(20 * time.Millisecond):

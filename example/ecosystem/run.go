@@ -22,14 +22,14 @@ type runner struct {
 	out io.Writer
 	// The commands to run, by name or path.
 	collector, service, otelctx, join string
-	// dir is where the collector writes, "" for a new directory.
+	// dir is the collector's output directory, "" for a new one.
 	dir       string
 	duration  time.Duration
 	frequency int
 }
 
-// run records the service and joins what the collector has got. The error wraps that of
-// the command that failed.
+// run records the service and joins the collector's files. The error wraps that of the command that
+// failed.
 func (r *runner) run(ctx context.Context) (err error) {
 	if r.dir == "" {
 		if r.dir, err = os.MkdirTemp("", "ecosystem-"); err != nil {
@@ -37,20 +37,20 @@ func (r *runner) run(ctx context.Context) (err error) {
 		}
 		defer func() {
 			if err != nil {
-				_ = os.RemoveAll(r.dir) // Nothing is left behind but results.
+				_ = os.RemoveAll(r.dir) // Leave nothing behind but results.
 			}
 		}()
 	}
 	if err := r.record(ctx); err != nil {
 		return err
 	}
-	r.sayf("The service and the collector have ended: what they had is in the files. Spans and samples together:")
+	r.sayf("The service and the collector have ended, and all data is in the files. Join spans and samples:")
 	return r.show(ctx, r.join, filepath.Join(r.dir, "traces.jsonl"), filepath.Join(r.dir, "profiles.jsonl"))
 }
 
-// record leaves the collector's files behind.
+// record writes the collector's files.
 func (r *runner) record(ctx context.Context) (err error) {
-	r.sayf("A collector starts. It takes traces and profiles, and writes each to a file.")
+	r.sayf("A collector starts. It receives traces and profiles, and writes them to a file each.")
 	grpc, http, err := freeAddresses(ctx)
 	if err != nil {
 		return err
@@ -65,19 +65,19 @@ func (r *runner) record(ctx context.Context) (err error) {
 		return err
 	}
 
-	r.sayf("A service starts. It sends its spans to the collector, and itself requests.")
+	r.sayf("A service starts. It sends its spans to the collector, and requests to itself.")
 	service := r.command(ctx, []string{"OTEL_EXPORTER_OTLP_ENDPOINT=http://" + http}, r.service, "-serve")
-	stdout, theirs, err := os.Pipe() // Not StdoutPipe, which loses what it has said if it has ended.
+	stdout, childEnd, err := os.Pipe() // StdoutPipe would lose the output of a process that has ended.
 	if err != nil {
 		return err
 	}
 	defer func() { _ = stdout.Close() }()
-	service.command.Stdout = theirs
-	err = errors.Join(service.start(), theirs.Close())
+	service.command.Stdout = childEnd
+	err = errors.Join(service.start(), childEnd.Close())
 	if err != nil {
 		return err
 	}
-	// Before the collector: what it has not sent yet it sends now.
+	// Stop the service before the collector: it sends its remaining spans now.
 	defer func() { err = errors.Join(err, service.stop()) }()
 	timeout := time.AfterFunc(patience, service.cancel)
 	pid, err := readPID(stdout)
@@ -86,12 +86,12 @@ func (r *runner) record(ctx context.Context) (err error) {
 		return err
 	}
 
-	r.sayf("otelctx samples process %d for %v, and sends the collector its profile.", pid, r.duration)
+	r.sayf("otelctx samples process %d for %v, and sends the profile to the collector.", pid, r.duration)
 	return r.show(ctx, r.otelctx, "record", strconv.Itoa(pid), "--duration", r.duration.String(),
 		"--freq", strconv.Itoa(r.frequency), "--top", "3", "--otlp-endpoint", "http://"+grpc)
 }
 
-// readPID reads the line by which the service says that it serves.
+// readPID reads the line that the service prints once it serves.
 func readPID(stdout io.Reader) (int, error) {
 	lines := bufio.NewScanner(stdout)
 	if !lines.Scan() {
@@ -104,26 +104,26 @@ func readPID(stdout io.Reader) (int, error) {
 	return strconv.Atoi(text)
 }
 
-// show shows and runs a command to its end, and what it says.
+// show prints a command, runs it to its end, and prints its output.
 func (r *runner) show(ctx context.Context, name string, args ...string) error {
 	p := r.command(ctx, nil, name, args...)
 	p.command.Stdout = r.out
 	return p.run()
 }
 
-// command returns a process to be started, and shows it.
+// command prints a command and returns it as a process to start.
 func (r *runner) command(ctx context.Context, environ []string, name string, args ...string) *process {
-	shown := append(append([]string{}, environ...), filepath.Base(name))
-	_, _ = fmt.Fprintf(r.out, "\n$ %s\n", strings.Join(append(shown, args...), " "))
+	printed := append(append([]string{}, environ...), filepath.Base(name))
+	_, _ = fmt.Fprintf(r.out, "\n$ %s\n", strings.Join(append(printed, args...), " "))
 	return newProcess(ctx, environ, name, args...)
 }
 
-// sayf tells the user something. That nobody hears it is no error.
+// sayf prints a message. A write error is ignored.
 func (r *runner) sayf(format string, args ...any) {
 	_, _ = fmt.Fprintf(r.out, "\n"+format+"\n", args...)
 }
 
-// freeAddresses returns two addresses of this host that nobody listens at.
+// freeAddresses returns two unused addresses of this host.
 func freeAddresses(ctx context.Context) (a, b string, err error) {
 	var addresses [2]string
 	for i := range addresses {
@@ -131,7 +131,7 @@ func freeAddresses(ctx context.Context) (a, b string, err error) {
 		if err != nil {
 			return "", "", err
 		}
-		defer func() { _ = l.Close() }() // When there are both, so that they differ.
+		defer func() { _ = l.Close() }() // Only after both exist, so that they differ.
 		addresses[i] = l.Addr().String()
 	}
 	return addresses[0], addresses[1], nil

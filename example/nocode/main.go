@@ -1,8 +1,8 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Command nocode is a traced HTTP service that knows nothing of otelctx. The Dockerfiles
-// beside it build it as it is, with otelc, and with Orchestrion: see docs/no-code.md.
+// Command nocode is a traced HTTP service without any code for otelctx. The Dockerfiles beside it
+// build it unchanged, with otelc, and with Orchestrion: see docs/no-code.md.
 package main
 
 import (
@@ -71,7 +71,7 @@ func run(ctx context.Context) error {
 	return errors.Join(server.Shutdown(ctx), provider.Shutdown(ctx))
 }
 
-// pay has work to do, part of it in a span of its own.
+// pay does some work, part of it in a child span.
 func pay(w http.ResponseWriter, r *http.Request) {
 	_, span := otel.Tracer("checkout").Start(r.Context(), "sign")
 	defer span.End()

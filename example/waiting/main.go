@@ -5,7 +5,8 @@
 //
 //	waiting
 //
-// The first line on standard output is pid=N. It sends itself requests until its standard input ends.
+// The first line on standard output is pid=N. It sends itself requests until its standard input
+// ends.
 package main
 
 import (
@@ -32,14 +33,14 @@ import (
 type shop struct {
 	tracer trace.Tracer
 	client *http.Client
-	// suppliers is the address of a backend that is slow to answer some requests, and never answers others.
+	// suppliers is the address of a backend that answers some requests slowly and others never.
 	suppliers string
 
 	mu     sync.Mutex
 	prices map[string]int
 }
 
-// price has the first fault: the lock is held while a supplier is asked.
+// price has the first fault: it holds a lock while it queries a supplier.
 func (s *shop) price(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -47,7 +48,7 @@ func (s *shop) price(w http.ResponseWriter, r *http.Request) {
 	_, _ = fmt.Fprintln(w, s.prices["apple"]) // The client may have gone.
 }
 
-// refresh asks for the prices of today.
+// refresh queries today's prices.
 func (s *shop) refresh(ctx context.Context) {
 	_, span := s.tracer.Start(ctx, "refresh prices")
 	defer span.End()
@@ -55,7 +56,7 @@ func (s *shop) refresh(ctx context.Context) {
 	s.prices["apple"]++
 }
 
-// stock has the second fault: it waits for its supplier without a limit.
+// stock has the second fault: it waits for its supplier without a time limit.
 func (s *shop) stock(w http.ResponseWriter, r *http.Request) {
 	response, err := s.get(r.Context(), "/stock")
 	if err != nil {
@@ -66,7 +67,8 @@ func (s *shop) stock(w http.ResponseWriter, r *http.Request) {
 	_, _ = io.Copy(w, response.Body)
 }
 
-// picture has the third fault: it does not close the body of a response, whose span ends there.
+// picture has the third fault: it does not close the body of a response, so the client span never
+// ends.
 func (s *shop) picture(w http.ResponseWriter, r *http.Request) {
 	response, err := s.get(context.WithoutCancel(r.Context()), "/picture") //nolint:bodyclose // This is the fault.
 	if err != nil {
@@ -141,7 +143,7 @@ func serve(h http.Handler) (url string, err error) {
 	return "http://" + listener.Addr().String(), nil
 }
 
-// repeat sends one request after the other, each on a connection of its own.
+// repeat sends one request after the other, each on its own connection.
 func repeat(url string, pause time.Duration) {
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	for {
