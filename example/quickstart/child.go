@@ -16,10 +16,10 @@ import (
 	"time"
 )
 
-// How long the service may take to start and to stop.
+// patience is the time limit for starting and stopping the service.
 const patience = 30 * time.Second
 
-// child is the service as a process of its own.
+// child is the service in its own process.
 type child struct {
 	pid int
 	url string
@@ -28,15 +28,14 @@ type child struct {
 	cancel  context.CancelFunc
 }
 
-// startService starts the service out of the executable that this process runs, and
-// returns when it serves.
+// startService starts the service from the running executable, and returns when it serves.
 func startService(ctx context.Context) (*child, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	command := exec.CommandContext(ctx, self, "-serve") //nolint:gosec // It is what runs already.
+	command := exec.CommandContext(ctx, self, "-serve") //nolint:gosec // It is the running executable.
 	c := &child{command: command, cancel: cancel}
 	c.command.Stderr = os.Stderr
 	c.command.Cancel = func() error { return c.command.Process.Signal(syscall.SIGTERM) }
@@ -50,7 +49,7 @@ func startService(ctx context.Context) (*child, error) {
 		cancel()
 		return nil, err
 	}
-	// A service that hangs is stopped, and the lines end.
+	// Stopping a service that hangs ends its output.
 	timeout := time.AfterFunc(patience, cancel)
 	defer timeout.Stop()
 	if err := c.greeting(bufio.NewScanner(stdout)); err != nil {
@@ -59,7 +58,7 @@ func startService(ctx context.Context) (*child, error) {
 	return c, nil
 }
 
-// greeting reads the two lines that the service says.
+// greeting reads the two lines that the service prints.
 func (c *child) greeting(lines *bufio.Scanner) error {
 	pid, err := greetingLine(lines, "pid=")
 	if err != nil {
@@ -74,16 +73,16 @@ func (c *child) greeting(lines *bufio.Scanner) error {
 
 func greetingLine(lines *bufio.Scanner, prefix string) (string, error) {
 	if !lines.Scan() {
-		return "", errors.Join(fmt.Errorf("it ended before it said %s", prefix), lines.Err())
+		return "", errors.Join(fmt.Errorf("it ended before it printed %s", prefix), lines.Err())
 	}
 	value, ok := strings.CutPrefix(lines.Text(), prefix)
 	if !ok {
-		return "", fmt.Errorf("it said %q, not %s", lines.Text(), prefix)
+		return "", fmt.Errorf("it printed %q, expected %s", lines.Text(), prefix)
 	}
 	return value, nil
 }
 
-// stop ends the service and returns an error if it did not end in order.
+// stop ends the service and returns an error if it failed.
 func (c *child) stop() error {
 	c.cancel()
 	err := c.command.Wait()

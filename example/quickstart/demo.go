@@ -17,34 +17,34 @@ import (
 	"time"
 )
 
-// demo shows a service to another process and says what happens.
+// demo runs a service, reads it with otelctx and explains the output.
 type demo struct {
 	out io.Writer
 	// otelctx is the command to run.
 	otelctx string
-	// fallback shows what can be shown where otelctx may not read the service.
+	// fallback is used if otelctx may not read the service.
 	fallback fallback
-	// profile is the file to record to, "" for one in a new directory.
+	// profile is the output file of the recording, "" for one in a new directory.
 	profile  string
 	duration time.Duration
 }
 
-// runDemo runs the demo with the otelctx command of that name or path. otelctx records
-// for that long to the file profile, or if that is "" to one in a new directory.
+// runDemo runs the demo with the otelctx command of that name or path. otelctx records for the
+// duration to the file profile, or, if that is "", to one in a new directory.
 func runDemo(ctx context.Context, out io.Writer, otelctx, profile string, duration time.Duration) error {
 	path, err := exec.LookPath(otelctx)
 	if err != nil {
-		return fmt.Errorf("no otelctx command (%w): build it in cmd/otelctx and say where it is by -otelctx", err)
+		return fmt.Errorf("no otelctx command (%w): build it in cmd/otelctx and set its path with -otelctx", err)
 	}
 	d := &demo{out: out, otelctx: path, fallback: newFallback(out), profile: profile, duration: duration}
 	return d.run(ctx)
 }
 
-// requestsBefore is how many requests the service has served before it is looked at.
+// requestsBefore is the number of requests that the service serves before it is read.
 const requestsBefore = 50
 
-// run returns an error if the service, or reading it, failed; not if the kernel
-// forbids to read it.
+// run returns an error if the service, or reading it, failed, but not if the kernel denies
+// permission.
 func (d *demo) run(ctx context.Context) (err error) {
 	d.sayf(`A service starts. It publishes its OpenTelemetry resource while its TracerProvider is built.`)
 	service, err := startService(ctx)
@@ -52,7 +52,7 @@ func (d *demo) run(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() {
-		d.sayf("The service ends. Its context goes with it.")
+		d.sayf("The service ends. Its context disappears with it.")
 		err = errors.Join(err, service.stop())
 	}()
 	for served := int64(0); served < requestsBefore; {
@@ -64,7 +64,7 @@ func (d *demo) run(ctx context.Context) (err error) {
 	}
 	d.sayf("It is process %d, serves %s and has answered %d requests.", service.pid, service.url, requestsBefore)
 
-	d.sayf("Another process, which knows nothing about the service, looks for what publishes on this host:")
+	d.sayf("Another process, which knows nothing about the service, lists the publishing processes of this host:")
 	code, err := d.runOtelctx(ctx, "list")
 	if err != nil {
 		return err
@@ -73,7 +73,7 @@ func (d *demo) run(ctx context.Context) (err error) {
 		return fmt.Errorf("otelctx list: exit code %d", code)
 	}
 
-	d.sayf("It reads the one that it wants to know more of, as a profiler does before it samples it:")
+	d.sayf("It reads the context of one of them, as a profiler does before it samples the process:")
 	code, err = d.runOtelctx(ctx, "inspect", strconv.Itoa(service.pid))
 	switch {
 	case err != nil:
@@ -83,19 +83,18 @@ func (d *demo) run(ctx context.Context) (err error) {
 	case code != 0:
 		return fmt.Errorf("otelctx inspect: exit code %d", code)
 	}
-	d.sayf("All this was read out of the service's memory, while it was at work and without its help: no port, no\n" +
-		"collector, no file. A profiler puts it on every sample of the process.")
+	d.sayf("All this was read from the memory of the running service, without its help: no port, no\n" +
+		"collector, no file. A profiler adds it to every sample of the process.")
 	if err := d.record(ctx, service.pid); err != nil {
 		return err
 	}
 	return d.explain(ctx, service)
 }
 
-// exitNotPermitted is the exit code of otelctx where the kernel forbids what it is to do.
+// exitNotPermitted is the exit code of otelctx if the kernel denies permission.
 const exitNotPermitted = 4
 
-// record records what the service uses the processor for. That this is not permitted is
-// no error.
+// record records the service's CPU use. A lack of permission is no error.
 func (d *demo) record(ctx context.Context, pid int) error {
 	file := d.profile
 	if file == "" {
@@ -103,28 +102,28 @@ func (d *demo) record(ctx context.Context, pid int) error {
 		if err != nil {
 			return err
 		}
-		// Nothing is left behind but a profile.
+		// Leave nothing behind but a profile.
 		defer func() { _ = os.Remove(dir) }()
 		file = filepath.Join(dir, "profile.pb.gz")
 	}
-	d.sayf("Such a profiler is otelctx itself. It samples the service for %v: which spans use the processor?", d.duration)
+	d.sayf("otelctx itself is such a profiler. It samples the service for %v: which spans use the CPU?", d.duration)
 	code, err := d.runOtelctx(ctx, "record", strconv.Itoa(pid), "--duration", d.duration.String(), "--freq", "997",
 		"--top", "5", "--output", file)
 	switch {
 	case err != nil:
 		return err
 	case code == exitNotPermitted:
-		d.sayf("Sampling is not permitted here; what is missing stands above. With it, as root for one, this shows the\n" +
-			"spans that use most of the processor, and writes a profile to look at.")
+		d.sayf("Sampling is not permitted here; the lines above name what is missing. With it, for example as root, this lists the\n" +
+			"spans that use the most CPU time, and writes a profile.")
 		return nil
 	case code != 0:
 		return fmt.Errorf("otelctx record: exit code %d", code)
 	}
-	d.sayf("Each span is a request to the service, or a part of one. A few ask for more than the others: here they are.")
+	d.sayf("Each span is a request to the service, or a part of one. The few requests for more work come first.")
 	return nil
 }
 
-// explain has a request hang, and shows what it waits for.
+// explain makes a request hang and shows what it waits for.
 func (d *demo) explain(ctx context.Context, service *child) error {
 	url, err := neturl.Parse(service.url)
 	if err != nil {
@@ -134,12 +133,12 @@ func (d *demo) explain(ctx context.Context, service *child) error {
 	if err != nil {
 		return err
 	}
-	response, err := http.DefaultClient.Do(request) // It returns with the header: the request is at work.
+	response, err := http.DefaultClient.Do(request) // Returns with the header, while the request is running.
 	if err != nil {
 		return err
 	}
 	defer func() { _ = response.Body.Close() }()
-	d.sayf("Most requests do not compute, they wait. One of them hangs just now. What does it wait for?")
+	d.sayf("Most requests do not compute, they wait. One of them is hanging right now. What does it wait for?")
 	code, err := d.runOtelctx(ctx, "spans", strconv.Itoa(service.pid), "--name", "stuck", "--stacks")
 	switch {
 	case err != nil:
@@ -147,11 +146,11 @@ func (d *demo) explain(ctx context.Context, service *child) error {
 	case code != 0:
 		return fmt.Errorf("otelctx spans: exit code %d", code)
 	}
-	d.sayf("The service was neither stopped nor asked. otelctx has read the stack of the waiting goroutine in its memory.")
+	d.sayf("The service was not stopped. otelctx has read the stack of the waiting goroutine from its memory.")
 	return nil
 }
 
-// runOtelctx shows and runs a command, and what it says, and returns its exit code.
+// runOtelctx prints a command, runs it, prints its output, and returns its exit code.
 func (d *demo) runOtelctx(ctx context.Context, args ...string) (code int, err error) {
 	cmd := exec.CommandContext(ctx, d.otelctx, args...) //nolint:gosec // The user says what to run.
 	_, _ = fmt.Fprintf(d.out, "\n$ otelctx")
@@ -168,10 +167,10 @@ func (d *demo) runOtelctx(ctx context.Context, args ...string) (code int, err er
 	return 0, err
 }
 
-// sayf tells the user something.
+// sayf prints a message.
 func (d *demo) sayf(format string, args ...any) { sayf(d.out, format, args...) }
 
 func sayf(out io.Writer, format string, args ...any) {
-	// A demo that nobody sees need not fail.
+	// Ignore write errors: the demo works without readers.
 	_, _ = fmt.Fprintf(out, "\n"+format+"\n", args...)
 }

@@ -28,7 +28,7 @@ func TestDemo(t *testing.T) {
 		"an ordinary user": func(t *testing.T, cmd *exec.Cmd) {
 			t.Helper()
 			if os.Geteuid() != 0 {
-				t.Skip("this user is one")
+				t.Skip("the tests already run as an ordinary user")
 			}
 			by(t, cmd, nobody)
 		},
@@ -52,7 +52,7 @@ func TestDemo(t *testing.T) {
 	}
 }
 
-// assertRecorded fails if a demo has neither recorded the service nor said why not.
+// assertRecorded fails if a demo has neither recorded the service nor explained why not.
 func assertRecorded(t *testing.T, out string) {
 	t.Helper()
 	assert.Contains(t, out, "\n$ otelctx record ")
@@ -68,8 +68,8 @@ func assertRecorded(t *testing.T, out string) {
 	}
 }
 
-// What cannot be recorded is not what a demo fails for, but leaves nothing behind.
-func TestDemoWhereRecordingIsNotPermitted(t *testing.T) {
+// A demo that may not record succeeds, and leaves nothing behind.
+func TestDemoRecordingNotPermitted(t *testing.T) {
 	t.Parallel()
 	temp := t.TempDir()
 	cmd := quickstart(t, "-otelctx", programs.Script(t, `[ "$1" != record ] || { echo "otelctx: not permitted"; exit 4; }`))
@@ -83,8 +83,8 @@ func TestDemoWhereRecordingIsNotPermitted(t *testing.T) {
 	assert.Empty(t, left)
 }
 
-// otelctx is kept from reading the service, but the service's parent is not.
-func TestDemoWhereOnlyParentsMayRead(t *testing.T) {
+// otelctx may not read the service, but the service's parent may.
+func TestDemoOnlyParentMayRead(t *testing.T) {
 	t.Parallel()
 	refused := map[string]string{"by a stand-in": programs.Script(t, `[ "$1" = list ] || { echo "otelctx: not permitted"; exit 4; }`)}
 	if os.Geteuid() == 0 {

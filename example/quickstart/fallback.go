@@ -18,8 +18,7 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// fallback shows what can be shown of the service where the kernel does not let
-// otelctx read it.
+// fallback explains why otelctx may not read the service, and shows what this process can read.
 type fallback struct {
 	out io.Writer
 	// read reads a process from this one.
@@ -39,7 +38,7 @@ func newFallback(out io.Writer) fallback {
 	}
 }
 
-// readContext is all that it takes to read a process.
+// readContext is all the code needed to read a process.
 func readContext(ctx context.Context, pid int) (*reader.ProcessContext, error) {
 	p, err := reader.Open(pid)
 	if err != nil {
@@ -49,10 +48,10 @@ func readContext(ctx context.Context, pid int) (*reader.ProcessContext, error) {
 	return p.ProcessContext(ctx)
 }
 
-// show returns an error if reading failed for another reason than the kernel's.
+// show returns an error if reading failed for any reason but permissions.
 func (f *fallback) show(ctx context.Context, pid int) error {
 	f.explain()
-	sayf(f.out, "This demo has started the service. As its parent it may be allowed to read it, by the package reader:\n")
+	sayf(f.out, "This demo has started the service. As its parent it may be allowed to read it, with package reader:\n")
 	pc, err := f.read(ctx, pid)
 	switch {
 	case err == nil:
@@ -68,29 +67,29 @@ func (f *fallback) show(ctx context.Context, pid int) error {
 	}
 }
 
-// explain says why a process may not read another one of the same user.
+// explain prints why a process may not read another one of the same user.
 func (f *fallback) explain() {
 	scope, err := f.ptraceScope()
 	if err != nil || strings.TrimSpace(string(scope)) == "0" {
-		sayf(f.out, "The kernel did not let otelctx read the service, and its Yama module is not the reason: another user,\n"+
-			"a sandbox or the container's security profile may be. As root or with CAP_SYS_PTRACE, as profilers run, it works.")
+		sayf(f.out, "The kernel did not let otelctx read the service, and its Yama module is not the reason: a different user,\n"+
+			"a sandbox or the container's security profile may be. It works as root or with CAP_SYS_PTRACE, as profilers run.")
 		return
 	}
-	sayf(f.out, "The kernel did not let otelctx read the service: /proc/sys/kernel/yama/ptrace_scope is %s, which keeps a\n"+
-		"process from reading others of the same user that it has not started. As root or with CAP_SYS_PTRACE, as\n"+
-		"profilers run, it works.", strings.TrimSpace(string(scope)))
+	sayf(f.out, "The kernel did not let otelctx read the service: /proc/sys/kernel/yama/ptrace_scope is %s, which prevents a\n"+
+		"process from reading others of the same user that it has not started. It works as root or with CAP_SYS_PTRACE, as\n"+
+		"profilers run.", strings.TrimSpace(string(scope)))
 }
 
-// showMapping shows the line by which readers find the context: names of mappings
-// may be seen by more processes than memory.
+// showMapping prints the mapping by which readers find the context: more processes may see the
+// names of mappings than read memory.
 func (f *fallback) showMapping(pid int) error {
 	maps, err := f.maps(pid)
 	if err != nil {
-		sayf(f.out, "Neither is it, nor the list of the service's mappings: %v", err)
+		sayf(f.out, "Neither the service nor the list of its mappings can be read: %v", err)
 		return nil
 	}
 	defer func() { _ = maps.Close() }()
-	sayf(f.out, "It is not. Still, the context is there, in /proc/%d/maps:\n", pid)
+	sayf(f.out, "It is not. Still, /proc/%d/maps lists the context:\n", pid)
 	found := false
 	lines := bufio.NewScanner(maps)
 	for lines.Scan() {
@@ -112,7 +111,7 @@ func (f *fallback) linef(format string, args ...any) {
 	_, _ = fmt.Fprintf(f.out, "  "+format+"\n", args...)
 }
 
-// valueText returns a value of one of the types that the service's resource has.
+// valueText formats a value of one of the types in the service's resource.
 func valueText(v *commonpb.AnyValue) string {
 	if _, isString := v.GetValue().(*commonpb.AnyValue_StringValue); isString {
 		return v.GetStringValue()

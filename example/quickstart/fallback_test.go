@@ -22,8 +22,8 @@ const mappings = `00400000-00401000 r-xp 00000000 00:00 0   /bin/service
 7f0000000000-7f0000001000 rw-p 00000000 00:01 9   /memfd:OTEL_CTX (deleted)
 `
 
-// refusedBy returns a fallback that may not read memory, with a list of mappings or
-// an error in place of it.
+// refusedBy returns a fallback that may not read memory, with a list of mappings or an error
+// instead of it.
 func refusedBy(scope, maps string, mapsErr error) (*fallback, *strings.Builder) {
 	var out strings.Builder
 	return &fallback{
@@ -41,7 +41,7 @@ func refusedBy(scope, maps string, mapsErr error) (*fallback, *strings.Builder) 
 	}, &out
 }
 
-func TestFallbackShowsTheMappingWhereMemoryIsClosed(t *testing.T) {
+func TestFallbackShowsMapping(t *testing.T) {
 	f, out := refusedBy("2\n", mappings, nil)
 	require.NoError(t, f.show(t.Context(), 1))
 	assert.Contains(t, out.String(), "ptrace_scope is 2,")
@@ -49,19 +49,19 @@ func TestFallbackShowsTheMappingWhereMemoryIsClosed(t *testing.T) {
 	assert.NotContains(t, out.String(), "/bin/service")
 }
 
-func TestFallbackWhereEverythingIsClosed(t *testing.T) {
+func TestFallbackWithoutMaps(t *testing.T) {
 	f, out := refusedBy("", "", fs.ErrPermission)
 	require.NoError(t, f.show(t.Context(), 1))
 	assert.Contains(t, out.String(), "Yama module is not the reason")
 	assert.Contains(t, out.String(), fs.ErrPermission.Error())
 }
 
-func TestFallbackFailsWhereNothingIsPublished(t *testing.T) {
+func TestFallbackFailsWithoutPublication(t *testing.T) {
 	f, _ := refusedBy("1\n", "", nil)
 	require.ErrorContains(t, f.show(t.Context(), 1), "no mapping of a process context")
 }
 
-func TestFallbackFailsWhereReadingFailsOtherwise(t *testing.T) {
+func TestFallbackReturnsReadErrors(t *testing.T) {
 	f, _ := refusedBy("1\n", mappings, nil)
 	broken := errors.New("broken")
 	f.read = func(context.Context, int) (*reader.ProcessContext, error) { return nil, broken }

@@ -17,19 +17,19 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// workPath is where the service works. The query parameter digests says how much to do.
+// workPath is the path for work. The query parameter digests is the amount.
 const workPath = "/work"
 
-// stuckPath is where requests hang.
+// stuckPath is the path where requests hang.
 const stuckPath = "/stuck"
 
-// How many digests a request has, unless it says, and at most.
+// The default and the largest number of digests of a request.
 const (
 	fewDigests = 50
 	maxDigests = 500
 )
 
-// answer is what the service answers.
+// answer is the service's response.
 type answer struct {
 	// Request counts the requests, from 1.
 	Request int64    `json:"request"`
@@ -46,18 +46,18 @@ func newHandler(provider trace.TracerProvider) http.Handler {
 		if asked := r.FormValue("digests"); asked != "" {
 			var err error
 			if count, err = strconv.Atoi(asked); err != nil || count < 1 || count > maxDigests {
-				http.Error(w, "digests is not from 1 to "+strconv.Itoa(maxDigests), http.StatusBadRequest)
+				http.Error(w, "digests must be from 1 to "+strconv.Itoa(maxDigests), http.StatusBadRequest)
 				return
 			}
 		}
 		query(r.Context(), tracer)
 		w.Header().Set("Content-Type", "application/json")
 		if err := json.NewEncoder(w).Encode(answer{Request: n, Digests: digests(r.Context(), tracer, n, count)}); err != nil {
-			return // The client has gone.
+			return // The client has disconnected.
 		}
 	})
 	mux := http.NewServeMux()
-	// Behind the mux, the span is named after the route from its start on.
+	// Inside the mux, a span has the name of its route from the start.
 	mux.Handle("GET "+stuckPath, otelhttp.NewHandler(http.HandlerFunc(stuck), "stuck", otelhttp.WithTracerProvider(provider)))
 	mux.Handle("GET "+workPath, otelhttp.NewHandler(work, "work", otelhttp.WithTracerProvider(provider)))
 	return mux
@@ -70,7 +70,7 @@ func query(ctx context.Context, tracer trace.Tracer) {
 	time.Sleep(2 * time.Millisecond)
 }
 
-// digests keeps the processor busy: each digest is of the JSON of those before.
+// digests keeps the processor busy: each digest is of the JSON of the previous ones.
 func digests(ctx context.Context, tracer trace.Tracer, request int64, count int) []string {
 	_, span := tracer.Start(ctx, "digests")
 	defer span.End()
@@ -87,8 +87,8 @@ func digests(ctx context.Context, tracer trace.Tracer, request int64, count int)
 	return chain.Digests
 }
 
-// stuck answers the header of a response and then waits for a backend that never answers, for as long as
-// its client does.
+// stuck sends a response header and then waits for a backend that never answers, for as long as its
+// client does.
 func stuck(w http.ResponseWriter, r *http.Request) {
 	if http.NewResponseController(w).Flush() != nil {
 		return
@@ -96,7 +96,7 @@ func stuck(w http.ResponseWriter, r *http.Request) {
 	backend := make(chan string)
 	select {
 	case text := <-backend:
-		_, _ = w.Write([]byte(text)) // The client may have gone.
+		_, _ = w.Write([]byte(text)) // The client may have disconnected.
 	case <-r.Context().Done():
 	}
 }

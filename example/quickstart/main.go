@@ -15,7 +15,7 @@ import (
 
 func main() {
 	serveOnly := flag.Bool("serve", false, "run only the service, until SIGINT or SIGTERM")
-	clients := flag.Int("load", 2, "with -serve: how many clients in the service send it requests; with 0 only yours do")
+	clients := flag.Int("load", 2, "with -serve: the number of clients in the service that send it requests")
 	otelctx := flag.String("otelctx", "otelctx", "the otelctx command that the demo runs")
 	profile := flag.String("profile", "", "the file that the demo records to, profile.pb.gz in a new directory by default")
 	duration := flag.Duration("duration", 10*time.Second, "how long the demo records")

@@ -17,21 +17,20 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/programs"
 )
 
-// roleCommand makes the test binary be quickstart, and also the service that quickstart
-// starts.
+// roleCommand makes the test binary run as quickstart, and as the service that quickstart starts.
 const roleCommand = "quickstart"
 
 func TestMain(m *testing.M) {
 	childproc.Main(m, map[string]func(*childproc.Parent){roleCommand: func(*childproc.Parent) { main() }})
 }
 
-// nobody is a user who may not read root's processes.
+// nobody is a user that may not read root's processes.
 const nobody = 65534
 
-// hung is how long is waited for what never comes.
+// hung is the time limit for events that must happen.
 const hung = 2 * time.Minute
 
-// admit opens a directory of the test's to every user, to write to as well.
+// admit makes a directory of the test readable and writable for every user.
 func admit(t *testing.T, dir string) {
 	t.Helper()
 	for ; dir != os.TempDir() && len(dir) > 1; dir = filepath.Dir(dir) {
@@ -56,8 +55,7 @@ func quickstart(t *testing.T, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// by has another user run a command that is this test binary, with a directory for what
-// it leaves behind.
+// by makes another user run a command that is this test binary, with a directory for its files.
 func by(t *testing.T, cmd *exec.Cmd, user uint32) {
 	t.Helper()
 	dir := t.TempDir()
@@ -70,7 +68,7 @@ func by(t *testing.T, cmd *exec.Cmd, user uint32) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: user, Gid: user}}
 }
 
-// runToEnd runs a command to its end and returns what it wrote and its exit code.
+// runToEnd runs a command to its end and returns its output and its exit code.
 func runToEnd(t *testing.T, cmd *exec.Cmd) (output string, code int) {
 	t.Helper()
 	stdout, stderr, code := programs.Run(t, cmd)

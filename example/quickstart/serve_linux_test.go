@@ -27,8 +27,7 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// assertNoService fails if the service that a demo has talked about still runs, and
-// ends it.
+// assertNoService fails if the service that a demo has mentioned is still running, and ends it.
 func assertNoService(t *testing.T, output string) {
 	t.Helper()
 	m := regexp.MustCompile(`It is process (\d+)`).FindStringSubmatch(output)
@@ -40,7 +39,7 @@ func assertNoService(t *testing.T, output string) {
 	assert.ErrorIs(t, syscall.Kill(pid, syscall.SIGKILL), syscall.ESRCH)
 }
 
-// service is a started quickstart -serve that has said its two lines.
+// service is a started quickstart -serve that has printed its two lines.
 type service struct {
 	cmd    *exec.Cmd
 	stdout io.ReadCloser
@@ -82,7 +81,7 @@ func (s *service) signal(t *testing.T, sig syscall.Signal) {
 	require.NoError(t, s.cmd.Wait())
 }
 
-func TestServeHasPublishedAndServesOnceItSaysSo(t *testing.T) {
+func TestServeIsReadyAfterItsLines(t *testing.T) {
 	t.Parallel()
 	s := startServe(t)
 	pc, err := readContext(t.Context(), s.cmd.Process.Pid)
@@ -112,7 +111,7 @@ func TestServeHasPublishedAndServesOnceItSaysSo(t *testing.T) {
 	}
 }
 
-// Without a load of its own the service answers no requests but those of others.
+// Without its own load the service answers only requests from outside.
 func TestServeWithoutLoad(t *testing.T) {
 	t.Parallel()
 	s := startCommand(t, quickstart(t, "-serve", "-load", "0"))
@@ -124,8 +123,8 @@ func TestServeWithoutLoad(t *testing.T) {
 	s.signal(t, syscall.SIGTERM)
 }
 
-// Profilers find the span that a thread is in.
-func TestServeShowsItsSpans(t *testing.T) {
+// Profilers find the active span of a thread.
+func TestServePublishesSpans(t *testing.T) {
 	t.Parallel()
 	s := startServe(t)
 	p, err := reader.Open(s.cmd.Process.Pid)
@@ -137,7 +136,7 @@ func TestServeShowsItsSpans(t *testing.T) {
 	}, hung, time.Millisecond)
 }
 
-func TestServeEndsInOrderWhenSignalled(t *testing.T) {
+func TestServeStopsOnSignal(t *testing.T) {
 	t.Parallel()
 	for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM} {
 		startServe(t).signal(t, sig)
@@ -191,7 +190,7 @@ func TestServeExportsSpansOfThePublishedResource(t *testing.T) {
 				}
 			}
 		case <-timeout:
-			t.Fatal("of the spans there are only", names)
+			t.Fatal("missing spans; exported:", names)
 		}
 	}
 	s.signal(t, syscall.SIGTERM)

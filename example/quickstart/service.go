@@ -15,8 +15,8 @@ import (
 	"time"
 )
 
-// serve runs the service, with a load of so many clients on it, until ctx is done. It
-// writes the lines pid=N and url=URL to stdout once everything is published and served.
+// serve runs the service, with that many clients loading it, until ctx is done. It writes the lines
+// pid=N and url=URL to stdout once everything is published and served.
 func serve(ctx context.Context, stdout io.Writer, clients int) (err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -53,7 +53,7 @@ func serve(ctx context.Context, stdout io.Writer, clients int) (err error) {
 	}
 }
 
-// inTime gives an orderly end some time, although ctx is done.
+// inTime gives a shutdown some time even if ctx is done.
 func inTime(ctx context.Context, shutdown func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()

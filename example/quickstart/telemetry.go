@@ -17,12 +17,11 @@ import (
 	"github.com/otelctx/otelctx/spanctx"
 )
 
-// newTracerProvider returns a TracerProvider whose resource profilers can read from
-// now until its Shutdown.
+// newTracerProvider returns a TracerProvider whose resource profilers can read until its Shutdown.
 func newTracerProvider(ctx context.Context) (*sdktrace.TracerProvider, error) {
 	res, err := newResource(ctx)
 	if err != nil {
-		// What could be found out is in the resource all the same.
+		// The resource still has everything that was detected.
 		otel.Handle(err)
 	}
 	exporting, err := exporterOptions(ctx)
@@ -30,20 +29,20 @@ func newTracerProvider(ctx context.Context) (*sdktrace.TracerProvider, error) {
 		return nil, err
 	}
 	options := []sdktrace.TracerProviderOption{
-		// In place of sdktrace.WithResource: the resource is also published.
+		// Instead of sdktrace.WithResource: the resource is also published.
 		resourcepublisher.WithResource(res), //nolint:contextcheck // Options take no context.
-		// Withdraws it when the provider shuts down.
+		// Unpublishes it when the provider shuts down.
 		sdktrace.WithSpanProcessor(resourcepublisher.Current()),
-		// The active span is published too, per thread and per goroutine, with its name.
+		// Also publishes the active span, per thread and per goroutine, with its name.
 		spanctx.WithPublishing(spanctx.WithSpanNames(true)),
 	}
 	return sdktrace.NewTracerProvider(append(options, exporting...)...), nil
 }
 
-// newResource says who the service is.
+// newResource describes the service.
 func newResource(ctx context.Context) (*resource.Resource, error) {
 	return resource.New(ctx,
-		resource.WithService(), // A service.instance.id of its own for every start.
+		resource.WithService(), // A new service.instance.id for every start.
 		resource.WithAttributes(semconv.ServiceName("quickstart"), semconv.ServiceVersion("0.1.0")),
 		resource.WithTelemetrySDK(),
 		resource.WithHost(),
@@ -56,8 +55,8 @@ func newResource(ctx context.Context) (*resource.Resource, error) {
 	)
 }
 
-// exporterOptions returns the option that exports spans to where the environment
-// says, or none if it does not say.
+// exporterOptions returns the option that exports spans to the endpoint in the environment, or none
+// if it is not set.
 func exporterOptions(ctx context.Context) ([]sdktrace.TracerProviderOption, error) {
 	if os.Getenv("OTEL_EXPORTER_OTLP_ENDPOINT") == "" && os.Getenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") == "" {
 		return nil, nil

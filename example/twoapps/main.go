@@ -18,7 +18,7 @@ import (
 )
 
 func main() {
-	requests := flag.Int("requests", 1, "how many times each user asks; 0: until interrupted")
+	requests := flag.Int("requests", 1, "how many requests each user sends; 0 runs until interrupted")
 	flag.Parse()
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -30,8 +30,8 @@ func main() {
 	}
 }
 
-// run serves the applications, has each user ask so many times or until ctx is done, and
-// writes what came of it.
+// run serves the applications, lets each user send that many requests, or until ctx is done, and
+// prints the collected telemetry.
 func run(ctx context.Context, stdout io.Writer, requests int) (err error) {
 	t, err := newTelemetry(ctx)
 	if err != nil {
@@ -48,8 +48,7 @@ func run(ctx context.Context, stdout io.Writer, requests int) (err error) {
 	return writeRows(stdout, rows)
 }
 
-// serve runs the server until all requests have been answered. Users do not wait for each
-// other.
+// serve runs the server until all requests have been answered. Users run concurrently.
 func serve(ctx context.Context, t *telemetry, requests int) (err error) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -64,7 +63,7 @@ func serve(ctx context.Context, t *telemetry, requests int) (err error) {
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
 	defer func() {
-		// Waits for requests that are answered and not yet done.
+		// Waits for requests that have been answered but not completed.
 		err = errors.Join(err, server.Shutdown(context.WithoutCancel(ctx)))
 		if end := <-served; !errors.Is(end, http.ErrServerClosed) {
 			err = errors.Join(err, end)
@@ -81,10 +80,10 @@ func serve(ctx context.Context, t *telemetry, requests int) (err error) {
 	return err
 }
 
-// ask asks for url so many times, or if that is 0 until ctx is done.
+// ask requests url that many times, or until ctx is done if that is 0.
 func ask(ctx context.Context, url string, requests int) error {
 	for i := 0; (i < requests || requests == 0) && ctx.Err() == nil; i++ {
-		// What has been asked is waited for.
+		// A started request is completed.
 		if err := get(context.WithoutCancel(ctx), http.DefaultClient, url); err != nil {
 			return err
 		}

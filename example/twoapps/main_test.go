@@ -12,8 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestRun reads the table: what each application did is told apart, and the service that
-// both ask is neither.
+// TestRun checks the table: each application's telemetry is distinguished, and the service that
+// both call belongs to neither.
 func TestRun(t *testing.T) {
 	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "")
 	var out bytes.Buffer

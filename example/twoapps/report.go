@@ -20,12 +20,12 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 )
 
-// row is what telemetry is counted by.
+// row is the key by which telemetry is counted.
 type row struct {
 	signal, app, user, name string
 }
 
-// report counts what is exported.
+// report counts exported telemetry.
 type report struct {
 	reader *sdkmetric.ManualReader
 
@@ -37,7 +37,7 @@ func newReport() *report {
 	return &report{reader: sdkmetric.NewManualReader(), count: map[row]uint64{}}
 }
 
-// add counts n of a signal's name, by the attributes that hosted sets.
+// add adds n to the count of a signal and name, by the attributes that hosted sets.
 func (r *report) add(signal, name string, list []attribute.KeyValue, n uint64) {
 	set := attribute.NewSet(list...)
 	app, _ := set.Value(appKey)
@@ -47,7 +47,7 @@ func (r *report) add(signal, name string, list []attribute.KeyValue, n uint64) {
 	r.count[row{signal, cmp.Or(app.AsString(), "-"), cmp.Or(user.AsString(), "-"), name}] += n
 }
 
-// rows returns the counts, metrics included: of a histogram, how many measurements it has.
+// rows returns the counts, including metrics: of a histogram, the number of its measurements.
 func (r *report) rows(ctx context.Context) (map[row]uint64, error) {
 	var rm metricdata.ResourceMetrics
 	if err := r.reader.Collect(ctx, &rm); err != nil {
@@ -79,7 +79,7 @@ func (r *report) rows(ctx context.Context) (map[row]uint64, error) {
 
 // writeRows writes a table.
 func writeRows(w io.Writer, rows map[row]uint64) error {
-	// Errors come when the table is flushed.
+	// Errors are reported by Flush.
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	_, _ = fmt.Fprintln(table, "SIGNAL\tHTTP.APP\tENDUSER.ID\tNAME\tCOUNT")
 	order := map[string]int{"span": 0, "log": 1, "metric": 2}

@@ -21,17 +21,17 @@ import (
 	"github.com/otelctx/otelctx/scopedattr"
 )
 
-// What a request belongs to. The first has few values, and is on metrics too.
+// The application and the user of a request. The first has few values, so metrics have it, too.
 const (
 	appKey  = attribute.Key("http.app")
 	userKey = attribute.Key("enduser.id")
 )
 
-// authPath is where the service is that both applications ask.
+// authPath is the path of the service that both applications call.
 const authPath = "/auth/"
 
-// newServer returns the handler of the server at url, which hosts the applications, and
-// the service that they ask.
+// newServer returns the handler of the server at url, which hosts the applications and the service
+// that they call.
 func newServer(t *telemetry, url string) (http.Handler, error) {
 	mux := http.NewServeMux()
 	mux.Handle(authPath, t.instrument(http.HandlerFunc(auth)))
@@ -45,15 +45,15 @@ func newServer(t *telemetry, url string) (http.Handler, error) {
 	return mux, nil
 }
 
-// auth lets everybody in.
+// auth accepts every user.
 func auth(w http.ResponseWriter, _ *http.Request) {
 	work("password")
 	w.WriteHeader(http.StatusNoContent)
 }
 
-// hosted gives everything below the context of a request the name of the application and
-// of the user. That is all that there is to it: neither the application nor the
-// libraries know of these attributes.
+// hosted adds the names of the application and of the user to the context of each request, and
+// thereby to all telemetry below. Nothing else is needed: neither the application nor the libraries
+// know these attributes.
 func hosted(app string, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		ctx := scopedattr.ContextWithAttributes(r.Context(), appKey.String(app), userKey.String(r.FormValue("user")))
@@ -61,17 +61,17 @@ func hosted(app string, next http.Handler) http.Handler {
 	})
 }
 
-// application is what is hosted, twice, with a page of its own.
+// application is a hosted application, with its own page.
 type application struct {
 	page   page
 	tracer trace.Tracer
 	logger *slog.Logger
 	pages  metric.Int64Counter
 	client *http.Client
-	auth   string // where to ask
+	auth   string // URL of auth
 }
 
-// page returns what the user sees.
+// page renders the response for the user.
 type page func(a *application, ctx context.Context) string
 
 func newApplication(t *telemetry, page page, auth string) (*application, error) {
@@ -99,25 +99,25 @@ func (a *application) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	page := a.page(a, ctx)
 	a.pages.Add(ctx, 1, metric.WithAttributes(attribute.String("layout", "wide")))
 	a.logger.InfoContext(ctx, "rendered a page", "bytes", len(page))
-	// An error means that the client has gone.
+	// An error means that the client has disconnected.
 	_, _ = io.WriteString(w, page)
 }
 
-// shop is the page of the shop: two goroutines look in its two warehouses.
+// shop is the page of the shop: two goroutines search its two warehouses.
 func (a *application) shop(ctx context.Context) string {
 	_, span := a.tracer.Start(ctx, "search")
 	defer span.End()
 	var found [2][]byte
 	var searching sync.WaitGroup
 	for i := range found {
-		// A goroutine begins in the span of the one that starts it.
+		// A goroutine inherits the span of the one that starts it.
 		searching.Go(func() { found[i] = work("warehouse") })
 	}
 	searching.Wait()
 	return fmt.Sprintf("%x\n", found)
 }
 
-// blog is the page of the blog: it works in the span of the request and in one below.
+// blog is the page of the blog: it works in the span of the request and in a child span.
 func (a *application) blog(ctx context.Context) string {
 	text := work("article")
 	_, span := a.tracer.Start(ctx, "render")
@@ -126,15 +126,15 @@ func (a *application) blog(ctx context.Context) string {
 }
 
 // work keeps the processor busy.
-func work(on string) []byte {
-	sum := sha256.Sum256([]byte(on))
+func work(input string) []byte {
+	sum := sha256.Sum256([]byte(input))
 	for range 10_000 {
 		sum = sha256.Sum256(sum[:])
 	}
 	return sum[:]
 }
 
-// get asks for url.
+// get requests url.
 func get(ctx context.Context, client *http.Client, url string) error {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
 	if err != nil {
@@ -152,13 +152,13 @@ func get(ctx context.Context, client *http.Client, url string) error {
 	return err
 }
 
-// instrument makes a span, and measurements, of each request.
+// instrument creates a span and measurements for each request.
 func (t *telemetry) instrument(next http.Handler) http.Handler {
 	return otelhttp.NewHandler(next, "serve",
 		otelhttp.WithTracerProvider(t.tracers), otelhttp.WithMeterProvider(t.meters), otelhttp.WithPropagators(t.propagator))
 }
 
-// transport does that where requests leave, and tells the other side of the trace.
+// transport does the same for outgoing requests, and propagates the trace.
 func (t *telemetry) transport() http.RoundTripper {
 	return otelhttp.NewTransport(http.DefaultTransport,
 		otelhttp.WithTracerProvider(t.tracers), otelhttp.WithMeterProvider(t.meters), otelhttp.WithPropagators(t.propagator))

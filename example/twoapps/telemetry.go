@@ -26,7 +26,7 @@ import (
 	"github.com/otelctx/otelctx/spanctx"
 )
 
-// telemetry is what the server is instrumented with.
+// telemetry is the instrumentation of the server.
 type telemetry struct {
 	tracers    trace.TracerProvider
 	loggers    log.LoggerProvider
@@ -37,18 +37,18 @@ type telemetry struct {
 	shutdown func(context.Context) error
 }
 
-// newTelemetry returns providers of all three signals that carry what the context has,
-// and publishes it for profilers: one line for each.
+// newTelemetry returns providers of all three signals that record the context's attributes, and
+// publishes them for profilers: one line for each.
 func newTelemetry(ctx context.Context) (*telemetry, error) {
 	r, res := newReport(), resource.NewSchemaless(semconv.ServiceName("twoapps"))
 	spans := []sdktrace.TracerProviderOption{
-		// In place of sdktrace.WithResource: profilers see whose spans they are, until the
+		// Instead of sdktrace.WithResource: also publishes the resource for profilers, until the
 		// provider shuts down.
 		resourcepublisher.WithResource(res), //nolint:contextcheck // Options take no context.
 		sdktrace.WithSpanProcessor(resourcepublisher.Current()),
-		// They see the active span, too, and this attribute of its context.
+		// Publishes the active span, too, with this attribute of its context.
 		spanctx.WithPublishing(spanctx.WithAttributeKeys(appKey)),
-		// In place of sdktrace.WithSampler. nil is what it would be without.
+		// Instead of sdktrace.WithSampler. nil is the default sampler.
 		scopedattr.WithSampler(nil),
 		sdktrace.WithSyncer(spanReport{r}),
 	}
@@ -75,12 +75,12 @@ func newTelemetry(ctx context.Context) (*telemetry, error) {
 	return &telemetry{
 		tracers: tp,
 		loggers: scopedattr.NewLoggerProvider(lp),
-		// Each user would be a time series of its own: only the application is allowed.
+		// Only the application is allowed: each user would be a time series.
 		meters:     scopedattr.NewMeterProvider(mp, appKey),
 		propagator: propagation.NewCompositeTextMapPropagator(propagation.TraceContext{}, propagation.Baggage{}),
 		report:     r,
 		shutdown: func(ctx context.Context) error {
-			ctx = context.WithoutCancel(ctx) // The end of the service, which is to be exported.
+			ctx = context.WithoutCancel(ctx) // ctx is done, but the remaining telemetry must be exported.
 			return errors.Join(tp.Shutdown(ctx), lp.Shutdown(ctx), mp.Shutdown(ctx))
 		},
 	}, nil

@@ -1,26 +1,22 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Command join joins spans and CPU profiles that an OpenTelemetry Collector has written
-// to files. For each service and span name it prints CPU time beside wall time.
+// Command join joins spans and CPU profiles from the files of an OpenTelemetry Collector. For each
+// service and span name it prints CPU time beside wall time.
 //
 //	join [-json] TRACES PROFILES
 //
-// The files are what the collector's file exporter writes: OTLP JSON, an export request a
-// line. A sample of a profile belongs to the span that its link names, which is the
-// innermost one that was active. So the CPU time of a span name does not include that of
-// the spans below it. Wall time does.
+// The files are the output of the collector's file exporter: OTLP JSON, one export request per
+// line. A sample of a profile belongs to the span that its link names, which is the innermost
+// active one. So the CPU time of a span name excludes its child spans; wall time includes them.
 //
-// Only what was recorded can be compared. Spans count if they were in progress while
-// their service was recorded, with that part of their time. What services that no
-// profile is about were doing is left out.
+// Only recorded time can be compared. A span counts if it was in progress while its service was
+// recorded, with that part of its time. Services without a profile are left out.
 //
-// CPU time whose link names no span of TRACES is shown as "(not exported)". Such a span
-// was not sampled, was dropped, or had not ended yet. That of no span at all, as of the
-// garbage collector, the runtime's scheduler and what is not instrumented, is shown as
-// "(no span)".
+// CPU time whose link names no span of TRACES is listed as "(not exported)": the span was not
+// sampled, was dropped, or had not ended yet. CPU time without a span, as of the garbage collector,
+// the runtime's scheduler and code without instrumentation, is listed as "(no span)".
 //
-// With -json: {recorded_nano, cpu_nano,
-// services: [{service, cpu_nano, no_span_cpu_nano, not_exported_cpu_nano}],
-// spans: [{service, name, spans, wall_nano, cpu_nano}]}.
+// With -json: {recorded_nano, cpu_nano, services: [{service, cpu_nano, no_span_cpu_nano,
+// not_exported_cpu_nano}], spans: [{service, name, spans, wall_nano, cpu_nano}]}.
 package main

@@ -10,18 +10,18 @@ import (
 	"time"
 )
 
-// result is what there is to say of spans and profiles together. Times are in
-// nanoseconds. What used the processor most comes first.
+// result is the join of spans and profiles. Times are in nanoseconds. The largest CPU times come
+// first.
 type result struct {
-	// Recorded is for how long at least one instance was recorded.
+	// Recorded is the time in which at least one instance was recorded.
 	Recorded time.Duration `json:"recorded_nano"`
 	CPU      time.Duration `json:"cpu_nano"`
 	Services []service     `json:"services"`
 	Spans    []use         `json:"spans"`
 }
 
-// service is what a service took: CPU altogether, NoSpan of it in no span, and NotExported
-// in spans that are not known.
+// service is the CPU time of a service: in total, NoSpan outside of spans, and NotExported in
+// unknown spans.
 type service struct {
 	Service     string        `json:"service"`
 	CPU         time.Duration `json:"cpu_nano"`
@@ -29,18 +29,18 @@ type service struct {
 	NotExported time.Duration `json:"not_exported_cpu_nano"`
 }
 
-// use is what the spans of one name took.
+// use is the time of the spans with one name.
 type use struct {
 	Service string `json:"service"`
 	Name    string `json:"name"`
-	// Spans is how many were in progress while their service was recorded, and Wall
-	// their time added up. CPU is what of the processor they used themselves.
+	// Spans is the number of spans in progress while their service was recorded, and Wall the sum
+	// of their times. CPU is their own CPU time.
 	Spans int           `json:"spans"`
 	Wall  time.Duration `json:"wall_nano"`
 	CPU   time.Duration `json:"cpu_nano"`
 }
 
-// join puts CPU time beside wall time.
+// join combines CPU time and wall time.
 func join(spans map[spanID]span, r *recording) *result {
 	j := &result{Services: services(spans, r), Spans: uses(spans, r)}
 	for _, s := range j.Services {
@@ -56,7 +56,7 @@ func join(spans map[spanID]span, r *recording) *result {
 	return j
 }
 
-// services returns what each service that was recorded took.
+// services returns the CPU time of each recorded service.
 func services(spans map[spanID]span, r *recording) []service {
 	byName := map[string]*service{}
 	for of := range r.intervals {
@@ -74,7 +74,7 @@ func services(spans map[spanID]span, r *recording) []service {
 	})
 }
 
-// uses returns what the spans took that were in progress while they were recorded.
+// uses returns the times of the spans that were in progress while they were recorded.
 func uses(spans map[spanID]span, r *recording) []use {
 	intervals := map[instance][]interval{}
 	for of, recorded := range r.intervals {
@@ -99,7 +99,7 @@ func uses(spans map[spanID]span, r *recording) []use {
 	})
 }
 
-// sorted returns the values of m in that order.
+// sorted returns the values of m in the given order.
 func sorted[K comparable, V any](m map[K]*V, compare func(a, b *V) int) []V {
 	values := make([]V, 0, len(m))
 	for _, v := range slices.SortedFunc(maps.Values(m), compare) {
@@ -108,7 +108,7 @@ func sorted[K comparable, V any](m map[K]*V, compare func(a, b *V) int) []V {
 	return values
 }
 
-// merge returns the intervals by time, those that overlap or touch as one.
+// merge returns the intervals in order, with overlapping or touching ones combined.
 func merge(intervals []interval) []interval {
 	var merged []interval
 	for _, i := range slices.SortedFunc(slices.Values(intervals), func(a, b interval) int { return a.start.Compare(b.start) }) {
@@ -123,8 +123,8 @@ func merge(intervals []interval) []interval {
 	return merged
 }
 
-// overlap returns how much of i is in the intervals, and whether anything is: the
-// overlap with a span that took no time is 0.
+// overlap returns how much of i is in the intervals, and whether there is any overlap: that with a
+// span of zero length is 0.
 func overlap(i interval, intervals []interval) (total time.Duration, during bool) {
 	for _, o := range intervals {
 		if i.end.Before(o.start) || !i.start.Before(o.end) {

@@ -19,7 +19,7 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/golden"
 )
 
-// origin is when everything begins.
+// origin is the start of all test data.
 var origin = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
 
 func at(milliseconds int) pcommon.Timestamp {
@@ -68,11 +68,11 @@ type testProfile struct {
 	sampled, period  string // types
 	unit, periodUnit string
 	from, to         int
-	spans            []byte  // of each sample the span, 0 for none
-	values           []int64 // of each sample; nil for times only
+	spans            []byte  // the span of each sample, 0 for none
+	values           []int64 // the value of each sample; nil for timestamps only
 }
 
-// shopProfile returns a profile of a second of CPU time of the instance a of shop.
+// shopProfile returns a profile of one second of CPU time of the shop instance a.
 func shopProfile(spans []byte, milliseconds ...int64) testProfile {
 	p := testProfile{"shop", "a", "cpu", "cpu", "nanoseconds", "nanoseconds", 0, 1000, spans, nil}
 	for _, m := range milliseconds {
@@ -123,8 +123,8 @@ func TestJoin(t *testing.T) {
 			testSpan{1, "request", 100, 300},
 			testSpan{2, "query", 100, 200},
 			testSpan{3, "request", 900, 1400},  // the last 400 ms are not recorded
-			testSpan{4, "request", -100, 50},   // nor are the first 100 ms
-			testSpan{5, "request", 1100, 1200}, // nor is anything of this
+			testSpan{4, "request", -100, 50},   // the first 100 ms are not recorded
+			testSpan{5, "request", 1100, 1200}, // not recorded at all
 			testSpan{6, "instant", 500, 500},
 		),
 		nil,
@@ -136,7 +136,7 @@ func TestJoin(t *testing.T) {
 		// One recording in two parts.
 		shopProfile([]byte{1, 0, 3}, 60, 40, 20).line(t),
 		shopProfile([]byte{1, 2, 99}, 20, 5, 15).line(t),
-		// Two recordings, one after the other, with values that count, or times only.
+		// Two consecutive recordings, with counts or timestamps only.
 		testProfile{"blog", "", "samples", "cpu", "count", "nanoseconds", 4000, 5000, []byte{8}, []int64{3}}.line(t),
 		testProfile{"blog", "", "samples", "cpu", "count", "nanoseconds", 5000, 6000, []byte{8, 0}, nil}.line(t),
 	)
@@ -144,7 +144,7 @@ func TestJoin(t *testing.T) {
 	golden.Compare(t, "join.json", joined(t, traces, profiles, true))
 }
 
-// joined returns what the command prints.
+// joined returns the output of the command.
 func joined(t *testing.T, traces, profiles string, asJSON bool) string {
 	t.Helper()
 	var out bytes.Buffer
@@ -152,8 +152,8 @@ func joined(t *testing.T, traces, profiles string, asJSON bool) string {
 	return out.String()
 }
 
-// Another service may show any ids, and export any: it is charged itself.
-func TestOthersSpans(t *testing.T) {
+// A service may use and export another one's ids: its CPU time is charged to itself.
+func TestForeignSpanIDs(t *testing.T) {
 	traces := write(t,
 		tracesOf(t, "shop", "a", testSpan{1, "request", 0, 1000}),
 		tracesOf(t, "thief", "", testSpan{2, "request", 0, 1000}, testSpan{1, "stolen", 0, 1000}),
@@ -165,8 +165,8 @@ func TestOthersSpans(t *testing.T) {
 	golden.Compare(t, "others.json", joined(t, traces, profiles, true))
 }
 
-// Names are a service's own, and may be anything.
-func TestNamesAreSafeToShow(t *testing.T) {
+// Names are chosen by services, and may contain anything.
+func TestNamesAreQuoted(t *testing.T) {
 	traces := write(t, tracesOf(t, "shop", "a", testSpan{1, "a\tb\x1b[31m\n", 0, 10}, testSpan{2, "", 0, 5}))
 	profiles := write(t, shopProfile(nil).line(t))
 	out := joined(t, traces, profiles, false)

@@ -28,7 +28,7 @@ func main() {
 	}
 }
 
-// run joins the files and writes what comes of it.
+// run joins the files and prints the result.
 func run(w io.Writer, traces, profiles string, asJSON bool) error {
 	s, err := readTraces(traces)
 	if err != nil {

@@ -17,7 +17,7 @@ import (
 	"go.opentelemetry.io/collector/pdata/ptrace"
 )
 
-// spanID is what a span is known by: whose it is too, as any service may name any ids.
+// spanID identifies a span, together with its service, because any service may use any ids.
 type spanID struct {
 	instance instance
 	trace    pcommon.TraceID
@@ -33,19 +33,19 @@ type span struct {
 	interval interval
 }
 
-// interval is a time from start on and before end.
+// interval is the time from start, inclusive, to end, exclusive.
 type interval struct{ start, end time.Time }
 
-// recording is what profiles say.
+// recording is the content of profiles.
 type recording struct {
-	// intervals are when instances were recorded, in no order. They may overlap.
+	// intervals are the times in which instances were recorded, unordered. They may overlap.
 	intervals map[instance][]interval
-	// cpu is the CPU time of spans, noSpan that of each service in none.
+	// cpu is the CPU time of spans, noSpan the CPU time of each service outside of spans.
 	cpu    map[spanID]time.Duration
 	noSpan map[string]time.Duration
 }
 
-// instanceOf returns whose resource that is.
+// instanceOf returns the instance that a resource describes.
 func instanceOf(r pcommon.Resource) instance {
 	attribute := func(key string) string {
 		value, ok := r.Attributes().Get(key)
@@ -66,10 +66,10 @@ func readTraces(path string) (map[spanID]span, error) {
 			return err
 		}
 		for _, r := range data.ResourceSpans().All() {
-			of := instanceOf(r.Resource())
+			owner := instanceOf(r.Resource())
 			for _, scope := range r.ScopeSpans().All() {
 				for _, s := range scope.Spans().All() {
-					spans[spanID{of, s.TraceID(), s.SpanID()}] = span{
+					spans[spanID{owner, s.TraceID(), s.SpanID()}] = span{
 						name: s.Name(), interval: interval{s.StartTimestamp().AsTime(), s.EndTimestamp().AsTime()},
 					}
 				}
@@ -80,7 +80,7 @@ func readTraces(path string) (map[spanID]span, error) {
 	return spans, err
 }
 
-// readProfiles reads a file of profiles. That one of them is not of CPU time is an error.
+// readProfiles reads a file of profiles. A profile of anything but CPU time is an error.
 func readProfiles(path string) (*recording, error) {
 	r := &recording{intervals: map[instance][]interval{}, cpu: map[spanID]time.Duration{}, noSpan: map[string]time.Duration{}}
 	err := eachLine(path, func(line []byte) error {
@@ -88,10 +88,10 @@ func readProfiles(path string) (*recording, error) {
 		if err != nil {
 			return err
 		}
-		for _, of := range data.ResourceProfiles().All() {
-			for _, scope := range of.ScopeProfiles().All() {
+		for _, rp := range data.ResourceProfiles().All() {
+			for _, scope := range rp.ScopeProfiles().All() {
 				for _, p := range scope.Profiles().All() {
-					if err := r.add(data.Dictionary(), instanceOf(of.Resource()), p); err != nil {
+					if err := r.add(data.Dictionary(), instanceOf(rp.Resource()), p); err != nil {
 						return err
 					}
 				}
@@ -103,13 +103,13 @@ func readProfiles(path string) (*recording, error) {
 }
 
 // add adds a profile.
-func (r *recording) add(d pprofile.ProfilesDictionary, of instance, p pprofile.Profile) error {
+func (r *recording) add(d pprofile.ProfilesDictionary, owner instance, p pprofile.Profile) error {
 	unit, err := unitOf(d, p)
 	if err != nil {
 		return err
 	}
 	start := p.Time().AsTime()
-	r.intervals[of] = append(r.intervals[of], interval{start, start.Add(time.Duration(p.DurationNano()))})
+	r.intervals[owner] = append(r.intervals[owner], interval{start, start.Add(time.Duration(p.DurationNano()))})
 	for _, s := range p.Samples().All() {
 		if s.LinkIndex() < 0 || int(s.LinkIndex()) >= d.LinkTable().Len() {
 			return fmt.Errorf("a sample with link %d of %d", s.LinkIndex(), d.LinkTable().Len())
@@ -117,16 +117,16 @@ func (r *recording) add(d pprofile.ProfilesDictionary, of instance, p pprofile.P
 		used := unit * time.Duration(total(s))
 		link := d.LinkTable().At(int(s.LinkIndex()))
 		if link.SpanID().IsEmpty() {
-			r.noSpan[of.service] += used
+			r.noSpan[owner.service] += used
 			continue
 		}
-		r.cpu[spanID{of, link.TraceID(), link.SpanID()}] += used
+		r.cpu[spanID{owner, link.TraceID(), link.SpanID()}] += used
 	}
 	return nil
 }
 
-// unitOf returns what a value of the profile's samples stands for. Values are CPU time,
-// or count what was sampled at a period of CPU time.
+// unitOf returns the CPU time that a value of the profile's samples represents. Values are CPU
+// time, or count samples taken at a period of CPU time.
 func unitOf(d pprofile.ProfilesDictionary, p pprofile.Profile) (time.Duration, error) {
 	const cpu, samples = "cpu in nanoseconds", "samples in count"
 	text := func(i int32) string {
@@ -136,19 +136,18 @@ func unitOf(d pprofile.ProfilesDictionary, p pprofile.Profile) (time.Duration, e
 		return d.StringTable().At(int(i))
 	}
 	typeText := func(t pprofile.ValueType) string { return text(t.TypeStrindex()) + " in " + text(t.UnitStrindex()) }
-	of, period := typeText(p.SampleType()), typeText(p.PeriodType())
+	sampleType, period := typeText(p.SampleType()), typeText(p.PeriodType())
 	switch {
-	case of == cpu:
+	case sampleType == cpu:
 		return time.Nanosecond, nil
-	case of == samples && period == cpu:
+	case sampleType == samples && period == cpu:
 		return time.Duration(p.Period()), nil
 	default:
-		return 0, fmt.Errorf("a profile of %s with a period of %s is not one of CPU time", of, period)
+		return 0, fmt.Errorf("a profile of %s with a period of %s is not one of CPU time", sampleType, period)
 	}
 }
 
-// total returns the sum of a sample's values. One that has only times has a value of 1
-// for each.
+// total returns the sum of a sample's values. In a sample with timestamps only, each counts 1.
 func total(s pprofile.Sample) int64 {
 	if s.Values().Len() == 0 {
 		return int64(s.TimestampsUnixNano().Len())
@@ -160,7 +159,7 @@ func total(s pprofile.Sample) int64 {
 	return sum
 }
 
-// eachLine has read decode each line of a file that is not empty.
+// eachLine calls decode with each non-empty line of a file.
 func eachLine(path string, decode func(line []byte) error) error {
 	f, err := os.Open(path) //nolint:gosec // The user says what to read.
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// writeTable writes j for people.
+// writeTable writes j as a table.
 func writeTable(w io.Writer, j *result) error {
 	inSpans := j.CPU
 	for _, s := range j.Services {
@@ -46,7 +46,7 @@ func milliseconds(d time.Duration) string {
 	return fmt.Sprintf("%.2fms", float64(d)/float64(time.Millisecond))
 }
 
-// percent returns a part of a whole, "-" if there is no whole.
+// percent returns the percentage of a part, "-" if the whole is zero.
 func percent(part, whole time.Duration) string {
 	if whole <= 0 {
 		return "-"
@@ -54,7 +54,7 @@ func percent(part, whole time.Duration) string {
 	return fmt.Sprintf("%.1f%%", 100*float64(part)/float64(whole))
 }
 
-// quoted returns s as it is if that is safe to show in a column of a terminal.
+// quoted returns s, quoted unless it is safe in a column of a terminal.
 func quoted(s string) string {
 	q := strconv.Quote(s)
 	if s == "" || q[1:len(q)-1] != s {
