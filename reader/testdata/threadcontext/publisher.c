@@ -5,8 +5,8 @@
 //
 // Usage: publisher THREADS [LIBRARY]
 //
-// Each thread publishes a record of its own whose ids and attribute follow from the thread's number, and then waits. With LIBRARY the
-// thread-local variable is that library's, which is loaded by dlopen; without it is the program's. It prints a line "TID NUMBER" for
+// Each thread publishes its own record, whose ids and attribute follow from the thread's number, and then waits. With LIBRARY the
+// thread-local variable is in that library, loaded by dlopen; otherwise it is in the program. The program prints a line "TID NUMBER" for
 // each thread and "ready", and ends when its standard input does. A line "update" on it publishes the context again; "detach" detaches
 // all records; "fork" starts a child that waits.
 //
@@ -55,7 +55,7 @@ static int updates;
 static const char *broken = "";
 #define BROKEN(what) (!strcmp(broken, what))
 
-// Just enough protobuf.
+// A minimal protobuf encoder.
 static size_t field(uint8_t *out, int number, const uint8_t *data, size_t size) {
 	size_t n = 0;
 	out[n++] = (uint8_t)(number << 3 | 2);
