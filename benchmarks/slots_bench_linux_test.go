@@ -106,6 +106,27 @@ func BenchmarkStore(b *testing.B) {
 	}
 }
 
+// BenchmarkGet reads the span that the slot of the calling thread or goroutine shows, and the one of
+// a thread or goroutine by its id. The baseline is that of BenchmarkStore.
+func BenchmarkGet(b *testing.B) {
+	const reads = 100_000
+	for _, r := range rings {
+		ring, baseline := newRing(b, r.opts...), storeLeaf(newLeaf(b, r.byGoroutine))
+		for reader, get := range map[string]func() (ringbuf.Span, bool){
+			"here": ring.Get, "id": func() (ringbuf.Span, bool) { return ring.GetByID(1) },
+		} {
+			b.Run(fmt.Sprintf("layout=%d/index=%s/reader=%s", r.layout, r.index, reader), func(b *testing.B) {
+				ring.Store(&shownSpan)
+				alternate(b, reads, baseline, func(n int) {
+					for range n {
+						get()
+					}
+				})
+			})
+		}
+	}
+}
+
 // BenchmarkThreadRecord shows a span in the calling thread's record for Universal
 // Profiling, which a few loads lead to. The baseline is that of BenchmarkStore.
 func BenchmarkThreadRecord(b *testing.B) {

@@ -54,12 +54,12 @@ func TestInjected(t *testing.T) {
 	const own = "github.com/otelctx/otelctx"
 	goTool(t, module, "mod", "edit", "-replace="+own+"="+filepath.Dir(here), "-require="+own+"@v0.0.0",
 		"-replace=go.opentelemetry.io/otel/sdk="+sdk)
-	goTool(t, module, "build", "-trimpath", "-o", program, ".")
+	goTool(t, module, "build", "-o", program, ".")
 	testCases(t, program, true, false)
 
 	// With the two options too.
 	byHand(t, filepath.Join(module, "main.go"), "idle", "span")
-	goTool(t, module, "build", "-trimpath", "-o", program+"-both", ".")
+	goTool(t, module, "build", "-o", program+"-both", ".")
 	testCases(t, program+"-both", true, false)
 }
 

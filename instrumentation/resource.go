@@ -47,7 +47,7 @@ var errDiffers = errors.New("process context has the resource of the first Trace
 
 // OnStart learns the resource with the first span.
 func (p *resourceProcessor) OnStart(_ context.Context, s sdktrace.ReadWriteSpan) {
-	if !p.known.Load() {
+	if s != nil && !p.known.Load() {
 		p.serve(s.Resource())
 	}
 }

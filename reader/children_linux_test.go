@@ -38,10 +38,11 @@ import (
 
 func TestMain(m *testing.M) {
 	roles := map[string]func(*childproc.Parent){
-		"publisher":  publisher,
-		"idle":       idle,
-		"nobody":     nobody,
-		"reused-pid": reusedPID,
+		"publisher":   publisher,
+		"merged-ring": mergedRing,
+		"idle":        idle,
+		"nobody":      nobody,
+		"reused-pid":  reusedPID,
 	}
 	maps.Copy(roles, threadRoles)
 	childproc.Main(m, roles)

@@ -75,6 +75,8 @@ func (f *fakeTarget) ReadAt(p []byte, off int64) (int, error) {
 	return 0, fmt.Errorf("fake read of %d bytes at %#x: %w", len(p), from, syscall.EFAULT)
 }
 
+func (f *fakeTarget) Pagemap() (*procfs.Pagemap, error) { return nil, errors.ErrUnsupported }
+
 func (f *fakeTarget) Maps(keep func([]byte) bool) iter.Seq2[procfs.Mapping, error] {
 	f.mapsReads++
 	return procfs.Maps(f.maps(), keep)

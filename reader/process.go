@@ -68,6 +68,8 @@ type target interface {
 	io.ReaderAt
 	// Maps yields its mappings with a name that keep accepts.
 	Maps(keep func(name []byte) bool) iter.Seq2[procfs.Mapping, error]
+	// Pagemap says which of its pages are present.
+	Pagemap() (*procfs.Pagemap, error)
 	// Alive returns an error once the process is gone.
 	Alive() error
 	Close() error

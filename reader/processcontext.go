@@ -8,7 +8,9 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -40,6 +42,9 @@ type ProcessContext struct {
 	// Message is what was published. Attributes whose keys are not unique, which
 	// the OTEP forbids, are kept as they came.
 	Message *processcontextpb.ProcessContext
+
+	// ahead is how far the publisher's CLOCK_BOOTTIME is ahead of the reader's.
+	ahead time.Duration
 }
 
 // advertises reports whether the message says where spans are.
@@ -63,6 +68,7 @@ func (c *ProcessContext) SchemaURL() string {
 
 // Age returns how long ago the context was published. It understands both clocks
 // that publishers use: what would be decades since boot is time since the epoch.
+// A publisher in another time namespace has its own time since boot, which Age makes up for.
 // The error says that the time lies ahead, as after a move to another machine, or that
 // the clock cannot be read.
 func (c *ProcessContext) Age() (time.Duration, error) {
@@ -73,11 +79,41 @@ func (c *ProcessContext) Age() (time.Duration, error) {
 	const year2000 = 946_684_800_000_000_000
 	if c.PublishedAtNS >= year2000 {
 		now = uint64(time.Now().UnixNano())
+	} else {
+		now += uint64(c.ahead)
 	}
 	if age := now - c.PublishedAtNS; c.PublishedAtNS <= now && age <= math.MaxInt64 {
 		return time.Duration(age), nil
 	}
 	return 0, fmt.Errorf("published at %d ns, which lies ahead", c.PublishedAtNS)
+}
+
+// clockAhead returns how far the process's CLOCK_BOOTTIME is ahead of this one's: 0 unless they are in different
+// time namespaces, or if that is not known.
+func (p *Process) clockAhead() time.Duration {
+	namespace := func(process, name string) string {
+		target, err := os.Readlink(process + "/ns/" + name)
+		if err != nil {
+			return ""
+		}
+		return target
+	}
+	const own = "/proc/self"
+	other := "/proc/" + strconv.Itoa(p.pid)
+	at := namespace(other, "time")
+	// The offsets are those of a process's children, which are in the same namespace but after unshare.
+	if at == "" || at == namespace(own, "time") || at != namespace(other, "time_for_children") {
+		return 0
+	}
+	ours, err := boottime.Offset(own)
+	if err != nil {
+		return 0
+	}
+	theirs, err := boottime.Offset(other)
+	if err != nil {
+		return 0
+	}
+	return theirs - ours
 }
 
 // publication is what is looked for in a process.
@@ -267,6 +303,7 @@ func (p *Process) readAt(at procfs.Mapping) (_ *ProcessContext, lost bool, err e
 		PublishedAtNS:  before.PublishedAtNS,
 		PayloadSize:    len(payload),
 		Message:        msg,
+		ahead:          p.clockAhead(),
 	}, false, nil
 }
 

@@ -4,8 +4,11 @@
 package reader
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"os"
+	"slices"
 	"syscall"
 
 	"github.com/otelctx/otelctx/internal/procfs"
@@ -15,8 +18,9 @@ import (
 
 // This is the search for rings that nobody advertises, such as those of the
 // OTEL-compatible context storage of Datadog's Java profiler. It finds them by the name
-// of the mapping. Where the kernel took no name, it goes by the magic number at the
-// start of anonymous memory.
+// of the mapping. Where the kernel took no name, it goes by the magic number at the start of
+// anonymous memory, or at the start of a page within: the kernel merges a ring with anonymous
+// memory beside it.
 
 const (
 	// maxRings bounds how many mappings with a ring's name are looked at.
@@ -25,6 +29,10 @@ const (
 	// time that many.
 	maxScanned = 1 << 14
 	scanned    = 256
+	// maxPages bounds for how many pages of such mappings it is asked whether they are
+	// present, and maxPresent into how many present ones is looked.
+	maxPages   = 1 << 17
+	maxPresent = 1 << 13
 )
 
 // ringNames are the names of rings by thread, the better one first: a process may have
@@ -57,6 +65,9 @@ func (p *Process) findRing(ctx context.Context) (*ringbuf.View, Carrier, error) 
 		}
 	}
 	marked, err := p.scan(ctx, anonymous)
+	if err == nil && len(marked) == 0 {
+		marked, err = p.scan(ctx, p.presentPages(ctx, anonymous))
+	}
 	if err != nil {
 		return nil, Carrier{}, err
 	}
@@ -93,6 +104,42 @@ func (p *Process) ringMappings(ctx context.Context) (named [len(ringNames)][]pro
 		}
 	}
 	return named, anonymous, nil
+}
+
+// presentPages returns what each present page inside of the mappings begins, up to the end of its
+// mapping. It looks at the smallest mappings first: the heaps of a large process come last, and may
+// be left out. Where nothing tells which pages are present, as on other platforms, it returns none.
+func (p *Process) presentPages(ctx context.Context, mappings []procfs.Mapping) (inside []procfs.Mapping) {
+	pagemap, err := p.target.Pagemap()
+	if err != nil {
+		return nil
+	}
+	defer func() { _ = pagemap.Close() }()
+	slices.SortStableFunc(mappings, func(a, b procfs.Mapping) int { return cmp.Compare(a.End-a.Start, b.End-b.Start) })
+	page := uint64(os.Getpagesize())
+	left := uint64(maxPages)
+	var pages []uint64
+	for _, m := range mappings {
+		// The first page has been looked at.
+		first := m.Start + page
+		if first >= m.End {
+			continue
+		}
+		end := min(m.End, first+left*page)
+		left -= (end - first) / page
+		pages, err = pagemap.AppendPresent(pages[:0], first, end)
+		for _, start := range pages {
+			if len(inside) == maxPresent {
+				return inside
+			}
+			m.Start = start
+			inside = append(inside, m)
+		}
+		if err != nil || left == 0 || ctx.Err() != nil {
+			break
+		}
+	}
+	return inside
 }
 
 // scan returns the mappings that begin with a ring's magic number, at most maxRings.

@@ -21,6 +21,7 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/sdk/resource"
 
+	"github.com/otelctx/otelctx/internal/advertise"
 	"github.com/otelctx/otelctx/internal/cells"
 	"github.com/otelctx/otelctx/internal/gorecord"
 	"github.com/otelctx/otelctx/internal/goroutines"
@@ -148,7 +149,7 @@ func (s *service) advertise(offsets bool) error {
 			kvs = append(kvs, attribute.Int64(wire.KeyGo+key, offset))
 		}
 	}
-	return resourcepublisher.SetAttributes(kvs...)
+	return advertise.Change(kvs, nil)
 }
 
 func ringAttributes(prefix string, info ringbuf.Info) []attribute.KeyValue {

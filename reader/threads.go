@@ -137,7 +137,7 @@ const maxThreads = 1 << 17
 func (p *Process) Threads(ctx context.Context) ([]Thread, error) {
 	v, err := p.threadView(ctx)
 	if errors.Is(err, ErrNoThreadContext) {
-		if threads, contextErr := p.threadsByContext(ctx); !errors.Is(contextErr, ErrNoThreadContext) {
+		if threads, contextErr := p.threadsByContext(ctx); !errors.Is(contextErr, ErrNoThreadContext) && !errors.Is(contextErr, ErrNoContext) {
 			return threads, contextErr
 		}
 	}

@@ -4,8 +4,10 @@
 package resourcepublisher
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"unicode/utf8"
@@ -15,6 +17,7 @@ import (
 	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
 	processcontextpb "go.opentelemetry.io/proto/otlp/processcontext/v1development"
 	resourcepb "go.opentelemetry.io/proto/otlp/resource/v1"
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/otelctx/otelctx/internal/wire"
@@ -25,15 +28,29 @@ import (
 const MaxPayloadSize = wire.MaxProcessContextPayload
 
 // ErrTooLarge is wrapped by the error for a process context of more than
-// [MaxPayloadSize] bytes.
+// [MaxPayloadSize] bytes, and by the report of what is left out of a resource for that reason.
 var ErrTooLarge = errors.New("process context is too large")
 
-// encode returns the ProcessContext message for r, less the attributes that keep
-// declines, and extra.
-func encode(r *resource.Resource, keep attribute.Filter, extra map[attribute.Key]attribute.Value) ([]byte, error) {
+// encoded is a ProcessContext message.
+type encoded struct {
+	payload []byte
+	// problems says which attributes of the resource the format cannot hold, or not all of
+	// their text. Such an attribute costs itself, and not the resource.
+	problems error
+	// tooMany is how many attributes of the resource are left out because there is no room.
+	tooMany int
+}
+
+// encode encodes r, less the attributes that keep declines, and the attributes of beside. If
+// they do not fit together, the largest ones of r are left out. The error wraps ErrTooLarge if
+// beside alone does not fit.
+func encode(r *resource.Resource, keep attribute.Filter, beside ...attributes) (e encoded, err error) {
 	// The message always has a resource, also an empty one: without any field it
 	// would have no bytes, which readers take for no context.
 	msg := &processcontextpb.ProcessContext{Resource: &resourcepb.Resource{}}
+	problem := func(err error) {
+		e.problems = errors.Join(e.problems, fmt.Errorf("publish process context: %w", err))
+	}
 	for it := r.Iter(); it.Next(); {
 		kv := it.Attribute()
 		if keep != nil && !keep(kv) {
@@ -41,55 +58,98 @@ func encode(r *resource.Resource, keep attribute.Filter, extra map[attribute.Key
 		}
 		pb, err := keyValue(kv)
 		if err != nil {
-			return nil, fmt.Errorf("resource attribute %w", err)
+			problem(fmt.Errorf("resource attribute %w", err))
 		}
-		msg.Resource.Attributes = append(msg.Resource.Attributes, pb)
+		if pb != nil {
+			msg.Resource.Attributes = append(msg.Resource.Attributes, pb)
+		}
 	}
-	for key, value := range extra {
-		pb, err := keyValue(attribute.KeyValue{Key: key, Value: value})
-		if err != nil {
-			return nil, fmt.Errorf("attribute %w", err)
-		}
-		msg.Attributes = append(msg.Attributes, pb)
+	for _, kvs := range beside {
+		msg.Attributes = slices.AppendSeq(msg.Attributes, maps.Values(kvs))
 	}
 	if url := r.SchemaURL(); url != "" {
 		pb, err := keyValue(attribute.String(wire.AttributeSchemaURL, url))
 		if err != nil {
-			return nil, fmt.Errorf("attribute %w", err)
+			problem(fmt.Errorf("schema URL: %w", err))
 		}
 		msg.Attributes = append(msg.Attributes, pb)
 	}
 	slices.SortFunc(msg.GetAttributes(), func(a, b *commonpb.KeyValue) int { return strings.Compare(a.GetKey(), b.GetKey()) })
 
+	size := proto.Size(msg)
+	if largest := fit(msg, size-MaxPayloadSize); len(largest) > 0 {
+		e.tooMany = len(largest)
+		problem(fmt.Errorf("%d resource attributes, of which %q is the largest, are left out: %w: %d bytes, at most %d",
+			len(largest), largest[0].GetKey(), ErrTooLarge, size, MaxPayloadSize))
+	}
 	if size := proto.Size(msg); size > MaxPayloadSize {
-		return nil, fmt.Errorf("%w: %d bytes, at most %d", ErrTooLarge, size, MaxPayloadSize)
+		return encoded{}, fmt.Errorf("%w: %d bytes, at most %d", ErrTooLarge, size, MaxPayloadSize)
 	}
-	payload, err := proto.MarshalOptions{Deterministic: true}.Marshal(msg)
+	e.payload, err = proto.MarshalOptions{Deterministic: true}.Marshal(msg)
 	if err != nil {
-		return nil, fmt.Errorf("encode process context: %w", err)
+		return encoded{}, fmt.Errorf("encode process context: %w", err)
 	}
-	return payload, nil
+	return e, nil
 }
 
-// keyValue returns kv as OTLP has it. Every value of the attribute package has an
-// equivalent there. The error says which key it is about.
-func keyValue(kv attribute.KeyValue) (*commonpb.KeyValue, error) { return nestedKeyValue(kv, 0) }
+// fit removes the largest attributes of the resource until the message is smaller by excess
+// bytes or more, and returns them.
+func fit(msg *processcontextpb.ProcessContext, excess int) (largest []*commonpb.KeyValue) {
+	if excess <= 0 {
+		return nil
+	}
+	bySize := slices.SortedStableFunc(slices.Values(msg.GetResource().GetAttributes()),
+		func(a, b *commonpb.KeyValue) int { return cmp.Compare(proto.Size(b), proto.Size(a)) })
+	n := 0
+	for ; n < len(bySize) && excess > 0; n++ {
+		excess -= protowire.SizeTag(1) + protowire.SizeBytes(proto.Size(bySize[n]))
+	}
+	gone := make(map[*commonpb.KeyValue]bool, n)
+	for _, kv := range bySize[:n] {
+		gone[kv] = true
+	}
+	msg.Resource.Attributes = slices.DeleteFunc(msg.Resource.Attributes, func(kv *commonpb.KeyValue) bool { return gone[kv] })
+	return bySize[:n]
+}
 
-func nestedKeyValue(kv attribute.KeyValue, depth int) (*commonpb.KeyValue, error) {
-	// The wire format allows nothing else, and protobuf's error would not say which
-	// attribute it is about.
+// attributes are attributes by their keys, as OTLP has them.
+type attributes map[attribute.Key]*commonpb.KeyValue
+
+// keyValue returns kv as OTLP has it. If the format cannot hold kv, the result is nil. If it
+// cannot hold some of its text, which has to be UTF-8, U+FFFD replaces the invalid bytes. Either is
+// reported as a problem, which begins with the key.
+func keyValue(kv attribute.KeyValue) (_ *commonpb.KeyValue, problem error) {
 	if !utf8.ValidString(string(kv.Key)) {
-		return nil, fmt.Errorf("%q: key is not valid UTF-8", kv.Key)
+		// Repaired it could be the key of another attribute.
+		return nil, fmt.Errorf("%q is left out: key is not valid UTF-8", kv.Key)
 	}
-	value, err := anyValue(kv.Value, depth)
+	var e encoder
+	value, err := e.value(kv.Value, 0)
 	if err != nil {
-		return nil, fmt.Errorf("%q: %w", kv.Key, err)
+		return nil, fmt.Errorf("%q is left out: %w", kv.Key, err)
 	}
-	return &commonpb.KeyValue{Key: string(kv.Key), Value: value}, nil
+	if e.repaired {
+		problem = fmt.Errorf("%q is changed: value is not valid UTF-8", kv.Key)
+	}
+	return &commonpb.KeyValue{Key: string(kv.Key), Value: value}, problem
 }
 
-// anyValue converts a value inside of depth others.
-func anyValue(v attribute.Value, depth int) (*commonpb.AnyValue, error) {
+// encoder converts one attribute.
+type encoder struct {
+	// repaired is whether there was invalid text.
+	repaired bool
+}
+
+// text returns s with U+FFFD instead of what is not valid UTF-8.
+func (e *encoder) text(s string) string {
+	valid := strings.ToValidUTF8(s, "\uFFFD")
+	e.repaired = e.repaired || valid != s
+	return valid
+}
+
+// value converts a value that is nested in depth others. Every value of the attribute package
+// has an equivalent in OTLP.
+func (e *encoder) value(v attribute.Value, depth int) (*commonpb.AnyValue, error) {
 	if depth > wire.MaxValueNesting {
 		return nil, fmt.Errorf("value nests deeper than %d levels", wire.MaxValueNesting)
 	}
@@ -103,7 +163,7 @@ func anyValue(v attribute.Value, depth int) (*commonpb.AnyValue, error) {
 	case attribute.FLOAT64:
 		return doubleValue(v.AsFloat64())
 	case attribute.STRING:
-		return stringValue(v.AsString())
+		return e.stringValue(v.AsString())
 	case attribute.BYTESLICE:
 		return &commonpb.AnyValue{Value: &commonpb.AnyValue_BytesValue{BytesValue: v.AsByteSlice()}}, nil
 	case attribute.BOOLSLICE:
@@ -113,13 +173,13 @@ func anyValue(v attribute.Value, depth int) (*commonpb.AnyValue, error) {
 	case attribute.FLOAT64SLICE:
 		return arrayValue(v.AsFloat64Slice(), doubleValue)
 	case attribute.STRINGSLICE:
-		return arrayValue(v.AsStringSlice(), stringValue)
+		return arrayValue(v.AsStringSlice(), e.stringValue)
 	case attribute.SLICE:
 		return arrayValue(v.AsSlice(), func(v attribute.Value) (*commonpb.AnyValue, error) {
-			return anyValue(v, depth+1)
+			return e.value(v, depth+1)
 		})
 	case attribute.MAP:
-		return mapValue(v.AsMap(), depth)
+		return e.mapValue(v.AsMap(), depth)
 	default:
 		return nil, fmt.Errorf("value of unknown type %v", v.Type())
 	}
@@ -137,11 +197,8 @@ func doubleValue(v float64) (*commonpb.AnyValue, error) {
 	return &commonpb.AnyValue{Value: &commonpb.AnyValue_DoubleValue{DoubleValue: v}}, nil
 }
 
-func stringValue(v string) (*commonpb.AnyValue, error) {
-	if !utf8.ValidString(v) {
-		return nil, errors.New("value is not valid UTF-8")
-	}
-	return &commonpb.AnyValue{Value: &commonpb.AnyValue_StringValue{StringValue: v}}, nil
+func (e *encoder) stringValue(v string) (*commonpb.AnyValue, error) {
+	return &commonpb.AnyValue{Value: &commonpb.AnyValue_StringValue{StringValue: e.text(v)}}, nil
 }
 
 func arrayValue[T any](vs []T, element func(T) (*commonpb.AnyValue, error)) (*commonpb.AnyValue, error) {
@@ -157,19 +214,20 @@ func arrayValue[T any](vs []T, element func(T) (*commonpb.AnyValue, error)) (*co
 
 // mapValue keeps the last of entries with the same key, as the SDK does in
 // resources: keys must be unique at every level.
-func mapValue(kvs []attribute.KeyValue, depth int) (*commonpb.AnyValue, error) {
+func (e *encoder) mapValue(kvs []attribute.KeyValue, depth int) (*commonpb.AnyValue, error) {
 	list := &commonpb.KeyValueList{}
-	at := make(map[attribute.Key]int, len(kvs))
+	positions := make(map[string]int, len(kvs))
 	for _, kv := range kvs {
-		pb, err := nestedKeyValue(kv, depth+1)
+		value, err := e.value(kv.Value, depth+1)
 		if err != nil {
-			return nil, fmt.Errorf("entry %w", err)
+			return nil, fmt.Errorf("entry %q: %w", kv.Key, err)
 		}
-		if i, ok := at[kv.Key]; ok {
+		pb := &commonpb.KeyValue{Key: e.text(string(kv.Key)), Value: value}
+		if i, ok := positions[pb.GetKey()]; ok {
 			list.Values[i] = pb
 			continue
 		}
-		at[kv.Key] = len(list.GetValues())
+		positions[pb.GetKey()] = len(list.GetValues())
 		list.Values = append(list.Values, pb)
 	}
 	return &commonpb.AnyValue{Value: &commonpb.AnyValue_KvlistValue{KvlistValue: list}}, nil

@@ -10,6 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/sdk/resource"
+	processcontextpb "go.opentelemetry.io/proto/otlp/processcontext/v1development"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/otelctx/otelctx/internal/testing/golden"
 )
@@ -28,21 +30,24 @@ func TestPayloadBytes(t *testing.T) {
 		attribute.KeyValue{Key: "empty"},
 		attribute.StringSlice("process.command_args", []string{"checkout", "-v"}),
 	)
-	extra := map[attribute.Key]attribute.Value{
-		"threadlocal.schema_version":    attribute.StringValue("otelctx_slots_v1"),
-		"threadlocal.attribute_key_map": attribute.StringSliceValue([]string{"http.route"}),
-		"nested": attribute.MapValue(
-			attribute.KeyValue{Key: "list", Value: attribute.SliceValue(attribute.IntValue(1), attribute.BoolValue(false))},
-		),
+	beside := attributes{}
+	for _, kv := range []attribute.KeyValue{
+		attribute.String("threadlocal.schema_version", "otelctx_slots_v1"),
+		attribute.StringSlice("threadlocal.attribute_key_map", []string{"http.route"}),
+		attribute.Map("nested", attribute.KeyValue{Key: "list", Value: attribute.SliceValue(attribute.IntValue(1), attribute.BoolValue(false))}),
+	} {
+		var err error
+		beside[kv.Key], err = keyValue(kv)
+		require.NoError(t, err)
 	}
 	for range 20 { // the order of a Go map must not show
-		payload, err := encode(res, attribute.NewDenyKeysFilter("secret"), extra)
+		e, err := encode(res, attribute.NewDenyKeysFilter("secret"), beside)
 		require.NoError(t, err)
-		golden.Compare(t, "payload.golden", payload)
+		golden.Compare(t, "payload.golden", e.payload)
 	}
-	payload, err := encode(nil, nil, nil)
+	e, err := encode(nil, nil)
 	require.NoError(t, err)
-	assert.Equal(t, []byte{0x0a, 0x00}, payload, "an empty resource, which is not no resource")
+	assert.Equal(t, encoded{payload: []byte{0x0a, 0x00}}, e, "an empty resource, which is not no resource")
 }
 
 func FuzzEncode(f *testing.F) {
@@ -55,12 +60,16 @@ func FuzzEncode(f *testing.F) {
 			value = attribute.MapValue(attribute.KeyValue{Key: attribute.Key(key), Value: value})
 		}
 		kv := attribute.KeyValue{Key: attribute.Key(key), Value: value}
-		payload, err := encode(resource.NewSchemaless(kv), nil, map[attribute.Key]attribute.Value{"x": value})
-		if (payload == nil) == (err == nil) {
-			t.Fatalf("both or neither of a payload and %v", err)
+		e, err := encode(resource.NewSchemaless(kv, attribute.Int("always", 1)), nil)
+		if err != nil || len(e.payload) > MaxPayloadSize {
+			t.Fatalf("%d bytes, %v", len(e.payload), err)
 		}
-		if len(payload) > MaxPayloadSize {
-			t.Fatalf("%d bytes", len(payload))
+		msg := new(processcontextpb.ProcessContext)
+		if err := proto.Unmarshal(e.payload, msg); err != nil {
+			t.Fatal(err)
+		}
+		if n := len(msg.GetResource().GetAttributes()); n == 0 || n == 1 && e.problems == nil && key != "" && key != "always" {
+			t.Fatalf("%d attributes are left", n)
 		}
 	})
 }

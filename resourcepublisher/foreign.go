@@ -4,38 +4,89 @@
 package resourcepublisher
 
 import (
+	"errors"
+	"iter"
 	"os"
+	"slices"
+
+	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
+	processcontextpb "go.opentelemetry.io/proto/otlp/processcontext/v1development"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/otelctx/otelctx/internal/procfs"
 	"github.com/otelctx/otelctx/internal/remotemem"
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// foreignContext looks for a process context in this process, which must have none
-// of ours, and returns its mapping's name.
+// errForeignSpans says that there is another runtime of Go with this package, as in a program in
+// C with two libraries in Go. Readers know one per process.
+var errForeignSpans = errors.New("another Go runtime in this process publishes its spans: profilers do not see the spans of this one")
+
+// foreignContext returns the name of the mapping of a process context in this process,
+// which must have none of ours.
 //
 // It cannot be certain: a library may publish just after the look, and /proc may be
 // closed to the process. Then readers find two contexts or we miss one; nothing
 // worse comes of it.
 func foreignContext() (name string, found bool) {
-	self, err := procfs.NewFS("/proc").Process(os.Getpid())
-	if err != nil {
-		return "", false
-	}
-	defer func() { _ = self.Close() }()
-	// The other library may unmap it under our eyes: read it as a stranger would.
-	memory := remotemem.Of(os.Getpid())
-	for m, err := range self.Maps(wire.IsProcessContextMapping) {
-		if err != nil {
-			return "", false
-		}
-		var b [wire.ProcessContextHeaderSize]byte
-		if _, err := memory.ReadAt(b[:], int64(m.Start)); err != nil {
-			continue
-		}
-		if h, err := wire.DecodeProcessContextHeader(&b); err == nil && h.PublishedAtNS != 0 {
-			return m.Name, true
-		}
+	for m := range published(wire.IsProcessContextMapping) {
+		return m.Name, true
 	}
 	return "", false
+}
+
+// foreignSpans reports whether another Go runtime in this process has advertised spans; this one
+// must have advertised none. It is as certain as foreignContext.
+func foreignSpans() bool {
+	for m, header := range published(func(name []byte) bool {
+		return wire.IsProcessContextMapping(name) || wire.IsThreadLocalMapping(name)
+	}) {
+		if wire.IsThreadLocalMapping([]byte(m.Name)) || advertisesGo(&header) {
+			return true
+		}
+	}
+	return false
+}
+
+// advertisesGo reports whether the payload of a process context advertises the spans of a Go
+// runtime.
+func advertisesGo(h *wire.ProcessContextHeader) bool {
+	if h.ValidatePayload() != nil {
+		return false
+	}
+	payload := make([]byte, h.PayloadSize)
+	msg := new(processcontextpb.ProcessContext)
+	if _, err := remotemem.Of(os.Getpid()).ReadAt(payload, int64(h.Payload)); err != nil || proto.Unmarshal(payload, msg) != nil {
+		return false
+	}
+	return slices.ContainsFunc(msg.GetAttributes(), func(kv *commonpb.KeyValue) bool {
+		return kv.GetKey() == wire.KeyGo+wire.GoKeyVersion
+	})
+}
+
+// published yields the mappings of this process that match by name and have the header of a
+// process context that is published.
+func published(match func(name []byte) bool) iter.Seq2[procfs.Mapping, wire.ProcessContextHeader] {
+	return func(yield func(procfs.Mapping, wire.ProcessContextHeader) bool) {
+		self, err := procfs.NewFS("/proc").Process(os.Getpid())
+		if err != nil {
+			return
+		}
+		defer func() { _ = self.Close() }()
+		// The other library may unmap it under our eyes: read it as a stranger would.
+		memory := remotemem.Of(os.Getpid())
+		for m, err := range self.Maps(match) {
+			if err != nil {
+				return
+			}
+			var b [wire.ProcessContextHeaderSize]byte
+			if _, err := memory.ReadAt(b[:], int64(m.Start)); err != nil {
+				continue
+			}
+			h, err := wire.DecodeProcessContextHeader(&b)
+			if err == nil && h.PublishedAtNS != 0 && !yield(m, h) {
+				return
+			}
+		}
+	}
 }

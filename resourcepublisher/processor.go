@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"slices"
 
-	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/sdk/resource"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 )
@@ -24,7 +23,7 @@ var _ sdktrace.SpanProcessor = (*Publisher)(nil)
 // span. The resources of others that differ, of up to 16, are reported through
 // [otel.Handle], each once.
 func (p *Publisher) OnStart(_ context.Context, s sdktrace.ReadWriteSpan) {
-	if p == nil {
+	if p == nil || s == nil {
 		return
 	}
 	if r := s.Resource(); r != p.spans.Load() && !p.knows(r) {
@@ -43,35 +42,27 @@ func (p *Publisher) knows(r *resource.Resource) bool {
 
 // firstSpan is called for the first span of each provider.
 func (p *Publisher) firstSpan(r *resource.Resource) {
-	if err := p.serve(r); err != nil {
-		otel.Handle(err)
-	}
-}
-
-func (p *Publisher) serve(r *resource.Resource) error {
-	process.mu.Lock()
-	defer process.mu.Unlock()
-	if !p.spans.CompareAndSwap(nil, r) {
-		if r == p.spans.Load() || p.knows(r) {
-			return nil // by another goroutine's span
+	defer lock()()
+	if p.spans.CompareAndSwap(nil, r) {
+		// Spans may outlive the publisher.
+		if p.region != nil && !p.updated && !sameResource(p.resource, r) {
+			note(p.publish(r, process.extra, process.spans))
 		}
-		var others []*resource.Resource
-		if known := p.others.Load(); known != nil {
-			others = *known
-		}
-		others = append(slices.Clip(others), r)
-		p.others.Store(&others)
-		if first := p.spans.Load(); !sameResource(first, r) {
-			return fmt.Errorf("process context is published for the spans of one TracerProvider; "+
-				"another one's resource differs in %q", differences(first, r))
-		}
-		return nil
+		return
 	}
-	// Spans may outlive the publisher.
-	if p.region == nil || p.updated || sameResource(p.resource, r) {
-		return nil
+	if r == p.spans.Load() || p.knows(r) {
+		return // by another goroutine's span
 	}
-	return p.publish(r, process.extra)
+	var others []*resource.Resource
+	if known := p.others.Load(); known != nil {
+		others = *known
+	}
+	others = append(slices.Clip(others), r)
+	p.others.Store(&others)
+	if first := p.spans.Load(); !sameResource(first, r) {
+		note(fmt.Errorf("process context is published for the spans of one TracerProvider; "+
+			"another one's resource differs in %q", differences(first, r)))
+	}
 }
 
 // OnEnd does nothing.

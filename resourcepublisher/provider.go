@@ -55,8 +55,7 @@ func publishOnce(r *resource.Resource, c config) error {
 	if !c.isEnabled() {
 		return nil
 	}
-	process.mu.Lock()
-	defer process.mu.Unlock()
+	defer lock()()
 	_, err := newPublisher(r, c)
 	if errors.Is(err, ErrAlreadyPublished) {
 		if sameResource(process.active.resource, r) {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -157,7 +158,7 @@ func TestDisabledWithResourceIsTheSDKs(t *testing.T) {
 func TestProcessorCorrectsTheResource(t *testing.T) {
 	of := func(n int) *resource.Resource {
 		if n == 0 {
-			return resource.NewSchemaless(attribute.String("bad", "\xff"))
+			return resource.NewWithAttributes(strings.Repeat("x", resourcepublisher.MaxPayloadSize))
 		}
 		return resource.NewSchemaless(attribute.Int("n", n))
 	}
@@ -194,7 +195,7 @@ func TestProcessorCorrectsTheResource(t *testing.T) {
 				errs := handled.Take()
 				require.Len(t, errs, map[string]int{"reported": 1}[result], step)
 				if result == "reported" {
-					require.ErrorContains(t, errs[0], map[int]string{0: `"bad"`, 2: `["n"]`}[n])
+					require.ErrorContains(t, errs[0], map[int]string{0: "too large", 2: `["n"]`}[n])
 				}
 			}
 		})

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -53,6 +54,8 @@ type Publisher struct {
 	region *region
 	// resource is what is published, before the filter.
 	resource *resource.Resource
+	// tooMany is how many of its attributes are left out because there is no room.
+	tooMany int
 	// updated is whether Update has chosen the resource.
 	updated bool
 }
@@ -66,8 +69,32 @@ var process struct {
 	// separate publishes the attributes of spans while active is nil, see
 	// publishSeparately; nil if there are none.
 	separate *Publisher
-	// extra is published beside the resource, now or by the next publisher.
-	extra map[attribute.Key]attribute.Value
+	// extra and spans are published beside the resource, now or by the next publisher:
+	// what SetAttributes and advertise.Change have set.
+	extra, spans attributes
+	// notes go to otel.Handle once mu is unlocked, see lock.
+	notes []error
+}
+
+// lock locks process.mu. The function that it returns unlocks it, and then reports what has
+// been noted meanwhile: error handlers may call this package.
+func lock() (unlock func()) {
+	process.mu.Lock()
+	return func() {
+		notes := process.notes
+		process.notes = nil
+		process.mu.Unlock()
+		for _, err := range notes {
+			otel.Handle(err)
+		}
+	}
+}
+
+// note has an error go to otel.Handle, unless it is nil. process.mu is held by lock.
+func note(err error) {
+	if err != nil {
+		process.notes = append(process.notes, err)
+	}
 }
 
 // NewPublisher publishes r, where nil is an empty resource, and what
@@ -75,16 +102,19 @@ var process struct {
 //
 // The error wraps [ErrAlreadyPublished] if this process has a publisher, and
 // [ErrForeignContext] if another library has published a context. It wraps
-// [ErrDisabled] if publishing is turned off, [ErrTooLarge], or [errors.ErrUnsupported]
-// outside of Linux. Else it names the attribute that cannot be encoded or the system
-// call that failed. After an error nothing is published and nothing has changed.
+// [ErrDisabled] if publishing is turned off, [ErrTooLarge] if what SetAttributes has set does not fit, or [errors.ErrUnsupported]
+// outside of Linux. Else it names the system call that failed. After an error nothing is
+// published and nothing has changed.
+//
+// An attribute of r that the format cannot hold is no error: U+FFFD replaces text that is not
+// UTF-8, and what cannot be held at all is left out, the largest attributes if there is no room
+// for all. [otel.Handle] gets to know.
 func NewPublisher(r *resource.Resource, opts ...Option) (*Publisher, error) {
 	c := newConfig(opts)
 	if !c.isEnabled() {
 		return nil, ErrDisabled
 	}
-	process.mu.Lock()
-	defer process.mu.Unlock()
+	defer lock()()
 	return newPublisher(r, c)
 }
 
@@ -96,19 +126,20 @@ func newPublisher(r *resource.Resource, c config) (*Publisher, error) {
 	if name, ok := foreignContext(); ok {
 		return nil, fmt.Errorf("%w: %s", ErrForeignContext, name)
 	}
-	payload, err := encode(r, c.keep, process.extra)
+	e, err := encode(r, c.keep, process.extra, process.spans)
 	if err != nil {
 		return nil, err
 	}
-	p, err := publishAs(wire.ProcessContextName, payload)
+	p, err := publishAs(wire.ProcessContextName, e.payload)
 	if err != nil {
 		return nil, fmt.Errorf("publish process context: %w", err)
 	}
-	p.config, p.resource = c, r
+	note(e.problems)
+	p.config, p.resource, p.tooMany = c, r, e.tooMany
 	process.active = p
 	// The context has these attributes now. Readers prefer it for the moment in which there
 	// are both, and so it does no harm if the mapping cannot be unmapped.
-	_ = publishSeparately(process.extra)
+	_ = publishSeparately(process.spans)
 	return p, nil
 }
 
@@ -124,38 +155,43 @@ func publishAs(name string, payload []byte) (*Publisher, error) {
 // Update publishes r instead of the resource published before. Readers see either
 // the one or the other, whole.
 //
-// The error wraps [ErrShutdown] or [ErrTooLarge], or names the attribute that
-// cannot be encoded or the system call that failed. After an error the old context
-// is still published.
+// The error wraps [ErrShutdown] or [ErrTooLarge], or names the system call that failed. After
+// an error the old context is still published. Attributes that the format cannot hold are no
+// error, see [NewPublisher].
 func (p *Publisher) Update(r *resource.Resource) error {
 	if p == nil {
 		return ErrShutdown
 	}
-	process.mu.Lock()
-	defer process.mu.Unlock()
-	if err := p.publish(r, process.extra); err != nil {
+	defer lock()()
+	if err := p.publish(r, process.extra, process.spans); err != nil {
 		return err
 	}
 	p.updated = true
 	return nil
 }
 
-// publish must be called with process.mu held.
-func (p *Publisher) publish(r *resource.Resource, extra map[attribute.Key]attribute.Value) error {
+// publish must be called with process.mu held by lock.
+func (p *Publisher) publish(r *resource.Resource, beside ...attributes) error {
 	if p.region == nil {
 		return ErrShutdown
 	}
 	if p.pid != os.Getpid() {
 		return fmt.Errorf("update process context: published by process %d, which forked this one", p.pid)
 	}
-	payload, err := encode(r, p.config.keep, extra)
+	e, err := encode(r, p.config.keep, beside...)
 	if err != nil {
 		return err
 	}
-	if err := p.region.update(payload); err != nil {
+	if r == p.resource && e.tooMany > p.tooMany {
+		return fmt.Errorf("%w beside the attributes of the resource", ErrTooLarge)
+	}
+	if err := p.region.update(e.payload); err != nil {
 		return fmt.Errorf("update process context: %w", err)
 	}
-	p.resource = r
+	if r != p.resource {
+		note(e.problems)
+	}
+	p.resource, p.tooMany = r, e.tooMany
 	return nil
 }
 
@@ -166,14 +202,13 @@ func (p *Publisher) Shutdown(context.Context) error {
 	if p == nil {
 		return nil
 	}
-	process.mu.Lock()
-	defer process.mu.Unlock()
+	defer lock()()
 	var err error
 	if process.active == p {
 		process.active = nil
 		// First, so that readers find spans all the while.
 		if p.pid == os.Getpid() {
-			err = publishSeparately(process.extra)
+			err = publishSeparately(process.spans)
 		}
 	}
 	return errors.Join(err, p.withdraw())
@@ -207,66 +242,57 @@ func Current() *Publisher {
 //
 // Attributes belong to the process. They may be set before there is a publisher,
 // which then publishes them, and stay set when it shuts down. Readers see all of
-// kvs at once. Those whose keys begin with "threadlocal." are published also while there
-// is no publisher, see the package's documentation; what keeps them from that goes to
-// [otel.Handle].
+// kvs at once.
 //
 // The error wraps [ErrTooLarge], or names the attribute that cannot be published or
-// the system call that failed. After an error nothing has changed. The key
-// otelctx.resource.schema_url is reserved.
+// the system call that failed. After an error nothing has changed. The keys
+// otelctx.resource.schema_url and those that begin with "threadlocal.", by which package
+// spanctx says where spans are, are reserved.
 func SetAttributes(kvs ...attribute.KeyValue) error {
+	set := make(attributes, len(kvs))
 	for _, kv := range kvs {
-		if kv.Key == "" || kv.Key == wire.AttributeSchemaURL {
+		if kv.Key == "" || kv.Key == wire.AttributeSchemaURL || strings.HasPrefix(string(kv.Key), wire.ThreadLocalPrefix) {
 			return fmt.Errorf("attribute %q: key is empty or reserved", kv.Key)
 		}
-		// Found here, so that it is reported also before there is a publisher.
-		if _, err := keyValue(kv); err != nil {
-			return fmt.Errorf("attribute %w", err)
+		pb, problem := keyValue(kv)
+		if problem != nil {
+			return fmt.Errorf("attribute %w", problem)
 		}
+		set[kv.Key] = pb
 	}
-	return changeExtra(func(extra map[attribute.Key]attribute.Value) {
-		for _, kv := range kvs {
-			extra[kv.Key] = kv.Value
-		}
-	})
+	defer lock()()
+	extra := maps.Clone(process.extra)
+	if extra == nil {
+		extra = set
+	}
+	maps.Copy(extra, set)
+	return changeAttributes(extra, process.spans)
 }
 
 // RemoveAttributes takes back what [SetAttributes] has set. Readers see all of keys
 // go at once. Keys that are not set are passed over. The error names the system
 // call that failed; then nothing has changed.
 func RemoveAttributes(keys ...attribute.Key) error {
-	return changeExtra(func(extra map[attribute.Key]attribute.Value) {
-		for _, key := range keys {
-			delete(extra, key)
-		}
-	})
-}
-
-func changeExtra(change func(map[attribute.Key]attribute.Value)) error {
-	unpublished, err := changeExtraOnce(change)
-	if unpublished != nil {
-		otel.Handle(unpublished) // with no lock held: handlers may call this package
-	}
-	return err
-}
-
-// changeExtraOnce returns as unpublished why attributes that are set now cannot be
-// published before there is a publisher.
-func changeExtraOnce(change func(map[attribute.Key]attribute.Value)) (unpublished, err error) {
-	process.mu.Lock()
-	defer process.mu.Unlock()
+	defer lock()()
 	extra := maps.Clone(process.extra)
-	if extra == nil {
-		extra = make(map[attribute.Key]attribute.Value)
+	for _, key := range keys {
+		delete(extra, key)
 	}
-	change(extra)
+	return changeAttributes(extra, process.spans)
+}
+
+// changeAttributes publishes extra and spans in place of those that are published beside the
+// resource. process.mu is held by lock.
+func changeAttributes(extra, spans attributes) error {
+	var err error
 	if p := process.active; p != nil {
-		err = p.publish(p.resource, extra)
-	} else if err = publishSeparately(extra); errors.Is(err, errNoMapping) {
-		unpublished, err = err, nil
+		err = p.publish(p.resource, extra, spans)
+	} else if err = publishSeparately(spans); errors.Is(err, errNoMapping) {
+		note(err) // They are set all the same, for the next publisher.
+		err = nil
 	}
 	if err == nil {
-		process.extra = extra
+		process.extra, process.spans = extra, spans
 	}
-	return unpublished, err
+	return err
 }

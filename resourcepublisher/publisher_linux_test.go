@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"os"
 	"path/filepath"
@@ -126,34 +127,79 @@ func TestUpdateReplacesAtOnce(t *testing.T) {
 	assert.Len(t, contextMappings(t, os.Getpid()), 1)
 }
 
-func TestUnencodableResourceLeavesTheOldContext(t *testing.T) {
+// What the format cannot hold of one attribute costs that attribute, and not the resource.
+func TestAttributesThatCannotBeEncoded(t *testing.T) {
+	long := attribute.String("long", strings.Repeat("x", 64_000))
 	tests := map[string]struct {
-		bad  attribute.KeyValue
-		want string
+		attributes []attribute.KeyValue
+		want       map[string]any
+		problem    string
 	}{
-		"value is not UTF-8":   {attribute.String("bad", "\xff"), `"bad": value is not valid UTF-8`},
-		"key is not UTF-8":     {attribute.String("\xff", "x"), `"\\xff": key is not valid UTF-8`},
-		"element is not UTF-8": {attribute.StringSlice("bad", []string{"a", "\xff"}), `"bad": element 1: .* UTF-8`},
-		"entry is not UTF-8": {
-			attribute.KeyValue{Key: "bad", Value: attribute.MapValue(attribute.String("in", "\xff"))},
-			`"bad": entry "in": .* UTF-8`,
+		"value is not UTF-8": {
+			[]attribute.KeyValue{attribute.String("bad", "a\xff\xfeb")},
+			map[string]any{"bad": "a\uFFFDb"}, `"bad" is changed: value is not valid UTF-8`,
 		},
-		"too deep":  {nested(wire.MaxValueNesting + 1), `"nested": .* deeper than 64 levels`},
-		"too large": {attribute.String("bad", strings.Repeat("x", 65_536)), `655\d\d bytes, at most 65536`},
+		"element is not UTF-8": {
+			[]attribute.KeyValue{attribute.StringSlice("bad", []string{"a", "\xff"})},
+			map[string]any{"bad": []any{"a", "\uFFFD"}}, `"bad" is changed`,
+		},
+		"nested text is not UTF-8": {
+			[]attribute.KeyValue{attribute.Map("bad", attribute.String("\xff", "\xff"))},
+			map[string]any{"bad": map[string]any{"\uFFFD": "\uFFFD"}}, `"bad" is changed`,
+		},
+		"key is not UTF-8": {
+			[]attribute.KeyValue{attribute.String("\xff", "x"), attribute.String("\uFFFD", "another")},
+			map[string]any{"\uFFFD": "another"}, `"\\xff" is left out: key is not valid UTF-8`,
+		},
+		"too deep": {
+			[]attribute.KeyValue{nested(wire.MaxValueNesting + 1)},
+			nil, `"nested" is left out: entry .* deeper than 64 levels`,
+		},
+		"larger than all may be together": {
+			[]attribute.KeyValue{attribute.String("bad", strings.Repeat("x", 65_536))},
+			nil, `1 resource attributes, of which "bad" is the largest, are left out: .* too large: 655\d\d bytes, at most 65536`,
+		},
+		"too large together": {
+			[]attribute.KeyValue{attribute.String("longer", strings.Repeat("x", 65_000)), long},
+			map[string]any{"long": long.Value.AsString()}, `1 resource attributes, of which "longer" is the largest`,
+		},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			bad := resource.NewSchemaless(tt.bad)
-			_, unpublished := resourcepublisher.NewPublisher(bad)
-			assert.Empty(t, contextMappings(t, os.Getpid()))
-
-			p := publish(t, resource.NewSchemaless(attribute.Int("old", 1)))
-			before := read(t)
-			for _, err := range []error{unpublished, p.Update(bad), resourcepublisher.SetAttributes(tt.bad)} {
-				require.Error(t, err)
-				assert.Regexp(t, tt.want, err.Error())
-				assert.Equal(t, name == "too large", errors.Is(err, resourcepublisher.ErrTooLarge))
+			service := attribute.String("service.name", "checkout")
+			bad := resource.NewSchemaless(append(tt.attributes, service)...)
+			want := maps.Clone(tt.want)
+			if want == nil {
+				want = map[string]any{}
 			}
+			want["service.name"] = "checkout"
+			handled := oteltest.HandledErrors(t)
+			check := func() {
+				t.Helper()
+				assert.Equal(t, want, attributes(t))
+				errs := handled.Take()
+				require.Len(t, errs, 1)
+				assert.Regexp(t, tt.problem, errs[0])
+			}
+			withdrawAtEnd(t)
+			resourcepublisher.WithResource(bad)
+			check()
+			p := resourcepublisher.Current()
+			require.NoError(t, p.Update(resource.Empty()))
+			require.NoError(t, p.Update(bad))
+			check()
+			require.NoError(t, resourcepublisher.SetAttributes(attribute.Int("n", 1)))
+			require.NoError(t, resourcepublisher.RemoveAttributes("n"))
+			assert.Empty(t, handled.Take(), "once for each resource")
+			require.NoError(t, p.Update(resource.NewSchemaless(service)))
+			require.NoError(t, p.Shutdown(t.Context()))
+			p, err := resourcepublisher.NewPublisher(bad)
+			require.NoError(t, err)
+			check()
+
+			// A caller that gets an error can do something about it.
+			before := read(t)
+			require.Error(t, resourcepublisher.SetAttributes(append(tt.attributes, long)...))
 			assert.Equal(t, before, read(t))
 		})
 	}
@@ -163,15 +209,21 @@ func TestPayloadMayBeExactlyTheLimit(t *testing.T) {
 	text := func(n int) *resource.Resource {
 		return resource.NewSchemaless(attribute.String("text", strings.Repeat("x", n)))
 	}
-	p := publish(t, text(1))
-	overhead := 0
-	for n := resourcepublisher.MaxPayloadSize; p.Update(text(n)) != nil; n-- {
-		overhead++
+	p := publish(t, text(0))
+	handled := oteltest.HandledErrors(t)
+	n := resourcepublisher.MaxPayloadSize + 1
+	for left := 0; left == 0; left = len(attributes(t)) {
+		n--
+		require.NoError(t, p.Update(text(n)))
 	}
 	pc := read(t)
 	assert.Equal(t, resourcepublisher.MaxPayloadSize, pc.PayloadSize)
-	assert.Len(t, pc.Message.GetResource().GetAttributes()[0].GetValue().GetStringValue(),
-		resourcepublisher.MaxPayloadSize-overhead)
+	assert.Len(t, pc.Message.GetResource().GetAttributes()[0].GetValue().GetStringValue(), n)
+	assert.Len(t, handled.Take(), resourcepublisher.MaxPayloadSize-n)
+
+	// There is no room for anything else, and nothing changes if it comes.
+	require.ErrorIs(t, resourcepublisher.SetAttributes(attribute.Int("n", 1)), resourcepublisher.ErrTooLarge)
+	assert.Equal(t, pc, read(t))
 }
 
 func TestOneContextPerProcess(t *testing.T) {
@@ -269,7 +321,7 @@ func TestExtraAttributes(t *testing.T) {
 		attribute.Int("a", 3), attribute.String("b", strings.Repeat("x", 70_000)),
 	), resourcepublisher.ErrTooLarge)
 	assert.Equal(t, map[string]any{"a": int64(2)}, extra())
-	for _, key := range []attribute.Key{"", wire.AttributeSchemaURL} {
+	for _, key := range []attribute.Key{"", wire.AttributeSchemaURL, "threadlocal.spans.address", "threadlocal."} {
 		require.ErrorContains(t, resourcepublisher.SetAttributes(key.Int(1)), "reserved")
 	}
 	assert.Equal(t, map[string]any{"a": int64(2)}, extra())

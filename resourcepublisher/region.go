@@ -59,11 +59,7 @@ func newRegion(name string, payload []byte) (*region, error) {
 	r.header.Version = wire.ProcessContextVersion
 	r.header.PayloadSize = uint32(len(payload))
 	r.header.Payload = r.payloadAddress()
-	// These two come last, in this order. Readers that go by the timestamp find everything
-	// else in place but, for a moment, the signature. Readers that go by the signature alone
-	// find all.
-	atomic.StoreUint64(&r.header.PublishedAtNS, now)
-	r.header.Sign()
+	r.header.Publish(now)
 
 	if err := memory.Announce(); err != nil {
 		return nil, errors.Join(err, r.withdraw())

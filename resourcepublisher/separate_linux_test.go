@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"os"
-	"slices"
 	"strings"
 	"testing"
 
@@ -16,7 +15,9 @@ import (
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/sdk/resource"
+	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
 
+	"github.com/otelctx/otelctx/internal/advertise"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/foreigncontext"
 	"github.com/otelctx/otelctx/internal/testing/oteltest"
@@ -60,15 +61,18 @@ var (
 	ofUser  = attribute.String("of.user", "value")
 )
 
-// setForTest sets attributes until the end of the test.
-func setForTest(t *testing.T, kvs ...attribute.KeyValue) {
+// setForTest sets an attribute until the end of the test.
+func setForTest(t *testing.T, kv attribute.KeyValue) {
 	t.Helper()
-	require.NoError(t, resourcepublisher.SetAttributes(kvs...))
+	if kv == ofUser {
+		require.NoError(t, resourcepublisher.SetAttributes(kv))
+		t.Cleanup(func() { require.NoError(t, resourcepublisher.RemoveAttributes(kv.Key)) })
+		return
+	}
+	require.NoError(t, advertise.Change([]attribute.KeyValue{kv}, nil))
 	t.Cleanup(func() {
-		for _, kv := range kvs {
-			require.NoError(t, resourcepublisher.RemoveAttributes(kv.Key))
-		}
-		if slices.Contains(kvs, ofSpans) { // the first one
+		require.NoError(t, advertise.Change(nil, []attribute.Key{kv.Key}))
+		if kv == ofSpans { // the first one
 			assert.Empty(t, separateMappings(t))
 		}
 	})
@@ -102,7 +106,8 @@ func TestSpansAreAdvertisedWithoutAContextOfOurs(t *testing.T) {
 		return layout
 	}
 	require.Nil(t, look().Advertisement)
-	setForTest(t, ofSpans, ofUser)
+	setForTest(t, ofSpans)
+	setForTest(t, ofUser)
 	assertSeparate(t, look(), ofSpans)
 	require.ErrorIs(t, layout.ContextErr, reader.ErrNoContext)
 
@@ -155,6 +160,48 @@ func TestSeveralContextsWithoutSpansAreInvalid(t *testing.T) {
 	assertSeparate(t, layout, ofSpans)
 }
 
+// One invalid key of an attribute must not hide the spans, nor move the keys behind it.
+func TestInvalidTextOfSpans(t *testing.T) {
+	handled := oteltest.HandledErrors(t)
+	setForTest(t, ofSpans)
+	setForTest(t, attribute.StringSlice("threadlocal.attribute_key_map", []string{"\xff", "key"}))
+	layout, err := open(t).ThreadLayout(t.Context())
+	require.NoError(t, err)
+	assertSeparate(t, layout, ofSpans, attribute.StringSlice("threadlocal.attribute_key_map", []string{"\uFFFD", "key"}))
+	errs := handled.Take()
+	require.Len(t, errs, 1)
+	assert.ErrorContains(t, errs[0], `"threadlocal.attribute_key_map" is changed`)
+}
+
+// Keys that are reserved can neither be set nor taken back.
+func TestReservedAttributes(t *testing.T) {
+	setForTest(t, ofSpans)
+	require.ErrorContains(t, resourcepublisher.SetAttributes(attribute.String("threadlocal.schema_version", "other")), "reserved")
+	require.NoError(t, resourcepublisher.RemoveAttributes("threadlocal.schema_version"))
+	layout, err := open(t).ThreadLayout(t.Context())
+	require.NoError(t, err)
+	assertSeparate(t, layout, ofSpans)
+}
+
+// Readers know the spans of one Go runtime in a process: of the one that was first.
+func TestSpansOfAnotherGoRuntime(t *testing.T) {
+	goVersion := &commonpb.KeyValue{Key: "threadlocal.go.version", Value: &commonpb.AnyValue{}}
+	for name, mapping := range map[string]string{"in its process context": "OTEL_CTX", "beside one": "OTELCTX_THREADLOCAL"} {
+		t.Run(name, func(t *testing.T) {
+			withdraw, err := foreigncontext.PublishAs(mapping, goVersion)
+			require.NoError(t, err)
+			change := func() error { return advertise.Change([]attribute.KeyValue{ofSpans}, nil) }
+			require.ErrorContains(t, change(), "another Go runtime in this process publishes its spans")
+			layout, err := open(t).ThreadLayout(t.Context())
+			require.NoError(t, err)
+			assert.Contains(t, layout.Advertisement.MappingName, mapping)
+			require.NoError(t, withdraw())
+			require.NoError(t, change())
+			require.NoError(t, advertise.Change(nil, []attribute.Key{ofSpans.Key}))
+		})
+	}
+}
+
 func TestOnlySpansAreAdvertisedWithoutAContext(t *testing.T) {
 	setForTest(t, ofUser)
 	assert.Empty(t, separateMappings(t))
@@ -162,7 +209,7 @@ func TestOnlySpansAreAdvertisedWithoutAContext(t *testing.T) {
 
 func TestTooManyAttributesOfSpansChangeNothing(t *testing.T) {
 	setForTest(t, ofSpans)
-	err := resourcepublisher.SetAttributes(attribute.String("threadlocal.large", strings.Repeat("x", resourcepublisher.MaxPayloadSize)))
+	err := advertise.Change([]attribute.KeyValue{attribute.String("threadlocal.large", strings.Repeat("x", resourcepublisher.MaxPayloadSize))}, nil)
 	require.ErrorIs(t, err, resourcepublisher.ErrTooLarge)
 	layout, err := open(t).ThreadLayout(t.Context())
 	require.NoError(t, err)
@@ -184,7 +231,7 @@ func advertiseUnderFilter(parent *childproc.Parent) {
 	var handled error
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { handled = errors.Join(handled, err) }))
 	parent.Must(childproc.Deny(childproc.NoMemfd, childproc.NoNaming))
-	err := resourcepublisher.SetAttributes(ofSpans)
+	err := advertise.Change([]attribute.KeyValue{ofSpans}, nil)
 	parent.Send("%v, reported: %s", err, strings.ReplaceAll(handled.Error(), "\n", "; "))
 	parent.Receive()
 }

@@ -86,7 +86,9 @@ func validName(name string) bool {
 	return len(name) < 80 && !strings.HasPrefix(name, wire.ProcessContextName)
 }
 
-// WithCapacity chooses the number of slots, a power of two up to 16,777,216. The
+// WithCapacity chooses the number of slots, a power of two up to 16,777,216. That holds for layout 1
+// too, whose readers compute an id modulo any capacity: a writer that divides takes longer over each
+// span, and nothing needs another capacity. A [View] reads rings of any. The
 // default is 65,536. Threads or goroutines whose ids are equal modulo the capacity
 // share a slot, which then shows the one that stored last.
 func WithCapacity(slots int) Option {

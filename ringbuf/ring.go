@@ -125,6 +125,42 @@ func (r *Ring) Shown() uint64 {
 	return spanID
 }
 
+// Get returns the span, without attributes, that the slot of the calling thread or goroutine shows for
+// the calling goroutine, and whether it shows one. Where goroutine ids are not known, and in layout
+// 1, the span is that of whichever goroutine. It allocates nothing and takes no lock.
+func (r *Ring) Get() (Span, bool) {
+	if r.none() {
+		return Span{}, false
+	}
+	goruntime.Pin()
+	self := r.runtime.Self()
+	s, owner, _, ok := r.ring.Load(r.id(&self))
+	goruntime.Unpin()
+	if !ok || !r.ring.Layout1() && owner != self.Goid {
+		return Span{}, false
+	}
+	return s, true
+}
+
+// GetByID returns the span, without attributes, that the slot of the thread or goroutine with this id
+// shows, and whether it shows one. A thread id is one of the process's own PID namespace. In layout 1
+// the slot may be that of another thread with an id that is equal modulo the capacity. The goroutine
+// may have moved to another thread since. It allocates nothing and takes no lock.
+func (r *Ring) GetByID(id uint64) (Span, bool) {
+	if r.none() {
+		return Span{}, false
+	}
+	s, owner, tid, ok := r.ring.Load(id)
+	switch {
+	case !ok:
+	case r.ring.Layout1():
+		return s, true
+	case r.index == ByGoroutine && owner == id, r.index == ByThread && uint64(tid) == id:
+		return s, true
+	}
+	return Span{}, false
+}
+
 // none reports whether r is no ring.
 func (r *Ring) none() bool { return r == nil || r.ring == nil }
 

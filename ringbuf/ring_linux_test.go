@@ -14,6 +14,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -148,6 +149,18 @@ func TestStore(t *testing.T) {
 				}
 				r.Store(&span)
 				assert.Equal(t, span.SpanID, r.Shown())
+				shown := span
+				shown.Attributes = nil
+				if r.Info().Layout == 1 {
+					shown.Ref, shown.TraceFlags = 0, 0
+				}
+				for how, get := range map[string]func() (Span, bool){"here": r.Get, "by id": func() (Span, bool) { return r.GetByID(id) }} {
+					inside, ok := get()
+					assert.True(t, ok, how)
+					assert.Equal(t, shown, inside, how)
+				}
+				_, ok := r.GetByID(id + 65536)
+				assert.Equal(t, r.Info().Layout == 1, ok, "whose slot it is only layout 2 says")
 				got, err := v.Read(id)
 				require.NoError(t, err)
 				if r.Info().Layout == 1 {
@@ -164,6 +177,9 @@ func TestStore(t *testing.T) {
 			assert.Zero(t, <-other)
 			r.Clear()
 			assert.Zero(t, r.Shown())
+			_, here := r.Get()
+			_, byID := r.GetByID(id)
+			assert.False(t, here || byID)
 			_, err := v.Read(id)
 			assert.ErrorIs(t, err, ErrEmpty)
 
@@ -177,12 +193,56 @@ func TestStore(t *testing.T) {
 	}
 }
 
+// A read inside of the process returns a span of one write, or none.
+func TestGetUnderWriters(t *testing.T) {
+	for name, opts := range map[string][]Option{"layout 1": {WithDatadogLayout()}, "layout 2": nil, "by goroutine": {WithIndex(ByGoroutine)}} {
+		t.Run(name, func(t *testing.T) {
+			r := newRing(t, opts...)
+			ids := make(chan uint64)
+			var stop atomic.Bool
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				runtime.LockOSThread()
+				defer runtime.UnlockOSThread()
+				if r.Info().Index == ByGoroutine {
+					ids <- goroutineID()
+				} else {
+					ids <- threadID()
+				}
+				for x := uint64(1); !stop.Load(); x++ {
+					r.Store(&Span{TraceIDHigh: x, TraceIDLow: x, SpanID: x})
+				}
+			}()
+			id, last, changes, torn := <-ids, uint64(0), 0, 0
+			for end := time.Now().Add(time.Minute); changes < 1000 && time.Now().Before(end); {
+				s, ok := r.GetByID(id)
+				if !ok {
+					continue
+				}
+				if s.TraceIDHigh != s.SpanID || s.TraceIDLow != s.SpanID {
+					torn++
+				}
+				if s.SpanID != last {
+					changes, last = changes+1, s.SpanID
+				}
+			}
+			stop.Store(true)
+			<-done
+			assert.Zero(t, torn, "of %d", changes)
+		})
+	}
+}
+
 // What New returns with an error is safe to use, and so is no span.
 func TestNoRing(t *testing.T) {
 	for _, r := range []*Ring{nil, {}} {
 		r.Store(&Span{SpanID: 1})
 		r.Clear()
 		assert.Zero(t, r.Shown())
+		_, here := r.Get()
+		_, byID := r.GetByID(1)
+		assert.False(t, here || byID)
 		assert.Zero(t, r.Info())
 		require.NoError(t, r.Close())
 	}
@@ -377,6 +437,8 @@ func TestNothingAllocates(t *testing.T) {
 		assert.Zero(t, testing.AllocsPerRun(100, func() {
 			r.Store(&span)
 			r.Shown()
+			r.Get()
+			r.GetByID(1)
 			r.Clear()
 		}), name)
 	}

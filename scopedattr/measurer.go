@@ -30,7 +30,11 @@ type measurer struct {
 var measurers atomic.Uint64
 
 func newMeasurer(keys []attribute.Key) *measurer {
-	return &measurer{id: measurers.Add(1), allowed: attribute.NewAllowKeysFilter(keys...), seed: maphash.MakeSeed()}
+	allowed := attribute.NewAllowKeysFilter(keys...)
+	if slices.Contains(keys, AllKeys) {
+		allowed = func(attribute.KeyValue) bool { return true }
+	}
+	return &measurer{id: measurers.Add(1), allowed: allowed, seed: maphash.MakeSeed()}
 }
 
 // options are those of a measurement with one set of attributes.

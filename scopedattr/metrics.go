@@ -11,12 +11,17 @@ import (
 	metricnoop "go.opentelemetry.io/otel/metric/noop"
 )
 
+// AllKeys is the key by which [NewMeterProvider] adds all attributes of a context, whatever
+// their keys.
+const AllKeys attribute.Key = "*"
+
 // NewMeterProvider returns a provider whose synchronous instruments hand measurements
 // to those of next. They add to each measurement the attributes with one of keys that
 // its context has, unless the call gives that key itself. It is what instrumentation,
 // or [otel.SetMeterProvider], is given; ForceFlush and Shutdown are called on next.
 //
-// keys is the list of what is allowed on metrics; without keys nothing is added. Each
+// keys is the list of what is allowed on metrics: without keys nothing is added, and with [AllKeys]
+// everything, as OTEP 207 has it for the other signals. Each
 // value that an attribute takes is another time series of every instrument. So keys
 // should have few values: the name of an application or the class of a tenant, not a
 // user or a request.

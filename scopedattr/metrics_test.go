@@ -94,6 +94,7 @@ func TestMetrics(t *testing.T) {
 		"nothing that is allowed, nor the call's": {[]attribute.Key{"z"}, []string{"a=ctx"}, nil, ""},
 		"nothing allowed":                         {nil, []string{"a=ctx"}, []string{"d=call"}, "d=call"},
 		"the call's need no allowing":             {[]attribute.Key{"b"}, []string{"b=ctx"}, []string{"a=call"}, "a=call b=ctx"},
+		"all keys":                                {[]attribute.Key{AllKeys}, []string{"a=ctx b=ctx"}, []string{"b=call"}, "a=ctx b=call"},
 		"an empty option":                         {[]attribute.Key{"a"}, []string{"a=ctx"}, []string{""}, "a=ctx"},
 	} {
 		for kind, instrument := range oteltest.Instruments {

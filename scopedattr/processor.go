@@ -31,7 +31,7 @@ type spanProcessor struct{}
 // OnStart adds what the span lacks of the context's attributes.
 func (spanProcessor) OnStart(ctx context.Context, span sdktrace.ReadWriteSpan) {
 	scoped := contextattr.From(ctx)
-	if scoped == nil {
+	if scoped == nil || span == nil {
 		return
 	}
 	_, missing := below(span.Attributes(), scoped.Attrs())

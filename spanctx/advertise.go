@@ -9,6 +9,7 @@ import (
 
 	"go.opentelemetry.io/otel/attribute"
 
+	"github.com/otelctx/otelctx/internal/advertise"
 	"github.com/otelctx/otelctx/internal/cells"
 	"github.com/otelctx/otelctx/internal/gorecord"
 	"github.com/otelctx/otelctx/internal/goruntime"
@@ -16,7 +17,6 @@ import (
 	"github.com/otelctx/otelctx/internal/ring"
 	"github.com/otelctx/otelctx/internal/scope"
 	"github.com/otelctx/otelctx/internal/wire"
-	"github.com/otelctx/otelctx/resourcepublisher"
 )
 
 func (p *SpanProcessor) withdrawAdvertisement() error {
@@ -24,7 +24,7 @@ func (p *SpanProcessor) withdrawAdvertisement() error {
 	for _, kv := range p.advertisement() {
 		keys = append(keys, kv.Key)
 	}
-	return resourcepublisher.RemoveAttributes(keys...)
+	return advertise.Change(nil, keys)
 }
 
 // advertisement returns the attributes that say what is shown where.

@@ -6,7 +6,9 @@ package spanctx
 import (
 	"context"
 	"fmt"
+	"runtime"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -44,9 +46,26 @@ func TestWithoutMappings(t *testing.T) {
 // beWithoutSpanTable publishes spans where the span table cannot be mapped, but all else can.
 func beWithoutSpanTable(parent *childproc.Parent) {
 	parent.Must(childproc.Deny(childproc.NoMmap(wire.SpansHeaderSize + cells.Capacity*wire.CellSize)))
+	startThreads()
 	p, err := NewSpanProcessor()
 	parent.Must(err)
 	parent.Send("%v: %s", p.Carriers(), strings.ReplaceAll(fmt.Sprint(p.Err()), "\n", "; "))
+}
+
+// startThreads has the process start threads. In programs with cgo the stack of one is a mapping of
+// about the size of the span table, which must not be denied.
+func startThreads() {
+	var running, started sync.WaitGroup
+	const threads = 8
+	started.Add(threads)
+	for range threads {
+		running.Go(func() {
+			runtime.LockOSThread()
+			started.Done()
+			started.Wait()
+		})
+	}
+	running.Wait()
 }
 
 // Without the span table nobody could tell that the span of a slot is over. So only the record is

@@ -122,6 +122,9 @@ func (c config) fromEnvironment() config {
 	if n, ok := environment.SpanCapacity.Int(func(n int) bool { return ring.Check(n, 0) == nil }); ok {
 		c.capacity = n
 	}
+	if i, ok := environment.SpanSlotLayout.Choice("1", "2"); ok {
+		c.layout1 = i == 0
+	}
 	if i, ok := environment.SpanLabels.Choice(labelNames...); ok {
 		c.labels = Labels(i)
 	}
@@ -207,7 +210,7 @@ func WithSpanNames(on bool) Option {
 // WithDatadogLayout gives the thread slots layout 1, for readers that know the first design
 // of Datadog's OTEL context storage, see package ringbuf. Slots of that layout do not say
 // whose they are: a goroutine that blocks leaves its span behind on the thread. The default
-// is layout 2.
+// is layout 2, unless the environment variable OTELCTX_SPAN_SLOT_LAYOUT says 1.
 func WithDatadogLayout() Option {
 	return optionFunc(func(c *config) { c.layout1 = true })
 }

@@ -15,6 +15,7 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 
+	"github.com/otelctx/otelctx/internal/advertise"
 	"github.com/otelctx/otelctx/internal/cells"
 	"github.com/otelctx/otelctx/internal/environment"
 	"github.com/otelctx/otelctx/internal/gorecord"
@@ -24,7 +25,7 @@ import (
 	"github.com/otelctx/otelctx/internal/ring"
 	"github.com/otelctx/otelctx/internal/scope"
 	"github.com/otelctx/otelctx/internal/wire"
-	"github.com/otelctx/otelctx/resourcepublisher"
+	_ "github.com/otelctx/otelctx/resourcepublisher" // publishes what is advertised
 )
 
 // ErrProcessorExists says that this process has a SpanProcessor already.
@@ -134,7 +135,7 @@ func build(c config) (_ *SpanProcessor, refusedKeys int, err error) {
 		p.namesListed = err == nil
 	}
 	p.data = newLiveSpanData(p.records)
-	if err := resourcepublisher.SetAttributes(p.advertisement()...); err != nil {
+	if err := advertise.Change(p.advertisement(), nil); err != nil {
 		return nil, 0, errors.Join(err, p.closeMemory())
 	}
 	active.Store(p)
@@ -310,7 +311,7 @@ func (p *SpanProcessor) addKeys(keys []attribute.Key) (refused int, err error) {
 	}
 	more, refused := p.keys.Load().Append(p.ownKeys(keys)...)
 	if more != p.keys.Load() {
-		if err := resourcepublisher.SetAttributes(keyMapAttribute(more)); err != nil {
+		if err := advertise.Change([]attribute.KeyValue{keyMapAttribute(more)}, nil); err != nil {
 			return 0, err
 		}
 		p.keys.Store(more)
@@ -334,9 +335,8 @@ func (p *SpanProcessor) RefusedAttributeKeys() int {
 	return int(p.refusedKeys.Load())
 }
 
-// SpansWithoutName returns how often a name had no number when a span was started: the span, or its
-// parent's, is shown without. There were 4,095 others already, another goroutine was just adding
-// one, or more than 32 names are alike in length, beginning, middle and end. See [WithSpanNames].
+// SpansWithoutName returns how often the name of a span, or of its parent, was not published when
+// a span started: there were 4,095 other names already. See [WithSpanNames].
 func (p *SpanProcessor) SpansWithoutName() int64 {
 	if p == nil {
 		return 0

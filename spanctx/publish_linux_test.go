@@ -374,6 +374,9 @@ func TestEnvironmentChooses(t *testing.T) {
 		"OTELCTX_SPAN_CAPACITY": {
 			"1024", "1000", func(c config) any { return c.capacity }, ring.DefaultCapacity, 1024, WithCapacity(64), 64,
 		},
+		"OTELCTX_SPAN_SLOT_LAYOUT": {
+			"1", "3", func(c config) any { return c.layout1 }, false, true, WithDatadogLayout(), true,
+		},
 		"OTELCTX_SPAN_LABELS": {
 			"hidden", "gone", func(c config) any { return c.labels }, LabelsUntilEnd, LabelsHidden, WithLabels(LabelsKept), LabelsKept,
 		},

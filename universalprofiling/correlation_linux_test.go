@@ -80,11 +80,17 @@ func TestCorrelationsAfterTheEnd(t *testing.T) {
 }
 
 // Transactions wait for as long as the last registration says, also those that wait
-// already. Before a registration they wait for a second, and never for longer than half
-// a minute.
+// already. Before a registration they wait for a second, and never for longer than the
+// limit.
 func TestDelay(t *testing.T) {
+	t.Run("default", func(t *testing.T) { testDelay(t, 30*time.Second) })
+	t.Run("option", func(t *testing.T) { testDelay(t, 90*time.Second, WithMaxDelay(90*time.Second)) })
+}
+
+func testDelay(t *testing.T, limit time.Duration, opts ...Option) {
+	t.Helper()
 	handled := oteltest.HandledErrors(t)
-	s := newService(t)
+	s := newService(t, opts...)
 	// The integration's threads wait for the kernel: they would stop the clock inside.
 	synctest.Test(t, func(t *testing.T) {
 		var from time.Time
@@ -104,7 +110,7 @@ func TestDelay(t *testing.T) {
 		}
 		end()
 		exportedAfter(time.Second)
-		s.send(registration(maxDelay))
+		s.send(registration(limit))
 		end()
 		time.Sleep(50 * time.Millisecond)
 		s.send(registration(200 * time.Millisecond))
@@ -120,7 +126,7 @@ func TestDelay(t *testing.T) {
 			s.send(wire.ProfilingRegistration{SamplesDelayMS: 1<<32 - 1})
 		}
 		end()
-		exportedAfter(30 * time.Second)
+		exportedAfter(limit)
 		s.send(registration(0))
 		end()
 		require.Len(t, s.exported.GetSpans(), 1, "at once")

@@ -25,10 +25,6 @@ import (
 const (
 	// defaultDelay is how long transactions wait before a registration says.
 	defaultDelay = time.Second
-	// maxDelay bounds what a registration says: who may send is any process of the
-	// user.
-	maxDelay = 30 * time.Second
-
 	// maxSamples is how many stack trace ids a transaction may have. maxAllSamples is
 	// how many those transactions may have together that have more than fewSamples. So
 	// one that is flooded leaves room for others.
@@ -126,7 +122,7 @@ const firstSweep = 1 << 10
 func (c *correlations) start(t *cells.Table, s settings) {
 	c.table = t
 	c.registered.Store(s.mode == Enabled)
-	c.delay.Store(int64(defaultDelay))
+	c.delay.Store(int64(min(defaultDelay, s.maxDelay)))
 	c.samples, c.sweepAt = map[sdkspan.Key]*samples{}, firstSweep
 	// Those that wait for the delay, and as many on their way to the exporter.
 	c.ended = newEnded(2 * max(DefaultBufferSize, s.bufferSize))
@@ -170,9 +166,9 @@ func (i *Integration) take(b []byte, whole bool) {
 func (i *Integration) register(m wire.ProfilingRegistration) {
 	c := &i.correlations
 	delay := time.Duration(m.SamplesDelayMS) * time.Millisecond
-	if delay > maxDelay {
-		i.warned.once("the profiler asks to wait for %v: transactions wait for %v", delay, maxDelay)
-		delay = maxDelay
+	if limit := i.settings.maxDelay; delay > limit {
+		i.warned.once("the profiler asks to wait for %v: transactions wait for %v", delay, limit)
+		delay = limit
 	}
 	c.delay.Store(int64(delay))
 	if m.HostID != "" {
@@ -352,10 +348,13 @@ func (i *Integration) complete(r *resource.Resource) *resource.Resource {
 	return to
 }
 
-// wake has exporters look again at what waits.
+// wake has exporters look again at what waits. Those in a bubble do so when the delay from before is
+// over, since the caller is outside.
 func (c *correlations) wake() {
 	for _, e := range exporters.each() {
-		e.rearm()
+		if !e.bubbled {
+			e.rearm()
+		}
 	}
 }
 

@@ -79,7 +79,7 @@
 //
 // # Limits
 //
-//   - A profiler may have transactions wait for 30 seconds at most.
+//   - A profiler may have transactions wait for 30 seconds at most, or what [WithMaxDelay] says.
 //   - A transaction has at most 65,536 samples, and all that wait have 1,048,576, and 64 more
 //     each. Messages beyond that are dropped: then the counts of stack traces are not
 //     preserved.

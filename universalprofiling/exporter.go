@@ -16,6 +16,8 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/sdk/resource"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+
+	"github.com/otelctx/otelctx/internal/bubble"
 )
 
 const (
@@ -45,7 +47,7 @@ func NewExporter(next sdktrace.SpanExporter) sdktrace.SpanExporter {
 	if e, ok := next.(*exporter); ok {
 		return e
 	}
-	e := &exporter{next: next, turn: make(chan struct{}, 1)}
+	e := &exporter{next: next, turn: make(chan struct{}, 1), bubbled: bubble.In()}
 	exporters.enter(e)
 	return e
 }
@@ -96,6 +98,9 @@ type exporter struct {
 	next sdktrace.SpanExporter
 	// turn is held by the goroutine that calls next.
 	turn chan struct{}
+	// bubbled is whether it belongs to a test in testing/synctest, whose timers may be
+	// touched only there.
+	bubbled bool
 
 	mu sync.Mutex
 	// queue is first in, first out.

@@ -21,6 +21,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/otelctx/otelctx/internal/apmlib"
+	"github.com/otelctx/otelctx/internal/bubble"
 	"github.com/otelctx/otelctx/internal/cells"
 	"github.com/otelctx/otelctx/internal/goruntime"
 	"github.com/otelctx/otelctx/internal/profilersocket"
@@ -92,7 +93,9 @@ func newWith(s settings) (*Integration, error) {
 	if s.mode == Disabled {
 		return new(Integration), nil
 	}
-	i, err := newIntegration(s)
+	var i *Integration
+	var err error
+	bubble.Outside(func() { i, err = newIntegration(s) })
 	if err != nil {
 		return nil, fmt.Errorf("universal profiling: %w", err)
 	}
@@ -114,28 +117,32 @@ func WithIntegration(opts ...Option) sdktrace.TracerProviderOption {
 // traces all the same, that is reported.
 func ForProvider(opts ...Option) *Integration {
 	s := newSettings(opts)
-	i, err := newWith(s)
-	if errors.Is(err, ErrAlreadyIntegrated) {
-		i, err = share(s)
+	for {
+		i, err := newWith(s)
+		if errors.Is(err, ErrAlreadyIntegrated) {
+			if i, err = share(s); i == nil {
+				continue // It has been shut down meanwhile.
+			}
+		}
+		if err != nil {
+			otel.Handle(err)
+		}
+		return i
 	}
-	if err != nil {
-		otel.Handle(err)
-	}
-	return i
 }
 
 // share returns the Integration of this process for one more provider, with an error if s
-// asks for another one.
+// asks for another one. It returns nil if the Integration has been shut down, or is about to be.
 func share(s settings) (*Integration, error) {
 	building.Lock()
 	defer building.Unlock()
 	i := active.Load()
-	if i == nil {
-		return nil, errors.New("universal profiling: the integration was shut down meanwhile")
+	if i == nil || i.users <= 0 {
+		return nil, nil //nolint:nilnil // It has gone, which is no error.
 	}
 	i.users++
 	of := i.settings
-	if s.mode != of.mode || s.socketDir != of.socketDir || s.bufferSize != of.bufferSize ||
+	if s.mode != of.mode || s.socketDir != of.socketDir || s.bufferSize != of.bufferSize || s.maxDelay != of.maxDelay ||
 		s.resource != nil && (of.resource == nil || !s.resource.Equal(of.resource)) {
 		return i, errors.New("universal profiling: the integration is shared with another provider: the options of this one do not count")
 	}
@@ -256,7 +263,7 @@ func (i *Integration) off() bool { return i == nil || i.records == nil || i.stop
 // OnStart shows the span on the calling goroutine's thread. ctx is the context that the
 // span was started with.
 func (i *Integration) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
-	if i.off() {
+	if i.off() || s == nil {
 		return
 	}
 	if i.service.Load() == nil {
@@ -438,7 +445,7 @@ func (i *Integration) evict(ref cells.Ref) bool {
 // cleared, and it goes back when it starts or ends its next span. No other thread may
 // store to its record.
 func (i *Integration) OnEnd(s sdktrace.ReadOnlySpan) {
-	if i == nil || i.records == nil {
+	if i == nil || i.records == nil || s == nil {
 		return
 	}
 	k, traceFlags, _ := sdkspan.Ended(s)

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -109,6 +110,26 @@ func TestThereIsOneIntegration(t *testing.T) {
 // of it. It goes back to the nearest live span around it. Each step starts (+) a span, ends
 // one here (-) or on another goroutine (~), and says what is shown then. A span is the
 // child of the one that was started before.
+// A provider that comes up while the last one shuts down gets an Integration that works.
+func TestProvidersComeAndGo(t *testing.T) {
+	handled := oteltest.HandledErrors(t)
+	var all sync.WaitGroup
+	for range 4 {
+		all.Go(func() {
+			for range testenv.Rounds(400, 2000) {
+				i := ForProvider()
+				if assert.NotNil(t, i) {
+					assert.Same(t, i, Active())
+					assert.NoError(t, i.Shutdown(t.Context()))
+				}
+			}
+		})
+	}
+	all.Wait()
+	assert.Nil(t, Active())
+	assert.Empty(t, handled.Take())
+}
+
 func TestWhatAGoroutineShows(t *testing.T) {
 	s := newService(t)
 	for name, steps := range map[string]string{
@@ -394,6 +415,8 @@ func TestConfiguration(t *testing.T) {
 		{"size below 0", "BUFFER_SIZE", "-1", nil, settings{}, []string{`BUFFER_SIZE is "-1"`}},
 		{"no number", "BUFFER_SIZE", "many", nil, settings{}, []string{`BUFFER_SIZE is "many"`}},
 		{"size by option", "BUFFER_SIZE", "many", []Option{WithBufferSize(5)}, settings{bufferSize: 5}, nil},
+		{"delay", "", "", []Option{WithMaxDelay(time.Minute)}, settings{maxDelay: time.Minute}, nil},
+		{"delay is not valid", "", "", []Option{WithMaxDelay(-1)}, settings{}, []string{`WithMaxDelay is "-1ns"`}},
 		{"size by option is not valid", "", "", []Option{WithBufferSize(0)}, settings{}, []string{`WithBufferSize is "0"`}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -404,6 +427,7 @@ func TestConfiguration(t *testing.T) {
 			got := newSettings(tt.opts)
 			got.runtime = nil
 			tt.want.bufferSize = cmp.Or(tt.want.bufferSize, 8096)
+			tt.want.maxDelay = cmp.Or(tt.want.maxDelay, 30*time.Second)
 			assert.Equal(t, tt.want, got)
 			told(t, handled, tt.reported...)
 		})

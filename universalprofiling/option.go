@@ -8,6 +8,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"time"
 
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/sdk/resource"
@@ -40,6 +41,9 @@ const (
 // DefaultBufferSize is how many transactions wait at most if that is not chosen.
 const DefaultBufferSize = 8096
 
+// DefaultMaxDelay is how long transactions wait at most if that is not chosen.
+const DefaultMaxDelay = 30 * time.Second
+
 // maxBufferSize bounds what is asked for by mistake: each transaction that waits takes a
 // kilobyte and more.
 const maxBufferSize = 1 << 20
@@ -49,8 +53,10 @@ type config struct {
 	mode       *Mode
 	socketDir  *string
 	bufferSize *int
-	resource   *resource.Resource
-	runtime    *goruntime.Runtime
+	// maxDelay is 0 for the default.
+	maxDelay time.Duration
+	resource *resource.Resource
+	runtime  *goruntime.Runtime
 }
 
 // The environment's names.
@@ -65,6 +71,7 @@ type settings struct {
 	mode       Mode
 	socketDir  string // "" for the default ones
 	bufferSize int
+	maxDelay   time.Duration
 	resource   *resource.Resource
 	runtime    *goruntime.Runtime
 }
@@ -75,7 +82,7 @@ func newSettings(opts []Option) settings {
 	for _, o := range opts {
 		c = o.apply(c)
 	}
-	s := settings{mode: Auto, bufferSize: DefaultBufferSize, runtime: c.runtime}
+	s := settings{mode: Auto, bufferSize: DefaultBufferSize, maxDelay: DefaultMaxDelay, runtime: c.runtime}
 	if c.resource != nil {
 		// What the TracerProvider makes of it, which meets the same errors.
 		s.resource, _ = resource.Merge(resource.Environment(), c.resource)
@@ -115,6 +122,12 @@ func newSettings(opts []Option) settings {
 		}
 	}
 
+	if c.maxDelay < 0 {
+		invalid("WithMaxDelay", c.maxDelay, "a positive duration", DefaultMaxDelay)
+	} else if c.maxDelay > 0 {
+		s.maxDelay = c.maxDelay
+	}
+
 	s.socketDir = os.Getenv(socketDirKey)
 	if c.socketDir != nil {
 		s.socketDir = *c.socketDir
@@ -150,6 +163,16 @@ func WithSocketDir(dir string) Option {
 func WithBufferSize(transactions int) Option {
 	return optionFunc(func(c config) config {
 		c.bufferSize = &transactions
+		return c
+	})
+}
+
+// WithMaxDelay chooses how long a profiler may have transactions wait for its stack traces. If it
+// asks for more, they wait this long, and [otel.Handle] gets to know once. Who may ask is any
+// process of the user. 0 stands for the default, [DefaultMaxDelay].
+func WithMaxDelay(d time.Duration) Option {
+	return optionFunc(func(c config) config {
+		c.maxDelay = d
 		return c
 	})
 }

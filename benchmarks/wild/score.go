@@ -187,7 +187,7 @@ const exitNotPermitted = 4
 // mayRecord returns why this user may not record.
 func (b *board) mayRecord() error {
 	var stderr bytes.Buffer
-	cmd := exec.Command(b.otelctx, "record", "--duration=1ms", strconv.Itoa(os.Getpid()))
+	cmd := exec.Command(b.otelctx, "record", "--", "true")
 	cmd.Stderr = &stderr
 	err := cmd.Run()
 	if exit := new(exec.ExitError); errors.As(err, &exit) && exit.ExitCode() == exitNotPermitted {

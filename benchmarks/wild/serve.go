@@ -48,7 +48,7 @@ func (s *server) flags(f *flag.FlagSet) {
 	f.BoolVar(&s.goroutines, "goroutines", false, "take goroutine profiles all the time")
 }
 
-const publishUsage = "which carriers the service has: default, thread_slots, goroutine_slots, record, or small, which is default with 64 slots"
+const publishUsage = "which carriers the service has: default, thread_slots, goroutine_table, record, or small, which is default with 64 slots"
 
 // Files in the directory of a server.
 const (
@@ -70,7 +70,7 @@ func (s *server) serve(in io.Reader, out io.Writer) error {
 	lines := bufio.NewScanner(in)
 	carriers, ok := publications[s.publish]
 	if !ok {
-		return fmt.Errorf("invalid -publish %q: use default, thread_slots, goroutine_slots, record, small", s.publish)
+		return fmt.Errorf("invalid -publish %q: use default, thread_slots, goroutine_table, record, small", s.publish)
 	}
 	service := newService(carriers...)
 	_, _ = fmt.Fprintln(out, "ready")

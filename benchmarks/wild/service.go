@@ -37,7 +37,7 @@ type service struct {
 var publications = map[string][]spanctx.Option{
 	"default":         nil,
 	"thread_slots":    {spanctx.WithGoroutineRecord(false), spanctx.WithGoroutineTable(false)},
-	"goroutine_slots": {spanctx.WithGoroutineRecord(false), spanctx.WithThreadSlots(false)},
+	"goroutine_table": {spanctx.WithGoroutineRecord(false), spanctx.WithThreadSlots(false)},
 	"record":          {spanctx.WithThreadSlots(false), spanctx.WithGoroutineTable(false)},
 	"small":           {spanctx.WithCapacity(64)}, // fewer slots than goroutines
 }

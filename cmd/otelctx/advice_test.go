@@ -6,7 +6,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"strings"
 	"syscall"
 	"testing"
@@ -15,47 +14,64 @@ import (
 	"github.com/stretchr/testify/assert"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/recording"
 	"github.com/otelctx/otelctx/reader"
 )
 
-func TestPermissionAdviceNamesThePtraceScope(t *testing.T) {
-	for scope, want := range map[string]string{
-		"":        "There is no /proc/sys/kernel/yama/ptrace_scope",
-		"0\n":     "ptrace_scope is 0: the same user is enough",
-		"1\n":     "ptrace_scope is 1: the same user may read only descendants",
-		"2\n":     "ptrace_scope is 2: only CAP_SYS_PTRACE",
-		"3\n":     "ptrace_scope is 3: nobody",
-		"\x1b9\n": `ptrace_scope is \x1b9: a mode that otelctx does not know`,
-	} {
-		proc := fstest.MapFS{}
-		if scope != "" {
-			proc["sys/kernel/yama/ptrace_scope"] = &fstest.MapFile{Data: []byte(scope)}
-		}
-		got := advice(fmt.Errorf("pid 1: %w", reader.ErrNotPermitted), proc)
-		assert.Contains(t, got, "CAP_SYS_PTRACE")
-		assert.Contains(t, got, "same user")
-		assert.Contains(t, got, want)
+// What the kernel refuses is explained by what otelctx and the process are, and nobody is told to get
+// what they have.
+func TestPermissionAdvice(t *testing.T) {
+	const (
+		none    = "0000000000000000"
+		ptrace  = "0000000000080000"
+		sample  = "000000c000000000"
+		admin   = "0000000000200000"
+		allCaps = "000001ffffffffff"
+	)
+	status := func(uid, effective, permitted string) string {
+		return "Name:\tx\nUid:\t" + strings.Repeat(uid+"\t", 3) + uid + "\nGid:\t7\t7\t7\t7\nCapPrm:\t" + permitted + "\nCapEff:\t" + effective + "\n"
 	}
-}
-
-func TestPermissionAdviceWhenTheScopeCannotBeRead(t *testing.T) {
-	proc := fstest.MapFS{"sys/kernel/yama/ptrace_scope": {Mode: fs.ModeDir}} // A directory cannot.
-	assert.Contains(t, permissionAdvice(proc), "cannot be read")
-}
-
-func TestSamplingAdviceNamesTheParanoia(t *testing.T) {
-	for setting, named := range map[string]bool{"": false, "-1\n": false, "2\n": false, "3\n": true, "4\n": true, "none\n": false} {
-		proc := fstest.MapFS{}
-		if setting != "" {
-			proc["sys/kernel/perf_event_paranoid"] = &fstest.MapFile{Data: []byte(setting)}
-		}
-		got := advice(fmt.Errorf("open: %w", sampler.ErrNotPermitted), proc)
-		assert.Contains(t, got, "CAP_PERFMON")
-		if named {
-			assert.Contains(t, got, "/proc/sys/kernel/perf_event_paranoid is "+strings.TrimSpace(setting)+", ")
-		} else {
-			assert.NotContains(t, got, "perf_event_paranoid")
-		}
+	for name, test := range map[string]struct {
+		self, other, yama, paranoid string
+		reading, sampling           string
+	}{
+		"root":                     {self: status("0", allCaps, allCaps), reading: "neither root nor more capabilities help", sampling: "neither root nor more of them help"},
+		"root in a container":      {self: status("0", none, none), reading: "as root, but without CAP_SYS_PTRACE", sampling: "as root, but in a container"},
+		"root that may sample":     {self: status("0", admin, admin), reading: "as root, but without CAP_SYS_PTRACE", sampling: "neither root"},
+		"Yama forbids all":         {self: status("0", allCaps, allCaps), yama: "3\n", reading: "ptrace_scope is 3: no process"},
+		"a user with CAP":          {self: status("7", ptrace, ptrace), other: status("8", none, none), reading: "neither root"},
+		"another user's":           {self: status("7", none, none), other: status("8", none, none), yama: "1\n", reading: "Processes of other users", sampling: "sudo setcap"},
+		"Yama":                     {self: status("7", none, none), other: status("7", none, none), yama: "1\n", reading: "sysctl kernel.yama.ptrace_scope=0"},
+		"Yama 2":                   {self: status("7", none, none), other: status("7", none, none), yama: "2\n", reading: "ptrace_scope is 2: "},
+		"an unknown mode":          {self: status("7", none, none), other: status("7", none, none), yama: "\x1b9\n", reading: `ptrace_scope is \x1b9: `},
+		"more than otelctx":        {self: status("7", none, none), other: status("7", none, ptrace), yama: "0\n", reading: "has capabilities that otelctx does not have"},
+		"not dumpable":             {self: status("7", none, none), other: status("7", none, none), reading: "PR_SET_DUMPABLE"},
+		"gone, and nothing known":  {self: status("7", none, none), reading: "Run otelctx as root"},
+		"Debian's default":         {self: status("7", none, sample), paranoid: "3\n", sampling: "perf_event_paranoid is 3. "},
+		"Debian's default as root": {self: status("0", allCaps, allCaps), paranoid: "3\n", sampling: "neither root"},
+		"the kernel's default":     {self: status("7", none, none), paranoid: "2\n", sampling: "CGO_ENABLED=0"},
+		"by the file":              {self: status("7", none, sample), paranoid: "2\n", sampling: "neither root"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			proc := fstest.MapFS{}
+			for path, content := range map[string]string{
+				"self/status": test.self, "12/status": test.other,
+				"sys/kernel/yama/ptrace_scope": test.yama, "sys/kernel/perf_event_paranoid": test.paranoid,
+			} {
+				if content != "" {
+					proc[path] = &fstest.MapFile{Data: []byte(content)}
+				}
+			}
+			root := strings.HasPrefix(test.self, status("0", "", "")[:20])
+			for err, want := range map[error]string{
+				recording.NewProcessError(12, reader.ErrNotPermitted): test.reading,
+				sampler.ErrNotPermitted:                               test.sampling,
+			} {
+				got := advice(err, proc)
+				assert.Contains(t, got, want)
+				assert.False(t, root && strings.Contains(got, "sudo"), got)
+			}
+		})
 	}
 }
 

@@ -20,6 +20,7 @@ import (
 	"google.golang.org/protobuf/encoding/prototext"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/otelctx/otelctx/internal/advertise"
 	"github.com/otelctx/otelctx/internal/boottime"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/vma"
@@ -85,9 +86,11 @@ func publisherRole(parent *childproc.Parent) {
 	if len(o.Rules) > 0 {
 		parent.Must(childproc.Deny(o.Rules...))
 	}
-	parent.Must(resourcepublisher.SetAttributes(
+	parent.Must(advertise.Change([]attribute.KeyValue{
 		attribute.String("threadlocal.schema_version", "go_pprof_labels_v1"),
 		attribute.Slice("threadlocal.attribute_key_map", attribute.StringValue("http.route"), attribute.Int64Value(7)),
+	}, nil))
+	parent.Must(resourcepublisher.SetAttributes(
 		attribute.Map("nested", attribute.Bool("yes", true), attribute.ByteSlice("bytes", []byte{1, 2, 3})),
 	))
 	_, err := resourcepublisher.NewPublisher(resource.NewWithAttributes("https://opentelemetry.io/schemas/1.43.0",

@@ -4,8 +4,12 @@
 package main
 
 import (
+	"context"
 	"fmt"
+	"io"
+	"maps"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/alecthomas/kong"
@@ -18,266 +22,180 @@ type completionCommand struct {
 
 // Help is shown by otelctx completion --help.
 func (*completionCommand) Help() string {
-	return "  bash:  source <(otelctx completion bash)\n" +
-		"  zsh:   source <(otelctx completion zsh), after compinit\n" +
+	return "Add the line of your shell to its start-up file:\n\n" +
+		"  bash:  source <(otelctx completion bash)\n" +
+		"  zsh:   source <(otelctx completion zsh)      after compinit\n" +
 		"  fish:  otelctx completion fish | source\n\n" +
-		"Process ids are completed by those that publish, which otelctx list shows."
+		"Process ids are completed with those that otelctx list shows."
 }
 
 // Run is called by kong.
-func (c *completionCommand) Run(s streams, model *kong.Application) error {
-	script := map[string]func(*kong.Application) string{"bash": bashCompletion, "zsh": zshCompletion, "fish": fishCompletion}[c.Shell]
-	_, err := fmt.Fprint(s.stdout, script(model))
+func (c *completionCommand) Run(s streams) error {
+	_, err := io.WriteString(s.stdout, completionScripts[c.Shell])
 	return err
 }
 
-// Kinds of values that a shell completes.
+// completeCommand is the command by which the scripts ask for candidates. Its arguments are the words
+// behind otelctx, up to the one to complete. It prints a candidate per line, with a tab before its
+// description, or one of the directives.
+const completeCommand = "__complete"
+
+// Directives, by which the shell completes the word itself.
 const (
-	valueNone  = ""
-	valueFile  = "file"
-	valuePID   = "pid"
-	valueWords = "words"
+	completeFiles   = ":files"
+	completeProgram = ":command" // that follows --
 )
 
-// valueKind says how to complete a value, and by which words.
-func valueKind(v *kong.Value) (kind string, words []string) {
-	words = slices.DeleteFunc(v.EnumSlice(), func(s string) bool { return s == "" })
-	switch {
-	case len(words) > 0:
-		return valueWords, words
-	case v.Name == "pid":
-		return valuePID, nil
-	case v.Flag != nil && v.Flag.PlaceHolder == "FILE":
-		return valueFile, nil
-	default:
-		return valueNone, nil
-	}
-}
-
-// flagNames returns what a flag is called on the command line.
-func flagNames(f *kong.Flag) []string {
-	names := []string{"--" + f.Name}
-	if f.Short != 0 {
-		names = append(names, "-"+string(f.Short))
-	}
-	return names
-}
-
-// allFlags returns the flags that a command takes.
-func allFlags(c *kong.Node) []*kong.Flag { return slices.Concat(c.Flags, c.Parent.Flags) }
-
-// listedPIDs prints the process ids that otelctx list shows, with the names of their services.
-const listedPIDs = `otelctx list 2>/dev/null | awk 'NR > 1 { print $1 "%s" $2 }'`
-
-func bashCompletion(model *kong.Application) string {
-	var commands []string
-	var values, flags strings.Builder
-	for _, c := range model.Leaves(true) {
-		commands = append(commands, c.Name)
-		var names []string
-		for _, f := range allFlags(c) {
-			names = append(names, flagNames(f)...)
-			if f.IsBool() {
-				continue
-			}
-			var reply string
-			switch kind, words := valueKind(f.Value); kind {
-			case valueFile:
-				reply = `compopt -o filenames; COMPREPLY=($(compgen -f -- "$cur"))`
-			case valuePID:
-				reply = `COMPREPLY=($(compgen -W "$(_otelctx_pids)" -- "$cur"))`
-			case valueWords:
-				reply = fmt.Sprintf(`COMPREPLY=($(compgen -W "%s" -- "$cur"))`, strings.Join(words, " "))
-			default:
-				reply = ":"
-			}
-			for _, name := range flagNames(f) {
-				fmt.Fprintf(&values, "\t%s,%s) %s; return ;;\n", c.Name, name, reply)
-			}
-		}
-		arguments := ""
-		for _, p := range c.Positional {
-			switch kind, words := valueKind(p); kind {
-			case valuePID:
-				arguments = `$(_otelctx_pids)`
-			case valueWords:
-				arguments = strings.Join(words, " ")
-			}
-		}
-		fmt.Fprintf(&flags, "\t%s,-*) words=\"%s\" ;;\n\t%s,*) words=\"%s\" ;;\n", c.Name, strings.Join(names, " "), c.Name, arguments)
-	}
-	return `# Made by otelctx completion bash.
-_otelctx_pids() { ` + fmt.Sprintf(listedPIDs, " ") + ` | cut -d' ' -f1; }
-
+// completionScripts call [completeCommand].
+var completionScripts = map[string]string{
+	"bash": `# Made by otelctx completion bash.
 _otelctx() {
-	local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD - 1]} command=${COMP_WORDS[1]} words="" i
-	COMPREPLY=()
-	if ((COMP_CWORD == 1)); then
-		COMPREPLY=($(compgen -W "` + strings.Join(commands, " ") + ` --help --version" -- "$cur"))
-		return
-	fi
-	for ((i = 2; i < COMP_CWORD; i++)); do
-		# What comes behind is the command to record.
-		if [[ $command == record && ${COMP_WORDS[i]} == -- ]]; then
-			compopt -o filenames
-			COMPREPLY=($(compgen -c -f -- "$cur"))
-			return
-		fi
-	done
-	if [[ $cur == = ]]; then
-		cur=
-	elif [[ $prev == = ]]; then
-		prev=${COMP_WORDS[COMP_CWORD - 2]}
-	fi
-	case $command,$prev in
-` + values.String() + `	esac
-	case $command,$cur in
-` + flags.String() + `	esac
-	COMPREPLY=($(compgen -W "$words" -- "$cur"))
+	local reply cur=${COMP_WORDS[COMP_CWORD]}
+	mapfile -t reply < <("${COMP_WORDS[0]}" __complete "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null)
+	case ${reply[0]} in
+	:files) compopt -o filenames; COMPREPLY=($(compgen -f -- "${cur#=}")) ;;
+	:command) compopt -o filenames; COMPREPLY=($(compgen -c -f -- "$cur")) ;;
+	*) COMPREPLY=("${reply[@]%%$'\t'*}") ;;
+	esac
 }
 complete -F _otelctx otelctx
-`
-}
-
-func zshCompletion(model *kong.Application) string {
-	var commands, cases strings.Builder
-	for _, c := range model.Leaves(true) {
-		fmt.Fprintf(&commands, "\t\t%s\n", zshQuote(c.Name+":"+c.Help))
-		fmt.Fprintf(&cases, "\t%s)\n\t\t_arguments -s -S", c.Name)
-		for _, f := range allFlags(c) {
-			for _, name := range flagNames(f) {
-				spec := name
-				if !f.IsBool() {
-					spec += map[bool]string{true: "=", false: "+"}[strings.HasPrefix(name, "--")]
-				}
-				spec += "[" + zshText(f.Help) + "]"
-				if !f.IsBool() {
-					spec += ":" + zshText(f.FormatPlaceHolder()) + ":" + zshAction(f.Value)
-				}
-				if f.IsSlice() {
-					spec = "*" + spec
-				}
-				fmt.Fprintf(&cases, " \\\n\t\t\t%s", zshQuote(spec))
-			}
-		}
-		for _, p := range c.Positional {
-			many := ":"
-			if p.IsCumulative() {
-				many = "*:"
-			}
-			fmt.Fprintf(&cases, " \\\n\t\t\t%s", zshQuote(many+p.Name+":"+zshAction(p)))
-		}
-		cases.WriteString("\n\t\t;;\n")
-	}
-	return `#compdef otelctx
+`,
+	"zsh": `#compdef otelctx
 # Made by otelctx completion zsh.
-_otelctx_pids() {
-	local -a pids
-	pids=(${(f)"$(` + fmt.Sprintf(listedPIDs, ":") + `)"})
-	_describe process pids
-}
-
 _otelctx() {
-	local -a commands
-	if ((CURRENT == 2)); then
-		commands=(
-` + commands.String() + `		)
-		_describe command commands
-		_arguments --help --version
-		return
-	fi
-	# What comes behind -- is the command to record.
-	local i=${words[(i)--]}
-	if [[ ${words[2]} == record ]] && ((i < CURRENT)); then
+	local -a reply candidates
+	local line i
+	reply=("${(@f)$("$words[1]" __complete "${(@)words[2,CURRENT]}" 2>/dev/null)}")
+	case $reply[1] in
+	:files)
+		[[ $words[CURRENT] == --*=* ]] && compset -P '*='
+		_files
+		;;
+	:command)
+		i=${words[(i)--]}
 		shift $i words
 		((CURRENT -= i))
 		_normal
-		return
-	fi
-	local command=${words[2]}
-	shift words
-	((CURRENT--))
-	case $command in
-` + cases.String() + `	esac
+		;;
+	*)
+		for line in $reply; do candidates+=("${${line%%$'\t'*}//:/\\:}:${line#*$'\t'}"); done
+		_describe otelctx candidates
+		;;
+	esac
 }
 compdef _otelctx otelctx
-`
+`,
+	"fish": `# Made by otelctx completion fish.
+function __otelctx
+	set -l cur (commandline -ct)
+	set -l words (commandline -opc) "$cur"
+	set -l reply ($words[1] __complete $words[2..] 2>/dev/null)
+	switch "$reply[1]"
+		case :files
+			set -l flag (string match -r '^--[^=]*=' -- "$cur")
+			__fish_complete_path (string replace -r '^--[^=]*=' '' -- "$cur") | string replace -r '^' "$flag"
+		case :command
+			__fish_complete_subcommand --commandline (string split -m1 -- " -- " (commandline -pc))[2]
+		case '*'
+			printf '%s\n' $reply
+	end
+end
+complete -c otelctx -f -a '(__otelctx)'
+`,
 }
 
-// zshAction returns how _arguments completes a value.
-func zshAction(v *kong.Value) string {
-	switch kind, words := valueKind(v); kind {
-	case valueFile:
-		return "_files"
-	case valuePID:
-		return "_otelctx_pids"
-	case valueWords:
-		return "(" + strings.Join(words, " ") + ")"
-	default:
-		return " "
+// complete prints the candidates for the last of words.
+func complete(s streams, model *kong.Application, words []string) error {
+	candidates, directive := candidatesOf(model, words)
+	if directive != "" {
+		_, err := fmt.Fprintln(s.stdout, directive)
+		return err
 	}
-}
-
-// zshText escapes what means something in the specifications of _arguments.
-func zshText(s string) string {
-	return strings.NewReplacer(`\`, `\\`, "[", `\[`, "]", `\]`, ":", `\:`).Replace(s)
-}
-
-func zshQuote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
-
-func fishCompletion(model *kong.Application) string {
-	var b strings.Builder
-	b.WriteString(`# Made by otelctx completion fish.
-function __otelctx_pids
-	` + fmt.Sprintf(listedPIDs, `\t`) + `
-end
-# What comes behind -- is the command to record.
-function __otelctx_command
-	set -l words (commandline -opc)
-	contains -- -- $words; and test "$words[2]" = record
-end
-complete -c otelctx -f
-complete -c otelctx -n __otelctx_command -a '(__fish_complete_subcommand --commandline (string split -m1 -- " -- " (commandline -pc))[2])'
-complete -c otelctx -n __fish_use_subcommand -l version -d 'Print the version and exit.'
-`)
-	for _, c := range model.Leaves(true) {
-		fmt.Fprintf(&b, "complete -c otelctx -n __fish_use_subcommand -a %s -d %s\n", c.Name, fishQuote(c.Help))
-		condition := fishQuote("__fish_seen_subcommand_from " + c.Name + "; and not __otelctx_command")
-		for _, f := range allFlags(c) {
-			fmt.Fprintf(&b, "complete -c otelctx -n %s -l %s", condition, f.Name)
-			if f.Short != 0 {
-				fmt.Fprintf(&b, " -s %c", f.Short)
-			}
-			if !f.IsBool() {
-				b.WriteString(fishValues(f.Value))
-			}
-			fmt.Fprintf(&b, " -d %s\n", fishQuote(f.Help))
-		}
-		for _, p := range c.Positional {
-			if kind, words := valueKind(p); kind == valuePID {
-				fmt.Fprintf(&b, "complete -c otelctx -n %s -a '(__otelctx_pids)'\n", condition)
-			} else if kind == valueWords {
-				fmt.Fprintf(&b, "complete -c otelctx -n %s -a %s\n", condition, fishQuote(strings.Join(words, " ")))
-			}
+	for _, value := range slices.Sorted(maps.Keys(candidates)) {
+		if _, err := fmt.Fprintf(s.stdout, "%s\t%s\n", value, candidates[value]); err != nil {
+			return err
 		}
 	}
-	return b.String()
+	return nil
 }
 
-// fishValues returns the arguments of complete that complete a value.
-func fishValues(v *kong.Value) string {
-	switch kind, words := valueKind(v); kind {
-	case valueFile:
-		return " -r -F"
-	case valuePID:
-		return " -x -a '(__otelctx_pids)'"
-	case valueWords:
-		return " -x -a " + fishQuote(strings.Join(words, " "))
-	default:
-		return " -x"
+// candidatesOf returns what the last of words may become, with descriptions, or a directive.
+func candidatesOf(model *kong.Application, words []string) (candidates map[string]string, directive string) {
+	if len(words) == 0 {
+		return nil, ""
+	}
+	candidates = map[string]string{}
+	current, before := words[len(words)-1], words[:len(words)-1]
+	defer func() {
+		maps.DeleteFunc(candidates, func(value, _ string) bool { return !strings.HasPrefix(value, current) })
+	}()
+	commands := model.Leaves(true)
+	if len(before) == 0 {
+		for _, c := range commands {
+			candidates[c.Name] = c.Help
+		}
+		addFlags(candidates, model.Flags)
+		return candidates, ""
+	}
+	i := slices.IndexFunc(commands, func(c *kong.Node) bool { return c.Name == before[0] })
+	if i < 0 {
+		return nil, ""
+	}
+	command := commands[i]
+	if command.Name == "record" && slices.Contains(before, "--") {
+		return nil, completeProgram
+	}
+	flags := slices.Concat(command.Flags, model.Flags)
+	prefix := ""
+	switch name, value, joined := strings.Cut(current, "="); {
+	case joined && strings.HasPrefix(name, "--"):
+		prefix = name + "="
+		before = append(before, name)
+	case current == "=": // bash makes it a word of its own.
+		current = value
+	case before[len(before)-1] == "=":
+		before = before[:len(before)-1]
+	}
+	last := before[len(before)-1]
+	for _, f := range flags {
+		if !f.IsBool() && (last == "--"+f.Name || f.Short != 0 && last == "-"+string(f.Short)) {
+			return candidates, addValues(candidates, f.Value, prefix)
+		}
+	}
+	if strings.HasPrefix(current, "-") {
+		addFlags(candidates, flags)
+		return candidates, ""
+	}
+	for _, p := range command.Positional {
+		directive = addValues(candidates, p, "")
+	}
+	return candidates, directive
+}
+
+func addFlags(candidates map[string]string, flags []*kong.Flag) {
+	for _, f := range flags {
+		candidates["--"+f.Name] = f.Help
+		if f.Short != 0 {
+			candidates["-"+string(f.Short)] = f.Help
+		}
 	}
 }
 
-func fishQuote(s string) string {
-	return "'" + strings.NewReplacer(`\`, `\\`, "'", `\'`).Replace(s) + "'"
+// addValues adds the values that a flag or argument may have, behind prefix, or returns a directive.
+func addValues(candidates map[string]string, v *kong.Value, prefix string) (directive string) {
+	switch {
+	case v.Enum != "":
+		for _, value := range v.EnumSlice() {
+			if value != "" {
+				candidates[prefix+value] = ""
+			}
+		}
+	case v.Name == "pid":
+		for _, p := range survey(context.Background(), false).publications {
+			candidates[prefix+strconv.Itoa(p.pid)] = cell(newDocument(p.pid, p.context, activity{}).Resource, "service.name")
+		}
+	case v.Flag != nil && v.Flag.PlaceHolder == "FILE":
+		return completeFiles
+	}
+	return ""
 }

@@ -17,10 +17,9 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// document is what --json prints of one process context: inspect one, list an array
-// of them, sorted by pid. The schema is stable: fields may be added, but none is
-// ever left out, renamed or given another meaning. Object keys come in this order;
-// those of attributes, which are unique, in byte order.
+// document is the JSON of one process: inspect prints one, list an array of them, sorted by pid. The schema
+// is stable: fields may be added, but are never left out, renamed or given another meaning. Fields come in
+// this order, attributes in byte order of their keys.
 //
 // Values of attributes become:
 //
@@ -31,47 +30,44 @@ import (
 //   - bytes: a string, base64 with padding (RFC 4648, section 4)
 //   - array: an array
 //   - map: an object
-//   - empty, and types that this version does not know: null
+//   - empty values, and types that this version does not know: null
 //
-// Of attributes and map entries with the same key, which OpenTelemetry forbids but a
-// publisher may send, the last one counts. Nothing is cut short.
+// If a publisher sends a key twice, which OpenTelemetry forbids, the last value counts. Nothing is cut.
 type document struct {
 	PID int `json:"pid"`
-	// Mapping is the name of the memory mapping as /proc/PID/maps shows it. Bytes
-	// in it that are not UTF-8 become U+FFFD.
+	// Mapping is the name of the memory mapping in /proc/PID/maps. Invalid UTF-8 becomes U+FFFD.
 	Mapping string `json:"mapping"`
 	Version uint32 `json:"version"`
 	// PublishedAtNS is the publisher's timestamp: nanoseconds of CLOCK_BOOTTIME, or
-	// since the epoch from publishers written to OTEP 4719's first text.
+	// since the epoch from publishers that follow the first text of OTEP 4719.
 	PublishedAtNS uint64 `json:"published_at_ns"`
 	// PayloadSize is the size of the published message in bytes.
 	PayloadSize int `json:"payload_size"`
 	// Resource holds the attributes of the resource.
 	Resource map[string]any `json:"resource"`
-	// SchemaURL is the resource's, or "". It comes from the attribute
-	// otelctx.resource.schema_url, which Attributes shows too.
+	// SchemaURL is that of the resource, or "". It is the attribute otelctx.resource.schema_url, which
+	// Attributes has as well.
 	SchemaURL string `json:"schema_url"`
-	// Attributes holds what is published beside the resource.
+	// Attributes holds the extra attributes, which are published beside the resource.
 	Attributes map[string]any `json:"attributes"`
-	// Advertisement says where the carriers are, if it is not Attributes that do; else null.
+	// Advertisement is null, unless the carriers are advertised outside of the process context.
 	Advertisement *advertisementDocument `json:"advertisement"`
-	// Carriers holds the ways in which the process shows which spans its threads are
-	// in.
+	// Carriers holds the tables and records in which readers find spans.
 	Carriers []carrierDocument `json:"carriers"`
-	// Threads holds those threads, ordered by tid, that are in a span at the time.
+	// Threads holds the threads that are in a span, ordered by tid.
 	Threads []threadDocument `json:"threads"`
 }
 
-// advertisementDocument is a message that says where spans are and is not the process
-// context of [document], which has the same fields.
+// advertisementDocument is an advertisement of carriers outside of the process context. The fields are as in
+// [document].
 type advertisementDocument struct {
 	Mapping       string         `json:"mapping"`
 	PublishedAtNS uint64         `json:"published_at_ns"`
 	Attributes    map[string]any `json:"attributes"`
 }
 
-// jsonHelp tells users of --json what they get.
-const jsonHelp = `The schema of --json is stable:
+// jsonHelp describes [document] in --help.
+const jsonHelp = `--json prints an object whose schema is stable:
 
   {pid, mapping, version, published_at_ns, payload_size,
    resource: {key: value}, schema_url, attributes: {key: value},
@@ -82,12 +78,12 @@ const jsonHelp = `The schema of --json is stable:
               local_root_span_id, name, endpoint, carrier, proven,
               attributes: {key: value}}]}
 
-Values: strings, bools and int64 as they are; a double as a number, or as "NaN", "Infinity" or "-Infinity"; bytes as a base64 ` +
-	`string; arrays and maps nested; empty values and unknown types as null. Of duplicate keys the last one counts. ` +
-	`published_at_ns is CLOCK_BOOTTIME, or nanoseconds since the epoch from publishers written to OTEP 4719's first text.`
+Attribute values keep their types. Bytes are base64 strings; NaN and the infinities are "NaN", "Infinity" and "-Infinity"; empty ` +
+	`values and unknown types are null. If a key occurs twice, the last value counts. published_at_ns is CLOCK_BOOTTIME, or ` +
+	`nanoseconds since the epoch from publishers that follow the first text of OTEP 4719.`
 
-// newDocument returns the document of a process. pc is nil if it advertises carriers and
-// has no process context; then what that would say is empty.
+// newDocument returns the document of a process. pc is nil if the process advertises carriers without a
+// process context.
 func newDocument(pid int, pc *reader.ProcessContext, a activity) document {
 	if pc == nil {
 		pc = new(reader.ProcessContext)
@@ -119,8 +115,8 @@ func jsonObject(kvs []*commonpb.KeyValue) map[string]any {
 	return object
 }
 
-// jsonValue returns what encoding/json turns into v by the schema of [document]. It
-// recurses as deep as v nests, which the reader has bounded.
+// jsonValue converts v for encoding/json, as [document] describes. It recurses as deep as v nests, which
+// package reader bounds.
 func jsonValue(v *commonpb.AnyValue) any {
 	switch v := v.GetValue().(type) {
 	case *commonpb.AnyValue_StringValue:
@@ -132,7 +128,7 @@ func jsonValue(v *commonpb.AnyValue) any {
 	case *commonpb.AnyValue_DoubleValue:
 		return jsonDouble(v.DoubleValue)
 	case *commonpb.AnyValue_BytesValue:
-		// Never nil, which would be null.
+		// A nil slice would become null.
 		return append([]byte{}, v.BytesValue...)
 	case *commonpb.AnyValue_ArrayValue:
 		array := make([]any, len(v.ArrayValue.GetValues()))
@@ -170,8 +166,7 @@ func writeJSON(w io.Writer, v any) error {
 	return err
 }
 
-// encodeJSON returns v as JSON of which every character prints. An indent of ""
-// means one line.
+// encodeJSON returns v as JSON in which every character is printable, on one line if indent is "".
 func encodeJSON(v any, indent string) ([]byte, error) {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
@@ -183,11 +178,9 @@ func encodeJSON(v any, indent string) ([]byte, error) {
 	return escapeJSON(bytes.TrimSuffix(b.Bytes(), []byte{'\n'})), nil
 }
 
-// escapeJSON returns the JSON text b with escapes in place of all characters that do
-// not print. encoding/json escapes only the ASCII control characters, but terminals
-// act on others too: C1 control characters, DEL, bidirectional overrides.
-//
-// It may replace them wherever they are, since only strings can hold them.
+// escapeJSON escapes all characters of the JSON text b that are not printable. encoding/json escapes only
+// ASCII control characters, but terminals also act on DEL, C1 control characters and bidirectional
+// overrides. In valid JSON only strings can hold them, so they can be replaced wherever they are.
 func escapeJSON(b []byte) []byte {
 	escaped := make([]byte, 0, len(b))
 	for _, r := range string(b) {

@@ -32,7 +32,7 @@ func TestMappingNamesAreEscaped(t *testing.T) {
 		Message:     &processcontextpb.ProcessContext{},
 	}
 	var human, forPrograms strings.Builder
-	require.NoError(t, writeInspection(&human, publication{pid: 1, context: pc}))
+	require.NoError(t, writeInspection(&human, publication{pid: 1, context: pc}, false))
 	assert.Contains(t, human.String(), `/memfd:OTEL_CTX\x1b[2J\xff (deleted)`)
 
 	require.NoError(t, writeJSON(&forPrograms, newDocument(1, pc, activity{})))

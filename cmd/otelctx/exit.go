@@ -26,27 +26,29 @@ const (
 	exitInvalid       = 6
 	exitBusy          = 7
 	exitNoAnswer      = 8
+	exitNoSamples     = 9
 	exitNotConforming = 10
 	exitNotExecutable = 126
 	exitNotFound      = 127
 )
 
-// exitCodes says what each code means, and which errors have it. Help, the manual page and
-// docs have this table too.
+// exitCodes is the meaning of each code, and the errors that have it. Help, the manual page and the
+// documentation show this table.
 var exitCodes = []struct {
 	code   int
 	text   string
 	errors []error
 }{
-	{exitOK, "success; for list also if some processes could not be examined, for watch and record also if the process ended meanwhile", nil},
+	{exitOK, "success; for list also if some processes could not be read, for watch and record also if the process ended", nil},
 	{exitOther, "any other error, such as an unsupported platform", nil},
 	{exitUsage, "the command line is wrong", nil},
-	{exitNoContext, "the process publishes no context, or for watch and spans shows none", []error{reader.ErrNoContext, reader.ErrNoThreadContext}},
-	{exitNotPermitted, "not permitted to read the process, or for record to sample", []error{reader.ErrNotPermitted, sampler.ErrNotPermitted, launch.ErrNotPermitted}},
-	{exitProcessGone, "there is no such process, or no longer", []error{reader.ErrProcessGone}},
+	{exitNoContext, "the process publishes no context, or for watch and spans no spans", []error{reader.ErrNoContext, reader.ErrNoThreadContext}},
+	{exitNotPermitted, "not permitted to read the process, or for record not permitted to sample", []error{reader.ErrNotPermitted, sampler.ErrNotPermitted, launch.ErrNotPermitted}},
+	{exitProcessGone, "there is no such process, or it has ended", []error{reader.ErrProcessGone}},
 	{exitInvalid, "what the process publishes is not a valid context", []error{reader.ErrInvalid}},
-	{exitBusy, "the context was being updated each time it was looked at", []error{reader.ErrBusy}},
+	{exitBusy, "the context was being updated at each attempt to read it", []error{reader.ErrBusy}},
 	{exitNoAnswer, "reading the process timed out", []error{patient.ErrNoAnswer, patient.ErrTooMany}},
+	{exitNoSamples, "record: there are no samples, so no profile was written; the message says why", []error{errNoSamples}},
 	{exitNotConforming, "verify: a rule is broken", []error{errNotConforming}},
 	{exitNotExecutable, "record -- COMMAND: the command cannot be executed", []error{launch.ErrNotExecutable}},
 	{exitNotFound, "record -- COMMAND: there is no such command", []error{launch.ErrNotFound}},
@@ -65,16 +67,15 @@ func exitCode(err error) int {
 	return exitOther
 }
 
-// exitStatusError is what a recorded command has exited with, which is not for this program to
-// complain of.
+// exitStatusError is the exit code of a recorded command. It is passed on without a message.
 type exitStatusError int
 
 func (s exitStatusError) Error() string { return fmt.Sprintf("exit status %d", int(s)) }
 
-// commandExitText says what else there is.
-const commandExitText = "record -- COMMAND exits with the code of the command, or with 128 and the number of the signal that ended it."
+// commandExitText completes the table.
+const commandExitText = "record -- COMMAND exits with the code of the command, or with 128 plus the number of the signal that ended it."
 
-// exitCodesText returns the table for people, as wide as help is.
+// exitCodesText returns the table as text for --help.
 func exitCodesText() string {
 	const width = 70
 	var b strings.Builder

@@ -55,7 +55,8 @@ func TestSpansBesideAnyProcessContext(t *testing.T) {
 				assert.Equal(t, "advertised", carrier.Source)
 				assert.True(t, carrier.Provable)
 			}
-			text := printed(t, "inspect", pidOf(c))
+			assert.NotContains(t, printed(t, "inspect", pidOf(c)), "threadlocal.schema_version")
+			text := printed(t, "inspect", pidOf(c), "-v")
 			assert.Contains(t, text, "threadlocal.schema_version")
 			assert.Equal(t, test.invalid, strings.Contains(text, "2 of them"))
 

@@ -23,6 +23,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	collectorpb "go.opentelemetry.io/proto/otlp/collector/profiles/v1development"
+	profilespb "go.opentelemetry.io/proto/otlp/profiles/v1development"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -34,9 +35,9 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// troubled is a collector that answers each attempt as it is told, and keeps the times of the
-// samples that it has taken.
-type troubled struct {
+// collector answers each attempt as it is told, and keeps the last profiles and the times of all samples
+// that it has accepted.
+type collector struct {
 	collectorpb.UnimplementedProfilesServiceServer
 
 	answer func(ctx context.Context, attempt int) error
@@ -45,9 +46,10 @@ type troubled struct {
 	attempts int
 	taken    int
 	times    []uint64
+	last     *profilespb.ProfilesData
 }
 
-func (c *troubled) Export(ctx context.Context, r *collectorpb.ExportProfilesServiceRequest) (*collectorpb.ExportProfilesServiceResponse, error) {
+func (c *collector) Export(ctx context.Context, r *collectorpb.ExportProfilesServiceRequest) (*collectorpb.ExportProfilesServiceResponse, error) {
 	c.mu.Lock()
 	c.attempts++
 	attempt := c.attempts
@@ -58,6 +60,7 @@ func (c *troubled) Export(ctx context.Context, r *collectorpb.ExportProfilesServ
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.taken++
+	c.last = &profilespb.ProfilesData{ResourceProfiles: r.GetResourceProfiles(), Dictionary: r.GetDictionary()}
 	for _, resource := range r.GetResourceProfiles() {
 		for _, s := range resource.GetScopeProfiles()[0].GetProfiles()[0].GetSamples() {
 			c.times = append(c.times, s.GetTimestampsUnixNano()...)
@@ -66,14 +69,14 @@ func (c *troubled) Export(ctx context.Context, r *collectorpb.ExportProfilesServ
 	return &collectorpb.ExportProfilesServiceResponse{}, nil
 }
 
-func (c *troubled) requests() int {
+func (c *collector) requests() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.taken
 }
 
 // listen returns the collector's URL.
-func (c *troubled) listen(t *testing.T) string {
+func (c *collector) listen(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -124,7 +127,7 @@ func TestRecordWithoutPause(t *testing.T) {
 	needSampling(t)
 	const slow, atOnce, refused = 3, 6, 8
 	answer := make(chan struct{})
-	c := &troubled{answer: func(ctx context.Context, attempt int) error {
+	c := &collector{answer: func(ctx context.Context, attempt int) error {
 		if attempt == atOnce {
 			close(answer)
 		}
@@ -337,7 +340,7 @@ func TestRecordMinute(t *testing.T) {
 		minute    = time.Minute
 	)
 	begin := time.Now()
-	c := &troubled{answer: func(ctx context.Context, _ int) error {
+	c := &collector{answer: func(ctx context.Context, _ int) error {
 		if since := time.Since(begin); since > 30*time.Second && since < 50*time.Second {
 			return status.Error(codes.Unavailable, "not now")
 		}

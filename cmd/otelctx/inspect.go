@@ -12,6 +12,7 @@ import (
 	"math"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/otelctx/otelctx/internal/patient"
@@ -20,21 +21,21 @@ import (
 
 // inspectCommand is otelctx inspect.
 type inspectCommand struct {
-	PID  int  `arg:""                                help:"The process to read." name:"pid"`
-	JSON bool `help:"Print JSON, nothing cut short." name:"json"`
+	PID     int  `arg:""                                                                     help:"The process to read." name:"pid"`
+	Verbose bool `help:"Show the threadlocal.* attributes too, by which readers find spans." name:"verbose"              short:"v"`
+	JSON    bool `help:"Print JSON, nothing cut short."                                      name:"json"`
 }
 
 // Help is shown by otelctx inspect --help.
 func (*inspectCommand) Help() string {
-	return "Shows the context's header, the resource and the extra attributes of the process, how it shows spans, and which " +
-		"threads are in one.\n\n" + jsonHelp
+	return "Shows the header of the process context, the resource, the extra attributes, the carriers (the tables and records in " +
+		"which readers find spans), and the threads that are in a span.\n\n" + jsonHelp
 }
 
 // Validate is called by kong.
 func (c *inspectCommand) Validate() error { return validatePID(c.PID) }
 
-// validatePID returns an error if there can be no process with this id. An id that the
-// command line lacks is 0.
+// validatePID rejects ids that no process can have. If the command line has no id, pid is 0.
 func validatePID(pid int) error {
 	switch {
 	case pid == 0:
@@ -53,16 +54,16 @@ func (c *inspectCommand) Run(s streams) error {
 		found, err = readWithoutContext(context.Background(), c.PID, err)
 	}
 	if err != nil {
-		return err
+		return aboutProcess(c.PID, err)
 	}
 	if c.JSON {
 		return writeJSON(s.stdout, newDocument(found.pid, found.context, found.activity))
 	}
-	return writeInspection(s.stdout, found)
+	return writeInspection(s.stdout, found, c.Verbose)
 }
 
-// readWithoutContext reads which spans a process shows that has no context to be read. If
-// it advertises none the error is contextErr.
+// readWithoutContext reads the spans of a process whose context cannot be read, because of contextErr. It
+// returns contextErr if the process advertises no spans either.
 func readWithoutContext(ctx context.Context, pid int, contextErr error) (publication, error) {
 	return patient.Call(ctx, pid, patient.Limit, func() (publication, error) {
 		p, err := reader.Open(pid)
@@ -78,8 +79,8 @@ func readWithoutContext(ctx context.Context, pid int, contextErr error) (publica
 	})
 }
 
-// writeInspection writes what a process publishes for people.
-func writeInspection(w io.Writer, found publication) error {
+// writeInspection writes what a process publishes as text.
+func writeInspection(w io.Writer, found publication, verbose bool) error {
 	pid, pc, a := found.pid, found.context, found.activity
 	d := newDocument(pid, pc, a)
 	out := fmt.Appendf(nil, "Process context of process %d\n", pid)
@@ -93,11 +94,11 @@ func writeInspection(w io.Writer, found publication) error {
 			{"  Mapping", fmt.Sprintf("%s at %#x", escape(d.Mapping), pc.MappingAddress)},
 			{"  Schema URL", schemaURLText(d.SchemaURL)},
 		})...)
-		out = appendAttributes(out, "Resource", d.Resource)
-		out = appendAttributes(out, "Extra attributes", d.Attributes)
+		out = appendAttributes(out, "Resource", d.Resource, true)
+		out = appendAttributes(out, "Extra attributes", d.Attributes, verbose)
 	}
 	if ad := d.Advertisement; ad != nil {
-		out = appendAttributes(out, "Attributes of "+escape(ad.Mapping), ad.Attributes)
+		out = appendAttributes(out, "Attributes of "+escape(ad.Mapping), ad.Attributes, verbose)
 	}
 	out = appendCarriers(out, a.carriers)
 	if len(a.threads) > 0 {
@@ -123,14 +124,27 @@ func schemaURLText(url string) string {
 	return valueText(url)
 }
 
-func appendAttributes(out []byte, title string, attributes map[string]any) []byte {
+// threadLocalPrefix is the prefix of the attributes that say where readers find spans.
+const threadLocalPrefix = "threadlocal."
+
+// appendAttributes appends attributes as text, threadlocal.* only if all is true.
+func appendAttributes(out []byte, title string, attributes map[string]any, all bool) []byte {
 	if len(attributes) == 0 {
 		return fmt.Appendf(out, "\n%s: none\n", title)
 	}
 	var rows [][]string
+	hidden := 0
 	for _, key := range slices.Sorted(maps.Keys(attributes)) {
+		if !all && strings.HasPrefix(key, threadLocalPrefix) {
+			hidden++
+			continue
+		}
 		rows = append(rows, []string{"  " + keyText(key), valueText(attributes[key])})
 	}
 	out = fmt.Appendf(out, "\n%s: %d\n", title, len(attributes))
-	return append(out, table(rows)...)
+	out = append(out, table(rows)...)
+	if hidden > 0 {
+		out = fmt.Appendf(out, "  %d threadlocal.* attributes, which say where readers find spans: -v shows them\n", hidden)
+	}
+	return out
 }

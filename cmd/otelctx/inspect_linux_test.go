@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"os/exec"
 	"regexp"
 	"strconv"
 	"strings"
@@ -16,6 +17,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/otelctx/otelctx/internal/testing/burner"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/internal/testing/golden"
 )
@@ -37,6 +39,9 @@ func TestInspectGolden(t *testing.T) {
 		pid := strconv.Itoa(c.PID())
 		golden.Compare(t, name+".txt", printed(t, "inspect", pid))
 		golden.Compare(t, name+".json", printed(t, "inspect", pid, "--json"))
+		if name == "go" {
+			assert.Contains(t, printed(t, "inspect", pid, "-v"), `  threadlocal.attribute_key_map  ["http.route",7]`)
+		}
 	}
 
 	w := startWorker(t)
@@ -112,4 +117,25 @@ func printed(t *testing.T, args ...string) string {
 		out = v.pattern.ReplaceAllString(out, v.replacement)
 	}
 	return out
+}
+
+// A context that a process in another time namespace has published is as old there as here.
+func TestInspectInTimeNamespace(t *testing.T) {
+	t.Parallel()
+	unshare, err := exec.LookPath("unshare")
+	if err != nil {
+		t.Skipf("no unshare command: %v", err)
+	}
+	if out, err := exec.Command(unshare, "--time", "--boottime=100000", "true").CombinedOutput(); err != nil {
+		t.Skipf("a time namespace needs a kernel with those, and CAP_SYS_ADMIN: %s", out)
+	}
+	c := startBurner(t, func(cmd *exec.Cmd) {
+		cmd.Args = []string{unshare, "--fork", "--time", "--boottime=100000", cmd.Path}
+		cmd.Path = unshare
+	}, burner.Records)
+	children, err := os.ReadFile(fmt.Sprintf("/proc/%[1]d/task/%[1]d/children", c.PID()))
+	require.NoError(t, err)
+	got := otelctx(t, "inspect", strings.TrimSpace(string(children)))
+	require.Zero(t, got.code, got.stderr)
+	assert.Regexp(t, `\(\d+s ago\)`, got.stdout)
 }

@@ -15,6 +15,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/recording"
 	"github.com/otelctx/otelctx/internal/patient"
 	"github.com/otelctx/otelctx/internal/procfs"
 	"github.com/otelctx/otelctx/reader"
@@ -27,22 +28,20 @@ type listCommand struct {
 
 // Help is shown by otelctx list --help.
 func (*listCommand) Help() string {
-	return "Shows for every process on the host that publishes a context, and that may be read: its process id, service.name, " +
-		"service.instance.id, telemetry.sdk.language/name/version, and how long ago it published. A - stands for what a " +
-		"process does not say.\n\n" +
-		"Standard output holds only contexts that were read whole. A process that publishes but could not be read has a line " +
-		"on standard error; so has one whose reading timed out after " + patient.Limit.String() + ", and the number of " +
-		"processes that could not be examined for lack of permission. None of that is an error.\n\n" +
-		"With --json: an array, sorted by pid, of the objects that inspect --json prints.\n\n" + jsonHelp
+	return "Shows each process that publishes a process context: its id, service.name, service.instance.id, " +
+		"telemetry.sdk.language/name/version, and how long ago it last published. A - stands for an attribute that it does not have.\n\n" +
+		"Processes that publish but cannot be read, and those that otelctx is not permitted to read, are reported on standard error, " +
+		"as are those that give no answer within " + patient.Limit.String() + ". The exit code is 0 all the same.\n\n" +
+		"--json prints an array, sorted by pid, of the objects that otelctx inspect --json prints."
 }
 
 // publication is the context that a process publishes.
 type publication struct {
 	pid     int
 	context *reader.ProcessContext
-	// contextErr is why there is no context, where the spans are shown all the same.
+	// contextErr is why context is nil, for a process that publishes spans.
 	contextErr error
-	// activity is only for those who ask.
+	// activity is read only on request.
 	activity activity
 }
 
@@ -57,7 +56,7 @@ func (c *listCommand) Run(s streams) error {
 	if err := c.write(s.stdout, found.publications); err != nil {
 		return err
 	}
-	report(s, found.unreadable)
+	reportUnread(s, found.unread)
 	return found.failure
 }
 
@@ -72,21 +71,20 @@ func (c *listCommand) write(w io.Writer, publications []publication) error {
 	return writeJSON(w, documents)
 }
 
-// findings is what a look at all processes has come to.
+// findings is the result of [survey].
 type findings struct {
 	// publications is sorted by pid.
 	publications []publication
-	// unreadable holds why processes could not be read that publish, or may.
-	unreadable []error
-	// failure says that the look was not complete for another reason.
+	// unread says why processes that publish, or may publish, could not be read.
+	unread []error
+	// failure is any other reason why the list is incomplete.
 	failure error
 }
 
-// survey reads the contexts of all processes, and which spans they show if active is
-// true.
+// survey reads the contexts of all processes, and if active is true, the spans that their threads are in.
 func survey(ctx context.Context, active bool) findings {
 	var f findings
-	// Where reading is not supported there is nothing to list either.
+	// Fail at once on platforms where no process can be read.
 	self, err := reader.Open(os.Getpid())
 	if err != nil {
 		return findings{failure: err}
@@ -106,7 +104,7 @@ func survey(ctx context.Context, active bool) findings {
 		if ctx.Err() != nil {
 			break
 		}
-		// Some may make it wait, and the others are not to wait for those.
+		// A process may make its reader wait, but not the readers of other processes.
 		looking <- struct{}{}
 		looks.Go(func() {
 			defer func() { <-looking }()
@@ -119,26 +117,26 @@ func survey(ctx context.Context, active bool) findings {
 			case errors.Is(err, patient.ErrTooMany):
 				tooMany = err
 			default:
-				f.add(err)
+				f.add(pid, err)
 			}
 		})
 	}
 	looks.Wait()
 	if tooMany != nil {
-		f.add(tooMany)
+		f.unread = append(f.unread, tooMany)
 	}
 	if ctx.Err() != nil {
 		f.failure = errors.Join(f.failure, fmt.Errorf("the list is not complete: %w", ctx.Err()))
 	}
+	slices.SortFunc(f.unread, func(a, b error) int { return cmp.Compare(errorPID(a), errorPID(b)) })
 	slices.SortFunc(f.publications, func(a, b publication) int { return cmp.Compare(a.pid, b.pid) })
 	return f
 }
 
-// mostLooks bounds the processes that are looked at a time: more than one user can keep
-// waiting.
+// mostLooks bounds the processes that are read at the same time. It is more than one user can block.
 const mostLooks = 128
 
-// read reads the context of a process, and which spans it shows if active is true.
+// read reads the context of a process, and if active is true, the spans that its threads are in.
 func read(ctx context.Context, pid int, active bool) (publication, error) {
 	return patient.Call(ctx, pid, patient.Limit, func() (publication, error) {
 		p, err := reader.Open(pid)
@@ -154,35 +152,19 @@ func read(ctx context.Context, pid int, active bool) (publication, error) {
 	})
 }
 
-// add takes note of an error.
-func (f *findings) add(err error) {
+// add records why a process could not be read.
+func (f *findings) add(pid int, err error) {
 	switch exitCode(err) {
 	case exitNoContext, exitProcessGone:
-		// Most processes publish nothing, and any may end.
+		// Most processes publish nothing, and any process may end.
 	case exitNotPermitted, exitInvalid, exitBusy, exitNoAnswer:
-		f.unreadable = append(f.unreadable, err)
+		f.unread = append(f.unread, recording.NewProcessError(pid, err))
 	default:
 		f.failure = errors.Join(f.failure, err)
 	}
 }
 
-// report says what the list does not show, and why.
-func report(s streams, unreadable []error) {
-	notPermitted := 0
-	for _, err := range unreadable {
-		if errors.Is(err, reader.ErrNotPermitted) {
-			notPermitted++
-			continue
-		}
-		s.complainf("%v", err)
-	}
-	if notPermitted > 0 {
-		s.complainf("processes that could not be examined for lack of permission: %d", notPermitted)
-		_, _ = fmt.Fprintln(s.stderr, permissionAdvice(os.DirFS("/proc")))
-	}
-}
-
-// writeList writes the contexts as a table for people.
+// writeList writes the contexts as a table.
 func writeList(w io.Writer, publications []publication) error {
 	rows := [][]string{{"PID", columnService, "INSTANCE", "SDK", "AGE"}}
 	for _, p := range publications {

@@ -22,29 +22,29 @@ import (
 
 // cli is the command line.
 type cli struct {
-	List       listCommand       `cmd:""                             help:"List every process on the host that publishes a process context."`
-	Inspect    inspectCommand    `cmd:""                             help:"Show everything that one process publishes."`
-	Watch      watchCommand      `cmd:""                             help:"Show live which spans the threads of one process are in."`
-	Spans      spansCommand      `cmd:""                             help:"Show the spans of one process that have started and not ended, and what each waits for."`
+	List       listCommand       `cmd:""                             help:"List the processes that publish a process context."`
+	Inspect    inspectCommand    `cmd:""                             help:"Show everything that a process publishes."`
+	Watch      watchCommand      `cmd:""                             help:"Show, live, which spans the threads of a process are in."`
+	Spans      spansCommand      `cmd:""                             help:"Show the live spans of a process, the oldest first, and what each waits for."`
 	Verify     verifyCommand     `cmd:""                             help:"Check what a process publishes, or a file of profiles, against the formats' rules."`
 	Record     recordCommand     `cmd:""                             help:"Record what processes use the CPU for, span by span."`
-	Completion completionCommand `cmd:""                             help:"Print what completes command lines in a shell."`
+	Completion completionCommand `cmd:""                             help:"Print the completion script of a shell."`
 	Man        manCommand        `cmd:""                             help:"Print the manual page."`
 	Version    versionFlag       `help:"Print the version and exit."`
 }
 
-const description = `Shows what processes publish about themselves in their process context: the OpenTelemetry resource of a ` +
-	`service and the spans that its threads are in, as a profiler sees them; and records profiles of them.
+const description = `Shows what running services publish for profilers: their OpenTelemetry resource, and the span that each thread ` +
+	`is in. Records CPU profiles in which each sample has its span.
 
 Reading another process needs the same user, if the kernel's Yama module allows that, or the capability CAP_SYS_PTRACE. ` +
-	"Recording needs the capabilities CAP_BPF and CAP_PERFMON too."
+	"Recording also needs CAP_BPF and CAP_PERFMON. Root has all three."
 
-// streams are where commands write to.
+// streams are what commands write to.
 type streams struct{ stdout, stderr io.Writer }
 
 func main() {
 	s := streams{os.Stdout, os.Stderr}
-	// First of all: what the file may, its user may not.
+	// Before anything else, since users must not get the capabilities of the file.
 	if err := privilege.Restrict(); err != nil {
 		s.complainf("%v", err)
 		os.Exit(exitOther)
@@ -67,15 +67,22 @@ func run(args []string, s streams) int {
 		kong.TypeMapper(reflect.TypeFor[recording.Filter](), kong.MapperFunc(decodeFilter)),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
 	)
+	if len(args) > 0 && args[0] == completeCommand {
+		if err := complete(s, parser.Model, args[1:]); err != nil {
+			s.complain(err)
+			return exitOther
+		}
+		return exitOK
+	}
 	command, err := parser.Parse(args)
 	if errors.As(err, new(*fs.PathError)) {
-		s.complainf("%v", err) // Help or the version was asked for, and could not be written.
+		s.complainf("%v", err) // Help or the version could not be written.
 		return exitOther
 	}
 	if err != nil {
-		// An empty value means that there is none, which need not be said.
+		// Kong lists the empty value, which stands for none, as well.
 		s.complainf("%s", strings.Replace(err.Error(), `must be one of "",`, "must be one of ", 1))
-		s.complainf("run otelctx --help for the commands and flags")
+		s.complainf("run %s for the commands and flags", helpCommand(err))
 		return exitUsage
 	}
 	if err := command.Run(s, parser.Model); err != nil {
@@ -83,6 +90,14 @@ func run(args []string, s streams) int {
 		return exitCode(err)
 	}
 	return exitOK
+}
+
+// helpCommand returns the command whose help explains a wrong command line.
+func helpCommand(err error) string {
+	if parse, ok := errors.AsType[*kong.ParseError](err); ok && parse.Context.Selected() != nil {
+		return "otelctx " + parse.Context.Selected().Name + " --help"
+	}
+	return "otelctx --help"
 }
 
 // versionFlag is kong.VersionFlag, but fails if the version cannot be written.
@@ -97,7 +112,7 @@ func (versionFlag) BeforeReset(app *kong.Kong, vars kong.Vars) error {
 	return err
 }
 
-// complain says what has failed, and what to do about it.
+// complain prints an error and what to do about it.
 func (s streams) complain(err error) {
 	if errors.As(err, new(exitStatusError)) {
 		return
@@ -108,8 +123,8 @@ func (s streams) complain(err error) {
 	}
 }
 
-// decodeString keeps bytes that are not UTF-8, as names of files and processes may have them. Kong's
-// own decoding turns them into others.
+// decodeString decodes a string like kong, but keeps invalid UTF-8, which the names of files and processes
+// may have.
 func decodeString(ctx *kong.DecodeContext, target reflect.Value) error {
 	token, err := ctx.Scan.PopValue("string")
 	if err == nil {
@@ -118,7 +133,7 @@ func decodeString(ctx *kong.DecodeContext, target reflect.Value) error {
 	return err
 }
 
-// decodeDuration decodes a duration as package time has it, or a number of seconds.
+// decodeDuration decodes a duration such as 1m30s, or a number of seconds.
 func decodeDuration(ctx *kong.DecodeContext, target reflect.Value) error {
 	var text string
 	if err := ctx.Scan.PopValueInto("duration", &text); err != nil {
@@ -149,9 +164,8 @@ func decodeFilter(ctx *kong.DecodeContext, target reflect.Value) error {
 	return nil
 }
 
-// complainf writes a line to stderr. The message may quote what other processes have
-// chosen.
+// complainf writes a line to stderr. It escapes the message, which may quote other processes.
 func (s streams) complainf(format string, args ...any) {
-	// There is nobody left to tell about an error.
+	// If stderr cannot be written to, there is nowhere left to report that.
 	_, _ = fmt.Fprintln(s.stderr, "otelctx:", escape(fmt.Sprintf(format, args...)))
 }

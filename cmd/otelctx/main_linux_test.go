@@ -6,8 +6,10 @@ package main
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -118,6 +120,14 @@ func startCommand(t *testing.T, cmd *exec.Cmd) *running {
 func start(t *testing.T, args ...string) *running {
 	t.Helper()
 	return startCommand(t, exec.Command(executable(t), args...))
+}
+
+// commOf returns the id and the name of a process, as messages have them.
+func commOf(t *testing.T, c *childproc.Child) string {
+	t.Helper()
+	comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", c.PID()))
+	require.NoError(t, err)
+	return fmt.Sprintf("%d (%s)", c.PID(), strings.TrimSuffix(string(comm), "\n"))
 }
 
 // wait waits until the command ends.

@@ -21,12 +21,12 @@ func (*manCommand) Run(s streams, model *kong.Application) error {
 	return err
 }
 
-// manual returns the manual page in roff, from the same description of the command line as
-// --help. otelctx.1 has it.
+// manual returns the manual page in roff, which otelctx.1 holds. It is made from the model that --help is
+// made from, and from the Manual methods of commands.
 func manual(model *kong.Application) []byte {
 	m := &roff{}
 	m.line(`.\" Made by otelctx man.`)
-	m.line(`.TH OTELCTX 1 "" otelctx`) // without a date: it is made again, and compared
+	m.line(`.TH OTELCTX 1 "" otelctx`) // no date, so that it is reproducible
 	m.line(".SH NAME")
 	m.line(`otelctx \- see the spans of processes, and record profiles of them`)
 	m.line(".SH SYNOPSIS")
@@ -47,6 +47,10 @@ func manual(model *kong.Application) []byte {
 			m.line(".PP")
 			m.text(c.Detail)
 		}
+		if more, ok := c.Target.Addr().Interface().(interface{ Manual() string }); ok {
+			m.line(".PP")
+			m.text(more.Manual())
+		}
 		m.flags(c.Flags)
 	}
 	m.line(".SH OPTIONS")
@@ -60,7 +64,7 @@ func manual(model *kong.Application) []byte {
 	return m.Bytes()
 }
 
-// argumentsText says what comes behind the name of a command.
+// argumentsText returns what follows the name of a command in a synopsis.
 func argumentsText(c *kong.Node) string {
 	words := []string{"[FLAGS]"}
 	for _, p := range c.Positional {
@@ -74,11 +78,16 @@ type roff struct{ bytes.Buffer }
 
 func (m *roff) line(format string, args ...any) { _, _ = fmt.Fprintf(m, format+"\n", args...) }
 
-// text adds paragraphs, which an empty line parts. Indented lines stay as they are.
+// text adds paragraphs, which an empty line separates. Paragraphs in capitals become headings, and
+// indented ones stay as they are.
 func (m *roff) text(text string) {
 	for i, paragraph := range strings.Split(strings.Trim(text, "\n"), "\n\n") {
 		if i > 0 {
 			m.line(".PP")
+		}
+		if strings.ToUpper(paragraph) == paragraph { // a heading
+			m.line(".B %s", roffText(paragraph))
+			continue
 		}
 		indented := strings.HasPrefix(paragraph, " ")
 		if indented {
@@ -112,7 +121,7 @@ func (m *roff) flags(flags []*kong.Flag) {
 	}
 }
 
-// roffText returns s so that roff takes nothing in it for a request or an escape.
+// roffText escapes what roff would take for a request or an escape.
 func roffText(s string) string {
 	s = strings.NewReplacer(`\`, `\e`, "-", `\-`, "…", "...").Replace(s)
 	if strings.HasPrefix(s, ".") || strings.HasPrefix(s, "'") {

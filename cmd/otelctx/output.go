@@ -4,30 +4,55 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	profilespb "go.opentelemetry.io/proto/otlp/profiles/v1development"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/export"
 )
 
-// outputs are where the profiles of a recording go to: a file, a collector, both or
-// neither.
+// outputs are where the profiles of a recording go: to a file, to a collector, to both or to neither. With
+// --repeat there is a file for each period.
 type outputs struct {
 	streams streams
-	file    *export.File
-	queue   *export.Queue // nil without a collector
-	warned  map[string]bool
+	// interrupted is done once the user wants the end: nothing is waited for any longer than it
+	// takes.
+	interrupted context.Context //nolint:containedctx // It is about the whole recording.
+	create      func(path string) (*export.File, error)
+	file        *export.File // nil without one, or while a period has no samples
+	path        string       // of file
+	used        bool         // file has something
+	rolling     *export.Rolling
+	period      time.Time     // when the period began
+	queue       *export.Queue // nil without a collector
+	warned      map[string]bool
+	// failed is what was not written in earlier periods, and unsent how many samples were not sent.
+	failed error
+	unsent uint64
 }
 
-// openOutputs opens what the command line names.
-func (c *recordCommand) openOutputs(s streams) (*outputs, error) {
-	o := &outputs{streams: s, warned: map[string]bool{}}
+// openOutputs opens the outputs that the command line names.
+func (c *recordCommand) openOutputs(interrupted context.Context, s streams) (*outputs, error) {
+	o := &outputs{streams: s, interrupted: interrupted, period: time.Now(), warned: map[string]bool{}}
+	o.create = func(path string) (*export.File, error) {
+		file, err := export.Create(interrupted, path, export.Format(c.Format), s.stdout)
+		if err != nil {
+			err = fmt.Errorf("--output: %w", err)
+		}
+		return file, err
+	}
 	if c.Output != "" {
+		o.path = c.Output
+		if c.Repeat {
+			rolling := export.NewRolling(c.Output, c.Keep)
+			o.rolling, o.path = &rolling, rolling.Path(o.period)
+		}
 		var err error
-		if o.file, err = export.Create(c.Output, export.Format(c.Format), s.stdout); err != nil {
-			return nil, fmt.Errorf("--output: %w", err)
+		if o.file, err = o.create(o.path); err != nil {
+			return nil, err
 		}
 	}
 	if c.Endpoint != nil {
@@ -41,23 +66,58 @@ func (c *recordCommand) openOutputs(s streams) (*outputs, error) {
 	return o, nil
 }
 
-// add takes one part of a recording.
+// add writes and sends one part of a recording.
 func (o *outputs) add(data *profilespb.ProfilesData) {
+	if o.file == nil && o.rolling != nil {
+		o.path = o.rolling.Path(o.period)
+		var err error
+		if o.file, err = o.create(o.path); err != nil {
+			o.fail(err)
+		}
+	}
 	if o.file != nil {
-		_ = o.file.Add(data) // Close returns the same error.
+		o.used = true
+		_ = o.file.Add(data) // Close returns the error again.
 	}
 	if o.queue != nil {
 		o.queue.Add(data)
 	}
 }
 
-// delivery returns what has become of what was to be sent since the last call, and says what
-// the collector warns of.
+// fail says at once what could not be written in a period.
+func (o *outputs) fail(err error) {
+	o.streams.complainf("%v", err)
+	o.failed = errors.New("some of the profiles were not written")
+}
+
+// roll ends the file of a period, and returns its path, or "" if there is none.
+func (o *outputs) roll(end time.Time) (written string) {
+	o.period = end
+	if o.rolling == nil || !o.used {
+		return ""
+	}
+	file := o.file
+	o.file, o.used = nil, false
+	if file == nil {
+		return ""
+	}
+	if err := file.Close(); err != nil {
+		o.fail(fmt.Errorf("--output: %w", err))
+		return ""
+	}
+	if err := o.rolling.Prune(); err != nil {
+		o.fail(fmt.Errorf("--keep: %w", err))
+	}
+	return o.path
+}
+
+// delivery returns what was sent and dropped since the last call, and prints the warnings of the collector.
 func (o *outputs) delivery() export.Delivery {
 	if o.queue == nil {
 		return export.Delivery{}
 	}
 	d := o.queue.Delivery()
+	o.unsent += d.Dropped
 	for _, w := range d.Warnings {
 		o.complainOnce("the collector warns: " + w)
 	}
@@ -71,10 +131,10 @@ func (o *outputs) complainOnce(text string) {
 	}
 }
 
-// maxWarned bounds the texts of a collector that are remembered.
+// maxWarned bounds the different warnings of a collector that are printed.
 const maxWarned = 1 << 10
 
-// complain says what was not sent, and what has to wait.
+// complain prints what was not sent, and what waits to be sent again.
 func (o *outputs) complain(d export.Delivery) {
 	if err := deliveryError(d); err != nil {
 		o.streams.complainf("%v", err)
@@ -84,7 +144,7 @@ func (o *outputs) complain(d export.Delivery) {
 	}
 }
 
-// deliveryError returns what was not sent, and why.
+// deliveryError returns an error about the samples that were dropped, or nil.
 func deliveryError(d export.Delivery) error {
 	if d.Dropped == 0 {
 		return nil
@@ -92,27 +152,34 @@ func deliveryError(d export.Delivery) error {
 	return fmt.Errorf("%d samples were not sent: %w", d.Dropped, errors.Join(d.Reasons...))
 }
 
-// close ends what is being written and sent, and reports whether a file was written. The
-// error says what was not written.
-func (o *outputs) close() (written bool, err error) {
-	if o.file != nil {
+// close completes the file and waits until everything is sent or given up. Without samples it discards the
+// file. It returns the path of the file, or "" if none was written; the error says why not.
+func (o *outputs) close() (written string, err error) {
+	switch {
+	case o.file == nil:
+	case !o.used:
+		err = o.file.Discard()
+	case o.rolling != nil:
+		written = o.roll(o.period)
+	default:
 		if err = o.file.Close(); err != nil {
 			err = fmt.Errorf("--output: %w", err)
+		} else {
+			written = o.path
 		}
-		written = err == nil
 	}
 	if o.queue != nil {
-		_ = o.queue.Close() // What was not sent is counted.
+		_ = o.queue.Close(o.interrupted) // delivery counts what was not sent.
 	}
-	return written, err
+	return written, errors.Join(err, o.failed)
 }
 
-// discard is close without a recording.
+// discard closes the outputs and removes the file.
 func (o *outputs) discard() {
 	if o.file != nil {
 		_ = o.file.Discard()
 	}
 	if o.queue != nil {
-		_ = o.queue.Close()
+		_ = o.queue.Close(o.interrupted)
 	}
 }

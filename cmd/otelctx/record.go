@@ -5,6 +5,7 @@ package main
 
 import (
 	"context"
+	_ "embed"
 	"errors"
 	"fmt"
 	"io"
@@ -26,103 +27,57 @@ import (
 type recordCommand struct {
 	recordTargets
 
-	Duration *time.Duration `help:"How long to record, in seconds or as 1m30s; 0 goes on until interrupted, or until the processes end. Without it 10s, or until the command ends." name:"duration" placeholder:"TIME" short:"d"`
+	Duration  *time.Duration     `group:"Sampling:" help:"How long to record: seconds, or a duration such as 1m30s. 0: until interrupted, or until the processes end. Default: 10s, or until the command ends."      name:"duration"                        placeholder:"TIME"                                                                      short:"d"`
+	Freq      *int               `group:"Sampling:" help:"Samples per second of CPU time, 99 by default; with --wall looks per second, 20 by default." name:"freq" placeholder:"N" short:"F"`
+	Wall      bool               `group:"Sampling:" help:"Record where the wall-clock time of spans goes, waiting included, instead of CPU time. Needs only the right to read the processes." name:"wall"`
+	Frequency int                `kong:"-"` // Freq, or its default
+	Filters   []recording.Filter `group:"Sampling:" help:"Keep only samples with this attribute of the resource, the span or the sample; trace_id and span_id count as attributes. Repeated filters must all match." name:"filter"                          placeholder:"KEY=VALUE"                                                                 sep:"none"`
+	Kernel    bool               `group:"Sampling:" help:"Record the kernel's part of stacks too."                                                                                                                   name:"kernel"`
+	NoSymbols bool               `group:"Sampling:" help:"Record addresses and build ids instead of function names."                                                                                                 name:"no-symbols"`
+	Carrier   string             `default:""        enum:",labels,record,goroutine_table,thread_slots"                                                                                                               group:"Sampling:"                      help:"Read spans from one place only: labels, record, goroutine_table or thread_slots." name:"carrier" placeholder:"NAME"`
+	Stacks    bool               `group:"Sampling:" help:"Record stacks. Always on; the flag is there for the habit of perf record -g."                                                                              hidden:""                              name:"stacks"                                                                           short:"g"`
 
-	Filters []recording.Filter `help:"Keep only samples with this attribute, of the resource, the span or the sample; trace_id and span_id are attributes too. Several must all hold." name:"filter" placeholder:"KEY=VALUE" sep:"none"`
+	Output   string  `group:"Profile:" help:"Write the profile to a file. Its name decides about the format: .pb.gz, .otlp, .json, .jsonl, .folded or .html. -: standard output." name:"output"                                                             placeholder:"FILE"                                                            short:"o"`
+	Format   string  `default:""       enum:",pprof,otlp,json,jsonl,folded,html"                                                                                                  group:"Profile:"                                                          help:"The format, for other names: pprof, otlp, json, jsonl, folded or html." name:"format"   placeholder:"FORMAT"`
+	Endpoint *string `group:"Profile:" help:"Send the profile to a collector by OTLP. Empty: to the one that OTEL_EXPORTER_OTLP_ENDPOINT names."                                  name:"otlp-endpoint"                                                      placeholder:"URL"`
+	Repeat   bool    `group:"Profile:" help:"After --duration, write or send the profile, print the tables, and go on without a gap."                                             name:"repeat"`
+	Keep     int     `default:"0"      group:"Profile:"                                                                                                                           help:"With --repeat and --output, how many of the files to keep; 0: all." name:"keep"                                                                   placeholder:"N"`
+	IDs      bool    `group:"Profile:" help:"Add the ids of spans to each sample as attributes, for backends that drop links."                                                    name:"id-attributes"`
 
-	Stacks bool `help:"Record stacks, as perf does by -g. It is always done." name:"stacks" short:"g"`
+	GroupBy string `group:"Report:" help:"Print one kind of table: span, endpoint, trace, service, function, attribute or attribute=KEY." name:"group-by"                 placeholder:"KIND"`
+	Top     int    `default:"10"    group:"Report:"                                                                                       help:"Rows of a table; 0: all." name:"top"`
+	JSON    bool   `group:"Report:" help:"Print a JSON object instead of tables."                                                         name:"json"`
 
-	Wall bool `help:"Record where the wall-clock time of spans goes, waiting included, in place of CPU time. It needs no capabilities but the right to read the processes." name:"wall"`
-
-	// Frequency is Freq, or what it is without that.
-	Freq      *int `help:"How many samples to take in a second of CPU time, 99 unless you say; with --wall how often to look in a second, 20 unless you say." name:"freq" placeholder:"N" short:"F"`
-	Frequency int  `kong:"-"`
-
-	Output    string  `help:"Write the profile to a file, in the format that its name ends in; - is standard output."           name:"output"                                            placeholder:"FILE"                                                       short:"o"`
-	Format    string  `default:""                                                                                               enum:",pprof,otlp,json,jsonl,folded,html"                help:"The format of --output: pprof, otlp, json, jsonl, folded or html." name:"format"  placeholder:"FORMAT"`
-	Endpoint  *string `help:"Send the profile to a collector by OTLP."                                                          name:"otlp-endpoint"                                     placeholder:"URL"`
-	Repeat    bool    `help:"Go on after --duration, without a pause: send a profile and show the tables each time."            name:"repeat"`
-	Kernel    bool    `help:"Record the kernel's part of stacks too."                                                           name:"kernel"`
-	NoSymbols bool    `help:"Do not name functions: the profile has addresses and build ids, by which they can be named later." name:"no-symbols"`
-	IDs       bool    `help:"Put the ids of spans on samples as attributes too, for backends that drop links."                  name:"id-attributes"`
-	Carrier   string  `default:""                                                                                               enum:",labels,record,goroutine_table,thread_slots"       help:"Read only labels, record, goroutine_table or thread_slots."        name:"carrier" placeholder:"NAME"`
-	Top       int     `default:"10"                                                                                             help:"How many rows a table has; 0 shows all."           name:"top"`
-	JSON      bool    `help:"Print a JSON object instead of tables."                                                            name:"json"`
-
-	GroupBy string `help:"Show one kind of table alone: span, endpoint, trace, service, function, attribute, or attribute=KEY." name:"group-by" placeholder:"KIND"`
+	// samples is the number of samples in all periods.
+	samples uint64
 }
 
 // Help is shown by otelctx record --help.
 func (*recordCommand) Help() string {
-	return "  otelctx record PID...                 processes that run\n" +
-		"  otelctx record --service checkout     a service; also --name, --cgroup, --all\n" +
-		"  otelctx record -- ./service -port 80  a command, from its first instruction\n\n" +
-		"Samples what processes use the processor for, each sample with the span that the thread was in at that moment, and " +
-		"shows which spans and traces used most. Processes need not publish anything to be recorded, but then there are no " +
-		"spans. What they begin to publish meanwhile is noticed within a second.\n\n" +
-		"What attributes a process publishes with its spans are on the samples: in OTLP as attributes, in pprof as tags.\n\n" +
-		"A sample's span is the one of the goroutine that ran, or none. Only of processes that show their spans in slots of " +
-		"layout 1 alone, or do not say where the Go runtime keeps goroutines, it may be another one: such samples are counted " +
-		"as unproven, and have the attribute otelctx.span.unproven in the profile.\n\n" +
-		"Where a process shows its spans in several ways the best one counts: the goroutine's record, its slot, the thread's " +
-		"slot. --carrier reads one of them alone, to see what a profiler sees that knows only that one: record, " +
-		"goroutine_table, thread_slots, or labels. Labels are the goroutine's runtime/pprof labels trace_id and span_id, 32 and " +
-		"16 lower-case hexadecimal digits, whoever has set them. They are read as the OpenTelemetry eBPF profiler reads them: " +
-		"the first 10 labels, keys cut to 15 bytes, values cut to 47. A label may outlive its span. The process must say where " +
-		"goroutines keep labels, as services with spanctx do even without records, and be built with Go 1.24 to 1.27. A process " +
-		"without the chosen carrier is named in a warning.\n\n" +
-		"The tables say what the processor was used for: the program itself, the Go runtime, its garbage collection, its " +
-		"scheduler when it is idle, and with --kernel the kernel; by which functions; and in which requests and spans, if the " +
-		"process publishes their names. A request or span that no sample has met is not counted, so that what each of them " +
-		"used is at most what stands behind ≤. --group-by shows one kind of table alone, of attributes those of all spans, or " +
-		"of one key.\n\n" +
-		"Tables and --json are made of at most 16,384 spans with 8 MiB of attributes, those with the most samples, also with --top=0; the profile has all.\n\n" +
-		"With --no-symbols no symbols are read, and the profile has no names of functions: each location has its address and its " +
-		"mapping, with the file's path and build ids. go tool pprof names them where the same files are, as do backends that have " +
-		"their symbols.\n\n" +
-		"A sample's span is a link of the sample. With --id-attributes its ids are attributes too: trace_id, span_id and " +
-		"otelctx.local_root_span_id. That is for backends that drop links, such as Parca. Most backends make a label of each " +
-		"attribute, and ids are too many for most of them.\n\n" +
-		"It ends after --duration, on Ctrl-C, when its terminal goes away, or when the processes that are named by their ids end, and writes what there is, with exit code 0 in each " +
-		"case. A second Ctrl-C ends it at once. With --repeat, which needs --otlp-endpoint, --duration does not end " +
-		"it: each time one profile ends and the next one begins, and no sample is missing in between.\n\n" +
-		"What a collector does not take waits, up to 32 MiB, and is sent again after pauses that grow to 10 s. What there is no " +
-		"room for is dropped, the oldest first, as is what the collector rejects, and what it does not take for " +
-		"OTEL_EXPORTER_OTLP_TIMEOUT after the end. Such samples are counted and told.\n\n" +
-		"With --wall it looks at the goroutines of the processes about 20 times in a second, and takes what each one does for what it has " +
-		"done since the look before. A goroutine counts once, for the live span that it started last. The tables say how the wall-clock " +
-		"time of spans divides into running, being runnable, and the kinds of waits, by endpoint and span name, and which functions wait. What runs is counted too " +
-		"low, by a tenth to a third, since looking competes for the processors: take CPU time from a recording without --wall. Processes are " +
-		"chosen by their ids. Values in the profile are nanoseconds of the type wall; in flame graphs a frame such as [waiting: select] ends each stack. With " +
-		"--json: {start_time_unix_nano, duration_nano, frequency, looks, late_nano, latest_nano, overloaded, goroutines, sampled, torn, lost, ended, " +
-		"span_names: [{service, endpoint, name, wall_nano, error_nano, running_nano, runnable_nano, unknown_nano, waits_nano: {KIND: NANO}, looks}], " +
-		"functions: [{service, function, waiting_for, wall_nano}]}.\n\n" +
-		"A command behind -- is recorded until it ends, with its children, which are noticed within a quarter of a second. Signals are passed on " +
-		"to it, and otelctx exits with its code. It has the rights of whoever runs otelctx: no capability of otelctx's file, and no rights " +
-		"of a set-user-id program if root does not run it. Standard output is the command's: tables go to standard error. When --duration is " +
-		"over, the command goes on, and otelctx waits for it; timeout 10 otelctx record -- COMMAND ends both.\n\n" +
-		"A file is pprof if its name ends in .pb.gz, .pprof.gz or .pprof, OTLP protobuf if in .otlp, OTLP JSON if in .json, and " +
-		"OTLP JSON with a message in each line if in .jsonl, stacks in lines if in .folded, and a page with a flame graph if in " +
-		".html; --format says it for other names, and for -, standard output, where " +
-		"the tables then go to standard error. New files are for their owner's eyes alone. An empty " +
-		"--otlp-endpoint is where OTEL_EXPORTER_OTLP_PROFILES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT says. The other " +
-		"OTEL_EXPORTER_OTLP_ variables, PROTOCOL (grpc, or http/protobuf) among them, count in any case.\n\n" + recordPrivileges + "\n\n" +
-		"With --json: {pid, start_time_unix_nano, duration_nano, frequency, samples, attributed, unproven, lost, ended,\n" +
-		"replaced, cut, truncated, spans_left_out, dropped, filtered, sent, unsent, waiting,\n" +
-		"processes: [{pid, service, samples, attributed}],\n" +
-		"spans: [{service, name, trace_id, span_id, samples, unproven, cpu_nano, attributes: {KEY: VALUE}}],\n" +
-		"traces: [{service, trace_id, spans, samples, cpu_nano}],\n" +
-		"work: [{work, samples, attributed, cpu_nano}], functions: [{service, function, flat, cumulative}],\n" +
-		"endpoints: [{service, endpoint, requests, samples, cpu_nano}],\n" +
-		"span_names: [{service, name, spans, samples, cpu_nano}],\n" +
-		"attributes: [{key, value, samples, cpu_nano}]}. Attributes are those that --group-by asks for. pid is 0 where several processes are chosen. A sample stands for cpu_nano / samples " +
-		"of CPU time."
+	return `Samples running processes, with the span that each goroutine is in at that moment. Prints which functions, requests and spans ` +
+		`used the CPU, and can write a profile or send it to a collector. Any process can be recorded; those that publish their spans, ` +
+		`as Go services with otelctx do, have them in the profile.
+
+Examples:
+
+    otelctx record 1234                                   a process, for 10 s
+    otelctx record --service checkout -d 30 -o cpu.html   a flame graph of a service
+    otelctx record -o cpu.pb.gz -- ./service -port 80     a command, until it ends
+    otelctx record --wall 1234                            wall-clock time, waiting included
+    otelctx record --all --repeat --otlp-endpoint http://localhost:4317
+
+Needs root, or CAP_BPF and CAP_PERFMON for processes of the same user.
+
+More: otelctx man | man -l -, and ` + recordingURL
 }
 
-// recordPrivileges says what recording needs.
-const recordPrivileges = "It needs the capabilities CAP_BPF and CAP_PERFMON, which the file may have: " +
-	"sudo setcap cap_bpf,cap_perfmon+ep otelctx. Where kernel.perf_event_paranoid is above 2, as by Debian's default, it needs root. Beside that it may do what its user may: to record the processes " +
-	"of others needs CAP_SYS_PTRACE, and --kernel needs CAP_SYSLOG where kernel.kptr_restrict is 1. Root has them all."
+const recordingURL = "https://github.com/otelctx/otelctx/blob/main/docs/recording.md"
+
+//go:embed record_manual.txt
+var recordManual string
+
+// Manual is what the manual page adds to the help.
+func (*recordCommand) Manual() string { return recordManual }
 
 // Validate is called by kong.
 func (c *recordCommand) Validate() error {
@@ -151,16 +106,23 @@ func (c *recordCommand) Validate() error {
 		return fmt.Errorf("--freq %d is more than %d: the kernel would silently take fewer samples", c.Frequency, maxFrequency)
 	case c.Top < 0:
 		return fmt.Errorf("--top %d is negative", c.Top)
-	case c.Repeat && (c.Endpoint == nil || c.Output != "" || c.duration() == 0):
-		return errors.New("--repeat needs --otlp-endpoint and --duration, and cannot be used with --output")
+	case c.Repeat && (c.Endpoint == nil && c.Output == "" || c.duration() == 0):
+		return errors.New("--repeat needs --duration, and --otlp-endpoint or --output")
+	case c.Keep < 0:
+		return fmt.Errorf("--keep %d is negative", c.Keep)
+	case c.Keep > 0 && (!c.Repeat || c.Output == ""):
+		return errors.New("--keep needs --repeat and --output")
 	}
 	if slices.Contains([]string{"/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"}, c.Output) {
-		c.Output = "-" // So that nothing else is written there.
+		c.Output = "-" // The report then goes to standard error.
 	}
 	if group, err := groupOf(c.GroupBy); err != nil {
 		return err
 	} else if group == groupFunction && c.NoSymbols {
 		return errors.New("--group-by function needs the names of functions: leave out --no-symbols")
+	}
+	if c.Output == "-" && c.Repeat {
+		return errors.New("--output=- with --repeat: there is a file for each period")
 	}
 	if c.Output == "-" && c.Command != nil {
 		return errors.New("--output=-: standard output is the command's")
@@ -189,14 +151,14 @@ var carriers = map[string]sampler.Carrier{
 // How often samples are taken unless the user says.
 const cpuFrequency, wallFrequency = 99, 20
 
-// maxFrequency is up to what frequency the kernel was seen to take all samples.
+// maxFrequency is the highest frequency at which the kernel was seen to take all samples.
 const maxFrequency = 49999
 
-// memoryLimit is from how many bytes on memory is collected more often. Most recordings stay
-// far below; symbols and stacks of hostile processes, which are bounded, may not.
+// memoryLimit is the heap size in bytes above which garbage is collected more often. Most recordings stay far
+// below it; symbols and stacks of hostile processes, though bounded, may not.
 const memoryLimit = 100 << 20
 
-// duration is how long to record, 0 for as long as there is something to record.
+// duration returns how long to record; 0 means until interrupted, or until the processes end.
 func (c *recordCommand) duration() time.Duration {
 	const usual = 10 * time.Second
 	switch {
@@ -222,14 +184,15 @@ func (c *recordCommand) Run(s streams) error {
 	}
 	ctx, release := untilInterrupted()
 	defer release()
-	return c.record(ctx, s, c.selection(), nil)
+	return c.record(ctx, ctx, s, c.selection(), nil)
 }
 
-// record records what is selected, and writes, sends and shows what was recorded. ready, if not
-// nil, is called when that is being recorded.
-func (c *recordCommand) record(ctx context.Context, s streams, selection recording.Selection, ready func() error) error {
-	// What cannot go well is known before there is anything to lose.
-	out, err := c.openOutputs(s) //nolint:contextcheck // What was recorded is sent when ctx is done.
+// record records the selected processes until ctx is done, and writes, sends and prints the result. Once
+// interrupted is done, it waits for files and collectors no longer than it has to. ready, if not nil, is called
+// once sampling has started.
+func (c *recordCommand) record(ctx, interrupted context.Context, s streams, selection recording.Selection, ready func() error) error {
+	// Fail before the recording if an output cannot be opened.
+	out, err := c.openOutputs(interrupted, s) //nolint:contextcheck // What was recorded is sent after ctx is done.
 	if err != nil {
 		return err
 	}
@@ -238,21 +201,36 @@ func (c *recordCommand) record(ctx context.Context, s streams, selection recordi
 		out.discard()
 		return err
 	}
+	c.samples += result.Samples
 	written, err := out.close()
 	delivery := out.delivery()
 	if c.Repeat {
 		out.complain(delivery)
+		if out.unsent > 0 {
+			err = errors.Join(err, fmt.Errorf("%d samples of the whole recording were not sent", out.unsent))
+		}
 	} else {
 		err = errors.Join(err, deliveryError(delivery))
 	}
 	err = errors.Join(err, c.show(s, result, delivery))
-	if written && c.Output != "-" && !c.JSON {
-		_, _ = fmt.Fprint(c.reportTo(s), writtenText(c.Output, c.Format))
+	if c.samples == 0 {
+		err = errors.Join(err, c.noSamples(result))
+		if c.Output != "" && c.Output != "-" {
+			s.complainf("%s was not written", stringText(c.Output))
+		}
 	}
+	c.showWritten(s, written)
 	return err
 }
 
-// reportTo returns where the report goes to.
+// showWritten says where a profile was written, if it was.
+func (c *recordCommand) showWritten(s streams, path string) {
+	if path != "" && path != "-" && !c.JSON {
+		_, _ = fmt.Fprint(c.reportTo(s), writtenText(path, c.Format))
+	}
+}
+
+// reportTo returns the stream that the report goes to.
 func (c *recordCommand) reportTo(s streams) io.Writer {
 	if c.Output == "-" || c.Command != nil && !c.JSON {
 		return s.stderr
@@ -260,7 +238,7 @@ func (c *recordCommand) reportTo(s streams) io.Writer {
 	return s.stdout
 }
 
-// show shows a recording, or what was recorded in a period.
+// show prints the result of a recording or of a period.
 func (c *recordCommand) show(s streams, r *recording.Result, d export.Delivery) error {
 	c.complain(s, r)
 	if c.JSON {
@@ -269,7 +247,7 @@ func (c *recordCommand) show(s streams, r *recording.Result, d export.Delivery) 
 	return c.writeText(c.reportTo(s), r)
 }
 
-// run records, and shows how far that is on a terminal.
+// run records, with a progress bar on terminals.
 func (c *recordCommand) run(ctx context.Context, s streams, out *outputs, selection recording.Selection, ready func() error) (*recording.Result, error) {
 	config := recording.Config{
 		Selection: selection, Ready: ready,
@@ -286,14 +264,17 @@ func (c *recordCommand) run(ctx context.Context, s streams, out *outputs, select
 		config.Duration, config.Period = 0, c.duration()
 		config.Report = func(r *recording.Result) {
 			clearBar()
+			c.samples += r.Samples
 			d := out.delivery()
 			out.complain(d)
+			written := out.roll(r.End)
 			if err := c.show(s, r, d); err != nil {
 				s.complainf("%v", err)
 			}
+			c.showWritten(s, written)
 		}
 	}
-	// What a command writes would be written over.
+	// A bar would overwrite the output of a command.
 	if isTerminal(s.stderr) && c.Command == nil {
 		bar := newProgress(s.stderr, config.Duration)
 		defer bar.done()
@@ -307,7 +288,7 @@ func (c *recordCommand) run(ctx context.Context, s streams, out *outputs, select
 	return recording.Record(ctx, config)
 }
 
-// complain says what the result does not show.
+// complain says what is missing from the result, and why.
 func (c *recordCommand) complain(s streams, r *recording.Result) {
 	if r.Ended {
 		ended := "has ended"
@@ -316,51 +297,42 @@ func (c *recordCommand) complain(s streams, r *recording.Result) {
 		}
 		s.complainf("%v %s", &c.recordTargets, ended)
 	}
-	if c.selecting() && len(r.Processes) == 0 {
-		s.complainf("no process was found that matches, and has used the processor meanwhile")
-	} else if !c.Repeat && r.Samples+r.Lost+r.Replaced+r.Filtered == 0 {
-		s.complainf("there are no samples: processes are sampled only while they use the processor")
+	for _, missing := range []struct {
+		count uint64
+		text  string
+	}{
+		{r.Lost, "samples were lost, because otelctx could not read them in time: a lower --freq loses fewer"},
+		{r.Replaced, "samples were left out: their process had just executed another program"},
+		{r.Cut, "samples have only the innermost frame of their stack, and no attributes of their span: their process has too many different stacks"},
+		{r.Truncated - r.Cut, fmt.Sprintf("samples lack the outermost frames of their stack: the kernel records at most %d", sampler.MaxFrames)},
+		{r.SpansLeftOut, "spans at most are missing from the tables, those with the fewest samples; the profile has them"},
+		{r.Dropped, "attributes were left out: profiles cannot hold them"},
+		{r.Unnamed, "samples lack function names: looking them up took too long, or it is not known what their process had mapped"},
+		{r.Unproven, "samples have a span that is not proven: their process does not say which goroutine it belongs to, so it may be an earlier one"},
+	} {
+		if missing.count > 0 {
+			s.complainf("%d %s", missing.count, missing.text)
+		}
 	}
-	if r.Lost > 0 {
-		s.complainf("%d samples were lost: a lower --freq, or a machine with less to do, loses none", r.Lost)
+	if r.Filtered > 0 && r.Samples > 0 {
+		s.complainf("--filter left out %d samples", r.Filtered)
 	}
-	if r.Replaced > 0 {
-		s.complainf("%d samples were left out: their process had just begun to run another program", r.Replaced)
+	// If the service was found, the others are not selected.
+	if len(c.Services) == 0 || r.Recorded == 0 {
+		reportUnread(s, r.Unread)
 	}
-	if r.Unnamed > 0 {
-		s.complainf("%d samples lack names of functions: finding them took too long, or it is not known what their process had mapped", r.Unnamed)
-	}
-	if r.Filtered > 0 {
-		s.complainf("%d samples were left out by --filter", r.Filtered)
-	}
-	if r.Cut > 0 {
-		s.complainf("%d samples have only the innermost frame of their stack, and no attributes of their span: their process has too many different ones", r.Cut)
-	}
-	if r.Truncated > r.Cut {
-		s.complainf("%d samples lack the outermost frames of their stack: the kernel gives %d at most", r.Truncated-r.Cut, sampler.MaxFrames)
-	}
-	if r.SpansLeftOut > 0 {
-		s.complainf("up to %d spans are not shown, though the profile has them: there are too many", r.SpansLeftOut)
-	}
-	if r.Dropped > 0 {
-		s.complainf("%d attributes were left out, which no profile can have", r.Dropped)
-	}
-	if r.NotPermitted > 0 {
-		s.complainf("processes that could not be examined for lack of permission: %d", r.NotPermitted)
-		_, _ = fmt.Fprintln(s.stderr, permissionAdvice(os.DirFS("/proc")))
-	}
-	if r.Unproven > 0 {
-		s.complainf("%d samples have a span that is not proven: the process does not say whose it is", r.Unproven)
+	if r.NotExamined > 0 {
+		s.complainf("%d processes were not examined before the recording ended: record for longer (--duration), or select fewer processes", r.NotExamined)
 	}
 }
 
-// progress is a bar on a terminal.
+// progress is a progress bar on a terminal.
 type progress struct {
 	bar   *progressbar.ProgressBar
 	total time.Duration
 }
 
-// newProgress returns a bar for this duration, or for an unknown one if it is 0.
+// newProgress returns a progress bar; total is 0 if the duration is unknown.
 func newProgress(w io.Writer, total time.Duration) *progress {
 	most := total.Milliseconds()
 	if total == 0 {
@@ -379,7 +351,7 @@ func newProgress(w io.Writer, total time.Duration) *progress {
 
 func (p *progress) show(elapsed time.Duration, samples uint64) {
 	p.bar.Describe(fmt.Sprintf("Recording for %v: %s samples", elapsed.Truncate(time.Second), groupDigits(samples)))
-	// An error of the progress bar does not affect the recording.
+	// Errors of the bar do not matter to the recording.
 	if p.total > 0 {
 		_ = p.bar.Set64(min(elapsed, p.total-time.Millisecond).Milliseconds())
 	} else {
@@ -389,7 +361,7 @@ func (p *progress) show(elapsed time.Duration, samples uint64) {
 
 func (p *progress) done() { _ = p.bar.Finish() }
 
-// groupDigits returns n with a comma between each three digits.
+// groupDigits returns n with thousands separators.
 func groupDigits(n uint64) string {
 	s := strconv.FormatUint(n, 10)
 	for i := len(s) - 3; i > 0; i -= 3 {
@@ -398,19 +370,19 @@ func groupDigits(n uint64) string {
 	return s
 }
 
-// writtenText says where the profile is, and how to look at it.
+// writtenText says where the profile is and how to view it.
 func writtenText(path, format string) string {
-	text := fmt.Sprintf("\nWrote %s\n", keyText(path))
+	text := fmt.Sprintf("\nWrote %s\n", stringText(path))
 	switch export.Format(format) {
 	case export.Pprof:
-		text += fmt.Sprintf("Look at it with: go tool pprof -http=localhost:0 %s\n", shellText(path))
+		text += fmt.Sprintf("View it with: go tool pprof -http=localhost:0 %s\n", shellText(path))
 	case export.HTML:
 		text += "Open it in a browser\n"
 	}
 	return text
 }
 
-// shellText returns s as a word of a shell's command line.
+// shellText quotes s as one word for a shell.
 func shellText(s string) string {
 	const plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./-+=:@%,"
 	if s != "" && strings.Trim(s, plain) == "" {

@@ -20,7 +20,7 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/recording"
 )
 
-// What --group-by knows. Attributes may be followed by "=" and a key.
+// Values of --group-by. groupAttribute may be followed by "=" and a key.
 const (
 	groupSpan      = "span"
 	groupEndpoint  = "endpoint"
@@ -30,7 +30,7 @@ const (
 	groupAttribute = "attribute"
 )
 
-// groups are the tables of a summary, those of no group by default.
+// groups are the tables of each group; "" is the default.
 var groups = map[string][]func(*summary){
 	"":             {(*summary).work, (*summary).processes, (*summary).functions, (*summary).endpoints, (*summary).names, (*summary).spans},
 	groupSpan:      {(*summary).names, (*summary).spans},
@@ -41,38 +41,58 @@ var groups = map[string][]func(*summary){
 	groupAttribute: {(*summary).attributes},
 }
 
-// groupOf returns which of the groups --group-by names.
+// groupOf returns the group that the value of --group-by names.
 func groupOf(groupBy string) (string, error) {
 	group, key, keyed := strings.Cut(groupBy, "=")
 	if _, ok := groups[group]; !ok || keyed && (group != groupAttribute || key == "") {
-		return "", fmt.Errorf("--group-by %s is none of span, endpoint, trace, service, function, attribute, attribute=KEY", groupBy)
+		return "", fmt.Errorf("invalid --group-by %q: use span, endpoint, trace, service, function, attribute or attribute=KEY", groupBy)
 	}
 	return group, nil
 }
 
 // Heads of columns.
 const (
-	columnCPU        = "CPU"
-	columnShare      = "SHARE"
-	columnInSpans    = "IN SPANS"
-	columnName       = "NAME"
-	columnAttributes = "ATTRIBUTES"
+	columnCPU          = "CPU"
+	columnShare        = "SHARE"
+	columnInSpans      = "IN SPANS"
+	columnCum          = "CUM"
+	columnOwn          = "OWN"
+	columnRequestsSeen = "REQUESTS SEEN"
+	columnCPURequest   = "CPU/REQUEST"
+	columnSpansSeen    = "SPANS SEEN"
+	columnCPUSpan      = "CPU/SPAN"
+	columnName         = "NAME"
+	columnAttributes   = "ATTRIBUTES"
 )
 
-// summary writes a recording for people.
+// columnTexts explain columns, in this order.
+var columnTexts = []struct{ column, text string }{
+	{columnShare, "of the CPU time of all samples"},
+	{columnInSpans, "of the CPU time of the row"},
+	{columnCum, "CPU time of the function and of what it calls"},
+	{columnOwn, "CPU time of the function without what it calls"},
+	{columnRequestsSeen, "requests with at least one sample; short ones may have none"},
+	{columnCPURequest, "CPU time of one of them; ≤ marks an upper bound"},
+	{columnSpansSeen, "spans with at least one sample; short ones may have none"},
+	{columnCPUSpan, "CPU time of one of them, without its children; ≤ marks an upper bound"},
+}
+
+// summary is the text report of a recording.
 type summary struct {
 	*recordCommand
 
 	*recording.Result
 	out     bytes.Buffer
 	colours bool
-	// several says that there are several services.
+	// columns are those of the tables so far.
+	columns map[string]bool
+	// several is whether several services were recorded.
 	several bool
 }
 
-// writeText writes a recording for people.
+// writeText writes the text report of a recording.
 func (c *recordCommand) writeText(w io.Writer, r *recording.Result) error {
-	s := &summary{recordCommand: c, Result: r, colours: isTerminal(w) && os.Getenv("NO_COLOR") == ""}
+	s := &summary{recordCommand: c, Result: r, columns: map[string]bool{}, colours: isTerminal(w) && os.Getenv("NO_COLOR") == ""}
 	s.several = slices.ContainsFunc(r.Processes, func(p recording.ProcessUse) bool { return p.Service != r.Processes[0].Service })
 	subject := c.String()
 	if c.pid() != 0 && len(r.Processes) > 0 {
@@ -92,7 +112,8 @@ func (c *recordCommand) writeText(w io.Writer, r *recording.Result) error {
 	for _, show := range groups[group] {
 		show(s)
 	}
-	if group == "" && r.Attributed > 0 && len(r.Names) == 0 && carriers[c.Carrier] != sampler.Labels { // which are read for ids alone
+	s.explainColumns()
+	if group == "" && r.Attributed > 0 && len(r.Names) == 0 && carriers[c.Carrier] != sampler.Labels { // Labels have no names.
 		s.out.WriteString("\nThe spans have no names: spanctx.WithSpanNames(true) in the service, or OTELCTX_SPAN_NAMES=true, publishes them.\n")
 	}
 	if len(r.Endpoints) > 0 && (group == "" || group == groupEndpoint) && isMethod(r.Endpoints[0].Name) {
@@ -105,6 +126,23 @@ func (c *recordCommand) writeText(w io.Writer, r *recording.Result) error {
 	return err
 }
 
+// explainColumns explains the columns of all tables so far.
+func (s *summary) explainColumns() {
+	if len(s.columns) == 0 {
+		return
+	}
+	lines := [][]string{{"  " + columnCPU, fmt.Sprintf("%v for each sample", s.cpu(1).Round(time.Microsecond))}}
+	for _, c := range columnTexts {
+		if s.columns[c.column] {
+			lines = append(lines, []string{"  " + c.column, c.text})
+		}
+	}
+	s.out.WriteByte('\n')
+	for line := range bytes.Lines(table(lines)) {
+		s.out.WriteString(s.colour(dim, strings.TrimSuffix(string(line), "\n")) + "\n")
+	}
+}
+
 // isMethod reports whether a name is an HTTP method alone.
 func isMethod(name string) bool {
 	switch name {
@@ -115,8 +153,8 @@ func isMethod(name string) bool {
 	}
 }
 
-// rows are those of a table. The first column is the samples of a row, which come with the CPU
-// time that they stand for and their share.
+// rows are the rows of a table: the samples of each, which the first two columns show as CPU time and share,
+// and the other cells.
 type rows struct {
 	samples []uint64
 	cells   [][]string
@@ -127,12 +165,16 @@ func (r *rows) add(samples uint64, cells ...string) {
 	r.cells = append(r.cells, cells)
 }
 
-// table writes a table, unless it has no rows.
+// table writes a table, or nothing if it has no rows.
 func (s *summary) table(title string, heads []string, r rows) {
 	if len(r.cells) == 0 {
 		return
 	}
 	lines := [][]string{append([]string{"  " + columnCPU, columnShare}, heads...)}
+	s.columns[columnShare] = true
+	for _, head := range heads {
+		s.columns[head] = true
+	}
 	for i, cells := range r.cells {
 		lines = append(lines, append([]string{"  " + cpuText(s.cpu(r.samples[i])), shareText(r.samples[i], s.Samples)}, cells...))
 	}
@@ -152,7 +194,7 @@ func (s *summary) table(title string, heads []string, r rows) {
 	}
 }
 
-// Parameters of the terminal's sequence that changes colours, ECMA-48's SGR.
+// Parameters of ECMA-48's SGR sequence, which changes colours on terminals.
 const (
 	bold   = "1"
 	dim    = "2"
@@ -160,7 +202,7 @@ const (
 	yellow = "33"
 )
 
-// heat returns the colour of what has used so much of the whole, or "".
+// heat returns the colour of a row with this part of the whole, or "".
 func heat(part, whole uint64) string {
 	const hot, warm = 10, 50 // parts of the whole
 	switch {
@@ -175,7 +217,7 @@ func heat(part, whole uint64) string {
 
 func (s *summary) bold(text string) string { return s.colour(bold, text) }
 
-// colour returns text, which holds no sequences of its own, in a colour where there are any.
+// colour returns text in a colour if the output has colours. text has no sequences of its own.
 func (s *summary) colour(parameter, text string) string {
 	if !s.colours || parameter == "" {
 		return text
@@ -183,7 +225,7 @@ func (s *summary) colour(parameter, text string) string {
 	return "\x1b[" + parameter + "m" + text + "\x1b[0m"
 }
 
-// service adds a service to cells or heads, where there are several.
+// service prepends the service to cells or heads if there are several services.
 func (s *summary) service(service string, cells ...string) []string {
 	if !s.several {
 		return cells
@@ -238,10 +280,10 @@ func (s *summary) functions() {
 	for _, u := range top(s.recordCommand, s.Functions) {
 		r.add(u.Flat, s.service(keyText(u.Service), cpuText(s.cpu(u.Cumulative)), shareText(u.Cumulative, s.Samples), functionText(u.Function))...)
 	}
-	s.functionTable("Top functions by CPU time of their own", r, "CUM", columnShare)
+	s.functionTable("Top functions by CPU time of their own", r, columnCum, columnShare)
 }
 
-// callers shows functions by all that was called in them.
+// callers shows functions by cumulative CPU time.
 func (s *summary) callers() {
 	all := slices.Clone(s.Functions)
 	slices.SortStableFunc(all, func(a, b recording.FunctionUse) int { return cmp.Compare(b.Cumulative, a.Cumulative) })
@@ -249,7 +291,7 @@ func (s *summary) callers() {
 	for _, u := range top(s.recordCommand, all) {
 		r.add(u.Cumulative, s.service(keyText(u.Service), cpuText(s.cpu(u.Flat)), shareText(u.Flat, s.Samples), functionText(u.Function))...)
 	}
-	s.functionTable("Top functions by CPU time with what they call", r, "OWN", columnShare)
+	s.functionTable("Top functions by CPU time with what they call", r, columnOwn, columnShare)
 }
 
 func (s *summary) functionTable(title string, r rows, heads ...string) {
@@ -261,11 +303,11 @@ func (s *summary) functionTable(title string, r rows, heads ...string) {
 func functionText(name string) string { return cutShort(stringText(name), maxValueText) }
 
 func (s *summary) endpoints() {
-	s.nameTable("Top endpoints by CPU time", s.Endpoints, "REQUESTS", "CPU/REQUEST", columnEndpoint)
+	s.nameTable("Top endpoints by CPU time", s.Endpoints, columnRequestsSeen, columnCPURequest, columnEndpoint)
 }
 
 func (s *summary) names() {
-	s.nameTable("Top span names by CPU time", s.Names, "SPANS", "CPU/SPAN", columnName)
+	s.nameTable("Top span names by CPU time", s.Names, columnSpansSeen, columnCPUSpan, columnName)
 }
 
 func (s *summary) nameTable(title string, names []recording.NameUse, heads ...string) {
@@ -276,10 +318,10 @@ func (s *summary) nameTable(title string, names []recording.NameUse, heads ...st
 	s.table(title, s.service(columnService, heads...), r)
 }
 
-// eachText returns the CPU time of a span or request. Those that no sample has met are not
-// counted, so that it is at most that much where they have few samples.
+// eachText returns the average CPU time of a span or request. Those without samples are not counted, so the
+// average is an upper bound if most have few samples.
 func (s *summary) eachText(u recording.NameUse) string {
-	const many = 5 // samples of each: hardly any is missed
+	const many = 5 // samples of each: hardly any has none
 	each := s.cpu(u.Samples) / time.Duration(u.Count)
 	text := fmt.Sprintf("%.1fms", float64(each)/float64(time.Millisecond))
 	if u.Samples < many*uint64(u.Count) {
@@ -288,7 +330,7 @@ func (s *summary) eachText(u recording.NameUse) string {
 	return text
 }
 
-// nameText returns the name of a span for people.
+// nameText returns the name of a span, or "-".
 func nameText(name string) string {
 	if name == "" {
 		return "-"
@@ -298,7 +340,7 @@ func nameText(name string) string {
 
 func (s *summary) spans() {
 	shown := top(s.recordCommand, s.Spans)
-	// Many services publish neither.
+	// Leave out columns that would be empty: many services publish neither.
 	named := slices.ContainsFunc(shown, func(u recording.SpanUse) bool { return u.Name != "" })
 	attributes := slices.ContainsFunc(shown, func(u recording.SpanUse) bool { return len(u.Attributes) > 0 })
 	cells := func(service, name, id, trace, others string) []string {
@@ -329,7 +371,7 @@ func (s *summary) traces() {
 	for _, u := range top(s.recordCommand, s.Traces) {
 		r.add(u.Samples, s.service(keyText(u.Service), strconv.Itoa(u.Spans), hex.EncodeToString(u.TraceID[:]))...)
 	}
-	s.table("Top traces by CPU time", s.service(columnService, "SPANS", columnTraceID), r)
+	s.table("Top traces by CPU time", s.service(columnService, columnSpansSeen, columnTraceID), r)
 }
 
 func (s *summary) attributes() {
@@ -342,7 +384,7 @@ func (s *summary) attributes() {
 
 func cpuText(d time.Duration) string { return fmt.Sprintf("%.3fs", d.Seconds()) }
 
-// shareText returns how much of the whole a part is.
+// shareText returns a part of the whole in percent.
 func shareText(part, whole uint64) string {
 	if whole == 0 {
 		return "-"

@@ -8,6 +8,7 @@ import (
 	"bytes"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -41,8 +42,8 @@ func TestSummary(t *testing.T) {
 	const head = "Recorded every process that publishes for 10s at 100 Hz\n" +
 		"  CPU time  10.000s  1,000 samples\n  In spans  7.000s   70.0%\n  Lost      0.000s   0 samples\n"
 	names := "\nTop span names by CPU time\n" +
-		"  CPU      SHARE   SERVICE  SPANS  CPU/SPAN  NAME\n" +
-		"  60.000s  600.0%  shop     1,200  50.0ms    SELECT\n"
+		"  CPU      SHARE   SERVICE  SPANS SEEN  CPU/SPAN  NAME\n" +
+		"  60.000s  600.0%  shop     1,200       50.0ms    SELECT\n"
 	spans := "\nTop spans by CPU time\n" +
 		"  CPU     SHARE  SERVICE  NAME    SPAN ID                     TRACE ID                          ATTRIBUTES\n" +
 		"  0.300s  3.0%   shop     SELECT  cd00000000000000, unproven  ab000000000000000000000000000000  tenant=blue\n" +
@@ -52,9 +53,19 @@ func TestSummary(t *testing.T) {
 		"  3.000s  30.0%  shop     3.000s  30.0%  main.hash\n" +
 		"  0.050s  0.5%   shop     9.000s  90.0%  main.f[go.shape.struct { A int }]\n"
 	endpoints := "\nTop endpoints by CPU time\n" +
-		"  CPU     SHARE  SERVICE  REQUESTS  CPU/REQUEST  ENDPOINT\n" +
-		"  5.000s  50.0%  shop     10        500.0ms      \"GET /\\x1b[31m\"\n" +
-		"  2.000s  20.0%  cart     200       ≤ 10.0ms     -\n"
+		"  CPU     SHARE  SERVICE  REQUESTS SEEN  CPU/REQUEST  ENDPOINT\n" +
+		"  5.000s  50.0%  shop     10             500.0ms      \"GET /\\x1b[31m\"\n" +
+		"  2.000s  20.0%  cart     200            ≤ 10.0ms     -\n"
+	// columns are those that are explained, besides CPU and SHARE.
+	columns := map[string][]string{
+		"":          {columnInSpans, columnCum, columnRequestsSeen, columnCPURequest, columnSpansSeen, columnCPUSpan},
+		"span":      {columnSpansSeen, columnCPUSpan},
+		"endpoint":  {columnRequestsSeen, columnCPURequest},
+		"function":  {columnCum, columnOwn},
+		"trace":     {columnSpansSeen},
+		"service":   {columnInSpans},
+		"attribute": {columnShare}, "attribute=zone": {columnShare},
+	}
 	for group, want := range map[string]string{
 		"": "\nWhat it was used for\n" +
 			"  CPU     SHARE  IN SPANS  WORK\n" +
@@ -73,8 +84,8 @@ func TestSummary(t *testing.T) {
 			"  9.000s  90.0%  shop     0.050s  0.5%   main.f[go.shape.struct { A int }]\n" +
 			"  3.000s  30.0%  shop     3.000s  30.0%  main.hash\n",
 		"trace": "\nTop traces by CPU time\n" +
-			"  CPU     SHARE  SERVICE  SPANS  TRACE ID\n" +
-			"  0.400s  4.0%   shop     3      ab000000000000000000000000000000\n",
+			"  CPU     SHARE  SERVICE  SPANS SEEN  TRACE ID\n" +
+			"  0.400s  4.0%   shop     3           ab000000000000000000000000000000\n",
 		"service": "\nTop services by CPU time\n" +
 			"  CPU     SHARE  IN SPANS  PROCESSES  SERVICE\n" +
 			"  7.000s  70.0%  71.4%     2          shop\n" +
@@ -91,11 +102,16 @@ func TestSummary(t *testing.T) {
 		var out bytes.Buffer
 		c := &recordCommand{Frequency: 100, Top: 10, recordTargets: recordTargets{All: true}, GroupBy: group}
 		require.NoError(t, c.writeText(&out, summarized()))
-		assert.Equal(t, head+want, out.String(), group)
+		got, explained, _ := strings.Cut(out.String(), "\n\n  CPU  ")
+		require.Equal(t, head+strings.TrimSuffix(want, "\n"), strings.TrimSuffix(got, "\n"), group)
+		assert.Equal(t, len(columns[group]) > 0, strings.Contains(explained, "10ms for each sample\n  SHARE "), group)
+		for _, c := range columnTexts[1:] {
+			assert.Equal(t, slices.Contains(columns[group], c.column), strings.Contains(explained, "\n  "+c.column+"  "), "%s by %s", c.column, group)
+		}
 	}
 	for _, group := range []string{"spans", "span=x", "attribute="} {
 		_, err := groupOf(group)
-		assert.ErrorContains(t, err, "attribute=KEY")
+		assert.ErrorContains(t, err, "use span, endpoint, trace, service, function, attribute or attribute=KEY")
 	}
 }
 
@@ -110,6 +126,7 @@ func TestSummaryOfOneService(t *testing.T) {
 		"  CPU time  10.000s  1,000 samples\n  In spans  7.000s   70.0%\n  Lost      0.000s   0 samples\n"+
 		"\nTop spans by CPU time\n  CPU     SHARE  SPAN ID           TRACE ID\n"+
 		"  0.020s  0.2%   0000000000000000  00000000000000000000000000000000\n"+
+		"\n  CPU    10ms for each sample\n  SHARE  of the CPU time of all samples\n"+
 		"\nThe spans have no names: spanctx.WithSpanNames(true) in the service, or OTELCTX_SPAN_NAMES=true, publishes them.\n", out.String())
 }
 

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os/signal"
 	"slices"
 	"strconv"
 	"strings"
@@ -15,22 +16,22 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/recording"
 )
 
-// recordTargets are the flags and arguments that say what to record.
+// recordTargets are the flags and arguments that select processes.
 type recordTargets struct {
-	PIDArgs  []processID `arg:""                                                                                                                                     help:"The processes to record." name:"pid"              optional:""`
-	PIDList  []processID `help:"The processes to record, as the arguments say it."                                                                                   name:"pid"                      placeholder:"PID,…"     short:"p"`
-	All      bool        `help:"Record every process that publishes a context or spans, also those that come to it meanwhile."                                       name:"all"                      short:"a"`
-	Names    []string    `help:"Record the processes with this name: that of their executable, or the one that ps shows. Several names mean any of them."            name:"name"                     placeholder:"NAME,…"    sep:"none"`
-	Services []string    `help:"Record the processes of this service, by the service.name that they publish. Several mean any of them."                              name:"service"                  placeholder:"NAME,…"    sep:"none"`
-	Cgroups  []string    `help:"Record the processes in this control group: its path, its name, or a container's id of 12 or more digits. Several mean any of them." name:"cgroup"                   placeholder:"GROUP,…"   sep:"none"`
-	// PIDs are those of both.
+	PIDArgs  []processID `arg:""             help:"Processes to record."                                                                                 name:"pid"     optional:""`
+	PIDList  []processID `group:"Processes:" help:"The same as the PID arguments."                                                                       name:"pid"     placeholder:"PID"     short:"p"`
+	All      bool        `group:"Processes:" help:"All processes that publish a context or spans, also those that start later."                          name:"all"     short:"a"`
+	Services []string    `group:"Processes:" help:"Processes that publish one of these names as service.name."                                           name:"service" placeholder:"NAME,…"  sep:"none"`
+	Names    []string    `group:"Processes:" help:"Processes whose executable, or name in ps, is one of these."                                          name:"name"    placeholder:"NAME,…"  sep:"none"`
+	Cgroups  []string    `group:"Processes:" help:"Processes in one of these control groups: a path, a name, or at least 12 digits of a container's id." name:"cgroup"  placeholder:"GROUP,…" sep:"none"`
+	// PIDs are those of PIDArgs and PIDList.
 	PIDs []int `kong:"-"`
-	// Command is what comes after --, and started its process id once it runs.
+	// Command is the command after --, and started its process id once it runs.
 	Command []string `kong:"-"`
 	started int
 }
 
-// processID is an argument that has to be the id of a process.
+// processID is an argument that must be a process id.
 type processID int
 
 // UnmarshalText is called by kong.
@@ -43,8 +44,7 @@ func (p *processID) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// cutCommand cuts the command to record off the arguments of record, which begins behind --.
-// It is nil if there is none, and empty if nothing comes after --.
+// cutCommand splits the arguments of record at --. command is nil without --, and empty if nothing follows.
 func cutCommand(args []string) (rest, command []string) {
 	if len(args) == 0 || args[0] != "record" {
 		return args, nil
@@ -57,9 +57,9 @@ func cutCommand(args []string) (rest, command []string) {
 	return args, nil
 }
 
-// splitList splits what has several values at commas, but not where a backslash is before one. Unlike
-// kong it keeps bytes that are not UTF-8, which the names of processes and control groups may have.
-// Empty values are left out: they would choose every process.
+// splitList splits each element at commas that no backslash precedes. Unlike kong it keeps invalid UTF-8,
+// which the names of processes and control groups may have. It drops empty values, which would select every
+// process.
 func splitList(list []string) (values []string) {
 	const comma = "\x00" // which no argument has
 	for _, several := range list {
@@ -72,7 +72,7 @@ func splitList(list []string) (values []string) {
 	return values
 }
 
-// validate makes sure that there is one way in which processes are chosen.
+// validate checks that processes are selected in exactly one way.
 func (t *recordTargets) validate() error {
 	t.Names, t.Services, t.Cgroups = splitList(t.Names), splitList(t.Services), splitList(t.Cgroups)
 	for _, pid := range slices.Concat(t.PIDArgs, t.PIDList) {
@@ -86,27 +86,27 @@ func (t *recordTargets) validate() error {
 	if t.Command != nil && len(t.Command) == 0 {
 		return errors.New("expected a command after --")
 	}
-	ways := 0
+	selections := 0
 	for _, chosen := range []bool{len(t.PIDs) > 0, t.All, t.selecting(), t.Command != nil} {
 		if chosen {
-			ways++
+			selections++
 		}
 	}
-	if ways != 1 {
-		return errors.New("say which processes in one of these ways: process ids; --all; --name, --service and --cgroup; -- and a command")
+	if selections != 1 {
+		return errors.New("select processes in exactly one of these ways: process ids; --all; --service, --name and --cgroup; a command after --")
 	}
 	return nil
 }
 
-// selecting reports whether processes are selected by what they are.
+// selecting reports whether processes are selected by service, name or control group.
 func (t *recordTargets) selecting() bool { return len(t.Names)+len(t.Services)+len(t.Cgroups) > 0 }
 
-// selection returns what is to be recorded, other than a command.
+// selection returns the processes to record, unless that is a command.
 func (t *recordTargets) selection() recording.Selection {
 	return recording.Selection{PIDs: t.PIDs, Names: t.Names, Services: t.Services, Cgroups: t.Cgroups}
 }
 
-// pid returns the id of the only process to record, or of the command; 0 if there is none.
+// pid returns the id of the only process to record, or of the command; 0 if there are several.
 func (t *recordTargets) pid() int {
 	if len(t.PIDs) != 1 {
 		return t.started
@@ -114,10 +114,10 @@ func (t *recordTargets) pid() int {
 	return t.PIDs[0]
 }
 
-// maxCommandText is how many characters of a command people are shown.
+// maxCommandText is how many characters of a command are printed.
 const maxCommandText = 60
 
-// String says what is recorded.
+// String describes the processes to record.
 func (t *recordTargets) String() string {
 	switch {
 	case t.Command != nil:
@@ -153,8 +153,7 @@ func (t *recordTargets) String() string {
 	return "processes of " + strings.Join(by, " and ")
 }
 
-// recordStarted starts a command, records it from its first instruction on, and waits for its
-// end.
+// recordStarted starts the command, records it from its first instruction, and waits for its end.
 func (c *recordCommand) recordStarted(s streams) error {
 	command, err := launch.Start(c.Command)
 	if err != nil {
@@ -168,8 +167,11 @@ func (c *recordCommand) recordStarted(s streams) error {
 		<-command.Ended()
 		cancel()
 	}()
+	// Signals are the command's. They are also a wish that this program should wait for nothing else.
+	interrupted, stop := signal.NotifyContext(context.Background(), interrupts()...)
+	defer stop()
 	resumed := false
-	err = c.record(ctx, s, recording.Selection{PIDs: []int{command.PID()}, Children: true}, func() error {
+	err = c.record(ctx, interrupted, s, recording.Selection{PIDs: []int{command.PID()}, Children: true}, func() error {
 		resumed = true
 		return command.Resume()
 	})
@@ -178,7 +180,8 @@ func (c *recordCommand) recordStarted(s streams) error {
 		return err
 	}
 	<-command.Ended()
-	if code := command.ExitCode(); code != exitOK {
+	// A command may end before the first sample, which is no failure of the command.
+	if code := command.ExitCode(); code != exitOK || errors.Is(err, errNoSamples) {
 		if err != nil {
 			s.complain(err)
 		}

@@ -152,11 +152,6 @@ func TestRecordFiltered(t *testing.T) {
 		assert.Equal(t, inSpans, d.Filtered > 0, filters)
 		assert.Equal(t, inSpans, d.Attributed == d.Samples, filters)
 	}
-	file := filepath.Join(t.TempDir(), "p.json")
-	d, _ := recorded(t, c, "--json", "-d0", "-F997", "--filter=key.0=1", "-o", file)
-	assert.Zero(t, d.Samples)
-	assert.Empty(t, d.Processes)
-	assert.Positive(t, d.Filtered)
 }
 
 // Names of processes and files may have any bytes, and those in lists commas behind a backslash.
@@ -167,20 +162,88 @@ func TestRecordNames(t *testing.T) {
 	assert.Equal(t, []string{"a"}, splitList([]string{"a,"}))
 	assert.Equal(t, exitUsage, otelctx(t, "record", "--cgroup=").code)
 	needSampling(t)
-	file := filepath.Join(t.TempDir(), "\xfd.pb.gz")
+	file := filepath.Join(t.TempDir(), "p\xfd.pb.gz")
 	got := otelctx(t, "record", "-d", "0.01", "--name", "\xff,b", "--cgroup", "\xfe", "-o", file)
 	assert.Contains(t, got.stdout, `Recorded processes of name "\xff or b" and control group "\xfe" for `)
-	assert.FileExists(t, file)
+	assert.Contains(t, got.stderr, `p\xfd.pb.gz`)
 }
 
-// A process that waits has no samples, and it is said why.
-func TestRecordIdle(t *testing.T) {
+// A recording without samples says why, has its own exit code, and leaves the file as it was.
+func TestRecordWithoutSamples(t *testing.T) {
+	t.Parallel()
 	needSampling(t)
-	c := childproc.Run(t, exec.Command("sleep", "1000"))
-	c.Stop() // It may not have begun to sleep.
-	got := otelctx(t, "record", "-F", "1", "-d", "0.01", "--json", strconv.Itoa(c.PID()))
-	assert.Zero(t, decodeRecord(t, got).Samples)
-	assert.Contains(t, got.stderr, "otelctx: there are no samples: processes are sampled only while they use the processor\n")
+	idle := childproc.Run(t, exec.Command("sleep", "1000"))
+	idle.Stop() // It may not have begun to sleep.
+	busy := startBurner(t, nil, burner.Records, burner.Keyed)
+	for args, want := range map[string][]string{
+		"--service nosuch": {"no samples: there were no processes of service nosuch\n", "otelctx list"},
+		"--name nosuch":    {"no samples: there were no processes of name nosuch that used the CPU\n", "ps -o comm"},
+		pidOf(idle):        {"no samples: process " + pidOf(idle) + " was hardly running: a sample is taken for each 1ms of CPU time"},
+		pidOf(busy) + " --filter no.such.key=1": {
+			"no samples: --filter left out all ", "none has the attribute no.such.key\n",
+			"Attributes of these samples: ", "process.pid", "service.name", "span_id", "thread.name",
+		},
+		pidOf(busy) + " --filter service.name=x": {"service.name is never x, but for example burner\n"},
+	} {
+		t.Run(args, func(t *testing.T) {
+			file := filepath.Join(t.TempDir(), "p.pb.gz")
+			require.NoError(t, os.WriteFile(file, []byte("before"), 0o600))
+			r := startRecord(t, append(strings.Fields(args), "-o", file, "-F997")...)
+			if strings.HasPrefix(args, pidOf(busy)) {
+				r.awaitSamples(t, busy)
+			} else if args == pidOf(idle) {
+				r.awaitRecorded(t, idle)
+			}
+			got := r.interrupt(t)
+			assert.Equal(t, exitNoSamples, got.code, got.stderr)
+			for _, text := range append(want, file+" was not written\n") {
+				assert.Contains(t, got.stderr, text)
+			}
+			got.code = exitOK
+			assert.Zero(t, decodeRecord(t, got).Samples)
+			content, err := os.ReadFile(file)
+			require.NoError(t, err)
+			assert.Equal(t, "before", string(content))
+		})
+	}
+	for _, code := range []string{"0", "3"} {
+		got := otelctx(t, "record", "-F1", "--", "sh", "-c", "exit "+code)
+		assert.Equal(t, code, strconv.Itoa(got.code), "the command's code counts")
+		assert.Contains(t, got.stderr, "no samples: ")
+	}
+}
+
+// A recording says nothing about processes that are not selected, whatever they publish, and however
+// long they keep their readers waiting.
+func TestRecordIgnoresOthers(t *testing.T) {
+	t.Parallel()
+	needSampling(t)
+	invalid := goodHeader(t)
+	invalid.version = 99
+	c, writer := startBurner(t, nil, burner.Records), startWriter(t, invalid, []byte{0x0a, 0})
+	stalling := startStalling(t)
+	for args, told := range map[string]bool{
+		"--service burner": false,
+		"-- sleep 1000":    false,
+		"--all":            true,
+	} {
+		t.Run(args, func(t *testing.T) {
+			r := start(t, append([]string{"record", "-d", "0", "--json"}, strings.Fields(args)...)...)
+			if args != "-- sleep 1000" {
+				r.awaitRecorded(t, c)
+			} else {
+				childproc.AwaitOpen(t, r.cmd.Process.Pid, perfEvent)
+			}
+			if told {
+				require.Equal(t, "waits", stalling.Ask("%d", r.cmd.Process.Pid))
+			}
+			time.Sleep(500 * time.Millisecond) // A recording says nothing about a look of 100 ms anyway.
+			got := r.interrupt(t)
+			assert.Equal(t, told, strings.Contains(got.stderr, "pid "+commOf(t, writer)+": invalid process context"), got.stderr)
+			assert.Equal(t, told, strings.Contains(got.stderr, "pid "+commOf(t, stalling)+": reading timed out"), got.stderr)
+			assert.Equal(t, told, strings.Contains(got.stderr, "otelctx: pid "), got.stderr)
+		})
+	}
 }
 
 // Processes are chosen by ids, name, service and control group, and others are left alone.
@@ -215,6 +278,8 @@ func TestRecordSelected(t *testing.T) {
 				require.NoError(t, r.cmd.Process.Signal(os.Interrupt))
 			}
 			got := r.wait(t)
+			assert.Equal(t, len(want) == 0, got.code == exitNoSamples, got.stderr)
+			got.code = exitOK
 			found := map[int]bool{}
 			for _, p := range decodeRecord(t, got).Processes {
 				found[p.PID] = true
@@ -222,7 +287,6 @@ func TestRecordSelected(t *testing.T) {
 			for _, c := range []int{one.PID(), other.PID()} {
 				assert.Equal(t, slices.Contains(want, c), found[c], c)
 			}
-			assert.Equal(t, len(want) == 0, strings.Contains(got.stderr, "no process was found that matches"), got.stderr)
 		})
 	}
 }

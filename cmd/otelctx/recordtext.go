@@ -14,57 +14,55 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/recording"
 )
 
-// recordDocument is what --json prints of a recording. The schema is stable as that of
-// [document] is.
+// recordDocument is the JSON of a recording. The schema is as stable as that of [document].
 type recordDocument struct {
 	// PID is the recorded process, or the command; 0 if several processes were chosen.
 	PID int `json:"pid"`
-	// StartTimeUnixNano is when the recording began, in nanoseconds since the epoch,
-	// DurationNano how long it took, in nanoseconds.
+	// StartTimeUnixNano is the start of the recording in nanoseconds since the epoch, DurationNano its
+	// duration in nanoseconds.
 	StartTimeUnixNano int64 `json:"start_time_unix_nano"`
 	DurationNano      int64 `json:"duration_nano"`
-	// Frequency is how many samples were taken in a second of CPU time.
+	// Frequency is the number of samples per second of CPU time.
 	Frequency int `json:"frequency"`
-	// Samples counts all samples, Attributed those with a span, Unproven those of them
-	// in which it may be another one, Lost those that are missing.
+	// Samples counts all samples, Attributed those with a span, Unproven those of them whose span may be
+	// wrong, and Lost the samples that were taken but not read in time.
 	Samples    uint64 `json:"samples"`
 	Attributed uint64 `json:"attributed"`
 	Unproven   uint64 `json:"unproven"`
 	Lost       uint64 `json:"lost"`
-	// Replaced counts samples that were not taken: their process had begun to run another
-	// program.
+	// Replaced counts samples that were left out because their process had just executed another program.
 	Replaced uint64 `json:"replaced"`
 	// Cut counts samples with only the innermost frame of their stack, and no attributes of
 	// their span.
 	Cut uint64 `json:"cut"`
-	// Truncated counts samples that lack the outermost frames of their stack, those in Cut
-	// included.
+	// Truncated counts samples that lack the outermost frames of their stack, including those in Cut.
 	Truncated uint64 `json:"truncated"`
-	// Unnamed counts samples that lack names because looking them up took too much time or memory, or
-	// because it is not known what their process had mapped.
+	// Unnamed counts samples that lack names because looking them up took too much time or memory, or because it is not known what
+	// their process had mapped.
 	Unnamed uint64 `json:"unnamed"`
-	// SpansLeftOut is how many spans are not in Spans at most: there are too many.
+	// SpansLeftOut is an upper bound of the spans that are missing from Spans because there are too many.
 	SpansLeftOut uint64 `json:"spans_left_out"`
-	// Dropped counts attributes that no profile can have.
+	// Dropped counts attributes that profiles cannot hold.
 	Dropped uint64 `json:"dropped"`
-	// Filtered counts samples that --filter left out. They are not in Samples.
+	// Filtered counts samples that --filter left out. Samples does not include them.
 	Filtered uint64 `json:"filtered"`
-	// Sent counts samples that the collector took since the last document, and Unsent those
-	// that were dropped since then. Waiting counts those that are still to be sent.
+	// NotExamined counts processes that were not examined before the recording ended.
+	NotExamined int `json:"not_examined"`
+	// Sent counts the samples that the collector accepted since the last document, Unsent those that were
+	// dropped since then, and Waiting those that are still to be sent.
 	Sent    uint64 `json:"sent"`
 	Unsent  uint64 `json:"unsent"`
 	Waiting uint64 `json:"waiting"`
-	// Ended says that the process ended meanwhile.
+	// Ended is whether all processes that were selected by id ended during the recording.
 	Ended bool `json:"ended"`
-	// Processes, Spans and Traces are those that used the processor most, in that
-	// order. There are at most --top spans and traces, and of what follows.
+	// Processes, Spans and Traces are sorted by CPU time. Spans, Traces and the lists below have at most
+	// --top elements.
 	Processes []processUseDocument `json:"processes"`
 	Spans     []spanUseDocument    `json:"spans"`
 	Traces    []traceUseDocument   `json:"traces"`
-	// Work says what the samples were taken of. It is empty without symbols.
+	// Work is the kinds of work that the samples show. It is empty with --no-symbols.
 	Work []workUseDocument `json:"work"`
-	// Functions are those that used the processor most themselves. It is empty without
-	// symbols.
+	// Functions are sorted by their own CPU time. It is empty with --no-symbols.
 	Functions []functionUseDocument `json:"functions"`
 	// Endpoints and SpanNames are empty if no span has a name.
 	Endpoints []endpointUseDocument `json:"endpoints"`
@@ -84,8 +82,7 @@ type workUseDocument struct {
 type functionUseDocument struct {
 	Service  string `json:"service"`
 	Function string `json:"function"`
-	// Flat counts samples in the function itself, Cumulative also those in what it had
-	// called.
+	// Flat counts samples in the function itself, Cumulative also those in functions that it called.
 	Flat       uint64 `json:"flat"`
 	Cumulative uint64 `json:"cumulative"`
 }
@@ -93,7 +90,7 @@ type functionUseDocument struct {
 type endpointUseDocument struct {
 	Service  string `json:"service"`
 	Endpoint string `json:"endpoint"`
-	// Requests counts those that were sampled.
+	// Requests counts the requests with at least one sample.
 	Requests int    `json:"requests"`
 	Samples  uint64 `json:"samples"`
 	CPUNano  int64  `json:"cpu_nano"`
@@ -102,7 +99,7 @@ type endpointUseDocument struct {
 type spanNameUseDocument struct {
 	Service string `json:"service"`
 	Name    string `json:"name"`
-	// Spans counts those that were sampled.
+	// Spans counts the spans with at least one sample.
 	Spans   int    `json:"spans"`
 	Samples uint64 `json:"samples"`
 	CPUNano int64  `json:"cpu_nano"`
@@ -117,7 +114,7 @@ type attributeUseDocument struct {
 
 type processUseDocument struct {
 	PID int `json:"pid"`
-	// Service is the service's name, or else that of the executable.
+	// Service is the service.name, or the name of the executable if there is none.
 	Service    string `json:"service"`
 	Samples    uint64 `json:"samples"`
 	Attributed uint64 `json:"attributed"`
@@ -134,14 +131,14 @@ type spanUseDocument struct {
 	Unproven uint64 `json:"unproven"`
 	// CPUNano is the CPU time that the samples stand for, in nanoseconds.
 	CPUNano int64 `json:"cpu_nano"`
-	// Attributes are what was last shown with the span, as in [threadDocument].
+	// Attributes are the latest attributes of the span, as in [threadDocument].
 	Attributes map[string]string `json:"attributes"`
 }
 
 type traceUseDocument struct {
 	Service string `json:"service"`
 	TraceID string `json:"trace_id"`
-	// Spans counts the spans of the trace that were sampled.
+	// Spans counts the spans of the trace with at least one sample.
 	Spans   int    `json:"spans"`
 	Samples uint64 `json:"samples"`
 	CPUNano int64  `json:"cpu_nano"`
@@ -152,7 +149,7 @@ func (c *recordCommand) cpu(samples uint64) time.Duration {
 	return time.Duration(samples) * (time.Second / time.Duration(c.Frequency))
 }
 
-// top returns the first of all, as many as are to be shown.
+// top returns the first elements of all, as many as --top says.
 func top[T any](c *recordCommand, all []T) []T {
 	if c.Top == 0 {
 		return all
@@ -164,7 +161,7 @@ func (c *recordCommand) document(r *recording.Result) recordDocument {
 	d := recordDocument{
 		PID: c.pid(), StartTimeUnixNano: r.Start.UnixNano(), DurationNano: int64(r.End.Sub(r.Start)), Frequency: c.Frequency,
 		Samples: r.Samples, Attributed: r.Attributed, Unproven: r.Unproven, Lost: r.Lost, Ended: r.Ended,
-		Replaced: r.Replaced, Cut: r.Cut, Truncated: r.Truncated, Unnamed: r.Unnamed, SpansLeftOut: r.SpansLeftOut, Dropped: r.Dropped, Filtered: r.Filtered,
+		Replaced: r.Replaced, Cut: r.Cut, Truncated: r.Truncated, Unnamed: r.Unnamed, SpansLeftOut: r.SpansLeftOut, Dropped: r.Dropped, Filtered: r.Filtered, NotExamined: r.NotExamined,
 		Processes: []processUseDocument{}, Spans: []spanUseDocument{}, Traces: []traceUseDocument{},
 		Work: []workUseDocument{}, Functions: []functionUseDocument{}, Endpoints: []endpointUseDocument{},
 		SpanNames: []spanNameUseDocument{}, Attributes: []attributeUseDocument{},
@@ -205,7 +202,7 @@ func (c *recordCommand) document(r *recording.Result) recordDocument {
 	return d
 }
 
-// attributes returns those that --group-by asks for.
+// attributes returns the attributes that --group-by asks for.
 func (c *recordCommand) attributes(r *recording.Result) []recording.AttributeUse {
 	wanted, one := strings.CutPrefix(c.GroupBy, groupAttribute+"=")
 	return slices.DeleteFunc(slices.Clone(r.Attributes), func(u recording.AttributeUse) bool { return one && u.Key != wanted })

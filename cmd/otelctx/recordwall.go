@@ -35,7 +35,7 @@ func (c *recordCommand) recordWall(s streams) error {
 	debug.SetGCPercent(less)
 	ctx, release := untilInterrupted()
 	defer release()
-	out, err := c.openOutputs(s) //nolint:contextcheck // What was recorded is sent when ctx is done.
+	out, err := c.openOutputs(ctx, s) //nolint:contextcheck // What was recorded is sent when ctx is done.
 	if err != nil {
 		return err
 	}
@@ -67,8 +67,8 @@ func (c *recordCommand) recordWall(s streams) error {
 		_, errWrite := c.reportTo(s).Write(c.wallText(result))
 		err = errors.Join(err, errWrite)
 	}
-	if written && c.Output != "-" && !c.JSON {
-		_, _ = fmt.Fprint(c.reportTo(s), writtenText(c.Output, c.Format))
+	if written != "" && written != "-" && !c.JSON {
+		_, _ = fmt.Fprint(c.reportTo(s), writtenText(written, c.Format))
 	}
 	return err
 }

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -15,7 +16,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/otelctx/otelctx/internal/testing/golden"
-	"github.com/otelctx/otelctx/internal/testing/programs"
 )
 
 // The manual page that is committed is what the command line says; -update writes it anew.
@@ -77,8 +77,10 @@ var completers = map[string]string{
 // Commands, flags and values are completed, and the command to record as a command.
 func TestCompletion(t *testing.T) {
 	dir := t.TempDir()
-	// otelctx list has this process.
-	programs.Write(t, filepath.Join(dir, "otelctx"), []byte("#!/bin/sh\nprintf 'PID  SERVICE\\n4711 checkout\\n'\n"))
+	require.NoError(t, os.Symlink(executable(t), filepath.Join(dir, "otelctx")))
+	pid := strconv.Itoa(startPublisher(t, "checkout", "1").PID())
+	t.Setenv(asCommandKey, "1")
+	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
 	for shell, ask := range completers {
 		t.Run(shell, func(t *testing.T) {
 			path, err := exec.LookPath(shell)
@@ -92,23 +94,25 @@ func TestCompletion(t *testing.T) {
 			lines, wants := []string{}, []string{}
 			for line, want := range map[string]string{
 				"otelctx ins":                         "inspect",
+				"otelctx --he":                        "--help",
 				"otelctx record --freq":               "--freq",
 				"otelctx record --format pp":          "pprof",
 				"otelctx record --carrier ":           "goroutine_table",
-				"otelctx record -p 47":                "4711",
-				"otelctx watch 47":                    "4711",
 				"otelctx completion fi":               "fish",
 				"otelctx record --freq 9 -- otelct":   "otelctx",
 				"otelctx record -o " + dir + "/compl": "completion.",
 			} {
 				lines, wants = append(lines, line), append(wants, want)
 			}
+			if shell != "bash" { // which makes = a word of its own
+				lines, wants = append(lines, "otelctx record --format=pp"), append(wants, "--format=pprof")
+			}
 			args := append([]string{"-c", ask, shell, script}, lines...)
 			if shell == "fish" {
 				args = append([]string{"--no-config", "-c", ask, script}, lines...)
 			}
 			cmd := exec.Command(path, args...)
-			cmd.Env = append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"), "TERM=dumb", "HOME="+dir)
+			cmd.Env = append(os.Environ(), "TERM=dumb", "HOME="+dir)
 			out, err := cmd.CombinedOutput()
 			require.NoError(t, err, string(out))
 			answers := strings.Split(string(out), "\n==\n")[1:]
@@ -117,5 +121,13 @@ func TestCompletion(t *testing.T) {
 				assert.Contains(t, answers[i], want, lines[i])
 			}
 		})
+	}
+	for _, test := range []struct{ want, words string }{
+		{"pprof\t\n", "record --format = pp"}, // as bash parts it
+		{"html\t\n", "record --format ="},
+		{pid + "\tcheckout\n", "watch " + pid[:2]},
+		{pid + "\tcheckout\n", "record -F 9 1 -p " + pid[:2]},
+	} {
+		assert.Contains(t, otelctx(t, append([]string{completeCommand}, strings.Fields(test.words)...)...).stdout, test.want)
 	}
 }

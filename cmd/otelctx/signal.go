@@ -11,19 +11,15 @@ import (
 	"time"
 )
 
-// sameSignal is how long after a signal another one is believed to be the same.
-// timeout(1), for one, sends it to the command and to its process group.
+// sameSignal is the time within which a second signal is taken for the first one. timeout(1), for example,
+// signals the command and its process group.
 const sameSignal = 300 * time.Millisecond
 
-// untilInterrupted returns a context that the first SIGINT or SIGTERM ends, and SIGHUP, as of a
-// terminal that goes away, unless nohup has it ignored. The next one is nobody's but the system's.
-// release is to be called when the context is needed no more.
+// untilInterrupted returns a context that the first SIGINT or SIGTERM cancels, or SIGHUP (the terminal went
+// away), unless nohup made the process ignore that. The next signal ends the process. The caller calls
+// release when it no longer needs the context.
 func untilInterrupted() (ctx context.Context, release func()) {
-	signals := []os.Signal{os.Interrupt, syscall.SIGTERM}
-	if !signal.Ignored(syscall.SIGHUP) {
-		signals = append(signals, syscall.SIGHUP)
-	}
-	ctx, stop := signal.NotifyContext(context.Background(), signals...)
+	ctx, stop := signal.NotifyContext(context.Background(), interrupts()...)
 	context.AfterFunc(ctx, func() {
 		time.Sleep(sameSignal)
 		stop()
@@ -33,4 +29,13 @@ func untilInterrupted() (ctx context.Context, release func()) {
 			stop()
 		}
 	}
+}
+
+// interrupts are the signals by which users end this program.
+func interrupts() []os.Signal {
+	signals := []os.Signal{os.Interrupt, syscall.SIGTERM}
+	if !signal.Ignored(syscall.SIGHUP) {
+		signals = append(signals, syscall.SIGHUP)
+	}
+	return signals
 }

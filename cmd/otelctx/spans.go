@@ -82,7 +82,7 @@ func (c *spansCommand) Run(s streams) error {
 	defer release()
 	look, err := patient.Call(ctx, c.PID, patient.Limit, func() (*spansLook, error) { return openSpans(ctx, c.PID) })
 	if err != nil {
-		return err
+		return aboutProcess(c.PID, err)
 	}
 	defer look.close(ctx)
 	if !c.Watch {

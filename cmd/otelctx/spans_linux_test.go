@@ -4,9 +4,7 @@
 package main
 
 import (
-	"math"
 	"regexp"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -44,28 +42,4 @@ func TestSpansGolden(t *testing.T) {
 	require.Equal(t, "ended", w.Ask("end"))
 	assert.Equal(t, "Process PID (worker): live spans: 0\n", printed(t, "spans", w.pid))
 	w.Done()
-}
-
-func TestSpansExitCodes(t *testing.T) {
-	for name, tt := range map[string]struct {
-		args []string
-		code int
-		says string
-	}{
-		"no process":       {nil, exitUsage, "expected"},
-		"negative age":     {[]string{"1", "--min-age=-1s"}, exitUsage, "--min-age -1s is negative"},
-		"never there":      {[]string{strconv.Itoa(math.MaxInt32)}, exitProcessGone, "otelctx list"},
-		"no context":       {[]string{strconv.Itoa(startIdle(t).PID())}, exitNoContext, "no"},
-		"no spans":         {[]string{strconv.Itoa(startForeign(t, `resource {}`).PID())}, exitNoContext, ""},
-		"closed to others": {[]string{strconv.Itoa(startHidden(t).PID())}, exitNotPermitted, "not permitted"},
-	} {
-		run := otelctx
-		if tt.code == exitNotPermitted {
-			run = otelctxAsNobody
-		}
-		got := run(t, append([]string{"spans"}, tt.args...)...)
-		assert.Equal(t, tt.code, got.code, "%s: %s", name, got.stderr)
-		assert.Empty(t, got.stdout, name)
-		assert.Contains(t, got.stderr, tt.says, name)
-	}
 }

@@ -15,8 +15,8 @@ import (
 	"unicode/utf8"
 )
 
-// escape returns s with escapes such as \x1b in place of everything that does not
-// print: control characters, line breaks, bidirectional overrides, broken UTF-8.
+// escape replaces everything in s that is not printable with escapes such as \x1b: control characters, line
+// breaks, bidirectional overrides, invalid UTF-8.
 func escape(s string) string {
 	var b strings.Builder
 	for len(s) > 0 {
@@ -32,7 +32,7 @@ func escape(s string) string {
 	return b.String()
 }
 
-// Heads of columns that several tables have.
+// Heads of columns that occur in several tables.
 const (
 	columnService   = "SERVICE"
 	columnTraceID   = "TRACE ID"
@@ -41,17 +41,17 @@ const (
 	columnEndpoint  = "ENDPOINT"
 )
 
-// The most characters of a key and of a value that people are shown.
+// The most characters of a key and of a value in text output.
 const (
 	maxKeyText   = 60
 	maxValueText = 200
 )
 
-// keyText returns a key for people.
+// keyText returns a key, cut and quoted if necessary.
 func keyText(key string) string { return cutShort(stringText(key), maxKeyText) }
 
-// valueText returns a value of [document] for people: strings bare where they cannot
-// be taken for anything else, all other values as JSON.
+// valueText returns a value of [document] as text: strings without quotes where that is unambiguous, other
+// values as JSON.
 func valueText(v any) string {
 	switch v := v.(type) {
 	case string:
@@ -71,8 +71,8 @@ func jsonText(v any) string {
 	return cutShort(string(b), maxValueText)
 }
 
-// stringText returns s on one line. It is quoted if it holds what does not print, or
-// reads like a value of another type, or would not be seen.
+// stringText returns s on one line. It is quoted if it has characters that are not printable, reads like a
+// value of another type, or begins or ends with a space.
 func stringText(s string) string {
 	if escape(s) != s || json.Valid([]byte(s)) || strings.TrimSpace(s) != s || s == "" {
 		return strconv.Quote(s)
@@ -80,8 +80,7 @@ func stringText(s string) string {
 	return s
 }
 
-// cutShort returns the first characters of s, at most the given number, and says so
-// if there are more.
+// cutShort cuts s to the given number of characters, and says so.
 func cutShort(s string, characters int) string {
 	n := utf8.RuneCountInString(s)
 	if n <= characters {
@@ -95,7 +94,7 @@ func cutShort(s string, characters int) string {
 	return fmt.Sprintf("%s… (%d characters, --json shows all)", s[:end], n)
 }
 
-// ageText returns how long ago something was in the two largest units.
+// ageText returns an age in its two largest units.
 func ageText(d time.Duration) string {
 	const day = 24 * time.Hour
 	switch {
@@ -110,14 +109,13 @@ func ageText(d time.Duration) string {
 	}
 }
 
-// table returns rows as lines in which the cells of a column stand below each other.
-// Cells hold neither tabs nor line breaks.
+// table aligns the cells of rows in columns. Cells have no tabs and line breaks.
 func table(rows [][]string) []byte {
 	var b bytes.Buffer
 	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	for _, row := range rows {
 		_, _ = fmt.Fprintln(t, strings.Join(row, "\t"))
 	}
-	_ = t.Flush() // A bytes.Buffer takes everything.
+	_ = t.Flush() // Writing to a bytes.Buffer does not fail.
 	return b.Bytes()
 }

@@ -16,17 +16,16 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// activity is what a process shows of the spans that its threads are in.
+// activity is what a process publishes about the spans of its threads.
 type activity struct {
 	carriers []reader.Carrier
-	// advertisement says where the carriers are, if that is not the process context.
+	// advertisement is the message that advertises the carriers, nil if that is the process context.
 	advertisement *reader.ProcessContext
-	// threads are all threads, also those in no span. They are not known if there is
-	// no carrier to read.
+	// threads are all threads, also those in no span. It is nil if no carrier can be read.
 	threads []reader.Thread
 }
 
-// observe reads what a process shows. To show nothing is no error.
+// observe reads the activity of a process. Having none is not an error.
 func observe(ctx context.Context, p *reader.Process) (activity, error) {
 	layout, err := p.ThreadLayout(ctx)
 	if err != nil {
@@ -55,51 +54,48 @@ func inSpans(threads []reader.Thread) []reader.Thread {
 	return shown
 }
 
-// carrierDocument is a way in which a process shows spans, for --json.
+// carrierDocument is the JSON of a table or record in which readers find spans.
 type carrierDocument struct {
-	// Kind is thread_slots, goroutine_table or goroutine_record. More may come.
+	// Kind is thread_slots, goroutine_table or goroutine_record. There may be more kinds in the future.
 	Kind string `json:"kind"`
 	// Source is advertised, found_by_name or found_by_magic.
 	Source string `json:"source"`
-	// Mapping, Address, Layout, Capacity, HeaderSize and SlotSize describe a ring of
-	// slots or the goroutine table, with sizes in bytes; they are "" and 0 for other kinds.
+	// Mapping, Address, Layout, Capacity, HeaderSize and SlotSize describe a ring of slots or the goroutine table, with sizes in
+	// bytes. Other kinds have "" and 0.
 	Mapping    string `json:"mapping"`
 	Address    uint64 `json:"address"`
 	Layout     int    `json:"layout"`
 	Capacity   int    `json:"capacity"`
 	HeaderSize int    `json:"header_size"`
 	SlotSize   int    `json:"slot_size"`
-	// RecordOffset is how far behind the label pointer a goroutine_record is; else 0.
+	// RecordOffset is the offset of a goroutine_record from the label pointer in bytes. Other kinds have 0.
 	RecordOffset int `json:"record_offset"`
-	// Provable says whether spans found there can be proven.
+	// Provable is whether readers can prove that a span found there is the right one.
 	Provable bool `json:"provable"`
 	// Error is why the carrier cannot be read, or "".
 	Error string `json:"error"`
 }
 
-// threadDocument is a thread in a span, for --json.
+// threadDocument is the JSON of a thread in a span.
 type threadDocument struct {
-	// TID is the thread's id in the PID namespace of otelctx, OwnTID that in the
-	// process's own.
+	// TID is the thread's id in the PID namespace of otelctx, OwnTID in that of the process.
 	TID    int `json:"tid"`
 	OwnTID int `json:"own_tid"`
-	// Goroutine is the id of the goroutine on the thread, 0 if it is not known.
+	// Goroutine is the id of the goroutine on the thread, 0 if unknown.
 	Goroutine uint64 `json:"goroutine"`
-	// TraceID, SpanID and LocalRootSpanID are lower-case hexadecimal. The last is ""
-	// if it is not known.
+	// TraceID, SpanID and LocalRootSpanID are lower-case hexadecimal. The last is "" if unknown.
 	TraceID         string `json:"trace_id"`
 	SpanID          string `json:"span_id"`
 	TraceFlags      uint8  `json:"trace_flags"`
 	LocalRootSpanID string `json:"local_root_span_id"`
-	// Name is the span's name, Endpoint that of the local root; "" if they are not known.
+	// Name is the span's name, Endpoint that of the local root; "" if unknown.
 	Name     string `json:"name"`
 	Endpoint string `json:"endpoint"`
-	// Carrier is the kind of what the span was read from.
+	// Carrier is the kind of carrier that the span was read from.
 	Carrier string `json:"carrier"`
-	// Proven says whether the span was certainly that of the goroutine on the thread.
+	// Proven is whether the span is known to be that of the goroutine on the thread.
 	Proven bool `json:"proven"`
-	// Attributes are what is shown with the span. Bytes in the values that are not
-	// UTF-8 become U+FFFD.
+	// Attributes are those published with the span. Invalid UTF-8 in values becomes U+FFFD.
 	Attributes map[string]string `json:"attributes"`
 }
 
@@ -138,7 +134,7 @@ func threadDocuments(threads []reader.Thread) []threadDocument {
 	return documents
 }
 
-// appendCarriers appends the carriers for people.
+// appendCarriers appends the carriers as text.
 func appendCarriers(out []byte, carriers []reader.Carrier) []byte {
 	if len(carriers) == 0 {
 		return append(out, "\nCarriers of spans: none\n"...)
@@ -151,7 +147,7 @@ func appendCarriers(out []byte, carriers []reader.Carrier) []byte {
 	return append(out, table(rows)...)
 }
 
-// carrierText returns where a carrier is.
+// carrierText describes where a carrier is.
 func carrierText(d *carrierDocument) string {
 	switch {
 	case d.Address != 0:
@@ -183,7 +179,7 @@ func carrierState(d *carrierDocument) string {
 	}
 }
 
-// appendThreads appends the threads that are in a span, at most so many, for people.
+// appendThreads appends the threads that are in a span as text, at most most of them.
 func appendThreads(out []byte, threads []reader.Thread, most int) []byte {
 	shown := threadDocuments(threads)
 	if len(shown) == 0 {
@@ -235,7 +231,7 @@ func attributesObject(attributes []reader.ThreadAttribute) map[string]string {
 	return object
 }
 
-// attributesText returns the attributes of a span for people.
+// attributesText returns the attributes of a span as text.
 func attributesText(attributes map[string]string) string {
 	if len(attributes) == 0 {
 		return "-"
@@ -247,7 +243,7 @@ func attributesText(attributes map[string]string) string {
 	return strings.Join(text, " ")
 }
 
-// threadsText says how many of the threads are in a span.
+// threadsText returns how many of the threads are in a span.
 func threadsText(threads []reader.Thread) string {
 	return fmt.Sprintf("%d of %d", len(inSpans(threads)), len(threads))
 }

@@ -10,8 +10,8 @@ import (
 	"strings"
 )
 
-// moduleVersion returns the version alone, such as v0.1.0, and one before all releases if the
-// build has recorded none.
+// moduleVersion returns the version of the module, such as v0.1.0. If the build did not record it, it returns a
+// version that precedes all releases.
 func moduleVersion() string {
 	if info, ok := debug.ReadBuildInfo(); ok && strings.HasPrefix(info.Main.Version, "v") {
 		return info.Main.Version
@@ -19,8 +19,8 @@ func moduleVersion() string {
 	return "v0.0.0-devel"
 }
 
-// version returns what --version prints: the module's version, the revision it was
-// built from if the build recorded one, the Go release and the platform.
+// version returns what --version prints: the version of the module, the revision if the build recorded it, the
+// Go release and the platform.
 func version() string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {

@@ -18,21 +18,21 @@ import (
 
 // watchCommand is otelctx watch.
 type watchCommand struct {
-	PID      int           `arg:""                                     help:"The process to read."                                  name:"pid"`
-	Interval time.Duration `default:"200ms"                            help:"The time from one look to the next."                   name:"interval"`
-	Count    int           `default:"0"                                help:"End after so many looks; 0 goes on until interrupted." name:"count"`
+	PID      int           `arg:""                                     help:"The process to read."                   name:"pid"`
+	Interval time.Duration `default:"200ms"                            help:"Time from one look to the next."        name:"interval"`
+	Count    int           `default:"0"                                help:"Number of looks; 0: until interrupted." name:"count"`
 	JSON     bool          `help:"Print a line of JSON for each look." name:"json"`
 }
 
 // Help is shown by otelctx watch --help.
 func (*watchCommand) Help() string {
-	return "Shows which spans the threads of the process are in, look by look: on a terminal in place, else one below the " +
-		"other. Threads in no span are counted only. Threads run on while they are looked at: each line holds for a moment, " +
-		"not all for the same one.\n\n" +
-		"A span is unproven if the process does not say whose it is, so that it may be a span that the thread was in before.\n\n" +
-		"It ends on Ctrl-C, after --count looks, or when the process ends, with exit code 0 in each case; but a process that " +
-		"cannot be looked at from the start, for one that it shows no spans, is an error.\n\n" +
-		"With --json each look is a line {pid, time_unix_nano, thread_count, threads: [...]} with threads as inspect --json has them."
+	return "Shows which spans the threads of the process are in, and refreshes that: in place on a terminal, otherwise one look " +
+		"below the other. Threads in no span are only counted. The process keeps running, so the lines of a look are not all " +
+		"of the same moment.\n\n" +
+		"A span is unproven if the process does not say which goroutine or thread it belongs to: it may be an earlier one.\n\n" +
+		"It ends on Ctrl-C, after --count looks, or when the process ends. The exit code is 0, unless the first look fails, for " +
+		"example because the process publishes no spans.\n\n" +
+		"--json prints a line {pid, time_unix_nano, thread_count, threads: [...]} for each look, with the threads of otelctx inspect --json."
 }
 
 const minInterval = time.Millisecond
@@ -55,7 +55,7 @@ func (c *watchCommand) Run(s streams) error {
 	defer release()
 	p, err := reader.Open(c.PID)
 	if err != nil {
-		return err
+		return aboutProcess(c.PID, err)
 	}
 	defer func() { _ = p.Close() }()
 	w := watch{
@@ -77,7 +77,7 @@ func (c *watchCommand) Run(s streams) error {
 	return err
 }
 
-// isTerminal reports whether w is a terminal that moves its cursor.
+// isTerminal reports whether w is a terminal that can move its cursor.
 func isTerminal(w io.Writer) bool {
 	f, ok := w.(*os.File)
 	if !ok || os.Getenv("TERM") == "dumb" {
@@ -90,45 +90,45 @@ func isTerminal(w io.Writer) bool {
 // frame is one look.
 type frame struct {
 	pid     int
-	at      time.Time
+	time    time.Time
 	threads []reader.Thread
-	// nothing says that the process shows no spans any more.
-	nothing bool
+	// unpublished is whether the process no longer publishes spans.
+	unpublished bool
 }
 
-// watch looks at a process again and again.
+// watch looks at a process repeatedly.
 type watch struct {
 	pid      int
 	interval time.Duration
-	count    int // 0 for ever
+	count    int // 0: no limit
 	out      io.Writer
 	write    func(io.Writer, frame) error
 	look     func(context.Context) ([]reader.Thread, error)
 }
 
-// run looks until there is a reason to stop. ended says that it is the process's end,
-// after at least one look.
+// run looks until ctx is done, count is reached or the process ends. ended is whether the process ended after
+// at least one look.
 func (w *watch) run(ctx context.Context) (ended bool, err error) {
 	tick := time.NewTicker(w.interval)
 	defer tick.Stop()
 	for n := 0; ; {
-		f := frame{pid: w.pid, at: time.Now()}
+		f := frame{pid: w.pid, time: time.Now()}
 		f.threads, err = w.look(ctx)
 		switch {
 		case ctx.Err() != nil:
 			return false, nil
 		case err == nil:
 		case n == 0:
-			return false, err
+			return false, aboutProcess(w.pid, err)
 		case errors.Is(err, reader.ErrProcessGone):
 			return true, nil
 		case errors.Is(err, reader.ErrNoThreadContext):
-			f.nothing = true
+			f.unpublished = true
 		case !errors.Is(err, reader.ErrBusy):
-			return false, err
+			return false, aboutProcess(w.pid, err)
 		}
-		// A context that is being updated is one for the next look.
-		if err == nil || f.nothing {
+		// A context that is being updated is retried at the next tick.
+		if err == nil || f.unpublished {
 			if err := w.write(w.out, f); err != nil {
 				return false, err
 			}
@@ -144,12 +144,11 @@ func (w *watch) run(ctx context.Context) (ended bool, err error) {
 	}
 }
 
-// maxInPlace is how many threads are shown in place: what is above the top of the
-// terminal cannot be written over.
+// maxInPlace bounds the threads shown in place. Lines that scroll off the terminal cannot be overwritten.
 const maxInPlace = 40
 
 func writeFrameInPlace(w io.Writer, f frame) error {
-	// To the top left, and from there clear all.
+	// Move to the top left and clear the screen.
 	_, err := w.Write(appendFrame([]byte("\x1b[H\x1b[J"), f, maxInPlace))
 	return err
 }
@@ -160,18 +159,18 @@ func writeFrame(w io.Writer, f frame) error {
 }
 
 func appendFrame(out []byte, f frame, most int) []byte {
-	out = fmt.Appendf(out, "Process %d at %s: ", f.pid, f.at.Format("15:04:05.000"))
-	if f.nothing {
-		return append(out, "shows no spans any more\n"...)
+	out = fmt.Appendf(out, "Process %d at %s: ", f.pid, f.time.Format("15:04:05.000"))
+	if f.unpublished {
+		return append(out, "no longer publishes spans\n"...)
 	}
 	out = fmt.Appendf(out, "threads in a span: %s\n", threadsText(f.threads))
 	return appendThreads(out, f.threads, most)
 }
 
-// frameDocument is what --json prints of a look.
+// frameDocument is the JSON of a look.
 type frameDocument struct {
 	PID int `json:"pid"`
-	// TimeUnixNano is when the look began, in nanoseconds since the epoch.
+	// TimeUnixNano is the start of the look in nanoseconds since the epoch.
 	TimeUnixNano int64 `json:"time_unix_nano"`
 	// ThreadCount counts all threads, Threads holds those in a span.
 	ThreadCount int              `json:"thread_count"`
@@ -180,7 +179,7 @@ type frameDocument struct {
 
 func writeJSONFrame(w io.Writer, f frame) error {
 	b, err := encodeJSON(frameDocument{
-		PID: f.pid, TimeUnixNano: f.at.UnixNano(), ThreadCount: len(f.threads), Threads: threadDocuments(f.threads),
+		PID: f.pid, TimeUnixNano: f.time.UnixNano(), ThreadCount: len(f.threads), Threads: threadDocuments(f.threads),
 	}, "")
 	if err != nil {
 		return err

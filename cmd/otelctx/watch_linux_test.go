@@ -175,15 +175,19 @@ func TestWatchEnds(t *testing.T) {
 	}
 }
 
-func TestWatchOfNothing(t *testing.T) {
+func TestNoSpansPublished(t *testing.T) {
 	for want, c := range map[string]*childproc.Child{
 		"spanctx.WithPublishing()": startIdle(t),
 		"no thread context":        startForeign(t, `resource {}`),
 	} {
-		got := otelctx(t, "watch", strconv.Itoa(c.PID()))
-		assert.Equal(t, exitNoContext, got.code)
-		assert.Empty(t, got.stdout)
-		assert.Contains(t, got.stderr, want)
+		for _, command := range []string{"watch", "spans"} {
+			got := otelctx(t, command, strconv.Itoa(c.PID()))
+			assert.Equal(t, exitNoContext, got.code, got.stderr)
+			assert.Empty(t, got.stdout)
+			if command == "watch" {
+				assert.Contains(t, got.stderr, want)
+			}
+		}
 	}
 }
 
@@ -201,7 +205,7 @@ func sampleThreads() []reader.Thread {
 func TestThreadsForPeople(t *testing.T) {
 	at := time.Date(2026, 1, 2, 3, 4, 5, 6e6, time.UTC)
 	var out bytes.Buffer
-	require.NoError(t, writeFrame(&out, frame{pid: 1, at: at, threads: sampleThreads()}))
+	require.NoError(t, writeFrame(&out, frame{pid: 1, time: at, threads: sampleThreads()}))
 	assert.Equal(t, `Process 1 at 03:04:05.006: threads in a span: 2 of 3
   TID        GOROUTINE  TRACE ID                          SPAN ID           LOCAL ROOT        CARRIER                 ATTRIBUTES
   8          -          01000000000000000000000000000000  0100000000000000  -                 thread_slots, unproven  -
@@ -211,8 +215,8 @@ func TestThreadsForPeople(t *testing.T) {
 `, out.String())
 
 	out.Reset()
-	require.NoError(t, writeFrameInPlace(&out, frame{pid: 1, at: at, nothing: true}))
-	assert.Equal(t, "\x1b[H\x1b[JProcess 1 at 03:04:05.006: shows no spans any more\n", out.String())
+	require.NoError(t, writeFrameInPlace(&out, frame{pid: 1, time: at, unpublished: true}))
+	assert.Equal(t, "\x1b[H\x1b[JProcess 1 at 03:04:05.006: no longer publishes spans\n", out.String())
 
 	many := appendThreads(nil, sampleThreads(), 1)
 	assert.Contains(t, string(many), "… and 1 more")
@@ -249,6 +253,6 @@ func TestWatchGoesOn(t *testing.T) {
 		require.ErrorIs(t, err, test.err, test.looks)
 		assert.Equal(t, test.ended, ended, test.looks)
 		assert.Equal(t, test.frames, strings.Count(out.String(), "2 of 3"), test.looks)
-		assert.Equal(t, test.nothing, strings.Count(out.String(), "shows no spans any more"), test.looks)
+		assert.Equal(t, test.nothing, strings.Count(out.String(), "no longer publishes spans"), test.looks)
 	}
 }

@@ -123,6 +123,9 @@ func (l *Library) mapFrom(dir string, generated *Image, storage []byte) (*vma.Im
 		// The mapping keeps it, and profilers read it there.
 		_ = os.Remove(f.Name())
 	}()
+	if err := vma.CheckFileSize(len(generated.File)); err != nil {
+		return nil, fmt.Errorf("%s: %w", f.Name(), err)
+	}
 	if _, err := f.Write(generated.File); err != nil {
 		return nil, err
 	}

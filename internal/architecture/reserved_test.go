@@ -23,10 +23,10 @@ var reserved = map[string]string{
 	// Assembly.
 	".s": "internal/goruntime internal/apmlib benchmarks/internal/leaf",
 	// C: a thread-local variable for programs that have cgo anyway, and programs that are tested.
-	"C": "internal/apmlib/cgoword internal/goruntime/testdata/probe spanctx/testdata/cgo " +
+	"C": "internal/apmlib/cgoword instrumentation/testdata/library internal/goruntime/testdata/probe spanctx/testdata/cgo " +
 		"internal/testing/burner/service cmd/otelctx/internal/profile/symbols/testdata/cgo benchmarks/wild",
 	// C in files of its own: the same, the BPF program, and a reader for those who write C.
-	".c": "internal/apmlib/cgoword internal/apmlib/testdata cmd/otelctx/internal/kernel/sampler example/creader " +
+	".c": "instrumentation/testdata/library internal/apmlib/cgoword internal/apmlib/testdata cmd/otelctx/internal/kernel/sampler example/creader " +
 		"cmd/otelctx/internal/hostile/testdata collector/otelctxreceiver/testdata",
 	".h": "cmd/otelctx/internal/kernel/sampler",
 	// Where tests make system calls that package syscall does not have. Those of other

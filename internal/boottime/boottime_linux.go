@@ -4,7 +4,12 @@
 package boottime
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
+	"os"
+	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -21,4 +26,25 @@ func Now() (uint64, error) {
 		return 0, fmt.Errorf("clock_gettime CLOCK_BOOTTIME: %d ns", ns)
 	}
 	return uint64(ns), nil
+}
+
+// Offset returns how far CLOCK_BOOTTIME of a process is ahead of the kernel's own, by the process's directory
+// in /proc: what its time namespace adds, see time_namespaces(7). The process must not be one that has called unshare
+// itself: the kernel shows the offset of its children.
+func Offset(process string) (time.Duration, error) {
+	name := process + "/timens_offsets"
+	content, err := os.ReadFile(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, nil // a kernel without time namespaces
+	}
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(content)) {
+		var seconds, nanoseconds int64
+		if _, err := fmt.Sscanf(line, "boottime %d %d", &seconds, &nanoseconds); err == nil {
+			return time.Duration(seconds)*time.Second + time.Duration(nanoseconds), nil
+		}
+	}
+	return 0, fmt.Errorf("%s: no boottime in %q", name, content)
 }

@@ -8,9 +8,15 @@ package boottime
 import (
 	"errors"
 	"fmt"
+	"time"
 )
 
 // Now returns an error that wraps [errors.ErrUnsupported].
 func Now() (uint64, error) {
 	return 0, fmt.Errorf("boottime.Now: %w", errors.ErrUnsupported)
+}
+
+// Offset returns an error.
+func Offset(string) (time.Duration, error) {
+	return 0, fmt.Errorf("boottime.Offset: %w", errors.ErrUnsupported)
 }

@@ -78,6 +78,11 @@ var (
 		Does:   "thread slots",
 		Option: "spanctx.WithCapacity",
 	}
+	SpanSlotLayout = Variable{
+		Name: "OTELCTX_SPAN_SLOT_LAYOUT", Values: "1, 2", Default: "2",
+		Does:   "1 gives thread slots the layout of Datadog's first OTEL context storage",
+		Option: "spanctx.WithDatadogLayout, which chooses 1",
+	}
 	SpanPyroscopeProfileIDs = Variable{
 		Name: "OTELCTX_SPAN_PYROSCOPE_PROFILE_IDS", Values: booleans, Default: no,
 		Does:   "true sets the span attribute by which Grafana finds a span's profile in Pyroscope",
@@ -94,7 +99,7 @@ var (
 func All() []Variable {
 	return []Variable{
 		ProcessContextDisabled, ProcessContextHiddenKeys,
-		SpansDisabled, SpanCarriers, SpanNames, SpanAttributeKeys, SpanAttributeSpace, SpanLabels, SpanCapacity, SpanPyroscopeProfileIDs,
+		SpansDisabled, SpanCarriers, SpanNames, SpanAttributeKeys, SpanAttributeSpace, SpanLabels, SpanCapacity, SpanSlotLayout, SpanPyroscopeProfileIDs,
 		UniversalProfiling,
 	}
 }

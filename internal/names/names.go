@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"hash/maphash"
 	"strings"
-	"sync"
 	"sync/atomic"
 
 	"github.com/otelctx/otelctx/internal/gorecord"
@@ -19,7 +18,7 @@ import (
 // Capacity is how many entries there are. The first one, of number 0, is no name.
 const Capacity = 1 << 12
 
-// indexBits make the index at most half full, so that a search ends soon.
+// indexBits make the index at most half full: a search looks at few places.
 const indexBits = 13
 
 // Table is the names of a process. [New] makes one. It is safe for concurrent use. No name
@@ -30,16 +29,22 @@ type Table struct {
 	// index finds a name by its hash: each entry is the upper bits of the hash and the
 	// number; 0 is empty.
 	index [1 << indexBits]atomic.Uint64
-	// texts are the names. One is stored before its number is in the index.
-	texts [Capacity]string
+	// texts are the names by their numbers. Storing one claims the number.
+	texts [Capacity]atomic.Pointer[text]
+	// used is how many numbers are claimed, complete in entries, and in the index.
+	used atomic.Uint32
 
-	adding  sync.Mutex // held to store to what follows
-	used    atomic.Uint32
 	header  *wire.NamesHeader
 	entries []wire.NameEntry
 	region  *vma.Region
 
 	leftOut atomic.Int64
+}
+
+// text is a name in the table.
+type text struct {
+	name string
+	hash uint64
 }
 
 // New returns a table without names. If its memory cannot be mapped the table works all the
@@ -76,37 +81,38 @@ func (t *Table) Close() error {
 }
 
 // Number returns the number of a name, of which the first [wire.MaxName] bytes count, see
-// [gorecord.Cut]. The number is 0 if the name is empty, if the table is full, or if another
-// goroutine is just adding a name. The latter are counted.
+// [gorecord.Cut]. The number is 0 if the name is empty, or if it is new and the table is full.
+// The latter are counted.
 func (t *Table) Number(name string) uint16 {
 	if len(name) > wire.MaxName {
 		name = gorecord.Cut(name, wire.MaxName)
 	}
 	hash := t.hash(name)
-	number, _, _ := t.find(name, hash)
+	number, _ := t.find(name, hash)
 	if number == 0 && name != "" {
 		return t.add(name, hash)
 	}
 	return number
 }
 
-// hash returns a hash of the size, the beginning, the middle and the end of a name: names of
-// requests differ there. package maphash takes three times as long. Names that are equal in
-// all that are found one after the other, see maxProbes.
+// hash returns a hash of all of a name. Its upper bits depend on each bit of the name; its lower
+// ones do not. Package maphash takes three times as long.
 func (t *Table) hash(name string) uint64 {
 	n := len(name)
 	h := uint64(n) * t.seed
 	switch {
 	case n >= 8:
-		h = (h ^ word(name)) * t.seed
-		h = (h ^ h>>32 ^ word(name[(n-8)/2:])) * t.seed
-		h = (h ^ h>>32 ^ word(name[n-8:])) * t.seed
+		for i := 0; i < n-8; i += 8 {
+			h = (h ^ word(name[i:])) * t.seed
+			h ^= h >> 32
+		}
+		h = (h ^ word(name[n-8:])) * t.seed
 	case n >= 4:
 		h = (h ^ uint64(half(name)) ^ uint64(half(name[n-4:]))<<32) * t.seed
 	case n > 0:
 		h = (h ^ uint64(name[0]) ^ uint64(name[n/2])<<8 ^ uint64(name[n-1])<<16) * t.seed
 	}
-	return h ^ h>>32
+	return h
 }
 
 // half returns the first 4 bytes of s as a number.
@@ -121,59 +127,70 @@ func word(s string) uint64 {
 	return uint64(s[0]) | uint64(s[1])<<8 | uint64(s[2])<<16 | uint64(s[3])<<24 | uint64(s[4])<<32 | uint64(s[5])<<40 | uint64(s[6])<<48 | uint64(s[7])<<56
 }
 
-// maxProbes bounds how many names are compared with one.
-const maxProbes = 32
-
-// find returns the number of a name, or 0, and if there is room where in the index it belongs.
-func (t *Table) find(name string, hash uint64) (number uint16, at uint64, room bool) {
-	for i := range uint64(maxProbes) {
-		at = (hash + i) % uint64(len(t.index))
-		entry := t.index[at].Load()
+// find returns the number of a name, or 0 and the empty place in the index where it belongs. Half
+// of the places at least are empty.
+func (t *Table) find(name string, hash uint64) (number uint16, empty *atomic.Uint64) {
+	for i := hash >> (64 - indexBits); ; i++ {
+		at := &t.index[i%uint64(len(t.index))]
+		entry := at.Load()
 		if entry == 0 {
-			return 0, at, true
+			return 0, at
 		}
-		if (entry^hash)>>16 == 0 && t.texts[entry%Capacity] == name {
-			return uint16(entry % Capacity), at, false
+		if (entry^hash)>>16 == 0 && t.text(uint16(entry)) == name {
+			return uint16(entry), nil
 		}
 	}
-	return 0, 0, false
 }
 
-// attempts is how often a goroutine tries to add a name. Another one that adds one takes
-// well below a microsecond, unless the kernel takes the processor away just then.
-const attempts = 64
+// text returns the name with a number.
+func (t *Table) text(number uint16) string {
+	if text := t.texts[number%Capacity].Load(); text != nil {
+		return text.name
+	}
+	return ""
+}
 
-// add gives a name the next number.
+// add gives a name the next number. Goroutines that add names at once complete each other's, so
+// that none of them waits for one that the kernel has taken off the processor.
 //
 //go:noinline
 func (t *Table) add(name string, hash uint64) uint16 {
-	locked := false
-	for i := 0; i < attempts && !locked && t.used.Load() < Capacity; i++ {
-		locked = t.adding.TryLock()
-	}
-	if !locked {
-		t.leftOut.Add(1)
-		return 0
-	}
-	defer t.adding.Unlock()
-	number, at, room := t.find(name, hash)
-	n := t.used.Load()
-	switch {
-	case number != 0:
-		return number
-	case n == Capacity || !room:
-		t.leftOut.Add(1)
-		return 0
-	}
 	// The name may be a part of something large.
-	t.texts[n] = strings.Clone(name)
-	t.entries[n].Size = uint8(copy(t.entries[n].Text[:], name))
+	added := &text{strings.Clone(name), hash}
+	for {
+		// The order tells that the name is new: if it has a number below n, find sees it, and
+		// if another goroutine gives it n, the claim fails.
+		n := t.used.Load()
+		if number, _ := t.find(name, hash); number != 0 {
+			return number
+		}
+		if n == Capacity {
+			t.leftOut.Add(1)
+			return 0
+		}
+		t.texts[n].CompareAndSwap(nil, added)
+		claimed := t.texts[n].Load()
+		t.complete(n, claimed)
+		if claimed.name == name {
+			return uint16(n)
+		}
+	}
+}
+
+// complete publishes a name that has claimed a number. Any number of goroutines may do so at once,
+// and some of them late.
+func (t *Table) complete(n uint32, claimed *text) {
+	t.entries[n].Put(claimed.name)
 	// Readers look at Used first. Those who know the number have it from a cell or record,
 	// which was stored after this.
-	atomic.StoreUint32(&t.header.Used, n+1)
-	t.used.Store(n + 1)
-	t.index[at].Store(hash&^(1<<16-1) | uint64(n))
-	return uint16(n)
+	atomic.CompareAndSwapUint32(&t.header.Used, n, n+1)
+	for {
+		number, empty := t.find(claimed.name, claimed.hash)
+		if number != 0 || empty.CompareAndSwap(0, claimed.hash&^(1<<16-1)|uint64(n)) {
+			break
+		}
+	}
+	t.used.CompareAndSwap(n, n+1)
 }
 
 // Set sets n to what records say of names by their numbers.
@@ -183,7 +200,7 @@ func (t *Table) Set(n *gorecord.Names, name, endpoint uint16) {
 		return
 	}
 	n.Name, n.Endpoint = name, endpoint
-	n.NameLabel, n.EndpointLabel = gorecord.Label(t.texts[name%Capacity]), gorecord.Label(t.texts[endpoint%Capacity])
+	n.NameLabel, n.EndpointLabel = gorecord.Label(t.text(name)), gorecord.Label(t.text(endpoint))
 }
 
 // LeftOut returns how many spans had a name that has no number.

@@ -70,44 +70,58 @@ func TestTooManyNames(t *testing.T) {
 	}
 	assert.EqualValues(t, Capacity, table.used.Load())
 	assert.EqualValues(t, 3*Capacity+1, table.LeftOut())
+	assert.EqualValues(t, Capacity, table.header.Used)
 	assert.EqualValues(t, 1, table.Number("GET /users/0/orders"))
 	assert.Zero(t, table.Number("late"))
 }
 
-// Names that differ only where nobody looks at the hash are told apart, as many as are
-// compared with each other.
-func TestNamesWithOneHash(t *testing.T) {
-	table := newTable(t)
-	name := func(i int) string { return fmt.Sprintf("%-12s%04d%-12s%-12s", "GET", i, "middle!!", "end") }
-	require.Equal(t, table.hash(name(1)), table.hash(name(2)))
-	for i := range 2 * maxProbes {
-		if n := table.Number(name(i)); i < maxProbes {
-			require.Equal(t, name(i), table.entry(t, n))
-		} else {
-			require.Zero(t, n)
-		}
+// Names that are alike are told apart, as many as there is room for.
+func TestNamesThatAreAlike(t *testing.T) {
+	for _, format := range []string{
+		"worker-task-%02d", "orders-partition-%03d", "%-12s%04d middle!! and end", "shard %d of the catalogue",
+		"%d", "%05d", "GET /tenants/%04d/orders/items/list", "%04d, which differs at the beginning only, and is long",
+	} {
+		t.Run(format, func(t *testing.T) {
+			table := newTable(t)
+			for i := range Capacity - 1 {
+				name := fmt.Sprintf(format, i)
+				if strings.Contains(format, "%-12s") {
+					name = fmt.Sprintf(format, "GET", i)
+				}
+				require.EqualValues(t, i+1, table.Number(name))
+				require.Equal(t, name, table.entry(t, uint16(i+1)))
+			}
+			assert.Zero(t, table.LeftOut())
+		})
 	}
-	assert.EqualValues(t, maxProbes, table.LeftOut())
 }
 
-// Goroutines that see names for the first time at once agree on the numbers.
+// Goroutines that see names for the first time at once lose none, and agree on the numbers.
 func TestNumberConcurrently(t *testing.T) {
-	table := newTable(t)
-	var all sync.WaitGroup
-	for range 4 {
-		all.Go(func() {
-			for i := range 1000 {
-				name := fmt.Sprintf("name %d", i)
-				if n := table.Number(name); n != 0 {
-					assert.Equal(t, name, table.entry(t, n))
+	const goroutines, count = 16, 320
+	for round := range 20 {
+		table := newTable(t)
+		var begin, all sync.WaitGroup
+		begin.Add(goroutines)
+		for g := range goroutines {
+			all.Go(func() {
+				begin.Done()
+				begin.Wait()
+				for i := range count {
+					// Half of them add names in another order.
+					name := fmt.Sprint("name ", (i+g%2*count/2)%count)
+					n := table.Number(name)
+					assert.Equal(t, name, table.entry(t, n), round)
 					assert.Equal(t, n, table.Number(name))
 					assert.Equal(t, name, of(table, n, n).NameLabel)
 				}
-			}
-		})
+			})
+		}
+		all.Wait()
+		assert.EqualValues(t, count+1, table.used.Load())
+		assert.EqualValues(t, count+1, table.header.Used)
+		assert.Zero(t, table.LeftOut())
 	}
-	all.Wait()
-	assert.LessOrEqual(t, table.used.Load(), uint32(1001))
 }
 
 func TestNilTable(t *testing.T) {

@@ -16,8 +16,9 @@ import (
 // findable as name (at most 79 bytes without '[', ']', '\\', '$', '`': the kernel's
 // rule). Pages that are never touched cost no memory.
 //
-// The mapping is backed by a memfd of that name, which is closed again. Where the
-// system denies memfds it is anonymous (OTEP 4719, publication protocol, steps 2 to 5).
+// The mapping is backed by a memfd of that name, which is closed again. Where the system
+// denies memfds, or files of this size, it is anonymous (OTEP 4719, publication protocol,
+// steps 2 to 5).
 // Any failure leaves nothing behind.
 func New(name string, size int) (*Region, error) {
 	size, err := wholePages(size)
@@ -74,8 +75,26 @@ func NewAnonymous(name string, size int) (*Region, error) {
 	return newRegion(name, size, -1)
 }
 
+// CheckFileSize returns an error that wraps EFBIG if RLIMIT_FSIZE keeps this process from
+// making a file of size bytes. Call it before anything that makes a file grow: the system call
+// itself would also send SIGXFSZ, which kills a C program with a Go library (c-shared or
+// c-archive), since Go installs no handler for it there.
+func CheckFileSize(size int) error {
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_FSIZE, &limit); err != nil {
+		return fmt.Errorf("getrlimit RLIMIT_FSIZE: %w", err)
+	}
+	if uint64(size) > limit.Cur {
+		return fmt.Errorf("file of %d bytes where RLIMIT_FSIZE is %d: %w", size, limit.Cur, unix.EFBIG)
+	}
+	return nil
+}
+
 // memfd returns a memory file of the given size.
 func memfd(name string, size int) (int, error) {
+	if err := CheckFileSize(size); err != nil {
+		return -1, fmt.Errorf("memfd: %w", err)
+	}
 	const flags = unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
 	fd, err := unix.MemfdCreate(name, flags|unix.MFD_NOEXEC_SEAL)
 	if err != nil {

@@ -4,9 +4,11 @@
 package vma
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"os"
+	"os/signal"
 	"runtime"
 	"strconv"
 	"strings"
@@ -28,7 +30,9 @@ import (
 const testName = "OTELCTX_VMA_TEST"
 
 func TestMain(m *testing.M) {
-	childproc.Main(m, map[string]func(*childproc.Parent){"no-descriptors": noDescriptors})
+	childproc.Main(m, map[string]func(*childproc.Parent){
+		"no-descriptors": withoutMemfd(resources.WithoutDescriptors), "small-files": withoutMemfd(withSmallFiles),
+	})
 }
 
 // allocators are the ways to make a region.
@@ -236,44 +240,73 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// noDescriptors makes a region where no memfd can be made.
-func noDescriptors(p *childproc.Parent) {
-	var r *Region
-	p.Must(resources.WithoutDescriptors(func() (err error) {
-		r, err = New(testName, 1)
-		return err
-	}))
-	announced := r.Announce()
-	r.Bytes()[len(r.Bytes())-1] = 1
-	all, err := resources.Mappings("")
-	p.Must(err)
-	p.Send("%v", r.nameless)
-	for _, m := range all {
-		if m.Start <= r.Address() && r.Address() < m.End {
-			p.Send("%s %d %q", m.Perms, m.Inode, m.Name)
+// withoutMemfd returns a child that makes a region where no memfd can be made.
+func withoutMemfd(denied func(func() error) error) func(p *childproc.Parent) {
+	return func(p *childproc.Parent) {
+		signals := make(chan os.Signal, 2)
+		signal.Notify(signals, syscall.SIGXFSZ, syscall.SIGWINCH)
+		var r *Region
+		p.Must(denied(func() (err error) {
+			r, err = New(testName, 3*os.Getpagesize())
+			return err
+		}))
+		announced := r.Announce()
+		r.Bytes()[len(r.Bytes())-1] = 1
+		all, err := resources.Mappings("")
+		p.Must(err)
+		p.Send("%v", r.nameless)
+		for _, m := range all {
+			if m.Start <= r.Address() && r.Address() < m.End {
+				p.Send("%s %d %q", m.Perms, m.Inode, m.Name)
+			}
 		}
+		p.Send("%v", announced)
+		p.Must(r.Close())
+		left, err := resources.Mappings(testName)
+		p.Must(err)
+		p.Send("%d", len(left))
+		// A SIGXFSZ would precede this signal: it is earlier and has the lower number, and os/signal
+		// delivers in the order of numbers.
+		p.Must(syscall.Kill(os.Getpid(), syscall.SIGWINCH))
+		p.Send("%v", <-signals)
 	}
-	p.Send("%v", announced)
-	p.Must(r.Close())
-	left, err := resources.Mappings(testName)
-	p.Must(err)
-	p.Send("%d", len(left))
+}
+
+// withSmallFiles calls f while files have at most two pages.
+func withSmallFiles(f func() error) error {
+	var limit syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_FSIZE, &limit); err != nil {
+		return err
+	}
+	small := limit
+	small.Cur = uint64(2 * os.Getpagesize())
+	if err := syscall.Setrlimit(syscall.RLIMIT_FSIZE, &small); err != nil {
+		return err
+	}
+	return errors.Join(f(), syscall.Setrlimit(syscall.RLIMIT_FSIZE, &limit))
 }
 
 func TestRegionWithoutMemfd(t *testing.T) {
-	child := childproc.Start(t, "no-descriptors", nil)
-	child.Expect("memfd_create: too many open files")
-	mapping, announced := child.Receive(), child.Receive()
-	if announced == "<nil>" {
-		assert.Equal(t, `rw-p 0 "[anon:`+testName+`]"`, mapping)
-	} else {
-		// A kernel without CONFIG_ANON_VMA_NAME: nobody could find it.
-		assert.Equal(t, `rw-p 0 ""`, mapping)
-		assert.Equal(t, "mapping cannot be named: memfd_create: too many open files; "+
-			"prctl PR_SET_VMA_ANON_NAME: invalid argument", announced)
+	for child, reason := range map[string]string{
+		"no-descriptors": "memfd_create: too many open files",
+		"small-files":    fmt.Sprintf("memfd: file of %d bytes where RLIMIT_FSIZE is %d: file too large", 3*os.Getpagesize(), 2*os.Getpagesize()),
+	} {
+		t.Run(child, func(t *testing.T) {
+			child := childproc.Start(t, child, nil)
+			child.Expect(reason)
+			mapping, announced := child.Receive(), child.Receive()
+			if announced == "<nil>" {
+				assert.Equal(t, `rw-p 0 "[anon:`+testName+`]"`, mapping)
+			} else {
+				// A kernel without CONFIG_ANON_VMA_NAME: nobody could find it.
+				assert.Equal(t, `rw-p 0 ""`, mapping)
+				assert.Equal(t, "mapping cannot be named: "+reason+"; prctl PR_SET_VMA_ANON_NAME: invalid argument", announced)
+			}
+			child.Expect("0")
+			child.Expect("window changed")
+			child.Done()
+		})
 	}
-	child.Expect("0")
-	child.Done()
 }
 
 func TestRetire(t *testing.T) {

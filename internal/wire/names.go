@@ -4,7 +4,9 @@
 package wire
 
 import (
+	"encoding/binary"
 	"structs"
+	"sync/atomic"
 	"unsafe"
 )
 
@@ -49,12 +51,22 @@ type NamesHeader struct {
 	_    [8]byte
 }
 
-// NameEntry is a name: its size, and its text in UTF-8.
+// NameEntry is a name: its size, and its text in UTF-8. It is aligned for words.
 type NameEntry struct {
 	_ structs.HostLayout
 
 	Size uint8
 	Text [MaxName]byte
+}
+
+// Put stores a name of at most MaxName bytes. Several goroutines may store the same name at once.
+func (e *NameEntry) Put(name string) {
+	var b [NameEntrySize]byte
+	b[0] = uint8(copy(b[1:], name))
+	for i := 0; i <= len(name); i += 8 {
+		// Sound: the entry is made of whole words, is aligned for them, and has no pointers.
+		atomic.StoreUint64((*uint64)(unsafe.Add(unsafe.Pointer(e), i)), binary.NativeEndian.Uint64(b[i:]))
+	}
 }
 
 const (

@@ -83,14 +83,15 @@ func ProcessContextHeaderIn(b []byte) *ProcessContextHeader {
 	return (*ProcessContextHeader)(headerIn(b, ProcessContextHeaderSize))
 }
 
-// Sign stores the signature at once, behind all that was stored before: a reader that sees it sees
-// that too.
+// Publish publishes a header whose other fields are complete: it stores the signature and, behind
+// a full barrier, the time, which comes last in OTEP 4719 as it was merged.
 //
 // Sound: the signature is 8 bytes at the start of a header, which is aligned to 8
 // ([ProcessContextHeaderIn]). So it is one word that can be stored atomically.
-func (h *ProcessContextHeader) Sign() {
+func (h *ProcessContextHeader) Publish(publishedAtNS uint64) {
 	word := binary.NativeEndian.Uint64([]byte(ProcessContextSignature))
 	atomic.StoreUint64((*uint64)(unsafe.Pointer(&h.Signature)), word)
+	atomic.StoreUint64(&h.PublishedAtNS, publishedAtNS)
 }
 
 // headerIn returns b's memory for a header of size bytes.

@@ -10,7 +10,10 @@ import (
 	"math"
 	"math/big"
 	"os"
+	"sync/atomic"
 	"testing"
+	"time"
+	"unsafe"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -34,6 +37,42 @@ func encodeHeader(h ProcessContextHeader) []byte {
 	b := make([]byte, ProcessContextHeaderSize)
 	*ProcessContextHeaderIn(b) = h
 	return b
+}
+
+// Readers that go by the time find a whole header behind it: the signature too.
+func TestPublishStoresTheTimeLast(t *testing.T) {
+	h := ProcessContextHeaderIn(make([]byte, ProcessContextHeaderSize))
+	signature := (*uint64)(unsafe.Pointer(&h.Signature))
+	var stop atomic.Bool
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for now := uint64(1); !stop.Load(); now++ {
+			h.Publish(now)
+			atomic.StoreUint64(&h.PublishedAtNS, 0)
+			atomic.StoreUint64(signature, 0)
+		}
+	}()
+	// Both run at once where the time changes between two looks.
+	changes, unsigned, last := 0, 0, uint64(0)
+	for end := time.Now().Add(time.Minute); changes < 20_000 && time.Now().Before(end); {
+		for range 1000 {
+			at := atomic.LoadUint64(&h.PublishedAtNS)
+			signed := atomic.LoadUint64(signature) != 0
+			if at == 0 || at != atomic.LoadUint64(&h.PublishedAtNS) {
+				continue
+			}
+			if at != last {
+				changes, last = changes+1, at
+			}
+			if !signed {
+				unsigned++
+			}
+		}
+	}
+	stop.Store(true)
+	<-done
+	assert.Zero(t, unsigned, "of %d", changes)
 }
 
 func TestProcessContextHeaderGolden(t *testing.T) {

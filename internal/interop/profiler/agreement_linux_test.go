@@ -25,6 +25,7 @@ import (
 	"google.golang.org/protobuf/encoding/prototext"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/otelctx/otelctx/internal/advertise"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
 	"github.com/otelctx/otelctx/reader"
 	"github.com/otelctx/otelctx/resourcepublisher"
@@ -159,16 +160,16 @@ func publishAsTold(parent *childproc.Parent) {
 		case cmd == cmdSet:
 			var kvs []attribute.KeyValue
 			kvs, want.Attributes = split(extraAttributes)
-			err = resourcepublisher.SetAttributes(kvs...)
+			err = advertise.Change(kvs, nil)
 		case cmd == cmdReplace:
 			want.Attributes[1] = keyValue("threadlocal.map", &commonpb.AnyValue{Value: &commonpb.AnyValue_KvlistValue{KvlistValue: &commonpb.KeyValueList{}}})
-			err = resourcepublisher.SetAttributes(attribute.Map("threadlocal.map"))
+			err = advertise.Change([]attribute.KeyValue{attribute.Map("threadlocal.map")}, nil)
 		case cmd == cmdRemove:
 			want.Attributes = want.GetAttributes()[1:]
-			err = resourcepublisher.RemoveAttributes("threadlocal.count", "threadlocal.none")
+			err = advertise.Change(nil, []attribute.Key{"threadlocal.count", "threadlocal.none"})
 		case cmd == cmdClear:
 			want.Attributes = nil
-			err = resourcepublisher.RemoveAttributes("threadlocal.map", "threadlocal.nested")
+			err = advertise.Change(nil, []attribute.Key{"threadlocal.map", "threadlocal.nested"})
 		case cmd == cmdShutdown:
 			parent.Must(pub.Shutdown(context.Background()))
 			parent.Send("")

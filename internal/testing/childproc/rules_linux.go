@@ -43,10 +43,13 @@ var (
 	NoReadv = Rule{Call: unix.SYS_PROCESS_VM_READV, Errno: unix.EPERM}
 )
 
-// NoMmap lets there be no memory for mappings of size bytes, rounded up to pages.
+// NoMmap lets there be no memory for mappings of size bytes, rounded up to pages, that are made to
+// be read and written at once. Those of thread stacks, which may have the same size, are not.
 func NoMmap(size int) Rule {
 	page := os.Getpagesize()
 	return Rule{Call: unix.SYS_MMAP, Errno: unix.ENOMEM, Args: []Arg{
 		{Index: 1, Mask: ^uint32(0), Value: uint32((size + page - 1) / page * page)},
+		{Index: 2, Mask: ^uint32(0), Value: unix.PROT_READ | unix.PROT_WRITE},
+		{Index: 3, Mask: unix.MAP_STACK, Value: 0},
 	}}
 }

@@ -22,10 +22,13 @@ import (
 const Service = "another library's"
 
 // Publish publishes a process context, until withdraw is called.
-func Publish() (withdraw func() error, err error) {
+func Publish() (withdraw func() error, err error) { return PublishAs(wire.ProcessContextName) }
+
+// PublishAs is Publish in a mapping with this name, with attributes beside the resource.
+func PublishAs(mapping string, attributes ...*commonpb.KeyValue) (withdraw func() error, err error) {
 	payload, err := proto.Marshal(&processcontextpb.ProcessContext{Resource: &resourcepb.Resource{Attributes: []*commonpb.KeyValue{
 		{Key: "service.name", Value: &commonpb.AnyValue{Value: &commonpb.AnyValue_StringValue{StringValue: Service}}},
-	}}})
+	}}, Attributes: attributes})
 	if err != nil {
 		return nil, err
 	}
@@ -33,15 +36,15 @@ func Publish() (withdraw func() error, err error) {
 	if err != nil {
 		return nil, err
 	}
-	memory, err := vma.New(wire.ProcessContextName, wire.ProcessContextHeaderSize+len(payload))
+	memory, err := vma.New(mapping, wire.ProcessContextHeaderSize+len(payload))
 	if err != nil {
 		return nil, err
 	}
 	copy(memory.Bytes()[wire.ProcessContextHeaderSize:], payload)
 	h := wire.ProcessContextHeaderIn(memory.Bytes())
-	h.Version, h.PayloadSize, h.PublishedAtNS = wire.ProcessContextVersion, uint32(len(payload)), now
+	h.Version, h.PayloadSize = wire.ProcessContextVersion, uint32(len(payload))
 	h.Payload = memory.Address() + wire.ProcessContextHeaderSize
-	h.Sign()
+	h.Publish(now)
 	_ = memory.Announce() // The memfd has the name.
 	return memory.Close, nil
 }

@@ -7,6 +7,8 @@ package hostile
 
 import (
 	"bytes"
+	"cmp"
+	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -385,7 +387,7 @@ func TestStalled(t *testing.T) {
 	d, _ := r.end()
 	assert.Positive(t, d.samples(service.PID()))
 	for _, pid := range pids {
-		assert.Equal(t, 1, strings.Count(r.stderr.String(), fmt.Sprintf("pid %d: reading timed out", pid)), r.stderr.String())
+		assert.Equal(t, 1, strings.Count(r.stderr.String(), fmt.Sprintf("pid %d (", pid)), r.stderr.String())
 	}
 }
 
@@ -499,6 +501,59 @@ func TestCrowd(t *testing.T) {
 	}, testenv.Patience, 100*time.Millisecond, "all places are taken")
 	crowd(most / 8) // They wait for the places of others that end meanwhile.
 	r.requireRecorded(startService(t, self))
+}
+
+// TestIdlePublishers has more processes of another user publish than can be examined while a busy service is
+// recorded. The service has as many samples for its CPU time as without them.
+func TestIdlePublishers(t *testing.T) {
+	testenv.NeedAll(t)
+	needRoot(t)
+	otelctx, attacker := recordingCommand(t), attacker(t)
+	service := startService(t, self)
+	alone := samplesPerUse(t, otelctx, service)
+	nobody.publishing(t, "crowded", attacker, "crowd", "4200")
+	beside := samplesPerUse(t, otelctx, service)
+	t.Logf("samples for each second of CPU time: %.0f alone, %.0f beside the others", alone, beside)
+	assert.InEpsilon(t, alone, beside, 0.05)
+}
+
+// samplesPerUse records all processes, and returns how many samples there are of a service for each second of
+// its CPU time in the recording.
+func samplesPerUse(t *testing.T, otelctx string, service *childproc.Child) float64 {
+	t.Helper()
+	type moment struct {
+		at   int64
+		used time.Duration
+	}
+	var moments []moment
+	over, watched := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(watched)
+		for {
+			used, err := burner.Used(service)
+			if !assert.NoError(t, err) {
+				return
+			}
+			moments = append(moments, moment{time.Now().UnixNano(), used})
+			select {
+			case <-over:
+				return
+			case <-time.After(time.Millisecond):
+			}
+		}
+	}()
+	r := self.record(t, otelctx, "--all", "--duration=5s")
+	require.NoError(t, r.cmd.Wait(), r.stderr.String())
+	close(over)
+	<-watched
+	t.Log(r.stderr.String())
+	d := &document{}
+	require.NoError(t, json.Unmarshal(r.stdout.Bytes(), d))
+	usedAt := func(at int64) time.Duration {
+		i, _ := slices.BinarySearchFunc(moments, at, func(m moment, at int64) int { return cmp.Compare(m.at, at) })
+		return moments[min(i, len(moments)-1)].used
+	}
+	return float64(d.samples(service.PID())) / (usedAt(d.Start+d.Duration) - usedAt(d.Start)).Seconds()
 }
 
 // TestDenied has a service publish that may not create memory files as it should like to

@@ -198,6 +198,8 @@ func (u user) recordTo(t *testing.T, name, otelctx string, args ...string) *reco
 type document struct {
 	Samples, Attributed, Lost uint64
 	Ended                     bool
+	Start                     int64 `json:"start_time_unix_nano"`
+	Duration                  int64 `json:"duration_nano"`
 	Processes                 []struct {
 		PID                 int
 		Service             string

@@ -4,6 +4,7 @@
 package profile
 
 import (
+	"cmp"
 	"crypto/rand"
 	"encoding/binary"
 	"slices"
@@ -49,15 +50,15 @@ type Options struct {
 	Wall bool
 }
 
-// Resource is what a profile is about. Those with the same attributes and schema URL
-// are equal (==), in whatever order the attributes were.
+// Resource is what a profile is about. Those with the same attributes and schema URL, of which as many attributes were
+// left out, are equal (==), in whatever order the attributes were.
 type Resource struct{ encoded, schemaURL string }
 
 // NewResource returns the resource with these attributes, which may be a foreign process's,
-// and how many of them had to be left out. Of several with one key the last counts.
+// and how many of them had to be left out, which the resource says too. Of several with one key the last counts.
 func NewResource(attributes []*commonpb.KeyValue, schemaURL string) (_ Resource, dropped int) {
 	valid, dropped := validAttributes(attributes, 0)
-	encoded, err := marshal.Marshal(&resourcepb.Resource{Attributes: valid})
+	encoded, err := marshal.Marshal(&resourcepb.Resource{Attributes: valid, DroppedAttributesCount: uint32(dropped)})
 	if err != nil {
 		panic("profile: valid attributes do not encode: " + err.Error())
 	}
@@ -113,6 +114,8 @@ type resourceSamples struct {
 	id       []byte
 	byKey    map[sampleKey]*combined
 	samples  []*combined
+	weight   int64 // of all samples: how many, or their time
+	dropped  uint32
 }
 
 // sampleKey is the identity of a sample in the format.
@@ -138,7 +141,7 @@ func New(options Options) *Builder {
 // Add adds the samples of one kind that were taken at these times. It may be called again
 // for the kind.
 func (b *Builder) Add(resource Resource, s Sample, times ...time.Time) {
-	c := b.combined(resource, s)
+	c := b.combined(resource, s, int64(len(times)))
 	for _, one := range times {
 		at := max(one.UnixNano(), 1)
 		c.times = append(c.times, uint64(at))
@@ -152,20 +155,24 @@ func (b *Builder) Add(resource Resource, s Sample, times ...time.Time) {
 // AddTime adds wall-clock time that went by in samples of one kind, for a builder with
 // [Options.Wall].
 func (b *Builder) AddTime(resource Resource, s Sample, d time.Duration) {
-	b.combined(resource, s).value += int64(d)
+	b.combined(resource, s, int64(d)).value += int64(d)
 }
 
-// combined returns what samples of one kind are added to.
-func (b *Builder) combined(resource Resource, s Sample) *combined {
+// combined returns what samples of one kind are added to, which add weight to their resource.
+func (b *Builder) combined(resource Resource, s Sample, weight int64) *combined {
 	r, ok := b.byResource[resource]
 	if !ok {
 		r = &resourceSamples{resource: resource, id: newProfileID(), byKey: map[sampleKey]*combined{}}
 		b.byResource[resource] = r
 		b.resources = append(b.resources, r)
 	}
+	attributes, dropped := validAttributes(s.Attributes, 0)
+	b.dropped += uint64(dropped)
+	r.dropped += uint32(dropped)
+	r.weight += weight
 	key := sampleKey{
 		stack:      b.dictionary.stack(s.Stack),
-		attributes: b.attributes(s.Attributes),
+		attributes: b.dictionary.attributeSet(attributes),
 		link:       b.dictionary.link(s.Link),
 	}
 	c, ok := r.byKey[key]
@@ -181,21 +188,14 @@ func (b *Builder) combined(resource Resource, s Sample) *combined {
 // of each call of Add once.
 func (b *Builder) Dropped() uint64 { return b.dropped }
 
-// attributes returns the number of a set of attributes.
-func (b *Builder) attributes(attributes []*commonpb.KeyValue) int32 {
-	valid, dropped := validAttributes(attributes, 0)
-	b.dropped += uint64(dropped)
-	return b.dictionary.attributeSet(valid)
-}
-
 func newProfileID() []byte {
 	id := make([]byte, profileIDSize)
 	_, _ = rand.Read(id) // never fails
 	return id
 }
 
-// Data returns a profile of all samples so far for each resource, in the order in which
-// resources and samples came. end is when the recording ended; samples from before its
+// Data returns a profile of all samples so far for each resource, the resource with the most samples first, and
+// the samples in the order in which they came. end is when the recording ended; samples from before its
 // start or after its end, by a clock's difference, widen its range. More samples may be
 // added afterwards, and what was returned does not change. The messages of the
 // dictionary are shared between calls, and nobody may change them.
@@ -215,7 +215,8 @@ func (b *Builder) Data(end time.Time) *profilespb.ProfilesData {
 			periodType = sampleType
 		}
 	}
-	for _, r := range b.resources {
+	resources := slices.SortedStableFunc(slices.Values(b.resources), func(a, b *resourceSamples) int { return cmp.Compare(b.weight, a.weight) })
+	for _, r := range resources {
 		data.ResourceProfiles = append(data.ResourceProfiles, &profilespb.ResourceProfiles{
 			Resource:  r.resource.message(),
 			SchemaUrl: r.resource.schemaURL,
@@ -230,6 +231,8 @@ func (b *Builder) Data(end time.Time) *profilespb.ProfilesData {
 					TimeUnixNano: uint64(start),
 					DurationNano: uint64(limit - start),
 					ProfileId:    r.id,
+
+					DroppedAttributesCount: r.dropped,
 				}},
 			}},
 		})

@@ -101,13 +101,29 @@ func TestRange(t *testing.T) {
 	assert.EqualValues(t, duration+time.Second+1, p.GetDurationNano())
 }
 
+// TestOrder has the resource with the most samples first.
+func TestOrder(t *testing.T) {
+	b := New(Options{Start: start, Frequency: frequency})
+	for n, service := range []string{"few", "most", "many"} {
+		r, _ := NewResource([]*commonpb.KeyValue{StringAttribute("service.name", service)}, "")
+		for i := range []int{1, 9, 5}[n] {
+			b.Add(r, Sample{}, start.Add(time.Duration(i)))
+		}
+	}
+	var got []string
+	for _, r := range b.Data(start.Add(duration)).GetResourceProfiles() {
+		got = append(got, r.GetResource().GetAttributes()[0].GetValue().GetStringValue())
+	}
+	assert.Equal(t, []string{"most", "many", "few"}, got)
+}
+
 // TestOdd gives what is not valid or says nothing.
 func TestOdd(t *testing.T) {
 	b := New(Options{Start: start})
 	resource, dropped := NewResource([]*commonpb.KeyValue{StringAttribute("k", "1"), StringAttribute("a", ""), StringAttribute("k", "2")}, "\xff")
 	assert.Zero(t, dropped)
-	same, dropped := NewResource([]*commonpb.KeyValue{StringAttribute("a", ""), {Key: "", Value: &commonpb.AnyValue{}}, StringAttribute("k", "2")}, "\xff")
-	assert.Equal(t, 1, dropped)
+	same, dropped := NewResource([]*commonpb.KeyValue{StringAttribute("a", ""), StringAttribute("k", "2")}, "\xff")
+	assert.Zero(t, dropped)
 	assert.Equal(t, resource, same)
 
 	b.Add(resource, Sample{

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/symbols"
 )
@@ -54,6 +55,16 @@ func TestForeign(t *testing.T) {
 	assert.EqualValues(t, 5*(len(hostileAttributes())-1), b.Dropped(), "once for all samples of a kind")
 	data := b.Data(time.Unix(2, 0))
 	require.NoError(t, Check(data))
+	dropped = len(hostileAttributes()) - 1
+	assert.EqualValues(t, dropped, data.GetResourceProfiles()[0].GetResource().GetDroppedAttributesCount())
+	assert.EqualValues(t, 5*dropped, onlyProfile(t, data).GetDroppedAttributesCount())
+	var counted uint32
+	for part, err := range Split(data, proto.Size(data)*3/4) {
+		if err == nil {
+			counted += onlyProfile(t, part).GetDroppedAttributesCount()
+		}
+	}
+	assert.LessOrEqual(t, counted, uint32(5*dropped), "once for all parts")
 	assert.Len(t, data.GetDictionary().GetMappingTable(), 3, "valid forms that are the same are one")
 	for _, s := range data.GetDictionary().GetStringTable() {
 		assert.Equal(t, validText(s), s)

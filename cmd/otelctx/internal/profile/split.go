@@ -74,6 +74,11 @@ func extract(data *profilespb.ProfilesData, from, to int) *profilespb.ProfilesDa
 		scope := r.GetScopeProfiles()[0]
 		p := scope.GetProfiles()[0]
 		var samples []*profilespb.Sample
+		// What was dropped is counted in the part that the profile begins in.
+		dropped := p.GetDroppedAttributesCount()
+		if at < from {
+			dropped = 0
+		}
 		for _, s := range p.GetSamples() {
 			n := len(s.GetTimestampsUnixNano())
 			first, limit := min(max(from-at, 0), n), min(max(to-at, 0), n)
@@ -98,7 +103,7 @@ func extract(data *profilespb.ProfilesData, from, to int) *profilespb.ProfilesDa
 					TimeUnixNano:           p.GetTimeUnixNano(),
 					DurationNano:           p.GetDurationNano(),
 					ProfileId:              newProfileID(),
-					DroppedAttributesCount: p.GetDroppedAttributesCount(),
+					DroppedAttributesCount: dropped,
 					AttributeIndices:       e.attributes(p.GetAttributeIndices()),
 				}},
 			}},

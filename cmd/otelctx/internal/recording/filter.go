@@ -5,9 +5,12 @@ package recording
 
 import (
 	"encoding/hex"
+	"slices"
 	"strconv"
 
 	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
+
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
 )
 
 // Filter leaves out all samples but those with an attribute of this value: of the process's
@@ -16,7 +19,7 @@ import (
 type Filter struct{ Key, Value string }
 
 // passes reports whether a sample passes all filters.
-func passes(filters []Filter, span *rawSpan, attributes ...[]*commonpb.KeyValue) bool {
+func passes(filters []Filter, span *sampler.Span, attributes ...[]*commonpb.KeyValue) bool {
 	for _, f := range filters {
 		if !f.passes(span, attributes) {
 			return false
@@ -25,12 +28,12 @@ func passes(filters []Filter, span *rawSpan, attributes ...[]*commonpb.KeyValue)
 	return true
 }
 
-func (f Filter) passes(span *rawSpan, attributes [][]*commonpb.KeyValue) bool {
+func (f Filter) passes(span *sampler.Span, attributes [][]*commonpb.KeyValue) bool {
 	switch {
-	case f.Key == "trace_id" && span.exists():
-		return f.Value == hex.EncodeToString(span.traceID[:])
-	case f.Key == "span_id" && span.exists():
-		return f.Value == hex.EncodeToString(span.spanID[:])
+	case f.Key == "trace_id" && span.Exists():
+		return f.Value == hex.EncodeToString(span.TraceID[:])
+	case f.Key == "span_id" && span.Exists():
+		return f.Value == hex.EncodeToString(span.SpanID[:])
 	}
 	for _, kvs := range attributes {
 		for _, kv := range kvs {
@@ -40,6 +43,40 @@ func (f Filter) passes(span *rawSpan, attributes [][]*commonpb.KeyValue) bool {
 		}
 	}
 	return false
+}
+
+// Bounds of what is kept of the samples that filters left out.
+const (
+	maxFilteredKeys   = 256
+	maxFilteredValues = 8
+	maxFilteredText   = 256 // bytes of a key or a value
+)
+
+// addFiltered adds the attributes of a sample that filters left out to seen, values only for the
+// keys of the filters.
+func addFiltered(seen map[string][]string, filters []Filter, span *sampler.Span, attributes ...[]*commonpb.KeyValue) {
+	add := func(key, value string) {
+		values, known := seen[key]
+		if len(key) > maxFilteredText || !known && len(seen) >= maxFilteredKeys {
+			return
+		}
+		wanted := slices.ContainsFunc(filters, func(f Filter) bool { return f.Key == key })
+		if wanted && len(values) < maxFilteredValues && len(value) <= maxFilteredText && !slices.Contains(values, value) {
+			values = append(values, value)
+		}
+		seen[key] = values
+	}
+	if span.Exists() {
+		add("trace_id", hex.EncodeToString(span.TraceID[:]))
+		add("span_id", hex.EncodeToString(span.SpanID[:]))
+	}
+	for _, kvs := range attributes {
+		for _, kv := range kvs {
+			if text, ok := plainText(kv.GetValue()); ok {
+				add(kv.GetKey(), text)
+			}
+		}
+	}
 }
 
 // plainText returns a value as text, unless it is made of others.

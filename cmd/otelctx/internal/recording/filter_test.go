@@ -7,13 +7,15 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/assert"
+
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
 	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
 )
 
 func TestFilter(t *testing.T) {
-	span := &rawSpan{traceID: [16]byte{0xab, 15: 1}, spanID: [8]byte{7: 2}}
+	span := &sampler.Span{TraceID: [16]byte{0xab, 15: 1}, SpanID: [8]byte{7: 2}}
 	resource := []*commonpb.KeyValue{profile.StringAttribute("service.name", "checkout"), profile.StringAttribute("same", "a")}
 	sample := []*commonpb.KeyValue{profile.IntAttribute("thread.id", 7), profile.StringAttribute("same", "b"), {Key: "none"}}
 	for filter, want := range map[Filter]bool{
@@ -30,8 +32,8 @@ func TestFilter(t *testing.T) {
 	} {
 		assert.Equal(t, want, passes([]Filter{{"same", "a"}, filter}, span, sample, resource), filter)
 	}
-	assert.False(t, passes([]Filter{{"span_id", ""}}, &rawSpan{}, nil))
-	assert.True(t, passes(nil, &rawSpan{}))
+	assert.False(t, passes([]Filter{{"span_id", ""}}, &sampler.Span{}, nil))
+	assert.True(t, passes(nil, &sampler.Span{}))
 }
 
 func TestInCgroup(t *testing.T) {

@@ -6,6 +6,7 @@
 package recording
 
 import (
+	"context"
 	"encoding/binary"
 	"os"
 	"os/exec"
@@ -56,7 +57,7 @@ func newLoad(t *testing.T, processes int) *load {
 func (l *load) add(p *part, at time.Time, process, cpu, stack, span uint64) {
 	s := sampler.Sample{
 		Time: at, CPU: int(cpu), TID: int(cpu), Comm: "worker",
-		Span: &sampler.Span{Proven: true, TraceFlags: 1, TraceID: [16]byte{1}, SpanID: [8]byte{byte(cpu), 1}},
+		Span: sampler.Span{Proven: true, TraceFlags: 1, TraceID: [16]byte{1}, SpanID: [8]byte{byte(cpu), 1}},
 	}
 	binary.NativeEndian.PutUint32(s.Span.TraceID[4:], uint32(span))
 	binary.NativeEndian.PutUint32(s.Span.SpanID[4:], uint32(span))
@@ -96,7 +97,7 @@ func TestPartsDoNotOverlap(t *testing.T) {
 	const period = time.Second
 	l := newLoad(t, 1)
 	start := time.Now()
-	r := &recording{config: &Config{Period: period}, start: start, parts: make(chan *part, 2)}
+	r := &recording{config: &Config{Period: period}, clock: start, parts: make(chan *part, 2)}
 	r.startPeriod(start)
 	end := start.Add(period)
 	l.add(r.part, end.Add(time.Microsecond), 0, 0, 1, 1)
@@ -159,7 +160,7 @@ func TestMemoryOfManyProcessors(t *testing.T) {
 		n.name(t.Context(), both[0])
 		runtime.KeepAlive(both)
 	})
-	require.NoError(t, queue.Close())
+	require.NoError(t, queue.Close(context.Background()))
 	t.Logf("%d parts of %d s: %d MiB; of the largest parts: %d MiB", parts, seconds, usual>>20, largest>>20)
 	assert.Less(t, usual, uint64(150<<20))
 	assert.Less(t, largest, uint64(354<<20)) // All else that the document counts is less than 158 MiB.
@@ -173,10 +174,12 @@ func TestAttributesOfAPartAreBounded(t *testing.T) {
 	p := newPart(time.Now(), false)
 	add := func(process int, number uint32) *rawSamples {
 		span := sampler.Span{Proven: true, TraceID: [16]byte{1}, SpanID: [8]byte{1}}
+		var encoded []byte
 		for key := range byte(attributes) {
-			span.Attributes = binary.NativeEndian.AppendUint32(append(span.Attributes, key, 4), number)
+			encoded = binary.NativeEndian.AppendUint32(append(encoded, key, 4), number)
 		}
-		p.add(l.all[process], &sampler.Sample{Time: p.begun, User: []uint64{l.code}, Span: &span})
+		span.Attributes = string(encoded)
+		p.add(l.all[process], &sampler.Sample{Time: p.begun, User: []uint64{l.code}, Span: span})
 		of := p.targets[l.all[process]]
 		return of.order[len(of.order)-1]
 	}
@@ -187,12 +190,12 @@ func TestAttributesOfAPartAreBounded(t *testing.T) {
 	assert.Less(t, full, uint32(maxPartBytes/3/attributes/250))
 	assert.True(t, p.full(p.begun))
 	for number := range uint32(10_000) {
-		require.Empty(t, add(0, full+number).span.attributes)
+		require.Empty(t, add(0, full+number).span.Attributes)
 	}
 	assert.EqualValues(t, 10_001, p.cut+p.lost)
 	assert.Less(t, p.bytes, maxPartBytes/2)
 
-	require.NotEmpty(t, add(1, 1).span.attributes)
+	require.NotEmpty(t, add(1, 1).span.Attributes)
 	before := p.bytes
 	for range 100 {
 		add(1, 1)

@@ -12,7 +12,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/symbols"
 	"github.com/otelctx/otelctx/internal/patient"
@@ -150,12 +149,15 @@ func (n *nameResolver) add(ctx context.Context, builder *profile.Builder, of *ta
 	n.readNames(ctx, of)
 	for _, same := range of.order {
 		var shown []reader.ThreadAttribute
-		if same.span.exists() {
+		if same.span.Exists() {
 			shown = same.published.spanNames.appendTo(n.attributes(ctx, of.target, same), &same.span)
 		}
 		attributes := sampleAttributes(&same.rawKey, shown, n.config.IDAttributes)
 		if !passes(n.config.Filters, &same.span, attributes, same.published.attributes) {
 			n.tally.filtered += uint64(len(same.times))
+			if n.tally.samples == 0 {
+				addFiltered(n.tally.filteredAttributes, n.config.Filters, &same.span, attributes, same.published.attributes)
+			}
 			continue
 		}
 		key := stackKey{same.stack, same.published}
@@ -167,9 +169,9 @@ func (n *nameResolver) add(ctx context.Context, builder *profile.Builder, of *ta
 		}
 		stack.samples += uint64(len(same.times))
 		sample := profile.Sample{Stack: stack.locations, Attributes: attributes}
-		if same.span.exists() {
+		if same.span.Exists() {
 			stack.attributed += uint64(len(same.times))
-			sample.Link = &profile.Link{TraceID: same.span.traceID, SpanID: same.span.spanID}
+			sample.Link = &profile.Link{TraceID: same.span.TraceID, SpanID: same.span.SpanID}
 		}
 		builder.Add(same.published.resource, sample, same.times...)
 		n.tally.dropped += uint64(same.published.dropped)
@@ -189,7 +191,7 @@ func (n *nameResolver) readNames(ctx context.Context, of *targetSamples) {
 	asked := map[*nameTable]bool{}
 	for _, same := range of.order {
 		names := same.published.spanNames
-		if asked[names] || names.knows(&sampler.Span{Name: same.span.name, Endpoint: same.span.endpoint}) {
+		if asked[names] || names.knows(&same.span) {
 			continue
 		}
 		asked[names] = true
@@ -329,14 +331,14 @@ func (n *nameResolver) stack(names map[frame]*symbols.Location, raw *rawStack) (
 // attributes returns the attributes of a span. Processes publish a name before they use it:
 // for one that is not known it looks whether they have published since.
 func (n *nameResolver) attributes(ctx context.Context, t *target, same *rawSamples) []reader.ThreadAttribute {
-	if same.span.attributes == "" || same.published.layout == nil {
+	if same.span.Attributes == "" || same.published.layout == nil {
 		return nil
 	}
 	by := same.published.layout
 	if later := same.published.names.Load(); later != nil {
 		by = later
 	}
-	shown, all := by.Attributes([]byte(same.span.attributes))
+	shown, all := by.Attributes([]byte(same.span.Attributes))
 	if all || by.Advertisement == nil || n.asked[same.published] {
 		return shown
 	}
@@ -348,7 +350,7 @@ func (n *nameResolver) attributes(ctx context.Context, t *target, same *rawSampl
 		return shown
 	}
 	same.published.names.Store(now)
-	shown, _ = now.Attributes([]byte(same.span.attributes))
+	shown, _ = now.Attributes([]byte(same.span.Attributes))
 	return shown
 }
 

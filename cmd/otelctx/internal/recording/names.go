@@ -62,7 +62,7 @@ func (n *nameTable) read(p *reader.Process) {
 
 // knows reports whether the names of a span are known, or if it has any.
 func (n *nameTable) knows(s *sampler.Span) bool {
-	return n == nil || s == nil || int(max(s.Name, s.Endpoint)) < len(*n.known.Load()) || s.Name|s.Endpoint == 0
+	return n == nil || int(max(s.Name, s.Endpoint)) < len(*n.known.Load()) || s.Name|s.Endpoint == 0
 }
 
 func (n *nameTable) name(number uint16) string {
@@ -73,21 +73,21 @@ func (n *nameTable) name(number uint16) string {
 }
 
 // appendTo appends the names of a span to its attributes.
-func (n *nameTable) appendTo(shown []reader.ThreadAttribute, s *rawSpan) []reader.ThreadAttribute {
+func (n *nameTable) appendTo(shown []reader.ThreadAttribute, s *sampler.Span) []reader.ThreadAttribute {
 	if n == nil {
 		return shown
 	}
-	if name := n.name(s.name); name != "" {
+	if name := n.name(s.Name); name != "" {
 		shown = append(shown, reader.ThreadAttribute{Key: wire.NameKey, Value: name})
 	}
-	if endpoint := n.name(s.endpoint); endpoint != "" {
+	if endpoint := n.name(s.Endpoint); endpoint != "" {
 		shown = append(shown, reader.ThreadAttribute{Key: wire.EndpointKey, Value: endpoint})
 	}
 	return shown
 }
 
-// wantNames has the names of a program's spans read soon. It does not wait.
-func (ts *targets) wantNames(t *target, n *nameTable) {
+// want has the names of a program's spans read soon, on a goroutine of working. It does not wait.
+func (n *nameTable) want(working *sync.WaitGroup, t *target) {
 	if !n.wanted.CompareAndSwap(false, true) {
 		return
 	}
@@ -96,7 +96,7 @@ func (ts *targets) wantNames(t *target, n *nameTable) {
 		return
 	}
 	t.hold()
-	ts.looks.Go(func() {
+	working.Go(func() {
 		defer t.release()
 		_, _ = patient.Call(context.Background(), t.image.PID, processLimit, func() (struct{}, error) {
 			n.read(t.reader)

@@ -4,6 +4,7 @@
 package recording
 
 import (
+	"sync"
 	"testing"
 	"time"
 
@@ -86,17 +87,17 @@ func TestWantNames(t *testing.T) {
 	n := newNameTable(layout, nil)
 	of := &target{image: sampler.Image{PID: c.PID()}, reader: p}
 	of.hold()
-	ts := &targets{}
+	var working sync.WaitGroup
 	span := &sampler.Span{Name: 1, Endpoint: 1}
 	assert.False(t, n.knows(span))
-	ts.wantNames(of, n)
-	ts.looks.Wait()
+	n.want(&working, of)
+	working.Wait()
 	assert.True(t, n.knows(span))
 	assert.Equal(t, "request", n.name(1))
 	n.known.Store(new([]string))
 	n.after = time.Now().Add(time.Hour)
-	ts.wantNames(of, n)
-	ts.looks.Wait()
+	n.want(&working, of)
+	working.Wait()
 	assert.False(t, n.knows(span))
 }
 
@@ -113,12 +114,12 @@ func TestNameTable(t *testing.T) {
 	assert.Nil(t, newNameTable(nil, n))
 	assert.True(t, n.knows(&sampler.Span{Name: 2, Endpoint: 1}))
 	assert.False(t, n.knows(&sampler.Span{Name: 3, Endpoint: 1}))
-	assert.True(t, n.knows(nil))
+	assert.True(t, n.knows(&sampler.Span{}))
 	var none *nameTable
 	assert.True(t, none.knows(&sampler.Span{Name: 3}))
 	none.read(nil)
 	shown := []reader.ThreadAttribute{{Key: "tenant", Value: "7"}}
-	span := &rawSpan{name: 2, endpoint: 9}
+	span := &sampler.Span{Name: 2, Endpoint: 9}
 	assert.Equal(t, []reader.ThreadAttribute{{Key: "tenant", Value: "7"}, {Key: "span_name", Value: "query"}}, n.appendTo(shown, span))
 	assert.Equal(t, shown, none.appendTo(shown, span))
 }

@@ -6,6 +6,7 @@ package recording
 import (
 	"context"
 	"errors"
+	"math"
 	"time"
 
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
@@ -116,13 +117,13 @@ func (p *pacer) due(now time.Time) (look []sampler.Image, next time.Time) {
 }
 
 // notice looks at processes when they change, without waiting for the poll.
-func (ts *targets) notice(ctx context.Context) {
-	if ts.changes == nil {
+func (w *watcher) notice(ctx context.Context) {
+	if w.changes == nil {
 		return
 	}
 	changes, gone := make(chan sampler.Change), make(chan sampler.Image)
-	ts.looks.Go(func() { ts.readChanges(ctx, changes) })
-	p := newPacer(ts.changes.Again)
+	w.working.Go(func() { w.readChanges(ctx, changes) })
+	p := newPacer(w.changes.Again)
 	timer := time.NewTimer(pollInterval)
 	defer timer.Stop()
 	for {
@@ -132,7 +133,7 @@ func (ts *targets) notice(ctx context.Context) {
 		case c := <-changes:
 			if c.Ended {
 				p.end(c.Image.PID)
-				ts.end(c.Image)
+				w.end(c.Image)
 			} else {
 				p.change(c.Image, time.Now())
 			}
@@ -142,19 +143,19 @@ func (ts *targets) notice(ctx context.Context) {
 		}
 		look, next := p.due(time.Now())
 		for _, image := range look {
-			ts.lookNow(ctx, image, gone)
+			w.lookNow(ctx, image, gone)
 		}
 		timer.Reset(time.Until(next))
 	}
 }
 
 // readChanges reads changes until ctx is done.
-func (ts *targets) readChanges(ctx context.Context, to chan<- sampler.Change) {
-	stop := context.AfterFunc(ctx, func() { _ = ts.changes.Close() })
+func (w *watcher) readChanges(ctx context.Context, to chan<- sampler.Change) {
+	stop := context.AfterFunc(ctx, func() { _ = w.changes.Close() })
 	defer stop()
 	for {
 		var c sampler.Change
-		if err := ts.changes.Next(&c); err != nil {
+		if err := w.changes.Next(&c); err != nil {
 			return // The poll finds what comes.
 		}
 		select {
@@ -166,35 +167,23 @@ func (ts *targets) readChanges(ctx context.Context, to chan<- sampler.Change) {
 }
 
 // end ends the recording of a program whose process has ended.
-func (ts *targets) end(image sampler.Image) {
-	ts.mu.Lock()
-	t := ts.all[image]
-	if t != nil {
-		ts.retire(t)
+func (w *watcher) end(image sampler.Image) {
+	t := w.registry.find(image)
+	if t == nil {
+		return
 	}
-	ts.mu.Unlock()
-	if t != nil {
-		select {
-		case ts.exits <- struct{}{}:
-		default:
-		}
+	w.retire(t)
+	select {
+	case w.exits <- struct{}{}:
+	default:
 	}
 }
 
-// lookNow looks at a process, unless that is being done, and tells if it is gone.
-func (ts *targets) lookNow(ctx context.Context, image sampler.Image, gone chan<- sampler.Image) {
-	ts.mu.Lock()
-	_, looking := ts.looking[image.PID]
-	known := ts.all[image] != nil
-	if !looking {
-		ts.looking[image.PID] = nil
-	}
-	ts.mu.Unlock()
-	if looking {
-		return
-	}
-	ts.looks.Go(func() {
-		err := ts.lookInTurn(ctx, sampler.Process{Image: image})
+// lookNow queues a look at a process that has just changed, before the other processes of its user. If
+// the program is gone by then, it is sent to gone.
+func (w *watcher) lookNow(ctx context.Context, image sampler.Image, gone chan<- sampler.Image) {
+	known := w.registry.find(image) != nil
+	after := func(err error) {
 		switch {
 		case errors.Is(err, reader.ErrProcessGone):
 			select {
@@ -202,7 +191,10 @@ func (ts *targets) lookNow(ctx context.Context, image sampler.Image, gone chan<-
 			case <-ctx.Done():
 			}
 		case err == nil && !known:
-			ts.attachNow(ctx, image, attachFirst)
+			w.attachNow(ctx, image, attachFirst)
 		}
-	})
+	}
+	if w.queue.add(&look{process: sampler.Process{Image: image}, user: userOf(image.PID), recent: math.MaxUint64, after: after}) {
+		w.dispatch(ctx)
+	}
 }

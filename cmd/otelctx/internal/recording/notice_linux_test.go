@@ -24,39 +24,39 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// opened returns targets that have not been started.
-func opened(t *testing.T, s Selection) *targets {
+// opened returns a watcher that has not been started.
+func opened(t *testing.T, s Selection) *watcher {
 	t.Helper()
-	ts, err := openTargets(&Config{Selection: s, Sampler: sampler.Config{Frequency: 1}})
+	w, err := newWatcher(&Config{Selection: s, Sampler: sampler.Config{Frequency: 1}}, newWarnings(nil))
 	if errors.Is(err, sampler.ErrNotPermitted) {
 		t.Skip(err)
 	}
 	require.NoError(t, err)
-	return ts
+	return w
 }
 
-// startFor starts targets until the end of the test.
-func (ts *targets) startFor(t *testing.T) context.Context {
+// startFor starts a watcher until the end of the test.
+func (w *watcher) startFor(t *testing.T) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	t.Cleanup(func() {
 		cancel()
-		ts.close()
+		w.close()
 	})
-	require.NoError(t, ts.start(ctx))
+	require.NoError(t, w.start(ctx, firstLooks))
 	return ctx
 }
 
-// noticing returns targets that nobody polls after the first time.
-func noticing(t *testing.T, s Selection) *targets {
+// noticing returns a watcher that does not poll after the first time.
+func noticing(t *testing.T, s Selection) *watcher {
 	t.Helper()
-	ts := opened(t, s)
-	ctx := ts.startFor(t)
-	if ts.changes == nil {
+	w := opened(t, s)
+	ctx := w.startFor(t)
+	if w.changes == nil {
 		t.Skip("the kernel tells no changes")
 	}
-	ts.looks.Go(func() { ts.notice(ctx) })
-	return ts
+	w.working.Go(func() { w.notice(ctx) })
+	return w
 }
 
 // startShell starts a shell that executes sleep when it is sent a line.
@@ -69,11 +69,11 @@ func startShell(t *testing.T) *childproc.Child {
 
 // state returns how many programs of a process are recorded, and how many were until they
 // ended.
-func (ts *targets) state(pid int) (recorded, gone int) {
-	ts.mu.Lock()
-	defer ts.mu.Unlock()
-	for image, t := range ts.all {
-		if _, is := ts.gone[t]; image.PID == pid && is {
+func (w *watcher) state(pid int) (recorded, gone int) {
+	w.registry.mu.Lock()
+	defer w.registry.mu.Unlock()
+	for image, t := range w.registry.programs {
+		if image.PID == pid && !t.retired.IsZero() {
 			gone++
 		} else if image.PID == pid {
 			recorded++
@@ -82,10 +82,10 @@ func (ts *targets) state(pid int) (recorded, gone int) {
 	return recorded, gone
 }
 
-func (ts *targets) await(t *testing.T, pid, recorded, gone int) {
+func (w *watcher) await(t *testing.T, pid, recorded, gone int) {
 	t.Helper()
 	require.Eventually(t, func() bool {
-		r, g := ts.state(pid)
+		r, g := w.state(pid)
 		return r == recorded && g == gone
 	}, testenv.Patience, time.Millisecond)
 }
@@ -103,9 +103,9 @@ func retry(t *testing.T, attempt func() bool) {
 }
 
 // soon reports whether the state comes before the next attempt.
-func (ts *targets) soon(pid, recorded, gone int) bool {
+func (w *watcher) soon(pid, recorded, gone int) bool {
 	for end := time.Now().Add(2 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
-		if r, g := ts.state(pid); r == recorded && g == gone {
+		if r, g := w.state(pid); r == recorded && g == gone {
 			return true
 		}
 	}
@@ -114,17 +114,17 @@ func (ts *targets) soon(pid, recorded, gone int) bool {
 
 // A process is recorded from its exec on, and no longer when it ends, without a poll.
 func TestNotice(t *testing.T) {
-	ts := noticing(t, Selection{Names: []string{"sleep"}})
+	w := noticing(t, Selection{Names: []string{"sleep"}})
 	retry(t, func() bool {
 		c := startShell(t)
-		recorded, _ := ts.state(c.PID())
+		recorded, _ := w.state(c.PID())
 		assert.Zero(t, recorded)
 		c.Send("go")
-		if !ts.soon(c.PID(), 1, 0) {
+		if !w.soon(c.PID(), 1, 0) {
 			return false
 		}
 		c.Kill()
-		ts.await(t, c.PID(), 0, 1)
+		w.await(t, c.PID(), 0, 1)
 		return true
 	})
 }
@@ -133,16 +133,16 @@ func TestNotice(t *testing.T) {
 func TestNoticeOfOne(t *testing.T) {
 	retry(t, func() bool {
 		c := startShell(t)
-		ts := noticing(t, Selection{PIDs: []int{c.PID()}})
-		ts.await(t, c.PID(), 1, 0)
+		w := noticing(t, Selection{PIDs: []int{c.PID()}})
+		w.await(t, c.PID(), 1, 0)
 		c.Send("go")
-		if !ts.soon(c.PID(), 2, 0) { // The first one is found to be over by the next poll.
+		if !w.soon(c.PID(), 2, 0) { // The first one is found to be over by the next poll.
 			return false
 		}
-		assert.False(t, ts.hasEnded())
+		assert.False(t, w.hasEnded())
 		c.Kill()
 		select {
-		case <-ts.exits:
+		case <-w.exits:
 		case <-time.After(testenv.Patience):
 			t.Fatal("nobody is told")
 		}
@@ -153,44 +153,43 @@ func TestNoticeOfOne(t *testing.T) {
 // A process that has executed a program while it was looked at has not ended.
 func TestReplacedIsNotEnded(t *testing.T) {
 	c := startShell(t)
-	ts := opened(t, Selection{PIDs: []int{c.PID()}})
-	defer ts.close()
+	w := opened(t, Selection{PIDs: []int{c.PID()}})
+	defer w.close()
 	process, err := watchExit(c.PID())
 	require.NoError(t, err)
-	ts.only[c.PID()] = process
-	shell, err := ts.sampler.Image(c.PID())
+	w.only[c.PID()] = process
+	shell, err := w.sampler.Image(c.PID())
 	require.NoError(t, err)
 	c.Send("go")
 	image := func() sampler.Image {
-		now, err := ts.sampler.Image(c.PID())
+		now, err := w.sampler.Image(c.PID())
 		require.NoError(t, err)
 		return now
 	}
 	require.Eventually(t, func() bool { return image() != shell }, testenv.Patience, time.Millisecond)
-	require.ErrorIs(t, ts.lookInTurn(t.Context(), sampler.Process{Image: shell}), errReplaced)
-	assert.False(t, ts.hasEnded())
-	ts.mu.Lock()
-	assert.True(t, ts.changed(sampler.Process{Image: image()}), "it is looked at again")
-	ts.mu.Unlock()
+	require.NoError(t, w.look(t.Context(), &look{process: sampler.Process{Image: shell}}))
+	require.ErrorIs(t, w.same(shell), errReplaced)
+	assert.False(t, w.hasEnded())
+	assert.NotEmpty(t, w.registry.changed(map[int]sampler.Process{c.PID(): {Image: image()}}), "it is looked at again")
 	c.Kill()
-	assert.True(t, ts.hasEnded())
+	assert.True(t, w.hasEnded())
 }
 
 // A process that executes programs all the time is recorded, however often one has taken the
 // place of the one that is looked at.
 func TestExecutesAllTheTime(t *testing.T) {
 	c := childproc.Run(t, exec.Command(programs.Script(t, `exec "$0"`)))
-	ts := opened(t, Selection{PIDs: []int{c.PID()}})
-	defer ts.close()
+	w := opened(t, Selection{PIDs: []int{c.PID()}})
+	defer w.close()
 	replaced := 0
 	for end := time.Now().Add(testenv.Patience); replaced < 10 && time.Now().Before(end); {
-		image, err := ts.sampler.Image(c.PID())
+		image, err := w.sampler.Image(c.PID())
 		require.NoError(t, err)
-		if err := ts.look(t.Context(), sampler.Process{Image: image}); err != nil {
+		if err := w.same(image); err != nil {
 			require.ErrorIs(t, err, errReplaced)
 			replaced++
 		}
-		_, err = ts.lookFirst(t.Context(), c.PID())
+		_, err = w.lookFirst(t.Context(), c.PID())
 		require.NoError(t, err)
 	}
 	assert.Positive(t, replaced)
@@ -199,31 +198,31 @@ func TestExecutesAllTheTime(t *testing.T) {
 // A process that is there is not called gone, though the kernel does not list it.
 func TestUnlisted(t *testing.T) {
 	c := startShell(t)
-	ts := opened(t, Selection{PIDs: []int{c.PID()}})
-	defer ts.close()
-	err := ts.unlisted(t.Context(), c.PID(), reader.ErrProcessGone)
+	w := opened(t, Selection{PIDs: []int{c.PID()}})
+	defer w.close()
+	err := w.unlisted(t.Context(), c.PID(), reader.ErrProcessGone)
 	require.ErrorContains(t, err, "does not list it")
 	require.NotErrorIs(t, err, reader.ErrProcessGone)
 	c.Kill()
-	require.ErrorIs(t, ts.unlisted(t.Context(), c.PID(), reader.ErrProcessGone), reader.ErrProcessGone)
-	assert.ErrorIs(t, ts.unlisted(t.Context(), c.PID(), os.ErrClosed), os.ErrClosed)
+	require.ErrorIs(t, w.unlisted(t.Context(), c.PID(), reader.ErrProcessGone), reader.ErrProcessGone)
+	assert.ErrorIs(t, w.unlisted(t.Context(), c.PID(), os.ErrClosed), os.ErrClosed)
 }
 
 // Without the kernel's help the poll finds who begins and who ends.
 func TestPollAlone(t *testing.T) {
-	ts := opened(t, Selection{Names: []string{"sleep"}})
-	if ts.changes != nil {
-		require.NoError(t, ts.changes.Close())
-		ts.changes = nil
+	w := opened(t, Selection{Names: []string{"sleep"}})
+	if w.changes != nil {
+		require.NoError(t, w.changes.Close())
+		w.changes = nil
 	}
-	ctx := ts.startFor(t)
-	ts.notice(ctx) // does nothing
+	ctx := w.startFor(t)
+	w.notice(ctx) // does nothing
 	c := startShell(t)
 	c.Send("go")
 	await := func(recorded, gone int) {
 		require.Eventually(t, func() bool {
-			ts.poll(ctx).Wait()
-			r, g := ts.state(c.PID())
+			w.poll(ctx)
+			r, g := w.state(c.PID())
 			return r == recorded && g == gone
 		}, testenv.Patience, time.Millisecond)
 	}
@@ -282,9 +281,9 @@ func TestPacer(t *testing.T) {
 
 // A program that is gone when it is looked at does not take the next one of its process along.
 func TestPacerOfTwoPrograms(t *testing.T) {
-	ts := opened(t, Selection{})
-	t.Cleanup(ts.close)
-	second, err := ts.sampler.Image(os.Getpid())
+	w := opened(t, Selection{})
+	t.Cleanup(w.close)
+	second, err := w.sampler.Image(os.Getpid())
 	require.NoError(t, err)
 	first := sampler.Image{PID: second.PID}
 	now := time.Unix(1, 0)

@@ -77,22 +77,8 @@ type rawKey struct {
 	goroutine uint64 // 0 if that is not asked for
 	// truncated says that the stack lacks the outermost frames.
 	truncated bool
-	span      rawSpan
+	span      sampler.Span
 }
-
-// rawSpan is a sampler's span that can be compared. The zero value is none.
-type rawSpan struct {
-	traceID    [16]byte
-	spanID     [8]byte
-	localRoot  [8]byte
-	proven     bool
-	unsampled  bool   // known not to be sampled
-	attributes string // encoded
-	// name and endpoint are numbers of names.
-	name, endpoint uint16
-}
-
-func (s *rawSpan) exists() bool { return s.spanID != [8]byte{} }
 
 // rawSamples are samples that are counted together.
 type rawSamples struct {
@@ -166,19 +152,13 @@ func (p *part) add(t *target, s *sampler.Sample) (stack *rawStack, first bool) {
 		user, kernel, truncated = user[:min(len(user), 1)], kernel[:min(len(kernel), 1)], true
 	}
 	stack, first = of.stack(user, kernel, s.Time)
-	key := rawKey{published: t.published.Load(), stack: stack, cpu: s.CPU, tid: s.TID, comm: s.Comm, truncated: truncated}
+	key := rawKey{published: t.published.Load(), stack: stack, cpu: s.CPU, tid: s.TID, comm: s.Comm, truncated: truncated, span: s.Span}
 	if p.goroutines {
 		key.goroutine = s.Goroutine
 	}
-	if s.Span != nil {
-		key.span = rawSpan{
-			traceID: s.Span.TraceID, spanID: s.Span.SpanID, localRoot: s.Span.LocalRootSpanID,
-			proven: s.Span.Proven, unsampled: isUnsampled(s.Span),
-			name: s.Span.Name, endpoint: s.Span.Endpoint,
-		}
-		if whole {
-			key.span.attributes = of.shown(s.Span.Attributes)
-		}
+	key.span.Attributes = ""
+	if whole {
+		key.span.Attributes = of.shown(s.Span.Attributes)
 	}
 	same := of.samples[key]
 	if same == nil {
@@ -199,15 +179,6 @@ func (p *part) add(t *target, s *sampler.Sample) (stack *rawStack, first bool) {
 		u.bytes += of.bytes - before
 	}
 	return stack, first
-}
-
-// flagSampled is the flag of W3C's trace context that says that a span is sampled.
-const flagSampled = 1
-
-// isUnsampled reports whether a span is known not to be sampled. Labels and slots of layout 1,
-// whose spans are unproven, do not tell.
-func isUnsampled(s *sampler.Span) bool {
-	return s.Proven && s.Carrier != sampler.Labels && s.TraceFlags&flagSampled == 0
 }
 
 // stack returns the stack with these addresses at a time.
@@ -240,19 +211,22 @@ func (s *targetSamples) stack(user, kernel []uint64, at time.Time) (_ *rawStack,
 }
 
 // shown returns the encoded attributes of a span, which are held once.
-func (s *targetSamples) shown(encoded []byte) string {
-	if known, ok := s.attributes[string(encoded)]; ok {
-		return known
+func (s *targetSamples) shown(encoded string) string {
+	if encoded == "" {
+		return ""
 	}
-	attributes := string(encoded)
-	s.attributes[attributes] = attributes
-	s.bytes += attributesSize(encoded)
-	return attributes
+	known, ok := s.attributes[encoded]
+	if !ok {
+		known = encoded
+		s.attributes[known] = known
+		s.bytes += attributesSize(known)
+	}
+	return known
 }
 
 // attributesSize returns what attributes take in a profile, in bytes, about. However short one
 // is, it has entries in tables: a record with 153 of them takes 75 times its own size.
-func attributesSize(encoded []byte) int {
+func attributesSize(encoded string) int {
 	const size = 300 // bytes, about, of an attribute
 	bytes := len(encoded)
 	for len(encoded) >= 2 {

@@ -162,21 +162,21 @@ func sampleAttributes(s *rawKey, shown []reader.ThreadAttribute, ids bool) []*co
 	if s.truncated {
 		kvs = append(kvs, profile.BoolAttribute(truncatedKey, true))
 	}
-	if !s.span.exists() {
+	if !s.span.Exists() {
 		return kvs
 	}
 	if ids {
 		kvs = append(kvs,
-			profile.StringAttribute(traceIDKey, fmt.Sprintf("%x", s.span.traceID)),
-			profile.StringAttribute(spanIDKey, fmt.Sprintf("%x", s.span.spanID)))
-		if s.span.localRoot != [8]byte{} {
-			kvs = append(kvs, profile.StringAttribute(localRootKey, fmt.Sprintf("%x", s.span.localRoot)))
+			profile.StringAttribute(traceIDKey, fmt.Sprintf("%x", s.span.TraceID)),
+			profile.StringAttribute(spanIDKey, fmt.Sprintf("%x", s.span.SpanID)))
+		if s.span.LocalRootSpanID != [8]byte{} {
+			kvs = append(kvs, profile.StringAttribute(localRootKey, fmt.Sprintf("%x", s.span.LocalRootSpanID)))
 		}
 	}
-	if !s.span.proven {
+	if !s.span.Proven {
 		kvs = append(kvs, profile.BoolAttribute(unprovenKey, true))
 	}
-	if s.span.unsampled {
+	if s.span.Unsampled() {
 		kvs = append(kvs, profile.BoolAttribute(sampledKey, false))
 	}
 	return kvs

@@ -61,6 +61,7 @@ type Config struct {
 
 // Result is a recording.
 type Result struct {
+	// Start and End are when the first and the last samples could be taken.
 	Start, End time.Time
 	// Samples is how many there are. In Attributed of them a span is known, which in
 	// Unproven of those may be another one. Lost is how many were taken and not read in
@@ -93,8 +94,17 @@ type Result struct {
 	Spans      []SpanUse
 	Traces     []TraceUse
 	Attributes []AttributeUse
-	// NotPermitted is how many processes could not be examined for lack of permission.
-	NotPermitted int
+	// Recorded is how many processes were recorded, whether or not they used the CPU.
+	Recorded int
+	// Unread says why processes that may be selected could not be read. Errors that Warn was called
+	// with are not among them.
+	Unread []error
+	// FilteredAttributes are attributes of the samples that Config.Filters left out, as long as
+	// no sample passed: all keys, with values only for the keys of the filters. Both are bounded.
+	FilteredAttributes map[string][]string
+	// NotExamined is how many processes, which may be selected, nobody has looked at before the recording
+	// ended: there were too many.
+	NotExamined int
 	// Ended says that all processes of Config.PIDs have ended, unless there are Children.
 	Ended bool
 }
@@ -119,17 +129,7 @@ const (
 // [reader.Open] and [reader.Process.ThreadLayout] other than that there is no context,
 // or is what failed.
 func Record(ctx context.Context, c Config) (*Result, error) {
-	r := &recording{config: &c, start: time.Now(), parts: make(chan *part)}
-	r.reported = r.start
-	if c.Warn != nil {
-		var mu sync.Mutex
-		warn := c.Warn
-		c.Warn = func(err error) {
-			mu.Lock()
-			defer mu.Unlock()
-			warn(err)
-		}
-	}
+	r := &recording{config: &c, clock: time.Now(), parts: make(chan *part), stopped: make(chan time.Time, 1), warnings: newWarnings(c.Warn)}
 	if c.Sampler.KernelStacks {
 		open, what := symbols.OpenKernel, "names of the kernel's functions"
 		if c.Unnamed {
@@ -140,27 +140,25 @@ func Record(ctx context.Context, c Config) (*Result, error) {
 			// Samples must not show addresses of the kernel to a user who may not know
 			// them.
 			c.Sampler.KernelStacks = !errors.Is(err, fs.ErrPermission)
-			c.warn(fmt.Errorf("%s: %w", what, err))
+			r.warnings.say(0, fmt.Errorf("%s: %w", what, err))
 		}
 	}
 	var err error
-	if r.targets, err = openTargets(&c); err != nil {
+	if r.watcher, err = newWatcher(&c, r.warnings); err != nil {
 		return nil, err
 	}
 	return r.run(ctx)
 }
 
-func (c *Config) warn(err error) {
-	if c.Warn != nil {
-		c.Warn(err)
-	}
-}
-
 type recording struct {
-	config  *Config
-	targets *targets
-	kernel  *symbols.Kernel
-	start   time.Time
+	config   *Config
+	watcher  *watcher
+	warnings *warnings
+	kernel   *symbols.Kernel
+	// clock is a moment by which now counts.
+	clock time.Time
+	// stopped gets when the last samples were taken.
+	stopped chan time.Time
 	samples atomic.Uint64
 	// parts has those that are to be named.
 	parts chan *part
@@ -169,7 +167,7 @@ type recording struct {
 	period time.Time
 	// unknown counts samples of programs that are recorded no longer.
 	unknown atomic.Uint64
-	// reported is when the last period that was reported has ended, and which samples were
+	// reported is when the last period that was reported has ended, and missing which samples were
 	// missing by then.
 	reported time.Time
 	missing  sampler.Counts
@@ -180,29 +178,38 @@ func (r *recording) run(ctx context.Context) (*Result, error) {
 	// If ctx ends before the first sample, the recording is empty, which is no error. So
 	// looking at processes has a context of its own.
 	looking, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	defer r.targets.close()
+	defer r.watcher.close()
 	defer cancel()
-	if r.config.Duration > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, r.config.Duration)
-		defer cancel()
-	}
 	stop := context.AfterFunc(ctx, cancel)
 	defer stop()
-	if err := r.targets.start(looking); err != nil && ctx.Err() == nil {
+	wait := firstLooks
+	if r.config.Duration > 0 {
+		wait = min(wait, r.config.Duration)
+	}
+	if err := r.watcher.start(looking, wait); err != nil && ctx.Err() == nil {
 		return nil, err
 	}
-	r.startPeriod(r.now())
+	began := r.now()
+	if first := r.watcher.began.Load(); first != nil && r.config.Ready == nil {
+		began = r.clock.Add(first.Sub(r.clock)) // on the same clock, also if that was set meanwhile
+	}
 	if r.config.Ready != nil {
 		if err := r.config.Ready(); err != nil {
 			return nil, err
 		}
+		began = r.now()
+	}
+	r.startPeriod(began)
+	if r.config.Duration > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithDeadline(ctx, began.Add(r.config.Duration))
+		defer cancel()
 	}
 	n := &nameResolver{config: r.config, kernel: r.kernel, tally: newTally(r.config.Attributes)}
 	var working sync.WaitGroup
 	ended := false
-	working.Go(func() { ended = r.supervise(ctx, looking) })
-	working.Go(func() { r.targets.notice(looking) })
+	working.Go(func() { ended = r.supervise(ctx, looking, began) })
+	working.Go(func() { r.watcher.notice(looking) })
 	working.Go(func() {
 		for p := range r.parts {
 			n.name(context.WithoutCancel(ctx), p)
@@ -214,29 +221,30 @@ func (r *recording) run(ctx context.Context) (*Result, error) {
 	// What was sampled before the end is read after it.
 	err := r.read() //nolint:contextcheck // Reading names ends by itself.
 	cancel()
-	end := r.now() // before symbols are read
-	r.part.until(end)
+	// Reading may end long after sampling, on a busy machine.
+	r.part.until(<-r.stopped)
+	end := r.part.end
 	r.parts <- r.part
 	close(r.parts)
 	working.Wait()
 	if err != nil {
 		return nil, err
 	}
-	r.targets.explainTheRest()
+	notExamined := r.watcher.notExamined()
 	result := r.result(n, end)
-	result.Ended = ended
+	result.Ended, result.NotExamined = ended, notExamined
 	return result, nil
 }
 
 // now returns the time. As the times of samples do, it goes on evenly when the wall clock is set.
-func (r *recording) now() time.Time { return r.start.Add(time.Since(r.start)) }
+func (r *recording) now() time.Time { return r.clock.Add(time.Since(r.clock)) }
 
 // result returns what has been counted since the last one, and begins to count anew.
 func (r *recording) result(n *nameResolver, end time.Time) *Result {
-	counts := r.targets.sampler.Counts()
+	counts := r.watcher.sampler.Counts()
 	counts.Lost += r.unknown.Load()
 	result := &Result{
-		Start: r.reported, End: end, NotPermitted: r.targets.notPermitted(),
+		Start: r.reported, End: end, Recorded: r.watcher.registry.recorded(), Unread: r.watcher.registry.unread(),
 		Lost: counts.Lost - r.missing.Lost, Replaced: counts.Replaced - r.missing.Replaced,
 	}
 	n.tally.report(result)
@@ -250,7 +258,7 @@ func (r *recording) read() error {
 	var s sampler.Sample
 	for {
 		asked := r.now()
-		switch err := r.targets.sampler.Read(&s); {
+		switch err := r.watcher.sampler.Read(&s); {
 		case errors.Is(err, io.EOF):
 			return nil
 		case errors.Is(err, sampler.ErrNoSample):
@@ -259,7 +267,7 @@ func (r *recording) read() error {
 			return err
 		default:
 			r.rotate(s.Time)
-			if t := r.targets.find(s.Image); t != nil {
+			if t := r.watcher.registry.find(s.Image); t != nil {
 				r.add(t, &s)
 			} else {
 				r.unknown.Add(1)
@@ -272,6 +280,7 @@ func (r *recording) read() error {
 func (r *recording) startPeriod(now time.Time) {
 	r.part = newPart(now, r.config.IDAttributes)
 	r.period = now.Add(r.config.Period)
+	r.reported = now
 }
 
 // rotate has the part named if it is to end, and begins the next one. Samples from before now
@@ -297,14 +306,14 @@ func (r *recording) rotate(now time.Time) {
 // add adds a sample to the part that is being recorded.
 func (r *recording) add(t *target, s *sampler.Sample) {
 	t.seen.Store(true)
-	if names := t.published.Load().spanNames; !names.knows(s.Span) {
-		r.targets.wantNames(t, names)
+	if names := t.published.Load().spanNames; !names.knows(&s.Span) {
+		names.want(&r.watcher.working, t)
 	}
 	if stack, first := r.part.add(t, s); first {
 		// Files are opened while the process is there to say which.
 		for i := range stack.user {
 			if f := stack.frame(i); f.region != nil {
-				r.targets.want(f.region)
+				r.watcher.attacher.want(f.region)
 			}
 		}
 	}
@@ -313,10 +322,11 @@ func (r *recording) add(t *target, s *sampler.Sample) {
 
 // supervise looks after the processes, and ends the sampling when there is a reason to. It
 // reports whether that was the process's end.
-func (r *recording) supervise(ctx, looking context.Context) (ended bool) {
+func (r *recording) supervise(ctx, looking context.Context, began time.Time) (ended bool) {
 	defer func() {
-		if err := r.targets.sampler.Stop(); err != nil {
-			r.config.warn(err)
+		r.stopped <- r.now()
+		if err := r.watcher.sampler.Stop(); err != nil {
+			r.warnings.say(0, err)
 		}
 	}()
 	interval := pollInterval
@@ -334,21 +344,23 @@ func (r *recording) supervise(ctx, looking context.Context) (ended bool) {
 		select {
 		case <-ctx.Done():
 			return false
-		case <-r.targets.exits:
-			if r.targets.hasEnded() {
+		case <-looking.Done():
+			return false
+		case <-r.watcher.exits:
+			if r.watcher.hasEnded() {
 				return true
 			}
 		case <-poll.C:
-			r.targets.poll(looking)
+			r.watcher.poll(looking)
 			if interval < tickInterval {
 				interval = min(2*interval, tickInterval)
 				poll.Reset(interval)
 			}
 		case <-tick.C:
 			if r.config.Progress != nil {
-				r.config.Progress(time.Since(r.start), r.samples.Load())
+				r.config.Progress(r.now().Sub(began), r.samples.Load())
 			}
-			if r.targets.hasEnded() {
+			if r.watcher.hasEnded() {
 				return true
 			}
 		}

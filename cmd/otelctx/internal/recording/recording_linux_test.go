@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"reflect"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -34,6 +35,7 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/symbols"
+	"github.com/otelctx/otelctx/internal/advertise"
 	"github.com/otelctx/otelctx/internal/patient"
 	"github.com/otelctx/otelctx/internal/testing/burner"
 	"github.com/otelctx/otelctx/internal/testing/childproc"
@@ -41,10 +43,11 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 	"github.com/otelctx/otelctx/reader"
 	"github.com/otelctx/otelctx/resourcepublisher"
+	"github.com/otelctx/otelctx/ringbuf"
 )
 
 func TestMain(m *testing.M) {
-	childproc.Main(m, map[string]func(*childproc.Parent){burner.Role: burner.Run})
+	childproc.Main(m, map[string]func(*childproc.Parent){burner.Role: burner.Run, roleStarting: startingRole})
 }
 
 // recorded is a recording with its profiles.
@@ -159,39 +162,6 @@ func TestExit(t *testing.T) {
 	require.Error(t, err)
 }
 
-// When there is no room for another program, the one that has been idle longest is dropped.
-// It is not recorded until it uses the processor again.
-func TestMakeRoom(t *testing.T) {
-	ts, err := openTargets(&Config{Sampler: sampler.Config{Frequency: 1}})
-	if errors.Is(err, sampler.ErrNotPermitted) {
-		t.Skip(err)
-	}
-	require.NoError(t, err)
-	defer ts.close()
-	var all []*target
-	for hours := range 3 {
-		c := childproc.Start(t, burner.Role, nil)
-		require.Equal(t, "burning", c.Ask("%s", burner.Words(burner.Records)))
-		image, err := ts.sampler.Image(c.PID())
-		require.NoError(t, err)
-		one, err := ts.open(t.Context(), image)
-		require.NoError(t, err)
-		one.used, one.active = 7, time.Now().Add(time.Duration(hours)*-time.Hour)
-		require.NoError(t, ts.watch(one))
-		all = append(all, one)
-	}
-	for _, idle := range []*target{all[2], all[1]} {
-		require.True(t, ts.makeRoom())
-		assert.NotContains(t, ts.all, idle.image)
-		assert.False(t, ts.changed(sampler.Process{Image: idle.image, Used: 7}))
-		assert.True(t, ts.changed(sampler.Process{Image: idle.image, Used: 8}))
-		assert.False(t, ts.changed(sampler.Process{Image: idle.image}), "it has ended, or is a kernel thread")
-	}
-	all[0].active = time.Now()
-	assert.False(t, ts.makeRoom(), "nobody is idle")
-	assert.Contains(t, ts.all, all[0].image)
-}
-
 // What a process says of itself holds, and the kernel adds what it does not say.
 func TestResources(t *testing.T) {
 	text := profile.StringAttribute
@@ -238,7 +208,7 @@ func asking(t *testing.T) (ask func(encoded ...byte) []reader.ThreadAttribute, p
 	p = &published{layout: &reader.ThreadLayout{Advertisement: &reader.ProcessContext{PublishedAtNS: 1}}}
 	return func(encoded ...byte) []reader.ThreadAttribute {
 		n := &nameResolver{asked: map[*published]bool{}, left: budget{time: namingLimit}}
-		return n.attributes(t.Context(), one, &rawSamples{rawKey: rawKey{published: p, span: rawSpan{attributes: string(encoded)}}})
+		return n.attributes(t.Context(), one, &rawSamples{rawKey: rawKey{published: p, span: sampler.Span{Attributes: string(encoded)}}})
 	}, p
 }
 
@@ -248,8 +218,8 @@ func publishNames(t *testing.T) {
 	publisher, err := resourcepublisher.NewPublisher(resource.Empty())
 	require.NoError(t, err)
 	t.Cleanup(func() { assert.NoError(t, publisher.Shutdown(context.Background())) })
-	require.NoError(t, resourcepublisher.SetAttributes(attribute.StringSlice("threadlocal.attribute_key_map", []string{"http.app"})))
-	t.Cleanup(func() { assert.NoError(t, resourcepublisher.RemoveAttributes("threadlocal.attribute_key_map")) })
+	require.NoError(t, advertise.Change([]attribute.KeyValue{attribute.StringSlice("threadlocal.attribute_key_map", []string{"http.app"})}, nil))
+	t.Cleanup(func() { assert.NoError(t, advertise.Change(nil, []attribute.Key{"threadlocal.attribute_key_map"})) })
 }
 
 // Names that are not known are looked for if the process has published since.
@@ -331,25 +301,25 @@ func TestContainerAttributes(t *testing.T) {
 	}
 }
 
-func TestIsUnsampled(t *testing.T) {
-	for span, want := range map[*sampler.Span]bool{
+func TestUnsampled(t *testing.T) {
+	for span, want := range map[sampler.Span]bool{
 		{Proven: true, Carrier: sampler.GoroutineRecord, TraceFlags: 2}: true,
 		{Proven: true, Carrier: sampler.GoroutineTable, TraceFlags: 3}:  false,
 		{Proven: true, Carrier: sampler.Labels}:                         false,
 		{Carrier: sampler.ThreadSlots}:                                  false,
 	} {
-		assert.Equal(t, want, isUnsampled(span), "%+v", span)
+		span.SpanID = [8]byte{1}
+		assert.Equal(t, want, span.Unsampled(), "%+v", span)
 	}
 }
 
 func TestSampleAttributes(t *testing.T) {
 	key := rawKey{
-		cpu: 3, tid: 7, comm: "worker", goroutine: 9, truncated: true, span: rawSpan{traceID: [16]byte{0xCD}, spanID: [8]byte{1}, localRoot: [8]byte{0xAB}, unsampled: true},
+		cpu: 3, tid: 7, comm: "worker", goroutine: 9, truncated: true, span: sampler.Span{TraceID: [16]byte{0xCD}, SpanID: [8]byte{1}, LocalRootSpanID: [8]byte{0xAB}, Proven: true, Carrier: sampler.GoroutineRecord},
 	}
 	shown := []reader.ThreadAttribute{{Key: "http.app", Value: "shop"}, {Key: "thread.name", Value: "another"}}
 	want := map[string]string{
-		"cpu.logical_number": "3", "thread.id": "7", "thread.name": "worker", "http.app": "shop", "otelctx.span.unproven": "true",
-		"otelctx.span.sampled": "false", "otelctx.stack.truncated": "true", "otelctx.goroutine.id": "9",
+		"cpu.logical_number": "3", "thread.id": "7", "thread.name": "worker", "http.app": "shop", "otelctx.span.sampled": "false", "otelctx.stack.truncated": "true", "otelctx.goroutine.id": "9",
 	}
 	withIDs := maps.Clone(want)
 	withIDs["trace_id"], withIDs["span_id"] = "cd000000000000000000000000000000", "0100000000000000"
@@ -442,15 +412,94 @@ func TestWantedAgain(t *testing.T) {
 	require.NotNil(t, region)
 	ctx, cancel := context.WithCancel(t.Context())
 	warned := make(chan struct{}, 1)
-	ts := &targets{config: &Config{Warn: func(error) { warned <- struct{}{} }}, attach: make(chan *symbols.Region), warned: map[warning]bool{}}
+	a := newAttacher(newWarnings(func(error) { warned <- struct{}{} }))
 	var attaching sync.WaitGroup
-	attaching.Go(func() { ts.attachAll(ctx) })
+	attaching.Go(func() { a.run(ctx) })
 	keepWaiting(t)
 	require.True(t, region.Want())
-	ts.attach <- region
+	a.wanted <- region
 	<-warned
 	cancel()
 	attaching.Wait()
 	assert.False(t, region.Attached())
 	assert.True(t, region.Want())
+}
+
+// roleStarting is a service that is slow to start: it shows a span in a ring that it has not advertised, and
+// burns. After the line "publish" it is a burner that publishes as it should.
+const roleStarting = "starting"
+
+func startingRole(parent *childproc.Parent) {
+	ring, err := ringbuf.New()
+	parent.Must(err)
+	over := make(chan struct{})
+	go func() {
+		runtime.LockOSThread() // The thread ends with the goroutine.
+		ring.Store(&ringbuf.Span{TraceIDHigh: 1, TraceIDLow: 2, SpanID: 3, TraceFlags: 1})
+		for {
+			select {
+			case <-over:
+				return
+			default:
+			}
+		}
+	}()
+	parent.Send("starting")
+	parent.Receive()
+	close(over)
+	_, err = burner.Start(burner.Records, burner.ThreadSlots)
+	parent.Must(err)
+	parent.Send("published")
+	parent.Receive()
+}
+
+// While a service starts its spans wait for the advertisement: no sample has a span that may be another's.
+func TestStartingService(t *testing.T) {
+	c := childproc.Start(t, roleStarting, nil)
+	c.Expect("starting")
+	ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience)
+	defer cancel()
+	published := false
+	var starting uint64
+	r := record(t, ctx, Config{
+		Selection: Selection{PIDs: []int{c.PID()}}, Sampler: sampler.Config{Frequency: burner.Frequency()},
+		Progress: func(_ time.Duration, samples uint64) {
+			switch {
+			case samples > 100 && !published:
+				published, starting = true, samples
+				assert.Equal(t, "published", c.Ask("publish"))
+			case published && samples > 10*starting:
+				cancel()
+			}
+		},
+	})
+	assert.Greater(t, r.Samples, starting)
+	assert.Positive(t, r.Attributed)
+	assert.Zero(t, r.Unproven)
+}
+
+// The recording lasts from when the processes are recorded, not from when the recorder was started, for the
+// duration that was asked for.
+func TestDuration(t *testing.T) {
+	c := childproc.Start(t, burner.Role, nil)
+	require.Equal(t, "burning", c.Ask("%s", burner.Words(burner.Records)))
+	var ready time.Time
+	const duration = 300 * time.Millisecond
+	r := record(t, t.Context(), Config{
+		Selection: Selection{PIDs: []int{c.PID()}}, Sampler: sampler.Config{Frequency: burner.Frequency()}, Duration: duration,
+		Ready: func() error {
+			burner.AwaitUse(t, c, 2*duration)
+			ready = time.Now()
+			return nil
+		},
+	})
+	assert.False(t, r.Start.Before(ready))
+	assert.GreaterOrEqual(t, r.End.Sub(r.Start), duration)
+	require.NotEmpty(t, r.parts)
+	p := r.parts[0].GetResourceProfiles()[0].GetScopeProfiles()[0].GetProfiles()[0]
+	last := uint64(0)
+	for _, s := range p.GetSamples() {
+		last = max(last, slices.Max(s.GetTimestampsUnixNano()))
+	}
+	assert.LessOrEqual(t, last, uint64(r.End.UnixNano()))
 }

@@ -51,6 +51,13 @@ func (s *Selection) selectsPublished(p *published) bool {
 	return len(s.Services) == 0 || slices.Contains(s.Services, p.service)
 }
 
+// selected reports whether a process is selected by what the kernel says of it alone, and whether it
+// may be selected once it is known what it publishes.
+func (s *Selection) selected(pid int) (selected, maybe bool) {
+	maybe = s.selects(pid)
+	return maybe && len(s.Services) == 0, maybe
+}
+
 // maxGenerations bounds how far descends looks back.
 const maxGenerations = 64
 

@@ -119,6 +119,8 @@ type tally struct {
 	spansLeftOut uint64
 	// filtered are those that did not pass the filters, and are in nothing else.
 	filtered uint64
+	// filteredAttributes are Result.FilteredAttributes, collected while samples is 0.
+	filteredAttributes map[string][]string
 	// cut, lost and dropped are what parts say of themselves.
 	cut, lost, dropped uint64
 	truncated, unnamed uint64
@@ -161,6 +163,8 @@ func newTally(attributes bool) *tally {
 		functions: map[functionKey]*functionCount{},
 		names:     map[nameKey]*NameUse{},
 		endpoints: map[nameKey]*NameUse{},
+
+		filteredAttributes: map[string][]string{},
 	}
 	if attributes {
 		t.attributes = map[attributeKey]uint64{}
@@ -187,21 +191,21 @@ func (t *tally) add(pid int, s *rawSamples, shown []reader.ThreadAttribute) {
 		}
 	}
 	p.Samples += n
-	if !s.span.exists() {
+	if !s.span.Exists() {
 		return
 	}
 	p.Attributed += n
 	t.attributed += n
-	key := spanKey{service, s.span.traceID, s.span.spanID}
+	key := spanKey{service, s.span.TraceID, s.span.SpanID}
 	if _, known := t.spans[key]; !known && len(t.spans) == maxSpans || t.shownBytes > maxShownBytes {
 		t.thinSpans()
 	}
 	count := t.spans[key]
 	count.samples += uint32(n)
-	if s.span.localRoot != [8]byte{} { // not every carrier leads to the span's cell
-		count.localRoot = s.span.localRoot
+	if s.span.LocalRootSpanID != [8]byte{} { // not every carrier leads to the span's cell
+		count.localRoot = s.span.LocalRootSpanID
 	}
-	if !s.span.proven {
+	if !s.span.Proven {
 		count.unproven += uint32(n)
 		t.unproven += n
 	}
@@ -365,6 +369,9 @@ func (t *tally) report(r *Result) {
 	r.Samples, r.Attributed, r.Unproven = t.samples, t.attributed, t.unproven
 	r.SpansLeftOut, r.Cut, r.Dropped, r.Truncated = t.spansLeftOut, t.cut, t.dropped, t.truncated
 	r.Filtered, r.Unnamed = t.filtered, t.unnamed
+	if t.samples == 0 {
+		r.FilteredAttributes = t.filteredAttributes
+	}
 	r.Lost += t.lost
 	r.Work = t.work[:]
 	for _, p := range t.processes {

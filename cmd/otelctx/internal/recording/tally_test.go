@@ -12,22 +12,23 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/symbols"
 	"github.com/otelctx/otelctx/reader"
 )
 
 // samplesOf returns samples of a service, in a span if it has an id.
-func samplesOf(service string, times int, span rawSpan) *rawSamples {
+func samplesOf(service string, times int, span sampler.Span) *rawSamples {
 	return &rawSamples{rawKey: rawKey{published: &published{service: service}, span: span}, times: make([]time.Time, times)}
 }
 
 func TestTally(t *testing.T) {
 	in := samplesOf
-	span := func(trace, span byte, proven bool) rawSpan {
-		return rawSpan{traceID: [16]byte{trace}, spanID: [8]byte{span}, proven: proven}
+	span := func(trace, span byte, proven bool) sampler.Span {
+		return sampler.Span{TraceID: [16]byte{trace}, SpanID: [8]byte{span}, Proven: proven}
 	}
 	c := newTally(false)
-	none := rawSpan{}
+	none := sampler.Span{}
 	for _, s := range []*rawSamples{
 		in("a", 1, none), in("a", 1, span(1, 1, true)), in("a", 2, span(1, 2, true)), in("a", 1, span(2, 3, false)), in("a", 1, span(2, 3, true)),
 	} {
@@ -78,7 +79,7 @@ func TestTallyOfNames(t *testing.T) {
 		{3, 5, 5, 1, attributes("span_name", "old", "span_name", "GET /b")},
 		{4, 6, 0, 1, nil},
 	} {
-		c.add(1, samplesOf("a", s.times, rawSpan{traceID: [16]byte{s.trace}, spanID: [8]byte{s.span}, localRoot: [8]byte{s.root}}), s.shown)
+		c.add(1, samplesOf("a", s.times, sampler.Span{TraceID: [16]byte{s.trace}, SpanID: [8]byte{s.span}, LocalRootSpanID: [8]byte{s.root}}), s.shown)
 	}
 	var r Result
 	c.report(&r)
@@ -148,7 +149,7 @@ func TestTallyIsBounded(t *testing.T) {
 		}
 		c.addStack("a", []*symbols.Location{{Lines: []symbols.Line{{Function: name}}}}, 1, 0)
 		shown := []reader.ThreadAttribute{{Key: "span_name", Value: name}}
-		c.add(1, samplesOf("a", 1, rawSpan{spanID: [8]byte{1, 4: byte(i), byte(i >> 8), byte(i >> 16)}}), shown)
+		c.add(1, samplesOf("a", 1, sampler.Span{SpanID: [8]byte{1, 4: byte(i), byte(i >> 8), byte(i >> 16)}}), shown)
 		require.LessOrEqual(t, len(c.functions), maxFunctions)
 		require.LessOrEqual(t, len(c.attributes), maxAttributes)
 		require.LessOrEqual(t, len(c.names), maxSpanNames)
@@ -166,7 +167,7 @@ func TestTallyOfManySpans(t *testing.T) {
 	c := newTally(false)
 	of := &published{service: "a"}
 	for i := range maxSpans + 10 {
-		s := &rawSamples{rawKey: rawKey{published: of, span: rawSpan{traceID: [16]byte{1}, spanID: [8]byte{1, byte(i >> 16), byte(i >> 8), byte(i)}}}}
+		s := &rawSamples{rawKey: rawKey{published: of, span: sampler.Span{TraceID: [16]byte{1}, SpanID: [8]byte{1, byte(i >> 16), byte(i >> 8), byte(i)}}}}
 		s.times = make([]time.Time, 1+i%2)
 		c.add(1, s, nil)
 		require.LessOrEqual(t, len(c.spans), maxSpans)
@@ -185,7 +186,7 @@ func TestTallyOfManyAttributes(t *testing.T) {
 	shown := []reader.ThreadAttribute{{Key: "span_name", Value: "n"}, {Key: "k", Value: strings.Repeat("v", maxShownBytes/spans*2)}}
 	c := newTally(false)
 	for i := range spans * samples {
-		span := rawSpan{traceID: [16]byte{1}, spanID: [8]byte{1, 6: byte(i % spans >> 8), 7: byte(i % spans)}}
+		span := sampler.Span{TraceID: [16]byte{1}, SpanID: [8]byte{1, 6: byte(i % spans >> 8), 7: byte(i % spans)}}
 		c.add(1, samplesOf("a", 1, span), shown)
 		require.LessOrEqual(t, c.shownBytes, maxShownBytes+shownSize(shown))
 	}

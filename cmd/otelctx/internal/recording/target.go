@@ -23,16 +23,24 @@ type target struct {
 	// seen says that there were samples since the last look at the process.
 	seen atomic.Bool
 
-	// The rest is for who looks after the targets.
+	// user is who has started the process.
+	user int
 
-	// used is what the process had used of the processors at the last look, and active
-	// when that had last changed.
-	used   uint64
-	active time.Time
-	// refreshAfter is when the mappings may be looked at again.
+	// Guarded by the registry: used is the CPU time of the process at the last look, active when that
+	// had last changed, and retired when the recording of the program ended, zero before.
+	used            uint64
+	active, retired time.Time
+
+	// For the look at the process, of which there is one at a time: refreshAfter is when the mappings
+	// may be read again.
 	refreshAfter time.Time
 
-	// users counts who needs what is open: the one who looks after it, and parts.
+	// Guarded by watcher.watching: unadvertised is when a ring was found that is not advertised, zero
+	// if there is none. readAnyway says that it is read nevertheless.
+	unadvertised time.Time
+	readAnyway   bool
+
+	// users counts those who need what is open: the registry, looks and parts.
 	users atomic.Int32
 }
 

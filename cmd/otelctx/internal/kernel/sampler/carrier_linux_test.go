@@ -70,7 +70,7 @@ func TestChosenCarrier(t *testing.T) {
 			assert.Positive(t, v.found)
 			assert.GreaterOrEqual(t, float64(v.found), test.recall*float64(v.inside))
 			for _, one := range samples {
-				if one.Span != nil {
+				if one.Span.Exists() {
 					require.Equal(t, test.carrier, one.Span.Carrier)
 					require.Equal(t, test.proven, one.Span.Proven)
 				}
@@ -92,7 +92,7 @@ func TestChosenCarrierIsMissing(t *testing.T) {
 			c := startBurner(t, nil, words...)
 			watch(t, s, c.PID(), layoutOf(t, c.PID()))
 			for _, one := range take(t, s, 300) {
-				require.Nil(t, one.Span)
+				require.Zero(t, one.Span)
 			}
 		})
 	}
@@ -110,7 +110,7 @@ func TestLabelsOfOthers(t *testing.T) {
 			// Labels end before the span does, and slots with it.
 			assertExact(t, judge(c, samples))
 			for _, one := range samples {
-				if one.Span != nil {
+				if one.Span.Exists() {
 					require.Equal(t, trace == burner.ForeignTrace, one.Span.TraceID == burner.ForeignTrace)
 				}
 			}
@@ -159,7 +159,7 @@ func TestLabelsAsProfilersReadThem(t *testing.T) {
 				if one.Goroutine != 0 {
 					goroutines++
 				}
-				if one.Span == nil {
+				if !one.Span.Exists() {
 					continue
 				}
 				found++
@@ -192,7 +192,7 @@ func TestLabelsThatChange(t *testing.T) {
 	watch(t, s, c.PID(), layoutOf(t, c.PID()))
 	found := 0
 	for _, one := range take(t, s, 600) {
-		if one.Span != nil {
+		if one.Span.Exists() {
 			found++
 			require.Equal(t, span, hex.EncodeToString(one.Span.SpanID[:]))
 		}
@@ -287,10 +287,10 @@ func TestSpanOfLabels(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			got := spanOfLabels(test.labels)
 			if !test.found {
-				assert.Nil(t, got)
+				assert.Zero(t, got)
 				return
 			}
-			assert.Equal(t, &Span{
+			assert.Equal(t, Span{
 				TraceID: [16]byte{0x01, 0x23, 0x45, 0x67, 0x89, 0xAB, 0xCD, 0xEF, 0x01, 0x23, 0x45, 0x67, 0x89, 0xAB, 0xCD, 0xEF},
 				SpanID:  [8]byte{0xFE, 0xDC, 0xBA, 0x98, 0x76, 0x54, 0x32, 0x10}, Carrier: Labels, Proven: true,
 			}, got)
@@ -305,7 +305,7 @@ func TestDecodeLabels(t *testing.T) {
 	var s Sample
 	_, err := s.decode(encodeEvent(t, h, data...))
 	require.NoError(t, err)
-	require.NotNil(t, s.Span)
+	require.NotZero(t, s.Span)
 	assert.Equal(t, spanOfLabels(labels), s.Span)
 	assert.Equal(t, "labels", s.Span.Carrier.String())
 	assert.Equal(t, "thread_slots", ThreadSlots.String())
@@ -313,7 +313,7 @@ func TestDecodeLabels(t *testing.T) {
 	h.AttrsSize = 0
 	_, err = s.decode(encodeEvent(t, h, data...))
 	require.NoError(t, err)
-	assert.Nil(t, s.Span, "a goroutine without labels")
+	assert.Zero(t, s.Span, "a goroutine without labels")
 }
 
 // goContext is a process context that says which version of Go the process is built with.

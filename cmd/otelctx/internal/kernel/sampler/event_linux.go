@@ -41,9 +41,9 @@ func (s *Sample) decode(b []byte) (bootNS uint64, err error) {
 	case programCarrierLABELS:
 		s.Span = spanOfLabels(data[user+kernel:][:h.AttrsSize])
 	default:
-		s.Span = &Span{
+		s.Span = Span{
 			TraceFlags: h.TraceFlags, Carrier: Carrier(h.Carrier), Proven: h.Proven != 0,
-			Attributes: bytes.Clone(data[user+kernel:][:h.AttrsSize]), Name: h.Names[0], Endpoint: h.Names[1],
+			Attributes: string(data[user+kernel:][:h.AttrsSize]), Name: h.Names[0], Endpoint: h.Names[1],
 		}
 		binary.NativeEndian.PutUint64(s.Span.TraceID[:8], h.TraceId[0])
 		binary.NativeEndian.PutUint64(s.Span.TraceID[8:], h.TraceId[1])

@@ -173,21 +173,8 @@ func kernelBoottime() (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	const name = "/proc/self/timens_offsets"
-	b, err := os.ReadFile(name)
-	if errors.Is(err, fs.ErrNotExist) {
-		return now, nil // A kernel without time namespaces.
-	}
-	if err != nil {
-		return 0, err
-	}
-	for line := range strings.Lines(string(b)) {
-		var seconds, nanoseconds int64
-		if _, err := fmt.Sscanf(line, "boottime %d %d", &seconds, &nanoseconds); err == nil {
-			return now - uint64(seconds*int64(time.Second)+nanoseconds), nil
-		}
-	}
-	return 0, fmt.Errorf("%s: no boottime in %q", name, b)
+	offset, err := boottime.Offset("/proc/self")
+	return now - uint64(offset), err
 }
 
 // sameMoment returns one moment on two clocks: time's, and [kernelBoottime]. It looks at

@@ -17,12 +17,12 @@ const (
 	labelSize    = labelKeySize + len(programLabel{}.Value)
 )
 
-// spanOfLabels returns the span that labels name, as the program has read them, or nil.
+// spanOfLabels returns the span that labels name, as the program has read them, or none.
 // If two labels have the same key, after the cut, the last one counts.
 //
 // The OpenTelemetry eBPF profiler takes bytes for labels in this way (tracer/labels.go).
 // Strings end at the first zero. Values end before what is not UTF-8, unless that is all.
-func spanOfLabels(labels []byte) *Span {
+func spanOfLabels(labels []byte) Span {
 	var trace, span []byte
 	for ; len(labels) >= labelSize; labels = labels[labelSize:] {
 		key, value := untilZero(labels[:labelKeySize]), untilZero(labels[labelKeySize:labelSize])
@@ -37,9 +37,9 @@ func spanOfLabels(labels []byte) *Span {
 			span = text
 		}
 	}
-	s := &Span{Carrier: Labels, Proven: true}
+	s := Span{Carrier: Labels, Proven: true}
 	if !decodeID(s.TraceID[:], trace) || !decodeID(s.SpanID[:], span) {
-		return nil
+		return Span{}
 	}
 	return s
 }

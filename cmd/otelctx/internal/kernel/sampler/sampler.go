@@ -113,12 +113,12 @@ type Sample struct {
 	// Goroutine is the id of the user's goroutine that the thread ran, or waited for a
 	// system call for. It is 0 if there was none, or it is not known.
 	Goroutine uint64
-	// Span is the span that the thread was in, nil if there was none or none that
-	// can be told.
-	Span *Span
+	// Span is the span that the thread was in, zero if there was none or it is not known.
+	Span Span
 }
 
-// Span is the span that a thread was in.
+// Span is the span that a thread was in. Spans are equal (==) if they are the same and were shown in the same
+// way. The zero value is none.
 type Span struct {
 	TraceID [16]byte
 	SpanID  [8]byte
@@ -131,7 +131,7 @@ type Span struct {
 	Name, Endpoint uint16
 	// Attributes are those of the span as OTEP 4947 encodes them, which
 	// [reader.ThreadLayout.Attributes] decodes.
-	Attributes []byte
+	Attributes string
 	// Carrier is what the span was read from.
 	Carrier Carrier
 	// Proven says that the process showed this span for the goroutine that the thread
@@ -139,4 +139,16 @@ type Span struct {
 	// Its goroutine may have moved on since. In slots of layout 1 the span may even be
 	// another thread's. Labels are the goroutine's, but may outlive their span.
 	Proven bool
+}
+
+// Exists reports whether there is a span.
+func (s *Span) Exists() bool { return s.SpanID != [8]byte{} }
+
+// flagSampled is the flag of W3C's trace context that says that a span is sampled.
+const flagSampled = 1
+
+// Unsampled reports whether a span is known not to be sampled. Labels and slots of layout 1,
+// whose spans are unproven, do not tell.
+func (s *Span) Unsampled() bool {
+	return s.Exists() && s.Proven && s.Carrier != Labels && s.TraceFlags&flagSampled == 0
 }

@@ -54,7 +54,9 @@ type Sampler struct {
 	// drained says that there will be no more samples. It is the reader's.
 	drained bool
 
-	nextMu sync.Mutex
+	// listing is held while the kernel lists the processes, and before mu. Watching does not wait for that.
+	listing sync.Mutex
+	nextMu  sync.Mutex
 	// next makes the next list of processes, for those who ask for one of them; nil if
 	// nobody does.
 	next func() (map[int]Process, error)
@@ -214,14 +216,17 @@ func (s *Sampler) Unwatch(pid int) error {
 
 // Processes returns the processes that the caller's PID namespace has, by their ids.
 func (s *Sampler) Processes() (map[int]Process, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	s.listing.Lock()
+	defer s.listing.Unlock()
 	return s.processes()
 }
 
-// processes is Processes; s.mu is held.
+// processes is Processes; s.listing is held.
 func (s *Sampler) processes() (map[int]Process, error) {
-	if s.closed {
+	s.mu.Lock()
+	closed := s.closed
+	s.mu.Unlock()
+	if closed {
 		return nil, os.ErrClosed
 	}
 	var content []byte
@@ -275,8 +280,8 @@ func (s *Sampler) Image(pid int) (Image, error) {
 
 // nextProcesses is s.next.
 func (s *Sampler) nextProcesses() (map[int]Process, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	s.listing.Lock()
+	defer s.listing.Unlock()
 	s.nextMu.Lock()
 	s.next = nil // Who asks from now on is told what holds then.
 	s.nextMu.Unlock()
@@ -384,6 +389,8 @@ func (s *Sampler) count() {
 // Close ends sampling and releases everything. It returns what went wrong the first
 // time.
 func (s *Sampler) Close() error {
+	s.listing.Lock()
+	defer s.listing.Unlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {

@@ -163,12 +163,12 @@ func judgeBy(names func(Sample) []string, samples []Sample) verdict {
 			v.undecided++
 		case truth == 0:
 			v.outside++
-			if s.Span != nil {
+			if s.Span.Exists() {
 				v.stray++
 			}
 		default:
 			v.inside++
-			if s.Span == nil {
+			if !s.Span.Exists() {
 				break
 			}
 			if n := burner.Number(s.Span.SpanID); burner.Same(n, truth) {
@@ -248,7 +248,7 @@ func TestSpans(t *testing.T) {
 			others := 0
 			for _, one := range samples {
 				assert.Equal(t, c.PID(), one.Image.PID)
-				if one.Span != nil {
+				if one.Span.Exists() {
 					assert.Equal(t, test.proven, one.Span.Proven)
 					assert.Equal(t, test.proven, one.Span.LocalRootSpanID != [8]byte{}, "the cell has the local root")
 					if one.Span.Carrier != Carrier(test.carrier) {
@@ -323,14 +323,14 @@ func TestAttributes(t *testing.T) {
 		samples := take(t, s, 500)
 		name := namesOf(c, samples)
 		for _, one := range samples {
-			crafted := one.Span != nil && one.Span.SpanID == burner.CraftedSpan
+			crafted := one.Span.Exists() && one.Span.SpanID == burner.CraftedSpan
 			if burner.InCrafted(name(one)) {
 				inside++
 				require.True(t, crafted)
 			}
 			if crafted {
-				require.Equal(t, &Span{
-					TraceID: [16]byte{0xCF}, SpanID: burner.CraftedSpan, TraceFlags: 1, Attributes: burner.CraftedAttributes,
+				require.Equal(t, Span{
+					TraceID: [16]byte{0xCF}, SpanID: burner.CraftedSpan, TraceFlags: 1, Attributes: string(burner.CraftedAttributes),
 					Carrier: GoroutineRecord, Proven: true,
 				}, one.Span)
 			}
@@ -346,14 +346,14 @@ func TestAttributesOfSlots(t *testing.T) {
 		watch(t, s, c.PID(), layoutOf(t, c.PID()))
 		n := 0
 		for _, one := range take(t, s, 300) {
-			if one.Span == nil {
+			if !one.Span.Exists() {
 				continue
 			}
 			n++
 			// A ring that is only found says nothing of the Go runtime.
-			require.Equal(t, &Span{
+			require.Equal(t, Span{
 				TraceID: [16]byte{7: 1, 15: 2}, SpanID: [8]byte{7: 3}, TraceFlags: 1,
-				Attributes: bytes.Repeat([]byte{'a'}, size), Carrier: ThreadSlots,
+				Attributes: strings.Repeat("a", size), Carrier: ThreadSlots,
 			}, one.Span)
 		}
 		if testenv.Emulated() {
@@ -551,14 +551,14 @@ func TestWatchAgain(t *testing.T) {
 	c := startBurner(t, nil, burner.Later, burner.Records)
 	watch(t, s, c.PID(), nil)
 	for _, one := range take(t, s, 500) {
-		require.Nil(t, one.Span)
+		require.Zero(t, one.Span)
 		require.Zero(t, one.Goroutine)
 		require.NotEmpty(t, one.User)
 	}
 	watch(t, s, c.PID(), layoutOf(t, c.PID())) // "of nothing"
 	assert.Equal(t, "published", c.Ask("publish"))
 	watch(t, s, c.PID(), layoutOf(t, c.PID()))
-	for start := time.Now(); take(t, s, 1)[0].Span == nil; {
+	for start := time.Now(); !take(t, s, 1)[0].Span.Exists(); {
 		require.Less(t, time.Since(start), testenv.Patience)
 	}
 	require.NoError(t, s.Unwatch(c.PID()))

@@ -190,11 +190,13 @@ func TestFlameGraphInBrowser(t *testing.T) {
 	assert.Equal(t, 2, evaluate[int](b, "document.scripts.length"))
 	assert.Zero(t, evaluate[int](b, "document.images.length"))
 	assert.Zero(t, evaluate[int](b, `performance.getEntriesByType("resource").length`), "it loads nothing else")
-	options := evaluate[[]string](b, `[...document.getElementById("name").options].map(o => o.text)`)
-	assert.Equal(t, []string{
-		"everything", "in spans", "outside of spans", "GET /cart, 0.500 s", "SELECT, 0.200 s",
-		strings.Join(strings.Fields(hostile), " ") + ", 0.100 s",
-	}, options)
+	shownHostile := strings.Join(strings.Fields(hostile), " ") + ", 0.100 s"
+	for id, want := range map[string][]string{
+		"name":     {"everything", "in spans", "outside of spans", "GET /cart, 0.500 s", "SELECT, 0.200 s", shownHostile},
+		"endpoint": {"all", "GET /cart, 0.700 s", shownHostile},
+	} {
+		assert.Equal(t, want, evaluate[[]string](b, `[...document.getElementById("`+id+`").options].map(o => o.text)`))
+	}
 	assert.True(t, evaluate[bool](b, `document.getElementById("cut").hidden`))
 
 	// Search.
@@ -218,17 +220,23 @@ func TestFlameGraphInBrowser(t *testing.T) {
 	click("all")
 	assert.Equal(t, everything, boxes())
 
-	// The names of spans, and traces.
-	for _, test := range []struct{ name, trace, want string }{
-		{"inside", "", "80 samples, 0.800 s of CPU time"},
-		{"outside", "", "20 samples, 0.200 s of CPU time"},
-		{"2", "", "50 samples, 0.500 s of CPU time"},
-		{"3", "", "20 samples, 0.200 s of CPU time"},
-		{"2", "02" + strings.Repeat("0", 30), "10 samples, 0.100 s of CPU time"},
-		{"all", " 01", "40 samples, 0.400 s of CPU time"},
-		{"3", "01", "0 samples, 0.000 s of CPU time"},
-		{"outside", "01", "0 samples, 0.000 s of CPU time"},
+	// Endpoints, the names of spans, and traces.
+	for _, test := range []struct{ endpoint, name, trace, want string }{
+		{"all", "inside", "", "80 samples, 0.800 s of CPU time"},
+		{"all", "outside", "", "20 samples, 0.200 s of CPU time"},
+		{"all", "2", "", "50 samples, 0.500 s of CPU time"},
+		{"all", "3", "", "20 samples, 0.200 s of CPU time"},
+		{"all", "2", "02" + strings.Repeat("0", 30), "10 samples, 0.100 s of CPU time"},
+		{"all", "all", " 01", "40 samples, 0.400 s of CPU time"},
+		{"all", "3", "01", "0 samples, 0.000 s of CPU time"},
+		{"all", "outside", "01", "0 samples, 0.000 s of CPU time"},
+		{"2", "all", "", "70 samples, 0.700 s of CPU time"},
+		{"3", "all", "", "10 samples, 0.100 s of CPU time"},
+		{"2", "3", "", "20 samples, 0.200 s of CPU time"},
+		{"2", "all", "04", "0 samples, 0.000 s of CPU time"},
+		{"2", "outside", "", "0 samples, 0.000 s of CPU time"},
 	} {
+		set("endpoint", test.endpoint)
 		set("name", test.name)
 		set("trace", test.trace)
 		assert.Equal(t, test.want, summary(), test)

@@ -11,6 +11,7 @@ import (
 	"iter"
 	"os"
 	"runtime/debug"
+	"strings"
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
@@ -129,10 +130,12 @@ func (c *Client) requests(data *profilespb.ProfilesData) iter.Seq2[request, erro
 	}
 }
 
-// Pauses between attempts grow from one to the other.
+// Pauses between attempts grow from firstPause to longestPause. A collector that asks for another pause gets
+// it, up to longestAsked.
 const (
 	firstPause   = 500 * time.Millisecond
 	longestPause = 10 * time.Second
+	longestAsked = time.Minute
 )
 
 func newPauses() *backoff.ExponentialBackOff {
@@ -142,12 +145,15 @@ func newPauses() *backoff.ExponentialBackOff {
 }
 
 // try makes one attempt to send a request, which has the timeout to itself. The error wraps a
-// *failure or a *RejectedError.
+// *failure or a *RejectedError. What the collector says is cut to maxForeignText.
 func (c *Client) try(ctx context.Context, r *request) (warning string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, c.config.timeout)
 	defer cancel()
 	response, err := c.transport.send(ctx, r.encoded)
 	if err != nil {
+		if f, ok := errors.AsType[*failure](err); ok {
+			f.error = shortened(f.error)
+		}
 		// gRPC may find the time to be over before ctx does.
 		if deadline, _ := ctx.Deadline(); ctx.Err() == nil && time.Now().Before(deadline) {
 			r.answer = err
@@ -156,10 +162,37 @@ func (c *Client) try(ctx context.Context, r *request) (warning string, err error
 	}
 	p := response.GetPartialSuccess()
 	if p.GetRejectedProfiles() != 0 {
-		return "", &RejectedError{Rejected: p.GetRejectedProfiles(), Message: p.GetErrorMessage()}
+		return "", &RejectedError{Rejected: p.GetRejectedProfiles(), Message: foreignText(p.GetErrorMessage())}
 	}
-	return p.GetErrorMessage(), nil
+	return foreignText(p.GetErrorMessage()), nil
 }
+
+// maxResponse bounds an answer of a collector, its headers and its body each, and maxForeignText what is kept
+// of a text in it, both in bytes.
+const (
+	maxResponse    = 64 << 10
+	maxForeignText = 1 << 10
+)
+
+// foreignText returns a text from a collector as valid UTF-8, cut if it is too long.
+func foreignText(s string) string {
+	if len(s) > maxForeignText {
+		s = s[:maxForeignText] + "…"
+	}
+	return strings.ToValidUTF8(s, "\uFFFD")
+}
+
+// shortError is an error whose text a collector may have chosen.
+type shortError struct {
+	error
+
+	text string
+}
+
+func (e *shortError) Error() string { return e.text }
+func (e *shortError) Unwrap() error { return e.error }
+
+func shortened(err error) error { return &shortError{err, foreignText(err.Error())} }
 
 // failed returns why a request was not sent, of which err is the last error.
 func (c *Client) failed(r request, err error) error {

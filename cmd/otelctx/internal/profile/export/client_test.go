@@ -189,7 +189,7 @@ func sendBy(t *testing.T, c *Client, data *profilespb.ProfilesData) Delivery {
 	t.Helper()
 	q := NewQueue(c)
 	q.Add(data)
-	require.NoError(t, q.Close())
+	require.NoError(t, q.Close(context.Background()))
 	d := q.Delivery()
 	assert.Zero(t, d.Waiting)
 	assert.Equal(t, d.Dropped > 0, len(d.Reasons) > 0)

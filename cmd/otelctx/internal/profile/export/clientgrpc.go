@@ -27,7 +27,7 @@ type grpcTransport struct {
 }
 
 func newGRPCTransport(c config) (*grpcTransport, error) {
-	t := &grpcTransport{headers: c.headers, options: []grpc.CallOption{grpc.ForceCodec(encoded{})}}
+	t := &grpcTransport{headers: c.headers, options: []grpc.CallOption{grpc.ForceCodec(encoded{}), grpc.MaxCallRecvMsgSize(maxResponse)}}
 	if c.gzip {
 		t.options = append(t.options, grpc.UseCompressor(gzip.Name))
 	}
@@ -36,7 +36,8 @@ func newGRPCTransport(c config) (*grpcTransport, error) {
 		security = credentials.NewTLS(c.tls)
 	}
 	var err error
-	t.connection, err = grpc.NewClient(c.target, grpc.WithTransportCredentials(security), grpc.WithUserAgent(userAgent()))
+	t.connection, err = grpc.NewClient(c.target, grpc.WithTransportCredentials(security), grpc.WithUserAgent(userAgent()),
+		grpc.WithMaxHeaderListSize(maxResponse))
 	return t, err
 }
 
@@ -84,6 +85,7 @@ func (t *grpcTransport) send(ctx context.Context, encoded []byte) (*collectorpb.
 func grpcFailure(err error) *failure {
 	f := &failure{error: err}
 	s := status.Convert(err)
+	f.error = status.Error(s.Code(), foreignText(s.Message())) // without the details, which may be large
 	asked := false
 	for _, detail := range s.Details() {
 		if info, ok := detail.(*errdetails.RetryInfo); ok {

@@ -22,9 +22,6 @@ import (
 // protobufType is the content type of OTLP/HTTP with binary protobuf.
 const protobufType = "application/x-protobuf"
 
-// maxResponse bounds what is read of an answer, in bytes.
-const maxResponse = 1 << 20
-
 // httpTransport is OTLP/HTTP with binary protobuf.
 type httpTransport struct {
 	client  http.Client
@@ -45,7 +42,7 @@ func newHTTPTransport(c config) *httpTransport {
 	if c.gzip {
 		t.headers.Set("Content-Encoding", "gzip")
 	}
-	t.client.Transport = &http.Transport{Proxy: http.ProxyFromEnvironment, TLSClientConfig: c.tls, ForceAttemptHTTP2: true}
+	t.client.Transport = &http.Transport{Proxy: http.ProxyFromEnvironment, TLSClientConfig: c.tls, ForceAttemptHTTP2: true, MaxResponseHeaderBytes: maxResponse}
 	// Headers hold secrets, which are for the endpoint alone.
 	t.client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	return t

@@ -6,6 +6,7 @@ package export
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -55,7 +56,7 @@ func recording(t *testing.T, n int) *profilespb.ProfilesData {
 
 // write writes a recording in parts.
 func write(path string, format Format, parts ...*profilespb.ProfilesData) error {
-	f, err := Create(path, format, nil)
+	f, err := Create(context.Background(), path, format, nil)
 	if err != nil {
 		return err
 	}
@@ -208,7 +209,7 @@ func TestFileFails(t *testing.T) {
 	require.Error(t, write(filepath.Join(path, "no directory"), OTLP, recording(t, 1)))
 	// For the second one there is no room for a longer name beside it.
 	for _, name := range []string{"discarded", strings.Repeat("n", 255)} {
-		f, err := Create(filepath.Join(dir, name), OTLP, nil)
+		f, err := Create(t.Context(), filepath.Join(dir, name), OTLP, nil)
 		require.NoError(t, err)
 		require.NoError(t, f.Discard())
 	}
@@ -248,7 +249,7 @@ func TestFileElsewhere(t *testing.T) {
 	assert.NotZero(t, info.Mode()&os.ModeDevice)
 
 	var b bytes.Buffer
-	f, err := Create("-", JSONLines, &b)
+	f, err := Create(t.Context(), "-", JSONLines, &b)
 	require.NoError(t, err)
 	require.NoError(t, f.Add(recording(t, 1)))
 	require.NoError(t, f.Close())
@@ -300,7 +301,7 @@ func TestJSON(t *testing.T) {
 func TestLongRecordings(t *testing.T) {
 	const parts, most = 24, 8 << 20
 	for _, format := range []Format{Pprof, OTLP, JSON, JSONLines, Folded, HTML} {
-		f, err := Create(filepath.Join(t.TempDir(), "profile"), format, nil)
+		f, err := Create(t.Context(), filepath.Join(t.TempDir(), "profile"), format, nil)
 		require.NoError(t, err)
 		before := heap()
 		for i := range parts {
@@ -334,13 +335,13 @@ func heap() uint64 {
 func TestNoDirectoryForTemporaryFiles(t *testing.T) {
 	t.Setenv("TMPDIR", filepath.Join(t.TempDir(), "missing"))
 	dir := t.TempDir()
-	f, err := Create(filepath.Join(dir, "x.json"), JSON, nil)
+	f, err := Create(t.Context(), filepath.Join(dir, "x.json"), JSON, nil)
 	require.NoError(t, err)
 	require.NoError(t, f.Close())
 	entries, err := os.ReadDir(dir)
 	require.NoError(t, err)
 	assert.Len(t, entries, 1, "and nothing is left there")
-	f, err = Create("-", JSON, io.Discard)
+	f, err = Create(t.Context(), "-", JSON, io.Discard)
 	require.NoError(t, err)
 	require.NoError(t, f.Discard())
 }

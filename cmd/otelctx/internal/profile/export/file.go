@@ -5,12 +5,15 @@ package export
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"sync/atomic"
+	"time"
 
 	profilespb "go.opentelemetry.io/proto/otlp/profiles/v1development"
 )
@@ -19,13 +22,26 @@ import (
 const filePerms = 0o600
 
 // File is where profiles are written to. It is not safe for concurrent use.
+//
+// Whatever waits for the file system, or for who reads a pipe, ends after an interrupt: opening at once, and
+// writing when nothing could be written for maxStall. The file is lost then, and so are the goroutine and the
+// descriptors that still wait.
 type File struct {
-	output  output
-	buffer  *bufio.Writer
-	encoder encoder
-	spools  []*os.File // of the encoder
-	err     error
+	interrupted context.Context //nolint:containedctx // It is about each call.
+	path        string
+	output      output
+	written     atomic.Int64 // bytes, to the output
+	buffer      *bufio.Writer
+	encoder     encoder
+	spools      []*os.File // of the encoder
+	err         error
+	// stuck says that a call still waits, to which the rest of the file belongs.
+	stuck bool
 }
+
+// maxStall is how long a file that takes nothing is waited for after an interrupt. Synchronizing a large file
+// with a slow disk takes some seconds.
+const maxStall = 5 * time.Second
 
 // encoder writes profiles, one behind the other, so that the whole is one file.
 type encoder interface {
@@ -42,29 +58,91 @@ type output interface {
 
 // Create begins to write a file, or to stdout if path is "-". It opens what is there as a
 // shell does, before there is anything to lose. So the kernel's rules for links and files
-// of other users hold.
+// of other users hold. When interrupted is done, it no longer waits, for the reader of a FIFO for example.
 //
 // A regular file appears complete when it is closed, and one that was there stays until
 // then. One that is a link, has more names, or is another user's is written over at that
 // moment; the others are replaced. What is no regular file, such as a pipe, is written to
 // as profiles come. New files are the caller's alone (0600).
-func Create(path string, format Format, stdout io.Writer) (*File, error) {
-	out, err := open(path, stdout)
-	if err != nil {
-		return nil, err
-	}
-	f := &File{output: out, buffer: bufio.NewWriter(out)}
-	f.encoder, err = newEncoder(format, f.buffer, func() (*os.File, error) {
-		spool, err := newSpool(filepath.Dir(path))
-		if err == nil {
-			f.spools = append(f.spools, spool)
+func Create(interrupted context.Context, path string, format Format, stdout io.Writer) (*File, error) {
+	f := &File{interrupted: interrupted, path: path}
+	opened := make(chan error, 1)
+	var out output
+	go func() {
+		var err error
+		out, err = open(path, stdout)
+		opened <- err
+	}()
+	select {
+	case err := <-opened:
+		if err != nil {
+			return nil, err
 		}
-		return spool, err
+	case <-interrupted.Done():
+		go func() {
+			if <-opened == nil {
+				_ = out.discard()
+			}
+		}()
+		return nil, fmt.Errorf("interrupted while opening %s", path)
+	}
+	f.output = out
+	f.buffer = bufio.NewWriter(&countingWriter{out, &f.written})
+	err := f.do(func() (err error) {
+		f.encoder, err = newEncoder(format, f.buffer, func() (*os.File, error) {
+			spool, err := newSpool(filepath.Dir(path))
+			if err == nil {
+				f.spools = append(f.spools, spool)
+			}
+			return spool, err
+		})
+		return err
 	})
 	if err != nil {
 		return nil, errors.Join(err, f.Discard())
 	}
 	return f, nil
+}
+
+// countingWriter counts what is written.
+type countingWriter struct {
+	io.Writer
+	written *atomic.Int64
+}
+
+func (w *countingWriter) Write(b []byte) (int, error) {
+	n, err := w.Writer.Write(b)
+	w.written.Add(int64(n))
+	return n, err
+}
+
+// do does something that may wait. After an interrupt it gives that up when nothing could be written for
+// maxStall.
+func (f *File) do(what func() error) error {
+	if f.stuck {
+		return f.err
+	}
+	done := make(chan error, 1)
+	go func() { done <- what() }()
+	select {
+	case err := <-done:
+		return err
+	case <-f.interrupted.Done():
+	}
+	for before := int64(-1); ; {
+		written := f.written.Load()
+		if written == before {
+			f.stuck = true
+			f.err = fmt.Errorf("interrupted while %s took nothing", f.path)
+			return f.err
+		}
+		before = written
+		select {
+		case err := <-done:
+			return err
+		case <-time.After(maxStall):
+		}
+	}
 }
 
 // newEncoder returns an encoder. What has to wait is in files that spool makes, and the caller
@@ -92,7 +170,7 @@ func newEncoder(format Format, to *bufio.Writer, spool func() (*os.File, error))
 // completed.
 func (f *File) Add(data *profilespb.ProfilesData) error {
 	if f.err == nil {
-		f.err = f.encoder.add(data)
+		f.err = f.do(func() error { return f.encoder.add(data) })
 	}
 	return f.err
 }
@@ -101,19 +179,21 @@ func (f *File) Add(data *profilespb.ProfilesData) error {
 // file.
 func (f *File) Close() error {
 	if f.err == nil {
-		f.err = f.encoder.close()
-	}
-	if f.err == nil {
-		f.err = f.buffer.Flush()
+		f.err = f.do(func() error { return errors.Join(f.encoder.close(), f.buffer.Flush()) })
 	}
 	if f.err != nil {
 		return errors.Join(f.err, f.Discard())
 	}
-	return errors.Join(f.output.finish(), f.closeSpools())
+	return f.do(func() error { return errors.Join(f.output.finish(), f.closeSpools()) })
 }
 
-// Discard removes what was written, if that is possible. Call it in place of Close.
-func (f *File) Discard() error { return errors.Join(f.output.discard(), f.closeSpools()) }
+// Discard removes what was written, if that is possible. Call it instead of Close.
+func (f *File) Discard() error {
+	if f.stuck {
+		return nil // The error has been returned.
+	}
+	return f.do(func() error { return errors.Join(f.output.discard(), f.closeSpools()) })
+}
 
 func (f *File) closeSpools() (err error) {
 	for _, spool := range f.spools {

@@ -48,7 +48,7 @@ func TestWrittenOverOnFullDisk(t *testing.T) {
 // An error of writing is told when it happens.
 func TestFullDisk(t *testing.T) {
 	for _, format := range []Format{OTLP, JSON, JSONLines} {
-		f, err := Create("/dev/full", format, nil)
+		f, err := Create(t.Context(), "/dev/full", format, nil)
 		require.NoError(t, err)
 		require.ErrorIs(t, f.Add(partOf(0)), syscall.ENOSPC, format)
 		require.ErrorIs(t, f.Close(), syscall.ENOSPC, format)
@@ -70,7 +70,7 @@ func TestSpoolsAreClosed(t *testing.T) {
 		return n
 	}
 	for _, end := range []func(*File) error{(*File).Close, (*File).Discard} {
-		f, err := Create(filepath.Join(t.TempDir(), "x.json"), JSON, nil)
+		f, err := Create(t.Context(), filepath.Join(t.TempDir(), "x.json"), JSON, nil)
 		require.NoError(t, err)
 		require.NoError(t, f.Add(partOf(0)))
 		assert.NotZero(t, spools())

@@ -27,6 +27,9 @@ import (
 // hostile is a name that would do harm in a page, and break lines of stacks.
 const hostile = `</script><img src=x onerror="document.title='harmed'"><!--;&amp; "' \u2028`
 
+// endpoints are those of the requests that the spans of the recording belong to, by their names.
+var endpoints = map[string]string{"GET /cart": "GET /cart", "SELECT": "GET /cart", hostile: hostile}
+
 // requests returns a recording of a shop with two kinds of spans, in three traces, and of
 // a process that means harm.
 func requests(t *testing.T) *profilespb.ProfilesData {
@@ -49,6 +52,9 @@ func requests(t *testing.T) *profilespb.ProfilesData {
 		if trace != 0 {
 			s.Link = &profile.Link{TraceID: [16]byte{trace}, SpanID: [8]byte{trace}}
 			s.Attributes = []*commonpb.KeyValue{profile.StringAttribute(wire.NameKey, name)}
+			if endpoint := endpoints[name]; endpoint != "" {
+				s.Attributes = append(s.Attributes, profile.StringAttribute(wire.EndpointKey, endpoint))
+			}
 		}
 		times := make([]time.Time, samples)
 		for i := range times {
@@ -105,15 +111,17 @@ func TestFlameGraph(t *testing.T) {
 	assert.Equal(t, int64(10*time.Millisecond), d.Period)
 	assert.False(t, d.Cut)
 	assert.Equal(t, []string{"", "others", "GET /cart", "SELECT", hostile}, d.Names)
+	assert.Equal(t, []string{"", "others", "GET /cart", hostile}, d.Endpoints)
 	got := map[string]int64{}
-	for i := 0; i < len(d.Samples); i += 4 {
+	for i := 0; i < len(d.Samples); i += 5 {
 		stack := ""
 		for n := d.Samples[i]; n != 0; n = int64(d.Nodes[2*n]) {
 			require.Less(t, int64(d.Nodes[2*n]), n)
 			stack = ";" + d.Functions[d.Nodes[2*n+1]] + stack
 		}
-		trace := d.Traces[d.Samples[i+2]]
-		got[fmt.Sprintf("%s %s %.2s", stack, d.Names[d.Samples[i+1]], trace)] = d.Samples[i+3]
+		name, endpoint, trace := d.Names[d.Samples[i+1]], d.Endpoints[d.Samples[i+2]], d.Traces[d.Samples[i+3]]
+		assert.Equal(t, endpoints[name], endpoint)
+		got[fmt.Sprintf("%s %s %.2s", stack, name, trace)] = d.Samples[i+4]
 	}
 	assert.Equal(t, map[string]int64{
 		";shop;main.cart;main.hash;crypto/sha256.block GET /cart 01":    80,
@@ -140,7 +148,7 @@ func TestFlameGraphIsBounded(t *testing.T) {
 		name := fmt.Sprintf("%d-%s", i%5000, strings.Repeat("x", i%100))
 		s := &pprof.Sample{
 			Location: []*pprof.Location{function(name), function("main.often")}, Value: []int64{1},
-			Label: map[string][]string{labelTraceID: {strconv.Itoa(i % 2000)}, wire.NameKey: {strconv.Itoa(i % 30)}},
+			Label: map[string][]string{labelTraceID: {strconv.Itoa(i % 2000)}, wire.NameKey: {strconv.Itoa(i % 30)}, wire.EndpointKey: {strconv.Itoa(i % 40)}},
 		}
 		if i%4 == 0 {
 			s.Label = map[string][]string{labelTraceID: {"often"}, wire.NameKey: {"often"}}
@@ -152,14 +160,15 @@ func TestFlameGraphIsBounded(t *testing.T) {
 		require.LessOrEqual(t, len(f.samples), bounds.samples)
 		require.LessOrEqual(t, len(f.traces.all), bounds.traces)
 		require.LessOrEqual(t, len(f.names.all), bounds.names)
+		require.LessOrEqual(t, len(f.endpoints.all), bounds.names)
 	}
 	d := f.document()
 	assert.True(t, d.Cut)
 	shown, often := int64(0), int64(0)
-	for i := 0; i < len(d.Samples); i += 4 {
-		shown += d.Samples[i+3]
-		if d.Traces[d.Samples[i+2]] == "often" && d.Names[d.Samples[i+1]] == "often" {
-			often += d.Samples[i+3]
+	for i := 0; i < len(d.Samples); i += 5 {
+		shown += d.Samples[i+4]
+		if d.Traces[d.Samples[i+3]] == "often" && d.Names[d.Samples[i+1]] == "often" {
+			often += d.Samples[i+4]
 		}
 	}
 	assert.Equal(t, total, shown)

@@ -34,11 +34,12 @@ var (
 )
 
 // flameBounds bound a page. Beyond a bound, what has the fewest samples is put together. The
-// innermost functions of stacks go to those that have called them, and traces and names of spans
-// to others.
+// innermost functions of stacks go to those that have called them, and traces, endpoints and names of
+// spans to others.
 type flameBounds struct {
-	nodes, samples, names, traces int
-	text                          int // bytes of the functions' names
+	nodes, samples, traces int
+	names                  int // of spans, and likewise of endpoints
+	text                   int // bytes of the functions' names
 }
 
 // pageBounds keep a page below about 16 MiB. To put things together takes as long as there
@@ -89,26 +90,27 @@ func hashOf(content string) string {
 	return "sha256-" + base64.StdEncoding.EncodeToString(sum[:])
 }
 
-// flame is a flame graph, a tree of functions. Each node has its number of samples by the name
-// and the trace of the span that they were in.
+// flame is a flame graph, a tree of functions. Each node has its number of samples by the name, the
+// endpoint and the trace of the span that they were in.
 type flame struct {
 	bounds    flameBounds
 	functions *words
 	nodes     []flameNode
 	index     map[flameNode]int32
-	// names and traces begin with none and with several that are put together.
-	names, traces *words
-	samples       map[flameSample]int64
-	period        int64
-	wall          bool // the time is wall-clock time
-	cut           bool // stacks are
+	// The first two entries of each are "none" and "several that were merged".
+	names, endpoints, traces *words
+
+	samples map[flameSample]int64
+	period  int64
+	wall    bool // the time is wall-clock time
+	cut     bool // whether stacks lack their innermost functions
 }
 
 // flameNode is a function that another one has called. The first is the root. Callers are before
 // what they call.
 type flameNode struct{ parent, function int32 }
 
-type flameSample struct{ node, name, trace int32 }
+type flameSample struct{ node, name, endpoint, trace int32 }
 
 // labelTraceID is the label of pprof's samples that has the id of a span's trace.
 const labelTraceID = "trace_id"
@@ -122,7 +124,7 @@ const (
 func newFlame(bounds flameBounds) *flame {
 	return &flame{
 		bounds:    bounds,
-		functions: newWords(""), names: newWords("", "others"), traces: newWords("", "others"),
+		functions: newWords(""), names: newWords("", "others"), endpoints: newWords("", "others"), traces: newWords("", "others"),
 		nodes: []flameNode{{}}, index: map[flameNode]int32{}, samples: map[flameSample]int64{},
 	}
 }
@@ -160,6 +162,9 @@ func (f *flame) add(s *profile.Sample) {
 		if name := s.Label[wire.NameKey]; len(name) > 0 {
 			at.name = f.names.number(name[0])
 		}
+		if endpoint := s.Label[wire.EndpointKey]; len(endpoint) > 0 {
+			at.endpoint = f.endpoints.number(endpoint[0])
+		}
 	}
 	f.samples[at] += s.Value[0]
 	f.shrink()
@@ -189,6 +194,9 @@ func (f *flame) shrink() {
 	if len(f.names.all) > f.bounds.names {
 		f.mergeNames()
 	}
+	if len(f.endpoints.all) > f.bounds.names {
+		f.mergeEndpoints()
+	}
 	if len(f.samples) <= f.bounds.samples {
 		return
 	}
@@ -198,6 +206,8 @@ func (f *flame) shrink() {
 			f.mergeTraces()
 		case len(f.names.all) > f.names.first:
 			f.mergeNames()
+		case len(f.endpoints.all) > f.endpoints.first:
+			f.mergeEndpoints()
 		default:
 			f.cutStacks()
 		}
@@ -244,6 +254,10 @@ func (f *flame) mergeNames() {
 	f.names = f.merge(f.names, func(s *flameSample) *int32 { return &s.name })
 }
 
+func (f *flame) mergeEndpoints() {
+	f.endpoints = f.merge(f.endpoints, func(s *flameSample) *int32 { return &s.endpoint })
+}
+
 // merge puts the half of words with the fewest samples together, and returns the rest.
 func (f *flame) merge(was *words, of func(*flameSample) *int32) *words {
 	totals := make([]int64, len(was.all))
@@ -286,8 +300,10 @@ type flameDocument struct {
 	Wall      bool     `json:"wall,omitempty"`
 	Functions []string `json:"functions"`
 	Names     []string `json:"names"`
+	Endpoints []string `json:"endpoints"`
 	Traces    []string `json:"traces"`
-	// Nodes are parents and functions in turns, Samples are nodes, names, traces and counts.
+	// Nodes are pairs of a parent and a function. Samples are groups of five: node, name, endpoint, trace
+	// and count.
 	Nodes   []int32 `json:"nodes"`
 	Samples []int64 `json:"samples"`
 	Cut     bool    `json:"cut"`
@@ -295,16 +311,16 @@ type flameDocument struct {
 
 func (f *flame) document() flameDocument {
 	d := flameDocument{
-		Period: f.period, Wall: f.wall, Functions: f.functions.all, Names: f.names.all, Traces: f.traces.all, Cut: f.cut,
-		Nodes: make([]int32, 0, 2*len(f.nodes)), Samples: make([]int64, 0, 4*len(f.samples)),
+		Period: f.period, Wall: f.wall, Functions: f.functions.all, Names: f.names.all, Endpoints: f.endpoints.all, Traces: f.traces.all, Cut: f.cut,
+		Nodes: make([]int32, 0, 2*len(f.nodes)), Samples: make([]int64, 0, 5*len(f.samples)),
 	}
 	for _, n := range f.nodes {
 		d.Nodes = append(d.Nodes, n.parent, n.function)
 	}
 	for _, s := range slices.SortedFunc(maps.Keys(f.samples), func(a, b flameSample) int {
-		return cmp.Or(cmp.Compare(a.node, b.node), cmp.Compare(a.name, b.name), cmp.Compare(a.trace, b.trace))
+		return cmp.Or(cmp.Compare(a.node, b.node), cmp.Compare(a.name, b.name), cmp.Compare(a.endpoint, b.endpoint), cmp.Compare(a.trace, b.trace))
 	}) {
-		d.Samples = append(d.Samples, int64(s.node), int64(s.name), int64(s.trace), f.samples[s])
+		d.Samples = append(d.Samples, int64(s.node), int64(s.name), int64(s.endpoint), int64(s.trace), f.samples[s])
 	}
 	return d
 }

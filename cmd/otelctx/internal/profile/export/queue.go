@@ -43,8 +43,8 @@ type Queue struct {
 	bytes   int // of all that are waiting or being sent
 	// number is that of the next request.
 	number uint64
-	// progress is how many requests are over, one way or the other.
-	progress int
+	// taken is how many requests the collector has taken.
+	taken    int
 	delivery Delivery
 }
 
@@ -124,9 +124,9 @@ func (q *Queue) add(r request, err error) {
 // over counts a request that need not be sent any more. q.mu is held.
 func (q *Queue) over(r request, err error) {
 	q.bytes -= len(r.encoded)
-	q.progress++
 	q.delivery.Waiting -= r.samples
 	if err == nil {
+		q.taken++
 		q.delivery.Sent += r.samples
 		return
 	}
@@ -187,7 +187,7 @@ func (q *Queue) try(ctx context.Context, r *request, pauses *backoff.Exponential
 	}
 	pause := pauses.NextBackOff()
 	if f.after > 0 {
-		pause = f.after
+		pause = min(f.after, longestAsked)
 	}
 	if ctx.Err() == nil {
 		q.retried(q.client.failed(*r, err))
@@ -214,9 +214,11 @@ func (q *Queue) Delivery() Delivery {
 	return d
 }
 
-// Close sends what waits, for as long as the collector takes any of it within the timeout, and
-// drops the rest. It closes the client.
-func (q *Queue) Close() error {
+// Close sends what waits, for as long as the collector takes any of it within the timeout, drops the rest, and
+// closes the client. If ctx is done meanwhile, the rest is dropped at once. If it was done before, all that
+// waits has the timeout once.
+func (q *Queue) Close(ctx context.Context) error {
+	interrupted := ctx.Err() != nil
 	q.mu.Lock()
 	q.closed = true
 	q.arrived.Broadcast()
@@ -226,20 +228,30 @@ func (q *Queue) Close() error {
 		defer close(sent)
 		q.senders.Wait()
 	}()
-	for before := -1; ; {
-		q.mu.Lock()
-		progress := q.progress
-		q.mu.Unlock()
-		if progress == before {
-			break
+	timeout := q.client.config.timeout
+	if interrupted {
+		select {
+		case <-sent:
+		case <-time.After(timeout):
 		}
-		before = progress
+	}
+	for before := -1; ctx.Err() == nil && q.takes(&before); {
 		select {
 		case <-sent: // The next look finds nothing new.
-		case <-time.After(q.client.config.timeout):
+		case <-ctx.Done():
+		case <-time.After(timeout):
 		}
 	}
 	q.giveUp(errNoTime)
 	<-sent
 	return q.client.Close()
+}
+
+// takes reports whether the collector has taken something since before, and brings that up to date.
+func (q *Queue) takes(before *int) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	more := q.taken != *before
+	*before = q.taken
+	return more
 }

@@ -12,7 +12,9 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -37,7 +39,7 @@ func sendAll(t *testing.T, endpoint string, all ...*profilespb.ProfilesData) Del
 	for _, data := range all {
 		q.Add(data)
 	}
-	require.NoError(t, q.Close())
+	require.NoError(t, q.Close(t.Context()))
 	return q.Delivery()
 }
 
@@ -81,7 +83,7 @@ func TestQueueCountsWhatIsTooLarge(t *testing.T) {
 	c.maxRequest = 1
 	q := NewQueue(c)
 	q.Add(recording(t, 3))
-	require.NoError(t, q.Close())
+	require.NoError(t, q.Close(t.Context()))
 	d := q.Delivery()
 	assert.EqualValues(t, 6, d.Dropped)
 	assert.Zero(t, d.Sent+d.Waiting)
@@ -121,7 +123,7 @@ func TestQueueGoesOnBehindWhatIsRefused(t *testing.T) {
 		return sent == 8*senders
 	}, testenv.Patience, time.Millisecond)
 	q.giveUp(errNoTime)
-	require.NoError(t, q.Close())
+	require.NoError(t, q.Close(t.Context()))
 	d := q.Delivery()
 	assert.EqualValues(t, 6*2*senders, d.Dropped)
 	assert.Zero(t, d.Sent+d.Waiting)
@@ -138,6 +140,77 @@ func TestQueueEnds(t *testing.T) {
 	d := sendAll(t, "http://127.0.0.1:1", recording(t, 3), recording(t, 4))
 	assert.EqualValues(t, 14, d.Dropped)
 	assert.Zero(t, d.Sent+d.Waiting)
+}
+
+// An interrupt ends the wait for a collector that does not answer.
+func TestQueueEndsWhenInterrupted(t *testing.T) {
+	t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "2000000000")
+	h := &held{server: &server{}, arrived: make(chan struct{}, 1), answer: make(chan struct{})}
+	c, err := NewClient("http://" + serve(t, h))
+	require.NoError(t, err)
+	defer close(h.answer)
+	q := NewQueue(c)
+	q.Add(recording(t, 3))
+	<-h.arrived
+	ctx, interrupt := context.WithCancel(t.Context())
+	closed := make(chan error)
+	go func() { closed <- q.Close(ctx) }()
+	require.Eventually(t, func() bool {
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		return q.closed
+	}, testenv.Patience, time.Millisecond)
+	interrupt()
+	require.NoError(t, <-closed)
+	assert.EqualValues(t, 6, q.Delivery().Dropped)
+}
+
+// What a collector says is cut, and how long it may ask to be left alone is bounded.
+func TestForeignAnswers(t *testing.T) {
+	long := strings.Repeat("x", maxResponse/2)
+	byEachProtocol(t, func(t *testing.T, listen func(*testing.T, *server, *tls.Config) string) {
+		for name, s := range map[string]*server{
+			"refused":  {answers: []error{status.Error(codes.ResourceExhausted, long)}},
+			"rejected": {partial: &collectorpb.ExportProfilesPartialSuccess{RejectedProfiles: 1, ErrorMessage: long}},
+			"warning":  {partial: &collectorpb.ExportProfilesPartialSuccess{ErrorMessage: long}},
+		} {
+			t.Run(name, func(t *testing.T) {
+				d := sendAll(t, "http://"+listen(t, s, nil), recording(t, 3))
+				texts := d.Warnings
+				for _, err := range slices.Concat(d.Reasons, d.Retried) {
+					texts = append(texts, err.Error())
+				}
+				require.Len(t, texts, 1)
+				assert.Contains(t, texts[0], "xxx")
+				assert.Less(t, len(texts[0]), maxForeignText+200)
+			})
+		}
+	})
+}
+
+// busy is a collector that asks to be left alone for a day, once.
+type busy struct{ asked bool }
+
+func (b *busy) send(context.Context, []byte) (*collectorpb.ExportProfilesServiceResponse, error) {
+	if b.asked {
+		return &collectorpb.ExportProfilesServiceResponse{}, nil
+	}
+	b.asked = true
+	return nil, &failure{error: errors.New("busy"), again: true, after: 24 * time.Hour}
+}
+
+func (*busy) Close() error { return nil }
+
+func TestLongestPause(t *testing.T) {
+	data := recording(t, 3)
+	synctest.Test(t, func(t *testing.T) {
+		q := NewQueue(&Client{config: config{timeout: time.Hour}, transport: &busy{}, maxRequest: maxRequest})
+		began := time.Now()
+		q.Add(data)
+		require.NoError(t, q.Close(t.Context()))
+		assert.EqualValues(t, 6, q.Delivery().Sent)
+		assert.Equal(t, longestAsked, time.Since(began))
+	})
 }
 
 // held is a collector that answers when it is told to.
@@ -188,7 +261,7 @@ func TestQueueDropsTheOldest(t *testing.T) {
 	assert.LessOrEqual(t, q.bytes, q.limit)
 	q.mu.Unlock()
 	close(h.answer)
-	require.NoError(t, q.Close())
+	require.NoError(t, q.Close(t.Context()))
 	after := q.Delivery()
 	assert.Equal(t, added, after.Sent+before.Dropped)
 	assert.Zero(t, after.Dropped+after.Waiting)
@@ -244,7 +317,7 @@ func TestQueueOutlivesTheCollector(t *testing.T) {
 	delivered(&all, func() bool { return len(all.Retried) > 0 })
 	stop = run()
 	delivered(&all, func() bool { return all.Sent == 14 })
-	require.NoError(t, q.Close())
+	require.NoError(t, q.Close(t.Context()))
 	stop()
 	assert.Zero(t, all.Dropped)
 	assert.Len(t, s.requests, 2)

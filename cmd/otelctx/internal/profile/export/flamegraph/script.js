@@ -4,7 +4,8 @@
 // Texts of the profile come from foreign processes: they are only ever set as text.
 const profile = JSON.parse(document.getElementById("profile").textContent);
 const rowHeight = 18;
-const NONE = 0, OTHERS = 1; // of names and traces
+const NONE = 0, OTHERS = 1; // of names, endpoints and traces
+const NODE = 0, NAME = 1, ENDPOINT = 2, TRACE = 3, COUNT = 4, FIELDS = 5; // of samples
 const element = id => document.getElementById(id);
 const graph = element("graph");
 
@@ -21,16 +22,19 @@ let zoomed = root;
 function time(samples) { return (samples * profile.period / 1e9).toFixed(3) + " s"; }
 function share(part, whole) { return (whole ? 100 * part / whole : 0).toFixed(1) + " %"; }
 
-// keeps returns a function that tells whether the filters keep a sample.
+// keeps returns a function that reports whether the filters keep the sample at an index.
 function keeps() {
-	const name = element("name").value, trace = element("trace").value.trim().toLowerCase();
-	return (sampleName, sampleTrace) => {
-		if (trace && !(sampleTrace > OTHERS && profile.traces[sampleTrace].startsWith(trace))) return false;
+	const s = profile.samples, trace = element("trace").value.trim().toLowerCase();
+	const name = element("name").value, endpoint = element("endpoint").value;
+	return i => {
+		const inSpan = s[i + TRACE] !== NONE;
+		if (trace && !(s[i + TRACE] > OTHERS && profile.traces[s[i + TRACE]].startsWith(trace))) return false;
+		if (endpoint !== "all" && !(inSpan && s[i + ENDPOINT] === Number(endpoint))) return false;
 		switch (name) {
 		case "all": return true;
-		case "inside": return sampleTrace !== NONE;
-		case "outside": return sampleTrace === NONE;
-		default: return sampleTrace !== NONE && sampleName === Number(name);
+		case "inside": return inSpan;
+		case "outside": return !inSpan;
+		default: return inSpan && s[i + NAME] === Number(name);
 		}
 	};
 }
@@ -39,8 +43,8 @@ function keeps() {
 function count() {
 	for (const n of nodes) n.own = n.total = 0;
 	const kept = keeps(), s = profile.samples;
-	for (let i = 0; i < s.length; i += 4) {
-		if (kept(s[i + 1], s[i + 2])) nodes[s[i]].own += s[i + 3];
+	for (let i = 0; i < s.length; i += FIELDS) {
+		if (kept(i)) nodes[s[i + NODE]].own += s[i + COUNT];
 	}
 	for (let i = nodes.length - 1; i >= 0; i--) {
 		nodes[i].total += nodes[i].own;
@@ -107,20 +111,25 @@ function colour(name) {
 	return "hsl(" + hash % 55 + " " + (65 + hash % 20) + "% " + (68 + hash % 12) + "%)";
 }
 
+// inSpans returns how many samples in spans each value of a field has, the most first.
+function inSpans(field) {
+	const counts = new Map(), s = profile.samples;
+	for (let i = 0; i < s.length; i += FIELDS) {
+		if (s[i + TRACE] !== NONE) counts.set(s[i + field], (counts.get(s[i + field]) || 0) + s[i + COUNT]);
+	}
+	return [...counts].sort((a, b) => b[1] - a[1]);
+}
+
 function choices() {
-	const byName = new Map(), byTrace = new Map(), s = profile.samples;
-	for (let i = 0; i < s.length; i += 4) {
-		if (s[i + 2] === NONE) continue;
-		byName.set(s[i + 1], (byName.get(s[i + 1]) || 0) + s[i + 3]);
-		byTrace.set(s[i + 2], (byTrace.get(s[i + 2]) || 0) + s[i + 3]);
-	}
-	const most = of => [...of].sort((a, b) => b[1] - a[1]);
 	element("name").append(new Option("everything", "all"), new Option("in spans", "inside"), new Option("outside of spans", "outside"));
-	for (const [n, samples] of most(byName)) {
-		const text = n === NONE ? "(without a name)" : n === OTHERS ? "(other names)" : profile.names[n];
-		element("name").append(new Option(text + ", " + time(samples), n));
+	element("endpoint").append(new Option("all", "all"));
+	for (const [id, field, names] of [["name", NAME, profile.names], ["endpoint", ENDPOINT, profile.endpoints]]) {
+		for (const [n, samples] of inSpans(field)) {
+			const text = n === NONE ? "(without a name)" : n === OTHERS ? "(other names)" : names[n];
+			element(id).append(new Option(text + ", " + time(samples), n));
+		}
 	}
-	for (const [t, samples] of most(byTrace).slice(0, 500)) {
+	for (const [t, samples] of inSpans(TRACE).slice(0, 500)) {
 		if (t > OTHERS) element("traces").append(new Option(time(samples), profile.traces[t]));
 	}
 }
@@ -129,7 +138,7 @@ function refresh() { count(); draw(); }
 function zoom(n) { zoomed = n; draw(); }
 function reset() {
 	for (const id of ["search", "trace"]) element(id).value = "";
-	element("name").value = "all";
+	for (const id of ["name", "endpoint"]) element(id).value = "all";
 	zoomed = root;
 	refresh();
 }
@@ -140,8 +149,7 @@ graph.addEventListener("mouseover", e => {
 	if (n) element("details").textContent = n.name + ": " + time(n.total) + ", " + share(n.total, root.total) + "; itself " + time(n.own);
 });
 element("search").addEventListener("input", draw);
-element("name").addEventListener("input", refresh);
-element("trace").addEventListener("input", refresh);
+for (const id of ["name", "endpoint", "trace"]) element(id).addEventListener("input", refresh);
 element("reset").addEventListener("click", reset);
 document.querySelector("form").addEventListener("submit", e => e.preventDefault());
 document.addEventListener("keydown", e => { if (e.key === "Escape") reset(); });

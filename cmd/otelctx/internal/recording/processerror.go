@@ -1,0 +1,42 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package recording
+
+import (
+	"fmt"
+	"os"
+	"strings"
+)
+
+// ProcessError is an error about one process. Its text names the process: the id, and the name that
+// ps shows if the process was still there.
+type ProcessError struct {
+	PID  int
+	Name string
+	err  error
+}
+
+// NewProcessError returns an error about a process. Errors of package reader, which begin with the
+// process's id, do not name it twice.
+func NewProcessError(pid int, err error) *ProcessError {
+	e := &ProcessError{PID: pid, err: err}
+	if comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)); err == nil {
+		e.Name = strings.TrimSuffix(string(comm), "\n")
+	}
+	return e
+}
+
+func (e *ProcessError) Error() string {
+	return "pid " + e.Process() + ": " + strings.TrimPrefix(e.err.Error(), fmt.Sprintf("pid %d: ", e.PID))
+}
+
+// Process returns the process's id, followed by its name in parentheses if it has one.
+func (e *ProcessError) Process() string {
+	if e.Name == "" {
+		return fmt.Sprint(e.PID)
+	}
+	return fmt.Sprintf("%d (%s)", e.PID, e.Name)
+}
+
+func (e *ProcessError) Unwrap() error { return e.err }

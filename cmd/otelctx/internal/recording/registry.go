@@ -1,0 +1,277 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package recording
+
+import (
+	"errors"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
+	"github.com/otelctx/otelctx/reader"
+)
+
+// keepRetired is how long programs are kept after their end: some of their samples may not have been
+// read yet.
+const keepRetired = 3 * time.Second
+
+// registry is the set of programs that are recorded, and what is known of the processes that are not. It
+// does no I/O and calls nothing that waits: the goroutine that reads samples asks it for each sample. It
+// is safe for concurrent use.
+type registry struct {
+	selection *Selection
+
+	mu sync.Mutex
+	// programs are those that are recorded, and those that were until a moment ago.
+	programs map[sampler.Image]*target
+	// others are the processes that were examined and are not recorded, by their id.
+	others map[int]other
+	// ended are those of Selection.PIDs that can no longer be recorded: they run another program
+	// by now, or may not be read.
+	ended map[int]bool
+	// pids are the processes that were recorded at some time.
+	pids map[int]bool
+}
+
+// other is a process that is not recorded. It is looked at again once it has used the CPU, which it has
+// to do before it can publish anything.
+type other struct {
+	image sampler.Image
+	used  uint64
+	// err is why the process could not be read, if it may be selected and nothing was said yet.
+	err error
+}
+
+func newRegistry(s *Selection) *registry {
+	return &registry{selection: s, programs: map[sampler.Image]*target{}, others: map[int]other{}, ended: map[int]bool{}, pids: map[int]bool{}}
+}
+
+// find returns the program that a sample is of, or nil.
+func (r *registry) find(image sampler.Image) *target {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.programs[image]
+}
+
+// hold returns a program that stays open until the caller releases it, or nil.
+func (r *registry) hold(image sampler.Image) *target {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	t := r.programs[image]
+	if t != nil {
+		t.hold()
+	}
+	return t
+}
+
+// add adds a program that is watched by now.
+func (r *registry) add(t *target) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.programs[t.image] = t
+	r.pids[t.image.PID] = true
+	delete(r.others, t.image.PID)
+}
+
+// retire ends the recording of a program. It reports whether its process is to be watched no longer:
+// the process may run another program that is recorded.
+func (r *registry) retire(t *target) (unwatch bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !t.retired.IsZero() {
+		return false
+	}
+	t.retired = time.Now()
+	for _, o := range r.programs {
+		if o.image.PID == t.image.PID && o.retired.IsZero() {
+			return false
+		}
+	}
+	return true
+}
+
+// isRetired reports whether the recording of a program has ended.
+func (r *registry) isRetired(t *target) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return !t.retired.IsZero()
+}
+
+// sweep returns the programs that no longer run, of which the caller retires the first, and releases the
+// others, which were retired some time ago and are forgotten.
+func (r *registry) sweep(processes map[int]sampler.Process) (over, forgotten []*target) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for image, t := range r.programs {
+		switch {
+		case !t.retired.IsZero() && time.Since(t.retired) > keepRetired:
+			delete(r.programs, image)
+			forgotten = append(forgotten, t)
+		case t.retired.IsZero() && processes[image.PID].Image != image:
+			over = append(over, t)
+		}
+	}
+	for pid, o := range r.others {
+		if processes[pid].Image != o.image {
+			delete(r.others, pid)
+		}
+	}
+	return over, forgotten
+}
+
+// running returns the programs that are recorded.
+func (r *registry) running() (all []*target) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, t := range r.programs {
+		if t.retired.IsZero() {
+			all = append(all, t)
+		}
+	}
+	return all
+}
+
+// changed returns the processes that are to be looked at: those that have used the CPU since the last
+// look, and are recorded or may have to be.
+func (r *registry) changed(processes map[int]sampler.Process) (changed []sampler.Process) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, p := range processes {
+		if r.hasChanged(p) {
+			changed = append(changed, p)
+		}
+	}
+	return changed
+}
+
+func (r *registry) hasChanged(p sampler.Process) bool {
+	if t := r.programs[p.Image]; t != nil {
+		if !t.retired.IsZero() || t.used == p.Used && !t.seen.Load() {
+			return false
+		}
+		t.used, t.active = p.Used, time.Now()
+		return true
+	}
+	if r.selection.exact() {
+		return slices.Contains(r.selection.PIDs, p.Image.PID) && !r.ended[p.Image.PID]
+	}
+	o := r.others[p.Image.PID]
+	return p.Used != 0 && (o.image != p.Image || o.used != p.Used)
+}
+
+// makeRoom gives up a program for one of a user's, and returns it: the one that has been idle the longest.
+// If none is idle, the user with the most programs loses the one that was active the longest time
+// ago, provided that the user who asks has fewer. The caller retires it; it is looked at again once it has used
+// the CPU.
+func (r *registry) makeRoom(user int) *target {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	programs := map[int]int{}
+	for _, t := range r.programs {
+		if t.retired.IsZero() {
+			programs[t.user]++
+		}
+	}
+	var idle, busy *target
+	for _, t := range r.programs {
+		switch {
+		case !t.retired.IsZero():
+		case time.Since(t.active) > pollInterval:
+			if idle == nil || t.active.Before(idle.active) {
+				idle = t
+			}
+		case programs[t.user] > programs[user]+1:
+			if busy == nil || programs[t.user] > programs[busy.user] || programs[t.user] == programs[busy.user] && t.active.Before(busy.active) {
+				busy = t
+			}
+		}
+	}
+	if idle == nil {
+		idle = busy
+	}
+	if idle != nil {
+		delete(r.programs, idle.image)
+		r.others[idle.image.PID] = other{image: idle.image, used: idle.used}
+	}
+	return idle
+}
+
+// refuse notes that a process is not recorded because of err. unread, if not nil, is the same error for
+// [Result.Unread].
+func (r *registry) refuse(p sampler.Process, err, unread error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.programs[p.Image] != nil {
+		return
+	}
+	r.others[p.Image.PID] = other{image: p.Image, used: p.Used, err: unread}
+	// A process that is gone is over anyway; one that has executed a program is not.
+	if slices.Contains(r.selection.PIDs, p.Image.PID) && !errors.Is(err, reader.ErrProcessGone) {
+		r.ended[p.Image.PID] = true
+	}
+}
+
+// end notes that one of Selection.PIDs can no longer be recorded.
+func (r *registry) end(pid int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.ended[pid] = true
+}
+
+func (r *registry) hasEnded(pid int) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.ended[pid]
+}
+
+// records reports whether a program of a process is recorded, or was until a moment ago.
+func (r *registry) records(pid int) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for image := range r.programs {
+		if image.PID == pid {
+			return true
+		}
+	}
+	return false
+}
+
+// knows reports whether a program has been examined.
+func (r *registry) knows(image sampler.Image) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.programs[image] != nil || r.others[image.PID].image == image
+}
+
+// recorded returns how many processes were recorded so far.
+func (r *registry) recorded() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.pids)
+}
+
+// unread returns why processes could not be read, ordered by their ids.
+func (r *registry) unread() (errs []error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, pid := range slices.Sorted(maps.Keys(r.others)) {
+		if err := r.others[pid].err; err != nil {
+			errs = append(errs, err)
+		}
+	}
+	return errs
+}
+
+// removeAll empties the registry, and returns what the caller has to release.
+func (r *registry) removeAll() (all []*target) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, t := range r.programs {
+		all = append(all, t)
+	}
+	r.programs = map[sampler.Image]*target{}
+	return all
+}

@@ -1,0 +1,667 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package recording
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/symbols"
+	"github.com/otelctx/otelctx/internal/patient"
+	"github.com/otelctx/otelctx/internal/procfs"
+	"github.com/otelctx/otelctx/internal/wire"
+	"github.com/otelctx/otelctx/reader"
+)
+
+const (
+	// mostLooks bounds the processes that are looked at at the same time.
+	mostLooks = 128
+	// mostQuick bounds those of them that do not wait for their processes.
+	mostQuick = 4
+	// firstLooks is how long the start of a recording waits for the processes that exist already.
+	// Most answer at once.
+	firstLooks = time.Second
+	// firstUse is for how long the processes are observed at the start to tell which are busy.
+	firstUse = 50 * time.Millisecond
+	// shortLook is how long a look may have taken when the recording ends without a warning.
+	shortLook = 100 * time.Millisecond
+	// refreshShare bounds the time that reading the mappings of a process takes: one part in so many.
+	refreshShare = 50
+	// advertisedWithin is how long a new ring may take to be advertised. A service advertises its
+	// rings right after it has made them.
+	advertisedWithin = 2 * time.Second
+	// maxPrograms bounds the programs of a process that are looked at before its recording begins.
+	maxPrograms = 16
+)
+
+// watcher finds the processes to record, looks at what they publish, and has the sampler watch them. Each
+// look runs on a goroutine of its own, since the process may make it wait.
+type watcher struct {
+	config   *Config
+	sampler  *sampler.Sampler
+	changes  *sampler.Changes // nil if the kernel does not tell changes
+	files    *symbols.Files
+	registry *registry
+	queue    *queue
+	attacher *attacher
+	warnings *warnings
+	working  sync.WaitGroup
+	// watching is held while the registry and the kernel's table of watched processes change
+	// together.
+	watching sync.Mutex
+	// began is when the first process was watched, nil before.
+	began atomic.Pointer[time.Time]
+	// slow gets a value when a look takes long, so that others may begin.
+	slow chan struct{}
+	// exits gets a value when a recorded program has ended.
+	exits chan struct{}
+	// only tells when the processes of Config.PIDs end, whatever programs they have run. It does
+	// not change after the start.
+	only map[int]exit
+	// last are the processes at the last poll.
+	last map[int]sampler.Process
+}
+
+// newWatcher opens the sampler. The error is one of those of [Record].
+func newWatcher(c *Config, w *warnings) (*watcher, error) {
+	for _, pid := range c.PIDs {
+		// No permission to sample is needed to say that a process does not exist. Threads exist, but are not listed.
+		if leader, err := procfs.NewFS("/proc").Leader(pid); err == nil && leader != pid {
+			return nil, fmt.Errorf("%d is a thread of process %d, and only processes are recorded", pid, leader)
+		}
+		p, err := reader.Open(pid)
+		if err != nil {
+			return nil, NewProcessError(pid, err)
+		}
+		_ = p.Close()
+	}
+	files := symbols.NewFiles()
+	if c.Unnamed {
+		files = symbols.NewUnnamedFiles()
+	}
+	config := c.Sampler
+	config.Mappings = files
+	s, err := sampler.Open(config)
+	if err != nil {
+		return nil, err
+	}
+	if !s.TellsMappings() {
+		files.Untold()
+	}
+	watcher := &watcher{
+		config: c, sampler: s, files: files, registry: newRegistry(&c.Selection), queue: newQueue(mostLooks, mostQuick),
+		attacher: newAttacher(w), warnings: w, slow: make(chan struct{}, 1), exits: make(chan struct{}, 1), only: map[int]exit{},
+	}
+	// Without it changes are found by polling.
+	watcher.changes, _ = s.Changes(sampler.ChangesConfig{Publications: c.publishing(), Watched: c.exact()})
+	return watcher, nil
+}
+
+// start begins to look after the processes until ctx is done. It returns when those that exist are
+// recorded, or after wait. The error is about one of Config.PIDs.
+func (w *watcher) start(ctx context.Context, wait time.Duration) error {
+	for range attachers {
+		w.working.Go(func() { w.attacher.run(ctx) })
+	}
+	w.working.Go(func() {
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-w.slow:
+				w.dispatch(ctx)
+			}
+		}
+	})
+	for _, pid := range w.config.PIDs {
+		// First, for another process may get the id of one that ends.
+		process, err := watchExit(pid)
+		if err != nil {
+			return NewProcessError(pid, err)
+		}
+		w.only[pid] = process
+		w.queue.begin(pid)
+		image, err := w.lookFirst(ctx, pid)
+		if err != nil {
+			return NewProcessError(pid, err)
+		}
+		w.queue.finish(pid)
+		if w.config.Children {
+			w.attachNow(ctx, image, math.MaxInt)
+		}
+	}
+	if len(w.config.PIDs) > 0 {
+		return nil
+	}
+	var err error
+	if w.last, err = w.sampler.Processes(); err == nil {
+		sleep(ctx, min(firstUse, wait))
+	}
+	w.poll(ctx)
+	late := time.After(wait)
+	for !w.queue.empty() {
+		select {
+		case <-w.queue.settled:
+		case <-ctx.Done():
+			return nil
+		case <-late:
+			return nil
+		}
+	}
+	return nil
+}
+
+func sleep(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
+	}
+}
+
+// errReplaced says that a process runs another program by now.
+var errReplaced = fmt.Errorf("%w: it runs another program now", reader.ErrProcessGone)
+
+// lookFirst looks at what one of Config.PIDs runs. A process that executes programs all the time may
+// have been faster each time, which is no error: later looks find what it runs.
+func (w *watcher) lookFirst(ctx context.Context, pid int) (image sampler.Image, err error) {
+	for range maxPrograms {
+		if image, err = w.sampler.Image(pid); err != nil {
+			return image, w.unlisted(ctx, pid, err)
+		}
+		err = w.look(ctx, &look{process: sampler.Process{Image: image}})
+		if err == nil {
+			err = w.same(image)
+		}
+		if !errors.Is(err, errReplaced) {
+			return image, err
+		}
+	}
+	return image, nil
+}
+
+// unlisted returns why the kernel does not list one of Config.PIDs. err says that it does not exist, but a
+// kernel was seen to hide a process that may not be read from BPF programs.
+func (w *watcher) unlisted(ctx context.Context, pid int, err error) error {
+	if !errors.Is(err, reader.ErrProcessGone) {
+		return err
+	}
+	p, err := patient.Call(ctx, pid, patient.Limit, func() (*symbols.Process, error) { return openSymbols(w.files, pid) })
+	if err != nil {
+		return err
+	}
+	_ = p.Close()
+	return fmt.Errorf("pid %d: the process exists, but the kernel does not list it for BPF programs", pid)
+}
+
+// close releases everything. The context of start is done.
+func (w *watcher) close() {
+	w.working.Wait()
+	for _, t := range w.registry.removeAll() {
+		t.release()
+	}
+	for _, process := range w.only {
+		process.close()
+	}
+	w.files.Close()
+	if w.changes != nil {
+		if err := w.changes.Close(); err != nil {
+			w.warnings.say(0, err)
+		}
+	}
+	if err := w.sampler.Close(); err != nil {
+		w.warnings.say(0, err)
+	}
+}
+
+// attachNow opens the first files that a program has mapped: it may not live until its first sample is
+// read.
+func (w *watcher) attachNow(ctx context.Context, image sampler.Image, most int) {
+	t := w.registry.hold(image)
+	if t == nil {
+		return
+	}
+	defer t.release()
+	// What it maps next is looked at soon, too.
+	t.seen.Store(true)
+	_, err := patient.Call(ctx, image.PID, processLimit, func() (struct{}, error) {
+		t.symbols.Attach(most)
+		return struct{}{}, nil
+	})
+	if err != nil && ctx.Err() == nil {
+		w.warnings.say(image.PID, err)
+	}
+}
+
+// poll queues a look at each process that has changed since the last one. It waits for none of them. One
+// goroutine at a time calls it.
+func (w *watcher) poll(ctx context.Context) {
+	if err := w.sampler.Processors(); err != nil {
+		w.warnings.say(0, err)
+	}
+	processes, err := w.sampler.Processes()
+	if err != nil {
+		w.warnings.say(0, err)
+		return
+	}
+	over, forgotten := w.registry.sweep(processes)
+	for _, t := range over {
+		w.retire(t)
+	}
+	for _, t := range forgotten {
+		t.release()
+	}
+	for _, t := range w.registry.running() {
+		if t.ended() {
+			w.retire(t)
+		}
+	}
+	w.warnings.forget(func(pid int) bool { return processes[pid] != sampler.Process{} })
+	last := w.last
+	recent := func(p sampler.Process) uint64 {
+		if before := last[p.Image.PID]; before.Image == p.Image && before.Used <= p.Used {
+			return p.Used - before.Used
+		}
+		return p.Used
+	}
+	w.queue.update(processes, recent)
+	var changed []*look
+	for _, p := range w.registry.changed(processes) {
+		if pid := p.Image.PID; !w.queue.has(pid) && !w.over(pid) {
+			changed = append(changed, &look{process: p, recent: recent(p)})
+		}
+	}
+	// To find out whose thousands of processes are takes a while, so the busiest begin before.
+	slices.SortFunc(changed, compareLooks)
+	for _, l := range changed {
+		l.user = userOf(l.process.Image.PID)
+		w.queue.add(l)
+		w.dispatch(ctx)
+	}
+	w.last = processes
+}
+
+// userOf returns the user who has started a process, -1 if that is unknown.
+func userOf(pid int) int {
+	// Cheaper than the status file. But root owns the files of processes that may not be
+	// dumped, whoever has started them.
+	info, err := os.Stat(fmt.Sprintf("/proc/%d", pid))
+	if err != nil {
+		return -1
+	}
+	if st, ok := info.Sys().(*syscall.Stat_t); ok && st.Uid != 0 {
+		return int(st.Uid)
+	}
+	user, err := procfs.NewFS("/proc").User(pid)
+	if err != nil {
+		return -1
+	}
+	return user
+}
+
+// dispatch starts the looks whose turn it is.
+func (w *watcher) dispatch(ctx context.Context) {
+	for ctx.Err() == nil {
+		l := w.queue.next(time.Now())
+		if l == nil {
+			return
+		}
+		late := time.AfterFunc(quickLook, func() {
+			select {
+			case w.slow <- struct{}{}:
+			default:
+			}
+		})
+		w.working.Go(func() {
+			defer late.Stop()
+			err := w.look(ctx, l)
+			if ctx.Err() != nil {
+				return // The look stays in the queue: see notExamined.
+			}
+			w.explain(l.process, err)
+			if l.after != nil {
+				l.after(err)
+			}
+			w.queue.done(l)
+			w.dispatch(ctx)
+		})
+	}
+}
+
+// retire ends the recording of a program.
+func (w *watcher) retire(t *target) {
+	w.watching.Lock()
+	defer w.watching.Unlock()
+	w.unwatch(t)
+}
+
+// unwatch is retire; w.watching is held.
+func (w *watcher) unwatch(t *target) {
+	if !w.registry.retire(t) {
+		return
+	}
+	if err := w.sampler.Unwatch(t.image.PID); err != nil {
+		w.warnings.say(0, err)
+	}
+}
+
+// look looks at a process, and records it if it is selected.
+func (w *watcher) look(ctx context.Context, l *look) error {
+	p := l.process
+	if t := w.registry.hold(p.Image); t != nil {
+		defer t.release()
+		was := t.published.Load()
+		err := w.refresh(ctx, t)
+		w.checkMappings(t)
+		if t.published.Load() != was {
+			w.checkCarrier(t)
+		}
+		return err
+	}
+	t, err := patient.Call(ctx, p.Image.PID, patient.Limit, func() (*target, error) {
+		w.queue.reading(p.Image.PID)
+		return w.open(ctx, p.Image)
+	})
+	if err != nil {
+		return err
+	}
+	t.user, t.used, t.active = l.user, p.Used, time.Now()
+	if err := w.watch(t); err != nil {
+		t.release()
+		return err
+	}
+	w.checkCarrier(t)
+	w.checkMappings(t)
+	return nil
+}
+
+// errMappings says that a process has too many executable mappings.
+var errMappings = errors.New("too many executable mappings")
+
+// checkMappings warns if a program has more executable mappings than are searched for names.
+func (w *watcher) checkMappings(t *target) {
+	if n := t.symbols.LeftOut(); n > 0 {
+		w.warnings.say(t.image.PID, fmt.Errorf("pid %d: %w: functions in %d of them have no names", t.image.PID, errMappings, n))
+	}
+}
+
+// checkCarrier warns if a program cannot show its spans by the only carrier to be read.
+func (w *watcher) checkCarrier(t *target) {
+	carrier := w.config.Sampler.Carrier
+	if err := carrier.Check(t.published.Load().layout); err != nil {
+		w.warnings.say(t.image.PID, fmt.Errorf("pid %d: no spans by %v: %w", t.image.PID, carrier, err))
+	}
+}
+
+// open reads all that is to be known of a program, with the caller's own permissions. The process may
+// execute another program meanwhile. Then no sample is taken of image any more, since the sampler compares
+// the image each time, and the next look is at the other program.
+func (w *watcher) open(ctx context.Context, image sampler.Image) (_ *target, err error) {
+	if !w.config.selects(image.PID) {
+		return nil, errNotSelected
+	}
+	p, err := reader.Open(image.PID)
+	if err != nil {
+		return nil, err
+	}
+	layout, unreadable, err := w.layout(ctx, p)
+	if err != nil {
+		return nil, errors.Join(err, p.Close())
+	}
+	published := newPublished(image.PID, layout)
+	if !w.config.selectsPublished(published) {
+		return nil, errors.Join(errNotSelected, p.Close())
+	}
+	if unreadable != nil {
+		w.warnings.say(image.PID, unreadable)
+	}
+	published.spanNames = newNameTable(layout, nil)
+	published.spanNames.read(p)
+	t := &target{image: image, reader: p}
+	t.published.Store(published)
+	if t.symbols, err = openSymbols(w.files, image.PID); err != nil {
+		return nil, errors.Join(err, p.Close())
+	}
+	if t.exit, err = watchExit(image.PID); err != nil {
+		return nil, errors.Join(err, p.Close(), t.symbols.Close())
+	}
+	t.hold()
+	return t, nil
+}
+
+// same returns an error if a process runs another program than image by now: what was read of it may be
+// of either.
+func (w *watcher) same(image sampler.Image) error {
+	now, err := w.sampler.Image(image.PID)
+	if err == nil && now != image {
+		err = fmt.Errorf("pid %d: %w", image.PID, errReplaced)
+	}
+	return err
+}
+
+// layout returns what a process publishes: nil if that is nothing, or cannot be read, and the process is
+// recorded anyway. unreadable then says what cannot be read.
+func (w *watcher) layout(ctx context.Context, p *reader.Process) (layout *reader.ThreadLayout, unreadable, err error) {
+	layout, err = p.ThreadLayout(ctx)
+	switch {
+	case err == nil && w.config.publishing() && layout.Context == nil && layout.Advertisement == nil:
+		if errors.Is(layout.ContextErr, reader.ErrInvalid) {
+			return nil, nil, layout.ContextErr
+		}
+		return nil, nil, reader.ErrNoContext
+	case err == nil && errors.Is(layout.ContextErr, reader.ErrInvalid):
+		return layout, layout.ContextErr, nil // The resource is missing.
+	case err == nil, w.config.publishing() && !errors.Is(err, reader.ErrBusy):
+		return layout, nil, err
+	case errors.Is(err, reader.ErrInvalid), errors.Is(err, reader.ErrBusy):
+		return nil, err, nil
+	case errors.Is(err, reader.ErrNoContext):
+		return nil, nil, nil
+	default:
+		return nil, nil, err
+	}
+}
+
+// openSymbols is [symbols.Files.Open] with the errors of package reader.
+func openSymbols(files *symbols.Files, pid int) (*symbols.Process, error) {
+	p, err := files.Open(pid)
+	switch {
+	case errors.Is(err, procfs.ErrProcessGone):
+		err = fmt.Errorf("pid %d: %w: %w", pid, reader.ErrProcessGone, err)
+	case errors.Is(err, fs.ErrPermission):
+		err = fmt.Errorf("pid %d: %w: %w", pid, reader.ErrNotPermitted, err)
+	}
+	return p, err
+}
+
+// watch begins to record a program.
+func (w *watcher) watch(t *target) error {
+	w.watching.Lock()
+	defer w.watching.Unlock()
+	layout := t.readable(t.published.Load().layout, time.Now())
+	err := w.sampler.Watch(t.image, layout)
+	if errors.Is(err, sampler.ErrTooManyProcesses) && w.makeRoom(t.user) {
+		err = w.sampler.Watch(t.image, layout)
+	}
+	if err != nil {
+		return err
+	}
+	now := time.Now()
+	w.began.CompareAndSwap(nil, &now)
+	w.registry.add(t)
+	return nil
+}
+
+// makeRoom ends the recording of a program for the sake of one of a user's, and reports whether there is
+// one to give up. w.watching is held.
+func (w *watcher) makeRoom(user int) bool {
+	t := w.registry.makeRoom(user)
+	if t == nil {
+		return false
+	}
+	w.unwatch(t)
+	t.release()
+	return true
+}
+
+// refresh reads what has changed with a program that is recorded.
+func (w *watcher) refresh(ctx context.Context, t *target) error {
+	sampled := t.seen.Swap(false)
+	was := t.published.Load().layout
+	now, err := patient.Call(ctx, t.image.PID, patient.Limit, func() (*reader.ThreadLayout, error) {
+		w.queue.reading(t.image.PID)
+		if began := time.Now(); sampled && began.After(t.refreshAfter) {
+			_ = t.symbols.Refresh() // What was known stays.
+			t.refreshAfter = time.Now().Add(refreshShare * time.Since(began))
+		}
+		layout, err := t.reader.ThreadLayoutSince(ctx, was)
+		if err == nil && layout != was {
+			err = w.same(t.image)
+		}
+		return layout, err
+	})
+	switch {
+	case errors.Is(err, reader.ErrNotPermitted):
+		// The caller may not look into it any more.
+		w.retire(t)
+		if w.config.exact() {
+			w.registry.end(t.image.PID)
+		}
+		return err
+	case errors.Is(err, reader.ErrNoContext), errors.Is(err, reader.ErrProcessGone):
+		return nil // It may be about to change, or has: the next look finds that.
+	case err != nil:
+		return err
+	}
+	w.watching.Lock()
+	defer w.watching.Unlock()
+	waited := t.waits()
+	layout := t.readable(now, time.Now())
+	if now == was && t.waits() == waited || w.registry.isRetired(t) {
+		return nil
+	}
+	if now != was {
+		published := newPublished(t.image.PID, now)
+		published.spanNames = newNameTable(now, t.published.Load().spanNames)
+		t.published.Store(published)
+	}
+	return w.sampler.Watch(t.image, layout)
+}
+
+// explain notes why a process is not recorded. It warns if the process is known to be selected.
+func (w *watcher) explain(p sampler.Process, err error) {
+	if err == nil {
+		return
+	}
+	pid := p.Image.PID
+	switch {
+	case errors.Is(err, errNotSelected), errors.Is(err, reader.ErrNoContext), errors.Is(err, reader.ErrProcessGone):
+		w.registry.refuse(p, err, nil)
+		return
+	case errors.Is(err, patient.ErrTooMany), errors.Is(err, sampler.ErrTooManyProcesses):
+		w.registry.refuse(p, err, nil)
+		w.warnings.say(0, err)
+		return
+	}
+	selected, maybe := w.config.selected(pid)
+	// Unless processes are selected by their ids, the kernel refuses most of other users' processes.
+	refused := errors.Is(err, reader.ErrNotPermitted) && len(w.config.PIDs) == 0
+	warn := (selected || w.registry.find(p.Image) != nil) && !refused
+	var unread error
+	if maybe && !warn {
+		unread = NewProcessError(pid, err)
+	}
+	w.registry.refuse(p, err, unread)
+	if warn {
+		w.warnings.say(pid, err)
+	}
+}
+
+// notExamined returns how many processes have not had their first look when the recording ends, and warns of
+// those that have not answered it. Of a process that is recorded, at most the latest change is missing.
+func (w *watcher) notExamined() (n int) {
+	waiting, running := w.queue.left()
+	for _, l := range waiting {
+		if _, maybe := w.config.selected(l.process.Image.PID); maybe && !w.registry.knows(l.process.Image) {
+			n++
+		}
+	}
+	for _, l := range running {
+		pid, long := l.process.Image.PID, shortLook
+		if slices.Contains(w.config.PIDs, pid) {
+			long = 0
+		}
+		selected, maybe := w.config.selected(pid)
+		switch {
+		case w.registry.records(pid), !maybe:
+		// Time that was spent waiting for a CPU or a lock is not the process's fault.
+		case l.watch.Past(long) && l.watch.Blocked():
+			err := fmt.Errorf("pid %d: %w: no answer until the end of the recording", pid, patient.ErrNoAnswer)
+			if selected {
+				w.warnings.say(pid, err)
+			} else {
+				w.registry.refuse(l.process, err, NewProcessError(pid, err))
+			}
+		default:
+			n++
+		}
+	}
+	return n
+}
+
+// over reports whether one of Config.PIDs has ended.
+func (w *watcher) over(pid int) bool {
+	process, ok := w.only[pid]
+	return ok && process.happened()
+}
+
+// hasEnded reports whether all of Config.PIDs have ended, or run what cannot be recorded.
+func (w *watcher) hasEnded() bool {
+	if !w.config.exact() {
+		return false
+	}
+	for _, pid := range w.config.PIDs {
+		if !w.registry.hasEnded(pid) && !w.over(pid) {
+			return false
+		}
+	}
+	return w.queue.empty()
+}
+
+// readable returns the layout to read spans by. A ring of layout 2 that is not advertised belongs to a service
+// that is still starting, or to one that never advertises. Until advertisedWithin has passed it is taken for
+// the former, and has no spans: its owner is not known before. w.watching is held.
+func (t *target) readable(layout *reader.ThreadLayout, now time.Time) *reader.ThreadLayout {
+	if !unadvertised(layout) {
+		t.unadvertised = time.Time{}
+		return layout
+	}
+	if t.unadvertised.IsZero() {
+		t.unadvertised = now
+	}
+	t.readAnyway = now.Sub(t.unadvertised) >= advertisedWithin
+	if t.readAnyway {
+		return layout
+	}
+	return nil
+}
+
+// waits reports whether the spans of a program wait for its advertisement.
+func (t *target) waits() bool { return !t.unadvertised.IsZero() && !t.readAnyway }
+
+// unadvertised reports whether a process has only a ring of layout 2 that nobody advertises.
+func unadvertised(layout *reader.ThreadLayout) bool {
+	return layout != nil && slices.ContainsFunc(layout.Carriers, func(c reader.Carrier) bool {
+		return c.Source != reader.Advertised && c.Err == nil && c.Ring.Layout != wire.RingLayout1
+	})
+}

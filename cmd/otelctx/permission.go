@@ -1,0 +1,206 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strconv"
+	"strings"
+
+	"github.com/otelctx/otelctx/cmd/otelctx/internal/recording"
+	"github.com/otelctx/otelctx/reader"
+)
+
+// Numbers of capabilities, linux/capability.h.
+const (
+	capSysPtrace = 19
+	capSysAdmin  = 21
+	capPerfmon   = 38
+	capBPF       = 39
+)
+
+// credentials are what the kernel decides by whether a process may read another one. The zero value
+// stands for those that are unknown.
+type credentials struct {
+	uids, gids           string // real, effective, saved and of the file system
+	effective, permitted uint64 // capabilities
+	known                bool
+}
+
+// credentialsOf returns the credentials of a process, by /proc/PID/status.
+func credentialsOf(proc fs.FS, pid string) (c credentials) {
+	status, err := fs.ReadFile(proc, pid+"/status")
+	if err != nil {
+		return c
+	}
+	capabilities := func(text string) uint64 {
+		set, _ := strconv.ParseUint(text, 16, 64)
+		return set
+	}
+	for line := range strings.Lines(string(status)) {
+		key, value, _ := strings.Cut(line, ":")
+		switch value = strings.TrimSpace(value); key {
+		case "Uid":
+			c.uids, c.known = value, true
+		case "Gid":
+			c.gids = value
+		case "CapPrm":
+			c.permitted = capabilities(value)
+		case "CapEff":
+			c.effective = capabilities(value)
+		}
+	}
+	return c
+}
+
+// root reports whether the effective user is root.
+func (c *credentials) root() bool {
+	uids := strings.Fields(c.uids)
+	return len(uids) > 1 && uids[1] == "0"
+}
+
+func (c *credentials) can(capability int) bool { return c.effective&(1<<capability) != 0 }
+
+// canSample reports whether the process has the capabilities that sampling needs, which otelctx
+// makes effective only while it needs them.
+func (c *credentials) canSample() bool {
+	const both = 1<<capBPF | 1<<capPerfmon
+	return c.permitted&both == both || c.permitted&(1<<capSysAdmin) != 0
+}
+
+// readingAdvice says why the kernel does not let otelctx read a process, and what would help. It holds
+// for each process that is refused for the same reason.
+func readingAdvice(proc fs.FS, pid int) string {
+	self, other := credentialsOf(proc, "self"), credentialsOf(proc, strconv.Itoa(pid))
+	yama := yamaScope(proc)
+	switch {
+	case yama == "3":
+		return "kernel.yama.ptrace_scope is 3: no process may read another one until the machine restarts."
+	case self.can(capSysPtrace):
+		return `otelctx has CAP_SYS_PTRACE, so neither root nor more capabilities help. A security module (SELinux, AppArmor, a BPF LSM)
+refuses this, as the kernel's log may say (journalctl -k), or otelctx runs in a container or user namespace that the process
+is not in: run it on the host.`
+	case self.root():
+		return `otelctx runs as root, but without CAP_SYS_PTRACE, as is usual in containers. Give the container that capability
+(docker run --cap-add SYS_PTRACE, or capabilities.add in Kubernetes' securityContext), or run otelctx on the host.`
+	case other.known && (other.uids != sameFour(self.uids) || other.gids != sameFour(self.gids)):
+		return "Processes of other users can be read only by root (sudo otelctx), or with CAP_SYS_PTRACE."
+	case yama == "1":
+		return `kernel.yama.ptrace_scope is 1: processes of the same user can be read only by their parents. Run otelctx as root (sudo), or
+let users read their own processes: sudo sysctl kernel.yama.ptrace_scope=0`
+	case yama != "" && yama != "0":
+		return "kernel.yama.ptrace_scope is " + escape(yama) + ": processes can be read only with CAP_SYS_PTRACE. Run otelctx as root (sudo)."
+	case other.permitted&^self.permitted != 0:
+		return "The process has capabilities that otelctx does not have. Run otelctx as root (sudo)."
+	default:
+		return `The process protects its memory: its file has capabilities or a set-user-id bit, is not readable, or it called
+prctl(PR_SET_DUMPABLE, 0). Run otelctx as root (sudo).`
+	}
+}
+
+// sameFour returns the ids that a process must have for the kernel to take it for one of the same user:
+// four times the reader's id that counts for files.
+func sameFour(ids string) string {
+	fields := strings.Fields(ids)
+	if len(fields) != 4 {
+		return ids
+	}
+	return strings.Join([]string{fields[3], fields[3], fields[3], fields[3]}, "\t")
+}
+
+// yamaScope returns what the Yama security module restricts, "" if it restricts nothing or cannot be
+// read. Documentation/admin-guide/LSM/Yama.rst of the kernel describes its modes.
+func yamaScope(proc fs.FS) string { return setting(proc, "yama/ptrace_scope") }
+
+// setting returns a setting of the kernel, "" if there is none.
+func setting(proc fs.FS, name string) string {
+	b, err := fs.ReadFile(proc, "sys/kernel/"+name)
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(b))
+}
+
+// setcapText is how an ordinary user gets to record.
+const setcapText = `    CGO_ENABLED=0 go install github.com/otelctx/otelctx/cmd/otelctx@latest
+    sudo setcap cap_bpf,cap_perfmon+ep "$(command -v otelctx)"`
+
+// samplingAdvice says why the kernel does not let otelctx sample, and what would help.
+func samplingAdvice(proc fs.FS) string {
+	self := credentialsOf(proc, "self")
+	paranoid, _ := strconv.Atoi(setting(proc, "perf_event_paranoid"))
+	switch {
+	case paranoid > 2 && !self.root():
+		return fmt.Sprintf(`kernel.perf_event_paranoid is %d. Above 2 the kernels of Debian and Ubuntu let only root sample (CAP_SYS_ADMIN):
+run sudo otelctx, or set it to 2: sudo sysctl kernel.perf_event_paranoid=2`, paranoid)
+	case self.canSample():
+		return `otelctx has these capabilities, so neither root nor more of them help: run it outside of user namespaces and of containers
+whose seccomp profile forbids bpf and perf_event_open, on a kernel that is not locked down.`
+	case self.root():
+		return `otelctx runs as root, but in a container without these capabilities. Give them to the container (docker run --cap-add BPF
+--cap-add PERFMON --cap-add SYS_PTRACE, or capabilities.add in Kubernetes' securityContext), or run otelctx on the host.`
+	default:
+		return "Run it as root (sudo otelctx), or give the capabilities to its file, built without cgo:\n" + setcapText + `
+Each user can then record the processes that they may trace. Those of other users need root.`
+	}
+}
+
+// errorPID returns which process an error is about, 0 if it does not say.
+func errorPID(err error) int {
+	if p, ok := errors.AsType[*recording.ProcessError](err); ok {
+		return p.PID
+	}
+	return 0
+}
+
+// aboutProcess returns err with the process named that it is about.
+func aboutProcess(pid int, err error) error {
+	if err == nil {
+		return nil
+	}
+	return recording.NewProcessError(pid, err)
+}
+
+// maxNamed is how many processes a message names.
+const maxNamed = 8
+
+// reportUnread says which processes could not be read, and why.
+func reportUnread(s streams, unread []error) {
+	proc := os.DirFS("/proc")
+	refused := map[string][]*recording.ProcessError{}
+	var reasons []string
+	for _, err := range unread {
+		p, ok := errors.AsType[*recording.ProcessError](err)
+		if !ok || !errors.Is(err, reader.ErrNotPermitted) {
+			s.complainf("%v", err)
+			continue
+		}
+		reason := readingAdvice(proc, p.PID)
+		if refused[reason] == nil {
+			reasons = append(reasons, reason)
+		}
+		refused[reason] = append(refused[reason], p)
+	}
+	for _, reason := range reasons {
+		all := refused[reason]
+		var names []string
+		for _, err := range all[:min(len(all), maxNamed)] {
+			names = append(names, err.Process())
+		}
+		text := strings.Join(names, ", ")
+		if more := len(all) - maxNamed; more > 0 {
+			text += fmt.Sprintf(" and %d more", more)
+		}
+		_, why, _ := strings.Cut(all[0].Error(), reader.ErrNotPermitted.Error()+": ")
+		if len(all) == 1 {
+			s.complainf("not permitted to read process %s: %s", text, why)
+		} else {
+			s.complainf("not permitted to read %d processes (%s): %s", len(all), why, text)
+		}
+		_, _ = fmt.Fprintln(s.stderr, reason)
+	}
+}

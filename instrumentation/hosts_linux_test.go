@@ -1,0 +1,145 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package instrumentation
+
+import (
+	"context"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/otel/attribute"
+	lognoop "go.opentelemetry.io/otel/log/noop"
+	metricnoop "go.opentelemetry.io/otel/metric/noop"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+
+	"github.com/otelctx/otelctx/resourcepublisher"
+	"github.com/otelctx/otelctx/ringbuf"
+	"github.com/otelctx/otelctx/scopedattr"
+	"github.com/otelctx/otelctx/spanctx"
+	"github.com/otelctx/otelctx/universalprofiling"
+)
+
+type options []sdktrace.TracerProviderOption
+
+// provided are all options of all public packages, each in the way in which a provider gets it.
+func provided() map[string]func(*testing.T) options {
+	all := map[string]func(*testing.T) options{
+		"instrumentation.Options": func(*testing.T) options { return Options() },
+		"scopedattr": func(*testing.T) options {
+			scopedattr.NewLoggerProvider(lognoop.NewLoggerProvider())
+			scopedattr.NewMeterProvider(metricnoop.NewMeterProvider(), "key")
+			return options{
+				scopedattr.WithSampler(nil), sdktrace.WithSpanProcessor(scopedattr.NewSpanProcessor()),
+				sdktrace.WithSampler(scopedattr.NewSampler(sdktrace.AlwaysSample())),
+			}
+		},
+		"spanctx.RecordUnsampled": func(*testing.T) options {
+			return options{sdktrace.WithSampler(spanctx.RecordUnsampled(sdktrace.NeverSample())), spanctx.WithPublishing()}
+		},
+		"universalprofiling.NewSampler": func(*testing.T) options {
+			return options{sdktrace.WithSampler(universalprofiling.NewSampler(nil)), universalprofiling.WithIntegration()}
+		},
+		"universalprofiling.NewExporter": func(*testing.T) options {
+			return options{
+				universalprofiling.WithIntegration(universalprofiling.WithEnabled(universalprofiling.Enabled)),
+				sdktrace.WithSyncer(universalprofiling.NewExporter(tracetest.NewInMemoryExporter())),
+			}
+		},
+	}
+	for name, opts := range map[string][]resourcepublisher.Option{
+		"": nil, "WithAttributeFilter": {resourcepublisher.WithAttributeFilter(attribute.NewDenyKeysFilter("a"))},
+		"WithEnabled": {resourcepublisher.WithEnabled(true)},
+	} {
+		all["resourcepublisher."+name] = func(t *testing.T) options {
+			o := resourcepublisher.WithResource(named("bubble"), opts...)
+			t.Cleanup(func() { require.NoError(t, resourcepublisher.Current().Shutdown(context.Background())) })
+			return options{o, sdktrace.WithSpanProcessor(resourcepublisher.Current())}
+		}
+	}
+	for name, opts := range map[string][]spanctx.Option{
+		"": nil, "WithEnabled": {spanctx.WithEnabled(true)}, "WithThreadSlots": {spanctx.WithThreadSlots(false)},
+		"WithGoroutineSlots": {spanctx.WithGoroutineTable(false)}, "WithGoroutineRecord": {spanctx.WithGoroutineRecord(false)},
+		"WithSpanNames": {spanctx.WithSpanNames(true)}, "WithDatadogLayout": {spanctx.WithDatadogLayout()},
+		"WithCapacity": {spanctx.WithCapacity(64)}, "WithAttributeKeys": {spanctx.WithAttributeKeys("key")},
+		"WithAttributeSpace": {spanctx.WithAttributeSpace(64)}, "WithLabels": {spanctx.WithLabels(spanctx.LabelsKept)},
+		"WithPyroscopeProfileIDs": {spanctx.WithPyroscopeProfileIDs()},
+	} {
+		all["spanctx."+name] = func(*testing.T) options { return options{spanctx.WithPublishing(opts...)} }
+	}
+	for name, opts := range map[string][]universalprofiling.Option{
+		"": nil, "WithEnabled": {universalprofiling.WithEnabled(universalprofiling.Enabled)},
+		"WithSocketDir": {universalprofiling.WithSocketDir("/tmp")}, "WithBufferSize": {universalprofiling.WithBufferSize(8)},
+		"WithMaxDelay": {universalprofiling.WithMaxDelay(time.Minute)},
+		"WithResource": {universalprofiling.WithResource(named("bubble"))},
+	} {
+		all["universalprofiling."+name] = func(*testing.T) options { return options{universalprofiling.WithIntegration(opts...)} }
+	}
+	for name, opts := range map[string][]ringbuf.Option{
+		"": nil, "WithCapacity": {ringbuf.WithCapacity(8)}, "WithDatadogLayout": {ringbuf.WithDatadogLayout()},
+		"WithIndex": {ringbuf.WithIndex(ringbuf.ByGoroutine)}, "WithName": {ringbuf.WithName("BUBBLE")},
+		"WithAttributeSpace": {ringbuf.WithAttributeSpace(64)},
+	} {
+		all["ringbuf."+name] = func(t *testing.T) options {
+			r, err := ringbuf.New(opts...)
+			require.NoError(t, err)
+			r.Store(&ringbuf.Span{SpanID: 1})
+			require.NoError(t, r.Close())
+			return nil
+		}
+	}
+	return all
+}
+
+// bubbled returns the stacks of the goroutines in the caller's bubble.
+func bubbled() []string {
+	stacks := make([]byte, 1<<20)
+	stacks = stacks[:runtime.Stack(stacks, true)]
+	return slices.DeleteFunc(strings.Split(string(stacks), "\n\n"), func(stack string) bool {
+		header, _, _ := strings.Cut(stack, "\n")
+		return !strings.Contains(header, "synctest bubble")
+	})
+}
+
+// A test in a bubble ends when its goroutines have ended: none of ours may be there.
+func TestInBubble(t *testing.T) {
+	for name, provide := range provided() {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				before := bubbled()
+				require.NotEmpty(t, before)
+				tp := sdktrace.NewTracerProvider(provide(t)...)
+				ctx := scopedattr.ContextWithAttributes(t.Context(), attribute.Int("key", 1))
+				_, span := tp.Tracer("").Start(ctx, "span")
+				span.End()
+				synctest.Wait() // for goroutines that end at once
+				assert.Len(t, bubbled(), len(before), "%q", bubbled())
+				time.Sleep(time.Hour) // of the bubble: timers go off
+				require.NoError(t, tp.Shutdown(t.Context()))
+			})
+		})
+	}
+}
+
+// Nothing that the SDK hands a processor may make the service panic.
+func TestNilSpan(t *testing.T) {
+	ctx := scopedattr.ContextWithAttributes(t.Context(), attribute.Int("key", 1))
+	publisher, err := resourcepublisher.NewPublisher(nil)
+	require.NoError(t, err)
+	for name, p := range map[string]sdktrace.SpanProcessor{
+		"resourcepublisher": publisher, "spanctx": spanctx.ForProvider(spanctx.WithPyroscopeProfileIDs()),
+		"universalprofiling": universalprofiling.ForProvider(), "scopedattr": scopedattr.NewSpanProcessor(),
+		"instrumentation": &resourceProcessor{},
+	} {
+		assert.NotPanics(t, func() { p.OnStart(ctx, nil) }, name)
+		assert.NotPanics(t, func() { p.OnEnd(nil) }, name)
+		require.NoError(t, p.Shutdown(t.Context()), name)
+	}
+}

@@ -1,0 +1,75 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package instrumentation
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"io"
+	"os/exec"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/otelctx/otelctx/internal/testing/programs"
+)
+
+// A C program with Go libraries has Go's signal handlers for few signals only: whatever signals
+// our system calls could raise would kill it.
+func TestLibrary(t *testing.T) {
+	variant := func(mode string) programs.Variant {
+		return programs.Variant{Name: mode, Cgo: true, Flags: []string{"-buildmode=" + mode}}
+	}
+	shared := programs.Build(t, variant("c-shared"), ".", "./testdata/library")
+	archive := programs.Build(t, variant("c-archive"), ".", "./testdata/library")
+	const source = "testdata/library/host.c"
+	opens, linked := programs.C(t, source, "-ldl"), programs.C(t, source, "-DARCHIVE", archive, "-ldl", "-lpthread")
+	second := programs.Public(t, shared, "second")
+
+	for _, host := range []struct {
+		name    string
+		command []string
+		stderr  string
+	}{
+		{"c-shared", []string{opens, shared}, "^$"},
+		{"c-archive", []string{linked}, "^$"},
+		{"two c-shared", []string{opens, shared, second}, "(?s)process context is published by another library.*another Go runtime in this process publishes its spans"},
+	} {
+		// In blocks of 512 bytes: enough for everything, not for the tables of spans, not for
+		// the process context either, for nothing.
+		for _, limit := range []string{"unlimited", "1024", "100", "0"} {
+			t.Run(fmt.Sprintf("%s/limit=%s", host.name, limit), func(t *testing.T) {
+				cmd := exec.Command("sh", append([]string{"-c", `ulimit -f ` + limit + ` && exec "$0" "$@"`}, host.command...)...)
+				stdin, err := cmd.StdinPipe()
+				require.NoError(t, err)
+				stdout, err := cmd.StdoutPipe()
+				require.NoError(t, err)
+				var stderr bytes.Buffer
+				cmd.Stderr = &stderr
+				require.NoError(t, cmd.Start())
+				defer func() { _ = cmd.Process.Kill() }()
+				lines := bufio.NewScanner(stdout)
+				lines.Scan()
+				assert.Equal(t, "ready", lines.Text())
+				if limit == "unlimited" {
+					service, live := inspect(t, cmd.Process.Pid)
+					assert.Equal(t, "first", service)
+					assert.Equal(t, []string{"first"}, live)
+				}
+				_, err = io.WriteString(stdin, "\n")
+				require.NoError(t, err)
+				lines.Scan()
+				assert.Equal(t, "over", lines.Text())
+				require.NoError(t, cmd.Wait())
+				if limit == "unlimited" {
+					assert.Regexp(t, host.stderr, stderr.String())
+				} else {
+					assert.Contains(t, stderr.String(), "RLIMIT_FSIZE")
+				}
+			})
+		}
+	}
+}

@@ -1,0 +1,61 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Command library is a library for programs in C, with a Go runtime of its own.
+package main
+
+import (
+	"C"
+	"context"
+	"sync/atomic"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/sdk/resource"
+	"go.opentelemetry.io/otel/sdk/trace"
+
+	"github.com/otelctx/otelctx/resourcepublisher"
+	"github.com/otelctx/otelctx/spanctx"
+	"github.com/otelctx/otelctx/universalprofiling"
+)
+
+var (
+	stop atomic.Bool
+	done = make(chan struct{})
+)
+
+// Begin publishes everything there is, and returns while a goroutine works in a span. Service
+// and span have the given name.
+//
+//export Begin
+func Begin(name *C.char) {
+	service := C.GoString(name)
+	tp := trace.NewTracerProvider(
+		resourcepublisher.WithResource(resource.NewSchemaless(attribute.String("service.name", service))),
+		spanctx.WithPublishing(spanctx.WithSpanNames(true)),
+		universalprofiling.WithIntegration(),
+	)
+	started := make(chan struct{})
+	go func() {
+		defer close(done)
+		_, span := tp.Tracer("").Start(context.Background(), service)
+		close(started)
+		for !stop.Load() {
+			continue // Work that a profiler can see.
+		}
+		span.End()
+		if err := tp.Shutdown(context.Background()); err != nil {
+			panic(err)
+		}
+	}()
+	<-started
+}
+
+// End ends the work and shuts everything down.
+//
+//export End
+func End() {
+	stop.Store(true)
+	<-done
+}
+
+func main() {}

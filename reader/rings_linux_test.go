@@ -1,0 +1,74 @@
+// Copyright The otelctx Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package reader
+
+import (
+	"fmt"
+	"os"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/otelctx/otelctx/internal/procfs"
+	"github.com/otelctx/otelctx/internal/testing/childproc"
+	"github.com/otelctx/otelctx/ringbuf"
+)
+
+// mergedRing has a ring that the kernel merges with the anonymous memory below it, whose pages are
+// not touched. It says where both begin.
+func mergedRing(p *childproc.Parent) {
+	ring, err := ringbuf.New(ringbuf.WithDatadogLayout(), ringbuf.WithCapacity(1024))
+	p.Must(err)
+	ring.Store(&ringbuf.Span{TraceIDHigh: 1, TraceIDLow: 2, SpanID: 3})
+	size := uintptr(16 * os.Getpagesize())
+	start := uintptr(ring.Info().Address) - size
+	must := func(_, _ uintptr, errno syscall.Errno) {
+		if errno != 0 {
+			p.Must(errno)
+		}
+	}
+	must(syscall.Syscall6(syscall.SYS_MMAP, start, size, unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_FIXED_NOREPLACE, ^uintptr(0), 0))
+	for _, advice := range []uintptr{unix.MADV_DONTFORK, unix.MADV_NOHUGEPAGE} { // as those of the ring
+		must(syscall.Syscall(syscall.SYS_MADVISE, start, size, advice))
+	}
+	p.Send("%d %d", start, ring.Info().Address)
+	p.Receive()
+}
+
+// The ring is not at the start of a mapping any more, and is found all the same.
+func TestRingInsideOfAMapping(t *testing.T) {
+	child := childproc.Start(t, "merged-ring", nil)
+	var start, ring uint64
+	_, err := fmt.Sscan(child.Receive(), &start, &ring)
+	require.NoError(t, err)
+	fs, err := procfs.NewFS("/proc").Process(child.PID())
+	require.NoError(t, err)
+	defer fs.Close()
+	source := FoundByName // where the kernel keeps mappings with different names apart
+	for m, err := range fs.Maps(func([]byte) bool { return true }) {
+		require.NoError(t, err)
+		if m.Start <= start && m.End > ring {
+			source = FoundByMagic
+		}
+	}
+
+	found, err := open(t, child.PID()).Carriers(t.Context())
+	require.NoError(t, err)
+	require.Len(t, found, 1)
+	require.NoError(t, found[0].Err)
+	assert.Equal(t, ring, found[0].Ring.Address)
+	assert.Equal(t, source, found[0].Source)
+
+	pages, err := fs.Pagemap()
+	require.NoError(t, err)
+	defer pages.Close()
+	// The first word of each mapping is read, present or not.
+	present, err := pages.AppendPresent(nil, start+uint64(os.Getpagesize()), ring+uint64(os.Getpagesize()))
+	require.NoError(t, err)
+	assert.Equal(t, []uint64{ring}, present, "looking brings no pages into memory")
+}
