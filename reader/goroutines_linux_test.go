@@ -30,7 +30,11 @@ func waitIn(ctx context.Context, tp *sdktrace.TracerProvider, end <-chan struct{
 
 // A process reads its own goroutine. The runtime names what the stack has.
 func TestGoroutines(t *testing.T) {
-	tp := sdktrace.NewTracerProvider(resourcepublisher.WithResource(resource.Empty()), spanctx.WithPublishing())
+	tp := sdktrace.NewTracerProvider(
+		resourcepublisher.WithResource(resource.Empty()),
+		sdktrace.WithSpanProcessor(resourcepublisher.Current()), // which withdraws it
+		spanctx.WithPublishing(),
+	)
 	defer func() { assert.NoError(t, tp.Shutdown(context.Background())) }()
 	end, ended := make(chan struct{}), make(chan struct{})
 	go func() {
