@@ -80,17 +80,14 @@ func (t *GoroutineEntries) inSpans(source threadTarget) ([]inSpan, error) {
 	pageSize := uint64(os.Getpagesize())
 	size := uint64(t.HeaderSize) + uint64(t.Capacity)*uint64(t.EntrySize)
 	first := t.Address &^ (pageSize - 1)
-	present, err := source.PresentPages(first, int((t.Address-first+size+pageSize-1)/pageSize))
+	end := (t.Address + size + pageSize - 1) &^ (pageSize - 1)
+	present, err := source.PresentPages(first, end)
 	if err != nil {
 		return nil, err
 	}
 	var all []inSpan
 	page := make([]byte, pageSize)
-	for i, is := range present {
-		start := first + uint64(i)*pageSize
-		if !is {
-			continue
-		}
+	for _, start := range present {
 		if _, err := source.ReadParts([]ringbuf.Part{{Address: start, Data: page}}); errors.Is(err, syscall.EFAULT) {
 			continue
 		} else if err != nil {

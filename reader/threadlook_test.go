@@ -76,15 +76,15 @@ func (f *fakeMemory) Threads() iter.Seq2[int, error] {
 	}
 }
 
-func (f *fakeMemory) PresentPages(address uint64, pages int) ([]bool, error) {
-	present := make([]bool, pages)
-	for i := range present {
-		for start, b := range f.pieces {
-			at := address + uint64(i*os.Getpagesize())
-			present[i] = present[i] || at >= start && at < start+uint64(len(b))
+func (f *fakeMemory) PresentPages(start, end uint64) (pages []uint64, err error) {
+	for page := start; page < end; page += uint64(os.Getpagesize()) {
+		for at, b := range f.pieces {
+			if page >= at && page < at+uint64(len(b)) {
+				pages = append(pages, page)
+			}
 		}
 	}
-	return present, nil
+	return pages, nil
 }
 
 func (*fakeMemory) ThreadStart(int) (uint64, error) { return 0, nil }

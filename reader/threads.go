@@ -70,8 +70,8 @@ type threadTarget interface {
 	Threads() iter.Seq2[int, error]
 	// ThreadIDs returns the ids of a thread, the one that it knows itself by last.
 	ThreadIDs(tid int) ([]int, error)
-	// PresentPages returns which of some pages of its memory are there.
-	PresentPages(address uint64, pages int) ([]bool, error)
+	// PresentPages returns those pages from start to end that are in memory.
+	PresentPages(start, end uint64) ([]uint64, error)
 	// ThreadStart returns when a thread started, in clock ticks.
 	ThreadStart(tid int) (uint64, error)
 	// ProgramHeaders returns the address of the executable's program headers.

@@ -24,6 +24,7 @@ import (
 //	!      detach what was attached last
 //	~c     refresh with the context of c
 //	%      replace all labels, as pprof.SetGoroutineLabels does
+//	#      Do something else with labels
 //	>2     start goroutine 2, which inherits; other goroutines inherit nothing
 //	*c     evict span c, as another goroutine's Start does
 //	=c/r   it is in span c, whose local root is r: c itself if left out; = alone is no span
@@ -35,7 +36,7 @@ type steps struct {
 	ctxs   map[string]context.Context
 }
 
-var stepSyntax = regexp.MustCompile(`^(\d?)(?:([-+@?!~%>*])(\w*)(?:([<^&])(\w+))?)?(?:(=)(\w*)(?:/(\w+))?)?$`)
+var stepSyntax = regexp.MustCompile(`^(\d?)(?:([-+@?!~%#>*])(\w*)(?:([<^&])(\w+))?)?(?:(=)(\w*)(?:/(\w+))?)?$`)
 
 func runSteps(t *testing.T, s *service, text string) {
 	t.Helper()
@@ -96,6 +97,11 @@ func (r *steps) step(a *actor, what, name, how, parent string) {
 			Refresh(r.ctxs[name])
 		case "%":
 			pprof.SetGoroutineLabels(pprof.WithLabels(context.Background(), pprof.Labels("user", "label")))
+		case "#":
+			before := r.current(r.t)
+			Do(context.Background(), pprof.Labels("user", "label"), func(context.Context) {
+				assert.Equal(r.t, before, r.current(r.t), "in Do")
+			})
 		case ">":
 			r.actors[name] = newActor(func(start func()) { start() })
 		case "*":
@@ -194,6 +200,8 @@ func TestSteps(t *testing.T) {
 		"labels":                  "+a +b<a %=b/a -b=a % +c<a=c/a % -c=a ~a=a -a=",
 		"labels, ended elsewhere": "+a +b<a % 2-b 1=a ~a=a -a=",
 		"labels of an heir":       "+a >2 2%= 2~a=a 2%=a 1-a 2=",
+		"Do":                      "+a +b<a #=b/a -b=a #=a 2-a 1#=",
+		"Do of an heir":           "+a >2 2#=a 2+b<a=b/a 2-b=a 1-a 2=",
 		"refresh with another":    "+a +b<a ~a=b/a ~=b/a -b ~b=a -a ~a=",
 		"refresh, unknown":        "2+a ~a=a ~=a 2-a 1=",
 	} {

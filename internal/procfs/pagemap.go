@@ -49,3 +49,14 @@ func (p *Pagemap) AppendPresent(pages []uint64, start, end uint64) ([]uint64, er
 	}
 	return pages, nil
 }
+
+// PresentPages returns the addresses of those pages from start to end that are in memory, see
+// [Pagemap.AppendPresent].
+func (p *Process) PresentPages(start, end uint64) ([]uint64, error) {
+	m, err := p.Pagemap()
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = m.Close() }()
+	return m.AppendPresent(nil, start, end)
+}

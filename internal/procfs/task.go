@@ -154,23 +154,3 @@ func nsPIDs(status io.Reader) ([]int, error) {
 		return ids, nil
 	}
 }
-
-// PresentPages returns which of the pages from an address on are in the process's memory or swapped
-// out. Reading any other page would make the kernel provide it.
-func (p *Process) PresentPages(address uint64, pages int) ([]bool, error) {
-	const entrySize, present, swapped = 8, 1 << 63, 1 << 62
-	f, err := p.dir.Open("pagemap")
-	if err != nil {
-		return nil, goneError(err)
-	}
-	defer func() { _ = f.Close() }()
-	entries := make([]byte, pages*entrySize)
-	if _, err := f.ReadAt(entries, int64(address/uint64(os.Getpagesize())*entrySize)); err != nil {
-		return nil, fmt.Errorf("read pagemap: %w", goneError(err))
-	}
-	is := make([]bool, pages)
-	for i := range is {
-		is[i] = binary.NativeEndian.Uint64(entries[i*entrySize:])&(present|swapped) != 0
-	}
-	return is, nil
-}
