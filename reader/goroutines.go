@@ -4,11 +4,13 @@
 package reader
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	goruntime "runtime"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -355,13 +357,29 @@ func (c *goroutineCall) calibrate(k *goroutineLayout, refs []GoroutineRef) error
 			sample = append(sample, refs[i])
 		}
 	}
-	gs, err := c.readGs(sample)
+	// Use only goroutines that do not change: others would mislead the calibration.
+	first, err := c.readGs(sample)
 	if err != nil {
 		return err
 	}
+	first = slices.Clone(first)
+	second, err := c.readGs(sample)
+	if err != nil {
+		return err
+	}
+	gs := first[:0]
+	for i, g := range first {
+		if bytes.Equal(g.Data, second[i].Data) {
+			gs = append(gs, g)
+		}
+	}
+	cached := k.layout.Status != 0
 	layout, err := gostack.Calibrate(c.runtime.GGoid, gs)
+	if cached && errors.Is(err, gostack.ErrNoSamples) {
+		return nil // The cached layout has not been refuted.
+	}
 	if k.stateErr = err; err != nil {
-		k.stacksErr = fmt.Errorf("%w: %w", ErrNoStack, err)
+		k.layout, k.stacksErr = gostack.Layout{}, fmt.Errorf("%w: %w", ErrNoStack, err)
 		return nil
 	}
 	limit := uint64(firstStack)
@@ -387,7 +405,11 @@ func (c *goroutineCall) calibrate(k *goroutineLayout, refs []GoroutineRef) error
 			parked = append(parked, g)
 		}
 	}
-	if err = layout.FindFramePointer(parked, c.read); err != nil {
+	err = layout.FindFramePointer(parked, c.read)
+	if cached && errors.Is(err, gostack.ErrNotParked) {
+		return nil
+	}
+	if err != nil {
 		err = fmt.Errorf("%w: %w", ErrNoStack, err)
 	}
 	k.layout, k.stacksErr = layout, err
