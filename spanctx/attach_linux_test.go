@@ -134,7 +134,7 @@ func TestDialContext(t *testing.T) {
 					s.assertShows(t, own, root)
 					own.End()
 				})
-				if s.p.tableOn {
+				if s.p.tablePublished {
 					apart(func() {
 						defer Attach(ctx).Detach()
 						dial(nothing)

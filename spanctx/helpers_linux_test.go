@@ -349,7 +349,7 @@ func (s *service) shown(t testing.TB) (is shown) {
 // entry is its own. It goes by the format, which is written out here once more.
 func (s *service) entry(t testing.TB) (ref uint64, owned bool) {
 	t.Helper()
-	if !s.p.tableOn {
+	if !s.p.tablePublished {
 		return 0, false
 	}
 	self := s.p.runtime.Goroutine()
@@ -420,7 +420,7 @@ func (s *service) assertShows(t testing.TB, span, localRoot trace.Span) bool {
 	if s.threads != nil {
 		want.thread = number(span)
 	}
-	if s.p.tableOn {
+	if s.p.tablePublished {
 		want.goroutine = number(span)
 	}
 	if s.p.records {

@@ -206,7 +206,7 @@ func TestLabelsAtShutdown(t *testing.T) {
 					defer pprof.StopCPUProfile()
 					time.Sleep(time.Duration(askEvery)) // The kernel is asked no sooner.
 				} else {
-					s.p.profile.until.Store(s.p.profile.asked.Load() + 1) // as at the end of one
+					s.p.profile.keepUntil.Store(s.p.profile.lastAsked.Load() + 1) // as at the end of one
 					time.Sleep(time.Duration(askEvery))
 				}
 				require.NoError(t, s.p.Shutdown(context.Background()))

@@ -158,7 +158,7 @@ func TestProfileAskedOnceForOldSpans(t *testing.T) {
 	asked := map[uint64]bool{}
 	for range 1000 {
 		o.running(before.Add(-time.Hour))
-		asked[o.asked.Load()] = true
+		asked[o.lastAsked.Load()] = true
 	}
 	assert.LessOrEqual(t, len(asked), int(time.Since(before)/time.Duration(askEvery))+1)
 }
@@ -172,7 +172,7 @@ func TestProfileAskedForLabelsUntilEndOnly(t *testing.T) {
 				_, span := s.root()
 				span.End()
 			})
-			assert.Equal(t, labels == LabelsUntilEnd && !raceEnabled, s.p.profile.asked.Load() != 0)
+			assert.Equal(t, labels == LabelsUntilEnd && !raceEnabled, s.p.profile.lastAsked.Load() != 0)
 		})
 	}
 }

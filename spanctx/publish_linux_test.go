@@ -50,7 +50,7 @@ func TestCarriers(t *testing.T) {
 			s := serve(t, tt.opts...)
 			require.NoError(t, s.p.Err())
 			assert.Equal(t, tt.thread, s.p.threads != nil)
-			assert.Equal(t, tt.goroutine, s.p.tableOn)
+			assert.Equal(t, tt.goroutine, s.p.tablePublished)
 			assert.Equal(t, tt.record, s.p.records)
 			if tt.thread {
 				info := s.p.threads.Layout()
@@ -131,7 +131,7 @@ func TestRefusedCalibration(t *testing.T) {
 			for _, reason := range tt.reasons {
 				assert.ErrorContains(t, s.p.Err(), reason)
 			}
-			assert.Equal(t, tt.goroutine, s.p.tableOn)
+			assert.Equal(t, tt.goroutine, s.p.tablePublished)
 			assert.Equal(t, tt.record, s.p.records)
 			apart(func() {
 				at := func(want uint64) {
