@@ -104,7 +104,7 @@ func TestRegion(t *testing.T) {
 			t.Run(fmt.Sprintf("%s/size=%d", name, size), func(t *testing.T) {
 				files := resources.OpenFiles(t)
 				r := newRegionOf(t, allocate, size)
-				require.NoError(t, r.nameless)
+				require.NoError(t, r.memfdErr)
 				for range 2 { // as with every update
 					require.NoError(t, r.Announce())
 				}
@@ -231,7 +231,7 @@ func TestNames(t *testing.T) {
 			err = r.Announce()
 			if !tt.announced {
 				require.Error(t, err)
-				require.Error(t, r.nameless, "anonymous memory serves instead")
+				require.Error(t, r.memfdErr, "anonymous memory serves instead")
 				return
 			}
 			require.NoError(t, err)
@@ -254,7 +254,7 @@ func withoutMemfd(denied func(func() error) error) func(p *childproc.Parent) {
 		r.Bytes()[len(r.Bytes())-1] = 1
 		all, err := resources.Mappings("")
 		p.Must(err)
-		p.Send("%v", r.nameless)
+		p.Send("%v", r.memfdErr)
 		for _, m := range all {
 			if m.Start <= r.Address() && r.Address() < m.End {
 				p.Send("%s %d %q", m.Perms, m.Inode, m.Name)
