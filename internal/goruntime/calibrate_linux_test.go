@@ -60,7 +60,7 @@ func TestThreadsWithTheNumbersOfTheirMs(t *testing.T) {
 	} {
 		c := &calibrator{peeker: peekerFor(t)}
 		m := &world.m
-		*m = mCandidate{at: at, m: uintptr(unsafe.Pointer(&m.words)), n: mWords}
+		*m = mCandidate{index: at, m: uintptr(unsafe.Pointer(&m.words)), n: mWords}
 		m.words[0], m.words[procid], m.words[procid+1] = g0, tid, tt.behind
 		m.words[id], m.words[id+1] = tid, 1
 		world.gsignal[at], world.g0[at] = 0, m.m
@@ -69,7 +69,7 @@ func TestThreadsWithTheNumbersOfTheirMs(t *testing.T) {
 		}
 		m.procid.narrow(m.words[:], tid)
 		c.tellNumbers(m)
-		assert.Equal(t, tt.want, m.procid.at, name)
+		assert.Equal(t, tt.want, m.procid.candidates, name)
 	}
 }
 
@@ -488,18 +488,18 @@ func TestSearch(t *testing.T) {
 	var s search
 	assert.True(t, s.settled())
 	s.narrow([]uintptr{7, 0, 7, 7}, 7)
-	assert.Equal(t, []int{0, 2, 3}, s.at)
+	assert.Equal(t, []int{0, 2, 3}, s.candidates)
 	assert.False(t, s.settled())
 	assert.ErrorIs(t, s.fact(GGoid, 0).err, errAmbiguous)
 	s.narrow([]uintptr{8, 8, 8}, 8)
-	assert.Equal(t, []int{0, 2}, s.at, "what was not read does not match")
+	assert.Equal(t, []int{0, 2}, s.candidates, "what was not read does not match")
 	s.narrow([]uintptr{1, 9, 9, 9}, 9)
 	assert.Equal(t, fact{offset: 16}, s.fact(GGoid, 0))
 	assert.Equal(t, fact{offset: -8}, s.fact(TLSG, -24))
 	s.narrow(nil, 0)
 	assert.ErrorIs(t, s.fact(GGoid, 0).err, errNotFound)
 	s.narrow([]uintptr{1}, 1)
-	assert.Empty(t, s.at, "what was ruled out does not come back")
+	assert.Empty(t, s.candidates, "what was ruled out does not come back")
 }
 
 // Every way in which an observation can fall short must refuse what depends on it, and only that.
@@ -509,7 +509,7 @@ func TestRefusals(t *testing.T) {
 	complete := func() *calibrator {
 		return &calibrator{
 			tids: []uintptr{1, 2}, goid: one, labels: one, tls: one,
-			ms: []*mCandidate{{at: 6, procid: one, curg: one}},
+			ms: []*mCandidate{{index: 6, procid: one, curg: one}},
 		}
 	}
 	threads := []Fact{GM, MProcid, MCurg, TLSG}
