@@ -27,7 +27,8 @@ func (p *SpanProcessor) withdrawAdvertisement() error {
 	return advertise.Change(nil, keys)
 }
 
-// advertisement returns the attributes that say what is shown where.
+// advertisement returns the attributes that tell readers where spans are published, and in which
+// layout.
 func (p *SpanProcessor) advertisement() []attribute.KeyValue {
 	schema := wire.SchemaSlots
 	if p.records {
@@ -40,7 +41,7 @@ func (p *SpanProcessor) advertisement() []attribute.KeyValue {
 	if p.threads != nil {
 		kvs = append(kvs, ringAttributes(wire.KeyThreadSlots, p.threads.Layout())...)
 	}
-	if p.tableOn {
+	if p.tablePublished {
 		kvs = append(kvs, memoryAttributes(wire.KeyGoroutines, wire.GoroutinesName, p.goroutines.Address(), wire.GoroutinesLayout1, wire.GoroutinesCapacity, wire.GoroutinesHeaderSize)...)
 		kvs = append(kvs, attribute.Int(wire.KeyGoroutines+wire.TableKeyEntrySize, wire.GoroutineEntrySize))
 	}
@@ -48,7 +49,7 @@ func (p *SpanProcessor) advertisement() []attribute.KeyValue {
 	return append(kvs, p.goAttributes()...)
 }
 
-// keyMapAttribute says which keys the key bytes of attributes stand for.
+// keyMapAttribute maps the key bytes of published attributes to their keys.
 func keyMapAttribute(m *scope.KeyMap) attribute.KeyValue {
 	keys := make([]string, len(m.Keys()))
 	for i, key := range m.Keys() {
@@ -59,7 +60,7 @@ func keyMapAttribute(m *scope.KeyMap) attribute.KeyValue {
 
 func ringAttributes(prefix string, l ring.Layout) []attribute.KeyValue {
 	fields := slices.DeleteFunc(wire.SlotFields(l.Layout), func(f wire.Field) bool {
-		return int(f.Offset) >= l.SlotSize // attributes in slots that have no space for them
+		return int(f.Offset) >= l.SlotSize // Without attribute space, slots end before the attributes.
 	})
 	return append(memoryAttributes(prefix, l.Name, l.Address, l.Layout, l.Capacity, l.HeaderSize),
 		attribute.Int(prefix+wire.RingKeySlotSize, l.SlotSize),
@@ -67,7 +68,7 @@ func ringAttributes(prefix string, l ring.Layout) []attribute.KeyValue {
 		offsets(prefix+wire.RingKeyFields, fields))
 }
 
-// memoryAttributes say where memory is that readers find, and how it begins.
+// memoryAttributes describe a mapping: its name, address, layout, capacity and header size.
 func memoryAttributes(prefix, mapping string, address uint64, layout, capacity, headerSize int) []attribute.KeyValue {
 	return []attribute.KeyValue{
 		attribute.String(prefix+wire.RingKeyMapping, mapping),
@@ -80,12 +81,12 @@ func memoryAttributes(prefix, mapping string, address uint64, layout, capacity, 
 
 // tableAttributes describe the span table and the name table, if other processes can find them.
 func (p *SpanProcessor) tableAttributes() (kvs []attribute.KeyValue) {
-	if p.listed {
+	if p.cellsPublished {
 		kvs = append(memoryAttributes(wire.KeySpans, wire.SpansName, p.cells.Address(), wire.SpansLayout1, cells.Capacity, wire.SpansHeaderSize),
 			attribute.Int(wire.KeySpans+wire.SpansKeyCellSize, wire.CellSize),
 			offsets(wire.KeySpans+wire.RingKeyFields, wire.CellFields()))
 	}
-	if p.namesListed {
+	if p.namesPublished {
 		kvs = append(kvs, memoryAttributes(wire.KeyNames, wire.NamesName, p.names.Address(), wire.NamesLayout1, names.Capacity, wire.NamesHeaderSize)...)
 		kvs = append(kvs, attribute.Int(wire.KeyNames+wire.TableKeyEntrySize, wire.NameEntrySize))
 		if p.records {
@@ -95,7 +96,7 @@ func (p *SpanProcessor) tableAttributes() (kvs []attribute.KeyValue) {
 	return kvs
 }
 
-// offsets returns an attribute that has the offsets of fields.
+// offsets returns an attribute with the offsets of fields.
 func offsets(key string, fields []wire.Field) attribute.KeyValue {
 	var kvs []attribute.KeyValue
 	for _, f := range fields {
@@ -104,7 +105,7 @@ func offsets(key string, fields []wire.Field) attribute.KeyValue {
 	return attribute.KeyValue{Key: attribute.Key(key), Value: attribute.MapValue(kvs...)}
 }
 
-// goAttributes describe what is known of the Go runtime.
+// goAttributes describe the Go runtime: its version and the offsets found by calibration.
 func (p *SpanProcessor) goAttributes() []attribute.KeyValue {
 	kvs := []attribute.KeyValue{attribute.String(wire.KeyGo+wire.GoKeyVersion, runtime.Version())}
 	for _, f := range []struct {

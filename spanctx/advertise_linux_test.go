@@ -34,14 +34,14 @@ import (
 	"github.com/otelctx/otelctx/resourcepublisher"
 )
 
-// advertiser is a child that brings things up and takes them down as it is told, one
-// word after the other.
+// advertiser is a child process that starts and stops the processor and the publisher on command, one
+// word at a time.
 type advertiser struct {
 	opts      []Option
 	processor *SpanProcessor
 	publisher *resourcepublisher.Publisher
 	provider  *sdktrace.TracerProvider
-	// wake has the goroutine that shows a span end it, which then answers.
+	// wake makes the goroutine in the published span end it and answer.
 	wake   int
 	answer chan string
 	errs   []error
@@ -70,13 +70,13 @@ func beAdvertiser(parent *childproc.Parent) {
 	}
 }
 
-// do does what a word says, and returns what there is to answer.
+// do executes one word and returns the answer.
 func (a *advertiser) do(word string) (answer string, err error) {
 	ctx := context.Background()
 	name, value, _ := strings.Cut(word, "=")
 	on := value == "on"
 	switch name {
-	// Options for what comes up next.
+	// Options for the next processor.
 	case "thread":
 		a.opts = append(a.opts, WithThreadSlots(on))
 	case "goroutine":
@@ -141,8 +141,8 @@ func (a *advertiser) do(word string) (answer string, err error) {
 	return answer, err
 }
 
-// show shows a span inside of another one, and waits in the kernel until it is woken.
-// What it answers is the truth, from where the kernel, the runtime and the SDK have it.
+// show starts a span inside another one, and waits in the kernel until it is woken. Its answer is the
+// truth, from the kernel, the runtime and the SDK.
 func (a *advertiser) show() {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -163,7 +163,7 @@ func (a *advertiser) show() {
 	_, _ = syscall.Close(pipe[0]), syscall.Close(pipe[1])
 }
 
-// truth is what show says.
+// truth is the answer of show.
 type truth struct {
 	tid, goid   uint64
 	traceID     [16]byte
@@ -184,7 +184,7 @@ func showIn(t *testing.T, c *childproc.Child) (is truth) {
 		_, err := hex.Decode(id.to, []byte(id.from))
 		require.NoError(t, err)
 	}
-	// It has answered just before it waits. Until then it may be on no thread.
+	// It answers before it waits. Until it waits, it may be on no thread.
 	require.Eventually(t, func() bool {
 		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/syscall", c.PID(), is.tid))
 		require.NoError(t, err)
@@ -202,10 +202,10 @@ var (
 	}
 )
 
-const goOffsets = 6 // that are advertised when all is known
+const goOffsets = 6 // the number advertised if all facts are known
 
-// For every choice of carriers, another process finds everything that is advertised in
-// the memory of this one. All of it is taken back.
+// For every choice of carriers, another process finds everything that is advertised, until it is
+// withdrawn.
 func TestAdvertisement(t *testing.T) {
 	ring := func(layout, capacity, headerSize, slotSize uint64, fields map[string]uint64) *wantRing {
 		return &wantRing{layout, capacity, headerSize, slotSize, fields}
@@ -222,7 +222,7 @@ func TestAdvertisement(t *testing.T) {
 		"layout 1":        {"layout1", schemaLabels, ring(1, 65536, 32, 32, fields1), false, goOffsets, ""},
 		"layout 1 alone":  {"layout1 record=off", schemaSlots, ring(1, 65536, 32, 32, fields1), false, goOffsets, ""},
 		"capacity":        {"capacity=8 goroutine=on", schemaLabels, ring(2, 8, 64, 64, fields2), true, goOffsets, ""},
-		// What is not known is not said. Thread ids come by system call then.
+		// Unknown facts are not advertised. Thread ids then come from a system call.
 		"nothing known":  {"goroutine=on without=", schemaSlots, ring2, false, 0, "goroutine record is off"},
 		"no goid":        {"goroutine=on without=g.goid", schemaLabels, ring2, false, goOffsets - 1, "goroutine table is off"},
 		"no labels":      {"goroutine=on without=g.labels", schemaSlots, ring2, true, goOffsets - 1, "goroutine record is off"},
@@ -296,7 +296,7 @@ func testAdvertisement(t *testing.T, tt *wantAdvertised) {
 	for _, c := range carriers {
 		assert.Equal(t, reader.Advertised, c.Source)
 		if c.Kind != reader.ThreadSlots {
-			// These take knowing which goroutine a thread runs.
+			// These need the current goroutine of a thread.
 			readable := known("m_curg") && known("g_goid")
 			assert.Equal(t, readable, c.Err == nil, "%v: %v", c.Kind, c.Err)
 		}
@@ -341,12 +341,12 @@ func testAdvertisement(t *testing.T, tt *wantAdvertised) {
 	c.Done()
 }
 
-// goldenOffsets are those of the versions of Go that there are, by hand.
+// goldenOffsets are the offsets of released Go versions, entered by hand.
 var goldenOffsets = map[string]map[string]uint64{
 	"go1.26 amd64": {"g_m": 48, "g_goid": 152, "g_labels": 352, "m_procid": 64, "m_curg": 184},
 }
 
-// assertKnownOffsets compares with what is known of this version of Go.
+// assertKnownOffsets compares the offsets with goldenOffsets for this version of Go.
 func (o *outside) assertKnownOffsets(t *testing.T) {
 	t.Helper()
 	version := strings.Join(strings.SplitN(runtime.Version(), ".", 3)[:2], ".")
@@ -357,7 +357,7 @@ func (o *outside) assertKnownOffsets(t *testing.T) {
 	}
 }
 
-// assertRing compares what is said of a ring with its header and its mapping.
+// assertRing compares the advertisement of a ring with its header and its mapping.
 func (o *outside) assertRing(t *testing.T, prefix, name string, want *wantRing) {
 	t.Helper()
 	assert.Equal(t, want.layout, o.integer(t, prefix+"layout"))
@@ -400,14 +400,14 @@ func (o *outside) assertRing(t *testing.T, prefix, name string, want *wantRing) 
 	assert.Fail(t, "no mapping begins where it is said to")
 }
 
-// entry returns what the entry of a goroutine names.
+// entry returns the position in the entry of a goroutine.
 func (o *outside) entry(t *testing.T, goid uint64) uint64 {
 	t.Helper()
 	at := o.integer(t, "threadlocal.goroutines.address") + o.integer(t, "threadlocal.goroutines.header_size")
 	return o.word(t, at+o.integer(t, "threadlocal.goroutines.entry_size")*(goid%8192*8+goid/8192%8))
 }
 
-// slot reads the slot of an id, by what is advertised alone.
+// slot reads the slot of an id, using only the advertisement.
 func (o *outside) slot(t *testing.T, prefix string, id uint64) map[string]uint64 {
 	t.Helper()
 	at := o.integer(t, prefix+"address") + o.integer(t, prefix+"header_size") +
@@ -427,7 +427,7 @@ func (o *outside) slot(t *testing.T, prefix string, id uint64) map[string]uint64
 	return s
 }
 
-// assertSlot checks that the slot of an id shows what the process says that it shows.
+// assertSlot checks the slot of an id against the truth reported by the process.
 func (o *outside) assertSlot(t *testing.T, prefix string, id uint64, is *truth) {
 	t.Helper()
 	want := map[string]uint64{
@@ -451,7 +451,7 @@ func (o *outside) assertSlot(t *testing.T, prefix string, id uint64, is *truth) 
 	assert.Equal(t, want, got, prefix)
 }
 
-// assertGo follows what is advertised of the Go runtime from the m in the thread's slot.
+// assertGo follows the advertised offsets of the Go runtime from the m in the thread's slot.
 func (o *outside) assertGo(t *testing.T, is *truth, record bool) {
 	t.Helper()
 	offset := func(name string) uint64 { return o.integer(t, "threadlocal.go."+name+"_offset") }
@@ -469,7 +469,7 @@ func (o *outside) assertGo(t *testing.T, is *truth, record bool) {
 		return
 	}
 	assert.Equal(t, &goRecord{is.traceID, is.span, true, is.flags}, o.record(t, g))
-	// What every profiler sees that reads Go's labels.
+	// The labels that every profiler of Go programs reads.
 	text := func(at uint64) string { return string(o.bytes(t, o.word(t, at), int(o.word(t, at+8)))) }
 	list := o.word(t, labels)
 	require.EqualValues(t, 2, o.word(t, labels+8))
@@ -477,7 +477,7 @@ func (o *outside) assertGo(t *testing.T, is *truth, record bool) {
 		[]string{text(list), text(list + 16), text(list + 32), text(list + 48)})
 }
 
-// assertThreads checks what package reader makes of it.
+// assertThreads checks the result of package reader.
 func (o *outside) assertThreads(t *testing.T, is *truth, tt *wantAdvertised) {
 	t.Helper()
 	threads, err := o.Threads(t.Context())
@@ -562,9 +562,8 @@ func assertThreads(t *testing.T, p *reader.Process, c *childproc.Child) {
 	require.Equal(t, "1 <nil>", c.Ask("end"))
 }
 
-// Processor and publisher may come up, go down and come up again in any order. Spans are
-// advertised as long as the processor is up. They are advertised in the process context, or
-// in a mapping of their own while there is none.
+// Processor and publisher may start, stop and restart in any order. While the processor runs, spans are
+// advertised: in the process context, or in a separate mapping while there is none.
 func TestAdvertisedInAnyOrder(t *testing.T) {
 	type step struct {
 		words                 string

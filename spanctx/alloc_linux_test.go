@@ -22,8 +22,7 @@ func (idle) OnEnd(sdktrace.ReadOnlySpan)                     {}
 func (idle) Shutdown(context.Context) error                  { return nil }
 func (idle) ForceFlush(context.Context) error                { return nil }
 
-// allocations returns how many objects three spans inside of each other cost from their
-// start to their end.
+// allocations returns the number of objects allocated by three nested spans from start to end.
 func allocations(tracer trace.Tracer) float64 {
 	return testing.AllocsPerRun(testenv.Rounds(200, 2000), func() {
 		ctx, a := tracer.Start(context.Background(), "a")
@@ -35,7 +34,7 @@ func allocations(tracer trace.Tracer) float64 {
 	})
 }
 
-// To show a span costs no allocation by slots, and one by the record.
+// Publishing a span allocates nothing with slots, and once with the record.
 func TestAllocations(t *testing.T) {
 	const spans = 3
 	runs := testenv.Rounds(100, 1000)
@@ -76,7 +75,7 @@ func TestAllocations(t *testing.T) {
 					for what, f := range zero {
 						assert.Zero(t, testing.AllocsPerRun(runs, f), what)
 					}
-					Attach(context.Background()) // The slots of layout 1 show a span beyond its end elsewhere.
+					Attach(context.Background()) // Slots of layout 1 name a span after its end elsewhere.
 				})
 				done := make(chan struct{})
 				f := func(context.Context) { done <- struct{}{} }

@@ -17,32 +17,30 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// Attachment is what [Attach] has changed.
+// Attachment restores what the goroutine published before [Attach]: see [Attachment.Detach].
 type Attachment struct {
 	p *SpanProcessor
-	// self is the goroutine. before is what it was in, and record how that was published.
+	// self is the attached goroutine, before its earlier position, and record the record of that.
 	self   goruntime.Self
 	before wire.Position
 	record *gorecord.Record
 }
 
-// Attach shows on the calling goroutine what ctx says, until [Attachment.Detach]. That is
-// the span of ctx, or nothing if ctx has no span that records in this process and is not
-// over. It is for goroutines that work for a span which another goroutine has started, such
-// as those of a pool:
+// Attach publishes the span of ctx for the calling goroutine until [Attachment.Detach], or no span
+// unless ctx has a live span that records in this process. Use it on goroutines that work for a span
+// started by another goroutine, such as the workers of a pool:
 //
 //	defer spanctx.Attach(ctx).Detach()
 //
-// With [context.Background] it is for goroutines that have inherited a span which they do
-// not work for.
+// With [context.Background] it takes a goroutine out of an inherited span that it does not work for.
 //
-// The span is shown with those context-scoped attributes of ctx whose keys are published,
-// also where the goroutine shows it already. That is how to publish attributes that were
-// added to a context since the span was started. With [WithSpanNames] it is shown with the
-// name that it has now, also if SetName has changed it.
+// Attach publishes the context-scoped attributes of ctx with the span, for the keys chosen by
+// [WithAttributeKeys], even if the goroutine is in that span already. So it also publishes attributes
+// that were added to a context after Start. With [WithSpanNames] it publishes the span's current
+// name, which SetName may have changed.
 //
-// If the span ends meanwhile, the goroutine is in the span's nearest live ancestor. Attach does
-// nothing if no SpanProcessor is active.
+// If the span ends before Detach, the goroutine moves to the span's nearest live ancestor. Attach
+// does nothing if no SpanProcessor is active.
 func Attach(ctx context.Context) Attachment {
 	p := active.Load()
 	if p == nil {
@@ -70,7 +68,7 @@ func (p *SpanProcessor) find(ctx context.Context) cells.Ref {
 	return 0
 }
 
-// rename has the live local span of ctx have the name that it has by now.
+// rename publishes the current name of the live local span of ctx.
 func (p *SpanProcessor) rename(ctx context.Context, ref cells.Ref) {
 	if p.names == nil {
 		return
@@ -80,9 +78,9 @@ func (p *SpanProcessor) rename(ctx context.Context, ref cells.Ref) {
 	}
 }
 
-// Detach shows again the span that the goroutine was in before [Attach], or the nearest
-// live span around that. Call it on the same goroutine, and detach several attachments in
-// the reverse order. On another goroutine it does nothing, as does the zero Attachment.
+// Detach publishes the span that the goroutine was in before [Attach], or the nearest live ancestor
+// of that span. Call it on the goroutine that called Attach, and detach nested attachments in reverse
+// order. On another goroutine, or on the zero Attachment, it does nothing.
 func (a Attachment) Detach() {
 	if a.p == nil || a.p.stopped.Load() {
 		return
@@ -99,9 +97,8 @@ func (a Attachment) Detach() {
 	a.p.publish(&g, a.p.attributes(&g), 0)
 }
 
-// Go runs fn with ctx on a goroutine of its own, with [Attach] to ctx until fn returns. It
-// returns at once. With a context that has no span the goroutine is in none. Use such a
-// context for work that outlives the span that it is started in.
+// Go starts a goroutine that runs fn(ctx), attached to ctx (see [Attach]) until fn returns. For work
+// that outlives the current span, pass a context without a span: the goroutine is then in no span.
 func Go(ctx context.Context, fn func(context.Context)) {
 	go func() {
 		defer Attach(ctx).Detach()
@@ -109,11 +106,11 @@ func Go(ctx context.Context, fn func(context.Context)) {
 	}()
 }
 
-// Do is [pprof.Do], and keeps the goroutine in its span for readers of labels and for
-// goroutines that fn starts. pprof.Do alone replaces all labels, those of the span
-// included.
+// Do is [pprof.Do] for a goroutine that is in a span. pprof.Do alone replaces all labels, including
+// those of the span. Do sets the labels of the span again, for label readers and for goroutines that
+// fn starts.
 func Do(ctx context.Context, labels pprof.LabelSet, fn func(context.Context)) {
-	refresh(ctx, true) // An inherited span is in the labels only, which pprof.Do replaces.
+	refresh(ctx, true) // An inherited span is only in the labels, which pprof.Do replaces.
 	defer refresh(ctx, true)
 	pprof.Do(ctx, labels, func(ctx context.Context) {
 		refresh(ctx, true)
@@ -121,16 +118,16 @@ func Do(ctx context.Context, labels pprof.LabelSet, fn func(context.Context)) {
 	})
 }
 
-// DialContext returns a function that dials as dial does. It is for http.Transport and
-// others that dial on a goroutine which then serves the connection for whoever uses it. It
-// takes such a goroutine out of the span that it has inherited. A goroutine that has started
-// or attached a span itself goes back to its span when the connection is made.
+// DialContext wraps dial for http.Transport and other clients that dial on a goroutine which then
+// serves the connection for later requests. It takes such a goroutine out of the span that it
+// inherited from the first request. A goroutine that has started or attached a span itself returns to
+// its span when dial returns.
 func DialContext(dial func(ctx context.Context, network, address string) (net.Conn, error)) func(ctx context.Context, network, address string) (net.Conn, error) {
 	return func(ctx context.Context, network, address string) (net.Conn, error) {
 		if p := active.Load(); p != nil {
 			self := p.runtime.Goroutine()
 			_, own := p.goroutines.Load(self.Goid, uintptr(self.G))
-			if a := Attach(context.Background()); own || self.Goid != 0 && p.cells.IsOf(a.before.Ref(), self.Goid) { //nolint:contextcheck // what it is in is to be nothing
+			if a := Attach(context.Background()); own || self.Goid != 0 && p.cells.IsOf(a.before.Ref(), self.Goid) { //nolint:contextcheck // attaches no span
 				defer a.Detach()
 			}
 		}
@@ -138,17 +135,20 @@ func DialContext(dial func(ctx context.Context, network, address string) (net.Co
 	}
 }
 
-// Refresh publishes again what the goroutine is in, if that is the span of ctx: in the slot of the
-// thread that the goroutine is on now, and behind its labels. After a call that blocked, Go may run
-// the goroutine on another thread, whose slot does not show the span until a span starts or ends.
-// And pprof.SetGoroutineLabels replaces all labels. If nothing tells any more what the goroutine is
-// in, Refresh publishes the span of ctx. That is so after SetGoroutineLabels on a goroutine that
-// has inherited its span. If nothing else tells with which attributes the span was attached, those
-// of ctx count. With [WithSpanNames] it publishes the name that SetName has given to the span
-// since.
+// Refresh publishes the span of ctx again if the calling goroutine is in it. It updates the slot of
+// the current thread and the goroutine's labels. Call it
+//
+//   - after a call that blocked: Go may have moved the goroutine to another thread, whose slot does
+//     not name the span until a span starts or ends there;
+//   - after pprof.SetGoroutineLabels, which replaces all labels. If the goroutine had inherited its
+//     span, its position is then unknown, and Refresh publishes the span of ctx.
+//
+// Refresh keeps the attributes that are published with the span. If they are unknown, it publishes
+// those of ctx. With [WithSpanNames] it publishes the span's current name, which SetName may have
+// changed.
 func Refresh(ctx context.Context) { refresh(ctx, false) }
 
-// refresh is Refresh, but if anySpan is true whatever span the goroutine is in.
+// refresh is Refresh. If anySpan is true, it publishes the goroutine's span even if ctx has another.
 func refresh(ctx context.Context, anySpan bool) {
 	p := active.Load()
 	if p == nil || p.stopped.Load() {
@@ -167,7 +167,7 @@ func refresh(ctx context.Context, anySpan bool) {
 	}
 	attributes := p.attributes(&g)
 	if attributes == nil && g.record == nil && g.position.Ref() == p.find(ctx) {
-		attributes = p.keys.Load().Of(ctx).Encoded() // Nothing else tells what Attach has published.
+		attributes = p.keys.Load().Of(ctx).Encoded() // The attributes set by Attach are unknown.
 	}
 	p.publish(&g, attributes, 0)
 }

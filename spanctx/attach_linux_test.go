@@ -19,7 +19,7 @@ import (
 	"github.com/otelctx/otelctx/internal/ring"
 )
 
-// A goroutine that attaches long spans in turn, and never detaches, takes no more memory with time.
+// The memory of a goroutine that attaches long spans in turn and never detaches does not grow.
 func TestAttachInTurnWithoutDetach(t *testing.T) {
 	s := serve(t, everything()...)
 	ctxA, a := s.root()
@@ -47,7 +47,7 @@ func TestAttachInTurnWithoutDetach(t *testing.T) {
 	s.assertNowhere(t)
 }
 
-// Detach on another goroutine shows nothing there that is not its own.
+// Detach on another goroutine does not change that goroutine's span.
 func TestDetachElsewhere(t *testing.T) {
 	s := serve(t, everything()...)
 	apart(func() {
@@ -95,8 +95,8 @@ func TestGo(t *testing.T) {
 
 type key struct{}
 
-// A goroutine that dials is in no span meanwhile. It goes back to one that it has started or
-// attached itself, and to none that it has inherited.
+// A goroutine is in no span while it dials. Then it returns to a span that it has started or attached
+// itself, but not to an inherited one.
 func TestDialContext(t *testing.T) {
 	refused := errors.New("refused")
 	dialled := 0
@@ -134,7 +134,7 @@ func TestDialContext(t *testing.T) {
 					s.assertShows(t, own, root)
 					own.End()
 				})
-				if s.p.tableOn {
+				if s.p.tablePublished {
 					apart(func() {
 						defer Attach(ctx).Detach()
 						dial(nothing)
@@ -152,7 +152,7 @@ func TestDialContext(t *testing.T) {
 	assert.Equal(t, before+1, dialled)
 }
 
-// inherits runs f on a goroutine that inherits what the calling one is in.
+// inherits runs f on a goroutine that inherits the span of the calling one.
 func inherits(f func()) {
 	done := make(chan struct{})
 	go func() {
@@ -196,8 +196,8 @@ func TestRefresh(t *testing.T) {
 	s.assertNowhere(t)
 }
 
-// Without goroutine ids the record alone says what a goroutine is in: slots of the thread may
-// be another one's, and so may the parent.
+// Without goroutine ids only the record determines the span of a goroutine: the slot of the thread and
+// the parent may belong to another goroutine.
 func TestRecordWithoutGoroutineIDs(t *testing.T) {
 	s := serve(t, withRuntime(goruntime.Calibrate().Without(errors.New("refused for a test"), goruntime.GGoid)))
 	apart(func() {
@@ -223,7 +223,7 @@ func TestRecordWithoutGoroutineIDs(t *testing.T) {
 	s.assertNowhere(t)
 }
 
-// Without goroutine ids slots are the thread's: nested spans resume all the same.
+// Without goroutine ids and records, positions belong to threads. Nested spans still work.
 func TestWithoutGoroutineIDs(t *testing.T) {
 	refused := errors.New("refused for a test")
 	s := serve(t, withRuntime(goruntime.Calibrate().Without(refused)))

@@ -32,7 +32,7 @@ import (
 	"github.com/otelctx/otelctx/resourcepublisher"
 )
 
-// with returns a context with these keys and values, by turns.
+// with returns a context with attributes from alternating keys and values.
 func with(ctx context.Context, kvs ...string) context.Context {
 	for i := 0; i < len(kvs); i += 2 {
 		ctx = contextattr.With(ctx, attribute.String(kvs[i], kvs[i+1]))
@@ -64,8 +64,8 @@ func decoded(t testing.TB, keys []attribute.Key, encoded string) map[string]stri
 	return m
 }
 
-// labelsThatShow returns what runtime/pprof says of the labels of the goroutines that show a span,
-// but for its ids.
+// labelsThatShow returns the labels, as reported by runtime/pprof, of the goroutines in a span, without
+// its ids.
 func labelsThatShow(t testing.TB, span trace.Span) (all []map[string]string) {
 	t.Helper()
 	var b bytes.Buffer
@@ -84,8 +84,8 @@ func labelsThatShow(t testing.TB, span trace.Span) (all []map[string]string) {
 	return all
 }
 
-// assertAttributes checks that the calling goroutine, which is locked to its thread, shows
-// a span by all carriers, and with it these attributes.
+// assertAttributes checks that all carriers publish a span with these attributes for the calling
+// goroutine, which is locked to its thread.
 func (s *service) assertAttributes(t testing.TB, span trace.Span, kvs ...string) {
 	t.Helper()
 	want := map[string]string{}
@@ -113,7 +113,7 @@ func carriers() map[string][]Option {
 	}
 }
 
-// What a goroutine is attached to survives that the user replaces its labels, or is not known.
+// After the user has replaced the labels, an attached goroutine stays in its span or is in none.
 func TestAttachedAttributesUnderUserLabels(t *testing.T) {
 	s := serve(t, everything(WithAttributeKeys("tenant"))...)
 	apart(func() {
@@ -142,8 +142,8 @@ func TestAttachedAttributesUnderUserLabels(t *testing.T) {
 	s.assertNowhere(t)
 }
 
-// Spans are shown with the attributes of the contexts that they were started with, and
-// so they are again when their children end.
+// Spans are published with the attributes of the contexts passed to Start, and with the same ones again
+// after their children end.
 func TestAttributesOfSpans(t *testing.T) {
 	for name, opts := range carriers() {
 		t.Run(name, func(t *testing.T) {
@@ -176,8 +176,8 @@ func TestAttributesOfSpans(t *testing.T) {
 	}
 }
 
-// A context that has got other attributes since its span was started is published by
-// Attach, on the goroutine of the span and on others.
+// Attach publishes attributes that were added to a context after its span started, on the goroutine of
+// the span and on others.
 func TestAttachAttributes(t *testing.T) {
 	for name, opts := range carriers() {
 		t.Run(name, func(t *testing.T) {
@@ -208,7 +208,7 @@ func TestAttachAttributes(t *testing.T) {
 					Refresh(ctx)
 					s.assertAttributes(t, a, "app", "shop", "step", "1")
 				} else {
-					// It is not known what was shown before: it is those of the span.
+					// The earlier attributes are unknown: those of the span are published.
 					inner.Detach()
 					s.assertAttributes(t, a, "app", "shop")
 				}
@@ -239,7 +239,7 @@ func TestAttachAttributes(t *testing.T) {
 	}
 }
 
-// The end of a span that is attached with other attributes takes it back everywhere.
+// The end of a span withdraws it from goroutines that attached it with other attributes, too.
 func TestEndOfAttachedAttributes(t *testing.T) {
 	s := serve(t, everything(WithAttributeKeys("app"))...)
 	apart(func() {
@@ -257,8 +257,8 @@ func TestEndOfAttachedAttributes(t *testing.T) {
 	s.assertNowhere(t)
 }
 
-// Attach with attributes of its own, while another goroutine ends the span: whoever comes
-// second, no record of the span stays valid.
+// Attach with other attributes while another goroutine ends the span: in either order, no record of the
+// span stays valid.
 func TestAttachAttributesWhileItEnds(t *testing.T) {
 	s := serve(t, WithCapacity(64), WithAttributeKeys("app"))
 	old := runtime.GOMAXPROCS(max(4, runtime.NumCPU()))
@@ -271,7 +271,7 @@ func TestAttachAttributesWhileItEnds(t *testing.T) {
 	rounds := make(chan *round)
 	var worker sync.WaitGroup
 	worker.Go(func() {
-		// So many labels that to make a record of them takes a while.
+		// Many labels, so that making a record of them takes a while.
 		var kvs []string
 		for i := range 200 {
 			kvs = append(kvs, fmt.Sprint("key", i), "value")
@@ -312,7 +312,7 @@ func TestAttachAttributesWhileItEnds(t *testing.T) {
 	s.assertNowhere(t)
 }
 
-// isValid reports whether readers take a record for that of a live span.
+// isValid reports whether a record is valid for readers.
 func isValid(t testing.TB, r *gorecord.Record) bool {
 	t.Helper()
 	var valid [1]byte
@@ -321,7 +321,7 @@ func isValid(t testing.TB, r *gorecord.Record) bool {
 	return valid[0] == 1
 }
 
-// What does not fit is left out, attribute by attribute.
+// Attributes that do not fit are omitted one by one.
 func TestAttributesThatDoNotFit(t *testing.T) {
 	long := strings.Repeat("x", 200)
 	s := serve(t, everything(WithAttributeKeys("a", "b", "c", "d"))...)
@@ -363,7 +363,7 @@ func (s *service) assertRings(t testing.TB, span trace.Span, kvs ...string) {
 	assert.Equal(t, want, decoded(t, s.p.keys.Load().Keys(), at.attributes))
 }
 
-// Without keys nothing is looked up, and slots are as they were.
+// Without keys nothing is looked up, and slots are no larger.
 func TestNoAttributeKeys(t *testing.T) {
 	s := serve(t, everything(WithAttributeKeys())...)
 	assert.Equal(t, []string{}, advertisedKeys(t, s.p))
@@ -373,7 +373,7 @@ func TestNoAttributeKeys(t *testing.T) {
 		s.assertAttributes(t, span)
 		span.End()
 	})
-	// They have room for none either when keys come later.
+	// They have no room for attributes even if keys are added later.
 	require.NoError(t, s.p.AddAttributeKeys("app"))
 	apart(func() {
 		_, span := s.start(with(context.Background(), "app", "shop"))
@@ -393,7 +393,7 @@ func (c untouched) Value(key any) any {
 	return c.Context.Value(key)
 }
 
-// Layout 1 has no room for attributes, and the other carriers have them all the same.
+// Slots of layout 1 have no attributes; the other carriers have them.
 func TestAttributesWithLayout1(t *testing.T) {
 	s := serve(t, everything(WithDatadogLayout(), WithAttributeKeys("app"))...)
 	assert.Equal(t, 32, s.p.threads.Layout().SlotSize)
@@ -404,7 +404,7 @@ func TestAttributesWithLayout1(t *testing.T) {
 	})
 }
 
-// Keys that come later are added, whose spans have them from then on.
+// Keys can be added later; spans that start afterwards have them.
 func TestAddAttributeKeys(t *testing.T) {
 	errs := handled(t)
 	s := serve(t, everything(WithAttributeKeys("a"))...)
@@ -428,7 +428,7 @@ func TestAddAttributeKeys(t *testing.T) {
 		span.End()
 		require.NoError(t, tp.Shutdown(context.Background()))
 	})
-	// A refused provider leaves everything as it is.
+	// A refused provider changes nothing.
 	_, err := NewSpanProcessor(WithAttributeKeys("d"))
 	require.ErrorIs(t, err, ErrProcessorExists)
 	assert.Equal(t, []string{"a", "b", "c"}, advertisedKeys(t, s.p))
@@ -460,7 +460,7 @@ func TestTooManyAttributeKeys(t *testing.T) {
 		s.assertAttributes(t, span, "key.255", "last", "key.0", "first")
 		span.End()
 	})
-	// A handler that is told may ask for more.
+	// The error handler may call AddAttributeKeys.
 	var told atomic.Int64
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(error) {
 		told.Add(1)
@@ -506,8 +506,8 @@ func TestAttributesAllocateNothingMore(t *testing.T) {
 	}
 }
 
-// Attributes come and go with spans on many goroutines, and nobody ever shows a span with
-// another one's.
+// While spans with attributes start and end on many goroutines, no span is published with the
+// attributes of another.
 func TestAttributesUnderLoad(t *testing.T) {
 	for name, opts := range map[string][]Option{
 		"everything": everything(WithCapacity(16)),

@@ -25,7 +25,7 @@ import (
 type cgoChild struct {
 	*childproc.Child
 	*outside
-	// kind is the carrier that spans are seen by.
+	// kind is the carrier through which spans are read.
 	kind reader.CarrierKind
 }
 
@@ -35,11 +35,11 @@ func startCgo(t *testing.T, exe, carriers string, kind reader.CarrierKind) *cgoC
 		cmd.Path, cmd.Args = exe, append([]string{exe}, strings.Fields(carriers)...)
 		cmd.Env = append(cmd.Env, "GOMAXPROCS=4")
 	})
-	child.Ask("who is it") // which it can answer when all is set up
+	child.Ask("who is it") // It answers once it is set up.
 	return &cgoChild{child, lookAt(t, child.PID()), kind}
 }
 
-// cgoIdentity is who has answered.
+// cgoIdentity identifies the thread and goroutine that answered.
 type cgoIdentity struct {
 	tid  int
 	goid uint64
@@ -57,10 +57,9 @@ func (c *cgoChild) ask(t *testing.T, order string) (is cgoIdentity) {
 	return is
 }
 
-// shows looks at the threads until one shows the span, and checks each time that nothing
-// else is shown. A goroutine that is not locked may be moved at any time to a thread that
-// has shown nothing yet. Readers do not know such a thread. refresh is the order that
-// makes up for that, or "" if there is no need.
+// shows reads the threads until one is in the span, and checks each time that no other span is
+// published. A goroutine that is not locked may move at any time to a thread that has published nothing
+// yet, which readers do not know. refresh is the command that corrects that, or "" if it is not needed.
 func (c *cgoChild) shows(t *testing.T, is cgoIdentity, refresh string) {
 	t.Helper()
 	seen, enough := 0, testenv.Rounds(5, 20)
@@ -75,9 +74,8 @@ func (c *cgoChild) shows(t *testing.T, is cgoIdentity, refresh string) {
 	require.Equal(t, enough, seen, "not seen")
 }
 
-// showsNow looks at the threads, and reports whether one of them shows the span. Between the
-// looks at two threads the goroutine may move from one to the other. When the process is
-// stopped, it cannot.
+// showsNow reads the threads once, and reports whether one of them is in the span. The goroutine may
+// move between threads during the read, unless the process is stopped.
 func (c *cgoChild) showsNow(t *testing.T, is cgoIdentity) (seen bool) {
 	t.Helper()
 	threads, err := c.Threads(t.Context())
@@ -105,7 +103,7 @@ func (c *cgoChild) showsNow(t *testing.T, is cgoIdentity) (seen bool) {
 	return seen
 }
 
-// inSpan returns how many threads show a span.
+// inSpan returns the number of threads in a span.
 func inSpan(threads []reader.Thread) (n int) {
 	for _, thread := range threads {
 		if thread.Span != nil {
@@ -115,7 +113,7 @@ func inSpan(threads []reader.Thread) (n int) {
 	return n
 }
 
-// showsNothing looks at the threads, some times.
+// showsNothing reads the threads several times, and checks that none is in a span.
 func (c *cgoChild) showsNothing(t *testing.T) {
 	t.Helper()
 	for range testenv.Rounds(10, 50) {
@@ -123,8 +121,8 @@ func (c *cgoChild) showsNothing(t *testing.T) {
 	}
 }
 
-// Spans are shown before, during and after calls of C, and on threads that C has made and
-// that call back into Go.
+// Spans are published before, during and after calls of C, and on threads that were made by C and call
+// back into Go.
 func TestCgo(t *testing.T) {
 	exe := programs.Build(t, programs.Cgo, ".", "./testdata/cgo")
 	for carriers, kind := range map[string]reader.CarrierKind{
@@ -150,7 +148,7 @@ func testCallsOfC(t *testing.T, c *cgoChild, locked bool) {
 	for _, order := range []string{"sleep in C", "spin in C"} {
 		is := c.ask(t, "start")
 		if !locked {
-			is.tid = 0 // it may be moved
+			is.tid = 0 // The goroutine may move.
 		}
 		c.shows(t, is, refresh)
 		during := false

@@ -28,14 +28,14 @@ var (
 	firstSeed    = flag.Uint64("seed", 1, "seed of the first of them")
 )
 
-// actor is a goroutine that does what it is told, on a thread of its own.
+// actor is a goroutine, locked to a thread, that runs functions sent to it.
 type actor struct {
 	do       chan func()
 	done     chan struct{}
 	attached []Attachment
 }
 
-// newActor returns an actor that inherits what the goroutine on which start runs is in.
+// newActor returns an actor that inherits the span of the goroutine on which start runs.
 func newActor(on func(start func())) *actor {
 	a := &actor{do: make(chan func()), done: make(chan struct{})}
 	on(func() {
@@ -74,7 +74,7 @@ func (a *actor) stop() {
 // none is no span.
 const none = -1
 
-// in is what a goroutine is in: a span or none. attached is whether it is there by Attach.
+// in is a position: a span or none, and whether the goroutine is there by Attach.
 type in struct {
 	span     int
 	attached bool
@@ -85,22 +85,22 @@ var nothing = in{span: none}
 type modelSpan struct {
 	live    bool
 	starter int
-	// parent is by the span's own account, ancestors are by the context that it was started with.
+	// parent is the SDK's parent, ancestors are those of the context passed to Start.
 	parent    int
 	depth     int
 	ancestors []int
-	// before is what the starter was in, and outside whether that was in none of the ancestors.
+	// before is the starter's position at Start. outside is set if it was in none of the ancestors.
 	before  in
 	outside bool
 }
 
 type modelGoroutine struct {
-	// at is what the goroutine has published last, if published is true.
+	// at is the last published position, if published is true.
 	at        in
 	published bool
-	// record is the span whose record is behind its labels: inherited, or published.
+	// record is the span of the installed record, inherited or published.
 	record int
-	// saved are what it goes back to by Detach.
+	// saved are the positions that Detach restores.
 	saved []saved
 }
 
@@ -114,7 +114,7 @@ type model struct {
 	goroutines []modelGoroutine
 }
 
-// position returns what a goroutine was in last, and whether that is known.
+// position returns the last position of a goroutine, and whether it is known.
 func (m *model) position(g int) (at in, known bool) {
 	switch a := &m.goroutines[g]; {
 	case a.published:
@@ -209,8 +209,8 @@ func (m *model) endsHere(g, span int) bool {
 	return at == in{span: span} && m.spans[span].starter == g
 }
 
-// needed reports whether a goroutine other than its starter would go on from a span that has ended,
-// and no record tells it where.
+// needed reports whether a goroutine other than the starter would apply rule 3 to an ended span without
+// a record that has the ancestors.
 func (m *model) needed(span int) bool {
 	for i := range m.goroutines {
 		a := &m.goroutines[i]
@@ -222,7 +222,7 @@ func (m *model) needed(span int) bool {
 	return slices.ContainsFunc(m.spans, func(s modelSpan) bool { return s.live && s.before.span == span && s.before.attached })
 }
 
-// program is a random program, and what the model says of it.
+// program is a random program, with its model.
 type program struct {
 	*service
 	model
@@ -230,13 +230,13 @@ type program struct {
 	random *rand.Rand
 	traced []trace.Span
 	ctxs   []context.Context
-	// reused are spans whose cells may be other spans' by now.
+	// reused are ended spans whose cells may have been reused.
 	reused map[int]bool
 	actors []*actor
 	log    []string
 }
 
-// check compares what each carrier publishes for each goroutine with what the model says.
+// check compares each goroutine's span in each carrier with the model.
 func (p *program) check(t *testing.T) bool {
 	t.Helper()
 	for n, a := range p.actors {
@@ -258,7 +258,7 @@ func (p *program) check(t *testing.T) bool {
 		}
 		var got shown
 		a.run(func() { got = p.shown(t) })
-		if p.reused[at.span] { // Only the record says what its ancestors are.
+		if p.reused[at.span] { // Only the record still has the ancestors.
 			for _, carrier := range []struct{ want, got *uint64 }{{&want.thread, &got.thread}, {&want.goroutine, &got.goroutine}} {
 				if *carrier.got == 0 {
 					*carrier.want = 0
@@ -272,10 +272,10 @@ func (p *program) check(t *testing.T) bool {
 	return true
 }
 
-// maxDepth is that of contexts: all ancestors of a span are known then, whatever has ended.
+// maxDepth bounds the nesting of contexts, so that all ancestors of a span fit into its cell.
 const maxDepth = wire.Ancestors
 
-// step does one thing at random.
+// step runs one random operation.
 func (p *program) step() {
 	n := p.random.IntN(len(p.actors))
 	a, g := p.actors[n], &p.goroutines[n]
@@ -354,7 +354,7 @@ func (p *program) step() {
 	}
 }
 
-// relabel has a goroutine change its labels, or Refresh them.
+// relabel makes a goroutine change its labels, or call Refresh.
 func (p *program) relabel(n, some int, ctx context.Context, say func(string, ...any)) {
 	a, g := p.actors[n], &p.goroutines[n]
 	at, known := p.position(n)
@@ -363,7 +363,7 @@ func (p *program) relabel(n, some int, ctx context.Context, say func(string, ...
 	switch what := p.random.IntN(4); what {
 	case 0, 1:
 		if p.reused[at.span] {
-			return // Nothing would tell the goroutine where it is.
+			return // The goroutine's position would be unknown.
 		}
 		say("labels %d", what)
 		g.record = none
@@ -392,12 +392,12 @@ func (p *program) relabel(n, some int, ctx context.Context, say func(string, ...
 	}
 }
 
-// Random programs: after each step every carrier publishes for every goroutine what the contract
-// says. The seed of a program that fails runs it again.
+// Random programs: after each step, every carrier publishes the span that the contract requires for
+// every goroutine. The seed of a failed program reproduces it.
 func TestContract(t *testing.T) {
 	for name, opts := range map[string][]Option{
 		"mapped": nil,
-		// The race detector watches memory of the heap alone.
+		// The race detector watches only heap memory.
 		"heap":            {withHeap()},
 		"hidden labels":   {WithLabels(LabelsHidden)},
 		"names and keys":  {WithSpanNames(true), WithAttributeKeys("tenant")},

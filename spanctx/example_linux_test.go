@@ -21,7 +21,7 @@ import (
 	"github.com/otelctx/otelctx/spanctx"
 )
 
-// show prints what a profiler sees of the thread that calls, and whether that is span.
+// show prints the span that a profiler finds on the calling thread, and whether it is the given span.
 func show(span trace.Span) {
 	p, err := reader.Open(os.Getpid())
 	if err != nil {
@@ -29,7 +29,7 @@ func show(span trace.Span) {
 		return
 	}
 	defer p.Close()
-	// Whatever the goroutine shows, it does so on this thread.
+	// Keep the goroutine on this thread.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	spanctx.Refresh(trace.ContextWithSpan(context.Background(), span))
@@ -52,7 +52,7 @@ func show(span trace.Span) {
 	}
 }
 
-// newProvider is what a service does to be seen by profilers.
+// newProvider returns a provider that publishes spans, as a service would make it.
 func newProvider(opts ...sdktrace.TracerProviderOption) *sdktrace.TracerProvider {
 	return sdktrace.NewTracerProvider(append(opts,
 		resourcepublisher.WithResource(resource.NewSchemaless(attribute.String("service.name", "checkout"))),
@@ -79,10 +79,10 @@ func ExampleWithPublishing() {
 func ExampleNewSpanProcessor() {
 	p, err := spanctx.NewSpanProcessor(spanctx.WithGoroutineRecord(false), spanctx.WithGoroutineTable(true))
 	if err != nil {
-		fmt.Println(err) // the service runs on, unseen
+		fmt.Println(err) // The service continues without publishing.
 		return
 	}
-	fmt.Println("carriers that are off though asked for:", p.Err())
+	fmt.Println("requested carriers that are off:", p.Err())
 	tp := sdktrace.NewTracerProvider(
 		resourcepublisher.WithResource(resource.NewSchemaless(attribute.String("service.name", "checkout"))),
 		sdktrace.WithSpanProcessor(p),
@@ -93,11 +93,11 @@ func ExampleNewSpanProcessor() {
 	defer span.End()
 	show(span)
 	// Output:
-	// carriers that are off though asked for: <nil>
+	// requested carriers that are off: <nil>
 	// goroutine_table: the span: true, proven: true, sampled: true
 }
 
-// A worker of a pool shows the span that it works for just now.
+// A worker of a pool publishes the span of its current task.
 func ExampleAttach() {
 	tp := newProvider()
 	defer tp.Shutdown(context.Background())
@@ -139,7 +139,7 @@ func ExampleGo() {
 	// goroutine_record: the span: true, proven: true, sampled: true
 }
 
-// Spans that are not sampled are seen by profilers all the same.
+// Profilers also see unsampled spans.
 func ExampleRecordUnsampled() {
 	tp := newProvider(sdktrace.WithSampler(spanctx.RecordUnsampled(sdktrace.NeverSample())))
 	defer tp.Shutdown(context.Background())
@@ -159,7 +159,7 @@ func ExampleWithAttributeKeys() {
 	)
 	defer tp.Shutdown(context.Background())
 
-	// The example's goroutine stays on the thread that it looks at.
+	// Keep the goroutine on the thread that is read.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	ctx := scopedattr.ContextWithAttributes(context.Background(),

@@ -32,8 +32,8 @@ func beWithoutMappings(parent *childproc.Parent) {
 	span.End()
 }
 
-// TestWithoutMappings has the goroutine record, which takes no mapping, where nothing else
-// can be had.
+// TestWithoutMappings checks that the goroutine record, which needs no mapping, is on if no mapping can
+// be made.
 func TestWithoutMappings(t *testing.T) {
 	said := childproc.Start(t, roleWithoutMappings, nil).Receive()
 	assert.Contains(t, said, "record true: ")
@@ -52,8 +52,8 @@ func beWithoutSpanTable(parent *childproc.Parent) {
 	parent.Send("%v: %s", p.Carriers(), strings.ReplaceAll(fmt.Sprint(p.Err()), "\n", "; "))
 }
 
-// startThreads has the process start threads. In programs with cgo the stack of one is a mapping of
-// about the size of the span table, which must not be denied.
+// startThreads makes the process start threads. With cgo, a thread's stack is a mapping of about the
+// size of the span table, which must not be denied.
 func startThreads() {
 	var running, started sync.WaitGroup
 	const threads = 8
@@ -68,8 +68,8 @@ func startThreads() {
 	running.Wait()
 }
 
-// Without the span table nobody could tell that the span of a slot is over. So only the record is
-// published, which says so itself.
+// Without the span table, readers cannot tell whether the span of a slot has ended. So only the record
+// is published, which has its own valid flag.
 func TestWithoutSpanTable(t *testing.T) {
 	said := childproc.Start(t, roleWithoutSpanTable, nil).Receive()
 	assert.Contains(t, said, "[goroutine_record]: ")

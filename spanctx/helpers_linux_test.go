@@ -65,9 +65,8 @@ func mix(x uint64) uint64 {
 	return x ^ x>>31
 }
 
-// derivedIDs generates ids that can be told to belong together. The upper bits of a
-// span id are the number of its trace, and all of the trace id follows from that
-// number.
+// derivedIDs generates ids whose consistency can be checked: the upper bits of a span id are the
+// number of its trace, from which the trace id is computed.
 type derivedIDs struct{ traces, spans atomic.Uint64 }
 
 const spanBits = 24
@@ -84,20 +83,20 @@ func (d *derivedIDs) NewSpanID(_ context.Context, t trace.TraceID) trace.SpanID 
 	return id
 }
 
-// traceID returns the trace id of a trace's number.
+// traceID returns the trace id for the number of a trace.
 func traceID(n uint64) (id trace.TraceID) {
 	binary.BigEndian.PutUint64(id[:8], mix(n))
 	binary.BigEndian.PutUint64(id[8:], n)
 	return id
 }
 
-// number returns a span id as slots have it.
+// number returns a span id in the encoding of slots.
 func number(s trace.Span) uint64 {
 	id := s.SpanContext().SpanID()
 	return binary.BigEndian.Uint64(id[:])
 }
 
-// service is a process that traces.
+// service is the process under test, with tracing.
 type service struct {
 	t      testing.TB
 	p      *SpanProcessor
@@ -116,14 +115,12 @@ func serve(t testing.TB, opts ...Option) *service {
 	return observe(t, p, tp)
 }
 
-// withRuntime replaces what is known of the Go runtime, for tests of what is
-// refused.
+// withRuntime replaces the result of calibration, for tests of refused facts.
 func withRuntime(r *goruntime.Runtime) Option {
 	return optionFunc(func(c *config) { c.runtime = r })
 }
 
-// withHeap has slots and cells in memory that no other process finds, where the race
-// detector watches them.
+// withHeap puts slots and cells on the heap, where the race detector watches them.
 func withHeap() Option {
 	return optionFunc(func(c *config) { c.heap = true })
 }
@@ -146,7 +143,7 @@ func (s *service) start(ctx context.Context, opts ...trace.SpanStartOption) (con
 // root starts a span without parent.
 func (s *service) root() (context.Context, trace.Span) { return s.start(context.Background()) }
 
-// slot is what a slot holds.
+// slot is the content of a slot.
 type slot struct {
 	traceIDHigh, traceIDLow, spanID uint64
 	flags                           uint8
@@ -156,9 +153,8 @@ type slot struct {
 	attributes                      string
 }
 
-// memory is a ring as a profiler finds it in memory, and the cells that its slots name. It
-// goes by the advertisement and by the offsets of the formats, which are written out here
-// once more.
+// memory reads a ring and the cells that its slots name, as a profiler does. It uses the
+// advertisement and the offsets of the formats, which are repeated here independently of the code.
 type memory struct {
 	remotemem.Memory
 	info  ring.Layout
@@ -177,7 +173,7 @@ func (m *memory) decode(b []byte) (s slot, free bool) {
 	return s, b[0x18] == 0
 }
 
-// cell is what a cell says of the span that a reference names.
+// cell is the content of a cell.
 type cell struct {
 	live, over              bool
 	traceIDHigh, traceIDLow uint64
@@ -187,7 +183,7 @@ type cell struct {
 	tid                     uint32
 }
 
-// readCell reads the cell that a reference names.
+// readCell reads the cell named by a ref.
 func readCell(t testing.TB, table, ref uint64) (c cell) {
 	t.Helper()
 	if ref == 0 {
@@ -208,7 +204,7 @@ func readCell(t testing.TB, table, ref uint64) (c cell) {
 	return c
 }
 
-// nearest returns the id of the first live span of those that references name, or 0.
+// nearest returns the id of the first live span among refs, or 0.
 func nearest(t testing.TB, table uint64, refs [3]uint64) uint64 {
 	t.Helper()
 	for _, ref := range refs {
@@ -219,9 +215,9 @@ func nearest(t testing.TB, table uint64, refs [3]uint64) uint64 {
 	return 0
 }
 
-// resolve returns the id of the span that a goroutine is in which has published the span that a
-// reference names, as readers find it. That is the cell's span if it is live, and then the nearest
-// live ancestor. decided is false if the cell is another span's by now.
+// resolve returns the id of the span that readers find for a goroutine whose last published span is
+// named by a ref: that span if it is live, otherwise the nearest live ancestor. decided is false if the
+// cell was reused.
 func resolve(t testing.TB, table, ref, goid uint64) (id uint64, decided bool) {
 	t.Helper()
 	c := readCell(t, table, ref)
@@ -272,7 +268,7 @@ func (m *memory) each(f func(n int, s slot)) error {
 	return nil
 }
 
-// places returns how many slots show a live span.
+// places returns the number of slots that name a live span.
 func (s *service) places(id uint64) (n int) {
 	if m := s.threads; m != nil {
 		require.NoError(s.t, m.each(func(_ int, at slot) {
@@ -284,7 +280,7 @@ func (s *service) places(id uint64) (n int) {
 	return n
 }
 
-// assertNowhere checks that no slot shows a live span, and that no cell has one.
+// assertNowhere checks that no slot names a live span, and that no cell has one.
 func (s *service) assertNowhere(t testing.TB) {
 	t.Helper()
 	if m := s.threads; m != nil {
@@ -297,8 +293,7 @@ func (s *service) assertNowhere(t testing.TB) {
 	s.p.cells.All(func(r cells.Ref) { assert.Fail(t, "live", "cell %d", r.Index()) })
 }
 
-// apart runs f on a goroutine of its own that has its thread to itself and no labels,
-// and waits for it.
+// apart runs f on a new goroutine, locked to its thread and without labels, and waits for it.
 func apart(f func()) {
 	done := make(chan struct{})
 	go func() {
@@ -322,7 +317,7 @@ func goid() uint64 {
 	return id
 }
 
-// shown is what each carrier shows of the calling goroutine, which is locked to its thread.
+// shown is the span that each carrier publishes for the calling goroutine, which is locked to its thread.
 type shown struct{ thread, goroutine, record uint64 }
 
 func (s *service) shown(t testing.TB) (is shown) {
@@ -345,11 +340,11 @@ func (s *service) shown(t testing.TB) (is shown) {
 	return is
 }
 
-// entry returns what the calling goroutine's entry in the goroutine table names, and whether the
-// entry is its own. It goes by the format, which is written out here once more.
+// entry returns the position in the calling goroutine's entry of the goroutine table, and whether the
+// goroutine owns the entry. It repeats the format independently of the code.
 func (s *service) entry(t testing.TB) (ref uint64, owned bool) {
 	t.Helper()
-	if !s.p.tableOn {
+	if !s.p.tablePublished {
 		return 0, false
 	}
 	self := s.p.runtime.Goroutine()
@@ -362,8 +357,8 @@ func (s *service) entry(t testing.TB) (ref uint64, owned bool) {
 	return position &^ 1, owner<<19>>16 == uint64(uintptr(self.G)) && owner>>45 == self.Goid>>16&(1<<19-1)
 }
 
-// current returns what readers that know Go find of the calling goroutine: by its entry, or by its
-// record, or by the slot of its thread.
+// current returns the span that readers which know Go find for the calling goroutine: by its entry, by
+// its record, or by the slot of its thread.
 func (s *service) current(t testing.TB) uint64 {
 	t.Helper()
 	is := s.shown(t)
@@ -385,8 +380,8 @@ func installed() *gorecord.Record {
 	return r
 }
 
-// recorded returns the id of the span that the record behind the calling goroutine's
-// labels shows. If that span has ended, it is the nearest live ancestor.
+// recorded returns the id of the span in the calling goroutine's record, or of its nearest live
+// ancestor if it has ended.
 func recorded(t testing.TB, table, goid uint64) uint64 {
 	t.Helper()
 	if installed() == nil {
@@ -409,8 +404,8 @@ func recorded(t testing.TB, table, goid uint64) uint64 {
 	return nearest(t, table, [3]uint64{at.Uint64(lineage[:]), at.Uint64(lineage[8:]), at.Uint64(lineage[16:])})
 }
 
-// assertShows checks that all carriers show the span, and what belongs to it, for the
-// calling goroutine, which is locked to its thread. With nil they must show none.
+// assertShows checks that all carriers publish the span, with its data, for the calling goroutine,
+// which is locked to its thread. If span is nil, they must publish none.
 func (s *service) assertShows(t testing.TB, span, localRoot trace.Span) bool {
 	t.Helper()
 	if span == nil {
@@ -420,7 +415,7 @@ func (s *service) assertShows(t testing.TB, span, localRoot trace.Span) bool {
 	if s.threads != nil {
 		want.thread = number(span)
 	}
-	if s.p.tableOn {
+	if s.p.tablePublished {
 		want.goroutine = number(span)
 	}
 	if s.p.records {
@@ -434,7 +429,7 @@ func (s *service) assertShows(t testing.TB, span, localRoot trace.Span) bool {
 	if m == nil {
 		return ok
 	}
-	if at := m.at(t, uint64(syscall.Gettid())); at.spanID == number(span) { // else it shows one that has ended
+	if at := m.at(t, uint64(syscall.Gettid())); at.spanID == number(span) { // otherwise the slot names an ended span
 		id := span.SpanContext().TraceID()
 		ok = assert.Equal(t, binary.BigEndian.Uint64(id[:8]), at.traceIDHigh) && ok
 		ok = assert.Equal(t, binary.BigEndian.Uint64(id[8:]), at.traceIDLow) && ok
@@ -446,7 +441,7 @@ func (s *service) assertShows(t testing.TB, span, localRoot trace.Span) bool {
 	return ok
 }
 
-// everything is all carriers.
+// everything turns on all carriers.
 func everything(opts ...Option) []Option { return opts }
 
 func selfMemory() remotemem.Memory { return remotemem.Of(os.Getpid()) }

@@ -30,8 +30,8 @@ func labelled(t *testing.T, span trace.Span) bool {
 	return strings.Contains(text.String(), id)
 }
 
-// outlived starts a span, and a goroutine inside of it that outlives it. It reports whether
-// that goroutine has the span's labels while the span lives, and after that.
+// outlived starts a span, and in it a goroutine that outlives it. It reports whether that goroutine has
+// the span's labels before and after the span's end.
 func (s *service) outlived(t *testing.T) (live, over bool) {
 	t.Helper()
 	apart(func() {
@@ -42,18 +42,18 @@ func (s *service) outlived(t *testing.T) (live, over bool) {
 		span.End()
 		over = labelled(t, span)
 		close(end)
-		// Another service may number its spans alike.
+		// Another test may use the same span ids.
 		assert.Eventually(t, func() bool { return !labelled(t, span) }, testenv.Patience, time.Millisecond)
 	})
 	return live, over
 }
 
-// What readers of labels see of a span, and of one that is over.
+// Label readers and live and ended spans, for each policy.
 func TestLabels(t *testing.T) {
 	for name, tt := range map[string]struct {
 		labels     Labels
 		live, over bool
-		// profiled is over while the process takes a CPU profile of itself.
+		// profiled is for a span that ends while the process takes a CPU profile of itself.
 		profiled bool
 	}{
 		"until the end": {LabelsUntilEnd, true, raceEnabled, true},
@@ -151,8 +151,8 @@ func waitInSpan(started chan<- trace.Span, end <-chan struct{}, span trace.Span)
 	<-end
 }
 
-// A span may last through any number of sets of labels. A goroutine that keeps an early one is
-// in the span too, for readers that know cells.
+// The labels may change any number of times during a span. A goroutine that keeps early ones is still
+// in the span for readers of cells.
 func TestDoWithManyLabels(t *testing.T) {
 	s := serve(t, everything()...)
 	apart(func() {
@@ -188,8 +188,8 @@ func TestDoWithManyLabels(t *testing.T) {
 	s.assertNowhere(t)
 }
 
-// Shutdown keeps the labels of live spans only if the process takes a CPU profile of itself just
-// then. What was known of profiles when the last span ended does not count.
+// Shutdown keeps the labels of live spans only if the process takes a CPU profile of itself at that
+// time, whatever the check at the last span's end has found.
 func TestLabelsAtShutdown(t *testing.T) {
 	if raceEnabled {
 		t.Skip("the race detector keeps labels anyway")
@@ -206,7 +206,7 @@ func TestLabelsAtShutdown(t *testing.T) {
 					defer pprof.StopCPUProfile()
 					time.Sleep(time.Duration(askEvery)) // The kernel is asked no sooner.
 				} else {
-					s.p.profile.until.Store(s.p.profile.asked.Load() + 1) // as at the end of one
+					s.p.profile.keepUntil.Store(s.p.profile.lastAsked.Load() + 1) // as at the end of one
 					time.Sleep(time.Duration(askEvery))
 				}
 				require.NoError(t, s.p.Shutdown(context.Background()))

@@ -30,8 +30,8 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// A goroutine leaves a span while another one ends what it has started inside of that. It goes
-// from record to record, whose links the other one clears.
+// A goroutine leaves a span while another one ends the descendants that the first has started, and
+// clears the links between records that the first follows.
 func TestLeaveWhileOthersEnd(t *testing.T) {
 	p, err := NewSpanProcessor()
 	require.NoError(t, err)
@@ -60,7 +60,7 @@ func TestLeaveWhileOthersEnd(t *testing.T) {
 	}
 }
 
-// A goroutine whose slot shows another one's span is not in that span.
+// A goroutine whose thread's slot names another goroutine's span is not in that span.
 func TestSharedSlot(t *testing.T) {
 	for name, opts := range map[string][]Option{
 		"goroutine slots": {WithCapacity(1), WithGoroutineRecord(false), WithThreadSlots(false)},
@@ -94,12 +94,12 @@ func (s *service) collide() {
 	goruntime.Unpin()
 }
 
-// A goroutine whose entry another one has taken is shown in no span that it may have left. The
-// span of its context counts instead.
+// A goroutine whose entry another one has taken is not published in a span that it may have left: the
+// span of its context is used.
 func TestLostPosition(t *testing.T) {
 	for name, tt := range map[string]struct {
 		opts    []Option
-		replace bool // the user replaces the labels, or else the record tells the position
+		replace bool // The user replaces the labels; otherwise the record has the position.
 	}{
 		"thread slots": {[]Option{WithGoroutineRecord(false), WithGoroutineTable(false)}, false},
 		"slots":        {[]Option{WithGoroutineRecord(false)}, false},
@@ -173,7 +173,7 @@ func TestLocalRootOfInheritedSpan(t *testing.T) {
 	}
 }
 
-// A long-lived request is not evicted for spans that goroutines have left open which are gone.
+// Spans left open by goroutines that no longer exist are evicted before a long-lived request.
 func TestSpansOfGoroutinesThatAreGone(t *testing.T) {
 	for name, opts := range map[string][]Option{
 		"thread slots": {WithGoroutineRecord(false), WithGoroutineTable(false)},
@@ -201,8 +201,7 @@ func TestSpansOfGoroutinesThatAreGone(t *testing.T) {
 	}
 }
 
-// A span may end elsewhere just when a goroutine goes back to it. The slot must not say then that the
-// goroutine is in nothing.
+// A span may end elsewhere while a goroutine returns to it. The slot must still lead to the ancestors.
 func TestShownAsItEnds(t *testing.T) {
 	s := serve(t)
 	apart(func() {
@@ -219,7 +218,7 @@ func TestShownAsItEnds(t *testing.T) {
 	})
 }
 
-// Where goroutine ids are not known, a goroutine is still told from others.
+// Without goroutine ids, goroutines are still distinguished.
 func TestGoroutinesWithoutIDs(t *testing.T) {
 	s := serve(t, withRuntime(goruntime.Calibrate().Without(errors.New("test"), goruntime.GGoid)))
 	apart(func() {
@@ -241,9 +240,8 @@ func TestGoroutinesWithoutIDs(t *testing.T) {
 	})
 }
 
-// With thread slots alone a goroutine comes back to a thread whose slot shows what the goroutine
-// was in before. The goroutine knows better, and readers see by the cell that the slot is out of
-// date.
+// With thread slots alone, a goroutine returns to a thread whose slot names its earlier span. The
+// goroutine uses its entry instead, and readers can tell by the cell that the slot is out of date.
 func TestThreadSlotLeftBehind(t *testing.T) {
 	s := serve(t, WithGoroutineRecord(false), WithGoroutineTable(false))
 	find := func(span trace.Span) cells.Ref { return s.p.cells.Find(sdkspan.Of(span.SpanContext())) }

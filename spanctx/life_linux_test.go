@@ -22,8 +22,8 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// Work that goes on below a span which is over has that span's local root, if the span is it
-// or its parent is live.
+// A child of an ended span has that span's local root if that span is the local root itself, or if its
+// parent is live.
 func TestBelowOneThatIsOver(t *testing.T) {
 	s := serve(t, everything()...)
 	unknown := trace.SpanFromContext(t.Context()) // whose id is 0
@@ -53,7 +53,7 @@ func TestBelowOneThatIsOver(t *testing.T) {
 	s.assertNowhere(t)
 }
 
-// Nothing keeps a generator from using a span id in two traces.
+// An id generator may use a span id in two traces.
 func TestSpanIDInTwoTraces(t *testing.T) {
 	s := serve(t, everything()...)
 	tp := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(s.p), sdktrace.WithIDGenerator(new(sameSpanID)))
@@ -81,7 +81,7 @@ func (d *sameSpanID) NewIDs(ctx context.Context) (trace.TraceID, trace.SpanID) {
 
 func (*sameSpanID) NewSpanID(context.Context, trace.TraceID) trace.SpanID { return trace.SpanID{7: 7} }
 
-// Nor from having no ids at all: what cannot be found again at its end is not shown.
+// An id generator may return zero ids: such a span cannot be found at its end, and is not published.
 func TestWithoutSpanID(t *testing.T) {
 	s := serve(t, everything()...)
 	tp := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(s.p), sdktrace.WithIDGenerator(new(noSpanID)))
@@ -100,7 +100,7 @@ func (d *noSpanID) NewIDs(context.Context) (trace.TraceID, trace.SpanID) {
 	return traceID(d.traces.Add(1)), trace.SpanID{}
 }
 
-// A provider that is given the same SpanProcessor twice tells it twice of each span.
+// A SpanProcessor that is registered twice with a provider is called twice for each span.
 func TestRegisteredTwice(t *testing.T) {
 	tp := sdktrace.NewTracerProvider(WithPublishing(), WithPublishing(), sdktrace.WithIDGenerator(new(derivedIDs)))
 	t.Cleanup(func() { require.NoError(t, tp.Shutdown(context.Background())) })
@@ -143,7 +143,7 @@ func TestEndTwice(t *testing.T) {
 	})
 }
 
-// Goroutines, and threads, that exit in a span leave it behind until it ends.
+// If a goroutine or its thread exits in a span, the span stays live until it ends.
 func TestExitInSpan(t *testing.T) {
 	s := serve(t, everything(WithCapacity(1<<12))...)
 	var spans []trace.Span
@@ -168,7 +168,7 @@ func TestExitInSpan(t *testing.T) {
 	s.assertNowhere(t)
 }
 
-// bareSpan is all of a span that a processor asks for.
+// bareSpan has only the methods of a span that the processor calls.
 type bareSpan struct {
 	sdktrace.ReadWriteSpan
 	sc trace.SpanContext
@@ -198,8 +198,8 @@ func (s *bareSpan) set(n uint64) {
 	})
 }
 
-// Spans that are never ended cost what the cells cost and no more, and do not keep others
-// from being shown.
+// Spans that never end use no more memory than the cells and records, and do not prevent others from
+// being published.
 func TestNeverEnded(t *testing.T) {
 	for name, opts := range map[string][]Option{
 		"slots": everything(WithGoroutineRecord(false)), "everything": everything(),
@@ -231,7 +231,7 @@ func testNeverEnded(t *testing.T, s *service, spans uint64) {
 			s.p.OnStart(context.Background(), span)
 		}
 	}
-	// Until there are no more cells it gains records.
+	// The number of records grows until all cells are used.
 	const warm = 2 * cells.Capacity
 	fill(1, warm)
 	before := heap()
@@ -250,8 +250,7 @@ func testNeverEnded(t *testing.T, s *service, spans uint64) {
 	assert.Zero(t, s.places(number(a))+s.places(number(b)))
 }
 
-// Slots that all goroutines and threads share: each shows what was stored last, and
-// nothing that is over.
+// Goroutines and threads share slots: each slot names the span that was stored last, and no ended one.
 func TestFewSlots(t *testing.T) {
 	for _, capacity := range []int{1, 4} {
 		s := serve(t, everything(WithCapacity(capacity))...)
@@ -293,7 +292,7 @@ func TestFewSlots(t *testing.T) {
 func TestRecordUnsampled(t *testing.T) {
 	for name, tt := range map[string]struct {
 		sampler sdktrace.Sampler
-		// recorded and sampled are what becomes of spans without a parent.
+		// recorded and sampled are expected for spans without a parent.
 		recorded, sampled bool
 	}{
 		"never":              {sdktrace.NeverSample(), false, false},
@@ -323,7 +322,7 @@ func TestRecordUnsampled(t *testing.T) {
 				case b.IsRecording():
 					s.assertShows(t, b, a)
 				default:
-					// Asked for children, a ParentBased sampler asks nobody.
+					// For children, a ParentBased sampler does not call the wrapped one.
 					require.Equal(t, "parent, inside", name)
 					s.assertShows(t, a, a)
 				}

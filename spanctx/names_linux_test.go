@@ -40,7 +40,7 @@ func advertised(t testing.TB, p *SpanProcessor, key string) uint64 {
 	return 0
 }
 
-// namesOf returns the names that two numbers in memory stand for: of a span and its endpoint.
+// namesOf returns the name and the endpoint for two numbers in memory.
 func namesOf(t testing.TB, p *SpanProcessor, numbers []byte) [2]string {
 	t.Helper()
 	var names [2]string
@@ -54,8 +54,8 @@ func namesOf(t testing.TB, p *SpanProcessor, numbers []byte) [2]string {
 	return names
 }
 
-// assertRead checks that package reader sees the span with these names: among the live ones,
-// and on the calling thread.
+// assertRead checks that package reader finds the span with these names among the live spans, and on
+// the calling thread.
 func assertRead(t testing.TB, span trace.Span, name, endpoint string) {
 	t.Helper()
 	p, err := reader.Open(os.Getpid())
@@ -82,8 +82,8 @@ func assertRead(t testing.TB, span trace.Span, name, endpoint string) {
 	assert.Contains(t, [][][2]string{{want}, {want, want}}, got)
 }
 
-// assertNames checks that the calling goroutine, which is locked to its thread, shows a span
-// with these names by all carriers.
+// assertNames checks that all carriers publish a span with these names for the calling goroutine, which
+// is locked to its thread.
 func (s *service) assertNames(t testing.TB, span trace.Span, name, endpoint string) {
 	t.Helper()
 	assertRead(t, span, name, endpoint)
@@ -111,8 +111,8 @@ func (s *service) assertNames(t testing.TB, span trace.Span, name, endpoint stri
 	assert.Contains(t, labelsThatShow(t, span), labels, "labels")
 }
 
-// Spans are shown with their names and those of their local roots, and so they are again when
-// their children end.
+// Spans are published with their names and endpoints, and with the same ones again after their children
+// end.
 func TestNamesOfSpans(t *testing.T) {
 	for name, opts := range carriers() {
 		t.Run(name, func(t *testing.T) {
@@ -134,7 +134,7 @@ func TestNamesOfSpans(t *testing.T) {
 			child.End()
 			s.assertNames(t, root, "GET /cart/{id}", "GET /cart/{id}")
 			root.End()
-			// Its parent is over, and is asked all the same.
+			// The name of the parent is read although it has ended.
 			_, late := s.tracer.Start(ctx, "late")
 			s.assertNames(t, late, "late", "GET /cart/{id}")
 			late.End()
@@ -143,10 +143,9 @@ func TestNamesOfSpans(t *testing.T) {
 	}
 }
 
-// A name that SetName gives to a span is shown from Refresh or Attach on, also where the
-// goroutine goes back to the span. Spans that are started from then on show it too.
-// What goes on after a request has ended has the request's name as its endpoint, as it was at
-// the end.
+// After SetName, Refresh or Attach publishes the new name, which stays when the goroutine returns to
+// the span, and is the endpoint of later spans. A child that starts after a request has ended has the
+// request's final name as its endpoint.
 func TestNamesAfterTheEnd(t *testing.T) {
 	s := serve(t, WithSpanNames(true))
 	apart(func() {
@@ -193,8 +192,8 @@ func TestNamesFollowSetName(t *testing.T) {
 	}
 }
 
-// Names take the place of the user's labels with their keys, leave room for all others, and
-// are not published as attributes a second time.
+// Names replace user labels with the same keys, leave room for all others, and are not published again
+// as attributes.
 func TestNamesBesideOtherLabels(t *testing.T) {
 	s := serve(t, everything(WithSpanNames(true), WithAttributeKeys("endpoint", "tenant", "span_name", "zone"))...)
 	require.NoError(t, s.p.AddAttributeKeys("endpoint"))
@@ -226,7 +225,7 @@ func TestNamesBesideOtherLabels(t *testing.T) {
 	assert.Equal(t, map[string]string{"endpoint": "user's"}, labels(9))
 }
 
-// Without the option nothing of a name is published, and an attribute may have its key.
+// Without the option no name is published, and an attribute may have its key.
 func TestNoNamesByDefault(t *testing.T) {
 	s := serve(t, everything(WithAttributeKeys("endpoint"))...)
 	_, span := s.tracer.Start(with(context.Background(), "endpoint", "mine"), "secret")

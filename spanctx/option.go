@@ -17,8 +17,8 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// Option configures a [SpanProcessor]. If an option is given twice the last one counts,
-// except for [WithAttributeKeys], which adds keys.
+// Option configures a [SpanProcessor]. If an option is given twice, the last one wins, except that
+// [WithAttributeKeys] adds up.
 type Option interface {
 	apply(c config) config
 }
@@ -38,14 +38,14 @@ type config struct {
 	capacity int
 	labels   Labels
 	keys     []attribute.Key
-	// space is that of slots for attributes, negative if it was not chosen.
+	// space is the number of bytes for attributes in each slot, negative for the default.
 	space int
-	// runtime is nil for what calibration finds out.
+	// runtime overrides the result of calibration, for tests. heap keeps all memory on the heap.
 	runtime *goruntime.Runtime
 	heap    bool
-	// profileIDs sets the attribute profileIDKey of spans.
+	// profileIDs sets the attribute profileIDKey on spans.
 	profileIDs bool
-	// enabled is for [ForProvider] alone.
+	// enabled is used by [ForProvider] only.
 	enabled bool
 }
 
@@ -68,7 +68,7 @@ func newConfig(opts []Option) config {
 	return c
 }
 
-// ownKeys returns those of keys that are not the names'.
+// ownKeys returns keys without the label keys of span names, if names are published.
 func (c config) ownKeys(keys []attribute.Key) []attribute.Key {
 	if !c.names {
 		return keys
@@ -76,7 +76,7 @@ func (c config) ownKeys(keys []attribute.Key) []attribute.Key {
 	return slices.DeleteFunc(slices.Clone(keys), func(k attribute.Key) bool { return k == wire.NameKey || k == wire.EndpointKey })
 }
 
-// noCarrier reports whether none is asked for.
+// noCarrier reports whether no carrier is requested.
 func (c config) noCarrier() bool { return !c.threadSlots && !c.goroutineTable && !c.goroutineRecord }
 
 func (c config) check() error {
@@ -88,7 +88,7 @@ func (c config) check() error {
 
 // The names of the carriers, in the environment and in [SpanProcessor.Carriers].
 const (
-	// CarrierThreadSlots are the slots that are found by thread id.
+	// CarrierThreadSlots are the slots indexed by thread id.
 	CarrierThreadSlots = "thread_slots"
 	// CarrierGoroutineTable is the table that has an entry for each goroutine.
 	CarrierGoroutineTable = "goroutine_table"
@@ -99,8 +99,8 @@ const (
 // allCarriers are the names of all carriers.
 var allCarriers = []string{CarrierThreadSlots, CarrierGoroutineTable, CarrierGoroutineRecord}
 
-// fromEnvironment is c with what an operator asks for: the carriers, or all of them, and
-// all else for which there is an environment variable.
+// fromEnvironment returns c with the settings of the OTELCTX_SPAN_* environment variables. All
+// carriers are on unless a variable chooses.
 func (c config) fromEnvironment() config {
 	for _, name := range environment.SpanCarriers.Members(allCarriers...) {
 		c.threadSlots = c.threadSlots || name == CarrierThreadSlots
@@ -131,13 +131,13 @@ func (c config) fromEnvironment() config {
 	return c
 }
 
-// labelNames are those of Labels in the environment.
+// labelNames are the values of OTELCTX_SPAN_LABELS.
 var labelNames = []string{LabelsUntilEnd: "until_end", LabelsWithdrawn: "withdrawn", LabelsKept: "kept", LabelsHidden: "hidden"}
 
-// differs returns what cannot be changed any more of a SpanProcessor that was made with c
-// when another config asks for it. It returns nil if nothing differs.
+// differs returns an error that names the options in which other differs from c and which cannot be
+// changed once the SpanProcessor exists, or nil if there are none.
 func (c config) differs(other config) error {
-	var what []string
+	var names []string
 	for _, option := range []struct {
 		name string
 		same bool
@@ -153,13 +153,13 @@ func (c config) differs(other config) error {
 		{"WithPyroscopeProfileIDs", c.profileIDs == other.profileIDs},
 	} {
 		if !option.same {
-			what = append(what, option.name)
+			names = append(names, option.name)
 		}
 	}
-	if len(what) == 0 {
+	if len(names) == 0 {
 		return nil
 	}
-	return fmt.Errorf("%w: these options of a later TracerProvider have no effect: %s", ErrProcessorExists, strings.Join(what, ", "))
+	return fmt.Errorf("%w: these options of a later TracerProvider have no effect: %s", ErrProcessorExists, strings.Join(names, ", "))
 }
 
 // WithEnabled decides whether [WithPublishing] publishes spans, and overrides the
@@ -173,8 +173,8 @@ func WithThreadSlots(on bool) Option {
 	return optionFunc(func(c *config) { c.threadSlots = on })
 }
 
-// WithGoroutineTable advertises the goroutine table, which is the default, or does not. Publishing
-// needs the table in any case.
+// WithGoroutineTable chooses whether to advertise the goroutine table. The default is true. With
+// false, the package still uses the table internally.
 func WithGoroutineTable(on bool) Option {
 	return optionFunc(func(c *config) { c.goroutineTable = on })
 }
@@ -189,94 +189,89 @@ func WithGoroutineRecord(on bool) Option {
 // that the process serves. The default is off, unless the environment variable
 // OTELCTX_SPAN_NAMES=true says otherwise.
 //
-// Names are those that spans are started with. A span that SetName gives another name is
-// shown with it after [Refresh] or [Attach] with its context. If it is the local root,
-// spans started within it from then on have that name as their endpoint. A name that comes
-// when the work is done, such as otelhttp's for a whole http.ServeMux, is not seen.
+// The published name is the name at Start. After SetName, call [Refresh] or [Attach] with the span's
+// context to publish the new name. If the span is the local root, the new name is also the endpoint of
+// spans that start in it afterwards. A name that is set when the work is done, such as otelhttp's for
+// a whole http.ServeMux, is never published.
 //
-// A name takes at most 255 bytes, where it is cut between two characters. It is the profiler
-// label span_name, and the endpoint is the label endpoint, both cut to 47 bytes. If the
-// user's labels leave no room they are left out, after those of [WithAttributeKeys]. The
-// labels take the place of the user's with these keys, and [WithAttributeKeys] publishes no
-// attributes with them.
+// Names are cut to 255 bytes, at a character boundary. Name and endpoint are also the profiler labels
+// span_name and endpoint, cut to 47 bytes. They replace user labels with the same keys, and are
+// omitted if the user's labels leave no room for them; labels of [WithAttributeKeys] are omitted
+// first. [WithAttributeKeys] ignores these two keys.
 //
-// There is room for 4,095 names, which take 2 MiB at most. Spans with a further one are shown
-// without a name, and counted: see [SpanProcessor.SpansWithoutName]. Names should be few; ids
-// belong into attributes.
+// There is room for 4,095 names in at most 2 MiB. Spans with further names are published without a
+// name and counted: see [SpanProcessor.SpansWithoutName]. Keep the number of names small, and put ids
+// into attributes.
 func WithSpanNames(on bool) Option {
 	return optionFunc(func(c *config) { c.names = on })
 }
 
-// WithDatadogLayout gives the thread slots layout 1, for readers that know the first design
-// of Datadog's OTEL context storage, see package ringbuf. Slots of that layout do not say
-// whose they are: a goroutine that blocks leaves its span behind on the thread. The default
-// is layout 2, unless the environment variable OTELCTX_SPAN_SLOT_LAYOUT says 1.
+// WithDatadogLayout gives the thread slots layout 1, for readers of the first design of Datadog's
+// OTEL context storage (see package ringbuf). Slots of that layout do not name their goroutine: when
+// a goroutine blocks, its span stays published on the thread. The default is layout 2, unless the
+// environment variable OTELCTX_SPAN_SLOT_LAYOUT is 1.
 func WithDatadogLayout() Option {
 	return optionFunc(func(c *config) { c.layout1 = true })
 }
 
-// WithCapacity chooses the number of slots of each ring, a power of two. The default
-// is 65,536, unless the environment variable OTELCTX_SPAN_CAPACITY says otherwise.
+// WithCapacity sets the number of slots of each ring, a power of two. The default is 65,536, unless
+// the environment variable OTELCTX_SPAN_CAPACITY sets another.
 func WithCapacity(slots int) Option {
 	return optionFunc(func(c *config) { c.capacity = slots })
 }
 
-// WithAttributeKeys publishes those context-scoped attributes that have these keys and are
-// on the context of a span when it starts. Keys of several uses of the option add up. The
-// default is none, which costs nothing, or those of the environment variable
-// OTELCTX_SPAN_ATTRIBUTE_KEYS.
+// WithAttributeKeys publishes, with each span, the context-scoped attributes that have these keys and
+// are in the span's context at Start. Keys of several uses of the option add up. The default is none,
+// which costs nothing, or the keys in the environment variable OTELCTX_SPAN_ATTRIBUTE_KEYS.
 //
-// Strings are published as they are, all other values as [attribute.Value.String] has
-// them. A value takes at most 255 bytes, where it is cut between two characters. All
-// attributes of a span take at most 612 bytes, each its value's and two more. In slots
-// they take at most what [WithAttributeSpace] gives them. What does not fit is left out,
-// attribute by attribute in the order of the keys, and the rest is shown. Attributes in
-// the goroutine record are profiler labels too, within what profilers read: keys of at
-// most 15 bytes, and values cut to 47. With trace_id, span_id and the labels that the
-// user has set, there are no more than ten. Where the keys are equal the attribute takes
-// the place of the user's label.
+// Strings are published as they are, other values as formatted by [attribute.Value.String]. Values
+// are cut to 255 bytes, at a character boundary. The attributes of a span take at most 612 bytes in
+// the goroutine record, and at most [WithAttributeSpace] bytes in slots; each takes two bytes more
+// than its value. Attributes are added in the order of the keys, and those that do not fit are
+// omitted.
 //
-// Readers learn the keys from the process context. There are at most 256 of them in a
-// process, and their order stays. Further keys are refused, which is reported to
-// [otel.Handle] once, and counted by [SpanProcessor.RefusedAttributeKeys]. A
-// SpanProcessor that comes up after the Shutdown of another one begins anew.
+// Attributes in the goroutine record are also profiler labels, within the limits of profilers: keys
+// of at most 15 bytes, values cut to 47 bytes, and at most ten labels including trace_id, span_id and
+// the user's. An attribute replaces a user label with the same key.
+//
+// Readers get the keys from the process context. A process has at most 256 keys, whose order does not
+// change. Further keys are refused, reported to [otel.Handle] once, and counted by
+// [SpanProcessor.RefusedAttributeKeys]. A SpanProcessor that is made after the Shutdown of another
+// starts without keys.
 func WithAttributeKeys(keys ...attribute.Key) Option {
 	keys = slices.Clone(keys)
 	return optionFunc(func(c *config) { c.keys = append(slices.Clip(c.keys), keys...) })
 }
 
-// WithAttributeSpace chooses for how many bytes of attributes slots have room, at most 612.
-// Slots are rounded up to a power of two, and those of layout 1 have no room. The default
-// is 192 with [WithAttributeKeys] and else 0, also where keys are added later, unless the
-// environment variable OTELCTX_SPAN_ATTRIBUTE_SPACE says otherwise.
+// WithAttributeSpace sets the number of bytes for attributes in each slot, at most 612. Slot sizes are
+// rounded up to a power of two. Slots of layout 1 have no attributes. The default is 192 with
+// [WithAttributeKeys] and otherwise 0, even if keys are added later, unless the environment variable
+// OTELCTX_SPAN_ATTRIBUTE_SPACE sets another.
 func WithAttributeSpace(bytes int) Option {
 	return optionFunc(func(c *config) { c.space = max(bytes, 0) })
 }
 
-// Labels says what readers of the goroutine's profiler labels see of spans.
+// Labels chooses how long the profiler labels of a span are published.
 type Labels int
 
 const (
-	// LabelsUntilEnd keeps the labels trace_id and span_id until the span ends. While
-	// the process takes a CPU profile of itself, and for some seconds after it, labels
-	// of spans that end are kept. The reason is that runtime/pprof reads a sample's
-	// labels when it writes the profile. Programs built with the race detector keep
-	// them too.
+	// LabelsUntilEnd keeps the labels trace_id and span_id until the span ends. Labels of
+	// spans that end while the process takes a CPU profile of itself, or within three seconds
+	// after it, are kept, because runtime/pprof reads a sample's labels when it writes the
+	// profile. Programs built with the race detector keep them too.
 	LabelsUntilEnd Labels = iota
-	// LabelsWithdrawn withdraws the labels when the span ends, also during a CPU
-	// profile.
+	// LabelsWithdrawn withdraws the labels when the span ends, even during a CPU profile.
 	LabelsWithdrawn
-	// LabelsKept leaves labels as they are when the span ends. Goroutines that have
-	// inherited them, or whose span was ended elsewhere, then show spans that are over to
-	// readers of labels.
+	// LabelsKept leaves labels as they are when the span ends. On goroutines that have
+	// inherited them, or whose span was ended elsewhere, label readers then see ended spans.
 	LabelsKept
 	// LabelsHidden sets no labels. Readers of the record still see the span. Goroutine
-	// profiles stay small: with labels they list the goroutines of each span apart.
+	// profiles stay small: with labels they list the goroutines of each span separately.
 	LabelsHidden
 )
 
-// WithLabels chooses what readers of labels see. The default is [LabelsUntilEnd], unless the
-// environment variable OTELCTX_SPAN_LABELS says otherwise.
+// WithLabels chooses how long labels are published. The default is [LabelsUntilEnd], unless the
+// environment variable OTELCTX_SPAN_LABELS sets another.
 func WithLabels(l Labels) Option {
 	return optionFunc(func(c *config) { c.labels = l })
 }

@@ -21,12 +21,11 @@ import (
 	"github.com/otelctx/otelctx/ringbuf"
 )
 
-// outside is another process as a profiler sees it, which knows what that one advertises
-// and nothing else.
+// outside reads a process as a profiler does, using only the advertisement.
 type outside struct {
 	*reader.Process
 	memory remotemem.Memory
-	// ad is what is advertised.
+	// ad is the advertisement.
 	ad map[string]*commonpb.AnyValue
 	// threads are the thread slots, nil if they are not advertised.
 	threads *ringbuf.View
@@ -43,7 +42,7 @@ func lookAt(t testing.TB, pid int) *outside {
 	return o
 }
 
-// look reads what is advertised now.
+// look reads the current advertisement.
 func (o *outside) look(t testing.TB) {
 	t.Helper()
 	o.ad, o.threads = make(map[string]*commonpb.AnyValue), nil
@@ -90,7 +89,7 @@ func (o *outside) bytes(t testing.TB, address uint64, n int) []byte {
 	return b
 }
 
-// live reports whether the span is live whose cell a reference names.
+// live reports whether the span named by a ref is live.
 func (o *outside) live(t testing.TB, ref uint64) bool {
 	t.Helper()
 	table := o.integer(t, "threadlocal.spans.address") + o.integer(t, "threadlocal.spans.header_size")

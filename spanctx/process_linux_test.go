@@ -28,14 +28,14 @@ import (
 	"github.com/otelctx/otelctx/ringbuf"
 )
 
-// In these tests a child process traces, and the test reads it from the outside. Every
-// id says what belongs to it. A trace's number is made of the worker that started it and
-// of how many that worker had started by then. The number makes the whole trace id. With
-// the span's place in the trace, from 1 on, it makes the span id.
+// In these tests a child process starts spans, and the test reads its memory. Every id encodes its
+// origin: the number of a trace consists of the worker that started it and that worker's count of
+// traces. The trace id is computed from that number, and the span id from the number and the span's
+// depth in the trace, starting at 1.
 
 const (
 	roundBits = 26
-	// kinds is how many spans a trace has: the root, its child, and that one's.
+	// kinds is the number of spans in a trace: root, child and grandchild.
 	kinds = 3
 )
 
@@ -73,7 +73,7 @@ func newWorker(number int, tracer trace.Tracer) *worker {
 	return w
 }
 
-// trace starts the spans of a trace, each inside of the one before it.
+// trace starts the spans of a trace, each inside the one before it.
 func (w *worker) trace() (ctxs [kinds]context.Context, spans [kinds]trace.Span) {
 	ctx := w.ctx
 	for i := range spans {
@@ -92,7 +92,7 @@ func (w *worker) roots() (spans [kinds]trace.Span) {
 	return spans
 }
 
-// newTracer sets a child up: everything is on, and published.
+// newTracer sets up a child process with all carriers on.
 func newTracer(parent *childproc.Parent, capacity int) trace.Tracer {
 	_, err := resourcepublisher.NewPublisher(resource.Empty())
 	parent.Must(err)
@@ -102,14 +102,14 @@ func newTracer(parent *childproc.Parent, capacity int) trace.Tracer {
 	return sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(p), sdktrace.WithIDGenerator(ownIDs{})).Tracer("test")
 }
 
-// id is what the id of a span says.
+// id is the decoded id of a span.
 type id struct {
 	worker int
 	round  uint64
 	kind   int
 }
 
-// idOf returns what ids say, and an error if they do not belong together.
+// idOf decodes the ids of a span, and returns an error if they are inconsistent.
 func idOf(traceID [16]byte, spanID [8]byte) (id, error) {
 	high, n := binary.BigEndian.Uint64(traceID[:8]), binary.BigEndian.Uint64(traceID[8:])
 	span := binary.BigEndian.Uint64(spanID[:])
@@ -120,7 +120,7 @@ func idOf(traceID [16]byte, spanID [8]byte) (id, error) {
 	return i, nil
 }
 
-// idOfSlot is idOf for what a slot with a number shows.
+// idOfSlot is idOf for the span in a slot.
 func idOfSlot(number uint64, capacity int, s *ringbuf.Slot) (id, error) {
 	i, err := idOf(s.TraceID, s.SpanID)
 	if err != nil || s.TraceFlags != byte(trace.FlagsSampled) ||
@@ -133,20 +133,20 @@ func idOfSlot(number uint64, capacity int, s *ringbuf.Slot) (id, error) {
 const (
 	lockstepWorkers  = 32
 	lockstepCapacity = 64
-	// inheritors are the goroutines that each worker starts inside of its spans: those of
-	// this round and of the one before.
+	// inheritors is the number of goroutines that each worker starts inside its spans, in this round
+	// and the one before.
 	inheritors = 2
 )
 
-// lockstep is a child that goes on by one round whenever it is told to. In a round every
-// worker ends the root of its last trace and starts a new trace. It ends all spans of that
-// but the root. All of that is over when the child answers.
+// lockstep is a child process that runs one round on each command, and answers when the round is
+// complete. In a round every worker ends the root of its last trace, starts a new trace, and ends all
+// of its spans but the root.
 type lockstep struct {
 	workers [lockstepWorkers]*worker
 	// roots are the contexts of the spans that are open.
 	roots [lockstepWorkers]atomic.Pointer[context.Context]
-	// gs are the addresses of the g of each worker, and then of the goroutines that were
-	// started inside of its spans.
+	// gs are the addresses of the g of each worker, followed by those of the goroutines that were
+	// started inside its spans.
 	gs     [lockstepWorkers * (1 + inheritors)]atomic.Uint64
 	round  atomic.Uint64
 	done   sync.WaitGroup
@@ -189,11 +189,11 @@ func beLockstep(parent *childproc.Parent) {
 	}
 }
 
-// waitsBusily reports whether the first worker waits busily at the end of a round: what it
-// shows is shown of a running thread.
+// waitsBusily reports whether the first worker spins at the end of a round, so that its thread is
+// running.
 func waitsBusily(round uint64) bool { return round%8 == 0 }
 
-// note notes the calling goroutine's g.
+// note records the calling goroutine's g.
 func (l *lockstep) note(at int) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -278,7 +278,7 @@ func (l *lockstep) work(w *worker, next chan struct{}) {
 		}
 		attached = Attachment{}
 		if random.IntN(3) == 0 {
-			// Another one's root, which ends while it is shown here; or one that is over.
+			// Another worker's root, which ends while attached here, or one that has ended.
 			if ctx := l.roots[random.IntN(lockstepWorkers)].Load(); ctx != nil {
 				attached = Attach(*ctx)
 			}
@@ -287,8 +287,8 @@ func (l *lockstep) work(w *worker, next chan struct{}) {
 	}
 }
 
-// After the end of a span another process finds it nowhere: not in a slot, not in a
-// record, and not on a thread. The service stands still while it is looked at.
+// After the end of a span, another process finds it in no slot, in no record, and on no thread. The
+// service is idle while it is read.
 func TestEndedIsShownToNoProcess(t *testing.T) {
 	c := childproc.Start(t, roleLockstep, nil)
 	var gsAt uint64
@@ -329,7 +329,7 @@ func TestEndedIsShownToNoProcess(t *testing.T) {
 		for ; len(gs) > 0; gs = gs[8:] {
 			g := binary.NativeEndian.Uint64(gs)
 			if g == 0 {
-				continue // of a round that is to come
+				continue // of a later round
 			}
 			require.NotZero(t, o.word(t, g+goidAt))
 			r := o.record(t, g)
@@ -360,7 +360,7 @@ func TestEndedIsShownToNoProcess(t *testing.T) {
 	}
 	t.Logf("%d spans ended; roots were shown %d times by slots, %d by records, %d by threads; %d records of ended spans",
 		ended, bySlot, byRecord, byThread, invalid)
-	// There was something to see.
+	// The reader has found spans.
 	assert.Greater(t, bySlot, int(rounds)*lockstepWorkers/8)
 	assert.Greater(t, byRecord, int(rounds)*lockstepWorkers/16)
 	assert.Positive(t, byThread)
@@ -369,16 +369,16 @@ func TestEndedIsShownToNoProcess(t *testing.T) {
 }
 
 const (
-	// hammerWorkers is how many goroutines the hammer has at most.
+	// hammerWorkers is the maximum number of goroutines of the hammer.
 	hammerWorkers  = 10_000
 	hammerCapacity = 8
 )
 
-// hammerCrew returns how many goroutines the hammer has, in the child and its parent.
+// hammerCrew returns the number of goroutines of the hammer, for the child and the parent.
 func hammerCrew() int { return testenv.Rounds(1000, hammerWorkers) }
 
-// hammered is what a worker of the hammer tells of itself. That is its goroutine's id,
-// and the last round in which each kind of span was over.
+// hammered is the progress of a worker of the hammer: its goroutine id, and the last round in which each
+// kind of span has ended.
 type hammered struct {
 	over [kinds]atomic.Uint64
 	goid atomic.Uint64
@@ -447,9 +447,8 @@ func hammerOn(w *worker, h *hammered, helper chan func(), stop *atomic.Bool) {
 	}
 }
 
-// While many goroutines start and end spans, another process reads every slot, again and
-// again. It never takes a torn slot for a whole one. It never sees a span of which it had
-// been told, before it looked, that it was over.
+// While many goroutines start and end spans, another process reads every slot repeatedly. It never
+// accepts a torn slot, and never sees a span that was reported as ended before the read.
 func TestSlotsUnderFire(t *testing.T) {
 	c := childproc.Start(t, roleHammer, nil)
 	var at uint64

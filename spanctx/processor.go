@@ -28,65 +28,66 @@ import (
 	_ "github.com/otelctx/otelctx/resourcepublisher" // publishes what is advertised
 )
 
-// ErrProcessorExists says that this process has a SpanProcessor already.
+// ErrProcessorExists is returned if this process already has a SpanProcessor.
 var ErrProcessorExists = errors.New("active spans are already published")
 
-// SpanProcessor publishes the active span. [NewSpanProcessor] makes one, which may be
-// registered with several TracerProviders; the first of them that is shut down ends it. With
-// [ForProvider] it is the last. It is safe for concurrent use.
+// SpanProcessor publishes the active span of each goroutine. It may be registered with several
+// TracerProviders: one from [NewSpanProcessor] stops with the first of them that is shut down, one
+// from [ForProvider] with the last. It is safe for concurrent use.
 type SpanProcessor struct {
 	config
 
 	cells *cells.Table
-	// listed is whether other processes find the cells, namesListed whether they find names.
-	listed, namesListed bool
-	data                liveSpanData
-	// threads is nil where the thread slots are off.
+	// cellsPublished and namesPublished report whether other processes can find the span table and the name
+	// table.
+	cellsPublished, namesPublished bool
+	data                           liveSpanData
+	// threads is nil if the thread slots are off.
 	threads *ring.Ring
-	// goroutines has what each goroutine is in. tableOn is whether other processes find it.
-	goroutines *goroutines.Table
-	tableOn    bool
-	records    bool
-	// names are those of spans; nil if they are not published.
+	// goroutines is the goroutine table. tablePublished reports whether other processes can find it.
+	goroutines     *goroutines.Table
+	tablePublished bool
+	records        bool
+	// names is the name table, nil if names are not published.
 	names   *names.Table
 	profile ownProfile
-	// keys are those of the attributes that are published with spans; nil is none. They
-	// change with building held.
+	// keys are the attribute keys to publish, nil for none. Hold building to change them.
 	keys atomic.Pointer[scope.KeyMap]
-	// refused is why carriers that were asked for are off.
-	refused error
+	// carrierErr joins the reasons why requested carriers are off.
+	carrierErr error
 
 	refusedKeys atomic.Int64
 
 	stopped atomic.Bool
-	// users is how many providers share it; building guards it, and shutdownErr.
-	users       int
+	// providers counts the providers that share the SpanProcessor. building guards it, and shutdownErr.
+	providers   int
 	shutdownErr error
 }
 
 var _ sdktrace.SpanProcessor = (*SpanProcessor)(nil)
 
-// active is the SpanProcessor of this process, or nil. There is one because there is
-// one advertisement of it, and one label pointer on each goroutine.
+// active is the SpanProcessor of this process, or nil. There is at most one, because a process has one
+// advertisement and a goroutine has one label pointer.
 var active atomic.Pointer[SpanProcessor]
 
-// building is held while a SpanProcessor comes up: nobody may find one that is not
-// whole yet.
+// building serializes the construction and shutdown of SpanProcessors, so that no caller sees one
+// half built.
 var building sync.Mutex
 
-// NewSpanProcessor returns a SpanProcessor that publishes the active span by the carriers
-// that opts choose, and advertises them. The advertisement is in the process context of
-// package resourcepublisher, whichever comes up first. While there is none, it is in a
-// mapping of its own. What keeps readers from finding that mapping goes to [otel.Handle].
+// NewSpanProcessor returns a SpanProcessor that publishes the active span through the carriers
+// chosen by opts, and advertises them: in the process context of package resourcepublisher, or in a
+// separate mapping while no process context exists. If readers cannot find that mapping, the reason
+// goes to [otel.Handle].
 //
-// If the process has a SpanProcessor already, nothing changes, and opts have no effect.
-// [SpanProcessor.AddAttributeKeys] adds keys of attributes to that one.
+// A process has at most one SpanProcessor. If it already has one, NewSpanProcessor changes nothing
+// and returns [ErrProcessorExists]. Use [SpanProcessor.AddAttributeKeys] to add attribute keys to the
+// existing one.
 //
-// A carrier is left off if this Go runtime does not allow for it, or the kernel refuses its memory;
-// [SpanProcessor.Err] says why. Slots of layout 2 are also off without memory for the span table.
-// The error wraps [ErrProcessorExists], or [errors.ErrUnsupported] where nothing can be published.
-// Else it names the option that cannot be met, what keeps the advertisement from being published,
-// or the system call that failed.
+// A carrier stays off if this Go runtime does not support it or if the kernel refuses its memory;
+// [SpanProcessor.Err] returns the reason. Slots of layout 2 also need the memory of the span table.
+// If no carrier works, NewSpanProcessor fails. The error wraps [ErrProcessorExists], or
+// [errors.ErrUnsupported] where nothing can be published. Otherwise it names the invalid option, the
+// reason why the advertisement cannot be published, or the failed system call.
 func NewSpanProcessor(opts ...Option) (*SpanProcessor, error) {
 	return newSpanProcessor(newConfig(opts))
 }
@@ -96,11 +97,11 @@ func newSpanProcessor(c config) (*SpanProcessor, error) {
 	if err != nil {
 		return nil, fmt.Errorf("publish active spans: %w", err)
 	}
-	p.refuse(refusedKeys)
+	p.countRefusedKeys(refusedKeys)
 	return p, nil
 }
 
-// build returns a SpanProcessor that is active, and how many of the keys it has no room for.
+// build returns an active SpanProcessor, and the number of attribute keys beyond [scope.MaxKeys].
 func build(c config) (_ *SpanProcessor, refusedKeys int, err error) {
 	building.Lock()
 	defer building.Unlock()
@@ -119,20 +120,20 @@ func build(c config) (_ *SpanProcessor, refusedKeys int, err error) {
 	if c.runtime == nil {
 		c.runtime = goruntime.Calibrate()
 	}
-	p := &SpanProcessor{config: c, users: 1}
+	p := &SpanProcessor{config: c, providers: 1}
 	keys, refusedKeys := p.keys.Load().Append(c.keys...)
 	p.keys.Store(keys)
-	p.cells, err = cells.New(cells.Options{Spare: p.isShown, Evict: p.evict, Heap: c.heap})
-	p.off("span table is", err)
-	p.listed = err == nil
+	p.cells, err = cells.New(cells.Options{Spare: p.isPublished, Evict: p.evict, Heap: c.heap})
+	p.disable("span table is", err)
+	p.cellsPublished = err == nil
 	p.openCarriers()
-	if p.threads == nil && !p.tableOn && !p.records {
-		return nil, 0, errors.Join(fmt.Errorf("no carrier is on: %w", p.refused), p.closeMemory())
+	if p.threads == nil && !p.tablePublished && !p.records {
+		return nil, 0, errors.Join(fmt.Errorf("no carrier is on: %w", p.carrierErr), p.closeMemory())
 	}
 	if c.names {
 		p.names, err = names.New(c.heap)
-		p.off("names for other processes are", err)
-		p.namesListed = err == nil
+		p.disable("names for other processes are", err)
+		p.namesPublished = err == nil
 	}
 	p.data = newLiveSpanData(p.records)
 	if err := advertise.Change(p.advertisement(), nil); err != nil {
@@ -142,13 +143,13 @@ func build(c config) (_ *SpanProcessor, refusedKeys int, err error) {
 	return p, refusedKeys, nil
 }
 
-// openCarriers turns on the carriers that are asked for. A carrier is off if this Go runtime
-// does not allow for it, or the kernel gives it no memory. The others are on all the same.
+// openCarriers turns on the requested carriers. A carrier stays off, without affecting the others, if
+// this Go runtime does not support it or the kernel refuses its memory.
 func (p *SpanProcessor) openCarriers() {
 	c := p.config
 	var noSpanTable error
-	if !p.listed {
-		// Slots and entries go on naming spans that have ended, and only the span table tells.
+	if !p.cellsPublished {
+		// Slots and entries may name ended spans: without the span table, readers cannot tell.
 		noSpanTable = errors.New("there is no span table")
 	}
 	p.openGoroutineTable(c.goroutineTable, noSpanTable)
@@ -160,17 +161,17 @@ func (p *SpanProcessor) openCarriers() {
 		} else if err == nil {
 			p.threads, err = ring.New(r)
 		}
-		p.off("thread slots are", err)
+		p.disable("thread slots are", err)
 	}
 	if c.goroutineRecord {
 		err := gorecord.Available(c.runtime)
 		p.records = err == nil
-		p.off("goroutine record is", err)
+		p.disable("goroutine record is", err)
 	}
 }
 
-// openGoroutineTable makes the goroutine table. This package needs it in any case; other processes
-// find it if it is asked for, and noSpanTable is nil.
+// openGoroutineTable makes the goroutine table, which this package always needs. Other processes can
+// find it only if it was requested and noSpanTable is nil.
 func (p *SpanProcessor) openGoroutineTable(asked bool, noSpanTable error) {
 	err := noSpanTable
 	if _, unknown := p.config.runtime.Offset(goruntime.GGoid); err == nil {
@@ -182,20 +183,20 @@ func (p *SpanProcessor) openGoroutineTable(asked bool, noSpanTable error) {
 		err = mapErr
 	}
 	if asked {
-		p.tableOn = err == nil
-		p.off("goroutine table is", err)
+		p.tablePublished = err == nil
+		p.disable("goroutine table is", err)
 	}
 }
 
-// off notes why something is off, if it is.
-func (p *SpanProcessor) off(carrier string, reason error) {
+// disable adds the reason why a carrier is off to p.carrierErr. It does nothing if reason is nil.
+func (p *SpanProcessor) disable(carrier string, reason error) {
 	if reason != nil {
-		p.refused = errors.Join(p.refused, fmt.Errorf("%s off: %w", carrier, reason))
+		p.carrierErr = errors.Join(p.carrierErr, fmt.Errorf("%s off: %w", carrier, reason))
 	}
 }
 
 // Carriers returns the names of the carriers that are on: thread_slots, goroutine_table,
-// goroutine_record. [SpanProcessor.Err] says why others are not.
+// goroutine_record. [SpanProcessor.Err] returns why requested ones are off.
 func (p *SpanProcessor) Carriers() (names []string) {
 	if p == nil {
 		return nil
@@ -203,7 +204,7 @@ func (p *SpanProcessor) Carriers() (names []string) {
 	for _, c := range []struct {
 		on   bool
 		name string
-	}{{p.threads != nil, CarrierThreadSlots}, {p.tableOn, CarrierGoroutineTable}, {p.records, CarrierGoroutineRecord}} {
+	}{{p.threads != nil, CarrierThreadSlots}, {p.tablePublished, CarrierGoroutineTable}, {p.records, CarrierGoroutineRecord}} {
 		if c.on {
 			names = append(names, c.name)
 		}
@@ -216,24 +217,23 @@ func WithPublishing(opts ...Option) sdktrace.TracerProviderOption {
 	return sdktrace.WithSpanProcessor(ForProvider(opts...))
 }
 
-// ForProvider returns a [NewSpanProcessor] for one TracerProvider, which shuts it down. For
-// a provider that exists already it is registered:
+// ForProvider returns the SpanProcessor to register with one TracerProvider, whose Shutdown releases
+// it. It makes one as [NewSpanProcessor] does, or shares the one that the process already has. Use it
+// with an existing provider:
 //
 //	tp.RegisterSpanProcessor(spanctx.ForProvider())
 //
-// It returns no error, since an option cannot. Errors go to [otel.Handle], and so does the
-// reason for each carrier that is left off. The provider works all the same. If nothing can
-// be published the result is nil, whose methods do nothing.
+// It returns no error: errors go to [otel.Handle], and so does the reason for each carrier that stays
+// off. The provider works in any case. If nothing can be published, the result is nil; the methods of
+// a nil SpanProcessor do nothing.
 //
-// Where the process has a SpanProcessor already, the provider shares it, until the
-// Shutdown of the last provider that does. The keys of [WithAttributeKeys] are added to it.
-// Other options that ask for something else have no effect, which is reported. Without
-// options the provider takes it as it is.
+// A shared SpanProcessor stops with the Shutdown of the last provider that shares it. Keys of
+// [WithAttributeKeys] are added to it. Other options that differ from its own have no effect, which is
+// reported to [otel.Handle].
 //
-// With the environment variable OTELCTX_SPANS_DISABLED=true (default: false) it returns
-// nil; [WithEnabled] overrides that. So it does with OTELCTX_SPAN_CARRIERS=none, if no
-// option turns a carrier on. The package's documentation has the variables that
-// choose what is published, which options override.
+// ForProvider returns nil if the environment variable OTELCTX_SPANS_DISABLED=true is set, unless
+// [WithEnabled] overrides it, and if OTELCTX_SPAN_CARRIERS=none is set, unless an option turns a
+// carrier on. The package documentation lists the variables.
 func ForProvider(opts ...Option) *SpanProcessor {
 	c := newConfig(opts)
 	if !c.enabled || c.noCarrier() && len(environment.SpanCarriers.Members(allCarriers...)) == 0 {
@@ -243,7 +243,7 @@ func ForProvider(opts ...Option) *SpanProcessor {
 		p, err := newSpanProcessor(c)
 		if errors.Is(err, ErrProcessorExists) {
 			if p, err = share(opts); p == nil {
-				continue // It has gone meanwhile.
+				continue // It was shut down meanwhile.
 			}
 		} else if err == nil {
 			err = p.Err()
@@ -255,17 +255,17 @@ func ForProvider(opts ...Option) *SpanProcessor {
 	}
 }
 
-// share returns the SpanProcessor of this process for one more provider, or nil if it has
-// gone. The error says what it does not do that opts ask for.
+// share adds a provider to the SpanProcessor of this process and returns it, or nil if it was shut
+// down. The error names the options in opts that have no effect, and keys that cannot be added.
 func share(opts []Option) (*SpanProcessor, error) {
 	building.Lock()
 	p := active.Load()
 	if p != nil {
-		p.users++
+		p.providers++
 	}
 	building.Unlock()
 	if p == nil {
-		return nil, nil //nolint:nilnil // It has gone, which is no error.
+		return nil, nil //nolint:nilnil // A shutdown meanwhile is no error.
 	}
 	asked := p.config
 	for _, o := range opts {
@@ -274,23 +274,21 @@ func share(opts []Option) (*SpanProcessor, error) {
 	return p, errors.Join(p.differs(asked), p.AddAttributeKeys(asked.keys[len(p.config.keys):]...))
 }
 
-// Err returns why carriers that were asked for are off, all reasons joined, or nil.
+// Err returns the reasons why requested carriers are off, joined, or nil.
 func (p *SpanProcessor) Err() error {
 	if p == nil {
 		return nil
 	}
-	return p.refused
+	return p.carrierErr
 }
 
-// AddAttributeKeys publishes attributes with more keys from now on, see
-// [WithAttributeKeys]; keys that are published already are passed over. They are
-// advertised first, and never taken back before Shutdown, after which this does nothing.
-// Spans that have started before show what they have shown so far. Slots have room for attributes only if
-// the SpanProcessor came up with some, see [WithAttributeSpace].
+// AddAttributeKeys adds to the keys of [WithAttributeKeys], for spans that start from now on. It
+// advertises the new keys before it publishes attributes with them, skips duplicates, and does nothing
+// after Shutdown. Keys cannot be removed. The space for attributes in slots is fixed at construction:
+// see [WithAttributeSpace].
 //
-// The error says why the keys cannot be advertised, such as
-// [resourcepublisher.ErrTooLarge]; then nothing has changed. That there is no room for
-// more than 256 is no error: see [SpanProcessor.RefusedAttributeKeys].
+// It returns an error, such as [resourcepublisher.ErrTooLarge], and changes nothing if the keys cannot
+// be advertised. Keys beyond the limit of 256 are no error: see [SpanProcessor.RefusedAttributeKeys].
 func (p *SpanProcessor) AddAttributeKeys(keys ...attribute.Key) error {
 	if p == nil {
 		return nil
@@ -299,7 +297,7 @@ func (p *SpanProcessor) AddAttributeKeys(keys ...attribute.Key) error {
 	if err != nil {
 		return fmt.Errorf("publish attribute keys: %w", err)
 	}
-	p.refuse(refused)
+	p.countRefusedKeys(refused)
 	return nil
 }
 
@@ -319,15 +317,15 @@ func (p *SpanProcessor) addKeys(keys []attribute.Key) (refused int, err error) {
 	return refused, nil
 }
 
-// refuse counts keys for which there is no room, and reports the first ones.
-func (p *SpanProcessor) refuse(keys int) {
+// countRefusedKeys counts keys beyond the limit, and reports the first ones to [otel.Handle].
+func (p *SpanProcessor) countRefusedKeys(keys int) {
 	if keys != 0 && p.refusedKeys.Add(int64(keys)) == int64(keys) {
 		otel.Handle(fmt.Errorf("publish attribute keys: %d of them are refused, there are %d already", keys, scope.MaxKeys))
 	}
 }
 
-// RefusedAttributeKeys returns how many keys were refused since there were 256 already;
-// one that is tried again counts again.
+// RefusedAttributeKeys returns how many keys were refused because there were 256 already. A key
+// counts each time it is refused.
 func (p *SpanProcessor) RefusedAttributeKeys() int {
 	if p == nil {
 		return 0
@@ -335,8 +333,8 @@ func (p *SpanProcessor) RefusedAttributeKeys() int {
 	return int(p.refusedKeys.Load())
 }
 
-// SpansWithoutName returns how often the name of a span, or of its parent, was not published when
-// a span started: there were 4,095 other names already. See [WithSpanNames].
+// SpansWithoutName returns how often a span started without a published name, or endpoint, because
+// there were already 4,095 other names. See [WithSpanNames].
 func (p *SpanProcessor) SpansWithoutName() int64 {
 	if p == nil {
 		return 0
@@ -344,36 +342,35 @@ func (p *SpanProcessor) SpansWithoutName() int64 {
 	return p.names.LeftOut()
 }
 
-// ForceFlush does nothing: there is nothing that waits.
+// ForceFlush does nothing, because nothing is buffered.
 func (p *SpanProcessor) ForceFlush(context.Context) error { return nil }
 
-// Shutdown takes everything back: the advertisement, the spans that are still shown, and
-// the slots. If several providers share the SpanProcessor by [ForProvider] the last Shutdown
-// does so, and those before do nothing. ctx is not used, since there is nothing to wait for. Spans may
-// start and end meanwhile and afterwards; they are not shown. Later calls return what the
-// last one did.
+// Shutdown withdraws the advertisement, ends the published spans, and closes the slots and tables. If
+// several providers share the SpanProcessor through [ForProvider], only the last Shutdown does so.
+// ctx is not used, because Shutdown does not wait. Spans may start and end during and after Shutdown;
+// they are not published. Later calls return the result of the one that did the work.
 func (p *SpanProcessor) Shutdown(context.Context) error {
 	if p == nil {
 		return nil
 	}
 	building.Lock()
 	defer building.Unlock()
-	p.users = max(p.users-1, 0)
-	if p.users > 0 || p.stopped.Load() {
+	p.providers = max(p.providers-1, 0)
+	if p.providers > 0 || p.stopped.Load() {
 		return p.shutdownErr
 	}
-	// OnStart has a span be live by an atomic exchange and then looks whether all has
-	// stopped. So either it sees that, or the span is seen here.
+	// OnStart makes a span live, then passes a barrier, then checks stopped. So either OnStart sees
+	// stopped, or the loop below sees the span.
 	p.stopped.Store(true)
 	err := p.withdrawAdvertisement()
-	p.profile.running(time.Now()) // evict goes by what this finds out
+	p.profile.running(time.Now()) // for wasRunning in evict
 	p.cells.All(func(r cells.Ref) { p.evict(r) })
 	p.shutdownErr = errors.Join(err, p.closeMemory())
 	active.CompareAndSwap(p, nil)
 	return p.shutdownErr
 }
 
-// closeMemory withdraws the memory that readers find.
+// closeMemory closes all memory that readers can find.
 func (p *SpanProcessor) closeMemory() error {
 	return errors.Join(p.cells.Close(), p.names.Close(), p.goroutines.Close(), p.threads.Close())
 }

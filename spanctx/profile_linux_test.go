@@ -23,8 +23,8 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// The functions on a stack tell what code runs, and for whom. One is that of a burner,
-// and another says what the burner has set up.
+// The functions on a stack identify the running code and its expected labels: one is the function of a
+// burner, another stands for the labels that the burner has set up.
 
 var burners = []func(func()){burner0, burner1, burner2, burner3}
 
@@ -77,20 +77,20 @@ func burn() {
 
 var sink atomic.Uint64
 
-// burning is what the goroutine that has started a span knows of it.
+// burning is the starter's data about a span.
 type burning struct {
 	burner, function, traceID string
 	ended                     atomic.Pointer[time.Time]
 }
 
-// fire is all that burns.
+// fire holds all burners.
 type fire struct {
 	*service
 	// spans are known by the text of their ids.
 	spans sync.Map
 }
 
-// in starts a span, burns in it, and returns what ends it.
+// in starts a span, burns in it, and returns a function that ends it.
 func (f *fire) in(ctx context.Context, burner, function string) (context.Context, func()) {
 	ctx, span := f.start(ctx)
 	b := &burning{burner: burner, function: function, traceID: span.SpanContext().TraceID().String()}
@@ -102,7 +102,7 @@ func (f *fire) in(ctx context.Context, burner, function string) (context.Context
 	}
 }
 
-// burnOnce goes through all there is to burn in.
+// burnOnce burns once in each situation.
 func (f *fire) burnOnce(name string) {
 	burnBare()
 	pprof.Do(context.Background(), pprof.Labels("own", name), func(ctx context.Context) {
@@ -151,19 +151,19 @@ func (f *fire) burnOnce(name string) {
 	burnBare()
 }
 
-// Spans that say that they ended long ago do not have the kernel asked each time.
+// Spans with end times in the past do not cause a system call each.
 func TestProfileAskedOnceForOldSpans(t *testing.T) {
 	var o ownProfile
 	before := time.Now()
 	asked := map[uint64]bool{}
 	for range 1000 {
 		o.running(before.Add(-time.Hour))
-		asked[o.asked.Load()] = true
+		asked[o.lastAsked.Load()] = true
 	}
 	assert.LessOrEqual(t, len(asked), int(time.Since(before)/time.Duration(askEvery))+1)
 }
 
-// The kernel is asked for a profile only where that decides about labels.
+// The kernel is asked for a profile only if the label policy depends on it.
 func TestProfileAskedForLabelsUntilEndOnly(t *testing.T) {
 	for _, labels := range []Labels{LabelsUntilEnd, LabelsWithdrawn, LabelsKept, LabelsHidden} {
 		t.Run(labelNames[labels], func(t *testing.T) {
@@ -172,14 +172,14 @@ func TestProfileAskedForLabelsUntilEndOnly(t *testing.T) {
 				_, span := s.root()
 				span.End()
 			})
-			assert.Equal(t, labels == LabelsUntilEnd && !raceEnabled, s.p.profile.asked.Load() != 0)
+			assert.Equal(t, labels == LabelsUntilEnd && !raceEnabled, s.p.profile.lastAsked.Load() != 0)
 		})
 	}
 }
 
-// While spans run, CPU profiles and goroutine profiles are taken as services take them.
-// All code that is seen there has the labels of the span that it works for, and those
-// that it has set itself. It has nothing of a span that is over.
+// While spans run, CPU profiles and goroutine profiles are taken as services take them. All samples have
+// the labels of the span that the code works for and the labels that it has set, and none of an ended
+// span.
 func TestProfiles(t *testing.T) {
 	for name, locked := range map[string]bool{"goroutines": false, "locked to threads": true} {
 		t.Run(name, func(t *testing.T) {
@@ -215,7 +215,7 @@ func TestProfiles(t *testing.T) {
 				}
 				return functions
 			}
-			// On a busy machine a profile may be empty, or a function in none of a few.
+			// On a busy machine a profile may be empty, or a few profiles may miss a function.
 			deadline := time.Now().Add(testenv.Patience)
 			for n := 0; n < testenv.Rounds(1, 4) || (len(cpu) == 0 || len(missing()) > 0) && time.Now().Before(deadline); n++ {
 				f.profileCPU(t, cpu, goroutines)
@@ -251,9 +251,9 @@ func (f *fire) profileCPU(t *testing.T, cpu, goroutines map[string]int) {
 	}
 }
 
-// check compares the labels of all samples of burners with what those have set up, and
-// counts the samples by function. keeps is whether spans that end keep their labels until
-// the profile is written.
+// check compares the labels of all samples of burners with the labels that these have set up, and
+// counts the samples by function. keeps is set if ended spans keep their labels until the profile is
+// written.
 func (f *fire) check(t *testing.T, encoded *bytes.Buffer, from time.Time, counts map[string]int, keeps bool) {
 	t.Helper()
 	p, err := profile.Parse(encoded)
@@ -279,7 +279,7 @@ func (f *fire) check(t *testing.T, encoded *bytes.Buffer, from time.Time, counts
 		switch function {
 		case "burnSpan", "burnChild", "burnAttached", "burnInnerSpan", "burnInnerChild":
 			if got["span_id"] == "" && !keeps {
-				break // It was over when the profile was written.
+				break // The span had ended when the profile was written.
 			}
 			known, ok := f.spans.Load(got["span_id"])
 			require.True(t, ok, "%s of %s has labels %v", function, burner, got)
@@ -298,7 +298,7 @@ func (f *fire) check(t *testing.T, encoded *bytes.Buffer, from time.Time, counts
 	}
 }
 
-// burnerOf returns what the functions of a sample's stack tell.
+// burnerOf returns the burner and its situation, from the functions on a sample's stack.
 func burnerOf(s *profile.Sample) (burner, function string) {
 	for _, l := range s.Location {
 		for _, line := range l.Line {
@@ -313,9 +313,8 @@ func burnerOf(s *profile.Sample) (burner, function string) {
 	return burner, function
 }
 
-// A span that is started with a user's labels on the goroutine keeps them, whichever way
-// they were set, and gives them back. A label of the user's with a key of ours is hidden
-// meanwhile.
+// A span that starts on a goroutine with user labels keeps and later restores them, however they were
+// set. User labels with our keys are hidden meanwhile.
 func TestUsersLabels(t *testing.T) {
 	s := serve(t)
 	labelsOf := func() map[string][]string {

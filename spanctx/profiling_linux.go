@@ -10,38 +10,38 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ownProfile knows whether the process takes a CPU profile of itself, or has just ended
-// one. Then labels of spans that end are kept. The reason is that runtime/pprof keeps a
-// sample's label pointer, and reads the labels when it writes the profile.
+// ownProfile detects whether the process takes a CPU profile of itself, or has just stopped one.
+// Labels of ended spans are kept meanwhile, because runtime/pprof stores only the label pointer of
+// each sample and reads the labels when it writes the profile.
 //
-// Go sets the process's ITIMER_PROF as long as it profiles.
-type ownProfile struct{ asked, until atomic.Uint64 }
+// Go sets the process's ITIMER_PROF while it profiles.
+type ownProfile struct{ lastAsked, keepUntil atomic.Uint64 }
 
 const (
-	// askEvery is how often the kernel is asked, which takes a few hundred nanoseconds.
-	// The first sample of a profile comes some milliseconds after its start.
+	// askEvery is the minimum time between two getitimer calls, which take a few hundred nanoseconds
+	// each. The first sample of a profile comes some milliseconds after its start.
 	askEvery = uint64(5 * time.Millisecond)
-	// writing is how long a profile may take to be written once it has been stopped.
-	writing = uint64(3 * time.Second)
+	// writeTimeout is the time allowed for writing a profile after it was stopped.
+	writeTimeout = uint64(3 * time.Second)
 )
 
-// running reports whether labels are to be kept. ended is when the span ended, as the span
-// says.
+// running reports whether to keep labels. ended is the span's end time. running asks the kernel if
+// its last answer is older than askEvery.
 func (o *ownProfile) running(ended time.Time) bool {
-	last, now := o.asked.Load(), uint64(ended.UnixNano())
+	last, now := o.lastAsked.Load(), uint64(ended.UnixNano())
 	if now-last >= askEvery {
-		now = uint64(time.Now().UnixNano()) // Spans may say any time. Only the clock's counts.
+		now = uint64(time.Now().UnixNano()) // End times are set by users: check the clock.
 	}
 	if now-last < askEvery {
-		return now < o.until.Load()
+		return now < o.keepUntil.Load()
 	}
 	if timer, err := unix.Getitimer(unix.ItimerProf); err == nil && timer.Interval != (unix.Timeval{}) {
-		o.until.Store(now + writing)
+		o.keepUntil.Store(now + writeTimeout)
 	}
-	o.asked.CompareAndSwap(last, now)
-	return now < o.until.Load()
+	o.lastAsked.CompareAndSwap(last, now)
+	return now < o.keepUntil.Load()
 }
 
-// wasRunning is running as of the last time that the kernel was asked. It may be called
-// while pinned.
-func (o *ownProfile) wasRunning() bool { return o.asked.Load() < o.until.Load() }
+// wasRunning returns the last result of running. It makes no system call and may be called while
+// pinned.
+func (o *ownProfile) wasRunning() bool { return o.lastAsked.Load() < o.keepUntil.Load() }

@@ -7,7 +7,7 @@ package spanctx
 
 import "time"
 
-// ownProfile is what there is without carriers.
+// ownProfile is unused where no span is published.
 type ownProfile struct{}
 
 func (*ownProfile) running(time.Time) bool { return true }

@@ -30,7 +30,7 @@ import (
 func TestCarriers(t *testing.T) {
 	for name, tt := range map[string]struct {
 		opts []Option
-		// What is on.
+		// The carriers that are on.
 		thread, goroutine, record bool
 		layout, capacity          int
 		mapping                   string
@@ -50,7 +50,7 @@ func TestCarriers(t *testing.T) {
 			s := serve(t, tt.opts...)
 			require.NoError(t, s.p.Err())
 			assert.Equal(t, tt.thread, s.p.threads != nil)
-			assert.Equal(t, tt.goroutine, s.p.tableOn)
+			assert.Equal(t, tt.goroutine, s.p.tablePublished)
 			assert.Equal(t, tt.record, s.p.records)
 			if tt.thread {
 				info := s.p.threads.Layout()
@@ -87,7 +87,7 @@ func TestNoCarrier(t *testing.T) {
 	assert.Nil(t, p)
 	assert.ErrorContains(t, err, "no carrier is on")
 	assert.ErrorIs(t, err, refused)
-	serve(t) // they have left nothing behind
+	serve(t) // The failed attempts have left no SpanProcessor.
 }
 
 func TestOptionsThatCannotBeMet(t *testing.T) {
@@ -100,7 +100,7 @@ func TestOptionsThatCannotBeMet(t *testing.T) {
 		_, err := NewSpanProcessor(WithLabels(labels))
 		assert.ErrorContains(t, err, fmt.Sprintf("labels %d", labels))
 	}
-	// The first ring is taken back when the second cannot be had.
+	// The first ring is withdrawn if the second cannot be made.
 	serve(t)
 	maps, err := os.ReadFile("/proc/self/maps")
 	require.NoError(t, err)
@@ -131,7 +131,7 @@ func TestRefusedCalibration(t *testing.T) {
 			for _, reason := range tt.reasons {
 				assert.ErrorContains(t, s.p.Err(), reason)
 			}
-			assert.Equal(t, tt.goroutine, s.p.tableOn)
+			assert.Equal(t, tt.goroutine, s.p.tablePublished)
 			assert.Equal(t, tt.record, s.p.records)
 			apart(func() {
 				at := func(want uint64) {
@@ -171,8 +171,8 @@ func TestRefusedCalibration(t *testing.T) {
 	}
 }
 
-// TestAlreadyPublishing also has many try at once: one of them gets it, and nobody is
-// given one that is not whole.
+// TestAlreadyPublishing also makes SpanProcessors concurrently: one attempt succeeds, and none returns
+// one that is half built.
 func TestAlreadyPublishing(t *testing.T) {
 	for range 20 {
 		var won atomic.Int32
@@ -209,7 +209,7 @@ func TestAlreadyPublishing(t *testing.T) {
 	goruntime.SetLabels(nil)
 }
 
-// handled collects what goes to the error handler.
+// handled collects the errors sent to the error handler.
 func handled(t *testing.T) *[]error {
 	t.Helper()
 	errs := new([]error)
@@ -271,7 +271,7 @@ func TestOptionsNotGiven(t *testing.T) {
 	}
 }
 
-// A provider that is made while the last one shuts down publishes all the same.
+// A provider that is made while the last one shuts down publishes spans.
 func TestProviderDuringShutdown(t *testing.T) {
 	for range 300 {
 		first := sdktrace.NewTracerProvider(WithPublishing(WithCapacity(64)))
@@ -285,7 +285,7 @@ func TestProviderDuringShutdown(t *testing.T) {
 	}
 }
 
-// What is no attribute key is left out, and costs nothing else.
+// Invalid attribute keys are omitted without other effects.
 func TestInvalidAttributeKeyOfEnvironment(t *testing.T) {
 	t.Setenv("OTELCTX_SPAN_ATTRIBUTE_KEYS", "a,b\xff,c")
 	environment.Forget()
@@ -297,7 +297,7 @@ func TestInvalidAttributeKeyOfEnvironment(t *testing.T) {
 	require.NoError(t, tp.Shutdown(context.Background()))
 }
 
-// Operators turn publishing off and choose carriers; options override what they say.
+// Environment variables turn publishing off and choose carriers; options override them.
 func TestEnvironment(t *testing.T) {
 	all := []string{CarrierThreadSlots, CarrierGoroutineTable, CarrierGoroutineRecord}
 	for name, tt := range map[string]struct {
@@ -344,7 +344,7 @@ func TestEnvironment(t *testing.T) {
 	}
 }
 
-// A provider that is to publish nothing does not share what another one publishes.
+// A provider for which publishing is disabled does not share the SpanProcessor of another.
 func TestNoCarrierIsNotShared(t *testing.T) {
 	serve(t)
 	t.Setenv("OTELCTX_SPAN_CARRIERS", "none")
@@ -352,7 +352,7 @@ func TestNoCarrierIsNotShared(t *testing.T) {
 	assert.NotNil(t, active.Load())
 }
 
-// Whatever an option chooses, a variable chooses too; the option overrides it.
+// Each option has a variable, and overrides it.
 func TestEnvironmentChooses(t *testing.T) {
 	for variable, tt := range map[string]struct {
 		value, invalid string
@@ -404,7 +404,7 @@ func TestEnvironmentChooses(t *testing.T) {
 	}
 }
 
-// A provider that asks for nothing in particular has nothing to complain about.
+// A provider without options that differ reports no error.
 func TestSharingWithoutOptionsIsSilent(t *testing.T) {
 	errs := handled(t)
 	tp := sdktrace.NewTracerProvider(WithPublishing(WithSpanNames(true), WithCapacity(64)))
@@ -453,7 +453,7 @@ func TestNilProcessor(t *testing.T) {
 	require.NoError(t, tp.Shutdown(context.Background()))
 }
 
-// Shutdown takes back what is shown, and works with a context that is done.
+// Shutdown withdraws published spans, even with a canceled context.
 func TestShutdown(t *testing.T) {
 	p, err := NewSpanProcessor(everything()...)
 	require.NoError(t, err)

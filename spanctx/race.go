@@ -5,6 +5,6 @@
 
 package spanctx
 
-// raceEnabled is whether the race detector watches: it would take the withdrawal of labels,
-// and a profile that reads them, for a race.
+// raceEnabled reports whether the race detector is on. It reports a race between the withdrawal of
+// labels and a profile that reads them, so labels are not withdrawn then.
 const raceEnabled = true

@@ -11,16 +11,15 @@ import (
 	"github.com/otelctx/otelctx/internal/sdkspan"
 )
 
-// RecordUnsampled returns a sampler that decides as s does, but records what s drops,
-// so that profilers are shown these spans too. Their sampled flag stays off, they are
-// not exported, and their children are sampled as before.
+// RecordUnsampled returns a sampler that records the spans that s drops, so that they are published
+// too. It decides as s does otherwise: the sampled flag of these spans stays off, they are not
+// exported, and their children are sampled as before.
 //
-// It costs what recording costs: an unsampled span becomes about as expensive as a
-// sampled one is before its export (benchmarks/README.md has figures). Profiles then
-// hold ids of spans that no backend has.
+// Each costs as much as a sampled span, minus the export (figures in benchmarks/README.md). Profiles
+// then contain ids of spans that no backend has.
 //
-// nil stands for the sampler that a provider has without an option, which
-// OTEL_TRACES_SAMPLER and OTEL_TRACES_SAMPLER_ARG choose.
+// If s is nil, RecordUnsampled wraps the provider's default sampler, as chosen by OTEL_TRACES_SAMPLER
+// and OTEL_TRACES_SAMPLER_ARG.
 func RecordUnsampled(s sdktrace.Sampler) sdktrace.Sampler {
 	if s == nil {
 		s = sdkspan.DefaultSampler()
@@ -39,7 +38,7 @@ func (r recordUnsampled) ShouldSample(p sdktrace.SamplingParameters) sdktrace.Sa
 	return result
 }
 
-// Description says what the sampler does.
+// Description returns RecordUnsampled{...} around the description of the wrapped sampler.
 func (r recordUnsampled) Description() string {
 	return fmt.Sprintf("RecordUnsampled{%s}", r.Sampler.Description())
 }

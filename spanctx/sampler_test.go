@@ -10,7 +10,7 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 )
 
-// No sampler stands for the one that a provider has without an option.
+// A nil sampler means the provider's default sampler.
 func TestRecordUnsampledOfNone(t *testing.T) {
 	for env, sampled := range map[string]bool{"parentbased_always_on": true, "always_off": false} {
 		t.Setenv("OTEL_TRACES_SAMPLER", env)

@@ -17,33 +17,34 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// Every live span has a cell. Everything that publishes the span for a goroutine names the cell:
-// the goroutine's entry in the goroutine table, the record behind its labels, and the slot of its
-// thread.
+// Every live span has a cell. The goroutine's entry in the goroutine table, the record behind its
+// labels and the slot of its thread all refer to that cell.
 //
-// Start, End and Attach do the same in this order: locate finds out what the calling goroutine is
-// in, they work out what it is in from now on, and publish publishes that.
+// Start, End and Attach follow the same steps: locate finds the position of the calling goroutine,
+// the caller computes the new position, and publish (in Start: begin) stores it in entry, record and
+// slot.
 
-// goroutine is the calling goroutine, and what it is in.
+// goroutine is the state of the calling goroutine.
 type goroutine struct {
 	goruntime.Self
 
-	// position is the span that the goroutine is in. record is that span's as it is published on
-	// this goroutine, nil if there is none at hand.
+	// position names the span that the goroutine is in. record is a record of that span with the
+	// attributes published here, or nil.
 	position wire.Position
 	record   *gorecord.Record
-	// published is the span that the goroutine published last. It may have ended.
+	// published is the span that the goroutine published or inherited last. It may have ended.
 	published cells.Ref
-	// unknown is true if nothing tells what the goroutine is in, although its id is known: it has
-	// published nothing so far, or another goroutine has its entry, and there is no record.
+	// unknown is true if the goroutine id is known, but the position is not: the goroutine owns no
+	// entry in the table (it never published, or another goroutine took the entry), and no record is
+	// installed.
 	unknown bool
-	// user are the user's labels. installed is the record that is installed over them, or nil.
+	// user is the user's label pointer. installed is the record installed in front of it, or nil.
 	user      gorecord.UserLabels
 	installed *gorecord.Record
 }
 
-// locate fills in the calling goroutine, and what it published or inherited last. That span may
-// have ended.
+// locate fills g with the state of the calling goroutine, as it last published or inherited it. The
+// span at that position may have ended.
 func (p *SpanProcessor) locate(g *goroutine) {
 	g.Self = p.runtime.Goroutine()
 	var known bool
@@ -53,8 +54,8 @@ func (p *SpanProcessor) locate(g *goroutine) {
 		g.position, known = p.locateThread()
 	}
 	if p.records {
-		// What the goroutine has published itself comes first: the user may have replaced its
-		// labels, and it may have inherited them.
+		// The entry takes precedence over the record: only the goroutine itself writes the entry,
+		// whereas labels may be inherited or replaced by the user.
 		g.user, g.installed = gorecord.User()
 		if r := g.installed; r != nil && (!known || r.Ref() == g.position.Ref()) {
 			if g.record = r; !known {
@@ -65,18 +66,19 @@ func (p *SpanProcessor) locate(g *goroutine) {
 	g.published, g.unknown = g.position.Ref(), !known && g.Goid != 0
 }
 
-// locateThread is for runtimes whose goroutine ids are not known. The record then says it all.
-// Without records, the goroutine is taken to be in what its thread published last.
+// locateThread is the fallback if this Go runtime's goroutine ids cannot be read. With records, the
+// record alone decides. Without records, locateThread returns the position that the thread published
+// last.
 //
 //go:noinline
-func (p *SpanProcessor) locateThread() (at wire.Position, known bool) {
+func (p *SpanProcessor) locateThread() (position wire.Position, known bool) {
 	if p.records {
 		return 0, false
 	}
 	return p.goroutines.Load(uint64(p.runtime.Self().TID), 0)
 }
 
-// locateLive is locate, and moves the goroutine on if its span has ended.
+// locateLive is locate followed by moveToNearest if the span has ended.
 func (p *SpanProcessor) locateLive(g *goroutine) {
 	p.locate(g)
 	if g.position != 0 && !p.cells.Live(g.position.Ref()) {
@@ -84,26 +86,28 @@ func (p *SpanProcessor) locateLive(g *goroutine) {
 	}
 }
 
-// moveToNearest moves a goroutine whose span has ended to the nearest live ancestor, or to nothing.
+// moveToNearest sets the position of a goroutine whose span has ended to the nearest live ancestor,
+// or to nothing.
 //
 //go:noinline
 func (p *SpanProcessor) moveToNearest(g *goroutine) {
-	now, known := p.cells.Nearest(g.position, g.Goid)
+	nearest, known := p.cells.Nearest(g.position, g.Goid)
 	if !known && g.record != nil {
 		if ancestors, outsider := g.record.Ancestors(); outsider == 0 || outsider != g.Goid {
-			now = p.cells.NearestOf(&ancestors, g.position)
+			nearest = p.cells.NearestOf(&ancestors, g.position)
 		}
 	}
-	g.moveTo(now)
+	g.moveTo(nearest)
 }
 
-// moveTo moves a goroutine to a position, with the record that it had there, if it is known.
-func (g *goroutine) moveTo(at wire.Position) {
+// moveTo sets the position of a goroutine, and looks up its earlier record for that position in the
+// chain of outer records. The record is nil if there is none.
+func (g *goroutine) moveTo(position wire.Position) {
 	outer := g.record.Outer()
-	for outer != nil && outer.Ref() != at.Ref() {
+	for outer != nil && outer.Ref() != position.Ref() {
 		outer = outer.Outer()
 	}
-	g.position, g.record = at, outer
+	g.position, g.record = position, outer
 }
 
 // OnStart publishes the span for the calling goroutine. ctx is the context that the span was
@@ -116,7 +120,7 @@ func (p *SpanProcessor) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
 	var child bool
 	n.Key, n.TraceFlags, child, n.StartUnixNS = sdkspan.Started(s)
 	if n.SpanID == 0 {
-		return // It has ended: a processor before this one did that.
+		return // An earlier processor has ended the span.
 	}
 	if p.profileIDs {
 		s.SetAttributes(profileIDKey.String(s.SpanContext().SpanID().String()))
@@ -124,7 +128,7 @@ func (p *SpanProcessor) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
 	var g goroutine
 	p.locateLive(&g)
 	if p.cells.Is(g.position.Ref(), n.Key) {
-		return // The provider has this processor twice.
+		return // The processor is registered twice.
 	}
 	n.Goid, n.G = g.Goid, uintptr(g.G)
 	n.LocalRootSpanID = n.SpanID
@@ -140,15 +144,15 @@ func (p *SpanProcessor) OnStart(ctx context.Context, s sdktrace.ReadWriteSpan) {
 	record := p.newRecord(&n, attributes, &g)
 	ref := p.begin(&n, record, attributes, &g)
 	if p.threads == nil {
-		p.cells.Barrier(ref) // otherwise claiming a slot was one
+		p.cells.Barrier(ref) // With slots, claiming the slot is the barrier.
 	}
 	if p.stopped.Load() {
 		p.endLate(ref, record)
 	}
 }
 
-// setLineage fills in the local root and the ancestors of a span that starts. Both come from the
-// span of the context that it is started with. If that has ended, they come from its parent.
+// setLineage fills in the local root and the ancestors of a starting span. Both come from the span
+// in the context passed to Start, or from that span's parent if it has ended.
 func (p *SpanProcessor) setLineage(ctx context.Context, s sdktrace.ReadWriteSpan, n *cells.Span, child bool, g *goroutine) {
 	var parent cells.Ref
 	if !child {
@@ -167,8 +171,9 @@ func (p *SpanProcessor) setLineage(ctx context.Context, s sdktrace.ReadWriteSpan
 	p.cells.SetLineage(n, parent, g.position)
 }
 
-// newRootParent returns the nearest live span of a context that a span without parent is started
-// with, or 0. There is one if the option trace.WithNewRoot was given.
+// newRootParent returns the ancestor of a span that has no parent: the span of ctx, or the parent of
+// that span if it has ended. It returns 0 if neither is live. Such a span has an ancestor only with
+// trace.WithNewRoot.
 func (p *SpanProcessor) newRootParent(ctx context.Context) cells.Ref {
 	k, ok := sdkspan.Local(ctx)
 	if !ok {
@@ -182,7 +187,7 @@ func (p *SpanProcessor) newRootParent(ctx context.Context) cells.Ref {
 }
 
 // setEndedParent fills in the local root of a span whose parent, the span of ctx, has ended. It
-// returns the grandparent if that is live, or 0.
+// returns the grandparent if it is live, or 0.
 //
 //go:noinline
 func (p *SpanProcessor) setEndedParent(ctx context.Context, k sdkspan.Key, n *cells.Span) cells.Ref {
@@ -201,8 +206,8 @@ func (p *SpanProcessor) setEndedParent(ctx context.Context, k sdkspan.Key, n *ce
 	return 0
 }
 
-// grandparent returns the span of ctx if it has this key, and the span's own parent if that is live
-// and local.
+// grandparent returns the span of ctx and the ref of that span's parent. parent is nil if the span's
+// key is not k. grandparent is 0 unless it is live and local.
 func (p *SpanProcessor) grandparent(ctx context.Context, k sdkspan.Key) (parent sdktrace.ReadOnlySpan, grandparent cells.Ref) {
 	parent, ok := sdkspan.FromContext(ctx).(sdktrace.ReadOnlySpan)
 	if !ok || sdkspan.Of(parent.SpanContext()) != k {
@@ -214,7 +219,7 @@ func (p *SpanProcessor) grandparent(ctx context.Context, k sdkspan.Key) (parent 
 	return parent, grandparent
 }
 
-// newRecord returns the record of a span that starts, or nil if there are no records.
+// newRecord returns the record of a starting span, or nil if goroutine records are off.
 func (p *SpanProcessor) newRecord(n *cells.Span, attributes *gorecord.Attributes, g *goroutine) *gorecord.Record {
 	if !p.records {
 		return nil
@@ -231,19 +236,18 @@ func (p *SpanProcessor) newRecord(n *cells.Span, attributes *gorecord.Attributes
 	return record
 }
 
-// begin makes a span live, and publishes it for the calling goroutine. It returns 0 if there is no
-// cell for the span.
+// begin makes a span live and publishes it for the calling goroutine. It returns 0 if no cell is
+// available.
 func (p *SpanProcessor) begin(n *cells.Span, record *gorecord.Record, attributes *gorecord.Attributes, g *goroutine) cells.Ref {
-	// Field by field: words that are just stored one by one and then copied as a whole hold
-	// up the processor.
-	var shows ring.Span
-	shows.TraceIDHigh, shows.TraceIDLow, shows.SpanID, shows.TraceFlags = n.TraceIDHigh, n.TraceIDLow, n.SpanID, n.TraceFlags
-	shows.Attributes = attributes.Encoded()
-	thread := goruntime.Pin()
+	// Field by field: copying words as a whole just after storing them one by one stalls the CPU.
+	var slot ring.Span
+	slot.TraceIDHigh, slot.TraceIDLow, slot.SpanID, slot.TraceFlags = n.TraceIDHigh, n.TraceIDLow, n.SpanID, n.TraceFlags
+	slot.Attributes = attributes.Encoded()
+	processor := goruntime.Pin()
 	p.runtime.Renew(&g.Self)
-	ref := p.cells.Reserve(thread)
+	ref := p.cells.Reserve(processor)
 	if ref != 0 {
-		n.TID, shows.Ref = g.TID, uint64(ref)
+		n.TID, slot.Ref = g.TID, uint64(ref)
 		if record != nil {
 			var outsider uint64
 			if n.Outside {
@@ -254,38 +258,38 @@ func (p *SpanProcessor) begin(n *cells.Span, record *gorecord.Record, attributes
 		if record != nil || p.keys.Load() != nil {
 			p.data.set(ref, record, attributes)
 		}
-		p.cells.Commit(thread, ref, n)
+		p.cells.Commit(processor, ref, n)
 		if record != nil {
-			record.Install() // Readers find the cell that it names.
+			record.Install() // after Commit, so that readers find the cell it names
 		}
 		p.cells.SetThread(g.published, g.Goid, 0)
 		p.storePosition(&g.Self, wire.Position(ref))
-		p.threads.Store(uint64(g.TID), &shows, &g.Self)
+		p.threads.Store(uint64(g.TID), &slot, &g.Self)
 	}
 	goruntime.Unpin()
 	return ref
 }
 
-// storePosition stores what the calling goroutine, which is pinned, is in from now on.
-func (p *SpanProcessor) storePosition(self *goruntime.Self, at wire.Position) {
+// storePosition stores the position of the calling goroutine in its entry. The caller is pinned.
+func (p *SpanProcessor) storePosition(self *goruntime.Self, position wire.Position) {
 	if self.Goid != 0 {
-		p.goroutines.Store(self.Goid, self.G, at)
+		p.goroutines.Store(self.Goid, self.G, position)
 	} else if !p.records {
-		p.goroutines.Store(uint64(self.TID), nil, at)
+		p.goroutines.Store(uint64(self.TID), nil, position)
 	}
 }
 
 // endLate ends a span that started while Shutdown ran. Shutdown may have missed the span and
-// replaced the memory of its cell. So endLate ends the record, whatever the cell says.
+// replaced the memory of its cell, so endLate always ends the record.
 func (p *SpanProcessor) endLate(ref cells.Ref, record *gorecord.Record) {
 	if ref != 0 {
 		p.evict(ref)
 	}
-	record.End(p.withdraws(p.profile.wasRunning()))
+	record.End(p.withdrawsLabels(p.profile.wasRunning()))
 }
 
-// OnEnd ends the span for every reader. If the calling goroutine is in it, or in a descendant of it
-// that it has started, OnEnd publishes what the goroutine is in now.
+// OnEnd ends the span for every reader, on whichever goroutine it runs. If the calling goroutine is
+// in the span, or in a descendant that it has started, OnEnd publishes the goroutine's new position.
 func (p *SpanProcessor) OnEnd(s sdktrace.ReadOnlySpan) {
 	if p == nil || s == nil {
 		return
@@ -294,48 +298,48 @@ func (p *SpanProcessor) OnEnd(s sdktrace.ReadOnlySpan) {
 	var g goroutine
 	p.locate(&g)
 	ref := g.position.Ref()
-	here := p.cells.Is(ref, k)
-	if !here {
+	inSpan := p.cells.Is(ref, k)
+	if !inSpan {
 		ref = p.cells.Find(k)
 	}
-	own := p.cells.IsOf(ref, g.Goid)
+	starter := p.cells.IsOf(ref, g.Goid)
 	if ref == 0 || !p.cells.End(ref) {
 		p.leaveEnded(&g)
-		return // It was evicted or never published, or somebody else has just ended it.
+		return // The span was evicted, never published, or just ended by another goroutine.
 	}
-	if g.unknown && own {
-		g.position = wire.Position(ref) // It has started the span, and nothing tells of another one.
+	if g.unknown && starter {
+		g.position = wire.Position(ref) // The goroutine started this span, and no other is known.
 	}
-	// The next span that starts here may take the cell, if nothing needs the span's lineage any more.
+	// The next span on this P may reuse the cell at once if no other goroutine needs the lineage.
 	var warm cells.Ref
-	if here && own && !g.position.Attached() {
+	if inSpan && starter && !g.position.Attached() {
 		warm = ref
 	}
-	now, in := p.cells.Leave(g.position, ref, g.Goid)
-	if in {
-		g.moveTo(now)
+	next, left := p.cells.Leave(g.position, ref, g.Goid)
+	if left {
+		g.moveTo(next)
 	}
 	if base := p.data.record(ref); base != nil {
-		// The kernel is asked for a profile only if that decides.
-		base.End(p.withdraws(p.labels == LabelsUntilEnd && !raceEnabled && p.profile.running(end)))
+		// running may make a system call: ask only if the answer matters.
+		base.End(p.withdrawsLabels(p.labels == LabelsUntilEnd && !raceEnabled && p.profile.running(end)))
 	}
-	if !here {
-		// Some thread's slot still shows the span. Without this, readers would take the slot for
-		// up to date, and show an ancestor.
+	if !inSpan {
+		// A thread's slot still names the span. Unless the cell's thread id is cleared, readers
+		// consider that slot current and report an ancestor.
 		p.cells.SetThread(ref, g.Goid, 0)
 	}
-	if !in {
+	if !left {
 		p.leaveEnded(&g)
 	} else if p.publish(&g, p.attributes(&g), warm) {
-		return // The next span takes the cell, and the place of the span's data.
+		return // The next span reuses the cell, and overwrites the live span data.
 	}
 	p.data.drop(ref)
 	p.cells.Free(ref)
 }
 
-// leaveEnded publishes what the calling goroutine is in, if the span that it published last has
-// ended. If the record that is installed is of a live span, it is a later SpanProcessor's, and
-// leaveEnded does nothing.
+// leaveEnded publishes a new position for the calling goroutine if the span that it published last
+// has ended. It does nothing if a record of a live span is installed: that record belongs to a later
+// SpanProcessor.
 func (p *SpanProcessor) leaveEnded(g *goroutine) {
 	if g.published == 0 || p.cells.Live(g.published) || g.installed != nil && !g.installed.Ended() {
 		return
@@ -344,20 +348,20 @@ func (p *SpanProcessor) leaveEnded(g *goroutine) {
 	p.publish(g, p.attributes(g), 0)
 }
 
-// withdraws reports whether the labels of a span that has ended are withdrawn, given whether the
-// process takes a CPU profile of itself.
-func (p *SpanProcessor) withdraws(profiled bool) bool {
+// withdrawsLabels reports whether to withdraw the labels of an ended span, given whether the process takes
+// a CPU profile of itself.
+func (p *SpanProcessor) withdrawsLabels(profiled bool) bool {
 	return p.labels == LabelsWithdrawn || p.labels == LabelsUntilEnd && !raceEnabled && !profiled
 }
 
-// evict ends a live span to make room, or because all spans end, and takes its record back. It
-// reports whether it did, or somebody else was first. Nothing replaces the span: it is another
-// goroutine's. It may be called while pinned.
+// evict ends a live span and its records, to make room or at Shutdown. It reports false if another
+// goroutine ended the span first. It publishes no other span, because only the goroutines in the span
+// may store their positions. It may be called while pinned.
 func (p *SpanProcessor) evict(ref cells.Ref) bool {
-	record, withdraw := p.data.record(ref), p.withdraws(p.profile.wasRunning())
-	// The span's own End finds it ended from then on, and may return before this does. So the
-	// record is taken back first. A variant that is added from now on finds it ended. One that was
-	// added before is found the second time.
+	record, withdraw := p.data.record(ref), p.withdrawsLabels(p.profile.wasRunning())
+	// End the records before the cell: once the cell has ended, a concurrent OnEnd of the span returns
+	// at once, and no reader may see the span after that. The second record.End finds variants added
+	// before the first one; a variant added later finds that the base record has ended.
 	record.End(withdraw)
 	p.cells.Barrier(ref)
 	record.End(withdraw)
@@ -369,16 +373,16 @@ func (p *SpanProcessor) evict(ref cells.Ref) bool {
 	return true
 }
 
-// isShown reports whether the goroutine that has started a span still runs, and published it last.
-// It may be called while pinned.
-func (p *SpanProcessor) isShown(ref cells.Ref, goid uint64, g uintptr) bool {
-	at, known := p.goroutines.Load(goid, g)
-	return known && at.Ref() == ref && p.runtime.Is(g, goid)
+// isPublished reports whether the goroutine that started a span is still running with that span as its
+// position. It may be called while pinned.
+func (p *SpanProcessor) isPublished(ref cells.Ref, goid uint64, g uintptr) bool {
+	position, known := p.goroutines.Load(goid, g)
+	return known && position.Ref() == ref && p.runtime.Is(g, goid)
 }
 
-// attributes returns the attributes that a goroutine's span is published with, encoded as in OTEP
-// 4947. They are those of the record, or those that the span was started with. If the goroutine has
-// attached the span and lost the record, none are better than wrong ones.
+// attributes returns the attributes to publish with the goroutine's span, encoded as in OTEP 4947:
+// those of its record, or else those that the span was started with. If the goroutine has attached
+// the span and its record is gone, attributes returns none, because Attach may have set others.
 func (p *SpanProcessor) attributes(g *goroutine) []byte {
 	if g.position == 0 || p.keys.Load() == nil {
 		return nil
@@ -392,36 +396,36 @@ func (p *SpanProcessor) attributes(g *goroutine) []byte {
 	return p.data.attributesOf(g.position.Ref())
 }
 
-// publish publishes the position of the calling goroutine, with attributes. It gives the cell of a
-// span of its own that it has ended, or 0, to the P, and reports whether there was room.
-func (p *SpanProcessor) publish(g *goroutine, attributes []byte, ended cells.Ref) (given bool) {
+// publish publishes g.position, with attributes, for the calling goroutine. It also puts the cell of
+// an ended span, unless ended is 0, on the free stack of the P, and reports whether there was room.
+func (p *SpanProcessor) publish(g *goroutine, attributes []byte, ended cells.Ref) (freed bool) {
 	ref := g.position.Ref()
-	// A span that has just ended elsewhere has no ids any more. Its ref says all the same that the
-	// goroutine is not in nothing: readers go on to its ancestors.
-	shows := ring.Span{Ref: uint64(ref)}
+	// IDs returns nothing if the span has just ended elsewhere. The slot still needs the ref: it leads
+	// readers to the ancestors.
+	slot := ring.Span{Ref: uint64(ref)}
 	if k, flags := p.cells.IDs(ref); k.SpanID != 0 {
-		shows.TraceIDHigh, shows.TraceIDLow, shows.SpanID, shows.TraceFlags = k.TraceIDHigh, k.TraceIDLow, k.SpanID, flags
-		shows.Attributes = attributes
+		slot.TraceIDHigh, slot.TraceIDLow, slot.SpanID, slot.TraceFlags = k.TraceIDHigh, k.TraceIDLow, k.SpanID, flags
+		slot.Attributes = attributes
 	}
 	if p.records {
 		p.install(g, attributes)
 	}
-	thread := goruntime.Pin()
+	processor := goruntime.Pin()
 	p.runtime.Renew(&g.Self)
 	if g.published != ref {
 		p.cells.SetThread(g.published, g.Goid, 0)
 	}
 	p.cells.SetThread(ref, g.Goid, g.TID)
 	p.storePosition(&g.Self, g.position)
-	p.threads.Store(uint64(g.TID), &shows, &g.Self)
-	given = ended != 0 && p.cells.FreeWarm(thread, ended)
+	p.threads.Store(uint64(g.TID), &slot, &g.Self)
+	freed = ended != 0 && p.cells.FreeWarm(processor, ended)
 	goruntime.Unpin()
-	return given
+	return freed
 }
 
-// install installs the record of the goroutine's span. It installs another record of that span, with
-// attributes, if there is none at hand, or if the user's labels or the names have changed since that
-// one was made. Without a span it restores the user's labels.
+// install installs the record of the goroutine's span: g.record, or a variant with attributes if
+// g.record is nil or ended, or has outdated user labels or names. If the goroutine is in no span,
+// install restores the user's labels.
 func (p *SpanProcessor) install(g *goroutine, attributes []byte) {
 	record, ref := g.record, g.position.Ref()
 	if ref != 0 && (record == nil || record.Ended() || !record.HasLabels(g.user) || p.names != nil && !record.HasNames(p.cells.Names(ref))) {
@@ -443,15 +447,15 @@ func (p *SpanProcessor) install(g *goroutine, attributes []byte) {
 	}
 }
 
-// variant returns a record of the span of base, with attributes and the user's labels, which goes
-// back to an outer record. nil is any outer record.
+// variant returns a record of the same span as base, with the given attributes, user labels and outer
+// record. If outer is nil, any outer record will do.
 func (p *SpanProcessor) variant(base *gorecord.Record, a *gorecord.Attributes, user gorecord.UserLabels, outer *gorecord.Record) *gorecord.Record {
 	var names gorecord.Names
 	name, endpoint := p.cells.Names(base.Ref())
 	p.names.Set(&names, name, endpoint)
 	record := base.Variant(a, &names, user, outer)
 	if base.Ended() || !p.cells.Live(base.Ref()) {
-		record.End(p.withdraws(p.profile.wasRunning()))
+		record.End(p.withdrawsLabels(p.profile.wasRunning()))
 	}
 	return record
 }

@@ -15,8 +15,8 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// steps are what goroutines do, and what they are in then. A step is a goroutine, 1 if it is left
-// out, what it does, and perhaps what it is in after that:
+// steps are a program in a small language. A step consists of a goroutine (1 if omitted), an operation,
+// and optionally the span that the goroutine must be in afterwards:
 //
 //	+c<p   start span c with the context of p; +c^p as a new root; +c&p with p as a remote parent
 //	-c     end span c
@@ -110,7 +110,7 @@ func (r *steps) step(a *actor, what, name, how, parent string) {
 	})
 }
 
-// isIn reports whether a goroutine is in a span with a local root, by what is published.
+// isIn reports whether carriers publish a span with this local root for a goroutine.
 func (r *steps) isIn(a *actor, span, root string) bool {
 	if root == "" {
 		root = span
@@ -137,7 +137,7 @@ func TestSteps(t *testing.T) {
 		"out of order": "+a +b<a +c<b -b=a -c=a -a= +d +e<d +f<e -d= -f= -e=",
 		"deep":         "+a +b<a +c<b +d<c +e<d +f<e +g<f -g=f/a -e=d/a -a= -f=",
 		"ended twice":  "+a +b<a -b -b=a +c<a -b=c/a -a -a=",
-		// Siblings that overlap are not in each other.
+		// Overlapping siblings are not nested.
 		"siblings here":           "+a +b<a +c<a -b=c/a -c=a +d<a +e<a -e=d/a -d=a -a=",
 		"roots here":              "+a +b -a=b -b= +c +d -d=c -c=",
 		"siblings end elsewhere":  "+a +b<a +c<a +d<a +e<a 2-b=  =e/a 2-c 2-d =e/a 2-e =a -a=",
@@ -189,7 +189,7 @@ func TestSteps(t *testing.T) {
 			t.Run(name+"/"+config, func(t *testing.T) { runSteps(t, serve(t, opts...), text) })
 		}
 	}
-	// What it takes records for.
+	// Cases that need goroutine records.
 	for name, text := range map[string]string{
 		"inherited":               "+a >2 2=a 2+b<a=b/a 2-b=a 3-a 2= 1=",
 		"inherited, ended":        "+a +b<a >2 2=b/a 3-b 2=a 1=a 2+c<a=c/a 2-c=a 1-a 2=",

@@ -21,8 +21,8 @@ import (
 	"github.com/otelctx/otelctx/internal/goruntime"
 )
 
-// A goroutine that was in spans when a SpanProcessor was shut down still has the record of
-// one of them. What that names must not be taken for spans of the next SpanProcessor.
+// A goroutine that was in a span when a SpanProcessor was shut down still has its record, whose refs
+// must not name spans of the next SpanProcessor.
 func TestRecordOfFormerProcessorNamesNoSpan(t *testing.T) {
 	former, err := NewSpanProcessor()
 	require.NoError(t, err)
@@ -52,7 +52,7 @@ func TestRecordOfFormerProcessorNamesNoSpan(t *testing.T) {
 	})
 }
 
-// A span that starts while Shutdown replaces the memory of its cell is taken back too.
+// A span that starts while Shutdown replaces the memory of its cell is withdrawn too.
 func TestSpanThatStartsDuringShutdownIsNotShown(t *testing.T) {
 	for _, replaced := range []bool{false, true} {
 		t.Run(fmt.Sprintf("replaced=%v", replaced), func(t *testing.T) {
@@ -72,8 +72,8 @@ func TestSpanThatStartsDuringShutdownIsNotShown(t *testing.T) {
 	}
 }
 
-// The End of a span that is just being evicted returns at once. So the record is taken back
-// before the span is over.
+// The End of a span that is being evicted returns at once. So the record must be invalidated before the
+// cell ends.
 func TestEvictedRecordIsTakenBackBeforeTheSpanIsOver(t *testing.T) {
 	s := serve(t)
 	apart(func() {
@@ -110,7 +110,7 @@ func TestEvictedRecordIsTakenBackBeforeTheSpanIsOver(t *testing.T) {
 	})
 }
 
-// The End of a span that was evicted shows again what is live around it, to all readers.
+// The End of an evicted span publishes its nearest live ancestor again, for all readers.
 func TestEndOfEvictedSpanShowsTheSpanAround(t *testing.T) {
 	for name, opts := range map[string][]Option{"everything": everything(), "slots": {WithGoroutineRecord(false)}} {
 		t.Run(name, func(t *testing.T) {
@@ -129,8 +129,8 @@ func TestEndOfEvictedSpanShowsTheSpanAround(t *testing.T) {
 	}
 }
 
-// assertPublished checks that slot, entry and record of the calling goroutine show a span themselves,
-// for readers that do not look at ancestors.
+// assertPublished checks that slot, entry and record of the calling goroutine name a span directly, for
+// readers that do not follow ancestors.
 func (s *service) assertPublished(t *testing.T, span trace.Span) {
 	t.Helper()
 	s.assertShows(t, span, span)
@@ -142,8 +142,8 @@ func (s *service) assertPublished(t *testing.T, span trace.Span) {
 	}
 }
 
-// A span that ends after Shutdown leaves none of its labels on the goroutine, whatever labels are
-// kept for. It leaves those of a later SpanProcessor alone.
+// The end of a span after Shutdown removes its labels from the goroutine under any label policy, but not
+// those of a later SpanProcessor.
 func TestEndAfterShutdownRestoresLabels(t *testing.T) {
 	former, err := NewSpanProcessor(WithLabels(LabelsKept))
 	require.NoError(t, err)
@@ -165,7 +165,7 @@ func TestEndAfterShutdownRestoresLabels(t *testing.T) {
 	})
 }
 
-// After a burst of spans no more records are kept than Ps have free cells.
+// After a burst of spans, at most as many records stay in memory as the Ps have free cells.
 func TestRecordsAreNotKeptAfterABurst(t *testing.T) {
 	s := serve(t)
 	kept := 64 * max(runtime.GOMAXPROCS(0), runtime.NumCPU())

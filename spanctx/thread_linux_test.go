@@ -38,7 +38,7 @@ func TestThreadIsFoundThroughItsGoroutine(t *testing.T) {
 				goruntime.Pin()
 				s.p.threads.Store(uint64(tid), new(ring.Span), new(goruntime.Self)) // a slot of zeros
 				goruntime.Unpin()
-				o, err := reader.Open(os.Getpid()) // which does not know the thread yet
+				o, err := reader.Open(os.Getpid()) // a reader that has not seen the thread yet
 				require.NoError(t, err)
 				defer func() { assert.NoError(t, o.Close()) }()
 				threads, err := o.Threads(t.Context())

@@ -1,9 +1,9 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package bubble lets a library keep its long-lived goroutines, timers and channels out of the
-// bubble of a test that runs in testing/synctest. A goroutine that waits for the world
-// outside would otherwise keep the test from ever ending.
+// Package bubble lets a library create its long-lived goroutines, timers and channels outside the
+// testing/synctest bubble of a test. Inside, a goroutine that waits for an outside event would keep
+// the test from ending.
 package bubble
 
 import (
@@ -11,16 +11,16 @@ import (
 	"sync"
 )
 
-// leaving is held by the goroutine that leaves its bubble; left tells it that it may go on. The
-// channel is made outside of any bubble, so both sides may use it.
+// leaving serializes calls of Outside from bubbles. left signals that f has returned; the channel is
+// made outside any bubble, so both sides may use it.
 var (
 	leaving sync.Mutex
 	left    = make(chan struct{})
 )
 
-// Outside calls f and waits for it. In a bubble it calls f on a goroutine outside of it:
-// goroutines that f starts, and channels and timers that f makes, are outside too. Then it runs
-// the garbage collector, since cleanup functions are what runs outside of any bubble.
+// Outside calls f and waits for it. Called in a bubble, it runs f on a goroutine outside, so that
+// goroutines, channels and timers that f creates are outside too. It runs the garbage collector for
+// that, because cleanup functions run outside any bubble.
 func Outside(f func()) {
 	if !In() {
 		f()
@@ -42,11 +42,11 @@ func Outside(f func()) {
 	}
 }
 
-// cleanUp has f called when the garbage collector has run.
+// cleanUp registers f as a cleanup function of an unreachable object.
 //
 //go:noinline
 func cleanUp(f func()) {
-	garbage := new(func()) // with a pointer, so that it shares its memory with nothing
+	garbage := new(func()) // Has a pointer, so that the tiny allocator does not merge it with other objects.
 	runtime.AddCleanup(garbage, func(f func()) {
 		f()
 		left <- struct{}{}

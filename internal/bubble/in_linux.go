@@ -9,8 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// In reports whether the caller runs in a bubble: there the time is not the kernel's, but
-// starts in the year 2000. A clock that is set at this very moment looks the same.
+// In reports whether the caller runs in a bubble, where the clock of package time differs from the
+// kernel's: it starts in the year 2000. In may wrongly report true while the system clock is being
+// set.
 func In() bool {
 	var ts unix.Timespec
 	if unix.ClockGettime(unix.CLOCK_REALTIME, &ts) != nil {

@@ -18,48 +18,48 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// Capacity is how many spans can be live at a time.
+// Capacity is the maximum number of live spans.
 const Capacity = 1 << 16
 
 // Ref names the cell of one span. The zero Ref names nothing.
 type Ref = wire.Ref
 
-// Ancestors are the parent of a span, its grandparent and its great-grandparent, by the context
-// that the span was started with.
+// Ancestors are the parent, grandparent and great-grandparent of a span, according to the context
+// passed to Start.
 type Ancestors = [wire.Ancestors]Ref
 
 const _ = -(wire.Ancestors ^ 3) // All three are spelled out below, and in gorecord.
 
-// Span is what a cell says of its span.
+// Span is the content of a cell.
 type Span struct {
 	sdkspan.Key
 
 	LocalRootSpanID uint64
 	Goid            uint64
 	Ancestors       Ancestors
-	// Outside is whether the goroutine that started the span was in none of its ancestors, and
-	// Before is what it was in.
+	// Outside reports whether the goroutine that started the span was in none of its ancestors.
+	// Before is the position of that goroutine at Start.
 	Outside     bool
 	Before      Position
 	TraceFlags  uint8
 	StartUnixNS uint64
 	G           uintptr
-	// TID is the id of the thread that the goroutine shows the span on.
+	// TID is the id of the thread whose slot publishes the span for that goroutine, 0 if none does.
 	TID uint32
-	// Name and Endpoint are the numbers of its name and of that of its local root.
+	// Name and Endpoint are the numbers of the span's name and of its local root's name.
 	Name, Endpoint uint16
 }
 
-// packNames returns what a cell has of names.
+// packNames returns the word of a cell that holds the numbers of its names.
 func packNames(r Ref, name, endpoint uint16) uint64 {
 	return uint64(name) | uint64(endpoint)<<wire.CellEndpointShift | uint64(r)/wire.RefGeneration<<wire.CellGenerationShift
 }
 
-// Table is the cells of a process. [New] makes one. It is safe for concurrent use.
+// Table holds the cells of a process. [New] makes one. It is safe for concurrent use.
 type Table struct {
 	header *wire.SpansHeader
-	// cells has [Capacity] of them. It is no pointer to an array: to see whether that is nil,
-	// compiled code reads its first word. That would be cell 0, which a processor is writing to.
+	// cells has length [Capacity]. It is not a pointer to an array, because the nil check of such a
+	// pointer reads the first word: that is cell 0, which another CPU may be writing to.
 	cells  []wire.Cell
 	region *vma.Region
 
@@ -67,24 +67,24 @@ type Table struct {
 	shared sharedIndex
 	free   queue
 	hand   atomic.Uint32
-	// limit is how many cells may be used: Capacity, but for tests.
+	// limit is the number of cells that may be used: Capacity, or less in tests.
 	limit uint32
-	// base is the version that a cell without one counts from.
+	// base is the version from which unused cells count.
 	base uint64
 
-	spare func(Ref, uint64, uintptr) bool
-	evict func(Ref) bool
+	isPublished func(Ref, uint64, uintptr) bool
+	evict       func(Ref) bool
 }
 
-// generations is the highest version of any table that was closed. Goroutines may still
-// hold Refs of such a table when the next one comes up. So no table repeats a Ref.
+// generations is the highest version of any closed table. A new table starts above it, so that it
+// never repeats a Ref of a closed table that a goroutine may still hold.
 var generations atomic.Uint64
 
-// lateGenerations is how far the next table stays away from that: spans that start while
-// their table is closed may still use up some.
+// lateGenerations is the distance of the next table from that version: spans that start while their
+// table is being closed may still use some.
 const lateGenerations = 1 << 16 * wire.RefGeneration
 
-// local is what only the goroutine that is pinned to one P stores to.
+// local is the part of the table that belongs to one P: only a goroutine pinned to that P stores to it.
 type local struct {
 	index [localEntries]uint64
 	free  [localFree]uint32
@@ -98,26 +98,26 @@ const (
 	localFree    = 64
 )
 
-// Options are how a table works with what shows its spans.
+// Options connect a table to the code that publishes its spans.
 type Options struct {
-	// Spare reports whether the goroutine with an id and g, which has started the span, still
-	// shows it.
+	// Spare reports whether the goroutine that started the span, given by its id and g, still
+	// publishes it. Such spans are evicted last.
 	Spare func(r Ref, goid uint64, g uintptr) bool
-	// Evict ends a live span to make room, by [Table.End], and takes back what shows it. It reports
-	// whether it did, or somebody else was first. A goroutine that ends the span itself finds it
-	// over. So what readers would believe without asking the cell is best taken back before.
+	// Evict ends a live span by [Table.End] to make room. It reports false if another goroutine ended
+	// the span first. Evict should first withdraw the data that readers use without checking the cell,
+	// because a concurrent End of the span returns as soon as the cell has ended.
 	//
 	// Neither may be nil. Both are called while the caller is pinned.
 	Evict func(Ref) bool
-	// Heap has the cells in memory that no other process finds.
+	// Heap keeps the cells on the heap, where other processes do not find them.
 	Heap bool
 }
 
-// New returns a table without spans. If its memory cannot be mapped the table works all
-// the same, but no other process finds it: err says why.
+// New returns an empty table. If its memory cannot be mapped, New returns an error together with a
+// table on the heap, which works but is not found by other processes.
 func New(o Options) (t *Table, err error) {
 	t = &Table{
-		spare: o.Spare, evict: o.Evict, shared: newSharedIndex(), base: generations.Load(),
+		isPublished: o.Spare, evict: o.Evict, shared: newSharedIndex(), base: generations.Load(),
 		locals: make([]local, max(runtime.GOMAXPROCS(0), runtime.NumCPU())), limit: Capacity,
 	}
 	t.free.init(Capacity)
@@ -133,11 +133,11 @@ func New(o Options) (t *Table, err error) {
 	return t, err
 }
 
-// Address returns where the table's header is.
+// Address returns the address of the table's header.
 func (t *Table) Address() uint64 { return uint64(uintptr(unsafe.Pointer(t.header))) }
 
-// Close withdraws the table from other processes. Its caller has ended the live spans, for cells on
-// the heap keep them. Those that late goroutines still start have no effect.
+// Close withdraws the table from other processes. End all live spans first: cells on the heap would
+// stay live. Spans that are started during or after Close have no effect.
 func (t *Table) Close() error {
 	highest := t.base
 	for i := range t.cells[:t.Used()] {
@@ -152,22 +152,22 @@ func (t *Table) Close() error {
 	return nil
 }
 
-// Used returns how many cells have been used: the indices of all Refs are below.
+// Used returns the number of cells used so far. The index of every Ref is below it.
 func (t *Table) Used() uint32 { return atomic.LoadUint32(&t.header.Used) }
 
 func (t *Table) cell(r Ref) *wire.Cell { return &t.cells[r.Index()%Capacity] }
 
-// Live reports whether the span is not over.
+// Live reports whether the span has not ended.
 func (t *Table) Live(r Ref) bool {
 	return r != 0 && atomic.LoadUint64(&t.cell(r).Version) == uint64(r)
 }
 
-// End ends a span and reports whether this call did: then the caller frees the cell.
+// End ends a span. It reports whether this call ended it; if so, the caller must free the cell.
 func (t *Table) End(r Ref) bool {
 	return r != 0 && atomic.CompareAndSwapUint64(&t.cell(r).Version, uint64(r), uint64(r)|wire.CellOver)
 }
 
-// Is reports whether r names the live span with a key.
+// Is reports whether r names the live span with key k.
 func (t *Table) Is(r Ref, k sdkspan.Key) bool {
 	if r == 0 || k.SpanID == 0 {
 		return false
@@ -177,7 +177,8 @@ func (t *Table) Is(r Ref, k sdkspan.Key) bool {
 		atomic.LoadUint64(&c.TraceIDLow) == k.TraceIDLow && atomic.LoadUint64(&c.Version) == uint64(r)
 }
 
-// Load fills s with what is known of a span, and reports whether that is live.
+// Load fills s with the content of a span's cell, and reports whether the span is live. If it is not,
+// s may be that of another span.
 func (t *Table) Load(r Ref, s *Span) bool {
 	if r == 0 {
 		return false
@@ -197,7 +198,7 @@ func (t *Table) Load(r Ref, s *Span) bool {
 	return atomic.LoadUint64(&c.Version) == uint64(r)
 }
 
-// IDs returns what identifies a span and its trace flags, all 0 if the span is over.
+// IDs returns the key and the trace flags of a span, all 0 if the span has ended.
 func (t *Table) IDs(r Ref) (k sdkspan.Key, traceFlags uint8) {
 	if r == 0 {
 		return sdkspan.Key{}, 0
@@ -211,15 +212,15 @@ func (t *Table) IDs(r Ref) (k sdkspan.Key, traceFlags uint8) {
 	return k, traceFlags
 }
 
-// Names returns the numbers of the names of a span and of its local root, which mean nothing
-// if the span is over.
+// Names returns the numbers of the names of a span and of its local root. They are meaningless if the
+// span has ended.
 func (t *Table) Names(r Ref) (name, endpoint uint16) {
 	names := atomic.LoadUint64(&t.cell(r).Names)
 	return uint16(names), uint16(names >> wire.CellEndpointShift)
 }
 
-// LocalRoot returns the id of the local root of a span and the number of its name, both 0 if
-// the span is over.
+// LocalRoot returns the id of a span's local root and the number of its name, both 0 if the span has
+// ended.
 func (t *Table) LocalRoot(r Ref) (spanID uint64, name uint16) {
 	if r == 0 {
 		return 0, 0
@@ -232,8 +233,8 @@ func (t *Table) LocalRoot(r Ref) (spanID uint64, name uint16) {
 	return spanID, name
 }
 
-// Rename gives a live span the name of this number, and if it is a local root its endpoint.
-// Spans that have that endpoint already keep theirs.
+// Rename sets the name of a live span, and also its endpoint if it is a local root. Existing
+// descendants keep their endpoint.
 func (t *Table) Rename(r Ref, name uint16) {
 	var s Span
 	if !t.Load(r, &s) || s.Name == name {
@@ -243,14 +244,13 @@ func (t *Table) Rename(r Ref, name uint16) {
 	if s.LocalRootSpanID == s.SpanID {
 		endpoint = name
 	}
-	// If the cell is another span's by now, it has another generation. If somebody else has
-	// renamed the span meanwhile, that is as new.
+	// The swap fails if the cell describes another span meanwhile, since the word includes the
+	// generation, or if another goroutine has renamed the span, which is just as good.
 	atomic.CompareAndSwapUint64(&t.cell(r).Names, packNames(r, s.Name, s.Endpoint), packNames(r, name, endpoint))
 }
 
-// Reserve returns a Ref for a span that is about to start, whose cell is the caller's
-// until [Table.Commit], or 0 if there is none. The caller is pinned to the P with this
-// number until then.
+// Reserve returns a Ref for a span that is about to start, or 0 if no cell is available. The caller
+// owns the cell until [Table.Commit], and must be pinned to P number p until then.
 func (t *Table) Reserve(p int) Ref {
 	i, ok := t.takeWarm(p)
 	if !ok {
@@ -263,14 +263,14 @@ func (t *Table) Reserve(p int) Ref {
 		v := atomic.LoadUint64(&c.Version)
 		invariants.Check(v == 0 || v&wire.CellOver != 0 || t.closed(), "a free cell has no live span")
 	}
-	// Generations begin with 1 more than the base, so that no Ref is 0.
+	// Generations start at the base plus 1, so that no Ref is 0.
 	next := max(atomic.LoadUint64(&c.Version), t.base)&^(wire.RefGeneration-1) + wire.RefGeneration + uint64(i)<<wire.RefIndexShift
 	// Readers see the new version before the cell changes.
 	ordered.PutFirst(&c.Version, next|wire.CellOver)
 	return Ref(next)
 }
 
-// Commit has the cell of a reserved Ref describe s, which is live from then on.
+// Commit stores s in the cell of a reserved Ref and makes the span live.
 func (t *Table) Commit(p int, r Ref, s *Span) {
 	c := t.cell(r)
 	if invariants.Enabled {
@@ -300,7 +300,7 @@ func (t *Table) Commit(p int, r Ref, s *Span) {
 	ordered.Put(&c.Names, packNames(r, s.Name, s.Endpoint))
 	ordered.PutLast(&c.Version, uint64(r))
 	if p >= len(t.locals) {
-		t.share(r, s.SpanID) // There are more Ps than there were.
+		t.share(r, s.SpanID) // GOMAXPROCS was raised.
 		return
 	}
 	// From here on Find returns it.
@@ -311,26 +311,26 @@ func (t *Table) Commit(p int, r Ref, s *Span) {
 	ordered.Put(entry, uint64(r))
 }
 
-// Barrier orders a Commit before what the caller looks at next. Any other atomic operation
-// between the two does that too.
+// Barrier orders a Commit before the caller's next loads. Any other atomic read-modify-write operation
+// between the two does so too.
 func (t *Table) Barrier(r Ref) { atomic.AddUint64(&t.cell(r).Version, 0) }
 
-// Free gives back the cell of a span that the caller has ended. The cell describes the span
-// for a while.
+// Free puts the cell of a span that the caller has ended into the shared queue. The cell still
+// describes the span until it is reused.
 func (t *Table) Free(r Ref) {
-	t.checkOver(r)
-	// Pinned: who is in the middle of a push keeps all others from popping.
+	t.checkEnded(r)
+	// Pinned, because a goroutine that is preempted during a push blocks the queue for all others.
 	goruntime.Pin()
 	t.free.push(r.Index())
 	goruntime.Unpin()
 }
 
-// closed reports whether the table is withdrawn, or is about to be. Its memory may be another one
-// then, and not tell which cells are used.
+// closed reports whether the table is withdrawn or is being withdrawn. Its memory may then have been
+// replaced, so that the state of cells is lost.
 func (t *Table) closed() bool { return atomic.LoadUint32(&t.header.Magic) == 0 }
 
-// checkOver checks that a span is over whose cell is given back, for the first time.
-func (t *Table) checkOver(r Ref) {
+// checkEnded checks that a cell is freed once, after its span has ended.
+func (t *Table) checkEnded(r Ref) {
 	if invariants.Enabled {
 		v := atomic.LoadUint64(&t.cell(r).Version)
 		invariants.Check(v == uint64(r)|wire.CellOver || t.closed(), "a cell is given back once, when its span is over")
@@ -346,10 +346,10 @@ func (t *Table) All(f func(Ref)) {
 	}
 }
 
-// SetThread notes on which thread the goroutine with this id shows a span, or with 0 that it
-// shows another one. The slots of threads that it has been on before are out of date then.
-// It does nothing if another goroutine has started the span. The span may be over, as long
-// as its cell is not used for another one. It is called by that goroutine.
+// SetThread stores the thread whose slot publishes a span for the calling goroutine, which has this
+// id, or 0 if the goroutine has published another span. Slots of other threads that name the span are
+// then out of date. SetThread does nothing if another goroutine started the span, or if the cell
+// describes another span. The span may have ended.
 func (t *Table) SetThread(r Ref, goid uint64, tid uint32) {
 	if r == 0 {
 		return
@@ -360,7 +360,7 @@ func (t *Table) SetThread(r Ref, goid uint64, tid uint32) {
 	}
 }
 
-// IsOf reports whether the goroutine with this id has started a live span.
+// IsOf reports whether r names a live span that was started by the goroutine with this id.
 func (t *Table) IsOf(r Ref, goid uint64) bool {
 	return r != 0 && atomic.LoadUint64(&t.cell(r).Goid) == goid && t.Live(r)
 }

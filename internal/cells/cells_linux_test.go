@@ -40,7 +40,7 @@ func TestEmptyTable(t *testing.T) {
 	assert.Zero(t, table.Find(sdkspan.Key{SpanID: 1}))
 }
 
-// A reserved cell shows nothing until it is committed, and nobody else gets it.
+// A reserved cell describes no span until it is committed, and is reserved once.
 func TestReserveShowsNothing(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // warm cells are those of a P
 	table, _ := newTable(t, true, nil)
@@ -64,7 +64,7 @@ func TestReserveShowsNothing(t *testing.T) {
 	assert.Equal(t, map[Ref]bool{r: true}, table.live())
 }
 
-// No Ref names a span that was started after its own, however often the cell is used.
+// A Ref never names a later span in the same cell, however often the cell is reused.
 func TestRefsNeverNameAnotherSpan(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // warm cells are those of a P
 	table, _ := newTable(t, true, nil)
@@ -87,8 +87,7 @@ func TestRefsNeverNameAnotherSpan(t *testing.T) {
 	}
 }
 
-// A table that comes up after another one was closed does not repeat its Refs, which
-// goroutines may still hold.
+// A new table does not repeat the Refs of a closed one, which goroutines may still hold.
 func TestNextTableRepeatsNoRef(t *testing.T) {
 	refs := map[Ref]bool{}
 	for range 3 {
@@ -108,8 +107,7 @@ func TestNextTableRepeatsNoRef(t *testing.T) {
 	}
 }
 
-// A goroutine that is in the middle of a start or an end may find that the table was closed
-// since, and its memory replaced.
+// The table may be closed, and its memory replaced, while a goroutine starts or ends a span.
 func TestLateStartAndEnd(t *testing.T) {
 	table, _ := newTable(t, false, nil)
 	p := goruntime.Pin()
@@ -125,7 +123,7 @@ func TestLateStartAndEnd(t *testing.T) {
 	}
 }
 
-// A span that ends when it is just to be evicted does not give its cell twice.
+// A span that ends while it is being evicted frees its cell once.
 func TestEndedMeanwhileIsNotEvicted(t *testing.T) {
 	var table *Table
 	var asked []Ref
@@ -141,14 +139,14 @@ func TestEndedMeanwhileIsNotEvicted(t *testing.T) {
 	require.NoError(t, err)
 	r := table.start()
 	table.limit = 1
-	table.hand.Store(^uint32(0) - ways + 1)
+	table.hand.Store(^uint32(0) - bucketSize + 1)
 	next := table.start()
 	require.NotZero(t, next)
 	assert.Equal(t, r.Index(), next.Index())
 	assert.Equal(t, []Ref{r}, asked)
 
 	endsMeanwhile = true
-	table.hand.Store(^uint32(0) - ways + 1)
+	table.hand.Store(^uint32(0) - bucketSize + 1)
 	assert.Zero(t, table.start())
 	assert.Equal(t, []Ref{r, next}, asked)
 }
@@ -159,18 +157,18 @@ func TestFreeCellsRest(t *testing.T) {
 	r := table.start()
 	was := spanOf(r)
 	require.True(t, table.end(r, false))
-	for n := range resting - 1 {
+	for n := range minQueued - 1 {
 		require.True(t, table.end(table.start(), false))
 		require.Equal(t, was.Ancestors, table.ancestorsOf(r), "after %d", n)
 	}
-	for range 10 * resting {
+	for range 10 * minQueued {
 		require.True(t, table.end(table.start(), false))
 	}
 	assert.Zero(t, table.ancestorsOf(r))
-	assert.LessOrEqual(t, int(table.Used()), resting+2, "cells are used again")
+	assert.LessOrEqual(t, int(table.Used()), minQueued+2, "cells are used again")
 }
 
-// Two that end a span at the same time do not both free its cell.
+// If two goroutines end a span at the same time, one of them frees its cell.
 func TestOneEndsASpan(t *testing.T) {
 	moreProcessors(t)
 	table, _ := newTable(t, true, nil)
@@ -190,7 +188,7 @@ func TestOneEndsASpan(t *testing.T) {
 	}
 }
 
-// All live spans are found by their ids, whatever the ids are like.
+// All live spans are found by their ids, for any distribution of ids.
 func TestFindWithIDsOfAllKinds(t *testing.T) {
 	random := func(n int) uint64 { return mix(uint64(n) + 1) }
 	for name, id := range map[string]func(n int) uint64{
@@ -223,7 +221,7 @@ func TestFindWithIDsOfAllKinds(t *testing.T) {
 	}
 }
 
-// Spans of one id in two traces are told apart.
+// Find distinguishes spans of two traces that have the same span id.
 func TestFindTellsTracesApart(t *testing.T) {
 	table, _ := newTable(t, true, nil)
 	a := table.start(func(s *Span) { s.SpanID = 7 })
@@ -285,7 +283,7 @@ func TestFindAfterGOMAXPROCSWasRaised(t *testing.T) {
 					return
 				}
 				if !table.end(r, n%2 == 0) {
-					t.Error("somebody else has ended it")
+					t.Error("another goroutine has ended it")
 					return
 				}
 			}
@@ -298,7 +296,7 @@ func TestFindAfterGOMAXPROCSWasRaised(t *testing.T) {
 	done.Wait()
 }
 
-// Spans that never end cost a bounded amount of memory, and those after them are shown.
+// Spans that never end cost a bounded amount of memory, and later spans are published.
 func TestLeakedSpans(t *testing.T) {
 	heap := func() int64 {
 		runtime.GC()
@@ -332,7 +330,7 @@ func TestLeakedSpans(t *testing.T) {
 	assert.Less(t, heap()-before, int64(1<<20))
 	assert.EqualValues(t, Capacity, table.Used())
 	live := table.live()
-	assert.Len(t, evicted.all(t), leaked+shownSpans-len(live), "each one that gave way was taken back")
+	assert.Len(t, evicted.all(t), leaked+shownSpans-len(live), "each evicted span was passed to Evict")
 	assert.Greater(t, len(live), Capacity*9/10)
 	for r := range spared {
 		assert.True(t, live[r], "%#x is shown and was evicted", r)
@@ -360,7 +358,7 @@ func TestLeakedSpans(t *testing.T) {
 	assert.EqualValues(t, table.Used(), len(table.live())+len(table.takeFree(t)), "no cell is lost")
 }
 
-// If their goroutines show all spans, the oldest are evicted nevertheless.
+// If all spans are published by their starters, the oldest are evicted.
 func TestShownSpansAreEvicted(t *testing.T) {
 	table, evicted := newTable(t, true, func(Ref, uint64, uintptr) bool { return true })
 	for range Capacity + 1000 {
@@ -400,7 +398,7 @@ func TestQueue(t *testing.T) {
 	}
 }
 
-// What goroutines push and pop at the same time is neither lost nor there twice.
+// Concurrent push and pop neither lose nor duplicate numbers.
 func TestQueueUnderContention(t *testing.T) {
 	moreProcessors(t)
 	var q queue
@@ -409,7 +407,7 @@ func TestQueueUnderContention(t *testing.T) {
 	q.head.Store(1<<32 - 1000*capacity) // turns begin again while it runs
 	q.tail.Store(1<<32 - 1000*capacity)
 	for n := range uint32(capacity) {
-		q.places[n].turn.Store(uint32(1<<32-1000*capacity) + n)
+		q.entries[n].sequence.Store(uint32(1<<32-1000*capacity) + n)
 		q.push(n)
 	}
 	var held [capacity]atomic.Bool
@@ -447,7 +445,7 @@ func TestQueueUnderContention(t *testing.T) {
 	assert.Len(t, all, capacity)
 }
 
-// What Load says of a span is the span's, while a few cells are used again all the time.
+// Load returns the content of one span, while a few cells are reused all the time.
 func TestLoadUnderFire(t *testing.T) {
 	for _, heap := range []bool{true, false} {
 		moreProcessors(t)
@@ -489,7 +487,7 @@ func TestLoadUnderFire(t *testing.T) {
 	}
 }
 
-// startAndEnd is a child that starts and ends spans all the while.
+// startAndEnd is a child process that starts and ends spans until it is stopped.
 func startAndEnd(p *childproc.Parent) {
 	var table *Table
 	table, err := New(Options{Spare: spareNone, Evict: func(r Ref) bool { return table.End(r) }})
@@ -520,7 +518,7 @@ func startAndEnd(p *childproc.Parent) {
 	p.Receive()
 }
 
-// Another process that reads a cell by the protocol sees a span whole or not at all.
+// Another process that reads a cell by the protocol sees a complete span or none.
 func TestNothingTornFromOutside(t *testing.T) {
 	childproc.NeedReading(t)
 	_, _ = newTable(t, true, nil)
@@ -569,7 +567,7 @@ func TestNothingTornFromOutside(t *testing.T) {
 	}
 }
 
-// The table is found by its name, and by nobody once it is closed.
+// The table is found by its name until it is closed.
 func TestMapping(t *testing.T) {
 	mappings := func() int {
 		found, err := resources.Mappings("OTELCTX_SPANS")
@@ -590,7 +588,7 @@ func TestMapping(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, make([]byte, 4), magic)
 
-	// A goroutine that does not know goes on. What the cells held is gone.
+	// A late goroutine still works, and finds the cells empty.
 	table.End(r)
 	next := table.start()
 	assert.NoError(t, table.checkLive(next))
@@ -598,7 +596,7 @@ func TestMapping(t *testing.T) {
 	require.NoError(t, table.Close(), "again")
 }
 
-// Where nothing can be mapped the table works, and says why nobody else finds it.
+// If nothing can be mapped, the table works, and New returns the reason.
 func TestWithoutMemory(t *testing.T) {
 	if !goruntime.Supported {
 		t.Skip("nothing can be mapped on this platform")

@@ -1,34 +1,32 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cells keeps one cell for each live span of the process, in memory that other
+// Package cells describes each live span of the process in one cell, in memory that other
 // processes read.
 //
-// A span's cell stays at one place for the span's whole life. A [Ref] names the cell, for
-// this one life: a number and a version. Whatever shows the span holds its Ref, and one
-// compare-and-swap of the cell's version ([Table.End]) makes the span over everywhere. So
-// nobody keeps a list of the places that show a span, and a span that never ends costs its
-// cell and nothing else.
+// A span has the same cell from Start to End. A [Ref] names the cell during that time: it
+// consists of the cell's number and a generation. Every place that publishes the span holds its
+// Ref, and one compare-and-swap of the cell's version ([Table.End]) ends the span in all of them.
+// So no list of those places is needed, and a span that never ends costs its cell and nothing else.
 //
-// # Who may do what
+// # Concurrency
 //
-// A goroutine that reserves a cell has it to itself until it commits it. Everybody may
-// read a cell at any time: what was read counts if the version is the same afterwards
-// ([Table.Load]). Everybody may end a span; the one whose compare-and-swap succeeds frees
+// A goroutine that reserves a cell owns it until it commits the cell. Any goroutine may
+// read a cell at any time: the data is valid if the version is the same afterwards
+// ([Table.Load]). Any goroutine may end a span; the one whose compare-and-swap succeeds frees
 // the cell.
 //
-// # Where cells come from
+// # Allocation
 //
-// Each P has a few free cells, last in, first out, since those are in the processor's
-// cache. Other cells go to a queue, first in, first out. So the cell of a span that ended
-// on another goroutine describes that span for a while. When there is no free cell left,
-// the oldest of eight spans is evicted. A span that its own goroutine still shows is
-// spared if another one of the eight is not shown.
+// Each P has a small stack of free cells (last in, first out), which are likely to be in the CPU
+// cache. All other free cells are in a shared queue (first in, first out), so that the cell of a span
+// that ended on another goroutine still describes that span for a while. When no cell is free, the
+// oldest of eight spans is evicted. Spans that are the position of their starter are evicted last.
 //
-// # How a span is found by its id
+// # Lookup by id
 //
-// Each P has a small table of the spans that were started on it, each entry a Ref. A live
-// span whose entry is needed for another one moves to a table that all share.
+// Each P has a small hash table of the spans started on it, whose entries are Refs. When another
+// span needs the entry of a live span, the live span moves to a shared hash table.
 //
-// It does not know on which carriers a span is shown, nor which goroutines are in it.
+// The package does not know which carriers publish a span, nor which goroutines are in it.
 package cells

@@ -10,15 +10,14 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// resting is how many cells are free before the first of them is used again, while there are
-// cells that were never used.
-const resting = 1024
+// minQueued is the number of cells in the free queue before one is reused, as long as there are unused
+// cells.
+const minQueued = 1024
 
-// takeWarm returns the last cell that was given back to a P, to the goroutine that is pinned
-// to it.
+// takeWarm pops a cell from the stack of a P. The caller must be pinned to that P.
 func (t *Table) takeWarm(p int) (uint32, bool) {
 	if p >= len(t.locals) {
-		return 0, false // There are more Ps than there were.
+		return 0, false // GOMAXPROCS was raised.
 	}
 	l := &t.locals[p]
 	n := atomic.LoadUint32(&l.n) - 1
@@ -29,11 +28,11 @@ func (t *Table) takeWarm(p int) (uint32, bool) {
 	return atomic.LoadUint32(&l.free[n]), true
 }
 
-// FreeWarm is Free for a caller that is pinned to the P with this number. The next span
-// that is started on the P uses the cell. FreeWarm returns false, and does nothing, if the P
-// has enough of them.
+// FreeWarm pushes the cell of an ended span on the stack of P number p, to which the caller must be
+// pinned. The next span that is started on the P reuses the cell. FreeWarm does nothing and returns
+// false if the stack is full.
 func (t *Table) FreeWarm(p int, r Ref) bool {
-	t.checkOver(r)
+	t.checkEnded(r)
 	if p >= len(t.locals) {
 		return false
 	}
@@ -47,10 +46,9 @@ func (t *Table) FreeWarm(p int, r Ref) bool {
 	return true
 }
 
-// take returns another free cell: the one that has been free for longest, or one that was
-// never used. If there is none it evicts a span.
+// take returns a cell from the free queue or an unused one. If there is none, it evicts a span.
 func (t *Table) take() (uint32, bool) {
-	if t.free.len() > resting {
+	if t.free.len() > minQueued {
 		if i, ok := t.free.pop(); ok {
 			return i, true
 		}
@@ -71,20 +69,19 @@ func (t *Table) take() (uint32, bool) {
 }
 
 const (
-	// ways is how many spans are compared for one eviction.
-	ways = 8
+	// bucketSize is the number of spans compared for one eviction, and of entries in a bucket.
+	bucketSize = 8
 	// evictAttempts bounds the search for a span to evict.
 	evictAttempts = 16
 )
 
-// evictOldest ends a span so that its cell can be used for another one. It takes the oldest of
-// eight spans that are not shown by the goroutine that has started them. If all that it
-// looks at are shown, it takes the oldest of eight.
+// evictOldest ends the oldest of eight spans and returns its cell. It skips groups of eight in which
+// all spans are still published by their starters, except on the last attempt.
 func (t *Table) evictOldest() (uint32, bool) {
 	for attempt := range evictAttempts {
-		first := t.hand.Add(ways)
+		first := t.hand.Add(bucketSize)
 		victim, least := Ref(0), ^uint64(0)
-		for i := range uint32(ways) {
+		for i := range uint32(bucketSize) {
 			r := Ref(atomic.LoadUint64(&t.cells[(first+i)%Capacity].Version))
 			if r == 0 || r&wire.CellOver != 0 {
 				continue
@@ -93,8 +90,8 @@ func (t *Table) evictOldest() (uint32, bool) {
 				victim, least = r, age
 			}
 		}
-		if least&shown != 0 && attempt < evictAttempts-1 {
-			continue // If all eight are shown there may be others that are not.
+		if least&publishedBit != 0 && attempt < evictAttempts-1 {
+			continue // All eight are published. Try the next eight.
 		}
 		if victim != 0 && t.evict(victim) {
 			return victim.Index(), true
@@ -103,68 +100,67 @@ func (t *Table) evictOldest() (uint32, bool) {
 	return 0, false
 }
 
-// shown in an age makes the span the last to be evicted.
-const shown = 1 << 63
+// publishedBit is a bit of age that makes the span the last to be evicted.
+const publishedBit = 1 << 63
 
-// age returns the order of eviction: the span with the least age goes first. It is the
-// span's start, but spans that the goroutine which has started them still shows come last.
+// age returns the order of eviction: the span with the lowest value goes first. That is the start
+// time, with the bit publishedBit if the goroutine that started the span still publishes it.
 func (t *Table) age(r Ref) uint64 {
 	c := t.cell(r)
-	age := atomic.LoadUint64(&c.Start) &^ shown
-	if t.spare(r, atomic.LoadUint64(&c.Goid), uintptr(atomic.LoadUint64(&c.G))) {
-		age |= shown
+	age := atomic.LoadUint64(&c.Start) &^ publishedBit
+	if t.isPublished(r, atomic.LoadUint64(&c.Goid), uintptr(atomic.LoadUint64(&c.G))) {
+		age |= publishedBit
 	}
 	return age
 }
 
-// queue is a queue of numbers, first in, first out, for any number of goroutines. It is
-// Dmitry Vyukov's bounded queue: the turn of a place says whether it is empty or full for
-// whoever comes next.
+// queue is a bounded FIFO queue of numbers for concurrent producers and consumers, after Dmitry
+// Vyukov. The sequence of an entry tells whether the entry is empty or full.
 type queue struct {
-	places     []place
+	entries    []queueEntry
 	head, tail atomic.Uint64
 }
 
-type place struct{ turn, number atomic.Uint32 }
+type queueEntry struct{ sequence, number atomic.Uint32 }
 
 func (q *queue) init(capacity int) {
-	q.places = make([]place, capacity)
-	for i := range q.places {
-		q.places[i].turn.Store(uint32(i))
+	q.entries = make([]queueEntry, capacity)
+	for i := range q.entries {
+		q.entries[i].sequence.Store(uint32(i))
 	}
 }
 
-// len returns how many numbers there are, about.
+// len returns the approximate length.
 func (q *queue) len() uint64 { return q.tail.Load() - q.head.Load() }
 
-// push adds a number. There is always room for one: the numbers are those of cells, none
-// is there twice, and the queue has a place for each.
+// push adds a number. The queue cannot overflow: it has an entry for each cell number, and no number is
+// in it twice.
 func (q *queue) push(number uint32) {
 	for {
-		at := q.tail.Load()
-		p := &q.places[at%uint64(len(q.places))]
-		if p.turn.Load() == uint32(at) && q.tail.CompareAndSwap(at, at+1) {
+		tail := q.tail.Load()
+		p := &q.entries[tail%uint64(len(q.entries))]
+		if p.sequence.Load() == uint32(tail) && q.tail.CompareAndSwap(tail, tail+1) {
 			p.number.Store(number)
-			p.turn.Store(uint32(at) + 1)
+			p.sequence.Store(uint32(tail) + 1)
 			return
 		}
 	}
 }
 
-// pop returns the number that was added first, and whether there is one.
+// pop returns the oldest number, and false if the queue is empty.
 func (q *queue) pop() (uint32, bool) {
 	for {
-		at := q.head.Load()
-		p := &q.places[at%uint64(len(q.places))]
-		if turn := p.turn.Load(); turn != uint32(at)+1 {
-			if q.head.Load() == at {
-				return 0, false // it is empty, or the next number is still being added
+		head := q.head.Load()
+		p := &q.entries[head%uint64(len(q.entries))]
+		if sequence := p.sequence.Load(); sequence != uint32(head)+1 {
+			if q.head.Load() == head {
+				return 0, false // It is empty, or the next number is still being added.
 			}
 			continue
 		}
-		if q.head.CompareAndSwap(at, at+1) {
+		if q.head.CompareAndSwap(head, head+1) {
 			number := p.number.Load()
-			p.turn.Store(uint32(at) + uint32(len(q.places)))
+			p.sequence.Store(uint32(head) + uint32(len(q.entries)))
 			return number, true
 		}
 	}

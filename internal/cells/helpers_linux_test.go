@@ -21,8 +21,8 @@ func TestMain(m *testing.M) {
 	childproc.Main(m, map[string]func(*childproc.Parent){"start and end spans": startAndEnd})
 }
 
-// evicted collects the spans that a table takes back. It is told of them by pinned
-// goroutines, which may neither allocate nor wait.
+// evicted collects the spans that a table evicts. Pinned goroutines add to it, so it neither
+// allocates nor waits.
 type evicted struct {
 	n    atomic.Int64
 	refs [1 << 18]Ref
@@ -76,9 +76,9 @@ func mix(x uint64) uint64 {
 	return x ^ x>>31
 }
 
-// spanOf returns the span that tests start in a cell. All of it follows from the Ref, so
-// a goroutine that knows the Ref knows what the cell must hold. The goroutines are two, as the next
-// span in a cell is often the same goroutine's.
+// spanOf returns the span that tests start in a cell. It is a function of the Ref, so a goroutine
+// that has the Ref can compute the expected content of the cell. There are two goroutine ids, since
+// consecutive spans in a cell often have the same.
 func spanOf(r Ref) Span {
 	x := uint64(r)
 	return Span{
@@ -91,8 +91,7 @@ func spanOf(r Ref) Span {
 	}
 }
 
-// start starts the span that spanOf describes, if there is a cell for it, and change may
-// say otherwise.
+// start starts the span that spanOf describes, modified by change, if a cell is available.
 func (t *Table) start(change ...func(*Span)) Ref {
 	p := goruntime.Pin()
 	defer goruntime.Unpin()
@@ -118,12 +117,12 @@ func (t *Table) end(r Ref, warm bool) bool {
 	if !t.End(r) {
 		return false
 	}
-	t.giveBack(r, warm)
+	t.freeCell(r, warm)
 	return true
 }
 
-// giveBack gives back the cell of a span that is over.
-func (t *Table) giveBack(r Ref, warm bool) {
+// freeCell frees the cell of an ended span.
+func (t *Table) freeCell(r Ref, warm bool) {
 	p := goruntime.Pin()
 	again := warm && t.FreeWarm(p, r)
 	goruntime.Unpin()
@@ -141,14 +140,14 @@ func rounds(usually, all int) int {
 	return n
 }
 
-// moreProcessors has the kernel switch between goroutines, as well as the scheduler.
+// moreProcessors makes the kernel switch between goroutines too, not only the scheduler.
 func moreProcessors(t *testing.T) {
 	t.Helper()
 	old := runtime.GOMAXPROCS(max(8, runtime.NumCPU()))
 	t.Cleanup(func() { runtime.GOMAXPROCS(old) })
 }
 
-// ancestorsOf returns the ancestors of a span, zeros if its cell is another one's.
+// ancestorsOf returns the ancestors of a span, zeros if its cell was reused.
 func (t *Table) ancestorsOf(r Ref) Ancestors {
 	var l lineage
 	if !t.lineage(r, &l) {
@@ -164,7 +163,7 @@ func (t *Table) live() map[Ref]bool {
 	return all
 }
 
-// takeFree returns the cells that are free, and fails the test if one is there twice.
+// takeFree returns the free cells, and fails the test on duplicates.
 func (t *Table) takeFree(tb testing.TB) map[uint32]bool {
 	tb.Helper()
 	free := map[uint32]bool{}

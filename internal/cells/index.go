@@ -10,21 +10,21 @@ import (
 	"github.com/otelctx/otelctx/internal/sdkspan"
 )
 
-// hash spreads an id, all of whose bits count, over so many bits. Ids are random, as W3C
-// asks; multiplying serves generators that count.
+// hash returns a hash of id with this number of bits, to which all bits of id contribute. W3C ids are
+// random; the multiplication is for generators that count.
 func hash(id uint64, size uint) uint64 { return id * 0x9E3779B97F4A7C15 >> (64 - size) }
 
-// Find returns the live span with a key, or 0.
+// Find returns the live span with key k, or 0.
 func (t *Table) Find(k sdkspan.Key) Ref {
 	p := goruntime.Pin()
 	goruntime.Unpin()
 	h := hash(k.SpanID, localBits)
-	for i := range t.locals { // the own P's first
+	for i := range t.locals { // this P first
 		if r := Ref(atomic.LoadUint64(&t.locals[(p+i)%len(t.locals)].index[h])); t.Is(r, k) {
 			return r
 		}
 	}
-	// A span may have moved there while the others were looked at.
+	// Search the shared index last: a span may have moved there meanwhile.
 	b := t.shared.bucket(k.SpanID)
 	for i := range b {
 		if r := Ref(b[i].Load()); t.Is(r, k) {
@@ -34,15 +34,15 @@ func (t *Table) Find(k sdkspan.Key) Ref {
 	return 0
 }
 
-// sharedIndex has the spans that are not in the table of the P that started them, in
-// buckets of [ways]. It has room for twice as many as there are cells.
+// sharedIndex finds the spans that are not in the index of the P that started them. It has buckets of
+// bucketSize entries, in total twice as many as there are cells.
 type sharedIndex []bucket
 
-type bucket [ways]atomic.Uint64
+type bucket [bucketSize]atomic.Uint64
 
 const sharedBits = 14
 
-const _ = -(1<<sharedBits*ways ^ 2*Capacity)
+const _ = -(1<<sharedBits*bucketSize ^ 2*Capacity)
 
 func newSharedIndex() sharedIndex { return make(sharedIndex, 1<<sharedBits) }
 
@@ -66,7 +66,7 @@ func (t *Table) share(r Ref, id uint64) {
 				oldest, least = old, age
 			}
 		}
-		// The entry may be another span's by now. Evict the one whose age was compared.
+		// The entry may have changed. Evict the span whose age was compared.
 		if oldest != 0 && t.evict(oldest) {
 			t.free.push(oldest.Index())
 		}

@@ -13,7 +13,7 @@ import (
 	"github.com/otelctx/otelctx/internal/invariants"
 )
 
-// What must not be done to a table is noticed by programs that check invariants.
+// With invariants enabled, misuse of a table panics.
 func TestInvariants(t *testing.T) {
 	if !invariants.Enabled {
 		t.Skip("not built with -race, nor with the tag invariants")

@@ -9,11 +9,11 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// Position is what a goroutine is in.
+// Position names the span that a goroutine is in, and whether it is there by Attach.
 type Position = wire.Position
 
-// lineage is what a cell says about where goroutines go when its span ends. It holds also
-// after the end, until the cell is used for another span.
+// lineage is the part of a cell that determines where goroutines go when its span ends. It stays valid
+// after the end until the cell is reused.
 type lineage struct {
 	goid      uint64
 	ancestors Ancestors
@@ -21,7 +21,7 @@ type lineage struct {
 	before    Position
 }
 
-// lineage fills l, and reports false if the cell is another span's by now.
+// lineage fills l, and reports false if the cell was reused for another span.
 func (t *Table) lineage(r Ref, l *lineage) bool {
 	if r == 0 {
 		return false
@@ -35,15 +35,15 @@ func (t *Table) lineage(r Ref, l *lineage) bool {
 	return t.describes(c, r)
 }
 
-// describes reports whether a cell still describes the span that r names, live or not.
+// describes reports whether a cell still describes the span named by r, live or ended.
 func (t *Table) describes(c *wire.Cell, r Ref) bool {
 	return atomic.LoadUint64(&c.Version)&^wire.CellOver == uint64(r)
 }
 
-// SetLineage fills in the ancestors of a span that a goroutine at a position starts. parent is
-// the nearest live span of the context that the span is started with, or 0.
-func (t *Table) SetLineage(s *Span, parent Ref, at Position) {
-	s.Before = at
+// SetLineage fills in the lineage of a span that is being started by a goroutine at a position. parent
+// is the nearest live span of the context passed to Start, or 0.
+func (t *Table) SetLineage(s *Span, parent Ref, position Position) {
+	s.Before = position
 	if parent == 0 {
 		return
 	}
@@ -53,21 +53,21 @@ func (t *Table) SetLineage(s *Span, parent Ref, at Position) {
 	if t.describes(c, parent) {
 		s.Ancestors[1], s.Ancestors[2] = first, second
 	}
-	if at.Ref() != parent {
-		s.Outside = t.outside(&s.Ancestors, at)
+	if position.Ref() != parent {
+		s.Outside = t.isOutside(&s.Ancestors, position)
 	}
 }
 
-// outside reports whether a goroutine at a position is in none of the spans with these refs. It
-// is in a span if its position is that span, or has it for an ancestor that the goroutine was in.
+// isOutside reports whether a goroutine at a position is in none of spans. It is in a span if the span
+// is its position, or is an ancestor of its position that the goroutine was in as well.
 //
 //go:noinline
-func (t *Table) outside(spans *Ancestors, at Position) bool {
+func (t *Table) isOutside(spans *Ancestors, position Position) bool {
 	var l lineage
-	if contains(spans, at.Ref()) {
+	if contains(spans, position.Ref()) {
 		return false
 	}
-	if !t.lineage(at.Ref(), &l) || l.outside {
+	if !t.lineage(position.Ref(), &l) || l.outside {
 		return true
 	}
 	for _, r := range l.ancestors {
@@ -82,96 +82,96 @@ func contains(refs *Ancestors, r Ref) bool {
 	return r != 0 && (refs[0] == r || refs[1] == r || refs[2] == r)
 }
 
-// Nearest returns where a goroutine at a position is now. That is the position itself while its
-// span is live, and then the nearest live ancestor, or nothing. known is false if the cell is
-// another span's by now.
-func (t *Table) Nearest(at Position, goid uint64) (now Position, known bool) {
-	if at == 0 || t.Live(at.Ref()) {
-		return at, true
+// Nearest returns the current position of a goroutine that was at a position: the same one while its
+// span is live, otherwise the nearest live ancestor, or 0. known is false if the cell was reused for
+// another span.
+func (t *Table) Nearest(position Position, goid uint64) (next Position, known bool) {
+	if position == 0 || t.Live(position.Ref()) {
+		return position, true
 	}
 	var l lineage
-	if !t.lineage(at.Ref(), &l) {
+	if !t.lineage(position.Ref(), &l) {
 		return 0, false
 	}
-	own := l.goid == goid
-	if own && l.outside {
+	starter := l.goid == goid
+	if starter && l.outside {
 		return 0, true
 	}
-	now = t.NearestOf(&l.ancestors, at)
-	if own && !at.Attached() && now.Ref() == l.before.Ref() {
-		now = l.before // The goroutine may have attached that span.
+	next = t.NearestOf(&l.ancestors, position)
+	if starter && !position.Attached() && next.Ref() == l.before.Ref() {
+		next = l.before // before includes the attached bit.
 	}
-	return now, true
+	return next, true
 }
 
-// NearestOf returns the position of a goroutine that goes from a span to the first live one of
-// the span's ancestors, or to nothing.
-func (t *Table) NearestOf(ancestors *Ancestors, from Position) Position {
+// NearestOf returns the first live ancestor as the position of a goroutine that leaves the span at its
+// position, or 0 if no ancestor is live.
+func (t *Table) NearestOf(ancestors *Ancestors, position Position) Position {
 	for _, r := range ancestors {
 		if t.Live(r) {
-			return from.Moved(r)
+			return position.Moved(r)
 		}
 	}
 	return 0
 }
 
-// Leave returns the position of a goroutine that has just ended a span, and whether it was in
-// that span or in a descendant of it that it has started.
-func (t *Table) Leave(at Position, span Ref, goid uint64) (now Position, in bool) {
+// Leave returns the new position of a goroutine that has just ended a span, and whether the goroutine
+// was in that span or in a descendant of it that it had started.
+func (t *Table) Leave(position Position, span Ref, goid uint64) (next Position, left bool) {
 	const maxDepth = 64
 	var l, ended lineage
 	t.lineage(span, &ended)
 	for range maxDepth {
-		if at.Ref() == span {
-			return t.leaveEnded(at, &ended, goid), true
+		if position.Ref() == span {
+			return t.leaveEnded(position, &ended, goid), true
 		}
-		if at == 0 || at.Attached() || !t.lineage(at.Ref(), &l) || l.goid != goid {
+		if position == 0 || position.Attached() || !t.lineage(position.Ref(), &l) || l.goid != goid {
 			break
 		}
 		within, known := t.descends(l.ancestors, span)
 		if !known {
-			return 0, true // It may have left the span that it is shown in.
+			return 0, true // It may be in a descendant of span. Missing is better than wrong.
 		}
 		if !within {
 			break
 		}
-		in = true
-		if at = l.before; at != 0 && !t.describes(t.cell(at.Ref()), at.Ref()) {
-			at = Position(span) // Nothing tells how it got here.
+		left = true
+		if position = l.before; position != 0 && !t.describes(t.cell(position.Ref()), position.Ref()) {
+			position = Position(span) // The cell of before was reused: continue with rule 3 from span.
 		}
 	}
-	now, _ = t.Nearest(at, goid)
-	return now, in
+	next, _ = t.Nearest(position, goid)
+	return next, left
 }
 
-// leaveEnded returns the position of a goroutine that ends the span it is in. A span that it has
-// started gives way to what the goroutine was in before. Any other span, and one that it has
-// attached, gives way to the nearest live ancestor.
-func (t *Table) leaveEnded(at Position, l *lineage, goid uint64) Position {
-	own := l.goid == goid
-	if own && !at.Attached() {
-		if now, known := t.Nearest(l.before, goid); known {
-			return now
+// leaveEnded returns the new position of a goroutine that has ended the span it is in. If it started
+// the span and did not attach it, it returns to its position before Start. Otherwise it moves to the
+// nearest live ancestor.
+func (t *Table) leaveEnded(position Position, l *lineage, goid uint64) Position {
+	starter := l.goid == goid
+	if starter && !position.Attached() {
+		if next, known := t.Nearest(l.before, goid); known {
+			return next
 		}
 	}
-	if own && l.outside {
+	if starter && l.outside {
 		return 0
 	}
-	return t.NearestOf(&l.ancestors, at)
+	return t.NearestOf(&l.ancestors, position)
 }
 
 // descends reports whether a span with these ancestors is a descendant of another span. known is
-// false if the cells between the two are used for other spans by now.
-func (t *Table) descends(ancestors Ancestors, of Ref) (is, known bool) {
+// false if cells between the two were reused.
+func (t *Table) descends(ancestors Ancestors, other Ref) (is, known bool) {
 	const maxDepth, outermost = 64, len(ancestors) - 1
 	for range maxDepth {
-		if contains(&ancestors, of) {
+		if contains(&ancestors, other) {
 			return true, true
 		}
 		if ancestors[outermost] == 0 {
 			return false, true
 		}
-		// Go on from the outermost ancestor whose cell still names its own.
+		// Continue with the outermost ancestor whose cell still describes it.
 		var l lineage
 		i := outermost
 		for i >= 0 && !t.lineage(ancestors[i], &l) {

@@ -19,9 +19,8 @@ import (
 
 var seed = flag.Uint64("seed", 0, "seed of TestModel; 0 is a random one")
 
-// TestModel has goroutines start, end, look for and hand over spans at random. It compares
-// each answer of the table with a map of the spans that each goroutine has. What a
-// goroutine does follows from the seed.
+// TestModel runs goroutines that start, end, look up and hand over spans at random, determined by the
+// seed. It compares each answer of the table with a map of the spans of each goroutine.
 func TestModel(t *testing.T) {
 	for _, tt := range []struct {
 		workers int
@@ -74,7 +73,7 @@ func TestModel(t *testing.T) {
 	}
 }
 
-// maxLive is how many spans a goroutine of the model has at most.
+// maxLive is the maximum number of live spans per goroutine of the model.
 const maxLive = 500
 
 type model struct {
@@ -87,7 +86,7 @@ type modelWorker struct {
 	*model
 
 	random *rand.Rand
-	// live are the spans that nobody else ends, dead some that have ended.
+	// live are the spans that only this goroutine ends, dead some that have ended.
 	live, dead []Ref
 }
 
@@ -110,7 +109,7 @@ func (w *modelWorker) step() error {
 		if e := w.table.ancestorsOf(r); e != want.Ancestors {
 			return fmt.Errorf("%#x, which is over and not free, is within %x", r, e)
 		}
-		w.table.giveBack(r, w.random.IntN(2) != 0)
+		w.table.freeCell(r, w.random.IntN(2) != 0)
 		if len(w.dead) < maxLive {
 			w.dead = append(w.dead, r)
 		} else {
@@ -137,7 +136,7 @@ func (w *modelWorker) step() error {
 	return nil
 }
 
-// checkLive returns what is wrong with the answers about a span that is live.
+// checkLive returns an error if the table gives a wrong answer about a live span.
 func (t *Table) checkLive(r Ref) error {
 	want, got := spanOf(r), Span{}
 	k := want.Key
@@ -160,7 +159,7 @@ func (t *Table) checkLive(r Ref) error {
 	return nil
 }
 
-// checkDead returns what is wrong with the answers about a span that is over.
+// checkDead returns an error if the table gives a wrong answer about an ended span.
 func (t *Table) checkDead(r Ref) error {
 	was, got := spanOf(r), Span{}
 	k := was.Key
@@ -173,7 +172,7 @@ func (t *Table) checkDead(r Ref) error {
 			return fmt.Errorf("%#x is over: wrong answer of %s", r, what)
 		}
 	}
-	// What it was in is known until the cell is used again, and then nothing.
+	// Its ancestors are known until the cell is reused.
 	if e := t.ancestorsOf(r); e != was.Ancestors && e != (Ancestors{}) {
 		return fmt.Errorf("%#x, which is over, is within %x", r, e)
 	}

@@ -1,12 +1,12 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package environment is the one place that knows the environment variables by which
-// operators decide what otelctx does. It has their names, their descriptions, and how
-// their values are read. The table in docs/no-code.md is made of [All].
+// Package environment reads the environment variables by which operators configure otelctx. It has
+// their names and descriptions, and parses their values. The table in docs/no-code.md is generated
+// from [All].
 //
-// An invalid value is reported to [otel.Handle] once in the life of the process, however
-// many providers read it, and counts as not set.
+// An invalid value is reported to [otel.Handle] once per process, however many providers read it, and
+// otherwise ignored.
 //
-// It does not know what otelctx does with a value.
+// The package does not know what otelctx does with a value.
 package environment

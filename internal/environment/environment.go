@@ -17,11 +17,11 @@ import (
 // Variable is an environment variable.
 type Variable struct {
 	Name string
-	// Values are those it may have, and Default is what it is if not set.
+	// Values describes the valid values, and Default the value if the variable is not set.
 	Values, Default string
-	// Does says what it decides.
+	// Does describes the effect.
 	Does string
-	// Option is what overrides it in code.
+	// Option is the option that overrides the variable in code.
 	Option string
 }
 
@@ -104,10 +104,10 @@ func All() []Variable {
 	}
 }
 
-// text returns the value without spaces around it; "" is not set.
+// text returns the value without surrounding spaces, "" if the variable is not set.
 func (v Variable) text() string { return strings.TrimSpace(os.Getenv(v.Name)) }
 
-// Bool reports whether v is true. It is false if it is not set.
+// Bool reports whether v is set to true.
 func (v Variable) Bool() bool {
 	text := v.text()
 	if text == "" {
@@ -120,7 +120,7 @@ func (v Variable) Bool() bool {
 	return is && err == nil
 }
 
-// Int returns the number that v is, if it is set and valid allows it.
+// Int returns the value of v as a number. ok is false if v is not set or invalid.
 func (v Variable) Int(valid func(int) bool) (n int, ok bool) {
 	text := v.text()
 	if text == "" {
@@ -134,7 +134,7 @@ func (v Variable) Int(valid func(int) bool) (n int, ok bool) {
 	return n, true
 }
 
-// Choice returns which of names v is, if it is one of them.
+// Choice returns the index in names of the value of v. ok is false if v is not set or invalid.
 func (v Variable) Choice(names ...string) (index int, ok bool) {
 	text := v.text()
 	if text == "" {
@@ -147,7 +147,8 @@ func (v Variable) Choice(names ...string) (index int, ok bool) {
 	return index, true
 }
 
-// List returns what v has between commas, without spaces around it and without what is empty.
+// List splits the value of v at commas, and returns the parts without surrounding spaces. It omits
+// empty parts.
 func (v Variable) List() (list []string) {
 	for part := range strings.SplitSeq(v.text(), ",") {
 		if part = strings.TrimSpace(part); part != "" {
@@ -157,8 +158,8 @@ func (v Variable) List() (list []string) {
 	return list
 }
 
-// Members returns which of names are in v, and reports what else is. If v has neither one of them
-// nor "none", it counts as not set, and Members returns all names.
+// Members returns the members of v that are in names, and reports all others. If v has no valid member
+// and is not "none", it counts as not set, and Members returns all names.
 func (v Variable) Members(names ...string) (members []string) {
 	set := false
 	for _, member := range v.List() {
@@ -177,25 +178,25 @@ func (v Variable) Members(names ...string) (members []string) {
 	return members
 }
 
-// Unknown reports a member of a list that is none of v's values.
+// Unknown reports an invalid member of a list.
 func (v Variable) Unknown(member string) {
 	report(fmt.Errorf("%s: %q is none of %s", v.Name, member, v.Values))
 }
 
-// invalid reports a value that v may not have.
+// invalid reports an invalid value.
 func (v Variable) invalid(text string) {
 	report(fmt.Errorf("%s=%q is not valid: want %s; taken as not set", v.Name, text, v.Values))
 }
 
-// reported are the texts of the errors that have been reported.
+// reported holds the texts of reported errors.
 var reported sync.Map
 
-// report sends an error to [otel.Handle], the first time in the life of the process.
+// report sends an error to [otel.Handle] once per process.
 func report(err error) {
 	if _, again := reported.LoadOrStore(err.Error(), true); !again {
 		otel.Handle(err)
 	}
 }
 
-// Forget has everything be reported once more, for tests.
+// Forget clears the record of reported errors, for tests.
 func Forget() { reported.Clear() }

@@ -23,7 +23,7 @@ var update = flag.Bool("update", false, "write the table in docs/no-code.md anew
 
 var root = filepath.Join("..", "..")
 
-// The table for operators is made of the code.
+// The table in docs/no-code.md is generated from All.
 func TestTable(t *testing.T) {
 	var table strings.Builder
 	table.WriteString("<!-- table: environment, written by go test ./internal/environment -update -->\n")
@@ -46,8 +46,8 @@ func TestTable(t *testing.T) {
 	assert.Equal(t, table.String(), string(text[found[0]:found[1]]), "go test ./internal/environment -update")
 }
 
-// No variable that starts with the prefix is read anywhere but here. Names of mappings and
-// variables of tests start with it too.
+// Variables with the prefix OTELCTX_ are read only in this package. Names of mappings and variables of
+// tests have the same prefix.
 func TestOneOwner(t *testing.T) {
 	others := regexp.MustCompile(`^OTELCTX_(TEST_.*|APM|SPANS|NAMES|THREADLOCAL|G?SLOTS)$`)
 	known := map[string]bool{}
@@ -133,7 +133,7 @@ func TestList(t *testing.T) {
 	assert.Empty(t, variable.List())
 }
 
-// Only a value with something valid in it counts.
+// A value counts only if it has a valid member.
 func TestMembers(t *testing.T) {
 	handled(t)
 	for value, want := range map[string][]string{
@@ -144,7 +144,7 @@ func TestMembers(t *testing.T) {
 	}
 }
 
-// What many providers read is reported once, and each member of a list by itself.
+// An error is reported once, and each invalid member of a list separately.
 func TestReportedOnce(t *testing.T) {
 	errs := handled(t)
 	variable.Unknown("x")

@@ -10,35 +10,34 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// Attribute is an attribute that is shown with a span.
+// Attribute is an attribute that is published with a span.
 type Attribute struct {
-	// Index is the key's in the key map, Key the key itself.
+	// Index is the index of Key in the key map.
 	Index      uint8
 	Key, Value string
 }
 
-// Attributes are what records show with a span, ready to be copied there. They never
-// change and are shared by all spans with the same ones. nil is none.
+// Attributes are the encoded attributes of a span, ready to be copied into records. They are
+// immutable and may be shared by spans. nil means none.
 type Attributes struct {
-	// encoded is as OTEP 4947 has it. Its capacity is at least shortAttributes.
+	// encoded is the encoding of OTEP 4947. Its capacity is at least shortAttributes.
 	encoded []byte
-	// labels are those attributes that are labels too, in their order.
+	// labels are the attributes that are also labels, in order.
 	labels []goruntime.Label
 }
 
 const (
-	// maxEncoded is for how many bytes of attributes there is room.
+	// maxEncoded is the maximum size of the encoded attributes.
 	maxEncoded = wire.MaxThreadContextRecord - wire.ThreadContextRecordSize
-	// maxValue is the size of a value at most, whose size is a byte.
+	// maxValue is the maximum size of a value: the size is encoded as a byte.
 	maxValue = 255
-	// Profilers read so many labels, with keys and values of so many bytes.
+	// The limits of profilers: the number of labels, and the sizes of their keys and values in bytes.
 	maxLabels, maxLabelKey, maxLabelValue = 10, 15, 47
 )
 
-// NewAttributes returns attributes as records show them, or nil if that is none. They are
-// shown in their order while there is room: 612 bytes in all, and at most 8 as labels.
-// Labels have keys of at most 15 bytes, other than ours. Values are cut, see [Cut], to 255
-// bytes and as labels to 47.
+// NewAttributes encodes attributes in order, as far as 612 bytes allow, and returns nil if there are
+// none. At most 8 of them are labels: those with keys of at most 15 bytes other than trace_id and
+// span_id. Values are cut to 255 bytes, as labels to 47 (see [Cut]).
 func NewAttributes(attributes []Attribute) *Attributes {
 	a := &Attributes{encoded: make([]byte, 0, maxEncoded)}
 	for _, attribute := range attributes {
@@ -47,20 +46,20 @@ func NewAttributes(attributes []Attribute) *Attributes {
 			continue
 		}
 		a.encoded = append(append(a.encoded, attribute.Index, byte(len(value))), value...)
-		if len(attribute.Key) <= maxLabelKey && attribute.Key != spanIDKey && attribute.Key != traceIDKey && len(a.labels) < maxLabels-ourLabels {
+		if len(attribute.Key) <= maxLabelKey && attribute.Key != spanIDKey && attribute.Key != traceIDKey && len(a.labels) < maxLabels-idLabels {
 			a.labels = append(a.labels, goruntime.Label{Key: attribute.Key, Value: Cut(value, maxLabelValue)})
 		}
 	}
 	if len(a.encoded) == 0 {
 		return nil
 	}
-	kept := make([]byte, len(a.encoded), max(shortAttributes, len(a.encoded)))
-	copy(kept, a.encoded)
-	a.encoded = kept
+	encoded := make([]byte, len(a.encoded), max(shortAttributes, len(a.encoded)))
+	copy(encoded, a.encoded)
+	a.encoded = encoded
 	return a
 }
 
-// Encoded returns the attributes as OTEP 4947 has them, which the caller must not change.
+// Encoded returns the attributes encoded as in OTEP 4947. The caller must not change them.
 func (a *Attributes) Encoded() []byte {
 	if a == nil {
 		return nil
@@ -68,8 +67,7 @@ func (a *Attributes) Encoded() []byte {
 	return a.encoded
 }
 
-// Cut returns at most size bytes from the beginning of s. It cuts between characters if
-// s is UTF-8.
+// Cut returns at most the first size bytes of s, cut at a character boundary if s is UTF-8.
 func Cut(s string, size int) string {
 	if len(s) <= size {
 		return s

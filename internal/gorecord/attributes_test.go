@@ -15,7 +15,7 @@ import (
 	"github.com/otelctx/otelctx/internal/goruntime"
 )
 
-// attributesOf returns attributes with these keys and values, by turns.
+// attributesOf returns attributes from alternating keys and values.
 func attributesOf(kvs ...string) *Attributes {
 	var all []Attribute
 	for i := 0; i < len(kvs); i += 2 {
@@ -82,7 +82,7 @@ func manyAttributes(n int) (a *Attributes, labels []string) {
 	return attributesOf(kvs...), kvs
 }
 
-// Attributes are labels beside ours and the user's, within the limits of profilers.
+// Attributes are labels in addition to ours and the user's, within the limits of profilers.
 func TestAttributeLabels(t *testing.T) {
 	needRecords(t)
 	eight, eightLabels := manyAttributes(8)
@@ -91,7 +91,7 @@ func TestAttributeLabels(t *testing.T) {
 	for name, tt := range map[string]struct {
 		a    *Attributes
 		user []string
-		want []string // but for ours
+		want []string // without ours
 	}{
 		"one":                  {attributesOf("http.app", "shop"), nil, []string{"http.app", "shop"}},
 		"three":                {attributesOf("tenant", "1", "http.app", "shop", "user", ""), nil, []string{"tenant", "1", "http.app", "shop", "user", ""}},
@@ -163,7 +163,7 @@ func TestAllocations(t *testing.T) {
 					create()
 				}
 				runtime.ReadMemStats(&after)
-				// The runtime allocates too, for a collector that begins: less than 8 bytes for each.
+				// A starting garbage collection allocates too: less than 8 bytes per record.
 				assert.LessOrEqual(t, (after.TotalAlloc-before.TotalAlloc)/runs, tt.bytes+8)
 			})
 		})

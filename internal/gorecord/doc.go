@@ -1,17 +1,16 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package gorecord makes a span visible on a goroutine through the goroutine's profiler
-// labels. The labels move with it from thread to thread, and the goroutines that it
+// Package gorecord publishes the span of a goroutine through the goroutine's profiler
+// labels. The labels move with the goroutine from thread to thread, and goroutines that it
 // starts inherit them.
 //
-// The label pointer leads to a [Record]. It begins with the runtime's own label map. So
-// all readers of Go's labels (runtime/pprof, the OpenTelemetry eBPF profiler, Parca,
-// Pyroscope) find the user's labels and two more, trace_id and span_id. Behind that is
-// the record of OTEP 4947. When the span ends its valid flag is cleared in place. So
-// nobody who still has the pointer takes the goroutine to be in a span that is over. The
-// span's attributes follow that record. They are labels too, within the limits of
-// profilers.
+// The label pointer of the goroutine points to a [Record], which begins with the runtime's own label
+// map. So all readers of Go's labels (runtime/pprof, the OpenTelemetry eBPF profiler, Parca,
+// Pyroscope) find the user's labels and two more, trace_id and span_id. The record of OTEP 4947
+// follows, and then the span's attributes, which are labels too within the limits of profilers. The
+// end of the span clears the valid flag of that record in place, so that goroutines which still have
+// the pointer are no longer in the span.
 //
-// It does not know when spans start and end, nor the SDK. What names a cell is a number to it.
+// The package does not know the SDK, nor when spans start and end. A Ref is just a number to it.
 package gorecord

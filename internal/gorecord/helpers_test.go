@@ -22,7 +22,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// needRecords skips the test where this platform has no records.
+// needRecords skips the test if records are not available on this platform.
 func needRecords(t testing.TB) {
 	t.Helper()
 	err := Available(goruntime.Calibrate())
@@ -33,7 +33,7 @@ func needRecords(t testing.TB) {
 	require.NoError(t, err)
 }
 
-// apart runs f on a goroutine of its own, without labels, and waits for it.
+// apart runs f on a new goroutine, without labels, and waits for it.
 func apart(f func()) {
 	done := make(chan struct{})
 	go func() {
@@ -44,8 +44,7 @@ func apart(f func()) {
 	<-done
 }
 
-// newOf returns a record of a span of which all follows from its id, for the calling
-// goroutine as it is.
+// newOf returns a record, for the calling goroutine, of a span whose data is computed from its id.
 func newOf(id uint64, a *Attributes) *Record {
 	r := newIn(^id, id*3, id, 1, a, user(), installed())
 	ancestors := ancestorsIn(installed())
@@ -53,7 +52,7 @@ func newOf(id uint64, a *Attributes) *Record {
 	return r
 }
 
-// newIn is [New] inside of the span of outer, if that is not nil.
+// newIn is [New] inside the span of outer, if outer is not nil.
 func newIn(traceIDHigh, traceIDLow, spanID uint64, traceFlags uint8, a *Attributes, user UserLabels, outer *Record) *Record {
 	r := New(traceIDHigh, traceIDLow, spanID, traceFlags, a, &Names{}, user)
 	ancestors := ancestorsIn(outer)
@@ -81,7 +80,7 @@ func user() UserLabels {
 	return labels
 }
 
-// begin shows such a span.
+// begin installs a record from newOf.
 func begin(id uint64) *Record { return beginWith(id, nil) }
 
 func beginWith(id uint64, a *Attributes) *Record {
@@ -98,7 +97,7 @@ func manyLabels(n int) (kvs []string) {
 	return kvs
 }
 
-// kept returns the labels of a user that stay beside ours.
+// kept returns the user labels that ours do not replace.
 func kept(user []string) (kvs []string) {
 	for i := 0; i < len(user); i += 2 {
 		if user[i] != "span_id" && user[i] != "trace_id" {
@@ -111,7 +110,7 @@ func kept(user []string) (kvs []string) {
 // shown returns the labels of the calling goroutine.
 func shown() []goruntime.Label { return labelsAt(goruntime.Labels()) }
 
-// texts returns what labels of the span with this id say.
+// texts returns the label values of the span with this id.
 func texts(id uint64) (traceID, spanID string) {
 	var b [24]byte
 	for i := range 8 {
@@ -122,8 +121,8 @@ func texts(id uint64) (traceID, spanID string) {
 	return hex.EncodeToString(b[:16]), hex.EncodeToString(b[16:])
 }
 
-// assertShows checks that the labels of the calling goroutine are the user's and those
-// of the span with this id. An id of 0 means no span's.
+// assertShows checks that the labels of the calling goroutine are the user's and those of the span with
+// this id, or only the user's if id is 0.
 func assertShows(t testing.TB, id uint64, user ...string) bool {
 	t.Helper()
 	want := map[string]string{}
@@ -141,7 +140,7 @@ func assertShows(t testing.TB, id uint64, user ...string) bool {
 	return assert.Equal(t, want, got)
 }
 
-// valid reports whether who reads the record takes it for that of a live span.
+// valid reports whether the record is valid for readers.
 func (r *Record) valid() bool { return atomic.LoadUint32(&r.state)&1 == 1 }
 
 // setUser sets labels of the calling goroutine as a user does.

@@ -41,7 +41,7 @@ func read(t *testing.T, address uint64, size int) []byte {
 	return b
 }
 
-// labelAddress returns what the label pointer of the calling goroutine is.
+// labelAddress returns the label pointer of the calling goroutine.
 func labelAddress(t *testing.T) uint64 {
 	t.Helper()
 	address, err := strconv.ParseUint(fmt.Sprintf("%p", goruntime.Labels()), 0, 64)
@@ -66,8 +66,8 @@ func labelsSeen(t *testing.T, address uint64) (got [][2]string) {
 	return got
 }
 
-// What a profiler finds behind the label pointer, which it knows by what is advertised and
-// not by this package's types.
+// A profiler reads the target of the label pointer by the advertised offsets, not by this package's
+// types.
 func TestLayout(t *testing.T) {
 	needRecords(t)
 	users, ours := [][2]string{{"abc", ""}, {"user", "x"}}, [][2]string{
@@ -111,7 +111,7 @@ func TestLayout(t *testing.T) {
 func TestText(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	for n := range 16*256 + 10_000 {
-		// Each byte at each place, and all kinds of numbers.
+		// Each byte value at each position, and various numbers.
 		v := uint64(n%256) << (8 * (n / 256 % 8))
 		if n >= 8*256 {
 			v = random.Uint64()
@@ -125,8 +125,8 @@ func TestText(t *testing.T) {
 	}
 }
 
-// The record of OTEP 4947 and its attributes in whatever object it begins, as it was
-// written by hand from the format.
+// The record of OTEP 4947 and its attributes, in every object type, compared with bytes written by hand
+// from the format.
 func TestGolden(t *testing.T) {
 	needRecords(t)
 	want := golden.Hex(t, "../wire/testdata/threadcontext_record.hex")

@@ -10,15 +10,14 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// Names are what a record says of the names of its span and of the local root. They are
-// two numbers in the name table, and the labels for them, which [Label] returns. The zero
-// value says nothing.
+// Names are the names of a span and of its local root in a record: their numbers in the name table,
+// and the values of their labels, see [Label]. The zero value means no names.
 type Names struct {
 	Name, Endpoint           uint16
 	NameLabel, EndpointLabel string
 }
 
-// Label returns a name, cut to what the value of a label may have.
+// Label returns a name cut to the maximum size of a label value.
 func Label(name string) string {
 	if len(name) <= maxLabelValue {
 		return name // inlined
@@ -26,15 +25,15 @@ func Label(name string) string {
 	return Cut(name, maxLabelValue)
 }
 
-// NamesOffset is where in a Record the two numbers are.
+// NamesOffset is the offset of the two numbers in a Record.
 const NamesOffset = unsafe.Offsetof(Record{}.name)
 
 const _ = -(unsafe.Offsetof(Record{}.endpoint) - NamesOffset ^ 2)
 
-// nameLabels is how many labels say the names.
+// nameLabels is the number of labels for names.
 const nameLabels = 2
 
-// appendLabels appends the labels of those names that there are.
+// appendLabels appends the labels of the names that are set.
 func (n *Names) appendLabels(to []goruntime.Label) []goruntime.Label {
 	if n.NameLabel != "" {
 		to = append(to, goruntime.Label{Key: wire.NameKey, Value: n.NameLabel})

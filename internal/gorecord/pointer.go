@@ -10,13 +10,12 @@ import (
 	"github.com/otelctx/otelctx/internal/ordered"
 )
 
-// Pointer is a variable that holds a Record or nil. One goroutine at a time may store;
-// everybody may load.
+// Pointer is an atomic pointer to a Record. One goroutine at a time may store; any goroutine
+// may load.
 type Pointer struct{ p unsafe.Pointer }
 
-// Load returns the record that was stored last.
+// Load returns the stored record.
 func (p *Pointer) Load() *Record { return (*Record)(atomic.LoadPointer(&p.p)) }
 
-// Store stores a record, to be seen after what the caller has stored before, see
-// [ordered.PutPointer].
+// Store stores a record after all earlier stores of the caller, see [ordered.PutPointer].
 func (p *Pointer) Store(r *Record) { ordered.PutPointer(&p.p, unsafe.Pointer(r)) }

@@ -37,13 +37,12 @@ func TestAvailable(t *testing.T) {
 	assert.ErrorIs(t, Available(known.Without(refused)), refused)
 }
 
-// The user's labels are there beside ours, before them as long as profilers read both, and
-// alone once ours are withdrawn.
+// The user's labels come before ours as long as profilers read both, and are alone once ours are hidden.
 func TestUsersLabels(t *testing.T) {
 	needRecords(t)
 	for name, tt := range map[string]struct {
 		user []string
-		// first says that ours come first: the user's leave no room for them.
+		// first is set if ours come first, because the user's leave no room for them.
 		first bool
 	}{
 		"none":             {nil, false},
@@ -77,7 +76,7 @@ func TestUsersLabels(t *testing.T) {
 				assert.Equal(t, "span_id", shown()[at].Key)
 				assert.Equal(t, "trace_id", shown()[at+1].Key)
 
-				// Nobody takes it for somebody else's, also once it is over.
+				// The record is recognized as ours, even after its end.
 				r.End(true)
 				assert.Same(t, r, installed())
 				if tt.first {
@@ -116,7 +115,7 @@ func TestHideLabels(t *testing.T) {
 	})
 }
 
-// Goroutines inherit records, which are over for them too at the end.
+// Goroutines inherit records, and the end of the span invalidates those too.
 func TestInherited(t *testing.T) {
 	needRecords(t)
 	apart(func() {
@@ -142,7 +141,7 @@ func TestInherited(t *testing.T) {
 	assert.Zero(t, (*Record)(nil).Ref())
 }
 
-// What runtime/pprof says of a goroutine in a span, and of one whose span is over.
+// Labels reported by runtime/pprof for a goroutine in a span, and for one whose span has ended.
 func TestGoroutineProfile(t *testing.T) {
 	needRecords(t)
 	profile := func() string {
@@ -161,7 +160,7 @@ func TestGoroutineProfile(t *testing.T) {
 	})
 }
 
-// pprof.Do replaces all labels of a goroutine and puts them back.
+// pprof.Do replaces all labels of a goroutine and restores them.
 func TestPprofDo(t *testing.T) {
 	needRecords(t)
 	apart(func() {
@@ -179,7 +178,7 @@ func TestPprofDo(t *testing.T) {
 	})
 }
 
-// Of one content there is one variant, and each is what it was asked to be.
+// Variant returns the same record for the same content, and each record has the requested content.
 func TestVariant(t *testing.T) {
 	needRecords(t)
 	apart(func() {
@@ -278,8 +277,8 @@ func TestVariantsAreBounded(t *testing.T) {
 	})
 }
 
-// A record that is over keeps no other one alive. A goroutine that never does anything again
-// keeps what it has inherited, and the chain of those records must not grow.
+// An ended record keeps no other record alive. An idle goroutine keeps its inherited record for ever,
+// and must not keep a chain of records.
 func TestRecordsThatAreOverKeepNoOthers(t *testing.T) {
 	needRecords(t)
 	apart(func() {
@@ -306,7 +305,7 @@ func TestRecordsThatAreOverKeepNoOthers(t *testing.T) {
 	})
 }
 
-// Copies of our labels, which keep the very same strings, are still the user's.
+// Copies of our labels by the user, even with identical string pointers, are user labels.
 func TestCopiesOfOurLabels(t *testing.T) {
 	needRecords(t)
 	apart(func() {
@@ -345,7 +344,7 @@ func FuzzOf(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text []byte, bits uint8, id uint64) {
 		needRecords(t)
 		apart(func() {
-			// A record whose labels the user's are taken from, in part.
+			// A record from which the user has copied some labels.
 			origin := begin(id)
 			var kvs []string
 			for i, field := range bytes.Fields(text) {

@@ -29,14 +29,14 @@ func long(n int) int {
 	return n
 }
 
-// moreProcessors has the kernel switch between goroutines, as well as the scheduler.
+// moreProcessors makes the kernel switch between goroutines too, not only the scheduler.
 func moreProcessors(t *testing.T) {
 	t.Helper()
 	old := runtime.GOMAXPROCS(max(4, runtime.NumCPU()))
 	t.Cleanup(func() { runtime.GOMAXPROCS(old) })
 }
 
-// A goroutine that reads the labels while they are withdrawn finds all of them or the user's alone.
+// A goroutine that reads the labels while they are withdrawn finds either all of them or only the user's.
 func TestWithdrawUnderReaders(t *testing.T) {
 	needRecords(t)
 	moreProcessors(t)
@@ -91,7 +91,7 @@ func TestWithdrawUnderReaders(t *testing.T) {
 	}
 }
 
-// End and Variant at the same time: whoever comes second, nothing stays valid.
+// Concurrent End and Variant: in either order, no record stays valid.
 func TestVariantWhileItEnds(t *testing.T) {
 	needRecords(t)
 	moreProcessors(t)
@@ -163,8 +163,7 @@ func TestVariantsAtTheSameTime(t *testing.T) {
 	}
 }
 
-// The collector runs all the while, and nothing that a profiler may find is freed or
-// moved under its hands.
+// While the garbage collector runs continuously, it frees nothing that a profiler may still read.
 func TestCollector(t *testing.T) {
 	needRecords(t)
 	defer debug.SetGCPercent(debug.SetGCPercent(1))
@@ -185,7 +184,7 @@ func TestCollector(t *testing.T) {
 			worker := strconv.Itoa(w)
 			for n := range testenv.Rounds(200, long(3000)) {
 				if n%100 == 0 {
-					// Strings of their own, which nothing else keeps.
+					// New strings to which only the labels refer.
 					setUser("worker", string(append([]byte(nil), worker...)))
 				}
 				id := uint64(w)<<32 | uint64(n+1)<<8

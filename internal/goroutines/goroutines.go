@@ -14,16 +14,15 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// Table has the positions of goroutines. [New] makes one. It is safe for concurrent use.
+// Table holds the positions of goroutines. [New] makes one. It is safe for concurrent use.
 type Table struct {
 	header  *wire.GoroutinesHeader
 	entries []wire.GoroutineEntry
 	region  *vma.Region
 }
 
-// New returns a table in which nothing is stored. If heap is true, or its memory cannot be
-// mapped, the table works all the same, but no other process finds it: err says why the memory
-// could not be mapped.
+// New returns an empty table. If heap is true, the table is on the heap, where other processes do not
+// find it. The same happens if its memory cannot be mapped; then New also returns an error.
 func New(heap bool) (t *Table, err error) {
 	t = new(Table)
 	t.region, err = vma.NewOrHeap(wire.GoroutinesName, wire.GoroutinesHeaderSize+wire.GoroutinesCapacity*wire.GoroutineEntrySize, heap)
@@ -37,10 +36,10 @@ func New(heap bool) (t *Table, err error) {
 	return t, err
 }
 
-// Address returns where the table's header is.
+// Address returns the address of the table's header.
 func (t *Table) Address() uint64 { return uint64(uintptr(unsafe.Pointer(t.header))) }
 
-// Close withdraws the table from other processes. Entries may still be stored: they have no effect.
+// Close withdraws the table from other processes. Later stores are allowed and have no effect.
 func (t *Table) Close() error {
 	if err := t.region.Withdraw(); err != nil {
 		return fmt.Errorf("goroutine table: close: %w", err)
@@ -48,13 +47,13 @@ func (t *Table) Close() error {
 	return nil
 }
 
-// entry returns that of a goroutine.
+// entry returns the entry of a goroutine.
 func (t *Table) entry(goid uint64) *wire.GoroutineEntry {
 	return &t.entries[wire.GoroutineIndex(goid)]
 }
 
-// Load returns the position that a goroutine stored last, given its id and the address of its g.
-// known is false if it has stored none, or another goroutine has its entry.
+// Load returns the last position stored by the goroutine with this id and g. known is false if it has
+// stored none, or if another goroutine owns the entry.
 func (t *Table) Load(goid uint64, g uintptr) (p wire.Position, known bool) {
 	e := t.entry(goid)
 	p = wire.Position(atomic.LoadUint64(&e.Position))

@@ -18,7 +18,7 @@ import (
 
 const size = wire.GoroutinesCapacity
 
-// g is what tests take for a g; its address alone counts.
+// gs stand for the g structures of two goroutines; only their addresses matter.
 var gs [2]uint64
 
 func store(t *Table, goid uint64, g int, p wire.Position) { t.Store(goid, unsafe.Pointer(&gs[g]), p) }
@@ -55,7 +55,7 @@ func TestPositions(t *testing.T) {
 	assert.False(t, known)
 }
 
-// An entry of which two goroutines have stored half each belongs to neither.
+// An entry with one word from each of two goroutines belongs to neither.
 func TestSharedEntry(t *testing.T) {
 	table := newTable(t, true)
 	const first, second = 7, 7 + size
@@ -87,6 +87,6 @@ func TestMapping(t *testing.T) {
 	_, err := remotemem.Of(os.Getpid()).ReadAt(magic, int64(table.Address()))
 	require.NoError(t, err)
 	assert.Equal(t, make([]byte, 4), magic)
-	store(table, 1, 0, 2<<20) // by a goroutine that does not know yet
+	store(table, 1, 0, 2<<20) // a late store
 	require.NoError(t, table.Close(), "again")
 }

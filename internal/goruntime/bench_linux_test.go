@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The benchmarks compare each answer from memory with where else it could come from.
-// Each round costs the call of a function more.
+// The benchmarks compare each load with the alternative source of the same value. Each iteration also
+// includes a function call.
 func compare(b *testing.B, ways map[string]func()) {
 	b.Helper()
 	for _, name := range slices.Sorted(maps.Keys(ways)) {

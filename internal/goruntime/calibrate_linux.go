@@ -23,15 +23,17 @@ import (
 )
 
 const (
-	// How much of g and m is searched. Both may be smaller: what follows them is other memory, whose matches do not
-	// survive on other goroutines and threads. The last field of interest ends at about 360 of g and 190 of m.
+	// The number of words of g and m to search. Both structures may be smaller: the memory that follows
+	// does not match on other goroutines and threads. The last field of interest ends at about byte 360
+	// of g and 190 of m.
 	gWords = 768 / 8
 	mWords = 1024 / 8
 
-	// A round makes four observations, on two threads at least if all goes well; then one round is enough.
+	// A round makes four observations, normally on at least two threads; then one round is enough.
 	maxRounds = 5
 
-	// maxWait bounds how long a goroutine runs on to make another start on another thread. To wake one takes 50 to 150 µs.
+	// maxWait bounds the time that a goroutine spins to make another start on another thread. Waking a
+	// thread takes 50 to 150 µs.
 	maxWait = 200 * time.Microsecond
 )
 
@@ -41,35 +43,35 @@ var (
 	errOneThread = errors.New("seen on one thread only")
 )
 
-// A search is the set of places that held the known value in every observation so far.
+// A search is the set of candidates: words that held the known value in every observation so far.
 type search struct {
-	started bool
-	at      []int // word indexes
+	started    bool
+	candidates []int // word indexes
 }
 
-// narrow drops the places where words does not hold known.
+// narrow drops the candidates for which words does not hold known.
 func (s *search) narrow(words []uintptr, known uintptr) {
 	if !s.started {
 		s.started = true
 		for i := range words {
-			s.at = append(s.at, i)
+			s.candidates = append(s.candidates, i)
 		}
 	}
-	s.at = slices.DeleteFunc(s.at, func(i int) bool { return i >= len(words) || words[i] != known })
+	s.candidates = slices.DeleteFunc(s.candidates, func(i int) bool { return i >= len(words) || words[i] != known })
 }
 
-// settled reports that more observations cannot help.
-func (s *search) settled() bool { return len(s.at) < 2 }
+// settled reports whether more observations cannot help.
+func (s *search) settled() bool { return len(s.candidates) < 2 }
 
-// fact returns the only place, counted in bytes from first, or why there is none.
+// fact returns the only candidate as an offset, in bytes plus first, or the reason why there is none.
 func (s *search) fact(f Fact, first int64) fact {
-	switch len(s.at) {
+	switch len(s.candidates) {
 	case 0:
 		return refuse(f, errNotFound)
 	case 1:
-		return fact{offset: first + int64(s.at[0])*int64(wordSize)}
+		return fact{offset: first + int64(s.candidates[0])*int64(wordSize)}
 	default:
-		return refuse(f, fmt.Errorf("%w: %d places", errAmbiguous, len(s.at)))
+		return refuse(f, fmt.Errorf("%w: %d places", errAmbiguous, len(s.candidates)))
 	}
 }
 
@@ -77,9 +79,10 @@ func refuse(f Fact, reason error) fact {
 	return fact{err: fmt.Errorf("goruntime: %v: %w", f, reason)}
 }
 
-// An mCandidate is a word of g that may be g.m, and the fields found in the m that it would point at.
+// An mCandidate is a word of g that may be g.m, with the searches for fields in the m that it would
+// point to.
 type mCandidate struct {
-	at           int
+	index        int
 	procid, curg search
 
 	// One observation.
@@ -89,20 +92,20 @@ type mCandidate struct {
 	words [mWords]uintptr
 }
 
-// A calibrator holds what is being found out. One goroutine uses it at a time: each starts the next or is waited for by
-// it.
+// A calibrator is the state of a calibration. Only one goroutine at a time uses it: each waits for the
+// one that it starts.
 type calibrator struct {
 	*peeker
 
-	tids []uintptr // the different threads observed
+	tids []uintptr // the distinct threads observed
 
 	ms           []*mCandidate
 	goid, labels search
 	tls          search
 
-	refused  error // no observation is possible
-	noTP     bool  // the thread pointer is not known
-	labelErr error // a LabelMap is not what runtime/pprof uses
+	refused  error // why no observation is possible
+	noTP     bool  // The thread pointer is unknown.
+	labelErr error // why runtime/pprof does not use the layout of LabelMap
 
 	// One observation.
 	tp    uintptr
@@ -110,7 +113,7 @@ type calibrator struct {
 	slots [tlsWords]uintptr
 }
 
-// calibrate finds out everything anew.
+// calibrate runs a calibration.
 func calibrate() *Runtime {
 	c := new(calibrator)
 	c.fresh(func() { c.labelErr = checkLabelMap() })
@@ -137,11 +140,11 @@ func calibrate() *Runtime {
 			}
 		})
 	}
-	confirm() // the first time, if not everything settled
+	confirm() // the first confirmation if no round settled all searches, otherwise one more
 	return r
 }
 
-// fresh runs f on a goroutine of its own, so that the caller's labels stay as they are, and waits for it.
+// fresh runs f on a new goroutine, so that the caller's labels stay unchanged, and waits for it.
 func (c *calibrator) fresh(f func()) {
 	done := make(chan struct{})
 	go func() {
@@ -151,18 +154,16 @@ func (c *calibrator) fresh(f func()) {
 	<-done
 }
 
-// pair runs f on two new goroutines, one after the other and on different threads, and then each of them runs then, the
-// second first.
+// pair runs f on two new goroutines, one after the other and on different threads. Then each of them
+// runs then, the second first.
 //
-// To get the second onto another thread, the first keeps its own. Running on is the cheap way to do
-// that. It works if a processor is idle and nothing preempts, and leaves as many threads as any
-// goroutine that is started. The sure way is to lock the thread. That is the second choice because
-// it costs threads that stay. One is the runtime's template thread, started with the first
-// LockOSThread of a program without cgo. Another may be one for the second goroutine to run on. The
-// first does unlock before it ends. Ending locked would destroy the thread, but that may not be
-// ours. With it would go C's thread-local state, and the children that asked to die with it
-// (Pdeathsig). And the main thread cannot end at all. An idle thread serves the goroutine that needs the
-// next.
+// To get the second goroutine onto another thread, the first one keeps its own thread. The cheap way is
+// to spin. It works if a P is idle and nothing preempts, and it costs no more threads than starting any
+// goroutine. The sure way is to lock the thread. That is the second choice, because it costs threads
+// that stay: the runtime's template thread, started with the first LockOSThread of a program without
+// cgo, and perhaps one for the second goroutine. The first goroutine unlocks before it ends. Ending
+// locked would destroy a thread that may be in use otherwise, together with C's thread-local state and
+// the children that asked to die with it (Pdeathsig); and the main thread cannot end at all.
 func (c *calibrator) pair(lock bool, f, then func()) {
 	c.fresh(func() {
 		if lock {
@@ -179,7 +180,7 @@ func (c *calibrator) pair(lock bool, f, then func()) {
 			then()
 		}()
 		for end := now() + maxWait; !lock && !started.Load() && now() < end; {
-			// Lets other threads have the CPU. The Go scheduler is not told, so this goroutine keeps its thread.
+			// Yield the CPU. RawSyscall does not tell the Go scheduler, so this goroutine keeps its thread.
 			_, _ = unix.RawSyscallNoError(unix.SYS_SCHED_YIELD, 0, 0, 0)
 		}
 		<-done
@@ -187,18 +188,19 @@ func (c *calibrator) pair(lock bool, f, then func()) {
 	})
 }
 
-// now returns the time from some fixed point on. It asks the kernel because the clock of package time stands still in a
-// synctest bubble as long as a goroutine runs.
+// now returns the monotonic time. It asks the kernel, because the clock of package time stands still in
+// a synctest bubble while a goroutine runs.
 func now() time.Duration {
 	var ts unix.Timespec
 	if _, _, errno := unix.RawSyscall(unix.SYS_CLOCK_GETTIME, unix.CLOCK_MONOTONIC, uintptr(unsafe.Pointer(&ts)), 0); errno != 0 {
-		return math.MaxInt64 // later than any deadline, so nobody waits without a clock
+		return math.MaxInt64 // later than any deadline, so that no loop waits without a clock
 	}
 	return time.Duration(ts.Nano())
 }
 
-// observe takes what can be known of the calling goroutine and thread, and narrows all searches by it. While they are
-// locked to each other, g.lockedm and m.lockedg look like g.m and m.curg, so some of the goroutines must not be.
+// observe narrows all searches by the values of the calling goroutine and thread. While a goroutine is
+// locked to its thread, g.lockedm and m.lockedg equal g.m and m.curg, so some observations must be made
+// on unlocked goroutines.
 func (c *calibrator) observe() {
 	if c.refused != nil {
 		return
@@ -208,14 +210,15 @@ func (c *calibrator) observe() {
 		c.refused = err
 		return
 	}
-	// A label set of its own for every observation, so that no stale copy matches. It goes with the goroutine.
+	// A new label set for each observation, so that no stale copy matches.
 	setCalibrationLabels()
 	labels := uintptr(Labels())
 	if c.ms == nil {
 		c.findM()
 	}
 
-	// While pinned, g, m and thread stay together. Nothing in between but raw system calls, into memory allocated before.
+	// While pinned, g, m and thread stay together. Only raw system calls are allowed in between, into
+	// memory allocated before.
 	Pin()
 	g := uintptr(getg())
 	tid := uintptr(gettid())
@@ -240,7 +243,8 @@ func (c *calibrator) observe() {
 	for _, m := range c.ms {
 		words := m.words[:m.n]
 		m.procid.narrow(words, tid)
-		// Without cgo, amd64's thread-local storage is a field of m. Its slot of g is no m.curg, though equal here.
+		// Without cgo, amd64's thread-local storage is a field of m. Its slot for g equals m.curg here:
+		// exclude it.
 		if i := (c.tp + uintptr(tlsFirst()) - m.m) / wordSize; !c.noTP && i < uintptr(len(words)) {
 			clear(words[i:min(i+tlsWords, uintptr(len(words)))])
 		}
@@ -251,30 +255,30 @@ func (c *calibrator) observe() {
 	}
 }
 
-// tellNumbers chooses between several places for m.procid. It keeps the one that m.gsignal is
-// behind: a pointer at a g other than m.g0 that has the same m. The other place is m.id, by which
-// the runtime counts its ms, as a new PID namespace counts threads. If one of the first ms has no
-// thread, as the one for C's threads has none, all later ones have equal numbers.
+// tellNumbers chooses between several candidates for m.procid. It keeps the one that m.gsignal follows:
+// a pointer to a g other than m.g0 that has the same m. The other candidate is m.id: the runtime
+// numbers its ms in the same way as a new PID namespace numbers threads. If one of the first ms has no
+// thread, such as the one for C's threads, both numbers are equal for all later ones.
 func (c *calibrator) tellNumbers(m *mCandidate) {
 	if m.procid.settled() {
 		return
 	}
-	at := slices.DeleteFunc(slices.Clone(m.procid.at), func(i int) bool {
+	candidates := slices.DeleteFunc(slices.Clone(m.procid.candidates), func(i int) bool {
 		if i+1 >= m.n {
 			return true
 		}
 		gsignal := m.words[i+1]
-		return gsignal < pageSize || gsignal == m.words[0] || c.word(gsignal+uintptr(m.at)*wordSize) != m.m
+		return gsignal < pageSize || gsignal == m.words[0] || c.word(gsignal+uintptr(m.index)*wordSize) != m.m
 	})
-	if len(at) == 1 {
-		m.procid.at = at
+	if len(candidates) == 1 {
+		m.procid.candidates = candidates
 	}
 }
 
-// findM collects the words of the calling goroutine's g that may be g.m. Such a word points at
-// something whose first word, m.g0 if it is m, points at another g with the same m. That stays true
-// wherever the goroutine goes meanwhile. The goroutine's own stack, which changes under our hands,
-// is skipped where g begins with its bounds.
+// findM collects the words of the calling goroutine's g that may be g.m. The first word of m is m.g0,
+// which points to another g with the same m. That remains true if the goroutine moves to another
+// thread meanwhile. Pointers to the goroutine's own stack, which changes during the search, are
+// skipped if g begins with the stack bounds.
 func (c *calibrator) findM() {
 	c.ms = []*mCandidate{}
 	var here byte
@@ -289,23 +293,23 @@ func (c *calibrator) findM() {
 		if w < pageSize || w == g || lo <= w && w <= hi {
 			continue
 		}
-		m := &mCandidate{at: i}
+		m := &mCandidate{index: i}
 		if c.look(m, words); m.ok && m.words[0] != g {
 			c.ms = append(c.ms, m)
 		}
 	}
 }
 
-// look copies what m points at if gwords are the words of the running g. It may be called while pinned.
+// look copies the words of m, given the words of the running g. It may be called while pinned.
 func (c *calibrator) look(m *mCandidate, gwords []uintptr) {
 	m.ok = false
-	if m.at >= len(gwords) {
+	if m.index >= len(gwords) {
 		return
 	}
-	m.m = gwords[m.at]
+	m.m = gwords[m.index]
 	if m.n = c.peek(m.m, m.words[:]); m.n > 0 {
 		g0 := m.words[0]
-		m.ok = g0 != 0 && c.word(g0+uintptr(m.at)*wordSize) == m.m
+		m.ok = g0 != 0 && c.word(g0+uintptr(m.index)*wordSize) == m.m
 	}
 }
 
@@ -341,7 +345,7 @@ func (c *calibrator) conclude() (facts [numFacts]fact) {
 	facts[GGoid] = c.goid.fact(GGoid, 0)
 	facts[GLabels] = c.labels.fact(GLabels, 0)
 
-	// What belongs to threads must have been seen to differ between threads.
+	// Facts about threads need observations on different threads.
 	var err error
 	switch {
 	case len(c.tids) < 2:
@@ -353,7 +357,7 @@ func (c *calibrator) conclude() (facts [numFacts]fact) {
 	}
 	if err == nil {
 		m := c.ms[0]
-		facts[GM] = fact{offset: int64(m.at) * int64(wordSize)}
+		facts[GM] = fact{offset: int64(m.index) * int64(wordSize)}
 		facts[MProcid] = m.procid.fact(MProcid, 0)
 		facts[MCurg] = m.curg.fact(MCurg, 0)
 	} else {
@@ -370,9 +374,9 @@ func (c *calibrator) conclude() (facts [numFacts]fact) {
 	return facts
 }
 
-// confirm returns the facts of r, less those that are not true of the calling goroutine and thread.
-// It reads through the very loads that the facts are for. That is sound by now, because these
-// places were read before, in objects of these kinds.
+// confirm returns the facts of r, and refuses those that are wrong for the calling goroutine and
+// thread. It uses the same loads as callers will. That is sound, because the peeker has read the same
+// offsets in such objects before.
 func (c *calibrator) confirm(r *Runtime) [numFacts]fact {
 	goid, err := stackGoid()
 	if err != nil {
@@ -419,13 +423,13 @@ func (c *calibrator) confirm(r *Runtime) [numFacts]fact {
 	return facts
 }
 
-// setCalibrationLabels gives the calling goroutine a label set that no other has, for the short rest of its life. It is
-// empty, so that profiles show nothing of it.
+// setCalibrationLabels gives the calling goroutine a unique label set, until it ends. The set is empty,
+// so that it does not appear in profiles.
 func setCalibrationLabels() {
 	pprof.SetGoroutineLabels(pprof.WithLabels(context.Background(), pprof.Labels()))
 }
 
-// stackGoid returns the id of the calling goroutine as runtime.Stack prints it, which is the public source of it.
+// stackGoid returns the id of the calling goroutine from runtime.Stack, its only public source.
 func stackGoid() (uint64, error) {
 	var buf [64]byte
 	header := buf[:runtime.Stack(buf[:], false)]

@@ -37,13 +37,13 @@ func calibrated(t testing.TB) *Runtime {
 	return r
 }
 
-// world is memory that stays where it is, as addresses that are numbers need it.
+// world is memory that never moves, because its addresses are used as numbers.
 var world struct {
 	gsignal, g0 [8]uintptr
 	m           mCandidate
 }
 
-// In a PID namespace of its own a thread may have the number of its m.
+// In a new PID namespace, a thread id may equal the id of the thread's m.
 func TestThreadsWithTheNumbersOfTheirMs(t *testing.T) {
 	const tid, procid, id, at = 5, 9, 20, 6
 	gsignal, g0 := uintptr(unsafe.Pointer(&world.gsignal)), uintptr(unsafe.Pointer(&world.g0))
@@ -60,7 +60,7 @@ func TestThreadsWithTheNumbersOfTheirMs(t *testing.T) {
 	} {
 		c := &calibrator{peeker: peekerFor(t)}
 		m := &world.m
-		*m = mCandidate{at: at, m: uintptr(unsafe.Pointer(&m.words)), n: mWords}
+		*m = mCandidate{index: at, m: uintptr(unsafe.Pointer(&m.words)), n: mWords}
 		m.words[0], m.words[procid], m.words[procid+1] = g0, tid, tt.behind
 		m.words[id], m.words[id+1] = tid, 1
 		world.gsignal[at], world.g0[at] = 0, m.m
@@ -69,7 +69,7 @@ func TestThreadsWithTheNumbersOfTheirMs(t *testing.T) {
 		}
 		m.procid.narrow(m.words[:], tid)
 		c.tellNumbers(m)
-		assert.Equal(t, tt.want, m.procid.at, name)
+		assert.Equal(t, tt.want, m.procid.candidates, name)
 	}
 }
 
@@ -81,7 +81,7 @@ func peekerFor(t testing.TB) *peeker {
 	return p
 }
 
-// offsets returns how to get at the offsets of a calibration that is complete.
+// offsets returns a function that returns the offsets of a complete calibration.
 func offsets(t testing.TB, r *Runtime) func(Fact) uintptr {
 	return func(f Fact) uintptr {
 		offset, err := r.Offset(f)
@@ -90,7 +90,7 @@ func offsets(t testing.TB, r *Runtime) func(Fact) uintptr {
 	}
 }
 
-// missing returns why r does not know all that it must know on this platform.
+// missing returns an error if r lacks facts that are required on this platform.
 func missing(r *Runtime) error {
 	if _, err := r.Offset(TLSG); runtime.GOARCH == "arm64" && err != nil {
 		r = r.withTLSG() // only programs with cgo have it there
@@ -104,7 +104,7 @@ func (r *Runtime) withTLSG() *Runtime {
 	return newRuntime(facts)
 }
 
-// trueGoid is not stackGoid, which is under test as well.
+// trueGoid is independent of stackGoid, which is under test.
 func trueGoid(t testing.TB) uint64 {
 	buf := make([]byte, 100)
 	var goid uint64
@@ -143,7 +143,7 @@ func TestCalibrate(t *testing.T) {
 	assert.Equal(t, trueGoid(t), goid)
 }
 
-// A calibration done anew finds the same, whatever else goes on, and leaves nothing behind.
+// A second calibration finds the same facts under load, and leaks nothing.
 func TestCalibrateAgain(t *testing.T) {
 	r := calibrated(t)
 	again := func(t *testing.T) {
@@ -167,7 +167,7 @@ func TestCalibrateAgain(t *testing.T) {
 			wg.Wait()
 		},
 		"locked thread": func(t *testing.T) {
-			runtime.LockOSThread() // what observes is not
+			runtime.LockOSThread() // The goroutines that observe are not locked.
 			defer runtime.UnlockOSThread()
 			again(t)
 		},
@@ -202,7 +202,7 @@ func TestCalibrateAgain(t *testing.T) {
 	}
 }
 
-// busy keeps processors, the collector and the scheduler occupied until the end of the test.
+// busy keeps CPUs, the garbage collector and the scheduler busy until the end of the test.
 func busy(t testing.TB) {
 	var wg sync.WaitGroup
 	var end atomic.Bool
@@ -291,7 +291,7 @@ func TestLockedThreads(t *testing.T) {
 	assert.Len(t, ms, n)
 }
 
-// What a reader does with a thread slot: from the published m to the goroutine that runs there now.
+// A reader goes from the m published in a thread slot to the goroutine that runs there now.
 func TestOwner(t *testing.T) {
 	t.Parallel()
 	if runtime.GOMAXPROCS(0) < 2 {
@@ -312,7 +312,7 @@ func TestOwner(t *testing.T) {
 			r.Self() // a call is a place to be stopped at, also without preemption by signal
 		}
 		running <- r.Self()
-		<-running // blocks, on a thread that nobody else may use
+		<-running // blocks, while locked to its thread
 	}()
 	self := <-running
 	owner := func() uint64 {
@@ -409,7 +409,7 @@ func TestNoAllocations(t *testing.T) {
 	}
 }
 
-// With facts refused, what remains must be as true as before.
+// If some facts are refused, the others must still be correct.
 func TestPartial(t *testing.T) {
 	t.Parallel()
 	whole := calibrated(t)
@@ -488,28 +488,28 @@ func TestSearch(t *testing.T) {
 	var s search
 	assert.True(t, s.settled())
 	s.narrow([]uintptr{7, 0, 7, 7}, 7)
-	assert.Equal(t, []int{0, 2, 3}, s.at)
+	assert.Equal(t, []int{0, 2, 3}, s.candidates)
 	assert.False(t, s.settled())
 	assert.ErrorIs(t, s.fact(GGoid, 0).err, errAmbiguous)
 	s.narrow([]uintptr{8, 8, 8}, 8)
-	assert.Equal(t, []int{0, 2}, s.at, "what was not read does not match")
+	assert.Equal(t, []int{0, 2}, s.candidates, "unread words do not match")
 	s.narrow([]uintptr{1, 9, 9, 9}, 9)
 	assert.Equal(t, fact{offset: 16}, s.fact(GGoid, 0))
 	assert.Equal(t, fact{offset: -8}, s.fact(TLSG, -24))
 	s.narrow(nil, 0)
 	assert.ErrorIs(t, s.fact(GGoid, 0).err, errNotFound)
 	s.narrow([]uintptr{1}, 1)
-	assert.Empty(t, s.at, "what was ruled out does not come back")
+	assert.Empty(t, s.candidates, "dropped candidates do not return")
 }
 
-// Every way in which an observation can fall short must refuse what depends on it, and only that.
+// Each kind of incomplete observation must refuse exactly the facts that depend on it.
 func TestRefusals(t *testing.T) {
 	t.Parallel()
 	one, two := search{true, []int{5}}, search{true, []int{5, 6}}
 	complete := func() *calibrator {
 		return &calibrator{
 			tids: []uintptr{1, 2}, goid: one, labels: one, tls: one,
-			ms: []*mCandidate{{at: 6, procid: one, curg: one}},
+			ms: []*mCandidate{{index: 6, procid: one, curg: one}},
 		}
 	}
 	threads := []Fact{GM, MProcid, MCurg, TLSG}
@@ -547,7 +547,7 @@ func TestRefusals(t *testing.T) {
 				}
 			}
 			more := errors.Is(tc.reason, errAmbiguous) || errors.Is(tc.reason, errOneThread)
-			assert.Equal(t, !more, c.settled(), "whether more observations are called for")
+			assert.Equal(t, !more, c.settled(), "whether more observations are needed")
 		})
 	}
 }
@@ -617,7 +617,7 @@ func TestSameLayout(t *testing.T) {
 	}
 }
 
-// Profiles do not show that a goroutine calibrates.
+// Calibration leaves no labels in profiles.
 func TestCalibrationLabels(t *testing.T) {
 	pointers := make(chan unsafe.Pointer)
 	profiled := make(chan struct{})

@@ -12,10 +12,10 @@ import (
 	"unsafe"
 )
 
-// Supported says whether calibration can find out anything on this platform.
+// Supported reports whether calibration can establish any fact on this platform.
 const Supported = false
 
-// getg is never called here: without calibration no offset is known to be applied to it.
+// getg returns nil: without calibration there are no offsets to apply to it.
 func getg() unsafe.Pointer { return nil }
 
 func gettid() uint32 { return 0 }

@@ -11,7 +11,7 @@ import (
 	"github.com/otelctx/otelctx/internal/goruntime"
 )
 
-// What is known of the runtime is found out at first use, or there is a reason.
+// Calibrate establishes the facts at the first call. Offset returns an error for facts it refused.
 func ExampleCalibrate() {
 	known := goruntime.Calibrate()
 	_, unknown := known.Offset(goruntime.GGoid)

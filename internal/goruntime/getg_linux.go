@@ -11,16 +11,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Supported says whether calibration can find out anything on this platform.
+// Supported reports whether calibration can establish any fact on this platform.
 const Supported = true
 
 // getg returns the address of the caller's g. It reads one register or one thread-local word, which
-// in Go code always holds g. It touches no stack. Preemption cannot make the result wrong, since a
-// goroutine keeps its g wherever it runs. The runtime keeps every g for the life of the process
-// (goroutines that end leave theirs to others), so the pointer stays valid.
+// in Go code always holds g, and uses no stack. Preemption cannot make the result wrong, since a
+// goroutine keeps its g wherever it runs. The pointer stays valid: the runtime reuses the g of
+// ended goroutines and never frees one.
 func getg() unsafe.Pointer
 
-// gettid asks the kernel. RawSyscall does not tell the scheduler, so it may be used while pinned.
+// gettid returns the thread id from the kernel. It may be called while pinned, because RawSyscall does
+// not enter the scheduler.
 func gettid() uint32 {
 	tid, _ := unix.RawSyscallNoError(unix.SYS_GETTID, 0, 0, 0)
 	return uint32(tid)

@@ -33,7 +33,7 @@ const (
 	numFacts
 )
 
-// String returns the name of the fact as the runtime's sources would write it.
+// String returns the name of the fact in the style of the runtime's sources.
 func (f Fact) String() string {
 	if f < numFacts {
 		return [numFacts]string{"g.m", "g.goid", "g.labels", "m.procid", "m.curg", "tls.g", "labelMap.list"}[f]
@@ -44,12 +44,12 @@ func (f Fact) String() string {
 // Facts returns all facts.
 func Facts() []Fact { return []Fact{GM, GGoid, GLabels, MProcid, MCurg, TLSG, LabelList} }
 
-// A Runtime is what is known of the Go runtime that this process runs on. It never changes once it exists, so that all
-// its methods may be called by any goroutine at any time, without locks. [Calibrate] returns it.
+// A Runtime holds the facts about the Go runtime of this process. [Calibrate] returns it. It is
+// immutable and safe for concurrent use.
 type Runtime struct {
-	// The offsets of the hot path, apart from the report below so that they share a cache line. 0 means refused: neither
-	// structure has any of these fields first. They come from a calibration or from nowhere: loads through them are what
-	// makes a wrong one dangerous.
+	// The offsets used on the hot path, adjacent so that they share a cache line. 0 means refused: none of
+	// these fields is the first of its structure. They must come from a calibration, because a load
+	// through a wrong offset is unsafe.
 	gm, goid, procid uintptr
 
 	facts [numFacts]fact
@@ -60,18 +60,19 @@ type fact struct {
 	err    error
 }
 
-// Calibrate returns what is known of the running Go runtime. The first call in a process finds it
-// out, in well under a millisecond on an idle machine, and other calls wait for it. The result
-// never changes. It never returns nil: each fact that could not be established says why, see
-// [Runtime.Offset] and [Runtime.Err].
+// Calibrate returns the facts about the running Go runtime, never nil. The first call in a process
+// establishes them, in well under a millisecond on an idle machine; concurrent calls wait for it. All
+// calls return the same result. For facts that could not be established, [Runtime.Offset] and
+// [Runtime.Err] return the reason.
 //
-// Call it when a component is constructed, not where a span starts. It starts a few goroutines and waits for them, so it
-// must not be called between [Pin] and [Unpin]. When it returns they are gone, and the caller's goroutine is as it was.
+// Call it when a component is constructed, not when a span starts. It starts a few goroutines and waits
+// for them to end, so it must not be called between [Pin] and [Unpin]. The caller's goroutine is
+// unchanged.
 func Calibrate() *Runtime { return calibrateOnce() }
 
 var calibrateOnce = sync.OnceValue(calibrate)
 
-// newRuntime derives the hot path's view from the facts.
+// newRuntime derives the offsets of the hot path from the facts.
 func newRuntime(facts [numFacts]fact) *Runtime {
 	// m's fields are reached through g.m.
 	if err := facts[GM].err; err != nil {
@@ -81,16 +82,16 @@ func newRuntime(facts [numFacts]fact) *Runtime {
 			}
 		}
 	}
-	at := func(f Fact) uintptr {
+	offset := func(f Fact) uintptr {
 		if facts[f].err != nil {
 			return 0
 		}
 		return uintptr(facts[f].offset)
 	}
-	return &Runtime{gm: at(GM), goid: at(GGoid), procid: at(MProcid), facts: facts}
+	return &Runtime{gm: offset(GM), goid: offset(GGoid), procid: offset(MProcid), facts: facts}
 }
 
-// Offset returns where f is, or why that is not known.
+// Offset returns the offset of f, or an error with the reason why it was refused.
 func (r *Runtime) Offset(f Fact) (int64, error) {
 	if f >= numFacts {
 		return 0, fmt.Errorf("goruntime: no such fact: %v", f)
@@ -98,7 +99,7 @@ func (r *Runtime) Offset(f Fact) (int64, error) {
 	return r.facts[f].offset, r.facts[f].err
 }
 
-// Err returns why facts were refused, all reasons joined, or nil if every fact is known.
+// Err returns the reasons why facts were refused, joined, or nil if every fact is known.
 func (r *Runtime) Err() error {
 	var errs []error
 	for i := range r.facts {
@@ -107,35 +108,33 @@ func (r *Runtime) Err() error {
 	return errors.Join(errs...)
 }
 
-// Without returns a Runtime that knows what r knows, less the given facts and those that depend on
-// them. If no facts are given it knows none. The facts left out are refused with reason. It lets
-// callers switch a fact off, and lets their tests see every partial result without a way to invent
-// an offset.
+// Without returns a copy of r in which the given facts, or all if none are given, and those that depend
+// on them are refused with reason. Tests use it for partial results; it cannot invent an offset.
 func (r *Runtime) Without(reason error, facts ...Fact) *Runtime {
 	if len(facts) == 0 {
 		facts = Facts()
 	}
-	known := r.facts
+	remaining := r.facts
 	for _, f := range facts {
 		if f < numFacts {
-			known[f] = fact{err: fmt.Errorf("goruntime: %v: %w", f, reason)}
+			remaining[f] = fact{err: fmt.Errorf("goruntime: %v: %w", f, reason)}
 		}
 	}
-	return newRuntime(known)
+	return newRuntime(remaining)
 }
 
-// Self says who is running.
+// Self identifies the running goroutine and thread.
 type Self struct {
-	Goid uint64         // goroutine id; 0 if it is not known
-	M    uintptr        // address of the runtime's m of this thread; 0 if it is not known
+	Goid uint64         // goroutine id; 0 if unknown
+	M    uintptr        // address of the runtime's m of this thread; 0 if unknown
 	G    unsafe.Pointer // the runtime's g of this goroutine
 	TID  uint32         // thread id in the process's own PID namespace; 0 only on unsupported platforms
 }
 
-// Self returns the running goroutine and thread. Between [Pin] and [Unpin] the three belong
-// together and stay true; else the goroutine may already be on another thread when Self returns. It
-// costs a few loads, and a system call only if the thread id had to be refused. It does not
-// allocate and may be called while pinned.
+// Self returns the running goroutine and thread. The result is valid between [Pin] and [Unpin];
+// otherwise the goroutine may already be on another thread when Self returns. It costs a few loads,
+// and a system call only if the fact [MProcid] was refused. It does not allocate and may be called
+// while pinned.
 func (r *Runtime) Self() Self {
 	s := r.Goroutine()
 	r.Renew(&s)
@@ -144,10 +143,10 @@ func (r *Runtime) Self() Self {
 
 // Goroutine is [Runtime.Self] without the thread, which [Runtime.Renew] adds.
 //
-// The loads are sound. getg returns the caller's g, which the runtime never moves nor frees. g.m of
-// a running goroutine is never nil. Held as a pointer, it keeps its m from the garbage collector
-// even if the thread ends meanwhile. The offsets were read there before, on goroutines and threads
-// like this one. The race detector does not see the runtime's own writes, so there is nothing for
+// The loads are sound. getg returns the caller's g, which the runtime never moves or frees. g.m of
+// a running goroutine is never nil. Held as a pointer, it keeps its m alive
+// even if the thread ends meanwhile. Calibration has read the same offsets on other goroutines and
+// threads. The race detector does not see the runtime's own writes, so there is nothing for
 // it to check.
 //
 //go:norace
@@ -159,19 +158,19 @@ func (r *Runtime) Goroutine() (s Self) {
 	return s
 }
 
-// Is reports whether the goroutine with an id still runs, given the address of its g, which came
-// from [Runtime.Goroutine] there. A goroutine that has just ended may still seem to run, until
-// another one takes its g. It may be called while pinned.
+// Is reports whether the goroutine with this id is still running. g is the address of its g, as
+// returned by [Runtime.Goroutine] on that goroutine. Is may report true for a goroutine that has ended,
+// until another one reuses its g. It may be called while pinned.
 //
 // The load is sound: the runtime never frees a g, and stores the id as a whole.
 //
 //go:norace
 func (r *Runtime) Is(g uintptr, goid uint64) bool {
-	at := *(*unsafe.Pointer)(unsafe.Pointer(&g))
-	return r.goid != 0 && at != nil && *(*uint64)(unsafe.Add(at, r.goid)) == goid
+	p := *(*unsafe.Pointer)(unsafe.Pointer(&g))
+	return r.goid != 0 && p != nil && *(*uint64)(unsafe.Add(p, r.goid)) == goid
 }
 
-// Renew has s, which came from the running goroutine, say on which thread that is by now. Sound
+// Renew updates the thread in s to the current one. s must come from the running goroutine. It is sound
 // for the reasons given at [Runtime.Goroutine].
 //
 //go:norace

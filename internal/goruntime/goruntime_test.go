@@ -33,7 +33,7 @@ func TestUnsupported(t *testing.T) {
 	}
 }
 
-// Each partial result, made by taking facts away, must leave the others as they were.
+// Without must not change the facts that it keeps.
 func TestWithout(t *testing.T) {
 	t.Parallel()
 	facts := func(fs ...Fact) []Fact { return fs }

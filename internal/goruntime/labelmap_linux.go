@@ -20,8 +20,8 @@ var (
 	errLabelPointer = errors.New("the goroutine's label pointer is not the context's labelMap")
 )
 
-// A labelContext shows what runtime/pprof keeps in contexts, whose key and type it does not export. pprof asks its parent
-// context for the key, and takes what that returns for its own.
+// A labelContext intercepts the value that runtime/pprof stores in contexts, whose key and type it does
+// not export: pprof looks up the key in its parent context, and uses the result.
 type labelContext struct {
 	context.Context //nolint:containedctx // it is a context
 
@@ -38,10 +38,10 @@ func (c *labelContext) Value(key any) any {
 	return nil
 }
 
-// checkLabelMap finds out whether a LabelMap is what runtime/pprof takes a goroutine's label
-// pointer for. The type itself says so first, to the last byte, before anything is read through it.
-// Then labels go both ways: pprof's are read as a LabelMap, and a LabelMap is read by pprof. It
-// leaves the calling goroutine without labels.
+// checkLabelMap returns an error unless runtime/pprof's label map has the layout of LabelMap. It first
+// compares the types by reflection, before it reads anything through them. Then it checks both
+// directions: labels set by pprof are read as a LabelMap, and a LabelMap is read by pprof. It leaves
+// the calling goroutine without labels.
 func checkLabelMap() error {
 	defer pprof.SetGoroutineLabels(context.Background())
 
@@ -63,7 +63,7 @@ func checkLabelMap() error {
 		return errLabelPointer
 	}
 
-	// The other way round, with an object that goes on after the LabelMap.
+	// The other direction, with an object that is larger than a LabelMap.
 	ours := &struct {
 		LabelMap
 		more [64]byte
@@ -86,8 +86,8 @@ func checkLabelMap() error {
 	return nil
 }
 
-// sameLayout reports whether a is the same in memory as b, which consists of strings and slices
-// only. The same fields are at the same offsets, and slices have the same elements.
+// sameLayout reports whether a has the same memory layout as b, which consists only of strings and
+// slices: the same kinds of fields at the same offsets, and slices of the same elements.
 func sameLayout(a, b reflect.Type) bool {
 	return slices.EqualFunc(leaves(a, 0), leaves(b, 0), func(x, y leaf) bool {
 		return x.offset == y.offset && x.Kind() == y.Kind() &&

@@ -23,7 +23,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A record is what callers build: a LabelMap and something behind it.
+// record is like the objects that callers build: a LabelMap followed by other data.
 type record struct {
 	LabelMap
 	n [4]uint64
@@ -40,7 +40,7 @@ func intact(n uint64) bool {
 	return got != nil && got.n == want.n && len(got.List) == 2 && got.List[0] == want.List[0] && got.List[1] == want.List[1]
 }
 
-// alone runs f on a goroutine of its own, whose labels it may change.
+// alone runs f on a new goroutine, whose labels f may change.
 func alone(f func()) {
 	new(calibrator).fresh(func() {
 		SetLabels(nil)
@@ -99,9 +99,8 @@ func TestLabelsInProfile(t *testing.T) {
 	})
 }
 
-// g.labels and a stack that was scanned already keep these records alive, in turn, and nothing else
-// does. Meanwhile the collector runs all the time, and their memory is in demand. Without write
-// barriers it loses them.
+// Only g.labels and an already scanned stack keep these records alive, in turn, while the garbage
+// collector runs continuously and memory is reused quickly. Without write barriers, it frees them.
 func TestLabelsDuringGC(t *testing.T) {
 	t.Parallel()
 	calibrated(t)

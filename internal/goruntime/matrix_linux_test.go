@@ -34,15 +34,15 @@ type probeReport struct {
 	Wrong       []string
 }
 
-// mostCalls is how many reads and writes a calibration makes at most if two rounds are
-// enough. The second round settles what the first one has left open.
+// mostCalls is the maximum number of reads and writes of a calibration with two rounds. The second
+// round settles the searches that the first one has left open.
 const mostCalls = 120
 
 // A mode is a way to build the probe.
 type mode struct {
 	programs.Variant
-	// usual says that make test has it, not only make test-all: it compiles little that
-	// nothing else needs.
+	// usual is set for modes that are part of make test, not only of make test-all, because they compile
+	// little that other tests do not.
 	usual   bool
 	run     []string             // what runs it, if not the kernel
 	refused map[string]string    // facts that are refused in this mode, and a part of the reason

@@ -15,18 +15,20 @@ import (
 const (
 	wordSize = unsafe.Sizeof(uintptr(0))
 
-	// pageSize divides every page size that Linux has, and is what a pipe holds at least and takes at once.
+	// pageSize divides every page size of Linux. A pipe holds at least that much and accepts it atomically.
 	pageSize = 4096
 )
 
-// A peeker copies memory of this process that may not be there. The kernel copies it, into a pipe: where nothing is
-// mapped, write returns EFAULT instead of raising a signal. A pipe takes nothing but the commonest system calls, which no
-// sandbox forbids; process_vm_readv is forbidden in some, and absent under qemu-user.
+// A peeker copies memory of this process that may be unmapped. It lets the kernel copy the memory into
+// a pipe: for unmapped memory, write returns EFAULT instead of raising a signal. A pipe needs only
+// the most common system calls, which sandboxes allow; process_vm_readv is forbidden in some, and
+// missing in qemu-user.
 type peeker struct {
 	r, w int
 	one  [1]uintptr
 
-	// failed is why nothing is read any more, as the pipe is out of step; 0 if it is not.
+	// failed is the error after which the pipe can no longer be used, because its contents are out of
+	// step, or 0.
 	failed unix.Errno
 }
 
@@ -44,22 +46,21 @@ func (p *peeker) close() {
 	_ = unix.Close(p.w)
 }
 
-// peek copies the words at addr to dst and returns how many it could read before the first unmapped page. It may be
-// called while pinned. One caller at a time: the callers are strung together by the order of observations.
+// peek copies words at addr to dst, and returns how many it could read before the first unmapped page.
+// It may be called while pinned. It is not safe for concurrent use.
 //
-// addr is handed to the kernel as a number only. So it does not matter to the collector, the race
-// detector or checkptr what it points at. dst is converted in the call itself, which keeps it alive
-// and in place.
+// addr is passed to the kernel as a number, so its target does not matter to the garbage collector, the
+// race detector or checkptr. dst is converted in the call itself, which keeps it alive and in place.
 func (p *peeker) peek(addr uintptr, dst []uintptr) int {
 	if addr%wordSize != 0 || p.failed != 0 {
 		return 0
 	}
 	done := 0
 	for done < len(dst) {
-		from := addr + uintptr(done)*wordSize
-		// Up to the end of the page: what lies there is copied whole or not at all.
-		size := min(uintptr(len(dst)-done)*wordSize, pageSize-from%pageSize)
-		n, _, errno := unix.RawSyscall(unix.SYS_WRITE, uintptr(p.w), from, size)
+		source := addr + uintptr(done)*wordSize
+		// Up to the end of the page, which is either mapped or not.
+		size := min(uintptr(len(dst)-done)*wordSize, pageSize-source%pageSize)
+		n, _, errno := unix.RawSyscall(unix.SYS_WRITE, uintptr(p.w), source, size)
 		if errno == unix.EFAULT {
 			break
 		}
@@ -67,7 +68,7 @@ func (p *peeker) peek(addr uintptr, dst []uintptr) int {
 			n, _, errno = unix.RawSyscall(unix.SYS_READ, uintptr(p.r), uintptr(unsafe.Pointer(&dst[done])), size)
 		}
 		if errno == 0 && n != size {
-			errno = unix.EIO // There was room, and then as many bytes.
+			errno = unix.EIO // A short write or read is impossible here.
 		}
 		if errno != 0 {
 			p.failed = errno
@@ -78,7 +79,7 @@ func (p *peeker) peek(addr uintptr, dst []uintptr) int {
 	return done
 }
 
-// word returns the word at addr, or 0 if there is none.
+// word returns the word at addr, or 0 if it is unmapped.
 func (p *peeker) word(addr uintptr) uintptr {
 	if p.peek(addr, p.one[:]) == 0 {
 		return 0

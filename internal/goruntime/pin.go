@@ -8,24 +8,25 @@ import _ "unsafe" // for linkname
 // Pin keeps the calling goroutine on its thread until [Unpin]. The two may be nested, and
 // must be called in pairs by the same goroutine.
 //
-// The runtime's procPin raises a counter of its thread structure that forbids preemption, by the
+// The runtime's procPin increments a counter of its thread structure that disables preemption, by the
 // scheduler and by signal. sync.Pool and sync/atomic are built on it. A goroutine that is not
-// preempted and does not ask to wait stays where it is. In return the whole process waits for it
-// whenever the world is to stop, so stay for nanoseconds.
+// preempted and does not block stays on its thread. But stopping the world, for example for a garbage
+// collection, waits for it, so stay pinned for nanoseconds only.
 //
-// Only code that can neither wait nor be asked to may run in between: loads, stores, atomics, raw
-// system calls that do not block. Forbidden are allocation (it may have to assist the collector),
-// locks, channels, map writes, fmt and ordinary system calls. So is every function that may do
-// one of these. os.Getenv was enough to kill a process with "schedule: holding locks". A panic
-// must not leave the section.
+// Only code that never blocks may run while pinned: loads, stores, atomics, raw system calls that do
+// not block. Allocation is forbidden (it may have to assist the garbage collector), and so are locks,
+// channels, map writes, fmt, ordinary system calls, and every function that may do one of these. A
+// single os.Getenv killed a process with "schedule: holding locks". A panic must not leave the section.
+//
+// Pin returns the number of the P.
 func Pin() (p int) { return procPin() }
 
-// Unpin ends what [Pin] began.
+// Unpin reverses one [Pin].
 func Unpin() { procUnpin() }
 
-// The runtime declares both linknames itself and undertakes to keep their signatures (go.dev/issue/67401), so that the
-// linker's check admits them. They would become unsound if pinning no longer held a goroutine to its thread, which
-// sync.Pool's per-P private slots would not survive either.
+// The runtime declares both linknames itself and promises to keep their signatures
+// (go.dev/issue/67401), so the linker allows them. They would become unsound if pinning no longer held a
+// goroutine on its thread, but then sync.Pool's per-P private slots would break too.
 
 //go:linkname procPin runtime.procPin
 func procPin() int

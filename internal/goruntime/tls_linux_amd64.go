@@ -14,7 +14,7 @@ import (
 
 const archGetFS = 0x1003 // ARCH_GET_FS, asm/prctl.h
 
-// tlsWords is 1: the linker knows where the g slot is, and calibration only has to confirm it.
+// tlsWords is 1: the linker provides the offset of the g slot, and calibration only confirms it.
 const tlsWords = 1
 
 // tlsgOffset returns the distance from the FS base to g that this program was linked with. It reads no memory but its own

@@ -7,9 +7,9 @@ package goruntime
 
 import "errors"
 
-// tlsWords is how far above the thread pointer g is looked for. Only programs with cgo keep a copy
-// of g in thread-local storage. It is in the block of the executable, which follows the 16 bytes at
-// the thread pointer.
+// tlsWords is the number of words to search for g, starting at the thread pointer. Only programs with
+// cgo keep a copy of g in thread-local storage. It is in the block of the executable, which follows the
+// 16 bytes at the thread pointer.
 const tlsWords = 4096 / 8
 
 // tpidr returns the thread pointer, TPIDR_EL0, which user code may read and only threads with a C library set.

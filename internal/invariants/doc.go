@@ -1,9 +1,8 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package invariants says whether a program checks, at each step, what must always hold of
-// the span path. It does if it is built with -race or with the tag invariants. Without
-// either, the checks are not compiled in.
+// Package invariants enables checks of the span path's invariants in programs built with -race or
+// with the tag invariants. In other programs the checks are not compiled in.
 //
-// It does not know what is checked, and imports nothing of otelctx.
+// It does not know what is checked, and imports nothing from otelctx.
 package invariants

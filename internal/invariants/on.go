@@ -5,10 +5,10 @@
 
 package invariants
 
-// Enabled is whether there are checks.
+// Enabled reports whether checks are compiled in.
 const Enabled = true
 
-// Check panics if something does not hold.
+// Check panics if holds is false. what states the invariant.
 func Check(holds bool, what string) {
 	if !holds {
 		panic("otelctx: invariant: " + what)

@@ -15,23 +15,23 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// Capacity is how many entries there are. The first one, of number 0, is no name.
+// Capacity is the number of entries. Entry 0 means no name.
 const Capacity = 1 << 12
 
-// indexBits make the index at most half full: a search looks at few places.
+// indexBits makes the index at most half full, which keeps searches short.
 const indexBits = 13
 
-// Table is the names of a process. [New] makes one. It is safe for concurrent use. No name
-// is in a nil Table.
+// Table holds the span names of a process. [New] makes one. It is safe for concurrent use. A nil Table
+// is empty.
 type Table struct {
 	// seed is odd, and differs from process to process.
 	seed uint64
-	// index finds a name by its hash: each entry is the upper bits of the hash and the
-	// number; 0 is empty.
+	// index finds a name by its hash. An entry consists of the upper bits of the hash and the
+	// number, or is 0 if it is empty.
 	index [1 << indexBits]atomic.Uint64
-	// texts are the names by their numbers. Storing one claims the number.
+	// texts are the names by number. Storing a name claims the number.
 	texts [Capacity]atomic.Pointer[text]
-	// used is how many numbers are claimed, complete in entries, and in the index.
+	// used is the count of numbers that are claimed, complete in entries, and in the index.
 	used atomic.Uint32
 
 	header  *wire.NamesHeader
@@ -47,9 +47,8 @@ type text struct {
 	hash uint64
 }
 
-// New returns a table without names. If its memory cannot be mapped the table works all the
-// same, but no other process finds it: err says why. heap has it in memory that no other
-// process finds, for tests.
+// New returns an empty table. If heap is true, the table is on the heap, where other processes do not
+// find it. The same happens if its memory cannot be mapped; then New also returns an error.
 func New(heap bool) (t *Table, err error) {
 	t = &Table{seed: maphash.Bytes(maphash.MakeSeed(), nil) | 1}
 	t.region, err = vma.NewOrHeap(wire.NamesName, wire.NamesHeaderSize+Capacity*wire.NameEntrySize, heap)
@@ -58,7 +57,7 @@ func New(heap bool) (t *Table, err error) {
 	t.header.Capacity = Capacity
 	t.header.EntrySize = wire.NameEntrySize
 	t.header.HeaderSize = wire.NamesHeaderSize
-	atomic.StoreUint32(&t.header.Used, 1) // the empty one
+	atomic.StoreUint32(&t.header.Used, 1) // entry 0
 	t.used.Store(1)
 	if err = errors.Join(err, t.region.Publish(wire.NamesMagic)); err != nil {
 		err = fmt.Errorf("name table: %w", err)
@@ -66,10 +65,10 @@ func New(heap bool) (t *Table, err error) {
 	return t, err
 }
 
-// Address returns where the table's header is.
+// Address returns the address of the table's header.
 func (t *Table) Address() uint64 { return t.region.Address() }
 
-// Close has other processes not find the table any more. Names keep their numbers.
+// Close withdraws the table from other processes. Names keep their numbers.
 func (t *Table) Close() error {
 	if t == nil {
 		return nil
@@ -80,9 +79,8 @@ func (t *Table) Close() error {
 	return nil
 }
 
-// Number returns the number of a name, of which the first [wire.MaxName] bytes count, see
-// [gorecord.Cut]. The number is 0 if the name is empty, or if it is new and the table is full.
-// The latter are counted.
+// Number returns the number of a name, cut to [wire.MaxName] bytes by [gorecord.Cut]. It returns 0 if
+// the name is empty, or if the name is new and the table is full, which is counted: see [Table.LeftOut].
 func (t *Table) Number(name string) uint16 {
 	if len(name) > wire.MaxName {
 		name = gorecord.Cut(name, wire.MaxName)
@@ -95,8 +93,8 @@ func (t *Table) Number(name string) uint16 {
 	return number
 }
 
-// hash returns a hash of all of a name. Its upper bits depend on each bit of the name; its lower
-// ones do not. Package maphash takes three times as long.
+// hash returns a hash of a name. Only its upper bits depend on every bit of the name. Package maphash
+// takes three times as long.
 func (t *Table) hash(name string) uint64 {
 	n := len(name)
 	h := uint64(n) * t.seed
@@ -127,14 +125,14 @@ func word(s string) uint64 {
 	return uint64(s[0]) | uint64(s[1])<<8 | uint64(s[2])<<16 | uint64(s[3])<<24 | uint64(s[4])<<32 | uint64(s[5])<<40 | uint64(s[6])<<48 | uint64(s[7])<<56
 }
 
-// find returns the number of a name, or 0 and the empty place in the index where it belongs. Half
-// of the places at least are empty.
+// find returns the number of a name, or 0 and the empty index entry where it belongs. There is always
+// one, because at least half of the entries are empty.
 func (t *Table) find(name string, hash uint64) (number uint16, empty *atomic.Uint64) {
 	for i := hash >> (64 - indexBits); ; i++ {
-		at := &t.index[i%uint64(len(t.index))]
-		entry := at.Load()
+		slot := &t.index[i%uint64(len(t.index))]
+		entry := slot.Load()
 		if entry == 0 {
-			return 0, at
+			return 0, slot
 		}
 		if (entry^hash)>>16 == 0 && t.text(uint16(entry)) == name {
 			return uint16(entry), nil
@@ -142,7 +140,7 @@ func (t *Table) find(name string, hash uint64) (number uint16, empty *atomic.Uin
 	}
 }
 
-// text returns the name with a number.
+// text returns the name with this number, "" if there is none.
 func (t *Table) text(number uint16) string {
 	if text := t.texts[number%Capacity].Load(); text != nil {
 		return text.name
@@ -150,16 +148,16 @@ func (t *Table) text(number uint16) string {
 	return ""
 }
 
-// add gives a name the next number. Goroutines that add names at once complete each other's, so
-// that none of them waits for one that the kernel has taken off the processor.
+// add gives a name the next number. Goroutines that add names concurrently complete each other's
+// entries, so that none of them waits for a descheduled thread.
 //
 //go:noinline
 func (t *Table) add(name string, hash uint64) uint16 {
-	// The name may be a part of something large.
+	// Clone, because the name may be a substring of something large.
 	added := &text{strings.Clone(name), hash}
 	for {
-		// The order tells that the name is new: if it has a number below n, find sees it, and
-		// if another goroutine gives it n, the claim fails.
+		// Load used first, then find: if the name has a number below n, find sees it, and if another
+		// goroutine gives it the number n, the claim fails.
 		n := t.used.Load()
 		if number, _ := t.find(name, hash); number != 0 {
 			return number
@@ -177,12 +175,12 @@ func (t *Table) add(name string, hash uint64) uint16 {
 	}
 }
 
-// complete publishes a name that has claimed a number. Any number of goroutines may do so at once,
-// and some of them late.
+// complete publishes a name that has claimed a number. Any number of goroutines may do so
+// concurrently, and again later.
 func (t *Table) complete(n uint32, claimed *text) {
 	t.entries[n].Put(claimed.name)
-	// Readers look at Used first. Those who know the number have it from a cell or record,
-	// which was stored after this.
+	// Readers check Used first. A reader has the number from a cell or record, which is stored after
+	// this.
 	atomic.CompareAndSwapUint32(&t.header.Used, n, n+1)
 	for {
 		number, empty := t.find(claimed.name, claimed.hash)
@@ -193,7 +191,7 @@ func (t *Table) complete(n uint32, claimed *text) {
 	t.used.CompareAndSwap(n, n+1)
 }
 
-// Set sets n to what records say of names by their numbers.
+// Set sets n to the names with these numbers, for a record.
 func (t *Table) Set(n *gorecord.Names, name, endpoint uint16) {
 	if t == nil {
 		*n = gorecord.Names{}
@@ -203,7 +201,7 @@ func (t *Table) Set(n *gorecord.Names, name, endpoint uint16) {
 	n.NameLabel, n.EndpointLabel = gorecord.Label(t.text(name)), gorecord.Label(t.text(endpoint))
 }
 
-// LeftOut returns how many spans had a name that has no number.
+// LeftOut returns how often Number returned 0 because the table was full.
 func (t *Table) LeftOut() int64 {
 	if t == nil {
 		return 0

@@ -53,13 +53,12 @@ func TestNumber(t *testing.T) {
 	assert.Zero(t, table.Number(""))
 	assert.Zero(t, table.LeftOut())
 	n := table.Number(long)
-	assert.Equal(t, cut[:46], of(table, 0, n).EndpointLabel)
-	assert.Empty(t, of(table, 0, n).NameLabel)
+	assert.Equal(t, cut[:46], recordNames(table, 0, n).EndpointLabel)
+	assert.Empty(t, recordNames(table, 0, n).NameLabel)
 	assert.Zero(t, testing.AllocsPerRun(100, func() { table.Number(long) }))
 }
 
-// The memory is bounded: names beyond the capacity are left out, and those that were there
-// before stay.
+// The memory is bounded: names beyond the capacity are omitted, and earlier names stay.
 func TestTooManyNames(t *testing.T) {
 	table := newTable(t)
 	for i := range 4 * Capacity {
@@ -75,8 +74,8 @@ func TestTooManyNames(t *testing.T) {
 	assert.Zero(t, table.Number("late"))
 }
 
-// Names that are alike are told apart, as many as there is room for.
-func TestNamesThatAreAlike(t *testing.T) {
+// Similar names get different numbers, up to the capacity.
+func TestSimilarNames(t *testing.T) {
 	for _, format := range []string{
 		"worker-task-%02d", "orders-partition-%03d", "%-12s%04d middle!! and end", "shard %d of the catalogue",
 		"%d", "%05d", "GET /tenants/%04d/orders/items/list", "%04d, which differs at the beginning only, and is long",
@@ -96,7 +95,7 @@ func TestNamesThatAreAlike(t *testing.T) {
 	}
 }
 
-// Goroutines that see names for the first time at once lose none, and agree on the numbers.
+// Goroutines that add the same names concurrently lose none, and agree on the numbers.
 func TestNumberConcurrently(t *testing.T) {
 	const goroutines, count = 16, 320
 	for round := range 20 {
@@ -113,7 +112,7 @@ func TestNumberConcurrently(t *testing.T) {
 					n := table.Number(name)
 					assert.Equal(t, name, table.entry(t, n), round)
 					assert.Equal(t, n, table.Number(name))
-					assert.Equal(t, name, of(table, n, n).NameLabel)
+					assert.Equal(t, name, recordNames(table, n, n).NameLabel)
 				}
 			})
 		}
@@ -126,13 +125,13 @@ func TestNumberConcurrently(t *testing.T) {
 
 func TestNilTable(t *testing.T) {
 	var table *Table
-	assert.Zero(t, of(table, 1, 2))
+	assert.Zero(t, recordNames(table, 1, 2))
 	assert.Zero(t, table.LeftOut())
 	assert.NoError(t, table.Close())
 }
 
-// of returns what records say of names by their numbers.
-func of(t *Table, name, endpoint uint16) (n gorecord.Names) {
+// recordNames returns the names with these numbers as set in a record.
+func recordNames(t *Table, name, endpoint uint16) (n gorecord.Names) {
 	t.Set(&n, name, endpoint)
 	return n
 }

@@ -1,8 +1,8 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package scope encodes, as OTEP 4947 has it, those attributes of contexts that are published
-// with spans.
+// Package scope encodes the context-scoped attributes that are published with spans, as OTEP 4947
+// defines.
 //
-// It does not know to which span the attributes go.
+// It does not know the spans.
 package scope

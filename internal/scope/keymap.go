@@ -16,17 +16,15 @@ import (
 
 var _ = contextattr.Use()
 
-// KeyMap is the keys of the attributes that are published: the index of a key is its key
-// byte in the encoding of OTEP 4947. It never changes; another one that begins with its
-// keys may take its place.
+// KeyMap is the list of attribute keys to publish. The index of a key is its key byte in the encoding
+// of OTEP 4947. A KeyMap is immutable; Append returns a longer one.
 type KeyMap struct{ keys []attribute.Key }
 
-// MaxKeys is how many keys there are at most, each being a byte.
+// MaxKeys is the maximum number of keys, since the index is a byte.
 const MaxKeys = 256
 
-// Append returns m with those of keys that it does not have, and how many it has no
-// room for. nil stands for an empty m. Empty keys are passed over. If none is new it is
-// m itself.
+// Append returns a KeyMap with the keys of m followed by the new ones in keys, and the number of keys
+// beyond [MaxKeys]. It skips empty keys and duplicates, and returns m if no key is new. m may be nil.
 func (m *KeyMap) Append(keys ...attribute.Key) (more *KeyMap, refused int) {
 	all := m.Keys()
 	for _, key := range keys {
@@ -52,25 +50,25 @@ func (m *KeyMap) Keys() []attribute.Key {
 	return m.keys
 }
 
-// published is what a Scope has of the keys of a map.
+// published caches the encoded attributes of a Scope for one KeyMap.
 type published struct {
-	by *KeyMap
-	// attributes are nil if it has none of them.
+	keys *KeyMap
+	// attributes is nil if the Scope has none of the keys.
 	attributes *gorecord.Attributes
 }
 
-// Of returns what ctx has of the keys, or nil if that is nothing. It is encoded once for
-// each Scope, and again for each map.
+// Of returns the attributes of ctx that have these keys, encoded, or nil if there are none. The result
+// is cached in the Scope of ctx for one KeyMap.
 func (m *KeyMap) Of(ctx context.Context) *gorecord.Attributes {
 	if m == nil {
-		return nil // and ctx is not even looked at
+		return nil // without a lookup in ctx
 	}
 	s := contextattr.From(ctx)
 	if s == nil {
 		return nil
 	}
 	p, _ := s.Published.Load().(*published)
-	if p == nil || p.by != m {
+	if p == nil || p.keys != m {
 		p = &published{m, m.encode(s)}
 		s.Published.Store(p)
 	}
@@ -81,19 +79,19 @@ func (m *KeyMap) encode(s *contextattr.Scope) *gorecord.Attributes {
 	attrs := s.Attrs()
 	var entries []gorecord.Attribute
 	for i, key := range m.keys {
-		at, ok := slices.BinarySearchFunc(attrs, key, func(kv attribute.KeyValue, key attribute.Key) int {
+		position, ok := slices.BinarySearchFunc(attrs, key, func(kv attribute.KeyValue, key attribute.Key) int {
 			return strings.Compare(string(kv.Key), string(key))
 		})
 		if ok {
 			entries = append(entries, gorecord.Attribute{
-				Index: uint8(i), Key: string(key), Value: attrs[at].Value.String(),
+				Index: uint8(i), Key: string(key), Value: attrs[position].Value.String(),
 			})
 		}
 	}
 	return gorecord.NewAttributes(entries)
 }
 
-// Decode returns what Encoded returned of attributes of these keys.
+// Decode is the inverse of [gorecord.Attributes.Encoded] for attributes with these keys.
 func (m *KeyMap) Decode(encoded []byte) *gorecord.Attributes {
 	var entries []gorecord.Attribute
 	for len(encoded) >= 2 && len(encoded) >= 2+int(encoded[1]) {

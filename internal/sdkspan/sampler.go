@@ -25,13 +25,13 @@ func DefaultSampler() sdktrace.Sampler {
 		return sdktrace.ParentBased(sdktrace.NeverSample())
 	case "parentbased_traceidratio":
 		return sdktrace.ParentBased(sdktrace.TraceIDRatioBased(ratio()))
-	default: // parentbased_always_on, nothing, and what the SDK does not know
+	default: // parentbased_always_on, unset, or unknown to the SDK
 		return sdktrace.ParentBased(sdktrace.AlwaysSample())
 	}
 }
 
-// ratio returns the ratio from the environment, or 1 if there is none that the SDK would
-// accept. Ratios above 1 are the same as 1.
+// ratio returns the ratio from the environment, or 1 if it is missing or invalid. Ratios above 1 have
+// the same effect as 1.
 func ratio() float64 {
 	r, err := strconv.ParseFloat(strings.TrimSpace(os.Getenv("OTEL_TRACES_SAMPLER_ARG")), 64)
 	if err != nil || r < 0 {

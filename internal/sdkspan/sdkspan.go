@@ -15,10 +15,10 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// Key identifies a span: W3C's identifiers read as big-endian numbers. The zero Key is none.
+// Key identifies a span: its W3C ids as big-endian numbers. The zero Key means no span.
 type Key struct{ TraceIDHigh, TraceIDLow, SpanID uint64 }
 
-// Of returns what identifies the span that sc is of.
+// Of returns the key of the span with this SpanContext.
 func Of(sc trace.SpanContext) Key { return keyOf(sc.TraceID(), sc.SpanID()) }
 
 func keyOf(traceID trace.TraceID, spanID trace.SpanID) Key {
@@ -29,9 +29,9 @@ func keyOf(traceID trace.TraceID, spanID trace.SpanID) Key {
 	}
 }
 
-// FromContext returns the span of ctx, or nil if there is none. otelc's own rules have
-// [trace.SpanFromContext] return the goroutine's span for a context that has none. So the context
-// itself is asked, as the API does.
+// FromContext returns the span of ctx, or nil if there is none. It looks up the context value itself,
+// because in programs built with otelc, [trace.SpanFromContext] returns the goroutine's span for a
+// context without one.
 func FromContext(ctx context.Context) trace.Span {
 	if ctx == nil {
 		return nil
@@ -40,7 +40,7 @@ func FromContext(ctx context.Context) trace.Span {
 	return s
 }
 
-// Local returns what identifies the span of ctx, and false if there is none or it is remote.
+// Local returns the key of the span of ctx, and false if there is none or it is remote.
 func Local(ctx context.Context) (k Key, ok bool) {
 	s := FromContext(ctx)
 	if s == nil {
@@ -50,28 +50,28 @@ func Local(ctx context.Context) (k Key, ok bool) {
 	return Of(sc), sc.HasTraceID() && !sc.IsRemote()
 }
 
-// Recording returns what identifies the span of ctx, and false if that does not record in this
-// process: there is none, it is remote, or it is only the context of a span. A span of the SDK
-// records until it ends.
+// Recording returns the key of the span of ctx, and false if no span records in this process: there is
+// none, it is remote, or ctx has only a SpanContext. For a span of the SDK it returns true even if the
+// span has ended.
 func Recording(ctx context.Context) (k Key, ok bool) {
 	s := FromContext(ctx)
 	if s == nil {
 		return Key{}, false
 	}
 	if _, ok := s.(sdktrace.ReadOnlySpan); !ok && !s.IsRecording() {
-		return Key{}, false // The SDK's own spans are not asked: that takes a lock.
+		return Key{}, false // IsRecording of the SDK's own spans takes a lock: do not call it.
 	}
 	return Of(s.SpanContext()), true
 }
 
-// spanKey is the key of the span in a context. It is what the API asks a context for.
+// spanKey is the key under which the API stores the span in a context.
 var spanKey = func() any {
-	asked := &keyOfSpan{Context: context.Background()}
-	trace.SpanFromContext(asked)
-	return asked.key
+	spy := &keyOfSpan{Context: context.Background()}
+	trace.SpanFromContext(spy)
+	return spy.key
 }()
 
-// keyOfSpan is a context that remembers which key it was asked for.
+// keyOfSpan is a context that records the key of the last lookup.
 type keyOfSpan struct {
 	context.Context //nolint:containedctx // It is a context.
 
@@ -83,15 +83,14 @@ func (c *keyOfSpan) Value(key any) any {
 	return nil
 }
 
-// Started returns what identifies a span that a processor is told of by OnStart. It also
-// returns the span's trace flags, whether it has a parent, and its start in nanoseconds
-// since 1970. If the span is over already, since another processor has ended it, the key
-// is zero.
+// Started returns, for the span passed to OnStart, its key, its trace flags, whether it has a parent,
+// and its start in nanoseconds since 1970. The key is zero if the span has already ended, because
+// another processor has ended it.
 //
-// Results are of few words each, here and below: those are in registers.
+// The results, here and below, are small enough to be returned in registers.
 func Started(s sdktrace.ReadWriteSpan) (k Key, traceFlags uint8, child bool, startUnixNS uint64) {
 	v := (*value)(unsafe.Pointer(&s)) // sound: see value
-	if l := started.Load(); l != nil && l.table == v.table && v.data != nil {
+	if l := startedLayout.Load(); l != nil && l.table == v.table && v.data != nil {
 		if *v.time(l.end) != (time.Time{}) {
 			return Key{}, 0, false, 0
 		}
@@ -101,12 +100,12 @@ func Started(s sdktrace.ReadWriteSpan) (k Key, traceFlags uint8, child bool, sta
 	return startedOther(s, v.table)
 }
 
-// startedOther is apart, as are the next two, so that what is there for nearly all spans
-// needs no room for a SpanContext.
+// startedOther, like the next two, is a separate function so that the common path needs no stack space
+// for a SpanContext.
 //
 //go:noinline
 func startedOther(s sdktrace.ReadWriteSpan, table unsafe.Pointer) (k Key, traceFlags uint8, child bool, startUnixNS uint64) {
-	learn(&started, s, table)
+	learn(&startedLayout, s, table)
 	if !s.EndTime().IsZero() {
 		return Key{}, 0, false, 0
 	}
@@ -114,11 +113,11 @@ func startedOther(s sdktrace.ReadWriteSpan, table unsafe.Pointer) (k Key, traceF
 	return Of(sc), byte(sc.TraceFlags()), s.Parent().HasSpanID(), uint64(s.StartTime().UnixNano())
 }
 
-// Parent returns what identifies the parent of such a span, zero if it has none, and whether
-// that is remote.
+// Parent returns the key of the parent of the span passed to OnStart, zero if it has none, and whether
+// the parent is remote.
 func Parent(s sdktrace.ReadWriteSpan) (k Key, remote bool) {
 	v := (*value)(unsafe.Pointer(&s))
-	if l := started.Load(); l != nil && l.table == v.table && v.data != nil {
+	if l := startedLayout.Load(); l != nil && l.table == v.table && v.data != nil {
 		sc := v.spanContext(l.parent)
 		return sc.key(), sc.remote
 	}
@@ -131,11 +130,10 @@ func otherParent(s sdktrace.ReadWriteSpan) (k Key, remote bool) {
 	return Of(sc), sc.IsRemote()
 }
 
-// Ended returns what identifies a span that a processor is told of by OnEnd, its trace flags
-// and its end.
+// Ended returns the key, the trace flags and the end time of the span passed to OnEnd.
 func Ended(s sdktrace.ReadOnlySpan) (k Key, traceFlags uint8, end time.Time) {
 	v := (*value)(unsafe.Pointer(&s))
-	if l := ended.Load(); l != nil && l.table == v.table && v.data != nil {
+	if l := endedLayout.Load(); l != nil && l.table == v.table && v.data != nil {
 		sc := v.spanContext(l.spanContext)
 		return sc.key(), uint8(sc.traceFlags), *v.time(l.end)
 	}
@@ -144,42 +142,40 @@ func Ended(s sdktrace.ReadOnlySpan) (k Key, traceFlags uint8, end time.Time) {
 
 //go:noinline
 func endedOther(s sdktrace.ReadOnlySpan, table unsafe.Pointer) (k Key, traceFlags uint8, end time.Time) {
-	learn(&ended, s, table)
+	learn(&endedLayout, s, table)
 	sc := s.SpanContext()
 	return Of(sc), byte(sc.TraceFlags()), s.EndTime()
 }
 
-// value is how a variable of an interface type that has methods is laid out. Its first
-// word is the table of its dynamic type's methods, of which the runtime keeps one for
-// each pair of types. The second is the value, or where it is. Both of Go's compilers
-// have it like that, and so did all of their releases.
+// value is the layout of a variable of an interface type with methods. The first word points to the
+// method table of the dynamic type, of which the runtime has one for each pair of types. The second is
+// the value or a pointer to it. This holds for both Go compilers in all of their releases.
 type value struct{ table, data unsafe.Pointer }
 
-// layout is where in a value with a table its own SpanContext, its parent's, its start and its
-// end are. It is nil as long as none of the SDK's types has been seen.
+// layout holds the offsets of the fields in values with a method table.
 type layout struct {
 	table                           unsafe.Pointer
 	spanContext, parent, start, end uintptr
 }
 
-var started, ended atomic.Pointer[layout]
+// startedLayout and endedLayout are the layouts of the types passed to OnStart and OnEnd, nil until one of the
+// SDK's types was seen.
+var startedLayout, endedLayout atomic.Pointer[layout]
 
-// time returns the time that is so far behind the beginning of the value. Sound as
-// spanContext is.
+// time returns the time at an offset in the value. It is sound for the same reasons as spanContext.
 func (v *value) time(offset uintptr) *time.Time {
 	return (*time.Time)(unsafe.Add(v.data, offset))
 }
 
-// spanContext returns the one that is so far behind the beginning of the value.
+// spanContext returns the SpanContext at an offset in the value.
 //
-// Sound: it is where the compiler has put it in a value of the type that has the table. It
-// is laid out as ours, or nothing would be known. The SDK does not change it once others
-// see the span.
+// Sound: learn took the offset from the type that has this method table, and only if the layout of the
+// SDK's SpanContext is that of ours. The SDK does not change it after OnStart is called.
 func (v *value) spanContext(offset uintptr) *spanContext {
 	return (*spanContext)(unsafe.Add(v.data, offset))
 }
 
-// spanContext is a [trace.SpanContext], if known.
+// spanContext has the layout of a [trace.SpanContext] if sameLayout is true.
 type spanContext struct {
 	traceID    trace.TraceID
 	spanID     trace.SpanID
@@ -188,9 +184,9 @@ type spanContext struct {
 	remote     bool
 }
 
-var known = sameFields(reflect.TypeFor[spanContext](), reflect.TypeFor[trace.SpanContext]())
+var sameLayout = sameFields(reflect.TypeFor[spanContext](), reflect.TypeFor[trace.SpanContext]())
 
-// sameFields reports whether two structs have the same ones in the same places.
+// sameFields reports whether two structs have the same fields at the same offsets.
 func sameFields(a, b reflect.Type) bool {
 	same := a.NumField() == b.NumField() && a.Size() == b.Size()
 	for i := 0; same && i < a.NumField(); i++ {
@@ -202,11 +198,11 @@ func sameFields(a, b reflect.Type) bool {
 
 func (sc *spanContext) key() Key { return keyOf(sc.traceID, sc.spanID) }
 
-// learn notes where a span that has this table keeps what is read of it. It does so only
-// for a pointer to one of the SDK's structs with fields for that. What it reads there must
-// be what the span's methods return.
+// learn stores the layout of the span's type, which has this method table. The type must be a pointer
+// to one of the SDK's structs with the expected fields, whose values must equal the results of the
+// span's methods.
 func learn(to *atomic.Pointer[layout], span sdktrace.ReadOnlySpan, table unsafe.Pointer) {
-	if !known || to.Load() != nil {
+	if !sameLayout || to.Load() != nil {
 		return
 	}
 	t := reflect.TypeOf(span)
@@ -218,7 +214,7 @@ func learn(to *atomic.Pointer[layout], span sdktrace.ReadOnlySpan, table unsafe.
 		!field[trace.SpanContext](t.Elem(), &l.parent, "parent") || !field[time.Time](t.Elem(), &l.start, "startTime") || !field[time.Time](t.Elem(), &l.end, "endTime") {
 		return
 	}
-	v := (*value)(unsafe.Pointer(&span)) // its table is another one, its value is the same
+	v := (*value)(unsafe.Pointer(&span)) // Another interface type has another table, but the same value.
 	if v.spanContext(l.spanContext).key() == Of(span.SpanContext()) && v.spanContext(l.parent).key() == Of(span.Parent()) &&
 		v.time(l.start).Equal(span.StartTime()) && v.time(l.end).Equal(span.EndTime()) {
 		to.CompareAndSwap(nil, &l)
@@ -227,8 +223,8 @@ func learn(to *atomic.Pointer[layout], span sdktrace.ReadOnlySpan, table unsafe.
 
 var sdk = reflect.TypeFor[sdktrace.TracerProvider]().PkgPath()
 
-// field sets offset to that of a struct's field, and reports whether the struct has it and
-// it is a T.
+// field sets offset to the offset of a struct's field, and reports whether the struct has that field
+// with type T.
 func field[T any](t reflect.Type, offset *uintptr, name string) bool {
 	f, ok := t.FieldByName(name)
 	*offset = f.Offset

@@ -18,13 +18,13 @@ import (
 	"go.opentelemetry.io/otel/trace/noop"
 )
 
-// checked compares what is read of each span with what the span says.
+// checked is a span processor that compares the results of this package with the span's methods.
 type checked struct {
 	t     *testing.T
 	spans atomic.Int64
-	// newRoots says that spans have no parent, whatever their context has.
+	// newRoots is set while spans start with trace.WithNewRoot.
 	newRoots atomic.Bool
-	// ends has it end each span that starts, as a processor may.
+	// ends makes OnStart end each span, as a processor may.
 	ends atomic.Bool
 }
 
@@ -44,7 +44,7 @@ func (c *checked) OnEnd(s sdktrace.ReadOnlySpan) {
 	c.spans.Add(1)
 }
 
-// checkStarted compares what is read of a span with what it is, and what its parent is.
+// checkStarted compares the results for a started span with its SpanContext and its parent's.
 func checkStarted(t *testing.T, s sdktrace.ReadWriteSpan, self, parent trace.SpanContext) {
 	t.Helper()
 	k, traceFlags, child, start := Started(s)
@@ -70,8 +70,8 @@ func (*checked) ForceFlush(context.Context) error { return nil }
 
 func forget(t *testing.T) {
 	t.Helper()
-	started.Store(nil)
-	ended.Store(nil)
+	startedLayout.Store(nil)
+	endedLayout.Store(nil)
 }
 
 func TestSpansOfTheSDK(t *testing.T) {
@@ -91,7 +91,7 @@ func TestSpansOfTheSDK(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	// Parents that are not the SDK's.
+	// Parents of other types than the SDK's.
 	remote := trace.NewSpanContext(trace.SpanContextConfig{
 		TraceID: trace.TraceID{1, 15: 2}, SpanID: trace.SpanID{3, 7: 4}, TraceFlags: 0xA5, Remote: true,
 	})
@@ -108,9 +108,9 @@ func TestSpansOfTheSDK(t *testing.T) {
 	span.End()
 	assert.EqualValues(t, 4*100*4+4*2, c.spans.Load())
 
-	// It was not by SpanContext that they were read.
-	require.NotNil(t, started.Load(), "the SDK's types have other fields by now: see learn")
-	require.NotNil(t, ended.Load())
+	// The fast path was used.
+	require.NotNil(t, startedLayout.Load(), "the fields of the SDK's types have changed: see learn")
+	require.NotNil(t, endedLayout.Load())
 }
 
 func startedKey(s sdktrace.ReadWriteSpan) Key {
@@ -118,7 +118,7 @@ func startedKey(s sdktrace.ReadWriteSpan) Key {
 	return k
 }
 
-// overAtStart notes what is read of spans that a processor before has ended.
+// overAtStart records the keys of spans that an earlier processor has ended.
 type overAtStart struct {
 	checked
 
@@ -129,8 +129,7 @@ func (o *overAtStart) OnStart(_ context.Context, s sdktrace.ReadWriteSpan) {
 	o.keys = append(o.keys, startedKey(s))
 }
 
-// A span that an earlier processor has ended has no key, whether or not the SDK's types are
-// known already.
+// A span that an earlier processor has ended has no key, whether or not the layout has been learned.
 func TestSpanEndedByAnEarlierProcessor(t *testing.T) {
 	forget(t)
 	before, after := &checked{t: t}, &overAtStart{checked: checked{t: t}}
@@ -146,7 +145,7 @@ func TestSpanEndedByAnEarlierProcessor(t *testing.T) {
 	assert.NotZero(t, after.keys[0])
 	assert.Equal(t, []Key{{}, {}}, after.keys[1:])
 
-	// Nor has one of a type that is not the SDK's.
+	// The same holds for types other than the SDK's.
 	_, span := tracer.Start(t.Context(), "span")
 	inner, ok := span.(sdktrace.ReadWriteSpan)
 	require.True(t, ok)
@@ -193,8 +192,8 @@ func TestLearnComparesWithTheMethods(t *testing.T) {
 		tt.change(l)
 		checkStarted(t, l, span.SpanContext(), outer.SpanContext())
 		checkEnded(t, l, span.SpanContext())
-		assert.Equal(t, tt.learns, started.Load() != nil, name)
-		assert.Equal(t, tt.learns, ended.Load() != nil, name)
+		assert.Equal(t, tt.learns, startedLayout.Load() != nil, name)
+		assert.Equal(t, tt.learns, endedLayout.Load() != nil, name)
 	}
 }
 
@@ -208,9 +207,9 @@ func TestOtherSpans(t *testing.T) {
 	for range 2 {
 		checkStarted(t, &foreign{ReadWriteSpan: inner}, span.SpanContext(), outer.SpanContext())
 		checkEnded(t, foreign{ReadWriteSpan: inner}, span.SpanContext())
-		assert.Nil(t, started.Load(), "only of the SDK's types is it known that their contexts do not change")
-		assert.Nil(t, ended.Load())
-		// From now on the SDK's are known.
+		assert.Nil(t, startedLayout.Load(), "only the contexts of the SDK's types are known not to change")
+		assert.Nil(t, endedLayout.Load())
+		// From now on the SDK's layouts are learned.
 		checkStarted(t, inner, span.SpanContext(), outer.SpanContext())
 		checkEnded(t, inner, span.SpanContext())
 		forget(t)
@@ -235,14 +234,14 @@ func TestFieldsThatAreNotThere(t *testing.T) {
 	} {
 		assert.False(t, sameFields(reflect.TypeFor[struct{ a, b int64 }](), other))
 	}
-	t.Cleanup(func() { known = true })
-	require.True(t, known)
-	known = false
+	t.Cleanup(func() { sameLayout = true })
+	require.True(t, sameLayout)
+	sameLayout = false
 	_, root := sdktrace.NewTracerProvider().Tracer("test").Start(t.Context(), "span")
 	inner, ok := root.(sdktrace.ReadWriteSpan)
 	require.True(t, ok)
 	checkStarted(t, inner, root.SpanContext(), trace.SpanContext{})
-	assert.Nil(t, started.Load())
+	assert.Nil(t, startedLayout.Load())
 }
 
 func TestLocal(t *testing.T) {

@@ -1,9 +1,9 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package vma makes memory that other processes find by its name in
-// /proc/pid/maps. Where that cannot be, and in tests, there is memory on the heap in its
-// place. The package is the project's one door to the memory system calls.
+// Package vma maps memory that other processes find by its name in /proc/pid/maps. Where that is
+// impossible, and in tests, it allocates on the heap instead. No other package of the project maps
+// memory.
 //
-// It knows no format: what is in the memory is for the caller to write.
+// It knows no format: the caller writes the contents.
 package vma

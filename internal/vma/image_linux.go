@@ -12,16 +12,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Image is a file in memory as a loader would map it: a part that is executed, and
-// behind it one that is written. It stays for ever; forked children inherit it.
+// Image is a file mapped as a loader would map it: an executable part, followed by a writable part. It
+// is never unmapped, and forked children inherit it.
 type Image struct{ mem []byte }
 
-// MapImage maps a file. Its first text bytes are mapped to be read and executed. What
-// is behind them, rounded up to whole pages, is mapped privately to be read and
-// written. text is a multiple of the page size. prepare gets all of the mapping and may
-// touch only what is behind text. It is called before the part that is executed, which
-// readers look for, is there. Any failure leaves nothing behind; where the file system
-// or a policy denies code it wraps [os.ErrPermission].
+// MapImage maps a file privately: its first text bytes readable and executable, the rest, rounded up to
+// whole pages, readable and writable. text must be a multiple of the page size. MapImage calls prepare
+// with the whole mapping, of which only the part after text may be accessed, before it maps the
+// executable part, which is the part that readers search for. On failure nothing stays mapped. The
+// error wraps [os.ErrPermission] if the file system or a policy denies executable mappings.
 func MapImage(f *os.File, text int, prepare func(mem []byte)) (*Image, error) {
 	stat, err := f.Stat()
 	if err != nil {
@@ -39,7 +38,7 @@ func MapImage(f *os.File, text int, prepare func(mem []byte)) (*Image, error) {
 		return nil, fmt.Errorf("reserve %d bytes: %w", size, err)
 	}
 	place := func(from, to, prot int) error {
-		// Sound: the range is ours, and one system call replaces what is there.
+		// Sound: the range belongs to mem, and one system call replaces the mapping.
 		_, err := unix.MmapPtr(int(f.Fd()), int64(from), unsafe.Pointer(&mem[from]), uintptr(to-from), prot,
 			unix.MAP_PRIVATE|unix.MAP_FIXED)
 		return err
@@ -57,16 +56,16 @@ func MapImage(f *os.File, text int, prepare func(mem []byte)) (*Image, error) {
 // Bytes returns the memory, all of which may be read.
 func (i *Image) Bytes() []byte { return i.mem }
 
-// Signal makes the system call that names process contexts, on the part of the image
-// that is executed. The kernel never names that, since a file is behind it; but
-// profilers watch for the call and look at the process's mappings anew.
+// Signal makes the prctl call that names process contexts, on the executable part of the image. The
+// kernel always refuses, since the mapping is backed by a file, but profilers watch for the call and
+// then scan the process's mappings again.
 func (i *Image) Signal(name string) {
 	b, err := unix.BytePtrFromString(name)
 	if err != nil {
 		return
 	}
 	// Sound: the pointers are converted in the argument list, which keeps them alive
-	// and in place for the call. Its failure is what is expected.
+	// and in place for the call. The call is expected to fail.
 	_, _, _ = unix.Syscall6(unix.SYS_PRCTL, unix.PR_SET_VMA, //nolint:dogsled // see above
 		unix.PR_SET_VMA_ANON_NAME,
 		uintptr(unsafe.Pointer(unsafe.SliceData(i.mem))), uintptr(os.Getpagesize()), uintptr(unsafe.Pointer(b)), 0)

@@ -68,7 +68,7 @@ func TestMapImageRefuses(t *testing.T) {
 	}
 }
 
-// A file system without execution has no code mapped, and nothing stays.
+// On a noexec file system MapImage fails, and nothing stays mapped.
 func TestMapImageWithoutExecution(t *testing.T) {
 	dir := t.TempDir()
 	if err := unix.Mount("tmpfs", dir, "tmpfs", unix.MS_NOEXEC, ""); err != nil {

@@ -8,26 +8,24 @@ import (
 	"unsafe"
 )
 
-// Region is private, zeroed, readable and writable memory. That of [New] and
-// [NewAnonymous] is a mapping that a name in /proc/pid/maps leads to, and that no forked
-// child inherits. That of [NewHeap] is on the heap, where no other process finds it.
+// Region is private, zeroed, readable and writable memory. [New] and [NewAnonymous] return a mapping
+// that has a name in /proc/pid/maps and is not inherited by forked children. [NewHeap] returns memory
+// on the heap, which other processes cannot find.
 //
-// A Region is not safe for concurrent use; its memory is whatever its owner makes
-// of it.
+// The methods of a Region are not safe for concurrent use. Access to its memory is up to the owner.
 type Region struct {
 	mem    []byte
 	mapped bool
 	name   string
-	// nameless is why there should be a memfd's name to find the mapping by and is
-	// not; nil if there is or need not be.
-	nameless error
+	// memfdErr is the reason why the mapping is not backed by a memfd as intended, or nil.
+	memfdErr error
 }
 
 // NewHeap returns a Region on the heap.
 func NewHeap(size int) *Region { return &Region{mem: make([]byte, size)} }
 
-// NewOrHeap is [New], or [NewHeap] if there can be no mapping or heap is true. The error
-// says why there is none.
+// NewOrHeap returns [New], or [NewHeap] if heap is true or New fails. In the latter case it also
+// returns the error of New.
 func NewOrHeap(name string, size int, heap bool) (*Region, error) {
 	if heap {
 		return NewHeap(size), nil
@@ -39,34 +37,32 @@ func NewOrHeap(name string, size int, heap bool) (*Region, error) {
 	return r, nil
 }
 
-// Bytes returns the memory. That of a mapping is page-aligned, and must not be touched
-// after [Region.Close].
+// Bytes returns the memory. A mapping is page-aligned, and must not be accessed after [Region.Close].
 func (r *Region) Bytes() []byte { return r.mem }
 
-// Address returns where in this process the memory starts.
+// Address returns the address of the memory in this process.
 func (r *Region) Address() uint64 {
 	return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(r.mem))))
 }
 
-// Publish has readers find the memory, which is complete now. It stores magic, which is what
-// they look for, as the first word. Then it announces the memory. The error is that of
-// [Region.Announce].
+// Publish makes the memory visible to readers: it stores magic, which they search for, in the first
+// word, then calls [Region.Announce] and returns its error. Write the contents first.
 func (r *Region) Publish(magic uint32) error {
 	atomic.StoreUint32(r.magic(), magic)
 	return r.Announce()
 }
 
-// Withdraw has readers not find the memory any more, and retires it. Doing so again does
-// nothing. The error is that of [Region.Retire].
+// Withdraw unpublishes the memory: it clears the magic number, then calls [Region.Retire] and returns
+// its error. A second call does nothing.
 func (r *Region) Withdraw() error {
 	if r.mem == nil {
 		return nil
 	}
-	// Readers reject it from here on, even if the mapping cannot be replaced.
+	// Without the magic number, readers reject the memory even if Retire fails.
 	atomic.StoreUint32(r.magic(), 0)
 	return r.Retire()
 }
 
-// magic returns the first word. Sound: no Region has less than that, and both kinds of
+// magic returns the first word. Sound: every Region has at least that size, and mappings and heap
 // memory are aligned for it.
 func (r *Region) magic() *uint32 { return (*uint32)(unsafe.Pointer(unsafe.SliceData(r.mem))) }

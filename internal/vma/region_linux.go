@@ -12,14 +12,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// New maps size bytes, rounded up to whole pages, that [Region.Announce] will make
-// findable as name (at most 79 bytes without '[', ']', '\\', '$', '`': the kernel's
-// rule). Pages that are never touched cost no memory.
+// New maps size bytes, rounded up to whole pages, which [Region.Announce] names (at most 79 bytes
+// without '[', ']', '\\', '$', '`': the kernel's rule). Untouched pages use no memory.
 //
-// The mapping is backed by a memfd of that name, which is closed again. Where the system
-// denies memfds, or files of this size, it is anonymous (OTEP 4719, publication protocol,
-// steps 2 to 5).
-// Any failure leaves nothing behind.
+// The mapping is backed by a memfd with that name, whose descriptor New closes. If the system denies
+// memfds, or files of this size, the mapping is anonymous (OTEP 4719, publication protocol,
+// steps 2 to 5). On failure nothing stays mapped.
 func New(name string, size int) (*Region, error) {
 	size, err := wholePages(size)
 	if err != nil {
@@ -28,13 +26,13 @@ func New(name string, size int) (*Region, error) {
 	fd, memfdErr := memfd(name, size)
 	r, err := newRegion(name, size, fd)
 	if memfdErr == nil {
-		// The mapping keeps the memfd's name; a close that fails has still closed.
+		// The mapping keeps the memfd's name. A failed close still closes the descriptor.
 		_ = unix.Close(fd)
 	}
 	if err != nil {
 		return nil, err
 	}
-	r.nameless = memfdErr
+	r.memfdErr = memfdErr
 	return r, nil
 }
 
@@ -63,14 +61,13 @@ func newRegion(name string, size, fd int) (*Region, error) {
 	if err := unix.Madvise(mem, unix.MADV_DONTFORK); err != nil {
 		return nil, errors.Join(fmt.Errorf("madvise MADV_DONTFORK: %w", err), munmap(mem))
 	}
-	// Memory is for the pages that are used, not for the huge ones around them. Not
-	// every kernel has huge pages to refuse.
+	// Huge pages would use memory for untouched pages. Kernels without huge pages return an error.
 	_ = unix.Madvise(mem, unix.MADV_NOHUGEPAGE)
 	return &Region{mem: mem, mapped: true, name: name}, nil
 }
 
-// NewAnonymous is [New] without a memfd. Unless the kernel can name mappings, readers
-// can find the memory only by what it holds, and Announce returns no error.
+// NewAnonymous is [New] without a memfd. If the kernel cannot name mappings, Announce returns no error,
+// and readers can find the memory only by its contents.
 func NewAnonymous(name string, size int) (*Region, error) {
 	return newRegion(name, size, -1)
 }
@@ -98,8 +95,8 @@ func memfd(name string, size int) (int, error) {
 	const flags = unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
 	fd, err := unix.MemfdCreate(name, flags|unix.MFD_NOEXEC_SEAL)
 	if err != nil {
-		// Linux before 6.3 does not know MFD_NOEXEC_SEAL and says EINVAL. A system call
-		// filter that does not know it either says what it likes.
+		// Linux before 6.3 does not know MFD_NOEXEC_SEAL and returns EINVAL. System call filters may
+		// return any error.
 		fd, err = unix.MemfdCreate(name, flags)
 	}
 	if err != nil {
@@ -118,13 +115,12 @@ func memfd(name string, size int) (int, error) {
 	return fd, nil
 }
 
-// Announce asks the kernel to name the mapping. It always asks, also where it is known
-// to fail. Profilers watch for this very call as the signal to look (OTEP 4719,
-// publication protocol, step 10).
+// Announce asks the kernel to name the mapping. It makes the call even where it is known to fail,
+// because profilers watch for this call as the signal to scan (OTEP 4719, publication protocol,
+// step 10).
 //
-// A kernel without CONFIG_ANON_VMA_NAME refuses, which is no error as long as the
-// memfd's name is there to be found. The error says that neither is. Memory on the heap
-// has no name, which is no error either.
+// A kernel without CONFIG_ANON_VMA_NAME refuses. That is an error only if the mapping has no memfd
+// name either. For memory on the heap, Announce does nothing.
 func (r *Region) Announce() error {
 	if !r.mapped {
 		return nil
@@ -137,23 +133,22 @@ func (r *Region) Announce() error {
 	// and in place for the call. The kernel copies the name.
 	_, _, errno := unix.Syscall6(unix.SYS_PRCTL, unix.PR_SET_VMA, unix.PR_SET_VMA_ANON_NAME,
 		uintptr(r.Address()), uintptr(len(r.mem)), uintptr(unsafe.Pointer(name)), 0)
-	if errno != 0 && r.nameless != nil {
-		return fmt.Errorf("mapping cannot be named: %w; prctl PR_SET_VMA_ANON_NAME: %w", r.nameless, errno)
+	if errno != 0 && r.memfdErr != nil {
+		return fmt.Errorf("mapping cannot be named: %w; prctl PR_SET_VMA_ANON_NAME: %w", r.memfdErr, errno)
 	}
 	return nil
 }
 
-// Retire takes the memory's name and contents away and leaves the addresses mapped for
-// ever. So writers that do not know yet write where nobody reads. It is for memory
-// whose writers cannot be waited for; the region cannot be used after it. Memory on the
-// heap is only let go of.
+// Retire replaces the mapping by an unnamed, zeroed one at the same addresses, which is never unmapped,
+// so that late writers do no harm. Use it if it is impossible to wait for writers. The region cannot be
+// used afterwards. Memory on the heap is released to the garbage collector.
 func (r *Region) Retire() error {
 	mem := r.mem
 	r.mem = nil
 	if mem == nil || !r.mapped {
 		return nil
 	}
-	// One system call replaces the mapping: at no moment is there none.
+	// One system call replaces the mapping, so the addresses are mapped at all times.
 	_, err := unix.MmapPtr(-1, 0, unsafe.Pointer(unsafe.SliceData(mem)), uintptr(len(mem)),
 		unix.PROT_READ|unix.PROT_WRITE, unix.MAP_FIXED|unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
 	if err != nil {
@@ -162,7 +157,7 @@ func (r *Region) Retire() error {
 	return nil
 }
 
-// Close unmaps the memory, or lets go of that on the heap. Closing again does nothing.
+// Close unmaps the memory, or releases heap memory. A second call does nothing.
 func (r *Region) Close() error {
 	mem := r.mem
 	r.mem = nil

@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 	})
 }
 
-// allocators are the ways to make a region.
+// allocators are the functions that make a region.
 var allocators = map[string]func(string, int) (*Region, error){"memfd": New, "anonymous": NewAnonymous}
 
 // newRegionOf makes a region and closes it at the end of the test.
@@ -66,9 +66,9 @@ func at(t *testing.T, address uint64) procfs.Mapping {
 	return procfs.Mapping{}
 }
 
-// hold returns pages of a region that may be touched after the region has let go of them.
+// hold returns pages of a region that may be accessed after Retire.
 func hold(r *Region) [][4096]byte {
-	// Sound: the memory is mapped, and Retire leaves it so.
+	// Sound: the memory is mapped, and stays mapped after Retire.
 	return unsafe.Slice((*[4096]byte)(unsafe.Pointer(unsafe.SliceData(r.Bytes()))), len(r.Bytes())/4096)
 }
 
@@ -104,7 +104,7 @@ func TestRegion(t *testing.T) {
 			t.Run(fmt.Sprintf("%s/size=%d", name, size), func(t *testing.T) {
 				files := resources.OpenFiles(t)
 				r := newRegionOf(t, allocate, size)
-				require.NoError(t, r.nameless)
+				require.NoError(t, r.memfdErr)
 				for range 2 { // as with every update
 					require.NoError(t, r.Announce())
 				}
@@ -124,7 +124,7 @@ func TestRegion(t *testing.T) {
 					assert.Equal(t, uint64(len(b)), m.End-m.Start)
 				}
 
-				// The memory at that address is this one: read it by another way.
+				// Read the memory back through the kernel, to check that the address is right.
 				for i := range b {
 					b[i] = byte(i>>8) ^ byte(i)
 				}
@@ -144,7 +144,7 @@ func TestRegion(t *testing.T) {
 	}
 }
 
-// Children do not inherit a region, and pages that nobody has touched cost nothing.
+// Children do not inherit a region, and untouched pages use no memory.
 func TestRegionInSmaps(t *testing.T) {
 	const size = 64 << 20
 	r := newRegionOf(t, New, size)
@@ -166,7 +166,7 @@ func TestRegionCloseTwice(t *testing.T) {
 	r := newRegionOf(t, New, 1)
 	require.NoError(t, r.Close())
 
-	// Something else moves in where it was.
+	// Another mapping takes its addresses.
 	mem, err := syscall.Mmap(-1, 0, os.Getpagesize(), syscall.PROT_READ, syscall.MAP_PRIVATE|syscall.MAP_ANON)
 	require.NoError(t, err)
 	defer syscall.Munmap(mem)
@@ -189,8 +189,7 @@ func TestRegionBadSize(t *testing.T) {
 				assert.Nil(t, r)
 			}
 		}
-		// Whether a memory file of this size can be mapped is the kernel's to say, by how
-		// it is told to overcommit.
+		// Whether a memory file of this size can be mapped depends on the kernel's overcommit setting.
 		r, err := allocate(testName, 1<<40)
 		if err == nil {
 			require.NoError(t, r.Close())
@@ -210,7 +209,7 @@ func TestNames(t *testing.T) {
 		desc, name string
 		// memfd is the name in maps where a memfd can have it.
 		memfd string
-		// announced is whether the mapping can be found.
+		// announced is set if the mapping can be found.
 		announced bool
 	}{
 		{"usual", testName, "/memfd:" + testName + " (deleted)", true},
@@ -231,7 +230,7 @@ func TestNames(t *testing.T) {
 			err = r.Announce()
 			if !tt.announced {
 				require.Error(t, err)
-				require.Error(t, r.nameless, "anonymous memory serves instead")
+				require.Error(t, r.memfdErr, "anonymous memory serves instead")
 				return
 			}
 			require.NoError(t, err)
@@ -254,7 +253,7 @@ func withoutMemfd(denied func(func() error) error) func(p *childproc.Parent) {
 		r.Bytes()[len(r.Bytes())-1] = 1
 		all, err := resources.Mappings("")
 		p.Must(err)
-		p.Send("%v", r.nameless)
+		p.Send("%v", r.memfdErr)
 		for _, m := range all {
 			if m.Start <= r.Address() && r.Address() < m.End {
 				p.Send("%s %d %q", m.Perms, m.Inode, m.Name)
@@ -298,7 +297,7 @@ func TestRegionWithoutMemfd(t *testing.T) {
 			if announced == "<nil>" {
 				assert.Equal(t, `rw-p 0 "[anon:`+testName+`]"`, mapping)
 			} else {
-				// A kernel without CONFIG_ANON_VMA_NAME: nobody could find it.
+				// Without CONFIG_ANON_VMA_NAME, readers could not find it.
 				assert.Equal(t, `rw-p 0 ""`, mapping)
 				assert.Equal(t, "mapping cannot be named: "+reason+"; prctl PR_SET_VMA_ANON_NAME: invalid argument", announced)
 			}
@@ -332,7 +331,7 @@ func TestRetire(t *testing.T) {
 	}
 }
 
-// A write that met no memory would end the process.
+// A write to unmapped memory would crash the process.
 func TestRetireUnderWriters(t *testing.T) {
 	for name, allocate := range allocators {
 		t.Run(name, func(t *testing.T) {
@@ -368,7 +367,7 @@ func TestRetireUnderWriters(t *testing.T) {
 	}
 }
 
-// Memory on the heap is only let go of: whoever still has it finds what is there.
+// Heap memory is only released: late readers still find the contents.
 func TestHeap(t *testing.T) {
 	for name, end := range map[string]func(*Region) error{"retire": (*Region).Retire, "close": (*Region).Close} {
 		r := NewHeap(1 << 16)

@@ -26,11 +26,11 @@ func CheckFileSize(int) error { return nil }
 // Announce does nothing: memory is on the heap here.
 func (*Region) Announce() error { return nil }
 
-// Retire lets go of the memory.
+// Retire releases the memory.
 func (r *Region) Retire() error {
 	r.mem = nil
 	return nil
 }
 
-// Close lets go of the memory.
+// Close releases the memory.
 func (r *Region) Close() error { return r.Retire() }
