@@ -21,7 +21,7 @@ import (
 type Command struct {
 	process *os.Process
 	// resume is closed to let the program run; detached receives the result.
-	resume    chan struct{}
+	resume   chan struct{}
 	once     sync.Once
 	detached chan error
 	ended    chan struct{}
