@@ -13,9 +13,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Each step is something that a timeline is told: "1 a:0-4" that file a was mapped at addresses 0 to 4 at time 1,
-// "3 look a:0-4 b:6-8" that this is all that a look at time 3 found. "-:0-4" is anonymous memory. What is
-// wanted is what was at the addresses 0 to 9 at a time, "." where there was nothing or that is not known.
+// TestTimeline runs steps: "1 a:0-4" means that file a was mapped at addresses 0 to 4 at time 1, "3 look
+// a:0-4 b:6-8" that a scan at time 3 found exactly this. "-:0-4" is anonymous memory. The expected text is
+// the contents of the addresses 0 to 9 at a time, with "." for nothing or unknown.
 func TestTimeline(t *testing.T) {
 	for name, c := range map[string]struct {
 		steps []string
@@ -61,7 +61,7 @@ func TestTimeline(t *testing.T) {
 				for _, w := range words[2:] {
 					found = append(found, region(w))
 				}
-				line.look(found, when, func(*Region) {})
+				line.replace(found, when, func(*Region) {})
 			}
 			for when, want := range c.want {
 				got := ""
@@ -78,7 +78,7 @@ func TestTimeline(t *testing.T) {
 	}
 }
 
-// However much a process maps, what is remembered is bounded.
+// TestTimelineIsBounded checks that the remembered mappings are bounded, however many a process makes.
 func TestTimelineIsBounded(t *testing.T) {
 	var line timeline
 	epoch := time.Now()
