@@ -4,11 +4,13 @@
 package reader
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	goruntime "runtime"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -355,13 +357,29 @@ func (l *goroutineLook) calibrate(k *knownGoroutines, refs []GoroutineRef) error
 			sample = append(sample, refs[i])
 		}
 	}
-	gs, err := l.readGs(sample)
+	// Goroutines that are changing at the moment would mislead.
+	first, err := l.readGs(sample)
 	if err != nil {
 		return err
 	}
+	first = slices.Clone(first)
+	second, err := l.readGs(sample)
+	if err != nil {
+		return err
+	}
+	gs := first[:0]
+	for i, g := range first {
+		if bytes.Equal(g.Data, second[i].Data) {
+			gs = append(gs, g)
+		}
+	}
+	known := k.layout.Status != 0
 	layout, err := gostack.Calibrate(l.runtime.GGoid, gs)
+	if known && errors.Is(err, gostack.ErrNoSamples) {
+		return nil // What is known has not been refuted.
+	}
 	if k.stateErr = err; err != nil {
-		k.stacksErr = fmt.Errorf("%w: %w", ErrNoStack, err)
+		k.layout, k.stacksErr = gostack.Layout{}, fmt.Errorf("%w: %w", ErrNoStack, err)
 		return nil
 	}
 	most := uint64(firstStack)
@@ -387,7 +405,11 @@ func (l *goroutineLook) calibrate(k *knownGoroutines, refs []GoroutineRef) error
 			parked = append(parked, g)
 		}
 	}
-	if err = layout.FindFramePointer(parked, l.read); err != nil {
+	err = layout.FindFramePointer(parked, l.read)
+	if known && errors.Is(err, gostack.ErrNotParked) {
+		return nil
+	}
+	if err != nil {
 		err = fmt.Errorf("%w: %w", ErrNoStack, err)
 	}
 	k.layout, k.stacksErr = layout, err

@@ -21,20 +21,32 @@ import (
 // mergedRing has a ring that the kernel merges with the anonymous memory below it, whose pages are
 // not touched. It says where both begin.
 func mergedRing(p *childproc.Parent) {
-	ring, err := ringbuf.New(ringbuf.WithDatadogLayout(), ringbuf.WithCapacity(1024))
-	p.Must(err)
-	ring.Store(&ringbuf.Span{TraceIDHigh: 1, TraceIDLow: 2, SpanID: 3})
 	size := uintptr(16 * os.Getpagesize())
-	start := uintptr(ring.Info().Address) - size
-	must := func(_, _ uintptr, errno syscall.Errno) {
-		if errno != 0 {
+	var ring *ringbuf.Ring
+	var start uintptr
+	var occupied []*ringbuf.Ring // memory right below them is in use
+	for errno := syscall.EEXIST; errno == syscall.EEXIST; {
+		if ring != nil {
+			occupied = append(occupied, ring)
+		}
+		var err error
+		ring, err = ringbuf.New(ringbuf.WithDatadogLayout(), ringbuf.WithCapacity(1024))
+		p.Must(err)
+		start = uintptr(ring.Info().Address) - size
+		_, _, errno = syscall.Syscall6(syscall.SYS_MMAP, start, size, unix.PROT_READ|unix.PROT_WRITE,
+			unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_FIXED_NOREPLACE, ^uintptr(0), 0)
+		if errno != 0 && errno != syscall.EEXIST {
 			p.Must(errno)
 		}
 	}
-	must(syscall.Syscall6(syscall.SYS_MMAP, start, size, unix.PROT_READ|unix.PROT_WRITE,
-		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_FIXED_NOREPLACE, ^uintptr(0), 0))
+	for _, r := range occupied {
+		p.Must(r.Close())
+	}
+	ring.Store(&ringbuf.Span{TraceIDHigh: 1, TraceIDLow: 2, SpanID: 3})
 	for _, advice := range []uintptr{unix.MADV_DONTFORK, unix.MADV_NOHUGEPAGE} { // as those of the ring
-		must(syscall.Syscall(syscall.SYS_MADVISE, start, size, advice))
+		if _, _, errno := syscall.Syscall(syscall.SYS_MADVISE, start, size, advice); errno != 0 {
+			p.Must(errno)
+		}
 	}
 	p.Send("%d %d", start, ring.Info().Address)
 	p.Receive()

@@ -35,10 +35,16 @@ type section struct {
 var sections = []section{
 	{"wild", "Scoreboard", "`make wild` runs patterns of real services with real libraries, and compares what observers say of each sample with " +
 		"the span that the code's stack spells.", renderWild},
-	{"accuracy", "Carriers", "", nil},
-	{"soak", "Soak", "", nil},
-	{"matrix", "Kernels", "", nil},
-	{"bench", "Benchmarks", "", nil},
+	{"bench", "Cost of a span", "`processor` says what is published; each shape is a multiple of the same spans with a no-op processor.", nil},
+	{"accuracy", "Carriers", "How often a sample gets the right span, by the carrier that publishes it. Precision: of the samples that were given a span, " +
+		"how many were given the right one. Recall: of those taken in a span, how many were given it. False positives: of those taken outside all spans, " +
+		"how many were given one.", nil},
+	{"service", "A real HTTP service", "An otelhttp server and client with six spans per request, each configuration in turns with its baseline.", nil},
+	{"collector", "Three recorders", "`otelctx record`, the Collector receiver of this project and upstream's receiver at the same process.", nil},
+	{"equalstacks", "Equal stacks", "Spans whose stacks are equal, one after the other on the same thread.", nil},
+	{"other", "Publishing and reading", "", nil},
+	{"soak", "Soak", "A service with everything published, while readers come, go, are stopped and killed, and its resource changes every second.", nil},
+	{"kernels", "Kernels", "`make kernels` runs the tests on Debian's kernels in virtual machines.", nil},
 }
 
 // table is a CSV file.

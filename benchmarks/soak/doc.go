@@ -11,5 +11,5 @@
 // compared with it.
 //
 // Everything is in the tests; make bench WHAT=soak runs them for ten minutes, and what that has
-// shown is in docs/soak.md in the repository's root.
+// shown is in benchmarks/results.md.
 package soak

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"time"
@@ -30,6 +31,8 @@ func (c *recordCommand) validateWall() error {
 
 // recordWall records wall-clock time.
 func (c *recordCommand) recordWall(s streams) error {
+	const less = 400 // Each look leaves garbage, and little else is in memory.
+	debug.SetGCPercent(less)
 	ctx, release := untilInterrupted()
 	defer release()
 	out, err := c.openOutputs(ctx, s) //nolint:contextcheck // The recording is sent after ctx is done.

@@ -45,7 +45,7 @@ func TestDemo(t *testing.T) {
 			// Either otelctx or the demo itself has read the service's own start.
 			assert.Regexp(t, `(?m)^  service\.instance\.id\W +?[0-9a-f]{8}-[0-9a-f-]{27}$`, out)
 			assertRecorded(t, out)
-			assert.Regexp(t, `(?s)\$ otelctx spans \d+ --name stuck --stacks\nProcess \d+ \(quickstart\): live spans: 1\n.*waiting: select.* span GET /stuck\n.*main\.stuck +\S+/handler\.go:\d+\n`, out)
+			assert.Regexp(t, `(?s)\$ otelctx spans \d+ --name stuck --stacks\nProcess \d+ \(quickstart\): live spans: 1\n.*waiting: select.* span GET /stuck\n.*\.stuck +\S+/handler\.go:\d+\n`, out)
 			assert.Contains(t, out, "The service ends.")
 			assertNoService(t, out)
 		})

@@ -16,18 +16,21 @@ import (
 // place says why it is sound there.
 var reserved = map[string]string{
 	"unsafe": "internal/wire internal/vma internal/ordered internal/cells internal/ring internal/gorecord internal/goruntime internal/apmlib " +
-		"internal/profilersocket internal/sdkspan spanctx cmd/otelctx/internal/kernel/privilege instrumentation " +
+		"internal/profilersocket internal/sdkspan internal/goroutines internal/tlsvar spanctx cmd/otelctx/internal/kernel/privilege " +
+		"cmd/otelctx/internal/kernel/sampler cmd/otelctx/internal/conformance instrumentation " +
 		// Tests, and programs that are tested.
 		"internal/testing/childproc internal/interop/profiler internal/goruntime/testdata/probe internal/testing/burner " +
-		"cmd/otelctx/internal/recording cmd/otelctx/internal/profile/symbols/testdata/prog benchmarks/internal/leaf",
+		"cmd/otelctx/internal/recording cmd/otelctx/internal/profile/symbols cmd/otelctx/internal/profile/symbols/testdata/prog benchmarks/internal/leaf",
 	// Assembly.
 	".s": "internal/goruntime internal/apmlib benchmarks/internal/leaf",
 	// C: a thread-local variable for programs that have cgo anyway, and programs that are tested.
 	"C": "internal/apmlib/cgoword instrumentation/testdata/library internal/goruntime/testdata/probe spanctx/testdata/cgo " +
-		"internal/testing/burner/service cmd/otelctx/internal/profile/symbols/testdata/cgo benchmarks/wild",
+		"internal/testing/burner/service internal/testing/parker cmd/otelctx/internal/profile/symbols/testdata/cgo benchmarks/wild",
 	// C in files of its own: the same, the BPF program, and a reader for those who write C.
 	".c": "instrumentation/testdata/library internal/apmlib/cgoword internal/apmlib/testdata cmd/otelctx/internal/kernel/sampler example/creader " +
-		"cmd/otelctx/internal/hostile/testdata collector/otelctxreceiver/testdata",
+		"cmd/otelctx/internal/hostile/testdata collector/otelctxreceiver/testdata cmd/otelctx/testdata/mapper " +
+		// Publishers in C.
+		"internal/interop/publishers reader/testdata/threadcontext",
 	".h": "cmd/otelctx/internal/kernel/sampler",
 	// Where tests make system calls that package syscall does not have. Those of other
 	// code are in [graph].
@@ -51,6 +54,12 @@ var memoryCalls = map[string]string{
 	"internal/remotemem": "ProcessVMReadv",
 	// Nothing about memory: it lets a command go that waits before its first instruction.
 	"cmd/otelctx/internal/kernel/launch": "PtraceCont PtraceDetach",
+	// The buffers of perf events.
+	"cmd/otelctx/internal/kernel/sampler": "Mmap Munmap",
+	// A page of its own tells whether the kernel names mappings.
+	"cmd/otelctx/internal/conformance": "Mmap Munmap Prctl",
+	// A thread is stopped to read its thread pointer.
+	"internal/tlsvar": "PTRACE_EVENT_STOP PTRACE_GETREGSET PtraceCont PtraceDetach PtraceInterrupt PtraceSeize SYS_PTRACE",
 	// For tests.
 	"internal/testing/childproc": "MemfdCreate Mmap Mprotect Prctl SYS_MADVISE SYS_MEMFD_CREATE SYS_MMAP SYS_PRCTL SYS_PROCESS_VM_READV SYS_USERFAULTFD",
 }

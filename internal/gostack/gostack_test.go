@@ -134,7 +134,7 @@ func TestCalibrateRefuses(t *testing.T) {
 		assert.ErrorContains(t, err, tt.says, name)
 	}
 	_, err := Calibrate(f.goid, nil)
-	require.ErrorIs(t, err, errNoSamples)
+	require.ErrorIs(t, err, ErrNoSamples)
 
 	for name, tt := range map[string]struct {
 		change func(gs []G)

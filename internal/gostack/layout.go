@@ -92,10 +92,12 @@ type Layout struct {
 }
 
 var (
-	errNoSamples = errors.New("no goroutine to learn from")
 	errNotFound  = errors.New("not found")
 	errAmbiguous = errors.New("several places have its properties")
 )
+
+// ErrNoSamples says that no goroutine was there to learn from.
+var ErrNoSamples = errors.New("no goroutine to learn from")
 
 // ErrNotParked says that nothing could be learned of stacks because every goroutine was running.
 var ErrNotParked = errors.New("no goroutine with a stack that can be read")
@@ -115,7 +117,7 @@ func Calibrate(goid int, goroutines []G) (Layout, error) {
 		return !ok || g.word(goid) != g.ID || g.ID == 0
 	})
 	if len(gs) == 0 {
-		return Layout{}, errNoSamples
+		return Layout{}, ErrNoSamples
 	}
 	self, err := only("g.sched", candidates(gs, 4*wordSize, goid, wordSize, func(g *G, offset int) bool {
 		return g.word(offset) == g.Address && g.word(offset-wordSize) != 0
