@@ -15,7 +15,7 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/wall"
 )
 
-// validateWall refuses what --wall cannot do.
+// validateWall rejects options that --wall does not support.
 func (c *recordCommand) validateWall() error {
 	const most = 1000 // Above that looks take longer than the time between them.
 	switch {
@@ -35,7 +35,7 @@ func (c *recordCommand) recordWall(s streams) error {
 	debug.SetGCPercent(less)
 	ctx, release := untilInterrupted()
 	defer release()
-	out, err := c.openOutputs(ctx, s) //nolint:contextcheck // What was recorded is sent when ctx is done.
+	out, err := c.openOutputs(ctx, s) //nolint:contextcheck // The recording is sent after ctx is done.
 	if err != nil {
 		return err
 	}
@@ -73,27 +73,27 @@ func (c *recordCommand) recordWall(s streams) error {
 	return err
 }
 
-// wallDocument is what record --wall --json prints. The schema is stable as that of [document] is.
+// wallDocument is the output of record --wall --json. Its schema is as stable as that of [document].
 type wallDocument struct {
 	StartTimeUnixNano int64 `json:"start_time_unix_nano"`
 	DurationNano      int64 `json:"duration_nano"`
-	// Frequency is how many looks there should be in a second, Looks how many there were. LateNano is by
-	// how much they were late on average, LatestNano at most.
+	// Frequency is the intended number of looks per second, Looks the number of all looks. LateNano is
+	// their average delay, LatestNano the largest.
 	Frequency int    `json:"frequency"`
 	Looks     uint64 `json:"looks"`
-	// Overloaded says that this was so much that times are less exact than their errors say.
+	// Overloaded reports that the delay makes times less exact than their errors suggest.
 	LateNano   int64 `json:"late_nano"`
 	LatestNano int64 `json:"latest_nano"`
 	Overloaded bool  `json:"overloaded"`
-	// Goroutines is how many goroutines were looked at in all, and Sampled whether some were left out at
-	// each look, by chance.
+	// Goroutines is the number of goroutines looked at in total. Sampled reports that only a random part
+	// was read at each look.
 	Goroutines uint64 `json:"goroutines"`
 	Sampled    bool   `json:"sampled"`
 	Torn       uint64 `json:"torn"`
 	Lost       uint64 `json:"lost"`
 	Ended      bool   `json:"ended"`
-	// SpanNames and Functions have the times of spans by their names, and of waits by functions: at most
-	// --top of each, that with the most time first.
+	// SpanNames and Functions are the times of spans by name and of waits by function: at most --top of
+	// each, the most first.
 	SpanNames []wallNameDocument     `json:"span_names"`
 	Functions []wallFunctionDocument `json:"functions"`
 }
@@ -102,13 +102,13 @@ type wallNameDocument struct {
 	Service  string `json:"service"`
 	Endpoint string `json:"endpoint"`
 	Name     string `json:"name"`
-	// WallNano is the sum of what follows, and ErrorNano its standard error at most.
+	// WallNano is the sum of the times that follow, and ErrorNano an upper bound of its standard error.
 	WallNano     int64 `json:"wall_nano"`
 	ErrorNano    int64 `json:"error_nano"`
 	RunningNano  int64 `json:"running_nano"`
 	RunnableNano int64 `json:"runnable_nano"`
 	UnknownNano  int64 `json:"unknown_nano"`
-	// WaitsNano has the time of waits by their kind.
+	// WaitsNano is the waiting time by kind of wait.
 	WaitsNano map[string]int64 `json:"waits_nano"`
 	Looks     uint64           `json:"looks"`
 }
@@ -142,7 +142,7 @@ func (c *recordCommand) wallDocument(r *wall.Result) wallDocument {
 	return d
 }
 
-// wallText returns the report for people.
+// wallText returns the report as text.
 func (c *recordCommand) wallText(r *wall.Result) []byte {
 	var total wall.Times
 	kinds := map[string]time.Duration{}
@@ -195,7 +195,7 @@ func shareOf(part, whole time.Duration) string {
 	return shareText(uint64(max(part, 0)), uint64(max(whole, 0)))
 }
 
-// byTime returns kinds of waits, that with the most time first.
+// byTime returns the kinds of waits, the most time first.
 func byTime(kinds map[string]time.Duration) []string {
 	return slices.SortedFunc(maps.Keys(kinds), func(a, b string) int {
 		if kinds[a] != kinds[b] {

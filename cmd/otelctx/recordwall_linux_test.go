@@ -19,8 +19,8 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// stageTimes is what a service says of itself: the time in spans of each name, less their children, by
-// what they waited for.
+// stageTimes is a service's own measurement: the time in spans by name, without their children, and by kind
+// of wait.
 type stageTimes struct {
 	TimeUnixNano int64 `json:"time_unix_nano"`
 	Stages       []struct {
@@ -42,9 +42,9 @@ func stagesOf(t *testing.T, p *parker) (at int64, byName, byKind map[string]floa
 	return s.TimeUnixNano, byName, byKind
 }
 
-// Wall-clock time is what the service has measured itself, by the names of its spans and by what they
-// waited for. It takes time, so that the service's rates are compared: the recording is within the time
-// between its two answers.
+// TestRecordWallIsTrue compares the recorded wall-clock time with the service's own measurement, by span
+// name and by kind of wait. Rates are compared, because the service measures over the time between its two
+// answers, which encloses the recording.
 func TestRecordWallIsTrue(t *testing.T) {
 	childproc.NeedReading(t)
 	exe := buildParker(t, programs.Static)
@@ -65,7 +65,7 @@ func TestRecordWallIsTrue(t *testing.T) {
 			if d.Overloaded {
 				t.Skipf("the machine has no processors to spare: looks were late by %dus", d.LateNano/1000)
 			}
-			// The service's part of one second, and the recording's, both of all workers.
+			// Both are the sum over all workers, in the time of the recording.
 			scale := float64(d.DurationNano) / float64(end-start)
 			kinds := map[string]float64{}
 			var kindError, ready float64
@@ -83,7 +83,7 @@ func TestRecordWallIsTrue(t *testing.T) {
 			for kind := range kindAfter {
 				want := (kindAfter[kind] - kindBefore[kind]) * scale
 				t.Logf("%s: recorded %.2fs, is %.2fs (%+.1f%%)", kind, kinds[kind]/1e9, want/1e9, 100*(kinds[kind]/want-1))
-				// The service cannot tell waiting from being ready and waiting for a processor.
+				// The service cannot distinguish waiting from being runnable.
 				assert.LessOrEqual(t, kinds[kind], 1.05*want+4*kindError, kind)
 				assert.GreaterOrEqual(t, kinds[kind], 0.95*want-ready-4*kindError, kind)
 			}
@@ -92,7 +92,7 @@ func TestRecordWallIsTrue(t *testing.T) {
 	}
 }
 
-// Every format has the time of the tables, and says what it was spent with.
+// TestRecordWallFormats checks that every format contains the time of the tables and the kinds of wait.
 func TestRecordWallFormats(t *testing.T) {
 	childproc.NeedReading(t)
 	p := startParker(t, buildParker(t, programs.Static), "10", "mutex")
@@ -120,7 +120,7 @@ func TestRecordWallFormats(t *testing.T) {
 			locked += s.Value[0]
 		}
 	}
-	// Ten goroutines wait all the time.
+	// Ten goroutines wait the whole time.
 	assert.InDelta(t, 10*parsed.DurationNanos, locked, 1e9)
 
 	assert.Regexp(t, `(?m)^parker;main\.main\.gowrap1;main\.park;main\.init\.func\d+;main\.lock;.*;\[waiting: sync\.Mutex\.Lock\] \d+$`, file("wall.folded"))

@@ -18,7 +18,7 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// spansCommand is otelctx spans.
+// spansCommand implements otelctx spans.
 type spansCommand struct {
 	PID      int           `arg:""                                                                          help:"The process to read."                             name:"pid"`
 	Stacks   bool          `help:"Show the stack of each goroutine."                                        name:"stacks"`
@@ -121,7 +121,7 @@ func (c *spansCommand) Run(s streams) error {
 	}
 }
 
-// spansLook looks at the spans of a process.
+// spansLook reads the spans of a process.
 type spansLook struct {
 	pid     int
 	process *waiting.Process
@@ -136,12 +136,12 @@ func openSpans(ctx context.Context, pid int) (*spansLook, error) {
 	return &spansLook{pid, p, p.Service(ctx)}, nil
 }
 
-// close releases the process, unless somebody still waits for it.
+// close releases the process, unless a call for it has not returned.
 func (l *spansLook) close(ctx context.Context) {
 	_, _ = patient.Call(ctx, l.pid, patient.Limit, func() (struct{}, error) { return struct{}{}, l.process.Close() })
 }
 
-// look looks once.
+// look reads the spans once.
 func (c *spansCommand) look(ctx context.Context, l *spansLook) (spansDocument, error) {
 	return patient.Call(ctx, c.PID, patient.Limit, func() (spansDocument, error) {
 		look, err := l.process.Look(ctx)
@@ -152,16 +152,17 @@ func (c *spansCommand) look(ctx context.Context, l *spansLook) (spansDocument, e
 	})
 }
 
-// spansDocument is what spans --json prints. The schema is stable as that of [document] is.
+// spansDocument is the output of spans --json. Its schema is as stable as that of [document].
 type spansDocument struct {
 	PID     int    `json:"pid"`
 	Service string `json:"service"`
-	// TimeUnixNano is when the spans had been read, in nanoseconds since the epoch.
+	// TimeUnixNano is the time at which all spans had been read, in nanoseconds since the epoch.
 	TimeUnixNano int64 `json:"time_unix_nano"`
-	// Torn and Lost count readings and goroutines that changed while they were read.
+	// Torn counts readings that were repeated because a goroutine changed meanwhile, Lost goroutines that
+	// changed each time.
 	Torn int `json:"torn"`
 	Lost int `json:"lost"`
-	// Missing says what could not be found out of any goroutine, and why.
+	// Missing holds the reasons why some of the data could not be read.
 	Missing []string `json:"missing"`
 	// Spans holds the live spans, the oldest first; none with --group.
 	Spans []spanDocument `json:"spans"`
@@ -171,21 +172,20 @@ type spansDocument struct {
 
 // spanDocument is a live span, for --json.
 type spanDocument struct {
-	// TraceID, SpanID and LocalRootSpanID are lower-case hexadecimal. The last is "" if it
-	// is not known.
+	// TraceID, SpanID and LocalRootSpanID are lower-case hexadecimal. The last is "" if unknown.
 	TraceID         string `json:"trace_id"`
 	SpanID          string `json:"span_id"`
 	LocalRootSpanID string `json:"local_root_span_id"`
-	// Name is the span's name, Endpoint that of the local root; "" if they are not known.
+	// Name is the span's name, Endpoint that of its local root; "" if unknown.
 	Name       string `json:"name"`
 	Endpoint   string `json:"endpoint"`
 	TraceFlags byte   `json:"trace_flags"`
 	// Sampled is the lowest bit of TraceFlags.
 	Sampled bool `json:"sampled"`
-	// Goroutine is the id of the goroutine that has started the span, 0 if it is not known.
+	// Goroutine is the id of the goroutine that started the span, 0 if unknown.
 	Goroutine uint64 `json:"goroutine"`
-	// StartTimeUnixNano is the span's start in nanoseconds since the epoch, AgeNano how long
-	// before TimeUnixNano that was, 0 if it lies ahead.
+	// StartTimeUnixNano is the start of the span in nanoseconds since the epoch. AgeNano is the time from
+	// it to TimeUnixNano, 0 if it lies in the future.
 	StartTimeUnixNano int64 `json:"start_time_unix_nano"`
 	AgeNano           int64 `json:"age_nano"`
 
@@ -195,37 +195,37 @@ type spanDocument struct {
 	Leaked string `json:"leaked"`
 }
 
-// goroutineDocument is what a goroutine does.
+// goroutineDocument describes what a goroutine is doing.
 type goroutineDocument struct {
-	// State is one of those of reader.GoroutineState. WaitingFor is the kind of wait, "" for goroutines
-	// that do not wait.
+	// State is the text of a reader.GoroutineState. WaitingFor is the kind of wait, "" for goroutines that
+	// do not wait.
 	State      string `json:"state"`
 	WaitingFor string `json:"waiting_for"`
-	// WaitedAtLeastNano is for how long the goroutine has waited at least, 0 if that is not known.
+	// WaitedAtLeastNano is a lower bound of the time the goroutine has waited, 0 if unknown.
 	WaitedAtLeastNano int64 `json:"waited_at_least_nano"`
-	// Thread is the thread that the goroutine is on, as the process itself numbers it, or 0.
+	// Thread is the id, in the process's own PID namespace, of the thread that runs the goroutine, or 0.
 	Thread int `json:"thread"`
 	// In is the innermost function of the user's own code, nil if there is none.
 	In *codeDocument `json:"in"`
-	// Stack is the stack, innermost first; StackError says why it is not complete.
+	// Stack is the stack, innermost frame first. StackError is the reason if it is incomplete.
 	Stack      []codeDocument `json:"stack"`
 	StackError string         `json:"stack_error"`
 
 	visible []codeDocument
 }
 
-// codeDocument is a place in the program; what is not known is "" or 0.
+// codeDocument is a position in the program's code; unknown fields are "" or 0.
 type codeDocument struct {
 	Function string `json:"function"`
 	File     string `json:"file"`
 	Line     int    `json:"line"`
 }
 
-// groupDocument is a stack that several goroutines may have.
+// groupDocument is a group of goroutines with equal stacks.
 type groupDocument struct {
 	Goroutines int `json:"goroutines"`
-	// OldestAgeNano is the age of the oldest span of these goroutines, Names how many goroutines are in
-	// spans of a name, by the name of the span that the goroutine started last.
+	// OldestAgeNano is the age of these goroutines' oldest span. Names counts the goroutines by the name of
+	// the span that each started last.
 	OldestAgeNano int64          `json:"oldest_age_nano"`
 	Names         map[string]int `json:"names"`
 
@@ -238,7 +238,7 @@ const (
 	leakedMovedOn = "moved_on"
 )
 
-// document returns what is to be shown of a look.
+// document selects, orders and describes the spans of a look.
 func (c *spansCommand) document(l *spansLook, look *waiting.Look, now time.Time) spansDocument {
 	d := spansDocument{
 		PID: c.PID, Service: l.service, TimeUnixNano: now.UnixNano(), Torn: look.Torn, Lost: look.Lost,
@@ -275,12 +275,12 @@ func (c *spansCommand) document(l *spansLook, look *waiting.Look, now time.Time)
 			if span.Leaked = leaked(look, g, s); c.Leaked && span.Leaked == "" {
 				continue
 			}
-			known := goroutines[s.Goroutine]
-			if known == nil {
-				known = c.goroutine(l.process, g)
-				goroutines[s.Goroutine] = known
+			described := goroutines[s.Goroutine]
+			if described == nil {
+				described = c.goroutine(l.process, g)
+				goroutines[s.Goroutine] = described
 			}
-			span.goroutineDocument = *known
+			span.goroutineDocument = *described
 		} else if span.goroutineDocument = (goroutineDocument{State: reader.GoroutineUnknown.String(), Stack: []codeDocument{}}); c.Leaked {
 			continue
 		}
@@ -312,8 +312,8 @@ func (c *spansCommand) wants(s *spanDocument) bool {
 	return strings.HasPrefix(s.TraceID, strings.ToLower(c.Trace)) && (strings.Contains(s.Name, c.Name) || strings.Contains(s.Endpoint, c.Name))
 }
 
-// leaked says whether a span's goroutine has exited, or has moved on: then it has started a span of
-// another trace since, which is live.
+// leaked reports whether a span's goroutine has exited, or has moved on: it has since started a span of
+// another trace, which is live.
 func leaked(look *waiting.Look, g *waiting.Goroutine, s *waiting.Span) string {
 	if g.State == reader.GoroutineGone {
 		return leakedExited
@@ -324,7 +324,7 @@ func leaked(look *waiting.Look, g *waiting.Goroutine, s *waiting.Span) string {
 	return ""
 }
 
-// goroutine returns what is to be shown of a goroutine.
+// goroutine describes a goroutine.
 func (c *spansCommand) goroutine(p *waiting.Process, g *waiting.Goroutine) *goroutineDocument {
 	frames := p.Frames(g)
 	d := &goroutineDocument{
@@ -351,7 +351,7 @@ func (c *spansCommand) goroutine(p *waiting.Process, g *waiting.Goroutine) *goro
 
 func codeOf(f waiting.Frame) codeDocument { return codeDocument{f.Function, f.File, f.Line} }
 
-// addToGroup adds a goroutine to the group of its stack; groups has the indexes of those there are.
+// addToGroup adds a goroutine to the group of its stack; groups holds the indexes of the existing groups.
 func (d *spansDocument) addToGroup(groups map[string]int, stack []uint64, s *spanDocument) {
 	key := fmt.Sprint(s.State, s.WaitingFor, stack)
 	i, ok := groups[key]

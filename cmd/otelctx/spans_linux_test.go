@@ -14,14 +14,15 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/golden"
 )
 
-// spanVolatile is what differs between runs of otelctx spans. The worker runs all the time, or would if
-// the Go scheduler let it.
+// spanVolatile matches the output that differs between runs of otelctx spans. The worker runs all the time,
+// as far as the Go scheduler lets it.
 var (
 	spanVolatile = regexp.MustCompile(`(?m)^  [0-9a-z.]+  +runn\w+ +(-|thread \d+) +\d+  |"(start_time_unix_nano|age_nano|time_unix_nano|thread)": \d+|"state": "runn\w+"`)
 	spanColumns  = regexp.MustCompile(`(?m)^  AGE +STATE +WAITING FOR +GOROUTINE `)
 )
 
-// What spans prints of a process that runs. Of one that is stopped it shows the same spans.
+// TestSpansGolden compares the output of spans for a running process with golden text, and expects the same
+// spans when the process is stopped.
 func TestSpansGolden(t *testing.T) {
 	w := startWorker(t)
 	for name, args := range map[string][]string{"spans.txt": {"spans", w.pid}, "spans.json": {"spans", w.pid, "--json"}} {

@@ -16,8 +16,8 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/programs"
 )
 
-// BenchmarkSpans looks at waiting goroutines, once their symbols are read: look is what is read, document
-// is all that spans --stacks does but writing.
+// BenchmarkSpans reads waiting goroutines whose symbols have been read: look is the reading alone, document
+// is spans --stacks without the writing.
 func BenchmarkSpans(b *testing.B) {
 	childproc.NeedReading(b)
 	exe := programs.Build(b, programs.Static, "../..", "./internal/testing/parker")

@@ -25,11 +25,11 @@ func (c *spansCommand) writeFrame(w io.Writer, d spansDocument) error {
 		return err
 	}
 	if isTerminal(w) {
-		// To the top left, and from there clear all.
+		// Move the cursor to the top left and clear the screen.
 		if _, err := io.WriteString(w, "\x1b[H\x1b[J"); err != nil {
 			return err
 		}
-		// What is above the top of the terminal cannot be written over.
+		// Lines that have scrolled off the screen cannot be overwritten.
 		if left := len(d.Spans) - maxInPlace; left > 0 && !c.Stacks {
 			d.Spans = d.Spans[:maxInPlace]
 			if err := c.write(w, d); err != nil {
@@ -47,7 +47,7 @@ func (c *spansCommand) writeFrame(w io.Writer, d spansDocument) error {
 	return err
 }
 
-// write writes spans or groups for people.
+// write writes spans or groups as text.
 func (c *spansCommand) write(w io.Writer, d spansDocument) error {
 	out := fmt.Appendf(nil, "Process %d", d.PID)
 	if d.Service != "" {
@@ -75,7 +75,7 @@ func (c *spansCommand) write(w io.Writer, d spansDocument) error {
 	return err
 }
 
-// named reports whether any span has a name: most services publish none.
+// named reports whether any span has a name. Most services publish none.
 func named(spans []spanDocument) bool {
 	return slices.ContainsFunc(spans, func(s spanDocument) bool { return s.Name != "" || s.Endpoint != "" })
 }
@@ -85,10 +85,10 @@ func appendSpanTable(out []byte, spans []spanDocument) []byte {
 		return out
 	}
 	rows := [][]string{{"  AGE", "STATE", "WAITING FOR", "GOROUTINE", columnTraceID, columnSpanID, columnLocalRoot, "SAMPLED"}}
-	const names = 3 // the column before which names go
+	const nameColumn = 3 // index of the name columns
 	withNames := named(spans)
 	if withNames {
-		rows[0] = slices.Insert(rows[0], names, columnName, columnEndpoint)
+		rows[0] = slices.Insert(rows[0], nameColumn, columnName, columnEndpoint)
 	}
 	for i := range spans {
 		s := &spans[i]
@@ -101,7 +101,7 @@ func appendSpanTable(out []byte, spans []spanDocument) []byte {
 		}
 		row := []string{"  " + spanAgeText(time.Duration(s.AgeNano)), s.State, s.waitingText(), goroutineText(s.Goroutine), s.TraceID, s.SpanID, localRoot, sampled}
 		if withNames {
-			row = slices.Insert(row, names, nameText(s.Name), nameText(s.Endpoint))
+			row = slices.Insert(row, nameColumn, nameText(s.Name), nameText(s.Endpoint))
 		}
 		rows = append(rows, row)
 	}
@@ -115,7 +115,7 @@ func goroutineText(id uint64) string {
 	return strconv.FormatUint(id, 10)
 }
 
-// waitingText says what a span waits for and where.
+// waitingText describes what a span waits for, and where.
 func (s *spanDocument) waitingText() string {
 	switch s.Leaked {
 	case leakedExited:
@@ -149,7 +149,7 @@ func (c *codeDocument) String() string {
 	return text
 }
 
-// appendStack appends a stack as Go's own stack traces show it: without the runtime's functions.
+// appendStack appends a stack as in Go's own stack traces, without the runtime's functions.
 func (g *goroutineDocument) appendStack(out []byte) []byte {
 	rows := make([][]string, len(g.visible))
 	for i, f := range g.visible {
@@ -204,7 +204,7 @@ func appendSpanStacks(out []byte, spans []spanDocument) []byte {
 	return out
 }
 
-// maxGroupNames is how many names of spans a group shows.
+// maxGroupNames is the number of span names shown for a group.
 const maxGroupNames = 5
 
 func appendGroup(out []byte, g *groupDocument) []byte {
@@ -235,7 +235,7 @@ func appendGroup(out []byte, g *groupDocument) []byte {
 	return g.appendStack(out)
 }
 
-// spanAgeText is ageText for what may be over within a second.
+// spanAgeText is ageText with milliseconds below a second.
 func spanAgeText(d time.Duration) string {
 	if d < time.Second {
 		return d.Truncate(time.Millisecond).String()

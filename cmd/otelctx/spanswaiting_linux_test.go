@@ -25,8 +25,8 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// parker is a program whose goroutines are parked in known ways, each in a span with the name of the
-// way. It says itself, with the runtime's own stack traces, what they do.
+// parker is a program whose goroutines are parked in different ways, each in a span named after the way. It
+// reports what they do with the runtime's own stack traces.
 type parker struct {
 	*childproc.Child
 
@@ -46,7 +46,7 @@ func buildParker(t *testing.T, v programs.Variant) string {
 	return programs.Build(t, v, "../..", "./internal/testing/parker")
 }
 
-// traceback is a goroutine as a Go stack trace has it.
+// traceback is a goroutine in a Go stack trace.
 type traceback struct {
 	state string
 	stack []codeDocument
@@ -57,7 +57,7 @@ var (
 	tracebackPlace  = regexp.MustCompile(`^\t(.*):(\d+)(?: .*)?$`)
 )
 
-// dump returns what the process says of its goroutines, by their ids.
+// dump returns the process's own tracebacks by goroutine id.
 func (p *parker) dump(t *testing.T) map[uint64]traceback {
 	t.Helper()
 	file := filepath.Join(p.dir, "goroutines")
@@ -96,7 +96,7 @@ func (p *parker) dump(t *testing.T) map[uint64]traceback {
 	return found
 }
 
-// look returns what otelctx says of the process.
+// look returns the output of otelctx spans for the process.
 func (p *parker) look(t *testing.T, args ...string) spansDocument {
 	t.Helper()
 	var d spansDocument
@@ -108,9 +108,9 @@ func (p *parker) look(t *testing.T, args ...string) spansDocument {
 	return d
 }
 
-// sameAs compares a look with the process's own word. Goroutines that moved between the two dumps, such
-// as those that run, do not count. It returns how many goroutines were compared and the spans of those
-// that were not.
+// sameAs compares a look with the process's own tracebacks. Goroutines that changed between the two dumps,
+// such as running ones, are skipped. It returns the number of goroutines compared, and the spans of the
+// others.
 func (p *parker) sameAs(t *testing.T, look func() spansDocument) (compared int, others []spanDocument) {
 	t.Helper()
 	before := p.dump(t)
@@ -151,7 +151,7 @@ func visible(stack []codeDocument) []codeDocument {
 	return shown
 }
 
-// settle waits until the goroutines of all spans but those that run are parked.
+// settle waits until the goroutines of all spans are parked, except the running ones.
 func (p *parker) settle(t *testing.T) {
 	t.Helper()
 	require.Eventually(t, func() bool {
@@ -161,7 +161,7 @@ func (p *parker) settle(t *testing.T) {
 	}, testenv.Patience, 100*time.Millisecond)
 }
 
-// What goroutines wait for, and where, is what the Go runtime says itself.
+// TestSpansWaitForWhatGoSays compares waits and positions with the Go runtime's own.
 func TestSpansWaitForWhatGoSays(t *testing.T) {
 	childproc.NeedReading(t)
 	const oldestGo = "go1.25.0"
@@ -199,7 +199,8 @@ func TestSpansWaitForWhatGoSays(t *testing.T) {
 	}
 }
 
-// A single goroutine is enough to learn from, whatever it waits for.
+// TestSpansOfOneGoroutine checks that a single goroutine suffices to find the runtime's fields, whatever it
+// waits for.
 func TestSpansOfOneGoroutine(t *testing.T) {
 	childproc.NeedReading(t)
 	exe := buildParker(t, programs.Static)
@@ -219,8 +220,8 @@ func TestSpansOfOneGoroutine(t *testing.T) {
 	}
 }
 
-// The stack of a goroutine that runs is there if the process is stopped, and its thread otherwise. The
-// loop that it is in has no frame of its own.
+// TestSpansOfStoppedProcess checks that the stack of a running goroutine is reported if the process is
+// stopped, and its thread otherwise. Its loop has no frame of its own.
 func TestSpansOfStoppedProcess(t *testing.T) {
 	childproc.NeedReading(t)
 	p := startParker(t, buildParker(t, programs.Static), "1", "running")
@@ -235,7 +236,7 @@ func TestSpansOfStoppedProcess(t *testing.T) {
 		s := running()
 		return s.State == "running" && s.Thread != 0 && s.StackError != "" && len(s.Stack) == 0
 	}, testenv.Patience, 10*time.Millisecond)
-	require.Eventually(t, func() bool { // It may be stopped while the runtime has it.
+	require.Eventually(t, func() bool { // It may be stopped inside the runtime.
 		p.Stop()
 		defer p.Continue()
 		s := running()
@@ -251,8 +252,8 @@ func TestSpansOfStoppedProcess(t *testing.T) {
 	p.Done()
 }
 
-// A goroutine that waits to run again has all its callers, also where it was interrupted in a function
-// without a frame.
+// TestSpansOfPreemptedGoroutine checks that a runnable goroutine has all its callers, even if it was
+// preempted in a function without a frame.
 func TestSpansOfPreemptedGoroutine(t *testing.T) {
 	childproc.NeedReading(t)
 	cmd := exec.Command(buildParker(t, programs.Static), "3", "running")
@@ -278,8 +279,8 @@ func TestSpansOfPreemptedGoroutine(t *testing.T) {
 	p.Done()
 }
 
-// No span shows another goroutine's stack, or one that is mixed of two moments, however fast goroutines
-// wait, exit and have their stacks moved.
+// TestSpansNeverShowAnotherStack checks that no span is reported with another goroutine's stack or a mix of
+// two moments, however fast goroutines wait, exit and have their stacks moved.
 func TestSpansNeverShowAnotherStack(t *testing.T) {
 	childproc.NeedReading(t)
 	child := startParker(t, buildParker(t, programs.Static), "churn")
@@ -317,7 +318,7 @@ func TestSpansNeverShowAnotherStack(t *testing.T) {
 	child.Kill()
 }
 
-// A span whose goroutine has exited, or has gone on to another trace, leaks.
+// TestSpansLeaked checks that a span leaks if its goroutine has exited or moved on to another trace.
 func TestSpansLeaked(t *testing.T) {
 	childproc.NeedReading(t)
 	p := startParker(t, buildParker(t, programs.Static), "1", "chan receive")

@@ -36,7 +36,7 @@ import (
 // Roles of children.
 const (
 	roleStalling = "stalling"
-	// roleDenied is a burner that may not do what its parent says.
+	// roleDenied is a burner that may not use the system calls that its parent names.
 	roleDenied = "denied"
 )
 
@@ -56,10 +56,10 @@ func TestMain(m *testing.M) {
 	})
 }
 
-// stolen is what the secret looks like as a trace's id.
+// stolen is the secret formatted as a trace id.
 var stolen = strings.Repeat("53", 16)
 
-// requireNoSecret fails if the recording has anything of a program that shows its secret.
+// requireNoSecret fails if the recording contains data of a program with a secret.
 func requireNoSecret(t *testing.T, d *document, profile *pprof.Profile) {
 	t.Helper()
 	for _, s := range d.Spans {
@@ -74,8 +74,8 @@ func requireNoSecret(t *testing.T, d *document, profile *pprof.Profile) {
 	}
 }
 
-// TestSetuidExec has an ordinary user record a program of his own, with otelctx as it is to be
-// installed. That program then becomes a privileged one (row 1).
+// TestSetuidExec records an ordinary user's own program with otelctx as installed. The program then becomes
+// a privileged one (row 1).
 func TestSetuidExec(t *testing.T) {
 	otelctx, attacker := installedCommand(t), attacker(t)
 	victim := programs.Public(t, attacker, "victim")
@@ -94,8 +94,7 @@ func TestSetuidExec(t *testing.T) {
 	requireNoSecret(t, d, profile)
 }
 
-// TestKernelAddresses has an ordinary user, who may not know where the kernel's functions are,
-// record those (row 1).
+// TestKernelAddresses records kernel stacks for an ordinary user who may not read kernel addresses (row 1).
 func TestKernelAddresses(t *testing.T) {
 	otelctx := installedCommand(t, unix.CAP_SYS_PTRACE, unix.CAP_SYSLOG)
 	out, err := nobody.command("head", "-1", "/proc/kallsyms").Output()
@@ -112,15 +111,15 @@ func TestKernelAddresses(t *testing.T) {
 		require.Less(t, l.Address, uint64(0xffff_8000_0000_0000), "an address of the kernel's")
 	}
 
-	// Nor does the file's CAP_SYS_PTRACE let its user look into the processes of others.
+	// CAP_SYS_PTRACE of the file must not let its user read other users' processes either.
 	service := startService(t, self)
 	message, err := nobody.command(otelctx, "record", "--duration=1s", strconv.Itoa(service.PID())).CombinedOutput()
 	require.Error(t, err)
 	assert.Contains(t, string(message), "not permitted")
 }
 
-// TestExec has a service's process run another program: nothing of that is the service's
-// (row 2).
+// TestExec makes a service's process run another program, nothing of which must be attributed to the
+// service (row 2).
 func TestExec(t *testing.T) {
 	otelctx, attacker := recordingCommand(t), attacker(t)
 	r := self.record(t, otelctx, "--all")
@@ -138,7 +137,7 @@ func TestExec(t *testing.T) {
 	requireNoSecret(t, d, profile)
 }
 
-// TestReusedPID has another process get the id of a service that has just ended (row 2).
+// TestReusedPID reuses the id of a service that has just ended for another process (row 2).
 func TestReusedPID(t *testing.T) {
 	needRoot(t)
 	otelctx, attacker := recordingCommand(t), attacker(t)
@@ -166,23 +165,23 @@ func TestReusedPID(t *testing.T) {
 	requireNoSecret(t, d, profile)
 }
 
-// attack is something that goes on beside a service which is recorded.
+// attack is an attack that runs beside a recorded service.
 type attack struct {
 	name string
-	// said is what otelctx says of it, if anything.
+	// said is otelctx's expected message about it, if any.
 	said string
-	// begin starts the attack by a user's programs.
+	// begin starts the attack with a user's programs.
 	begin func(t *testing.T, u user, attacker string)
 }
 
-// publishing starts an attacker that publishes, so that it is recorded too.
+// publishing starts an attacker that publishes, so that it is recorded as well.
 func (u user) publishing(t *testing.T, want, attacker string, args ...string) {
 	t.Helper()
 	u.start(t, want, attacker, append(publish(t, attacker, text("service.name", "hostile")), args...)...)
 }
 
 var attacks = []attack{
-	{"what no profile can have", "attributes were left out", func(t *testing.T, u user, attacker string) { // row 3
+	{"invalid attributes", "attributes were left out", func(t *testing.T, u user, attacker string) { // row 3
 		index := &commonpb.AnyValue{Value: &commonpb.AnyValue_StringValueStrindex{StringValueStrindex: 1 << 30}}
 		for _, attributes := range [][]*commonpb.KeyValue{
 			{text("service.name", "hostile"), text("", "no key")},
@@ -214,13 +213,13 @@ var attacks = []attack{
 	}},
 	{"stalling readers", "reading timed out", func(t *testing.T, u user, _ string) {
 		if u == nobody {
-			t.Skip("who stalls has CAP_SYS_PTRACE, and this user may not read it")
+			t.Skip("the stalling process has CAP_SYS_PTRACE, so this user may not read it")
 		}
 		stall(t)
 	}},
 }
 
-// stall starts processes that let their readers wait.
+// stall starts processes that block their readers.
 func stall(t *testing.T) (pids []int) {
 	t.Helper()
 	needRoot(t)
@@ -232,8 +231,8 @@ func stall(t *testing.T) (pids []int) {
 	return pids
 }
 
-// TestBeside records a service beside each attacker. None of the service's samples is lost,
-// and there is a profile that can be read (rows 3 and 4).
+// TestBeside records a service beside each attacker. No sample of the service may be lost, and the profile
+// must be readable (rows 3 and 4).
 func TestBeside(t *testing.T) {
 	attacker := attacker(t)
 	for _, u := range []user{self, nobody} {
@@ -256,8 +255,8 @@ func TestBeside(t *testing.T) {
 	})
 }
 
-// requireRecordedBeside records a service beside attackers, at less than what is recorded
-// takes of the processors.
+// requireRecordedBeside records a service beside attackers with a frequency at which the recorder needs
+// less CPU than the recorded processes.
 func (u user) requireRecordedBeside(t *testing.T, said string) {
 	t.Helper()
 	otelctx := recordingCommand(t)
@@ -266,8 +265,8 @@ func (u user) requireRecordedBeside(t *testing.T, said string) {
 	}
 	r := u.record(t, otelctx, "--all")
 	service := startService(t, u)
-	// Once for each recording the recorder starts and reads a million symbols. Where system calls
-	// are slow, that alone may take as long as half a second of recording.
+	// Each recorder starts up and reads a million symbols. If system calls are slow, that alone may take as
+	// long as half a second of recording.
 	r.recorded(service.PID())
 	burner.AwaitUse(t, service, 2*time.Second)
 	d := r.requireRecorded(service)
@@ -277,8 +276,8 @@ func (u user) requireRecordedBeside(t *testing.T, said string) {
 	assert.Contains(t, r.stderr.String(), said)
 }
 
-// jit starts a program that runs code which it has made itself, in so many pages, and whose perf map says
-// this.
+// jit starts a program that runs code that it generated itself, in the given number of pages, with this
+// perf map.
 func (u user) jit(t *testing.T, attacker string, pages int, perfMap string) {
 	t.Helper()
 	c := childproc.Run(t, u.command(attacker, append(publish(t, attacker, text("service.name", "hostile")), "jit", strconv.Itoa(pages))...))
@@ -292,8 +291,8 @@ func (u user) jit(t *testing.T, attacker string, pages int, perfMap string) {
 	require.Equal(t, "running", c.Ask("run"))
 }
 
-// TestNamesBesideOthers records a service beside processes of another user that make names expensive. The
-// service has as many samples for its CPU time as without them, and its names (row 4).
+// TestNamesBesideOthers records a service beside processes of another user whose symbolization is
+// expensive. The service must have as many samples for its CPU time as without them, and its names (row 4).
 func TestNamesBesideOthers(t *testing.T) {
 	needRoot(t)
 	otelctx, attacker := recordingCommand(t), attacker(t)
@@ -338,8 +337,8 @@ func TestNamesBesideOthers(t *testing.T) {
 	}
 }
 
-// samplesBetween returns how many samples of a process a profile has between two moments, and how many of
-// them have a name where the process was.
+// samplesBetween returns the number of samples of a process in a profile between two times, and how many of
+// them have a symbolized leaf.
 func samplesBetween(t *testing.T, content []byte, pid int, begun, ended time.Time) (samples, named int) {
 	t.Helper()
 	data := &profilespb.ProfilesData{}
@@ -367,8 +366,7 @@ func samplesBetween(t *testing.T, content []byte, pid int, begun, ended time.Tim
 	return samples, named
 }
 
-// TestStalled has otelctx show and record a service although many processes make their
-// readers wait (row 4).
+// TestStalled lists and records a service although many processes block their readers (row 4).
 func TestStalled(t *testing.T) {
 	otelctx := recordingCommand(t)
 	pids := stall(t)
@@ -376,7 +374,7 @@ func TestStalled(t *testing.T) {
 	list := self.command(otelctx, "list", "--json")
 	var said bytes.Buffer
 	list.Stderr = &said
-	out, _ := list.Output() // whatever it makes of the others
+	out, _ := list.Output() // errors about the other processes are expected
 	assert.Contains(t, string(out), fmt.Sprintf(`"pid": %d,`, service.PID()), "%s", &said)
 
 	r := self.record(t, otelctx, "--all").recorded(service.PID())
@@ -391,8 +389,8 @@ func TestStalled(t *testing.T) {
 	}
 }
 
-// TestPlantedOutput has another user put something where a profile is to be written, in a
-// directory that all may write to (row 5).
+// TestPlantedOutput lets another user plant a file at the profile's path in a world-writable directory (row
+// 5).
 func TestPlantedOutput(t *testing.T) {
 	needRoot(t)
 	otelctx, service := recordingCommand(t), startService(t, self)
@@ -411,7 +409,7 @@ func TestPlantedOutput(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			require.NoError(t, nobody.command(plant[0], plant[1:]...).Run())
-			// A pipe that has a reader.
+			// A FIFO with a reader.
 			if f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0); err == nil {
 				defer func() { _ = f.Close() }()
 			}
@@ -429,11 +427,10 @@ func TestPlantedOutput(t *testing.T) {
 	require.NoError(t, err, string(said))
 	info, err := os.Lstat(path)
 	require.NoError(t, err)
-	assert.Equal(t, os.FileMode(0o600), info.Mode(), "profiles are for their owner's eyes alone")
+	assert.Equal(t, os.FileMode(0o600), info.Mode(), "profiles are private to their owner")
 }
 
-// TestFilesAreNotOpened maps a file, and puts something else in its place that acts when it is
-// opened (row 6).
+// TestFilesAreNotOpened maps a file and replaces it by one whose opening has effects (row 6).
 func TestFilesAreNotOpened(t *testing.T) {
 	otelctx := installedCommand(t)
 	code := codeFile(t, 1)
@@ -454,15 +451,14 @@ func TestFilesAreNotOpened(t *testing.T) {
 	require.ErrorIs(t, err, unix.EAGAIN, "the pipe was opened")
 }
 
-// TestStalledFile has a mapped file on a file system that gives no answer to a process that opens it
-// (row 6).
+// TestStalledFile maps a file on a file system that does not answer a process that opens it (row 6).
 func TestStalledFile(t *testing.T) {
 	needRoot(t)
 	otelctx := recordingCommand(t)
 	code := codeFile(t, 1)
 	p := self.start(t, "mapped", attacker(t), "map", code, "1", codeOffset)
 	service := startService(t, self)
-	// A process that opens the file waits until this process lets it go on.
+	// A process that opens the file blocks until this process lets it continue.
 	fan, err := unix.FanotifyInit(unix.FAN_CLASS_CONTENT|unix.FAN_CLOEXEC, unix.O_RDONLY)
 	if err != nil {
 		t.Skipf("files that do not answer take fanotify and CAP_SYS_ADMIN: %v", err)
@@ -479,12 +475,12 @@ func TestStalledFile(t *testing.T) {
 	d, _ := r.end()
 	assert.Positive(t, d.Samples)
 
-	// Others have their names.
+	// Other processes must be symbolized.
 	self.record(t, otelctx, "--all").requireRecorded(service)
 }
 
-// TestCrowd has more processes publish than can be recorded, and do nothing: a service that
-// comes after them is recorded (row 8).
+// TestCrowd starts more idle publishers than can be recorded, and expects that a later service is recorded
+// (row 8).
 func TestCrowd(t *testing.T) {
 	testenv.NeedAll(t)
 	const most = 4095
@@ -499,12 +495,12 @@ func TestCrowd(t *testing.T) {
 		}
 		return n >= most
 	}, testenv.Patience, 100*time.Millisecond, "all places are taken")
-	crowd(most / 8) // They wait for the places of others that end meanwhile.
+	crowd(most / 8) // They wait for places of processes that end meanwhile.
 	r.requireRecorded(startService(t, self))
 }
 
-// TestIdlePublishers has more processes of another user publish than can be examined while a busy service is
-// recorded. The service has as many samples for its CPU time as without them.
+// TestIdlePublishers starts more publishers of another user than can be examined while a busy service is
+// recorded. The service must have as many samples for its CPU time as without them.
 func TestIdlePublishers(t *testing.T) {
 	testenv.NeedAll(t)
 	needRoot(t)
@@ -517,8 +513,8 @@ func TestIdlePublishers(t *testing.T) {
 	assert.InEpsilon(t, alone, beside, 0.05)
 }
 
-// samplesPerUse records all processes, and returns how many samples there are of a service for each second of
-// its CPU time in the recording.
+// samplesPerUse records all processes, and returns the number of a service's samples per second of its CPU
+// time in the recording.
 func samplesPerUse(t *testing.T, otelctx string, service *childproc.Child) float64 {
 	t.Helper()
 	type moment struct {
@@ -556,8 +552,7 @@ func samplesPerUse(t *testing.T, otelctx string, service *childproc.Child) float
 	return float64(d.samples(service.PID())) / (usedAt(d.Start+d.Duration) - usedAt(d.Start)).Seconds()
 }
 
-// TestDenied has a service publish that may not create memory files as it should like to
-// (row 9).
+// TestDenied makes a service publish that may not create memory files (row 9).
 func TestDenied(t *testing.T) {
 	otelctx := recordingCommand(t)
 	c := childproc.Start(t, roleDenied, nil)
@@ -565,7 +560,7 @@ func TestDenied(t *testing.T) {
 	self.record(t, otelctx, "--all").requireRecorded(c)
 }
 
-// TestForeignCapacity has a publisher with as many slots as its format lets it have (row 9).
+// TestForeignCapacity has a publisher with any number of slots that its format allows (row 9).
 func TestForeignCapacity(t *testing.T) {
 	const slots = 1000
 	otelctx, attacker := recordingCommand(t), attacker(t)

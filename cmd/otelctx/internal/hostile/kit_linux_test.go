@@ -40,7 +40,7 @@ import (
 
 const (
 	frequency = 997
-	// maxMemory is what a recording may take, whatever is recorded.
+	// maxMemory bounds the memory of a recorder, whatever it records.
 	maxMemory = 150 << 20
 )
 
@@ -59,7 +59,7 @@ func (u user) String() string {
 	return "self"
 }
 
-// command returns a program that a user runs.
+// command returns a command that is run by a user.
 func (u user) command(path string, args ...string) *exec.Cmd {
 	cmd := exec.Command(path, args...)
 	cmd.Dir = "/"
@@ -69,7 +69,7 @@ func (u user) command(path string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// start starts a program that says want when it has begun.
+// start starts a program and waits until it prints want.
 func (u user) start(t *testing.T, want, path string, args ...string) *childproc.Child {
 	t.Helper()
 	c := childproc.Run(t, u.command(path, args...))
@@ -77,21 +77,19 @@ func (u user) start(t *testing.T, want, path string, args ...string) *childproc.
 	return c
 }
 
-// needRoot skips what takes root's rights: other users' processes, and files that give
-// rights.
+// needRoot skips tests that need root's rights: other users' processes, and files that grant rights.
 func needRoot(t *testing.T) {
 	t.Helper()
 	if os.Geteuid() != 0 {
-		t.Skip("attacking another user takes root: CAP_SETUID, CAP_SETFCAP")
+		t.Skip("attacking another user needs root: CAP_SETUID, CAP_SETFCAP")
 	}
 }
 
-// recordingCommand returns the path of otelctx: another one to see what it
-// makes of the attacks.
+// recordingCommand returns the path of otelctx, or of another one to attack.
 func recordingCommand(t *testing.T) string {
 	t.Helper()
 	if !childproc.Capable(t, unix.CAP_BPF) || !childproc.Capable(t, unix.CAP_PERFMON) {
-		t.Skip("recording takes CAP_BPF and CAP_PERFMON")
+		t.Skip("recording needs CAP_BPF and CAP_PERFMON")
 	}
 	path := os.Getenv("OTELCTX_TEST_COMMAND")
 	if path == "" {
@@ -100,8 +98,7 @@ func recordingCommand(t *testing.T) string {
 	return programs.Public(t, path, "otelctx")
 }
 
-// installedCommand returns the path of an otelctx that has capabilities: those that are
-// documented, and more.
+// installedCommand returns the path of an otelctx with the documented file capabilities and more.
 func installedCommand(t *testing.T, more ...int) string {
 	t.Helper()
 	needRoot(t)
@@ -112,18 +109,18 @@ func installedCommand(t *testing.T, more ...int) string {
 		granted[4+c/32*8+c%32/8] |= 1 << (c % 8)
 	}
 	if err := unix.Setxattr(path, "security.capability", granted, 0); err != nil {
-		t.Skipf("a file system with capabilities, and CAP_SETFCAP: %v", err)
+		t.Skipf("needs a file system with capabilities, and CAP_SETFCAP: %v", err)
 	}
 	return path
 }
 
-// attacker returns the path of the program in C, linked to fixed addresses.
+// attacker returns the path of the C program, linked at fixed addresses.
 func attacker(t *testing.T) string {
 	t.Helper()
 	return programs.Public(t, programs.C(t, "testdata/hostile.c", "-fno-omit-frame-pointer", "-static", "-no-pie"), "attacker")
 }
 
-// output is what a program has written so far.
+// output collects the output of a program.
 type output struct {
 	mu      sync.Mutex
 	content strings.Builder
@@ -141,19 +138,19 @@ func (x *output) String() string {
 	return x.content.String()
 }
 
-// recorder is otelctx record at work.
+// recorder is a running otelctx record.
 type recorder struct {
 	t      *testing.T
 	cmd    *exec.Cmd
 	stdout bytes.Buffer
 	stderr output
 	file   string
-	// memory is the most that it has had so far, in bytes. What the kernel says at the end
-	// counts what this process had when it started it.
+	// memory is the recorder's peak memory in bytes. The kernel's own peak would include the memory of this
+	// process when it started the recorder.
 	memory atomic.Int64
 }
 
-// watchMemory looks how much memory the recorder takes, until it has ended.
+// watchMemory samples the recorder's memory until it has ended.
 func (r *recorder) watchMemory() {
 	for {
 		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", r.cmd.Process.Pid))
@@ -169,13 +166,13 @@ func (r *recorder) watchMemory() {
 	}
 }
 
-// record starts to record.
+// record starts recording.
 func (u user) record(t *testing.T, otelctx string, args ...string) *recorder {
 	t.Helper()
 	return u.recordTo(t, "p.pb.gz", otelctx, args...)
 }
 
-// recordTo starts to record to a file with this name.
+// recordTo starts recording to a file with this name.
 func (u user) recordTo(t *testing.T, name, otelctx string, args ...string) *recorder {
 	t.Helper()
 	dir := programs.PublicDir(t)
@@ -194,7 +191,7 @@ func (u user) recordTo(t *testing.T, name, otelctx string, args ...string) *reco
 	return r
 }
 
-// document is what is looked at of what record --json prints.
+// document is the part of record --json that the tests use.
 type document struct {
 	Samples, Attributed, Lost uint64
 	Ended                     bool
@@ -211,7 +208,7 @@ type document struct {
 	}
 }
 
-// samples returns how many samples there are of a process.
+// samples returns the number of samples of a process.
 func (d *document) samples(pid int) (n uint64) {
 	for _, p := range d.Processes {
 		if p.PID == pid {
@@ -221,7 +218,7 @@ func (d *document) samples(pid int) (n uint64) {
 	return n
 }
 
-// end ends the recording, which is a pprof profile.
+// end ends the recording and returns its pprof profile.
 func (r *recorder) end() (*document, *pprof.Profile) {
 	r.t.Helper()
 	d := r.interrupt()
@@ -233,8 +230,8 @@ func (r *recorder) end() (*document, *pprof.Profile) {
 	return d, p
 }
 
-// interrupt interrupts the recording, if it has not ended by itself. It has gone well, and has
-// not taken too much memory.
+// interrupt interrupts the recording, unless it has ended by itself. It must have succeeded within its
+// memory limit.
 func (r *recorder) interrupt() *document {
 	r.t.Helper()
 	_ = r.cmd.Process.Signal(os.Interrupt)
@@ -253,7 +250,7 @@ func (r *recorder) interrupt() *document {
 	return d
 }
 
-// exits returns of which processes the recorder waits for the ends: those that it records.
+// exits yields the processes whose end the recorder waits for: those that it records.
 func (r *recorder) exits(yield func(pid int) bool) {
 	dir := fmt.Sprintf("/proc/%d/fdinfo/", r.cmd.Process.Pid)
 	fds, _ := os.ReadDir(dir)
@@ -281,8 +278,8 @@ func (r *recorder) recorded(pid int) *recorder {
 	return r
 }
 
-// requireRecorded ends the recording when a service has used the processor for half a second
-// in it. None of the service's samples may be lost, and some must be in spans.
+// requireRecorded ends the recording when a service has used the CPU for half a second during it. No sample
+// of the service may be lost, and some must be in spans.
 func (r *recorder) requireRecorded(service *childproc.Child) *document {
 	r.t.Helper()
 	r.recorded(service.PID())
@@ -304,14 +301,13 @@ func (r *recorder) requireRecorded(service *childproc.Child) *document {
 	return doc
 }
 
-// startService starts a service of a user's that publishes as it should. Nobody else runs its
-// program.
+// startService starts a user's service that publishes correctly. No other process runs its program.
 func startService(t *testing.T, u user) *childproc.Child {
 	t.Helper()
 	return startBurner(t, u, burner.Records)
 }
 
-// startBurner starts a burner of a user's, which has a program to itself.
+// startBurner starts a user's burner, whose program no other process runs.
 func startBurner(t *testing.T, u user, words ...string) *childproc.Child {
 	t.Helper()
 	c := childproc.Start(t, burner.Role, func(cmd *exec.Cmd) {
@@ -332,11 +328,11 @@ func number(key string, n int64) *commonpb.KeyValue {
 	return &commonpb.KeyValue{Key: key, Value: &commonpb.AnyValue{Value: &commonpb.AnyValue_IntValue{IntValue: n}}}
 }
 
-// capacity is that of the attacker's ring.
+// capacity is the capacity of the attacker's ring.
 const capacity = 65536
 
-// publish returns the arguments with which the attacker publishes a resource, and a ring at
-// its fixed address.
+// publish returns the arguments with which the attacker publishes a resource, and a ring at its fixed
+// address.
 func publish(t *testing.T, exe string, attributes ...*commonpb.KeyValue) []string {
 	t.Helper()
 	return publishRing(t, exe, capacity, attributes...)
@@ -370,11 +366,10 @@ func publishRing(t *testing.T, exe string, capacity int, attributes ...*commonpb
 	return []string{"publish", strconv.Itoa(wire.ProcessContextVersion), hex.EncodeToString(payload), hex.EncodeToString(ring)}
 }
 
-// codeOffset is where in a codeFile its code is.
+// codeOffset is the offset of the code in a codeFile.
 const codeOffset = "4096"
 
-// codeFile writes an ELF file with so many symbols at one address, whose code counts down and
-// returns.
+// codeFile writes an ELF file with a number of symbols at one address, whose code counts down and returns.
 func codeFile(t *testing.T, symbols int) string {
 	t.Helper()
 	const (

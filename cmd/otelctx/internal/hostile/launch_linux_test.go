@@ -14,8 +14,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A command that an ordinary user has recorded gets nothing of what otelctx has: no
-// capability of its file, and none of its descriptors.
+// TestRecordedCommandHasNoRights checks that a command recorded by an ordinary user inherits none of the
+// file capabilities and descriptors of otelctx.
 func TestRecordedCommandHasNoRights(t *testing.T) {
 	otelctx := installedCommand(t)
 	file, err := os.Open("/dev/null")
@@ -26,7 +26,7 @@ func TestRecordedCommandHasNoRights(t *testing.T) {
 		cmd := nobody.command(argv[0], argv[1:]...)
 		var stderr strings.Builder
 		cmd.Stderr = &stderr
-		cmd.ExtraFiles = []*os.File{file} // This one is its caller's.
+		cmd.ExtraFiles = []*os.File{file} // inherited from the caller
 		out, err := cmd.Output()
 		require.NoError(t, err, stderr.String())
 		return string(out)

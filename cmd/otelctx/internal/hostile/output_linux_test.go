@@ -20,8 +20,8 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/burner"
 )
 
-// TestOutputs records a process with attributes that are new all the time, to files of all
-// formats (row 4). Short ones take most: each has its own entries in tables.
+// TestOutputs records a process whose attributes are new all the time, to files of all formats (row 4).
+// Short attributes take most memory: each has its own table entries.
 func TestOutputs(t *testing.T) {
 	otelctx := recordingCommand(t)
 	attacker := startBurner(t, self, burner.Records, burner.VariedMany)
@@ -44,7 +44,7 @@ func TestOutputs(t *testing.T) {
 	}
 }
 
-// requireJSON fails unless there is nothing but JSON objects.
+// requireJSON fails unless content consists of JSON objects.
 func requireJSON(t *testing.T, content []byte) {
 	t.Helper()
 	d := json.NewDecoder(bytes.NewReader(content))

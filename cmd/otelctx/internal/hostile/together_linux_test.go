@@ -29,9 +29,9 @@ var (
 	togetherUse = flag.Duration("together-use", 6*time.Second, "how long a service uses the processor while it is recorded beside attackers")
 )
 
-// TestTogether records a service beside all attackers at once. Nothing of the service is
-// lost, and each process that is left out is told once. How many of the service's
-// samples there are is printed, in times of what it used of the processor.
+// TestTogether records a service beside all attackers at once. No sample of the service may be lost, and
+// each process that is left out must be reported once. It logs the ratio of the service's samples to its
+// CPU time.
 func TestTogether(t *testing.T) {
 	testenv.NeedAll(t)
 	otelctx, attacker := recordingCommand(t), attacker(t)
@@ -46,8 +46,8 @@ func TestTogether(t *testing.T) {
 	}
 }
 
-// recordTogether records a service that has a processor to itself, if there are two,
-// while attackers and the recorder share the other one.
+// recordTogether records a service that has a CPU to itself, if there are two, while attackers and the
+// recorder share the other one.
 func recordTogether(t *testing.T, otelctx string, attackers []int) {
 	const frequency = 99
 	service := startService(t, self)
@@ -69,7 +69,7 @@ func recordTogether(t *testing.T, otelctx string, attackers []int) {
 		samples, samples/expected, d.Samples, d.Lost, r.memory.Load()>>20,
 		r.cmd.ProcessState.UserTime()+r.cmd.ProcessState.SystemTime(), r.stderr.String())
 	assert.Zero(t, d.Lost)
-	// A processor that has more to do is sampled by chance, some per cent more or less.
+	// On a busy CPU sampling varies by some per cent.
 	assert.Greater(t, samples, expected*0.9)
 	said := map[string]bool{}
 	for line := range strings.Lines(r.stderr.String()) {
@@ -84,7 +84,7 @@ func recordTogether(t *testing.T, otelctx string, attackers []int) {
 	}
 }
 
-// children returns the processes that this one has started.
+// children returns the child processes of this one.
 func children(t *testing.T) (pids []int) {
 	t.Helper()
 	lists, err := filepath.Glob("/proc/self/task/*/children")
@@ -102,7 +102,7 @@ func children(t *testing.T) (pids []int) {
 	return pids
 }
 
-// pin has all threads of processes run on one processor.
+// pin runs all threads of processes on one CPU.
 func pin(t *testing.T, cpu int, pids ...int) {
 	t.Helper()
 	var set unix.CPUSet

@@ -23,39 +23,39 @@ import (
 // ScopeName is the instrumentation scope of the profiles.
 const ScopeName = "github.com/otelctx/otelctx/cmd/otelctx"
 
-// A sample counts the times it was taken; between two of them there is a period of CPU
-// time. The OpenTelemetry eBPF profiler shapes its profiles in the same way, and so backends
-// know it.
+// A sample counts its timestamps, between which there is one period of CPU time. Backends know this shape
+// from the profiles of the OpenTelemetry eBPF profiler.
 const (
 	typeCPU         = "cpu"
 	unitNanoseconds = "nanoseconds"
 	typeSamples     = "samples"
 	unitCount       = "count"
-	// Profiles of wall-clock time have no times of single samples, but how long each lasted.
+	// Profiles of wall-clock time have the duration of each sample instead of timestamps.
 	typeWall = "wall"
 )
 
-// profileIDSize is in bytes.
+// profileIDSize is the size of a profile id in bytes.
 const profileIDSize = 16
 
-// Options are about a whole recording.
+// Options apply to a whole recording.
 type Options struct {
-	// Start is when the recording began.
+	// Start is the start of the recording.
 	Start time.Time
-	// Frequency is how many samples are taken in a second of CPU time.
+	// Frequency is the number of samples per second of CPU time.
 	Frequency int
-	// Version is that of the scope, and may be empty.
+	// Version is the version of the instrumentation scope; it may be empty.
 	Version string
-	// Wall makes profiles of wall-clock time: samples are added by [Builder.AddTime] alone.
+	// Wall makes profiles of wall-clock time: samples are added with [Builder.AddTime] only.
 	Wall bool
 }
 
-// Resource is what a profile is about. Those with the same attributes and schema URL, of which as many attributes were
-// left out, are equal (==), in whatever order the attributes were.
+// Resource is the resource of a profile. Resources with the same attributes, schema URL and number of
+// dropped attributes are equal (==), whatever the order of the attributes.
 type Resource struct{ encoded, schemaURL string }
 
-// NewResource returns the resource with these attributes, which may be a foreign process's,
-// and how many of them had to be left out, which the resource says too. Of several with one key the last counts.
+// NewResource returns the resource with these attributes, which need not be trusted, and the number of
+// attributes that were dropped, which the resource records as well. The last of several attributes with one
+// key counts.
 func NewResource(attributes []*commonpb.KeyValue, schemaURL string) (_ Resource, dropped int) {
 	valid, dropped := validAttributes(attributes, 0)
 	encoded, err := marshal.Marshal(&resourcepb.Resource{Attributes: valid, DroppedAttributesCount: uint32(dropped)})
@@ -65,10 +65,10 @@ func NewResource(attributes []*commonpb.KeyValue, schemaURL string) (_ Resource,
 	return Resource{encoded: string(encoded), schemaURL: validText(schemaURL)}, dropped
 }
 
-// marshal gives equal messages equal bytes.
+// marshal encodes equal messages to equal bytes.
 var marshal = proto.MarshalOptions{Deterministic: true}
 
-// unique returns attributes by key, the last of each.
+// unique returns attributes sorted by key, the last one of each key.
 func unique(attributes []*commonpb.KeyValue) []*commonpb.KeyValue {
 	if len(attributes) < 2 {
 		return attributes
@@ -85,19 +85,19 @@ type Link struct {
 	SpanID  [8]byte
 }
 
-// Sample is a kind of sample: what a CPU was running, at whatever times.
+// Sample is what a CPU was running, without the times.
 type Sample struct {
-	// Stack is the leaf first. It is not kept.
+	// Stack is the stack, leaf first. It is not retained.
 	Stack []*symbols.Location
-	// Link is nil if the sample belongs to no known span. It is not kept.
+	// Link is nil if the sample has no known span. It is not retained.
 	Link *Link
-	// Attributes say more, and may be a foreign process's: those that profiles cannot have
-	// are left out. Of several with one key the last counts. They are not kept.
+	// Attributes are further attributes, which need not be trusted: those that profiles cannot represent
+	// are dropped. The last of several with one key counts. They are not retained.
 	Attributes []*commonpb.KeyValue
 }
 
-// Builder makes profiles of samples. What it holds grows by the different stacks,
-// links and attributes, and by 16 bytes a sample. It is not safe for concurrent use.
+// Builder makes profiles of samples. Its memory grows with the number of different stacks, links and
+// attributes, and by 16 bytes per sample. It is not safe for concurrent use.
 type Builder struct {
 	options     Options
 	period      int64 // nanoseconds of CPU time that a sample stands for
@@ -114,11 +114,11 @@ type resourceSamples struct {
 	id       []byte
 	byKey    map[sampleKey]*combined
 	samples  []*combined
-	weight   int64 // of all samples: how many, or their time
+	weight   int64 // the number of all samples, or their time
 	dropped  uint32
 }
 
-// sampleKey is the identity of a sample in the format.
+// sampleKey identifies a sample in the format.
 type sampleKey struct{ stack, attributes, link int32 }
 
 // combined is all samples with one identity.
@@ -138,27 +138,25 @@ func New(options Options) *Builder {
 	}
 }
 
-// Add adds the samples of one kind that were taken at these times. It may be called again
-// for the kind.
+// Add adds samples that were taken at the given times. It may be called repeatedly for equal samples.
 func (b *Builder) Add(resource Resource, s Sample, times ...time.Time) {
 	c := b.combined(resource, s, int64(len(times)))
 	for _, one := range times {
-		at := max(one.UnixNano(), 1)
-		c.times = append(c.times, uint64(at))
-		if b.first == 0 || at < b.first {
-			b.first = at
+		nanos := max(one.UnixNano(), 1)
+		c.times = append(c.times, uint64(nanos))
+		if b.first == 0 || nanos < b.first {
+			b.first = nanos
 		}
-		b.last = max(b.last, at)
+		b.last = max(b.last, nanos)
 	}
 }
 
-// AddTime adds wall-clock time that went by in samples of one kind, for a builder with
-// [Options.Wall].
+// AddTime adds wall-clock time spent in a sample, for a builder with [Options.Wall].
 func (b *Builder) AddTime(resource Resource, s Sample, d time.Duration) {
 	b.combined(resource, s, int64(d)).value += int64(d)
 }
 
-// combined returns what samples of one kind are added to, which add weight to their resource.
+// combined returns the entry for a sample and adds weight to its resource.
 func (b *Builder) combined(resource Resource, s Sample, weight int64) *combined {
 	r, ok := b.byResource[resource]
 	if !ok {
@@ -184,8 +182,8 @@ func (b *Builder) combined(resource Resource, s Sample, weight int64) *combined 
 	return c
 }
 
-// Dropped returns how many attributes were left out, since profiles cannot have them: those
-// of each call of Add once.
+// Dropped returns the number of attributes that profiles cannot represent and that were dropped, counted
+// once per call of Add.
 func (b *Builder) Dropped() uint64 { return b.dropped }
 
 func newProfileID() []byte {
@@ -194,11 +192,11 @@ func newProfileID() []byte {
 	return id
 }
 
-// Data returns a profile of all samples so far for each resource, the resource with the most samples first, and
-// the samples in the order in which they came. end is when the recording ended; samples from before its
-// start or after its end, by a clock's difference, widen its range. More samples may be
-// added afterwards, and what was returned does not change. The messages of the
-// dictionary are shared between calls, and nobody may change them.
+// Data returns a profile for each resource with all samples so far, the resource with the most samples
+// first, and the samples in the order of their first occurrence. end is the end of the recording; samples
+// before its start or after its end, due to clock differences, widen the range. More samples may be added
+// afterwards without changing what was returned. The dictionary's messages are shared between calls and
+// must not be changed.
 func (b *Builder) Data(end time.Time) *profilespb.ProfilesData {
 	start, limit := b.options.Start.UnixNano(), end.UnixNano()
 	if b.first != 0 {
@@ -207,7 +205,7 @@ func (b *Builder) Data(end time.Time) *profilespb.ProfilesData {
 	limit = max(limit, start)
 	data := &profilespb.ProfilesData{}
 	var sampleType, periodType *profilespb.ValueType
-	if len(b.resources) > 0 { // a dictionary has no strings that nothing uses
+	if len(b.resources) > 0 { // the dictionary must not have unused strings
 		sampleType = b.dictionary.valueType(typeSamples, unitCount)
 		periodType = b.dictionary.valueType(typeCPU, unitNanoseconds)
 		if b.options.Wall {
@@ -249,7 +247,7 @@ func (r Resource) message() *resourcepb.Resource {
 	return m
 }
 
-// messages returns the samples with their times, each of which counts as 1, or their values.
+// messages returns the samples with their timestamps, each of which counts as 1, or with their values.
 func (r *resourceSamples) messages(d *dictionary) []*profilespb.Sample {
 	samples := make([]*profilespb.Sample, len(r.samples))
 	for i, c := range r.samples {

@@ -20,7 +20,7 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/symbols"
 )
 
-// onlyProfile returns the profile of data, which has one.
+// onlyProfile returns the only profile of data.
 func onlyProfile(t *testing.T, data *profilespb.ProfilesData) *profilespb.Profile {
 	t.Helper()
 	require.Len(t, data.GetResourceProfiles(), 1)
@@ -38,8 +38,8 @@ func attributes(d *profilespb.ProfilesDictionary, indices []int32) map[string]st
 	return found
 }
 
-// TestForgottenLocations gives the same locations by other pointers, as symbols does
-// after it has forgotten some.
+// TestForgottenLocations adds equal locations with different pointers, as package symbols creates after
+// evictions.
 func TestForgottenLocations(t *testing.T) {
 	b := New(Options{Start: start, Frequency: frequency})
 	for range 2 {
@@ -52,7 +52,7 @@ func TestForgottenLocations(t *testing.T) {
 	assert.Equal(t, 2*total(once), total(data))
 }
 
-// total returns how many times something was sampled.
+// total returns the number of timestamps in data.
 func total(data *profilespb.ProfilesData) int {
 	n := 0
 	for s := range eachSample(data) {
@@ -61,14 +61,14 @@ func total(data *profilespb.ProfilesData) int {
 	return n
 }
 
-// TestEmpty has nothing to say.
+// TestEmpty checks a profile without samples.
 func TestEmpty(t *testing.T) {
 	data := New(Options{Start: start, Frequency: frequency}).Data(start.Add(duration))
 	require.NoError(t, Check(data))
 	assert.Empty(t, data.GetResourceProfiles())
 }
 
-// TestDataAgain adds after a look, which does not change what was seen.
+// TestDataAgain checks that samples added after Data do not change its result.
 func TestDataAgain(t *testing.T) {
 	b := New(Options{Start: start, Frequency: frequency})
 	addSamples(t, b)
@@ -90,7 +90,7 @@ func TestDataAgain(t *testing.T) {
 	assert.True(t, proto.Equal(before, data), "times are sorted in a copy")
 }
 
-// TestRange has samples from outside the recording's time.
+// TestRange adds samples from outside the recording's time.
 func TestRange(t *testing.T) {
 	b := New(Options{Start: start, Frequency: frequency})
 	b.Add(mustResource(t), Sample{}, start.Add(-time.Second), start.Add(duration))
@@ -101,7 +101,7 @@ func TestRange(t *testing.T) {
 	assert.EqualValues(t, duration+time.Second+1, p.GetDurationNano())
 }
 
-// TestOrder has the resource with the most samples first.
+// TestOrder expects the resource with the most samples first.
 func TestOrder(t *testing.T) {
 	b := New(Options{Start: start, Frequency: frequency})
 	for n, service := range []string{"few", "most", "many"} {
@@ -117,7 +117,7 @@ func TestOrder(t *testing.T) {
 	assert.Equal(t, []string{"most", "many", "few"}, got)
 }
 
-// TestOdd gives what is not valid or says nothing.
+// TestOdd adds samples with invalid or empty parts.
 func TestOdd(t *testing.T) {
 	b := New(Options{Start: start})
 	resource, dropped := NewResource([]*commonpb.KeyValue{StringAttribute("k", "1"), StringAttribute("a", ""), StringAttribute("k", "2")}, "\xff")
@@ -222,7 +222,7 @@ func TestSplit(t *testing.T) {
 	_, err = collect(data, 300)
 	require.Error(t, err)
 
-	// One sample with many times, and so one profile in each part.
+	// One sample with many timestamps, and so one profile in each part.
 	b := New(Options{Start: start, Frequency: frequency})
 	for i := range 1000 {
 		b.Add(mustResource(t), Sample{Link: &linkA}, start.Add(time.Duration(i)))
@@ -238,7 +238,7 @@ func TestSplit(t *testing.T) {
 	assert.Len(t, ids, len(parts))
 }
 
-// A process has few keys, and new values all the time: the keys take room once.
+// TestLongKeysAreHeldOnce checks that keys take room once, however many values they have.
 func TestLongKeysAreHeldOnce(t *testing.T) {
 	d := newDictionary()
 	const values = 1000

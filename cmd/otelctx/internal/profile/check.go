@@ -23,43 +23,42 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/symbols"
 )
 
-// Check returns an error for each way, up to a limit, in which data is not as the
-// builder of this package makes it. It checks what the format demands or recommends
-// (MUST and SHOULD in profiles.proto v0.4.0). It also checks what this package promises
-// beyond that. Nothing in data is trusted.
+// Check returns an error for each way, up to a limit, in which data differs from what a [Builder] makes. It
+// checks what the format requires or recommends (MUST and SHOULD in profiles.proto v0.4.0) and what this
+// package additionally guarantees. data need not be trusted.
 //
-// These are the format's rules. Index 0 of each table is the zero value, and indices are
-// inside their table. Tables have neither duplicates nor entries that nothing uses. Keys
-// of attributes are unique, and ids have their length. The times of a sample are inside
-// the profile's range, and no two samples have one identity. original_payload comes with
-// its format. These include all rules of profcheck, the checker of OpenTelemetry's
-// profiling group.
+// The rules of the format: Index 0 of each table is the zero value, and indices are within their table.
+// Tables have neither duplicates nor unused entries. Keys of attributes are unique, and ids have the right
+// length. The timestamps of a sample are within the profile's range, and no two samples have the same
+// identity. original_payload comes with its format. These include all rules of profcheck, the checker of
+// OpenTelemetry's profiling group.
 //
-// These are the promises. Entry 0 of the links is the empty message, and a link is to a
-// valid span or index 0. There is one profile for each resource, with a unique id.
-// Samples are counted and have a period of CPU time; they have times and no values.
-// What is unknown has no lines, and addresses are in their mapping. Attributes do not
-// refer to strings of the dictionary where they could. original_payload is left unset.
+// The guarantees: Entry 0 of the links is the empty message, and a link refers to a valid span or is index
+// 0. There is one profile for each resource, with a unique id. Samples are counts with a period of CPU
+// time; they have timestamps and no values. Unknown frames have no lines, and addresses are within their
+// mapping. Attributes do not refer to strings of the dictionary where they could. original_payload is
+// unset.
 func Check(data *profilespb.ProfilesData) error {
 	return errors.Join(check(data, true)...)
 }
 
-// CheckFormat returns an error for each way, up to a limit, in which data breaks the format's rules alone: what the profiles.proto of
-// v0.4.0 demands or recommends of any writer. Each names the place and the rule. Nothing in data is trusted.
+// CheckFormat returns an error for each way, up to a limit, in which data violates the format alone: what
+// profiles.proto v0.4.0 requires or recommends of any writer. Each error names the position and the rule.
+// data need not be trusted.
 func CheckFormat(data *profilespb.ProfilesData) []error { return check(data, false) }
 
 func check(data *profilespb.ProfilesData, promises bool) []error {
 	c := checker{dictionary: data.GetDictionary(), promises: promises}
 	c.tables()
-	if len(c.errs) == 0 { // indices can be followed
+	if len(c.errs) == 0 { // indices are valid
 		c.profiles(data.GetResourceProfiles())
 		c.orphans()
 	}
 	return c.errs
 }
 
-// CheckFile is [CheckFormat] for a file of OTLP profiles whose name ends with ext: .otlp (protobuf), .json or .jsonl, which has a message
-// in each line. The error says that the file cannot be read as that.
+// CheckFile is [CheckFormat] for a file of OTLP profiles whose name ends with ext: .otlp (protobuf), .json,
+// or .jsonl with one message per line. The error is returned if the file cannot be decoded.
 func CheckFile(ext string, content []byte) ([]error, error) {
 	messages := [][]byte{content}
 	decode := proto.Unmarshal
@@ -91,8 +90,8 @@ func CheckFile(ext string, content []byte) ([]error, error) {
 	return problems, nil
 }
 
-// unmarshalJSON decodes OTLP's JSON, which differs from protobuf's own by ids in hexadecimal digits. Package protojson has taken these
-// digits for base64, and encoding them again gives them back.
+// unmarshalJSON decodes OTLP's JSON, which differs from protobuf's by having ids in hexadecimal. Package
+// protojson decodes these digits as base64; encoding them again restores the digits.
 func unmarshalJSON(b []byte, data *profilespb.ProfilesData) error {
 	if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(b, data); err != nil {
 		return err
@@ -116,19 +115,19 @@ func unmarshalJSON(b []byte, data *profilespb.ProfilesData) error {
 	return failed
 }
 
-// maxProblems bounds the errors that are returned.
+// maxProblems bounds the returned errors.
 const maxProblems = 100
 
 // checker collects problems.
 type checker struct {
 	dictionary *profilespb.ProfilesDictionary
 	used       usage
-	// promises says that what this package promises is checked, too.
+	// promises enables the checks of this package's additional guarantees.
 	promises bool
 	errs     []error
 }
 
-// usage tells of each entry of each table whether anything refers to it.
+// usage records for each entry of each table whether it is referenced.
 type usage struct{ mappings, locations, functions, links, strings, attributes, stacks []bool }
 
 func (c *checker) problem(format string, args ...any) {
@@ -137,15 +136,14 @@ func (c *checker) problem(format string, args ...any) {
 	}
 }
 
-// promise is problem for what this package promises beyond the format.
+// promise reports a violation of this package's additional guarantees.
 func (c *checker) promise(format string, args ...any) {
 	if c.promises {
 		c.problem(format, args...)
 	}
 }
 
-// inside reports whether there is an entry index in a table with as many entries as
-// used. It is a problem if there is none.
+// inside reports whether index is within a table of len(used) entries, and reports a problem if not.
 func (c *checker) inside(used []bool, index int32, what string, args ...any) bool {
 	if index < 0 || int(index) >= len(used) {
 		c.problem("%s: index %d of %d", fmt.Sprintf(what, args...), index, len(used))
@@ -154,9 +152,9 @@ func (c *checker) inside(used []bool, index int32, what string, args ...any) boo
 	return true
 }
 
-// tables checks the dictionary by itself: the zero values, indices and duplicates.
+// tables checks the dictionary on its own: zero values, indices and duplicates.
 //
-// The order of an entry's attributes makes no difference between entries.
+// Entries that differ only in the order of their attributes are duplicates.
 func (c *checker) tables() {
 	d := c.dictionary
 	if d == nil {
@@ -189,8 +187,8 @@ func (c *checker) tables() {
 	checkTable(c, "stack", d.GetStackTable(), zeroMessage, encode, c.stack)
 }
 
-// checkTable checks that entry 0 of table is zero, and that no two entries have the
-// same key. It checks every other entry with check.
+// checkTable checks that entry 0 of table is zero and that no two entries have the same key. It calls check
+// for every other entry.
 func checkTable[T any](c *checker, name string, table []T, zero func(T) bool, key func(T) string, check func(name string, entry T)) {
 	if len(table) == 0 || !zero(table[0]) {
 		c.problem("%s table: index 0 is not the zero value", name)
@@ -210,7 +208,7 @@ func checkTable[T any](c *checker, name string, table []T, zero func(T) bool, ke
 	}
 }
 
-// zeroLink reports whether a link is the zero value. The format allows ids of zeros, too.
+// zeroLink reports whether a link is the zero value. The format also allows ids of zeros.
 func (c *checker) zeroLink(l *profilespb.Link) bool {
 	return zeroMessage(l) || !c.promises && len(l.GetTraceId()) == 16 && len(l.GetSpanId()) == 8 && allZero(l.GetTraceId()) && allZero(l.GetSpanId())
 }
@@ -221,15 +219,15 @@ func allZero(b []byte) bool {
 	return !slices.ContainsFunc(b, func(x byte) bool { return x != 0 })
 }
 
-// encode returns the same for equal messages. What does not encode, strings that are
-// not UTF-8, is a problem of its own elsewhere.
+// encode returns equal strings for equal messages. Messages that cannot be encoded, because of strings that
+// are not UTF-8, are reported elsewhere.
 func encode[T proto.Message](m T) string {
 	b, _ := marshal.Marshal(m)
 	return string(b)
 }
 
-// The checks of one entry look only at indices that it has itself, in order that they
-// can be used where other entries are wrong.
+// The checks of single entries follow only the entry's own indices, so that they work even if other entries
+// are wrong.
 
 func (c *checker) string(name, s string) {
 	if !utf8.ValidString(s) {
@@ -337,7 +335,7 @@ func (c *checker) keyValues(name string, attributes []*commonpb.KeyValue) {
 	}
 }
 
-// attributeIndices checks what refers to attributes of the dictionary.
+// attributeIndices checks references to attributes of the dictionary.
 func (c *checker) attributeIndices(name string, indices []int32) {
 	seen := map[int32]bool{}
 	for _, i := range indices {
@@ -354,13 +352,13 @@ func (c *checker) attributeIndices(name string, indices []int32) {
 		}
 		seen[key] = true
 		if key > 0 && int(key) < len(c.used.strings) {
-			c.known(name, c.dictionary.GetStringTable()[key], a.GetValue())
+			c.wellKnown(name, c.dictionary.GetStringTable()[key], a.GetValue())
 		}
 	}
 }
 
-// known checks the attributes whose values are laid down.
-func (c *checker) known(name, key string, v *commonpb.AnyValue) {
+// wellKnown checks attributes with specified values.
+func (c *checker) wellKnown(name, key string, v *commonpb.AnyValue) {
 	switch key {
 	case string(semconv.ProfileFrameTypeKey):
 		if !slices.Contains(frameTypes, v.GetStringValue()) {
@@ -374,10 +372,10 @@ func (c *checker) known(name, key string, v *commonpb.AnyValue) {
 	}
 }
 
-// frameTypes are the values of profile.frame.type that symbols finds.
+// frameTypes are the values of profile.frame.type that package symbols produces.
 var frameTypes = []string{symbols.TypeGo, symbols.TypeNative, symbols.TypeKernel}
 
-// profiles checks everything outside of the dictionary.
+// profiles checks everything outside the dictionary.
 func (c *checker) profiles(resources []*profilespb.ResourceProfiles) {
 	seen, ids := map[string]bool{}, map[string]bool{}
 	for i, r := range resources {
@@ -439,14 +437,14 @@ func (c *checker) profile(name string, p *profilespb.Profile) {
 	}
 }
 
-func (c *checker) valueType(name string, t *profilespb.ValueType, of, unit string) {
+func (c *checker) valueType(name string, t *profilespb.ValueType, kind, unit string) {
 	if !c.inside(c.used.strings, t.GetTypeStrindex(), "%s", name) || !c.inside(c.used.strings, t.GetUnitStrindex(), "%s: unit", name) {
 		return
 	}
 	c.used.strings[t.GetTypeStrindex()], c.used.strings[t.GetUnitStrindex()] = true, true
 	table := c.dictionary.GetStringTable()
-	if table[t.GetTypeStrindex()] != of || table[t.GetUnitStrindex()] != unit {
-		c.promise("%s: %q in %q, not %q in %q", name, table[t.GetTypeStrindex()], table[t.GetUnitStrindex()], of, unit)
+	if table[t.GetTypeStrindex()] != kind || table[t.GetUnitStrindex()] != unit {
+		c.promise("%s: %q in %q, not %q in %q", name, table[t.GetTypeStrindex()], table[t.GetUnitStrindex()], kind, unit)
 	}
 }
 
@@ -470,8 +468,8 @@ func (c *checker) sample(name string, p *profilespb.Profile, s *profilespb.Sampl
 	}
 }
 
-// identity returns what samples with one identity have in common, in the format's
-// words: stack_index, set_of(attribute_indices), link_index.
+// identity returns the identity of a sample as defined by the format: stack_index,
+// set_of(attribute_indices), link_index.
 func identity(s *profilespb.Sample) string {
 	key := appendIndex(appendIndex(nil, s.GetStackIndex()), s.GetLinkIndex())
 	indices := slices.Clone(s.GetAttributeIndices())
@@ -482,8 +480,7 @@ func identity(s *profilespb.Sample) string {
 	return string(key)
 }
 
-// The use functions follow indices of the dictionary, which are known to be inside
-// their tables, and of which each is followed once.
+// The use functions follow indices of the dictionary that are known to be within their tables, each once.
 
 func (c *checker) useStack(i int32) {
 	if c.used.stacks[i] {
@@ -515,7 +512,7 @@ func (c *checker) useLocation(i int32) {
 	c.useAttributes(m.GetAttributeIndices())
 }
 
-// useAttributes ignores indices that are a problem already.
+// useAttributes marks attributes as used. It ignores indices that have been reported as problems.
 func (c *checker) useAttributes(indices []int32) {
 	for _, i := range indices {
 		if i < 0 || int(i) >= len(c.used.attributes) || c.used.attributes[i] {
@@ -528,7 +525,7 @@ func (c *checker) useAttributes(indices []int32) {
 	}
 }
 
-// orphans checks that everything in the dictionary is used.
+// orphans checks that every entry of the dictionary is used.
 func (c *checker) orphans() {
 	for _, table := range []struct {
 		name string

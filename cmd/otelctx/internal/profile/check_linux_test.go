@@ -15,7 +15,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// parts are what mutations change.
+// parts are the messages that mutations change.
 type parts struct {
 	data       *profilespb.ProfilesData
 	dictionary *profilespb.ProfilesDictionary
@@ -25,7 +25,7 @@ type parts struct {
 	sample     *profilespb.Sample // with a link and attributes
 }
 
-// The entries that mutations change, of which the first is at index 1.
+// The entries that mutations change: index 1 is the first.
 func (p parts) mapping() *profilespb.Mapping   { return p.dictionary.GetMappingTable()[1] }
 func (p parts) location() *profilespb.Location { return p.dictionary.GetLocationTable()[1] }
 func (p parts) function() *profilespb.Function { return p.dictionary.GetFunctionTable()[1] }
@@ -49,10 +49,10 @@ func partsOf(t *testing.T, data *profilespb.ProfilesData) parts {
 	return p
 }
 
-// far is an index that no table has.
+// far is an index outside all tables.
 const far = 1 << 20
 
-// TestCheckChangesNothing has attributes whose order Check leaves out of account.
+// TestCheckChangesNothing has attributes whose order Check ignores.
 func TestCheckChangesNothing(t *testing.T) {
 	data := record(t)
 	data.GetDictionary().GetMappingTable()[1].AttributeIndices = []int32{2, 1}
@@ -61,9 +61,7 @@ func TestCheckChangesNothing(t *testing.T) {
 	assert.True(t, proto.Equal(before, data))
 }
 
-// TestCheck breaks each rule in a recording that keeps all of them. The message must
-// tell which one.
-// promises are the rules that the format does not have.
+// promises are the test cases that violate this package's guarantees but not the format.
 var promises = map[string]bool{
 	"zero link": true, "trace id is valid": true, "span id is valid": true, "line of a function": true, "function's name is set": true,
 	"attribute's value is none of strings": true, "resource's keys are none of strings": true, "frame type is known": true,
@@ -71,6 +69,7 @@ var promises = map[string]bool{
 	"sample type is samples": true, "sample type is set": true, "period type is cpu": true, "values instead of times": true,
 }
 
+// TestCheck violates each rule in a valid recording. The message must name the rule.
 func TestCheck(t *testing.T) {
 	good := record(t)
 	for _, m := range []struct {
@@ -213,7 +212,7 @@ func TestCheck(t *testing.T) {
 			data := proto.CloneOf(good)
 			m.mutate(partsOf(t, data))
 			assert.ErrorContains(t, Check(data), m.want)
-			// What is only promised is no breach of the format.
+			// Violations of guarantees alone do not violate the format.
 			problems := CheckFormat(data)
 			if promises[m.rule] {
 				assert.NotContains(t, fmt.Sprint(problems), m.want)
@@ -228,7 +227,7 @@ func setString(v *commonpb.AnyValue, s string) {
 	v.Value = &commonpb.AnyValue_StringValue{StringValue: s}
 }
 
-// TestCheckHostile gives what decodes from arbitrary bytes, and so may be anything.
+// TestCheckHostile checks messages decoded from arbitrary bytes.
 func TestCheckHostile(t *testing.T) {
 	require.Error(t, Check(nil))
 	require.Error(t, Check(&profilespb.ProfilesData{}))
@@ -238,8 +237,8 @@ func TestCheckHostile(t *testing.T) {
 	}))
 }
 
-// FuzzCheck decodes anything. Check must not crash; what it accepts can be converted,
-// to a profile with as many samples, and split.
+// FuzzCheck decodes arbitrary messages. Check must not crash, and messages that it accepts can be split,
+// and converted to a pprof profile with as many samples.
 func FuzzCheck(f *testing.F) {
 	for _, data := range []*profilespb.ProfilesData{fixed(f).Data(start.Add(duration)), record(f)} {
 		encoded, err := proto.Marshal(data)

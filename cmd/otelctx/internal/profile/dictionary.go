@@ -16,37 +16,35 @@ import (
 )
 
 const (
-	// maxKnownLocations bounds the locations that are known by their pointer. Beyond it
-	// they are found by their content.
-	maxKnownLocations = 1 << 17
-	// maxText bounds the bytes of strings and attributes, which come from the processes
-	// and their files. Beyond it new ones are left out: functions are unknown then.
+	// maxCachedLocations bounds the locations cached by pointer. Others are found by content.
+	maxCachedLocations = 1 << 17
+	// maxText bounds the bytes of strings and attributes, which come from processes and their files. Beyond
+	// it, new ones are dropped, and functions become unknown.
 	maxText = 64 << 20
 )
 
-// dictionary holds the tables that profiles refer to. Whatever is asked for its index
-// is in there from then on, once: callers must use the index. Index 0 of each is the
-// zero value.
+// dictionary holds the tables that profiles refer to. Its methods return the index of an entry, which they
+// add on first use; callers must use the index. Index 0 of each table is the zero value.
 type dictionary struct {
 	tables profilespb.ProfilesDictionary
 
 	strings    map[string]int32
 	functions  map[functionKey]int32
 	mappings   map[symbols.Mapping]int32
-	known      map[*symbols.Location]int32
-	locations  map[string]int32 // by all that they refer to
-	stacks     map[string]int32 // by their locations
+	byPointer  map[*symbols.Location]int32
+	locations  map[string]int32 // by content
+	stacks     map[string]int32 // by locations
 	links      map[Link]int32
 	attributes map[attributeKey]int32
 
-	// attributeSets are sets of attributes by number, the empty one first.
+	// attributeSets are the sets of attributes by number, the empty set first.
 	attributeSets [][]int32
 	setNumbers    map[string]int32
 
 	text int // bytes in strings and attributes
 
 	key     []byte // scratch space
-	inner   []byte // scratch space of what a key needs first
+	inner   []byte // scratch space for parts of a key
 	indices []int32
 }
 
@@ -55,8 +53,8 @@ type functionKey struct {
 	start      int64
 }
 
-// attributeKey holds the key apart from the encoded value: a process has few keys, however
-// long, and new values all the time.
+// attributeKey separates the key from the encoded value: a process has few, possibly long keys, and new
+// values all the time.
 type attributeKey struct{ key, value string }
 
 func newDictionary() *dictionary {
@@ -64,7 +62,7 @@ func newDictionary() *dictionary {
 		strings:    map[string]int32{"": 0},
 		functions:  map[functionKey]int32{},
 		mappings:   map[symbols.Mapping]int32{{}: 0},
-		known:      map[*symbols.Location]int32{},
+		byPointer:  map[*symbols.Location]int32{},
 		locations:  map[string]int32{},
 		stacks:     map[string]int32{"": 0},
 		links:      map[Link]int32{},
@@ -78,14 +76,14 @@ func newDictionary() *dictionary {
 	d.tables.MappingTable = []*profilespb.Mapping{{}}
 	d.tables.LocationTable = []*profilespb.Location{{}}
 	d.tables.StackTable = []*profilespb.Stack{{}}
-	// The format would rather have ids of zeros here. Parca and the profilers' special interest
-	// group's profcheck accept only the empty message, which the eBPF profiler writes.
+	// The format prefers ids of zeros here. Parca, and profcheck of the profiling special interest group,
+	// accept only the empty message, which the eBPF profiler writes.
 	d.tables.LinkTable = []*profilespb.Link{{}}
 	d.tables.AttributeTable = []*profilespb.KeyValueAndUnit{{}}
 	return d
 }
 
-// message returns the tables as they are now.
+// message returns a copy of the tables.
 func (d *dictionary) message() *profilespb.ProfilesDictionary {
 	return &profilespb.ProfilesDictionary{
 		StringTable:    slices.Clone(d.tables.GetStringTable()),
@@ -104,11 +102,10 @@ func add[T any](table *[]T, value T) int32 {
 	return int32(len(*table) - 1)
 }
 
-// room reports whether there is room for new strings and attributes with size bytes.
+// room reports whether new strings and attributes of size bytes fit.
 func (d *dictionary) room(size int) bool { return d.text+size <= maxText }
 
-// string returns the index of s as valid text, which it need not be: names come from
-// foreign files.
+// string returns the index of s, which it makes valid: names come from untrusted files.
 func (d *dictionary) string(s string) int32 {
 	if i, ok := d.strings[s]; ok {
 		return i
@@ -118,7 +115,7 @@ func (d *dictionary) string(s string) int32 {
 		return i
 	}
 	d.text += len(valid)
-	valid = strings.Clone(valid) // not a part of something larger
+	valid = strings.Clone(valid) // do not retain a larger string
 	i := add(&d.tables.StringTable, valid)
 	d.strings[valid] = i
 	return i
@@ -128,7 +125,7 @@ func (d *dictionary) valueType(name, unit string) *profilespb.ValueType {
 	return &profilespb.ValueType{TypeStrindex: d.string(name), UnitStrindex: d.string(unit)}
 }
 
-// stack leaves out locations of which nothing is known, not even an address.
+// stack returns the index of a stack, without locations that have no content, not even an address.
 func (d *dictionary) stack(stack []*symbols.Location) int32 {
 	d.key = d.key[:0]
 	for _, l := range stack {
@@ -148,9 +145,9 @@ func (d *dictionary) stack(stack []*symbols.Location) int32 {
 	return i
 }
 
-// location uses no scratch space that stack does.
+// location does not use the scratch space of stack.
 func (d *dictionary) location(l *symbols.Location) int32 {
-	if i, ok := d.known[l]; ok {
+	if i, ok := d.byPointer[l]; ok {
 		return i
 	}
 	m := &profilespb.Location{MappingIndex: d.mapping(l.Mapping), Address: l.Address}
@@ -163,15 +160,15 @@ func (d *dictionary) location(l *symbols.Location) int32 {
 		m.AttributeIndices = d.appendAttribute(nil, StringAttribute(string(semconv.ProfileFrameTypeKey), l.Type))
 	}
 	i := d.locationByContent(m)
-	if len(d.known) >= maxKnownLocations {
-		clear(d.known)
+	if len(d.byPointer) >= maxCachedLocations {
+		clear(d.byPointer)
 	}
-	d.known[l] = i
+	d.byPointer[l] = i
 	return i
 }
 
-// locationByContent finds the location that is the same as m: symbols may have
-// forgotten a location and found it again. It returns 0 for one without any content.
+// locationByContent returns the index of a location with the content of m: package symbols may have evicted
+// a location and created it again. It returns 0 if m has no content.
 func (d *dictionary) locationByContent(m *profilespb.Location) int32 {
 	if m.GetMappingIndex() == 0 && m.GetAddress() == 0 && len(m.GetLines()) == 0 && len(m.GetAttributeIndices()) == 0 {
 		return 0
@@ -194,8 +191,7 @@ func (d *dictionary) locationByContent(m *profilespb.Location) int32 {
 	return i
 }
 
-// canName reports whether all of lines have names for which there is room: some of a
-// chain of calls would be a wrong one.
+// canName reports whether all lines have names that fit. An incomplete chain of calls would be wrong.
 func (d *dictionary) canName(lines []symbols.Line) bool {
 	size := 0
 	for _, line := range lines {
@@ -217,16 +213,16 @@ func (d *dictionary) function(line symbols.Line) int32 {
 	return i
 }
 
-func (d *dictionary) mapping(of *symbols.Mapping) int32 {
-	if of == nil {
+func (d *dictionary) mapping(raw *symbols.Mapping) int32 {
+	if raw == nil {
 		return 0
 	}
-	valid := validMapping(*of)
+	valid := validMapping(*raw)
 	m := &valid
 	if i, ok := d.mappings[*m]; ok {
 		return i
 	}
-	const attributes = 600 // bytes that three take besides their values, at most
+	const attributes = 600 // maximum bytes of three attributes without their values
 	bare := symbols.Mapping{Start: m.Start, Limit: m.Limit, FileOffset: m.FileOffset}
 	if *m != bare && !d.room(len(m.Path)+attributes+3*(len(m.GNUBuildID)+len(m.GoBuildID)+len(m.HTLHash))) {
 		return d.mapping(&bare)
@@ -249,7 +245,7 @@ func (d *dictionary) mapping(of *symbols.Mapping) int32 {
 	return i
 }
 
-// link takes a link without a valid id for none.
+// link returns the index of a link, 0 if an id is invalid.
 func (d *dictionary) link(l *Link) int32 {
 	if l == nil || l.TraceID == [16]byte{} || l.SpanID == [8]byte{} {
 		return 0
@@ -262,7 +258,7 @@ func (d *dictionary) link(l *Link) int32 {
 	return i
 }
 
-// attributeSet returns the number of the set of attributes, which are valid and by key.
+// attributeSet returns the number of a set of attributes, which are valid and sorted by key.
 func (d *dictionary) attributeSet(attributes []*commonpb.KeyValue) int32 {
 	if len(attributes) == 0 {
 		return 0
@@ -284,7 +280,7 @@ func (d *dictionary) attributeSet(attributes []*commonpb.KeyValue) int32 {
 	return i
 }
 
-// appendAttribute appends the index of a, if it has one.
+// appendAttribute appends the index of a, unless it does not fit.
 func (d *dictionary) appendAttribute(indices []int32, a *commonpb.KeyValue) []int32 {
 	if i := d.attribute(a); i != 0 {
 		return append(indices, i)
@@ -292,7 +288,7 @@ func (d *dictionary) appendAttribute(indices []int32, a *commonpb.KeyValue) []in
 	return indices
 }
 
-// attribute returns the index of a valid attribute, 0, none, if there is no more room.
+// attribute returns the index of a valid attribute, or 0 if it does not fit.
 func (d *dictionary) attribute(a *commonpb.KeyValue) int32 {
 	var err error
 	if d.inner, err = marshal.MarshalAppend(d.inner[:0], a.GetValue()); err != nil {
@@ -311,21 +307,21 @@ func (d *dictionary) attribute(a *commonpb.KeyValue) int32 {
 	return i
 }
 
-// StringAttribute returns an attribute with a string, made valid UTF-8.
+// StringAttribute returns a string attribute. It makes the value valid UTF-8.
 func StringAttribute(key, value string) *commonpb.KeyValue {
 	return &commonpb.KeyValue{Key: key, Value: &commonpb.AnyValue{
 		Value: &commonpb.AnyValue_StringValue{StringValue: validText(value)},
 	}}
 }
 
-// BoolAttribute returns an attribute that is true or false.
+// BoolAttribute returns a Boolean attribute.
 func BoolAttribute(key string, value bool) *commonpb.KeyValue {
 	return &commonpb.KeyValue{Key: key, Value: &commonpb.AnyValue{
 		Value: &commonpb.AnyValue_BoolValue{BoolValue: value},
 	}}
 }
 
-// IntAttribute returns an attribute with a number.
+// IntAttribute returns an integer attribute.
 func IntAttribute(key string, value int64) *commonpb.KeyValue {
 	return &commonpb.KeyValue{Key: key, Value: &commonpb.AnyValue{
 		Value: &commonpb.AnyValue_IntValue{IntValue: value},

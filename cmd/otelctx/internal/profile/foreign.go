@@ -13,23 +13,22 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/symbols"
 )
 
-// What comes from other processes and their files enters profiles here, and nowhere else:
-// texts become valid, and what profiles cannot have is left out. All tables are keyed by
-// what has come out of this.
+// All data from other processes and their files enters profiles here: text is made valid, and data that
+// profiles cannot represent is dropped. All tables are keyed by the result.
 
 const (
-	// maxForeignText bounds a text in bytes. What is longer is cut off.
+	// maxForeignText bounds a text in bytes. Longer ones are cut.
 	maxForeignText = 16 << 10
-	// maxForeignAttributes bounds the attributes of a resource or a sample, and maxDepth
-	// how deep their values nest.
+	// maxForeignAttributes bounds the attributes of a resource or a sample, and maxDepth the nesting of
+	// their values.
 	maxForeignAttributes = 1 << 10
 	maxDepth             = 16
 )
 
-// replacement stands for what cannot be shown.
+// replacement replaces invalid bytes and control characters.
 const replacement = "�"
 
-// validText returns s as valid UTF-8 without control characters, not too long.
+// validText returns s as valid UTF-8 without control characters, cut to maxForeignText.
 func validText(s string) string {
 	if len(s) > maxForeignText {
 		s = s[:maxForeignText]
@@ -50,15 +49,15 @@ func validText(s string) string {
 	}, s)
 }
 
-// validMapping returns m with valid texts.
+// validMapping returns m with valid text.
 func validMapping(m symbols.Mapping) symbols.Mapping {
 	m.Path, m.GNUBuildID, m.GoBuildID, m.HTLHash = validText(m.Path), validText(m.GNUBuildID), validText(m.GoBuildID), validText(m.HTLHash)
 	return m
 }
 
-// validAttributes returns the attributes that profiles can have, the last one of each key,
-// sorted by key, and how many others there are. Attributes that refer to a dictionary of
-// strings refer to one that is not ours.
+// validAttributes returns the attributes that profiles can represent, the last one of each key, sorted by
+// key, and the number of dropped ones. Attributes that refer to a dictionary of strings are dropped, since
+// that is another dictionary.
 func validAttributes(attributes []*commonpb.KeyValue, depth int) (valid []*commonpb.KeyValue, dropped int) {
 	if len(attributes) > maxForeignAttributes {
 		dropped = len(attributes) - maxForeignAttributes
@@ -76,7 +75,7 @@ func validAttributes(attributes []*commonpb.KeyValue, depth int) (valid []*commo
 	return unique(valid), dropped
 }
 
-// validValue returns a value as profiles can have it, or false.
+// validValue returns a value that profiles can represent, or false.
 func validValue(value *commonpb.AnyValue, depth int) (*commonpb.AnyValue, bool) {
 	if depth == maxDepth {
 		return nil, false

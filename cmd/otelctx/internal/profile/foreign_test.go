@@ -16,7 +16,7 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/symbols"
 )
 
-// hostileAttributes are those that no profile can have, but for the first.
+// hostileAttributes returns attributes that profiles cannot represent, except the first.
 func hostileAttributes() []*commonpb.KeyValue {
 	text := func(s string) *commonpb.AnyValue {
 		return &commonpb.AnyValue{Value: &commonpb.AnyValue_StringValue{StringValue: s}}
@@ -40,7 +40,8 @@ func hostileAttributes() []*commonpb.KeyValue {
 	}
 }
 
-// TestForeign has a profile whatever a process publishes, and whatever its files are called.
+// TestForeign checks that there is a profile whatever a process publishes and whatever its files are
+// called.
 func TestForeign(t *testing.T) {
 	resource, dropped := NewResource(hostileAttributes(), "\xff")
 	assert.Equal(t, len(hostileAttributes())-1, dropped)

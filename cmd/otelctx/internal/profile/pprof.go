@@ -18,15 +18,14 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 )
 
-// These labels of a sample in pprof's format say which span it belongs to, in
-// lower-case hex. They are those of the goroutine record, and so of a Go service's own
-// profiles.
+// Labels of pprof samples with the ids of the span in lower-case hexadecimal. A goroutine record's labels,
+// and so a Go service's own profiles, use the same keys.
 const (
 	labelTraceID = "trace_id"
 	labelSpanID  = "span_id"
 )
 
-// resourceLabels are the resource attributes that samples get as labels.
+// resourceLabels are the resource attributes that become labels of samples.
 var resourceLabels = []string{
 	string(semconv.ServiceNameKey),
 	string(semconv.ServiceNamespaceKey),
@@ -37,18 +36,17 @@ var resourceLabels = []string{
 	string(semconv.ProcessExecutableNameKey),
 }
 
-// Pprof returns all profiles of data, which a [Builder] has made, as one profile in pprof's
-// format. Its values are the number of samples and their CPU time, or the wall-clock time alone. The labels
-// of a sample are its trace_id and span_id, its attributes, and those attributes of
-// its resource that tell services and processes apart. Times of single samples have no
-// place in that format.
+// Pprof converts all profiles of data, which a [Builder] has made, to one pprof profile. Its values are the
+// number of samples and their CPU time, or the wall-clock time alone. The labels of a sample are its
+// trace_id and span_id, its attributes, and those resource attributes that distinguish services and
+// processes. The format cannot represent timestamps of samples.
 //
-// `go tool pprof -tagfocus='span_id=^ID$'` shows one span. Without ^ and $ the tool
-// takes about one id in 700 for a number with a unit, and finds nothing.
+// `go tool pprof -tagfocus='span_id=^ID$'` selects one span. Without ^ and $ the tool takes about one id in
+// 700 for a number with a unit and finds nothing.
 func Pprof(data *profilespb.ProfilesData) (*profile.Profile, error) {
 	c := converter{
 		dictionary: data.GetDictionary(),
-		to: &profile.Profile{
+		result: &profile.Profile{
 			SampleType:        []*profile.ValueType{{Type: typeSamples, Unit: unitCount}, {Type: typeCPU, Unit: unitNanoseconds}},
 			DefaultSampleType: typeCPU,
 			PeriodType:        &profile.ValueType{Type: typeCPU, Unit: unitNanoseconds},
@@ -56,7 +54,7 @@ func Pprof(data *profilespb.ProfilesData) (*profile.Profile, error) {
 	}
 	if isWall(data) {
 		wall := &profile.ValueType{Type: typeWall, Unit: unitNanoseconds}
-		c.to.SampleType, c.to.DefaultSampleType, c.to.PeriodType = []*profile.ValueType{wall}, typeWall, wall
+		c.result.SampleType, c.result.DefaultSampleType, c.result.PeriodType = []*profile.ValueType{wall}, typeWall, wall
 	}
 	c.tables()
 	for _, r := range data.GetResourceProfiles() {
@@ -68,13 +66,13 @@ func Pprof(data *profilespb.ProfilesData) (*profile.Profile, error) {
 			}
 		}
 	}
-	if err := c.to.CheckValid(); err != nil {
+	if err := c.result.CheckValid(); err != nil {
 		return nil, err
 	}
-	return c.to, nil
+	return c.result, nil
 }
 
-// isWall reports whether profiles are of wall-clock time.
+// isWall reports whether the profiles contain wall-clock time.
 func isWall(data *profilespb.ProfilesData) bool {
 	for _, r := range data.GetResourceProfiles() {
 		for _, s := range r.GetScopeProfiles() {
@@ -86,18 +84,18 @@ func isWall(data *profilespb.ProfilesData) bool {
 	return false
 }
 
-// converter writes to one pprof profile. Entry i of its tables is what index i of the
-// dictionary's stands for, nil for 0.
+// converter builds a pprof profile. Entry i of its tables corresponds to index i of the dictionary's, nil
+// for 0.
 type converter struct {
 	dictionary *profilespb.ProfilesDictionary
-	to         *profile.Profile
+	result     *profile.Profile
 	mappings   []*profile.Mapping
 	functions  []*profile.Function
 	locations  []*profile.Location
 	limit      int64 // end of the last profile
 }
 
-// tables converts what samples refer to.
+// tables converts the tables that samples refer to.
 func (c *converter) tables() {
 	d := c.dictionary
 	c.mappings = make([]*profile.Mapping, len(d.GetMappingTable()))
@@ -129,13 +127,12 @@ func (c *converter) tables() {
 	for i, m := range d.GetMappingTable()[1:] {
 		c.mappings[i+1].BuildID = c.buildID(m, c.mappings[i+1].HasFunctions)
 	}
-	c.to.Mapping, c.to.Function, c.to.Location = slices.Clone(c.mappings[1:]), c.functions[1:], c.locations[1:]
-	// pprof takes the first mapping for that of the program, and it may have been the
-	// kernel that was sampled first.
-	slices.SortStableFunc(c.to.Mapping, func(a, b *profile.Mapping) int { return cmp.Compare(pseudo(a), pseudo(b)) })
+	c.result.Mapping, c.result.Function, c.result.Location = slices.Clone(c.mappings[1:]), c.functions[1:], c.locations[1:]
+	// pprof assumes that the first mapping is the program's, but the kernel may have been sampled first.
+	slices.SortStableFunc(c.result.Mapping, func(a, b *profile.Mapping) int { return cmp.Compare(pseudo(a), pseudo(b)) })
 }
 
-// pseudo returns 1 for a mapping of no file, such as the kernel's, else 0.
+// pseudo returns 1 for a mapping without a file, such as the kernel's, otherwise 0.
 func pseudo(m *profile.Mapping) int {
 	if m.File == "" || strings.HasPrefix(m.File, "[") {
 		return 1
@@ -143,8 +140,7 @@ func pseudo(m *profile.Mapping) int {
 	return 0
 }
 
-// markSymbolized tells pprof what is known of the mapping's code, so that it does not
-// look for the file to find that out.
+// markSymbolized marks the mapping as symbolized, so that pprof does not search for the file.
 func markSymbolized(l *profile.Location) {
 	if l.Mapping == nil || len(l.Line) == 0 {
 		return
@@ -159,16 +155,16 @@ func markSymbolized(l *profile.Location) {
 
 // profile adds the samples of p, whose resource has these attributes.
 func (c *converter) profile(p *profilespb.Profile, resource []*commonpb.KeyValue) error {
-	if c.to.Period != 0 && c.to.Period != p.GetPeriod() {
-		return fmt.Errorf("profiles with periods of %d and %d ns cannot be one", c.to.Period, p.GetPeriod())
+	if c.result.Period != 0 && c.result.Period != p.GetPeriod() {
+		return fmt.Errorf("profiles with periods of %d and %d ns cannot be one", c.result.Period, p.GetPeriod())
 	}
-	c.to.Period = p.GetPeriod()
+	c.result.Period = p.GetPeriod()
 	start, limit := int64(p.GetTimeUnixNano()), int64(p.GetTimeUnixNano()+p.GetDurationNano())
-	if c.to.TimeNanos == 0 || start < c.to.TimeNanos {
-		c.to.TimeNanos = start
+	if c.result.TimeNanos == 0 || start < c.result.TimeNanos {
+		c.result.TimeNanos = start
 	}
 	c.limit = max(c.limit, limit)
-	c.to.DurationNanos = c.limit - c.to.TimeNanos
+	c.result.DurationNanos = c.limit - c.result.TimeNanos
 	resource = slices.DeleteFunc(slices.Clone(resource), func(a *commonpb.KeyValue) bool {
 		return !slices.Contains(resourceLabels, a.GetKey())
 	})
@@ -189,12 +185,12 @@ func (c *converter) profile(p *profilespb.Profile, resource []*commonpb.KeyValue
 			to.Label[labelTraceID] = []string{hex.EncodeToString(link.GetTraceId())}
 			to.Label[labelSpanID] = []string{hex.EncodeToString(link.GetSpanId())}
 		}
-		c.to.Sample = append(c.to.Sample, to)
+		c.result.Sample = append(c.result.Sample, to)
 	}
 	return nil
 }
 
-// sampleValues returns how many samples s stands for, and their CPU time; or its wall-clock time.
+// sampleValues returns the number of samples in s and their CPU time, or the wall-clock time of s.
 func sampleValues(p *profilespb.Profile, s *profilespb.Sample) []int64 {
 	if len(s.GetValues()) > 0 {
 		return s.GetValues()
@@ -205,9 +201,9 @@ func sampleValues(p *profilespb.Profile, s *profilespb.Sample) []int64 {
 
 func (c *converter) text(index int32) string { return c.dictionary.GetStringTable()[index] }
 
-// buildID returns the GNU build id of m, or else Go's. pprof compares it with the GNU build id
-// of the file that it is to name functions by. If they differ it names none. With Go's it
-// could name none, so that a mapping without names does not get that one.
+// buildID returns the GNU build id of m, or else Go's. pprof compares it with the GNU build id of the file
+// that it would symbolize with, and symbolizes nothing if they differ. So a mapping without names must not
+// get Go's.
 func (c *converter) buildID(m *profilespb.Mapping, named bool) string {
 	ids := map[string]string{}
 	for _, i := range m.GetAttributeIndices() {
@@ -223,8 +219,8 @@ func (c *converter) buildID(m *profilespb.Mapping, named bool) string {
 	return ids[string(semconv.ProcessExecutableBuildIDGoKey)]
 }
 
-// label labels s with an attribute: numbers as such, strings as they are, and other
-// values as JSON has them. What is empty is no label.
+// label adds an attribute to s as a label: numbers and strings as such, other values as JSON. Empty values
+// are left out.
 func label(s *profile.Sample, key string, value *commonpb.AnyValue) {
 	delete(s.Label, key)
 	delete(s.NumLabel, key)

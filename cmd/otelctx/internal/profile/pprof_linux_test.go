@@ -50,8 +50,7 @@ func fixed(t testing.TB) *Builder {
 	return b
 }
 
-// TestGolden compares a recording and its conversion with what the files had when somebody
-// looked at them.
+// TestGolden compares a recording and its conversion with reviewed files.
 func TestGolden(t *testing.T) {
 	data := fixed(t).Data(start.Add(duration))
 	require.NoError(t, Check(data))
@@ -76,12 +75,12 @@ func TestGolden(t *testing.T) {
 	for i, m := range again.Mapping {
 		assert.True(t, m.HasFunctions, "mapping %d", i)
 	}
-	// The program is what pprof takes for it, wherever the first sample was.
+	// pprof's main mapping is the program's, whatever was sampled first.
 	assert.NotEqual(t, "[kernel.kallsyms]", again.Mapping[0].File)
 }
 
-// TestPprofBuildID gives a mapping without names no build id of Go's: with it pprof would refuse to
-// name functions by the file.
+// TestPprofBuildID checks that a mapping without names does not get Go's build id, with which pprof would
+// refuse to symbolize by the file.
 func TestPprofBuildID(t *testing.T) {
 	lines := []symbols.Line{{Function: "main.main"}}
 	for _, c := range []struct {
@@ -100,8 +99,7 @@ func TestPprofBuildID(t *testing.T) {
 	}
 }
 
-// TestPprofTool has the tool of the Go distribution filter by span, trace, service and
-// thread.
+// TestPprofTool filters by span, trace, service and thread with the Go distribution's tool.
 func TestPprofTool(t *testing.T) {
 	p, err := Pprof(fixed(t).Data(start.Add(duration)))
 	require.NoError(t, err)
@@ -110,7 +108,7 @@ func TestPprofTool(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, p.Write(f))
 	require.NoError(t, f.Close())
-	// The go command builds it if need be, and takes longer to start it than it runs.
+	// The go command may have to build the tool, and takes longer to start it than it runs.
 	output, err := exec.Command("go", "tool", "-n", "pprof").Output()
 	require.NoError(t, err)
 	tool := strings.TrimSpace(string(output))
@@ -141,5 +139,5 @@ func TestPprofTool(t *testing.T) {
 	for _, tag := range []string{"trace_id:", "span_id:", "service.name:", "process.pid:", "thread.id:"} {
 		assert.Contains(t, string(output), tag)
 	}
-	assert.NotContains(t, string(output), "secret", "an attribute that tells no services apart")
+	assert.NotContains(t, string(output), "secret", "an attribute that does not distinguish services")
 }

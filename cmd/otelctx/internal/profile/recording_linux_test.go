@@ -31,11 +31,11 @@ var start = time.Unix(1700000000, 123456789)
 // Spans of the recording.
 var (
 	linkA = Link{TraceID: [16]byte{0x0a, 15: 1}, SpanID: [8]byte{0x0b, 7: 2}}
-	linkB = Link{TraceID: [16]byte{0x0a, 15: 1}, SpanID: [8]byte{0x12, 0x34, 0x56, 0x78, 0x90, 0xab, 0xcd, 0xef}} // a number with a unit, to pprof's tool
+	linkB = Link{TraceID: [16]byte{0x0a, 15: 1}, SpanID: [8]byte{0x12, 0x34, 0x56, 0x78, 0x90, 0xab, 0xcd, 0xef}} // pprof's tool parses it as a number with a unit
 )
 
-// stacks returns stacks of this very process, in which functions of the standard
-// library, inlined calls, and one address that nobody knows stand.
+// stacks returns stacks of this test process with functions of the standard library, inlined calls and one
+// unknown address.
 func stacks(t testing.TB) [][]*symbols.Location {
 	t.Helper()
 	files := symbols.NewFiles()
@@ -52,7 +52,7 @@ func stacks(t testing.TB) [][]*symbols.Location {
 		return region.Locate(address)
 	}
 	var found [][]*symbols.Location
-	record := func() { // up to the start of the goroutine, whoever calls
+	record := func() { // up to the start of the goroutine
 		pcs := make([]uintptr, 32)
 		var stack []*symbols.Location
 		for _, pc := range pcs[:runtime.Callers(1, pcs)] {
@@ -82,8 +82,8 @@ func mustResource(t testing.TB, attributes ...*commonpb.KeyValue) Resource {
 	return r
 }
 
-// record returns a recording of two processes: samples with and without a span, with
-// and without attributes, several of one identity.
+// record returns a recording of two processes: samples with and without a span, with and without
+// attributes, and several with one identity.
 func record(t testing.TB) *profilespb.ProfilesData {
 	t.Helper()
 	b := New(Options{Start: start, Frequency: frequency, Version: "test"})

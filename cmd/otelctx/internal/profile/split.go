@@ -11,12 +11,11 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Split divides data into parts of at most limit bytes as protobuf, each complete in itself.
-// A part has a dictionary of what its samples use. Its profiles are other profiles, and so
-// have new ids. data is a [Builder]'s; if it is small enough it is the only part. A sample
-// that is too large by itself is divided by time. In place of samples that are too large for
-// that there is an error; the parts hold all others. A part is made when it is asked for, and
-// is not kept: all of them together may take more memory than data.
+// Split divides data, made by a [Builder], into parts of at most limit bytes as protobuf. Each part is
+// complete, with a dictionary of the entries that its samples use, and its profiles have new ids. If data
+// is small enough it is the only part. A sample that is too large is divided by time. For samples that
+// cannot be divided Split yields an error; all others are in the parts. Parts are made on demand and not
+// retained, because together they may take more memory than data.
 func Split(data *profilespb.ProfilesData, limit int) iter.Seq2[*profilespb.ProfilesData, error] {
 	return func(yield func(*profilespb.ProfilesData, error) bool) { split(data, limit, yield) }
 }
@@ -39,7 +38,7 @@ func split(data *profilespb.ProfilesData, limit int, yield func(*profilespb.Prof
 	return true
 }
 
-// Samples returns how many samples data has, which is a [Builder]'s.
+// Samples returns the number of samples in data, which a [Builder] has made.
 func Samples(data *profilespb.ProfilesData) (n uint64) {
 	for s := range eachSample(data) {
 		n += uint64(len(s.GetTimestampsUnixNano()))
@@ -63,27 +62,27 @@ func eachSample(data *profilespb.ProfilesData) func(yield func(*profilespb.Sampl
 	}
 }
 
-// extract returns data with the times from number from on and before number to,
-// counted through all samples, and nothing that only others need.
-func extract(data *profilespb.ProfilesData, from, to int) *profilespb.ProfilesData {
+// extract returns data with the timestamps from number first to before number limit, counted over all
+// samples, and only the entries that they need.
+func extract(data *profilespb.ProfilesData, first, limit int) *profilespb.ProfilesData {
 	e := extractor{from: data.GetDictionary(), to: newDictionary()}
 	result := &profilespb.ProfilesData{}
-	at := 0 // number of the next time
+	position := 0 // number of the next timestamp
 	for _, r := range data.GetResourceProfiles() {
-		// Check has seen that there is one of each.
+		// Check guarantees that there is one of each.
 		scope := r.GetScopeProfiles()[0]
 		p := scope.GetProfiles()[0]
 		var samples []*profilespb.Sample
-		// What was dropped is counted in the part that the profile begins in.
+		// Dropped attributes are counted in the part that contains the profile's first timestamp.
 		dropped := p.GetDroppedAttributesCount()
-		if at < from {
+		if position < first {
 			dropped = 0
 		}
 		for _, s := range p.GetSamples() {
 			n := len(s.GetTimestampsUnixNano())
-			first, limit := min(max(from-at, 0), n), min(max(to-at, 0), n)
-			if at += n; first < limit {
-				samples = append(samples, e.sample(s, first, limit))
+			begin, end := min(max(first-position, 0), n), min(max(limit-position, 0), n)
+			if position += n; begin < end {
+				samples = append(samples, e.sample(s, begin, end))
 			}
 		}
 		if samples == nil {
@@ -113,29 +112,28 @@ func extract(data *profilespb.ProfilesData, from, to int) *profilespb.ProfilesDa
 	return result
 }
 
-// extractor copies entries of one dictionary, which has no duplicates, to another as
-// they are asked for.
+// extractor copies entries from one dictionary, which has no duplicates, to another on demand.
 type extractor struct {
 	from *profilespb.ProfilesDictionary
 	to   *dictionary
-	// The new indices by the old ones.
+	// New indices by old index.
 	mappings, locations, functions, links, stacks, attributeTable map[int32]int32
 }
 
-// copyEntry returns the index in table of what had index i, and puts there what copy
-// makes of it at the first time.
-func copyEntry[T any](known *map[int32]int32, i int32, table *[]T, copyOf func() T) int32 {
+// copyEntry returns the new index of the entry with index i. On the first call for i it adds the entry made
+// by copyOf to table.
+func copyEntry[T any](indices *map[int32]int32, i int32, table *[]T, copyOf func() T) int32 {
 	if i == 0 {
 		return 0
 	}
-	if j, ok := (*known)[i]; ok {
+	if j, ok := (*indices)[i]; ok {
 		return j
 	}
-	if *known == nil {
-		*known = map[int32]int32{}
+	if *indices == nil {
+		*indices = map[int32]int32{}
 	}
 	j := add(table, copyOf())
-	(*known)[i] = j
+	(*indices)[i] = j
 	return j
 }
 
@@ -145,7 +143,7 @@ func (e *extractor) valueType(t *profilespb.ValueType) *profilespb.ValueType {
 	return &profilespb.ValueType{TypeStrindex: e.string(t.GetTypeStrindex()), UnitStrindex: e.string(t.GetUnitStrindex())}
 }
 
-// sample returns s with its times from first on and before limit.
+// sample returns s with its timestamps from first to before limit.
 func (e *extractor) sample(s *profilespb.Sample, first, limit int) *profilespb.Sample {
 	return &profilespb.Sample{
 		StackIndex:         e.stack(s.GetStackIndex()),

@@ -13,12 +13,13 @@ import (
 )
 
 const (
-	// attachers is how many files are opened at the same time, and attachQueue how many may wait.
+	// attachers is the number of files opened concurrently, attachQueue the number of requests that may
+	// wait.
 	attachers   = 4
 	attachQueue = 1 << 10
 )
 
-// attacher opens the files that processes have mapped, while the processes are there to say which.
+// attacher opens the files that processes have mapped, while the processes still exist.
 type attacher struct {
 	wanted   chan *symbols.Region
 	warnings *warnings
@@ -28,8 +29,8 @@ func newAttacher(w *warnings) *attacher {
 	return &attacher{wanted: make(chan *symbols.Region, attachQueue), warnings: w}
 }
 
-// want asks for the file behind a region. It does not wait.
-func (a *attacher) want(r *symbols.Region) {
+// request asks for the file of a region to be opened. It does not block.
+func (a *attacher) request(r *symbols.Region) {
 	if !r.Want() {
 		return
 	}
@@ -40,23 +41,23 @@ func (a *attacher) want(r *symbols.Region) {
 	}
 }
 
-// run opens the files that are asked for until ctx is done.
+// run opens the requested files until ctx is done.
 func (a *attacher) run(ctx context.Context) {
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case r := <-a.wanted:
-			// Naming waits for this, also after the end of the recording.
+			// Naming needs the file even after the end of the recording.
 			_, err := patient.Call(context.WithoutCancel(ctx), r.PID(), processLimit, func() (struct{}, error) {
 				r.Attach()
 				return struct{}{}, nil
 			})
 			if err != nil {
-				r.Unwant() // It may answer when another sample asks again.
+				r.Unwant() // The next sample in the region asks again.
 			}
 			if errors.Is(err, patient.ErrNoAnswer) {
-				a.warnings.say(r.PID(), fmt.Errorf("a file that it has mapped: %w", err))
+				a.warnings.warn(r.PID(), fmt.Errorf("a file that it has mapped: %w", err))
 			}
 		}
 	}

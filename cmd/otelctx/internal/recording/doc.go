@@ -1,9 +1,9 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package recording records what processes use the processor for. It keeps the sampler
-// informed of processes that come, go, and begin to publish, and makes profiles of the
-// samples.
+// Package recording samples what processes do on the CPU and turns the samples into profiles. It finds the
+// processes to record, tells the sampler when they start, end or begin to publish, and names the sampled
+// addresses.
 //
-// It does not know where profiles go, nor what is printed of them.
+// It does not deliver profiles and prints nothing.
 package recording

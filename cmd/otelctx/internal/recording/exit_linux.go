@@ -14,12 +14,12 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// exit tells whether a process has ended, also if nobody has waited for it yet. It is a file, since
-// a file that nobody refers to any more is closed.
+// exit reports whether a process has ended, even if it has not been reaped yet. It wraps an os.File, whose
+// finalizer closes a descriptor that is no longer referenced.
 type exit struct{ process *os.File }
 
-// watchExit looks after the process that has this id now. The error wraps
-// [reader.ErrProcessGone] if there is none.
+// watchExit observes the process that has this id now. The error wraps [reader.ErrProcessGone] if there is
+// none.
 func watchExit(pid int) (exit, error) {
 	fd, err := unix.PidfdOpen(pid, 0)
 	if errors.Is(err, unix.ESRCH) {

@@ -13,9 +13,9 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/sampler"
 )
 
-// Filter leaves out all samples but those with an attribute of this value: of the process's
-// resource, of the span, or of the sample. Numbers and booleans are compared as text. The keys
-// trace_id and span_id stand for the ids in lower-case hexadecimal.
+// Filter passes only samples with an attribute of this value: of the process's resource, the span or the
+// sample. Numbers and booleans are compared as text. The keys trace_id and span_id match the ids in
+// lower-case hexadecimal.
 type Filter struct{ Key, Value string }
 
 // passes reports whether a sample passes all filters.
@@ -45,15 +45,15 @@ func (f Filter) passes(span *sampler.Span, attributes [][]*commonpb.KeyValue) bo
 	return false
 }
 
-// Bounds of what is kept of the samples that filters left out.
+// Bounds of the attributes remembered from filtered samples.
 const (
 	maxFilteredKeys   = 256
 	maxFilteredValues = 8
 	maxFilteredText   = 256 // bytes of a key or a value
 )
 
-// addFiltered adds the attributes of a sample that filters left out to seen, values only for the
-// keys of the filters.
+// addFiltered adds the attributes of a filtered sample to seen, with values only for the keys of the
+// filters.
 func addFiltered(seen map[string][]string, filters []Filter, span *sampler.Span, attributes ...[]*commonpb.KeyValue) {
 	add := func(key, value string) {
 		values, known := seen[key]
@@ -79,7 +79,7 @@ func addFiltered(seen map[string][]string, filters []Filter, span *sampler.Span,
 	}
 }
 
-// plainText returns a value as text, unless it is made of others.
+// plainText returns a scalar value as text, and false for arrays, maps and bytes.
 func plainText(value *commonpb.AnyValue) (string, bool) {
 	switch v := value.GetValue().(type) {
 	case *commonpb.AnyValue_StringValue:

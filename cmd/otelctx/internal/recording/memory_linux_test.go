@@ -28,7 +28,7 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// load is samples of many processes, whose stacks are in this very program.
+// load generates samples of many processes, whose stacks are in this test program.
 type load struct {
 	all  []*target
 	code uint64
@@ -53,7 +53,7 @@ func newLoad(t *testing.T, processes int) *load {
 	return l
 }
 
-// add adds a sample with one of so many stacks, in one of the spans of a processor.
+// add adds a sample of a process on a CPU, with one of many stacks and in one of many spans.
 func (l *load) add(p *part, at time.Time, process, cpu, stack, span uint64) {
 	s := sampler.Sample{
 		Time: at, CPU: int(cpu), TID: int(cpu), Comm: "worker",
@@ -68,7 +68,7 @@ func (l *load) add(p *part, at time.Time, process, cpu, stack, span uint64) {
 	p.add(l.all[process], &s)
 }
 
-// mostMemory returns how much memory there is at most while f runs, in bytes.
+// mostMemory returns the peak memory of this program while f runs, in bytes.
 func mostMemory(f func()) uint64 {
 	done := make(chan struct{})
 	most := make(chan uint64)
@@ -91,8 +91,7 @@ func mostMemory(f func()) uint64 {
 	return <-most
 }
 
-// Processors hand over their samples about in the order in which they took them. Parts do not
-// overlap.
+// TestPartsDoNotOverlap hands over samples out of order, as CPUs may.
 func TestPartsDoNotOverlap(t *testing.T) {
 	const period = time.Second
 	l := newLoad(t, 1)
@@ -114,8 +113,8 @@ func TestPartsDoNotOverlap(t *testing.T) {
 	assert.Equal(t, end.Add(period), second.end)
 }
 
-// The samples of 64 busy processors at 99 Hz, to a collector that takes none. Then there are
-// parts that are as large as they can be. Memory is what docs/design/0003-gapless.md says.
+// TestMemoryOfManyProcessors records 64 busy CPUs at 99 Hz while the collector accepts nothing, and then
+// parts of maximum size. The limits are those of docs/design/0003-gapless.md.
 func TestMemoryOfManyProcessors(t *testing.T) {
 	testenv.NeedAll(t)
 	const (
@@ -163,11 +162,11 @@ func TestMemoryOfManyProcessors(t *testing.T) {
 	require.NoError(t, queue.Close(context.Background()))
 	t.Logf("%d parts of %d s: %d MiB; of the largest parts: %d MiB", parts, seconds, usual>>20, largest>>20)
 	assert.Less(t, usual, uint64(150<<20))
-	assert.Less(t, largest, uint64(354<<20)) // All else that the document counts is less than 158 MiB.
+	assert.Less(t, largest, uint64(354<<20)) // Everything else in the document sums up to less than 158 MiB.
 }
 
-// Attributes count by what they take in a profile, and once. A process that has had its share
-// of a part has no more of them, and others still do.
+// TestAttributesOfAPartAreBounded checks that attributes count with their size in the profile, and once
+// each. A process that has used up its share of a part gets no more attributes; others still do.
 func TestAttributesOfAPartAreBounded(t *testing.T) {
 	const attributes = 150 // of a sample
 	l := newLoad(t, 2)
@@ -203,7 +202,7 @@ func TestAttributesOfAPartAreBounded(t *testing.T) {
 	assert.Equal(t, before, p.bytes)
 }
 
-// However much the processes of one user take of a part, others find room.
+// TestUsersShareAPart checks that the processes of one user leave room for others.
 func TestUsersShareAPart(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("another user takes root: CAP_SETUID")
@@ -238,7 +237,7 @@ func TestUsersShareAPart(t *testing.T) {
 	}
 }
 
-// Programs choose how long their names are. What has no name any more keeps its address.
+// TestNamesAreBounded checks that frames beyond the memory limit keep their addresses.
 func TestNamesAreBounded(t *testing.T) {
 	l := newLoad(t, 1)
 	p := newPart(time.Now(), false)

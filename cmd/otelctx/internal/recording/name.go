@@ -19,54 +19,54 @@ import (
 )
 
 const (
-	// namingLimit is how long it may take to name what a part has, as a [patient.Stopwatch]
-	// counts, and maxNamedBytes how much the names may take. Users share both, and so do the
-	// processes of a user. What has no name by then stays without.
+	// namingLimit bounds the time for naming a part, as measured by a [patient.Stopwatch], and
+	// maxNamedBytes the memory for the names. Both are shared between the users, and a user's share between
+	// the user's processes. Addresses beyond the limits stay without names.
 	namingLimit   = 5 * time.Second
 	maxNamedBytes = 128 << 20
 	// processLimit is the limit of a [patient.Call] for one process.
 	processLimit = 2 * time.Second
 	// maxNames bounds the addresses of a process that are named in a part.
 	maxNames = 1 << 16
-	// maxProcessNamedBytes bounds what the names of a process take in a part, of which there are
-	// two kinds. Programs choose how long their names are.
+	// maxProcessNamedBytes bounds the names of a process in a part, for each of the two passes of names.
+	// Programs choose the lengths of their names.
 	maxProcessNamedBytes = 16 << 20
 )
 
-// budget is what it may still take to name something.
+// budget is the time and memory still available for naming.
 type budget struct {
 	time  time.Duration
 	bytes int
 }
 
-// share returns an equal share of b for one of n. What the first ones do not take is left to the
-// others.
+// share returns one of n equal shares of b. What the first ones do not use is left to the others.
 func (b budget) share(n int) budget { return budget{b.time / time.Duration(n), b.bytes / n} }
 
-// spend takes from b what was taken from one of its shares, of which rest is left.
+// spend subtracts from b what has been used of one of its shares; rest is the unused remainder of the
+// share.
 func (b *budget) spend(share, rest budget) {
 	b.time -= share.time - rest.time
 	b.bytes -= share.bytes - rest.bytes
 }
 
-// nameResolver names what is in parts, and turns them into profiles.
+// nameResolver symbolizes parts and turns them into profiles.
 type nameResolver struct {
 	config *Config
 	kernel *symbols.Kernel
 	tally  *tally
-	// asked are those that were asked in this part whether they publish more names by now.
+	// asked holds the publications whose process has been checked for new attribute names during this part.
 	asked map[*published]bool
-	// left is what the process whose samples are being named may still use.
+	// left is the remaining budget of the process whose samples are being named.
 	left budget
 }
 
-// ask has f read a process, or the files that it has mapped. f is to end when goOn returns
-// false.
+// ask calls f, which reads a process or the files that it has mapped, within the process's time limit. f
+// must return when goOn returns false.
 func ask[T any](ctx context.Context, n *nameResolver, pid int, f func(goOn func() bool) (T, error)) (T, error) {
 	limit := min(n.left.time, processLimit)
 	if limit <= 0 {
 		var none T
-		return none, fmt.Errorf("pid %d: no time left for its names", pid)
+		return none, fmt.Errorf("pid %d: no time left to look up names", pid)
 	}
 	var took time.Duration
 	began := time.Now()
@@ -77,7 +77,7 @@ func ask[T any](ctx context.Context, n *nameResolver, pid int, f func(goOn func(
 		return value, err
 	})
 	if errors.Is(err, patient.ErrNoAnswer) || ctx.Err() != nil {
-		// f may still go on. A call that was refused has taken no time.
+		// f may still be running. A refused call takes no time.
 		n.left.time -= min(limit, time.Since(began))
 	} else {
 		n.left.time -= took
@@ -85,7 +85,7 @@ func ask[T any](ctx context.Context, n *nameResolver, pid int, f func(goOn func(
 	return value, err
 }
 
-// name hands on the profiles of a part, and counts its samples. The part is empty then.
+// name passes the profiles of a part to Config.Part and counts its samples. Afterwards the part is empty.
 func (n *nameResolver) name(ctx context.Context, p *part) {
 	n.asked = map[*published]bool{}
 	builder := profile.New(profile.Options{Start: p.begun, Frequency: n.config.Sampler.Frequency, Version: n.config.Version})
@@ -94,17 +94,17 @@ func (n *nameResolver) name(ctx context.Context, p *part) {
 	users := byUser(p.targets)
 	p.targets = nil
 	for i, processes := range users {
-		ofUser := all.share(len(users) - i)
-		left := ofUser
-		for j, of := range processes {
-			ofProcess := left.share(len(processes) - j)
-			n.left = ofProcess
-			n.add(ctx, builder, of)
-			left.spend(ofProcess, n.left)
-			of.target.release()
-			processes[j] = nil // Its memory is free for the profiles.
+		userShare := all.share(len(users) - i)
+		left := userShare
+		for j, samples := range processes {
+			processShare := left.share(len(processes) - j)
+			n.left = processShare
+			n.add(ctx, builder, samples)
+			left.spend(processShare, n.left)
+			samples.target.release()
+			processes[j] = nil // frees its memory for the profiles
 		}
-		all.spend(ofUser, left)
+		all.spend(userShare, left)
 	}
 	n.tally.cut += p.cut
 	n.tally.lost += p.lost
@@ -114,15 +114,15 @@ func (n *nameResolver) name(ctx context.Context, p *part) {
 	}
 }
 
-// byUser returns the samples of each user's processes. Those with the fewest different samples come
-// first, since what they do not need of their share is left to others.
+// byUser groups the samples by user. Users and processes with the fewest different samples come first,
+// since the others may use the rest of their shares.
 func byUser(targets map[*target]*targetSamples) [][]*targetSamples {
 	users := map[int][]*targetSamples{}
 	count := map[int]int{}
-	for t, of := range targets {
+	for t, samples := range targets {
 		user := t.symbols.User()
-		users[user] = append(users[user], of)
-		count[user] += len(of.order)
+		users[user] = append(users[user], samples)
+		count[user] += len(samples.order)
 	}
 	for _, processes := range users {
 		slices.SortFunc(processes, func(a, b *targetSamples) int {
@@ -138,21 +138,21 @@ func byUser(targets map[*target]*targetSamples) [][]*targetSamples {
 	return all
 }
 
-// add adds the samples of one process.
-func (n *nameResolver) add(ctx context.Context, builder *profile.Builder, of *targetSamples) {
-	names := n.names(ctx, of)
+// add adds the samples of a process to the profile and to the tally.
+func (n *nameResolver) add(ctx context.Context, builder *profile.Builder, samples *targetSamples) {
+	names := n.names(ctx, samples)
 	type stackKey struct {
 		stack     *rawStack
 		published *published
 	}
 	stacks := map[stackKey]*namedStack{}
-	n.readNames(ctx, of)
-	for _, same := range of.order {
-		var shown []reader.ThreadAttribute
+	n.readNames(ctx, samples)
+	for _, same := range samples.order {
+		var spanAttributes []reader.ThreadAttribute
 		if same.span.Exists() {
-			shown = same.published.spanNames.appendTo(n.attributes(ctx, of.target, same), &same.span)
+			spanAttributes = same.published.spanNames.appendTo(n.attributes(ctx, samples.target, same), &same.span)
 		}
-		attributes := sampleAttributes(&same.rawKey, shown, n.config.IDAttributes)
+		attributes := sampleAttributes(&same.rawKey, spanAttributes, n.config.IDAttributes)
 		if !passes(n.config.Filters, &same.span, attributes, same.published.attributes) {
 			n.tally.filtered += uint64(len(same.times))
 			if n.tally.samples == 0 {
@@ -176,7 +176,7 @@ func (n *nameResolver) add(ctx context.Context, builder *profile.Builder, of *ta
 		builder.Add(same.published.resource, sample, same.times...)
 		n.tally.dropped += uint64(same.published.dropped)
 		same.published.dropped = 0
-		n.tally.add(of.target.image.PID, same, shown)
+		n.tally.add(samples.target.image.PID, same, spanAttributes)
 	}
 	for key, s := range stacks {
 		n.tally.addStack(key.published.service, s.locations, s.samples, s.attributed)
@@ -186,38 +186,37 @@ func (n *nameResolver) add(ctx context.Context, builder *profile.Builder, of *ta
 	}
 }
 
-// readNames reads the names of the spans of a process that are not known yet.
-func (n *nameResolver) readNames(ctx context.Context, of *targetSamples) {
+// readNames reads the missing names of a process's spans.
+func (n *nameResolver) readNames(ctx context.Context, samples *targetSamples) {
 	asked := map[*nameTable]bool{}
-	for _, same := range of.order {
+	for _, same := range samples.order {
 		names := same.published.spanNames
 		if asked[names] || names.knows(&same.span) {
 			continue
 		}
 		asked[names] = true
-		_, _ = ask(ctx, n, of.target.image.PID, func(func() bool) (struct{}, error) {
-			names.read(of.target.reader)
+		_, _ = ask(ctx, n, samples.target.image.PID, func(func() bool) (struct{}, error) {
+			names.read(samples.target.reader)
 			return struct{}{}, nil
 		})
 	}
 }
 
-// namedStack is a stack with names, and how many samples it has; of attributed ones a span
-// is known.
+// namedStack is a symbolized stack with the number of its samples, and of those in a span.
 type namedStack struct {
 	locations           []*symbols.Location
 	samples, attributed uint64
-	// unnamed says that not all names could be looked up.
+	// unnamed reports that some names could not be looked up.
 	unnamed bool
 }
 
-// frame is an address in what was mapped.
+// frame is an address in a mapped region.
 type frame struct {
 	region  *symbols.Region
 	address uint64
 }
 
-// frame returns what is looked up for a frame of a stack. It has no region if that is not known.
+// frame returns the i-th frame of the user stack. Its region is nil if it is unknown.
 func (s *rawStack) frame(i int) frame {
 	f := frame{s.regions[i], s.user[i]}
 	if f.region != nil && !s.certain && f.region.Gone() {
@@ -226,18 +225,18 @@ func (s *rawStack) frame(i int) frame {
 	return f
 }
 
-// names returns what is known about the addresses in the stacks of a process. Files may be
-// on file systems that do not answer.
-func (n *nameResolver) names(ctx context.Context, of *targetSamples) map[frame]*symbols.Location {
-	if slices.ContainsFunc(of.order, func(s *rawSamples) bool { return !s.stack.certain }) {
-		// Whether what was mapped is there still.
-		_, _ = ask(ctx, n, of.target.image.PID, func(func() bool) (struct{}, error) {
-			return struct{}{}, of.target.symbols.Refresh()
+// names symbolizes the addresses in the stacks of a process. Files may be on file systems that do not
+// answer.
+func (n *nameResolver) names(ctx context.Context, samples *targetSamples) map[frame]*symbols.Location {
+	if slices.ContainsFunc(samples.order, func(s *rawSamples) bool { return !s.stack.certain }) {
+		// Check which regions are still mapped.
+		_, _ = ask(ctx, n, samples.target.image.PID, func(func() bool) (struct{}, error) {
+			return struct{}{}, samples.target.symbols.Refresh()
 		})
 	}
 	asked := map[frame]bool{}
 	var open, others []frame
-	for _, same := range of.order {
+	for _, same := range samples.order {
 		for i := range same.stack.user {
 			f := same.stack.frame(i)
 			if f.region == nil || asked[f] || len(asked) == maxNames {
@@ -252,32 +251,31 @@ func (n *nameResolver) names(ctx context.Context, of *targetSamples) map[frame]*
 		}
 	}
 	named := make(map[frame]*symbols.Location, len(asked))
-	n.locate(ctx, of, open, named)
-	// The recording may end while a file is being opened. One that does not answer takes no
-	// names from those that do.
-	n.locate(ctx, of, others, named)
+	n.locate(ctx, samples, open, named)
+	// The recording may end while a file is being opened. Files that are not open yet come last, so that
+	// one that does not answer delays no others.
+	n.locate(ctx, samples, others, named)
 	return named
 }
 
-// locate adds what is known about frames to named. It opens their files where that is to be
-// done yet.
-func (n *nameResolver) locate(ctx context.Context, of *targetSamples, frames []frame, named map[frame]*symbols.Location) {
+// locate symbolizes frames into named. It opens files that are not open yet.
+func (n *nameResolver) locate(ctx context.Context, samples *targetSamples, frames []frame, named map[frame]*symbols.Location) {
 	if len(frames) == 0 {
 		return
 	}
-	// Only the symbols of a few files are held: one file after the other.
+	// Sorted by address, since only the symbols of a few files are held in memory at a time.
 	slices.SortFunc(frames, func(a, b frame) int { return cmp.Compare(a.address, b.address) })
 	type answer struct {
 		found map[frame]*symbols.Location
 		bytes int
 	}
 	most := min(maxProcessNamedBytes, n.left.bytes)
-	answered, err := ask(ctx, n, of.target.image.PID, func(goOn func() bool) (answer, error) {
+	answered, err := ask(ctx, n, samples.target.image.PID, func(goOn func() bool) (answer, error) {
 		a := answer{found: make(map[frame]*symbols.Location, len(frames))}
 		var compiled []*symbols.Location
 		for _, f := range frames {
 			if !goOn() || a.bytes >= most {
-				break // What has been found counts.
+				break // Partial results count.
 			}
 			f.region.Attach()
 			l := f.region.Locate(f.address)
@@ -287,7 +285,7 @@ func (n *nameResolver) locate(ctx context.Context, of *targetSamples, frames []f
 				compiled = append(compiled, l)
 			}
 		}
-		complete := of.target.symbols.NameCompiled(compiled, most-a.bytes, goOn)
+		complete := samples.target.symbols.NameCompiled(compiled, most-a.bytes, goOn)
 		for _, l := range compiled {
 			a.bytes += symbols.Bytes(l.Lines)
 		}
@@ -296,26 +294,25 @@ func (n *nameResolver) locate(ctx context.Context, of *targetSamples, frames []f
 		})
 		return a, nil
 	})
-	if err == nil { // Else there was no answer.
+	if err == nil { // otherwise the call did not return in time
 		maps.Copy(named, answered.found)
 		n.left.bytes -= answered.bytes
 	}
 }
 
-// stack returns a stack with names, and whether some frames have none because these could not be looked up,
-// or may be wrong.
-// Names of the same address are the same pointer.
+// stack returns a symbolized stack, and whether the names of some frames are missing because they could not
+// be looked up, or may be wrong. Equal addresses have the same pointer.
 func (n *nameResolver) stack(names map[frame]*symbols.Location, raw *rawStack) (_ []*symbols.Location, unnamed bool) {
 	stack := make([]*symbols.Location, 0, len(raw.kernel)+len(raw.user))
 	for i, address := range raw.kernel {
 		if i > 0 {
-			address-- // of the call, not of where it returns to
+			address-- // from the return address into the call
 		}
 		stack = append(stack, n.kernel.Locate(address))
 	}
 	for i := range raw.user {
-		// The frame after the kernel's frames is the instruction that called the kernel,
-		// or that it interrupted.
+		// The innermost user frame is not a return address: it is the instruction that entered the kernel
+		// or was interrupted.
 		f := raw.frame(i)
 		l := names[f]
 		if l == nil {
@@ -328,37 +325,37 @@ func (n *nameResolver) stack(names map[frame]*symbols.Location, raw *rawStack) (
 	return stack, unnamed
 }
 
-// attributes returns the attributes of a span. Processes publish a name before they use it:
-// for one that is not known it looks whether they have published since.
+// attributes decodes the attributes of a span. Processes publish the name of an attribute before they use
+// it; if a name is unknown, attributes checks once per part whether the process has published again.
 func (n *nameResolver) attributes(ctx context.Context, t *target, same *rawSamples) []reader.ThreadAttribute {
 	if same.span.Attributes == "" || same.published.layout == nil {
 		return nil
 	}
-	by := same.published.layout
+	layout := same.published.layout
 	if later := same.published.names.Load(); later != nil {
-		by = later
+		layout = later
 	}
-	shown, all := by.Attributes([]byte(same.span.Attributes))
-	if all || by.Advertisement == nil || n.asked[same.published] {
-		return shown
+	spanAttributes, all := layout.Attributes([]byte(same.span.Attributes))
+	if all || layout.Advertisement == nil || n.asked[same.published] {
+		return spanAttributes
 	}
-	n.asked[same.published] = true // Not for each span: to find that out may take a while.
+	n.asked[same.published] = true // Not for each span: the check may take a while.
 	now, err := ask(ctx, n, t.image.PID, func(goOn func() bool) (*reader.ThreadLayout, error) {
-		return layoutSince(ctx, t.reader, by, goOn)
+		return layoutSince(ctx, t.reader, layout, goOn)
 	})
 	if err != nil || now == nil {
-		return shown
+		return spanAttributes
 	}
 	same.published.names.Store(now)
-	shown, _ = now.Attributes([]byte(same.span.Attributes))
-	return shown
+	spanAttributes, _ = now.Attributes([]byte(same.span.Attributes))
+	return spanAttributes
 }
 
-// layoutSince is [reader.Process.ThreadLayoutSince]. The thread that publishes may have to
-// wait for a processor meanwhile. It ends when goOn returns false.
-func layoutSince(ctx context.Context, p *reader.Process, was *reader.ThreadLayout, goOn func() bool) (*reader.ThreadLayout, error) {
+// layoutSince is [reader.Process.ThreadLayoutSince], retried while the process is publishing, until goOn
+// returns false. The publishing thread may have to wait for a CPU.
+func layoutSince(ctx context.Context, p *reader.Process, previous *reader.ThreadLayout, goOn func() bool) (*reader.ThreadLayout, error) {
 	for {
-		layout, err := p.ThreadLayoutSince(ctx, was)
+		layout, err := p.ThreadLayoutSince(ctx, previous)
 		if !errors.Is(err, reader.ErrBusy) || !goOn() {
 			return layout, err
 		}

@@ -16,83 +16,81 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// nameTable has the names of a program's spans that were read so far. They are read when a
-// sample has the number of one that is not known, since the program may end before the part
-// is named. A nil nameTable has none.
+// nameTable caches the span names of a program. They are read as soon as a sample has an unknown name
+// number, since the program may end before the part is named. A nil nameTable has no names.
 type nameTable struct {
 	table *reader.NameTable
-	// known are the names by their numbers. mu is held to read more.
-	known atomic.Pointer[[]string]
+	// names are the names by number. mu is held while more are read.
+	names atomic.Pointer[[]string]
 	mu    sync.Mutex
-	// wanted says that somebody is about to read, not before the time after.
-	wanted atomic.Bool
-	after  time.Time
+	// requested reports that a read is pending. after is the earliest time of the next read.
+	requested atomic.Bool
+	after     time.Time
 }
 
-// readNamesAfter is the time from one reading of names to the next: a hostile process has
-// numbers that have no name.
+// readNamesAfter is the minimum time between two reads: a hostile process may use numbers that have no
+// name.
 const readNamesAfter = 50 * time.Millisecond
 
-// newNameTable returns the names of what a program advertises, which is nil if it advertises
-// none, and was if that is of the same table.
-func newNameTable(layout *reader.ThreadLayout, was *nameTable) *nameTable {
+// newNameTable returns the name table that a program advertises: previous if it is at the same place, nil
+// if none is advertised.
+func newNameTable(layout *reader.ThreadLayout, previous *nameTable) *nameTable {
 	switch {
 	case layout == nil || layout.Names == nil:
 		return nil
-	case was != nil && *was.table == *layout.Names:
-		return was
+	case previous != nil && *previous.table == *layout.Names:
+		return previous
 	}
 	n := &nameTable{table: layout.Names}
-	n.known.Store(new([]string))
+	n.names.Store(new([]string))
 	return n
 }
 
-// read reads the names that are not known yet, if there are any. What cannot be read has no
-// name.
+// read reads new names. Names that cannot be read stay empty.
 func (n *nameTable) read(p *reader.Process) {
 	if n == nil {
 		return
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	known := *n.known.Load()
-	names, _ := p.Names(n.table, slices.Clip(known))
-	n.known.Store(&names)
+	names, _ := p.Names(n.table, slices.Clip(*n.names.Load()))
+	n.names.Store(&names)
 }
 
-// knows reports whether the names of a span are known, or if it has any.
+// knows reports whether the names of a span have been read, or the span has none.
 func (n *nameTable) knows(s *sampler.Span) bool {
-	return n == nil || int(max(s.Name, s.Endpoint)) < len(*n.known.Load()) || s.Name|s.Endpoint == 0
+	return n == nil || int(max(s.Name, s.Endpoint)) < len(*n.names.Load()) || s.Name|s.Endpoint == 0
 }
 
 func (n *nameTable) name(number uint16) string {
-	if known := *n.known.Load(); int(number) < len(known) {
-		return known[number]
+	if names := *n.names.Load(); int(number) < len(names) {
+		return names[number]
 	}
 	return ""
 }
 
 // appendTo appends the names of a span to its attributes.
-func (n *nameTable) appendTo(shown []reader.ThreadAttribute, s *sampler.Span) []reader.ThreadAttribute {
+func (n *nameTable) appendTo(attributes []reader.ThreadAttribute, s *sampler.Span) []reader.ThreadAttribute {
 	if n == nil {
-		return shown
+		return attributes
 	}
 	if name := n.name(s.Name); name != "" {
-		shown = append(shown, reader.ThreadAttribute{Key: wire.NameKey, Value: name})
+		attributes = append(attributes, reader.ThreadAttribute{Key: wire.NameKey, Value: name})
 	}
 	if endpoint := n.name(s.Endpoint); endpoint != "" {
-		shown = append(shown, reader.ThreadAttribute{Key: wire.EndpointKey, Value: endpoint})
+		attributes = append(attributes, reader.ThreadAttribute{Key: wire.EndpointKey, Value: endpoint})
 	}
-	return shown
+	return attributes
 }
 
-// want has the names of a program's spans read soon, on a goroutine of working. It does not wait.
-func (n *nameTable) want(working *sync.WaitGroup, t *target) {
-	if !n.wanted.CompareAndSwap(false, true) {
+// request starts a goroutine of working that reads new names, unless one is pending or the last read was a
+// moment ago. It does not block.
+func (n *nameTable) request(working *sync.WaitGroup, t *target) {
+	if !n.requested.CompareAndSwap(false, true) {
 		return
 	}
 	if time.Now().Before(n.after) {
-		n.wanted.Store(false)
+		n.requested.Store(false)
 		return
 	}
 	t.hold()
@@ -103,6 +101,6 @@ func (n *nameTable) want(working *sync.WaitGroup, t *target) {
 			return struct{}{}, nil
 		})
 		n.after = time.Now().Add(readNamesAfter)
-		n.wanted.Store(false)
+		n.requested.Store(false)
 	})
 }

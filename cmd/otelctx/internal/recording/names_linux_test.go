@@ -18,7 +18,7 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// namesOfSamples returns how many samples in spans there are with each pair of names.
+// namesOfSamples counts samples in spans by span name and endpoint.
 func (r recorded) namesOfSamples() map[[2]string]int {
 	names := map[[2]string]int{}
 	for _, data := range r.parts {
@@ -45,7 +45,8 @@ func (r recorded) namesOfSamples() map[[2]string]int {
 	return names
 }
 
-// Each sample in a span has the names of the span and of its local root, by each carrier.
+// TestNamesOfSamples checks that each sample in a span has the names of the span and of its local root,
+// with each carrier.
 func TestNamesOfSamples(t *testing.T) {
 	for _, words := range []string{
 		burner.Words(burner.Records, burner.Started),
@@ -70,8 +71,8 @@ func TestNamesOfSamples(t *testing.T) {
 	}
 }
 
-// Names that are not known when a sample comes are read at once, and not again at once.
-func TestWantNames(t *testing.T) {
+// TestRequestNames checks that unknown names are read immediately, but not again immediately.
+func TestRequestNames(t *testing.T) {
 	t.Setenv("OTELCTX_SPAN_NAMES", "true")
 	c := childproc.Start(t, burner.Role, nil)
 	require.Equal(t, "burning", c.Ask("%s", burner.Words(burner.Records)))
@@ -80,7 +81,7 @@ func TestWantNames(t *testing.T) {
 	defer func() { require.NoError(t, p.Close()) }()
 	layout, err := p.ThreadLayout(t.Context())
 	require.NoError(t, err)
-	for spans := []reader.LiveSpan(nil); len(spans) == 0; { // which have the first names
+	for spans := []reader.LiveSpan(nil); len(spans) == 0; { // which use the first names
 		spans, err = p.Spans(t.Context())
 		require.NoError(t, err)
 	}
@@ -90,24 +91,24 @@ func TestWantNames(t *testing.T) {
 	var working sync.WaitGroup
 	span := &sampler.Span{Name: 1, Endpoint: 1}
 	assert.False(t, n.knows(span))
-	n.want(&working, of)
+	n.request(&working, of)
 	working.Wait()
 	assert.True(t, n.knows(span))
 	assert.Equal(t, "request", n.name(1))
-	n.known.Store(new([]string))
+	n.names.Store(new([]string))
 	n.after = time.Now().Add(time.Hour)
-	n.want(&working, of)
+	n.request(&working, of)
 	working.Wait()
 	assert.False(t, n.knows(span))
 }
 
-// What a program advertises anew keeps the names if they are in the same place.
+// TestNameTable checks that a new advertisement keeps the names if the table is at the same place.
 func TestNameTable(t *testing.T) {
 	layout := func(address uint64) *reader.ThreadLayout {
 		return &reader.ThreadLayout{Names: &reader.NameTable{Address: address, HeaderSize: 256, EntrySize: 256, Capacity: 4096}}
 	}
 	n := newNameTable(layout(1), nil)
-	n.known.Store(&[]string{"", "request", "query"})
+	n.names.Store(&[]string{"", "request", "query"})
 	assert.Same(t, n, newNameTable(layout(1), n))
 	assert.NotSame(t, n, newNameTable(layout(2), n))
 	assert.Nil(t, newNameTable(&reader.ThreadLayout{}, n))

@@ -14,46 +14,46 @@ import (
 )
 
 const (
-	// firstPause is when a process that has changed is looked at again, since it has probably
-	// just begun. Further looks follow in twice the time each, up to pollInterval.
-	firstPause = 25 * time.Millisecond
-	// restTime is until when no further change of it counts: the poll finds that. A process that
-	// changes all the time so costs six looks more in this time than others.
-	restTime = 5 * time.Second
-	// mostNoticed bounds the processes that are looked at again, or are at rest, and
-	// mostNotices the looks at all of them in pollInterval. Others are left to the poll.
-	mostNoticed = 1 << 10
-	mostNotices = 256
-	// attachFirst is how many files of a program are opened before its first sample is read.
+	// firstDelay is the delay before a changed process is scanned again, since it has probably just
+	// started. It doubles with each scan, up to pollInterval.
+	firstDelay = 25 * time.Millisecond
+	// suspendTime is for how long further changes of a process are left to the poll. So a process that
+	// changes all the time costs six more scans in this time than others.
+	suspendTime = 5 * time.Second
+	// maxNoticed bounds the processes that are scanned again or suspended, and maxNoticeScans the scans of
+	// all of them within pollInterval. The rest is left to the poll.
+	maxNoticed     = 1 << 10
+	maxNoticeScans = 256
+	// attachFirst is the number of a program's files opened before its first sample is read.
 	attachFirst = 4
 )
 
 // noticed is a process that has changed.
 type noticed struct {
 	image sampler.Image
-	// due is when it is looked at next, and pause how long after that it is once more.
+	// due is the time of the next scan, and delay the time from that one to the one after.
 	due   time.Time
-	pause time.Duration
-	// rests says that it is left to the poll until due.
-	rests bool
+	delay time.Duration
+	// suspended reports that the process is left to the poll until due.
+	suspended bool
 }
 
-// pacer says when processes that have changed are looked at.
+// pacer schedules the scans of changed processes.
 type pacer struct {
-	// again has the kernel report the next change of a process. It is called for each process
-	// that was reported, also when that ends. Otherwise the kernel's table fills up.
-	again func(pid int)
+	// rearm makes the kernel report the next change of a process. It is called for each reported process,
+	// including those that end; otherwise the kernel's table would fill up.
+	rearm func(pid int)
 	all   map[int]*noticed
-	// late are processes for which there was no room. The kernel reports them again after
-	// pollInterval, and so not all the time.
-	late []int
-	// looks is how many there were since counted.
-	looks   int
+	// overflow holds processes for which there was no room. They are rearmed only after pollInterval, which
+	// limits the rate.
+	overflow []int
+	// scans is the number of scans since counted.
+	scans   int
 	counted time.Time
 }
 
-func newPacer(again func(pid int)) *pacer {
-	return &pacer{again: again, all: map[int]*noticed{}}
+func newPacer(rearm func(pid int)) *pacer {
+	return &pacer{rearm: rearm, all: map[int]*noticed{}}
 }
 
 // change notes that a process has changed, if there is room.
@@ -62,61 +62,60 @@ func (p *pacer) change(image sampler.Image, now time.Time) {
 	switch {
 	case n != nil:
 		n.image = image
-	case len(p.all) >= mostNoticed:
-		p.late = append(p.late, image.PID)
+	case len(p.all) >= maxNoticed:
+		p.overflow = append(p.overflow, image.PID)
 	default:
-		p.all[image.PID] = &noticed{image: image, due: now, pause: firstPause}
+		p.all[image.PID] = &noticed{image: image, due: now, delay: firstDelay}
 	}
 }
 
 // end notes that a process has ended.
 func (p *pacer) end(pid int) {
 	delete(p.all, pid)
-	p.again(pid)
+	p.rearm(pid)
 }
 
-// gone notes that a program was not there any more when it was looked at. Its process may run
-// another program by now, which was reported already.
+// gone notes that a program no longer ran when it was scanned. If its process runs another program now,
+// that one has already been reported.
 func (p *pacer) gone(image sampler.Image) {
 	if n := p.all[image.PID]; n != nil && n.image == image {
 		p.end(image.PID)
 	}
 }
 
-// due returns what is to be looked at by now, and when to ask next. The kernel reports
-// changes of these processes while they are looked at. A change of a process that has rested
-// counts as its first one.
-func (p *pacer) due(now time.Time) (look []sampler.Image, next time.Time) {
+// due returns the programs to scan now, and when to call it next. Their processes are rearmed, so changes
+// during the scan are reported. The first change after a suspension starts the schedule anew.
+func (p *pacer) due(now time.Time) (images []sampler.Image, next time.Time) {
 	if now.Sub(p.counted) >= pollInterval {
-		p.counted, p.looks = now, 0
-		for _, pid := range p.late {
-			p.again(pid)
+		p.counted, p.scans = now, 0
+		for _, pid := range p.overflow {
+			p.rearm(pid)
 		}
-		p.late = nil
+		p.overflow = nil
 	}
 	next = now.Add(pollInterval)
 	for pid, n := range p.all {
 		switch {
 		case now.Before(n.due):
-		case n.rests:
+		case n.suspended:
 			p.end(pid)
 			continue
-		case n.pause > pollInterval || p.looks >= mostNotices:
-			n.rests, n.due = true, now.Add(restTime)
+		case n.delay > pollInterval || p.scans >= maxNoticeScans:
+			n.suspended, n.due = true, now.Add(suspendTime)
 		default:
-			p.looks++
-			n.due, n.pause = now.Add(n.pause), 2*n.pause
-			look = append(look, n.image)
-			p.again(pid)
+			p.scans++
+			n.due, n.delay = now.Add(n.delay), 2*n.delay
+			images = append(images, n.image)
+			p.rearm(pid)
 		}
 		if n.due.Before(next) {
 			next = n.due
 		}
 	}
-	return look, next
+	return images, next
 }
 
-// notice looks at processes when they change, without waiting for the poll.
+// notice scans processes when they change, without waiting for the poll, until ctx is done.
 func (w *watcher) notice(ctx context.Context) {
 	if w.changes == nil {
 		return
@@ -141,9 +140,9 @@ func (w *watcher) notice(ctx context.Context) {
 			p.gone(image)
 		case <-timer.C:
 		}
-		look, next := p.due(time.Now())
-		for _, image := range look {
-			w.lookNow(ctx, image, gone)
+		images, next := p.due(time.Now())
+		for _, image := range images {
+			w.scanNow(ctx, image, gone)
 		}
 		timer.Reset(time.Until(next))
 	}
@@ -156,7 +155,7 @@ func (w *watcher) readChanges(ctx context.Context, to chan<- sampler.Change) {
 	for {
 		var c sampler.Change
 		if err := w.changes.Next(&c); err != nil {
-			return // The poll finds what comes.
+			return // From here on the poll finds changes.
 		}
 		select {
 		case to <- c:
@@ -179,10 +178,10 @@ func (w *watcher) end(image sampler.Image) {
 	}
 }
 
-// lookNow queues a look at a process that has just changed, before the other processes of its user. If
-// the program is gone by then, it is sent to gone.
-func (w *watcher) lookNow(ctx context.Context, image sampler.Image, gone chan<- sampler.Image) {
-	known := w.registry.find(image) != nil
+// scanNow queues a scan of a process that has just changed, before the other processes of its user. If the
+// program no longer runs by then, its image is sent to gone.
+func (w *watcher) scanNow(ctx context.Context, image sampler.Image, gone chan<- sampler.Image) {
+	recorded := w.registry.find(image) != nil
 	after := func(err error) {
 		switch {
 		case errors.Is(err, reader.ErrProcessGone):
@@ -190,11 +189,11 @@ func (w *watcher) lookNow(ctx context.Context, image sampler.Image, gone chan<- 
 			case gone <- image:
 			case <-ctx.Done():
 			}
-		case err == nil && !known:
+		case err == nil && !recorded:
 			w.attachNow(ctx, image, attachFirst)
 		}
 	}
-	if w.queue.add(&look{process: sampler.Process{Image: image}, user: userOf(image.PID), recent: math.MaxUint64, after: after}) {
+	if w.queue.add(&scan{process: sampler.Process{Image: image}, user: userOf(image.PID), recent: math.MaxUint64, after: after}) {
 		w.dispatch(ctx)
 	}
 }

@@ -43,11 +43,11 @@ func (w *watcher) startFor(t *testing.T) context.Context {
 		cancel()
 		w.close()
 	})
-	require.NoError(t, w.start(ctx, firstLooks))
+	require.NoError(t, w.start(ctx, firstScanWait))
 	return ctx
 }
 
-// noticing returns a watcher that does not poll after the first time.
+// noticing returns a watcher that polls only once.
 func noticing(t *testing.T, s Selection) *watcher {
 	t.Helper()
 	w := opened(t, s)
@@ -67,8 +67,7 @@ func startShell(t *testing.T) *childproc.Child {
 	return c
 }
 
-// state returns how many programs of a process are recorded, and how many were until they
-// ended.
+// state returns the number of recorded programs of a process, and of those whose recording has ended.
 func (w *watcher) state(pid int) (recorded, gone int) {
 	w.registry.mu.Lock()
 	defer w.registry.mu.Unlock()
@@ -90,8 +89,8 @@ func (w *watcher) await(t *testing.T, pid, recorded, gone int) {
 	}, testenv.Patience, time.Millisecond)
 }
 
-// retry tries again what is left to the poll, which these tests do without. That is a change
-// while many processes change, or one of a process that changes often.
+// retry repeats attempts whose changes are left to the poll, which these tests do not run: while many
+// processes change, or if a process changes often.
 func retry(t *testing.T, attempt func() bool) {
 	t.Helper()
 	for range 30 {
@@ -102,7 +101,7 @@ func retry(t *testing.T, attempt func() bool) {
 	t.Fatal("nothing is noticed")
 }
 
-// soon reports whether the state comes before the next attempt.
+// soon waits for the state and reports whether it was reached before the next attempt.
 func (w *watcher) soon(pid, recorded, gone int) bool {
 	for end := time.Now().Add(2 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
 		if r, g := w.state(pid); r == recorded && g == gone {
@@ -112,7 +111,7 @@ func (w *watcher) soon(pid, recorded, gone int) bool {
 	return false
 }
 
-// A process is recorded from its exec on, and no longer when it ends, without a poll.
+// TestNotice checks that without a poll a process is recorded from its exec to its end.
 func TestNotice(t *testing.T) {
 	w := noticing(t, Selection{Names: []string{"sleep"}})
 	retry(t, func() bool {
@@ -129,14 +128,15 @@ func TestNotice(t *testing.T) {
 	})
 }
 
-// Of one process the programs that it executes are recorded, and its end ends the recording.
+// TestNoticeOfOne checks that the programs a selected process executes are recorded, and that its end ends
+// the recording.
 func TestNoticeOfOne(t *testing.T) {
 	retry(t, func() bool {
 		c := startShell(t)
 		w := noticing(t, Selection{PIDs: []int{c.PID()}})
 		w.await(t, c.PID(), 1, 0)
 		c.Send("go")
-		if !w.soon(c.PID(), 2, 0) { // The first one is found to be over by the next poll.
+		if !w.soon(c.PID(), 2, 0) { // The next poll finds that the first one has ended.
 			return false
 		}
 		assert.False(t, w.hasEnded())
@@ -150,14 +150,15 @@ func TestNoticeOfOne(t *testing.T) {
 	})
 }
 
-// A process that has executed a program while it was looked at has not ended.
+// TestReplacedIsNotEnded checks that a process that executes a program during a scan does not count as
+// ended.
 func TestReplacedIsNotEnded(t *testing.T) {
 	c := startShell(t)
 	w := opened(t, Selection{PIDs: []int{c.PID()}})
 	defer w.close()
 	process, err := watchExit(c.PID())
 	require.NoError(t, err)
-	w.only[c.PID()] = process
+	w.selectedExits[c.PID()] = process
 	shell, err := w.sampler.Image(c.PID())
 	require.NoError(t, err)
 	c.Send("go")
@@ -167,16 +168,16 @@ func TestReplacedIsNotEnded(t *testing.T) {
 		return now
 	}
 	require.Eventually(t, func() bool { return image() != shell }, testenv.Patience, time.Millisecond)
-	require.NoError(t, w.look(t.Context(), &look{process: sampler.Process{Image: shell}}))
-	require.ErrorIs(t, w.same(shell), errReplaced)
+	require.NoError(t, w.scan(t.Context(), &scan{process: sampler.Process{Image: shell}}))
+	require.ErrorIs(t, w.checkImage(shell), errReplaced)
 	assert.False(t, w.hasEnded())
-	assert.NotEmpty(t, w.registry.changed(map[int]sampler.Process{c.PID(): {Image: image()}}), "it is looked at again")
+	assert.NotEmpty(t, w.registry.changed(map[int]sampler.Process{c.PID(): {Image: image()}}), "it is scanned again")
 	c.Kill()
 	assert.True(t, w.hasEnded())
 }
 
-// A process that executes programs all the time is recorded, however often one has taken the
-// place of the one that is looked at.
+// TestExecutesAllTheTime checks that a process that executes programs all the time is recorded, even if the
+// program changes during each scan.
 func TestExecutesAllTheTime(t *testing.T) {
 	c := childproc.Run(t, exec.Command(programs.Script(t, `exec "$0"`)))
 	w := opened(t, Selection{PIDs: []int{c.PID()}})
@@ -185,17 +186,17 @@ func TestExecutesAllTheTime(t *testing.T) {
 	for end := time.Now().Add(testenv.Patience); replaced < 10 && time.Now().Before(end); {
 		image, err := w.sampler.Image(c.PID())
 		require.NoError(t, err)
-		if err := w.same(image); err != nil {
+		if err := w.checkImage(image); err != nil {
 			require.ErrorIs(t, err, errReplaced)
 			replaced++
 		}
-		_, err = w.lookFirst(t.Context(), c.PID())
+		_, err = w.scanFirst(t.Context(), c.PID())
 		require.NoError(t, err)
 	}
 	assert.Positive(t, replaced)
 }
 
-// A process that is there is not called gone, though the kernel does not list it.
+// TestUnlisted checks that an existing process that the kernel does not list is not reported as ended.
 func TestUnlisted(t *testing.T) {
 	c := startShell(t)
 	w := opened(t, Selection{PIDs: []int{c.PID()}})
@@ -208,7 +209,7 @@ func TestUnlisted(t *testing.T) {
 	assert.ErrorIs(t, w.unlisted(t.Context(), c.PID(), os.ErrClosed), os.ErrClosed)
 }
 
-// Without the kernel's help the poll finds who begins and who ends.
+// TestPollAlone checks that the poll detects starts and ends without the kernel's reports.
 func TestPollAlone(t *testing.T) {
 	w := opened(t, Selection{Names: []string{"sleep"}})
 	if w.changes != nil {
@@ -231,12 +232,13 @@ func TestPollAlone(t *testing.T) {
 	await(0, 1)
 }
 
-// A process that changes all the time is looked at six times in five seconds, and all together
-// only so often. Nobody is told of one that there is no room for more than once a second.
+// TestPacer checks that a process that changes all the time is scanned six times in five seconds, that the
+// scans of all processes are bounded, and that a process for which there is no room is rearmed at most once
+// a second.
 func TestPacer(t *testing.T) {
 	begin := time.Unix(1, 0)
-	looks := func(processes int, d time.Duration) (n, told int) {
-		// The kernel tells of a process until it is told to do so again.
+	countScans := func(processes int, d time.Duration) (n, told int) {
+		// The kernel reports a process once until it is rearmed.
 		silent := map[int]bool{}
 		p := newPacer(func(pid int) { delete(silent, pid) })
 		for now := begin; now.Before(begin.Add(d)); now = now.Add(time.Millisecond) {
@@ -247,39 +249,40 @@ func TestPacer(t *testing.T) {
 					p.change(sampler.Image{PID: pid}, now)
 				}
 			}
-			look, next := p.due(now)
-			n += len(look)
+			due, next := p.due(now)
+			n += len(due)
 			require.True(t, next.After(now))
-			require.LessOrEqual(t, len(p.all), mostNoticed)
+			require.LessOrEqual(t, len(p.all), maxNoticed)
 		}
 		return n, told
 	}
-	n, told := looks(1, restTime)
+	n, told := countScans(1, suspendTime)
 	assert.Equal(t, 6, n)
 	assert.Equal(t, 7, told)
-	n, _ = looks(1, 2*restTime)
+	n, _ = countScans(1, 2*suspendTime)
 	assert.Equal(t, 12, n)
-	n, told = looks(4000, 2*time.Second)
-	assert.LessOrEqual(t, n, 2*mostNotices)
+	n, told = countScans(4000, 2*time.Second)
+	assert.LessOrEqual(t, n, 2*maxNoticeScans)
 	assert.LessOrEqual(t, told, 3*4000+n)
 
 	p := newPacer(func(int) {})
 	one := sampler.Image{PID: 1}
 	p.change(one, begin)
-	look, next := p.due(begin)
-	assert.Equal(t, []sampler.Image{one}, look)
-	assert.Equal(t, begin.Add(firstPause), next)
-	look, _ = p.due(begin.Add(firstPause - 1))
-	assert.Empty(t, look)
-	look, next = p.due(next)
-	assert.Equal(t, []sampler.Image{one}, look)
-	assert.Equal(t, begin.Add(3*firstPause), next)
+	due, next := p.due(begin)
+	assert.Equal(t, []sampler.Image{one}, due)
+	assert.Equal(t, begin.Add(firstDelay), next)
+	due, _ = p.due(begin.Add(firstDelay - 1))
+	assert.Empty(t, due)
+	due, next = p.due(next)
+	assert.Equal(t, []sampler.Image{one}, due)
+	assert.Equal(t, begin.Add(3*firstDelay), next)
 	p.end(1)
-	look, _ = p.due(next)
-	assert.Empty(t, look)
+	due, _ = p.due(next)
+	assert.Empty(t, due)
 }
 
-// A program that is gone when it is looked at does not take the next one of its process along.
+// TestPacerOfTwoPrograms checks that a program that no longer runs when it is scanned does not remove its
+// process's next program.
 func TestPacerOfTwoPrograms(t *testing.T) {
 	w := opened(t, Selection{})
 	t.Cleanup(w.close)
@@ -289,19 +292,19 @@ func TestPacerOfTwoPrograms(t *testing.T) {
 	now := time.Unix(1, 0)
 	p := newPacer(func(int) {})
 	p.change(first, now)
-	look, next := p.due(now)
-	assert.Equal(t, []sampler.Image{first}, look)
+	due, next := p.due(now)
+	assert.Equal(t, []sampler.Image{first}, due)
 	p.change(second, now)
 	p.gone(first)
-	look, next = p.due(next)
-	assert.Equal(t, []sampler.Image{second}, look)
+	due, next = p.due(next)
+	assert.Equal(t, []sampler.Image{second}, due)
 	p.gone(second)
-	look, _ = p.due(next)
-	assert.Empty(t, look)
+	due, _ = p.due(next)
+	assert.Empty(t, due)
 }
 
-// However processes change and end, the kernel's table of those that were told is empty at last:
-// it has room for a few thousand.
+// TestPacerForgetsAll checks that the kernel's table of reported processes, which has room for a few
+// thousand, is empty in the end, however processes change and end.
 func TestPacerForgetsAll(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	now := time.Unix(1, 0)
@@ -309,8 +312,8 @@ func TestPacerForgetsAll(t *testing.T) {
 	p := newPacer(func(pid int) { delete(told, pid) })
 	step := func() {
 		now = now.Add(time.Duration(random.IntN(30)) * time.Millisecond)
-		look, _ := p.due(now)
-		for _, image := range look {
+		due, _ := p.due(now)
+		for _, image := range due {
 			if !lives[image.PID] {
 				p.gone(image)
 			}
@@ -318,7 +321,7 @@ func TestPacerForgetsAll(t *testing.T) {
 	}
 	most := 0
 	for range 20_000 {
-		pid := random.IntN(2 * mostNoticed)
+		pid := random.IntN(2 * maxNoticed)
 		switch {
 		case random.IntN(4) > 0:
 			lives[pid] = true
@@ -337,12 +340,12 @@ func TestPacerForgetsAll(t *testing.T) {
 			step()
 		}
 	}
-	assert.Greater(t, most, mostNoticed)
+	assert.Greater(t, most, maxNoticed)
 	clear(lives)
-	for end := now.Add(3 * restTime); now.Before(end); {
+	for end := now.Add(3 * suspendTime); now.Before(end); {
 		step()
 	}
 	assert.Empty(t, told)
 	assert.Empty(t, p.all)
-	assert.Empty(t, p.late)
+	assert.Empty(t, p.overflow)
 }

@@ -13,69 +13,70 @@ import (
 )
 
 const (
-	// partDuration and partSamples are about how long a part is.
+	// partDuration and partSamples are the approximate size of a part.
 	partDuration = 30 * time.Second
 	partSamples  = 1 << 16
-	// partBytes of different stacks, spans and attributes end a part early. To name and write a
-	// part takes some times its own memory, so that this decides about most of the memory.
+	// partBytes of different stacks, spans and attributes end a part early. Naming and encoding a part
+	// takes a multiple of its own memory, so this limit determines most of the memory use.
 	partBytes = 8 << 20
-	// maxPartSamples and maxPartBytes bound a part that has to wait for the one before to be named.
-	// Users share both: see [part.room].
+	// maxPartSamples and maxPartBytes bound a part that has to wait until the previous one is named. Both
+	// are shared between the users: see [part.room].
 	maxPartSamples = 8 * partSamples
 	maxPartBytes   = 32 << 20
 )
 
-// part is the samples of some time, as they were taken: addresses without names.
+// part holds the raw samples of an interval: addresses without names.
 type part struct {
-	// Its samples were taken from begun on and before end.
+	// The samples were taken at or after begun and before end.
 	begun, end time.Time
-	// earliest is the end of the part before, if there is one.
+	// earliest is the end of the previous part, zero for the first.
 	earliest time.Time
-	// closes says that a period ends with it.
+	// closes reports that a period ends with this part.
 	closes  bool
 	targets map[*target]*targetSamples
-	usage   // of all
+	usage   // of all users
 	users   map[int]*usage
-	// goroutines has samples of different goroutines counted apart.
+	// goroutines counts the samples of different goroutines separately.
 	goroutines bool
-	// cut counts the samples whose stack was cut and whose attributes were left out, lost those
-	// that were not kept.
+	// cut counts samples that were cut to the innermost frame without attributes, lost those that were
+	// dropped.
 	cut, lost uint64
 }
 
-// usage is how much of a part's room is taken.
+// usage is how much of a part's room is in use.
 type usage struct{ samples, bytes int }
 
-// targetSamples are those of one process.
+// targetSamples are the samples of one process.
 type targetSamples struct {
 	target  *target
 	stacks  map[string]*rawStack
 	samples map[rawKey]*rawSamples
 	order   []*rawSamples
-	// attributes are those of spans, encoded.
+	// attributes interns the encoded attributes of spans.
 	attributes map[string]string
 	user       *usage
 	bytes      int
 }
 
-// rawStack is a stack in addresses.
+// rawStack is a stack of addresses.
 type rawStack struct {
 	user, kernel []uint64
-	// regions are those of user. If they are not certain, some may have been replaced before.
+	// regions are the regions of the user addresses. Unless certain, some may have been replaced before the
+	// lookup.
 	regions []*symbols.Region
 	certain bool
-	// generation is that of the process when the regions were looked up.
+	// generation is the process's generation at the lookup of the regions.
 	generation uint64
 }
 
-// rawKey is what samples have in common that are counted together.
+// rawKey identifies samples that are counted together.
 type rawKey struct {
 	published *published
 	stack     *rawStack
 	cpu, tid  int
 	comm      string
-	goroutine uint64 // 0 if that is not asked for
-	// truncated says that the stack lacks the outermost frames.
+	goroutine uint64 // 0 unless counted separately
+	// truncated reports that the stack lacks the outermost frames.
 	truncated bool
 	span      sampler.Span
 }
@@ -96,92 +97,92 @@ func newPart(begun time.Time, goroutines bool) *part {
 	return &part{begun: begun, targets: map[*target]*targetSamples{}, users: map[int]*usage{}, goroutines: goroutines}
 }
 
-// until has the part last until a time, or behind its last sample.
-func (p *part) until(now time.Time) {
+// extend sets the end of the part to now, unless its last sample is later.
+func (p *part) extend(now time.Time) {
 	if now.After(p.end) {
 		p.end = now
 	}
 }
 
-// full reports whether the part is as long as it should be by now.
+// full reports whether the part has reached its intended size.
 func (p *part) full(now time.Time) bool {
 	return p.samples >= partSamples || p.bytes >= partBytes || p.samples > 0 && now.Sub(p.begun) >= partDuration
 }
 
-// room reports whether there is room for a sample of a process, and for a whole one: not only the
-// innermost frames, without attributes.
+// room reports whether a sample of a process fits into the part when it is cut to the innermost frames
+// without attributes, and whether it fits as a whole.
 //
-// A user may take as much as is free. So one user takes at most half, two a third each, and there is
-// always room for another. Likewise a process may not take all that its user may.
-func (p *part) room(of *targetSamples) (some, whole bool) {
+// A user may take as much as is free. So a single user takes at most half, two take a third each, and there
+// is always room for another. Likewise a process may not take all of its user's room.
+func (p *part) room(samples *targetSamples) (fits, whole bool) {
 	free := maxPartBytes - p.bytes
 	// Cut samples take little, but a process can have many different ones.
-	some = of.user.bytes <= free && 3*(of.user.bytes+of.bytes) <= 4*free && of.user.samples <= maxPartSamples-p.samples
-	return some, some && of.user.bytes+of.bytes <= free
+	fits = samples.user.bytes <= free && 3*(samples.user.bytes+samples.bytes) <= 4*free && samples.user.samples <= maxPartSamples-p.samples
+	return fits, fits && samples.user.bytes+samples.bytes <= free
 }
 
-// of returns the samples of a process.
-func (p *part) of(t *target) *targetSamples {
-	of := p.targets[t]
-	if of == nil {
+// samplesOf returns the samples of a process, which it creates and holds if necessary.
+func (p *part) samplesOf(t *target) *targetSamples {
+	samples := p.targets[t]
+	if samples == nil {
 		user := p.users[t.symbols.User()]
 		if user == nil {
 			user = &usage{}
 			p.users[t.symbols.User()] = user
 		}
-		of = newTargetSamples(t, user)
+		samples = newTargetSamples(t, user)
 		t.hold()
-		p.targets[t] = of
+		p.targets[t] = samples
 	}
-	return of
+	return samples
 }
 
-// add adds a sample of a process. What the sample holds is not kept. It returns the stack,
-// and whether it is the first one of its kind.
+// add adds a sample of a process. It does not retain s. It returns the stack, and whether it is new in this
+// part.
 func (p *part) add(t *target, s *sampler.Sample) (stack *rawStack, first bool) {
-	of := p.of(t)
-	some, whole := p.room(of)
-	if !some {
+	samples := p.samplesOf(t)
+	fits, whole := p.room(samples)
+	if !fits {
 		p.lost++
 		return nil, false
 	}
-	before := of.bytes
+	before := samples.bytes
 	user, kernel, truncated := s.User, s.Kernel, s.Truncated
 	if !whole {
 		p.cut++
 		user, kernel, truncated = user[:min(len(user), 1)], kernel[:min(len(kernel), 1)], true
 	}
-	stack, first = of.stack(user, kernel, s.Time)
+	stack, first = samples.stack(user, kernel, s.Time)
 	key := rawKey{published: t.published.Load(), stack: stack, cpu: s.CPU, tid: s.TID, comm: s.Comm, truncated: truncated, span: s.Span}
 	if p.goroutines {
 		key.goroutine = s.Goroutine
 	}
 	key.span.Attributes = ""
 	if whole {
-		key.span.Attributes = of.shown(s.Span.Attributes)
+		key.span.Attributes = samples.internAttributes(s.Span.Attributes)
 	}
-	same := of.samples[key]
+	same := samples.samples[key]
 	if same == nil {
-		const size = 300 // bytes, about, with what the maps take
+		const size = 300 // approximate bytes, including the map entries
 		same = &rawSamples{rawKey: key}
-		of.samples[key] = same
-		of.order = append(of.order, same)
-		of.bytes += size
+		samples.samples[key] = same
+		samples.order = append(samples.order, same)
+		samples.bytes += size
 	}
-	at := s.Time
-	if at.Before(p.earliest) {
-		at = p.earliest // It was being handed over when the part before ended.
+	sampleTime := s.Time
+	if sampleTime.Before(p.earliest) {
+		sampleTime = p.earliest // It was being handed over when the previous part ended.
 	}
-	same.times = append(same.times, at)
-	p.until(at.Add(1))
-	for _, u := range []*usage{&p.usage, of.user} {
+	same.times = append(same.times, sampleTime)
+	p.extend(sampleTime.Add(1))
+	for _, u := range []*usage{&p.usage, samples.user} {
 		u.samples++
-		u.bytes += of.bytes - before
+		u.bytes += samples.bytes - before
 	}
 	return stack, first
 }
 
-// stack returns the stack with these addresses at a time.
+// stack returns the interned stack of these addresses at a time, and whether it is new.
 func (s *targetSamples) stack(user, kernel []uint64, at time.Time) (_ *rawStack, first bool) {
 	key := make([]byte, 0, 8*(1+len(user)+len(kernel)))
 	key = binary.NativeEndian.AppendUint64(key, uint64(len(user)))
@@ -191,43 +192,43 @@ func (s *targetSamples) stack(user, kernel []uint64, at time.Time) (_ *rawStack,
 		}
 	}
 	process := s.target.symbols
-	known, generation := s.stacks[string(key)], process.Generation()
-	if known != nil && known.generation == generation {
-		return known, false
+	existing, generation := s.stacks[string(key)], process.Generation()
+	if existing != nil && existing.generation == generation {
+		return existing, false
 	}
 	stack := &rawStack{user: slices.Clone(user), kernel: slices.Clone(kernel), generation: generation}
 	for i := 1; i < len(stack.user); i++ {
-		stack.user[i]-- // of the call, not of where it returns to
+		stack.user[i]-- // from the return address into the call
 	}
 	stack.regions, stack.certain = process.Regions(stack.user, at)
-	if known != nil && known.certain == stack.certain && slices.Equal(known.regions, stack.regions) {
-		known.generation = generation
-		return known, false
+	if existing != nil && existing.certain == stack.certain && slices.Equal(existing.regions, stack.regions) {
+		existing.generation = generation
+		return existing, false
 	}
-	const size = 250 // bytes, about, with what the map takes
+	const size = 250 // approximate bytes, including the map entry
 	s.stacks[string(key)] = stack
 	s.bytes += size + 3*len(key)
 	return stack, true
 }
 
-// shown returns the encoded attributes of a span, which are held once.
-func (s *targetSamples) shown(encoded string) string {
+// internAttributes returns the encoded attributes of a span, stored once.
+func (s *targetSamples) internAttributes(encoded string) string {
 	if encoded == "" {
 		return ""
 	}
-	known, ok := s.attributes[encoded]
+	interned, ok := s.attributes[encoded]
 	if !ok {
-		known = encoded
-		s.attributes[known] = known
-		s.bytes += attributesSize(known)
+		interned = encoded
+		s.attributes[interned] = interned
+		s.bytes += attributesSize(interned)
 	}
-	return known
+	return interned
 }
 
-// attributesSize returns what attributes take in a profile, in bytes, about. However short one
-// is, it has entries in tables: a record with 153 of them takes 75 times its own size.
+// attributesSize estimates the size of attributes in a profile, in bytes. Even a short attribute has
+// entries in tables: a record with 153 of them takes 75 times its own size.
 func attributesSize(encoded string) int {
-	const size = 300 // bytes, about, of an attribute
+	const size = 300 // approximate bytes of an attribute
 	bytes := len(encoded)
 	for len(encoded) >= 2 {
 		encoded = encoded[min(2+int(encoded[1]), len(encoded)):]

@@ -9,16 +9,16 @@ import (
 	"strings"
 )
 
-// ProcessError is an error about one process. Its text names the process: the id, and the name that
-// ps shows if the process was still there.
+// ProcessError is an error about one process. Its text names the process by its id and, if it still
+// existed, its name as in ps.
 type ProcessError struct {
 	PID  int
 	Name string
 	err  error
 }
 
-// NewProcessError returns an error about a process. Errors of package reader, which begin with the
-// process's id, do not name it twice.
+// NewProcessError returns an error about a process. It does not repeat the process id with which errors of
+// package reader begin.
 func NewProcessError(pid int, err error) *ProcessError {
 	e := &ProcessError{PID: pid, err: err}
 	if comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)); err == nil {

@@ -19,27 +19,26 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// published is what is known of a process by what it publishes, and by the kernel. It
-// does not change, but for names.
+// published is what a process publishes, and what the kernel reports about it. It does not change, except
+// for names.
 type published struct {
-	// layout is nil if what the process publishes cannot be read.
+	// layout is nil if the publication cannot be read.
 	layout *reader.ThreadLayout
-	// names is the last layout that was looked at for the names of attributes; nil for
-	// layout.
+	// names is the layout with the newest attribute names, nil if that is layout.
 	names atomic.Pointer[reader.ThreadLayout]
-	// spanNames are those of its spans.
+	// spanNames are the names of the process's spans.
 	spanNames *nameTable
 	resource  profile.Resource
-	// attributes are those of the resource as the process has them.
+	// attributes are the resource attributes as published.
 	attributes []*commonpb.KeyValue
-	// dropped is how many attributes were left out, since profiles cannot have them, until
-	// they are counted.
+	// dropped counts attributes that profiles cannot represent. It is reset when the tally has counted
+	// them.
 	dropped int
-	// service is what people call it.
+	// service is the service name, or else the name of the executable.
 	service string
 }
 
-// newPublished returns what is known of a process. layout may be nil.
+// newPublished combines what a process publishes with what the kernel reports about it. layout may be nil.
 func newPublished(pid int, layout *reader.ThreadLayout) *published {
 	p := &published{layout: layout}
 	var (
@@ -50,7 +49,7 @@ func newPublished(pid int, layout *reader.ThreadLayout) *published {
 		attributes = layout.Context.Message.GetResource().GetAttributes()
 		schemaURL = layout.Context.SchemaURL()
 	}
-	// What the process says of itself holds, so that the resource is that of its spans.
+	// Published attributes take precedence, so that the resource equals that of the process's spans.
 	for _, kv := range processAttributes(pid) {
 		if !slices.ContainsFunc(attributes, func(a *commonpb.KeyValue) bool { return a.GetKey() == kv.GetKey() }) {
 			attributes = append(slices.Clip(attributes), kv)
@@ -66,7 +65,7 @@ func newPublished(pid int, layout *reader.ThreadLayout) *published {
 			p.service = text
 		}
 	}
-	if !named && p.service != "" { // as the semantic conventions say, and SDKs do
+	if !named && p.service != "" { // as the semantic conventions require and SDKs do
 		attributes = append(slices.Clip(attributes), profile.StringAttribute(string(semconv.ServiceNameKey), "unknown_service:"+p.service))
 	}
 	p.attributes = attributes
@@ -74,10 +73,10 @@ func newPublished(pid int, layout *reader.ThreadLayout) *published {
 	return p
 }
 
-// processAttributes returns what the kernel says of a process.
+// processAttributes returns what the kernel reports about a process.
 func processAttributes(pid int) []*commonpb.KeyValue {
 	kvs := []*commonpb.KeyValue{profile.IntAttribute(string(semconv.ProcessPIDKey), int64(pid))}
-	// Kernel threads have none.
+	// Kernel threads have no executable.
 	if exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid)); err == nil {
 		exe = strings.TrimSuffix(exe, " (deleted)")
 		kvs = append(kvs,
@@ -90,15 +89,14 @@ func processAttributes(pid int) []*commonpb.KeyValue {
 	return kvs
 }
 
-// The ids in paths of control groups, as Docker, containerd, CRI-O and Podman make them, and
-// Amazon ECS, and the kubelet for pods. With systemd pods have underscores for dashes.
+// Ids in cgroup paths as created by Docker, containerd, CRI-O, Podman, Amazon ECS and, for pods, the
+// kubelet. systemd replaces the dashes of pod ids by underscores.
 var (
 	containerID = regexp.MustCompile(`(?:^|[-:])([0-9a-f]{64}|[0-9a-f]{32}-[0-9]{8,10})(?:\.scope)?$`)
 	podUID      = regexp.MustCompile(`pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?:\.slice)?(?:$|:)`)
 )
 
-// containerAttributes returns what control groups tell of the container and the pod: of
-// several the innermost ones.
+// containerAttributes returns the innermost container and pod ids in the contents of a cgroup file.
 func containerAttributes(groups string) []*commonpb.KeyValue {
 	var container, pod string
 	for line := range strings.Lines(groups) {
@@ -124,31 +122,29 @@ func containerAttributes(groups string) []*commonpb.KeyValue {
 
 // Attributes of samples. They are listed in docs/profile-attributes.md.
 const (
-	// unprovenKey is true where the span may be another one than the thread was in.
+	// unprovenKey is true if the span may not be the one that the thread was in.
 	unprovenKey = "otelctx.span.unproven"
-	// sampledKey is false where the span is not sampled, and so is not exported.
+	// sampledKey is false if the span is not sampled and therefore not exported.
 	sampledKey = "otelctx.span.sampled"
-	// truncatedKey is true where the stack lacks the outermost frames.
+	// truncatedKey is true if the stack lacks the outermost frames.
 	truncatedKey = "otelctx.stack.truncated"
 	// goroutineKey is the id of the goroutine.
 	goroutineKey = "otelctx.goroutine.id"
 )
 
-// The attributes that have the ids of a sample's span, of its trace and of its local root, in
-// lower-case hexadecimal.
+// Attributes with the ids of a sample's span, trace and local root, in lower-case hexadecimal.
 const (
 	traceIDKey   = "trace_id"
 	spanIDKey    = "span_id"
 	localRootKey = "otelctx.local_root_span_id"
 )
 
-// sampleAttributes returns what samples say beside their stack and their span, whose
-// attributes are shown. With ids they include those of the span.
-func sampleAttributes(s *rawKey, shown []reader.ThreadAttribute, ids bool) []*commonpb.KeyValue {
+// sampleAttributes returns the attributes of a sample: those of its span, those of the sample itself and,
+// with ids, the ids of the span.
+func sampleAttributes(s *rawKey, spanAttributes []reader.ThreadAttribute, ids bool) []*commonpb.KeyValue {
 	var kvs []*commonpb.KeyValue
-	// First, for the last of equal keys counts: what the process shows does not stand for
-	// what was seen.
-	for _, a := range shown {
+	// First, because the last of equal keys counts: a process must not override what was observed.
+	for _, a := range spanAttributes {
 		kvs = append(kvs, profile.StringAttribute(a.Key, a.Value))
 	}
 	kvs = append(kvs,

@@ -13,76 +13,78 @@ import (
 	"github.com/otelctx/otelctx/internal/patient"
 )
 
-// queue decides which process is looked at next. Users share the places: the next look goes to the user
-// with the fewest looks under way, then to the one with the fewest looks so far, then to the one whose
-// process is the busiest. Within a user the busiest process comes first. A user may take a place only
-// while as many remain free as they hold, so that one user never fills all of them. A look that takes longer
-// than quickLook probably waits for its process. The others are few at a time: many would delay each other, and
-// take the CPU from what is recorded.
+// queue schedules the scans of processes. Users share the places: the next scan goes to the user with the
+// fewest running scans, then to the one with the fewest scans so far, then to the one with the busiest
+// process. Within a user the busiest process comes first. A user may take a place only while as many remain
+// free as they hold, so that one user never fills all of them. A scan that takes longer than quickScan is
+// probably blocked by its process. Scans that are not blocked are limited to a few at a time: more would
+// delay each other and take CPU from the recorded processes.
 //
-// There is at most one look for each process. queue is safe for concurrent use.
+// There is at most one scan of each process. queue is safe for concurrent use.
 type queue struct {
 	places, quick int
 
 	mu      sync.Mutex
-	looks   map[int]*look // waiting or under way, by process id
-	users   map[int]*userLooks
-	running []*look
-	// settled is signalled whenever nothing waits and nothing is under way.
+	scans   map[int]*scan // waiting or under way, by process id
+	users   map[int]*userScans
+	running []*scan
+	// settled is signalled whenever no scan is waiting or running.
 	settled chan struct{}
 }
 
-// quickLook is longer than a look usually takes.
-const quickLook = 50 * time.Millisecond
+// quickScan is longer than a scan usually takes.
+const quickScan = 50 * time.Millisecond
 
-// look is a process that waits to be looked at, or is being looked at.
-type look struct {
+// scan is a waiting or running scan of a process.
+type scan struct {
 	process sampler.Process
 	user    int
 	// recent is the CPU time that the process has used lately, in nanoseconds.
 	recent uint64
-	// after, if not nil, is called with the result. Such a look keeps its place in the order.
+	// after, if not nil, is called with the result. The position of such a scan in the queue does not
+	// change.
 	after func(error)
-	// started is when it was given a place.
+	// started is when the scan got its place.
 	started time.Time
-	// watch, nil until then, runs while the process is being read.
+	// watch measures the reading of the process; nil before it begins.
 	watch *patient.Stopwatch
 }
 
-// userLooks are the looks at the processes of one user.
-type userLooks struct {
-	waiting []*look // busiest first if sorted
+// userScans are the scans of one user's processes.
+type userScans struct {
+	waiting []*scan // busiest first if sorted
 	sorted  bool
 	running int
 	served  uint64
 }
 
-// newQueue returns a queue of so many places, of which quick may be taken by looks that do not take long.
+// newQueue returns a queue with the given number of places, at most quick of which are taken by scans that
+// are not blocked.
 func newQueue(places, quick int) *queue {
-	return &queue{places: places, quick: quick, looks: map[int]*look{}, users: map[int]*userLooks{}, settled: make(chan struct{}, 1)}
+	return &queue{places: places, quick: quick, scans: map[int]*scan{}, users: map[int]*userScans{}, settled: make(chan struct{}, 1)}
 }
 
-// add queues a look, unless there is one for the process.
-func (q *queue) add(l *look) bool {
+// add queues a scan and returns true, unless there is one for the process.
+func (q *queue) add(l *scan) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	pid := l.process.Image.PID
-	if q.looks[pid] != nil {
+	if q.scans[pid] != nil {
 		return false
 	}
-	q.looks[pid] = l
+	q.scans[pid] = l
 	u := q.users[l.user]
 	if u == nil {
-		u = &userLooks{served: q.leastServed()}
+		u = &userScans{served: q.leastServed()}
 		q.users[l.user] = u
 	}
-	u.sorted = len(u.waiting) == 0 || u.sorted && compareLooks(u.waiting[len(u.waiting)-1], l) < 0
+	u.sorted = len(u.waiting) == 0 || u.sorted && compareScans(u.waiting[len(u.waiting)-1], l) < 0
 	u.waiting = append(u.waiting, l)
 	return true
 }
 
-// leastServed returns the turns of the user who had the fewest. A user who comes later starts there:
-// having been away earns no turns.
+// leastServed returns the lowest number of scans that a user has had. A new user starts there: having been
+// absent earns no turns.
 func (q *queue) leastServed() (least uint64) {
 	first := true
 	for _, u := range q.users {
@@ -93,35 +95,35 @@ func (q *queue) leastServed() (least uint64) {
 	return least
 }
 
-// begin notes a look that does not wait for its turn.
+// begin notes a scan that does not wait for its turn. finish ends it.
 func (q *queue) begin(pid int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.looks[pid] = &look{process: sampler.Process{Image: sampler.Image{PID: pid}}}
+	q.scans[pid] = &scan{process: sampler.Process{Image: sampler.Image{PID: pid}}}
 }
 
-// has reports whether a look at the process waits or is under way.
+// has reports whether a scan of the process is waiting or running.
 func (q *queue) has(pid int) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return q.looks[pid] != nil
+	return q.scans[pid] != nil
 }
 
-// next returns the look to start now, nil if none waits or no place is free. The caller calls done
-// afterwards, and next again when quickLook has passed.
-func (q *queue) next(now time.Time) *look {
+// next returns the scan to start now, nil if none waits or no place is free. The caller calls done when the
+// scan has ended, and next again after quickScan.
+func (q *queue) next(now time.Time) *scan {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	quick := 0
 	for _, l := range q.running {
-		if now.Sub(l.started) < quickLook {
+		if now.Sub(l.started) < quickScan {
 			quick++
 		}
 	}
 	if quick >= q.quick {
 		return nil
 	}
-	var best *userLooks
+	var best *userScans
 	for _, u := range q.users {
 		if len(u.waiting) > 0 && u.running < q.places-len(q.running) && (best == nil || u.before(best)) {
 			best = u
@@ -139,47 +141,47 @@ func (q *queue) next(now time.Time) *look {
 	return l
 }
 
-// busiest returns the user's first look.
-func (u *userLooks) busiest() *look {
+// busiest returns the user's first waiting scan.
+func (u *userScans) busiest() *scan {
 	if !u.sorted {
-		slices.SortFunc(u.waiting, compareLooks)
+		slices.SortFunc(u.waiting, compareScans)
 		u.sorted = true
 	}
 	return u.waiting[0]
 }
 
-// before reports whether it is this user's turn before other's.
-func (u *userLooks) before(other *userLooks) bool {
+// before reports whether this user's turn comes before other's.
+func (u *userScans) before(other *userScans) bool {
 	a, b := u.busiest(), other.busiest()
-	return cmp.Or(cmp.Compare(u.running, other.running), cmp.Compare(u.served, other.served), compareLooks(a, b)) < 0
+	return cmp.Or(cmp.Compare(u.running, other.running), cmp.Compare(u.served, other.served), compareScans(a, b)) < 0
 }
 
-// compareLooks returns a negative number if a's process is busier than b's, and never 0.
-func compareLooks(a, b *look) int {
+// compareScans returns a negative number if a's process is busier than b's, and never 0.
+func compareScans(a, b *scan) int {
 	return cmp.Or(cmp.Compare(b.recent, a.recent), cmp.Compare(b.process.Used, a.process.Used), cmp.Compare(a.process.Image.PID, b.process.Image.PID))
 }
 
-// done gives the place of a look back.
-func (q *queue) done(l *look) {
+// done frees the place of a scan.
+func (q *queue) done(l *scan) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	delete(q.looks, l.process.Image.PID)
-	q.running = slices.DeleteFunc(q.running, func(other *look) bool { return other == l })
+	delete(q.scans, l.process.Image.PID)
+	q.running = slices.DeleteFunc(q.running, func(other *scan) bool { return other == l })
 	u := q.users[l.user]
 	u.running--
 	q.settle()
 }
 
-// finish is done for a look that began without a turn.
+// finish ends a scan that was noted by begin.
 func (q *queue) finish(pid int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	delete(q.looks, pid)
+	delete(q.scans, pid)
 }
 
-// settle signals if nothing is left to do, and then forgets the users. q.mu is held.
+// settle signals settled and forgets the users if no scan is left. q.mu is held.
 func (q *queue) settle() {
-	if len(q.looks) > 0 {
+	if len(q.scans) > 0 {
 		return
 	}
 	clear(q.users)
@@ -189,16 +191,16 @@ func (q *queue) settle() {
 	}
 }
 
-// update replaces what is known of the processes that wait: what they run, and how busy they have been
-// since the last update. Those that have ended leave the queue.
+// update replaces the program and the recent CPU time of the waiting processes. Those that have ended leave
+// the queue.
 func (q *queue) update(processes map[int]sampler.Process, recent func(sampler.Process) uint64) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for _, u := range q.users {
-		u.waiting = slices.DeleteFunc(u.waiting, func(l *look) bool {
+		u.waiting = slices.DeleteFunc(u.waiting, func(l *scan) bool {
 			p, exists := processes[l.process.Image.PID]
 			if !exists {
-				delete(q.looks, l.process.Image.PID)
+				delete(q.scans, l.process.Image.PID)
 				return true
 			}
 			if l.process = p; l.after == nil {
@@ -215,16 +217,16 @@ func (q *queue) update(processes map[int]sampler.Process, recent func(sampler.Pr
 func (q *queue) reading(pid int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if l := q.looks[pid]; l != nil {
+	if l := q.scans[pid]; l != nil {
 		l.watch = patient.Start()
 	}
 }
 
-// left returns the looks that wait and those that are under way.
-func (q *queue) left() (waiting, running []*look) {
+// unfinished returns the scans that wait and those that have begun to read their process.
+func (q *queue) unfinished() (waiting, running []*scan) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	for _, l := range q.looks {
+	for _, l := range q.scans {
 		if l.watch == nil {
 			waiting = append(waiting, l)
 		} else {
@@ -234,9 +236,9 @@ func (q *queue) left() (waiting, running []*look) {
 	return waiting, running
 }
 
-// empty reports whether nothing waits and nothing is under way.
+// empty reports whether no scan is waiting or running.
 func (q *queue) empty() bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return len(q.looks) == 0
+	return len(q.scans) == 0
 }

@@ -19,74 +19,69 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/symbols"
 )
 
-// Config says what to record.
+// Config selects what to record.
 type Config struct {
 	Selection
 
-	// Ready, if not nil, is called when the processes of PIDs are recorded: what they do from
-	// now on is sampled. An error ends the recording.
+	// Ready, if not nil, is called once the processes of PIDs are recorded: from then on their work is
+	// sampled. An error ends the recording.
 	Ready func() error
-	// Duration is how long to record, 0 until the processes of PIDs, or the context, end.
+	// Duration limits the recording; 0 records until the processes of PIDs end or the context is done.
 	Duration time.Duration
-	// Period, if not 0, is after how long Report is called with what was recorded since the
-	// last time. The recording goes on meanwhile, and no sample is missing in between. Report
-	// is called behind Part, by the same goroutine.
+	// Period, if not 0, is the interval at which Report is called with the result since the previous call.
+	// The recording goes on meanwhile and no sample is lost in between. Report is called after Part, by the
+	// same goroutine.
 	Period  time.Duration
 	Report  func(*Result)
 	Sampler sampler.Config
-	// Filters leave out the samples that do not pass all of them.
+	// Filters drop the samples that do not pass all of them.
 	Filters []Filter
-	// Unnamed leaves functions without names: profiles have addresses and build ids, and no
-	// symbols are read.
+	// Unnamed disables symbolization: profiles contain addresses and build ids, and no symbols are read.
 	Unnamed bool
-	// IDAttributes has samples have the ids of their spans, traces and local roots as
-	// attributes too.
+	// IDAttributes also adds the ids of the span, the trace and the local root to each sample as
+	// attributes.
 	IDAttributes bool
-	// Attributes has the attributes of spans counted.
+	// Attributes counts samples by span attribute.
 	Attributes bool
-	// Version is that of who records.
+	// Version is the version of the recording program.
 	Version string
-	// Progress, if not nil, is called about four times in a second by one goroutine. It
-	// gets how long the recording has gone on and how many samples there are.
+	// Progress, if not nil, is called about four times a second by one goroutine, with the elapsed time and
+	// the number of samples so far.
 	Progress func(elapsed time.Duration, samples uint64)
-	// Warn, if not nil, is called with what could not be done and does not end the
-	// recording. One goroutine at a time calls it, and not for the same process and
-	// reason again.
+	// Warn, if not nil, is called with errors that do not end the recording, at most once for each process
+	// and reason. Calls do not overlap.
 	Warn func(error)
-	// Part, if not nil, is called with the profiles of about half a minute each, one part
-	// behind the other. One goroutine at a time calls it. What it takes too long for is
-	// lost.
+	// Part, if not nil, is called with consecutive profiles of about half a minute each. Calls do not
+	// overlap. While a call takes too long, further samples are lost.
 	Part func(*profilespb.ProfilesData)
 }
 
 // Result is a recording.
 type Result struct {
-	// Start and End are when the first and the last samples could be taken.
+	// Start and End bound the time in which samples could be taken.
 	Start, End time.Time
-	// Samples is how many there are. In Attributed of them a span is known, which in
-	// Unproven of those may be another one. Lost is how many were taken and not read in
-	// time. Replaced is how many were not taken because their process already ran another
-	// program, which was not looked at yet.
+	// Samples counts all samples. Attributed counts those with a span; in Unproven of these it may be the
+	// wrong span. Lost counts samples that were taken but not read in time. Replaced counts samples that
+	// were not taken because the process already ran another program that had not been scanned yet.
 	Samples, Attributed, Unproven, Lost, Replaced uint64
-	// Cut is how many samples have only the innermost frame of their stack, and no attributes:
-	// their process had too many different ones. SpansLeftOut is how many spans are missing in Spans,
-	// at most: those with the fewest samples are left out where there are too many. Dropped is how
-	// many attributes were left out, since profiles cannot have them.
+	// Cut counts samples reduced to the innermost frame, without attributes, because their process had too
+	// many different ones. SpansLeftOut is an upper bound of the spans missing from Spans: if there are too
+	// many, those with the fewest samples are dropped. Dropped counts attributes that profiles cannot
+	// represent.
 	Cut, SpansLeftOut, Dropped uint64
-	// Truncated is how many samples lack the outermost frames of their stack, those of Cut
-	// included.
+	// Truncated counts samples that lack the outermost frames of their stack, including those counted by
+	// Cut.
 	Truncated uint64
-	// Unnamed is how many samples lack names because looking them up took too much time or memory, or
-	// because the kernel's records of what their process mapped were lost.
+	// Unnamed counts samples that lack names because symbolization took too much time or memory, or because
+	// the kernel's records of the process's mappings were lost.
 	Unnamed uint64
-	// Filtered is how many samples did not pass Config.Filters. They are counted nowhere else,
-	// unless they are Lost or Cut.
+	// Filtered counts samples that did not pass Config.Filters. They are counted nowhere else, except in
+	// Lost or Cut.
 	Filtered uint64
-	// Work says what the samples were taken of, in the order of the constants.
+	// Work counts samples by kind of work, in the order of the constants.
 	Work []WorkUse
-	// The rest is what was sampled, what used the processor most first; of functions what
-	// used most itself. Names and Endpoints are nil if there is not a single name.
-	// Attributes is nil without Config.Attributes.
+	// The rest is sorted by samples, the most first; Functions by their own samples. Names and Endpoints
+	// are nil if no span has a name. Attributes is nil without Config.Attributes.
 	Processes  []ProcessUse
 	Functions  []FunctionUse
 	Endpoints  []NameUse
@@ -94,40 +89,38 @@ type Result struct {
 	Spans      []SpanUse
 	Traces     []TraceUse
 	Attributes []AttributeUse
-	// Recorded is how many processes were recorded, whether or not they used the CPU.
+	// Recorded counts the processes that were recorded, whether or not they used the CPU.
 	Recorded int
-	// Unread says why processes that may be selected could not be read. Errors that Warn was called
-	// with are not among them.
+	// Unread holds the reasons why processes that may be selected could not be read, without the errors
+	// passed to Warn.
 	Unread []error
-	// FilteredAttributes are attributes of the samples that Config.Filters left out, as long as
-	// no sample passed: all keys, with values only for the keys of the filters. Both are bounded.
+	// FilteredAttributes holds attributes of the samples that Config.Filters dropped, as long as no sample
+	// has passed: all keys, and values only for the keys of the filters. Both are bounded.
 	FilteredAttributes map[string][]string
-	// NotExamined is how many processes, which may be selected, nobody has looked at before the recording
-	// ended: there were too many.
+	// NotExamined counts processes that may be selected but were not scanned before the recording ended,
+	// because there were too many.
 	NotExamined int
-	// Ended says that all processes of Config.PIDs have ended, unless there are Children.
+	// Ended reports that all processes of Config.PIDs have ended. It is always false with Children.
 	Ended bool
 }
 
 // Intervals of the recording.
 const (
-	// pollInterval is how long it takes until it is noticed that processes come, and
-	// publish anew.
+	// pollInterval is the interval at which new processes and new publications are detected.
 	pollInterval = time.Second
-	// tickInterval is how long it takes until the end of the only process is noticed, and
-	// how often progress is shown.
+	// tickInterval is the interval at which progress is reported and the end of the only process is
+	// detected.
 	tickInterval = 250 * time.Millisecond
-	// firstPollInterval is when a program is looked at again that has just started, and its
-	// children with it. Further looks follow in twice the time each, up to tickInterval.
+	// firstPollInterval is the first polling interval of a program that has just started and its children.
+	// It doubles up to tickInterval.
 	firstPollInterval = 20 * time.Millisecond
 )
 
-// Record records until the duration is over, ctx is done or the processes of PIDs have ended,
-// which are no errors.
+// Record records until the duration has passed, ctx is done or the processes of PIDs have ended; none of
+// these is an error.
 //
-// The error wraps [sampler.ErrNotPermitted], or for Config.PIDs one of those of
-// [reader.Open] and [reader.Process.ThreadLayout] other than that there is no context,
-// or is what failed.
+// The error wraps [sampler.ErrNotPermitted], or, for Config.PIDs, an error of [reader.Open] or
+// [reader.Process.ThreadLayout] other than a missing context; any other failure is returned as it is.
 func Record(ctx context.Context, c Config) (*Result, error) {
 	r := &recording{config: &c, clock: time.Now(), parts: make(chan *part), stopped: make(chan time.Time, 1), warnings: newWarnings(c.Warn)}
 	if c.Sampler.KernelStacks {
@@ -137,10 +130,9 @@ func Record(ctx context.Context, c Config) (*Result, error) {
 		}
 		var err error
 		if r.kernel, err = open(); err != nil {
-			// Samples must not show addresses of the kernel to a user who may not know
-			// them.
+			// Samples must not disclose kernel addresses to a user who may not read them.
 			c.Sampler.KernelStacks = !errors.Is(err, fs.ErrPermission)
-			r.warnings.say(0, fmt.Errorf("%s: %w", what, err))
+			r.warnings.warn(0, fmt.Errorf("%s: %w", what, err))
 		}
 	}
 	var err error
@@ -155,34 +147,33 @@ type recording struct {
 	watcher  *watcher
 	warnings *warnings
 	kernel   *symbols.Kernel
-	// clock is a moment by which now counts.
+	// clock is the reference time of now.
 	clock time.Time
-	// stopped gets when the last samples were taken.
+	// stopped receives the time at which sampling stopped.
 	stopped chan time.Time
 	samples atomic.Uint64
-	// parts has those that are to be named.
+	// parts passes finished parts to the goroutine that names them.
 	parts chan *part
 	part  *part
-	// period is when the period ends; what is sampled from then on is of the next one.
+	// period is the end of the current period; later samples belong to the next one.
 	period time.Time
-	// unknown counts samples of programs that are recorded no longer.
+	// unknown counts samples of programs that are no longer recorded.
 	unknown atomic.Uint64
-	// reported is when the last period that was reported has ended, and missing which samples were
-	// missing by then.
+	// reported is the end of the last reported period, and missing the sampler's counts at that time.
 	reported time.Time
 	missing  sampler.Counts
 }
 
-// run records the processes that there are and will be.
+// run records the existing processes and those that start later.
 func (r *recording) run(ctx context.Context) (*Result, error) {
-	// If ctx ends before the first sample, the recording is empty, which is no error. So
-	// looking at processes has a context of its own.
+	// Scanning has its own context: if ctx ends before the first sample, the recording is empty, which is
+	// not an error.
 	looking, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer r.watcher.close()
 	defer cancel()
 	stop := context.AfterFunc(ctx, cancel)
 	defer stop()
-	wait := firstLooks
+	wait := firstScanWait
 	if r.config.Duration > 0 {
 		wait = min(wait, r.config.Duration)
 	}
@@ -191,7 +182,7 @@ func (r *recording) run(ctx context.Context) (*Result, error) {
 	}
 	began := r.now()
 	if first := r.watcher.began.Load(); first != nil && r.config.Ready == nil {
-		began = r.clock.Add(first.Sub(r.clock)) // on the same clock, also if that was set meanwhile
+		began = r.clock.Add(first.Sub(r.clock)) // on the same clock, even if the wall clock was set meanwhile
 	}
 	if r.config.Ready != nil {
 		if err := r.config.Ready(); err != nil {
@@ -218,11 +209,11 @@ func (r *recording) run(ctx context.Context) (*Result, error) {
 			}
 		}
 	})
-	// What was sampled before the end is read after it.
-	err := r.read() //nolint:contextcheck // Reading names ends by itself.
+	// The samples taken before the end are still read.
+	err := r.read() //nolint:contextcheck // Reading names has its own limit.
 	cancel()
-	// Reading may end long after sampling, on a busy machine.
-	r.part.until(<-r.stopped)
+	// On a busy machine reading may end long after sampling.
+	r.part.extend(<-r.stopped)
 	end := r.part.end
 	r.parts <- r.part
 	close(r.parts)
@@ -236,10 +227,10 @@ func (r *recording) run(ctx context.Context) (*Result, error) {
 	return result, nil
 }
 
-// now returns the time. As the times of samples do, it goes on evenly when the wall clock is set.
+// now returns the time. Like the times of samples, it is not affected when the wall clock is set.
 func (r *recording) now() time.Time { return r.clock.Add(time.Since(r.clock)) }
 
-// result returns what has been counted since the last one, and begins to count anew.
+// result returns the counts since the last result and resets them.
 func (r *recording) result(n *nameResolver, end time.Time) *Result {
 	counts := r.watcher.sampler.Counts()
 	counts.Lost += r.unknown.Load()
@@ -253,7 +244,7 @@ func (r *recording) result(n *nameResolver, end time.Time) *Result {
 	return result
 }
 
-// read reads samples until there are no more. It waits for nothing else.
+// read reads samples until the sampler is stopped and drained. It blocks on nothing else.
 func (r *recording) read() error {
 	var s sampler.Sample
 	for {
@@ -276,22 +267,22 @@ func (r *recording) read() error {
 	}
 }
 
-// startPeriod begins the first part, and the first period.
+// startPeriod begins the first part and the first period.
 func (r *recording) startPeriod(now time.Time) {
 	r.part = newPart(now, r.config.IDAttributes)
 	r.period = now.Add(r.config.Period)
 	r.reported = now
 }
 
-// rotate has the part named if it is to end, and begins the next one. Samples from before now
-// have been read, but for those that other processors are just handing over.
+// rotate passes the part on to be named if it is complete, and begins the next one. Samples from before now
+// have been read, except those that other CPUs are handing over at this moment.
 func (r *recording) rotate(now time.Time) {
 	p := r.part
 	p.closes = r.config.Period > 0 && !now.Before(r.period)
 	if !p.closes && !p.full(now) {
 		return
 	}
-	p.until(now)
+	p.extend(now)
 	select {
 	case r.parts <- p:
 		r.part = newPart(p.end, r.config.IDAttributes)
@@ -299,34 +290,34 @@ func (r *recording) rotate(now time.Time) {
 		for p.closes && !now.Before(r.period) {
 			r.period = r.period.Add(r.config.Period)
 		}
-	default: // The one before is still being named, so that this one goes on.
+	default: // The previous part is still being named, so this one continues.
 	}
 }
 
-// add adds a sample to the part that is being recorded.
+// add adds a sample to the current part.
 func (r *recording) add(t *target, s *sampler.Sample) {
 	t.seen.Store(true)
 	if names := t.published.Load().spanNames; !names.knows(&s.Span) {
-		names.want(&r.watcher.working, t)
+		names.request(&r.watcher.working, t)
 	}
 	if stack, first := r.part.add(t, s); first {
-		// Files are opened while the process is there to say which.
+		// The process may end, so its files are opened now.
 		for i := range stack.user {
 			if f := stack.frame(i); f.region != nil {
-				r.watcher.attacher.want(f.region)
+				r.watcher.attacher.request(f.region)
 			}
 		}
 	}
 	r.samples.Add(1)
 }
 
-// supervise looks after the processes, and ends the sampling when there is a reason to. It
-// reports whether that was the process's end.
+// supervise polls the processes and stops the sampling when the duration, the context or the processes end.
+// It reports whether the processes have ended.
 func (r *recording) supervise(ctx, looking context.Context, began time.Time) (ended bool) {
 	defer func() {
 		r.stopped <- r.now()
 		if err := r.watcher.sampler.Stop(); err != nil {
-			r.warnings.say(0, err)
+			r.warnings.warn(0, err)
 		}
 	}()
 	interval := pollInterval
@@ -338,7 +329,7 @@ func (r *recording) supervise(ctx, looking context.Context, began time.Time) (en
 	tick := time.NewTicker(tickInterval)
 	defer tick.Stop()
 	if !r.config.exact() && r.config.Progress == nil {
-		tick.Stop() // Each tick would wake threads for nothing.
+		tick.Stop() // No tick is needed; each one would wake threads.
 	}
 	for {
 		select {

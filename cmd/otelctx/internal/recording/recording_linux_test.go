@@ -50,13 +50,13 @@ func TestMain(m *testing.M) {
 	childproc.Main(m, map[string]func(*childproc.Parent){burner.Role: burner.Run, roleStarting: startingRole})
 }
 
-// recorded is a recording with its profiles.
+// recorded is a recording's result with its profiles.
 type recorded struct {
 	*Result
 	parts []*profilespb.ProfilesData
 }
 
-// record records, unless this user may not.
+// record records, and skips the test if this user may not.
 func record(t *testing.T, ctx context.Context, c Config) recorded {
 	t.Helper()
 	var parts []*profilespb.ProfilesData
@@ -84,7 +84,7 @@ func (r recorded) samples() (n uint64) {
 	return n
 }
 
-// Every sample is in the profile or counted as lost.
+// TestSamplesAreInTheProfileOrLost checks that every sample is in a profile or counted as lost.
 func TestSamplesAreInTheProfileOrLost(t *testing.T) {
 	c := childproc.Start(t, burner.Role, nil)
 	require.Equal(t, "burning", c.Ask("%s", burner.Words(burner.Records)))
@@ -104,7 +104,7 @@ func TestSamplesAreInTheProfileOrLost(t *testing.T) {
 		return r.Lost
 	}
 	assert.Zero(t, check(0))
-	// A small buffer overflows if the reader is late, which is not for the test to say.
+	// A small buffer overflows if the reader is late, which this test does not judge.
 	lost := uint64(0)
 	for range 100 {
 		if lost = check(os.Getpagesize()); lost > 0 {
@@ -114,7 +114,7 @@ func TestSamplesAreInTheProfileOrLost(t *testing.T) {
 	assert.Positive(t, lost)
 }
 
-// Progress is told until the context ends, which ends the recording.
+// TestProgress checks that progress is reported until the context ends, and that this ends the recording.
 func TestProgress(t *testing.T) {
 	c := childproc.Start(t, burner.Role, nil)
 	require.Equal(t, "burning", c.Ask("%s", burner.Words(burner.Silent)))
@@ -133,7 +133,7 @@ func TestProgress(t *testing.T) {
 			}
 		},
 	}
-	// What goes on for ever ends with the process.
+	// A recording that does not end ends with the process.
 	hung := time.AfterFunc(testenv.Patience, func() { _ = syscall.Kill(c.PID(), syscall.SIGKILL) })
 	defer hung.Stop()
 	r := record(t, ctx, config)
@@ -143,7 +143,7 @@ func TestProgress(t *testing.T) {
 
 	config.Progress = nil
 	r = record(t, ctx, config)
-	assert.False(t, r.Ended, "over before it has begun")
+	assert.False(t, r.Ended, "ended before it began")
 }
 
 func TestExit(t *testing.T) {
@@ -154,7 +154,7 @@ func TestExit(t *testing.T) {
 	defer e.close()
 	assert.False(t, e.happened())
 	require.NoError(t, cmd.Process.Kill())
-	// Before anybody has waited for it.
+	// Before the process has been reaped.
 	assert.Eventually(t, e.happened, testenv.Patience, time.Millisecond)
 	_ = cmd.Wait()
 	assert.True(t, e.happened())
@@ -162,7 +162,7 @@ func TestExit(t *testing.T) {
 	require.Error(t, err)
 }
 
-// What a process says of itself holds, and the kernel adds what it does not say.
+// TestResources checks that published attributes take precedence over those from the kernel.
 func TestResources(t *testing.T) {
 	text := profile.StringAttribute
 	layout := func(kvs ...*commonpb.KeyValue) *reader.ThreadLayout {
@@ -197,8 +197,8 @@ func TestResources(t *testing.T) {
 	}
 }
 
-// asking returns a nameResolver's question for the names of attributes of this very process, which
-// has published at a time that is not now.
+// asking returns a function that decodes attributes as a nameResolver does, for this test process, whose
+// publication is out of date.
 func asking(t *testing.T) (ask func(encoded ...byte) []reader.ThreadAttribute, p *published) {
 	t.Helper()
 	r, err := reader.Open(os.Getpid())
@@ -222,7 +222,7 @@ func publishNames(t *testing.T) {
 	t.Cleanup(func() { assert.NoError(t, advertise.Change(nil, []attribute.Key{"threadlocal.attribute_key_map"})) })
 }
 
-// Names that are not known are looked for if the process has published since.
+// TestNamesOfAttributes checks that unknown names are looked up if the process has published since.
 func TestNamesOfAttributes(t *testing.T) {
 	publishNames(t)
 	ask, p := asking(t)
@@ -234,7 +234,7 @@ func TestNamesOfAttributes(t *testing.T) {
 	assert.Empty(t, ask())
 }
 
-// Who publishes may be interrupted, for longer than a look takes.
+// TestNamesOfAttributesWhilePublishing interrupts the publishing thread for longer than a scan takes.
 func TestNamesOfAttributesWhilePublishing(t *testing.T) {
 	publishNames(t)
 	p, err := reader.Open(os.Getpid())
@@ -263,14 +263,14 @@ func TestNamesOfAttributesWhilePublishing(t *testing.T) {
 		ask, _ := asking(t)
 		shown := ask(0, 2, 'h', 'i')
 		if <-resumed > processLimit/2 {
-			continue // This machine is too busy for a thread to go on in time.
+			continue // The machine is too busy for a thread to continue in time.
 		}
 		assert.Equal(t, []reader.ThreadAttribute{{Key: "http.app", Value: "hi"}}, shown)
 		return
 	}
 }
 
-// TestContainerAttributes has the paths that container runtimes and the kubelet make.
+// TestContainerAttributes covers the paths that container runtimes and the kubelet create.
 func TestContainerAttributes(t *testing.T) {
 	const (
 		id  = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
@@ -347,7 +347,8 @@ func TestSampleAttributes(t *testing.T) {
 	}
 }
 
-// A process that says for ever that it is publishing is given up, and is not waited for afterwards.
+// TestNamesOfAttributesWhilePublishingForEver checks that a process that never ends its publication is
+// given up and not waited for again.
 func TestNamesOfAttributesWhilePublishingForEver(t *testing.T) {
 	publishNames(t)
 	p, err := reader.Open(os.Getpid())
@@ -367,12 +368,12 @@ func TestNamesOfAttributesWhilePublishingForEver(t *testing.T) {
 	assert.NoError(t, err)
 }
 
-// keepWaiting has this process count as one that does not answer, until the end of the test.
+// keepWaiting makes this process count as one that does not answer, until the end of the test.
 func keepWaiting(t *testing.T) {
 	t.Helper()
 	r, w, err := os.Pipe()
 	require.NoError(t, err)
-	r.Fd() // Reading it waits in the kernel from now on.
+	r.Fd() // From now on a read blocks in the kernel.
 	ended := make(chan struct{})
 	_, err = patient.Call(t.Context(), os.Getpid(), time.Millisecond, func() (int, error) {
 		defer close(ended)
@@ -390,7 +391,7 @@ func keepWaiting(t *testing.T) {
 	})
 }
 
-// A process that is not even asked takes nothing of the time in which others are named.
+// TestRefusedTakesNoTime checks that a refused call takes no time from the naming of other processes.
 func TestRefusedTakesNoTime(t *testing.T) {
 	keepWaiting(t)
 	n := &nameResolver{left: budget{time: namingLimit}}
@@ -401,7 +402,7 @@ func TestRefusedTakesNoTime(t *testing.T) {
 	assert.Positive(t, n.left.time)
 }
 
-// A file that was not opened since its process did not answer is asked for again.
+// TestWantedAgain checks that a file whose process did not answer is requested again.
 func TestWantedAgain(t *testing.T) {
 	files := symbols.NewFiles()
 	defer files.Close()
@@ -425,8 +426,8 @@ func TestWantedAgain(t *testing.T) {
 	assert.True(t, region.Want())
 }
 
-// roleStarting is a service that is slow to start: it shows a span in a ring that it has not advertised, and
-// burns. After the line "publish" it is a burner that publishes as it should.
+// roleStarting is a service that is slow to start: it publishes a span in a ring that it has not
+// advertised, and uses the CPU. After the line "publish" it becomes a burner that publishes as usual.
 const roleStarting = "starting"
 
 func startingRole(parent *childproc.Parent) {
@@ -453,7 +454,8 @@ func startingRole(parent *childproc.Parent) {
 	parent.Receive()
 }
 
-// While a service starts its spans wait for the advertisement: no sample has a span that may be another's.
+// TestStartingService checks that the spans of a starting service wait for the advertisement: no sample has
+// a span that may be another one's.
 func TestStartingService(t *testing.T) {
 	c := childproc.Start(t, roleStarting, nil)
 	c.Expect("starting")
@@ -478,8 +480,8 @@ func TestStartingService(t *testing.T) {
 	assert.Zero(t, r.Unproven)
 }
 
-// The recording lasts from when the processes are recorded, not from when the recorder was started, for the
-// duration that was asked for.
+// TestDuration checks that the duration counts from when the processes are recorded, not from the
+// recorder's start.
 func TestDuration(t *testing.T) {
 	c := childproc.Start(t, burner.Role, nil)
 	require.Equal(t, "burning", c.Ask("%s", burner.Words(burner.Records)))

@@ -14,34 +14,33 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// keepRetired is how long programs are kept after their end: some of their samples may not have been
+// keepRetired is how long programs are kept after their end, since some of their samples may not have been
 // read yet.
 const keepRetired = 3 * time.Second
 
-// registry is the set of programs that are recorded, and what is known of the processes that are not. It
-// does no I/O and calls nothing that waits: the goroutine that reads samples asks it for each sample. It
-// is safe for concurrent use.
+// registry is the set of recorded programs, with the processes that were examined and are not recorded. It
+// does no I/O and never blocks, because it is queried for each sample. It is safe for concurrent use.
 type registry struct {
 	selection *Selection
 
 	mu sync.Mutex
-	// programs are those that are recorded, and those that were until a moment ago.
+	// programs holds the recorded programs, and those retired less than keepRetired ago.
 	programs map[sampler.Image]*target
-	// others are the processes that were examined and are not recorded, by their id.
+	// others holds the examined processes that are not recorded, by process id.
 	others map[int]other
-	// ended are those of Selection.PIDs that can no longer be recorded: they run another program
-	// by now, or may not be read.
+	// ended holds those of Selection.PIDs that can no longer be recorded: they run another program or may
+	// not be read.
 	ended map[int]bool
-	// pids are the processes that were recorded at some time.
+	// pids holds all processes recorded so far.
 	pids map[int]bool
 }
 
-// other is a process that is not recorded. It is looked at again once it has used the CPU, which it has
-// to do before it can publish anything.
+// other is a process that is not recorded. It is scanned again once it has used the CPU, without which it
+// cannot publish.
 type other struct {
 	image sampler.Image
 	used  uint64
-	// err is why the process could not be read, if it may be selected and nothing was said yet.
+	// err is why the process could not be read, if it may be selected and the error has not been reported.
 	err error
 }
 
@@ -49,14 +48,14 @@ func newRegistry(s *Selection) *registry {
 	return &registry{selection: s, programs: map[sampler.Image]*target{}, others: map[int]other{}, ended: map[int]bool{}, pids: map[int]bool{}}
 }
 
-// find returns the program that a sample is of, or nil.
+// find returns the program of a sample, or nil.
 func (r *registry) find(image sampler.Image) *target {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.programs[image]
 }
 
-// hold returns a program that stays open until the caller releases it, or nil.
+// hold returns a program, which stays open until the caller releases it, or nil.
 func (r *registry) hold(image sampler.Image) *target {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -67,7 +66,7 @@ func (r *registry) hold(image sampler.Image) *target {
 	return t
 }
 
-// add adds a program that is watched by now.
+// add adds a program that the sampler watches.
 func (r *registry) add(t *target) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -76,8 +75,8 @@ func (r *registry) add(t *target) {
 	delete(r.others, t.image.PID)
 }
 
-// retire ends the recording of a program. It reports whether its process is to be watched no longer:
-// the process may run another program that is recorded.
+// retire ends the recording of a program. It reports whether the sampler must unwatch the process: not if
+// the process runs another recorded program.
 func (r *registry) retire(t *target) (unwatch bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -100,8 +99,8 @@ func (r *registry) isRetired(t *target) bool {
 	return !t.retired.IsZero()
 }
 
-// sweep returns the programs that no longer run, of which the caller retires the first, and releases the
-// others, which were retired some time ago and are forgotten.
+// sweep returns programs that no longer run, which the caller retires, and removes those retired a while
+// ago, which the caller releases. It also forgets processes that have ended or run another program.
 func (r *registry) sweep(processes map[int]sampler.Process) (over, forgotten []*target) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -134,8 +133,8 @@ func (r *registry) running() (all []*target) {
 	return all
 }
 
-// changed returns the processes that are to be looked at: those that have used the CPU since the last
-// look, and are recorded or may have to be.
+// changed returns the processes to scan: those that are recorded or may have to be, and have used the CPU
+// since the last scan.
 func (r *registry) changed(processes map[int]sampler.Process) (changed []sampler.Process) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -162,10 +161,10 @@ func (r *registry) hasChanged(p sampler.Process) bool {
 	return p.Used != 0 && (o.image != p.Image || o.used != p.Used)
 }
 
-// makeRoom gives up a program for one of a user's, and returns it: the one that has been idle the longest.
-// If none is idle, the user with the most programs loses the one that was active the longest time
-// ago, provided that the user who asks has fewer. The caller retires it; it is looked at again once it has used
-// the CPU.
+// makeRoom removes and returns a program to make room for one of the given user, or returns nil: the
+// program that has been idle the longest or, if none is idle, the least recently active one of the user
+// with the most programs, provided that the given user has fewer. The caller retires it; it is scanned
+// again once it has used the CPU.
 func (r *registry) makeRoom(user int) *target {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -199,7 +198,7 @@ func (r *registry) makeRoom(user int) *target {
 	return idle
 }
 
-// refuse notes that a process is not recorded because of err. unread, if not nil, is the same error for
+// refuse notes that a process is not recorded because of err. unread, if not nil, is reported in
 // [Result.Unread].
 func (r *registry) refuse(p sampler.Process, err, unread error) {
 	r.mu.Lock()
@@ -208,7 +207,8 @@ func (r *registry) refuse(p sampler.Process, err, unread error) {
 		return
 	}
 	r.others[p.Image.PID] = other{image: p.Image, used: p.Used, err: unread}
-	// A process that is gone is over anyway; one that has executed a program is not.
+	// A process that has ended is detected by its pidfd; one that has executed another program has not
+	// ended.
 	if slices.Contains(r.selection.PIDs, p.Image.PID) && !errors.Is(err, reader.ErrProcessGone) {
 		r.ended[p.Image.PID] = true
 	}
@@ -227,7 +227,7 @@ func (r *registry) hasEnded(pid int) bool {
 	return r.ended[pid]
 }
 
-// records reports whether a program of a process is recorded, or was until a moment ago.
+// records reports whether a program of a process is recorded, or was less than keepRetired ago.
 func (r *registry) records(pid int) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -253,7 +253,7 @@ func (r *registry) recorded() int {
 	return len(r.pids)
 }
 
-// unread returns why processes could not be read, ordered by their ids.
+// unread returns the errors of processes that could not be read, ordered by process id.
 func (r *registry) unread() (errs []error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -265,7 +265,7 @@ func (r *registry) unread() (errs []error) {
 	return errs
 }
 
-// removeAll empties the registry, and returns what the caller has to release.
+// removeAll empties the registry and returns the programs, which the caller releases.
 func (r *registry) removeAll() (all []*target) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -16,22 +16,22 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// TestWarnings passes on one warning for each process and kind of error, whatever texts the process provokes.
+// TestWarnings expects one warning for each process and kind of error, whatever texts the process provokes.
 func TestWarnings(t *testing.T) {
 	var got []string
 	w := newWarnings(func(err error) { got = append(got, err.Error()) })
 	for round := range 3 {
 		for pid := 1; pid <= 2; pid++ {
-			w.say(pid, fmt.Errorf("%d: %w: text %d", pid, reader.ErrInvalid, round))
-			w.say(pid, fmt.Errorf("%d: %w: text %d", pid, patient.ErrNoAnswer, round))
+			w.warn(pid, fmt.Errorf("%d: %w: text %d", pid, reader.ErrInvalid, round))
+			w.warn(pid, fmt.Errorf("%d: %w: text %d", pid, patient.ErrNoAnswer, round))
 		}
-		w.say(0, reader.ErrBusy)
+		w.warn(0, reader.ErrBusy)
 	}
 	assert.Len(t, got, 5, "%q", got)
 }
 
-// TestQueue is about whose turn it is. Each waiting process is user, name and recent CPU time; "+" adds
-// one, and "<" starts those whose turn it is, and ends the look at one. They are started in the order that is wanted.
+// TestQueue checks the order of scans. A waiting process is its user, name and recent CPU time. "+" adds
+// one; "<" starts the scans whose turn it is and ends one of them.
 func TestQueue(t *testing.T) {
 	for name, test := range map[string]struct {
 		places int
@@ -49,11 +49,11 @@ func TestQueue(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			now := time.Now()
 			q := newQueue(test.places, test.places)
-			looks := map[string]*look{}
+			scans := map[string]*scan{}
 			var got []string
 			start := func() {
 				for l := q.next(now); l != nil; l = q.next(now) {
-					for name, one := range looks {
+					for name, one := range scans {
 						if one == l {
 							got = append(got, name)
 						}
@@ -64,14 +64,14 @@ func TestQueue(t *testing.T) {
 				of, recent, _ := strings.Cut(step[1:], ":")
 				if step[0] == '<' {
 					start()
-					q.done(looks[of])
+					q.done(scans[of])
 					continue
 				}
-				l := &look{process: sampler.Process{Image: sampler.Image{PID: i + 1}}, user: int(of[0])}
+				l := &scan{process: sampler.Process{Image: sampler.Image{PID: i + 1}}, user: int(of[0])}
 				_, _ = fmt.Sscan(recent, &l.recent)
-				looks[of] = l
+				scans[of] = l
 				assert.True(t, q.add(l))
-				assert.False(t, q.add(l), "there is one already")
+				assert.False(t, q.add(l), "already queued")
 			}
 			start()
 			assert.Equal(t, test.want, strings.Join(got, " "))
@@ -79,38 +79,38 @@ func TestQueue(t *testing.T) {
 	}
 }
 
-// A process that waits is known by what it runs now, and by how busy it is now.
+// TestQueueUpdate checks that the program and the CPU time of a waiting process are updated.
 func TestQueueUpdate(t *testing.T) {
 	now := time.Now()
 	q := newQueue(1, 1)
 	for pid, recent := range map[int]uint64{1: 30, 2: 20, 3: 10} {
-		q.add(&look{process: sampler.Process{Image: sampler.Image{PID: pid}}, recent: recent})
+		q.add(&scan{process: sampler.Process{Image: sampler.Image{PID: pid}}, recent: recent})
 	}
 	q.update(map[int]sampler.Process{1: {Image: sampler.Image{PID: 1}}, 3: {Image: sampler.Image{PID: 3}}},
 		func(p sampler.Process) uint64 { return uint64(p.Image.PID) })
 	l := q.next(now)
 	assert.Equal(t, sampler.Image{PID: 3}, l.process.Image)
-	assert.Nil(t, q.next(now), "there is one place")
+	assert.Nil(t, q.next(now), "the only place is taken")
 	q.done(l)
 	assert.Equal(t, 1, q.next(now).process.Image.PID)
 	assert.False(t, q.has(2), "it has ended")
 }
 
-// Looks that wait for their processes do not keep others from being looked at.
-func TestQueueOfSlowLooks(t *testing.T) {
+// TestQueueOfSlowScans checks that blocked scans do not prevent others.
+func TestQueueOfSlowScans(t *testing.T) {
 	now := time.Now()
 	q := newQueue(4, 1)
 	for pid := 1; pid <= 4; pid++ {
-		q.add(&look{process: sampler.Process{Image: sampler.Image{PID: pid}}})
+		q.add(&scan{process: sampler.Process{Image: sampler.Image{PID: pid}}})
 	}
 	assert.NotNil(t, q.next(now))
-	assert.Nil(t, q.next(now.Add(quickLook-1)))
-	assert.NotNil(t, q.next(now.Add(quickLook)))
+	assert.Nil(t, q.next(now.Add(quickScan-1)))
+	assert.NotNil(t, q.next(now.Add(quickScan)))
 	assert.Nil(t, q.next(now.Add(time.Hour)), "the other places are for other users")
 }
 
-// TestMakeRoom gives up the program that has been idle the longest. If none is idle, the user with the most
-// programs loses one to a user who has fewer.
+// TestMakeRoom expects the program that has been idle the longest to be removed. If none is idle, the user
+// with the most programs loses one to a user with fewer.
 func TestMakeRoom(t *testing.T) {
 	r := newRegistry(&Selection{})
 	add := func(pid, user int, idle time.Duration) {

@@ -14,23 +14,23 @@ import (
 	"strings"
 )
 
-// Selection says which processes to record. The zero value is every one that publishes a
-// process context or spans, from when it does.
+// Selection selects the processes to record. The zero value selects every process that publishes a process
+// context or spans, as soon as it does.
 type Selection struct {
-	// PIDs are processes to record, whatever they publish. With Children their descendants
-	// are recorded too, once they are noticed.
+	// PIDs selects processes, whatever they publish. Children also selects their descendants, as soon as
+	// they are detected.
 	PIDs     []int
 	Children bool
-	// Names, Services and Cgroups select processes. Those selected have one of the names, are
-	// one of the services, and are in one of the control groups. An empty list selects all.
-	// With Names or Cgroups processes are recorded whatever they publish. PIDs is empty then.
+	// Names, Services and Cgroups select processes that have one of the names, belong to one of the
+	// services and are in one of the cgroups. An empty list selects all. With Names or Cgroups processes
+	// are recorded whatever they publish. They cannot be combined with PIDs.
 	Names, Services, Cgroups []string
 }
 
-// errNotSelected says that a process is not to be recorded.
+// errNotSelected is returned for a process that is not selected.
 var errNotSelected = errors.New("not selected")
 
-// exact reports whether the processes are those of PIDs, and no others.
+// exact reports whether exactly the processes of PIDs are selected.
 func (s *Selection) exact() bool { return len(s.PIDs) > 0 && !s.Children }
 
 // publishing reports whether processes are recorded only if they publish.
@@ -38,7 +38,7 @@ func (s *Selection) publishing() bool {
 	return len(s.PIDs) == 0 && len(s.Names) == 0 && len(s.Cgroups) == 0
 }
 
-// selects reports whether a process may be one to record, by what the kernel says of it.
+// selects reports whether a process may be selected, by what the kernel reports about it.
 func (s *Selection) selects(pid int) bool {
 	if len(s.PIDs) > 0 {
 		return s.descends(pid)
@@ -46,19 +46,19 @@ func (s *Selection) selects(pid int) bool {
 	return s.selectsName(pid) && s.selectsCgroup(pid)
 }
 
-// selectsPublished reports whether a process is to be recorded, by what it publishes.
+// selectsPublished reports whether a process is selected by what it publishes.
 func (s *Selection) selectsPublished(p *published) bool {
 	return len(s.Services) == 0 || slices.Contains(s.Services, p.service)
 }
 
-// selected reports whether a process is selected by what the kernel says of it alone, and whether it
-// may be selected once it is known what it publishes.
+// selected reports whether a process is selected by what the kernel reports alone, and whether it may be
+// selected depending on what it publishes.
 func (s *Selection) selected(pid int) (selected, maybe bool) {
 	maybe = s.selects(pid)
 	return maybe && len(s.Services) == 0, maybe
 }
 
-// maxGenerations bounds how far descends looks back.
+// maxGenerations bounds the ancestors that descends checks.
 const maxGenerations = 64
 
 // descends reports whether a process is one of PIDs, or a descendant of one.
@@ -81,7 +81,7 @@ func parentOf(pid int) int {
 	if err != nil {
 		return 0
 	}
-	// The name, in parentheses, may have any bytes.
+	// The name, in parentheses, may contain any bytes.
 	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
 	if len(fields) < 2 {
 		return 0
@@ -93,8 +93,8 @@ func parentOf(pid int) int {
 	return parent
 }
 
-// selectsName compares the names that ps, top and pidof know. They are that of the first
-// thread, and that of the executable where this user may see it.
+// selectsName compares the names that ps, top and pidof use: the name of the first thread, and that of the
+// executable if this user may read it.
 func (s *Selection) selectsName(pid int) bool {
 	if len(s.Names) == 0 {
 		return true
@@ -106,7 +106,7 @@ func (s *Selection) selectsName(pid int) bool {
 	return err == nil && slices.Contains(s.Names, filepath.Base(strings.TrimSuffix(exe, " (deleted)")))
 }
 
-// selectsCgroup compares the control groups that a process is in, and those around them.
+// selectsCgroup compares the cgroups of a process and their ancestors.
 func (s *Selection) selectsCgroup(pid int) bool {
 	if len(s.Cgroups) == 0 {
 		return true
@@ -125,12 +125,11 @@ func (s *Selection) selectsCgroup(pid int) bool {
 	return false
 }
 
-// shortContainerID is how much of a container's id tools show.
+// shortContainerID is the length of the container ids that tools show.
 const shortContainerID = 12
 
-// inCgroup reports whether path is the control group that is wanted, or in it. The group
-// that is wanted is a path, with or without what it is mounted at. It may also be the
-// name of a group, or what tools show of a container's id.
+// inCgroup reports whether path is the wanted cgroup or below it. want is a path, with or without the mount
+// point, the name of a group, or a container id as shown by tools.
 func inCgroup(path, want string) bool {
 	if rest, mounted := strings.CutPrefix(want, "/sys/fs/cgroup"); mounted {
 		want = rest

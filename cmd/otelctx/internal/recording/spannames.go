@@ -8,10 +8,10 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// splitNames returns the span's name and endpoint, empty if it has none, and its other
-// attributes. The last of equal keys counts.
-func splitNames(shown []reader.ThreadAttribute) (name, endpoint string, others []reader.ThreadAttribute) {
-	for _, a := range shown {
+// splitNames returns the span's name and endpoint, empty if missing, and its other attributes. The last of
+// equal keys counts.
+func splitNames(attributes []reader.ThreadAttribute) (name, endpoint string, others []reader.ThreadAttribute) {
+	for _, a := range attributes {
 		switch a.Key {
 		case wire.NameKey:
 			name = a.Value

@@ -16,51 +16,47 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// ProcessUse is how much of the processor a process has used, in samples.
+// ProcessUse is the CPU use of a process, in samples.
 type ProcessUse struct {
 	PID int
-	// Service is the service's name, or else that of the executable.
+	// Service is the service name, or else the name of the executable.
 	Service string
-	// Samples is all there are, Attributed those of which a span is known.
+	// Attributed counts the samples in a span.
 	Samples, Attributed uint64
 }
 
-// WorkUse is how much of the processor went to one kind of work, in samples.
+// WorkUse is the CPU use of one kind of work, in samples.
 type WorkUse struct {
 	Work Work
-	// Samples is all there are, Attributed those of which a span is known.
+	// Attributed counts the samples in a span.
 	Samples, Attributed uint64
 }
 
-// FunctionUse is how much of the processor was used in a function, in samples.
+// FunctionUse is the CPU use of a function, in samples.
 type FunctionUse struct {
 	Service  string
 	Function string
-	// Flat is how many samples were taken in the function itself, Cumulative also those in
-	// what it had called.
+	// Flat counts samples in the function itself, Cumulative also those in its callees.
 	Flat, Cumulative uint64
 }
 
-// NameUse is how much of the processor was used in the spans with one name, or in the
-// requests to one endpoint, in samples.
+// NameUse is the CPU use of the spans with one name, or of the requests to one endpoint, in samples.
 type NameUse struct {
 	Service string
-	// Name is empty for those without a name.
+	// Name is empty for spans without a name.
 	Name string
-	// Count is how many spans, or requests, were sampled. Those that no sample has met are
-	// not in it.
+	// Count is the number of sampled spans or requests. Those without a sample are not counted.
 	Count   int
 	Samples uint64
 }
 
-// AttributeUse is how much of the processor was used in spans with an attribute, in samples.
+// AttributeUse is the CPU use of spans with an attribute, in samples.
 type AttributeUse struct {
 	Key, Value string
 	Samples    uint64
 }
 
-// SpanUse is how much of the processor was used in a span, in samples, not counting its
-// children.
+// SpanUse is the CPU use of a span without its children, in samples.
 type SpanUse struct {
 	Service string
 	// Name is empty if the process does not publish it.
@@ -68,35 +64,33 @@ type SpanUse struct {
 	TraceID [16]byte
 	SpanID  [8]byte
 	Samples uint64
-	// Unproven is in how many of them it may have been another span.
+	// Unproven counts samples that may belong to another span.
 	Unproven uint64
-	// Attributes are what was last shown with the span, without its name and its endpoint.
+	// Attributes are the attributes of the last sample that had any, without the span's name and endpoint.
 	Attributes []reader.ThreadAttribute
 }
 
-// TraceUse is how much of the processor was used in the spans of a trace, of one
-// service, in samples.
+// TraceUse is the CPU use of the spans of one service in a trace, in samples.
 type TraceUse struct {
 	Service string
 	TraceID [16]byte
-	// Spans is in how many of its spans.
+	// Spans is the number of sampled spans.
 	Spans   int
 	Samples uint64
 }
 
-// The bounds of what is counted one by one. Beyond that, the spans, names of spans, functions and
-// attributes with the fewest samples are left out of what is reported. All processes that come
-// later are left out too. A span takes about 140 bytes, and the collector lets the heap be twice
-// that.
+// Bounds of the individual counts. Beyond them the spans, span names, functions and attributes with the
+// fewest samples are dropped from the report, and so are all processes that come later. A span takes about
+// 140 bytes, and the garbage collector lets the heap grow to twice that.
 const (
 	maxSpans      = 1 << 14
 	maxSpanNames  = 1 << 12
 	maxFunctions  = 1 << 13
 	maxAttributes = 1 << 12
 	maxProcesses  = 1 << 13
-	// maxShownBytes bounds what the attributes of spans take: a span may have hundreds.
-	maxShownBytes = 8 << 20
-	// maxNameBytes bounds the name of a function. What is longer is cut off.
+	// maxAttributeBytes bounds the attributes of all spans: a span may have hundreds.
+	maxAttributeBytes = 8 << 20
+	// maxNameBytes bounds the name of a function. Longer names are cut.
 	maxNameBytes = 1 << 9
 )
 
@@ -107,21 +101,21 @@ type tally struct {
 	functions  map[functionKey]*functionCount
 	attributes map[attributeKey]uint64 // nil if they are not counted
 	work       [numWorks]WorkUse
-	// names and endpoints are of the spans that are not among spans any more.
+	// names and endpoints count the spans that were dropped from spans.
 	names, endpoints map[nameKey]*NameUse
 
 	samples, attributed, unproven uint64
-	// stacks is how many have been counted.
+	// stacks is the number of stacks counted so far.
 	stacks uint64
-	// shownBytes is what the attributes of spans take.
-	shownBytes int
-	// spansLeftOut is how often a span was taken out of spans. One that is sampled again comes back.
+	// attributeBytes is the size of the attributes in spans.
+	attributeBytes int
+	// spansLeftOut counts removals from spans. A span that is sampled again is added again.
 	spansLeftOut uint64
-	// filtered are those that did not pass the filters, and are in nothing else.
+	// filtered counts samples that did not pass the filters. They are counted nowhere else.
 	filtered uint64
-	// filteredAttributes are Result.FilteredAttributes, collected while samples is 0.
+	// filteredAttributes becomes Result.FilteredAttributes. It is collected while samples is 0.
 	filteredAttributes map[string][]string
-	// cut, lost and dropped are what parts say of themselves.
+	// cut, lost and dropped are the sums over the parts.
 	cut, lost, dropped uint64
 	truncated, unnamed uint64
 }
@@ -148,14 +142,14 @@ type functionKey struct{ service, function string }
 
 type functionCount struct {
 	flat, cumulative uint64
-	stack            uint64 // the last one that is in cumulative
+	stack            uint64 // the last stack counted in cumulative
 }
 
 type attributeKey struct{ key, value string }
 
 type nameKey struct{ service, name string }
 
-// newTally returns one that has counted nothing yet. It counts attributes only if asked to.
+// newTally returns an empty tally. It counts attributes only if asked to.
 func newTally(attributes bool) *tally {
 	t := &tally{
 		processes: map[processKey]*ProcessUse{},
@@ -175,8 +169,8 @@ func newTally(attributes bool) *tally {
 	return t
 }
 
-// add counts samples, whose span is shown with attributes.
-func (t *tally) add(pid int, s *rawSamples, shown []reader.ThreadAttribute) {
+// add counts samples whose span has the given attributes.
+func (t *tally) add(pid int, s *rawSamples, attributes []reader.ThreadAttribute) {
 	n := uint64(len(s.times))
 	service := s.published.service
 	t.samples += n
@@ -197,30 +191,30 @@ func (t *tally) add(pid int, s *rawSamples, shown []reader.ThreadAttribute) {
 	p.Attributed += n
 	t.attributed += n
 	key := spanKey{service, s.span.TraceID, s.span.SpanID}
-	if _, known := t.spans[key]; !known && len(t.spans) == maxSpans || t.shownBytes > maxShownBytes {
+	if _, known := t.spans[key]; !known && len(t.spans) == maxSpans || t.attributeBytes > maxAttributeBytes {
 		t.thinSpans()
 	}
 	count := t.spans[key]
 	count.samples += uint32(n)
-	if s.span.LocalRootSpanID != [8]byte{} { // not every carrier leads to the span's cell
+	if s.span.LocalRootSpanID != [8]byte{} { // not every carrier has it
 		count.localRoot = s.span.LocalRootSpanID
 	}
 	if !s.span.Proven {
 		count.unproven += uint32(n)
 		t.unproven += n
 	}
-	if len(shown) > 0 { // A span that has ended is shown without, until its goroutine goes on.
-		t.shownBytes += shownSize(shown) - shownSize(count.shown())
-		count.attributes = &shown
+	if len(attributes) > 0 { // An ended span has none until its goroutine continues.
+		t.attributeBytes += attributesMemory(attributes) - attributesMemory(count.list())
+		count.attributes = &attributes
 	}
 	t.spans[key] = count
 	if t.attributes != nil {
-		t.addAttributes(shown, n)
+		t.addAttributes(attributes, n)
 	}
 }
 
-func (t *tally) addAttributes(shown []reader.ThreadAttribute, samples uint64) {
-	for _, a := range shown {
+func (t *tally) addAttributes(attributes []reader.ThreadAttribute, samples uint64) {
+	for _, a := range attributes {
 		key := attributeKey{a.Key, a.Value}
 		if _, known := t.attributes[key]; !known && len(t.attributes) == maxAttributes {
 			thin(t.attributes, func(samples uint64) uint64 { return samples })
@@ -229,7 +223,7 @@ func (t *tally) addAttributes(shown []reader.ThreadAttribute, samples uint64) {
 	}
 }
 
-// addStack counts samples with one stack, of which some are in a span.
+// addStack counts samples with one stack, attributed of them in a span.
 func (t *tally) addStack(service string, stack []*symbols.Location, samples, attributed uint64) {
 	w := &t.work[workOf(stack)]
 	w.Samples += samples
@@ -244,7 +238,7 @@ func (t *tally) addStack(service string, stack []*symbols.Location, samples, att
 				thin(t.functions, func(f *functionCount) uint64 { return f.cumulative })
 			}
 			f = &functionCount{}
-			key.function = strings.Clone(name) // not a part of something larger
+			key.function = strings.Clone(name) // do not retain a larger string
 			t.functions[key] = f
 		}
 		if leaf {
@@ -258,8 +252,8 @@ func (t *tally) addStack(service string, stack []*symbols.Location, samples, att
 	}
 }
 
-// functionNames yields the functions of a stack, the innermost first. Of neighbours that have
-// no name, and are in the same file, it yields one.
+// functionNames yields the functions of a stack, the innermost first. Adjacent unnamed frames in the same
+// file yield one name.
 func functionNames(stack []*symbols.Location) iter.Seq[string] {
 	return func(yield func(string) bool) {
 		var before *symbols.Location
@@ -278,7 +272,7 @@ func functionNames(stack []*symbols.Location) iter.Seq[string] {
 	}
 }
 
-// unnamed returns what stands for a function without a name: where it is.
+// unnamed returns the placeholder for a function without a name: the file that contains it.
 func unnamed(l *symbols.Location) string {
 	if l.Mapping == nil || l.Mapping.Path == "" {
 		return "[unknown]"
@@ -287,21 +281,20 @@ func unnamed(l *symbols.Location) string {
 	return "[" + strings.Trim(name[:min(len(name), maxNameBytes)], "[]") + "]"
 }
 
-// thinSpans leaves out the half of the spans that has the fewest samples, but not of what
-// their names have used.
+// thinSpans drops the half of the spans with the fewest samples. Their samples still count for their names.
 func (t *tally) thinSpans() {
 	removed := thin(t.spans, func(c spanCount) uint64 { return uint64(c.samples) })
 	t.spansLeftOut += uint64(len(removed))
 	for _, c := range removed {
-		t.shownBytes -= shownSize(c.shown())
+		t.attributeBytes -= attributesMemory(c.list())
 	}
 	sumNames(removed, t.names, t.endpoints)
 }
 
-// shownSize returns what attributes take, in bytes, about.
-func shownSize(shown []reader.ThreadAttribute) (bytes int) {
-	const size = 64 // bytes, of an attribute beside its texts
-	for _, a := range shown {
+// attributesMemory estimates the memory of attributes, in bytes.
+func attributesMemory(attributes []reader.ThreadAttribute) (bytes int) {
+	const size = 64 // bytes of an attribute without its strings
+	for _, a := range attributes {
 		bytes += size + len(a.Key) + len(a.Value)
 	}
 	return bytes
@@ -318,7 +311,7 @@ func thin[K comparable, C any](counts map[K]C, weight func(C) uint64) map[K]C {
 	return removed
 }
 
-// sumNames adds what spans have used to their names and to the endpoints of their requests.
+// sumNames adds the samples of spans to their names and to the endpoints of their requests.
 func sumNames(spans map[spanKey]spanCount, names, endpoints map[nameKey]*NameUse) {
 	type request struct {
 		endpoint string
@@ -326,7 +319,7 @@ func sumNames(spans map[spanKey]spanCount, names, endpoints map[nameKey]*NameUse
 	}
 	requests := map[spanKey]request{} // by their local root
 	for key, count := range spans {
-		name, endpoint, _ := splitNames(count.shown())
+		name, endpoint, _ := splitNames(count.list())
 		addName(names, nameKey{key.service, name}, uint64(count.samples))
 		root := key
 		root.spanID = count.localRoot
@@ -334,7 +327,7 @@ func sumNames(spans map[spanKey]spanCount, names, endpoints map[nameKey]*NameUse
 			endpoint = name
 		}
 		r := requests[root]
-		r.endpoint = cmp.Or(r.endpoint, endpoint) // which not every span need tell
+		r.endpoint = cmp.Or(r.endpoint, endpoint) // not every span has it
 		r.samples += uint64(count.samples)
 		requests[root] = r
 	}
@@ -357,14 +350,14 @@ func addName(names map[nameKey]*NameUse, key nameKey, samples uint64) {
 	u.Samples += samples
 }
 
-func (c *spanCount) shown() []reader.ThreadAttribute {
+func (c *spanCount) list() []reader.ThreadAttribute {
 	if c.attributes == nil {
 		return nil
 	}
 	return *c.attributes
 }
 
-// report fills in what has been counted. Nothing more can be counted afterwards.
+// report fills in the counts. The tally must not be used afterwards.
 func (t *tally) report(r *Result) {
 	r.Samples, r.Attributed, r.Unproven = t.samples, t.attributed, t.unproven
 	r.SpansLeftOut, r.Cut, r.Dropped, r.Truncated = t.spansLeftOut, t.cut, t.dropped, t.truncated
@@ -384,7 +377,7 @@ func (t *tally) report(r *Result) {
 	for key, samples := range t.attributes {
 		r.Attributes = append(r.Attributes, AttributeUse{key.key, key.value, samples})
 	}
-	// Most first, and what is equal in an order that is always the same.
+	// Most samples first, ties in a fixed order.
 	slices.SortFunc(r.Processes, func(a, b ProcessUse) int {
 		return cmp.Or(cmp.Compare(b.Samples, a.Samples), cmp.Compare(a.PID, b.PID), cmp.Compare(a.Service, b.Service))
 	})
@@ -407,7 +400,7 @@ func (t *tally) reportSpans(r *Result) {
 			Service: key.service, TraceID: key.traceID, SpanID: key.spanID,
 			Samples: uint64(count.samples), Unproven: uint64(count.unproven),
 		}
-		u.Name, _, u.Attributes = splitNames(count.shown())
+		u.Name, _, u.Attributes = splitNames(count.list())
 		r.Spans = append(r.Spans, u)
 		key.spanID = [8]byte{}
 		if traces[key] == nil {
@@ -429,7 +422,7 @@ func (t *tally) reportSpans(r *Result) {
 	})
 }
 
-// mostUsed returns names, what used most first, or nil if there is not a single one.
+// mostUsed returns names sorted by samples, or nil if all are empty.
 func mostUsed(names map[nameKey]*NameUse) []NameUse {
 	var all []NameUse
 	some := false

@@ -34,7 +34,7 @@ func TestTally(t *testing.T) {
 	} {
 		c.add(10, s, nil)
 	}
-	// The same ids in another service are another one's share of the trace.
+	// Another service with the same ids has its own share of the trace.
 	var shown []reader.ThreadAttribute
 	for _, step := range []string{"1", "2"} {
 		shown = []reader.ThreadAttribute{{Key: "step", Value: step}}
@@ -71,11 +71,11 @@ func TestTallyOfNames(t *testing.T) {
 		shown             []reader.ThreadAttribute
 	}{
 		{1, 1, 1, 3, attributes("span_name", "GET /a")},
-		{1, 1, 1, 1, nil}, // as it ends
+		{1, 1, 1, 1, nil}, // while it ends
 		{1, 2, 1, 1, attributes("span_name", "SELECT", "db", "x")},
 		{1, 2, 0, 1, attributes("span_name", "SELECT", "endpoint", "GET /a", "db", "x")}, // by a carrier without the root
 		{2, 3, 3, 1, attributes("endpoint", "GET /a", "span_name", "GET /a")},
-		{2, 4, 3, 4, attributes("span_name", "SELECT")}, // of the request that the other span tells of
+		{2, 4, 3, 4, attributes("span_name", "SELECT")}, // of the request named by the other span
 		{3, 5, 5, 1, attributes("span_name", "old", "span_name", "GET /b")},
 		{4, 6, 0, 1, nil},
 	} {
@@ -139,7 +139,7 @@ func TestTallyOfFunctions(t *testing.T) {
 	assert.Contains(t, r.Work, WorkUse{Idle, 2, 0})
 }
 
-// TestTallyIsBounded counts more than there is room for: what has many samples stays.
+// TestTallyIsBounded counts more than there is room for: entries with many samples stay.
 func TestTallyIsBounded(t *testing.T) {
 	c := newTally(true)
 	for i := range 3 * maxFunctions {
@@ -162,7 +162,7 @@ func TestTallyIsBounded(t *testing.T) {
 	assert.Equal(t, NameUse{"a", "often", often, often}, r.Names[0])
 }
 
-// TestTallyOfManySpans leaves out those with the fewest samples.
+// TestTallyOfManySpans expects the spans with the fewest samples to be dropped.
 func TestTallyOfManySpans(t *testing.T) {
 	c := newTally(false)
 	of := &published{service: "a"}
@@ -180,21 +180,21 @@ func TestTallyOfManySpans(t *testing.T) {
 	assert.EqualValues(t, 2, r.Spans[len(r.Spans)-20].Samples)
 }
 
-// TestTallyOfManyAttributes leaves spans out whose attributes take too much.
+// TestTallyOfManyAttributes expects spans to be dropped if their attributes take too much memory.
 func TestTallyOfManyAttributes(t *testing.T) {
 	const spans, samples = 3000, 2 // of each
-	shown := []reader.ThreadAttribute{{Key: "span_name", Value: "n"}, {Key: "k", Value: strings.Repeat("v", maxShownBytes/spans*2)}}
+	shown := []reader.ThreadAttribute{{Key: "span_name", Value: "n"}, {Key: "k", Value: strings.Repeat("v", maxAttributeBytes/spans*2)}}
 	c := newTally(false)
 	for i := range spans * samples {
 		span := sampler.Span{TraceID: [16]byte{1}, SpanID: [8]byte{1, 6: byte(i % spans >> 8), 7: byte(i % spans)}}
 		c.add(1, samplesOf("a", 1, span), shown)
-		require.LessOrEqual(t, c.shownBytes, maxShownBytes+shownSize(shown))
+		require.LessOrEqual(t, c.attributeBytes, maxAttributeBytes+attributesMemory(shown))
 	}
 	held := 0
 	for _, count := range c.spans {
-		held += shownSize(count.shown())
+		held += attributesMemory(count.list())
 	}
-	assert.Equal(t, held, c.shownBytes)
+	assert.Equal(t, held, c.attributeBytes)
 	var r Result
 	c.report(&r)
 	assert.EqualValues(t, spans*samples, r.Attributed)

@@ -12,39 +12,39 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// target is a program that is recorded, from one exec of its process to the next.
+// target is a recorded program, from one exec of its process to the next.
 type target struct {
 	image   sampler.Image
 	reader  *reader.Process
 	symbols *symbols.Process
 	exit    exit
-	// published is what samples are attributed to.
+	// published is the current publication, to which samples are attributed.
 	published atomic.Pointer[published]
-	// seen says that there were samples since the last look at the process.
+	// seen reports that there were samples since the last scan of the process.
 	seen atomic.Bool
 
-	// user is who has started the process.
+	// user is the user who started the process.
 	user int
 
-	// Guarded by the registry: used is the CPU time of the process at the last look, active when that
-	// had last changed, and retired when the recording of the program ended, zero before.
+	// Guarded by the registry: used is the process's CPU time at the last scan, active the time of its last
+	// change, and retired the end of the program's recording, zero before.
 	used            uint64
 	active, retired time.Time
 
-	// For the look at the process, of which there is one at a time: refreshAfter is when the mappings
-	// may be read again.
+	// For the scan of the process, of which there is one at a time: refreshAfter is the earliest time to
+	// read the mappings again.
 	refreshAfter time.Time
 
-	// Guarded by watcher.watching: unadvertised is when a ring was found that is not advertised, zero
-	// if there is none. readAnyway says that it is read nevertheless.
+	// Guarded by watcher.watching: unadvertised is when a ring without advertisement was found, zero if
+	// there is none. readAnyway reports that the ring is read nevertheless.
 	unadvertised time.Time
 	readAnyway   bool
 
-	// users counts those who need what is open: the registry, looks and parts.
+	// users counts the references of the registry, scans and parts.
 	users atomic.Int32
 }
 
-// hold keeps what is open from being closed until release.
+// hold adds a reference. The last release closes the target.
 func (t *target) hold() { t.users.Add(1) }
 
 func (t *target) release() {

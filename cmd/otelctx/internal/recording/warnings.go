@@ -11,25 +11,27 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// warnings passes each warning on once, one at a time. It is safe for concurrent use.
+// warnings passes on each warning once. Calls do not overlap. It is safe for concurrent use.
 type warnings struct {
-	mu   sync.Mutex
-	said map[warning]bool
-	to   func(error) // nil drops them
+	mu       sync.Mutex
+	reported map[warning]bool
+	sink     func(error) // nil drops them
 }
 
-// warning identifies a warning: the process that it is about, or 0, and the reason.
+// warning identifies a warning: the process it is about, or 0, and the reason.
 type warning struct {
 	pid    int
 	reason string
 }
 
-func newWarnings(to func(error)) *warnings { return &warnings{said: map[warning]bool{}, to: to} }
+func newWarnings(sink func(error)) *warnings {
+	return &warnings{reported: map[warning]bool{}, sink: sink}
+}
 
-// say passes err on unless the same was said of the process before. Errors of the kinds below count as
-// the same whatever their text, so a process that varies the text fills neither memory nor screen.
-func (w *warnings) say(pid int, err error) {
-	if w.to == nil {
+// warn passes err on, unless it was reported for the process before. Errors of the kinds below are equal
+// whatever their text, so that a process that varies the text fills neither memory nor screen.
+func (w *warnings) warn(pid int, err error) {
+	if w.sink == nil {
 		return
 	}
 	w.mu.Lock()
@@ -40,23 +42,23 @@ func (w *warnings) say(pid int, err error) {
 			key.reason = kind.Error()
 		}
 	}
-	if w.said[key] {
+	if w.reported[key] {
 		return
 	}
-	w.said[key] = true
+	w.reported[key] = true
 	if pid != 0 {
 		err = NewProcessError(pid, err)
 	}
-	w.to(err)
+	w.sink(err)
 }
 
-// forget drops what is known of processes that no longer exist.
+// forget drops the state of processes that no longer exist.
 func (w *warnings) forget(exists func(pid int) bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for key := range w.said {
+	for key := range w.reported {
 		if key.pid != 0 && !exists(key.pid) {
-			delete(w.said, key)
+			delete(w.reported, key)
 		}
 	}
 }

@@ -25,58 +25,58 @@ import (
 )
 
 const (
-	// mostLooks bounds the processes that are looked at at the same time.
-	mostLooks = 128
-	// mostQuick bounds those of them that do not wait for their processes.
-	mostQuick = 4
-	// firstLooks is how long the start of a recording waits for the processes that exist already.
-	// Most answer at once.
-	firstLooks = time.Second
-	// firstUse is for how long the processes are observed at the start to tell which are busy.
+	// maxScans bounds the concurrent scans of processes.
+	maxScans = 128
+	// maxQuickScans bounds those of them that are not blocked by their processes.
+	maxQuickScans = 4
+	// firstScanWait is how long the start of a recording waits for the scans of existing processes. Most
+	// answer at once.
+	firstScanWait = time.Second
+	// firstUse is for how long the processes are observed at the start to find the busy ones.
 	firstUse = 50 * time.Millisecond
-	// shortLook is how long a look may have taken when the recording ends without a warning.
-	shortLook = 100 * time.Millisecond
-	// refreshShare bounds the time that reading the mappings of a process takes: one part in so many.
+	// shortScan is how long a scan may have taken at the end of the recording without causing a warning.
+	shortScan = 100 * time.Millisecond
+	// refreshShare bounds the time for reading the mappings of a process to one part in refreshShare.
 	refreshShare = 50
-	// advertisedWithin is how long a new ring may take to be advertised. A service advertises its
-	// rings right after it has made them.
+	// advertisedWithin is how long a new ring may take to be advertised. A service advertises its rings
+	// right after creating them.
 	advertisedWithin = 2 * time.Second
-	// maxPrograms bounds the programs of a process that are looked at before its recording begins.
+	// maxPrograms bounds the programs of a process that are scanned before its recording begins.
 	maxPrograms = 16
 )
 
-// watcher finds the processes to record, looks at what they publish, and has the sampler watch them. Each
-// look runs on a goroutine of its own, since the process may make it wait.
+// watcher finds the processes to record, reads what they publish and makes the sampler watch them. Each
+// scan runs on its own goroutine, since the process may block it.
 type watcher struct {
 	config   *Config
 	sampler  *sampler.Sampler
-	changes  *sampler.Changes // nil if the kernel does not tell changes
+	changes  *sampler.Changes // nil if the kernel cannot report changes
 	files    *symbols.Files
 	registry *registry
 	queue    *queue
 	attacher *attacher
 	warnings *warnings
 	working  sync.WaitGroup
-	// watching is held while the registry and the kernel's table of watched processes change
-	// together.
+	// watching is held while the registry and the kernel's table of watched processes change together.
 	watching sync.Mutex
 	// began is when the first process was watched, nil before.
 	began atomic.Pointer[time.Time]
-	// slow gets a value when a look takes long, so that others may begin.
+	// slow is signalled when a scan takes long, so that others may begin.
 	slow chan struct{}
-	// exits gets a value when a recorded program has ended.
+	// exits is signalled when a recorded program has ended.
 	exits chan struct{}
-	// only tells when the processes of Config.PIDs end, whatever programs they have run. It does
-	// not change after the start.
-	only map[int]exit
-	// last are the processes at the last poll.
+	// selectedExits detects the end of Config.PIDs, whatever programs they have run. It does not change
+	// after start.
+	selectedExits map[int]exit
+	// last holds the processes at the last poll.
 	last map[int]sampler.Process
 }
 
-// newWatcher opens the sampler. The error is one of those of [Record].
+// newWatcher opens the sampler. The errors are those of [Record].
 func newWatcher(c *Config, w *warnings) (*watcher, error) {
 	for _, pid := range c.PIDs {
-		// No permission to sample is needed to say that a process does not exist. Threads exist, but are not listed.
+		// Checked before the sampler, because reporting that a process does not exist needs no permission
+		// to sample. Threads exist but are not listed.
 		if leader, err := procfs.NewFS("/proc").Leader(pid); err == nil && leader != pid {
 			return nil, fmt.Errorf("%d is a thread of process %d, and only processes are recorded", pid, leader)
 		}
@@ -100,16 +100,16 @@ func newWatcher(c *Config, w *warnings) (*watcher, error) {
 		files.Untold()
 	}
 	watcher := &watcher{
-		config: c, sampler: s, files: files, registry: newRegistry(&c.Selection), queue: newQueue(mostLooks, mostQuick),
-		attacher: newAttacher(w), warnings: w, slow: make(chan struct{}, 1), exits: make(chan struct{}, 1), only: map[int]exit{},
+		config: c, sampler: s, files: files, registry: newRegistry(&c.Selection), queue: newQueue(maxScans, maxQuickScans),
+		attacher: newAttacher(w), warnings: w, slow: make(chan struct{}, 1), exits: make(chan struct{}, 1), selectedExits: map[int]exit{},
 	}
-	// Without it changes are found by polling.
+	// Without it the poll finds changes.
 	watcher.changes, _ = s.Changes(sampler.ChangesConfig{Publications: c.publishing(), Watched: c.exact()})
 	return watcher, nil
 }
 
-// start begins to look after the processes until ctx is done. It returns when those that exist are
-// recorded, or after wait. The error is about one of Config.PIDs.
+// start begins to watch the processes, until ctx is done. It returns when the existing ones are recorded,
+// or after wait. The error is about one of Config.PIDs.
 func (w *watcher) start(ctx context.Context, wait time.Duration) error {
 	for range attachers {
 		w.working.Go(func() { w.attacher.run(ctx) })
@@ -125,14 +125,14 @@ func (w *watcher) start(ctx context.Context, wait time.Duration) error {
 		}
 	})
 	for _, pid := range w.config.PIDs {
-		// First, for another process may get the id of one that ends.
+		// First, because another process may get the id of one that ends.
 		process, err := watchExit(pid)
 		if err != nil {
 			return NewProcessError(pid, err)
 		}
-		w.only[pid] = process
+		w.selectedExits[pid] = process
 		w.queue.begin(pid)
-		image, err := w.lookFirst(ctx, pid)
+		image, err := w.scanFirst(ctx, pid)
 		if err != nil {
 			return NewProcessError(pid, err)
 		}
@@ -169,19 +169,19 @@ func sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
-// errReplaced says that a process runs another program by now.
+// errReplaced is returned if a process runs another program now.
 var errReplaced = fmt.Errorf("%w: it runs another program now", reader.ErrProcessGone)
 
-// lookFirst looks at what one of Config.PIDs runs. A process that executes programs all the time may
-// have been faster each time, which is no error: later looks find what it runs.
-func (w *watcher) lookFirst(ctx context.Context, pid int) (image sampler.Image, err error) {
+// scanFirst scans the program of one of Config.PIDs. If the process keeps executing other programs during
+// the scans, that is not an error: later scans find the current one.
+func (w *watcher) scanFirst(ctx context.Context, pid int) (image sampler.Image, err error) {
 	for range maxPrograms {
 		if image, err = w.sampler.Image(pid); err != nil {
 			return image, w.unlisted(ctx, pid, err)
 		}
-		err = w.look(ctx, &look{process: sampler.Process{Image: image}})
+		err = w.scan(ctx, &scan{process: sampler.Process{Image: image}})
 		if err == nil {
-			err = w.same(image)
+			err = w.checkImage(image)
 		}
 		if !errors.Is(err, errReplaced) {
 			return image, err
@@ -190,8 +190,8 @@ func (w *watcher) lookFirst(ctx context.Context, pid int) (image sampler.Image, 
 	return image, nil
 }
 
-// unlisted returns why the kernel does not list one of Config.PIDs. err says that it does not exist, but a
-// kernel was seen to hide a process that may not be read from BPF programs.
+// unlisted returns why the kernel does not list one of Config.PIDs. err says that the process does not
+// exist, but kernels have been seen to hide unreadable processes from BPF programs.
 func (w *watcher) unlisted(ctx context.Context, pid int, err error) error {
 	if !errors.Is(err, reader.ErrProcessGone) {
 		return err
@@ -204,27 +204,27 @@ func (w *watcher) unlisted(ctx context.Context, pid int, err error) error {
 	return fmt.Errorf("pid %d: the process exists, but the kernel does not list it for BPF programs", pid)
 }
 
-// close releases everything. The context of start is done.
+// close releases everything. The context of start must be done.
 func (w *watcher) close() {
 	w.working.Wait()
 	for _, t := range w.registry.removeAll() {
 		t.release()
 	}
-	for _, process := range w.only {
+	for _, process := range w.selectedExits {
 		process.close()
 	}
 	w.files.Close()
 	if w.changes != nil {
 		if err := w.changes.Close(); err != nil {
-			w.warnings.say(0, err)
+			w.warnings.warn(0, err)
 		}
 	}
 	if err := w.sampler.Close(); err != nil {
-		w.warnings.say(0, err)
+		w.warnings.warn(0, err)
 	}
 }
 
-// attachNow opens the first files that a program has mapped: it may not live until its first sample is
+// attachNow opens the first files that a program has mapped, since it may end before its first sample is
 // read.
 func (w *watcher) attachNow(ctx context.Context, image sampler.Image, most int) {
 	t := w.registry.hold(image)
@@ -232,26 +232,26 @@ func (w *watcher) attachNow(ctx context.Context, image sampler.Image, most int) 
 		return
 	}
 	defer t.release()
-	// What it maps next is looked at soon, too.
+	// The files that it maps next are read soon as well.
 	t.seen.Store(true)
 	_, err := patient.Call(ctx, image.PID, processLimit, func() (struct{}, error) {
 		t.symbols.Attach(most)
 		return struct{}{}, nil
 	})
 	if err != nil && ctx.Err() == nil {
-		w.warnings.say(image.PID, err)
+		w.warnings.warn(image.PID, err)
 	}
 }
 
-// poll queues a look at each process that has changed since the last one. It waits for none of them. One
-// goroutine at a time calls it.
+// poll queues a scan of each process that has changed since the last poll. It does not wait for the scans.
+// Calls must not overlap.
 func (w *watcher) poll(ctx context.Context) {
 	if err := w.sampler.Processors(); err != nil {
-		w.warnings.say(0, err)
+		w.warnings.warn(0, err)
 	}
 	processes, err := w.sampler.Processes()
 	if err != nil {
-		w.warnings.say(0, err)
+		w.warnings.warn(0, err)
 		return
 	}
 	over, forgotten := w.registry.sweep(processes)
@@ -275,14 +275,14 @@ func (w *watcher) poll(ctx context.Context) {
 		return p.Used
 	}
 	w.queue.update(processes, recent)
-	var changed []*look
+	var changed []*scan
 	for _, p := range w.registry.changed(processes) {
-		if pid := p.Image.PID; !w.queue.has(pid) && !w.over(pid) {
-			changed = append(changed, &look{process: p, recent: recent(p)})
+		if pid := p.Image.PID; !w.queue.has(pid) && !w.selectedEnded(pid) {
+			changed = append(changed, &scan{process: p, recent: recent(p)})
 		}
 	}
-	// To find out whose thousands of processes are takes a while, so the busiest begin before.
-	slices.SortFunc(changed, compareLooks)
+	// Finding the users of thousands of processes takes a while, so the busiest processes start first.
+	slices.SortFunc(changed, compareScans)
 	for _, l := range changed {
 		l.user = userOf(l.process.Image.PID)
 		w.queue.add(l)
@@ -291,10 +291,10 @@ func (w *watcher) poll(ctx context.Context) {
 	w.last = processes
 }
 
-// userOf returns the user who has started a process, -1 if that is unknown.
+// userOf returns the user who started a process, -1 if unknown.
 func userOf(pid int) int {
-	// Cheaper than the status file. But root owns the files of processes that may not be
-	// dumped, whoever has started them.
+	// Cheaper than reading the status file. But the files of processes that are not dumpable belong to
+	// root, whoever started them.
 	info, err := os.Stat(fmt.Sprintf("/proc/%d", pid))
 	if err != nil {
 		return -1
@@ -309,14 +309,14 @@ func userOf(pid int) int {
 	return user
 }
 
-// dispatch starts the looks whose turn it is.
+// dispatch starts the scans whose turn it is.
 func (w *watcher) dispatch(ctx context.Context) {
 	for ctx.Err() == nil {
 		l := w.queue.next(time.Now())
 		if l == nil {
 			return
 		}
-		late := time.AfterFunc(quickLook, func() {
+		late := time.AfterFunc(quickScan, func() {
 			select {
 			case w.slow <- struct{}{}:
 			default:
@@ -324,9 +324,9 @@ func (w *watcher) dispatch(ctx context.Context) {
 		})
 		w.working.Go(func() {
 			defer late.Stop()
-			err := w.look(ctx, l)
+			err := w.scan(ctx, l)
 			if ctx.Err() != nil {
-				return // The look stays in the queue: see notExamined.
+				return // The scan stays in the queue: see notExamined.
 			}
 			w.explain(l.process, err)
 			if l.after != nil {
@@ -351,12 +351,12 @@ func (w *watcher) unwatch(t *target) {
 		return
 	}
 	if err := w.sampler.Unwatch(t.image.PID); err != nil {
-		w.warnings.say(0, err)
+		w.warnings.warn(0, err)
 	}
 }
 
-// look looks at a process, and records it if it is selected.
-func (w *watcher) look(ctx context.Context, l *look) error {
+// scan scans a process, and records it if it is selected.
+func (w *watcher) scan(ctx context.Context, l *scan) error {
 	p := l.process
 	if t := w.registry.hold(p.Image); t != nil {
 		defer t.release()
@@ -385,27 +385,27 @@ func (w *watcher) look(ctx context.Context, l *look) error {
 	return nil
 }
 
-// errMappings says that a process has too many executable mappings.
+// errMappings is returned for a process with too many executable mappings.
 var errMappings = errors.New("too many executable mappings")
 
-// checkMappings warns if a program has more executable mappings than are searched for names.
+// checkMappings warns if a program has more executable mappings than are symbolized.
 func (w *watcher) checkMappings(t *target) {
 	if n := t.symbols.LeftOut(); n > 0 {
-		w.warnings.say(t.image.PID, fmt.Errorf("pid %d: %w: functions in %d of them have no names", t.image.PID, errMappings, n))
+		w.warnings.warn(t.image.PID, fmt.Errorf("pid %d: %w: functions in %d of them have no names", t.image.PID, errMappings, n))
 	}
 }
 
-// checkCarrier warns if a program cannot show its spans by the only carrier to be read.
+// checkCarrier warns if a program does not publish spans by the only carrier to be read.
 func (w *watcher) checkCarrier(t *target) {
 	carrier := w.config.Sampler.Carrier
 	if err := carrier.Check(t.published.Load().layout); err != nil {
-		w.warnings.say(t.image.PID, fmt.Errorf("pid %d: no spans by %v: %w", t.image.PID, carrier, err))
+		w.warnings.warn(t.image.PID, fmt.Errorf("pid %d: no spans by %v: %w", t.image.PID, carrier, err))
 	}
 }
 
-// open reads all that is to be known of a program, with the caller's own permissions. The process may
-// execute another program meanwhile. Then no sample is taken of image any more, since the sampler compares
-// the image each time, and the next look is at the other program.
+// open reads everything needed to record a program, with the caller's own permissions. The process may
+// execute another program meanwhile. Then no more samples of image are taken, because the sampler compares
+// the image each time, and the next scan reads the other program.
 func (w *watcher) open(ctx context.Context, image sampler.Image) (_ *target, err error) {
 	if !w.config.selects(image.PID) {
 		return nil, errNotSelected
@@ -423,7 +423,7 @@ func (w *watcher) open(ctx context.Context, image sampler.Image) (_ *target, err
 		return nil, errors.Join(errNotSelected, p.Close())
 	}
 	if unreadable != nil {
-		w.warnings.say(image.PID, unreadable)
+		w.warnings.warn(image.PID, unreadable)
 	}
 	published.spanNames = newNameTable(layout, nil)
 	published.spanNames.read(p)
@@ -439,9 +439,9 @@ func (w *watcher) open(ctx context.Context, image sampler.Image) (_ *target, err
 	return t, nil
 }
 
-// same returns an error if a process runs another program than image by now: what was read of it may be
-// of either.
-func (w *watcher) same(image sampler.Image) error {
+// checkImage returns an error if a process no longer runs image: data read from it may belong to either
+// program.
+func (w *watcher) checkImage(image sampler.Image) error {
 	now, err := w.sampler.Image(image.PID)
 	if err == nil && now != image {
 		err = fmt.Errorf("pid %d: %w", image.PID, errReplaced)
@@ -449,8 +449,8 @@ func (w *watcher) same(image sampler.Image) error {
 	return err
 }
 
-// layout returns what a process publishes: nil if that is nothing, or cannot be read, and the process is
-// recorded anyway. unreadable then says what cannot be read.
+// layout returns the layout that a process publishes: nil if there is none or it cannot be read, and the
+// process is recorded anyway. In the latter case unreadable is the reason.
 func (w *watcher) layout(ctx context.Context, p *reader.Process) (layout *reader.ThreadLayout, unreadable, err error) {
 	layout, err = p.ThreadLayout(ctx)
 	switch {
@@ -502,8 +502,8 @@ func (w *watcher) watch(t *target) error {
 	return nil
 }
 
-// makeRoom ends the recording of a program for the sake of one of a user's, and reports whether there is
-// one to give up. w.watching is held.
+// makeRoom ends the recording of a program in favour of one of the user's, and reports whether there was
+// one to end. w.watching is held.
 func (w *watcher) makeRoom(user int) bool {
 	t := w.registry.makeRoom(user)
 	if t == nil {
@@ -514,32 +514,32 @@ func (w *watcher) makeRoom(user int) bool {
 	return true
 }
 
-// refresh reads what has changed with a program that is recorded.
+// refresh reads the changes of a recorded program.
 func (w *watcher) refresh(ctx context.Context, t *target) error {
 	sampled := t.seen.Swap(false)
 	was := t.published.Load().layout
 	now, err := patient.Call(ctx, t.image.PID, patient.Limit, func() (*reader.ThreadLayout, error) {
 		w.queue.reading(t.image.PID)
 		if began := time.Now(); sampled && began.After(t.refreshAfter) {
-			_ = t.symbols.Refresh() // What was known stays.
+			_ = t.symbols.Refresh() // On failure the old mappings stay.
 			t.refreshAfter = time.Now().Add(refreshShare * time.Since(began))
 		}
 		layout, err := t.reader.ThreadLayoutSince(ctx, was)
 		if err == nil && layout != was {
-			err = w.same(t.image)
+			err = w.checkImage(t.image)
 		}
 		return layout, err
 	})
 	switch {
 	case errors.Is(err, reader.ErrNotPermitted):
-		// The caller may not look into it any more.
+		// The caller may no longer read it.
 		w.retire(t)
 		if w.config.exact() {
 			w.registry.end(t.image.PID)
 		}
 		return err
 	case errors.Is(err, reader.ErrNoContext), errors.Is(err, reader.ErrProcessGone):
-		return nil // It may be about to change, or has: the next look finds that.
+		return nil // It is changing or has changed: the next scan finds that.
 	case err != nil:
 		return err
 	}
@@ -558,7 +558,7 @@ func (w *watcher) refresh(ctx context.Context, t *target) error {
 	return w.sampler.Watch(t.image, layout)
 }
 
-// explain notes why a process is not recorded. It warns if the process is known to be selected.
+// explain notes why a process is not recorded. It warns if the process is certainly selected.
 func (w *watcher) explain(p sampler.Process, err error) {
 	if err == nil {
 		return
@@ -570,11 +570,11 @@ func (w *watcher) explain(p sampler.Process, err error) {
 		return
 	case errors.Is(err, patient.ErrTooMany), errors.Is(err, sampler.ErrTooManyProcesses):
 		w.registry.refuse(p, err, nil)
-		w.warnings.say(0, err)
+		w.warnings.warn(0, err)
 		return
 	}
 	selected, maybe := w.config.selected(pid)
-	// Unless processes are selected by their ids, the kernel refuses most of other users' processes.
+	// Unless processes are selected by id, most of other users' processes are refused, which is expected.
 	refused := errors.Is(err, reader.ErrNotPermitted) && len(w.config.PIDs) == 0
 	warn := (selected || w.registry.find(p.Image) != nil) && !refused
 	var unread error
@@ -583,32 +583,33 @@ func (w *watcher) explain(p sampler.Process, err error) {
 	}
 	w.registry.refuse(p, err, unread)
 	if warn {
-		w.warnings.say(pid, err)
+		w.warnings.warn(pid, err)
 	}
 }
 
-// notExamined returns how many processes have not had their first look when the recording ends, and warns of
-// those that have not answered it. Of a process that is recorded, at most the latest change is missing.
+// notExamined returns the number of processes that were not scanned before the recording ended, and warns
+// of processes that did not answer their first scan. For a recorded process at most the latest change is
+// missing.
 func (w *watcher) notExamined() (n int) {
-	waiting, running := w.queue.left()
+	waiting, running := w.queue.unfinished()
 	for _, l := range waiting {
 		if _, maybe := w.config.selected(l.process.Image.PID); maybe && !w.registry.knows(l.process.Image) {
 			n++
 		}
 	}
 	for _, l := range running {
-		pid, long := l.process.Image.PID, shortLook
+		pid, long := l.process.Image.PID, shortScan
 		if slices.Contains(w.config.PIDs, pid) {
 			long = 0
 		}
 		selected, maybe := w.config.selected(pid)
 		switch {
 		case w.registry.records(pid), !maybe:
-		// Time that was spent waiting for a CPU or a lock is not the process's fault.
+		// Time spent waiting for a CPU or a lock does not count against the process.
 		case l.watch.Past(long) && l.watch.Blocked():
 			err := fmt.Errorf("pid %d: %w: no answer until the end of the recording", pid, patient.ErrNoAnswer)
 			if selected {
-				w.warnings.say(pid, err)
+				w.warnings.warn(pid, err)
 			} else {
 				w.registry.refuse(l.process, err, NewProcessError(pid, err))
 			}
@@ -619,28 +620,29 @@ func (w *watcher) notExamined() (n int) {
 	return n
 }
 
-// over reports whether one of Config.PIDs has ended.
-func (w *watcher) over(pid int) bool {
-	process, ok := w.only[pid]
+// selectedEnded reports whether one of Config.PIDs has ended.
+func (w *watcher) selectedEnded(pid int) bool {
+	process, ok := w.selectedExits[pid]
 	return ok && process.happened()
 }
 
-// hasEnded reports whether all of Config.PIDs have ended, or run what cannot be recorded.
+// hasEnded reports whether all of Config.PIDs have ended, or run programs that cannot be recorded.
 func (w *watcher) hasEnded() bool {
 	if !w.config.exact() {
 		return false
 	}
 	for _, pid := range w.config.PIDs {
-		if !w.registry.hasEnded(pid) && !w.over(pid) {
+		if !w.registry.hasEnded(pid) && !w.selectedEnded(pid) {
 			return false
 		}
 	}
 	return w.queue.empty()
 }
 
-// readable returns the layout to read spans by. A ring of layout 2 that is not advertised belongs to a service
-// that is still starting, or to one that never advertises. Until advertisedWithin has passed it is taken for
-// the former, and has no spans: its owner is not known before. w.watching is held.
+// readable returns the layout for reading spans. A ring of layout 2 without advertisement belongs to a
+// service that is still starting, or to one that never advertises. Until advertisedWithin has passed it is
+// assumed to be starting, and its spans are not read, because the ring's owner is unknown until then.
+// w.watching is held.
 func (t *target) readable(layout *reader.ThreadLayout, now time.Time) *reader.ThreadLayout {
 	if !unadvertised(layout) {
 		t.unadvertised = time.Time{}
@@ -656,10 +658,10 @@ func (t *target) readable(layout *reader.ThreadLayout, now time.Time) *reader.Th
 	return nil
 }
 
-// waits reports whether the spans of a program wait for its advertisement.
+// waits reports whether the program's spans are not read because its ring may still be advertised.
 func (t *target) waits() bool { return !t.unadvertised.IsZero() && !t.readAnyway }
 
-// unadvertised reports whether a process has only a ring of layout 2 that nobody advertises.
+// unadvertised reports whether a process has a ring of layout 2 that is not advertised.
 func unadvertised(layout *reader.ThreadLayout) bool {
 	return layout != nil && slices.ContainsFunc(layout.Carriers, func(c reader.Carrier) bool {
 		return c.Source != reader.Advertised && c.Err == nil && c.Ring.Layout != wire.RingLayout1

@@ -9,22 +9,22 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile/symbols"
 )
 
-// Work is a kind of work that the processor did.
+// Work is a kind of CPU work.
 type Work int
 
 // The kinds of work.
 const (
-	// Application is the program's own code, with all libraries but the Go runtime.
+	// Application is the program's own code and all libraries except the Go runtime.
 	Application Work = iota
-	// Runtime is what the Go runtime does on behalf of the program: to allocate memory, to
-	// use maps and channels, to change goroutines.
+	// Runtime is work of the Go runtime on behalf of the program: memory allocation, maps, channels,
+	// goroutine switches.
 	Runtime
-	// GarbageCollection is the Go runtime's, also on behalf of goroutines that allocate.
+	// GarbageCollection is the work of Go's garbage collector, including assists by allocating goroutines.
 	GarbageCollection
-	// Idle is the Go scheduler that looks for something to run.
+	// Idle is the Go scheduler looking for a goroutine to run.
 	Idle
-	// Kernel is seen only where the kernel's part of stacks is recorded. Else its work is
-	// that of what called it, as is always so for the collector's and the scheduler's calls.
+	// Kernel is work of the kernel. It is counted only if kernel stacks are recorded, and not below the
+	// collector and the scheduler. Otherwise the kernel's work counts for its caller.
 	Kernel
 
 	numWorks
@@ -34,7 +34,7 @@ func (w Work) String() string {
 	return [numWorks]string{"application", "runtime", "garbage_collection", "idle", "kernel"}[w]
 }
 
-// Functions of the Go runtime below which there is nothing but this work.
+// Functions of the Go runtime whose callees all do the same kind of work.
 var runtimeWork = map[string]Work{
 	"runtime.gcBgMarkWorker":         GarbageCollection,
 	"runtime.gcAssistAlloc":          GarbageCollection,
@@ -57,7 +57,7 @@ var runtimeWork = map[string]Work{
 	"runtime.(*scavengerState).wake": GarbageCollection,
 }
 
-// workOf returns what the processor did at the top of a stack.
+// workOf returns the kind of work at the top of a stack.
 func workOf(stack []*symbols.Location) Work {
 	if len(stack) == 0 {
 		return Application
@@ -83,7 +83,7 @@ func workOf(stack []*symbols.Location) Work {
 	}
 }
 
-// inRuntime reports whether a function is one of the Go runtime, of any version.
+// inRuntime reports whether a function belongs to the Go runtime, in any version of it.
 func inRuntime(function string) bool {
 	for _, prefix := range []string{"runtime.", "internal/runtime/", "runtime/internal/"} {
 		if strings.HasPrefix(function, prefix) {

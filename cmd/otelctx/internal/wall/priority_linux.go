@@ -10,15 +10,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// raisePriority asks the kernel to prefer this process, so that looks are in time on a busy machine. It
-// takes CAP_SYS_NICE; without it looks are later, which is reported.
+// raisePriority raises the scheduling priority of this process, so that looks are on time on a busy
+// machine. Without CAP_SYS_NICE it has no effect, and looks may be late, which is reported.
 func raisePriority() {
 	const priority = -10
 	threads, err := os.ReadDir("/proc/self/task")
 	if err != nil {
 		return
 	}
-	for _, t := range threads { // Threads that come later have the priority of the one that starts them.
+	for _, t := range threads { // New threads inherit the priority.
 		if tid, err := strconv.Atoi(t.Name()); err == nil {
 			_ = unix.Setpriority(unix.PRIO_PROCESS, tid, priority)
 		}

@@ -1,12 +1,11 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package wall records where the wall-clock time of spans goes. It looks at the goroutines of
-// processes again and again: what a goroutine does at a look is taken for what it has done since the
-// look before.
+// Package wall records the wall-clock time of spans. It repeatedly reads the goroutines of processes
+// ("looks at" them) and attributes the time since the previous look to what each goroutine is doing.
 //
-// Each goroutine counts once, for the live span that it started last. It needs only the right to read
-// the processes, and does nothing in them.
+// Each goroutine counts once, for the live span that it started last. Recording only needs the permission
+// to read the processes, and runs nothing in them.
 package wall
 
 import (
@@ -32,18 +31,17 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// Config says what to record.
+// Config selects what to record.
 type Config struct {
 	PIDs []int
-	// Frequency is how many looks there are in a second, on average: the time between two of them is
-	// random, so that they are not in step with what goes on in a process.
+	// Frequency is the average number of looks per second. The intervals are random, so that looks are not
+	// in step with the process's own periods.
 	Frequency int
-	// Duration is how long to record, 0 until the processes, or the context, end.
+	// Duration limits the recording; 0 records until the processes end or the context is done.
 	Duration time.Duration
-	// Version is that of who records.
+	// Version is the version of the recording program.
 	Version string
-	// Progress, if not nil, is called with how long the recording has gone on, and how many goroutines
-	// have been looked at.
+	// Progress, if not nil, is called with the elapsed time and the number of goroutines looked at so far.
 	Progress func(elapsed time.Duration, goroutines uint64)
 	// Part, if not nil, is called with profiles of about ten seconds each.
 	Part func(*profilespb.ProfilesData)
@@ -52,44 +50,44 @@ type Config struct {
 // Result is a recording.
 type Result struct {
 	Start, End time.Time
-	// Looks is how many looks there were at all processes, Goroutines how many goroutines were looked
-	// at in all. Torn and Lost count readings and goroutines that changed meanwhile. Sampled says that
-	// there were so many goroutines that only some of them, by chance, were read at each look.
+	// Looks counts the rounds over all processes, Goroutines the goroutines read in all of them. Torn
+	// counts readings that were repeated because a goroutine changed meanwhile, Lost goroutines that
+	// changed each time. Sampled reports that there were so many goroutines that only a random part of them
+	// was read at each look.
 	Looks, Goroutines uint64
 	Torn, Lost        uint64
 	Sampled           bool
-	// Late is by how much looks came too late on average, and Latest at most.
+	// Late is the average delay of looks, Latest the largest.
 	Late, Latest time.Duration
-	// Overloaded says that looks were late by more than a tenth of the time between them on average, so
-	// that times are less exact than their errors say.
+	// Overloaded reports that looks were late by more than a tenth of their interval on average, so that
+	// times are less exact than their errors suggest.
 	Overloaded bool
-	// Rows has the time of spans by their names, that with the most first.
+	// Rows is the time of spans by name, the most first.
 	Rows []Row
-	// Functions has the time of waits by the user's function that waits, that with the most first.
+	// Functions is the waiting time by the user's function that waits, the most first.
 	Functions []FunctionTime
-	// Missing says what could not be found out, and why.
+	// Missing holds the reasons why some of the data could not be read.
 	Missing []error
-	// Ended says that all processes have ended.
+	// Ended reports that all processes have ended.
 	Ended bool
 }
 
-// Times is wall-clock time by what goroutines did. Waits has the time of waits and system calls by
-// their kind.
+// Times is wall-clock time by goroutine state. Waits is the time of waits and system calls by kind.
 type Times struct {
 	Total, Running, Runnable, Unknown time.Duration
 	Waits                             map[string]time.Duration
-	// Looks is how many looks have met this.
+	// Looks counts the looks at which the span was found.
 	Looks uint64
-	// squares is the sum of the squares of what was added each time, in seconds.
+	// squares is the sum of the squared increments, in seconds squared.
 	squares float64
 }
 
 // Waiting returns the time of all waits.
 func (t *Times) Waiting() time.Duration { return t.Total - t.Running - t.Runnable - t.Unknown }
 
-// Error returns the standard error of the total, as if each goroutine were in another span at each look
-// and all were independent. It is less for spans that last longer than the time between two looks, and
-// leaves out what looks that are late add to it.
+// Error returns the standard error of the total, assuming that at each look each goroutine is in another
+// span and that all are independent. It is smaller for spans longer than the interval between looks, and
+// does not include the effect of late looks.
 func (t *Times) Error() time.Duration {
 	return time.Duration(math.Sqrt(t.squares) * float64(time.Second))
 }
@@ -107,27 +105,27 @@ type FunctionTime struct {
 }
 
 const (
-	// maxGoroutines is how many goroutines of a process are read at a look. Of more, some are chosen by
-	// chance.
+	// maxGoroutines is how many goroutines of a process are read at a look. If there are more, a random
+	// part is read.
 	maxGoroutines = 4096
-	// maxRows bounds rows and functions. The time of what there is no room for is under the name others.
+	// maxRows bounds rows and functions. Beyond it, time is counted under the name others.
 	maxRows = 1 << 14
 	others  = "(others)"
-	// partTime is how long a part of a profile is.
+	// partTime is the length of a part of a profile.
 	partTime = 10 * time.Second
 )
 
-// rowKey is the identity of a row, or of a function's wait.
+// rowKey identifies a row, or a function's wait.
 type rowKey struct{ service, a, b string }
 
-// target is a process that is recorded.
+// target is a recorded process.
 type target struct {
 	pid      int
 	process  *waiting.Process
 	resource profile.Resource
 	service  string
 	last     time.Time // the last look
-	// probability is with which each goroutine is read.
+	// probability is the probability of reading each goroutine.
 	probability float64
 	// exited are the spans whose goroutine had exited at the last look.
 	exited map[[8]byte]bool
@@ -136,7 +134,7 @@ type target struct {
 	gone   bool
 }
 
-// recorder is a recording.
+// recorder is a running recording.
 type recorder struct {
 	Config
 
@@ -146,12 +144,12 @@ type recorder struct {
 	functions map[rowKey]*FunctionTime
 	builder   *profile.Builder
 	tops      map[string]*symbols.Location
-	begun     time.Time // the part
+	begun     time.Time // start of the current part
 	late      time.Duration
 }
 
-// Record records until the duration is over, ctx is done, or all processes have ended, which are no
-// errors. The error is about a process that cannot be read from the start: see [waiting.Open] and
+// Record records until the duration has passed, ctx is done or all processes have ended; none of these is
+// an error. The error is about a process that cannot be read at the start: see [waiting.Open] and
 // [waiting.Process.Look].
 func Record(ctx context.Context, c Config) (*Result, error) {
 	raisePriority()
@@ -189,7 +187,7 @@ func open(ctx context.Context, pid int) (*target, error) {
 		attributes = append(slices.Clip(attributes), profile.StringAttribute(string(semconv.ServiceNameKey), t.service))
 	}
 	t.resource, _ = profile.NewResource(attributes, schema)
-	// Symbols are read by the first look, whose time does not count.
+	// The first look reads the symbols, and its time does not count.
 	if _, err = p.Look(ctx); err != nil {
 		return nil, errors.Join(err, p.Close())
 	}
@@ -197,7 +195,7 @@ func open(ctx context.Context, pid int) (*target, error) {
 	return t, nil
 }
 
-// run looks until there is a reason to stop. The last look takes what is left of the time.
+// run looks at the processes until the recording ends. The last look covers the rest of the time.
 func (r *recorder) run(ctx context.Context) error {
 	period := time.Second / time.Duration(r.Frequency)
 	timer := time.NewTimer(0)
@@ -223,7 +221,7 @@ func (r *recorder) run(ctx context.Context) error {
 			return err
 		}
 		if now := time.Now(); now.After(due.Add(period)) {
-			due = now // What was missed is not made up for.
+			due = now // Missed looks are not made up for.
 		}
 		if r.Progress != nil {
 			r.Progress(time.Since(r.result.Start), r.result.Goroutines)
@@ -238,7 +236,7 @@ func (r *recorder) run(ctx context.Context) error {
 	}
 }
 
-// look looks at all processes.
+// look looks once at all processes.
 func (r *recorder) look(ctx context.Context) error {
 	r.result.Looks++
 	r.result.Ended = true
@@ -254,7 +252,7 @@ func (r *recorder) look(ctx context.Context) error {
 			continue
 		case err != nil && !errors.Is(err, reader.ErrBusy) && ctx.Err() == nil && r.result.Looks == 1:
 			return err
-		case err != nil: // The next look stands for this time too.
+		case err != nil: // The next look covers this time too.
 			r.result.Ended = false
 			continue
 		}
@@ -265,7 +263,7 @@ func (r *recorder) look(ctx context.Context) error {
 	return nil
 }
 
-// add adds the time since the look before.
+// add adds the time since the previous look.
 func (r *recorder) add(t *target, look *waiting.Look, elapsed time.Duration) {
 	weighted := time.Duration(float64(elapsed) / t.probability)
 	r.result.Torn, r.result.Lost = r.result.Torn+uint64(look.Torn), r.result.Lost+uint64(look.Lost)
@@ -280,8 +278,8 @@ func (r *recorder) add(t *target, look *waiting.Look, elapsed time.Duration) {
 		g := &look.Goroutines[i]
 		s := &look.Spans[g.Spans[len(g.Spans)-1]]
 		if g.State == reader.GoroutineGone {
-			// It was in the span when that was read, and exited before it was read itself; or it exited
-			// long ago, and is in no span, whoever has the span now.
+			// Either it exited between the reading of its span and its own, or it exited long ago and is no
+			// longer in the span, which another goroutine may own now.
 			if exited[s.SpanID] = true; t.exited[s.SpanID] {
 				continue
 			}
@@ -303,18 +301,18 @@ func (r *recorder) add(t *target, look *waiting.Look, elapsed time.Duration) {
 	}
 }
 
-// stack is what is known of goroutines with equal stacks.
+// stack describes goroutines with equal stacks.
 type stack struct {
 	kind, function string
-	// locations are the stack without the functions of the runtime that do the waiting, in whose place a
-	// frame says what it waits for.
+	// locations is the stack, in which a frame that names the wait replaces the runtime functions that
+	// implement it.
 	locations []*symbols.Location
 }
 
-// maxStacks bounds the stacks of a process that are remembered.
+// maxStacks bounds the cached stacks of a process.
 const maxStacks = 1 << 14
 
-// stack returns what is known of a goroutine's stack.
+// stack returns the description of a goroutine's stack, from the cache if possible.
 func (t *target) stack(r *recorder, g *waiting.Goroutine) *stack {
 	t.key = append(append(t.key[:0], byte(g.State)), g.WaitReason...)
 	for _, pc := range g.Stack {
@@ -356,7 +354,7 @@ func (r *recorder) locations(p *waiting.Process, g *waiting.Goroutine, kind stri
 	return append([]*symbols.Location{top}, stack...)
 }
 
-// sample returns what a profile has of a goroutine in a span.
+// sample returns the profile sample of a goroutine in a span.
 func sample(g *waiting.Goroutine, s *waiting.Span, known *stack) profile.Sample {
 	attributes := []*commonpb.KeyValue{profile.StringAttribute("otelctx.goroutine.state", g.State.String())}
 	for _, a := range [...]struct{ key, value string }{{"otelctx.wait.kind", known.kind}, {wire.NameKey, s.Name}, {wire.EndpointKey, s.Endpoint}} {

@@ -1,9 +1,9 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Programs that do to a recorder what no Go program does. The first argument says which;
-// those that publish have "publish" and what they publish before it. Each says a line when it
-// has done its part, and then uses the processor until its standard input ends.
+// Programs that attack a recorder in ways that Go programs do not. The first argument selects
+// one; for those that publish, it is preceded by "publish" and what to publish. Each prints a
+// line when it is ready, and then uses the CPU until its standard input ends.
 
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -22,8 +22,8 @@
 #define SLOT 32
 #define SLOTS 65536
 
-// Where a ring may be, at the same address in each process of this program: it is linked
-// to fixed addresses.
+// The memory of a ring, at the same address in each process of this program, which is linked
+// at fixed addresses.
 static unsigned char ring[RING_HEADER + SLOTS * SLOT] __attribute__((aligned(4096)));
 
 static void __attribute__((noreturn)) fail(const char *what)
@@ -38,14 +38,14 @@ static void say(const char *line)
 	fflush(stdout);
 }
 
-// spin uses the processor for a millisecond or so, here.
+// spin uses the CPU for about a millisecond in this function.
 static void __attribute__((noinline)) spin(void)
 {
 	for (volatile int i = 0; i < 300000; i++)
 		;
 }
 
-// told returns whether there is something to read, or nobody who would write it.
+// told returns whether there is input, or its end.
 static int told(void)
 {
 	struct pollfd in = {.fd = 0, .events = POLLIN};
@@ -92,7 +92,7 @@ static void publish(const char *version, const char *payload_hex, const char *ri
 	header->published_at = now.tv_sec * 1000000000ULL + now.tv_nsec;
 }
 
-// become runs another program when told its path.
+// become runs another program when it reads its path.
 static void become(void)
 {
 	char path[4096];
@@ -107,7 +107,7 @@ static void become(void)
 	fail(path);
 }
 
-// crowd has so many processes that use the processor once, and then never again.
+// crowd starts processes that use the CPU once and then never again.
 static void crowd(int processes)
 {
 	for (int i = 0; i < processes; i++) {
@@ -126,7 +126,7 @@ static void crowd(int processes)
 		;
 }
 
-// slot shows a span in the slot that its thread has in a ring of this capacity.
+// slot publishes a span in the slot of its thread in a ring of this capacity.
 static void slot(int capacity)
 {
 	memset(ring + RING_HEADER + gettid() % capacity * SLOT, 'F', 24);
@@ -135,7 +135,7 @@ static void slot(int capacity)
 		spin();
 }
 
-// secret has, where the ring would be, what is nobody's business. Its stack tells.
+// secret has a secret at the address of the ring. Its stack identifies it.
 static void __attribute__((noinline, noclone)) secret(void)
 {
 	for (size_t at = RING_HEADER; at < sizeof(ring); at += SLOT)
@@ -145,8 +145,8 @@ static void __attribute__((noinline, noclone)) secret(void)
 		spin();
 }
 
-// map maps a file so many times, and runs its code, at an offset, in one place after the
-// other.
+// map maps a file the given number of times, and runs its code, at an offset, in one mapping
+// after the other.
 static void map(const char *path, int times, long offset)
 {
 	void **places = calloc(times, sizeof(*places));
@@ -165,8 +165,8 @@ static void map(const char *path, int times, long offset)
 		((void (*)(void))((char *)places[i] + offset))();
 }
 
-// jit runs code that it has made itself, in as many pages: a function of its own in each. When that is
-// made it waits for a line, so that a perf map can be written.
+// jit runs generated code, with a different function in each page. When it has generated the code,
+// it waits for a line, so that a perf map can be written.
 static void jit(int pages)
 {
 	//	mov $200000, %ecx; 1: dec %ecx; jnz 1b; ret
@@ -176,7 +176,7 @@ static void jit(int pages)
 
 	if (all == MAP_FAILED)
 		fail("mmap");
-	// Each second page, so that each is a mapping.
+	// Every second page, so that each is a separate mapping.
 	for (int i = 0; i < pages; i++) {
 		memcpy(all + i * 8192L, code, sizeof(code));
 		if (mprotect(all + i * 8192L, 4096, PROT_READ | PROT_EXEC))
@@ -191,8 +191,7 @@ static void jit(int pages)
 		((void (*)(void))(all + i * 8192L))();
 }
 
-// frames makes the chain of frame pointers another one each time, of addresses that are
-// nowhere or somewhere.
+// frames varies the chain of frame pointers each time, with mapped and unmapped addresses.
 static void frames(void)
 {
 	static struct frame {

@@ -7,10 +7,10 @@ import "errors"
 
 // Errors of [Start].
 var (
-	// ErrNotFound says that there is no such program.
+	// ErrNotFound is returned if there is no such program.
 	ErrNotFound = errors.New("command not found")
-	// ErrNotExecutable says that there is a file, which cannot be executed.
+	// ErrNotExecutable is returned if the file exists but cannot be executed.
 	ErrNotExecutable = errors.New("the command cannot be executed")
-	// ErrNotPermitted says that this user may not trace programs.
+	// ErrNotPermitted is returned if this user may not trace programs.
 	ErrNotPermitted = errors.New("not permitted to trace the command")
 )

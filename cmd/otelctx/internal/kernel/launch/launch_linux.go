@@ -16,47 +16,47 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Command is a program that runs, or waits before its first instruction. It is safe for
+// Command is a started program, which may be stopped before its first instruction. It is safe for
 // concurrent use.
 type Command struct {
 	process *os.Process
-	// letGo has whether to let the program go; detached has what came of that.
-	letGo    chan struct{}
+	// resume is closed to let the program run; detached receives the result.
+	resume   chan struct{}
 	once     sync.Once
 	detached chan error
 	ended    chan struct{}
-	status   syscall.WaitStatus // once ended is closed
+	status   syscall.WaitStatus // valid once ended is closed
 }
 
-// Start starts the program argv[0], found as a shell finds it. It waits before its first
-// instruction until Resume or Kill, one of which must be called.
+// Start starts the program argv[0], which it looks up like a shell, and stops it before its first
+// instruction until Resume or Kill. One of these must be called.
 //
 // The error wraps [ErrNotFound], [ErrNotExecutable] or [ErrNotPermitted], or is the kernel's.
 func Start(argv []string) (*Command, error) {
 	path, err := exec.LookPath(argv[0])
 	switch {
-	case err == nil, errors.Is(err, exec.ErrDot): // whose PATH has the directory that it is in
+	case err == nil, errors.Is(err, exec.ErrDot): // found in the current directory, which PATH contains
 	case errors.Is(err, exec.ErrNotFound), errors.Is(err, os.ErrNotExist):
 		return nil, fmt.Errorf("%w: %w", ErrNotFound, err)
 	default:
 		return nil, fmt.Errorf("%w: %w", ErrNotExecutable, err)
 	}
-	c := &Command{letGo: make(chan struct{}), detached: make(chan error, 1), ended: make(chan struct{})}
+	c := &Command{resume: make(chan struct{}), detached: make(chan error, 1), ended: make(chan struct{})}
 	started := make(chan error)
 	go c.trace(path, argv, started)
 	return c, <-started
 }
 
-// trace starts the program, lets it go when that is asked for, and waits for its end.
+// trace starts the program, detaches from it when requested, and waits for its end.
 func (c *Command) trace(path string, argv []string, started chan<- error) {
-	// Only the thread that has started a program may trace it.
+	// Only the thread that started a program may trace it.
 	runtime.LockOSThread()
 	if err := c.start(path, argv); err != nil {
 		started <- err
 		return // The thread ends with its goroutine.
 	}
 	started <- nil
-	<-c.letGo
+	<-c.resume
 	if err := unix.PtraceDetach(c.process.Pid); err != nil {
 		c.detached <- fmt.Errorf("PTRACE_DETACH: %w", err)
 	}
@@ -89,7 +89,7 @@ func (c *Command) start(path string, argv []string) (err error) {
 		case status.StopSignal() == unix.SIGTRAP:
 			return nil
 		default:
-			// A signal that came before. The program executes, and gets it then.
+			// A signal arrived before the exec. The program continues and receives it.
 			if err := unix.PtraceCont(c.process.Pid, int(status.StopSignal())); err != nil {
 				_ = c.process.Kill()
 				return fmt.Errorf("PTRACE_CONT: %w", err)
@@ -115,22 +115,22 @@ func (c *Command) PID() int { return c.process.Pid }
 
 // Resume lets the program run. Later calls do nothing.
 func (c *Command) Resume() error {
-	c.once.Do(func() { close(c.letGo) })
+	c.once.Do(func() { close(c.resume) })
 	return <-c.detached
 }
 
 // Kill ends the program and waits for its end.
 func (c *Command) Kill() {
 	_ = c.process.Kill() // unless it has ended
-	c.once.Do(func() { close(c.letGo) })
+	c.once.Do(func() { close(c.resume) })
 	<-c.ended
 }
 
 // Ended is closed when the program has ended.
 func (c *Command) Ended() <-chan struct{} { return c.ended }
 
-// ExitCode returns what the program has exited with, once it has ended. As in shells, that is
-// 128 and the number of the signal if a signal has ended it.
+// ExitCode returns the exit code of the program once it has ended. As in shells, that is 128 plus the
+// signal number if a signal ended it.
 func (c *Command) ExitCode() int {
 	if c.status.Signaled() {
 		const signaled = 128
@@ -139,15 +139,15 @@ func (c *Command) ExitCode() int {
 	return c.status.ExitStatus()
 }
 
-// passed are the signals that are passed on.
-var passed = []os.Signal{unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM, unix.SIGUSR1, unix.SIGUSR2}
+// forwarded lists the signals that are passed on.
+var forwarded = []os.Signal{unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM, unix.SIGUSR1, unix.SIGUSR2}
 
-// PassSignals passes signals on to the program until stop is called. Those that this process
-// was told to ignore stay ignored by both. The terminal sends SIGINT and SIGQUIT to the program
-// too: in the foreground they are not passed on.
+// PassSignals passes signals on to the program until stop is called. Signals that this process ignores stay
+// ignored by both. In the foreground, SIGINT and SIGQUIT are not passed on, because the terminal sends them
+// to the program as well.
 func (c *Command) PassSignals() (stop func()) {
-	signals := make(chan os.Signal, len(passed))
-	for _, s := range passed {
+	signals := make(chan os.Signal, len(forwarded))
+	for _, s := range forwarded {
 		if !signal.Ignored(s) {
 			signal.Notify(signals, s)
 		}
@@ -174,11 +174,11 @@ func (c *Command) PassSignals() (stop func()) {
 	}
 }
 
-// inForeground reports whether this process gets the signals that are typed at its terminal.
+// inForeground reports whether this process receives the signals typed at its terminal.
 func inForeground() bool {
 	tty, err := os.Open("/dev/tty")
 	if err != nil {
-		return false // It has none.
+		return false // There is no terminal.
 	}
 	defer func() { _ = tty.Close() }()
 	group, err := unix.IoctlGetInt(int(tty.Fd()), unix.TIOCGPGRP)

@@ -32,8 +32,8 @@ func TestMain(m *testing.M) {
 	childproc.Main(m, nil)
 }
 
-// TestWaitsBeforeFirstInstruction finds the program at the address where its file, or that of
-// its dynamic linker, says that it begins.
+// TestWaitsBeforeFirstInstruction expects the program to be stopped at the entry point of its file or of
+// its dynamic linker.
 func TestWaitsBeforeFirstInstruction(t *testing.T) {
 	self, err := os.Executable()
 	require.NoError(t, err)
@@ -111,7 +111,7 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// TestPassSignals passes signals on until it is told to stop.
+// TestPassSignals checks that signals are passed on until stop is called.
 func TestPassSignals(t *testing.T) {
 	marks := t.TempDir()
 	script := `trap 'echo >$0/usr1' USR1; trap 'echo >$0/int' INT; trap 'exit 3' TERM; echo >$0/ready; while :; do sleep 0.01; done`

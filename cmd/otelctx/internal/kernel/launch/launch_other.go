@@ -10,7 +10,7 @@ import (
 	"fmt"
 )
 
-// Command is a program that runs, where that is possible.
+// Command is unsupported on this platform.
 type Command struct{}
 
 // Start returns an error that wraps [errors.ErrUnsupported].

@@ -1,15 +1,12 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package privilege keeps capabilities that come with this program's file from being those
-// of whoever runs it.
+// Package privilege restricts the capabilities of this program's file to the functions that need them, so
+// that they do not extend the rights of the user who runs it.
 //
-// A file with capabilities, setcap(8), hands them to every user. Recording needs CAP_BPF and
-// CAP_PERFMON, and nothing else that the program does may depend on what the file has. Which
-// processes and files the user may read is for the kernel to say. [Restrict] therefore
-// clears what is effective in all threads, and [Do] raises what recording needs, in one
-// thread, for as long as a function runs. Capabilities that the user has, as root does, are
-// left alone.
-//
-// It does not know what the privileges are used for.
+// A file with capabilities, setcap(8), grants them to every user. Recording needs CAP_BPF and CAP_PERFMON.
+// Nothing else that the program does may depend on the file's capabilities: which processes and files the
+// user may read is for the kernel to decide. Therefore [Restrict] clears the effective capabilities of all
+// threads, and [Do] raises those for recording in one thread while a function runs. Capabilities that the
+// user has anyway, as root does, are left alone.
 package privilege

@@ -17,17 +17,17 @@ import (
 // Set is a set of capabilities: bit n is capability n of linux/capability.h.
 type Set uint64
 
-// recording is what [Do] raises: what sampling takes, and what stands for that. None of
-// them lets the program read what its user may not, by itself.
+// recording is the set that [Do] raises: the capabilities for sampling, and those that include or replace
+// them. None of them by itself lets the program read what its user may not read.
 const recording Set = 1<<unix.CAP_BPF | 1<<unix.CAP_PERFMON | 1<<unix.CAP_SYS_ADMIN | 1<<unix.CAP_SYS_RESOURCE
 
-// restricted says that [Restrict] has cleared what is effective.
+// restricted reports that [Restrict] has cleared the effective capabilities.
 var restricted atomic.Bool
 
-// Restrict clears what is effective of the capabilities in all threads, if they came with
-// the program's file. It is to be called before anything else is done, and once.
+// Restrict clears the effective capabilities of all threads if they came with the program's file. It must
+// be called once, before anything else.
 //
-// The error says why that cannot be done; the program must not go on then.
+// After an error the program must not continue.
 func Restrict() error {
 	secure, err := atSecure()
 	if err != nil || !secure {
@@ -42,8 +42,8 @@ func Restrict() error {
 	}
 	sets.keepEffective(0)
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-	// Both are alive until the call has returned, as syscall.Syscall's rule 4 of package
-	// unsafe has it: the conversions are in the argument list.
+	// Both stay alive until the call has returned, by rule 4 of package unsafe: the conversions are in the
+	// argument list of syscall.AllThreadsSyscall.
 	_, _, errno := syscall.AllThreadsSyscall(unix.SYS_CAPSET, uintptr(unsafe.Pointer(&header)), uintptr(unsafe.Pointer(&sets[0])), 0)
 	if errno == syscall.ENOTSUP {
 		return errors.New("a program built with cgo cannot give up the capabilities of its file: build it with CGO_ENABLED=0")
@@ -55,15 +55,14 @@ func Restrict() error {
 	return nil
 }
 
-// Do calls f with those capabilities for recording that this program has, and returns
-// what f does. With them f reads also what it may read of other processes, of files and
-// of the kernel. So f does nothing but use BPF and perf events. Functions of f must run
-// on its own goroutine.
+// Do calls f with those capabilities for recording that this program has, and returns the error of f. The
+// capabilities also permit f to read other processes, files and the kernel, so f must only use BPF and perf
+// events. f must not start goroutines for this work: only the calling thread has the capabilities.
 func Do(f func() error) error {
 	if !restricted.Load() {
 		return f()
 	}
-	// The thread is nobody else's meanwhile, and the runtime starts no other one from it.
+	// No other goroutine uses the thread meanwhile, and the runtime does not clone threads from it.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	sets, err := get()
@@ -77,14 +76,14 @@ func Do(f func() error) error {
 	defer func() {
 		sets.keepEffective(0)
 		if err := set(sets); err != nil {
-			// Nothing may run with what is not the user's.
+			// Never continue with capabilities that the user does not have.
 			panic("privilege: " + err.Error())
 		}
 	}()
 	return f()
 }
 
-// Usable returns the capabilities that functions called by [Do] have.
+// Usable returns the capabilities of functions called by [Do].
 func Usable() (Set, error) {
 	sets, err := get()
 	if err != nil {
@@ -102,7 +101,7 @@ func (s Set) Has(capability int) bool { return s&(1<<capability) != 0 }
 // auxSecure is AT_SECURE of linux/auxvec.h.
 const auxSecure = 23
 
-// atSecure reports whether the program's file gave it more than its user has: AT_SECURE of
+// atSecure reports whether the program's file granted more rights than its user has: AT_SECURE of
 // getauxval(3).
 func atSecure() (bool, error) {
 	auxv, err := unix.Auxv()
@@ -117,7 +116,7 @@ func atSecure() (bool, error) {
 	return false, errors.New("auxiliary vector without AT_SECURE")
 }
 
-// sets are what capget(2) knows of a thread: the lower and the upper 32 capabilities.
+// sets are the capability sets of a thread, as in capget(2): the lower and the upper 32 capabilities.
 type sets [2]unix.CapUserData
 
 func get() (sets, error) {

@@ -13,7 +13,7 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// Carrier is what a span is read from. Zero is whatever there is.
+// Carrier is the kind of memory that spans are read from. Zero reads all carriers that a process has.
 type Carrier int
 
 const (
@@ -23,12 +23,12 @@ const (
 	GoroutineTable = Carrier(reader.GoroutineTable)
 	// GoroutineRecord is [reader.GoroutineRecord].
 	GoroutineRecord = Carrier(reader.GoroutineRecord)
-	// Labels are the profiler labels of the goroutine, whoever has set them, as the
-	// OpenTelemetry eBPF profiler reads them: the values of trace_id and span_id.
+	// Labels are the goroutine's pprof labels, whoever has set them, read like the OpenTelemetry eBPF
+	// profiler does: the values of trace_id and span_id.
 	Labels Carrier = 4
 )
 
-// String returns the carrier as labels, or as [reader.CarrierKind] does.
+// String returns "labels", or the text of the [reader.CarrierKind].
 func (c Carrier) String() string {
 	if c == Labels {
 		return "labels"
@@ -36,12 +36,12 @@ func (c Carrier) String() string {
 	return reader.CarrierKind(c).String()
 }
 
-// includes reports whether spans of a carrier of a process are read.
+// includes reports whether carriers of this kind are read.
 func (c Carrier) includes(kind reader.CarrierKind) bool { return c == 0 || c == Carrier(kind) }
 
-// Check returns why no span can be read of a process by the carrier, nil if one can. A
-// process that shows none at all yet, whose layout may be nil, is no error. The error may
-// quote what the process has chosen.
+// Check returns why spans of a process cannot be read from the carrier, nil if they can. A process that
+// publishes no spans yet, whose layout may be nil, is not an error. The error may contain text chosen by
+// the process.
 func (c Carrier) Check(layout *reader.ThreadLayout) error {
 	if c == 0 || layout == nil || len(layout.Carriers) == 0 {
 		return nil
@@ -58,14 +58,14 @@ func (c Carrier) Check(layout *reader.ThreadLayout) error {
 	return err
 }
 
-// labelsError returns why the labels of goroutines cannot be read.
+// labelsError returns why the labels of goroutines cannot be read, nil if they can.
 func labelsError(layout *reader.ThreadLayout) error {
 	if r := &layout.Runtime; r.GM < 0 || r.MCurg < 0 || r.GGoid < 0 || r.GLabels < 0 {
 		return errors.New("the process does not say where goroutines keep their labels")
 	}
 	text := goVersion(layout.Advertisement)
 	for word := range strings.FieldsSeq(text) { // such as "devel go1.27-0123abc Mon Jan 2"
-		// Labels are a map in older releases. Newer ones the profiler does not know either.
+		// Older releases use a map for labels. The eBPF profiler does not support newer ones.
 		if version.IsValid(word) && version.Compare(word, "go1.24") >= 0 && version.Compare(word, "go1.28") < 0 {
 			return nil
 		}
@@ -73,7 +73,7 @@ func labelsError(layout *reader.ThreadLayout) error {
 	return fmt.Errorf("the layout of labels is known for Go 1.24 to 1.27, and not for %q", text)
 }
 
-// goVersion returns the version of Go that a process says it is built with, "" if none.
+// goVersion returns the Go version that a process publishes, "" if none.
 func goVersion(c *reader.ProcessContext) string {
 	if c == nil {
 		return ""

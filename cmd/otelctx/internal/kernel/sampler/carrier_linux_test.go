@@ -30,7 +30,8 @@ import (
 	"github.com/otelctx/otelctx/spanctx"
 )
 
-// Of a service that shows its spans in every way only the one that is chosen is read.
+// TestChosenCarrier checks that only the chosen carrier is read if a service publishes its spans in all of
+// them.
 func TestChosenCarrier(t *testing.T) {
 	all := []string{burner.Records, burner.GoroutineTable, burner.ThreadSlots}
 	const exact, most = 1, 0.3
@@ -38,9 +39,9 @@ func TestChosenCarrier(t *testing.T) {
 		carrier Carrier
 		words   []string
 		proven  bool
-		// recall is how much of what is in spans must be found at least.
+		// recall is the minimum share of samples in spans that must be found.
 		recall float64
-		// wrong says that spans may be wrong.
+		// wrong permits wrong spans.
 		wrong bool
 	}{
 		"labels":          {Labels, all, true, exact, false},
@@ -55,7 +56,7 @@ func TestChosenCarrier(t *testing.T) {
 			watch(t, s, c.PID(), layoutOf(t, c.PID()))
 			rounds := testenv.Rounds(1000, 2000)
 			if testenv.Emulated() {
-				rounds = 2000 // Fewer of them tell what is true.
+				rounds = 2000 // Fewer of the samples are decided.
 			}
 			samples := take(t, s, rounds)
 			v := judge(c, samples)
@@ -79,7 +80,8 @@ func TestChosenCarrier(t *testing.T) {
 	}
 }
 
-// A carrier that the process does not have shows nothing, whatever else there is.
+// TestChosenCarrierIsMissing checks that no spans are found if the process lacks the chosen carrier,
+// whatever others it has.
 func TestChosenCarrierIsMissing(t *testing.T) {
 	for carrier, words := range map[Carrier][]string{
 		GoroutineRecord: {burner.GoroutineTable, burner.ThreadSlots},
@@ -98,8 +100,8 @@ func TestChosenCarrierIsMissing(t *testing.T) {
 	}
 }
 
-// The labels of others are seen by who reads labels, and by nobody else. That takes no
-// records.
+// TestLabelsOfOthers checks that labels set by other code are found if and only if labels are read. This
+// needs no records.
 func TestLabelsOfOthers(t *testing.T) {
 	for carrier, trace := range map[Carrier][16]byte{Labels: burner.ForeignTrace, GoroutineTable: {}} {
 		t.Run(carrier.String(), func(t *testing.T) {
@@ -107,7 +109,7 @@ func TestLabelsOfOthers(t *testing.T) {
 			c := startBurner(t, nil, burner.GoroutineTable, burner.Foreign)
 			watch(t, s, c.PID(), layoutOf(t, c.PID()))
 			samples := take(t, s, 1500)
-			// Labels end before the span does, and slots with it.
+			// Labels end before the span does, and slots end with it.
 			assertExact(t, judge(c, samples))
 			for _, one := range samples {
 				if one.Span.Exists() {
@@ -118,8 +120,8 @@ func TestLabelsOfOthers(t *testing.T) {
 	}
 }
 
-// Numbers of what the OpenTelemetry eBPF profiler reads: so many labels, in the order of
-// their keys, and of their values so many bytes.
+// TestLabelsAsProfilersReadThem checks the limits of the OpenTelemetry eBPF profiler: the number of labels,
+// in the order of their keys, and the bytes of their values.
 func TestLabelsAsProfilersReadThem(t *testing.T) {
 	const trace, span = "0123456789abcdef0123456789abcdef", "fedcba9876543210"
 	both := []string{"trace_id", trace, "span_id", span}
@@ -177,7 +179,7 @@ func TestLabelsAsProfilersReadThem(t *testing.T) {
 	}
 }
 
-// What was read before of longer labels is not there any more.
+// TestLabelsThatChange checks that nothing is left over from longer labels read before.
 func TestLabelsThatChange(t *testing.T) {
 	const trace, span = "0123456789abcdef0123456789abcdef", "fedcba9876543210"
 	s := open(t, Config{Frequency: burner.Frequency(), Carrier: Labels})
@@ -201,9 +203,8 @@ func TestLabelsThatChange(t *testing.T) {
 	assert.Less(t, found, 500)
 }
 
-// roleLabels burns on a goroutine with labels that are given as JSON, set by pprof.Do, in
-// turns if there are several sets of them. It advertises where goroutines keep them, and
-// has no records.
+// roleLabels uses the CPU on a goroutine with labels that are given as JSON and set by pprof.Do,
+// alternating if there are several sets. It advertises where goroutines have them, and has no records.
 const roleLabels = "labels"
 
 func labelsRole(parent *childproc.Parent) {
@@ -230,8 +231,8 @@ func labelsRole(parent *childproc.Parent) {
 	parent.Receive()
 }
 
-// burnBelow burns for a while below so many frames. Labels come behind the stack in a
-// sample, and the kernel zeroes what a shorter stack leaves of its place.
+// burnBelow uses the CPU for a while below a number of frames. In a sample the labels follow
+// the stack, and the kernel zeroes the space that a shorter stack leaves.
 //
 //go:noinline
 func burnBelow(frames int) {
@@ -244,7 +245,7 @@ func burnBelow(frames int) {
 	}
 }
 
-// labelsOf encodes labels as the program gives them.
+// labelsOf encodes labels as the BPF program does.
 func labelsOf(keysAndValues ...string) (b []byte) {
 	for i := 0; i < len(keysAndValues); i += 2 {
 		label := make([]byte, labelSize)
@@ -316,14 +317,14 @@ func TestDecodeLabels(t *testing.T) {
 	assert.Zero(t, s.Span, "a goroutine without labels")
 }
 
-// goContext is a process context that says which version of Go the process is built with.
+// goContext returns a process context with the Go version that the process is built with.
 func goContext(version string) *reader.ProcessContext {
 	return &reader.ProcessContext{Message: &processcontextpb.ProcessContext{Attributes: []*commonpb.KeyValue{{
 		Key: wire.KeyGo + wire.GoKeyVersion, Value: &commonpb.AnyValue{Value: &commonpb.AnyValue_StringValue{StringValue: version}},
 	}}}}
 }
 
-// What the program is told of a process, and what the caller, depends on the carrier.
+// TestLayoutsOfChosenCarriers checks the layouts and the errors for each chosen carrier.
 func TestLayoutsOfChosenCarriers(t *testing.T) {
 	runtime := reader.RuntimeOffsets{GM: 48, GGoid: 152, GLabels: 352, MCurg: 184, MProcid: -1}
 	noLabels := runtime

@@ -3,8 +3,8 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 
-// Tells which processes publish, execute another program or end, at that moment. It gives
-// their ids and nothing else. The reader finds out more with its own rights.
+// Reports processes that publish, execute another program or end, as it happens. It
+// reports their ids and nothing else. The reader finds out more with its own permissions.
 
 #include <stdbool.h>
 
@@ -29,8 +29,8 @@ struct change {
 const struct change *for_go_change __attribute__((unused));
 const enum change_kind *for_go_change_kind __attribute__((unused));
 
-// told has the processes of which CHANGED has been told, until the reader removes them. A
-// process that changes all the time is told of once, and so fills neither this nor changes.
+// told holds the processes whose CHANGED has been reported, until the reader removes them. A
+// process that changes all the time is reported once, and so fills neither this nor changes.
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, MAX_PROCESSES);
@@ -38,7 +38,7 @@ struct {
 	__type(value, __u8);
 } told SEC(".maps");
 
-// Room for each process once, and for ends.
+// Room for one change and the end of each process.
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 1 << 18);
@@ -85,7 +85,7 @@ int watched_exec(void *ctx)
 	return tell_exec(false);
 }
 
-// The last thread ends the process.
+// The process ends with its last thread.
 SEC("tp_btf/sched_process_exit")
 int watched_exit(void *ctx)
 {
@@ -100,16 +100,16 @@ int watched_exit(void *ctx)
 #define PR_SET_VMA 0x53564d41
 #define PR_SET_VMA_ANON_NAME 0
 
-// What the kernel gives at the entry of a system call.
+// The kernel's arguments of a system call's entry tracepoint.
 struct syscall_entry {
 	__u64 common;
 	__u64 number;
 	__u64 args[6];
 };
 
-// A publisher names its mapping last, when all else of the process context can be read. It
-// tries to even where the kernel cannot name mappings. Others name mappings too, as Go's
-// runtime does with its heap.
+// A publisher names its mapping last, when the rest of the process
+// context can be read. It tries to even if the kernel cannot name
+// mappings. Other code names mappings too, such as Go's runtime its heap.
 SEC("tracepoint/syscalls/sys_enter_prctl")
 int publishes(struct syscall_entry *ctx)
 {
@@ -120,7 +120,7 @@ int publishes(struct syscall_entry *ctx)
 
 	if (ctx->args[0] != PR_SET_VMA || ctx->args[1] != PR_SET_VMA_ANON_NAME)
 		return 0;
-	// A name that is not in memory yet, and so cannot be read here, may be this one.
+	// A name that is not paged in, and so cannot be read here, may be this one.
 	if (bpf_probe_read_user(&name, sizeof(name), (void *)ctx->args[4]) == 0 && name != *(const __u64 *)want)
 		return 0;
 	if (identify(task, &pid, &tid))

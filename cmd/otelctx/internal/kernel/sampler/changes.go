@@ -3,19 +3,18 @@
 
 package sampler
 
-// Change is what a process has just done.
+// Change is a change of a process.
 type Change struct {
 	Image Image
-	// Ended says that the process has ended. Else it executes this image, or publishes.
+	// Ended reports that the process has ended. Otherwise it has executed Image, or publishes.
 	Ended bool
 }
 
-// ChangesConfig says which changes are told: each exec, and the ends of processes that are
-// watched.
+// ChangesConfig selects the reported changes: execs, and the ends of watched processes.
 type ChangesConfig struct {
-	// Publications has it told when a process publishes. Where the kernel tells that, only the
-	// execs of processes that are watched are told.
+	// Publications also reports processes that publish. If the kernel supports that, only the execs of
+	// watched processes are reported.
 	Publications bool
-	// Watched has only the execs of processes told that are watched.
+	// Watched reports only the execs of watched processes.
 	Watched bool
 }

@@ -19,7 +19,7 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/kernel/privilege"
 )
 
-// Changes tells what processes do, at that moment. It is safe for concurrent use, but only one
+// Changes reports changes of processes as they happen. It is safe for concurrent use, except that only one
 // goroutine may call Next.
 type Changes struct {
 	mu      sync.Mutex
@@ -28,12 +28,12 @@ type Changes struct {
 	links   []link.Link
 	ring    *ringbuf.Reader
 	record  ringbuf.Record
-	// publications says that it is told who publishes.
+	// publications reports whether publications are reported.
 	publications bool
 }
 
-// Changes begins to tell changes. It is to be closed before the sampler. An error says why the
-// kernel does not tell them.
+// Changes starts reporting changes. It must be closed before the sampler. An error is the reason why the
+// kernel cannot report them.
 func (s *Sampler) Changes(config ChangesConfig) (*Changes, error) {
 	c := &Changes{}
 	if err := privilege.Do(func() error { return c.open(s.objects.Watched, config) }); err != nil {
@@ -42,7 +42,7 @@ func (s *Sampler) Changes(config ChangesConfig) (*Changes, error) {
 	return c, nil
 }
 
-// open does what takes capabilities.
+// open performs the steps that need capabilities.
 func (c *Changes) open(watched *ebpf.Map, config ChangesConfig) error {
 	spec, err := loadChanges()
 	if err != nil {
@@ -63,7 +63,7 @@ func (c *Changes) open(watched *ebpf.Map, config ChangesConfig) error {
 		return fmt.Errorf("ring buffer: %w", err)
 	}
 	if config.Publications {
-		// Only tracefs knows the number of this tracepoint, and only root may read that.
+		// The number of this tracepoint is only in tracefs, which only root may read.
 		if l, err := link.Tracepoint("syscalls", "sys_enter_prctl", c.objects.Publishes, nil); err == nil {
 			c.links = append(c.links, l)
 			c.publications = true
@@ -83,7 +83,7 @@ func (c *Changes) open(watched *ebpf.Map, config ChangesConfig) error {
 	return nil
 }
 
-// Publications reports whether it is told who publishes.
+// Publications reports whether processes that publish are reported.
 func (c *Changes) Publications() bool { return c.publications }
 
 // Next waits for a change. After Close it returns [os.ErrClosed].
@@ -102,15 +102,15 @@ func (c *Changes) Next(to *Change) error {
 	return nil
 }
 
-// Again has the kernel report the next change of a process. Until then one change is reported,
-// however often it does.
+// Again makes the kernel report the next change of a process. Until then only one change is reported,
+// however many there are.
 func (c *Changes) Again(pid int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
 		return
 	}
-	// One that is not there has not been told.
+	// If it is missing, no change has been reported.
 	_ = privilege.Do(func() error { return c.objects.Told.Delete(uint32(pid)) })
 }
 

@@ -33,7 +33,7 @@ func startShell(t *testing.T) *childproc.Child {
 	return c
 }
 
-// openChanges returns the changes of processes of this machine.
+// openChanges returns the changes of this machine's processes.
 func openChanges(t *testing.T, s *Sampler, config ChangesConfig) *Changes {
 	t.Helper()
 	changes, err := s.Changes(config)
@@ -57,7 +57,7 @@ func nextOf(t *testing.T, changes *Changes, pids ...int) Change {
 	}
 }
 
-// What a process that is watched executes is told, and that it ends.
+// TestChangesOfWatched checks that the execs and the end of a watched process are reported.
 func TestChangesOfWatched(t *testing.T) {
 	s := open(t, Config{Frequency: 1})
 	stranger, watched := startShell(t), startShell(t)
@@ -81,7 +81,7 @@ func TestChangesOfWatched(t *testing.T) {
 	assert.Equal(t, Change{Image: now, Ended: true}, c)
 }
 
-// What any process executes is told once, until that has been heard.
+// TestChangesOfAll checks that an exec of any process is reported, once until it is rearmed.
 func TestChangesOfAll(t *testing.T) {
 	s := open(t, Config{Frequency: 1})
 	changes := openChanges(t, s, ChangesConfig{})
@@ -90,7 +90,7 @@ func TestChangesOfAll(t *testing.T) {
 	require.Equal(t, again.PID(), nextOf(t, changes, again.PID()).Image.PID, "the first sh")
 	assert.Equal(t, "done", again.Ask("go"))
 	other := startShell(t)
-	assert.Equal(t, other.PID(), nextOf(t, changes, again.PID(), other.PID()).Image.PID, "nobody has asked for more")
+	assert.Equal(t, other.PID(), nextOf(t, changes, again.PID(), other.PID()).Image.PID, "not rearmed")
 	changes.Again(again.PID())
 	again.Send("go")
 	assert.Equal(t, again.PID(), nextOf(t, changes, again.PID()).Image.PID)
@@ -102,7 +102,7 @@ func TestChangesOfAll(t *testing.T) {
 
 const rolePublications = "publications"
 
-// publicationsRole is told of its own publications, with a tracefs of its own.
+// publicationsRole receives its own publications, using a private tracefs.
 func publicationsRole(parent *childproc.Parent) {
 	const tracefs = "/sys/kernel/tracing"
 	if err := unix.Mount("none", tracefs, "tracefs", 0, ""); err != nil && !errors.Is(err, unix.EBUSY) {
@@ -121,7 +121,7 @@ func publicationsRole(parent *childproc.Parent) {
 	parent.Receive()
 	r, err := vma.New("OTEL_DIFFERENT", 1)
 	parent.Must(err)
-	_ = r.Announce() // whatever the kernel makes of it
+	_ = r.Announce() // the result does not matter
 	var one uint8
 	if changes.objects.Told.Lookup(uint32(os.Getpid()), &one) == nil {
 		parent.Send("told of a name that is no publisher's")
@@ -130,7 +130,7 @@ func publicationsRole(parent *childproc.Parent) {
 	publisher, err := resourcepublisher.NewPublisher(resource.Empty())
 	parent.Must(err)
 	var c Change
-	for range 2 { // of the publisher's
+	for range 2 { // publications
 		for c.Image.PID != os.Getpid() {
 			parent.Must(changes.Next(&c))
 		}
@@ -142,7 +142,8 @@ func publicationsRole(parent *childproc.Parent) {
 	}
 }
 
-// Who publishes a process context is told, also who does so anew.
+// TestChangesOfPublishers checks that publishing a process context is reported, also when it is published
+// anew.
 func TestChangesOfPublishers(t *testing.T) {
 	needNamespaces(t)
 	needSampling(t)

@@ -1,26 +1,22 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package sampler samples the threads of processes, from outside and without their
-// help. A sample says where a thread is, and in which span by what its process
-// advertises.
+// Package sampler samples the threads of processes from outside, without their help. A sample contains the
+// thread's stack and, if the process advertises its spans, the span that the thread is in.
 //
-// A BPF program, sampler.bpf.c, runs in a timer's interrupt on each processor. The
-// thread cannot go on meanwhile, which makes the difference to reading it from another
-// process. The goroutine that it runs is found where the thread itself finds it, and
-// stands still.
+// A BPF program, sampler.bpf.c, runs in a timer interrupt on each CPU. The interrupted thread cannot
+// continue meanwhile, unlike when another process reads it, so the program finds the thread's goroutine
+// where the thread itself does, and the goroutine does not change.
 //
-// It needs Linux 5.10 (arm64: 5.12) with BTF, and the capabilities CAP_BPF and
-// CAP_PERFMON. Before 5.11 it also needs CAP_SYS_RESOURCE, or as much memory that may be
-// locked as its maps take. Elsewhere [Open] returns an error that wraps
-// [errors.ErrUnsupported].
+// The package needs Linux 5.10 (arm64: 5.12) with BTF, and the capabilities CAP_BPF and CAP_PERFMON. Before
+// 5.11 it also needs CAP_SYS_RESOURCE, or a limit on locked memory that its maps fit into. Elsewhere [Open]
+// returns an error that wraps [errors.ErrUnsupported].
 //
-// It knows nothing of function names and profiles. Which processes are sampled is for the
-// caller to say.
+// The package does not symbolize stacks and does not choose the processes: callers do.
 package sampler
 
-// The objects and the code around them are committed, so that building takes no
-// compiler but Go's. They come out the same wherever clang 14 makes them.
+// The objects and their Go code are committed, so that building needs only the Go
+// compiler. Any clang 14 produces identical objects.
 //
 //go:generate go tool bpf2go -target amd64,arm64 -tags linux -type image -type thread -type layout -type ring -type spans -type header -type carrier -type feature -type label program sampler.bpf.c -- -mcpu=v3 -Wall -Wextra -Werror -Wno-unused-parameter
 //go:generate go tool bpf2go -target amd64,arm64 -tags linux -type change -type change_kind changes changes.bpf.c -- -mcpu=v3 -Wall -Wextra -Werror -Wno-unused-parameter

@@ -18,8 +18,8 @@ var (
 	threadSize   = binary.Size(programThread{})
 )
 
-// decode fills s, but for its time, with what the program has said. It reuses the memory
-// of the stacks. The time is that of CLOCK_BOOTTIME in nanoseconds.
+// decode fills s, except its time, with a sample from the BPF program. It reuses the memory of the stacks.
+// The returned time is CLOCK_BOOTTIME in nanoseconds.
 func (s *Sample) decode(b []byte) (bootNS uint64, err error) {
 	var h programHeader
 	if _, err := binary.Decode(b, binary.NativeEndian, &h); err != nil {
@@ -55,8 +55,8 @@ func (s *Sample) decode(b []byte) (bootNS uint64, err error) {
 
 func newImage(i programImage) Image { return Image{PID: int(i.Pid), start: i.Start, execs: i.Execs} }
 
-// addresses appends the frames in b to frames. The kernel ends a stack with zeros where
-// it can follow it no longer.
+// addresses appends the frames in b to frames. The kernel fills the rest of a stack that it cannot follow
+// with zeros.
 func addresses(frames []uint64, b []byte) []uint64 {
 	for ; len(b) >= 8; b = b[8:] {
 		if address := binary.NativeEndian.Uint64(b); address != 0 {

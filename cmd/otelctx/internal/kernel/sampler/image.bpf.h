@@ -1,15 +1,15 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 
-// Which program a process runs, and which processes are watched: what the programs of this
-// package have in common.
+// The program that a process runs, and the watched
+// processes: shared by the BPF programs of this package.
 
-// How many processes can be watched.
+// The maximum number of watched processes.
 #define MAX_PROCESSES 4096
 #define MAX_NAMESPACES 33 // MAX_PID_NS_LEVEL and the first one
 
-// image says which program a process runs. A process that gets the id of an ended one was
-// started at another time. Each exec counts.
+// image identifies the program of a process. A process that reuses
+// the id of an ended one has another start time. Each exec counts.
 struct image {
 	__u64 start; // of the process, CLOCK_BOOTTIME in nanoseconds
 	__u64 execs;
@@ -17,8 +17,8 @@ struct image {
 	__u32 _pad;
 };
 
-// watched has the number of the layout of each process that is watched, by its id in the
-// PID namespace of who watches.
+// watched maps each watched process, by its id in the
+// watcher's PID namespace, to the index of its layout.
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, MAX_PROCESSES);
@@ -39,8 +39,8 @@ static __always_inline struct upid upid_at(struct pid *pid, __u32 level)
 	return upid;
 }
 
-// identify stores the ids of a thread in the watcher's PID namespace, and returns false
-// if it has none there.
+// identify stores the ids of a thread in the watcher's PID
+// namespace. It returns false if the thread has none there.
 static __always_inline bool identify(struct task_struct *task, __u32 *process, __u32 *thread)
 {
 	struct pid *pid = BPF_CORE_READ(task, thread_pid);
@@ -58,7 +58,7 @@ static __always_inline bool identify(struct task_struct *task, __u32 *process, _
 	return false;
 }
 
-// image_of stores which program a process runs, by its first thread.
+// image_of stores the program of a process, given its first thread.
 static __always_inline void image_of(struct task_struct *leader, __u32 pid, struct image *image)
 {
 	image->pid = pid;

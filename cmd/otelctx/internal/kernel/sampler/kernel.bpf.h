@@ -1,9 +1,9 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 
-// What the programs of this package use of the kernel. The structs have only the fields that
-// are read. The loader fills in their offsets from the running kernel's BTF
-// (preserve_access_index).
+// The kernel types that the programs of this package use. The structs
+// contain only the fields that are read. The loader fills in their
+// offsets from the running kernel's BTF (preserve_access_index).
 
 typedef unsigned char __u8;
 typedef unsigned short __u16;
@@ -104,15 +104,15 @@ struct bpf_iter__task {
 	struct task_struct *task;
 };
 
-// One of the helpers of the kernel's that a program may ask for.
+// A kernel helper whose availability a program checks.
 enum bpf_func_id {
 	BPF_FUNC_task_pt_regs = 175,
 };
 
 #pragma clang attribute pop
 
-// What a program of a perf_event gets: the registers that were interrupted. They are
-// part of the kernel's interface to user space, so that they stay where they are.
+// The argument of a perf_event program: the interrupted registers. They are
+// part of the kernel's interface to user space, so the layout is stable.
 struct bpf_perf_event_data {
 #if defined(__TARGET_ARCH_arm64)
 	__u64 regs[31];

@@ -23,20 +23,20 @@ import (
 	"github.com/otelctx/otelctx/internal/boottime"
 )
 
-// timers are the events that interrupt, one of each processor.
+// timers are the perf events that interrupt the CPUs, one for each CPU.
 type timers struct {
 	frequency int
-	program   int         // what they run
-	online    string      // the file that lists the processors
-	events    map[int]int // file descriptors by processor
-	mappings  *mappings   // nil if nobody wants them
+	program   int         // descriptor of the BPF program that they run
+	online    string      // the file that lists the online CPUs
+	events    map[int]int // file descriptors by CPU
+	mappings  *mappings   // nil if they are not read
 }
 
-// onlineFile has the processors that run, as "0-3,5". Unlike in /proc none are left out.
+// onlineFile lists the online CPUs, as in "0-3,5". Unlike files in /proc it is not filtered in containers.
 const onlineFile = "/sys/devices/system/cpu/online"
 
-// adjust has the program run on each processor that is there, so many times in a second,
-// whenever it is not idle. It is called again when others may be there.
+// adjust runs the BPF program on each online CPU, at the given frequency while the CPU is not idle. It is
+// called again when CPUs may have come online or gone offline.
 func (t *timers) adjust() error {
 	content, err := os.ReadFile(t.online)
 	if err != nil {
@@ -60,7 +60,7 @@ func (t *timers) adjust() error {
 		}
 		fd, err := t.open(cpu)
 		if errors.Is(err, unix.ENODEV) {
-			continue // It has gone meanwhile.
+			continue // It went offline meanwhile.
 		}
 		if err != nil {
 			return errors.Join(append(errs, err)...)
@@ -71,7 +71,7 @@ func (t *timers) adjust() error {
 		}
 		added = append(added, fd)
 	}
-	// All together, so that none is ahead by the time that the others take.
+	// Enabled together, so that no CPU starts earlier than the others.
 	for _, fd := range added {
 		if err := unix.IoctlSetInt(fd, unix.PERF_EVENT_IOC_ENABLE, 0); err != nil {
 			errs = append(errs, fmt.Errorf("PERF_EVENT_IOC_ENABLE: %w", err))
@@ -80,7 +80,7 @@ func (t *timers) adjust() error {
 	return errors.Join(errs...)
 }
 
-// open opens the event of a processor, which does not run yet.
+// open opens the event of a CPU, disabled.
 func (t *timers) open(cpu int) (int, error) {
 	attr := &unix.PerfEventAttr{
 		Type:   unix.PERF_TYPE_SOFTWARE,
@@ -90,7 +90,7 @@ func (t *timers) open(cpu int) (int, error) {
 		Bits:   unix.PerfBitFreq | unix.PerfBitDisabled | unix.PerfBitExcludeIdle,
 	}
 	if t.mappings != nil {
-		// The kernel records the executable mappings of all processes, with the time.
+		// Also record the executable mappings of all processes, with timestamps.
 		attr.Bits |= unix.PerfBitMmap | unix.PerfBitMmap2 | unix.PerfBitSampleIDAll | unix.PerfBitUseClockID
 		attr.Sample_type = unix.PERF_SAMPLE_TIME
 		attr.Clockid = unix.CLOCK_BOOTTIME
@@ -111,28 +111,28 @@ func (t *timers) open(cpu int) (int, error) {
 	return fd, nil
 }
 
-// parseProcessors returns the numbers in a list such as "0-3,5".
+// parseProcessors returns the CPU numbers in a list such as "0-3,5".
 func parseProcessors(list string) ([]int, error) {
-	const most = 1 << 16
+	const maxCPUs = 1 << 16
 	var cpus []int
 	for part := range strings.SplitSeq(strings.TrimSpace(list), ",") {
 		first, last, isRange := strings.Cut(part, "-")
 		if !isRange {
 			last = first
 		}
-		from, err := strconv.Atoi(first)
-		to, err2 := strconv.Atoi(last)
-		if err := errors.Join(err, err2); err != nil || to >= most {
+		begin, err := strconv.Atoi(first)
+		end, err2 := strconv.Atoi(last)
+		if err := errors.Join(err, err2); err != nil || end >= maxCPUs {
 			return nil, fmt.Errorf("%q is not a list of processors", list)
 		}
-		for cpu := from; cpu <= to; cpu++ {
+		for cpu := begin; cpu <= end; cpu++ {
 			cpus = append(cpus, cpu)
 		}
 	}
 	return cpus, nil
 }
 
-// stop ends the events. When it returns none of them runs any more.
+// stop closes the events. When it returns, the BPF program no longer runs.
 func (t *timers) stop() error {
 	var errs []error
 	for cpu, fd := range t.events {
@@ -142,7 +142,7 @@ func (t *timers) stop() error {
 	return errors.Join(errs...)
 }
 
-// close closes the event of a processor.
+// close closes the event of a CPU.
 func (t *timers) close(cpu, fd int) error {
 	if t.mappings != nil {
 		t.mappings.remove(cpu)
@@ -150,11 +150,10 @@ func (t *timers) close(cpu, fd int) error {
 	return unix.Close(fd)
 }
 
-// initPIDNamespace is the number of the first PID namespace (PROC_PID_INIT_INO).
+// initPIDNamespace is the inode number of the initial PID namespace (PROC_PID_INIT_INO).
 const initPIDNamespace = 0xEFFFFFFC
 
-// pidNamespace returns the number of this process's PID namespace, 0 if it is the first
-// one.
+// pidNamespace returns the inode number of this process's PID namespace, 0 for the initial one.
 func pidNamespace() (uint32, error) {
 	var st unix.Stat_t
 	if err := unix.Stat("/proc/self/ns/pid", &st); err != nil {
@@ -166,8 +165,8 @@ func pidNamespace() (uint32, error) {
 	return uint32(st.Ino), nil
 }
 
-// kernelBoottime returns CLOCK_BOOTTIME in nanoseconds as the kernel has it, which in a
-// time namespace, time_namespaces(7), is not what processes are told.
+// kernelBoottime returns the kernel's CLOCK_BOOTTIME in nanoseconds. In a time namespace,
+// time_namespaces(7), processes read a different value.
 func kernelBoottime() (uint64, error) {
 	now, err := boottime.Now()
 	if err != nil {
@@ -177,13 +176,13 @@ func kernelBoottime() (uint64, error) {
 	return now - uint64(offset), err
 }
 
-// sameMoment returns one moment on two clocks: time's, and [kernelBoottime]. It looks at
-// both a few times and takes the shortest look. This process may have to wait in between,
-// and all samples would be that much too early.
+// sameMoment reads the wall clock and [kernelBoottime] at the same moment. This process may be preempted
+// between the two, which would shift all samples, so it reads both several times and returns the fastest
+// pair.
 func sameMoment() (now time.Time, boot uint64, err error) {
-	const looks = 5
+	const attempts = 5
 	shortest := time.Duration(math.MaxInt64)
-	for range looks {
+	for range attempts {
 		before := time.Now()
 		then, err := kernelBoottime()
 		if err != nil {
@@ -196,7 +195,7 @@ func sameMoment() (now time.Time, boot uint64, err error) {
 	return now, boot, nil
 }
 
-// needed are the capabilities that sampling takes.
+// needed lists the capabilities that sampling requires.
 var needed = []struct {
 	name string
 	bit  int
@@ -205,14 +204,14 @@ var needed = []struct {
 	{"CAP_PERFMON", unix.CAP_PERFMON},
 }
 
-// permitted returns an error that names the capabilities that are missing, if any are.
+// permitted returns an error that names the missing capabilities, nil if none is missing.
 func permitted() error {
 	usable, err := privilege.Usable()
 	if err != nil {
 		return err
 	}
 	if usable.Has(unix.CAP_SYS_ADMIN) {
-		return nil // It stands for both.
+		return nil // It includes both.
 	}
 	var missing []string
 	for _, c := range needed {
@@ -226,22 +225,20 @@ func permitted() error {
 	return fmt.Errorf("%w: without %s", ErrNotPermitted, strings.Join(missing, " and "))
 }
 
-// unlockMemory lets this process lock as much memory as it likes. Linux before 5.11 counts
-// what programs and their maps take as that; more than the usual limit takes
-// CAP_SYS_RESOURCE.
+// unlockMemory lifts the limit on locked memory. Linux before 5.11 charges BPF programs and maps to it;
+// raising it above the hard limit requires CAP_SYS_RESOURCE.
 func unlockMemory() error {
 	return unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY})
 }
 
-// explain wraps what the kernel says when it does not permit something, or does not know
-// it.
+// explain wraps an error of the kernel in ErrNotPermitted or errors.ErrUnsupported if that is the cause.
 func explain(err error) error {
 	var refused *ebpf.VerifierError
 	switch {
 	case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE), errors.Is(err, unix.ENOMEM):
-		return err // A program that was accepted needs them. The log is the verifier's, and tells nothing.
+		return err // Not the verifier's fault: the program was accepted, and its log is irrelevant.
 	case errors.As(err, &refused) && len(refused.Log) > 0:
-		// It says EACCES as well, whoever asks.
+		// The verifier's error is EACCES even for a privileged caller.
 		return fmt.Errorf("%w: the kernel's verifier does not accept the program: %w", errors.ErrUnsupported, err)
 	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
 		return fmt.Errorf("%w, although CAP_BPF and CAP_PERFMON are there (a user namespace, a seccomp profile, the "+
@@ -253,7 +250,7 @@ func explain(err error) error {
 	}
 }
 
-// maxFrames returns how many frames of a stack the kernel gives at most.
+// maxFrames returns the maximum number of frames in a stack from the kernel.
 func maxFrames() int {
 	if n, err := strconv.Atoi(sysctl("perf_event_max_stack")); err == nil && n > 0 {
 		return min(n, MaxFrames)
@@ -261,7 +258,7 @@ func maxFrames() int {
 	return MaxFrames
 }
 
-// sysctl returns a setting of the kernel for people.
+// sysctl returns a kernel setting as text for messages.
 func sysctl(name string) string {
 	b, err := fs.ReadFile(os.DirFS("/proc/sys/kernel"), name)
 	if err != nil {

@@ -11,17 +11,17 @@ import (
 	"unicode/utf8"
 )
 
-// Where a label that the program has read has its key and value.
+// Sizes of a label as read by the BPF program.
 const (
 	labelKeySize = len(programLabel{}.Key)
 	labelSize    = labelKeySize + len(programLabel{}.Value)
 )
 
-// spanOfLabels returns the span that labels name, as the program has read them, or none.
-// If two labels have the same key, after the cut, the last one counts.
+// spanOfLabels returns the span named by labels that the BPF program has read, or the zero Span. If two
+// labels have the same key after truncation, the last one counts.
 //
-// The OpenTelemetry eBPF profiler takes bytes for labels in this way (tracer/labels.go).
-// Strings end at the first zero. Values end before what is not UTF-8, unless that is all.
+// The conversion of bytes to text follows the OpenTelemetry eBPF profiler (tracer/labels.go): strings end
+// at the first zero, and values before the first invalid UTF-8 byte, unless nothing would be left.
 func spanOfLabels(labels []byte) Span {
 	var trace, span []byte
 	for ; len(labels) >= labelSize; labels = labels[labelSize:] {
@@ -49,7 +49,7 @@ func untilZero(b []byte) []byte {
 	return b
 }
 
-// validPrefix returns what comes before the first byte that is not of UTF-8.
+// validPrefix returns the longest prefix that is valid UTF-8.
 func validPrefix(b []byte) []byte {
 	for i := 0; i < len(b); {
 		r, size := utf8.DecodeRune(b[i:])
@@ -61,12 +61,12 @@ func validPrefix(b []byte) []byte {
 	return b
 }
 
-// decodeID decodes an id in lower-case hexadecimal digits, and returns false if it is none.
-func decodeID(to, text []byte) bool {
-	if len(text) != hex.EncodedLen(len(to)) || bytes.ContainsAny(text, "ABCDEF") {
+// decodeID decodes an id of lower-case hexadecimal digits. It returns false if text is not a valid id.
+func decodeID(id, text []byte) bool {
+	if len(text) != hex.EncodedLen(len(id)) || bytes.ContainsAny(text, "ABCDEF") {
 		return false
 	}
-	if _, err := hex.Decode(to, text); err != nil {
+	if _, err := hex.Decode(id, text); err != nil {
 		return false
 	}
 	return bytes.ContainsFunc(text, func(r rune) bool { return r != '0' })

@@ -10,14 +10,14 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// noField is where slots have fields that they do not have.
+// noField is the offset of fields that a slot does not have.
 const noField = 1024
 
-// newLayout returns what the program is to know of a process. layout may be nil.
+// newLayout returns the BPF program's description of a process. layout may be nil.
 //
-// If spans can be proven, only carriers with proof are read. A thread's slot that nobody
-// can check could only add wrong spans. Carriers have been checked by package reader,
-// whose bounds are the program's. If one of them is chosen, there are no others.
+// If spans can be proven, only provable carriers are read: a thread slot that cannot be checked could only
+// add wrong spans. Package reader has checked the carriers against the bounds that the BPF program assumes.
+// If a carrier is chosen, the others are not read.
 func newLayout(image Image, layout *reader.ThreadLayout, chosen Carrier) programLayout {
 	l := programLayout{Image: programImage{Start: image.start, Execs: image.execs, Pid: uint32(image.PID)}}
 	if layout == nil {
@@ -68,10 +68,10 @@ func newLayout(image Image, layout *reader.ThreadLayout, chosen Carrier) program
 	return l
 }
 
-// cellSize is what of a cell the program reads.
+// cellSize is how many bytes of a cell the BPF program reads.
 const cellSize = 128
 
-// setSpans stores where the cells of live spans are.
+// setSpans stores the position and the layout of the cells of live spans.
 func (l *programLayout) setSpans(layout *reader.ThreadLayout) {
 	t := layout.Spans
 	if t == nil || t.CellSize < cellSize {
@@ -106,7 +106,7 @@ func (l *programLayout) setSpans(layout *reader.ThreadLayout) {
 
 func (l *programLayout) add(f programFeature) { l.Has |= uint32(f) }
 
-// setRuntime stores how the running goroutine is found.
+// setRuntime stores the offsets for finding the running goroutine.
 func (l *programLayout) setRuntime(o *reader.RuntimeOffsets) {
 	l.add(programFeatureHAS_GOROUTINE)
 	l.M_curg, l.G_goid = uint32(o.MCurg), uint32(o.GGoid)

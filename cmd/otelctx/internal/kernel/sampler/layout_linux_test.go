@@ -24,7 +24,7 @@ func bits(features ...programFeature) (has uint32) {
 	return has
 }
 
-// What the program is told depends on what can be proven.
+// TestLayouts checks that the layout depends on what can be proven.
 func TestLayouts(t *testing.T) {
 	runtime := reader.RuntimeOffsets{GM: 48, GGoid: 152, GLabels: 352, MCurg: 184, MProcid: 64, TLSG: -8, TLSGKnown: true}
 	unknown := reader.RuntimeOffsets{GM: -1, GGoid: -1, GLabels: -1, MCurg: -1, MProcid: -1}
@@ -83,7 +83,7 @@ func TestLayouts(t *testing.T) {
 	}, got)
 }
 
-// The carriers of the program are numbered as those of package reader.
+// TestCarrierNumbers checks that the BPF program numbers carriers like package reader.
 func TestCarrierNumbers(t *testing.T) {
 	assert.Equal(t, int(reader.ThreadSlots), int(programCarrierTHREAD_SLOTS))
 	assert.Equal(t, int(reader.GoroutineTable), int(programCarrierGOROUTINE_TABLE))
@@ -124,7 +124,7 @@ func TestDecode(t *testing.T) {
 		},
 	}, s)
 
-	// The memory of stacks is used again, and nothing else is left.
+	// The memory of the stacks is reused, and nothing else is left over.
 	stack := &s.User[0]
 	_, err = s.decode(encodeEvent(t, programHeader{UserSize: 8}, 9, 0, 0, 0, 0, 0, 0, 0))
 	require.NoError(t, err)

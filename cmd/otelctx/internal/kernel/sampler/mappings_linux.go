@@ -21,67 +21,67 @@ import (
 )
 
 const (
-	// mappingPages is the size of a processor's ring of records in pages, a power of two. It takes about
-	// two thousand of them. With the page of the ring's header it is less than what
-	// kernel.perf_event_mlock_kb lets everybody lock for each processor.
+	// mappingPages is the size of a CPU's ring of records in pages, a power of two, enough for about two
+	// thousand records. Together with the page of the ring's header it stays below the memory that
+	// kernel.perf_event_mlock_kb lets any user lock for each CPU.
 	mappingPages = 64
 	// maxMappings bounds the records that wait for older samples to be read.
 	maxMappings = 1 << 16
 )
 
-// mappings reads what the kernel records of executable mappings when they are made: PERF_RECORD_MMAP2 of
-// perf_event_open(2), in one ring for each processor.
+// mappings reads the kernel's records of new executable mappings, PERF_RECORD_MMAP2 of perf_event_open(2),
+// from one ring for each CPU.
 type mappings struct {
-	told Mappings
+	listener Mappings
 
 	mu    sync.Mutex
-	rings map[int][]byte // memory that is shared with the kernel, by processor
-	// waiting are mappings that may be younger than samples which are still to be read.
+	rings map[int][]byte // memory shared with the kernel, by CPU
+	// waiting are mappings that may be newer than samples still to be read.
 	waiting []mapped
-	// lost says that there were records that have not been read, blind that a ring could not be had.
-	lost, blind bool
+	// lost reports that records were not read, incomplete that a ring could not be allocated.
+	lost, incomplete bool
 }
 
-// mapped is a mapping that a process made at a time of CLOCK_BOOTTIME.
+// mapped is a mapping that a process made, at a time of CLOCK_BOOTTIME.
 type mapped struct {
 	pid  int
 	boot uint64
 	procfs.Mapping
 }
 
-// add begins to read the records of a processor's event.
+// add starts reading the records of a CPU's event.
 func (m *mappings) add(cpu, fd int) {
 	ring, err := unix.Mmap(fd, 0, (1+mappingPages)*os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if err != nil {
-		m.blind = true
+		m.incomplete = true
 		return
 	}
 	m.rings[cpu] = ring
 }
 
-// remove ends that.
+// remove reads the rest of a CPU's records and unmaps its ring.
 func (m *mappings) remove(cpu int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if ring, ok := m.rings[cpu]; ok {
 		m.readRing(ring)
-		_ = unix.Munmap(ring) // It is one that was mapped.
+		_ = unix.Munmap(ring) // It cannot fail for a mapped ring.
 		delete(m.rings, cpu)
 	}
 }
 
-// complete reports whether there is a ring for each processor.
+// complete reports whether each CPU has a ring.
 func (m *mappings) complete() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return !m.blind
+	return !m.incomplete
 }
 
-// until reads all records, and returns the mappings that were made up to a time of CLOCK_BOOTTIME. It
+// takeUntil reads all records, and removes and returns the mappings made up to a time of CLOCK_BOOTTIME. It
 // reports whether others were lost.
-func (m *mappings) until(boot uint64) (made []mapped, lost bool) {
+func (m *mappings) takeUntil(boot uint64) (made []mapped, lost bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	before := len(m.waiting)
@@ -106,24 +106,24 @@ func (m *mappings) until(boot uint64) (made []mapped, lost bool) {
 
 // readRing reads all records of a ring. m.mu is held.
 func (m *mappings) readRing(ring []byte) {
-	header := (*unix.PerfEventMmapPage)(unsafe.Pointer(&ring[0])) // The kernel has it there, at the start of a page.
+	header := (*unix.PerfEventMmapPage)(unsafe.Pointer(&ring[0])) // The ring starts, page-aligned, with this header.
 	data := ring[os.Getpagesize():]
-	tail := header.Data_tail // No one else writes it.
+	tail := header.Data_tail // Only this process writes it.
 	head := atomic.LoadUint64(&header.Data_head)
 	var record []byte
 	for head-tail >= recordHeaderSize {
-		at := tail % uint64(len(data)) // Records are aligned to 8 bytes, so that this header is in one piece.
-		size := uint64(binary.NativeEndian.Uint16(data[at+6:]))
+		position := tail % uint64(len(data)) // Records are 8-byte aligned, so the header does not wrap.
+		size := uint64(binary.NativeEndian.Uint16(data[position+6:]))
 		if size < recordHeaderSize || size > head-tail {
 			m.lost, tail = true, head
 			break
 		}
-		// A record may go on at the start.
-		first := data[at:min(at+size, uint64(len(data)))]
+		// A record may wrap around to the start.
+		first := data[position:min(position+size, uint64(len(data)))]
 		record = append(append(record[:0], first...), data[:size-uint64(len(first))]...)
 		switch binary.NativeEndian.Uint32(record) {
 		case unix.PERF_RECORD_MMAP2:
-			if r, ok := decodeMapped(record, m.told.Maps); ok {
+			if r, ok := decodeMapped(record, m.listener.Maps); ok {
 				m.waiting = append(m.waiting, r)
 			}
 		case unix.PERF_RECORD_LOST:
@@ -134,14 +134,15 @@ func (m *mappings) readRing(ring []byte) {
 	atomic.StoreUint64(&header.Data_tail, tail)
 }
 
-// The layout of PERF_RECORD_MMAP2, and the time behind it.
+// The layout of PERF_RECORD_MMAP2 and the time that follows it.
 const (
 	recordHeaderSize = 8
 	mappedNameOffset = 72
 	mappedTimeSize   = 8
 )
 
-// decodeMapped decodes a PERF_RECORD_MMAP2. It returns false for one that is of no interest.
+// decodeMapped decodes a PERF_RECORD_MMAP2. It returns false if the process is not wanted or the record is
+// malformed.
 func decodeMapped(record []byte, wants func(pid int) bool) (m mapped, ok bool) {
 	if len(record) < mappedNameOffset+mappedTimeSize {
 		return m, false

@@ -3,11 +3,11 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 
-// Samples threads: where they are, and by what their process advertises, in which span.
+// Samples threads: their stacks and, if their process advertises its spans, their span.
 //
-// It runs in the interrupt of a cpu-clock event, in the context of the thread that was
-// interrupted. That thread cannot go on meanwhile; other threads of the process can, so
-// that what they may write is looked at before and after.
+// The program runs in the interrupt of a cpu-clock event, in the context of the interrupted
+// thread. That thread cannot continue meanwhile, but other threads of the process can. So
+// memory that they may write is checked for changes after it has been read.
 
 #include <stdbool.h>
 
@@ -16,21 +16,21 @@
 #include <bpf/bpf_core_read.h>
 #include "image.bpf.h"
 
-// The kernel lets only programs under the GPL read memory.
+// The kernel lets only programs licensed under the GPL read memory.
 char _license[] SEC("license") = "GPL";
 
-// The kernel follows at most 127 frames unless it is told otherwise.
+// The kernel records at most 127 frames by default (perf_event_max_stack).
 #define MAX_FRAMES 127
 #define STACK_SIZE (MAX_FRAMES * 8)
-// Sizes are bounded by masks (BOUND), so that what they bound is a power of two less 1.
+// Sizes are bounded by masks (BOUND), so each bound is a power of two minus 1.
 #define STACK_MASK 1023
 #define STACKS_MASK 2047 // of both stacks, one behind the other
-// What a slot may be long, and the place of fields that slots do not have, which reads
-// as zeros.
+// The maximum size of a slot. Also the offset of fields
+// that slots do not have, where zeros are read.
 #define SLOT_SIZE 1024
 #define SLOT_MASK (SLOT_SIZE - 1)
 #define NO_FIELD SLOT_SIZE
-// The attributes of a record (OTEP 4947) or slot.
+// Maximum sizes of the attributes of a slot and of a record (OTEP 4947).
 #define MAX_ATTRIBUTES 1023
 #define MAX_RECORD_ATTRIBUTES 612
 #define DATA_SIZE (2 * (STACK_MASK + 1) + MAX_ATTRIBUTES + 1)
@@ -41,17 +41,17 @@ _Static_assert(STACKS_MASK + MAX_ATTRIBUTES < DATA_SIZE, "attributes fit behind 
 _Static_assert(MAX_RECORD_ATTRIBUTES <= MAX_ATTRIBUTES, "a record has no more attributes than a slot");
 #define RECORD_SIZE 28
 #define MAX_LABELS 64
-// What the OpenTelemetry eBPF profiler reads of a goroutine's labels: so many, and so many
-// bytes of a key and of a value.
+// The bounds of the OpenTelemetry eBPF profiler for a goroutine's
+// labels: their number, and the bytes of a key and of a value.
 #define READ_LABELS 10
 #define READ_KEY 15
 #define READ_VALUE 47
 #define SLOT_ATTEMPTS 3
-// What of a cell is read, and how many ancestors of a span cells and records name.
+// The bytes of a cell that are read, and the number of ancestors in cells and records.
 #define CELL_SIZE 128
 #define ANCESTORS 3
-// The goroutine table: how many entries there are, how many are in two cache lines, and how check
-// words are made. See internal/wire/goroutines.go.
+// The goroutine table: the number of entries, how many share two cache lines,
+// and the computation of check words. See internal/wire/goroutines.go.
 #define ENTRIES (1 << 16)
 #define ENTRY_SPREAD 8
 #define ENTRY_SIZE 16
@@ -59,7 +59,7 @@ _Static_assert(MAX_RECORD_ATTRIBUTES <= MAX_ATTRIBUTES, "a record has no more at
 #define ENTRY_FACTOR 0x9E3779B97F4A7C15ULL
 #define ENTRY_ATTACHED 1
 
-// The carriers, numbered as in package reader.
+// The carriers, with the numbers of package reader.
 enum carrier {
 	NO_CARRIER,
 	THREAD_SLOTS,
@@ -68,7 +68,7 @@ enum carrier {
 	LABELS, // which package reader does not know
 };
 
-// What there is in a process, in layout.has.
+// What a process has: the bits of layout.has.
 enum feature {
 	HAS_TLS_G = 1 << 0, // tls_g
 	HAS_GOROUTINE = 1 << 1, // m_curg, g_goid
@@ -77,7 +77,7 @@ enum feature {
 	HAS_RECORD = 1 << 4, // g_labels, record_offset
 	HAS_THREAD_SLOTS = 1 << 5,
 	HAS_GOROUTINE_TABLE = 1 << 6, // entries
-	// The thread slots say whose they are, and that can be checked.
+	// The thread slots have owners that can be checked.
 	HAS_OWNERS = 1 << 7,
 	HAS_LABELS = 1 << 8, // m_curg, g_goid, g_labels
 	HAS_SPANS = 1 << 9, // spans
@@ -86,7 +86,7 @@ enum feature {
 	HAS_REF = 1 << 12, // ref_offset
 };
 
-// ring says where slots are and what is where in them.
+// ring is the position and the layout of slots.
 struct ring {
 	__u64 slots; // the address of the first one
 	__u32 capacity; // how many there are, not 0
@@ -96,7 +96,7 @@ struct ring {
 	__u16 owner_goid, span_ref, m, tid, attrs;
 };
 
-// spans says where the cells of live spans are and what is where in them.
+// spans is the position and the layout of the cells of live spans.
 struct spans {
 	__u64 cells; // the address of the first one
 	__u32 capacity; // how many there are, not 0
@@ -105,13 +105,13 @@ struct spans {
 	__u16 name, endpoint, _pad;
 };
 
-// thread says which program a thread runs, and how much it has used of the processors.
+// thread is the program that a thread runs, and the CPU time of the thread.
 struct thread {
 	struct image image;
 	__u64 used; // nanoseconds; 0 of a thread without memory of its own
 };
 
-// layout says what one process advertises, as long as it is the same image.
+// layout is what a process advertises, valid while it runs the image.
 struct layout {
 	struct image image;
 	__u32 _pad;
@@ -124,12 +124,12 @@ struct layout {
 	struct spans spans;
 };
 
-// Types that Go is to know although nothing is declared of them.
+// Types exported to Go that no declaration uses.
 const enum carrier *for_go_carrier __attribute__((unused));
 const enum feature *for_go_feature __attribute__((unused));
 const struct thread *for_go_thread __attribute__((unused));
 
-// header is a sample without what varies in size.
+// header is the part of a sample that has a fixed size.
 struct header {
 	struct image image;
 	__u64 time; // CLOCK_BOOTTIME in nanoseconds
@@ -145,15 +145,15 @@ struct header {
 	__u8 _pad[7];
 };
 
-// event is a sample. data has the user's stack, the kernel's and the attributes, one
-// behind the other, of the sizes in bytes that the header says. If the carrier is LABELS
-// each struct label is there in place of the attributes, and the header has no span.
+// event is a sample. data contains the user stack, the kernel stack and the attributes, one
+// after the other, with the sizes in bytes from the header. If the carrier is LABELS, data
+// contains an array of struct label instead of the attributes, and the header has no span.
 struct event {
 	struct header h;
 	__u8 data[DATA_SIZE];
 };
 
-// label is a label as it is read. Behind what it has there are zeros.
+// label is a label as read, padded with zeros.
 struct label {
 	__u8 key[16]; // a power of two, as is the size of values
 	__u8 value[64];
@@ -174,7 +174,7 @@ struct record {
 	__u16 attrs_size;
 };
 
-// slot is what a slot holds.
+// slot is the contents of a slot.
 struct slot {
 	__u64 trace_id_high, trace_id_low, span_id, owner_goid, ref, m;
 	__u32 tid;
@@ -182,18 +182,18 @@ struct slot {
 	__u8 trace_flags;
 };
 
-// work is the memory of one CPU.
+// work is the scratch memory of one CPU.
 struct work {
 	struct event event;
-	// The slot that was read last, and zeros from NO_FIELD on.
+	// The last slot read, and zeros from NO_FIELD on.
 	__u8 slot[2 * SLOT_SIZE + 8];
-	// The cell that was read last.
+	// The last cell read.
 	__u8 cell[CELL_SIZE];
-	// The slot of the thread.
+	// The thread's own slot.
 	struct slot of_thread;
-	// The record behind the goroutine's labels.
+	// The record that follows the goroutine's labels.
 	struct record record;
-	// The number of the process's layout.
+	// The index of the process's layout.
 	__u32 layout;
 	__u8 label[32];
 	// The strings of the labels that are read; as many as a mask can bound.
@@ -203,7 +203,7 @@ struct work {
 	__u64 fence;
 };
 
-// counts of samples.
+// counts are the numbers of samples.
 struct counts {
 	__u64 taken;
 	__u64 lost; // of those: the reader was too late
@@ -241,9 +241,9 @@ volatile const bool kernel_stacks;
 volatile const bool only_labels; // no span is looked for, and labels are read instead
 volatile const __u32 wake_at; // bytes in events from which on the reader is woken
 
-// Functions that are not static take numbers and have their pointers from here. The kernel
-// checks each of them once, for all numbers. A check at each call would be the slowest part
-// of the start.
+// Functions that are not static take numbers and look up their
+// pointers here. The verifier checks each of them once, for all
+// numbers. Checking each call would be the slowest part of the start.
 static __always_inline struct work *this_work(void)
 {
 	__u32 zero = 0;
@@ -256,8 +256,8 @@ static __always_inline const struct layout *this_layout(struct work *w)
 	return bpf_map_lookup_elem(&layouts, &w->layout);
 }
 
-// BOUND shows the verifier that a size is at most mask, a power of 2 less 1. Not every
-// verifier learns that from a comparison, and fewer do from one of 32 bits.
+// BOUND proves to the verifier that a size is at most mask, a power of 2 minus 1. Not
+// every verifier learns that from a comparison, and fewer do from one of 32 bits.
 #define BOUND(size, mask) asm volatile("%0 &= %1" : "+r"(size) : "i"(mask))
 
 static __always_inline bool read_user(void *to, __u32 size, __u64 from)
@@ -280,7 +280,7 @@ static __always_inline void ordered(struct work *w)
 #endif
 }
 
-// own_tid returns the id by which the thread knows itself.
+// own_tid returns the id of the thread in its own, innermost PID namespace.
 static __always_inline __u32 own_tid(struct task_struct *task)
 {
 	struct pid *pid = BPF_CORE_READ(task, thread_pid);
@@ -290,8 +290,8 @@ static __always_inline __u32 own_tid(struct task_struct *task)
 
 #define FIELD(w, type, offset) (*(type *)&(w)->slot[(offset) & (2 * SLOT_SIZE - 1)])
 
-// read_attributes reads the attributes of a slot whose fields have been read, if it has
-// any. It leaves out all of them if they do not fit into the slot.
+// read_attributes reads the attributes of a slot whose fields have been read,
+// if it has any. If they do not fit into the slot, it reads none of them.
 static __always_inline bool read_attributes(struct work *w, const struct ring *r, __u64 at)
 {
 	__u64 size = FIELD(w, __u16, r->attrs_size), offset = r->attrs;
@@ -302,9 +302,9 @@ static __always_inline bool read_attributes(struct work *w, const struct ring *r
 	return read_user(&w->slot[offset & SLOT_MASK], size, at + offset);
 }
 
-// try_slot reads a slot once, and returns false if it was being written or cannot be
-// read. It reads nothing that has not been written: the page may not be there yet, and
-// cannot be provided here.
+// try_slot reads a slot once. It returns false if the slot was being written
+// or cannot be read. It does not read memory that was never written: the
+// page may not be present, and a page fault cannot be served here.
 static __always_inline bool try_slot(struct work *w, const struct ring *r, __u64 at)
 {
 	__u32 seq = 0, seq_after = 0, size = r->fields_size;
@@ -313,8 +313,8 @@ static __always_inline bool try_slot(struct work *w, const struct ring *r, __u64
 
 	if (size > SLOT_SIZE)
 		return false;
-	// The count comes before the claim. A writer that has counted has claimed. If the
-	// claim is over by now, it has written all.
+	// The count is read before the claim. A writer that has counted has
+	// claimed. If its claim has already ended, it has written everything.
 	if (counts && !read_user(&seq, sizeof(seq), at + r->seq))
 		return false;
 	ordered(w);
@@ -325,7 +325,7 @@ static __always_inline bool try_slot(struct work *w, const struct ring *r, __u64
 		return false;
 	ordered(w);
 	if (!counts) {
-		// Layout 1 does not count writes: compare two copies.
+		// Layout 1 does not count writes: compare two reads.
 		__u64 high, low, span;
 
 		if (!read_user(&high, 8, at + r->trace_id_high) || high != FIELD(w, __u64, r->trace_id_high) ||
@@ -343,8 +343,8 @@ static __always_inline bool try_slot(struct work *w, const struct ring *r, __u64
 	return FIELD(w, __u8, r->in_use) == 0;
 }
 
-// read_slot reads the slot of the thread with an id, whoever it belongs to. It returns false if
-// there is no telling what it holds.
+// read_slot reads the slot for a thread id, whoever owns
+// it. It returns false if its content cannot be determined.
 __noinline int read_slot(__u64 tid)
 {
 	struct work *w = this_work();
@@ -386,7 +386,7 @@ static __always_inline bool shows_span(const struct slot *s)
 	return (s->trace_id_high || s->trace_id_low) && s->span_id;
 }
 
-// room returns where in an event's data the attributes go.
+// room returns the position of the attributes in an event's data.
 static __always_inline __u8 *room(struct event *e)
 {
 	__u32 at = (__u32)e->h.user_size + e->h.kernel_size;
@@ -394,12 +394,12 @@ static __always_inline __u8 *room(struct event *e)
 	return &e->data[at & STACKS_MASK];
 }
 
-// give_attributes stores those of the slot that was read last.
+// give_attributes stores the attributes of the last slot read.
 static __always_inline void give_attributes(struct work *w, const struct ring *r, const struct slot *s)
 {
 	__u64 size = s->attrs_size, at = r->attrs;
 
-	// Attributes that do not fit into the slot are left out.
+	// Attributes that do not fit into the slot are dropped.
 	if (!size || size > MAX_ATTRIBUTES || at >= NO_FIELD || at + size > r->slot_size)
 		return;
 	BOUND(size, MAX_ATTRIBUTES);
@@ -407,8 +407,8 @@ static __always_inline void give_attributes(struct work *w, const struct ring *r
 		w->event.h.attrs_size = size;
 }
 
-// give stores a span, whose ids are in the order of their bytes. It clears what another
-// span has left.
+// give stores a span, whose ids are in big-endian order. It
+// clears what another span has left.
 static __always_inline void give(struct event *e, __u64 trace0, __u64 trace1, __u64 span, enum carrier carrier)
 {
 	if (e->h.trace_id[0] != trace0 || e->h.trace_id[1] != trace1 || e->h.span_id != span)
@@ -419,7 +419,7 @@ static __always_inline void give(struct event *e, __u64 trace0, __u64 trace1, __
 	e->h.carrier = carrier;
 }
 
-// give_nothing stores that the thread is in no span.
+// give_nothing stores that the thread is not in a span.
 static __always_inline void give_nothing(struct event *e)
 {
 	give(e, 0, 0, 0, NO_CARRIER);
@@ -446,8 +446,8 @@ enum liveness {
 	LIVE,
 };
 
-// read_cell reads the cell that a reference names, as of one moment, and returns how its span
-// is.
+// read_cell reads the cell of a reference, consistently,
+// and returns the state of the reference's span.
 __noinline int read_cell(__u64 ref)
 {
 	struct work *w = this_work();
@@ -473,8 +473,8 @@ __noinline int read_cell(__u64 ref)
 	return version == ref ? LIVE : OVER;
 }
 
-// give_root stores the local root and the names of the span of the cell that was read last,
-// which is the one that is stored.
+// give_root stores the local root and the names from the
+// last cell read, which must be the cell of the stored span.
 static __always_inline void give_root(struct work *w, const struct spans *s)
 {
 	struct event *e = &w->event;
@@ -484,7 +484,7 @@ static __always_inline void give_root(struct work *w, const struct spans *s)
 	e->h.names[1] = CELL(w, __u16, s->endpoint);
 }
 
-// give_cell stores the span of the cell that was read last.
+// give_cell stores the span of the last cell read.
 static __always_inline void give_cell(struct work *w, const struct spans *s, enum carrier carrier)
 {
 	struct event *e = &w->event;
@@ -496,8 +496,8 @@ static __always_inline void give_cell(struct work *w, const struct spans *s, enu
 	e->h.proven = true;
 }
 
-// give_ancestor stores the first live span of those that references name, and returns false if
-// there is none.
+// give_ancestor stores the first live span among
+// references. It returns false if there is none.
 static __always_inline bool give_ancestor(struct work *w, const struct spans *s, const __u64 *refs, enum carrier carrier)
 {
 	int i;
@@ -511,9 +511,9 @@ static __always_inline bool give_ancestor(struct work *w, const struct spans *s,
 	return false;
 }
 
-// give_ancestor_of_cell stores what a goroutine is in after the end of the span of the cell that was
-// read last: the span's nearest live ancestor, or nothing if the goroutine has started the span from
-// outside of them.
+// give_ancestor_of_cell stores the span that a goroutine is in after the
+// end of the span of the last cell read: the nearest live ancestor, or
+// nothing if the goroutine has started the span outside of its ancestors.
 static __always_inline void give_ancestor_of_cell(struct work *w, const struct spans *s, __u64 goid, enum carrier carrier)
 {
 	__u64 refs[ANCESTORS];
@@ -526,8 +526,8 @@ static __always_inline void give_ancestor_of_cell(struct work *w, const struct s
 	give_ancestor(w, s, refs, carrier);
 }
 
-// resolve_slot stores the span of the thread's slot. If that has ended, it stores what the slot's
-// owner is in.
+// resolve_slot stores the span of the thread's slot. If it has
+// ended, it stores the span that the slot's owner is in now.
 static __always_inline void resolve_slot(struct work *w, const struct layout *l, const struct slot *slot, bool proven)
 {
 	const struct spans *s = &l->spans;
@@ -538,7 +538,7 @@ static __always_inline void resolve_slot(struct work *w, const struct layout *l,
 		return;
 	}
 	is = read_cell(slot->ref);
-	// The goroutine that has started the span may have gone on elsewhere since.
+	// The goroutine that started the span may have continued on another thread.
 	if (is == GONE || (slot->owner_goid && CELL(w, __u64, s->goid) == slot->owner_goid &&
 			   CELL(w, __u32, s->tid) != slot->tid))
 		return;
@@ -550,13 +550,13 @@ static __always_inline void resolve_slot(struct work *w, const struct layout *l,
 	}
 }
 
-// What an entry of the goroutine table tells.
+// The result of reading an entry of the goroutine table.
 enum entry {
 	UNKNOWN, // it is another goroutine's, or the cell is another span's by now
 	DECIDED, // the goroutine is in the span that is stored, or in none
 };
 
-// resolve_entry stores what the goroutine is in by its entry.
+// resolve_entry stores the span that the goroutine's entry refers to.
 static __always_inline enum entry resolve_entry(struct work *w, const struct layout *l, __u64 goid, __u64 g)
 {
 	const __u64 groups = ENTRIES / ENTRY_SPREAD;
@@ -595,7 +595,7 @@ static __always_inline __u64 thread_pointer(struct task_struct *task)
 #endif
 }
 
-// runs_on reports whether m is the thread's m. Without m.procid it takes any m for that.
+// runs_on reports whether m is the thread's m. Without m.procid it accepts any m.
 static __always_inline bool runs_on(const struct layout *l, __u64 m, __u32 tid)
 {
 	__u64 procid;
@@ -618,8 +618,8 @@ static __always_inline __u64 m_of(const struct layout *l, __u64 g, __u32 tid)
 }
 
 #if defined(__TARGET_ARCH_arm64)
-// user_register has a register as the thread's own code had it when it entered the kernel.
-// Linux before 5.15 does not tell.
+// user_register reads a register of the thread's user code as
+// saved at the entry into the kernel. It fails before Linux 5.15.
 static __always_inline bool user_register(__u32 number, __u64 *value)
 {
 	struct pt_regs *regs;
@@ -631,10 +631,10 @@ static __always_inline bool user_register(__u32 number, __u64 *value)
 }
 #endif
 
-// find_m returns the m of the thread, or 0. The g that the thread itself points at may
-// belong to a system stack or a signal handler. Its m is the same. Programs for arm64
-// without cgo point at it by a register only. Where that is not known, the thread's slot
-// leads to the m, if the thread has ever published.
+// find_m returns the m of the thread, or 0. The g in the thread's TLS may
+// belong to a system stack or a signal handler, but has the same m. Programs
+// for arm64 without cgo keep g in a register only. Where that is unavailable,
+// the thread's slot leads to the m, if the thread has ever published.
 static __always_inline __u64 find_m(struct bpf_perf_event_data *ctx, struct task_struct *task, const struct layout *l,
 				    const struct slot *s, __u32 tid)
 {
@@ -643,8 +643,8 @@ static __always_inline __u64 find_m(struct bpf_perf_event_data *ctx, struct task
 	if (l->has & HAS_TLS_G && read_user(&g, sizeof(g), thread_pointer(task) + l->tls_g))
 		m = m_of(l, g, tid);
 #if defined(__TARGET_ARCH_arm64)
-	// Go code keeps g in R28, and m_of refuses any other value. If the kernel was
-	// interrupted, it has saved the R28 of user space.
+	// Go code keeps g in R28, and m_of rejects any other value. If
+	// the kernel was interrupted, it has saved the R28 of user space.
 	if (!m && l->has & HAS_M_PROCID)
 		m = m_of(l, ctx->regs[28], tid);
 	if (!m && l->has & HAS_M_PROCID && user_register(28, &g))
@@ -655,8 +655,8 @@ static __always_inline __u64 find_m(struct bpf_perf_event_data *ctx, struct task
 	return m;
 }
 
-// find_goroutine returns the user's goroutine that the thread runs, or waits for a
-// system call for, and its id; 0 if there is none.
+// find_goroutine returns the user goroutine that the thread runs, or
+// for which it is in a system call, and its id; 0 if there is none.
 static __always_inline __u64 find_goroutine(const struct layout *l, __u64 m, __u64 *goid)
 {
 	__u64 g, back;
@@ -669,9 +669,9 @@ static __always_inline __u64 find_goroutine(const struct layout *l, __u64 m, __u
 	return g;
 }
 
-// digits returns the 8 lower-case hexadecimal digits of the bytes of v, as they are in
-// memory. Each nibble is moved into a byte of its own, where '0' is added. From ten on,
-// the distance between '9' and 'a' is added too.
+// digits returns the 8 lower-case hexadecimal digits of the bytes of v
+// in memory order. Each nibble is moved into its own byte and '0' is
+// added. From ten on, the distance between '9' and 'a' is added too.
 static __always_inline __u64 digits(__u32 v)
 {
 	const __u64 ones = 0x0101010101010101ULL;
@@ -684,9 +684,9 @@ static __always_inline __u64 digits(__u32 v)
 	return __builtin_bswap64(d + '0' * ones + letters * ('a' - '9' - 1));
 }
 
-// labelled reports whether the labels that the record stands behind have its ids among
-// their values, as records say of themselves. Behind the labels that anybody else has
-// installed there is whatever the heap has there, which may look like a record.
+// labelled reports whether the values of the labels before the record contain the
+// record's ids, as is the case for genuine records. Labels installed by other
+// code are followed by arbitrary heap memory, which may look like a record.
 __noinline int labelled(__u64 labels)
 {
 	struct work *w = this_work();
@@ -726,9 +726,9 @@ __noinline int labelled(__u64 labels)
 	return false;
 }
 
-// give_record stores the span of the record behind a goroutine's labels, if there is
-// one. If that span has ended, it stores the nearest live ancestor. If only is true it
-// does so only for the span that is stored already.
+// give_record stores the span of the record that follows a goroutine's labels,
+// if there is one. If the span has ended, it stores the nearest live ancestor.
+// If only is true, it does so only for the span that is already stored.
 static __always_inline void give_record(struct work *w, const struct layout *l, __u64 g, bool only)
 {
 	struct event *e = &w->event;
@@ -751,7 +751,7 @@ static __always_inline void give_record(struct work *w, const struct layout *l, 
 	if (!labelled(labels))
 		return;
 	ordered(w);
-	// Its span may have ended meanwhile, on another thread. All else does not change.
+	// The span may have ended meanwhile, on another thread. Nothing else changes.
 	if (!read_user(&valid, sizeof(valid), at + __builtin_offsetof(struct record, valid)))
 		return;
 	if (valid != 1) {
@@ -763,23 +763,23 @@ static __always_inline void give_record(struct work *w, const struct layout *l, 
 	give(e, r->trace_id[0], r->trace_id[1], r->span_id, GOROUTINE_RECORD);
 	e->h.trace_flags = r->trace_flags;
 	e->h.proven = true;
-	// A cell has names that are as new, or newer.
+	// The names in a cell are at least as new.
 	if (l->has & HAS_NAMES && !e->h.names[0] && !e->h.names[1])
 		read_user(e->h.names, sizeof(e->h.names), labels + l->names_offset);
 	size = r->attrs_size; // at most MAX_RECORD_ATTRIBUTES, as has been seen
 	BOUND(size, MAX_ATTRIBUTES);
 	if (size)
 		e->h.attrs_size = read_user(room(e), size, at + RECORD_SIZE) ? size : 0;
-	// The slot that shows the same span has led to the cell already. The span may be just ending.
+	// A slot with the same span has already led to the cell. The span may be ending.
 	if (!only && l->has & HAS_SPANS && l->has & HAS_REF && read_user(&ref, sizeof(ref), labels + l->ref_offset) &&
 	    read_cell(ref) != GONE)
 		give_root(w, &l->spans);
 }
 
-// give_labels stores the labels of the goroutine that the thread runs. Package sampler takes
-// the span from them. It reads as the OpenTelemetry eBPF profiler does
-// (support/ebpf/go_labels.ebpf.c), so that both see the same. That is the first labels of the
-// m's current goroutine, and no label at all if any of them cannot be read.
+// give_labels stores the labels of the goroutine that the thread runs. Package
+// sampler extracts the span. It reads them like the OpenTelemetry eBPF profiler
+// does (support/ebpf/go_labels.ebpf.c), so that both find the same: the first
+// labels of the m's current goroutine, and no labels if any of them cannot be read.
 static __always_inline void give_labels(struct bpf_perf_event_data *ctx, struct task_struct *task,
 					const struct layout *l, const struct slot *s, struct work *w)
 {
@@ -817,12 +817,12 @@ static __always_inline void give_labels(struct bpf_perf_event_data *ctx, struct 
 	e->h.carrier = LABELS;
 }
 
-// find_span stores the span that the thread is in. The goroutine's own entry comes first:
-// labels are inherited, and replaced by users. Next is the record behind its labels.
-// Then comes the thread's slot, if the running goroutine has written it, or if nobody can
-// tell who has. They are looked at from the last to the first.
-// Where entry and record name the same span the record has the last word, because it has
-// the attributes.
+// find_span stores the span that the thread is in. The goroutine's own
+// entry takes precedence, because labels are inherited and users replace
+// them. Next is the record that follows its labels, then the thread's slot,
+// if the running goroutine wrote it or its writer is unknown. They are read
+// from the lowest to the highest precedence. If entry and record have the
+// same span, the record is stored last because it has the attributes.
 static __always_inline void find_span(struct bpf_perf_event_data *ctx, struct task_struct *task, const struct layout *l,
 				      struct work *w)
 {
@@ -870,7 +870,7 @@ static __always_inline __u16 stack(void *ctx, struct event *e, __u32 at, __u64 f
 	return size > 0 ? size & STACK_MASK : 0;
 }
 
-// submit returns false if the event is lost.
+// submit outputs the event. It returns false if the event is lost.
 static __always_inline bool submit(struct event *e)
 {
 	__u64 size = sizeof(e->h) + e->h.user_size + e->h.kernel_size + e->h.attrs_size;
@@ -903,9 +903,9 @@ int sample(struct bpf_perf_event_data *ctx)
 	c = bpf_map_lookup_elem(&counted, &zero);
 	if (!l || !w || !c)
 		return 0;
-	// What was advertised holds for the image that has advertised it. Another one may even
-	// be a program that the watcher must not look into. The layout's place, too, may just
-	// have been given to another process.
+	// A layout is valid only for the image that advertised it. Another image
+	// may even be a program that the watcher is not permitted to read. The
+	// layout's index may also just have been given to another process.
 	image_of(BPF_CORE_READ(task, group_leader), pid, &image);
 	if (l->image.start != image.start || l->image.execs != image.execs || l->image.pid != pid) {
 		c->replaced++;
@@ -931,7 +931,7 @@ int sample(struct bpf_perf_event_data *ctx)
 	return 0;
 }
 
-// Tells which threads there are: a struct thread of each.
+// Lists all threads: writes a struct thread for each.
 SEC("iter/task")
 int threads(struct bpf_iter__task *ctx)
 {
@@ -941,7 +941,7 @@ int threads(struct bpf_iter__task *ctx)
 
 	if (task && identify(task, &pid, &tid)) {
 		image_of(BPF_CORE_READ(task, group_leader), pid, &thread.image);
-		// Kernel threads and threads that have ended publish nothing.
+		// Kernel threads and ended threads publish nothing.
 		if (BPF_CORE_READ(task, mm))
 			thread.used = BPF_CORE_READ(task, se.sum_exec_runtime);
 		bpf_seq_write(ctx->meta->seq, &thread, sizeof(thread));

@@ -24,8 +24,8 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// Sampler samples the processes that it watches, from [Open] to [Sampler.Stop]. It is
-// safe for concurrent use, but only one goroutine may read. [Sampler.Close] releases it.
+// Sampler samples the watched processes from [Open] to [Sampler.Stop]. It is safe for concurrent use,
+// except that only one goroutine may call Read. [Sampler.Close] releases it.
 type Sampler struct {
 	objects  programObjects
 	iterator *link.Iter
@@ -34,43 +34,42 @@ type Sampler struct {
 	mappings mappings
 	record   ringbuf.Record
 	carrier  Carrier
-	// frames is how many frames of a stack the kernel gives at most.
+	// frames is the maximum number of frames in a stack from the kernel.
 	frames int
 
-	// base and bootBase are the same moment on two clocks.
+	// base and bootBase are the same moment on the wall clock and on CLOCK_BOOTTIME.
 	base     time.Time
 	bootBase uint64
 
 	mu sync.Mutex
-	// places has the number of the layout of each process that is watched. free has the
-	// layouts that nobody uses. The one that is free for longest is first, since a
-	// sample that is being taken may still look at one.
+	// places maps watched processes to the index of their layout. free lists the unused layouts, the one
+	// unused for the longest time first, since a sample being taken may still read a layout that has just
+	// been freed.
 	places map[int]uint32
 	free   []uint32
-	// counts are those of the end.
+	// counts are the last known counts.
 	counts  Counts
 	stopped bool
 	closed  bool
-	// drained says that there will be no more samples. It is the reader's.
+	// drained reports that there will be no more samples. Only the reading goroutine uses it.
 	drained bool
 
-	// listing is held while the kernel lists the processes, and before mu. Watching does not wait for that.
+	// listing is held while the kernel lists the processes. It is locked before mu. Watch does not wait for
+	// it.
 	listing sync.Mutex
 	nextMu  sync.Mutex
-	// next makes the next list of processes, for those who ask for one of them; nil if
-	// nobody does.
+	// next makes the next list of processes, shared by the concurrent callers of Image; nil if there are
+	// none.
 	next func() (map[int]Process, error)
 }
 
-// pollInterval is how long samples may wait to be read. To wake up costs more than many
-// samples do.
+// pollInterval is how long samples may wait to be read. Waking up costs more than many samples do.
 const pollInterval = 250 * time.Millisecond
 
-// Open starts to sample. No process is watched yet.
+// Open starts sampling. No process is watched yet.
 //
-// The error wraps [ErrNotPermitted], or [errors.ErrUnsupported] where the kernel lacks
-// what it takes. Else it names the field of the config that cannot be met, or what
-// failed.
+// The error wraps [ErrNotPermitted], or [errors.ErrUnsupported] if the kernel lacks a required feature.
+// Otherwise it names the invalid field of the config or the operation that failed.
 func Open(c Config) (*Sampler, error) {
 	if c.Frequency < 1 {
 		return nil, fmt.Errorf("a frequency of %d", c.Frequency)
@@ -78,7 +77,7 @@ func Open(c Config) (*Sampler, error) {
 	if err := permitted(); err != nil {
 		return nil, err
 	}
-	s := &Sampler{mappings: mappings{told: c.Mappings, rings: map[int][]byte{}}, carrier: c.Carrier, frames: maxFrames(), places: make(map[int]uint32), free: make([]uint32, MaxProcesses)}
+	s := &Sampler{mappings: mappings{listener: c.Mappings, rings: map[int][]byte{}}, carrier: c.Carrier, frames: maxFrames(), places: make(map[int]uint32), free: make([]uint32, MaxProcesses)}
 	for i := range s.free {
 		s.free[i] = uint32(i)
 	}
@@ -88,7 +87,7 @@ func Open(c Config) (*Sampler, error) {
 	return s, nil
 }
 
-// open does what takes capabilities.
+// open performs the steps that need capabilities.
 func (s *Sampler) open(c Config) error {
 	err := s.load(c)
 	if errors.Is(err, syscall.EPERM) && unlockMemory() == nil {
@@ -98,7 +97,7 @@ func (s *Sampler) open(c Config) error {
 		return err
 	}
 	if s.iterator, err = link.AttachIter(link.IterOptions{Program: s.objects.Threads}); err != nil {
-		return fmt.Errorf("attach what lists threads: %w", err)
+		return fmt.Errorf("attach the thread iterator: %w", err)
 	}
 	if s.ring, err = ringbuf.NewReader(s.objects.Events); err != nil {
 		return fmt.Errorf("ring buffer: %w", err)
@@ -114,7 +113,7 @@ func (s *Sampler) open(c Config) error {
 	return s.timers.adjust()
 }
 
-// load loads the program.
+// load loads the BPF programs.
 func (s *Sampler) load(c Config) error {
 	spec, err := loadProgram()
 	if err != nil {
@@ -128,7 +127,7 @@ func (s *Sampler) load(c Config) error {
 		}
 		size = bufferSize(c.Frequency, processors)
 		if c.Carrier == Labels {
-			size *= 2 // Each sample has labels.
+			size *= 2 // Each sample contains labels.
 		}
 	}
 	spec.Maps[programMapEvents].MaxEntries = uint32(size)
@@ -140,7 +139,7 @@ func (s *Sampler) load(c Config) error {
 		programVarPidNamespace: namespace,
 		programVarKernelStacks: c.KernelStacks,
 		programVarOnlyLabels:   c.Carrier == Labels,
-		// Before it is full, since the reader needs its time too.
+		// Wake the reader before the buffer is full, since it needs time too.
 		programVarWakeAt: uint32(size / 4),
 	} {
 		if err := spec.Variables[variable].Set(value); err != nil {
@@ -153,8 +152,8 @@ func (s *Sampler) load(c Config) error {
 	return nil
 }
 
-// bufferSize returns the size of a buffer that takes what a second brings forth: samples
-// with stacks of common depth, of all processors.
+// bufferSize returns the size of a buffer for one second of samples with stacks of typical depth from all
+// CPUs.
 func bufferSize(frequency, processors int) int {
 	const sampleSize = 640
 	size := os.Getpagesize()
@@ -164,9 +163,9 @@ func bufferSize(frequency, processors int) int {
 	return size
 }
 
-// Watch has a process sampled from now on, its spans by layout, for as long as it runs the
-// program that image is. If layout is nil, or shows nothing, it is sampled without spans.
-// For one that is watched already both are replaced.
+// Watch starts sampling a process for as long as it runs the program image, and reads its spans as layout
+// describes. If layout is nil or has no carrier, samples have no spans. For a process that is already
+// watched, both are replaced.
 //
 // The error wraps [ErrTooManyProcesses], or is the kernel's.
 func (s *Sampler) Watch(image Image, layout *reader.ThreadLayout) error {
@@ -197,8 +196,8 @@ func (s *Sampler) Watch(image Image, layout *reader.ThreadLayout) error {
 	return nil
 }
 
-// Unwatch has a process sampled no longer. Samples that were taken before may still be
-// read. For one that is not watched it does nothing.
+// Unwatch stops sampling a process. Samples taken before may still be read. It does nothing if the process
+// is not watched.
 func (s *Sampler) Unwatch(pid int) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -214,7 +213,7 @@ func (s *Sampler) Unwatch(pid int) error {
 	return nil
 }
 
-// Processes returns the processes that the caller's PID namespace has, by their ids.
+// Processes returns the processes in the caller's PID namespace by id.
 func (s *Sampler) Processes() (map[int]Process, error) {
 	s.listing.Lock()
 	defer s.listing.Unlock()
@@ -255,11 +254,11 @@ func (s *Sampler) processes() (map[int]Process, error) {
 	return processes, nil
 }
 
-// Image returns what a process runs. The error wraps [reader.ErrProcessGone] if there is
-// no such process.
+// Image returns the program that a process runs. The error wraps [reader.ErrProcessGone] if there is no
+// such process.
 //
-// Those who ask while a list is being made share the next one. A list takes longer the more
-// processes there are, and where there are many, many ask.
+// Callers that arrive while a list is being made share the next one: the more processes there are, the
+// longer a list takes and the more callers there are.
 func (s *Sampler) Image(pid int) (Image, error) {
 	s.nextMu.Lock()
 	if s.next == nil {
@@ -278,18 +277,18 @@ func (s *Sampler) Image(pid int) (Image, error) {
 	return p.Image, nil
 }
 
-// nextProcesses is s.next.
+// nextProcesses implements s.next.
 func (s *Sampler) nextProcesses() (map[int]Process, error) {
 	s.listing.Lock()
 	defer s.listing.Unlock()
 	s.nextMu.Lock()
-	s.next = nil // Who asks from now on is told what holds then.
+	s.next = nil // Later callers need a newer list.
 	s.nextMu.Unlock()
 	return s.processes()
 }
 
-// Processors has the processors sampled that have come since the last call, and those no
-// longer that have gone. The kernel ends what runs on a processor that goes.
+// Processors updates sampling for CPUs that have come online or gone offline since the last call. The
+// kernel ends the events of a CPU that goes offline.
 func (s *Sampler) Processors() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -299,10 +298,9 @@ func (s *Sampler) Processors() error {
 	return privilege.Do(func() error { return s.timers.adjust() })
 }
 
-// Read waits for a sample and fills to with it, reusing the memory of its stacks. It is
-// up to a quarter of a second late. If there is none by then it returns [ErrNoSample]: all that
-// were taken before the call have been read. After [Sampler.Stop], and when all samples
-// have been read, it returns [io.EOF].
+// Read waits for a sample and stores it in to, reusing the memory of its stacks. Samples arrive up to a
+// quarter of a second late. If there is none for that long, Read returns [ErrNoSample]: all samples taken
+// before the call have been read. After [Sampler.Stop] it returns [io.EOF] once all samples have been read.
 func (s *Sampler) Read(to *Sample) error {
 	if s.drained {
 		return io.EOF
@@ -311,48 +309,48 @@ func (s *Sampler) Read(to *Sample) error {
 	err := s.ring.ReadInto(&s.record)
 	switch {
 	case err == nil:
-		at, err := to.decode(s.record.RawSample)
+		boot, err := to.decode(s.record.RawSample)
 		if err != nil {
 			return err
 		}
 		to.Truncated = max(len(to.User), len(to.Kernel)) >= s.frames
-		to.Time = s.time(at)
-		s.tell(at)
+		to.Time = s.time(boot)
+		s.reportMappings(boot)
 		return nil
 	case errors.Is(err, ringbuf.ErrFlushed):
 		s.drained = true
 		return io.EOF
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		s.ring.SetDeadline(time.Now().Add(pollInterval))
-		s.tell(s.bootBase + uint64(asked.Sub(s.base)))
+		s.reportMappings(s.bootBase + uint64(asked.Sub(s.base)))
 		return ErrNoSample
 	default:
 		return fmt.Errorf("read samples: %w", err)
 	}
 }
 
-// time returns a time of CLOCK_BOOTTIME as that of a sample.
+// time converts a time of CLOCK_BOOTTIME to the time of a sample.
 func (s *Sampler) time(boot uint64) time.Time { return s.base.Add(time.Duration(boot - s.bootBase)) }
 
-// tell tells what processes had mapped by a time of CLOCK_BOOTTIME.
-func (s *Sampler) tell(boot uint64) {
-	if s.mappings.told == nil {
+// reportMappings passes the mappings made up to a time of CLOCK_BOOTTIME to Config.Mappings.
+func (s *Sampler) reportMappings(boot uint64) {
+	if s.mappings.listener == nil {
 		return
 	}
-	made, lost := s.mappings.until(boot)
+	made, lost := s.mappings.takeUntil(boot)
 	if lost {
-		s.mappings.told.Missed(time.Now())
+		s.mappings.listener.Missed(time.Now())
 	}
 	for _, m := range made {
-		s.mappings.told.Mapped(m.pid, s.time(m.boot), m.Mapping)
+		s.mappings.listener.Mapped(m.pid, s.time(m.boot), m.Mapping)
 	}
 }
 
-// TellsMappings reports whether the kernel tells Config.Mappings what processes map. It may have no memory
+// TellsMappings reports whether the kernel reports all mappings to Config.Mappings. It may lack the memory
 // for that.
-func (s *Sampler) TellsMappings() bool { return s.mappings.told != nil && s.mappings.complete() }
+func (s *Sampler) TellsMappings() bool { return s.mappings.listener != nil && s.mappings.complete() }
 
-// Stop ends sampling: what has been sampled by then can still be read.
+// Stop ends sampling. Samples taken before can still be read.
 func (s *Sampler) Stop() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -363,7 +361,7 @@ func (s *Sampler) Stop() error {
 	return errors.Join(s.timers.stop(), s.ring.Flush())
 }
 
-// Counts returns what there is not so far.
+// Counts returns the numbers of missing samples so far.
 func (s *Sampler) Counts() Counts {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -373,7 +371,7 @@ func (s *Sampler) Counts() Counts {
 	return s.counts
 }
 
-// count counts the samples that there are not.
+// count updates the counts from the BPF program's.
 func (s *Sampler) count() {
 	var counts []programCounts
 	if s.objects.Counted == nil || privilege.Do(func() error { return s.objects.Counted.Lookup(uint32(0), &counts) }) != nil {
@@ -386,8 +384,7 @@ func (s *Sampler) count() {
 	}
 }
 
-// Close ends sampling and releases everything. It returns what went wrong the first
-// time.
+// Close ends sampling and releases everything. The first call returns any error.
 func (s *Sampler) Close() error {
 	s.listing.Lock()
 	defer s.listing.Unlock()

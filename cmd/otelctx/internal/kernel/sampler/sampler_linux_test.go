@@ -53,7 +53,7 @@ func needSampling(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// sampling returns why this user may not sample. To find that out takes a while.
+// sampling returns why this user may not sample. Finding out takes a while.
 var sampling = sync.OnceValue(func() error {
 	s, err := Open(Config{Frequency: 1})
 	if err != nil {
@@ -62,7 +62,7 @@ var sampling = sync.OnceValue(func() error {
 	return s.Close()
 })
 
-// open returns a sampler. The test is skipped if this user may not have one.
+// open returns a sampler. It skips the test if this user may not have one.
 func open(t testing.TB, c Config) *Sampler {
 	t.Helper()
 	s, err := Open(c)
@@ -74,7 +74,7 @@ func open(t testing.TB, c Config) *Sampler {
 	return s
 }
 
-// startBurner returns a burner that burns.
+// startBurner starts a burner that uses the CPU.
 func startBurner(t testing.TB, prepare func(*exec.Cmd), words ...string) *childproc.Child {
 	t.Helper()
 	c := childproc.Start(t, burner.Role, prepare)
@@ -82,7 +82,7 @@ func startBurner(t testing.TB, prepare func(*exec.Cmd), words ...string) *childp
 	return c
 }
 
-// layoutOf returns where a process shows its spans.
+// layoutOf returns the thread layout of a process.
 func layoutOf(t testing.TB, pid int) *reader.ThreadLayout {
 	t.Helper()
 	p, err := reader.Open(pid)
@@ -102,7 +102,7 @@ func next(s *Sampler, to *Sample) error {
 	}
 }
 
-// rest returns the samples that there still are when sampling has been stopped.
+// rest returns the remaining samples after sampling has been stopped.
 func rest(t testing.TB, s *Sampler) []Sample {
 	t.Helper()
 	var samples []Sample
@@ -117,23 +117,22 @@ func rest(t testing.TB, s *Sampler) []Sample {
 	}
 }
 
-// verdict is what samples of a burner have come to.
+// verdict is the evaluation of samples of a burner.
 type verdict struct {
-	// undecided have no stack that says what is true.
+	// undecided samples have no stack from which the truth can be told.
 	samples, undecided int
-	// inside and outside are the samples that are in truth in a span and in none. found
-	// and wrong are those inside for which that span, or another one, is reported.
-	// stray are those outside for which any is.
+	// inside and outside count samples that are truly in a span and in none. found and wrong count those
+	// inside for which the right or another span is reported, stray those outside for which any is.
 	inside, found, wrong int
 	outside, stray       int
 }
 
-// judge judges samples of a child.
+// judge evaluates samples of a child.
 func judge(c *childproc.Child, samples []Sample) verdict {
 	return judgeBy(namesOf(c, samples), samples)
 }
 
-// namesOf returns what names the stack of each of these samples of a child.
+// namesOf returns a function that symbolizes the stack of each of these samples of a child.
 func namesOf(c *childproc.Child, samples []Sample) func(Sample) []string {
 	unique := map[uint64]bool{}
 	for _, s := range samples {
@@ -181,8 +180,8 @@ func judgeBy(names func(Sample) []string, samples []Sample) verdict {
 	return v
 }
 
-// assertDecided fails if too few samples tell what is true. Emulated, the runtime's own
-// work takes far longer than what it does for the burner.
+// assertDecided fails if too few samples are decided. Under emulation, the runtime's own work takes far
+// longer than what it does for the burner.
 func assertDecided(t *testing.T, v verdict) {
 	t.Helper()
 	most := v.samples / 4
@@ -192,7 +191,7 @@ func assertDecided(t *testing.T, v verdict) {
 	assert.Less(t, v.undecided, most)
 }
 
-// assertExact fails if any span was missed or wrong, or if too little was seen.
+// assertExact fails if any span was missed or wrong, or if there are too few samples.
 func assertExact(t *testing.T, v verdict) {
 	t.Helper()
 	t.Logf("%+v", v)
@@ -204,16 +203,16 @@ func assertExact(t *testing.T, v verdict) {
 	assert.Zero(t, v.stray)
 }
 
-// Every carrier alone, and together: which of them is believed, and how right it is.
+// TestSpans checks each carrier alone and all together: which one takes precedence, and how accurate it is.
 func TestSpans(t *testing.T) {
 	const exact, most, some = 1, 0.3, 0.0
 	for name, test := range map[string]struct {
 		words   []string
 		carrier reader.CarrierKind
 		proven  bool
-		// recall is how much of what is in spans must be found at least.
+		// recall is the minimum share of samples in spans that must be found.
 		recall float64
-		// wrong says that spans may be wrong.
+		// wrong permits wrong spans.
 		wrong bool
 	}{
 		"record":                         {[]string{burner.Records}, reader.GoroutineRecord, true, exact, false},
@@ -234,7 +233,7 @@ func TestSpans(t *testing.T) {
 			c := startBurner(t, nil, test.words...)
 			watch(t, s, c.PID(), layoutOf(t, c.PID()))
 			samples := take(t, s, testenv.Rounds(1000, 2000))
-			require.NoError(t, s.Stop()) // Nobody reads from now on.
+			require.NoError(t, s.Stop()) // Nothing is read from now on.
 			v := judge(c, samples)
 			t.Logf("%+v", v)
 			require.Greater(t, v.inside, 200)
@@ -252,13 +251,13 @@ func TestSpans(t *testing.T) {
 					assert.Equal(t, test.proven, one.Span.Proven)
 					assert.Equal(t, test.proven, one.Span.LocalRootSpanID != [8]byte{}, "the cell has the local root")
 					if one.Span.Carrier != Carrier(test.carrier) {
-						others++ // A span that is just being published has not come to all of them.
+						others++ // A span being published is not in all of them yet.
 					}
 				}
 			}
 			most := v.inside / 50
 			if testenv.Emulated() {
-				most = v.inside / 8 // Publishing takes more of the time.
+				most = v.inside / 8 // Publishing takes a larger share of the time.
 			}
 			assert.Less(t, others, most)
 			assert.Zero(t, s.Counts().Lost)
@@ -266,9 +265,9 @@ func TestSpans(t *testing.T) {
 	}
 }
 
-// On arm64 without cgo, for one, it is not known where a thread keeps its goroutine. There
-// the thread's slot leads to it once the goroutine has published. Less may be found, and
-// nothing wrong.
+// TestWithoutThreadLocalStorage covers programs for which it is unknown where a thread stores its
+// goroutine, such as on arm64 without cgo. There the thread's slot leads to the goroutine once that has
+// published. Fewer spans may be found, but no wrong ones.
 func TestWithoutThreadLocalStorage(t *testing.T) {
 	if runtime.GOARCH != "amd64" {
 		t.Skip("goroutines are found in a register")
@@ -285,7 +284,8 @@ func TestWithoutThreadLocalStorage(t *testing.T) {
 	assert.Zero(t, v.stray)
 }
 
-// A service in a PID namespace of its own knows its threads by other ids.
+// TestServiceInPIDNamespace checks a service in its own PID namespace, which uses other ids for its
+// threads.
 func TestServiceInPIDNamespace(t *testing.T) {
 	needNamespaces(t)
 	for name, words := range map[string][]string{
@@ -311,12 +311,13 @@ func TestServiceInPIDNamespace(t *testing.T) {
 	}
 }
 
-// What is shown with a span comes along, byte by byte, and from slots what else they have.
+// TestAttributes checks that attributes published with a span are sampled unchanged, including those only
+// in slots.
 func TestAttributes(t *testing.T) {
 	s := open(t, Config{Frequency: burner.Frequency()})
 	c := startBurner(t, nil, burner.Records, burner.Crafted)
 	watch(t, s, c.PID(), layoutOf(t, c.PID()))
-	// How much of the time that goroutine gets is for the scheduler to say.
+	// The scheduler decides how much CPU time that goroutine gets.
 	inside := 0
 	for deadline := time.Now().Add(testenv.Patience); inside <= 50; {
 		require.Less(t, time.Now(), deadline)
@@ -350,23 +351,22 @@ func TestAttributesOfSlots(t *testing.T) {
 				continue
 			}
 			n++
-			// A ring that is only found says nothing of the Go runtime.
+			// A ring that is only found, not advertised, has no information about the Go runtime.
 			require.Equal(t, Span{
 				TraceID: [16]byte{7: 1, 15: 2}, SpanID: [8]byte{7: 3}, TraceFlags: 1,
 				Attributes: strings.Repeat("a", size), Carrier: ThreadSlots,
 			}, one.Span)
 		}
 		if testenv.Emulated() {
-			n += 100 // Threads of the runtime take more of the time.
+			n += 100 // Threads of the runtime take a larger share of the time.
 		}
 		assert.Greater(t, n, 200)
 	}
 }
 
-// roleRing has a ring that nobody advertises, and burns on a thread that shows a span
-// with attributes in it. Behind a header of 64 bytes every fourth slot of 1,024 crosses
-// into another page, which does not exist before it is written. The slot of such a
-// thread is one of them.
+// roleRing has a ring that is not advertised, and uses the CPU on a thread that publishes a span with
+// attributes in it. After the header of 64 bytes every fourth slot of 1,024 bytes crosses into another
+// page, which does not exist before it is written. The slot of this thread is such a slot.
 const roleRing = "ring"
 
 var burnt atomic.Uint64
@@ -377,7 +377,7 @@ func ringRole(parent *childproc.Parent) {
 	parent.Must(err)
 	ring, err := slotring.New(slotring.WithAttributeSpace(size))
 	parent.Must(err)
-	// Which numbers threads get is the kernel's choice: there are more until it is such a one.
+	// The kernel chooses the ids of threads: start more until one fits.
 	for found := false; !found; {
 		fits := make(chan bool)
 		go func() {
@@ -400,7 +400,7 @@ func ringRole(parent *childproc.Parent) {
 	parent.Receive()
 }
 
-// take returns the next so many samples.
+// take returns the next n samples.
 func take(t testing.TB, s *Sampler, n int) []Sample {
 	t.Helper()
 	timeout := time.AfterFunc(testenv.Patience, func() { _ = s.Stop() })
@@ -423,7 +423,8 @@ func inPIDNamespace(cmd *exec.Cmd) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS}
 }
 
-// A sampler in a PID namespace of its own has other ids than the kernel's for everything.
+// TestSamplerInPIDNamespace checks a sampler in its own PID namespace, where all ids differ from the
+// kernel's.
 func TestSamplerInPIDNamespace(t *testing.T) {
 	needNamespaces(t)
 	needSampling(t)
@@ -435,7 +436,8 @@ func TestSamplerInPIDNamespace(t *testing.T) {
 	c.Done()
 }
 
-// CAP_BPF and CAP_PERFMON are all that it takes to sample processes of the same user.
+// TestCapabilitiesThatSuffice checks that CAP_BPF and CAP_PERFMON suffice to sample processes of the same
+// user.
 func TestCapabilitiesThatSuffice(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("changing the user and giving it capabilities needs CAP_SETUID, CAP_SETGID and CAP_SETPCAP")
@@ -463,7 +465,7 @@ func TestCapabilitiesThatSuffice(t *testing.T) {
 				return
 			}
 			if paranoid := sysctl("perf_event_paranoid"); paranoid > "2" && answer[0] != '{' {
-				// Debian's kernels and their kin.
+				// Kernels of Debian and its derivatives.
 				assert.Contains(t, answer, ErrNotPermitted.Error())
 				assert.Contains(t, answer, "perf_event_open where kernel.perf_event_paranoid is "+paranoid+": permission denied")
 				return
@@ -514,13 +516,13 @@ func fromJSON(v map[string]int) verdict {
 	return verdict{v["samples"], v["undecided"], v["inside"], v["found"], v["wrong"], v["outside"], v["stray"]}
 }
 
-// Programs that are built in other ways keep goroutines elsewhere.
+// TestBuildModes checks programs whose build modes place goroutines elsewhere.
 func TestBuildModes(t *testing.T) {
 	needSampling(t)
 	for name, test := range map[string]struct {
 		variant programs.Variant
 		words   []string
-		// usual says that the variant differs the most from this test's own program.
+		// usual marks the variant that differs the most from this test's own program.
 		usual bool
 	}{
 		"pie":            {programs.PIE, []string{burner.Records}, false},
@@ -542,10 +544,11 @@ func TestBuildModes(t *testing.T) {
 	}
 }
 
-// root is the directory of the module that has the burner.
+// root is the directory of the burner's module.
 const root = "../../../../.."
 
-// A process that shows nothing is sampled without spans, and may begin to show them.
+// TestWatchAgain checks that a process that publishes nothing is sampled without spans, and may start to
+// publish.
 func TestWatchAgain(t *testing.T) {
 	s := open(t, Config{Frequency: burner.Frequency()})
 	c := startBurner(t, nil, burner.Later, burner.Records)
@@ -563,7 +566,7 @@ func TestWatchAgain(t *testing.T) {
 	}
 	require.NoError(t, s.Unwatch(c.PID()))
 	require.NoError(t, s.Unwatch(c.PID()), "no more")
-	burner.AwaitUse(t, c, 50*time.Millisecond) // There may have been samples that were being taken.
+	burner.AwaitUse(t, c, 50*time.Millisecond) // A sample may have been in progress.
 	last := taken(t, s)
 	burner.AwaitUse(t, c, 50*time.Millisecond)
 	assert.Equal(t, last, taken(t, s))
@@ -576,7 +579,7 @@ func used(t *testing.T, c *childproc.Child) time.Duration {
 	return d
 }
 
-// What is not read in time is lost, and counted.
+// TestLost checks that samples that are not read in time are counted as lost.
 func TestLost(t *testing.T) {
 	s := open(t, Config{Frequency: burner.Frequency(), BufferSize: os.Getpagesize()})
 	c := startBurner(t, nil, burner.Records)
@@ -589,10 +592,10 @@ func TestLost(t *testing.T) {
 	assert.Less(t, len(read), 50)
 	assert.Equal(t, taken(t, s), lost+uint64(len(read)))
 	require.NoError(t, s.Close())
-	assert.Equal(t, lost, s.Counts().Lost, "known after the end")
+	assert.Equal(t, lost, s.Counts().Lost, "available after the end")
 }
 
-// watch has a process sampled, as what it is now.
+// watch starts sampling a process with its current program.
 func watch(t testing.TB, s *Sampler, pid int, layout *reader.ThreadLayout) {
 	t.Helper()
 	image, err := s.Image(pid)
@@ -600,7 +603,7 @@ func watch(t testing.TB, s *Sampler, pid int, layout *reader.ThreadLayout) {
 	require.NoError(t, s.Watch(image, layout))
 }
 
-// taken returns how many samples of watched processes the program has taken.
+// taken returns the number of samples that the BPF program has taken.
 func taken(t testing.TB, s *Sampler) (n uint64) {
 	t.Helper()
 	var counts []programCounts
@@ -628,7 +631,7 @@ func TestKernelStacks(t *testing.T) {
 	}
 }
 
-// recurse uses the processor under so many frames until it is to stop.
+// recurse uses the CPU below depth frames until it is stopped.
 //
 //go:noinline
 func recurse(depth int, stop *atomic.Bool) int {
@@ -640,7 +643,7 @@ func recurse(depth int, stop *atomic.Bool) int {
 	return 0
 }
 
-// A stack that is cut off says so.
+// TestTruncated checks that a truncated stack is marked.
 func TestTruncated(t *testing.T) {
 	s := open(t, Config{Frequency: burner.Frequency()})
 	var stop atomic.Bool
@@ -668,7 +671,7 @@ func TestTruncated(t *testing.T) {
 	}
 }
 
-// Every process is there, and those that have memory tell what they have used.
+// TestProcesses checks that all processes are listed, and that those with memory have a CPU time.
 func TestProcesses(t *testing.T) {
 	s := open(t, Config{Frequency: 1})
 	c := startBurner(t, nil, burner.Silent)
@@ -683,7 +686,7 @@ func TestProcesses(t *testing.T) {
 	burner.AwaitUse(t, c, 50*time.Millisecond)
 	assert.Greater(t, used(c.PID()), before)
 	c.Zombie()
-	// Other threads than the first one may still be about to end.
+	// Threads other than the first may still be ending.
 	require.Eventually(t, func() bool { return used(c.PID()) == 0 }, testenv.Patience, time.Millisecond)
 	const kthreadd = 2
 	if comm, _ := os.ReadFile("/proc/2/comm"); string(comm) == "kthreadd\n" {
@@ -691,7 +694,7 @@ func TestProcesses(t *testing.T) {
 	}
 }
 
-// Processors that come are sampled from then on, and those that go no longer.
+// TestProcessors checks that CPUs that come online are sampled, and those that go offline no longer.
 func TestProcessors(t *testing.T) {
 	var allowed unix.CPUSet
 	require.NoError(t, unix.SchedGetaffinity(0, &allowed))
@@ -731,7 +734,7 @@ func TestProcessors(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, unix.SchedSetaffinity(tid, &gone))
 	}
-	burner.AwaitUse(t, c, 50*time.Millisecond) // Threads may have had to move.
+	burner.AwaitUse(t, c, 50*time.Millisecond) // Threads may have had to migrate.
 	last := taken(t, s)
 	burner.AwaitUse(t, c, 50*time.Millisecond)
 	assert.Equal(t, last, taken(t, s))
@@ -745,7 +748,7 @@ func TestParseProcessors(t *testing.T) {
 	}
 }
 
-// Those who ask at the same time what processes run share an answer, and none is from before.
+// TestImage checks that concurrent callers share a list, and that none of them gets an older one.
 func TestImage(t *testing.T) {
 	s := open(t, Config{Frequency: 1})
 	var asking sync.WaitGroup
@@ -769,15 +772,15 @@ func TestImage(t *testing.T) {
 	asking.Wait()
 }
 
-// Samples stand for all of the CPU time that there was, user's and kernel's.
+// TestCPUTime checks that the samples account for all user and kernel CPU time.
 func TestCPUTime(t *testing.T) {
 	if testenv.Emulated() {
 		t.Skip("an emulated processor's timer is late")
 	}
-	// Nobody reads before the end.
+	// Nothing is read before the end.
 	s := open(t, Config{Frequency: burner.Frequency(), BufferSize: 16 << 20})
 	c := startBurner(t, nil, burner.Records)
-	// This process may have to wait between any two steps.
+	// This process may be preempted between any two steps.
 	before := used(t, c)
 	watch(t, s, c.PID(), nil)
 	begin := used(t, c)
@@ -792,7 +795,7 @@ func TestCPUTime(t *testing.T) {
 	assert.Less(t, got, (after-before)*11/10)
 }
 
-// Times are the wall clock's, and in the order of each processor.
+// TestTimes checks that times are wall-clock times and ordered on each CPU.
 func TestTimes(t *testing.T) {
 	s := open(t, Config{Frequency: burner.Frequency()})
 	c := startBurner(t, nil, burner.Silent)
@@ -808,7 +811,8 @@ func TestTimes(t *testing.T) {
 	}
 }
 
-// In a time namespace the clock that the program reads is another one than ours.
+// TestTimesInTimeNamespace checks times in a time namespace, where processes read another boot time than
+// the BPF program.
 func TestTimesInTimeNamespace(t *testing.T) {
 	needSampling(t)
 	unshare, err := exec.LookPath("unshare")
@@ -829,7 +833,8 @@ func TestTimesInTimeNamespace(t *testing.T) {
 	c.Done()
 }
 
-// What the verifier has accepted is not blamed on it, though its log is there.
+// TestExplain checks that errors after the verifier's acceptance are not attributed to it, even though its
+// log is present.
 func TestExplain(t *testing.T) {
 	log := []string{"Func#3 ('read_slot') is safe for any args that match its prototype"}
 	for _, cause := range []error{unix.EMFILE, unix.ENFILE, unix.ENOMEM} {
@@ -852,8 +857,8 @@ func TestOpenRefuses(t *testing.T) {
 	require.Error(t, err)
 }
 
-// The cost of a sample, and of what is interrupted of other processes, is the kernel's own
-// count of the time that the program runs.
+// BenchmarkSample measures the cost of a sample, and of an interrupt in a process that is not watched, by
+// the kernel's own statistics of the BPF program's run time.
 func BenchmarkSample(b *testing.B) {
 	for _, bench := range []struct {
 		name  string
@@ -875,7 +880,7 @@ func BenchmarkSample(b *testing.B) {
 			require.NoError(b, err)
 			defer func() { _ = stats.Close() }()
 			c := startBurner(b, nil, bench.words...)
-			// Of a process that is not watched first.
+			// First without watching the process.
 			runs, ns := cost(b, s, func() { time.Sleep(200 * time.Millisecond) })
 			other := ns / runs
 			watch(b, s, c.PID(), layoutOf(b, c.PID()))
@@ -895,7 +900,7 @@ func BenchmarkSample(b *testing.B) {
 	}
 }
 
-// cost returns how often the program has run while f did, and for how many nanoseconds.
+// cost returns how often the BPF program ran during f, and for how many nanoseconds.
 func cost(b *testing.B, s *Sampler, f func()) (runs, ns float64) {
 	b.Helper()
 	before, err := s.objects.Sample.Stats()

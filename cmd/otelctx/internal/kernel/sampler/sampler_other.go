@@ -13,7 +13,7 @@ import (
 	"github.com/otelctx/otelctx/reader"
 )
 
-// Sampler samples processes, where that is possible.
+// Sampler is unsupported on this platform.
 type Sampler struct{}
 
 var errUnsupported = fmt.Errorf("sampler on %s/%s: %w", runtime.GOOS, runtime.GOARCH, errors.ErrUnsupported)
@@ -45,13 +45,13 @@ func (*Sampler) Processors() error { return errUnsupported }
 // TellsMappings returns false.
 func (*Sampler) TellsMappings() bool { return false }
 
-// Counts returns none.
+// Counts returns zero counts.
 func (*Sampler) Counts() Counts { return Counts{} }
 
 // Close does nothing.
 func (*Sampler) Close() error { return nil }
 
-// Changes tells what processes do, where that is possible.
+// Changes is unsupported on this platform.
 type Changes struct{}
 
 // Changes returns an error that wraps [errors.ErrUnsupported].

@@ -21,18 +21,18 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// browser is a browser that is told what to do by the Chrome DevTools Protocol, over a pipe.
+// browser is a browser controlled by the Chrome DevTools Protocol over a pipe.
 type browser struct {
 	t       *testing.T
 	send    *os.File
 	receive *bufio.Reader
 	session string
 	calls   int
-	// complaints are what the page's script has not caught, and what the browser has refused.
+	// complaints are uncaught exceptions of the page's script, and the browser's refusals.
 	complaints []string
 }
 
-// message is one of the protocol: a call, its answer, or an event.
+// message is a message of the protocol: a call, its result, or an event.
 type message struct {
 	ID        int             `json:"id,omitempty"`
 	SessionID string          `json:"sessionId,omitempty"`
@@ -75,7 +75,7 @@ func openPage(t *testing.T, path string) *browser {
 			t.Logf("chromium: %s", said.Bytes())
 		}
 	})
-	require.NoError(t, theirs2.Close()) // so that its end is the end of what is read
+	require.NoError(t, theirs2.Close()) // so that reads end with the process
 	require.NoError(t, receive.SetReadDeadline(time.Now().Add(testenv.Patience)))
 	b := &browser{t: t, send: send, receive: bufio.NewReader(receive)}
 	var target struct {
@@ -138,8 +138,8 @@ func evaluate[T any](b *browser, expression string) (value T) {
 	return value
 }
 
-// The graph is searched, zoomed and filtered, and what processes call their functions, spans and
-// services does no harm.
+// TestFlameGraphInBrowser searches, zooms and filters the graph, and checks that hostile names of
+// functions, spans and services do no harm.
 func TestFlameGraphInBrowser(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a.html")
 	require.NoError(t, write(path, HTML, requests(t)))
@@ -150,7 +150,7 @@ func TestFlameGraphInBrowser(t *testing.T) {
 		Left, Width, Depth int
 		Found, Around      bool
 	}
-	boxes := func() map[string]box { // those of the shop, and their parts of the page in percent
+	boxes := func() map[string]box { // the shop's, and their shares of the page in percent
 		all := evaluate[[]box](b, `[...document.querySelectorAll("#graph div")].map(e => ({
 			Text: e.textContent, Left: Math.round(parseFloat(e.style.left)), Width: Math.round(parseFloat(e.style.width)),
 			Depth: parseInt(e.style.top) / 18, Found: e.classList.contains("found"), Around: e.classList.contains("around") }))`)
@@ -171,7 +171,7 @@ func TestFlameGraphInBrowser(t *testing.T) {
 	}
 	summary := func() string { return evaluate[string](b, `document.getElementById("summary").textContent`) }
 
-	// Everything, and no harm.
+	// The whole graph, without harm.
 	assert.Equal(t, "100 samples, 1.000 s of CPU time", summary())
 	everything := map[string]box{
 		"all":                    {Width: 100},
@@ -189,7 +189,7 @@ func TestFlameGraphInBrowser(t *testing.T) {
 	assert.Equal(t, "Flame graph", evaluate[string](b, "document.title"))
 	assert.Equal(t, 2, evaluate[int](b, "document.scripts.length"))
 	assert.Zero(t, evaluate[int](b, "document.images.length"))
-	assert.Zero(t, evaluate[int](b, `performance.getEntriesByType("resource").length`), "it loads nothing else")
+	assert.Zero(t, evaluate[int](b, `performance.getEntriesByType("resource").length`), "nothing else is loaded")
 	shownHostile := strings.Join(strings.Fields(hostile), " ") + ", 0.100 s"
 	for id, want := range map[string][]string{
 		"name":     {"everything", "in spans", "outside of spans", "GET /cart, 0.500 s", "SELECT, 0.200 s", shownHostile},
@@ -209,7 +209,7 @@ func TestFlameGraphInBrowser(t *testing.T) {
 	assert.Equal(t, "100 samples, 1.000 s of CPU time; found: 80.0 %", summary())
 	set("search", "")
 
-	// Zoom, and back.
+	// Zoom in and out.
 	click("main.cart")
 	assert.Equal(t, map[string]box{
 		"all": {Width: 100, Around: true}, "shop": {Width: 100, Depth: 1, Around: true}, "main.cart": {Width: 100, Depth: 2},
@@ -220,7 +220,7 @@ func TestFlameGraphInBrowser(t *testing.T) {
 	click("all")
 	assert.Equal(t, everything, boxes())
 
-	// Endpoints, the names of spans, and traces.
+	// Endpoints, span names and traces.
 	for _, test := range []struct{ endpoint, name, trace, want string }{
 		{"all", "inside", "", "80 samples, 0.800 s of CPU time"},
 		{"all", "outside", "", "20 samples, 0.200 s of CPU time"},
@@ -245,7 +245,7 @@ func TestFlameGraphInBrowser(t *testing.T) {
 	assert.Equal(t, everything, boxes())
 
 	assert.Empty(t, b.complaints)
-	// No other script would run, however it got in.
+	// No other script would run, however it was injected.
 	evaluate[bool](b, `(() => { const s = document.createElement("script"); s.textContent = "document.title = 'harmed'";
 		document.body.append(s); return true; })()`)
 	assert.Equal(t, "Flame graph", evaluate[string](b, "document.title"))

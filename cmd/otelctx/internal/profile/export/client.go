@@ -22,13 +22,12 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
 )
 
-// maxRequest is the size in bytes, before compression, up to which profiles are sent
-// in one request. It is what gRPC servers, collectors among them, accept unless told
-// otherwise, less some room for the request's frame.
+// maxRequest is the maximum size of a request in bytes before compression: the default limit of gRPC
+// servers, including collectors, minus some room for the request's frame.
 const maxRequest = 4<<20 - 4<<10
 
-// The version of the profiles' schema, which OTLP has a client name in each request
-// for as long as the schema may change.
+// The version of the profiles schema. OTLP requires clients to send it with each request while the schema
+// may change.
 const (
 	schemaVersionHeader = "otlp-profiles-development-version"
 	schemaVersion       = "1"
@@ -43,27 +42,25 @@ type Client struct {
 
 // transport is a protocol of OTLP.
 type transport interface {
-	// send makes one attempt to send an encoded ExportProfilesServiceRequest. The error wraps a
-	// *failure.
+	// send makes one attempt to send an encoded ExportProfilesServiceRequest. Errors wrap a *failure.
 	send(ctx context.Context, encoded []byte) (*collectorpb.ExportProfilesServiceResponse, error)
 	Close() error
 }
 
-// NewClient returns a client of the collector at endpoint. OTEL_EXPORTER_OTLP_PROFILES_PROTOCOL
-// or OTEL_EXPORTER_OTLP_PROTOCOL say whether that is for OTLP/gRPC (grpc, the default) or
-// OTLP/HTTP (http/protobuf). If endpoint is empty OTEL_EXPORTER_OTLP_PROFILES_ENDPOINT holds, or
-// OTEL_EXPORTER_OTLP_ENDPOINT, or port 4317 or 4318 of localhost, without TLS.
+// NewClient returns a client of the collector at endpoint. OTEL_EXPORTER_OTLP_PROFILES_PROTOCOL or
+// OTEL_EXPORTER_OTLP_PROTOCOL select OTLP/gRPC (grpc, the default) or OTLP/HTTP (http/protobuf). If
+// endpoint is empty, it is OTEL_EXPORTER_OTLP_PROFILES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT, and
+// otherwise port 4317 or 4318 of localhost, without TLS.
 //
-// For gRPC an endpoint is a URL, where http means without and https with TLS and the path
-// does not count, or a gRPC target. For HTTP it is a URL. If it is that for all signals,
-// or endpoint has no path, /v1development/profiles is appended.
+// For gRPC an endpoint is a URL, in which http means without and https with TLS and the path is ignored, or
+// a gRPC target. For HTTP it is a URL. /v1development/profiles is appended to the endpoint for all signals,
+// and to an argument without a path.
 //
-// The other variables of the OTLP exporter's specification count in any case, each as
-// OTEL_EXPORTER_OTLP_PROFILES_x before OTEL_EXPORTER_OTLP_x. They are HEADERS, TIMEOUT (in
-// milliseconds, for all attempts; 10000), COMPRESSION (gzip or none), CERTIFICATE,
-// CLIENT_CERTIFICATE and CLIENT_KEY. INSECURE counts where an endpoint for gRPC has no
-// scheme. It connects when there is something to send, and again after a failure; an error is
-// one of the settings.
+// The other variables of the OTLP exporter's specification are always used, each as
+// OTEL_EXPORTER_OTLP_PROFILES_x or else OTEL_EXPORTER_OTLP_x: HEADERS, TIMEOUT (in milliseconds, for all
+// attempts; 10000), COMPRESSION (gzip or none), CERTIFICATE, CLIENT_CERTIFICATE and CLIENT_KEY. INSECURE
+// applies to gRPC endpoints without a scheme. The client connects when there is something to send, and
+// reconnects after a failure. The returned error is about one of the settings.
 func NewClient(endpoint string) (*Client, error) {
 	c, err := newConfig(endpoint, os.Getenv)
 	if err != nil {
@@ -93,7 +90,7 @@ func userAgent() string {
 // Close closes the connection. A second call does nothing.
 func (c *Client) Close() error { return c.transport.Close() }
 
-// RejectedError is the error of an export of which the collector did not accept everything.
+// RejectedError is returned if the collector rejected some of the profiles.
 type RejectedError struct {
 	Rejected int64 // profiles
 	Message  string
@@ -103,18 +100,17 @@ func (r *RejectedError) Error() string {
 	return fmt.Sprintf("the collector rejected %d profiles: %s", r.Rejected, r.Message)
 }
 
-// request is what is sent at a time.
+// request is one request to the collector.
 type request struct {
 	encoded []byte // an ExportProfilesServiceRequest
 	samples uint64
-	// number counts requests: older ones have lower ones.
+	// number increases with each request.
 	number uint64
-	// answer is the error of the last attempt that had an answer.
+	// answer is the error of the last attempt that got a response.
 	answer error
 }
 
-// requests returns data as what is sent at a time, one after the other. In place of samples that
-// cannot be sent there is an error.
+// requests yields data as consecutive requests. For samples that cannot be sent it yields an error.
 func (c *Client) requests(data *profilespb.ProfilesData) iter.Seq2[request, error] {
 	return func(yield func(request, error) bool) {
 		for part, err := range profile.Split(data, c.maxRequest) {
@@ -130,8 +126,8 @@ func (c *Client) requests(data *profilespb.ProfilesData) iter.Seq2[request, erro
 	}
 }
 
-// Pauses between attempts grow from firstPause to longestPause. A collector that asks for another pause gets
-// it, up to longestAsked.
+// Pauses between attempts grow from firstPause to longestPause. If a collector asks for another pause it is
+// used, up to longestAsked.
 const (
 	firstPause   = 500 * time.Millisecond
 	longestPause = 10 * time.Second
@@ -144,8 +140,8 @@ func newPauses() *backoff.ExponentialBackOff {
 	return pauses
 }
 
-// try makes one attempt to send a request, which has the timeout to itself. The error wraps a
-// *failure or a *RejectedError. What the collector says is cut to maxForeignText.
+// try makes one attempt to send a request, with its own timeout. The error wraps a *failure or is a
+// *RejectedError. The collector's text is cut to maxForeignText.
 func (c *Client) try(ctx context.Context, r *request) (warning string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, c.config.timeout)
 	defer cancel()
@@ -154,7 +150,7 @@ func (c *Client) try(ctx context.Context, r *request) (warning string, err error
 		if f, ok := errors.AsType[*failure](err); ok {
 			f.error = shortened(f.error)
 		}
-		// gRPC may find the time to be over before ctx does.
+		// gRPC may detect the deadline before ctx does.
 		if deadline, _ := ctx.Deadline(); ctx.Err() == nil && time.Now().Before(deadline) {
 			r.answer = err
 		}
@@ -167,14 +163,14 @@ func (c *Client) try(ctx context.Context, r *request) (warning string, err error
 	return foreignText(p.GetErrorMessage()), nil
 }
 
-// maxResponse bounds an answer of a collector, its headers and its body each, and maxForeignText what is kept
-// of a text in it, both in bytes.
+// maxResponse bounds the headers and the body of a collector's response, each, and maxForeignText the text
+// taken from it, in bytes.
 const (
 	maxResponse    = 64 << 10
 	maxForeignText = 1 << 10
 )
 
-// foreignText returns a text from a collector as valid UTF-8, cut if it is too long.
+// foreignText returns text from a collector as valid UTF-8, cut to maxForeignText.
 func foreignText(s string) string {
 	if len(s) > maxForeignText {
 		s = s[:maxForeignText] + "…"
@@ -182,7 +178,7 @@ func foreignText(s string) string {
 	return strings.ToValidUTF8(s, "\uFFFD")
 }
 
-// shortError is an error whose text a collector may have chosen.
+// shortError is an error whose text a collector may have chosen, cut.
 type shortError struct {
 	error
 
@@ -194,20 +190,20 @@ func (e *shortError) Unwrap() error { return e.error }
 
 func shortened(err error) error { return &shortError{err, foreignText(err.Error())} }
 
-// failed returns why a request was not sent, of which err is the last error.
+// failed returns the error of a request that was not sent; err is the last attempt's.
 func (c *Client) failed(r request, err error) error {
 	var rejected *RejectedError
 	if err == nil || errors.As(err, &rejected) {
 		return err
 	}
-	return fmt.Errorf("export to %s: %w", c.config.shownTarget(), cmp.Or(r.answer, err))
+	return fmt.Errorf("export to %s: %w", c.config.redactedTarget(), cmp.Or(r.answer, err))
 }
 
-// failure is why an attempt has failed.
+// failure is the error of an attempt.
 type failure struct {
 	error
 
-	// again says that another attempt may help, after so much time if that is not 0.
+	// again reports that another attempt may succeed, after the given time if that is not 0.
 	again bool
 	after time.Duration
 }

@@ -43,7 +43,7 @@ import (
 	"github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
 )
 
-// server is a collector that answers as it is told.
+// server is a collector with programmed responses.
 type server struct {
 	collectorpb.UnimplementedProfilesServiceServer
 
@@ -93,8 +93,8 @@ func serve(t *testing.T, s collectorpb.ProfilesServiceServer, options ...grpc.Se
 	return l.Addr().String()
 }
 
-// listenHTTP serves s by OTLP/HTTP until the end of the test, with TLS if there are settings
-// for it, and returns the address.
+// listenHTTP serves s by OTLP/HTTP until the end of the test, with TLS if security is not nil, and returns
+// the address.
 func (s *server) listenHTTP(t *testing.T, security *tls.Config) string {
 	t.Helper()
 	h := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -136,7 +136,7 @@ func (s *server) listenHTTP(t *testing.T, security *tls.Config) string {
 			_, _ = w.Write(content)
 		}
 	}))
-	h.Config.ErrorLog = log.New(io.Discard, "", 0) // of clients that fail, as they should
+	h.Config.ErrorLog = log.New(io.Discard, "", 0) // errors of clients are expected
 	t.Cleanup(h.Close)
 	if h.TLS = security; security != nil {
 		h.StartTLS()
@@ -176,7 +176,7 @@ func client(t *testing.T, endpoint string) *Client {
 	return c
 }
 
-// send sends a recording of one sample to a collector that has no warnings.
+// send sends a recording of one sample to a collector that returns no warnings.
 func send(t *testing.T, endpoint string) error {
 	t.Helper()
 	d := sendBy(t, client(t, endpoint), recording(t, 1))
@@ -184,7 +184,7 @@ func send(t *testing.T, endpoint string) error {
 	return errors.Join(d.Reasons...)
 }
 
-// sendBy returns what has become of data.
+// sendBy sends data and returns its delivery.
 func sendBy(t *testing.T, c *Client, data *profilespb.ProfilesData) Delivery {
 	t.Helper()
 	q := NewQueue(c)
@@ -255,17 +255,17 @@ func TestExportDoesNotRetryByHTTP(t *testing.T) {
 		require.ErrorContains(t, err, "the answer was "+strconv.Itoa(code))
 		assert.Equal(t, 1, here)
 	}
-	assert.Zero(t, attempts, "headers hold secrets, which are for the endpoint alone")
+	assert.Zero(t, attempts, "secrets in headers must reach only the endpoint")
 }
 
-// TestExportTimeout has a collector that is never ready.
+// TestExportTimeout exports to a collector that is never ready.
 func TestExportTimeout(t *testing.T) {
 	byEachProtocol(t, func(t *testing.T, listen func(*testing.T, *server, *tls.Config) string) {
 		unavailable := make([]error, 1000)
 		for i := range unavailable {
 			unavailable[i] = status.Error(codes.Unavailable, "starting")
 		}
-		// Long enough for an answer, which takes longer where much else is going on.
+		// Long enough for a response, which takes longer on a busy machine.
 		for timeout := 500; ; timeout *= 2 {
 			t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", strconv.Itoa(timeout))
 			s := &server{answers: unavailable}
@@ -278,7 +278,7 @@ func TestExportTimeout(t *testing.T) {
 		}
 
 		t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "300")
-		require.Error(t, send(t, "http://127.0.0.1:1"), "nobody listens")
+		require.Error(t, send(t, "http://127.0.0.1:1"), "no server")
 	})
 }
 
@@ -299,15 +299,14 @@ func TestExportPartialSuccess(t *testing.T) {
 	})
 }
 
-// TestExportLarge sends what is too large for one request, to a server with a low
-// limit.
+// TestExportLarge sends data that is too large for one request to a server with a low limit.
 func TestExportLarge(t *testing.T) {
 	const limit = 64 << 10
 	data := recording(t, 2000)
 	require.Greater(t, proto.Size(data), limit)
 	s := &server{}
 	address := s.listen(t, grpc.MaxRecvMsgSize(limit))
-	require.NotEmpty(t, sendBy(t, client(t, "http://"+address), data).Reasons, "the limit is the server's")
+	require.NotEmpty(t, sendBy(t, client(t, "http://"+address), data).Reasons, "beyond the server's limit")
 	c := client(t, "http://"+address)
 	c.maxRequest = limit
 	require.Empty(t, sendBy(t, c, data).Reasons)
@@ -323,7 +322,7 @@ func TestExportLarge(t *testing.T) {
 	assert.Equal(t, 4000, samples)
 }
 
-// TestExportTLS has both sides show their certificates.
+// TestExportTLS uses certificates on both sides.
 func TestExportTLS(t *testing.T) {
 	byEachProtocol(t, func(t *testing.T, listen func(*testing.T, *server, *tls.Config) string) {
 		certificate, certificatePath, keyPath := newCertificate(t)
@@ -335,9 +334,9 @@ func TestExportTLS(t *testing.T) {
 			ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: pool,
 		})
 		t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "300")
-		require.Error(t, send(t, "https://"+address), "an authority that nobody knows")
+		require.Error(t, send(t, "https://"+address), "unknown authority")
 		t.Setenv("OTEL_EXPORTER_OTLP_CERTIFICATE", certificatePath)
-		require.Error(t, send(t, "https://"+address), "no certificate of the client")
+		require.Error(t, send(t, "https://"+address), "no client certificate")
 		t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "60000")
 		t.Setenv("OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE", certificatePath)
 		t.Setenv("OTEL_EXPORTER_OTLP_PROFILES_CLIENT_KEY", keyPath)
@@ -352,7 +351,7 @@ func TestExportTLS(t *testing.T) {
 	})
 }
 
-// newCertificate returns a certificate that is its own authority, with its files.
+// newCertificate returns a self-signed certificate with its files.
 func newCertificate(t *testing.T) (certificate tls.Certificate, certificatePath, keyPath string) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)

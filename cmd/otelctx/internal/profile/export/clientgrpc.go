@@ -50,7 +50,7 @@ func (t *grpcTransport) Close() error {
 
 const exportMethod = "/opentelemetry.proto.collector.profiles.v1development.ProfilesService/Export"
 
-// encoded is gRPC's codec for messages of protobuf of which requests are encoded already.
+// encoded is a gRPC codec for protobuf messages whose requests are already encoded.
 type encoded struct{}
 
 func (encoded) Name() string { return "proto" }
@@ -66,7 +66,7 @@ func (encoded) Marshal(v any) ([]byte, error) {
 func (encoded) Unmarshal(b []byte, v any) error {
 	m, ok := v.(proto.Message)
 	if !ok {
-		return fmt.Errorf("%T is no message", v)
+		return fmt.Errorf("%T is not a protobuf message", v)
 	}
 	return proto.Unmarshal(b, m)
 }
@@ -80,23 +80,23 @@ func (t *grpcTransport) send(ctx context.Context, encoded []byte) (*collectorpb.
 	return response, nil
 }
 
-// grpcFailure says by the status code whether another attempt may help, as the OTLP
-// specification does.
+// grpcFailure classifies an error by its status code, as the OTLP specification does: whether another
+// attempt may succeed.
 func grpcFailure(err error) *failure {
 	f := &failure{error: err}
 	s := status.Convert(err)
 	f.error = status.Error(s.Code(), foreignText(s.Message())) // without the details, which may be large
-	asked := false
+	mayRetry := false
 	for _, detail := range s.Details() {
 		if info, ok := detail.(*errdetails.RetryInfo); ok {
-			f.after, asked = info.GetRetryDelay().AsDuration(), true
+			f.after, mayRetry = info.GetRetryDelay().AsDuration(), true
 		}
 	}
 	switch s.Code() {
 	case codes.Canceled, codes.DeadlineExceeded, codes.Aborted, codes.OutOfRange, codes.Unavailable, codes.DataLoss:
 		f.again = true
 	case codes.ResourceExhausted:
-		f.again = asked
+		f.again = mayRetry
 	default:
 	}
 	return f

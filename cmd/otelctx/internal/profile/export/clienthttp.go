@@ -43,7 +43,7 @@ func newHTTPTransport(c config) *httpTransport {
 		t.headers.Set("Content-Encoding", "gzip")
 	}
 	t.client.Transport = &http.Transport{Proxy: http.ProxyFromEnvironment, TLSClientConfig: c.tls, ForceAttemptHTTP2: true, MaxResponseHeaderBytes: maxResponse}
-	// Headers hold secrets, which are for the endpoint alone.
+	// Headers may contain secrets, which must reach only the endpoint, so redirects are not followed.
 	t.client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	return t
 }
@@ -60,7 +60,7 @@ func (t *httpTransport) send(ctx context.Context, encoded []byte) (*collectorpb.
 	}
 	request.Header = t.headers.Clone()
 	answer, err := t.client.Do(request)
-	if err != nil { // Nobody has answered.
+	if err != nil { // There was no response.
 		return nil, &failure{error: err, again: true}
 	}
 	defer func() { _ = answer.Body.Close() }()
@@ -73,7 +73,7 @@ func (t *httpTransport) send(ctx context.Context, encoded []byte) (*collectorpb.
 	}
 	response := &collectorpb.ExportProfilesServiceResponse{}
 	if answer.Header.Get("Content-Type") != protobufType {
-		return response, nil // A collector that takes everything need not say more.
+		return response, nil // A collector that accepts everything may omit the body.
 	}
 	if err := proto.Unmarshal(content, response); err != nil {
 		return nil, &failure{error: fmt.Errorf("the answer %s: %w", answer.Status, err)}
@@ -87,13 +87,13 @@ func (t *httpTransport) body(encoded []byte) []byte {
 	}
 	var b bytes.Buffer
 	w := gzip.NewWriter(&b)
-	_, _ = w.Write(encoded) // A bytes.Buffer takes everything.
+	_, _ = w.Write(encoded) // A bytes.Buffer does not fail.
 	_ = w.Close()
 	return b.Bytes()
 }
 
-// httpFailure says by the status whether another attempt may help, as the OTLP specification
-// does.
+// httpFailure classifies a response by its status, as the OTLP specification does: whether another attempt
+// may succeed.
 func httpFailure(answer *http.Response, content []byte) *failure {
 	err := fmt.Errorf("the answer was %s", answer.Status)
 	status := &statuspb.Status{}
@@ -109,14 +109,14 @@ func httpFailure(answer *http.Response, content []byte) *failure {
 	after := answer.Header.Get("Retry-After")
 	if seconds, err := strconv.Atoi(after); err == nil {
 		f.after = time.Duration(seconds) * time.Second
-	} else if at, err := http.ParseTime(after); err == nil {
-		f.after = time.Until(at)
+	} else if retryTime, err := http.ParseTime(after); err == nil {
+		f.after = time.Until(retryTime)
 	}
 	return f
 }
 
-// shownTarget returns the target without a password.
-func (c *config) shownTarget() string {
+// redactedTarget returns the target without a password.
+func (c *config) redactedTarget() string {
 	if u, err := url.Parse(c.target); c.protocol == protocolHTTP && err == nil {
 		return u.Redacted()
 	}

@@ -25,9 +25,9 @@ const (
 	defaultPort         = "4317"
 	defaultHTTPEndpoint = "http://localhost:4318"
 	defaultTimeout      = 10 * time.Second
-	// schemeTLS is that of URLs with TLS, of either protocol.
+	// schemeTLS is the scheme of URLs with TLS, for either protocol.
 	schemeTLS = "https"
-	// profilesPath is where collectors take profiles by HTTP.
+	// profilesPath is the path for profiles in OTLP/HTTP.
 	profilesPath = "/v1development/profiles"
 )
 
@@ -37,7 +37,7 @@ const (
 	protocolHTTP = "http/protobuf"
 )
 
-// config is how to reach a collector.
+// config describes how to reach a collector.
 type config struct {
 	protocol string
 	target   string      // for gRPC, or the URL for HTTP
@@ -47,14 +47,14 @@ type config struct {
 	gzip     bool
 }
 
-// environment looks up an environment variable; one that is empty counts as not set.
+// environment looks up an environment variable. Empty variables count as unset.
 type environment func(name string) string
 
-// variableForProfiles is what the names of variables for profiles alone begin with.
+// variableForProfiles is the prefix of variables that apply to profiles only.
 const variableForProfiles = "OTEL_EXPORTER_OTLP_PROFILES_"
 
-// setting returns the value of the OTLP exporter's variable for profiles, or else
-// that for all signals, and the variable's name.
+// setting returns the value of the OTLP exporter's variable for profiles or else that for all signals, and
+// the variable's name.
 func (e environment) setting(name string) (value, variable string) {
 	for _, variable := range []string{variableForProfiles + name, "OTEL_EXPORTER_OTLP_" + name} {
 		if value := strings.TrimSpace(e(variable)); value != "" {
@@ -64,8 +64,8 @@ func (e environment) setting(name string) (value, variable string) {
 	return "", ""
 }
 
-// newConfig returns what the environment says, with the endpoint of the command line
-// before it, if there is one.
+// newConfig returns the configuration from the environment. The endpoint of the command line, if there is
+// one, takes precedence.
 func newConfig(endpoint string, env environment) (config, error) {
 	c := config{timeout: defaultTimeout, protocol: protocolGRPC}
 	if text, variable := env.setting("PROTOCOL"); text != "" {
@@ -108,9 +108,8 @@ func newConfig(endpoint string, env environment) (config, error) {
 	return c, nil
 }
 
-// setTarget sets the target, and reports whether the connection is to be secure. A
-// scheme of http or https decides. Without one the environment does, where the default
-// is a secure connection.
+// setTarget sets the target and reports whether to use TLS. A scheme of http or https decides that,
+// otherwise the environment, with TLS as the default.
 func (c *config) setTarget(endpoint string, env environment) (secure bool, err error) {
 	if endpoint == "" {
 		endpoint, _ = env.setting("ENDPOINT")
@@ -127,7 +126,7 @@ func (c *config) setTarget(endpoint string, env environment) (secure bool, err e
 		}
 		c.target = u.Host
 		if u.Port() == "" {
-			// gRPC would take 443, TLS or not.
+			// gRPC would use port 443, with or without TLS.
 			c.target = net.JoinHostPort(u.Hostname(), defaultPort)
 		}
 		return scheme == schemeTLS, nil
@@ -144,15 +143,15 @@ func (c *config) setTarget(endpoint string, env environment) (secure bool, err e
 	}
 }
 
-// setURL is setTarget for HTTP, where an endpoint is a URL. That for all signals has the path
-// of profiles appended. That for profiles alone is used as it is, as is one of the command
-// line, unless that has no path.
+// setURL is setTarget for HTTP, where endpoints are URLs. The path of profiles is appended to the endpoint
+// for all signals. The endpoint for profiles is used unchanged, and so is that of the command line, unless
+// it has no path.
 func (c *config) setURL(endpoint string, env environment) (secure bool, err error) {
 	named, variable := env.setting("ENDPOINT")
 	forAll := endpoint == "" && variable != variableForProfiles+"ENDPOINT"
 	u, err := url.Parse(cmp.Or(endpoint, named, defaultHTTPEndpoint))
 	if err != nil {
-		return false, errors.New("endpoint: not a URL") // The error would repeat a password.
+		return false, errors.New("endpoint: not a URL") // The original error would repeat a password.
 	}
 	if u.Scheme != "http" && u.Scheme != schemeTLS || u.Hostname() == "" {
 		return false, fmt.Errorf("endpoint %q is not a URL that begins with http:// or https:// and a host, as %s takes", u.Redacted(), protocolHTTP)
@@ -164,8 +163,8 @@ func (c *config) setURL(endpoint string, env environment) (secure bool, err erro
 	return u.Scheme == schemeTLS, nil
 }
 
-// tlsConfig returns the settings of TLS: the system's authorities, or else those
-// in CERTIFICATE, and the client's certificate, if there is one.
+// tlsConfig returns the TLS settings: the authorities in CERTIFICATE or else the system's, and the client's
+// certificate, if there is one.
 func tlsConfig(env environment) (*tls.Config, error) {
 	c := &tls.Config{MinVersion: tls.VersionTLS12}
 	if path, variable := env.setting("CERTIFICATE"); path != "" {
@@ -193,8 +192,8 @@ func tlsConfig(env environment) (*tls.Config, error) {
 	return c, nil
 }
 
-// parseHeaders parses key=value pairs between commas, values percent-encoded, as the
-// OTLP exporter's specification has them.
+// parseHeaders parses comma-separated key=value pairs with percent-encoded values, as in the OTLP
+// exporter's specification.
 func parseHeaders(text, protocol string) (metadata.MD, error) {
 	headers := metadata.MD{}
 	for pair := range strings.SplitSeq(text, ",") {
@@ -204,7 +203,7 @@ func parseHeaders(text, protocol string) (metadata.MD, error) {
 		key, value, ok := strings.Cut(pair, "=")
 		key = strings.TrimSpace(key)
 		value, err := url.PathUnescape(strings.TrimSpace(value))
-		// Headers hold secrets: the messages repeat nothing of them.
+		// Headers may contain secrets, so errors do not repeat them.
 		if !ok || key == "" || err != nil {
 			return nil, errors.New("not key=value pairs between commas, with the values percent-encoded")
 		}
@@ -217,8 +216,8 @@ func parseHeaders(text, protocol string) (metadata.MD, error) {
 	return headers, nil
 }
 
-// validHeader reports whether gRPC takes a header, as its documentation of HTTP/2 has it
-// ("Custom-Metadata"), and HTTP too. They would find fault with it only when there is something to send.
+// validHeader reports whether a header is valid in gRPC ("Custom-Metadata" in its documentation of HTTP/2)
+// and in HTTP. They would report an error only when something is sent.
 func validHeader(key, value, protocol string) bool {
 	if strings.HasPrefix(key, "grpc-") || strings.Trim(key, "0123456789abcdefghijklmnopqrstuvwxyz-_.") != "" {
 		return false

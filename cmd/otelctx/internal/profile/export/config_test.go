@@ -118,5 +118,5 @@ func TestConfigErrorsOfHTTP(t *testing.T) {
 		assert.NotContains(t, err.Error(), "cret")
 	}
 	c := config{protocol: protocolHTTP, target: "https://user:secret@host/path"}
-	assert.Equal(t, "https://user:xxxxx@host/path", c.shownTarget())
+	assert.Equal(t, "https://user:xxxxx@host/path", c.redactedTarget())
 }

@@ -1,8 +1,8 @@
 // Copyright The otelctx Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package export hands profiles on: to a file, in the format that its name asks for,
-// or to an OpenTelemetry collector.
+// Package export delivers profiles: to a file, in the format that its name selects, or to an OpenTelemetry
+// collector.
 //
-// It does not know which processes were recorded, nor how samples are taken.
+// It does not depend on how processes are selected and sampled.
 package export

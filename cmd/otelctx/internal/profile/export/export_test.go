@@ -36,7 +36,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// recording returns a recording of n stacks, with two samples of each.
+// recording returns a recording of n stacks with two samples each.
 func recording(t *testing.T, n int) *profilespb.ProfilesData {
 	t.Helper()
 	start := time.Unix(1700000000, 0)
@@ -66,7 +66,7 @@ func write(path string, format Format, parts ...*profilespb.ProfilesData) error 
 	return f.Close()
 }
 
-// TestFormats writes a recording at once and in two parts: nothing is different.
+// TestFormats writes a recording at once and in two parts, and expects the same result.
 func TestFormats(t *testing.T) {
 	whole, other := recording(t, 3), recording(t, 2)
 	dir := t.TempDir()
@@ -105,13 +105,13 @@ func TestFormats(t *testing.T) {
 	decoded.Reset()
 	require.NoError(t, proto.Unmarshal(read(OTLP, whole, other), decoded))
 	require.Len(t, decoded.GetResourceProfiles(), 2)
-	// What the samples refer to is the same.
+	// The samples refer to equal entries.
 	for i, want := range []*pprof.Profile{want, second} {
 		one := &profilespb.ProfilesData{ResourceProfiles: decoded.GetResourceProfiles()[i : i+1], Dictionary: decoded.GetDictionary()}
 		assert.Equal(t, sorted(t, want).String(), sorted(t, asPprof(t, one)).String())
 	}
 
-	// What both parts have is in the tables once, as if they were one recording.
+	// Entries of both parts are in the tables once, as in one recording.
 	assert.True(t, proto.Equal(whole.GetDictionary(), decoded.GetDictionary()))
 	for _, s := range decoded.GetResourceProfiles()[1].GetScopeProfiles()[0].GetProfiles()[0].GetSamples() {
 		assert.EqualValues(t, 1, s.GetLinkIndex())
@@ -123,17 +123,17 @@ func TestFormats(t *testing.T) {
 	require.Len(t, lines, 2)
 	assert.Equal(t, mustJSON(t, other), normal(t, lines[1]))
 
-	// Nothing at all was recorded.
+	// An empty recording.
 	assert.Empty(t, parse(t, read(Pprof)).Sample)
 	assert.True(t, json.Valid(read(JSON)))
 	assert.Empty(t, read(OTLP))
 	assert.Empty(t, read(JSONLines))
 	entries, err := os.ReadDir(dir)
 	require.NoError(t, err)
-	assert.Len(t, entries, 1, "nothing temporary is left")
+	assert.Len(t, entries, 1, "no temporary files are left")
 }
 
-// TestManyEntries writes more entries than are known again.
+// TestManyEntries writes more entries than are recognized.
 func TestManyEntries(t *testing.T) {
 	var all table
 	for i := range 3 * maxKnownEntries {
@@ -146,7 +146,7 @@ func TestManyEntries(t *testing.T) {
 		require.LessOrEqual(t, len(all.known), maxKnownEntries)
 	}
 	index, isNew := all.place(nil)
-	assert.False(t, isNew, "there is one zero value, whatever has been forgotten")
+	assert.False(t, isNew, "the zero value is unique, even after forgetting entries")
 	assert.Zero(t, index)
 }
 
@@ -164,7 +164,7 @@ func parse(t *testing.T, content []byte) *pprof.Profile {
 	return p
 }
 
-// sorted returns p in the order that merging makes.
+// sorted returns p in the order that merging produces.
 func sorted(t *testing.T, p *pprof.Profile) *pprof.Profile {
 	t.Helper()
 	p, err := pprof.Merge([]*pprof.Profile{p})
@@ -192,7 +192,7 @@ func normal(t *testing.T, content []byte) (v any) {
 	return v
 }
 
-// TestFileFails leaves a file that was there before, and none that was not.
+// TestFileFails checks that a failure leaves an existing file unchanged, and no new one.
 func TestFileFails(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "a.pprof")
@@ -207,7 +207,7 @@ func TestFileFails(t *testing.T) {
 	assert.Equal(t, "before", string(content))
 	require.Error(t, write(filepath.Join(dir, "new.pprof"), Pprof, both))
 	require.Error(t, write(filepath.Join(path, "no directory"), OTLP, recording(t, 1)))
-	// For the second one there is no room for a longer name beside it.
+	// For the second one there is no room for a longer temporary name.
 	for _, name := range []string{"discarded", strings.Repeat("n", 255)} {
 		f, err := Create(t.Context(), filepath.Join(dir, name), OTLP, nil)
 		require.NoError(t, err)
@@ -220,11 +220,11 @@ func TestFileFails(t *testing.T) {
 	require.NoError(t, write(path, Pprof, recording(t, 1)))
 	info, err := os.Stat(path)
 	require.NoError(t, err)
-	assert.EqualValues(t, 0o600, info.Mode().Perm(), "profiles are for their owner's eyes alone")
+	assert.EqualValues(t, 0o600, info.Mode().Perm(), "profiles are private to their owner")
 }
 
-// TestFileElsewhere writes through a link, to a file with another name, to what is no file,
-// and to standard output.
+// TestFileElsewhere writes through a symbolic link, to a file with a second hard link, to a file that is
+// not regular, and to standard output.
 func TestFileElsewhere(t *testing.T) {
 	dir := t.TempDir()
 	target := filepath.Join(dir, "target.json")
@@ -256,10 +256,10 @@ func TestFileElsewhere(t *testing.T) {
 	assert.True(t, json.Valid(b.Bytes()))
 }
 
-// TestPlanted does not write where another user has put a link or a file for it.
+// TestPlanted checks that nothing is written to a link or file planted by another user.
 func TestPlanted(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("files of another user take CAP_CHOWN")
+		t.Skip("creating files of another user needs CAP_CHOWN")
 	}
 	const other = 65534
 	dir := filepath.Join(t.TempDir(), "shared")
@@ -286,9 +286,8 @@ func TestPlanted(t *testing.T) {
 	require.NoError(t, write(path, Pprof, recording(t, 1)), "again")
 }
 
-// TestJSON compares with a file that somebody has checked for what OTLP's JSON
-// does otherwise than protobuf's. That is names, ids in hexadecimal digits, and large
-// numbers in quotes.
+// TestJSON compares with a reviewed file in which OTLP's JSON differs from protobuf's: field names,
+// hexadecimal ids and large numbers in quotes.
 func TestJSON(t *testing.T) {
 	data := recording(t, 1)
 	data.ResourceProfiles[0].ScopeProfiles[0].Profiles[0].ProfileId = []byte("0123456789abcdef")
@@ -297,7 +296,7 @@ func TestJSON(t *testing.T) {
 	golden.Compare(t, "recording.json", got.String())
 }
 
-// A long recording takes no more memory than a short one, in any format.
+// TestLongRecordings checks that in any format a long recording takes no more memory than a short one.
 func TestLongRecordings(t *testing.T) {
 	const parts, most = 24, 8 << 20
 	for _, format := range []Format{Pprof, OTLP, JSON, JSONLines, Folded, HTML} {
@@ -312,7 +311,7 @@ func TestLongRecordings(t *testing.T) {
 	}
 }
 
-// partOf returns a recording with 1 MiB of attributes that no other one has.
+// partOf returns a recording with 1 MiB of unique attributes.
 func partOf(number int) *profilespb.ProfilesData {
 	const samples, size = 1 << 10, 1 << 10
 	b := profile.New(profile.Options{Start: time.Unix(1700000000, 0), Frequency: 99})
@@ -323,7 +322,7 @@ func partOf(number int) *profilespb.ProfilesData {
 	return b.Data(time.Unix(1700000002, 0))
 }
 
-// heap returns what is in use.
+// heap returns the heap memory in use.
 func heap() uint64 {
 	runtime.GC()
 	var m runtime.MemStats
@@ -331,7 +330,8 @@ func heap() uint64 {
 	return m.HeapAlloc
 }
 
-// Without a directory for temporary files, what has to wait is beside the recording.
+// TestNoDirectoryForTemporaryFiles checks that temporary data is stored next to the recording if there is
+// no directory for it.
 func TestNoDirectoryForTemporaryFiles(t *testing.T) {
 	t.Setenv("TMPDIR", filepath.Join(t.TempDir(), "missing"))
 	dir := t.TempDir()
@@ -340,13 +340,13 @@ func TestNoDirectoryForTemporaryFiles(t *testing.T) {
 	require.NoError(t, f.Close())
 	entries, err := os.ReadDir(dir)
 	require.NoError(t, err)
-	assert.Len(t, entries, 1, "and nothing is left there")
+	assert.Len(t, entries, 1, "no temporary files are left")
 	f, err = Create(t.Context(), "-", JSON, io.Discard)
 	require.NoError(t, err)
 	require.NoError(t, f.Discard())
 }
 
-// Values are written as package protojson writes them.
+// TestJSONOfValues compares with package protojson.
 func TestJSONOfValues(t *testing.T) {
 	list := &commonpb.ArrayValue{}
 	for _, n := range []float64{0, math.Copysign(0, -1), -1.5, 1e-7, 1e20, 1e21, math.MaxFloat64, math.NaN(), math.Inf(1), math.Inf(-1)} {

@@ -18,52 +18,52 @@ import (
 	profilespb "go.opentelemetry.io/proto/otlp/profiles/v1development"
 )
 
-// filePerms are those of profiles: they show what others may not know, as perf's do.
+// filePerms restricts profiles to their owner, as perf does, since they may contain confidential data.
 const filePerms = 0o600
 
-// File is where profiles are written to. It is not safe for concurrent use.
+// File writes profiles to a file. It is not safe for concurrent use.
 //
-// Whatever waits for the file system, or for who reads a pipe, ends after an interrupt: opening at once, and
-// writing when nothing could be written for maxStall. The file is lost then, and so are the goroutine and the
-// descriptors that still wait.
+// Operations that wait for the file system or for the reader of a pipe end after an interrupt: opening
+// immediately, and writing when nothing could be written for maxStall. The file is lost then, and the
+// blocked goroutine and its descriptors are leaked.
 type File struct {
-	interrupted context.Context //nolint:containedctx // It is about each call.
+	interrupted context.Context //nolint:containedctx // It applies to each call.
 	path        string
 	output      output
 	written     atomic.Int64 // bytes, to the output
 	buffer      *bufio.Writer
 	encoder     encoder
-	spools      []*os.File // of the encoder
+	spools      []*os.File // the encoder's
 	err         error
-	// stuck says that a call still waits, to which the rest of the file belongs.
+	// stuck reports that a call is still blocked and owns the rest of the file.
 	stuck bool
 }
 
-// maxStall is how long a file that takes nothing is waited for after an interrupt. Synchronizing a large file
-// with a slow disk takes some seconds.
+// maxStall is how long to wait after an interrupt for a file that accepts no data. Synchronizing a large
+// file with a slow disk takes some seconds.
 const maxStall = 5 * time.Second
 
-// encoder writes profiles, one behind the other, so that the whole is one file.
+// encoder writes consecutive profiles so that all of them are one file.
 type encoder interface {
 	add(data *profilespb.ProfilesData) error
 	close() error
 }
 
-// output is what a file's content goes to. Either finish or discard is called.
+// output receives the content of a file. Either finish or discard is called.
 type output interface {
 	io.Writer
 	finish() error
 	discard() error
 }
 
-// Create begins to write a file, or to stdout if path is "-". It opens what is there as a
-// shell does, before there is anything to lose. So the kernel's rules for links and files
-// of other users hold. When interrupted is done, it no longer waits, for the reader of a FIFO for example.
+// Create starts writing a file, or to stdout if path is "-". It opens an existing file as a shell does,
+// before there is anything to lose, so that the kernel's rules for links and other users' files apply. It
+// stops waiting when interrupted is done, for example for the reader of a FIFO.
 //
-// A regular file appears complete when it is closed, and one that was there stays until
-// then. One that is a link, has more names, or is another user's is written over at that
-// moment; the others are replaced. What is no regular file, such as a pipe, is written to
-// as profiles come. New files are the caller's alone (0600).
+// A regular file appears when it is complete and closed, and an existing one stays until then. An existing
+// file that is a symbolic link, has several hard links or belongs to another user is overwritten at that
+// moment; others are replaced. Files that are not regular, such as pipes, receive the profiles as they
+// come. New files are accessible only for the caller (0600).
 func Create(interrupted context.Context, path string, format Format, stdout io.Writer) (*File, error) {
 	f := &File{interrupted: interrupted, path: path}
 	opened := make(chan error, 1)
@@ -104,7 +104,7 @@ func Create(interrupted context.Context, path string, format Format, stdout io.W
 	return f, nil
 }
 
-// countingWriter counts what is written.
+// countingWriter counts the bytes written.
 type countingWriter struct {
 	io.Writer
 	written *atomic.Int64
@@ -116,7 +116,7 @@ func (w *countingWriter) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// do does something that may wait. After an interrupt it gives that up when nothing could be written for
+// do calls a function that may block. After an interrupt it gives up when nothing could be written for
 // maxStall.
 func (f *File) do(what func() error) error {
 	if f.stuck {
@@ -145,7 +145,7 @@ func (f *File) do(what func() error) error {
 	}
 }
 
-// newEncoder returns an encoder. What has to wait is in files that spool makes, and the caller
+// newEncoder returns an encoder. Data that has to wait is in files created by spool, which the caller
 // closes.
 func newEncoder(format Format, to *bufio.Writer, spool func() (*os.File, error)) (encoder, error) {
 	switch format {
@@ -166,8 +166,7 @@ func newEncoder(format Format, to *bufio.Writer, spool func() (*os.File, error))
 	}
 }
 
-// Add writes profiles, which a profile.Builder has made. After an error the file cannot be
-// completed.
+// Add writes profiles made by a profile.Builder. After an error the file cannot be completed.
 func (f *File) Add(data *profilespb.ProfilesData) error {
 	if f.err == nil {
 		f.err = f.do(func() error { return f.encoder.add(data) })
@@ -175,8 +174,7 @@ func (f *File) Add(data *profilespb.ProfilesData) error {
 	return f.err
 }
 
-// Close completes the file. After an error of Add or its own it is as if there had been no
-// file.
+// Close completes the file. After an error of Add or Close itself the previous state is restored.
 func (f *File) Close() error {
 	if f.err == nil {
 		f.err = f.do(func() error { return errors.Join(f.encoder.close(), f.buffer.Flush()) })
@@ -187,10 +185,10 @@ func (f *File) Close() error {
 	return f.do(func() error { return errors.Join(f.output.finish(), f.closeSpools()) })
 }
 
-// Discard removes what was written, if that is possible. Call it instead of Close.
+// Discard removes the written data, if possible. It is called instead of Close.
 func (f *File) Discard() error {
 	if f.stuck {
-		return nil // The error has been returned.
+		return nil // The error was returned before.
 	}
 	return f.do(func() error { return errors.Join(f.output.discard(), f.closeSpools()) })
 }
@@ -202,7 +200,7 @@ func (f *File) closeSpools() (err error) {
 	return err
 }
 
-// open returns what the content of a file goes to.
+// open opens the destination of a file's content.
 func open(path string, stdout io.Writer) (output, error) {
 	if path == "-" {
 		return direct{Writer: stdout}, nil
@@ -214,8 +212,8 @@ func open(path string, stdout io.Writer) (output, error) {
 		if err := refusePlanted(path); err != nil {
 			return nil, err
 		}
-		// With O_CREATE the kernel refuses it too, at the moment of opening, where it is set
-		// to (fs.protected_symlinks, fs.protected_regular, fs.protected_fifos).
+		// With O_CREATE the kernel also refuses such files when opening them, if it is configured to
+		// (fs.protected_symlinks, fs.protected_regular, fs.protected_fifos).
 		f, err = os.OpenFile(path, os.O_WRONLY|os.O_CREATE, filePerms) //nolint:gosec // G304
 	}
 	if err != nil {
@@ -238,7 +236,7 @@ func open(path string, stdout io.Writer) (output, error) {
 	if named, err := os.Lstat(path); err == nil && os.SameFile(named, info) && mayReplace(info) {
 		if p, err := newPending(path); err == nil {
 			_ = f.Close()
-			return &beside{pending: p, path: path, created: created}, nil
+			return &replacing{pending: p, path: path, created: created}, nil
 		}
 	}
 	spool, err := newSpool(filepath.Dir(path))
@@ -248,8 +246,8 @@ func open(path string, stdout io.Writer) (output, error) {
 	return &inPlace{File: spool, target: f, path: path, created: created}, nil
 }
 
-// newSpool returns a file for what has to wait. Where that can be it has no name, and so ends with
-// this process. It is in dir if there is no directory for temporary files, as in small containers.
+// newSpool returns a temporary file. Where possible it has no name, and so disappears with this process. It
+// is in dir if there is no directory for temporary files, as in minimal containers.
 func newSpool(dir string) (*os.File, error) {
 	f, err := os.CreateTemp("", "otelctx-")
 	if err != nil {
@@ -258,7 +256,7 @@ func newSpool(dir string) (*os.File, error) {
 			return nil, errors.Join(err, here)
 		}
 	}
-	_ = os.Remove(f.Name()) // what can only be done afterwards elsewhere
+	_ = os.Remove(f.Name()) // fails on systems where open files cannot be removed
 	return f, nil
 }
 
@@ -268,7 +266,7 @@ func closeSpool(f *os.File) error {
 	return err
 }
 
-// direct writes to what is no regular file.
+// direct writes to a file that is not regular.
 type direct struct {
 	io.Writer
 	file *os.File // nil for stdout
@@ -283,23 +281,23 @@ func (d direct) finish() error {
 
 func (d direct) discard() error { return d.finish() }
 
-// beside writes a file beside another one, whose place it takes.
-type beside struct {
+// replacing writes a new file in the same directory, which then replaces path.
+type replacing struct {
 	pending
 	path    string
 	created bool
 }
 
-// pending is a file that has no place yet.
+// pending is a new file that has not been renamed yet.
 type pending interface {
 	io.Writer
 	CloseAtomicallyReplace() error
 	Cleanup() error
 }
 
-func (b *beside) finish() error { return b.CloseAtomicallyReplace() }
+func (b *replacing) finish() error { return b.CloseAtomicallyReplace() }
 
-func (b *beside) discard() error {
+func (b *replacing) discard() error {
 	err := b.Cleanup()
 	if b.created {
 		err = errors.Join(err, os.Remove(b.path))
@@ -307,7 +305,7 @@ func (b *beside) discard() error {
 	return err
 }
 
-// inPlace holds what will be written to a file that must not be replaced.
+// inPlace buffers the content of a file that must not be replaced.
 type inPlace struct {
 	*os.File
 	target  *os.File
@@ -316,15 +314,15 @@ type inPlace struct {
 }
 
 func (p *inPlace) finish() error {
-	if err := p.over(); err != nil {
+	if err := p.overwrite(); err != nil {
 		return errors.Join(err, p.discard())
 	}
 	return errors.Join(p.target.Close(), closeSpool(p.File))
 }
 
-// over writes over the target. What goes beyond its end is written first: if there is no space, the
-// target is as it was.
-func (p *inPlace) over() error {
+// overwrite overwrites the target. It writes data beyond the target's end first: if there is no space, the
+// target is unchanged.
+func (p *inPlace) overwrite() error {
 	size, err := p.Seek(0, io.SeekEnd)
 	if err != nil {
 		return err
@@ -345,9 +343,9 @@ func (p *inPlace) over() error {
 	return p.target.Truncate(size)
 }
 
-// copy writes a part of what is held to the same place of the target.
-func (p *inPlace) copy(from, to int64) error {
-	_, err := io.Copy(io.NewOffsetWriter(p.target, from), io.NewSectionReader(p.File, from, to-from))
+// copy writes the buffered bytes from start to end to the same position of the target.
+func (p *inPlace) copy(start, end int64) error {
+	_, err := io.Copy(io.NewOffsetWriter(p.target, start), io.NewSectionReader(p.File, start, end-start))
 	return err
 }
 

@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A file that is written over in its place is as it was if there is no space for more.
+// TestWrittenOverOnFullDisk checks that a file overwritten in place is unchanged if there is no space.
 func TestWrittenOverOnFullDisk(t *testing.T) {
 	dir := t.TempDir()
 	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=64k"); err != nil {
@@ -45,7 +45,7 @@ func TestWrittenOverOnFullDisk(t *testing.T) {
 	}
 }
 
-// An error of writing is told when it happens.
+// TestFullDisk checks that write errors are returned when they happen.
 func TestFullDisk(t *testing.T) {
 	for _, format := range []Format{OTLP, JSON, JSONLines} {
 		f, err := Create(t.Context(), "/dev/full", format, nil)
@@ -55,7 +55,7 @@ func TestFullDisk(t *testing.T) {
 	}
 }
 
-// What has to wait is in files that do not stay open.
+// TestSpoolsAreClosed checks that temporary files do not stay open.
 func TestSpoolsAreClosed(t *testing.T) {
 	tmp := t.TempDir()
 	t.Setenv("TMPDIR", tmp)

@@ -10,10 +10,10 @@ import (
 	"io/fs"
 )
 
-// refusePlanted returns nil: there are no directories in which everybody may create files.
+// refusePlanted returns nil: there are no world-writable directories.
 func refusePlanted(string) error { return nil }
 
-// mayReplace returns false: files that are open cannot be replaced everywhere.
+// mayReplace returns false: not every system can replace open files.
 func mayReplace(fs.FileInfo) bool { return false }
 
 func newPending(string) (pending, error) { return nil, errors.ErrUnsupported }

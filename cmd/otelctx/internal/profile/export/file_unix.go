@@ -15,10 +15,8 @@ import (
 	"github.com/google/renameio/v2"
 )
 
-// refusePlanted returns an error if another user has planted the file for this user to
-// write to. Such a file is in a directory in which everybody may create files. These
-// are the kernel's own rules (fs.protected_symlinks and its kin), which need not be
-// switched on.
+// refusePlanted returns an error if another user may have planted the file in a world-writable directory.
+// The kernel has the same rules (fs.protected_symlinks and others), but they may be disabled.
 func refusePlanted(path string) error {
 	dir, err := os.Stat(filepath.Dir(path))
 	if err != nil {
@@ -48,8 +46,7 @@ func ownerOf(info fs.FileInfo) (int, bool) {
 	return int(st.Uid), true
 }
 
-// mayReplace reports whether a file may have another one take its place: nobody else's file
-// is, and no other name leads to it.
+// mayReplace reports whether a file may be replaced: it belongs to this user and has no other hard links.
 func mayReplace(info fs.FileInfo) bool {
 	st, ok := info.Sys().(*syscall.Stat_t)
 	return ok && int(st.Uid) == os.Geteuid() && st.Nlink == 1

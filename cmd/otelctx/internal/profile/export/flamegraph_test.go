@@ -24,14 +24,13 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// hostile is a name that would do harm in a page, and break lines of stacks.
+// hostile is a name that would do harm in a page and break lines of stacks.
 const hostile = `</script><img src=x onerror="document.title='harmed'"><!--;&amp; "' \u2028`
 
-// endpoints are those of the requests that the spans of the recording belong to, by their names.
+// endpoints are the endpoints of the recording's spans, by span name.
 var endpoints = map[string]string{"GET /cart": "GET /cart", "SELECT": "GET /cart", hostile: hostile}
 
-// requests returns a recording of a shop with two kinds of spans, in three traces, and of
-// a process that means harm.
+// requests returns a recording of a shop with two kinds of spans in three traces, and of a hostile process.
 func requests(t *testing.T) *profilespb.ProfilesData {
 	t.Helper()
 	start := time.Unix(1700000000, 0)
@@ -89,7 +88,7 @@ func TestFolded(t *testing.T) {
 	assert.Equal(t, part+part, string(content))
 }
 
-// documentOf returns what a page's script reads.
+// documentOf returns the input of a page's script.
 func documentOf(t *testing.T, path string) (d flameDocument) {
 	t.Helper()
 	content, err := os.ReadFile(path)
@@ -102,7 +101,7 @@ func documentOf(t *testing.T, path string) (d flameDocument) {
 	return d
 }
 
-// Two parts are one graph.
+// TestFlameGraph merges two parts into one graph.
 func TestFlameGraph(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a.html")
 	data := requests(t)
@@ -131,13 +130,13 @@ func TestFlameGraph(t *testing.T) {
 		";" + hostile + ";main.main;" + hostile + " " + hostile + " 04": 20,
 	}, got)
 
-	// Nothing at all was recorded.
+	// An empty recording.
 	require.NoError(t, write(path, HTML))
 	assert.Equal(t, []int32{0, 0}, documentOf(t, path).Nodes)
 }
 
-// A page has limited room, and shows all samples. Those of rare stacks are shown by who has
-// called, and those of rare traces and names are put together.
+// TestFlameGraphIsBounded checks that a page is bounded and includes all samples: those of rare stacks
+// count for callers, and rare traces and names are merged.
 func TestFlameGraphIsBounded(t *testing.T) {
 	function := func(name string) *pprof.Location {
 		return &pprof.Location{Line: []pprof.Line{{Function: &pprof.Function{Name: name}}}}

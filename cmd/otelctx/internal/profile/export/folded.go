@@ -18,9 +18,9 @@ import (
 	otlp "github.com/otelctx/otelctx/cmd/otelctx/internal/profile"
 )
 
-// foldedEncoder writes a line for each stack. It has the service and the functions, the
-// outermost first, between semicolons, then a space and the number of samples. Several parts
-// may have lines for one stack, which readers of the format add up.
+// foldedEncoder writes a line for each stack: the service and the functions, the outermost first, separated
+// by semicolons, then a space and the number of samples. Several parts may have lines for the same stack,
+// which readers of the format sum up.
 type foldedEncoder struct{ to io.Writer }
 
 func (e *foldedEncoder) add(data *profilespb.ProfilesData) error {
@@ -47,10 +47,10 @@ func (e *foldedEncoder) add(data *profilespb.ProfilesData) error {
 
 func (*foldedEncoder) close() error { return nil }
 
-// foldedText returns a name without what separates names.
+// foldedText replaces the separator in a name.
 func foldedText(name string) string { return strings.ReplaceAll(name, ";", ":") }
 
-// serviceOf returns what people call the process of a sample.
+// serviceOf returns the service or the executable of a sample's process.
 func serviceOf(s *profile.Sample) string {
 	for _, key := range []string{string(semconv.ServiceNameKey), string(semconv.ProcessExecutableNameKey)} {
 		if names := s.Label[key]; len(names) > 0 {
@@ -76,7 +76,7 @@ func functionsOf(s *profile.Sample) func(yield func(string) bool) {
 	}
 }
 
-// unnamed returns what stands for a function without a name: where it is.
+// unnamed returns the placeholder for a function without a name: the file that contains it.
 func unnamed(l *profile.Location) string {
 	if l.Mapping == nil || l.Mapping.File == "" {
 		return "[unknown]"

@@ -9,27 +9,27 @@ import (
 	"strings"
 )
 
-// Format is how profiles are written.
+// Format is a file format for profiles.
 type Format string
 
 // The formats of files.
 const (
-	// Pprof is pprof's, gzipped.
+	// Pprof is the gzipped pprof format.
 	Pprof Format = "pprof"
-	// OTLP is one ProfilesData message of OTLP, as protobuf.
+	// OTLP is one OTLP ProfilesData message in protobuf.
 	OTLP Format = "otlp"
 	// JSON is one ProfilesData message in OTLP's JSON encoding.
 	JSON Format = "json"
-	// JSONLines has a ProfilesData message in OTLP's JSON encoding in each line, as the
-	// file exporter of OpenTelemetry's specification does.
+	// JSONLines is one ProfilesData message per line in OTLP's JSON encoding, as written by the file
+	// exporter of OpenTelemetry's specification.
 	JSONLines Format = "jsonl"
-	// Folded has a stack in each line, as flamegraph.pl and speedscope read them.
+	// Folded is one stack per line, as read by flamegraph.pl and speedscope.
 	Folded Format = "folded"
-	// HTML is a page with a flame graph, which loads nothing else.
+	// HTML is a self-contained page with a flame graph.
 	HTML Format = "html"
 )
 
-// endings are what names of files end in, by their format.
+// endings are the file name endings of the formats.
 var endings = []struct {
 	ending string
 	format Format
@@ -44,8 +44,7 @@ var endings = []struct {
 	{".html", HTML},
 }
 
-// FormatOf returns the format that the name of a file asks for. The error says which names
-// there are.
+// FormatOf returns the format selected by a file name. The error lists the valid endings.
 func FormatOf(path string) (Format, error) {
 	name := strings.ToLower(filepath.Base(path))
 	var known []string

@@ -22,8 +22,8 @@ import (
 	"github.com/otelctx/otelctx/internal/wire"
 )
 
-// The page, which loads nothing: its script and its style are written into it, and it lets
-// the browser run no other script.
+// The page loads nothing: its script and style are embedded, and it forbids the browser to run any other
+// script.
 var (
 	//go:embed flamegraph/page.html
 	flamePage string
@@ -33,17 +33,16 @@ var (
 	flameScript string
 )
 
-// flameBounds bound a page. Beyond a bound, what has the fewest samples is put together. The
-// innermost functions of stacks go to those that have called them, and traces, endpoints and names of
-// spans to others.
+// flameBounds are the limits of a page. Beyond a limit, the entries with the fewest samples are merged: the
+// innermost functions of stacks into their callers, and traces, endpoints and span names into "others".
 type flameBounds struct {
 	nodes, samples, traces int
 	names                  int // of spans, and likewise of endpoints
 	text                   int // bytes of the functions' names
 }
 
-// pageBounds keep a page below about 16 MiB. To put things together takes as long as there
-// are samples, and so half of the room is made at a time.
+// pageBounds keeps a page below about 16 MiB. Merging takes time proportional to the number of samples, so
+// each merge frees half of the room.
 var pageBounds = flameBounds{nodes: 1 << 16, samples: 1 << 18, names: 1 << 10, traces: 1 << 15, text: 1 << 20}
 
 // htmlEncoder writes a page with a flame graph.
@@ -70,7 +69,7 @@ func (e *htmlEncoder) add(data *profilespb.ProfilesData) error {
 }
 
 func (e *htmlEncoder) close() error {
-	document, err := json.Marshal(e.flame.document()) // which escapes what would end a script's element
+	document, err := json.Marshal(e.flame.document()) // escapes text that would end the script element
 	if err != nil {
 		return err
 	}
@@ -84,14 +83,14 @@ func (e *htmlEncoder) close() error {
 	return err
 }
 
-// hashOf returns what a content security policy calls a script or style.
+// hashOf returns the hash of a script or style in a content security policy.
 func hashOf(content string) string {
 	sum := sha256.Sum256([]byte(content))
 	return "sha256-" + base64.StdEncoding.EncodeToString(sum[:])
 }
 
 // flame is a flame graph, a tree of functions. Each node has its number of samples by the name, the
-// endpoint and the trace of the span that they were in.
+// endpoint and the trace of their span.
 type flame struct {
 	bounds    flameBounds
 	functions *words
@@ -106,16 +105,16 @@ type flame struct {
 	cut     bool // whether stacks lack their innermost functions
 }
 
-// flameNode is a function that another one has called. The first is the root. Callers are before
-// what they call.
+// flameNode is a function called by its parent. The first node is the root, and parents precede their
+// children.
 type flameNode struct{ parent, function int32 }
 
 type flameSample struct{ node, name, endpoint, trace int32 }
 
-// labelTraceID is the label of pprof's samples that has the id of a span's trace.
+// labelTraceID is the pprof label with the id of a span's trace.
 const labelTraceID = "trace_id"
 
-// Entries of names and traces that are no names and traces.
+// Reserved entries of names, endpoints and traces.
 const (
 	flameNone   = 0
 	flameOthers = 1
@@ -129,11 +128,11 @@ func newFlame(bounds flameBounds) *flame {
 	}
 }
 
-// words are texts by number.
+// words are strings with numbers.
 type words struct {
 	all   []string
-	index map[string]int32 // of all but the reserved ones
-	first int              // behind the reserved ones
+	index map[string]int32 // without the reserved ones
+	first int              // index after the reserved ones
 	size  int              // bytes
 }
 
@@ -153,24 +152,24 @@ func (w *words) number(text string) int32 {
 }
 
 func (f *flame) add(s *profile.Sample) {
-	at := flameSample{node: f.child(0, serviceOf(s))}
+	key := flameSample{node: f.child(0, serviceOf(s))}
 	for name := range functionsOf(s) {
-		at.node = f.child(at.node, name)
+		key.node = f.child(key.node, name)
 	}
 	if trace := s.Label[labelTraceID]; len(trace) > 0 {
-		at.trace = f.traces.number(trace[0])
+		key.trace = f.traces.number(trace[0])
 		if name := s.Label[wire.NameKey]; len(name) > 0 {
-			at.name = f.names.number(name[0])
+			key.name = f.names.number(name[0])
 		}
 		if endpoint := s.Label[wire.EndpointKey]; len(endpoint) > 0 {
-			at.endpoint = f.endpoints.number(endpoint[0])
+			key.endpoint = f.endpoints.number(endpoint[0])
 		}
 	}
-	f.samples[at] += s.Value[0]
+	f.samples[key] += s.Value[0]
 	f.shrink()
 }
 
-// child returns the node of a function that the one of parent has called.
+// child returns the node of a function called by parent.
 func (f *flame) child(parent int32, function string) int32 {
 	key := flameNode{parent, f.functions.number(function)}
 	n, ok := f.index[key]
@@ -182,8 +181,7 @@ func (f *flame) child(parent int32, function string) int32 {
 	return n
 }
 
-// shrink puts things together if there are more than the bounds allow, until there is room
-// for some time.
+// shrink merges entries if there are more than the bounds allow, until there is room for a while.
 func (f *flame) shrink() {
 	for len(f.nodes) > f.bounds.nodes || f.functions.size > f.bounds.text {
 		f.cutStacks()
@@ -214,8 +212,8 @@ func (f *flame) shrink() {
 	}
 }
 
-// cutStacks removes the half of the nodes that has the fewest samples. Their samples are
-// then of what has called them.
+// cutStacks removes the half of the nodes with the fewest samples. Their samples are attributed to their
+// callers.
 func (f *flame) cutStacks() {
 	f.cut = true
 	totals := make([]int64, len(f.nodes))
@@ -227,23 +225,23 @@ func (f *flame) cutStacks() {
 		order[n] = int32(n)
 		totals[f.nodes[n].parent] += totals[n]
 	}
-	// No node has more samples than its caller, which is before it if they have as many.
+	// A node has at most as many samples as its parent, which precedes it if they are equal.
 	slices.SortStableFunc(order[1:], func(a, b int32) int { return cmp.Compare(totals[b], totals[a]) })
 	kept := order[:max(1, len(order)/2)]
 	slices.Sort(kept)
 
-	was := f.nodes
+	old := f.nodes
 	functions := f.functions.all
 	f.functions, f.nodes, f.index = newWords(""), []flameNode{{}}, map[flameNode]int32{}
-	becomes := make([]int32, len(was))
-	for n := 1; n < len(was); n++ {
-		becomes[n] = becomes[was[n].parent]
+	renumbered := make([]int32, len(old))
+	for n := 1; n < len(old); n++ {
+		renumbered[n] = renumbered[old[n].parent]
 		if len(kept) > 1 && kept[1] == int32(n) {
 			kept = kept[1:]
-			becomes[n] = f.child(becomes[n], functions[was[n].function])
+			renumbered[n] = f.child(renumbered[n], functions[old[n].function])
 		}
 	}
-	f.renumber(func(s *flameSample) { s.node = becomes[s.node] })
+	f.renumber(func(s *flameSample) { s.node = renumbered[s.node] })
 }
 
 func (f *flame) mergeTraces() {
@@ -258,52 +256,52 @@ func (f *flame) mergeEndpoints() {
 	f.endpoints = f.merge(f.endpoints, func(s *flameSample) *int32 { return &s.endpoint })
 }
 
-// merge puts the half of words with the fewest samples together, and returns the rest.
-func (f *flame) merge(was *words, of func(*flameSample) *int32) *words {
-	totals := make([]int64, len(was.all))
+// merge merges the half of the words with the fewest samples, and returns the rest.
+func (f *flame) merge(old *words, field func(*flameSample) *int32) *words {
+	totals := make([]int64, len(old.all))
 	for s, n := range f.samples {
-		totals[*of(&s)] += n
+		totals[*field(&s)] += n
 	}
-	order := make([]int32, 0, len(was.all))
-	for n := was.first; n < len(was.all); n++ {
+	order := make([]int32, 0, len(old.all))
+	for n := old.first; n < len(old.all); n++ {
 		order = append(order, int32(n))
 	}
 	slices.SortStableFunc(order, func(a, b int32) int { return cmp.Compare(totals[b], totals[a]) })
-	becomes := make([]int32, len(was.all))
-	for n := was.first; n < len(becomes); n++ {
-		becomes[n] = flameOthers
+	renumbered := make([]int32, len(old.all))
+	for n := old.first; n < len(renumbered); n++ {
+		renumbered[n] = flameOthers
 	}
-	becomes[flameNone], becomes[flameOthers] = flameNone, flameOthers
-	rest := newWords(was.all[:was.first:was.first]...)
+	renumbered[flameNone], renumbered[flameOthers] = flameNone, flameOthers
+	rest := newWords(old.all[:old.first:old.first]...)
 	for _, n := range order[:len(order)/2] {
-		becomes[n] = rest.number(was.all[n])
+		renumbered[n] = rest.number(old.all[n])
 	}
-	f.renumber(func(s *flameSample) { *of(s) = becomes[*of(s)] })
+	f.renumber(func(s *flameSample) { *field(s) = renumbered[*field(s)] })
 	return rest
 }
 
-// renumber changes what samples are of.
+// renumber applies change to the keys of all samples.
 func (f *flame) renumber(change func(*flameSample)) {
-	was := f.samples
-	f.samples = make(map[flameSample]int64, len(was)/2)
-	for s, n := range was {
+	old := f.samples
+	f.samples = make(map[flameSample]int64, len(old)/2)
+	for s, n := range old {
 		change(&s)
 		f.samples[s] += n
 	}
 }
 
-// flameDocument is what the page's script reads.
+// flameDocument is the input of the page's script.
 type flameDocument struct {
 	// Period is the CPU time of a sample in nanoseconds.
 	Period int64 `json:"period"`
-	// Wall says that counts are nanoseconds of wall-clock time.
+	// Wall reports that counts are nanoseconds of wall-clock time.
 	Wall      bool     `json:"wall,omitempty"`
 	Functions []string `json:"functions"`
 	Names     []string `json:"names"`
 	Endpoints []string `json:"endpoints"`
 	Traces    []string `json:"traces"`
-	// Nodes are pairs of a parent and a function. Samples are groups of five: node, name, endpoint, trace
-	// and count.
+	// Nodes are pairs of a parent and a function. Samples are groups of five numbers: node, name, endpoint,
+	// trace and count.
 	Nodes   []int32 `json:"nodes"`
 	Samples []int64 `json:"samples"`
 	Cut     bool    `json:"cut"`

@@ -17,16 +17,16 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// hexFields are written in hexadecimal digits, all other bytes in base64.
+// hexFields are encoded in hexadecimal, all other bytes in base64.
 var hexFields = map[protoreflect.Name]bool{"trace_id": true, "span_id": true, "profile_id": true}
 
-// jsonWriter writes messages in OTLP's JSON encoding: protobuf's own, with the ids of traces,
-// spans and profiles in hex instead of base64. Enums are numbers. Equal messages give equal
-// bytes. One value is written after the other: package protojson has a text of the whole
-// message in memory, which takes some times the message. Errors are those of failure and Flush.
+// jsonWriter writes messages in OTLP's JSON encoding: protobuf's own, but with hexadecimal ids of traces,
+// spans and profiles, and numeric enums. Equal messages give equal bytes. It writes value by value, whereas
+// package protojson builds the text of the whole message in memory, a multiple of the message's size.
+// Errors are returned by failure and Flush.
 type jsonWriter struct{ *bufio.Writer }
 
-// failure returns the first error of what was written so far, without what is still in the buffer.
+// failure returns the first error of the data written so far, without the data still in the buffer.
 func (w jsonWriter) failure() error {
 	_, err := w.Write(nil)
 	return err
@@ -34,7 +34,7 @@ func (w jsonWriter) failure() error {
 
 func (w jsonWriter) text(s string) { _, _ = w.WriteString(s) }
 
-// message writes the fields that m has, sorted by their names.
+// message writes the fields that are set in m, sorted by name.
 func (w jsonWriter) message(m proto.Message) { w.object(m.ProtoReflect()) }
 
 func (w jsonWriter) object(m protoreflect.Message) {
@@ -61,7 +61,7 @@ func (w jsonWriter) object(m protoreflect.Message) {
 	w.text("}")
 }
 
-// elements writes those of a list, the first one behind a comma if others stand before it.
+// elements writes the elements of a list, starting with a comma if others precede them.
 func (w jsonWriter) elements(f protoreflect.FieldDescriptor, all protoreflect.List, others bool) {
 	for i := range all.Len() {
 		if others || i > 0 {
@@ -83,16 +83,16 @@ func (w jsonWriter) value(f protoreflect.FieldDescriptor, v protoreflect.Value) 
 	_, _ = w.Write(b)
 }
 
-// jsonValue returns what encoding/json writes as protobuf's encoding wants it.
+// jsonValue returns a value that encoding/json encodes as protobuf's JSON encoding requires.
 func jsonValue(f protoreflect.FieldDescriptor, v any) any {
 	switch n := v.(type) {
 	case int64, uint64:
-		return fmt.Sprint(n) // JSON's own numbers are inexact for many readers.
+		return fmt.Sprint(n) // Many readers lose precision of JSON numbers.
 	case []byte:
 		if hexFields[f.Name()] {
 			return hex.EncodeToString(n)
 		}
-		return base64.StdEncoding.EncodeToString(n) // Nil bytes are no null.
+		return base64.StdEncoding.EncodeToString(n) // not null for nil bytes
 	case float64:
 		switch {
 		case math.IsNaN(n):

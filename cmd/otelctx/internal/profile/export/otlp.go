@@ -16,9 +16,8 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// otlpEncoder writes one ProfilesData message in parts. In protobuf, messages whose
-// encodings stand one behind the other are one message, with the elements of all. The
-// tables of a part go on where those of the part before end.
+// otlpEncoder writes one ProfilesData message in parts. In protobuf, concatenated encodings are one message
+// with the elements of all. Each part continues the tables of the previous one.
 type otlpEncoder struct {
 	to     io.Writer
 	tables tables
@@ -39,17 +38,17 @@ func (e *otlpEncoder) add(data *profilespb.ProfilesData) error {
 
 func (*otlpEncoder) close() error { return nil }
 
-// jsonEncoder writes one ProfilesData message in OTLP's JSON encoding. An object has a field
-// once, so that the tables wait in files for the end: in memory there is one part at most.
+// jsonEncoder writes one ProfilesData message in OTLP's JSON encoding. An object has each field once, so
+// the tables are kept in files until the end: at most one part is in memory.
 type jsonEncoder struct {
 	to     jsonWriter
 	tables tables
 	begun  bool
-	// waiting are the tables of the dictionary, sorted by their names.
+	// waiting are the tables of the dictionary, sorted by name.
 	waiting []*waitingTable
 }
 
-// waitingTable is a table of which the entries are in a file, with commas in between.
+// waitingTable is a table whose entries are in a file, separated by commas.
 type waitingTable struct {
 	field protoreflect.FieldDescriptor
 	file  *os.File
@@ -116,7 +115,7 @@ func (e *jsonEncoder) close() error {
 	return nil
 }
 
-// copyTo writes the entries.
+// copyTo copies the entries to w.
 func (t *waitingTable) copyTo(w io.Writer) error {
 	if err := t.to.Flush(); err != nil {
 		return err
@@ -128,7 +127,7 @@ func (t *waitingTable) copyTo(w io.Writer) error {
 	return err
 }
 
-// linesEncoder writes a ProfilesData message in each line.
+// linesEncoder writes one ProfilesData message per line.
 type linesEncoder struct{ to jsonWriter }
 
 func (e *linesEncoder) add(data *profilespb.ProfilesData) error {
@@ -139,29 +138,28 @@ func (e *linesEncoder) add(data *profilespb.ProfilesData) error {
 
 func (*linesEncoder) close() error { return nil }
 
-// tables gives the entries of all parts their places in one dictionary: what several parts
-// have is there once.
+// tables assigns the entries of all parts indices in one dictionary, without duplicates.
 type tables struct{ mappings, locations, functions, links, strings, attributes, stacks table }
 
-// maxKnownEntries bounds the entries of a table that are known again. Beyond it they are
-// forgotten, and may be in the table twice, which the format allows. Those of a program's code
-// are fewer. Links are many, but few of them are in more than one part.
+// maxKnownEntries bounds the entries of a table that are recognized. Beyond it they are forgotten, and may
+// be in the table twice, which the format allows. Entries for a program's code are fewer. There are many
+// links, but few of them are in more than one part.
 const maxKnownEntries = 1 << 15
 
-// table knows the entries of a table of all parts by their content.
+// table indexes the entries of a table of all parts by content.
 type table struct {
 	known map[entryHash]int32
 	count int32
 }
 
-// entryHash stands for the content of an entry. It is wide and has a random seed, so that no
-// two contents have the same.
+// entryHash identifies the content of an entry. It is wide and randomly seeded, which rules out collisions
+// in practice.
 type entryHash [2]uint64
 
 var entrySeeds = [2]maphash.Seed{maphash.MakeSeed(), maphash.MakeSeed()}
 
-// place returns the index of an entry with this content, and whether it is new. The content of
-// the zero value is empty.
+// place returns the index of an entry with this content, and whether it is new. The content of the zero
+// value is empty.
 func (t *table) place(content []byte) (index int32, isNew bool) {
 	hash := entryHash{maphash.Bytes(entrySeeds[0], content), maphash.Bytes(entrySeeds[1], content)}
 	if index, ok := t.known[hash]; ok {
@@ -179,7 +177,7 @@ func (t *table) place(content []byte) (index int32, isNew bool) {
 	return index, true
 }
 
-// places leaves only new entries in a part's table, and returns the new index of each.
+// places removes known entries from a part's table, and returns the new index of each entry.
 func places[T any](t *table, entries *[]T, content func(T) []byte) []int32 {
 	indices, left := make([]int32, len(*entries)), (*entries)[:0]
 	for i, e := range *entries {
@@ -192,8 +190,8 @@ func places[T any](t *table, entries *[]T, content func(T) []byte) []int32 {
 	return indices
 }
 
-// append returns data with only those entries in its tables that no part before has, and with
-// indices for what all parts have. data stays as it is.
+// append returns a copy of data whose tables have only new entries and whose indices refer to the tables of
+// all parts.
 func (t *tables) append(data *profilespb.ProfilesData) (*profilespb.ProfilesData, error) {
 	part := proto.CloneOf(data)
 	d := part.GetDictionary()
@@ -203,31 +201,31 @@ func (t *tables) append(data *profilespb.ProfilesData) (*profilespb.ProfilesData
 		err = cmp.Or(err, failed)
 		return b
 	}
-	// What an entry refers to comes before it.
+	// Tables come after those that they refer to.
 	strings := places(&t.strings, &d.StringTable, func(s string) []byte { return []byte(s) })
 	attributes := places(&t.attributes, &d.AttributeTable, func(a *profilespb.KeyValueAndUnit) []byte {
-		move(strings, &a.KeyStrindex, &a.UnitStrindex)
+		remap(strings, &a.KeyStrindex, &a.UnitStrindex)
 		return encode(a)
 	})
 	functions := places(&t.functions, &d.FunctionTable, func(f *profilespb.Function) []byte {
-		move(strings, &f.NameStrindex, &f.SystemNameStrindex, &f.FilenameStrindex)
+		remap(strings, &f.NameStrindex, &f.SystemNameStrindex, &f.FilenameStrindex)
 		return encode(f)
 	})
 	mappings := places(&t.mappings, &d.MappingTable, func(m *profilespb.Mapping) []byte {
-		move(strings, &m.FilenameStrindex)
-		moveAll(attributes, m.GetAttributeIndices())
+		remap(strings, &m.FilenameStrindex)
+		remapAll(attributes, m.GetAttributeIndices())
 		return encode(m)
 	})
 	locations := places(&t.locations, &d.LocationTable, func(l *profilespb.Location) []byte {
-		move(mappings, &l.MappingIndex)
-		moveAll(attributes, l.GetAttributeIndices())
+		remap(mappings, &l.MappingIndex)
+		remapAll(attributes, l.GetAttributeIndices())
 		for _, line := range l.GetLines() {
-			move(functions, &line.FunctionIndex)
+			remap(functions, &line.FunctionIndex)
 		}
 		return encode(l)
 	})
 	stacks := places(&t.stacks, &d.StackTable, func(s *profilespb.Stack) []byte {
-		moveAll(locations, s.GetLocationIndices())
+		remapAll(locations, s.GetLocationIndices())
 		return encode(s)
 	})
 	links := places(&t.links, &d.LinkTable, func(l *profilespb.Link) []byte { return encode(l) })
@@ -236,14 +234,14 @@ func (t *tables) append(data *profilespb.ProfilesData) (*profilespb.ProfilesData
 			for _, p := range s.GetProfiles() {
 				for _, v := range []*profilespb.ValueType{p.GetSampleType(), p.GetPeriodType()} {
 					if v != nil {
-						move(strings, &v.TypeStrindex, &v.UnitStrindex)
+						remap(strings, &v.TypeStrindex, &v.UnitStrindex)
 					}
 				}
-				moveAll(attributes, p.GetAttributeIndices())
+				remapAll(attributes, p.GetAttributeIndices())
 				for _, s := range p.GetSamples() {
-					move(stacks, &s.StackIndex)
-					move(links, &s.LinkIndex)
-					moveAll(attributes, s.GetAttributeIndices())
+					remap(stacks, &s.StackIndex)
+					remap(links, &s.LinkIndex)
+					remapAll(attributes, s.GetAttributeIndices())
 				}
 			}
 		}
@@ -251,14 +249,14 @@ func (t *tables) append(data *profilespb.ProfilesData) (*profilespb.ProfilesData
 	return part, err
 }
 
-// move replaces indices by the new ones.
-func move(to []int32, indices ...*int32) {
+// remap replaces indices by the new ones.
+func remap(to []int32, indices ...*int32) {
 	for _, i := range indices {
 		*i = to[*i]
 	}
 }
 
-func moveAll(to, indices []int32) {
+func remapAll(to, indices []int32) {
 	for n, i := range indices {
 		indices[n] = to[i]
 	}

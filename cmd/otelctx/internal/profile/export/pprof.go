@@ -68,15 +68,14 @@ const (
 	functionStartLine  = 5
 )
 
-// pprofEncoder writes one pprof profile piece by piece: what is written is held no longer. The
-// order of the fields of a message is free. So each part brings its own tables, whose ids go on
-// from those of the part before. Strings are written once for each part: most are ids of spans, and
-// those of a long recording would fill the memory. The package that reads the format can write only
-// a profile that is in memory as a whole.
+// pprofEncoder writes one pprof profile incrementally, without retaining what has been written. The fields
+// of a message may be in any order, so each part has its own tables, whose ids continue those of the
+// previous part. Strings are written once per part: most are span ids, and those of a long recording would
+// fill the memory. The package that reads the format can only write profiles that are in memory as a whole.
 type pprofEncoder struct {
 	to      *gzip.Writer
 	strings map[string]int64
-	// Counts of what there is so far. Strings include the empty one, the first.
+	// Numbers of entries so far. Strings include the empty one, the first.
 	numStrings, numMappings, numLocations, numFunctions int64
 
 	begun         bool
@@ -127,7 +126,7 @@ func (e *pprofEncoder) add(data *profilespb.ProfilesData) error {
 	return e.err
 }
 
-// begin writes what all parts have in common.
+// begin writes the fields common to all parts.
 func (e *pprofEncoder) begin(p *profile.Profile) {
 	e.begun = true
 	e.newString("")
@@ -155,7 +154,7 @@ func (e *pprofEncoder) close() error {
 	return e.to.Close()
 }
 
-// string returns the number of s, which is written if it has none yet.
+// string returns the number of s, which it writes if it is new.
 func (e *pprofEncoder) string(s string) int64 {
 	if n, ok := e.strings[s]; ok {
 		return n
@@ -253,7 +252,7 @@ func (e *pprofEncoder) sample(s *profile.Sample) []byte {
 	return b
 }
 
-// appendNumber appends a field, unless it is 0, which is as good as none.
+// appendNumber appends a field, unless it is 0, the default.
 func appendNumber(b []byte, field protowire.Number, n int64) []byte {
 	if n == 0 {
 		return b

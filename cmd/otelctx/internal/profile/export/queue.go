@@ -17,19 +17,18 @@ import (
 )
 
 const (
-	// queueBytes bounds the requests that wait or are being sent.
+	// queueBytes bounds the requests that are waiting or being sent.
 	queueBytes = 32 << 20
-	// senders are how many requests are sent at a time: a collector may take some seconds for
-	// each.
+	// senders is the number of concurrent requests: a collector may take some seconds for each.
 	senders = 8
-	// maxReasons bounds the texts in a [Delivery].
+	// maxReasons bounds the messages in a [Delivery].
 	maxReasons = 8
 )
 
-// Queue sends profiles to a collector, apart from who makes them. What the collector does not
-// take now is sent again, after pauses that grow, behind all that wait. So what it never takes
-// does not keep it from the rest. What there is no room for is dropped, the oldest first, and
-// counted. It is safe for concurrent use.
+// Queue sends profiles to a collector in the background. Requests that the collector does not accept now
+// are retried after growing pauses and behind all waiting ones, so that a request that is never accepted
+// does not block the others. When the queue is full, the oldest requests are dropped and counted. It is
+// safe for concurrent use.
 type Queue struct {
 	client  *Client
 	limit   int // bytes
@@ -40,29 +39,29 @@ type Queue struct {
 	arrived sync.Cond
 	closed  bool
 	waiting []request
-	bytes   int // of all that are waiting or being sent
-	// number is that of the next request.
+	bytes   int // of all requests waiting or being sent
+	// number is the number of the next request.
 	number uint64
-	// taken is how many requests the collector has taken.
-	taken    int
+	// accepted is the number of requests that the collector has accepted.
+	accepted int
 	delivery Delivery
 }
 
-// Delivery is what has become of samples.
+// Delivery describes the delivery of samples.
 type Delivery struct {
-	// Sent are those that the collector has taken. Dropped are those that it will not get, or
-	// not all of which it has accepted.
+	// Sent counts samples that the collector has accepted. Dropped counts samples that will not be
+	// delivered, or that the collector has not accepted completely.
 	Sent, Dropped uint64
-	// Waiting are those that are still to be sent.
+	// Waiting counts samples still to be sent.
 	Waiting uint64
-	// Reasons are why samples were dropped, and Retried why what waits was not taken yet.
-	// Warnings are what the collector says that has accepted everything. Of each only a few
-	// are kept that differ.
+	// Reasons are the errors for which samples were dropped, Retried those for which waiting ones were not
+	// accepted yet, and Warnings the messages of a collector that has accepted everything. Each has only a
+	// few different ones.
 	Reasons, Retried []error
 	Warnings         []string
 }
 
-// NewQueue begins to send by a client, which is the queue's from now on.
+// NewQueue starts sending with a client, which it takes over.
 func NewQueue(c *Client) *Queue { return newQueue(c, queueBytes) }
 
 func newQueue(c *Client, limit int) *Queue {
@@ -81,7 +80,7 @@ var (
 	errNoTime = errors.New("the collector does not answer, and the recording is over")
 )
 
-// Add adds profiles to those that are to be sent. It does not wait.
+// Add queues profiles. It does not block.
 func (q *Queue) Add(data *profilespb.ProfilesData) {
 	unsent := profile.Samples(data)
 	for r, err := range q.client.requests(data) {
@@ -95,7 +94,7 @@ func (q *Queue) Add(data *profilespb.ProfilesData) {
 	q.delivery.Dropped += unsent
 }
 
-// add adds a request, or notes why there is none.
+// add queues a request, or notes the reason why there is none.
 func (q *Queue) add(r request, err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -115,18 +114,18 @@ func (q *Queue) add(r request, err error) {
 				oldest = i
 			}
 		}
-		q.over(q.waiting[oldest], errNoRoom)
+		q.finish(q.waiting[oldest], errNoRoom)
 		q.waiting = slices.Delete(q.waiting, oldest, oldest+1)
 	}
 	q.arrived.Signal()
 }
 
-// over counts a request that need not be sent any more. q.mu is held.
-func (q *Queue) over(r request, err error) {
+// finish counts a request that has been sent or dropped. q.mu is held.
+func (q *Queue) finish(r request, err error) {
 	q.bytes -= len(r.encoded)
 	q.delivery.Waiting -= r.samples
 	if err == nil {
-		q.taken++
+		q.accepted++
 		q.delivery.Sent += r.samples
 		return
 	}
@@ -134,7 +133,7 @@ func (q *Queue) over(r request, err error) {
 	q.delivery.Reasons = note(q.delivery.Reasons, err)
 }
 
-// note appends an error unless there is one that says the same, or too many.
+// note appends an error unless there is an equal one, or too many.
 func note(errs []error, err error) []error {
 	same := func(e error) bool { return e.Error() == err.Error() }
 	if len(errs) >= maxReasons || slices.ContainsFunc(errs, same) {
@@ -143,8 +142,7 @@ func note(errs []error, err error) []error {
 	return append(errs, err)
 }
 
-// send sends what waits until the queue is closed and there is nothing left. When ctx is done
-// it drops that.
+// send sends requests until the queue is closed and empty. When ctx is done it drops the rest.
 func (q *Queue) send(ctx context.Context) {
 	pauses := newPauses()
 	q.mu.Lock()
@@ -166,15 +164,15 @@ func (q *Queue) send(ctx context.Context) {
 			q.arrived.Signal()
 			continue
 		}
-		q.over(r, err)
+		q.finish(r, err)
 		if warning != "" && len(q.delivery.Warnings) < maxReasons && !slices.Contains(q.delivery.Warnings, warning) {
 			q.delivery.Warnings = append(q.delivery.Warnings, warning)
 		}
 	}
 }
 
-// try makes an attempt to send a request. If it fails, and another one may help, it pauses
-// first: longer each time in a row, or as long as the collector says.
+// try makes an attempt to send a request. If it fails and another one may succeed, try pauses before it
+// returns: longer after each consecutive failure, or as long as the collector asks.
 func (q *Queue) try(ctx context.Context, r *request, pauses *backoff.ExponentialBackOff) (warning string, again bool, err error) {
 	if ctx.Err() != nil {
 		return "", false, q.client.failed(*r, context.Cause(ctx))
@@ -205,7 +203,7 @@ func (q *Queue) retried(err error) {
 	q.delivery.Retried = note(q.delivery.Retried, err)
 }
 
-// Delivery returns what has become of samples since the last call.
+// Delivery returns what has changed since the last call, and the samples still waiting.
 func (q *Queue) Delivery() Delivery {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -214,9 +212,9 @@ func (q *Queue) Delivery() Delivery {
 	return d
 }
 
-// Close sends what waits, for as long as the collector takes any of it within the timeout, drops the rest, and
-// closes the client. If ctx is done meanwhile, the rest is dropped at once. If it was done before, all that
-// waits has the timeout once.
+// Close sends the waiting requests as long as the collector accepts some within the timeout, drops the
+// rest, and closes the client. If ctx is done meanwhile, the rest is dropped immediately. If it was done
+// before, all waiting requests share one timeout.
 func (q *Queue) Close(ctx context.Context) error {
 	interrupted := ctx.Err() != nil
 	q.mu.Lock()
@@ -235,9 +233,9 @@ func (q *Queue) Close(ctx context.Context) error {
 		case <-time.After(timeout):
 		}
 	}
-	for before := -1; ctx.Err() == nil && q.takes(&before); {
+	for before := -1; ctx.Err() == nil && q.progressed(&before); {
 		select {
-		case <-sent: // The next look finds nothing new.
+		case <-sent: // The next check finds no progress.
 		case <-ctx.Done():
 		case <-time.After(timeout):
 		}
@@ -247,11 +245,11 @@ func (q *Queue) Close(ctx context.Context) error {
 	return q.client.Close()
 }
 
-// takes reports whether the collector has taken something since before, and brings that up to date.
-func (q *Queue) takes(before *int) bool {
+// progressed reports whether the collector has accepted requests since before, which it updates.
+func (q *Queue) progressed(before *int) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	more := q.taken != *before
-	*before = q.taken
+	more := q.accepted != *before
+	*before = q.accepted
 	return more
 }

@@ -30,7 +30,7 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// sendAll sends by a queue, which is closed then.
+// sendAll sends with a queue, which it closes.
 func sendAll(t *testing.T, endpoint string, all ...*profilespb.ProfilesData) Delivery {
 	t.Helper()
 	c, err := NewClient(endpoint)
@@ -43,10 +43,10 @@ func sendAll(t *testing.T, endpoint string, all ...*profilespb.ProfilesData) Del
 	return q.Delivery()
 }
 
-// A collector that does not take anything yet gets everything later.
+// TestQueueRetries checks that a collector that is not ready yet gets everything later.
 func TestQueueRetries(t *testing.T) {
 	byEachProtocol(t, func(t *testing.T, listen func(*testing.T, *server, *tls.Config) string) {
-		t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "60000") // There may be little of the processor to have.
+		t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "60000") // The machine may be busy.
 		starting := status.Error(codes.Unavailable, "starting")
 		s := &server{answers: []error{starting, starting, starting}}
 		d := sendAll(t, "http://"+listen(t, s, nil), recording(t, 3), recording(t, 4))
@@ -58,7 +58,7 @@ func TestQueueRetries(t *testing.T) {
 	})
 }
 
-// What a collector rejects is counted, and the rest is sent.
+// TestQueueCountsWhatIsRejected checks that rejected samples are counted, and the others are sent.
 func TestQueueCountsWhatIsRejected(t *testing.T) {
 	s := &server{answers: []error{status.Error(codes.InvalidArgument, "not this one")}}
 	d := sendAll(t, "http://"+s.listen(t), recording(t, 3), recording(t, 3))
@@ -76,7 +76,8 @@ func TestQueueCountsWhatIsRejected(t *testing.T) {
 	assert.Equal(t, Delivery{Sent: 6, Warnings: []string{"slow down"}}, sendAll(t, "http://"+s.listen(t), recording(t, 3)))
 }
 
-// A sample that takes more than a request may is not sent, and counts as dropped.
+// TestQueueCountsWhatIsTooLarge checks that a sample that does not fit into a request is dropped and
+// counted.
 func TestQueueCountsWhatIsTooLarge(t *testing.T) {
 	c, err := NewClient("http://" + (&server{}).listen(t))
 	require.NoError(t, err)
@@ -91,7 +92,7 @@ func TestQueueCountsWhatIsTooLarge(t *testing.T) {
 	assert.ErrorContains(t, d.Reasons[0], "one sample takes")
 }
 
-// picky is a collector that does not take recordings of this many samples now.
+// picky is a collector that does not accept recordings with this number of samples.
 type picky struct {
 	*server
 	refused uint64
@@ -104,7 +105,7 @@ func (p *picky) Export(ctx context.Context, r *collectorpb.ExportProfilesService
 	return p.server.Export(ctx, r)
 }
 
-// What a collector refuses for ever does not keep it from the rest.
+// TestQueueGoesOnBehindWhatIsRefused checks that permanently refused requests do not block the others.
 func TestQueueGoesOnBehindWhatIsRefused(t *testing.T) {
 	t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "60000")
 	p := &picky{server: &server{}, refused: 6}
@@ -127,14 +128,14 @@ func TestQueueGoesOnBehindWhatIsRefused(t *testing.T) {
 	d := q.Delivery()
 	assert.EqualValues(t, 6*2*senders, d.Dropped)
 	assert.Zero(t, d.Sent+d.Waiting)
-	// A request whose first answer was still to come has another reason than the rest.
+	// Requests without a response so far have another reason than the others.
 	reasons := slices.DeleteFunc(d.Reasons, func(reason error) bool { return errors.Is(reason, errNoTime) })
 	require.Len(t, reasons, 1)
 	assert.ErrorContains(t, reasons[0], "not this one")
 }
 
-// The end waits for a collector that takes nothing no longer than the timeout, and counts what
-// was to be sent.
+// TestQueueEnds checks that closing waits for an unresponsive collector no longer than the timeout, and
+// that unsent samples are counted.
 func TestQueueEnds(t *testing.T) {
 	t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "300")
 	d := sendAll(t, "http://127.0.0.1:1", recording(t, 3), recording(t, 4))
@@ -142,7 +143,7 @@ func TestQueueEnds(t *testing.T) {
 	assert.Zero(t, d.Sent+d.Waiting)
 }
 
-// An interrupt ends the wait for a collector that does not answer.
+// TestQueueEndsWhenInterrupted checks that an interrupt ends the wait for an unresponsive collector.
 func TestQueueEndsWhenInterrupted(t *testing.T) {
 	t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "2000000000")
 	h := &held{server: &server{}, arrived: make(chan struct{}, 1), answer: make(chan struct{})}
@@ -165,7 +166,7 @@ func TestQueueEndsWhenInterrupted(t *testing.T) {
 	assert.EqualValues(t, 6, q.Delivery().Dropped)
 }
 
-// What a collector says is cut, and how long it may ask to be left alone is bounded.
+// TestForeignAnswers checks that the collector's text is cut and the pause it may ask for is bounded.
 func TestForeignAnswers(t *testing.T) {
 	long := strings.Repeat("x", maxResponse/2)
 	byEachProtocol(t, func(t *testing.T, listen func(*testing.T, *server, *tls.Config) string) {
@@ -188,7 +189,7 @@ func TestForeignAnswers(t *testing.T) {
 	})
 }
 
-// busy is a collector that asks to be left alone for a day, once.
+// busy is a collector that once asks for a pause of a day.
 type busy struct{ asked bool }
 
 func (b *busy) send(context.Context, []byte) (*collectorpb.ExportProfilesServiceResponse, error) {
@@ -213,7 +214,7 @@ func TestLongestPause(t *testing.T) {
 	})
 }
 
-// held is a collector that answers when it is told to.
+// held is a collector that responds on command.
 type held struct {
 	*server
 	arrived, answer chan struct{}
@@ -225,14 +226,14 @@ func (h *held) Export(ctx context.Context, r *collectorpb.ExportProfilesServiceR
 	return h.server.Export(ctx, r)
 }
 
-// What there is no room for is dropped, the oldest first, but for what is being sent.
+// TestQueueDropsTheOldest checks that a full queue drops the oldest requests, except those being sent.
 func TestQueueDropsTheOldest(t *testing.T) {
 	t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", strconv.Itoa(int(testenv.Patience.Milliseconds())))
 	h := &held{server: &server{}, arrived: make(chan struct{}, 100), answer: make(chan struct{})}
 	c, err := NewClient("http://" + serve(t, h))
 	require.NoError(t, err)
 	const (
-		room = 2 // for what waits
+		room = 2 // waiting requests
 		size = 20
 	)
 	q := newQueue(c, (senders+room)*proto.Size(recording(t, size)))
@@ -275,7 +276,8 @@ func TestQueueDropsTheOldest(t *testing.T) {
 	assert.True(t, got[2*(size-1)], "the newest")
 }
 
-// A collector that is started again, at the same address, gets what was added meanwhile.
+// TestQueueOutlivesTheCollector checks that a collector restarted at the same address gets the profiles
+// added meanwhile.
 func TestQueueOutlivesTheCollector(t *testing.T) {
 	t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", strconv.Itoa(int(testenv.Patience.Milliseconds())))
 	t.Setenv("OTEL_EXPORTER_OTLP_INSECURE", "true")

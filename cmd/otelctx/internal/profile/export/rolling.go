@@ -12,18 +12,18 @@ import (
 	"time"
 )
 
-// Rolling names the files of a recording that writes one for each period: what the user has named, with the time
-// at which the period began before the ending, as in profile-20261125T182544.123456Z.pb.gz.
+// Rolling generates the file names of a recording that writes one file per period: the user's name with the
+// start of the period inserted before the ending, as in profile-20261125T182544.123456Z.pb.gz.
 type Rolling struct {
 	path, ending string
 	keep         int
 }
 
-// stamp is the time in the name of a file. Names sort as times do.
+// stamp is the format of the time in a file name. Names sort chronologically.
 const stamp = "20060102T150405.000000Z"
 
-// NewRolling returns the names of files by path. Of the files only the newest are kept, so many as keep says; 0 keeps
-// all.
+// NewRolling returns the names of files based on path. Only the newest keep files are kept, or all if keep
+// is 0.
 func NewRolling(path string, keep int) Rolling {
 	ending := filepath.Ext(path)
 	for _, e := range endings {
@@ -34,12 +34,12 @@ func NewRolling(path string, keep int) Rolling {
 	return Rolling{path: strings.TrimSuffix(path, ending), ending: ending, keep: keep}
 }
 
-// Path returns the name of the file of a period.
+// Path returns the file name of a period.
 func (r Rolling) Path(began time.Time) string {
 	return r.path + "-" + began.UTC().Format(stamp) + r.ending
 }
 
-// Prune removes the oldest files, those of earlier recordings included. It removes only regular files of
+// Prune removes the oldest files, including those of earlier recordings. It removes only regular files of
 // this user.
 func (r Rolling) Prune() error {
 	if r.keep == 0 {
@@ -52,9 +52,9 @@ func (r Rolling) Prune() error {
 	}
 	var all []string
 	for _, e := range entries {
-		at, named := strings.CutPrefix(e.Name(), filepath.Base(r.path)+"-")
-		at, ends := strings.CutSuffix(at, r.ending)
-		_, err := time.Parse(stamp, at)
+		timestamp, named := strings.CutPrefix(e.Name(), filepath.Base(r.path)+"-")
+		timestamp, ends := strings.CutSuffix(timestamp, r.ending)
+		_, err := time.Parse(stamp, timestamp)
 		if !named || !ends || err != nil || !e.Type().IsRegular() {
 			continue
 		}

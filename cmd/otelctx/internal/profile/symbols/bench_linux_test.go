@@ -9,9 +9,8 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/programs"
 )
 
-// BenchmarkLocate looks up addresses of a program that is built the usual way. It looks
-// each up for the first time, with its functions and all that is inlined there, or
-// again. The first time costs once for each address in a recording.
+// BenchmarkLocate looks up addresses of a program built the usual way, either for the first time, with
+// functions and inlined calls, or again. The first lookup happens once for each address in a recording.
 func BenchmarkLocate(b *testing.B) {
 	var r report
 	p := start(b, build(b, programs.Static, "prog"), &r)

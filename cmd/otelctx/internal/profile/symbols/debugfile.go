@@ -9,26 +9,26 @@ import (
 	"strings"
 )
 
-// debugDirectory has the symbols of files that were stripped of them.
+// debugDirectory contains the separate debug files of stripped files.
 const debugDirectory = "/usr/lib/debug"
 
-// debugFile names the functions of another file, whose addresses it shares. It is a region's,
-// not that file's: a process decides only by which symbols its own samples are named.
+// debugFile names the functions of another file, with which it shares addresses. It belongs to a region,
+// not to that file: a process's debug files affect only the names of its own samples.
 type debugFile struct {
 	file *file
-	// segments are those of the other file. They say at which address an offset is.
+	// segments are the segments of the other file, which map offsets to addresses.
 	segments []elf.Prog64
 }
 
-// lacking is what a file without symbols says of the one that has them.
+// lacking describes a file without symbols, for finding its debug file.
 type lacking struct {
-	// link is its name, if it has one.
+	// link is the name of the debug file, if there is one.
 	link string
-	// segments are those of the file itself.
+	// segments are the segments of the file itself.
 	segments []elf.Prog64
 }
 
-// lacks returns nil if the file has symbols.
+// lacks returns nil if the file has symbols, and otherwise how to find its debug file.
 func (f *elfFile) lacks() *lacking {
 	for i := range f.sections {
 		if elf.SectionType(f.sections[i].Type) == elf.SHT_SYMTAB {
@@ -42,9 +42,9 @@ func (f *elfFile) lacks() *lacking {
 	return l
 }
 
-// openDebug returns the file with the symbols of a region's file, or nil. It has the same
-// build id. It is looked for by the build id, and by the name that the file gives it
-// (.gnu_debuglink). Both this process's files and the recorded process's are searched.
+// openDebug returns the debug file of a region's file, or nil. It must have the same build id. It is
+// searched by build id and by the name in .gnu_debuglink, among this process's files and the recorded
+// process's.
 func (f *Files) openDebug(r *Region, of *file) *debugFile {
 	if of == nil || of.gnuBuildID == "" || of.lacks == nil {
 		return nil
@@ -59,12 +59,12 @@ func (f *Files) openDebug(r *Region, of *file) *debugFile {
 	return nil
 }
 
-// debugNames returns where the symbols of the file at filePath may be.
+// debugNames returns the possible paths of the debug file for the file at filePath.
 func debugNames(filePath, link, buildID string) []string {
 	var names []string
-	const first = 2 // digits
-	if len(buildID) > first {
-		names = append(names, path.Join(debugDirectory, ".build-id", buildID[:first], buildID[first:]+".debug"))
+	const prefix = 2 // digits
+	if len(buildID) > prefix {
+		names = append(names, path.Join(debugDirectory, ".build-id", buildID[:prefix], buildID[prefix:]+".debug"))
 	}
 	if link == "" || link == ".." || strings.Contains(link, "/") || !path.IsAbs(filePath) {
 		return names
@@ -73,7 +73,7 @@ func debugNames(filePath, link, buildID string) []string {
 	return append(names, path.Join(debugDirectory, dir, link), path.Join(dir, ".debug", link), path.Join(dir, link))
 }
 
-// openDebugNamed opens a file where this process, or that of a region, has it.
+// openDebugNamed opens a file at a path of this process or of a region's process.
 func (f *Files) openDebugNamed(r *Region, own bool, name string) *file {
 	named, id, err := r.process.openDebugFile(own, name)
 	if err != nil {
@@ -83,7 +83,7 @@ func (f *Files) openDebugNamed(r *Region, own bool, name string) *file {
 	return f.openNamed(r.process.user, named, id)
 }
 
-// locate names what is at an offset of the other file.
+// locate returns the function at an offset of the other file.
 func (d *debugFile) locate(offset uint64) []Line {
 	address, ok := (&elfFile{segments: d.segments}).address(offset)
 	if !ok {

@@ -17,7 +17,7 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/programs"
 )
 
-// TestDebugFile names C functions of a program whose symbols are in another file.
+// TestDebugFile symbolizes C functions of a program whose symbols are in a debug file.
 func TestDebugFile(t *testing.T) {
 	objcopy, err := exec.LookPath("objcopy")
 	if err != nil {
@@ -57,8 +57,8 @@ func TestDebugFile(t *testing.T) {
 	}
 }
 
-// TestDebugFileInRoot finds the symbols by the build id where the process has its files. A process
-// with other symbols for the same file names nothing of this one's.
+// TestDebugFileInRoot finds the debug file by build id in the process's file system. Another process with a
+// different debug file for the same file must not affect this one's names.
 func TestDebugFileInRoot(t *testing.T) {
 	objcopy, err := exec.LookPath("objcopy")
 	if err != nil || os.Geteuid() != 0 {
@@ -105,7 +105,7 @@ func TestDebugNames(t *testing.T) {
 	assert.Empty(t, debugNames("[heap]", "", "ab"))
 }
 
-// A file is attached also while a file system keeps somebody waiting who reads it.
+// TestAttachedWhileRead checks that a file can be attached while the file system blocks a reader of it.
 func TestAttachedWhileRead(t *testing.T) {
 	files := NewFiles()
 	defer files.Close()
@@ -126,7 +126,7 @@ func TestAttachedWhileRead(t *testing.T) {
 	}
 }
 
-// Symbols of a file that is being read are forgotten later.
+// TestForgottenLater checks that the symbols of a file that is being read are dropped later.
 func TestForgottenLater(t *testing.T) {
 	f := NewFiles()
 	files := make([]*file, maxTables+2)

@@ -14,7 +14,7 @@ import (
 	"unicode"
 )
 
-// The caps of what is read of an ELF file: far above what linkers make.
+// Caps for ELF files, far above what linkers produce.
 const (
 	maxSegments = 256
 	maxSections = 1 << 14
@@ -25,21 +25,21 @@ const (
 
 var errNotELF = errors.New("not an ELF file of a 64-bit little-endian machine")
 
-// elfFile is an ELF file's headers. debug/elf would read them too, but holds as much in
-// memory as the file likes.
+// elfFile is the headers of an ELF file. debug/elf would read them too, but allocates as much memory as the
+// file asks for.
 type elfFile struct {
 	file     part
 	segments []elf.Prog64
 	sections []section
 }
 
-// section is a section's header, with its name if that is one of those looked for.
+// section is a section header, with the section's name if it is in sectionNames.
 type section struct {
 	elf.Section64
 	name string
 }
 
-// The sections that are looked for by their names.
+// The sections that are found by name.
 var sectionNames = map[string]bool{
 	".gopclntab": true, ".data.rel.ro.gopclntab": true, ".go.module": true,
 	".data": true, ".noptrdata": true, ".data.rel.ro": true,
@@ -74,8 +74,8 @@ func parseELF(file part) (*elfFile, error) {
 	return f, nil
 }
 
-// readSections reads the section headers, as many as there are: a file without any is
-// as good as one whose are cut off.
+// readSections reads as many section headers as possible: a file without any and one whose headers are cut
+// off are equivalent.
 func (f *elfFile) readSections(header *elf.Header64) {
 	if header.Shoff == 0 {
 		return
@@ -119,7 +119,7 @@ func decode(p part, offset uint64, to any) bool {
 	return err == nil
 }
 
-// content returns what a section has in the file, nothing for one that is compressed.
+// content returns the contents of a section, nothing if it is compressed.
 func (f *elfFile) content(s *section) part {
 	if elf.SectionType(s.Type) == elf.SHT_NOBITS || elf.SectionFlag(s.Flags)&elf.SHF_COMPRESSED != 0 {
 		return f.file.sub(0, 0)
@@ -137,8 +137,7 @@ func (f *elfFile) named(names ...string) *section {
 	return nil
 }
 
-// address returns the address, in the file's own numbers, of the code at offset in the
-// file.
+// address returns the virtual address in the file of the code at an offset of the file.
 func (f *elfFile) address(offset uint64) (uint64, bool) {
 	for _, s := range f.segments {
 		if elf.ProgType(s.Type) == elf.PT_LOAD && elf.ProgFlag(s.Flags)&elf.PF_X != 0 && offset >= s.Off && offset-s.Off < s.Filesz {
@@ -148,8 +147,7 @@ func (f *elfFile) address(offset uint64) (uint64, bool) {
 	return 0, false
 }
 
-// memory returns what the file has for the memory from address on, up to the end of
-// the segment.
+// memory returns the file's contents for the memory from address to the end of the segment.
 func (f *elfFile) memory(address uint64) part {
 	for _, s := range f.segments {
 		if elf.ProgType(s.Type) == elf.PT_LOAD && address >= s.Vaddr && address-s.Vaddr < s.Filesz {
@@ -159,11 +157,11 @@ func (f *elfFile) memory(address uint64) part {
 	return f.file.sub(0, 0)
 }
 
-// buildIDs returns the GNU build id, in hex, and Go's; "" where there is none. The segments of
-// a program that Go has linked by itself leave the GNU one out: it is in a section alone.
+// buildIDs returns the GNU build id in hexadecimal, and Go's; "" if missing. In a program linked by Go
+// itself, no segment contains the GNU build id, only a section.
 func (f *elfFile) buildIDs() (gnu, golang string) {
 	add := func(offset, size, align uint64) {
-		// Those with an alignment of 8 have other notes, in another layout.
+		// Notes with an alignment of 8 are of another kind and layout.
 		content := make([]byte, min(size, maxNotes))
 		if align == 8 || !f.file.read(offset, content) {
 			return
@@ -193,7 +191,7 @@ const (
 	maxGoBuildID   = 256 // bytes
 )
 
-// parseNotes returns the build ids that are among notes.
+// parseNotes returns the build ids among notes.
 func parseNotes(notes []byte) (gnu, golang string) {
 	const header = 12
 	for len(notes) >= header {

@@ -14,16 +14,16 @@ import (
 )
 
 const (
-	// maxSymbols bounds the functions that are kept of a file: 16 bytes each.
+	// maxSymbols bounds the functions held of a file: 16 bytes each.
 	maxSymbols = 1 << 20
-	// maxSymbolEntries bounds the entries of symbol tables that are looked at.
+	// maxSymbolEntries bounds the entries of symbol tables that are read.
 	maxSymbolEntries = 1 << 22
-	// maxAliases bounds the names of one address that are looked at.
+	// maxAliases bounds the names of one address that are compared.
 	maxAliases = 64
-	// maxOverlap bounds the functions that are looked at that begin before an address.
+	// maxOverlap bounds the functions before an address that are examined.
 	maxOverlap = 16
-	// maxMangled and maxDemangledBits bound demangling, whose results can be much longer
-	// than what they are made of: bytes, and the power of two.
+	// maxMangled and maxDemangledBits bound the input, in bytes, and the output, as a power of two, of
+	// demangling: the output can be much longer than the input.
 	maxMangled       = 1 << 10
 	maxDemangledBits = 12
 )
@@ -34,16 +34,16 @@ type elfSymbols struct {
 	names     [2]part // of .symtab and of .dynsym
 }
 
-// elfFunction is a function.
+// elfFunction is a function of an ELF file.
 type elfFunction struct {
 	address uint64
 	name    uint32 // offset
-	// sizeAndKind is the size that the file gives it, at most maxSize, above what the bits say.
+	// sizeAndKind is the size in the file, at most maxSize, above the bits described below.
 	sizeAndKind uint32
 }
 
 const (
-	rankBits   = 3      // low for a symbol that others use
+	rankBits   = 3      // lowest for a global symbol
 	dynamicBit = 1 << 2 // the name is in names[1]
 	kindBits   = 3
 	maxSize    = 1<<(32-kindBits) - 1
@@ -52,8 +52,8 @@ const (
 func (f elfFunction) size() uint64 { return uint64(f.sizeAndKind >> kindBits) }
 func (f elfFunction) rank() uint32 { return f.sizeAndKind & rankBits }
 
-// readSymbols reads the functions in .symtab and .dynsym. Those without a size are left
-// out: it is not known where they end.
+// readSymbols reads the functions in .symtab and .dynsym. It skips those without a size, whose end is
+// unknown.
 func (f *elfFile) readSymbols() *elfSymbols {
 	symbols := &elfSymbols{}
 	left := uint64(maxSymbolEntries)
@@ -79,11 +79,10 @@ func (f *elfFile) readSymbols() *elfSymbols {
 	return symbols
 }
 
-// read reads one table of at most left entries, and returns how many are left for
-// others.
+// read reads at most left entries of a table, and returns how many may still be read from others.
 func (s *elfSymbols) read(table part, dynamic bool, left uint64) uint64 {
 	var b [elf.Sym64Size]byte
-	// To grow step by step would take several times the memory.
+	// Growing step by step would take several times the memory.
 	s.functions = slices.Grow(s.functions, min(int(min(table.size, maxSymbols*elf.Sym64Size)/elf.Sym64Size), maxSymbols-len(s.functions)))
 	for i := range left {
 		if !table.read(i*elf.Sym64Size, b[:]) || len(s.functions) >= maxSymbols {
@@ -115,10 +114,9 @@ func (s *elfSymbols) read(table part, dynamic bool, left uint64) uint64 {
 	return 0
 }
 
-// lookup returns the name of the function that address is in. Of several it takes the
-// one that begins last, of those a global one before a weak one before a local one. Of
-// those it takes the one with the fewest underscores in front (malloc before
-// __libc_malloc).
+// lookup returns the name of the function that contains address. If there are several, it prefers the one
+// with the highest start, then global over weak over local binding, then the name with the fewest leading
+// underscores (malloc over __libc_malloc).
 func (s *elfSymbols) lookup(address uint64) (string, bool) {
 	i, _ := slices.BinarySearchFunc(s.functions, address, func(f elfFunction, a uint64) int {
 		if f.address <= a {
@@ -137,8 +135,7 @@ func (s *elfSymbols) lookup(address uint64) (string, bool) {
 	return "", false
 }
 
-// best returns the best name of the functions that begin at start and reach beyond
-// address.
+// best returns the preferred name of the functions that begin at start and extend beyond address.
 func (s *elfSymbols) best(start, address uint64) (string, bool) {
 	i, _ := slices.BinarySearchFunc(s.functions, start, func(f elfFunction, a uint64) int { return cmp.Compare(f.address, a) })
 	best, underscores, rank := "", 0, uint32(0)
@@ -159,7 +156,7 @@ func (s *elfSymbols) best(start, address uint64) (string, bool) {
 	return demangled(best), best != ""
 }
 
-// name returns the name of f as it is in the file, less a version behind it.
+// name returns the name of f in the file, without a version suffix.
 func (s *elfSymbols) name(f elfFunction) (string, bool) {
 	names := s.names[0]
 	if f.sizeAndKind&dynamicBit != 0 {
@@ -175,7 +172,7 @@ func (s *elfSymbols) name(f elfFunction) (string, bool) {
 	return name, ok
 }
 
-// demangled returns name as its C++ or Rust source has it, or else as it is.
+// demangled returns name as in its C++ or Rust source, or unchanged.
 func demangled(name string) string {
 	if len(name) > maxMangled {
 		return name

@@ -17,50 +17,51 @@ import (
 
 const (
 	// maxFiles bounds the open files. Users share it: one may hold as many as are free, so that there is
-	// room for others. Beyond that a user loses the file that it has not asked for the longest. A file
-	// that no user holds is closed, and names nothing any more.
+	// room for others. Beyond that a user loses its least recently used file. A file that no user holds is
+	// closed, and no longer names anything.
 	maxFiles = 1024
-	// maxTables bounds the files of which the symbols are held: about 16 MB each at most. An
-	// address may be looked up in a program and in its debug file.
+	// maxTables bounds the files whose symbols are held, about 16 MB each at most. An address may be looked
+	// up in a program and in its debug file.
 	maxTables = 2
-	// maxNamed and maxNamedBytes bound the addresses of a file whose names are kept.
-	// Beyond one of them all are forgotten, and found again when asked for.
+	// maxNamed and maxNamedBytes bound the cached addresses of a file. Beyond either the cache is cleared.
 	maxNamed      = 1 << 14
 	maxNamedBytes = 4 << 20
-	// maxBusy is how long to wait for a file that somebody else reads: who waits longer
-	// waits for a file system that does not answer.
+	// maxBusy is how long to wait for a file that another goroutine reads. A longer wait means that the
+	// file system does not answer.
 	maxBusy = 100 * time.Millisecond
 )
 
-// Files are the files that processes have mapped, each one once, however often and by how
-// many processes it is mapped. It is safe for concurrent use.
+// Files holds the files that processes have mapped, each once, however often and by however many processes
+// it is mapped. It is safe for concurrent use.
 type Files struct {
-	// unnamed says that only build ids are read of files, and that none stays open.
+	// unnamed reports that only build ids are read, and that files do not stay open.
 	unnamed bool
 
-	// missed is when something may have been mapped last that was not told. misses counts such times.
+	// missed is the latest time of a mapping that may not have been reported. misses counts such events.
+	// untold reports that mappings are not reported at all.
 	missed atomic.Pointer[time.Time]
 	misses atomic.Uint64
 	untold atomic.Bool
 
 	mu    sync.Mutex
 	byID  map[fileID]*file
-	users map[int][]*file // those that a user holds; the one used last is the last
-	// processes are those that are open, by their ids.
+	users map[int][]*file // the files of each user, most recently used last
+	// processes are the open processes by id.
 	processes map[int][]*Process
-	// tables are the files that hold symbols, likewise.
+	// tables are the files that hold symbols, the most recently used last.
 	tables []*file
 }
 
-// Maps reports whether what a process maps is of interest to f.
+// Maps reports whether the mappings of a process are of interest to f.
 func (f *Files) Maps(pid int) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return len(f.processes[pid]) > 0
 }
 
-// Mapped notes that a process has mapped code, as the kernel tells: m replaces what was there. Without it
-// that is found at the next [Process.Refresh]. The time may be before the last one.
+// Mapped notes that a process has mapped code, as reported by the kernel: m replaces the previous mappings
+// at its addresses. Without it the mapping is found by the next [Process.Refresh]. Times need not be in
+// order.
 func (f *Files) Mapped(pid int, at time.Time, m procfs.Mapping) {
 	f.mu.Lock()
 	processes := slices.Clone(f.processes[pid])
@@ -70,13 +71,13 @@ func (f *Files) Mapped(pid int, at time.Time, m procfs.Mapping) {
 	}
 }
 
-// Missed notes that processes may have mapped code before a time without a call of [Files.Mapped].
+// Missed notes that before a time processes may have mapped code without a call of [Files.Mapped].
 func (f *Files) Missed(before time.Time) {
 	f.missed.Store(&before)
 	f.misses.Add(1)
 }
 
-// Untold notes that [Files.Mapped] is not called for all that processes map.
+// Untold notes that [Files.Mapped] is not called for all mappings.
 func (f *Files) Untold() { f.untold.Store(true) }
 
 func (f *Files) register(p *Process) {
@@ -94,49 +95,49 @@ func (f *Files) unregister(p *Process) {
 	}
 }
 
-// fileID tells files apart, also one that was written anew in its place.
+// fileID identifies a file and its version.
 type fileID struct {
 	device, inode uint64
 	size          int64
 	changed       int64 // ctime in nanoseconds
 }
 
-// file is a file, opened, with what has been found in it.
+// file is an open file with the results of previous lookups.
 type file struct {
 	files *Files
 	id    fileID
-	// holders is how many users hold the file. It is guarded by files.mu.
+	// holders is the number of users that hold the file. It is guarded by files.mu.
 	holders int
-	// The build ids do not change, nor does kind: the type of all that is in the file where
-	// nothing is named.
+	// The build ids are immutable, and so is kind: the frame type of all code in the file if nothing is
+	// symbolized.
 	gnuBuildID, goBuildID, htlHash, kind string
-	// lacks says what is known of the file that may name the functions, if this one cannot.
+	// lacks describes the debug file that may name the functions if this file cannot.
 	lacks *lacking
 
-	// reading is held by the goroutine that reads the file. It is a channel, as one that waits may
-	// give up.
+	// reading is a lock held by the goroutine that reads the file. It is a channel, so that waiting can
+	// time out.
 	reading chan struct{}
-	closer  io.Closer // nil for what is in memory
-	elf     *elfFile  // nil if it is none, or cannot be read, or is closed
-	golang  *goTable  // nil if there is none
+	closer  io.Closer // nil for data in memory
+	elf     *elfFile  // nil if it is not ELF, unreadable or closed
+	golang  *goTable  // nil if missing
 	symbols *elfSymbols
 	named   map[uint64]named
-	held    int // about how many bytes named takes
+	held    int // approximate bytes of named
 }
 
-// named is what an address is in.
+// named is the result of looking up an address.
 type named struct {
 	lines []Line
 	kind  string
 }
 
-// NewFiles returns none yet. Close releases them.
+// NewFiles returns an empty set of files. Close releases them.
 func NewFiles() *Files {
 	return &Files{byID: map[fileID]*file{}, users: map[int][]*file{}, processes: map[int][]*Process{}}
 }
 
-// NewUnnamedFiles is NewFiles for callers that want build ids and no names. Of files nothing else is
-// read, and only when they are attached.
+// NewUnnamedFiles is NewFiles for callers that need build ids but no names. Nothing else is read of the
+// files, and only when they are attached.
 func NewUnnamedFiles() *Files {
 	f := NewFiles()
 	f.unnamed = true
@@ -169,7 +170,7 @@ func (f *Files) open(r *Region) *file {
 	return f.openNamed(r.process.user, path, id)
 }
 
-// openNamed returns the file that path names, for a user. It is nil if it cannot be read.
+// openNamed returns the file that path refers to, for a user, or nil if it cannot be read.
 func (f *Files) openNamed(user int, path *os.File, id fileID) *file {
 	f.mu.Lock()
 	known := f.byID[id]
@@ -185,12 +186,12 @@ func (f *Files) openNamed(user int, path *os.File, id fileID) *file {
 		return nil
 	}
 	if f.unnamed {
-		defer func() { _ = content.Close() }() // nothing was written
+		defer func() { _ = content.Close() }() // read only
 	}
 	return f.add(user, newFile(f, id, content, content))
 }
 
-// add keeps a file for a user, unless it is known by now.
+// add adds a file for a user, or closes it and returns the known one.
 func (f *Files) add(user int, o *file) *file {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -204,7 +205,7 @@ func (f *Files) add(user int, o *file) *file {
 	return o
 }
 
-// hold keeps a file open for a user. f.mu is held.
+// hold makes a user hold a file. f.mu is held.
 func (f *Files) hold(user int, o *file) {
 	held := f.users[user]
 	before := len(held)
@@ -238,7 +239,7 @@ func newFile(f *Files, id fileID, content io.ReaderAt, closer io.Closer) *file {
 	o.htlHash = htlHash(all, id.size)
 	e, err := parseELF(all)
 	if err != nil {
-		return o // a file of another kind, whose code nothing names
+		return o // another kind of file, without symbols
 	}
 	o.elf = e
 	o.gnuBuildID, o.goBuildID = e.buildIDs()
@@ -249,25 +250,25 @@ func newFile(f *Files, id fileID, content io.ReaderAt, closer io.Closer) *file {
 	return o
 }
 
-// newUnnamedFile reads the build ids, and keeps nothing else.
+// newUnnamedFile reads the build ids and retains nothing else.
 func newUnnamedFile(f *Files, id fileID, content io.ReaderAt) *file {
 	o := &file{files: f, id: id, reading: make(chan struct{}, 1)}
 	all := whole(content)
 	o.htlHash = htlHash(all, id.size)
 	if e, err := parseELF(all); err == nil {
 		o.gnuBuildID, o.goBuildID = e.buildIDs()
-		o.kind = TypeNative // Which part of a Go program is C's only its tables tell.
+		o.kind = TypeNative // Only the tables tell Go code from C code.
 	}
 	return o
 }
 
-// close closes the file when nobody reads it. What was found in it stays.
+// close closes the file as soon as no goroutine reads it. Results remain valid.
 func (o *file) close() {
 	go func() {
 		o.reading <- struct{}{}
 		o.elf, o.golang, o.symbols, o.named = nil, nil, nil, nil
 		if o.closer != nil {
-			_ = o.closer.Close() // nothing was written
+			_ = o.closer.Close() // read only
 		}
 		<-o.reading
 	}()
@@ -276,11 +277,11 @@ func (o *file) close() {
 // vdso is the path of the code that the kernel maps into each process.
 const vdso = "[vdso]"
 
-// kernelUser holds what is the kernel's.
+// kernelUser is the user that holds the kernel's files.
 const kernelUser = -1
 
-// ownVDSO returns the vDSO of this process: the kernel has one for all of an architecture.
-// What others have mapped may be what they have written there.
+// ownVDSO returns the vDSO of this process; the kernel has one for each architecture. The memory of other
+// processes could be modified.
 func (f *Files) ownVDSO() *file {
 	id := fileID{size: -1}
 	f.mu.Lock()
@@ -298,7 +299,7 @@ func (f *Files) ownVDSO() *file {
 	return f.add(kernelUser, o)
 }
 
-// locate returns what is at an offset of the file, and its type.
+// locate returns the functions at an offset of the file, and the frame type.
 func (o *file) locate(offset uint64) ([]Line, string) {
 	if o.files.unnamed {
 		return nil, o.kind
@@ -306,14 +307,14 @@ func (o *file) locate(offset uint64) ([]Line, string) {
 	return o.find(offset, func() (uint64, bool) { return o.elf.address(offset) })
 }
 
-// locateAddress is locate for an address in the file's own numbers.
+// locateAddress is locate for a virtual address in the file.
 func (o *file) locateAddress(address uint64) ([]Line, string) {
-	const isAddress = 1 << 63 // No offset is as large.
+	const isAddress = 1 << 63 // larger than any offset
 	return o.find(address|isAddress, func() (uint64, bool) { return address, true })
 }
 
-// read waits until nobody else reads the file, but not for longer than maxBusy. Then the caller
-// may read it, until it takes from o.reading.
+// read locks the file for reading, and returns false if that takes longer than maxBusy. The caller unlocks
+// it by receiving from o.reading.
 func (o *file) read() bool {
 	select {
 	case o.reading <- struct{}{}:
@@ -327,8 +328,7 @@ func (o *file) read() bool {
 		return true
 	case <-timer.C:
 	}
-	// The kernel may have taken the processor away meanwhile: then both were ready, and select
-	// chose any.
+	// This goroutine may have been descheduled meanwhile: if both were ready, select chose at random.
 	select {
 	case o.reading <- struct{}{}:
 		return true
@@ -337,7 +337,7 @@ func (o *file) read() bool {
 	}
 }
 
-// find returns what is at an address, and its type. What it finds is kept by the key.
+// find returns the functions at an address, and the frame type. It caches the result by key.
 func (o *file) find(key uint64, address func() (uint64, bool)) ([]Line, string) {
 	if !o.read() {
 		return nil, ""
@@ -350,16 +350,16 @@ func (o *file) find(key uint64, address func() (uint64, bool)) ([]Line, string) 
 		return n.lines, n.kind
 	}
 	n := named{kind: TypeNative}
-	if at, ok := address(); ok {
-		n.lines, n.kind = o.lookup(at)
+	if a, ok := address(); ok {
+		n.lines, n.kind = o.lookup(a)
 	}
 	o.keep(key, n)
 	return n.lines, n.kind
 }
 
-// keep keeps n for the next time.
+// keep caches n.
 func (o *file) keep(key uint64, n named) {
-	const entry = 60 // bytes, about
+	const entry = 60 // approximate bytes
 	size := entry + Bytes(n.lines)
 	if len(o.named) >= maxNamed || o.held+size > maxNamedBytes {
 		o.forget()
@@ -373,7 +373,7 @@ func (o *file) forget() {
 	o.held = 0
 }
 
-// lookup returns the functions at address, in the file's own numbers, and their type.
+// lookup returns the functions at a virtual address in the file, and the frame type.
 func (o *file) lookup(address uint64) ([]Line, string) {
 	if t := o.golang; t != nil && t.text <= address && address < t.limit {
 		lines, _ := t.lookup(address)
@@ -389,7 +389,7 @@ func (o *file) lookup(address uint64) ([]Line, string) {
 	return nil, TypeNative
 }
 
-// holds notes that a file holds its symbols, and lets another one forget its own.
+// holds notes that a file holds its symbols, and makes the least recently used file drop its own.
 func (f *Files) holds(o *file) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -402,7 +402,7 @@ func (f *Files) holds(o *file) {
 			<-oldest.reading
 			f.tables = slices.Delete(f.tables, i, i+1)
 		default:
-			i++ // It is being read: another time.
+			i++ // It is being read: try again next time.
 		}
 	}
 }

@@ -34,10 +34,9 @@ func (p *patched) ReadAt(b []byte, offset int64) (int, error) {
 	return n, err
 }
 
-// FuzzImage changes this very program's file where its structure is, or cuts it off,
-// and looks addresses up. Nothing may crash or read without end. What a function is
-// called must stand in the file as debug/elf reads it, or come from the Go table within
-// its limits. Without a change everything is as it was.
+// FuzzImage changes the structures of this test program's file, or cuts it off, and looks up addresses.
+// Nothing may crash or read without limit. A function's name must be in the file as read by debug/elf, or
+// come from the Go table within its limits. Without a change all results are as usual.
 func FuzzImage(f *testing.F) {
 	base, err := os.ReadFile("/proc/self/exe")
 	require.NoError(f, err)
@@ -76,7 +75,7 @@ func FuzzImage(f *testing.F) {
 	})
 }
 
-// regionsOf returns the parts of a file on which its structure depends.
+// regionsOf returns the parts of a file that determine its structure.
 func regionsOf(i *file) []part {
 	regions := []part{i.elf.file.sub(0, 64), i.golang.table.sub(0, 128), i.golang.functions, i.golang.names, i.golang.byPC, i.golang.units, i.golang.inlineTrees}
 	for n := range i.elf.sections {
@@ -107,7 +106,7 @@ func requireSound(t *testing.T, i *file, lines []Line, kind string) {
 	}
 }
 
-// requireInSymbols looks for the name with debug/elf, if that accepts the file.
+// requireInSymbols looks up the name with debug/elf, if that accepts the file.
 func requireInSymbols(t *testing.T, file io.ReaderAt, address uint64, name string) {
 	t.Helper()
 	f, err := elf.NewFile(file)

@@ -3,10 +3,9 @@
 
 package symbols
 
-// GoFrame returns the name of the Go function that an instruction in the region is in, as the
-// runtime's table has it, and by how many bytes the stack pointer has moved since the function was
-// entered when that instruction is executed. ok is false if the region is not attached, or has no Go
-// function there. It may have to wait for a file system.
+// GoFrame returns the name of the Go function at an instruction, as in the runtime's table, and the size of
+// its stack frame there: by how many bytes the stack pointer has moved since the function's entry. ok is
+// false if the region is not attached or has no Go function there. It may block on a file system.
 func (r *Region) GoFrame(address uint64) (function string, size int, ok bool) {
 	a := r.attached.Load()
 	if a == nil || a.file == nil || !a.file.read() {
@@ -16,16 +15,16 @@ func (r *Region) GoFrame(address uint64) (function string, size int, ok bool) {
 	if a.file.elf == nil || a.file.golang == nil {
 		return "", 0, false
 	}
-	at, ok := a.file.elf.address(address - r.mapping.Start + r.mapping.FileOffset)
+	pc, ok := a.file.elf.address(address - r.mapping.Start + r.mapping.FileOffset)
 	if !ok {
 		return "", 0, false
 	}
 	t := a.file.golang
-	fn, ok := t.find(at)
+	fn, ok := t.find(pc)
 	if !ok {
 		return "", 0, false
 	}
 	function, ok = t.names.text(uint64(fn.name))
-	delta := t.value(fn.pcsp, fn.entry, at)
+	delta := t.value(fn.pcsp, fn.entry, pc)
 	return function, int(delta), ok && delta >= 0
 }

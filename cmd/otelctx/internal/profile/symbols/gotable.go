@@ -10,8 +10,8 @@ import (
 	"strings"
 )
 
-// The layout of the runtime's table, as Go has had it since 1.20: the structures
-// pcHeader, functab, _func and inlinedCall of package runtime.
+// The layout of the runtime's table since Go 1.20: the structures pcHeader, functab, _func and inlinedCall
+// of package runtime.
 const (
 	goTableMagic   = 0xfffffff1
 	goHeaderSize   = 8 + 8*8
@@ -23,7 +23,7 @@ const (
 	goInlinedCallSize    = 16
 )
 
-// Caps of what is followed in the table.
+// Caps for following the table.
 const (
 	maxGoFunctions   = 1 << 24
 	maxGoSteps       = 1 << 18 // of one function's table by program counter
@@ -32,11 +32,10 @@ const (
 
 var errNoGoTable = errors.New("no known table of Go functions")
 
-// goTable is the table of functions, files and lines that the Go runtime has of
-// itself, for its own tracebacks. debug/gosym reads it as well, but knows nothing of
-// inlined calls, and holds all functions in memory.
+// goTable is the Go runtime's own table of functions, files and lines, used for tracebacks. debug/gosym
+// reads it as well, but without inlined calls, and holds all functions in memory.
 type goTable struct {
-	table     part // all of it
+	table     part // the whole table
 	functions part // functab, and the functions behind it
 	names     part
 	units     part // cutab: file names by compilation unit
@@ -45,10 +44,10 @@ type goTable struct {
 	count     uint64
 	quantum   uint64
 
-	// text is the address that program counters in the table count from, and limit the
-	// one behind the last function.
+	// text is the address to which program counters in the table are relative, and limit the end of the
+	// last function.
 	text, limit uint64
-	// inlineTrees is where the functions' inline trees are; without pieces if unknown.
+	// inlineTrees contains the functions' inline trees; without pieces if unknown.
 	inlineTrees part
 }
 
@@ -56,7 +55,7 @@ type goTable struct {
 type goFunction struct {
 	entry, limit   uint64
 	name           uint32
-	pcsp           uint32 // in byPC, as those below: how far the stack pointer has moved
+	pcsp           uint32 // in byPC, like those below: the size of the stack frame
 	pcfile, pcline uint32
 	unit           uint32
 	start          int32  // line
@@ -65,7 +64,7 @@ type goFunction struct {
 	inlines        bool
 }
 
-// goTable finds the table of Go functions and where it counts from, or fails.
+// goTable finds the table of Go functions and its base address, or fails.
 func (f *elfFile) goTable() (*goTable, error) {
 	s := f.named(".gopclntab", ".data.rel.ro.gopclntab")
 	if s == nil {
@@ -82,11 +81,11 @@ func (f *elfFile) goTable() (*goTable, error) {
 			return t, nil
 		}
 	}
-	// Without it any address to count from would be a guess, and every name with it.
+	// Without moduledata any base address would be a guess, and so would every name.
 	return nil, errNoGoTable
 }
 
-// parseGoTable parses the header of the table.
+// parseGoTable parses the table's header.
 func parseGoTable(content part) (*goTable, error) {
 	var b [goHeaderSize]byte
 	if !content.read(0, b[:]) || binary.LittleEndian.Uint32(b[:]) != goTableMagic ||
@@ -105,13 +104,13 @@ func parseGoTable(content part) (*goTable, error) {
 	return t, nil
 }
 
-// moduleWordCount is how many words of the runtime's moduledata are looked at.
+// moduleWordCount is how many words of the runtime's moduledata are read.
 const moduleWordCount = 64
 
-// The words of moduledata whose place has been the same since Go 1.18.
+// Positions of words in moduledata that have been the same since Go 1.18.
 const (
 	moduleHeader  = 0
-	moduleNames   = 1 // a slice, as those below
+	moduleNames   = 1 // a slice, like those below
 	moduleUnits   = 4
 	moduleFiles   = 7
 	moduleByPC    = 10
@@ -123,21 +122,21 @@ const (
 	moduleEndText = 23
 )
 
-// adopt takes text from moduledata, if words are that. They are if they agree with the
-// table at address as the runtime's own check wants it.
+// adopt takes the base address from words if they are moduledata: if they agree with the table at address
+// in the way that the runtime's own check requires.
 func (t *goTable) adopt(address uint64, words *[moduleWordCount]uint64) bool {
 	first, ok := t.functions.uint32(0)
 	last, ok2 := t.functions.uint32(t.count * goFuncTabEntry)
-	at := func(p part) uint64 { return address + p.start - t.table.start }
+	addressOf := func(p part) uint64 { return address + p.start - t.table.start }
 	if !ok || !ok2 || words[moduleHeader] != address ||
-		words[moduleNames] != at(t.names) || words[moduleUnits] != at(t.units) ||
-		words[moduleFiles] != at(t.files) || words[moduleByPC] != at(t.byPC) ||
-		words[moduleTable] != at(t.functions) || words[moduleFuncTab] != at(t.functions) ||
+		words[moduleNames] != addressOf(t.names) || words[moduleUnits] != addressOf(t.units) ||
+		words[moduleFiles] != addressOf(t.files) || words[moduleByPC] != addressOf(t.byPC) ||
+		words[moduleTable] != addressOf(t.functions) || words[moduleFuncTab] != addressOf(t.functions) ||
 		words[moduleFuncTab+1] != t.count+1 {
 		return false
 	}
-	// The runtime puts text that the linker divided, of more than 32 bits, together by a
-	// list: there the last of these does not hold.
+	// Text that the linker has divided, because it exceeds 32 bits, is relocated by a list; in that case
+	// the last of these conditions fails.
 	text := words[moduleText]
 	if words[moduleMinPC] != text+uint64(first) || words[moduleMaxPC] != text+uint64(last) ||
 		words[moduleMinPC] >= words[moduleMaxPC] || words[moduleMaxPC] > words[moduleEndText] {
@@ -147,9 +146,8 @@ func (t *goTable) adopt(address uint64, words *[moduleWordCount]uint64) bool {
 	return true
 }
 
-// moduleCandidates returns the addresses where moduledata may be. That is the start of
-// the section that Go 1.26 gives it, or else wherever the address of the table s
-// stands.
+// moduleCandidates returns the addresses where moduledata may be: the start of its section since Go 1.26,
+// or else every place that contains the address of the table s.
 func (f *elfFile) moduleCandidates(s *section, relocations []relocation) []uint64 {
 	if module := f.named(".go.module"); module != nil {
 		return []uint64{module.Addr}
@@ -165,13 +163,13 @@ func (f *elfFile) moduleCandidates(s *section, relocations []relocation) []uint6
 
 const (
 	maxModuleCandidates = 64
-	// maxModuleSearch bounds the bytes in which moduledata is looked for.
+	// maxModuleSearch bounds the bytes in which moduledata is searched.
 	maxModuleSearch = 64 << 20
-	// maxRelocations bounds those that are held while a file is opened: 16 bytes each.
+	// maxRelocations bounds the relocations held while a file is opened: 16 bytes each.
 	maxRelocations = 1 << 21
 )
 
-// pointersTo returns the addresses in sections for data at which there is target.
+// pointersTo returns the addresses in data sections that contain target.
 func (f *elfFile) pointersTo(target uint64) []uint64 {
 	var found []uint64
 	left := maxModuleSearch / 8
@@ -195,11 +193,11 @@ func (f *elfFile) pointersTo(target uint64) []uint64 {
 	return found
 }
 
-// relocation puts addend, as it is in the file's own numbers, at address.
+// relocation stores addend, relative to the load address, at address.
 type relocation struct{ address, addend uint64 }
 
-// relocations returns the relocations of a position-independent file that add nothing
-// but the address where it is loaded.
+// relocations returns the relative relocations of a position-independent file, which only add the load
+// address.
 func (f *elfFile) relocations() []relocation {
 	var found []relocation
 	var b [24]byte // elf.Rela64
@@ -221,8 +219,7 @@ func (f *elfFile) relocations() []relocation {
 	return found
 }
 
-// moduleWords returns what the memory at address has in a process, in the file's own
-// numbers.
+// moduleWords returns the words at address in the memory of a process, relative to the load address.
 func (f *elfFile) moduleWords(address uint64, relocations []relocation) (*[moduleWordCount]uint64, bool) {
 	words := new([moduleWordCount]uint64)
 	content := f.memory(address)
@@ -241,25 +238,23 @@ func (f *elfFile) moduleWords(address uint64, relocations []relocation) (*[modul
 }
 
 const (
-	// inlineProbe is how many functions with inlined calls are looked at to tell whether
-	// their trees are at an address. inlineSearch is how many functions are searched for
-	// those.
+	// inlineProbe is how many functions with inlined calls are checked against candidate inline trees.
+	// inlineSearch is how many functions are searched for them.
 	inlineProbe  = 32
 	inlineSearch = 1 << 16
-	// maxInlined bounds the calls that are looked at in one function.
+	// maxInlined bounds the calls that are checked in one function.
 	maxInlined = 1 << 12
 )
 
-// probe is a function whose inlined calls are looked at.
+// probe is a function whose inlined calls are checked.
 type probe struct {
 	goFunction
 	count int32 // of inlined calls
 }
 
-// findInlineTrees finds the one word behind the known ones of moduledata that is the
-// address of the inline trees (gofunc). Its place has changed with Go's versions: it
-// is the word with which what functions refer to makes sense. Without it, inlined
-// calls stay unknown.
+// findInlineTrees finds the word after the known words of moduledata that is the address of the inline
+// trees (gofunc). Its position has changed between Go versions: it is the word with which the functions'
+// references are plausible. If there is none, inlined calls stay unknown.
 func (t *goTable) findInlineTrees(f *elfFile, words *[moduleWordCount]uint64) {
 	var probes []probe
 	for i := range min(t.count, inlineSearch) {
@@ -288,7 +283,7 @@ func (t *goTable) findInlineTrees(f *elfFile, words *[moduleWordCount]uint64) {
 		}
 		good := true
 		for _, p := range probes {
-			good = good && t.sensible(p, trees)
+			good = good && t.plausible(p, trees)
 		}
 		if good {
 			t.inlineTrees = trees
@@ -297,9 +292,9 @@ func (t *goTable) findInlineTrees(f *elfFile, words *[moduleWordCount]uint64) {
 	}
 }
 
-// sensible reports whether the calls inlined in a function make sense if the trees are
-// there. Names must begin where another one ends, and calls be inside the function.
-func (t *goTable) sensible(p probe, trees part) bool {
+// plausible reports whether the inlined calls of a function are plausible if the trees are there: names
+// must begin where another one ends, and calls must be inside the function.
+func (t *goTable) plausible(p probe, trees part) bool {
 	for i := range p.count {
 		call, ok := inlinedCall(p.goFunction, trees, i)
 		if !ok || uint64(call.parent) >= p.limit-p.entry {
@@ -315,8 +310,8 @@ func (t *goTable) sensible(p probe, trees part) bool {
 	return true
 }
 
-// goCall is the runtime's inlinedCall: a call of the function called name, which begins in
-// the line start. parent is the call's offset in the function that it is inlined in.
+// goCall is the runtime's inlinedCall: a call of the function called name, which begins at line start.
+// parent is the call's offset in the function that it is inlined into.
 type goCall struct {
 	name, parent uint32
 	start        int32
@@ -344,7 +339,7 @@ func (t *goTable) function(i uint64) (goFunction, bool) {
 	if entry >= next || !t.functions.read(offset, b[:]) || binary.LittleEndian.Uint32(b[0:]) != entry {
 		return goFunction{}, false
 	}
-	word := func(at int) uint32 { return binary.LittleEndian.Uint32(b[at:]) }
+	word := func(offset int) uint32 { return binary.LittleEndian.Uint32(b[offset:]) }
 	fn := goFunction{
 		entry: t.text + uint64(entry), limit: t.text + uint64(next),
 		name: word(4), pcsp: word(16), pcfile: word(20), pcline: word(24), unit: word(32), start: int32(word(36)),
@@ -360,7 +355,7 @@ func (t *goTable) function(i uint64) (goFunction, bool) {
 	return fn, true
 }
 
-// find returns the function that address is in.
+// find returns the function that contains address.
 func (t *goTable) find(address uint64) (goFunction, bool) {
 	if address < t.text || address >= t.limit {
 		return goFunction{}, false
@@ -386,32 +381,31 @@ func (t *goTable) find(address uint64) (goFunction, bool) {
 	return fn, true
 }
 
-// pcValue is the value that a table by program counter has before limit.
+// pcValue is a value that a table by program counter has before limit.
 type pcValue struct {
 	value int32
 	limit uint64
 }
 
-// values yields the values of the table at offset of byPC of a function that begins at
-// entry.
+// values yields the values of the table at an offset of byPC for a function that begins at entry.
 func (t *goTable) values(offset uint32, entry uint64) func(yield func(pcValue) bool) {
 	return func(yield func(pcValue) bool) {
 		if offset == 0 {
 			return
 		}
-		at, pc, value := uint64(offset), entry, int32(-1)
+		position, pc, value := uint64(offset), entry, int32(-1)
 		for step := range maxGoSteps {
-			change, n, ok := t.varint(at)
+			change, n, ok := t.varint(position)
 			if !ok || change == 0 && step > 0 {
 				return
 			}
-			at += n
-			advance, n, ok := t.varint(at)
+			position += n
+			advance, n, ok := t.varint(position)
 			if !ok {
 				return
 			}
-			at += n
-			// Signed, with the sign in the lowest bit.
+			position += n
+			// Zigzag encoding: the sign is the lowest bit.
 			value += int32(-(change & 1) ^ (change >> 1))
 			pc += uint64(advance) * t.quantum
 			if !yield(pcValue{value, pc}) {
@@ -421,10 +415,10 @@ func (t *goTable) values(offset uint32, entry uint64) func(yield func(pcValue) b
 	}
 }
 
-// varint reads a number of 7 bits a byte in byPC, and returns how many there are.
-func (t *goTable) varint(at uint64) (value uint32, n uint64, ok bool) {
+// varint reads a varint in byPC, and returns its size.
+func (t *goTable) varint(position uint64) (value uint32, n uint64, ok bool) {
 	for shift := 0; shift < 32; shift += 7 {
-		b, ok := t.byPC.uint8(at + n)
+		b, ok := t.byPC.uint8(position + n)
 		if !ok {
 			return 0, 0, false
 		}
@@ -437,8 +431,8 @@ func (t *goTable) varint(at uint64) (value uint32, n uint64, ok bool) {
 	return 0, 0, false
 }
 
-// value returns the value at address in a table of a function that begins at entry,
-// or -1 if it has none there.
+// value returns the value at address in the table of a function that begins at entry, or -1 if there is
+// none.
 func (t *goTable) value(offset uint32, entry, address uint64) int32 {
 	for v := range t.values(offset, entry) {
 		if address < v.limit {
@@ -448,9 +442,9 @@ func (t *goTable) value(offset uint32, entry, address uint64) int32 {
 	return -1
 }
 
-// lookup returns the function that address is in, with the calls inlined there before
-// it. Where the inlined calls are not known it returns the function alone, without
-// file and line, which are those of the innermost call.
+// lookup returns the function that contains address, preceded by the calls inlined there. If the inlined
+// calls are unknown, it returns the function alone, without file and line, which would be those of the
+// innermost call.
 func (t *goTable) lookup(address uint64) ([]Line, bool) {
 	fn, ok := t.find(address)
 	if !ok {
@@ -484,13 +478,13 @@ func (t *goTable) lookup(address uint64) ([]Line, bool) {
 	return []Line{{Function: printable(outer), Start: startLine(fn.start)}}, true
 }
 
-// startLine returns a line as the table has it, 0 for none: the file is not trusted.
+// startLine returns a line of the table, 0 if it is negative: the file is not trusted.
 func startLine(line int32) int { return int(max(line, 0)) }
 
-// place returns the file and line of the instruction at address, or nothing and 0.
+// place returns the file and line of the instruction at address, or "" and 0.
 func (t *goTable) place(fn goFunction, address uint64) (file string, line int) {
-	number, at := t.value(fn.pcfile, fn.entry, address), t.value(fn.pcline, fn.entry, address)
-	if number < 0 || at < 0 {
+	number, lineNumber := t.value(fn.pcfile, fn.entry, address), t.value(fn.pcline, fn.entry, address)
+	if number < 0 || lineNumber < 0 {
 		return "", 0
 	}
 	offset, ok := t.units.uint32((uint64(fn.unit) + uint64(number)) * 4)
@@ -500,11 +494,11 @@ func (t *goTable) place(fn goFunction, address uint64) (file string, line int) {
 	if file, ok = t.files.text(uint64(offset)); !ok {
 		return "", 0
 	}
-	return file, int(at)
+	return file, int(lineNumber)
 }
 
-// printable returns a function's name as the runtime prints it: without the types that
-// it was made for, between the outermost brackets.
+// printable returns a function's name as the runtime prints it: without type arguments, the text between
+// the outermost brackets.
 func printable(name string) string {
 	i, j := strings.IndexByte(name, '['), strings.LastIndexByte(name, ']')
 	if i < 0 || j <= i {

@@ -23,7 +23,7 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// endless is a file without an end: content, and then the same byte for ever.
+// endless is a file without an end: content, followed by the same byte forever.
 type endless struct {
 	content []byte
 	fill    byte
@@ -39,7 +39,7 @@ func (e endless) ReadAt(b []byte, offset int64) (int, error) {
 	return len(b), nil
 }
 
-// TestEndless opens files that say that everything in them is as large as can be.
+// TestEndless opens files that claim the maximum size for everything.
 func TestEndless(t *testing.T) {
 	var before, after runtime.MemStats
 	for _, fill := range []byte{0, 1, 2, 4, 6, 0x7f, 0xff} {
@@ -72,8 +72,8 @@ func TestEndless(t *testing.T) {
 	}
 }
 
-// TestOlderGo finds moduledata in files as from before Go 1.26, which have no section
-// for it. It goes by the address of the table that stands there, or by its relocation.
+// TestOlderGo finds moduledata in files as before Go 1.26, without a section for it: by the address of the
+// table in the data, or by its relocation.
 func TestOlderGo(t *testing.T) {
 	for _, v := range []programs.Variant{programs.Stripped, pieStripped} {
 		file, err := os.Open(build(t, v, "prog"))
@@ -98,7 +98,7 @@ func TestOlderGo(t *testing.T) {
 	}
 }
 
-// TestNotELF has files that are no ELF, or that of another kind of machine.
+// TestNotELF opens files that are not ELF, or for another kind of machine.
 func TestNotELF(t *testing.T) {
 	content, err := os.ReadFile("/proc/self/exe")
 	require.NoError(t, err)
@@ -114,8 +114,8 @@ func TestNotELF(t *testing.T) {
 	require.ErrorIs(t, err, errNotELF)
 }
 
-// TestRelocated has the addresses in moduledata only in the relocations, as linkers may
-// leave them.
+// TestRelocated opens files in which the addresses in moduledata are only in the relocations, as some
+// linkers produce them.
 func TestRelocated(t *testing.T) {
 	content, err := os.ReadFile(build(t, pieStripped, "prog"))
 	require.NoError(t, err)
@@ -140,8 +140,8 @@ func TestRelocated(t *testing.T) {
 	assert.Equal(t, want.inlineTrees.start, got.inlineTrees.start)
 }
 
-// TestWrongModule has moduledata that does not agree with the table in one word: no
-// names, rather than wrong ones.
+// TestWrongModule opens files whose moduledata differs from the table in one word, and expects no names
+// rather than wrong ones.
 func TestWrongModule(t *testing.T) {
 	content, err := os.ReadFile("/proc/self/exe")
 	require.NoError(t, err)
@@ -160,7 +160,8 @@ func TestWrongModule(t *testing.T) {
 	}
 }
 
-// TestNoModule has a table, but nothing that says where it counts from: no names.
+// TestNoModule opens a file with a table but without moduledata, so without a base address, and expects no
+// names.
 func TestNoModule(t *testing.T) {
 	file, err := os.Open("/proc/self/exe")
 	require.NoError(t, err)
@@ -176,7 +177,7 @@ func TestNoModule(t *testing.T) {
 	require.ErrorIs(t, err, errNoGoTable)
 }
 
-// TestBoundedCache asks for more addresses than are kept.
+// TestBoundedCache looks up more addresses than are cached.
 func TestBoundedCache(t *testing.T) {
 	self, err := os.Open("/proc/self/exe")
 	require.NoError(t, err)
@@ -193,7 +194,8 @@ func TestBoundedCache(t *testing.T) {
 	assert.Less(t, len(f.named), maxNamedBytes/maxName)
 }
 
-// A user who maps any number of files loses only files that nobody else has mapped.
+// TestUsersShareFiles checks that a user who maps any number of files loses only files that no other user
+// has mapped.
 func TestUsersShareFiles(t *testing.T) {
 	f := NewFiles()
 	defer f.Close()
@@ -222,7 +224,7 @@ type closer func()
 
 func (c closer) Close() error { c(); return nil }
 
-// TestGone looks at a process that has ended meanwhile, and at none.
+// TestGone opens a process that has ended, and ids without a process.
 func TestGone(t *testing.T) {
 	var r report
 	p := start(t, build(t, programs.Static, "prog"), &r)
@@ -279,11 +281,11 @@ func TestKallsyms(t *testing.T) {
 	}
 }
 
-// TestKallsymsUnnamed finds the kernel's code as with names, and no names.
+// TestKallsymsUnnamed expects the same range of the kernel's code as with names, and no names.
 func TestKallsymsUnnamed(t *testing.T) {
 	named, k := &Kernel{locations: map[uint64]*Location{}}, &Kernel{locations: map[uint64]*Location{}}
 	require.NoError(t, named.parse(strings.NewReader(kallsyms)))
-	// What is behind the code is not even looked at.
+	// Lines after the end of the code are not even read.
 	require.NoError(t, k.parseRange(strings.NewReader(kallsyms+"malformed\n")))
 	require.NotNil(t, k.mapping)
 	assert.Equal(t, named.mapping, k.mapping)
@@ -291,7 +293,7 @@ func TestKallsymsUnnamed(t *testing.T) {
 	assert.Equal(t, &Location{Mapping: k.mapping, Address: 0xffffffff81000100, Type: TypeKernel}, k.Locate(0xffffffff81000100))
 }
 
-// TestKernel names an address that the kernel itself tells.
+// TestKernel symbolizes an address reported by the kernel itself.
 func TestKernel(t *testing.T) {
 	k, err := OpenKernel()
 	require.NotNil(t, k)

@@ -15,10 +15,9 @@ const (
 	htlSize  = 16   // bytes of the result
 )
 
-// htlHash returns the hash of a file's head, tail and length in lower-case hex: that of the
-// attribute process.executable.build_id.htlhash in OpenTelemetry's semantic conventions. Head
-// and tail of small files overlap. It returns nothing for a file of another size than that,
-// or that cannot be read.
+// htlHash returns the hash of a file's head, tail and length in lower-case hexadecimal, as in the attribute
+// process.executable.build_id.htlhash of OpenTelemetry's semantic conventions. Head and tail of small files
+// overlap. It returns "" if the file does not have this size or cannot be read.
 func htlHash(file part, size int64) string {
 	if size < 0 {
 		return ""
@@ -33,8 +32,8 @@ func htlHash(file part, size int64) string {
 	return hex.EncodeToString(sum[:htlSize])
 }
 
-// kernelHTLHash returns the hash by which the OpenTelemetry eBPF profiler names the
-// kernel, of which there is no file. It is a hash of the kernel's GNU build id.
+// kernelHTLHash returns the hash by which the OpenTelemetry eBPF profiler identifies the kernel, which has
+// no file: a hash of the kernel's GNU build id.
 func kernelHTLHash(gnuBuildID string) string {
 	if gnuBuildID == "" {
 		return ""

@@ -16,37 +16,36 @@ import (
 	"strings"
 )
 
-// ErrKernelHidden says that the kernel does not show its addresses to this process.
+// ErrKernelHidden is returned if the kernel hides its addresses from this process.
 var ErrKernelHidden = fmt.Errorf("kernel addresses are hidden (kernel.kptr_restrict): %w", fs.ErrPermission)
 
 const (
-	// maxKallsyms is far more than kernels have symbols.
+	// maxKallsyms is far above the number of symbols in kernels.
 	maxKallsyms = 1 << 22
-	// maxKernelLocations is as maxLocations.
+	// maxKernelLocations bounds the cached locations.
 	maxKernelLocations = 1 << 16
 )
 
-// Kernel names the kernel's functions. It is not safe for concurrent use.
+// Kernel symbolizes kernel addresses. It is not safe for concurrent use.
 type Kernel struct {
 	mapping   *Mapping // nil if the addresses are hidden
 	symbols   []kernelSymbol
 	locations map[uint64]*Location
 }
 
-// kernelSymbol reaches up to the next one.
+// kernelSymbol is a symbol that extends to the next one.
 type kernelSymbol struct {
 	address uint64
-	name    string // empty for data, and what else is no function
+	name    string // empty for data and other non-functions
 }
 
-// OpenKernel reads the kernel's symbols from /proc/kallsyms, about ten megabytes. The
-// kernel may not show its symbols, or not where they are (kernel.kptr_restrict). Then
-// the error says so (it may wrap ErrKernelHidden), and the Kernel, never nil, names
-// nothing.
+// OpenKernel reads the kernel's symbols from /proc/kallsyms, about ten megabytes. If the kernel hides its
+// symbols or their addresses (kernel.kptr_restrict), it returns an error, which may wrap ErrKernelHidden,
+// and a Kernel that names nothing. The Kernel is never nil.
 func OpenKernel() (*Kernel, error) { return openKernel((*Kernel).parse) }
 
-// OpenUnnamedKernel is OpenKernel for callers that want no names. It looks only for the
-// symbols that say where the kernel's code is, and keeps none.
+// OpenUnnamedKernel is OpenKernel for callers that need no names. It reads only the symbols around the
+// kernel's code and retains none.
 func OpenUnnamedKernel() (*Kernel, error) { return openKernel((*Kernel).parseRange) }
 
 func openKernel(parse func(*Kernel, io.Reader) error) (*Kernel, error) {
@@ -66,11 +65,10 @@ func openKernel(parse func(*Kernel, io.Reader) error) (*Kernel, error) {
 	return k, nil
 }
 
-// kernelPath is what perf and pprof call the kernel.
+// kernelPath is the kernel's path in perf and pprof.
 const kernelPath = "[kernel.kallsyms]"
 
-// parse reads the symbols, and the range of the kernel's own code. After an error k is
-// as it was.
+// parse reads the symbols and the range of the kernel's own code. On error k is unchanged.
 func (k *Kernel) parse(kallsyms io.Reader) error {
 	var symbols []kernelSymbol
 	err := k.scan(kallsyms, func(address uint64, kind byte, name, module string) (more bool) {
@@ -107,14 +105,14 @@ const (
 	endOfCode   = "_etext"
 )
 
-// scan calls each for the symbols until it returns false, and then finds the range of the
-// kernel's own code.
+// scan calls each for every symbol until it returns false, and then sets the range of the kernel's own
+// code.
 func (k *Kernel) scan(kallsyms io.Reader, each func(address uint64, kind byte, name, module string) (more bool)) error {
 	s := bufio.NewScanner(kallsyms)
 	var start, limit uint64
 	count, hidden := 0, true
 	for more := true; more && count < maxKallsyms && s.Scan(); count++ {
-		// ffffffff81000000 T _stext, and for a module's "\t[name]" behind it.
+		// ffffffff81000000 T _stext, with a suffix "\t[name]" for a module's symbol.
 		line := s.Text()
 		hex, rest, ok := strings.Cut(line, " ")
 		address, err := strconv.ParseUint(hex, 16, 64)
@@ -147,9 +145,9 @@ func (k *Kernel) scan(kallsyms io.Reader, each func(address uint64, kind byte, n
 	return nil
 }
 
-// Locate returns what is known about address in the kernel: that of an instruction.
-// A caller that has a return address asks for the one before it, which is of the call. The same address gives the
-// same pointer for as long as the bound of the cache allows. It never returns nil.
+// Locate symbolizes the address of an instruction in the kernel. For a return address the caller passes the
+// preceding byte, which belongs to the call. The same address returns the same pointer until the cache is
+// cleared. It never returns nil.
 func (k *Kernel) Locate(address uint64) *Location {
 	if l, ok := k.locations[address]; ok {
 		return l
@@ -168,20 +166,20 @@ func (k *Kernel) Locate(address uint64) *Location {
 	return l
 }
 
-// name returns the function that address is in, or nothing. Of several names for one
-// address it is the first that kallsyms has.
+// name returns the function that contains address, or "". Of several names for one address it returns the
+// first in kallsyms.
 func (k *Kernel) name(address uint64) string {
 	i, exact := slices.BinarySearchFunc(k.symbols, address, func(s kernelSymbol, a uint64) int { return cmp.Compare(s.address, a) })
 	if !exact {
 		if i--; i < 0 || i == len(k.symbols)-1 {
-			return "" // before the first, or behind the last, whose end nobody knows
+			return "" // before the first symbol, or after the last, whose end is unknown
 		}
-		at := k.symbols[i].address
-		for i > 0 && k.symbols[i-1].address == at {
+		start := k.symbols[i].address
+		for i > 0 && k.symbols[i-1].address == start {
 			i--
 		}
 	}
-	for at := k.symbols[i].address; i < len(k.symbols) && k.symbols[i].address == at; i++ {
+	for start := k.symbols[i].address; i < len(k.symbols) && k.symbols[i].address == start; i++ {
 		if k.symbols[i].name != "" {
 			return k.symbols[i].name
 		}

@@ -19,8 +19,8 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/testenv"
 )
 
-// TestLLVM compares all calls at addresses throughout the code with what llvm-symbolizer reads in
-// DWARF, the lines in which functions begin included.
+// TestLLVM compares all calls, including the start lines of functions, at addresses throughout the code
+// with what llvm-symbolizer reads from DWARF.
 func TestLLVM(t *testing.T) {
 	tool, err := exec.LookPath("llvm-symbolizer")
 	if err != nil {
@@ -45,7 +45,7 @@ func TestLLVM(t *testing.T) {
 			path, dwarf := build(t, c.file, c.source), build(t, c.dwarf, c.source)
 			start, size := textOf(t, path)
 			otherStart, otherSize := textOf(t, dwarf)
-			// What is stripped moves data, and no code.
+			// Stripping moves data, but no code.
 			require.Equal(t, []uint64{otherStart, otherSize}, []uint64{start, size})
 
 			f, err := os.Open(path)
@@ -62,31 +62,31 @@ func TestLLVM(t *testing.T) {
 	}
 }
 
-// compareLLVM compares what a file names with what LLVM does.
+// compareLLVM compares the lines of a file with LLVM's.
 func compareLLVM(t *testing.T, o *file, addresses []uint64, all [][]Line) {
 	t.Helper()
 	compared, equal, native, inlined, starts := 0, 0, 0, 0, 0
 	var differ []string
 	for i, want := range all {
 		if want == nil {
-			continue // padding, which only the Go runtime's table counts in
+			continue // padding, which only the Go runtime's table attributes to a function
 		}
 		got, kind := o.lookup(addresses[i])
 		if kind == TypeNative {
-			// The table of symbols knows neither places nor what is inlined.
+			// The symbol table has neither positions nor inlined calls.
 			native++
 			want = []Line{{Function: want[len(want)-1].Function}}
 		}
 		for n := range min(len(got), len(want)) {
 			if want[n].Line == 0 && kind == TypeGo {
-				// DWARF has no place for the first bytes of wrappers.
+				// DWARF has no position for the first bytes of wrappers.
 				want[n].File, want[n].Line = got[n].File, got[n].Line
 			}
 			if want[n].Start != 0 {
 				starts++
 				continue
 			}
-			want[n].Start = got[n].Start // of assembly DWARF says nothing
+			want[n].Start = got[n].Start // DWARF lacks it for assembly
 		}
 		compared++
 		if len(got) > 1 {
@@ -113,7 +113,7 @@ func textOf(t *testing.T, path string) (start, size uint64) {
 	return f.Section(".text").Addr, f.Section(".text").Size
 }
 
-// symbolize returns what LLVM knows of addresses, nil where that is nothing.
+// symbolize returns LLVM's lines for addresses, nil where there are none.
 func symbolize(t *testing.T, tool, path string, addresses []uint64) [][]Line {
 	t.Helper()
 	var input strings.Builder
@@ -136,7 +136,7 @@ func symbolize(t *testing.T, tool, path string, addresses []uint64) [][]Line {
 		var lines []Line
 		for _, s := range one.Symbol {
 			if s.FunctionName != "" {
-				// The suffix is that of the symbol table, for functions in assembly.
+				// The suffix comes from the symbol table, for functions in assembly.
 				name := printable(strings.TrimSuffix(s.FunctionName, ".abi0"))
 				lines = append(lines, Line{Function: name, File: strings.TrimPrefix(s.FileName, "././"), Line: s.Line, Start: s.StartLine})
 			}

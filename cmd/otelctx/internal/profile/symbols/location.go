@@ -3,44 +3,41 @@
 
 package symbols
 
-// Frame types, the values of the attribute profile.frame.type of OpenTelemetry's
-// semantic conventions that this package tells apart.
+// Frame types: the values of the attribute profile.frame.type of OpenTelemetry's semantic conventions that
+// this package distinguishes.
 const (
 	TypeGo     = "go"
 	TypeNative = "native"
 	TypeKernel = "kernel"
 )
 
-// Mapping is a range of a process's addresses that may be executed, and what it is
-// mapped from.
+// Mapping is an executable range of a process's addresses, and the file that it is mapped from.
 type Mapping struct {
-	// Start and Limit are the first address and the one behind the last.
+	// Start and Limit are the first address and the address after the last.
 	Start, Limit uint64
-	// FileOffset is where in the file Start is.
+	// FileOffset is the offset of Start in the file.
 	FileOffset uint64
-	// Path is the file's in the process's own mount namespace, without the mark of a
-	// deleted file. It may be a pseudo-path such as [vdso], or nothing for anonymous
-	// memory.
+	// Path is the file's path in the process's own mount namespace, without the suffix of a deleted file.
+	// It may be a pseudo-path such as [vdso], or empty for anonymous memory.
 	Path string
-	// GNUBuildID is in lower-case hex, GoBuildID as `go tool buildid` prints it. Both
-	// are empty if the file has none or could not be read.
+	// GNUBuildID is in lower-case hexadecimal, GoBuildID as `go tool buildid` prints it. They are empty if
+	// missing or unreadable.
 	GNUBuildID, GoBuildID string
-	// HTLHash tells files apart that have no build id: see [htlHash]. It is empty where there
-	// is no file, or none that could be read.
+	// HTLHash identifies files without a build id: see [htlHash]. It is empty if there is no readable file.
 	HTLHash string
 }
 
-// Line is a function and the place in it.
+// Line is a function and a position in it.
 type Line struct {
 	Function string
 	// File and Line are empty and 0 if unknown.
 	File string
 	Line int
-	// Start is the line that the function begins in, 0 if unknown.
+	// Start is the first line of the function, 0 if unknown.
 	Start int
 }
 
-// Bytes returns about how much memory lines take.
+// Bytes estimates the memory that lines take, in bytes.
 func Bytes(lines []Line) int {
 	const line = 50
 	size := 0
@@ -50,18 +47,17 @@ func Bytes(lines []Line) int {
 	return size
 }
 
-// Location is what is known about an address. It is shared: nobody may change it.
+// Location describes an address. It is shared and must not be changed.
 type Location struct {
-	// Mapping is nil if the address is in no known mapping. The locations of one
-	// mapping share it.
+	// Mapping is nil if the address is in no known mapping. Locations in one mapping share it.
 	Mapping *Mapping
-	// Address is in the process's own numbers: that of an instruction that was
-	// interrupted, or a byte of a call instruction.
+	// Address is a virtual address of the process: that of the interrupted instruction, or a byte of a call
+	// instruction.
 	Address uint64
-	// Lines are the function that the address is in and, before it, the calls
-	// inlined there, the innermost first. It is empty if the function is unknown.
+	// Lines are the function that contains the address, preceded by the calls inlined there, the innermost
+	// first. It is empty if the function is unknown.
 	Lines []Line
-	// Type is TypeGo, TypeNative or TypeKernel. It is empty where the code is of no
-	// known file: that may be anything that was compiled at run time.
+	// Type is TypeGo, TypeNative or TypeKernel. It is empty for code of no known file, which may have been
+	// compiled at run time.
 	Type string
 }

@@ -10,7 +10,7 @@ import (
 	"go.uber.org/goleak"
 )
 
-// shared is a directory for what several tests need.
+// shared is a directory for files that several tests need.
 var shared string
 
 func TestMain(m *testing.M) {

@@ -29,7 +29,7 @@ type cgoReport struct {
 	GoLine           int
 }
 
-// TestNative names C functions of a Go program and of a library.
+// TestNative symbolizes C functions of a Go program and of a library.
 func TestNative(t *testing.T) {
 	for _, b := range []struct {
 		programs.Variant
@@ -53,7 +53,7 @@ func TestNative(t *testing.T) {
 			assert.Equal(t, TypeNative, l.Type)
 			assert.Equal(t, p.path, l.Mapping.Path)
 			if b.stripped {
-				assert.Empty(t, l.Lines, "no file tells the name")
+				assert.Empty(t, l.Lines, "no file has the name")
 			} else {
 				assert.Equal(t, []Line{{Function: "native_code"}}, l.Lines)
 			}
@@ -72,7 +72,7 @@ func TestNative(t *testing.T) {
 	}
 }
 
-// TestUnnamed finds mappings and build ids as with names, and keeps no file open.
+// TestUnnamed expects the same mappings and build ids as with names, and no open files.
 func TestUnnamed(t *testing.T) {
 	var r cgoReport
 	p := start(t, build(t, programs.Cgo, "cgo"), &r)
@@ -84,7 +84,7 @@ func TestUnnamed(t *testing.T) {
 	fds, err := filepath.Glob("/proc/self/fd/*")
 	require.NoError(t, err)
 	for _, fd := range fds {
-		path, _ := os.Readlink(fd) // which may have been closed
+		path, _ := os.Readlink(fd) // it may have been closed
 		assert.NotEqual(t, p.path, path)
 	}
 	gnu := 0
@@ -99,7 +99,7 @@ func TestUnnamed(t *testing.T) {
 	assert.Positive(t, gnu)
 }
 
-// without is a file of which some sections may not be read.
+// without is a file of which some sections must not be read.
 type without struct {
 	*os.File
 
@@ -109,14 +109,14 @@ type without struct {
 
 func (f without) ReadAt(b []byte, offset int64) (int, error) {
 	for _, s := range f.sections {
-		// The block that a section begins in has what is before it too.
+		// The block in which a section begins also contains preceding data.
 		assert.False(f.t, uint64(offset) > s.Off && uint64(offset) < s.Off+s.Size, "%#x", offset)
 	}
 	return f.File.ReadAt(b, offset)
 }
 
-// TestUnnamedReadsNoSymbols finds the build ids of programs that Go and the system's linker have
-// linked, and reads no symbol table.
+// TestUnnamedReadsNoSymbols reads the build ids of programs linked by Go and by the system's linker without
+// reading a symbol table.
 func TestUnnamedReadsNoSymbols(t *testing.T) {
 	for v, name := range map[*programs.Variant]string{&programs.Static: "prog", &programs.Cgo: "cgo"} {
 		f, err := os.Open(build(t, *v, name))
@@ -138,7 +138,7 @@ func TestUnnamedReadsNoSymbols(t *testing.T) {
 	}
 }
 
-// TestVDSO names the functions that the kernel gives each process.
+// TestVDSO symbolizes the functions that the kernel maps into each process.
 func TestVDSO(t *testing.T) {
 	process := openProcess(t, os.Getpid())
 	var names []string
@@ -177,7 +177,7 @@ func TestOpenNamed(t *testing.T) {
 		for _, change := range []func(*Region){func(r *Region) { r.inode++ }, func(r *Region) { r.minor++ }} {
 			changed := &Region{process: r.process, major: r.major, minor: r.minor, inode: r.inode, mapping: r.mapping}
 			if change(changed); r.mapping.Path == mustExecutable(t) && changed.inode == r.inode {
-				continue // There is no other file that was executed.
+				continue // There is no other executable.
 			}
 			_, _, err := process.openFirst(process.candidates(changed)[1:])
 			require.Error(t, err, "another file at the same path")
@@ -193,7 +193,7 @@ func mustExecutable(t *testing.T) string {
 	return path
 }
 
-// TestOverlap has functions inside others, and several at one place.
+// TestOverlap has nested functions, and several at one address.
 func TestOverlap(t *testing.T) {
 	names := "\x00outer\x00inner\x00__alias\x00_local\x00weak@@VERSION_1\x00"
 	at := func(name string) uint32 { return uint32(strings.Index(names, "\x00"+name) + 1) }

@@ -19,21 +19,23 @@ import (
 	"github.com/otelctx/otelctx/internal/remotemem"
 )
 
-// openFile finds the file behind a region. It is not opened for reading yet: a device may act when it is.
+// openFile finds the file of a region. It does not open it for reading yet, since opening a device may have
+// effects.
 //
-// With CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE the kernel gives the file that is mapped now, deleted or not.
-// Otherwise it is the process's executable, or the file at the mapping's path as the process sees it. By
-// now something else may be mapped or have the path. So the file must have the inode of the mapping, or
-// its build ids: file systems such as overlayfs and btrfs give a file other numbers than its mappings have.
+// With CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE the kernel provides the file that is mapped now, deleted or
+// not. Otherwise it is the process's executable, or the file at the mapping's path as the process sees it.
+// Another file may have been mapped or may have taken the path meanwhile. So the file must have the inode
+// of the mapping or its build ids: file systems such as overlayfs and btrfs report other inodes for files
+// than for their mappings.
 func (p *Process) openFile(r *Region) (*os.File, fileID, error) { return p.openFirst(p.candidates(r)) }
 
-// candidate is a way to open a file, and whether it is the right one.
+// candidate is a way to find a file, with a check that it is the right one.
 type candidate struct {
 	open func() (*os.File, error)
 	is   func(*os.File, fileID) bool
 }
 
-// candidates are the ways to open a region's file.
+// candidates returns the ways to find a region's file.
 func (p *Process) candidates(r *Region) []candidate {
 	dir := fmt.Sprintf("/proc/%d/", p.pid)
 	var mapped *buildIDs
@@ -61,7 +63,7 @@ func (p *Process) candidates(r *Region) []candidate {
 	}
 }
 
-// openFirst opens the first candidate that is the right file.
+// openFirst returns the first candidate that is the right file.
 func (p *Process) openFirst(candidates []candidate) (*os.File, fileID, error) {
 	var errs []error
 	for _, c := range candidates {
@@ -90,16 +92,16 @@ func (p *Process) isMapped(r *Region) bool {
 	return false
 }
 
-// isExecutable reports whether a region has the path of the program that the process executes.
+// isExecutable reports whether a region's path is that of the program that the process runs.
 func (p *Process) isExecutable(r *Region) bool {
 	path, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", p.pid))
 	return err == nil && strings.TrimSuffix(path, " (deleted)") == r.mapping.Path
 }
 
-// buildIDs are the build ids of a file that is mapped. Those that are unknown are empty.
+// buildIDs are the build ids of a mapped file, empty if unknown.
 type buildIDs struct{ gnu, golang string }
 
-// match reports whether a file has the same build ids, of which at least one must be known.
+// match reports whether a file has the same build ids, at least one of which must be known.
 func (b *buildIDs) match(f *os.File) bool {
 	if b.gnu == "" && b.golang == "" {
 		return false
@@ -144,8 +146,8 @@ type mappedFile struct {
 // ReadAt implements [io.ReaderAt].
 func (f mappedFile) ReadAt(b []byte, offset int64) (int, error) {
 	for _, m := range f.mappings {
-		if at := uint64(offset); m.Offset <= at && at-m.Offset < m.End-m.Start {
-			start := m.Start + at - m.Offset
+		if o := uint64(offset); m.Offset <= o && o-m.Offset < m.End-m.Start {
+			start := m.Start + o - m.Offset
 			n, err := remotemem.Of(f.pid).ReadAt(b[:min(uint64(len(b)), m.End-start)], int64(start))
 			if err == nil && n < len(b) {
 				err = io.EOF
@@ -156,7 +158,7 @@ func (f mappedFile) ReadAt(b []byte, offset int64) (int, error) {
 	return 0, io.EOF
 }
 
-// openDebugFile names the file at a path as this process sees it, or as p does.
+// openDebugFile finds the file at a path in this process's file system (own) or in that of p.
 func (p *Process) openDebugFile(own bool, path string) (*os.File, fileID, error) {
 	root := "/"
 	if !own {
@@ -169,8 +171,8 @@ func (p *Process) openDebugFile(own bool, path string) (*os.File, fileID, error)
 	return p.check(f, func(*os.File, fileID) bool { return true })
 }
 
-// openPerfMap names /tmp/perf-PID.map as the process sees it, by the id that the process has for
-// itself. It is a regular file of the process's user: in /tmp anybody may have made it.
+// openPerfMap finds /tmp/perf-PID.map in the file system of the process, with the process's id in its own
+// namespace. It must be a regular file of the process's user, because any user may create files in /tmp.
 func (p *Process) openPerfMap() (*os.File, error) {
 	pid, user, err := p.self()
 	if err != nil {
@@ -188,7 +190,7 @@ func (p *Process) openPerfMap() (*os.File, error) {
 	return f, err
 }
 
-// self returns the id that the process has for itself, and its effective user.
+// self returns the process's id in its own namespace, and its effective user.
 func (p *Process) self() (pid int, user uint32, err error) {
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.pid))
 	if err != nil {
@@ -214,8 +216,8 @@ func (p *Process) self() (pid int, user uint32, err error) {
 	return pid, user, nil
 }
 
-// check closes f and fails unless it is a regular file and the right one, and the
-// process is still there. Otherwise the file may be another process's.
+// check fails and closes f unless it is a regular file and the right one, and the process still exists.
+// Otherwise the file may be another process's.
 func (p *Process) check(f *os.File, isRight func(*os.File, fileID) bool) (*os.File, fileID, error) {
 	id, err := identify(f)
 	if err == nil && !isRight(f, id) {
@@ -230,12 +232,12 @@ func (p *Process) check(f *os.File, isRight func(*os.File, fileID) bool) (*os.Fi
 	return f, id, nil
 }
 
-// openPath names a file without opening it.
+// openPath returns a handle of a file (O_PATH) without opening it.
 func openPath(path string) (*os.File, error) {
 	return os.OpenFile(path, unix.O_PATH, 0) //nolint:gosec // G304: in /proc
 }
 
-// openIn names the file at path under the directory root, which no link on the way leaves.
+// openIn returns a handle of the file at path below the directory root. Symbolic links cannot leave root.
 func openIn(root, path string, flags ...uint64) (*os.File, error) {
 	if !strings.HasPrefix(path, "/") {
 		return nil, fs.ErrNotExist
@@ -258,7 +260,7 @@ func openIn(root, path string, flags ...uint64) (*os.File, error) {
 	return os.NewFile(uintptr(fd), path), nil
 }
 
-// identify returns what tells a regular file from others, and fails for what is none.
+// identify returns the identity of a regular file, and fails for other kinds of files.
 func identify(f *os.File) (fileID, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
@@ -270,15 +272,15 @@ func identify(f *os.File) (fileID, error) {
 	return fileID{device: uint64(st.Dev), inode: st.Ino, size: st.Size, changed: time.Unix(st.Ctim.Unix()).UnixNano()}, nil //nolint:unconvert // not on every architecture
 }
 
-// reopen opens a file for reading that has been named.
+// reopen opens the file of a handle for reading.
 func reopen(f *os.File) (*os.File, error) {
 	return os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", f.Fd()), os.O_RDONLY|unix.O_NONBLOCK, 0)
 }
 
-// maxVDSO is the size, in bytes, that is read of it.
+// maxVDSO bounds the bytes of the vDSO that are read.
 const maxVDSO = 64 << 10
 
-// readOwnVDSO returns the code that the kernel maps into this process.
+// readOwnVDSO returns the vDSO that the kernel maps into this process.
 func readOwnVDSO() ([]byte, error) {
 	self, err := procfs.NewFS("/proc").Process(os.Getpid())
 	if err != nil {

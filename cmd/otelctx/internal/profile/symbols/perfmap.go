@@ -12,29 +12,29 @@ import (
 )
 
 const (
-	// maxPerfMap bounds how much of the end of a perf map is searched, in bytes, and maxPerfLines how many
-	// lines of it, valid or not.
+	// maxPerfMap and maxPerfLines bound the part of a perf map that is searched, counted from its end, in
+	// bytes and in lines, valid or not.
 	maxPerfMap   = 64 << 20
 	maxPerfLines = 1 << 21
-	// maxPerfLine bounds a line: longer ones are ignored.
+	// maxPerfLine bounds a line. Longer ones are ignored.
 	maxPerfLine = maxName + 64
-	// perfChunk is how much of a perf map is read at a time.
+	// perfChunk is how many bytes of a perf map are read at a time.
 	perfChunk = 256 << 10
 )
 
-// perfMap is a process's perf map: a log to which the process appends a line with the start, the
-// size (both hexadecimal) and the name of each function that it compiles at run time
+// perfMap is a process's perf map: a log to which the process appends a line with the start and the size,
+// both hexadecimal, and the name of each function that it compiles at run time
 // (linux/tools/perf/Documentation/jit-interface.txt). The file stays open while the process does.
 type perfMap struct {
-	// reading is held by the goroutine that opens or searches the file. The file system may never
+	// reading is a lock held by the goroutine that opens or searches the file. The file system may never
 	// answer.
 	reading chan struct{}
 	file    *os.File
-	// sizes are the file's sizes at the last search and at the one before.
+	// sizes are the sizes of the file at the last two searches, the older one first.
 	sizes [2]int64
 }
 
-// attachPerfMap opens the perf map while the process is there. Another call may be doing so already.
+// attachPerfMap opens the perf map while the process exists, unless another call is doing so.
 func (p *Process) attachPerfMap() {
 	select {
 	case p.perf.reading <- struct{}{}:
@@ -64,14 +64,14 @@ func (p *Process) openPerfMapOnce() {
 	}
 }
 
-// NameCompiled sets the lines of those locations whose code was compiled at run time, from the
-// process's perf map. The locations must not be shared yet. Of several functions at an address, the
-// one that was written last has the name. If the last one was written since the second last call, and
-// so may be younger than the samples, and it replaces another function, the location stays unnamed.
+// NameCompiled sets the lines of locations in code compiled at run time, from the process's perf map. The
+// locations must not be shared yet. Of several functions at an address, the last one written names it. If
+// that was written since the call before the last one, and so may be newer than the samples, and it
+// replaces another function, the location stays unnamed.
 //
-// NameCompiled reads the last 64 MiB or two million lines of the file, from the end, until all is found, the names take more
-// than most bytes, or goOn returns false. It reports whether it came to an end. It may have to wait for a
-// file system.
+// NameCompiled reads the last 64 MiB or two million lines of the file, from the end, until all locations
+// are found, the names take more than most bytes, or goOn returns false. It reports whether the search was
+// completed. It may block on a file system.
 func (p *Process) NameCompiled(locations []*Location, most int, goOn func() bool) bool {
 	if len(locations) == 0 || p.files.unnamed {
 		return true
@@ -80,7 +80,7 @@ func (p *Process) NameCompiled(locations []*Location, most int, goOn func() bool
 	case p.perf.reading <- struct{}{}:
 		defer func() { <-p.perf.reading }()
 	default:
-		return false // A file system does not answer.
+		return false // The file system does not answer.
 	}
 	p.openPerfMapOnce()
 	if p.perf.file == nil {
@@ -95,19 +95,19 @@ func (p *Process) NameCompiled(locations []*Location, most int, goOn func() bool
 	return s.search(p.perf.file, info.Size())
 }
 
-// closePerfMap closes the perf map as soon as nobody reads it.
+// closePerfMap closes the perf map as soon as no goroutine reads it.
 func (p *Process) closePerfMap() {
 	go func() {
-		p.perf.reading <- struct{}{} // for good, so that nobody opens it again
+		p.perf.reading <- struct{}{} // never released, so that it is not opened again
 		if p.perf.file != nil {
-			_ = p.perf.file.Close() // nothing was written
+			_ = p.perf.file.Close() // read only
 		}
 	}()
 }
 
-// perfSearch looks for the functions at some addresses in a perf map.
+// perfSearch searches a perf map for the functions at some addresses.
 type perfSearch struct {
-	open []perfAddress // by address; those that are still to be found, and some that are done
+	open []perfAddress // by address; may include some that are done
 	done int
 	// old is the size of the file before the first of the addresses was sampled.
 	old int64
@@ -122,7 +122,7 @@ type perfSearch struct {
 type perfAddress struct {
 	address   uint64
 	locations []*Location
-	name      string // of the last function, if that is younger than perfSearch.old
+	name      string // of the last function, if it is newer than perfSearch.old
 	done      bool
 }
 
@@ -139,13 +139,13 @@ func newPerfSearch(locations []*Location, old int64, most int, goOn func() bool)
 	return s
 }
 
-// search searches the lines before size, from the last to the first. What follows the last newline is
-// still being written. It reports whether it came to an end.
+// search searches the lines before size, from the last to the first. Text after the last newline is still
+// being written. It reports whether the search was completed.
 func (s *perfSearch) search(file io.ReaderAt, size int64) bool {
 	defer s.settle()
 	buffer := make([]byte, perfChunk+maxPerfLine)
-	var rest []byte // the part that has been read of a line that begins earlier
-	ignore := true  // what follows the last newline so far: it is not a line, or too long
+	var rest []byte // the end of a line that begins earlier
+	ignore := true  // the text after the last newline: incomplete or too long
 	for end, limit := size, max(0, size-maxPerfMap); end > limit && len(s.open) > 0 && s.lines < maxPerfLines; {
 		start := max(limit, end-perfChunk)
 		text := buffer[:end-start]
@@ -174,19 +174,19 @@ func (s *perfSearch) search(file io.ReaderAt, size int64) bool {
 	return true
 }
 
-// line notes what a line at an offset of the file says, if it is valid. It returns false when the
-// search is to end.
+// line processes the line at an offset of the file, if it is valid. It returns false if the search must
+// stop.
 func (s *perfSearch) line(line []byte, offset int64) bool {
 	if s.lines++; !s.step() {
 		return false
 	}
-	from, rest, ok := cutPerfNumber(line)
+	start, rest, ok := cutPerfNumber(line)
 	size, name, ok2 := cutPerfNumber(rest)
 	if !ok || !ok2 || len(name) == 0 || len(name) > maxName {
 		return true
 	}
-	i, _ := slices.BinarySearchFunc(s.open, from, func(a perfAddress, from uint64) int { return cmp.Compare(a.address, from) })
-	for ; i < len(s.open) && s.open[i].address-from < size; i++ {
+	i, _ := slices.BinarySearchFunc(s.open, start, func(a perfAddress, start uint64) int { return cmp.Compare(a.address, start) })
+	for ; i < len(s.open) && s.open[i].address-start < size; i++ {
 		if !s.step() || s.left < 0 {
 			return false
 		}
@@ -199,7 +199,7 @@ func (s *perfSearch) line(line []byte, offset int64) bool {
 	return true
 }
 
-// found notes a function at an address. Younger ones were found before.
+// found notes a function at an address. Newer ones have been found before.
 func (s *perfSearch) found(a *perfAddress, name []byte, offset int64) {
 	switch {
 	case a.done:
@@ -208,7 +208,7 @@ func (s *perfSearch) found(a *perfAddress, name []byte, offset int64) {
 		s.left -= len(name)
 		a.name = string(name)
 		if offset >= s.old {
-			return // It may replace another one.
+			return // It may replace another function.
 		}
 		a.setName(a.name)
 	case a.name == string(name) && offset >= s.old:
@@ -220,7 +220,7 @@ func (s *perfSearch) found(a *perfAddress, name []byte, offset int64) {
 	s.done++
 }
 
-// settle names what only young functions were found for.
+// settle names addresses for which only new functions were found.
 func (s *perfSearch) settle() {
 	for i := range s.open {
 		if a := &s.open[i]; !a.done && a.name != "" {
@@ -235,15 +235,15 @@ func (a *perfAddress) setName(name string) {
 	}
 }
 
-// step reports whether the search may go on. It asks now and then.
+// step reports whether the search may continue. It calls goOn once in a while.
 func (s *perfSearch) step() bool {
 	const often = 1 << 10
 	s.steps++
 	return s.steps%often != 0 || s.goOn()
 }
 
-// cutPerfNumber returns the hexadecimal number that a line begins with, and what follows the space behind
-// it. Some compilers write 0x before the number.
+// cutPerfNumber returns the hexadecimal number at the start of a line, and the text after the following
+// space. Some compilers write 0x before the number.
 func cutPerfNumber(line []byte) (n uint64, rest []byte, ok bool) {
 	line = bytes.TrimPrefix(line, []byte("0x"))
 	for i, c := range line {

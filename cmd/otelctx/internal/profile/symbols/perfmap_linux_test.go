@@ -16,7 +16,7 @@ import (
 
 func always() bool { return true }
 
-// compiled are locations in code that was compiled at run time.
+// compiled returns locations in code compiled at run time.
 func compiled(addresses ...uint64) (locations []*Location) {
 	for _, a := range addresses {
 		locations = append(locations, &Location{Address: a})
@@ -35,9 +35,10 @@ func names(locations []*Location) (names []string) {
 	return names
 }
 
-// A process's own perf map names its code: this process's, which has no such code.
+// TestPerfMap checks that a process's perf map names its code. It uses this process, which has no such
+// code.
 func TestPerfMap(t *testing.T) {
-	path := fmt.Sprintf("/tmp/perf-%d.map", os.Getpid()) // The name is the process's own.
+	path := fmt.Sprintf("/tmp/perf-%d.map", os.Getpid()) // The name contains the process's id.
 	t.Cleanup(func() { _ = os.Remove(path) })
 	write := func(text string) {
 		f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
@@ -50,7 +51,7 @@ func TestPerfMap(t *testing.T) {
 		return strings.Repeat(strings.Repeat("x", size-1)+"\n", lines)
 	}
 	for name, c := range map[string]struct {
-		// before was written before the process was opened, and each of after before the next search.
+		// before is written before the process is opened, and each element of after before the next search.
 		before string
 		after  []string
 		want   map[uint64]string
@@ -97,7 +98,8 @@ func TestPerfMap(t *testing.T) {
 	}
 }
 
-// Only the process's own regular file names its code, and also when it is removed meanwhile.
+// TestPerfMapIsTheProcessesOwn checks that only the process's own regular file names its code, even if it
+// is removed meanwhile.
 func TestPerfMapIsTheProcessesOwn(t *testing.T) {
 	path := fmt.Sprintf("/tmp/perf-%d.map", os.Getpid())
 	t.Cleanup(func() { _ = os.Remove(path) })
@@ -132,8 +134,8 @@ func TestPerfMapIsTheProcessesOwn(t *testing.T) {
 	}
 }
 
-// A process that writes many lines, long names, or lines that cover everything costs what its caller
-// allows.
+// TestPerfMapIsBounded checks that the cost stays within the caller's limits if a process writes many
+// lines, long names or lines that cover everything.
 func TestPerfMapIsBounded(t *testing.T) {
 	path := fmt.Sprintf("/tmp/perf-%d.map", os.Getpid())
 	t.Cleanup(func() { _ = os.Remove(path) })
@@ -156,7 +158,7 @@ func TestPerfMapIsBounded(t *testing.T) {
 	assert.Less(t, strings.Count(strings.Join(names(at), "_"), "_x"), 20)
 }
 
-// BenchmarkPerfMap searches a large perf map for what is not there.
+// BenchmarkPerfMap searches a large perf map for missing addresses.
 func BenchmarkPerfMap(b *testing.B) {
 	path := fmt.Sprintf("/tmp/perf-%d.map", os.Getpid())
 	b.Cleanup(func() { _ = os.Remove(path) })

@@ -13,36 +13,36 @@ import (
 const (
 	blockSize  = 4 << 10
 	blockCount = 64
-	// maxName bounds the length of a name in a file, in bytes. What is longer has none.
+	// maxName bounds the length of a name in a file, in bytes. Longer names are ignored.
 	maxName = 4 << 10
 )
 
-// pieces reads small pieces of a file, and remembers the last ones by blocks: 256 KiB
-// at most. It is not safe for concurrent use.
+// pieces reads small pieces of a file through a cache of at most 256 KiB. It is not safe for concurrent
+// use.
 type pieces struct {
 	file   io.ReaderAt
 	blocks [blockCount]block
 }
 
-// block is blockSize bytes at number*blockSize of a file, less at its end.
+// block is blockSize bytes at number*blockSize of a file, fewer at its end.
 type block struct {
 	number uint64
 	data   []byte // nil if there is none
 }
 
-// part is a part of a file, seen as one of its own. Reading from behind its end or the
-// file's fails, as reading does where the file cannot be read.
+// part is a section of a file with its own offsets. Reads beyond its end or the file's fail, as do reads of
+// a file that cannot be read.
 type part struct {
 	*pieces
 	start, size uint64
 }
 
-// whole returns the file as a part. Its size need not be known.
+// whole returns the whole file as a part. Its size need not be known.
 func whole(file io.ReaderAt) part {
 	return part{pieces: &pieces{file: file}, size: math.MaxInt64}
 }
 
-// sub returns size bytes from offset on, or as many of them as p has.
+// sub returns size bytes from offset, or as many of them as p has.
 func (p part) sub(offset, size uint64) part {
 	if offset > p.size {
 		return part{pieces: p.pieces}
@@ -50,33 +50,32 @@ func (p part) sub(offset, size uint64) part {
 	return part{pieces: p.pieces, start: p.start + offset, size: min(size, p.size-offset)}
 }
 
-// from returns p without what is before offset.
+// from returns p without the bytes before offset.
 func (p part) from(offset uint64) part { return p.sub(offset, math.MaxInt64) }
 
-// at returns what there is at offset, up to the end of a block; it is valid until the
-// next call.
+// at returns the bytes at offset, up to the end of a block. They are valid until the next call.
 func (p part) at(offset uint64) []byte {
 	if offset >= p.size {
 		return nil
 	}
-	at := p.start + offset
-	b := &p.blocks[at/blockSize%blockCount]
-	if b.data == nil || b.number != at/blockSize {
+	position := p.start + offset
+	b := &p.blocks[position/blockSize%blockCount]
+	if b.data == nil || b.number != position/blockSize {
 		if cap(b.data) < blockSize {
 			b.data = make([]byte, blockSize)
 		}
-		b.number = at / blockSize
-		n, _ := p.file.ReadAt(b.data[:blockSize], int64(b.number*blockSize)) // what is missing fails below
+		b.number = position / blockSize
+		n, _ := p.file.ReadAt(b.data[:blockSize], int64(b.number*blockSize)) // short reads fail below
 		b.data = b.data[:n]
 	}
-	in := at % blockSize
-	if in >= uint64(len(b.data)) {
+	start := position % blockSize
+	if start >= uint64(len(b.data)) {
 		return nil
 	}
-	return b.data[in:min(uint64(len(b.data)), in+p.size-offset)]
+	return b.data[start:min(uint64(len(b.data)), start+p.size-offset)]
 }
 
-// read fills buffer from offset on. It reports whether all of that is there.
+// read fills buffer from offset. It reports whether all bytes are available.
 func (p part) read(offset uint64, buffer []byte) bool {
 	for len(buffer) > 0 {
 		n := copy(buffer, p.at(offset))
@@ -111,7 +110,7 @@ func (p part) uint64(offset uint64) (uint64, bool) {
 	return binary.LittleEndian.Uint64(b[:]), ok
 }
 
-// text returns what stands from offset up to a zero byte, at most maxName bytes.
+// text returns the string from offset up to a zero byte, at most maxName bytes.
 func (p part) text(offset uint64) (string, bool) {
 	var long []byte
 	for len(long) <= maxName {

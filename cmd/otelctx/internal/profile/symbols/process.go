@@ -15,70 +15,69 @@ import (
 )
 
 const (
-	// maxRegions bounds the executable mappings of a process that are known. Those of files come first:
-	// what is in others can only be named by a perf map.
+	// maxRegions bounds the known executable mappings of a process. Mappings of files come first: others
+	// can only be named by a perf map.
 	maxRegions = 1 << 14
-	// maxChanges bounds what the kernel tells of a process between two looks at its mappings. If there
-	// is more, nothing has a name until the next look.
+	// maxChanges bounds the kernel's reports about a process between two scans of its mappings. Beyond it,
+	// nothing has a name until the next scan.
 	maxChanges = 1 << 12
 )
 
-// Process knows what a process has mapped. It is safe for concurrent use.
+// Process tracks the executable mappings of a process. It is safe for concurrent use.
 type Process struct {
 	pid   int
 	user  int
 	proc  *procfs.Process
 	files *Files
 	perf  perfMap
-	// refresh is held by the goroutine that looks at the mappings.
+	// refresh is held while the mappings are scanned.
 	refresh sync.Mutex
-	// generation counts the changes of what Find and Regions return.
+	// generation counts the changes of the results of Find and Regions.
 	generation atomic.Uint64
-	// leftOut is how many executable mappings there were too many.
+	// leftOut is the number of executable mappings beyond maxRegions.
 	leftOut atomic.Int64
 
 	mu       sync.Mutex
 	timeline timeline
-	// changes is how much the kernel has told since the last look.
+	// changes is the number of the kernel's reports since the last scan.
 	changes int
-	// looked is when the last look began, and ignored when the last change was ignored since there were
-	// too many.
-	looked, ignored time.Time
+	// scanned is the start of the last scan, and ignored the time of the last report that was ignored
+	// because there were too many.
+	scanned, ignored time.Time
 }
 
 // Region is an executable mapping of a process.
 type Region struct {
 	process      *Process
-	major, minor uint32 // the numbers of the device that inode is on
+	major, minor uint32 // device numbers of inode
 	inode        uint64
 	mapping      Mapping // without build ids
 
 	wanted     atomic.Bool
 	attachOnce sync.Once
 	attached   atomic.Pointer[attached]
-	// gone says that a look has not found the region any more, and the kernel may have replaced it
-	// before that.
+	// gone reports that a scan did not find the region, and that the kernel may have replaced it before
+	// that.
 	gone atomic.Bool
 }
 
-// attached is a region's file, nil if it has none that can be read, and the file with its
-// symbols, nil if there is none.
+// attached is a region's file, nil if it is not readable, and its debug file, nil if there is none.
 type attached struct {
 	file    *file
 	debug   *debugFile
 	mapping *Mapping
 }
 
-// Open begins with what a process has mapped now. It takes the permission to read that;
-// the error wraps procfs.ErrProcessGone if there is no such process, and may wrap
-// fs.ErrPermission. It may have to wait for the process. Close releases it.
+// Open scans the mappings of a process. It requires the permission to read them; the error wraps
+// procfs.ErrProcessGone if the process does not exist, and may wrap fs.ErrPermission. It may block on the
+// process. Close releases it.
 func (f *Files) Open(pid int) (*Process, error) {
 	proc, err := procfs.NewFS("/proc").Process(pid)
 	if err != nil {
 		return nil, err
 	}
 	p := &Process{pid: pid, proc: proc, files: f, perf: perfMap{reading: make(chan struct{}, 1)}}
-	f.register(p) // before the first look, so that nothing is missed
+	f.register(p) // before the first scan, so that no report is missed
 	if p.user, err = procfs.NewFS("/proc").User(pid); err == nil {
 		err = p.Refresh()
 	}
@@ -98,17 +97,15 @@ func (f *Files) Open(pid int) (*Process, error) {
 // User returns the real user id of the process.
 func (p *Process) User() int { return p.user }
 
-// Close releases what p holds. Locations stay valid, and regions that have been attached still name what
-// is in them.
+// Close releases p. Locations remain valid, and attached regions can still be symbolized.
 func (p *Process) Close() error {
 	p.files.unregister(p)
 	p.closePerfMap()
 	return p.proc.Close()
 }
 
-// Refresh looks at what the process has mapped now. Regions that are the same stay the same.
-// After an error, and once the process has no memory any more, what was known stays. It
-// may have to wait for the process.
+// Refresh scans the current mappings. Unchanged regions keep their identity. On error, and when the process
+// has released its memory, the old state stays. It may block on the process.
 func (p *Process) Refresh() error {
 	p.refresh.Lock()
 	defer p.refresh.Unlock()
@@ -133,7 +130,7 @@ func (p *Process) Refresh() error {
 		*to = append(*to, newRegion(p, m))
 	}
 	if len(ofFiles)+len(anonymous) == 0 {
-		return nil // It is ending.
+		return nil // The process is ending.
 	}
 	room := maxRegions - len(ofFiles)
 	if len(anonymous) > room {
@@ -147,23 +144,23 @@ func (p *Process) Refresh() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	certain := p.certain()
-	p.timeline.look(found, began, func(r *Region) { r.gone.Store(!certain) })
-	p.looked, p.changes = began, 0
+	p.timeline.replace(found, began, func(r *Region) { r.gone.Store(!certain) })
+	p.scanned, p.changes = began, 0
 	p.generation.Add(1)
 	return nil
 }
 
-// certain reports whether all that was mapped since the last look is known. p.mu is held.
+// certain reports whether all mappings made since the last scan are known. p.mu is held.
 func (p *Process) certain() bool {
 	missed := p.files.missed.Load()
-	return !p.files.untold.Load() && (missed == nil || missed.Before(p.looked)) && (p.ignored.IsZero() || p.ignored.Before(p.looked))
+	return !p.files.untold.Load() && (missed == nil || missed.Before(p.scanned)) && (p.ignored.IsZero() || p.ignored.Before(p.scanned))
 }
 
-// LeftOut returns how many executable mappings the process had too many at the last look. What is in them
-// has no names.
+// LeftOut returns the number of executable mappings beyond the limit at the last scan. Code in them has no
+// names.
 func (p *Process) LeftOut() int { return int(p.leftOut.Load()) }
 
-// Attach opens the files of the first regions, by address, as [Region.Attach] does.
+// Attach opens the files of the first regions by address, as [Region.Attach] does.
 func (p *Process) Attach(most int) {
 	p.mu.Lock()
 	first := slices.Clone(p.timeline.now[:min(len(p.timeline.now), most)])
@@ -175,18 +172,18 @@ func (p *Process) Attach(most int) {
 	}
 }
 
-// Find returns the region that an address is in by what is known now, or nil.
+// Find returns the region that contains an address now, or nil.
 func (p *Process) Find(address uint64) *Region {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.timeline.find(address, time.Now())
 }
 
-// Generation changes whenever [Process.Regions] may return something else.
+// Generation changes whenever the results of [Process.Regions] may change.
 func (p *Process) Generation() uint64 { return p.generation.Load() + p.files.misses.Load() }
 
-// Regions returns the regions that addresses were in at a time, nil where that is not known. If it is not
-// certain, a region that [Region.Gone] may have been replaced before that time.
+// Regions returns the regions that contained addresses at a time, nil where unknown. If certain is false, a
+// region whose [Region.Gone] returns true may have been replaced before that time.
 func (p *Process) Regions(addresses []uint64, at time.Time) (regions []*Region, certain bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -197,7 +194,7 @@ func (p *Process) Regions(addresses []uint64, at time.Time) (regions []*Region, 
 	return regions, p.certain()
 }
 
-// mapped notes what the kernel tells.
+// mapped processes a report of the kernel.
 func (p *Process) mapped(at time.Time, m procfs.Mapping) {
 	r := newRegion(p, m)
 	p.mu.Lock()
@@ -217,32 +214,30 @@ func newRegion(p *Process, m procfs.Mapping) *Region {
 	}}
 }
 
-// same reports whether r and o are the same mapping. Paths may differ: a process sees them from its own
-// root directory, and files are renamed.
+// same reports whether r and o are the same mapping. Paths may differ: they depend on the process's root
+// directory, and files are renamed.
 func (r *Region) same(o *Region) bool {
 	return r.mapping.Start == o.mapping.Start && r.mapping.Limit == o.mapping.Limit && r.mapping.FileOffset == o.mapping.FileOffset &&
 		r.inode == o.inode && r.major == o.major && r.minor == o.minor
 }
 
-// continues reports whether o has at each address the same as r, if that is in both.
+// continues reports whether r and o have the same contents at each address that is in both.
 func (r *Region) continues(o *Region) bool {
 	return r.inode == o.inode && r.major == o.major && r.minor == o.minor &&
 		(r.anonymous() || r.mapping.Start-r.mapping.FileOffset == o.mapping.Start-o.mapping.FileOffset)
 }
 
-// anonymous reports whether the region is of no file.
+// anonymous reports whether the region has no file.
 func (r *Region) anonymous() bool { return r.inode == 0 }
 
-// Gone reports whether a look has not found the region any more although the kernel had not told that it
-// was replaced.
+// Gone reports whether a scan did not find the region although the kernel had not reported its replacement.
 func (r *Region) Gone() bool { return r.gone.Load() }
 
-// Want reports whether the region is to be attached, once: later calls return false.
+// Want reports whether the region should be attached. It returns true once.
 func (r *Region) Want() bool { return !r.Attached() && r.wanted.CompareAndSwap(false, true) }
 
-// Attach opens the file that the region is mapped from. It has to be done while the process
-// lives, and may have to wait for the process or a file system. If another goroutine does so
-// already, Attach waits for that.
+// Attach opens the file of the region. It must be called while the process exists, and may block on the
+// process or a file system. If another goroutine is doing so, Attach waits for it.
 func (r *Region) Attach() { r.attachOnce.Do(r.attach) }
 
 // Attached reports whether [Region.Attach] has returned.
@@ -262,9 +257,8 @@ func (r *Region) attach() {
 	r.attached.Store(a)
 }
 
-// Locate returns what is known about an address in the region, that of an instruction. It
-// never returns nil. It may have to wait for a file system. Code that was compiled at run time has no
-// lines until [Process.NameCompiled] sets them.
+// Locate symbolizes the address of an instruction in the region. It never returns nil. It may block on a
+// file system. Code compiled at run time has no lines until [Process.NameCompiled] sets them.
 func (r *Region) Locate(address uint64) *Location {
 	a := r.attached.Load()
 	if a == nil {
@@ -284,14 +278,13 @@ func (r *Region) Locate(address uint64) *Location {
 	return l
 }
 
-// Compiled reports whether the region has code that was compiled at run time: no file with a name has
-// it.
+// Compiled reports whether the region contains code compiled at run time: it has no named file.
 func (r *Region) Compiled() bool {
 	return r.inode == 0 && !strings.HasPrefix(r.mapping.Path, "[v") || strings.HasPrefix(r.mapping.Path, "/memfd:")
 }
 
-// Unwant lets [Region.Want] return true once more.
+// Unwant makes [Region.Want] return true once more.
 func (r *Region) Unwant() { r.wanted.Store(false) }
 
-// PID returns the id of the process that has the region.
+// PID returns the id of the region's process.
 func (r *Region) PID() int { return r.process.pid }

@@ -17,7 +17,7 @@ import (
 	"github.com/otelctx/otelctx/internal/testing/programs"
 )
 
-// program is a child process that has reported about itself.
+// program is a child process that has reported its own addresses.
 type program struct {
 	*childproc.Child
 
@@ -25,10 +25,10 @@ type program struct {
 	path string
 }
 
-// pieStripped leaves only relocations to find the table of functions by.
+// pieStripped has only relocations for finding the table of functions.
 var pieStripped = programs.Variant{Name: "pie-stripped", Flags: []string{"-buildmode=pie", "-ldflags=-s -w"}}
 
-// build builds a program of testdata. The file is the test's own.
+// build builds a program of testdata for this test alone.
 func build(t testing.TB, v programs.Variant, source string) string {
 	t.Helper()
 	kept, path := filepath.Join(shared, v.Name+"-"+source), filepath.Join(t.TempDir(), source)
@@ -51,7 +51,7 @@ func start(t testing.TB, path string, report any, prepare ...func(*exec.Cmd)) *p
 	return p
 }
 
-// opened is a process whose regions are attached when something in them is looked up.
+// opened is a process whose regions are attached on lookup.
 type opened struct{ *Process }
 
 // openProcess opens a process until the end of the test.
@@ -60,7 +60,7 @@ func openProcess(t testing.TB, pid int) opened {
 	return openWith(t, NewFiles(), pid)
 }
 
-// openWith is openProcess with the files to find things in.
+// openWith is openProcess with a given set of files.
 func openWith(t testing.TB, files *Files, pid int) opened {
 	t.Helper()
 	process, err := files.Open(pid)
@@ -74,7 +74,7 @@ func openWith(t testing.TB, files *Files, pid int) opened {
 
 func (p *program) open() opened { return openProcess(p.t, p.PID()) }
 
-// regions are those that are known now.
+// regions returns the current regions.
 func (p *Process) regions() (regions []*Region) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -84,7 +84,7 @@ func (p *Process) regions() (regions []*Region) {
 	return regions
 }
 
-// Locate looks an instruction up, or the call before where a call returns to.
+// Locate looks up an instruction or, for a return address, the preceding call.
 func (o opened) Locate(address uint64, leaf bool) *Location {
 	if !leaf && address > 0 {
 		address--
@@ -100,7 +100,7 @@ func (o opened) Locate(address uint64, leaf bool) *Location {
 // parsed returns a file with this content.
 func parsed(content io.ReaderAt) *file { return newFile(NewFiles(), fileID{}, content, nil) }
 
-// What prog reports.
+// The report of prog.
 type (
 	frame struct {
 		PC       uint64

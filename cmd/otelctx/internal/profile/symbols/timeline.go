@@ -8,18 +8,16 @@ import (
 	"time"
 )
 
-// maxPast bounds the spans that a timeline remembers of what is no longer mapped. Samples that are still
-// to be read may need them.
+// maxPast bounds the remembered spans of former mappings, which samples still to be read may need.
 const maxPast = 256
 
-// timeline tells which region was at an address at a time.
+// timeline records which region was mapped at an address at a time.
 type timeline struct {
 	now  []span // by address; they do not overlap
-	past []span // what was mapped before; the latest is last
+	past []span // former spans, the latest last
 }
 
-// span is a range of addresses that belongs to a region, which may be larger, from since on and before
-// until.
+// span is a range of addresses that belongs to a region, possibly a larger one, from since to before until.
 type span struct {
 	start, limit uint64
 	region       *Region
@@ -28,7 +26,7 @@ type span struct {
 
 func (s *span) covers(address uint64) bool { return s.start <= address && address < s.limit }
 
-// index returns the first span of now that ends behind an address.
+// index returns the index of the first current span that ends after an address.
 func (t *timeline) index(address uint64) int {
 	i, _ := slices.BinarySearchFunc(t.now, address, func(s span, a uint64) int {
 		if s.limit <= a {
@@ -39,7 +37,7 @@ func (t *timeline) index(address uint64) int {
 	return i
 }
 
-// find returns the region that an address was in, or nil.
+// find returns the region that contained an address at a time, or nil.
 func (t *timeline) find(address uint64, at time.Time) *Region {
 	if i := t.index(address); i < len(t.now) && t.now[i].covers(address) && !at.Before(t.now[i].since) {
 		return t.now[i].region
@@ -52,8 +50,8 @@ func (t *timeline) find(address uint64, at time.Time) *Region {
 	return nil
 }
 
-// insert notes that a region was mapped at a time, in place of what was there. It reports whether that is
-// news: it is not if the region is known, or if something is there that was mapped later.
+// insert notes that a region was mapped at a time and replaced the previous mappings. It reports whether
+// that changes the timeline: not if the region is known or a later mapping is there.
 func (t *timeline) insert(r *Region, at time.Time) bool {
 	start, limit := r.mapping.Start, r.mapping.Limit
 	i := t.index(start)
@@ -82,14 +80,14 @@ func (t *timeline) insert(r *Region, at time.Time) bool {
 		if s.limit > limit {
 			pieces = append(pieces, span{start: limit, limit: s.limit, region: s.region, since: s.since})
 		}
-		t.leave(s, at)
+		t.retire(s, at)
 	}
 	t.now = slices.Replace(t.now, i, end, pieces...)
 	return true
 }
 
-// leave notes that a span was mapped until a time.
-func (t *timeline) leave(s span, until time.Time) {
+// retire notes that a span was mapped until a time.
+func (t *timeline) retire(s span, until time.Time) {
 	if s.until = until; !s.since.Before(until) {
 		return
 	}
@@ -99,9 +97,9 @@ func (t *timeline) leave(s span, until time.Time) {
 	t.past = append(t.past, s)
 }
 
-// look replaces what is known by what was found at a time, sorted by address. What was mapped later stays.
-// It calls gone for the regions that were not found again.
-func (t *timeline) look(found []*Region, at time.Time, gone func(*Region)) {
+// replace replaces the current spans by the regions that a scan found at a time, sorted by address. Later
+// mappings stay. It calls gone for regions that were not found.
+func (t *timeline) replace(found []*Region, at time.Time, gone func(*Region)) {
 	now := make([]span, 0, len(found))
 	kept := make([]bool, len(t.now))
 	for _, r := range found {
@@ -112,7 +110,7 @@ func (t *timeline) look(found []*Region, at time.Time, gone func(*Region)) {
 				s = *old
 				kept[i] = true
 			case old.region.continues(r):
-				s.since = old.since // It has another size now.
+				s.since = old.since // Its size has changed.
 			}
 		}
 		now = append(now, s)
@@ -125,7 +123,7 @@ func (t *timeline) look(found []*Region, at time.Time, gone func(*Region)) {
 		case s.since.After(at):
 			t.insert(s.region, s.since)
 		default:
-			t.leave(s, at)
+			t.retire(s, at)
 			gone(s.region)
 		}
 	}

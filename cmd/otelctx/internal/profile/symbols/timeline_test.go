@@ -13,28 +13,28 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Each step is something that a timeline is told: "1 a:0-4" that file a was mapped at addresses 0 to 4 at time 1,
-// "3 look a:0-4 b:6-8" that this is all that a look at time 3 found. "-:0-4" is anonymous memory. What is
-// wanted is what was at the addresses 0 to 9 at a time, "." where there was nothing or that is not known.
+// TestTimeline runs steps: "1 a:0-4" means that file a was mapped at addresses 0 to 4 at time 1, "3 scan
+// a:0-4 b:6-8" that a scan at time 3 found exactly this. "-:0-4" is anonymous memory. The expected text is
+// the contents of the addresses 0 to 9 at a time, with "." for nothing or unknown.
 func TestTimeline(t *testing.T) {
 	for name, c := range map[string]struct {
 		steps []string
 		want  map[int]string
 	}{
-		"replaced":              {[]string{"0 look a:0-4", "2 b:0-4"}, map[int]string{0: "aaaa......", 1: "aaaa......", 2: "bbbb......"}},
-		"and back":              {[]string{"0 look a:0-4", "2 b:0-4", "3 a:0-4"}, map[int]string{1: "aaaa......", 2: "bbbb......", 3: "aaaa......"}},
-		"larger":                {[]string{"0 look a:0-2 c:3-4", "2 b:0-6"}, map[int]string{1: "aa.c......", 2: "bbbbbb...."}},
-		"in the middle":         {[]string{"0 look a:0-9", "2 b:3-5"}, map[int]string{1: "aaaaaaaaa.", 2: "aaabbaaaa."}},
-		"across":                {[]string{"0 look a:0-4 b:4-8", "2 c:2-6"}, map[int]string{1: "aaaabbbb..", 2: "aaccccbb.."}},
-		"said again":            {[]string{"0 look a:0-4", "2 a:0-4"}, map[int]string{1: "aaaa......", 2: "aaaa......"}},
-		"found, then said":      {[]string{"0 look a:0-4", "3 look b:0-4", "2 b:0-4"}, map[int]string{1: "aaaa......", 2: "bbbb......", 3: "bbbb......"}},
-		"found, and not said":   {[]string{"0 look a:0-4", "3 look b:0-4"}, map[int]string{2: "aaaa......", 3: "bbbb......"}},
-		"late, and not there":   {[]string{"0 look a:0-4", "3 look b:0-4", "2 c:0-4"}, map[int]string{3: "bbbb......"}},
-		"later than a look":     {[]string{"0 look a:0-4", "3 b:0-4", "2 look a:0-4"}, map[int]string{2: "aaaa......", 3: "bbbb......"}},
-		"unmapped":              {[]string{"0 look a:0-4 b:6-8", "3 look b:6-8"}, map[int]string{2: "aaaa..bb..", 3: "......bb.."}},
-		"split, then found":     {[]string{"0 look a:0-9", "2 b:3-5", "3 look a:0-3 b:3-5 a:5-9"}, map[int]string{1: "aaaaaaaaa.", 2: "aaabbaaaa.", 3: "aaabbaaaa."}},
-		"anonymous memory":      {[]string{"0 look -:0-8", "2 -:2-4", "3 a:4-6"}, map[int]string{1: "--------..", 2: "--------..", 3: "----aa--.."}},
-		"before the first look": {[]string{"1 look a:0-4"}, map[int]string{0: "..........", 1: "aaaa......"}},
+		"replaced":              {[]string{"0 scan a:0-4", "2 b:0-4"}, map[int]string{0: "aaaa......", 1: "aaaa......", 2: "bbbb......"}},
+		"and back":              {[]string{"0 scan a:0-4", "2 b:0-4", "3 a:0-4"}, map[int]string{1: "aaaa......", 2: "bbbb......", 3: "aaaa......"}},
+		"larger":                {[]string{"0 scan a:0-2 c:3-4", "2 b:0-6"}, map[int]string{1: "aa.c......", 2: "bbbbbb...."}},
+		"in the middle":         {[]string{"0 scan a:0-9", "2 b:3-5"}, map[int]string{1: "aaaaaaaaa.", 2: "aaabbaaaa."}},
+		"across":                {[]string{"0 scan a:0-4 b:4-8", "2 c:2-6"}, map[int]string{1: "aaaabbbb..", 2: "aaccccbb.."}},
+		"said again":            {[]string{"0 scan a:0-4", "2 a:0-4"}, map[int]string{1: "aaaa......", 2: "aaaa......"}},
+		"found, then said":      {[]string{"0 scan a:0-4", "3 scan b:0-4", "2 b:0-4"}, map[int]string{1: "aaaa......", 2: "bbbb......", 3: "bbbb......"}},
+		"found, and not said":   {[]string{"0 scan a:0-4", "3 scan b:0-4"}, map[int]string{2: "aaaa......", 3: "bbbb......"}},
+		"late, and not there":   {[]string{"0 scan a:0-4", "3 scan b:0-4", "2 c:0-4"}, map[int]string{3: "bbbb......"}},
+		"later than a scan":     {[]string{"0 scan a:0-4", "3 b:0-4", "2 scan a:0-4"}, map[int]string{2: "aaaa......", 3: "bbbb......"}},
+		"unmapped":              {[]string{"0 scan a:0-4 b:6-8", "3 scan b:6-8"}, map[int]string{2: "aaaa..bb..", 3: "......bb.."}},
+		"split, then found":     {[]string{"0 scan a:0-9", "2 b:3-5", "3 scan a:0-3 b:3-5 a:5-9"}, map[int]string{1: "aaaaaaaaa.", 2: "aaabbaaaa.", 3: "aaabbaaaa."}},
+		"anonymous memory":      {[]string{"0 scan -:0-8", "2 -:2-4", "3 a:4-6"}, map[int]string{1: "--------..", 2: "--------..", 3: "----aa--.."}},
+		"before the first scan": {[]string{"1 scan a:0-4"}, map[int]string{0: "..........", 1: "aaaa......"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			epoch := time.Now()
@@ -53,7 +53,7 @@ func TestTimeline(t *testing.T) {
 			for _, step := range c.steps {
 				words := strings.Fields(step)
 				when := at(int(words[0][0] - '0'))
-				if words[1] != "look" {
+				if words[1] != "scan" {
 					line.insert(region(words[1]), when)
 					continue
 				}
@@ -61,7 +61,7 @@ func TestTimeline(t *testing.T) {
 				for _, w := range words[2:] {
 					found = append(found, region(w))
 				}
-				line.look(found, when, func(*Region) {})
+				line.replace(found, when, func(*Region) {})
 			}
 			for when, want := range c.want {
 				got := ""
@@ -78,7 +78,7 @@ func TestTimeline(t *testing.T) {
 	}
 }
 
-// However much a process maps, what is remembered is bounded.
+// TestTimelineIsBounded checks that the remembered mappings are bounded, however many a process makes.
 func TestTimelineIsBounded(t *testing.T) {
 	var line timeline
 	epoch := time.Now()
